@@ -1,0 +1,347 @@
+"""rubrics.py: prompts with constraints that a program can check, and answers of mixed quality to them.
+
+    rubric_row(rng, split)         a row of rubrics.json, with the key "case" (`public` takes it away)
+    rubric_judge_row(row)          the same prompt with text criteria, for an LLM judge
+    rubric_answer(rng, row, q)     an answer of hidden diligence q; q=None: every constraint kept
+    rubric_files(rng_for)          → rubrics.json (split by role family) and rubrics_judge.json
+
+A prompt is a prompt of grammar.py and a last line of plain constraints. Most criteria take their
+arguments from the prompt (its skill, fact, name, role, number, closing words), so no single answer
+serves many prompts. An answer keeps each constraint with a probability that grows with q: the base
+trained on them has all the moves and makes them too seldom, so that GRPO has something to choose.
+"""
+
+import re
+
+import grammar
+
+BEGIN = (
+    "In short:; For the team:; My view:; Dear team:; As asked:; First of all:; My notes:; To start:"
+)
+END = "That is all.; Please call me.; Best wishes.; Thank you all.; Over to you.; More next week.; This is my view."
+GROUPS = {  # a row takes two of content and at most one kind of each other group
+    "content": ("mention", "mention", "several", "quote", "leave_out", "name", "role"),
+    "opening": ("begin", "begin", "title"),
+    "closing": ("end", "end", "postscript"),
+    "form": ("bullets", "sentences", "parts", "most_words", "most_words", "least_words"),
+    "style": ("no_comma", "small_letters", "stars"),
+}
+# kind: the line of the prompt, the same as a criterion for a judge, the check. {v} is the value.
+CONSTRAINTS = {
+    "mention": (
+        "Mention {v}.",
+        "The answer mentions {v}.",
+        {"check": "keywords:existence", "keywords": ["{v}"]},
+    ),
+    "several": (
+        "Write {v} at least {n} times.",
+        "The words {v} stand in the answer at least {n} times.",
+        {
+            "check": "keywords:frequency",
+            "keyword": "{v}",
+            "frequency": "{n}",
+            "relation": "at least",
+        },
+    ),
+    "quote": (
+        "Say what was done with {v}.",
+        'The answer says "{fact}".',
+        {"check": "keywords:existence", "keywords": ["{fact}"]},
+    ),
+    "leave_out": (
+        "Leave out {v}.",
+        "The answer never names {v}.",
+        {"check": "keywords:forbidden_words", "forbidden_words": ["{v}"]},
+    ),
+    "name": (
+        "Name the candidate.",
+        "The answer names {v}.",
+        {"check": "keywords:existence", "keywords": ["{v}"]},
+    ),
+    "role": (
+        "Name the role.",
+        "The answer names the role, {v}.",
+        {"check": "keywords:existence", "keywords": ["{v}"]},
+    ),
+    "begin": (
+        "Begin with: {v}",
+        'The answer begins with "{v}".',
+        {"check": "regex:match", "pattern": r"(?i)^\W*{v}"},
+    ),
+    "title": (
+        "Put a title in << >> first.",
+        "The answer has a title in << >>.",
+        {"check": "detectable_format:title"},
+    ),
+    "end": (
+        "End with: {v}",
+        'The answer ends with "{v}" after other words.',
+        {"check": "startend:end_checker", "end_phrase": "{v}"},
+    ),
+    "postscript": (
+        "Add a P.S. line.",
+        "A line of the answer begins with P.S.",
+        {"check": "detectable_content:postscript", "postscript_marker": "P.S."},
+    ),
+    "bullets": (
+        "Write exactly {n} bullets.",
+        "The answer has exactly {n} bullets.",
+        {"check": "detectable_format:number_bullet_lists", "num_bullets": "{n}"},
+    ),
+    "sentences": (
+        "Write exactly {n} sentences.",
+        "The answer has exactly {n} sentences.",
+        {
+            "check": "length_constraints:number_sentences",
+            "num_sentences": "{n}",
+            "relation": "exactly",
+        },
+    ),
+    "parts": (
+        "Write {n} parts with *** between them.",
+        "The answer has exactly {n} parts with *** between them.",
+        {"check": "length_constraints:number_paragraphs", "num_paragraphs": "{n}"},
+    ),
+    "most_words": (
+        "Use at most {n} words.",
+        "The answer has at most {n} words.",
+        {"check": "length_constraints:number_words", "num_words": "{n}", "relation": "at most"},
+    ),
+    "least_words": (
+        "Use at least {n} words.",
+        "The answer has at least {n} words.",
+        {"check": "length_constraints:number_words", "num_words": "{n}", "relation": "at least"},
+    ),
+    "no_comma": ("No commas.", "The answer has no comma.", {"check": "punctuation:no_comma"}),
+    "small_letters": (
+        "Small letters only.",
+        "The answer has no capital letter.",
+        {"check": "change_case:english_lowercase"},
+    ),
+    "stars": (
+        "Put a skill in * *.",
+        "Some words of the answer stand between stars, like *this*.",
+        {"check": "detectable_format:number_highlighted_sections", "num_highlights": 1},
+    ),
+}
+VALUED = ("mention", "several", "quote", "begin", "end", "bullets", "sentences", "parts")
+# A P.S. has capitals and full stops of its own; a short answer has no room for long demands.
+CLASHES = [{"postscript", "sentences"}, {"postscript", "small_letters"}, {"interview", "bullets"}]
+CLASHES += [
+    {"most_words", kind} for kind in ("several", "quote", "name", "role", "postscript", "title")
+]
+POSTSCRIPTS = (
+    "It was a good talk.",
+    "More next week.",
+    "Thanks for the notes.",
+    "The team can decide.",
+)
+KEEP = (0.05, 0.45)  # a constraint is kept with probability .05 + .45 q
+
+
+# ---- 1. rows ----------------------------------------------------------------------------------
+
+
+def draw(rng, case, kind, taken):
+    """The constraint's {"kind", "v", "n", "fact"}, or None where the case offers nothing for it."""
+    v, n = None, rng.choice((2, 3, 4))
+    family = grammar.FAMILIES[case["split"]][case["role"].partition(" ")[2]]
+    skills = [s for s in family if s not in taken and s not in case["shown"]]
+    shown = [s for s in case["shown"] if s not in taken]
+    if kind == "mention" or kind == "several":
+        v, n = rng.choice(skills), rng.choice((2, 3))
+    elif kind == "quote":
+        v = rng.choice(shown) if shown else None
+    elif kind == "leave_out":  # another must-have that was shown has to remain
+        rest = [s for s in shown if any(m in case["shown"] for m in case["must"] if m != s)]
+        v = rng.choice(rest) if rest and len(case["must"]) > 2 else None
+    elif kind == "name":
+        v = case["name"]["name"] if case["task"] != "interview" else None
+    elif kind == "role" or kind == "title":
+        v = case["role"]
+    elif kind == "begin" or kind == "end":
+        v = rng.choice((BEGIN if kind == "begin" else END).split("; "))
+    else:
+        v = ""
+        if kind == "most_words":
+            n = rng.randrange(22, 30)
+        elif kind == "least_words":
+            n = rng.randrange(35, 50)
+    return None if v is None else {"kind": kind, "v": v, "n": n, "fact": case["shown"].get(v, "")}
+
+
+def filled(template, values):
+    """The template with its values; `"{n}"` alone becomes the number itself."""
+    if isinstance(template, dict):
+        return {key: filled(value, values) for key, value in template.items()}
+    if isinstance(template, list):
+        return [filled(item, values) for item in template]
+    if template == "{n}":
+        return values["n"]
+    return template.format(**values) if isinstance(template, str) else template
+
+
+def task_criteria(case):
+    """(check, text) of what the task itself asks for, without its being said again."""
+    if case["task"] == "assess":
+        word = grammar.decision(case)
+        pattern = rf"(?i)recommendation:[^.\n]*\b{word}\b"
+        return [({"check": "regex:match", "pattern": pattern}, f"The recommendation is {word}.")]
+    if case["task"] == "summary":
+        skill = next(iter(case["shown"]))
+        pattern = rf"(?i)skills:[^.\n]*\b{skill}\b"
+        return [({"check": "regex:match", "pattern": pattern}, f"The skills line has {skill}.")]
+    gaps = grammar.gaps(case)
+    count = {"check": "interview:question_count", "num_questions": 1, "relation": "exactly"}
+    gap = {"check": "regex:match", "pattern": rf"(?i)\b(?:{'|'.join(gaps)})\b"}
+    return [
+        (count, "The answer asks exactly one question."),
+        (gap, f"The answer names {' or '.join(gaps)}."),
+        ({"check": "interview:no_risky_question"}, "The answer asks for nothing private."),
+    ]
+
+
+def rubric_row(rng, split, number=0):
+    """A row: prompt and 4 to 8 checks. `case` is for `rubric_answer` and stands in no file."""
+    case = grammar.make_case(rng, rng.choices(grammar.TASKS, (4, 2, 4))[0], split)
+    core = grammar.gaps(case) if case["task"] == "interview" else [next(iter(case["shown"]))]
+    taken, constraints = set(core), []
+    groups = rng.sample(["opening", "closing", "form", "style"], rng.choice((2, 3, 3)))
+    for group in ["content", "content"] + groups:
+        kinds = {c["kind"] for c in constraints} | {case["task"]}
+        free = [k for k in GROUPS[group] if k == "mention" or k not in kinds]
+        free = [k for k in free if not any({k, other} in CLASHES for other in kinds)]
+        drawn = draw(rng, case, rng.choice(free), taken) or draw(rng, case, "mention", taken)
+        constraints.append(drawn)
+        taken.add(drawn["v"])
+    rng.shuffle(constraints)
+    parts = [[filled(part, c) for part in CONSTRAINTS[c["kind"]]] for c in constraints]
+    criteria = [(check, text) for _, text, check in parts] + task_criteria(case)
+    return {
+        "task_id": f"rubric-{split}-{number:04d}",
+        "task": case["task"],
+        "split": split,
+        "prompt": f"{grammar.prompt(case)}\n{' '.join(said for said, _, _ in parts)}",
+        "rubrics": [check for check, _ in criteria],
+        "case": {"case": case, "asked": constraints, "texts": [text for _, text in criteria]},
+    }
+
+
+def public(row):
+    """The row as it stands in the file."""
+    return {key: value for key, value in row.items() if key != "case"}
+
+
+def rubric_judge_row(row):
+    """The same prompt with text criteria."""
+    return public(row) | {"rubrics": row["case"]["texts"]}
+
+
+def rubric_files(rng_for, sizes=(("train", 300), ("validation", 50), ("test", 60)), judged=40):
+    """→ (rubrics.json, rubrics_judge.json). rng_for(*key) gives each row a generator of its own."""
+    files = {}
+    for name, size in sizes:
+        split = "val" if name == "validation" else name
+        rows = [rubric_row(rng_for("rubric", split, i), split, i) for i in range(size)]
+        files[name] = rows
+    judge = [rubric_judge_row(row) for row in files["train"][:judged]]
+    return {name: [public(row) for row in rows] for name, rows in files.items()}, judge
+
+
+# ---- 2. answers -------------------------------------------------------------------------------
+
+
+def rubric_answer(rng, row, q):
+    """An answer that keeps each constraint with probability .05 + .45 q; q=None: all of them."""
+    case = row["case"]["case"]
+    kept = {}  # kind: the constraints of that kind that the answer minds, some with a wrong value
+    for c in row["case"]["asked"]:
+        if q is not None and rng.random() >= KEEP[0] + KEEP[1] * q:
+            wrong = c["kind"] in VALUED and rng.random() < 0.25  # other words, number or skill
+            c = draw(rng, case, c["kind"], set()) if wrong else None
+        if c:
+            kept.setdefault(c["kind"], []).append(c)
+    hidden = [c["v"] for c in kept.get("leave_out", [])]
+    shown = {s: told for s, told in case["shown"].items() if s not in hidden}
+    case = case | {"must": [s for s in case["must"] if s not in hidden], "shown": shown}
+    text = arranged(rng, case, kept, grammar.answer(rng, case, q))
+    if "stars" in kept:
+        text = re.sub(rf"(?i)\b({skills_in(text)[0]})\b", r"*\1*", text, count=1)
+    if "no_comma" in kept:
+        text = text.replace(", and", " and").replace(",", " and")
+    if "small_letters" in kept:
+        text = text.lower()
+    answer = text + ("\nP.S. " + rng.choice(POSTSCRIPTS) if "postscript" in kept else "")
+    # a summary of few words about a candidate who showed nothing can leave nothing
+    return answer if answer.strip() else grammar.answer(rng, row["case"]["case"], q)
+
+
+def arranged(rng, case, kept, text):
+    """The text with what was demanded added, in the form, and between the words, that were asked for."""
+    sentences = re.split(r"(?<=[.?])\s", text)
+    cue = {"assess": "Recommendation:", "summary": "Skills:", "interview": ""}[case["task"]]
+    core = [s for s in sentences if s.startswith(cue)][-1:]  # what the task cannot do without
+    form = next((kind for kind in GROUPS["form"] if kind in kept), None)
+    n = kept[form][0]["n"] if form else None
+    if form == "most_words" and case["task"] == "summary":
+        core = [f"Skills: {s}." for s in case["shown"] if s in " ".join(core)][:1]
+    formed = form in ("bullets", "sentences", "parts")
+    base = core if formed or form == "most_words" else text.split("\n")
+    demands = demanded(rng, case, kept, " ".join(base))
+    first = [kept["begin"][0]["v"]] if "begin" in kept else []
+    first = [f"<<{kept['title'][0]['v']}>>"] if "title" in kept else first
+    last = [kept["end"][0]["v"]] if "end" in kept else []
+    spare = [s for s in sentences if formed and s not in core] + padding(rng, case)
+
+    units = base + demands + last
+    if formed or case["task"] == "interview":  # the question stands behind what is said
+        units = demands + base + last
+    while (formed and len(units) < n) or (form == "least_words" and words(first + units) < n):
+        units.insert(len(demands) if form == "least_words" else 0, spare.pop(0))
+    while formed and len(units) > n:
+        head = units.pop(0)
+        if form == "sentences":
+            units[0] = f"{head[:-1]}; {grammar.lower(units[0])}"
+        else:
+            units[0] = f"{head} {units[0]}"
+    if form == "bullets":
+        units = [f"- {unit}" for unit in units]
+    one_line = form == "sentences" or case["task"] == "interview"
+    gap = "\n***\n" if form == "parts" else " " if one_line else "\n"
+    return "\n".join(first + [gap.join(units)])
+
+
+def words(units):
+    return len(re.findall(r"\w+", " ".join(units)))
+
+
+def demanded(rng, case, kept, text):
+    """Sentences for what the answer has to contain and does not contain yet."""
+    needs, said = [], text.lower()
+    for c in kept.get("mention", []):
+        needs += [c["v"]] * (c["v"] not in skills_in(said))
+    for c in kept.get("several", []):
+        needs += [c["v"]] * (c["n"] - len(re.findall(rf"\b{c['v']}\b", said)))
+    if "stars" in kept and not needs and not skills_in(said):
+        needs.append(case["must"][0])
+    ways = rng.sample(("We need {s}.", "{S} would help.", "The work needs {s}."), 3)
+    units = [ways[i % 3].format(s=s, S=grammar.capital(s)) for i, s in enumerate(needs)]
+    for c in kept.get("quote", []):
+        if c["fact"] not in said:
+            told = "You {e} with {s}." if case["task"] == "interview" else "{E} with {s}."
+            units.append(told.format(e=c["fact"], E=grammar.capital(c["fact"]), s=c["v"]))
+    units += [f"This is about {c['v']}." for c in kept.get("name", [])]
+    units += [f"The role is {c['v']}." for c in kept.get("role", [])]
+    return units
+
+
+def skills_in(text):
+    return [s for s in grammar.SKILLS if re.search(rf"(?i)\b{s}\b", text)]
+
+
+def padding(rng, case):
+    """More sentences about the case, in random order, and empty talk for when they run out."""
+    who = "You {e} with {s}." if case["task"] == "interview" else "{E} with {s}."
+    told = [who.format(s=s, e=e, E=grammar.capital(e)) for s, e in case["shown"].items()]
+    told += [f"No proof of {s} yet." for s in grammar.gaps(case)]
+    return rng.sample(told, len(told)) + rng.sample(grammar.FILLER, len(grammar.FILLER))

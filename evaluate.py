@@ -1,0 +1,2497 @@
+"""evaluate.py: model folders in, an answer out: which is better, by how much, at what KL, and can the data tell at all.
+
+Objective    gold(model) on held-out prompts, P(model beats baseline) and KL(model‖baseline), each with n and interval
+Algorithm    compare:  (1) prompts of one split, drawn by seed; what each run has logged
+                       (2) sample: the same number of answers a prompt from every model, and N from the baseline
+                       (3) KL: the same answers under the model and under the baseline
+                       (4) score: gold (independent of training) and proxy (the reward model that training saw)
+                       (5) statistics: means, win rates, length-controlled rates, strengths, verdicts, diversity, tasks
+                       (6) frontier: gold over √KL, best of n, equal KL, over-optimisation; cost over seeds
+                       (7) the reward model: its accuracy and calibration on pairs, its order of candidates
+                       (8) table, report.json, report.html, plots, samples.jsonl
+             reward:   accuracy of a reward model on held-out pairs, beside the rule "the longer answer wins"
+             rank:     candidates of a role ordered by a reward model; Kendall's tau where their quality is recorded
+Conventions  the first model is the baseline; KL in nats an answer, end token included, at the sampling temperature;
+             every answer of A meets every answer of B to the same prompt, equal scores are ties and count ½;
+             answers to one prompt are no independent draws: intervals resample prompts;
+             three scorers, never mixed up: gold, proxy, and with --judge-model an LLM asked in both orders
+Left out     1. human A/B   2. fairness before and after   3. a single overall score
+Run          python evaluate.py
+             python evaluate.py compare --model Qwen/Qwen2.5-0.5B-Instruct runs/dpo --reward-model runs/reward
+             python evaluate.py reward --reward-model runs/reward --pairs data/prefs_test.jsonl
+             python evaluate.py rank --reward-model runs/reward --role role.txt --candidates candidates.csv
+Writes       report.json; report.html, *.svg and samples.jsonl (compare), report.html, reward.json and pairs.jsonl
+             (reward), or ranked.csv (rank)
+Reference    Wilson 1927; Bradley & Terry 1952; Hunter 2004 (MM); Gao et al. 2022, arXiv 2210.10760 (best-of-n,
+             over-optimisation); Dubois et al. 2024, arXiv 2404.04475 (length control)
+Axes         P prompts, G answers a prompt, N answers of a best-of-n pool, M models, B pairs
+"""
+
+import argparse
+import csv
+import hashlib
+import html
+import io
+import itertools
+import json
+import math
+import random
+import re
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from statistics import NormalDist
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+import common
+from common import UserError, pad_rows, sample, token_logps
+
+SCHEMA = 1  # of report.json; a key that changes its meaning raises it
+
+# ---- 3. the math ----
+
+
+def wilson(k, n, level=0.95):
+    """Score interval of a share k/n: all rates p with |k/n − p| ≤ z·√(p(1−p)/n)      [Wilson 1927]
+
+    k may be a half (ties). n = 0 has no interval: None.
+    >>> [round(x, 4) for x in wilson(60, 100)], [round(x, 4) for x in wilson(0, 10)], wilson(0, 0)
+    ([0.502, 0.6906], [0.0, 0.2775], None)
+    """
+    if n == 0:
+        return None
+    z = NormalDist().inv_cdf((1 + level) / 2)
+    centre = (k + z * z / 2) / (n + z * z)
+    half = z / (n + z * z) * math.sqrt(k * (n - k) / n + z * z / 4)
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def sign_test(wins, losses):
+    """Exact two-sided binomial p of wins against losses under a fair coin; ties are left out before.
+
+    By hand: 3 wins, 0 losses: 2·(1/8) = .25.
+    >>> sign_test(3, 0), round(sign_test(60, 40), 4), sign_test(0, 0)
+    (0.25, 0.0569, 1.0)
+    """
+    n, term, tail = wins + losses, 1, 0
+    for i in range(min(wins, losses) + 1):  # whole numbers: term = C(n, i)
+        tail += term
+        term = term * (n - i) // (i + 1)
+    return min(1.0, 2 * tail / 2**n)
+
+
+def needed_n(rate, level=0.95, power=0.80):
+    """Comparisons needed to tell a true win rate from ½: ((z_level·½ + z_power·√(p(1−p))) / (p − ½))²
+
+    >>> [needed_n(p) for p in (0.55, 0.60, 0.65, 0.70)], needed_n(0.5)
+    ([783, 194, 85, 47], None)
+    """
+    if abs(rate - 0.5) < 1e-9:
+        return None
+    z, z_power = NormalDist().inv_cdf((1 + level) / 2), NormalDist().inv_cdf(power)
+    return math.ceil(((z / 2 + z_power * math.sqrt(rate * (1 - rate))) / (rate - 0.5)) ** 2)
+
+
+def outcomes(scores_a, scores_b):
+    """Every answer of A against every answer of B to the same prompt: 1 won, ½ tie, 0 lost, NaN unscored.
+
+    scores_a  (P,) or (P, G_a);  scores_b  (P,) or (P, G_b);  returns (P, G_a, G_b)
+    """
+    a, b = np.asarray(scores_a, float), np.asarray(scores_b, float)
+    if len(a) != len(b):
+        raise ValueError(f"scores of {len(a)} and of {len(b)} prompts; both models need the same")
+    a, b = a.reshape(len(a), -1), b.reshape(len(b), -1)
+    return (np.sign(a[:, :, None] - b[:, None, :]) + 1) / 2
+
+
+def win_rates(scores_a, scores_b):
+    """(wins + ½ ties) / comparisons for each prompt, (P,); NaN where nothing could be compared."""
+    return prompt_rates(outcomes(scores_a, scores_b))
+
+
+def prompt_rates(y):
+    """Mean outcome of each prompt, (P, G_a, G_b) → (P,), NaNs left out; NaN where all are."""
+    y = y.reshape(len(y), -1)  # (P, G_a·G_b)
+    n = (~np.isnan(y)).sum(1)
+    return np.where(n > 0, np.nansum(y, 1) / np.maximum(n, 1), np.nan)
+
+
+def win_rate(scores_a, scores_b):
+    """Mean over prompts of the prompt's win rate.
+
+    By hand: prompt 1 has answers 1, 0 against 0, 0: two wins, two ties = ¾; prompt 2 is a tie = ½.
+    >>> win_rate([[1, 0], [2, 2]], [[0, 0], [2, 2]]), win_rate([5.0], [5.0])
+    (0.625, 0.5)
+    """
+    rates = win_rates(scores_a, scores_b)
+    rates = rates[~np.isnan(rates)]
+    return float(rates.mean()) if len(rates) else None
+
+
+def bootstrap_ci(values, clusters=None, clusters2=None, draws=2000, seed=0, level=0.95, statistic=None):  # fmt: skip
+    """Percentile interval of the mean of `values`, resampling whole clusters (prompts), or two crossed kinds of cluster.
+
+    values     (n,)
+    clusters   (n,) labels; None: every value is its own.   clusters2  (n,) labels of the other kind (annotators)
+    statistic  weights (n,) → number or vector, in place of the weighted mean; a weight is how often a value was drawn
+    returns    (low, high), or None with fewer than two clusters: one prompt says nothing about the next
+    >>> bootstrap_ci([2.0, 2.0, 2.0]), bootstrap_ci([1.0])
+    ((2.0, 2.0), None)
+    """
+    values = np.asarray(values, float)
+    labels = [range(len(values)) if clusters is None else clusters]
+    labels += [] if clusters2 is None else [clusters2]
+    kinds = [np.unique(np.asarray(kind), return_inverse=True)[1] for kind in labels]
+    if len(values) == 0 or min(kind.max() for kind in kinds) < 1:
+        return None
+    offset = values - values[0]  # so that a constant stays exactly itself
+    statistic = statistic or (lambda weights: values[0] + weights @ offset / weights.sum())
+    rng, results = np.random.default_rng(seed), []
+    for _ in range(draws):
+        weights = np.ones(len(values))
+        for kind in kinds:
+            size = kind.max() + 1
+            weights *= np.bincount(rng.integers(0, size, size), minlength=size)[kind]
+        if weights.any():  # two crossed kinds can miss each other
+            results.append(statistic(weights))
+    low, high = np.quantile(results, [(1 - level) / 2, (1 + level) / 2], axis=0)
+    return (float(low), float(high)) if np.ndim(low) == 0 else (low, high)
+
+
+def linked(wins):
+    """True if every model has a path of wins to every other: else the likelihood has no maximum."""
+    reach = (np.asarray(wins) > 0) | np.eye(len(wins), dtype=bool)  # (M, M)
+    for _ in range(len(wins)):
+        reach = reach @ reach
+    return bool(reach.all())
+
+
+def bradley_terry(wins):
+    """P(i beats j) = s_i / (s_i + s_j): maximum likelihood by MM, as 400·log10(s / s_baseline)      [Hunter 2004, eq. 3]
+
+    wins  (M, M), wins[i][j] = how often i beat j, ties ½ to each; the baseline is model 0
+    Not linked: half a win and half a loss against an average opponent (one that wins half) is added to each.
+    By hand: 60 to 40 gives s = 1.5, and 400·log10(1.5) = 70.44.
+    >>> bradley_terry([[0, 40], [60, 0]]).round(2).tolist()
+    [0.0, 70.44]
+    """
+    wins = np.asarray(wins, float) * (1 - np.eye(len(wins)))
+    games, prior = wins + wins.T, 0.0 if linked(wins) else 0.5
+    strength, change = np.ones(len(wins)), 1.0
+    while change > 1e-12:
+        expected = (games / (strength[:, None] + strength)).sum(1) + 2 * prior / (strength + 1)
+        update = (wins.sum(1) + prior) / expected
+        change, strength = abs(np.log(update / strength)).max(), update
+    return 400 * np.log10(strength / strength[0])
+
+
+def length_controlled(y, len_a, len_b, weights=None, with_fit=False):
+    """σ(θ) of logit P(A wins) = θ + φ·tanh((len_a − len_b)/sd): the win rate at equal length      [Dubois et al. 2024]
+
+    y  (n,) 1, ½ or 0;  maximises Σ log-likelihood − ½·.01·(θ² + φ²);  sd of the population; sd = 0: the raw rate.
+    By hand: A wins when longer, loses when shorter: all of it is length.
+    >>> round(length_controlled([1, 0], [9, 1], [5, 5]), 6)
+    0.5
+    """
+    y, delta = np.asarray(y, float), np.asarray(len_a, float) - np.asarray(len_b, float)  # (n,)
+    w = np.ones(len(y)) if weights is None else np.asarray(weights, float)
+    sd = math.sqrt(w @ (delta - w @ delta / w.sum()) ** 2 / w.sum())
+    if sd == 0:
+        rate = float(w @ y / w.sum())
+        return (rate, None, 0.0) if with_fit else rate
+    x = np.stack([np.ones(len(y)), np.tanh(delta / sd)])  # (2, n)
+    fit = np.zeros(2)  # θ, φ
+    for _ in range(200):
+        p = 1 / (1 + np.exp(-fit @ x))
+        gradient = x @ (w * (y - p)) - 0.01 * fit
+        step = np.linalg.solve((x * (w * p * (1 - p))) @ x.T + 0.01 * np.eye(2), gradient)
+        fit = fit + step / max(1.0, abs(step).max())  # Newton, at most 1 at a time
+        if abs(step).max() < 1e-10:
+            break
+    rate = float(1 / (1 + np.exp(-fit[0])))
+    return (rate, float(fit[0]), float(fit[1])) if with_fit else rate
+
+
+def bon_curve(proxy, gold):
+    """Gold of the best of n by proxy, for n = 1 … N: Σ_i C(i−1, n−1)/C(N, n)·gold_(i), i = rank by proxy from below.
+
+    The mean over all C(N, n) subsets, so unbiased for every n; gold is averaged over ties in proxy.
+    proxy, gold  (N,) or (P, N);  returns the same shape, [..., n−1] for n
+    By hand: of the six pairs of 0, 1, 2, 3 the better is 1, 2, 3, 2, 3, 3: mean 2.3333.
+    >>> bon_curve([0, 1, 2, 3], [0, 1, 2, 3]).round(4).tolist()
+    [1.5, 2.3333, 2.75, 3.0]
+    """
+    proxy, gold = np.asarray(proxy, float), np.asarray(gold, float)
+    if proxy.ndim == 2:
+        return np.stack([bon_curve(p, g) for p, g in zip(proxy, gold, strict=True)])
+    N = len(proxy)
+    level = np.unique(proxy, return_inverse=True)[1]
+    gold = (np.bincount(level, gold) / np.bincount(level))[level][np.argsort(proxy, kind="stable")]
+    chance = [[math.comb(i, n - 1) / math.comb(N, n) for i in range(N)] for n in range(1, N + 1)]
+    return np.array(chance) @ gold  # (n, i) @ (i,)
+
+
+def kendall_tau(a, b):
+    """tau-b: (concordant − discordant) / √(pairs untied in a · pairs untied in b); None if a or b is constant.
+
+    By hand: of ten pairs one is in the wrong order: (9 − 1)/10.
+    >>> round(kendall_tau([4, 3, 2, 1, 0], [0.9, 0.7, 0.8, 0.2, 0.1]), 10)
+    0.8
+    """
+    a, b = np.asarray(a, float), np.asarray(b, float)
+    order = untied_a = untied_b = 0
+    for x, y in zip(a, b):  # each pair twice; a row at a time, as 100 000 candidates have no (n, n)
+        sign_a, sign_b = np.sign(a - x), np.sign(b - y)
+        order += int(sign_a @ sign_b)
+        untied_a, untied_b = (
+            untied_a + np.count_nonzero(sign_a),
+            untied_b + np.count_nonzero(sign_b),
+        )
+    return order / math.sqrt(untied_a * untied_b) if untied_a and untied_b else None
+
+
+def ndcg(relevance_in_ranked_order, k=None):
+    """Σ rel_i / log2(i + 1) over the first k places, divided by that of the best order; None if nothing is relevant.
+
+    >>> round(ndcg([3, 2, 3, 0, 1, 2]), 7), ndcg([2, 1]), ndcg([0, 0])
+    (0.9608082, 1.0, None)
+    """
+    relevance = np.asarray(relevance_in_ranked_order, float)
+    discount = 1 / np.log2(np.arange(len(relevance)) + 2)
+    best = (np.sort(relevance)[::-1] * discount)[:k].sum()
+    return float((relevance * discount)[:k].sum() / best) if best > 0 else None
+
+
+def holm(p_values):
+    """Adjusted p for m tests: the i-th smallest times m − i + 1, never falling, at most 1 (family-wise error).
+
+    >>> holm([0.01, 0.04, 0.03, 0.005])
+    [0.03, 0.06, 0.06, 0.02]
+    """
+    m, highest, adjusted = len(p_values), 0.0, [0.0] * len(p_values)
+    for i, j in enumerate(sorted(range(m), key=lambda j: p_values[j])):
+        highest = max(highest, min(1.0, (m - i) * p_values[j]))
+        adjusted[j] = highest
+    return adjusted
+
+
+def benjamini_hochberg(p_values):
+    """Adjusted p for m tests: the i-th smallest times m / i, never falling (false discovery rate).
+
+    >>> benjamini_hochberg([0.01, 0.04, 0.03, 0.005])
+    [0.02, 0.04, 0.04, 0.02]
+    """
+    m, lowest, adjusted = len(p_values), 1.0, [0.0] * len(p_values)
+    for i, j in reversed(list(enumerate(sorted(range(m), key=lambda j: p_values[j]), 1))):
+        lowest = min(lowest, p_values[j] * m / i)
+        adjusted[j] = lowest
+    return adjusted
+
+
+def distinct_n(tokens, n, budget):
+    """Distinct n-grams / n-grams over the first `budget` tokens of all answers: falls when a model repeats itself.
+
+    tokens  list of answers, each a list of tokens; no n-gram crosses from one answer to the next
+    By hand: "a b a b" has 2 words among 4, and ab, ba, ab: 2 pairs among 3.
+    >>> answers = [["a", "b", "a", "b"]]
+    >>> distinct_n(answers, 1, 4), round(distinct_n(answers, 2, 4), 4), distinct_n(answers, 5, 4)
+    (0.5, 0.6667, None)
+    """
+    grams = []
+    for answer in tokens:
+        answer, budget = answer[:budget], max(0, budget - len(answer))
+        grams += [tuple(answer[i : i + n]) for i in range(len(answer) - n + 1)]
+    return len(set(grams)) / len(grams) if grams else None
+
+
+# same as reward_train.py
+def pair_metrics(chosen_rewards, rejected_rewards, tie=None, bins=10):
+    """How often, and how surely, the chosen answer scores higher: P(chosen) = σ(Δ), Δ = r_chosen − r_rejected.
+
+    chosen_rewards, rejected_rewards  (B,);  tie  (B,) bool or None: ties are counted, and in none of the means
+    accuracy  share with Δ > 0, equal scores ½          margin  mean Δ
+    nll       mean −log σ(Δ)                            brier   mean (1 − σ(Δ))²
+    ece       Σ_b n_b/n · |accuracy_b − confidence_b|, equal bins b of confidence max(σ(Δ), σ(−Δ)) over [½, 1]
+    No pair left: NaN.
+
+    By hand: Δ = 2, −.5, −.2, 0 is one right, two wrong, one equal: accuracy 1.5/4.
+    >>> metrics = pair_metrics(torch.tensor([2, 1, 0, 0.5]), torch.tensor([0, 1.5, 0.2, 0.5]))
+    >>> [round(metrics[key], 4) for key in ("accuracy", "nll", "brier", "ece")]
+    [0.375, 0.6481, 0.2385, 0.3229]
+    """
+    common.same_shape(chosen_rewards=chosen_rewards, rejected_rewards=rejected_rewards, tie=tie)
+    delta = chosen_rewards.detach().double() - rejected_rewards.detach().double()  # (B,)
+    decided = delta[~tie.bool()] if tie is not None else delta
+    p = torch.sigmoid(decided)
+    right = (decided > 0).double() + 0.5 * (decided == 0).double()
+    confidence = torch.maximum(p, 1 - p)
+    bin_index = ((confidence - 0.5) * 2 * bins).long().clamp(0, bins - 1)
+    table, ece = [], torch.zeros((), dtype=torch.float64)
+    for b in range(bins):
+        inside = bin_index == b
+        row = {"low": 0.5 + b / (2 * bins), "high": 0.5 + (b + 1) / (2 * bins)}
+        row |= {"n": int(inside.sum()), "accuracy": right[inside].mean().item()}
+        row["confidence"] = confidence[inside].mean().item()
+        table.append(row)
+        if row["n"]:
+            ece += row["n"] / len(decided) * abs(row["accuracy"] - row["confidence"])
+    return {
+        "accuracy": right.mean().item(),
+        "margin": decided.mean().item(),
+        "nll": -F.logsigmoid(decided).mean().item(),
+        "brier": ((1 - p) ** 2).mean().item(),
+        "ece": ece.item() if len(decided) else math.nan,
+        "bins": table,
+        "n": len(decided),
+        "n_ties": len(delta) - len(decided),
+    }
+
+
+def fit_temperature(deltas):
+    """The T in [.01, 100] that minimises the mean of −log σ(Δ/T): one number cannot change an order, only its boldness.
+
+    The slope in s = 1/T, −mean Δ·σ(−sΔ), rises with s: halving log s finds its zero. No slope at all (Δ = 0): 1.
+    By hand: right 3 times of 4 at |Δ| = 2 wants σ(2/T) = ¾, T = 2/log 3.
+    >>> round(fit_temperature([2.0, 2.0, 2.0, -2.0]) * math.log(3), 6)
+    2.0
+    """
+    deltas = np.asarray(deltas, float)
+    if not deltas.any():
+        return 1.0
+    low, high = math.log(0.01), math.log(100)
+    for _ in range(60):
+        s = math.exp((low + high) / 2)
+        slope = -(deltas / (1 + np.exp(np.clip(s * deltas, -700, 700)))).sum()
+        low, high = (math.log(s), high) if slope < 0 else (low, math.log(s))
+    return 1 / s
+
+
+def correlation(x, y, weights=None):
+    """Pearson's r, each row counted `weights` times; None where x or y is constant.
+
+    >>> round(correlation([1, 2, 3], [2, 4, 6]), 6), correlation([1, 1], [1, 2])
+    (1.0, None)
+    """
+    w = np.ones(len(x)) if weights is None else weights
+    x, y = x - w @ np.asarray(x) / w.sum(), y - w @ np.asarray(y) / w.sum()
+    spread = (w @ x**2) * (w @ y**2)
+    return float((w @ (x * y)) / math.sqrt(spread)) if spread > 0 else None
+
+
+def number(value, n, interval=None, method="", seed=None, reason=None):
+    """How every number stands in report.json: with its n, its interval and how that was made; null has a reason."""
+    if value is None or math.isnan(value):
+        return {"value": None, "n": int(n), "reason": reason or "nothing to measure"}
+    low, high = (None, None) if interval is None else (round(float(end), 6) for end in interval)
+    record = {"value": round(float(value), 6), "n": int(n), "low": low, "high": high}
+    record |= {"method": method, "seed": seed}
+    if interval is None:
+        record["reason"] = reason or "no interval: fewer than two prompts"
+    return record
+
+
+def share(k, n):
+    """k of n as a number with Wilson's interval."""
+    return number(k / n if n else None, n, wilson(k, n), "wilson", reason="nobody was asked")
+
+
+def mean_number(values, seed, prompts=None, reason=None, over="prompts"):
+    """Mean of (P,) or (P, G) values, or of (n,) with their prompts; NaNs left out. The interval resamples prompts."""
+    values = np.atleast_2d(np.asarray(values, float).T).T  # (P, G) or (n, 1)
+    prompts = np.arange(len(values)) if prompts is None else prompts
+    prompts, values = prompts.repeat(values.shape[1]), values.ravel()
+    prompts, values = prompts[~np.isnan(values)], values[~np.isnan(values)]
+    interval = bootstrap_ci(values, prompts, seed=seed)
+    if not len(values):
+        return number(None, 0, reason=reason)
+    method, why = f"mean; bootstrap over {over}", reason or f"no interval: fewer than two {over}"
+    return number(values.mean(), len(values), interval, method, seed, why)
+
+
+def verdict(rate, p):
+    """better or worse where the interval of a win rate (a `number`) leaves ½ out *and* the sign test agrees."""
+    if p >= 0.05 or rate.get("low") is None or rate["low"] <= 0.5 <= rate["high"]:
+        return "inconclusive"
+    return "better" if rate["value"] > 0.5 else "worse"
+
+
+def compare_scores(a, b, lengths_a, lengths_b, seed):
+    """A against B by scores on the same prompts: `compare_outcomes`, and the mean difference of the scores.
+
+    a, b  (P, G_a) and (P, G_b) scores, NaN = unscored;  lengths_a, lengths_b  the same shapes, in tokens
+    """
+    row = compare_outcomes(outcomes(a, b), lengths_a, lengths_b, seed)
+    kept = ~np.isnan(win_rates(a, b))  # prompts where at least one answer of each was scored
+    difference = [np.nanmean(x) - np.nanmean(z) for x, z, k in zip(a, b, kept) if k]
+    return row | {"difference": mean_number(difference, seed)}
+
+
+def compare_outcomes(y, lengths_a, lengths_b, seed):
+    """A against B: win rate, sign test over prompts, length-controlled rate.
+
+    y  (P, G_a, G_b) 1 won, ½ tie, 0 lost, NaN unscored: `outcomes` of scores, or an LLM judge's, of one answer each (`judged`)
+    """
+    rates = prompt_rates(y)  # (P,)
+    rates, pairs = rates[~np.isnan(rates)], y[0].size
+    n, wins, losses = len(rates), int((rates > 0.5).sum()), int((rates < 0.5).sum())
+    if pairs == 1:
+        interval, method = wilson(rates.sum(), n), "wilson"
+    else:
+        interval, method = bootstrap_ci(rates, seed=seed), "bootstrap over prompts"
+    rate = rates.mean() if n else None
+    # every comparison by itself, for the fit on length
+    delta = np.broadcast_to(lengths_a[:, :, None] - lengths_b[:, None, :], y.shape).ravel()
+    prompts, scored = np.arange(len(y)).repeat(pairs), ~np.isnan(y.ravel())
+    y, delta, prompts = y.ravel()[scored], delta[scored], prompts[scored]
+    fit = lambda w=None: length_controlled(y, delta, np.zeros(len(y)), w)  # noqa: E731
+    controlled = bootstrap_ci(y, prompts, draws=500, seed=seed, statistic=fit)
+    return {
+        "win_rate": number(rate, n, interval, method, seed),
+        "prompts": {"won": wins, "lost": losses, "tied": n - wins - losses},
+        "p": sign_test(wins, losses),
+        "needed_n": needed_n(rate) if n else None,
+        "length_controlled": number(fit() if n else None, len(y), controlled, "Dubois 2024", seed),
+    }
+
+
+def strengths(scores, seed):
+    """Bradley-Terry strengths of M models, each a `number`: 400·log10 ratio to the first; bootstrap over prompts.
+
+    scores  M arrays (P, G_m);  a prompt's wins of i over j are its win rate, ties ½, NaN counts for nothing
+    """
+    M, P = len(scores), len(scores[0])
+    wins = np.zeros((P, M, M))
+    for i, j in itertools.permutations(range(M), 2):
+        wins[:, i, j] = np.nan_to_num(win_rates(scores[i], scores[j]))
+    statistic = lambda w: bradley_terry(np.tensordot(w, wins, 1))  # noqa: E731
+    interval = bootstrap_ci(np.zeros(P), draws=300, seed=seed, statistic=statistic)
+    low, high = interval or (None, None)
+    ends = [None if low is None or not i else (low[i], high[i]) for i in range(M)]
+    values, why = statistic(np.ones(P)), "the baseline, or fewer than two prompts"
+    method = "Bradley-Terry; bootstrap over prompts"
+    if not linked(wins.sum(0)):
+        method += "; half a win and half a loss added to each, as a path of wins is missing"
+    return [number(x, P, e, method, seed, why) for x, e in zip(values, ends)]
+
+
+def fit_overoptimisation(d, r, kind):
+    """r = d·(α − β·x), x = d for best of n, log d for RL: least squares of r/d = α − β·x      [Gao et al. 2022, eq. 1]
+
+    d  (n,) √KL above 0;  r  (n,) gain over the start;  kind  "bon" or "rl"
+    returns  (α, β, (d, r) of the peak); no peak: None.  All d equal: None
+    By hand, α = 1, β = ½: RL peaks at d = e^(α/β − 1) = e with e/2, best of n at d = α/2β = 1 with ½.
+    >>> fit_overoptimisation([1, 2], [0.5, 0.0], "bon")
+    (1.0, 0.5, (1.0, 0.5))
+    """
+    d, r = np.asarray(d, float), np.asarray(r, float)
+    x, y = d if kind == "bon" else np.log(d), r / d
+    spread = ((x - x.mean()) ** 2).sum()
+    if spread < 1e-12:
+        return None
+    beta = -((x - x.mean()) * (y - y.mean())).sum() / spread
+    alpha = y.mean() + beta * x.mean()
+    if beta <= 0 or alpha <= 0 or alpha / beta > 50:
+        return float(alpha), float(beta), None
+    top = alpha / (2 * beta) if kind == "bon" else math.exp(alpha / beta - 1)
+    at = top * (alpha - beta * (top if kind == "bon" else math.log(top)))
+    return float(alpha), float(beta), (float(top), float(at))
+
+
+def overoptimised(gold, proxy):
+    """Index of the point from which gold falls for two evaluations while proxy rises; None where it does not.
+
+    gold, proxy  (n,) of one run's evaluations, in order. Two falls in a row also happen on a noisy plateau, so the
+    search starts at the highest gold, and what follows must lie three deviations of the noise below on average.
+    Noise: median of the absolute second differences / 1.652, as a second difference of noise σ has deviation √6·σ.
+    By hand: gold peaks at index 2, proxy rises throughout; on the way up nothing is marked.
+    >>> overoptimised([0, 0.4, 0.6, 0.4, 0], [0, 1, 2, 3, 4]), overoptimised([0, 0.4, 0.6], [0, 1, 2])
+    (2, None)
+    """
+    gold, proxy = np.asarray(gold, float), np.asarray(proxy, float)
+    if len(gold) < 3:
+        return None
+    noise = np.median(abs(np.diff(gold, 2))) / 1.652 if len(gold) > 4 else 0.0
+    for i in range(int(gold.argmax()), len(gold) - 2):
+        falls = gold[i] > gold[i + 1] > gold[i + 2] and proxy[i] < proxy[i + 1] < proxy[i + 2]
+        if falls and gold[i] - gold[i + 1 :].mean() > 3 * noise:
+            return i
+    return None
+
+
+def at_equal_kl(curves):
+    """(d, {name: y at d}): the largest √KL that every curve reaches, and each curve there by linear interpolation.
+
+    curves  {name: [(√KL, y), …]}, any order;  None where a curve never leaves 0
+    By hand: b ends higher, but at √KL 2, where a ends, a is ahead.
+    >>> at_equal_kl({"a": [(0, 0), (2, 0.5)], "b": [(0, 0), (4, 0.8)]})
+    (2.0, {'a': 0.5, 'b': 0.4})
+    """
+    reach = min((max(d for d, _ in points) for points in curves.values()), default=0)
+    if reach <= 0:
+        return None
+    at = lambda points: float(np.interp(reach, *zip(*sorted(points))))  # noqa: E731
+    return float(reach), {name: at(points) for name, points in curves.items()}
+
+
+def mean_height(x, y, end):
+    """Area below the line through (x, y) over [0, end], divided by end; level before its first x and behind its last.
+
+    By hand: 0 until 1, then up to 2 at 3: area ½·2·2 = 2, over 3.
+    >>> round(mean_height([1, 3], [0, 2], 3), 4)
+    0.6667
+    """
+    area, points = 0.0, [(0.0, y[0]), *zip(x, y), (max(end, x[-1]), y[-1])]
+    for (left, low), (right, high) in zip(points, points[1:]):
+        stop = min(right, end)
+        if stop > left:
+            there = low + (high - low) * (stop - left) / (right - left)
+            area += (low + there) / 2 * (stop - left)
+    return float(area / end)
+
+
+def repeated(tokens, n=4):
+    """Share of an answer's n-grams that stood in it before; NaN of an answer shorter than n.
+
+    By hand: of "a b a b"'s three pairs one is there twice.
+    >>> round(repeated(list("abab"), 2), 4)
+    0.3333
+    """
+    grams = [tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)]
+    return 1 - len(set(grams)) / len(grams) if grams else math.nan
+
+
+def grown_phrases(answers, before, n=3, top=10):
+    """[(phrase, share of answers now, share before)] of the `top` n-word phrases whose share grew most.
+
+    >>> grown_phrases(["I led a team", "we led a team"], ["I led nobody"], n=2, top=1)
+    [('a team', 1.0, 0.0)]
+    """
+
+    def shares(texts):
+        counts = Counter()
+        for words in (re.findall(r"\w+(?:[-']\w+)*", text) for text in texts):
+            counts.update({" ".join(words[i : i + n]) for i in range(len(words) - n + 1)})
+        return {phrase: count / len(texts) for phrase, count in counts.items()}
+
+    now, old = shares(answers), shares(before)
+    growth = sorted((old.get(phrase, 0.0) - share, phrase) for phrase, share in now.items())
+    return [(phrase, now[phrase], old.get(phrase, 0.0)) for g, phrase in growth[:top] if g < 0]
+
+
+DECIDING = ("assess", "assessment", "rank", "ranking")
+OPENERS = ("how", "what", "which", "why", "tell", "describe", "explain", "walk")  # an open question
+IMPERATIVES = ("tell", "describe", "explain", "give", "share", "walk", "show")
+
+
+def mentioned(text, terms):
+    """The terms that stand in the text as whole words, whatever their case.
+
+    >>> sorted(mentioned("Used SQL, and kafka.", ["sql", "ka", "kafka"]))
+    ['kafka', 'sql']
+    """
+    text = text.lower()
+    whole = lambda term: re.search(rf"(?<!\w){re.escape(term.lower())}(?!\w)", text)  # noqa: E731
+    return {term for term in terms if term.lower() in text and whole(term)}
+
+
+def task_metrics(row, answer, skills=(), decisions=("advance", "hold", "reject")):
+    """{metric: number} of an answer, from the fields of its prompt's row; a field that is not there leaves its metrics out.
+
+    assess     parsed: its last line with a decision has one alone;  decision: that is the row's expected_decision
+    interview  one question;  of it: names a must_have, names no other than one that was not shown, is open
+    summary    recall, precision and number of invented skills against the row's skills (shown and claimed);
+               compression: its words / the prompt's words.  skills: all that occur in the file
+    By hand: "sql" is the gap, and the one question asks about it openly.
+    >>> row = {"task": "interview", "must_have": ["sql", "kafka"], "shown": ["kafka"]}
+    >>> task_metrics(row, "Kafka, good. How would you learn SQL?")
+    {'one question': 1.0, 'must-have': 1.0, 'aims at a gap': 1.0, 'open': 1.0}
+    """
+    task, out = row.get("task"), {}
+    if task in DECIDING and row.get("expected_decision"):
+        lines = [mentioned(line, decisions) for line in answer.split("\n")]
+        said = next((found for found in reversed(lines) if found), set())
+        out["parsed"] = float(len(said) == 1)
+        out["decision"] = float(said == {row["expected_decision"]}) if len(said) == 1 else math.nan
+    elif task == "interview":
+        asked = re.split(r"(?<=[.!?])\s+|\n+", answer.strip())
+        asked = [s for s in asked if s.endswith("?") or s.lower().startswith(IMPERATIVES)]
+        out["one question"] = float(len(asked) == 1)
+        must = row.get("must_have") or ()
+        named = mentioned(" ".join(asked), must)
+        if must:
+            out["must-have"] = float(bool(named))
+        if must and row.get("shown") is not None:
+            gaps = set(must) - set(row["shown"])
+            out["aims at a gap"] = float(bool(named) and named <= gaps) if gaps else math.nan
+        out["open"] = float(bool(asked) and all(s.lower().startswith(OPENERS) for s in asked))
+    elif task == "summary":
+        known = row.get("skills")
+        if known is None and row.get("shown") is not None:
+            known = [*row["shown"], *(row.get("claimed") or ())]
+        if known is not None:
+            true = set(known)
+            named = mentioned(answer, true.union(skills))
+            right = len(named & true)
+            out["skill recall"] = right / len(true) if true else math.nan
+            out["skill precision"] = right / len(named) if named else math.nan
+            out["invented skills"] = float(len(named - true))
+        words = len(plain_text(row["prompt"]).split())
+        out["compression"] = len(answer.split()) / words if words else math.nan
+    return out
+
+
+def plain_text(prompt):
+    """The words of a prompt: itself, or its messages one below the other."""
+    return prompt if isinstance(prompt, str) else "\n".join(m["content"] for m in prompt)
+
+
+# ---- 4. the arguments ----
+
+
+class Default(str):
+    """A path nobody gave: where it does not exist it is named and skipped, while a given one is an error."""
+
+
+def parse_args(argv=None):
+    argv = list(sys.argv[1:] if argv is None else argv)
+    if not argv or argv[0] not in (*COMMANDS, "-h", "--help"):
+        argv.insert(0, "compare")
+    about, example = __doc__.splitlines()[0], "evaluate.py compare --model A B --out runs/evaluate"
+    parser = argparse.ArgumentParser(prog="evaluate.py", description=about, epilog=example)
+    commands = parser.add_subparsers(dest="command", metavar="command")
+    parsers = {name: commands.add_parser(name, help=COMMANDS[name].__doc__) for name in COMMANDS}
+
+    add = parsers["compare"].add_argument
+    # models and scores
+    models = [Default(name) for name in (common.BASE, "runs/ppo", "runs/dpo", "runs/grpo")]
+    add("--model", nargs="+", default=models, help="folders, baseline first (default: %(default)s)")
+    add("--gold", default=Default("data/recruiter.py:reward"), help="FILE:FUNCTION, or none")
+    add("--gold-model", help="in place of --gold: a reward model of pairs that training never saw")
+    add("--reward-model", default=Default("runs/reward"), help="folder of the proxy, or none")
+    # prompts and sampling
+    prompts = Default("data/prompts.jsonl")
+    add("--prompts", default=prompts, help="JSONL with prompt, split, task (default: %(default)s)")
+    add("--split", default=Default("test"), help="value of 'split', or all (default: test)")
+    add("--n", type=int, default=200, help="prompts, drawn by seed; 0 = all (50 to 800)")
+    add("--samples", type=int, default=4, help="answers a prompt and model (1 to 8)")
+    add("--bon", type=int, default=16, help="answers a prompt for best-of-n; 0 = off (4 to 64)")
+    add("--temperature", type=float, default=1.0, help="of sampling and of KL, above 0 (0.7 to 1)")
+    add("--max-new-tokens", type=int, default=96, help="longest answer, tokens (64 to 512)")
+    # the reward model; the bundled files only beside the bundled prompts
+    add("--pairs", default=Default("data/prefs_test.jsonl"), help="held-out pairs, JSONL, or none")
+    add("--candidates", default=Default("data/candidates.jsonl"), help="with quality, or none")
+    # an LLM as third scorer
+    add("--judge-model", help="name on a server with OpenAI-compatible chat completions")
+    add("--judge-base-url", help="such as http://localhost:8000/v1 (default: OPENAI_BASE_URL)")
+    add("--judge-api-key-env", default="OPENAI_API_KEY", help="variable that holds the key")
+    add("--judge-price", help="USD per million tokens in and out, such as 0.25,2")
+
+    add = parsers["reward"].add_argument
+    add("--reward-model", default="runs/reward", help="folder (default: runs/reward)")
+    add("--pairs", default="data/prefs_test.jsonl", help="held-out pairs, JSONL")
+
+    add = parsers["rank"].add_argument
+    add("--reward-model", default="runs/reward", help="folder, trained on pairs of profiles too")
+    add("--candidates", default="data/candidates.jsonl", help="JSONL or CSV (default: %(default)s)")
+    add("--role", help="file or text: title, must-haves (default: each row's own prompt or role)")
+    add("--text-column", default="profile", help="column of the profile (default: %(default)s)")
+    add("--quality", default=Default("quality"), help="column of a known quality, or none")
+    add("--k", type=int, default=10, help="places that NDCG looks at (5 to 20)")
+    add("--blind", help="column of names: each is 'the candidate' to the reward model")
+    add("--columns-for-audit", help="columns to audit by, as sex,race_ethnicity")
+
+    folders = {"compare": "runs/evaluate", "reward": "runs/evaluate-reward", "rank": "runs/rank"}
+    for name, out in folders.items():
+        add = parsers[name].add_argument
+        add("--out", default=out, help=f"folder of the report (default: {out})")
+        add("--overwrite", action="store_true", help="replace the report; fitting samples are kept")
+        add("--seed", type=int, default=0, help="of prompts, samples and intervals")
+        add("--micro-tokens", type=int, help="padded tokens a forward (default 4096, GPU 16384)")
+        add("--dtype", default="auto", choices=("auto", "fp32", "fp16", "bf16"), help="compute")
+        add("--device", default="auto", help="auto, cpu, cuda, mps")
+        add("--date", help="written into the report as it is; without it there is none")
+    args = parser.parse_args(argv)
+    lowest = {"n": 0, "samples": 1, "bon": 0, "max_new_tokens": 1, "seed": 0, "micro_tokens": 1}
+    for name, low in (lowest | {"k": 1}).items():
+        value = getattr(args, name, None)
+        if value is not None and value < low:
+            raise UserError(f"--{name.replace('_', '-')} {value}: expected at least {low}")
+    if not 0 < getattr(args, "temperature", 1) < math.inf:
+        raise UserError(f"--temperature {args.temperature}: expected above 0, as KL needs draws")
+    return args
+
+
+def present(name):
+    """The name; None for 'none', and for a default that does not exist, which is said aloud."""
+    missing = isinstance(name, Default) and not Path(name.rpartition(":")[0] or name).exists()
+    if missing:
+        print(f"skipped: the default {name} does not exist")
+    return None if missing or name == "none" else name
+
+
+def bundled(args, name):
+    """Of other prompts than the bundled ones, a bundled file that nobody asked for says nothing."""
+    own = isinstance(name, Default) and not isinstance(args.prompts, Default)
+    return None if own or name == "none" else present(name)
+
+
+def check_out(args):
+    """Refuse a folder in use before anything is loaded. --overwrite replaces a report, never a model."""
+    out = Path(args.out)
+    if out.exists() and not out.is_dir():
+        raise UserError(f"--out {out}: a file with this name is in the way")
+    if (out / "config.json").exists() or (out / "args.json").exists():
+        raise UserError(f"--out {out}: holds a model or a run; give the report a folder of its own")
+    if (out / "report.json").exists() and not args.overwrite:
+        raise UserError(f"--out {out}: holds a report; pass --overwrite, or another --out")
+
+
+# ---- 5. the data ----
+# a prompt's row: {"prompt": …, "split": "test", "task": "assess", "must_have": […], "shown": […], "expected_decision": …}
+
+LISTS = ("must_have", "shown", "claimed", "skills")  # fields that the metrics of a task read
+
+
+def check_prompt(row):
+    common.check_prompt(row)
+    for key in LISTS:
+        value = row.get(key)
+        whole = isinstance(value, list) and all(isinstance(item, str) for item in value)
+        if value is not None and not whole:
+            raise ValueError(f'"{key}" is {str(value)[:40]!r}; expected a list of texts')
+
+
+def load_prompts(path, split, n, seed):
+    """(rows of one split, n of them drawn by seed (0: all), in the order of the file; every skill of the file)"""
+    rows = list(common.read_jsonl(path, check_prompt))
+    if not rows:
+        raise UserError(f"--prompts {path}: the file is empty; expected a row a prompt")
+    skills = sorted({skill for row in rows for key in LISTS for skill in row.get(key) or ()})
+    found = ", ".join(sorted({str(row["split"]) for row in rows if "split" in row}))
+    if not found and isinstance(split, Default):
+        print(f"{path}: no row has a 'split', so all of them are taken")
+    elif split != "all":
+        rows = [row for row in rows if row.get("split") == split]
+        if not rows:
+            there = f"there is {found or 'none'}, all"
+            raise UserError(f"--split {split}: no such row in {path} ({there})")
+    if 0 < n < len(rows):
+        rows = [rows[i] for i in sorted(random.Random(seed).sample(range(len(rows)), n))]
+    return rows, skills
+
+
+def load_cache(path):
+    """Answers of an earlier run by their key; a file that an interrupted run left counts too."""
+    cache = {}
+    for row in common.read_jsonl(path) if path.exists() else ():
+        cache.setdefault(row.get("key"), []).append(row)
+    return cache
+
+
+def read_run(name, flag="--model"):
+    """A run folder's args.json, with "rows": those of its metrics.jsonl; None for a folder that is no run."""
+    file, log = Path(name) / "args.json", Path(name) / "metrics.jsonl"
+    if not file.is_file():
+        return None
+    try:
+        run = common.read_record(file)
+    except ValueError as error:
+        raise UserError(f"{flag} {file}: {error}") from None
+    rows = common.read_jsonl(log, check_log, flag=flag) if log.is_file() else ()
+    return {"stage": None, "model_sha256": None, "versions": {}} | run | {"rows": list(rows)}
+
+
+def check_log(row):
+    for key in ("step", "val/gold", "val/score", "val/kl"):
+        if not isinstance(row.get(key), (int, float, type(None) if key != "step" else int)):
+            raise ValueError(
+                f'"{key}" is {row.get(key)!r}; expected a number, as a trainer logs it'
+            )
+
+
+def check_reference(name, run, base):
+    """Nats from another model than the run's own reference would be no cost that this run was trained against."""
+    own = run["args"].get("ref_model") or run["args"].get("model")
+    if run["stage"] in (None, "sft", "reward_train") or own is None:
+        return
+    was = run["sha256"].get(own) if run["args"].get("ref_model") else run["model_sha256"]
+    now = common.fingerprint(base) if Path(base).exists() else None
+    if (was != now) if was and now else (str(own) != str(base)):
+        changed = " as it was then" if str(own) == str(base) else ""
+        raise UserError(
+            f"--model {name}: its reference was {own}{changed}, but the baseline is {base}; "
+            "KL would be measured from another model: put its own reference first"
+        )
+
+
+COSTS = {
+    "prompts": "prompts answered in training", "pairs": "preference pairs seen, the reward model's too",
+    "tokens": "tokens generated in training", "calls": "reward calls", "seconds": "seconds, the reward model's too",
+}  # fmt: skip
+
+
+def spending(run, before=None):
+    """(points, total): the rows with val/ keys and what had been spent by then; what was spent in the end.
+
+    A pair is seen by DPO and by a reward model, a prompt is answered and scored by PPO and GRPO: never added up.
+    """
+    spent, points, pairs = dict.fromkeys(COSTS, 0), [], run["args"].get("pairs")
+    spent |= before or {}
+    for row in run["rows"]:
+        if not any(key.startswith(("val/", "eval/")) for key in row):  # an optimiser step
+            answers = row.get("episodes") or 0
+            made = row.get("answer_tokens") or answers * (row.get("length/mean") or 0)
+            step = {"prompts": answers, "calls": answers, "tokens": made}
+            step |= {"pairs": run["args"].get("batch_size", 0) if pairs else 0}
+            step["seconds"] = row.get("time_s") or 0
+            spent = {key: spent[key] + step[key] for key in COSTS}
+        elif any(key.startswith("val/") for key in row):
+            point = {"step": row["step"], "kl": row.get("val/kl")}
+            points.append(
+                point | {"gold": row.get("val/gold"), "proxy": row.get("val/score")} | spent
+            )
+    return points, spent
+
+
+def behind(run):
+    """What the reward model of a run had cost before its first step; NaN where its folder is gone."""
+    folder = run["args"].get("reward_model")
+    if run["stage"] in ("sft", "dpo") or not folder:  # there it only watches
+        return {}
+    reward = read_run(folder, "--reward-model of the run")
+    spent = spending(reward)[1] if reward else {"pairs": math.nan, "seconds": math.nan}
+    return {key: spent[key] for key in ("pairs", "seconds")}
+
+
+def seed_groups(runs):
+    """{name: [members]}: runs/ppo-0 and runs/ppo-1 of one stage and two seeds are runs/ppo; who stands alone keeps its name."""
+    stems, groups = {}, {}
+    for name, run in runs.items():
+        stem = re.fullmatch(r"(.+?)[-_](?:seed[-_]?)?\d+", name)
+        stems.setdefault((stem.group(1) if stem else name, run["stage"]), []).append(name)
+    for (stem, _), names in stems.items():
+        seeds = {runs[name]["args"].get("seed") for name in names}
+        whole = len(seeds) == len(names) > 1
+        groups |= {stem: names} if whole else {name: [name] for name in names}
+    return groups
+
+
+class Candidates:
+    """A candidate file, read once: its rows wait in a temporary file, in memory stays where each stands.
+
+    .index  [(role, length, digest, id, offset), …] sorted, so that the order of the rows decides nothing
+    """
+
+    def __init__(self, path, role=None, text_column="profile", blind=None, needed=()):
+        self.path, self.text_column, self.index, self.prompts = path, text_column, [], {}
+        self.file, ids, columns, self.named = tempfile.TemporaryFile(), set(), {}, False
+        fixed = role_prompt(role) if role else None
+        needed = ["id", text_column, *needed, *([blind] if blind else [])]
+        for where, row in read_table(path):
+            at = f"--candidates {path}:{where}"
+            for column in needed:
+                if column not in row:
+                    raise UserError(
+                        f"{at}: no column {column!r}; there is {', '.join(map(str, row))}"
+                    )
+            for i, column in enumerate(row):
+                columns[column] = min(i, columns.get(column, i))
+            name, text = str(row["id"]), row[text_column]
+            if row["id"] is None or not name.strip():
+                raise UserError(f"{at}: the id is empty; expected one a candidate")
+            if not isinstance(text, str) or not text.strip():
+                raise UserError(f"{at}: the {text_column!r} of {name!r} is empty; expected a text")
+            if name in ids:
+                raise UserError(f"{at}: the id {name!r} stands there twice; each candidate has one")
+            ids.add(name)
+            person = row.get(blind or "name")
+            known = isinstance(person, str) and person.strip() and person in text
+            self.named |= bool(known and not blind) or bool(CONTACT.search(text))
+            if known and blind:
+                text = text.replace(person, "the candidate")
+            prompt = fixed or own_prompt(row, at)
+            key = sys.intern(json.dumps(prompt, ensure_ascii=False, sort_keys=True))
+            self.prompts[key] = prompt
+            digest = hashlib.sha256(text.encode("utf-8", "replace")).digest()[:12]
+            self.index.append((key, len(text), digest, name, self.file.tell()))
+            self.file.write(json.dumps([text, row], ensure_ascii=True).encode() + b"\n")
+        if not self.index:
+            raise UserError(f"--candidates {path}: the file is empty; expected a row a candidate")
+        self.index.sort()
+        self.columns = sorted(columns, key=lambda column: (columns[column], column))
+
+    def read(self, offset):
+        """(profile as it is scored, row)"""
+        self.file.seek(offset)
+        return json.loads(self.file.readline())
+
+
+# an e-mail address or a telephone number; nothing here looks far back, so a long word costs no more than its length
+CONTACT = re.compile(r"\w@[\w-]{1,63}\.\w|(?<![\w.])\+?\d[\d ()/-]{7,20}\d(?![\w.])")
+
+
+def read_table(path):
+    """(line, row) of a JSONL or, by its suffix, CSV file; every CSV value is a text."""
+    if Path(path).suffix.lower() != ".csv" or not Path(path).is_file():
+        yield from common.read_jsonl(path, numbered=True, flag="--candidates")
+        return
+    csv.field_size_limit(2**24)
+    with open(path, newline="", encoding="utf-8-sig") as file:
+        reader = csv.DictReader(file, strict=True)
+        try:
+            for row in reader:
+                if None in row or None in row.values():
+                    found, n = "more" if None in row else "fewer", len(reader.fieldnames)
+                    raise ValueError(f"{found} cells than the {n} columns of the header")
+                yield reader.line_num, row
+        except (csv.Error, ValueError) as error:  # UnicodeDecodeError is a ValueError
+            raise UserError(f"--candidates {path}:{reader.line_num}: {error}") from None
+
+
+RANK_ORDER = "Which candidate fits this role?"  # first line of the task rank; data/README.md
+
+
+def role_prompt(role):
+    """The prompt of the task rank from a title, from its lines, or from a file that holds them."""
+    file = Path(role) if len(role) < 256 and "\n" not in role else None
+    if file and file.is_file():
+        role = file.read_text(encoding="utf-8-sig")
+    elif file and file.suffix and " " not in role:
+        raise UserError(f"--role {role}: no such file; expected a file or the role itself")
+    role = role.strip()
+    if not role:
+        raise UserError("--role: it is empty; expected a title, must-haves, nice-to-haves")
+    role = role if "role:" in role.lower() else f"Role: {role}"
+    text = role if role.startswith(RANK_ORDER) else f"{RANK_ORDER}\n{role}"
+    return [{"role": "user", "content": text}]
+
+
+def own_prompt(row, at):
+    prompt = row.get("prompt")
+    try:
+        if prompt:
+            common.check_prompt({"prompt": prompt})
+    except ValueError as error:
+        raise UserError(f"{at}: {error}") from None
+    if not prompt and not row.get("role"):
+        raise UserError(f"{at}: neither a prompt nor a role; say which role with --role")
+    return prompt or role_prompt(str(row["role"]))
+
+
+# ---- 6. the models ----
+# The first is baseline and reference and stays; the others come and go, so two are in memory. Nobody is trained.
+
+
+def placed(args):
+    device = common.pick_device(args.device)
+    dtype = common.pick_precision(device, args.dtype)[0]
+    return {"dtype": dtype, "device": device}
+
+
+def draw(model, tokenizer, name, rows, ids, n, seed, cache, args):
+    """n answers to each prompt, answer g of prompt p at p·n + g, as rows of samples.jsonl; cached ones are reused.
+
+    The key covers all that decides a sample: weights, prompts as ids, number, seed, temperature and length.
+    """
+    start, weights = time.time(), common.fingerprint(name) if Path(name).exists() else str(name)
+    settings = [weights, ids, n, seed, args.temperature, args.max_new_tokens, args.dtype]
+    key = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]
+    if reused := len(cache.get(key, ())) == len(ids) * n:
+        answers = cache[key]
+    else:
+        drawn = sample(model, tokenizer, ids, n, args.max_new_tokens, args.temperature, seed=seed)
+        answers = cache[key] = [
+            {"key": key, "model": str(name), "id": rows[i // n].get("id", i // n), "sample": i % n,
+             "prompt": rows[i // n]["prompt"], "response": drawn.texts[i],
+             "finished": bool(drawn.finished[i]), "response_ids": drawn.response_ids[i]}
+            for i in range(len(ids) * n)
+        ]  # fmt: skip
+        save_samples(args, cache.values())
+    word = "reused from samples.jsonl" if reused else f"sampled in {time.time() - start:.1f} s"
+    print(f"{name}: {len(ids)} prompts × {n} answers {word}")
+    return answers
+
+
+@torch.no_grad()
+def answer_kls(policy, reference, pad, ids, answers, args):
+    """{"k1", "k3": summed over an answer's tokens, "entropy": mean over them}, each (P, G), at the sampling temperature."""
+    n, responses = len(answers) // len(ids), [answer["response_ids"] for answer in answers]
+    prompts = [prompt for prompt in ids for _ in range(n)]
+    out = {key: np.zeros(len(prompts)) for key in ("k1", "k3", "entropy")}
+    tokens = args.micro_tokens or common.micro_tokens(policy)
+    lengths = [len(p) + len(r) for p, r in zip(prompts, responses)]
+    for part in common.micro_batches(range(len(prompts)), lengths, tokens):
+        batch = pad_rows([prompts[i] for i in part], [responses[i] for i in part], pad)
+        batch = [x.to(policy.device) for x in batch]  # ids, attention and response mask: (B, T)
+        logps, entropy = token_logps(policy, *batch, args.temperature, with_entropy=True)
+        ref_logps = (
+            logps if reference is policy else token_logps(reference, *batch, args.temperature)
+        )
+        k1, _, k3 = common.kl_estimates(logps, ref_logps, batch[2])
+        sums = [x.double().sum(1).cpu().numpy() for x in (k1, k3, entropy)]
+        out["k1"][part], out["k3"][part] = sums[:2]
+        out["entropy"][part] = sums[2] / [len(responses[i]) for i in part]
+    return {key: x.reshape(-1, n) for key, x in out.items()}
+
+
+def score_answers(entries, scorer, flag, function, rows):
+    """Set entry[scorer], (P, G), in every entry; NaN where function(prompts, texts, rows) said None.
+
+    Each distinct answer to a prompt is scored once, whoever gave it: equal answers tie, exactly.
+    """
+    asked = dict.fromkeys((p, x) for e in entries for p, xs in enumerate(e["texts"]) for x in xs)
+    asked_rows, texts = [rows[p] for p, _ in asked], [text for _, text in asked]
+    try:
+        values = list(function([row["prompt"] for row in asked_rows], texts, asked_rows))
+        values = [math.nan if value is None else float(value) for value in values]
+    except UserError:
+        raise
+    except Exception as error:  # somebody else's function may raise anything
+        raise UserError(f"{flag}: {type(error).__name__} in the function: {error}") from None
+    if len(values) != len(asked):
+        raise UserError(f"{flag}: expected {len(asked)} scores, one an answer; got {len(values)}")
+    if math.inf in map(abs, values):
+        raise UserError(f"{flag}: score {[abs(v) for v in values].index(math.inf)} is infinite")
+    if all(map(math.isnan, values)):
+        raise UserError(f"{flag}: no score for any of {len(asked)} answers; are these its prompts?")
+    # rounded, so that parts that add up to the same are a tie in whatever order they were added
+    scores = dict(zip(asked, np.round(values, 9)))
+    for e in entries:
+        e[scorer] = np.array([[scores[p, x] for x in xs] for p, xs in enumerate(e["texts"])])
+
+
+def profile_scorer(folder, args):
+    """score(prompts, profiles) → (scores as PPO sees them, tokens, whether something was cut), one each."""
+    function = common.reward_function(folder, *placed(args).values(), args.micro_tokens)
+    tokenizer, run = common.load_tokenizer(folder, "--reward-model"), read_run(folder)
+    max_length = run["args"].get("max_length") if run else None
+
+    def score(prompts, texts):
+        tokens, cut = [], []
+        for prompt, text in zip(prompts, texts):
+            answer = text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
+            counts = Counter()
+            *_, ids = common.encode_pair(
+                tokenizer, prompt, answer, max_length=max_length, counts=counts
+            )
+            tokens.append(len(ids))
+            cut.append(bool(counts))
+        return function(prompts, texts), tokens, cut
+
+    return score
+
+
+# ---- 7. preflight ----
+
+
+def preflight(entry, seed):
+    """A model against itself: exactly ½ (or nothing, where nothing was scored), and inconclusive."""
+    itself = compare_scores(*[entry["score"]] * 2, *[entry["lengths"]] * 2, seed)
+    rate, word = itself["win_rate"], verdict(itself["win_rate"], itself["p"])
+    assert rate["value"] in (0.5, None) and word == "inconclusive", itself
+    print(f"preflight: {entry['name']} against itself wins {show(rate, 1, True)}, {word}")
+
+
+# ---- 8. the loop ----
+
+
+def compare(args):
+    """which model is better, by how much, at what KL (the default)"""
+    check_out(args)
+    names = [name for name in args.model if present(name)]
+    gold = None if args.gold_model else present(args.gold)
+    proxy = present(args.reward_model)
+    if not names:
+        raise UserError("--model: no folder to compare; give at least one")
+    if not (gold or args.gold_model or proxy):
+        raise UserError("--gold, --reward-model: neither is there; a comparison needs a score")
+    functions = {}  # what is missing or broken shall show before anything is sampled
+    if gold:
+        functions["gold"] = f"--gold {gold}", common.load_function(gold, "--gold")
+    for scorer, folder, flag in (
+        ("gold", args.gold_model, "--gold-model"),
+        ("proxy", proxy, "--reward-model"),
+    ):
+        if folder:
+            where = *placed(args).values(), args.micro_tokens
+            functions[scorer] = (
+                f"{flag} {folder}",
+                common.reward_function(folder, *where, flag=flag),
+            )
+    asker = load_judge(args) if args.judge_model else None
+    tokenizers = [common.load_tokenizer(name) for name in names]
+
+    # (1) prompts, and what each run has logged
+    rows, skills = load_prompts(args.prompts, args.split, args.n, args.seed)
+    ids = [common.encode_prompt(tokenizers[0], row["prompt"]) for row in rows]
+    for name, tokenizer in zip(names, tokenizers):
+        same = tokenizer.get_vocab() == tokenizers[0].get_vocab()
+        if not same or ids != [common.encode_prompt(tokenizer, row["prompt"]) for row in rows]:
+            raise UserError(f"--model {name}: another tokenizer or template than {names[0]}'s")
+    runs = load_runs(names)
+    files = [bundled(args, name) for name in (args.pairs, args.candidates)] if proxy else [None] * 2
+    pairs = load_pairs(files[0]) if files[0] else None
+    candidates = Candidates(files[1]) if files[1] else None
+    P, G = len(rows), args.samples
+    print(f"{P} prompts × {G} answers × {len(names)} models = {P * G * len(names)} answers")
+    cache, entries, pools = load_cache(Path(args.out) / "samples.jsonl"), [], []
+    for name, tokenizer in zip(names, tokenizers):
+        # (2) sample
+        model = common.load_policy(name, **placed(args), trainable=False)
+        answers = draw(model, tokenizer, name, rows, ids, G, args.seed, cache, args)
+        again = f" ({len(entries) + 1})" if name in names[: len(entries)] else ""
+        entry = as_entry(f"{name}{again}", answers, G)
+        # (3) KL
+        if not entries:
+            reference = model
+        pad = common.pad_id(tokenizer)
+        entries.append(entry | answer_kls(model, reference, pad, ids, answers, args))
+        if len(entries) == 1 and proxy and args.bon:
+            # a draw of its own: no answer shall meet itself
+            answers = draw(model, tokenizer, name, rows, ids, args.bon, args.seed + 1, cache, args)
+            pools = [as_entry(f"best of {args.bon}", answers, args.bon)]
+
+    # (4) score
+    for scorer, (flag, function) in functions.items():
+        score_answers(entries + pools, scorer, flag, function, rows)
+    main_score, *_ = scorers = list(functions)
+    functions.clear()  # one reward model in memory is enough
+    for entry in entries + pools:
+        entry["score"] = entry[main_score]
+        for i, answer in enumerate(entry["answers"]):
+            answer |= {"gold": None, "proxy": None}
+            answer |= {scorer: round(float(entry[scorer].flat[i]), 6) for scorer in scorers}
+    preflight(entries[0], args.seed)
+
+    # (5) statistics
+    report = {"schema": SCHEMA, "command": "compare", "date": args.date, "scorers": scorers}
+    report["setup"] = setup(args, names, gold or args.gold_model, proxy, P, files)
+    models, best = list(entries), []
+    if pools:
+        best, report["best_of_n"], report["best_of_n_fit"] = best_of(pools[0], scorers, args.seed)
+        entries.append(best)
+    report["models"] = [describe(entry, scorers, args.seed) for entry in entries]
+    report["comparisons"] = [row for s in scorers for row in comparisons(entries, s, args.seed)]
+    report["comparisons"] += judged(models, rows, asker, args.seed) if asker else []
+    if len(entries) > 2:
+        elo = strengths([entry["score"] for entry in entries], args.seed)
+        report["bradley_terry"] = [{"model": e["name"], "elo": x} for e, x in zip(entries, elo)]
+    report["tasks"] = by_task(entries, rows, main_score, args.seed)
+    report["task_metrics"] = task_table(models, rows, skills, args.seed)
+    report["diversity"] = diversity(models, args.seed)
+
+    # (6) frontier and cost
+    groups = seed_groups(runs)
+    report["runs"] = [run_setup(name, run) for name, run in runs.items()]
+    report["seeds"] = over_seeds(report, groups, main_score)
+    report["frontier"] = [frontier(name, run) for name, run in runs.items() if run["points"]]
+    report["equal_kl"] = equal_kl(report, runs, main_score)
+    report["efficiency"] = efficiency(runs, groups)
+
+    # (7) the reward model
+    report["reward"] = reward_quality(args, proxy, pairs)[0] if pairs else None
+    report["ranking"] = None
+    if candidates:
+        quality = "quality" if "quality" in candidates.columns else None
+        ranked = rank_candidates(candidates, profile_scorer(proxy, args), quality)
+        report["ranking"] = rank_quality(ranked, 10, args.seed)
+    seeds = {name for members in groups.values() for name in members[1:]}
+    shown = [entry for entry in models[1:] if entry["name"] not in seeds]
+    report["samples"] = [side_by_side(rows, models[0], entry, args.seed) for entry in shown]
+    report["answer"], report["notes"] = in_words(report)
+
+    # (8) table and files
+    print_comparison(report)
+    used = {answer["key"] for entry in models + pools for answer in entry["answers"]}
+    save_samples(args, (answers for key, answers in cache.items() if key in used))
+    write_report(args, report, "samples.jsonl")
+    print(f"next: python evaluate.py reward --reward-model {proxy or 'runs/reward'}")
+
+
+def load_runs(names):
+    """{name: run} of the run folders among the models, with "points": what was measured during each, and its cost.
+
+    Rows measured on other prompts than the first run's are left out: two curves over different prompts are no comparison.
+    """
+    runs, asked = {}, None
+    for name in dict.fromkeys(names):
+        run = read_run(name)
+        if run is None:
+            continue
+        check_reference(name, run, names[0])
+        run["points"], run["spent"] = spending(run, behind(run))
+        run["left_out"] = False
+        if run["points"]:
+            args = run["args"]
+            prompts = args.get("prompts"), args.get("val_split", args.get("split"))
+            prompts = run["sha256"].get(prompts[0], prompts[0]), prompts[1]
+            asked = asked or prompts
+            if prompts != asked:
+                run["points"], run["left_out"] = [], True
+        runs[name] = run
+    return runs
+
+
+def as_entry(name, answers, n):
+    """A model's answers as (P, n) tables."""
+    at = range(0, len(answers), n)
+    texts = [[answer["response"] for answer in answers[i : i + n]] for i in at]
+    lengths = np.array([len(answer["response_ids"]) for answer in answers]).reshape(-1, n)
+    finished = np.array([answer["finished"] for answer in answers]).reshape(-1, n)
+    entry = {"name": str(name), "n": n, "answers": answers, "texts": texts}
+    return entry | {"lengths": lengths, "finished": finished}
+
+
+def setup(args, names, gold, proxy, n_prompts, more):
+    """What was compared with what, by hash: enough to do it again."""
+    keys = ("prompts", "split", "samples", "bon", "temperature", "max_new_tokens", "seed", "dtype")
+    record = {key: getattr(args, key) for key in keys} | {"n_prompts": n_prompts}
+    record |= {"gold": gold, "reward_model": proxy, "torch": torch.__version__}
+    files = {args.prompts, *names, proxy, gold and (gold.rpartition(":")[0] or gold), *more} - {
+        None
+    }
+    command = (
+        f"python evaluate.py compare --model {' '.join(names)} --reward-model {proxy or 'none'}"
+    )
+    command += f" --gold-model {gold}" if args.gold_model else f" --gold {gold or 'none'}"
+    command += (
+        f" --prompts {args.prompts} --split {args.split} --n {args.n} --samples {args.samples}"
+    )
+    command += f" --bon {args.bon} --temperature {args.temperature:g}"
+    command += f" --max-new-tokens {args.max_new_tokens} --seed {args.seed}"
+    return record | {"command": command, "sha256": hashes(files)}
+
+
+def hashes(files):
+    return {str(f): common.fingerprint(f) for f in sorted(files) if Path(f).exists()}
+
+
+def best_of(pool, scorers, seed):
+    """(the row "best of N": the baseline's answer with the highest proxy; the curve for n = 1, 2, 4 … N; its fit)"""
+    N, by = pool["n"], scorers[0]
+    curves = {scorer: bon_curve(pool["proxy"], pool[scorer]) for scorer in scorers}  # (P, N)
+    kl = {n: math.log(n) - (n - 1) / n for n in range(1, N + 1)}
+    mean = np.nanmean(curves[by], 0)
+    fit = None
+    if N > 5:
+        d = [math.sqrt(kl[n]) for n in range(2, N + 1)]
+        fit = fit_record(d, mean[1:] - mean[0], "bon", mean[0])
+    shown = sorted({N, *(2**i for i in range(N.bit_length()))})
+    bound = "an upper bound: reached when no two answers are equal"
+    kl = {n: number(kl[n], n, None, "log n − (n−1)/n", reason=bound) for n in shown}
+    picked = np.arange(len(pool["proxy"])), pool["proxy"].argmax(1)  # the first of equals
+    columns = [key for key in ("gold", "proxy", "score", "lengths", "finished") if key in pool]
+    row = {key: pool[key][picked][:, None] for key in columns} | {"name": pool["name"], "n": 1}
+    at = lambda n: {s: mean_number(curve[:, n - 1], seed) for s, curve in curves.items()}  # noqa: E731
+    return row | {"kl": kl[N]}, [{"n": n, "kl": kl[n]} | at(n) for n in shown], fit
+
+
+def fit_record(d, r, kind, start):
+    """A fitted curve for the report; None where five points do not decide one. `start`: the score at KL 0."""
+    fit = fit_overoptimisation(d, r, kind) if len(set(d)) >= 5 else None
+    if fit is None:
+        return None
+    alpha, beta, peak = fit
+    record = {"kind": kind, "alpha": round(alpha, 6), "beta": round(beta, 6), "points": len(d)}
+    record |= {"start": round(float(start), 6), "from": min(d), "to": max(d)}
+    near = peak and peak[0] <= 10 * max(d)  # farther out it is a guess about a straight line
+    peak = {"sqrt_kl": round(peak[0], 6), "score": round(start + peak[1], 6)} if near else None
+    return record | {"peak": peak, "peak_measured": bool(peak and peak["sqrt_kl"] <= max(d))}
+
+
+def describe(entry, scorers, seed):
+    """One row of the table of models."""
+    row = {"name": entry["name"]} | {s: mean_number(entry[s], seed) for s in scorers}
+    row |= {"kl": entry.get("kl"), "kl_k3": None}
+    if "k1" in entry:
+        k1 = entry["k1"].mean(1)  # (P,)
+        if len(k1) > 9 and k1.mean() < -3 * k1.std() / math.sqrt(len(k1)) - 1e-6:
+            why = "these answers are another model's (other --dtype, an edited samples.jsonl)"
+            raise UserError(f"--model {row['name']}: KL {k1.mean():.3f} is far below 0; {why}")
+        row |= {"kl": mean_number(entry["k1"], seed), "kl_k3": mean_number(entry["k3"], seed)}
+    unique = [len(set(texts)) / len(texts) for texts in entry.get("texts", ()) if len(texts) > 1]
+    row["unique"] = mean_number(unique or [math.nan], seed, reason="one answer a prompt")
+    row |= {"length": mean_number(entry["lengths"], seed)}
+    return row | {"ended": mean_number(entry["finished"], seed)}
+
+
+def comparisons(entries, scorer, seed):
+    """Every row of the table against every earlier one, by one score."""
+    table = []
+    for a, b in pairs_of(entries):
+        row = {"a": a["name"], "b": b["name"], "scorer": scorer}
+        table.append(row | compare_scores(a[scorer], b[scorer], a["lengths"], b["lengths"], seed))
+    return with_verdicts(table)
+
+
+def pairs_of(entries):
+    return [(a, b) for i, a in enumerate(entries) for b in entries[:i]]
+
+
+def with_verdicts(table):
+    """p Holm-adjusted over the table; with more than a fifth of a judge's calls failed there is no verdict."""
+    for row, p in zip(table, holm([row["p"] for row in table])):
+        failed = row.get("judge", {}).get("failed", 0)
+        void = failed > 0.2 * (sum(row["prompts"].values()) + failed)
+        row |= {"p_holm": p, "verdict": verdict(row["win_rate"], 1.0 if void else p)}
+    return table
+
+
+def load_judge(args):
+    import judge  # only where one is asked for
+
+    price, where = judge.read_price(args.judge_price), Path(args.out) / "judge_cache.jsonl"
+    server = args.judge_base_url, args.judge_api_key_env
+    return judge.Judge(args.judge_model, *server, cache=where, price=price, seed=args.seed)
+
+
+def judged(models, rows, asker, seed):
+    """`comparisons` by an LLM judge, of the first answer to each prompt: asked in both orders, a win needs both."""
+    import judge
+
+    table, prompts = [], [row["prompt"] for row in rows]
+    for a, b in pairs_of(models):
+        firsts = [[texts[0] for texts in entry["texts"]] for entry in (a, b)]
+        verdicts = judge.compare_pairs(prompts, *firsts, asker)
+        y = [math.nan if v.outcome is None else v.outcome for v in verdicts]
+        y, lengths = np.array(y)[:, None, None], (e["lengths"][:, :1] for e in (a, b))
+        row = {"a": a["name"], "b": b["name"], "scorer": "judge"}
+        asked = [v for v in verdicts if v.agree is not None]  # the others are equal or empty
+        row["judge"] = {
+            "consistency": share(sum(v.agree for v in asked), len(asked)),
+            "first_place": share(sum(v.first_wins for v in asked), 2 * len(asked)),
+            "failed": sum(v.outcome is None for v in verdicts),
+        }
+        table.append(row | compare_outcomes(y, *lengths, seed))
+    print(f"{asker!r}: {asker.counts['calls']} calls, {asker.usd() or 0:.4f} USD")
+    return with_verdicts(table)
+
+
+def by_task(entries, rows, scorer, seed):
+    """Mean score, and win rate over the baseline, for each task of the prompts."""
+    table = []
+    for task in sorted({str(row["task"]) for row in rows if "task" in row}):
+        at = [p for p, row in enumerate(rows) if str(row.get("task")) == task]
+        for i, entry in enumerate(entries):
+            wins = win_rates(entry["score"][at], entries[0]["score"][at])
+            row = {"task": task, "model": entry["name"], "prompts": len(at)}
+            row[scorer] = mean_number(entry["score"][at], seed)
+            table.append(row | {"win_rate": mean_number(wins, seed) if i else None})
+    return table
+
+
+def task_table(models, rows, skills, seed):
+    """What the prompts' own fields can measure, for each task and model."""
+    decisions = sorted(
+        {str(row["expected_decision"]) for row in rows if row.get("expected_decision")}
+    )
+    table = []
+    for entry in models:
+        found = {}  # (task, metric) → {prompt: values of its answers}
+        for p, texts in enumerate(entry["texts"]):
+            for text in texts:
+                for metric, value in task_metrics(rows[p], text, skills, decisions).items():
+                    at = found.setdefault((str(rows[p].get("task")), metric), {})
+                    at.setdefault(p, []).append(value)
+        for (task, metric), values in found.items():
+            mean = mean_number(list(values.values()), seed)
+            table.append({"task": task, "metric": metric, "model": entry["name"], "mean": mean})
+    return sorted(table, key=lambda row: (row["task"], row["metric"]))  # models keep their order
+
+
+def diversity(models, seed):
+    """How varied, how long and how sure each model's answers are; n-grams over as many tokens as the tersest model wrote."""
+    budget, table = min(int(entry["lengths"].sum()) for entry in models), []
+    for entry in models:
+        tokens = [answer["response_ids"] for answer in entry["answers"]]
+        row = {"model": entry["name"], "budget": budget}
+        row |= {f"distinct_{n}": distinct_n(tokens, n, budget) for n in (1, 2, 3)}
+        again = np.array([repeated(ids) for ids in tokens]).reshape(entry["lengths"].shape)
+        row["repeated_4_grams"] = mean_number(again, seed, reason="no answer of four tokens")
+        row["entropy"] = mean_number(entry["entropy"], seed)
+        low, high = np.percentile(entry["lengths"], [5, 95])
+        row |= {"length_5": float(low), "length_95": float(high)}
+        texts = [text for texts in entry["texts"] for text in texts]
+        if entry is not models[0]:
+            row["grown"] = grown_phrases(texts, [t for ts in models[0]["texts"] for t in ts])
+        table.append(row)
+    return table
+
+
+def side_by_side(rows, base, entry, seed):
+    """The first answers to 8 prompts drawn by seed, to the 4 of largest gain, loss and change of length: none picked by hand."""
+    gain = np.nan_to_num(entry["score"][:, 0] - base["score"][:, 0])
+    longer = abs(entry["lengths"][:, 0] - base["lengths"][:, 0])
+    P = range(len(rows))
+    drawn = sorted(random.Random(seed).sample(P, min(8, len(P))))
+    picked = [("drawn by seed", p) for p in drawn]
+    for why, key in (("largest gain", gain), ("largest loss", -gain), ("largest change of length", longer)):  # fmt: skip
+        picked += [(why, p) for p in sorted(P, key=lambda p: (-key[p], p))[:4] if key[p] > 0]
+
+    def side(e, p):
+        score = e["score"][p, 0]
+        score = None if math.isnan(score) else round(float(score), 6)
+        return {"text": clip(e["texts"][p][0]), "score": score, "tokens": int(e["lengths"][p, 0])}
+
+    shown = [
+        {"why": why, "id": str(rows[p].get("id", p)), "prompt": clip(plain_text(rows[p]["prompt"]))}
+        | {"base": side(base, p), "model": side(entry, p)}
+        for why, p in picked
+    ]
+    return {"model": entry["name"], "base": base["name"], "rows": shown}
+
+
+def clip(text, most=2000):
+    return text if len(text) <= most else f"{text[:most]} … ({len(text) - most} more characters)"
+
+
+def run_setup(name, run):
+    """A row of the setup table: what a run was made from, and what it spent."""
+    args, steps = run["args"], [row["step"] for row in run["rows"]]
+    memory = [row["peak_mem_mb"] for row in run["rows"] if row.get("peak_mem_mb")]
+    row = {
+        "name": name,
+        "stage": run["stage"],
+        "model": args.get("model"),
+        "seed": args.get("seed"),
+    }
+    row |= {"steps": max(steps, default=0), "peak_mem_mb": max(memory, default=None)}
+    row |= {key: round(value, 2) for key, value in run["spent"].items()}
+    row |= {"reward_model": args.get("reward_model"), "validation_left_out": run["left_out"]}
+    return row | {"sha256": run["sha256"], "versions": run["versions"]}
+
+
+def over_seeds(report, groups, scorer):
+    """Mean and range over the seeds of a method, of what the table says about each of them."""
+    models = {row["name"]: row for row in report["models"]}
+    base, table = report["models"][0]["name"], []
+    wins = {r["a"]: r["win_rate"] for r in report["comparisons"] if r["b"] == base and r["scorer"] == scorer}  # fmt: skip
+    for name, members in groups.items():
+        if len(members) > 1:
+            row = {"name": name, "members": members}
+            columns = {scorer: [models[m][scorer] for m in members], "kl": [models[m]["kl"] for m in members]}  # fmt: skip
+            columns["win_rate"] = [wins[m] for m in members if m in wins]
+            for key, records in columns.items():
+                values = [r["value"] for r in records if r["value"] is not None]
+                ends = (min(values), max(values)) if len(values) > 2 else None
+                mean = sum(values) / len(values) if values else None
+                row[key] = number(mean, len(values), ends, "mean; range of the seeds", reason="fewer than three seeds")  # fmt: skip
+            table.append(row)
+    return table
+
+
+def frontier(name, run):
+    """A run's evaluations on the validation prompts, where it begins to over-optimise, and the fitted curve."""
+    points = run["points"]
+    both = [p for p in points if p["gold"] is not None and p["proxy"] is not None]
+    turn = overoptimised([p["gold"] for p in both], [p["proxy"] for p in both])
+    measured = [p for p in points if p["gold"] is not None and p["kl"] is not None]
+    fit = None
+    if measured and measured[0]["step"] == 0:
+        start, later = measured[0]["gold"], [p for p in measured if p["kl"] > 1e-9]
+        gains = [p["gold"] - start for p in later]
+        fit = fit_record([math.sqrt(p["kl"]) for p in later], gains, "rl", start)
+    mark = {key: both[turn][key] for key in ("step", "kl", "gold")} if turn is not None else None
+    shown = [{key: p[key] for key in ("step", "kl", "gold", "proxy")} for p in points]
+    return {"model": name, "points": shown, "overoptimised": mark, "fit": fit}
+
+
+def equal_kl(report, runs, scorer):
+    """The score of every model, and of best of n, at the largest KL that all reach; best first. None where none moved.
+
+    As a gain over the start on the same prompts: a run's curve is measured on validation prompts, best of n on the test's.
+    """
+    base, *others = report["models"]
+    start, curves = base[scorer]["value"], {}
+    for row in others:
+        points = [p for p in runs.get(row["name"], {}).get("points", ()) if p["kl"] is not None]
+        points = [p for p in points if p[scorer] is not None]
+        if len(points) > 1 and points[0]["step"] == 0:
+            first = points[0][scorer]
+            curves[row["name"]] = [(math.sqrt(max(p["kl"], 0)), p[scorer] - first) for p in points]
+        elif row["kl_k3"] is not None and row["kl"]["value"] is not None:
+            end = math.sqrt(max(row["kl"]["value"], 0)), row[scorer]["value"] - start
+            curves[row["name"]] = [(0.0, 0.0), end]
+    if points := report.get("best_of_n"):
+        first = points[0][scorer]["value"]
+        curve = [(math.sqrt(p["kl"]["value"]), p[scorer]["value"] - first) for p in points]
+        curves[others[-1]["name"]] = curve
+    found = at_equal_kl(curves) if len(curves) > 1 else None
+    if found is None:
+        return None
+    order = sorted(found[1].items(), key=lambda item: (-item[1], item[0]))
+    table = [{"model": n, "gain": round(y, 6), scorer: round(start + y, 6)} for n, y in order]
+    method = "linear in √KL between a run's evaluations, or from the baseline to its end point"
+    why = "no interval: the rows of a log are means"
+    return {"sqrt_kl": round(found[0], 6), "table": table, "method": method, "reason": why}
+
+
+def efficiency(runs, groups):
+    """Gold on validation prompts over each kind of cost, per run or mean over its seeds; cost to 90 % of the best, area."""
+    curves = []
+    for name, members in groups.items():
+        logs = [{p["step"]: p for p in runs[m]["points"] if p["gold"] is not None} for m in members]
+        points = []
+        for step in sorted(set.intersection(*map(set, logs))):
+            at = [log[step] for log in logs]
+            golds = [p["gold"] for p in at]
+            band = {"low": min(golds), "high": max(golds)} if len(golds) > 2 else {}
+            costs = {key: sum(p[key] for p in at) / len(at) for key in COSTS}
+            points.append({"step": step, "gold": sum(golds) / len(at)} | band | costs)
+        if len(points) > 1:
+            curves.append({"name": name, "seeds": len(members), "points": points})
+    if not curves:
+        return None
+    best = max(p["gold"] for curve in curves for p in curve["points"])
+    goal, budgets, table = 0.9 * best if best > 0 else None, {}, []
+    for cost in COSTS:
+        ends = [
+            c["points"][-1][cost] for c in curves if c["points"][-1][cost] > c["points"][0][cost]
+        ]
+        budgets[cost] = min(ends, default=None)
+    for curve in curves:
+        row = {"name": curve["name"], "seeds": curve["seeds"]}
+        for cost, budget in budgets.items():
+            x, y = np.array([[p[cost], p["gold"]] for p in curve["points"]]).T
+            there = np.flatnonzero(y >= goal) if goal is not None else ()
+            uses = budget is not None and x[-1] > 0  # False for an unknown cost, NaN
+            reached = float(x[there[0]]) if len(there) and uses else None
+            row[cost] = {"reached": reached, "area": mean_height(x, y, budget) if uses else None}
+        table.append(row | {"never": goal is not None and not len(there)})
+    return {"best": best, "goal": goal, "budgets": budgets, "table": table, "curves": curves}
+
+
+def in_words(report):
+    """(sentences that answer the question, notes that limit the answer), made from the numbers alone."""
+    by, kl = report["scorers"][0], {row["name"]: show(row["kl"], 2) for row in report["models"]}
+    seeds = max((len(row["members"]) for row in report["seeds"]), default=1)
+    answer, notes = [], ["1 seed: a statement about these weights, not about the method"]
+    if seeds > 1:
+        notes = [f"{seeds} seeds" + ("" if seeds > 2 else ": too few for a band")]
+    if by == "proxy":
+        notes.append("no gold score: the reward model is judge, and training may have seen it")
+    for row in report["comparisons"]:
+        pair = f"{row['a']} against {row['b']} by {row['scorer']}"
+        rate, controlled = row["win_rate"], row["length_controlled"]["value"]
+        if rate["value"] is not None and abs(rate["value"] - controlled) > 0.10:
+            notes.append(f"{pair}: at equal length the win rate moves by more than 10 points")
+        grouped = row["a"] in {name for seeds in report["seeds"] for name in seeds["members"]}
+        if row["scorer"] == by and row["b"] == report["models"][0]["name"] and not grouped:
+            line = f"{pair}: {row['verdict']}; wins {show(rate, 1, True)} over {rate['n']} prompts"
+            line += f", difference {show(row['difference'])}, KL {kl[row['a']]} nats an answer"
+            if row["verdict"] == "inconclusive" and row["needed_n"]:
+                line += f"; a true rate of this size needs {row['needed_n']} prompts"
+            answer.append(line)
+    for row in report["models"]:
+        if unscored := row["length"]["n"] - row[by]["n"]:
+            notes.append(f"{row['name']}: {unscored} answers could not be scored by {by}")
+    if equal := report["equal_kl"]:
+        order = ", ".join(f"{row['model']} {show(row[by])}" for row in equal["table"])
+        answer.append(f"at equal KL, √KL {show(equal['sqrt_kl'], 2)}, {by} is: {order}")
+    for row in report["seeds"]:
+        verdicts = Counter(
+            r["verdict"]
+            for r in report["comparisons"]
+            if r["a"] in row["members"]
+            and r["b"] == report["models"][0]["name"]
+            and r["scorer"] == by
+        )
+        line = ", ".join(f"{n} {word}" for word, n in verdicts.items())
+        line = f"{row['name']}, {len(row['members'])} seeds: {line}; {by} {show(row[by])}"
+        answer.append(f"{line}, wins {show(row['win_rate'], 1, True)}, KL {show(row['kl'], 2)}")
+    for run in report["frontier"]:
+        if mark := run["overoptimised"]:
+            line = f"{run['model']} is over-optimised from step {mark['step']} on: gold falls below"
+            answer.append(f"{line} {show(mark['gold'])} while the training score still rises")
+    moved = {r["model"]: max(p["kl"] or 0 for p in r["points"]) for r in report["frontier"]}
+    for row in report["models"][1:]:
+        if moved.get(row["name"], 0) > 0.1 and row["kl"]["value"] == 0:
+            why = "the run did not end, or went back to its start"
+            notes.append(f"{row['name']}: its log moved, its weights are the baseline's: {why}")
+    for row in report["runs"]:
+        if row["validation_left_out"]:
+            why = "were measured on other prompts than the first run's, and are left out"
+            notes.append(f"{row['name']}: its evaluations during training {why}")
+    return answer, notes
+
+
+def load_pairs(path):
+    """(rows of a preference file without pairs of two equal answers, counts)"""
+    keys, counts = ("id", "task", "strength", "tie", "prompt", "chosen", "rejected"), {"rows": 0}
+    rows = []
+    for row in common.read_jsonl(path, common.check_pair):
+        counts["rows"] += 1
+        if row["chosen"] != row["rejected"]:
+            rows.append({key: row.get(key) for key in keys})
+    ties = sum(bool(row["tie"]) for row in rows)
+    counts |= {"equal": counts["rows"] - len(rows), "ties": ties}
+    if ties == len(rows):
+        raise UserError(f"--pairs {path}: no pair to judge by ({counts})")
+    return rows, counts
+
+
+def reward(args):
+    """how good a reward model is on held-out pairs, beside the rule 'the longer answer wins'"""
+    check_out(args)
+    part, rows = reward_quality(args, args.reward_model, load_pairs(args.pairs))
+    report = {"schema": SCHEMA, "command": "reward", "date": args.date, "seed": args.seed}
+    report |= {"reward_model": str(args.reward_model), "pairs": str(args.pairs)}
+    report |= {"sha256": hashes({args.pairs, args.reward_model})} | part
+    print_reward(report)
+    common.write_jsonl(Path(args.out) / "pairs.jsonl", rows)
+    write_rewardbench(args, report, rows)
+    write_report(args, report, "pairs.jsonl")
+    print(f"next: python evaluate.py compare --reward-model {args.reward_model}")
+
+
+def reward_quality(args, folder, pairs):
+    """(what a reward model is worth, as keys of the report; the rows with its scores)"""
+    rows, counts = pairs
+    score, _ = common.reward_scorer(folder, *placed(args).values(), args.micro_tokens)
+    kept = np.array([not row["tie"] for row in rows], bool)
+    scores, lengths = score([(row["prompt"], row["chosen"], row["rejected"]) for row in rows])
+    delta, longer = (x[kept, 0] - x[kept, 1] for x in (scores, lengths))  # (B,) ties left out
+    prompts = np.array([json.dumps(row["prompt"], sort_keys=True) for row in rows])
+
+    def accuracy(delta):
+        return share((np.sign(delta).sum() + len(delta)) / 2, len(delta))  # equal scores ½
+
+    ours, theirs, seed = accuracy(delta), accuracy(longer), args.seed
+    report = {"counts": counts, "prompts": len(set(prompts[kept])), "accuracy": ours}
+    signs = {"right": 1, "equal": 0, "wrong": -1}
+    report["strict"] = {word: int((np.sign(delta) == sign).sum()) for word, sign in signs.items()}
+    report |= {"length_baseline": theirs, "margin": mean_number(delta, seed, prompts[kept])}
+    # beside Wilson's, which takes pairs of one prompt for independent
+    clustered = mean_number((np.sign(delta) + 1) / 2, seed, prompts[kept])
+    report["accuracy_over_prompts"] = clustered
+    decided = [row for row in rows if not row["tie"]]
+    for key in ("task", "strength"):
+        labels = [row[key] if key == "strength" else str(row[key]) for row in decided]
+        groups = sorted({label for label in labels if label not in (None, "None")})
+        at = {group: [label == group for label in labels] for group in groups}
+        report[f"by_{key}"] = {str(group): accuracy(delta[at[group]]) for group in groups}
+    steps = [part["value"] for part in report["by_strength"].values()]
+    report["monotone_in_strength"] = steps == sorted(steps) if len(steps) > 1 else None
+    x, y, fit = scores.ravel(), lengths.ravel(), "Pearson; bootstrap over prompts"
+    resampled = {"seed": seed, "statistic": lambda w: correlation(x, y, w) or 0.0}
+    interval = bootstrap_ci(x, prompts.repeat(2), draws=500, **resampled)
+    r = number(correlation(x, y), len(x), interval, fit, seed, "a constant score or length")
+    report["length_correlation"] = r
+
+    half = np.array([common.held_out(row["prompt"], 0.5) for row in rows])[kept]
+    fitted = {side: fit_temperature(delta[half != side]) for side in (False, True)}
+    tempered = delta / np.where(half, fitted[True], fitted[False])  # each half by the other's
+    report["temperatures"] = [round(t, 6) for t in fitted.values()]
+    for name, values in (("raw", delta), ("tempered", tempered)):
+        metrics = pair_metrics(torch.from_numpy(values), torch.zeros(len(values)))
+        kept_keys = ("n", "ece", "brier", "nll", "bins")
+        report[f"calibration_{name}"] = {key: metrics[key] for key in kept_keys}
+    apart = ours["low"] > theirs["high"] or ours["high"] < theirs["low"]
+    word = "better" if ours["value"] > theirs["value"] else "worse"
+    report["verdict"] = word if apart else "inconclusive"
+    for row, pair, tokens in zip(rows, scores.round(6).tolist(), lengths.tolist()):
+        row |= dict(zip(("scores_chosen", "scores_rejected"), pair))
+        row |= dict(zip(("tokens_chosen", "tokens_rejected"), tokens))
+    return report, rows
+
+
+def rank(args):
+    """candidates of a role, ordered by a reward model: a comparison aid for people"""
+    check_out(args)
+    audit = [c.strip() for c in (args.columns_for_audit or "").split(",") if c.strip()]
+    quality = None if args.quality == "none" else args.quality
+    needed = audit + ([] if quality is None or isinstance(quality, Default) else [quality])
+    columns = args.text_column, args.blind
+    candidates = Candidates(args.candidates, args.role, *columns, needed)
+    if twice := sorted(set(RANKED) - {"id"} & set(candidates.columns)):
+        raise UserError(
+            f"--candidates {args.candidates}: rename {twice[0]!r}, a column of ranked.csv"
+        )
+    print("This is no decision: a score compares profiles for people who read them.")
+    if candidates.named:
+        print("warning: profiles hold names or contact data; --blind COLUMN takes the names out")
+    quality = quality if quality in candidates.columns else None
+    ranked = rank_candidates(candidates, profile_scorer(args.reward_model, args), quality)
+    out = Path(args.out)
+    out.mkdir(parents=True, exist_ok=True)
+    write_ranked(out / "ranked.csv", candidates, ranked)
+    report = {"schema": SCHEMA, "command": "rank", "date": args.date, "seed": args.seed}
+    report |= {"reward_model": str(args.reward_model), "candidates": str(args.candidates)}
+    report |= {"sha256": hashes({args.candidates, args.reward_model})}
+    report |= rank_quality(ranked, args.k, args.seed)
+    print_ranked(report, ranked, args)
+    write_report(args, report, "ranked.csv")
+    if audit:
+        print(f"python fairness.py audit {out / 'ranked.csv'} --score score --select 0.3")
+
+
+RANKED = ("rank", "id", "score", "percentile", "tie_group", "tokens", "truncated")
+
+
+def rank_candidates(candidates, score, quality=None):
+    """[{role, id, score, tokens, truncated, quality, rank, percentile, tie_group, offset}] by role and rank.
+
+    Each distinct profile of a role is scored once, in batches that the order of the file does not decide.
+    """
+    table, index = [], candidates.index
+    alike = [list(same) for _, same in itertools.groupby(index, key=lambda entry: entry[:3])]
+    for start in range(0, len(alike), 256):
+        part = alike[start : start + 256]
+        prompts = [candidates.prompts[same[0][0]] for same in part]
+        texts = [candidates.read(same[0][4])[0] for same in part]
+        for same, value, tokens, cut in zip(part, *score(prompts, texts), strict=True):
+            for role, _, _, name, offset in same:
+                row = {"role": role, "id": name, "score": round(float(value), 6), "tokens": tokens}
+                table.append(row | {"truncated": cut, "offset": offset})
+    table.sort(key=lambda row: (row["role"], -row["score"], row["id"]))
+    if quality:
+        for row in table:
+            value = candidates.read(row["offset"])[1].get(quality)
+            try:
+                row["quality"] = float(value)
+            except (TypeError, ValueError):
+                why = f"is {value!r}; expected a number"
+                raise UserError(
+                    f"--quality {quality}: of candidate {row['id']!r} it {why}"
+                ) from None
+    roles = [list(rows) for _, rows in itertools.groupby(table, key=lambda row: row["role"])]
+    for rows in roles:
+        groups, place = 0, 0
+        for _, same in itertools.groupby(rows, key=lambda row: row["score"]):
+            same = list(same)
+            n, below = len(same), len(rows) - place - len(same)
+            groups += n > 1
+            for row in same:
+                row |= {"rank": place + 1, "tie_group": groups if n > 1 else ""}
+                row["percentile"] = round(100 * (below + n / 2) / len(rows), 2)
+            place += n
+    return table
+
+
+def write_ranked(path, candidates, ranked):
+    """Score, rank and the rest, then the columns of the input as they came."""
+    rest = [column for column in candidates.columns if column != "id"]
+
+    def cell(x):  # of JSONL; a CSV cell is a text already
+        x = "" if x is None else x
+        return x if isinstance(x, str) else json.dumps(x, ensure_ascii=False)
+
+    with common.replacing(path) as file:
+        for row in itertools.chain([None], ranked):
+            line = io.StringIO()
+            values = [*RANKED, *rest]
+            if row:
+                source = candidates.read(row["offset"])[1]
+                own = {**row, "score": f"{row['score']:.6f}", "truncated": int(row["truncated"])}
+                values = [own[column] for column in RANKED] + [cell(source.get(c)) for c in rest]
+            csv.writer(line, lineterminator="\n").writerow(values)
+            file.write(line.getvalue().encode("utf-8", "replace"))
+
+
+def rank_quality(ranked, k, seed):
+    """Kendall's tau-b and NDCG of the order against recorded quality: each role, and the mean with an interval over roles."""
+    roles, truncated = [], sum(row["truncated"] for row in ranked)
+    for role, members in itertools.groupby(ranked, key=lambda row: row["role"]):
+        members = list(members)
+        row = {"role": plain_text(json.loads(role)), "n": len(members), "tau": None, "ndcg": None}
+        if "quality" in members[0]:
+            score, quality = (np.array([m[key] for m in members]) for key in ("score", "quality"))
+            row |= {"tau": kendall_tau(score, quality), "ndcg": ndcg(quality, k)}
+        roles.append(row)
+    report = {
+        "n": len(ranked),
+        "roles": roles,
+        "truncated": truncated,
+        "k": k,
+        "tau": None,
+        "ndcg": None,
+    }
+    if ranked and "quality" in ranked[0]:
+        for key in ("tau", "ndcg"):
+            values = [math.nan if row[key] is None else row[key] for row in roles]
+            report[key] = mean_number(values, seed, over="roles")
+        if len(roles) == 1 and roles[0]["tau"] is not None and len(ranked) <= 2000:
+
+            def again(w):
+                return kendall_tau(*(x.repeat(w.astype(int)) for x in (score, quality))) or 0.0
+
+            interval = bootstrap_ci(score, draws=500, seed=seed, statistic=again)
+            how = "tau-b; bootstrap over candidates"
+            report["tau"] = number(roles[0]["tau"], len(ranked), interval, how, seed)
+    return report
+
+
+# ---- 9. save ----
+
+
+def show(record, digits=3, percent=False, interval=True):
+    """The one place where a number becomes text: value [low, high]; a number record or a plain number."""
+    record = record if isinstance(record, dict) else {"value": record}
+    if record["value"] is None:
+        return "–"
+
+    def text(x):  # + 0.0: no "-0.000"
+        return f"{round((100 if percent else 1) * x, digits) + 0.0:{',' if not digits else ''}.{digits}f}"
+
+    value = text(record["value"]) + (" %" if percent else "")
+    if not interval or record.get("low") is None:
+        return value
+    return f"{value} [{text(record['low'])}, {text(record['high'])}]"
+
+
+def print_table(title, header, rows):
+    """Aligned plain text, the first column to the left."""
+    cells = [[str(cell) for cell in row] for row in [header, *rows]]
+    widths = [max(map(len, column)) for column in zip(*cells)]
+    print(f"\n{title}" if rows else "")
+    for row in cells if rows else ():
+        rest = [cell.rjust(width) for cell, width in zip(row[1:], widths[1:])]
+        print("  ".join([row[0].ljust(widths[0]), *rest]))
+
+
+def model_table(report):
+    """(header, rows) of the table of models, for the terminal and for the page."""
+    scorers, by = report["scorers"], report["scorers"][0]
+    base, rows = report["models"][0]["name"], []
+    against = {r["a"]: r for r in report["comparisons"] if r["scorer"] == by and r["b"] == base}
+    seconds = {run["name"]: common.finite(run["seconds"]) for run in report["runs"]}
+    for row in report["models"]:
+        pair = against.get(row["name"], {"verdict": "baseline"})
+        bound = "≤ " if row["kl_k3"] is None else ""
+        cells = [row["name"], *(show(row[s]) for s in scorers), bound + show(row["kl"], 2)]
+        root = row["kl"] and math.sqrt(max(row["kl"]["value"], 0))
+        cells += [show(row["kl_k3"], 2, interval=False), show(root, 2)]
+        cells += [show(pair.get("win_rate"), 1, True)]
+        cells += [
+            show(pair.get("length_controlled"), 1, True),
+            show(row["length"], 1, interval=False),
+        ]
+        cells += [show(row["ended"], 1, True, False), show(row["unique"], 1, True, False)]
+        rows.append([*cells, show(seconds.get(row["name"]), 0), pair["verdict"]])
+    header = [
+        "model",
+        *scorers,
+        "KL, nats",
+        "k3",
+        "√KL",
+        f"wins by {by}",
+        "at equal length",
+        "tokens",
+    ]
+    return [*header, "ended", "unique", "trained, s", "verdict"], rows
+
+
+def print_comparison(report):
+    by, settings = report["scorers"][0], report["setup"]
+    pairs = [row for row in report["comparisons"] if row["scorer"] == by]
+    title = f"{settings['n_prompts']} prompts, {settings['samples']} answers each; [95 % interval]"
+    print_table(title, *model_table(report))
+    cells = [
+        [t["task"], t["model"], t["prompts"], show(t[by]), show(t["win_rate"], 1, True)]
+        for t in report["tasks"]
+    ]
+    print_table("by task", ["task", "model", "prompts", by, f"wins by {by}"], cells)
+    cells = [
+        [f"{r['a']} : {r['b']}", show(r["win_rate"], 1, True), f"{r['p_holm']:.4f}", r["verdict"]]
+        for r in pairs
+    ]
+    print_table("pairs", ["", f"wins by {by}", "p (Holm)", "verdict"], cells)
+    print("", *report["answer"], *("note: " + note for note in report["notes"]), sep="\n")
+
+
+def reward_tables(report):
+    """[(title, header, rows)]: accuracy by task and strength, and calibration."""
+    rows = {"accuracy": report["accuracy"], "the longer answer wins": report["length_baseline"]}
+    for key in ("task", "strength"):
+        rows |= {f"{key} {value}": part for value, part in report[f"by_{key}"].items()}
+    right = [[name, show(part, 1, True), part["n"]] for name, part in rows.items()]
+    parts = {name: report[f"calibration_{name}"] for name in ("raw", "tempered")}
+    sure = [
+        [name, *(show(p[key], 4) for key in ("ece", "brier", "nll"))] for name, p in parts.items()
+    ]
+    title = f"{report['prompts']} prompts; [95 % interval]"
+    return (title, ["", "right", "pairs"], right), (
+        "calibration",
+        ["", "ECE", "Brier", "NLL"],
+        sure,
+    )
+
+
+def reward_words(report):
+    return [
+        ", ".join(f"{n} {word}" for word, n in report["strict"].items())
+        + f" of {report['counts']['rows']} rows; {report['counts']['ties']} ties and "
+        f"{report['counts']['equal']} pairs of equal answers are left out",
+        f"monotone in strength: {report['monotone_in_strength']}; "
+        f"correlation of score and length: {show(report['length_correlation'])}",
+        f"mean margin: {show(report['margin'])}; temperatures: {report['temperatures']}",
+        f"against the length baseline: {report['verdict']}",
+    ]
+
+
+def print_reward(report):
+    print(f"\n{report['reward_model']} on {report['pairs']}")
+    for table in reward_tables(report):
+        print_table(*table)
+    print("", *reward_words(report), sep="\n")
+
+
+def print_ranked(report, ranked, args):
+    first = list(itertools.islice(ranked, 10))
+    cells = [[r["id"], r["rank"], show(r["score"]), show(r["percentile"], 1)] for r in first]
+    head = f"{report['n']} candidates, {len(report['roles'])} roles; the first {len(cells)}"
+    print_table(head, ["candidate", "rank", "score", "percentile"], cells)
+    if cut := [row["id"] for row in ranked if row["truncated"]]:
+        names = ", ".join(cut[:5]) + (" …" if len(cut) > 5 else "")
+        print(f"{len(cut)} of {len(ranked)} were cut to the reward model's --max-length: {names}")
+    if report["tau"]:
+        line = f"\nKendall's tau-b with {args.quality}: {show(report['tau'])}, {report['tau'].get('method')}"
+        print(f"{line}; NDCG@{report['k']} {show(report['ndcg'])}")
+
+
+def save_samples(args, groups):
+    rows = (answer for answers in groups for answer in answers)
+    common.write_jsonl(Path(args.out) / "samples.jsonl", rows)
+
+
+def write_text(path, text):
+    with common.replacing(path) as file:
+        file.write(text.encode())
+
+
+def write_report(args, report, beside):
+    """report.json; of compare and reward also report.html and its plots as files, made from nothing but that report."""
+    out, report = Path(args.out), common.finite(report)
+    text = json.dumps(report, indent=1, ensure_ascii=True, allow_nan=False)
+    write_text(out / "report.json", text + "\n")
+    files = [beside]
+    if report["command"] != "rank":
+        page, plots = html_report(json.loads(text))
+        for stale in out.glob("*.svg"):
+            stale.unlink()
+        for name, svg in plots.items():
+            head, rest = svg.split(">", 1)
+            write_text(out / f"{name}.svg", f"{head}><style>{PLOT_STYLE}</style>{rest}\n")
+        write_text(out / "report.html", page)
+        files = ["report.html", *files]
+    print(f"\nwrote {out / 'report.json'}, {', '.join(str(out / name) for name in files)}")
+
+
+def write_rewardbench(args, report, rows):
+    """reward.json: RewardBench's keys (from memory of its result files), so that numbers can stand beside others'."""
+    pairs = [row for row in rows if not row["tie"]]
+    columns = {
+        key: [row[key] for row in pairs] for key in ("id", "scores_chosen", "scores_rejected")
+    }
+    results = [1.0 if r["scores_chosen"] > r["scores_rejected"] else 0.5 if r["scores_chosen"] == r["scores_rejected"] else 0.0 for r in pairs]  # fmt: skip
+    record = {"model": report["reward_model"], "model_type": "Seq. Classifier"}
+    record |= {"accuracy": report["accuracy"]["value"], "num_prompts": len(pairs)}
+    record |= {task: part["value"] for task, part in report["by_task"].items()}
+    record |= {"subset": [row["task"] for row in pairs], "results": results} | columns
+    write_text(Path(args.out) / "reward.json", json.dumps(common.finite(record), indent=1) + "\n")
+
+
+# plots: SVG by hand, so that the page needs no library, no script and no network. A series is
+# {"name", "points": [(x, y) or (x, y, low, high)], "style": 0 …, "line", "band", "hollow", "dash", "marks": [(x, y, word)]}
+
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 460, 300, 62, 30, 12, 46
+
+
+def ticks(low, high, n=5):
+    """Round numbers around [low, high], a step of 1, 2 or 5 times a power of ten.
+
+    >>> ticks(0.38, 0.62)
+    [0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65]
+    """
+    if high - low < 1e-9 * max(abs(low), abs(high), 1e-9):  # all alike: some room around it
+        low, high = low - (abs(low) or 1.0) / 2, high + (abs(high) or 1.0) / 2
+    span = high - low
+    power = 10.0 ** math.floor(math.log10(span / n))
+    step = next(power * m for m in (1, 2, 5, 10) if span / (power * m) <= n + 1e-9)
+    return [round(k * step, 12) for k in range(math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9) + 1)]  # fmt: skip
+
+
+def esc(text):
+    """Text for HTML and SVG: markup as text; what would steer the line or break the file by its number.
+
+    >>> esc("<b>\\u202e&")
+    '&lt;b&gt;[U+202E]&amp;'
+    """
+    steer = r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
+    return html.escape(re.sub(steer, lambda m: f"[U+{ord(m[0]):04X}]", str(text)))
+
+
+def marker(style, x, y, hollow):
+    """Shapes differ as well as colours: circle, square, diamond, triangle."""
+    shapes = ("M-4,0a4,4 0 1,0 8,0a4,4 0 1,0 -8,0z", "M-4,-4h8v8h-8z", "M0,-5.5l5,5.5l-5,5.5l-5,-5.5z", "M0,-5l5,9h-10z")  # fmt: skip
+    kind = "hollow" if hollow else "full"
+    return f'<path class="s{style % 7} {kind}" transform="translate({x:.1f},{y:.1f})" d="{shapes[style % 4]}"/>'
+
+
+def svg(title, description, body, height):
+    """The frame of every plot: an image with a name and a description."""
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" class="plot">'
+    return f"{head}<title>{esc(title)}</title><desc>{esc(description)}</desc>{body}</svg>"
+
+
+def plot(title, description, series, x_label, y_label, x_range=(), y_range=()):
+    """Lines with bands, points with intervals, a legend above."""
+    points = [p for s in series for p in s["points"]]
+    xs = [p[0] for p in points] + list(x_range)
+    ys = [y for p in points for y in p[1:] if y is not None] + list(y_range)
+    x_ticks, y_ticks = ticks(min(xs), max(xs)), ticks(min(ys), max(ys))
+    top = TOP + 19 * sum(bool(s["name"]) for s in series) + 6
+    bottom = top + HEIGHT - TOP - BOTTOM
+    right, body, row = WIDTH - RIGHT, [], 0
+    sx = lambda x: LEFT + (x - x_ticks[0]) / (x_ticks[-1] - x_ticks[0]) * (right - LEFT)  # noqa: E731
+    sy = lambda y: bottom - (y - y_ticks[0]) / (y_ticks[-1] - y_ticks[0]) * (bottom - top)  # noqa: E731
+    path = lambda ps: "M" + "L".join(f"{sx(x):.1f},{sy(y):.1f}" for x, y in ps)  # noqa: E731
+    for y in y_ticks:
+        body.append(f'<path class="grid" d="M{LEFT},{sy(y):.1f}H{right}"/>')
+        body.append(f'<text x="{LEFT - 6}" y="{sy(y) + 4:.1f}" text-anchor="end">{y:,.10g}</text>')
+    for x in x_ticks:
+        body.append(
+            f'<text x="{sx(x):.1f}" y="{bottom + 17}" text-anchor="middle">{x:,.10g}</text>'
+        )
+    body.append(f'<path class="axis" d="M{LEFT},{top}V{bottom}H{right}"/>')
+    body.append(f'<text x="{(LEFT + right) / 2}" y="{bottom + 36}" text-anchor="middle">{esc(x_label)}</text>')  # fmt: skip
+    body.append(f'<text transform="translate(14,{(top + bottom) / 2}) rotate(-90)" text-anchor="middle">{esc(y_label)}</text>')  # fmt: skip
+    for s in series:
+        style, dash, shown = s["style"], s.get("dash", ""), s["points"]
+        stroke = f'class="s{style % 7} line"' + (f' stroke-dasharray="{dash}"' if dash else "")
+        ends = [p for p in shown if len(p) > 2 and p[2] is not None]
+        if s.get("band") and len(ends) > 1:
+            edge = [(p[0], p[2]) for p in ends] + [(p[0], p[3]) for p in reversed(ends)]
+            body.append(f'<path class="s{style % 7} band" d="{path(edge)}z"/>')
+        elif not s.get("band"):
+            body += [f'<path class="s{style % 7} line" d="{path([(p[0], p[2]), (p[0], p[3])])}"/>' for p in ends]  # fmt: skip
+        if s.get("line") and len(shown) > 1:
+            body.append(f'<path {stroke} d="{path([p[:2] for p in shown])}"/>')
+        if s.get("points_shown", True):
+            body += [marker(style, sx(p[0]), sy(p[1]), s.get("hollow")) for p in shown]
+        for x, y, word in s.get("marks", ()):
+            body.append(f'<circle class="ring" cx="{sx(x):.1f}" cy="{sy(y):.1f}" r="9"/>')
+            side = "end" if sx(x) > (LEFT + right) / 2 else "start"
+            body.append(f'<text x="{sx(x) + (-13 if side == "end" else 13):.1f}" y="{sy(y) - 9:.1f}" text-anchor="{side}">{esc(word)}</text>')  # fmt: skip
+        if s["name"]:
+            y = TOP + 19 * row + 4
+            row += 1
+            if s.get("line"):
+                body.append(f'<path {stroke} d="M{LEFT},{y}h30"/>')
+            if s.get("points_shown", True):
+                body.append(marker(style, LEFT + 15, y, s.get("hollow")))
+            name = s["name"] if len(s["name"]) < 52 else "…" + s["name"][-50:]
+            body.append(f'<text x="{LEFT + 38}" y="{y + 4}">{esc(name)}</text>')
+    return svg(title, description, "".join(body), bottom + BOTTOM)
+
+
+def bars(title, description, rows, x_label, x_range, line=None):
+    """Values with intervals, one below the other, each under its name: [(name, value, low, high, style)]."""
+    xs = [x for row in rows for x in row[1:4] if x is not None] + list(x_range)
+    x_ticks, bottom, body = ticks(min(xs), max(xs)), TOP + 38 * len(rows), []
+    left, right = 20, WIDTH - 24
+    sx = lambda x: left + (x - x_ticks[0]) / (x_ticks[-1] - x_ticks[0]) * (right - left)  # noqa: E731
+    for x in x_ticks:
+        body.append(f'<path class="grid" d="M{sx(x):.1f},{TOP}V{bottom}"/>')
+        body.append(
+            f'<text x="{sx(x):.1f}" y="{bottom + 17}" text-anchor="middle">{x:,.10g}</text>'
+        )
+    if line is not None:
+        body.append(f'<path class="axis" d="M{sx(line):.1f},{TOP}V{bottom}"/>')
+    for i, (name, value, low, high, style) in enumerate(rows):
+        y = TOP + 38 * i + 26
+        name = name if len(name) < 62 else "…" + name[-60:]
+        body.append(f'<text x="{left}" y="{y - 11}">{esc(name)}</text>')
+        if low is not None:
+            body.append(f'<path class="s{style % 7} thick" d="M{sx(low):.1f},{y}H{sx(high):.1f}"/>')
+        body.append(marker(style, sx(value), y, False))
+    body.append(
+        f'<text x="{WIDTH / 2}" y="{bottom + 36}" text-anchor="middle">{esc(x_label)}</text>'
+    )
+    return svg(title, description, "".join(body), bottom + BOTTOM)
+
+
+def table(header, rows, label):
+    """An HTML table that scrolls by itself on a narrow screen; the first cell of a row is its heading."""
+    head = "".join(f'<th scope="col">{esc(cell)}</th>' for cell in header)
+    lines = ['<th scope="row">' + "</td><td>".join(esc(c) for c in row).replace("</td>", "</th>", 1) + ("</td>" if len(row) > 1 else "</th>") for row in rows]  # fmt: skip
+    body = "".join(f"<tr>{line}</tr>\n" for line in lines)
+    open_tag = f'<div class="scroll" role="region" tabindex="0" aria-label="{esc(label)}">'
+    return f"{open_tag}<table><thead><tr>{head}</tr></thead><tbody>\n{body}</tbody></table></div>\n"
+
+
+def figure(image, header, rows, label):
+    """A plot, and its numbers below it."""
+    numbers = f"<details><summary>The numbers</summary>{table(header, rows, label)}</details>"
+    return f"<figure>{image}<figcaption>{esc(label)}</figcaption>{numbers}</figure>\n"
+
+
+def paragraphs(lines):
+    return "".join(f"<p>{esc(line)}</p>\n" for line in lines)
+
+
+def bullets(lines):
+    return "<ul>" + "".join(f"<li>{esc(line)}</li>\n" for line in lines) + "</ul>\n"
+
+
+def html_report(report):
+    """(the page, {file name: SVG}): a pure function of report.json."""
+    plots, sections = {}, []
+    if report["command"] == "reward":
+        parts = [("The reward model", reward_section(report, plots))]
+        sections = [*parts, ("What this does not show", bullets(limits(report)))]
+        title = f"Reward model {report['reward_model']} on {report['pairs']}"
+    else:
+        title = "Which model is better, by how much, at what cost"
+        answer = ". ".join(line[:1].upper() + line[1:] for line in report["answer"]) + "."
+        sections = [
+            ("The answer", f"<p>{esc(answer)}</p>" + bullets(report["notes"])),
+            ("Models", models_section(report, plots)),
+            ("Reward against KL", frontier_section(report, plots)),
+        ]
+        if report["reward"] or report["ranking"]:
+            sections.append(("The reward model", reward_section(report["reward"], plots) + ranking_section(report["ranking"], plots)))  # fmt: skip
+        sections += [
+            ("Sample efficiency and cost", efficiency_section(report, plots)),
+            ("Tasks", tasks_section(report)),
+            ("Diversity", diversity_section(report)),
+            ("Samples side by side", samples_section(report)),
+            ("What this does not show", bullets(limits(report))),
+        ]
+    hashed = report["sha256"] if report["command"] == "reward" else report["setup"]["sha256"]
+    commands = [report["setup"]["command"]] if "setup" in report else []
+    commands = "".join(f"<pre>{esc(line)}</pre>\n" for line in commands)
+    files = table(["file", "SHA-256"], sorted(hashed.items()), "Hashes of what was compared")
+    sections.append(("Commands and hashes", commands + files))
+    date = [f"Date: {report['date']}"] if report["date"] else []
+    body = "".join(f"<section><h2>{esc(head)}</h2>\n{part}</section>\n" for head, part in sections)
+    return html_page(title, paragraphs(date) + body), plots
+
+
+def html_page(title, body):
+    """One file: no script, nothing from elsewhere; the policy refuses what might slip in."""
+    policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<link rel="icon" href="data:,">
+<title>{esc(title)}</title>
+<style>{PAGE_STYLE}{PLOT_STYLE}</style>
+</head>
+<body>
+<main>
+<h1>{esc(title)}</h1>
+{body}</main>
+</body>
+</html>
+"""
+
+
+def models_section(report, plots):
+    by, settings, base = report["scorers"][0], report["setup"], report["models"][0]["name"]
+    style = {row["name"]: i for i, row in enumerate(report["models"])}
+    text = [f"{settings['n_prompts']} prompts of split {settings['split']}, {settings['samples']} answers a prompt at temperature {settings['temperature']:g}; 95 % intervals over prompts."]  # fmt: skip
+    header, rows = model_table(report)
+    kept = [i for i, name in enumerate(header) if name not in ("ended", "unique")]  # in Diversity
+    header, *rows = ([row[i] for i in kept] for row in (header, *rows))
+    out = paragraphs(text) + table(header, rows, "Models")
+    rows = [
+        r for r in report["comparisons"] if r["scorer"] == by and r["win_rate"]["value"] is not None
+    ]
+    if rows:
+        drawn = rows if len(rows) < 9 else [r for r in rows if r["b"] == base]
+        cells = [(f"{r['a']} over {r['b']}", *(r["win_rate"].get(k) for k in ("value", "low", "high")), style[r["a"]]) for r in drawn]  # fmt: skip
+        why = f"Share of comparisons won by {by}, ties ½, with 95 % intervals; ½ is no difference."
+        plots["win-rates"] = bars("Win rates", why, cells, f"win rate by {by}", (0, 1), 0.5)
+        header = ["pair", "by", "win rate", "at equal length", "difference", "p (Holm)", "prompts that would show this", "verdict"]  # fmt: skip
+        cells = [
+            [f"{r['a']} over {r['b']}", r["scorer"], show(r["win_rate"], 1, True), show(r["length_controlled"], 1, True)]
+            + [show(r.get("difference")), show(r["p_holm"], 4), show(r["needed_n"], 0), r["verdict"]]
+            for r in report["comparisons"]
+        ]  # fmt: skip
+        out += figure(plots["win-rates"], header, cells, f"Win rates. {why}")
+    asked = [r for r in report["comparisons"] if "judge" in r]
+    if asked:
+        header = ["pair", "both orders agree", "first place won", "failed"]
+        cells = [[f"{r['a']} over {r['b']}", show(r["judge"]["consistency"], 1, True), show(r["judge"]["first_place"], 1, True), r["judge"]["failed"]] for r in asked]  # fmt: skip
+        out += "<h3>The judge</h3>" + table(header, cells, "The judge")
+    if elo := report.get("bradley_terry"):
+        out += "<h3>Strength of all together (Bradley-Terry)</h3>" + paragraphs([elo[-1]["elo"]["method"] + f"; 400·log10 of the ratio to {base}."])  # fmt: skip
+        out += table(
+            ["model", "strength"], [[r["model"], show(r["elo"], 0)] for r in elo], "Strengths"
+        )
+    if report["seeds"]:
+        cells = [[r["name"], len(r["members"]), show(r[by]), show(r["kl"], 2), show(r["win_rate"], 1, True)] for r in report["seeds"]]  # fmt: skip
+        header = ["method", "seeds", by, "KL, nats", f"wins by {by}"]
+        out += "<h3>Over seeds: mean and range</h3>" + table(header, cells, "Over seeds")
+    return out
+
+
+def fit_points(fit):
+    """The fitted curve over the measured range: [(√KL, score)]."""
+    grid = [fit["from"] + (fit["to"] - fit["from"]) * i / 40 for i in range(41)]
+    x = lambda d: d if fit["kind"] == "bon" else math.log(d)  # noqa: E731
+    return [(d, fit["start"] + d * (fit["alpha"] - fit["beta"] * x(d))) for d in grid]
+
+
+def frontier_section(report, plots):
+    root = lambda kl: math.sqrt(max(kl, 0.0))  # noqa: E731
+    style = {row["name"]: i for i, row in enumerate(report["models"])}
+    runs, out = {run["model"]: run for run in report["frontier"]}, ""
+    best_name = report["models"][-1]["name"] if "best_of_n" in report else None
+    text = "√KL from the baseline, in nats an answer, against the score. Hollow: during the run, on validation prompts. Filled: in the end, on the test prompts, with 95 % interval. Dashed: the best of n answers of the baseline, at its bound log n − (n−1)/n."  # fmt: skip
+    figures = ""
+    for scorer in report["scorers"]:
+        series, cells = [], []
+        for row in report["models"]:
+            name, s = row["name"], style[row["name"]]
+            if name == best_name:
+                curve = [(root(p["kl"]["value"]), *(p[scorer].get(k) for k in ("value", "low", "high")), p["n"]) for p in report["best_of_n"]]  # fmt: skip
+                series.append({"name": f"{name}, and of fewer", "points": [c[:4] for c in curve], "style": s, "line": True, "dash": "6 4"})  # fmt: skip
+                cells += [[f"best of {c[4]}", "", show(c[0], 2), show(p[scorer])] for c, p in zip(curve, report["best_of_n"])]  # fmt: skip
+                continue
+            seen = [p for p in runs.get(name, {}).get("points", ()) if p["kl"] is not None and p[scorer] is not None]  # fmt: skip
+            if seen:
+                curve = {"points": [(root(p["kl"]), p[scorer]) for p in seen], "style": s, "line": True, "hollow": True}  # fmt: skip
+                mark = runs[name]["overoptimised"]
+                if mark and mark["kl"] is not None and scorer == "gold":
+                    curve["marks"] = [(root(mark["kl"]), mark["gold"], f"over-optimised, step {mark['step']}")]  # fmt: skip
+                series.append(curve | {"name": ""})
+                cells += [[name, p["step"], show(root(p["kl"]), 2), show(p[scorer])] for p in seen]
+            fit = runs.get(name, {}).get("fit")
+            if fit and scorer == "gold":
+                series.append({"name": "", "points": fit_points(fit), "style": s, "line": True, "dash": "1 4", "points_shown": False})  # fmt: skip
+            if row["kl"]["value"] is not None and row[scorer]["value"] is not None:
+                end = (
+                    root(row["kl"]["value"]),
+                    *(row[scorer].get(k) for k in ("value", "low", "high")),
+                )
+                series.append({"name": name, "points": [end], "style": s, "line": bool(seen)})
+                cells.append([name, "end", show(end[0], 2), show(row[scorer])])
+        if scorer == report["scorers"][0] and report.get("best_of_n_fit"):
+            series.append({"name": "", "points": fit_points(report["best_of_n_fit"]), "style": style[best_name], "line": True, "dash": "1 4", "points_shown": False})  # fmt: skip
+        plots[f"frontier-{scorer}"] = plot(f"{scorer} against KL", text, series, "√KL, nats an answer", scorer, (0,))  # fmt: skip
+        header = ["model", "step", "√KL", scorer]
+        figures += figure(
+            plots[f"frontier-{scorer}"], header, cells, f"{scorer} against √KL. {text}"
+        )
+    out += f'<div class="figures">{figures}</div>'
+    by = report["scorers"][0]
+    if equal := report["equal_kl"]:
+        out += f"<h3>At equal KL: √KL {show(equal['sqrt_kl'], 2)}, the largest that all reach</h3>"
+        cells = [[r["model"], show(r[by]), show(r["gain"])] for r in equal["table"]]
+        out += table(["model", by, "gain over its start"], cells, "At equal KL")
+        out += paragraphs([f"{equal['method']}; {equal['reason']}."])
+    fits = [(run["model"], run["fit"]) for run in report["frontier"]]
+    fits = [(n, f) for n, f in [*fits, (best_name, report.get("best_of_n_fit"))] if f]
+    marks = {
+        run["model"]: run["overoptimised"] for run in report["frontier"] if run["overoptimised"]
+    }
+    lines = [f"{n} is over-optimised from step {m['step']} on: gold falls for two evaluations while the training score rises." for n, m in marks.items()]  # fmt: skip
+    for name, fit in fits:
+        x = "d" if fit["kind"] == "bon" else "log d"
+        line = f"{name}: fitted gain d·(α − β·{x}), d = √KL, α {show(fit['alpha'])}, β {show(fit['beta'])}, over {fit['points']} points"  # fmt: skip
+        where, peak = "" if fit["peak_measured"] else ", beyond what was measured", fit["peak"]
+        line += f"; its peak: {show(peak['score'])} at √KL {show(peak['sqrt_kl'], 2)}{where}" if peak else "; no peak near"  # fmt: skip
+        lines.append(line + ".")
+    return out + (f"<h3>Over-optimisation</h3>{bullets(lines)}" if lines else "")
+
+
+def reward_section(part, plots):
+    if not part:
+        return ""
+    out = "".join(
+        f"<h3>{esc(t)}</h3>" + table(header, rows, t) for t, header, rows in reward_tables(part)
+    )
+    series, cells = [{"name": "perfect", "points": [(0.5, 0.5), (1, 1)], "style": 0, "line": True, "dash": "2 4", "points_shown": False}], []  # fmt: skip
+    for i, name in enumerate(("raw", "tempered"), 1):
+        bins = [b for b in part[f"calibration_{name}"]["bins"] if b["n"]]
+        points = []
+        for b in bins:
+            low, high = wilson(b["accuracy"] * b["n"], b["n"])
+            points.append((b["confidence"], b["accuracy"], low, high))
+            span = f"{show(b['low'], 2)} to {show(b['high'], 2)}"
+            cells.append([name, span, b["n"], show(b["confidence"]), show({"value": b["accuracy"], "low": low, "high": high})])  # fmt: skip
+        series.append({"name": f"{name}, n {' '.join(str(b['n']) for b in bins)}", "points": points, "style": i, "line": True})  # fmt: skip
+    why = "Share right against the confidence σ(|Δ|), in ten bins with 95 % intervals, and the number of pairs in each; tempered: divided by a temperature fitted on the other half of the prompts."  # fmt: skip
+    plots["reliability"] = plot("Reliability of the reward model", why, series, "confidence", "share right", (0.5, 1), (0.5, 1))  # fmt: skip
+    header = ["", "confidence", "pairs", "mean confidence", "share right"]
+    out += figure(plots["reliability"], header, cells, f"Reliability. {why}")
+    return out + bullets(reward_words(part))
+
+
+def ranking_section(part, plots):
+    if not part or not part["tau"]:
+        return ""
+    cells = [[r["role"].replace("\n", " · "), r["n"], show(r["tau"]), show(r["ndcg"])] for r in part["roles"]]  # fmt: skip
+    cells.append(["all", part["n"], show(part["tau"]), show(part["ndcg"])])
+    why = f"Kendall's tau-b of the reward model's order with the recorded quality, and NDCG@{part['k']}, for each role; the mean with an interval over roles. One score a profile is transitive by construction."  # fmt: skip
+    head = ["role", "candidates", "tau-b", f"NDCG@{part['k']}"]
+    rows = [(r["role"].split("\n")[1] if "\n" in r["role"] else r["role"], r["tau"], None, None, 1) for r in part["roles"] if r["tau"] is not None]  # fmt: skip
+    rows.append(("all roles", *(part["tau"].get(k) for k in ("value", "low", "high")), 2))
+    plots["ranking"] = bars("Ranking of candidates", why, rows, "Kendall's tau-b", (0, 1), 0)
+    return "<h3>Ranking of candidates</h3>" + figure(plots["ranking"], head, cells, why)
+
+
+def efficiency_section(report, plots):
+    part, figures = report["efficiency"], ""
+    names = [row["name"] for row in report["models"]]
+    header = ["run", "stage", "from", "seed", "steps", "prompts", "pairs", "tokens", "reward calls", "seconds", "peak memory, MiB"]  # fmt: skip
+    cells = [[r["name"], r["stage"], r["model"], r["seed"], show(r["steps"], 0), *(show(r[key], 0) for key in COSTS), show(r["peak_mem_mb"], 0)] for r in report["runs"]]  # fmt: skip
+    setup = "<h3>Setup</h3>" + table(header, cells, "Setup of the runs") if cells else ""
+    versions = {f"{k} {v}" for r in report["runs"] for k, v in r["versions"].items()}
+    data = {f"{file} {digest[:16]}" for r in report["runs"] for file, digest in r["sha256"].items()}
+    setup += paragraphs([f"Versions: {', '.join(sorted(versions))}.", f"Data: {', '.join(sorted(data))}."]) if cells else ""  # fmt: skip
+    if not part:
+        return paragraphs(["No run logged gold during training (val/gold in metrics.jsonl): not measured."]) + setup  # fmt: skip
+    for cost, label in COSTS.items():
+        series, cells = [], []
+        for curve in part["curves"]:
+            points = [p for p in curve["points"] if p[cost] is not None]
+            member = next((i for i, n in enumerate(names) if n == curve["name"] or n.startswith(curve["name"] + "-")), 1)  # fmt: skip
+            if points and points[-1][cost] > 0:
+                shown = [(p[cost], p["gold"], p.get("low"), p.get("high")) for p in points]
+                name = curve["name"] + (f", {curve['seeds']} seeds" if curve["seeds"] > 1 else "")
+                series.append({"name": name, "points": shown, "style": member, "line": True, "band": True, "hollow": True})  # fmt: skip
+                cells += [[name, p["step"], show(p[cost], 0), show({"value": p["gold"], "low": p.get("low"), "high": p.get("high")})] for p in points]  # fmt: skip
+        if series:
+            plots[f"efficiency-{cost}"] = plot(f"gold against {label}", "Gold on validation prompts; a band is the range over seeds.", series, label, "gold", (0,))  # fmt: skip
+            head = ["run", "step", cost, "gold"]
+            figures += figure(plots[f"efficiency-{cost}"], head, cells, f"Gold on validation prompts against {label}.")  # fmt: skip
+    goal = f"Cost to reach gold {show(part['goal'])}, 90 % of the best of any run ({show(part['best'])})" if part["goal"] else "No run's gold is above 0"  # fmt: skip
+    cells = []
+    for row in part["table"]:
+        reached = ["never" if row["never"] else show(row[cost]["reached"], 0) for cost in COSTS]
+        cells += [[row["name"], "cost", *reached], [row["name"], "mean gold", *(show(row[c]["area"]) for c in COSTS)]]  # fmt: skip
+    budgets = ", ".join(f"{show(v, 0)} {k}" for k, v in part["budgets"].items() if v is not None)
+    text = f"{goal}; and mean gold up to the same budget for all (area below the curve / budget): {budgets}."  # fmt: skip
+    out = f'<div class="figures">{figures}</div>' + paragraphs([text])
+    return out + table(["run", "", *COSTS], cells, "Cost and area") + setup
+
+
+def tasks_section(report):
+    by = report["scorers"][0]
+    cells = [[t["task"], t["model"], t["prompts"], show(t[by]), show(t["win_rate"], 1, True)] for t in report["tasks"]]  # fmt: skip
+    out = (
+        table(["task", "model", "prompts", by, f"wins by {by}"], cells, "By task") if cells else ""
+    )
+    models = list(dict.fromkeys(row["model"] for row in report["task_metrics"]))
+    wide = {}
+    for row in report["task_metrics"]:
+        wide.setdefault((row["task"], row["metric"]), {})[row["model"]] = show(row["mean"])
+    cells = [[f"{task}: {metric}", *(line.get(m, "–") for m in models)] for (task, metric), line in wide.items()]  # fmt: skip
+    if not cells:
+        return out + paragraphs(["Metrics of the tasks themselves: not measured, as the prompts carry no fields for them."])  # fmt: skip
+    return out + "<h3>Measured by the prompts' own fields</h3>" + table(["", *models], cells, "Task metrics")  # fmt: skip
+
+
+def diversity_section(report):
+    by_name = {row["name"]: row for row in report["models"]}
+    header = ["model", "distinct 1", "2", "3", "unique a prompt", "repeated 4-grams", "entropy a token, nats", "ended", "tokens, 5 % to 95 %"]  # fmt: skip
+    cells, grown = [], ""
+    for row in report["diversity"]:
+        model = by_name[row["model"]]
+        cells.append([row["model"], *(show(row[f"distinct_{n}"]) for n in (1, 2, 3)), show(model["unique"], 1, True), show(row["repeated_4_grams"], 1, True)])  # fmt: skip
+        span = f"{show(model['length'], 1, interval=False)} ({show(row['length_5'], 0)} to {show(row['length_95'], 0)})"  # fmt: skip
+        cells[-1] += [show(row["entropy"]), show(model["ended"], 1, True), span]
+        if row.get("grown"):
+            lines = [[phrase, show(now, 1, True), show(before, 1, True)] for phrase, now, before in row["grown"]]  # fmt: skip
+            head = ["phrase", "share of answers", "in the baseline"]
+            grown += f"<details><summary>Phrases that {esc(row['model'])} says more often than the baseline</summary>{table(head, lines, 'Phrases')}</details>"  # fmt: skip
+    text = [
+        f"n-grams over the first {show(report['diversity'][0]['budget'], 0)} tokens of each model."
+    ]
+    return table(header, cells, "Diversity") + paragraphs(text) + grown
+
+
+def samples_section(report):
+    if not report["samples"]:
+        return paragraphs(["Nothing to compare: one model."])
+    out = paragraphs(["The first answer of each model to the same prompt: drawn by seed, and the extremes by score and by length. None was picked by hand."])  # fmt: skip
+    for group in report["samples"]:
+        out += f"<details><summary>{esc(group['model'])} beside {esc(group['base'])}</summary>\n"
+        for row in group["rows"]:
+            out += f'<article><h3>{esc(row["id"])}: {esc(row["why"])}</h3><div class="text" dir="auto">{esc(row["prompt"])}</div><div class="pair">'  # fmt: skip
+            for name, side in ((group["base"], row["base"]), (group["model"], row["model"])):
+                out += f'<div><h4>{esc(name)}: {show(side["score"])}, {show(side["tokens"], 0)} tokens</h4><div class="text" dir="auto">{esc(side["text"])}</div></div>'  # fmt: skip
+            out += "</div></article>\n"
+        out += "</details>\n"
+    return out
+
+
+def limits(report):
+    """What a reader may not conclude."""
+    if report["command"] == "reward":
+        return ["Accuracy on these pairs, by these annotators; nothing about other roles, languages or people.",
+                "How well a policy trained on it does: a policy looks for the answers on which a reward model is wrong."]  # fmt: skip
+    gold = report["setup"]["gold"]
+    lines = [f"Gold is {gold}: what that score does not see, this report does not see." if gold else "There is no gold score."]  # fmt: skip
+    lines += [
+        "No person compared these answers."
+        if any("judge" in r for r in report["comparisons"])
+        else "No person and no LLM judge compared these answers.",
+        f"One sampling temperature ({report['setup']['temperature']:g}) and one set of prompts; greedy answers and other roles may differ.",
+        "Curves during training are measured on validation prompts, end points on test prompts: their levels may differ by the prompts alone.",
+        "Fairness: not measured here.",
+    ]  # fmt: skip
+    return [*lines, *(note for note in report["notes"] if "seed" in note)]
+
+
+PLOT_STYLE = """
+.plot text{fill:#222;font:13px system-ui,sans-serif;paint-order:stroke;stroke:#fff;stroke-width:3px}.plot .grid{stroke:#8884;fill:none}.plot .axis{stroke:#555;fill:none}
+.plot .line{fill:none;stroke-width:1.8}.plot .thick{fill:none;stroke-width:3}.plot .band{stroke:none;opacity:.18}
+.plot .ring{fill:none;stroke:#c00;stroke-width:2}.plot .hollow{fill:#fff;stroke-width:1.5}.plot .full{stroke:none}
+.plot .s0{stroke:#111;--c:#111}.plot .s1{stroke:#0b3d91;--c:#0b3d91}.plot .s2{stroke:#c8501e;--c:#c8501e}
+.plot .s3{stroke:#1f8f88;--c:#1f8f88}.plot .s4{stroke:#7a2fb0;--c:#7a2fb0}.plot .s5{stroke:#a67c00;--c:#a67c00}
+.plot .s6{stroke:#87919a;--c:#87919a}.plot .full,.plot .band{fill:var(--c)}
+@media (prefers-color-scheme:dark){
+.plot text{fill:#e6e6e6;stroke:#16181d}.plot .axis{stroke:#aaa}.plot .ring{stroke:#ff7b7b}.plot .hollow{fill:#16181d}
+.plot .s0{stroke:#f2f2f2;--c:#f2f2f2}.plot .s1{stroke:#7fb0ff;--c:#7fb0ff}.plot .s2{stroke:#ff8a4c;--c:#ff8a4c}
+.plot .s3{stroke:#5fd3c4;--c:#5fd3c4}.plot .s4{stroke:#c690ff;--c:#c690ff}.plot .s5{stroke:#ffd24d;--c:#ffd24d}
+.plot .s6{stroke:#8592a0;--c:#8592a0}}
+"""
+PAGE_STYLE = """
+:root{color-scheme:light dark;--ink:#1c1e21;--soft:#5a6068;--paper:#fff;--card:#f4f5f7;--rule:#d5d8dd}
+@media (prefers-color-scheme:dark){:root{--ink:#e6e6e6;--soft:#a4abb5;--paper:#16181d;--card:#20242b;--rule:#3a3f48}}
+*{box-sizing:border-box}
+body{margin:0;background:var(--paper);color:var(--ink);font:16px/1.5 system-ui,sans-serif;overflow-wrap:break-word}
+main{max-width:76rem;margin:0 auto;padding:1rem}p,li,figcaption{max-width:50rem}
+h1{font-size:1.6rem;line-height:1.2}h2{font-size:1.25rem;margin-top:2.2rem;border-bottom:1px solid var(--rule)}
+h3{font-size:1rem;margin-bottom:.3rem}h4{font-size:.85rem;margin:.4rem 0;color:var(--soft)}
+.scroll{overflow-x:auto;margin:.6rem 0}table{border-collapse:collapse;font-size:.85rem;font-variant-numeric:tabular-nums}
+th,td{padding:.25rem .7rem .25rem 0;text-align:right;border-bottom:1px solid var(--rule);vertical-align:top;white-space:nowrap}
+th[scope=row],th:first-child{text-align:left;font-weight:600}thead th{color:var(--soft);font-weight:600}
+figure{margin:1rem 0}figure svg{width:100%;max-width:30rem;height:auto;display:block}
+figcaption,details{font-size:.85rem;color:var(--soft)}details table,article{color:var(--ink)}summary{cursor:pointer;padding:.25rem 0}
+.figures{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,26rem),1fr));gap:1rem}
+.figures figure{margin:0;min-width:0}
+article{border-top:1px solid var(--rule);padding:.5rem 0}.pair{display:grid;grid-template-columns:1fr 1fr;gap:1rem}
+.pair>div{min-width:0}.text,pre{white-space:pre-wrap;overflow-wrap:anywhere;background:var(--card);padding:.5rem .7rem;border-radius:4px;unicode-bidi:isolate}
+pre{font-size:.8rem}td,.text{font-size:.85rem}
+@media (max-width:40rem){.pair{grid-template-columns:1fr}main{padding:.7rem}}
+@media print{@page{size:A4;margin:15mm}body{font-size:11px}figure,article,tr{break-inside:avoid}.scroll{overflow:visible}
+th,td{white-space:normal;font-size:9px}details::details-content{content-visibility:visible;block-size:auto}}
+"""
+
+
+# ---- 10. the guard ----
+
+COMMANDS = {"compare": compare, "reward": reward, "rank": rank}
+
+
+def main(argv=None):
+    args = parse_args(argv)
+    COMMANDS[args.command](args)
+
+
+if __name__ == "__main__":
+    common.run(main)

@@ -1,0 +1,51 @@
+"""Shared by all tests: the stages are importable, nothing asks the network, CPU sums keep their order."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+REPO = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(REPO))
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a test that needs the network is a wrong test
+os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+@pytest.fixture(scope="session")
+def repo():
+    """The root of the project."""
+    return REPO
+
+
+@pytest.fixture(scope="session")
+def tokenizer():
+    """The plain tiny tokenizer: template, end token, pad != end. Never change it in a test: build your own."""
+    from tiny import tiny_tokenizer
+
+    return tiny_tokenizer()
+
+
+@pytest.fixture(scope="session")
+def llama_folder(tmp_path_factory):
+    """A tiny random Llama, to be read and never written."""
+    from tiny import tiny_model
+
+    return tiny_model("llama", tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="session")
+def reward_folder(tmp_path_factory):
+    """A tiny random reward model of the Llama shape, to be read and never written."""
+    from tiny import tiny_reward_model
+
+    return tiny_reward_model("llama", tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture
+def pairs_file(tmp_path):
+    """Sixteen separable pairs as message lists."""
+    from tiny import write_pairs
+
+    return write_pairs(tmp_path / "pairs.jsonl")

@@ -1,0 +1,77 @@
+"""D8: the bundled base writes fluent, on-format, varied answers of mixed quality, on roles it never saw.
+
+The gates are the design's: a base that names what the prompt does not hold cannot be mended by any alignment, and one
+whose answers are all alike leaves alignment nothing to choose. data/base_card.py measures, this file holds the numbers.
+"""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+import common
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "data"))
+
+import base_card  # noqa: E402
+
+BASE = ROOT / "data" / "tiny-base"
+
+
+@pytest.fixture(scope="module")
+def base():
+    return common.load_policy(BASE, trainable=False), common.load_tokenizer(BASE)
+
+
+@pytest.fixture(scope="module")
+def found(base):
+    rows, drawn = base_card.draw(*base)  # 90 prompts × 16 answers at temperature 1
+    return base_card.measure(rows, drawn, 16)
+
+
+def test_every_id_of_every_bundled_text_is_known(base):
+    """A byte-level vocabulary has no unknown token: decode(encode(text)) is the text, on bundled prompts and profiles."""
+    model, tokenizer = base
+    assert tokenizer.unk_token_id is None and len(tokenizer) <= model.config.vocab_size
+    assert common.pad_id(tokenizer) not in common.end_ids(tokenizer, model)
+    for name in ("prompts", "prefs_train", "rank_test"):
+        for row in list(common.read_jsonl(ROOT / "data" / f"{name}.jsonl"))[::40]:
+            text = row["prompt"][0]["content"]
+            assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
+
+
+def test_size_and_shape(base):
+    """2 to 4 M weights, tied, context 512, a folder below 10 MB."""
+    model, _ = base
+    weights = sum(p.numel() for p in model.parameters())
+    assert 2e6 <= weights <= 4e6 and model.config.tie_word_embeddings
+    assert model.config.max_position_embeddings == 512
+    assert sum(f.stat().st_size for f in BASE.iterdir()) < 10e6
+
+
+@pytest.mark.slow
+def test_answers_end_keep_their_form_and_vary(found):
+    """Ended by itself ≥ .98, right form ≥ .85, ≥ .9 of 16 answers to a prompt distinct."""
+    assert found["ended"] >= 0.98 and found["form"] >= 0.85 and found["distinct"] >= 0.9
+
+
+@pytest.mark.slow
+def test_answers_copy_from_their_prompt(found):
+    """Of the skills named and facts quoted at temperature 1, ≥ .85 stand in the prompt."""
+    assert found["copied"] >= 0.85
+
+
+@pytest.mark.slow
+def test_quality_is_mixed(found):
+    """Mean utility .35 to .55, ≥ .25 in each task, and the best of 16 at least .2 above the mean."""
+    assert 0.35 <= found["utility"] <= 0.55 and found["best"] >= found["utility"] + 0.2
+    for task in ("assess", "interview", "summary"):
+        assert found[f"utility, {task}"] >= 0.25, task
+
+
+@pytest.mark.slow
+def test_heard_facts_are_repeated_rightly(base):
+    """After 60 ideal interviews: of the lines that claim evidence ≥ .8 are right word for word, of all lines ≥ .6."""
+    summaries = base_card.measure_summaries(*base)
+    assert summaries["claims"] >= 60 and summaries["heard"] >= 0.8 and summaries["lines"] >= 0.6

@@ -1,0 +1,416 @@
+"""The house rules of DESIGN.md and CONTRIBUTING.md, held by reading the files as syntax trees.
+
+A rule that only stands in a document is kept for a month. Everything here finds the stages by itself: a new script is
+held to the same rules on the day it is written.
+"""
+
+import ast
+import doctest
+import importlib
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPO = Path(__file__).resolve().parent.parent
+ARROWS = {  # who may import whom: the table of DESIGN.md
+    "common": set(),
+    "sft": {"common"},
+    "annotate": {"common"},
+    "reward_train": {"common"},
+    "ppo": {"common", "watch"},
+    "dpo": {"common"},
+    "judge": {"common"},
+    "grpo_rubric": {"common", "judge", "watch"},
+    "grpo_agent": {"common", "judge", "watch"},
+    "watch": set(),
+    "evaluate": {"common", "judge"},
+    "fairness": {"common", "evaluate"},
+}
+RUNTIME = {"torch", "transformers", "tokenizers", "safetensors", "flask", "numpy", "tqdm"}
+RUNTIME |= {"requests", "wandb"}  # wandb only where it is asked for, inside a function
+RUNTIME |= {"werkzeug", "urllib3"}  # what flask and requests stand on: its server, its pool
+FILES = sorted(path for path in REPO.glob("*.py"))
+STAGES = [path for path in FILES if path.name != "common.py"]
+TRAINERS = [path for path in STAGES if path.stem in ("sft", "reward_train", "dpo", "ppo")]
+SECTIONS = {  # the rule's number and its title; style.md, section 3
+    3: "the math",
+    4: "the arguments",
+    5: "the data",
+    6: "the models",
+    7: "preflight",
+    8: "the loop",
+    9: "save",
+    10: "the guard",
+}
+
+
+def names(paths):
+    return [path.name for path in paths]
+
+
+def tree_of(path):
+    return ast.parse(path.read_text(encoding="utf-8"), filename=path.name)
+
+
+def function(tree, name):
+    found = [n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == name]
+    return found[0] if found else None
+
+
+# ---- importing ----
+
+WATCH_IMPORT = """
+import os, sys
+repo, name = sys.argv[1:3]
+seen = []
+
+def hook(event, arguments):
+    if event == "open":
+        path, mode, flags = arguments
+        path = os.path.abspath(os.fsdecode(path)) if not isinstance(path, int) else ""
+        writes = flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+        data = path.startswith(repo + os.sep) and not path.endswith((".py", ".pyc"))
+        if data or (writes and not path.startswith(("/dev/", "/proc/"))):
+            seen.append(path)
+    elif event in ("socket.connect", "subprocess.Popen", "os.system"):
+        seen.append(f"{event} {arguments}")
+
+import torch, tqdm, numpy  # what they do on import is not ours
+sys.path.insert(0, repo)
+sys.argv = ["a notebook", "--no-such-flag"]
+threads = torch.get_num_threads()
+sys.addaudithook(hook)
+__import__(name)
+assert torch.get_num_threads() == threads, "importing changed the number of threads"
+sys.addaudithook(lambda *a: None)
+print("opened:", seen) if seen else None
+"""
+
+
+@pytest.mark.parametrize("name", names(FILES))
+def test_importing_does_nothing(name, tmp_path):
+    """`from dpo import dpo_loss` is a supported way to take code away. A script that parses flags at import dies of the
+    caller's flags, one that reads its data at import needs our folder: nothing may be printed, opened, started."""
+    command = [sys.executable, "-B", "-c", WATCH_IMPORT, str(REPO), Path(name).stem]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
+    assert list(tmp_path.iterdir()) == []
+
+
+HELP = """
+import runpy, sys
+script, folder = sys.argv[1:3]
+sys.argv = [script, "--help"]
+sys.path.insert(0, folder)  # as `python script.py` does
+try:
+    runpy.run_path(script, run_name="__main__")
+except SystemExit as stop:
+    assert stop.code in (0, None), stop.code
+heavy = sorted({m.split(".")[0] for m in sys.modules} & {"transformers", "flask", "wandb", "datasets"})
+assert not heavy, f"--help imported {heavy}"
+"""
+
+
+@pytest.mark.parametrize("name", names(STAGES))
+def test_help_is_quick_and_useful(name, tmp_path):
+    """`--help` must answer before the reader gives up. transformers costs seconds, so it is imported where a model is
+    loaded. Counted in modules, not in seconds: a clock fails on a busy machine. And each flag says what it is."""
+    environment = {"PATH": "/usr/bin:/bin", "COLUMNS": "100"}
+    command = [sys.executable, "-c", HELP, str(REPO / name), str(REPO)]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment)
+    assert run.returncode == 0, run.stderr
+    assert "--out" in run.stdout and "usage:" in run.stdout
+
+
+@pytest.mark.parametrize("name", names(FILES))
+def test_arrows_point_only_as_designed(name):
+    """A stage that imports another stage cannot be copied out alone; a cycle cannot be imported at all. Also imports
+    inside functions count."""
+    path = REPO / name
+    assert path.stem in ARROWS, (
+        f"{name} is not in the table of DESIGN.md: a new file must be a new stage"
+    )
+    used = set()
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Import):
+            used |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "stages are scripts: no relative import"
+            used.add(node.module.split(".")[0])
+    used -= set(sys.stdlib_module_names)
+    assert used - RUNTIME <= ARROWS[path.stem], sorted(used - RUNTIME)
+    top = {a.name for n in tree_of(path).body if isinstance(n, ast.Import) for a in n.names}
+    assert "wandb" not in top
+
+
+# ---- the script on the page ----
+
+
+@pytest.mark.parametrize("name", names(STAGES))
+def test_order_of_the_sections(name):
+    """`diff reward_train.py dpo.py` is a lecture only while both keep the same order. The rules `# ---- 3. the math`
+    rise, and each is called what style.md calls it."""
+    text = (REPO / name).read_text(encoding="utf-8")
+    rules = [
+        (int(n), title) for n, title in re.findall(r"^ *# -{2,} (\d+)\. (.*?) -{2,}$", text, re.M)
+    ]
+    assert rules, 'no section rule such as "# ---- 3. the math ----"'
+    numbers = [n for n, _ in rules]
+    assert numbers == sorted(set(numbers)), numbers
+    for n, title in rules:
+        assert SECTIONS.get(n) == title, (
+            f"section {n} is called {title!r}, style.md says {SECTIONS.get(n)!r}"
+        )
+    assert {3, 4, 5, 8, 9} <= set(numbers), f"section missing: {numbers}"
+    guard = tree_of(REPO / name).body[-1]
+    assert isinstance(guard, ast.If) and "__main__" in ast.unparse(guard.test)
+
+
+@pytest.mark.parametrize("name", names(STAGES))
+def test_same_function_for_the_same_job(name):
+    """The reader who knows one stage finds the same names in the next. Trainers have all five."""
+    tree = tree_of(REPO / name)
+    wanted = ["parse_args", "main"]
+    if REPO / name in TRAINERS:
+        wanted = ["parse_args", "load_data", "load_models", "preflight", "main"]
+    order = [n.name for n in tree.body if isinstance(n, ast.FunctionDef) and n.name in wanted]
+    assert order == wanted
+    for each in ("parse_args", "main"):  # callable from a notebook and from a test, with a list
+        arguments = function(tree, each).args
+        assert [a.arg for a in arguments.args] == ["argv"] and len(arguments.defaults) == 1
+
+
+@pytest.mark.parametrize("name", names(STAGES))
+def test_the_box_is_the_loop(name):
+    """The numbered box in the header promises what `main` does. The numbers (1) (2) … of the header's Algorithm and the
+    comments `# (1) …` in the code are the same, in the same order; a step that moved must be renumbered in both."""
+    path = REPO / name
+    text = path.read_text(encoding="utf-8")
+    box = ast.get_docstring(tree_of(path))
+    box = re.search(r"^Algorithm(.*?)^(?=\S)", box, re.M | re.S)
+    assert box, "the header has no Algorithm"
+    promised = [int(n) for n in re.findall(r"\((\d+)\) ", box.group(1))]
+    assert promised == list(range(1, len(promised) + 1)) and promised
+    tree = tree_of(path)
+    main = ast.get_source_segment(text, function(tree, "main"))
+    body = (
+        main if re.search(r"# \(\d+\)", main) else text
+    )  # evaluate.py: its commands are functions of their own
+    done = [int(n) for n in re.findall(r"^\s*# \((\d+)\)", body, re.M)]
+    assert done == promised
+
+
+@pytest.mark.parametrize("name", names(STAGES))
+def test_header_says_what_a_reader_needs(name):
+    """Objective, box, conventions, what is left out, how to run it, what it writes: in this order, in every stage."""
+    header = ast.get_docstring(tree_of(REPO / name))
+    words = [
+        "Objective",
+        "Algorithm",
+        "Conventions",
+        "Left out",
+        "Run",
+        "Writes",
+        "Reference",
+        "Axes",
+    ]
+    places = [re.search(rf"^{word}\b", header, re.M) for word in words]
+    missing = [word for word, place in zip(words, places, strict=True) if not place]
+    assert set(missing) <= {"Reference", "Axes"}, missing
+    starts = [place.start() for place in places if place]
+    assert starts == sorted(starts)
+    assert header.startswith(f"{name}: ")
+
+
+# ---- flags ----
+
+
+def flags_of(tree):
+    """(flag's name in the namespace, line) of every add_argument in a file."""
+    found = []
+    for node in ast.walk(tree):
+        called = isinstance(node, ast.Call) and getattr(node.func, "attr", None) == "add_argument"
+        if not called and not (
+            isinstance(node, ast.Call) and getattr(node.func, "id", None) == "add"
+        ):
+            continue
+        texts = [
+            a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str)
+        ]
+        texts = [t for t in texts if t.startswith("-")] or texts[:1]
+        dest = [k.value.value for k in node.keywords if k.arg == "dest"]
+        long = [t for t in texts if t.startswith("--")]
+        if dest or long or texts:
+            name = dest[0] if dest else (long or texts)[0].lstrip("-").replace("-", "_")
+            found.append((name, node.lineno))
+    return found
+
+
+def reads_of(tree):
+    """Names read as `args.name` (or getattr(args, "name")) anywhere in a file."""
+    read = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+            if isinstance(node.value, ast.Name) and node.value.id in ("args", "options"):
+                read.add(node.attr)
+        if isinstance(node, ast.Call) and getattr(node.func, "id", None) == "getattr":
+            if isinstance(node.args[1], ast.Constant):
+                read.add(node.args[1].value)
+    return read
+
+
+@pytest.mark.parametrize("name", names(FILES))
+def test_every_flag_is_read(name):
+    """A flag that nobody reads is a lie in the help. Each `--some-flag` has an `args.some_flag` in the same file; the flags
+    that common.py adds for all stages may be read there or in every trainer."""
+    path = REPO / name
+    tree = tree_of(path)
+    read = reads_of(tree)
+    if name == "common.py":
+        read |= set.intersection(*(reads_of(tree_of(p)) for p in TRAINERS))
+    else:
+        read |= reads_of(tree_of(REPO / "common.py"))
+    unread = [f"{flag} (line {line})" for flag, line in flags_of(tree) if flag not in read]
+    assert not unread, unread
+
+
+def test_flag_walk_finds_an_unread_flag():
+    """The walk above, on a file with one dead flag: it must name just that one."""
+    source = "def f(parser, args):\n    parser.add_argument('--beta')\n    parser.add_argument('--dead-one')\n"
+    tree = ast.parse(source + "    return args.beta\n")
+    assert [f for f, _ in flags_of(tree) if f not in reads_of(tree)] == ["dead_one"]
+
+
+# ---- examples and copies ----
+
+
+@pytest.mark.parametrize("name", names(FILES))
+def test_docstring_examples(name):
+    """Examples worked by hand are the first thing a reader believes. They run, and there is at least one."""
+    result = doctest.testmod(importlib.import_module(Path(name).stem))
+    assert result.failed == 0 and result.attempted > 0
+
+
+def marked_copies():
+    """`# same as FILE` above a function or behind its first line: (file, function, original file)."""
+    found = []
+    for path in FILES:
+        text = path.read_text(encoding="utf-8")
+        above = r"^# same as (\w+)\.py.*\n(?:@.*\n)*(?:def|class) (\w+)"
+        found += [(path.name, f, f"{o}.py") for o, f in re.findall(above, text, re.M)]
+        behind = r"^(?:def|class) (\w+).*# same as (\w+)\.py"
+        found += [(path.name, f, f"{o}.py") for f, o in re.findall(behind, text, re.M)]
+    return found
+
+
+@pytest.mark.parametrize("copy", marked_copies(), ids=lambda c: f"{c[0]}:{c[1]}")
+def test_marked_copies_have_not_drifted(copy):
+    """A block copied on purpose is a fork once one side is mended. Code (not docstring) must be the same tree."""
+    name, wanted, original = copy
+
+    def code(file):
+        found = [n for n in tree_of(REPO / file).body if getattr(n, "name", None) == wanted]
+        assert found, f"{file} has no {wanted}"
+        if ast.get_docstring(found[0]):
+            found[0].body = found[0].body[1:]
+        return ast.dump(found[0])
+
+    assert code(name) == code(original)
+
+
+# ---- documents ----
+
+
+def readme_commands():
+    """Every `python STAGE.py …` and `make …` in a fenced shell block of README.md and the docs."""
+    found = []
+    for path in [REPO / "README.md", *sorted((REPO / "docs").glob("*.md"))]:
+        for block in re.findall(
+            r"^```(?:bash|sh)\n(.*?)^```", path.read_text(encoding="utf-8"), re.M | re.S
+        ):
+            for line in block.replace("\\\n", " ").splitlines():
+                line = line.split(" #")[0].strip()
+                if re.match(r"(\.venv/bin/)?python \w+\.py|make( |$)", line):
+                    found.append((path.name, line))
+    return found
+
+
+@pytest.mark.parametrize("document, line", readme_commands())
+def test_documented_commands_parse(document, line):
+    """A command in the README that the script refuses is the first thing a new user meets. Each is given to the stage's own
+    parser, each make target to make."""
+    words = shlex.split(line)
+    if words[0] == "make":
+        run = subprocess.run([words[0], "-n", *words[1:]], cwd=REPO, capture_output=True, text=True)
+        assert run.returncode == 0, run.stderr
+    else:
+        importlib.import_module(Path(words[1]).stem).parse_args(words[2:])
+
+
+def test_readme_demo_is_make_demo():
+    """The README promises the same demo without make. The two lists drift at the first new flag: compared line by line."""
+    command = ["make", "-n", "-B", "demo", "PY=.venv/bin/python"]
+    made = subprocess.run(command, cwd=REPO, capture_output=True, text=True, check=True).stdout
+    made = [line for line in made.splitlines() if re.match(r"\.venv/bin/python \w+\.py", line)]
+    told = [line for document, line in readme_commands() if line.startswith(".venv/bin/python ")]
+    assert made == told and len(made) >= 3
+
+
+def metric_rows(text):
+    """docs/metrics.md as {stage: keys}: the first column of the tables below `## every trainer` and `## dpo.py`."""
+    tables = {}
+    for title, body in re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", text, re.M | re.S):
+        stage = re.match(r"`?(every trainer|\w+\.py)`?", title)
+        if stage:
+            cells = re.findall(r"^\| *(`.*?) *\|", body, re.M)
+            tables[stage.group(1)] = {
+                key for cell in cells for key in re.findall(r"`([^`]+)`", cell)
+            }
+    return tables
+
+
+def test_metric_rows_are_read_from_the_page():
+    """The reader of the page, on a page with one row."""
+    page = (
+        "## every trainer\n| key | x |\n|---|---|\n| `loss` | `not a key` |\n## words\n| `no` | |\n"
+    )
+    assert metric_rows(page) == {"every trainer": {"loss"}}
+
+
+@pytest.mark.parametrize("name", names(TRAINERS))
+def test_metrics_page_is_the_log(name, tmp_path, llama_folder, reward_folder):
+    """Every key in metrics.jsonl has a row in docs/metrics.md, and every row a key: two steps on sixteen pairs, with an
+    evaluation. A key that nobody explains is noise, a row for a key that is gone is worse."""
+    from tiny import pair_rows, write_pairs, write_rows
+
+    stage = importlib.import_module(Path(name).stem)
+    pairs = write_pairs(tmp_path / "pairs.jsonl", n=32)
+    prompts = write_rows(
+        tmp_path / "prompts.jsonl", [{"prompt": r["prompt"]} for r in pair_rows(16)]
+    )
+    gold = tmp_path / "gold.py"
+    gold.write_text(
+        "def score(prompts, answers, rows=None):\n    return [float(len(a)) for a in answers]\n"
+    )
+    argv = ["--model", llama_folder]
+    if name != "ppo.py":
+        argv += ["--data" if name == "sft.py" else "--pairs", pairs]
+    if name != "reward_train.py":
+        argv += ["--prompts", prompts, "--gold", f"{gold}:score", "--max-new-tokens", "4"]
+    if name == "dpo.py":
+        argv += ["--reward-model", reward_folder, "--ref-cache", "none"]
+    if name == "ppo.py":
+        argv += ["--reward-model", reward_folder, "--rollouts", "8"]
+    argv += ["--out", str(tmp_path / "run"), "--batch-size", "4", "--steps", "2", "--device", "cpu"]
+    stage.main([*argv, "--eval-every", "1", "--eval-fraction", "0.25"])
+    rows = (tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    logged = {key for row in rows for key in json.loads(row)}
+    tables = metric_rows((REPO / "docs" / "metrics.md").read_text(encoding="utf-8"))
+    explained = tables["every trainer"] | tables[name]
+    assert sorted(logged - explained) == [], "logged, but without a row in docs/metrics.md"
+    assert sorted(explained - logged) == [], "a row in docs/metrics.md, but never logged"

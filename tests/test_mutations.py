@@ -1,0 +1,985 @@
+"""The "break it" gallery: one line of a stage is broken, and a named check must turn red.
+
+A test that passes proves little until it has been seen to fail. Each row below is a mutation of one line, applied to a
+copy of the stage's source that is executed as a module; the check it names is a test of this folder or one of the few
+below. As an exercise, cover the last column. A mutation that no longer finds its line fails too: mend the row.
+"""
+
+import importlib
+import itertools
+import sys
+import types
+from pathlib import Path
+
+import pytest
+import torch
+
+import test_grpo
+import test_ppo
+from tiny import pair_rows, tiny_model, write_rows
+
+REPO = Path(__file__).resolve().parent.parent
+STAGES = ("common", "watch", "sft", "reward_train", "dpo", "ppo", "grpo_rubric")  # in import order
+TEXTS = ["Assess this candidate.", "Role: data engineer, python and sql.", "hold", "Ask: kafka?"]
+
+GALLERY = [
+    # stage, its line, the line broken, what turns red
+    # -- DPO: what goes into the formula
+    (
+        "dpo",
+        "logps = token_logps(model, ids, attention_mask, mask).sum(1).view(2, -1)",
+        "logps = token_logps(model, ids, attention_mask, mask).mean(1).view(2, -1)",
+        "test_toy_world.test_the_stage_lands_on_the_optimum",
+    ),
+    (
+        "dpo",
+        "answers = [pairs.chosen[i] for i in indices] + [pairs.rejected[i] for i in indices]",
+        "answers = [pairs.rejected[i] for i in indices] + [pairs.chosen[i] for i in indices]",
+        "test_toy_world.test_the_stage_lands_on_the_optimum",
+    ),
+    (
+        "dpo",
+        "logps[0], logps[1], ref_chosen, ref_rejected, args.beta",
+        "logps[1], logps[0], ref_rejected, ref_chosen, args.beta",
+        "test_toy_world.test_the_stage_lands_on_the_optimum",
+    ),
+    (
+        "dpo",
+        "(None, None) if ref_logps is None else ref_logps[:, part].to(model.device)",
+        "(None, None) if ref_logps is None else ref_logps[:, part].flip(0).to(model.device)",
+        "check_preflight",
+    ),
+    (
+        "dpo",
+        "lengths = mask.sum(1).view(2, -1)",
+        "lengths = attention_mask.sum(1).view(2, -1)",
+        "test_toy_world.test_the_stage_normalises_ipo_by_the_answer_tokens",
+    ),
+    # -- DPO: the formula
+    (
+        "dpo",
+        "z = beta * (chosen_logratios - rejected_logratios)",
+        "z = beta * (policy_chosen_logps - policy_rejected_logps)",
+        "check_preflight",
+    ),
+    (
+        "dpo",
+        "z = beta * (chosen_logratios - rejected_logratios)",
+        "z = beta * (policy_chosen_logps - policy_rejected_logps)",
+        "test_toy_world.test_dpo_lands_on_the_optimum",
+    ),
+    (
+        "dpo",
+        "z = beta * (chosen_logratios - rejected_logratios)",
+        "z = beta * (rejected_logratios - chosen_logratios)",
+        "test_toy_world.test_dpo_lands_on_the_optimum",
+    ),
+    (
+        "dpo",
+        "z = beta * (chosen_logratios - rejected_logratios)",
+        "z = beta / 2 * (chosen_logratios - rejected_logratios)",
+        "test_losses.test_dpo_rewards_golden",
+    ),
+    (
+        "dpo",
+        "losses = -(1 - epsilon) * F.logsigmoid(z) - epsilon * F.logsigmoid(-z)",
+        "losses = -(1 - epsilon) * F.logsigmoid(z)",
+        "test_losses.test_dpo_golden",
+    ),
+    (
+        "dpo",
+        "losses = (-(1 - epsilon) * F.logsigmoid(z) + epsilon * F.logsigmoid(-z)) / (1 - 2 * epsilon)",
+        "losses = (-(1 - epsilon) * F.logsigmoid(z) - epsilon * F.logsigmoid(-z)) / (1 - 2 * epsilon)",
+        "test_toy_world.test_robust_undoes_the_noise_it_is_told_of",
+    ),
+    (
+        "dpo",
+        "losses = (1 - z).clamp(min=0)",
+        "losses = (1 + z).clamp(min=0)",
+        "test_losses.test_swapped_sides_negate_the_margin",
+    ),
+    (
+        "dpo",
+        "losses = (per_token - 1 / (2 * beta)) ** 2",
+        "losses = (per_token - beta / 2) ** 2",
+        "test_losses.test_dpo_golden",
+    ),
+    (
+        "dpo",
+        "losses = -F.logsigmoid(beta * per_token - simpo_gamma)",
+        "losses = -F.logsigmoid(beta * (per_token - simpo_gamma))",
+        "test_losses.test_dpo_golden",
+    ),
+    (
+        "dpo",
+        "        chosen_rewards.detach(),",
+        "        chosen_rewards,",
+        "test_losses.test_rewards_are_for_the_log_alone",
+    ),
+    (
+        "dpo",
+        "if not beta > 0:",
+        "if beta <= 0:",  # NaN passes
+        "test_losses.test_dpo_wrong_arguments",
+    ),
+    # -- DPO: the loop and its log
+    ("dpo", "loss = losses.sum() / len(batch)", "loss = losses.mean()", "check_micro_batches"),
+    (
+        "dpo",
+        "loss = loss - args.nll_coef * rest[2][0].sum() / chosen_tokens",
+        "loss = loss - args.nll_coef * rest[2][0].sum() / rest[3][0].sum()",
+        "check_micro_batches",
+    ),
+    (
+        "dpo",
+        "right = ((margins > 0) & ~equal).float() + 0.5 * equal",
+        "right = (margins >= 0).float()",
+        "test_losses.test_equal_margins_count_as_half",
+    ),
+    # -- PPO: the reward
+    (
+        "ppo",
+        "return torch.where(mask, ends - kl_coef * kl, 0.0), kl",
+        "return torch.where(mask, ends + kl_coef * kl, 0.0), kl",
+        "test_toy_world.test_ppo_lands_on_the_optimum",
+    ),
+    (
+        "ppo",
+        "kl = kl_estimates(logps, ref_logps, mask)[0]",
+        "kl = kl_estimates(logps, ref_logps, mask)[2]",  # k3 moved into the reward
+        "test_ppo.test_kl_card_in_the_reward",
+    ),
+    (
+        "ppo",
+        "kl = kl_estimates(logps, ref_logps, mask)[0]",
+        "kl = kl_estimates(logps, ref_logps, mask)[1]",
+        "test_toy_world.test_ppo_lands_on_the_optimum",
+    ),
+    (
+        "ppo",
+        "last = mask.long().cumsum(1).argmax(1, keepdim=True)",
+        "last = torch.full_like(mask[:, :1].long(), mask.shape[1] - 1)",
+        "test_ppo.test_the_score_stands_at_the_last_action",
+    ),
+    (
+        "ppo",
+        "at_end = at_end - no_end_penalty * (~finished).to(at_end.dtype)",
+        "at_end = at_end - no_end_penalty * finished.to(at_end.dtype)",
+        "test_ppo.test_shape_rewards_golden",
+    ),
+    # -- PPO: advantages
+    (
+        "ppo",
+        "torch.where(mask[:, t], delta + gamma * lam * after, 0.0)",
+        "torch.where(mask[:, t], delta + gamma * after, 0.0)",  # λ forgotten
+        "test_ppo.test_gae_golden",
+    ),
+    (
+        "ppo",
+        "next_value = after if bootstrap is None else",
+        "next_value = values[:, -1] if bootstrap is None else",  # bootstrap after the end
+        "test_ppo.test_gae_by_heart",
+    ),
+    (
+        "ppo",
+        "after = torch.where(mask[:, t], advantages[:, t], after)",
+        "after = advantages[:, t]",
+        "test_ppo.test_a_gap_hands_on_what_is_behind_it",
+    ),
+    (
+        "ppo",
+        "next_value = torch.where(mask[:, t], values[:, t], next_value)",
+        "next_value = values[:, t]",
+        "test_ppo.test_a_gap_hands_on_what_is_behind_it",
+    ),
+    (
+        "ppo",
+        "values = torch.where(mask, at_least_fp32(values), 0.0)",
+        "values = at_least_fp32(values) * mask",
+        "test_ppo.test_masked_places_count_for_nothing",
+    ),
+    (
+        "ppo",
+        "var = (squares - n * mean**2).clamp(min=0) / (n - 1)",
+        "var = (squares - n * mean**2).clamp(min=0) / n",
+        "test_ppo.test_whiten_golden",
+    ),
+    (
+        "ppo",
+        "stats or (int(mask.sum()), x.double().sum(), x.double().square().sum())",
+        "stats or (mask.numel(), x.double().sum(), x.double().square().sum())",
+        "test_ppo.test_whiten_counts_the_actions_only",
+    ),
+    (
+        "ppo",
+        "n, total, squares = stats or (",
+        "n, total, squares = (",  # each rank by its own
+        "test_ppo.test_whiten_by_halves_is_the_whole",
+    ),
+    ("ppo", "    if n < 2:\n", "    if n < 1:\n", "test_ppo.test_whiten_counts_the_actions_only"),
+    # -- PPO: the losses
+    (
+        "ppo",
+        "log_ratio = torch.where(mask, at_least_fp32(logps) - at_least_fp32(old_logps), 0.0)",
+        "log_ratio = (at_least_fp32(logps) - at_least_fp32(old_logps)) * mask",
+        "test_ppo.test_masked_places_count_for_nothing",
+    ),
+    (
+        "ppo",
+        "bounded = -advantages * ratio.clamp(1 - clip_low, 1 + clip_high)",
+        "bounded = -advantages * ratio.clamp(1 + clip_low, 1 - clip_high)",
+        "test_ppo.test_policy_loss_case_by_case",
+    ),
+    (
+        "ppo",
+        "bounded = -advantages * ratio.clamp(1 - clip_low, 1 + clip_high)",
+        "bounded = -advantages * ratio.clamp(1 - clip_high, 1 + clip_low)",
+        "test_ppo.test_policy_loss_golden",
+    ),
+    (
+        "ppo",
+        "return torch.maximum(plain, bounded), bounded > plain",
+        "return torch.minimum(plain, bounded), bounded < plain",
+        "test_ppo.test_policy_loss_case_by_case",
+    ),
+    (
+        "ppo",
+        "    ratio = log_ratio.clamp(-20, 20).exp()",
+        "    ratio = log_ratio.exp()",
+        "test_ppo.test_a_policy_far_away_does_not_overflow",
+    ),
+    (
+        "ppo",
+        "bounded = (old_values + (values - old_values).clamp(-clip, clip) - returns) ** 2",
+        "bounded = (values + (old_values - values).clamp(-clip, clip) - returns) ** 2",
+        "test_ppo.test_value_loss_golden",
+    ),
+    (
+        "ppo",
+        "return 0.5 * torch.maximum(plain, bounded), bounded > plain",
+        "return torch.maximum(plain, bounded), bounded > plain",
+        "test_ppo.test_value_loss_golden",
+    ),
+    (
+        "ppo",
+        "return (1 - (returns - values).var() / returns.var()).item()",
+        "return (1 - (returns - values).square().mean() / returns.var()).item()",
+        "test_ppo.test_explained_variance_golden",
+    ),
+    (
+        "ppo",
+        "max(kl / self.target - 1, -0.2)",
+        "max(1 - kl / self.target, -0.2)",
+        "test_ppo.test_adaptive_kl_golden",
+    ),
+    # -- PPO: critic and rollout
+    (
+        "ppo",
+        "head.weight.copy_(critic.score.weight / std)",
+        "head.weight.copy_(critic.score.weight)",
+        "test_ppo.test_critic_from_the_reward_model_starts_as_the_score",
+    ),
+    (
+        "ppo",
+        "head.bias.fill_(-mean / std)",
+        "head.bias.fill_(0.0)",
+        "test_ppo.test_critic_from_the_reward_model_starts_as_the_score",
+    ),
+    (
+        "ppo",
+        'hidden = common.token_hidden(model if args.critic == "shared" else critic, *row)',
+        "hidden = common.token_hidden(model, *row)",
+        "test_ppo.test_values_of_each_critic",
+    ),
+    (
+        "ppo",
+        "model, ids, attention_mask, mask, args.temperature, with_entropy=True",
+        "model, ids, attention_mask, mask, 1.0, with_entropy=True",
+        "test_ppo.test_first_minibatch_has_ratio_one_and_kl_zero",
+    ),
+    (
+        "ppo",
+        "ref_logps[part, :t] = token_logps(reference or model, *row, args.temperature)",
+        "ref_logps[part, :t] = token_logps(reference or model, *row)",
+        "test_ppo.test_first_minibatch_has_ratio_one_and_kl_zero",
+    ),
+    (
+        "ppo",
+        "keep = [i for i, score in enumerate(scores) if score is not None]",
+        "scores = [score or 0.0 for score in scores]; keep = list(range(len(scores)))",
+        "test_ppo.test_none_drops_the_answer",
+    ),
+    (
+        "ppo",
+        "with common.adapter_off(reference or model):",
+        "if True:",  # the reference wears the adapter
+        "test_ppo.test_three_models_or_one",
+    ),
+    # -- PPO: the update
+    (
+        "ppo",
+        'logps, mb["logps"], mb["advantages"], mask, args.clip_low, args.clip_high',
+        'logps, logps.detach(), mb["advantages"], mask, args.clip_low, args.clip_high',
+        "test_ppo.test_the_rollout_is_fixed_before_the_update",
+    ),
+    (
+        "ppo",
+        'logps, mb["logps"], mb["advantages"], mask, args.clip_low, args.clip_high',
+        'logps, logps, mb["advantages"], mask, args.clip_low, args.clip_high',
+        "test_toy_world.test_sampled_ppo",
+    ),
+    (
+        "ppo",
+        "policy_loss = policy_losses.sum() / actions",
+        "policy_loss = masked_mean(policy_losses, mask)",
+        "test_ppo.test_gradient_for_every_cut",
+    ),
+    (
+        "ppo",
+        'actions = int(b["mask"][batch].sum())',
+        'actions = int(b["mask"].sum())',  # those of the rollout
+        "test_ppo.test_ragged_tail",
+    ),
+    (
+        "ppo",
+        "common.set_lr(optimizer, args, done, steps * plan)",
+        "common.set_lr(optimizer, args, step, steps)",
+        "test_ppo.test_ragged_tail",
+    ),
+    (
+        "ppo",
+        "sums[key] += x.detach().sum().item()",
+        "sums[key] = x.detach().sum().item()",  # the last micro-batch logged as the mean
+        "test_ppo.test_the_log_of_an_update_is_its_mean",
+    ),
+    (
+        "ppo",
+        "of_critic = scalers[len(optimizers) - 1]",
+        "of_critic = scalers[0]",
+        "test_ppo.test_fp16_scales_each_optimiser_by_its_own",
+    ),
+    # -- PPO: the loop
+    (
+        "ppo",
+        'b["mask"], kl_control.value, b["finished"], args.no_end_penalty',
+        'b["mask"], kl_control.value, None, args.no_end_penalty',
+        "test_ppo.test_the_loop_hands_on",
+    ),
+    (
+        "ppo",
+        'b["advantages"] = masked_whiten(advantages, b["mask"])',
+        'b["advantages"] = advantages',
+        "test_ppo.test_the_loop_hands_on",
+    ),
+    (
+        "ppo",
+        "tokenizer, rows, args.seed * 10**6 + step",
+        "tokenizer, rows, args.seed",
+        "test_ppo.test_the_loop_hands_on",
+    ),
+    (
+        "ppo",
+        'kl_control.update(row["kl/ref"], len(b["texts"]))',
+        'kl_control.update(row["kl/token"], len(b["texts"]))',
+        "test_ppo.test_adaptive_kl_in_a_run",
+    ),
+    # -- GRPO: groups
+    (
+        "grpo_rubric",
+        "centred = torch.where(valid, rewards - rewards.sum(dim=1, keepdim=True) / n.clamp(min=1), 0.0)",
+        "centred = torch.where(valid, rewards - rewards.sum(dim=0, keepdim=True) / len(rewards), 0.0)",
+        "test_grpo.test_every_group_sums_to_zero",
+    ),
+    (
+        "grpo_rubric",
+        "(centred**2).sum(dim=1, keepdim=True) / (n - 1).clamp(min=1)",
+        "(centred**2).sum(dim=1, keepdim=True) / n.clamp(min=1)",
+        "test_grpo.test_deviation_is_the_samples",
+    ),
+    (
+        "grpo_rubric",
+        "rewards = torch.where(valid, rewards, 0.0)",
+        "rewards, valid = torch.where(valid, rewards, 0.0), torch.ones_like(valid)",  # a lost call scored 0
+        "test_grpo.test_unscored_is_not_zero",
+    ),
+    (
+        "grpo_rubric",
+        "signal = (n > 1) & (highest - lowest > 1e-6)",
+        "signal = (n > 1) & (highest - lowest > 0)",
+        "test_grpo.test_groups_without_signal",
+    ),
+    (
+        "grpo_rubric",
+        "centred = centred * n / (n - 1).clamp(min=1)",
+        "centred = centred * rewards.shape[1] / (rewards.shape[1] - 1)",  # G also where some have no score
+        "test_grpo.test_group_advantages_golden",
+    ),
+    (
+        "grpo_rubric",
+        'if scale == "std":',
+        'if scale in ("std", "center"):',  # std switched on with KL in the loss
+        "test_toy_world.test_grpo_default_with_kl_in_the_loss",
+    ),
+    # -- GRPO: the loss
+    (
+        "grpo_rubric",
+        "losses = losses + beta * token_ratio * k3",
+        "losses = losses - beta * token_ratio * k3",
+        "test_grpo.test_kl_card_of_the_loss",
+    ),
+    (
+        "grpo_rubric",
+        "losses = losses + beta * token_ratio * k3",
+        "losses = losses + beta * k3",
+        "test_grpo.test_kl_card_of_the_loss",
+    ),
+    (
+        "grpo_rubric",
+        "losses = losses + beta * token_ratio * k3",
+        "losses = losses + beta * ratio * k3",
+        "test_grpo.test_kl_term_is_the_same_at_either_level",
+    ),
+    (
+        "grpo_rubric",
+        "-advantages * ratio.clamp(1 - clip_low, 1 + clip_high)",
+        "-advantages * ratio.clamp(1 - clip_high, 1 + clip_low)",
+        "test_grpo.test_grpo_loss_golden",
+    ),
+    (
+        "grpo_rubric",
+        "losses, k3 = torch.maximum(plain, bounded)",
+        "losses, k3 = torch.minimum(plain, bounded)",
+        "test_grpo.test_clip_case_by_case",
+    ),
+    (
+        "grpo_rubric",
+        "mean = log_ratio.sum(dim=1, keepdim=True) / lengths.clamp(min=1)",
+        "mean = log_ratio.mean(dim=1, keepdim=True)",  # over the padding too
+        "test_grpo.test_gspo_ratio_golden",
+    ),
+    (
+        "grpo_rubric",
+        "log_ratio = torch.where(mask, at_least_fp32(logps) - at_least_fp32(old_logps), 0.0)",
+        "log_ratio = (at_least_fp32(logps) - at_least_fp32(old_logps)) * mask",
+        "test_grpo.test_masked_places_count_for_nothing",
+    ),
+    (
+        "grpo_rubric",
+        "ratio = token_ratio = log_ratio.clamp(-20, 20).exp()",
+        "ratio = token_ratio = log_ratio.exp()",
+        "test_grpo.test_a_policy_far_away_does_not_overflow",
+    ),
+    (
+        "grpo_rubric",
+        "loss = losses.sum() / (normalizer or lengths.sum().clamp(min=1))",
+        "loss = losses.sum() / lengths.sum().clamp(min=1)",
+        "test_grpo.test_parts_with_the_normalizer_of_the_whole",
+    ),
+    (
+        "grpo_rubric",
+        "loss = losses.sum() / (normalizer or len(losses) * max_tokens)",
+        "loss = losses.sum() / (normalizer or losses.numel())",  # the batch's longest
+        "test_grpo.test_no_length_bias_where_none_is_promised",
+    ),
+    (
+        "grpo_rubric",
+        "loss = rows / (normalizer or (lengths > 0).sum().clamp(min=1))",
+        "loss = rows / (normalizer or len(losses))",
+        "test_grpo.test_an_empty_row_is_no_row",
+    ),
+    (
+        "grpo_rubric",
+        "return ((max_tokens - buffer - lengths) / buffer).clamp(-1, 0)",
+        "return ((max_tokens - buffer - lengths) / max_tokens).clamp(-1, 0)",
+        "test_grpo.test_overlong_penalty_golden",
+    ),
+    # -- GRPO: the update
+    (
+        "grpo_rubric",
+        '"token": counted,',
+        '"token": None,',  # tokens counted per micro-batch
+        "test_grpo.test_gradient_for_every_cut",
+    ),
+    (
+        "grpo_rubric",
+        'counted = b["mask"][rows].sum().item()',
+        'counted = b["mask"][rows[(advantages[rows] != 0).numpy()]].sum().item()',
+        "test_grpo.test_answers_without_advantage_cost_no_forward",
+    ),
+    (
+        "grpo_rubric",
+        "rows = rows[in_loss[rows].numpy()]",
+        "pass",
+        "test_grpo.test_unscored_answers_leave_the_loss",
+    ),
+    (
+        "grpo_rubric",
+        "model, ids, attention_mask, mask, args.temperature, with_entropy=True",
+        "model, ids, attention_mask, mask, 1.0, with_entropy=True",
+        "test_grpo.test_unscored_answers_leave_the_loss",
+    ),
+    (
+        "grpo_rubric",
+        "                old = logps.detach()\n",
+        "                old = logps\n",  # the graph is kept
+        "test_grpo.test_gradient_for_every_cut",
+    ),
+    (
+        "grpo_rubric",
+        "if args.num_substeps == 1:",
+        "if True:",  # every substep takes the policy of the moment for the one that drew
+        "test_grpo.test_substeps_are_of_whole_groups",
+    ),
+    (
+        "grpo_rubric",
+        "rows = (part[:, None] * args.group_size + np.arange(args.group_size)).ravel()",
+        "rows = (part[:, None] + len(groups) * np.arange(args.group_size)).ravel()",
+        "test_grpo.test_substeps_are_of_whole_groups",
+    ),
+    (
+        "grpo_rubric",
+        "with torch.no_grad(), common.adapter_off(reference or model):",
+        "with torch.no_grad():",  # the reference wears the adapter
+        "test_grpo.test_lora_reference_is_the_start",
+    ),
+    # -- GRPO: the loop and its data
+    (
+        "grpo_rubric",
+        "None if None in found else sum(w * x for w, x in",
+        "sum(w * (x or 0.0) for w, x in",
+        "test_grpo.test_a_lost_grade_is_no_zero",
+    ),
+    (
+        "grpo_rubric",
+        'in_loss &= torch.tensor(b["finished"])',
+        "pass",
+        "test_grpo.test_overlong",
+    ),
+    (
+        "grpo_rubric",
+        "advantages_PG = group_advantages(shaped_PG, args.scale)",
+        "advantages_PG = group_advantages(rewards_PG, args.scale)",
+        "test_grpo.test_overlong",
+    ),
+    (
+        "grpo_rubric",
+        "[train[i] for i in batch], args.seed * 10**6 + step)",
+        "[train[i] for i in batch], args.seed)",
+        "test_grpo.test_each_step_has_its_own_prompts_and_draws",
+    ),
+    (
+        "grpo_rubric",
+        "random.Random(args.data_seed).shuffle(rows)",
+        "random.Random(args.seed).shuffle(rows)",
+        "test_grpo.test_split_is_the_recipes",
+    ),
+    # -- the reward model
+    (
+        "reward_train",
+        "z = chosen_rewards - rejected_rewards - margin",
+        "z = rejected_rewards - chosen_rewards - margin",
+        "test_toy_world.test_reward_model_recovers_the_reward",
+    ),
+    (
+        "reward_train",
+        "z = chosen_rewards - rejected_rewards - margin",
+        "z = chosen_rewards - rejected_rewards + margin",
+        "test_losses.test_bradley_terry_golden",
+    ),
+    (
+        "reward_train",
+        "epsilon = torch.where(tie, 0.5, epsilon)",
+        "epsilon = torch.where(tie, 0.0, epsilon)",
+        "test_losses.test_bradley_terry_ties_pull_together",
+    ),
+    (
+        "reward_train",
+        "margin = torch.where(tie, 0.0, margin)",
+        "margin = torch.where(tie, 1.0, 1.0) * margin",
+        "test_losses.test_bradley_terry_unused_margin_of_a_tie",
+    ),
+    (
+        "reward_train",
+        "return losses + center_coef * (chosen_rewards + rejected_rewards) ** 2",
+        "return losses + center_coef * (chosen_rewards - rejected_rewards) ** 2",
+        "test_losses.test_bradley_terry_golden",
+    ),
+    (
+        "reward_train",
+        "right = (decided > 0).double() + 0.5 * (decided == 0).double()",
+        "right = (decided >= 0).double()",
+        "test_losses.test_pair_metrics_of_a_constant_model",
+    ),
+    (
+        "reward_train",
+        "decided = delta[~tie.bool()] if tie is not None else delta",
+        "decided = delta",
+        "test_losses.test_pair_metrics_leaves_ties_out_and_counts_them",
+    ),
+    (
+        "reward_train",
+        "loss = losses.sum() / len(batch)",
+        "loss = losses.mean()",
+        "check_micro_batches",
+    ),
+    (
+        "common",
+        "last = attention_mask.long().cumsum(1).argmax(1)  # the first column that counts all",
+        "last = torch.full_like(attention_mask.sum(1), attention_mask.shape[1] - 1)",
+        "check_padding",
+    ),
+    # -- log-probs and masks
+    (
+        "common",
+        "return hidden[:, :-1][response_mask[:, 1:]]",
+        "return hidden[:, 1:][response_mask[:, 1:]]",
+        "check_one_token_at_a_time",
+    ),
+    (
+        "common",
+        "return hidden[:, :-1][response_mask[:, 1:]]",
+        "return hidden[:, 1:][response_mask[:, 1:]]",
+        "test_ppo.test_values_stand_one_column_earlier",
+    ),
+    (
+        "common",
+        "tokens = input_ids[response_mask]",
+        "tokens = input_ids[:, :-1][response_mask[:, 1:]]",
+        "check_one_token_at_a_time",
+    ),
+    (
+        "common",
+        "logits = logits / temperature  # (n, V) fp32",
+        "pass",
+        "check_ratio_is_one",
+    ),
+    (
+        "common",
+        "logits = logits / (temperature or 1.0)  # (R, V) fp32",
+        "pass",
+        "check_ratio_is_one",
+    ),
+    (
+        "common",
+        "position_ids = positions(mask)",
+        "position_ids = torch.arange(L, device=device)[None].expand(len(distinct), L)",
+        "check_ratio_is_one",
+    ),
+    (
+        "common",
+        "attention_mask & (columns >= prompt_lengths)",
+        "columns >= prompt_lengths",  # padding is trained
+        "test_losses.test_batch_rows_keeps_pairs_together",
+    ),
+    (
+        "common",
+        "attention_mask & (columns >= prompt_lengths)",
+        "attention_mask & (columns > prompt_lengths)",  # the mask slid by one
+        "test_losses.test_batch_rows_keeps_pairs_together",
+    ),
+    (
+        "common",
+        "module.lora_on = False",
+        "module.lora_on = True",
+        "check_adapter_off_is_the_base",
+    ),
+    (
+        "common",
+        "if a.shape != b.shape:",
+        "if a.numel() != b.numel():",
+        "test_losses.test_shapes_that_differ_are_refused",
+    ),
+    # -- KL
+    (
+        "common",
+        "d = torch.where(mask, at_least_fp32(logps) - at_least_fp32(ref_logps), 0.0)",
+        "d = torch.where(mask, at_least_fp32(ref_logps) - at_least_fp32(logps), 0.0)",
+        "test_losses.test_kl_card_values",
+    ),
+    (
+        "common",
+        "d = torch.where(mask, at_least_fp32(logps) - at_least_fp32(ref_logps), 0.0)",
+        "d = (at_least_fp32(logps) - at_least_fp32(ref_logps)) * mask",
+        "test_losses.test_masked_places_count_for_nothing",
+    ),
+    (
+        "common",
+        "return d, d**2 / 2, torch.expm1(-bounded) + bounded",
+        "return d, d**2 / 2, torch.expm1(bounded) - bounded",
+        "test_losses.test_kl_card_gradients",
+    ),
+    (
+        "common",
+        "return d, d**2 / 2, torch.expm1(-bounded) + bounded",
+        "return d, d**2, torch.expm1(-bounded) + bounded",
+        "test_losses.test_kl_golden",
+    ),
+    (
+        "common",
+        "return d, d**2 / 2, torch.expm1(-bounded) + bounded",
+        "return bounded.detach() + 0 * d, d**2 / 2, torch.expm1(-bounded) + bounded",
+        "test_losses.test_kl_far_from_the_reference",
+    ),
+    # -- what is added up
+    (
+        "common",
+        "return torch.where(mask, at_least_fp32(x), 0.0).sum() / mask.sum().clamp(min=1)",
+        "return torch.where(mask, at_least_fp32(x), 0.0).sum() / mask.sum()",
+        "test_losses.test_masked_mean_by_hand",
+    ),
+    (
+        "common",
+        "return torch.where(mask, at_least_fp32(x), 0.0).sum() / mask.sum().clamp(min=1)",
+        "return (at_least_fp32(x) * mask).sum() / mask.sum().clamp(min=1)",
+        "test_losses.test_masked_places_count_for_nothing",
+    ),
+    (
+        "sft",
+        "return torch.where(mask, -common.at_least_fp32(logps), 0.0)",
+        "return -common.at_least_fp32(logps)",
+        "test_losses.test_sft_loss_by_hand",
+    ),
+    (
+        "sft",
+        "return torch.where(mask, -common.at_least_fp32(logps), 0.0)",
+        "return torch.where(mask, -logps, 0.0)",
+        "test_losses.test_precision_is_kept_or_raised",
+    ),
+    (
+        "sft",
+        "loss = sft_loss(logps, mask).sum() / trained_tokens",
+        "loss = sft_loss(logps, mask).sum() / mask.sum()",  # tokens counted per micro-batch
+        "check_micro_batches",
+    ),
+]
+
+
+# ---- the checks that no other file here has in this form ----
+
+
+def batch(common, tokenizer, extra=0):
+    """Four prompts with answers of 3, 2, 4 and 1 tokens, padded by `extra` more columns than needed."""
+    prompts = [common.encode_prompt(tokenizer, text) for text in TEXTS]
+    answers = [tokenizer.encode(text)[:n] for text, n in zip(TEXTS[::-1], (3, 2, 4, 1))]
+    ids, attention_mask, mask = common.pad_rows(prompts, answers, tokenizer.pad_token_id)
+    pad = torch.nn.functional.pad
+    return (
+        pad(ids, (0, extra), value=tokenizer.pad_token_id),
+        pad(attention_mask, (0, extra), value=False),
+        pad(mask, (0, extra), value=False),
+    )
+
+
+def check_one_token_at_a_time(common, tokenizer, llama_folder):
+    """Column t of token_logps is log p(token t | tokens before t), by a loop that feeds one more token at a time."""
+    model = common.load_policy(llama_folder, trainable=False)
+    ids, attention_mask, mask = batch(common, tokenizer)
+    with torch.no_grad():
+        ours = common.token_logps(model, ids, attention_mask, mask)
+        for row in range(len(ids)):
+            for t in mask[row].nonzero()[:, 0].tolist():
+                logits = model(input_ids=ids[row : row + 1, :t]).logits[0, -1]
+                assert abs(ours[row, t] - logits.log_softmax(-1)[ids[row, t]]) < 1e-4
+    assert not ours[~mask].any()
+
+
+def check_padding(common, tokenizer, llama_folder, reward_folder):
+    """Ten more pad tokens change neither a log-prob nor a score."""
+    policy = common.load_policy(llama_folder, trainable=False)
+    reward_model = common.load_reward_model(reward_folder, tokenizer, trainable=False)
+    found = []
+    with torch.no_grad():
+        for extra in (0, 10):
+            ids, attention_mask, mask = batch(common, tokenizer, extra)
+            sums = common.token_logps(policy, ids, attention_mask, mask).sum(1)
+            found.append(
+                torch.stack([sums, common.reward_scores(reward_model, ids, attention_mask)])
+            )
+    assert (found[0] - found[1]).abs().max() < 1e-4
+
+
+def check_ratio_is_one(common, tokenizer, gpt2_folder):
+    """Log-probs of generation = log-probs of rescoring, at temperature .7, prompts of mixed length, positions learned."""
+    model = common.load_policy(gpt2_folder, trainable=False)
+    rollout = common.sample(model, tokenizer, TEXTS, n=2, max_new_tokens=6, temperature=0.7)
+    rows = common.pad_rows(rollout.prompt_ids, rollout.response_ids, tokenizer.pad_token_id)
+    with torch.no_grad():
+        logps = common.token_logps(model, *rows, temperature=0.7)
+    drawn = torch.tensor([x for row in rollout.logps for x in row])
+    assert ((logps[rows[2]] - drawn).exp() - 1).abs().max() < 1e-4
+
+
+def check_adapter_off_is_the_base(common, tokenizer, llama_folder):
+    """With LoRA the reference is the policy with its adapter off: the base's own log-probs, and on again afterwards."""
+    model = common.load_policy(llama_folder, lora_rank=2)
+    for name, weight in model.named_parameters():
+        if "lora_B" in name:
+            weight.data.fill_(0.1)
+    rows = batch(common, tokenizer)
+    with torch.no_grad():
+        base = common.token_logps(common.load_policy(llama_folder, trainable=False), *rows)
+        on = common.token_logps(model, *rows)
+        with common.adapter_off(model):
+            off = common.token_logps(model, *rows)
+        assert torch.equal(off, base)
+        assert torch.equal(on, common.token_logps(model, *rows)) and (on - base).abs().max() > 0.01
+
+
+class Stopped(Exception):
+    """Thrown where the first update would happen."""
+
+
+def first_gradient(stage, common, folder, flags):
+    """All gradients that a stage's main() holds before its first update, as one vector."""
+    found, real = [], common.clip_and_step
+
+    def catch(model, *_):
+        found.extend(p.grad.flatten() for p in model.parameters() if p.grad is not None)
+        raise Stopped
+
+    common.clip_and_step = catch
+    common.StopSignal = bool  # False: this copy installs no signal handlers in the test process
+    try:
+        with pytest.raises(Stopped):
+            stage.main([*flags, "--eval-fraction", "0", "--out", str(folder)])
+    finally:
+        common.clip_and_step = real
+    return torch.cat(found)
+
+
+EVERYTHING = 10**6  # tokens: the whole batch in one forward
+
+
+def check_micro_batches(stage, common, llama_folder, reward_folder, tmp_path):
+    """The gradient of 6 uneven rows is the same in one forward and row by row: divided by the count of the whole step."""
+    file = write_rows(tmp_path / "rows.jsonl", pair_rows(6))
+    flags = {
+        "dpo": ["--pairs", file, "--model", llama_folder, "--nll-coef", "1", "--ref-cache", "none"],
+        "reward_train": ["--pairs", file, "--model", reward_folder],
+        "sft": ["--data", file, "--model", llama_folder],
+    }[stage.__name__]
+    flags += ["--batch-size", "6"] + (["--max-new-tokens", "2"] if stage.__name__ == "dpo" else [])
+    whole, apart = (
+        first_gradient(stage, common, tmp_path / str(n), [*flags, "--micro-tokens", str(n)])
+        for n in (EVERYTHING, 1)
+    )
+    assert whole.abs().max() > 1e-3
+    assert (whole - apart).abs().max() < 1e-5 * max(1, whole.abs().max())
+
+
+def check_preflight(dpo, common, llama_folder, tmp_path):
+    """A run from the reference itself starts at log 2; the stage insists on it before the first update."""
+    file = write_rows(tmp_path / "rows.jsonl", pair_rows(6))
+    flags = ["--pairs", file, "--model", llama_folder, "--ref-cache", "none"]
+    try:
+        first_gradient(dpo, common, tmp_path / "out", [*flags, "--max-new-tokens", "2"])
+    except common.UserError as error:
+        raise AssertionError(f"preflight: {error}") from error
+
+
+# ---- the machine ----
+
+
+@pytest.fixture(scope="session")
+def gpt2_folder(tmp_path_factory):
+    """A tiny GPT-2: its positions are learned, so a wrong position id shows."""
+    return tiny_model("gpt2", tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="session")
+def fixtures(tokenizer, llama_folder, reward_folder, gpt2_folder, tmp_path_factory):
+    return {
+        "tokenizer": tokenizer,
+        "llama_folder": llama_folder,
+        "reward_folder": reward_folder,
+        "gpt2_folder": gpt2_folder,
+        "world": test_ppo.make_world(tmp_path_factory.mktemp("ppo")),
+        "graded": test_grpo.make_graded(tmp_path_factory.mktemp("grpo")),
+    }
+
+
+def load_stages(monkeypatch, stage=None, line=None, broken=None):
+    """Fresh copies of the stages as modules, one of them with its line broken; they import each other's copies."""
+    copies = {}
+    for name in STAGES:
+        source = (REPO / f"{name}.py").read_text(encoding="utf-8")
+        if name == stage:
+            count = source.count(line)
+            assert count == 1, f"{name}.py: {line!r} stands there {count} times; mend this row"
+            source = source.replace(line, broken)
+        module = copies[name] = types.ModuleType(name)
+        module.__file__ = str(REPO / f"{name}.py")
+        monkeypatch.setitem(sys.modules, name, module)
+        exec(compile(source, module.__file__, "exec"), module.__dict__)
+    return copies
+
+
+def run_check(check, stage, copies, fixtures, tmp_path, monkeypatch):
+    """Run a check, or a test of another file with every value of its parametrize marks, on the copies."""
+    file, _, name = check.rpartition(".")
+    if file:
+        home = importlib.import_module(file)
+        for stage_name in STAGES:
+            monkeypatch.setattr(home, stage_name, copies[stage_name], raising=False)
+        function = getattr(home, name)
+    else:
+        function = globals()[name]
+    available = {**fixtures, **copies, "tmp_path": tmp_path, "monkeypatch": monkeypatch}
+    available["stage"] = copies.get(stage)
+    code = getattr(function, "__wrapped__", function).__code__
+    wanted = code.co_varnames[: code.co_argcount]
+    choices = []
+    for mark in getattr(function, "pytestmark", []):
+        assert mark.name == "parametrize", f"{check}: the gallery cannot apply the mark {mark.name}"
+        names = [n.strip() for n in mark.args[0].split(",")]
+        values = mark.args[1]
+        choices.append([dict(zip(names, v if len(names) > 1 else (v,))) for v in values])
+    for n, combination in enumerate(itertools.product(*choices)):
+        values = {k: v for choice in combination for k, v in choice.items()}
+        available["tmp_path"] = tmp_path / str(n)
+        available["tmp_path"].mkdir()
+        function(**values, **{k: available[k] for k in wanted if k not in values})
+
+
+RED = (AssertionError, pytest.fail.Exception)  # a crash is no verdict: the check itself must say no
+
+
+@pytest.mark.parametrize(
+    "stage, line, broken, check",
+    GALLERY,
+    ids=[f"{i}-{row[0]}-{row[3].rpartition('.')[2]}" for i, row in enumerate(GALLERY, 1)],
+)
+def test_mutation_turns_its_check_red(
+    stage, line, broken, check, fixtures, tmp_path, monkeypatch, capsys
+):
+    """The slip in the row, made on purpose: its check must see it. If this fails, a bug of that kind would go in unseen."""
+    copies = load_stages(monkeypatch, stage, line, broken)
+    with pytest.raises(RED):
+        run_check(check, stage, copies, fixtures, tmp_path, monkeypatch)
+
+
+CHECKS = sorted({(row[3], row[0] if row[3] == "check_micro_batches" else "") for row in GALLERY})
+
+
+@pytest.mark.parametrize("check, stage", CHECKS)
+def test_check_is_green_on_the_code_as_it_is(check, stage, fixtures, tmp_path, monkeypatch, capsys):
+    """A check that is always red would pass the gallery as well. On unbroken copies every one of them is green."""
+    run_check(check, stage, load_stages(monkeypatch), fixtures, tmp_path, monkeypatch)
+
+
+def test_preflight_cannot_see_swapped_sides(fixtures, tmp_path, monkeypatch, capsys):
+    """What the gallery teaches beside the slips: the loss of swapped sides still starts at log 2, so a green preflight is
+    no proof. The toy world sees it (above)."""
+    line, broken = next(
+        row[1:3]
+        for row in GALLERY
+        if row[2] == "z = beta * (rejected_logratios - chosen_logratios)"
+    )
+    copies = load_stages(monkeypatch, "dpo", line, broken)
+    run_check("check_preflight", "dpo", copies, fixtures, tmp_path, monkeypatch)
+
+
+def test_a_row_that_lost_its_line_fails(monkeypatch):
+    """A gallery whose mutations silently no longer apply protects nothing."""
+    with pytest.raises(AssertionError, match="mend this row"):
+        load_stages(monkeypatch, "dpo", "a line that nobody wrote", "pass")

@@ -1,0 +1,575 @@
+"""The same batch through TRL and through ours: loss and gradients, number by number; and adapters through PEFT.
+
+TRL and PEFT are what our users come from. Where the two disagree one of us has a bug, or a convention that a user must be
+told of. Compared from the same file of messages on, so that template, masks and end token are compared as well.
+Development dependencies: without them everything here is skipped.
+
+How TRL (1.16) must be set to compute the same: bf16 off (its default), no gradient checkpointing, no max_length. Its `ipo`
+and `sigmoid_norm` divide by the answer's tokens, as ours. Its DPOTrainer no longer smooths labels in `sigmoid`; cDPO and
+SimPO are compared with its CPOTrainer, cDPO with a reference of 0. Its `sft` term is our --nll-coef.
+"""
+
+import json
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+import common
+import dpo
+import grpo_rubric
+import reward_train
+from tiny import pair_rows, tiny_model, tiny_reward_model, write_rows
+
+needs = pytest.importorskip  # name, reason: the test, or the file, is skipped with its reason
+REASON = "needs the development dependency {} (requirements-dev.txt)"
+TOLERANCE = 1e-5
+N = 5  # odd, so that halves cut in the wrong place do not go unseen
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory, tokenizer):
+    """Two tiny Llamas (policy, reference), a reward model, and a file of pairs of uneven length with margins."""
+    place = tmp_path_factory.mktemp("parity")
+    rows = pair_rows(N, seed=3)
+    for i, row in enumerate(rows):
+        row["margin"] = 0.25 * i
+    return {
+        "rows": rows,
+        "file": write_rows(place / "pairs.jsonl", rows),
+        "policy": tiny_model("llama", place, seed=1),
+        "ref": tiny_model("llama", place, seed=2),
+        "reward": tiny_reward_model("llama", place, seed=3),
+        "place": place,
+    }
+
+
+def gradients(model):
+    return {k: p.grad.detach().clone() for k, p in model.named_parameters() if p.grad is not None}
+
+
+def assert_same(ours, theirs):
+    """(loss, gradients) twice: within 1e-5 each, the same parameters, and gradients that are not all 0."""
+    assert abs(ours[0] - theirs[0]) < TOLERANCE, f"loss {ours[0]} and {theirs[0]}"
+    assert ours[1].keys() == theirs[1].keys()
+    gap = {k: (g - theirs[1][k]).abs().max().item() for k, g in ours[1].items()}
+    worst = max(gap, key=gap.get)
+    assert gap[worst] < TOLERANCE, f"{worst}: {gap[worst]}"
+    assert max(g.abs().max() for g in ours[1].values()) > 100 * TOLERANCE
+
+
+def trl_options(place, **options):
+    return dict(
+        output_dir=str(place / "trl"), per_device_train_batch_size=N, use_cpu=True, bf16=False,
+        gradient_checkpointing=False, report_to=[], max_length=options.pop("max_length", None), **options,
+    )  # fmt: skip
+
+
+def trl_result(trainer, check=None):
+    """(loss, gradients) of the trainer's own loss on its own batch of all rows, in the file's order."""
+    rows = [trainer.train_dataset[i] for i in range(N)]
+    inputs = trainer.data_collator(rows)
+    if check is not None:
+        check(inputs)
+    trainer.model.train()
+    loss = trainer.compute_loss(trainer.model, inputs)
+    loss.backward()
+    return loss.item(), gradients(trainer.model)
+
+
+class Stopped(Exception):
+    """Thrown where the first update would happen."""
+
+
+def stage_result(stage, monkeypatch, world, *flags):
+    """(loss, gradients) at the first update of a stage's own main(): file, reference, forward, micro-batches and all."""
+    found = []
+
+    def catch(model, optimizer, scaler, args, loss, where):
+        found.extend([loss, gradients(model)])
+        raise Stopped
+
+    monkeypatch.setattr(common, "clip_and_step", catch)
+    monkeypatch.setattr(common, "StopSignal", bool)  # False, and no handlers in the test process
+    out = str(world["place"] / f"ours{len(list(world['place'].iterdir()))}")
+    with pytest.raises(Stopped):
+        stage.main(["--pairs", world["file"], "--eval-fraction", "0", "--out", out, *flags])
+    return tuple(found)
+
+
+# ---- DPO ----
+
+
+def our_dpo(world, loss_type, beta, smoothing=0.0, nll_coef=0.0, reference=True):
+    """(loss, gradients) of dpo.forward on the file, by the stage's own functions."""
+    flags = [
+        "--pairs",
+        world["file"],
+        "--eval-fraction",
+        "0",
+        "--ref-cache",
+        "none",
+        "--model",
+        world["policy"],
+    ]
+    flags += ["--loss-type", loss_type, "--beta", str(beta), "--label-smoothing", str(smoothing)]
+    flags += ["--ref-model", world["ref"]] if loss_type != "simpo" else []
+    args = dpo.parse_args(flags)
+    args.micro_tokens = 16384
+    model, tokenizer, _ = dpo.load_models(args)
+    pairs, _ = dpo.load_data(args, tokenizer)
+    ref_logps = None if loss_type == "simpo" else dpo.reference_logps(args, model, pairs, tokenizer)
+    if not reference:
+        ref_logps = torch.zeros_like(ref_logps)
+    pad_id = common.pad_id(tokenizer)
+    losses, _, _, logps, lengths = dpo.forward(args, model, pairs, range(N), pad_id, ref_logps)
+    loss = losses.mean() - nll_coef * logps[0].sum() / lengths[0].sum()
+    loss.backward()
+    return (loss.item(), gradients(model)), dpo.batch_rows(pairs, range(N), pad_id)
+
+
+def trl_dpo(world, tokenizer, check=None, **options):
+    trl = needs("trl", reason=REASON.format("trl"))
+    datasets = needs("datasets", reason=REASON.format("datasets"))
+    trainer = trl.DPOTrainer(
+        model=AutoModelForCausalLM.from_pretrained(world["policy"], dtype=torch.float32),
+        ref_model=AutoModelForCausalLM.from_pretrained(world["ref"], dtype=torch.float32),
+        args=trl.DPOConfig(**trl_options(world["place"], **options)),
+        train_dataset=datasets.Dataset.from_list(world["rows"]),
+        processing_class=tokenizer,
+    )
+    return trl_result(trainer, check)
+
+
+@pytest.mark.parametrize(
+    "loss_type, beta, smoothing",
+    [
+        ("sigmoid", 0.1, 0.0),
+        ("hinge", 0.1, 0.0),
+        ("ipo", 0.5, 0.0),
+        ("robust", 0.1, 0.1),
+        ("sigmoid_norm", 1.0, 0.0),
+    ],
+)
+def test_dpo_loss_and_gradients(world, tokenizer, loss_type, beta, smoothing):
+    """A user who moves a run from TRL must get the same curve: each loss that both have, from the same messages, within
+    1e-5 in the loss and in every gradient; the ids and the trained positions are equal to begin with."""
+    ours, (ids, attention_mask, response_mask) = our_dpo(world, loss_type, beta, smoothing)
+
+    def same_batch(inputs):
+        assert torch.equal(inputs["attention_mask"].bool(), attention_mask)
+        assert torch.equal(inputs["input_ids"][attention_mask], ids[attention_mask])
+        assert torch.equal(inputs["completion_mask"].bool(), response_mask)
+
+    theirs = trl_dpo(
+        world, tokenizer, same_batch, loss_type=[loss_type], beta=beta, label_smoothing=smoothing
+    )  # fmt: skip
+    assert_same(ours, theirs)
+
+
+def test_dpo_with_nll_term(world, tokenizer):
+    """RPO: the NLL term is per chosen token over the whole batch, TRL's `sft` with a weight."""
+    ours, _ = our_dpo(world, "sigmoid", 0.1, nll_coef=0.3)
+    options = dict(loss_type=["sigmoid", "sft"], loss_weights=[1.0, 0.3], beta=0.1)
+    assert_same(ours, trl_dpo(world, tokenizer, **options))
+
+
+def test_dpo_main_until_the_first_update(world, tokenizer, monkeypatch, capsys):
+    """Not the functions but the command: `dpo.py --nll-coef .3` in micro-batches of one pair stands, before its first
+    update, at TRL's loss and gradients for the whole batch."""
+    flags = [
+        "--model",
+        world["policy"],
+        "--ref-model",
+        world["ref"],
+        "--ref-cache",
+        "none",
+        "--nll-coef",
+        "0.3",
+    ]
+    flags += ["--batch-size", str(N), "--micro-tokens", "64", "--max-new-tokens", "2"]
+    ours = stage_result(dpo, monkeypatch, world, *flags)
+    options = dict(loss_type=["sigmoid", "sft"], loss_weights=[1.0, 0.3], beta=0.1)
+    assert_same(ours, trl_dpo(world, tokenizer, **options))
+
+
+def trl_cpo(world, tokenizer, **options):
+    needs("trl", reason=REASON.format("trl"))
+    datasets = needs("datasets", reason=REASON.format("datasets"))
+    cpo = needs("trl.experimental.cpo", reason="this TRL has no CPOTrainer")
+    trainer = cpo.CPOTrainer(
+        model=AutoModelForCausalLM.from_pretrained(world["policy"], dtype=torch.float32),
+        args=cpo.CPOConfig(**trl_options(world["place"], max_length=512, cpo_alpha=0.0, **options)),
+        train_dataset=datasets.Dataset.from_list(world["rows"]),
+        processing_class=tokenizer,
+    )
+    return trl_result(trainer)
+
+
+def test_simpo(world, tokenizer):
+    """SimPO: mean log-probs, no reference, γ itself and not γ/β (TRL divides by β and multiplies again)."""
+    ours, _ = our_dpo(world, "simpo", 2.0)
+    assert_same(ours, trl_cpo(world, tokenizer, loss_type="simpo", beta=2.0, simpo_gamma=1.0))
+
+
+def test_label_smoothing(world, tokenizer):
+    """cDPO: TRL keeps the formula in its CPOTrainer, which has no reference; ours with a reference of 0 is the same sum."""
+    ours, _ = our_dpo(world, "sigmoid", 0.1, smoothing=0.2, reference=False)
+    theirs = trl_cpo(world, tokenizer, loss_type="sigmoid", beta=0.1, label_smoothing=0.2)
+    assert_same(ours, theirs)
+
+
+# ---- the reward model ----
+
+
+@pytest.mark.parametrize("margin", [False, True])
+@pytest.mark.parametrize("center", [0.0, 0.01])
+def test_reward_loss_and_gradients(world, tokenizer, monkeypatch, capsys, margin, center):
+    """RewardTrainer takes the margin column when there is one and centres by its coefficient: `reward_train.py --margin
+    margin --center-coef .01`, in micro-batches, has the same loss and the same gradients, head included."""
+    trl = needs("trl", reason=REASON.format("trl"))
+    datasets = needs("datasets", reason=REASON.format("datasets"))
+    flags = [
+        "--model",
+        world["reward"],
+        "--margin",
+        "margin" if margin else "none",
+        "--center-coef",
+        str(center),
+    ]
+    flags += ["--batch-size", str(N), "--micro-tokens", "150"]
+    ours = stage_result(reward_train, monkeypatch, world, *flags)
+    rows = [{k: v for k, v in row.items() if margin or k != "margin"} for row in world["rows"]]
+    trainer = trl.RewardTrainer(
+        model=AutoModelForSequenceClassification.from_pretrained(world["reward"], dtype=torch.float32),
+        args=trl.RewardConfig(**trl_options(world["place"], center_rewards_coefficient=center or None)),
+        train_dataset=datasets.Dataset.from_list(rows),
+        processing_class=tokenizer,
+    )  # fmt: skip
+    theirs = trl_result(trainer)
+    assert_same(ours, theirs)
+    assert "score.weight" in ours[1]
+
+
+# ---- GRPO ----
+
+GRPO_N, GRPO_LENGTH = 8, 6  # two prompts × four answers, of 1 to 6 tokens
+
+
+def grpo_batch(tokenizer, longest=GRPO_LENGTH):
+    """Ids of eight answers to two prompts of different lengths, one with the end token and one of a single token; advantages
+    of both signs, one of them 0; noise that puts old and reference log-probs off the policy's, far enough to clip."""
+    generator = torch.Generator().manual_seed(4)
+    prompts = [common.encode_prompt(tokenizer, text) for text in ("sql", "Assess this candidate: kafka.")]  # fmt: skip
+    lengths = [min(longest, n) for n in (6, 1, 4, 2, 3, 6, 5, 2)]
+    answers = [torch.randint(7, 250, (n,), generator=generator).tolist() for n in lengths]
+    answers[2][-1] = tokenizer.eos_token_id
+    noise = torch.randn(2, GRPO_N, 64, generator=generator) * 0.4
+    advantages = torch.tensor([1.0, -0.5, 0.25, -0.75, 0.0, 1.5, -1.0, -0.5])
+    return [prompts[i // 4] for i in range(GRPO_N)], answers, advantages, noise
+
+
+def shifted(logps, mask, noise):
+    """Log-probs off by one row of noise, in the order of the answer's tokens wherever these stand."""
+    flat = torch.cat([row[: int(n)] for row, n in zip(noise, mask.sum(1))])
+    return torch.where(mask, logps.detach() + torch.zeros_like(logps).masked_scatter(mask, flat), 0.0)  # fmt: skip
+
+
+def trl_grpo(world, tokenizer, batch, off_policy=True, **options):
+    """(loss, gradients) of TRL's GRPOTrainer on these ids: prompts padded on the left, answers on the right."""
+    trl = needs("trl", reason=REASON.format("trl"))
+    datasets = needs("datasets", reason=REASON.format("datasets"))
+    prompts, answers, advantages, noise = batch
+    args = trl_options(world["place"], **options)
+    args.pop("max_length")
+    args |= {"per_device_train_batch_size": GRPO_N, "num_generations": 4, "max_completion_length": GRPO_LENGTH}  # fmt: skip
+    trainer = trl.GRPOTrainer(
+        model=AutoModelForCausalLM.from_pretrained(world["policy"], dtype=torch.float32),
+        reward_funcs=lambda completions, **_: [0.0] * len(completions),
+        args=trl.GRPOConfig(**args),
+        train_dataset=datasets.Dataset.from_list([{"prompt": "sql"}] * GRPO_N),
+        processing_class=tokenizer,
+    )
+    pad, width = tokenizer.pad_token_id, max(map(len, prompts))
+    length = max(map(len, answers))
+    inputs = {
+        "prompt_ids": torch.tensor([[pad] * (width - len(p)) + p for p in prompts]),
+        "prompt_mask": torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts]),
+        "completion_ids": torch.tensor([a + [pad] * (length - len(a)) for a in answers]),
+        "completion_mask": torch.tensor([[1] * len(a) + [0] * (length - len(a)) for a in answers]),
+        "advantages": advantages,
+        "num_items_in_batch": torch.tensor(sum(map(len, answers))),
+    }
+    mask = inputs["completion_mask"].bool()
+    ids, attention_mask, response_mask = common.pad_rows(prompts, answers, pad)
+    with torch.no_grad():  # old and reference of both sides come from the same numbers
+        logps = common.token_logps(trainer.model, ids, attention_mask, response_mask)
+    packed = torch.zeros(mask.shape).masked_scatter(mask, logps[response_mask])
+    if off_policy:
+        inputs["old_per_token_logps"] = shifted(packed, mask, noise[0])
+    if options.get("beta"):
+        inputs["ref_per_token_logps"] = shifted(packed, mask, noise[1])
+    trainer.current_gradient_accumulation_steps = 1
+    trainer.model.train()
+    loss = trainer._compute_loss(trainer.model, inputs)
+    loss.backward()
+    return loss.item(), gradients(trainer.model)
+
+
+def our_grpo(world, tokenizer, batch, off_policy=True, **options):
+    """(loss, gradients) of grpo_rubric.grpo_loss on the same ids."""
+    prompts, answers, advantages, noise = batch
+    model = common.load_policy(world["policy"])
+    rows = common.pad_rows(prompts, answers, tokenizer.pad_token_id)
+    logps = common.token_logps(model, *rows)
+    old = shifted(logps, rows[2], noise[0]) if off_policy else logps.detach()
+    ref = shifted(logps, rows[2], noise[1]) if options.get("beta") else None
+    loss, sums = grpo_rubric.grpo_loss(logps, old, advantages, rows[2], ref, max_tokens=GRPO_LENGTH, **options)  # fmt: skip
+    assert (sums["clipped"] > 0) == off_policy
+    loss.backward()
+    return loss.item(), gradients(model)
+
+
+AGGREGATION = {"grpo": "sequence", "dapo": "token", "dr_grpo": "fixed"}
+
+
+@pytest.mark.parametrize("clip_high", [0.2, 0.28], ids=["clip .2", "clip-higher"])
+@pytest.mark.parametrize("beta", [0.0, 0.1], ids=["no KL", "KL"])
+@pytest.mark.parametrize("loss_type", AGGREGATION)
+def test_grpo_loss_and_gradients(world, tokenizer, loss_type, beta, clip_high):
+    """TRL's `grpo` is our "sequence", `dapo` "token", `dr_grpo` "fixed": the same loss and the same gradients on one batch with
+    ratios off 1 in both directions, an answer of one token and one of advantage 0. Its KL is ours
+    with use_bias_correction_kl, its default in 1.16; without it the ratio is left out, see below."""
+    batch = grpo_batch(tokenizer)
+    options = dict(epsilon=0.2, epsilon_high=clip_high, beta=beta, use_bias_correction_kl=bool(beta))  # fmt: skip
+    theirs = trl_grpo(world, tokenizer, batch, loss_type=loss_type, **options)
+    ours = our_grpo(world, tokenizer, batch, beta=beta, clip_high=clip_high, aggregation=AGGREGATION[loss_type])  # fmt: skip
+    assert_same(ours, theirs)
+
+
+@pytest.mark.parametrize("loss_type", AGGREGATION)
+def test_gspo_loss_and_gradients(world, tokenizer, loss_type):
+    """GSPO, one ratio an answer: TRL's importance_sampling_level="sequence" is our level. With a KL the two differ where an
+    answer has several tokens (TRL multiplies k3 by the ratio of the answer, we by the token's own, which is what has the KL's
+    gradient); with answers of one token that is the same number."""
+    options = dict(epsilon=0.02, epsilon_high=0.03, importance_sampling_level="sequence")
+    own = dict(clip_low=0.02, clip_high=0.03, level="sequence", aggregation=AGGREGATION[loss_type])
+    batch = grpo_batch(tokenizer)
+    theirs = trl_grpo(world, tokenizer, batch, loss_type=loss_type, **options)
+    assert_same(our_grpo(world, tokenizer, batch, **own), theirs)
+    batch = grpo_batch(tokenizer, longest=1)
+    options |= dict(beta=0.1, use_bias_correction_kl=True)
+    theirs = trl_grpo(world, tokenizer, batch, loss_type=loss_type, **options)
+    assert_same(our_grpo(world, tokenizer, batch, beta=0.1, **own), theirs)
+
+
+def test_kl_without_its_ratio_is_another(world, tokenizer):
+    """Older versions, and use_bias_correction_kl=False, add k3 without its ratio. On-policy (ratio 1) that is the same number with
+    another gradient, that of the KL the other way round: a run moved from there is not the same. test_toy_world.py shows
+    where each lands."""
+    batch = grpo_batch(tokenizer)
+    ours = our_grpo(world, tokenizer, batch, off_policy=False, beta=0.1, aggregation="token")
+    plain, corrected = (
+        trl_grpo(world, tokenizer, batch, off_policy=False, loss_type="dapo", beta=0.1, use_bias_correction_kl=flag)
+        for flag in (False, True)
+    )  # fmt: skip
+    assert_same(ours, corrected)
+    assert abs(ours[0] - plain[0]) < TOLERANCE
+    assert max((g - plain[1][k]).abs().max() for k, g in ours[1].items()) > 100 * TOLERANCE
+
+
+@pytest.mark.parametrize("loss_type", AGGREGATION)
+def test_grpo_update_of_the_stage(world, tokenizer, loss_type, monkeypatch):
+    """Not the function but `grpo_rubric.update`: micro-batches of a few tokens, the answer of advantage 0 left out of the
+    forwards, divided by the count of the whole step. Before its first optimiser step it stands at TRL's loss and gradients for
+    the whole batch."""
+    batch = grpo_batch(tokenizer)
+    prompts, answers, advantages, _ = batch
+    args = grpo_rubric.parse_args(["--group-size", "4", "--groups-per-batch", "2", "--max-new-tokens", str(GRPO_LENGTH),
+                                   "--aggregation", AGGREGATION[loss_type], "--micro-tokens", "40"])  # fmt: skip
+    model, found = common.load_policy(world["policy"]), []
+
+    def catch(model, optimizer, scaler, args, loss, where):
+        found.extend([loss, gradients(model)])
+        return 1.0, False
+
+    monkeypatch.setattr(common, "clip_and_step", catch)
+    ids, attention_mask, mask = common.pad_rows(prompts, answers, tokenizer.pad_token_id)
+    b = {"ids": ids, "attention_mask": attention_mask, "mask": mask, "logps": torch.zeros(ids.shape)}  # fmt: skip
+    b["lengths"] = attention_mask.sum(1)
+    optimizer = common.make_optimizer(model, 1e-3)
+    row = grpo_rubric.update(args, model, None, optimizer, None, b, advantages, torch.ones(GRPO_N, dtype=torch.bool), 1, 1)  # fmt: skip
+    assert row["forwarded"] == GRPO_N - 1
+    theirs = trl_grpo(world, tokenizer, batch, off_policy=False, loss_type=loss_type)
+    assert_same(tuple(found), theirs)
+
+
+# ---- adapters ----
+
+FAMILIES = ["llama", "gpt2"]  # nn.Linear, and Conv1D whose weight lies the other way round
+
+
+def batch(tokenizer):
+    prompts = [
+        tokenizer.encode(text) for text in ("Assess this candidate.", "Role: python, sql", "hold")
+    ]
+    return common.pad_rows(prompts, [[1, 2], [3], [4, 5, 6]], tokenizer.pad_token_id)[:2]
+
+
+def logits_of(model, inputs):
+    """(rows, V) at the real tokens, or (B, 1) scores."""
+    ids, attention_mask = inputs
+    with torch.no_grad():
+        out = model(input_ids=ids, attention_mask=attention_mask.long()).logits
+    return out[attention_mask] if out.ndim == 3 else out
+
+
+def exact(model, inputs):
+    """The same in float64 arithmetic: these wide random models turn the rounding of one fp32 forward into 1e-5 (PEFT's own
+    merged and unmerged logits differ by that much); what is left is the rounding of the stored weights."""
+    return logits_of(model.double(), inputs)
+
+
+def assert_close(ours, theirs, base, tolerance=TOLERANCE):
+    """Within the tolerance, and the adapter is felt: both are far from the base."""
+    assert (ours - theirs).abs().max() < tolerance
+    assert (ours - base).abs().max() > 0.1
+
+
+def shake(model, names, seed=0):
+    """Random values for what training would have filled: lora_B is 0 at the start, and 0 would hide any mistake."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, weight in model.named_parameters():
+        if any(part in name for part in names):
+            weight.data.normal_(std=0.1, generator=generator)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("targets", ["auto", "some"])
+def test_our_adapter_opens_in_peft(tmp_path, tokenizer, family, targets):
+    """`--no-merge` writes an adapter folder that others load with PEFT: same names, same α/r, the same transposition for
+    Conv1D. Logits within 1e-6, merged within 1e-5, and no key is missing (it would be a fresh adapter without a word)."""
+    peft = needs("peft", reason=REASON.format("peft"))
+    base = tiny_model(family, tmp_path)
+    some = {"gpt2": "c_attn", "llama": "q_proj,v_proj"}[family]
+    ours = common.load_policy(
+        base, lora_rank=4, alpha=12, targets=some if targets == "some" else targets
+    )
+    shake(ours, ["lora_B"])
+    common.save_model(ours, tokenizer, tmp_path / "adapter", merge=False)
+    assert not (tmp_path / "adapter" / "model.safetensors").exists()
+    plain, inputs = AutoModelForCausalLM.from_pretrained(base), batch(tokenizer)
+    before = logits_of(plain, inputs)
+    theirs = peft.PeftModel.from_pretrained(plain, tmp_path / "adapter").eval()
+    adapted = sum(".lora_A." in name for name, _ in theirs.named_parameters())
+    assert adapted == len([k for k in ours.state_dict() if k.endswith("lora_A.weight")])
+    assert_close(logits_of(ours, inputs), logits_of(theirs, inputs), before, 1e-6)
+    again = common.load_policy(str(tmp_path / "adapter"))
+    assert_close(exact(again, inputs), exact(theirs, inputs), before)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_adapter_beside_a_merged_model_opens_in_peft(tmp_path, tokenizer, family):
+    """A default run saves the merged model with `adapter/` beside it: the two must be the same function."""
+    peft = needs("peft", reason=REASON.format("peft"))
+    base = tiny_model(family, tmp_path)
+    ours = common.load_policy(base, lora_rank=4)
+    shake(ours, ["lora_B"])
+    common.save_model(ours, tokenizer, tmp_path / "run")
+    inputs, plain = batch(tokenizer), AutoModelForCausalLM.from_pretrained(base)
+    before = logits_of(plain, inputs)
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "run")
+    theirs = peft.PeftModel.from_pretrained(plain, tmp_path / "run" / "adapter").eval()
+    assert_close(exact(merged, inputs), exact(theirs, inputs), before)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("targets", ["default", "all-linear", "regex", "dotted", "two layers"])
+def test_peft_adapter_opens_here(tmp_path, tokenizer, family, targets):
+    """An adapter that PEFT wrote is a valid --model, whatever way its config names the layers: PEFT's own choice, every
+    linear layer, a regular expression, dotted suffixes, some layers only. Logits within 1e-5."""
+    peft = needs("peft", reason=REASON.format("peft"))
+    llama = family == "llama"
+    options = {
+        "default": {},
+        "all-linear": dict(target_modules="all-linear"),
+        "regex": dict(target_modules=r".*\.(c_attn|q_proj|down_proj)"),
+        "dotted": dict(target_modules=["1.self_attn.q_proj", "0.mlp.up_proj"] if llama else ["1.attn.c_attn"]),
+        "two layers": dict(layers_to_transform=[1], target_modules=["q_proj"] if llama else ["c_proj"]),
+    }[targets]  # fmt: skip
+    base = tiny_model(family, tmp_path)
+    plain, inputs = AutoModelForCausalLM.from_pretrained(base), batch(tokenizer)
+    before = logits_of(plain, inputs)
+    config = peft.LoraConfig(
+        task_type="CAUSAL_LM", r=4, lora_alpha=12, fan_in_fan_out=family == "gpt2", **options
+    )  # fmt: skip
+    torch.manual_seed(0)  # PEFT draws A from the global generator
+    theirs = peft.get_peft_model(plain, config).eval()
+    shake(theirs, ["lora_B"])
+    theirs.save_pretrained(tmp_path / "peft")
+    tokenizer.save_pretrained(tmp_path / "peft")
+    ours = common.load_policy(str(tmp_path / "peft"))
+    assert_close(exact(ours, inputs), exact(theirs, inputs), before)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_reward_adapter_both_ways(tmp_path, tokenizer, family):
+    """The score head travels with the adapter (`modules_to_save`): lost, it comes back random and every score with it.
+    Ours in PEFT and PEFT's here: the same scores for padded rows, within 1e-5."""
+    peft = needs("peft", reason=REASON.format("peft"))
+    base, (ids, attention_mask) = tiny_model(family, tmp_path), batch(tokenizer)
+
+    def fresh():
+        return AutoModelForSequenceClassification.from_pretrained(
+            base, num_labels=1, pad_token_id=tokenizer.pad_token_id
+        )
+
+    def scores(model):
+        with torch.no_grad():
+            return common.reward_scores(model, ids, attention_mask)
+
+    ours = common.load_reward_model(base, tokenizer, lora_rank=4)
+    shake(ours, ["lora_B", "score"])
+    common.save_model(ours, tokenizer, tmp_path / "ours", merge=False)
+    theirs = peft.PeftModel.from_pretrained(fresh(), tmp_path / "ours").eval()
+    assert (scores(ours) - logits_of(theirs, (ids, attention_mask))[:, 0]).abs().max() < TOLERANCE
+    again = common.load_reward_model(str(tmp_path / "ours"), tokenizer, trainable=False)
+    assert (scores(ours) - scores(again)).abs().max() < TOLERANCE
+    assert scores(ours).std() > 0.05
+
+    config = peft.LoraConfig(task_type="SEQ_CLS", r=4, fan_in_fan_out=family == "gpt2")
+    torch.manual_seed(0)
+    theirs = peft.get_peft_model(fresh(), config).eval()
+    shake(theirs, ["lora_B", "score"], seed=1)
+    theirs.save_pretrained(tmp_path / "theirs")
+    tokenizer.save_pretrained(tmp_path / "theirs")
+    loaded = common.load_reward_model(str(tmp_path / "theirs"), tokenizer, trainable=False)
+    assert not loaded.fresh_head
+    assert (scores(loaded) - logits_of(theirs, (ids, attention_mask))[:, 0]).abs().max() < TOLERANCE
+    assert scores(loaded).std() > 0.05
+
+
+@pytest.mark.parametrize("field", ["use_rslora", "use_dora", "rank_pattern"])
+def test_unusual_adapter_is_refused(tmp_path, tokenizer, field):
+    """rsLoRA scales by α/√r, DoRA has a magnitude, a pattern has other ranks: read as plain LoRA they would load without a
+    word and answer nonsense."""
+    peft = needs("peft", reason=REASON.format("peft"))
+    base = tiny_model("llama", tmp_path)
+    value = {"q_proj": 2} if field == "rank_pattern" else True
+    config = peft.LoraConfig(task_type="CAUSAL_LM", r=4, **{field: value})
+    model = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(base), config)
+    model.save_pretrained(tmp_path / "odd")
+    tokenizer.save_pretrained(tmp_path / "odd")
+    assert json.loads((tmp_path / "odd" / "adapter_config.json").read_text())[field]
+    with pytest.raises(common.UserError, match=field):
+        common.load_policy(str(tmp_path / "odd"))
+
+
+def test_adapter_on_a_tied_head_is_refused(tmp_path):
+    """Where head and embedding are one tensor, merging an adapter of the head changes the embedding too, or is lost on
+    saving: logits of the saved model are then not those that were trained."""
+    tied = tiny_model("llama", tmp_path)
+    with pytest.raises(common.UserError, match="lm_head.*shares its weights with the embedding"):
+        common.load_policy(tied, lora_rank=4, targets="q_proj,lm_head")
+    untied = tiny_model("llama", tmp_path, tie_word_embeddings=False)
+    assert common.has_lora(common.load_policy(untied, lora_rank=4, targets="q_proj,lm_head"))
