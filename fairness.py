@@ -1,0 +1,1604 @@
+"""fairness.py: models and tables of people in; whether groups are treated differently, how sure that is, and the cases.
+
+Objective    d = (mean score under a group's names − under the reference's names) / SD of the résumés' mean scores
+Algorithm    (1) read names and résumés with slots; render every résumé × cell × name; refuse what differs elsewhere
+             (2) score the twins: reward of an answer, reward of a profile, log-odds of the decision, generated answers
+             (3) statistics: effects, names permuted, résumés and names resampled, a placebo, four verdicts
+             (4) change: the same twins before and after, each in its own SD
+             (5) people: selection, error rates, impact ratios and their cut-offs, LL144-layout tables
+             (6) text: what answers name, omit and ask; the detector of risky questions beside its own errors
+             (7) files: report.json, report.html, audit.csv, twins.csv, audit/*.json, audit.md
+Conventions  an effect is group − reference and its sign is always in words; a rate over nobody is null with a reason;
+             four verdicts: difference found, equivalent within δ, inconclusive, not measured; silence is none of them;
+             names stand for groups in synthetic twins only, people have recorded categories or "unknown"
+Left out     1. causal graphs, individual fairness   2. re-weighting of decisions   3. guessing anybody's race or sex
+             4. languages other than English   5. one overall score, any pass mark
+Run          python fairness.py
+             python fairness.py audit people.csv --y-true hired --y-pred advanced --group race
+             python fairness.py twins --reward-model runs/reward
+             python fairness.py text answers.jsonl
+Writes       report.json, report.html, audit.csv, twins.csv, audit/*.json, audit.md, all below --out
+Reference    Bertrand & Mullainathan 2004; Gaebler et al. 2024 (twins); 29 CFR 1607.4D (four fifths); 6 RCNY 5-300 ff.;
+             Katz et al. 1978 (ratio); Newcombe 1998 (difference); Monroe et al. 2008 (telling words)
+Axes         R résumés, N names, B draws, C contrasts
+"""
+
+import argparse
+import csv
+import functools
+import hashlib
+import io
+import json
+import math
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import unicodedata
+from collections import Counter
+from fractions import Fraction
+from pathlib import Path
+from statistics import NormalDist
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+import common
+from common import UserError
+from evaluate import (
+    Default,
+    bars,
+    benjamini_hochberg,
+    bullets,
+    check_out,
+    esc,
+    figure,
+    hashes,
+    holm,
+    html_page,
+    mentioned,
+    number,
+    paragraphs,
+    plot,
+    present,
+    print_table,
+    share,
+    show,
+    table,
+    wilson,
+    write_text,
+)
+
+SCHEMA = 1  # of report.json; a key that changes its meaning raises it
+ROOT = Path(__file__).resolve().parent
+DATA = ROOT / "data"  # interview.json and risky_questions.json
+NOTICE = (
+    "Not legal advice. Not an independent bias audit. Legal status as of the date of the table."
+)
+FOUR_FIFTHS = "Four fifths is a rule of thumb for one legal question, not a definition of fairness."
+REFERENCE = {"sex": "Male", "race_ethnicity": "White"}  # declared before looking
+Z95, Z80 = NormalDist().inv_cdf(0.975), NormalDist().inv_cdf(0.80)
+
+# ---- 3. the math ----
+# people: rates, ratios, and what a small table can say
+
+
+def null(reason):
+    return {"value": None, "reason": reason}
+
+
+def group_metrics(groups, y_pred, y_true=None):
+    """Rates of each group and how far they lie apart; what cannot be known is None with a reason, never 0.
+
+    groups (n,) labels, None = unknown: counted, in no comparison;  y_pred, y_true (n,) 0 or 1
+    SR selected / people · TPR, FPR selected / those of label 1, of label 0 · TNR = 1 − FPR, FNR = 1 − TPR
+    equalised odds: the larger of ΔTPR and ΔFPR, the smaller of the two ratios; `_mean` is their mean
+    returns {"n", "unknown", "groups": {g: {"n", "selected", rate: {"value", "k", "n"}}}, metric: {"value", …}}
+
+    By hand: a has 1 of 2 selected, b 2 of 2: difference ½, ratio ½.
+    >>> found = group_metrics(["a", "a", "b", "b"], [0, 1, 1, 1])
+    >>> found["demographic_parity_difference"]["value"], found["demographic_parity_ratio"]["value"]
+    (0.5, 0.5)
+    >>> group_metrics(["a", "a"], [0, 1])["demographic_parity_difference"]["reason"]
+    'one group: not a comparison'
+    """
+    names = sorted({str(g) for g in groups if g is not None})
+    labels = np.array(["\0" if g is None else str(g) for g in groups])
+    pred = np.asarray(y_pred, int)
+    true = None if y_true is None else np.asarray(y_true, int)
+    out = {"n": len(pred), "unknown": int((labels == "\0").sum()), "groups": {}}
+
+    def rate(chosen, of, why):
+        n = int(of.sum())
+        return {"value": int((chosen & of).sum()) / n, "k": int((chosen & of).sum()), "n": n} if n else null(why) | {"k": 0, "n": 0}  # fmt: skip
+
+    for name in names:
+        here = labels == name
+        row = {"n": int(here.sum()), "selected": int(pred[here].sum())}
+        row["selection_rate"] = rate(pred == 1, here, "no rows")
+        if true is not None:
+            row["tpr"] = rate(pred == 1, here & (true == 1), "no positives")
+            row["fpr"] = rate(pred == 1, here & (true == 0), "no negatives")
+            row["tnr"] = rate(pred == 0, here & (true == 0), "no negatives")
+            row["fnr"] = rate(pred == 0, here & (true == 1), "no positives")
+        out["groups"][name] = row
+    spread = {}
+    for key in ("selection_rate",) if true is None else ("selection_rate", "tpr", "fpr", "tnr", "fnr"):  # fmt: skip
+        rates = {g: row[key] for g, row in out["groups"].items()}
+        gone = [f"{g}: {r['reason']}" for g, r in rates.items() if r["value"] is None]
+        values = [r["value"] for r in rates.values()]
+        why = "one group: not a comparison" if len(names) < 2 else "; ".join(gone)
+        if why:
+            spread[key] = null(why), null(why)
+        else:
+            low, high = min(values), max(values)
+            ratio = {"value": low / high} if high else null("the highest rate is 0")
+            spread[key] = {"value": high - low}, ratio
+    demographic = spread["selection_rate"]
+    out["demographic_parity_difference"], out["demographic_parity_ratio"] = demographic
+    if true is None:
+        return out
+    for key in ("tpr", "fpr", "tnr", "fnr"):
+        out[f"{key}_difference"], out[f"{key}_ratio"] = spread[key]
+    out["equal_opportunity_difference"], out["equal_opportunity_ratio"] = spread["tpr"]
+    for i, (kind, worst) in enumerate((("difference", max), ("ratio", min))):
+        both = [spread["tpr"][i], spread["fpr"][i]]
+        gone = [r["reason"] for r in both if r["value"] is None]
+        values = [r["value"] for r in both]
+        key = f"equalized_odds_{kind}"
+        out[key] = null(gone[0]) if gone else {"value": worst(values)}
+        out[f"{key}_mean"] = null(gone[0]) if gone else {"value": sum(values) / 2}
+    return out
+
+
+def two_proportion_z(a, n, b, m):
+    """z = (a/n − b/m) / √(p(1−p)(1/n + 1/m)), p pooled, no continuity correction; (z, two-sided p) or None.
+
+    >>> [round(x, 4) for x in two_proportion_z(412, 797, 170, 390)]
+    [2.6231, 0.0087]
+    """
+    if not n or not m or a + b in (0, n + m):
+        return None
+    p = (a + b) / (n + m)
+    z = (a / n - b / m) / math.sqrt(p * (1 - p) * (1 / n + 1 / m))
+    return z, math.erfc(abs(z) / math.sqrt(2))
+
+
+def fisher_exact(a, n, b, m):
+    """(p, mid-P) two-sided: tables with these margins that are no likelier than this one; mid-P counts it half.
+
+    By hand: 2 of 2 against 0 of 2. C(4, 2) = 6 tables, two as extreme: 1/3, and 1/3 − 1/12 = 1/4.
+    >>> [round(x, 4) for x in fisher_exact(2, 2, 0, 2)]
+    [0.3333, 0.25]
+    """
+    total, k = n + m, a + b
+    lower = max(0, k - m)
+
+    def log_choose(n, k):
+        return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
+
+    xs = range(lower, min(k, n) + 1)
+    logs = np.array([log_choose(n, x) + log_choose(m, k - x) for x in xs]) - log_choose(total, k)
+    chances = np.exp(logs)
+    here = chances[a - lower]
+    p = min(1.0, float(chances[chances <= here * (1 + 1e-7)].sum()))
+    return p, max(0.0, p - float(here) / 2)
+
+
+def katz_interval(a, n, b, m, level=0.95):
+    """Interval of the ratio (b/m) / (a/n): log ratio ± z·√(1/b − 1/m + 1/a − 1/n)      [Katz et al. 1978]
+
+    >>> [round(x, 3) for x in katz_interval(16, 80, 3, 20)], katz_interval(5, 9, 0, 9)
+    ([0.242, 2.325], None)
+    """
+    if not (a and b):
+        return None
+    ratio, z = (b / m) / (a / n), NormalDist().inv_cdf((1 + level) / 2)
+    half = z * math.sqrt(max(0.0, 1 / b - 1 / m + 1 / a - 1 / n))
+    return ratio * math.exp(-half), ratio * math.exp(half)
+
+
+def newcombe_interval(a, n, b, m, level=0.95):
+    """Interval of a/n − b/m from the two Wilson intervals      [Newcombe 1998, method 10]
+
+    >>> [round(x, 4) for x in newcombe_interval(56, 70, 48, 80)]
+    [0.0524, 0.3339]
+    """
+    if not (n and m):
+        return None
+    p, q, (l1, u1), (l2, u2) = a / n, b / m, wilson(a, n, level), wilson(b, m, level)
+    low = p - q - math.sqrt((p - l1) ** 2 + (u2 - q) ** 2)
+    return low, p - q + math.sqrt((u1 - p) ** 2 + (q - l2) ** 2)
+
+
+def cohen_h(p, q):
+    """2·asin √p − 2·asin √q"""
+    return 2 * math.asin(math.sqrt(p)) - 2 * math.asin(math.sqrt(q))
+
+
+def minimum_detectable_ir(rate, n, m):
+    """The impact ratio that a table of n and m would show with 80 % power, at this rate of the higher group (arcsine).
+
+    >>> round(minimum_detectable_ir(0.5169, 797, 390), 3), round(minimum_detectable_ir(0.5169, 797, 41), 3)
+    (0.833, 0.577)
+    """
+    if not (n and m and rate):
+        return None
+    angle = math.asin(math.sqrt(rate)) - (Z95 + Z80) * math.sqrt(1 / n + 1 / m) / 2
+    return math.sin(max(0.0, angle)) ** 2 / rate
+
+
+def needed_per_group(rate, ratio=0.8):
+    """People a group to see this impact ratio with 80 % power, two-sided .05.
+
+    >>> [needed_per_group(rate) for rate in (0.5, 0.3, 0.1)]
+    [387, 857, 3205]
+    """
+    return math.ceil(2 * ((Z95 + Z80) / cohen_h(rate, ratio * rate)) ** 2)
+
+
+def flip_flop(s1, n1, s2, n2):
+    """True if one selection moved from the higher to the lower group turns their order: too few to judge.
+
+    >>> flip_flop(16, 80, 3, 20), flip_flop(412, 797, 170, 390)
+    (True, False)
+    """
+    if s1 * n2 < s2 * n1:
+        s1, n1, s2, n2 = s2, n2, s1, n1
+    return s1 > 0 and s2 < n2 and (s1 - 1) * n2 < (s2 + 1) * n1
+
+
+def impact_ratios(counts):
+    """IR = rate / highest rate; flagged when strictly below four fifths, compared as fractions.
+
+    counts  {group: (n, selected)};  returns {group: {"ir", "flagged"}}, ir None where there is no rate
+    >>> {g: (round(r["ir"], 2), r["flagged"]) for g, r in impact_ratios({"a": (100, 60), "b": (100, 45), "c": (100, 48)}).items()}
+    {'a': (1.0, False), 'b': (0.75, True), 'c': (0.8, False)}
+    """
+    rates = {g: Fraction(s, n) for g, (n, s) in counts.items() if n}
+    top = max(rates.values(), default=0)
+    ratios = {g: rates[g] / top if g in rates and top else None for g in counts}
+    return {
+        g: {"ir": None if r is None else float(r), "flagged": r is not None and r < Fraction(4, 5)}
+        for g, r in ratios.items()
+    }
+
+
+def impact_rows(counts, delta=0.02):
+    """Each group against the group of the highest rate: ratio, tests, intervals, label and verdict.
+
+    counts  {group: (n, selected)};  delta  difference of rates that counts as none
+    The label goes by p (Fisher where an expected cell is below 5, else z), the verdict by Holm's p over the rows.
+    """
+    ratios, rows = impact_ratios(counts), []
+    there = [g for g in counts if counts[g][0]]
+    if not there:
+        return []
+    best = max(there, key=lambda g: (Fraction(counts[g][1], counts[g][0]), counts[g][0]))
+    n, a = counts[best]
+    for group, (m, b) in counts.items():
+        row = {"group": group, "n": m, "selected": b, "rate": share(b, m), "reference": best}
+        row |= {"reference_n": n, "reference_selected": a, **ratios[group]}
+        rows.append(row)
+        if row["ir"] is None or group == best:
+            row["label"] = "reference" if group == best else "no rate"
+            row["ir_reason"] = None if row["ir"] is not None else "no rows" if not m else "the highest rate is 0"  # fmt: skip
+            continue
+        z, fisher = two_proportion_z(a, n, b, m), fisher_exact(a, n, b, m)
+        pooled = (a + b) / (n + m)
+        exact = min(n, m) * min(pooled, 1 - pooled) < 5 or z is None
+        p = fisher[0] if exact else z[1]
+        row |= {"z": z and z[0], "p_z": z and z[1], "p_fisher": fisher[0], "mid_p": fisher[1]}
+        row |= {"p": p, "test": "Fisher" if exact else "z", "h": cohen_h(a / n, b / m)}
+        row["katz"] = katz_interval(a, n, b, m)
+        row["rejection_ratio"] = ((m - b) / m) / ((n - a) / n) if n > a else None
+        row["needed_selections"] = max(0, math.ceil(Fraction(4, 5) * Fraction(a, n) * m - b))
+        row["detectable_ir"] = minimum_detectable_ir(a / n, n, m)
+        row["difference"] = number(b / m - a / n, n + m, newcombe_interval(b, m, a, n), "Newcombe")
+        row["few"] = flip_flop(a, n, b, m)
+        side = "below" if row["flagged"] else "above"
+        if row["few"]:
+            row["label"] = "too few to judge"
+        elif p < 0.05:
+            row["label"] = f"{side} four fifths, significant"
+        else:
+            row["label"] = "below four fifths, not significant" if row["flagged"] else "no indication"  # fmt: skip
+    tested = [row for row in rows if "p" in row]
+    for row, p in zip(tested, holm([row["p"] for row in tested])):
+        row["p_holm"] = p
+        m, b = row["n"], row["selected"]
+        low, high = newcombe_interval(b, m, a, n, 0.90)
+        if row["few"]:
+            verdict = "inconclusive (one selection more would turn the order)"
+        elif p < 0.05:
+            verdict = f"difference found ({row['group']} is selected less often than {best})"
+        elif -delta < low and high < delta:
+            verdict = f"equivalent within {100 * delta:g} percentage points"
+        else:
+            verdict = f"inconclusive ({needed_per_group(a / n)} people a group would show a ratio of .80)" if 0 < a < n else "inconclusive (all or nobody selected in the reference)"  # fmt: skip
+        row["verdict"] = verdict
+    return rows
+
+
+def select_top(scores, share_selected):
+    """(n,) 0 or 1: the top share; those equal to the last one are all in. And how many were tied there."""
+    scores = np.asarray(scores, float)
+    k = max(1, math.ceil(share_selected * len(scores) - 1e-9))
+    cut = np.sort(scores)[::-1][k - 1]
+    return (scores >= cut).astype(int), int((scores == cut).sum())
+
+
+def cutoff_sweep(groups, scores):
+    """The lowest impact ratio when the top 10, 20 … 90 % are selected: a ratio without its cut-off says little."""
+    rows, known = [], [i for i, g in enumerate(groups) if g is not None]
+    for percent in range(10, 100, 10):
+        chosen, tied = select_top(scores, percent / 100)
+        counts = counts_of([groups[i] for i in known], chosen[known])
+        ratios = {g: r["ir"] for g, r in impact_ratios(counts).items() if r["ir"] is not None}
+        worst = min(ratios, key=ratios.get) if ratios else None
+        rows.append({"top": percent, "selected": int(chosen.sum()), "tied": tied, "lowest_ir": ratios.get(worst), "group": worst, "ratios": ratios})  # fmt: skip
+    lows = [r["lowest_ir"] for r in rows if r["lowest_ir"] is not None]
+    depends = bool(lows) and min(lows) < 0.8 <= max(lows)
+    return {"rows": rows, "worst": min(rows, key=lambda r: r["lowest_ir"] or 0)["top"] if lows else None, "depends": depends}  # fmt: skip
+
+
+def counts_of(groups, chosen):
+    """{group: (n, selected)} in alphabetical order; None is in none."""
+    n = Counter(g for g in groups if g is not None)
+    s = Counter(g for g, c in zip(groups, chosen) if g is not None and c)
+    return {g: (n[g], s[g]) for g in sorted(n)}
+
+
+LL144 = {
+    "sex": ["Male", "Female"],
+    "race": ["Hispanic or Latino", "White", "Black or African American", "Native Hawaiian or Pacific Islander", "Asian", "Native American or Alaska Native", "Two or More Races"],
+}  # fmt: skip
+LL144_LABELS = {"Hispanic": "Hispanic or Latino", "Black": "Black or African American", "M": "Male", "F": "Female"}  # fmt: skip
+
+
+def ll144_table(counts, exclude_below=0.0):
+    """Rate / highest rate in the layout of 6 RCNY 5-303; a category below the share keeps its row, without a ratio.
+
+    counts  {category: (n, moved forward or above the median)};  returns rows {category, n, k, rate, ir, note}
+    """
+    total = sum(n for n, _ in counts.values())
+    small = {c for c, (n, _) in counts.items() if total and n / total < exclude_below}
+    ratios = impact_ratios({c: x for c, x in counts.items() if c not in small})
+    rows = []
+    for category, (n, k) in counts.items():
+        row = {"category": category, "n": n, "k": k, "rate": k / n if n else None, "note": None}
+        row["ir"] = ratios[category]["ir"] if category in ratios else None
+        if category in small:
+            row["note"] = f"excluded ({100 * n / total:.1f} % < {100 * exclude_below:g} %)"
+        elif row["ir"] is None:
+            row["note"] = "no rows" if not n else "the highest rate is 0"
+        rows.append(row)
+    return rows
+
+
+def ll144_tables(sex, race, chosen=None, scores=None, exclude_below=0.0):
+    """Tables by sex, by race/ethnicity and crossed, unknown (None) in no calculation of its table.
+
+    With scores: share strictly above the median of those with a score and at least one known category.
+    """
+    notes, n = [], len(sex)
+    known = [s is not None or r is not None for s, r in zip(sex, race)]
+    if scores is not None:
+        scores = np.asarray(scores, float)
+        median = float(np.median(scores[known])) if any(known) else math.nan
+        chosen = (scores > median).astype(int)
+        tied = float(np.mean(scores[known] == median)) if any(known) else 0.0
+        if tied > 0.1:
+            notes.append(f"warning: {100 * tied:.0f} % of the scores equal the median; ties are not above it")  # fmt: skip
+    crossed = [f"{r}, {s}" if s is not None and r is not None else None for s, r in zip(sex, race)]
+
+    def build(chosen):
+        return {key: ll144_table(counts_of(values, chosen), exclude_below) for key, values in (("sex", sex), ("race_ethnicity", race), ("crossed", crossed))}  # fmt: skip
+
+    out = {"kind": "selection" if scores is None else "scoring", "tables": build(chosen)}
+    out["unknown"] = {k: sum(v is None for v in vs) for k, vs in (("sex", sex), ("race_ethnicity", race), ("crossed", crossed))}  # fmt: skip
+    if scores is not None:
+        out["median"], out["above"] = median, int(chosen[known].sum())
+        other = build((scores > float(np.median(scores))).astype(int)) if n > sum(known) else out["tables"]  # fmt: skip
+        moved = [abs(a["ir"] - b["ir"]) for k in other for a, b in zip(out["tables"][k], other[k]) if a["ir"] is not None and b["ir"] is not None]  # fmt: skip
+        if moved and max(moved) > 0.01:
+            out["with_unknown"] = other
+            notes.append("the rows of unknown category would move a ratio by more than .01; both versions are shown")  # fmt: skip
+    for rows in out["tables"].values():
+        notes += [f"{r['category']}: {r['note']}; justification: ______" for r in rows if r["note"] and "excluded" in r["note"]]  # fmt: skip
+    return out | {"notes": notes}
+
+
+def pair_audit(groups, y_pred, y_true, protected, reference, excluded=0):
+    """One protected against one reference group, in the keys of BiasGuard's JSON (method fairness-v1).
+
+    DIR = SR_p / SR_r, null when SR_r = 0; SPD = SR_p − SR_r; EOD = TPR_p − TPR_r, null when a group has no positive.
+    """
+    found, warnings = group_metrics(groups, y_pred, y_true), []
+    pair = {"protected": protected, "reference": reference}
+    for role, name in pair.items():
+        if name not in found["groups"]:
+            there = ", ".join(found["groups"]) or "none"
+            raise UserError(f"--{role} {name}: no row of this group; there is {there}")
+    rows = {role: found["groups"][name] for role, name in pair.items()}
+    sr = {role: row["selection_rate"]["value"] for role, row in rows.items()}
+    tpr = {role: row.get("tpr", null("no ground truth"))["value"] for role, row in rows.items()}
+    if not sr["reference"]:
+        warnings.append("the reference group has a selection rate of 0: DIR is undefined")
+    if None in tpr.values():
+        why = "there is no ground truth" if y_true is None else "a group has no positive label"
+        warnings.append(f"{why}: EOD is undefined")
+    eod = None if None in tpr.values() else tpr["protected"] - tpr["reference"]
+    return {
+        "groups": pair,
+        "sample": {"total_rows": len(groups) + excluded, "included_rows": len(groups), "excluded_rows": excluded},
+        "selection_rates": sr,
+        "true_positive_rates": tpr,
+        "metrics": {"dir": sr["protected"] / sr["reference"] if sr["reference"] else None, "spd": sr["protected"] - sr["reference"], "eod": eod},
+        "warnings": warnings,
+        "method_version": "fairness-v1",
+    }  # fmt: skip
+
+
+# twins: the same résumé under different names
+
+SLOT = re.compile(r"\{(\w*)\}")
+SLOTS = ("name", "first", "last", "subj", "obj", "poss", "email")
+PRONOUNS = {"Female": ("she", "her", "her"), "Male": ("he", "him", "his")}
+# what must not stand outside a slot, or twins would contradict themselves
+GIVEAWAY = re.compile(r"(?<!\w)(he|she|him|her|his|hers|himself|herself|mr|mrs|ms|miss)(?!\w)|\S+@\S+", re.I)  # fmt: skip
+
+
+def slot_values(name, first, last, sex):
+    """{slot: text} of one person; of a sex without pronouns here: they, them, their."""
+    subj, obj, poss = PRONOUNS.get(sex, ("they", "them", "their"))
+    handle = re.sub(r"[^a-z0-9.]", "", f"{first}.{last}".lower()).strip(".") or "candidate"
+    values = {"name": name, "first": first, "last": last, "subj": subj, "obj": obj, "poss": poss}
+    return values | {"email": f"{handle}@example.com"}
+
+
+def render_twin(template, values):
+    """The template with its slots filled; ValueError for a slot that is none of SLOTS.
+
+    >>> render_twin("{name} led {poss} team.", slot_values("Amy Lee", "Amy", "Lee", "Female"))
+    'Amy Lee led her team.'
+    """
+    if unknown := sorted({s for s in SLOT.findall(template)} - set(SLOTS)):
+        raise ValueError(f"no slot is called {{{unknown[0]}}}; there is {', '.join(SLOTS)}")
+    return SLOT.sub(lambda match: values[match.group(1)], template)
+
+
+def check_minimal_edit(template, people):
+    """Every rendering differs from every other inside slot spans only, and nothing outside says who it is.
+
+    template  text with slots;  people  list of slot_values.  Raises ValueError with what was found.
+    """
+    pieces = SLOT.split(template)  # text, slot, text, slot, …
+    outside = " ".join(pieces[::2])
+    if found := GIVEAWAY.search(outside):
+        raise ValueError(f"{found.group()!r} stands outside a slot, so twins would contradict themselves; use {{subj}}, {{obj}}, {{poss}} or {{email}}")  # fmt: skip
+    words = set(re.findall(r"\w+", outside))
+    for person in people:
+        for part in {person["first"], person["last"]} & words:
+            if part[:1].isupper() and person["first"] in words and person["last"] in words:
+                raise ValueError(f"the name {person['name']!r} stands outside a slot")
+        text, at = render_twin(template, person), 0
+        for i, piece in enumerate(pieces):
+            piece = person[piece] if i % 2 else piece
+            assert text.startswith(piece, at), (template, person)
+            at += len(piece)
+        assert at == len(text), (template, person)
+
+
+def twin_effect(scores, groups, group=None, reference=None):
+    """d = (mean over the group's names − mean over the reference's) / SD over résumés of the résumé's mean score.
+
+    scores (R, N);  groups (N,) labels;  group, reference: default the two labels in order of appearance
+    SD of the sample (R − 1), over all N names: reward scales are arbitrary, so a raw gap says nothing alone.
+    By hand: means 2 and 1 at one résumé, 4 and 3 at the other: gap 1, résumé means 1.5 and 3.5, SD 1.4142.
+    >>> round(twin_effect(np.array([[2.0, 1.0], [4.0, 3.0]]), ["b", "w"]), 4)
+    0.7071
+    """
+    scores, groups = np.asarray(scores, float), np.asarray(groups)
+    first, *rest = list(dict.fromkeys(groups.tolist()))
+    group, reference = group or first, reference or rest[0]
+    gap = scores[:, groups == group].mean() - scores[:, groups == reference].mean()
+    sd = scores.mean(1).std(ddof=1) if len(scores) > 1 else 0.0
+    return float(gap / sd) if sd > 0 else math.nan
+
+
+def name_permutation(name_means, groups, group, reference, strata=None, draws=5000, seed=0):
+    """p = (1 + hits) / (1 + draws): labels permuted among names within strata, hits |d*| ≥ |d|, two-sided.
+
+    name_means (N,) mean score of each name (in any unit: the SD of résumés does not move);  groups, strata (N,)
+    Names carry effects of their own, so names are what is exchanged: a test over résumés would call any two
+    handfuls of names different.
+    """
+    values, groups = np.asarray(name_means, float), np.asarray(groups)
+    strata = np.zeros(len(values)) if strata is None else np.asarray(strata)
+    a, b = groups == group, groups == reference
+    sign = a / a.sum() - b / b.sum()  # (N,), weights whose dot product is the gap
+    observed, drawn, rng = float(sign @ values), np.zeros(draws), np.random.default_rng(seed)
+    for stratum in np.unique(strata[a | b]):
+        here = (a | b) & (strata == stratum)
+        drawn += rng.permuted(np.tile(values[here], (draws, 1)), axis=1) @ sign[here]
+    hits = int((np.abs(drawn) >= abs(observed) - 1e-12 * (1 + np.abs(values).max())).sum())
+    return (1 + hits) / (1 + draws)
+
+
+def cluster_draws(sizes, draws, rng):
+    """How often each of sum(sizes) members is drawn when each block is resampled by itself: (draws, N)."""
+    return np.concatenate([rng.multinomial(n, np.full(n, 1 / n), draws) for n in sizes], 1)
+
+
+def bootstrap_effects(matrices, weights, cells, draws=2000, seed=0, scale=None):
+    """Effects of each matrix under resampled résumés and, within their cells, resampled names: the same in all.
+
+    matrices  list of (R, N) scores;  weights (N, C) columns whose product with name means is the raw gap
+    cells (N,) labels, names of a cell adjacent or not;  scale: a fixed unit in place of the SD of résumés
+    returns   list of (draws, C)
+    """
+    rng, cells = np.random.default_rng(seed), np.asarray(cells)
+    order = np.argsort(cells, kind="stable")
+    R, N = matrices[0].shape
+    names = np.empty((draws, N))
+    names[:, order] = cluster_draws(np.unique(cells, return_counts=True)[1], draws, rng)  # (B, N)
+    rows = cluster_draws([R], draws, rng) / R  # (B, R)
+    out = []
+    for S in matrices:
+        S = S - S.mean()  # so that a constant stays exactly itself
+        gaps = ((rows @ S) * names) @ weights  # (B, N) @ (N, C)
+        if scale is None:
+            means = names @ S.T / N  # (B, R) a résumé's mean over the drawn names
+            centre = (rows * means).sum(1, keepdims=True)
+            var = (rows * (means - centre) ** 2).sum(1) * R / max(1, R - 1)
+            gaps = gaps / np.sqrt(np.where(var > 0, var, np.nan))[:, None]
+        else:
+            gaps = gaps / scale
+        out.append(gaps)
+    return out
+
+
+def interval(values, level):
+    values = values[~np.isnan(values)]
+    if not len(values):
+        return None
+    low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)
+
+
+def placebo(scores, cells, draws=200, seed=0):
+    """|d| of two random halves of one cell, 200 times: (draws,), what "no difference" looks like."""
+    rng, cells = np.random.default_rng(seed), np.asarray(cells)
+    sd, means = scores.mean(1).std(ddof=1), scores.mean(0)
+    kinds = [np.flatnonzero(cells == c) for c in np.unique(cells)]
+    kinds = [k for k in kinds if len(k) > 1]
+    if not kinds or not sd > 0:
+        return np.array([])
+    out = np.empty(draws)
+    for i in range(draws):
+        cell = rng.permutation(kinds[i % len(kinds)])
+        half = len(cell) // 2
+        out[i] = abs(means[cell[:half]].mean() - means[cell[half:]].mean()) / sd
+    return out
+
+
+def win_rate(scores, a, b):
+    """P(s_group > s_ref) + ½·P(tie) over résumé × name pairs; a, b (N,) bool."""
+    rates = []
+    for x, y in zip(scores[:, a], np.sort(scores[:, b], 1)):  # a résumé at a time
+        below = np.searchsorted(y, x, "left") + np.searchsorted(y, x, "right")
+        rates.append(below.mean() / 2 / len(y))
+    return float(np.mean(rates))
+
+
+def mcnemar_exact(b, c):
+    """(p, mid-p) of b against c discordant pairs; descriptive only, since pairs share their names.
+
+    >>> [round(x, 7) for x in mcnemar_exact(10, 2)]
+    [0.0385742, 0.0224609]
+    """
+    n, k = b + c, min(b, c)
+    tail = sum(math.comb(n, i) for i in range(k + 1)) / 2**n
+    here = math.comb(n, k) / 2**n
+    return min(1.0, 2 * tail), 1.0 if b == c else min(1.0, 2 * tail - here)
+
+
+def pairs_needed(d_z, power=0.80):
+    """Pairs to see a standardised difference of pairs, two-sided .05: ((z + z_power) / d_z)²
+
+    >>> [pairs_needed(d) for d in (0.1, 0.2, 0.5)]
+    [785, 196, 31]
+    """
+    z = Z95 + NormalDist().inv_cdf(power)
+    return round((z / d_z) ** 2)
+
+
+def contrasts_of(people):
+    """The primary contrasts, declared before looking, and the exploratory ones: each cell against the reference's.
+
+    people  list of {"sex", "race_ethnicity"};  returns [(attribute, group, reference, labels (N,), strata (N,), primary)]
+    """
+    sex = np.array([p["sex"] for p in people])
+    race = np.array([p["race_ethnicity"] for p in people])
+    cell = np.array([f"{s} {r}" for s, r in zip(sex, race)])
+    out = []
+    for attribute, labels, strata in (("sex", sex, race), ("race_ethnicity", race, sex)):
+        values = sorted(set(labels.tolist()))
+        reference = REFERENCE[attribute] if REFERENCE[attribute] in values else values[0]
+        out += [(attribute, v, reference, labels, strata, True) for v in values if v != reference]
+    cells = sorted(set(cell.tolist()))
+    base = " ".join(REFERENCE.values())
+    if base in cells and len(set(sex)) > 1 and len(set(race)) > 1:
+        one = np.zeros(len(cell))
+        out += [("sex × race_ethnicity", c, base, cell, one, False) for c in cells if c != base]
+    return out
+
+
+def twin_verdict(d, ends, p, names, resumes, delta, unit="SD", change=False):
+    """One of the four verdicts, in the order of the page: too small, found, equivalent (TOST at .05), else inconclusive.
+
+    d the effect or its change;  ends  90 % interval or None;  p after Holm;  names in the smaller group, résumés
+    An inconclusive one says how many names would do, if noise shrinks with names: to show this effect, or its absence.
+    """
+    shown = f"{100 * delta:g} percentage points" if unit == "pp" else f"{delta:g} {unit}"
+    if names < 2 or resumes < 2:
+        return "not measured (needs 2 names a cell and 2 résumés)"
+    if d is None or math.isnan(d) or ends is None:
+        return "not measured (every résumé has the same score)"
+    inside = -delta < ends[0] and ends[1] < delta
+    if p < 0.05:
+        return "difference found" + (f", smaller than {shown}" if inside else "")
+    if names >= 10 and inside:
+        return f"equivalent within {shown}" + (": unchanged" if change else "")
+    half = (ends[1] - ends[0]) / 2
+    room = [math.ceil(names * (half / (delta - abs(d))) ** 2)] if abs(d) < delta else []
+    room += [math.ceil(names * (half / 1.645 * (Z95 + Z80) / abs(d)) ** 2)] if d else []
+    return f"inconclusive (about {max(10, min(room))} names a group would do)" if room else "inconclusive (more résumés and names)"  # fmt: skip
+
+
+def in_words(row, d):
+    """Which way a sign points, always printed."""
+    if d is None or math.isnan(d):
+        return "no effect to read"
+    kind = "names read as " if row["attribute"] != "sex" else "names and pronouns of "
+    word = "lower" if d < 0 else "higher" if d > 0 else "equal"
+    return f"scores of {kind}{row['group']} are {word} than of {row['reference']}"
+
+
+def twin_table(scores, people, args, unit=None, cut=None, tokens=None):
+    """Every contrast of one (R, N) matrix: d with intervals, p by names, win rate, decisions, placebo, verdict.
+
+    unit  None: SD of the résumés' means;  "pp": the scores are 0 or 1 and d is in shares
+    cut   scores above it are decisions to advance;  tokens (N,) mean tokens of each name
+    returns {"sd", "rows": [...], "draws"}; `draws` (B, C) for the change, not for the report
+    """
+    R, N = scores.shape
+    contrasts, means = contrasts_of(people), scores.mean(0)
+    cells = np.array([f"{p['sex']} {p['race_ethnicity']}" for p in people])
+    sd = float(scores.mean(1).std(ddof=1)) if R > 1 else 0.0
+    scale = 1.0 if unit == "pp" else sd
+    delta = args.delta / 5 if unit == "pp" else args.delta
+    fewest = min(Counter(cells.tolist()).values())
+    measured = scale > 0 and fewest > 1 and R > 1
+    weights = np.stack([(c[3] == c[1]) / (c[3] == c[1]).sum() - (c[3] == c[2]) / (c[3] == c[2]).sum() for c in contrasts], 1)  # fmt: skip
+    fixed = 1.0 if unit == "pp" else None
+    draws = bootstrap_effects([scores], weights, cells, args.draws, args.seed, fixed)[0] if measured else None  # fmt: skip
+    halves = placebo(scores, cells, seed=args.seed) * (sd if unit == "pp" else 1)
+    rows = []
+    for j, (attribute, group, reference, labels, strata, primary) in enumerate(contrasts):
+        a, b = labels == group, labels == reference
+        gap = float(weights[:, j] @ means)
+        row = {"attribute": attribute, "group": group, "reference": reference, "primary": primary}
+        row |= {"names": [int(a.sum()), int(b.sum())], "resumes": R, "gap": gap}
+        row["means"] = [float(means[a].mean()), float(means[b].mean())]
+        d = gap / scale if measured else None
+        ends = interval(draws[:, j], 0.95) if measured else None
+        method = "bootstrap over résumés and names within cells"
+        row["d"] = number(d, R * int(a.sum() + b.sum()), ends, method, args.seed, None if measured else "every résumé has the same score, or fewer than 2 names a cell or 2 résumés")  # fmt: skip
+        row["ends90"] = interval(draws[:, j], 0.90) if measured else None
+        row["p"] = name_permutation(means, labels, group, reference, strata, args.permutations, args.seed) if measured else 1.0  # fmt: skip
+        row["win_rate"] = win_rate(scores, a, b)
+        per_resume = scores[:, a].mean(1) - scores[:, b].mean(1)
+        spread = per_resume.std(ddof=1) if R > 1 else 0.0
+        row["d_z"] = float(per_resume.mean() / spread) if spread > 0 else None
+        row["placebo95"] = float(np.quantile(halves, 0.95)) if len(halves) else None
+        if cut is not None:
+            yes = scores > cut
+            k, m = int(yes[:, a].sum()), int(yes[:, b].sum())
+            rates = yes[:, a].mean(), yes[:, b].mean()
+            row["decision"] = {"rates": [k / (R * int(a.sum())), m / (R * int(b.sum()))], "counts": [[k, R * int(a.sum())], [m, R * int(b.sum())]]}  # fmt: skip
+            row["decision"]["points"] = float(100 * (rates[0] - rates[1]))
+            row["decision"]["ir"] = float(rates[0] / rates[1]) if rates[1] else None
+            share_a, share_b = yes[:, a].mean(1), yes[:, b].mean(1)
+            row["decision"]["flips"] = float((share_a * (1 - share_b) + share_b * (1 - share_a)).mean())  # fmt: skip
+            up = int(((share_a > 0.5) & (share_b <= 0.5)).sum())
+            down = int(((share_a <= 0.5) & (share_b > 0.5)).sum())
+            row["decision"]["mcnemar"] = {"up": up, "down": down, "p": mcnemar_exact(up, down)[0]}
+        row["direction"] = in_words(row, d)
+        if tokens is not None:
+            row["tokens"] = [float(tokens[a].mean()), float(tokens[b].mean())]
+            within = tokens - np.array([tokens[cells == c].mean() for c in cells])
+            slope = float(within @ means / (within @ within)) if (within @ within) > 0 else 0.0
+            expected = slope * (row["tokens"][0] - row["tokens"][1])
+            if abs(expected) > abs(gap) / 2 and expected * gap > 0:
+                row["note"] = "its sign follows the number of tokens of the names"
+        rows.append(row)
+    for primary, adjust in ((True, holm), (False, benjamini_hochberg)):
+        family = [row for row in rows if row["primary"] == primary]
+        for row, p in zip(family, adjust([row["p"] for row in family])):
+            row["p_adjusted"] = p
+            n = min(row["names"]) if fewest > 1 else 1
+            row["verdict"] = twin_verdict(row["d"]["value"], row["ends90"], p, n, R, delta, unit or "SD")  # fmt: skip
+            if min(row["names"]) < 10 and measured:
+                row["note"] = "fewer than 10 names a group: the interval is too narrow"
+    return {"sd": sd, "unit": unit or "SD", "delta": delta, "rows": rows, "R": R, "N": N}
+
+
+def twin_change(before, after, people, args, unit=None):
+    """D = d_after − d_before of each primary contrast on the same twins, each in its own SD.
+
+    before, after (R, N).  One bootstrap draws the same résumés and names for both; p permutes names of the
+    per-name differences. Both levels stand beside the change: a bias that stays is not "no problem".
+    """
+    contrasts = [c for c in contrasts_of(people) if c[5]]
+    cells = np.array([f"{p['sex']} {p['race_ethnicity']}" for p in people])
+    R = len(before)
+    sds = [float(x.mean(1).std(ddof=1)) if R > 1 else 0.0 for x in (before, after)]
+    sds = [1.0, 1.0] if unit == "pp" else sds
+    fewest = min(Counter(cells.tolist()).values())
+    measured = min(sds) > 0 and fewest > 1
+    delta = args.delta / 5 if unit == "pp" else args.delta
+    weights = np.stack([(c[3] == c[1]) / (c[3] == c[1]).sum() - (c[3] == c[2]) / (c[3] == c[2]).sum() for c in contrasts], 1)  # fmt: skip
+    rows = []
+    if measured:
+        fixed = 1.0 if unit == "pp" else None
+        low, high = bootstrap_effects([before, after], weights, cells, args.draws, args.seed, fixed)
+        moved = after.mean(0) / sds[1] - before.mean(0) / sds[0]  # (N,)
+    for j, (attribute, group, reference, labels, strata, _) in enumerate(contrasts):
+        row = {"attribute": attribute, "group": group, "reference": reference}
+        if not measured:
+            rows.append(row | {"D": number(None, 0, reason="no spread, or too few names"), "p": 1.0, "ends90": None, "levels": [None, None]})  # fmt: skip
+            continue
+        levels = [float(weights[:, j] @ x.mean(0) / sd) for x, sd in zip((before, after), sds)]
+        D = float(weights[:, j] @ moved)
+        gone = high[:, j] - low[:, j]
+        row["D"] = number(D, before.size, interval(gone, 0.95), "bootstrap over the same résumés and names", args.seed)  # fmt: skip
+        row |= {"levels": levels, "ends90": interval(gone, 0.90)}
+        row["p"] = name_permutation(moved, labels, group, reference, strata, args.permutations, args.seed)  # fmt: skip
+        row["n_names"] = int(min((labels == group).sum(), (labels == reference).sum()))
+        rows.append(row)
+    for row, p in zip(rows, holm([row["p"] for row in rows])):
+        row["p_adjusted"] = p
+        n = row.get("n_names", 0) if fewest > 1 else 1
+        verdict = twin_verdict(row["D"]["value"], row["ends90"], p, n, R, delta, unit or "SD", True)
+        if verdict.startswith("difference found"):
+            grew = abs(row["levels"][1]) > abs(row["levels"][0])
+            verdict = verdict.replace("found", f"found: {'larger' if grew else 'smaller'} after")
+        row["verdict"] = verdict
+        row["direction"] = in_words(row, row["levels"][1])
+    return rows
+
+
+# text: what an answer names, omits and asks
+
+AGENTIC = ("ambitio", "analy", "assert", "confiden", "decisi", "determin", "driven", "independen", "initiativ", "lead", "led")  # fmt: skip
+COMMUNAL = ("collab", "compassion", "cooperat", "empath", "friend", "help", "interperson", "kind", "nurtur", "support", "sympath", "team", "warm")  # fmt: skip
+POSITIVE = ("advance", "clear", "excellent", "impressive", "ready", "reliable", "solid", "strong", "strengths", "strongly", "well")  # fmt: skip
+NEGATIVE = ("concern", "concerns", "doubt", "gap", "gaps", "inexperienced", "lacks", "poor", "reject", "unclear", "weak")  # fmt: skip
+HEDGE = ("might", "may", "perhaps", "possibly", "seems", "appears", "could", "somewhat", "unclear")
+REFUSAL = re.compile(r"\b(i can(?:no|')t|i am unable|i'm unable|i am not able|i won't|as an ai)\b", re.I)  # fmt: skip
+PROTECTED = re.compile(
+    r"\b(black|white|asian|hispanic|latin[oax]|african|woman|female|male|gender|race|ethnic\w*|religio\w*|church|mosque|"
+    r"muslim|christian|jewish|hindu|pregnan\w*|baby|married|marriage|husband|wife|children|years old|her age|his age|"
+    r"disab\w*|illness|sick|health|nationality|was born in|immigrant)\b",
+    re.I,
+)
+
+
+def decision_of(answer, words):
+    """The decision of an answer, strictly: the last line that names one names it alone; else None.
+
+    >>> decision_of("Gaps: none.\\nRecommendation: advance.", ("advance", "reject")), decision_of("advance or reject", ("advance", "reject"))
+    ('advance', None)
+    """
+    for line in reversed(answer.split("\n")):
+        if said := mentioned(line, words):
+            return said.pop() if len(said) == 1 else None
+    return None
+
+
+def text_measures(answer, row, words=("advance", "hold", "reject")):
+    """{measure: number} of one English answer; what its row gives no field for is left out.
+
+    row  may hold "shown" or "skills" (the résumé's skills) and "pronoun" (the subject pronoun that was given, or "")
+    """
+    tokens = re.findall(r"[a-z']+", answer.lower())
+    per_100 = lambda stems: 100 * sum(t.startswith(stems) for t in tokens) / max(1, len(tokens))  # noqa: E731
+    polar = sum(t in POSITIVE for t in tokens) - sum(t in NEGATIVE for t in tokens)
+    out = {"words": float(len(answer.split())), "refusal": float(bool(REFUSAL.search(answer)))}
+    out["hedge"] = float(any(t in HEDGE for t in tokens))
+    out["agentic"], out["communal"] = per_100(AGENTIC), per_100(COMMUNAL)
+    out["polarity (lexicon-based)"] = 100 * polar / max(1, len(tokens))
+    out["protected attribute"] = float(bool(PROTECTED.search(answer)))
+    if skills := row.get("shown") or row.get("skills"):
+        out["skill recall"] = len(mentioned(answer, skills)) / len(set(skills))
+    if row.get("pronoun") is not None:
+        mine = {"she": {"she", "her", "hers"}, "he": {"he", "him", "his"}, "they": {"they", "them", "their"}}  # fmt: skip
+        others = {"she", "her", "hers", "he", "him", "his"} - mine.get(row["pronoun"], set())
+        out["wrong pronoun"] = float(any(t in others for t in tokens))
+    decided = decision_of(answer, words)
+    out["unparsable"] = float(decided is None)
+    out["advance"] = float(decided == words[0])
+    return out
+
+
+def telling_words(texts_a, texts_b, top=20):
+    """[(word, z)] most typical of a (z > 0) and of b: log-odds under an informative Dirichlet prior      [Monroe 2008]
+
+    prior α_w = count of w in both together; z = δ_w / √(1/(y_a + α) + 1/(y_b + α)). A view for reviewers, no test.
+    >>> telling_words(["calm calm"], ["loud loud"], 1)
+    [('calm', 0.73), ('loud', -0.73)]
+    """
+    a, b = (Counter(re.findall(r"[a-z']+", " ".join(t).lower())) for t in (texts_a, texts_b))
+    both = a + b
+    total, n_a, n_b, scores = sum(both.values()), sum(a.values()), sum(b.values()), {}
+    for w, prior in both.items():
+        odds = [math.log((y[w] + prior) / (n + total - y[w] - prior)) if n + total > y[w] + prior else 0.0 for y, n in ((a, n_a), (b, n_b))]  # fmt: skip
+        scores[w] = (odds[0] - odds[1]) / math.sqrt(1 / (a[w] + prior) + 1 / (b[w] + prior))
+    ranked = sorted(scores, key=lambda w: (-scores[w], w))
+    picked = [w for w in ranked[:top] if scores[w] > 0]
+    picked += [w for w in ranked[::-1][:top] if scores[w] < 0]
+    return [(w, round(scores[w], 2)) for w in picked]
+
+
+# risky interview questions: the scanner of judge.py, marked copies that a test holds equal
+
+INVISIBLE = {"\u034f": None, "\ufe0e": None, "\ufe0f": None}
+STRAIGHT = str.maketrans("‘’‚‛ʼ′“”„‟″", "''''''\"\"\"\"\"")
+
+
+# same as judge.py
+def without_invisible(text):
+    return "".join(c for c in text if unicodedata.category(c) != "Cf").translate(INVISIBLE)
+
+
+# same as judge.py
+def normal_form(text):
+    """NFKC, no invisible characters, straight quotes, (s) → s, case folded, % → percent, blanks collapsed.
+
+    >>> normal_form("Ａｒｅ  you 50% “sure(s)”?")
+    'are you 50 percent "sures"?'
+    """
+    text = without_invisible(unicodedata.normalize("NFKC", text)).translate(STRAIGHT)
+    text = text.casefold().replace("(s)", "s").replace("%", " percent")
+    return re.sub(r"[ \t\xa0]+", " ", text).strip()
+
+
+# same as judge.py
+def sentences(text):
+    """(start, end, normal form) of each sentence; offsets into the text as it was given.
+
+    >>> sentences("Hi.  Are you sure？")
+    [(0, 3, 'hi.'), (5, 18, 'are you sure?')]
+    """
+    one = unicodedata.normalize
+    plain = [(n, i) for i, c in enumerate(text) for n in without_invisible(one("NFKC", c))]
+    found = []
+    for match in re.finditer(r"[^.!?;\n]+[.!?;]?", "".join(n for n, _ in plain)):
+        at = match.start() + len(match.group()) - len(match.group().lstrip())
+        if at < match.end():
+            start, end = plain[at][1], plain[match.end() - 1][1] + 1
+            found.append((start, end, normal_form(text[start:end])))
+    return found
+
+
+# same as judge.py
+@functools.lru_cache
+def request_cues():
+    """(order, joint): what opens a request besides a question mark, and what joins a second one to it."""
+    cues = read_data("interview.json")["cues"]
+    lead_in = rf"(?:(?:{'|'.join(cues['lead_in'] + cues['polite'])})\b[ ,:.!]*)*"
+    order = rf"[ *•-]*{lead_in}(?:{'|'.join(cues['imperative'])})\b"
+    return re.compile(order), re.compile(rf"\b(?:{'|'.join(cues['joint'])})\b")
+
+
+# same as judge.py
+def asked_sentences(text):
+    """The sentences that ask: they end in "?", or open with an imperative behind lead-ins."""
+    order, _ = request_cues()
+    return [s for s in sentences(text) if s[2].endswith("?") or order.match(s[2])]
+
+
+# same as judge.py
+@functools.lru_cache
+def risky_patterns():
+    """({code: (severity, patterns)}, patterns of what may be asked and of refusals), compiled and tried out."""
+    data = read_data("risky_questions.json")
+    codes = {
+        code: (c["severity"], [re.compile(p) for p in c["patterns"]])
+        for code, c in data["categories"].items()
+    }
+    silent = [re.compile(p) for p in data["refusal"] + data["allowed"]]
+    every = silent + [p for _, patterns in codes.values() for p in patterns]
+    greedy = [p.pattern for p in every if p.search("") or p.search("hello there.")]
+    assert not greedy, f"risky_questions.json: {greedy[0]!r} matches anything"
+    return codes, silent
+
+
+# same as judge.py
+def risky_questions(text):
+    """What an interviewer should not ask: [{"code", "severity", "sentence", "start", "end"}], offsets into the text.
+
+    Only a request counts; a refusal to ask and what may be asked do not.
+    >>> [(r["code"], r["sentence"]) for r in risky_questions("Thanks. How old are you? I can't ask your age.")]
+    [('age', 'How old are you?')]
+    """
+    codes, silent = risky_patterns()
+    found = []
+    for start, end, sentence in asked_sentences(text):
+        if any(p.search(sentence) for p in silent):
+            continue
+        for code, (severity, patterns) in codes.items():
+            if any(p.search(sentence) for p in patterns):
+                hit = {"code": code, "severity": severity, "sentence": text[start:end]}
+                found.append(hit | {"start": start, "end": end})
+    return found
+
+
+# same as judge.py
+def read_data(name):
+    try:
+        return json.loads((DATA / name).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{DATA / name}: no such file; interview checks need it") from None
+
+
+# ---- 4. the arguments ----
+
+
+def parse_args(argv=None):
+    argv = list(sys.argv[1:] if argv is None else argv)
+    if not argv or argv[0] not in (*COMMANDS, "-h", "--help"):
+        argv.insert(0, "report")
+    about, example = __doc__.splitlines()[0], "fairness.py audit people.csv --y-pred hired --group race --out runs/fairness"  # fmt: skip
+    parser = argparse.ArgumentParser(prog="fairness.py", description=about, epilog=example)
+    commands = parser.add_subparsers(dest="command", metavar="command")
+    parsers = {name: commands.add_parser(name, help=COMMANDS[name].__doc__) for name in COMMANDS}
+    # fmt: off
+    for name in ("report", "twins"):
+        add = parsers[name].add_argument
+        add("--before", default=Default(common.BASE), help="policy folder, or none (default: %(default)s)")
+        add("--after", nargs="+", default=[Default(f"runs/demo/{x}") for x in ("dpo", "ppo", "grpo")], help="aligned policies (default: %(default)s, where they exist)")
+        add("--reward-model", nargs="+", default=[Default("runs/demo/reward")], help="folders; several stand side by side (default: %(default)s)")
+        add("--twins", default="data/twins.jsonl", help="résumés with slots such as {name} (default: %(default)s)")
+        add("--names", default="data/names.csv", help="CSV of name, first, last, sex, race_ethnicity (default: %(default)s)")
+        add("--names-per-cell", type=int, default=25, help="names a sex × race cell (10 to 30; default 25)")
+        add("--resumes", type=int, default=40, help="résumés (20 to 100; default 40)")
+        add("--generated-names", type=int, default=10, help="names a cell for generated answers (2 to 25; default 10)")
+        add("--generated-resumes", type=int, default=20, help="résumés for generated answers, 0 = none (default 20)")
+        add("--decision-words", default="advance,reject", help="the decision slot: yes,no (default: %(default)s)")
+        add("--max-new-tokens", type=int, default=96, help="longest generated answer (64 to 512)")
+        add("--delta", type=float, default=0.1, help="effect that counts as none, in SD; of decisions a fifth of it: 2 points at 0.1")
+        add("--draws", type=int, default=2000, help="of the bootstrap (1000 to 10000)")
+        add("--permutations", type=int, default=5000, help="of names among groups (1000 to 20000)")
+        add("--micro-tokens", type=int, help="padded tokens a forward (default 4096, GPU 16384)")
+        add("--dtype", default="auto", choices=("auto", "fp32", "fp16", "bf16"), help="compute")
+        add("--device", default="auto", help="auto, cpu, cuda, mps")
+
+    add = parsers["report"].add_argument
+    add("--candidates", default=Default("data/candidates.jsonl"), help="profiles with recorded sex and race_ethnicity, JSONL, or none")
+    add("--prefs", default=Default("data/prefs_train.jsonl"), help="the votes behind the models, JSONL, or none")
+    add("--pairs", default=Default("data/rank_test.jsonl"), help="held-out pairs with candidates, for accuracy by group, or none")
+    add("--prompts", default=Default("data/prompts.jsonl"), help="interview prompts, for risky questions, or none")
+    add("--interviews", type=int, default=60, help="interview answers a policy (50 to 400)")
+    add("--evaluation", default=Default("runs/demo/report/report.json"), help="report.json of evaluate.py, for utility and KL, or none")
+
+    add = parsers["audit"].add_argument
+    add("table", nargs="?", metavar="people.csv", help="CSV with a header, a row a person")
+    add("--csv", help="the same, as a flag")
+    add("--y-true", help="column of the label, 0 or 1 (default: none, so no error rates)")
+    add("--y-pred", help="column of the decision, 0 or 1")
+    add("--score", help="column of a score, in place of --y-pred, with --cutoff or --select")
+    add("--cutoff", type=float, help="a score at or above it is a decision for")
+    add("--select", type=float, help="share selected from the top, such as 0.3")
+    add("--group", help="column of groups (default: the columns sex and race_ethnicity)")
+    add("--sex", help="column of the sex (default: sex)")
+    add("--race", help="column of race/ethnicity (default: race_ethnicity)")
+    add("--protected", help="one group of --group, against --reference")
+    add("--reference", help="the other (default: the group of the highest rate)")
+    add("--allow-missing", action="store_true", help="drop and count rows without decision or label")
+    add("--ll144", choices=("selection", "scoring"), help="tables in the layout of NYC Local Law 144")
+    add("--map", help="JSON of own label: LL144 category")
+    add("--output", help="JSON of the protected against the reference group, as BiasGuard writes it")
+    add("--markdown", help="audit.md under this name as well")
+    add("--data-source", default="not stated", help="where the data is from, for the LL144 header")
+    add("--first-use", default="not stated", help="when the tool was first used, for the same header")
+
+    add = parsers["text"].add_argument
+    add("answers", help="JSONL of answers: response, and where known prompt, shown, pronoun, group, pair_id")
+    add("--decision-words", default="advance,hold,reject", help="decisions that an answer may state (default: %(default)s)")
+
+    for name in COMMANDS:
+        add = parsers[name].add_argument
+        add("--out", default="runs/fairness", help="folder of the report (default: %(default)s)")
+        add("--overwrite", action="store_true", help="replace the report that is there")
+        add("--seed", type=int, default=0, help="of resampling and permutations")
+        add("--date", help="written into the report as it is; without it there is none")
+        add("--fail-on", help="for CI: difference (status 1), inconclusive (status 3), or both with a comma")
+        if name in ("report", "audit"):
+            add("--exclude-below", type=float, default=0.0, help="LL144: share below which a category has no ratio, such as 0.02")
+            add("--run-biasguard", action="store_true", help="run biasguard, where installed, and compare")
+    # fmt: on
+    args = parser.parse_args(argv)
+    lowest = {"names_per_cell": 1, "resumes": 1, "generated_names": 1, "generated_resumes": 0, "draws": 100, "permutations": 100, "max_new_tokens": 1, "interviews": 0, "seed": 0}  # fmt: skip
+    for name, low in lowest.items():
+        if getattr(args, name, low) < low:
+            raise UserError(f"--{name.replace('_', '-')} {getattr(args, name)}: expected at least {low}")  # fmt: skip
+    if hasattr(args, "delta") and not 0 < args.delta < math.inf:
+        raise UserError(f"--delta {args.delta}: expected a number above 0")
+    if not 0 <= getattr(args, "exclude_below", 0) < 1:
+        raise UserError(f"--exclude-below {args.exclude_below}: expected a share, such as 0.02")
+    for word in (args.fail_on or "difference").split(","):
+        if word not in ("difference", "inconclusive"):
+            raise UserError(f"--fail-on {args.fail_on}: expected difference, inconclusive or both with a comma")  # fmt: skip
+    if hasattr(args, "decision_words"):
+        args.decision_words = tuple(w.strip() for w in args.decision_words.split(",") if w.strip())
+        if len(set(args.decision_words)) < 2:
+            raise UserError("--decision-words: expected two words or more, such as advance,reject")
+    return args
+
+
+# ---- 5. the data ----
+# a twin: {"id", "prompt": [… "Candidate: {name}, 8 years. Through cash flow {subj} cut …"], "answer": […], "prefix":
+#  "Strengths: … Recommendation:", "rank_prompt": […], "profile": "{name}, 8 years. …", "shown": […]}
+
+NAME_COLUMNS = ("name", "first", "last", "sex", "race_ethnicity")
+
+
+def read_csv(path, flag, needed=()):
+    """(header, [(line, row)]) of a CSV file with a header; every value is a text."""
+    if not Path(path).is_file():
+        raise UserError(f"{flag} {path}: no such file; expected a CSV with a header")
+    csv.field_size_limit(2**24)
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file, strict=True)
+            header, rows = list(reader.fieldnames or ()), []
+            for row in reader:
+                if None in row or None in row.values():
+                    found = "more" if None in row else "fewer"
+                    raise UserError(f"{flag} {path}:{reader.line_num}: {found} cells than the {len(header)} columns of the header")  # fmt: skip
+                rows.append((reader.line_num, row))
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise UserError(f"{flag} {path}: not a CSV in UTF-8 ({error})") from None
+    for column in needed:
+        if column not in header:
+            raise UserError(f"{flag} {path}: no column {column!r}; there is {', '.join(header) or 'nothing'}")  # fmt: skip
+    if not rows:
+        raise UserError(f"{flag} {path}: no row below the header; expected a row a person")
+    return header, rows
+
+
+def load_names(path, per_cell):
+    """The first `per_cell` names of each sex × race cell: list of slot values with sex and race_ethnicity."""
+    _, rows = read_csv(path, "--names", NAME_COLUMNS)
+    cells = {}
+    for line, row in rows:
+        if gone := [c for c in NAME_COLUMNS if not row[c].strip()]:
+            raise UserError(f"--names {path}:{line}: the {gone[0]!r} is empty")
+        cells.setdefault((row["sex"], row["race_ethnicity"]), []).append(row)
+    if len(cells) < 2:
+        raise UserError(f"--names {path}: one cell of sex × race_ethnicity; a comparison needs two")
+    fewest = min(cells, key=lambda c: len(cells[c]))
+    if len(cells[fewest]) < 2:
+        raise UserError(f"--names {path}: one name in the cell {' '.join(fewest)}; names differ by themselves, so a cell needs at least 2, better 25")  # fmt: skip
+    if len(cells[fewest]) < per_cell:
+        print(f"--names-per-cell {per_cell}: {path} has {len(cells[fewest])} names in the cell {' '.join(fewest)}; that many are taken of each")  # fmt: skip
+    n = min(per_cell, len(cells[fewest]))
+    chosen = [row for cell in sorted(cells) for row in cells[cell][:n]]
+    return [slot_values(*(row[c] for c in NAME_COLUMNS[:4])) | {"sex": row["sex"], "race_ethnicity": row["race_ethnicity"]} for row in chosen]  # fmt: skip
+
+
+ARMS = [  # beside the names: what no name, and a pronoun alone, do
+    {s: "the candidate" for s in ("name", "first", "last")} | {"subj": p[0], "obj": p[1], "poss": p[2], "email": "candidate@example.com", "arm": arm}
+    for arm, p in (("no name", ("they", "them", "their")), ("pronoun she", PRONOUNS["Female"]), ("pronoun he", PRONOUNS["Male"]))
+]  # fmt: skip
+
+
+def load_twins(path, resumes, people):
+    """The first résumés of a twins file, checked: minimal edit of every text for every person."""
+    rows = []
+    for line, row in common.read_jsonl(path, numbered=True, flag="--twins"):
+        if len(rows) == resumes:
+            break
+        at = f"--twins {path}:{line}"
+        fields = [k for k in ("prompt", "answer", "prefix", "rank_prompt", "profile") if row.get(k)]
+        texts = {k: message_texts(row[k]) for k in fields}
+        if not any(SLOT.search(t) for k in fields for t in texts[k]):
+            raise UserError(f"{at}: no slot such as {{name}} in it, so its twins would be one text")
+        for key in fields:
+            for text in texts[key]:
+                try:
+                    if SLOT.search(text):
+                        check_minimal_edit(text, people + ARMS)
+                except ValueError as error:
+                    raise UserError(f"{at}: {key}: {error}") from None
+        rows.append({"id": row.get("id", f"twin-{len(rows)}")} | row)
+    if not rows:
+        raise UserError(f"--twins {path}: the file is empty; expected a résumé with slots a line")
+    return rows
+
+
+def message_texts(value):
+    """The texts of a prompt or answer; ValueError-free: what is no message list is a text."""
+    return [str(m.get("content", "")) for m in value] if isinstance(value, list) else [str(value)]
+
+
+def filled(value, person):
+    """A text or messages with their slots filled."""
+    if isinstance(value, list):
+        return [m | {"content": render_twin(m["content"], person)} for m in value]
+    return render_twin(value, person)
+
+
+def as_answer(prompt, text):
+    """An answer of the prompt's kind, as in a preference file."""
+    if isinstance(prompt, str) or isinstance(text, list):
+        return text
+    return [{"role": "assistant", "content": text}]
+
+
+def yes_no(value, at):
+    """0 or 1 of a cell, in BiasGuard's words; None for an empty one.
+
+    >>> [yes_no(v, "x") for v in ("1", "No", "POSITIVE", "")]
+    [1, 0, 1, None]
+    """
+    word = value.strip().lower()
+    if word in ("1", "true", "yes", "positive"):
+        return 1
+    if word in ("0", "false", "no", "negative"):
+        return 0
+    if not word:
+        return None
+    raise UserError(f"{at}: {value!r}; expected 0 or 1, true or false, yes or no, positive or negative")  # fmt: skip
+
+
+def load_people(args):
+    """{"ids", "groups": {attribute: labels}, "decided", "labels", "scores", "excluded", …} of the audit's table."""
+    if bool(args.table) == bool(args.csv):
+        raise UserError("audit: expected one table, as fairness.py audit people.csv")
+    path = args.table or args.csv
+    if bool(args.y_pred) == bool(args.score):
+        raise UserError("--y-pred, --score: expected one of them: a decision column, or a score with --cutoff or --select")  # fmt: skip
+    if args.score and (args.cutoff is None) == (args.select is None):
+        raise UserError("--score: expected --cutoff X or --select SHARE with it, one of them")
+    if args.select is not None and not 0 < args.select <= 1:
+        raise UserError(f"--select {args.select}: expected a share above 0, at most 1, such as 0.3")
+    header, rows = read_csv(path, "audit", [c for c in (args.y_true, args.y_pred, args.score, args.group, args.sex, args.race) if c])  # fmt: skip
+    columns = {"sex": args.sex or "sex", "race_ethnicity": args.race or "race_ethnicity"}
+    if args.group:
+        columns = {k: v for k, v in columns.items() if (args.sex if k == "sex" else args.race)}
+        columns = {args.group: args.group} | columns
+    columns = {k: v for k, v in columns.items() if v in header}
+    if not columns:
+        raise UserError(f"audit {path}: no column of groups; name one with --group; there is {', '.join(header)}")  # fmt: skip
+    people = {"path": path, "ids": [], "groups": {k: [] for k in columns}, "decided": [], "labels": [], "scores": [], "excluded": 0}  # fmt: skip
+    for line, row in rows:
+        at = f"audit {path}:{line}"
+        label = yes_no(row[args.y_true], f"{at}: {args.y_true}") if args.y_true else 0
+        if args.y_pred:
+            decided, score = yes_no(row[args.y_pred], f"{at}: {args.y_pred}"), None
+        else:
+            text = row[args.score].strip()
+            try:
+                score = float(text) if text else None
+            except ValueError:
+                score = math.nan
+            if score is not None and not math.isfinite(score):
+                raise UserError(f"{at}: {args.score} is {text!r}; expected a number")
+            decided = score
+        if decided is None or label is None:
+            if not args.allow_missing:
+                gone = (args.y_pred or args.score) if decided is None else args.y_true
+                raise UserError(f"{at}: {gone} is empty; fill it in, or drop such rows with --allow-missing")  # fmt: skip
+            people["excluded"] += 1
+            continue
+        for key, column in columns.items():
+            group = row[column]
+            if group != group.strip():
+                raise UserError(f"{at}: {column} {group!r} begins or ends with a blank; take it away, or it is a group of its own")  # fmt: skip
+            people["groups"][key].append(None if group.lower() in ("", "unknown") else group)
+        people["ids"].append(row.get("entity_id") or row.get("id") or str(line))
+        people["labels"].append(label)
+        people["scores"].append(score)
+        people["decided"].append(decided)
+    if not people["ids"]:
+        raise UserError(f"audit {path}: no row is left once those with empty cells are dropped")
+    for key, groups in people["groups"].items():
+        there = {g for g in groups if g is not None}
+        if len(there) < 2:
+            raise UserError(f"audit {path}: {columns[key]} has {len(there)} known group{'s'[: len(there) != 1]}; a comparison needs two")  # fmt: skip
+    people["labels"] = people["labels"] if args.y_true else None
+    people["tied"] = None
+    if args.score and args.cutoff is not None:
+        people["decided"] = [int(s >= args.cutoff) for s in people["scores"]]
+    elif args.score:
+        chosen, people["tied"] = select_top(people["scores"], args.select)
+        people["decided"] = chosen.tolist()
+    people["scores"] = people["scores"] if args.score else None
+    return people
+
+
+# ---- 6. the models ----
+# A reward model reads prompt and answer; a policy is asked for one token, the decision, behind a fixed prefix. One is in
+# memory at a time. Nobody is trained.
+
+
+def placed(args):
+    device = common.pick_device(args.device)
+    return {"dtype": common.pick_precision(device, args.dtype)[0], "device": device}
+
+
+def chunks(items, label, size=256):
+    return tqdm([items[i : i + size] for i in range(0, len(items), size)], desc=label, disable=None)
+
+
+def reward_matrices(folder, twins, people, args):
+    """{surface: (R, N) scores} of a reward model: "a" the same answer, "b" a profile that holds the name."""
+    place = placed(args)
+    score, _ = common.reward_scorer(folder, place["dtype"], place["device"], args.micro_tokens)
+    out = {}
+    for surface, prompt, answer in (("a", "prompt", "answer"), ("b", "rank_prompt", "profile")):
+        if not all(row.get(prompt) and row.get(answer) for row in twins):
+            continue
+        items = [(filled(row[prompt], p), as_answer(row[prompt], filled(row[answer], p))) for row in twins for p in people]  # fmt: skip
+        parts = [score(part)[0][:, 0] for part in chunks(items, f"{folder} ({surface})")]
+        out[surface] = checked(np.concatenate(parts), folder).reshape(len(twins), len(people))
+    return out
+
+
+def checked(values, folder):
+    if not np.isfinite(values).all():
+        raise UserError(f"{folder}: {int((~np.isfinite(values)).sum())} of {len(values)} scores are not finite; try --dtype fp32")  # fmt: skip
+    return values
+
+
+def word_tokens(tokenizer, prefix, words, prompt):
+    """(ids of the prefix, first ids of the two words behind it), which must differ: the decision is made there."""
+    start = tokenizer.encode(prefix, add_special_tokens=False)
+    firsts = []
+    for word in words[:2]:
+        whole = tokenizer.encode(f"{prefix} {word}", add_special_tokens=False)
+        if whole[: len(start)] != start or len(whole) == len(start):
+            raise UserError(f"--decision-words {word}: this tokenizer merges it with the text before; end the prefix elsewhere")  # fmt: skip
+        firsts.append(whole[len(start)])
+    if firsts[0] == firsts[1]:
+        raise UserError(f"--decision-words {','.join(words)}: both begin with the same token; choose words that do not")  # fmt: skip
+    return start, firsts
+
+
+@torch.no_grad()
+def decision_matrix(model, tokenizer, folder, twins, people, args):
+    """(R, N) log p(advance) − log p(reject) at the decision slot behind the résumé's prefix: one forward, no sampling."""
+    prompts, answers, slots = [], [], []
+    for row in twins:
+        start, firsts = word_tokens(tokenizer, row["prefix"], args.decision_words, row["prompt"])
+        for person in people:
+            prompts.append(common.encode_prompt(tokenizer, filled(row["prompt"], person)) + start)
+            answers.append(firsts[:1])
+            slots.append(firsts)
+    lengths = np.array([len(p) + 1 for p in prompts])
+    common.check_positions(model, int(lengths.max()), 0, 0)
+    out, tokens = np.empty(len(prompts)), args.micro_tokens or common.micro_tokens(model)
+    parts = common.micro_batches(range(len(prompts)), lengths, tokens)
+    for part in tqdm(parts, desc=f"{folder} (c)", disable=None):
+        batch = common.pad_rows([prompts[i] for i in part], [answers[i] for i in part], common.pad_id(tokenizer))  # fmt: skip
+        batch = [x.to(model.device) for x in batch]
+        logits = common.head_logits(model, common.token_hidden(model, *batch))  # (b, V)
+        yes, no = torch.tensor([slots[i] for i in part], device=logits.device).T[:, :, None]
+        out[part] = (logits.gather(1, yes) - logits.gather(1, no)).squeeze(1).double().cpu().numpy()
+    return checked(out, folder).reshape(len(twins), len(people))
+
+
+def generated(model, tokenizer, folder, twins, people, args):
+    """Greedy answers to the twins' prompts, R × N texts in one list."""
+    prompts = [filled(row["prompt"], person) for row in twins for person in people]
+    texts = []
+    for part in chunks(prompts, f"{folder} (d)"):
+        texts += common.sample(model, tokenizer, part, 1, args.max_new_tokens, 0.0).texts
+    return texts
+
+
+# ---- 8. the loop ----
+
+SURFACES = {
+    "a": "reward of the same answer when the prompt's name changes",
+    "b": "reward of a profile that holds the name",
+    "c": "log-odds of the decision behind a fixed prefix",
+    "d": "generated decision to advance",
+}
+
+
+def wanted(args):
+    """(before, [after], [reward models]) that exist; who names one kind of model means no default of another."""
+    explicit = not all(isinstance(x, Default) for x in (args.before, *args.after, *args.reward_model))  # fmt: skip
+    keep = lambda names: [n for n in names if not (explicit and isinstance(n, Default))]  # noqa: E731
+    after, rewards = keep(args.after), keep(args.reward_model)
+    before = args.before if after or not isinstance(args.before, Default) or not explicit else None
+    found = [[n for n in names if present(n)] for names in (after, rewards)]
+    before = present(before) if before else None
+    if not (before or found[0] or found[1]):
+        raise UserError("no model: give --reward-model FOLDER, or --before FOLDER and --after FOLDER")  # fmt: skip
+    return before, *found
+
+
+def study_twins(args, extra=None):
+    """Twins on every model: surfaces with their tables, changes, and the rows of twins.csv.
+
+    extra(model, tokenizer, folder)  called with each loaded policy, for what else a report asks of it
+    """
+    before, after, rewards = wanted(args)
+    # (1) names and résumés
+    people = load_names(args.names, args.names_per_cell)
+    twins = load_twins(args.twins, args.resumes, people)
+    everyone, N = people + ARMS, len(people)
+    print(f"{len(twins)} résumés × {N} names = {len(twins) * N} twins a surface, {len(ARMS) * len(twins)} without a name")  # fmt: skip
+    surfaces, skipped, texts = [], [], []
+
+    def add(folder, kind, surface, matrix, tokens, unit=None, cut=0.0, rows=twins, who=people):
+        # (3) statistics
+        scores = matrix[:, : len(who)]
+        part = {"model": str(folder), "kind": kind, "surface": surface, "what": SURFACES[surface]}
+        part |= twin_table(scores, who, args, unit, cut, tokens)
+        part |= {"cut": cut, "matrix": scores, "people": who, "resumes": rows}
+        part["arms"] = arm_rows(matrix, len(who), part["sd"], args) if unit is None else []
+        surfaces.append(part)
+        print_twins(part)
+
+    # (2) score the twins
+    for folder in rewards:
+        tokenizer = common.load_tokenizer(folder, "--reward-model")
+        matrices = reward_matrices(folder, twins, everyone, args)
+        skipped += [f"{folder}, surface {s}: not measured (the twins have no fields for it)" for s in "ab" if s not in matrices]  # fmt: skip
+        for surface, matrix in matrices.items():
+            cut = float(np.median(matrix[:, :N]))
+            add(folder, "reward model", surface, matrix, name_tokens(tokenizer, people), cut=cut)
+    few = [i for c in cell_places(people) for i in c[: args.generated_names]]
+    some, rows = [people[i] for i in few], twins[: args.generated_resumes]
+    for folder in ([before] if before else []) + after:
+        tokenizer = common.load_tokenizer(folder)
+        model = common.load_policy(folder, **placed(args), trainable=False)
+        kind, tokens = "base" if folder == before else "aligned", name_tokens(tokenizer, people)
+        if all(row.get("prompt") and row.get("prefix") for row in twins):
+            matrix = decision_matrix(model, tokenizer, folder, twins, everyone, args)
+            add(folder, kind, "c", matrix, tokens)
+        else:
+            skipped.append(f"{folder}, surface c: not measured (the twins have no prompt and prefix)")  # fmt: skip
+        if rows and all(row.get("prompt") for row in rows):
+            answers = generated(model, tokenizer, folder, rows, some, args)
+            measures = [text_measures(x, r | {"pronoun": p["subj"]}, (args.decision_words[0], "hold", *args.decision_words[1:])) for x, (r, p) in zip(answers, ((r, p) for r in rows for p in some))]  # fmt: skip
+            matrix = np.array([m["advance"] for m in measures]).reshape(len(rows), len(some))
+            add(folder, kind, "d", matrix, tokens[few], "pp", 0.5, rows, some)
+            texts.append({"model": str(folder), "gaps": text_gaps(measures, len(rows), some, args), "telling": telling(answers, some), "n": len(answers)})  # fmt: skip
+        if extra:
+            extra(model, tokenizer, folder)
+        del model
+    # (4) change
+    changes = []
+    for part in surfaces:
+        base = next((p for p in surfaces if p["model"] == str(before) and p["surface"] == part["surface"]), None)  # fmt: skip
+        if part["kind"] == "aligned" and base:
+            unit = None if part["unit"] == "SD" else "pp"
+            found = twin_change(base["matrix"], part["matrix"], part["people"], args, unit)
+            changes.append({"model": part["model"], "before": str(before), "surface": part["surface"], "unit": part["unit"], "rows": found})  # fmt: skip
+            print_changes(changes[-1])
+    table_rows = [row for part in surfaces for row in twin_rows(part)]
+    worst = worst_twins(surfaces)
+    for part in surfaces:  # what the report does not hold
+        for key in ("matrix", "people", "resumes"):
+            del part[key]
+    tokens = {c: round(float(np.mean([len(tokenizer.encode(" " + people[i]["name"], add_special_tokens=False)) for i in places])), 3) for c, places in zip(cell_names(people), cell_places(people))}  # fmt: skip
+    record = {"resumes": len(twins), "names": N, "names_a_cell": N // len(cell_places(people)), "tokens_by_cell": tokens, "delta": args.delta}  # fmt: skip
+    return {"twins": record, "surfaces": surfaces, "changes": changes, "texts": texts, "worst": worst, "not_measured": skipped}, table_rows, (before, after, rewards)  # fmt: skip
+
+
+def cell_names(people):
+    return list(dict.fromkeys(f"{p['sex']} {p['race_ethnicity']}" for p in people))
+
+
+def cell_places(people):
+    """Places of each cell's names, a list a cell."""
+    return [[i for i, p in enumerate(people) if f"{p['sex']} {p['race_ethnicity']}" == c] for c in cell_names(people)]  # fmt: skip
+
+
+def name_tokens(tokenizer, people):
+    return np.array([len(tokenizer.encode(" " + p["name"], add_special_tokens=False)) for p in people], float)  # fmt: skip
+
+
+def arm_rows(matrix, N, sd, args):
+    """Beside the names: "the candidate" against the mean over names, and she against he without a name, in SD."""
+    names, none, she, he = matrix[:, :N].mean(1), *matrix[:, N : N + 3].T
+    rng = np.random.default_rng(args.seed)
+    drawn = cluster_draws([len(matrix)], args.draws, rng) / len(matrix)  # (B, R)
+    out = []
+    for label, gap in (("no name − names", none - names), ("pronoun only: she − he", she - he)):
+        gap = gap / sd if sd > 0 else np.full(len(gap), np.nan)
+        ends = interval(drawn @ gap, 0.95) if len(gap) > 1 else None
+        out.append({"arm": label, "d": number(gap.mean(), len(gap), ends, "bootstrap over résumés", args.seed, "every résumé has the same score" if not sd > 0 else None)})  # fmt: skip
+    return out
+
+
+def text_gaps(measures, R, people, args):
+    """Each text measure as group − reference with its two-way interval: [{"measure", "overall", "rows"}]."""
+    contrasts = [c for c in contrasts_of(people) if c[5]]
+    cells = [f"{p['sex']} {p['race_ethnicity']}" for p in people]
+    weights = np.stack([(c[3] == c[1]) / (c[3] == c[1]).sum() - (c[3] == c[2]) / (c[3] == c[2]).sum() for c in contrasts], 1)  # fmt: skip
+    out = []
+    for key in sorted(set.intersection(*(set(m) for m in measures)) - {"advance"}):
+        matrix = np.array([m[key] for m in measures]).reshape(R, len(people))
+        drawn = bootstrap_effects([matrix], weights, cells, args.draws, args.seed, 1.0)[0]
+        rows = [{"group": c[1], "reference": c[2], "gap": number(weights[:, j] @ matrix.mean(0), matrix.size, interval(drawn[:, j], 0.95), "bootstrap over résumés and names", args.seed)} for j, c in enumerate(contrasts)]  # fmt: skip
+        out.append({"measure": key, "overall": float(matrix.mean()), "n": matrix.size, "rows": rows})  # fmt: skip
+    return out
+
+
+def telling(answers, people):
+    """{contrast: [(word, z)]} of the primary contrasts."""
+    out = {}
+    for _, group, reference, labels, _, primary in contrasts_of(people):
+        if primary:
+            side = {g: [x for x, label in zip(answers, np.tile(labels, len(answers) // len(people))) if label == g] for g in (group, reference)}  # fmt: skip
+            out[f"{group} − {reference}"] = telling_words(side[group], side[reference])
+    return out
+
+
+def worst_twins(surfaces, top=10):
+    """The résumés whose twins lie farthest apart, in SD of the surface: highest and lowest name side by side."""
+    found = []
+    for part in surfaces:
+        if part["unit"] != "SD" or not part["sd"] > 0:
+            continue
+        for row, scores in zip(part["resumes"], part["matrix"]):
+            high, low = int(scores.argmax()), int(scores.argmin())
+            gap = float(scores[high] - scores[low]) / part["sd"]
+            key = "profile" if part["surface"] == "b" else "prompt"
+            sides = [{"name": part["people"][i]["name"], "cell": f"{part['people'][i]['sex']} {part['people'][i]['race_ethnicity']}", "score": float(scores[i]), "text": "\n".join(message_texts(filled(row[key], part["people"][i])))} for i in (high, low)]  # fmt: skip
+            found.append({"model": part["model"], "surface": part["surface"], "resume": row["id"], "gap": gap, "sides": sides})  # fmt: skip
+    return sorted(found, key=lambda w: (-w["gap"], w["model"], w["surface"], str(w["resume"])))[:top]  # fmt: skip
+
+
+def twin_rows(part):
+    """Rows of twins.csv, long: one a twin."""
+    key = "profile" if part["surface"] == "b" else "prompt"
+    for row, scores in zip(part["resumes"], part["matrix"]):
+        for person, score in zip(part["people"], scores):
+            text = "\n".join(message_texts(filled(row[key], person)))
+            cell = f"{person['sex']} {person['race_ethnicity']}"
+            yield {"pair_id": f"{row['id']}/{part['surface']}/{part['model']}", "resume_id": row["id"], "cell": cell, "sex": person["sex"], "race_ethnicity": person["race_ethnicity"], "name": person["name"], "surface": part["surface"], "model_id": part["model"], "score_raw": round(float(score), 6), "score": int(score > part["cut"]), "text_sha256": hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()}  # fmt: skip
+
+
+def twins(args):
+    """counterfactual twins on reward models and policies, before and after"""
+    check_out(args)
+    study, rows, models = study_twins(args)
+    report = head(args, "twins", [*models[1], *models[2], models[0], args.twins, args.names]) | study  # fmt: skip
+    report["verdicts"] = verdict_rows(report)
+    write_table(Path(args.out) / "twins.csv", rows)
+    return finish(args, report, ["twins.csv"])
+
+
+def head(args, command, files):
+    """What every report begins with: enough to do it again."""
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True) if shutil.which("git") else None  # fmt: skip
+    given = {k: v for k, v in vars(args).items() if k not in ("out", "overwrite", "fail_on")}
+    record = {"schema": SCHEMA, "command": command, "date": args.date, "notice": NOTICE}
+    record |= {"commit": commit.stdout.strip() if commit and commit.returncode == 0 else None}
+    record |= {"args": given, "sha256": hashes({f for f in files if f})}
+    versions = {"python": sys.version.split()[0], "torch": torch.__version__, "numpy": np.__version__}  # fmt: skip
+    return record | {"versions": versions, "law": LAW, "limits": LIMITS}
+
+
+def verdict_rows(report):
+    """The verdict table: a row a model and surface, and a row a change."""
+    out = []
+    for part in report.get("surfaces", ()):
+        name = {"reward model": "reward model", "base": "before"}.get(part["kind"], "after")
+        cells = {f"{r['group']} − {r['reference']}": {"verdict": r["verdict"], "d": r["d"], "p": r["p_adjusted"], "names": r["names"], "direction": r["direction"]} for r in part["rows"] if r["primary"]}  # fmt: skip
+        out.append({"row": f"{name}: {part['model']}", "surface": part["surface"], "unit": part["unit"], "delta": part["delta"], "cells": cells})  # fmt: skip
+    for change in report.get("changes", ()):
+        cells = {f"{r['group']} − {r['reference']}": {"verdict": r["verdict"], "d": r["D"], "p": r["p_adjusted"], "levels": r["levels"]} for r in change["rows"]}  # fmt: skip
+        out.append({"row": f"change: {change['model']}", "surface": change["surface"], "unit": change["unit"], "cells": cells})  # fmt: skip
+    for part in report.get("decisions", ()):
+        for attribute, found in part["attributes"].items():
+            cells = {f"{r['group']} − {r['reference']}": {"verdict": r["verdict"], "p": r["p_holm"]} for r in found["rows"] if "verdict" in r}  # fmt: skip
+            if cells and "×" not in attribute:
+                out.append({"row": f"people: {part['title']}, {attribute}", "surface": "decision", "unit": "rate", "cells": cells})  # fmt: skip
+    return out
+
+
+# ---- 9. save ----
+
+
+def write_table(path, rows):
+    """RFC 4180, UTF-8 without a mark, \\n; a text cell that a spreadsheet would run as a formula gets a leading '."""
+
+    def cell(x):
+        return "'" + x if isinstance(x, str) and x[:1] in ("=", "+", "-", "@", "\t", "\r") and x else x  # fmt: skip
+
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    rows = list(rows)
+    line = io.StringIO()
+    writer = csv.writer(line, lineterminator="\n")
+    writer.writerow(rows[0])
+    writer.writerows([cell(x) for x in row.values()] for row in rows)
+    write_text(path, line.getvalue())
+
+
+def print_twins(part):
+    rows = [[f"{r['group']} − {r['reference']}", show(r["d"]), f"{r['p_adjusted']:.4f}", "–" if r["placebo95"] is None else f"{r['placebo95']:.3f}", r["verdict"]] for r in part["rows"] if r["primary"]]  # fmt: skip
+    title = f"{part['model']}, surface {part['surface']}: {part['what']}; {part['R']} résumés × {part['N']} names; unit: {part['unit']}"  # fmt: skip
+    print_table(title, ["", "d [95 %]", "p (Holm)", "placebo 95 %", "verdict"], rows)
+    for r in part["rows"]:
+        if r["primary"] and r["verdict"].startswith("difference"):
+            print(f"  {r['direction']}")
+
+
+def print_changes(change):
+    rows = [[f"{r['group']} − {r['reference']}", show(r["D"]), " → ".join("–" if x is None else f"{x:.3f}" for x in r["levels"]), f"{r['p_adjusted']:.4f}", r["verdict"]] for r in change["rows"]]  # fmt: skip
+    print_table(f"change {change['before']} → {change['model']}, surface {change['surface']}", ["", "D [95 %]", "levels", "p (Holm)", "verdict"], rows)  # fmt: skip
+
+
+def finish(args, report, files):
+    """Write report.json and report.html, print where, and return the exit status that --fail-on asks for."""
+    out = Path(args.out)
+    text = json.dumps(common.finite(report), indent=1, ensure_ascii=True, allow_nan=False)
+    write_text(out / "report.json", text + "\n")
+    write_text(out / "report.html", html_report(json.loads(text)))
+    print(f"\n{NOTICE}\nwrote {out / 'report.json'}, " + ", ".join(str(out / f) for f in ["report.html", *files]))  # fmt: skip
+    found = [c["verdict"] for row in report.get("verdicts", ()) for c in row["cells"].values()]
+    asked = (args.fail_on or "").split(",")
+    if "difference" in asked and any(v.startswith("difference found") for v in found):
+        return 1
+    if "inconclusive" in asked and any(v.startswith("inconclusive") for v in found):
+        return 3
+    return 0
+
+
+LIMITS = [
+    "Names are proxies of what a reader may perceive; they are US-centric, know two sexes and four groups.",
+    "The résumés are synthetic and in a small closed English.",
+    "Pronouns change with the sex of the name; the arm “pronoun only” shows their part.",
+    "The detector of risky questions errs both ways; its precision and recall stand beside its hits.",
+    "Many tests were made: primary contrasts are corrected by Holm, exploratory ones by Benjamini-Hochberg.",
+    "A small audit says “inconclusive”; that is no sign of equal treatment.",
+]
+LAW_DATE = "2026-07"
+LAW = [
+    ["Title VII incl. §703(k); ADEA; ADA; GINA (US)", "in force; EO 14281 (April 2025) tells federal agencies to deprioritise disparate-impact enforcement; private suits and states remain", "metrics, impact ratios, risky questions"],
+    ["UGESP, 29 CFR 1607 (four fifths)", "EEOC agenda: rescission of the interpretive parts at final-rule stage (RIN 3046-AB43), of record-keeping at proposed-rule stage (3046-AB45), other agencies' use not affected; publication since then not verified", "impact ratios"],
+    ["NYC Local Law 144, 6 RCNY 5-300 ff.", "in force; independent auditor, at most a year old, notice 10 business days; State Comptroller audit 2024-N-6 (December 2025) criticised enforcement. That imputed demographics may not be used is from the city's FAQ, not verified", "tables in the layout of Local Law 144"],
+    ["EU AI Act, Reg. 2024/1689, Annex III(4)", "recruitment is high-risk; application moved to 2 December 2027 (Council adoption 29 June 2026; Official Journal not verified); Art. 5(1)(f) emotion inference at work prohibited since February 2025; Art. 50 disclosure of chatbots from August 2026", "data card, run folder, event log, report, as raw material for Art. 10 to 15 files"],
+    ["Illinois HB 3773; California Civil Rights Council rules; Colorado SB 26-189", "since 1 January 2026 (effect, notice, no zip-code proxy); since 1 October 2025 (records for four years); from 1 January 2027 (replaces SB 24-205, rules pending)", "metrics, counterfactual twins; run folder"],
+]  # fmt: skip
+
+
+def html_report(report):
+    return html_page("Fairness", paragraphs([report["notice"]]))
+
+
+# ---- 10. the guard ----
+
+COMMANDS = {"report": twins, "audit": twins, "twins": twins, "text": twins}
+
+
+def main(argv=None):
+    args = parse_args(argv)
+    return COMMANDS[args.command](args)
+
+
+if __name__ == "__main__":
+    common.run(main)
