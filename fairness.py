@@ -32,7 +32,6 @@ import json
 import math
 import re
 import shutil
-import statistics
 import subprocess
 import sys
 import unicodedata
@@ -1350,7 +1349,6 @@ def study_twins(args, extra=None):
     surfaces, skipped, texts = [], [], []
 
     def add(folder, kind, surface, matrix, tokens, unit=None, cut=0.0, rows=twins, who=people):
-        # (3) statistics
         scores = matrix[:, : len(who)]
         part = {"model": str(folder), "kind": kind, "surface": surface, "what": SURFACES[surface]}
         part |= twin_table(scores, who, args, unit, cut, tokens)
@@ -1387,6 +1385,7 @@ def study_twins(args, extra=None):
         if extra:
             extra(model, tokenizer, folder)
         del model
+    # (3) statistics were made and printed by `add`, a surface at a time
     # (4) change
     changes = []
     for part in surfaces:
@@ -1520,6 +1519,458 @@ def verdict_rows(report):
     return out
 
 
+def study_people(title, groups, decided, labels=None, scores=None, model="", cutoff=""):
+    """Rates, impact rows, sweep and score gaps of each attribute and of their crossing.
+
+    groups  {attribute: labels, None = unknown};  decided (n,) 0 or 1;  labels, scores (n,) or None
+    """
+    # (5) people
+    part = {"title": title, "model": model, "n": len(decided), "selected": int(sum(decided)), "cutoff": cutoff, "attributes": {}}  # fmt: skip
+    kinds = dict(groups)
+    if {"sex", "race_ethnicity"} <= set(groups):
+        kinds["sex × race_ethnicity"] = [f"{s} {r}" if s is not None and r is not None else None for s, r in zip(groups["sex"], groups["race_ethnicity"])]  # fmt: skip
+    for attribute, values in kinds.items():
+        found = {"metrics": group_metrics(values, decided, labels), "rows": impact_rows(counts_of(values, decided))}  # fmt: skip
+        for row in found["metrics"]["groups"].values():
+            for key in ("selection_rate", "tpr", "fpr", "tnr", "fnr"):
+                if key in row:
+                    row[key] = share(row[key]["k"], row[key]["n"]) | {"k": row[key]["k"]} | ({"reason": row[key]["reason"]} if row[key]["value"] is None else {})  # fmt: skip
+        if scores is not None:
+            found["sweep"] = cutoff_sweep(values, scores)
+            found["score_gaps"] = score_gaps(values, scores)
+        part["attributes"][attribute] = found
+    return part
+
+
+def score_gaps(groups, scores):
+    """Mean score of each group − that of the highest, in SD of all scores; Welch's interval."""
+    scores, labels = np.asarray(scores, float), np.array(["\0" if g is None else g for g in groups])
+    sides = {g: scores[labels == g] for g in sorted(set(labels.tolist()) - {"\0"})}
+    sd = scores[labels != "\0"].std(ddof=1) if len(scores) > 1 else 0.0
+    best, out = max(sides, key=lambda g: sides[g].mean()), []
+    for group, x in sides.items():
+        y, ends = sides[best], None
+        if len(x) > 1 and len(y) > 1 and sd > 0:
+            half = Z95 * math.sqrt(x.var(ddof=1) / len(x) + y.var(ddof=1) / len(y)) / sd
+            ends = (x.mean() - y.mean()) / sd - half, (x.mean() - y.mean()) / sd + half
+        gap = (x.mean() - y.mean()) / sd if sd > 0 else None
+        out.append({"group": group, "reference": best, "gap": number(gap, len(x) + len(y), ends, "Welch", reason="every score is the same" if not sd > 0 else "fewer than two people")})  # fmt: skip
+    return out
+
+
+def print_people(part):
+    for attribute, found in part["attributes"].items():
+        cells = []
+        for r in found["rows"]:
+            ratio = "–" if r["ir"] is None else f"{r['ir']:.3f}"
+            fractions = f"{r['selected']}/{r['n']} : {r['reference_selected']}/{r['reference_n']}"
+            katz = "" if not r.get("katz") else f"[{r['katz'][0]:.3f}, {r['katz'][1]:.3f}]"
+            cells.append([r["group"], f"{r['selected']}/{r['n']}", show(r["rate"], 3), ratio, katz, fractions if "p" in r else "", f"{r['p']:.4f} {r['test']}" if "p" in r else "", r["label"]])  # fmt: skip
+        title = f"{part['title']}: {attribute}; unknown {found['metrics']['unknown']} of {part['n']}; {part['cutoff']}"  # fmt: skip
+        print_table(title, ["group", "selected", "rate [95 %]", "impact ratio", "Katz 95 %", "fractions", "p", ""], cells)  # fmt: skip
+        for r in found["rows"]:
+            if "verdict" in r:
+                print(f"  {r['group']} − {r['reference']}: {r['verdict']}")
+        if found.get("sweep") and found["sweep"]["worst"]:
+            worst = next(r for r in found["sweep"]["rows"] if r["top"] == found["sweep"]["worst"])
+            print(f"  lowest ratio over cut-offs: {worst['lowest_ir']:.3f} ({worst['group']}, top {worst['top']} %); whether it is below four fifths {'depends' if found['sweep']['depends'] else 'does not depend'} on the cut-off")  # fmt: skip
+    print(FOUR_FIFTHS)
+
+
+def ll144_record(groups, decided, scores, args, kind, mapping=None, **fields):
+    """The LL144-layout tables of people with the header fields of the rule."""
+    mapping = LL144_LABELS | (mapping or {})
+    columns = []
+    for key, known in (("sex", LL144["sex"]), ("race_ethnicity", LL144["race"])):
+        labels = [None if g is None else mapping.get(g, g) for g in groups.get(key, [None] * len(decided))]  # fmt: skip
+        if odd := sorted({x for x in labels if x is not None} - set(known)):
+            raise UserError(f"--ll144: {odd[0]!r} is no category of {key}; map it with --map FILE to one of: {', '.join(known)}")  # fmt: skip
+        columns.append(labels)
+    chosen, scores = (decided, None) if kind == "selection" else (None, scores)
+    return ll144_tables(*columns, chosen, scores, args.exclude_below) | {"header": fields | {"number of unknown category": "in each table below"}}  # fmt: skip
+
+
+def print_ll144(part):
+    for key, rows in part["tables"].items():
+        print_table(f"LL144 layout, {key}", *ll144_cells(part, rows))
+        print(f"  of unknown category, in no calculation: {part['unknown'][key]}")
+    print(*part["notes"], sep="\n")
+
+
+def ll144_cells(part, rows):
+    selection = part["kind"] == "selection"
+    header = ["", "# of Applicants", *(["# Selected", "Selection Rate"] if selection else ["Scoring Rate"]), "Impact Ratio"]  # fmt: skip
+    cells = []
+    for r in rows:
+        rate = "–" if r["rate"] is None else f"{100 * r['rate']:.1f} %"
+        ratio = r["note"] or f"{r['ir']:.3f}"
+        cells.append([r["category"], r["n"], *([r["k"]] if selection else []), rate, ratio])
+    return header, cells
+
+
+def audit(args):
+    """a table of people: group metrics, impact ratios, LL144-layout tables, exchange files"""
+    check_out(args)
+    people = load_people(args)
+    mapping = None
+    if args.map:
+        try:
+            mapping = json.loads(Path(args.map).read_text(encoding="utf-8"))
+            assert isinstance(mapping, dict)
+        except (OSError, ValueError, AssertionError):
+            raise UserError(f"--map {args.map}: expected a JSON object of own label: LL144 category") from None  # fmt: skip
+    if args.score:
+        cutoff = f"score ≥ {args.cutoff:g}" if args.cutoff is not None else f"top {100 * args.select:g} %, {people['tied']} tied at the cut-off, all in"  # fmt: skip
+    else:
+        cutoff = f"decision in column {args.y_pred}"
+    part = study_people(people["path"], people["groups"], people["decided"], people["labels"], people["scores"], cutoff=cutoff)  # fmt: skip
+    print_people(part)
+    report = head(args, "audit", [people["path"]]) | {"decisions": [part]}
+    if args.ll144:
+        if args.ll144 == "scoring" and not people["scores"]:
+            raise UserError("--ll144 scoring: it needs --score COLUMN")
+        fields = {"date": args.date or "not stated", "source of the data": args.data_source, "explanation": f"{len(people['ids'])} rows of {people['path']}", "first use of the tool": args.first_use}  # fmt: skip
+        report["ll144"] = [ll144_record(people["groups"], people["decided"], people["scores"], args, args.ll144, mapping, **fields) | {"title": people["path"]}]  # fmt: skip
+        print_ll144(report["ll144"][0])
+    one = None
+    if args.protected or args.reference:
+        first = next(iter(people["groups"]))
+        one = first, args.protected, args.reference
+    report["verdicts"] = verdict_rows(report)
+    files = exchange(args, report, people, one)
+    return finish(args, report, files)
+
+
+def exchange(args, report, people, one=None):
+    """(7) audit.csv, audit/*.json, audit.md, and BiasGuard's own words where it is installed; the files' names."""
+    # (7) files
+    out, groups, labels = Path(args.out), people["groups"], people["labels"]
+    rows = []
+    for i, entity in enumerate(people["ids"]):
+        row = {"entity_id": str(entity)} | ({"label_value": labels[i]} if labels else {})
+        row["score"] = int(people["decided"][i])
+        row |= {"score_raw": round(float(people["scores"][i]), 6)} if people["scores"] is not None else {}  # fmt: skip
+        row |= {key: groups[key][i] or "unknown" if key in groups else "unknown" for key in ("sex", "race_ethnicity")}  # fmt: skip
+        row |= {key: values[i] or "unknown" for key, values in groups.items() if key not in row}
+        rows.append(row | {"model_id": people.get("model", "table"), "prompt_id": str(people.get("prompts", people["ids"])[i])})  # fmt: skip
+    write_table(out / "audit.csv", rows)
+    pairs, commands, used = [], [], Counter()
+    part = report["decisions"][-1]
+    for attribute, values in groups.items():
+        impact = {r["group"]: r for r in part["attributes"][attribute]["rows"]}
+        best = next(iter(impact.values()))["reference"]
+        against = [(g, best) for g in impact if g != best]
+        if one:
+            attribute_, protected, reference = one
+            if attribute_ != attribute:
+                continue
+            reference = reference or best
+            against = [(protected, reference)] if protected else [(g, reference) for g in impact if g != reference]  # fmt: skip
+        for protected, reference in against:
+            pair = pair_audit(values, people["decided"], labels, protected, reference, people["excluded"])  # fmt: skip
+            slug = re.sub(r"[^\w-]+", "_", f"{protected}-vs-{reference}")
+            used[slug] += 1
+            slug += f"-{used[slug]}" if used[slug] > 1 else ""
+            pair["feedbackloop"] = {"attribute": attribute, "impact": impact[protected], "model": people.get("model", "table")}  # fmt: skip
+            text = json.dumps(common.finite(pair), indent=1, ensure_ascii=True) + "\n"
+            (out / "audit").mkdir(parents=True, exist_ok=True)
+            write_text(out / "audit" / f"{slug}.json", text)
+            pairs.append((slug, pair))
+            if labels:
+                words = ["biasguard", "audit", str(out / "audit.csv"), "--y-true", "label_value", "--y-pred", "score", "--group", attribute, "--protected", protected, "--reference", reference, "--output", str(out / "audit" / f"{slug}-biasguard.json")]  # fmt: skip
+                commands.append((slug, words))
+    if getattr(args, "output", None):
+        write_text(args.output, json.dumps(common.finite(pairs[0][1]), indent=1) + "\n")
+    report["biasguard"] = ask_biasguard(args, dict(pairs), commands, labels)
+    print("", *report["biasguard"]["lines"], sep="\n")
+    text = audit_markdown(report, commands, labels)
+    write_text(out / "audit.md", text)
+    if getattr(args, "markdown", None):
+        write_text(args.markdown, text)
+    return ["audit.csv", "audit/", "audit.md"]
+
+
+BIASGUARD = "BiasGuard (https://github.com/themacdonald/BiasGuard)"
+
+
+def ask_biasguard(args, pairs, commands, labels):
+    """Whether BiasGuard can audit here; with --run-biasguard its numbers beside ours: {"found", "lines", "findings"}."""
+    tool = shutil.which("biasguard")
+    out = {"found": bool(tool), "lines": [], "findings": []}
+    usable = False
+    if tool:
+        try:
+            usable = subprocess.run([tool, "audit", "--help"], capture_output=True, timeout=10).returncode == 0  # fmt: skip
+        except (subprocess.TimeoutExpired, OSError):
+            out["lines"].append("BiasGuard gave no answer to audit --help within 10 s")
+    if not labels:
+        why = "there is no ground truth, and the prediction in its place would make EOD a meaningless 0"  # fmt: skip
+        out["lines"].append(f"no BiasGuard command: {why}")
+        return out
+    if not usable:
+        what = "BiasGuard found, but" if tool else f"{BIASGUARD} not found;"
+        end = " without the audit command; the CSV is ready" if tool else " the CSV is ready"
+        out["lines"].append(what + end)
+        return out
+    out["lines"] += [shell(words) for _, words in commands]
+    for slug, words in commands if args.run_biasguard else ():
+        try:
+            run = subprocess.run([tool, *words[1:]], capture_output=True, text=True, timeout=60)
+            if run.returncode:
+                message = (run.stderr.strip() or run.stdout.strip()).splitlines()[-1:]
+                out["findings"].append(f"{slug}: BiasGuard ended with {run.returncode}: {' '.join(message)}")  # fmt: skip
+                continue
+            theirs = json.loads(Path(words[-1]).read_text(encoding="utf-8"))
+            differ = [f"{block}.{key}: {theirs[block][key]} there, {value} here" for block in ("selection_rates", "true_positive_rates", "metrics") for key, value in pairs[slug][block].items() if not agree(theirs[block][key], value)]  # fmt: skip
+            out["findings"].append(f"{slug}: " + ("BiasGuard agrees to 1e-12" if not differ else "difference: " + "; ".join(differ)))  # fmt: skip
+        except (subprocess.TimeoutExpired, OSError, ValueError, KeyError, TypeError) as error:
+            out["findings"].append(f"{slug}: BiasGuard gave nothing to compare ({type(error).__name__})")  # fmt: skip
+    out["lines"] += out["findings"]
+    return out
+
+
+def agree(a, b):
+    return a is b is None or (None not in (a, b) and abs(a - b) <= 1e-12)
+
+
+def shell(words):
+    return " ".join(w if re.fullmatch(r"[\w./:=-]+", w) else "'" + w.replace("'", "'\\''") + "'" for w in words)  # fmt: skip
+
+
+def audit_markdown(report, commands, labels):
+    """audit.md: the table, ready commands and snippets for three other tools."""
+    attribute = next(k for k in report["decisions"][-1]["attributes"])
+    lines = ["# Audit", "", report["notice"], FOUR_FIFTHS, ""]
+    for part in report["decisions"]:
+        for name, found in part["attributes"].items():
+            lines += [f"## {plain(part['title'])}: {plain(name)}", "", "| group | selected | rate | impact ratio | label |", "|---|---|---|---|---|"]  # fmt: skip
+            lines += [f"| {plain(r['group'])} | {r['selected']}/{r['n']} | {show(r['rate'])} | {'–' if r['ir'] is None else round(r['ir'], 4)} | {r['label']} |" for r in found["rows"]] + [""]  # fmt: skip
+    lines += ["## BiasGuard", "", *(["```bash", *(shell(w) for _, w in commands), "```"] if commands else report["biasguard"]["lines"]), ""]  # fmt: skip
+    truth = 'd["label_value"]' if labels else 'd["score"]  # there is no label: read selection_rate alone'  # fmt: skip
+    lines += [
+        "## Other tools", "", "```python", "import pandas as pd", 'd = pd.read_csv("audit.csv")', "",
+        "from fairlearn.metrics import MetricFrame, selection_rate",
+        f'print(MetricFrame(metrics=selection_rate, y_true={truth.split("  #")[0]}, y_pred=d["score"], sensitive_features=d["{attribute}"]).by_group)', "",
+        "from aif360.datasets import BinaryLabelDataset  # groups as numbers",
+        f'codes = d.assign(group=d["{attribute}"].astype("category").cat.codes)[["score", "group"]]',
+        'print(BinaryLabelDataset(df=codes, label_names=["score"], protected_attribute_names=["group"]))', "",
+        "from aequitas import Audit",
+        'print(Audit(d.drop(columns=["score_raw", "prompt_id"], errors="ignore")).summary())', "```", "",
+    ]  # fmt: skip
+    return "\n".join(lines)
+
+
+def plain(text):
+    """A cell of a Markdown table: no markup, no line of its own."""
+    return re.sub(r"([|\\`*_<>\[\]!&])", r"\\\1", re.sub(r"\s+", " ", str(text)))
+
+
+def read_detector(path=ROOT / "tests" / "risky_sentences.jsonl"):
+    """Precision and recall of the detector on labelled sentences, the holdout by itself, or why they are not known.
+
+    A sentence with codes is found when one of its codes is; one without must be silent.
+    """
+    if not Path(path).is_file():
+        return {"reason": f"{Path(path).name} is not there"}
+    out, rows = {}, list(common.read_jsonl(path))
+    for name, part in (("holdout", [r for r in rows if r.get("holdout")]), ("all", rows)):
+        hits = [({h["code"] for h in risky_questions(r["text"])}, set(r["codes"])) for r in part]
+        found = [bool(h & c) if c else bool(h) for h, c in hits]
+        right = sum(f for f, (_, c) in zip(found, hits) if c)
+        out[name] = {"precision": share(right, sum(bool(h) for h, _ in hits)), "recall": share(right, sum(bool(c) for _, c in hits)), "sentences": len(part)}  # fmt: skip
+    return out
+
+
+def study_risky(answers):
+    """Answers with a risky question, by code with five quotes; answers: list of texts."""
+    hits = [risky_questions(text) for text in answers]
+    codes = {}
+    for found in hits:
+        for hit in found:
+            entry = codes.setdefault(hit["code"], {"severity": hit["severity"], "n": 0, "quotes": []})  # fmt: skip
+            entry["n"] += 1
+            if len(entry["quotes"]) < 5 and hit["sentence"] not in entry["quotes"]:
+                entry["quotes"].append(hit["sentence"])
+    return {"answers": share(sum(map(bool, hits)), len(hits)), "codes": dict(sorted(codes.items()))}
+
+
+def print_risky(part, detector):
+    print(f"\n{part['title']}: answers with a risky question {show(part['answers'], 1, True)} of {part['answers']['n']}")  # fmt: skip
+    for code, entry in part["codes"].items():
+        print(f"  {code} ({entry['severity']}) {entry['n']}: {entry['quotes'][0][:100]!r}")
+    print("  " + detector_words(detector))
+
+
+def detector_words(detector):
+    if "reason" in detector:
+        return f"the detector's errors: not measured ({detector['reason']})"
+    part = detector["holdout"]
+    return f"the detector on {part['sentences']} held-out sentences: precision {show(part['precision'])}, recall {show(part['recall'])}; no hit is no proof"  # fmt: skip
+
+
+def text(args):
+    """risky questions and text measures on given answers"""
+    # (6) text
+    check_out(args)
+    rows = []
+    for number_, row in common.read_jsonl(args.answers, numbered=True, flag="answers"):
+        answer = row.get("response", row.get("answer"))
+        answer = answer[-1].get("content") if isinstance(answer, list) and answer and isinstance(answer[-1], dict) else answer  # fmt: skip
+        if not isinstance(answer, str):
+            raise UserError(f'answers {args.answers}:{number_}: no text in "response"; expected the answer')  # fmt: skip
+        for key in ("shown", "skills"):
+            if row.get(key) is not None and not (isinstance(row[key], list) and all(isinstance(x, str) for x in row[key])):  # fmt: skip
+                raise UserError(f'answers {args.answers}:{number_}: "{key}" is no list of texts')
+        rows.append((row, answer))
+    if not rows:
+        raise UserError(f"answers {args.answers}: the file is empty; expected an answer a line")
+    measures = [text_measures(answer, row, args.decision_words) for row, answer in rows]
+    groups = [str(row["group"]) if row.get("group") else None for row, _ in rows]
+    kinds = [("all", range(len(rows)))] + [(g, [i for i, x in enumerate(groups) if x == g]) for g in sorted({g for g in groups if g})]  # fmt: skip
+    tables = []
+    for key in sorted(set().union(*measures)):
+        cells = {}
+        for group, places in kinds:
+            values = np.array([measures[i][key] for i in places if key in measures[i]])
+            whole = len(values) and set(values.tolist()) <= {0.0, 1.0} and key != "skill recall"
+            half = Z95 * values.std(ddof=1) / math.sqrt(len(values)) if len(values) > 1 else None
+            cells[group] = share(int(values.sum()), len(values)) if whole else number(values.mean() if len(values) else None, len(values), None if half is None else (values.mean() - half, values.mean() + half), "mean ± 1.96 standard errors", reason="fewer than two answers")  # fmt: skip
+        tables.append({"measure": key, "groups": cells})
+    report = head(args, "text", [args.answers]) | {"measures": tables, "detector": read_detector()}
+    report["risky"] = [study_risky([answer for _, answer in rows]) | {"title": args.answers}]
+    known = sorted({g for g in groups if g})
+    report["texts"] = [{"model": args.answers, "gaps": [], "n": len(rows), "telling": {f"{g} − {known[0]}": telling_words([a for (_, a), x in zip(rows, groups) if x == g], [a for (_, a), x in zip(rows, groups) if x == known[0]]) for g in known[1:]}}]  # fmt: skip
+    cells = [[t["measure"], *(show(c) for c in t["groups"].values())] for t in tables]
+    print_table("English text measures; [95 %]", ["", *(g for g, _ in kinds)], cells)
+    print_risky(report["risky"][0], report["detector"])
+    return finish(args, report, [])
+
+
+def study_votes(path):
+    """Preference data: annotators, ties, agreement, and how often an answer about a group's candidate was chosen."""
+    annotators, ties, agreement, chosen, n = Counter(), 0, [], {}, 0
+    for row in common.read_jsonl(path, flag="--prefs"):
+        n += 1
+        annotators[str(row.get("annotator"))] += 1
+        ties += bool(row.get("tie"))
+        agreement += [row["agreement"]] if row.get("n_votes", 1) > 1 else []
+        sides = [c for c in row.get("candidates", ()) if c.get("in") in ("chosen", "rejected")]
+        if len(sides) == 2 and not row.get("tie"):
+            for c in sides:
+                for key in ("sex", "race_ethnicity"):
+                    k, m = chosen.get((key, c[key]), (0, 0))
+                    chosen[key, c[key]] = k + (c["in"] == "chosen"), m + 1
+    return {
+        "file": str(path), "n": n, "annotators": dict(sorted(annotators.items())), "ties": share(ties, n),
+        "agreement": number(np.mean(agreement) if agreement else None, len(agreement), reason="one vote an item"),
+        "chosen": [{"attribute": k, "group": g, "rate": share(a, m)} for (k, g), (a, m) in sorted(chosen.items())],
+    }  # fmt: skip
+
+
+def pair_accuracy(folder, path, args):
+    """Accuracy of a reward model on held-out pairs, by the group of the better candidate."""
+    rows = [r for r in common.read_jsonl(path, common.check_pair, flag="--pairs") if not r.get("tie")]  # fmt: skip
+    place = placed(args)
+    score, _ = common.reward_scorer(folder, place["dtype"], place["device"], args.micro_tokens)
+    parts = [score([(r["prompt"], r["chosen"], r["rejected"]) for r in part])[0] for part in chunks(rows, f"{folder} (pairs)")]  # fmt: skip
+    gap = np.concatenate(parts) @ [1, -1]
+    right = (gap > 0) + 0.5 * (gap == 0)
+    out = {"model": str(folder), "all": share(float(right.sum()), len(rows)), "groups": []}
+    for key in ("sex", "race_ethnicity"):
+        named = [next((c[key] for c in r.get("candidates", ()) if c.get("in") == "chosen"), None) for r in rows]  # fmt: skip
+        for g in sorted({x for x in named if x}):
+            here = [i for i, x in enumerate(named) if x == g]
+            out["groups"].append({"group": g, "accuracy": share(float(right[here].sum()), len(here))})  # fmt: skip
+    return out
+
+
+def load_candidates(path):
+    rows = []
+    for line, row in common.read_jsonl(path, numbered=True, flag="--candidates"):
+        for key in ("role", "prompt", "profile", "must_have", "sex", "race_ethnicity"):
+            if not row.get(key):
+                raise UserError(f'--candidates {path}:{line}: "{key}" is missing; expected role, prompt, profile, must_have, sex, race_ethnicity')  # fmt: skip
+        rows.append(row)
+    if not rows:
+        raise UserError(f"--candidates {path}: the file is empty; expected a candidate a line")
+    return rows
+
+
+def report(args):
+    """all of it on the bundled base, candidates, twins and the demo's runs (the default)"""
+    check_out(args)
+    candidates = present(args.candidates)
+    candidates = load_candidates(candidates) if candidates else []
+    groups = {k: [None if c[k] in ("", "unknown") else c[k] for c in candidates] for k in ("sex", "race_ethnicity")}  # fmt: skip
+    labels = [int(c["label_value"]) for c in candidates] if candidates and all("label_value" in c for c in candidates) else None  # fmt: skip
+    interviews = present(args.prompts)
+    interviews = [r for r in common.read_jsonl(interviews, common.check_prompt, flag="--prompts") if r.get("split") == "test" and r.get("task") == "interview"][: args.interviews] if interviews else []  # fmt: skip
+    decisions, ll144, risky, people = [], [], [], None
+    detector = read_detector()
+    asked = [[{"role": "user", "content": f"Assess this candidate.\nRole: {c['role']}\nMust have: {', '.join(c['must_have'])}\nCandidate: {c['profile']}"}] for c in candidates]  # fmt: skip
+
+    def decide(model, title, decided, scores, cutoff):
+        nonlocal people
+        decisions.append(study_people(title, groups, decided, labels, scores, str(model), cutoff))
+        people = {"ids": [c.get("id", i) for i, c in enumerate(candidates)], "groups": groups, "decided": decided, "labels": labels, "scores": scores, "excluded": 0, "model": str(model), "prompts": [c["role"] for c in candidates]}  # fmt: skip
+        print_people(decisions[-1])
+
+    def of_policy(model, tokenizer, folder):
+        if candidates:
+            texts = [t for part in chunks(asked, f"{folder} (candidates)") for t in common.sample(model, tokenizer, part, 1, args.max_new_tokens, 0.0).texts]  # fmt: skip
+            words = (args.decision_words[0], "hold", *args.decision_words[1:])
+            said = [decision_of(t, words) for t in texts]
+            decide(folder, f"{folder}, decisions as generated", [int(s == words[0]) for s in said], None, f"“{words[0]}”, greedy; unparsable {sum(s is None for s in said)} of {len(said)}, counted as no")  # fmt: skip
+        if interviews:
+            texts = common.sample(model, tokenizer, [r["prompt"] for r in interviews], 1, args.max_new_tokens, 1.0, seed=args.seed).texts  # fmt: skip
+            risky.append(study_risky(texts) | {"title": f"{folder}, interviews at temperature 1"})
+            print_risky(risky[-1], detector)
+
+    accuracy, pairs = [], present(args.pairs)
+    before, after, rewards = wanted(args)
+    for folder in rewards:
+        if pairs:
+            accuracy.append(pair_accuracy(folder, pairs, args))
+        if candidates:
+            place = placed(args)
+            score, _ = common.reward_scorer(folder, place["dtype"], place["device"], args.micro_tokens)  # fmt: skip
+            values = checked(score([(c["prompt"], as_answer(c["prompt"], c["profile"])) for c in candidates])[0][:, 0], folder)  # fmt: skip
+            chosen, tied = select_top(values, 0.3)
+            decide(folder, f"{folder}, ranking", chosen.tolist(), values.tolist(), f"top 30 %, {tied} tied at the cut-off, all in")  # fmt: skip
+            fields = {"date": args.date or "not stated", "source of the data": f"test data: {args.candidates}", "explanation": "synthetic profiles of invented people, names dealt over profiles of equal quality, since no historical data exist; see the data card", "first use of the tool": "never: a demonstration"}  # fmt: skip
+            ll144.append(ll144_record(groups, chosen.tolist(), values, args, "scoring", **fields) | {"title": f"{folder}, scores"})  # fmt: skip
+            print_ll144(ll144[-1])
+    study, rows, _ = study_twins(args, of_policy)
+    prefs, evaluation = present(args.prefs), present(args.evaluation)
+    files = [*rewards, before, *after, args.twins, args.names, pairs, prefs, present(args.candidates), evaluation]  # fmt: skip
+    record = head(args, "report", files) | study
+    record |= {"preferences": study_votes(prefs) if prefs else None, "accuracy": accuracy, "decisions": decisions, "ll144": ll144, "risky": risky, "detector": detector}  # fmt: skip
+    record["utility"] = utility(evaluation) if evaluation else []
+    record["verdicts"] = verdict_rows(record)
+    write_table(Path(args.out) / "twins.csv", rows)
+    names = exchange(args, record, people) if people else []
+    status = finish(args, record, ["twins.csv", *names])
+    print_verdicts(record)
+    return status
+
+
+def utility(path):
+    """[{"model", "kl", "gold", …, "win_rate"}] of an evaluate.py report: utility next to fairness."""
+    try:
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
+        wins = {r["a"]: r["win_rate"] for r in found["comparisons"] if r["b"] == found["models"][0]["name"] and r["scorer"] == found["scorers"][0]}  # fmt: skip
+        return [{"model": m["name"], "kl": m["kl"], "win_rate": wins.get(m["name"])} | {s: m[s] for s in found["scorers"]} for m in found["models"]]  # fmt: skip
+    except (ValueError, KeyError, TypeError, IndexError):
+        raise UserError(f"--evaluation {path}: this is no report.json of evaluate.py compare") from None  # fmt: skip
+
+
+def print_verdicts(record):
+    for row in record["verdicts"]:
+        for contrast, cell in row["cells"].items():
+            if not cell["verdict"].startswith("inconclusive"):
+                print(f"{row['row']} ({row['surface']}), {contrast}: {cell['verdict']}; {cell.get('direction', '')}")  # fmt: skip
+
+
 # ---- 9. save ----
 
 
@@ -1587,12 +2038,262 @@ LAW = [
 
 
 def html_report(report):
-    return html_page("Fairness", paragraphs([report["notice"]]))
+    """The page: a pure function of report.json; every text of a model or a user is escaped by the table functions."""
+    parts = [("Header", header_section(report)), ("Verdicts", verdict_section(report))]
+    if votes := report.get("preferences"):
+        parts.append(("Preference data", votes_section(votes)))
+    for kinds, title in ((("reward model",), "Twins: reward model"), (("base", "aligned"), "Twins: policies")):  # fmt: skip
+        found = [p for p in report.get("surfaces", ()) if p["kind"] in kinds]
+        text = "".join(twin_section(p) for p in found)
+        if "reward model" in kinds:
+            text += "".join(accuracy_table(a) for a in report.get("accuracy", ()))
+        parts += [(title, text)] if text else []
+    if report.get("changes"):
+        parts.append(("Before and after, on the same twins", change_section(report["changes"])))
+    if report.get("decisions"):
+        parts.append(("Decisions about people", decision_section(report["decisions"])))
+    if report.get("ll144"):
+        parts.append(("Tables in the layout of NYC Local Law 144", "".join(ll144_section(p) for p in report["ll144"])))  # fmt: skip
+    if report.get("texts") or report.get("risky"):
+        parts.append(("Text measures and risky questions (English only)", text_section(report)))
+    if report.get("utility"):
+        parts.append(("Utility next to fairness", utility_section(report)))
+    if report.get("worst"):
+        parts.append(("The ten worst twins", worst_section(report["worst"])))
+    if report.get("surfaces"):
+        parts.append(("The cure", cure_section(report)))
+    parts.append(("What this does not show", bullets(report["limits"] + report.get("not_measured", []))))  # fmt: skip
+    law = table([f"as of {LAW_DATE}", "status", "what the tool shows"], report["law"], "Law")
+    parts.append(("Table of law", f'<div class="words">{law}</div>{paragraphs([report["notice"]])}'))  # fmt: skip
+    files = table(["file", "SHA-256"], sorted(report["sha256"].items()), "Hashes")
+    lines = [command_line(report), *report.get("biasguard", {}).get("lines", [])]
+    parts.append(("Commands and hashes", "".join(f"<pre>{esc(x)}</pre>\n" for x in lines) + files))
+    body = "".join(f"<section><h2>{esc(title)}</h2>\n{part}</section>\n" for title, part in parts)
+    # sentences in table cells: wrapped, not one line each
+    style = "<style>.words td,.words th,td.w{white-space:normal;text-align:left;min-width:9rem;padding-right:1rem}</style>"  # fmt: skip
+    return html_page("Are people treated differently for who they are?", style + body)
+
+
+def command_line(report):
+    given = []
+    for key, value in report["args"].items():
+        if value not in (None, False, "", []) and key not in ("command", "answers", "table"):
+            flag = "--" + key.replace("_", "-")
+            text = ",".join(value) if key == "decision_words" else " ".join(shell([str(v)]) for v in value) if isinstance(value, list) else "" if value is True else shell([str(value)])  # fmt: skip
+            given.append(f"{flag} {text}".strip())
+    where = [shell([report["args"][k]]) for k in ("table", "answers") if report["args"].get(k)]
+    return " ".join(["python fairness.py", report["command"], *where, *given])
+
+
+def header_section(report):
+    lines = [report["notice"], f"Date: {report['date'] or 'not given'}. Commit: {report['commit'] or 'unknown'}. Seed: {report['args']['seed']}. " + ", ".join(f"{k} {v}" for k, v in report["versions"].items()) + "."]  # fmt: skip
+    if t := report.get("twins"):
+        lines.append(f"{t['resumes']} résumés × {t['names']} names ({t['names_a_cell']} a cell of sex × race). Rewards and log-odds by one forward, generated answers greedy. Mean tokens a name: " + ", ".join(f"{c} {v:.2f}" for c, v in t["tokens_by_cell"].items()) + ".")  # fmt: skip
+    return paragraphs(lines)
+
+
+def verdict_section(report):
+    rows = report.get("verdicts", [])
+    out = ""
+    for kind in ("twins", "people"):
+        chosen = [r for r in rows if r["row"].startswith("people") == (kind == "people")]
+        if not chosen:
+            continue
+        columns = list(dict.fromkeys(c for r in chosen for c in r["cells"]))
+        cells = []
+        for r in chosen:
+            line = [r["row"], r["surface"]]
+            for c in columns:
+                cell = r["cells"].get(c)
+                if not cell:
+                    line.append("")
+                    continue
+                value = "d" if not r["row"].startswith("change") else "D"
+                text = cell["verdict"]
+                if cell.get("d"):
+                    text += f". {value} {show(cell['d'])}, p {cell['p']:.4f}"
+                if cell["verdict"].startswith("difference") and cell.get("direction"):
+                    text += f"; {cell['direction']}"
+                line.append(text)
+            cells.append(line)
+        out += '<div class="words">' + table(["", "surface", *columns], cells, f"Verdicts, {kind}") + "</div>"  # fmt: skip
+    legend = [f"{k}: {v}" for k, v in SURFACES.items()]
+    told = ["d: gap of the group's names to the reference's, in SD of the résumés' mean scores (surface d: share of decisions), with its 95 % interval; p by permuting names, after Holm. D: change of d. δ is printed with each verdict. “inconclusive” is not “equal”."]  # fmt: skip
+    return out + paragraphs(told) + (bullets(legend) if report.get("surfaces") else "")
+
+
+def votes_section(votes):
+    agreement = show(votes["agreement"]) if votes["agreement"]["value"] is not None else f"not measured ({votes['agreement']['reason']})"  # fmt: skip
+    lines = [f"{votes['n']} votes in {votes['file']}; " + ", ".join(f"{k} {v}" for k, v in votes["annotators"].items()) + f"; ties {show(votes['ties'], 1, True)}; agreement {agreement}."]  # fmt: skip
+    cells = [[f"{r['attribute']}: {r['group']}", show(r["rate"], 3), r["rate"]["n"]] for r in votes["chosen"]]  # fmt: skip
+    out = paragraphs(lines)
+    if cells:
+        return out + table(["candidate named", "chosen, where both are profiles", "n"], cells, "Chosen by group")  # fmt: skip
+    return out + paragraphs(["Chosen rate by group: not measured (no pair compares two named candidates)."])  # fmt: skip
+
+
+def twin_section(part):
+    primary = [r for r in part["rows"] if r["primary"]]
+    unit = "SD" if part["unit"] == "SD" else "share"
+    drawn = [(f"{r['group']} − {r['reference']}", *(r["d"].get(k) for k in ("value", "low", "high")), 1) for r in primary if r["d"]["value"] is not None]  # fmt: skip
+    header = ["", "names", "d [95 %]", "gap, raw", "win rate", "d_z", "p", "adjusted", "placebo 95 %", "tokens", "advance", "points", "flips", "IR", "verdict"]  # fmt: skip
+    cells = []
+    for r in part["rows"]:
+        c, t = r.get("decision"), r.get("tokens")
+        cells.append([f"{r['group']} − {r['reference']}", f"{r['names'][0]} : {r['names'][1]}", show(r["d"]), show(r["gap"]), show(r["win_rate"]), show(r["d_z"]), f"{r['p']:.4f}", f"{r['p_adjusted']:.4f}", show(r["placebo95"]), f"{t[0]:.1f} : {t[1]:.1f}" if t else "", " : ".join(f"{k}/{n}" for k, n in c["counts"]) if c else "", f"{c['points']:.1f}" if c else "", f"{100 * c['flips']:.1f} %" if c else "", show(c["ir"]) if c else "", r["verdict"] + (f"; {r['note']}" if r.get("note") else "")])  # fmt: skip
+    cut = f"; a decision to advance is a score above {part['cut']:.4g}" if part["surface"] != "d" else ""  # fmt: skip
+    why = f"{part['model']}, surface {part['surface']}: {part['what']}; {part['R']} résumés × {part['N']} names, unit {unit}{cut}."  # fmt: skip
+    out = f"<h3>{esc(part['model'])}: {esc(part['what'])}</h3>"
+    if drawn:
+        halves = next((r["placebo95"] for r in primary if r["placebo95"] is not None), None)
+        drawn += [("placebo: two halves of one cell, 95 % of 200", 0.0, -halves, halves, 6)] if halves is not None else []  # fmt: skip
+        image = bars("Effects of names", why, drawn, f"group − reference, {unit}", (-part["delta"], part["delta"]), 0)  # fmt: skip
+        out += figure(image, header, cells, why)
+    else:
+        out += table(header, cells, why)
+    told = [r["direction"] for r in primary if r["verdict"].startswith("difference")]
+    told += [f"{a['arm']}: {show(a['d'])} SD over {a['d']['n']} résumés" for a in part["arms"]]
+    return out + bullets(f"{line[:1].upper()}{line[1:]}." for line in told)
+
+
+def accuracy_table(part):
+    cells = [["all pairs", show(part["all"]), part["all"]["n"]]] + [[g["group"], show(g["accuracy"]), g["accuracy"]["n"]] for g in part["groups"]]  # fmt: skip
+    return f"<h3>{esc(part['model'])}: pairs ranked right, by the better candidate's group</h3>" + table(["", "right", "pairs"], cells, "Accuracy by group")  # fmt: skip
+
+
+def change_section(changes):
+    out = ""
+    for c in changes:
+        cells = [[f"{r['group']} − {r['reference']}", *("–" if x is None else f"{x:.3f}" for x in r["levels"]), show(r["D"]), f"{r['p_adjusted']:.4f}", r["verdict"]] for r in c["rows"]]  # fmt: skip
+        out += f"<h3>{esc(c['before'])} → {esc(c['model'])}, surface {c['surface']}</h3>"
+        out += table(
+            ["", "d before", "d after", "D [95 %]", "p (Holm)", "verdict"], cells, "Change"
+        )
+    return out + paragraphs(["Each level in its own SD (surface d: shares). A bias that was there before and stays is in both levels and in no change."])  # fmt: skip
+
+
+def decision_section(decisions):
+    out = paragraphs([FOUR_FIFTHS])
+    for part in decisions:
+        out += f"<h3>{esc(part['title'])}</h3>" + paragraphs([f"{part['n']} people, {part['selected']} selected; {part['cutoff']}."])  # fmt: skip
+        series, sweep_cells = [], []
+        for i, (attribute, found) in enumerate(part["attributes"].items()):
+            header = [attribute, "selected", "rate [95 %]", "impact ratio", "Katz 95 %", "fractions", "z (p)", "Fisher p", "mid-P", "h", "rejections", "to reach .80", "detectable IR", "TPR", "FPR", "label", "verdict"]  # fmt: skip
+            cells = []
+            for r in found["rows"]:
+                m = found["metrics"]["groups"][r["group"]]
+                tested = "p" in r
+                line = [r["group"], f"{r['selected']}/{r['n']}", show(r["rate"]), show(r["ir"])]
+                line += ["–" if not r.get("katz") else "[" + ", ".join(f"{x:.3f}" for x in r["katz"]) + "]"]  # fmt: skip
+                line += [f"{r['selected']}/{r['n']} : {r['reference_selected']}/{r['reference_n']}" if tested else ""]  # fmt: skip
+                line += [f"{r['z']:.3f} ({r['p_z']:.4f})" if tested and r["z"] is not None else ""]
+                line += [f"{r[k]:.4f}" if tested else "" for k in ("p_fisher", "mid_p")]
+                line += [f"{r['h']:.3f}" if tested else "", show(r.get("rejection_ratio")) if tested else ""]  # fmt: skip
+                line += [r["needed_selections"] if tested else "", show(r.get("detectable_ir")) if tested else ""]  # fmt: skip
+                line += [show(m[k]) if k in m else "" for k in ("tpr", "fpr")]
+                cells.append([*line, r["label"], r.get("verdict", "")])
+            out += table(header, cells, f"{part['title']}, {attribute}")
+            spread = {k: v for k, v in found["metrics"].items() if isinstance(v, dict) and k != "groups" and "value" in v}  # fmt: skip
+            words = [f"{k.replace('_', ' ')} {show(v['value']) if v['value'] is not None else 'null: ' + v['reason']}" for k, v in spread.items() if not k.startswith(("tpr", "fpr", "tnr", "fnr"))]  # fmt: skip
+            out += paragraphs([f"Unknown {found['metrics']['unknown']} of {part['n']}, in no comparison. " + "; ".join(words) + "."])  # fmt: skip
+            if found.get("score_gaps"):
+                gaps = [f"{g['group']} {show(g['gap'])}" for g in found["score_gaps"] if g["group"] != g["reference"]]  # fmt: skip
+                out += paragraphs([f"Mean score against {found['score_gaps'][0]['reference']}, in SD of all scores: " + "; ".join(gaps) + "."])  # fmt: skip
+            if found.get("sweep"):
+                rows = [r for r in found["sweep"]["rows"] if r["lowest_ir"] is not None]
+                series.append({"name": attribute, "points": [(r["top"], r["lowest_ir"]) for r in rows], "style": i + 1, "line": True})  # fmt: skip
+                sweep_cells += [[attribute, r["top"], r["selected"], r["tied"], show(r["lowest_ir"]), r["group"]] for r in rows]  # fmt: skip
+        if series:
+            depends = [f"{k}: lowest at the top {v['sweep']['worst']} %; whether it is below four fifths {'depends' if v['sweep']['depends'] else 'does not depend'} on the cut-off" for k, v in part["attributes"].items() if v.get("sweep")]  # fmt: skip
+            series.append({"name": "four fifths", "points": [(10, 0.8), (90, 0.8)], "style": 0, "line": True, "dash": "2 4", "points_shown": False})  # fmt: skip
+            why = f"Lowest impact ratio when the top 10 to 90 % are selected, {part['title']}."
+            image = plot("Impact ratio over cut-offs", why, series, "selected from the top, %", "lowest impact ratio", (10, 90), (0, 1))  # fmt: skip
+            out += figure(image, ["", "top %", "selected", "tied", "lowest ratio", "of"], sweep_cells, why) + bullets(depends)  # fmt: skip
+    return out
+
+
+def ll144_section(part):
+    out = f"<h3>{esc(part['title'])}</h3>" + bullets(f"{k}: {v}" for k, v in part["header"].items())
+    for key, rows in part["tables"].items():
+        out += table(*ll144_cells(part, rows), f"Local Law 144 layout, {key}")
+        out += paragraphs([f"Of unknown category, in no calculation of this table: {part['unknown'][key]}."])  # fmt: skip
+    for key, rows in part.get("with_unknown", {}).items():
+        out += f"<h4>{esc(key)}, median with the rows of unknown category</h4>" + table(*ll144_cells(part, rows), f"With unknown, {key}")  # fmt: skip
+    return out + bullets(part["notes"]) + paragraphs(["The rule sets no pass mark."])
+
+
+def text_section(report):
+    out = ""
+    for part in report.get("texts", ()):
+        out += f"<h3>{esc(part['model'])}: {part['n']} answers</h3>"
+        if part["gaps"]:
+            names = [f"{r['group']} − {r['reference']}" for r in part["gaps"][0]["rows"]]
+            cells = [[g["measure"], show(g["overall"]), *(show(r["gap"]) for r in g["rows"])] for g in part["gaps"]]  # fmt: skip
+            out += table(["mean over all; gaps with 95 %", "overall", *names], cells, "Text measures")  # fmt: skip
+        words = [[k, ", ".join(f"{w} {z:+.1f}" for w, z in v) or "–"] for k, v in part["telling"].items()]  # fmt: skip
+        if words:
+            out += f'<details><summary>Most telling words (z; a view for reviewers, no test)</summary><div class="words">{table(["", "words"], words, "Telling words")}</div></details>'  # fmt: skip
+    if tables := report.get("measures"):
+        groups = list(tables[0]["groups"])
+        out += table(["", *groups], [[t["measure"], *(show(t["groups"][g]) for g in groups)] for t in tables], "Text measures")  # fmt: skip
+    for part in report.get("risky", ()):
+        out += f"<h3>{esc(part['title'])}</h3>"
+        out += paragraphs([f"Answers with a risky question: {show(part['answers'], 1, True)} of {part['answers']['n']}."])  # fmt: skip
+        cells = [[code, e["severity"], e["n"], " · ".join(e["quotes"])] for code, e in part["codes"].items()]  # fmt: skip
+        out += '<div class="words">' + table(["code", "severity", "hits", "up to five quotes"], cells, "Risky questions") + "</div>" if cells else ""  # fmt: skip
+    if "detector" in report:
+        words = detector_words(report["detector"])
+        out += paragraphs([words[:1].upper() + words[1:] + "."])
+        out += paragraphs(["“discouraged”: may be taken as evidence of intent; such a question is not by itself a violation of Title VII or the ADEA (EEOC informal letter, 9 May 2006)."])  # fmt: skip
+    return out
+
+
+def utility_section(report):
+    keys = [k for k in ("gold", "proxy") if k in report["utility"][0]]
+    largest = {}
+    for p in report.get("surfaces", ()):
+        if p["surface"] == "c":
+            largest[p["model"]] = max((r for r in p["rows"] if r["primary"]), key=lambda r: abs(r["d"]["value"] or 0))  # fmt: skip
+    cells, points = [], []
+    for m in report["utility"]:
+        r = largest.get(m["model"])
+        cells.append([m["model"], *(show(m[k]) for k in keys), show(m["win_rate"], 1, True) if m["win_rate"] else "baseline", show(m["kl"], 2) if m["kl"] else "–", f"{r['group']} − {r['reference']}: {show(r['d'])}" if r else "–"])  # fmt: skip
+        if r and m["kl"] and m["kl"]["value"] is not None and r["d"]["value"] is not None:
+            points.append((math.sqrt(max(0.0, m["kl"]["value"])), abs(r["d"]["value"]), m["model"]))
+    out = table(["model", *keys, "wins", "KL, nats", "largest d, surface c"], cells, "Utility")
+    accuracy = [f"{a['model']}: {show(a['all'])} of {a['all']['n']} pairs ranked right" for a in report.get("accuracy", ())]  # fmt: skip
+    out += bullets(accuracy)
+    if len(points) > 1:
+        series = [{"name": name, "points": [(x, y)], "style": i} for i, (x, y, name) in enumerate(points)]  # fmt: skip
+        why = "Largest |d| of surface c against √KL to the base."
+        out += figure(plot("d against KL", why, series, "√KL", "largest |d|", (0,), (0,)), ["√KL", "|d|", "model"], [[show(x, 2), show(y), n] for x, y, n in points], why)  # fmt: skip
+    return out
+
+
+def worst_section(worst):
+    out = paragraphs(["Highest and lowest name of the same résumé, farthest apart first: picked by the gap alone, over all cells."])  # fmt: skip
+    for w in worst:
+        out += f"<details><summary>{esc(w['model'])}, surface {w['surface']}, {esc(w['resume'])}: {w['gap']:.3f} SD apart</summary><article><div class=\"pair\">"  # fmt: skip
+        for s in w["sides"]:
+            out += f'<div><h4>{esc(s["name"])} ({esc(s["cell"])}): {s["score"]:.3f}</h4><div class="text" dir="auto">{esc(s["text"])}</div></div>'  # fmt: skip
+        out += "</div></article></details>\n"
+    return out
+
+
+def cure_section(report):
+    told = ["Counterfactual augmentation: reward_train.py --counterfactual-augment data/names.csv, then these twins again. Other cures: blinding, more annotators."]  # fmt: skip
+    models = [p for p in report["surfaces"] if p["kind"] == "reward model"]
+    if len({p["model"] for p in models}) < 2:
+        return paragraphs([*told, "Not measured here: give the models before and after the cure together, --reward-model BEFORE AFTER."])  # fmt: skip
+    names = [f"{r['group']} − {r['reference']}" for r in models[0]["rows"] if r["primary"]]
+    accuracy = {a["model"]: show(a["all"]) for a in report.get("accuracy", ())}
+    cells = [[p["model"], p["surface"], *(show(r["d"]) for r in p["rows"] if r["primary"]), accuracy.get(p["model"], "–")] for p in models]  # fmt: skip
+    return paragraphs(told) + table(["reward model", "surface", *names, "pairs right"], cells, "Reward models side by side")  # fmt: skip
 
 
 # ---- 10. the guard ----
 
-COMMANDS = {"report": twins, "audit": twins, "twins": twins, "text": twins}
+COMMANDS = {"report": report, "audit": audit, "twins": twins, "text": text}
 
 
 def main(argv=None):
