@@ -11,17 +11,21 @@ Algorithm    compare:  (1) prompts of one split, drawn by seed; what each run ha
                        (8) table, report.json, report.html, plots, samples.jsonl
              reward:   accuracy of a reward model on held-out pairs, beside the rule "the longer answer wins"
              rank:     candidates of a role ordered by a reward model; Kendall's tau where their quality is recorded
+             human:    make: answers of two models as blind items for annotate.py, and the key; score: the votes un-blinded
 Conventions  the first model is the baseline; KL in nats an answer, end token included, at the sampling temperature;
              every answer of A meets every answer of B to the same prompt, equal scores are ties and count ½;
              answers to one prompt are no independent draws: intervals resample prompts;
              three scorers, never mixed up: gold, proxy, and with --judge-model an LLM asked in both orders
-Left out     1. human A/B   2. fairness before and after   3. a single overall score
+             people's votes: ties and "both bad" count ½, an item with several votes counts once
+Left out     1. fairness before and after   2. a single overall score
 Run          python evaluate.py
              python evaluate.py compare --model Qwen/Qwen2.5-0.5B-Instruct runs/dpo --reward-model runs/reward
              python evaluate.py reward --reward-model runs/reward --pairs data/prefs_test.jsonl
              python evaluate.py rank --reward-model runs/reward --role role.txt --candidates candidates.csv
+             python evaluate.py human make --a runs/ppo --b runs/dpo
+             python evaluate.py human score --votes runs/human/annotations.jsonl
 Writes       report.json; report.html, *.svg and samples.jsonl (compare), report.html, reward.json and pairs.jsonl
-             (reward), or ranked.csv (rank)
+             (reward), ranked.csv (rank), or votes.jsonl (human score); human make: items.jsonl, key.json, samples.jsonl
 Reference    Wilson 1927; Bradley & Terry 1952; Hunter 2004 (MM); Gao et al. 2022, arXiv 2210.10760 (best-of-n,
              over-optimisation); Dubois et al. 2024, arXiv 2404.04475 (length control)
 Axes         P prompts, G answers a prompt, N answers of a best-of-n pool, M models, B pairs
@@ -41,6 +45,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from operator import itemgetter
 from pathlib import Path
 from statistics import NormalDist
 
@@ -650,6 +655,136 @@ def plain_text(prompt):
     return prompt if isinstance(prompt, str) else "\n".join(m["content"] for m in prompt)
 
 
+# same as annotate.py
+def undone(events):
+    """Ids of the events that an undo took back; an undo can be undone.
+
+    >>> log = [{"event": "vote", "event_id": "v", "undoes": None}, {"event": "undo", "event_id": "u", "undoes": "v"}]
+    >>> undone(log), undone([*log, {"event": "undo", "event_id": "w", "undoes": "u"}])
+    ({'v'}, {'u'})
+    """
+    gone = set()
+    for event in reversed(events):
+        if event["event"] == "undo" and event["event_id"] not in gone:
+            gone.add(event["undoes"])
+    return gone
+
+
+# same as annotate.py
+def replay(events):
+    """The votes that stand: of each item and annotator the latest one not undone; a repeat stands beside the first."""
+    gone, latest = undone(events), {}
+    for event in events:
+        if event["event"] == "vote" and event["event_id"] not in gone:
+            key = event["item_id"], event["annotator"], event.get("repeat_of") is not None
+            latest.pop(key, None)  # a dict keeps the first place of a key
+            latest[key] = event
+    return list(latest.values())
+
+
+# same as annotate.py
+def counted(votes):
+    """Votes on ordinary items: without gold, whose answer was known, and without repeats."""
+    return [v for v in votes if v.get("gold_pass") is None and v.get("repeat_of") is None]
+
+
+# same as annotate.py
+def item_sha256(item):
+    """Of the prompt and both answers, so that a vote belongs to the very texts that were read."""
+    texts = json.dumps([item["prompt"], item["a"], item["b"]], ensure_ascii=False, sort_keys=True)
+    return hashlib.sha256(texts.encode()).hexdigest()
+
+
+WON = {"A": 1.0, "B": 0.0, "tie": 0.5, "both_bad": 0.5}  # both bad: no preference either
+
+
+def winner(choice, swapped):
+    """The model behind a vote; swapped: the item's answer a is model B's.
+
+    >>> [winner(choice, swapped) for swapped in (False, True) for choice in ("a", "b", "tie")]
+    ['A', 'B', 'tie', 'B', 'A', 'tie']
+    """
+    if choice not in ("a", "b"):
+        return choice
+    return "A" if (choice == "a") is not swapped else "B"
+
+
+def by_item(votes):
+    """{item id: its votes}, in the order of ids and annotators, whatever the order of the log."""
+    groups = {}
+    for vote in sorted(votes, key=lambda v: (v["item_id"], v["annotator"])):
+        groups.setdefault(vote["item_id"], []).append(vote)
+    return groups
+
+
+def compare_votes(votes, seed):
+    """A against B by people's votes: `compare_outcomes` over items, each the mean of its votes, with interval and verdict.
+
+    votes  dicts of item_id, annotator, winner ("A", "B", "tie", "both_bad"), tokens (length of A's answer, of B's)
+    The interval is the wider of Wilson's over items and, with two annotators or more, of a bootstrap over items *and*
+    annotators: the next items are others, and so are the next people.
+    By hand: won and a tie on x, lost on y: (¾ + 0)/2.
+    >>> vote = lambda item, name, won: {"item_id": item, "annotator": name, "winner": won, "tokens": (9, 9)}
+    >>> compare_votes([vote("x", "ann", "A"), vote("x", "ben", "tie"), vote("y", "ann", "B")], 0)["win_rate"]["value"]
+    0.375
+    """
+    groups = by_item(votes)
+    y = np.full((len(groups), 1, max(map(len, groups.values()))), np.nan)  # (P, 1, V)
+    for p, own in enumerate(groups.values()):
+        y[p, 0, : len(own)] = [WON[vote["winner"]] for vote in own]
+    tokens = np.array([own[0]["tokens"] for own in groups.values()], float)  # (P, 2)
+    row, rates = compare_outcomes(y, tokens[:, :1], tokens[:, 1:], seed), prompt_rates(y)
+    flat = [vote for own in groups.values() for vote in own]
+    values, items = y[~np.isnan(y)], [vote["item_id"] for vote in flat]
+    weight = np.array([1 / len(groups[item]) for item in items])  # items count alike
+    mean = lambda w: float((w * weight) @ values / (w @ weight))  # noqa: E731
+    people, ends = [vote["annotator"] for vote in flat], [wilson(rates.sum(), len(rates))]
+    ends.append(bootstrap_ci(values, items, people, seed=seed, statistic=mean) or ends[0])
+    interval, method = (min(e[0] for e in ends), max(e[1] for e in ends)), "wilson over items"
+    if ends[1] is not ends[0]:
+        method = "the wider of wilson over items and bootstrap over items and annotators"
+    row["win_rate"] = number(rates.mean(), len(rates), interval, method, seed)
+    return row | {"verdict": verdict(row["win_rate"], row["p"])}
+
+
+def vote_counts(votes, skips):
+    """What one annotator, or all of them, did: choices on ordinary items, side, gold, repeats. `votes` as of `unblind`."""
+    plain = counted(votes)
+    count, of = Counter(v["winner"] for v in plain), itemgetter("item_id", "annotator")
+    first = {of(v): v["choice"] for v in votes if v["repeat_of"] is None}
+    again = [v for v in votes if v["repeat_of"] is not None and of(v) in first]
+    again = [v["choice"] == first[of(v)] for v in again]
+    gold = [v["gold_pass"] for v in votes if v["gold_pass"] is not None]
+    left = [v["left"] for v in votes if v["left"] is not None]
+    row = {"votes": len(plain)} | {word: count[word] for word in WON} | {"skips": skips}
+    row["win_rate"] = share(sum(WON[v["winner"]] for v in plain), len(plain))
+    return row | {name: share(sum(x), len(x)) for name, x in (("left", left), ("gold", gold), ("repeats", again))}  # fmt: skip
+
+
+def human_agreement(votes):
+    """How often two votes on the same item say the same (both bad is a tie), of all pairs of two annotators."""
+    same = [
+        WON[v["winner"]] == WON[w["winner"]]
+        for own in by_item(votes).values()
+        for v, w in itertools.combinations(own, 2)
+    ]
+    overlap = sum(len(own) > 1 for own in by_item(votes).values())
+    return share(sum(same), len(same)) | {"overlapping_items": overlap}
+
+
+def majority_agreement(votes, outcomes):
+    """How often a scorer is of the majority's opinion, over items that have one; equal scores ½.
+
+    outcomes  {item id: 1 A is better, ½ equal, 0 B is better, None: not scored}
+    """
+    rights = []
+    for item, own in by_item(votes).items():
+        rate, outcome = sum(WON[v["winner"]] for v in own) / len(own), outcomes[item]
+        if rate != 0.5 and outcome is not None:
+            rights.append(0.5 if outcome == 0.5 else float((outcome > 0.5) == (rate > 0.5)))
+    return share(sum(rights), len(rights))
+
+
 # ---- 4. the arguments ----
 
 
@@ -685,11 +820,6 @@ def parse_args(argv=None):
     # the reward model; the bundled files only beside the bundled prompts
     add("--pairs", default=Default("data/prefs_test.jsonl"), help="held-out pairs, JSONL, or none")
     add("--candidates", default=Default("data/candidates.jsonl"), help="with quality, or none")
-    # an LLM as third scorer
-    add("--judge-model", help="name on a server with OpenAI-compatible chat completions")
-    add("--judge-base-url", help="such as http://localhost:8000/v1 (default: OPENAI_BASE_URL)")
-    add("--judge-api-key-env", default="OPENAI_API_KEY", help="variable that holds the key")
-    add("--judge-price", help="USD per million tokens in and out, such as 0.25,2")
 
     add = parsers["reward"].add_argument
     add("--reward-model", default="runs/reward", help="folder (default: runs/reward)")
@@ -705,15 +835,43 @@ def parse_args(argv=None):
     add("--blind", help="column of names: each is 'the candidate' to the reward model")
     add("--columns-for-audit", help="columns to audit by, as sex,race_ethnicity")
 
+    steps = parsers["human"].add_subparsers(dest="step", metavar="make|score", required=True)
+    parsers |= {name: steps.add_parser(name, help=STEPS[name].__doc__) for name in STEPS}
+    add = parsers["make"].add_argument
+    add("--a", help="model folder or hub id: A")
+    add("--b", help="the other one: B")
+    add("--prompts", default=prompts, help="held-out prompts, JSONL (default: %(default)s)")
+    add("--split", default=Default("test"), help="value of 'split', or all (default: test)")
+    add("--n", type=int, default=200, help="prompts, drawn by seed; 0 = all (50 to 800)")
+    add("--temperature", type=float, default=1.0, help="of sampling, above 0 (0.7 to 1)")
+    add("--max-new-tokens", type=int, default=96, help="longest answer, tokens (64 to 512)")
+    add("--gold-items", help="JSONL of prompt, a, b, gold (a or b): known pairs to mix in")
+
+    add = parsers["score"].add_argument
+    votes = "runs/human/annotations.jsonl"
+    add("--votes", default=votes, help="the log of annotate.py (default: %(default)s)")
+    add("--key", help="key.json of human make (default: beside the votes)")
+    add("--reward-model", help="folder: how often it is of the majority's opinion")
+
+    for name in ("compare", "score"):  # an LLM as one more scorer
+        add = parsers[name].add_argument
+        add("--judge-model", help="name on a server with OpenAI-compatible chat completions")
+        add("--judge-base-url", help="such as http://localhost:8000/v1 (default: OPENAI_BASE_URL)")
+        add("--judge-api-key-env", default="OPENAI_API_KEY", help="variable that holds the key")
+        add("--judge-price", help="USD per million tokens in and out, such as 0.25,2")
+
     folders = {"compare": "runs/evaluate", "reward": "runs/evaluate-reward", "rank": "runs/rank"}
+    folders |= {"make": "runs/human", "score": "runs/human-report"}
     for name, out in folders.items():
         add = parsers[name].add_argument
         add("--out", default=out, help=f"folder of the report (default: {out})")
         add("--overwrite", action="store_true", help="replace the report; fitting samples are kept")
         add("--seed", type=int, default=0, help="of prompts, samples and intervals")
-        add("--micro-tokens", type=int, help="padded tokens a forward (default 4096, GPU 16384)")
         add("--dtype", default="auto", choices=("auto", "fp32", "fp16", "bf16"), help="compute")
         add("--device", default="auto", help="auto, cpu, cuda, mps")
+        if name == "make":  # samples, and writes no report
+            continue
+        add("--micro-tokens", type=int, help="padded tokens a forward (default 4096, GPU 16384)")
         add("--date", help="written into the report as it is; without it there is none")
     args = parser.parse_args(argv)
     lowest = {"n": 0, "samples": 1, "bon": 0, "max_new_tokens": 1, "seed": 0, "micro_tokens": 1}
@@ -981,6 +1139,78 @@ def own_prompt(row, at):
     if not prompt and not row.get("role"):
         raise UserError(f"{at}: neither a prompt nor a role; say which role with --role")
     return prompt or role_prompt(str(row["role"]))
+
+
+# items.jsonl of human make: {"id", "task", "prompt", "a", "b", "gold": null, "candidates"}: no model is named in it
+# key.json: {"a": "runs/ppo", "b": "runs/dpo", "items": {"item-00000": {"prompt": "test-0000", "sha256": "…",
+#            "swapped": true (its answer a is B's; null: a gold item), "tokens": [of A's answer, of B's]}}}
+
+
+def check_gold_item(row):
+    common.check_prompt(row)
+    common.check_response(row, "a")
+    common.check_response(row, "b")
+    if row.get("gold") not in ("a", "b"):
+        raise ValueError(f'"gold" is {row.get("gold")!r}; expected "a" or "b", the better answer')
+
+
+def load_key(path):
+    try:
+        key = json.loads(Path(path).read_text(encoding="utf-8"))
+        for item in key["items"].values():
+            item["sha256"], item["swapped"], item["tokens"]
+        key["a"], key["b"], key["identical"]
+    except OSError:
+        fix = "name the key.json that human make wrote beside its items"
+        raise UserError(f"--key {path}: no such file; {fix}") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise UserError(f"--key {path}: not a key.json of human make") from None
+    return key
+
+
+def check_event(event):
+    """What `human score` reads of a line of annotations.jsonl."""
+    texts = ("event", "event_id", "item_id", "item_sha256", "annotator")
+    nullable = ("choice", "gold_pass", "repeat_of", "undoes")
+    missing = [k for k in texts if not isinstance(event.get(k), str)]
+    if missing := missing + [k for k in nullable if k not in event]:
+        raise ValueError(f'"{missing[0]}" is missing; expected a line that annotate.py wrote')
+    if event["event"] not in ("vote", "skip", "undo"):
+        raise ValueError(f'"event" is {event["event"]!r}; expected vote, skip or undo')
+    if event.get("shown") not in ({"left": "a", "right": "b"}, {"left": "b", "right": "a"}):
+        raise ValueError('"shown" does not say which answer was on the left')
+    if event["event"] == "vote" and event["choice"] not in ("a", "b", "tie", "both_bad"):
+        raise ValueError(f'"choice" is {event["choice"]!r}; expected a, b, tie or both_bad')
+
+
+def read_votes(path, key):
+    """The events of annotate.py's log, each on an item of this key; a last line without its end was never acknowledged."""
+    rows = common.read_jsonl(path, check_event, numbered=True, flag="--votes")
+    with open(path, "rb") as file:
+        whole = sum(line.endswith(b"\n") for line in file)
+    events = []
+    for line, event in itertools.islice(rows, whole):
+        item = key["items"].get(event["item_id"])
+        if item is None or item["sha256"] != event["item_sha256"]:
+            why = "is not in the key" if item is None else "had other texts (item_sha256) than the key's"  # fmt: skip
+            raise UserError(
+                f"--votes {path}:{line}: item {event['item_id']!r} {why}; "
+                "score votes with the key.json that was made with their items"
+            )
+        events.append(event)
+    return events
+
+
+def unblind(events, key):
+    """The votes that stand, each with its winner (of a gold item None), the tokens of A and B, whether it chose the left."""
+    votes = []
+    for vote in replay(events):
+        item, choice = key["items"][vote["item_id"]], vote["choice"]
+        gold = item["swapped"] is None
+        won = None if gold else winner(choice, item["swapped"])
+        left = choice == vote["shown"]["left"] if choice in ("a", "b") else None
+        votes.append(vote | {"winner": won, "tokens": item["tokens"], "left": left})
+    return votes
 
 
 # ---- 6. the models ----
@@ -1730,6 +1960,159 @@ def rank(args):
         print(f"python fairness.py audit {out / 'ranked.csv'} --score score --select 0.3")
 
 
+def human(args):
+    """two models compared by people, blind: make the items, score the votes"""
+    STEPS[args.step](args)
+
+
+def human_make(args):
+    """both models answer the same prompts: items for annotate.py, and the key that un-blinds them"""
+    out, names = Path(args.out), {"--a": args.a, "--b": args.b}
+    for flag, name in names.items():
+        if not name:
+            raise UserError(f"{flag}: expected a model folder, as in --a runs/ppo --b runs/dpo")
+    if (out / "annotations.jsonl").exists():
+        raise UserError(f"--out {out}: holds votes, and they are people's work; pass another --out")
+    check_out(args)
+    if (out / "key.json").exists() and not args.overwrite:
+        raise UserError(f"--out {out}: holds items and key; pass --overwrite, or another --out")
+    rows, _ = load_prompts(args.prompts, args.split, args.n, args.seed)
+    known = list(common.read_jsonl(args.gold_items, check_gold_item, flag="--gold-items")) if args.gold_items else []  # fmt: skip
+    if len({type(row["prompt"]) for row in rows + known}) > 1:
+        raise UserError(f"--prompts {args.prompts}: text and messages in one session; take one")
+    tokenizers = [common.load_tokenizer(name, flag) for flag, name in names.items()]
+    out.mkdir(mode=0o700, parents=True, exist_ok=True)  # candidates' texts, and who wrote what
+    cache, texts = load_cache(out / "samples.jsonl"), []
+    for (flag, name), tokenizer in zip(names.items(), tokenizers):
+        ids = [common.encode_prompt(tokenizer, row["prompt"]) for row in rows]
+        model = common.load_policy(name, **placed(args), trainable=False, flag=flag)
+        answers = draw(model, tokenizer, name, rows, ids, 1, args.seed, cache, args)
+        texts.append([answer["response"] for answer in answers])
+    items, key = human_items(rows, *texts, known, tokenizers[0], args.seed)
+    if not any(item["swapped"] is not None for item in key["items"].values()):
+        fix = "are --a and --b the same weights, or is --temperature near 0?"
+        raise UserError(f"--a {args.a}, --b {args.b}: no prompt got two answers that differ; {fix}")
+    record = {"schema": SCHEMA, "a": args.a, "b": args.b, "seed": args.seed} | key
+    record |= {"temperature": args.temperature, "max_new_tokens": args.max_new_tokens}
+    record["sha256"] = hashes({args.a, args.b, str(args.prompts)})
+    for name, rows in (("items.jsonl", items), ("key.json", [record])):
+        with common.replacing(out / name, 0o600) as file:
+            file.writelines(json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in rows)
+    same, blank = key["identical"], key["blank"]
+    print(f"{len(items)} items, {len(known)} of them gold; {same} prompts with identical answers left out, {blank} blank answers")  # fmt: skip
+    print(f"wrote {out / 'items.jsonl'} and {out / 'key.json'}; whoever votes should not read the key or samples.jsonl")  # fmt: skip
+    print(f"next: python annotate.py --items {out / 'items.jsonl'} --out {out}")
+    print(f"then: python evaluate.py human score --votes {out / 'annotations.jsonl'}")
+
+
+def human_items(rows, texts_a, texts_b, known, tokenizer, seed):
+    """(items without a model's name, the key that tells the names): of each item a coin says whose answer is a.
+
+    A blank answer is shown as such, so that silence can lose. Gold items are `known` pairs under neutral ids.
+    """
+    coin, items, key = random.Random(seed), [], {"items": {}, "identical": 0, "blank": 0}
+    for row, *texts in zip(rows, texts_a, texts_b, strict=True):
+        key["blank"] += sum(not text.strip() for text in texts)
+        tokens = [len(tokenizer.encode(text, add_special_tokens=False)) for text in texts]
+        texts = [text if text.strip() else "(no answer)" for text in texts]
+        swapped = coin.random() < 0.5
+        if texts[0] == texts[1]:
+            key["identical"] += 1
+            continue
+        if isinstance(row["prompt"], list):
+            texts = [[{"role": "assistant", "content": text}] for text in texts]
+        a, b = reversed(texts) if swapped else texts
+        shown = [c for c in row.get("candidates") or [] if c.get("in") == "prompt"]
+        items.append({"task": row.get("task"), "prompt": row["prompt"], "a": a, "b": b, "gold": None, "candidates": shown})  # fmt: skip
+        of_item = {"prompt": row.get("id"), "swapped": swapped, "tokens": tokens}
+        key["items"][f"item-{len(items):05d}"] = of_item
+    for row in known:
+        fields = {k: row[k] for k in ("prompt", "a", "b", "gold")}
+        items.append({"task": row.get("task")} | fields | {"candidates": []})
+        of_item = {"prompt": row.get("id"), "swapped": None, "tokens": None}
+        key["items"][f"item-{len(items):05d}"] = of_item
+    items = [{"id": name} | item for name, item in zip(key["items"], items)]
+    for item in items:
+        key["items"][item["id"]]["sha256"] = item_sha256(item)
+    return items, key
+
+
+def human_score(args):
+    """the votes of annotate.py un-blinded: who won, by how much, can they tell"""
+    check_out(args)
+    beside = Path(args.votes).parent
+    path = Path(args.key) if args.key else beside / "key.json"
+    if not Path(args.votes).is_file():  # before the key, which stands beside it
+        raise UserError(f"--votes {args.votes}: no such file; expected annotate.py's log")
+    key = load_key(path)
+    events = read_votes(args.votes, key)
+    report = {"schema": SCHEMA, "command": "human", "date": args.date, "seed": args.seed}
+    report |= {"votes": str(args.votes), "key": str(path), "a": key["a"], "b": key["b"]}
+    report["sha256"] = hashes({args.votes, str(path)})
+    votes = unblind(events, key)
+    if not counted(votes):
+        raise UserError(f"--votes {args.votes}: no vote on an ordinary item among {len(events)} events; vote first")  # fmt: skip
+    report |= human_report(events, votes, key, args.seed)
+    report["machines"] = machine_opinions(args, path.parent / "items.jsonl", key, counted(votes))
+    report["answer"], report["notes"] = human_words(report)
+    print_human(report)
+    Path(args.out).mkdir(parents=True, exist_ok=True)
+    keys = "item_id", "annotator", "winner", "left", "strength", "gold_pass", "repeat_of", "reasons", "comment"  # fmt: skip
+    common.write_jsonl(Path(args.out) / "votes.jsonl", ({k: v.get(k) for k in keys} for v in votes))
+    write_report(args, report, "votes.jsonl")
+    print(f"next: python annotate.py --agreement --out {beside}")
+
+
+def human_report(events, votes, key, seed):
+    """What the votes say, as keys of the report; `votes` as of `unblind`, at least one on an ordinary item."""
+    gone, plain = undone(events), counted(votes)
+    skips = [e["annotator"] for e in events if e["event"] == "skip" and e["event_id"] not in gone]
+    offered = sum(item["swapped"] is not None for item in key["items"].values())
+    report = {"items": len(by_item(plain)), "offered": offered, "identical": key["identical"]}
+    report |= {"comparison": compare_votes(plain, seed), "all": vote_counts(votes, len(skips))}
+    report["annotators"] = [
+        {"annotator": name}
+        | vote_counts([v for v in votes if v["annotator"] == name], skips.count(name))
+        for name in sorted({e["annotator"] for e in events})
+    ]
+    left, needed = report["all"]["left"], report["comparison"]["needed_n"]
+    report["all"]["win_rate"] = report["comparison"][
+        "win_rate"
+    ]  # votes on one item are no draws apart
+    report["position_biased"] = left["n"] > 0 and not left["low"] <= 0.5 <= left["high"]
+    report["still_needed"] = None if needed is None else max(0, needed - report["items"])
+    return report | {"agreement": human_agreement(plain)}
+
+
+def machine_opinions(args, file, key, votes):
+    """[{scorer, agreement}]: how often the reward model and the judge are of the majority's opinion."""
+    if not (args.reward_model or args.judge_model):
+        return []
+    ids, texts, prompts = list(by_item(votes)), ([], []), []
+    items = {row["id"]: row for row in common.read_jsonl(file, common.check_prompt)}
+    for name in ids:
+        if name not in items or item_sha256(items[name]) != key["items"][name]["sha256"]:
+            raise UserError(f"{file}: item {name!r} is not the one of the key; restore the file")
+        a, b = (plain_text(items[name][side]) for side in ("a", "b"))
+        a, b = (b, a) if key["items"][name]["swapped"] else (a, b)
+        texts[0].append(a), texts[1].append(b), prompts.append(items[name]["prompt"])
+    found = []
+    if args.reward_model:
+        score = common.reward_function(args.reward_model, *placed(args).values(), args.micro_tokens)
+        y = outcomes(*(np.round(score(prompts, side), 9) for side in texts)).ravel()  # (P,)
+        found.append({"scorer": str(args.reward_model), "agreement": majority_agreement(votes, dict(zip(ids, y)))})  # fmt: skip
+    if args.judge_model:
+        import judge
+
+        verdicts = judge.compare_pairs(prompts, *texts, load_judge(args))
+        right = majority_agreement(votes, dict(zip(ids, (v.outcome for v in verdicts))))
+        failed = sum(v.outcome is None for v in verdicts)
+        found.append({"scorer": f"judge {args.judge_model}", "agreement": right, "failed": failed})
+    return found
+
+
+STEPS = {"make": human_make, "score": human_score}
+
 RANKED = ("rank", "id", "score", "percentile", "tie_group", "tokens", "truncated")
 
 
@@ -1954,6 +2337,52 @@ def print_ranked(report, ranked, args):
         print(f"{line}; NDCG@{report['k']} {show(report['ndcg'])}")
 
 
+def human_words(report):
+    """(sentences that answer the question, notes that limit the answer), made from the numbers alone."""
+    row, votes, people = report["comparison"], report["all"], len(report["annotators"])
+    rate, decided, needed = row["win_rate"], votes["A"] + votes["B"], row["needed_n"]
+    line = f"A, {report['a']}, against B, {report['b']}, by people: {row['verdict']}; wins {show(rate, 1, True)}"  # fmt: skip
+    line += f" over {rate['n']} items, {votes['votes']} votes of {people}, p {row['p']:.4f}"
+    answer = [line + f"; at equal length {show(row['length_controlled'], 1, True)}"]
+    if row["verdict"] == "inconclusive" or decided < 100:
+        if needed:
+            answer.append(f"a true rate of this size needs {needed} items with one vote each, {report['still_needed']} more than these")  # fmt: skip
+        else:
+            answer.append("at a rate of one half no number of items shows a difference")
+    notes = ["ties and both bad count one half; an item with several votes counts once"]
+    if decided < 100:
+        notes.append(f"only {decided} decided votes (A or B)")
+    if people == 1:
+        notes.append("one annotator: a statement about what this person prefers")
+    if report["position_biased"]:
+        notes.append("the side decides: the left answer is chosen more, or less, often than chance allows")  # fmt: skip
+    if abs(rate["value"] - row["length_controlled"]["value"]) > 0.10:
+        notes.append("at equal length the win rate moves by more than 10 points")
+    if report["identical"]:
+        notes.append(f"{report['identical']} prompts got the same answer from both and were not shown: the rate is over those where they differ")  # fmt: skip
+    if report["items"] < report["offered"]:
+        notes.append(f"{report['offered'] - report['items']} of {report['offered']} items have no vote yet")  # fmt: skip
+    if not report["agreement"]["overlapping_items"]:
+        notes.append("no item has two annotators, so their agreement is not known: annotate.py --overlap 2")  # fmt: skip
+    return answer, notes
+
+
+def print_human(report):
+    def line(name, row):
+        counts = [row[k] for k in ("votes", *WON, "skips")]
+        return [name, *counts, *(show(row[k], 1, True) for k in ("win_rate", "left", "gold", "repeats"))]  # fmt: skip
+
+    lines = [line(row["annotator"], row) for row in report["annotators"]]
+    lines += [line("all", report["all"])] if len(lines) > 1 else []
+    header = ["annotator", "votes", "A", "B", "ties", "both bad", "skips", "A wins", "left chosen", "gold right", "repeats alike"]  # fmt: skip
+    print_table(f"A is {report['a']}, B is {report['b']}; [95 % interval]", header, lines)
+    rows = {"two annotators, same item": report["agreement"]}
+    rows |= {f"majority and {m['scorer']}": m["agreement"] for m in report["machines"]}
+    cells = [[name, show(part, 1, True), part["n"]] for name, part in rows.items()]
+    print_table("agreement", ["", "say the same", "n"], cells)
+    print("", *report["answer"], *("note: " + note for note in report["notes"]), sep="\n")
+
+
 def save_samples(args, groups):
     rows = (answer for answers in groups for answer in answers)
     common.write_jsonl(Path(args.out) / "samples.jsonl", rows)
@@ -1970,7 +2399,7 @@ def write_report(args, report, beside):
     text = json.dumps(report, indent=1, ensure_ascii=True, allow_nan=False)
     write_text(out / "report.json", text + "\n")
     files = [beside]
-    if report["command"] != "rank":
+    if report["command"] in ("compare", "reward"):
         page, plots = html_report(json.loads(text))
         for stale in out.glob("*.svg"):
             stale.unlink()
@@ -2485,7 +2914,7 @@ th,td{white-space:normal;font-size:9px}details::details-content{content-visibili
 
 # ---- 10. the guard ----
 
-COMMANDS = {"compare": compare, "reward": reward, "rank": rank}
+COMMANDS = {"compare": compare, "reward": reward, "rank": rank, "human": human}
 
 
 def main(argv=None):
