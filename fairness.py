@@ -1691,6 +1691,7 @@ def exchange(args, report, people, one=None):
 
 
 BIASGUARD = "BiasGuard (https://github.com/themacdonald/BiasGuard)"
+HELP_SECONDS, RUN_SECONDS = 10, 60
 
 
 def ask_biasguard(args, pairs, commands, labels):
@@ -1700,9 +1701,9 @@ def ask_biasguard(args, pairs, commands, labels):
     usable = False
     if tool:
         try:
-            usable = subprocess.run([tool, "audit", "--help"], capture_output=True, timeout=10).returncode == 0  # fmt: skip
+            usable = subprocess.run([tool, "audit", "--help"], capture_output=True, timeout=HELP_SECONDS).returncode == 0  # fmt: skip
         except (subprocess.TimeoutExpired, OSError):
-            out["lines"].append("BiasGuard gave no answer to audit --help within 10 s")
+            out["lines"].append(f"BiasGuard gave no answer to audit --help within {HELP_SECONDS} s")
     if not labels:
         why = "there is no ground truth, and the prediction in its place would make EOD a meaningless 0"  # fmt: skip
         out["lines"].append(f"no BiasGuard command: {why}")
@@ -1715,7 +1716,7 @@ def ask_biasguard(args, pairs, commands, labels):
     out["lines"] += [shell(words) for _, words in commands]
     for slug, words in commands if args.run_biasguard else ():
         try:
-            run = subprocess.run([tool, *words[1:]], capture_output=True, text=True, timeout=60)
+            run = subprocess.run([tool, *words[1:]], capture_output=True, text=True, timeout=RUN_SECONDS)
             if run.returncode:
                 message = (run.stderr.strip() or run.stdout.strip()).splitlines()[-1:]
                 out["findings"].append(f"{slug}: BiasGuard ended with {run.returncode}: {' '.join(message)}")  # fmt: skip

@@ -1,0 +1,628 @@
+"""fairness.py on tables of people and on text: rates, ratios, LL144 layout, BiasGuard's contract, risky questions."""
+
+import csv
+import itertools
+import json
+import math
+import re
+import stat
+import sys
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+import fairness
+import judge
+from common import UserError
+from conftest import REPO
+from fairness import (
+    benjamini_hochberg,
+    cohen_h,
+    cutoff_sweep,
+    fisher_exact,
+    flip_flop,
+    group_metrics,
+    holm,
+    impact_ratios,
+    impact_rows,
+    katz_interval,
+    ll144_table,
+    ll144_tables,
+    minimum_detectable_ir,
+    newcombe_interval,
+    pair_audit,
+    read_detector,
+    risky_questions,
+    select_top,
+    telling_words,
+    text_measures,
+    two_proportion_z,
+)
+
+FORBIDDEN = re.compile("complian|certified|lawful|illegal|bias-free", re.I)  # section 1.4
+
+
+def write_csv(path, header, rows):
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([header, *rows])
+    return str(path)
+
+
+def error_of(argv):
+    with pytest.raises(UserError) as caught:
+        fairness.main(argv)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+# ---- the table of section 5 -----------------------------------------------------------------------------------------
+
+TABLE = [  # a/n, b/m, IR, z, p, Fisher, mid-P, h, Katz: worked out by the page's author, to the digits printed there
+    (16, 80, 3, 20, 0.75, 0.510, 0.610, 0.757, 0.641, 0.132, 0.242, 2.325),
+    (412, 797, 170, 390, 0.8432, 2.623, 0.0087, 0.0094, 0.0086, 0.162, 0.739, 0.962),
+    (412, 797, 18, 41, 0.8493, 0.973, 0.330, 0.342, 0.302, 0.156, 0.597, 1.208),
+    (215, 412, 7, 17, 0.7891, 0.890, 0.373, 0.4605, 0.394, 0.221, 0.444, 1.403),
+]
+
+
+@pytest.mark.parametrize("a, n, b, m, ir, z, p, fisher, mid, h, low, high", TABLE)
+def test_small_samples_to_the_printed_digits(a, n, b, m, ir, z, p, fisher, mid, h, low, high):
+    """F2. Yates, an unpooled z, a one-sided Fisher or the ratio upside down would each miss a column."""
+    assert b / m / (a / n) == pytest.approx(ir, abs=5e-5)
+    assert two_proportion_z(a, n, b, m) == pytest.approx((z, p), abs=5e-4)
+    assert fisher_exact(a, n, b, m) == pytest.approx((fisher, mid), abs=5.1e-4)
+    assert cohen_h(a / n, b / m) == pytest.approx(h, abs=5.1e-4)
+    assert katz_interval(a, n, b, m) == pytest.approx((low, high), abs=5.1e-4)
+    row = impact_rows({"r": (n, a), "p": (m, b)})[1]
+    assert (row["z"], row["p_fisher"], row["h"]) == pytest.approx((z, fisher, h), abs=6e-4)
+
+
+def test_fisher_by_enumeration():
+    """F2. Every 2 × 2 table with 7 and 5 people, against whole numbers: the sum of all tables that are no likelier."""
+    for a, b in itertools.product(range(8), range(6)):
+        k = a + b
+        chances = {x: Fraction(math.comb(7, x) * math.comb(5, k - x), math.comb(12, k)) for x in range(max(0, k - 5), min(7, k) + 1)}  # fmt: skip
+        p = sum(c for c in chances.values() if c <= chances[a])
+        expected = (float(p), float(p - chances[a] / 2))
+        assert fisher_exact(a, 7, b, 5) == pytest.approx(expected, abs=1e-12)
+
+
+def test_eeoc_example():
+    """F2. The EEOC's own: .60, .45, .48, .51 give 1, .75, .80, .85, and only the second is flagged: .48/.60 is exactly four
+    fifths and not below it, which floats get wrong (.48/.60 = .7999…)."""
+    counts = {"A": (100, 60), "B": (100, 45), "C": (100, 48), "D": (100, 51)}
+    found = impact_ratios(counts)
+    assert [round(r["ir"], 10) for r in found.values()] == [1, 0.75, 0.8, 0.85]
+    assert [g for g, r in found.items() if r["flagged"]] == ["B"]
+    assert not impact_ratios({"a": (50, 30), "b": (50, 24)})["b"]["flagged"]
+
+
+def test_row_labels_and_verdicts():
+    """One selection moved that turns the order judges nothing, whatever the ratio; 1607.4D knows significant above and
+    not significant below. Shortfalls by hand: ceil(.8 · 412/797 · 390 − 170) = ceil(−8.7) = 0; .8·.5·100 − 30 = 10."""
+    label = lambda *pairs: impact_rows(dict(zip("rp", pairs)))[1]  # noqa: E731
+    assert flip_flop(16, 80, 3, 20) and not flip_flop(412, 797, 170, 390)
+    row = label((80, 16), (20, 3))
+    assert row["label"] == "too few to judge" and row["verdict"].startswith("inconclusive")
+    row = label((797, 412), (390, 170))
+    assert row["label"] == "above four fifths, significant" and row["needed_selections"] == 0
+    assert row["verdict"] == "difference found (p is selected less often than r)"
+    row = label((100, 50), (100, 30))
+    assert row["label"] == "below four fifths, significant" and row["needed_selections"] == 10
+    assert row["rejection_ratio"] == pytest.approx(0.7 / 0.5)
+    row = label((40, 20), (40, 14))
+    assert row["label"] == "below four fifths, not significant"
+    assert row["verdict"] == "inconclusive (387 people a group would show a ratio of .80)"
+    assert label((100, 50), (100, 48))["label"] == "no indication"
+    assert (
+        label((20000, 10000), (20000, 9990))["verdict"] == "equivalent within 2 percentage points"
+    )
+    assert (
+        label((10, 0), (10, 0))["ir"] is None and label((10, 5), (0, 0))["ir_reason"] == "no rows"
+    )
+    assert minimum_detectable_ir(0.5169, 797, 41) == pytest.approx(0.577, abs=5e-4)
+
+
+def test_intervals_of_differences():
+    """Newcombe's own example: 56/70 − 48/80 = .20 [.0524, .3339]; the other way round its mirror."""
+    assert newcombe_interval(56, 70, 48, 80) == pytest.approx((0.0524, 0.3339), abs=5e-5)
+    assert newcombe_interval(48, 80, 56, 70) == pytest.approx((-0.3339, -0.0524), abs=5e-5)
+
+
+def test_multiple_testing_goldens():
+    """Section 8: Holm (.03, .06, .06, .02) and BH (.02, .04, .04, .02) of (.01, .04, .03, .005)."""
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert benjamini_hochberg([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.02, 0.04, 0.04, 0.02])
+
+
+def test_cut_offs_and_ties():
+    """Of scores 5 4 4 4 1 the top 40 % is 2, but the second equals two more: all in, three tied. A ratio that is 1 at one
+    cut-off and 0 at another depends on it."""
+    assert [x if isinstance(x, int) else x.tolist() for x in select_top([5, 4, 4, 4, 1], 0.4)] == [[1, 1, 1, 1, 0], 3]  # fmt: skip
+    sweep = cutoff_sweep(["a"] * 5 + ["b"] * 5, [10, 9, 8, 7, 6, 5, 4, 3, 2, 1])
+    assert [r["lowest_ir"] for r in sweep["rows"][:5]] == [0] * 5
+    assert sweep["rows"][8]["lowest_ir"] == pytest.approx(4 / 5) and sweep["depends"]
+    assert not cutoff_sweep(["a", "b"] * 50, np.arange(100) // 2)["depends"]
+
+
+# ---- group metrics --------------------------------------------------------------------------------------------------
+
+Y = [0, 0, 0, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1]
+PRED = [1, 0, 1, 0, 1, 0, 0, 1, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1]
+
+
+def test_parity_set():
+    """F3. The set of section 4: differences and ratios of every rate, and equalised odds in both forms."""
+    found = group_metrics(["0", "1"] * 9, PRED, Y)
+    expected = {
+        "demographic_parity_difference": 1 / 9, "demographic_parity_ratio": 0.8,
+        "fpr_difference": 1 / 12, "fpr_ratio": 0.75, "tnr_ratio": 8 / 9, "fnr_difference": 0.4,
+        "equalized_odds_difference": 0.4, "equalized_odds_difference_mean": 0.2416667,
+        "equalized_odds_ratio": 0.6, "equalized_odds_ratio_mean": 0.675,
+        "equal_opportunity_difference": 0.4, "equal_opportunity_ratio": 0.6,
+    }  # fmt: skip
+    assert {k: found[k]["value"] for k in expected} == pytest.approx(expected, abs=1e-7)
+
+
+def test_nothing_over_nobody():
+    """F3. Every null of section 4, with its reason: fairlearn says 0 for one group, NaN for a highest rate of 0 and an equal
+    opportunity of .5 for a group without positives. None is copied."""
+    found = group_metrics(list("aabb"), [0, 1, 1, 0], [0, 0, 1, 1])
+    assert found["groups"]["a"]["tpr"]["value"] is None
+    assert found["groups"]["a"]["tpr"]["reason"] == "no positives"
+    for key in ("equal_opportunity_difference", "equalized_odds_difference", "tpr_ratio"):
+        assert found[key]["value"] is None and found[key]["reason"]
+    found = group_metrics(list("aabb"), [0, 0, 0, 0])
+    assert found["demographic_parity_difference"] == {"value": 0.0}
+    assert found["demographic_parity_ratio"]["reason"] == "the highest rate is 0"
+    found = group_metrics(["a", "a", None], [0, 1, 1])
+    assert found["demographic_parity_difference"]["reason"] == "one group: not a comparison"
+    assert found["unknown"] == 1 and found["groups"]["a"]["n"] == 2
+    gap = fairness.score_gaps(["a", "a", "b", "b"], [1.0, 1.0, 1.0, 1.0])[0]["gap"]
+    assert gap["value"] is None and gap["reason"] == "every score is the same"
+
+
+def random_tables(n, seed=0):
+    rng = np.random.default_rng(seed)
+    for _ in range(n):
+        size = int(rng.integers(4, 40))
+        yield rng.choice(list("abc")[: rng.integers(2, 4)], size), *(rng.random((2, size)) < rng.random((2, 1))).astype(int)  # fmt: skip
+
+
+def spread(found):
+    return {k: v["value"] for k, v in found.items() if isinstance(v, dict) and "value" in v}
+
+
+def test_properties_of_random_tables():
+    """F11. Row order and group names change nothing; doubled rows change no rate; the signed extremes give the difference."""
+    rng = np.random.default_rng(1)
+    for groups, pred, true in random_tables(60):
+        found = group_metrics(groups, pred, true)
+        order = rng.permutation(len(pred))
+        assert spread(group_metrics(groups[order], pred[order], true[order])) == spread(found)
+        assert spread(group_metrics([f"z{g}" for g in groups], pred, true)) == spread(found)
+        twice = group_metrics(np.tile(groups, 2), np.tile(pred, 2), np.tile(true, 2))
+        assert spread(twice) == spread(found)
+        rates = [g["selection_rate"]["value"] for g in found["groups"].values()]
+        if len(rates) > 1:
+            assert found["demographic_parity_difference"]["value"] == max(rates) - min(rates)
+
+
+@pytest.mark.slow
+def test_parity_with_fairlearn():
+    """F3. 200 random tables agree with fairlearn wherever it defines a number and ours is no null."""
+    metrics = pytest.importorskip("fairlearn.metrics", reason="fairlearn is not installed")
+    compared = 0
+    for groups, pred, true in random_tables(200):
+        if len(set(groups)) < 2:
+            continue
+        found = group_metrics(groups, pred, true)
+        for key in ("demographic_parity_difference", "demographic_parity_ratio", "equalized_odds_difference", "equalized_odds_ratio", "equal_opportunity_difference"):  # fmt: skip
+            ours = found[key]["value"]
+            theirs = getattr(metrics, key)(true, pred, sensitive_features=groups)
+            if ours is not None and not math.isnan(theirs):
+                assert ours == pytest.approx(theirs, abs=1e-12), (key, groups, pred, true)
+                compared += 1
+    assert compared > 600
+
+
+# ---- Local Law 144 --------------------------------------------------------------------------------------------------
+
+RACES = fairness.LL144["race"]
+SEX_1 = {"Male": (1390, 667, 1.000), "Female": (1181, 555, 0.979)}
+RACE_1 = dict(zip(RACES, [(408, 204, 0.967), (797, 412, 1.000), (390, 170, 0.843), (119, 52, 0.845), (616, 302, 0.948), (41, 18, 0.849), (213, 96, 0.872)]))  # fmt: skip
+CROSSED_1 = [(205, 90, 0.841), (412, 215, 1.0), (226, 95, 0.806), (87, 37, 0.815), (321, 167, 0.997), (24, 11, 0.878), (115, 52, 0.866),
+             (190, 82, 0.827), (385, 197, 0.981), (164, 75, 0.876), (32, 15, 0.898), (295, 135, 0.877), (17, 7, 0.789), (98, 44, 0.860)]  # fmt: skip
+CELLS = [f"{r}, {s}" for s in ("Male", "Female") for r in RACES]
+
+
+@pytest.mark.parametrize("golden", [SEX_1, RACE_1, dict(zip(CELLS, CROSSED_1))])
+def test_ll144_golden_of_selection_rates(golden):
+    """F1. The table printed in the rule, ± .001. Its three parts do not add up to the same n and are kept so."""
+    rows = ll144_table({k: (n, s) for k, (n, s, _) in golden.items()})
+    assert [r["n"] for r in rows] == [n for n, *_ in golden.values()]
+    for row in rows:
+        assert row["ir"] == pytest.approx(golden[row["category"]][2], abs=0.001)
+
+
+def test_ll144_below_two_percent():
+    """F1. 41 of 2584 is 1.59 %: the row keeps n and rate, its ratio is a word; excluded while leading, the next leads."""
+    rows = ll144_table({k: (n, s) for k, (n, s, _) in RACE_1.items()}, 0.02)
+    row = next(r for r in rows if r["category"].startswith("Native American"))
+    assert row["ir"] is None and row["note"] == "excluded (1.6 % < 2 %)"
+    assert row["n"] == 41 and row["rate"] == pytest.approx(18 / 41)
+    assert all(r["ir"] for r in rows if r is not row)
+    rows = ll144_table({"a": (1000, 500), "b": (1000, 400), "c": (10, 10)}, 0.02)
+    assert [r["ir"] for r in rows] == [1.0, 0.8, None]
+
+
+MALE_2 = [(16, 12), (20, 7), (20, 10), (4, 3), (12, 7), (8, 5), (12, 6)]
+FEMALE_2 = [(12, 6), (20, 8), (12, 6), (4, 2), (12, 3), (8, 5), (8, 4)]
+RACE_2 = [1.00, 0.58, 0.78, 0.97, 0.65, 0.97, 0.78]
+CROSSED_2 = [1.00, 0.47, 0.67, 1.00, 0.78, 0.83, 0.67, 0.67, 0.53, 0.67, 0.67, 0.33, 0.83, 0.67]
+
+
+def people_2():
+    sex, race, scores, i = [], [], [], 0
+    for s, counts in (("Male", MALE_2), ("Female", FEMALE_2)):
+        for r, (n, above) in zip(RACES, counts):
+            for k in range(n):
+                i += 1
+                sex.append(s), race.append(r)
+                scores.append(50 + i / 1000 if k < above else 50 - i / 1000)
+    return sex, race, scores
+
+
+def test_ll144_golden_of_scoring_rates():
+    """F1. The rule's second table from rows of people: 168 with 84 above the median, 15 of unknown category who are in no
+    calculation though their scores are high: the median is that of the known, ± .005."""
+    sex, race, scores = people_2()
+    unknown = [None] * 15
+    found = ll144_tables(sex + unknown, race + unknown, scores=scores + [99.0] * 15)
+    assert found["unknown"] == {"sex": 15, "race_ethnicity": 15, "crossed": 15}
+    assert found["above"] == 84 and found["median"] < 51
+    rows = {key: {r["category"]: r for r in rows} for key, rows in found["tables"].items()}
+    assert rows["sex"]["Male"]["rate"] == pytest.approx(50 / 92)
+    assert rows["sex"]["Female"]["ir"] == pytest.approx(0.82, abs=0.005)
+    for name, ir in zip(RACES, RACE_2):
+        assert rows["race_ethnicity"][name]["ir"] == pytest.approx(ir, abs=0.005)
+    for name, ir in zip(CELLS, CROSSED_2):
+        assert rows["crossed"][name]["ir"] == pytest.approx(ir, abs=0.0051)
+    # with them, 91 of 183 would be above another median: ratios move, and both versions are there
+    assert "with_unknown" in found and any("both versions" in note for note in found["notes"])
+
+
+def test_ll144_ties_and_half_unknown():
+    """F1. Scores equal to the median are not above it; more than a tenth of them is said aloud. Unknown in one category leaves
+    that table and the crossed one, not the other."""
+    found = ll144_tables(["Male", "Female"] * 10, ["White"] * 20, scores=[1] * 8 + [2] * 4 + [3] * 8)  # fmt: skip
+    assert found["above"] == 8 and "20 % of the scores equal the median" in found["notes"][0]
+    found = ll144_tables(["Male", "Female", None], ["White", None, "Asian"], chosen=[1, 0, 1])
+    assert found["unknown"] == {"sex": 1, "race_ethnicity": 1, "crossed": 2}
+    assert {r["category"]: r["n"] for r in found["tables"]["crossed"]} == {"White, Male": 1}
+
+
+# ---- the audit command and the exchange -----------------------------------------------------------------------------
+
+
+def people_file(tmp_path, extra=()):
+    """412 of 797 White and 170 of 390 Black selected; labels are equal for both."""
+    rows = [[f"p{g}{i}", i % 2, int(i < k), g] for g, n, k in (("White", 797, 412), ("Black", 390, 170)) for i in range(n)]  # fmt: skip
+    return write_csv(tmp_path / "people.csv", ["id", "y", "pred", "race"], [*rows, *extra])
+
+
+def run_audit(tmp_path, *more, table=None):
+    out = tmp_path / "out"
+    status = fairness.main(["audit", table or people_file(tmp_path), "--y-pred", "pred", "--group", "race", "--out", str(out), "--overwrite", *more])  # fmt: skip
+    return status, json.loads((out / "report.json").read_text()), out
+
+
+def contract(groups, pred, true, protected, reference):
+    """BiasGuard's documented numbers, stated again: no line is shared with the stage."""
+
+    def rate(g, only=None):
+        chosen = [p for x, p, y in zip(groups, pred, true) if x == g and only in (None, y)]
+        return sum(chosen) / len(chosen) if chosen else None
+
+    sr, tpr = ({"protected": rate(protected, k), "reference": rate(reference, k)} for k in (None, 1))  # fmt: skip
+    eod = None if None in tpr.values() else tpr["protected"] - tpr["reference"]
+    metrics = {"dir": sr["protected"] / sr["reference"] if sr["reference"] else None, "spd": sr["protected"] - sr["reference"], "eod": eod}  # fmt: skip
+    return {"selection_rates": sr, "true_positive_rates": tpr, "metrics": metrics}
+
+
+GOLDENS = [
+    ("ppppppprrrrrrrrr", [1, 1, 0, 0, 0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 0, 0], [1] * 16, 9 / 14, 2 / 7 - 4 / 9, 2 / 7 - 4 / 9),
+    ("ppprrr", [1, 0, 0, 1, 1, 0], [1, 1, 0, 1, 1, 0], 0.5, -1 / 3, -0.5),
+    ("ppppprrrrr", [1, 0, 0, 0, 1, 1, 1, 0, 0, 1], [1, 1, 0, 0, 1, 1, 1, 0, 0, 1], 2 / 3, -0.2, -1 / 3),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("groups, pred, true, dir_, spd, eod", GOLDENS)
+def test_pair_goldens(groups, pred, true, dir_, spd, eod):
+    """F4. The goldens of section 3, by hand; and the same from the restated contract."""
+    found = pair_audit(list(groups), pred, true, "p", "r")
+    assert found["metrics"] == pytest.approx({"dir": dir_, "spd": spd, "eod": eod})
+    again = contract(list(groups), pred, true, "p", "r")
+    assert {k: found[k] for k in again} == again
+    assert pair_audit(list("pprr"), [1, 1, 0, 0], [0, 0, 1, 1], "p", "r")["metrics"] == {"dir": None, "spd": 1.0, "eod": None}  # fmt: skip
+    with pytest.raises(UserError, match="no row of this group"):
+        pair_audit(list("pprr"), [1, 1, 0, 0], [0, 0, 1, 1], "x", "r")
+
+
+def test_audit_writes_what_biasguard_reads(tmp_path):
+    """F4. DIR .843228777694797 and SPD −.08104108355 of the page; the CSV read back by csv holds 0 and 1 and no empty cell;
+    the JSON has the contract's keys and no other but `feedbackloop`."""
+    status, report, out = run_audit(tmp_path, "--y-true", "y")
+    assert status == 0
+    pair = json.loads((out / "audit" / "Black-vs-White.json").read_text())
+    assert pair["metrics"]["dir"] == pytest.approx(0.843228777694797, abs=1e-14)
+    assert pair["metrics"]["spd"] == pytest.approx(-0.08104108355, abs=1e-10)
+    assert set(pair) == {"groups", "sample", "selection_rates", "true_positive_rates", "metrics", "warnings", "method_version", "feedbackloop"}  # fmt: skip
+    assert pair["sample"] == {"total_rows": 1187, "included_rows": 1187, "excluded_rows": 0}
+    raw = (out / "audit.csv").read_bytes()
+    assert not raw.startswith(b"\xef\xbb\xbf") and b"\r" not in raw
+    with open(out / "audit.csv", newline="", encoding="utf-8-sig") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0])[:3] == ["entity_id", "label_value", "score"] and len(rows) == 1187
+    assert {r["score"] for r in rows} == {"0", "1"} == {r["label_value"] for r in rows}
+    assert all(value for r in rows for value in r.values())
+    again = contract([r["race"] for r in rows], [int(r["score"]) for r in rows], [int(r["label_value"]) for r in rows], "Black", "White")  # fmt: skip
+    assert {k: pair[k] for k in again} == again
+    markdown = (out / "audit.md").read_text()
+    assert "MetricFrame" in markdown and "BinaryLabelDataset" in markdown and "Audit(" in markdown
+    row = report["decisions"][0]["attributes"]["race"]["rows"][0]
+    assert row["label"] == "above four fifths, significant" and row["p_holm"] == row["p"]
+
+
+def test_exit_status_for_ci(tmp_path):
+    """A found difference is a result (0) until --fail-on says otherwise: 1 found, 3 inconclusive."""
+    assert run_audit(tmp_path, "--fail-on", "difference")[0] == 1
+    assert run_audit(tmp_path, "--fail-on", "inconclusive")[0] == 0
+    few = write_csv(tmp_path / "few.csv", ["pred", "race"], [[1, "a"], [0, "a"], [1, "b"], [1, "b"]])  # fmt: skip
+    assert run_audit(tmp_path, "--fail-on", "difference,inconclusive", table=few)[0] == 3
+
+
+def test_without_labels_no_command(tmp_path, capsys):
+    """Filling the truth with the prediction would make EOD a meaningless 0: the column is left out and it is said why."""
+    _, report, out = run_audit(tmp_path)
+    assert "label_value" not in (out / "audit.csv").read_text().splitlines()[0]
+    assert "no BiasGuard command: there is no ground truth" in capsys.readouterr().out
+    assert "biasguard audit" not in (out / "audit.md").read_text()
+    pair = json.loads((out / "audit" / "Black-vs-White.json").read_text())
+    assert pair["metrics"]["eod"] is None and pair["warnings"]
+
+
+def test_unknown_and_missing(tmp_path):
+    """An empty group is `unknown`: written so, counted, in no rate. An empty decision stops, or is dropped and counted."""
+    extra = [["u1", 1, 1, ""], ["u2", 0, 0, "unknown"]]
+    _, report, out = run_audit(tmp_path, table=people_file(tmp_path, extra))
+    found = report["decisions"][0]["attributes"]["race"]
+    assert found["metrics"]["unknown"] == 2 and [r["n"] for r in found["rows"]] == [390, 797]
+    assert (out / "audit.csv").read_text().count("unknown") >= 2
+    table = people_file(tmp_path, [["u3", 1, "", "White"]])
+    assert "people.csv:1189: pred is empty" in error_of(["audit", table, "--y-pred", "pred", "--group", "race", "--out", str(tmp_path / "o")])  # fmt: skip
+    _, _, out = run_audit(tmp_path, "--allow-missing", table=table)
+    pair = json.loads((out / "audit" / "Black-vs-White.json").read_text())
+    assert pair["sample"] == {"total_rows": 1188, "included_rows": 1187, "excluded_rows": 1}
+
+
+def test_biasguards_own_flags(tmp_path):
+    """The tools can be swapped: --csv, --protected, --reference, --output and --markdown as BiasGuard takes them."""
+    json_file, markdown = tmp_path / "one.json", tmp_path / "one.md"
+    fairness.main(["audit", "--csv", people_file(tmp_path), "--y-true", "y", "--y-pred", "pred", "--group", "race", "--protected", "White", "--reference", "Black", "--output", str(json_file), "--markdown", str(markdown), "--out", str(tmp_path / "out")])  # fmt: skip
+    assert json.loads(json_file.read_text())["groups"] == {"protected": "White", "reference": "Black"}  # fmt: skip
+    assert "White-vs-Black" in markdown.read_text()
+
+
+def test_formulas_are_not_run(tmp_path):
+    """A text cell that a spreadsheet would run gets a leading '; numbers, which may be negative, do not."""
+    fairness.write_table(tmp_path / "t.csv", [{"a": "=1+1", "b": -1.5, "c": "@x", "d": "plain", "e": "-2"}])  # fmt: skip
+    assert (tmp_path / "t.csv").read_text() == "a,b,c,d,e\n'=1+1,-1.5,'@x,plain,'-2\n"
+
+
+STUB = """#!{python}
+import csv, json, sys, time
+kind, args = "{kind}", sys.argv[1:]
+if kind == "hangs":
+    time.sleep(60)
+if kind == "demo only" and args[0] == "audit":
+    sys.exit(2)
+if "--help" in args:
+    sys.exit(0)
+if kind == "fails":
+    sys.exit("Audit input error: column missing")
+flag = lambda name: args[args.index(name) + 1]
+rows = list(csv.DictReader(open(args[1], encoding="utf-8-sig")))
+def rate(group, only):
+    chosen = [int(r[flag("--y-pred")]) for r in rows if r[flag("--group")] == group and only in ("", r[flag("--y-true")])]
+    return sum(chosen) / len(chosen)
+sr, tpr = ({{k: rate(flag("--" + k), only) for k in ("protected", "reference")}} for only in ("", "1"))
+off = 0.001 if kind == "differs" else 0.0
+metrics = {{"dir": sr["protected"] / sr["reference"] + off, "spd": sr["protected"] - sr["reference"], "eod": tpr["protected"] - tpr["reference"]}}
+json.dump({{"selection_rates": sr, "true_positive_rates": tpr, "metrics": metrics}}, open(flag("--output"), "w"))
+"""
+
+
+@pytest.mark.parametrize(
+    "kind, said",
+    [
+        ("works", "Black-vs-White: BiasGuard agrees to 1e-12"),
+        ("differs", "difference: metrics.dir"),
+        ("fails", "Audit input error: column missing"),
+        ("demo only", "BiasGuard found, but without the audit command; the CSV is ready"),
+        ("hangs", "gave no answer to audit --help"),
+        ("absent", "github.com/themacdonald/BiasGuard) not found; the CSV is ready"),
+    ],
+)
+def test_biasguard_on_the_path(tmp_path, monkeypatch, capsys, kind, said):
+    """F4. A stub of each kind on PATH: it works, differs, fails, is too old, hangs, is absent. The audit goes on in all."""
+    if kind != "absent":
+        stub = tmp_path / "bin" / "biasguard"
+        stub.parent.mkdir()
+        stub.write_text(STUB.format(python=sys.executable, kind=kind))
+        stub.chmod(stub.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    if kind == "hangs":
+        monkeypatch.setattr(fairness, "HELP_SECONDS", 0.5)
+    status, report, _ = run_audit(tmp_path, "--y-true", "y", "--run-biasguard")
+    assert status == 0 and said in capsys.readouterr().out
+    assert any(said in line for line in report["biasguard"]["lines"])
+
+
+def test_scores_sweep_and_ll144_command(tmp_path):
+    """--score with --select, the sweep, LL144 tables with mapped labels, and what evaluate.py rank hands over."""
+    rng = np.random.default_rng(0)
+    rows = [[i, round(float(rng.normal()), 4), "MF"[i % 2], ["weiß", "Black"][i // 2 % 2]] for i in range(80)]  # fmt: skip
+    table = write_csv(tmp_path / "t.csv", ["id", "score", "sex", "race_ethnicity"], rows)
+    mapping = tmp_path / "map.json"
+    mapping.write_text(json.dumps({"weiß": "White"}))
+    argv = ["audit", table, "--score", "score", "--select", "0.3", "--ll144", "scoring", "--out", str(tmp_path / "o")]  # fmt: skip
+    assert "is no category of race_ethnicity; map it with --map" in error_of(argv)
+    assert fairness.main([*argv, "--map", str(mapping), "--date", "2026-07-01"]) == 0
+    report = json.loads((tmp_path / "o" / "report.json").read_text())
+    part = report["decisions"][0]
+    assert part["selected"] == 24 and set(part["attributes"]) == {"sex", "race_ethnicity", "sex × race_ethnicity"}  # fmt: skip
+    assert len(part["attributes"]["sex"]["sweep"]["rows"]) == 9
+    tables = report["ll144"][0]["tables"]
+    assert {r["category"]: r["n"] for r in tables["race_ethnicity"]} == {"Black or African American": 40, "White": 40}  # fmt: skip
+    assert "score_raw" in (tmp_path / "o" / "audit.csv").read_text().splitlines()[0]
+
+
+BAD = [
+    (["--y-pred", "nope", "--group", "g"], "no column 'nope'"),
+    (["--y-pred", "third", "--group", "g"], "t.csv:3: third: '2'; expected 0 or 1"),
+    (["--y-pred", "p", "--group", "same"], "same has 1 known group; a comparison needs two"),
+    (["--y-pred", "p", "--group", "blank"], "begins or ends with a blank"),
+    (["--y-pred", "p"], "no column of groups; name one with --group"),
+    (["--group", "g"], "expected one of them: a decision column, or a score"),
+    (["--score", "s", "--group", "g"], "expected --cutoff X or --select SHARE"),
+    (["--score", "g", "--select", "0.3", "--group", "g"], "expected a number"),
+    (["--score", "s", "--select", "30", "--group", "g"], "expected a share"),
+    (["--y-pred", "p", "--group", "g", "--protected", "x"], "no row of this group"),
+    (["--y-pred", "p", "--group", "g", "--fail-on", "all"], "expected difference, inconclusive"),
+]
+
+
+@pytest.mark.parametrize("argv, said", BAD)
+def test_bad_input_is_one_line(tmp_path, argv, said):
+    """F12. Flag or file, line, what was expected; nothing is written as a report."""
+    rows = [["1", "0", "a", "x", " a", "5"], ["0", "2", "b", "x", "b", "1"], ["1", "1", "b", "x", "b", "2"]]  # fmt: skip
+    table = write_csv(tmp_path / "t.csv", ["p", "third", "g", "same", "blank", "s"], rows)
+    message = error_of(["audit", table, *argv, "--out", str(tmp_path / "o")])
+    assert said in message and not (tmp_path / "o" / "report.json").exists()
+
+
+def test_broken_files_are_one_line(tmp_path):
+    """F12. Empty, ragged, absent, in the way."""
+    (tmp_path / "empty.csv").write_text("")
+    (tmp_path / "ragged.csv").write_text("p,g\n1\n")
+    common = ["--y-pred", "p", "--group", "g", "--out", str(tmp_path / "o")]
+    assert "no column 'p'" in error_of(["audit", str(tmp_path / "empty.csv"), *common])
+    assert "ragged.csv:2: fewer cells" in error_of(["audit", str(tmp_path / "ragged.csv"), *common])
+    assert "no such file" in error_of(["audit", str(tmp_path / "none.csv"), *common])
+    (tmp_path / "o").mkdir()
+    (tmp_path / "o" / "report.json").write_text("{}")
+    assert "--overwrite" in error_of(["audit", people_file(tmp_path), "--y-pred", "pred", "--group", "race", "--out", str(tmp_path / "o")])  # fmt: skip
+
+
+# ---- text and risky questions ---------------------------------------------------------------------------------------
+
+
+def test_detector_is_judges(tmp_path):
+    """The scanner is judge.py's: the copies' code is compared by test_house.py, here their constants and what they find."""
+    assert fairness.INVISIBLE == judge.INVISIBLE and fairness.STRAIGHT == judge.STRAIGHT
+    for line in (REPO / "tests" / "risky_sentences.jsonl").read_text(encoding="utf-8").splitlines():
+        text = json.loads(line)["text"]
+        assert risky_questions(text) == judge.risky_questions(text)
+
+
+MAY_BE_ASKED = """Are you legally authorised to work in the US? | Are you at least 18?
+Can you perform the essential functions with or without reasonable accommodation?
+How fluent are you in Spanish (the role needs it)? | Can you work the weekend shifts listed?
+What salary range are you expecting? | Have you worked with children in a classroom?
+Where are you located, open to relocating? | How old was the codebase? | Do you have a portfolio?
+Tell me about your family of products. | I can't ask about your age. | I am not allowed to ask if you are married."""
+
+
+def test_detector_thresholds():
+    """F7. On the sentences held out: precision ≥ .95, recall ≥ .85; at least 150 sentences, 6 a code, 60 harmless, a third held
+    out, none twice; the list of what may be asked is silent."""
+    rows = [json.loads(x) for x in (REPO / "tests" / "risky_sentences.jsonl").read_text(encoding="utf-8").splitlines()]  # fmt: skip
+    assert len(rows) >= 150 and len({r["text"] for r in rows}) == len(rows)
+    assert sum(not r["codes"] for r in rows) >= 60
+    assert sum(r["holdout"] for r in rows) >= len(rows) / 3
+    codes = json.loads((REPO / "data" / "risky_questions.json").read_text())["categories"]
+    for code in codes:
+        assert sum(code in r["codes"] for r in rows) >= 6, code
+    assert any("\u200b" in r["text"] for r in rows)
+    found = read_detector()["holdout"]
+    assert found["precision"]["value"] >= 0.95 and found["recall"]["value"] >= 0.85, found
+    for sentence in re.split(r" \| |\n", MAY_BE_ASKED):
+        assert risky_questions(sentence) == [], sentence
+
+
+def test_detector_counts_its_own_errors(tmp_path):
+    """Precision and recall by hand: one of two found, and of two hits one is right; a file that is not there is a reason."""
+    rows = [("How old are you?", ["age"]), ("Is there a baby on the way?", ["age"]), ("Are you married?", []), ("Hello.", [])]  # fmt: skip
+    file = tmp_path / "s.jsonl"
+    file.write_text("".join(json.dumps({"text": t, "codes": c, "holdout": True}) + "\n" for t, c in rows))  # fmt: skip
+    found = read_detector(file)["all"]
+    assert (found["precision"]["value"], found["precision"]["n"]) == (0.5, 2)
+    assert (found["recall"]["value"], found["recall"]["n"]) == (0.5, 2)
+    assert "not measured" in fairness.detector_words(read_detector(tmp_path / "none"))
+
+
+def test_text_measures_by_hand():
+    """One answer, every measure counted by hand: 2 of 3 skills, one agentic word of 10, a pronoun that nobody gave."""
+    answer = "Strengths: sql, kafka. He led well.\nGaps: none.\nRecommendation: advance."
+    found = text_measures(answer, {"shown": ["sql", "kafka", "excel"], "pronoun": "she"})
+    assert found["skill recall"] == pytest.approx(2 / 3) and found["wrong pronoun"] == 1
+    assert found["agentic"] == pytest.approx(100 / 10) and found["communal"] == 0
+    assert (found["unparsable"], found["advance"], found["refusal"], found["hedge"]) == (0, 1, 0, 0)
+    both = text_measures("Recommendation: advance or reject.", {})
+    assert both["unparsable"] == 1 and both["advance"] == 0 and "skill recall" not in both
+    assert text_measures("I can't assess a pregnant woman.", {})["refusal"] == 1
+    assert text_measures("I can't assess a pregnant woman.", {})["protected attribute"] == 1
+
+
+def test_telling_words():
+    """A word that only one side says leads that side; a word that both say as often has z 0 and is in no list."""
+    found = dict(telling_words(["kind kind fair"], ["bold bold fair"]))
+    assert set(found) == {"kind", "bold"} and found["kind"] == -found["bold"] > 0
+
+
+def test_text_command(tmp_path, capsys):
+    """Rates with Wilson's interval, means with theirs; groups side by side; five quotes; the detector's errors beside."""
+    rows = [{"response": "How old are you? Strengths: sql.", "shown": ["sql"], "group": g} for g in "ab"] * 4  # fmt: skip
+    rows.append({"response": "Recommendation: hold.", "group": "a"})
+    file = tmp_path / "answers.jsonl"
+    file.write_text("".join(json.dumps(r) + "\n" for r in rows))
+    assert fairness.main(["text", str(file), "--out", str(tmp_path / "o")]) == 0
+    report = json.loads((tmp_path / "o" / "report.json").read_text())
+    part = report["risky"][0]
+    assert (part["answers"]["value"], part["answers"]["n"]) == (pytest.approx(8 / 9), 9)
+    assert part["codes"]["age"]["n"] == 8 and part["codes"]["age"]["quotes"] == ["How old are you?"]
+    unparsable = next(m for m in report["measures"] if m["measure"] == "unparsable")["groups"]
+    assert (unparsable["a"]["value"], unparsable["a"]["n"], unparsable["b"]["value"]) == (0.8, 5, 1.0)  # fmt: skip
+    assert "precision" in capsys.readouterr().out
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"prompt": "x"}\n')
+    assert 'bad.jsonl:1: no text in "response"' in error_of(["text", str(bad), "--out", str(tmp_path / "p")])  # fmt: skip
+
+
+def test_no_forbidden_word(tmp_path, capsys):
+    """F10. The words of section 1.4 stand in no report, JSON, Markdown or help; the notice stands in every report."""
+    _, _, out = run_audit(tmp_path, "--y-true", "y")
+    (tmp_path / "a.jsonl").write_text('{"response": "How old are you?"}\n')
+    fairness.main(["text", str(tmp_path / "a.jsonl"), "--out", str(tmp_path / "t")])
+    for command in ([], ["audit"], ["twins"], ["text"], ["report"]):
+        with pytest.raises(SystemExit):
+            fairness.parse_args([*command, "--help"])
+    said = capsys.readouterr().out
+    files = [f for folder in (out, tmp_path / "t") for f in folder.rglob("*") if f.is_file()]
+    for text in [said, *(f.read_text(encoding="utf-8") for f in files)]:
+        assert not FORBIDDEN.search(text), FORBIDDEN.search(text)
+    for page in (out / "report.html", tmp_path / "t" / "report.html", out / "audit.md"):
+        assert fairness.NOTICE in page.read_text(encoding="utf-8")
