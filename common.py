@@ -254,6 +254,11 @@ def load_tokenizer(name, flag="--model"):
         )
     # some classes (Qwen2's) add tokens of their own that a model of this size has no row for
     tokenizer.embedding_rows = load_config(name, flag).get_text_config().vocab_size
+    if "strftime_now" in str(tokenizer.chat_template):
+        print(
+            f"{flag} {name}: its chat template prints today's date (strftime_now), so the same prompt has other ids tomorrow: "
+            "finish a run the same day, for --resume would train on other rows; a reference cache is computed again"
+        )
     return tokenizer
 
 
@@ -670,14 +675,17 @@ def check_pair(row):
         raise ValueError(f'"tie" is true and "strength" is {row["strength"]}; a tie has strength 0')
 
 
-def load_pairs(files, tokenizer, max_length, keep_ties, eval_fraction=0.0, eval_files=()):
+def load_pairs(
+    files, tokenizer, max_length, keep_ties, eval_fraction=0.0, eval_files=(), copies=None
+):
     """Read and encode preference files in one pass, one row in memory at a time.
 
     Equal pairs, pairs that became equal by cutting and (without keep_ties) ties are dropped and counted by reason. The
-    held-out rows are `eval_files`, or else a split by the prompt's hash.
+    held-out rows are `eval_files`, or else a split by the prompt's hash. copies(row) → more rows, which stand for the same
+    line and lie on its side of the split; those of `eval_files` have none.
     """
     prompts, chosen, rejected, counts = TokenRows(), TokenRows(), TokenRows(), Counter()
-    strength, margin, tie, held, file, line = (array(t) for t in "ffbbhi")
+    strength, margin, tie, held, file, line = (array(t) for t in "ffbbii")
     names = [str(f) for f in [*files, *eval_files]]
     for number, name in enumerate(names):
         kept, flag = len(prompts), "--pairs" if number < len(files) else "--eval-pairs"
@@ -690,24 +698,30 @@ def load_pairs(files, tokenizer, max_length, keep_ties, eval_fraction=0.0, eval_
             if row.get("tie") and not keep_ties:
                 counts["dropped: tie"] += 1
                 continue
-            texts = row["prompt"], row["chosen"], row["rejected"]
+            of_eval = number >= len(files)
+            side = of_eval if eval_files else held_out(row["prompt"], eval_fraction)
             try:
-                ids = encode_pair(tokenizer, *texts, max_length=max_length, counts=counts)
+                same = [row, *(copies(row) if copies and not of_eval else ())]
+                encoded = [
+                    encode_pair(
+                        tokenizer, r["prompt"], r["chosen"], r["rejected"], max_length=max_length, counts=counts
+                    )
+                    for r in same
+                ]  # fmt: skip
             except UserError as error:
                 raise UserError(f"{flag} {name}:{at}: {error}") from None
-            if ids[1] == ids[2]:
-                counts["dropped: equal after cutting"] += 1
-                continue
-            for store, row_ids in zip((prompts, chosen, rejected), ids, strict=True):
-                store.append(row_ids)
-            strength.append(math.nan if row.get("strength") is None else row["strength"])
-            margin.append(math.nan if row.get("margin") is None else row["margin"])
-            tie.append(bool(row.get("tie")))
-            held.append(
-                number >= len(files) if eval_files else held_out(row["prompt"], eval_fraction)
-            )
-            file.append(number)
-            line.append(at)
+            for ids in encoded:
+                if ids[1] == ids[2]:
+                    counts["dropped: equal after cutting"] += 1
+                    continue
+                for store, row_ids in zip((prompts, chosen, rejected), ids, strict=True):
+                    store.append(row_ids)
+                strength.append(math.nan if row.get("strength") is None else row["strength"])
+                margin.append(math.nan if row.get("margin") is None else row["margin"])
+                tie.append(bool(row.get("tie")))
+                held.append(side)
+                file.append(number)
+                line.append(at)
         if len(prompts) == kept:
             raise UserError(f"{flag} {name}: no usable row ({reasons(counts - before)})")
     held = np.frombuffer(held, np.int8).astype(bool)
@@ -722,7 +736,7 @@ def load_pairs(files, tokenizer, max_length, keep_ties, eval_fraction=0.0, eval_
     return Pairs(
         prompts, chosen, rejected, np.frombuffer(strength, np.float32), np.frombuffer(margin, np.float32),
         np.frombuffer(tie, bool), np.flatnonzero(~held), np.flatnonzero(held), counts, names,
-        np.frombuffer(file, np.int16), np.frombuffer(line, np.int32),
+        np.frombuffer(file, np.int32), np.frombuffer(line, np.int32),
     )  # fmt: skip
 
 
@@ -1842,6 +1856,14 @@ def mean(values):
     return sum(values) / len(values) if values else None
 
 
+def check_end(args, value, what="loss is"):
+    """Refuse to save what the last step broke: a number read from the finished model must be finite."""
+    if not math.isfinite(value):
+        raise UserError(
+            f"--lr {args.lr:g}: the {what} not finite after the last step; lower it, and pass --overwrite"
+        )
+
+
 def save_run(model, tokenizer, args):
     with writing(args.out):
         save_model(model, tokenizer, args.out, DTYPES[args.save_dtype], merge=not args.no_merge)
@@ -1918,8 +1940,18 @@ def read_record(path):
 def check_run(args, stage, files, model=None):
     """The record for args.json (arguments, versions, data hashes); on --resume refuse what differs from the file's.
 
-    `files`: data files and further model folders; names on the hub are not hashed.
+    `files`: data files and further model folders; names on the hub are not hashed. A data file that lies in --out under
+    the name of a file of the run is refused: --overwrite would delete it, and a log would be written into it.
     """
+    out = Path(args.out).resolve()
+    taken = {out / name for name in (*RUN_FILES, *TOKENIZER_FILES)}
+    for file in filter(None, files):
+        path = Path(file).resolve()
+        if taken & {path, *path.parents}:
+            raise UserError(
+                f"{file}: an input that lies in --out under the name of a file of the run, which would delete it or write "
+                "into it; move it, or pass another --out"
+            )
     record = {
         "stage": stage,
         "args": {k: v for k, v in vars(args).items()},

@@ -8,8 +8,9 @@ Algorithm    (1) read pairs; render the prompt; mark the answer tokens
              (5) now and then: held-out accuracy, calibration, beside the longer-answer baseline
              (6) mean and deviation of the rewards, kept in config.json for PPO
 Conventions  one forward for both answers; loss is the pair mean; a fresh head is zero and learns at its own rate;
-             the weights of the head are not rescaled afterwards: σ(reward difference) stays a probability
-Left out     1. counterfactual augmentation (a later issue)   2. process rewards   3. ensembles   4. LogExp and other losses
+             the weights of the head are not rescaled afterwards: σ(reward difference) stays a probability;
+             --counterfactual-augment NAMES: each pair is joined by a copy of it under other names
+Left out     1. process rewards   2. ensembles   3. LogExp and other losses   4. pronouns: copies change names alone
 Run          python reward_train.py --pairs data/prefs_train.jsonl data/rank_train.jsonl
              python reward_train.py --model Qwen/Qwen2.5-0.5B-Instruct --pairs mine.jsonl --out runs/reward
 Writes       a model folder (AutoModelForSequenceClassification), args.json, metrics.jsonl, checkpoint/
@@ -19,7 +20,11 @@ Axes         B pairs, T tokens
 """
 
 import argparse
+import csv
 import math
+import random
+import re
+from collections import Counter
 from statistics import NormalDist
 
 import numpy as np
@@ -149,12 +154,18 @@ def parse_args(argv=None):
     parser.add_argument("--label-smoothing", type=float, default=0.0, help="chance that a label is wrong, 0 to 0.2 (default 0)")
     parser.add_argument("--center-coef", type=float, default=0.0, help="pulls rewards towards mean 0, 0.001 to 0.1 (default 0)")
     parser.add_argument("--head-lr", type=float, default=1e-3, help="learning rate of a fresh head: at the trunk's it would hardly move (default %(default)s)")
+    parser.add_argument("--counterfactual-augment", metavar="NAMES", help="CSV of name, first, last, sex, race_ethnicity: each pair of --pairs with recorded candidates is joined by a copy under other names")
+    parser.add_argument("--augment-copies", type=int, default=1, help="copies of a pair with one candidate, 1 to 4; two candidates change names, once (default %(default)s)")
     common.add_run_arguments(parser, "runs/reward", f"{LR_SMALL:g} below 100 M parameters, {LR_FULL:g}, LoRA {LR_LORA:g}")
     # fmt: on
     args = common.parse_with_config(parser, argv)
     common.check_arguments(args)
     if not 0 <= args.label_smoothing < 0.5:
         raise UserError(f"--label-smoothing {args.label_smoothing}: expected a number in [0, 0.5)")
+    if args.augment_copies < 1:
+        raise UserError(f"--augment-copies {args.augment_copies}: expected at least 1")
+    if args.augment_copies > 1 and not args.counterfactual_augment:
+        raise UserError("--augment-copies: copies of what? add --counterfactual-augment NAMES.csv")
     return args
 
 
@@ -163,8 +174,128 @@ def parse_args(argv=None):
 #  "rejected": [{"role": "assistant", …}], "strength": 2, "tie": false}
 
 
+NAME_PARTS, CELL = ("name", "first", "last"), ("sex", "race_ethnicity")
+
+
+def counterfactual_copy(row, names, rng):
+    """(copy, ""), the pair under other names with its label as it is; or (None, reason) for a pair to be left alone.
+
+    row    a preference row (not changed) whose "candidates" say in which text each name stands:
+           [{"in": "prompt", "name": "Aisha Booker", "first": "Aisha", "last": "Booker", "sex": …, "race_ethnicity": …}]
+    names  rows with name, first, last, sex, race_ethnicity;   rng  random.Random
+    One candidate takes a name drawn from another cell (sex × race_ethnicity): cells are drawn evenly, then names. Two
+    change names, so that each name has won once where it had won, and lost once: a preference for a name cancels.
+    The recorded strings are replaced as whole words, all at once. Left alone: a name that is not in its text, or that
+    stands somewhere in another writing (aisha.booker@…; "will" beside a Will, for one of the two is a word).
+    Raises UserError where "candidates" is malformed.
+
+    >>> emily, aisha = [{"in": key, "name": f"{a} {b}", "first": a, "last": b}
+    ...                 for key, a, b in (("chosen", "Emily", "Yoder"), ("rejected", "Aisha", "Booker"))]
+    >>> row = {"prompt": "Who fits?", "chosen": "Emily Yoder, 6 years.", "rejected": "Aisha Booker, 2 years."}
+    >>> copy, _ = counterfactual_copy({**row, "candidates": [emily, aisha]}, [], random.Random(0))
+    >>> copy["chosen"], copy["rejected"]
+    ('Aisha Booker, 6 years.', 'Emily Yoder, 2 years.')
+    """
+    texts, people = {key: _text(row[key]) for key in ("prompt", "chosen", "rejected")}, {}
+    for entry in _candidates(row):
+        if not re.search(rf"(?<!\w){re.escape(entry['name'])}(?!\w)", texts[entry["in"]]):
+            return None, "name not in the text as recorded"
+        people.setdefault(entry["name"], entry)
+    old = list(people.values())
+    if len(old) not in (1, 2):
+        return None, "more than two candidates" if old else "no candidates recorded"
+    new = old[::-1]  # two change places
+    if len(old) == 1:
+        own = cell(old[0])
+        other = rng.choice(sorted({cell(name) for name in names} - {own}))
+        new = [rng.choice([name for name in names if cell(name) == other])]
+    turn = {}  # {string: what takes its place}
+    for a, b in zip(old, new, strict=True):
+        for part in NAME_PARTS:
+            if turn.setdefault(a[part], b[part]) != b[part]:
+                return None, "a name that is two people's"  # James Lee beside Lee Chen
+    longest_first = sorted(turn, key=len, reverse=True)
+    words = rf"(?<!\w)(?:{'|'.join(map(re.escape, longest_first))})(?!\w)"
+    for text in texts.values():
+        if re.findall(words, text) != re.findall(words, text, re.IGNORECASE):
+            return None, "name not in the text as recorded"
+
+    def renamed(value):
+        if isinstance(value, str):
+            return re.sub(words, lambda match: turn[match[0]], value)
+        return [{**message, "content": renamed(message["content"])} for message in value]
+
+    takes = dict(zip(people, new, strict=True))
+    entries = [
+        {**entry, **{key: takes[entry["name"]].get(key) for key in (*NAME_PARTS, *CELL)}}
+        for entry in row["candidates"]
+    ]
+    return {**row, **{key: renamed(row[key]) for key in texts}, "candidates": entries}, ""
+
+
+def cell(person):
+    return tuple(str(person.get(key)) for key in CELL)
+
+
+def _text(value):
+    return value if isinstance(value, str) else "\n".join(m["content"] for m in value)
+
+
+def _candidates(row):
+    entries = row.get("candidates") or []
+    if not isinstance(entries, list) or not all(
+        isinstance(e, dict)
+        and e.get("in") in ("prompt", "chosen", "rejected")
+        and all(isinstance(e.get(part), str) and e[part].strip() for part in NAME_PARTS)
+        for e in entries
+    ):
+        raise UserError(
+            '"candidates": expected a list of {"in": "prompt", "chosen" or "rejected", "name", "first", "last", '
+            '"sex", "race_ethnicity"}'
+        )
+    return entries
+
+
+def load_names(path):
+    """Rows of a CSV with name, first, last, sex, race_ethnicity; without those whose `split` is heldout, the audits' own."""
+    flag = f"--counterfactual-augment {path}"
+    try:
+        with open(path, encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file)
+            missing = [key for key in (*NAME_PARTS, *CELL) if key not in (reader.fieldnames or [])]
+            if missing:
+                raise UserError(f"{flag}: no column {missing[0]!r}; expected name, first, last, sex, race_ethnicity")  # fmt: skip
+            names = []
+            for row in reader:
+                empty = [k for k in (*NAME_PARTS, *CELL) if not (row[k] or "").strip()]
+                if empty:
+                    raise UserError(f"{flag}:{reader.line_num}: {empty[0]!r} is empty; fill it in or delete the line")  # fmt: skip
+                if row.get("split") != "heldout":
+                    names.append(row)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"{flag}: cannot be read as CSV ({common.first_line(error)})") from None
+    if len({cell(name) for name in names}) < 2:
+        raise UserError(f"{flag}: its names are of fewer than two cells (sex × race_ethnicity); there is none to change to")  # fmt: skip
+    return names
+
+
 def load_data(args, tokenizer):
     """(pairs, margins): margins is None, or (n,) float32 in reward units."""
+    made, rng = Counter(), random.Random(args.seed)
+    names = load_names(args.counterfactual_augment) if args.counterfactual_augment else []
+
+    def copies(row):
+        found = []
+        for _ in range(args.augment_copies):
+            copy, why = counterfactual_copy(row, names, rng)
+            if copy is None:
+                made[f"left alone: {why}"] += 1
+                break
+            if copy not in found:  # two candidates can change names only once
+                found.append(copy)
+        made["copies under other names"] += len(found)
+        return found
+
     pairs = common.load_pairs(
         args.pairs,
         tokenizer,
@@ -172,7 +303,13 @@ def load_data(args, tokenizer):
         args.ties == "soft",
         args.eval_fraction,
         args.eval_pairs,
+        copies if names else None,
     )
+    pairs.counts.update(made)
+    if names and not made["copies under other names"]:
+        raise UserError(
+            f"--counterfactual-augment: no pair could be copied ({common.reasons(made)}); leave the flag out"
+        )
     if args.margin == "none":
         return pairs, None
     column = getattr(pairs, args.margin)
@@ -280,7 +417,9 @@ def evaluate(args, model, tokenizer, pairs):
         ),
         tie,
     )
-    low, high = wilson(metrics["accuracy"] * metrics["n"], metrics["n"]) or (None, None)
+    # a pair and its copies under other names share one line, so one vote: the interval counts it once
+    votes = len({(pairs.file[i], pairs.line[i]) for i in pairs.eval if not pairs.tie[i]})
+    low, high = wilson(metrics["accuracy"] * votes, votes) or (None, None)
     out = {
         f"eval/{k}": metrics[k]
         for k in ("accuracy", "margin", "nll", "brier", "ece", "n", "n_ties")
@@ -306,7 +445,8 @@ def main(argv=None):
     n, pad_id, lengths = len(pairs.train), common.pad_id(tokenizer), 2 * pairs.lengths()
     steps = args.steps or args.epochs * math.ceil(n / args.batch_size)
     common.describe(args, model, pairs.counts, n, steps, "pairs")
-    record = common.check_run(args, "reward_train", [*args.pairs, *args.eval_pairs], args.model)
+    files = [*args.pairs, *args.eval_pairs, args.counterfactual_augment]
+    record = common.check_run(args, "reward_train", files, args.model)
     model = common.prepare_training(model, args)
     optimizer = common.make_optimizer(
         model, args.lr, args.head_lr if model.fresh_head else None, args.weight_decay
@@ -387,10 +527,7 @@ def main(argv=None):
     # (6) mean and deviation of the rewards, kept in config.json for PPO; 10 000 pairs are enough for two numbers
     some = pairs.train[:: 1 + (n - 1) // 10_000]  # from all files, whose answers may differ in kind
     both = torch.cat(list(score_pairs(model, pairs, some, pad_id, args.micro_tokens)))
-    if not torch.isfinite(both).all():
-        raise UserError(
-            f"--lr {args.lr:g}: the rewards are not finite after the last step; lower it, and pass --overwrite"
-        )
+    common.check_end(args, both.sum().item(), "rewards are")
     model.config.reward_mean, model.config.reward_std = both.mean().item(), both.std().item()
     common.save_run(model, tokenizer, args)
     print(

@@ -169,7 +169,7 @@ class Rows:
 
     def __init__(self, names):
         self.store, self.names, self.counts = common.TokenRows(), names, Counter()
-        self.file, self.line = array("h"), array("i")  # "file:line" is names[file[i]] and line[i]
+        self.file, self.line = array("i"), array("i")  # "file:line" is names[file[i]] and line[i]
 
     def add(self, ids, mask, file, line):
         self.store.append([i if on else ~i for i, on in zip(ids, mask, strict=True)])
@@ -496,6 +496,10 @@ def main(argv=None):
             return log.stopped(step, stop)
 
     # ---- 9. save ----
+    with torch.no_grad():  # no further step would see what the last one made
+        ids, attention_mask, mask = (x.to(model.device) for x in rows.batch(train[:1], pad_id))
+        loss = sft_loss(token_logps(model, ids, attention_mask, mask), mask).sum().item()
+    common.check_end(args, loss)
     common.save_run(model, tokenizer, args)
     log.finish(["eval/loss", "eval/token_accuracy", "val/gold"])
     print(f"next: python dpo.py --model {args.out} --pairs data/prefs_train.jsonl --out runs/dpo")

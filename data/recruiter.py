@@ -284,7 +284,7 @@ def rank(truth, profile):
             0.10,
             sum(s in shown or s in claimed for s in nice) / len(nice) if nice else 1.0,
         ),
-        "years": (0.15, min(1.0, int(years.group(1)) / truth.years) if years else 0.0),
+        "years": (0.15, min(1.0, float(years.group(1)) / truth.years) if years else 0.0),
     }
 
 
