@@ -1481,10 +1481,15 @@ input[type=checkbox] { accent-color: var(--main); width: 1rem; height: 1rem; mar
 #choices { display: grid; gap: .75rem; }
 #choices button { flex: 1 1 5rem; padding: .375rem .25rem; }
 #steps { display: flex; justify-content: space-between; padding-top: .5rem; }
+nav, #skip { margin-right: -.625rem; }  /* the words of quiet buttons stand in line with the cards */
+#undo { margin-left: -.625rem; }
 body:not(.reading) #steps { max-width: 44rem; margin: -1rem auto 0; }
 #banner { width: calc(100% - 2.5rem); max-width: 73.5rem; margin: 0 auto .75rem; padding: .5rem 1.25rem; background: var(--warn); border-radius: .75rem; display: flex; flex-wrap: wrap; align-items: center; gap: .5rem 1rem; }
 dialog { width: min(42rem, 92vw); max-height: 86vh; border: 1px solid var(--line); border-radius: .75rem; background: var(--card); color: var(--ink); padding: 1.5rem; }
 dialog::backdrop { background: rgb(0 0 0 / .45); }
+dialog[open] { display: flex; flex-direction: column; }
+#guidelines .words { flex: 1; min-height: 0; }  /* title and button stay in sight */
+#guidelines form, #guidelines h2 { flex: none; }
 dialog h2, dialog .words, dialog table, dialog p { margin-bottom: 1rem; }
 th { text-align: left; font-weight: 400; padding: .125rem 1.5rem .125rem 0; }
 th kbd { margin: 0 .25rem 0 0; }
@@ -1507,8 +1512,7 @@ th kbd { margin: 0 .25rem 0 0; }
   #prompt-card .words { max-height: 34vh; }
   #choices { grid-template-columns: 3fr 2fr 3fr; gap: 1.5rem; }
   #choices legend { text-align: center; }
-  #why { display: flex; gap: 1.5rem; }
-  #why .field { flex: 1 1 14rem; }
+  #why { grid-template-columns: 1fr minmax(14rem, 20rem); gap: 1.5rem; }
 }
 @media (min-width: 48rem) and (min-height: 43rem) {  /* the buttons stay where they are, whatever the answers' length */
   body.reading { height: 100vh; display: flex; flex-direction: column; }
@@ -1647,8 +1651,9 @@ function show(data, said) {
     void document.body.offsetWidth;  // restarts the fade
     document.body.classList.add("fresh");
   } else {
-    $("numbers").textContent = "You compared " + (mine.done - counts.skip) + " pairs: " + counts.decided + " decided, "
-      + counts.tie + " ties, " + counts.both_bad + " with both bad. You skipped " + counts.skip + ".";
+    const pairs = mine.done - counts.skip;
+    $("numbers").textContent = "You compared " + pairs + (pairs === 1 ? " pair: " : " pairs: ") + counts.decided + " decided, "
+      + counts.tie + (counts.tie === 1 ? " tie, " : " ties, ") + counts.both_bad + " with both bad. You skipped " + counts.skip + ".";
     $("waiting").textContent = data.waiting ? data.waiting + " more are being read by others and may come back to you." : "Nothing is left for you. Every vote is saved.";
     view("end", "Thank you, " + name);
   }

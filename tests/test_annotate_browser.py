@@ -212,7 +212,7 @@ def test_a_session_by_keyboard(keyboard_session):
     what was pressed, and the console stays silent."""
     folder, errors, numbers = keyboard_session
     assert errors == []
-    assert numbers == "You compared 9 pairs: 7 decided, 1 ties, 1 with both bad. You skipped 1."
+    assert numbers == "You compared 9 pairs: 7 decided, 1 tie, 1 with both bad. You skipped 1."
     events = log_of(folder)
     assert [e["event"] for e in events] == ["vote"] * 3 + ["undo"] + ["vote"] * 4 + ["skip"] + [
         "vote"
@@ -537,6 +537,7 @@ def test_layout(serve, open_page):
         left, right = (desk.page.evaluate(box, f".card:has(#{side})") for side in ("left", "right"))
         assert (left[1], left[2], left[3]) == (right[1], right[2], right[3]) and left[0] < right[0]
         places.append(desk.page.evaluate(box, "#choices"))
+        assert desk.page.evaluate(box, "#comment")[2] >= 300  # room for a sentence
         assert places[-1][1] + places[-1][3] < 800  # in sight without scrolling
         fonts = {
             desk.page.evaluate(f"getComputedStyle(document.getElementById('{s}')).font")
@@ -549,6 +550,25 @@ def test_layout(serve, open_page):
     assert left[1] + left[3] < right[1] and left[0] == right[0]
     small = "(least) => [...document.querySelectorAll('main button, header button, #reasons label')].filter(e => e.offsetHeight && e.offsetHeight < least).map(e => e.textContent)"
     assert phone.page.evaluate(small, 43) == [] and desk.page.evaluate(small, 24) == []
+
+
+def test_guidelines_open_at_their_start(serve, open_page, tmp_path):
+    """A long text in the panel scrolls inside: title and button are in sight, on a phone as on a desk. Where the panel as a whole
+    scrolled, the focus on its text pushed the title out, and the way out was below the edge."""
+    (tmp_path / "guide.md").write_text("A rule of one line.\n" * 80, encoding="utf-8")
+    server = serve(item_rows(2), "--guidelines", str(tmp_path / "guide.md"))
+    for view in ("phone", "200 % zoom", "desk"):
+        page = open_page(server, **VIEWS[view]).start(view.split()[0].strip(",")).page
+        page.click("#show-guidelines")
+        height = VIEWS[view]["viewport"]["height"]
+        for part in ("#guidelines-title", "#guidelines form button"):
+            box = page.locator(part).bounding_box()
+            assert box["y"] >= 0 and box["y"] + box["height"] <= height, (view, part, box)
+        panel = page.locator("#guidelines").bounding_box()
+        assert page.locator("#guidelines-title").bounding_box()["y"] >= panel["y"]
+        assert page.evaluate("document.getElementById('guidelines-text').scrollTop") == 0
+        page.click("#guidelines form button")
+        assert page.is_hidden("#guidelines")
 
 
 def test_names_for_a_screen_reader(serve, open_page):

@@ -202,6 +202,15 @@ def test_items_count_alike():
     assert report_of(events, key_of([False, False]))["comparison"]["win_rate"]["value"] == 0.5
 
 
+def test_the_interval_is_about_the_same_mean():
+    """Twenty items that five people gave to A, twenty that one person gave to B: over items ½, over votes .83. The bootstrap must
+    resample the former: its upper end stays far below .83."""
+    events = [event(n, "a", f"rater{k}") for n in range(20) for k in range(5)]
+    events += [event(20 + n, "b", f"rater{n % 5}") for n in range(20)]
+    rate = report_of(events, key_of([False] * 40))["comparison"]["win_rate"]
+    assert rate["value"] == 0.5 and rate["low"] > 0.25 and rate["high"] < 0.75
+
+
 def test_people_differ_too():
     """Half of the people like A everywhere, half like B everywhere: another four people might say anything. With items alone
     resampled the interval would be the point ½; with annotators too it is wide."""
@@ -244,8 +253,8 @@ def test_the_interval_covers():
 
 
 def test_length_is_told_apart():
-    """A wins where it is longer and loses where it is shorter, 12 to 8: the raw rate is .6, at equal length it is ½ or below; the
-    signs come from the key's tokens (A's first), whatever the sides."""
+    """A wins where it is longer and loses where it is shorter, 12 to 8: the raw rate is .6, at equal length it is ½ or below; in
+    every item the key's tokens are A's first, whatever its coin and its sides."""
     key, events = key_of([n % 2 == 0 for n in range(20)]), []
     for n in range(20):
         longer = n < 12
