@@ -5,7 +5,7 @@ Algorithm    (1) rollout: G episodes from each of P seeds, all live ones take a 
              (2) reward: the environment's own, RULER's, or both; an episode that raised has none
              (3) advantages: reward − mean of the group; every turn of an episode carries the same one
              (4) update: clipped policy gradient over the policy's own tokens, the environment's are context
-             (5) now and then: held-out seeds, greedy, beside the baselines; the alarms of watch.py
+             (5) now and then: held-out seeds, beside the baselines; the alarms of watch.py
 Conventions  an action is a token that the policy sampled, end of turn included; the episodes of a group meet the same
              seed and are neighbours: episode g of seed p stands at p·G + g; training, validation and test seeds are disjoint
 Left out     1. a value for each turn: all turns share the episode's advantage   2. tools and parallel calls
@@ -21,6 +21,7 @@ Axes         P seeds, G episodes a seed, N = P·G, S turns, T tokens
 
 import argparse
 import collections
+import functools
 import json
 import math
 import random
@@ -43,6 +44,7 @@ LR_SMALL, LR_FULL, LR_LORA = 3e-4, 1e-6, 4e-5
 SCALES, TURN_NORMS = ("center", "std", "batch", "loo"), ("token", "turn", "trajectory")
 REWARDS = ("env", "ruler")
 VAL_SEEDS, TEST_SEEDS = 10**9, 2 * 10**9  # training seeds are drawn below 10⁹
+EPOCH = 40  # steps: seeds have no end, so --epochs needs a unit
 
 
 # ---- 3. the math ----
@@ -179,7 +181,7 @@ def parse_args(argv=None):
     parser.add_argument("--groups-per-batch", type=int, default=8, help="seeds a step, 4 to 64 (default %(default)s)")
     parser.add_argument("--num-substeps", type=int, default=1, help="optimiser steps a rollout, of whole groups (default %(default)s)")
     parser.add_argument("--temperature", type=float, default=1.0, help="of rollout and update alike (default %(default)s)")
-    parser.add_argument("--eval-temperature", type=float, default=0.0, help="of validation, 0 = greedy (default %(default)s)")
+    parser.add_argument("--eval-temperature", type=float, default=1.0, help="of validation and test, 0 = greedy; 1 measures what is trained: the bundled base, greedy, is a good interviewer before any training (default %(default)s)")
     parser.add_argument("--max-new-tokens", type=int, default=96, help="longest turn, in tokens (default %(default)s)")
     parser.add_argument("--scale", choices=SCALES, default="center", help="advantage: reward − mean of the group; std divides by its deviation, batch by that of the step, loo takes the mean of the others (default %(default)s)")
     parser.add_argument("--turn-norm", choices=TURN_NORMS, default="token", help="what weighs the same in the loss: tokens, turns of an episode, or episodes (default %(default)s)")
@@ -200,7 +202,6 @@ def parse_args(argv=None):
     judges.add_judge_arguments(parser)
     watch.add_watch_arguments(parser)
     common.add_run_arguments(parser, "runs/grpo_agent", f"{LR_SMALL:g} below 100 M parameters, {LR_FULL:g}, LoRA {LR_LORA:g}", batch_size=None, eval_every=5, save_every=10)
-    parser.set_defaults(steps=60)
     # fmt: on
     args = common.parse_with_config(parser, argv)
     common.check_arguments(args)
@@ -346,7 +347,9 @@ def play(envs, seeds, act):
                     t.metrics["turns"] = turns
                     message, reward, done, info = env.step(text)
                     note(t, reward, info)
-                    if message is not None and not done:
+                    if not done:
+                        if message is None:
+                            raise ValueError("step gave no message, and the episode is not done")
                         t.messages_and_choices.append(dict(message))
                 if not done and (text is None or turns >= env.max_turns):
                     done = True
@@ -614,7 +617,7 @@ def faults_of_bank(bank):
     wrong += [f"reply {text!r} has the key {key.strip()!r}" for text in others for _, key in keys if key in words(text)]  # fmt: skip
     for kind, templates in bank["templates"].items():
         for template in templates if kind != "risky" else ():
-            for i in range(len(names)):
+            for i in range(len(names)) if "{c}" in template else (0,):
                 slots = dict(zip("cde", (names + names)[i : i + 3]))
                 turn = read_turn(bank, template.format(**slots))
                 named = [slots[x] for x in "cde" if f"{{{x}}}" in template]
@@ -870,18 +873,21 @@ def load_models(args):
     return model, reference, tokenizer, scaler
 
 
+def seen(messages, history):
+    """What the next turn sees: all, or leading system messages, the last k exchanges and the newest message."""
+    head = [m for m in messages if m["role"] == "system"]
+    rest = [m for m in messages if m["role"] != "system"]
+    return messages if history == "all" else head + rest[-(2 * int(history) + 1) :]
+
+
 def next_prompt(tokenizer, trajectory, history="all"):
     """Ids that the next turn answers: those so far and the new message's; nothing that was sampled is tokenised again.
 
-    history k: leading system messages, the last k exchanges, the newest message, encoded anew. So it is with "all" where
-    the chat template rewrites earlier turns (drops their thoughts, say).
+    Encoded anew, so a sample of its own: with a history cut short, and where the template rewrites earlier turns (drops
+    their thoughts, say).
     """
     messages = trajectory.messages()
-    if history != "all":
-        head = [m for m in messages if m["role"] == "system"]
-        rest = [m for m in messages if m["role"] != "system"]
-        return common.encode_prompt(tokenizer, head + rest[-(2 * int(history) + 1) :])
-    if trajectory.samples:
+    if history == "all" and trajectory.samples:
         answered = common.render(tokenizer, messages[:-2], add_generation_prompt=True)
         answered += messages[-2]["content"]
         whole = common.render(tokenizer, messages, add_generation_prompt=True)
@@ -891,7 +897,7 @@ def next_prompt(tokenizer, trajectory, history="all"):
             return ids + (
                 new[1:] if ids[-1] == new[0] else new
             )  # the end of turn stands there once
-    return common.encode_prompt(tokenizer, messages)
+    return common.encode_prompt(tokenizer, seen(messages, history))
 
 
 def model_act(args, model, tokenizer, history, temperature, seed):
@@ -1156,7 +1162,7 @@ def rollout_rows(args, split, played, group_size, parts, rewards, advantages):
 
 @torch.no_grad()
 def evaluate(args, model, tokenizer, make, seeds):
-    """(metrics, episodes) on held-out seeds, one episode each, greedy unless --eval-temperature says otherwise."""
+    """(metrics, episodes) on held-out seeds, one episode each, at --eval-temperature."""
     envs = [make() for _ in seeds]
     act = model_act(args, model, tokenizer, args.history or envs[0].history, args.eval_temperature, args.seed)  # fmt: skip
     played = play(envs, seeds, act)
@@ -1170,10 +1176,9 @@ def evaluate(args, model, tokenizer, make, seeds):
     }, played  # fmt: skip
 
 
-def transcript(t, skip_system=True):
-    """An episode as lines to read, its reward at the end."""
-    who = {"assistant": ">", "user": " ", "system": "#"}
-    shown = [m for m in t.messages() if not (skip_system and m["role"] == "system")]
+def transcript(t):
+    """An episode as lines to read, > before the policy's, its reward at the end."""
+    who, shown = {"assistant": ">", "system": "#"}, t.messages()
     lines = [f"  {who.get(m['role'], ' ')} " + m["content"].replace("\n", "\n    ") for m in shown]  # fmt: skip
     return "\n".join([*lines, f"  reward {t.reward:.2f}  " + "  ".join(f"{k} {v:g}" for k, v in t.metrics.items() if v)])  # fmt: skip
 
@@ -1194,74 +1199,58 @@ def log_evaluation(args, log, watcher, best, model, step, metrics, played):
     return common.keep_best(best, watcher.best_step(), model, step)
 
 
-def interval_line(values):
-    """(mean, low, high) of episodes, 95 % bootstrap."""
-    low, high = judges.cluster_interval(values, range(len(values))) or (None, None)
-    return common.mean(values), low, high
-
-
 def play_command(args, make):
     """Show episodes of a baseline, a model, or of you; or talk to an interviewer as its candidate."""
-    env = make()
-    seeds = range(args.seed, args.seed + args.episodes)
+    env, seeds = make(), range(args.seed, args.seed + args.episodes)
+    history = args.history or env.history
 
     def typed(live):
-        print(transcript_tail(live[0][0]))
-        return [input("you> ") for _ in live]
+        print(*(m["content"] for m in live[0][0].messages()[-1 - live[0][1].first :]), sep="\n")
+        live[0][1].first = False
+        return [input("you> ")]
 
-    history = args.history or env.history
+    def answered(text, risky, env):
+        env.asked.append((set(), set()))  # nothing is scored: the turn is only counted
+        print(f"interviewer> {text}")
+        return input("you> ")
+
     if args.policy == "human":
         act = typed
     elif args.policy in env.baselines:
         act = baseline_act(env.baselines[args.policy][0])
     elif Path(args.policy).is_dir():
-        model, tokenizer = common.load_policy(args.policy, trainable=False), common.load_tokenizer(args.policy)  # fmt: skip
-        act = model_act(args, model, tokenizer, history, args.eval_temperature, args.seed)
+        model = common.load_policy(args.policy, trainable=False)
+        act = model_act(args, model, common.load_tokenizer(args.policy), history, args.eval_temperature, args.seed)  # fmt: skip
     else:
         raise UserError(f"--policy {args.policy}: expected human, a model folder, or a baseline of {args.env}: {', '.join(env.baselines)}")  # fmt: skip
+    if args.as_candidate and not isinstance(env, Interview):
+        raise UserError(f"--as-candidate: {args.env} has no candidate")
     envs = [make() for _ in seeds]
-    if args.as_candidate:
-        if not hasattr(env, "reply"):
-            raise UserError(f"--as-candidate: {args.env} has no candidate")
-        for each in envs:
-            each.reply = lambda text, risky, env=each: answered(env, text)
-    one_by_one = args.policy == "human" or args.as_candidate
-    parts = [[i] for i in range(len(envs))] if one_by_one else [list(range(len(envs)))]
-    played = [t for part in parts for t in play([envs[i] for i in part], [seeds[i] for i in part], act)]  # fmt: skip
-    if any(isinstance(t, (EOFError, KeyboardInterrupt)) for t in played):
+    for each in envs:
+        each.first = True
+        if args.as_candidate:
+            each.reply = functools.partial(answered, env=each)
+    try:
+        if args.policy == "human" or args.as_candidate:  # one after the other
+            played = [t for e, seed in zip(envs, seeds) for t in play([e], [seed], act)]
+        else:
+            played = play(envs, seeds, act)
+        if any(isinstance(t, EOFError) for t in played):
+            raise EOFError
+    except EOFError:  # Ctrl-D
         return print("ended")
     (group,) = gather_trajectory_groups([TrajectoryGroup(played)], args.max_exceptions)
     for t in list(group)[: 1 if args.write else None]:
-        print(f"{env.name}, {args.policy}, seed {t.metadata['seed']}\n{transcript(t, False)}")
-    print(f"{len(group)} episodes: reward {common.mean([t.reward for t in group]):.3f}, {env.val_key} {common.mean([t.metrics.get(env.val_key) for t in group]):.3f}")  # fmt: skip
-    if args.write:
-        common.write_jsonl(args.write, [row for t in group for row in sft_rows(t, history)])
+        print(f"{env.name}, {args.policy}, seed {t.metadata['seed']}\n{transcript(t)}")
+    hits = [t.metrics.get(env.val_key, 0.0) for t in group]
+    print(f"{len(group)} episodes: reward {common.mean([t.reward for t in group]):.3f}, {env.val_key} {common.mean(hits):.3f}")  # fmt: skip
+    if args.write:  # each turn behind what the policy saw
+        rows = [
+            {"prompt": seen(t.messages()[:i], history), "completion": [m]}
+            for t in group for i, m in enumerate(t.messages()) if m["role"] == "assistant"
+        ]  # fmt: skip
+        common.write_jsonl(args.write, rows)
         print(f"wrote {args.write}; next: python sft.py --data {args.write} --model {args.model} --out runs/agent_start")  # fmt: skip
-
-
-def transcript_tail(t):
-    """What was said since your last turn."""
-    messages = t.messages()
-    last = max((i for i, m in enumerate(messages) if m["role"] == "assistant"), default=-1)
-    return "\n".join(m["content"] for m in messages[last + 1 :])
-
-
-def answered(env, text):
-    """Your reply as the candidate; nothing is scored, so the turn is only counted."""
-    env.asked.append((set(), set()))
-    print(f"interviewer> {text}")
-    return input("you> ")
-
-
-def sft_rows(t, history):
-    """The episode's turns as rows for sft.py, each behind what the policy saw."""
-    messages = t.messages()
-    for i, m in enumerate(messages):
-        if m["role"] == "assistant":
-            head = [x for x in messages[:i] if x["role"] == "system"]
-            rest = [x for x in messages[:i] if x["role"] != "system"]
-            seen = rest if history == "all" else rest[-(2 * int(history) + 1) :]
-            yield {"prompt": head + seen, "completion": [m]}
 
 
 def main(argv=None):
@@ -1275,7 +1264,7 @@ def main(argv=None):
     weights = reward_weights(args.reward)
     ranges = {"env": env.reward_range, "ruler": (0, 1)}
     args.reward_range = args.reward_range or [sum(w * ranges[n][end] for n, w in weights.items()) for end in (0, 1)]  # fmt: skip
-    steps, p, g = args.steps * args.epochs, args.groups_per_batch, args.group_size
+    steps, p, g = args.steps or args.epochs * EPOCH, args.groups_per_batch, args.group_size
     print(
         f"{env.name}: {steps} steps of {p} seeds × {g} episodes = {p * g} episodes of at most {env.max_turns} turns = {args.num_substeps} × {p * g / args.num_substeps:g} a substep"
     )
@@ -1338,7 +1327,7 @@ def main(argv=None):
         in_loss = (scored & (scored.sum(dim=1, keepdim=True) > 1)).view(-1).tolist()
         # (4) update: clipped policy gradient over the policy's own tokens, the environment's are context
         row = update(args, model, reference, tokenizer, optimizer, scaler, played, advantages_PG.view(-1), in_loss, step, steps)  # fmt: skip
-        row = {"step": step, "epoch": (step - 1) // args.steps, **row, **rollout_row(args, env, played, parts, rewards_PG, advantages_PG)}  # fmt: skip
+        row = {"step": step, "epoch": (step - 1) // EPOCH, **row, **rollout_row(args, env, played, parts, rewards_PG, advantages_PG)}  # fmt: skip
         row |= judge.metrics(spent) if judge else {}
         events = watcher.add(row)
         log.write({**row, "alarms": len(events), "health": watcher.health()})
@@ -1350,7 +1339,7 @@ def main(argv=None):
         )
         for event in events:
             common.print_over_bar(str(event))
-        # (5) now and then: held-out seeds, greedy, beside the baselines; the alarms of watch.py
+        # (5) now and then: held-out seeds, beside the baselines; the alarms of watch.py
         if step == steps or (args.eval_every and step % args.eval_every == 0):
             metrics, val = evaluate(args, model, tokenizer, make, val_seeds)
             best = log_evaluation(args, log, watcher, best, model, step, metrics, val)
@@ -1386,9 +1375,12 @@ def main(argv=None):
             alive = list(TrajectoryGroup(played))
             found[when] = [t.metrics.get(env.val_key, 0.0) for t in alive], [t.reward for t in alive], metrics  # fmt: skip
         for name, (hits, rewards, metrics) in found.items():
-            (hit, low, high), (reward, *bounds) = interval_line(hits), interval_line(rewards)
-            summary[f"test {name}"] = {"score": hit, "low": low, "high": high, "reward": reward, "reward_low": bounds[0], "reward_high": bounds[1], "n": len(hits), **metrics}  # fmt: skip
-            print(f"test {name:>16}: {env.val_key} {hit:.3f} [{low or hit:.3f}, {high or hit:.3f}]  reward {reward:.3f} [{bounds[0] or reward:.3f}, {bounds[1] or reward:.3f}]  n = {len(hits)}")  # fmt: skip
+            line, summary[f"test {name}"] = f"test {name:>16}:", {"n": len(hits), **metrics}
+            for key, values in (("score", hits), ("reward", rewards)):
+                low, high = judges.cluster_interval(values, range(len(values))) or (None, None)
+                summary[f"test {name}"] |= {key: common.mean(values), f"{key}_low": low, f"{key}_high": high}  # fmt: skip
+                line += f" {key} {common.mean(values):.3f}" + ("" if low is None else f" [{low:.3f}, {high:.3f}]")  # fmt: skip
+            print(f"{line}  n = {len(hits)}")
     common.write_json(Path(args.out) / "summary.json", summary)
     if reason and reason != "max_steps":
         print(f"stopped by watch.py: {reason}")

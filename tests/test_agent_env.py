@@ -463,6 +463,11 @@ def everything(env, n):
 
 
 def two_at_once(env, n):
+    a, b = env.competencies[2 * n % 4 : 2 * n % 4 + 2]
+    return f"Tell me about a time you dealt with {a} and {b}."
+
+
+def two_questions(env, n):
     a, b = env.competencies[n % 4], env.competencies[(n + 1) % 4]
     return f"Tell me about a time you dealt with {a}, and what about {b}?"
 
@@ -475,6 +480,7 @@ EXPLOITS = {
     "one question that names all competencies": (lambda env, n: everything(env, 0), perfect, -1, -0.9),
     "the same, rotated": (everything, perfect, -1, -0.9),
     "two competencies in each question": (two_at_once, perfect, -1, 0.1),
+    "two questions in each turn": (two_questions, perfect, -1, 0.1),
     "no evidence everywhere, not a question asked": (lambda env, n: nothing(env, ()), None, 0, 0),
     "invented evidence": (lambda env, n: "SUMMARY\n" + "\n".join(f"{c}: led the red car project, 77 percent." for c in env.competencies), None, -0.6, -0.6),
     "all replies copied to every line": (good_question, copied, -1, 0),
