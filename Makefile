@@ -36,12 +36,20 @@ $(VENV)/.dev: requirements-dev.txt $(VENV)/.runtime
 	$(VENV)/bin/pip install -r requirements-dev.txt -c constraints.txt
 	@touch $@
 
+# the whole loop into folder $(1) with seed $(2): one training a model, then every model on the same unseen roles
+define loop
+	$(PY) reward_train.py --pairs data/prefs_train.jsonl data/rank_train.jsonl --epochs 2 --seed $(2) --out $(1)/reward --overwrite
+	$(PY) dpo.py --pairs data/prefs_train.jsonl --nll-coef 1 --epochs 3 --seed $(2) --out $(1)/dpo --overwrite
+	$(PY) ppo.py --reward-model $(1)/reward --gold data/recruiter.py:reward --seed $(2) --out $(1)/ppo --overwrite
+	$(PY) grpo_rubric.py --seed $(2) --out $(1)/grpo --overwrite
+	$(PY) evaluate.py reward --reward-model $(1)/reward --pairs data/prefs_test.jsonl --seed $(2) --out $(1)/reward-report --overwrite
+	$(PY) evaluate.py compare --model data/tiny-base $(1)/dpo $(1)/ppo --reward-model $(1)/reward --seed $(2) --out $(1)/report --overwrite
+	$(PY) fairness.py report --before data/tiny-base --after $(1)/dpo $(1)/ppo --reward-model $(1)/reward --seed $(2) --out $(1)/fairness --overwrite
+endef
+
 demo: $(RUNTIME)
-	$(PY) reward_train.py --pairs data/prefs_train.jsonl data/rank_train.jsonl --epochs 2 --out runs/demo/reward --overwrite
-	$(PY) dpo.py --pairs data/prefs_train.jsonl --nll-coef 1 --epochs 3 --out runs/demo/dpo --overwrite
-	$(PY) evaluate.py reward --reward-model runs/demo/reward --pairs data/prefs_test.jsonl --out runs/demo/reward-report --overwrite
-	$(PY) evaluate.py compare --model data/tiny-base runs/demo/dpo --reward-model runs/demo/reward --out runs/demo/report --overwrite
-	@echo "report: runs/demo/report/report.json, reward model: runs/demo/reward-report/report.json"
+	$(call loop,runs/demo,0)
+	@echo "open runs/demo/report/report.html and runs/demo/fairness/report.html in a browser"
 
 test: lint
 	$(PY) -m pytest
@@ -61,23 +69,25 @@ format: $(DEV)
 report: $(SEEDS:%=report-%)
 
 $(SEEDS:%=report-%): report-%: $(RUNTIME)
-	$(PY) reward_train.py --pairs data/prefs_train.jsonl data/rank_train.jsonl --epochs 2 --seed $* --out runs/report/reward-$* --overwrite
-	$(PY) dpo.py --pairs data/prefs_train.jsonl --nll-coef 1 --epochs 3 --seed $* --out runs/report/dpo-$* --overwrite
-	$(PY) evaluate.py reward --reward-model runs/report/reward-$* --pairs data/prefs_test.jsonl --out runs/report/reward-report-$* --overwrite
-	$(PY) evaluate.py compare --model data/tiny-base runs/report/dpo-$* --reward-model runs/report/reward-$* --seed $* --out runs/report/compare-$* --overwrite
+	$(call loop,runs/report-$*,$*)
 	@mkdir -p reports/demo
-	cp runs/report/reward-report-$*/report.json reports/demo/reward-seed-$*.json
-	cp runs/report/compare-$*/report.json reports/demo/compare-seed-$*.json
+	cp runs/report-$*/reward-report/report.json reports/demo/reward-seed-$*.json
+	cp runs/report-$*/report/report.json reports/demo/compare-seed-$*.json
+	cp runs/report-$*/fairness/report.json reports/demo/fairness-seed-$*.json
+	cp runs/report-$*/grpo/summary.json reports/demo/grpo-seed-$*.json
 
 # every file of data/ but the base: the same bytes on every machine
 data: $(RUNTIME)
 	$(PY) data/make_data.py
 
-# the base from its corpus, about 50 minutes on two idle cores; data/tiny-base holds what this makes
+# the base from its corpus in two runs, about 65 minutes on two idle cores; data/tiny-base holds what this makes
+BASE_FLAGS = --keep-order --warmup 0.03 --micro-tokens 2048 --eval-fraction 0.004 --eval-every 500 --save-every 500 --prompts data/prompts.jsonl --split val --gold data/recruiter.py:copied --save-dtype fp16
 base: $(RUNTIME)
 	@mkdir -p runs
-	$(PY) data/make_data.py --corpus runs/corpus.jsonl
-	$(PY) sft.py --init-config data/tiny-base/config.json --data runs/corpus.jsonl --keep-order --lr 1.5e-3 --warmup 0.03 --micro-tokens 2048 --eval-fraction 0.004 --eval-every 500 --save-every 500 --prompts data/prompts.jsonl --split val --gold data/recruiter.py:copied --save-dtype fp16 --out runs/base --overwrite
+	$(PY) data/make_data.py --corpus runs/corpus-1.jsonl
+	$(PY) data/make_data.py --corpus runs/corpus-2.jsonl --corpus-run 2
+	$(PY) sft.py --init-config data/tiny-base/config.json --data runs/corpus-1.jsonl --lr 1.5e-3 $(BASE_FLAGS) --out runs/base-1 --overwrite
+	$(PY) sft.py --model runs/base-1 --data runs/corpus-2.jsonl --lr 1e-3 $(BASE_FLAGS) --out runs/base --overwrite
 
 clean:
 	rm -rf runs/demo

@@ -347,7 +347,9 @@ def twins(seed):
 
 # ---- 4. the corpus of the tiny base -----------------------------------------------------------
 
-FIRST_PART = 0.08  # of the rows: nearly all drills, for copying must be there before the rest
+# Rows in training order: nearly all drills, for copying must be there before the rest; then everything, more diligent answers
+# in the first half; last, in a run of its own, mostly what is hard: instructions, assessments and transcripts.
+DRILLED, DILIGENT, FIRST_RUN, ALL_ROWS = 12_800, 80_000, 160_000, 224_000
 FIRST_SHARES = {"assess": 0.03, "drill": 0.91, "interview": 0.03, "summary": 0.03}
 SHARES = {
     "assess": 0.26,
@@ -357,27 +359,38 @@ SHARES = {
     "summary": 0.20,
     "transcript": 0.12,
 }
+LAST_SHARES = {
+    "assess": 0.16,
+    "drill": 0.05,
+    "interview": 0.09,
+    "rubric": 0.50,
+    "summary": 0.10,
+    "transcript": 0.10,
+}
 
 
-def corpus_row(seed, i, rows):
-    """Row i of the corpus, in training order: drills first, then everything, more diligent answers in the first half.
+def corpus_row(seed, i):
+    """Row i of the corpus.
 
     Most roles ask for skills from anywhere (`draw_role`), so that what stands in an answer must be copied from the prompt.
     """
     rng, split = rng_for(seed, "corpus", i), "mixed"
-    shares = FIRST_SHARES if i < FIRST_PART * rows else SHARES
+    shares = FIRST_SHARES if i < DRILLED else SHARES if i < FIRST_RUN else LAST_SHARES
     task = rng.choices(list(shares), list(shares.values()))[0]
     if task == "transcript":
         return interview.transcript(rng)
     if task == "rubric":
-        row = rubrics.rubric_row(rng, split)
-        order, reply = row["prompt"], rubrics.rubric_answer(rng, row, rng.random())
+        row = rubrics.rubric_row(rng, split, without=() if i < FIRST_RUN else rubrics.COUNTED)
+        order, q = row["prompt"], rng.random()
+        # two answers of five are diligent in all: so the moves are learnt, and still made too seldom
+        keep = None if i < FIRST_RUN else 0.9 if q > 0.6 else 0.1
+        reply = rubrics.rubric_answer(rng, row, q, keep)
     elif task == "drill" and rng.random() < 0.25:
         return interview.drill(rng)
     elif task == "drill":
         order, reply = grammar.drill(rng, split)
     else:
-        q = max(rng.random(), rng.random() if i < rows / 2 else 0.0)
+        q = max(rng.random(), rng.random() if i < DILIGENT else 0.0)
         case = grammar.make_case(rng, task, split)
         order, reply = grammar.prompt(case), grammar.answer(rng, case, q)
     return {
@@ -389,10 +402,10 @@ def corpus_row(seed, i, rows):
 
 def write_corpus(path, seed, rows):
     with open(path, "w", encoding="utf-8", newline="\n") as file:
-        for i in range(rows):
-            file.write(json.dumps(corpus_row(seed, i, rows), ensure_ascii=False) + "\n")
+        for i in rows:
+            file.write(json.dumps(corpus_row(seed, i), ensure_ascii=False) + "\n")
             if (i + 1) % 20000 == 0:
-                print(f"corpus: {i + 1} of {rows} rows", flush=True)
+                print(f"corpus: row {i + 1} of {rows.stop}", flush=True)
 
 
 # ---- 5. files ---------------------------------------------------------------------------------
@@ -446,10 +459,11 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", default=str(Path(__file__).parent), help="folder of the files")
     parser.add_argument("--corpus", help="write only the corpus of the tiny base, to this file")
-    parser.add_argument("--corpus-rows", type=int, default=160_000)
+    parser.add_argument("--corpus-run", type=int, choices=(1, 2), default=1, help="rows of which run of sft.py")
     args = parser.parse_args()
     if args.corpus:
-        write_corpus(args.corpus, args.seed, args.corpus_rows)
+        runs = range(FIRST_RUN), range(FIRST_RUN, ALL_ROWS)
+        write_corpus(args.corpus, args.seed, runs[args.corpus_run - 1])
         return
     out = Path(args.out)
     out.mkdir(parents=True, exist_ok=True)

@@ -50,8 +50,8 @@ def drawn(task, n, split="test"):
 
 @pytest.fixture(scope="module")
 def corpus():
-    """2 500 rows from all parts of the corpus of the base."""
-    return [make_data.corpus_row(0, i, 200_000) for i in range(0, 200_000, 80)]
+    """2 800 rows from all parts of the corpus of the base."""
+    return [make_data.corpus_row(0, i) for i in range(0, make_data.ALL_ROWS, 80)]
 
 
 # ---- D1, D10: regeneration and size -----------------------------------------------------------
@@ -97,9 +97,9 @@ def test_corpus_does_not_depend_on_other_rows():
     """A generator shared by the rows would make a shorter corpus another corpus: row 150 is the same
     whether or not the rows before it were made."""
     for i in range(10):
-        make_data.corpus_row(0, i, 1000)
-    assert make_data.corpus_row(0, 150, 1000) == make_data.corpus_row(0, 150, 1000)
-    assert make_data.corpus_row(1, 150, 1000) != make_data.corpus_row(0, 150, 1000)
+        make_data.corpus_row(0, i)
+    assert make_data.corpus_row(0, 150) == make_data.corpus_row(0, 150)
+    assert make_data.corpus_row(1, 150) != make_data.corpus_row(0, 150)
 
 
 def test_all_files_together_are_small():
@@ -211,7 +211,7 @@ def test_corpus_holds_no_held_out_title_or_name(corpus):
         assert not unseen.search(json.dumps(row)), row
     tasks = Counter(row["task"] for row in corpus)
     assert set(tasks) == {"assess", "interview", "summary", "rubric", "transcript", "drill"}
-    first = Counter(make_data.corpus_row(0, i, 200_000)["task"] for i in range(0, 16_000, 40))
+    first = Counter(make_data.corpus_row(0, i)["task"] for i in range(0, make_data.DRILLED, 32))
     assert first["drill"] / 400 > 0.85
 
 
@@ -371,6 +371,17 @@ def test_each_component_moves_alone(prompt, component, better, worse):
     assert value > low[component][1]
     gap = recruiter.utility(prompt, better) - recruiter.utility(prompt, worse)
     assert gap == pytest.approx(weight * (value - low[component][1]), abs=2e-6)
+
+
+@pytest.mark.parametrize("years", ["9" * 400, "9" * 5000, "0" * 400 + "40"])
+def test_years_of_any_length(years):
+    """A model may write any number: beyond 308 digits it is no float's, beyond 4 300 Python refuses to read it, and cut to
+    its first digits 00…040 would be no experience at all. Enough years are enough: the value of 40."""
+    found = [
+        recruiter.components(RANK, f"Ann Lee, {n} years. Knows sql.")["years"]
+        for n in (years, "40")
+    ]
+    assert found[0] == found[1] == (0.15, 1.0)
 
 
 def test_goldens_of_the_recruiter():

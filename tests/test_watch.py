@@ -8,6 +8,7 @@ import argparse
 import json
 import math
 import random
+import re
 import time
 from collections import Counter
 from functools import cache
@@ -1047,6 +1048,11 @@ def test_false_alarms_on_healthy_runs():
     assert fired.get("R10", 0) <= 0.08 and fired.get("R11", 0) <= 0.08
     for rule in ("R2", "R4", "R5", "R6", "R7", "R8", "R9", "R12", "R13"):
         assert fired.get(rule, 0) <= (0.01 if rule == "R2" else 0.02), rule
+    page = (REPO / "docs" / "metrics.md").read_text(encoding="utf-8")
+    stated = dict(re.findall(r"^\| (R\d+) `\w+` \|.*\| ([\d.]+) %[^|]*\|$", page, re.M))
+    assert set(stated) == {f"R{i}" for i in range(1, 14)}
+    for rule, share in stated.items():
+        assert fired.get(rule, 0) == pytest.approx(float(share) / 100, abs=0.0051), rule
 
 
 @pytest.mark.slow
