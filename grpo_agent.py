@@ -1223,6 +1223,8 @@ def play_command(args, make):
         act = model_act(args, model, common.load_tokenizer(args.policy), history, args.eval_temperature, args.seed)  # fmt: skip
     else:
         raise UserError(f"--policy {args.policy}: expected human, a model folder, or a baseline of {args.env}: {', '.join(env.baselines)}")  # fmt: skip
+    if args.write and Path(args.write).exists() and not args.overwrite:
+        raise UserError(f"--write {args.write}: exists; pass --overwrite to replace it")
     if args.as_candidate and not isinstance(env, Interview):
         raise UserError(f"--as-candidate: {args.env} has no candidate")
     envs = [make() for _ in seeds]
