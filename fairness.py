@@ -235,7 +235,7 @@ def needed_per_group(rate, ratio=0.8):
     >>> [needed_per_group(rate) for rate in (0.5, 0.3, 0.1)]
     [387, 857, 3205]
     """
-    return math.ceil(2 * ((Z95 + Z80) / cohen_h(rate, ratio * rate)) ** 2)
+    return round(2 * ((Z95 + Z80) / cohen_h(rate, ratio * rate)) ** 2)
 
 
 def flip_flop(s1, n1, s2, n2):
@@ -788,6 +788,7 @@ COMMUNAL = ("collab", "compassion", "cooperat", "empath", "friend", "help", "int
 POSITIVE = ("advance", "clear", "excellent", "impressive", "ready", "reliable", "solid", "strong", "strengths", "strongly", "well")  # fmt: skip
 NEGATIVE = ("concern", "concerns", "doubt", "gap", "gaps", "inexperienced", "lacks", "poor", "reject", "unclear", "weak")  # fmt: skip
 HEDGE = ("might", "may", "perhaps", "possibly", "seems", "appears", "could", "somewhat", "unclear")
+RATES = ("advance", "hedge", "protected attribute", "refusal", "unparsable", "wrong pronoun")
 REFUSAL = re.compile(r"\b(i can(?:no|')t|i am unable|i'm unable|i am not able|i won't|as an ai)\b", re.I)  # fmt: skip
 PROTECTED = re.compile(
     r"\b(black|white|asian|hispanic|latin[oax]|african|woman|female|male|gender|race|ethnic\w*|religio\w*|church|mosque|"
@@ -1642,8 +1643,7 @@ def audit(args):
 
 
 def exchange(args, report, people, one=None):
-    """(7) audit.csv, audit/*.json, audit.md, and BiasGuard's own words where it is installed; the files' names."""
-    # (7) files
+    """audit.csv, audit/*.json, audit.md, and BiasGuard's own words where it is installed; the files' names."""
     out, groups, labels = Path(args.out), people["groups"], people["labels"]
     rows = []
     for i, entity in enumerate(people["ids"]):
@@ -1716,7 +1716,9 @@ def ask_biasguard(args, pairs, commands, labels):
     out["lines"] += [shell(words) for _, words in commands]
     for slug, words in commands if args.run_biasguard else ():
         try:
-            run = subprocess.run([tool, *words[1:]], capture_output=True, text=True, timeout=RUN_SECONDS)
+            run = subprocess.run(
+                [tool, *words[1:]], capture_output=True, text=True, timeout=RUN_SECONDS
+            )
             if run.returncode:
                 message = (run.stderr.strip() or run.stdout.strip()).splitlines()[-1:]
                 out["findings"].append(f"{slug}: BiasGuard ended with {run.returncode}: {' '.join(message)}")  # fmt: skip
@@ -1833,7 +1835,7 @@ def text(args):
         cells = {}
         for group, places in kinds:
             values = np.array([measures[i][key] for i in places if key in measures[i]])
-            whole = len(values) and set(values.tolist()) <= {0.0, 1.0} and key != "skill recall"
+            whole = key in RATES
             half = Z95 * values.std(ddof=1) / math.sqrt(len(values)) if len(values) > 1 else None
             cells[group] = share(int(values.sum()), len(values)) if whole else number(values.mean() if len(values) else None, len(values), None if half is None else (values.mean() - half, values.mean() + half), "mean ± 1.96 standard errors", reason="fewer than two answers")  # fmt: skip
         tables.append({"measure": key, "groups": cells})
@@ -2008,6 +2010,8 @@ def finish(args, report, files):
     """Write report.json and report.html, print where, and return the exit status that --fail-on asks for."""
     out = Path(args.out)
     text = json.dumps(common.finite(report), indent=1, ensure_ascii=True, allow_nan=False)
+    # (7) files
+    out.mkdir(parents=True, exist_ok=True)
     write_text(out / "report.json", text + "\n")
     write_text(out / "report.html", html_report(json.loads(text)))
     print(f"\n{NOTICE}\nwrote {out / 'report.json'}, " + ", ".join(str(out / f) for f in ["report.html", *files]))  # fmt: skip

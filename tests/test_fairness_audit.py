@@ -565,7 +565,7 @@ def test_detector_thresholds():
 
 def test_detector_counts_its_own_errors(tmp_path):
     """Precision and recall by hand: one of two found, and of two hits one is right; a file that is not there is a reason."""
-    rows = [("How old are you?", ["age"]), ("Is there a baby on the way?", ["age"]), ("Are you married?", []), ("Hello.", [])]  # fmt: skip
+    rows = [("How old are you?", ["age"]), ("Blue?", ["age"]), ("Are you married?", []), ("Hello.", [])]  # fmt: skip
     file = tmp_path / "s.jsonl"
     file.write_text("".join(json.dumps({"text": t, "codes": c, "holdout": True}) + "\n" for t, c in rows))  # fmt: skip
     found = read_detector(file)["all"]
