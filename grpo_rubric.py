@@ -600,49 +600,55 @@ def update(args, model, reference, optimizer, scaler, b, advantages, in_loss, st
             "fixed": len(rows) * args.max_new_tokens,
         }[args.aggregation]
         active = rows if args.beta else rows[(advantages[rows] != 0).numpy()]
-        total, gaps = 0.0, []
-        for micro in common.micro_batches(active, b["lengths"], args.micro_tokens):
-            t = int(b["lengths"][micro].max())
-            ids, attention_mask, mask, old = (
-                b[key][micro, :t] for key in ("ids", "attention_mask", "mask", "logps")
+        before, skips, skipped = (dict(sums), tokens, forwarded, largest), 0, True
+        while skipped:  # an fp16 overflow: the same substep again, at half the scale
+            sums, (tokens, forwarded, largest) = dict(before[0]), before[1:]
+            total, gaps = 0.0, []
+            for micro in common.micro_batches(active, b["lengths"], args.micro_tokens):
+                t = int(b["lengths"][micro].max())
+                ids, attention_mask, mask, old = (
+                    b[key][micro, :t] for key in ("ids", "attention_mask", "mask", "logps")
+                )
+                logps, entropies = token_logps(
+                    model, ids, attention_mask, mask, args.temperature, with_entropy=True
+                )
+                gaps.append((logps.detach() - old).abs().max().item())
+                if args.num_substeps == 1:
+                    old = logps.detach()
+                ref_logps = None
+                if args.beta:
+                    with torch.no_grad(), common.adapter_off(reference or model):
+                        ref_logps = token_logps(
+                            reference or model, ids, attention_mask, mask, args.temperature
+                        )
+                loss, found = grpo_loss(
+                    logps, old, advantages[micro].to(logps.device), mask, ref_logps, args.clip_low, args.clip_high, args.beta,
+                    args.aggregation, args.max_new_tokens, args.level, normalizer,
+                )  # fmt: skip
+                (loss if scaler is None else scaler.scale(loss)).backward()
+                total, tokens, forwarded = (
+                    total + loss.item(),
+                    tokens + int(mask.sum()),
+                    forwarded + len(micro),
+                )
+                largest = max(largest, found.pop("ratio_max"))
+                found["entropy"] = entropies.detach().sum().item()
+                found["kl"] = (
+                    kl_estimates(logps.detach(), ref_logps, mask)[0].sum().item()
+                    if args.beta
+                    else 0.0
+                )
+                for name in names:
+                    sums[name] += found[name]
+            sample_gap = max(gaps) if sample_gap is None else sample_gap
+            common.set_lr(
+                optimizer, args, (step - 1) * args.num_substeps + k + 1, steps * args.num_substeps
             )
-            logps, entropies = token_logps(
-                model, ids, attention_mask, mask, args.temperature, with_entropy=True
-            )
-            gaps.append((logps.detach() - old).abs().max().item())
-            if args.num_substeps == 1:
-                old = logps.detach()
-            ref_logps = None
-            if args.beta:
-                with torch.no_grad(), common.adapter_off(reference or model):
-                    ref_logps = token_logps(
-                        reference or model, ids, attention_mask, mask, args.temperature
-                    )
-            loss, found = grpo_loss(
-                logps, old, advantages[micro].to(logps.device), mask, ref_logps, args.clip_low, args.clip_high, args.beta,
-                args.aggregation, args.max_new_tokens, args.level, normalizer,
+            norm, skipped = common.clip_and_step(
+                model, optimizer, scaler, args, total, lambda rows=rows: f"answers to {sorted({b['rows'][i].task_id for i in rows})[:4]}"
             )  # fmt: skip
-            (loss if scaler is None else scaler.scale(loss)).backward()
-            total, tokens, forwarded = (
-                total + loss.item(),
-                tokens + int(mask.sum()),
-                forwarded + len(micro),
-            )
-            largest = max(largest, found.pop("ratio_max"))
-            found["entropy"] = entropies.detach().sum().item()
-            found["kl"] = (
-                kl_estimates(logps.detach(), ref_logps, mask)[0].sum().item() if args.beta else 0.0
-            )
-            for name in names:
-                sums[name] += found[name]
-        sample_gap = max(gaps) if sample_gap is None else sample_gap
-        common.set_lr(
-            optimizer, args, (step - 1) * args.num_substeps + k + 1, steps * args.num_substeps
-        )
-        norm, skipped = common.clip_and_step(
-            model, optimizer, scaler, args, total, lambda rows=rows: f"answers to {sorted({b['rows'][i].task_id for i in rows})[:4]}"
-        )  # fmt: skip
-        done.append((total, norm, skipped))
+            skips += skipped
+        done.append((total, norm, skips))
     mean = {name: value / tokens if tokens else None for name, value in sums.items()}
     return {
         "loss": common.mean([d[0] for d in done]), "clip_frac": mean["clipped"], "ratio/mean": mean["ratio"], "ratio/max": largest if done else None,

@@ -480,51 +480,61 @@ def update(args, model, critic, optimizers, scalers, b, step, steps):
         for start in range(0, n, args.batch_size):
             batch = order[start : start + args.batch_size]
             actions = int(b["mask"][batch].sum())  # of the whole optimiser step
-            total, gaps = 0.0, []
-            for part in common.micro_batches(batch, b["lengths"], args.micro_tokens):
-                t = int(b["lengths"][part].max())
-                mb = {key: b[key][part, :t] for key in ROLLOUT_TENSORS}
-                mask = mb["mask"]
-                logps, entropies, values = logps_and_values(
-                    args, model, critic, mb["ids"], mb["attention_mask"], mask
-                )
-                policy_losses, clipped = ppo_policy_loss(
-                    logps, mb["logps"], mb["advantages"], mask, args.clip_low, args.clip_high
-                )
-                value_losses, value_clipped = ppo_value_loss(
-                    values, mb["values"], mb["returns"], mask, args.vf_clip
-                )
-                # sums over this part's actions, divided by the actions of the whole optimiser step
-                policy_loss = policy_losses.sum() / actions
-                value_loss = value_losses.sum() / actions
-                entropy = entropies.sum() / actions
-                losses = policy_loss - args.entropy_coef * entropy, args.vf_coef * value_loss
-                if scalers[0] is None:
-                    sum(losses).backward()
-                else:  # a critic with an optimiser of its own has a scaler of its own
-                    of_critic = scalers[len(optimizers) - 1]
-                    (scalers[0].scale(losses[0]) + of_critic.scale(losses[1])).backward()
-                log_ratio = (logps - mb["logps"]).detach()
-                ratio = torch.where(mask, log_ratio.clamp(-20, 20).exp(), 0.0)
-                total, count = total + sum(losses).item(), count + int(mask.sum())
-                largest = max(largest, ratio.max().item())
-                gaps.append(log_ratio.abs().max().item())
-                found = (
-                    policy_losses, value_losses, entropies, kl_estimates(mb["logps"], logps.detach(), mask)[2],
-                    ratio, clipped, value_clipped,
-                )  # fmt: skip
-                for key, x in zip(UPDATE_KEYS, found, strict=True):
-                    sums[key] += x.detach().sum().item()
-            sample_gap = max(gaps) if sample_gap is None else sample_gap
             done = (
                 (step - 1) * plan + epoch * (plan // args.ppo_epochs) + start // args.batch_size + 1
             )
-            for k, (part, optimizer) in enumerate(zip(trained, optimizers, strict=True)):
-                common.set_lr(optimizer, args, done, steps * plan)
-                norm, skipped = common.clip_and_step(
-                    part, optimizer, scalers[k], args, total, lambda rows=batch: f"answers {rows.tolist()} of step {step}"
-                )  # fmt: skip
-                updates.append((k, total, norm, skipped))
+            todo, skips, first = list(range(len(optimizers))), [0] * len(optimizers), None
+            while todo:  # an fp16 overflow: the same minibatch again, at half the scale
+                total, gaps = 0.0, []
+                for part in common.micro_batches(batch, b["lengths"], args.micro_tokens):
+                    t = int(b["lengths"][part].max())
+                    mb = {key: b[key][part, :t] for key in ROLLOUT_TENSORS}
+                    mask = mb["mask"]
+                    logps, entropies, values = logps_and_values(
+                        args, model, critic, mb["ids"], mb["attention_mask"], mask
+                    )
+                    policy_losses, clipped = ppo_policy_loss(
+                        logps, mb["logps"], mb["advantages"], mask, args.clip_low, args.clip_high
+                    )
+                    value_losses, value_clipped = ppo_value_loss(
+                        values, mb["values"], mb["returns"], mask, args.vf_clip
+                    )
+                    # sums over this part's actions, divided by the actions of the whole optimiser step
+                    policy_loss = policy_losses.sum() / actions
+                    value_loss = value_losses.sum() / actions
+                    entropy = entropies.sum() / actions
+                    losses = policy_loss - args.entropy_coef * entropy, args.vf_coef * value_loss
+                    if scalers[0] is None:
+                        sum(losses).backward()
+                    else:  # a critic with an optimiser of its own has a scaler of its own
+                        of_critic = scalers[len(optimizers) - 1]
+                        (scalers[0].scale(losses[0]) + of_critic.scale(losses[1])).backward()
+                    log_ratio = (logps - mb["logps"]).detach()
+                    ratio = torch.where(mask, log_ratio.clamp(-20, 20).exp(), 0.0)
+                    total, count = total + sum(losses).item(), count + int(mask.sum())
+                    largest = max(largest, ratio.max().item())
+                    gaps.append(log_ratio.abs().max().item())
+                    found = (
+                        policy_losses, value_losses, entropies, kl_estimates(mb["logps"], logps.detach(), mask)[2],
+                        ratio, clipped, value_clipped,
+                    )  # fmt: skip
+                    for key, x in zip(UPDATE_KEYS, found, strict=True):
+                        sums[key] += x.detach().sum().item()
+                sample_gap = max(gaps) if sample_gap is None else sample_gap
+                first = first or (total, dict(sums), count, largest)
+                for k, (part, optimizer) in enumerate(zip(trained, optimizers, strict=True)):
+                    if k not in todo:  # stepped before; only the other one's gradient overflowed
+                        optimizer.zero_grad(set_to_none=True)
+                        continue
+                    common.set_lr(optimizer, args, done, steps * plan)
+                    norm, skipped = common.clip_and_step(
+                        part, optimizer, scalers[k], args, total, lambda rows=batch: f"answers {rows.tolist()} of step {step}"
+                    )  # fmt: skip
+                    skips[k] += skipped
+                    if not skipped:
+                        updates.append((k, first[0], norm, skips[k]))
+                        todo.remove(k)
+            _, sums, count, largest = first  # a minibatch is logged once, as it was before its step
         passed = count - before[1]
         if args.target_kl and (sums["approx_kl"] - before[0]) / passed > args.target_kl:
             break

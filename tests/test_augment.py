@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import common
 import reward_train
@@ -169,6 +170,41 @@ def test_bundled_pairs():
         sides[copied(row, names)[1]] += 1
     recorded = sum(bool(row["candidates"]) for row in bundled("prefs_biased.jsonl")[:300])
     assert sides == {"": recorded, "no candidates recorded": 300 - recorded} and recorded > 150
+
+
+def votes_explained(rows):
+    """(weights, standard errors) of two numbers, the utility and a name read as Black, in a Bradley-Terry model of the votes:
+    Newton's method on the mean of `bradley_terry_loss`, which is convex."""
+    gaps = []
+    for row in rows:
+        black = {e["in"]: e["race_ethnicity"] == "Black" for e in row["candidates"]}
+        u = [utility(row["prompt"], row[key]) for key in ("chosen", "rejected")]
+        gaps.append([u[0] - u[1], black["chosen"] - black["rejected"]])
+    gaps, tie = torch.tensor(gaps, dtype=torch.float64), torch.tensor([row["tie"] for row in rows])
+
+    def loss(w):
+        return reward_train.bradley_terry_loss(gaps @ w, torch.zeros(len(rows), dtype=torch.float64), tie=tie).sum()  # fmt: skip
+
+    w = torch.zeros(2, dtype=torch.float64)
+    for _ in range(30):
+        curvature = torch.autograd.functional.hessian(loss, w)
+        w = w - torch.linalg.solve(curvature, torch.autograd.functional.jacobian(loss, w))
+    return w.tolist(), curvature.inverse().diagonal().sqrt().tolist()
+
+
+def test_the_lesson_with_two_weights():
+    """What a reward model can learn from the votes, without a network: a model that sees the recruiter's utility and whether
+    the name is read as Black. Three of five voters were planted with −.25, so about −.15 of utility is to be learnt from the
+    biased file (0.57 deviations of the test profiles' utility, .267), nothing from the fair one (three standard errors), and
+    from pairs with their copies exactly 0: the loss is the same for a weight and its negative, and convex."""
+    names = reward_train.load_names(REPO / "data" / "names.csv")
+    fair, biased = bundled("rank_train.jsonl"), bundled("rank_biased.jsonl")
+    (quality, name), (_, error) = votes_explained(fair)
+    assert quality > 5 and abs(name) < 3 * error
+    (quality, name), (_, error) = votes_explained(biased)
+    assert name < -5 * error and -0.25 < name / quality < -0.1
+    (cured, name), _ = votes_explained([*biased, *(copied(row, names)[0] for row in biased)])
+    assert abs(name) < 1e-9 and cured > 5
 
 
 # ---- a file of pairs ----

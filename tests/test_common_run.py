@@ -235,6 +235,24 @@ def resume(run, *flags, stage="dpo"):
     return record
 
 
+@pytest.mark.parametrize("name", ["samples.jsonl", "rollouts.jsonl", "checkpoint/pairs.jsonl"])
+def test_an_input_under_the_name_of_a_log_is_refused(name, run, tmp_path):
+    """`--pairs runs/x/samples.jsonl --out runs/x --overwrite`: --overwrite deletes the file, --resume would write samples into
+    it. It is refused by its name and lies there as before; a file of another name in --out is no matter."""
+    argv, _, model = run
+    inside = tmp_path / "run" / name
+    data = write_rows(inside, [{"prompt": "a", "chosen": "b", "rejected": "c"}])
+    for flag in ("--overwrite", "--resume"):
+        args = arguments(*argv, flag)
+        common.check_out(args, [model])
+        with pytest.raises(UserError, match=f"{name}: an input that lies in --out .*another --out"):
+            common.check_run(args, "dpo", [None, data], model)
+    other = write_rows(tmp_path / "run" / "mine.jsonl", [{"prompt": "a"}])
+    args = arguments(*argv, "--overwrite")
+    common.open_run(args, common.check_run(args, "dpo", [other], model))
+    assert Path(other).is_file()
+
+
 @pytest.mark.parametrize(
     "flags, message",
     [

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import common
+import sft
 from common import UserError
 from tiny import BOS_TEMPLATE, CHATML, TEMPLATE, pair_rows, tiny_model, tiny_tokenizer, write_rows
 
@@ -723,6 +724,33 @@ def test_prompts_never_part(tmp_path):
     a, b = {"role": "user", "content": "x"}, {"content": "x", "role": "user"}
     for fraction in np.linspace(0, 1, 20):  # the order of the keys in the file is no difference
         assert common.held_out([a], fraction) == common.held_out([b], fraction)
+
+
+LLAMAS = "{% if not date_string is defined %}{% set date_string = strftime_now('%d %b %Y') %}{% endif %}Today: {{ date_string }}\n"
+
+
+def test_a_template_with_todays_date(tmp_path, capsys):
+    """Llama 3 writes today's date into every prompt. Ids then differ from day to day: the reference cache is computed again,
+    and a run resumed after midnight trains on other rows. One line says so; other templates have nothing to say."""
+    folder = tiny_model("llama", tmp_path, tiny_tokenizer(template=LLAMAS + TEMPLATE))
+    common.load_tokenizer(folder)
+    said = capsys.readouterr().out
+    assert said.count("\n") == 1 and folder in said
+    assert "prints today's date" in said and "--resume" in said and "cache" in said
+    common.load_tokenizer(tiny_model("llama", tmp_path))
+    assert capsys.readouterr().out == ""
+
+
+def test_file_numbers_beyond_two_bytes(tmp_path, monkeypatch):
+    """A shard list of 32 770 names: kept in two bytes, the number of the last ones would be negative or an error, and a
+    message would name another file."""
+    path = write_rows(tmp_path / "p.jsonl", [{"prompt": "a", "chosen": "b", "rejected": "c"}])
+    monkeypatch.setattr(common, "encode_pair", lambda *a, **k: ([1], [2], [3]))
+    pairs = common.load_pairs([path] * 32770, tiny_tokenizer(), 64, True)
+    assert pairs.file.tolist() == list(range(32770)) and pairs.where(-1) == f"{path}:1"
+    rows = sft.Rows([str(i) for i in range(40000)])
+    rows.add([1, 2], [False, True], 39999, 7)
+    assert rows.name([0]) == "rows: 39999:7"
 
 
 def test_eval_files_are_the_held_out_rows(tmp_path):

@@ -931,6 +931,24 @@ def test_the_log_of_an_update_is_its_mean(graded, monkeypatch):
     assert 0 < row["clip_frac"] < 1 and row["kl/k3"] > 0.1
 
 
+def test_an_overflowing_substep_is_repeated(graded):
+    """fp16: a substep whose gradient overflows is tried again at half the scale, with the same groups; left out, half of the
+    rollout would be lost. Weights and logged means are those of an update without a scaler, each substep counted once."""
+    found = []
+    for scale in (None, 2.0**127):
+        args, models = arguments(graded, "--num-substeps", 2, "--beta", 0.1, "--warmup", 0)
+        optimizer = common.make_optimizer(models[0], 1e-3)
+        scaler = scale and torch.amp.GradScaler("cpu", init_scale=scale)
+        b, advantages, in_loss = filled(args, models, graded, zero=False)
+        row = grpo_rubric.update(args, models[0], models[1], optimizer, scaler, b, advantages, in_loss, 1, 1)  # fmt: skip
+        found.append((row, torch.cat([p.detach().flatten() for p in models[0].parameters()])))
+    (plain, weights), (row, repeated) = found
+    assert plain["skipped_steps"] == 0 < row["skipped_steps"] and row["updates"] == 2
+    assert (weights - repeated).abs().max() < 2e-5
+    for key in plain.keys() - {"skipped_steps"}:
+        assert row[key] == pytest.approx(plain[key], rel=1e-3, abs=1e-6), key
+
+
 def test_lora_reference_is_the_start(graded, monkeypatch):
     """With LoRA no second model is loaded: the reference is the policy with its adapter off. Its gradient and its KL are those
     against a frozen copy of the start, also when the adapter has moved."""

@@ -1022,6 +1022,27 @@ def test_fp16_scales_each_optimiser_by_its_own(world):
     assert (found[0][1] - found[1][1]).abs().max() < 2e-5
 
 
+@pytest.mark.parametrize("large", [(2.0**127, 2.0**6), (2.0**6, 2.0**127), (2.0**127, 2.0**127)])
+def test_an_overflowing_minibatch_is_repeated(large, world):
+    """fp16: where the gradient of policy or critic overflows, that one tries the same minibatch again at half the scale, and
+    the other, which has stepped, does not step twice. Weights, rate and logged means are those of an update without scalers;
+    left out, the first minibatches would be missing from the weights."""
+    found = []
+    for scales in (None, large):
+        args, models = arguments(world, "--warmup", 0, "--batch-size", 4, "--vf-coef", 1000)
+        model, _, critic, *_ = models
+        scalers = [torch.amp.GradScaler("cpu", init_scale=s) for s in scales or ()] or [None] * 2
+        b = filled(args, models)
+        row = ppo.update(args, model, critic, optimizers_of(args, model, critic), scalers, b, 1, 1)
+        found.append((row, torch.cat([p.detach().flatten() for m in (model, critic) for p in m.parameters()])))  # fmt: skip
+    (plain, weights), (row, repeated) = found
+    assert plain["skipped_steps"] == 0 and row["skipped_steps"] > 0
+    assert row["updates"] == plain["updates"] > 1
+    assert (weights - repeated).abs().max() < 2e-5
+    for key in plain.keys() - {"skipped_steps"}:
+        assert row[key] == pytest.approx(plain[key], rel=1e-3, abs=1e-6), key
+
+
 # ---- whole runs ----
 
 

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
@@ -946,6 +947,30 @@ def test_an_overflowing_step_loses_no_batch(tmp_path, monkeypatch, llama_folder,
         assert steps(large, "lr") == steps(small, "lr") and len(steps(large, "lr")) == 2
         assert steps(large, "loss") == pytest.approx(steps(small, "loss"), rel=2e-2)
         assert steps(large, "grad_norm") == pytest.approx(steps(small, "grad_norm"), rel=5e-2)
+
+
+@pytest.mark.parametrize("stage", PAIR_STAGES)
+def test_a_last_step_that_breaks_the_weights_is_seen(
+    stage, tmp_path, monkeypatch, llama_folder, pairs_file, capsys
+):
+    """A broken step shows in the loss of the next; behind the last one there is none, and NaN weights would be saved as the
+    result. One line instead, status 2, and the folder still holds the start."""
+    real = common.clip_and_step
+
+    def breaks(model, *rest):
+        found = real(model, *rest)
+        next(model.parameters()).data.fill_(math.nan)
+        return found
+
+    monkeypatch.setattr(common, "clip_and_step", breaks)
+    argv = command(stage, pairs_file, llama_folder, tmp_path / "run", "--lr", 1e-3)
+    with pytest.raises(SystemExit) as stop:
+        common.run(lambda: stage.main(argv))
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert stop.value.code == 2 and said.startswith("error: --lr 0.001: the "), said
+    assert "not finite after the last step; lower it" in said
+    saved = load_file(tmp_path / "run" / "model.safetensors")
+    assert all(w.isfinite().all() for w in saved.values())
 
 
 def test_lora_reference_is_the_start(tmp_path, monkeypatch, llama_folder, pairs_file):
