@@ -156,7 +156,7 @@ def two_proportion_z(a, n, b, m):
     """z = (a/n − b/m) / √(p(1−p)(1/n + 1/m)), p pooled, no continuity correction; (z, two-sided p) or None.
 
     >>> [round(x, 4) for x in two_proportion_z(412, 797, 170, 390)]
-    [2.6231, 0.0087]
+    [2.6233, 0.0087]
     """
     if not n or not m or a + b in (0, n + m):
         return None
@@ -838,9 +838,10 @@ def text_measures(answer, row, words=("advance", "hold", "reject")):
 def telling_words(texts_a, texts_b, top=20):
     """[(word, z)] most typical of a (z > 0) and of b: log-odds under an informative Dirichlet prior      [Monroe 2008]
 
+    By hand: log((2+2)/2) − log((0+2)/4) = log 4, over √(1/4 + 1/2): 1.6.
     prior α_w = count of w in both together; z = δ_w / √(1/(y_a + α) + 1/(y_b + α)). A view for reviewers, no test.
     >>> telling_words(["calm calm"], ["loud loud"], 1)
-    [('calm', 0.73), ('loud', -0.73)]
+    [('calm', 1.6), ('loud', -1.6)]
     """
     a, b = (Counter(re.findall(r"[a-z']+", " ".join(t).lower())) for t in (texts_a, texts_b))
     both = a + b
