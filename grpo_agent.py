@@ -314,10 +314,15 @@ def gather_trajectory_groups(groups, max_exceptions=0, after_each=None):
     if len(raised) > (max_exceptions * n if 0 < max_exceptions < 1 else max_exceptions):
         raise UserError(
             f"--max-exceptions {max_exceptions:g}: {len(raised)} of {n} episodes raised; the first: "
-            + common._where_raised(raised[0])
+            + said_of(raised[0])
         )
     groups = [after_each(group) for group in groups] if after_each else groups
     return [group for group in groups if group is not None]
+
+
+def said_of(error):
+    """An exception in one line, with file and line where it was raised."""
+    return common._where_raised(error) if error.__traceback__ else f"{type(error).__name__}: {error}"  # fmt: skip
 
 
 def play(envs, seeds, act):
@@ -1152,7 +1157,7 @@ def rollout_rows(args, split, played, group_size, parts, rewards, advantages):
     for i, t in enumerate(played):
         row = {"split": split, "group": i // group_size, "sample": i % group_size}
         if isinstance(t, BaseException):
-            yield row | {"error": common._where_raised(t)}
+            yield row | {"error": said_of(t)}
             continue
         yield row | {
             **t.metadata, "messages": t.messages(), "reward": rewards[i], "components": {name: values[i] for name, values in parts.items()},
