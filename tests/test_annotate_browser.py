@@ -222,7 +222,7 @@ def test_a_session_by_keyboard(keyboard_session):
     assert {v["choice"] for v in votes} == {"a", "tie", "both_bad"} and len(votes) == 9
     assert [v["comment"] for v in votes if v["comment"]] == ["1 year of kafka, 2 audits: better"]
     assert [v["reasons"] for v in votes if v["reasons"]] == [["accuracy"]]
-    assert all(300 < v["ms_active"] <= v["ms_wall"] < 60_000 for v in votes)
+    assert all(300 < v["ms_active"] <= v["ms_wall"] for v in votes)
     assert {v["guidelines_sha256"] for v in votes} == {votes[0]["guidelines_sha256"]}
     assert len({e["session"] for e in events}) == 2  # before and after the reload
 
