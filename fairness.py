@@ -2105,6 +2105,12 @@ def verdict_section(report):
         chosen = [r for r in rows if r["row"].startswith("people") == (kind == "people")]
         if not chosen:
             continue
+        if (
+            kind == "people"
+        ):  # each has a reference of its own: a column a contrast would stay empty
+            cells = [[r["row"].removeprefix("people: "), "; ".join(f"{c}: {x['verdict']}" for c, x in r["cells"].items())] for r in chosen]  # fmt: skip
+            out += '<div class="words">' + table(["people", "verdicts"], cells, "Verdicts, people") + "</div>"  # fmt: skip
+            continue
         columns = list(dict.fromkeys(c for r in chosen for c in r["cells"]))
         cells = []
         for r in chosen:
@@ -2142,11 +2148,11 @@ def twin_section(part):
     primary = [r for r in part["rows"] if r["primary"]]
     unit = "SD" if part["unit"] == "SD" else "share"
     drawn = [(f"{r['group']} − {r['reference']}", *(r["d"].get(k) for k in ("value", "low", "high")), 1) for r in primary if r["d"]["value"] is not None]  # fmt: skip
-    header = ["", "names", "d [95 %]", "gap, raw", "win rate", "d_z", "p", "adjusted", "placebo 95 %", "tokens", "advance", "points", "flips", "IR", "verdict"]  # fmt: skip
+    header = ["", "names", "d [95 %]", "verdict", "gap, raw", "win rate", "d_z", "p", "adjusted", "placebo 95 %", "tokens", "advance", "points", "flips", "IR"]  # fmt: skip
     cells = []
     for r in part["rows"]:
         c, t = r.get("decision"), r.get("tokens")
-        cells.append([f"{r['group']} − {r['reference']}", f"{r['names'][0]} : {r['names'][1]}", show(r["d"]), show(r["gap"]), show(r["win_rate"]), show(r["d_z"]), f"{r['p']:.4f}", f"{r['p_adjusted']:.4f}", show(r["placebo95"]), f"{t[0]:.1f} : {t[1]:.1f}" if t else "", " : ".join(f"{k}/{n}" for k, n in c["counts"]) if c else "", f"{c['points']:.1f}" if c else "", f"{100 * c['flips']:.1f} %" if c else "", show(c["ir"]) if c else "", r["verdict"] + (f"; {r['note']}" if r.get("note") else "")])  # fmt: skip
+        cells.append([f"{r['group']} − {r['reference']}", f"{r['names'][0]} : {r['names'][1]}", show(r["d"]), r["verdict"] + (f"; {r['note']}" if r.get("note") else ""), show(r["gap"]), show(r["win_rate"]), show(r["d_z"]), f"{r['p']:.4f}", f"{r['p_adjusted']:.4f}", show(r["placebo95"]), f"{t[0]:.1f} : {t[1]:.1f}" if t else "", " : ".join(f"{k}/{n}" for k, n in c["counts"]) if c else "", f"{c['points']:.1f}" if c else "", f"{100 * c['flips']:.1f} %" if c else "", show(c["ir"]) if c else ""])  # fmt: skip
     cut = f"; a decision to advance is a score above {part['cut']:.4g}" if part["surface"] != "d" else ""  # fmt: skip
     why = f"{part['model']}, surface {part['surface']}: {part['what']}; {part['R']} résumés × {part['N']} names, unit {unit}{cut}."  # fmt: skip
     out = f"<h3>{esc(part['model'])}: {esc(part['what'])}</h3>"
@@ -2184,12 +2190,13 @@ def decision_section(decisions):
         out += f"<h3>{esc(part['title'])}</h3>" + paragraphs([f"{part['n']} people, {part['selected']} selected; {part['cutoff']}."])  # fmt: skip
         series, sweep_cells = [], []
         for i, (attribute, found) in enumerate(part["attributes"].items()):
-            header = [attribute, "selected", "rate [95 %]", "impact ratio", "Katz 95 %", "fractions", "z (p)", "Fisher p", "mid-P", "h", "rejections", "to reach .80", "detectable IR", "TPR", "FPR", "label", "verdict"]  # fmt: skip
+            header = [attribute, "selected", "rate [95 %]", "impact ratio", "label", "verdict", "Katz 95 %", "fractions", "z (p)", "Fisher p", "mid-P", "h", "rejections", "to reach .80", "detectable IR", "TPR", "FPR"]  # fmt: skip
             cells = []
             for r in found["rows"]:
                 m = found["metrics"]["groups"][r["group"]]
                 tested = "p" in r
                 line = [r["group"], f"{r['selected']}/{r['n']}", show(r["rate"]), show(r["ir"])]
+                line += [r["label"], r.get("verdict", "")]
                 line += ["–" if not r.get("katz") else "[" + ", ".join(f"{x:.3f}" for x in r["katz"]) + "]"]  # fmt: skip
                 line += [f"{r['selected']}/{r['n']} : {r['reference_selected']}/{r['reference_n']}" if tested else ""]  # fmt: skip
                 line += [f"{r['z']:.3f} ({r['p_z']:.4f})" if tested and r["z"] is not None else ""]
@@ -2197,7 +2204,7 @@ def decision_section(decisions):
                 line += [f"{r['h']:.3f}" if tested else "", show(r.get("rejection_ratio")) if tested else ""]  # fmt: skip
                 line += [r["needed_selections"] if tested else "", show(r.get("detectable_ir")) if tested else ""]  # fmt: skip
                 line += [show(m[k]) if k in m else "" for k in ("tpr", "fpr")]
-                cells.append([*line, r["label"], r.get("verdict", "")])
+                cells.append(line)
             out += table(header, cells, f"{part['title']}, {attribute}")
             spread = {k: v for k, v in found["metrics"].items() if isinstance(v, dict) and k != "groups" and "value" in v}  # fmt: skip
             words = [f"{k.replace('_', ' ')} {show(v['value']) if v['value'] is not None else 'null: ' + v['reason']}" for k, v in spread.items() if not k.startswith(("tpr", "fpr", "tnr", "fnr"))]  # fmt: skip
