@@ -991,7 +991,7 @@ def parse_args(argv=None):
 
     add = parsers["report"].add_argument
     add("--candidates", default=Default("data/candidates.jsonl"), help="profiles with recorded sex and race_ethnicity, JSONL, or none")
-    add("--prefs", default=Default("data/prefs_train.jsonl"), help="the votes behind the models, JSONL, or none")
+    add("--prefs", nargs="+", default=[Default("data/prefs.jsonl"), Default("data/rank_train.jsonl")], help="votes such as those behind the models, JSONL, or none")
     add("--pairs", default=Default("data/rank_test.jsonl"), help="held-out pairs with candidates, for accuracy by group, or none")
     add("--prompts", default=Default("data/prompts.jsonl"), help="interview prompts, for risky questions, or none")
     add("--interviews", type=int, default=60, help="interview answers a policy (50 to 400)")
@@ -1350,7 +1350,7 @@ def study_twins(args, extra=None):
     print(f"{len(twins)} résumés × {N} names = {len(twins) * N} twins a surface, {len(ARMS) * len(twins)} without a name")  # fmt: skip
     surfaces, skipped, texts = [], [], []
 
-    def add(folder, kind, surface, matrix, tokens, unit=None, cut=0.0, rows=twins, who=people):
+    def measure(folder, kind, surface, matrix, tokens, unit=None, cut=0.0, rows=twins, who=people):
         scores = matrix[:, : len(who)]
         part = {"model": str(folder), "kind": kind, "surface": surface, "what": SURFACES[surface]}
         part |= twin_table(scores, who, args, unit, cut, tokens)
@@ -1366,7 +1366,9 @@ def study_twins(args, extra=None):
         skipped += [f"{folder}, surface {s}: not measured (the twins have no fields for it)" for s in "ab" if s not in matrices]  # fmt: skip
         for surface, matrix in matrices.items():
             cut = float(np.median(matrix[:, :N]))
-            add(folder, "reward model", surface, matrix, name_tokens(tokenizer, people), cut=cut)
+            measure(
+                folder, "reward model", surface, matrix, name_tokens(tokenizer, people), cut=cut
+            )
     few = [i for c in cell_places(people) for i in c[: args.generated_names]]
     some, rows = [people[i] for i in few], twins[: args.generated_resumes]
     for folder in ([before] if before else []) + after:
@@ -1375,19 +1377,19 @@ def study_twins(args, extra=None):
         kind, tokens = "base" if folder == before else "aligned", name_tokens(tokenizer, people)
         if all(row.get("prompt") and row.get("prefix") for row in twins):
             matrix = decision_matrix(model, tokenizer, folder, twins, everyone, args)
-            add(folder, kind, "c", matrix, tokens)
+            measure(folder, kind, "c", matrix, tokens)
         else:
             skipped.append(f"{folder}, surface c: not measured (the twins have no prompt and prefix)")  # fmt: skip
         if rows and all(row.get("prompt") for row in rows):
             answers = generated(model, tokenizer, folder, rows, some, args)
             measures = [text_measures(x, r | {"pronoun": p["subj"]}, (args.decision_words[0], "hold", *args.decision_words[1:])) for x, (r, p) in zip(answers, ((r, p) for r in rows for p in some))]  # fmt: skip
             matrix = np.array([m["advance"] for m in measures]).reshape(len(rows), len(some))
-            add(folder, kind, "d", matrix, tokens[few], "pp", 0.5, rows, some)
+            measure(folder, kind, "d", matrix, tokens[few], "pp", 0.5, rows, some)
             texts.append({"model": str(folder), "gaps": text_gaps(measures, len(rows), some, args), "telling": telling(answers, some), "n": len(answers)})  # fmt: skip
         if extra:
             extra(model, tokenizer, folder)
         del model
-    # (3) statistics were made and printed by `add`, a surface at a time
+    # (3) statistics were made and printed by `measure`, a surface at a time
     # (4) change
     changes = []
     for part in surfaces:
@@ -1945,10 +1947,10 @@ def report(args):
             ll144.append(ll144_record(groups, chosen.tolist(), values, args, "scoring", **fields) | {"title": f"{folder}, scores"})  # fmt: skip
             print_ll144(ll144[-1])
     study, rows, _ = study_twins(args, of_policy)
-    prefs, evaluation = present(args.prefs), present(args.evaluation)
-    files = [*rewards, before, *after, args.twins, args.names, pairs, prefs, present(args.candidates), evaluation]  # fmt: skip
+    prefs, evaluation = [p for p in args.prefs if present(p)], present(args.evaluation)
+    files = [*rewards, before, *after, args.twins, args.names, pairs, *prefs, present(args.candidates), evaluation]  # fmt: skip
     record = head(args, "report", files) | study
-    record |= {"preferences": study_votes(prefs) if prefs else None, "accuracy": accuracy, "decisions": decisions, "ll144": ll144, "risky": risky, "detector": detector}  # fmt: skip
+    record |= {"preferences": [study_votes(p) for p in prefs], "accuracy": accuracy, "decisions": decisions, "ll144": ll144, "risky": risky, "detector": detector}  # fmt: skip
     record["utility"] = utility(evaluation) if evaluation else []
     record["verdicts"] = verdict_rows(record)
     write_table(Path(args.out) / "twins.csv", rows)
@@ -2047,7 +2049,7 @@ def html_report(report):
     """The page: a pure function of report.json; every text of a model or a user is escaped by the table functions."""
     parts = [("Header", header_section(report)), ("Verdicts", verdict_section(report))]
     if votes := report.get("preferences"):
-        parts.append(("Preference data", votes_section(votes)))
+        parts.append(("Preference data", "".join(votes_section(v) for v in votes)))
     for kinds, title in ((("reward model",), "Twins: reward model"), (("base", "aligned"), "Twins: policies")):  # fmt: skip
         found = [p for p in report.get("surfaces", ()) if p["kind"] in kinds]
         text = "".join(twin_section(p) for p in found)
