@@ -459,7 +459,9 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", default=str(Path(__file__).parent), help="folder of the files")
     parser.add_argument("--corpus", help="write only the corpus of the tiny base, to this file")
-    parser.add_argument("--corpus-run", type=int, choices=(1, 2), default=1, help="rows of which run of sft.py")
+    parser.add_argument(
+        "--corpus-run", type=int, choices=(1, 2), default=1, help="rows of which run of sft.py"
+    )
     args = parser.parse_args()
     if args.corpus:
         runs = range(FIRST_RUN), range(FIRST_RUN, ALL_ROWS)

@@ -213,7 +213,9 @@ def rubric_row(rng, split, number=0, without=COUNTED):
         kinds = {c["kind"] for c in constraints} | {case["task"]}
         free = [k for k in GROUPS[group] if k == "mention" or k not in kinds and k not in without]
         free = [k for k in free if not any({k, other} in CLASHES for other in kinds)]
-        drawn = draw(rng, case, rng.choice(free or ["mention"]), taken) or draw(rng, case, "mention", taken)
+        drawn = draw(rng, case, rng.choice(free or ["mention"]), taken) or draw(
+            rng, case, "mention", taken
+        )
         constraints.append(drawn)
         taken.add(drawn["v"])
     rng.shuffle(constraints)

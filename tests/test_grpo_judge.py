@@ -222,7 +222,9 @@ def assert_same_weights(a, b, start):
     """The same run, seen at its end: what two ends differ by is nothing beside the way from the start. Not to the bit: another
     process, or a CPU busy with a slow judge, may sum in another order, and Adam makes a last bit of a gradient near 0 visible.
     """
-    a, b, start = (torch.cat([w[k].double().flatten() for k in sorted(start)]) for w in (a, b, start))
+    a, b, start = (
+        torch.cat([w[k].double().flatten() for k in sorted(start)]) for w in (a, b, start)
+    )
     moved, apart = (b - start).abs().mean(), (a - b).abs().mean()
     assert moved > 1e-5 and apart < 1e-2 * moved, (float(moved), float(apart))
 
