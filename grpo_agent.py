@@ -899,9 +899,7 @@ def next_prompt(tokenizer, trajectory, history="all"):
         if whole.startswith(answered):
             ids = trajectory.samples[-1]["ids"]
             new = tokenizer.encode(whole[len(answered) :], add_special_tokens=False)
-            return ids + (
-                new[1:] if ids[-1] == new[0] else new
-            )  # the end of turn stands there once
+            return ids + new[ids[-1] == new[0] :]  # the end of turn stands there once
     return common.encode_prompt(tokenizer, seen(messages, history))
 
 
