@@ -2577,9 +2577,8 @@ def html_report(report):
         title = f"Reward model {report['reward_model']} on {report['pairs']}"
     else:
         title = "Which model is better, by how much, at what cost"
-        answer = ". ".join(line[:1].upper() + line[1:] for line in report["answer"]) + "."
         sections = [
-            ("The answer", f"<p>{esc(answer)}</p>" + bullets(report["notes"])),
+            ("The answer", paragraphs(report["answer"]) + bullets(report["notes"])),
             ("Models", models_section(report, plots)),
             ("Reward against KL", frontier_section(report, plots)),
         ]

@@ -341,6 +341,17 @@ def test_a_true_guess_is_unsupported(bank):
     assert judged(bank, "{own}.", ask=False) == pytest.approx(-0.15)
 
 
+def test_a_fact_of_another_line_is_foreign(bank):
+    """Both facts were heard, so no number is new: put on one line together, or on the wrong line, they are unsupported all the
+    same. Else every reply copied to every line would be four correct lines."""
+    for text in ("{own} {other}", "{other}"):
+        env = with_states(bank, ("open",) * 4)
+        a, b, *_ = env.competencies
+        say(env, f"Tell me about a time you dealt with {a}.", f"Describe how you handled {b}.")
+        own, other = (short(env, c).split(": ")[1] for c in (a, b))
+        assert say(env, f"SUMMARY\n{a}: {text.format(own=own, other=other)}")[1] == pytest.approx(-0.15)  # fmt: skip
+
+
 def test_numbers_are_whole(bank):
     """4 percent is not in 34 percent: the line says 34 where 4 was said."""
     env = with_states(bank, ("open",) * 4)

@@ -457,7 +457,7 @@ def test_our_defaults_without_a_pair(capsys):
     got = args.model, args.lora_rank, args.data, args.train_ratio, args.data_seed, args.out
     assert got == (common.BASE, 0, "data/rubrics.json", 0.8, 42, "runs/grpo_rubric")
     got = args.group_size, args.groups_per_batch, args.lr, args.max_new_tokens, args.temperature
-    assert got == (8, 8, None, 64, 1.0)
+    assert got == (8, 8, None, 96, 1.0)
     got = args.beta, args.num_substeps, args.eval_every, args.save_every, args.reward
     assert got == (0.0, 1, 5, 20, ["rubric"])
     assert (args.scale, args.aggregation, args.level) == ("center", "token", "token")
