@@ -111,7 +111,7 @@ def turn_loss(
     if beta:
         k3 = kl_estimates(logps, ref_logps, mask)[2]
         losses = losses + beta * ratio * k3
-    loss = torch.where(mask, losses * weights, 0.0).sum()
+    loss = (losses * weights).sum()  # weights are 0 outside the mask, losses finite
     with torch.no_grad():
         kl = torch.expm1(log_ratio.clamp(-20, 20)) - log_ratio
         sums = {
