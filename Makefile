@@ -44,7 +44,7 @@ define loop
 	$(PY) grpo_rubric.py --steps 60 --lr 4e-4 --overlong penalty --eval-temperature 1 --patience 0 --seed $(2) --out $(1)/grpo --overwrite
 	$(PY) evaluate.py reward --reward-model $(1)/reward --pairs data/prefs_test.jsonl --seed $(2) --out $(1)/reward-report --overwrite
 	$(PY) evaluate.py compare --model data/tiny-base $(1)/dpo $(1)/ppo --reward-model $(1)/reward --seed $(2) --out $(1)/report --overwrite
-	$(PY) fairness.py report --before data/tiny-base --after $(1)/dpo $(1)/ppo --reward-model $(1)/reward --seed $(2) --out $(1)/fairness --overwrite
+	$(PY) fairness.py report --before data/tiny-base --after $(1)/dpo $(1)/ppo --reward-model $(1)/reward --names-per-cell 10 --resumes 12 --generated-names 2 --generated-resumes 8 --seed $(2) --out $(1)/fairness --overwrite
 endef
 
 demo: $(RUNTIME)
