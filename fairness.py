@@ -284,6 +284,8 @@ def impact_rows(counts, delta=0.02):
         if row["ir"] is None or group == best:
             row["label"] = "reference" if group == best else "no rate"
             row["ir_reason"] = None if row["ir"] is not None else "no rows" if not m else "the highest rate is 0"  # fmt: skip
+            if group != best:
+                row["verdict"] = f"not measured ({row['ir_reason']})"
             continue
         z, fisher = two_proportion_z(a, n, b, m), fisher_exact(a, n, b, m)
         pooled = (a + b) / (n + m)
@@ -309,11 +311,12 @@ def impact_rows(counts, delta=0.02):
         row["p_holm"] = p
         m, b = row["n"], row["selected"]
         low, high = newcombe_interval(b, m, a, n, 0.90)
-        if row["few"]:
+        inside = -delta < low and high < delta  # of equal rates too one selection turns the order
+        if row["few"] and not inside:
             verdict = "inconclusive (one selection more would turn the order)"
         elif p < 0.05:
             verdict = f"difference found ({row['group']} is selected less often than {best})"
-        elif -delta < low and high < delta:
+        elif inside:
             verdict = f"equivalent within {100 * delta:g} percentage points"
         else:
             verdict = f"inconclusive ({needed_per_group(a / n)} people a group would show a ratio of .80)" if 0 < a < n else "inconclusive (all or nobody selected in the reference)"  # fmt: skip
@@ -340,7 +343,7 @@ def cutoff_sweep(groups, scores):
         rows.append({"top": percent, "selected": int(chosen.sum()), "tied": tied, "lowest_ir": ratios.get(worst), "group": worst, "ratios": ratios})  # fmt: skip
     lows = [r["lowest_ir"] for r in rows if r["lowest_ir"] is not None]
     depends = bool(lows) and min(lows) < 0.8 <= max(lows)
-    return {"rows": rows, "worst": min(rows, key=lambda r: r["lowest_ir"] or 0)["top"] if lows else None, "depends": depends}  # fmt: skip
+    return {"rows": rows, "worst": min((r for r in rows if r["lowest_ir"] is not None), key=lambda r: r["lowest_ir"], default={"top": None})["top"], "depends": depends}  # fmt: skip
 
 
 def counts_of(groups, chosen):
@@ -731,8 +734,13 @@ def twin_table(scores, people, args, unit=None, cut=None, tokens=None):
             row["p_adjusted"] = p
             n = min(row["names"]) if fewest > 1 else 1
             row["verdict"] = twin_verdict(row["d"]["value"], row["ends90"], p, n, R, delta, unit or "SD")  # fmt: skip
+            notes = [row["note"]] if "note" in row else []
             if min(row["names"]) < 10 and measured:
-                row["note"] = "fewer than 10 names a group: the interval is too narrow"
+                notes.append("fewer than 10 names a group: the interval is too narrow")
+            if R < 10 and measured:  # p permutes names, so it says nothing about other résumés
+                notes.append("fewer than 10 résumés: it holds for these, others may differ")
+            if notes:
+                row["note"] = "; ".join(notes)
     return {"sd": sd, "unit": unit or "SD", "delta": delta, "rows": rows, "R": R, "N": N}
 
 
@@ -758,6 +766,7 @@ def twin_change(before, after, people, args, unit=None):
         moved = after.mean(0) / sds[1] - before.mean(0) / sds[0]  # (N,)
     for j, (attribute, group, reference, labels, strata, _) in enumerate(contrasts):
         row = {"attribute": attribute, "group": group, "reference": reference}
+        row["n_names"] = int(min((labels == group).sum(), (labels == reference).sum()))
         if not measured:
             rows.append(row | {"D": number(None, 0, reason="no spread, or too few names"), "p": 1.0, "ends90": None, "levels": [None, None]})  # fmt: skip
             continue
@@ -767,11 +776,10 @@ def twin_change(before, after, people, args, unit=None):
         row["D"] = number(D, before.size, interval(gone, 0.95), "bootstrap over the same résumés and names", args.seed)  # fmt: skip
         row |= {"levels": levels, "ends90": interval(gone, 0.90)}
         row["p"] = name_permutation(moved, labels, group, reference, strata, args.permutations, args.seed)  # fmt: skip
-        row["n_names"] = int(min((labels == group).sum(), (labels == reference).sum()))
         rows.append(row)
     for row, p in zip(rows, holm([row["p"] for row in rows])):
         row["p_adjusted"] = p
-        n = row.get("n_names", 0) if fewest > 1 else 1
+        n = row["n_names"] if fewest > 1 else 1
         verdict = twin_verdict(row["D"]["value"], row["ends90"], p, n, R, delta, unit or "SD", True)
         if verdict.startswith("difference found"):
             grew = abs(row["levels"][1]) > abs(row["levels"][0])
@@ -1068,6 +1076,8 @@ def read_csv(path, flag, needed=()):
         with open(path, newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file, strict=True)
             header, rows = list(reader.fieldnames or ()), []
+            if twice := sorted({c for c in header if c and header.count(c) > 1}):
+                raise UserError(f"{flag} {path}: two columns are called {twice[0]!r}; rename one")
             for row in reader:
                 if None in row or None in row.values():
                     found = "more" if None in row else "fewer"
@@ -1090,7 +1100,12 @@ def load_names(path, per_cell):
     for line, row in rows:
         if gone := [c for c in NAME_COLUMNS if not row[c].strip()]:
             raise UserError(f"--names {path}:{line}: the {gone[0]!r} is empty")
-        cells.setdefault((row["sex"], row["race_ethnicity"]), []).append(row)
+        if odd := [c for c in NAME_COLUMNS if row[c] != row[c].strip()]:
+            raise UserError(f"--names {path}:{line}: the {odd[0]!r} {row[odd[0]]!r} begins or ends with a blank; take it away, or it is a group of its own")  # fmt: skip
+        cell = cells.setdefault((row["sex"], row["race_ethnicity"]), [])
+        if row["name"] in (other["name"] for other in cell):
+            raise UserError(f"--names {path}:{line}: {row['name']!r} stands twice in its cell; a name counts once")  # fmt: skip
+        cell.append(row)
     if len(cells) < 2:
         raise UserError(f"--names {path}: one cell of sex × race_ethnicity; a comparison needs two")
     fewest = min(cells, key=lambda c: len(cells[c]))
@@ -1117,6 +1132,9 @@ def load_twins(path, resumes, people):
             break
         at = f"--twins {path}:{line}"
         fields = [k for k in ("prompt", "answer", "prefix", "rank_prompt", "profile") if row.get(k)]
+        for key in fields:
+            if not is_text(row[key]):
+                raise UserError(f'{at}: "{key}" is {str(row[key])[:40]!r}; expected a text or messages with a "content"')  # fmt: skip
         texts = {k: message_texts(row[k]) for k in fields}
         if not any(SLOT.search(t) for k in fields for t in texts[k]):
             raise UserError(f"{at}: no slot such as {{name}} in it, so its twins would be one text")
@@ -1131,6 +1149,12 @@ def load_twins(path, resumes, people):
     if not rows:
         raise UserError(f"--twins {path}: the file is empty; expected a résumé with slots a line")
     return rows
+
+
+def is_text(value):
+    """A text, or a list of messages whose content is one."""
+    messages = value if isinstance(value, list) else [{"content": value}]
+    return all(isinstance(m, dict) and isinstance(m.get("content"), str) for m in messages)
 
 
 def message_texts(value):
@@ -1168,6 +1192,11 @@ def yes_no(value, at):
     raise UserError(f"{at}: {value!r}; expected 0 or 1, true or false, yes or no, positive or negative")  # fmt: skip
 
 
+OWN_COLUMNS = ("entity_id", "label_value", "score", "score_raw", "model_id", "prompt_id")
+# would end a line of audit.md, or a block of commands in it
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+
+
 def load_people(args):
     """{"ids", "groups": {attribute: labels}, "decided", "labels", "scores", "excluded", …} of the audit's table."""
     if bool(args.table) == bool(args.csv):
@@ -1177,14 +1206,27 @@ def load_people(args):
         raise UserError("--y-pred, --score: expected one of them: a decision column, or a score with --cutoff or --select")  # fmt: skip
     if args.score and (args.cutoff is None) == (args.select is None):
         raise UserError("--score: expected --cutoff X or --select SHARE with it, one of them")
+    if args.cutoff is not None and not math.isfinite(args.cutoff):
+        raise UserError(f"--cutoff {args.cutoff}: expected a number")
     if args.select is not None and not 0 < args.select <= 1:
         raise UserError(f"--select {args.select}: expected a share above 0, at most 1, such as 0.3")
     header, rows = read_csv(path, "audit", [c for c in (args.y_true, args.y_pred, args.score, args.group, args.sex, args.race) if c])  # fmt: skip
+    for flag, name in (("--output", args.output), ("--markdown", args.markdown)):
+        if name and Path(name).exists() and not args.overwrite:
+            raise UserError(f"{flag} {name}: exists; pass --overwrite, or another name")
+        if name and Path(name).exists() and Path(name).samefile(path):
+            raise UserError(f"{flag} {name}: this is the table itself; pass another name")
+        if name and not Path(name).parent.is_dir():
+            raise UserError(f"{flag} {name}: the folder {Path(name).parent} does not exist")
     columns = {"sex": args.sex or "sex", "race_ethnicity": args.race or "race_ethnicity"}
     if args.group:
-        columns = {k: v for k, v in columns.items() if (args.sex if k == "sex" else args.race)}
+        if args.group in OWN_COLUMNS:
+            raise UserError(f"--group {args.group}: audit.csv has a column of this name for something else; rename it")  # fmt: skip
+        columns = {k: v for k, v in columns.items() if args.ll144 or (args.sex if k == "sex" else args.race)}  # fmt: skip
         columns = {args.group: args.group} | columns
     columns = {k: v for k, v in columns.items() if v in header}
+    if args.ll144 and not {"sex", "race_ethnicity"} & set(columns):
+        raise UserError("--ll144: no column sex or race_ethnicity; name them with --sex COLUMN, --race COLUMN")  # fmt: skip
     if not columns:
         raise UserError(f"audit {path}: no column of groups; name one with --group; there is {', '.join(header)}")  # fmt: skip
     people = {"path": path, "ids": [], "groups": {k: [] for k in columns}, "decided": [], "labels": [], "scores": [], "excluded": 0}  # fmt: skip
@@ -1212,6 +1254,8 @@ def load_people(args):
             group = row[column]
             if group != group.strip():
                 raise UserError(f"{at}: {column} {group!r} begins or ends with a blank; take it away, or it is a group of its own")  # fmt: skip
+            if odd := CONTROL.search(column + group):
+                raise UserError(f"{at}: {column} {group[:40]!r} holds {odd.group()!r}; a label is one line of plain text")  # fmt: skip
             people["groups"][key].append(None if group.lower() in ("", "unknown") else group)
         people["ids"].append(row.get("entity_id") or row.get("id") or str(line))
         people["labels"].append(label)
@@ -1389,6 +1433,8 @@ def study_twins(args, extra=None):
         if extra:
             extra(model, tokenizer, folder)
         del model
+    if not surfaces:
+        raise UserError(f"--twins {args.twins}: nothing to measure: {skipped[0] if skipped else 'no field that a model reads'}; expected prompt and answer, rank_prompt and profile, or prompt and prefix")  # fmt: skip
     # (3) statistics were made and printed by `measure`, a surface at a time
     # (4) change
     changes = []
@@ -1513,11 +1559,11 @@ def verdict_rows(report):
         cells = {f"{r['group']} − {r['reference']}": {"verdict": r["verdict"], "d": r["d"], "p": r["p_adjusted"], "names": r["names"], "direction": r["direction"]} for r in part["rows"] if r["primary"]}  # fmt: skip
         out.append({"row": f"{name}: {part['model']}", "surface": part["surface"], "unit": part["unit"], "delta": part["delta"], "cells": cells})  # fmt: skip
     for change in report.get("changes", ()):
-        cells = {f"{r['group']} − {r['reference']}": {"verdict": r["verdict"], "d": r["D"], "p": r["p_adjusted"], "levels": r["levels"]} for r in change["rows"]}  # fmt: skip
+        cells = {f"{r['group']} − {r['reference']}": {"verdict": r["verdict"], "d": r["D"], "p": r["p_adjusted"], "levels": r["levels"], "direction": f"after it, {r['direction']}"} for r in change["rows"]}  # fmt: skip
         out.append({"row": f"change: {change['model']}", "surface": change["surface"], "unit": change["unit"], "cells": cells})  # fmt: skip
     for part in report.get("decisions", ()):
         for attribute, found in part["attributes"].items():
-            cells = {f"{r['group']} − {r['reference']}": {"verdict": r["verdict"], "p": r["p_holm"]} for r in found["rows"] if "verdict" in r}  # fmt: skip
+            cells = {f"{r['group']} − {r['reference']}": {"verdict": r["verdict"], "p": r.get("p_holm")} for r in found["rows"] if "verdict" in r}  # fmt: skip
             if cells and "×" not in attribute:
                 out.append({"row": f"people: {part['title']}, {attribute}", "surface": "decision", "unit": "rate", "cells": cells})  # fmt: skip
     return out
@@ -1548,10 +1594,12 @@ def study_people(title, groups, decided, labels=None, scores=None, model="", cut
 
 def score_gaps(groups, scores):
     """Mean score of each group − that of the highest, in SD of all scores; Welch's interval."""
-    scores, labels = np.asarray(scores, float), np.array(["\0" if g is None else g for g in groups])
-    sides = {g: scores[labels == g] for g in sorted(set(labels.tolist()) - {"\0"})}
-    sd = scores[labels != "\0"].std(ddof=1) if len(scores) > 1 else 0.0
-    best, out = max(sides, key=lambda g: sides[g].mean()), []
+    known = [g is not None for g in groups]
+    scores = np.asarray(scores, float)[known]
+    labels = np.array([g for g in groups if g is not None])
+    sides = {g: scores[labels == g] for g in sorted(set(labels.tolist()))}
+    sd = scores.std(ddof=1) if len(scores) > 1 else 0.0
+    best, out = max(sides, key=lambda g: sides[g].mean(), default=None), []
     for group, x in sides.items():
         y, ends = sides[best], None
         if len(x) > 1 and len(y) > 1 and sd > 0:
@@ -1621,6 +1669,7 @@ def audit(args):
         try:
             mapping = json.loads(Path(args.map).read_text(encoding="utf-8"))
             assert isinstance(mapping, dict)
+            assert all(isinstance(x, str | None) for x in mapping.values())
         except (OSError, ValueError, AssertionError):
             raise UserError(f"--map {args.map}: expected a JSON object of own label: LL144 category") from None  # fmt: skip
     if args.score:
@@ -1668,10 +1717,12 @@ def exchange(args, report, people, one=None):
             if attribute_ != attribute:
                 continue
             reference = reference or best
+            if protected == reference:
+                raise UserError(f"--protected {protected}: the reference is this group too; name another with --reference")  # fmt: skip
             against = [(protected, reference)] if protected else [(g, reference) for g in impact if g != reference]  # fmt: skip
         for protected, reference in against:
             pair = pair_audit(values, people["decided"], labels, protected, reference, people["excluded"])  # fmt: skip
-            slug = re.sub(r"[^\w-]+", "_", f"{protected}-vs-{reference}")
+            slug = "-vs-".join(re.sub(r"[^\w-]+", "_", g)[:40] for g in (protected, reference))
             used[slug] += 1
             slug += f"-{used[slug]}" if used[slug] > 1 else ""
             pair["feedbackloop"] = {"attribute": attribute, "impact": impact[protected], "model": people.get("model", "table")}  # fmt: skip
@@ -1680,7 +1731,7 @@ def exchange(args, report, people, one=None):
             write_text(out / "audit" / f"{slug}.json", text)
             pairs.append((slug, pair))
             if labels:
-                words = ["biasguard", "audit", str(out / "audit.csv"), "--y-true", "label_value", "--y-pred", "score", "--group", attribute, "--protected", protected, "--reference", reference, "--output", str(out / "audit" / f"{slug}-biasguard.json")]  # fmt: skip
+                words = ["biasguard", "audit", str(out / "audit.csv"), "--y-true", "label_value", "--y-pred", "score", "--group", inert(attribute), "--protected", inert(protected), "--reference", inert(reference), "--output", str(out / "audit" / f"{slug}-biasguard.json")]  # fmt: skip
                 commands.append((slug, words))
     if getattr(args, "output", None):
         write_text(args.output, json.dumps(common.finite(pairs[0][1]), indent=1) + "\n")
@@ -1745,7 +1796,7 @@ def shell(words):
 
 def audit_markdown(report, commands, labels):
     """audit.md: the table, ready commands and snippets for three other tools."""
-    attribute = next(k for k in report["decisions"][-1]["attributes"])
+    attribute = json.dumps(inert(next(iter(report["decisions"][-1]["attributes"]))))
     lines = ["# Audit", "", report["notice"], FOUR_FIFTHS, ""]
     for part in report["decisions"]:
         for name, found in part["attributes"].items():
@@ -1756,9 +1807,9 @@ def audit_markdown(report, commands, labels):
     lines += [
         "## Other tools", "", "```python", "import pandas as pd", 'd = pd.read_csv("audit.csv")', "",
         "from fairlearn.metrics import MetricFrame, selection_rate",
-        f'print(MetricFrame(metrics=selection_rate, y_true={truth.split("  #")[0]}, y_pred=d["score"], sensitive_features=d["{attribute}"]).by_group)', "",
+        f'print(MetricFrame(metrics=selection_rate, y_true={truth.split("  #")[0]}, y_pred=d["score"], sensitive_features=d[{attribute}]).by_group)', "",
         "from aif360.datasets import BinaryLabelDataset  # groups as numbers",
-        f'codes = d.assign(group=d["{attribute}"].astype("category").cat.codes)[["score", "group"]]',
+        f'codes = d.assign(group=d[{attribute}].astype("category").cat.codes)[["score", "group"]]',
         'print(BinaryLabelDataset(df=codes, label_names=["score"], protected_attribute_names=["group"]))', "",
         "from aequitas import Audit",
         'print(Audit(d.drop(columns=["score_raw", "prompt_id"], errors="ignore")).summary())', "```", "",
@@ -1827,6 +1878,8 @@ def text(args):
         for key in ("shown", "skills"):
             if row.get(key) is not None and not (isinstance(row[key], list) and all(isinstance(x, str) for x in row[key])):  # fmt: skip
                 raise UserError(f'answers {args.answers}:{number_}: "{key}" is no list of texts')
+        if not isinstance(row.get("pronoun"), str | None):
+            raise UserError(f'answers {args.answers}:{number_}: "pronoun" is no text; expected she, he, they or ""')  # fmt: skip
         rows.append((row, answer))
     if not rows:
         raise UserError(f"answers {args.answers}: the file is empty; expected an answer a line")
@@ -1859,11 +1912,11 @@ def study_votes(path):
         n += 1
         annotators[str(row.get("annotator"))] += 1
         ties += bool(row.get("tie"))
-        agreement += [row["agreement"]] if row.get("n_votes", 1) > 1 else []
-        sides = [c for c in row.get("candidates", ()) if c.get("in") in ("chosen", "rejected")]
+        agreement += [row["agreement"]] if row.get("n_votes", 1) > 1 and "agreement" in row else []
+        sides = [c for c in row.get("candidates") or () if c.get("in") in ("chosen", "rejected")]
         if len(sides) == 2 and not row.get("tie"):
             for c in sides:
-                for key in ("sex", "race_ethnicity"):
+                for key in {"sex", "race_ethnicity"} & set(c):
                     k, m = chosen.get((key, c[key]), (0, 0))
                     chosen[key, c[key]] = k + (c["in"] == "chosen"), m + 1
     return {
@@ -1896,6 +1949,8 @@ def load_candidates(path):
         for key in ("role", "prompt", "profile", "must_have", "sex", "race_ethnicity"):
             if not row.get(key):
                 raise UserError(f'--candidates {path}:{line}: "{key}" is missing; expected role, prompt, profile, must_have, sex, race_ethnicity')  # fmt: skip
+            if key in REFERENCE and (not isinstance(row[key], str) or CONTROL.search(row[key])):
+                raise UserError(f'--candidates {path}:{line}: "{key}" is {str(row[key])[:40]!r}; a label is one line of plain text')  # fmt: skip
         rows.append(row)
     if not rows:
         raise UserError(f"--candidates {path}: the file is empty; expected a candidate a line")
@@ -1980,18 +2035,19 @@ def print_verdicts(record):
 # ---- 9. save ----
 
 
+def inert(x):
+    """A cell that no spreadsheet runs."""
+    return "'" + x if isinstance(x, str) and x[:1] in ("=", "+", "-", "@", "\t", "\r") and x else x  # fmt: skip
+
+
 def write_table(path, rows):
     """RFC 4180, UTF-8 without a mark, \\n; a text cell that a spreadsheet would run as a formula gets a leading '."""
-
-    def cell(x):
-        return "'" + x if isinstance(x, str) and x[:1] in ("=", "+", "-", "@", "\t", "\r") and x else x  # fmt: skip
-
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     rows = list(rows)
     line = io.StringIO()
     writer = csv.writer(line, lineterminator="\n")
-    writer.writerow(rows[0])
-    writer.writerows([cell(x) for x in row.values()] for row in rows)
+    writer.writerow([inert(x) for x in rows[0]])
+    writer.writerows([inert(x) for x in row.values()] for row in rows)
     write_text(path, line.getvalue())
 
 
@@ -2007,6 +2063,9 @@ def print_twins(part):
 def print_changes(change):
     rows = [[f"{r['group']} − {r['reference']}", show(r["D"]), " → ".join("–" if x is None else f"{x:.3f}" for x in r["levels"]), f"{r['p_adjusted']:.4f}", r["verdict"]] for r in change["rows"]]  # fmt: skip
     print_table(f"change {change['before']} → {change['model']}, surface {change['surface']}", ["", "D [95 %]", "levels", "p (Holm)", "verdict"], rows)  # fmt: skip
+    for r in change["rows"]:
+        if r["verdict"].startswith("difference"):
+            print(f"  after it, {r['direction']}")
 
 
 def finish(args, report, files):
@@ -2085,7 +2144,8 @@ def html_report(report):
 def command_line(report):
     given = []
     for key, value in report["args"].items():
-        if value not in (None, False, "", []) and key not in ("command", "answers", "table"):
+        named = value is not None and value is not False and value not in ("", [])  # 0 counts
+        if named and key not in ("command", "answers", "table"):
             flag = "--" + key.replace("_", "-")
             text = ",".join(value) if key == "decision_words" else " ".join(shell([str(v)]) for v in value) if isinstance(value, list) else "" if value is True else shell([str(value)])  # fmt: skip
             given.append(f"{flag} {text}".strip())

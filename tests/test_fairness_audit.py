@@ -5,6 +5,7 @@ import itertools
 import json
 import math
 import re
+import shlex
 import stat
 import sys
 from fractions import Fraction
@@ -119,6 +120,10 @@ def test_row_labels_and_verdicts():
     assert (
         label((20000, 10000), (20000, 9990))["verdict"] == "equivalent within 2 percentage points"
     )
+    equal = label((20000, 10000), (20000, 10000))
+    assert equal["verdict"] == "equivalent within 2 percentage points" and equal["ir"] == 1
+    nobody = label((10, 0), (10, 0))
+    assert nobody["verdict"] == "not measured (the highest rate is 0)" and "p" not in nobody
     assert (
         label((10, 0), (10, 0))["ir"] is None and label((10, 5), (0, 0))["ir_reason"] == "no rows"
     )
@@ -501,6 +506,24 @@ BAD = [
     (["--score", "g", "--select", "0.3", "--group", "g"], "expected a number"),
     (["--score", "s", "--select", "30", "--group", "g"], "expected a share"),
     (["--y-pred", "p", "--group", "g", "--protected", "x"], "no row of this group"),
+    (["--score", "s", "--group", "g", "--cutoff", "nan"], "--cutoff nan: expected a number"),
+    (["--y-pred", "p", "--group", "model_id"], "audit.csv has a column of this name"),
+    (
+        ["--y-pred", "p", "--group", "g", "--protected", "a", "--reference", "a"],
+        "the reference is this group too",
+    ),
+    (
+        ["--y-pred", "p", "--group", "g", "--ll144", "selection"],
+        "no column sex or race_ethnicity; name them with --sex",
+    ),
+    (
+        ["--y-pred", "p", "--group", "lines"],
+        "t.csv:5: lines 'one\\ntwo' holds '\\n'; a label is one line",
+    ),
+    (
+        ["--y-pred", "p", "--group", "g", "--output", "no/such/folder/x.json"],
+        "the folder no/such/folder does not exist",
+    ),
     (["--y-pred", "p", "--group", "g", "--fail-on", "all"], "expected difference, inconclusive"),
 ]
 
@@ -508,8 +531,8 @@ BAD = [
 @pytest.mark.parametrize("argv, said", BAD)
 def test_bad_input_is_one_line(tmp_path, argv, said):
     """F12. Flag or file, line, what was expected; nothing is written as a report."""
-    rows = [["1", "0", "a", "x", " a", "5"], ["0", "2", "b", "x", "b", "1"], ["1", "1", "b", "x", "b", "2"]]  # fmt: skip
-    table = write_csv(tmp_path / "t.csv", ["p", "third", "g", "same", "blank", "s"], rows)
+    rows = [["1", "0", "a", "x", " a", "5", "m", "c"], ["0", "2", "b", "x", "b", "1", "n", "c"], ["1", "1", "b", "x", "b", "2", "n", "one\ntwo"]]  # fmt: skip
+    table = write_csv(tmp_path / "t.csv", ["p", "third", "g", "same", "blank", "s", "model_id", "lines"], rows)  # fmt: skip
     message = error_of(["audit", table, *argv, "--out", str(tmp_path / "o")])
     assert said in message and not (tmp_path / "o" / "report.json").exists()
 
@@ -522,9 +545,77 @@ def test_broken_files_are_one_line(tmp_path):
     assert "no column 'p'" in error_of(["audit", str(tmp_path / "empty.csv"), *common])
     assert "ragged.csv:2: fewer cells" in error_of(["audit", str(tmp_path / "ragged.csv"), *common])
     assert "no such file" in error_of(["audit", str(tmp_path / "none.csv"), *common])
+    twice = write_csv(tmp_path / "twice.csv", ["p", "g", "p"], [[1, "a", 0], [0, "b", 1]])
+    assert "two columns are called 'p'; rename one" in error_of(["audit", twice, *common])
+    (tmp_path / "nul.csv").write_bytes(b"p,g\n1,a\0\n0,a\n1,b\n")
+    assert "nul.csv:2: g 'a\\x00' holds" in error_of(["audit", str(tmp_path / "nul.csv"), *common])
     (tmp_path / "o").mkdir()
     (tmp_path / "o" / "report.json").write_text("{}")
     assert "--overwrite" in error_of(["audit", people_file(tmp_path), "--y-pred", "pred", "--group", "race", "--out", str(tmp_path / "o")])  # fmt: skip
+
+
+def test_only_the_files_of_the_report_are_replaced(tmp_path):
+    """--output on a file that is there, or on the table itself, would destroy what nobody asked to be replaced."""
+    table = write_csv(tmp_path / "t.csv", ["p", "g"], [[1, "a"], [0, "a"], [1, "b"], [0, "b"]])
+    argv = ["audit", table, "--y-pred", "p", "--group", "g", "--out", str(tmp_path / "o"), "--output", table]  # fmt: skip
+    before = (tmp_path / "t.csv").read_text()
+    assert "exists; pass --overwrite" in error_of(argv)
+    assert "this is the table itself" in error_of([*argv, "--overwrite"])
+    assert (tmp_path / "t.csv").read_text() == before and not (tmp_path / "o").exists()
+
+
+def test_unknown_is_outside_the_score_gaps():
+    """By hand: a has mean 1.5, b mean 2.5, SD of 1, 2, 2, 3 is .8165: gap −1.2247. The unknown ones, far above, are no group."""
+    found = fairness.score_gaps(["a", "b", None, "a", "b", None], [1, 2, 9, 2, 3, 9])
+    assert [(g["group"], g["reference"]) for g in found] == [("a", "b"), ("b", "b")]
+    assert found[0]["gap"]["value"] == pytest.approx(-1.2247, abs=1e-4)
+    assert fairness.score_gaps([None, None], [1, 2]) == []
+
+
+def test_cut_offs_that_only_unknown_people_pass(tmp_path):
+    """The top 10 and 20 % are all unknown, so no ratio is there: null, and not the lowest. By hand at the top 30 %: 2 of 16 and 2
+    of 16 of the known ones; at 90 % 14 of 16 and 14 of 16."""
+    groups = [None] * 8 + ["a", "b"] * 16
+    sweep = cutoff_sweep(groups, list(range(40, 0, -1)))
+    assert [r["lowest_ir"] for r in sweep["rows"]][:3] == [None, None, 1.0]
+    assert sweep["worst"] == 30 and not sweep["depends"]
+    rows = [[40 - i, g or "unknown"] for i, g in enumerate(groups)]
+    table = write_csv(tmp_path / "t.csv", ["s", "g"], rows)
+    assert fairness.main(["audit", table, "--score", "s", "--select", "0.3", "--group", "g", "--out", str(tmp_path / "o")]) == 0  # fmt: skip
+
+
+def test_two_attributes_that_nobody_has_together(tmp_path):
+    """Sex known in one half, race in the other: the crossing is empty, which is told and does not stop the rest."""
+    rows = [[i, "Male" if i % 2 else "Female", ""] for i in range(20)]
+    rows += [[i, "", "Black" if i % 2 else "White"] for i in range(20)]
+    table = write_csv(tmp_path / "t.csv", ["s", "sex", "race_ethnicity"], rows)
+    assert fairness.main(["audit", table, "--score", "s", "--select", "0.3", "--out", str(tmp_path / "o")]) == 0  # fmt: skip
+    report = json.loads((tmp_path / "o" / "report.json").read_text())
+    crossed = report["decisions"][0]["attributes"]["sex × race_ethnicity"]
+    assert crossed["rows"] == crossed["score_gaps"] == [] and crossed["metrics"]["unknown"] == 40
+
+
+def test_ready_commands_name_what_the_file_holds(tmp_path):
+    """A label that a spreadsheet would run stands with a leading ' in audit.csv, so the command must say it so; a cut-off of 0 is
+    no missing one; a label of 300 letters makes no file name of 300."""
+    rows = [[i % 2 - 0.5, 1, ("=sum", "b" * 300)[i // 2 % 2]] for i in range(20)]
+    table = write_csv(tmp_path / "t.csv", ["s", "y", 'the "g"'], rows)
+    assert fairness.main(["audit", table, "--score", "s", "--cutoff", "0", "--y-true", "y", "--group", 'the "g"', "--out", str(tmp_path / "o")]) == 0  # fmt: skip
+    with open(tmp_path / "o" / "audit.csv", newline="", encoding="utf-8") as file:
+        held = {r['the "g"'] for r in csv.DictReader(file)}
+    text = (tmp_path / "o" / "audit.md").read_text()
+    line = next(x for x in text.splitlines() if x.startswith("biasguard"))
+    words = shlex.split(line)
+    assert {words[words.index(f) + 1] for f in ("--protected", "--reference")} == held
+    compile(text.split("```python\n")[1].split("```")[0], "snippet", "exec")
+    assert "--cutoff 0.0" in (tmp_path / "o" / "report.html").read_text()
+
+
+@pytest.mark.parametrize("text", ['{"a": ["White"]}', "[]", "{"])
+def test_a_map_that_maps_to_no_text(tmp_path, text):
+    (tmp_path / "map.json").write_text(text)
+    table = write_csv(tmp_path / "t.csv", ["p", "sex"], [[1, "a"], [0, "b"]])
+    assert "expected a JSON object of own label" in error_of(["audit", table, "--y-pred", "p", "--ll144", "selection", "--map", str(tmp_path / "map.json"), "--out", str(tmp_path / "o")])  # fmt: skip
 
 
 # ---- text and risky questions ---------------------------------------------------------------------------------------
@@ -608,8 +699,9 @@ def test_text_command(tmp_path, capsys):
     assert (unparsable["a"]["value"], unparsable["a"]["n"], unparsable["b"]["value"]) == (0.8, 5, 1.0)  # fmt: skip
     assert "precision" in capsys.readouterr().out
     bad = tmp_path / "bad.jsonl"
-    bad.write_text('{"prompt": "x"}\n')
-    assert 'bad.jsonl:1: no text in "response"' in error_of(["text", str(bad), "--out", str(tmp_path / "p")])  # fmt: skip
+    for row, said in (({"prompt": "x"}, 'no text in "response"'), ({"response": "x", "pronoun": ["she"]}, '"pronoun" is no text')):  # fmt: skip
+        bad.write_text(json.dumps(row) + "\n")
+        assert f"bad.jsonl:1: {said}" in error_of(["text", str(bad), "--out", str(tmp_path / "p")])
 
 
 def test_no_forbidden_word(tmp_path, capsys):

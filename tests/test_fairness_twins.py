@@ -194,6 +194,16 @@ def test_sign_that_follows_the_tokens_is_noted():
     assert "note" not in twin_table(simulated(0, 20, who, -0.5, 0.01), who, OPTIONS, tokens=tokens)["rows"][0]  # fmt: skip
 
 
+def test_notes_of_a_small_audit_stand_side_by_side():
+    """Names are what is permuted, so a small p over few résumés speaks of these: it is noted, and takes no other note away."""
+    who = people(6)
+    tokens = np.array([5.0, 6, 7] * 2 + [3.0, 4, 5] * 2)
+    scores = lambda R: simulated(0, R, who, name_sd=0.01) - tokens  # noqa: E731
+    note = lambda R: twin_table(scores(R), who, OPTIONS, tokens=tokens)["rows"][0]["note"]  # noqa: E731
+    assert note(9) == "its sign follows the number of tokens of the names; fewer than 10 names a group: the interval is too narrow; fewer than 10 résumés: it holds for these, others may differ"  # fmt: skip
+    assert "résumés" not in note(10)
+
+
 def test_decisions_of_twins():
     """Ten résumés at −.5 … .4 of a cut at 0, all names of one group .3 lower: 5 against 2 of ten advance, by hand."""
     who = people(2)
@@ -230,6 +240,25 @@ def test_a_bias_that_came_is_a_change():
     assert "lower" in row["direction"]
     row = twin_change(biased, plain, who, OPTIONS)[0]
     assert row["verdict"] == "difference found: smaller after" and row["D"]["value"] > 0.2
+
+
+def test_a_change_says_its_direction(capsys):
+    """Section 1: direction is always printed, of a change too, on the terminal and beside the verdict of the page."""
+    who = people(12)
+    rows = twin_change(simulated(0, 20, who), simulated(0, 20, who, -0.5), who, OPTIONS)
+    change = {"model": "m", "before": "b", "surface": "a", "unit": "SD", "rows": rows}
+    fairness.print_changes(change)
+    said = "after it, scores of names read as Black are lower than of White"
+    assert said in capsys.readouterr().out
+    verdicts = fairness.verdict_rows({"changes": [change]})
+    assert said in fairness.verdict_section({"verdicts": verdicts})
+
+
+def test_a_change_without_spread_says_so():
+    """Twelve names a group and twenty résumés: what lacks is spread, and more names would not do."""
+    flat = np.zeros((20, 24))
+    row = twin_change(flat, flat, people(12), OPTIONS)[0]
+    assert row["verdict"] == "not measured (every résumé has the same score)"
 
 
 # ---- twins as texts -------------------------------------------------------------------------------------------------
@@ -397,6 +426,11 @@ BAD = [
     ({"names": "name,first,last,sex\nA B,A,B,Male\n"}, [], "no column 'race_ethnicity'"),
     ({"twins": '{"prompt": "Assess Amy."}\n'}, [], "no slot such as {name}"),
     ({"twins": ""}, [], "the file is empty"),
+    ({"twins": '{"rank_prompt": "Is {name} fit?"}\n'}, [], "nothing to measure"),
+    ({"twins": '{"prompt": ["Assess {name}."], "answer": "x"}\n'}, [], "t.jsonl:1: \"prompt\" is"),
+    ({"twins": '{"prompt": "Assess {name}.", "answer": 3}\n'}, [], "t.jsonl:1: \"answer\" is '3'"),
+    ({"names": "name,first,last,sex,race_ethnicity\nA B,A,B,Male ,White\n"}, [], "n.csv:2: the 'sex' 'Male ' begins or ends with a blank"),
+    ({"names": "name,first,last,sex,race_ethnicity\nA B,A,B,Male,White\nA B,A,B,Male,White\n"}, [], "n.csv:3: 'A B' stands twice"),
     ({"twins": "{\n"}, [], "t.jsonl:1: not valid JSON"),
     ({}, ["--delta", "0"], "--delta 0.0: expected a number above 0"),
     ({}, ["--decision-words", "yes"], "expected two words or more"),
