@@ -1352,14 +1352,16 @@ class Rollout:
 
 @torch.no_grad()
 def sample(
-    model, tokenizer, prompts, n=1, max_new_tokens=128, temperature=1.0, top_p=1.0, top_k=0, seed=0, rows=256
+    model, tokenizer, prompts, n=1, max_new_tokens=128, temperature=1.0, top_p=1.0, top_k=0, seed=0, rows=256, numbers=None
 ):  # fmt: skip
     """Draw n answers to each prompt (text, messages or ids) from softmax(logits / temperature), full vocabulary.
 
     One uniform number per (row, position), drawn from (seed, row), picks the token by the cumulative distribution in
     float64: row i depends on the seed and i alone, not on its batch mates. temperature=0 is greedy. Log-probs are those
-    of the full softmax, before any top-p or top-k cut. `rows` answers are decoded together.
+    of the full softmax, before any top-p or top-k cut. `rows` answers are decoded together. numbers: one int an answer that
+    stands for i in the draws, so that an answer keeps its own when those before it are gone; default: i.
     """
+    numbers = range(len(prompts) * n) if numbers is None else numbers
     model = unwrap(model)
     given = [isinstance(p, list) and bool(p) and isinstance(p[0], int) for p in prompts]
     ids = [list(p) if is_ids else encode_prompt(tokenizer, p) for p, is_ids in zip(prompts, given)]
@@ -1374,7 +1376,7 @@ def sample(
         for start in range(0, len(index), rows):
             part = index[start : start + rows]
             tokens, scores = _decode(
-                model, tokenizer, [ids[i // n] for i in part], part, ends, max_new_tokens, temperature, top_p, top_k, seed
+                model, tokenizer, [ids[i // n] for i in part], [numbers[i] for i in part], ends, max_new_tokens, temperature, top_p, top_k, seed
             )  # fmt: skip
             is_end = torch.isin(tokens, ends.cpu())
             for row, i in enumerate(part):

@@ -335,6 +335,7 @@ def play(envs, seeds, act):
     for i, (env, seed) in enumerate(zip(envs, seeds, strict=True)):
         try:
             opening = [dict(m) for m in env.reset(seed)]
+            common.check_prompt({"prompt": opening})
             played.append(Trajectory(opening, metadata={"seed": seed, "truncated": False}))
             live.append(i)
         except Exception as error:  # of the user's own environment: anything may be raised
@@ -356,10 +357,13 @@ def play(envs, seeds, act):
                         if message is None:
                             raise ValueError("step gave no message, and the episode is not done")
                         t.messages_and_choices.append(dict(message))
+                        common.check_prompt({"prompt": t.messages_and_choices})
                 if not done and (text is None or turns >= env.max_turns):
                     done = True
                     if hasattr(env, "run_out"):
                         note(t, *env.run_out())
+                if done and "turns" in t.metrics and env.val_key not in t.metrics:
+                    raise ValueError(f"info {t.metrics} lacks {env.val_key!r}, its val_key")
             except Exception as error:
                 played[i] = error
             else:
@@ -382,7 +386,10 @@ def baseline_act(policy):
 
     def act(live):
         rngs = [drawn.setdefault(id(t), random.Random(f"policy {t.metadata['seed']}")) for t, _ in live]  # fmt: skip
-        return [policy(env, rng) for (_, env), rng in zip(live, rngs, strict=True)]
+        try:
+            return [policy(env, rng) for (_, env), rng in zip(live, rngs, strict=True)]
+        except Exception as error:  # of the user's own file
+            raise UserError(f"a baseline raised: {said_of(error)}") from error
 
     return act
 
@@ -458,12 +465,16 @@ def condense_board(game, direction):
     return [list(row) for row in (zip(*rows) if turned else rows)], sum(gain for _, gain in slid)
 
 
-def apply_agent_move(game, text):
-    """`step` with the last <move>…</move> of a text; ValueError where there is none."""
+def read_move(text):
+    """The last <move>…</move> of a text; ValueError where there is none."""
     found = re.findall(r"<move>\s*(left|right|up|down)\s*</move>", judges.visible(text), re.I)
     if not found:
         raise ValueError("no <move>left</move>, right, up or down")
-    return game.step(found[-1].lower())
+    return found[-1].lower()
+
+
+def apply_agent_move(game, text):
+    return game.step(read_move(text))
 
 
 def render_board(game):
@@ -504,17 +515,16 @@ class TwentyFortyEight:
 
     def step(self, text):
         try:
-            moved, _ = apply_agent_move(self.game, text)
+            self.moves.append(read_move(text))
         except ValueError:
             self.invalid += 1
             return None, -1.0, True, self.info()
-        found = re.findall(r"<move>\s*(\w+)", judges.visible(text), re.I)
-        self.moves.append(found[-1].lower())
+        moved, _ = self.game.step(self.moves[-1])
         self.invalid += not moved
         if not moved and self.illegal == "end":
             return None, 0.9 * self.progress() - 0.1, True, self.info()
         if max_cell_value(self.game) >= self.target or check_game_finished(self.game):
-            return None, *self.run_out()[:1], True, self.info()
+            return None, self.run_out()[0], True, self.info()
         return self.shown(), 0.0, False, self.info()
 
     def progress(self):
@@ -559,12 +569,7 @@ TwentyFortyEight.baselines = {
 
 # The interview
 
-KINDS = (
-    "behavioural",
-    "hypothetical",
-    "specific",
-    "closed",
-)  # else "other"; the first that matches
+KINDS = ("behavioural", "hypothetical", "specific", "closed")  # the first match, else "other"
 FINES = {"many_questions": 0.1, "many_topics": 0.1, "over_long": 0.1, "repeated": 0.1, "unsupported": 0.15, "no_summary": 0.25}  # fmt: skip
 SUMMARY = re.compile(r"^[\s*#>•_-]*summary\b.*", re.I | re.M)
 
@@ -853,10 +858,29 @@ def environment(args):
     if ".py:" not in args.env:
         raise UserError(f"--env {args.env}: expected interview, 2048, or FILE.py:CLASS")
     make = common.load_function(args.env, "--env")
-    lacking = [n for n in ("reset", "step", "name", "max_turns", "reward_range", "history", "val_key", "baselines") if not hasattr(make, n)]  # fmt: skip
+    try:
+        env = make()
+    except Exception as error:  # of the user's own file
+        raise UserError(f"--env {args.env}: {said_of(error)}") from error
+    lacking = [n for n in ("reset", "step", "name", "max_turns", "reward_range", "history", "val_key", "baselines") if not hasattr(env, n)]  # fmt: skip
     if lacking:
         raise UserError(f"--env {args.env}: has no {', '.join(lacking)}; docs/agents.md lists what an environment needs")  # fmt: skip
+    if not all(isinstance(policies, (list, tuple)) for policies in env.baselines.values()):
+        raise UserError(f"--env {args.env}: baselines: expected name → list of policies")
+    if env.history != "all" and not str(env.history).isdecimal():
+        raise UserError(f"--env {args.env}: history {env.history!r}: expected \"all\", or a number of exchanges")  # fmt: skip
     return make
+
+
+def flags_of(args):
+    """The environment's flags that are not at their default: a later command must play the same game."""
+    usual, found = vars(parse_args([])), ""
+    for name in ("env", "interview_bank", "interview_competencies", "interview_text", "env_size", "env_target", "illegal", "show_legal",
+                 "max_turns", "history", "max_length", "max_new_tokens"):  # fmt: skip
+        value = getattr(args, name)
+        if value != usual[name]:
+            found += f" --{name.replace('_', '-')}" + ("" if value is True else f" {value}")
+    return found
 
 
 # ---- 6. the models ----
@@ -904,16 +928,23 @@ def next_prompt(tokenizer, trajectory, history="all"):
 
 
 def model_act(args, model, tokenizer, history, temperature, seed):
-    """`act` of a model: every live episode's next turn in one `sample`; keeps ids and log-probs in trajectory.samples."""
+    """`act` of a model: every live episode's next turn in one `sample`; keeps ids and log-probs in trajectory.samples.
+
+    An episode's draws come from its number among those of the first turn: when its mates end changes nothing for it.
+    """
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     room, turn = min(args.max_length, limit or args.max_length) - args.max_new_tokens, 0
+    numbers = {}
 
     def act(live):
         nonlocal turn
         turn += 1
+        number = [numbers.setdefault(id(t), len(numbers)) for t, _ in live]
         prompts = [next_prompt(tokenizer, t, history) for t, _ in live]
         fit, texts = [i for i, ids in enumerate(prompts) if len(ids) <= room], [None] * len(live)
-        drawn = sample(model, tokenizer, [prompts[i] for i in fit], 1, args.max_new_tokens, temperature, seed=1000 * seed + turn)  # fmt: skip
+        drawn = sample(
+            model, tokenizer, [prompts[i] for i in fit], 1, args.max_new_tokens, temperature, seed=1000 * seed + turn, numbers=[number[i] for i in fit]
+        )  # fmt: skip
         for n, i in enumerate(fit):
             t, ids, new = live[i][0], prompts[i], drawn.response_ids[n]
             held = t.samples[-1] if t.samples else None
@@ -966,7 +997,8 @@ def preflight(args, model, tokenizer, make):
         raise UserError(
             f"--model {args.model}: what is scored is not what was sampled (gap {gap:.2g}); try --dtype fp32"
         )
-    assert sums < 1e-4, "advantages of a group must sum to 0"
+    largest = advantages.abs().max().item()  # rewards in thousands round in thousands
+    assert sums < 1e-4 * max(1, largest), "advantages of a group must sum to 0"
     if history == "all" and len(samples) > len(group):
         print("the chat template rewrites earlier turns, so a turn is a sample of its own")
     unread = sum(t.metrics.get("invalid", 0) for t in group)
@@ -977,16 +1009,16 @@ def preflight(args, model, tokenizer, make):
     print(common.token_strip(tokenizer, ids[0].tolist(), mask[0].tolist(), "◆"))
 
 
-def baseline_scores(make, seeds):
+def baseline_scores(make, seeds, max_exceptions=0):
     """{name: (rewards, successes)} of each baseline on the seeds; of several policies under a name the best one's."""
     found = {}
     for name, policies in make().baselines.items():
         tries = []
         for policy in policies:
-            played = play([make() for _ in seeds], seeds, baseline_act(policy))
-            (group,) = gather_trajectory_groups([TrajectoryGroup(played)])
-            rewards = [t.reward for t in group]
-            tries.append((rewards, [t.metrics[make().val_key] for t in group]))
+            envs = [make() for _ in seeds]
+            played = play(envs, seeds, baseline_act(policy))
+            (group,) = gather_trajectory_groups([TrajectoryGroup(played)], max_exceptions)
+            tries.append(([t.reward for t in group], [t.metrics[envs[0].val_key] for t in group]))
         found[name] = max(tries, key=lambda t: (sum(t[1]), sum(t[0])))
     return found
 
@@ -1222,7 +1254,8 @@ def play_command(args, make):
     elif args.policy in env.baselines:
         act = baseline_act(env.baselines[args.policy][0])
     elif Path(args.policy).is_dir():
-        model = common.load_policy(args.policy, trainable=False)
+        device = common.pick_device(args.device)
+        model = common.load_policy(args.policy, common.pick_precision(device, args.dtype)[0], device, trainable=False)  # fmt: skip
         act = model_act(args, model, common.load_tokenizer(args.policy), history, args.eval_temperature, args.seed)  # fmt: skip
     else:
         raise UserError(f"--policy {args.policy}: expected human, a model folder, or a baseline of {args.env}: {', '.join(env.baselines)}")  # fmt: skip
@@ -1277,7 +1310,7 @@ def main(argv=None):
     print(watch.promise(config, args.eval_every))
     val_seeds = range(VAL_SEEDS, VAL_SEEDS + args.val_episodes)
     baselines = {}
-    for name, (rewards, hits) in baseline_scores(make, val_seeds).items():
+    for name, (rewards, hits) in baseline_scores(make, val_seeds, args.max_exceptions).items():
         baselines |= {f"env/baseline/{name}": common.mean(hits), f"env/baseline_reward/{name}": common.mean(rewards)}  # fmt: skip
         print(f"baseline {name:>8}: {env.val_key} {common.mean(hits):.3f}  reward {common.mean(rewards):.3f}  on {len(hits)} validation seeds")  # fmt: skip
     if baselines.get("env/baseline/blind", 0) > 0.5 * baselines.get("env/baseline/greedy", math.inf):  # fmt: skip
@@ -1374,7 +1407,7 @@ def main(argv=None):
         start_model = common.load_policy(
             args.model, model.compute_dtype, model.device, trainable=False
         )
-        found = {f"baseline {name}": (hits, rewards, {}) for name, (rewards, hits) in baseline_scores(make, seeds).items()}  # fmt: skip
+        found = {f"baseline {name}": (hits, rewards, {}) for name, (rewards, hits) in baseline_scores(make, seeds, args.max_exceptions).items()}  # fmt: skip
         for when, policy in (("before", start_model), ("after", model)):
             metrics, played = evaluate(args, policy, tokenizer, make, seeds)
             alive = list(TrajectoryGroup(played))
@@ -1390,7 +1423,7 @@ def main(argv=None):
     if reason and reason != "max_steps":
         print(f"stopped by watch.py: {reason}")
     log.finish(["val/score", "val/reward", "reward/mean"])
-    print(f"next: python grpo_agent.py play --env {args.env} --policy {args.out} --seed 7")
+    print(f"next: python grpo_agent.py play{flags_of(args)} --policy {args.out} --seed 7")
     return watch.exit_code(reason)
 
 

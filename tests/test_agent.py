@@ -232,6 +232,27 @@ def test_batch_mates_do_not_change_an_episode(policy, tmp_path):
     assert len({json.dumps(m[2:]) for m in together.values()}) > 1  # or the test says nothing
 
 
+def test_an_answer_keeps_its_number(policy):
+    """`numbers` stand for the place in the draws: two of five prompts, drawn again under their old numbers, are answered as before;
+    under numbers of their own place they are not."""
+    model, tokenizer = policy
+    prompts = [[30 + i, 31, 32] for i in range(5)]
+    whole = common.sample(model, tokenizer, prompts, max_new_tokens=8, seed=4).response_ids
+    part = [prompts[4], prompts[2]]
+    again = common.sample(model, tokenizer, part, max_new_tokens=8, seed=4, numbers=[4, 2])
+    assert again.response_ids == [whole[4], whole[2]]
+    assert common.sample(model, tokenizer, part, max_new_tokens=8, seed=4).response_ids != again.response_ids  # fmt: skip
+
+
+def test_mates_that_end_do_not_change_an_episode(policy, tmp_path):
+    """Temperature 1, the first of four is gone after a turn: the other three go on as they do beside one that stays. Seeds 1 and 6
+    open alike, so the first turns are the same batch."""
+    env = echo(tmp_path, "if self.seed == 1 and self.n == 1: raise RuntimeError('gone')")
+    gone, stays = (roll(policy, env, [first, 2, 3, 4]) for first in (1, 6))
+    assert isinstance(gone[0], RuntimeError) and len(stays[0].messages()) == 7
+    assert [t.messages() for t in gone[1:]] == [t.messages() for t in stays[1:]]
+
+
 def test_history_shows_the_last_exchanges(policy, tmp_path):
     """history k: system message, k exchanges, the newest message; a turn is a sample. `all` grows one sample."""
     _, tokenizer = policy
@@ -269,6 +290,24 @@ def test_an_environment_that_raises_costs_its_episode_only(policy, tmp_path):
     assert [isinstance(t, RuntimeError) for t in found] == [False, True, False, False, True, False]
     found = roll(policy, echo(tmp_path, "return None, float('nan'), True, {}"), [1])
     assert isinstance(found[0], ValueError) and "expected finite numbers" in str(found[0])
+
+
+def test_a_baseline_may_raise_as_often_as_the_policy(tmp_path):
+    """A server that fails on two of six seeds: the limit that the training allows holds for the baselines too."""
+    fault = "if self.seed % 3 == 1: raise RuntimeError('gone')"
+    make = g.environment(arguments("--env", echo(tmp_path, fault)))
+    assert len(g.baseline_scores(make, range(6), 0.5)["a"][0]) == 4
+    with pytest.raises(UserError, match="2 of 6 episodes raised"):
+        g.baseline_scores(make, range(6))
+
+
+def test_rewards_in_thousands_pass_the_preflight(policy, tmp_path, capsys):
+    """A game's points, 100 000 and a rest: their group sums to 0 up to the rounding of such numbers, not to 1e-4."""
+    env = echo(tmp_path, "return None, 1e5 * len(text) / 7 + 0.37, True, {'vowels': 0.0}")
+    args = arguments("--env", env, "--group-size", "8")
+    args.micro_tokens = 10**6
+    g.preflight(args, *policy, g.environment(args))
+    assert "groups sum to 0" in capsys.readouterr().out
 
 
 def test_groups_keep_what_raised_apart():
@@ -534,3 +573,35 @@ def test_an_environment_that_lacks_a_part_is_refused(tmp_path):
     (tmp_path / "half.py").write_text("class Half:\n    name = 'half'\n    def reset(self, seed): ...\n")  # fmt: skip
     with pytest.raises(UserError, match="has no step, max_turns, reward_range"):
         g.main(["--env", f"{tmp_path}/half.py:Half", "--out", str(tmp_path / "run")])
+
+
+@pytest.mark.parametrize(
+    "old, new, message",
+    [
+        ("class Echo:", "class Echo:\n    def __init__(self, size): ...\n", r"--env .*Echo: TypeError: .*'size'"),
+        ("class Echo:", "class Other:", "has no function 'Echo'"),
+        ('[lambda env, rng: "a"]', '(lambda env, rng: "a")', "baselines: expected name → list of policies"),
+        ('lambda env, rng: "a"', "lambda env, rng: 1 / 0", r"a baseline raised: ZeroDivisionError: .*echo_env.py, line \d+"),
+        ('"all"', '"some"', "history 'some': expected"),
+        ('"vowels", (0', '"score", (0', r"4 of 4 episodes raised; .* lacks 'score', its val_key"),
+        ('"content": f"Go', '"text": f"Go', r"4 of 4 episodes raised; .* needs a \"role\" and a \"content\""),
+        ('"content": f"More', '"text": f"More', r"4 of 4 episodes raised; .* needs a \"role\" and a \"content\""),
+        ("self.n, self.sum, self.seed = 0, 0.0, seed", "raise OSError('no game')", "4 of 4 episodes raised; the first: OSError: no game"),
+    ],
+)  # fmt: skip
+def test_a_faulty_environment_is_one_line(old, new, message, folder, tmp_path):
+    """What a first environment of one's own gets wrong: said before anything is trained, no traceback, nothing written."""
+    env = echo(tmp_path)
+    path = tmp_path / "echo_env.py"
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
+    with pytest.raises(UserError, match=message):
+        g.main(line(folder, env, tmp_path / "run", "--steps", 1))
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_next_command_plays_the_same_game():
+    """Flags of the environment that differ from their default are in it: a policy that saw legal moves must see them again."""
+    args = g.parse_args(["--env", "2048", "--show-legal", "--env-size", "4", "--lr", "1"])
+    assert g.flags_of(args) == " --env 2048 --env-size 4 --show-legal"
+    assert g.flags_of(g.parse_args([])) == ""
