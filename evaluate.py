@@ -1158,7 +1158,11 @@ def load_key(path):
     try:
         key = json.loads(Path(path).read_text(encoding="utf-8"))
         for item in key["items"].values():
-            item["sha256"], item["swapped"], item["tokens"]
+            item["sha256"], item["tokens"]
+            if not any(item["swapped"] is x for x in (True, False, None)):  # 1 would count as true
+                raise ValueError
+            if item["swapped"] is not None:
+                [int(n) for n in item["tokens"]]
         key["a"], key["b"], key["identical"]
     except OSError:
         fix = "name the key.json that human make wrote beside its items"
@@ -1187,8 +1191,8 @@ def read_votes(path, key):
     """The events of annotate.py's log, each on an item of this key; a last line without its end was never acknowledged."""
     rows = common.read_jsonl(path, check_event, numbered=True, flag="--votes")
     with open(path, "rb") as file:
-        whole = sum(line.endswith(b"\n") for line in file)
-    events = []
+        whole = sum(line.endswith(b"\n") and bool(line.strip()) for line in file)
+    events, seen = [], {}
     for line, event in itertools.islice(rows, whole):
         item = key["items"].get(event["item_id"])
         if item is None or item["sha256"] != event["item_sha256"]:
@@ -1197,7 +1201,13 @@ def read_votes(path, key):
                 f"--votes {path}:{line}: item {event['item_id']!r} {why}; "
                 "score votes with the key.json that was made with their items"
             )
-        events.append(event)
+        if event["event"] == "vote" and (event["gold_pass"] is None) is (item["swapped"] is None):
+            named = ("a gold item", "an ordinary one")[event["gold_pass"] is None]
+            raise UserError(f"--votes {path}:{line}: item {event['item_id']!r} was voted on as {named}, and is not in the key; restore the items.jsonl of human make")  # fmt: skip
+        if seen.setdefault(event["event_id"], event) != event:  # an undo would take back both
+            raise UserError(f"--votes {path}:{line}: \"event_id\" {event['event_id'][:40]!r} stands on another event too; score each log by itself")  # fmt: skip
+        if seen[event["event_id"]] is event:  # the same line twice: files joined, one event
+            events.append(event)
     return events
 
 

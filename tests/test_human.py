@@ -533,6 +533,17 @@ def test_a_torn_last_line_was_never_acknowledged(voted, tmp_path):
         assert evaluate.read_votes(path, key) == annotate.read_events(path) == before
 
 
+def test_blank_lines_and_joined_files(voted, tmp_path):
+    """A blank line is no event, so it must not make room for a torn one; a log joined to itself holds each event once."""
+    path, key = tmp_path / "annotations.jsonl", evaluate.load_key(voted / "key.json")
+    whole = (voted / "annotations.jsonl").read_bytes()
+    events = evaluate.read_votes(voted / "annotations.jsonl", key)
+    path.write_bytes(whole + b"\n\n" + b'{"event": "vo')
+    assert evaluate.read_votes(path, key) == events
+    path.write_bytes(whole + whole)
+    assert evaluate.read_votes(path, key) == events
+
+
 # ---- what comes in ----------------------------------------------------------------------------------------------------
 
 
@@ -556,6 +567,8 @@ FOREIGN = [
     ({"choice": "left"}, "annotations.jsonl:3: \"choice\" is 'left'"), ({"choice": None}, "annotations.jsonl:3: \"choice\" is None"),
     ({"event": "delete"}, "annotations.jsonl:3: \"event\" is 'delete'"), ({"shown": {"left": "a", "right": "a"}}, 'annotations.jsonl:3: "shown"'),
     ({"shown": None}, 'annotations.jsonl:3: "shown"'), ({"annotator": 3}, 'annotations.jsonl:3: "annotator" is missing'),
+    ({"event_id": "FIRST"}, "annotations.jsonl:3: \"event_id\" .* stands on another event too"),
+    ({"gold_pass": "OTHER"}, r"annotations.jsonl:3: item 'item-\d+' was voted on as (a gold item|an ordinary one), and is not in the key"),
 ]  # fmt: skip
 
 
@@ -564,6 +577,9 @@ def test_foreign_votes_are_refused_by_name(voted, tmp_path, capsys, changes, wor
     """Votes on other texts (an older make, another pair of models) would be un-blinded by the wrong coin: the line and the item
     are named, nothing is skipped and no report is written."""
     lines = (voted / "annotations.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    first, third = json.loads(lines[0]), json.loads(lines[2])
+    other = {"FIRST": first["event_id"], "OTHER": True if third["gold_pass"] is None else None}
+    changes = {k: other.get(v, v) if isinstance(v, str) else v for k, v in changes.items()}
     lines[2] = changed(lines[2], **changes)
     path = tmp_path / "annotations.jsonl"
     path.write_text("".join(lines), encoding="utf-8")
@@ -586,6 +602,7 @@ SCORE = [
     ({}, "votes.jsonl: no such file"), ({"votes.jsonl": ""}, "key.json: no such file.*human make"),
     ({"votes.jsonl": "", "key.json": "{"}, "key.json: not a key.json"), ({"votes.jsonl": "", "key.json": "[]"}, "key.json: not a key.json"),
     ({"votes.jsonl": "", "key.json": '{"items": {"x": 3}, "a": "", "b": ""}'}, "key.json: not a key.json"),
+    ({"votes.jsonl": "", "key.json": json.dumps(key_of([1]))}, "key.json: not a key.json"), ({"votes.jsonl": "", "key.json": json.dumps(key_of(["true"]))}, "key.json: not a key.json"),
     ({"votes.jsonl": "", "key.json": json.dumps(key_of([False]))}, "no vote on an ordinary item among 0 events"),
     ({"votes.jsonl": "oops\n", "key.json": json.dumps(key_of([False]))}, "votes.jsonl:1: not valid JSON"),
     ({"votes.jsonl": '{"event": "vote"}\n', "key.json": json.dumps(key_of([False]))}, 'votes.jsonl:1: "event_id" is missing'),
