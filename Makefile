@@ -2,6 +2,7 @@
 # make test   every test, with ruff and the docstring examples
 #
 # make report  the demo with three seeds, into reports/      make data, make base  the bundled files from their generator
+# make lesson  a planted preference found in a reward model, and cured
 # make test-fast, make lint, make format, make clean
 #
 # Both make the environment in .venv first.  make demo PYTHON=python3.12  picks the interpreter for it;
@@ -20,7 +21,7 @@ RUNTIME := $(VENV)/.runtime
 DEV := $(VENV)/.dev
 endif
 
-.PHONY: help demo test test-fast lint format report data base clean $(SEEDS:%=report-%)
+.PHONY: help demo test test-fast lint format report lesson data base clean $(SEEDS:%=report-%)
 .DELETE_ON_ERROR:
 
 help:
@@ -75,6 +76,14 @@ $(SEEDS:%=report-%): report-%: $(RUNTIME)
 	cp runs/report-$*/report/report.json reports/demo/compare-seed-$*.json
 	cp runs/report-$*/fairness/report.json reports/demo/fairness-seed-$*.json
 	cp runs/report-$*/grpo/summary.json reports/demo/grpo-seed-$*.json
+
+# reward models on fair votes, on votes with a planted preference, and on these with copies under other names
+lesson: $(RUNTIME)
+	$(PY) reward_train.py --pairs data/rank_train.jsonl --steps 160 --out runs/lesson/fair --overwrite
+	$(PY) reward_train.py --pairs data/rank_biased.jsonl --steps 160 --out runs/lesson/biased --overwrite
+	$(PY) reward_train.py --pairs data/rank_biased.jsonl --steps 160 --counterfactual-augment data/names.csv --out runs/lesson/cured --overwrite
+	for model in fair biased cured; do $(PY) evaluate.py reward --reward-model runs/lesson/$$model --pairs data/rank_test.jsonl --out runs/lesson/$$model-report --overwrite || exit; done
+	$(PY) fairness.py twins --reward-model runs/lesson/fair runs/lesson/biased runs/lesson/cured --names-per-cell 10 --resumes 20 --out runs/lesson/twins --overwrite
 
 # every file of data/ but the base: the same bytes on every machine
 data: $(RUNTIME)
