@@ -1,4 +1,4 @@
-# make demo   the whole loop on the bundled base, on two CPU cores: reward model, DPO, evaluation
+# make demo   the whole loop on the bundled base: reward model, DPO, PPO, rubric GRPO, evaluation, fairness
 # make test   every test, with ruff and the docstring examples
 #
 # make report  the demo with three seeds, into reports/      make data, make base  the bundled files from their generator
