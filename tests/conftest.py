@@ -5,12 +5,15 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 REPO = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPO))
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a test that needs the network is a wrong test
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# equality to the bit is asked of two runs in this process: with one thread a sum has one order, on a busy machine too
+torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
