@@ -13,7 +13,7 @@ Sections     1 errors and JSONL · 2 from text to ids · 3 rows and batches · 4
              6 log-probs · 7 sampling · 8 runs: arguments, optimiser, metrics, checkpoint and resume
 Conventions  prompt and answer are tokenised apart and joined; rows are right-padded; masks are bool and made
              from lengths, never from the pad id; trainable weights are fp32 whatever the checkpoint holds
-Left out     1. several processes (a later issue)   2. packing, 8-bit, custom kernels   3. anything one stage alone needs
+Left out     1. several processes   2. packing, 8-bit, custom kernels   3. anything one stage alone needs
 Axes         B rows, T columns, V vocabulary, H hidden
 """
 
