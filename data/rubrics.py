@@ -257,7 +257,8 @@ def rubric_files(rng_for, sizes=(("train", 300), ("validation", 50), ("test", 60
 
 def rubric_answer(rng, row, q, keep=None):
     """An answer that keeps each constraint with probability `keep`, or .05 + .45 q; q=None: all of them."""
-    keep = keep if keep is not None or q is None else KEEP[0] + KEEP[1] * q
+    if q is not None and keep is None:
+        keep = KEEP[0] + KEEP[1] * q
     case = row["case"]["case"]
     kept = {}  # kind: the constraints of that kind that the answer minds, some with a wrong value
     for c in row["case"]["asked"]:

@@ -1,6 +1,8 @@
 """Shared by all tests: the stages are importable, nothing asks the network, CPU sums keep their order."""
 
 import os
+import shutil
+import signal
 import sys
 from pathlib import Path
 
@@ -14,6 +16,37 @@ os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # equality to the bit is asked of two runs in this process: with one thread a sum has one order, on a busy machine too
 torch.set_num_threads(1)
+
+
+@pytest.fixture
+def quiet_process(monkeypatch):
+    """Trainers take over Ctrl-C and SIGTERM and seed the global generators: tests give both back. No key, address or proxy of
+    the developer's is seen."""
+    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "HTTP_PROXY", "http_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
+    state = torch.get_rng_state()
+    yield
+    torch.set_rng_state(state)
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+def browser_or_skip():
+    """Chromium through playwright. Where CI_BROWSER=1 says that it must be there, its absence fails."""
+    path = os.environ.get("CHROME_BIN") or next(
+        filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+    )
+    reason = None if path else "no Chromium found: install the package chromium or set CHROME_BIN"
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        reason = "playwright is not installed: pip install playwright"
+    if reason and os.environ.get("CI_BROWSER") == "1":
+        pytest.fail(reason)
+    if reason:
+        pytest.skip(reason)
+    return sync_playwright, path
 
 
 @pytest.fixture(scope="session")

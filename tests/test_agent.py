@@ -7,7 +7,6 @@ policy says, so that a random model has something to gain from the first step.
 import collections
 import json
 import re
-import signal
 
 import pytest
 import torch
@@ -47,17 +46,7 @@ FORGETFUL = (  # rewrites earlier turns: of all but the last answer only dots re
 )
 
 
-@pytest.fixture(autouse=True)
-def _quiet_process(monkeypatch):
-    """main takes over signals and generators: both come back."""
-    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL"):
-        monkeypatch.delenv(name, raising=False)
-    handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
-    state = torch.get_rng_state()
-    yield
-    torch.set_rng_state(state)
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
+pytestmark = pytest.mark.usefixtures("quiet_process")
 
 
 def echo(folder, fault="pass"):

@@ -3,7 +3,6 @@
 import argparse
 import csv
 import json
-import os
 import re
 import shutil
 
@@ -12,7 +11,7 @@ import pytest
 
 import fairness
 from common import UserError
-from conftest import REPO
+from conftest import REPO, browser_or_skip
 from fairness import (
     ARMS,
     bootstrap_effects,
@@ -365,23 +364,6 @@ def test_the_page_holds_no_script(full):
     assert "default-src 'none'" in page and "&lt;script&gt;" in page
     assert not re.search(r'(src|href)="(?!data:,)', page)
     assert html_report(json.loads((full[1] / "report.json").read_text())) == page
-
-
-def browser_or_skip():
-    """Chromium through playwright. Where CI_BROWSER=1 says that it must be there, its absence fails."""
-    path = os.environ.get("CHROME_BIN") or next(
-        filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-    )
-    reason = None if path else "no Chromium found: install the package chromium or set CHROME_BIN"
-    try:
-        from playwright.sync_api import sync_playwright
-    except ImportError:
-        reason = "playwright is not installed: pip install playwright"
-    if reason and os.environ.get("CI_BROWSER") == "1":
-        pytest.fail(reason)
-    if reason:
-        pytest.skip(reason)
-    return sync_playwright, path
 
 
 @pytest.mark.slow

@@ -9,7 +9,6 @@ a judge behind HTTP in test_grpo_judge.py.
 import json
 import math
 import random
-import signal
 import socket
 import subprocess
 import sys
@@ -53,18 +52,7 @@ def close(a, b, tolerance=1e-7):
     return a.shape == b.shape and torch.allclose(a, b, rtol=0, atol=tolerance)
 
 
-@pytest.fixture(autouse=True)
-def _quiet_process(monkeypatch):
-    """Trainers take over Ctrl-C and SIGTERM and seed the global generators: tests give both back. No key of the
-    developer's is seen."""
-    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL"):
-        monkeypatch.delenv(name, raising=False)
-    handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
-    state = torch.get_rng_state()
-    yield
-    torch.set_rng_state(state)
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
+pytestmark = pytest.mark.usefixtures("quiet_process")
 
 
 # ---- advantages ----

@@ -33,17 +33,7 @@ from tiny import tiny_model, write_rows
 slow = pytest.mark.slow
 
 
-@pytest.fixture(autouse=True)
-def _quiet_process(monkeypatch):
-    """No key, address or proxy of the developer's; signal handlers and generators as they were."""
-    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "HTTP_PROXY", "http_proxy", "ALL_PROXY"):
-        monkeypatch.delenv(name, raising=False)
-    handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
-    state = torch.get_rng_state()
-    yield
-    torch.set_rng_state(state)
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
+pytestmark = pytest.mark.usefixtures("quiet_process")
 
 
 # ---- the server ----

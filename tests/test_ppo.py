@@ -8,7 +8,6 @@ resume in test_resume.py, where PPO lands in test_toy_world.py.
 
 import json
 import math
-import signal
 from functools import partial
 from pathlib import Path
 
@@ -416,15 +415,7 @@ def test_scores_that_do_not_fit_are_refused():
 # ---- the world of the other tests ----
 
 
-@pytest.fixture(autouse=True)
-def _quiet_process():
-    """Trainers take over Ctrl-C and SIGTERM and seed the global generators: tests give both back."""
-    handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
-    state = torch.get_rng_state()
-    yield
-    torch.set_rng_state(state)
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
+pytestmark = pytest.mark.usefixtures("quiet_process")
 
 
 REWARD = """

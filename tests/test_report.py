@@ -4,7 +4,6 @@ import copy
 import html.parser
 import json
 import math
-import os
 import random
 import re
 import shutil
@@ -21,6 +20,7 @@ import common
 import evaluate
 import tiny
 from common import UserError
+from conftest import browser_or_skip
 from evaluate import (
     at_equal_kl,
     bradley_terry,
@@ -530,23 +530,6 @@ def hostile(report):
         )
 
     return walk(report)
-
-
-def browser_or_skip():
-    """Chromium through playwright. Where CI_BROWSER=1 says that it must be there, its absence fails."""
-    path = os.environ.get("CHROME_BIN") or next(
-        filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-    )
-    reason = None if path else "no Chromium found: install the package chromium or set CHROME_BIN"
-    try:
-        from playwright.sync_api import sync_playwright
-    except ImportError:
-        reason = "playwright is not installed: pip install playwright"
-    if reason and os.environ.get("CI_BROWSER") == "1":
-        pytest.fail(reason)
-    if reason:
-        pytest.skip(reason)
-    return sync_playwright, path
 
 
 @pytest.mark.slow

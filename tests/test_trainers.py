@@ -8,7 +8,6 @@ rows, so its E1, E2, E3, E5 and E8 are in test_ppo.py.
 
 import json
 import math
-import signal
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -49,15 +48,7 @@ REWARD_FN = f"{Path(__file__).with_name('tiny.py')}:share_of_vowels"
 LOG2 = math.log(2)
 
 
-@pytest.fixture(autouse=True)
-def _quiet_process():
-    """The trainers take over Ctrl-C and SIGTERM, and seed the global generators: tests give both back."""
-    handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
-    state = torch.get_rng_state()
-    yield
-    torch.set_rng_state(state)
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
+pytestmark = pytest.mark.usefixtures("quiet_process")
 
 
 @pytest.fixture(scope="session")
