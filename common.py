@@ -1858,15 +1858,14 @@ def mean(values):
     return sum(values) / len(values) if values else None
 
 
-def check_end(args, value, what="loss is"):
-    """Refuse to save what the last step broke: a number read from the finished model must be finite."""
-    if not math.isfinite(value):
-        raise UserError(
-            f"--lr {args.lr:g}: the {what} not finite after the last step; lower it, and pass --overwrite"
-        )
-
-
 def save_run(model, tokenizer, args):
+    """Write the model folder. Refused where a step broke the weights: what the model says of two tokens must be finite."""
+    with torch.no_grad(), autocast(model):  # no further step would see what the last one made
+        said = unwrap(model)(input_ids=torch.tensor([[0, 1]], device=model.device)).logits
+    if not torch.isfinite(said).all():
+        raise UserError(
+            f"--lr {args.lr:g}: the model's numbers are not finite after the last step; lower it, and pass --overwrite"
+        )
     with writing(args.out):
         save_model(model, tokenizer, args.out, DTYPES[args.save_dtype], merge=not args.no_merge)
 

@@ -569,9 +569,6 @@ def main(argv=None):
             return log.stopped(step, stop)
 
     # ---- 9. save ----
-    with torch.no_grad():  # no further step would see what the last one made
-        losses, *_ = forward(args, model, pairs, pairs.train[:1], pad_id, ref_logps)
-    common.check_end(args, losses.item())
     common.save_run(model, tokenizer, args)
     log.finish(["eval/loss", "eval/rewards/accuracies", "val/gold", "val/score"])
     print(f"next: python evaluate.py --model {args.model} {args.out}")

@@ -256,6 +256,8 @@ def parse_args(argv=None):
     parser.add_argument("--reward-model", help="folder written by reward_train.py, for --reward model")
     parser.add_argument("--gold", help="FILE:FUNCTION that scores validation answers and is never trained on, such as data/recruiter.py:reward")
     parser.add_argument("--val-metric", choices=("checks", "rubric", "model"), help="what validation measures (default: checks where every row has one, else rubric)")
+    parser.add_argument("--val-judge-model", help="judge of validation and test answers, best of another family than --judge-model: what pleases one judge need not please two (default: --judge-model)")
+    parser.add_argument("--val-judge-base-url", help="its server (default: --judge-base-url)")
     parser.add_argument("--group-size", type=int, default=8, help="answers a prompt, 4 to 16 (default %(default)s)")
     parser.add_argument("--groups-per-batch", type=int, default=8, help="prompts a step, 4 to 64 (default %(default)s)")
     parser.add_argument("--num-substeps", type=int, default=1, help="optimiser steps a rollout, of whole groups (default %(default)s)")
@@ -313,6 +315,10 @@ def parse_args(argv=None):
         )
     args.reward = args.reward or ["rubric"]
     weights = reward_weights(args.reward)
+    if (args.val_judge_model or args.val_judge_base_url) and args.val_metric in ("checks", "model"):
+        raise UserError(
+            f"--val-judge-model: --val-metric {args.val_metric} asks no judge; use --val-metric rubric"
+        )
     if ("model" in weights or args.val_metric == "model") != bool(args.reward_model):
         raise UserError("--reward model and --reward-model FOLDER go together")
     if "ruler" in weights and args.scale == "std":
@@ -415,17 +421,17 @@ def load_models(args):
 class Grader:
     """Rewards of answers to rows: the parts of --reward, each a list of numbers or None, and their weighted sum."""
 
-    def __init__(self, args, judge, score=None):
-        self.args, self.judge, self.score = args, judge, score
+    def __init__(self, args, judge, score=None, val_judge=None):
+        self.args, self.judge, self.score, self.val_judge = args, judge, score, val_judge or judge
         self.weights, self.standard = (
             reward_weights(args.reward),
             judges.read_standard(args.ruler_rubric),
         )
 
-    def grade(self, rows, answers, kinds=("check", "judge"), mode=None):
+    def grade(self, rows, answers, kinds=("check", "judge"), mode=None, judge=None):
         a = self.args
         return judges.grade_answers(
-            rows, answers, self.judge, mode or a.check_mode, a.rubric_score, a.judge_min_coverage, a.on_judge_failure, kinds
+            rows, answers, judge or self.judge, mode or a.check_mode, a.rubric_score, a.judge_min_coverage, a.on_judge_failure, kinds
         )  # fmt: skip
 
     def rewards(self, rows, answers, group_size):
@@ -470,7 +476,7 @@ class Grader:
             found = list(self.score([conversation(r, self.args.system) for r in rows], answers))
             return {"val/score": common.mean(found)}, found, [None] * len(rows)
         kinds = ("check",) if metric == "checks" else ("check", "judge")
-        grades = self.grade(rows, answers, kinds)
+        grades = self.grade(rows, answers, kinds, judge=self.val_judge)
         scores = [g.score for g in grades]
         out = {"val/score": common.mean(scores)}
         if metric == "checks":
@@ -524,7 +530,8 @@ def preflight(args, model, reference, tokenizer, grader, rows):
         raise UserError(
             f"--model {args.model}: what is scored is not what was sampled (gap {gap:.2g}); try --dtype fp32"
         )
-    assert sums < 1e-4, "advantages of a group must sum to 0"
+    largest = advantages.abs().max().item()  # scores of a reward model may be large
+    assert sums < 1e-4 * max(1.0, largest), "advantages of a group must sum to 0"
     print(
         group_table(
             rows[0], b["grades"][: args.group_size], rewards[0].tolist(), advantages[0].tolist()
@@ -702,6 +709,7 @@ def pass_rates(rows, grades):
 
 def rollout_rows(args, split, b, rewards, advantages):
     """What rollouts.jsonl holds of an answer: verdicts and reasons of every criterion, to be read by people."""
+    flags = watch.text_flags([str(row.prompt) for row in b["rows"]], b["texts"])
     for i, (row, answer) in enumerate(zip(b["rows"], b["texts"], strict=True)):
         grade = b["grades"][i]
         yield {
@@ -710,6 +718,7 @@ def rollout_rows(args, split, b, rewards, advantages):
             "components": {name: values[i] for name, values in b["parts"].items()}, "advantage": advantages[i],
             "criteria": grade.criteria if grade else [],
             "judge": {"latency": grade.latency, "attempts": grade.attempts, "cached": grade.cached, "error": grade.error} if grade else None,
+            "flags": flags[i],
         }  # fmt: skip
 
 
@@ -807,6 +816,13 @@ def main(argv=None):
         judge.warn_same(args.model)
         if not args.skip_judge_check:
             judge.probe()
+    val_judge = judge
+    if judge and (args.val_judge_model or args.val_judge_base_url):
+        val_judge = judges.Judge.from_args(args, args.out, model=args.val_judge_model, base_url=args.val_judge_base_url)  # fmt: skip
+        val_judge.counts = judge.counts  # one budget and one price for both
+        val_judge.warn_same(args.model)
+        if not args.skip_judge_check:
+            val_judge.probe()
     gold = common.load_function(args.gold, "--gold") if args.gold else None
     model, reference, tokenizer, scaler = load_models(args)
     score = (
@@ -814,7 +830,7 @@ def main(argv=None):
         if args.reward_model
         else None
     )
-    grader = Grader(args, judge, score)
+    grader = Grader(args, judge, score, val_judge)
     args.lr = common.pick_lr(args, model, LR_SMALL, LR_FULL, LR_LORA)
     args.micro_tokens = args.micro_tokens or common.micro_tokens(model)
     asked = max(

@@ -1455,10 +1455,13 @@ class Judge:
         self.replies = {} if cache in (None, "none") else self._read_cache(Path(cache))
 
     @classmethod
-    def from_args(cls, args, folder, rank=0, world=1):
-        """The judge of a command line; `folder` is where judge_cache.jsonl goes unless --judge-cache names a place."""
+    def from_args(cls, args, folder, rank=0, world=1, model=None, base_url=None):
+        """The judge of a command line; `folder` is where judge_cache.jsonl goes unless --judge-cache names a place.
+
+        model, base_url: in place of the command line's, for a second judge; both may write one cache, whose keys name the model.
+        """
         return cls(
-            args.judge_model, args.judge_base_url, args.judge_api_key_env, temperature=args.judge_temperature,
+            model or args.judge_model, base_url or args.judge_base_url, args.judge_api_key_env, temperature=args.judge_temperature,
             max_tokens=args.judge_max_tokens, json_mode=args.judge_json, max_retries=args.judge_max_retries,
             timeout=args.judge_timeout, deadline=args.judge_deadline, step_deadline=args.judge_step_deadline,
             max_wait=args.judge_max_wait, concurrency=args.judge_concurrency, price=read_price(args.judge_price),

@@ -496,10 +496,6 @@ def main(argv=None):
             return log.stopped(step, stop)
 
     # ---- 9. save ----
-    with torch.no_grad():  # no further step would see what the last one made
-        ids, attention_mask, mask = (x.to(model.device) for x in rows.batch(train[:1], pad_id))
-        loss = sft_loss(token_logps(model, ids, attention_mask, mask), mask).sum().item()
-    common.check_end(args, loss)
     common.save_run(model, tokenizer, args)
     log.finish(["eval/loss", "eval/token_accuracy", "val/gold"])
     print(f"next: python dpo.py --model {args.out} --pairs data/prefs_train.jsonl --out runs/dpo")
