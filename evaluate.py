@@ -2099,7 +2099,7 @@ def machine_opinions(args, file, key, votes):
     if not (args.reward_model or args.judge_model):
         return []
     ids, texts, prompts = list(by_item(votes)), ([], []), []
-    items = {row["id"]: row for row in common.read_jsonl(file, common.check_prompt)}
+    items = {row.get("id"): row for row in common.read_jsonl(file, common.check_prompt)}
     for name in ids:
         if name not in items or item_sha256(items[name]) != key["items"][name]["sha256"]:
             raise UserError(f"{file}: item {name!r} is not the one of the key; restore the file")

@@ -684,7 +684,7 @@ def twin_table(scores, people, args, unit=None, cut=None, tokens=None):
     scale = 1.0 if unit == "pp" else sd
     delta = args.delta / 5 if unit == "pp" else args.delta
     fewest = min(Counter(cells.tolist()).values())
-    measured = scale > 0 and fewest > 1 and R > 1
+    measured = scale > 0 and np.ptp(scores) > 0 and fewest > 1 and R > 1
     weights = np.stack([(c[3] == c[1]) / (c[3] == c[1]).sum() - (c[3] == c[2]) / (c[3] == c[2]).sum() for c in contrasts], 1)  # fmt: skip
     fixed = 1.0 if unit == "pp" else None
     draws = bootstrap_effects([scores], weights, cells, args.draws, args.seed, fixed)[0] if measured else None  # fmt: skip
@@ -756,7 +756,7 @@ def twin_change(before, after, people, args, unit=None):
     sds = [float(x.mean(1).std(ddof=1)) if R > 1 else 0.0 for x in (before, after)]
     sds = [1.0, 1.0] if unit == "pp" else sds
     fewest = min(Counter(cells.tolist()).values())
-    measured = min(sds) > 0 and fewest > 1
+    measured = min(sds) > 0 and fewest > 1 and max(np.ptp(before), np.ptp(after)) > 0
     delta = args.delta / 5 if unit == "pp" else args.delta
     weights = np.stack([(c[3] == c[1]) / (c[3] == c[1]).sum() - (c[3] == c[2]) / (c[3] == c[2]).sum() for c in contrasts], 1)  # fmt: skip
     rows = []

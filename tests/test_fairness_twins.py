@@ -260,6 +260,22 @@ def test_a_change_without_spread_says_so():
     assert row["verdict"] == "not measured (every résumé has the same score)"
 
 
+def test_decisions_that_never_differ_are_not_measured():
+    """A model that advances everybody has shares 1 and 1: a gap of 0 with an interval of nothing would read "equivalent", and
+    nothing was tested. One résumé that is decided otherwise for one name is enough to measure."""
+    who, ones = people(12), np.ones((20, 24))
+    table = fairness.twin_table(ones, who, OPTIONS, unit="pp")
+    assert {r["verdict"] for r in table["rows"]} == {
+        "not measured (every résumé has the same score)"
+    }
+    row = twin_change(ones, ones, who, OPTIONS, unit="pp")[0]
+    assert row["verdict"].startswith("not measured")
+    one_zero = ones.copy()
+    one_zero[3, 5] = 0
+    for rows in (fairness.twin_table(one_zero, who, OPTIONS, unit="pp")["rows"], twin_change(ones, one_zero, who, OPTIONS, unit="pp")):  # fmt: skip
+        assert not rows[0]["verdict"].startswith("not measured")
+
+
 # ---- twins as texts -------------------------------------------------------------------------------------------------
 
 
