@@ -21,6 +21,7 @@ from pathlib import Path
 import card
 import grammar
 import interview
+import proofread
 import recruiter
 import rubrics
 from names import NAMES
@@ -347,9 +348,11 @@ def twins(seed):
 
 # ---- 4. the corpus of the tiny base -----------------------------------------------------------
 
-# Rows in training order: nearly all drills, for copying must be there before the rest; then everything, more diligent answers
-# in the first half; last, in a run of its own, mostly what is hard: instructions, assessments and transcripts.
-DRILLED, DILIGENT, FIRST_RUN, ALL_ROWS = 12_800, 80_000, 160_000, 224_000
+# Rows in training order. Run 1: nearly all drills, for copying must be there before the rest; then everything, more
+# diligent answers in the first half. Run 2: mostly what is hard: instructions, assessments, transcripts. Run 3: instructions
+# again, most of them done well, and answers proofread; at its end the mixture of diligence that the base is to have.
+DRILLED, DILIGENT, ENDS = 12_800, 80_000, (160_000, 224_000, 288_000)
+WELL_DONE, ALL_ROWS = 272_000, ENDS[-1]
 FIRST_SHARES = {"assess": 0.03, "drill": 0.91, "interview": 0.03, "summary": 0.03}
 SHARES = {
     "assess": 0.26,
@@ -359,7 +362,7 @@ SHARES = {
     "summary": 0.20,
     "transcript": 0.12,
 }
-LAST_SHARES = {
+SECOND_SHARES = {
     "assess": 0.16,
     "drill": 0.05,
     "interview": 0.09,
@@ -367,6 +370,45 @@ LAST_SHARES = {
     "summary": 0.10,
     "transcript": 0.10,
 }
+THIRD_SHARES = {
+    "asked": 0.10,
+    "assess": 0.06,
+    "drill": 0.04,
+    "interview": 0.05,
+    "proofread": 0.24,
+    "rubric": 0.40,
+    "summary": 0.05,
+    "transcript": 0.06,
+}
+LAST_SHARES = {
+    "asked": 0.05,
+    "assess": 0.15,
+    "drill": 0.05,
+    "interview": 0.10,
+    "proofread": 0.12,
+    "rubric": 0.30,
+    "summary": 0.12,
+    "transcript": 0.11,
+}
+
+
+def shares_of(i):
+    """What kinds of rows stand around row i of the corpus."""
+    if i < ENDS[0]:
+        return FIRST_SHARES if i < DRILLED else SHARES
+    return SECOND_SHARES if i < ENDS[1] else THIRD_SHARES if i < WELL_DONE else LAST_SHARES
+
+
+def kept_share(i, q):
+    """How likely an answer of diligence q in row i keeps each constraint of a rubric prompt; None: as q says, softly.
+
+    Later all or nearly nothing: so the moves are learnt, and still made too seldom.
+    """
+    if i < ENDS[0]:
+        return None
+    if i < ENDS[1]:
+        return 0.9 if q > 0.6 else 0.1
+    return 0.95 if q > (0.25 if i < WELL_DONE else 0.7) else 0.1
 
 
 def corpus_row(seed, i):
@@ -375,16 +417,18 @@ def corpus_row(seed, i):
     Most roles ask for skills from anywhere (`draw_role`), so that what stands in an answer must be copied from the prompt.
     """
     rng, split = rng_for(seed, "corpus", i), "mixed"
-    shares = FIRST_SHARES if i < DRILLED else SHARES if i < FIRST_RUN else LAST_SHARES
+    shares = shares_of(i)
     task = rng.choices(list(shares), list(shares.values()))[0]
     if task == "transcript":
         return interview.transcript(rng)
-    if task == "rubric":
-        row = rubrics.rubric_row(rng, split, without=() if i < FIRST_RUN else rubrics.COUNTED)
+    if task == "proofread":
+        return proofread.proofreading(rng, split)
+    if task == "asked":
+        order, reply = rubrics.asked_only(rng, split)
+    elif task == "rubric":
+        row = rubrics.rubric_row(rng, split, without=() if i < ENDS[0] else rubrics.COUNTED)
         order, q = row["prompt"], rng.random()
-        # two answers of five are diligent in all: so the moves are learnt, and still made too seldom
-        keep = None if i < FIRST_RUN else 0.9 if q > 0.6 else 0.1
-        reply = rubrics.rubric_answer(rng, row, q, keep)
+        reply = rubrics.rubric_answer(rng, row, q, kept_share(i, q))
     elif task == "drill" and rng.random() < 0.25:
         return interview.drill(rng)
     elif task == "drill":
@@ -460,12 +504,12 @@ def main():
     parser.add_argument("--out", default=str(Path(__file__).parent), help="folder of the files")
     parser.add_argument("--corpus", help="write only the corpus of the tiny base, to this file")
     parser.add_argument(
-        "--corpus-run", type=int, choices=(1, 2), default=1, help="rows of which run of sft.py"
+        "--corpus-run", type=int, choices=(1, 2, 3), default=1, help="rows of which run of sft.py"
     )
     args = parser.parse_args()
     if args.corpus:
-        runs = range(FIRST_RUN), range(FIRST_RUN, ALL_ROWS)
-        write_corpus(args.corpus, args.seed, runs[args.corpus_run - 1])
+        rows = range((0, *ENDS)[args.corpus_run - 1], ENDS[args.corpus_run - 1])
+        write_corpus(args.corpus, args.seed, rows)
         return
     out = Path(args.out)
     out.mkdir(parents=True, exist_ok=True)

@@ -252,6 +252,28 @@ def rubric_files(rng_for, sizes=(("train", 300), ("validation", 50), ("test", 60
     return {name: [public(row) for row in rows] for name, rows in files.items()}, judge
 
 
+def asked_only(rng, split):
+    """(order, reply): a drill of what rubric prompts ask for, and nothing else: their words, copied from the prompt."""
+    case = grammar.make_case(rng, rng.choice(("assess", "summary")), split)
+    kinds = rng.sample(("mention", "mention", "quote", "name", "name", "role"), rng.choice((2, 3)))
+    kinds += rng.choice((["begin"], ["title"], [])) + rng.choice((["end"], ["end"], []))
+    taken, asked = set(), []
+    for kind in kinds:
+        c = draw(rng, case, kind, taken)
+        if c and (kind == "mention" or kind not in {other["kind"] for other in asked}):
+            asked.append(c)
+            taken.add(c["v"])
+    kept = {}
+    for c in asked:
+        kept.setdefault(c["kind"], []).append(c)
+    units = [c["v"] for c in kept.get("begin", [])] + [f"<<{c['v']}>>" for c in kept.get("title", [])]  # fmt: skip
+    units += demanded(rng, case, kept, "") + [c["v"] for c in kept.get("end", [])]
+    rng.shuffle(asked)
+    said = " ".join(filled(CONSTRAINTS[c["kind"]][0], c) for c in asked)
+    about = grammar.prompt(case).split("\n", 1)[1]
+    return f"Write only what is asked.\n{about}\n{said}", "\n".join(units)
+
+
 # ---- 2. answers -------------------------------------------------------------------------------
 
 
