@@ -27,8 +27,8 @@ GALLERY = [
     # -- DPO: what goes into the formula
     (
         "dpo",
-        "logps = token_logps(model, ids, attention_mask, mask).sum(1).view(2, -1)",
-        "logps = token_logps(model, ids, attention_mask, mask).mean(1).view(2, -1)",
+        "logps = logps.sum(1).view(2, -1)",
+        "logps = logps.mean(1).view(2, -1)",
         "test_toy_world.test_the_stage_lands_on_the_optimum",
     ),
     (
