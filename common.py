@@ -1624,7 +1624,7 @@ def add_run_arguments(parser, out, lr, batch_size=32, eval_every=50, save_every=
     run.add_argument("--epochs", type=int, default=1, help="passes over the training rows, 1 to 3 (default %(default)s)")
     run.add_argument("--steps", type=int, help="optimiser steps; overrides --epochs")
     run.add_argument("--batch-size", type=int, default=batch_size, help="rows per optimiser step, 8 to 128 (default %(default)s)")
-    run.add_argument("--micro-tokens", type=int, help="padded tokens per forward; lowers memory, changes nothing else (default 4096 on CPU, 16384 on GPU)")
+    run.add_argument("--micro-tokens", type=int, help="padded tokens per forward; lowers memory, changes nothing else (default 1024 on CPU, 16384 on GPU)")
     run.add_argument("--lr", type=float, help=f"learning rate (default by size: {lr})")
     run.add_argument("--weight-decay", type=float, default=0.0, help="AdamW decay, not on biases, norms and heads (default 0)")
     run.add_argument("--schedule", choices=("constant", "linear", "cosine"), default="cosine", help="(default %(default)s)")
@@ -1798,7 +1798,7 @@ def step_row(optimizer, grad_norm, skipped):
 
 def micro_tokens(model):
     """Default padded tokens per forward: small enough for a CPU's cache, large enough to fill a GPU."""
-    return 4096 if next(model.parameters()).device.type == "cpu" else 16384
+    return 1024 if next(model.parameters()).device.type == "cpu" else 16384
 
 
 OTHER_HEAD = (
