@@ -624,6 +624,7 @@ class Pairs:
     names: list  # "file:line" is names[file[i]] and line[i]
     file: np.ndarray
     line: np.ndarray
+    shared: bool = False  # both answers of a pair pass in one row, behind one prompt (`can_share`)
 
     def where(self, i):
         return f"{self.names[self.file[i]]}:{self.line[i]}"
@@ -635,6 +636,11 @@ class Pairs:
     def lengths(self):
         """(n,) tokens of both rows of a pair, padded to the longer."""
         return self.prompts.lengths() + np.maximum(self.chosen.lengths(), self.rejected.lengths())
+
+    def columns(self):
+        """(n,) columns that a forward computes for a pair: the prompt once where it is shared, else two such rows."""
+        answers = self.chosen.lengths() + self.rejected.lengths()
+        return self.prompts.lengths() + answers if self.shared else 2 * self.lengths()
 
 
 def check_pair(row):
@@ -955,20 +961,100 @@ def positions(attention_mask):
     return (attention_mask.long().cumsum(1) - 1).clamp(min=0)
 
 
-def reward_scores(model, input_ids, attention_mask):
-    """(B,) fp32 score of each row, read at the last column of its mask, never by comparing with the pad id."""
+def reward_scores(model, input_ids, attention_mask, response_mask=None, shared=False):
+    """(B,) fp32 score of each row, read at the last column of its mask, never by comparing with the pad id.
+
+    shared: the rows are those of `batch_rows`, and pass as `shared_hidden` says.
+    """
     model_ = unwrap(model)
-    with autocast(model_):
-        hidden = model_.base_model(
-            input_ids=input_ids,
-            attention_mask=attention_mask.long(),
-            position_ids=positions(attention_mask),
-        ).last_hidden_state  # (B, T, H)
     last = attention_mask.long().cumsum(1).argmax(1)  # the first column that counts all
-    hidden = hidden[torch.arange(len(last), device=last.device), last]  # (B, H)
+    row = torch.arange(len(last), device=last.device)
+    if shared:
+        hidden = shared_hidden(model_, input_ids, attention_mask, response_mask, row, last)
+    else:
+        with autocast(model_):
+            hidden = model_.base_model(
+                input_ids=input_ids,
+                attention_mask=attention_mask.long(),
+                position_ids=positions(attention_mask),
+            ).last_hidden_state[row, last]  # (B, H)
     return F.linear(
         hidden.float(), model_.score.weight.float(), getattr(model_.score, "bias", None)
     ).squeeze(-1)
+
+
+def shared_hidden(model, input_ids, attention_mask, response_mask, row, column):
+    """(N, H) hidden states at (row, column) of the rows of b pairs, (2b, T), with each prompt computed once.
+
+    The b chosen rows and, in the same order, the b rejected rows pass as b rows prompt | chosen | rejected, (b, S). An answer
+    sees the prompt and itself; a token keeps the position that it has in its own row:
+
+    token       p0  p1  c0  c1  c2  r0  r1
+    position    0   1   2   3   4   2   3
+    r1 sees     ✓   ✓               ✓   ✓       c0 and r0 are both predicted at p1
+    """
+    b, T = len(input_ids) // 2, input_ids.shape[1]
+    prompt = (attention_mask & ~response_mask).sum(1)[:b, None]  # (b, 1) its tokens
+    chosen, rejected = response_mask.sum(1).view(2, b, 1)  # (b, 1) each
+    end = prompt + chosen + rejected
+    s = torch.arange(int(end.max()), device=end.device)[None]  # (1, S)
+    second = s >= prompt + chosen  # (b, S)
+    position = torch.where(second, s - chosen, s).clamp(max=T - 1)  # (b, S)
+    ids = torch.where(second, input_ids[b:].gather(1, position), input_ids[:b].gather(1, position))
+    part = (s >= prompt).long() + second + (s >= end)  # 0 prompt, 1 chosen, 2 rejected, 3 padding
+    sees = (part[:, None] == 0) | (part[:, None] == part[..., None])  # (b, S, S): query, key
+    masks = layer_masks(model, sees & (s[..., None] >= s[:, None]), position)
+    with autocast(model):
+        hidden = model.base_model(
+            input_ids=ids, attention_mask=masks, position_ids=position, use_cache=False
+        )[0]  # (b, S, H)
+    pair = row % b
+    behind = (row >= b) & (column >= prompt[pair, 0])  # a rejected token stands behind the chosen
+    return hidden[pair, column + behind * chosen[pair, 0]]
+
+
+def layer_masks(model, sees, position):
+    """What each query sees, (b, 1, S, S), as transformers takes it; where layers differ in kind, a dict of one for each.
+
+    A sliding window counts positions, not columns: without it results are silently wrong, by whole tenths of a nat.
+    """
+    config = model.config.get_text_config()
+    window, kinds = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
+    kinds = set(kinds or ["full_attention" if window is None else "sliding_attention"])
+    masks = dict.fromkeys(kinds, sees)
+    if "sliding_attention" in kinds:
+        masks["sliding_attention"] = sees & (position[..., None] - position[:, None] < window)
+    if model.config._attn_implementation != "sdpa":  # eager attention adds the mask to its scores
+        low = torch.finfo(torch.float32).min
+        masks = {kind: torch.where(mask, 0.0, low) for kind, mask in masks.items()}
+    masks = {kind: mask[:, None] for kind, mask in masks.items()}
+    return masks if len(masks) > 1 else masks.popitem()[1]
+
+
+@torch.no_grad()
+def can_share(model, pairs, pad_id):
+    """True if `shared_hidden` is exact for this family: compared with two rows on the run's longest pair, and printed.
+
+    Exact is a distance of at most 1e-4 of a hidden state's own size (fp32 rounds to 2e-6, fp16 and bf16, allowed 5e-2, to 1e-2).
+    """
+    i = np.argmax(pairs.lengths())  # a short pair would prove nothing about a window
+    answers = [pairs.chosen[i], pairs.rejected[i]]
+    rows = [x.to(model.device) for x in pad_rows([pairs.prompts[i]] * 2, answers, pad_id)]
+    read = rows[2] | F.pad(rows[2][:, 1:], (0, 1))  # the answers, and the column before each
+    bound = 1e-4 if model.compute_dtype == torch.float32 else 5e-2
+    try:
+        with autocast(model):
+            alone = model.base_model(
+                input_ids=rows[0], attention_mask=rows[1].long(), position_ids=positions(rows[1]), use_cache=False
+            )[0][read].float()  # fmt: skip
+        states = shared_hidden(model, *rows, *read.nonzero(as_tuple=True)).float()
+        gap = ((states - alone).norm(dim=1) / alone.norm(dim=1)).max().item()
+        shared, shown = gap <= bound, f"gap {gap:.1e}, bound {bound:.0e}"
+    except Exception as error:  # whatever a family raises that has no such masks
+        shared, shown = False, first_line(error)
+    how = "once for both answers, = two rows" if shared else "twice, for one row is not two rows"
+    print(f"prompt of a pair  computed {how} ({shown})")
+    return shared
 
 
 def save_model(model, tokenizer, folder, save_dtype=None, merge=True):
@@ -1240,9 +1326,10 @@ def _score_chunk(model, hidden, tokens, temperature, with_entropy, with_top):
     return out
 
 
-def token_hidden(model, input_ids, attention_mask, response_mask):
+def token_hidden(model, input_ids, attention_mask, response_mask, shared=False):
     """(N, H) hidden states one column before each of the N response tokens: the state in which that token is chosen.
 
+    shared: the rows are those of `batch_rows`, and pass as `shared_hidden` says.
     Raises ValueError if response_mask holds column 0, which has no context.
     """
     if response_mask[:, 0].any():
@@ -1250,6 +1337,9 @@ def token_hidden(model, input_ids, attention_mask, response_mask):
             "response_mask[:, 0] is True, but the first token has no context to be predicted from"
         )
     model = unwrap(model)
+    if shared:
+        row, column = response_mask.nonzero(as_tuple=True)
+        return shared_hidden(model, input_ids, attention_mask, response_mask, row, column - 1)
     with autocast(model):
         hidden = model.base_model(
             input_ids=input_ids, attention_mask=attention_mask.long(), position_ids=positions(attention_mask), use_cache=False
@@ -1258,18 +1348,19 @@ def token_hidden(model, input_ids, attention_mask, response_mask):
 
 
 def token_logps(
-    model, input_ids, attention_mask, response_mask, temperature=1.0, with_entropy=False, with_top=False, with_hidden=False
+    model, input_ids, attention_mask, response_mask, temperature=1.0, with_entropy=False, with_top=False, with_hidden=False,
+    shared=False,
 ):  # fmt: skip
     """(B, T) fp32, aligned with input_ids: column t is log p(token t | tokens before t), 0 outside response_mask.
 
     softmax(logits / temperature) over the full vocabulary. B·T·V never exists: only the columns that predict a response
     token pass through the head, in chunks that the backward computes again. with_entropy: also (B, T) −Σ p log p;
-    with_top: also (B, T) 1 where the token was the likeliest one; with_hidden: also `token_hidden`, (N, H).
+    with_top: also (B, T) 1 where the token was the likeliest one; with_hidden: also `token_hidden`, (N, H). shared: see
+    `token_hidden`.
     Raises ValueError if response_mask holds column 0, which has no context.
     """
-    hidden = token_hidden(
-        model, input_ids, attention_mask, response_mask
-    )  # column t−1 predicts token t
+    # column t−1 predicts token t
+    hidden = token_hidden(model, input_ids, attention_mask, response_mask, shared)
     model = unwrap(model)
     tokens = input_ids[response_mask]  # (N,)
     vocabulary = model.config.get_text_config().vocab_size
@@ -1533,7 +1624,7 @@ def add_run_arguments(parser, out, lr, batch_size=32, eval_every=50, save_every=
     run.add_argument("--epochs", type=int, default=1, help="passes over the training rows, 1 to 3 (default %(default)s)")
     run.add_argument("--steps", type=int, help="optimiser steps; overrides --epochs")
     run.add_argument("--batch-size", type=int, default=batch_size, help="rows per optimiser step, 8 to 128 (default %(default)s)")
-    run.add_argument("--micro-tokens", type=int, help="padded tokens per forward; lowers memory, changes nothing else (default 4096 on CPU, 16384 on GPU)")
+    run.add_argument("--micro-tokens", type=int, help="padded tokens per forward; lowers memory, changes nothing else (default 1024 on CPU, 16384 on GPU)")
     run.add_argument("--lr", type=float, help=f"learning rate (default by size: {lr})")
     run.add_argument("--weight-decay", type=float, default=0.0, help="AdamW decay, not on biases, norms and heads (default 0)")
     run.add_argument("--schedule", choices=("constant", "linear", "cosine"), default="cosine", help="(default %(default)s)")
@@ -1707,7 +1798,7 @@ def step_row(optimizer, grad_norm, skipped):
 
 def micro_tokens(model):
     """Default padded tokens per forward: small enough for a CPU's cache, large enough to fill a GPU."""
-    return 4096 if next(model.parameters()).device.type == "cpu" else 16384
+    return 1024 if next(model.parameters()).device.type == "cpu" else 16384
 
 
 OTHER_HEAD = (

@@ -21,6 +21,7 @@ Axes         B pairs, T tokens, V vocabulary
 import argparse
 import hashlib
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -280,17 +281,21 @@ def reference_logps(args, model, pairs, tokenizer):
     todo = np.flatnonzero(~hit.all(0))
     if len(todo):
         reference = load_reference(args, model) if args.ref_model else model
+        if args.ref_model:  # of another family, maybe
+            pairs = replace(
+                pairs, shared=common.can_share(reference, pairs, common.pad_id(tokenizer))
+            )
         pad_id, parts = (
             common.pad_id(tokenizer),
-            common.micro_batches(todo, 2 * pairs.lengths(), args.micro_tokens),
+            common.micro_batches(todo, pairs.columns(), args.micro_tokens),
         )
         with common.adapter_off(reference):
             for part in tqdm(parts, desc="reference", mininterval=1, disable=None):
                 ids, attention_mask, mask = (
                     x.to(model.device) for x in batch_rows(pairs, part, pad_id)
                 )
-                sums = token_logps(reference, ids, attention_mask, mask).sum(1)  # (2b,)
-                logps[:, part] = sums.view(2, -1).cpu().numpy()
+                sums = token_logps(reference, ids, attention_mask, mask, shared=pairs.shared).sum(1)
+                logps[:, part] = sums.view(2, -1).cpu().numpy()  # (2, b)
         broken = np.flatnonzero(~np.isfinite(logps).all(0))
         if len(broken):
             flag = "--ref-model" if args.ref_model else "--model"
@@ -320,7 +325,7 @@ def preflight(args, model, tokenizer, pairs, ref_logps):
         ids, attention_mask, mask = (x.to(model.device) for x in batch_rows(pairs, longest, pad_id))
         gap = common.check_head(model, ids, attention_mask, mask)
         losses, rewards = [], []
-        for part in common.micro_batches(first, 2 * pairs.lengths(), args.micro_tokens):
+        for part in common.micro_batches(first, pairs.columns(), args.micro_tokens):
             loss, chosen, rejected, _, _ = forward(args, model, pairs, part, pad_id, ref_logps)
             losses.append(loss)
             rewards += [chosen, rejected]
@@ -363,7 +368,8 @@ def forward(args, model, pairs, part, pad_id, ref_logps):
     """Steps (3) and (4) for the pairs in `part`: losses, rewards (b,) each, log-probs (2, b), lengths (2, b)."""
     ids, attention_mask, mask = (x.to(model.device) for x in batch_rows(pairs, part, pad_id))
     # (3) policy: log-probs of both answers, in one forward
-    logps = token_logps(model, ids, attention_mask, mask).sum(1).view(2, -1)  # (2, b)
+    logps = token_logps(model, ids, attention_mask, mask, shared=pairs.shared)
+    logps = logps.sum(1).view(2, -1)  # (2, b)
     lengths = mask.sum(1).view(2, -1)
     # (4) loss and implicit rewards
     ref_chosen, ref_rejected = (
@@ -425,7 +431,7 @@ def evaluate(args, model, tokenizer, pairs, ref_logps, prompts, scorers):
     out, pad_id = {}, common.pad_id(tokenizer)
     if len(pairs.eval):
         sums = Sums(args.beta)
-        for part in common.micro_batches(pairs.eval, 2 * pairs.lengths(), args.micro_tokens):
+        for part in common.micro_batches(pairs.eval, pairs.columns(), args.micro_tokens):
             sums.add(*forward(args, model, pairs, part, pad_id, ref_logps))
         out = {f"eval/{key}": value for key, value in sums.means().items()}
     asked = [row["prompt"] for row in prompts]
@@ -495,7 +501,9 @@ def main(argv=None):
         for p in (r["prompt"] for r in prompts)
     )  # without --prompts the one shown is ids already
     common.check_positions(model, int(pairs.lengths().max()), asked, args.max_new_tokens)
-    n, pad_id, lengths = len(pairs.train), common.pad_id(tokenizer), 2 * pairs.lengths()
+    n, pad_id = len(pairs.train), common.pad_id(tokenizer)
+    pairs.shared = common.can_share(model, pairs, pad_id)
+    lengths = pairs.columns()
     steps = args.steps or args.epochs * math.ceil(n / args.batch_size)
     common.describe(args, model, pairs.counts, n, steps, "pairs")
     # (2) reference: log-probs of both answers under the frozen start, once, kept on disk

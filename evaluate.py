@@ -871,7 +871,7 @@ def parse_args(argv=None):
         add("--device", default="auto", help="auto, cpu, cuda, mps")
         if name == "make":  # samples, and writes no report
             continue
-        add("--micro-tokens", type=int, help="padded tokens a forward (default 4096, GPU 16384)")
+        add("--micro-tokens", type=int, help="padded tokens a forward (default 1024, GPU 16384)")
         add("--date", help="written into the report as it is; without it there is none")
     args = parser.parse_args(argv)
     lowest = {"n": 0, "samples": 1, "bon": 0, "max_new_tokens": 1, "seed": 0, "micro_tokens": 1}

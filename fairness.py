@@ -993,7 +993,7 @@ def parse_args(argv=None):
         add("--delta", type=float, default=0.1, help="effect that counts as none, in SD; of decisions a fifth of it: 2 points at 0.1")
         add("--draws", type=int, default=2000, help="of the bootstrap (1000 to 10000)")
         add("--permutations", type=int, default=5000, help="of names among groups (1000 to 20000)")
-        add("--micro-tokens", type=int, help="padded tokens a forward (default 4096, GPU 16384)")
+        add("--micro-tokens", type=int, help="padded tokens a forward (default 1024, GPU 16384)")
         add("--dtype", default="auto", choices=("auto", "fp32", "fp16", "bf16"), help="compute")
         add("--device", default="auto", help="auto, cpu, cuda, mps")
 

@@ -395,9 +395,9 @@ def preflight(args, model, tokenizer, pairs):
 def score_pairs(model, pairs, indices, pad_id, micro_tokens):
     """(chosen_rewards, rejected_rewards), each (len(indices),) on the CPU, in the order of `indices`."""
     scores = torch.zeros(2, len(pairs.tie))
-    for part in common.micro_batches(indices, 2 * pairs.lengths(), micro_tokens):
-        ids, attention_mask, _ = (x.to(model.device) for x in batch_rows(pairs, part, pad_id))
-        scores[:, part] = reward_scores(model, ids, attention_mask).view(2, -1).cpu()
+    for part in common.micro_batches(indices, pairs.columns(), micro_tokens):
+        rows = (x.to(model.device) for x in batch_rows(pairs, part, pad_id))
+        scores[:, part] = reward_scores(model, *rows, shared=pairs.shared).view(2, -1).cpu()
     return scores[:, indices]
 
 
@@ -442,7 +442,9 @@ def main(argv=None):
     # (1) read pairs; render the prompt; mark the answer tokens
     pairs, margins = load_data(args, tokenizer)
     common.check_positions(model, int(pairs.lengths().max()), 0, 0)
-    n, pad_id, lengths = len(pairs.train), common.pad_id(tokenizer), 2 * pairs.lengths()
+    n, pad_id = len(pairs.train), common.pad_id(tokenizer)
+    pairs.shared = common.can_share(model, pairs, pad_id)
+    lengths = pairs.columns()
     steps = args.steps or args.epochs * math.ceil(n / args.batch_size)
     common.describe(args, model, pairs.counts, n, steps, "pairs")
     files = [*args.pairs, *args.eval_pairs, args.counterfactual_augment]
@@ -477,10 +479,9 @@ def main(argv=None):
         while skipped:  # an fp16 overflow: the same batch again, at half the scale
             total, tokens, chosen, rejected = 0.0, 0, [], []
             for part in common.micro_batches(batch, lengths, args.micro_tokens):
-                rows = (x.to(model.device) for x in batch_rows(pairs, part, pad_id))
-                ids, attention_mask, _ = rows
+                rows = [x.to(model.device) for x in batch_rows(pairs, part, pad_id)]
                 # (2) rewards of both answers, read at the last token
-                rewards = reward_scores(model, ids, attention_mask)
+                rewards = reward_scores(model, *rows, shared=pairs.shared)
                 chosen_rewards, rejected_rewards = rewards.chunk(2)  # (b,), (b,)
                 # (3) loss: Bradley-Terry; sum over this part, divided by the pairs of the whole step
                 tie = torch.from_numpy(pairs.tie[part]).to(model.device)
@@ -491,7 +492,7 @@ def main(argv=None):
                 loss = losses.sum() / len(batch)
                 # (4) update: backward, clip the gradient, step
                 (loss if scaler is None else scaler.scale(loss)).backward()
-                total, tokens = total + loss.item(), tokens + int(attention_mask.sum())
+                total, tokens = total + loss.item(), tokens + int(rows[1].sum())
                 chosen.append(chosen_rewards.detach().cpu())
                 rejected.append(rejected_rewards.detach().cpu())
             common.set_lr(optimizer, args, step, steps)

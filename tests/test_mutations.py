@@ -27,8 +27,8 @@ GALLERY = [
     # -- DPO: what goes into the formula
     (
         "dpo",
-        "logps = token_logps(model, ids, attention_mask, mask).sum(1).view(2, -1)",
-        "logps = token_logps(model, ids, attention_mask, mask).mean(1).view(2, -1)",
+        "logps = logps.sum(1).view(2, -1)",
+        "logps = logps.mean(1).view(2, -1)",
         "test_toy_world.test_the_stage_lands_on_the_optimum",
     ),
     (
@@ -677,6 +677,31 @@ GALLERY = [
         "attention_mask & (columns > prompt_lengths)",  # the mask slid by one
         "test_losses.test_batch_rows_keeps_pairs_together",
     ),
+    # -- a pair in one row
+    (
+        "common",
+        "behind = (row >= b) & (column >= prompt[pair, 0])",
+        "behind = row >= b",  # the first rejected token is read behind the chosen answer
+        "check_shared_prompt",
+    ),
+    (
+        "common",
+        "sees = (part[:, None] == 0) | (part[:, None] == part[..., None])",
+        "sees = part[:, None] <= part[..., None]",  # the rejected answer sees the chosen one
+        "check_shared_prompt",
+    ),
+    (
+        "common",
+        "position_ids=position, use_cache=False",
+        "position_ids=s.expand_as(position), use_cache=False",  # positions go on behind the chosen one
+        "check_shared_prompt",
+    ),
+    (
+        "common",
+        "sees & (position[..., None] - position[:, None] < window)",
+        "sees",  # the window is forgotten
+        "check_shared_prompt",
+    ),
     (
         "common",
         "module.lora_on = False",
@@ -781,6 +806,15 @@ def check_one_token_at_a_time(common, tokenizer, llama_folder):
                 logits = model(input_ids=ids[row : row + 1, :t]).logits[0, -1]
                 assert abs(ours[row, t] - logits.log_softmax(-1)[ids[row, t]]) < 1e-4
     assert not ours[~mask].any()
+
+
+def check_shared_prompt(common, dpo, tokenizer, tmp_path):
+    """Both answers behind one prompt have the log-probs that they have in rows of their own; a Mistral with window 8."""
+    model = common.load_policy(tiny_model("mistral", tmp_path, sliding_window=8), trainable=False)
+    file = write_rows(tmp_path / "rows.jsonl", pair_rows(4))
+    rows = dpo.batch_rows(common.load_pairs([file], tokenizer, 99, False), range(4), 0)
+    one, two = (common.token_logps(model, *rows, shared=shared) for shared in (True, False))
+    assert (one - two).abs().max() < 1e-4
 
 
 def check_padding(common, tokenizer, llama_folder, reward_folder):

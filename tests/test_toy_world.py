@@ -637,6 +637,7 @@ class FourAnswers:
     prompts = [[PROMPT]] * 12
     chosen = [[i, END] for i in CHOSEN.tolist()]
     rejected = [[j, END] for j in REJECTED.tolist()]
+    shared = False
 
 
 def train_stage(steps=600, **options):

@@ -103,6 +103,11 @@ def watched(monkeypatch, stage, mask_nan=False):
 
     def poison(module, args, kwargs, output):
         mask = kwargs["attention_mask"]
+        if (
+            mask.ndim == 4
+        ):  # prompt | chosen | rejected: what a column sees shrinks where the next part begins
+            starts = F.pad(mask[:, 0].sum(-1).diff(dim=1) < 1, (1, 0))  # (b, S)
+            mask = starts.cumsum(1) < 2
         if torch.is_grad_enabled() and mask.shape == output.last_hidden_state.shape[:2]:
             seen["poisoned"] = seen.get("poisoned", 0) + int((mask == 0).sum())
             hidden = output.last_hidden_state
@@ -248,14 +253,13 @@ def test_gradient_for_every_cut(
 
 
 def row_lengths(stage, tokenizer, rows):
-    """Padded tokens of a row as the stage counts them: a pair is two rows."""
+    """Columns of a row as the stage counts them: a pair is its prompt, once, and both answers."""
     lengths = []
     for row in rows:
         prompt, *answers = common.encode_pair(
             tokenizer, row["prompt"], row["chosen"], row["rejected"]
         )
-        both = 2 * (len(prompt) + max(map(len, answers)))
-        lengths.append(len(prompt) + len(answers[0]) if stage is sft else both)
+        lengths.append(len(prompt) + sum(map(len, answers[:1] if stage is sft else answers)))
     return lengths
 
 
@@ -665,7 +669,8 @@ def test_reference_cache_follows_its_rows(tmp_path, monkeypatch, llama_folder):
     assert both("filtered", rows[1:8:2]) == 0
     assert both("longer", rows) == 8
     tokenizer = common.load_tokenizer(llama_folder)
-    lengths = [n // 2 for n in row_lengths(dpo, tokenizer, rows)]
+    encoded = [common.encode_pair(tokenizer, r["prompt"], r["chosen"], r["rejected"]) for r in rows]
+    lengths = [len(prompt) + max(map(len, answers)) for prompt, *answers in encoded]
     limit = sorted(lengths)[8]
     cut = sum(n > limit for n in lengths)
     assert 0 < cut < 12
