@@ -1,7 +1,8 @@
 # make demo   the whole loop on the bundled base: reward model, DPO, PPO, rubric GRPO, evaluation, fairness
 # make test   every test, with ruff and the docstring examples
 #
-# make report  the demo with three seeds, into reports/      make data, make base  the bundled files from their generator
+# make report  the demo with three seeds, into reports/      make overdriven  PPO beyond what its reward model is worth
+# make data, make base  the bundled files from their generator
 # make lesson  a planted preference found in a reward model, and cured
 # make test-fast, make lint, make format, make clean
 #
@@ -21,7 +22,7 @@ RUNTIME := $(VENV)/.runtime
 DEV := $(VENV)/.dev
 endif
 
-.PHONY: help demo test test-fast lint format report lesson data base clean $(SEEDS:%=report-%)
+.PHONY: help demo test test-fast lint format report overdriven lesson data base clean $(SEEDS:%=report-%)
 .DELETE_ON_ERROR:
 
 help:
@@ -42,7 +43,7 @@ define loop
 	$(PY) reward_train.py --pairs data/prefs_train.jsonl data/rank_train.jsonl --epochs 2 --seed $(2) --out $(1)/reward --overwrite
 	$(PY) dpo.py --pairs data/prefs_train.jsonl --nll-coef 1 --epochs 3 --seed $(2) --out $(1)/dpo --overwrite
 	$(PY) ppo.py --reward-model $(1)/reward --gold data/recruiter.py:reward --ppo-epochs 2 --batch-size 32 --beta 0.1 --steps 50 --seed $(2) --out $(1)/ppo --overwrite
-	$(PY) grpo_rubric.py --steps 60 --lr 4e-4 --overlong penalty --eval-temperature 1 --patience 0 --seed $(2) --out $(1)/grpo --overwrite
+	$(PY) grpo_rubric.py --steps 150 --lr 4e-4 --overlong penalty --eval-temperature 1 --eval-every 10 --patience 0 --seed $(2) --out $(1)/grpo --overwrite
 	$(PY) evaluate.py reward --reward-model $(1)/reward --pairs data/prefs_test.jsonl --seed $(2) --out $(1)/reward-report --overwrite
 	$(PY) evaluate.py compare --model data/tiny-base $(1)/dpo $(1)/ppo --reward-model $(1)/reward --seed $(2) --out $(1)/report --overwrite
 	$(PY) fairness.py report --before data/tiny-base --after $(1)/dpo $(1)/ppo --reward-model $(1)/reward --names-per-cell 10 --resumes 12 --generated-names 2 --generated-resumes 8 --seed $(2) --out $(1)/fairness --overwrite
@@ -76,6 +77,13 @@ $(SEEDS:%=report-%): report-%: $(RUNTIME)
 	cp runs/report-$*/report/report.json reports/demo/compare-seed-$*.json
 	cp runs/report-$*/fairness/report.json reports/demo/fairness-seed-$*.json
 	cp runs/report-$*/grpo/summary.json reports/demo/grpo-seed-$*.json
+
+# PPO driven too far on purpose: nearly no KL term, no alarm obeyed, the last weights kept; the report marks where gold falls
+overdriven: $(RUNTIME)
+	$(PY) ppo.py --reward-model runs/report-0/reward --gold data/recruiter.py:reward --ppo-epochs 2 --batch-size 32 --beta 0.003 --lr 3e-4 --schedule constant --steps 60 --eval-every 4 --patience 0 --on-hack warn --restore last --out runs/overdriven --overwrite
+	$(PY) evaluate.py compare --model data/tiny-base runs/report-0/ppo runs/overdriven --reward-model runs/report-0/reward --out runs/overdriven-report --overwrite
+	@mkdir -p reports/demo
+	cp runs/overdriven-report/report.json reports/demo/overdriven-seed-0.json
 
 # reward models on fair votes, on votes with a planted preference, and on these with copies under other names
 lesson: $(RUNTIME)
