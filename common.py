@@ -1488,7 +1488,8 @@ def sample(
     ends = torch.tensor(end_ids(tokenizer, model), device=model.device)
     N = len(ids) * n
     mine = range(N) if alone else share(range(N), n)
-    index = sorted(mine, key=lambda i: (len(ids[i // n]), ids[i // n], i))  # equal ones side by side
+    # equal prompts side by side
+    index = sorted(mine, key=lambda i: (len(ids[i // n]), ids[i // n], i))
     responses, logps, finished = [None] * N, [None] * N, [False] * N
     with decoding(model):
         for start in range(0, len(index), rows):
@@ -2317,7 +2318,7 @@ def save_checkpoint(args, step, models, optimizers, scaler=None, **extra):
     state = {
         "step": step,
         "models": {
-            n: {k: whole(p.detach()) for k, p in unwrap(m).named_parameters() if p.requires_grad}
+            n: {k: whole(p.detach()) for k, p in trained_weights(m).items()}
             for n, m in models.items()
         },
         "optimizers": {n: tree_map(whole, o.state_dict()) for n, o in optimizers.items()},
@@ -2378,7 +2379,7 @@ def load_checkpoint(args, models, optimizers, scaler=None, extra=None):
             )
         with torch.no_grad():
             for name, model in models.items():
-                weights = {k: p for k, p in unwrap(model).named_parameters() if p.requires_grad}
+                weights = trained_weights(model)
                 if weights.keys() != state["models"][name].keys():
                     raise UserError(f"{folder}: holds other weights than this model has")
                 for key, weight in weights.items():
@@ -2417,10 +2418,10 @@ def keep_best(best, best_step, model, step):
     """
     if best_step != step:
         return best
-    named = unwrap(model).named_parameters()
+    weights = trained_weights(model)
     return {
         "step": step,
-        "weights": {n: whole(p.detach()).cpu().clone() for n, p in named if p.requires_grad},
+        "weights": {n: whole(p.detach()).cpu().clone() for n, p in weights.items()},
     }
 
 
@@ -2429,7 +2430,7 @@ def restore_best(best, model):
     if not best["weights"]:
         return
     with torch.no_grad():
-        for name, weight in unwrap(model).named_parameters():
+        for name, weight in trained_weights(model).items():
             if name in best["weights"]:
                 weight.copy_(sharded_like(weight, best["weights"][name]))
     print(f"weights of step {best['step']}, the best validation; the last ones are in checkpoint/")
@@ -2500,6 +2501,11 @@ def rank():
 
 def world():
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def no_bar():
+    """tqdm's `disable`: rank 0 shows a bar where there is a terminal, the others none."""
+    return True if rank() else None
 
 
 def start_processes(args):
@@ -2675,6 +2681,9 @@ def shard(model):
         module.set_force_sum_reduction_for_comms(True)  # else a scaled sum, which gloo has not
     model.run_as_forward = lambda function, *args, **kwargs: function(model, *args, **kwargs)
     fsdp.register_fsdp_forward_method(model, "run_as_forward")
+    # for FSDP the root is what runs first, but a rollout begins with a block
+    model.run_as_forward(lambda _: None)
+    model.reshard()  # else it keeps its own weights whole, and the optimiser would be given these
 
 
 def _shards(model):
@@ -2706,6 +2715,14 @@ def check_equal_weights(model):
     """Every rank must start from the same weights, or their sum of gradients would be of no model at all."""
     sums = [str(p.detach().sum(dtype=torch.float64).item()) for p in model.parameters()]
     assert len(set(gather([" ".join(sums)]))) == 1, "the ranks have loaded different weights"
+
+
+def trained_weights(model):
+    """{name: trainable weight}; of a sharded model the shards, for behind a forward without gradient its root is whole."""
+    model = unwrap(model)
+    for module in _shards(model):
+        module.reshard()
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
 def whole(value):
