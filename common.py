@@ -2509,7 +2509,10 @@ def no_bar():
 
 
 def start_processes(args):
-    """Join the other processes of torchrun, each on the GPU of its number; only rank 0 keeps its standard output."""
+    """Join the other processes of torchrun, each on the GPU of its number; only rank 0 keeps its standard output.
+
+    All must see the same files, --out among them. On a CPU they talk by gloo: two ranks are how the tests run.
+    """
     if not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys():
         if args.fsdp:
             raise UserError(
@@ -2673,9 +2676,10 @@ def shard(model):
         param_dtype=compute, reduce_dtype=torch.float32, cast_forward_inputs=False
     )
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    mesh = dist.init_device_mesh(model.device.type, (world(),))
     for block in max(lists, key=lambda blocks: sum(p.numel() for p in blocks.parameters())):
-        fsdp.fully_shard(block, mp_policy=policy)
-    fsdp.fully_shard(model)
+        fsdp.fully_shard(block, mesh=mesh, mp_policy=policy)
+    fsdp.fully_shard(model, mesh=mesh)
     for module in _shards(model):
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)  # else a scaled sum, which gloo has not

@@ -12,6 +12,7 @@ Conventions  answer log-probs are sums over tokens, end token included; loss is 
 Left out     1. a moving reference   2. online DPO   3. packing   4. KTO, ORPO and the other relatives not in the table
 Run          python dpo.py --pairs data/prefs.jsonl
              python dpo.py --model Qwen/Qwen2.5-0.5B-Instruct --pairs mine.jsonl --out runs/dpo
+             torchrun --nproc-per-node 8 dpo.py --fsdp --model Qwen/Qwen2.5-7B-Instruct --pairs mine.jsonl
 Writes       a model folder, args.json, metrics.jsonl, samples.jsonl, checkpoint/
 Reference    Rafailov et al. 2023, arXiv 2305.18290, eq. 7; cDPO: Mitchell 2023; robust: 2403.00409; IPO: 2310.12036;
              hinge: SLiC 2305.10425; SimPO: 2405.14734; the NLL term: RPO 2404.19733

@@ -13,6 +13,7 @@ Left out     1. a value for each turn: all turns share the episode's advantage  
 Run          python grpo_agent.py
              python grpo_agent.py play --policy runs/grpo_agent --seed 7
              python grpo_agent.py --model Qwen/Qwen3-0.6B --interview-text full --max-length 2048 --max-new-tokens 256
+             torchrun --nproc-per-node 8 grpo_agent.py --fsdp --model Qwen/Qwen2.5-7B-Instruct
 Writes       a model folder, args.json, metrics.jsonl, rollouts.jsonl, summary.json, checkpoint/
 Reference    Shao et al. 2024, arXiv 2402.03300, eq. 3 (GRPO); clip range: DAPO, 2503.14476; Dr. GRPO: 2503.20783;
              trajectories, RULER and 2048 as tasks: OpenPipe ART; 2048: Gabriele Cirulli, 2014

@@ -12,6 +12,7 @@ Left out     1. a value model: the group is the baseline   2. off-policy correct
              4. prompts drawn by difficulty
 Run          python grpo_rubric.py
              python grpo_rubric.py --model Qwen/Qwen3-0.6B --data mine.json --judge-base-url http://localhost:8000/v1 --judge-model qwen3-32b
+             torchrun --nproc-per-node 8 grpo_rubric.py --fsdp --model Qwen/Qwen2.5-7B-Instruct --data mine.json
              python grpo_rubric.py model_name=Qwen/Qwen3-0.6B data_path=mine.json group_size=8 (the recipe's lines work)
 Writes       a model folder, args.json, metrics.jsonl, rollouts.jsonl, summary.json, judge_cache.jsonl, checkpoint/
 Reference    Shao et al. 2024, arXiv 2402.03300, eq. 3 (GRPO); DAPO: 2503.14476; Dr. GRPO: 2503.20783; GSPO: 2507.18071;

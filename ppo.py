@@ -11,9 +11,10 @@ Algorithm    (1) rollout: one answer to each prompt, log-probs kept
              (8) now and then: score, gold and KL on validation prompts; the alarms of watch.py
 Conventions  an action is an answer token, end token included; KL is k1 inside the reward; a kl/ref is a sum over the
              answer's tokens, in nats; rollout and update see softmax(logits / temperature), full vocabulary
-Left out     1. a reward before the end of the answer   2. PPO-ptx   3. EMA   4. rollouts in another process
+Left out     1. a reward before the end of the answer   2. PPO-ptx   3. EMA   4. asynchronous rollouts
 Run          python ppo.py --reward-model runs/reward
              python ppo.py --model Qwen/Qwen2.5-0.5B-Instruct --prompts mine.jsonl --reward-fn my.py:score --critic shared --lora-rank 16
+             torchrun --nproc-per-node 8 ppo.py --fsdp --model Qwen/Qwen2.5-7B-Instruct --prompts mine.jsonl --reward-model runs/reward
 Writes       a model folder, args.json, metrics.jsonl, samples.jsonl, rollouts.jsonl, checkpoint/
 Reference    Schulman et al. 2017, arXiv 1707.06347 (clip, eq. 7); GAE: 1506.02438, eq. 16; KL in the reward: Ziegler et al.
              2019, 1909.08593, eq. 2; the value clip and whitening: Huang et al. 2024, 2403.17031

@@ -13,6 +13,7 @@ Conventions  one forward for both answers; loss is the pair mean; a fresh head i
 Left out     1. process rewards   2. ensembles   3. LogExp and other losses   4. pronouns: copies change names alone
 Run          python reward_train.py --pairs data/prefs_train.jsonl data/rank_train.jsonl
              python reward_train.py --model Qwen/Qwen2.5-0.5B-Instruct --pairs mine.jsonl --out runs/reward
+             torchrun --nproc-per-node 8 reward_train.py --fsdp --model Qwen/Qwen2.5-7B-Instruct --pairs mine.jsonl
 Writes       a model folder (AutoModelForSequenceClassification), args.json, metrics.jsonl, checkpoint/
 Reference    Bradley & Terry 1952; Ouyang et al. 2022, arXiv 2203.02155, eq. 1; centring: Eisenstein et al. 2023,
              arXiv 2312.09244; margin: Touvron et al. 2023, arXiv 2307.09288, eq. 2

@@ -7,11 +7,12 @@ Algorithm    (1) read rows; render the prompt; mark the answer tokens
              (4) update: backward, clip the gradient, step
              (5) now and then: held-out loss, one sample answer, the measure of --gold
 Conventions  the end token is an answer token; the prompt is masked (of plain text everything is trained);
-             the loss is in nats per trained token, normalised over all micro-batches of a step
+             the loss is in nats per trained token, normalised over all micro-batches and processes of a step
 Left out     1. packing   2. NEFTune   3. loss weights per row
 Run          python sft.py --data data/prefs_train.jsonl
              python sft.py --model Qwen/Qwen2.5-0.5B --data mine.jsonl --out runs/sft
              python sft.py --init-config data/tiny-base/config.json --data corpus.jsonl   (from scratch)
+             torchrun --nproc-per-node 8 sft.py --fsdp --model Qwen/Qwen2.5-7B --data mine.jsonl   (8 GPUs; --fsdp: in shards, not a copy on each)
 Writes       a model folder, args.json, metrics.jsonl, samples.jsonl, checkpoint/
 Reference    Ouyang et al. 2022, arXiv 2203.02155, section 3.5 (SFT)
 Axes         B rows, T tokens, V vocabulary
