@@ -2520,17 +2520,17 @@ def start_processes(args):
                 f"start it as torchrun --nproc-per-node 2 {Path(sys.argv[0]).name} …"
             )
         return
-    place, kind = int(os.environ.get("LOCAL_RANK", 0)), pick_device(args.device).type
     if args.device not in ("auto", "cpu", "cuda"):
         raise UserError(
             f"--device {args.device}: under torchrun each process takes the GPU of its own number; leave the flag out"
         )
-    if kind == "cuda" and place >= torch.cuda.device_count():
-        raise UserError(f"--nproc-per-node: process {place} finds no GPU of its own, there are {torch.cuda.device_count()}")  # fmt: skip
-    if kind == "cuda":
-        torch.cuda.set_device(place)
+    place, gpus = int(os.environ.get("LOCAL_RANK", 0)), torch.cuda.device_count()
+    if gpus and args.device != "cpu":
+        if place >= gpus:
+            raise UserError(f"--nproc-per-node: process {place} finds no GPU of its own, there are {gpus}")  # fmt: skip
+        torch.cuda.set_device(place)  # what "cuda" means from here on
     if not dist.is_initialized():
-        dist.init_process_group("cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo")
+        dist.init_process_group("cpu:gloo,cuda:nccl" if gpus and args.device != "cpu" else "gloo")
     if rank():
         sys.stdout = open(os.devnull, "w")  # errors, on stderr, are heard from all
 
