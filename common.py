@@ -11,15 +11,19 @@ trained                           ✓      ✓      ✓       logits[2:5] are sc
 
 Sections     1 errors and JSONL · 2 from text to ids · 3 rows and batches · 4 models · 5 LoRA
              6 log-probs · 7 sampling · 8 runs: arguments, optimiser, metrics, checkpoint and resume
+             9 several processes
 Conventions  prompt and answer are tokenised apart and joined; rows are right-padded; masks are bool and made
              from lengths, never from the pad id; trainable weights are fp32 whatever the checkpoint holds
-Left out     1. several processes   2. packing, 8-bit, custom kernels   3. anything one stage alone needs
+Left out     1. tensor, pipeline and sequence parallelism   2. packing, 8-bit, custom kernels
+             3. anything one stage alone needs
 Axes         B rows, T columns, V vocabulary, H hidden
 """
 
 import contextlib
+import functools
 import hashlib
 import importlib.util
+import itertools
 import json
 import math
 import os
@@ -41,8 +45,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint as recompute
 
 BASE = "data/tiny-base"
@@ -67,6 +73,9 @@ def run(main):
         sys.exit(print(f"error: {first_line(error)} {fix}", file=sys.stderr) or 2)
     except KeyboardInterrupt:  # the second Ctrl-C; the first one lets the step finish
         sys.exit(130)
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
 
 def read_jsonl(path, check=None, numbered=False, flag=None):
@@ -949,6 +958,18 @@ def _finish_load(model, name, adapters, trainable, lora_rank, lora):
     return model.eval()
 
 
+def as_forward(function):
+    """function(model, …) as a forward of its own: FSDP's hooks gather the weights that it reads, the head's included."""
+
+    @functools.wraps(function)
+    def call(model, *args, **kwargs):
+        if is_sharded(model):
+            return unwrap(model).run_as_forward(function, *args, **kwargs)
+        return function(model, *args, **kwargs)
+
+    return call
+
+
 def unwrap(model):
     """The module itself behind DDP or torch.compile."""
     while hasattr(model, "module") or hasattr(model, "_orig_mod"):
@@ -961,6 +982,7 @@ def positions(attention_mask):
     return (attention_mask.long().cumsum(1) - 1).clamp(min=0)
 
 
+@as_forward
 def reward_scores(model, input_ids, attention_mask, response_mask=None, shared=False):
     """(B,) fp32 score of each row, read at the last column of its mask, never by comparing with the pad id.
 
@@ -1068,16 +1090,18 @@ def save_model(model, tokenizer, folder, save_dtype=None, merge=True):
     folder.mkdir(parents=True, exist_ok=True)
     dtype = save_dtype or torch.float32
     lora = has_lora(model)
+    state = merged_state(model)  # of all ranks: each has its shards
+    if rank():
+        return
     with tempfile.TemporaryDirectory(dir=folder, prefix=".saving-") as temporary:
         if merge or not lora:
             state = {
-                k: v.detach().to(dtype) if v.is_floating_point() else v
-                for k, v in merged_state(model).items()
+                k: v.detach().to(dtype) if v.is_floating_point() else v for k, v in state.items()
             }
             tied = {}  # tied tensors must stay one tensor, or transformers would write them twice
             for key, value in model.state_dict(keep_vars=True).items():
                 if key in state:
-                    state[key] = tied.setdefault(value.data_ptr(), state[key])
+                    state[key] = tied.setdefault(id(value), state[key])
             config, changed = model.config, dict(getattr(model, "original_config", {}))
             now = {k: getattr(config, k) for k in changed}
             generation = getattr(model, "generation_config", None)
@@ -1208,7 +1232,9 @@ def merged_state(model):
     """state_dict with each adapter added to its layer, in fp32, and no adapter keys."""
     model = unwrap(model)
     state = {
-        k: v for k, v in model.state_dict().items() if ".lora_A." not in k and ".lora_B." not in k
+        k: whole(v)
+        for k, v in model.state_dict().items()
+        if ".lora_A." not in k and ".lora_B." not in k
     }
     for path, module in _lora_layers(model):
         state[f"{path}.weight"] = _merged_weight(module)
@@ -1347,6 +1373,7 @@ def token_hidden(model, input_ids, attention_mask, response_mask, shared=False):
     return hidden[:, :-1][response_mask[:, 1:]]
 
 
+@as_forward
 def token_logps(
     model, input_ids, attention_mask, response_mask, temperature=1.0, with_entropy=False, with_top=False, with_hidden=False,
     shared=False,
@@ -1443,14 +1470,15 @@ class Rollout:
 
 @torch.no_grad()
 def sample(
-    model, tokenizer, prompts, n=1, max_new_tokens=128, temperature=1.0, top_p=1.0, top_k=0, seed=0, rows=256, numbers=None
+    model, tokenizer, prompts, n=1, max_new_tokens=128, temperature=1.0, top_p=1.0, top_k=0, seed=0, rows=256, numbers=None, alone=False
 ):  # fmt: skip
     """Draw n answers to each prompt (text, messages or ids) from softmax(logits / temperature), full vocabulary.
 
     One uniform number per (row, position), drawn from (seed, row), picks the token by the cumulative distribution in
     float64: row i depends on the seed and i alone, not on its batch mates. temperature=0 is greedy. Log-probs are those
     of the full softmax, before any top-p or top-k cut. `rows` answers are decoded together. numbers: one int an answer that
-    stands for i in the draws, so that an answer keeps its own when those before it are gone; default: i.
+    stands for i in the draws, so that an answer keeps its own when those before it are gone; default: i. Of several
+    processes each decodes the answers to its prompts, and gets all of them; with alone=True its `prompts` are its own.
     """
     numbers = range(len(prompts) * n) if numbers is None else numbers
     model = unwrap(model)
@@ -1458,12 +1486,12 @@ def sample(
     ids = [list(p) if is_ids else encode_prompt(tokenizer, p) for p, is_ids in zip(prompts, given)]
     check_positions(model, 0, max(map(len, ids), default=0), max_new_tokens)
     ends = torch.tensor(end_ids(tokenizer, model), device=model.device)
+    N = len(ids) * n
+    mine = range(N) if alone else share(range(N), n)
     # equal prompts side by side
-    index = sorted(range(len(ids) * n), key=lambda i: (len(ids[i // n]), ids[i // n], i))
-    responses, logps, finished = [None] * len(index), [None] * len(index), [False] * len(index)
-    was_training = model.training
-    model.eval()
-    try:
+    index = sorted(mine, key=lambda i: (len(ids[i // n]), ids[i // n], i))
+    responses, logps, finished = [None] * N, [None] * N, [False] * N
+    with decoding(model):
         for start in range(0, len(index), rows):
             part = index[start : start + rows]
             tokens, scores = _decode(
@@ -1476,10 +1504,12 @@ def sample(
                 length = int(end[0]) + 1 if finished[i] else max_new_tokens
                 responses[i] = tokens[row, :length].tolist()
                 logps[i] = scores[row, :length].tolist()
-    finally:
-        model.train(was_training)
+    if not alone:
+        responses, logps, finished = (
+            gather([column[i] for i in mine], mine) for column in (responses, logps, finished)
+        )
     texts = tokenizer.batch_decode(responses, skip_special_tokens=True) if responses else []
-    return Rollout([ids[i // n] for i in range(len(index))], responses, logps, finished, texts)
+    return Rollout([ids[i // n] for i in range(N)], responses, logps, finished, texts)
 
 
 def _decode(
@@ -1642,6 +1672,7 @@ def add_run_arguments(parser, out, lr, batch_size=32, eval_every=50, save_every=
     model.add_argument("--dtype", choices=("auto", *DTYPES), default="auto", help="compute precision (default: fp32 on CPU, bf16 or fp16 on GPU)")
     model.add_argument("--save-dtype", choices=tuple(DTYPES), default="fp32", help="precision of the written weights (default fp32)")
     model.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps")
+    model.add_argument("--fsdp", action="store_true", help="under torchrun: weights, gradients and optimiser states in shards, not a copy on each GPU")
     keep = parser.add_argument_group("logging and resuming")
     keep.add_argument("--eval-every", type=int, default=eval_every, help="steps between evaluations, 0 = start and end only (default %(default)s)")
     keep.add_argument("--save-every", type=int, default=save_every, help="steps between checkpoints (default %(default)s)")
@@ -1771,11 +1802,11 @@ def clip_and_step(model, optimizer, scaler, args, loss, where):
     try the same batch again. Not finite where a smaller scale cannot help: stop, before the weights are touched.
     where() names the rows of the batch.
     """
+    weights = [p for p in model.parameters() if p.requires_grad]
+    add_up_gradients(weights)  # before all that follows, so that every rank takes the same step
     if scaler is not None:
         scaler.unscale_(optimizer)
-    norm = nn.utils.clip_grad_norm_(
-        [p for p in model.parameters() if p.requires_grad], args.max_grad_norm
-    )
+    norm = whole(nn.utils.clip_grad_norm_(weights, args.max_grad_norm))
     skipped = not torch.isfinite(norm)
     hopeless = scaler is None or scaler.get_scale() < 1  # 17 overflows in a row, from 65536
     if not math.isfinite(loss) or (skipped and hopeless):
@@ -1869,9 +1900,15 @@ def some_prompts(rows, limit):
 
 
 def score_answers(function, flag, rows, prompts, answers):
-    """Call a --gold or --reward-fn function and check what comes back: one finite number or None an answer."""
+    """Call a --gold or --reward-fn function and check what comes back: one finite number or None an answer.
+
+    Of several processes each calls it with its share of the answers, and gets all scores.
+    """
+    mine = share(range(len(answers)))
+    if world() > 1:
+        rows, prompts, answers = ([column[i] for i in mine] for column in (rows, prompts, answers))
     try:
-        scores = function(prompts, answers, rows)
+        scores = function(prompts, answers, rows) if answers or world() == 1 else []
     except UserError:
         raise
     except Exception as error:  # the user's own code: anything may be raised
@@ -1886,7 +1923,7 @@ def score_answers(function, flag, rows, prompts, answers):
             or not math.isfinite(score)
         ):
             raise UserError(f"{flag}: score {i} is {score!r}; expected a finite number or None")
-    return scores
+    return gather(scores, mine)
 
 
 def reward_scorer(folder, dtype=None, device="cpu", tokens=None, flag="--reward-model"):
@@ -1959,10 +1996,14 @@ def save_run(model, tokenizer, args):
         )
     with writing(args.out):
         save_model(model, tokenizer, args.out, DTYPES[args.save_dtype], merge=not args.no_merge)
+    wait_for_all()  # nobody leaves before the folder is complete
 
 
 def prepare_training(model, args):
-    """Train mode (dropout is 0 anyway) with gradient checkpointing where asked; the cache stays off."""
+    """Train mode (dropout is 0 anyway) with gradient checkpointing where asked; the cache stays off.
+
+    Of several processes: all start from the same weights, and with --fsdp each keeps its shards of them.
+    """
     model.config.use_cache = False
     if args.grad_checkpoint:
         flags = {"use_reentrant": False}
@@ -1975,6 +2016,9 @@ def prepare_training(model, args):
             raise UserError(f"--grad-checkpoint: {first_line(error)}") from None
         if has_lora(model):
             model.enable_input_require_grads()
+    check_equal_weights(model)
+    if args.fsdp:
+        shard(model)
     return model.train()  # from_pretrained returns eval mode, in which checkpointing sleeps
 
 
@@ -1984,7 +2028,7 @@ RUN_FILES = ("args.json", "metrics.jsonl", "samples.jsonl", "rollouts.jsonl", "c
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
                    "merges.txt", "tokenizer.model", "chat_template.jinja", "additional_chat_templates")  # fmt: skip
 MAY_DIFFER = {"save_every", "eval_every", "keep", "wandb_project", "wandb_name", "steps", "epochs", "stop_after", "resume",
-              "overwrite", "config", "out"}  # fmt: skip
+              "overwrite", "config", "out", "fsdp"}  # fmt: skip
 
 
 def check_out(args, inputs=()):
@@ -2082,6 +2126,9 @@ def open_run(args, record):
 
     Called when data, models and preflight have passed: what stops a run before this leaves the folder as it was.
     """
+    wait_for_all()  # each has looked at the folder as it was
+    if rank():
+        return
     out = Path(args.out)
     out.mkdir(parents=True, exist_ok=True)
     for stale in out.glob(".*"):  # left by a kill
@@ -2132,11 +2179,14 @@ def fingerprint(path):
 class MetricsLog:
     """metrics.jsonl, a row a step, flushed row by row; on resume cut back to the checkpoint's step.
 
-    An evaluation is a row of its own with the step after which it was made, 0 for the start.
+    An evaluation is a row of its own with the step after which it was made, 0 for the start. Of several processes rank 0
+    writes; what it is given must be the same on all, for decisions are taken from it.
     """
 
     def __init__(self, args, step):
         self.out, self.wandb, self.last = Path(args.out), None, time.perf_counter()
+        if rank():
+            return
         for name in ("metrics.jsonl", "samples.jsonl", "rollouts.jsonl"):
             cut_log(self.out / name, step or -1)  # the evaluation of step 0 is made again
         if args.resume:
@@ -2149,7 +2199,10 @@ class MetricsLog:
 
     def write(self, row):
         now = time.perf_counter()
-        row = {**row, "time_s": round(now - self.last, 4), "peak_mem_mb": round(peak_memory_mb())}
+        memory = round(all_max(peak_memory_mb()))
+        if rank():
+            return
+        row = {**row, "time_s": round(now - self.last, 4), "peak_mem_mb": memory}
         if "tokens" in row:
             row["tokens_per_s"] = round(row["tokens"] / max(now - self.last, 1e-9))
         self.last = now
@@ -2164,6 +2217,8 @@ class MetricsLog:
             self.write({"step": step, **metrics})
             shown = "  ".join(f"{k} {v:.4g}" for k, v in metrics.items() if v is not None)
             print_over_bar(f"step {step}: {shown}")
+        if rank():
+            return
         with writing(self.out):
             rows = [{"step": step, **s} for s in samples]
             write_jsonl(self.out / "samples.jsonl", rows, append=True)
@@ -2172,12 +2227,14 @@ class MetricsLog:
 
     def append(self, name, step, rows):
         """Rows for another log of this run, each with its step; cut back like metrics.jsonl on resume."""
+        if rank():
+            return
         with writing(self.out):
             write_jsonl(self.out / name, ({"step": step, **row} for row in rows), append=True)
 
     def rows(self):
         file = self.out / "metrics.jsonl"
-        return list(read_jsonl(file)) if file.is_file() else []
+        return from_rank_0(list(read_jsonl(file)) if file.is_file() and not rank() else [])
 
     def stopped(self, step, stop):
         print(f"stopped after step {step}; go on with the same command and --resume")
@@ -2246,29 +2303,39 @@ def _set_rng_state(state):
 
 
 def checkpoint_due(args, step, steps, stop):
+    """Asked once a step: where several processes agree whether one of them was told to stop."""
+    if world() > 1:
+        stop.agree()
     return step in (steps, args.stop_after) or step % args.save_every == 0 or bool(stop)
 
 
 def save_checkpoint(args, step, models, optimizers, scaler=None, **extra):
     """checkpoint/step-N/state.pt, complete or not there: a temporary folder, flushed, then renamed.
 
-    models and optimizers: {name: object}. Only trainable weights are held. `extra`: plain numbers and tensors.
+    models and optimizers: {name: object}. Only trainable weights are held. `extra`: plain numbers and tensors. Of several
+    processes rank 0 writes, whole weights and states: another number of them, or another engine, can go on.
     """
+    state = {
+        "step": step,
+        "models": {
+            n: {k: whole(p.detach()) for k, p in trained_weights(m).items()}
+            for n, m in models.items()
+        },
+        "optimizers": {n: tree_map(whole, o.state_dict()) for n, o in optimizers.items()},
+        "scaler": scaler.state_dict() if scaler else None,
+        "rng": gather([_rng_state()]),  # of each rank
+        "extra": extra,
+    }
+    if not rank():
+        _write_checkpoint(args, step, state)
+    wait_for_all()
+
+
+def _write_checkpoint(args, step, state):
     folder = Path(args.out) / "checkpoint"
     folder.mkdir(parents=True, exist_ok=True)
     for stale in folder.glob(".*"):  # left by a kill
         shutil.rmtree(stale, ignore_errors=True)
-    state = {
-        "step": step,
-        "models": {
-            n: {k: p.detach() for k, p in unwrap(m).named_parameters() if p.requires_grad}
-            for n, m in models.items()
-        },
-        "optimizers": {n: o.state_dict() for n, o in optimizers.items()},
-        "scaler": scaler.state_dict() if scaler else None,
-        "rng": _rng_state(),
-        "extra": extra,
-    }
     temporary = folder / f".step-{step:07d}"
     temporary.mkdir()
     with writing(args.out), open(temporary / "state.pt", "wb") as file:
@@ -2312,19 +2379,29 @@ def load_checkpoint(args, models, optimizers, scaler=None, extra=None):
             )
         with torch.no_grad():
             for name, model in models.items():
-                weights = {k: p for k, p in unwrap(model).named_parameters() if p.requires_grad}
+                weights = trained_weights(model)
                 if weights.keys() != state["models"][name].keys():
                     raise UserError(f"{folder}: holds other weights than this model has")
                 for key, weight in weights.items():
-                    weight.copy_(state["models"][name][key])
+                    weight.copy_(sharded_like(weight, state["models"][name][key]))
         for name, optimizer in optimizers.items():
+            weights = [w for group in optimizer.param_groups for w in group["params"]]
+            for i, moments in state["optimizers"][name]["state"].items():
+                for key, value in moments.items():
+                    if value.shape == weights[i].shape:  # the step count is a number
+                        moments[key] = sharded_like(weights[i], value)
             optimizer.load_state_dict(state["optimizers"][name])
         if scaler is not None and state["scaler"]:
             scaler.load_state_dict(state["scaler"])
-        _set_rng_state(state["rng"])
+        if args.lora_dropout and len(state["rng"]) != world():
+            raise UserError(
+                f"--resume: --lora-dropout draws from the generator of each of {len(state['rng'])} processes, now there "
+                f"are {world()}; go on with as many, or pass --overwrite"
+            )
+        _set_rng_state(state["rng"][rank() % len(state["rng"])])
         if extra is not None:
             extra.update(state["extra"])
-        for folder in unreadable:  # out of the way of --keep
+        for folder in unreadable if not rank() else ():  # out of the way of --keep
             aside = folder.with_name(f"unreadable-{folder.name}")
             shutil.rmtree(aside, ignore_errors=True)
             os.rename(folder, aside)
@@ -2341,10 +2418,10 @@ def keep_best(best, best_step, model, step):
     """
     if best_step != step:
         return best
-    named = unwrap(model).named_parameters()
+    weights = trained_weights(model)
     return {
         "step": step,
-        "weights": {n: p.detach().cpu().clone() for n, p in named if p.requires_grad},
+        "weights": {n: whole(p.detach()).cpu().clone() for n, p in weights.items()},
     }
 
 
@@ -2353,14 +2430,17 @@ def restore_best(best, model):
     if not best["weights"]:
         return
     with torch.no_grad():
-        for name, weight in unwrap(model).named_parameters():
+        for name, weight in trained_weights(model).items():
             if name in best["weights"]:
-                weight.copy_(best["weights"][name])
+                weight.copy_(sharded_like(weight, best["weights"][name]))
     print(f"weights of step {best['step']}, the best validation; the last ones are in checkpoint/")
 
 
 class StopSignal:
     """True after the first Ctrl-C or SIGTERM: the loop finishes its step and saves. A second Ctrl-C interrupts.
+
+    Of several processes it is true from the end of a step at which one of them had caught a signal (`agree`), and a second
+    one does nothing: torchrun passes on the Ctrl-C that the terminal has sent to all. It kills what still runs 30 s later.
 
     The handlers of before come back when this object dies, so with the frame of the `main` that made it.
     """
@@ -2369,8 +2449,11 @@ class StopSignal:
         caught = (
             self.caught
         ) = []  # the handler holds this list and not the object, which could never die
+        self.agreed = [] if world() > 1 else caught
 
         def handler(number, frame):
+            if caught and world() > 1:
+                return
             if caught:
                 raise KeyboardInterrupt
             caught.append(number)
@@ -2387,15 +2470,274 @@ class StopSignal:
                 before[number] = signal.signal(number, handler)
         weakref.finalize(self, restore, before).atexit = False
 
+    def agree(self):
+        number = all_max(self.caught[0] if self.caught else 0)
+        self.agreed = [int(number)] if number else []
+
     @property
     def number(self):
-        return self.caught[0] if self.caught else 0
+        return self.agreed[0] if self.agreed else 0
 
     def __bool__(self):
-        return bool(self.caught)
+        return bool(self.agreed)
 
 
 def seed_everything(seed):
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
+
+
+# ---- 9. several processes ----
+# torchrun starts one command N times. Each rank reads all rows and takes the same decisions from the same numbers; what
+# costs time is dealt out: `share` of the forwards of a step, of the answers and of their grades. Numbers come back by
+# `all_sum`, answers by `gather`, gradients by `add_up_gradients`; each is what one process would have computed alone.
+# Rank 0 prints and writes. Without torchrun every function here hands back what it was given.
+
+
+def rank():
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+
+
+def world():
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def no_bar():
+    """tqdm's `disable`: rank 0 shows a bar where there is a terminal, the others none."""
+    return True if rank() else None
+
+
+def start_processes(args):
+    """Join the other processes of torchrun, each on the GPU of its number; only rank 0 keeps its standard output.
+
+    All must see the same files, --out among them. On a CPU they talk by gloo: two ranks are how the tests run.
+    """
+    if not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys():
+        if args.fsdp:
+            raise UserError(
+                "--fsdp: shards the weights over the processes of torchrun, and this is one process; "
+                f"start it as torchrun --nproc-per-node 2 {Path(sys.argv[0]).name} …"
+            )
+        return
+    if args.device not in ("auto", "cpu", "cuda"):
+        raise UserError(
+            f"--device {args.device}: under torchrun each process takes the GPU of its own number; leave the flag out"
+        )
+    place, gpus = int(os.environ.get("LOCAL_RANK", 0)), torch.cuda.device_count()
+    if gpus and args.device != "cpu":
+        if place >= gpus:
+            raise UserError(f"--nproc-per-node: process {place} finds no GPU of its own, there are {gpus}")  # fmt: skip
+        torch.cuda.set_device(place)  # what "cuda" means from here on
+    if not dist.is_initialized():
+        dist.init_process_group("cpu:gloo,cuda:nccl" if gpus and args.device != "cpu" else "gloo")
+    if rank():
+        sys.stdout = open(os.devnull, "w")  # errors, on stderr, are heard from all
+
+
+@contextlib.contextmanager
+def _together():
+    """What fails here fails because another process is gone: one line, its own error stands above."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise UserError(
+            f"rank {rank()}: another process of this run has ended ({first_line(error)})"
+        ) from None
+
+
+def _all_reduce(numbers, how):
+    if world() > 1:
+        total = torch.tensor(numbers, dtype=torch.float64)
+        with _together():
+            dist.all_reduce(total, how)
+        numbers = total.tolist()
+    return numbers if len(numbers) > 1 else numbers[0]
+
+
+def all_sum(*numbers):
+    """Each number's sum over the ranks; one number comes back bare."""
+    return _all_reduce(numbers, dist.ReduceOp.SUM)
+
+
+def all_max(*numbers):
+    return _all_reduce(numbers, dist.ReduceOp.MAX)
+
+
+def wait_for_all():
+    all_sum(0)
+
+
+def from_rank_0(value):
+    """Rank 0's value (anything that can be pickled) on every rank."""
+    box = [value]
+    if world() > 1:
+        with _together():
+            dist.broadcast_object_list(box)
+    return box[0]
+
+
+def share(indices, group=1):
+    """This rank's part of the indices: every world-th of them, or of their groups of `group` neighbours.
+
+    >>> share(range(4)) == range(4)  # of one process: all
+    True
+    """
+    if world() == 1:
+        return indices
+    return [x for i, x in enumerate(indices) if i // group % world() == rank()]
+
+
+def gather(values, places=None):
+    """The lists of all ranks as one, rank by rank, or with places (a number a value) in their order: `share` undone."""
+    if world() == 1:
+        return list(values)
+    parts = [None] * world()
+    with _together():
+        dist.all_gather_object(parts, [*zip(places or range(len(values)), values, strict=True)])
+    found = [pair for part in parts for pair in part]
+    return [value for _, value in (found if places is None else sorted(found, key=lambda x: x[0]))]
+
+
+def add_up(tensors):
+    """Each tensor becomes its sum over the ranks, in place; they travel in flat buckets of about 64 MiB."""
+    if world() == 1:
+        return
+    ends = itertools.accumulate(t.numel() for t in tensors)
+    for _, bucket in itertools.groupby(zip(tensors, ends), lambda pair: pair[1] // 2**24):
+        bucket = [tensor for tensor, _ in bucket]
+        flat = torch.cat([tensor.flatten() for tensor in bucket])
+        with _together():
+            dist.all_reduce(flat)
+        for tensor, part in zip(bucket, flat.split([t.numel() for t in bucket]), strict=True):
+            tensor.copy_(part.view_as(tensor))
+
+
+def add_up_gradients(weights):
+    """The gradient of the whole optimiser batch: losses were divided by its count, so the ranks' gradients are summed.
+
+    A rank without rows adds zeros. FSDP has added up its shards in the backward already. No DDP: its hooks want a forward
+    of the wrapped module, and ours is one of the trunk and a head in chunks; a sum once a step is ten lines and exact.
+    """
+    if world() == 1:
+        return
+    for weight in weights:
+        if weight.grad is None:
+            weight.grad = torch.zeros_like(weight)
+    add_up([weight.grad for weight in weights if not hasattr(weight, "full_tensor")])
+
+
+def rank_batches(model, indices, lengths, micro_tokens):
+    """`micro_batches` of this rank's share of the indices, dealt out by length so that the ranks have equal work.
+
+    model: what the loop runs on them, or a list of models in the order in which it does. With --fsdp a forward or backward
+    is one of all ranks, so a rank with fewer makes up for it, first of all, by some that weigh nothing.
+    """
+    if world() > 1:
+        by_length = sorted(indices, key=lambda i: -lengths[i])
+        indices = np.array(share(by_length), int)
+    parts = micro_batches(indices, lengths, micro_tokens)
+    models = [m for m in (model if isinstance(model, list) else [model]) if is_sharded(m)]
+    for _ in range(int(all_max(len(parts))) - len(parts) if models else 0):
+        ids = torch.zeros(1, 2, dtype=torch.long, device=models[0].device)
+        seen = torch.ones_like(ids, dtype=torch.bool)
+        answer = seen & (torch.arange(2, device=ids.device) > 0)
+        # with the head: what a rank's backward leaves out, FSDP leaves out of its sum
+        read = [reward_scores(m, ids, seen) if hasattr(m, "score") else token_logps(m, ids, seen, answer) for m in models]  # fmt: skip
+        if torch.is_grad_enabled():
+            (0 * sum(x.sum() for x in read)).backward()
+    return parts
+
+
+# FSDP2: blocks and the rest of a model are cut over the ranks; a block's weights are gathered for its forward and backward
+
+
+def is_sharded(model):
+    return hasattr(unwrap(model), "run_as_forward")
+
+
+def shard(model):
+    """fully_shard of each block and of what is left (embedding, last norm, head): fp32 masters, gradients are sums.
+
+    Blocks travel in the compute dtype, the rest in fp32, as autocast wants them. Each rank has loaded the whole model: a
+    model must fit a GPU once, its gradients and optimiser states need not.
+    """
+    from torch.distributed import fsdp
+
+    if not hasattr(fsdp, "fully_shard") or not hasattr(fsdp.FSDPModule, "set_gradient_divide_factor"):  # fmt: skip
+        raise UserError(f"--fsdp: needs torch 2.8 or newer, this is {torch.__version__}")
+    if has_lora(model) or model.compute_dtype == torch.float16:
+        raise UserError(
+            "--fsdp: works on full weights in bf16 or fp32; with --lora-rank or fp16 leave it out: each process then holds "
+            "a whole copy"
+        )
+    compute = None if model.compute_dtype == torch.float32 else model.compute_dtype
+    policy = fsdp.MixedPrecisionPolicy(
+        param_dtype=compute, reduce_dtype=torch.float32, cast_forward_inputs=False
+    )
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    mesh = dist.init_device_mesh(model.device.type, (world(),))
+    for block in max(lists, key=lambda blocks: sum(p.numel() for p in blocks.parameters())):
+        fsdp.fully_shard(block, mesh=mesh, mp_policy=policy)
+    fsdp.fully_shard(model, mesh=mesh)
+    for module in _shards(model):
+        module.set_gradient_divide_factor(1.0)
+        module.set_force_sum_reduction_for_comms(True)  # else a scaled sum, which gloo has not
+    model.run_as_forward = lambda function, *args, **kwargs: function(model, *args, **kwargs)
+    fsdp.register_fsdp_forward_method(model, "run_as_forward")
+    # for FSDP the root is what runs first, but a rollout begins with a block
+    model.run_as_forward(lambda _: None)
+    model.reshard()  # else it keeps its own weights whole, and the optimiser would be given these
+
+
+def _shards(model):
+    return [module for module in model.modules() if hasattr(module, "set_gradient_divide_factor")]
+
+
+@contextlib.contextmanager
+def decoding(model):
+    """Eval mode; and with --fsdp whole weights on every rank until the end: no token waits for another rank's answers.
+
+    Only the weights have to fit, in the compute dtype: gradients and optimiser states stay in shards.
+    """
+    was_training = model.training  # not so inside another `decoding`
+    shards = _shards(model) if was_training else []
+    model.eval()
+    for module in shards:
+        module.set_reshard_after_forward(False, recurse=False)
+        module.unshard()
+    try:
+        yield
+    finally:
+        for module in shards:
+            module.set_reshard_after_forward(module is not model, recurse=False)
+            module.reshard()
+        model.train(was_training)
+
+
+def check_equal_weights(model):
+    """Every rank must start from the same weights, or their sum of gradients would be of no model at all."""
+    sums = [str(p.detach().sum(dtype=torch.float64).item()) for p in model.parameters()]
+    assert len(set(gather([" ".join(sums)]))) == 1, "the ranks have loaded different weights"
+
+
+def trained_weights(model):
+    """{name: trainable weight}; of a sharded model the shards, for behind a forward without gradient its root is whole."""
+    model = unwrap(model)
+    for module in _shards(model):
+        module.reshard()
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+def whole(value):
+    """A tensor of FSDP's with all its shards, on the CPU; anything else as it is. Every rank must ask."""
+    return value.full_tensor().cpu() if hasattr(value, "full_tensor") else value
+
+
+def sharded_like(weight, value):
+    """A whole tensor cut as the weight is, if it is cut."""
+    if not hasattr(weight, "full_tensor"):
+        return value
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(value.to(weight.device), weight.device_mesh, weight.placements)

@@ -12,6 +12,7 @@ Conventions  answer log-probs are sums over tokens, end token included; loss is 
 Left out     1. a moving reference   2. online DPO   3. packing   4. KTO, ORPO and the other relatives not in the table
 Run          python dpo.py --pairs data/prefs.jsonl
              python dpo.py --model Qwen/Qwen2.5-0.5B-Instruct --pairs mine.jsonl --out runs/dpo
+             torchrun --nproc-per-node 8 dpo.py --fsdp --model Qwen/Qwen2.5-7B-Instruct --pairs mine.jsonl
 Writes       a model folder, args.json, metrics.jsonl, samples.jsonl, checkpoint/
 Reference    Rafailov et al. 2023, arXiv 2305.18290, eq. 7; cDPO: Mitchell 2023; robust: 2403.00409; IPO: 2310.12036;
              hinge: SLiC 2305.10425; SimPO: 2405.14734; the NLL term: RPO 2404.19733
@@ -285,17 +286,17 @@ def reference_logps(args, model, pairs, tokenizer):
             pairs = replace(
                 pairs, shared=common.can_share(reference, pairs, common.pad_id(tokenizer))
             )
-        pad_id, parts = (
-            common.pad_id(tokenizer),
-            common.micro_batches(todo, pairs.columns(), args.micro_tokens),
-        )
+        pad_id, found = common.pad_id(tokenizer), torch.zeros(2, n)
+        parts = common.rank_batches(reference, todo, pairs.columns(), args.micro_tokens)
         with common.adapter_off(reference):
-            for part in tqdm(parts, desc="reference", mininterval=1, disable=None):
+            for part in tqdm(parts, desc="reference", mininterval=1, disable=common.no_bar()):
                 ids, attention_mask, mask = (
                     x.to(model.device) for x in batch_rows(pairs, part, pad_id)
                 )
                 sums = token_logps(reference, ids, attention_mask, mask, shared=pairs.shared).sum(1)
-                logps[:, part] = sums.view(2, -1).cpu().numpy()  # (2, b)
+                found[:, part] = sums.view(2, -1).cpu()  # (2, b)
+        common.add_up([found])
+        logps[:, todo] = found[:, todo].numpy()
         broken = np.flatnonzero(~np.isfinite(logps).all(0))
         if len(broken):
             flag = "--ref-model" if args.ref_model else "--model"
@@ -304,7 +305,7 @@ def reference_logps(args, model, pairs, tokenizer):
         known, first = np.unique(np.concatenate([known, rows.ravel()]), return_index=True)
         values = np.concatenate([values, logps.ravel()])[first]
         logps = values[np.searchsorted(known, rows)]
-        if file is not None:
+        if file is not None and not common.rank():
             file.parent.mkdir(parents=True, exist_ok=True)
             with common.replacing(file) as handle:
                 np.savez(handle, rows=known, logps=values)
@@ -408,7 +409,7 @@ class Sums:
         self.rows.append(torch.stack([c.detach().cpu().double() for c in columns]))
 
     def means(self):
-        total = torch.cat(self.rows, 1)  # (9, pairs)
+        total = torch.cat(common.gather(self.rows), 1)  # (9, pairs), those of all ranks
         mean = total.mean(1).tolist()
         names = (
             "loss",
@@ -431,7 +432,7 @@ def evaluate(args, model, tokenizer, pairs, ref_logps, prompts, scorers):
     out, pad_id = {}, common.pad_id(tokenizer)
     if len(pairs.eval):
         sums = Sums(args.beta)
-        for part in common.micro_batches(pairs.eval, pairs.columns(), args.micro_tokens):
+        for part in common.rank_batches(model, pairs.eval, pairs.columns(), args.micro_tokens):
             sums.add(*forward(args, model, pairs, part, pad_id, ref_logps))
         out = {f"eval/{key}": value for key, value in sums.means().items()}
     asked = [row["prompt"] for row in prompts]
@@ -455,7 +456,7 @@ def kl_to_reference(args, model, tokenizer, answers):
     )
     total = 0.0
     rows = [len(p) + len(r) for p, r in zip(answers.prompt_ids, answers.response_ids, strict=True)]
-    for part in common.micro_batches(range(len(rows)), rows, args.micro_tokens):
+    for part in common.rank_batches(model, range(len(rows)), rows, args.micro_tokens):
         ids, attention_mask, mask = pad_rows(
             [answers.prompt_ids[i] for i in part],
             [answers.response_ids[i] for i in part],
@@ -470,11 +471,12 @@ def kl_to_reference(args, model, tokenizer, answers):
         with common.adapter_off(reference):
             ref_logps = token_logps(reference, ids, attention_mask, mask)
         total += common.kl_estimates(logps, ref_logps, mask)[0].sum().item()
-    return total / len(rows)
+    return common.all_sum(total) / len(rows)
 
 
 def main(argv=None):
     args = parse_args(argv)
+    common.start_processes(args)
     common.check_out(args, [args.model, args.ref_model, args.reward_model])
     common.seed_everything(args.seed)
     model, tokenizer, scaler = load_models(args)
@@ -531,7 +533,7 @@ def main(argv=None):
         total=steps,
         desc="dpo",
         mininterval=1,
-        disable=None,
+        disable=common.no_bar(),
     )
     for step in bar:
         batch, epoch = common.batch_indices(n, args.batch_size, args.seed, step)
@@ -540,7 +542,7 @@ def main(argv=None):
         skips, skipped = 0, True
         while skipped:  # an fp16 overflow: the same batch again, at half the scale
             total, tokens, sums = 0.0, 0, Sums(args.beta)
-            for part in common.micro_batches(batch, lengths, args.micro_tokens):
+            for part in common.rank_batches(model, batch, lengths, args.micro_tokens):
                 # (3) policy: log-probs of both answers
                 # (4) loss and implicit rewards; sum over this part, divided by the pairs of the whole step
                 losses, *rest = forward(args, model, pairs, part, pad_id, ref_logps)
@@ -552,13 +554,14 @@ def main(argv=None):
                 total += loss.item()
                 tokens += int(2 * pairs.prompts.lengths()[part].sum() + rest[3].sum())
                 sums.add(losses, *rest)
+            total, tokens = common.all_sum(total, tokens)
             common.set_lr(optimizer, args, step, steps)
             grad_norm, skipped = common.clip_and_step(
                 model, optimizer, scaler, args, total, lambda b=batch: pairs.name(b)
             )
             skips += skipped
         row = {
-            "step": step, "epoch": epoch, **sums.means(), "loss": total, "tokens": tokens,
+            "step": step, "epoch": epoch, **sums.means(), "loss": total, "tokens": int(tokens),
             **common.step_row(optimizer, grad_norm, skips),
         }  # fmt: skip
         log.write(row)

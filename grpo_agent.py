@@ -9,10 +9,11 @@ Algorithm    (1) rollout: G episodes from each of P seeds, all live ones take a 
 Conventions  an action is a token that the policy sampled, end of turn included; the episodes of a group meet the same
              seed and are neighbours: episode g of seed p stands at p·G + g; training, validation and test seeds are disjoint
 Left out     1. a value for each turn: all turns share the episode's advantage   2. tools and parallel calls
-             3. the key-value cache between turns: each turn reads the episode anew   4. several processes
+             3. the key-value cache between turns: each turn reads the episode anew
 Run          python grpo_agent.py
              python grpo_agent.py play --policy runs/grpo_agent --seed 7
              python grpo_agent.py --model Qwen/Qwen3-0.6B --interview-text full --max-length 2048 --max-new-tokens 256
+             torchrun --nproc-per-node 8 grpo_agent.py --fsdp --model Qwen/Qwen2.5-7B-Instruct
 Writes       a model folder, args.json, metrics.jsonl, rollouts.jsonl, summary.json, checkpoint/
 Reference    Shao et al. 2024, arXiv 2402.03300, eq. 3 (GRPO); clip range: DAPO, 2503.14476; Dr. GRPO: 2503.20783;
              trajectories, RULER and 2048 as tasks: OpenPipe ART; 2048: Gabriele Cirulli, 2014
@@ -282,6 +283,7 @@ class Trajectory:
     metadata: dict = field(default_factory=dict)
     logs: list = field(default_factory=list)
     samples: list = field(default_factory=list)  # {"ids", "logps", "turns": [(start, end)]} each
+    number: int = 0  # among the episodes of all processes: what its draws come from
 
     def messages(self):
         return list(self.messages_and_choices)
@@ -320,23 +322,30 @@ def gather_trajectory_groups(groups, max_exceptions=0, after_each=None):
     return [group for group in groups if group is not None]
 
 
+class Raised(Exception):
+    """What an episode of another process raised, in one line: an exception itself may not travel."""
+
+
 def said_of(error):
     """An exception in one line, with file and line where it was raised."""
+    if isinstance(error, Raised):
+        return str(error)
     return common._where_raised(error) if error.__traceback__ else f"{type(error).__name__}: {error}"  # fmt: skip
 
 
-def play(envs, seeds, act):
+def play(envs, seeds, act, numbers=None):
     """Episodes of the environments from the seeds, all live ones a turn at a time: a list of Trajectory or exception.
 
     act   ([(trajectory, environment) of each live one]) → a text each; None where the context has no room: the episode
           ends as if its turns had run out
+    numbers   those of the episodes (default: 0, 1, …)
     """
-    played, live = [], []
+    played, live, numbers = [], [], numbers or range(len(seeds))
     for i, (env, seed) in enumerate(zip(envs, seeds, strict=True)):
         try:
             opening = [dict(m) for m in env.reset(seed)]
             common.check_prompt({"prompt": opening})
-            played.append(Trajectory(opening, metadata={"seed": seed, "truncated": False}))
+            played.append(Trajectory(opening, metadata={"seed": seed, "truncated": False}, number=numbers[i]))  # fmt: skip
             live.append(i)
         except Exception as error:  # of the user's own environment: anything may be raised
             played.append(error)
@@ -370,6 +379,24 @@ def play(envs, seeds, act):
                 still += [] if done else [i]
         live = still
     return played
+
+
+def play_shared(make, seeds, act, model, group=1):
+    """`play` with the groups of neighbours dealt out over the processes; each gets all: (episodes, moves of each)."""
+    mine = common.share(range(len(seeds)), group)
+    envs = [make() for _ in mine]
+    with common.decoding(model):
+        played = play(envs, [seeds[i] for i in mine], act, mine)
+    moves = [getattr(env, "moves", None) or said_by(t) for env, t in zip(envs, played, strict=True)]
+    if common.world() > 1:
+        played = [Raised(said_of(t)) if isinstance(t, BaseException) else t for t in played]
+    return common.gather(played, mine), common.gather(moves, mine)
+
+
+def said_by(t):
+    """The policy's texts in an episode; none where it raised."""
+    messages = [] if isinstance(t, BaseException) else t.messages()
+    return [m["content"] for m in messages if m["role"] == "assistant"]
 
 
 def note(trajectory, reward, info):
@@ -930,20 +957,18 @@ def next_prompt(tokenizer, trajectory, history="all"):
 def model_act(args, model, tokenizer, history, temperature, seed):
     """`act` of a model: every live episode's next turn in one `sample`; keeps ids and log-probs in trajectory.samples.
 
-    An episode's draws come from its number among those of the first turn: when its mates end changes nothing for it.
+    An episode's draws come from its number: when its mates end, or which process plays it, changes nothing for it.
     """
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     room, turn = min(args.max_length, limit or args.max_length) - args.max_new_tokens, 0
-    numbers = {}
 
     def act(live):
         nonlocal turn
         turn += 1
-        number = [numbers.setdefault(id(t), len(numbers)) for t, _ in live]
         prompts = [next_prompt(tokenizer, t, history) for t, _ in live]
         fit, texts = [i for i, ids in enumerate(prompts) if len(ids) <= room], [None] * len(live)
         drawn = sample(
-            model, tokenizer, [prompts[i] for i in fit], 1, args.max_new_tokens, temperature, seed=1000 * seed + turn, numbers=[number[i] for i in fit]
+            model, tokenizer, [prompts[i] for i in fit], 1, args.max_new_tokens, temperature, seed=1000 * seed + turn, numbers=[live[i][0].number for i in fit], alone=True
         )  # fmt: skip
         for n, i in enumerate(fit):
             t, ids, new = live[i][0], prompts[i], drawn.response_ids[n]
@@ -1060,8 +1085,9 @@ def grade(args, judge, standard, played):
     if "ruler" in weights:
         places = [[i for i in range(start, start + args.group_size) if alive[i]] for start in range(0, len(played), args.group_size)]  # fmt: skip
         places = [group for group in places if len(group) > 1]
-        talks = [[played[i].messages() for i in group] for group in places]
-        rulings = judges.ruler_groups(talks, judge, standard, args.judge_passes)
+        mine = common.share(range(len(places)))
+        talks = [[played[i].messages() for i in places[n]] for n in mine]
+        rulings = common.gather(judges.ruler_groups(talks, judge, standard, args.judge_passes), mine)  # fmt: skip
         for group, ruling in zip(places, rulings, strict=True):
             # equal episodes everywhere: nothing to compare, so nothing to learn
             scores = ruling.scores or [0.0 if ruling.identical else None] * len(group)
@@ -1098,7 +1124,7 @@ def update(args, model, reference, tokenizer, optimizer, scaler, played, advanta
                 each = each[n:]
         active = [r for r, (i, _) in enumerate(rows) if args.beta or advantages[i] != 0]
         total, gaps = 0.0, []
-        for micro in common.micro_batches(active, [len(s["ids"]) for _, s in rows], args.micro_tokens):  # fmt: skip
+        for micro in common.rank_batches(model, active, [len(s["ids"]) for _, s in rows], args.micro_tokens):  # fmt: skip
             owners = [rows[r][0] for r in micro]
             ids, attention_mask, mask, old, weights = pack([rows[r][1] for r in micro], tokenizer, model.device)  # fmt: skip
             logps, entropies = token_logps(
@@ -1123,7 +1149,8 @@ def update(args, model, reference, tokenizer, optimizer, scaler, played, advanta
             found["kl"] = kl_estimates(logps.detach(), ref_logps, mask)[0].sum().item() if args.beta else 0.0  # fmt: skip
             for name in names:
                 sums[name] += found[name]
-        sample_gap = max(gaps) if sample_gap is None else sample_gap
+        total = common.all_sum(total)
+        sample_gap = max(gaps, default=0.0) if sample_gap is None else sample_gap
         common.set_lr(
             optimizer, args, (step - 1) * args.num_substeps + k + 1, steps * args.num_substeps
         )
@@ -1131,9 +1158,12 @@ def update(args, model, reference, tokenizer, optimizer, scaler, played, advanta
             model, optimizer, scaler, args, total, lambda rows=rows: f"episodes of the seeds {sorted({played[i].metadata['seed'] for i, _ in rows})[:4]}"
         )  # fmt: skip
         done.append((total, norm, skipped))
+    tokens, *totals = common.all_sum(tokens, *sums.values())
+    sums, forwarded = dict(zip(names, totals, strict=True)), set(common.gather(sorted(forwarded)))
+    largest, sample_gap = common.all_max(largest, sample_gap) if done else (None, None)
     mean = {name: value / tokens if tokens else None for name, value in sums.items()}
     return {
-        "loss": common.mean([d[0] for d in done]), "clip_frac": mean["clipped"], "ratio/mean": mean["ratio"], "ratio/max": largest if done else None,
+        "loss": common.mean([d[0] for d in done]), "clip_frac": mean["clipped"], "ratio/mean": mean["ratio"], "ratio/max": largest,
         "approx_kl": mean["approx_kl"], "entropy": mean["entropy"], "sample_gap": sample_gap, "updates": len(done), "forwarded": len(forwarded),
         "kl/coef": args.beta, "kl/ref": sums["kl"] / len(forwarded) if args.beta and forwarded else None, "kl/token": mean["kl"] if args.beta else None,
         "kl/k3": mean["k3"] if args.beta else None, "lr": optimizer.param_groups[0]["lr"],
@@ -1198,16 +1228,15 @@ def rollout_rows(args, split, played, group_size, parts, rewards, advantages):
 @torch.no_grad()
 def evaluate(args, model, tokenizer, make, seeds):
     """(metrics, episodes) on held-out seeds, one episode each, at --eval-temperature."""
-    envs = [make() for _ in seeds]
-    act = model_act(args, model, tokenizer, args.history or envs[0].history, args.eval_temperature, args.seed)  # fmt: skip
-    played = play(envs, seeds, act)
+    env = make()
+    act = model_act(args, model, tokenizer, args.history or env.history, args.eval_temperature, args.seed)  # fmt: skip
+    played, moves = play_shared(make, seeds, act, model)
     (group,) = gather_trajectory_groups([TrajectoryGroup(played)], args.max_exceptions)
-    pairs = [(e, t) for e, t in zip(envs, played, strict=True) if not isinstance(t, BaseException)]
-    said = lambda t: [m["content"] for m in t.messages() if m["role"] == "assistant"]  # noqa: E731
+    moves = [m for m, t in zip(moves, played, strict=True) if not isinstance(t, BaseException)]
     return {
-        "val/score": common.mean([t.metrics.get(envs[0].val_key, 0.0) for t in group]), "val/reward": common.mean([t.reward for t in group]),
+        "val/score": common.mean([t.metrics.get(env.val_key, 0.0) for t in group]), "val/reward": common.mean([t.reward for t in group]),
         "val/length": common.mean([sum(len(s["logps"]) for s in t.samples) for t in group]),
-        **episode_metrics(played), "env/blind_share": blind_share([getattr(e, "moves", None) or said(t) for e, t in pairs]),
+        **episode_metrics(played), "env/blind_share": blind_share(moves),
     }, played  # fmt: skip
 
 
@@ -1296,6 +1325,7 @@ def main(argv=None):
     make = environment(args)
     if args.command == "play":
         return play_command(args, make)
+    common.start_processes(args)
     common.check_out(args, [args.model])
     common.seed_everything(args.seed)
     env = make()
@@ -1315,10 +1345,11 @@ def main(argv=None):
         print(f"baseline {name:>8}: {env.val_key} {common.mean(hits):.3f}  reward {common.mean(rewards):.3f}  on {len(hits)} validation seeds")  # fmt: skip
     if baselines.get("env/baseline/blind", 0) > 0.5 * baselines.get("env/baseline/greedy", math.inf):  # fmt: skip
         print("warning: a cycle of moves played without a look at the board does more than half as well as greedy: a high score here proves little; --illegal end, a larger --env-target")  # fmt: skip
-    judge = judges.Judge.from_args(args, args.out) if "ruler" in weights else None
+    several = common.rank(), common.world()
+    judge = judges.Judge.from_args(args, args.out, *several) if "ruler" in weights else None
     if judge:
         judge.warn_same(args.model)
-        if not args.skip_judge_check:
+        if not args.skip_judge_check and not common.rank():
             judge.probe()
     standard = judges.read_standard(args.ruler_rubric)
     model, reference, tokenizer, scaler = load_models(args)
@@ -1346,14 +1377,14 @@ def main(argv=None):
         common.save_run(model, tokenizer, args)
         best = log_evaluation(args, log, watcher, best, model, 0, before[0] | baselines, before[1])
 
-    bar = tqdm(range(start + 1, steps + 1), initial=start, total=steps, desc="grpo", mininterval=1, disable=None)  # fmt: skip
+    bar = tqdm(range(start + 1, steps + 1), initial=start, total=steps, desc="grpo", mininterval=1, disable=common.no_bar())  # fmt: skip
     reason = None
     for step in bar:
         spent = collections.Counter(judge.counts) if judge else None
         # (1) rollout: G episodes from each of P seeds, all live ones take a turn together, log-probs kept
         seeds = [s for s in training_seeds(args, step) for _ in range(g)]
         act = model_act(args, model, tokenizer, args.history or env.history, args.temperature, args.seed * 10**6 + step)  # fmt: skip
-        played = play([make() for _ in seeds], seeds, act)
+        played, _ = play_shared(make, seeds, act, model, g)
         groups = [TrajectoryGroup(played[i : i + g]) for i in range(0, p * g, g)]
         gather_trajectory_groups(groups, args.max_exceptions)  # stops the run where too many raised
         # (2) reward: the environment's own, RULER's, or both; an episode that raised has none
@@ -1381,7 +1412,7 @@ def main(argv=None):
         if step == steps or (args.eval_every and step % args.eval_every == 0):
             metrics, val = evaluate(args, model, tokenizer, make, val_seeds)
             best = log_evaluation(args, log, watcher, best, model, step, metrics, val)
-        reason = watcher.stop_reason()
+        reason = common.from_rank_0(watcher.stop_reason())
         if common.checkpoint_due(args, step, steps, stop) or reason:
             common.save_checkpoint(
                 args, step, {"model": model}, {"model": optimizer}, scaler, best=best
@@ -1419,7 +1450,8 @@ def main(argv=None):
                 summary[f"test {name}"] |= {key: common.mean(values), f"{key}_low": low, f"{key}_high": high}  # fmt: skip
                 line += f" {key} {common.mean(values):.3f}" + ("" if low is None else f" [{low:.3f}, {high:.3f}]")  # fmt: skip
             print(f"{line}  n = {len(hits)}")
-    common.write_json(Path(args.out) / "summary.json", summary)
+    if not common.rank():
+        common.write_json(Path(args.out) / "summary.json", summary)
     if reason and reason != "max_steps":
         print(f"stopped by watch.py: {reason}")
     log.finish(["val/score", "val/reward", "reward/mean"])

@@ -12,6 +12,7 @@ Left out     1. a value model: the group is the baseline   2. off-policy correct
              4. prompts drawn by difficulty
 Run          python grpo_rubric.py
              python grpo_rubric.py --model Qwen/Qwen3-0.6B --data mine.json --judge-base-url http://localhost:8000/v1 --judge-model qwen3-32b
+             torchrun --nproc-per-node 8 grpo_rubric.py --fsdp --model Qwen/Qwen2.5-7B-Instruct --data mine.json
              python grpo_rubric.py model_name=Qwen/Qwen3-0.6B data_path=mine.json group_size=8 (the recipe's lines work)
 Writes       a model folder, args.json, metrics.jsonl, rollouts.jsonl, summary.json, judge_cache.jsonl, checkpoint/
 Reference    Shao et al. 2024, arXiv 2402.03300, eq. 3 (GRPO); DAPO: 2503.14476; Dr. GRPO: 2503.20783; GSPO: 2507.18071;
@@ -438,7 +439,10 @@ class Grader:
         """(rewards, parts, grades): N numbers or None; {part: N of them}; the Grade of each answer, None without rubric.
 
         One part that is None makes the sum None: what a grader could not score is in no mean and no gradient.
+        Of several processes each grades its groups, and gets all grades.
         """
+        mine = common.share(range(len(rows)), group_size)
+        rows, answers = [rows[i] for i in mine], [answers[i] for i in mine]
         parts, grades = {}, [None] * len(rows)
         for name in self.weights:
             if name in ("rubric", "checks"):
@@ -448,7 +452,7 @@ class Grader:
                 parts[name] = [g.score for g in grades]
             elif name == "model":
                 prompts = [conversation(r, self.args.system) for r in rows]
-                parts[name] = list(self.score(prompts, answers))
+                parts[name] = list(self.score(prompts, answers)) if rows else []
             else:
                 talks = [
                     [*conversation(r, self.args.system), {"role": "assistant", "content": a}]
@@ -468,22 +472,25 @@ class Grader:
             None if None in found else sum(w * x for w, x in zip(self.weights.values(), found, strict=True))
             for found in zip(*(parts[name] for name in self.weights), strict=True)
         ]  # fmt: skip
-        return total, parts, grades
+        parts = {name: common.gather(values, mine) for name, values in parts.items()}
+        return common.gather(total, mine), parts, common.gather(grades, mine)
 
     def validate(self, metric, rows, answers):
         """({"val/score", for checks also "val/strict", "val/loose"}, scores, grades); grades are None for `model`."""
+        mine = common.share(range(len(rows)))
+        rows, answers = [rows[i] for i in mine], [answers[i] for i in mine]
         if metric == "model":
-            found = list(self.score([conversation(r, self.args.system) for r in rows], answers))
-            return {"val/score": common.mean(found)}, found, [None] * len(rows)
+            prompts = [conversation(r, self.args.system) for r in rows]
+            found = common.gather(self.score(prompts, answers) if rows else [], mine)
+            return {"val/score": common.mean(found)}, found, [None] * len(found)
         kinds = ("check",) if metric == "checks" else ("check", "judge")
-        grades = self.grade(rows, answers, kinds, judge=self.val_judge)
+        grades = common.gather(self.grade(rows, answers, kinds, judge=self.val_judge), mine)
         scores = [g.score for g in grades]
         out = {"val/score": common.mean(scores)}
         if metric == "checks":
             for mode in ("strict", "loose"):
-                out[f"val/{mode}"] = common.mean(
-                    [g.score for g in self.grade(rows, answers, kinds, mode)]
-                )
+                again = common.gather(self.grade(rows, answers, kinds, mode), mine)
+                out[f"val/{mode}"] = common.mean([g.score for g in again])
         return out, scores, grades
 
 
@@ -611,7 +618,7 @@ def update(args, model, reference, optimizer, scaler, b, advantages, in_loss, st
         while skipped:  # an fp16 overflow: the same substep again, at half the scale
             sums, (tokens, forwarded, largest) = dict(before[0]), before[1:]
             total, gaps = 0.0, []
-            for micro in common.micro_batches(active, b["lengths"], args.micro_tokens):
+            for micro in common.rank_batches(model, active, b["lengths"], args.micro_tokens):
                 t = int(b["lengths"][micro].max())
                 ids, attention_mask, mask, old = (
                     b[key][micro, :t] for key in ("ids", "attention_mask", "mask", "logps")
@@ -647,7 +654,8 @@ def update(args, model, reference, optimizer, scaler, b, advantages, in_loss, st
                 )
                 for name in names:
                     sums[name] += found[name]
-            sample_gap = max(gaps) if sample_gap is None else sample_gap
+            total = common.all_sum(total)
+            sample_gap = max(gaps, default=0.0) if sample_gap is None else sample_gap
             common.set_lr(
                 optimizer, args, (step - 1) * args.num_substeps + k + 1, steps * args.num_substeps
             )
@@ -656,9 +664,12 @@ def update(args, model, reference, optimizer, scaler, b, advantages, in_loss, st
             )  # fmt: skip
             skips += skipped
         done.append((total, norm, skips))
+    tokens, forwarded, *totals = common.all_sum(tokens, forwarded, *sums.values())
+    sums, forwarded = dict(zip(names, totals, strict=True)), int(forwarded)
+    largest, sample_gap = common.all_max(largest, sample_gap) if done else (None, None)
     mean = {name: value / tokens if tokens else None for name, value in sums.items()}
     return {
-        "loss": common.mean([d[0] for d in done]), "clip_frac": mean["clipped"], "ratio/mean": mean["ratio"], "ratio/max": largest if done else None,
+        "loss": common.mean([d[0] for d in done]), "clip_frac": mean["clipped"], "ratio/mean": mean["ratio"], "ratio/max": largest,
         "approx_kl": mean["approx_kl"], "entropy": mean["entropy"], "sample_gap": sample_gap, "updates": len(done), "forwarded": forwarded,
         "kl/ref": sums["kl"] / forwarded if args.beta and forwarded else None, "kl/token": mean["kl"] if args.beta else None,
         "kl/k3": mean["k3"] if args.beta else None, "lr": optimizer.param_groups[0]["lr"],
@@ -796,6 +807,7 @@ def dry_run(args, train, val, steps, metric):
 
 def main(argv=None):
     args = parse_args(argv)
+    common.start_processes(args)
     if not args.dry_run:
         common.check_out(args, [args.model, args.reward_model])
     common.seed_everything(args.seed)
@@ -811,17 +823,18 @@ def main(argv=None):
     if args.dry_run:
         return dry_run(args, train, val, steps, metric)
     asks = needs_judge(args, [*train, *val, *test], metric)
-    judge = judges.Judge.from_args(args, args.out) if asks else None
+    several = common.rank(), common.world()
+    judge = judges.Judge.from_args(args, args.out, *several) if asks else None
     if judge:
         judge.warn_same(args.model)
-        if not args.skip_judge_check:
+        if not args.skip_judge_check and not common.rank():
             judge.probe()
     val_judge = judge
     if judge and (args.val_judge_model or args.val_judge_base_url):
-        val_judge = judges.Judge.from_args(args, args.out, model=args.val_judge_model, base_url=args.val_judge_base_url)  # fmt: skip
+        val_judge = judges.Judge.from_args(args, args.out, *several, model=args.val_judge_model, base_url=args.val_judge_base_url)  # fmt: skip
         val_judge.counts = judge.counts  # one budget and one price for both
         val_judge.warn_same(args.model)
-        if not args.skip_judge_check:
+        if not args.skip_judge_check and not common.rank():
             val_judge.probe()
     gold = common.load_function(args.gold, "--gold") if args.gold else None
     model, reference, tokenizer, scaler = load_models(args)
@@ -872,7 +885,7 @@ def main(argv=None):
         total=steps,
         desc="grpo",
         mininterval=1,
-        disable=None,
+        disable=common.no_bar(),
     )
     reason = None
     for step in bar:
@@ -941,7 +954,7 @@ def main(argv=None):
             best = log_evaluation(
                 args, log, watcher, best, model, step, *evaluate(*what, val), judge
             )
-        reason = watcher.stop_reason()
+        reason = common.from_rank_0(watcher.stop_reason())
         if common.checkpoint_due(args, step, steps, stop) or reason:
             common.save_checkpoint(
                 args, step, {"model": model}, {"model": optimizer}, scaler, best=best
@@ -980,7 +993,8 @@ def main(argv=None):
             shown = "–" if not found else f"{metrics['val/score']:.3f}"
             shown += "" if low is None else f" [{low:.3f}, {high:.3f}]"
             print(f"test {when}: {shown}, n = {len(found)}")
-    common.write_json(Path(args.out) / "summary.json", summary)
+    if not common.rank():
+        common.write_json(Path(args.out) / "summary.json", summary)
     if reason and reason != "max_steps":
         print(f"stopped by watch.py: {reason}")
     log.finish(["val/score", "val/gold", "reward/mean"])
@@ -993,7 +1007,8 @@ def log_evaluation(args, log, watcher, best, model, step, metrics, b, judge):
     if b is None:
         return best
     if judge and any(c.kind == "judge" for row in b["rows"] for c in row.criteria):
-        metrics = {**metrics, **judges.canaries(b["rows"], judge)}
+        found = None if common.rank() else judges.canaries(b["rows"], judge)
+        metrics = {**metrics, **common.from_rank_0(found)}
     log.evaluation(step, metrics, [{"prompt": str(b["rows"][0].prompt), "answer": b["texts"][0]}])
     log.append(
         "rollouts.jsonl",

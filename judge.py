@@ -1683,6 +1683,7 @@ class Judge:
         """The judge/ and ruler/ keys of a row of metrics.jsonl; `since` an earlier copy of `counts`."""
         c = Counter(self.counts)
         c.subtract(since or {})
+        c = sum(common.gather([c]), Counter())  # of all processes
         plain = ("calls", "cached", "corrected", "tokens_in", "tokens_out")
         row = {f"judge/{k}": c[k] for k in plain}
         row["judge/failed_frac"] = c["failed"] / c["requests"] if c["requests"] else None

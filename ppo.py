@@ -11,9 +11,10 @@ Algorithm    (1) rollout: one answer to each prompt, log-probs kept
              (8) now and then: score, gold and KL on validation prompts; the alarms of watch.py
 Conventions  an action is an answer token, end token included; KL is k1 inside the reward; a kl/ref is a sum over the
              answer's tokens, in nats; rollout and update see softmax(logits / temperature), full vocabulary
-Left out     1. a reward before the end of the answer   2. PPO-ptx   3. EMA   4. rollouts in another process
+Left out     1. a reward before the end of the answer   2. PPO-ptx   3. EMA   4. asynchronous rollouts
 Run          python ppo.py --reward-model runs/reward
              python ppo.py --model Qwen/Qwen2.5-0.5B-Instruct --prompts mine.jsonl --reward-fn my.py:score --critic shared --lora-rank 16
+             torchrun --nproc-per-node 8 ppo.py --fsdp --model Qwen/Qwen2.5-7B-Instruct --prompts mine.jsonl --reward-model runs/reward
 Writes       a model folder, args.json, metrics.jsonl, samples.jsonl, rollouts.jsonl, checkpoint/
 Reference    Schulman et al. 2017, arXiv 1707.06347 (clip, eq. 7); GAE: 1506.02438, eq. 16; KL in the reward: Ziegler et al.
              2019, 1909.08593, eq. 2; the value clip and whitening: Huang et al. 2024, 2403.17031
@@ -348,6 +349,8 @@ def load_models(args):
 def load_critic(args, model, tokenizer, dtype, device, lora):
     """`rm`: its head at the last token starts as the standardised score. `policy`, `shared`: a head of zeros."""
     if args.critic == "shared":
+        if args.fsdp:
+            raise UserError("--fsdp: the head of --critic shared is no part of the sharded model; use --critic policy")  # fmt: skip
         head = nn.Linear(model.config.get_text_config().hidden_size, 1).to(device)
         critic = nn.ModuleDict({"score": head})
         critic.fresh_head = True
@@ -373,14 +376,20 @@ def read_values(critic, hidden, mask):
     return torch.zeros(mask.shape, device=mask.device).masked_scatter(mask, values)
 
 
+@common.as_forward
+def values_of(trunk, critic, ids, attention_mask, mask):
+    """(B, T) values of the actions, from a forward of the critic's own trunk or of the policy's."""
+    return read_values(critic, common.token_hidden(trunk, ids, attention_mask, mask), mask)
+
+
 def logps_and_values(args, model, critic, ids, attention_mask, mask):
     """(logps, entropies, values), each (B, T), 0 outside the mask; with --critic shared from one forward."""
     logps, entropies, hidden = token_logps(
         model, ids, attention_mask, mask, args.temperature, with_entropy=True, with_hidden=True
     )
-    if args.critic != "shared":
-        hidden = common.token_hidden(critic, ids, attention_mask, mask)  # (N, H)
-    return logps, entropies, read_values(critic, hidden, mask)
+    if args.critic == "shared":
+        return logps, entropies, read_values(critic, hidden, mask)
+    return logps, entropies, values_of(critic, critic, ids, attention_mask, mask)
 
 
 # ---- 7. preflight ----
@@ -450,14 +459,15 @@ def rollout(args, model, reference, critic, reward, tokenizer, rows, seed):
     # (3) reference log-probs of the same tokens, and the critic's values
     ref_logps, values = torch.zeros_like(logps), torch.zeros_like(logps)
     lengths = attention_mask.sum(1).cpu()
-    for part in common.micro_batches(range(len(keep)), lengths, 2 * args.micro_tokens):
+    for part in common.rank_batches(critic, range(len(keep)), lengths, 2 * args.micro_tokens):
         t = int(lengths[part].max())
         row = ids[part, :t], attention_mask[part, :t], mask[part, :t]
         with common.adapter_off(reference or model):
             ref_logps[part, :t] = token_logps(reference or model, *row, args.temperature)
         if critic is not None:
-            hidden = common.token_hidden(model if args.critic == "shared" else critic, *row)
-            values[part, :t] = read_values(critic, hidden, row[2])
+            trunk = model if args.critic == "shared" else critic
+            values[part, :t] = values_of(trunk, critic, *row)
+    common.add_up([ref_logps, values])
     return {
         "ids": ids, "attention_mask": attention_mask, "mask": mask, "logps": logps, "ref_logps": ref_logps, "values": values,
         "scores": torch.tensor(pick(scores), dtype=torch.float32, device=model.device), "unscored": 1 - len(keep) / len(rows),
@@ -486,7 +496,7 @@ def update(args, model, critic, optimizers, scalers, b, step, steps):
             todo, skips, first = list(range(len(optimizers))), [0] * len(optimizers), None
             while todo:  # an fp16 overflow: the same minibatch again, at half the scale
                 total, gaps = 0.0, []
-                for part in common.micro_batches(batch, b["lengths"], args.micro_tokens):
+                for part in common.rank_batches([model, critic], batch, b["lengths"], args.micro_tokens):  # fmt: skip
                     t = int(b["lengths"][part].max())
                     mb = {key: b[key][part, :t] for key in ROLLOUT_TENSORS}
                     mask = mb["mask"]
@@ -520,7 +530,8 @@ def update(args, model, critic, optimizers, scalers, b, step, steps):
                     )  # fmt: skip
                     for key, x in zip(UPDATE_KEYS, found, strict=True):
                         sums[key] += x.detach().sum().item()
-                sample_gap = max(gaps) if sample_gap is None else sample_gap
+                total = common.all_sum(total)
+                sample_gap = max(gaps, default=0.0) if sample_gap is None else sample_gap
                 first = first or (total, dict(sums), count, largest)
                 for k, (part, optimizer) in enumerate(zip(trained, optimizers, strict=True)):
                     if k not in todo:  # stepped before; only the other one's gradient overflowed
@@ -535,11 +546,13 @@ def update(args, model, critic, optimizers, scalers, b, step, steps):
                         updates.append((k, first[0], norm, skips[k]))
                         todo.remove(k)
             _, sums, count, largest = first  # a minibatch is logged once, as it was before its step
-        passed = count - before[1]
-        if args.target_kl and (sums["approx_kl"] - before[0]) / passed > args.target_kl:
+        k3, passed = common.all_sum(sums["approx_kl"] - before[0], count - before[1])
+        if args.target_kl and k3 / passed > args.target_kl:
             break
     of_policy = [u for u in updates if u[0] == 0]
-    means = {key: value / max(count, 1) for key, value in sums.items()}
+    count, *totals = common.all_sum(count, *sums.values())
+    largest, sample_gap = common.all_max(largest, sample_gap)
+    means = {key: value / max(count, 1) for key, value in zip(sums, totals, strict=True)}
     row = {
         "loss": sum(u[1] for u in of_policy) / len(of_policy), **means, "ratio/max": largest,
         "sample_gap": sample_gap, "updates": len(of_policy), "lr": optimizers[0].param_groups[0]["lr"],
@@ -605,6 +618,7 @@ def evaluate(args, model, reference, reward, gold, tokenizer, rows):
 
 def main(argv=None):
     args = parse_args(argv)
+    common.start_processes(args)
     common.check_out(args, [args.model, args.reward_model])
     common.seed_everything(args.seed)
     train, val = load_data(args)
@@ -666,7 +680,7 @@ def main(argv=None):
         watcher.add({"step": 0, **before[0]})
         best = common.keep_best(best, watcher.best_step(), model, 0)
 
-    bar = tqdm(range(start + 1, steps + 1), initial=start, total=steps, desc="ppo", mininterval=1, disable=None)  # fmt: skip
+    bar = tqdm(range(start + 1, steps + 1), initial=start, total=steps, desc="ppo", mininterval=1, disable=common.no_bar())  # fmt: skip
     reason = None
     for step in bar:
         # (1) rollout: one answer to each prompt, log-probs kept
@@ -705,7 +719,7 @@ def main(argv=None):
             best = common.keep_best(best, watcher.best_step(), model, step)
         for event in events:
             common.print_over_bar(str(event))
-        reason = watcher.stop_reason()
+        reason = common.from_rank_0(watcher.stop_reason())
         if common.checkpoint_due(args, step, steps, stop) or reason:
             extra = {"kl_coef": kl_control.value, "best": best}
             extra |= {} if scalers[1] is None else {"critic_scaler": scalers[1].state_dict()}

@@ -13,6 +13,7 @@ Conventions  one forward for both answers; loss is the pair mean; a fresh head i
 Left out     1. process rewards   2. ensembles   3. LogExp and other losses   4. pronouns: copies change names alone
 Run          python reward_train.py --pairs data/prefs_train.jsonl data/rank_train.jsonl
              python reward_train.py --model Qwen/Qwen2.5-0.5B-Instruct --pairs mine.jsonl --out runs/reward
+             torchrun --nproc-per-node 8 reward_train.py --fsdp --model Qwen/Qwen2.5-7B-Instruct --pairs mine.jsonl
 Writes       a model folder (AutoModelForSequenceClassification), args.json, metrics.jsonl, checkpoint/
 Reference    Bradley & Terry 1952; Ouyang et al. 2022, arXiv 2203.02155, eq. 1; centring: Eisenstein et al. 2023,
              arXiv 2312.09244; margin: Touvron et al. 2023, arXiv 2307.09288, eq. 2
@@ -395,9 +396,10 @@ def preflight(args, model, tokenizer, pairs):
 def score_pairs(model, pairs, indices, pad_id, micro_tokens):
     """(chosen_rewards, rejected_rewards), each (len(indices),) on the CPU, in the order of `indices`."""
     scores = torch.zeros(2, len(pairs.tie))
-    for part in common.micro_batches(indices, pairs.columns(), micro_tokens):
+    for part in common.rank_batches(model, indices, pairs.columns(), micro_tokens):
         rows = (x.to(model.device) for x in batch_rows(pairs, part, pad_id))
         scores[:, part] = reward_scores(model, *rows, shared=pairs.shared).view(2, -1).cpu()
+    common.add_up([scores])
     return scores[:, indices]
 
 
@@ -434,6 +436,7 @@ def evaluate(args, model, tokenizer, pairs):
 
 def main(argv=None):
     args = parse_args(argv)
+    common.start_processes(args)
     common.check_out(args, [args.model])
     common.seed_everything(args.seed)
     model, tokenizer, scaler = load_models(args)
@@ -470,15 +473,15 @@ def main(argv=None):
         total=steps,
         desc="reward",
         mininterval=1,
-        disable=None,
+        disable=common.no_bar(),
     )
     for step in bar:
         batch, epoch = common.batch_indices(n, args.batch_size, args.seed, step)
         batch = pairs.train[batch]
         skips, skipped = 0, True
         while skipped:  # an fp16 overflow: the same batch again, at half the scale
-            total, tokens, chosen, rejected = 0.0, 0, [], []
-            for part in common.micro_batches(batch, lengths, args.micro_tokens):
+            total, tokens, seen = 0.0, 0, []
+            for part in common.rank_batches(model, batch, lengths, args.micro_tokens):
                 rows = [x.to(model.device) for x in batch_rows(pairs, part, pad_id)]
                 # (2) rewards of both answers, read at the last token
                 rewards = reward_scores(model, *rows, shared=pairs.shared)
@@ -493,23 +496,18 @@ def main(argv=None):
                 # (4) update: backward, clip the gradient, step
                 (loss if scaler is None else scaler.scale(loss)).backward()
                 total, tokens = total + loss.item(), tokens + int(rows[1].sum())
-                chosen.append(chosen_rewards.detach().cpu())
-                rejected.append(rejected_rewards.detach().cpu())
+                seen.append([x.detach().cpu() for x in (chosen_rewards, rejected_rewards, tie)])
+            total, tokens = common.all_sum(total, tokens)
             common.set_lr(optimizer, args, step, steps)
             grad_norm, skipped = common.clip_and_step(
                 model, optimizer, scaler, args, total, lambda b=batch: pairs.name(b)
             )
             skips += skipped
-        chosen, rejected = torch.cat(chosen), torch.cat(rejected)
-        tie = torch.from_numpy(
-            np.concatenate(
-                [pairs.tie[p] for p in common.micro_batches(batch, lengths, args.micro_tokens)]
-            )
-        )
+        chosen, rejected, tie = map(torch.cat, zip(*common.gather(seen), strict=True))
         metrics, both = pair_metrics(chosen, rejected, tie), torch.cat([chosen, rejected])
         row = {
             "step": step, "epoch": epoch, "loss": total, **{k: metrics[k] for k in ("accuracy", "margin", "nll", "brier", "ece")},
-            "reward/mean": both.mean().item(), "reward/std": both.std().item(), "tokens": tokens,
+            "reward/mean": both.mean().item(), "reward/std": both.std().item(), "tokens": int(tokens),
             **common.step_row(optimizer, grad_norm, skips),
         }  # fmt: skip
         log.write(row)

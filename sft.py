@@ -7,11 +7,12 @@ Algorithm    (1) read rows; render the prompt; mark the answer tokens
              (4) update: backward, clip the gradient, step
              (5) now and then: held-out loss, one sample answer, the measure of --gold
 Conventions  the end token is an answer token; the prompt is masked (of plain text everything is trained);
-             the loss is in nats per trained token, normalised over all micro-batches of a step
+             the loss is in nats per trained token, normalised over all micro-batches and processes of a step
 Left out     1. packing   2. NEFTune   3. loss weights per row
 Run          python sft.py --data data/prefs_train.jsonl
              python sft.py --model Qwen/Qwen2.5-0.5B --data mine.jsonl --out runs/sft
              python sft.py --init-config data/tiny-base/config.json --data corpus.jsonl   (from scratch)
+             torchrun --nproc-per-node 8 sft.py --fsdp --model Qwen/Qwen2.5-7B --data mine.jsonl   (8 GPUs; --fsdp: in shards, not a copy on each)
 Writes       a model folder, args.json, metrics.jsonl, samples.jsonl, checkpoint/
 Reference    Ouyang et al. 2022, arXiv 2203.02155, section 3.5 (SFT)
 Axes         B rows, T tokens, V vocabulary
@@ -180,6 +181,10 @@ class Rows:
         places = [f"{self.names[self.file[i]]}:{self.line[i]}" for i in indices[:4]]
         return "rows: " + "; ".join(places) + (" …" if len(indices) > 4 else "")
 
+    def trained(self, i):
+        """Trained tokens of a row; the first of plain text has nothing to be predicted from."""
+        return int((self.store[i][1:] >= 0).sum())
+
     def batch(self, indices, pad_id):
         """(input_ids, attention_mask, response_mask), each (B, T)"""
         rows = [self.store[i] for i in indices]
@@ -188,7 +193,7 @@ class Rows:
         )
         trained, _, _ = pad_rows([r >= 0 for r in rows], [[]] * len(rows), 0)
         trained = trained.bool() & attention_mask
-        trained[:, 0] = False  # the first token of plain text has nothing to be predicted from
+        trained[:, 0] = False  # as in `trained`
         return ids, attention_mask, trained
 
 
@@ -380,7 +385,7 @@ def evaluate(args, model, tokenizer, rows, held, prompts, gold):
     """Held-out loss over all held-out tokens, the mean of --gold, one sample answer: (metrics, samples)."""
     out, samples = {}, []
     loss = tokens = hits = 0
-    for part in common.micro_batches(held, rows.store.lengths(), args.micro_tokens):
+    for part in common.rank_batches(model, held, rows.store.lengths(), args.micro_tokens):
         ids, attention_mask, mask = (
             x.to(model.device) for x in rows.batch(part, common.pad_id(tokenizer))
         )
@@ -390,6 +395,7 @@ def evaluate(args, model, tokenizer, rows, held, prompts, gold):
             tokens + mask.sum().item(),
             hits + top.sum().item(),
         )
+    loss, tokens, hits = common.all_sum(loss, tokens, hits)
     if tokens:
         out = {
             "eval/loss": loss / tokens,
@@ -416,6 +422,7 @@ def evaluate(args, model, tokenizer, rows, held, prompts, gold):
 
 def main(argv=None):
     args = parse_args(argv)
+    common.start_processes(args)
     common.check_out(args, [None if args.init_config else args.model])
     common.seed_everything(args.seed)
     model, tokenizer, scaler = load_models(args)
@@ -453,35 +460,36 @@ def main(argv=None):
         total=steps,
         desc="sft",
         mininterval=1,
-        disable=None,
+        disable=common.no_bar(),
     )
     for step in bar:
         batch, epoch = common.batch_indices(
             len(train), args.batch_size, args.seed, step, args.keep_order
         )
-        parts = common.micro_batches(train[batch], lengths, args.micro_tokens)
-        parts = [[x.to(model.device) for x in rows.batch(part, pad_id)] for part in parts]
-        trained_tokens = sum(int(mask.sum()) for _, _, mask in parts)  # of the whole optimiser step
+        batch = train[batch]
+        trained_tokens = sum(map(rows.trained, batch))  # of the whole optimiser step
         skips, skipped = 0, True
         while skipped:  # an fp16 overflow: the same batch again, at half the scale
             total = hits = 0.0
-            for ids, attention_mask, mask in parts:
+            for part in common.rank_batches(model, batch, lengths, args.micro_tokens):
                 # (2) policy: log-probs of the answer tokens
+                ids, attention_mask, mask = (x.to(model.device) for x in rows.batch(part, pad_id))
                 logps, top = token_logps(model, ids, attention_mask, mask, with_top=True)  # (B, T)
                 # (3) loss: the negative of their mean over the whole optimiser step
                 loss = sft_loss(logps, mask).sum() / trained_tokens
                 # (4) update: backward, clip the gradient, step
                 (loss if scaler is None else scaler.scale(loss)).backward()
                 total, hits = total + loss.item(), hits + top.sum().item()
+            total, hits = common.all_sum(total, hits)
             common.set_lr(optimizer, args, step, steps)
             grad_norm, skipped = common.clip_and_step(
-                model, optimizer, scaler, args, total, lambda b=batch: rows.name(train[b])
+                model, optimizer, scaler, args, total, lambda b=batch: rows.name(b)
             )
             skips += skipped
         row = {
             "step": step, "epoch": epoch, "loss": total, "perplexity": math.exp(min(total, 50)),
             "token_accuracy": hits / trained_tokens, "trained_tokens": trained_tokens,
-            "tokens": sum(int(attended.sum()) for _, attended, _ in parts), **common.step_row(optimizer, grad_norm, skips),
+            "tokens": int(lengths[batch].sum()), **common.step_row(optimizer, grad_norm, skips),
         }  # fmt: skip
         log.write(row)
         bar.set_postfix_str(

@@ -287,8 +287,8 @@ GALLERY = [
     ),
     (
         "ppo",
-        'hidden = common.token_hidden(model if args.critic == "shared" else critic, *row)',
-        "hidden = common.token_hidden(model, *row)",
+        'trunk = model if args.critic == "shared" else critic',
+        "trunk = model",
         "test_ppo.test_values_of_each_critic",
     ),
     (

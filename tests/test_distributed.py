@@ -1,0 +1,325 @@
+"""Several processes under torchrun train what one process trains: the same log, the same weights, the same files.
+
+Two gloo ranks on a CPU stand for two GPUs. To keep the file fast one torchrun runs all the stages one after the other (RUNNER),
+and the process of the tests runs them alone; the command line itself is launched once, for its errors and its end.
+
+Eleven rows in batches of five make three steps of 5, 5 and 1 rows: 3 and 2 to a rank, and in the last step none for the second.
+"""
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+import common
+import dpo
+import grpo_agent
+import grpo_rubric
+import ppo
+import reward_train
+import sft
+from common import UserError
+from conftest import REPO
+from test_agent import ECHO
+from test_grpo_judge import TEXT, Rule, vowel, vowel_score
+from tiny import pair_rows, tiny_model, tiny_reward_model, write_pairs, write_rows
+
+pytestmark = pytest.mark.usefixtures("quiet_process")
+STAGES = {"sft": sft, "reward_train": reward_train, "dpo": dpo, "ppo": ppo, "grpo_rubric": grpo_rubric, "grpo_agent": grpo_agent}  # fmt: skip
+CLOCK = {"time_s", "tokens_per_s", "peak_mem_mb", "judge/latency_mean"}
+CHECKS = [{"check": "regex:match", "pattern": "[aeiou]"}, {"check": "text:max_chars", "max_chars": 4}]  # fmt: skip
+QUIET = [
+    "--patience",
+    0,
+    "--on-hack",
+    "warn",
+    "--restore",
+    "last",
+]  # watch.py is not to stop these runs
+
+RUNNER = """
+import importlib, json, sys
+sys.path[:0] = json.loads(sys.argv[1])
+import torch
+
+torch.set_num_threads(1)
+for stage, argv in json.loads(sys.argv[2]):
+    code = importlib.import_module(stage).main(argv)
+    assert code in (None, 0), (stage, code)
+"""
+
+
+def torchrun(*command, **how):
+    """Two processes on this machine, at a port that is free."""
+    launch = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+    ]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen([*launch, *map(str, command)], env=env, cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **how)  # fmt: skip
+
+
+def run_on_two(jobs, folder):
+    """Each (stage, argv) in turn, in the same two processes; what they printed."""
+    script, paths = folder / "runner.py", json.dumps([str(REPO), str(REPO / "tests")])
+    script.write_text(RUNNER)
+    process = torchrun(script, paths, json.dumps([(s, [str(a) for a in argv]) for s, argv in jobs]))
+    said, _ = process.communicate(timeout=1800)
+    assert process.returncode == 0, said[-6000:]
+    return said
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """What the runs read: a model, a reward model, pairs, rubrics, an environment, a judge that answers by a rule."""
+    home = tmp_path_factory.mktemp("several")
+    (home / "env.py").write_text(ECHO.replace("FAULT", "pass"))
+    world = {
+        "model": tiny_model("llama", home, max_position_embeddings=512),
+        "reward": tiny_reward_model("llama", home / "reward"),
+        "pairs": write_pairs(home / "pairs.jsonl", 11),
+        "held": write_pairs(home / "held.jsonl", 5, seed=1),
+        "rubrics": write_rows(home / "rubrics.jsonl", [{"prompt": r["prompt"], "rubrics": CHECKS} for r in pair_rows(9)]),
+        "judged": write_rows(home / "judged.jsonl", [{"prompt": r["prompt"], "rubrics": [TEXT]} for r in pair_rows(9)]),
+    }  # fmt: skip
+    with Rule(vowel, vowel_score) as judge:
+        yield home, world | {"judge": judge.url}
+
+
+def command(name, world, out, *flags):
+    """The command line of a job; `name` is a stage's, with a hyphen and what is special."""
+    stage, _, kind = name.partition("-")
+    argv = ["--model", world["model"], "--out", out, "--steps", 3, "--lr", 1e-3, "--device", "cpu"]
+    argv += ["--eval-every", 2, "--save-every", 1, "--warmup", 0]
+    argv += [] if stage == "reward_train" else ["--max-new-tokens", 4]
+    if stage == "sft":
+        argv += ["--data", world["pairs"], "--batch-size", 5, "--micro-tokens", 60, "--eval-fraction", 0.0]  # fmt: skip
+    if stage in ("reward_train", "dpo"):
+        argv += ["--pairs", world["pairs"], "--eval-pairs", world["held"], "--batch-size", 5, "--micro-tokens", 150]  # fmt: skip
+    if stage == "dpo":
+        argv += ["--prompts", world["held"], "--reward-model", world["reward"], "--nll-coef", 0.1, "--ref-cache", "none"]  # fmt: skip
+    if stage == "ppo":
+        argv += ["--prompts", world["pairs"], "--eval-fraction", 0.3, "--rollouts", 4, "--batch-size", 3, "--ppo-epochs", 2, "--kl-target", 2, "--kl-horizon", 100, *QUIET]  # fmt: skip
+        argv += ["--reward-model", world["reward"], "--critic", kind]
+    if stage == "grpo_rubric":
+        argv += ["--data", world["judged" if kind else "rubrics"], "--group-size", 2, "--groups-per-batch", 3, "--num-substeps", 2, "--beta", 0.05, *QUIET]  # fmt: skip
+        argv += ["--judge-base-url", world["judge"], "--judge-model", "rule", "--judge-price", "1,1", "--reward", "rubric", "--reward", "ruler"] if kind else []  # fmt: skip
+    argv += ["--lora-rank", 2, "--lora-dropout", 0] if kind == "lora" else []
+    if stage == "grpo_agent":
+        argv += ["--env", f"{Path(world['pairs']).parent / 'env.py'}:Echo", "--group-size", 2, "--groups-per-batch", 3, "--val-episodes", 3, "--test-episodes", 3, *QUIET]  # fmt: skip
+    return stage, [*map(str, argv), *map(str, flags)]
+
+
+NAMES = ["sft", "reward_train", "dpo", "dpo-lora", "ppo-rm", "ppo-shared", "grpo_rubric", "grpo_rubric-judge", "grpo_agent"]  # fmt: skip
+SHARDED = ["sft", "reward_train", "dpo", "ppo-rm", "grpo_rubric", "grpo_agent"]
+
+
+@pytest.fixture(scope="module")
+def runs(folder):
+    """Every job in one process, in two, and in two with --fsdp; {(name, how): run folder}."""
+    home, world = folder
+    outs = {(name, how): home / how / name for name in NAMES for how in ("one", "two")}
+    outs |= {(name, "fsdp"): home / "fsdp" / name for name in SHARDED}
+    jobs = [command(name, world, out, *(["--fsdp"] if how == "fsdp" else [])) for (name, how), out in outs.items() if how != "one"]  # fmt: skip
+    alone = [command(name, world, out) for (name, how), out in outs.items() if how == "one"]
+    # begun here, ended there: one process, then two with shards; two with shards, then one
+    outs |= {("ppo-rm", how): home / how / "ppo" for how in ("one-two", "two-one")}
+    alone += [command("ppo-rm", world, outs["ppo-rm", "one-two"], "--stop-after", 2)]
+    jobs += [command("ppo-rm", world, outs["ppo-rm", "one-two"], "--resume", "--fsdp")]
+    jobs += [command("ppo-rm", world, outs["ppo-rm", "two-one"], "--stop-after", 2, "--fsdp")]
+    for stage, argv in alone:
+        assert STAGES[stage].main(argv) in (None, 0)
+    run_on_two(jobs, home)
+    stage, argv = command("ppo-rm", world, outs["ppo-rm", "two-one"], "--resume")
+    assert STAGES[stage].main(argv) in (None, 0)
+    return outs
+
+
+def rows(out, name="metrics"):
+    return [json.loads(line) for line in (out / f"{name}.jsonl").read_text().splitlines()]
+
+
+def plain(out):
+    """The log without its clock; of the judge's calls and cached replies the sum: each rank has a cache of its own."""
+    kept = [{k: v for k, v in row.items() if k not in CLOCK} for row in rows(out)]
+    for row in kept:
+        calls = [row.pop(f"judge/{k}", None) for k in ("calls", "cached", "tokens_in", "tokens_out", "usd")]  # fmt: skip
+        row["asked"] = calls[0] and calls[0] + calls[1]
+    return kept
+
+
+def assert_near(out, expected, tolerance=1e-5):
+    """The same rows with the same numbers, the same words drawn, the same weights."""
+    got, want = plain(out), plain(expected)
+    assert [r["step"] for r in got] == [r["step"] for r in want]
+    for a, b in zip(got, want, strict=True):
+        assert a.keys() == b.keys()
+        for key in a.keys() - {"ratio/max", "sample_gap"}:  # of one token, not means
+            near = b[key] if b[key] is None else pytest.approx(b[key], rel=tolerance, abs=tolerance)
+            assert a[key] == near, (a["step"], key)
+    if (expected / "rollouts.jsonl").exists():
+        said = [[(r["step"], r.get("answer"), r.get("messages")) for r in rows(x, "rollouts")] for x in (out, expected)]  # fmt: skip
+        assert said[0] == said[1]
+    a, b = load_file(out / "model.safetensors"), load_file(expected / "model.safetensors")
+    assert a.keys() == b.keys()
+    for key in a:
+        assert (a[key] - b[key]).abs().max() <= tolerance, key
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["two", "fsdp"])
+@pytest.mark.parametrize("name", NAMES)
+def test_two_ranks_are_one_process(name, how, runs, folder):
+    """Losses are divided by the count of the whole optimiser step, gradients are summed: two ranks are one process to rounding,
+    whatever their shares. A mean of the ranks' means would differ at once, for the shares are never equal here."""
+    if how == "fsdp" and name not in SHARDED:
+        pytest.skip(
+            "no such run: LoRA and a shared critic are refused, and the judge knows no shards"
+        )
+    assert_near(runs[name, how], runs[name, "one"])
+    before, after = load_file(Path(folder[1]["model"]) / "model.safetensors"), load_file(runs[name, how] / "model.safetensors")  # fmt: skip
+    moved = max((after[k] - before[k]).abs().max() for k in before.keys() & after.keys())
+    assert moved > 5e-4, "a run that learns nothing is equal to any other"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["one-two", "two-one"])
+def test_resume_on_another_number_of_ranks(how, runs):
+    """A checkpoint holds whole weights and whole optimiser states, and draws come from (seed, step, row): PPO with two
+    optimisers and a KL coefficient that moves goes on as if nothing had happened."""
+    assert_near(runs["ppo-rm", how], runs["ppo-rm", "one"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name, kind", [("sft", AutoModelForCausalLM), ("reward_train", AutoModelForSequenceClassification)])  # fmt: skip
+def test_a_folder_made_from_shards_opens_in_transformers(name, kind, runs):
+    """Rank 0 writes whole tensors under their own names: nothing is missing, tied weights are tied, logits are those of the
+    run in one process."""
+    logits, ids = {}, torch.arange(20, 40)[None]
+    for how in ("one", "fsdp"):
+        model, info = kind.from_pretrained(runs[name, how], output_loading_info=True)
+        assert not info["missing_keys"] and not info["unexpected_keys"]
+        if name == "sft":
+            assert model.lm_head.weight is model.get_input_embeddings().weight
+        with torch.no_grad():
+            logits[how] = model.eval()(input_ids=ids).logits
+    torch.testing.assert_close(logits["fsdp"], logits["one"], rtol=1e-4, atol=1e-4)
+
+
+# ---- the command itself, and its end ----
+
+
+def wait_for(done, seconds=900):
+    """The clock is only there to end a test that hangs."""
+    start = time.monotonic()
+    while not done():
+        assert time.monotonic() - start < seconds
+        time.sleep(0.2)
+
+
+def pid_of_rank(torchrun, rank):
+    for pid in Path(f"/proc/{torchrun.pid}/task/{torchrun.pid}/children").read_text().split():
+        if f"\0RANK={rank}\0".encode() in Path(f"/proc/{pid}/environ").read_bytes():
+            return int(pid)
+    raise AssertionError("no such process")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_one_rank_is_stopped_then_one_is_killed(folder, tmp_path):
+    """A signal that reaches one rank stops all of them behind the same step, with a checkpoint from which all go on. A rank that
+    dies takes the others with it, where they would wait for its share for ever."""
+    home, world = folder
+    out = tmp_path / "run"
+    _, argv = command("sft", world, out)
+    argv += ["--steps", 10**6, "--eval-every", 0, "--save-every", 10**6]
+    log = out / "metrics.jsonl"
+    run = torchrun("sft.py", *argv)
+    wait_for(lambda: log.is_file() and log.read_bytes().count(b"\n") > 3 or run.poll() is not None)
+    os.kill(pid_of_rank(run, 1), signal.SIGTERM)
+    said, _ = run.communicate(timeout=900)
+    last = rows(out)[-1]["step"]
+    assert f"stopped after step {last}" in said, said[-3000:]
+    assert [f.name for f in (out / "checkpoint").iterdir()] == [f"step-{last:07d}"]
+    assert said.count("preflight  loss") == 1, "rank 0 alone prints"
+
+    run = torchrun("sft.py", *argv, "--resume")
+    wait_for(lambda: rows(out)[-1]["step"] > last or run.poll() is not None)
+    os.kill(pid_of_rank(run, 1), signal.SIGKILL)
+    said, _ = run.communicate(timeout=900)
+    assert run.returncode != 0 and f"resumed at step {last}" in said
+    assert [r["step"] for r in rows(out)[:last]] == list(range(1, last + 1))
+
+
+# ---- what is refused, and one process ----
+
+
+def test_shards_need_torchrun(folder, tmp_path):
+    """`python sft.py --fsdp` would quietly train a whole copy."""
+    stage, argv = command("sft", folder[1], tmp_path / "run", "--fsdp")
+    with pytest.raises(
+        UserError, match="--fsdp: shards the weights over the processes of torchrun"
+    ):
+        sft.main(argv)
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_cannot_be_sharded_is_said(folder):
+    """Adapters, fp16's scaler and a value head beside the policy have no place in the shards: one line, not a wrong gradient."""
+    model = common.load_policy(folder[1]["model"], lora_rank=2)
+    with pytest.raises(UserError, match="--fsdp: works on full weights in bf16 or fp32"):
+        common.shard(model)
+    model = common.load_policy(folder[1]["model"], dtype=torch.float16)
+    with pytest.raises(UserError, match="--fsdp: works on full weights in bf16 or fp32"):
+        common.shard(model)
+    args = argparse.Namespace(critic="shared", fsdp=True)
+    with pytest.raises(UserError, match="--fsdp: the head of --critic shared"):
+        ppo.load_critic(args, model, None, None, None, {})
+
+
+def test_dropout_is_tied_to_the_number_of_ranks(folder, tmp_path):
+    """--lora-dropout is the one draw that comes from a process's own generator: such a run goes on with as many processes."""
+    _, argv = command("sft", folder[1], tmp_path / "run", "--lora-rank", 2, "--lora-dropout", 0.1)
+    assert sft.main([*argv, "--stop-after", "1"]) == 0
+    file = tmp_path / "run" / "checkpoint" / "step-0000001" / "state.pt"
+    state = torch.load(file, weights_only=True)
+    state["rng"] *= 2  # as two processes would have left it
+    torch.save(state, file)
+    with pytest.raises(UserError, match="generator of each of 2 processes, now there are 1"):
+        sft.main([*argv, "--resume"])
+
+
+def test_one_process_is_left_as_it_is():
+    """Without torchrun every helper hands back what it was given: the same objects, the same kinds of number."""
+    rows, parts = list(range(7)), common.micro_batches(range(7), [3] * 7, 6)
+    assert common.share(rows) is rows and common.gather(rows, rows) == rows
+    assert common.all_sum(3) == 3 and common.all_sum(1, 2.5) == (1, 2.5) == common.all_max(1, 2.5)
+    assert [p.tolist() for p in common.rank_batches(None, range(7), [3] * 7, 6)] == [p.tolist() for p in parts]  # fmt: skip
+    assert common.from_rank_0(rows) is rows and (common.rank(), common.world()) == (0, 1)
+
+
+@pytest.mark.parametrize("world", [2, 3, 5])
+@pytest.mark.parametrize("n, group", [(7, 1), (12, 4), (2, 1)])
+def test_shares_are_all_rows_once_and_groups_whole(world, n, group, monkeypatch):
+    """What the ranks take is every row, none twice; the answers of a group stay on one rank, for their mean is its baseline."""
+    monkeypatch.setattr(common, "world", lambda: world)
+    shares = []
+    for rank in range(world):
+        monkeypatch.setattr(common, "rank", lambda rank=rank: rank)
+        shares.append(common.share(range(n), group))
+    assert sorted(i for part in shares for i in part) == list(range(n))
+    owner = {i: rank for rank, part in enumerate(shares) for i in part}
+    assert all(owner[i] == owner[i // group * group] for i in range(n))
