@@ -53,11 +53,13 @@ demo: $(RUNTIME)
 	$(call loop,runs/demo,0)
 	@echo "open runs/demo/report/report.html and runs/demo/fairness/report.html in a browser"
 
+# two processes, a file of tests to each at a time: the demo, which is one long line, beside everything else
+PYTEST = $(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 test: lint
-	$(PY) -m pytest
+	$(PYTEST)
 
 test-fast: $(DEV)
-	$(PY) -m pytest -m "not slow"
+	$(PYTEST) -m "not slow"
 
 lint: $(DEV)
 	$(PY) -m ruff check .
