@@ -5,6 +5,8 @@ copy of the stage's source that is executed as a module; the check it names is a
 below. As an exercise, cover the last column. A mutation that no longer finds its line fails too: mend the row.
 """
 
+import doctest
+import functools
 import importlib
 import itertools
 import sys
@@ -14,12 +16,15 @@ from pathlib import Path
 import pytest
 import torch
 
+import common
 import test_grpo
 import test_ppo
 from tiny import pair_rows, tiny_model, write_rows
 
 REPO = Path(__file__).resolve().parent.parent
-STAGES = ("common", "watch", "sft", "reward_train", "dpo", "ppo", "grpo_rubric")  # in import order
+STAGES = (  # in import order
+    "common", "watch", "judge", "sft", "reward_train", "dpo", "ppo", "grpo_rubric", "grpo_agent", "evaluate", "fairness",
+)  # fmt: skip
 TEXTS = ["Assess this candidate.", "Role: data engineer, python and sql.", "hold", "Ask: kafka?"]
 
 GALLERY = [
@@ -776,6 +781,69 @@ GALLERY = [
         "loss = sft_loss(logps, mask).sum() / mask.sum()",  # tokens counted per micro-batch
         "check_micro_batches",
     ),
+    # -- agents
+    (
+        "grpo_agent",
+        "(ids, attention_mask, weights > 0, logps, weights)",
+        "(ids, attention_mask, attention_mask, logps, weights)",  # the environment's words too
+        "test_agent.test_only_sampled_tokens_are_trained",
+    ),
+    (
+        "grpo_agent",
+        '"turn": lambda turns, tokens: 1 / (tokens * len(turns) * n),',
+        '"turn": lambda turns, tokens: 1 / (tokens * len(turns)),',
+        "test_agent.test_weights_of_a_step_sum_to_one",
+    ),
+    # -- the grader, the alarms
+    (
+        "judge",
+        "rated = [(w, p) for w, p in zip(weights, passed, strict=True) if p is not None]",
+        "rated = [(w, p) for w, p in zip(weights, passed, strict=True)]",  # no verdict is a no
+        "check_docstring_examples",
+    ),
+    (
+        "watch",
+        "all(p.dropped and p.rose for p in log.points[-2:])",
+        "all(p.dropped for p in log.points[-2:])",
+        "check_docstring_examples",
+    ),
+    (
+        "watch",
+        "if best is None or value > best + delta else",
+        "if best is None or value > best else",  # noise counts as progress
+        "check_docstring_examples",
+    ),
+    # -- the measures
+    (
+        "evaluate",
+        "return (np.sign(a[:, :, None] - b[:, None, :]) + 1) / 2",
+        "return (a[:, :, None] >= b[:, None, :]) * 1.0",  # a tie is a win
+        "check_docstring_examples",
+    ),
+    (
+        "evaluate",
+        "half = z / (n + z * z) * math.sqrt(k * (n - k) / n + z * z / 4)",
+        "half = z / (n + z * z) * math.sqrt(k * (n - k) / n)",
+        "check_docstring_examples",
+    ),
+    (
+        "fairness",
+        "top = max(rates.values(), default=0)",
+        "top = min(rates.values(), default=0)",
+        "check_docstring_examples",
+    ),
+    (
+        "fairness",
+        "r is not None and r < Fraction(4, 5)}",
+        "r is not None and r <= Fraction(4, 5)}",
+        "check_docstring_examples",
+    ),
+    (
+        "fairness",
+        "sd = scores.mean(1).std(ddof=1) if len(scores) > 1 else 0.0",
+        "sd = scores.mean(1).std() if len(scores) > 1 else 0.0",
+        "check_docstring_examples",
+    ),
 ]
 
 
@@ -859,6 +927,12 @@ def check_adapter_off_is_the_base(common, tokenizer, llama_folder):
         assert torch.equal(on, common.token_logps(model, *rows)) and (on - base).abs().max() > 0.01
 
 
+def check_docstring_examples(stage):
+    """The examples worked by hand in the stage's docstrings say what they say."""
+    result = doctest.testmod(stage)
+    assert result.attempted > 0 and result.failed == 0, f"{result.failed} examples differ"
+
+
 class Stopped(Exception):
     """Thrown where the first update would happen."""
 
@@ -922,7 +996,9 @@ def gpt2_folder(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def fixtures(tokenizer, llama_folder, reward_folder, gpt2_folder, tmp_path_factory):
+    long = tiny_model("llama", tmp_path_factory.mktemp("agent"), max_position_embeddings=512)
     return {
+        "policy": (common.load_policy(long, trainable=False), common.load_tokenizer(long)),
         "tokenizer": tokenizer,
         "llama_folder": llama_folder,
         "reward_folder": reward_folder,
@@ -936,16 +1012,22 @@ def load_stages(monkeypatch, stage=None, line=None, broken=None):
     """Fresh copies of the stages as modules, one of them with its line broken; they import each other's copies."""
     copies = {}
     for name in STAGES:
-        source = (REPO / f"{name}.py").read_text(encoding="utf-8")
-        if name == stage:
-            count = source.count(line)
-            assert count == 1, f"{name}.py: {line!r} stands there {count} times; mend this row"
-            source = source.replace(line, broken)
         module = copies[name] = types.ModuleType(name)
         module.__file__ = str(REPO / f"{name}.py")
         monkeypatch.setitem(sys.modules, name, module)
-        exec(compile(source, module.__file__, "exec"), module.__dict__)
+        code = compiled(name, line, broken) if name == stage else compiled(name)
+        exec(code, module.__dict__)
     return copies
+
+
+@functools.cache
+def compiled(name, line=None, broken=None):
+    source = (REPO / f"{name}.py").read_text(encoding="utf-8")
+    if line is not None:
+        count = source.count(line)
+        assert count == 1, f"{name}.py: {line!r} stands there {count} times; mend this row"
+        source = source.replace(line, broken)
+    return compile(source, str(REPO / f"{name}.py"), "exec")
 
 
 def run_check(check, stage, copies, fixtures, tmp_path, monkeypatch):
@@ -953,8 +1035,10 @@ def run_check(check, stage, copies, fixtures, tmp_path, monkeypatch):
     file, _, name = check.rpartition(".")
     if file:
         home = importlib.import_module(file)
-        for stage_name in STAGES:
-            monkeypatch.setattr(home, stage_name, copies[stage_name], raising=False)
+        aliases = {n: x.__name__ for n, x in vars(home).items() if isinstance(x, types.ModuleType)}
+        for alias, stage_name in {**dict(zip(STAGES, STAGES)), **aliases}.items():
+            if stage_name in copies:  # also `import grpo_agent as g`
+                monkeypatch.setattr(home, alias, copies[stage_name], raising=False)
         function = getattr(home, name)
     else:
         function = globals()[name]
@@ -992,7 +1076,8 @@ def test_mutation_turns_its_check_red(
         run_check(check, stage, copies, fixtures, tmp_path, monkeypatch)
 
 
-CHECKS = sorted({(row[3], row[0] if row[3] == "check_micro_batches" else "") for row in GALLERY})
+OF_A_STAGE = ("check_micro_batches", "check_docstring_examples")  # asked of one stage
+CHECKS = sorted({(row[3], row[0] if row[3] in OF_A_STAGE else "") for row in GALLERY})
 
 
 @pytest.mark.parametrize("check, stage", CHECKS)
