@@ -142,7 +142,7 @@ def frontier_svg():
     root = lambda kl: math.sqrt(max(kl, 0.0))  # noqa: E731
     series, named = [], set()
 
-    def add(name, style, points, **how):  # one line of the legend a name
+    def draw(name, style, points, **how):  # one line of the legend a name
         series.append({"name": "" if name in named else name, "style": style, "points": points} | how)  # fmt: skip
         named.add(name)
 
@@ -150,15 +150,15 @@ def frontier_svg():
         for run in report["frontier"]:
             first = run["points"][0]["gold"]
             points = [(root(p["kl"]), p["gold"] - first) for p in run["points"]]
-            add("PPO during training, validation prompts", 2, points, line=True, hollow=True)
+            draw("PPO during training, validation prompts", 2, points, line=True, hollow=True)
         first = report["best_of_n"][0]["gold"]["value"]
         best = [(root(p["kl"]["value"]), p["gold"]["value"] - first) for p in report["best_of_n"]]
-        add("best of 1 to 16 of the base's answers", 3, best, line=True, dash="6 4")
+        draw("best of 1 to 16 of the base's answers", 3, best, line=True, dash="6 4")
         for style, name in enumerate(("dpo", "ppo"), 1):
             gain = against_base(report, name)["difference"]
             kl = of(report["models"], "name", name)["kl"]["value"]
             end = (root(kl), *(gain[k] for k in ("value", "low", "high")))
-            add(f"{MODELS[name]} in the end, test prompts", style, [end])
+            draw(f"{MODELS[name]} in the end, test prompts", style, [end])
     text = "Root of the KL from the base in nats an answer against the gain in the recruiter's utility over the start; of each seed a curve and an end point with its 95 % interval."  # fmt: skip
     figure = evaluate.plot("Gain against KL", text, series, "√KL from the base, nats an answer", "gain in utility", (0,), (0,))  # fmt: skip
     head, rest = figure.split(">", 1)
