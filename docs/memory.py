@@ -19,7 +19,8 @@ import argparse
 from dataclasses import dataclass
 
 GB = 1e9
-T4, BIG = 15e9, 76e9  # of 16 and 80 GB: what the context and the allocator's gaps leave, a guess on the safe side
+# of 16 and 80 GB: what the context and the allocator's gaps leave, a guess on the safe side
+T4, BIG = 15e9, 76e9
 
 
 @dataclass
@@ -44,7 +45,8 @@ class Shape:
     def weights(self):
         block = sum(i * o for i, o in self.linears) + 2 * self.hidden
         block += self.bias * sum(o for _, o in self.linears[:3])
-        return self.layers * block + self.hidden + self.vocab * self.hidden * (1 if self.tied else 2)
+        head = self.vocab * self.hidden
+        return self.layers * block + self.hidden + head * (1 if self.tied else 2)
 
     def adapter(self, rank):
         return self.layers * rank * sum(i + o for i, o in self.linears)
@@ -84,7 +86,7 @@ def parts(stage, shape, rank=0, tokens=2048, checkpoint=True, gpus=1):
     kept = 4 * shape.hidden * shape.layers + one if checkpoint else one * shape.layers
     found = {"trained": 16 * learns / gpus, "frozen": 2 * frozen * W / gpus}
     found["compute copy"] = 2 * learns
-    if gpus > 1:  # gathered block by block: one in use and one on its way, fp32 and its cast; never all of them
+    if gpus > 1:  # one block in use and one on its way, fp32 and its cast; never all of them
         block = max(W / shape.layers, shape.vocab * shape.hidden)
         found["compute copy"] = 2 * block * (4 + 2)
     found["activations"] = tokens * kept
@@ -133,7 +135,8 @@ def parts_table(name="1.5B", stage="ppo"):
     }
     lines = [["", *ways], ["---"] * (1 + len(ways))]
     lines += [[key, *(f"{p[key] / GB:.2f}" for p in ways.values())] for key in ways["all weights"]]
-    lines.append(["**sum, the larger of update and rollout**", *(f"**{total(p) / GB:.1f}**" for p in ways.values())])
+    sums = [f"**{total(p) / GB:.1f}**" for p in ways.values()]
+    lines.append(["**sum, the larger of update and rollout**", *sums])
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 

@@ -1,7 +1,7 @@
 """reports/fill_numbers.py: the committed reports in, the numbers of README.md and docs/*.md out; nobody types one.
 
 A block between `<!-- numbers:NAME -->` and `<!-- /numbers -->` is replaced by what the function of that name below makes
-of reports/demo/*-seed-*.json, reports/bench/*.json, the scripts and their formulas; docs/img/frontier.svg is drawn anew.
+of reports/demo/*-seed-*.json, reports/bench/*.jsonl, the scripts and their formulas; docs/img/frontier.svg is drawn anew.
 Any number of seeds: a line for each with its 95 % interval, and above them the mean and the range over seeds.
 
 Run          python reports/fill_numbers.py
@@ -9,6 +9,7 @@ Run          python reports/fill_numbers.py
 """
 
 import argparse
+import importlib.util
 import json
 import math
 import re
@@ -18,8 +19,9 @@ from pathlib import Path
 REPO = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(REPO), str(REPO / "docs")]
 
-import evaluate  # noqa: E402
 import memory  # noqa: E402
+
+import evaluate  # noqa: E402
 
 PAGES = ("README.md", "docs/adapt.md", "docs/scale.md")
 MODELS = {"tiny-base": "base", "dpo": "DPO", "ppo": "PPO", "best of 16": "best of 16"}
@@ -189,7 +191,8 @@ def fairness():
                 found = cells.setdefault((f"{row['group']} − {row['reference']}", name), {})
                 found[seed] = row
     lines = []
-    for (group, name), rows in sorted(cells.items(), key=lambda cell: (cell[0][0] != "Female − Male", cell[0])):
+    order = sorted(cells, key=lambda cell: (cell[0] != "Female − Male", cell))
+    for (group, name), rows in ((cell, cells[cell]) for cell in order):
         levels = [over_seeds([{"value": r["levels"][i]} for r in rows.values()], 2) for i in (0, 1)]
         changes = []
         for seed, _ in seeds:
@@ -202,17 +205,28 @@ def fairness():
 
 
 def speed():
-    """One line a file of reports/bench: what was compared, TRL's time over ours and our memory over TRL's."""
-    rows = []
-    for file in sorted((REPO / "reports" / "bench").glob("*.json")):
-        rows += bench_rows(json.loads(file.read_text(encoding="utf-8")))
-    if not rows:
-        return "Speed and memory beside TRL: not measured yet."
-    return table(["work", "opponent", "time, TRL / ours", "memory, ours / TRL"], rows)
-
-
-def bench_rows(report):
-    raise NotImplementedError
+    """A line a comparison of reports/bench, by the functions that bench/run.py prints its own tables with."""
+    lines, commands, files = [], [], sorted((REPO / "reports" / "bench").glob("*.jsonl"))
+    if not files:
+        return "Not measured yet: `bench/` has not been run."
+    spec = importlib.util.spec_from_file_location("bench_run", REPO / "bench" / "run.py")
+    bench = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(bench)
+    for file in files:
+        header, *runs = map(json.loads, file.read_text(encoding="utf-8").splitlines())
+        if not any(run.get("side") == "plain" for run in runs):  # growth with size, without a peer
+            continue
+        cpu = max(run["others_cores"] or 0 for run in runs) > bench.BUSY
+        key = "cpu_s" if cpu else "wall_s"
+        rows = bench.per_token(runs) if runs[0]["task"] == "rollout" else runs
+        for opponent in ("plain", "tuned"):
+            time, memory = (bench.shown(bench.ratios(rows, k, opponent)) for k in (key, "peak_mb"))
+            lines.append([f"[{file.stem}](reports/bench/{file.stem}.md)", opponent, time, memory, "CPU" if cpu else "wall"])  # fmt: skip
+        commands.append(header["header"])
+    first = commands[0]
+    note = f"Whole processes in turns, from start to saved model; median [smallest, largest] of the ratios of neighbours. Above 1 in time, below 1 in memory: this project is faster, smaller. *Plain*: TRL with the optimiser batch as its device batch; *tuned*: the fastest of its exact settings that the bench tried. {first['processor']}, {first['versions']}. The bench prints no ratio where the losses of the two differ; each page names its command and its work."  # fmt: skip
+    head = ["work", "TRL", "time, TRL / ours", "peak memory, ours / TRL", "clock"]
+    return f"{table(head, lines)}\n\n{note}"
 
 
 def sizes():
@@ -261,10 +275,14 @@ def filled(text):
     )
 
 
-def main(argv=None):
+def parse_args(argv=None):
     parser = argparse.ArgumentParser(description="Numbers of the pages from the committed reports.")
     parser.add_argument("--check", action="store_true", help="write nothing; status 1 if stale")
-    args = parser.parse_args(argv)
+    return parser.parse_args(argv)
+
+
+def main(argv=None):
+    args = parse_args(argv)
     made = {REPO / page: filled((REPO / page).read_text(encoding="utf-8")) for page in PAGES}
     made[REPO / "docs" / "img" / "frontier.svg"] = frontier_svg()
     stale = [f for f, text in made.items() if not f.is_file() or f.read_text("utf-8") != text]
