@@ -7,6 +7,8 @@ Nothing here was measured on a GPU. W are the weights of a model, A those of its
     frozen weights       fp16 or bf16: LoRA's base, the reference, the reward   =  2·W each
     activations          a token and layer: 34·h + 8·m; with --grad-checkpoint 4·h a layer, and one layer in full
     head                 256 MiB of fp32 logits at a time; they, their gradient and two steps between = 4 times that
+    --fsdp, N GPUs       16·W/N, but the fp32 weights whole while they load, frozen models whole, and to draw answers the
+                         weights whole in the compute dtype; for a pass two blocks and the embedding
     key-value cache      keys and values, 2 bytes: 2·2·layers·kv heads·head size a token of every answer
 
 h is the hidden size, m the width of the MLP. 34 and 8 were counted, not thought out: `saved_tensors_hooks` around a Qwen2
@@ -70,7 +72,7 @@ ANSWERS, LENGTH = 64, 768  # of a rollout: answers at once, tokens of prompt and
 
 
 def parts(stage, shape, rank=0, tokens=2048, checkpoint=True, gpus=1):
-    """{part: bytes on each GPU}; tokens: --micro-tokens; gpus: FSDP2 cuts weights, gradients and Adam in so many pieces.
+    """{part: bytes on each GPU}; tokens: --micro-tokens; gpus: --fsdp cuts training state in so many pieces.
 
     By hand, W = 10, h = m = 1, one layer: 160 bytes of training state and a compute copy of 20.
     >>> toy = Shape(1, 1, 1, 1, 1, 1, 0, True)
@@ -84,22 +86,30 @@ def parts(stage, shape, rank=0, tokens=2048, checkpoint=True, gpus=1):
     learns = trained * (A if rank else W)
     one = 34 * shape.hidden + 8 * shape.mlp  # bytes of a token and layer
     kept = 4 * shape.hidden * shape.layers + one if checkpoint else one * shape.layers
-    found = {"trained": 16 * learns / gpus, "frozen": 2 * frozen * W / gpus}
+    found = {"trained": 16 * learns / gpus, "frozen": 2 * frozen * W}
     found["compute copy"] = 2 * learns
-    if gpus > 1:  # one block in use and one on its way, fp32 and its cast; never all of them
-        block = max(W / shape.layers, shape.vocab * shape.hidden)
-        found["compute copy"] = 2 * block * (4 + 2)
+    if gpus > 1:  # one block in use and one on its way; embedding and head travel in fp32
+        found["compute copy"] = 2 * 2 * W / shape.layers + 4 * shape.vocab * shape.hidden * 2
     found["activations"] = tokens * kept
     found["head"] = 4 * 256 * 2**20
     cache = 2 * 2 * shape.layers * shape.kv_heads * shape.head_size
-    found["cache"] = ANSWERS * LENGTH * cache if stage[:3] in ("ppo", "grp") else 0
+    rollout = stage[:3] in ("ppo", "grp")
+    found["cache"] = ANSWERS * LENGTH * cache if rollout else 0
+    found["whole to draw"] = 2 * W if rollout and gpus > 1 else 0
     return found
 
 
 def total(found):
-    """The cache is gone when the update begins, so the larger of the two counts."""
-    states = found["trained"] + found["frozen"] + found["compute copy"]
-    return states + max(found["activations"] + found["head"], found["cache"])
+    """Update and rollout take turns, so the larger of the two counts."""
+    update = found["compute copy"] + found["activations"] + found["head"]
+    rollout = max(found["compute copy"], found["whole to draw"]) + found["cache"]
+    return found["trained"] + found["frozen"] + max(update, rollout)
+
+
+def loading(stage, shape):
+    """Before FSDP2 cuts them every process holds the fp32 weights whole, beside the frozen models."""
+    _, frozen, trained = STAGES[stage]
+    return (4 * trained + 2 * frozen) * shape.weights
 
 
 def place(stage, shape, rank=0, **how):
@@ -107,9 +117,10 @@ def place(stage, shape, rank=0, **how):
     whole = total(parts(stage, shape, rank, **how))
     if whole <= BIG:
         return whole, "T4" if whole <= T4 else "one 80 GB"
-    for gpus in (2, 4, 8, 16, 32, 64, 128):
-        if total(parts(stage, shape, rank, gpus=gpus, **how)) <= BIG:
-            return whole, f"{gpus} × 80 GB" + (f", {gpus // 8} nodes" if gpus > 8 else "")
+    if not rank and loading(stage, shape) <= BIG:  # --fsdp and LoRA exclude each other
+        for gpus in (2, 4, 8, 16, 32):
+            if total(parts(stage, shape, gpus=gpus, **how)) <= BIG:
+                return whole, f"{gpus} × 80 GB"
     return whole, "not here"
 
 
@@ -134,7 +145,11 @@ def parts_table(name="1.5B", stage="ppo"):
         "all weights, 16 384 tokens, no checkpointing": parts(stage, shape, 0, 16384, False),
     }
     lines = [["", *ways], ["---"] * (1 + len(ways))]
-    lines += [[key, *(f"{p[key] / GB:.2f}" for p in ways.values())] for key in ways["all weights"]]
+    lines += [
+        [key, *(f"{p[key] / GB:.2f}" for p in ways.values())]
+        for key in ways["all weights"]
+        if ways["all weights"][key]
+    ]
     sums = [f"**{total(p) / GB:.1f}**" for p in ways.values()]
     lines.append(["**sum, the larger of update and rollout**", *sums])
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
@@ -173,8 +188,12 @@ def main(argv=None):
     args = parse_args(argv)
     size = args.head_size or args.hidden // args.heads
     shape = Shape(args.layers, args.hidden, args.mlp, args.heads, args.kv_heads, size, args.vocab, not args.untied)  # fmt: skip
+    if args.lora_rank and args.gpus > 1:
+        raise SystemExit("--gpus: with LoRA each GPU holds all of it; leave the flag out")
     found = parts(args.stage, shape, args.lora_rank, args.micro_tokens, args.grad_checkpoint, args.gpus)  # fmt: skip
     print(f"{shape.weights / GB:.3f}·10⁹ weights")
+    if args.gpus > 1:
+        print(f"{loading(args.stage, shape) / GB:.2f} GB on each GPU while loading")
     for name, size in found.items():
         print(f"{name:>14}  {size / GB:9.2f} GB")
     print(f"{'sum':>14}  {total(found) / GB:9.2f} GB on each of {args.gpus} GPU(s), arithmetic")

@@ -166,7 +166,7 @@ def frontier_svg():
     head, rest = figure.split(">", 1)
     paper = '<rect class="paper" width="100%" height="100%"/>'
     style = evaluate.PLOT_STYLE + ".paper{fill:#fff}@media (prefers-color-scheme:dark){.paper{fill:#16181d}}"  # fmt: skip
-    return f"{head}><style>{style}</style>{paper}{rest}\n"
+    return f'{head} width="560"><style>{style}</style>{paper}{rest}\n'
 
 
 def learnt():

@@ -136,10 +136,10 @@ def reader_files(copy):
     write_rows(copy / "my_prompts.jsonl", [{"prompt": row["prompt"]} for row in prompts])
     page = (REPO / "docs/adapt.md").read_text("utf-8")
     (copy / "my_task.py").write_text(re.search(r"```python\n(# my_task.py\n.*?)```", page, re.S)[1])
-    (copy / "my_rubrics.json").write_text(re.search(r"```json\n(\[.*?)```", page, re.S)[1])
     rubrics = json.loads((REPO / "data/rubrics_judge.json").read_text("utf-8"))[:8]
     rubrics = [{k: v for k, v in row.items() if k != "split"} for row in rubrics]
-    (copy / "mine.json").write_text(json.dumps(rubrics))
+    own = json.loads(re.search(r"```json\n(\[.*?)```", page, re.S)[1])  # the page's own row
+    (copy / "mine.json").write_text(json.dumps(rubrics + own))
     answers = ["Strengths: charting.\nGaps: home visits.\nRecommendation: hold.", "How old are you?"]  # fmt: skip
     rated = [row | {"response": answers[i % 2], "ratings": {str(n + 1): "yes" if (i + n) % 2 else "no" for n in range(len(row["rubrics"]))}} for i, row in enumerate(rubrics)]  # fmt: skip
     (copy / "rated.json").write_text(json.dumps(rated))
