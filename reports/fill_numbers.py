@@ -24,7 +24,7 @@ import memory  # noqa: E402
 import evaluate  # noqa: E402
 
 PAGES = ("README.md", "docs/adapt.md", "docs/scale.md")
-MODELS = {"tiny-base": "base", "dpo": "DPO", "ppo": "PPO", "best of 16": "best of 16"}
+MODELS = {"tiny-base": "base", "dpo": "DPO", "ppo": "PPO", "grpo": "rubric GRPO"}  # by run folder
 STAGES = [  # script, what goes in and comes out
     ("sft.py", "0", "prompts with answers → a model that imitates them; also trains the bundled base from scratch"),
     ("annotate.py", "1", "two answers side by side, blind → preference pairs; agreement ([guide](docs/annotate.md))"),
@@ -106,7 +106,7 @@ def demo():
     """Utility, reward model's score, KL, wins and seconds of each model; what one seed's run printed stands in the report."""
     found, lines = reports("compare"), []
     nothing = {"value": None}
-    for name, word in MODELS.items():
+    for name in (row["name"].rsplit("/", 1)[-1] for row in found[0][1]["models"]):
         rows = []
         for seed, report in found:
             model, run = of(report["models"], "name", name), of(report["runs"], "name", name)
@@ -114,7 +114,7 @@ def demo():
             seconds = {"value": run["seconds"] if run else None}
             kl = model["kl"] if model["kl_k3"] else nothing  # best of n has a bound alone
             rows.append((seed, [model["gold"], model["proxy"], kl, pair["win_rate"], seconds]))
-        lines += by_seed(word, rows, [(3,), (2,), (2,), (1, True), (0,)])
+        lines += by_seed(MODELS.get(name, name), rows, [(3,), (2,), (2,), (1, True), (0,)])
     first = found[0][1]["setup"]
     note = f"Utility: the simulated recruiter, 0 to 1, seen by no training. Reward model: its score, standardised. {first['n_prompts']} prompts about roles that no training row knows, {first['samples']} answers each; [95 % interval over prompts]. KL from the base in nats an answer."  # fmt: skip
     seeds = len(found)
@@ -186,7 +186,8 @@ def fairness():
     cells, seeds = {}, reports("fairness")
     for seed, report in seeds:
         for change in (c for c in report["changes"] if c["surface"] == "c"):
-            name = MODELS[change["model"].rsplit("/", 1)[-1]]
+            folder = change["model"].rsplit("/", 1)[-1]
+            name = MODELS.get(folder, folder)
             for row in change["rows"]:
                 found = cells.setdefault((f"{row['group']} − {row['reference']}", name), {})
                 found[seed] = row
@@ -196,6 +197,9 @@ def fairness():
         levels = [over_seeds([{"value": r["levels"][i]} for r in rows.values()], 2) for i in (0, 1)]
         changes = []
         for seed, _ in seeds:
+            if seed not in rows:
+                changes.append("–")
+                continue
             word = rows[seed]["verdict"].split(" within")[0].split(" (")[0].split(":")[0]
             word = f"**{word}**" if word == "difference found" else word
             changes.append(f"{evaluate.show(rows[seed]['D'], 2)} {word}")
