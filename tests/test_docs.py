@@ -193,7 +193,8 @@ class Shop:
         out = out_of(line)
         fed_by_its_own = any(w.startswith(f"{out}/") for w in shlex.split(line))
         if out and not re.search(r"--resume|--export|--agreement|^umask", line) and not fed_by_its_own:  # fmt: skip
-            shutil.rmtree(self.copy / out, ignore_errors=True)  # another page's run of that name
+            old = self.copy / out  # another page's run of that name
+            shutil.rmtree(old) if old.is_dir() else old.unlink(missing_ok=True)
         self.execute(self.small(line))
         if out:
             assert (self.copy / out).exists(), f"{line}\nwrote no {out}"
