@@ -472,7 +472,7 @@ def test_activations_are_what_autograd_keeps():
 
     def kept(layers, checkpoint):
         model, _ = small_qwen(layers)
-        args = SimpleNamespace(grad_checkpoint=checkpoint)
+        args = SimpleNamespace(grad_checkpoint=checkpoint, fsdp=False)
         common.prepare_training(model, args)
         own = {p.untyped_storage().data_ptr() for p in model.parameters()}
         seen, alive = {}, []
