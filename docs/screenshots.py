@@ -1,0 +1,95 @@
+"""docs/screenshots.py: the pictures of README.md, taken in Chromium from the real page and from the committed reports.
+
+Needs playwright (requirements-dev.txt) and a Chromium on the PATH or in CHROME_BIN. Of each page one picture of a laptop's
+window and one of a phone's, into docs/img.
+
+Run          python docs/screenshots.py
+"""
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+REPO = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(REPO))
+WINDOWS = {"laptop": (1180, 720), "phone": (390, 780)}
+
+
+def serve(folder):
+    """(process, address) of `python annotate.py` on the bundled items and a free port."""
+    command = [sys.executable, str(REPO / "annotate.py"), "--items", str(REPO / "data" / "items.jsonl")]  # fmt: skip
+    command += ["--out", str(folder / "annotate"), "--port", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=folder)
+    for line in process.stdout:
+        if found := re.search(r"http://127\.0\.0\.1:\d+", line):
+            return process, found[0]
+    raise SystemExit(f"annotate.py ended with status {process.wait()} before it listened")
+
+
+def pages(folder):
+    """{picture: file}: the reports of the demo's seed 0 as their pages show them."""
+    import evaluate
+    import fairness
+
+    def read(kind):
+        file = REPO / "reports" / "demo" / f"{kind}-seed-0.json"
+        return json.loads(file.read_text(encoding="utf-8"))
+
+    texts = {"report": evaluate.html_report(read("compare"))[0], "fairness": fairness.html_report(read("fairness"))}  # fmt: skip
+    for name, text in texts.items():
+        (folder / f"{name}.html").write_text(text, encoding="utf-8")
+    # the heading that stands at the top of the picture
+    return {"report": (folder / "report.html", "Reward against KL"), "fairness": (folder / "fairness.html", "Before and after")}  # fmt: skip
+
+
+def take(browser, folder, out):
+    process, address = serve(folder)
+    try:
+        for window, (width, height) in WINDOWS.items():
+            context = browser.new_context(viewport={"width": width, "height": height})
+            page = context.new_page()
+            page.goto(address)
+            page.wait_for_selector("#start:not([hidden])")
+            page.fill("#name", "ann" if window == "laptop" else "ben")
+            page.press("#name", "Enter")
+            page.wait_for_selector("#work:not([hidden])")
+            page.wait_for_timeout(500)  # fonts and the row of keys
+            page.screenshot(path=out / f"annotate-{window}.png")
+            for name, (file, heading) in pages(folder).items():
+                page.goto(file.as_uri())
+                page.locator("h2", has_text=heading).first.evaluate("e => e.scrollIntoView()")
+                page.screenshot(path=out / f"{name}-{window}.png")
+            context.close()
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def parse_args(argv=None):
+    parser = argparse.ArgumentParser(description="The pictures of README.md, taken in Chromium.")
+    parser.add_argument("--out", type=Path, default=REPO / "docs" / "img", help="folder")
+    return parser.parse_args(argv)
+
+
+def main(argv=None):
+    from playwright.sync_api import sync_playwright
+
+    args = parse_args(argv)
+    args.out.mkdir(parents=True, exist_ok=True)
+    chromium = os.environ.get("CHROME_BIN") or shutil.which("chromium")
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        take(browser, Path(folder), args.out)
+        browser.close()
+    for picture in sorted(args.out.glob("*.png")):
+        print(f"{picture.name}  {picture.stat().st_size // 1000} kB")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,301 @@
+"""reports/fill_numbers.py: the committed reports in, the numbers of README.md and docs/*.md out; nobody types one.
+
+A block between `<!-- numbers:NAME -->` and `<!-- /numbers -->` is replaced by what the function of that name below makes
+of reports/demo/*-seed-*.json, reports/bench/*.jsonl, the scripts and their formulas; docs/img/frontier.svg is drawn anew.
+Any number of seeds: a line for each with its 95 % interval, and above them the mean and the range over seeds.
+
+Run          python reports/fill_numbers.py
+             python reports/fill_numbers.py --check     (writes nothing, status 1 where a page is stale; a test does this)
+"""
+
+import argparse
+import importlib.util
+import json
+import math
+import re
+import sys
+from pathlib import Path
+
+REPO = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(REPO), str(REPO / "docs")]
+
+import memory  # noqa: E402
+
+import evaluate  # noqa: E402
+
+PAGES = ("README.md", "docs/adapt.md", "docs/scale.md")
+MODELS = {"tiny-base": "base", "dpo": "DPO", "ppo": "PPO", "grpo": "rubric GRPO"}  # by run folder
+STAGES = [  # script, what goes in and comes out
+    ("sft.py", "0", "prompts with answers → a model that imitates them; also trains the bundled base from scratch"),
+    ("annotate.py", "1", "two answers side by side, blind → preference pairs; agreement ([guide](docs/annotate.md))"),
+    ("reward_train.py", "2", "preference pairs → a score for any answer (Bradley-Terry)"),
+    ("ppo.py", "3a", "prompts and a reward model, or a function of your own → policy"),
+    ("dpo.py", "3b", "preference pairs → policy, no reward model, no sampling; also IPO, hinge, robust, SimPO"),
+    ("grpo_rubric.py", "3c", "prompts with rubrics → policy; answers are compared with their group"),
+    ("judge.py", "3c", "answers and rubrics → scores, by programs or any OpenAI-compatible judge; RULER"),
+    ("grpo_agent.py", "3d", "environments of several turns: an interview, 2048, your own → policy ([guide](docs/agents.md))"),
+    ("watch.py", "", "a run's log → plateau, over-optimisation, reward hacking; stops runs"),
+    ("evaluate.py", "4", "models → score, win rate, reward against KL; quality of a reward model; people's votes; ranked candidates"),
+    ("fairness.py", "5", "models, tables of decisions → twins before and after, impact ratios, risky questions ([guide](docs/fairness.md))"),
+    ("common.py", "", "what the stages share: text to ids, loading, sampling, checkpoints"),
+]  # fmt: skip
+
+
+# ---- reading ----
+
+
+def reports(kind):
+    """[(seed, report)] of reports/demo/KIND-seed-*.json, by seed."""
+    files = (REPO / "reports" / "demo").glob(f"{kind}-seed-*.json")
+    found = [(int(re.search(r"seed-(\d+)\.json$", f.name)[1]), f) for f in files]
+    return [(seed, json.loads(f.read_text(encoding="utf-8"))) for seed, f in sorted(found)]
+
+
+def of(rows, key, name):
+    """The row whose `key` ends in name: a report calls a model by its folder."""
+    return next((r for r in rows if r[key].rsplit("/", 1)[-1] == name), None)
+
+
+def against_base(report, name):
+    """The comparison of a model with the first one, by gold; None of the first itself."""
+    base = report["models"][0]["name"]
+    pairs = [r for r in report["comparisons"] if r["scorer"] == "gold" and r["b"] == base]
+    return of(pairs, "a", name)
+
+
+# ---- text ----
+
+
+def table(header, rows):
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
+
+
+def over_seeds(records, digits, percent=False):
+    """Mean of the seeds' values and their range; of one seed the value with its interval.
+
+    >>> over_seeds([{"value": 0.5}, {"value": 0.7}], 1), over_seeds([{"value": 0.5, "low": 0.4, "high": 0.6}], 1)
+    ('0.6 (0.5 to 0.7)', '0.5 [0.4, 0.6]')
+    """
+    if len(records) == 1:
+        return evaluate.show(records[0], digits, percent)
+    values = [r["value"] for r in records if r["value"] is not None]
+    if not values:
+        return "–"
+    mean, low, high = sum(values) / len(values), min(values), max(values)
+    text = evaluate.show({"value": mean, "low": low, "high": high}, digits, percent)
+    return text.replace(", ", " to ").replace("[", "(").replace("]", ")")
+
+
+def by_seed(name, rows, columns):
+    """Lines of a table: over all seeds, then each seed. rows: [(seed, [record])]; columns: [(digits, percent)]."""
+    records = list(zip(*(r for _, r in rows)))
+    many = len(rows) > 1
+    mean = [over_seeds(list(r), *c) for r, c in zip(records, columns)]
+    word = f"mean of {len(rows)} (range)" if many else f"seed {rows[0][0]}"
+    lines = [[f"**{name}**", word, *mean]]
+    for seed, record in rows if many else ():
+        lines.append(["", f"seed {seed}", *(evaluate.show(r, *c) for r, c in zip(record, columns))])
+    return lines
+
+
+# ---- the blocks ----
+
+
+def demo():
+    """Utility, reward model's score, KL, wins and seconds of each model; what one seed's run printed stands in the report."""
+    found, lines = reports("compare"), []
+    nothing = {"value": None}
+    for name in (row["name"].rsplit("/", 1)[-1] for row in found[0][1]["models"]):
+        rows = []
+        for seed, report in found:
+            model, run = of(report["models"], "name", name), of(report["runs"], "name", name)
+            pair = against_base(report, name) or {"win_rate": nothing}
+            seconds = {"value": run["seconds"] if run else None}
+            kl = model["kl"] if model["kl_k3"] else nothing  # best of n has a bound alone
+            rows.append((seed, [model["gold"], model["proxy"], kl, pair["win_rate"], seconds]))
+        lines += by_seed(MODELS.get(name, name), rows, [(3,), (2,), (2,), (1, True), (0,)])
+    first = found[0][1]["setup"]
+    note = f"Utility: the simulated recruiter, 0 to 1, seen by no training. Reward model: its score, standardised. {first['n_prompts']} prompts about roles that no training row knows, {first['samples']} answers each; [95 % interval over prompts]. KL from the base in nats an answer."  # fmt: skip
+    seeds = len(found)
+    ends = [[of(r["models"], "name", name) for name in ("dpo", "ppo")] for _, r in found]
+    more = sum(ppo["proxy"]["value"] > dpo["proxy"]["value"] for dpo, ppo in ends)
+    less = sum(ppo["gold"]["value"] < dpo["gold"]["value"] for dpo, ppo in ends)
+    story = f"PPO ends with more of the reward model's score than DPO in {more} of {seeds} runs, and with less of what that score stands for in {less}."  # fmt: skip
+    note += f" Seconds: training, as the run logged them on a CPU. {seeds} seed{'s' * (seeds > 1)}."
+    head = ["model", "", "utility", "reward model", "KL", "wins against the base", "seconds"]
+    return f"{table(head, lines)}\n\n{note}\n\n{story}"
+
+
+def frontier():
+    """The figure, and its sentence: who has more utility at the same KL."""
+    equal = [(s, r["equal_kl"]) for s, r in reports("compare") if r["equal_kl"]]
+    said = []
+    for seed, at in equal:
+        gold = {MODELS.get(r["model"].rsplit("/", 1)[-1], r["model"]): r["gold"] for r in at["table"]}  # fmt: skip
+        values = ", ".join(f"{name} {value:.3f}" for name, value in gold.items())
+        said.append(f"seed {seed}, √KL {at['sqrt_kl']:.2f}: {values}")
+    picture = "![Utility over the root of the KL for DPO, PPO and best of n](docs/img/frontier.svg)"
+    return f"{picture}\n\nUtility at equal KL: {'; '.join(said)}."
+
+
+def frontier_svg():
+    """All seeds in one figure, gains over the start: where each model ended, what PPO passed, best of n of the base."""
+    root = lambda kl: math.sqrt(max(kl, 0.0))  # noqa: E731
+    series, named = [], set()
+
+    def draw(name, style, points, **how):  # one line of the legend a name
+        series.append({"name": "" if name in named else name, "style": style, "points": points} | how)  # fmt: skip
+        named.add(name)
+
+    for _, report in reports("compare"):
+        for run in report["frontier"]:
+            first = run["points"][0]["gold"]
+            points = [(root(p["kl"]), p["gold"] - first) for p in run["points"]]
+            draw("PPO during training, validation prompts", 2, points, line=True, hollow=True)
+        first = report["best_of_n"][0]["gold"]["value"]
+        best = [(root(p["kl"]["value"]), p["gold"]["value"] - first) for p in report["best_of_n"]]
+        draw("best of 1 to 16 of the base's answers", 3, best, line=True, dash="6 4")
+        for style, name in enumerate(("dpo", "ppo"), 1):
+            gain = against_base(report, name)["difference"]
+            kl = of(report["models"], "name", name)["kl"]["value"]
+            end = (root(kl), *(gain[k] for k in ("value", "low", "high")))
+            draw(f"{MODELS[name]} in the end, test prompts", style, [end])
+    text = "Root of the KL from the base in nats an answer against the gain in the recruiter's utility over the start; of each seed a curve and an end point with its 95 % interval."  # fmt: skip
+    figure = evaluate.plot("Gain against KL", text, series, "√KL from the base, nats an answer", "gain in utility", (0,), (0,))  # fmt: skip
+    head, rest = figure.split(">", 1)
+    paper = '<rect class="paper" width="100%" height="100%"/>'
+    style = evaluate.PLOT_STYLE + ".paper{fill:#fff}@media (prefers-color-scheme:dark){.paper{fill:#16181d}}"  # fmt: skip
+    return f'{head} width="560"><style>{style}</style>{paper}{rest}\n'
+
+
+def learnt():
+    """What the reward model and rubric GRPO learnt, in a sentence each."""
+    reward, grpo = reports("reward"), reports("grpo")
+    right = [r["accuracy"] for _, r in reward]
+    longer = [r["length_baseline"] for _, r in reward]
+    ends = [[{"value": r[k]["score"], **{e: r[k][e] for e in ("low", "high")}} for _, r in grpo] for k in ("test_before", "test_after")]  # fmt: skip
+    before, after = (over_seeds(end, 1, True) for end in ends)
+    pairs, prompts = reward[0][1]["accuracy"]["n"], grpo[0][1]["test_after"]["n"]
+    return f"""- **Reward model**: agrees with the recruiter in {over_seeds(right, 1, True)} of {pairs} held-out pairs; "the longer answer wins" in {over_seeds(longer, 1, True)}.
+- **Rubric GRPO**, {grpo[0][1]["last_step"]} steps: criteria met on {prompts} held-out prompts, answers drawn at temperature 1, from {before} to {after}."""
+
+
+def fairness():
+    """Surface c, the log-odds of the decision: the gap between two groups of names before and after, and its change."""
+    cells, seeds = {}, reports("fairness")
+    for seed, report in seeds:
+        for change in (c for c in report["changes"] if c["surface"] == "c"):
+            folder = change["model"].rsplit("/", 1)[-1]
+            name = MODELS.get(folder, folder)
+            for row in change["rows"]:
+                found = cells.setdefault((f"{row['group']} − {row['reference']}", name), {})
+                found[seed] = row
+    lines = []
+    order = sorted(cells, key=lambda cell: (cell[0] != "Female − Male", cell))
+    for (group, name), rows in ((cell, cells[cell]) for cell in order):
+        levels = [over_seeds([{"value": r["levels"][i]} for r in rows.values()], 2) for i in (0, 1)]
+        changes = []
+        for seed, _ in seeds:
+            if seed not in rows:
+                changes.append("–")
+                continue
+            word = rows[seed]["verdict"].split(" within")[0].split(" (")[0].split(":")[0]
+            word = f"**{word}**" if word == "difference found" else word
+            changes.append(f"{evaluate.show(rows[seed]['D'], 2)} {word}")
+        lines.append([group, name, *levels, *changes])
+    head = ["names", "model", "before", "after", *(f"change, seed {seed}" for seed, _ in seeds)]
+    return table(head, lines)
+
+
+def speed():
+    """A line a comparison of reports/bench, by the functions that bench/run.py prints its own tables with."""
+    lines, commands, files = [], [], sorted((REPO / "reports" / "bench").glob("*.jsonl"))
+    if not files:
+        return "Not measured yet: `bench/` has not been run."
+    spec = importlib.util.spec_from_file_location("bench_run", REPO / "bench" / "run.py")
+    bench = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(bench)
+    for file in files:
+        header, *runs = map(json.loads, file.read_text(encoding="utf-8").splitlines())
+        if not any(run.get("side") == "plain" for run in runs):  # growth with size, without a peer
+            continue
+        cpu = max(run["others_cores"] or 0 for run in runs) > bench.BUSY
+        key = "cpu_s" if cpu else "wall_s"
+        rows = bench.per_token(runs) if runs[0]["task"] == "rollout" else runs
+        for opponent in ("plain", "tuned"):
+            time, memory = (bench.shown(bench.ratios(rows, k, opponent)) for k in (key, "peak_mb"))
+            lines.append([f"[{file.stem}](reports/bench/{file.stem}.md)", opponent, time, memory, "CPU" if cpu else "wall"])  # fmt: skip
+        commands.append(header["header"])
+    first = commands[0]
+    note = f"Whole processes in turns, from start to saved model; median [smallest, largest] of the ratios of neighbours. Above 1 in time, below 1 in memory: this project is faster, smaller. *Plain*: TRL with the optimiser batch as its device batch; *tuned*: the fastest of its exact settings that the bench tried. {first['processor']}, {first['versions']}. The bench prints no ratio where the losses of the two differ; each page names its command and its work."  # fmt: skip
+    head = ["work", "TRL", "time, TRL / ours", "peak memory, ours / TRL", "clock"]
+    return f"{table(head, lines)}\n\n{note}"
+
+
+def sizes():
+    """The stages with the lines of each script, to the nearest 50: not every edit of a script makes the page stale."""
+    lines = []
+    for script, stage, words in STAGES:
+        n = len((REPO / script).read_text(encoding="utf-8").splitlines())
+        lines.append([stage, f"[`{script}`]({script})", f"{50 * round(n / 50):,}", words])
+    return table(["stage", "script", "lines", "in → out"], lines)
+
+
+def comparisons():
+    """How many comparisons tell a true win rate from ½, by the share of votes that are right."""
+    rows = []
+    for rate in (0.52, 0.55, 0.60, 0.65, 0.70, 0.80):
+        needed = [evaluate.needed_n(0.5 + (rate - 0.5) * (2 * q - 1)) for q in (1, 0.9, 0.8, 0.7)]
+        rows.append([f"{100 * rate:.0f} %", *(f"{n:,}" for n in needed)])
+    agree = [q * q + (1 - q) ** 2 for q in (1, 0.9, 0.8, 0.7)]
+    head = [f"votes right {100 * q:.0f} % (two people agree {100 * a:.0f} %)" for q, a in zip((1, 0.9, 0.8, 0.7), agree)]  # fmt: skip
+    return table(["A is truly better in", *head], rows)
+
+
+def intervals():
+    """How wide the interval of a share near .75 is, by the number of pairs."""
+    rows = []
+    for n in (50, 100, 200, 400, 800, 1600):
+        low, high = evaluate.wilson(0.75 * n, n)
+        rows.append([f"{n:,}", f"{100 * low:.0f} to {100 * high:.0f} %"])
+    return table(["held-out pairs", "75 % right means"], rows)
+
+
+BLOCKS = {
+    "demo": demo, "frontier": frontier, "learnt": learnt, "fairness": fairness, "speed": speed, "sizes": sizes,
+    "comparisons": comparisons, "intervals": intervals, "memory-by-hand": memory.by_hand, "memory-parts": memory.parts_table,
+    "memory-full": memory.fits_table, "memory-lora": lambda: memory.fits_table(rank=16),
+}  # fmt: skip
+
+
+def filled(text):
+    """The page with every block made anew."""
+    return re.sub(
+        r"(?<=<!-- numbers:)([\w-]+)( -->\n).*?(?=<!-- /numbers -->)",
+        lambda m: f"{m[1]}{m[2]}{BLOCKS[m[1]]()}\n",
+        text,
+        flags=re.S,
+    )
+
+
+def parse_args(argv=None):
+    parser = argparse.ArgumentParser(description="Numbers of the pages from the committed reports.")
+    parser.add_argument("--check", action="store_true", help="write nothing; status 1 if stale")
+    return parser.parse_args(argv)
+
+
+def main(argv=None):
+    args = parse_args(argv)
+    made = {REPO / page: filled((REPO / page).read_text(encoding="utf-8")) for page in PAGES}
+    made[REPO / "docs" / "img" / "frontier.svg"] = frontier_svg()
+    stale = [f for f, text in made.items() if not f.is_file() or f.read_text("utf-8") != text]
+    for file in stale:
+        if not args.check:
+            file.write_text(made[file], encoding="utf-8")
+        print(f"{'stale' if args.check else 'wrote'} {file.relative_to(REPO)}")
+    return 1 if stale and args.check else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
