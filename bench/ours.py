@@ -49,6 +49,8 @@ def train(name, *flags):
         stage.prompts_of_step = opens(stage.prompts_of_step)
     if name == "dpo":
         stage.reference_logps = clock.timed("reference", stage.reference_logps)
+    if s.get("micro_tokens"):
+        flags = *flags, "--micro-tokens", str(s["micro_tokens"])
     stage.main([*flags, "--out", s["out"], "--device", "cpu", "--schedule", "constant", "--warmup", "0"])
     return [row for row in common.read_jsonl(Path(s["out"]) / "metrics.jsonl") if "grad_norm" in row]
 
@@ -121,7 +123,7 @@ def rollout():
     prompts = json.loads((folder / "prompt_ids.json").read_text())[:8]
     clock.imported()
     draw = clock.timed("sample", common.sample)
-    drawn = [draw(model, tokenizer, prompts, 8, s["new_tokens"], seed=s["seed"] + k) for k in range(s["rounds"])]
+    drawn = [draw(model, tokenizer, prompts, 8, s["new_tokens"], seed=s.get("seed", 0) + k) for k in range(s["rounds"])]
     gap, pad_id = 0.0, common.pad_id(tokenizer)
     peak = memory_mb("VmHWM")  # before the check below, which is no part of sampling
     for r in drawn[:1]:

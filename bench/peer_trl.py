@@ -148,7 +148,7 @@ def rollout():
     clock.imported()
     extra = {k: v for k, v in flags.items() if k == "cache_implementation"}
     for k in range(s["rounds"]):
-        torch.manual_seed(s["seed"] + k)
+        torch.manual_seed(s.get("seed", 0) + k)
         start = clock.now()
         with torch.no_grad():
             drawn = model.generate(

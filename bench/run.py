@@ -158,6 +158,8 @@ def run_child(args, script, **settings):
 def one_run(args, place, side, task, **settings):
     """`run_child` of one side in a folder of its own, repeated while the machine is busy, up to --repeats times."""
     script = "ours.py" if side == "ours" else "peer_trl.py"
+    if side == "ours" and args.micro_tokens:
+        settings["micro_tokens"] = args.micro_tokens
     for attempt in range(args.repeats + 1):
         out = Path(tempfile.mkdtemp(dir=place)) / "run"  # its parent holds the cold cache of DPO's reference
         row = run_child(args, script, task=task, folder=str(place), out=str(out), result=str(out.parent / "result.json"), **settings)
@@ -187,7 +189,7 @@ def candidates(task, base):
     if task == "rollout":
         return [{}, {"cache_implementation": "static"}]
     if task == "grpo":
-        return [{**off, "device_batch": b} for b in (64, 16, 8, 4)] + [{**off, "device_batch": 8, "cache_implementation": "static"}]
+        return [{**off, "device_batch": b} for b in (16, 8, 4)] + [{**off, "device_batch": 8, "cache_implementation": "static"}]
     if task == "ppo":
         return [{**off, "device_batch": 16}, {**off, "device_batch": 4}, {**off, "device_batch": 4, "rollout_batch": 16}]
     found = [{**off, "device_batch": b} for b in (16, 8, 4, 2)]
@@ -390,6 +392,7 @@ def parse_args(argv=None):
     parser.add_argument("--core", type=int, help="pin every process to this core (with --threads 1)")
     parser.add_argument("--repeats", type=int, default=1, help="how often a run is repeated when others use more than half a core (default %(default)s)")
     parser.add_argument("--peer-path", help="ppo: folder with trl 1.12.0")
+    parser.add_argument("--micro-tokens", type=int, help="passed to our trainers (default: theirs)")
     parser.add_argument("--layers", type=int, default=6, help="of the model (default %(default)s)")
     parser.add_argument("--hidden", type=int, default=256, help="hidden size (default %(default)s)")
     parser.add_argument("--work-seed", type=int, default=0, help="of weights and rows (default %(default)s)")
