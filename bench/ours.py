@@ -3,22 +3,19 @@
 `loop` is from the first optimiser step to the end of the last; DPO's pass of the reference is counted to it, under its own name.
 """
 
-from work import REPO, Clock, letter_reward, memory_mb, settings  # first: threads are set before torch is imported
+import importlib
+import json
+import sys
+from pathlib import Path
 
-s = settings()
-
-import importlib  # noqa: E402
-import json  # noqa: E402
-import sys  # noqa: E402
-from pathlib import Path  # noqa: E402
+import torch
+from transformers import AutoModelForCausalLM  # noqa: F401  (what a stage imports when it loads a model)
+from work import REPO, Clock, letter_reward, memory_mb, settings
 
 sys.path.insert(0, str(REPO))
-import torch  # noqa: E402
-from transformers import AutoModelForCausalLM  # noqa: E402, F401  (what a stage imports when it loads a model)
+import common  # noqa: E402  (a script's own folder is on the path, the project above it is not)
 
-import common  # noqa: E402
-
-torch.set_num_threads(s["threads"])
+s = settings()
 clock, folder = Clock(), Path(s["folder"])
 
 
@@ -44,15 +41,22 @@ def train(name, *flags):
 
         return wrapper
 
-    common.batch_indices, common.clip_and_step = opens(common.batch_indices), closes(common.clip_and_step)
+    common.batch_indices, common.clip_and_step = (
+        opens(common.batch_indices),
+        closes(common.clip_and_step),
+    )
     if name == "ppo":
         stage.prompts_of_step = opens(stage.prompts_of_step)
     if name == "dpo":
         stage.reference_logps = clock.timed("reference", stage.reference_logps)
     if s.get("micro_tokens"):
         flags = *flags, "--micro-tokens", str(s["micro_tokens"])
-    stage.main([*flags, "--out", s["out"], "--device", "cpu", "--schedule", "constant", "--warmup", "0"])
-    return [row for row in common.read_jsonl(Path(s["out"]) / "metrics.jsonl") if "grad_norm" in row]
+    stage.main(
+        [*flags, "--out", s["out"], "--device", "cpu", "--schedule", "constant", "--warmup", "0"]
+    )
+    return [
+        row for row in common.read_jsonl(Path(s["out"]) / "metrics.jsonl") if "grad_norm" in row
+    ]
 
 
 def pairs_stage(name, *flags):
@@ -60,20 +64,35 @@ def pairs_stage(name, *flags):
         name, *flags, "--batch-size", str(s["batch"]), "--lr", "1e-4", "--max-length", "384", "--eval-fraction", "0",
         "--eval-every", "0", "--seed", "0", *(["--steps", str(s["steps"])] if s.get("steps") else []),
     )  # fmt: skip
-    return {"losses": [row["loss"] for row in rows], "grad_norms": [row["grad_norm"] for row in rows]}
+    return {
+        "losses": [row["loss"] for row in rows],
+        "grad_norms": [row["grad_norm"] for row in rows],
+    }
 
 
 def dpo():
     cache = s.get("ref_cache") or str(Path(s["out"]).parent / "ref_cache")
-    return pairs_stage("dpo", "--pairs", str(folder / "pairs.jsonl"), "--model", str(folder / "model"), "--ref-cache", cache)
+    return pairs_stage(
+        "dpo",
+        "--pairs",
+        str(folder / "pairs.jsonl"),
+        "--model",
+        str(folder / "model"),
+        "--ref-cache",
+        cache,
+    )
 
 
 def reward():
-    return pairs_stage("reward_train", "--pairs", str(folder / "pairs.jsonl"), "--model", str(folder / "reward"))
+    return pairs_stage(
+        "reward_train", "--pairs", str(folder / "pairs.jsonl"), "--model", str(folder / "reward")
+    )
 
 
 def sft():
-    return pairs_stage("sft", "--data", str(folder / "pairs.jsonl"), "--model", str(folder / "model"))
+    return pairs_stage(
+        "sft", "--data", str(folder / "pairs.jsonl"), "--model", str(folder / "model")
+    )
 
 
 def grpo_flags():
@@ -90,7 +109,9 @@ def grpo_record():
     """One rollout, written down, and the loss and gradient norm of our update on it, for the peer to repeat."""
     import grpo_rubric
 
-    args = grpo_rubric.parse_args([*grpo_flags(), "--schedule", "constant", "--warmup", "0", "--device", "cpu"])
+    args = grpo_rubric.parse_args(
+        [*grpo_flags(), "--schedule", "constant", "--warmup", "0", "--device", "cpu"]
+    )
     args.micro_tokens = 4096
     model, _, tokenizer, _ = grpo_rubric.load_models(args)
     rows, _, _ = grpo_rubric.load_data(args)
@@ -99,12 +120,23 @@ def grpo_record():
     rewards = torch.tensor(grpo_rubric.Grader(args, None).rewards(b["rows"], b["texts"], 8)[0])
     assert rewards.tolist() == torch.tensor([letter_reward(text) for text in b["texts"]]).tolist()
     advantages = grpo_rubric.group_advantages(rewards.view(8, 8), args.scale).view(-1)
-    prompt = [ids[attended & ~mask].tolist() for ids, attended, mask in zip(b["ids"], b["attention_mask"], b["mask"])]
+    prompt = [
+        ids[attended & ~mask].tolist()
+        for ids, attended, mask in zip(b["ids"], b["attention_mask"], b["mask"])
+    ]
     answer = [ids[mask].tolist() for ids, mask in zip(b["ids"], b["mask"])]
     optimizer = common.make_optimizer(common.prepare_training(model, args), args.lr)
-    row = grpo_rubric.update(args, model, None, optimizer, None, b, advantages, rewards == rewards, 1, 1)
-    (folder / "rollout.json").write_text(json.dumps({"prompt_ids": prompt, "completion_ids": answer}))
-    return {"losses": [row["loss"]], "grad_norms": [row["grad_norm"]], "tokens": sum(map(len, answer))}
+    row = grpo_rubric.update(
+        args, model, None, optimizer, None, b, advantages, rewards == rewards, 1, 1
+    )
+    (folder / "rollout.json").write_text(
+        json.dumps({"prompt_ids": prompt, "completion_ids": answer})
+    )
+    return {
+        "losses": [row["loss"]],
+        "grad_norms": [row["grad_norm"]],
+        "tokens": sum(map(len, answer)),
+    }
 
 
 def ppo():
@@ -114,16 +146,25 @@ def ppo():
         str(s["new_tokens"]), "--max-length", "512", "--eval-fraction", "0", "--eval-every", "0", "--restore", "last",
         "--lr", "1e-5", "--head-lr", "1e-5", "--seed", "0", "--steps", str(s["steps"]),
     )  # fmt: skip
-    return {"tokens": sum(row["answer_tokens"] for row in rows), "updates": sum(row["updates"] for row in rows)}
+    return {
+        "tokens": sum(row["answer_tokens"] for row in rows),
+        "updates": sum(row["updates"] for row in rows),
+    }
 
 
 def rollout():
     """common.sample for 8 prompts × 8 answers, several times; then its log-probs against teacher forcing."""
-    tokenizer, model = common.load_tokenizer(str(folder / "model")), common.load_policy(str(folder / "model"), trainable=False)
+    tokenizer, model = (
+        common.load_tokenizer(str(folder / "model")),
+        common.load_policy(str(folder / "model"), trainable=False),
+    )
     prompts = json.loads((folder / "prompt_ids.json").read_text())[:8]
     clock.imported()
     draw = clock.timed("sample", common.sample)
-    drawn = [draw(model, tokenizer, prompts, 8, s["new_tokens"], seed=s.get("seed", 0) + k) for k in range(s["rounds"])]
+    drawn = [
+        draw(model, tokenizer, prompts, 8, s["new_tokens"], seed=s.get("seed", 0) + k)
+        for k in range(s["rounds"])
+    ]
     gap, pad_id = 0.0, common.pad_id(tokenizer)
     peak = memory_mb("VmHWM")  # before the check below, which is no part of sampling
     for r in drawn[:1]:
@@ -134,15 +175,27 @@ def rollout():
             flat = torch.tensor([x for row in r.logps[i : i + 16] for x in row])
             gap = max(gap, (forced - flat).abs().max().item())
     answers = [ids for r in drawn for ids in r.response_ids]
-    return {"tokens": sum(map(len, answers)), "answers": answers, "forcing_gap": gap, "peak_mb": peak}
+    return {
+        "tokens": sum(map(len, answers)),
+        "answers": answers,
+        "forcing_gap": gap,
+        "peak_mb": peak,
+    }
 
 
 def data():
     tokenizer = common.load_tokenizer(str(folder / "model"))
     clock.imported()
-    pairs = clock.timed("read and encode", common.load_pairs)([folder / "pairs.jsonl"], tokenizer, 384, False)
-    return {"tokens": sum(int(side.lengths().sum()) for side in (pairs.prompts, pairs.chosen, pairs.rejected))}
+    pairs = clock.timed("read and encode", common.load_pairs)(
+        [folder / "pairs.jsonl"], tokenizer, 384, False
+    )
+    return {
+        "tokens": sum(
+            int(side.lengths().sum()) for side in (pairs.prompts, pairs.chosen, pairs.rejected)
+        )
+    }
 
 
-found = globals()[s["task"]]()
-clock.write(s["result"], **found)
+if __name__ == "__main__":
+    torch.set_num_threads(s["threads"])
+    clock.write(s["result"], **globals()[s["task"]]())

@@ -1,32 +1,23 @@
 """bench/peer_trl.py: one run of TRL, as a fresh process, on the same files; what the work fixes is the same, the rest are
 its defaults ("plain") or what the driver asks for ("tuned": device batch, gradient checkpointing, order inside a batch).
 
-PPO left TRL with 1.13: the driver puts 1.12.0 on PYTHONPATH for it (bench/README in reports/bench says how it is installed).
+PPO left TRL with 1.13: the driver puts 1.12.0 on PYTHONPATH for it (`bench/run.py --help` says how it is installed).
 """
 
-from work import Clock, grpo_prompts, letter_reward, settings  # first: threads are set before torch is imported
+import json
+from collections import Counter
+from pathlib import Path
+
+import datasets
+import torch
+import transformers
+import trl
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from work import Clock, grpo_prompts, letter_reward, settings
 
 s = settings()
-
-import json  # noqa: E402
-import os  # noqa: E402
-from collections import Counter  # noqa: E402
-from pathlib import Path  # noqa: E402
-
-folder, out = Path(s["folder"]), Path(s["out"])
-os.environ["HF_DATASETS_CACHE"] = str(out / "datasets")  # a cold one for every run
-os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
-
-import datasets  # noqa: E402
-import torch  # noqa: E402
-import transformers  # noqa: E402
-import trl  # noqa: E402
-from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: E402
-
-torch.set_num_threads(s["threads"])
-datasets.disable_progress_bars()
-transformers.logging.set_verbosity_error()
-clock, flags = Clock(), s.get("flags", {})
+folder, out, flags = Path(s["folder"]), Path(s["out"]), s.get("flags", {})
+clock = Clock()
 
 
 def options(**more):
@@ -41,8 +32,13 @@ def options(**more):
 def batches(batch):
     """{device batch, accumulation} of `batch` rows an optimiser step, and the other flags of this run."""
     device = flags.get("device_batch", batch)
-    rest = {"train_sampling_strategy": "sequential", **{k: v for k, v in flags.items() if k != "device_batch"}}
-    return dict(per_device_train_batch_size=device, gradient_accumulation_steps=batch // device, **rest)
+    rest = {
+        "train_sampling_strategy": "sequential",
+        **{k: v for k, v in flags.items() if k != "device_batch"},
+    }
+    return dict(
+        per_device_train_batch_size=device, gradient_accumulation_steps=batch // device, **rest
+    )
 
 
 def run(trainer):
@@ -68,19 +64,25 @@ def rows():
 def dpo():
     args = trl.DPOConfig(**options(**batches(s["batch"])), model_init_kwargs={"dtype": "float32"})
     if args.precompute_ref_log_probs:  # done by the constructor; its time counts as ours does
-        trl.DPOTrainer._precompute_ref_logps = clock.timed("reference", trl.DPOTrainer._precompute_ref_logps)
+        trl.DPOTrainer._precompute_ref_logps = clock.timed(
+            "reference", trl.DPOTrainer._precompute_ref_logps
+        )
     return run(trl.DPOTrainer(str(folder / "model"), args=args, train_dataset=rows()))
 
 
 def reward():
-    args = trl.RewardConfig(**options(**batches(s["batch"])), model_init_kwargs={"dtype": "float32"})
+    args = trl.RewardConfig(
+        **options(**batches(s["batch"])), model_init_kwargs={"dtype": "float32"}
+    )
     return run(trl.RewardTrainer(str(folder / "reward"), args=args, train_dataset=rows()))
 
 
 def sft():
     args = trl.SFTConfig(**options(**batches(s["batch"])), model_init_kwargs={"dtype": "float32"})
     data = rows().rename_column("chosen", "completion").remove_columns("rejected")
-    if args.train_sampling_strategy == "batch_rebalance":  # it shuffles; put the rows where its shuffle undoes itself
+    if (
+        args.train_sampling_strategy == "batch_rebalance"
+    ):  # it shuffles; put the rows where its shuffle undoes itself
         order = torch.randperm(len(data), generator=torch.Generator().manual_seed(42)).tolist()
         place = sorted(range(len(data)), key=order.__getitem__)
         data = data.select(place)
@@ -102,7 +104,9 @@ def grpo_trainer(rollout=None):
 def grpo():
     trainer, drawn = grpo_trainer(), []
     generate = trainer._generate_single_turn
-    trainer._generate_single_turn = lambda *args, **kwargs: drawn.append(generate(*args, **kwargs)) or drawn[-1]
+    trainer._generate_single_turn = lambda *args, **kwargs: (
+        drawn.append(generate(*args, **kwargs)) or drawn[-1]
+    )
     run(trainer)
     return {"tokens": sum(len(ids) for answers, _ in drawn for ids in answers)}
 
@@ -125,8 +129,13 @@ def ppo():
         gradient_checkpointing=flags.get("gradient_checkpointing", True), response_length=s["new_tokens"], temperature=1.0, kl_coef=0.05,
         num_sample_generations=0, stop_token="eos", missing_eos_penalty=1.0, local_rollout_forward_batch_size=flags.get("rollout_batch", 64),
     )  # fmt: skip
-    policy, reference = (AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32) for _ in "pr")
-    value, scorer = (AutoModelForSequenceClassification.from_pretrained(folder / "reward", dtype=torch.float32) for _ in "vr")
+    policy, reference = (
+        AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32) for _ in "pr"
+    )
+    value, scorer = (
+        AutoModelForSequenceClassification.from_pretrained(folder / "reward", dtype=torch.float32)
+        for _ in "vr"
+    )
     ids = [{"input_ids": p} for p in json.loads((folder / "prompt_ids.json").read_text())]
     data = datasets.Dataset.from_list(ids)
     trainer = PPOTrainer(
@@ -167,17 +176,26 @@ def data():
     tokenizer = AutoTokenizer.from_pretrained(folder / "model")
 
     def read_and_encode():
-        trainer = trl.DPOTrainer.__new__(trl.DPOTrainer)  # its preparation needs a tokenizer and no model
+        trainer = trl.DPOTrainer.__new__(
+            trl.DPOTrainer
+        )  # its preparation needs a tokenizer and no model
         trainer._tokenizer = tokenizer
         found = datasets.load_dataset("json", data_files=str(folder / "pairs.jsonl"), split="train")
         return trainer._prepare_dataset(found, tokenizer, args, "train")
 
     clock.imported()
     found = clock.timed("read and encode", read_and_encode)()
-    total = sum(sum(map(len, batch[key])) for batch in found.iter(1000) for key in ("prompt_ids", "chosen_ids", "rejected_ids"))
+    total = sum(
+        sum(map(len, batch[key]))
+        for batch in found.iter(1000)
+        for key in ("prompt_ids", "chosen_ids", "rejected_ids")
+    )
     return {"tokens": total}
 
 
-clock.imported()
-found = globals()[s["task"]]()
-clock.write(s["result"], **found, trl=trl.__version__)
+if __name__ == "__main__":
+    torch.set_num_threads(s["threads"])
+    datasets.disable_progress_bars()
+    transformers.logging.set_verbosity_error()
+    clock.imported()
+    clock.write(s["result"], **globals()[s["task"]](), trl=trl.__version__)

@@ -58,7 +58,10 @@ def differs(task, ours, theirs):
         a, b = ours["losses"], theirs["losses"]
         if len(a) != len(b) or not a:
             return f"{len(a)} steps against {len(b)}"
-        gap, step = max((abs(x - y), i + 1) if math.isfinite(x - y) else (math.inf, i + 1) for i, (x, y) in enumerate(zip(a, b)))
+        gap, step = max(
+            (abs(x - y), i + 1) if math.isfinite(x - y) else (math.inf, i + 1)
+            for i, (x, y) in enumerate(zip(a, b))
+        )
         if gap > 1e-4:
             return f"the losses of step {step} differ by {gap:.2g} (1e-4 allowed)"
     if task in PAIRS_TASKS:
@@ -84,25 +87,27 @@ def chi_square(a, b):
     """p of the hypothesis that two lists of counts come from one distribution; bins below 5 expected are joined."""
     import torch
 
-    bins, spare = [], [0, 0]
-    share = sum(a) / (sum(a) + sum(b))
+    share, bins, spare = sum(a) / (sum(a) + sum(b)), [], (0, 0)
     for x, y in zip(a, b, strict=True):
-        spare = [spare[0] + x, spare[1] + y]
+        spare = spare[0] + x, spare[1] + y
         if sum(spare) * min(share, 1 - share) >= 5:
             bins.append(spare)
-            spare = [0, 0]
+            spare = 0, 0
+    if sum(spare) and bins:
+        bins[-1] = bins[-1][0] + spare[0], bins[-1][1] + spare[1]
     if len(bins) < 2:
-        raise Refused("too few answers to compare two distributions")
-    bins[-1] = [bins[-1][0] + spare[0], bins[-1][1] + spare[1]]
+        return 1.0  # all in one bin: answers of equal length, say
     statistic = 0.0
     for x, y in bins:
-        expected = (x + y) * share, (x + y) * (1 - share)
-        statistic += (x - expected[0]) ** 2 / expected[0] + (y - expected[1]) ** 2 / expected[1]
+        for seen, expected in ((x, (x + y) * share), (y, (x + y) * (1 - share))):
+            statistic += (seen - expected) ** 2 / expected
     half = torch.tensor([(len(bins) - 1) / 2, statistic / 2], dtype=torch.float64)
     return torch.special.gammaincc(*half).item()
 
 
-def same_distribution(ours, theirs, vocabulary=4096, groups=64, edges=(4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 255)):
+def same_distribution(
+    ours, theirs, vocabulary=4096, groups=64, edges=(4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 255)
+):
     """(p of token frequencies in groups of ids, p of lengths) for two lists of answers; Refused below .001."""
     tokens, lengths = [], []
     for answers in (ours, theirs):
@@ -114,7 +119,9 @@ def same_distribution(ours, theirs, vocabulary=4096, groups=64, edges=(4, 8, 16,
             lengths[-1][sum(len(ids) > edge for edge in edges)] += 1
     p = chi_square(*tokens), chi_square(*lengths)
     if min(p) < 0.001:
-        raise Refused(f"the two do not draw from one distribution: p = {p[0]:.2g} (tokens), {p[1]:.2g} (lengths); no ratio")
+        raise Refused(
+            f"the two do not draw from one distribution: p = {p[0]:.2g} (tokens), {p[1]:.2g} (lengths); no ratio"
+        )
     return p
 
 
@@ -133,14 +140,24 @@ def busy_seconds():
 
 def run_child(args, script, **settings):
     """One fresh process; what it reported, with wall and CPU seconds of the whole process and the load of others."""
-    environment = dict(os.environ, OMP_NUM_THREADS=str(args.threads))
-    if settings.pop("peer_path", None):
+    environment = dict(
+        os.environ,
+        OMP_NUM_THREADS=str(args.threads),
+        HF_HUB_OFFLINE="1",
+        TOKENIZERS_PARALLELISM="false",
+    )
+    environment["TRL_EXPERIMENTAL_SILENCE"] = "1"
+    if "out" in settings:  # of TRL's datasets: a cold cache for every run
+        environment["HF_DATASETS_CACHE"] = str(Path(settings["out"]).parent / "datasets")
+    if script == "peer_trl.py" and args.peer_path:
         environment["PYTHONPATH"] = str(Path(args.peer_path).resolve())
     pin = (lambda: os.sched_setaffinity(0, {args.core})) if args.core is not None else None
-    command = [sys.executable, str(HERE / script), json.dumps({**settings, "threads": args.threads})]
+    command = [sys.executable, str(HERE / script), json.dumps(settings)]
     with tempfile.TemporaryFile("w+") as log:
         before, start = busy_seconds(), time.perf_counter()
-        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=HERE.parent, preexec_fn=pin)
+        process = subprocess.Popen(
+            command, stdout=log, stderr=log, env=environment, cwd=HERE.parent, preexec_fn=pin
+        )
         _, status, usage = os.wait4(process.pid, 0)
         wall, after = time.perf_counter() - start, busy_seconds()
         process.returncode = os.waitstatus_to_exitcode(status)
@@ -161,8 +178,16 @@ def one_run(args, place, side, task, **settings):
     if side == "ours" and args.micro_tokens:
         settings["micro_tokens"] = args.micro_tokens
     for attempt in range(args.repeats + 1):
-        out = Path(tempfile.mkdtemp(dir=place)) / "run"  # its parent holds the cold cache of DPO's reference
-        row = run_child(args, script, task=task, folder=str(place), out=str(out), result=str(out.parent / "result.json"), **settings)
+        out = (
+            Path(tempfile.mkdtemp(dir=place)) / "run"
+        )  # its parent holds the cold cache of DPO's reference
+        settings |= {
+            "task": task,
+            "folder": str(place),
+            "out": str(out),
+            "result": str(out.parent / "result.json"),
+        }
+        row = run_child(args, script, threads=args.threads, **settings)
         if (row["others_cores"] or 0) <= BUSY or attempt == args.repeats:
             break
     if task in PAIRS_TASKS:
@@ -186,30 +211,52 @@ def make_work(args, place, **more):
 def candidates(task, base):
     """TRL's exact settings among which `tuned` is sought; batch_rebalance sorts inside the batch, exact for SFT alone."""
     off = {**base, "gradient_checkpointing": False}
+    if task == "data":
+        return []  # more processes would only hide what one costs
     if task == "rollout":
         return [{}, {"cache_implementation": "static"}]
     if task == "grpo":
-        return [{**off, "device_batch": b} for b in (16, 8, 4)] + [{**off, "device_batch": 8, "cache_implementation": "static"}]
+        return [{**off, "device_batch": b} for b in (16, 8, 4)] + [
+            {**off, "device_batch": 8, "cache_implementation": "static"}
+        ]
     if task == "ppo":
-        return [{**off, "device_batch": 16}, {**off, "device_batch": 4}, {**off, "device_batch": 4, "rollout_batch": 16}]
+        return [
+            {**off, "device_batch": 16},
+            {**off, "device_batch": 4},
+            {**off, "device_batch": 4, "rollout_batch": 16},
+        ]
     found = [{**off, "device_batch": b} for b in (16, 8, 4, 2)]
     if task == "sft":
-        found += [{**off, "device_batch": b, "train_sampling_strategy": "batch_rebalance"} for b in (4, 2)]
+        found += [
+            {**off, "device_batch": b, "train_sampling_strategy": "batch_rebalance"} for b in (4, 2)
+        ]
     return found
 
 
 def tune(args, place, task, base, **settings):
     """(flags of the fastest candidate, the runs): each runs a few steps; its training loop alone is looked at."""
-    print("tuning TRL")
     runs = []
     for flags in candidates(task, base):
         try:
-            runs.append({**one_run(args, place, "tuning", task, **{**settings, "steps": args.tune_steps, "rounds": 1}, flags=flags)})
+            runs.append(
+                {
+                    **one_run(
+                        args,
+                        place,
+                        "tuning",
+                        task,
+                        **{**settings, "steps": args.tune_steps, "rounds": 1},
+                        flags=flags,
+                    )
+                }
+            )
         except SystemExit as error:  # a setting that does not run here is no candidate
             print(f"  {flags} does not run: {str(error).strip().splitlines()[-1][:150]}")
-    if task == "rollout":
-        return min(runs, key=lambda r: r["loop_cpu_s"] / r["tokens"])["flags"], runs
-    return min(runs, key=lambda r: r["loop_cpu_s"])["flags"], runs
+    if not runs:
+        return None, []
+    # rollouts differ in length by chance: their time counts per token
+    best = min(runs, key=lambda r: r["loop_cpu_s"] / (r["tokens"] if task == "rollout" else 1))
+    return best["flags"], runs
 
 
 def seed_for(tokens, steps, new_tokens, end_share, answers=64):
@@ -224,7 +271,9 @@ def seed_for(tokens, steps, new_tokens, end_share, answers=64):
         total = 0
         for step in range(1, steps + 1):
             for i in range(answers):
-                below = np.random.default_rng([seed * 10**6 + step, i]).random(new_tokens) < end_share
+                below = (
+                    np.random.default_rng([seed * 10**6 + step, i]).random(new_tokens) < end_share
+                )
                 total += int(below.argmax()) + 1 if below.any() else new_tokens
         if abs(total / tokens - 1) < 0.01:
             return seed
@@ -238,13 +287,16 @@ def compare(args, place, task, base=(), **settings):
     print(f"tuned: {tuned}")
     for number in range(args.rounds):
         sides = [("plain", plain), ("ours", None), ("tuned", tuned)]
+        sides = sides[:2] if tuned is None else sides
         done = []
         for side, flags in sides if number % 2 == 0 else sides[::-1]:
             extra = {} if flags is None else {"flags": flags}
             if task == "rollout":
                 extra["seed"] = 1000 * number
             if task == "grpo" and side == "ours":
-                extra["seed"] = seed_for(done[-1]["tokens"], settings["steps"], settings["new_tokens"], 64 / 4096)
+                extra["seed"] = seed_for(
+                    done[-1]["tokens"], settings["steps"], settings["new_tokens"], 64 / 4096
+                )
             row = {**one_run(args, place, side, task, **settings, **extra), "round": number}
             for other in done[-1:]:
                 ours, theirs = (row, other) if side == "ours" else (other, row)
@@ -263,7 +315,9 @@ def ratios(runs, key, opponent):
     for a, b in zip(timed, timed[1:]):
         if a["round"] == b["round"] and {a["side"], b["side"]} == {"ours", opponent}:
             ours, theirs = (a, b) if a["side"] == "ours" else (b, a)
-            found.append(ours[key] / theirs[key] if key.endswith("_mb") else theirs[key] / ours[key])
+            found.append(
+                ours[key] / theirs[key] if key.endswith("_mb") else theirs[key] / ours[key]
+            )
     return found
 
 
@@ -277,62 +331,75 @@ def shown(values):
     return f"{statistics.median(values):.2f} [{min(values):.2f}, {max(values):.2f}]"
 
 
-def table(name, runs, header):
-    """The Markdown table of one comparison: which time it prints, and why."""
-    busiest = max(run["others_cores"] or 0 for run in runs)
-    cpu = busiest > BUSY
-    rows = per_token(runs) if runs[0]["task"] == "rollout" else runs
-    lines = [f"# {name}", "", f"`{header['command']}`", ""]
-    lines += [f"{header['date']}, {header['processor']}, {header['cores']} cores, {header['threads']} thread(s)"
-              + (f" on core {header['core']}" if header["core"] is not None else "") + f"; {header['versions']}; {header['work']}", ""]  # fmt: skip
+def table(runs):
+    """The lines of one comparison's table: which time it prints, and why."""
+    timed = [run for run in runs if run["side"] != "tuning"]
+    busiest = max(run["others_cores"] or 0 for run in timed)
+    whole, loop = ("cpu_s", "loop_cpu_s") if busiest > BUSY else ("wall_s", "loop_s")
     why = (
         f"CPU seconds: other processes used up to {busiest:.1f} cores meanwhile, so wall time means nothing"
-        if cpu
+        if busiest > BUSY
         else f"wall seconds: other processes used at most {busiest:.1f} cores"
     )
-    lines += [f"Time is in {why}. Median [smallest, largest] of {header['rounds']} ratios of neighbours; time TRL / ours, memory ours / TRL.", ""]  # fmt: skip
-    lines += ["| opponent | time, whole process | training loop | peak memory | less what imports take | loop, ours and theirs | peak, ours and theirs |", "|---|---|---|---|---|---|---|"]  # fmt: skip
-    whole, loop = ("cpu_s", "loop_cpu_s") if cpu else ("wall_s", "loop_s")
-    for opponent in ("plain", "tuned"):
-        flags = next(run["flags"] for run in runs if run["side"] == opponent)
-        both = [(o, t) for o, t in (("ours", opponent),)][0]
-        seconds = " / ".join(f"{statistics.median(r[loop] for r in runs if r['side'] == side):.1f} s" for side in both)
-        peaks = " / ".join(f"{statistics.median(r['peak_mb'] for r in runs if r['side'] == side):.0f} MiB" for side in both)
+    timed = [{**run, "rate": run["tokens"] / run[loop]} for run in timed]
+    rows = per_token(timed) if runs[0]["task"] == "rollout" else timed
+    n = len(ratios(rows, whole, "plain"))
+    lines = [
+        f"Time is in {why}. Median [smallest, largest] of {n} ratio(s) of neighbours; time TRL / ours, memory ours / TRL.", "",
+        "| opponent | time, whole process | training loop | peak memory | less what imports take | loop, ours and theirs | peak, ours and theirs | tokens a second, ours and theirs |",
+        "|---|---|---|---|---|---|---|---|",
+    ]  # fmt: skip
+    for opponent in dict.fromkeys(run["side"] for run in timed if run["side"] != "ours"):
+        flags = next(run["flags"] for run in timed if run["side"] == opponent)
         cells = [shown(ratios(rows, key, opponent)) for key in (whole, loop, "peak_mb", "net_mb")]
-        lines.append(f"| {opponent} {json.dumps(flags) if flags else ''} | {' | '.join(cells)} | {seconds} | {peaks} |")
-    lines += ["", "Tried for `tuned` (CPU seconds of the loop over the first steps, peak):", ""]
-    lines += [f"- {json.dumps(r['flags'])}: {r['loop_cpu_s']:.1f} s, {r['peak_mb']:.0f} MiB" for r in runs if r["side"] == "tuning"]  # fmt: skip
-    return "\n".join(lines) + "\n"
+        for key, form in ((loop, "{:.1f} s"), ("peak_mb", "{:.0f} MiB"), ("rate", "{:.0f}")):
+            both = [statistics.median(r[key] for r in timed if r["side"] == side) for side in ("ours", opponent)]  # fmt: skip
+            cells.append(" / ".join(map(form.format, both)))
+        lines.append(f"| {opponent} {json.dumps(flags) if flags else ''} | {' | '.join(cells)} |")
+    tried = [f"{json.dumps(r['flags'])} {r['loop_cpu_s']:.1f} s, {r['peak_mb']:.0f} MiB" for r in runs if r["side"] == "tuning"]  # fmt: skip
+    if not tried:
+        return lines
+    return [*lines, "", f"Tried for `tuned` (CPU seconds of the loop, peak): {'; '.join(tried)}."]
 
 
-def describe(args, work):
-    def of(name):
-        try:
-            return f"{name} {version(name)}"
-        except PackageNotFoundError:
-            return f"{name} missing"
-
+def describe(args, runs, work):
+    """What a reader needs to repeat the runs, and to know what they were made on."""
+    trl = next(
+        (run["trl"] for run in runs if "trl" in run), "missing"
+    )  # for ppo not the one installed
     try:
         names = Path("/proc/cpuinfo").read_text().splitlines()
-        processor = next(line.split(":")[1].strip() for line in names if line.startswith("model name"))
+        processor = next(line.split(":")[1].strip() for line in names if line.startswith("model name"))  # fmt: skip
     except (OSError, StopIteration):
         processor = platform.processor() or platform.machine()
+    versions = [f"{name} {version(name)}" for name in ("torch", "transformers", "datasets") if found(name)]  # fmt: skip
     return {
         "command": "python bench/run.py " + " ".join(sys.argv[1:]), "date": datetime.date.today().isoformat(), "processor": processor,
-        "cores": os.cpu_count(), "threads": args.threads, "core": args.core, "rounds": args.rounds, "work": work,
-        "versions": ", ".join([f"Python {platform.python_version()}", *map(of, ("torch", "transformers", "trl", "datasets"))]),
+        "cores": os.cpu_count(), "threads": args.threads, "core": args.core, "work": work,
+        "versions": ", ".join([f"Python {platform.python_version()}", *versions, f"trl {trl}"]),
     }  # fmt: skip
 
 
-def write(args, name, runs, header, text):
+def found(package):
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def write(args, name, runs, header, lines):
+    """NAME.jsonl, the header and then one run a line, and NAME.md."""
     out = Path(args.out)
     out.mkdir(parents=True, exist_ok=True)
-    kept = [{k: v for k, v in run.items() if k not in ("answers",)} for run in runs]
-    lines = [json.dumps({"header": header}), *map(json.dumps, kept)]
-    (out / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
-    (out / f"{name}.md").write_text(text)
-    print(text)
-    print(f"wrote {out / name}.jsonl and {name}.md")
+    kept = [{k: v for k, v in run.items() if k != "answers"} for run in runs]
+    rows = [json.dumps(row) + "\n" for row in ({"header": header}, *kept)]
+    (out / f"{name}.jsonl").write_text("".join(rows), encoding="utf-8")
+    pinned = "" if header["core"] is None else f" on core {header['core']}"
+    made = f"{header['date']}, {header['processor']}, {header['cores']} cores, {header['threads']} thread(s){pinned}; "
+    top = [f"# {name}", "", f"`{header['command']}`", "", f"{made}{header['versions']}; {header['work']}.", ""]  # fmt: skip
+    text = "\n".join([*top, *lines]) + "\n"
+    (out / f"{name}.md").write_text(text, encoding="utf-8")
+    print(f"{text}\nwrote {out / name}.jsonl and {name}.md")
 
 
 # ---- scaling ----
@@ -353,31 +420,110 @@ def line_fit(x, y):
 def scaling(args, place):
     """DPO of ours over rows, answer length and hidden size, the other two held; CPU seconds of the loop, peak memory."""
     small = {"num_hidden_layers": 2, "hidden_size": 128, "intermediate_size": 320}
-    plan = [("rows", n, dict(n=n, prompt=64, response=32, **small)) for n in (512, 1024, 2048, 4096)]
-    plan += [("answer tokens", r, dict(n=256, prompt=64, response=r, **small)) for r in (32, 64, 128, 256)]
-    plan += [("hidden size", h, dict(n=64, hidden_size=h, intermediate_size=h * 5 // 2)) for h in (128, 256, 512)]
+    plan = [
+        ("rows", n, dict(n=n, prompt=64, response=32, **small)) for n in (512, 1024, 2048, 4096)
+    ]
+    plan += [
+        ("answer tokens", r, dict(n=256, prompt=64, response=r, **small))
+        for r in (32, 64, 128, 256)
+    ]
+    plan += [("hidden size", h, dict(n=64, hidden_size=h, intermediate_size=h * 5 // 2)) for h in (128, 256, 512)]  # fmt: skip
     runs = []
     for name, x, work in plan:
         folder = Path(tempfile.mkdtemp(dir=place))
-        make_work(args, folder, batch=16, **work)
-        runs.append({**one_run(args, folder, "ours", "dpo", batch=16), "over": name, "x": x})
-    lines = ["| over | value | loop, CPU s | a line would say | peak, MiB |", "|---|---|---|---|---|"]
+        make_work(args, folder, batch=args.batch, **work)
+        runs.append(
+            {**one_run(args, folder, "ours", "dpo", batch=args.batch), "over": name, "x": x}
+        )
+    return runs, f"DPO, batch {args.batch}; 2 layers of 128, prompts of 64 tokens; over hidden size: 6 layers", ""  # fmt: skip
+
+
+def scaling_table(runs):
+    lines = [
+        "| over | value | loop, CPU s | a line would say | peak, MiB |",
+        "|---|---|---|---|---|",
+    ]
     for name in dict.fromkeys(run["over"] for run in runs):
         part = [run for run in runs if run["over"] == name]
-        x, y = [run["x"] for run in part], [run["loop_cpu_s"] for run in part]
+        x, y, peaks = ([run[key] for run in part] for key in ("x", "loop_cpu_s", "peak_mb"))
         a, b, residual = line_fit(x, y)
-        lines += [f"| {name} | {run['x']} | {run['loop_cpu_s']:.1f} | {a + b * run['x']:.1f} | {run['peak_mb']:.0f} |" for run in part]  # fmt: skip
-        verdict = f"largest residual {100 * residual:.1f} %"
-        lines.append(f"| **{name}** | | | {verdict if name != 'hidden size' else 'no line expected'} | "
-                     f"{min(r['peak_mb'] for r in part):.0f} to {max(r['peak_mb'] for r in part):.0f} |")  # fmt: skip
-    return runs, lines
+        lines += [f"| {name} | {u} | {v:.1f} | {a + b * u:.1f} | {peak:.0f} |" for u, v, peak in zip(x, y, peaks)]  # fmt: skip
+        verdict = "no line expected" if name == "hidden size" else f"largest residual {100 * residual:.1f} %"  # fmt: skip
+        lines.append(f"| **{name}** | | | {verdict} | {min(peaks):.0f} to {max(peaks):.0f} |")
+    return lines
+
+
+# ---- the tasks: (runs, what was worked on, a note for the table) ----
+
+
+def pairs_task(args, place):
+    base = {"precompute_ref_log_probs": True} if args.precompute else {}
+    runs = compare(args, place, args.task, base, batch=args.batch)
+    timed = [run for run in runs if run["side"] != "tuning"]
+    gaps = [abs(a - b) for run in timed for a, b in zip(run["losses"], timed[0]["losses"])]
+    from work import row_lengths
+
+    lengths = [row_lengths(i, args.work_seed) for i in range(args.pairs)]
+    for run in timed:  # real tokens, no padding; a pair's prompt counts with each of its answers
+        run["tokens"] = sum(a + b + (a + c) * (args.task != "sft") for a, b, c in lengths)
+    norms = [abs(run["weight_norm"] / timed[0]["weight_norm"] - 1) for run in timed]
+    note = f"Losses of all steps agree within {max(gaps):.1e}, weight norms within {max(norms):.1e} relative."
+    if args.task == "dpo":
+        for _ in range(2):  # the first fills the cache, the second finds it full
+            warm = one_run(args, place, "ours", "dpo", batch=args.batch, ref_cache=str(place / "warm"))  # fmt: skip
+        note += f" Ours with a warm reference cache: loop {warm['loop_cpu_s']:.1f} CPU s."
+    return runs, f"batch {args.batch}, {math.ceil(args.pairs / args.batch)} steps", note
+
+
+def grpo_task(args, place):
+    settings = dict(steps=args.steps, new_tokens=args.new_tokens)
+    ours = one_run(args, place, "ours", "grpo_record", **settings, seed=0)
+    theirs = one_run(args, place, "plain", "grpo_replay", **{**settings, "steps": 1})
+    why = differs("replay", ours, theirs)
+    if why:
+        raise Refused(f"grpo, one recorded rollout: {why}; no ratio")
+    note = (f"One recorded rollout of {ours['tokens']} tokens: loss {ours['losses'][0]:.6f} and {theirs['losses'][0]:.6f}, "
+            f"gradient norm {ours['grad_norms'][0]:.5f} and {theirs['grad_norms'][0]:.5f}.")  # fmt: skip
+    work = f"{args.steps} step(s) of 8 prompts × 8 answers of at most {args.new_tokens} tokens, 64 end ids"
+    return compare(args, place, "grpo", **settings), work, note
+
+
+def ppo_task(args, place):
+    if not args.peer_path:
+        raise SystemExit("--peer-path: expected a folder with trl 1.12.0, the last release with PPO (see --help)")  # fmt: skip
+    runs = compare(args, place, "ppo", steps=args.steps, new_tokens=args.new_tokens)
+    work = f"{args.steps} step(s) of 64 answers of at most {args.new_tokens} tokens, 4 passes in batches of 16"
+    return runs, work, "The two draw their own answers: only the amount of work is compared."
+
+
+def rollout_task(args, place):
+    runs = compare(args, place, "rollout", new_tokens=args.new_tokens, rounds=args.steps)
+    ours, theirs = ([a for r in runs if r["side"] == side for a in r["answers"]] for side in ("ours", "plain"))  # fmt: skip
+    p = same_distribution(ours, theirs)
+    gap = max(r["forcing_gap"] for r in runs if r["side"] == "ours")
+    if not gap < 1e-4:
+        raise Refused(f"rollout: log-probs of the sampler differ from teacher forcing by {gap:.2g}; no ratio")  # fmt: skip
+    note = (f"Times are per token. χ²: p = {p[0]:.3f} for the tokens, {p[1]:.3f} for the lengths; our log-probs equal teacher "
+            f"forcing within {gap:.1e}; mean length {statistics.mean(map(len, ours)):.1f} and {statistics.mean(map(len, theirs)):.1f}.")  # fmt: skip
+    work = f"{args.steps} rollout(s) of 8 prompts × 8 answers of at most {args.new_tokens} tokens, {1 if args.full else 64} end id(s)"
+    return runs, work, note
+
+
+def data_task(args, place):
+    return compare(args, place, "data"), "read, encoded, stored", ""
+
+
+JOBS = {**dict.fromkeys(PAIRS_TASKS, pairs_task), "grpo": grpo_task, "ppo": ppo_task, "rollout": rollout_task,
+        "data": data_task, "scaling": scaling}  # fmt: skip
 
 
 # ---- the command ----
 
 
 def parse_args(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     # fmt: off
     parser.add_argument("task", choices=TASKS)
     parser.add_argument("--pairs", type=int, help="rows (default 512; data 100 000)")
@@ -404,63 +550,23 @@ def parse_args(argv=None):
 def main(argv=None):
     args = parse_args(argv)
     task = args.task
-    pairs = args.pairs or {"data": 100_000, "grpo": 32, "ppo": 512, "rollout": 32}.get(task, 512)
-    new_tokens = args.new_tokens or {"grpo": 128, "ppo": 64, "rollout": 256}.get(task, 0)
+    args.pairs = args.pairs or {"data": 100_000, "grpo": 32, "rollout": 32}.get(task, 512)
+    args.new_tokens = args.new_tokens or {"grpo": 128, "ppo": 64, "rollout": 256}.get(task)
     name = task + "-precomputed" * args.precompute + "-full" * args.full
     with tempfile.TemporaryDirectory(prefix="bench-") as place:
         place = Path(place)
-        if task == "scaling":
-            runs, lines = scaling(args, place)
-            header = describe(args, "DPO, batches of 16; small model but for the hidden size")
-            top = [f"# {name}", "", f"`{header['command']}`", "", f"{header['date']}, {header['processor']}; {header['versions']}; {header['work']}", ""]  # fmt: skip
-            return write(args, name, runs, header, "\n".join([*top, *lines]) + "\n")
-        shape = {"num_hidden_layers": args.layers, "hidden_size": args.hidden, "intermediate_size": args.hidden * 5 // 2}
-        ends = 64 if task == "grpo" or (task == "rollout" and not args.full) else 1
-        make_work(args, place, n=pairs, batch=pairs if task == "data" else args.batch, ends=ends, **shape)
-        work = f"{pairs} pairs, {args.layers} layers, hidden {args.hidden}, fp32"
-        if task in PAIRS_TASKS:
-            base = {"precompute_ref_log_probs": True} if args.precompute else {}
-            runs = compare(args, place, task, base, batch=args.batch)
-            work += f", batch {args.batch}, {math.ceil(pairs / args.batch)} steps"
-            gap = max(abs(a - b) for o in runs for t in runs if o["side"] == "ours" and t["side"] in ("plain", "tuned")
-                      for a, b in zip(o["losses"], t["losses"]))  # fmt: skip
-            note = f"\nLosses of all steps agree within {gap:.1e}"
-            note += f", weight norms within {max(abs(r['weight_norm'] / runs[-1]['weight_norm'] - 1) for r in runs if r['side'] != 'tuning'):.1e} relative.\n"  # fmt: skip
-            if task == "dpo":
-                cache = str(place / "warm")
-                for _ in range(2):  # the first fills the cache, the second finds it full
-                    warm = one_run(args, place, "ours", task, batch=args.batch, ref_cache=cache)
-                note += f"Ours with a warm reference cache: loop {warm['loop_cpu_s']:.1f} CPU s.\n"
-        elif task == "grpo":
-            settings = dict(steps=args.steps, new_tokens=new_tokens)
-            ours = one_run(args, place, "ours", "grpo_record", **settings, seed=0)
-            theirs = one_run(args, place, "plain", "grpo_replay", **{**settings, "steps": 1})
-            why = differs("replay", ours, theirs)
-            if why:
-                raise Refused(f"grpo, one recorded rollout: {why}; no ratio")
-            note = (f"\nOne recorded rollout of {ours['tokens']} tokens: loss {ours['losses'][0]:.6f} and {theirs['losses'][0]:.6f}, "
-                    f"gradient norm {ours['grad_norms'][0]:.5f} and {theirs['grad_norms'][0]:.5f}.\n")  # fmt: skip
-            runs = compare(args, place, task, **settings)
-            work += f", {args.steps} steps of 8 prompts × 8 answers of at most {new_tokens} tokens, 64 end ids"
-        elif task == "ppo":
-            if not args.peer_path:
-                raise SystemExit("--peer-path: expected a folder with trl 1.12.0, the last release with PPO (see --help)")
-            settings = dict(steps=args.steps, new_tokens=new_tokens, peer_path=True)
-            runs, note = compare(args, place, task, **settings), "\nThe two draw their own answers: only the amount of work is compared.\n"  # fmt: skip
-            work += f", {args.steps} steps of 64 answers of at most {new_tokens} tokens, 4 passes in batches of 16"
-        elif task == "rollout":
-            runs = compare(args, place, task, new_tokens=new_tokens, rounds=args.steps)
-            drawn = [[a for r in runs if r["side"] == side for a in r["answers"]] for side in ("ours", "plain")]
-            p, gap = same_distribution(*drawn), max(r["forcing_gap"] for r in runs if r["side"] == "ours")
-            if not gap < 1e-4:
-                raise Refused(f"rollout: log-probs of the sampler differ from teacher forcing by {gap:.2g}; no ratio")
-            note = (f"\nTimes are per token. χ²: p = {p[0]:.3f} for the tokens, {p[1]:.3f} for the lengths; our log-probs equal teacher "
-                    f"forcing within {gap:.1e}; mean length {statistics.mean(map(len, drawn[0])):.1f} and {statistics.mean(map(len, drawn[1])):.1f}.\n")  # fmt: skip
-            work += f", {args.steps} rollouts of 8 prompts × 8 answers of at most {new_tokens} tokens, {ends} end ids"
-        else:
-            runs, note = compare(args, place, task), ""
-        header = describe(args, work)
-        write(args, name, runs, header, table(name, runs, header) + note)
+        if task != "scaling":  # which makes its own
+            make_work(
+                args, place, n=args.pairs, batch=args.pairs if task == "data" else args.batch,
+                ends=64 if task == "grpo" or (task == "rollout" and not args.full) else 1,
+                num_hidden_layers=args.layers, hidden_size=args.hidden, intermediate_size=args.hidden * 5 // 2,
+            )  # fmt: skip
+        runs, work, note = JOBS[task](args, place)
+    if task != "scaling":
+        work = f"{args.pairs} pairs, {args.layers} layers, hidden {args.hidden}, fp32, {work}"
+    header = describe(args, runs, work)
+    lines = scaling_table(runs) if task == "scaling" else table(runs)
+    write(args, name, runs, header, [*lines, *(["", note] if note else [])])
 
 
 if __name__ == "__main__":

@@ -11,9 +11,9 @@ A pre-tokeniser that splits before a blank makes counts add up: tokens of a text
 length exactly, and prompt and answer have the same ids apart and joined.
 """
 
+import functools
 import json
 import math
-import os
 import resource
 import sys
 import time
@@ -22,7 +22,11 @@ from pathlib import Path
 import numpy as np
 
 REPO = Path(__file__).resolve().parent.parent
-LONGEST, MEDIAN, SIGMA = 384, 140, math.log(365 / 140) / 1.2816  # 1.2816: the 90th percentile of N(0, 1)
+LONGEST, MEDIAN, SIGMA = (
+    384,
+    140,
+    math.log(365 / 140) / 1.2816,
+)  # 1.2816: the 90th percentile of N(0, 1)
 ENDS = ["<|end|>"] + [f"<|end{i}|>" for i in range(1, 64)]
 TEMPLATE = (
     "{% for m in messages %} {{ m['role'] }}: {{ m['content'] }}"
@@ -35,10 +39,13 @@ MODEL = dict(
 )  # fmt: skip
 
 
+@functools.cache
 def words(seed):
     """6000 invented words, the likeliest first, and their probabilities."""
     rng = np.random.default_rng([seed, 1])
-    syllables = [a + b for a in "bdfghklmnprstvz" for b in ("a", "e", "i", "o", "u", "an", "er", "is")]
+    syllables = [
+        a + b for a in "bdfghklmnprstvz" for b in ("a", "e", "i", "o", "u", "an", "er", "is")
+    ]
     found = dict.fromkeys(" " + "".join(rng.choice(syllables, 1 + i % 4)) for i in range(20_000))
     found = np.array(list(found)[:6000])
     weights = 1 / np.arange(10, 10 + len(found))
@@ -58,7 +65,9 @@ def row_lengths(i, seed, prompt=None, response=None):
 
 def draft(i, seed, probabilities):
     """Word numbers enough for the three texts of row i, whatever their lengths."""
-    return np.random.default_rng([seed, 3, i]).choice(len(probabilities), (3, LONGEST), p=probabilities)
+    return np.random.default_rng([seed, 3, i]).choice(
+        len(probabilities), (3, LONGEST), p=probabilities
+    )
 
 
 def make_tokenizer(seed):
@@ -81,7 +90,10 @@ def make_tokenizer(seed):
     texts = ("".join(vocabulary[draft(i, seed, probabilities)].ravel()) for i in range(512))
     bpe.train_from_iterator(texts, trainer)
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=bpe, eos_token="<|end|>", pad_token="<|pad|>", clean_up_tokenization_spaces=False
+        tokenizer_object=bpe,
+        eos_token="<|end|>",
+        pad_token="<|pad|>",
+        clean_up_tokenization_spaces=False,
     )
     tokenizer.chat_template = TEMPLATE
     return tokenizer
@@ -124,15 +136,21 @@ def make_folder(folder, seed, n, batch, ends=1, order_seed=0, prompt=None, respo
     model.generation_config.eos_token_id = list(range(ends)) if ends > 1 else 0
     model.save_pretrained(folder / "model")
     config.num_labels = 1
-    head = LlamaForSequenceClassification(config)  # a head of small random numbers, so that neither side makes its own
+    head = LlamaForSequenceClassification(
+        config
+    )  # a head of small random numbers, so that neither side makes its own
     head.model.load_state_dict(model.model.state_dict())
     head.save_pretrained(folder / "reward")
     for name in ("model", "reward"):
         tokenizer.save_pretrained(folder / name)
     prompts = [row["prompt"] for row in rows]
-    common.write_json(folder / "rubrics.json", {"train": rubric_rows(prompts[:8]), "validation": [], "test": []})
+    common.write_json(
+        folder / "rubrics.json", {"train": rubric_rows(prompts[:8]), "validation": [], "test": []}
+    )
     common.write_jsonl(folder / "prompts.jsonl", ({"prompt": p} for p in prompts[:512]))
-    common.write_json(folder / "prompt_ids.json", [tokenizer(p)["input_ids"] for p in prompts[:512]])
+    common.write_json(
+        folder / "prompt_ids.json", [tokenizer(p)["input_ids"] for p in prompts[:512]]
+    )
 
 
 def grpo_prompts(folder, n):
@@ -153,10 +171,17 @@ def letter_reward(text):
 def rubric_rows(prompts):
     """The same reward as checks of a rubric, in the form that grpo_rubric.py reads."""
     checks = [
-        {"check": "keywords:letter_frequency", "letter": a, "let_frequency": n, "let_relation": "at least"}
+        {
+            "check": "keywords:letter_frequency",
+            "letter": a,
+            "let_frequency": n,
+            "let_relation": "at least",
+        }
         for a, n in LETTERS.items()
     ]
-    return [{"task_id": f"bench-{i}", "prompt": p, "rubrics": checks} for i, p in enumerate(prompts)]
+    return [
+        {"task_id": f"bench-{i}", "prompt": p, "rubrics": checks} for i, p in enumerate(prompts)
+    ]
 
 
 class Clock:
@@ -217,15 +242,11 @@ def weight_norm(folder):
 
 
 def settings():
-    """What the driver asks of this child: one JSON object on the command line; threads are set before torch is imported."""
-    s = json.loads(sys.argv[1])
-    os.environ["OMP_NUM_THREADS"] = str(s["threads"])
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    return s
+    """What the driver asks of this child: one JSON object on the command line."""
+    return json.loads(sys.argv[1])
 
 
-if __name__ == "__main__":  # the driver has this done in a process of its own, so that it never weighs more than its children
-    asked = settings()
-    asked.pop("threads")
-    make_folder(**asked)
+if (
+    __name__ == "__main__"
+):  # the driver has this done in a process of its own, so that it never weighs more than its children
+    make_folder(**settings())
