@@ -41,10 +41,8 @@ def train(name, *flags):
 
         return wrapper
 
-    common.batch_indices, common.clip_and_step = (
-        opens(common.batch_indices),
-        closes(common.clip_and_step),
-    )
+    common.batch_indices = opens(common.batch_indices)
+    common.clip_and_step = closes(common.clip_and_step)
     if name == "ppo":
         stage.prompts_of_step = opens(stage.prompts_of_step)
     if name == "dpo":
@@ -72,27 +70,18 @@ def pairs_stage(name, *flags):
 
 def dpo():
     cache = s.get("ref_cache") or str(Path(s["out"]).parent / "ref_cache")
-    return pairs_stage(
-        "dpo",
-        "--pairs",
-        str(folder / "pairs.jsonl"),
-        "--model",
-        str(folder / "model"),
-        "--ref-cache",
-        cache,
-    )
+    model, pairs = str(folder / "model"), str(folder / "pairs.jsonl")
+    return pairs_stage("dpo", "--pairs", pairs, "--model", model, "--ref-cache", cache)
 
 
 def reward():
-    return pairs_stage(
-        "reward_train", "--pairs", str(folder / "pairs.jsonl"), "--model", str(folder / "reward")
-    )
+    model, pairs = str(folder / "reward"), str(folder / "pairs.jsonl")
+    return pairs_stage("reward_train", "--pairs", pairs, "--model", model)
 
 
 def sft():
-    return pairs_stage(
-        "sft", "--data", str(folder / "pairs.jsonl"), "--model", str(folder / "model")
-    )
+    model, pairs = str(folder / "model"), str(folder / "pairs.jsonl")
+    return pairs_stage("sft", "--data", pairs, "--model", model)
 
 
 def grpo_flags():
@@ -126,9 +115,8 @@ def grpo_record():
     ]
     answer = [ids[mask].tolist() for ids, mask in zip(b["ids"], b["mask"])]
     optimizer = common.make_optimizer(common.prepare_training(model, args), args.lr)
-    row = grpo_rubric.update(
-        args, model, None, optimizer, None, b, advantages, rewards == rewards, 1, 1
-    )
+    counted = torch.ones(len(rewards), dtype=torch.bool)
+    row = grpo_rubric.update(args, model, None, optimizer, None, b, advantages, counted, 1, 1)
     (folder / "rollout.json").write_text(
         json.dumps({"prompt_ids": prompt, "completion_ids": answer})
     )
@@ -154,12 +142,10 @@ def ppo():
 
 def rollout():
     """common.sample for 8 prompts × 8 answers, several times; then its log-probs against teacher forcing."""
-    tokenizer, model = (
-        common.load_tokenizer(str(folder / "model")),
-        common.load_policy(str(folder / "model"), trainable=False),
-    )
-    prompts = json.loads((folder / "prompt_ids.json").read_text())[:8]
     clock.imported()
+    tokenizer = common.load_tokenizer(str(folder / "model"))
+    model = common.load_policy(str(folder / "model"), trainable=False)
+    prompts = json.loads((folder / "prompt_ids.json").read_text())[:8]
     draw = clock.timed("sample", common.sample)
     drawn = [
         draw(model, tokenizer, prompts, 8, s["new_tokens"], seed=s.get("seed", 0) + k)
@@ -184,16 +170,12 @@ def rollout():
 
 
 def data():
-    tokenizer = common.load_tokenizer(str(folder / "model"))
     clock.imported()
-    pairs = clock.timed("read and encode", common.load_pairs)(
-        [folder / "pairs.jsonl"], tokenizer, 384, False
-    )
-    return {
-        "tokens": sum(
-            int(side.lengths().sum()) for side in (pairs.prompts, pairs.chosen, pairs.rejected)
-        )
-    }
+    tokenizer = common.load_tokenizer(str(folder / "model"))
+    read_and_encode = clock.timed("read and encode", common.load_pairs)
+    pairs = read_and_encode([folder / "pairs.jsonl"], tokenizer, 384, False)
+    stores = pairs.prompts, pairs.chosen, pairs.rejected
+    return {"tokens": sum(int(store.lengths().sum()) for store in stores)}
 
 
 if __name__ == "__main__":

@@ -80,9 +80,8 @@ def reward():
 def sft():
     args = trl.SFTConfig(**options(**batches(s["batch"])), model_init_kwargs={"dtype": "float32"})
     data = rows().rename_column("chosen", "completion").remove_columns("rejected")
-    if (
-        args.train_sampling_strategy == "batch_rebalance"
-    ):  # it shuffles; put the rows where its shuffle undoes itself
+    if args.train_sampling_strategy == "batch_rebalance":
+        # it shuffles: put the rows where its shuffle brings them back into the order of the others
         order = torch.randperm(len(data), generator=torch.Generator().manual_seed(42)).tolist()
         place = sorted(range(len(data)), key=order.__getitem__)
         data = data.select(place)
@@ -144,6 +143,7 @@ def ppo():
     )  # fmt: skip
     clock.timed("steps", trainer.train)()
     trainer.save_model(str(out))
+    # of every answer it decodes, scores and trains so many columns; behind an end they are masked
     return {"tokens": 64 * s["new_tokens"] * s["steps"], "updates": 16 * s["steps"]}
 
 
@@ -154,7 +154,6 @@ def rollout():
     ids = json.loads((folder / "prompt_ids.json").read_text())[:8]
     batch = tokenizer.pad({"input_ids": [p for p in ids for _ in range(8)]}, return_tensors="pt")
     ends, answers = torch.tensor(model.generation_config.eos_token_id).reshape(-1), []
-    clock.imported()
     extra = {k: v for k, v in flags.items() if k == "cache_implementation"}
     for k in range(s["rounds"]):
         torch.manual_seed(s.get("seed", 0) + k)
@@ -183,7 +182,6 @@ def data():
         found = datasets.load_dataset("json", data_files=str(folder / "pairs.jsonl"), split="train")
         return trainer._prepare_dataset(found, tokenizer, args, "train")
 
-    clock.imported()
     found = clock.timed("read and encode", read_and_encode)()
     total = sum(
         sum(map(len, batch[key]))

@@ -32,6 +32,8 @@ import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from work import row_lengths, weight_norm
+
 HERE = Path(__file__).resolve().parent
 BUSY = 0.5  # cores that others may use before wall time is no longer believed
 
@@ -191,8 +193,6 @@ def one_run(args, place, side, task, **settings):
         if (row["others_cores"] or 0) <= BUSY or attempt == args.repeats:
             break
     if task in PAIRS_TASKS:
-        from work import weight_norm
-
         row["weight_norm"] = weight_norm(out)
     row["net_mb"] = row["peak_mb"] - row["import_mb"]
     row = {"task": task, "side": side, "flags": settings.get("flags", {}), **row}
@@ -461,7 +461,6 @@ def pairs_task(args, place):
     runs = compare(args, place, args.task, base, batch=args.batch)
     timed = [run for run in runs if run["side"] != "tuning"]
     gaps = [abs(a - b) for run in timed for a, b in zip(run["losses"], timed[0]["losses"])]
-    from work import row_lengths
 
     lengths = [row_lengths(i, args.work_seed) for i in range(args.pairs)]
     for run in timed:  # real tokens, no padding; a pair's prompt counts with each of its answers
