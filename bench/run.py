@@ -283,9 +283,12 @@ def seed_for(tokens, steps, new_tokens, end_share, answers=64):
 def compare(args, place, task, base=(), **settings):
     """Rounds of plain, ours, tuned in the order of the header; all runs, refused as soon as two differ."""
     base = dict(base)
-    plain, (tuned, runs) = base, tune(args, place, task, base, **settings)
-    print(f"tuned: {tuned}")
+    plain, began = base, time.monotonic()
+    tuned, runs = (args.tuned, []) if args.tuned else tune(args, place, task, base, **settings)
+    print(f"tuned: {tuned}", flush=True)
     for number in range(args.rounds):
+        if number and args.minutes and time.monotonic() - began > 60 * args.minutes:
+            break
         sides = [("plain", plain), ("ours", None), ("tuned", tuned)]
         sides = sides[:2] if tuned is None else sides
         done = []
@@ -530,6 +533,8 @@ def parse_args(argv=None):
     parser.add_argument("--rounds", type=int, default=5, help="ratios per opponent (default %(default)s)")
     parser.add_argument("--steps", type=int, default=3, help="steps of grpo and ppo, rollouts of rollout (default %(default)s)")
     parser.add_argument("--tune-steps", type=int, default=2, help="steps of each setting tried for `tuned` (default %(default)s)")
+    parser.add_argument("--tuned", type=json.loads, help='flags of an earlier search in place of a new one, such as \'{"device_batch": 2}\'')
+    parser.add_argument("--minutes", type=float, help="no further round begins after so many minutes (default: all rounds)")
     parser.add_argument("--precompute", action="store_true", help="dpo: TRL computes its reference log-probs before training")
     parser.add_argument("--full", action="store_true", help="rollout: one end id in 4096 in place of 64, so that answers are long")
     parser.add_argument("--new-tokens", type=int, help="longest answer (default grpo 128, ppo 64, rollout 256)")
