@@ -422,7 +422,7 @@ def line_fit(x, y):
 
 def scaling(args, place):
     """DPO of ours over rows, answer length and hidden size, the other two held; CPU seconds of the loop, peak memory."""
-    small = {"num_hidden_layers": 2, "hidden_size": 128, "intermediate_size": 320}
+    small = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 160}
     plan = [
         ("rows", n, dict(n=n, prompt=64, response=32, **small)) for n in (512, 1024, 2048, 4096)
     ]
@@ -430,15 +430,16 @@ def scaling(args, place):
         ("answer tokens", r, dict(n=256, prompt=64, response=r, **small))
         for r in (32, 64, 128, 256)
     ]
-    plan += [("hidden size", h, dict(n=64, hidden_size=h, intermediate_size=h * 5 // 2)) for h in (128, 256, 512)]  # fmt: skip
-    runs = []
+    plan += [("hidden size", h, dict(n=64, hidden_size=h, intermediate_size=h * 5 // 2)) for h in (64, 128, 256)]  # fmt: skip
+    runs, tokenizer = [], None
     for name, x, work in plan:
         folder = Path(tempfile.mkdtemp(dir=place))
-        make_work(args, folder, batch=args.batch, **work)
+        make_work(args, folder, batch=args.batch, tokenizer=tokenizer, **work)
+        tokenizer = str(folder / "model")  # the first one serves all
         runs.append(
             {**one_run(args, folder, "ours", "dpo", batch=args.batch), "over": name, "x": x}
         )
-    return runs, f"DPO, batch {args.batch}; 2 layers of 128, prompts of 64 tokens; over hidden size: 6 layers", ""  # fmt: skip
+    return runs, f"DPO, batch {args.batch}; 2 layers of 64, prompts of 64 tokens; over hidden size: 6 layers", ""  # fmt: skip
 
 
 def scaling_table(runs):

@@ -115,7 +115,9 @@ def make_rows(n, seed, tokenizer, prompt=None, response=None):
         yield dict(zip(("prompt", "chosen", "rejected"), texts, strict=True))
 
 
-def make_folder(folder, seed, n, batch, ends=1, order_seed=0, prompt=None, response=None, **shape):
+def make_folder(
+    folder, seed, n, batch, ends=1, prompt=None, response=None, tokenizer=None, **shape
+):
     """Weights (`model`, and `reward` with a score head), and the rows in two orders: `pairs.jsonl` as ours shuffles them, and
     `peer.jsonl` in the order in which ours will train on them, for a peer that reads a file from its top."""
     import torch
@@ -124,11 +126,12 @@ def make_folder(folder, seed, n, batch, ends=1, order_seed=0, prompt=None, respo
     sys.path.insert(0, str(REPO))
     import common
 
-    folder, tokenizer = Path(folder), make_tokenizer(seed)
+    folder = Path(folder)
+    tokenizer = common.load_tokenizer(tokenizer) if tokenizer else make_tokenizer(seed)
     rows = list(make_rows(n, seed, tokenizer, prompt, response))
     common.write_jsonl(folder / "pairs.jsonl", rows)
     steps = range(1, math.ceil(n / batch) + 1)
-    order = [int(i) for s in steps for i in common.batch_indices(n, batch, order_seed, s)[0]]
+    order = [int(i) for s in steps for i in common.batch_indices(n, batch, 0, s)[0]]
     common.write_jsonl(folder / "peer.jsonl", (rows[i] for i in order))
     config = LlamaConfig(**{**MODEL, **shape}, bos_token_id=None, eos_token_id=0, pad_token_id=64)
     torch.manual_seed(seed)
@@ -136,9 +139,8 @@ def make_folder(folder, seed, n, batch, ends=1, order_seed=0, prompt=None, respo
     model.generation_config.eos_token_id = list(range(ends)) if ends > 1 else 0
     model.save_pretrained(folder / "model")
     config.num_labels = 1
-    head = LlamaForSequenceClassification(
-        config
-    )  # a head of small random numbers, so that neither side makes its own
+    # a head of small random numbers, so that neither side makes one of its own
+    head = LlamaForSequenceClassification(config)
     head.model.load_state_dict(model.model.state_dict())
     head.save_pretrained(folder / "reward")
     for name in ("model", "reward"):
