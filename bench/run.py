@@ -24,6 +24,7 @@ import json
 import math
 import os
 import platform
+import shlex
 import statistics
 import subprocess
 import sys
@@ -349,7 +350,7 @@ def table(runs):
     n = len(ratios(rows, whole, "plain"))
     lines = [
         f"Time is in {why}. Median [smallest, largest] of {n} ratio(s) of neighbours; time TRL / ours, memory ours / TRL.", "",
-        "| opponent | time, whole process | training loop | peak memory | less what imports take | loop, ours and theirs | peak, ours and theirs | tokens a second, ours and theirs |",
+        "| opponent | time, whole process | time, loop alone | peak memory | less what imports take | loop, ours and theirs | peak, ours and theirs | tokens a second, ours and theirs |",
         "|---|---|---|---|---|---|---|---|",
     ]  # fmt: skip
     for opponent in dict.fromkeys(run["side"] for run in timed if run["side"] != "ours"):
@@ -377,10 +378,23 @@ def describe(args, runs, work):
         processor = platform.processor() or platform.machine()
     versions = [f"{name} {version(name)}" for name in ("torch", "transformers", "datasets") if found(name)]  # fmt: skip
     return {
-        "command": "python bench/run.py " + " ".join(sys.argv[1:]), "date": datetime.date.today().isoformat(), "processor": processor,
+        "command": shown_command(sys.argv[1:]), "date": datetime.date.today().isoformat(), "processor": processor,
         "cores": os.cpu_count(), "threads": args.threads, "core": args.core, "work": work,
         "versions": ", ".join([f"Python {platform.python_version()}", *versions, f"trl {trl}"]),
     }  # fmt: skip
+
+
+def shown_command(words):
+    """The command without folders of this machine.
+
+    >>> shown_command(["ppo", "--peer-path", "/home/me/trl", "--out", "/tmp/x", "--steps", "1"])
+    'python bench/run.py ppo --peer-path FOLDER --steps 1'
+    """
+    shown = [
+        ("FOLDER" if before == "--peer-path" else word) for before, word in zip(["", *words], words)
+    ]
+    at = shown.index("--out") if "--out" in shown else len(shown)
+    return " ".join(["python bench/run.py", *map(shlex.quote, shown[:at] + shown[at + 2 :])])
 
 
 def found(package):

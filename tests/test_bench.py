@@ -1,6 +1,7 @@
 """bench/: nobody wins by doing less. What must agree before a ratio is printed, how ratios are taken, what both sides are
 given; and one comparison from end to end at toy size."""
 
+import doctest
 import json
 import math
 import statistics
@@ -125,6 +126,12 @@ def test_the_table_says_which_time_it_prints(others, word):
     text = "\n".join(bench.table(runs))
     assert f"Time is in {word}" in text
     assert ("| 3.00 [3.00, 3.00] |" in text) == (word == "wall seconds")
+
+
+def test_examples_of_the_driver():
+    """The hand-worked examples in its docstrings: a line's fit, and a command without the folders of the machine."""
+    failed, tried = doctest.testmod(bench)
+    assert failed == 0 and tried >= 2
 
 
 def test_line_fit():
