@@ -167,6 +167,7 @@ LETTERS = {"a": 20, "e": 30, "i": 40, "n": 25, "s": 10}
 
 
 def letter_reward(text):
+    text = text.casefold()  # as the check does; random weights write any byte
     return sum(text.count(letter) >= n for letter, n in LETTERS.items()) / len(LETTERS)
 
 

@@ -180,6 +180,7 @@ def test_rubric_and_letter_reward_agree(tokenizer):
     import judge
 
     texts = [row["chosen"] * k for row in work.make_rows(6, 0, tokenizer) for k in (1, 2, 5)]
+    texts += [texts[-1].upper(), ""]
     raw = work.rubric_rows(["x"])[0]
     row, _ = judge.read_row(raw, 1, "row", False)
     grades = judge.grade_answers([row] * len(texts), texts, None)
