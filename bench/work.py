@@ -1,0 +1,255 @@
+"""bench/work.py: what both sides are given, and the clock that both carry. The same bytes for the same seed.
+
+Weights    Llama, 6 layers, hidden 256, 8 heads, 4 key/value heads, vocabulary 4096, tied: 5.2 M random numbers
+Tokenizer  byte-level BPE trained on the drafts of the first 512 rows; ids 0 to 63 are end tokens, of which <|end|> is the
+           one that closes an answer; the others matter to a generation_config with 64 ends only
+Pairs      prompt + chosen answer: log-normal, median 140, 90th percentile 365, cut at 384 when the text is made, so that no
+           truncation rule matters; each answer takes 20 to 40 % of that, its end token included
+Words      invented, drawn by Zipf's law: nothing is learned here but how long it takes
+
+A pre-tokeniser that splits before a blank makes counts add up: tokens of a text = sum over its words. So a row is cut to its
+length exactly, and prompt and answer have the same ids apart and joined.
+"""
+
+import functools
+import json
+import math
+import resource
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+REPO = Path(__file__).resolve().parent.parent
+LONGEST, MEDIAN, SIGMA = (
+    384,
+    140,
+    math.log(365 / 140) / 1.2816,
+)  # 1.2816: the 90th percentile of N(0, 1)
+ENDS = ["<|end|>"] + [f"<|end{i}|>" for i in range(1, 64)]
+TEMPLATE = (
+    "{% for m in messages %} {{ m['role'] }}: {{ m['content'] }}"
+    "{% if m['role'] == 'assistant' %}<|end|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %} assistant:{% endif %}"
+)
+MODEL = dict(
+    vocab_size=4096, hidden_size=256, intermediate_size=640, num_hidden_layers=6, num_attention_heads=8,
+    num_key_value_heads=4, max_position_embeddings=1024, tie_word_embeddings=True,
+)  # fmt: skip
+
+
+@functools.cache
+def words(seed):
+    """6000 invented words, the likeliest first, and their probabilities."""
+    rng = np.random.default_rng([seed, 1])
+    syllables = [
+        a + b for a in "bdfghklmnprstvz" for b in ("a", "e", "i", "o", "u", "an", "er", "is")
+    ]
+    found = dict.fromkeys(" " + "".join(rng.choice(syllables, 1 + i % 4)) for i in range(20_000))
+    found = np.array(list(found)[:6000])
+    weights = 1 / np.arange(10, 10 + len(found))
+    return found, weights / weights.sum()
+
+
+def row_lengths(i, seed, prompt=None, response=None):
+    """Tokens of (prompt, chosen, rejected) of row i; fixed ones if given. The end token counts as the answer's."""
+    rng = np.random.default_rng([seed, 2, i])
+    total = int(np.clip(round(math.exp(rng.normal(math.log(MEDIAN), SIGMA))), 16, LONGEST))
+    shares = rng.uniform(0.2, 0.4, 2)
+    chosen, rejected = (max(3, round(total * share)) for share in shares)
+    if prompt and response:
+        return prompt, response, response
+    return total - chosen, chosen, min(rejected, LONGEST - (total - chosen))
+
+
+def draft(i, seed, probabilities):
+    """Word numbers enough for the three texts of row i, whatever their lengths."""
+    return np.random.default_rng([seed, 3, i]).choice(
+        len(probabilities), (3, LONGEST), p=probabilities
+    )
+
+
+def make_tokenizer(seed):
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary, probabilities = words(seed)
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(" ?[^ ]+"), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=MODEL["vocab_size"], special_tokens=[*ENDS, "<|pad|>"], show_progress=False,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+    )  # fmt: skip
+    texts = ("".join(vocabulary[draft(i, seed, probabilities)].ravel()) for i in range(512))
+    bpe.train_from_iterator(texts, trainer)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=bpe,
+        eos_token="<|end|>",
+        pad_token="<|pad|>",
+        clean_up_tokenization_spaces=False,
+    )
+    tokenizer.chat_template = TEMPLATE
+    return tokenizer
+
+
+def make_rows(n, seed, tokenizer, prompt=None, response=None):
+    """Yield n preference rows; row i depends on the seed and i alone."""
+    vocabulary, probabilities = words(seed)
+    counts = np.array([len(ids) for ids in tokenizer(vocabulary.tolist())["input_ids"]])
+    singles = np.flatnonzero(counts == 1)
+    for i in range(n):
+        a, b, c = row_lengths(i, seed, prompt, response)
+        texts = []
+        for drawn, tokens in zip(draft(i, seed, probabilities), (a, b - 1, c - 1), strict=True):
+            spent = counts[drawn].cumsum()
+            kept = drawn[spent <= tokens]
+            left = tokens - (spent[len(kept) - 1] if len(kept) else 0)
+            texts.append("".join(vocabulary[[*kept, *singles[: int(left)]]]))
+        yield dict(zip(("prompt", "chosen", "rejected"), texts, strict=True))
+
+
+def make_folder(
+    folder, seed, n, batch, ends=1, prompt=None, response=None, tokenizer=None, **shape
+):
+    """Weights (`model`, and `reward` with a score head), and the rows in two orders: `pairs.jsonl` as ours shuffles them, and
+    `peer.jsonl` in the order in which ours will train on them, for a peer that reads a file from its top."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
+
+    sys.path.insert(0, str(REPO))
+    import common
+
+    folder = Path(folder)
+    tokenizer = common.load_tokenizer(tokenizer) if tokenizer else make_tokenizer(seed)
+    rows = list(make_rows(n, seed, tokenizer, prompt, response))
+    common.write_jsonl(folder / "pairs.jsonl", rows)
+    steps = range(1, math.ceil(n / batch) + 1)
+    order = [int(i) for s in steps for i in common.batch_indices(n, batch, 0, s)[0]]
+    common.write_jsonl(folder / "peer.jsonl", (rows[i] for i in order))
+    config = LlamaConfig(**{**MODEL, **shape}, bos_token_id=None, eos_token_id=0, pad_token_id=64)
+    torch.manual_seed(seed)
+    model = LlamaForCausalLM(config)
+    model.generation_config.eos_token_id = list(range(ends)) if ends > 1 else 0
+    model.save_pretrained(folder / "model")
+    config.num_labels = 1
+    # a head of small random numbers, so that neither side makes one of its own
+    head = LlamaForSequenceClassification(config)
+    head.model.load_state_dict(model.model.state_dict())
+    head.save_pretrained(folder / "reward")
+    for name in ("model", "reward"):
+        tokenizer.save_pretrained(folder / name)
+    prompts = [row["prompt"] for row in rows]
+    common.write_json(
+        folder / "rubrics.json", {"train": rubric_rows(prompts[:8]), "validation": [], "test": []}
+    )
+    common.write_jsonl(folder / "prompts.jsonl", ({"prompt": p} for p in prompts[:512]))
+    common.write_json(
+        folder / "prompt_ids.json", [tokenizer(p)["input_ids"] for p in prompts[:512]]
+    )
+
+
+def grpo_prompts(folder, n):
+    """The first n prompts as messages, for both sides."""
+    with open(Path(folder) / "pairs.jsonl", encoding="utf-8") as file:
+        rows = [json.loads(line) for line, _ in zip(file, range(n))]
+    return [[{"role": "user", "content": row["prompt"]}] for row in rows]
+
+
+# what an answer is worth in the GRPO bench: the share of letters met often enough; cheap, and seldom equal in a group
+LETTERS = {"a": 20, "e": 30, "i": 40, "n": 25, "s": 10}
+
+
+def letter_reward(text):
+    text = text.casefold()  # as the check does; random weights write any byte
+    return sum(text.count(letter) >= n for letter, n in LETTERS.items()) / len(LETTERS)
+
+
+def rubric_rows(prompts):
+    """The same reward as checks of a rubric, in the form that grpo_rubric.py reads."""
+    checks = [
+        {
+            "check": "keywords:letter_frequency",
+            "letter": a,
+            "let_frequency": n,
+            "let_relation": "at least",
+        }
+        for a, n in LETTERS.items()
+    ]
+    return [
+        {"task_id": f"bench-{i}", "prompt": p, "rubrics": checks} for i, p in enumerate(prompts)
+    ]
+
+
+class Clock:
+    """Seconds, CPU seconds and memory of this process; `write` leaves them where the driver looks."""
+
+    def __init__(self):
+        self.spent, self.import_mb = {}, None
+
+    def imported(self):
+        """All modules are there, nothing is loaded: what the process weighs before its work."""
+        self.import_mb = memory_mb("VmRSS")
+
+    def add(self, name, start):
+        """Add what went by since `start = clock.now()`."""
+        wall, cpu = (b - a for a, b in zip(start, self.now()))
+        before = self.spent.get(name, (0.0, 0.0))
+        self.spent[name] = (before[0] + wall, before[1] + cpu)
+
+    @staticmethod
+    def now():
+        return time.perf_counter(), time.process_time()
+
+    def timed(self, name, function):
+        """The same function, its time added to `name`."""
+
+        def wrapper(*args, **kwargs):
+            start = self.now()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self.add(name, start)
+
+        return wrapper
+
+    def write(self, path, **more):
+        loop = [sum(pair) for pair in zip(*self.spent.values())] or [0.0, 0.0]
+        row = {"loop_s": loop[0], "loop_cpu_s": loop[1], "parts": self.spent,
+               "import_mb": self.import_mb, "peak_mb": memory_mb("VmHWM"), **more}  # fmt: skip
+        Path(path).write_text(json.dumps(row))
+
+
+def memory_mb(key):
+    """VmRSS (now) or VmHWM (peak) in MiB; ru_maxrss would count what the parent weighed when it started us."""
+    try:
+        with open("/proc/self/status") as file:
+            return next(int(line.split()[1]) for line in file if line.startswith(key)) / 1024
+    except OSError:  # no /proc: the peak is all there is
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak / (2**20 if sys.platform == "darwin" else 2**10)
+
+
+def weight_norm(folder):
+    """Euclidean norm over all weights of a saved folder, in float64."""
+    from safetensors.numpy import load_file
+
+    tensors = load_file(Path(folder) / "model.safetensors").values()
+    return math.sqrt(sum(float((t.astype(np.float64) ** 2).sum()) for t in tensors))
+
+
+def settings():
+    """What the driver asks of this child: one JSON object on the command line."""
+    return json.loads(sys.argv[1])
+
+
+if (
+    __name__ == "__main__"
+):  # the driver has this done in a process of its own, so that it never weighs more than its children
+    make_folder(**settings())
