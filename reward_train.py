@@ -353,7 +353,7 @@ def load_models(args):
 
 def preflight(args, model, tokenizer, pairs):
     """Loss = log 2 under a fresh head; scores of four rows alone = in the batch; one pair as a token strip."""
-    pad_id, first = common.pad_id(tokenizer), pairs.train[:32]
+    pad_id, first = common.pad_id(tokenizer), pairs.train[:8]
     ids, attention_mask, mask = (x.to(model.device) for x in batch_rows(pairs, first, pad_id))
     with torch.no_grad():
         rewards = reward_scores(model, ids, attention_mask)
