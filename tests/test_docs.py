@@ -337,6 +337,7 @@ def test_links_lead_somewhere(page):
         if anchor:
             heads = re.findall(r"^#+ (.*)$", file.read_text("utf-8"), re.M)
             heads = [re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads]
+            heads += re.findall(r'(?:id|name)="([^"]+)"', file.read_text("utf-8"))
             assert anchor in heads, target
 
 
