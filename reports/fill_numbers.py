@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 
 REPO = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(REPO), str(REPO / "docs")]
+sys.path[:0] = [str(REPO), str(REPO / "docs"), str(REPO / "bench")]
 
 import memory  # noqa: E402
 
@@ -221,15 +221,24 @@ def speed():
         if not any(run.get("side") == "plain" for run in runs):  # growth with size, without a peer
             continue
         cpu = max(run["others_cores"] or 0 for run in runs) > bench.BUSY
-        key = "cpu_s" if cpu else "wall_s"
+        keys = ("loop_cpu_s", "cpu_s", "peak_mb") if cpu else ("loop_s", "wall_s", "peak_mb")
         rows = bench.per_token(runs) if runs[0]["task"] == "rollout" else runs
         for opponent in ("plain", "tuned"):
-            time, memory = (bench.shown(bench.ratios(rows, k, opponent)) for k in (key, "peak_mb"))
-            lines.append([f"[{file.stem}](reports/bench/{file.stem}.md)", opponent, time, memory, "CPU" if cpu else "wall"])  # fmt: skip
+            found = [bench.ratios(rows, key, opponent) for key in keys]
+            if found[0]:
+                shown = [bench.shown(x) if len(x) > 1 else f"{x[0]:.2f}" for x in found]
+                lines.append([f"[{file.stem}](reports/bench/{file.stem}.md)", opponent, *shown, "CPU" if cpu else "wall"])  # fmt: skip
         commands.append(header["header"])
     first = commands[0]
-    note = f"Whole processes in turns, from start to saved model; median [smallest, largest] of the ratios of neighbours. Above 1 in time, below 1 in memory: this project is faster, smaller. *Plain*: TRL with the optimiser batch as its device batch; *tuned*: the fastest of its exact settings that the bench tried. {first['processor']}, {first['versions']}. The bench prints no ratio where the losses of the two differ; each page names its command and its work."  # fmt: skip
-    head = ["work", "TRL", "time, TRL / ours", "peak memory, ours / TRL", "clock"]
+    note = f"Processes in turns; median [smallest, largest] of the ratios of neighbours, a number alone is a single ratio. *Loop*: the training steps; *whole*: from start to saved model, mostly start-up where steps are few; *clock*: CPU seconds where the machine was busy. Above 1 in time, below 1 in memory: this project is faster, smaller. *Plain*: TRL with the optimiser batch as its device batch; *tuned*: the fastest of its exact settings that the bench tried. {first['processor']}, {first['versions']}. The bench prints no ratio where the losses of the two differ; each page names its command and its work."  # fmt: skip
+    head = [
+        "work",
+        "TRL",
+        "loop, TRL / ours",
+        "whole, TRL / ours",
+        "peak memory, ours / TRL",
+        "clock",
+    ]
     return f"{table(head, lines)}\n\n{note}"
 
 
