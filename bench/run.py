@@ -380,7 +380,7 @@ def describe(args, runs, work):
     return {
         "command": shown_command(sys.argv[1:]), "date": datetime.date.today().isoformat(), "processor": processor,
         "cores": os.cpu_count(), "threads": args.threads, "core": args.core, "work": work,
-        "versions": ", ".join([f"Python {platform.python_version()}", *versions, f"trl {trl}"]),
+        "versions": ", ".join([f"Python {platform.python_version()}", *versions, *trl]),
     }  # fmt: skip
 
 
