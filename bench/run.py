@@ -368,9 +368,8 @@ def table(runs):
 
 def describe(args, runs, work):
     """What a reader needs to repeat the runs, and to know what they were made on."""
-    trl = next(
-        (run["trl"] for run in runs if "trl" in run), "missing"
-    )  # for ppo not the one installed
+    # for ppo not the installed one, for scaling none
+    trl = [f"trl {v}" for v in sorted({run["trl"] for run in runs if "trl" in run})]
     try:
         names = Path("/proc/cpuinfo").read_text().splitlines()
         processor = next(line.split(":")[1].strip() for line in names if line.startswith("model name"))  # fmt: skip
@@ -380,7 +379,7 @@ def describe(args, runs, work):
     return {
         "command": shown_command(sys.argv[1:]), "date": datetime.date.today().isoformat(), "processor": processor,
         "cores": os.cpu_count(), "threads": args.threads, "core": args.core, "work": work,
-        "versions": ", ".join([f"Python {platform.python_version()}", *versions, f"trl {trl}"]),
+        "versions": ", ".join([f"Python {platform.python_version()}", *versions, *trl]),
     }  # fmt: skip
 
 
