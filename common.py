@@ -1988,8 +1988,9 @@ def mean(values):
 
 def save_run(model, tokenizer, args):
     """Write the model folder. Refused where a step broke the weights: what the model says of two tokens must be finite."""
+    ids = torch.tensor([[0, 1]], device=model.device)
     with torch.no_grad(), autocast(model):  # no further step would see what the last one made
-        said = unwrap(model)(input_ids=torch.tensor([[0, 1]], device=model.device)).logits
+        said = unwrap(model)(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
     if not torch.isfinite(said).all():
         raise UserError(
             f"--lr {args.lr:g}: the model's numbers are not finite after the last step; lower it, and pass --overwrite"
@@ -2017,7 +2018,7 @@ def prepare_training(model, args):
         if has_lora(model):
             model.enable_input_require_grads()
     check_equal_weights(model)
-    if args.fsdp:
+    if getattr(args, "fsdp", False):
         shard(model)
     return model.train()  # from_pretrained returns eval mode, in which checkpointing sleeps
 
@@ -2393,7 +2394,7 @@ def load_checkpoint(args, models, optimizers, scaler=None, extra=None):
             optimizer.load_state_dict(state["optimizers"][name])
         if scaler is not None and state["scaler"]:
             scaler.load_state_dict(state["scaler"])
-        if args.lora_dropout and len(state["rng"]) != world():
+        if getattr(args, "lora_dropout", 0) and len(state["rng"]) != world():
             raise UserError(
                 f"--resume: --lora-dropout draws from the generator of each of {len(state['rng'])} processes, now there "
                 f"are {world()}; go on with as many, or pass --overwrite"

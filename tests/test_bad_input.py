@@ -214,7 +214,8 @@ def test_unusable_rows_are_counted(stage, world, capsys, tmp_path):
     data = write_rows("mine.jsonl", rows)
     flags = ("--pairs", data, "--max-length", 90, "--ties", "drop", "--eval-fraction", 0)
     assert stage.main(argv_of(stage, world, tmp_path / "new", *flags)) is None
-    printed = capsys.readouterr().out.splitlines()[0].split("  ")
+    printed = capsys.readouterr().out.splitlines()
+    printed = next(line for line in printed if line.startswith("rows ")).split("  ")
     counts = {k: int(n) for k, n in (part.rsplit(" ", 1) for part in printed)}
     assert counts["rows"] == 10
     assert counts["dropped: chosen = rejected"] == 2
