@@ -1072,8 +1072,11 @@ def can_share(model, pairs, pad_id):
         states = shared_hidden(model, *rows, *read.nonzero(as_tuple=True)).float()
         gap = ((states - alone).norm(dim=1) / alone.norm(dim=1)).max().item()
         shared, shown = gap <= bound, f"gap {gap:.1e}, bound {bound:.0e}"
+    except torch.cuda.OutOfMemoryError:
+        raise
     except Exception as error:  # whatever a family raises that has no such masks
         shared, shown = False, first_line(error)
+    shared = all(gather([shared]))  # rows are dealt out by their columns: all must count alike
     how = "once for both answers, = two rows" if shared else "twice, for one row is not two rows"
     print(f"prompt of a pair  computed {how} ({shown})")
     return shared
@@ -1652,8 +1655,8 @@ def add_run_arguments(parser, out, lr, batch_size=32, eval_every=50, save_every=
     run = parser.add_argument_group("training")
     run.add_argument("--out", default=out, help="run folder, itself a model folder (default %(default)s)")
     run.add_argument("--epochs", type=int, default=1, help="passes over the training rows, 1 to 3 (default %(default)s)")
-    run.add_argument("--steps", type=int, help="optimiser steps; overrides --epochs")
-    run.add_argument("--batch-size", type=int, default=batch_size, help="rows per optimiser step, 8 to 128 (default %(default)s)")
+    run.add_argument("--steps", type=int, help="steps, of ppo and grpo_* rollouts with all their updates; overrides --epochs")
+    run.add_argument("--batch-size", type=int, default=batch_size, help=f"rows per optimiser step, 8 to 128 (default {batch_size or 'a rollout / --num-substeps'})")
     run.add_argument("--micro-tokens", type=int, help="padded tokens per forward; lowers memory, changes nothing else (default 1024 on CPU, 16384 on GPU)")
     run.add_argument("--lr", type=float, help=f"learning rate (default by size: {lr})")
     run.add_argument("--weight-decay", type=float, default=0.0, help="AdamW decay, not on biases, norms and heads (default 0)")
@@ -1805,6 +1808,7 @@ def clip_and_step(model, optimizer, scaler, args, loss, where):
     weights = [p for p in model.parameters() if p.requires_grad]
     add_up_gradients(weights)  # before all that follows, so that every rank takes the same step
     if scaler is not None:
+        scaler.scale(weights[0].new_zeros(()))  # a rank that had no rows yet has no scale either
         scaler.unscale_(optimizer)
     norm = whole(nn.utils.clip_grad_norm_(weights, args.max_grad_norm))
     skipped = not torch.isfinite(norm)
@@ -2357,6 +2361,15 @@ def _write_checkpoint(args, step, state):
 
 def load_checkpoint(args, models, optimizers, scaler=None, extra=None):
     """Restore the newest readable checkpoint into the given objects (`extra`: a dict); returns its step, 0 if none."""
+    step = _load_checkpoint(args, models, optimizers, scaler, extra)
+    if len(set(found := gather([step]))) > 1:
+        raise UserError(
+            f"--resume: the processes read checkpoints of different steps, {found}; all must see the same --out"
+        )
+    return step
+
+
+def _load_checkpoint(args, models, optimizers, scaler, extra):
     if not args.resume:
         return 0
     home = Path(args.out) / "checkpoint"
@@ -2394,12 +2407,13 @@ def load_checkpoint(args, models, optimizers, scaler=None, extra=None):
             optimizer.load_state_dict(state["optimizers"][name])
         if scaler is not None and state["scaler"]:
             scaler.load_state_dict(state["scaler"])
-        if getattr(args, "lora_dropout", 0) and len(state["rng"]) != world():
+        rng = state["rng"] if isinstance(state["rng"], list) else [state["rng"]]  # one, of old
+        if getattr(args, "lora_dropout", 0) and len(rng) != world():
             raise UserError(
-                f"--resume: --lora-dropout draws from the generator of each of {len(state['rng'])} processes, now there "
+                f"--resume: --lora-dropout draws from the generator of each of {len(rng)} processes, now there "
                 f"are {world()}; go on with as many, or pass --overwrite"
             )
-        _set_rng_state(state["rng"][rank() % len(state["rng"])])
+        _set_rng_state(rng[rank() % len(rng)])
         if extra is not None:
             extra.update(state["extra"])
         for folder in unreadable if not rank() else ():  # out of the way of --keep

@@ -316,10 +316,6 @@ def parse_args(argv=None):
         )
     args.reward = args.reward or ["rubric"]
     weights = reward_weights(args.reward)
-    if (args.val_judge_model or args.val_judge_base_url) and args.val_metric in ("checks", "model"):
-        raise UserError(
-            f"--val-judge-model: --val-metric {args.val_metric} asks no judge; use --val-metric rubric"
-        )
     if ("model" in weights or args.val_metric == "model") != bool(args.reward_model):
         raise UserError("--reward model and --reward-model FOLDER go together")
     if "ruler" in weights and args.scale == "std":
@@ -738,6 +734,8 @@ def evaluate(args, model, tokenizer, grader, metric, gold, rows):
     """(metrics, b): one answer to each held-out prompt, greedy unless --eval-temperature says otherwise, and its grades."""
     if not rows:
         return {}, None
+    judge = grader.val_judge
+    spent = Counter(judge.counts) if judge else None
     prompts = [conversation(row, args.system) for row in rows]
     drawn = sample(
         model, tokenizer, prompts, 1, args.max_new_tokens, args.eval_temperature, seed=args.seed
@@ -749,6 +747,8 @@ def evaluate(args, model, tokenizer, grader, metric, gold, rows):
             common.score_answers(gold, "--gold", raw, prompts, drawn.texts)
         )
     metrics["val/length"] = sum(map(len, drawn.response_ids)) / len(rows)
+    if judge:  # --judge-budget counts it too
+        metrics["judge/usd"] = judge.metrics(spent)["judge/usd"]
     return metrics, {
         "rows": rows, "texts": drawn.texts, "finished": drawn.finished, "tokens": list(map(len, drawn.response_ids)),
         "grades": grades, "parts": {metric: scores}, "scores": scores, "group_size": 1,
@@ -814,6 +814,10 @@ def main(argv=None):
     train, val, test = load_data(args)
     every_check = all(any(c.kind == "check" for c in row.criteria) for row in [*val, *test])
     metric = args.val_metric or ("checks" if val and every_check else "rubric")
+    if (args.val_judge_model or args.val_judge_base_url) and metric != "rubric":
+        raise UserError(
+            f"--val-judge-model: validation is by {metric} here and asks no judge; use --val-metric rubric"
+        )
     steps = args.steps or args.epochs * math.ceil(len(train) / args.groups_per_batch)
     p, g = args.groups_per_batch, args.group_size
     print(

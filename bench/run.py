@@ -50,7 +50,7 @@ class Refused(SystemExit):
 
 
 def differs(task, ours, theirs):
-    """Why these two runs must not be compared, or None. What is asked of a task is in the page of the bench.
+    """Why these two runs must not be compared, or None.
 
     dpo, reward, sft  the loss of every step within 1e-4, the norm of the final weights within 1e-5 relative
     grpo, ppo         tokens generated within 3 %; for ppo the same number of updates

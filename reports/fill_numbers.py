@@ -23,7 +23,7 @@ import memory  # noqa: E402
 
 import evaluate  # noqa: E402
 
-PAGES = ("README.md", "docs/adapt.md", "docs/scale.md")
+PAGES = ("README.md", "reports/README.md", "docs/adapt.md", "docs/scale.md")
 MODELS = {"tiny-base": "base", "dpo": "DPO", "ppo": "PPO", "grpo": "rubric GRPO"}  # by run folder
 STAGES = [  # script, what goes in and comes out
     ("sft.py", "0", "prompts with answers → a model that imitates them; also trains the bundled base from scratch"),
@@ -237,7 +237,7 @@ def speed():
                 lines.append([f"[{file.stem}](reports/bench/{file.stem}.md)", opponent, *shown, "CPU" if cpu else "wall"])  # fmt: skip
         commands.append(header["header"])
     first = commands[0]
-    note = f"Processes in turns; median [smallest, largest] of the ratios of neighbours, a number alone is a single ratio. *Loop*: the training steps; *whole*: from start to saved model, mostly start-up where steps are few; *clock*: CPU seconds where the machine was busy. Above 1 in time, below 1 in memory: this project is faster, smaller. *Plain*: TRL with the optimiser batch as its device batch; *tuned*: the fastest of its exact settings that the bench tried. {first['processor']}, {first['versions']}. The bench prints no ratio where the losses of the two differ; each page names its command and its work."  # fmt: skip
+    note = f"Processes in turns; median [smallest, largest] of the ratios of neighbours, a number alone is a single ratio. *Loop*: the training steps; *whole*: from start to saved model, mostly start-up where steps are few; *clock*: CPU seconds where the machine was busy. Above 1 in time, below 1 in memory: this project is faster, smaller. *Plain*: TRL with the optimiser batch as its device batch; *tuned*: the fastest of its exact settings that the bench tried. *dpo-precomputed*: TRL computes the reference before training; *sft-4096*: ours with `--micro-tokens 4096`, not the default. {first['processor']}, {first['versions']}. The bench prints no ratio where the losses of the two differ; each page names its command and its work."  # fmt: skip
     head = [
         "work",
         "TRL",

@@ -217,7 +217,7 @@ def test_length_controlled_goldens():
 def test_length_controlled_sees_through_length():
     """20 000 pairs that differ by length alone (φ 1.5, shift 60, sd 60): raw says .68, the controlled rate says ½.
 
-    By hand: E σ(1.5·tanh(z)) over z ~ N(1, 1) is .681. (evaluate.md gives .64 for this raw rate, which these
+    By hand: E σ(1.5·tanh(z)) over z ~ N(1, 1) is .681. (the design gives .64 for this raw rate, which these
     settings do not reproduce; the property that counts is the ½.)
     """
     rng = np.random.default_rng(0)
@@ -290,7 +290,7 @@ def test_distinct_n():
 
 
 def test_pair_metrics_golden():
-    """The golden of algorithms.md, and the same rows with one declared a tie: it leaves every mean and is counted."""
+    """Values worked by hand, and the same rows with one declared a tie: it leaves every mean and is counted."""
     c, r = (
         torch.tensor([2, 1, 0, 0.5], dtype=torch.float64),
         torch.tensor([0, 1.5, 0.2, 0.5], dtype=torch.float64),

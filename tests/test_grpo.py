@@ -1,7 +1,7 @@
 """grpo_rubric.py from the inside out: advantages and losses by numbers worked on paper, the recipe's command line, the
 split, one update, whole runs with programmatic checks.
 
-The goldens stand in float64 and hold to 1e-7. E1 to E3 and E5 to E8 (`algorithms.md`) stand here; E4, resume, in
+The goldens stand in float64 and hold to 1e-7. Resume stands in
 test_resume.py; where each form of the loss lands in test_toy_world.py; TRL's numbers in test_trl_parity.py; all that needs
 a judge behind HTTP in test_grpo_judge.py.
 """

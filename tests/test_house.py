@@ -1,4 +1,4 @@
-"""The house rules of DESIGN.md and CONTRIBUTING.md, held by reading the files as syntax trees.
+"""The house rules of CONTRIBUTING.md, held by reading the files as syntax trees.
 
 A rule that only stands in a document is kept for a month. Everything here finds the stages by itself: a new script is
 held to the same rules on the day it is written.
@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 REPO = Path(__file__).resolve().parent.parent
-ARROWS = {  # who may import whom: the table of DESIGN.md
+ARROWS = {  # who may import whom: the table of CONTRIBUTING.md
     "common": set(),
     "sft": {"common"},
     "annotate": {"common"},
@@ -37,7 +37,7 @@ RUNTIME |= {"werkzeug", "urllib3"}  # what flask and requests stand on: its serv
 FILES = sorted(path for path in REPO.glob("*.py"))
 STAGES = [path for path in FILES if path.name != "common.py"]
 TRAINERS = [path for path in STAGES if path.stem in ("sft", "reward_train", "dpo", "ppo")]
-SECTIONS = {  # the rule's number and its title; style.md, section 3
+SECTIONS = {  # the rule's number and its title
     3: "the math",
     4: "the arguments",
     5: "the data",
@@ -133,7 +133,7 @@ def test_arrows_point_only_as_designed(name):
     inside functions count."""
     path = REPO / name
     assert path.stem in ARROWS, (
-        f"{name} is not in the table of DESIGN.md: a new file must be a new stage"
+        f"{name} is not in the table of CONTRIBUTING.md: a new file must be a new stage"
     )
     used = set()
     for node in ast.walk(tree_of(path)):
@@ -154,7 +154,7 @@ def test_arrows_point_only_as_designed(name):
 @pytest.mark.parametrize("name", names(STAGES))
 def test_order_of_the_sections(name):
     """`diff reward_train.py dpo.py` is a lecture only while both keep the same order. The rules `# ---- 3. the math`
-    rise, and each is called what style.md calls it."""
+    rise, and each is called what SECTIONS calls it."""
     text = (REPO / name).read_text(encoding="utf-8")
     rules = [
         (int(n), title) for n, title in re.findall(r"^ *# -{2,} (\d+)\. (.*?) -{2,}$", text, re.M)
@@ -164,7 +164,7 @@ def test_order_of_the_sections(name):
     assert numbers == sorted(set(numbers)), numbers
     for n, title in rules:
         assert SECTIONS.get(n) == title, (
-            f"section {n} is called {title!r}, style.md says {SECTIONS.get(n)!r}"
+            f"section {n} is called {title!r}, SECTIONS says {SECTIONS.get(n)!r}"
         )
     assert {3, 4, 5, 8, 9} <= set(numbers), f"section missing: {numbers}"
     guard = tree_of(REPO / name).body[-1]

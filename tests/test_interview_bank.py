@@ -29,7 +29,7 @@ def candidate(states, seed=0):
 
 
 def test_bank_passes_its_own_checks_and_survives_json():
-    """Sizes of rubric.md section 11: 12 competencies, 8 items each, 6 competencies a role."""
+    """Sizes: 12 competencies, 8 items each, 6 competencies a role."""
     again = json.loads(json.dumps(interview.bank()))
     interview.check_bank(again)
     assert again == BANK == interview.bank()

@@ -1,6 +1,6 @@
 """data/risky_questions.json: each category is found, what an interviewer may ask stays silent.
 
-The scanner below restates the rule of fairness.md section 11 in a few lines: normal form, sentences,
+The scanner below restates the rule of the scanner in a few lines: normal form, sentences,
 only requests, neither a refusal nor allowed. The stages carry their own, with offsets.
 """
 
@@ -76,7 +76,7 @@ Share your salary history. | How much are you paid at the moment?""",
 What type of discharge did you get? | Are you a union member? | Do you belong to a union?
 How do you feel about unions? | What is your credit score? | Were you honorably discharged?""",
 }
-# the list of fairness.md section 11
+# the list of kinds
 MUST_NOT_FIRE = """Are you legally authorised to work in the US? | Are you legally authorized to work in the United States?
 Are you at least 18? | Are you at least 18 years old? | Are you over 18?
 Can you perform the essential functions of this job with or without reasonable accommodation?

@@ -32,7 +32,7 @@ def whole(word, text):
 
 
 def passes(answer, check, num_words=0, num_sentences=0, relation="exactly", **args):
-    """One check of rubric.md section 3, for the ids that the bundled rows use."""
+    """One check, for the ids that the bundled rows use."""
     kind = check.partition(":")[2]
     if not answer.strip():
         return False

@@ -24,7 +24,7 @@ from transformers import (
 
 INIT_RANGE = 0.3  # logits then have a deviation of about 1.7 nats in every family
 
-# The families that DESIGN.md and algorithms.md name, and Gemma 2 for its capped logits. Two layers, hidden size 32.
+# The families that docs/adapt.md names, and Gemma 2 for its capped logits. Two layers, hidden size 32.
 _ROPE = dict(
     hidden_size=32,
     intermediate_size=64,
