@@ -1808,7 +1808,8 @@ def clip_and_step(model, optimizer, scaler, args, loss, where):
     weights = [p for p in model.parameters() if p.requires_grad]
     add_up_gradients(weights)  # before all that follows, so that every rank takes the same step
     if scaler is not None:
-        scaler.scale(weights[0].new_zeros(()))  # a rank that had no rows yet has no scale either
+        if world() > 1:  # a rank that had no rows yet has no scale either
+            scaler.scale(weights[0].new_zeros(()))
         scaler.unscale_(optimizer)
     norm = whole(nn.utils.clip_grad_norm_(weights, args.max_grad_norm))
     skipped = not torch.isfinite(norm)

@@ -561,6 +561,7 @@ def test_dropout_is_off_and_kept(tmp_path, pairs_file, capsys):
 FRESH = """
 import json, sys, torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+torch.set_num_threads(1)  # as the tests here: two threads add up in another order
 answer = {}
 for name, folder in json.loads(sys.argv[1]).items():
     kind = AutoModelForSequenceClassification if name == "reward_train" else AutoModelForCausalLM
