@@ -63,19 +63,21 @@ class UserError(ValueError):
 def run(main):
     """Call a stage's `main` as a command: errors of the user end in one line and status 2."""
     try:
-        sys.exit(main())
-    except UserError as error:
-        sys.exit(print(f"error: {error}", file=sys.stderr) or 2)
-    except OSError as error:  # disk full, permission denied: the file's name is in the message
-        sys.exit(print(f"error: {error}", file=sys.stderr) or 2)
+        status = main()
+    except (UserError, OSError) as error:  # OSError: disk full, permission denied, with a name
+        status = print(f"error: {error}", file=sys.stderr) or 2
     except torch.cuda.OutOfMemoryError as error:
         fix = "lower --micro-tokens or --max-length, or add --grad-checkpoint or --lora-rank 16"
-        sys.exit(print(f"error: {first_line(error)} {fix}", file=sys.stderr) or 2)
+        status = print(f"error: {first_line(error)} {fix}", file=sys.stderr) or 2
     except KeyboardInterrupt:  # the second Ctrl-C; the first one lets the step finish
-        sys.exit(130)
-    finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        status = 130
+    if dist.is_initialized():
+        # Python's own end stops gloo's threads while they give tensors back: "terminate called", status -6 after a run
+        # that is done (10 of 15 runs with --fsdp, torch 2.13). So leave without it; all files are closed by now.
+        dist.destroy_process_group()
+        sys.stdout.flush(), sys.stderr.flush()
+        os._exit(status or 0)
+    sys.exit(status)
 
 
 def read_jsonl(path, check=None, numbered=False, flag=None):

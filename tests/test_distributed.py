@@ -49,12 +49,16 @@ QUIET = [
 RUNNER = """
 import importlib, json, sys
 sys.path[:0] = json.loads(sys.argv[1])
-import torch
+import common, torch
 
 torch.set_num_threads(1)
-for stage, argv in json.loads(sys.argv[2]):
-    code = importlib.import_module(stage).main(argv)
-    assert code in (None, 0), (stage, code)
+
+def main():
+    for stage, argv in json.loads(sys.argv[2]):
+        code = importlib.import_module(stage).main(argv)
+        assert code in (None, 0), (stage, code)
+
+common.run(main)
 """
 
 
