@@ -60,6 +60,8 @@ SCHEMA = 1  # of report.json; a key that changes its meaning raises it
 
 # ---- 3. the math ----
 
+# how sure a rate or a mean is
+
 
 def wilson(k, n, level=0.95):
     """Score interval of a share k/n: all rates p with |k/n − p| ≤ z·√(p(1−p)/n)      [Wilson 1927]
@@ -102,6 +104,98 @@ def needed_n(rate, level=0.95, power=0.80):
     return math.ceil(((z / 2 + z_power * math.sqrt(rate * (1 - rate))) / (rate - 0.5)) ** 2)
 
 
+def bootstrap_ci(values, clusters=None, clusters2=None, draws=2000, seed=0, level=0.95, statistic=None):  # fmt: skip
+    """Percentile interval of the mean of `values`, resampling whole clusters (prompts), or two crossed kinds of cluster.
+
+    values     (n,)
+    clusters   (n,) labels; None: every value is its own.   clusters2  (n,) labels of the other kind (annotators)
+    statistic  weights (n,) → number or vector, in place of the weighted mean; a weight is how often a value was drawn
+    returns    (low, high), or None with fewer than two clusters: one prompt says nothing about the next
+    >>> bootstrap_ci([2.0, 2.0, 2.0]), bootstrap_ci([1.0])
+    ((2.0, 2.0), None)
+    """
+    values = np.asarray(values, float)
+    labels = [range(len(values)) if clusters is None else clusters]
+    labels += [] if clusters2 is None else [clusters2]
+    kinds = [np.unique(np.asarray(kind), return_inverse=True)[1] for kind in labels]
+    if len(values) == 0 or min(kind.max() for kind in kinds) < 1:
+        return None
+    offset = values - values[0]  # so that a constant stays exactly itself
+    statistic = statistic or (lambda weights: values[0] + weights @ offset / weights.sum())
+    rng, results = np.random.default_rng(seed), []
+    for _ in range(draws):
+        weights = np.ones(len(values))
+        for kind in kinds:
+            size = kind.max() + 1
+            weights *= np.bincount(rng.integers(0, size, size), minlength=size)[kind]
+        if weights.any():  # two crossed kinds can miss each other
+            results.append(statistic(weights))
+    low, high = np.quantile(results, [(1 - level) / 2, (1 + level) / 2], axis=0)
+    return (float(low), float(high)) if np.ndim(low) == 0 else (low, high)
+
+
+def holm(p_values):
+    """Adjusted p for m tests: the i-th smallest times m − i + 1, never falling, at most 1 (family-wise error).
+
+    >>> holm([0.01, 0.04, 0.03, 0.005])
+    [0.03, 0.06, 0.06, 0.02]
+    """
+    m, highest, adjusted = len(p_values), 0.0, [0.0] * len(p_values)
+    for i, j in enumerate(sorted(range(m), key=lambda j: p_values[j])):
+        highest = max(highest, min(1.0, (m - i) * p_values[j]))
+        adjusted[j] = highest
+    return adjusted
+
+
+def benjamini_hochberg(p_values):
+    """Adjusted p for m tests: the i-th smallest times m / i, never falling (false discovery rate).
+
+    >>> benjamini_hochberg([0.01, 0.04, 0.03, 0.005])
+    [0.02, 0.04, 0.04, 0.02]
+    """
+    m, lowest, adjusted = len(p_values), 1.0, [0.0] * len(p_values)
+    for i, j in reversed(list(enumerate(sorted(range(m), key=lambda j: p_values[j]), 1))):
+        lowest = min(lowest, p_values[j] * m / i)
+        adjusted[j] = lowest
+    return adjusted
+
+
+# a number, with its n and its interval
+
+
+def number(value, n, interval=None, method="", seed=None, reason=None):
+    """How every number stands in report.json: with its n, its interval and how that was made; null has a reason."""
+    if value is None or math.isnan(value):
+        return {"value": None, "n": int(n), "reason": reason or "nothing to measure"}
+    low, high = (None, None) if interval is None else (round(float(end), 6) for end in interval)
+    record = {"value": round(float(value), 6), "n": int(n), "low": low, "high": high}
+    record |= {"method": method, "seed": seed}
+    if interval is None:
+        record["reason"] = reason or "no interval: fewer than two prompts"
+    return record
+
+
+def share(k, n):
+    """k of n as a number with Wilson's interval."""
+    return number(k / n if n else None, n, wilson(k, n), "wilson", reason="nobody was asked")
+
+
+def mean_number(values, seed, prompts=None, reason=None, over="prompts"):
+    """Mean of (P,) or (P, G) values, or of (n,) with their prompts; NaNs left out. The interval resamples prompts."""
+    values = np.atleast_2d(np.asarray(values, float).T).T  # (P, G) or (n, 1)
+    prompts = np.arange(len(values)) if prompts is None else prompts
+    prompts, values = prompts.repeat(values.shape[1]), values.ravel()
+    prompts, values = prompts[~np.isnan(values)], values[~np.isnan(values)]
+    interval = bootstrap_ci(values, prompts, seed=seed)
+    if not len(values):
+        return number(None, 0, reason=reason)
+    method, why = f"mean; bootstrap over {over}", reason or f"no interval: fewer than two {over}"
+    return number(values.mean(), len(values), interval, method, seed, why)
+
+
+# one model against another
+
+
 def outcomes(scores_a, scores_b):
     """Every answer of A against every answer of B to the same prompt: 1 won, ½ tie, 0 lost, NaN unscored.
 
@@ -138,34 +232,77 @@ def win_rate(scores_a, scores_b):
     return float(rates.mean()) if len(rates) else None
 
 
-def bootstrap_ci(values, clusters=None, clusters2=None, draws=2000, seed=0, level=0.95, statistic=None):  # fmt: skip
-    """Percentile interval of the mean of `values`, resampling whole clusters (prompts), or two crossed kinds of cluster.
+def length_controlled(y, len_a, len_b, weights=None, with_fit=False):
+    """σ(θ) of logit P(A wins) = θ + φ·tanh((len_a − len_b)/sd): the win rate at equal length      [Dubois et al. 2024]
 
-    values     (n,)
-    clusters   (n,) labels; None: every value is its own.   clusters2  (n,) labels of the other kind (annotators)
-    statistic  weights (n,) → number or vector, in place of the weighted mean; a weight is how often a value was drawn
-    returns    (low, high), or None with fewer than two clusters: one prompt says nothing about the next
-    >>> bootstrap_ci([2.0, 2.0, 2.0]), bootstrap_ci([1.0])
-    ((2.0, 2.0), None)
+    y  (n,) 1, ½ or 0;  maximises Σ log-likelihood − ½·.01·(θ² + φ²);  sd of the population; sd = 0: the raw rate.
+    By hand: A wins when longer, loses when shorter: all of it is length.
+    >>> round(length_controlled([1, 0], [9, 1], [5, 5]), 6)
+    0.5
     """
-    values = np.asarray(values, float)
-    labels = [range(len(values)) if clusters is None else clusters]
-    labels += [] if clusters2 is None else [clusters2]
-    kinds = [np.unique(np.asarray(kind), return_inverse=True)[1] for kind in labels]
-    if len(values) == 0 or min(kind.max() for kind in kinds) < 1:
-        return None
-    offset = values - values[0]  # so that a constant stays exactly itself
-    statistic = statistic or (lambda weights: values[0] + weights @ offset / weights.sum())
-    rng, results = np.random.default_rng(seed), []
-    for _ in range(draws):
-        weights = np.ones(len(values))
-        for kind in kinds:
-            size = kind.max() + 1
-            weights *= np.bincount(rng.integers(0, size, size), minlength=size)[kind]
-        if weights.any():  # two crossed kinds can miss each other
-            results.append(statistic(weights))
-    low, high = np.quantile(results, [(1 - level) / 2, (1 + level) / 2], axis=0)
-    return (float(low), float(high)) if np.ndim(low) == 0 else (low, high)
+    y, delta = np.asarray(y, float), np.asarray(len_a, float) - np.asarray(len_b, float)  # (n,)
+    w = np.ones(len(y)) if weights is None else np.asarray(weights, float)
+    sd = math.sqrt(w @ (delta - w @ delta / w.sum()) ** 2 / w.sum())
+    if sd == 0:
+        rate = float(w @ y / w.sum())
+        return (rate, None, 0.0) if with_fit else rate
+    x = np.stack([np.ones(len(y)), np.tanh(delta / sd)])  # (2, n)
+    fit = np.zeros(2)  # θ, φ
+    for _ in range(200):
+        p = 1 / (1 + np.exp(-fit @ x))
+        gradient = x @ (w * (y - p)) - 0.01 * fit
+        step = np.linalg.solve((x * (w * p * (1 - p))) @ x.T + 0.01 * np.eye(2), gradient)
+        fit = fit + step / max(1.0, abs(step).max())  # Newton, at most 1 at a time
+        if abs(step).max() < 1e-10:
+            break
+    rate = float(1 / (1 + np.exp(-fit[0])))
+    return (rate, float(fit[0]), float(fit[1])) if with_fit else rate
+
+
+def verdict(rate, p):
+    """better or worse where the interval of a win rate (a `number`) leaves ½ out *and* the sign test agrees."""
+    if p >= 0.05 or rate.get("low") is None or rate["low"] <= 0.5 <= rate["high"]:
+        return "inconclusive"
+    return "better" if rate["value"] > 0.5 else "worse"
+
+
+def compare_outcomes(y, lengths_a, lengths_b, seed):
+    """A against B: win rate, sign test over prompts, length-controlled rate.
+
+    y  (P, G_a, G_b) 1 won, ½ tie, 0 lost, NaN unscored: `outcomes` of scores, or an LLM judge's, of one answer each (`judged`)
+    """
+    rates = prompt_rates(y)  # (P,)
+    rates, pairs = rates[~np.isnan(rates)], y[0].size
+    n, wins, losses = len(rates), int((rates > 0.5).sum()), int((rates < 0.5).sum())
+    if pairs == 1:
+        interval, method = wilson(rates.sum(), n), "wilson"
+    else:
+        interval, method = bootstrap_ci(rates, seed=seed), "bootstrap over prompts"
+    rate = rates.mean() if n else None
+    # every comparison by itself, for the fit on length
+    delta = np.broadcast_to(lengths_a[:, :, None] - lengths_b[:, None, :], y.shape).ravel()
+    prompts, scored = np.arange(len(y)).repeat(pairs), ~np.isnan(y.ravel())
+    y, delta, prompts = y.ravel()[scored], delta[scored], prompts[scored]
+    fit = lambda w=None: length_controlled(y, delta, np.zeros(len(y)), w)  # noqa: E731
+    controlled = bootstrap_ci(y, prompts, draws=500, seed=seed, statistic=fit)
+    return {
+        "win_rate": number(rate, n, interval, method, seed),
+        "prompts": {"won": wins, "lost": losses, "tied": n - wins - losses},
+        "p": sign_test(wins, losses),
+        "needed_n": needed_n(rate) if n else None,
+        "length_controlled": number(fit() if n else None, len(y), controlled, "Dubois 2024", seed),
+    }
+
+
+def compare_scores(a, b, lengths_a, lengths_b, seed):
+    """A against B by scores on the same prompts: `compare_outcomes`, and the mean difference of the scores.
+
+    a, b  (P, G_a) and (P, G_b) scores, NaN = unscored;  lengths_a, lengths_b  the same shapes, in tokens
+    """
+    row = compare_outcomes(outcomes(a, b), lengths_a, lengths_b, seed)
+    kept = ~np.isnan(win_rates(a, b))  # prompts where at least one answer of each was scored
+    difference = [np.nanmean(x) - np.nanmean(z) for x, z, k in zip(a, b, kept) if k]
+    return row | {"difference": mean_number(difference, seed)}
 
 
 def linked(wins):
@@ -195,31 +332,27 @@ def bradley_terry(wins):
     return 400 * np.log10(strength / strength[0])
 
 
-def length_controlled(y, len_a, len_b, weights=None, with_fit=False):
-    """σ(θ) of logit P(A wins) = θ + φ·tanh((len_a − len_b)/sd): the win rate at equal length      [Dubois et al. 2024]
+def strengths(scores, seed):
+    """Bradley-Terry strengths of M models, each a `number`: 400·log10 ratio to the first; bootstrap over prompts.
 
-    y  (n,) 1, ½ or 0;  maximises Σ log-likelihood − ½·.01·(θ² + φ²);  sd of the population; sd = 0: the raw rate.
-    By hand: A wins when longer, loses when shorter: all of it is length.
-    >>> round(length_controlled([1, 0], [9, 1], [5, 5]), 6)
-    0.5
+    scores  M arrays (P, G_m);  a prompt's wins of i over j are its win rate, ties ½, NaN counts for nothing
     """
-    y, delta = np.asarray(y, float), np.asarray(len_a, float) - np.asarray(len_b, float)  # (n,)
-    w = np.ones(len(y)) if weights is None else np.asarray(weights, float)
-    sd = math.sqrt(w @ (delta - w @ delta / w.sum()) ** 2 / w.sum())
-    if sd == 0:
-        rate = float(w @ y / w.sum())
-        return (rate, None, 0.0) if with_fit else rate
-    x = np.stack([np.ones(len(y)), np.tanh(delta / sd)])  # (2, n)
-    fit = np.zeros(2)  # θ, φ
-    for _ in range(200):
-        p = 1 / (1 + np.exp(-fit @ x))
-        gradient = x @ (w * (y - p)) - 0.01 * fit
-        step = np.linalg.solve((x * (w * p * (1 - p))) @ x.T + 0.01 * np.eye(2), gradient)
-        fit = fit + step / max(1.0, abs(step).max())  # Newton, at most 1 at a time
-        if abs(step).max() < 1e-10:
-            break
-    rate = float(1 / (1 + np.exp(-fit[0])))
-    return (rate, float(fit[0]), float(fit[1])) if with_fit else rate
+    M, P = len(scores), len(scores[0])
+    wins = np.zeros((P, M, M))
+    for i, j in itertools.permutations(range(M), 2):
+        wins[:, i, j] = np.nan_to_num(win_rates(scores[i], scores[j]))
+    statistic = lambda w: bradley_terry(np.tensordot(w, wins, 1))  # noqa: E731
+    interval = bootstrap_ci(np.zeros(P), draws=300, seed=seed, statistic=statistic)
+    low, high = interval or (None, None)
+    ends = [None if low is None or not i else (low[i], high[i]) for i in range(M)]
+    values, why = statistic(np.ones(P)), "the baseline, or fewer than two prompts"
+    method = "Bradley-Terry; bootstrap over prompts"
+    if not linked(wins.sum(0)):
+        method += "; half a win and half a loss added to each, as a path of wins is missing"
+    return [number(x, P, e, method, seed, why) for x, e in zip(values, ends)]
+
+
+# score against KL, and against cost
 
 
 def bon_curve(proxy, gold):
@@ -241,77 +374,87 @@ def bon_curve(proxy, gold):
     return np.array(chance) @ gold  # (n, i) @ (i,)
 
 
-def kendall_tau(a, b):
-    """tau-b: (concordant − discordant) / √(pairs untied in a · pairs untied in b); None if a or b is constant.
+def fit_overoptimisation(d, r, kind):
+    """r = d·(α − β·x), x = d for best of n, log d for RL: least squares of r/d = α − β·x      [Gao et al. 2022, eq. 1]
 
-    By hand: of ten pairs one is in the wrong order: (9 − 1)/10.
-    >>> round(kendall_tau([4, 3, 2, 1, 0], [0.9, 0.7, 0.8, 0.2, 0.1]), 10)
-    0.8
+    d  (n,) √KL above 0;  r  (n,) gain over the start;  kind  "bon" or "rl"
+    returns  (α, β, (d, r) of the peak); no peak: None.  All d equal: None
+    By hand, α = 1, β = ½: RL peaks at d = e^(α/β − 1) = e with e/2, best of n at d = α/2β = 1 with ½.
+    >>> fit_overoptimisation([1, 2], [0.5, 0.0], "bon")
+    (1.0, 0.5, (1.0, 0.5))
     """
-    a, b = np.asarray(a, float), np.asarray(b, float)
-    order = untied_a = untied_b = 0
-    for x, y in zip(a, b):  # each pair twice; a row at a time, as 100 000 candidates have no (n, n)
-        sign_a, sign_b = np.sign(a - x), np.sign(b - y)
-        order += int(sign_a @ sign_b)
-        untied_a, untied_b = (
-            untied_a + np.count_nonzero(sign_a),
-            untied_b + np.count_nonzero(sign_b),
-        )
-    return order / math.sqrt(untied_a * untied_b) if untied_a and untied_b else None
+    d, r = np.asarray(d, float), np.asarray(r, float)
+    x, y = d if kind == "bon" else np.log(d), r / d
+    spread = ((x - x.mean()) ** 2).sum()
+    if spread < 1e-12:
+        return None
+    beta = -((x - x.mean()) * (y - y.mean())).sum() / spread
+    alpha = y.mean() + beta * x.mean()
+    if beta <= 0 or alpha <= 0 or alpha / beta > 50:
+        return float(alpha), float(beta), None
+    top = alpha / (2 * beta) if kind == "bon" else math.exp(alpha / beta - 1)
+    at = top * (alpha - beta * (top if kind == "bon" else math.log(top)))
+    return float(alpha), float(beta), (float(top), float(at))
 
 
-def ndcg(relevance_in_ranked_order, k=None):
-    """Σ rel_i / log2(i + 1) over the first k places, divided by that of the best order; None if nothing is relevant.
+def overoptimised(gold, proxy):
+    """Index of the point from which gold falls for two evaluations while proxy rises; None where it does not.
 
-    >>> round(ndcg([3, 2, 3, 0, 1, 2]), 7), ndcg([2, 1]), ndcg([0, 0])
-    (0.9608082, 1.0, None)
+    gold, proxy  (n,) of one run's evaluations, in order. Two falls in a row also happen on a noisy plateau, so the
+    search starts at the highest gold, and what follows must lie three deviations of the noise below on average.
+    Noise: median of the absolute second differences / 1.652, as a second difference of noise σ has deviation √6·σ.
+    By hand: gold peaks at index 2, proxy rises throughout; on the way up nothing is marked.
+    >>> overoptimised([0, 0.4, 0.6, 0.4, 0], [0, 1, 2, 3, 4]), overoptimised([0, 0.4, 0.6], [0, 1, 2])
+    (2, None)
     """
-    relevance = np.asarray(relevance_in_ranked_order, float)
-    discount = 1 / np.log2(np.arange(len(relevance)) + 2)
-    best = (np.sort(relevance)[::-1] * discount)[:k].sum()
-    return float((relevance * discount)[:k].sum() / best) if best > 0 else None
+    gold, proxy = np.asarray(gold, float), np.asarray(proxy, float)
+    if len(gold) < 3:
+        return None
+    noise = np.median(abs(np.diff(gold, 2))) / 1.652 if len(gold) > 4 else 0.0
+    for i in range(int(gold.argmax()), len(gold) - 2):
+        falls = gold[i] > gold[i + 1] > gold[i + 2] and proxy[i] < proxy[i + 1] < proxy[i + 2]
+        if falls and gold[i] - gold[i + 1 :].mean() > 3 * noise:
+            return i
+    return None
 
 
-def holm(p_values):
-    """Adjusted p for m tests: the i-th smallest times m − i + 1, never falling, at most 1 (family-wise error).
+def root(kl):
+    """√KL; an estimate of a KL near 0 may lie below 0."""
+    return math.sqrt(max(kl, 0.0))
 
-    >>> holm([0.01, 0.04, 0.03, 0.005])
-    [0.03, 0.06, 0.06, 0.02]
+
+def at_equal_kl(curves):
+    """(d, {name: y at d}): the largest √KL that every curve reaches, and each curve there by linear interpolation.
+
+    curves  {name: [(√KL, y), …]}, any order;  None where a curve never leaves 0
+    By hand: b ends higher, but at √KL 2, where a ends, a is ahead.
+    >>> at_equal_kl({"a": [(0, 0), (2, 0.5)], "b": [(0, 0), (4, 0.8)]})
+    (2.0, {'a': 0.5, 'b': 0.4})
     """
-    m, highest, adjusted = len(p_values), 0.0, [0.0] * len(p_values)
-    for i, j in enumerate(sorted(range(m), key=lambda j: p_values[j])):
-        highest = max(highest, min(1.0, (m - i) * p_values[j]))
-        adjusted[j] = highest
-    return adjusted
+    reach = min((max(d for d, _ in points) for points in curves.values()), default=0)
+    if reach <= 0:
+        return None
+    at = lambda points: float(np.interp(reach, *zip(*sorted(points))))  # noqa: E731
+    return float(reach), {name: at(points) for name, points in curves.items()}
 
 
-def benjamini_hochberg(p_values):
-    """Adjusted p for m tests: the i-th smallest times m / i, never falling (false discovery rate).
+def mean_height(x, y, end):
+    """Area below the line through (x, y) over [0, end], divided by end; level before its first x and behind its last.
 
-    >>> benjamini_hochberg([0.01, 0.04, 0.03, 0.005])
-    [0.02, 0.04, 0.04, 0.02]
+    By hand: 0 until 1, then up to 2 at 3: area ½·2·2 = 2, over 3.
+    >>> round(mean_height([1, 3], [0, 2], 3), 4)
+    0.6667
     """
-    m, lowest, adjusted = len(p_values), 1.0, [0.0] * len(p_values)
-    for i, j in reversed(list(enumerate(sorted(range(m), key=lambda j: p_values[j]), 1))):
-        lowest = min(lowest, p_values[j] * m / i)
-        adjusted[j] = lowest
-    return adjusted
+    area, points = 0.0, [(0.0, y[0]), *zip(x, y), (max(end, x[-1]), y[-1])]
+    for (left, low), (right, high) in zip(points, points[1:]):
+        stop = min(right, end)
+        if stop > left:
+            there = low + (high - low) * (stop - left) / (right - left)
+            area += (low + there) / 2 * (stop - left)
+    return float(area / end)
 
 
-def distinct_n(tokens, n, budget):
-    """Distinct n-grams / n-grams over the first `budget` tokens of all answers: falls when a model repeats itself.
-
-    tokens  list of answers, each a list of tokens; no n-gram crosses from one answer to the next
-    By hand: "a b a b" has 2 words among 4, and ab, ba, ab: 2 pairs among 3.
-    >>> answers = [["a", "b", "a", "b"]]
-    >>> distinct_n(answers, 1, 4), round(distinct_n(answers, 2, 4), 4), distinct_n(answers, 5, 4)
-    (0.5, 0.6667, None)
-    """
-    grams = []
-    for answer in tokens:
-        answer, budget = answer[:budget], max(0, budget - len(answer))
-        grams += [tuple(answer[i : i + n]) for i in range(len(answer) - n + 1)]
-    return len(set(grams)) / len(grams) if grams else None
+# a reward model, and its order of candidates
 
 
 # same as reward_train.py
@@ -388,175 +531,57 @@ def correlation(x, y, weights=None):
     return float((w @ (x * y)) / math.sqrt(spread)) if spread > 0 else None
 
 
-def number(value, n, interval=None, method="", seed=None, reason=None):
-    """How every number stands in report.json: with its n, its interval and how that was made; null has a reason."""
-    if value is None or math.isnan(value):
-        return {"value": None, "n": int(n), "reason": reason or "nothing to measure"}
-    low, high = (None, None) if interval is None else (round(float(end), 6) for end in interval)
-    record = {"value": round(float(value), 6), "n": int(n), "low": low, "high": high}
-    record |= {"method": method, "seed": seed}
-    if interval is None:
-        record["reason"] = reason or "no interval: fewer than two prompts"
-    return record
+def kendall_tau(a, b):
+    """tau-b: (concordant − discordant) / √(pairs untied in a · pairs untied in b); None if a or b is constant.
 
-
-def share(k, n):
-    """k of n as a number with Wilson's interval."""
-    return number(k / n if n else None, n, wilson(k, n), "wilson", reason="nobody was asked")
-
-
-def mean_number(values, seed, prompts=None, reason=None, over="prompts"):
-    """Mean of (P,) or (P, G) values, or of (n,) with their prompts; NaNs left out. The interval resamples prompts."""
-    values = np.atleast_2d(np.asarray(values, float).T).T  # (P, G) or (n, 1)
-    prompts = np.arange(len(values)) if prompts is None else prompts
-    prompts, values = prompts.repeat(values.shape[1]), values.ravel()
-    prompts, values = prompts[~np.isnan(values)], values[~np.isnan(values)]
-    interval = bootstrap_ci(values, prompts, seed=seed)
-    if not len(values):
-        return number(None, 0, reason=reason)
-    method, why = f"mean; bootstrap over {over}", reason or f"no interval: fewer than two {over}"
-    return number(values.mean(), len(values), interval, method, seed, why)
-
-
-def verdict(rate, p):
-    """better or worse where the interval of a win rate (a `number`) leaves ½ out *and* the sign test agrees."""
-    if p >= 0.05 or rate.get("low") is None or rate["low"] <= 0.5 <= rate["high"]:
-        return "inconclusive"
-    return "better" if rate["value"] > 0.5 else "worse"
-
-
-def compare_scores(a, b, lengths_a, lengths_b, seed):
-    """A against B by scores on the same prompts: `compare_outcomes`, and the mean difference of the scores.
-
-    a, b  (P, G_a) and (P, G_b) scores, NaN = unscored;  lengths_a, lengths_b  the same shapes, in tokens
+    By hand: of ten pairs one is in the wrong order: (9 − 1)/10.
+    >>> round(kendall_tau([4, 3, 2, 1, 0], [0.9, 0.7, 0.8, 0.2, 0.1]), 10)
+    0.8
     """
-    row = compare_outcomes(outcomes(a, b), lengths_a, lengths_b, seed)
-    kept = ~np.isnan(win_rates(a, b))  # prompts where at least one answer of each was scored
-    difference = [np.nanmean(x) - np.nanmean(z) for x, z, k in zip(a, b, kept) if k]
-    return row | {"difference": mean_number(difference, seed)}
+    a, b = np.asarray(a, float), np.asarray(b, float)
+    order = untied_a = untied_b = 0
+    for x, y in zip(a, b):  # each pair twice; a row at a time, as 100 000 candidates have no (n, n)
+        sign_a, sign_b = np.sign(a - x), np.sign(b - y)
+        order += int(sign_a @ sign_b)
+        untied_a += np.count_nonzero(sign_a)
+        untied_b += np.count_nonzero(sign_b)
+    return order / math.sqrt(untied_a * untied_b) if untied_a and untied_b else None
 
 
-def compare_outcomes(y, lengths_a, lengths_b, seed):
-    """A against B: win rate, sign test over prompts, length-controlled rate.
+def ndcg(relevance_in_ranked_order, k=None):
+    """Σ rel_i / log2(i + 1) over the first k places, divided by that of the best order; None if nothing is relevant.
 
-    y  (P, G_a, G_b) 1 won, ½ tie, 0 lost, NaN unscored: `outcomes` of scores, or an LLM judge's, of one answer each (`judged`)
+    >>> round(ndcg([3, 2, 3, 0, 1, 2]), 7), ndcg([2, 1]), ndcg([0, 0])
+    (0.9608082, 1.0, None)
     """
-    rates = prompt_rates(y)  # (P,)
-    rates, pairs = rates[~np.isnan(rates)], y[0].size
-    n, wins, losses = len(rates), int((rates > 0.5).sum()), int((rates < 0.5).sum())
-    if pairs == 1:
-        interval, method = wilson(rates.sum(), n), "wilson"
-    else:
-        interval, method = bootstrap_ci(rates, seed=seed), "bootstrap over prompts"
-    rate = rates.mean() if n else None
-    # every comparison by itself, for the fit on length
-    delta = np.broadcast_to(lengths_a[:, :, None] - lengths_b[:, None, :], y.shape).ravel()
-    prompts, scored = np.arange(len(y)).repeat(pairs), ~np.isnan(y.ravel())
-    y, delta, prompts = y.ravel()[scored], delta[scored], prompts[scored]
-    fit = lambda w=None: length_controlled(y, delta, np.zeros(len(y)), w)  # noqa: E731
-    controlled = bootstrap_ci(y, prompts, draws=500, seed=seed, statistic=fit)
-    return {
-        "win_rate": number(rate, n, interval, method, seed),
-        "prompts": {"won": wins, "lost": losses, "tied": n - wins - losses},
-        "p": sign_test(wins, losses),
-        "needed_n": needed_n(rate) if n else None,
-        "length_controlled": number(fit() if n else None, len(y), controlled, "Dubois 2024", seed),
-    }
+    relevance = np.asarray(relevance_in_ranked_order, float)
+    discount = 1 / np.log2(np.arange(len(relevance)) + 2)
+    best = (np.sort(relevance)[::-1] * discount)[:k].sum()
+    return float((relevance * discount)[:k].sum() / best) if best > 0 else None
 
 
-def strengths(scores, seed):
-    """Bradley-Terry strengths of M models, each a `number`: 400·log10 ratio to the first; bootstrap over prompts.
+# the texts themselves
 
-    scores  M arrays (P, G_m);  a prompt's wins of i over j are its win rate, ties ½, NaN counts for nothing
+
+def ngrams(tokens, n):
+    """The runs of n neighbours, in their order."""
+    return [tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)]
+
+
+def distinct_n(tokens, n, budget):
+    """Distinct n-grams / n-grams over the first `budget` tokens of all answers: falls when a model repeats itself.
+
+    tokens  list of answers, each a list of tokens; no n-gram crosses from one answer to the next
+    By hand: "a b a b" has 2 words among 4, and ab, ba, ab: 2 pairs among 3.
+    >>> answers = [["a", "b", "a", "b"]]
+    >>> distinct_n(answers, 1, 4), round(distinct_n(answers, 2, 4), 4), distinct_n(answers, 5, 4)
+    (0.5, 0.6667, None)
     """
-    M, P = len(scores), len(scores[0])
-    wins = np.zeros((P, M, M))
-    for i, j in itertools.permutations(range(M), 2):
-        wins[:, i, j] = np.nan_to_num(win_rates(scores[i], scores[j]))
-    statistic = lambda w: bradley_terry(np.tensordot(w, wins, 1))  # noqa: E731
-    interval = bootstrap_ci(np.zeros(P), draws=300, seed=seed, statistic=statistic)
-    low, high = interval or (None, None)
-    ends = [None if low is None or not i else (low[i], high[i]) for i in range(M)]
-    values, why = statistic(np.ones(P)), "the baseline, or fewer than two prompts"
-    method = "Bradley-Terry; bootstrap over prompts"
-    if not linked(wins.sum(0)):
-        method += "; half a win and half a loss added to each, as a path of wins is missing"
-    return [number(x, P, e, method, seed, why) for x, e in zip(values, ends)]
-
-
-def fit_overoptimisation(d, r, kind):
-    """r = d·(α − β·x), x = d for best of n, log d for RL: least squares of r/d = α − β·x      [Gao et al. 2022, eq. 1]
-
-    d  (n,) √KL above 0;  r  (n,) gain over the start;  kind  "bon" or "rl"
-    returns  (α, β, (d, r) of the peak); no peak: None.  All d equal: None
-    By hand, α = 1, β = ½: RL peaks at d = e^(α/β − 1) = e with e/2, best of n at d = α/2β = 1 with ½.
-    >>> fit_overoptimisation([1, 2], [0.5, 0.0], "bon")
-    (1.0, 0.5, (1.0, 0.5))
-    """
-    d, r = np.asarray(d, float), np.asarray(r, float)
-    x, y = d if kind == "bon" else np.log(d), r / d
-    spread = ((x - x.mean()) ** 2).sum()
-    if spread < 1e-12:
-        return None
-    beta = -((x - x.mean()) * (y - y.mean())).sum() / spread
-    alpha = y.mean() + beta * x.mean()
-    if beta <= 0 or alpha <= 0 or alpha / beta > 50:
-        return float(alpha), float(beta), None
-    top = alpha / (2 * beta) if kind == "bon" else math.exp(alpha / beta - 1)
-    at = top * (alpha - beta * (top if kind == "bon" else math.log(top)))
-    return float(alpha), float(beta), (float(top), float(at))
-
-
-def overoptimised(gold, proxy):
-    """Index of the point from which gold falls for two evaluations while proxy rises; None where it does not.
-
-    gold, proxy  (n,) of one run's evaluations, in order. Two falls in a row also happen on a noisy plateau, so the
-    search starts at the highest gold, and what follows must lie three deviations of the noise below on average.
-    Noise: median of the absolute second differences / 1.652, as a second difference of noise σ has deviation √6·σ.
-    By hand: gold peaks at index 2, proxy rises throughout; on the way up nothing is marked.
-    >>> overoptimised([0, 0.4, 0.6, 0.4, 0], [0, 1, 2, 3, 4]), overoptimised([0, 0.4, 0.6], [0, 1, 2])
-    (2, None)
-    """
-    gold, proxy = np.asarray(gold, float), np.asarray(proxy, float)
-    if len(gold) < 3:
-        return None
-    noise = np.median(abs(np.diff(gold, 2))) / 1.652 if len(gold) > 4 else 0.0
-    for i in range(int(gold.argmax()), len(gold) - 2):
-        falls = gold[i] > gold[i + 1] > gold[i + 2] and proxy[i] < proxy[i + 1] < proxy[i + 2]
-        if falls and gold[i] - gold[i + 1 :].mean() > 3 * noise:
-            return i
-    return None
-
-
-def at_equal_kl(curves):
-    """(d, {name: y at d}): the largest √KL that every curve reaches, and each curve there by linear interpolation.
-
-    curves  {name: [(√KL, y), …]}, any order;  None where a curve never leaves 0
-    By hand: b ends higher, but at √KL 2, where a ends, a is ahead.
-    >>> at_equal_kl({"a": [(0, 0), (2, 0.5)], "b": [(0, 0), (4, 0.8)]})
-    (2.0, {'a': 0.5, 'b': 0.4})
-    """
-    reach = min((max(d for d, _ in points) for points in curves.values()), default=0)
-    if reach <= 0:
-        return None
-    at = lambda points: float(np.interp(reach, *zip(*sorted(points))))  # noqa: E731
-    return float(reach), {name: at(points) for name, points in curves.items()}
-
-
-def mean_height(x, y, end):
-    """Area below the line through (x, y) over [0, end], divided by end; level before its first x and behind its last.
-
-    By hand: 0 until 1, then up to 2 at 3: area ½·2·2 = 2, over 3.
-    >>> round(mean_height([1, 3], [0, 2], 3), 4)
-    0.6667
-    """
-    area, points = 0.0, [(0.0, y[0]), *zip(x, y), (max(end, x[-1]), y[-1])]
-    for (left, low), (right, high) in zip(points, points[1:]):
-        stop = min(right, end)
-        if stop > left:
-            there = low + (high - low) * (stop - left) / (right - left)
-            area += (low + there) / 2 * (stop - left)
-    return float(area / end)
+    grams = []
+    for answer in tokens:
+        answer, budget = answer[:budget], max(0, budget - len(answer))
+        grams += ngrams(answer, n)
+    return len(set(grams)) / len(grams) if grams else None
 
 
 def repeated(tokens, n=4):
@@ -566,7 +591,7 @@ def repeated(tokens, n=4):
     >>> round(repeated(list("abab"), 2), 4)
     0.3333
     """
-    grams = [tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)]
+    grams = ngrams(tokens, n)
     return 1 - len(set(grams)) / len(grams) if grams else math.nan
 
 
@@ -580,7 +605,7 @@ def grown_phrases(answers, before, n=3, top=10):
     def shares(texts):
         counts = Counter()
         for words in (re.findall(r"\w+(?:[-']\w+)*", text) for text in texts):
-            counts.update({" ".join(words[i : i + n]) for i in range(len(words) - n + 1)})
+            counts.update({" ".join(gram) for gram in ngrams(words, n)})
         return {phrase: count / len(texts) for phrase, count in counts.items()}
 
     now, old = shares(answers), shares(before)
@@ -653,6 +678,9 @@ def task_metrics(row, answer, skills=(), decisions=("advance", "hold", "reject")
 def plain_text(prompt):
     """The words of a prompt: itself, or its messages one below the other."""
     return prompt if isinstance(prompt, str) else "\n".join(m["content"] for m in prompt)
+
+
+# people's votes
 
 
 # same as annotate.py
@@ -967,9 +995,8 @@ def read_run(name, flag="--model"):
 def check_log(row):
     for key in ("step", "val/gold", "val/score", "val/kl"):
         if not isinstance(row.get(key), (int, float, type(None) if key != "step" else int)):
-            raise ValueError(
-                f'"{key}" is {row.get(key)!r}; expected a number, as a trainer logs it'
-            )
+            found = f'"{key}" is {row.get(key)!r}'
+            raise ValueError(f"{found}; expected a number, as a trainer logs it")
 
 
 def check_reference(name, run, base):
@@ -1010,9 +1037,8 @@ def spending(run, before=None):
             spent = {key: spent[key] + step[key] for key in COSTS}
         elif any(key.startswith("val/") for key in row):
             point = {"step": row["step"], "kl": row.get("val/kl")}
-            points.append(
-                point | {"gold": row.get("val/gold"), "proxy": row.get("val/score")} | spent
-            )
+            point |= {"gold": row.get("val/gold"), "proxy": row.get("val/score")}
+            points.append(point | spent)
     return points, spent
 
 
@@ -1050,13 +1076,16 @@ class Candidates:
         self.file, ids, columns, self.named = tempfile.TemporaryFile(), set(), {}, False
         fixed = role_prompt(role) if role else None
         needed = ["id", text_column, *needed, *([blind] if blind else [])]
-        for where, row in read_table(path):
+        if Path(path).suffix.lower() == ".csv":
+            rows = read_csv(path, "--candidates")
+        else:
+            rows = common.read_jsonl(path, numbered=True, flag="--candidates")
+        for where, row in rows:
             at = f"--candidates {path}:{where}"
             for column in needed:
                 if column not in row:
-                    raise UserError(
-                        f"{at}: no column {column!r}; there is {', '.join(map(str, row))}"
-                    )
+                    there = ", ".join(map(str, row))
+                    raise UserError(f"{at}: no column {column!r}; there is {there}")
             for i, column in enumerate(row):
                 columns[column] = min(i, columns.get(column, i))
             name, text = str(row["id"]), row[text_column]
@@ -1093,22 +1122,27 @@ class Candidates:
 CONTACT = re.compile(r"\w@[\w-]{1,63}\.\w|(?<![\w.])\+?\d[\d ()/-]{7,20}\d(?![\w.])")
 
 
-def read_table(path):
-    """(line, row) of a JSONL or, by its suffix, CSV file; every CSV value is a text."""
-    if Path(path).suffix.lower() != ".csv" or not Path(path).is_file():
-        yield from common.read_jsonl(path, numbered=True, flag="--candidates")
-        return
+def read_csv(path, flag, needed=()):
+    """(line, row) of a CSV file with a header, a row at a time; every value is a text."""
+    if not Path(path).is_file():
+        raise UserError(f"{flag} {path}: no such file; expected a CSV with a header")
     csv.field_size_limit(2**24)
     with open(path, newline="", encoding="utf-8-sig") as file:
         reader = csv.DictReader(file, strict=True)
         try:
+            header = reader.fieldnames or []
+            if twice := sorted({c for c in header if c and header.count(c) > 1}):
+                raise ValueError(f"two columns are called {twice[0]!r}; rename one")
+            if gone := [c for c in needed if c not in header]:
+                there = ", ".join(header) or "nothing"
+                raise ValueError(f"no column {gone[0]!r}; there is {there}")
             for row in reader:
                 if None in row or None in row.values():
-                    found, n = "more" if None in row else "fewer", len(reader.fieldnames)
-                    raise ValueError(f"{found} cells than the {n} columns of the header")
+                    found = "more" if None in row else "fewer"
+                    raise ValueError(f"{found} cells than the {len(header)} columns of the header")
                 yield reader.line_num, row
         except (csv.Error, ValueError) as error:  # UnicodeDecodeError is a ValueError
-            raise UserError(f"--candidates {path}:{reader.line_num}: {error}") from None
+            raise UserError(f"{flag} {path}:{reader.line_num}: {error}") from None
 
 
 RANK_ORDER = "Which candidate fits this role?"  # first line of the task rank; data/README.md
@@ -1195,17 +1229,18 @@ def read_votes(path, key):
     events, seen = [], {}
     for line, event in itertools.islice(rows, whole):
         item = key["items"].get(event["item_id"])
+        at = f"--votes {path}:{line}"
         if item is None or item["sha256"] != event["item_sha256"]:
-            why = "is not in the key" if item is None else "had other texts (item_sha256) than the key's"  # fmt: skip
-            raise UserError(
-                f"--votes {path}:{line}: item {event['item_id']!r} {why}; "
-                "score votes with the key.json that was made with their items"
-            )
+            why = "had other texts (item_sha256) than the key's" if item else "is not in the key"
+            fix = "score votes with the key.json that was made with their items"
+            raise UserError(f"{at}: item {event['item_id']!r} {why}; {fix}")
         if event["event"] == "vote" and (event["gold_pass"] is None) is (item["swapped"] is None):
-            named = ("a gold item", "an ordinary one")[event["gold_pass"] is None]
-            raise UserError(f"--votes {path}:{line}: item {event['item_id']!r} was voted on as {named}, and is not in the key; restore the items.jsonl of human make")  # fmt: skip
+            why = "an ordinary one" if event["gold_pass"] is None else "a gold item"
+            fix = "is not in the key; restore the items.jsonl of human make"
+            raise UserError(f"{at}: item {event['item_id']!r} was voted on as {why}, and {fix}")
         if seen.setdefault(event["event_id"], event) != event:  # an undo would take back both
-            raise UserError(f"--votes {path}:{line}: \"event_id\" {event['event_id'][:40]!r} stands on another event too; score each log by itself")  # fmt: skip
+            why = "stands on another event too; score each log by itself"
+            raise UserError(f'{at}: "event_id" {event["event_id"][:40]!r} {why}')
         if seen[event["event_id"]] is event:  # the same line twice: files joined, one event
             events.append(event)
     return events
@@ -1229,8 +1264,7 @@ def unblind(events, key):
 
 def placed(args):
     device = common.pick_device(args.device)
-    dtype = common.pick_precision(device, args.dtype)[0]
-    return {"dtype": dtype, "device": device}
+    return {"dtype": common.pick_precision(device, args.dtype)[0], "device": device}
 
 
 def draw(model, tokenizer, name, rows, ids, n, seed, cache, args):
@@ -1269,9 +1303,9 @@ def answer_kls(policy, reference, pad, ids, answers, args):
         batch = pad_rows([prompts[i] for i in part], [responses[i] for i in part], pad)
         batch = [x.to(policy.device) for x in batch]  # ids, attention and response mask: (B, T)
         logps, entropy = token_logps(policy, *batch, args.temperature, with_entropy=True)
-        ref_logps = (
-            logps if reference is policy else token_logps(reference, *batch, args.temperature)
-        )
+        ref_logps = logps
+        if reference is not policy:
+            ref_logps = token_logps(reference, *batch, args.temperature)
         k1, _, k3 = common.kl_estimates(logps, ref_logps, batch[2])
         sums = [x.double().sum(1).cpu().numpy() for x in (k1, k3, entropy)]
         out["k1"][part], out["k3"][part] = sums[:2]
@@ -1307,7 +1341,7 @@ def score_answers(entries, scorer, flag, function, rows):
 
 def profile_scorer(folder, args):
     """score(prompts, profiles) → (scores as PPO sees them, tokens, whether something was cut), one each."""
-    function = common.reward_function(folder, *placed(args).values(), args.micro_tokens)
+    function = common.reward_function(folder, **placed(args), tokens=args.micro_tokens)
     tokenizer, run = common.load_tokenizer(folder, "--reward-model"), read_run(folder)
     max_length = run["args"].get("max_length") if run else None
 
@@ -1316,9 +1350,7 @@ def profile_scorer(folder, args):
         for prompt, text in zip(prompts, texts):
             answer = text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
             counts = Counter()
-            *_, ids = common.encode_pair(
-                tokenizer, prompt, answer, max_length=max_length, counts=counts
-            )
+            _, ids = common.encode_pair(tokenizer, prompt, answer, max_length=max_length, counts=counts)  # fmt: skip
             tokens.append(len(ids))
             cut.append(bool(counts))
         return function(prompts, texts), tokens, cut
@@ -1353,16 +1385,11 @@ def compare(args):
     functions = {}  # what is missing or broken shall show before anything is sampled
     if gold:
         functions["gold"] = f"--gold {gold}", common.load_function(gold, "--gold")
-    for scorer, folder, flag in (
-        ("gold", args.gold_model, "--gold-model"),
-        ("proxy", proxy, "--reward-model"),
-    ):
+    models = ("gold", args.gold_model, "--gold-model"), ("proxy", proxy, "--reward-model")
+    for scorer, folder, flag in models:
         if folder:
-            where = *placed(args).values(), args.micro_tokens
-            functions[scorer] = (
-                f"{flag} {folder}",
-                common.reward_function(folder, *where, flag=flag),
-            )
+            how = placed(args) | {"tokens": args.micro_tokens, "flag": flag}
+            functions[scorer] = f"{flag} {folder}", common.reward_function(folder, **how)
     asker = load_judge(args) if args.judge_model else None
     tokenizers = [common.load_tokenizer(name) for name in names]
 
@@ -1492,23 +1519,26 @@ def setup(args, names, gold, proxy, n_prompts, more):
     keys = ("prompts", "split", "samples", "bon", "temperature", "max_new_tokens", "seed", "dtype")
     record = {key: getattr(args, key) for key in keys} | {"n_prompts": n_prompts}
     record |= {"gold": gold, "reward_model": proxy, "torch": torch.__version__}
-    files = {args.prompts, *names, proxy, gold and (gold.rpartition(":")[0] or gold), *more} - {
-        None
-    }
-    command = (
-        f"python evaluate.py compare --model {' '.join(names)} --reward-model {proxy or 'none'}"
-    )
-    command += f" --gold-model {gold}" if args.gold_model else f" --gold {gold or 'none'}"
-    command += (
-        f" --prompts {args.prompts} --split {args.split} --n {args.n} --samples {args.samples}"
-    )
-    command += f" --bon {args.bon} --temperature {args.temperature:g}"
-    command += f" --max-new-tokens {args.max_new_tokens} --seed {args.seed}"
-    return record | {"command": command, "sha256": hashes(files)}
+    models = f"--model {' '.join(names)} --reward-model {proxy or 'none'}"
+    models += f" --gold-model {gold}" if args.gold_model else f" --gold {gold or 'none'}"
+    drawn = f"--prompts {args.prompts} --split {args.split} --n {args.n} --samples {args.samples}"
+    drawn += f" --bon {args.bon} --temperature {args.temperature:g}"
+    drawn += f" --max-new-tokens {args.max_new_tokens} --seed {args.seed}"
+    record["command"] = f"python evaluate.py compare {models} {drawn}"
+    gold_file = gold and (gold.rpartition(":")[0] or gold)
+    return record | {"sha256": hashes([args.prompts, *names, proxy, gold_file, *more])}
 
 
 def hashes(files):
-    return {str(f): common.fingerprint(f) for f in sorted(files) if Path(f).exists()}
+    there = {str(f) for f in files if f and Path(f).exists()}
+    return {f: common.fingerprint(f) for f in sorted(there)}
+
+
+def head(args, files, **more):
+    """What the report of reward, rank and human begins with; files: {name in the report: path}."""
+    record = {"schema": SCHEMA, "command": args.command, "date": args.date, "seed": args.seed}
+    record |= {name: str(file) for name, file in files.items()} | more
+    return record | {"sha256": hashes(files.values())}
 
 
 def best_of(pool, scorers, seed):
@@ -1627,10 +1657,8 @@ def by_task(entries, rows, scorer, seed):
 
 def task_table(models, rows, skills, seed):
     """What the prompts' own fields can measure, for each task and model."""
-    decisions = sorted(
-        {str(row["expected_decision"]) for row in rows if row.get("expected_decision")}
-    )
-    table = []
+    said = {str(row["expected_decision"]) for row in rows if row.get("expected_decision")}
+    decisions, table = sorted(said), []
     for entry in models:
         found = {}  # (task, metric) → {prompt: values of its answers}
         for p, texts in enumerate(entry["texts"]):
@@ -1694,34 +1722,34 @@ def run_setup(name, run):
     """A row of the setup table: what a run was made from, and what it spent."""
     args, steps = run["args"], [row["step"] for row in run["rows"]]
     memory = [row["peak_mem_mb"] for row in run["rows"] if row.get("peak_mem_mb")]
-    row = {
-        "name": name,
-        "stage": run["stage"],
-        "model": args.get("model"),
-        "seed": args.get("seed"),
-    }
+    row = {"name": name, "stage": run["stage"]} | {k: args.get(k) for k in ("model", "seed")}
     row |= {"steps": max(steps, default=0), "peak_mem_mb": max(memory, default=None)}
     row |= {key: round(value, 2) for key, value in run["spent"].items()}
     row |= {"reward_model": args.get("reward_model"), "validation_left_out": run["left_out"]}
     return row | {"sha256": run["sha256"], "versions": run["versions"]}
 
 
+def against_base(report):
+    """{model: its comparison with the baseline, by the first score}"""
+    by, base = report["scorers"][0], report["models"][0]["name"]
+    return {r["a"]: r for r in report["comparisons"] if r["scorer"] == by and r["b"] == base}
+
+
 def over_seeds(report, groups, scorer):
     """Mean and range over the seeds of a method, of what the table says about each of them."""
-    models = {row["name"]: row for row in report["models"]}
-    base, table = report["models"][0]["name"], []
-    wins = {r["a"]: r["win_rate"] for r in report["comparisons"] if r["b"] == base and r["scorer"] == scorer}  # fmt: skip
+    models, pairs, table = {row["name"]: row for row in report["models"]}, against_base(report), []
     for name, members in groups.items():
-        if len(members) > 1:
-            row = {"name": name, "members": members}
-            columns = {scorer: [models[m][scorer] for m in members], "kl": [models[m]["kl"] for m in members]}  # fmt: skip
-            columns["win_rate"] = [wins[m] for m in members if m in wins]
-            for key, records in columns.items():
-                values = [r["value"] for r in records if r["value"] is not None]
-                ends = (min(values), max(values)) if len(values) > 2 else None
-                mean = sum(values) / len(values) if values else None
-                row[key] = number(mean, len(values), ends, "mean; range of the seeds", reason="fewer than three seeds")  # fmt: skip
-            table.append(row)
+        if len(members) == 1:
+            continue
+        row = {"name": name, "members": members}
+        columns = {key: [models[m][key] for m in members] for key in (scorer, "kl")}
+        columns["win_rate"] = [pairs[m]["win_rate"] for m in members if m in pairs]
+        for key, records in columns.items():
+            values = [r["value"] for r in records if r["value"] is not None]
+            ends = (min(values), max(values)) if len(values) > 2 else None
+            mean, why = sum(values) / len(values) if values else None, "fewer than three seeds"
+            row[key] = number(mean, len(values), ends, "mean; range of the seeds", reason=why)
+        table.append(row)
     return table
 
 
@@ -1753,13 +1781,13 @@ def equal_kl(report, runs, scorer):
         points = [p for p in points if p[scorer] is not None]
         if len(points) > 1 and points[0]["step"] == 0:
             first = points[0][scorer]
-            curves[row["name"]] = [(math.sqrt(max(p["kl"], 0)), p[scorer] - first) for p in points]
+            curves[row["name"]] = [(root(p["kl"]), p[scorer] - first) for p in points]
         elif row["kl_k3"] is not None and row["kl"]["value"] is not None:
-            end = math.sqrt(max(row["kl"]["value"], 0)), row[scorer]["value"] - start
+            end = root(row["kl"]["value"]), row[scorer]["value"] - start
             curves[row["name"]] = [(0.0, 0.0), end]
     if points := report.get("best_of_n"):
         first = points[0][scorer]["value"]
-        curve = [(math.sqrt(p["kl"]["value"]), p[scorer]["value"] - first) for p in points]
+        curve = [(root(p["kl"]["value"]), p[scorer]["value"] - first) for p in points]
         curves[others[-1]["name"]] = curve
     found = at_equal_kl(curves) if len(curves) > 1 else None
     if found is None:
@@ -1790,10 +1818,8 @@ def efficiency(runs, groups):
     best = max(p["gold"] for curve in curves for p in curve["points"])
     goal, budgets, table = 0.9 * best if best > 0 else None, {}, []
     for cost in COSTS:
-        ends = [
-            c["points"][-1][cost] for c in curves if c["points"][-1][cost] > c["points"][0][cost]
-        ]
-        budgets[cost] = min(ends, default=None)
+        paths = [[point[cost] for point in curve["points"]] for curve in curves]
+        budgets[cost] = min((path[-1] for path in paths if path[-1] > path[0]), default=None)
     for curve in curves:
         row = {"name": curve["name"], "seeds": curve["seeds"]}
         for cost, budget in budgets.items():
@@ -1809,6 +1835,7 @@ def efficiency(runs, groups):
 def in_words(report):
     """(sentences that answer the question, notes that limit the answer), made from the numbers alone."""
     by, kl = report["scorers"][0], {row["name"]: show(row["kl"], 2) for row in report["models"]}
+    pairs, grouped = against_base(report), {m for row in report["seeds"] for m in row["members"]}
     seeds = max((len(row["members"]) for row in report["seeds"]), default=1)
     answer, notes = [], ["1 seed: a statement about these weights, not about the method"]
     if seeds > 1:
@@ -1820,8 +1847,7 @@ def in_words(report):
         rate, controlled = row["win_rate"], row["length_controlled"]["value"]
         if rate["value"] is not None and abs(rate["value"] - controlled) > 0.10:
             notes.append(f"{pair}: at equal length the win rate moves by more than 10 points")
-        grouped = row["a"] in {name for seeds in report["seeds"] for name in seeds["members"]}
-        if row["scorer"] == by and row["b"] == report["models"][0]["name"] and not grouped:
+        if row is pairs.get(row["a"]) and row["a"] not in grouped:
             line = f"{pair}: {row['verdict']}; wins {show(rate, 1, True)} over {rate['n']} prompts"
             line += f", difference {show(row['difference'])}, KL {kl[row['a']]} nats an answer"
             if row["verdict"] == "inconclusive" and row["needed_n"]:
@@ -1834,13 +1860,7 @@ def in_words(report):
         order = ", ".join(f"{row['model']} {show(row[by])}" for row in equal["table"])
         answer.append(f"at equal KL, √KL {show(equal['sqrt_kl'], 2)}, {by} is: {order}")
     for row in report["seeds"]:
-        verdicts = Counter(
-            r["verdict"]
-            for r in report["comparisons"]
-            if r["a"] in row["members"]
-            and r["b"] == report["models"][0]["name"]
-            and r["scorer"] == by
-        )
+        verdicts = Counter(pairs[m]["verdict"] for m in row["members"] if m in pairs)
         line = ", ".join(f"{n} {word}" for word, n in verdicts.items())
         line = f"{row['name']}, {len(row['members'])} seeds: {line}; {by} {show(row[by])}"
         answer.append(f"{line}, wins {show(row['win_rate'], 1, True)}, KL {show(row['kl'], 2)}")
@@ -1879,9 +1899,7 @@ def reward(args):
     """how good a reward model is on held-out pairs, beside the rule 'the longer answer wins'"""
     check_out(args)
     part, rows = reward_quality(args, args.reward_model, load_pairs(args.pairs))
-    report = {"schema": SCHEMA, "command": "reward", "date": args.date, "seed": args.seed}
-    report |= {"reward_model": str(args.reward_model), "pairs": str(args.pairs)}
-    report |= {"sha256": hashes({args.pairs, args.reward_model})} | part
+    report = head(args, {"reward_model": args.reward_model, "pairs": args.pairs}) | part
     print_reward(report)
     common.write_jsonl(Path(args.out) / "pairs.jsonl", rows)
     write_rewardbench(args, report, rows)
@@ -1892,7 +1910,7 @@ def reward(args):
 def reward_quality(args, folder, pairs):
     """(what a reward model is worth, as keys of the report; the rows with its scores)"""
     rows, counts = pairs
-    score, _ = common.reward_scorer(folder, *placed(args).values(), args.micro_tokens)
+    score, _ = common.reward_scorer(folder, **placed(args), tokens=args.micro_tokens)
     kept = np.array([not row["tie"] for row in rows], bool)
     scores, lengths = score([(row["prompt"], row["chosen"], row["rejected"]) for row in rows])
     delta, longer = (x[kept, 0] - x[kept, 1] for x in (scores, lengths))  # (B,) ties left out
@@ -1949,9 +1967,8 @@ def rank(args):
     columns = args.text_column, args.blind
     candidates = Candidates(args.candidates, args.role, *columns, needed)
     if twice := sorted(set(RANKED) - {"id"} & set(candidates.columns)):
-        raise UserError(
-            f"--candidates {args.candidates}: rename {twice[0]!r}, a column of ranked.csv"
-        )
+        why = f"rename {twice[0]!r}, a column of ranked.csv"
+        raise UserError(f"--candidates {args.candidates}: {why}")
     print("This is no decision: a score compares profiles for people who read them.")
     if candidates.named:
         print("warning: profiles hold names or contact data; --blind COLUMN takes the names out")
@@ -1960,9 +1977,7 @@ def rank(args):
     out = Path(args.out)
     out.mkdir(parents=True, exist_ok=True)
     write_ranked(out / "ranked.csv", candidates, ranked)
-    report = {"schema": SCHEMA, "command": "rank", "date": args.date, "seed": args.seed}
-    report |= {"reward_model": str(args.reward_model), "candidates": str(args.candidates)}
-    report |= {"sha256": hashes({args.candidates, args.reward_model})}
+    report = head(args, {"reward_model": args.reward_model, "candidates": args.candidates})
     report |= rank_quality(ranked, args.k, args.seed)
     print_ranked(report, ranked, args)
     write_report(args, report, "ranked.csv")
@@ -2056,9 +2071,7 @@ def human_score(args):
         raise UserError(f"--votes {args.votes}: no such file; expected annotate.py's log")
     key = load_key(path)
     events = read_votes(args.votes, key)
-    report = {"schema": SCHEMA, "command": "human", "date": args.date, "seed": args.seed}
-    report |= {"votes": str(args.votes), "key": str(path), "a": key["a"], "b": key["b"]}
-    report["sha256"] = hashes({args.votes, str(path)})
+    report = head(args, {"votes": args.votes, "key": path}, a=key["a"], b=key["b"])
     votes = unblind(events, key)
     if not counted(votes):
         raise UserError(f"--votes {args.votes}: no vote on an ordinary item among {len(events)} events; vote first")  # fmt: skip
@@ -2086,9 +2099,8 @@ def human_report(events, votes, key, seed):
         for name in sorted({e["annotator"] for e in events})
     ]
     left, needed = report["all"]["left"], report["comparison"]["needed_n"]
-    report["all"]["win_rate"] = report["comparison"][
-        "win_rate"
-    ]  # votes on one item are no draws apart
+    # votes on one item are no draws apart
+    report["all"]["win_rate"] = report["comparison"]["win_rate"]
     report["position_biased"] = left["n"] > 0 and not left["low"] <= 0.5 <= left["high"]
     report["still_needed"] = None if needed is None else max(0, needed - report["items"])
     return report | {"agreement": human_agreement(plain)}
@@ -2108,9 +2120,11 @@ def machine_opinions(args, file, key, votes):
         texts[0].append(a), texts[1].append(b), prompts.append(items[name]["prompt"])
     found = []
     if args.reward_model:
-        score = common.reward_function(args.reward_model, *placed(args).values(), args.micro_tokens)
+        how = placed(args) | {"tokens": args.micro_tokens}
+        score = common.reward_function(args.reward_model, **how)
         y = outcomes(*(np.round(score(prompts, side), 9) for side in texts)).ravel()  # (P,)
-        found.append({"scorer": str(args.reward_model), "agreement": majority_agreement(votes, dict(zip(ids, y)))})  # fmt: skip
+        right = majority_agreement(votes, dict(zip(ids, y)))
+        found.append({"scorer": str(args.reward_model), "agreement": right})
     if args.judge_model:
         import judge
 
@@ -2148,10 +2162,8 @@ def rank_candidates(candidates, score, quality=None):
             try:
                 row["quality"] = float(value)
             except (TypeError, ValueError):
-                why = f"is {value!r}; expected a number"
-                raise UserError(
-                    f"--quality {quality}: of candidate {row['id']!r} it {why}"
-                ) from None
+                who = f"--quality {quality}: of candidate {row['id']!r}"
+                raise UserError(f"{who} it is {value!r}; expected a number") from None
     roles = [list(rows) for _, rows in itertools.groupby(table, key=lambda row: row["role"])]
     for rows in roles:
         groups, place = 0, 0
@@ -2188,7 +2200,7 @@ def write_ranked(path, candidates, ranked):
 
 def rank_quality(ranked, k, seed):
     """Kendall's tau-b and NDCG of the order against recorded quality: each role, and the mean with an interval over roles."""
-    roles, truncated = [], sum(row["truncated"] for row in ranked)
+    roles = []
     for role, members in itertools.groupby(ranked, key=lambda row: row["role"]):
         members = list(members)
         row = {"role": plain_text(json.loads(role)), "n": len(members), "tau": None, "ndcg": None}
@@ -2196,14 +2208,9 @@ def rank_quality(ranked, k, seed):
             score, quality = (np.array([m[key] for m in members]) for key in ("score", "quality"))
             row |= {"tau": kendall_tau(score, quality), "ndcg": ndcg(quality, k)}
         roles.append(row)
-    report = {
-        "n": len(ranked),
-        "roles": roles,
-        "truncated": truncated,
-        "k": k,
-        "tau": None,
-        "ndcg": None,
-    }
+    truncated = sum(row["truncated"] for row in ranked)
+    report = {"n": len(ranked), "roles": roles, "truncated": truncated, "k": k}
+    report |= {"tau": None, "ndcg": None}
     if ranked and "quality" in ranked[0]:
         for key in ("tau", "ndcg"):
             values = [math.nan if row[key] is None else row[key] for row in roles]
@@ -2249,52 +2256,49 @@ def print_table(title, header, rows):
 
 def model_table(report):
     """(header, rows) of the table of models, for the terminal and for the page."""
-    scorers, by = report["scorers"], report["scorers"][0]
-    base, rows = report["models"][0]["name"], []
-    against = {r["a"]: r for r in report["comparisons"] if r["scorer"] == by and r["b"] == base}
+    scorers, pairs, rows = report["scorers"], against_base(report), []
     seconds = {run["name"]: common.finite(run["seconds"]) for run in report["runs"]}
     for row in report["models"]:
-        pair = against.get(row["name"], {"verdict": "baseline"})
+        pair = pairs.get(row["name"], {"verdict": "baseline"})
         bound = "≤ " if row["kl_k3"] is None else ""
         cells = [row["name"], *(show(row[s]) for s in scorers), bound + show(row["kl"], 2)]
-        root = row["kl"] and math.sqrt(max(row["kl"]["value"], 0))
-        cells += [show(row["kl_k3"], 2, interval=False), show(root, 2)]
-        cells += [show(pair.get("win_rate"), 1, True)]
         cells += [
-            show(pair.get("length_controlled"), 1, True),
-            show(row["length"], 1, interval=False),
+            show(row["kl_k3"], 2, interval=False),
+            show(row["kl"] and root(row["kl"]["value"]), 2),
         ]
-        cells += [show(row["ended"], 1, True, False), show(row["unique"], 1, True, False)]
+        cells += [show(pair.get(key), 1, True) for key in ("win_rate", "length_controlled")]
+        cells += [show(row["length"], 1, interval=False)]
+        cells += [show(row[key], 1, True, interval=False) for key in ("ended", "unique")]
         rows.append([*cells, show(seconds.get(row["name"]), 0), pair["verdict"]])
-    header = [
-        "model",
-        *scorers,
-        "KL, nats",
-        "k3",
-        "√KL",
-        f"wins by {by}",
-        "at equal length",
-        "tokens",
-    ]
-    return [*header, "ended", "unique", "trained, s", "verdict"], rows
+    header = ["model", *scorers, "KL, nats", "k3", "√KL", f"wins by {scorers[0]}"]
+    header += ["at equal length", "tokens", "ended", "unique", "trained, s", "verdict"]
+    return header, rows
+
+
+def task_scores(report):
+    """(header, rows) of the mean score and the wins by task."""
+    by, rows = report["scorers"][0], []
+    for t in report["tasks"]:
+        wins = show(t["win_rate"], 1, True)
+        rows.append([t["task"], t["model"], t["prompts"], show(t[by]), wins])
+    return ["task", "model", "prompts", by, f"wins by {by}"], rows
+
+
+def print_answer(report):
+    print("", *report["answer"], *("note: " + note for note in report["notes"]), sep="\n")
 
 
 def print_comparison(report):
-    by, settings = report["scorers"][0], report["setup"]
-    pairs = [row for row in report["comparisons"] if row["scorer"] == by]
+    by, settings, cells = report["scorers"][0], report["setup"], []
     title = f"{settings['n_prompts']} prompts, {settings['samples']} answers each; [95 % interval]"
     print_table(title, *model_table(report))
-    cells = [
-        [t["task"], t["model"], t["prompts"], show(t[by]), show(t["win_rate"], 1, True)]
-        for t in report["tasks"]
-    ]
-    print_table("by task", ["task", "model", "prompts", by, f"wins by {by}"], cells)
-    cells = [
-        [f"{r['a']} : {r['b']}", show(r["win_rate"], 1, True), f"{r['p_holm']:.4f}", r["verdict"]]
-        for r in pairs
-    ]
+    print_table("by task", *task_scores(report))
+    for r in report["comparisons"]:
+        if r["scorer"] == by:
+            wins, p = show(r["win_rate"], 1, True), f"{r['p_holm']:.4f}"
+            cells.append([f"{r['a']} : {r['b']}", wins, p, r["verdict"]])
     print_table("pairs", ["", f"wins by {by}", "p (Holm)", "verdict"], cells)
-    print("", *report["answer"], *("note: " + note for note in report["notes"]), sep="\n")
+    print_answer(report)
 
 
 def reward_tables(report):
@@ -2303,16 +2307,13 @@ def reward_tables(report):
     for key in ("task", "strength"):
         rows |= {f"{key} {value}": part for value, part in report[f"by_{key}"].items()}
     right = [[name, show(part, 1, True), part["n"]] for name, part in rows.items()]
-    parts = {name: report[f"calibration_{name}"] for name in ("raw", "tempered")}
-    sure = [
-        [name, *(show(p[key], 4) for key in ("ece", "brier", "nll"))] for name, p in parts.items()
-    ]
+    sure = []
+    for name in ("raw", "tempered"):
+        part = report[f"calibration_{name}"]
+        sure.append([name, *(show(part[key], 4) for key in ("ece", "brier", "nll"))])
     title = f"{report['prompts']} prompts; [95 % interval]"
-    return (title, ["", "right", "pairs"], right), (
-        "calibration",
-        ["", "ECE", "Brier", "NLL"],
-        sure,
-    )
+    calibration = "calibration", ["", "ECE", "Brier", "NLL"], sure
+    return [(title, ["", "right", "pairs"], right), calibration]
 
 
 def reward_words(report):
@@ -2390,7 +2391,7 @@ def print_human(report):
     rows |= {f"majority and {m['scorer']}": m["agreement"] for m in report["machines"]}
     cells = [[name, show(part, 1, True), part["n"]] for name, part in rows.items()]
     print_table("agreement", ["", "say the same", "n"], cells)
-    print("", *report["answer"], *("note: " + note for note in report["notes"]), sep="\n")
+    print_answer(report)
 
 
 def save_samples(args, groups):
@@ -2424,10 +2425,9 @@ def write_report(args, report, beside):
 def write_rewardbench(args, report, rows):
     """reward.json: RewardBench's keys (from memory of its result files), so that numbers can stand beside others'."""
     pairs = [row for row in rows if not row["tie"]]
-    columns = {
-        key: [row[key] for row in pairs] for key in ("id", "scores_chosen", "scores_rejected")
-    }
-    results = [1.0 if r["scores_chosen"] > r["scores_rejected"] else 0.5 if r["scores_chosen"] == r["scores_rejected"] else 0.0 for r in pairs]  # fmt: skip
+    keys = "id", "scores_chosen", "scores_rejected"
+    columns = {key: [row[key] for row in pairs] for key in keys}
+    results = outcomes(columns["scores_chosen"], columns["scores_rejected"]).ravel().tolist()
     record = {"model": report["reward_model"], "model_type": "Seq. Classifier"}
     record |= {"accuracy": report["accuracy"]["value"], "num_prompts": len(pairs)}
     record |= {task: part["value"] for task, part in report["by_task"].items()}
@@ -2475,7 +2475,22 @@ def marker(style, x, y, hollow):
 def svg(title, description, body, height):
     """The frame of every plot: an image with a name and a description."""
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" class="plot">'
-    return f"{head}<title>{esc(title)}</title><desc>{esc(description)}</desc>{body}</svg>"
+    return f"{head}<title>{esc(title)}</title><desc>{esc(description)}</desc>{''.join(body)}</svg>"
+
+
+def words(x, y, text, anchor=None):
+    anchor = f' text-anchor="{anchor}"' if anchor else ""
+    return f'<text x="{x}" y="{y}"{anchor}>{esc(text)}</text>'
+
+
+def end_of(name, most):
+    """The last letters of a long name: folders differ in their ends."""
+    return name if len(name) < most + 2 else "…" + name[-most:]
+
+
+def scale(marks, start, stop):
+    """number → pixel: the first of the ticks lies at start, the last at stop"""
+    return lambda x: start + (x - marks[0]) / (marks[-1] - marks[0]) * (stop - start)
 
 
 def plot(title, description, series, x_label, y_label, x_range=(), y_range=()):
@@ -2487,19 +2502,16 @@ def plot(title, description, series, x_label, y_label, x_range=(), y_range=()):
     top = TOP + 19 * sum(bool(s["name"]) for s in series) + 6
     bottom = top + HEIGHT - TOP - BOTTOM
     right, body, row = WIDTH - RIGHT, [], 0
-    sx = lambda x: LEFT + (x - x_ticks[0]) / (x_ticks[-1] - x_ticks[0]) * (right - LEFT)  # noqa: E731
-    sy = lambda y: bottom - (y - y_ticks[0]) / (y_ticks[-1] - y_ticks[0]) * (bottom - top)  # noqa: E731
+    sx, sy = scale(x_ticks, LEFT, right), scale(y_ticks, bottom, top)
     path = lambda ps: "M" + "L".join(f"{sx(x):.1f},{sy(y):.1f}" for x, y in ps)  # noqa: E731
     for y in y_ticks:
         body.append(f'<path class="grid" d="M{LEFT},{sy(y):.1f}H{right}"/>')
-        body.append(f'<text x="{LEFT - 6}" y="{sy(y) + 4:.1f}" text-anchor="end">{y:,.10g}</text>')
-    for x in x_ticks:
-        body.append(
-            f'<text x="{sx(x):.1f}" y="{bottom + 17}" text-anchor="middle">{x:,.10g}</text>'
-        )
+        body.append(words(LEFT - 6, f"{sy(y) + 4:.1f}", f"{y:,.10g}", "end"))
+    body += [words(f"{sx(x):.1f}", bottom + 17, f"{x:,.10g}", "middle") for x in x_ticks]
     body.append(f'<path class="axis" d="M{LEFT},{top}V{bottom}H{right}"/>')
-    body.append(f'<text x="{(LEFT + right) / 2}" y="{bottom + 36}" text-anchor="middle">{esc(x_label)}</text>')  # fmt: skip
-    body.append(f'<text transform="translate(14,{(top + bottom) / 2}) rotate(-90)" text-anchor="middle">{esc(y_label)}</text>')  # fmt: skip
+    body.append(words((LEFT + right) / 2, bottom + 36, x_label, "middle"))
+    turned = f"translate(14,{(top + bottom) / 2}) rotate(-90)"
+    body.append(f'<text transform="{turned}" text-anchor="middle">{esc(y_label)}</text>')
     for s in series:
         style, dash, shown = s["style"], s.get("dash", ""), s["points"]
         stroke = f'class="s{style % 7} line"' + (f' stroke-dasharray="{dash}"' if dash else "")
@@ -2508,15 +2520,16 @@ def plot(title, description, series, x_label, y_label, x_range=(), y_range=()):
             edge = [(p[0], p[2]) for p in ends] + [(p[0], p[3]) for p in reversed(ends)]
             body.append(f'<path class="s{style % 7} band" d="{path(edge)}z"/>')
         elif not s.get("band"):
-            body += [f'<path class="s{style % 7} line" d="{path([(p[0], p[2]), (p[0], p[3])])}"/>' for p in ends]  # fmt: skip
+            sides = [path([(p[0], p[2]), (p[0], p[3])]) for p in ends]
+            body += [f'<path class="s{style % 7} line" d="{side}"/>' for side in sides]
         if s.get("line") and len(shown) > 1:
             body.append(f'<path {stroke} d="{path([p[:2] for p in shown])}"/>')
         if s.get("points_shown", True):
             body += [marker(style, sx(p[0]), sy(p[1]), s.get("hollow")) for p in shown]
         for x, y, word in s.get("marks", ()):
             body.append(f'<circle class="ring" cx="{sx(x):.1f}" cy="{sy(y):.1f}" r="9"/>')
-            side = "end" if sx(x) > (LEFT + right) / 2 else "start"
-            body.append(f'<text x="{sx(x) + (-13 if side == "end" else 13):.1f}" y="{sy(y) - 9:.1f}" text-anchor="{side}">{esc(word)}</text>')  # fmt: skip
+            side, room = ("end", -13) if sx(x) > (LEFT + right) / 2 else ("start", 13)
+            body.append(words(f"{sx(x) + room:.1f}", f"{sy(y) - 9:.1f}", word, side))
         if s["name"]:
             y = TOP + 19 * row + 4
             row += 1
@@ -2524,42 +2537,48 @@ def plot(title, description, series, x_label, y_label, x_range=(), y_range=()):
                 body.append(f'<path {stroke} d="M{LEFT},{y}h30"/>')
             if s.get("points_shown", True):
                 body.append(marker(style, LEFT + 15, y, s.get("hollow")))
-            name = s["name"] if len(s["name"]) < 52 else "…" + s["name"][-50:]
-            body.append(f'<text x="{LEFT + 38}" y="{y + 4}">{esc(name)}</text>')
-    return svg(title, description, "".join(body), bottom + BOTTOM)
+            body.append(words(LEFT + 38, y + 4, end_of(s["name"], 50)))
+    return svg(title, description, body, bottom + BOTTOM)
+
+
+def guide(points, style, dash, name=""):
+    """A series that is a dashed line alone: a fitted curve, a threshold."""
+    line = {"style": style, "line": True, "dash": dash, "points_shown": False}
+    return {"name": name, "points": points} | line
+
+
+def with_ends(record):
+    """(value, low, high) of a number, as both kinds of plot draw it"""
+    return tuple(record.get(key) for key in ("value", "low", "high"))
 
 
 def bars(title, description, rows, x_label, x_range, line=None):
     """Values with intervals, one below the other, each under its name: [(name, value, low, high, style)]."""
     xs = [x for row in rows for x in row[1:4] if x is not None] + list(x_range)
-    x_ticks, bottom, body = ticks(min(xs), max(xs)), TOP + 38 * len(rows), []
-    left, right = 20, WIDTH - 24
-    sx = lambda x: left + (x - x_ticks[0]) / (x_ticks[-1] - x_ticks[0]) * (right - left)  # noqa: E731
+    x_ticks, bottom, left, body = ticks(min(xs), max(xs)), TOP + 38 * len(rows), 20, []
+    sx = scale(x_ticks, left, WIDTH - 24)
     for x in x_ticks:
         body.append(f'<path class="grid" d="M{sx(x):.1f},{TOP}V{bottom}"/>')
-        body.append(
-            f'<text x="{sx(x):.1f}" y="{bottom + 17}" text-anchor="middle">{x:,.10g}</text>'
-        )
+        body.append(words(f"{sx(x):.1f}", bottom + 17, f"{x:,.10g}", "middle"))
     if line is not None:
         body.append(f'<path class="axis" d="M{sx(line):.1f},{TOP}V{bottom}"/>')
     for i, (name, value, low, high, style) in enumerate(rows):
         y = TOP + 38 * i + 26
-        name = name if len(name) < 62 else "…" + name[-60:]
-        body.append(f'<text x="{left}" y="{y - 11}">{esc(name)}</text>')
+        body.append(words(left, y - 11, end_of(name, 60)))
         if low is not None:
             body.append(f'<path class="s{style % 7} thick" d="M{sx(low):.1f},{y}H{sx(high):.1f}"/>')
         body.append(marker(style, sx(value), y, False))
-    body.append(
-        f'<text x="{WIDTH / 2}" y="{bottom + 36}" text-anchor="middle">{esc(x_label)}</text>'
-    )
-    return svg(title, description, "".join(body), bottom + BOTTOM)
+    body.append(words(WIDTH / 2, bottom + 36, x_label, "middle"))
+    return svg(title, description, body, bottom + BOTTOM)
 
 
 def table(header, rows, label):
     """An HTML table that scrolls by itself on a narrow screen; the first cell of a row is its heading."""
     head = "".join(f'<th scope="col">{esc(cell)}</th>' for cell in header)
-    lines = ['<th scope="row">' + "</td><td>".join(esc(c) for c in row).replace("</td>", "</th>", 1) + ("</td>" if len(row) > 1 else "</th>") for row in rows]  # fmt: skip
-    body = "".join(f"<tr>{line}</tr>\n" for line in lines)
+    body = ""
+    for first, *rest in rows:
+        cells = "".join(f"<td>{esc(cell)}</td>" for cell in rest)
+        body += f'<tr><th scope="row">{esc(first)}</th>{cells}</tr>\n'
     open_tag = f'<div class="scroll" role="region" tabindex="0" aria-label="{esc(label)}">'
     return f"{open_tag}<table><thead><tr>{head}</tr></thead><tbody>\n{body}</tbody></table></div>\n"
 
@@ -2580,35 +2599,41 @@ def bullets(lines):
 
 def html_report(report):
     """(the page, {file name: SVG}): a pure function of report.json."""
-    plots, sections = {}, []
+    plots = {}
     if report["command"] == "reward":
-        parts = [("The reward model", reward_section(report, plots))]
-        sections = [*parts, ("What this does not show", bullets(limits(report)))]
         title = f"Reward model {report['reward_model']} on {report['pairs']}"
+        hashed, commands = report["sha256"], ""
+        sections = [("The reward model", reward_section(report, plots))]
     else:
         title = "Which model is better, by how much, at what cost"
+        hashed, commands = (
+            report["setup"]["sha256"],
+            f"<pre>{esc(report['setup']['command'])}</pre>\n",
+        )
         sections = [
             ("The answer", paragraphs(report["answer"]) + bullets(report["notes"])),
             ("Models", models_section(report, plots)),
             ("Reward against KL", frontier_section(report, plots)),
         ]
+        judged = reward_section(report["reward"], plots) + ranking_section(report["ranking"], plots)
         if report["reward"] or report["ranking"]:
-            sections.append(("The reward model", reward_section(report["reward"], plots) + ranking_section(report["ranking"], plots)))  # fmt: skip
+            sections.append(("The reward model", judged))
         sections += [
             ("Sample efficiency and cost", efficiency_section(report, plots)),
             ("Tasks", tasks_section(report)),
             ("Diversity", diversity_section(report)),
             ("Samples side by side", samples_section(report)),
-            ("What this does not show", bullets(limits(report))),
         ]
-    hashed = report["sha256"] if report["command"] == "reward" else report["setup"]["sha256"]
-    commands = [report["setup"]["command"]] if "setup" in report else []
-    commands = "".join(f"<pre>{esc(line)}</pre>\n" for line in commands)
     files = table(["file", "SHA-256"], sorted(hashed.items()), "Hashes of what was compared")
+    sections.append(("What this does not show", bullets(limits(report))))
     sections.append(("Commands and hashes", commands + files))
-    date = [f"Date: {report['date']}"] if report["date"] else []
-    body = "".join(f"<section><h2>{esc(head)}</h2>\n{part}</section>\n" for head, part in sections)
-    return html_page(title, paragraphs(date) + body), plots
+    date = paragraphs([f"Date: {report['date']}"] if report["date"] else [])
+    return html_page(title, date + in_sections(sections)), plots
+
+
+def in_sections(parts):
+    """[(heading, body)] → the body of a page"""
+    return "".join(f"<section><h2>{esc(head)}</h2>\n{part}</section>\n" for head, part in parts)
 
 
 def html_page(title, body):
@@ -2637,38 +2662,47 @@ def html_page(title, body):
 def models_section(report, plots):
     by, settings, base = report["scorers"][0], report["setup"], report["models"][0]["name"]
     style = {row["name"]: i for i, row in enumerate(report["models"])}
-    text = [f"{settings['n_prompts']} prompts of split {settings['split']}, {settings['samples']} answers a prompt at temperature {settings['temperature']:g}; 95 % intervals over prompts."]  # fmt: skip
+    text = f"{settings['n_prompts']} prompts of split {settings['split']}, {settings['samples']} answers a prompt"
+    text += f" at temperature {settings['temperature']:g}; 95 % intervals over prompts."
     header, rows = model_table(report)
     kept = [i for i, name in enumerate(header) if name not in ("ended", "unique")]  # in Diversity
     header, *rows = ([row[i] for i in kept] for row in (header, *rows))
-    out = paragraphs(text) + table(header, rows, "Models")
-    rows = [
-        r for r in report["comparisons"] if r["scorer"] == by and r["win_rate"]["value"] is not None
-    ]
-    if rows:
-        drawn = rows if len(rows) < 9 else [r for r in rows if r["b"] == base]
-        cells = [(f"{r['a']} over {r['b']}", *(r["win_rate"].get(k) for k in ("value", "low", "high")), style[r["a"]]) for r in drawn]  # fmt: skip
+    out = paragraphs([text]) + table(header, rows, "Models")
+
+    drawn = [r for r in report["comparisons"] if r["scorer"] == by]
+    drawn = [r for r in drawn if r["win_rate"]["value"] is not None]
+    if len(drawn) > 8:
+        drawn = [r for r in drawn if r["b"] == base]
+    if drawn:
         why = f"Share of comparisons won by {by}, ties ½, with 95 % intervals; ½ is no difference."
-        plots["win-rates"] = bars("Win rates", why, cells, f"win rate by {by}", (0, 1), 0.5)
-        header = ["pair", "by", "win rate", "at equal length", "difference", "p (Holm)", "prompts that would show this", "verdict"]  # fmt: skip
-        cells = [
-            [f"{r['a']} over {r['b']}", r["scorer"], show(r["win_rate"], 1, True), show(r["length_controlled"], 1, True)]
-            + [show(r.get("difference")), show(r["p_holm"], 4), show(r["needed_n"], 0), r["verdict"]]
-            for r in report["comparisons"]
-        ]  # fmt: skip
+        rows = [
+            (f"{r['a']} over {r['b']}", *with_ends(r["win_rate"]), style[r["a"]]) for r in drawn
+        ]
+        plots["win-rates"] = bars("Win rates", why, rows, f"win rate by {by}", (0, 1), 0.5)
+        header, cells = ["pair", "by", "win rate", "at equal length", "difference"], []
+        header += ["p (Holm)", "prompts that would show this", "verdict"]
+        for r in report["comparisons"]:
+            rates = [show(r[key], 1, True) for key in ("win_rate", "length_controlled")]
+            line = [f"{r['a']} over {r['b']}", r["scorer"], *rates, show(r.get("difference"))]
+            cells.append([*line, show(r["p_holm"], 4), show(r["needed_n"], 0), r["verdict"]])
         out += figure(plots["win-rates"], header, cells, f"Win rates. {why}")
-    asked = [r for r in report["comparisons"] if "judge" in r]
-    if asked:
+    cells = []
+    for r in (r for r in report["comparisons"] if "judge" in r):
+        shares = [show(r["judge"][key], 1, True) for key in ("consistency", "first_place")]
+        cells.append([f"{r['a']} over {r['b']}", *shares, r["judge"]["failed"]])
+    if cells:
         header = ["pair", "both orders agree", "first place won", "failed"]
-        cells = [[f"{r['a']} over {r['b']}", show(r["judge"]["consistency"], 1, True), show(r["judge"]["first_place"], 1, True), r["judge"]["failed"]] for r in asked]  # fmt: skip
         out += "<h3>The judge</h3>" + table(header, cells, "The judge")
     if elo := report.get("bradley_terry"):
-        out += "<h3>Strength of all together (Bradley-Terry)</h3>" + paragraphs([elo[-1]["elo"]["method"] + f"; 400·log10 of the ratio to {base}."])  # fmt: skip
-        out += table(
-            ["model", "strength"], [[r["model"], show(r["elo"], 0)] for r in elo], "Strengths"
-        )
-    if report["seeds"]:
-        cells = [[r["name"], len(r["members"]), show(r[by]), show(r["kl"], 2), show(r["win_rate"], 1, True)] for r in report["seeds"]]  # fmt: skip
+        cells = [[r["model"], show(r["elo"], 0)] for r in elo]
+        out += "<h3>Strength of all together (Bradley-Terry)</h3>"
+        out += paragraphs([f"{elo[-1]['elo']['method']}; 400·log10 of the ratio to {base}."])
+        out += table(["model", "strength"], cells, "Strengths")
+    cells = []
+    for r in report["seeds"]:
+        numbers = show(r[by]), show(r["kl"], 2), show(r["win_rate"], 1, True)
+        cells.append([r["name"], len(r["members"]), *numbers])
+    if cells:
         header = ["method", "seeds", by, "KL, nats", f"wins by {by}"]
         out += "<h3>Over seeds: mean and range</h3>" + table(header, cells, "Over seeds")
     return out
@@ -2681,87 +2715,97 @@ def fit_points(fit):
     return [(d, fit["start"] + d * (fit["alpha"] - fit["beta"] * x(d))) for d in grid]
 
 
+def frontier_curves(report, scorer):
+    """(series of the plot, rows of its table): what each run passed, where each model ended, and best of n."""
+    runs, series, cells = {run["model"]: run for run in report["frontier"]}, [], []
+    best = report.get("best_of_n")
+    for style, row in enumerate(report["models"]):
+        name = row["name"]
+        if best and row is report["models"][-1]:
+            curve = [(root(p["kl"]["value"]), *with_ends(p[scorer])) for p in best]
+            line = {"name": f"{name}, and of fewer", "points": curve, "style": style, "line": True}
+            series.append(line | {"dash": "6 4"})
+            for p in best:
+                d = show(root(p["kl"]["value"]), 2)
+                cells.append([f"best of {p['n']}", "", d, show(p[scorer])])
+            if report["best_of_n_fit"] and scorer == report["scorers"][0]:
+                series.append(guide(fit_points(report["best_of_n_fit"]), style, "1 4"))
+            continue
+        run = runs.get(name, {"points": (), "overoptimised": None, "fit": None})
+        seen = [p for p in run["points"] if p["kl"] is not None and p[scorer] is not None]
+        if seen:
+            curve = [(root(p["kl"]), p[scorer]) for p in seen]
+            line = {"name": "", "points": curve, "style": style, "line": True, "hollow": True}
+            mark = run["overoptimised"]
+            if mark and mark["kl"] is not None and scorer == "gold":
+                word = f"over-optimised, step {mark['step']}"
+                line["marks"] = [(root(mark["kl"]), mark["gold"], word)]
+            series.append(line)
+            cells += [[name, p["step"], show(root(p["kl"]), 2), show(p[scorer])] for p in seen]
+        if run["fit"] and scorer == "gold":
+            series.append(guide(fit_points(run["fit"]), style, "1 4"))
+        if row["kl"]["value"] is not None and row[scorer]["value"] is not None:
+            end = root(row["kl"]["value"]), *with_ends(row[scorer])
+            series.append({"name": name, "points": [end], "style": style, "line": bool(seen)})
+            cells.append([name, "end", show(end[0], 2), show(row[scorer])])
+    return series, cells
+
+
 def frontier_section(report, plots):
-    root = lambda kl: math.sqrt(max(kl, 0.0))  # noqa: E731
-    style = {row["name"]: i for i, row in enumerate(report["models"])}
-    runs, out = {run["model"]: run for run in report["frontier"]}, ""
-    best_name = report["models"][-1]["name"] if "best_of_n" in report else None
     text = "√KL from the baseline, in nats an answer, against the score. Hollow: during the run, on validation prompts. Filled: in the end, on the test prompts, with 95 % interval. Dashed: the best of n answers of the baseline, at its bound log n − (n−1)/n."  # fmt: skip
-    figures = ""
+    by, figures, lines = report["scorers"][0], "", []
     for scorer in report["scorers"]:
-        series, cells = [], []
-        for row in report["models"]:
-            name, s = row["name"], style[row["name"]]
-            if name == best_name:
-                curve = [(root(p["kl"]["value"]), *(p[scorer].get(k) for k in ("value", "low", "high")), p["n"]) for p in report["best_of_n"]]  # fmt: skip
-                series.append({"name": f"{name}, and of fewer", "points": [c[:4] for c in curve], "style": s, "line": True, "dash": "6 4"})  # fmt: skip
-                cells += [[f"best of {c[4]}", "", show(c[0], 2), show(p[scorer])] for c, p in zip(curve, report["best_of_n"])]  # fmt: skip
-                continue
-            seen = [p for p in runs.get(name, {}).get("points", ()) if p["kl"] is not None and p[scorer] is not None]  # fmt: skip
-            if seen:
-                curve = {"points": [(root(p["kl"]), p[scorer]) for p in seen], "style": s, "line": True, "hollow": True}  # fmt: skip
-                mark = runs[name]["overoptimised"]
-                if mark and mark["kl"] is not None and scorer == "gold":
-                    curve["marks"] = [(root(mark["kl"]), mark["gold"], f"over-optimised, step {mark['step']}")]  # fmt: skip
-                series.append(curve | {"name": ""})
-                cells += [[name, p["step"], show(root(p["kl"]), 2), show(p[scorer])] for p in seen]
-            fit = runs.get(name, {}).get("fit")
-            if fit and scorer == "gold":
-                series.append({"name": "", "points": fit_points(fit), "style": s, "line": True, "dash": "1 4", "points_shown": False})  # fmt: skip
-            if row["kl"]["value"] is not None and row[scorer]["value"] is not None:
-                end = (
-                    root(row["kl"]["value"]),
-                    *(row[scorer].get(k) for k in ("value", "low", "high")),
-                )
-                series.append({"name": name, "points": [end], "style": s, "line": bool(seen)})
-                cells.append([name, "end", show(end[0], 2), show(row[scorer])])
-        if scorer == report["scorers"][0] and report.get("best_of_n_fit"):
-            series.append({"name": "", "points": fit_points(report["best_of_n_fit"]), "style": style[best_name], "line": True, "dash": "1 4", "points_shown": False})  # fmt: skip
-        plots[f"frontier-{scorer}"] = plot(f"{scorer} against KL", text, series, "√KL, nats an answer", scorer, (0,))  # fmt: skip
-        header = ["model", "step", "√KL", scorer]
-        figures += figure(
-            plots[f"frontier-{scorer}"], header, cells, f"{scorer} against √KL. {text}"
-        )
-    out += f'<div class="figures">{figures}</div>'
-    by = report["scorers"][0]
+        series, cells = frontier_curves(report, scorer)
+        image = plot(f"{scorer} against KL", text, series, "√KL, nats an answer", scorer, (0,))
+        plots[f"frontier-{scorer}"] = image
+        header, why = ["model", "step", "√KL", scorer], f"{scorer} against √KL. {text}"
+        figures += figure(image, header, cells, why)
+    out = f'<div class="figures">{figures}</div>'
     if equal := report["equal_kl"]:
         out += f"<h3>At equal KL: √KL {show(equal['sqrt_kl'], 2)}, the largest that all reach</h3>"
         cells = [[r["model"], show(r[by]), show(r["gain"])] for r in equal["table"]]
         out += table(["model", by, "gain over its start"], cells, "At equal KL")
         out += paragraphs([f"{equal['method']}; {equal['reason']}."])
+    for run in report["frontier"]:
+        if mark := run["overoptimised"]:
+            line = f"{run['model']} is over-optimised from step {mark['step']} on"
+            lines.append(f"{line}: gold falls for two evaluations while the training score rises.")
     fits = [(run["model"], run["fit"]) for run in report["frontier"]]
-    fits = [(n, f) for n, f in [*fits, (best_name, report.get("best_of_n_fit"))] if f]
-    marks = {
-        run["model"]: run["overoptimised"] for run in report["frontier"] if run["overoptimised"]
-    }
-    lines = [f"{n} is over-optimised from step {m['step']} on: gold falls for two evaluations while the training score rises." for n, m in marks.items()]  # fmt: skip
+    fits.append((report["models"][-1]["name"], report.get("best_of_n_fit")))
     for name, fit in fits:
-        x = "d" if fit["kind"] == "bon" else "log d"
-        line = f"{name}: fitted gain d·(α − β·{x}), d = √KL, α {show(fit['alpha'])}, β {show(fit['beta'])}, over {fit['points']} points"  # fmt: skip
-        where, peak = "" if fit["peak_measured"] else ", beyond what was measured", fit["peak"]
-        line += f"; its peak: {show(peak['score'])} at √KL {show(peak['sqrt_kl'], 2)}{where}" if peak else "; no peak near"  # fmt: skip
-        lines.append(line + ".")
+        if not fit:
+            continue
+        x, peak = "d" if fit["kind"] == "bon" else "log d", fit["peak"]
+        line = f"{name}: fitted gain d·(α − β·{x}), d = √KL, α {show(fit['alpha'])}, β {show(fit['beta'])}"
+        line += f", over {fit['points']} points; "
+        if peak:
+            line += f"its peak: {show(peak['score'])} at √KL {show(peak['sqrt_kl'], 2)}"
+            line += "" if fit["peak_measured"] else ", beyond what was measured"
+        lines.append(line + ("." if peak else "no peak near."))
     return out + (f"<h3>Over-optimisation</h3>{bullets(lines)}" if lines else "")
 
 
 def reward_section(part, plots):
     if not part:
         return ""
-    out = "".join(
-        f"<h3>{esc(t)}</h3>" + table(header, rows, t) for t, header, rows in reward_tables(part)
-    )
-    series, cells = [{"name": "perfect", "points": [(0.5, 0.5), (1, 1)], "style": 0, "line": True, "dash": "2 4", "points_shown": False}], []  # fmt: skip
-    for i, name in enumerate(("raw", "tempered"), 1):
+    out, cells = "", []
+    for title, header, rows in reward_tables(part):
+        out += f"<h3>{esc(title)}</h3>" + table(header, rows, title)
+    series = [guide([(0.5, 0.5), (1, 1)], 0, "2 4", "perfect")]
+    for style, name in enumerate(("raw", "tempered"), 1):
         bins = [b for b in part[f"calibration_{name}"]["bins"] if b["n"]]
         points = []
         for b in bins:
             low, high = wilson(b["accuracy"] * b["n"], b["n"])
             points.append((b["confidence"], b["accuracy"], low, high))
             span = f"{show(b['low'], 2)} to {show(b['high'], 2)}"
-            cells.append([name, span, b["n"], show(b["confidence"]), show({"value": b["accuracy"], "low": low, "high": high})])  # fmt: skip
-        series.append({"name": f"{name}, n {' '.join(str(b['n']) for b in bins)}", "points": points, "style": i, "line": True})  # fmt: skip
+            right = show({"value": b["accuracy"], "low": low, "high": high})
+            cells.append([name, span, b["n"], show(b["confidence"]), right])
+        name = f"{name}, n {' '.join(str(b['n']) for b in bins)}"
+        series.append({"name": name, "points": points, "style": style, "line": True})
     why = "Share right against the confidence σ(|Δ|), in ten bins with 95 % intervals, and the number of pairs in each; tempered: divided by a temperature fitted on the other half of the prompts."  # fmt: skip
-    plots["reliability"] = plot("Reliability of the reward model", why, series, "confidence", "share right", (0.5, 1), (0.5, 1))  # fmt: skip
+    title, axes = "Reliability of the reward model", ("confidence", "share right")
+    plots["reliability"] = plot(title, why, series, *axes, (0.5, 1), (0.5, 1))
     header = ["", "confidence", "pairs", "mean confidence", "share right"]
     out += figure(plots["reliability"], header, cells, f"Reliability. {why}")
     return out + bullets(reward_words(part))
@@ -2770,14 +2814,18 @@ def reward_section(part, plots):
 def ranking_section(part, plots):
     if not part or not part["tau"]:
         return ""
-    cells = [[r["role"].replace("\n", " · "), r["n"], show(r["tau"]), show(r["ndcg"])] for r in part["roles"]]  # fmt: skip
+    cells, rows = [], []
+    for r in part["roles"]:
+        cells.append([r["role"].replace("\n", " · "), r["n"], show(r["tau"]), show(r["ndcg"])])
+        if r["tau"] is not None:
+            name = r["role"].split("\n")[1] if "\n" in r["role"] else r["role"]
+            rows.append((name, r["tau"], None, None, 1))
     cells.append(["all", part["n"], show(part["tau"]), show(part["ndcg"])])
+    rows.append(("all roles", *with_ends(part["tau"]), 2))
     why = f"Kendall's tau-b of the reward model's order with the recorded quality, and NDCG@{part['k']}, for each role; the mean with an interval over roles. One score a profile is transitive by construction."  # fmt: skip
-    head = ["role", "candidates", "tau-b", f"NDCG@{part['k']}"]
-    rows = [(r["role"].split("\n")[1] if "\n" in r["role"] else r["role"], r["tau"], None, None, 1) for r in part["roles"] if r["tau"] is not None]  # fmt: skip
-    rows.append(("all roles", *(part["tau"].get(k) for k in ("value", "low", "high")), 2))
+    header = ["role", "candidates", "tau-b", f"NDCG@{part['k']}"]
     plots["ranking"] = bars("Ranking of candidates", why, rows, "Kendall's tau-b", (0, 1), 0)
-    return "<h3>Ranking of candidates</h3>" + figure(plots["ranking"], head, cells, why)
+    return "<h3>Ranking of candidates</h3>" + figure(plots["ranking"], header, cells, why)
 
 
 def efficiency_section(report, plots):
@@ -2817,11 +2865,7 @@ def efficiency_section(report, plots):
 
 
 def tasks_section(report):
-    by = report["scorers"][0]
-    cells = [[t["task"], t["model"], t["prompts"], show(t[by]), show(t["win_rate"], 1, True)] for t in report["tasks"]]  # fmt: skip
-    out = (
-        table(["task", "model", "prompts", by, f"wins by {by}"], cells, "By task") if cells else ""
-    )
+    out = table(*task_scores(report), "By task") if report["tasks"] else ""
     models = list(dict.fromkeys(row["model"] for row in report["task_metrics"]))
     wide = {}
     for row in report["task_metrics"]:
