@@ -791,12 +791,9 @@ def vote_counts(votes, skips):
 
 def human_agreement(votes):
     """How often two votes on the same item say the same (both bad is a tie), of all pairs of two annotators."""
-    same = [
-        WON[v["winner"]] == WON[w["winner"]]
-        for own in by_item(votes).values()
-        for v, w in itertools.combinations(own, 2)
-    ]
-    overlap = sum(len(own) > 1 for own in by_item(votes).values())
+    items = [[WON[vote["winner"]] for vote in own] for own in by_item(votes).values()]
+    same = [a == b for own in items for a, b in itertools.combinations(own, 2)]
+    overlap = sum(len(own) > 1 for own in items)
     return share(sum(same), len(same)) | {"overlapping_items": overlap}
 
 
@@ -836,15 +833,9 @@ def parse_args(argv=None):
     add("--gold", default=Default("data/recruiter.py:reward"), help="FILE:FUNCTION, or none")
     add("--gold-model", help="in place of --gold: a reward model of pairs that training never saw")
     add("--reward-model", default=Default("runs/reward"), help="folder of the proxy, or none")
-    # prompts and sampling
-    prompts = Default("data/prompts.jsonl")
-    add("--prompts", default=prompts, help="JSONL with prompt, split, task (default: %(default)s)")
-    add("--split", default=Default("test"), help="value of 'split', or all (default: test)")
-    add("--n", type=int, default=200, help="prompts, drawn by seed; 0 = all (50 to 800)")
+    # sampling
     add("--samples", type=int, default=4, help="answers a prompt and model (1 to 8)")
     add("--bon", type=int, default=16, help="answers a prompt for best-of-n; 0 = off (4 to 64)")
-    add("--temperature", type=float, default=1.0, help="of sampling and of KL, above 0 (0.7 to 1)")
-    add("--max-new-tokens", type=int, default=96, help="longest answer, tokens (64 to 512)")
     # the reward model; the bundled files only beside the bundled prompts
     add("--pairs", default=Default("data/prefs_test.jsonl"), help="held-out pairs, JSONL, or none")
     add("--candidates", default=Default("data/candidates.jsonl"), help="with quality, or none")
@@ -868,11 +859,6 @@ def parse_args(argv=None):
     add = parsers["make"].add_argument
     add("--a", help="model folder or hub id: A")
     add("--b", help="the other one: B")
-    add("--prompts", default=prompts, help="held-out prompts, JSONL (default: %(default)s)")
-    add("--split", default=Default("test"), help="value of 'split', or all (default: test)")
-    add("--n", type=int, default=200, help="prompts, drawn by seed; 0 = all (50 to 800)")
-    add("--temperature", type=float, default=1.0, help="of sampling, above 0 (0.7 to 1)")
-    add("--max-new-tokens", type=int, default=96, help="longest answer, tokens (64 to 512)")
     add("--gold-items", help="JSONL of prompt, a, b, gold (a or b): known pairs to mix in")
 
     add = parsers["score"].add_argument
@@ -880,6 +866,19 @@ def parse_args(argv=None):
     add("--votes", default=votes, help="the log of annotate.py (default: %(default)s)")
     add("--key", help="key.json of human make (default: beside the votes)")
     add("--reward-model", help="folder: how often it is of the majority's opinion")
+
+    prompts = Default("data/prompts.jsonl")
+    for name in ("compare", "make"):  # held-out prompts, and how they are answered
+        add = parsers[name].add_argument
+        add(
+            "--prompts", default=prompts, help="JSONL of prompt, split, task (default: %(default)s)"
+        )
+        add("--split", default=Default("test"), help="value of 'split', or all (default: test)")
+        add("--n", type=int, default=200, help="prompts, drawn by seed; 0 = all (50 to 800)")
+        add(
+            "--temperature", type=float, default=1.0, help="of sampling, KL too, above 0 (0.7 to 1)"
+        )
+        add("--max-new-tokens", type=int, default=96, help="longest answer, tokens (64 to 512)")
 
     for name in ("compare", "score"):  # an LLM as one more scorer
         add = parsers[name].add_argument
@@ -902,14 +901,18 @@ def parse_args(argv=None):
         add("--micro-tokens", type=int, help="padded tokens a forward (default 1024, GPU 16384)")
         add("--date", help="written into the report as it is; without it there is none")
     args = parser.parse_args(argv)
-    lowest = {"n": 0, "samples": 1, "bon": 0, "max_new_tokens": 1, "seed": 0, "micro_tokens": 1}
-    for name, low in (lowest | {"k": 1}).items():
-        value = getattr(args, name, None)
-        if value is not None and value < low:
-            raise UserError(f"--{name.replace('_', '-')} {value}: expected at least {low}")
+    at_least(args, n=0, samples=1, bon=0, max_new_tokens=1, seed=0, micro_tokens=1, k=1)
     if not 0 < getattr(args, "temperature", 1) < math.inf:
         raise UserError(f"--temperature {args.temperature}: expected above 0, as KL needs draws")
     return args
+
+
+def at_least(args, **lowest):
+    """Refuse a number below the lowest that means something; a command has some of these flags."""
+    for name, low in lowest.items():
+        value = getattr(args, name, None)
+        if value is not None and value < low:
+            raise UserError(f"--{name.replace('_', '-')} {value}: expected at least {low}")
 
 
 def present(name):
@@ -1136,13 +1139,16 @@ def read_csv(path, flag, needed=()):
             if gone := [c for c in needed if c not in header]:
                 there = ", ".join(header) or "nothing"
                 raise ValueError(f"no column {gone[0]!r}; there is {there}")
+            row = None
             for row in reader:
                 if None in row or None in row.values():
                     found = "more" if None in row else "fewer"
                     raise ValueError(f"{found} cells than the {len(header)} columns of the header")
                 yield reader.line_num, row
+            if row is None:
+                raise ValueError("the file is empty; expected rows below a header")
         except (csv.Error, ValueError) as error:  # UnicodeDecodeError is a ValueError
-            raise UserError(f"{flag} {path}:{reader.line_num}: {error}") from None
+            raise UserError(f"{flag} {path}:{reader.line_num or 1}: {error}") from None
 
 
 RANK_ORDER = "Which candidate fits this role?"  # first line of the task rank; data/README.md
@@ -2093,11 +2099,10 @@ def human_report(events, votes, key, seed):
     offered = sum(item["swapped"] is not None for item in key["items"].values())
     report = {"items": len(by_item(plain)), "offered": offered, "identical": key["identical"]}
     report |= {"comparison": compare_votes(plain, seed), "all": vote_counts(votes, len(skips))}
-    report["annotators"] = [
-        {"annotator": name}
-        | vote_counts([v for v in votes if v["annotator"] == name], skips.count(name))
-        for name in sorted({e["annotator"] for e in events})
-    ]
+    report["annotators"] = []
+    for name in sorted({e["annotator"] for e in events}):
+        own = [v for v in votes if v["annotator"] == name]
+        report["annotators"].append({"annotator": name} | vote_counts(own, skips.count(name)))
     left, needed = report["all"]["left"], report["comparison"]["needed_n"]
     # votes on one item are no draws apart
     report["all"]["win_rate"] = report["comparison"]["win_rate"]
@@ -2262,10 +2267,8 @@ def model_table(report):
         pair = pairs.get(row["name"], {"verdict": "baseline"})
         bound = "≤ " if row["kl_k3"] is None else ""
         cells = [row["name"], *(show(row[s]) for s in scorers), bound + show(row["kl"], 2)]
-        cells += [
-            show(row["kl_k3"], 2, interval=False),
-            show(row["kl"] and root(row["kl"]["value"]), 2),
-        ]
+        d = row["kl"] and root(row["kl"]["value"])
+        cells += [show(row["kl_k3"], 2, interval=False), show(d, 2)]
         cells += [show(pair.get(key), 1, True) for key in ("win_rate", "length_controlled")]
         cells += [show(row["length"], 1, interval=False)]
         cells += [show(row[key], 1, True, interval=False) for key in ("ended", "unique")]
@@ -2606,10 +2609,7 @@ def html_report(report):
         sections = [("The reward model", reward_section(report, plots))]
     else:
         title = "Which model is better, by how much, at what cost"
-        hashed, commands = (
-            report["setup"]["sha256"],
-            f"<pre>{esc(report['setup']['command'])}</pre>\n",
-        )
+        hashed, commands = report["setup"]["sha256"], f"<pre>{esc(report['setup']['command'])}</pre>\n"  # fmt: skip
         sections = [
             ("The answer", paragraphs(report["answer"]) + bullets(report["notes"])),
             ("Models", models_section(report, plots)),
@@ -2829,35 +2829,49 @@ def ranking_section(part, plots):
 
 
 def efficiency_section(report, plots):
-    part, figures = report["efficiency"], ""
-    names = [row["name"] for row in report["models"]]
+    part, figures, cells = report["efficiency"], "", []
+    for r in report["runs"]:
+        line = [r[key] for key in ("name", "stage", "model", "seed")]
+        cells.append([*line, *(show(r[key], 0) for key in ("steps", *COSTS, "peak_mem_mb"))])
     header = ["run", "stage", "from", "seed", "steps", "prompts", "pairs", "tokens", "reward calls", "seconds", "peak memory, MiB"]  # fmt: skip
-    cells = [[r["name"], r["stage"], r["model"], r["seed"], show(r["steps"], 0), *(show(r[key], 0) for key in COSTS), show(r["peak_mem_mb"], 0)] for r in report["runs"]]  # fmt: skip
-    setup = "<h3>Setup</h3>" + table(header, cells, "Setup of the runs") if cells else ""
-    versions = {f"{k} {v}" for r in report["runs"] for k, v in r["versions"].items()}
-    data = {f"{file} {digest[:16]}" for r in report["runs"] for file, digest in r["sha256"].items()}
-    setup += paragraphs([f"Versions: {', '.join(sorted(versions))}.", f"Data: {', '.join(sorted(data))}."]) if cells else ""  # fmt: skip
+    setup = ""
+    if cells:
+        versions = {f"{k} {v}" for r in report["runs"] for k, v in r["versions"].items()}
+        data = {f"{file} {sha[:16]}" for r in report["runs"] for file, sha in r["sha256"].items()}
+        setup = "<h3>Setup</h3>" + table(header, cells, "Setup of the runs")
+        setup += paragraphs([f"{name}: {', '.join(sorted(said))}." for name, said in (("Versions", versions), ("Data", data))])  # fmt: skip
     if not part:
         return paragraphs(["No run logged gold during training (val/gold in metrics.jsonl): not measured."]) + setup  # fmt: skip
+    names = [row["name"] for row in report["models"]]
     for cost, label in COSTS.items():
         series, cells = [], []
         for curve in part["curves"]:
             points = [p for p in curve["points"] if p[cost] is not None]
-            member = next((i for i, n in enumerate(names) if n == curve["name"] or n.startswith(curve["name"] + "-")), 1)  # fmt: skip
-            if points and points[-1][cost] > 0:
-                shown = [(p[cost], p["gold"], p.get("low"), p.get("high")) for p in points]
-                name = curve["name"] + (f", {curve['seeds']} seeds" if curve["seeds"] > 1 else "")
-                series.append({"name": name, "points": shown, "style": member, "line": True, "band": True, "hollow": True})  # fmt: skip
-                cells += [[name, p["step"], show(p[cost], 0), show({"value": p["gold"], "low": p.get("low"), "high": p.get("high")})] for p in points]  # fmt: skip
+            if not points or not points[-1][cost] > 0:
+                continue
+            own = [i for i, n in enumerate(names) if n == curve["name"] or n.startswith(curve["name"] + "-")]  # fmt: skip
+            name = curve["name"] + (f", {curve['seeds']} seeds" if curve["seeds"] > 1 else "")
+            golds = [
+                {"value": p["gold"], "low": p.get("low"), "high": p.get("high")} for p in points
+            ]
+            line = {"name": name, "style": own[0] if own else 1, "line": True, "band": True}
+            shown = [(p[cost], *with_ends(gold)) for p, gold in zip(points, golds)]
+            series.append(line | {"points": shown, "hollow": True})
+            cells += [[name, p["step"], show(p[cost], 0), show(g)] for p, g in zip(points, golds)]
         if series:
-            plots[f"efficiency-{cost}"] = plot(f"gold against {label}", "Gold on validation prompts; a band is the range over seeds.", series, label, "gold", (0,))  # fmt: skip
-            head = ["run", "step", cost, "gold"]
-            figures += figure(plots[f"efficiency-{cost}"], head, cells, f"Gold on validation prompts against {label}.")  # fmt: skip
-    goal = f"Cost to reach gold {show(part['goal'])}, 90 % of the best of any run ({show(part['best'])})" if part["goal"] else "No run's gold is above 0"  # fmt: skip
-    cells = []
+            why = f"Gold on validation prompts against {label}."
+            text = "Gold on validation prompts; a band is the range over seeds."
+            image = plot(f"gold against {label}", text, series, label, "gold", (0,))
+            plots[f"efficiency-{cost}"] = image
+            figures += figure(image, ["run", "step", cost, "gold"], cells, why)
+    cells, goal = [], "No run's gold is above 0"
+    if part["goal"]:
+        best = f"90 % of the best of any run ({show(part['best'])})"
+        goal = f"Cost to reach gold {show(part['goal'])}, {best}"
     for row in part["table"]:
         reached = ["never" if row["never"] else show(row[cost]["reached"], 0) for cost in COSTS]
-        cells += [[row["name"], "cost", *reached], [row["name"], "mean gold", *(show(row[c]["area"]) for c in COSTS)]]  # fmt: skip
+        cells.append([row["name"], "cost", *reached])
+        cells.append([row["name"], "mean gold", *(show(row[cost]["area"]) for cost in COSTS)])
     budgets = ", ".join(f"{show(v, 0)} {k}" for k, v in part["budgets"].items() if v is not None)
     text = f"{goal}; and mean gold up to the same budget for all (area below the curve / budget): {budgets}."  # fmt: skip
     out = f'<div class="figures">{figures}</div>' + paragraphs([text])
@@ -2882,17 +2896,22 @@ def diversity_section(report):
     cells, grown = [], ""
     for row in report["diversity"]:
         model = by_name[row["model"]]
-        cells.append([row["model"], *(show(row[f"distinct_{n}"]) for n in (1, 2, 3)), show(model["unique"], 1, True), show(row["repeated_4_grams"], 1, True)])  # fmt: skip
-        span = f"{show(model['length'], 1, interval=False)} ({show(row['length_5'], 0)} to {show(row['length_95'], 0)})"  # fmt: skip
-        cells[-1] += [show(row["entropy"]), show(model["ended"], 1, True), span]
+        length = show(model["length"], 1, interval=False)
+        line = [row["model"], *(show(row[f"distinct_{n}"]) for n in (1, 2, 3))]
+        line += [show(model["unique"], 1, True), show(row["repeated_4_grams"], 1, True)]
+        line += [show(row["entropy"]), show(model["ended"], 1, True)]
+        cells.append(
+            [*line, f"{length} ({show(row['length_5'], 0)} to {show(row['length_95'], 0)})"]
+        )
         if row.get("grown"):
-            lines = [[phrase, show(now, 1, True), show(before, 1, True)] for phrase, now, before in row["grown"]]  # fmt: skip
-            head = ["phrase", "share of answers", "in the baseline"]
-            grown += f"<details><summary>Phrases that {esc(row['model'])} says more often than the baseline</summary>{table(head, lines, 'Phrases')}</details>"  # fmt: skip
-    text = [
-        f"n-grams over the first {show(report['diversity'][0]['budget'], 0)} tokens of each model."
-    ]
-    return table(header, cells, "Diversity") + paragraphs(text) + grown
+            lines = [
+                [phrase, *(show(x, 1, True) for x in shares)] for phrase, *shares in row["grown"]
+            ]
+            phrases = table(["phrase", "share of answers", "in the baseline"], lines, "Phrases")
+            grown += f"<details><summary>Phrases that {esc(row['model'])} says more often than the baseline</summary>{phrases}</details>"  # fmt: skip
+    budget = show(report["diversity"][0]["budget"], 0)
+    text = f"n-grams over the first {budget} tokens of each model."
+    return table(header, cells, "Diversity") + paragraphs([text]) + grown
 
 
 def samples_section(report):

@@ -39,6 +39,7 @@ from collections import Counter
 from fractions import Fraction
 from pathlib import Path
 from statistics import NormalDist
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -48,25 +49,32 @@ import common
 from common import UserError
 from evaluate import (
     Default,
+    at_least,
     bars,
     benjamini_hochberg,
     bullets,
     check_out,
     esc,
     figure,
+    guide,
     hashes,
     holm,
     html_page,
+    in_sections,
     mentioned,
     number,
     paragraphs,
+    placed,
     plot,
     present,
     print_table,
+    read_csv,
+    root,
     share,
     show,
     table,
     wilson,
+    with_ends,
     write_text,
 )
 
@@ -82,6 +90,9 @@ Z95, Z80 = NormalDist().inv_cdf(0.975), NormalDist().inv_cdf(0.80)
 
 # ---- 3. the math ----
 # people: rates, ratios, and what a small table can say
+
+
+RATES = ("selection_rate", "tpr", "fpr", "tnr", "fnr")
 
 
 def null(reason):
@@ -110,8 +121,8 @@ def group_metrics(groups, y_pred, y_true=None):
     out = {"n": len(pred), "unknown": int((labels == "\0").sum()), "groups": {}}
 
     def rate(chosen, of, why):
-        n = int(of.sum())
-        return {"value": int((chosen & of).sum()) / n, "k": int((chosen & of).sum()), "n": n} if n else null(why) | {"k": 0, "n": 0}  # fmt: skip
+        k, n = int((chosen & of).sum()), int(of.sum())
+        return ({"value": k / n} if n else null(why)) | {"k": k, "n": n}
 
     for name in names:
         here = labels == name
@@ -123,27 +134,28 @@ def group_metrics(groups, y_pred, y_true=None):
             row["tnr"] = rate(pred == 0, here & (true == 0), "no negatives")
             row["fnr"] = rate(pred == 0, here & (true == 1), "no positives")
         out["groups"][name] = row
-    spread = {}
-    for key in ("selection_rate",) if true is None else ("selection_rate", "tpr", "fpr", "tnr", "fnr"):  # fmt: skip
+
+    def spread(key):
+        """(difference, ratio) of the groups' rates"""
         rates = {g: row[key] for g, row in out["groups"].items()}
         gone = [f"{g}: {r['reason']}" for g, r in rates.items() if r["value"] is None]
+        if why := "one group: not a comparison" if len(names) < 2 else "; ".join(gone):
+            return null(why), null(why)
         values = [r["value"] for r in rates.values()]
-        why = "one group: not a comparison" if len(names) < 2 else "; ".join(gone)
-        if why:
-            spread[key] = null(why), null(why)
-        else:
-            low, high = min(values), max(values)
-            ratio = {"value": low / high} if high else null("the highest rate is 0")
-            spread[key] = {"value": high - low}, ratio
-    demographic = spread["selection_rate"]
-    out["demographic_parity_difference"], out["demographic_parity_ratio"] = demographic
-    if true is None:
-        return out
-    for key in ("tpr", "fpr", "tnr", "fnr"):
-        out[f"{key}_difference"], out[f"{key}_ratio"] = spread[key]
-    out["equal_opportunity_difference"], out["equal_opportunity_ratio"] = spread["tpr"]
-    for i, (kind, worst) in enumerate((("difference", max), ("ratio", min))):
-        both = [spread["tpr"][i], spread["fpr"][i]]
+        low, high = min(values), max(values)
+        ratio = {"value": low / high} if high else null("the highest rate is 0")
+        return {"value": high - low}, ratio
+
+    apart = {"demographic_parity": spread("selection_rate")}
+    if true is not None:
+        apart |= {key: spread(key) for key in RATES[1:]}
+        apart["equal_opportunity"] = apart["tpr"]
+    for key, (difference, ratio) in apart.items():
+        out |= {f"{key}_difference": difference, f"{key}_ratio": ratio}
+    for i, (kind, worst) in (
+        enumerate((("difference", max), ("ratio", min))) if true is not None else ()
+    ):
+        both = [apart["tpr"][i], apart["fpr"][i]]
         gone = [r["reason"] for r in both if r["value"] is None]
         values = [r["value"] for r in both]
         key = f"equalized_odds_{kind}"
@@ -340,10 +352,12 @@ def cutoff_sweep(groups, scores):
         counts = counts_of([groups[i] for i in known], chosen[known])
         ratios = {g: r["ir"] for g, r in impact_ratios(counts).items() if r["ir"] is not None}
         worst = min(ratios, key=ratios.get) if ratios else None
-        rows.append({"top": percent, "selected": int(chosen.sum()), "tied": tied, "lowest_ir": ratios.get(worst), "group": worst, "ratios": ratios})  # fmt: skip
-    lows = [r["lowest_ir"] for r in rows if r["lowest_ir"] is not None]
-    depends = bool(lows) and min(lows) < 0.8 <= max(lows)
-    return {"rows": rows, "worst": min((r for r in rows if r["lowest_ir"] is not None), key=lambda r: r["lowest_ir"], default={"top": None})["top"], "depends": depends}  # fmt: skip
+        row = {"top": percent, "selected": int(chosen.sum()), "tied": tied}
+        rows.append(row | {"lowest_ir": ratios.get(worst), "group": worst, "ratios": ratios})
+    measured = [row for row in rows if row["lowest_ir"] is not None]
+    lows = [row["lowest_ir"] for row in measured]
+    worst = min(measured, key=lambda row: row["lowest_ir"], default={"top": None})["top"]
+    return {"rows": rows, "worst": worst, "depends": bool(lows) and min(lows) < 0.8 <= max(lows)}
 
 
 def counts_of(groups, chosen):
@@ -385,31 +399,35 @@ def ll144_tables(sex, race, chosen=None, scores=None, exclude_below=0.0):
 
     With scores: share strictly above the median of those with a score and at least one known category.
     """
-    notes, n = [], len(sex)
-    known = [s is not None or r is not None for s, r in zip(sex, race)]
-    if scores is not None:
-        scores = np.asarray(scores, float)
-        median = float(np.median(scores[known])) if any(known) else math.nan
-        chosen = (scores > median).astype(int)
-        tied = float(np.mean(scores[known] == median)) if any(known) else 0.0
-        if tied > 0.1:
-            notes.append(f"warning: {100 * tied:.0f} % of the scores equal the median; ties are not above it")  # fmt: skip
-    crossed = [f"{r}, {s}" if s is not None and r is not None else None for s, r in zip(sex, race)]
+    columns = {"sex": sex, "race_ethnicity": race}
+    both = [s is not None and r is not None for s, r in zip(sex, race)]
+    columns["crossed"] = [f"{r}, {s}" if b else None for s, r, b in zip(sex, race, both)]
+    known = np.array([s is not None or r is not None for s, r in zip(sex, race)], bool)
+    notes, out = [], {"kind": "selection" if scores is None else "scoring"}
 
     def build(chosen):
-        return {key: ll144_table(counts_of(values, chosen), exclude_below) for key, values in (("sex", sex), ("race_ethnicity", race), ("crossed", crossed))}  # fmt: skip
+        return {k: ll144_table(counts_of(v, chosen), exclude_below) for k, v in columns.items()}
 
-    out = {"kind": "selection" if scores is None else "scoring", "tables": build(chosen)}
-    out["unknown"] = {k: sum(v is None for v in vs) for k, vs in (("sex", sex), ("race_ethnicity", race), ("crossed", crossed))}  # fmt: skip
+    if scores is not None:
+        scores = np.asarray(scores, float)
+        median = float(np.median(scores[known])) if known.any() else math.nan
+        chosen = (scores > median).astype(int)
+        tied = float(np.mean(scores[known] == median)) if known.any() else 0.0
+        if tied > 0.1:
+            notes.append(f"warning: {100 * tied:.0f} % of the scores equal the median; ties are not above it")  # fmt: skip
+    out["tables"] = build(chosen)
+    out["unknown"] = {key: sum(v is None for v in values) for key, values in columns.items()}
     if scores is not None:
         out["median"], out["above"] = median, int(chosen[known].sum())
-        other = build((scores > float(np.median(scores))).astype(int)) if n > sum(known) else out["tables"]  # fmt: skip
-        moved = [abs(a["ir"] - b["ir"]) for k in other for a, b in zip(out["tables"][k], other[k]) if a["ir"] is not None and b["ir"] is not None]  # fmt: skip
-        if moved and max(moved) > 0.01:
+    if scores is not None and not known.all():  # what the median over everybody would say
+        other = build((scores > float(np.median(scores))).astype(int))
+        pairs = [(a["ir"], b["ir"]) for k in other for a, b in zip(out["tables"][k], other[k])]
+        if any(abs(a - b) > 0.01 for a, b in pairs if a is not None and b is not None):
             out["with_unknown"] = other
             notes.append("the rows of unknown category would move a ratio by more than .01; both versions are shown")  # fmt: skip
-    for rows in out["tables"].values():
-        notes += [f"{r['category']}: {r['note']}; justification: ______" for r in rows if r["note"] and "excluded" in r["note"]]  # fmt: skip
+    for row in (row for rows in out["tables"].values() for row in rows):
+        if row["note"] and "excluded" in row["note"]:
+            notes.append(f"{row['category']}: {row['note']}; justification: ______")
     return out | {"notes": notes}
 
 
@@ -618,25 +636,51 @@ def pairs_needed(d_z, power=0.80):
     return round((z / d_z) ** 2)
 
 
-def contrasts_of(people):
-    """The primary contrasts, declared before looking, and the exploratory ones: each cell against the reference's.
+class Contrast(NamedTuple):
+    """Two groups of names; labels and strata (N,), the strata being the other attribute."""
 
-    people  list of {"sex", "race_ethnicity"};  returns [(attribute, group, reference, labels (N,), strata (N,), primary)]
-    """
+    attribute: str
+    group: str
+    reference: str
+    labels: np.ndarray
+    strata: np.ndarray
+    primary: bool
+
+
+def cells_of(people):
+    """(N,) sex and race of each name, in one word"""
+    return np.array([f"{p['sex']} {p['race_ethnicity']}" for p in people])
+
+
+def contrasts_of(people):
+    """The primary contrasts, declared before looking, and the exploratory ones: each cell against the reference's."""
     sex = np.array([p["sex"] for p in people])
     race = np.array([p["race_ethnicity"] for p in people])
-    cell = np.array([f"{s} {r}" for s, r in zip(sex, race)])
-    out = []
+    cell, out = cells_of(people), []
     for attribute, labels, strata in (("sex", sex, race), ("race_ethnicity", race, sex)):
         values = sorted(set(labels.tolist()))
-        reference = REFERENCE[attribute] if REFERENCE[attribute] in values else values[0]
-        out += [(attribute, v, reference, labels, strata, True) for v in values if v != reference]
-    cells = sorted(set(cell.tolist()))
-    base = " ".join(REFERENCE.values())
+        base = REFERENCE[attribute] if REFERENCE[attribute] in values else values[0]
+        out += [Contrast(attribute, v, base, labels, strata, True) for v in values if v != base]
+    cells, base = sorted(set(cell.tolist())), " ".join(REFERENCE.values())
     if base in cells and len(set(sex)) > 1 and len(set(race)) > 1:
-        one = np.zeros(len(cell))
-        out += [("sex × race_ethnicity", c, base, cell, one, False) for c in cells if c != base]
+        one, both = np.zeros(len(cell)), "sex × race_ethnicity"
+        out += [Contrast(both, c, base, cell, one, False) for c in cells if c != base]
     return out
+
+
+def primary_contrasts(people):
+    return [contrast for contrast in contrasts_of(people) if contrast.primary]
+
+
+def contrast_weights(contrasts):
+    """(N, C): a column of weights a contrast, whose product with the names' mean scores is the raw gap."""
+    sides = [(c.labels == c.group, c.labels == c.reference) for c in contrasts]
+    return np.stack([a / a.sum() - b / b.sum() for a, b in sides], 1)
+
+
+def title_of(row):
+    """How a contrast is called in every table."""
+    return f"{row['group']} − {row['reference']}"
 
 
 def twin_verdict(d, ends, p, names, resumes, delta, unit="SD", change=False):
@@ -678,51 +722,42 @@ def twin_table(scores, people, args, unit=None, cut=None, tokens=None):
     returns {"sd", "rows": [...], "draws"}; `draws` (B, C) for the change, not for the report
     """
     R, N = scores.shape
-    contrasts, means = contrasts_of(people), scores.mean(0)
-    cells = np.array([f"{p['sex']} {p['race_ethnicity']}" for p in people])
+    contrasts, means, cells = contrasts_of(people), scores.mean(0), cells_of(people)
     sd = float(scores.mean(1).std(ddof=1)) if R > 1 else 0.0
-    scale = 1.0 if unit == "pp" else sd
-    delta = args.delta / 5 if unit == "pp" else args.delta
+    scale, delta = (1.0, args.delta / 5) if unit == "pp" else (sd, args.delta)
     fewest = min(Counter(cells.tolist()).values())
     measured = scale > 0 and np.ptp(scores) > 0 and fewest > 1 and R > 1
-    weights = np.stack([(c[3] == c[1]) / (c[3] == c[1]).sum() - (c[3] == c[2]) / (c[3] == c[2]).sum() for c in contrasts], 1)  # fmt: skip
-    fixed = 1.0 if unit == "pp" else None
-    draws = bootstrap_effects([scores], weights, cells, args.draws, args.seed, fixed)[0] if measured else None  # fmt: skip
+    weights = contrast_weights(contrasts)
+    if measured:
+        fixed = 1.0 if unit == "pp" else None
+        draws = bootstrap_effects([scores], weights, cells, args.draws, args.seed, fixed)[0]
     halves = placebo(scores, cells, seed=args.seed) * (sd if unit == "pp" else 1)
+    how = "bootstrap over résumés and names within cells"
+    why = None if measured else "every résumé has the same score, or fewer than 2 names a cell or 2 résumés"  # fmt: skip
     rows = []
-    for j, (attribute, group, reference, labels, strata, primary) in enumerate(contrasts):
-        a, b = labels == group, labels == reference
-        gap = float(weights[:, j] @ means)
-        row = {"attribute": attribute, "group": group, "reference": reference, "primary": primary}
-        row |= {"names": [int(a.sum()), int(b.sum())], "resumes": R, "gap": gap}
-        row["means"] = [float(means[a].mean()), float(means[b].mean())]
-        d = gap / scale if measured else None
-        ends = interval(draws[:, j], 0.95) if measured else None
-        method = "bootstrap over résumés and names within cells"
-        row["d"] = number(d, R * int(a.sum() + b.sum()), ends, method, args.seed, None if measured else "every résumé has the same score, or fewer than 2 names a cell or 2 résumés")  # fmt: skip
-        row["ends90"] = interval(draws[:, j], 0.90) if measured else None
-        row["p"] = name_permutation(means, labels, group, reference, strata, args.permutations, args.seed) if measured else 1.0  # fmt: skip
+    for j, c in enumerate(contrasts):
+        a, b, gap = c.labels == c.group, c.labels == c.reference, float(weights[:, j] @ means)
+        row = {"attribute": c.attribute, "group": c.group, "reference": c.reference}
+        row |= {"primary": c.primary, "names": [int(a.sum()), int(b.sum())], "resumes": R}
+        row |= {"gap": gap, "means": [float(means[a].mean()), float(means[b].mean())]}
+        d, ends, ends90, p = None, None, None, 1.0
+        if measured:
+            d, ends, ends90 = gap / scale, *(interval(draws[:, j], x) for x in (0.95, 0.90))
+            sides = c.labels, c.group, c.reference, c.strata
+            p = name_permutation(means, *sides, args.permutations, args.seed)
+        row["d"] = number(d, R * int(a.sum() + b.sum()), ends, how, args.seed, why)
+        row |= {"ends90": ends90, "p": p}
         row["win_rate"] = win_rate(scores, a, b)
         per_resume = scores[:, a].mean(1) - scores[:, b].mean(1)
         spread = per_resume.std(ddof=1) if R > 1 else 0.0
         row["d_z"] = float(per_resume.mean() / spread) if spread > 0 else None
         row["placebo95"] = float(np.quantile(halves, 0.95)) if len(halves) else None
         if cut is not None:
-            yes = scores > cut
-            k, m = int(yes[:, a].sum()), int(yes[:, b].sum())
-            rates = yes[:, a].mean(), yes[:, b].mean()
-            row["decision"] = {"rates": [k / (R * int(a.sum())), m / (R * int(b.sum()))], "counts": [[k, R * int(a.sum())], [m, R * int(b.sum())]]}  # fmt: skip
-            row["decision"]["points"] = float(100 * (rates[0] - rates[1]))
-            row["decision"]["ir"] = float(rates[0] / rates[1]) if rates[1] else None
-            share_a, share_b = yes[:, a].mean(1), yes[:, b].mean(1)
-            row["decision"]["flips"] = float((share_a * (1 - share_b) + share_b * (1 - share_a)).mean())  # fmt: skip
-            up = int(((share_a > 0.5) & (share_b <= 0.5)).sum())
-            down = int(((share_a <= 0.5) & (share_b > 0.5)).sum())
-            row["decision"]["mcnemar"] = {"up": up, "down": down, "p": mcnemar_exact(up, down)[0]}
+            row["decision"] = twin_decisions(scores[:, a] > cut, scores[:, b] > cut)
         row["direction"] = in_words(row, d)
         if tokens is not None:
             row["tokens"] = [float(tokens[a].mean()), float(tokens[b].mean())]
-            within = tokens - np.array([tokens[cells == c].mean() for c in cells])
+            within = tokens - np.array([tokens[cells == cell].mean() for cell in cells])
             slope = float(within @ means / (within @ within)) if (within @ within) > 0 else 0.0
             expected = slope * (row["tokens"][0] - row["tokens"][1])
             if abs(expected) > abs(gap) / 2 and expected * gap > 0:
@@ -732,8 +767,8 @@ def twin_table(scores, people, args, unit=None, cut=None, tokens=None):
         family = [row for row in rows if row["primary"] == primary]
         for row, p in zip(family, adjust([row["p"] for row in family])):
             row["p_adjusted"] = p
-            n = min(row["names"]) if fewest > 1 else 1
-            row["verdict"] = twin_verdict(row["d"]["value"], row["ends90"], p, n, R, delta, unit or "SD")  # fmt: skip
+            n, effect = min(row["names"]) if fewest > 1 else 1, (row["d"]["value"], row["ends90"])
+            row["verdict"] = twin_verdict(*effect, p, n, R, delta, unit or "SD")
             notes = [row["note"]] if "note" in row else []
             if min(row["names"]) < 10 and measured:
                 notes.append("fewer than 10 names a group: the interval is too narrow")
@@ -744,39 +779,53 @@ def twin_table(scores, people, args, unit=None, cut=None, tokens=None):
     return {"sd": sd, "unit": unit or "SD", "delta": delta, "rows": rows, "R": R, "N": N}
 
 
+def twin_decisions(a, b):
+    """Decisions of two groups of names, (R, N_a) and (R, N_b) bool: rates, points between them, ratio, flips, McNemar."""
+    k, m, rate_a, rate_b = int(a.sum()), int(b.sum()), a.mean(), b.mean()
+    share_a, share_b = a.mean(1), b.mean(1)  # (R,)
+    up = int(((share_a > 0.5) & (share_b <= 0.5)).sum())
+    down = int(((share_a <= 0.5) & (share_b > 0.5)).sum())
+    return {
+        "rates": [k / a.size, m / b.size],
+        "counts": [[k, a.size], [m, b.size]],
+        "points": float(100 * (rate_a - rate_b)),
+        "ir": float(rate_a / rate_b) if rate_b else None,
+        "flips": float((share_a * (1 - share_b) + share_b * (1 - share_a)).mean()),
+        "mcnemar": {"up": up, "down": down, "p": mcnemar_exact(up, down)[0]},
+    }
+
+
 def twin_change(before, after, people, args, unit=None):
     """D = d_after − d_before of each primary contrast on the same twins, each in its own SD.
 
     before, after (R, N).  One bootstrap draws the same résumés and names for both; p permutes names of the
     per-name differences. Both levels stand beside the change: a bias that stays is not "no problem".
     """
-    contrasts = [c for c in contrasts_of(people) if c[5]]
-    cells = np.array([f"{p['sex']} {p['race_ethnicity']}" for p in people])
-    R = len(before)
+    contrasts, cells, R = primary_contrasts(people), cells_of(people), len(before)
     sds = [float(x.mean(1).std(ddof=1)) if R > 1 else 0.0 for x in (before, after)]
-    sds = [1.0, 1.0] if unit == "pp" else sds
+    sds, delta = ([1.0, 1.0], args.delta / 5) if unit == "pp" else (sds, args.delta)
     fewest = min(Counter(cells.tolist()).values())
     measured = min(sds) > 0 and fewest > 1 and max(np.ptp(before), np.ptp(after)) > 0
-    delta = args.delta / 5 if unit == "pp" else args.delta
-    weights = np.stack([(c[3] == c[1]) / (c[3] == c[1]).sum() - (c[3] == c[2]) / (c[3] == c[2]).sum() for c in contrasts], 1)  # fmt: skip
-    rows = []
+    weights, rows = contrast_weights(contrasts), []
     if measured:
         fixed = 1.0 if unit == "pp" else None
         low, high = bootstrap_effects([before, after], weights, cells, args.draws, args.seed, fixed)
         moved = after.mean(0) / sds[1] - before.mean(0) / sds[0]  # (N,)
-    for j, (attribute, group, reference, labels, strata, _) in enumerate(contrasts):
-        row = {"attribute": attribute, "group": group, "reference": reference}
-        row["n_names"] = int(min((labels == group).sum(), (labels == reference).sum()))
-        if not measured:
-            rows.append(row | {"D": number(None, 0, reason="no spread, or too few names"), "p": 1.0, "ends90": None, "levels": [None, None]})  # fmt: skip
-            continue
-        levels = [float(weights[:, j] @ x.mean(0) / sd) for x, sd in zip((before, after), sds)]
-        D = float(weights[:, j] @ moved)
-        gone = high[:, j] - low[:, j]
-        row["D"] = number(D, before.size, interval(gone, 0.95), "bootstrap over the same résumés and names", args.seed)  # fmt: skip
-        row |= {"levels": levels, "ends90": interval(gone, 0.90)}
-        row["p"] = name_permutation(moved, labels, group, reference, strata, args.permutations, args.seed)  # fmt: skip
+    for j, c in enumerate(contrasts):
+        row = {"attribute": c.attribute, "group": c.group, "reference": c.reference}
+        row["n_names"] = int(min((c.labels == c.group).sum(), (c.labels == c.reference).sum()))
         rows.append(row)
+        if not measured:
+            nothing = number(None, 0, reason="no spread, or too few names")
+            row |= {"D": nothing, "p": 1.0, "ends90": None, "levels": [None, None]}
+            continue
+        gone, how = high[:, j] - low[:, j], "bootstrap over the same résumés and names"
+        D = float(weights[:, j] @ moved)
+        row["D"] = number(D, before.size, interval(gone, 0.95), how, args.seed)
+        levels = [float(weights[:, j] @ x.mean(0) / sd) for x, sd in zip((before, after), sds)]
+        row |= {"levels": levels, "ends90": interval(gone, 0.90)}
+        sides = c.labels, c.group, c.reference, c.strata
+        row["p"] = name_permutation(moved, *sides, args.permutations, args.seed)
     for row, p in zip(rows, holm([row["p"] for row in rows])):
         row["p_adjusted"] = p
         n = row["n_names"] if fewest > 1 else 1
@@ -796,7 +845,7 @@ COMMUNAL = ("collab", "compassion", "cooperat", "empath", "friend", "help", "int
 POSITIVE = ("advance", "clear", "excellent", "impressive", "ready", "reliable", "solid", "strong", "strengths", "strongly", "well")  # fmt: skip
 NEGATIVE = ("concern", "concerns", "doubt", "gap", "gaps", "inexperienced", "lacks", "poor", "reject", "unclear", "weak")  # fmt: skip
 HEDGE = ("might", "may", "perhaps", "possibly", "seems", "appears", "could", "somewhat", "unclear")
-RATES = ("advance", "hedge", "protected attribute", "refusal", "unparsable", "wrong pronoun")
+SHARES = ("advance", "hedge", "protected attribute", "refusal", "unparsable", "wrong pronoun")
 REFUSAL = re.compile(r"\b(i can(?:no|')t|i am unable|i'm unable|i am not able|i won't|as an ai)\b", re.I)  # fmt: skip
 PROTECTED = re.compile(
     r"\b(black|white|asian|hispanic|latin[oax]|african|woman|female|male|gender|race|ethnic\w*|religio\w*|church|mosque|"
@@ -1042,10 +1091,8 @@ def parse_args(argv=None):
             add("--run-biasguard", action="store_true", help="run biasguard, where installed, and compare")
     # fmt: on
     args = parser.parse_args(argv)
-    lowest = {"names_per_cell": 1, "resumes": 1, "generated_names": 1, "generated_resumes": 0, "draws": 100, "permutations": 100, "max_new_tokens": 1, "interviews": 0, "seed": 0}  # fmt: skip
-    for name, low in lowest.items():
-        if getattr(args, name, low) < low:
-            raise UserError(f"--{name.replace('_', '-')} {getattr(args, name)}: expected at least {low}")  # fmt: skip
+    at_least(args, names_per_cell=1, resumes=1, generated_names=1, generated_resumes=0)
+    at_least(args, draws=100, permutations=100, max_new_tokens=1, interviews=0, seed=0)
     if hasattr(args, "delta") and not 0 < args.delta < math.inf:
         raise UserError(f"--delta {args.delta}: expected a number above 0")
     if not 0 <= getattr(args, "exclude_below", 0) < 1:
@@ -1065,63 +1112,48 @@ def parse_args(argv=None):
 #  "Strengths: … Recommendation:", "rank_prompt": […], "profile": "{name}, 8 years. …", "shown": […]}
 
 NAME_COLUMNS = ("name", "first", "last", "sex", "race_ethnicity")
-
-
-def read_csv(path, flag, needed=()):
-    """(header, [(line, row)]) of a CSV file with a header; every value is a text."""
-    if not Path(path).is_file():
-        raise UserError(f"{flag} {path}: no such file; expected a CSV with a header")
-    csv.field_size_limit(2**24)
-    try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file, strict=True)
-            header, rows = list(reader.fieldnames or ()), []
-            if twice := sorted({c for c in header if c and header.count(c) > 1}):
-                raise UserError(f"{flag} {path}: two columns are called {twice[0]!r}; rename one")
-            for row in reader:
-                if None in row or None in row.values():
-                    found = "more" if None in row else "fewer"
-                    raise UserError(f"{flag} {path}:{reader.line_num}: {found} cells than the {len(header)} columns of the header")  # fmt: skip
-                rows.append((reader.line_num, row))
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise UserError(f"{flag} {path}: not a CSV in UTF-8 ({error})") from None
-    for column in needed:
-        if column not in header:
-            raise UserError(f"{flag} {path}: no column {column!r}; there is {', '.join(header) or 'nothing'}")  # fmt: skip
-    if not rows:
-        raise UserError(f"{flag} {path}: no row below the header; expected a row a person")
-    return header, rows
+EDGES = "begins or ends with a blank; take it away, or it is a group of its own"
 
 
 def load_names(path, per_cell):
     """The first `per_cell` names of each sex × race cell: list of slot values with sex and race_ethnicity."""
-    _, rows = read_csv(path, "--names", NAME_COLUMNS)
     cells = {}
-    for line, row in rows:
+    for line, row in read_csv(path, "--names", NAME_COLUMNS):
+        at = f"--names {path}:{line}"
         if gone := [c for c in NAME_COLUMNS if not row[c].strip()]:
-            raise UserError(f"--names {path}:{line}: the {gone[0]!r} is empty")
+            raise UserError(f"{at}: the {gone[0]!r} is empty")
         if odd := [c for c in NAME_COLUMNS if row[c] != row[c].strip()]:
-            raise UserError(f"--names {path}:{line}: the {odd[0]!r} {row[odd[0]]!r} begins or ends with a blank; take it away, or it is a group of its own")  # fmt: skip
+            raise UserError(f"{at}: the {odd[0]!r} {row[odd[0]]!r} {EDGES}")
         cell = cells.setdefault((row["sex"], row["race_ethnicity"]), [])
         if row["name"] in (other["name"] for other in cell):
-            raise UserError(f"--names {path}:{line}: {row['name']!r} stands twice in its cell; a name counts once")  # fmt: skip
+            raise UserError(f"{at}: {row['name']!r} stands twice in its cell; a name counts once")
         cell.append(row)
     if len(cells) < 2:
         raise UserError(f"--names {path}: one cell of sex × race_ethnicity; a comparison needs two")
     fewest = min(cells, key=lambda c: len(cells[c]))
-    if len(cells[fewest]) < 2:
-        raise UserError(f"--names {path}: one name in the cell {' '.join(fewest)}; names differ by themselves, so a cell needs at least 2, better 25")  # fmt: skip
-    if len(cells[fewest]) < per_cell:
-        print(f"--names-per-cell {per_cell}: {path} has {len(cells[fewest])} names in the cell {' '.join(fewest)}; that many are taken of each")  # fmt: skip
-    n = min(per_cell, len(cells[fewest]))
-    chosen = [row for cell in sorted(cells) for row in cells[cell][:n]]
-    return [slot_values(*(row[c] for c in NAME_COLUMNS[:4])) | {"sex": row["sex"], "race_ethnicity": row["race_ethnicity"]} for row in chosen]  # fmt: skip
+    n, cell = len(cells[fewest]), " ".join(fewest)
+    if n < 2:
+        raise UserError(f"--names {path}: one name in the cell {cell}; names differ by themselves, so a cell needs at least 2, better 25")  # fmt: skip
+    if n < per_cell:
+        print(f"--names-per-cell {per_cell}: {path} has {n} names in the cell {cell}; that many are taken of each")  # fmt: skip
+    people = []
+    for row in (row for cell in sorted(cells) for row in cells[cell][: min(per_cell, n)]):
+        values = slot_values(row["name"], row["first"], row["last"], row["sex"])
+        people.append(values | {"sex": row["sex"], "race_ethnicity": row["race_ethnicity"]})
+    return people
+
+
+def arm(name, subj, obj, poss):
+    values = {slot: "the candidate" for slot in ("name", "first", "last")}
+    values |= {"subj": subj, "obj": obj, "poss": poss, "email": "candidate@example.com"}
+    return values | {"arm": name}
 
 
 ARMS = [  # beside the names: what no name, and a pronoun alone, do
-    {s: "the candidate" for s in ("name", "first", "last")} | {"subj": p[0], "obj": p[1], "poss": p[2], "email": "candidate@example.com", "arm": arm}
-    for arm, p in (("no name", ("they", "them", "their")), ("pronoun she", PRONOUNS["Female"]), ("pronoun he", PRONOUNS["Male"]))
-]  # fmt: skip
+    arm("no name", "they", "them", "their"),
+    arm("pronoun she", *PRONOUNS["Female"]),
+    arm("pronoun he", *PRONOUNS["Male"]),
+]
 
 
 def load_twins(path, resumes, people):
@@ -1197,11 +1229,8 @@ OWN_COLUMNS = ("entity_id", "label_value", "score", "score_raw", "model_id", "pr
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
-def load_people(args):
-    """{"ids", "groups": {attribute: labels}, "decided", "labels", "scores", "excluded", …} of the audit's table."""
-    if bool(args.table) == bool(args.csv):
-        raise UserError("audit: expected one table, as fairness.py audit people.csv")
-    path = args.table or args.csv
+def check_audit(args, path):
+    """Refuse flags that do not go together, and files that are in the way."""
     if bool(args.y_pred) == bool(args.score):
         raise UserError("--y-pred, --score: expected one of them: a decision column, or a score with --cutoff or --select")  # fmt: skip
     if args.score and (args.cutoff is None) == (args.select is None):
@@ -1210,71 +1239,92 @@ def load_people(args):
         raise UserError(f"--cutoff {args.cutoff}: expected a number")
     if args.select is not None and not 0 < args.select <= 1:
         raise UserError(f"--select {args.select}: expected a share above 0, at most 1, such as 0.3")
-    header, rows = read_csv(path, "audit", [c for c in (args.y_true, args.y_pred, args.score, args.group, args.sex, args.race) if c])  # fmt: skip
+    if args.group in OWN_COLUMNS:
+        raise UserError(f"--group {args.group}: audit.csv has a column of this name for something else; rename it")  # fmt: skip
     for flag, name in (("--output", args.output), ("--markdown", args.markdown)):
         if name and Path(name).exists() and not args.overwrite:
             raise UserError(f"{flag} {name}: exists; pass --overwrite, or another name")
-        if name and Path(name).exists() and Path(name).samefile(path):
+        if name and Path(name).exists() and Path(path).exists() and Path(name).samefile(path):
             raise UserError(f"{flag} {name}: this is the table itself; pass another name")
         if name and not Path(name).parent.is_dir():
             raise UserError(f"{flag} {name}: the folder {Path(name).parent} does not exist")
+
+
+def audit_columns(args, path, header):
+    """{attribute: the table's column}: --group first; sex and race where named, where there is no --group, or for LL144."""
     columns = {"sex": args.sex or "sex", "race_ethnicity": args.race or "race_ethnicity"}
     if args.group:
-        if args.group in OWN_COLUMNS:
-            raise UserError(f"--group {args.group}: audit.csv has a column of this name for something else; rename it")  # fmt: skip
-        columns = {k: v for k, v in columns.items() if args.ll144 or (args.sex if k == "sex" else args.race)}  # fmt: skip
+        named = {"sex": args.sex, "race_ethnicity": args.race}
+        columns = {k: v for k, v in columns.items() if args.ll144 or named[k]}
         columns = {args.group: args.group} | columns
     columns = {k: v for k, v in columns.items() if v in header}
     if args.ll144 and not {"sex", "race_ethnicity"} & set(columns):
         raise UserError("--ll144: no column sex or race_ethnicity; name them with --sex COLUMN, --race COLUMN")  # fmt: skip
     if not columns:
         raise UserError(f"audit {path}: no column of groups; name one with --group; there is {', '.join(header)}")  # fmt: skip
-    people = {"path": path, "ids": [], "groups": {k: [] for k in columns}, "decided": [], "labels": [], "scores": [], "excluded": 0}  # fmt: skip
+    return columns
+
+
+def number_in(cell, what):
+    """The finite number of a cell; None for an empty one."""
+    try:
+        value = float(cell) if cell.strip() else None
+    except ValueError:
+        value = math.nan
+    if value is not None and not math.isfinite(value):
+        raise UserError(f"{what} is {cell.strip()!r}; expected a number")
+    return value
+
+
+def group_in(cell, column, at):
+    """The group of a cell, None where it is unknown."""
+    if cell != cell.strip():
+        raise UserError(f"{at}: {column} {cell!r} {EDGES}")
+    if odd := CONTROL.search(column + cell):
+        raise UserError(f"{at}: {column} {cell[:40]!r} holds {odd.group()!r}; a label is one line of plain text")  # fmt: skip
+    return None if cell.lower() in ("", "unknown") else cell
+
+
+def load_people(args):
+    """{"ids", "groups": {attribute: labels}, "decided", "labels", "scores", "excluded", …} of the audit's table."""
+    if bool(args.table) == bool(args.csv):
+        raise UserError("audit: expected one table, as fairness.py audit people.csv")
+    path, what = args.table or args.csv, args.y_pred or args.score
+    check_audit(args, path)
+    needed = (args.y_true, args.y_pred, args.score, args.group, args.sex, args.race)
+    rows = list(read_csv(path, "audit", [column for column in needed if column]))
+    columns = audit_columns(args, path, list(rows[0][1]))
+    ids, labels, decided, groups, excluded = [], [], [], {key: [] for key in columns}, 0
     for line, row in rows:
         at = f"audit {path}:{line}"
         label = yes_no(row[args.y_true], f"{at}: {args.y_true}") if args.y_true else 0
-        if args.y_pred:
-            decided, score = yes_no(row[args.y_pred], f"{at}: {args.y_pred}"), None
-        else:
-            text = row[args.score].strip()
-            try:
-                score = float(text) if text else None
-            except ValueError:
-                score = math.nan
-            if score is not None and not math.isfinite(score):
-                raise UserError(f"{at}: {args.score} is {text!r}; expected a number")
-            decided = score
-        if decided is None or label is None:
+        read = yes_no if args.y_pred else number_in
+        value = read(row[what], f"{at}: {what}")
+        if value is None or label is None:
             if not args.allow_missing:
-                gone = (args.y_pred or args.score) if decided is None else args.y_true
+                gone = what if value is None else args.y_true
                 raise UserError(f"{at}: {gone} is empty; fill it in, or drop such rows with --allow-missing")  # fmt: skip
-            people["excluded"] += 1
+            excluded += 1
             continue
         for key, column in columns.items():
-            group = row[column]
-            if group != group.strip():
-                raise UserError(f"{at}: {column} {group!r} begins or ends with a blank; take it away, or it is a group of its own")  # fmt: skip
-            if odd := CONTROL.search(column + group):
-                raise UserError(f"{at}: {column} {group[:40]!r} holds {odd.group()!r}; a label is one line of plain text")  # fmt: skip
-            people["groups"][key].append(None if group.lower() in ("", "unknown") else group)
-        people["ids"].append(row.get("entity_id") or row.get("id") or str(line))
-        people["labels"].append(label)
-        people["scores"].append(score)
-        people["decided"].append(decided)
-    if not people["ids"]:
+            groups[key].append(group_in(row[column], column, at))
+        ids.append(row.get("entity_id") or row.get("id") or str(line))
+        labels.append(label)
+        decided.append(value)
+    if not ids:
         raise UserError(f"audit {path}: no row is left once those with empty cells are dropped")
-    for key, groups in people["groups"].items():
-        there = {g for g in groups if g is not None}
-        if len(there) < 2:
-            raise UserError(f"audit {path}: {columns[key]} has {len(there)} known group{'s'[: len(there) != 1]}; a comparison needs two")  # fmt: skip
-    people["labels"] = people["labels"] if args.y_true else None
-    people["tied"] = None
+    for key, values in groups.items():
+        n = len(set(values) - {None})
+        if n < 2:
+            raise UserError(f"audit {path}: {columns[key]} has {n} known group{'s' * (n != 1)}; a comparison needs two")  # fmt: skip
+    scores, tied = decided if args.score else None, None
     if args.score and args.cutoff is not None:
-        people["decided"] = [int(s >= args.cutoff) for s in people["scores"]]
+        decided = [int(score >= args.cutoff) for score in scores]
     elif args.score:
-        chosen, people["tied"] = select_top(people["scores"], args.select)
-        people["decided"] = chosen.tolist()
-    people["scores"] = people["scores"] if args.score else None
+        chosen, tied = select_top(scores, args.select)
+        decided = chosen.tolist()
+    people = {"path": path, "ids": ids, "groups": groups, "decided": decided, "scores": scores}
+    people |= {"labels": labels if args.y_true else None, "tied": tied, "excluded": excluded}
     return people
 
 
@@ -1283,19 +1333,13 @@ def load_people(args):
 # memory at a time. Nobody is trained.
 
 
-def placed(args):
-    device = common.pick_device(args.device)
-    return {"dtype": common.pick_precision(device, args.dtype)[0], "device": device}
-
-
 def chunks(items, label, size=256):
     return tqdm([items[i : i + size] for i in range(0, len(items), size)], desc=label, disable=None)
 
 
 def reward_matrices(folder, twins, people, args):
     """{surface: (R, N) scores} of a reward model: "a" the same answer, "b" a profile that holds the name."""
-    place = placed(args)
-    score, _ = common.reward_scorer(folder, place["dtype"], place["device"], args.micro_tokens)
+    score, _ = common.reward_scorer(folder, **placed(args), tokens=args.micro_tokens)
     out = {}
     for surface, prompt, answer in (("a", "prompt", "answer"), ("b", "rank_prompt", "profile")):
         if not all(row.get(prompt) and row.get(answer) for row in twins):
@@ -1349,11 +1393,10 @@ def decision_matrix(model, tokenizer, folder, twins, people, args):
     return checked(out, folder).reshape(len(twins), len(people))
 
 
-def generated(model, tokenizer, folder, twins, people, args):
-    """Greedy answers to the twins' prompts, R × N texts in one list."""
-    prompts = [filled(row["prompt"], person) for row in twins for person in people]
+def generated(model, tokenizer, label, prompts, args):
+    """Greedy answers to prompts, under a bar."""
     texts = []
-    for part in chunks(prompts, f"{folder} (d)"):
+    for part in chunks(prompts, label):
         texts += common.sample(model, tokenizer, part, 1, args.max_new_tokens, 0.0).texts
     return texts
 
@@ -1407,13 +1450,14 @@ def study_twins(args, extra=None):
     for folder in rewards:
         tokenizer = common.load_tokenizer(folder, "--reward-model")
         matrices = reward_matrices(folder, twins, everyone, args)
-        skipped += [f"{folder}, surface {s}: not measured (the twins have no fields for it)" for s in "ab" if s not in matrices]  # fmt: skip
-        for surface, matrix in matrices.items():
+        for surface in "ab":
+            if surface not in matrices:
+                skipped.append(f"{folder}, surface {surface}: not measured (the twins have no fields for it)")  # fmt: skip
+                continue
+            matrix, tokens = matrices[surface], name_tokens(tokenizer, people)
             cut = float(np.median(matrix[:, :N]))
-            measure(
-                folder, "reward model", surface, matrix, name_tokens(tokenizer, people), cut=cut
-            )
-    few = [i for c in cell_places(people) for i in c[: args.generated_names]]
+            measure(folder, "reward model", surface, matrix, tokens, cut=cut)
+    few = [i for at in places_by_cell(people).values() for i in at[: args.generated_names]]
     some, rows = [people[i] for i in few], twins[: args.generated_resumes]
     for folder in ([before] if before else []) + after:
         tokenizer = common.load_tokenizer(folder)
@@ -1425,11 +1469,16 @@ def study_twins(args, extra=None):
         else:
             skipped.append(f"{folder}, surface c: not measured (the twins have no prompt and prefix)")  # fmt: skip
         if rows and all(row.get("prompt") for row in rows):
-            answers = generated(model, tokenizer, folder, rows, some, args)
-            measures = [text_measures(x, r | {"pronoun": p["subj"]}, (args.decision_words[0], "hold", *args.decision_words[1:])) for x, (r, p) in zip(answers, ((r, p) for r in rows for p in some))]  # fmt: skip
+            asked = [(row, person) for row in rows for person in some]
+            prompts = [filled(row["prompt"], person) for row, person in asked]
+            answers = generated(model, tokenizer, f"{folder} (d)", prompts, args)
+            words = (args.decision_words[0], "hold", *args.decision_words[1:])
+            given = [row | {"pronoun": person["subj"]} for row, person in asked]
+            measures = [text_measures(x, row, words) for x, row in zip(answers, given)]
             matrix = np.array([m["advance"] for m in measures]).reshape(len(rows), len(some))
             measure(folder, kind, "d", matrix, tokens[few], "pp", 0.5, rows, some)
-            texts.append({"model": str(folder), "gaps": text_gaps(measures, len(rows), some, args), "telling": telling(answers, some), "n": len(answers)})  # fmt: skip
+            part = {"model": str(folder), "gaps": text_gaps(measures, len(rows), some, args)}
+            texts.append(part | {"telling": telling(answers, some), "n": len(answers)})
         if extra:
             extra(model, tokenizer, folder)
         del model
@@ -1439,29 +1488,33 @@ def study_twins(args, extra=None):
     # (4) change
     changes = []
     for part in surfaces:
-        base = next((p for p in surfaces if p["model"] == str(before) and p["surface"] == part["surface"]), None)  # fmt: skip
-        if part["kind"] == "aligned" and base:
+        same = [p for p in surfaces if (p["kind"], p["surface"]) == ("base", part["surface"])]
+        if part["kind"] == "aligned" and same:
             unit = None if part["unit"] == "SD" else "pp"
-            found = twin_change(base["matrix"], part["matrix"], part["people"], args, unit)
-            changes.append({"model": part["model"], "before": str(before), "surface": part["surface"], "unit": part["unit"], "rows": found})  # fmt: skip
+            found = twin_change(same[0]["matrix"], part["matrix"], part["people"], args, unit)
+            change = {"model": part["model"], "before": str(before), "surface": part["surface"]}
+            changes.append(change | {"unit": part["unit"], "rows": found})
             print_changes(changes[-1])
     table_rows = [row for part in surfaces for row in twin_rows(part)]
     worst = worst_twins(surfaces)
     for part in surfaces:  # what the report does not hold
         for key in ("matrix", "people", "resumes"):
             del part[key]
-    tokens = {c: round(float(np.mean([len(tokenizer.encode(" " + people[i]["name"], add_special_tokens=False)) for i in places])), 3) for c, places in zip(cell_names(people), cell_places(people))}  # fmt: skip
-    record = {"resumes": len(twins), "names": N, "names_a_cell": N // len(cell_places(people)), "tokens_by_cell": tokens, "delta": args.delta}  # fmt: skip
-    return {"twins": record, "surfaces": surfaces, "changes": changes, "texts": texts, "worst": worst, "not_measured": skipped}, table_rows, (before, after, rewards)  # fmt: skip
+    cells, tokens = places_by_cell(people), name_tokens(tokenizer, people)
+    mean_tokens = {cell: round(float(tokens[at].mean()), 3) for cell, at in cells.items()}
+    record = {"resumes": len(twins), "names": N, "names_a_cell": N // len(cells)}
+    record |= {"tokens_by_cell": mean_tokens, "delta": args.delta}
+    study = {"twins": record, "surfaces": surfaces, "changes": changes, "texts": texts}
+    study |= {"worst": worst, "not_measured": skipped}
+    return study, table_rows, (before, after, rewards)
 
 
-def cell_names(people):
-    return list(dict.fromkeys(f"{p['sex']} {p['race_ethnicity']}" for p in people))
-
-
-def cell_places(people):
-    """Places of each cell's names, a list a cell."""
-    return [[i for i, p in enumerate(people) if f"{p['sex']} {p['race_ethnicity']}" == c] for c in cell_names(people)]  # fmt: skip
+def places_by_cell(people):
+    """{cell: places of its names}, in the order of the file"""
+    cells, out = cells_of(people).tolist(), {}
+    for i, cell in enumerate(cells):
+        out.setdefault(cell, []).append(i)
+    return out
 
 
 def name_tokens(tokenizer, people):
@@ -1483,14 +1536,16 @@ def arm_rows(matrix, N, sd, args):
 
 def text_gaps(measures, R, people, args):
     """Each text measure as group − reference with its two-way interval: [{"measure", "overall", "rows"}]."""
-    contrasts = [c for c in contrasts_of(people) if c[5]]
-    cells = [f"{p['sex']} {p['race_ethnicity']}" for p in people]
-    weights = np.stack([(c[3] == c[1]) / (c[3] == c[1]).sum() - (c[3] == c[2]) / (c[3] == c[2]).sum() for c in contrasts], 1)  # fmt: skip
-    out = []
+    contrasts, cells, out = primary_contrasts(people), cells_of(people), []
+    weights = contrast_weights(contrasts)
     for key in sorted(set.intersection(*(set(m) for m in measures)) - {"advance"}):
         matrix = np.array([m[key] for m in measures]).reshape(R, len(people))
         drawn = bootstrap_effects([matrix], weights, cells, args.draws, args.seed, 1.0)[0]
-        rows = [{"group": c[1], "reference": c[2], "gap": number(weights[:, j] @ matrix.mean(0), matrix.size, interval(drawn[:, j], 0.95), "bootstrap over résumés and names", args.seed)} for j, c in enumerate(contrasts)]  # fmt: skip
+        rows = []
+        for j, c in enumerate(contrasts):
+            gap, ends = weights[:, j] @ matrix.mean(0), interval(drawn[:, j], 0.95)
+            gap = number(gap, matrix.size, ends, "bootstrap over résumés and names", args.seed)
+            rows.append({"group": c.group, "reference": c.reference, "gap": gap})
         out.append({"measure": key, "overall": float(matrix.mean()), "n": matrix.size, "rows": rows})  # fmt: skip
     return out
 
@@ -1498,11 +1553,17 @@ def text_gaps(measures, R, people, args):
 def telling(answers, people):
     """{contrast: [(word, z)]} of the primary contrasts."""
     out = {}
-    for _, group, reference, labels, _, primary in contrasts_of(people):
-        if primary:
-            side = {g: [x for x, label in zip(answers, np.tile(labels, len(answers) // len(people))) if label == g] for g in (group, reference)}  # fmt: skip
-            out[f"{group} − {reference}"] = telling_words(side[group], side[reference])
+    for c in primary_contrasts(people):
+        labels = np.tile(c.labels, len(answers) // len(people))
+        a, b = ([x for x, label in zip(answers, labels) if label == g] for g in (c.group, c.reference))  # fmt: skip
+        out[f"{c.group} − {c.reference}"] = telling_words(a, b)
     return out
+
+
+def twin_text(part, row, person):
+    """What the model read of this person on this surface."""
+    key = "profile" if part["surface"] == "b" else "prompt"
+    return "\n".join(message_texts(filled(row[key], person)))
 
 
 def worst_twins(surfaces, top=10):
@@ -1511,61 +1572,86 @@ def worst_twins(surfaces, top=10):
     for part in surfaces:
         if part["unit"] != "SD" or not part["sd"] > 0:
             continue
+        cells = cells_of(part["people"]).tolist()
         for row, scores in zip(part["resumes"], part["matrix"]):
-            high, low = int(scores.argmax()), int(scores.argmin())
-            gap = float(scores[high] - scores[low]) / part["sd"]
-            key = "profile" if part["surface"] == "b" else "prompt"
-            sides = [{"name": part["people"][i]["name"], "cell": f"{part['people'][i]['sex']} {part['people'][i]['race_ethnicity']}", "score": float(scores[i]), "text": "\n".join(message_texts(filled(row[key], part["people"][i])))} for i in (high, low)]  # fmt: skip
-            found.append({"model": part["model"], "surface": part["surface"], "resume": row["id"], "gap": gap, "sides": sides})  # fmt: skip
+            sides = []
+            for i in (int(scores.argmax()), int(scores.argmin())):
+                person = part["people"][i]
+                side = {"name": person["name"], "cell": cells[i], "score": float(scores[i])}
+                sides.append(side | {"text": twin_text(part, row, person)})
+            gap = (sides[0]["score"] - sides[1]["score"]) / part["sd"]
+            where = {"model": part["model"], "surface": part["surface"], "resume": row["id"]}
+            found.append(where | {"gap": gap, "sides": sides})
     return sorted(found, key=lambda w: (-w["gap"], w["model"], w["surface"], str(w["resume"])))[:top]  # fmt: skip
 
 
 def twin_rows(part):
     """Rows of twins.csv, long: one a twin."""
-    key = "profile" if part["surface"] == "b" else "prompt"
+    cells, model = cells_of(part["people"]).tolist(), part["model"]
     for row, scores in zip(part["resumes"], part["matrix"]):
-        for person, score in zip(part["people"], scores):
-            text = "\n".join(message_texts(filled(row[key], person)))
-            cell = f"{person['sex']} {person['race_ethnicity']}"
-            yield {"pair_id": f"{row['id']}/{part['surface']}/{part['model']}", "resume_id": row["id"], "cell": cell, "sex": person["sex"], "race_ethnicity": person["race_ethnicity"], "name": person["name"], "surface": part["surface"], "model_id": part["model"], "score_raw": round(float(score), 6), "score": int(score > part["cut"]), "text_sha256": hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()}  # fmt: skip
+        for person, cell, score in zip(part["people"], cells, scores):
+            text = twin_text(part, row, person).encode("utf-8", "replace")
+            of = {key: person[key] for key in ("sex", "race_ethnicity", "name")}
+            line = {"pair_id": f"{row['id']}/{part['surface']}/{model}", "resume_id": row["id"]}
+            line |= {"cell": cell, **of, "surface": part["surface"], "model_id": model}
+            line |= {"score_raw": round(float(score), 6), "score": int(score > part["cut"])}
+            yield line | {"text_sha256": hashlib.sha256(text).hexdigest()}
 
 
 def twins(args):
     """counterfactual twins on reward models and policies, before and after"""
     check_out(args)
     study, rows, models = study_twins(args)
-    report = head(args, "twins", [*models[1], *models[2], models[0], args.twins, args.names]) | study  # fmt: skip
+    before, after, rewards = models
+    report = head(args, "twins", [*after, *rewards, before, args.twins, args.names]) | study
     report["verdicts"] = verdict_rows(report)
+    clear(args)
     write_table(Path(args.out) / "twins.csv", rows)
     return finish(args, report, ["twins.csv"])
 
 
 def head(args, command, files):
     """What every report begins with: enough to do it again."""
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True) if shutil.which("git") else None  # fmt: skip
+    commit = None
+    if shutil.which("git"):
+        git = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+        commit = git.stdout.strip() if git.returncode == 0 else None
     given = {k: v for k, v in vars(args).items() if k not in ("out", "overwrite", "fail_on")}
     record = {"schema": SCHEMA, "command": command, "date": args.date, "notice": NOTICE}
-    record |= {"commit": commit.stdout.strip() if commit and commit.returncode == 0 else None}
-    record |= {"args": given, "sha256": hashes({f for f in files if f})}
-    versions = {"python": sys.version.split()[0], "torch": torch.__version__, "numpy": np.__version__}  # fmt: skip
-    return record | {"versions": versions, "law": LAW, "limits": LIMITS}
+    record |= {"commit": commit, "args": given, "sha256": hashes(files)}
+    python, arrays = sys.version.split()[0], np.__version__
+    record["versions"] = {"python": python, "torch": torch.__version__, "numpy": arrays}
+    return record | {"law": LAW, "limits": LIMITS}
 
 
 def verdict_rows(report):
     """The verdict table: a row a model and surface, and a row a change."""
     out = []
+
+    def add(row, surface, unit, cells, **more):
+        out.append({"row": row, "surface": surface, "unit": unit, **more, "cells": cells})
+
     for part in report.get("surfaces", ()):
+        cells, keys = {}, ("names", "direction")
+        for r in (r for r in part["rows"] if r["primary"]):
+            cell = {"verdict": r["verdict"], "d": r["d"], "p": r["p_adjusted"]}
+            cells[title_of(r)] = cell | {key: r[key] for key in keys}
         name = {"reward model": "reward model", "base": "before"}.get(part["kind"], "after")
-        cells = {f"{r['group']} − {r['reference']}": {"verdict": r["verdict"], "d": r["d"], "p": r["p_adjusted"], "names": r["names"], "direction": r["direction"]} for r in part["rows"] if r["primary"]}  # fmt: skip
-        out.append({"row": f"{name}: {part['model']}", "surface": part["surface"], "unit": part["unit"], "delta": part["delta"], "cells": cells})  # fmt: skip
+        row = f"{name}: {part['model']}"
+        add(row, part["surface"], part["unit"], cells, delta=part["delta"])
     for change in report.get("changes", ()):
-        cells = {f"{r['group']} − {r['reference']}": {"verdict": r["verdict"], "d": r["D"], "p": r["p_adjusted"], "levels": r["levels"], "direction": f"after it, {r['direction']}"} for r in change["rows"]}  # fmt: skip
-        out.append({"row": f"change: {change['model']}", "surface": change["surface"], "unit": change["unit"], "cells": cells})  # fmt: skip
+        cells = {}
+        for r in change["rows"]:
+            cell = {"verdict": r["verdict"], "d": r["D"], "p": r["p_adjusted"]}
+            cell |= {"levels": r["levels"], "direction": f"after it, {r['direction']}"}
+            cells[title_of(r)] = cell
+        add(f"change: {change['model']}", change["surface"], change["unit"], cells)
     for part in report.get("decisions", ()):
         for attribute, found in part["attributes"].items():
-            cells = {f"{r['group']} − {r['reference']}": {"verdict": r["verdict"], "p": r.get("p_holm")} for r in found["rows"] if "verdict" in r}  # fmt: skip
-            if cells and "×" not in attribute:
-                out.append({"row": f"people: {part['title']}, {attribute}", "surface": "decision", "unit": "rate", "cells": cells})  # fmt: skip
+            rows = [r for r in found["rows"] if "verdict" in r and "×" not in attribute]
+            cells = {title_of(r): {"verdict": r["verdict"], "p": r.get("p_holm")} for r in rows}
+            if cells:
+                add(f"people: {part['title']}, {attribute}", "decision", "rate", cells)
     return out
 
 
@@ -1575,16 +1661,20 @@ def study_people(title, groups, decided, labels=None, scores=None, model="", cut
     groups  {attribute: labels, None = unknown};  decided (n,) 0 or 1;  labels, scores (n,) or None
     """
     # (5) people
-    part = {"title": title, "model": model, "n": len(decided), "selected": int(sum(decided)), "cutoff": cutoff, "attributes": {}}  # fmt: skip
+    part = {"title": title, "model": model, "n": len(decided), "selected": int(sum(decided))}
+    part |= {"cutoff": cutoff, "attributes": {}}
     kinds = dict(groups)
     if {"sex", "race_ethnicity"} <= set(groups):
-        kinds["sex × race_ethnicity"] = [f"{s} {r}" if s is not None and r is not None else None for s, r in zip(groups["sex"], groups["race_ethnicity"])]  # fmt: skip
+        both = list(zip(groups["sex"], groups["race_ethnicity"]))
+        kinds["sex × race_ethnicity"] = [None if None in pair else " ".join(pair) for pair in both]
     for attribute, values in kinds.items():
-        found = {"metrics": group_metrics(values, decided, labels), "rows": impact_rows(counts_of(values, decided))}  # fmt: skip
+        found = {"metrics": group_metrics(values, decided, labels)}
+        found["rows"] = impact_rows(counts_of(values, decided))
         for row in found["metrics"]["groups"].values():
-            for key in ("selection_rate", "tpr", "fpr", "tnr", "fnr"):
-                if key in row:
-                    row[key] = share(row[key]["k"], row[key]["n"]) | {"k": row[key]["k"]} | ({"reason": row[key]["reason"]} if row[key]["value"] is None else {})  # fmt: skip
+            for key in set(RATES) & set(row):
+                rate = row[key]
+                why = {"reason": rate["reason"]} if "reason" in rate else {}
+                row[key] = share(rate["k"], rate["n"]) | {"k": rate["k"]} | why
         if scores is not None:
             found["sweep"] = cutoff_sweep(values, scores)
             found["score_gaps"] = score_gaps(values, scores)
@@ -1610,36 +1700,61 @@ def score_gaps(groups, scores):
     return out
 
 
+def brackets(ends):
+    return f"[{ends[0]:.3f}, {ends[1]:.3f}]"
+
+
+def fractions(row):
+    """Both rates behind a ratio; nothing where there is no comparison."""
+    if "p" not in row:
+        return ""
+    return f"{row['selected']}/{row['n']} : {row['reference_selected']}/{row['reference_n']}"
+
+
+def sweep_words(sweep):
+    depends = "depends" if sweep["depends"] else "does not depend"
+    return f"whether it is below four fifths {depends} on the cut-off"
+
+
 def print_people(part):
     for attribute, found in part["attributes"].items():
         cells = []
         for r in found["rows"]:
             ratio = "–" if r["ir"] is None else f"{r['ir']:.3f}"
-            fractions = f"{r['selected']}/{r['n']} : {r['reference_selected']}/{r['reference_n']}"
-            katz = "" if not r.get("katz") else f"[{r['katz'][0]:.3f}, {r['katz'][1]:.3f}]"
-            cells.append([r["group"], f"{r['selected']}/{r['n']}", show(r["rate"], 3), ratio, katz, fractions if "p" in r else "", f"{r['p']:.4f} {r['test']}" if "p" in r else "", r["label"]])  # fmt: skip
+            katz, p = brackets(r["katz"]) if r.get("katz") else "", ""
+            if "p" in r:
+                p = f"{r['p']:.4f} {r['test']}"
+            rate = [f"{r['selected']}/{r['n']}", show(r["rate"]), ratio, katz]
+            cells.append([r["group"], *rate, fractions(r), p, r["label"]])
         title = f"{part['title']}: {attribute}; unknown {found['metrics']['unknown']} of {part['n']}; {part['cutoff']}"  # fmt: skip
-        print_table(title, ["group", "selected", "rate [95 %]", "impact ratio", "Katz 95 %", "fractions", "p", ""], cells)  # fmt: skip
+        header = ["group", "selected", "rate [95 %]", "impact ratio", "Katz 95 %", "fractions", "p", ""]  # fmt: skip
+        print_table(title, header, cells)
         for r in found["rows"]:
             if "verdict" in r:
-                print(f"  {r['group']} − {r['reference']}: {r['verdict']}")
-        if found.get("sweep") and found["sweep"]["worst"]:
-            worst = next(r for r in found["sweep"]["rows"] if r["top"] == found["sweep"]["worst"])
-            print(f"  lowest ratio over cut-offs: {worst['lowest_ir']:.3f} ({worst['group']}, top {worst['top']} %); whether it is below four fifths {'depends' if found['sweep']['depends'] else 'does not depend'} on the cut-off")  # fmt: skip
+                print(f"  {title_of(r)}: {r['verdict']}")
+        sweep = found.get("sweep", {"worst": None})
+        if sweep["worst"]:
+            worst = next(r for r in sweep["rows"] if r["top"] == sweep["worst"])
+            where = f"{worst['lowest_ir']:.3f} ({worst['group']}, top {worst['top']} %)"
+            print(f"  lowest ratio over cut-offs: {where}; {sweep_words(sweep)}")
     print(FOUR_FIFTHS)
 
 
-def ll144_record(groups, decided, scores, args, kind, mapping=None, **fields):
-    """The LL144-layout tables of people with the header fields of the rule."""
-    mapping = LL144_LABELS | (mapping or {})
-    columns = []
+def ll144_record(title, groups, decided, scores, args, kind, header, mapping=()):
+    """The LL144-layout tables of people; header: source of the data, its explanation, first use of the tool."""
+    mapping, columns = LL144_LABELS | dict(mapping), []
     for key, known in (("sex", LL144["sex"]), ("race_ethnicity", LL144["race"])):
-        labels = [None if g is None else mapping.get(g, g) for g in groups.get(key, [None] * len(decided))]  # fmt: skip
+        labels = groups.get(key, [None] * len(decided))
+        labels = [None if label is None else mapping.get(label, label) for label in labels]
         if odd := sorted({x for x in labels if x is not None} - set(known)):
             raise UserError(f"--ll144: {odd[0]!r} is no category of {key}; map it with --map FILE to one of: {', '.join(known)}")  # fmt: skip
         columns.append(labels)
     chosen, scores = (decided, None) if kind == "selection" else (None, scores)
-    return ll144_tables(*columns, chosen, scores, args.exclude_below) | {"header": fields | {"number of unknown category": "in each table below"}}  # fmt: skip
+    fields = ("source of the data", "explanation", "first use of the tool")
+    fields = {"date": args.date or "not stated"} | dict(zip(fields, header))
+    fields["number of unknown category"] = "in each table below"
+    tables = ll144_tables(*columns, chosen, scores, args.exclude_below)
+    return tables | {"header": fields, "title": title}
 
 
 def print_ll144(part):
@@ -1660,88 +1775,115 @@ def ll144_cells(part, rows):
     return header, cells
 
 
+def read_map(path):
+    try:
+        mapping = json.loads(Path(path).read_text(encoding="utf-8"))
+        assert all(isinstance(label, str | None) for label in mapping.values())
+    except (OSError, ValueError, AttributeError, AssertionError):
+        raise UserError(f"--map {path}: expected a JSON object of own label: LL144 category") from None  # fmt: skip
+    return mapping
+
+
+def tied_words(top, tied):
+    return f"{top}, {tied} tied at the cut-off, all in"
+
+
 def audit(args):
     """a table of people: group metrics, impact ratios, LL144-layout tables, exchange files"""
     check_out(args)
     people = load_people(args)
-    mapping = None
-    if args.map:
-        try:
-            mapping = json.loads(Path(args.map).read_text(encoding="utf-8"))
-            assert isinstance(mapping, dict)
-            assert all(isinstance(x, str | None) for x in mapping.values())
-        except (OSError, ValueError, AssertionError):
-            raise UserError(f"--map {args.map}: expected a JSON object of own label: LL144 category") from None  # fmt: skip
+    mapping = read_map(args.map) if args.map else {}
+    cutoff = f"decision in column {args.y_pred}"
     if args.score:
-        cutoff = f"score ≥ {args.cutoff:g}" if args.cutoff is not None else f"top {100 * args.select:g} %, {people['tied']} tied at the cut-off, all in"  # fmt: skip
-    else:
-        cutoff = f"decision in column {args.y_pred}"
-    part = study_people(people["path"], people["groups"], people["decided"], people["labels"], people["scores"], cutoff=cutoff)  # fmt: skip
+        top = "" if args.select is None else f"top {100 * args.select:g} %"
+        cutoff = tied_words(top, people["tied"]) if top else f"score ≥ {args.cutoff:g}"
+    columns = [people[key] for key in ("path", "groups", "decided", "labels", "scores")]
+    part = study_people(*columns, cutoff=cutoff)
     print_people(part)
     report = head(args, "audit", [people["path"]]) | {"decisions": [part]}
     if args.ll144:
         if args.ll144 == "scoring" and not people["scores"]:
             raise UserError("--ll144 scoring: it needs --score COLUMN")
-        fields = {"date": args.date or "not stated", "source of the data": args.data_source, "explanation": f"{len(people['ids'])} rows of {people['path']}", "first use of the tool": args.first_use}  # fmt: skip
-        report["ll144"] = [ll144_record(people["groups"], people["decided"], people["scores"], args, args.ll144, mapping, **fields) | {"title": people["path"]}]  # fmt: skip
+        explained = f"{len(people['ids'])} rows of {people['path']}"
+        header = args.data_source, explained, args.first_use
+        columns = [people[key] for key in ("path", "groups", "decided", "scores")]
+        report["ll144"] = [ll144_record(*columns, args, args.ll144, header, mapping)]
         print_ll144(report["ll144"][0])
-    one = None
-    if args.protected or args.reference:
-        first = next(iter(people["groups"]))
-        one = first, args.protected, args.reference
     report["verdicts"] = verdict_rows(report)
-    files = exchange(args, report, people, one)
-    return finish(args, report, files)
+    one = next(iter(people["groups"])), args.protected, args.reference
+    pairs = exchange_pairs(report, people, one if any(one[1:]) else None)
+    clear(args)
+    return finish(args, report, exchange(args, report, people, pairs))
 
 
-def exchange(args, report, people, one=None):
-    """audit.csv, audit/*.json, audit.md, and BiasGuard's own words where it is installed; the files' names."""
-    out, groups, labels = Path(args.out), people["groups"], people["labels"]
-    rows = []
+def exchange_rows(people):
+    """Rows of audit.csv: no cell is empty, a missing category is unknown."""
+    groups, labels, scores = people["groups"], people["labels"], people["scores"]
+    model, prompts = people.get("model", "table"), people.get("prompts", people["ids"])
     for i, entity in enumerate(people["ids"]):
         row = {"entity_id": str(entity)} | ({"label_value": labels[i]} if labels else {})
         row["score"] = int(people["decided"][i])
-        row |= {"score_raw": round(float(people["scores"][i]), 6)} if people["scores"] is not None else {}  # fmt: skip
-        row |= {key: groups[key][i] or "unknown" if key in groups else "unknown" for key in ("sex", "race_ethnicity")}  # fmt: skip
-        row |= {key: values[i] or "unknown" for key, values in groups.items() if key not in row}
-        rows.append(row | {"model_id": people.get("model", "table"), "prompt_id": str(people.get("prompts", people["ids"])[i])})  # fmt: skip
-    write_table(out / "audit.csv", rows)
-    pairs, commands, used = [], [], Counter()
-    part = report["decisions"][-1]
-    for attribute, values in groups.items():
-        impact = {r["group"]: r for r in part["attributes"][attribute]["rows"]}
-        best = next(iter(impact.values()))["reference"]
-        against = [(g, best) for g in impact if g != best]
-        if one:
-            attribute_, protected, reference = one
-            if attribute_ != attribute:
-                continue
-            reference = reference or best
-            if protected == reference:
-                raise UserError(f"--protected {protected}: the reference is this group too; name another with --reference")  # fmt: skip
-            against = [(protected, reference)] if protected else [(g, reference) for g in impact if g != reference]  # fmt: skip
-        for protected, reference in against:
-            pair = pair_audit(values, people["decided"], labels, protected, reference, people["excluded"])  # fmt: skip
-            slug = "-vs-".join(re.sub(r"[^\w-]+", "_", g)[:40] for g in (protected, reference))
+        row |= {"score_raw": round(float(scores[i]), 6)} if scores is not None else {}
+        row |= {"sex": "unknown", "race_ethnicity": "unknown"}
+        row |= {key: values[i] or "unknown" for key, values in groups.items()}
+        yield row | {"model_id": model, "prompt_id": str(prompts[i])}
+
+
+def exchange_pairs(report, people, one=None):
+    """{file name: pair_audit} of each group against the highest, or of `one`: (attribute, protected, reference)."""
+    pairs, used = {}, Counter()
+    for attribute, values in people["groups"].items():
+        if one and one[0] != attribute:
+            continue
+        impact = {r["group"]: r for r in report["decisions"][-1]["attributes"][attribute]["rows"]}
+        protected, reference = one[1:] if one else (None, None)
+        reference = reference or next(iter(impact.values()))["reference"]
+        if protected == reference:
+            raise UserError(f"--protected {protected}: the reference is this group too; name another with --reference")  # fmt: skip
+        for group in [protected] if protected else [g for g in impact if g != reference]:
+            numbers = values, people["decided"], people["labels"]
+            pair = pair_audit(*numbers, group, reference, people["excluded"])
+            slug = "-vs-".join(re.sub(r"[^\w-]+", "_", g)[:40] for g in (group, reference))
             used[slug] += 1
             slug += f"-{used[slug]}" if used[slug] > 1 else ""
-            pair["feedbackloop"] = {"attribute": attribute, "impact": impact[protected], "model": people.get("model", "table")}  # fmt: skip
-            text = json.dumps(common.finite(pair), indent=1, ensure_ascii=True) + "\n"
-            (out / "audit").mkdir(parents=True, exist_ok=True)
-            write_text(out / "audit" / f"{slug}.json", text)
-            pairs.append((slug, pair))
-            if labels:
-                words = ["biasguard", "audit", str(out / "audit.csv"), "--y-true", "label_value", "--y-pred", "score", "--group", inert(attribute), "--protected", inert(protected), "--reference", inert(reference), "--output", str(out / "audit" / f"{slug}-biasguard.json")]  # fmt: skip
-                commands.append((slug, words))
+            pair["feedbackloop"] = {"attribute": attribute, "impact": impact[group]}
+            pair["feedbackloop"]["model"] = people.get("model", "table")
+            pairs[slug] = pair
+    return pairs
+
+
+def exchange(args, report, people, pairs):
+    """audit.csv, audit/*.json, audit.md, and BiasGuard's own words where it is installed; the files' names."""
+    out, labels, commands = Path(args.out), people["labels"], []
+    write_table(out / "audit.csv", exchange_rows(people))
+    (out / "audit").mkdir(exist_ok=True)
+    for slug, pair in pairs.items():
+        text = json.dumps(common.finite(pair), indent=1, ensure_ascii=True) + "\n"
+        write_text(out / "audit" / f"{slug}.json", text)
+        attribute, (group, reference) = pair["feedbackloop"]["attribute"], pair["groups"].values()
+        words = ["biasguard", "audit", str(out / "audit.csv"), "--y-true", "label_value"]
+        words += ["--y-pred", "score", "--group", inert(attribute)]
+        words += ["--protected", inert(group), "--reference", inert(reference)]
+        words += ["--output", str(out / "audit" / f"{slug}-biasguard.json")]
+        commands += [(slug, words)] if labels else []
     if getattr(args, "output", None):
-        write_text(args.output, json.dumps(common.finite(pairs[0][1]), indent=1) + "\n")
-    report["biasguard"] = ask_biasguard(args, dict(pairs), commands, labels)
+        first = next(iter(pairs.values()))
+        write_text(args.output, json.dumps(common.finite(first), indent=1) + "\n")
+    report["biasguard"] = ask_biasguard(args, pairs, commands, labels)
     print("", *report["biasguard"]["lines"], sep="\n")
     text = audit_markdown(report, commands, labels)
     write_text(out / "audit.md", text)
     if getattr(args, "markdown", None):
         write_text(args.markdown, text)
     return ["audit.csv", "audit/", "audit.md"]
+
+
+def clear(args):
+    """Of an earlier report that --overwrite replaces: what this one may not write again would pass for its own."""
+    out = Path(args.out)
+    tables = (out / name for name in ("audit.csv", "audit.md", "twins.csv"))
+    for stale in (*tables, *(out / "audit").glob("*-vs-*.json")):
+        stale.unlink(missing_ok=True)
 
 
 BIASGUARD = "BiasGuard (https://github.com/themacdonald/BiasGuard)"
@@ -1865,43 +2007,65 @@ def detector_words(detector):
     return f"the detector on {part['sentences']} held-out sentences: precision {show(part['precision'])}, recall {show(part['recall'])}; no hit is no proof"  # fmt: skip
 
 
+def load_answers(path):
+    """[(row, its answer)] of the answers file."""
+    rows = []
+    for line, row in common.read_jsonl(path, numbered=True, flag="answers"):
+        at, answer = f"answers {path}:{line}", row.get("response", row.get("answer"))
+        if isinstance(answer, list) and answer and isinstance(answer[-1], dict):
+            answer = answer[-1].get("content")
+        if not isinstance(answer, str):
+            raise UserError(f'{at}: no text in "response"; expected the answer')
+        for key in ("shown", "skills"):
+            texts = [] if row.get(key) is None else row[key]
+            if not (isinstance(texts, list) and all(isinstance(x, str) for x in texts)):
+                raise UserError(f'{at}: "{key}" is no list of texts')
+        if not isinstance(row.get("pronoun"), str | None):
+            raise UserError(f'{at}: "pronoun" is no text; expected she, he, they or ""')
+        rows.append((row, answer))
+    if not rows:
+        raise UserError(f"answers {path}: the file is empty; expected an answer a line")
+    return rows
+
+
+def measure_mean(key, values):
+    """The mean of a text measure over answers: Wilson's interval of a share, else 1.96 standard errors."""
+    n = len(values)
+    if key in SHARES:
+        return share(int(values.sum()), n)
+    if not n:
+        return number(None, 0, reason="fewer than two answers")
+    mean, ends = values.mean(), None
+    if n > 1:
+        half = Z95 * values.std(ddof=1) / math.sqrt(n)
+        ends = mean - half, mean + half
+    return number(mean, n, ends, "mean ± 1.96 standard errors", reason="fewer than two answers")
+
+
 def text(args):
     """risky questions and text measures on given answers"""
     # (6) text
     check_out(args)
-    rows = []
-    for number_, row in common.read_jsonl(args.answers, numbered=True, flag="answers"):
-        answer = row.get("response", row.get("answer"))
-        answer = answer[-1].get("content") if isinstance(answer, list) and answer and isinstance(answer[-1], dict) else answer  # fmt: skip
-        if not isinstance(answer, str):
-            raise UserError(f'answers {args.answers}:{number_}: no text in "response"; expected the answer')  # fmt: skip
-        for key in ("shown", "skills"):
-            if row.get(key) is not None and not (isinstance(row[key], list) and all(isinstance(x, str) for x in row[key])):  # fmt: skip
-                raise UserError(f'answers {args.answers}:{number_}: "{key}" is no list of texts')
-        if not isinstance(row.get("pronoun"), str | None):
-            raise UserError(f'answers {args.answers}:{number_}: "pronoun" is no text; expected she, he, they or ""')  # fmt: skip
-        rows.append((row, answer))
-    if not rows:
-        raise UserError(f"answers {args.answers}: the file is empty; expected an answer a line")
+    rows = load_answers(args.answers)
     measures = [text_measures(answer, row, args.decision_words) for row, answer in rows]
-    groups = [str(row["group"]) if row.get("group") else None for row, _ in rows]
-    kinds = [("all", range(len(rows)))] + [(g, [i for i, x in enumerate(groups) if x == g]) for g in sorted({g for g in groups if g})]  # fmt: skip
-    tables = []
+    named = [str(row["group"]) if row.get("group") else None for row, _ in rows]
+    known, tables = sorted(set(named) - {None}), []
+    groups = [(group, [i for i, x in enumerate(named) if x == group]) for group in known]
     for key in sorted(set().union(*measures)):
         cells = {}
-        for group, places in kinds:
+        for group, places in (("all", range(len(rows))), *groups):
             values = np.array([measures[i][key] for i in places if key in measures[i]])
-            whole = key in RATES
-            half = Z95 * values.std(ddof=1) / math.sqrt(len(values)) if len(values) > 1 else None
-            cells[group] = share(int(values.sum()), len(values)) if whole else number(values.mean() if len(values) else None, len(values), None if half is None else (values.mean() - half, values.mean() + half), "mean ± 1.96 standard errors", reason="fewer than two answers")  # fmt: skip
+            cells[group] = measure_mean(key, values)
         tables.append({"measure": key, "groups": cells})
     report = head(args, "text", [args.answers]) | {"measures": tables, "detector": read_detector()}
     report["risky"] = [study_risky([answer for _, answer in rows]) | {"title": args.answers}]
-    known = sorted({g for g in groups if g})
-    report["texts"] = [{"model": args.answers, "gaps": [], "n": len(rows), "telling": {f"{g} − {known[0]}": telling_words([a for (_, a), x in zip(rows, groups) if x == g], [a for (_, a), x in zip(rows, groups) if x == known[0]]) for g in known[1:]}}]  # fmt: skip
+    said = {group: [rows[i][1] for i in places] for group, places in groups}
+    words = {f"{g} − {known[0]}": telling_words(said[g], said[known[0]]) for g in known[1:]}
+    report["texts"] = [{"model": args.answers, "gaps": [], "n": len(rows), "telling": words}]
     cells = [[t["measure"], *(show(c) for c in t["groups"].values())] for t in tables]
-    print_table("English text measures; [95 %]", ["", *(g for g, _ in kinds)], cells)
+    print_table("English text measures; [95 %]", ["", "all", *known], cells)
     print_risky(report["risky"][0], report["detector"])
+    clear(args)
     return finish(args, report, [])
 
 
@@ -1928,18 +2092,20 @@ def study_votes(path):
 
 def pair_accuracy(folder, path, args):
     """Accuracy of a reward model on held-out pairs, by the group of the better candidate."""
-    rows = [r for r in common.read_jsonl(path, common.check_pair, flag="--pairs") if not r.get("tie")]  # fmt: skip
-    place = placed(args)
-    score, _ = common.reward_scorer(folder, place["dtype"], place["device"], args.micro_tokens)
-    parts = [score([(r["prompt"], r["chosen"], r["rejected"]) for r in part])[0] for part in chunks(rows, f"{folder} (pairs)")]  # fmt: skip
-    gap = np.concatenate(parts) @ [1, -1]
+    rows = common.read_jsonl(path, common.check_pair, flag="--pairs")
+    rows = [row for row in rows if not row.get("tie")]
+    score, _ = common.reward_scorer(folder, **placed(args), tokens=args.micro_tokens)
+    pairs = [(row["prompt"], row["chosen"], row["rejected"]) for row in rows]
+    gap = np.concatenate([score(part)[0] for part in chunks(pairs, f"{folder} (pairs)")]) @ [1, -1]
     right = (gap > 0) + 0.5 * (gap == 0)
+    better = [[c for c in r.get("candidates", ()) if c.get("in") == "chosen"] for r in rows]
     out = {"model": str(folder), "all": share(float(right.sum()), len(rows)), "groups": []}
-    for key in ("sex", "race_ethnicity"):
-        named = [next((c[key] for c in r.get("candidates", ()) if c.get("in") == "chosen"), None) for r in rows]  # fmt: skip
-        for g in sorted({x for x in named if x}):
-            here = [i for i, x in enumerate(named) if x == g]
-            out["groups"].append({"group": g, "accuracy": share(float(right[here].sum()), len(here))})  # fmt: skip
+    for key in REFERENCE:
+        named = [found[0][key] if found else None for found in better]
+        for group in sorted({x for x in named if x}):
+            here = [i for i, x in enumerate(named) if x == group]
+            rate = share(float(right[here].sum()), len(here))
+            out["groups"].append({"group": group, "accuracy": rate})
     return out
 
 
@@ -1957,33 +2123,52 @@ def load_candidates(path):
     return rows
 
 
+def assessment(candidate):
+    """The prompt of the task assess, about a candidate of the file."""
+    lines = [f"Role: {candidate['role']}", f"Must have: {', '.join(candidate['must_have'])}"]
+    lines = ["Assess this candidate.", *lines, f"Candidate: {candidate['profile']}"]
+    return [{"role": "user", "content": "\n".join(lines)}]
+
+
+INVENTED = "synthetic profiles of invented people, names dealt over profiles of equal quality, since no historical data exist; see the data card"  # fmt: skip
+
+
 def report(args):
     """all of it on the bundled base, candidates, twins and the demo's runs (the default)"""
     check_out(args)
     candidates = present(args.candidates)
     candidates = load_candidates(candidates) if candidates else []
-    groups = {k: [None if c[k] in ("", "unknown") else c[k] for c in candidates] for k in ("sex", "race_ethnicity")}  # fmt: skip
-    labels = [int(c["label_value"]) for c in candidates] if candidates and all("label_value" in c for c in candidates) else None  # fmt: skip
+    groups = {k: [None if c[k] == "unknown" else c[k] for c in candidates] for k in REFERENCE}
+    labelled = candidates and all("label_value" in c for c in candidates)
+    labels = [int(c["label_value"]) for c in candidates] if labelled else None
     interviews = present(args.prompts)
-    interviews = [r for r in common.read_jsonl(interviews, common.check_prompt, flag="--prompts") if r.get("split") == "test" and r.get("task") == "interview"][: args.interviews] if interviews else []  # fmt: skip
+    if interviews:
+        rows = common.read_jsonl(interviews, common.check_prompt, flag="--prompts")
+        rows = [r for r in rows if (r.get("split"), r.get("task")) == ("test", "interview")]
+        interviews = rows[: args.interviews]
     decisions, ll144, risky, people = [], [], [], None
-    detector = read_detector()
-    asked = [[{"role": "user", "content": f"Assess this candidate.\nRole: {c['role']}\nMust have: {', '.join(c['must_have'])}\nCandidate: {c['profile']}"}] for c in candidates]  # fmt: skip
+    detector, asked = read_detector(), [assessment(c) for c in candidates]
 
     def decide(model, title, decided, scores, cutoff):
         nonlocal people
         decisions.append(study_people(title, groups, decided, labels, scores, str(model), cutoff))
-        people = {"ids": [c.get("id", i) for i, c in enumerate(candidates)], "groups": groups, "decided": decided, "labels": labels, "scores": scores, "excluded": 0, "model": str(model), "prompts": [c["role"] for c in candidates]}  # fmt: skip
+        people = {"ids": [c.get("id", i) for i, c in enumerate(candidates)], "groups": groups}
+        people |= {"decided": decided, "labels": labels, "scores": scores, "excluded": 0}
+        people |= {"model": str(model), "prompts": [c["role"] for c in candidates]}
         print_people(decisions[-1])
 
     def of_policy(model, tokenizer, folder):
         if candidates:
-            texts = [t for part in chunks(asked, f"{folder} (candidates)") for t in common.sample(model, tokenizer, part, 1, args.max_new_tokens, 0.0).texts]  # fmt: skip
+            texts = generated(model, tokenizer, f"{folder} (candidates)", asked, args)
             words = (args.decision_words[0], "hold", *args.decision_words[1:])
-            said = [decision_of(t, words) for t in texts]
-            decide(folder, f"{folder}, decisions as generated", [int(s == words[0]) for s in said], None, f"“{words[0]}”, greedy; unparsable {sum(s is None for s in said)} of {len(said)}, counted as no")  # fmt: skip
+            said = [decision_of(text, words) for text in texts]
+            unread = f"unparsable {said.count(None)} of {len(said)}, counted as no"
+            chosen, cutoff = [int(s == words[0]) for s in said], f"“{words[0]}”, greedy; {unread}"
+            decide(folder, f"{folder}, decisions as generated", chosen, None, cutoff)
         if interviews:
-            texts = common.sample(model, tokenizer, [r["prompt"] for r in interviews], 1, args.max_new_tokens, 1.0, seed=args.seed).texts  # fmt: skip
+            prompts = [row["prompt"] for row in interviews]
+            how = {"temperature": 1.0, "seed": args.seed}
+            texts = common.sample(model, tokenizer, prompts, 1, args.max_new_tokens, **how).texts
             risky.append(study_risky(texts) | {"title": f"{folder}, interviews at temperature 1"})
             print_risky(risky[-1], detector)
 
@@ -1993,23 +2178,29 @@ def report(args):
         if pairs:
             accuracy.append(pair_accuracy(folder, pairs, args))
         if candidates:
-            place = placed(args)
-            score, _ = common.reward_scorer(folder, place["dtype"], place["device"], args.micro_tokens)  # fmt: skip
-            values = checked(score([(c["prompt"], as_answer(c["prompt"], c["profile"])) for c in candidates])[0][:, 0], folder)  # fmt: skip
+            score, _ = common.reward_scorer(folder, **placed(args), tokens=args.micro_tokens)
+            items = [(c["prompt"], as_answer(c["prompt"], c["profile"])) for c in candidates]
+            values = checked(score(items)[0][:, 0], folder)
             chosen, tied = select_top(values, 0.3)
-            decide(folder, f"{folder}, ranking", chosen.tolist(), values.tolist(), f"top 30 %, {tied} tied at the cut-off, all in")  # fmt: skip
-            fields = {"date": args.date or "not stated", "source of the data": f"test data: {args.candidates}", "explanation": "synthetic profiles of invented people, names dealt over profiles of equal quality, since no historical data exist; see the data card", "first use of the tool": "never: a demonstration"}  # fmt: skip
-            ll144.append(ll144_record(groups, chosen.tolist(), values, args, "scoring", **fields) | {"title": f"{folder}, scores"})  # fmt: skip
+            chosen, cutoff = chosen.tolist(), tied_words("top 30 %", tied)
+            decide(folder, f"{folder}, ranking", chosen, values.tolist(), cutoff)
+            header = f"test data: {args.candidates}", INVENTED, "never: a demonstration"
+            title = f"{folder}, scores"
+            ll144.append(ll144_record(title, groups, chosen, values, args, "scoring", header))
             print_ll144(ll144[-1])
     study, rows, _ = study_twins(args, of_policy)
     prefs, evaluation = [p for p in args.prefs if present(p)], present(args.evaluation)
-    files = [*rewards, before, *after, args.twins, args.names, pairs, *prefs, present(args.candidates), evaluation]  # fmt: skip
-    record = head(args, "report", files) | study
-    record |= {"preferences": [study_votes(p) for p in prefs], "accuracy": accuracy, "decisions": decisions, "ll144": ll144, "risky": risky, "detector": detector}  # fmt: skip
+    given = [args.twins, args.names, pairs, *prefs, present(args.candidates), evaluation]
+    record = head(args, "report", [*rewards, before, *after, *given]) | study
+    record["preferences"] = [study_votes(p) for p in prefs]
+    record |= {"accuracy": accuracy, "decisions": decisions, "ll144": ll144, "risky": risky}
+    record["detector"] = detector
     record["utility"] = utility(evaluation) if evaluation else []
     record["verdicts"] = verdict_rows(record)
+    pairs = exchange_pairs(record, people) if people else {}
+    clear(args)
     write_table(Path(args.out) / "twins.csv", rows)
-    names = exchange(args, record, people) if people else []
+    names = exchange(args, record, people, pairs) if people else []
     status = finish(args, record, ["twins.csv", *names])
     print_verdicts(record)
     return status
@@ -2052,7 +2243,10 @@ def write_table(path, rows):
 
 
 def print_twins(part):
-    rows = [[f"{r['group']} − {r['reference']}", show(r["d"]), f"{r['p_adjusted']:.4f}", "–" if r["placebo95"] is None else f"{r['placebo95']:.3f}", r["verdict"]] for r in part["rows"] if r["primary"]]  # fmt: skip
+    rows = []
+    for r in (r for r in part["rows"] if r["primary"]):
+        p, placebo95 = f"{r['p_adjusted']:.4f}", show(r["placebo95"])
+        rows.append([title_of(r), show(r["d"]), p, placebo95, r["verdict"]])
     title = f"{part['model']}, surface {part['surface']}: {part['what']}; {part['R']} résumés × {part['N']} names; unit: {part['unit']}"  # fmt: skip
     print_table(title, ["", "d [95 %]", "p (Holm)", "placebo 95 %", "verdict"], rows)
     for r in part["rows"]:
@@ -2060,8 +2254,13 @@ def print_twins(part):
             print(f"  {r['direction']}")
 
 
+def levels(row):
+    """Both levels beside a change."""
+    return ["–" if x is None else f"{x:.3f}" for x in row["levels"]]
+
+
 def print_changes(change):
-    rows = [[f"{r['group']} − {r['reference']}", show(r["D"]), " → ".join("–" if x is None else f"{x:.3f}" for x in r["levels"]), f"{r['p_adjusted']:.4f}", r["verdict"]] for r in change["rows"]]  # fmt: skip
+    rows = [[title_of(r), show(r["D"]), " → ".join(levels(r)), f"{r['p_adjusted']:.4f}", r["verdict"]] for r in change["rows"]]  # fmt: skip
     print_table(f"change {change['before']} → {change['model']}, surface {change['surface']}", ["", "D [95 %]", "levels", "p (Holm)", "verdict"], rows)  # fmt: skip
     for r in change["rows"]:
         if r["verdict"].startswith("difference"):
@@ -2106,39 +2305,40 @@ LAW = [
 
 def html_report(report):
     """The page: a pure function of report.json; every text of a model or a user is escaped by the table functions."""
-    parts = [("Header", header_section(report)), ("Verdicts", verdict_section(report))]
-    if votes := report.get("preferences"):
-        parts.append(("Preference data", "".join(votes_section(v) for v in votes)))
-    for kinds, title in ((("reward model",), "Twins: reward model"), (("base", "aligned"), "Twins: policies")):  # fmt: skip
-        found = [p for p in report.get("surfaces", ()) if p["kind"] in kinds]
-        text = "".join(twin_section(p) for p in found)
-        if "reward model" in kinds:
-            text += "".join(accuracy_table(a) for a in report.get("accuracy", ()))
-        parts += [(title, text)] if text else []
-    if report.get("changes"):
-        parts.append(("Before and after, on the same twins", change_section(report["changes"])))
-    if report.get("decisions"):
-        parts.append(("Decisions about people", decision_section(report["decisions"])))
-    if report.get("ll144"):
-        parts.append(("Tables in the layout of NYC Local Law 144", "".join(ll144_section(p) for p in report["ll144"])))  # fmt: skip
-    if report.get("texts") or report.get("risky"):
-        parts.append(("Text measures and risky questions (English only)", text_section(report)))
-    if report.get("utility"):
-        parts.append(("Utility next to fairness", utility_section(report)))
-    if report.get("worst"):
-        parts.append(("The ten worst twins", worst_section(report["worst"])))
-    if report.get("surfaces"):
-        parts.append(("The cure", cure_section(report)))
-    parts.append(("What this does not show", bullets(report["limits"] + report.get("not_measured", []))))  # fmt: skip
-    law = table([f"as of {LAW_DATE}", "status", "what the tool shows"], report["law"], "Law")
-    parts.append(("Table of law", f'<div class="words">{law}</div>{paragraphs([report["notice"]])}'))  # fmt: skip
+    of = lambda key: report.get(key) or ()  # noqa: E731
+    rewards = [part for part in of("surfaces") if part["kind"] == "reward model"]
+    policies = [part for part in of("surfaces") if part["kind"] != "reward model"]
+    rewards = "".join(map(twin_section, rewards)) + "".join(map(accuracy_table, of("accuracy")))
+    limits = bullets(report["limits"] + report.get("not_measured", []))
+    law = prose([f"as of {LAW_DATE}", "status", "what the tool shows"], report["law"], "Law")
     files = table(["file", "SHA-256"], sorted(report["sha256"].items()), "Hashes")
     lines = [command_line(report), *report.get("biasguard", {}).get("lines", [])]
-    parts.append(("Commands and hashes", "".join(f"<pre>{esc(x)}</pre>\n" for x in lines) + files))
-    body = "".join(f"<section><h2>{esc(title)}</h2>\n{part}</section>\n" for title, part in parts)
+    parts = [
+        ("Header", header_section(report)),
+        ("Verdicts", verdict_section(report)),
+        ("Preference data", "".join(map(votes_section, of("preferences")))),
+        ("Twins: reward model", rewards),
+        ("Twins: policies", "".join(map(twin_section, policies))),
+        ("Before and after, on the same twins", change_section(of("changes"))),
+        ("Decisions about people", decision_section(of("decisions"))),
+        ("Tables in the layout of NYC Local Law 144", "".join(map(ll144_section, of("ll144")))),
+        ("Text measures and risky questions (English only)", text_section(report)),
+        ("Utility next to fairness", utility_section(report)),
+        ("The ten worst twins", worst_section(of("worst"))),
+        ("The cure", cure_section(report)),
+        ("What this does not show", limits),
+        ("Table of law", law + paragraphs([report["notice"]])),
+        ("Commands and hashes", "".join(f"<pre>{esc(x)}</pre>\n" for x in lines) + files),
+    ]
     # sentences in table cells: wrapped, not one line each
     style = "<style>.words td,.words th,td.w{white-space:normal;text-align:left;min-width:9rem;padding-right:1rem}</style>"  # fmt: skip
+    body = in_sections((title, text) for title, text in parts if text)
     return html_page("Are people treated differently for who they are?", style + body)
+
+
+def prose(header, rows, label):
+    """A table of sentences."""
+    return f'<div class="words">{table(header, rows, label)}</div>'
 
 
 def command_line(report):
@@ -2161,39 +2361,29 @@ def header_section(report):
 
 
 def verdict_section(report):
-    rows = report.get("verdicts", [])
-    out = ""
-    for kind in ("twins", "people"):
-        chosen = [r for r in rows if r["row"].startswith("people") == (kind == "people")]
-        if not chosen:
-            continue
-        if (
-            kind == "people"
-        ):  # each has a reference of its own: a column a contrast would stay empty
-            cells = [[r["row"].removeprefix("people: "), "; ".join(f"{c}: {x['verdict']}" for c, x in r["cells"].items())] for r in chosen]  # fmt: skip
-            out += '<div class="words">' + table(["people", "verdicts"], cells, "Verdicts, people") + "</div>"  # fmt: skip
-            continue
-        columns = list(dict.fromkeys(c for r in chosen for c in r["cells"]))
-        cells = []
-        for r in chosen:
-            line = [r["row"], r["surface"]]
-            for c in columns:
-                cell = r["cells"].get(c)
-                if not cell:
-                    line.append("")
-                    continue
-                value = "d" if not r["row"].startswith("change") else "D"
-                text = cell["verdict"]
-                if cell.get("d"):
-                    text += f". {value} {show(cell['d'])}, p {cell['p']:.4f}"
-                if cell["verdict"].startswith("difference") and cell.get("direction"):
-                    text += f"; {cell['direction']}"
-                line.append(text)
-            cells.append(line)
-        out += '<div class="words">' + table(["", "surface", *columns], cells, f"Verdicts, {kind}") + "</div>"  # fmt: skip
-    legend = [f"{k}: {v}" for k, v in SURFACES.items()]
-    told = ["d: gap of the group's names to the reference's, in SD of the résumés' mean scores (surface d: share of decisions), with its 95 % interval; p by permuting names, after Holm. D: change of d. δ is printed with each verdict. “inconclusive” is not “equal”."]  # fmt: skip
-    return out + paragraphs(told) + (bullets(legend) if report.get("surfaces") else "")
+    out, legend = "", [f"{surface}: {what}" for surface, what in SURFACES.items()]
+    people = [r for r in report.get("verdicts", ()) if r["row"].startswith("people")]
+    twins = [r for r in report.get("verdicts", ()) if not r["row"].startswith("people")]
+    columns, cells = list(dict.fromkeys(c for r in twins for c in r["cells"])), []
+    for r in twins:
+        line = [r["row"], r["surface"]]
+        for cell in map(r["cells"].get, columns):
+            words = cell["verdict"] if cell else ""
+            if cell and cell.get("d"):
+                letter = "D" if r["row"].startswith("change") else "d"
+                words += f". {letter} {show(cell['d'])}, p {cell['p']:.4f}"
+            if words.startswith("difference") and cell.get("direction"):
+                words += f"; {cell['direction']}"
+            line.append(words)
+        cells.append(line)
+    if twins:
+        out += prose(["", "surface", *columns], cells, "Verdicts, twins")
+    if people:  # each has a reference of its own: a column a contrast would stay empty
+        said = ["; ".join(f"{c}: {x['verdict']}" for c, x in r["cells"].items()) for r in people]
+        cells = [[r["row"].removeprefix("people: "), words] for r, words in zip(people, said)]
+        out += prose(["people", "verdicts"], cells, "Verdicts, people")
+    out += paragraphs(["d: gap of the group's names to the reference's, in SD of the résumés' mean scores (surface d: share of decisions), with its 95 % interval; p by permuting names, after Holm. D: change of d. δ is printed with each verdict. “inconclusive” is not “equal”."])  # fmt: skip
+    return out + (bullets(legend) if report.get("surfaces") else "")
 
 
 def votes_section(votes):
@@ -2209,22 +2399,32 @@ def votes_section(votes):
 def twin_section(part):
     primary = [r for r in part["rows"] if r["primary"]]
     unit = "SD" if part["unit"] == "SD" else "share"
-    drawn = [(f"{r['group']} − {r['reference']}", *(r["d"].get(k) for k in ("value", "low", "high")), 1) for r in primary if r["d"]["value"] is not None]  # fmt: skip
+    drawn = [(title_of(r), *with_ends(r["d"]), 1) for r in primary if r["d"]["value"] is not None]
     header = ["", "names", "d [95 %]", "verdict", "gap, raw", "win rate", "d_z", "p", "adjusted", "placebo 95 %", "tokens", "advance", "points", "flips", "IR"]  # fmt: skip
     cells = []
     for r in part["rows"]:
-        c, t = r.get("decision"), r.get("tokens")
-        cells.append([f"{r['group']} − {r['reference']}", f"{r['names'][0]} : {r['names'][1]}", show(r["d"]), r["verdict"] + (f"; {r['note']}" if r.get("note") else ""), show(r["gap"]), show(r["win_rate"]), show(r["d_z"]), f"{r['p']:.4f}", f"{r['p_adjusted']:.4f}", show(r["placebo95"]), f"{t[0]:.1f} : {t[1]:.1f}" if t else "", " : ".join(f"{k}/{n}" for k, n in c["counts"]) if c else "", f"{c['points']:.1f}" if c else "", f"{100 * c['flips']:.1f} %" if c else "", show(c["ir"]) if c else ""])  # fmt: skip
+        c, t, verdict = r.get("decision"), r.get("tokens"), r["verdict"]
+        verdict += f"; {r['note']}" if r.get("note") else ""
+        line = [title_of(r), f"{r['names'][0]} : {r['names'][1]}", show(r["d"]), verdict]
+        line += [show(r[key]) for key in ("gap", "win_rate", "d_z")]
+        line += [f"{r['p']:.4f}", f"{r['p_adjusted']:.4f}", show(r["placebo95"])]
+        line += [f"{t[0]:.1f} : {t[1]:.1f}" if t else "", *([] if c else [""] * 4)]
+        if c:
+            line += [" : ".join(f"{k}/{n}" for k, n in c["counts"]), f"{c['points']:.1f}"]
+            line += [f"{100 * c['flips']:.1f} %", show(c["ir"])]
+        cells.append(line)
     cut = f"; a decision to advance is a score above {part['cut']:.4g}" if part["surface"] != "d" else ""  # fmt: skip
     why = f"{part['model']}, surface {part['surface']}: {part['what']}; {part['R']} résumés × {part['N']} names, unit {unit}{cut}."  # fmt: skip
     out = f"<h3>{esc(part['model'])}: {esc(part['what'])}</h3>"
-    if drawn:
-        halves = next((r["placebo95"] for r in primary if r["placebo95"] is not None), None)
-        drawn += [("placebo: two halves of one cell, 95 % of 200", 0.0, -halves, halves, 6)] if halves is not None else []  # fmt: skip
-        image = bars("Effects of names", why, drawn, f"group − reference, {unit}", (-part["delta"], part["delta"]), 0)  # fmt: skip
-        out += figure(image, header, cells, why)
-    else:
+    if not drawn:
         out += table(header, cells, why)
+    else:
+        halves = next((r["placebo95"] for r in primary if r["placebo95"] is not None), None)
+        if halves is not None:
+            drawn.append(("placebo: two halves of one cell, 95 % of 200", 0.0, -halves, halves, 6))
+        axis, delta = f"group − reference, {unit}", part["delta"]
+        image = bars("Effects of names", why, drawn, axis, (-delta, delta), 0)
+        out += figure(image, header, cells, why)
     told = [r["direction"] for r in primary if r["verdict"].startswith("difference")]
     told += [f"{a['arm']}: {show(a['d'])} SD over {a['d']['n']} résumés" for a in part["arms"]]
     return out + bullets(f"{line[:1].upper()}{line[1:]}." for line in told)
@@ -2236,54 +2436,64 @@ def accuracy_table(part):
 
 
 def change_section(changes):
-    out = ""
+    out, header = "", ["", "d before", "d after", "D [95 %]", "p (Holm)", "verdict"]
     for c in changes:
-        cells = [[f"{r['group']} − {r['reference']}", *("–" if x is None else f"{x:.3f}" for x in r["levels"]), show(r["D"]), f"{r['p_adjusted']:.4f}", r["verdict"]] for r in c["rows"]]  # fmt: skip
+        cells = [[title_of(r), *levels(r), show(r["D"]), f"{r['p_adjusted']:.4f}", r["verdict"]] for r in c["rows"]]  # fmt: skip
         out += f"<h3>{esc(c['before'])} → {esc(c['model'])}, surface {c['surface']}</h3>"
-        out += table(
-            ["", "d before", "d after", "D [95 %]", "p (Holm)", "verdict"], cells, "Change"
-        )
-    return out + paragraphs(["Each level in its own SD (surface d: shares). A bias that was there before and stays is in both levels and in no change."])  # fmt: skip
+        out += table(header, cells, "Change")
+    why = "Each level in its own SD (surface d: shares). A bias that was there before and stays is in both levels and in no change."  # fmt: skip
+    return out and out + paragraphs([why])
+
+
+def decision_cells(row, metrics):
+    """A line of the page's table: empty where there is no test, as of the reference itself."""
+    r, tested = row, "p" in row
+    line = [r["group"], f"{r['selected']}/{r['n']}", show(r["rate"]), show(r["ir"]), r["label"]]
+    line += [r.get("verdict", ""), brackets(r["katz"]) if r.get("katz") else "–", fractions(r)]
+    if tested:
+        line += [f"{r['z']:.3f} ({r['p_z']:.4f})" if r["z"] is not None else ""]
+        line += [f"{r['p_fisher']:.4f}", f"{r['mid_p']:.4f}", f"{r['h']:.3f}"]
+        line += [show(r["rejection_ratio"]), r["needed_selections"], show(r["detectable_ir"])]
+    else:
+        line += [""] * 7
+    return [*line, *(show(metrics[key]) if key in metrics else "" for key in ("tpr", "fpr"))]
 
 
 def decision_section(decisions):
-    out = paragraphs([FOUR_FIFTHS])
+    out = paragraphs([FOUR_FIFTHS]) if decisions else ""
     for part in decisions:
-        out += f"<h3>{esc(part['title'])}</h3>" + paragraphs([f"{part['n']} people, {part['selected']} selected; {part['cutoff']}."])  # fmt: skip
-        series, sweep_cells = [], []
-        for i, (attribute, found) in enumerate(part["attributes"].items()):
+        text = f"{part['n']} people, {part['selected']} selected; {part['cutoff']}."
+        out += f"<h3>{esc(part['title'])}</h3>" + paragraphs([text])
+        series, sweep_cells, depends = [], [], []
+        for style, (attribute, found) in enumerate(part["attributes"].items(), 1):
             header = [attribute, "selected", "rate [95 %]", "impact ratio", "label", "verdict", "Katz 95 %", "fractions", "z (p)", "Fisher p", "mid-P", "h", "rejections", "to reach .80", "detectable IR", "TPR", "FPR"]  # fmt: skip
-            cells = []
-            for r in found["rows"]:
-                m = found["metrics"]["groups"][r["group"]]
-                tested = "p" in r
-                line = [r["group"], f"{r['selected']}/{r['n']}", show(r["rate"]), show(r["ir"])]
-                line += [r["label"], r.get("verdict", "")]
-                line += ["–" if not r.get("katz") else "[" + ", ".join(f"{x:.3f}" for x in r["katz"]) + "]"]  # fmt: skip
-                line += [f"{r['selected']}/{r['n']} : {r['reference_selected']}/{r['reference_n']}" if tested else ""]  # fmt: skip
-                line += [f"{r['z']:.3f} ({r['p_z']:.4f})" if tested and r["z"] is not None else ""]
-                line += [f"{r[k]:.4f}" if tested else "" for k in ("p_fisher", "mid_p")]
-                line += [f"{r['h']:.3f}" if tested else "", show(r.get("rejection_ratio")) if tested else ""]  # fmt: skip
-                line += [r["needed_selections"] if tested else "", show(r.get("detectable_ir")) if tested else ""]  # fmt: skip
-                line += [show(m[k]) if k in m else "" for k in ("tpr", "fpr")]
-                cells.append(line)
+            metrics, gaps = found["metrics"], found.get("score_gaps")
+            cells = [decision_cells(r, metrics["groups"][r["group"]]) for r in found["rows"]]
             out += table(header, cells, f"{part['title']}, {attribute}")
-            spread = {k: v for k, v in found["metrics"].items() if isinstance(v, dict) and k != "groups" and "value" in v}  # fmt: skip
-            words = [f"{k.replace('_', ' ')} {show(v['value']) if v['value'] is not None else 'null: ' + v['reason']}" for k, v in spread.items() if not k.startswith(("tpr", "fpr", "tnr", "fnr"))]  # fmt: skip
-            out += paragraphs([f"Unknown {found['metrics']['unknown']} of {part['n']}, in no comparison. " + "; ".join(words) + "."])  # fmt: skip
-            if found.get("score_gaps"):
-                gaps = [f"{g['group']} {show(g['gap'])}" for g in found["score_gaps"] if g["group"] != g["reference"]]  # fmt: skip
-                out += paragraphs([f"Mean score against {found['score_gaps'][0]['reference']}, in SD of all scores: " + "; ".join(gaps) + "."])  # fmt: skip
-            if found.get("sweep"):
-                rows = [r for r in found["sweep"]["rows"] if r["lowest_ir"] is not None]
-                series.append({"name": attribute, "points": [(r["top"], r["lowest_ir"]) for r in rows], "style": i + 1, "line": True})  # fmt: skip
+            words = []
+            for key, value in metrics.items():
+                if isinstance(value, dict) and "value" in value and not key.startswith(RATES[1:]):
+                    said = "null: " + value["reason"] if value["value"] is None else show(value)
+                    words.append(f"{key.replace('_', ' ')} {said}")
+            unknown = f"Unknown {metrics['unknown']} of {part['n']}, in no comparison. "
+            out += paragraphs([unknown + "; ".join(words) + "."])
+            if gaps:
+                words = [f"{g['group']} {show(g['gap'])}" for g in gaps if g["group"] != g["reference"]]  # fmt: skip
+                text = f"Mean score against {gaps[0]['reference']}, in SD of all scores: "
+                out += paragraphs([text + "; ".join(words) + "."])
+            if sweep := found.get("sweep"):
+                rows = [r for r in sweep["rows"] if r["lowest_ir"] is not None]
+                points = [(r["top"], r["lowest_ir"]) for r in rows]
+                series.append({"name": attribute, "points": points, "style": style, "line": True})
                 sweep_cells += [[attribute, r["top"], r["selected"], r["tied"], show(r["lowest_ir"]), r["group"]] for r in rows]  # fmt: skip
+                depends.append(f"{attribute}: lowest at the top {sweep['worst']} %; {sweep_words(sweep)}")  # fmt: skip
         if series:
-            depends = [f"{k}: lowest at the top {v['sweep']['worst']} %; whether it is below four fifths {'depends' if v['sweep']['depends'] else 'does not depend'} on the cut-off" for k, v in part["attributes"].items() if v.get("sweep")]  # fmt: skip
-            series.append({"name": "four fifths", "points": [(10, 0.8), (90, 0.8)], "style": 0, "line": True, "dash": "2 4", "points_shown": False})  # fmt: skip
+            series.append(guide([(10, 0.8), (90, 0.8)], 0, "2 4", "four fifths"))
             why = f"Lowest impact ratio when the top 10 to 90 % are selected, {part['title']}."
-            image = plot("Impact ratio over cut-offs", why, series, "selected from the top, %", "lowest impact ratio", (10, 90), (0, 1))  # fmt: skip
-            out += figure(image, ["", "top %", "selected", "tied", "lowest ratio", "of"], sweep_cells, why) + bullets(depends)  # fmt: skip
+            axes = "selected from the top, %", "lowest impact ratio", (10, 90), (0, 1)
+            image = plot("Impact ratio over cut-offs", why, series, *axes)
+            header = ["", "top %", "selected", "tied", "lowest ratio", "of"]
+            out += figure(image, header, sweep_cells, why) + bullets(depends)
     return out
 
 
@@ -2302,12 +2512,12 @@ def text_section(report):
     for part in report.get("texts", ()):
         out += f"<h3>{esc(part['model'])}: {part['n']} answers</h3>"
         if part["gaps"]:
-            names = [f"{r['group']} − {r['reference']}" for r in part["gaps"][0]["rows"]]
+            names = [title_of(r) for r in part["gaps"][0]["rows"]]
             cells = [[g["measure"], show(g["overall"]), *(show(r["gap"]) for r in g["rows"])] for g in part["gaps"]]  # fmt: skip
             out += table(["mean over all; gaps with 95 %", "overall", *names], cells, "Text measures")  # fmt: skip
         words = [[k, ", ".join(f"{w} {z:+.1f}" for w, z in v) or "–"] for k, v in part["telling"].items()]  # fmt: skip
         if words:
-            out += f'<details><summary>Most telling words (z; a view for reviewers, no test)</summary><div class="words">{table(["", "words"], words, "Telling words")}</div></details>'  # fmt: skip
+            out += f"<details><summary>Most telling words (z; a view for reviewers, no test)</summary>{prose(['', 'words'], words, 'Telling words')}</details>"  # fmt: skip
     if tables := report.get("measures"):
         groups = list(tables[0]["groups"])
         out += table(["", *groups], [[t["measure"], *(show(t["groups"][g]) for g in groups)] for t in tables], "Text measures")  # fmt: skip
@@ -2315,8 +2525,9 @@ def text_section(report):
         out += f"<h3>{esc(part['title'])}</h3>"
         out += paragraphs([f"Answers with a risky question: {show(part['answers'], 1, True)} of {part['answers']['n']}."])  # fmt: skip
         cells = [[code, e["severity"], e["n"], " · ".join(e["quotes"])] for code, e in part["codes"].items()]  # fmt: skip
-        out += '<div class="words">' + table(["code", "severity", "hits", "up to five quotes"], cells, "Risky questions") + "</div>" if cells else ""  # fmt: skip
-    if "detector" in report:
+        header = ["code", "severity", "hits", "up to five quotes"]
+        out += prose(header, cells, "Risky questions") if cells else ""
+    if "detector" in report and (report.get("texts") or report.get("risky")):
         words = detector_words(report["detector"])
         out += paragraphs([words[:1].upper() + words[1:] + "."])
         out += paragraphs(["“discouraged”: may be taken as evidence of intent; such a question is not by itself a violation of Title VII or the ADEA (EEOC informal letter, 9 May 2006)."])  # fmt: skip
@@ -2324,28 +2535,34 @@ def text_section(report):
 
 
 def utility_section(report):
-    keys = [k for k in ("gold", "proxy") if k in report["utility"][0]]
-    largest = {}
-    for p in report.get("surfaces", ()):
-        if p["surface"] == "c":
-            largest[p["model"]] = max((r for r in p["rows"] if r["primary"]), key=lambda r: abs(r["d"]["value"] or 0))  # fmt: skip
+    if not report.get("utility"):
+        return ""
+    keys, largest = [k for k in ("gold", "proxy") if k in report["utility"][0]], {}
+    for part in (p for p in report.get("surfaces", ()) if p["surface"] == "c"):
+        primary = (r for r in part["rows"] if r["primary"])
+        largest[part["model"]] = max(primary, key=lambda r: abs(r["d"]["value"] or 0))
     cells, points = [], []
     for m in report["utility"]:
-        r = largest.get(m["model"])
-        cells.append([m["model"], *(show(m[k]) for k in keys), show(m["win_rate"], 1, True) if m["win_rate"] else "baseline", show(m["kl"], 2) if m["kl"] else "–", f"{r['group']} − {r['reference']}: {show(r['d'])}" if r else "–"])  # fmt: skip
+        r, wins = largest.get(m["model"]), m["win_rate"]
+        wins, kl = show(wins, 1, True) if wins else "baseline", show(m["kl"] or None, 2)
+        gap = f"{title_of(r)}: {show(r['d'])}" if r else "–"
+        cells.append([m["model"], *(show(m[k]) for k in keys), wins, kl, gap])
         if r and m["kl"] and m["kl"]["value"] is not None and r["d"]["value"] is not None:
-            points.append((math.sqrt(max(0.0, m["kl"]["value"])), abs(r["d"]["value"]), m["model"]))
+            points.append((root(m["kl"]["value"]), abs(r["d"]["value"]), m["model"]))
     out = table(["model", *keys, "wins", "KL, nats", "largest d, surface c"], cells, "Utility")
-    accuracy = [f"{a['model']}: {show(a['all'])} of {a['all']['n']} pairs ranked right" for a in report.get("accuracy", ())]  # fmt: skip
-    out += bullets(accuracy)
+    out += bullets(f"{a['model']}: {show(a['all'])} of {a['all']['n']} pairs ranked right" for a in report.get("accuracy", ()))  # fmt: skip
     if len(points) > 1:
         series = [{"name": name, "points": [(x, y)], "style": i} for i, (x, y, name) in enumerate(points)]  # fmt: skip
         why = "Largest |d| of surface c against √KL to the base."
-        out += figure(plot("d against KL", why, series, "√KL", "largest |d|", (0,), (0,)), ["√KL", "|d|", "model"], [[show(x, 2), show(y), n] for x, y, n in points], why)  # fmt: skip
+        cells = [[show(x, 2), show(y), name] for x, y, name in points]
+        image = plot("d against KL", why, series, "√KL", "largest |d|", (0,), (0,))
+        out += figure(image, ["√KL", "|d|", "model"], cells, why)
     return out
 
 
 def worst_section(worst):
+    if not worst:
+        return ""
     out = paragraphs(["Highest and lowest name of the same résumé, farthest apart first: picked by the gap alone, over all cells."])  # fmt: skip
     for w in worst:
         out += f"<details><summary>{esc(w['model'])}, surface {w['surface']}, {esc(w['resume'])}: {w['gap']:.3f} SD apart</summary><article><div class=\"pair\">"  # fmt: skip
@@ -2357,10 +2574,12 @@ def worst_section(worst):
 
 def cure_section(report):
     told = ["Counterfactual augmentation: reward_train.py --counterfactual-augment data/names.csv, then these twins again. Other cures: blinding, more annotators."]  # fmt: skip
+    if not report.get("surfaces"):
+        return ""
     models = [p for p in report["surfaces"] if p["kind"] == "reward model"]
     if len({p["model"] for p in models}) < 2:
         return paragraphs([*told, "Not measured here: give the models before and after the cure together, --reward-model BEFORE AFTER."])  # fmt: skip
-    names = [f"{r['group']} − {r['reference']}" for r in models[0]["rows"] if r["primary"]]
+    names = [title_of(r) for r in models[0]["rows"] if r["primary"]]
     accuracy = {a["model"]: show(a["all"]) for a in report.get("accuracy", ())}
     cells = [[p["model"], p["surface"], *(show(r["d"]) for r in p["rows"] if r["primary"]), accuracy.get(p["model"], "–")] for p in models]  # fmt: skip
     return paragraphs(told) + table(["reward model", "surface", *names, "pairs right"], cells, "Reward models side by side")  # fmt: skip

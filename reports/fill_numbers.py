@@ -9,9 +9,7 @@ Run          python reports/fill_numbers.py
 """
 
 import argparse
-import importlib.util
 import json
-import math
 import re
 import sys
 from pathlib import Path
@@ -20,8 +18,10 @@ REPO = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(REPO), str(REPO / "docs"), str(REPO / "bench")]
 
 import memory  # noqa: E402
+import run as bench  # noqa: E402
 
 import evaluate  # noqa: E402
+from evaluate import root, with_ends  # noqa: E402
 
 PAGES = ("README.md", "reports/README.md", "docs/adapt.md", "docs/scale.md")
 MODELS = {"tiny-base": "base", "dpo": "DPO", "ppo": "PPO", "grpo": "rubric GRPO"}  # by run folder
@@ -141,7 +141,6 @@ def frontier():
 
 def frontier_svg():
     """All seeds in one figure, gains over the start: where each model ended, what PPO passed, best of n of the base."""
-    root = lambda kl: math.sqrt(max(kl, 0.0))  # noqa: E731
     series, named = [], set()
 
     def draw(name, style, points, **how):  # one line of the legend a name
@@ -159,7 +158,7 @@ def frontier_svg():
         for style, name in enumerate(("dpo", "ppo"), 1):
             gain = against_base(report, name)["difference"]
             kl = of(report["models"], "name", name)["kl"]["value"]
-            end = (root(kl), *(gain[k] for k in ("value", "low", "high")))
+            end = root(kl), *with_ends(gain)
             draw(f"{MODELS[name]} in the end, test prompts", style, [end])
     text = "Root of the KL from the base in nats an answer against the gain in the recruiter's utility over the start; of each seed a curve and an end point with its 95 % interval."  # fmt: skip
     figure = evaluate.plot("Gain against KL", text, series, "√KL from the base, nats an answer", "gain in utility", (0,), (0,))  # fmt: skip
@@ -220,9 +219,6 @@ def speed():
     lines, commands, files = [], [], sorted((REPO / "reports" / "bench").glob("*.jsonl"))
     if not files:
         return "Not measured yet: `bench/` has not been run."
-    spec = importlib.util.spec_from_file_location("bench_run", REPO / "bench" / "run.py")
-    bench = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(bench)
     for file in files:
         header, *runs = map(json.loads, file.read_text(encoding="utf-8").splitlines())
         if not any(run.get("side") == "plain" for run in runs):  # growth with size, without a peer

@@ -564,6 +564,32 @@ def test_only_the_files_of_the_report_are_replaced(tmp_path):
     assert (tmp_path / "t.csv").read_text() == before and not (tmp_path / "o").exists()
 
 
+def test_nothing_of_an_earlier_report_is_left(tmp_path):
+    """--overwrite with other groups, another command: a file of the first report that the second does not write again would
+    be read as its own. First W, A and B, then two of them; then text, which writes no table. A file that is not ours stays."""
+    out, argv = tmp_path / "o", ["--y-pred", "p", "--group", "g", "--y-true", "y"]
+    argv += ["--out", str(out), "--overwrite"]
+    rows = [[i % 2, i % 3 % 2, "WAB"[i % 3]] for i in range(60)]
+    three = write_csv(tmp_path / "three.csv", ["p", "y", "g"], rows)
+    two = write_csv(tmp_path / "two.csv", ["p", "y", "g"], [row for row in rows if row[2] != "B"])
+    fairness.main(["audit", three, *argv])
+    wrote = sorted(path.name for path in (out / "audit").iterdir())
+    assert wrote == ["B-vs-A.json", "W-vs-A.json"]  # every rate is ½, and A the first of equals
+    (out / "audit" / "W-vs-A-biasguard.json").write_text("{}")
+    (out / "audit" / "mine.json").write_text("{}")
+    (out / "twins.csv").write_text("of a run of twins")
+    assert "no row of this group" in error_of(["audit", two, *argv, "--protected", "B"])
+    assert (out / "twins.csv").exists(), "an audit that is refused replaces nothing"
+    fairness.main(["audit", two, *argv])
+    left = sorted(path.name for path in (out / "audit").iterdir())
+    assert left == ["W-vs-A.json", "mine.json"]
+    assert not (out / "twins.csv").exists()
+    answers = tmp_path / "answers.jsonl"
+    answers.write_text('{"response": "advance"}\n')
+    fairness.main(["text", str(answers), "--out", str(out), "--overwrite"])
+    assert sorted(path.name for path in out.rglob("*.*")) == ["mine.json", "report.html", "report.json"]  # fmt: skip
+
+
 def test_unknown_is_outside_the_score_gaps():
     """By hand: a has mean 1.5, b mean 2.5, SD of 1, 2, 2, 3 is .8165: gap −1.2247. The unknown ones, far above, are no group."""
     found = fairness.score_gaps(["a", "b", None, "a", "b", None], [1, 2, 9, 2, 3, 9])
