@@ -1628,7 +1628,7 @@ def verdict_rows(report):
     """The verdict table: a row a model and surface, and a row a change."""
     out = []
 
-    def add(row, surface, unit, cells, **more):
+    def enter(row, surface, unit, cells, **more):
         out.append({"row": row, "surface": surface, "unit": unit, **more, "cells": cells})
 
     for part in report.get("surfaces", ()):
@@ -1638,20 +1638,20 @@ def verdict_rows(report):
             cells[title_of(r)] = cell | {key: r[key] for key in keys}
         name = {"reward model": "reward model", "base": "before"}.get(part["kind"], "after")
         row = f"{name}: {part['model']}"
-        add(row, part["surface"], part["unit"], cells, delta=part["delta"])
+        enter(row, part["surface"], part["unit"], cells, delta=part["delta"])
     for change in report.get("changes", ()):
         cells = {}
         for r in change["rows"]:
             cell = {"verdict": r["verdict"], "d": r["D"], "p": r["p_adjusted"]}
             cell |= {"levels": r["levels"], "direction": f"after it, {r['direction']}"}
             cells[title_of(r)] = cell
-        add(f"change: {change['model']}", change["surface"], change["unit"], cells)
+        enter(f"change: {change['model']}", change["surface"], change["unit"], cells)
     for part in report.get("decisions", ()):
         for attribute, found in part["attributes"].items():
             rows = [r for r in found["rows"] if "verdict" in r and "×" not in attribute]
             cells = {title_of(r): {"verdict": r["verdict"], "p": r.get("p_holm")} for r in rows}
             if cells:
-                add(f"people: {part['title']}, {attribute}", "decision", "rate", cells)
+                enter(f"people: {part['title']}, {attribute}", "decision", "rate", cells)
     return out
 
 
