@@ -756,7 +756,7 @@ def judge_pairs(monkeypatch, tmp_path, score, rows):
         lengths = [[len(answer[-1]["content"]) for answer in answers] for _, *answers in items]
         return np.array([[score(n) for n in pair] for pair in lengths], float), np.array(lengths)
 
-    monkeypatch.setattr(common, "reward_scorer", lambda folder, *settings: (scores, None))
+    monkeypatch.setattr(common, "reward_scorer", lambda folder, **settings: (scores, None))
     evaluate.main(["reward", "--reward-model", "rm", "--pairs", pairs, "--out", str(out)])
     return report_of(out)
 
