@@ -50,6 +50,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint as recompute
+from tqdm import tqdm
 
 BASE = "data/tiny-base"
 
@@ -801,6 +802,13 @@ def pick_precision(device, dtype="auto"):
         if torch.device(device).type == "cuda":
             dtype = "bf16" if torch.cuda.get_device_capability(device)[0] >= 8 else "fp16"
     return DTYPES[dtype], dtype == "fp16"
+
+
+def pick_hardware(args):
+    """(device, compute dtype, gradient scaler where that is fp16, else None) by --device and --dtype."""
+    device = pick_device(args.device)
+    dtype, use_scaler = pick_precision(device, args.dtype)
+    return device, dtype, torch.amp.GradScaler(device.type) if use_scaler else None
 
 
 def autocast(model):
@@ -1767,8 +1775,9 @@ def pick_lr(args, model, small, full, lora):
 
 
 def lora_arguments(args):
+    """What `load_policy` and `load_reward_model` are told of the adapters; nothing without --lora-rank."""
     lora = {"alpha": args.lora_alpha, "dropout": args.lora_dropout, "targets": args.lora_targets}
-    return lora if args.lora_rank else {}
+    return {"lora_rank": args.lora_rank, **lora} if args.lora_rank else {}
 
 
 def make_optimizer(model, lr, head_lr=None, weight_decay=0.0, eps=1e-8):
@@ -1995,11 +2004,16 @@ def mean(values):
 
 
 def save_run(model, tokenizer, args):
-    """Write the model folder. Refused where a step broke the weights: what the model says of two tokens must be finite."""
+    """Write the model folder. Refused where the last step broke the weights, for no further one would see it.
+
+    Each trained weight must be finite, and what the model says of two tokens: finite weights may be too large for it.
+    """
     ids = torch.tensor([[0, 1]], device=model.device)
-    with torch.no_grad(), autocast(model):  # no further step would see what the last one made
+    with torch.no_grad(), autocast(model):
         said = unwrap(model)(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
-    if not torch.isfinite(said).all():
+    weights = [w.to_local() if hasattr(w, "to_local") else w for w in trained_weights(model).values()]  # fmt: skip
+    broken = not all(torch.isfinite(x).all() for x in (said, *weights))
+    if all_max(float(broken)):  # with --fsdp each rank sees its own shards only
         raise UserError(
             f"--lr {args.lr:g}: the model's numbers are not finite after the last step; lower it, and pass --overwrite"
         )
@@ -2226,13 +2240,9 @@ class MetricsLog:
             self.write({"step": step, **metrics})
             shown = "  ".join(f"{k} {v:.4g}" for k, v in metrics.items() if v is not None)
             print_over_bar(f"step {step}: {shown}")
-        if rank():
-            return
-        with writing(self.out):
-            rows = [{"step": step, **s} for s in samples]
-            write_jsonl(self.out / "samples.jsonl", rows, append=True)
-        for s in samples[:1]:
-            print_over_bar(f"  sample: {s['answer'][:300]!r}")
+        if samples:  # without any no file: an empty one would look lost
+            self.append("samples.jsonl", step, samples)
+            print_over_bar(f"  sample: {samples[0]['answer'][:300]!r}")
 
     def append(self, name, step, rows):
         """Rows for another log of this run, each with its step; cut back like metrics.jsonl on resume."""
@@ -2256,14 +2266,17 @@ class MetricsLog:
             values = [r[key] for r in rows if r.get(key) is not None]
             if values:
                 print(f"{key}: {values[0]:.4g} before, {values[-1]:.4g} after")
-        print(
-            f"wrote {self.out} (model folder, args.json, metrics.jsonl, samples.jsonl, checkpoint/)"
-        )
+        logs = [n for n in RUN_FILES if n.endswith(".jsonl") and (self.out / n).is_file()]
+        print(f"wrote {self.out} (model folder, args.json, {', '.join(logs)}, checkpoint/)")
+
+
+def progress(name, start, steps):
+    """The steps behind `start` as one bar, of rank 0 alone and only where there is a terminal."""
+    left = range(start + 1, steps + 1)
+    return tqdm(left, initial=start, total=steps, desc=name, mininterval=1, disable=no_bar())
 
 
 def print_over_bar(line):
-    from tqdm import tqdm
-
     tqdm.write(line)
 
 
@@ -2635,11 +2648,14 @@ def add_up(tensors):
 def add_up_gradients(weights):
     """The gradient of the whole optimiser batch: losses were divided by its count, so the ranks' gradients are summed.
 
-    A rank without rows adds zeros. FSDP has added up its shards in the backward already. No DDP: its hooks want a forward
-    of the wrapped module, and ours is one of the trunk and a head in chunks; a sum once a step is ten lines and exact.
+    A rank without rows adds zeros; a weight that no rank used keeps its None, and so the optimiser passes it by: with zeros
+    it would decay, and move by its moments. FSDP has added up its shards in the backward already. No DDP: its hooks want
+    a forward of the wrapped module, and ours is one of the trunk and a head in chunks; a sum once a step is ten lines and exact.
     """
     if world() == 1:
         return
+    used = set(gather([i for i, weight in enumerate(weights) if weight.grad is not None]))
+    weights = [weight for i, weight in enumerate(weights) if i in used]
     for weight in weights:
         if weight.grad is None:
             weight.grad = torch.zeros_like(weight)

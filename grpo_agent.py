@@ -32,7 +32,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 import common
 import judge as judges
@@ -917,14 +916,10 @@ def flags_of(args):
 def load_models(args):
     """(model, reference, tokenizer, scaler): the reference is a frozen copy of the start, with LoRA the policy with its
     adapters off (None); without --beta there is none."""
-    device = common.pick_device(args.device)
-    dtype, use_scaler = common.pick_precision(device, args.dtype)
-    scaler = torch.amp.GradScaler(device.type) if use_scaler else None
-    tokenizer = common.load_tokenizer(args.model)
-    model = common.load_policy(
-        args.model, dtype, device, lora_rank=args.lora_rank, **common.lora_arguments(args)
-    )
-    frozen = args.beta and not args.lora_rank
+    device, dtype, scaler = common.pick_hardware(args)
+    tokenizer, lora = common.load_tokenizer(args.model), common.lora_arguments(args)
+    model = common.load_policy(args.model, dtype, device, **lora)
+    frozen = args.beta and not lora
     reference = common.load_policy(args.model, dtype, device, trainable=False) if frozen else None
     return model, reference, tokenizer, scaler
 
@@ -1100,16 +1095,47 @@ def grade(args, judge, standard, played):
     return total, parts
 
 
+SUMS = ("clipped", "ratio", "approx_kl", "k3", "entropy", "kl")
+
+
+def accumulate(args, model, reference, tokenizer, scaler, rows, active, advantages):
+    """The gradient of rows[active], (episode, sample) each, forward by forward: (sums for the log, largest ratio, gap)."""
+    sums, largest, gap = collections.Counter(), 0.0, 0.0
+    for micro in common.rank_batches(model, active, [len(s["ids"]) for _, s in rows], args.micro_tokens):  # fmt: skip
+        owners = [rows[r][0] for r in micro]
+        ids, attention_mask, mask, old, weights = pack([rows[r][1] for r in micro], tokenizer, model.device)  # fmt: skip
+        logps, entropies = token_logps(
+            model, ids, attention_mask, mask, args.temperature, with_entropy=True
+        )
+        gap = max(gap, (logps.detach() - old).abs().max().item())
+        if args.num_substeps == 1:
+            old = logps.detach()
+        ref_logps, k1 = None, torch.zeros(())
+        if args.beta:
+            with torch.no_grad(), common.adapter_off(reference or model):
+                ref_logps = token_logps(
+                    reference or model, ids, attention_mask, mask, args.temperature
+                )
+            k1 = kl_estimates(logps.detach(), ref_logps, mask)[0]
+        loss, found = turn_loss(
+            logps, old, advantages[owners].to(logps.device), weights, ref_logps, args.clip_low, args.clip_high, args.beta
+        )  # fmt: skip
+        (loss if scaler is None else scaler.scale(loss)).backward()
+        largest = max(largest, found.pop("ratio_max"))
+        found |= {"entropy": entropies.detach().sum().item(), "kl": k1.sum().item()}
+        sums.update(found, loss=loss.item(), tokens=int(mask.sum()))
+    return sums, largest, gap
+
+
 def update(args, model, reference, tokenizer, optimizer, scaler, played, advantages, in_loss, step, steps):  # fmt: skip
     """Step (4): --num-substeps optimiser steps of whole groups; the means of their metrics over the whole update.
 
     advantages (N,); in_loss (N,) bool: episodes with a reward. Those with advantage 0 need no forward when there is no KL
     term; they stay in the weights, so the update is the same.
     """
-    groups = np.random.default_rng([args.seed, step]).permutation(len(played) // args.group_size)
-    names = ("clipped", "ratio", "approx_kl", "k3", "entropy", "kl")
-    sums, tokens, forwarded, done = dict.fromkeys(names, 0.0), 0, set(), []
-    largest, sample_gap = 0.0, None
+    groups = len(advantages) // args.group_size
+    groups = np.random.default_rng([args.seed, step]).permutation(groups)
+    sums, forwarded, largest, sample_gap, done = collections.Counter(), 0, 0.0, None, []
     for k, part in enumerate(np.array_split(groups, args.num_substeps)):
         members = (part[:, None] * args.group_size + np.arange(args.group_size)).ravel()
         members = [i for i in members.tolist() if in_loss[i]]
@@ -1123,49 +1149,29 @@ def update(args, model, reference, tokenizer, optimizer, scaler, played, advanta
                 rows.append((i, s | {"weights": each[:n]}))
                 each = each[n:]
         active = [r for r, (i, _) in enumerate(rows) if args.beta or advantages[i] != 0]
-        total, gaps = 0.0, []
-        for micro in common.rank_batches(model, active, [len(s["ids"]) for _, s in rows], args.micro_tokens):  # fmt: skip
-            owners = [rows[r][0] for r in micro]
-            ids, attention_mask, mask, old, weights = pack([rows[r][1] for r in micro], tokenizer, model.device)  # fmt: skip
-            logps, entropies = token_logps(
-                model, ids, attention_mask, mask, args.temperature, with_entropy=True
+        skips, skipped = 0, True
+        while skipped:  # an fp16 overflow: the same substep again, at half the scale
+            found, ratio, gap = accumulate(args, model, reference, tokenizer, scaler, rows, active, advantages)  # fmt: skip
+            total = common.all_sum(found["loss"])
+            common.set_lr(
+                optimizer, args, (step - 1) * args.num_substeps + k + 1, steps * args.num_substeps
             )
-            gaps.append((logps.detach() - old).abs().max().item())
-            if args.num_substeps == 1:
-                old = logps.detach()
-            ref_logps = None
-            if args.beta:
-                with torch.no_grad(), common.adapter_off(reference or model):
-                    ref_logps = token_logps(
-                        reference or model, ids, attention_mask, mask, args.temperature
-                    )
-            loss, found = turn_loss(
-                logps, old, advantages[owners].to(logps.device), weights, ref_logps, args.clip_low, args.clip_high, args.beta
+            norm, skipped = common.clip_and_step(
+                model, optimizer, scaler, args, total, lambda rows=rows: f"episodes of the seeds {sorted({played[i].metadata['seed'] for i, _ in rows})[:4]}"
             )  # fmt: skip
-            (loss if scaler is None else scaler.scale(loss)).backward()
-            total, tokens, forwarded = total + loss.item(), tokens + int(mask.sum()), forwarded | set(owners)  # fmt: skip
-            largest = max(largest, found.pop("ratio_max"))
-            found["entropy"] = entropies.detach().sum().item()
-            found["kl"] = kl_estimates(logps.detach(), ref_logps, mask)[0].sum().item() if args.beta else 0.0  # fmt: skip
-            for name in names:
-                sums[name] += found[name]
-        total = common.all_sum(total)
-        sample_gap = max(gaps, default=0.0) if sample_gap is None else sample_gap
-        common.set_lr(
-            optimizer, args, (step - 1) * args.num_substeps + k + 1, steps * args.num_substeps
-        )
-        norm, skipped = common.clip_and_step(
-            model, optimizer, scaler, args, total, lambda rows=rows: f"episodes of the seeds {sorted({played[i].metadata['seed'] for i, _ in rows})[:4]}"
-        )  # fmt: skip
-        done.append((total, norm, skipped))
-    tokens, *totals = common.all_sum(tokens, *sums.values())
-    sums, forwarded = dict(zip(names, totals, strict=True)), set(common.gather(sorted(forwarded)))
+            skips += skipped
+        done.append((total, norm, skips))
+        sums.update(found)
+        forwarded, largest = forwarded + len({rows[r][0] for r in active}), max(largest, ratio)
+        sample_gap = gap if sample_gap is None else sample_gap
+    tokens, *totals = common.all_sum(sums["tokens"], *(sums[name] for name in SUMS))
     largest, sample_gap = common.all_max(largest, sample_gap) if done else (None, None)
-    mean = {name: value / tokens if tokens else None for name, value in sums.items()}
+    totals = dict(zip(SUMS, totals, strict=True))
+    mean = {name: value / tokens if tokens else None for name, value in totals.items()}
     return {
         "loss": common.mean([d[0] for d in done]), "clip_frac": mean["clipped"], "ratio/mean": mean["ratio"], "ratio/max": largest,
-        "approx_kl": mean["approx_kl"], "entropy": mean["entropy"], "sample_gap": sample_gap, "updates": len(done), "forwarded": len(forwarded),
-        "kl/coef": args.beta, "kl/ref": sums["kl"] / len(forwarded) if args.beta and forwarded else None, "kl/token": mean["kl"] if args.beta else None,
+        "approx_kl": mean["approx_kl"], "entropy": mean["entropy"], "sample_gap": sample_gap, "updates": len(done), "forwarded": forwarded,
+        "kl/coef": args.beta, "kl/ref": totals["kl"] / forwarded if args.beta and forwarded else None, "kl/token": mean["kl"] if args.beta else None,
         "kl/k3": mean["k3"] if args.beta else None, "lr": optimizer.param_groups[0]["lr"],
         "grad_norm": common.mean([d[1] for d in done]), "skipped_steps": sum(d[2] for d in done),
     }  # fmt: skip
@@ -1377,8 +1383,7 @@ def main(argv=None):
         common.save_run(model, tokenizer, args)
         best = log_evaluation(args, log, watcher, best, model, 0, before[0] | baselines, before[1])
 
-    bar = tqdm(range(start + 1, steps + 1), initial=start, total=steps, desc="grpo", mininterval=1, disable=common.no_bar())  # fmt: skip
-    reason = None
+    bar, reason = common.progress("grpo", start, steps), None
     for step in bar:
         spent = collections.Counter(judge.counts) if judge else None
         # (1) rollout: G episodes from each of P seeds, all live ones take a turn together, log-probs kept
@@ -1428,16 +1433,11 @@ def main(argv=None):
     if args.restore == "best":
         common.restore_best(best, model)
     common.save_run(model, tokenizer, args)
-    summary = {
-        "step": best["step"] if args.restore == "best" else last,
-        "last_step": last,
-        "stop_reason": reason or "all steps done",
-    }
+    kept = best["step"] if args.restore == "best" else last
+    summary = {"step": kept, "last_step": last, "stop_reason": reason or "all steps done"}
     if args.test_episodes:  # played once, here, by all
         seeds = range(TEST_SEEDS, TEST_SEEDS + args.test_episodes)
-        start_model = common.load_policy(
-            args.model, model.compute_dtype, model.device, trainable=False
-        )
+        start_model = common.load_policy(args.model, model.compute_dtype, model.device, trainable=False)  # fmt: skip
         found = {f"baseline {name}": (hits, rewards, {}) for name, (rewards, hits) in baseline_scores(make, seeds, args.max_exceptions).items()}  # fmt: skip
         for when, policy in (("before", start_model), ("after", model)):
             metrics, played = evaluate(args, policy, tokenizer, make, seeds)

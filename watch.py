@@ -170,8 +170,12 @@ def text_metrics(prompts, texts):
     >>> text_metrics(["a", "b"], ["no no no", "no no no"])
     {'text/repetition': 0.0, 'text/same_answer': 1.0, 'text/judge_directed': 0.0, 'text/distinct_2': 0.25}
     """
+    return text_shares(text_flags(prompts, texts), texts)
+
+
+def text_shares(flags, texts):
+    """`text_metrics` of answers whose `text_flags` are known."""
     n, words = len(texts), [text.split() for text in texts]
-    flags = text_flags(prompts, texts)
     share = {
         f"text/{name}": sum(name in f for f in flags) / n if n else None
         for name in ("repetition", "same_answer", "judge_directed")
