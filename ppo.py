@@ -206,7 +206,7 @@ def parse_args(argv=None):
     parser.add_argument("--eval-fraction", type=float, default=0.05, help="share of the prompts held out to validate on, where rows have no split (default %(default)s)")
     parser.add_argument("--model", default=common.BASE, help="model folder or hub id (default %(default)s)")
     parser.add_argument("--reward-model", help="folder written by reward_train.py")
-    parser.add_argument("--reward-fn", help="FILE:FUNCTION in its place: (prompts, answers, rows) to a list of numbers, None for an answer that cannot be scored")
+    parser.add_argument("--reward-fn", help="FILE:FUNCTION in its place: (prompts, answers, rows) to a list of numbers, None for an answer that cannot be scored; under torchrun each process passes it its own share of the answers")
     parser.add_argument("--raw-reward", action="store_true", help="the reward model's score as it is, not standardised by its training mean and deviation")
     parser.add_argument("--gold", help="FILE:FUNCTION that scores validation answers and is never trained on, such as data/recruiter.py:reward")
     parser.add_argument("--critic", choices=("rm", "policy", "shared"), help="values from a copy of the reward model, a copy of the policy, or a head on the policy itself (default rm where the tokenizers agree, else policy)")
