@@ -116,9 +116,7 @@ def _rows(path, check, numbered, shown):
                     error = f"not valid JSON: {error.msg}, column {error.colno}; one object a line is expected"
                 elif isinstance(error, UnicodeDecodeError):
                     byte, at = error.object[error.start], error.start + 1
-                    error = (
-                        f"not UTF-8 text (byte 0x{byte:02x}, column {at}); save the file as UTF-8"
-                    )
+                    error = f"not UTF-8 text (byte 0x{byte:02x}, column {at}); save the file as UTF-8"  # fmt: skip
                 raise UserError(f"{shown}:{number}: {error}") from None
             yield (number, row) if numbered else row
 
@@ -218,7 +216,7 @@ def load_function(spec, flag):
         sys.modules[module_spec.name] = module  # dataclasses look their module up there
         module_spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:  # the user's own code: anything may be raised
-        raise UserError(f"{flag} {spec}: {_where_raised(error)}") from error
+        raise UserError(f"{flag} {spec}: {where_raised(error)}") from error
     finally:
         sys.path.pop(0)
     if not callable(getattr(module, name, None)):
@@ -226,7 +224,7 @@ def load_function(spec, flag):
     return getattr(module, name)
 
 
-def _where_raised(error):
+def where_raised(error):
     """An exception of the user's own file in one line, with the place where it was raised."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     place = "" if isinstance(error, SyntaxError) else f" ({last.filename}, line {last.lineno})"
@@ -324,9 +322,8 @@ def _template_end(tokenizer):
         end = None
         if tokenizer.chat_template is not None:
             turn = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "ANSWER"}]
-            text = render(
-                tokenizer, turn
-            )  # some templates change the words: then nobody knows where the turn ends
+            text = render(tokenizer, turn)
+            # some templates change the words: then nobody knows where the turn ends
             tail = text.rpartition("ANSWER")[2] if "ANSWER" in text else ""
             special = set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder)
             ids = tokenizer.encode(tail, add_special_tokens=False)
@@ -477,9 +474,8 @@ def encode_prompt(tokenizer, prompt, max_length=None):
 
 def _chat_ids(tokenizer, messages):
     text = render(tokenizer, messages, add_generation_prompt=True)
-    return tokenizer.encode(
-        text, add_special_tokens=False
-    )  # the template writes its own BOS: never two
+    # the template writes its own BOS: never two
+    return tokenizer.encode(text, add_special_tokens=False)
 
 
 def encode_pair(tokenizer, prompt, *responses, max_length=None, counts=None):
@@ -1141,9 +1137,8 @@ def save_model(model, tokenizer, folder, save_dtype=None, merge=True):
                 target.parent.mkdir(exist_ok=True)
                 with open(file, "rb") as handle:
                     os.fsync(handle.fileno())
-                os.chmod(
-                    file, 0o644
-                )  # safetensors writes 0600: another user's server could not read it
+                # safetensors writes 0600: another user's server could not read it
+                os.chmod(file, 0o644)
                 os.replace(file, target)
 
 
@@ -1929,7 +1924,7 @@ def score_answers(function, flag, rows, prompts, answers):
     except UserError:
         raise
     except Exception as error:  # the user's own code: anything may be raised
-        raise UserError(f"{flag}: {_where_raised(error)}") from error
+        raise UserError(f"{flag}: {where_raised(error)}") from error
     if not isinstance(scores, (list, tuple)) or len(scores) != len(answers):
         found = len(scores) if isinstance(scores, (list, tuple)) else type(scores).__name__
         raise UserError(f"{flag}: expected a list of {len(answers)} scores, found {found}")
@@ -1950,9 +1945,7 @@ def reward_scorer(folder, dtype=None, device="cpu", tokens=None, flag="--reward-
     """
     tokenizer, max_length = load_tokenizer(folder, flag), None
     model = load_reward_model(folder, tokenizer, dtype, device, trainable=False, flag=flag)
-    with contextlib.suppress(
-        OSError, ValueError
-    ):  # a reward model of another tool has no record of ours
+    with contextlib.suppress(OSError, ValueError):  # one of another tool has no record of ours
         max_length = read_record(Path(folder) / "args.json")["args"].get("max_length")
 
     @torch.no_grad()
@@ -2478,9 +2471,8 @@ class StopSignal:
     """
 
     def __init__(self):
-        caught = (
-            self.caught
-        ) = []  # the handler holds this list and not the object, which could never die
+        # the handler holds this list and not the object, which could never die
+        caught = self.caught = []
         self.agreed = [] if world() > 1 else caught
 
         def handler(number, frame):

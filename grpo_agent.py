@@ -21,12 +21,12 @@ Axes         P seeds, G episodes a seed, N = P·G, S turns, T tokens
 """
 
 import argparse
-import collections
 import functools
 import json
 import math
 import random
 import re
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -73,9 +73,8 @@ def group_advantages(rewards, scale="center", valid=None):
     lowest = torch.where(valid, rewards, math.inf).amin(dim=1, keepdim=True)
     signal = (n > 1) & (highest - lowest > 1e-6)  # (P, 1)
     if scale == "std":
-        centred = centred / (
-            (centred**2).sum(dim=1, keepdim=True) / (n - 1).clamp(min=1)
-        ).sqrt().add(1e-4)
+        variance = (centred**2).sum(dim=1, keepdim=True) / (n - 1).clamp(min=1)  # (P, 1)
+        centred = centred / (variance.sqrt() + 1e-4)
     elif scale == "batch":
         every = rewards[valid]
         centred = centred / (every.std() + 1e-4) if len(every) > 1 else centred
@@ -149,7 +148,7 @@ def blind_share(episodes):
     """
     n, best = sum(map(len, episodes)), 0
     for k in range(1, 9):
-        seen = collections.defaultdict(collections.Counter)
+        seen = defaultdict(Counter)
         for moves in episodes:
             for i, move in enumerate(moves):
                 seen[i % k][move] += 1
@@ -329,7 +328,7 @@ def said_of(error):
     """An exception in one line, with file and line where it was raised."""
     if isinstance(error, Raised):
         return str(error)
-    return common._where_raised(error) if error.__traceback__ else f"{type(error).__name__}: {error}"  # fmt: skip
+    return common.where_raised(error) if error.__traceback__ else f"{type(error).__name__}: {error}"  # fmt: skip
 
 
 def play(envs, seeds, act, numbers=None):
@@ -448,6 +447,9 @@ class TwentyFortyEightGame:
         self.board = board
         populate_random_cell(self)
         return True, gained
+
+
+# the next, apply_agent_move and others have the names of ART's 2048 example: code written for it finds its functions
 
 
 def generate_game(board_length=4, seed=0):
@@ -638,7 +640,7 @@ def faults_of_bank(bank):
     names, wrong = list(bank["competencies"]), []
     items = [item for name in names for item in bank["competencies"][name]["evidence"]]
     keys = [(item, words(key)) for item in items for group in item["keys"] for key in group]
-    firsts = collections.Counter(bank["read"]["first"])
+    firsts = Counter(bank["read"]["first"])
     wrong += [f"first key {key.strip()!r} twice" for key, n in firsts.items() if n > 1]
     wrong += [f"role {role!r}: 6 competencies of the bank expected" for role, required in bank["roles"].items()
               if len(set(required) & set(names)) < 6 or not set(required) <= set(names)]  # fmt: skip
@@ -702,7 +704,7 @@ class Interview:
         self.states = dict(zip(self.competencies, states, strict=True))
         self.heard, self.denied, self.outlined, self.last = {}, set(), set(), None
         self.asked, self.moves, self.numbers = [], [], set()  # numbers: all that the candidate said
-        self.faults, self.kinds = collections.Counter(), collections.Counter()
+        self.faults, self.kinds = Counter(), Counter()
         self.fines, self.correct, self.unread = 0.0, 0, 0
         opening = bank["opening"].format(
             role=self.role, competencies=", ".join(self.competencies), turns=self.turns
@@ -1100,7 +1102,7 @@ SUMS = ("clipped", "ratio", "approx_kl", "k3", "entropy", "kl")
 
 def accumulate(args, model, reference, tokenizer, scaler, rows, active, advantages):
     """The gradient of rows[active], (episode, sample) each, forward by forward: (sums for the log, largest ratio, gap)."""
-    sums, largest, gap = collections.Counter(), 0.0, 0.0
+    sums, largest, gap = Counter(), 0.0, 0.0
     for micro in common.rank_batches(model, active, [len(s["ids"]) for _, s in rows], args.micro_tokens):  # fmt: skip
         owners = [rows[r][0] for r in micro]
         ids, attention_mask, mask, old, weights = pack([rows[r][1] for r in micro], tokenizer, model.device)  # fmt: skip
@@ -1135,7 +1137,7 @@ def update(args, model, reference, tokenizer, optimizer, scaler, played, advanta
     """
     groups = len(advantages) // args.group_size
     groups = np.random.default_rng([args.seed, step]).permutation(groups)
-    sums, forwarded, largest, sample_gap, done = collections.Counter(), 0, 0.0, None, []
+    sums, forwarded, largest, sample_gap, done = Counter(), 0, 0.0, None, []
     for k, part in enumerate(np.array_split(groups, args.num_substeps)):
         members = (part[:, None] * args.group_size + np.arange(args.group_size)).ravel()
         members = [i for i in members.tolist() if in_loss[i]]
@@ -1218,7 +1220,7 @@ def rollout_row(args, env, played, parts, rewards_PG, advantages_PG):
     }  # fmt: skip
 
 
-def rollout_rows(args, split, played, group_size, parts, rewards, advantages):
+def rollout_rows(split, played, group_size, parts, rewards, advantages):
     """What rollouts.jsonl holds of an episode: every word of it, to be read by people."""
     for i, t in enumerate(played):
         row = {"split": split, "group": i // group_size, "sample": i % group_size}
@@ -1253,14 +1255,14 @@ def transcript(t):
     return "\n".join([*lines, f"  reward {t.reward:.2f}  " + "  ".join(f"{k} {v:g}" for k, v in t.metrics.items() if v)])  # fmt: skip
 
 
-def log_evaluation(args, log, watcher, best, model, step, metrics, played):
+def log_evaluation(log, watcher, best, model, step, metrics, played):
     """Write an evaluation with its rollouts, tell the watch, keep the weights if they are the best so far."""
     alive = sorted((t for t in played if not isinstance(t, BaseException)), key=lambda t: t.reward)
     if not alive:
         return best
     log.evaluation(step, metrics, [])
     rewards = [None if isinstance(t, BaseException) else t.reward for t in played]
-    rows = rollout_rows(args, "validation", played, 1, {"env": rewards}, rewards, [None] * len(played))  # fmt: skip
+    rows = rollout_rows("validation", played, 1, {"env": rewards}, rewards, [None] * len(played))  # fmt: skip
     log.append("rollouts.jsonl", step, rows)
     for word, t in (("worst", alive[0]), ("best", alive[-1])):
         common.print_over_bar(f"{word}, seed {t.metadata['seed']}\n{transcript(t)}")
@@ -1381,11 +1383,11 @@ def main(argv=None):
     if start == 0:
         # a full disk or an unsaveable config shows now, not after hours
         common.save_run(model, tokenizer, args)
-        best = log_evaluation(args, log, watcher, best, model, 0, before[0] | baselines, before[1])
+        best = log_evaluation(log, watcher, best, model, 0, before[0] | baselines, before[1])
 
     bar, reason = common.progress("grpo", start, steps), None
     for step in bar:
-        spent = collections.Counter(judge.counts) if judge else None
+        spent = Counter(judge.counts) if judge else None
         # (1) rollout: G episodes from each of P seeds, all live ones take a turn together, log-probs kept
         seeds = [s for s in training_seeds(args, step) for _ in range(g)]
         act = model_act(args, model, tokenizer, args.history or env.history, args.temperature, args.seed * 10**6 + step)  # fmt: skip
@@ -1406,7 +1408,7 @@ def main(argv=None):
         events = watcher.add(row)
         log.write({**row, "alarms": len(events), "health": watcher.health()})
         if (step - 1) % args.rollouts_every == 0:
-            log.append("rollouts.jsonl", step, rollout_rows(args, "train", played, g, parts, rewards, advantages_PG.view(-1).tolist()))  # fmt: skip
+            log.append("rollouts.jsonl", step, rollout_rows("train", played, g, parts, rewards, advantages_PG.view(-1).tolist()))  # fmt: skip
         bar.set_postfix_str(
             f"reward {row['reward/mean'] or 0:.3f} val {watcher.points[-1].v if watcher.points else 0:.3f} turns {row['env/turns'] or 0:.1f} "
             f"length {row['length/mean']:.0f} mixed {row['reward/frac_mixed'] or 0:.2f}"
@@ -1416,7 +1418,7 @@ def main(argv=None):
         # (5) now and then: held-out seeds, beside the baselines; the alarms of watch.py
         if step == steps or (args.eval_every and step % args.eval_every == 0):
             metrics, val = evaluate(args, model, tokenizer, make, val_seeds)
-            best = log_evaluation(args, log, watcher, best, model, step, metrics, val)
+            best = log_evaluation(log, watcher, best, model, step, metrics, val)
         reason = common.from_rank_0(watcher.stop_reason())
         if common.checkpoint_due(args, step, steps, stop) or reason:
             common.save_checkpoint(

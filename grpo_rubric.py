@@ -75,9 +75,8 @@ def group_advantages(rewards, scale="center", valid=None):
     lowest = torch.where(valid, rewards, math.inf).amin(dim=1, keepdim=True)
     signal = (n > 1) & (highest - lowest > 1e-6)  # (P, 1)
     if scale == "std":
-        centred = centred / (
-            (centred**2).sum(dim=1, keepdim=True) / (n - 1).clamp(min=1)
-        ).sqrt().add(1e-4)
+        variance = (centred**2).sum(dim=1, keepdim=True) / (n - 1).clamp(min=1)  # (P, 1)
+        centred = centred / (variance.sqrt() + 1e-4)
     elif scale == "batch":
         every = rewards[valid]
         centred = centred / (every.std() + 1e-4) if len(every) > 1 else centred
@@ -138,15 +137,14 @@ def grpo_loss(
         rows = (losses.sum(dim=1, keepdim=True) / lengths.clamp(min=1)).sum()
         loss = rows / (normalizer or (lengths > 0).sum().clamp(min=1))
     with torch.no_grad():
+        ratio = torch.where(mask, ratio, 0.0)
+        kl = (
+            torch.expm1(log_ratio.clamp(-20, 20)) - log_ratio
+        )  # 0 outside the mask, as log_ratio is
         sums = {
-            "clipped": ((bounded > plain) & mask).sum().item(),
-            "ratio": torch.where(mask, ratio, 0.0).sum().item(),
-            "approx_kl": torch.where(mask, torch.expm1(log_ratio.clamp(-20, 20)) - log_ratio, 0.0)
-            .sum()
-            .item(),
-            "k3": k3.sum().item(),
-            "ratio_max": torch.where(mask, ratio, 0.0).max().item(),
-        }
+            "clipped": ((bounded > plain) & mask).sum().item(), "ratio": ratio.sum().item(),
+            "approx_kl": kl.sum().item(), "k3": k3.sum().item(), "ratio_max": ratio.max().item(),
+        }  # fmt: skip
     return loss, sums
 
 
@@ -388,11 +386,8 @@ def plain(prompt):
 
 def conversation(row, system=None):
     """The messages to answer: a text prompt is one user turn."""
-    turns = (
-        [{"role": "user", "content": row.prompt}]
-        if isinstance(row.prompt, str)
-        else list(row.prompt)
-    )
+    prompt = row.prompt
+    turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
     return [{"role": "system", "content": system}, *turns] if system else turns
 
 
@@ -487,7 +482,7 @@ def needs_judge(args, rows, metric):
 # ---- 7. preflight ----
 
 
-def preflight(args, model, reference, tokenizer, grader, rows):
+def preflight(args, model, tokenizer, grader, rows):
     """Rollout log-probs = a teacher-forced pass; groups sum to 0; one group as a table; one answer as a token strip."""
     judges.preflight()
     rows = rows[:2]
@@ -735,6 +730,22 @@ def show_extremes(b):
         common.print_over_bar(f"  {word} {score:.2f}: {b['texts'][i][:200]!r}{why}")
 
 
+def log_evaluation(log, watcher, best, model, step, metrics, b, judge):
+    """Write an evaluation with its rollouts, tell the watch, keep the weights if they are the best so far."""
+    if b is None:
+        return best
+    if judge and any(c.kind == "judge" for row in b["rows"] for c in row.criteria):
+        found = None if common.rank() else judges.canaries(b["rows"], judge)
+        metrics = {**metrics, **common.from_rank_0(found)}
+    log.evaluation(step, metrics, [{"prompt": str(b["rows"][0].prompt), "answer": b["texts"][0]}])
+    rows = rollout_rows("validation", b, b["scores"], [None] * len(b["texts"]))
+    log.append("rollouts.jsonl", step, rows)
+    show_extremes(b)
+    for event in watcher.add({"step": step, **metrics}):
+        common.print_over_bar(str(event))
+    return common.keep_best(best, watcher.best_step(), model, step)
+
+
 def dry_run(args, train, val, steps, metric):
     """What a run would ask of the judge, with answers of the longest length in place of real ones."""
     answer = "word " * args.max_new_tokens
@@ -818,17 +829,17 @@ def main(argv=None):
     extra = {}
     start = common.load_checkpoint(args, {"model": model}, {"model": optimizer}, scaler, extra)
     best = extra.get("best", {"step": None, "weights": {}})
-    what = args, model, tokenizer, grader, metric, gold
+    everything = args, model, tokenizer, grader, metric, gold
     if start == 0:  # what is in --out stays untouched until all this has passed
-        preflight(args, model, reference, tokenizer, grader, train)
-        before = evaluate(*what, val)
+        preflight(args, model, tokenizer, grader, train)
+        before = evaluate(*everything, val)
     common.open_run(args, record)
     log, stop = common.MetricsLog(args, start), common.StopSignal()
     watcher = watch.Watcher(watch.config_from(args), log.rows())
     if start == 0:
         # a full disk or an unsaveable config shows now, not after hours
         common.save_run(model, tokenizer, args)
-        best = log_evaluation(args, log, watcher, best, model, 0, *before, judge)
+        best = log_evaluation(log, watcher, best, model, 0, *before, judge)
 
     bar, reason = common.progress("grpo", start, steps), None
     for step in bar:
@@ -868,9 +879,7 @@ def main(argv=None):
             common.print_over_bar(str(event))
         # (5) now and then: the held-out prompts, greedy; the alarms of watch.py
         if step == steps or (args.eval_every and step % args.eval_every == 0):
-            best = log_evaluation(
-                args, log, watcher, best, model, step, *evaluate(*what, val), judge
-            )
+            best = log_evaluation(log, watcher, best, model, step, *evaluate(*everything, val), judge)  # fmt: skip
         reason = common.from_rank_0(watcher.stop_reason())
         if common.checkpoint_due(args, step, steps, stop) or reason:
             common.save_checkpoint(
@@ -908,22 +917,6 @@ def main(argv=None):
     log.finish(["val/score", "val/gold", "reward/mean"])
     print(f"next: python evaluate.py compare --model {args.model} {args.out}")
     return watch.exit_code(reason)
-
-
-def log_evaluation(args, log, watcher, best, model, step, metrics, b, judge):
-    """Write an evaluation with its rollouts, tell the watch, keep the weights if they are the best so far."""
-    if b is None:
-        return best
-    if judge and any(c.kind == "judge" for row in b["rows"] for c in row.criteria):
-        found = None if common.rank() else judges.canaries(b["rows"], judge)
-        metrics = {**metrics, **common.from_rank_0(found)}
-    log.evaluation(step, metrics, [{"prompt": str(b["rows"][0].prompt), "answer": b["texts"][0]}])
-    rows = rollout_rows("validation", b, b["scores"], [None] * len(b["texts"]))
-    log.append("rollouts.jsonl", step, rows)
-    show_extremes(b)
-    for event in watcher.add({"step": step, **metrics}):
-        common.print_over_bar(str(event))
-    return common.keep_best(best, watcher.best_step(), model, step)
 
 
 if __name__ == "__main__":

@@ -473,6 +473,12 @@ def rollout(args, model, reference, critic, reward, tokenizer, rows, seed):
     }  # fmt: skip
 
 
+UPDATE_KEYS = (
+    "policy_loss", "value_loss", "entropy", "approx_kl", "ratio/mean", "clip_frac", "value_clip_frac"
+)  # fmt: skip
+ROLLOUT_TENSORS = ("ids", "attention_mask", "mask", "logps", "values", "advantages", "returns")
+
+
 def accumulate(args, model, critic, scalers, b, batch):
     """The gradients of the answers `batch` of the rollout, forward by forward: (sums for the log, largest ratio, gap)."""
     actions = int(b["mask"][batch].sum())  # of the whole optimiser step
@@ -555,12 +561,6 @@ def update(args, model, critic, optimizers, scalers, b, step, steps):
         "sample_gap": sample_gap, "updates": len(of_policy), "lr": optimizers[0].param_groups[0]["lr"],
         "grad_norm": sum(u[2] for u in of_policy) / len(of_policy), "skipped_steps": sum(u[3] for u in updates),
     }  # fmt: skip
-
-
-UPDATE_KEYS = (
-    "policy_loss", "value_loss", "entropy", "approx_kl", "ratio/mean", "clip_frac", "value_clip_frac"
-)  # fmt: skip
-ROLLOUT_TENSORS = ("ids", "attention_mask", "mask", "logps", "values", "advantages", "returns")
 
 
 def rollout_row(b, kl, kl_coef):
