@@ -657,7 +657,7 @@ def main(argv=None):
         before = evaluate(args, *everything, val)
     common.open_run(args, record)
     log, stop = common.MetricsLog(args, start), common.StopSignal()
-    watcher = watch.Watcher(watch.config_from(args), log.rows() if start else [])
+    watcher = watch.Watcher(watch.config_from(args), log.rows())
     if start == 0:
         # a full disk or an unsaveable config shows now, not after hours
         common.save_run(model, tokenizer, args)
