@@ -50,6 +50,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint as recompute
+from tqdm import tqdm
 
 BASE = "data/tiny-base"
 
@@ -115,9 +116,7 @@ def _rows(path, check, numbered, shown):
                     error = f"not valid JSON: {error.msg}, column {error.colno}; one object a line is expected"
                 elif isinstance(error, UnicodeDecodeError):
                     byte, at = error.object[error.start], error.start + 1
-                    error = (
-                        f"not UTF-8 text (byte 0x{byte:02x}, column {at}); save the file as UTF-8"
-                    )
+                    error = f"not UTF-8 text (byte 0x{byte:02x}, column {at}); save the file as UTF-8"  # fmt: skip
                 raise UserError(f"{shown}:{number}: {error}") from None
             yield (number, row) if numbered else row
 
@@ -217,7 +216,7 @@ def load_function(spec, flag):
         sys.modules[module_spec.name] = module  # dataclasses look their module up there
         module_spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:  # the user's own code: anything may be raised
-        raise UserError(f"{flag} {spec}: {_where_raised(error)}") from error
+        raise UserError(f"{flag} {spec}: {where_raised(error)}") from error
     finally:
         sys.path.pop(0)
     if not callable(getattr(module, name, None)):
@@ -225,7 +224,7 @@ def load_function(spec, flag):
     return getattr(module, name)
 
 
-def _where_raised(error):
+def where_raised(error):
     """An exception of the user's own file in one line, with the place where it was raised."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     place = "" if isinstance(error, SyntaxError) else f" ({last.filename}, line {last.lineno})"
@@ -323,9 +322,8 @@ def _template_end(tokenizer):
         end = None
         if tokenizer.chat_template is not None:
             turn = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "ANSWER"}]
-            text = render(
-                tokenizer, turn
-            )  # some templates change the words: then nobody knows where the turn ends
+            text = render(tokenizer, turn)
+            # some templates change the words: then nobody knows where the turn ends
             tail = text.rpartition("ANSWER")[2] if "ANSWER" in text else ""
             special = set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder)
             ids = tokenizer.encode(tail, add_special_tokens=False)
@@ -476,9 +474,8 @@ def encode_prompt(tokenizer, prompt, max_length=None):
 
 def _chat_ids(tokenizer, messages):
     text = render(tokenizer, messages, add_generation_prompt=True)
-    return tokenizer.encode(
-        text, add_special_tokens=False
-    )  # the template writes its own BOS: never two
+    # the template writes its own BOS: never two
+    return tokenizer.encode(text, add_special_tokens=False)
 
 
 def encode_pair(tokenizer, prompt, *responses, max_length=None, counts=None):
@@ -801,6 +798,13 @@ def pick_precision(device, dtype="auto"):
         if torch.device(device).type == "cuda":
             dtype = "bf16" if torch.cuda.get_device_capability(device)[0] >= 8 else "fp16"
     return DTYPES[dtype], dtype == "fp16"
+
+
+def pick_hardware(args):
+    """(device, compute dtype, gradient scaler where that is fp16, else None) by --device and --dtype."""
+    device = pick_device(args.device)
+    dtype, use_scaler = pick_precision(device, args.dtype)
+    return device, dtype, torch.amp.GradScaler(device.type) if use_scaler else None
 
 
 def autocast(model):
@@ -1133,9 +1137,8 @@ def save_model(model, tokenizer, folder, save_dtype=None, merge=True):
                 target.parent.mkdir(exist_ok=True)
                 with open(file, "rb") as handle:
                     os.fsync(handle.fileno())
-                os.chmod(
-                    file, 0o644
-                )  # safetensors writes 0600: another user's server could not read it
+                # safetensors writes 0600: another user's server could not read it
+                os.chmod(file, 0o644)
                 os.replace(file, target)
 
 
@@ -1767,8 +1770,9 @@ def pick_lr(args, model, small, full, lora):
 
 
 def lora_arguments(args):
+    """What `load_policy` and `load_reward_model` are told of the adapters; nothing without --lora-rank."""
     lora = {"alpha": args.lora_alpha, "dropout": args.lora_dropout, "targets": args.lora_targets}
-    return lora if args.lora_rank else {}
+    return {"lora_rank": args.lora_rank, **lora} if args.lora_rank else {}
 
 
 def make_optimizer(model, lr, head_lr=None, weight_decay=0.0, eps=1e-8):
@@ -1920,7 +1924,7 @@ def score_answers(function, flag, rows, prompts, answers):
     except UserError:
         raise
     except Exception as error:  # the user's own code: anything may be raised
-        raise UserError(f"{flag}: {_where_raised(error)}") from error
+        raise UserError(f"{flag}: {where_raised(error)}") from error
     if not isinstance(scores, (list, tuple)) or len(scores) != len(answers):
         found = len(scores) if isinstance(scores, (list, tuple)) else type(scores).__name__
         raise UserError(f"{flag}: expected a list of {len(answers)} scores, found {found}")
@@ -1941,9 +1945,7 @@ def reward_scorer(folder, dtype=None, device="cpu", tokens=None, flag="--reward-
     """
     tokenizer, max_length = load_tokenizer(folder, flag), None
     model = load_reward_model(folder, tokenizer, dtype, device, trainable=False, flag=flag)
-    with contextlib.suppress(
-        OSError, ValueError
-    ):  # a reward model of another tool has no record of ours
+    with contextlib.suppress(OSError, ValueError):  # one of another tool has no record of ours
         max_length = read_record(Path(folder) / "args.json")["args"].get("max_length")
 
     @torch.no_grad()
@@ -1995,11 +1997,16 @@ def mean(values):
 
 
 def save_run(model, tokenizer, args):
-    """Write the model folder. Refused where a step broke the weights: what the model says of two tokens must be finite."""
+    """Write the model folder. Refused where the last step broke the weights, for no further one would see it.
+
+    Each trained weight must be finite, and what the model says of two tokens: finite weights may be too large for it.
+    """
     ids = torch.tensor([[0, 1]], device=model.device)
-    with torch.no_grad(), autocast(model):  # no further step would see what the last one made
+    with torch.no_grad(), autocast(model):
         said = unwrap(model)(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
-    if not torch.isfinite(said).all():
+    weights = [w.to_local() if hasattr(w, "to_local") else w for w in trained_weights(model).values()]  # fmt: skip
+    broken = not all(torch.isfinite(x).all() for x in (said, *weights))
+    if all_max(float(broken)):  # with --fsdp each rank sees its own shards only
         raise UserError(
             f"--lr {args.lr:g}: the model's numbers are not finite after the last step; lower it, and pass --overwrite"
         )
@@ -2226,13 +2233,9 @@ class MetricsLog:
             self.write({"step": step, **metrics})
             shown = "  ".join(f"{k} {v:.4g}" for k, v in metrics.items() if v is not None)
             print_over_bar(f"step {step}: {shown}")
-        if rank():
-            return
-        with writing(self.out):
-            rows = [{"step": step, **s} for s in samples]
-            write_jsonl(self.out / "samples.jsonl", rows, append=True)
-        for s in samples[:1]:
-            print_over_bar(f"  sample: {s['answer'][:300]!r}")
+        if samples:  # without any no file: an empty one would look lost
+            self.append("samples.jsonl", step, samples)
+            print_over_bar(f"  sample: {samples[0]['answer'][:300]!r}")
 
     def append(self, name, step, rows):
         """Rows for another log of this run, each with its step; cut back like metrics.jsonl on resume."""
@@ -2256,14 +2259,17 @@ class MetricsLog:
             values = [r[key] for r in rows if r.get(key) is not None]
             if values:
                 print(f"{key}: {values[0]:.4g} before, {values[-1]:.4g} after")
-        print(
-            f"wrote {self.out} (model folder, args.json, metrics.jsonl, samples.jsonl, checkpoint/)"
-        )
+        logs = [n for n in RUN_FILES if n.endswith(".jsonl") and (self.out / n).is_file()]
+        print(f"wrote {self.out} (model folder, args.json, {', '.join(logs)}, checkpoint/)")
+
+
+def progress(name, start, steps):
+    """The steps behind `start` as one bar, of rank 0 alone and only where there is a terminal."""
+    left = range(start + 1, steps + 1)
+    return tqdm(left, initial=start, total=steps, desc=name, mininterval=1, disable=no_bar())
 
 
 def print_over_bar(line):
-    from tqdm import tqdm
-
     tqdm.write(line)
 
 
@@ -2465,9 +2471,8 @@ class StopSignal:
     """
 
     def __init__(self):
-        caught = (
-            self.caught
-        ) = []  # the handler holds this list and not the object, which could never die
+        # the handler holds this list and not the object, which could never die
+        caught = self.caught = []
         self.agreed = [] if world() > 1 else caught
 
         def handler(number, frame):
@@ -2635,11 +2640,14 @@ def add_up(tensors):
 def add_up_gradients(weights):
     """The gradient of the whole optimiser batch: losses were divided by its count, so the ranks' gradients are summed.
 
-    A rank without rows adds zeros. FSDP has added up its shards in the backward already. No DDP: its hooks want a forward
-    of the wrapped module, and ours is one of the trunk and a head in chunks; a sum once a step is ten lines and exact.
+    A rank without rows adds zeros; a weight that no rank used keeps its None, and so the optimiser passes it by: with zeros
+    it would decay, and move by its moments. FSDP has added up its shards in the backward already. No DDP: its hooks want
+    a forward of the wrapped module, and ours is one of the trunk and a head in chunks; a sum once a step is ten lines and exact.
     """
     if world() == 1:
         return
+    used = set(gather([i for i, weight in enumerate(weights) if weight.grad is not None]))
+    weights = [weight for i, weight in enumerate(weights) if i in used]
     for weight in weights:
         if weight.grad is None:
             weight.grad = torch.zeros_like(weight)

@@ -81,36 +81,23 @@ def dpo_loss(
         ref_chosen_logps=ref_chosen_logps, ref_rejected_logps=ref_rejected_logps, chosen_lengths=chosen_lengths,
         rejected_lengths=rejected_lengths, label_smoothing=epsilon if epsilon.ndim else None,
     )  # fmt: skip
-    if loss_type == "simpo":  # no reference: the reward is the mean log-prob itself
-        chosen_logratios, rejected_logratios = (
-            at_least_fp32(policy_chosen_logps),
-            at_least_fp32(policy_rejected_logps),
-        )
-    elif ref_chosen_logps is None or ref_rejected_logps is None:
-        raise ValueError(
-            f"ref_chosen_logps and ref_rejected_logps: {loss_type} needs a reference, only simpo has none"
-        )
-    else:
-        chosen_logratios = at_least_fp32(policy_chosen_logps) - at_least_fp32(
-            ref_chosen_logps
-        )  # (B,)
-        rejected_logratios = at_least_fp32(policy_rejected_logps) - at_least_fp32(
-            ref_rejected_logps
-        )  # (B,)
+    chosen_logratios = at_least_fp32(policy_chosen_logps)  # (B,)
+    rejected_logratios = at_least_fp32(policy_rejected_logps)  # (B,)
+    if loss_type != "simpo":  # which has no reference: its reward is the mean log-prob itself
+        if ref_chosen_logps is None or ref_rejected_logps is None:
+            raise ValueError(
+                f"ref_chosen_logps and ref_rejected_logps: {loss_type} needs a reference, only simpo has none"
+            )
+        chosen_logratios = chosen_logratios - at_least_fp32(ref_chosen_logps)
+        rejected_logratios = rejected_logratios - at_least_fp32(ref_rejected_logps)
     z = beta * (chosen_logratios - rejected_logratios)  # (B,)
     chosen_rewards, rejected_rewards = beta * chosen_logratios, beta * rejected_logratios
     if loss_type in ("ipo", "sigmoid_norm", "simpo"):
-        if (
-            chosen_lengths is None
-            or rejected_lengths is None
-            or min(chosen_lengths.min(), rejected_lengths.min()) < 1
-        ):
+        if any(n is None or n.min() < 1 for n in (chosen_lengths, rejected_lengths)):
             raise ValueError(
                 f"chosen_lengths and rejected_lengths: {loss_type} needs them, each at least 1"
             )
-        per_token = (
-            chosen_logratios / chosen_lengths - rejected_logratios / rejected_lengths
-        )  # (B,)
+        per_token = chosen_logratios / chosen_lengths - rejected_logratios / rejected_lengths  # (B,)  # fmt: skip
 
     if loss_type == "sigmoid":
         losses = -(1 - epsilon) * F.logsigmoid(z) - epsilon * F.logsigmoid(-z)
@@ -124,15 +111,10 @@ def dpo_loss(
         losses = -F.logsigmoid(beta * per_token)
     else:  # simpo
         losses = -F.logsigmoid(beta * per_token - simpo_gamma)
-        chosen_rewards, rejected_rewards = (
-            chosen_rewards / chosen_lengths,
-            rejected_rewards / rejected_lengths,
-        )
-    return (
-        losses,
-        chosen_rewards.detach(),
-        rejected_rewards.detach(),
-    )  # (B,), the loop takes the mean
+        chosen_rewards = chosen_rewards / chosen_lengths
+        rejected_rewards = rejected_rewards / rejected_lengths
+    # (B,) each, the loop takes the mean
+    return losses, chosen_rewards.detach(), rejected_rewards.detach()
 
 
 # ---- 4. the arguments ----
@@ -196,13 +178,8 @@ def parse_args(argv=None):
 def load_data(args, tokenizer):
     """(pairs, prompts): prompts are the rows of --prompts to answer at evaluations, without it one held-out prompt."""
     pairs = common.load_pairs(
-        args.pairs,
-        tokenizer,
-        args.max_length,
-        args.ties == "soft",
-        args.eval_fraction,
-        args.eval_pairs,
-    )
+        args.pairs, tokenizer, args.max_length, args.ties == "soft", args.eval_fraction, args.eval_pairs
+    )  # fmt: skip
     if args.prompts:
         return pairs, common.load_prompts(args.prompts, "--prompts", args.split, limit=64)
     shown = pairs.eval if len(pairs.eval) else pairs.train
@@ -221,22 +198,16 @@ def batch_rows(pairs, indices, pad_id):  # same as reward_train.py
 
 def load_models(args):
     """(model, tokenizer, scaler): the policy is trained; the reference is the same weights before step one."""
-    device = common.pick_device(args.device)
-    dtype, use_scaler = common.pick_precision(device, args.dtype)
-    scaler = torch.amp.GradScaler(device.type) if use_scaler else None
-    tokenizer = common.load_tokenizer(args.model)
-    model = common.load_policy(
-        args.model, dtype, device, lora_rank=args.lora_rank, **common.lora_arguments(args)
-    )
+    device, dtype, scaler = common.pick_hardware(args)
+    tokenizer, lora = common.load_tokenizer(args.model), common.lora_arguments(args)
+    model = common.load_policy(args.model, dtype, device, **lora)
     return model, tokenizer, scaler
 
 
 def load_reference(args, model):
     """A frozen copy of what the policy started from (or --ref-model), of the policy's vocabulary."""
     name, flag = (args.ref_model, "--ref-model") if args.ref_model else (args.model, "--model")
-    reference = common.load_policy(
-        name, model.compute_dtype, model.device, trainable=False, flag=flag
-    )
+    reference = common.load_policy(name, model.compute_dtype, model.device, trainable=False, flag=flag)  # fmt: skip
     sizes = reference.config.vocab_size, model.config.vocab_size
     if sizes[0] != sizes[1]:
         raise UserError(
@@ -254,18 +225,15 @@ def reference_logps(args, model, pairs, tokenizer):
     """
     source = args.ref_model or args.model
     weights = common.fingerprint(source) if Path(source).exists() else source
-    key = hashlib.sha256(
-        f"{weights}|{model.compute_dtype}|{tokenizer.chat_template}|1".encode()
-    ).hexdigest()[:24]
-    file = None if args.ref_cache == "none" else Path(args.ref_cache) / f"{key}.npz"
+    key = f"{weights}|{model.compute_dtype}|{tokenizer.chat_template}|1"
+    name = f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.npz"
+    file = None if args.ref_cache == "none" else Path(args.ref_cache) / name
     n = len(pairs.tie)
     rows = np.empty((2, n), np.uint64)
     for side, answers in enumerate((pairs.chosen, pairs.rejected)):
         for i in range(n):
-            digest = hashlib.blake2b(
-                pairs.prompts[i].tobytes() + b"|" + answers[i].tobytes(), digest_size=8
-            )
-            rows[side, i] = int.from_bytes(digest.digest(), "big")
+            ids = pairs.prompts[i].tobytes() + b"|" + answers[i].tobytes()
+            rows[side, i] = int.from_bytes(hashlib.blake2b(ids, digest_size=8).digest(), "big")
     known, values = np.empty(0, np.uint64), np.empty(0, np.float32)
     if file is not None and file.is_file():
         try:
@@ -281,19 +249,15 @@ def reference_logps(args, model, pairs, tokenizer):
     logps = np.where(hit, values[place] if len(known) else 0, np.nan).astype(np.float32)
     todo = np.flatnonzero(~hit.all(0))
     if len(todo):
+        pad_id, found = common.pad_id(tokenizer), torch.zeros(2, n)
         reference = load_reference(args, model) if args.ref_model else model
         if args.ref_model:  # of another family, maybe
-            pairs = replace(
-                pairs, shared=common.can_share(reference, pairs, common.pad_id(tokenizer))
-            )
-        pad_id, found = common.pad_id(tokenizer), torch.zeros(2, n)
+            pairs = replace(pairs, shared=common.can_share(reference, pairs, pad_id))
         parts = common.rank_batches(reference, todo, pairs.columns(), args.micro_tokens)
         with common.adapter_off(reference):
             for part in tqdm(parts, desc="reference", mininterval=1, disable=common.no_bar()):
-                ids, attention_mask, mask = (
-                    x.to(model.device) for x in batch_rows(pairs, part, pad_id)
-                )
-                sums = token_logps(reference, ids, attention_mask, mask, shared=pairs.shared).sum(1)
+                part_rows = (x.to(model.device) for x in batch_rows(pairs, part, pad_id))
+                sums = token_logps(reference, *part_rows, shared=pairs.shared).sum(1)
                 found[:, part] = sums.view(2, -1).cpu()  # (2, b)
         common.add_up([found])
         logps[:, todo] = found[:, todo].numpy()
@@ -397,33 +361,15 @@ class Sums:
         # at the start only the rounding of the sums tells the two apart
         equal = margins.abs() <= 1e-6 * self.beta * logps.abs().sum(0)
         right = ((margins > 0) & ~equal).float() + 0.5 * equal  # equal counts half
-        columns = [
-            losses,
-            chosen_rewards,
-            rejected_rewards,
-            margins,
-            right,
-            *logps,
-            *lengths.float(),
-        ]
+        columns = [losses, chosen_rewards, rejected_rewards, margins, right, *logps, *lengths]
         self.rows.append(torch.stack([c.detach().cpu().double() for c in columns]))
 
     def means(self):
         total = torch.cat(common.gather(self.rows), 1)  # (9, pairs), those of all ranks
-        mean = total.mean(1).tolist()
-        names = (
-            "loss",
-            "rewards/chosen",
-            "rewards/rejected",
-            "rewards/margins",
-            "rewards/accuracies",
-            "logps/chosen",
-            "logps/rejected",
-        )
-        return {
-            **dict(zip(names, mean, strict=False)),
-            "nll": -(total[5].sum() / total[7].sum()).item(),
-        }
+        sides = ("rewards/chosen", "rewards/rejected", "rewards/margins", "rewards/accuracies")
+        names = ("loss", *sides, "logps/chosen", "logps/rejected")
+        means = dict(zip(names, total.mean(1).tolist(), strict=False))
+        return means | {"nll": -(total[5].sum() / total[7].sum()).item()}  # per chosen token
 
 
 @torch.no_grad()
@@ -439,39 +385,27 @@ def evaluate(args, model, tokenizer, pairs, ref_logps, prompts, scorers):
     answers = sample(model, tokenizer, asked, max_new_tokens=args.max_new_tokens, seed=args.seed)
     if args.prompts:
         for key, flag, function in scorers:
-            out[key] = common.mean(
-                common.score_answers(function, flag, prompts, asked, answers.texts)
-            )
-        out["val/kl"] = (
-            kl_to_reference(args, model, tokenizer, answers) if ref_logps is not None else None
-        )
+            scores = common.score_answers(function, flag, prompts, asked, answers.texts)
+            out[key] = common.mean(scores)
+        out["val/kl"] = None if ref_logps is None else kl_to_reference(args, model, tokenizer, answers)  # fmt: skip
     texts = [tokenizer.decode(ids) for ids in answers.prompt_ids[:2]]
     return out, [{"prompt": p, "answer": a} for p, a in zip(texts, answers.texts, strict=False)]
 
 
 def kl_to_reference(args, model, tokenizer, answers):
     """Mean over answers of Σ_t k1, in nats; the reference is in memory only here."""
-    reference = (
-        model if common.has_lora(model) and not args.ref_model else load_reference(args, model)
-    )
-    total = 0.0
-    rows = [len(p) + len(r) for p, r in zip(answers.prompt_ids, answers.response_ids, strict=True)]
-    for part in common.rank_batches(model, range(len(rows)), rows, args.micro_tokens):
-        ids, attention_mask, mask = pad_rows(
-            [answers.prompt_ids[i] for i in part],
-            [answers.response_ids[i] for i in part],
-            common.pad_id(tokenizer),
-        )
-        ids, attention_mask, mask = (
-            ids.to(model.device),
-            attention_mask.to(model.device),
-            mask.to(model.device),
-        )
-        logps = token_logps(model, ids, attention_mask, mask)
+    own = common.has_lora(model) and not args.ref_model  # the policy with its adapter off
+    reference, total = model if own else load_reference(args, model), 0.0
+    asked, said = answers.prompt_ids, answers.response_ids
+    lengths = [len(p) + len(r) for p, r in zip(asked, said, strict=True)]
+    for part in common.rank_batches(model, range(len(asked)), lengths, args.micro_tokens):
+        rows = pad_rows([asked[i] for i in part], [said[i] for i in part], common.pad_id(tokenizer))
+        rows = [x.to(model.device) for x in rows]
+        logps = token_logps(model, *rows)
         with common.adapter_off(reference):
-            ref_logps = token_logps(reference, ids, attention_mask, mask)
-        total += common.kl_estimates(logps, ref_logps, mask)[0].sum().item()
-    return common.all_sum(total) / len(rows)
+            ref_logps = token_logps(reference, *rows)
+        total += common.kl_estimates(logps, ref_logps, rows[2])[0].sum().item()
+    return common.all_sum(total) / len(asked)
 
 
 def main(argv=None):
@@ -484,34 +418,22 @@ def main(argv=None):
     args.micro_tokens = args.micro_tokens or common.micro_tokens(model)
     # (1) read pairs; render the prompt; mark the answer tokens
     pairs, prompts = load_data(args, tokenizer)
-    scorers = (
-        [("val/gold", "--gold", common.load_function(args.gold, "--gold"))] if args.gold else []
-    )
-    scorers += (
-        [
-            (
-                "val/score",
-                "--reward-model",
-                common.reward_function(args.reward_model, model.compute_dtype, model.device),
-            )
-        ]
-        if args.reward_model
-        else []
-    )
-    asked = max(
-        len(p if args.prompts is None else common.encode_prompt(tokenizer, p))
-        for p in (r["prompt"] for r in prompts)
-    )  # without --prompts the one shown is ids already
+    scorers = []  # (key, flag, function)
+    if args.gold:
+        scorers.append(("val/gold", "--gold", common.load_function(args.gold, "--gold")))
+    if args.reward_model:
+        score = common.reward_function(args.reward_model, model.compute_dtype, model.device)
+        scorers.append(("val/score", "--reward-model", score))
+    asked = [row["prompt"] for row in prompts]  # without --prompts the one shown is ids already
+    asked = max(len(common.encode_prompt(tokenizer, p) if args.prompts else p) for p in asked)
     common.check_positions(model, int(pairs.lengths().max()), asked, args.max_new_tokens)
     n, pad_id = len(pairs.train), common.pad_id(tokenizer)
     pairs.shared = common.can_share(model, pairs, pad_id)
-    lengths = pairs.columns()
+    columns = pairs.columns()
     steps = args.steps or args.epochs * math.ceil(n / args.batch_size)
     common.describe(args, model, pairs.counts, n, steps, "pairs")
     # (2) reference: log-probs of both answers under the frozen start, once, kept on disk
-    ref_logps = (
-        None if args.loss_type == "simpo" else reference_logps(args, model, pairs, tokenizer)
-    )
+    ref_logps = None if args.loss_type == "simpo" else reference_logps(args, model, pairs, tokenizer)  # fmt: skip
     files = [*args.pairs, *args.eval_pairs, args.prompts, args.ref_model, args.reward_model]
     record = common.check_run(args, "dpo", files, args.model)
     model = common.prepare_training(model, args)
@@ -527,14 +449,7 @@ def main(argv=None):
         common.save_run(model, tokenizer, args)
         log.evaluation(0, *before)
 
-    bar = tqdm(
-        range(start + 1, steps + 1),
-        initial=start,
-        total=steps,
-        desc="dpo",
-        mininterval=1,
-        disable=common.no_bar(),
-    )
+    bar = common.progress("dpo", start, steps)
     for step in bar:
         batch, epoch = common.batch_indices(n, args.batch_size, args.seed, step)
         batch = pairs.train[batch]
@@ -542,18 +457,18 @@ def main(argv=None):
         skips, skipped = 0, True
         while skipped:  # an fp16 overflow: the same batch again, at half the scale
             total, tokens, sums = 0.0, 0, Sums(args.beta)
-            for part in common.rank_batches(model, batch, lengths, args.micro_tokens):
+            for part in common.rank_batches(model, batch, columns, args.micro_tokens):
                 # (3) policy: log-probs of both answers
                 # (4) loss and implicit rewards; sum over this part, divided by the pairs of the whole step
-                losses, *rest = forward(args, model, pairs, part, pad_id, ref_logps)
+                losses, *rewards, logps, lengths = forward(args, model, pairs, part, pad_id, ref_logps)  # fmt: skip
                 loss = losses.sum() / len(batch)
                 if args.nll_coef:
-                    loss = loss - args.nll_coef * rest[2][0].sum() / chosen_tokens
+                    loss = loss - args.nll_coef * logps[0].sum() / chosen_tokens
                 # (5) update: backward, clip the gradient, step
                 (loss if scaler is None else scaler.scale(loss)).backward()
                 total += loss.item()
-                tokens += int(2 * pairs.prompts.lengths()[part].sum() + rest[3].sum())
-                sums.add(losses, *rest)
+                tokens += int(2 * pairs.prompts.lengths()[part].sum() + lengths.sum())
+                sums.add(losses, *rewards, logps, lengths)
             total, tokens = common.all_sum(total, tokens)
             common.set_lr(optimizer, args, step, steps)
             grad_norm, skipped = common.clip_and_step(
@@ -571,9 +486,7 @@ def main(argv=None):
         )
         # (6) now and then: held-out loss and accuracy, sample answers and their score
         if step == steps or (args.eval_every and step % args.eval_every == 0):
-            log.evaluation(
-                step, *evaluate(args, model, tokenizer, pairs, ref_logps, prompts, scorers)
-            )
+            log.evaluation(step, *evaluate(args, model, tokenizer, pairs, ref_logps, prompts, scorers))  # fmt: skip
         if common.checkpoint_due(args, step, steps, stop):
             common.save_checkpoint(args, step, {"model": model}, {"model": optimizer}, scaler)
         if stop or step == args.stop_after:

@@ -21,18 +21,17 @@ Axes         P seeds, G episodes a seed, N = P·G, S turns, T tokens
 """
 
 import argparse
-import collections
 import functools
 import json
 import math
 import random
 import re
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 import common
 import judge as judges
@@ -74,9 +73,8 @@ def group_advantages(rewards, scale="center", valid=None):
     lowest = torch.where(valid, rewards, math.inf).amin(dim=1, keepdim=True)
     signal = (n > 1) & (highest - lowest > 1e-6)  # (P, 1)
     if scale == "std":
-        centred = centred / (
-            (centred**2).sum(dim=1, keepdim=True) / (n - 1).clamp(min=1)
-        ).sqrt().add(1e-4)
+        variance = (centred**2).sum(dim=1, keepdim=True) / (n - 1).clamp(min=1)  # (P, 1)
+        centred = centred / (variance.sqrt() + 1e-4)
     elif scale == "batch":
         every = rewards[valid]
         centred = centred / (every.std() + 1e-4) if len(every) > 1 else centred
@@ -150,7 +148,7 @@ def blind_share(episodes):
     """
     n, best = sum(map(len, episodes)), 0
     for k in range(1, 9):
-        seen = collections.defaultdict(collections.Counter)
+        seen = defaultdict(Counter)
         for moves in episodes:
             for i, move in enumerate(moves):
                 seen[i % k][move] += 1
@@ -330,7 +328,7 @@ def said_of(error):
     """An exception in one line, with file and line where it was raised."""
     if isinstance(error, Raised):
         return str(error)
-    return common._where_raised(error) if error.__traceback__ else f"{type(error).__name__}: {error}"  # fmt: skip
+    return common.where_raised(error) if error.__traceback__ else f"{type(error).__name__}: {error}"  # fmt: skip
 
 
 def play(envs, seeds, act, numbers=None):
@@ -449,6 +447,9 @@ class TwentyFortyEightGame:
         self.board = board
         populate_random_cell(self)
         return True, gained
+
+
+# the next, apply_agent_move and others have the names of ART's 2048 example: code written for it finds its functions
 
 
 def generate_game(board_length=4, seed=0):
@@ -639,7 +640,7 @@ def faults_of_bank(bank):
     names, wrong = list(bank["competencies"]), []
     items = [item for name in names for item in bank["competencies"][name]["evidence"]]
     keys = [(item, words(key)) for item in items for group in item["keys"] for key in group]
-    firsts = collections.Counter(bank["read"]["first"])
+    firsts = Counter(bank["read"]["first"])
     wrong += [f"first key {key.strip()!r} twice" for key, n in firsts.items() if n > 1]
     wrong += [f"role {role!r}: 6 competencies of the bank expected" for role, required in bank["roles"].items()
               if len(set(required) & set(names)) < 6 or not set(required) <= set(names)]  # fmt: skip
@@ -703,7 +704,7 @@ class Interview:
         self.states = dict(zip(self.competencies, states, strict=True))
         self.heard, self.denied, self.outlined, self.last = {}, set(), set(), None
         self.asked, self.moves, self.numbers = [], [], set()  # numbers: all that the candidate said
-        self.faults, self.kinds = collections.Counter(), collections.Counter()
+        self.faults, self.kinds = Counter(), Counter()
         self.fines, self.correct, self.unread = 0.0, 0, 0
         opening = bank["opening"].format(
             role=self.role, competencies=", ".join(self.competencies), turns=self.turns
@@ -917,14 +918,10 @@ def flags_of(args):
 def load_models(args):
     """(model, reference, tokenizer, scaler): the reference is a frozen copy of the start, with LoRA the policy with its
     adapters off (None); without --beta there is none."""
-    device = common.pick_device(args.device)
-    dtype, use_scaler = common.pick_precision(device, args.dtype)
-    scaler = torch.amp.GradScaler(device.type) if use_scaler else None
-    tokenizer = common.load_tokenizer(args.model)
-    model = common.load_policy(
-        args.model, dtype, device, lora_rank=args.lora_rank, **common.lora_arguments(args)
-    )
-    frozen = args.beta and not args.lora_rank
+    device, dtype, scaler = common.pick_hardware(args)
+    tokenizer, lora = common.load_tokenizer(args.model), common.lora_arguments(args)
+    model = common.load_policy(args.model, dtype, device, **lora)
+    frozen = args.beta and not lora
     reference = common.load_policy(args.model, dtype, device, trainable=False) if frozen else None
     return model, reference, tokenizer, scaler
 
@@ -1100,16 +1097,47 @@ def grade(args, judge, standard, played):
     return total, parts
 
 
+SUMS = ("clipped", "ratio", "approx_kl", "k3", "entropy", "kl")
+
+
+def accumulate(args, model, reference, tokenizer, scaler, rows, active, advantages):
+    """The gradient of rows[active], (episode, sample) each, forward by forward: (sums for the log, largest ratio, gap)."""
+    sums, largest, gap = Counter(), 0.0, 0.0
+    for micro in common.rank_batches(model, active, [len(s["ids"]) for _, s in rows], args.micro_tokens):  # fmt: skip
+        owners = [rows[r][0] for r in micro]
+        ids, attention_mask, mask, old, weights = pack([rows[r][1] for r in micro], tokenizer, model.device)  # fmt: skip
+        logps, entropies = token_logps(
+            model, ids, attention_mask, mask, args.temperature, with_entropy=True
+        )
+        gap = max(gap, (logps.detach() - old).abs().max().item())
+        if args.num_substeps == 1:
+            old = logps.detach()
+        ref_logps, k1 = None, torch.zeros(())
+        if args.beta:
+            with torch.no_grad(), common.adapter_off(reference or model):
+                ref_logps = token_logps(
+                    reference or model, ids, attention_mask, mask, args.temperature
+                )
+            k1 = kl_estimates(logps.detach(), ref_logps, mask)[0]
+        loss, found = turn_loss(
+            logps, old, advantages[owners].to(logps.device), weights, ref_logps, args.clip_low, args.clip_high, args.beta
+        )  # fmt: skip
+        (loss if scaler is None else scaler.scale(loss)).backward()
+        largest = max(largest, found.pop("ratio_max"))
+        found |= {"entropy": entropies.detach().sum().item(), "kl": k1.sum().item()}
+        sums.update(found, loss=loss.item(), tokens=int(mask.sum()))
+    return sums, largest, gap
+
+
 def update(args, model, reference, tokenizer, optimizer, scaler, played, advantages, in_loss, step, steps):  # fmt: skip
     """Step (4): --num-substeps optimiser steps of whole groups; the means of their metrics over the whole update.
 
     advantages (N,); in_loss (N,) bool: episodes with a reward. Those with advantage 0 need no forward when there is no KL
     term; they stay in the weights, so the update is the same.
     """
-    groups = np.random.default_rng([args.seed, step]).permutation(len(played) // args.group_size)
-    names = ("clipped", "ratio", "approx_kl", "k3", "entropy", "kl")
-    sums, tokens, forwarded, done = dict.fromkeys(names, 0.0), 0, set(), []
-    largest, sample_gap = 0.0, None
+    groups = len(advantages) // args.group_size
+    groups = np.random.default_rng([args.seed, step]).permutation(groups)
+    sums, forwarded, largest, sample_gap, done = Counter(), 0, 0.0, None, []
     for k, part in enumerate(np.array_split(groups, args.num_substeps)):
         members = (part[:, None] * args.group_size + np.arange(args.group_size)).ravel()
         members = [i for i in members.tolist() if in_loss[i]]
@@ -1123,49 +1151,29 @@ def update(args, model, reference, tokenizer, optimizer, scaler, played, advanta
                 rows.append((i, s | {"weights": each[:n]}))
                 each = each[n:]
         active = [r for r, (i, _) in enumerate(rows) if args.beta or advantages[i] != 0]
-        total, gaps = 0.0, []
-        for micro in common.rank_batches(model, active, [len(s["ids"]) for _, s in rows], args.micro_tokens):  # fmt: skip
-            owners = [rows[r][0] for r in micro]
-            ids, attention_mask, mask, old, weights = pack([rows[r][1] for r in micro], tokenizer, model.device)  # fmt: skip
-            logps, entropies = token_logps(
-                model, ids, attention_mask, mask, args.temperature, with_entropy=True
+        skips, skipped = 0, True
+        while skipped:  # an fp16 overflow: the same substep again, at half the scale
+            found, ratio, gap = accumulate(args, model, reference, tokenizer, scaler, rows, active, advantages)  # fmt: skip
+            total = common.all_sum(found["loss"])
+            common.set_lr(
+                optimizer, args, (step - 1) * args.num_substeps + k + 1, steps * args.num_substeps
             )
-            gaps.append((logps.detach() - old).abs().max().item())
-            if args.num_substeps == 1:
-                old = logps.detach()
-            ref_logps = None
-            if args.beta:
-                with torch.no_grad(), common.adapter_off(reference or model):
-                    ref_logps = token_logps(
-                        reference or model, ids, attention_mask, mask, args.temperature
-                    )
-            loss, found = turn_loss(
-                logps, old, advantages[owners].to(logps.device), weights, ref_logps, args.clip_low, args.clip_high, args.beta
+            norm, skipped = common.clip_and_step(
+                model, optimizer, scaler, args, total, lambda rows=rows: f"episodes of the seeds {sorted({played[i].metadata['seed'] for i, _ in rows})[:4]}"
             )  # fmt: skip
-            (loss if scaler is None else scaler.scale(loss)).backward()
-            total, tokens, forwarded = total + loss.item(), tokens + int(mask.sum()), forwarded | set(owners)  # fmt: skip
-            largest = max(largest, found.pop("ratio_max"))
-            found["entropy"] = entropies.detach().sum().item()
-            found["kl"] = kl_estimates(logps.detach(), ref_logps, mask)[0].sum().item() if args.beta else 0.0  # fmt: skip
-            for name in names:
-                sums[name] += found[name]
-        total = common.all_sum(total)
-        sample_gap = max(gaps, default=0.0) if sample_gap is None else sample_gap
-        common.set_lr(
-            optimizer, args, (step - 1) * args.num_substeps + k + 1, steps * args.num_substeps
-        )
-        norm, skipped = common.clip_and_step(
-            model, optimizer, scaler, args, total, lambda rows=rows: f"episodes of the seeds {sorted({played[i].metadata['seed'] for i, _ in rows})[:4]}"
-        )  # fmt: skip
-        done.append((total, norm, skipped))
-    tokens, *totals = common.all_sum(tokens, *sums.values())
-    sums, forwarded = dict(zip(names, totals, strict=True)), set(common.gather(sorted(forwarded)))
+            skips += skipped
+        done.append((total, norm, skips))
+        sums.update(found)
+        forwarded, largest = forwarded + len({rows[r][0] for r in active}), max(largest, ratio)
+        sample_gap = gap if sample_gap is None else sample_gap
+    tokens, *totals = common.all_sum(sums["tokens"], *(sums[name] for name in SUMS))
     largest, sample_gap = common.all_max(largest, sample_gap) if done else (None, None)
-    mean = {name: value / tokens if tokens else None for name, value in sums.items()}
+    totals = dict(zip(SUMS, totals, strict=True))
+    mean = {name: value / tokens if tokens else None for name, value in totals.items()}
     return {
         "loss": common.mean([d[0] for d in done]), "clip_frac": mean["clipped"], "ratio/mean": mean["ratio"], "ratio/max": largest,
-        "approx_kl": mean["approx_kl"], "entropy": mean["entropy"], "sample_gap": sample_gap, "updates": len(done), "forwarded": len(forwarded),
-        "kl/coef": args.beta, "kl/ref": sums["kl"] / len(forwarded) if args.beta and forwarded else None, "kl/token": mean["kl"] if args.beta else None,
+        "approx_kl": mean["approx_kl"], "entropy": mean["entropy"], "sample_gap": sample_gap, "updates": len(done), "forwarded": forwarded,
+        "kl/coef": args.beta, "kl/ref": totals["kl"] / forwarded if args.beta and forwarded else None, "kl/token": mean["kl"] if args.beta else None,
         "kl/k3": mean["k3"] if args.beta else None, "lr": optimizer.param_groups[0]["lr"],
         "grad_norm": common.mean([d[1] for d in done]), "skipped_steps": sum(d[2] for d in done),
     }  # fmt: skip
@@ -1212,7 +1220,7 @@ def rollout_row(args, env, played, parts, rewards_PG, advantages_PG):
     }  # fmt: skip
 
 
-def rollout_rows(args, split, played, group_size, parts, rewards, advantages):
+def rollout_rows(split, played, group_size, parts, rewards, advantages):
     """What rollouts.jsonl holds of an episode: every word of it, to be read by people."""
     for i, t in enumerate(played):
         row = {"split": split, "group": i // group_size, "sample": i % group_size}
@@ -1247,14 +1255,14 @@ def transcript(t):
     return "\n".join([*lines, f"  reward {t.reward:.2f}  " + "  ".join(f"{k} {v:g}" for k, v in t.metrics.items() if v)])  # fmt: skip
 
 
-def log_evaluation(args, log, watcher, best, model, step, metrics, played):
+def log_evaluation(log, watcher, best, model, step, metrics, played):
     """Write an evaluation with its rollouts, tell the watch, keep the weights if they are the best so far."""
     alive = sorted((t for t in played if not isinstance(t, BaseException)), key=lambda t: t.reward)
     if not alive:
         return best
     log.evaluation(step, metrics, [])
     rewards = [None if isinstance(t, BaseException) else t.reward for t in played]
-    rows = rollout_rows(args, "validation", played, 1, {"env": rewards}, rewards, [None] * len(played))  # fmt: skip
+    rows = rollout_rows("validation", played, 1, {"env": rewards}, rewards, [None] * len(played))  # fmt: skip
     log.append("rollouts.jsonl", step, rows)
     for word, t in (("worst", alive[0]), ("best", alive[-1])):
         common.print_over_bar(f"{word}, seed {t.metadata['seed']}\n{transcript(t)}")
@@ -1375,12 +1383,11 @@ def main(argv=None):
     if start == 0:
         # a full disk or an unsaveable config shows now, not after hours
         common.save_run(model, tokenizer, args)
-        best = log_evaluation(args, log, watcher, best, model, 0, before[0] | baselines, before[1])
+        best = log_evaluation(log, watcher, best, model, 0, before[0] | baselines, before[1])
 
-    bar = tqdm(range(start + 1, steps + 1), initial=start, total=steps, desc="grpo", mininterval=1, disable=common.no_bar())  # fmt: skip
-    reason = None
+    bar, reason = common.progress("grpo", start, steps), None
     for step in bar:
-        spent = collections.Counter(judge.counts) if judge else None
+        spent = Counter(judge.counts) if judge else None
         # (1) rollout: G episodes from each of P seeds, all live ones take a turn together, log-probs kept
         seeds = [s for s in training_seeds(args, step) for _ in range(g)]
         act = model_act(args, model, tokenizer, args.history or env.history, args.temperature, args.seed * 10**6 + step)  # fmt: skip
@@ -1401,7 +1408,7 @@ def main(argv=None):
         events = watcher.add(row)
         log.write({**row, "alarms": len(events), "health": watcher.health()})
         if (step - 1) % args.rollouts_every == 0:
-            log.append("rollouts.jsonl", step, rollout_rows(args, "train", played, g, parts, rewards, advantages_PG.view(-1).tolist()))  # fmt: skip
+            log.append("rollouts.jsonl", step, rollout_rows("train", played, g, parts, rewards, advantages_PG.view(-1).tolist()))  # fmt: skip
         bar.set_postfix_str(
             f"reward {row['reward/mean'] or 0:.3f} val {watcher.points[-1].v if watcher.points else 0:.3f} turns {row['env/turns'] or 0:.1f} "
             f"length {row['length/mean']:.0f} mixed {row['reward/frac_mixed'] or 0:.2f}"
@@ -1411,7 +1418,7 @@ def main(argv=None):
         # (5) now and then: held-out seeds, beside the baselines; the alarms of watch.py
         if step == steps or (args.eval_every and step % args.eval_every == 0):
             metrics, val = evaluate(args, model, tokenizer, make, val_seeds)
-            best = log_evaluation(args, log, watcher, best, model, step, metrics, val)
+            best = log_evaluation(log, watcher, best, model, step, metrics, val)
         reason = common.from_rank_0(watcher.stop_reason())
         if common.checkpoint_due(args, step, steps, stop) or reason:
             common.save_checkpoint(
@@ -1428,16 +1435,11 @@ def main(argv=None):
     if args.restore == "best":
         common.restore_best(best, model)
     common.save_run(model, tokenizer, args)
-    summary = {
-        "step": best["step"] if args.restore == "best" else last,
-        "last_step": last,
-        "stop_reason": reason or "all steps done",
-    }
+    kept = best["step"] if args.restore == "best" else last
+    summary = {"step": kept, "last_step": last, "stop_reason": reason or "all steps done"}
     if args.test_episodes:  # played once, here, by all
         seeds = range(TEST_SEEDS, TEST_SEEDS + args.test_episodes)
-        start_model = common.load_policy(
-            args.model, model.compute_dtype, model.device, trainable=False
-        )
+        start_model = common.load_policy(args.model, model.compute_dtype, model.device, trainable=False)  # fmt: skip
         found = {f"baseline {name}": (hits, rewards, {}) for name, (rewards, hits) in baseline_scores(make, seeds, args.max_exceptions).items()}  # fmt: skip
         for when, policy in (("before", start_model), ("after", model)):
             metrics, played = evaluate(args, policy, tokenizer, make, seeds)

@@ -14,7 +14,7 @@ Run          python grpo_rubric.py
              python grpo_rubric.py --model Qwen/Qwen3-0.6B --data mine.json --judge-base-url http://localhost:8000/v1 --judge-model qwen3-32b
              torchrun --nproc-per-node 8 grpo_rubric.py --fsdp --model Qwen/Qwen2.5-7B-Instruct --data mine.json
              python grpo_rubric.py model_name=Qwen/Qwen3-0.6B data_path=mine.json group_size=8 (the recipe's lines work)
-Writes       a model folder, args.json, metrics.jsonl, rollouts.jsonl, summary.json, judge_cache.jsonl, checkpoint/
+Writes       a model folder, args.json, metrics.jsonl, samples.jsonl, rollouts.jsonl, summary.json, judge_cache.jsonl, checkpoint/
 Reference    Shao et al. 2024, arXiv 2402.03300, eq. 3 (GRPO); DAPO: 2503.14476; Dr. GRPO: 2503.20783; GSPO: 2507.18071;
              RLOO: 2402.14740; rubrics as rewards: 2507.17746
 Axes         P prompts, G answers a prompt, N = P·G, K criteria, T tokens
@@ -31,7 +31,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 import common
 import judge as judges
@@ -76,9 +75,8 @@ def group_advantages(rewards, scale="center", valid=None):
     lowest = torch.where(valid, rewards, math.inf).amin(dim=1, keepdim=True)
     signal = (n > 1) & (highest - lowest > 1e-6)  # (P, 1)
     if scale == "std":
-        centred = centred / (
-            (centred**2).sum(dim=1, keepdim=True) / (n - 1).clamp(min=1)
-        ).sqrt().add(1e-4)
+        variance = (centred**2).sum(dim=1, keepdim=True) / (n - 1).clamp(min=1)  # (P, 1)
+        centred = centred / (variance.sqrt() + 1e-4)
     elif scale == "batch":
         every = rewards[valid]
         centred = centred / (every.std() + 1e-4) if len(every) > 1 else centred
@@ -139,15 +137,14 @@ def grpo_loss(
         rows = (losses.sum(dim=1, keepdim=True) / lengths.clamp(min=1)).sum()
         loss = rows / (normalizer or (lengths > 0).sum().clamp(min=1))
     with torch.no_grad():
+        ratio = torch.where(mask, ratio, 0.0)
+        kl = (
+            torch.expm1(log_ratio.clamp(-20, 20)) - log_ratio
+        )  # 0 outside the mask, as log_ratio is
         sums = {
-            "clipped": ((bounded > plain) & mask).sum().item(),
-            "ratio": torch.where(mask, ratio, 0.0).sum().item(),
-            "approx_kl": torch.where(mask, torch.expm1(log_ratio.clamp(-20, 20)) - log_ratio, 0.0)
-            .sum()
-            .item(),
-            "k3": k3.sum().item(),
-            "ratio_max": torch.where(mask, ratio, 0.0).max().item(),
-        }
+            "clipped": ((bounded > plain) & mask).sum().item(), "ratio": ratio.sum().item(),
+            "approx_kl": kl.sum().item(), "k3": k3.sum().item(), "ratio_max": ratio.max().item(),
+        }  # fmt: skip
     return loss, sums
 
 
@@ -389,11 +386,8 @@ def plain(prompt):
 
 def conversation(row, system=None):
     """The messages to answer: a text prompt is one user turn."""
-    turns = (
-        [{"role": "user", "content": row.prompt}]
-        if isinstance(row.prompt, str)
-        else list(row.prompt)
-    )
+    prompt = row.prompt
+    turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
     return [{"role": "system", "content": system}, *turns] if system else turns
 
 
@@ -403,14 +397,10 @@ def conversation(row, system=None):
 def load_models(args):
     """(model, reference, tokenizer, scaler): the reference is a frozen copy of the start, with LoRA the policy with its
     adapters off (None); without --beta there is none."""
-    device = common.pick_device(args.device)
-    dtype, use_scaler = common.pick_precision(device, args.dtype)
-    scaler = torch.amp.GradScaler(device.type) if use_scaler else None
-    tokenizer = common.load_tokenizer(args.model)
-    model = common.load_policy(
-        args.model, dtype, device, lora_rank=args.lora_rank, **common.lora_arguments(args)
-    )
-    frozen = args.beta and not args.lora_rank
+    device, dtype, scaler = common.pick_hardware(args)
+    tokenizer, lora = common.load_tokenizer(args.model), common.lora_arguments(args)
+    model = common.load_policy(args.model, dtype, device, **lora)
+    frozen = args.beta and not lora
     reference = common.load_policy(args.model, dtype, device, trainable=False) if frozen else None
     return model, reference, tokenizer, scaler
 
@@ -420,10 +410,8 @@ class Grader:
 
     def __init__(self, args, judge, score=None, val_judge=None):
         self.args, self.judge, self.score, self.val_judge = args, judge, score, val_judge or judge
-        self.weights, self.standard = (
-            reward_weights(args.reward),
-            judges.read_standard(args.ruler_rubric),
-        )
+        self.weights = reward_weights(args.reward)
+        self.standard = judges.read_standard(args.ruler_rubric)
 
     def grade(self, rows, answers, kinds=("check", "judge"), mode=None, judge=None):
         a = self.args
@@ -442,9 +430,8 @@ class Grader:
         parts, grades = {}, [None] * len(rows)
         for name in self.weights:
             if name in ("rubric", "checks"):
-                grades = self.grade(
-                    rows, answers, ("check",) if name == "checks" else ("check", "judge")
-                )
+                kinds = ("check",) if name == "checks" else ("check", "judge")
+                grades = self.grade(rows, answers, kinds)
                 parts[name] = [g.score for g in grades]
             elif name == "model":
                 prompts = [conversation(r, self.args.system) for r in rows]
@@ -455,15 +442,10 @@ class Grader:
                     for r, a in zip(rows, answers, strict=True)
                 ]
                 groups = [talks[i : i + group_size] for i in range(0, len(talks), group_size)]
-                rulings = judges.ruler_groups(
-                    groups, self.judge, self.standard, self.args.judge_passes
-                )
+                rulings = judges.ruler_groups(groups, self.judge, self.standard, self.args.judge_passes)  # fmt: skip
                 # equal answers everywhere: nothing to compare, so nothing to learn
-                parts[name] = [
-                    s
-                    for r in rulings
-                    for s in (r.scores or [0.0 if r.identical else None] * group_size)
-                ]
+                scores = [r.scores or [0.0 if r.identical else None] * group_size for r in rulings]
+                parts[name] = sum(scores, [])
         total = [
             None if None in found else sum(w * x for w, x in zip(self.weights.values(), found, strict=True))
             for found in zip(*(parts[name] for name in self.weights), strict=True)
@@ -500,21 +482,14 @@ def needs_judge(args, rows, metric):
 # ---- 7. preflight ----
 
 
-def preflight(args, model, reference, tokenizer, grader, rows):
+def preflight(args, model, tokenizer, grader, rows):
     """Rollout log-probs = a teacher-forced pass; groups sum to 0; one group as a table; one answer as a token strip."""
     judges.preflight()
     rows = rows[:2]
     b = rollout(args, model, tokenizer, rows, args.seed)
-    b |= dict(
-        zip(
-            ("rewards", "parts", "grades"),
-            grader.rewards(b["rows"], b["texts"], args.group_size),
-            strict=True,
-        )
-    )
-    rewards = torch.tensor([math.nan if r is None else r for r in b["rewards"]]).view(
-        len(rows), -1
-    )  # (P, G)
+    rewards, _, grades = grader.rewards(b["rows"], b["texts"], args.group_size)
+    rewards = torch.tensor([math.nan if r is None else r for r in rewards])
+    rewards = rewards.view(-1, args.group_size)  # (P, G)
     advantages = group_advantages(rewards, args.scale)
     with torch.no_grad():
         head = common.check_head(model, b["ids"], b["attention_mask"], b["mask"])
@@ -535,11 +510,8 @@ def preflight(args, model, reference, tokenizer, grader, rows):
         )
     largest = advantages.abs().max().item()  # scores of a reward model may be large
     assert sums < 1e-4 * max(1.0, largest), "advantages of a group must sum to 0"
-    print(
-        group_table(
-            rows[0], b["grades"][: args.group_size], rewards[0].tolist(), advantages[0].tolist()
-        )
-    )
+    first = grades[: args.group_size], rewards[0].tolist(), advantages[0].tolist()
+    print(group_table(rows[0], *first))
     n = int(b["attention_mask"][0].sum())
     print("first answer   · prompt   ▮ trained   ◆ the end, trained")
     print(common.token_strip(tokenizer, b["ids"][0, :n].tolist(), b["mask"][0, :n].tolist(), "◆"))
@@ -548,15 +520,10 @@ def preflight(args, model, reference, tokenizer, grader, rows):
 def group_table(row, grades, rewards, advantages):
     """Criteria × answers, then raw → weighted → centred: how one group becomes numbers."""
     mark = {True: "yes", False: "no", None: "–"}
-    lines = []
-    for k, criterion in enumerate(row.criteria if grades[0] is not None else []):
-        cells = [
-            next((c["verdict"] for c in g.criteria if c["id"] == criterion.id), None)
-            for g in grades
-        ]
-        lines.append(
-            (f"{k + 1}. {criterion.label[:38]} × {criterion.weight:g}", [mark[c] for c in cells])
-        )
+    verdicts, lines = [{c["id"]: c["verdict"] for c in g.criteria} for g in grades if g], []
+    for k, criterion in enumerate(row.criteria if verdicts else []):
+        cells = [mark[found.get(criterion.id)] for found in verdicts]
+        lines.append((f"{k + 1}. {criterion.label[:38]} × {criterion.weight:g}", cells))
     lines.append(("reward", ["–" if math.isnan(r) else f"{r:.2f}" for r in rewards]))
     lines.append(("advantage", [f"{a:+.2f}" for a in advantages]))
     width = max(len(name) for name, _ in lines)
@@ -570,7 +537,7 @@ def group_table(row, grades, rewards, advantages):
 
 @torch.no_grad()
 def rollout(args, model, tokenizer, rows, seed):
-    """Step (1): G answers to each row's prompt; (N, T) tensors and lists, answer g of prompt p at p·G + g."""
+    """Step (1): G answers to each row's prompt; (N, T) tensors and lists of N, answer g of prompt p at p·G + g."""
     prompts = [conversation(row, args.system) for row in rows]
     drawn = sample(
         model, tokenizer, prompts, args.group_size, args.max_new_tokens, args.temperature, seed=seed
@@ -582,8 +549,44 @@ def rollout(args, model, tokenizer, rows, seed):
     return {
         "ids": ids, "attention_mask": attention_mask, "mask": mask, "logps": torch.zeros(ids.shape, device=model.device).masked_scatter(mask, flat),
         "rows": [row for row in rows for _ in range(args.group_size)], "texts": drawn.texts, "finished": drawn.finished,
-        "prompts": [p for p in prompts for _ in range(args.group_size)], "lengths": attention_mask.sum(1).cpu(),
+        "lengths": attention_mask.sum(1).cpu(), "tokens": mask.sum(1).tolist(), "group_size": args.group_size,
+        "flags": watch.text_flags([str(p) for p in prompts for _ in range(args.group_size)], drawn.texts),
     }  # fmt: skip
+
+
+SUMS = ("clipped", "ratio", "approx_kl", "k3", "entropy", "kl")
+
+
+def accumulate(args, model, reference, scaler, b, rows, advantages, normalizer):
+    """The gradient of the answers `rows`, forward by forward: (sums for the log, largest ratio, largest gap to the rollout)."""
+    sums, largest, gap = Counter(), 0.0, 0.0
+    for micro in common.rank_batches(model, rows, b["lengths"], args.micro_tokens):
+        t = int(b["lengths"][micro].max())
+        ids, attention_mask, mask, old = (
+            b[key][micro, :t] for key in ("ids", "attention_mask", "mask", "logps")
+        )
+        logps, entropies = token_logps(
+            model, ids, attention_mask, mask, args.temperature, with_entropy=True
+        )
+        gap = max(gap, (logps.detach() - old).abs().max().item())
+        if args.num_substeps == 1:
+            old = logps.detach()
+        ref_logps, k1 = None, torch.zeros(())
+        if args.beta:
+            with torch.no_grad(), common.adapter_off(reference or model):
+                ref_logps = token_logps(
+                    reference or model, ids, attention_mask, mask, args.temperature
+                )
+            k1 = kl_estimates(logps.detach(), ref_logps, mask)[0]
+        loss, found = grpo_loss(
+            logps, old, advantages[micro].to(logps.device), mask, ref_logps, args.clip_low, args.clip_high, args.beta,
+            args.aggregation, args.max_new_tokens, args.level, normalizer,
+        )  # fmt: skip
+        (loss if scaler is None else scaler.scale(loss)).backward()
+        largest = max(largest, found.pop("ratio_max"))
+        found |= {"entropy": entropies.detach().sum().item(), "kl": k1.sum().item()}
+        sums.update(found, loss=loss.item(), tokens=int(mask.sum()))
+    return sums, largest, gap
 
 
 def update(args, model, reference, optimizer, scaler, b, advantages, in_loss, step, steps):
@@ -592,12 +595,9 @@ def update(args, model, reference, optimizer, scaler, b, advantages, in_loss, st
     advantages (N,); in_loss (N,) bool: answers with a score that count. Those with advantage 0 need no forward when
     there is no KL term; they stay in the normaliser, so the update is the same.
     """
-    groups = np.random.default_rng([args.seed, step]).permutation(
-        len(advantages) // args.group_size
-    )
-    names = ("clipped", "ratio", "approx_kl", "k3", "entropy", "kl")
-    sums, tokens, forwarded, done = dict.fromkeys(names, 0.0), 0, 0, []
-    largest, sample_gap = 0.0, None
+    groups = len(advantages) // args.group_size
+    groups = np.random.default_rng([args.seed, step]).permutation(groups)
+    sums, forwarded, largest, sample_gap, done = Counter(), 0, 0.0, None, []
     for k, part in enumerate(np.array_split(groups, args.num_substeps)):
         rows = (part[:, None] * args.group_size + np.arange(args.group_size)).ravel()
         rows = rows[in_loss[rows].numpy()]
@@ -610,48 +610,10 @@ def update(args, model, reference, optimizer, scaler, b, advantages, in_loss, st
             "fixed": len(rows) * args.max_new_tokens,
         }[args.aggregation]
         active = rows if args.beta else rows[(advantages[rows] != 0).numpy()]
-        before, skips, skipped = (dict(sums), tokens, forwarded, largest), 0, True
+        skips, skipped = 0, True
         while skipped:  # an fp16 overflow: the same substep again, at half the scale
-            sums, (tokens, forwarded, largest) = dict(before[0]), before[1:]
-            total, gaps = 0.0, []
-            for micro in common.rank_batches(model, active, b["lengths"], args.micro_tokens):
-                t = int(b["lengths"][micro].max())
-                ids, attention_mask, mask, old = (
-                    b[key][micro, :t] for key in ("ids", "attention_mask", "mask", "logps")
-                )
-                logps, entropies = token_logps(
-                    model, ids, attention_mask, mask, args.temperature, with_entropy=True
-                )
-                gaps.append((logps.detach() - old).abs().max().item())
-                if args.num_substeps == 1:
-                    old = logps.detach()
-                ref_logps = None
-                if args.beta:
-                    with torch.no_grad(), common.adapter_off(reference or model):
-                        ref_logps = token_logps(
-                            reference or model, ids, attention_mask, mask, args.temperature
-                        )
-                loss, found = grpo_loss(
-                    logps, old, advantages[micro].to(logps.device), mask, ref_logps, args.clip_low, args.clip_high, args.beta,
-                    args.aggregation, args.max_new_tokens, args.level, normalizer,
-                )  # fmt: skip
-                (loss if scaler is None else scaler.scale(loss)).backward()
-                total, tokens, forwarded = (
-                    total + loss.item(),
-                    tokens + int(mask.sum()),
-                    forwarded + len(micro),
-                )
-                largest = max(largest, found.pop("ratio_max"))
-                found["entropy"] = entropies.detach().sum().item()
-                found["kl"] = (
-                    kl_estimates(logps.detach(), ref_logps, mask)[0].sum().item()
-                    if args.beta
-                    else 0.0
-                )
-                for name in names:
-                    sums[name] += found[name]
-            total = common.all_sum(total)
-            sample_gap = max(gaps, default=0.0) if sample_gap is None else sample_gap
+            found, ratio, gap = accumulate(args, model, reference, scaler, b, active, advantages, normalizer)  # fmt: skip
+            total = common.all_sum(found["loss"])
             common.set_lr(
                 optimizer, args, (step - 1) * args.num_substeps + k + 1, steps * args.num_substeps
             )
@@ -660,20 +622,23 @@ def update(args, model, reference, optimizer, scaler, b, advantages, in_loss, st
             )  # fmt: skip
             skips += skipped
         done.append((total, norm, skips))
-    tokens, forwarded, *totals = common.all_sum(tokens, forwarded, *sums.values())
-    sums, forwarded = dict(zip(names, totals, strict=True)), int(forwarded)
+        sums.update(found)
+        forwarded, largest = forwarded + len(active), max(largest, ratio)
+        sample_gap = gap if sample_gap is None else sample_gap
+    tokens, *totals = common.all_sum(sums["tokens"], *(sums[name] for name in SUMS))
     largest, sample_gap = common.all_max(largest, sample_gap) if done else (None, None)
-    mean = {name: value / tokens if tokens else None for name, value in sums.items()}
+    totals = dict(zip(SUMS, totals, strict=True))
+    mean = {name: value / tokens if tokens else None for name, value in totals.items()}
     return {
         "loss": common.mean([d[0] for d in done]), "clip_frac": mean["clipped"], "ratio/mean": mean["ratio"], "ratio/max": largest,
         "approx_kl": mean["approx_kl"], "entropy": mean["entropy"], "sample_gap": sample_gap, "updates": len(done), "forwarded": forwarded,
-        "kl/ref": sums["kl"] / forwarded if args.beta and forwarded else None, "kl/token": mean["kl"] if args.beta else None,
+        "kl/coef": args.beta, "kl/ref": totals["kl"] / forwarded if args.beta and forwarded else None, "kl/token": mean["kl"] if args.beta else None,
         "kl/k3": mean["k3"] if args.beta else None, "lr": optimizer.param_groups[0]["lr"],
         "grad_norm": common.mean([d[1] for d in done]), "skipped_steps": sum(d[2] for d in done),
     }  # fmt: skip
 
 
-def rollout_row(args, b, rewards_PG, advantages_PG):
+def rollout_row(b, rewards_PG, advantages_PG):
     """The metrics of a rollout; a share is over the groups or answers that could be scored."""
     scored = ~rewards_PG.isnan()
     found, lengths = rewards_PG[scored], b["mask"].sum(1).float()
@@ -697,7 +662,7 @@ def rollout_row(args, b, rewards_PG, advantages_PG):
         "advantage/abs_mean": advantages_PG.abs().mean().item(), **pass_rates(b["rows"], b["grades"]),
         "length/mean": lengths.mean().item(), "length/min": lengths.min().item(), "length/max": lengths.max().item(),
         "length/truncated_frac": (~finished).float().mean().item(),
-        **watch.text_metrics([str(p) for p in b["prompts"]], b["texts"]),
+        **watch.text_shares(b["flags"], b["texts"]),
         "tokens": int(b["attention_mask"].sum()), "answer_tokens": int(b["mask"].sum()), "episodes": len(b["texts"]),
     }  # fmt: skip
 
@@ -714,9 +679,8 @@ def pass_rates(rows, grades):
     return {key: met[key] / n for key, n in asked.items()}
 
 
-def rollout_rows(args, split, b, rewards, advantages):
+def rollout_rows(split, b, rewards, advantages):
     """What rollouts.jsonl holds of an answer: verdicts and reasons of every criterion, to be read by people."""
-    flags = watch.text_flags([str(row.prompt) for row in b["rows"]], b["texts"])
     for i, (row, answer) in enumerate(zip(b["rows"], b["texts"], strict=True)):
         grade = b["grades"][i]
         yield {
@@ -725,7 +689,7 @@ def rollout_rows(args, split, b, rewards, advantages):
             "components": {name: values[i] for name, values in b["parts"].items()}, "advantage": advantages[i],
             "criteria": grade.criteria if grade else [],
             "judge": {"latency": grade.latency, "attempts": grade.attempts, "cached": grade.cached, "error": grade.error} if grade else None,
-            "flags": flags[i],
+            "flags": b["flags"][i],
         }  # fmt: skip
 
 
@@ -743,15 +707,15 @@ def evaluate(args, model, tokenizer, grader, metric, gold, rows):
     metrics, scores, grades = grader.validate(metric, rows, drawn.texts)
     if gold:
         raw = [row.raw | {"prompt": p} for row, p in zip(rows, prompts, strict=True)]
-        metrics["val/gold"] = common.mean(
-            common.score_answers(gold, "--gold", raw, prompts, drawn.texts)
-        )
+        found = common.score_answers(gold, "--gold", raw, prompts, drawn.texts)
+        metrics["val/gold"] = common.mean(found)
     metrics["val/length"] = sum(map(len, drawn.response_ids)) / len(rows)
     if judge:  # --judge-budget counts it too
         metrics["judge/usd"] = judge.metrics(spent)["judge/usd"]
     return metrics, {
         "rows": rows, "texts": drawn.texts, "finished": drawn.finished, "tokens": list(map(len, drawn.response_ids)),
         "grades": grades, "parts": {metric: scores}, "scores": scores, "group_size": 1,
+        "flags": watch.text_flags([str(p) for p in prompts], drawn.texts),
     }  # fmt: skip
 
 
@@ -762,10 +726,24 @@ def show_extremes(b):
         labels = {c.id: c.label for c in b["rows"][i].criteria}
         criteria = b["grades"][i].criteria if b["grades"][i] else []
         failed = [labels[c["id"]][:60] for c in criteria if c["verdict"] is False]
-        common.print_over_bar(
-            f"  {word} {score:.2f}: {b['texts'][i][:200]!r}"
-            + (f"; failed: {'; '.join(failed)}" if failed else "")
-        )
+        why = f"; failed: {'; '.join(failed)}" if failed else ""
+        common.print_over_bar(f"  {word} {score:.2f}: {b['texts'][i][:200]!r}{why}")
+
+
+def log_evaluation(log, watcher, best, model, step, metrics, b, judge):
+    """Write an evaluation with its rollouts, tell the watch, keep the weights if they are the best so far."""
+    if b is None:
+        return best
+    if judge and any(c.kind == "judge" for row in b["rows"] for c in row.criteria):
+        found = None if common.rank() else judges.canaries(b["rows"], judge)
+        metrics = {**metrics, **common.from_rank_0(found)}
+    log.evaluation(step, metrics, [{"prompt": str(b["rows"][0].prompt), "answer": b["texts"][0]}])
+    rows = rollout_rows("validation", b, b["scores"], [None] * len(b["texts"]))
+    log.append("rollouts.jsonl", step, rows)
+    show_extremes(b)
+    for event in watcher.add({"step": step, **metrics}):
+        common.print_over_bar(str(event))
+    return common.keep_best(best, watcher.best_step(), model, step)
 
 
 def dry_run(args, train, val, steps, metric):
@@ -778,31 +756,19 @@ def dry_run(args, train, val, steps, metric):
         texts = [f"{answer}{i}" for i in range(len(rows))]
         calls += judges.grade_answers(rows, texts, plan=True)
     if "ruler" in reward_weights(args.reward):
-        groups = [
-            [
-                [*conversation(row), {"role": "assistant", "content": f"{answer}{i}"}]
-                for i in range(args.group_size)
-            ]
-            for row in per_step
-        ]
+        said = [{"role": "assistant", "content": f"{answer}{i}"} for i in range(args.group_size)]
+        groups = [[[*conversation(row), each] for each in said] for row in per_step]
         calls += judges.ruler_groups(groups, None, passes=args.judge_passes, plan=True)
     if metric == "rubric":
         check = judges.grade_answers(val, [answer] * len(val), plan=True)
-    price, evaluations = (
-        judges.read_price(args.judge_price),
-        1 + (steps // args.eval_every if args.eval_every else 1),
-    )
+    price = judges.read_price(args.judge_price)
+    evaluations = 1 + (steps // args.eval_every if args.eval_every else 1)
     step, validation = judges.estimate(calls, price), judges.estimate(check, price)
-    whole = [
-        None if a is None else a * steps + c * evaluations
-        for a, c in zip(step, validation, strict=True)
-    ]
-    for name, cost in (
-        ("a step", step),
-        ("a validation", validation),
-        (f"the run of {steps} steps", whole),
-    ):
-        print(f"{name}: {judges.cost_line(*cost)}")
+    both = zip(step, validation, strict=True)
+    whole = [None if a is None else a * steps + c * evaluations for a, c in both]
+    print(f"a step: {judges.cost_line(*step)}")
+    print(f"a validation: {judges.cost_line(*validation)}")
+    print(f"the run of {steps} steps: {judges.cost_line(*whole)}")
 
 
 def main(argv=None):
@@ -842,56 +808,40 @@ def main(argv=None):
             val_judge.probe()
     gold = common.load_function(args.gold, "--gold") if args.gold else None
     model, reference, tokenizer, scaler = load_models(args)
-    score = (
-        common.reward_function(args.reward_model, model.compute_dtype, model.device)
-        if args.reward_model
-        else None
-    )
+    score = None
+    if args.reward_model:
+        score = common.reward_function(args.reward_model, model.compute_dtype, model.device)
     grader = Grader(args, judge, score, val_judge)
     args.lr = common.pick_lr(args, model, LR_SMALL, LR_FULL, LR_LORA)
     args.micro_tokens = args.micro_tokens or common.micro_tokens(model)
-    asked = max(
-        len(common.encode_prompt(tokenizer, conversation(row, args.system)))
-        for row in [*train, *val, *test]
-    )
+    prompts = [conversation(row, args.system) for row in [*train, *val, *test]]
+    asked = max(len(common.encode_prompt(tokenizer, prompt)) for prompt in prompts)
     common.check_positions(model, 0, asked, args.max_new_tokens)
     trained = sum(q.numel() for q in model.parameters() if q.requires_grad) / 1e6
     print(
         f"policy {trained:.2f} M weights, reference {'none' if not args.beta else 'adapters off' if reference is None else 'a frozen copy'}, lr {args.lr:g}, on {model.device}"
     )
-    files = [
-        args.data,
-        args.reward_model,
-        args.ruler_rubric,
-        *([args.gold.rpartition(":")[0]] if args.gold else []),
-    ]
+    files = [args.data, args.reward_model, args.ruler_rubric]
+    files += [args.gold.rpartition(":")[0]] if args.gold else []
     record = common.check_run(args, "grpo_rubric", files, args.model)
     model = common.prepare_training(model, args)
     optimizer = common.make_optimizer(model, args.lr, weight_decay=args.weight_decay)
     extra = {}
     start = common.load_checkpoint(args, {"model": model}, {"model": optimizer}, scaler, extra)
     best = extra.get("best", {"step": None, "weights": {}})
-    what = args, model, tokenizer, grader, metric, gold
+    everything = args, model, tokenizer, grader, metric, gold
     if start == 0:  # what is in --out stays untouched until all this has passed
-        preflight(args, model, reference, tokenizer, grader, train)
-        before = evaluate(*what, val)
+        preflight(args, model, tokenizer, grader, train)
+        before = evaluate(*everything, val)
     common.open_run(args, record)
     log, stop = common.MetricsLog(args, start), common.StopSignal()
     watcher = watch.Watcher(watch.config_from(args), log.rows())
     if start == 0:
         # a full disk or an unsaveable config shows now, not after hours
         common.save_run(model, tokenizer, args)
-        best = log_evaluation(args, log, watcher, best, model, 0, *before, judge)
+        best = log_evaluation(log, watcher, best, model, 0, *before, judge)
 
-    bar = tqdm(
-        range(start + 1, steps + 1),
-        initial=start,
-        total=steps,
-        desc="grpo",
-        mininterval=1,
-        disable=common.no_bar(),
-    )
-    reason = None
+    bar, reason = common.progress("grpo", start, steps), None
     for step in bar:
         spent = Counter(judge.counts) if judge else None
         # (1) rollout: G answers to each of P prompts, log-probs kept
@@ -899,54 +849,28 @@ def main(argv=None):
         b = rollout(args, model, tokenizer, [train[i] for i in batch], args.seed * 10**6 + step)
         # (2) grade: programs and the judge decide each criterion; the rewards of the G answers of a prompt
         rewards, b["parts"], b["grades"] = grader.rewards(b["rows"], b["texts"], args.group_size)
-        b["tokens"], b["group_size"] = b["mask"].sum(1).tolist(), args.group_size
-        rewards_PG = torch.tensor([math.nan if r is None else r for r in rewards]).view(
-            -1, args.group_size
-        )
+        rewards_PG = torch.tensor([math.nan if r is None else r for r in rewards]).view(-1, g)
         shaped_PG = rewards_PG
         if args.overlong == "penalty":  # beside the reward in the log, not in it
-            cut = overlong_penalty(
-                torch.tensor(b["tokens"]), args.max_new_tokens, max(1, args.max_new_tokens // 8)
-            )
+            lengths, buffer = torch.tensor(b["tokens"]), max(1, args.max_new_tokens // 8)
+            cut = overlong_penalty(lengths, args.max_new_tokens, buffer)
             b["parts"]["overlong"] = cut.tolist()
             shaped_PG = rewards_PG + cut.view_as(rewards_PG)
         # (3) advantages: reward − mean of the group; what could not be graded is left out
         advantages_PG = group_advantages(shaped_PG, args.scale)
-        in_loss = ~rewards_PG.isnan().view(-1)
-        in_loss &= (
-            (~rewards_PG.isnan()).sum(dim=1, keepdim=True).gt(1).expand_as(rewards_PG).reshape(-1)
-        )
+        scored = ~rewards_PG.isnan()
+        in_loss = (scored & (scored.sum(dim=1, keepdim=True) > 1)).view(-1)
         if args.overlong == "mask":
             in_loss &= torch.tensor(b["finished"])
         # (4) update: clipped policy gradient over the answers, in --num-substeps optimiser steps of whole groups
-        row = update(
-            args,
-            model,
-            reference,
-            optimizer,
-            scaler,
-            b,
-            advantages_PG.view(-1),
-            in_loss,
-            step,
-            steps,
-        )
-        row = {
-            "step": step,
-            "epoch": epoch,
-            **row,
-            "kl/coef": args.beta,
-            **rollout_row(args, b, rewards_PG, advantages_PG),
-        }
+        row = update(args, model, reference, optimizer, scaler, b, advantages_PG.view(-1), in_loss, step, steps)  # fmt: skip
+        row = {"step": step, "epoch": epoch, **row, **rollout_row(b, rewards_PG, advantages_PG)}
         row |= judge.metrics(spent) if judge else {}
         events = watcher.add(row)
         log.write({**row, "alarms": len(events), "health": watcher.health()})
         if (step - 1) % args.rollouts_every == 0:
-            log.append(
-                "rollouts.jsonl",
-                step,
-                rollout_rows(args, "train", b, rewards, advantages_PG.view(-1).tolist()),
-            )
+            rows = rollout_rows("train", b, rewards, advantages_PG.view(-1).tolist())
+            log.append("rollouts.jsonl", step, rows)
         bar.set_postfix_str(
             f"reward {row['reward/mean'] or 0:.3f} val {watcher.points[-1].v if watcher.points else 0:.3f} length {row['length/mean']:.0f} "
             f"unscored {row['reward/unscored_frac']:.2f} mixed {row['reward/frac_mixed'] or 0:.2f}"
@@ -955,9 +879,7 @@ def main(argv=None):
             common.print_over_bar(str(event))
         # (5) now and then: the held-out prompts, greedy; the alarms of watch.py
         if step == steps or (args.eval_every and step % args.eval_every == 0):
-            best = log_evaluation(
-                args, log, watcher, best, model, step, *evaluate(*what, val), judge
-            )
+            best = log_evaluation(log, watcher, best, model, step, *evaluate(*everything, val), judge)  # fmt: skip
         reason = common.from_rank_0(watcher.stop_reason())
         if common.checkpoint_due(args, step, steps, stop) or reason:
             common.save_checkpoint(
@@ -974,27 +896,18 @@ def main(argv=None):
     if args.restore == "best":
         common.restore_best(best, model)
     common.save_run(model, tokenizer, args)
-    summary = {
-        "step": best["step"] if args.restore == "best" else last,
-        "last_step": last,
-        "stop_reason": reason or "all steps done",
-    }
+    kept = best["step"] if args.restore == "best" else last
+    summary = {"step": kept, "last_step": last, "stop_reason": reason or "all steps done"}
     if test:  # touched once, here
-        start_model = common.load_policy(
-            args.model, model.compute_dtype, model.device, trainable=False
-        )
+        start_model = common.load_policy(args.model, model.compute_dtype, model.device, trainable=False)  # fmt: skip
         for when, policy in (("before", start_model), ("after", model)):
             metrics, b = evaluate(args, policy, tokenizer, grader, metric, gold, test)
             found = [s for s in b["scores"] if s is not None]
             bounds = judges.cluster_interval(found, range(len(found))) if found else None
             low, high = bounds or (None, None)  # one answer has no interval
-            summary[f"test_{when}"] = {
-                **{k.replace("val/", ""): v for k, v in metrics.items()},
-                "n": len(found),
-                "low": low,
-                "high": high,
-            }
-            shown = "–" if not found else f"{metrics['val/score']:.3f}"
+            metrics = {k.replace("val/", ""): v for k, v in metrics.items()}
+            summary[f"test_{when}"] = {**metrics, "n": len(found), "low": low, "high": high}
+            shown = "–" if not found else f"{metrics['score']:.3f}"
             shown += "" if low is None else f" [{low:.3f}, {high:.3f}]"
             print(f"test {when}: {shown}, n = {len(found)}")
     if not common.rank():
@@ -1004,25 +917,6 @@ def main(argv=None):
     log.finish(["val/score", "val/gold", "reward/mean"])
     print(f"next: python evaluate.py compare --model {args.model} {args.out}")
     return watch.exit_code(reason)
-
-
-def log_evaluation(args, log, watcher, best, model, step, metrics, b, judge):
-    """Write an evaluation with its rollouts, tell the watch, keep the weights if they are the best so far."""
-    if b is None:
-        return best
-    if judge and any(c.kind == "judge" for row in b["rows"] for c in row.criteria):
-        found = None if common.rank() else judges.canaries(b["rows"], judge)
-        metrics = {**metrics, **common.from_rank_0(found)}
-    log.evaluation(step, metrics, [{"prompt": str(b["rows"][0].prompt), "answer": b["texts"][0]}])
-    log.append(
-        "rollouts.jsonl",
-        step,
-        rollout_rows(args, "validation", b, b["scores"], [None] * len(b["texts"])),
-    )
-    show_extremes(b)
-    for event in watcher.add({"step": step, **metrics}):
-        common.print_over_bar(str(event))
-    return common.keep_best(best, watcher.best_step(), model, step)
 
 
 if __name__ == "__main__":

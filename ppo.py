@@ -30,11 +30,11 @@ Axes         B answers, T tokens (prompt and answer, right padded), V vocabulary
 
 import argparse
 import math
+from collections import Counter
 
 import numpy as np
 import torch
 from torch import nn
-from tqdm import tqdm
 
 import common
 import watch
@@ -206,7 +206,7 @@ def parse_args(argv=None):
     parser.add_argument("--eval-fraction", type=float, default=0.05, help="share of the prompts held out to validate on, where rows have no split (default %(default)s)")
     parser.add_argument("--model", default=common.BASE, help="model folder or hub id (default %(default)s)")
     parser.add_argument("--reward-model", help="folder written by reward_train.py")
-    parser.add_argument("--reward-fn", help="FILE:FUNCTION in its place: (prompts, answers, rows) to a list of numbers, None for an answer that cannot be scored")
+    parser.add_argument("--reward-fn", help="FILE:FUNCTION in its place: (prompts, answers, rows) to a list of numbers, None for an answer that cannot be scored; under torchrun each process passes it its own share of the answers")
     parser.add_argument("--raw-reward", action="store_true", help="the reward model's score as it is, not standardised by its training mean and deviation")
     parser.add_argument("--gold", help="FILE:FUNCTION that scores validation answers and is never trained on, such as data/recruiter.py:reward")
     parser.add_argument("--critic", choices=("rm", "policy", "shared"), help="values from a copy of the reward model, a copy of the policy, or a head on the policy itself (default rm where the tokenizers agree, else policy)")
@@ -324,11 +324,8 @@ def load_models(args):
     dtype, use_scaler = common.pick_precision(device, args.dtype)
     scalers = [torch.amp.GradScaler(device.type) if use_scaler else None for _ in "pc"]
     tokenizer, lora = common.load_tokenizer(args.model), common.lora_arguments(args)
-    lora["lora_rank"] = args.lora_rank
     model = common.load_policy(args.model, dtype, device, **lora)
-    reference = (
-        None if args.lora_rank else common.load_policy(args.model, dtype, device, trainable=False)
-    )
+    reference = None if lora else common.load_policy(args.model, dtype, device, trainable=False)
     if args.reward_fn:
         reward = common.load_function(args.reward_fn, "--reward-fn")
     else:
@@ -476,63 +473,67 @@ def rollout(args, model, reference, critic, reward, tokenizer, rows, seed):
     }  # fmt: skip
 
 
+UPDATE_KEYS = (
+    "policy_loss", "value_loss", "entropy", "approx_kl", "ratio/mean", "clip_frac", "value_clip_frac"
+)  # fmt: skip
+ROLLOUT_TENSORS = ("ids", "attention_mask", "mask", "logps", "values", "advantages", "returns")
+
+
+def accumulate(args, model, critic, scalers, b, batch):
+    """The gradients of the answers `batch` of the rollout, forward by forward: (sums for the log, largest ratio, gap)."""
+    actions = int(b["mask"][batch].sum())  # of the whole optimiser step
+    sums, largest, gap = Counter(), 0.0, 0.0
+    for part in common.rank_batches([model, critic], batch, b["lengths"], args.micro_tokens):
+        t = int(b["lengths"][part].max())
+        mb = {key: b[key][part, :t] for key in ROLLOUT_TENSORS}
+        mask = mb["mask"]
+        logps, entropies, values = logps_and_values(
+            args, model, critic, mb["ids"], mb["attention_mask"], mask
+        )
+        policy_losses, clipped = ppo_policy_loss(
+            logps, mb["logps"], mb["advantages"], mask, args.clip_low, args.clip_high
+        )
+        value_losses, value_clipped = ppo_value_loss(
+            values, mb["values"], mb["returns"], mask, args.vf_clip
+        )
+        # sums over this part's actions, divided by the actions of the whole optimiser step
+        policy_loss = policy_losses.sum() / actions
+        value_loss = value_losses.sum() / actions
+        entropy = entropies.sum() / actions
+        losses = policy_loss - args.entropy_coef * entropy, args.vf_coef * value_loss
+        if scalers[0] is None:
+            sum(losses).backward()
+        else:  # a critic with an optimiser of its own has a scaler of its own
+            of_critic = scalers[0 if args.critic == "shared" else 1]
+            (scalers[0].scale(losses[0]) + of_critic.scale(losses[1])).backward()
+        log_ratio = (logps - mb["logps"]).detach()
+        ratio = torch.where(mask, log_ratio.clamp(-20, 20).exp(), 0.0)
+        largest, gap = max(largest, ratio.max().item()), max(gap, log_ratio.abs().max().item())
+        k3 = kl_estimates(mb["logps"], logps.detach(), mask)[2]
+        found = policy_losses, value_losses, entropies, k3, ratio, clipped, value_clipped
+        for key, x in zip(UPDATE_KEYS, found, strict=True):
+            sums[key] += x.detach().sum().item()
+        sums.update(loss=sum(losses).item(), actions=int(mask.sum()))
+    return sums, largest, gap
+
+
 def update(args, model, critic, optimizers, scalers, b, step, steps):
     """Step (6): --ppo-epochs passes over the rollout `b`, and the means of its metrics over the whole update."""
-    n, sums, count, updates = len(b["texts"]), dict.fromkeys(UPDATE_KEYS, 0.0), 0, []
-    plan = args.ppo_epochs * math.ceil(
-        args.rollouts / args.batch_size
-    )  # optimiser steps, if none is left out
-    largest, sample_gap = 0.0, None
+    n, sums, largest, sample_gap, updates = len(b["texts"]), Counter(), 0.0, None, []
+    # optimiser steps of an update, if no pass is left out
+    plan = args.ppo_epochs * math.ceil(args.rollouts / args.batch_size)
     trained = [model, critic] if args.critic != "shared" else [nn.ModuleList([model, critic])]
     for epoch in range(args.ppo_epochs):
         order = np.random.default_rng([args.seed, step, epoch]).permutation(n)
-        before = sums["approx_kl"], count
+        before = Counter(sums)
         for start in range(0, n, args.batch_size):
             batch = order[start : start + args.batch_size]
-            actions = int(b["mask"][batch].sum())  # of the whole optimiser step
-            done = (
-                (step - 1) * plan + epoch * (plan // args.ppo_epochs) + start // args.batch_size + 1
-            )
+            done = (step - 1) * plan + epoch * (plan // args.ppo_epochs) + start // args.batch_size + 1  # fmt: skip
             todo, skips, first = list(range(len(optimizers))), [0] * len(optimizers), None
             while todo:  # an fp16 overflow: the same minibatch again, at half the scale
-                total, gaps = 0.0, []
-                for part in common.rank_batches([model, critic], batch, b["lengths"], args.micro_tokens):  # fmt: skip
-                    t = int(b["lengths"][part].max())
-                    mb = {key: b[key][part, :t] for key in ROLLOUT_TENSORS}
-                    mask = mb["mask"]
-                    logps, entropies, values = logps_and_values(
-                        args, model, critic, mb["ids"], mb["attention_mask"], mask
-                    )
-                    policy_losses, clipped = ppo_policy_loss(
-                        logps, mb["logps"], mb["advantages"], mask, args.clip_low, args.clip_high
-                    )
-                    value_losses, value_clipped = ppo_value_loss(
-                        values, mb["values"], mb["returns"], mask, args.vf_clip
-                    )
-                    # sums over this part's actions, divided by the actions of the whole optimiser step
-                    policy_loss = policy_losses.sum() / actions
-                    value_loss = value_losses.sum() / actions
-                    entropy = entropies.sum() / actions
-                    losses = policy_loss - args.entropy_coef * entropy, args.vf_coef * value_loss
-                    if scalers[0] is None:
-                        sum(losses).backward()
-                    else:  # a critic with an optimiser of its own has a scaler of its own
-                        of_critic = scalers[len(optimizers) - 1]
-                        (scalers[0].scale(losses[0]) + of_critic.scale(losses[1])).backward()
-                    log_ratio = (logps - mb["logps"]).detach()
-                    ratio = torch.where(mask, log_ratio.clamp(-20, 20).exp(), 0.0)
-                    total, count = total + sum(losses).item(), count + int(mask.sum())
-                    largest = max(largest, ratio.max().item())
-                    gaps.append(log_ratio.abs().max().item())
-                    found = (
-                        policy_losses, value_losses, entropies, kl_estimates(mb["logps"], logps.detach(), mask)[2],
-                        ratio, clipped, value_clipped,
-                    )  # fmt: skip
-                    for key, x in zip(UPDATE_KEYS, found, strict=True):
-                        sums[key] += x.detach().sum().item()
-                total = common.all_sum(total)
-                sample_gap = max(gaps, default=0.0) if sample_gap is None else sample_gap
-                first = first or (total, dict(sums), count, largest)
+                found = accumulate(args, model, critic, scalers, b, batch)
+                total = common.all_sum(found[0]["loss"])
+                first = first or (total, *found)
                 for k, (part, optimizer) in enumerate(zip(trained, optimizers, strict=True)):
                     if k not in todo:  # stepped before; only the other one's gradient overflowed
                         optimizer.zero_grad(set_to_none=True)
@@ -545,26 +546,21 @@ def update(args, model, critic, optimizers, scalers, b, step, steps):
                     if not skipped:
                         updates.append((k, first[0], norm, skips[k]))
                         todo.remove(k)
-            _, sums, count, largest = first  # a minibatch is logged once, as it was before its step
-        k3, passed = common.all_sum(sums["approx_kl"] - before[0], count - before[1])
+            _, of_batch, ratio, gap = first  # logged once, as it was before its step
+            sums.update(of_batch)
+            largest, sample_gap = max(largest, ratio), gap if sample_gap is None else sample_gap
+        k3, passed = common.all_sum(*(sums[key] - before[key] for key in ("approx_kl", "actions")))
         if args.target_kl and k3 / passed > args.target_kl:
             break
     of_policy = [u for u in updates if u[0] == 0]
-    count, *totals = common.all_sum(count, *sums.values())
+    count, *totals = common.all_sum(sums["actions"], *(sums[key] for key in UPDATE_KEYS))
     largest, sample_gap = common.all_max(largest, sample_gap)
-    means = {key: value / max(count, 1) for key, value in zip(sums, totals, strict=True)}
-    row = {
+    means = {key: value / max(count, 1) for key, value in zip(UPDATE_KEYS, totals, strict=True)}
+    return {
         "loss": sum(u[1] for u in of_policy) / len(of_policy), **means, "ratio/max": largest,
         "sample_gap": sample_gap, "updates": len(of_policy), "lr": optimizers[0].param_groups[0]["lr"],
         "grad_norm": sum(u[2] for u in of_policy) / len(of_policy), "skipped_steps": sum(u[3] for u in updates),
     }  # fmt: skip
-    return row
-
-
-UPDATE_KEYS = (
-    "policy_loss", "value_loss", "entropy", "approx_kl", "ratio/mean", "clip_frac", "value_clip_frac"
-)  # fmt: skip
-ROLLOUT_TENSORS = ("ids", "attention_mask", "mask", "logps", "values", "advantages", "returns")
 
 
 def rollout_row(b, kl, kl_coef):
@@ -589,16 +585,8 @@ def rollout_row(b, kl, kl_coef):
 def rollout_rows(b, kl):
     """What rollouts.jsonl holds of each answer, to be read by people."""
     columns = b["scores"].tolist(), kl.sum(1).tolist(), b["finished"].tolist()
-    for prompt, answer, score, nats, finished in zip(
-        b["prompts"], b["texts"], *columns, strict=True
-    ):
-        yield {
-            "prompt": prompt,
-            "answer": answer,
-            "reward": score,
-            "kl": nats,
-            "finished": finished,
-        }
+    for row in zip(b["prompts"], b["texts"], *columns, strict=True):
+        yield dict(zip(("prompt", "answer", "reward", "kl", "finished"), row, strict=True))
 
 
 def evaluate(args, model, reference, reward, gold, tokenizer, rows):
@@ -657,10 +645,7 @@ def main(argv=None):
         optimizers = [common.make_optimizer(model, args.lr, None, args.weight_decay, 1e-5)]
         optimizers += [common.make_optimizer(critic, rate, head_lr if critic.fresh_head else None, args.weight_decay, 1e-5)]  # fmt: skip
     kl_control, extra = AdaptiveKL(args.beta, args.kl_target, args.kl_horizon), {}
-    held = (
-        {"model": model, "critic": critic},
-        dict(zip(("model", "critic"), optimizers, strict=False)),
-    )
+    held = {"model": model, "critic": critic}, dict(zip(("model", "critic"), optimizers))
     start = common.load_checkpoint(args, *held, scalers[0], extra)
     best = extra.get("best", {"step": None, "weights": {}})
     kl_control.value = extra.get("kl_coef", kl_control.value)
@@ -672,7 +657,7 @@ def main(argv=None):
         before = evaluate(args, *everything, val)
     common.open_run(args, record)
     log, stop = common.MetricsLog(args, start), common.StopSignal()
-    watcher = watch.Watcher(watch.config_from(args), log.rows() if start else [])
+    watcher = watch.Watcher(watch.config_from(args), log.rows())
     if start == 0:
         # a full disk or an unsaveable config shows now, not after hours
         common.save_run(model, tokenizer, args)
@@ -680,8 +665,7 @@ def main(argv=None):
         watcher.add({"step": 0, **before[0]})
         best = common.keep_best(best, watcher.best_step(), model, 0)
 
-    bar = tqdm(range(start + 1, steps + 1), initial=start, total=steps, desc="ppo", mininterval=1, disable=common.no_bar())  # fmt: skip
-    reason = None
+    bar, reason = common.progress("ppo", start, steps), None
     for step in bar:
         # (1) rollout: one answer to each prompt, log-probs kept
         # (2) score: the reward model, or a function, reads the whole answer

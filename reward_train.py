@@ -31,7 +31,6 @@ from statistics import NormalDist
 import numpy as np
 import torch
 import torch.nn.functional as F
-from tqdm import tqdm
 
 import common
 from common import UserError, at_least_fp32, pad_rows, reward_scores
@@ -66,10 +65,7 @@ def bradley_terry_loss(
     )
     if not 0 <= label_smoothing < 0.5:
         raise ValueError(f"label_smoothing {label_smoothing}: expected a number in [0, 0.5)")
-    chosen_rewards, rejected_rewards = (
-        at_least_fp32(chosen_rewards),
-        at_least_fp32(rejected_rewards),
-    )
+    chosen_rewards, rejected_rewards = map(at_least_fp32, (chosen_rewards, rejected_rewards))
     epsilon = torch.full_like(chosen_rewards, label_smoothing)  # (B,)
     margin = torch.zeros_like(chosen_rewards) if margin is None else margin.to(chosen_rewards.dtype)
     if tie is not None:
@@ -298,14 +294,8 @@ def load_data(args, tokenizer):
         return found
 
     pairs = common.load_pairs(
-        args.pairs,
-        tokenizer,
-        args.max_length,
-        args.ties == "soft",
-        args.eval_fraction,
-        args.eval_pairs,
-        copies if names else None,
-    )
+        args.pairs, tokenizer, args.max_length, args.ties == "soft", args.eval_fraction, args.eval_pairs, copies if names else None
+    )  # fmt: skip
     pairs.counts.update(made)
     if names and not made["copies under other names"]:
         raise UserError(
@@ -334,18 +324,10 @@ def batch_rows(pairs, indices, pad_id):
 
 def load_models(args):
     """(model, tokenizer, scaler): the policy's trunk with a scalar head, all trained; nothing is frozen."""
-    device = common.pick_device(args.device)
-    dtype, use_scaler = common.pick_precision(device, args.dtype)
-    scaler = torch.amp.GradScaler(device.type) if use_scaler else None
-    tokenizer = common.load_tokenizer(args.model)
-    lora = common.lora_arguments(args)
-    return (
-        common.load_reward_model(
-            args.model, tokenizer, dtype, device, lora_rank=args.lora_rank, **lora
-        ),
-        tokenizer,
-        scaler,
-    )
+    device, dtype, scaler = common.pick_hardware(args)
+    tokenizer, lora = common.load_tokenizer(args.model), common.lora_arguments(args)
+    model = common.load_reward_model(args.model, tokenizer, dtype, device, **lora)
+    return model, tokenizer, scaler
 
 
 # ---- 7. preflight ----
@@ -364,9 +346,8 @@ def preflight(args, model, tokenizer, pairs):
         ]
     common.check_start(model, args.model, loss, pairs.name(first))
     gap = (torch.cat(alone) - rewards[:4]).abs().max().item()
-    bound = (
-        1e-4 if model.compute_dtype == torch.float32 else 5e-2 * (1 + rewards.abs().max().item())
-    )
+    largest = rewards.abs().max().item()
+    bound = 1e-4 if model.compute_dtype == torch.float32 else 5e-2 * (1 + largest)
     if model.fresh_head:
         print(f"preflight  fresh head: loss {loss:.4f} = log 2 = {math.log(2):.4f}")
         assert abs(loss - math.log(2)) < 1e-4, "a zero head must score both answers alike"
@@ -382,11 +363,8 @@ def preflight(args, model, tokenizer, pairs):
         )
     print(f"{pairs.where(first[0])}, chosen   · not read   ◆ carries the reward")
     n = int(attention_mask[0].sum())
-    print(
-        common.token_strip(
-            tokenizer, ids[0, :n].tolist(), [t == n - 1 for t in range(n)], "◆"
-        ).rpartition("\n")[0]
-    )
+    last = [t == n - 1 for t in range(n)]
+    print(common.token_strip(tokenizer, ids[0, :n].tolist(), last, "◆").rpartition("\n")[0])
 
 
 # ---- 8. the loop ----
@@ -407,31 +385,19 @@ def evaluate(args, model, tokenizer, pairs):
     """Held-out accuracy with interval, calibration, and what "the longer answer wins" would get on the same pairs."""
     if not len(pairs.eval):
         return {}, []
-    tie = torch.from_numpy(pairs.tie[pairs.eval])
-    chosen, rejected = score_pairs(
-        model, pairs, pairs.eval, common.pad_id(tokenizer), args.micro_tokens
-    )
+    tie, pad_id = torch.from_numpy(pairs.tie[pairs.eval]), common.pad_id(tokenizer)
+    chosen, rejected = score_pairs(model, pairs, pairs.eval, pad_id, args.micro_tokens)
     metrics = pair_metrics(chosen, rejected, tie)
-    longer = pair_metrics(
-        *(
-            torch.from_numpy(side.lengths()[pairs.eval].astype(float))
-            for side in (pairs.chosen, pairs.rejected)
-        ),
-        tie,
-    )
+    tokens = [torch.from_numpy(side.lengths()[pairs.eval]) for side in (pairs.chosen, pairs.rejected)]  # fmt: skip
+    longer = pair_metrics(*tokens, tie)
     # a pair and its copies under other names share one line, so one vote: the interval counts it once
     votes = len({(pairs.file[i], pairs.line[i]) for i in pairs.eval if not pairs.tie[i]})
     low, high = wilson(metrics["accuracy"] * votes, votes) or (None, None)
-    out = {
-        f"eval/{k}": metrics[k]
-        for k in ("accuracy", "margin", "nll", "brier", "ece", "n", "n_ties")
-    }
-    out |= {
-        "eval/accuracy_low": low,
-        "eval/accuracy_high": high,
-        "eval/accuracy_longer": longer["accuracy"],
-    }
-    return {"eval/loss": bradley_terry_loss(chosen, rejected, tie=tie).mean().item(), **out}, []
+    keys = ("accuracy", "margin", "nll", "brier", "ece", "n", "n_ties")
+    return {
+        "eval/loss": bradley_terry_loss(chosen, rejected, tie=tie).mean().item(), **{f"eval/{k}": metrics[k] for k in keys},
+        "eval/accuracy_low": low, "eval/accuracy_high": high, "eval/accuracy_longer": longer["accuracy"],
+    }, []  # fmt: skip
 
 
 def main(argv=None):
@@ -447,7 +413,7 @@ def main(argv=None):
     common.check_positions(model, int(pairs.lengths().max()), 0, 0)
     n, pad_id = len(pairs.train), common.pad_id(tokenizer)
     pairs.shared = common.can_share(model, pairs, pad_id)
-    lengths = pairs.columns()
+    columns = pairs.columns()
     steps = args.steps or args.epochs * math.ceil(n / args.batch_size)
     common.describe(args, model, pairs.counts, n, steps, "pairs")
     files = [*args.pairs, *args.eval_pairs, args.counterfactual_augment]
@@ -467,21 +433,14 @@ def main(argv=None):
         common.save_run(model, tokenizer, args)
         log.evaluation(0, *before)
 
-    bar = tqdm(
-        range(start + 1, steps + 1),
-        initial=start,
-        total=steps,
-        desc="reward",
-        mininterval=1,
-        disable=common.no_bar(),
-    )
+    bar = common.progress("reward", start, steps)
     for step in bar:
         batch, epoch = common.batch_indices(n, args.batch_size, args.seed, step)
         batch = pairs.train[batch]
         skips, skipped = 0, True
         while skipped:  # an fp16 overflow: the same batch again, at half the scale
             total, tokens, seen = 0.0, 0, []
-            for part in common.rank_batches(model, batch, lengths, args.micro_tokens):
+            for part in common.rank_batches(model, batch, columns, args.micro_tokens):
                 rows = [x.to(model.device) for x in batch_rows(pairs, part, pad_id)]
                 # (2) rewards of both answers, read at the last token
                 rewards = reward_scores(model, *rows, shared=pairs.shared)

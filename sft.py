@@ -28,7 +28,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import nn
-from tqdm import tqdm
 
 import common
 from common import UserError, pad_rows, sample, token_logps
@@ -75,18 +74,16 @@ def encode_conversation(tokenizer, messages, max_length=None):
             continue
         opened = common.render(tokenizer, messages[:i], add_generation_prompt=True)
         whole = common.render(tokenizer, messages[: i + 1])
-        if not whole.startswith(opened) or not opened.startswith(
-            common.render(tokenizer, messages[:i])[:done]
-        ):
+        before = common.render(tokenizer, messages[:i])[:done]
+        if not whole.startswith(opened) or not opened.startswith(before):
             return _conversation_by_marks(tokenizer, messages, max_length)
         context = tokenizer.encode(opened[done:], add_special_tokens=False)
         common.known_ids(tokenizer, context)
         answer = common.encode_pair(tokenizer, messages[:i], [message])[1]
         end = tokenizer.convert_ids_to_tokens(answer[-1])
         stop = whole.find(end, len(opened))
-        done = (
-            len(whole) if stop < 0 else stop + len(end)
-        )  # what follows the end belongs to the next context
+        # what follows the end belongs to the next context
+        done = len(whole) if stop < 0 else stop + len(end)
         ids += context + answer
         mask += [False] * len(context) + [True] * len(answer)
     return ids[:max_length], mask[:max_length]
@@ -100,11 +97,8 @@ def _conversation_by_marks(tokenizer, messages, max_length):
     out = tokenizer.apply_chat_template(
         messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
     )  # fmt: skip
-    ids, mask, ends = (
-        list(out["input_ids"]),
-        [bool(m) for m in out["assistant_masks"]],
-        common.end_ids(tokenizer),
-    )
+    ids, mask = list(out["input_ids"]), [bool(m) for m in out["assistant_masks"]]
+    ends = common.end_ids(tokenizer)
     for t in range(1, len(ids)):  # a mark that closes before the end token
         mask[t] = mask[t] or (mask[t - 1] and ids[t] in ends and ids[t - 1] not in ends)
     return ids[:max_length], mask[:max_length]
@@ -256,28 +250,19 @@ def train_tokenizer(args, config):
     def texts():
         for name in args.data:
             for row in common.read_jsonl(name, check_row, flag="--data"):
-                for part in (
-                    row.get(k) for k in ("text", "prompt", "completion", "chosen", "messages")
-                ):
-                    yield from (
-                        [part] if isinstance(part, str) else [m["content"] for m in part or []]
-                    )
+                for key in ("text", "prompt", "completion", "chosen", "messages"):
+                    part = row.get(key) or []
+                    yield from [part] if isinstance(part, str) else [m["content"] for m in part]
 
     bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Digits(individual_digits=True),
-            pre_tokenizers.ByteLevel(add_prefix_space=False),
-        ]
-    )  # digits apart: a number is copied digit by digit, as rare numbers must be
+    # digits apart: a number is copied digit by digit, as rare numbers must be
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.pre_tokenizer = pre_tokenizers.Sequence([digits, as_bytes])
     bpe.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()  # every byte has a token: there is no unknown
-    bpe.train_from_iterator(
-        texts(),
-        trainers.BpeTrainer(
-            vocab_size=config.vocab_size, special_tokens=SPECIAL, initial_alphabet=alphabet
-        ),
-    )
+    trainer = trainers.BpeTrainer(vocab_size=config.vocab_size, special_tokens=SPECIAL, initial_alphabet=alphabet)  # fmt: skip
+    bpe.train_from_iterator(texts(), trainer)
     return PreTrainedTokenizerFast(
         tokenizer_object=bpe, pad_token="<|pad|>", eos_token="<|end|>", additional_special_tokens=SPECIAL[2:],
         chat_template=CHAT_TEMPLATE, model_max_length=getattr(config, "max_position_embeddings", None), clean_up_tokenization_spaces=False,
@@ -288,42 +273,31 @@ def train_tokenizer(args, config):
 
 
 def load_models(args):
-    """(model, tokenizer): one model, trained; nothing is frozen. From a folder, or random weights of --init-config."""
-    device = common.pick_device(args.device)
-    dtype, use_scaler = common.pick_precision(device, args.dtype)
-    scaler = torch.amp.GradScaler(device.type) if use_scaler else None
+    """(model, tokenizer, scaler): one model, trained; nothing is frozen. A folder's, or of random weights (--init-config)."""
+    device, dtype, scaler = common.pick_hardware(args)
     if args.init_config is None:
         tokenizer = common.load_tokenizer(args.model)
-        lora = common.lora_arguments(args)
-        model = common.load_policy(args.model, dtype, device, lora_rank=args.lora_rank, **lora)
+        model = common.load_policy(args.model, dtype, device, **common.lora_arguments(args))
         return model, tokenizer, scaler
     from transformers import AutoConfig, AutoModelForCausalLM
 
     if not Path(args.init_config).is_file():
         raise UserError(f"--init-config {args.init_config}: no such file; expected a config.json")
     try:
-        config = AutoConfig.for_model(
-            **json.loads(Path(args.init_config).read_text(encoding="utf-8"))
-        )
+        shape = json.loads(Path(args.init_config).read_text(encoding="utf-8"))
+        config = AutoConfig.for_model(**shape)
     except Exception as error:  # each config class checks its fields in its own way
         why = common.first_line(error)
         raise UserError(f"--init-config {args.init_config}: not a model config ({why})") from None
     if not hasattr(config, "vocab_size"):
         why = f"{config.model_type} has no vocab_size"
         raise UserError(f"--init-config {args.init_config}: no language model ({why})")
-    saved = Path(args.out) / "tokenizer.json"
-    tokenizer = (
-        common.load_tokenizer(args.out)
-        if args.resume and saved.is_file()
-        else train_tokenizer(args, config)
-    )
-    config.update(
-        {
-            "pad_token_id": tokenizer.pad_token_id,
-            "eos_token_id": tokenizer.eos_token_id,
-            "bos_token_id": None,
-        }
-    )
+    if args.resume and (Path(args.out) / "tokenizer.json").is_file():
+        tokenizer = common.load_tokenizer(args.out)
+    else:
+        tokenizer = train_tokenizer(args, config)
+    ends = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
+    config.update({**ends, "bos_token_id": None})
     if len(tokenizer) > config.vocab_size:
         raise UserError(
             f"--init-config {args.init_config}: vocab_size {config.vocab_size} is too small, the bytes and "
@@ -368,10 +342,8 @@ def preflight(args, model, tokenizer, rows, train):
             f"preflight  random weights: loss {ours:.2f}, log V = {math.log(model.config.vocab_size):.2f}"
         )
     if not gap < bound:
-        source = (
-            f"--init-config {args.init_config}" if args.init_config else f"--model {args.model}"
-        )
-        raise UserError(f"{source}: {common.OTHER_HEAD}")
+        flag, source = ("--init-config", args.init_config) if args.init_config else ("--model", args.model)  # fmt: skip
+        raise UserError(f"{flag} {source}: {common.OTHER_HEAD}")
     strip_ids, _, strip_mask = rows.batch([train[0]], pad_id)
     print(f"row 1 of {rows.names[0]}   · context   ▮ trained   ◆ the last trained token")
     print(common.token_strip(tokenizer, strip_ids[0].tolist(), strip_mask[0].tolist(), "◆"))
@@ -383,41 +355,26 @@ def preflight(args, model, tokenizer, rows, train):
 @torch.no_grad()
 def evaluate(args, model, tokenizer, rows, held, prompts, gold):
     """Held-out loss over all held-out tokens, the mean of --gold, one sample answer: (metrics, samples)."""
-    out, samples = {}, []
+    out, pad_id = {}, common.pad_id(tokenizer)
     loss = tokens = hits = 0
     for part in common.rank_batches(model, held, rows.store.lengths(), args.micro_tokens):
-        ids, attention_mask, mask = (
-            x.to(model.device) for x in rows.batch(part, common.pad_id(tokenizer))
-        )
+        ids, attention_mask, mask = (x.to(model.device) for x in rows.batch(part, pad_id))
         logps, top = token_logps(model, ids, attention_mask, mask, with_top=True)
-        loss, tokens, hits = (
-            loss + sft_loss(logps, mask).sum().item(),
-            tokens + mask.sum().item(),
-            hits + top.sum().item(),
-        )
+        loss += sft_loss(logps, mask).sum().item()
+        tokens, hits = tokens + mask.sum().item(), hits + top.sum().item()
     loss, tokens, hits = common.all_sum(loss, tokens, hits)
     if tokens:
-        out = {
-            "eval/loss": loss / tokens,
-            "eval/perplexity": math.exp(min(loss / tokens, 50)),
-            "eval/token_accuracy": hits / tokens,
-        }
-    if prompts:
-        texts = sample(
-            model,
-            tokenizer,
-            [r["prompt"] for r in prompts],
-            max_new_tokens=args.max_new_tokens,
-            seed=args.seed,
-        ).texts
-        samples = [
-            {"prompt": r["prompt"], "answer": t} for r, t in zip(prompts, texts, strict=True)
-        ]
-        if gold:
-            out["val/gold"] = common.mean(
-                common.score_answers(gold, "--gold", prompts, [r["prompt"] for r in prompts], texts)
-            )
-    return out, samples[:2]
+        loss /= tokens
+        out = {"eval/loss": loss, "eval/perplexity": math.exp(min(loss, 50)), "eval/token_accuracy": hits / tokens}  # fmt: skip
+    if not prompts:
+        return out, []
+    asked = [row["prompt"] for row in prompts]
+    answers = sample(model, tokenizer, asked, max_new_tokens=args.max_new_tokens, seed=args.seed)
+    if gold:
+        scores = common.score_answers(gold, "--gold", prompts, asked, answers.texts)
+        out["val/gold"] = common.mean(scores)
+    shown = zip(asked[:2], answers.texts[:2], strict=True)
+    return out, [{"prompt": p, "answer": text} for p, text in shown]
 
 
 def main(argv=None):
@@ -435,12 +392,8 @@ def main(argv=None):
     common.check_positions(model, int(rows.store.lengths().max()), asked, args.max_new_tokens)
     steps = args.steps or args.epochs * math.ceil(len(train) / args.batch_size)
     common.describe(args, model, rows.counts, len(train), steps, "rows")
-    record = common.check_run(
-        args,
-        "sft",
-        [*args.data, args.init_config, args.prompts],
-        None if args.init_config else args.model,
-    )
+    files = [*args.data, args.init_config, args.prompts]
+    record = common.check_run(args, "sft", files, None if args.init_config else args.model)
     model, pad_id = common.prepare_training(model, args), common.pad_id(tokenizer)
     optimizer = common.make_optimizer(model, args.lr, weight_decay=args.weight_decay)
     start = common.load_checkpoint(args, {"model": model}, {"model": optimizer}, scaler)
@@ -454,14 +407,7 @@ def main(argv=None):
         common.save_run(model, tokenizer, args)
         log.evaluation(0, *before)
 
-    bar = tqdm(
-        range(start + 1, steps + 1),
-        initial=start,
-        total=steps,
-        desc="sft",
-        mininterval=1,
-        disable=common.no_bar(),
-    )
+    bar = common.progress("sft", start, steps)
     for step in bar:
         batch, epoch = common.batch_indices(
             len(train), args.batch_size, args.seed, step, args.keep_order

@@ -170,8 +170,12 @@ def text_metrics(prompts, texts):
     >>> text_metrics(["a", "b"], ["no no no", "no no no"])
     {'text/repetition': 0.0, 'text/same_answer': 1.0, 'text/judge_directed': 0.0, 'text/distinct_2': 0.25}
     """
+    return text_shares(text_flags(prompts, texts), texts)
+
+
+def text_shares(flags, texts):
+    """`text_metrics` of answers whose `text_flags` are known."""
     n, words = len(texts), [text.split() for text in texts]
-    flags = text_flags(prompts, texts)
     share = {
         f"text/{name}": sum(name in f for f in flags) / n if n else None
         for name in ("repetition", "same_answer", "judge_directed")
@@ -220,9 +224,8 @@ def improved(best, since, value, delta):
 
 def number(value):
     real = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
-    return (
-        real and abs(value) < 1e100
-    )  # no measurement is larger, and squares stay finite; False for NaN
+    # no measurement is larger, and squares stay finite; False for NaN
+    return real and abs(value) < 1e100
 
 
 @dataclass
@@ -556,9 +559,8 @@ def r4_reward_jump(log):
     ([(24, 'warn')], [])
     """
     r, width = log["reward/mean"][-24:], log.widths()[0]
-    if (
-        len(r) < 24 or min(r[20:]) <= sorted(r[:20])[17]
-    ):  # cheap, and mostly so: below the 90th percentile
+    # the second is cheap, and mostly so: below the 90th percentile
+    if len(r) < 24 or min(r[20:]) <= sorted(r[:20])[17]:
         return None
     before, last, t = np.asarray(r[:20], float), r[20:], np.arange(20) - 9.5
     spread = max(mad(before), 0.001 * width)
@@ -997,19 +999,16 @@ def curves(args, rows, note, out):
     losses = [row["eval/loss"] for row in rows if number(row.get("eval/loss"))]
     v = [point.v for point in log.points]
     lines.append("")
-    for name, values in (
-        (log.v_key, v),
-        ("reward/mean", log["reward/mean"]),
-        ("eval/loss", losses),
-    ):
+    drawn = (log.v_key, v), ("reward/mean", log["reward/mean"]), ("eval/loss", losses)
+    for name, values in drawn:
         if values:
             lines.append(f"{name:<12}{spark(values)}  {values[0]:.3f} → {values[-1]:.3f}")
     if losses:
         steps = [row["step"] for row in rows if number(row.get("eval/loss"))]
         lines[-1] += f", lowest {min(losses):.3f} at step {steps[losses.index(min(losses))]}"
-    drawn = [point for point in log.points if point.kl is not None]
-    if len(drawn) > 2:
-        lines += ["", f"{log.v_key} over √KL to the reference   ★ best   ◆ last", *plot(drawn)]
+    points = [point for point in log.points if point.kl is not None]
+    if len(points) > 2:
+        lines += ["", f"{log.v_key} over √KL to the reference   ★ best   ◆ last", *plot(points)]
     return [*lines, ""]
 
 
@@ -1026,17 +1025,13 @@ def findings(rows, out):
         if again:
             lines.append(f"{'':38}again at steps {', '.join(again[:6])}{dots}")
     state, said, best = out.log.health(), standing(out), out.log.best_step()
-    lines += [
-        "" if kinds else "no rule fired",
-        f"{'state':<12}{state} at step {last}: {ADVICE[state]}",
-    ]
+    lines.append("" if kinds else "no rule fired")
+    lines.append(f"{'state':<12}{state} at step {last}: {ADVICE[state]}")
     stop = "no reason"
     if out.reason:
         stop = f"{out.reason} at step {out.stop_step} (exit status {exit_code(out.reason)})"
         stop += f"; the log goes on to step {last}" if out.stop_step < last else ""
-    silent = [
-        code + text[6:] for code, text in said.items() if text[:6] == "silent" and code != "r"
-    ]
+    silent = [c + text[6:] for c, text in said.items() if text[:6] == "silent" and c != "r"]
     unknown = "unknown without validation; the last weights are all there is"
     lines.append(f"{'stop':<12}{stop}")
     lines.append(f"{'best':<12}{unknown if best is None else f'step {best}'}")

@@ -388,8 +388,10 @@ def run(folder, tmp_path_factory):
 
 
 def test_a_run_leaves_what_the_header_promises(run):
-    """A model folder, a row a step and an evaluation, every episode in rollouts.jsonl word for word, a summary with intervals."""
+    """A model folder, a row a step and an evaluation, every episode in rollouts.jsonl word for word, a summary with intervals.
+    No samples.jsonl: episodes stand in the rollouts, and an empty file would look like lost answers."""
     out, _ = run
+    assert not (out / "samples.jsonl").exists()
     rows = logged(out)
     assert [r["step"] for r in rows] == [0, 1, 2, 2, 3, 4, 4]
     assert rows[0]["env/baseline/a"] == 0.5 and rows[0]["env/baseline/b"] == 0
@@ -445,6 +447,26 @@ def test_micro_batches_change_nothing(folder, tmp_path):
     start = load_file(f"{folder}/model.safetensors")
     moved = max((a[n] - start[n]).abs().max().item() for n in a)
     assert max((a[n] - b[n]).abs().max().item() for n in a) < moved / 10
+
+
+def test_an_overflowing_substep_is_repeated(folder, tmp_path):
+    """fp16: a substep whose gradient overflows is tried again at half the scale, with the same episodes; left out, half of the
+    rollout would be lost. Weights and logged means are those of an update without a scaler, each substep counted once."""
+    args = arguments("--env", echo(tmp_path), "--num-substeps", 2, "--beta", 0.1, "--warmup", 0)
+    args.micro_tokens, found = 60, []
+    for scale in (None, 2.0**127):
+        model, tokenizer = common.load_policy(folder), common.load_tokenizer(folder)
+        played = roll((model, tokenizer), args.env, [0, 0, 1, 1])
+        advantages, in_loss = torch.tensor([1.0, -1.0, 0.5, -0.5]), [True] * 4
+        optimizer, reference = common.make_optimizer(model, 1e-3), common.load_policy(folder, trainable=False)  # fmt: skip
+        scaler = scale and torch.amp.GradScaler("cpu", init_scale=scale)
+        row = g.update(args, model, reference, tokenizer, optimizer, scaler, played, advantages, in_loss, 1, 1)  # fmt: skip
+        found.append((row, torch.cat([p.detach().flatten() for p in model.parameters()])))
+    (plain, weights), (row, repeated) = found
+    assert plain["skipped_steps"] == 0 < row["skipped_steps"] and row["updates"] == 2
+    assert row["forwarded"] == 4 and (weights - repeated).abs().max() < 2e-5
+    for key in plain.keys() - {"skipped_steps"}:
+        assert row[key] == pytest.approx(plain[key], rel=1e-3, abs=1e-6), key
 
 
 def test_failures_within_the_limit_are_counted_and_the_run_goes_on(folder, tmp_path):

@@ -62,6 +62,22 @@ common.run(main)
 """
 
 
+UNUSED = """
+import argparse, common, torch
+
+def main(argv):
+    weights = torch.nn.ParameterList(torch.full((2, 2), 0.5) for _ in range(3))
+    optimizer = common.make_optimizer(weights, 0.1, weight_decay=0.5)
+    for step in (1, 2, 3):
+        for row in common.share(range(3)):  # the second is used by row 0 of steps 1 and 3, the third never
+            used = weights[:2] if row == 0 and step != 2 else weights[:1]
+            sum((w * (row + 1)).square().sum() for w in used).backward()
+        common.clip_and_step(weights, optimizer, None, argparse.Namespace(max_grad_norm=1e9), 0.0, str)
+    if not common.rank():
+        torch.save(weights.state_dict(), argv[0])
+"""
+
+
 def torchrun(*command, **how):
     """Two processes on this machine, at a port that is free."""
     launch = [
@@ -78,7 +94,7 @@ def torchrun(*command, **how):
 
 def run_on_two(jobs, folder):
     """Each (stage, argv) in turn, in the same two processes; what they printed."""
-    script, paths = folder / "runner.py", json.dumps([str(REPO), str(REPO / "tests")])
+    script, paths = folder / "runner.py", json.dumps([str(REPO), str(REPO / "tests"), str(folder)])
     script.write_text(RUNNER)
     process = torchrun(script, paths, json.dumps([(s, [str(a) for a in argv]) for s, argv in jobs]))
     said, _ = process.communicate(timeout=1800)
@@ -146,7 +162,8 @@ def runs(folder):
     jobs += [command("ppo-rm", world, outs["ppo-rm", "two-one"], "--stop-after", 2, "--fsdp")]
     for stage, argv in alone:
         assert STAGES[stage].main(argv) in (None, 0)
-    run_on_two(jobs, home)
+    (home / "unused_weights.py").write_text(UNUSED)
+    run_on_two([*jobs, ("unused_weights", [home / "two" / "unused.pt"])], home)
     stage, argv = command("ppo-rm", world, outs["ppo-rm", "two-one"], "--resume")
     assert STAGES[stage].main(argv) in (None, 0)
     return outs
@@ -200,6 +217,18 @@ def test_two_ranks_are_one_process(name, how, runs, folder):
     before, after = load_file(Path(folder[1]["model"]) / "model.safetensors"), load_file(runs[name, how] / "model.safetensors")  # fmt: skip
     moved = max((after[k] - before[k]).abs().max() for k in before.keys() & after.keys())
     assert moved > 5e-4, "a run that learns nothing is equal to any other"
+
+
+@pytest.mark.slow
+def test_a_weight_that_no_rank_used_stays(runs, folder):
+    """One process skips a weight without gradient: no decay, no step by its moments. Filled with zeros for the sum over the ranks
+    it would have both: the third weight here, never used, would decay from .5 to .43 in three steps."""
+    home = folder[0]
+    common.load_function(f"{home / 'unused_weights.py'}:main", "--test")([home / "unused.pt"])
+    alone, two = (torch.load(path) for path in (home / "unused.pt", home / "two" / "unused.pt"))
+    for key in alone:
+        torch.testing.assert_close(two[key], alone[key], rtol=1e-6, atol=1e-6)
+    assert (two["2"] == 0.5).all() and (two["1"] < 0.45).all(), "the second is used by rank 0 alone"
 
 
 @pytest.mark.slow

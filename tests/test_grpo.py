@@ -22,6 +22,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import common
 import grpo_rubric
 import judge
+import watch
 from conftest import REPO
 from tiny import (
     BOS_TEMPLATE,
@@ -1075,6 +1076,21 @@ def test_what_a_run_leaves(graded, tmp_path, capsys):
     best = max(values, key=lambda step: (values[step], -step))
     assert summary["step"] == best
     assert f"test before: {summary['test_before']['score']:.3f} [" in printed
+
+
+def test_texts_are_flagged_once(graded, tmp_path, monkeypatch):
+    """The flags of an answer are wanted twice, as text/* of the step and with the answer in rollouts.jsonl. They are computed
+    once, so both say the same."""
+    seen = []
+    monkeypatch.setattr(watch, "repetition", lambda text: seen.append(text) or "e" in text)
+    rows = run(graded, tmp_path / "run", "--eval-every", 0)
+    kept = read(tmp_path / "run" / "rollouts.jsonl")
+    for row in trained(rows):
+        step = [r for r in kept if r["step"] == row["step"] and r["split"] == "train"]
+        flagged = sum("repetition" in r["flags"] for r in step)
+        assert row["text/repetition"] == flagged / 16 and 0 < flagged < 16
+    # two groups of the preflight, two prompts at start and end, two steps of 16, the two of the test before and after
+    assert len(seen) == 8 + 2 * 2 + 2 * 16 + 2 * 2
 
 
 def test_each_step_has_its_own_prompts_and_draws(graded, tmp_path, monkeypatch):

@@ -117,8 +117,8 @@ GALLERY = [
     ),
     (
         "dpo",
-        "        chosen_rewards.detach(),",
-        "        chosen_rewards,",
+        "return losses, chosen_rewards.detach(), rejected_rewards.detach()",
+        "return losses, chosen_rewards, rejected_rewards.detach()",
         "test_losses.test_rewards_are_for_the_log_alone",
     ),
     (
@@ -131,8 +131,8 @@ GALLERY = [
     ("dpo", "loss = losses.sum() / len(batch)", "loss = losses.mean()", "check_micro_batches"),
     (
         "dpo",
-        "loss = loss - args.nll_coef * rest[2][0].sum() / chosen_tokens",
-        "loss = loss - args.nll_coef * rest[2][0].sum() / rest[3][0].sum()",
+        "loss = loss - args.nll_coef * logps[0].sum() / chosen_tokens",
+        "loss = loss - args.nll_coef * logps[0].sum() / lengths[0].sum()",
         "check_micro_batches",
     ),
     (
@@ -359,7 +359,7 @@ GALLERY = [
     ),
     (
         "ppo",
-        "of_critic = scalers[len(optimizers) - 1]",
+        'of_critic = scalers[0 if args.critic == "shared" else 1]',
         "of_critic = scalers[0]",
         "test_ppo.test_fp16_scales_each_optimiser_by_its_own",
     ),
@@ -525,8 +525,8 @@ GALLERY = [
     ),
     (
         "grpo_rubric",
-        "                old = logps.detach()\n",
-        "                old = logps\n",  # the graph is kept
+        "            old = logps.detach()\n",
+        "            old = logps\n",  # the graph is kept
         "test_grpo.test_gradient_for_every_cut",
     ),
     (

@@ -967,9 +967,9 @@ def test_target_kl_leaves_the_rest_out(world, monkeypatch):
 
 
 def test_the_log_of_an_update_is_its_mean(world, monkeypatch):
-    """Weights that do not move (rate 0): the logged means over 2 passes of 3 uneven batches must be the plain means over all
-    actions. The last minibatch logged as the mean, or a mean of batch means, gives others."""
-    flags = ("--batch-size", 3, "--ppo-epochs", 2, "--entropy-coef", 0.01, "--vf-coef", 0.5)
+    """Weights that do not move (rate 0): the logged means over 2 passes of 3 uneven batches, each in several forwards, must be
+    the plain means over all actions. The last forward or minibatch logged as the mean, or a mean of means, gives others."""
+    flags = ("--batch-size", 3, "--ppo-epochs", 2, "--entropy-coef", 0.01, "--vf-coef", 0.5, "--micro-tokens", 1)  # fmt: skip
     args, models = arguments(world, *flags)
     model, _, critic, *_ = models
     b = filled(args, models)

@@ -201,11 +201,8 @@ def outcome(out):
         "weights": (out / "model.safetensors").read_bytes(),
         "config": {k: v for k, v in config.items() if k.startswith("reward_")},
         "metrics": [{k: v for k, v in r.items() if k not in CLOCK} for r in rows(out)],
-        "samples": (out / "samples.jsonl").read_text(),
-        "rollouts": (out / "rollouts.jsonl").read_text()
-        if (out / "rollouts.jsonl").exists()
-        else "",
-    }
+        **{log: (out / f"{log}.jsonl").read_text() if (out / f"{log}.jsonl").exists() else "" for log in ("samples", "rollouts")},
+    }  # fmt: skip
 
 
 def rows(out):

@@ -970,6 +970,25 @@ def test_a_last_step_that_breaks_the_weights_is_seen(
     assert all(w.isfinite().all() for w in saved.values())
 
 
+@pytest.mark.parametrize("stage", PAIR_STAGES)
+def test_a_broken_weight_that_no_row_reads_is_seen(stage, tmp_path, monkeypatch, pairs_file):
+    """The last position of a GPT-2 is NaN, and no row here is that long: loss, evaluation and any short probe are finite, so
+    only a look at the weights themselves keeps the broken model from being saved as the result."""
+    real = common.clip_and_step
+
+    def breaks(model, *rest):
+        found = real(model, *rest)
+        model.base_model.wpe.weight.data[-1] = math.nan
+        return found
+
+    monkeypatch.setattr(common, "clip_and_step", breaks)
+    model, out = tiny_model("gpt2", tmp_path / "models"), tmp_path / "run"
+    with pytest.raises(common.UserError, match="--lr .* not finite after the last step"):
+        train(stage, pairs_file, model, out, "--steps", 2)
+    assert [row["step"] for row in read(out / "metrics.jsonl") if "loss" in row] == [1, 2]
+    assert all(w.isfinite().all() for w in load_file(out / "model.safetensors").values())
+
+
 def test_lora_reference_is_the_start(tmp_path, monkeypatch, llama_folder, pairs_file):
     """With LoRA the reference is the same model with the adapter off: after training it must still be the base to the
     last bit, and the KL measured against it equal the KL against the base loaded from its folder."""
@@ -1120,5 +1139,9 @@ def test_log_and_folder_are_complete(stage, tmp_path, llama_folder, pairs_file, 
         {0, 3, 6, plan} & set(range(plan + 1))
     )
     assert sum(steps(rows, "tokens")[: plan // 2]) == sum(steps(rows, "tokens")[plan // 2 :])
+    answers = (
+        tmp_path / "out" / "samples.jsonl"
+    ).exists()  # a reward model gives none: no file, not an empty one
+    assert answers == (stage is not reward_train)
     for row in rows:
         assert {"step", "time_s", "peak_mem_mb"} <= row.keys()
