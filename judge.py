@@ -1304,7 +1304,7 @@ def read_ratings(rubrics, partial="fail"):
     items, between = [], 0
     for row in rubrics.rows:
         lower = {k.strip().casefold(): v for k, v in row.raw.items()}
-        rated = []  # (answer, {id: cell}): of a wide row the sides A and B, else "response" and "ratings"
+        rated = []  # (answer, {id: cell}): the sides A and B of a wide row; "response" with its "ratings"
         try:
             for side in "ab":
                 if (raw := lower.get(f"response{side}")) not in (None, ""):

@@ -231,7 +231,8 @@ def speed():
     spec.loader.exec_module(bench)
     for work, file in files.items():
         _, *runs = map(json.loads, file.read_text(encoding="utf-8").splitlines())
-        cpu = max(run["others_cores"] or 0 for run in runs) > bench.BUSY
+        timed = [run for run in runs if run["side"] != "tuning"]
+        cpu = max(run["others_cores"] or 0 for run in timed) > bench.BUSY
         loop, whole = ("loop_cpu_s", "cpu_s") if cpu else ("loop_s", "wall_s")
         rows = bench.per_token(runs) if runs[0]["task"] == "rollout" else runs
         asked = (loop, "plain"), (loop, "tuned"), (whole, "tuned"), ("peak_mb", "tuned")
