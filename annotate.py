@@ -296,10 +296,8 @@ def agreement(events):
     result["position"] = position_bias(votes)
     names, result["pairs"], result["annotators"] = sorted({e["annotator"] for e in events}), [], []
     for x, y in itertools.combinations(names, 2):
-        both = [
-            (LABEL[u[x]["choice"]], LABEL[u[y]["choice"]]) for u in shared if {x, y} <= u.keys()
-        ]
-        table = Counter(both)
+        both = [(u[x]["choice"], u[y]["choice"]) for u in shared if {x, y} <= u.keys()]
+        table = Counter((LABEL[one], LABEL[two]) for one, two in both)
         kinds = ("a", "b", "tie")
         matrix = [[table[i, j] for j in kinds] for i in kinds]
         raw = share(sum(table[i, i] for i in kinds), table.total())
@@ -404,9 +402,8 @@ class Items:
             if type(row["prompt"]) is not kind:
                 raise UserError(f"{flag} {path}:{line}: text and messages in one file; take one")
             if row["id"] in self.index:
-                raise UserError(
-                    f'{flag} {path}:{line}: "id" {row["id"]!r} stands twice; rename one'
-                )
+                twice = f'"id" {row["id"]!r} stands twice'
+                raise UserError(f"{flag} {path}:{line}: {twice}; rename one")
             if row["a"] == row["b"]:
                 self.equal += 1
                 continue
@@ -457,9 +454,8 @@ def item_sha256(item):
 
 
 def jsonl(rows):
-    return b"".join(
-        json.dumps(row, ensure_ascii=False, allow_nan=False).encode() + b"\n" for row in rows
-    )
+    lines = (json.dumps(row, ensure_ascii=False, allow_nan=False) for row in rows)
+    return b"".join(line.encode() + b"\n" for line in lines)
 
 
 EVENT_KEYS = (
@@ -936,10 +932,10 @@ class Desk:
         votes = np.minimum(self.votes, wanted)[ordinary]
         state["everyone"] = {"done": int(votes.sum()), "all": wanted * len(votes)}
         kinds = Counter(e["choice"] or "skip" for e in me.standing)
-        kinds = {key: kinds[key] for key in ("a", "b", "tie", "both_bad", "skip")}
-        kinds["decided"] = kinds.pop("a") + kinds.pop(
-            "b"
-        )  # together: which of them won is not told
+        kinds = {
+            "decided": kinds["a"] + kinds["b"],  # together: which of them won is not told
+            **{key: kinds[key] for key in ("tie", "both_bad", "skip")},
+        }
         state |= {"counts": kinds, "waiting": int(left.sum()) if task is None else 0, "item": None}
         if task:
             i, repeat_of = task
@@ -1218,20 +1214,21 @@ def main(argv=None):
     if args.generate_only:
         return print(f"next: python annotate.py --items {out / 'items.jsonl'} --out {out}")
     listener, alone = listen(args)
-    port, token = listener.getsockname()[1], None if alone else secrets.token_urlsafe(32)
+    port = listener.getsockname()[1]
+    token = None if alone else secrets.token_urlsafe(32)
+    address = f"[{args.host}]" if ":" in args.host else args.host
     # (2) the log: one writer, a torn last line set aside, the rest replayed
     # (3) each annotator's list: shuffled, sides half and half, gold items spread, some items again: `plan`, `Desk.task`
-    name = f"[{args.host}]" if ":" in args.host else args.host
     app = make_app(
         out, items, args.seed, args.overlap, args.repeat, guidelines, reasons, port,
-        [*args.allow_host, f"{name}:{port}"], token, not args.no_exact_time, args.export_ties, args.repair,
+        [*args.allow_host, f"{address}:{port}"], token, not args.no_exact_time, args.export_ties, args.repair,
     )  # fmt: skip
     desk = app.config["desk"]
     print(f"{desk.votes.sum()} votes of {len(desk.people)} annotators so far; Ctrl-C stops")
     if token:
         print("warning: no TLS here; whoever listens on the network reads all of it")
-    name = args.allow_host[0] if args.host in ("0.0.0.0", "::") else name
-    print(f"http://{name}:{port}" + (f"/#token={token}" if token else ""), flush=True)
+    address = args.allow_host[0] if args.host in ("0.0.0.0", "::") else address
+    print(f"http://{address}:{port}" + (f"/#token={token}" if token else ""), flush=True)
     # (4) a vote: checked, un-blinded, appended, fsync, and only then acknowledged: `Desk.record`
     serve(app, listener)
     # (5) export: current votes → prefs.jsonl, read by reward_train.py, dpo.py and TRL as it is

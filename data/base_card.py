@@ -110,7 +110,7 @@ def write_card(folder):
         "# tiny-base",
         "",
         f"A Llama of {weights / 1e6:.2f} M weights, trained from scratch on invented text by `make base`"
-        " (`data/make_data.py --corpus` and `sft.py`, five runs, seed 0)."
+        " (`data/make_data.py --corpus` and `sft.py`, three runs, seed 0)."
         " It writes answers of mixed quality on purpose: alignment needs something to choose from."
         " It knows the demo's closed vocabulary and nothing else.",
         "",

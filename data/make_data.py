@@ -350,10 +350,9 @@ def twins(seed):
 
 # Rows in training order. Run 1: nearly all drills, for copying must be there before the rest; then everything, more
 # diligent answers in the first half. Run 2: mostly what is hard: instructions, assessments, transcripts. Run 3: instructions
-# again, most of them done well, and answers proofread. Run 4: made-up titles, and what is missing, always rightly. Run 5:
-# copying, of titles made of anything. It, and the ends of runs 3 and 4, have the mixture of diligence that the base is to have.
-DRILLED, DILIGENT, ENDS = 12_800, 80_000, (160_000, 224_000, 288_000, 352_000, 376_000)
-MIXED, ALL_ROWS = (272_000, 336_000), ENDS[-1]
+# again, most of them done well, and answers proofread; at its end the mixture of diligence that the base is to have.
+DRILLED, DILIGENT, ENDS = 12_800, 80_000, (160_000, 224_000, 288_000)
+WELL_DONE, ALL_ROWS = 272_000, ENDS[-1]
 FIRST_SHARES = {"assess": 0.03, "drill": 0.91, "interview": 0.03, "summary": 0.03}
 SHARES = {
     "assess": 0.26,
@@ -381,7 +380,7 @@ THIRD_SHARES = {
     "summary": 0.05,
     "transcript": 0.06,
 }
-THIRD_END_SHARES = {
+LAST_SHARES = {
     "asked": 0.05,
     "assess": 0.15,
     "drill": 0.05,
@@ -392,58 +391,12 @@ THIRD_END_SHARES = {
     "transcript": 0.11,
 }
 
-FOURTH_SHARES = {
-    "asked": 0.12,
-    "assess": 0.08,
-    "gap_drill": 0.24,
-    "interview": 0.09,
-    "name_drill": 0.03,
-    "proofread": 0.10,
-    "rubric": 0.26,
-    "summary": 0.04,
-    "transcript": 0.04,
-}
-FOURTH_END_SHARES = {
-    "asked": 0.06,
-    "assess": 0.15,
-    "gap_drill": 0.10,
-    "interview": 0.12,
-    "name_drill": 0.02,
-    "proofread": 0.08,
-    "rubric": 0.28,
-    "summary": 0.10,
-    "transcript": 0.09,
-}
-FIFTH_SHARES = {
-    "asked": 0.30,
-    "assess": 0.10,
-    "drill": 0.04,
-    "gap_drill": 0.04,
-    "interview": 0.08,
-    "name_drill": 0.01,
-    "proofread": 0.05,
-    "rubric": 0.28,
-    "summary": 0.07,
-    "transcript": 0.03,
-}
-
-
-def mixed_again(i):
-    """Does row i stand in the end of run 3 or 4, or in run 5, where answers have the diligence of the base to be?"""
-    return MIXED[0] <= i < ENDS[2] or i >= MIXED[1]
-
 
 def shares_of(i):
     """What kinds of rows stand around row i of the corpus."""
     if i < ENDS[0]:
         return FIRST_SHARES if i < DRILLED else SHARES
-    if i < ENDS[1]:
-        return SECOND_SHARES
-    if i < ENDS[2]:
-        return THIRD_END_SHARES if mixed_again(i) else THIRD_SHARES
-    if i < ENDS[3]:
-        return FOURTH_END_SHARES if mixed_again(i) else FOURTH_SHARES
-    return FIFTH_SHARES
+    return SECOND_SHARES if i < ENDS[1] else THIRD_SHARES if i < WELL_DONE else LAST_SHARES
 
 
 def kept_share(i, q):
@@ -455,13 +408,7 @@ def kept_share(i, q):
         return None
     if i < ENDS[1]:
         return 0.9 if q > 0.6 else 0.1
-    return 0.95 if q > (0.7 if mixed_again(i) else 0.25) else 0.1
-
-
-def diligence(rng, i):
-    """The hidden diligence of an answer in row i: 0 to 1, uniform but where skills are built."""
-    built = i < DILIGENT or i >= ENDS[2] and not mixed_again(i)
-    return max(rng.random(), rng.random() if built else 0.0)
+    return 0.95 if q > (0.25 if i < WELL_DONE else 0.7) else 0.1
 
 
 def corpus_row(seed, i):
@@ -469,9 +416,7 @@ def corpus_row(seed, i):
 
     Most roles ask for skills from anywhere (`draw_role`), so that what stands in an answer must be copied from the prompt.
     """
-    rng = rng_for(seed, "corpus", i)
-    split, stepwise = ("open", True) if i >= ENDS[2] else ("mixed", False)
-    split = "pieces" if i >= ENDS[3] else split
+    rng, split = rng_for(seed, "corpus", i), "mixed"
     shares = shares_of(i)
     task = rng.choices(list(shares), list(shares.values()))[0]
     if task == "transcript":
@@ -479,21 +424,17 @@ def corpus_row(seed, i):
     if task == "proofread":
         return proofread.proofreading(rng, split)
     if task == "asked":
-        order, reply = rubrics.asked_only(rng, split, stepwise)
+        order, reply = rubrics.asked_only(rng, split)
     elif task == "rubric":
         row = rubrics.rubric_row(rng, split, without=() if i < ENDS[0] else rubrics.COUNTED)
-        order, q = row["prompt"], diligence(rng, i) if stepwise else rng.random()
-        reply = rubrics.rubric_answer(rng, row, q, kept_share(i, q), stepwise)
-    elif task == "gap_drill":
-        order, reply = grammar.gap_drill(rng, split)
-    elif task == "name_drill":
-        order, reply = grammar.name_drill(rng)
+        order, q = row["prompt"], rng.random()
+        reply = rubrics.rubric_answer(rng, row, q, kept_share(i, q))
     elif task == "drill" and rng.random() < 0.25:
         return interview.drill(rng)
     elif task == "drill":
         order, reply = grammar.drill(rng, split)
     else:
-        q = diligence(rng, i)
+        q = max(rng.random(), rng.random() if i < DILIGENT else 0.0)
         case = grammar.make_case(rng, task, split)
         order, reply = grammar.prompt(case), grammar.answer(rng, case, q)
     return {
@@ -563,11 +504,7 @@ def main():
     parser.add_argument("--out", default=str(Path(__file__).parent), help="folder of the files")
     parser.add_argument("--corpus", help="write only the corpus of the tiny base, to this file")
     parser.add_argument(
-        "--corpus-run",
-        type=int,
-        choices=(1, 2, 3, 4, 5),
-        default=1,
-        help="rows of which run of sft.py",
+        "--corpus-run", type=int, choices=(1, 2, 3), default=1, help="rows of which run of sft.py"
     )
     args = parser.parse_args()
     if args.corpus:

@@ -4,6 +4,7 @@ import contextlib
 import html
 import io
 import json
+import re
 import shlex
 import warnings
 from pathlib import Path
@@ -32,6 +33,11 @@ def curve(path, key):
     """[(step, value)] of one key of a run's metrics.jsonl."""
     rows = rows_of(Path(path) / "metrics.jsonl")
     return [(row["step"], row[key]) for row in rows if row.get(key) is not None]
+
+
+def plain(text):
+    """What a model wrote, for a cell of a table: its stars and brackets are shown, not read as Markdown or HTML."""
+    return re.sub(r"[\\`*_<>&$~\[\]]", r"\\\g<0>", text)
 
 
 def cell(value, digits):

@@ -13,6 +13,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from statistics import median
 
 REPO = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(REPO), str(REPO / "docs"), str(REPO / "bench")]
@@ -39,6 +40,9 @@ STAGES = [  # script, what goes in and comes out
     ("fairness.py", "5", "models, tables of decisions → twins before and after, impact ratios, risky questions ([guide](docs/fairness.md))"),
     ("common.py", "", "what the stages share: text to ids, loading, sampling, checkpoints"),
 ]  # fmt: skip
+HEADLINES = {  # of reports/bench, on the front page
+    "dpo": "DPO", "reward": "reward model", "sft": "SFT", "ppo": "PPO", "grpo": "rubric GRPO", "rollout": "drawing answers",
+}  # fmt: skip
 
 
 # ---- reading ----
@@ -215,33 +219,29 @@ def fairness():
 
 
 def speed():
-    """A line a comparison of reports/bench, by the functions that bench/run.py prints its own tables with."""
-    lines, commands, files = [], [], sorted((REPO / "reports" / "bench").glob("*.jsonl"))
+    """The headlines of reports/bench, by the functions that bench/run.py prints its own tables with."""
+    folder, lines = REPO / "reports" / "bench", []
+    files = {work: folder / f"{work}.jsonl" for work in HEADLINES}
+    files = {work: file for work, file in files.items() if file.is_file()}
     if not files:
         return "Not measured yet: `bench/` has not been run."
-    for file in files:
-        header, *runs = map(json.loads, file.read_text(encoding="utf-8").splitlines())
-        if not any(run.get("side") == "plain" for run in runs):  # growth with size, without a peer
-            continue
-        cpu = max(run["others_cores"] or 0 for run in runs) > bench.BUSY
-        keys = ("loop_cpu_s", "cpu_s", "peak_mb") if cpu else ("loop_s", "wall_s", "peak_mb")
+    for work, file in files.items():
+        _, *runs = map(json.loads, file.read_text(encoding="utf-8").splitlines())
+        timed = [run for run in runs if run["side"] != "tuning"]
+        cpu = max(run["others_cores"] or 0 for run in timed) > bench.BUSY
+        loop, whole = ("loop_cpu_s", "cpu_s") if cpu else ("loop_s", "wall_s")
         rows = bench.per_token(runs) if runs[0]["task"] == "rollout" else runs
-        for opponent in ("plain", "tuned"):
-            found = [bench.ratios(rows, key, opponent) for key in keys]
-            if found[0]:
-                shown = [bench.shown(x) if len(x) > 1 else f"{x[0]:.2f}" for x in found]
-                lines.append([f"[{file.stem}](reports/bench/{file.stem}.md)", opponent, *shown, "CPU" if cpu else "wall"])  # fmt: skip
-        commands.append(header["header"])
-    first = commands[0]
-    note = f"Processes in turns; median [smallest, largest] of the ratios of neighbours, a number alone is a single ratio. *Loop*: the training steps; *whole*: from start to saved model, mostly start-up where steps are few; *clock*: CPU seconds where the machine was busy. Above 1 in time, below 1 in memory: this project is faster, smaller. *Plain*: TRL with the optimiser batch as its device batch; *tuned*: the fastest of its exact settings that the bench tried. *dpo-precomputed*: TRL computes the reference before training; *sft-4096*: ours with `--micro-tokens 4096`, not the default. {first['processor']}, {first['versions']}. The bench prints no ratio where the losses of the two differ; each page names its command and its work."  # fmt: skip
-    head = [
-        "work",
-        "TRL",
-        "loop, TRL / ours",
-        "whole, TRL / ours",
-        "peak memory, ours / TRL",
-        "clock",
-    ]
+        asked = (loop, "plain"), (loop, "tuned"), (whole, "tuned"), ("peak_mb", "tuned")
+        found = [bench.ratios(rows, key, opponent) for key, opponent in asked]
+        shown = [f"{median(ratios):.2f}" if ratios else "–" for ratios in found]
+        link = f"[{HEADLINES[work]}](reports/bench/{work}.md)"
+        lines.append([link, *shown, "CPU" if cpu else "wall"])
+    head = ["work", "loop, plain", "loop, tuned", "whole, tuned", "memory, tuned", "clock"]
+    note = (
+        "Time: TRL's over ours, so above 1 this project is faster. Memory: our peak over TRL's, so below 1 it is smaller. *Loop*: the training steps; *whole*: from start to saved model, "
+        "mostly start-up where steps are few. *Plain*: TRL with the optimiser batch as its device batch; *tuned*: the fastest of its exact settings that the bench tried. "
+        "*Clock*: CPU seconds where the machine was busy. [reports/bench](reports/bench/README.md) has every comparison with its spread, machine and versions, and the targets that were missed."
+    )
     return f"{table(head, lines)}\n\n{note}"
 
 
