@@ -526,12 +526,12 @@ def _response_ids(tokenizer, prompt, response):
 
 
 class TokenRows:
-    """Append-only store of id lists: one flat int32 array with int64 offsets, in a file beyond 256 MiB.
+    """Append-only store of id lists: one flat int32 array with int64 offsets, in a file beyond 4 MiB.
 
     `rows[i]` is a numpy view. A million answers are two arrays, not a million Python lists.
     """
 
-    def __init__(self, spill_tokens=64 * 2**20):
+    def __init__(self, spill_tokens=2**20):
         self._ids, self._offsets, self._spill = array("i"), array("q", [0]), spill_tokens
         self._file, self._in_file, self._map = None, 0, None
 

@@ -71,7 +71,8 @@ def pairs_stage(name, *flags):
 def dpo():
     cache = s.get("ref_cache") or str(Path(s["out"]).parent / "ref_cache")
     model, pairs = str(folder / "model"), str(folder / "pairs.jsonl")
-    return pairs_stage("dpo", "--pairs", pairs, "--model", model, "--ref-cache", cache)
+    loss = ["--loss-type", s["loss_type"]] if s.get("loss_type") else []
+    return pairs_stage("dpo", "--pairs", pairs, "--model", model, "--ref-cache", cache, *loss)
 
 
 def reward():

@@ -6,7 +6,7 @@
     python bench/run.py data                      100 000 pairs read, encoded, stored
     python bench/run.py ppo --peer-path FOLDER    against TRL 1.12, the last release that had it: pip install --no-deps
                                                   --target FOLDER trl==1.12.0
-    python bench/run.py scaling                   ours alone: cost and memory over rows, answer length, model size
+    python bench/run.py scaling                   ours alone: cost and memory over rows, answer length, model size, file size
     python bench/run.py dpo --threads 1 --core 1 --pairs 128 --rounds 3    on a busy machine: CPU seconds of one thread
 
 Opponents    plain: the optimiser batch is the device batch, all else TRL's default (gradient checkpointing is on there)
@@ -422,51 +422,68 @@ def write(args, name, runs, header, lines):
 
 
 def line_fit(x, y):
-    """Least squares y ≈ a + b·x: (a, b, largest residual as a share of the fit).
+    """The line y ≈ a + b·x whose relative errors are least squares: (a, b, largest residual as a share of the fit).
+
+    Relative, for so is the noise of a clock, and so is the residual that is printed: a fit of seconds would let the longest
+    run alone say where the line lies.
 
     >>> [round(v, 3) for v in line_fit([1, 2, 3], [3.0, 5.0, 7.0])]
     [1.0, 2.0, 0.0]
     """
-    mx, my = statistics.mean(x), statistics.mean(y)
-    slope = sum((a - mx) * (b - my) for a, b in zip(x, y)) / sum((a - mx) ** 2 for a in x)
+    weights = [1 / b**2 for b in y]
+    mx, my = (sum(w * v for w, v in zip(weights, values)) / sum(weights) for values in (x, y))
+    slope = sum(w * (a - mx) * (b - my) for w, a, b in zip(weights, x, y)) / sum(w * (a - mx) ** 2 for w, a in zip(weights, x))  # fmt: skip
     fitted = [my + slope * (a - mx) for a in x]
     return my - slope * mx, slope, max(abs(b / f - 1) for b, f in zip(y, fitted))
 
 
 def scaling(args, place):
-    """DPO of ours over rows, answer length and hidden size, the other two held; CPU seconds of the loop, peak memory."""
+    """DPO of ours over rows, answer length, hidden size and the size of the file, the others held; --rounds runs a point.
+
+    Rows: cost is counted in steps, so a small model will do. Answer length: the model of the other tasks, for how much
+    attention (quadratic in a row's length) weighs depends on the width. File: four steps whatever its rows, and SimPO, which
+    has no reference that would pass over all of them.
+    """
     small = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 160}
     plan = [
-        ("rows", n, dict(n=n, prompt=64, response=32, **small)) for n in (512, 1024, 2048, 4096)
+        ("rows", n, dict(n=n, prompt=64, response=32, **small), {}) for n in (512, 1024, 2048, 4096)
     ]
-    plan += [
-        ("answer tokens", r, dict(n=256, prompt=64, response=r, **small))
-        for r in (32, 64, 128, 256)
-    ]
-    plan += [("hidden size", h, dict(n=64, hidden_size=h, intermediate_size=h * 5 // 2)) for h in (64, 128, 256)]  # fmt: skip
-    runs, tokenizer = [], None
-    for name, x, work in plan:
-        folder = Path(tempfile.mkdtemp(dir=place))
-        make_work(args, folder, batch=args.batch, tokenizer=tokenizer, **work)
-        tokenizer = str(folder / "model")  # the first one serves all
-        runs.append(
-            {**one_run(args, folder, "ours", "dpo", batch=args.batch), "over": name, "x": x}
-        )
-    return runs, f"DPO, batch {args.batch}; 2 layers of 64, prompts of 64 tokens; over hidden size: 6 layers", ""  # fmt: skip
+    plan += [("answer tokens", r, dict(n=32, prompt=64, response=r), {}) for r in (32, 64, 128, 256)]  # fmt: skip
+    plan += [("hidden size", h, dict(n=64, hidden_size=h, intermediate_size=h * 5 // 2), {}) for h in (64, 128, 256)]  # fmt: skip
+    plan += [("pairs in the file", n, dict(n=n, **small), {"steps": 4, "loss_type": "simpo"}) for n in (10_000, 50_000, 200_000)]  # fmt: skip
+    folders, runs, tokenizer = [], [], None
+    for _, _, work, _ in plan:
+        folders.append(Path(tempfile.mkdtemp(dir=place)))
+        # one batch of all rows: the order in which a peer would read them is not asked for
+        make_work(args, folders[-1], batch=work["n"], tokenizer=tokenizer, **work)
+        tokenizer = str(folders[0] / "model")  # the first one serves all
+    for number in range(args.rounds):
+        for folder, (name, x, _, settings) in zip(folders, plan):
+            run = one_run(args, folder, "ours", "dpo", batch=args.batch, **settings)
+            runs.append({**run, "over": name, "x": x, "round": number})
+    work = f"DPO, batch {args.batch}; rows: 2 layers of 64, prompts of 64 and answers of 32 tokens; answer tokens: 32 pairs, 6 layers of 256, prompts of 64 tokens; hidden size: 64 pairs, 6 layers; pairs in the file: 4 steps of SimPO, 2 layers of 64"  # fmt: skip
+    return runs, work, ""
 
 
 def scaling_table(runs):
     lines = [
-        "| over | value | loop, CPU s | a line would say | peak, MiB |",
-        "|---|---|---|---|---|",
-    ]
+        "Median [smallest, largest] of the runs of a point; the line is fitted to the medians.", "",
+        "| over | value | loop, CPU s | a line would say | whole process, CPU s | peak, MiB |",
+        "|---|---|---|---|---|---|",
+    ]  # fmt: skip
     for name in dict.fromkeys(run["over"] for run in runs):
-        part = [run for run in runs if run["over"] == name]
-        x, y, peaks = ([run[key] for run in part] for key in ("x", "loop_cpu_s", "peak_mb"))
-        a, b, residual = line_fit(x, y)
-        lines += [f"| {name} | {u} | {v:.1f} | {a + b * u:.1f} | {peak:.0f} |" for u, v, peak in zip(x, y, peaks)]  # fmt: skip
-        verdict = "no line expected" if name == "hidden size" else f"largest residual {100 * residual:.1f} %"  # fmt: skip
-        lines.append(f"| **{name}** | | | {verdict} | {min(peaks):.0f} to {max(peaks):.0f} |")
+        at = {run["x"]: [r for r in runs if (r["over"], r["x"]) == (name, run["x"])] for run in runs if run["over"] == name}  # fmt: skip
+        linear = name in ("rows", "answer tokens")
+        if linear:
+            loops = [statistics.median(r["loop_cpu_s"] for r in point) for point in at.values()]
+            a, b, residual = line_fit(list(at), loops)
+        for x, point in at.items():
+            loop, whole = (shown([r[key] for r in point]) for key in ("loop_cpu_s", "cpu_s"))
+            peak = max(r["peak_mb"] for r in point)
+            lines.append(f"| {name} | {x} | {loop} | {f'{a + b * x:.1f}' if linear else ''} | {whole} | {peak:.0f} |")  # fmt: skip
+        peaks = [run["peak_mb"] for run in runs if run["over"] == name]
+        verdict = f"largest residual {100 * residual:.1f} %" if linear else "no line expected"
+        lines.append(f"| **{name}** | | | {verdict} | | {min(peaks):.0f} to {max(peaks):.0f} |")
     return lines
 
 
@@ -544,7 +561,7 @@ def parse_args(argv=None):
     parser.add_argument("task", choices=TASKS)
     parser.add_argument("--pairs", type=int, help="rows (default 512; data 100 000)")
     parser.add_argument("--batch", type=int, default=16, help="rows an optimiser step (default %(default)s)")
-    parser.add_argument("--rounds", type=int, default=5, help="ratios per opponent (default %(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="ratios per opponent; runs a point of scaling (default %(default)s)")
     parser.add_argument("--steps", type=int, default=3, help="steps of grpo and ppo, rollouts of rollout (default %(default)s)")
     parser.add_argument("--tune-steps", type=int, default=2, help="steps of each setting tried for `tuned` (default %(default)s)")
     parser.add_argument("--tuned", type=json.loads, help='flags of an earlier search in place of a new one, such as \'{"device_batch": 2}\'')

@@ -135,10 +135,23 @@ def test_examples_of_the_driver():
 
 
 def test_line_fit():
-    """By hand: 1, 2, 3 → 10, 20, 33: slope 11.5, mean 21, the fit is 9.5, 21, 32.5, the largest miss 0.5/9.5."""
-    a, b, residual = bench.line_fit([1, 2, 3], [10, 20, 33])
-    assert (a, b) == (pytest.approx(-2), pytest.approx(11.5))
-    assert residual == pytest.approx(1 / 19)
+    """By hand: 0, 1, 2 → 1, 2, 4 with weights 1, 1/4, 1/16: means 2/7 and 4/3, slope (1/2)/(11/28) = 14/11, the fit is 32/33,
+    74/33, 116/33, the largest miss 132/116 − 1. Least squares of the values themselves would say 5/6 + 3/2·x."""
+    a, b, residual = bench.line_fit([0, 1, 2], [1, 2, 4])
+    assert (a, b) == (pytest.approx(32 / 33), pytest.approx(14 / 11))
+    assert residual == pytest.approx(4 / 29)
+
+
+def test_table_of_growth():
+    """The line goes through the medians (a point's runs: 2, 3, 9 s → 3 s), and a file's size is no line: 4 steps each."""
+    points = [("rows", 1, s) for s in (9.0, 2.0, 3.0)] + [("rows", 2, 6.0), ("pairs in the file", 10, 5.0)]  # fmt: skip
+    runs = [{**pair_run("ours", loop), "over": over, "x": x} for over, x, loop in points]
+    text = "\n".join(bench.scaling_table(runs))
+    assert "| rows | 1 | 3.00 [2.00, 9.00] | 3.0 | 4.00 [4.00, 4.00] | 500 |" in text
+    assert "| rows | 2 | 6.00 [6.00, 6.00] | 6.0 |" in text and "largest residual 0.0 %" in text
+    assert (
+        "| pairs in the file | 10 | 5.00 [5.00, 5.00] |  |" in text and "no line expected" in text
+    )
 
 
 # ---- what both are given ----
