@@ -450,7 +450,7 @@ def scaling(args, place):
     ]
     plan += [("answer tokens", r, dict(n=32, prompt=64, response=r), {}) for r in (32, 64, 128, 256)]  # fmt: skip
     plan += [("hidden size", h, dict(n=64, hidden_size=h, intermediate_size=h * 5 // 2), {}) for h in (64, 128, 256)]  # fmt: skip
-    plan += [("pairs in the file", n, dict(n=n, **small), {"steps": 4, "loss_type": "simpo"}) for n in (10_000, 50_000, 200_000)]  # fmt: skip
+    plan += [("pairs in the file", n, dict(n=n, **small), {"steps": 4, "loss_type": "simpo"}) for n in (10_000, 200_000)]  # fmt: skip
     folders, runs, tokenizer = [], [], None
     for _, _, work, _ in plan:
         folders.append(Path(tempfile.mkdtemp(dir=place)))
@@ -588,6 +588,7 @@ def main(argv=None):
     args.pairs = args.pairs or {"data": 100_000, "grpo": 32, "rollout": 32}.get(task, 512)
     args.new_tokens = args.new_tokens or {"grpo": 128, "ppo": 64, "rollout": 256}.get(task)
     name = task + "-precomputed" * args.precompute + "-full" * args.full
+    name += f"-{args.micro_tokens}" if args.micro_tokens else ""
     with tempfile.TemporaryDirectory(prefix="bench-") as place:
         place = Path(place)
         if task != "scaling":  # which makes its own
