@@ -6,7 +6,8 @@
     python bench/run.py data                      100 000 pairs read, encoded, stored
     python bench/run.py ppo --peer-path FOLDER    against TRL 1.12, the last release that had it: pip install --no-deps
                                                   --target FOLDER trl==1.12.0
-    python bench/run.py scaling                   ours alone: cost and memory over rows, answer length, model size, file size
+    python bench/run.py scaling                   ours alone: cost and memory over rows, answer length, model size
+    python bench/run.py memory                    ours alone: peak memory with 10 000 to 200 000 pairs
     python bench/run.py dpo --threads 1 --core 1 --pairs 128 --rounds 3    on a busy machine: CPU seconds of one thread
 
 Opponents    plain: the optimiser batch is the device batch, all else TRL's default (gradient checkpointing is on there)
@@ -38,8 +39,9 @@ from work import row_lengths, weight_norm
 HERE = Path(__file__).resolve().parent
 BUSY = 0.5  # cores that others may use before wall time is no longer believed
 
-TASKS = ("dpo", "reward", "sft", "grpo", "ppo", "rollout", "data", "scaling")
+TASKS = ("dpo", "reward", "sft", "grpo", "ppo", "rollout", "data", "scaling", "memory")
 PAIRS_TASKS = ("dpo", "reward", "sft")
+ALONE = ("scaling", "memory")  # no peer
 
 
 class Refused(SystemExit):
@@ -438,36 +440,35 @@ def line_fit(x, y):
 
 
 def scaling(args, place):
-    """DPO of ours over rows, answer length, hidden size and the size of the file, the others held; --rounds runs a point.
+    """DPO of ours over rows, answer length and hidden size, the other two held; --rounds runs a point.
 
-    Rows: cost is counted in steps, so a small model will do. Answer length: the model of the other tasks, for how much
-    attention (quadratic in a row's length) weighs depends on the width. File: four steps whatever its rows, and SimPO, which
-    has no reference that would pass over all of them.
+    A small model, in which attention (quadratic in a row's length) weighs more than in any that is used: the hard case.
     """
     small = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 160}
     plan = [
-        ("rows", n, dict(n=n, prompt=64, response=32, **small), {}) for n in (512, 1024, 2048, 4096)
+        ("rows", n, dict(n=n, prompt=64, response=32, **small)) for n in (512, 1024, 2048, 4096)
     ]
-    plan += [("answer tokens", r, dict(n=32, prompt=64, response=r), {}) for r in (32, 64, 128, 256)]  # fmt: skip
-    plan += [("hidden size", h, dict(n=64, hidden_size=h, intermediate_size=h * 5 // 2), {}) for h in (64, 128, 256)]  # fmt: skip
-    plan += [("pairs in the file", n, dict(n=n, **small), {"steps": 4, "loss_type": "simpo"}) for n in (10_000, 200_000)]  # fmt: skip
+    plan += [
+        ("answer tokens", r, dict(n=256, prompt=64, response=r, **small))
+        for r in (32, 64, 128, 256)
+    ]
+    plan += [("hidden size", h, dict(n=64, hidden_size=h, intermediate_size=h * 5 // 2)) for h in (64, 128, 256)]  # fmt: skip
     folders, runs, tokenizer = [], [], None
-    for _, _, work, _ in plan:
+    for _, _, work in plan:
         folders.append(Path(tempfile.mkdtemp(dir=place)))
         # one batch of all rows: the order in which a peer would read them is not asked for
         make_work(args, folders[-1], batch=work["n"], tokenizer=tokenizer, **work)
         tokenizer = str(folders[0] / "model")  # the first one serves all
     for number in range(args.rounds):
-        for folder, (name, x, _, settings) in zip(folders, plan):
-            run = one_run(args, folder, "ours", "dpo", batch=args.batch, **settings)
+        for folder, (name, x, _) in zip(folders, plan):
+            run = one_run(args, folder, "ours", "dpo", batch=args.batch)
             runs.append({**run, "over": name, "x": x, "round": number})
-    work = f"DPO, batch {args.batch}; rows: 2 layers of 64, prompts of 64 and answers of 32 tokens; answer tokens: 32 pairs, 6 layers of 256, prompts of 64 tokens; hidden size: 64 pairs, 6 layers; pairs in the file: 4 steps of SimPO, 2 layers of 64"  # fmt: skip
-    return runs, work, ""
+    return runs, f"DPO, batch {args.batch}; 2 layers of 64, prompts of 64 tokens; over hidden size: 6 layers", ""  # fmt: skip
 
 
 def scaling_table(runs):
     lines = [
-        "Median [smallest, largest] of the runs of a point; the line is fitted to the medians.", "",
+        "Median [smallest, largest] of the runs of a point, a number alone is one run; the line is fitted to the medians.", "",
         "| over | value | loop, CPU s | a line would say | whole process, CPU s | peak, MiB |",
         "|---|---|---|---|---|---|",
     ]  # fmt: skip
@@ -478,13 +479,36 @@ def scaling_table(runs):
             loops = [statistics.median(r["loop_cpu_s"] for r in point) for point in at.values()]
             a, b, residual = line_fit(list(at), loops)
         for x, point in at.items():
-            loop, whole = (shown([r[key] for r in point]) for key in ("loop_cpu_s", "cpu_s"))
+            loop, whole = (
+                shown([r[key] for r in point]) if len(point) > 1 else f"{point[0][key]:.2f}"
+                for key in ("loop_cpu_s", "cpu_s")
+            )
             peak = max(r["peak_mb"] for r in point)
             lines.append(f"| {name} | {x} | {loop} | {f'{a + b * x:.1f}' if linear else ''} | {whole} | {peak:.0f} |")  # fmt: skip
         peaks = [run["peak_mb"] for run in runs if run["over"] == name]
         verdict = f"largest residual {100 * residual:.1f} %" if linear else "no line expected"
         lines.append(f"| **{name}** | | | {verdict} | | {min(peaks):.0f} to {max(peaks):.0f} |")
     return lines
+
+
+def memory(args, place):
+    """Peak of a whole DPO process of ours, four steps each, on 10 000 pairs and on a file that holds them 20 times.
+
+    SimPO, for it has no reference that would pass over all of them: what grows is what is kept of a row.
+    """
+    small = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 160}
+    folders = {copies: Path(tempfile.mkdtemp(dir=place)) for copies in (1, 20)}
+    for copies, folder in folders.items():
+        tokenizer = str(folders[1] / "model") if copies > 1 else None
+        make_work(args, folder, n=10_000, copies=copies, batch=10_000, tokenizer=tokenizer, **small)
+    runs = []
+    for number in range(args.rounds):
+        for copies, folder in folders.items():
+            run = one_run(args, folder, "ours", "dpo", batch=args.batch, steps=4, loss_type="simpo")
+            runs.append({**run, "over": "pairs", "x": 10_000 * copies, "round": number})
+    lengths = [sum(row_lengths(i, args.work_seed)) for i in range(10_000)]
+    note = f"A pair has {statistics.mean(lengths):.0f} tokens: {200_000 * statistics.mean(lengths) * 4 / 2**20:.0f} MiB for the ids of 200 000 as int32. They lie in a file."  # fmt: skip
+    return runs, f"DPO (SimPO), batch {args.batch}, 4 steps, 2 layers of 64, lengths as in the other tasks", note  # fmt: skip
 
 
 # ---- the tasks: (runs, what was worked on, a note for the table) ----
@@ -547,7 +571,7 @@ def data_task(args, place):
 
 
 JOBS = {**dict.fromkeys(PAIRS_TASKS, pairs_task), "grpo": grpo_task, "ppo": ppo_task, "rollout": rollout_task,
-        "data": data_task, "scaling": scaling}  # fmt: skip
+        "data": data_task, "scaling": scaling, "memory": memory}  # fmt: skip
 
 
 # ---- the command ----
@@ -591,17 +615,17 @@ def main(argv=None):
     name += f"-{args.micro_tokens}" if args.micro_tokens else ""
     with tempfile.TemporaryDirectory(prefix="bench-") as place:
         place = Path(place)
-        if task != "scaling":  # which makes its own
+        if task not in ALONE:  # which make their own
             make_work(
                 args, place, n=args.pairs, batch=args.pairs if task == "data" else args.batch,
                 ends=64 if task == "grpo" or (task == "rollout" and not args.full) else 1,
                 num_hidden_layers=args.layers, hidden_size=args.hidden, intermediate_size=args.hidden * 5 // 2,
             )  # fmt: skip
         runs, work, note = JOBS[task](args, place)
-    if task != "scaling":
+    if task not in ALONE:
         work = f"{args.pairs} pairs, {args.layers} layers, hidden {args.hidden}, fp32, {work}"
     header = describe(args, runs, work)
-    lines = scaling_table(runs) if task == "scaling" else table(runs)
+    lines = scaling_table(runs) if task in ALONE else table(runs)
     write(args, name, runs, header, [*lines, *(["", note] if note else [])])
 
 

@@ -116,7 +116,7 @@ def make_rows(n, seed, tokenizer, prompt=None, response=None):
 
 
 def make_folder(
-    folder, seed, n, batch, ends=1, prompt=None, response=None, tokenizer=None, **shape
+    folder, seed, n, batch, ends=1, prompt=None, response=None, tokenizer=None, copies=1, **shape
 ):
     """Weights (`model`, and `reward` with a score head), and the rows in two orders: `pairs.jsonl` as ours shuffles them, and
     `peer.jsonl` in the order in which ours will train on them, for a peer that reads a file from its top."""
@@ -129,6 +129,8 @@ def make_folder(
     folder = Path(folder)
     tokenizer = common.load_tokenizer(tokenizer) if tokenizer else make_tokenizer(seed)
     rows = list(make_rows(n, seed, tokenizer, prompt, response))
+    # copies: a longer file of the same rows, where only its length matters
+    rows, n = rows * copies, n * copies
     common.write_jsonl(folder / "pairs.jsonl", rows)
     steps = range(1, math.ceil(n / batch) + 1)
     order = [int(i) for s in steps for i in common.batch_indices(n, batch, 0, s)[0]]
