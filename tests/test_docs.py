@@ -87,7 +87,8 @@ def commands():
     for page in PAGES:
         blocks = re.findall(r"^```(?:bash|sh)\n(.*?)^```", page.read_text("utf-8"), re.M | re.S)
         lines = "".join(blocks).replace("\\\n", " ").splitlines()
-        found += [(page.name, line.split(" #")[0].strip()) for line in lines if line.strip()]
+        lines = [re.split(r"(?:^|\s)#", line)[0].strip() for line in lines]
+        found += [(page.name, line) for line in lines if line]
     return found
 
 
