@@ -1549,8 +1549,10 @@ def _decode(
             f"{kind}: no key-value cache in every layer, so this family cannot be sampled"
         )
     # (2) the cache is forked for the answers of a prompt and allocated once for all their tokens
-    cache = _fork_cache(cache, fork, L + max_new_tokens)
-    mask = F.pad(mask[fork], (0, max_new_tokens), value=True)  # (R, L + max_new_tokens)
+    compiled = getattr(model, "compile_decoding", False)  # --compile
+    room = L + max_new_tokens if not compiled else -(-(L + max_new_tokens) // 64) * 64
+    cache = (_fixed_cache if compiled else _fork_cache)(cache, fork, room)
+    mask = F.pad(mask[fork], (0, room - L), value=True)  # (R, room)
     position = lengths[fork]  # (R,) of the next token
     row = torch.arange(R, device=device)  # which answer lives in which slot
     tokens = torch.zeros(R, max_new_tokens, dtype=torch.long, device=device)
@@ -1569,6 +1571,20 @@ def _decode(
         if t == max_new_tokens - 1:
             break
         # (4) finished rows leave: the last live rows move into their slots
+        if compiled:  # shapes stay until half of the rows can leave; what is done is decoded on, behind its end
+            if t % 8 == 7:
+                done = torch.isin(tokens[row, : t + 1], ends).any(1)
+                live = len(row) - int(done.sum())
+                if live == 0:
+                    break
+                size = max(16, 1 << (live - 1).bit_length())
+                if size < len(row):
+                    stay = done.int().argsort(stable=True)[:size]
+                    mask, position, row, token = (x[stay] for x in (mask, position, row, token))
+                    cache = _fixed_cache(cache, stay, room)
+            hidden = _forward(model, token[:, None], mask, position[:, None], cache, compiled)
+            position = position + 1
+            continue
         if device.type == "cpu" or t % 8 == 7:  # a GPU does not wait for the answer at every token
             if device.type == "cpu":
                 done = torch.isin(token, ends)
@@ -1590,13 +1606,24 @@ def _decode(
     return tokens.cpu(), logps.cpu()
 
 
-def _forward(model, input_ids, mask, position_ids, cache):
+def _forward(model, input_ids, mask, position_ids, cache, compiled=False):
     """Hidden state of the last column, (R, H)."""
+    forward = model.base_model
+    if compiled:
+        forward = model.__dict__.get("_compiled_forward")
+        if forward is None:
+            gpu = model.device.type == "cuda"  # elsewhere nothing is launched, so nothing is gained
+            how = {"mode": "reduce-overhead"} if gpu else {"backend": "eager"}
+            forward = torch.compile(model.base_model.forward, dynamic=False, **how)
+            model.__dict__["_compiled_forward"] = forward
+            # one version for each number of rows and each room
+            torch._dynamo.config.cache_size_limit = 64
     with autocast(model):
-        out = model.base_model(
+        out = forward(
             input_ids=input_ids, attention_mask=mask.long(), position_ids=position_ids, past_key_values=cache, use_cache=True
         )  # fmt: skip
-    return out[0][:, -1]
+    # a CUDA graph writes its output to the same place at the next token
+    return out[0][:, -1].clone() if compiled else out[0][:, -1]
 
 
 def _draw(logits, uniform, top_p, top_k):
@@ -1650,6 +1677,19 @@ def _fork_cache(prompt_cache, fork, room):
     cache = DynamicCache()
     cache.layers = [InPlaceLayer(layer.keys, layer.values) for layer in prompt_cache.layers]
     return cache
+
+
+def _fixed_cache(cache, rows, room):
+    """The cache of these rows in transformers' layers of a fixed size: equal shapes and addresses for every token."""
+    from transformers import DynamicCache
+    from transformers.cache_utils import StaticLayer
+
+    fixed = DynamicCache()
+    for layer in cache.layers:
+        used = layer.get_seq_length()
+        fixed.layers.append(StaticLayer(max_cache_len=room))
+        fixed.layers[-1].update(layer.keys[rows, :, :used], layer.values[rows, :, :used])
+    return fixed
 
 
 # ---- 8. runs: arguments, optimiser, metrics, checkpoint and resume ----
@@ -1757,6 +1797,8 @@ def check_arguments(args):
         raise UserError("--wandb-project: the package wandb is not installed; pip install wandb")
     if args.no_merge and not args.lora_rank:
         raise UserError("--no-merge: there is no adapter to keep apart; add --lora-rank 16")
+    if getattr(args, "compile", False) and args.fsdp:
+        raise UserError("--compile: not with --fsdp, whose shards come and go between the tokens")
     if args.resume and args.overwrite:
         raise UserError(
             "--resume and --overwrite exclude each other: go on with the run, or replace it"
@@ -2032,6 +2074,7 @@ def prepare_training(model, args):
             raise UserError(f"--grad-checkpoint: {first_line(error)}") from None
         if has_lora(model):
             model.enable_input_require_grads()
+    model.compile_decoding = getattr(args, "compile", False)
     check_equal_weights(model)
     if getattr(args, "fsdp", False):
         shard(model)
@@ -2044,7 +2087,7 @@ RUN_FILES = ("args.json", "metrics.jsonl", "samples.jsonl", "rollouts.jsonl", "c
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
                    "merges.txt", "tokenizer.model", "chat_template.jinja", "additional_chat_templates")  # fmt: skip
 MAY_DIFFER = {"save_every", "eval_every", "keep", "wandb_project", "wandb_name", "steps", "epochs", "stop_after", "resume",
-              "overwrite", "config", "out", "fsdp"}  # fmt: skip
+              "overwrite", "config", "out", "fsdp", "compile"}  # fmt: skip
 
 
 def check_out(args, inputs=()):

@@ -118,6 +118,38 @@ def test_rollout_and_scorer_agree_at_one_temperature(family, folders):
     assert type(rollout.logps[0][0]) is float, "numbers, not tensors that drag a graph along"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("family", [*ALL, "mistral, window 8"])
+def test_compiled_decoding_draws_the_same(family, folders, tmp_path, monkeypatch):
+    """--compile: every forward of a token has the shape of the one before, or half as many rows, or the graph is made again
+    at each token; and the draws are those of the growing cache.
+
+    72 rows of 40 tokens, ends at a hundredth of the ids: rows leave when half of them are done, 72 → 64 → 32 → 16 at most.
+    On a CPU torch.compile traces and guards, and runs no other kernels: what a GPU gains is not seen here.
+    """
+    window = {"sliding_window": 8} if "," in family else {}
+    folder = tiny_model("mistral", tmp_path, **window) if window else folders[family]
+    model, tokenizer = load(folder, range(9, 300, 100))
+    draw = lambda: common.sample(model, tokenizer, PROMPTS, n=18, max_new_tokens=40, seed=4)  # noqa: E731
+    plain, shapes, forward = draw(), [], common._forward
+
+    def record(model, ids, mask, position_ids, cache, compiled=False):
+        shapes.extend([(*ids.shape, mask.shape[1])] * compiled)
+        return forward(model, ids, mask, position_ids, cache, compiled)
+
+    monkeypatch.setattr(common, "_forward", record)
+    model.compile_decoding = True
+    compiled = draw()
+    assert compiled.response_ids == plain.response_ids and compiled.finished == plain.finished
+    gap = max(
+        abs(a - b) for own, other in zip(plain.logps, compiled.logps) for a, b in zip(own, other)
+    )
+    assert gap < 2e-5
+    assert {rows for rows, _, _ in shapes} <= {72, 64, 32, 16} and len({s[0] for s in shapes}) > 1
+    assert {s[1:] for s in shapes} == {(1, 64)}, "9 + 40 columns, rounded up to 64"
+    assert len(shapes) >= 8 * len(set(shapes)), "a shape serves many tokens"
+
+
 def test_a_sliding_window_holds_in_the_cache(tmp_path):
     """Mistral with a window of 8 tokens: rows of up to 21 + 12 tokens, and the slow loop's ids."""
     model, tokenizer = load(tiny_model("mistral", tmp_path, sliding_window=8))

@@ -303,6 +303,15 @@ def test_one_rank_is_stopped_then_one_is_killed(folder, tmp_path):
 # ---- what is refused, and one process ----
 
 
+@pytest.mark.parametrize(
+    "stage, flags", [(ppo, ["--reward-fn", "f.py:f"]), (grpo_rubric, []), (grpo_agent, [])]
+)
+def test_compiled_decoding_has_no_shards(stage, flags):
+    """A graph is recorded with weights at fixed addresses; shards come and go. Refused before anything is loaded."""
+    with pytest.raises(UserError, match="--compile: not with --fsdp"):
+        stage.parse_args([*flags, "--compile", "--fsdp"])
+
+
 def test_shards_need_torchrun(folder, tmp_path):
     """`python sft.py --fsdp` would quietly train a whole copy."""
     stage, argv = command("sft", folder[1], tmp_path / "run", "--fsdp")
