@@ -128,7 +128,9 @@ def demo():
     story = f"PPO ends with more of the reward model's score than DPO in {more} of {seeds} runs, and with less of what that score stands for in {less}."  # fmt: skip
     note += f" Seconds: training, as the run logged them on a CPU. {seeds} seed{'s' * (seeds > 1)}."
     head = ["model", "", "utility", "reward model", "KL", "wins against the base", "seconds"]
-    return f"{table(head, lines)}\n\n{note}\n\n{story}"
+    means = [line for line in lines if line[0]]
+    each = f"<details><summary>each seed</summary>\n\n{table(head, lines)}\n\n</details>\n\n" * (means != lines)  # fmt: skip
+    return f"{table(head, means)}\n\n{each}{note}\n\n{story}"
 
 
 def frontier():

@@ -366,8 +366,8 @@ def test_no_number_of_the_readme_is_typed():
 
 
 def test_more_seeds_give_mean_and_range(tmp_path, monkeypatch):
-    """Three seeds, utility of DPO shifted by 0, .03 and .06: mean +.03 and the range beside a line a seed with its own
-    interval; of one seed no mean is claimed."""
+    """Three seeds, utility of DPO shifted by 0, .03 and .06: mean +.03 and the range; below, folded, again, and a line a seed
+    with its own interval."""
     folder = tmp_path / "reports" / "demo"
     folder.mkdir(parents=True)
     monkeypatch.setattr(fill_numbers, "REPO", tmp_path)
@@ -379,8 +379,9 @@ def test_more_seeds_give_mean_and_range(tmp_path, monkeypatch):
                 row["gold"] = {"value": 0.5 + 0.03 * seed, "low": 0.4, "high": 0.6, "n": 800}
             (folder / file.name.replace("seed-0", f"seed-{seed}")).write_text(json.dumps(report))
     lines = fill_numbers.demo().splitlines()
-    start = next(i for i, line in enumerate(lines) if "**DPO**" in line)
-    assert "| mean of 3 (range) | 0.530 (0.500 to 0.560) |" in lines[start]
+    short, start = (i for i, line in enumerate(lines) if "**DPO**" in line)
+    assert "| mean of 3 (range) | 0.530 (0.500 to 0.560) |" in lines[short] == lines[start]
+    assert "**PPO**" in lines[short + 1], "first the means alone"
     assert [f"| seed {s} | {v} [0.400, 0.600] |" in lines[start + 1 + s] for s, v in enumerate(("0.500", "0.530", "0.560"))] == [True] * 3  # fmt: skip
     for block in ("frontier", "learnt", "fairness", "speed"):
         assert fill_numbers.BLOCKS[block]()
