@@ -1527,6 +1527,13 @@ def _decode(
     """Tokens and log-probs of one batch of rows, (R, max_new_tokens) each on the CPU; behind a row's end: garbage."""
     from transformers import DynamicCache
 
+    asked = len(prompts)
+    compiled = getattr(model, "compile_decoding", False)  # --compile
+    if (
+        compiled
+    ):  # a power of two rows, the last one said again, or each number of rows is a graph of its own
+        again = max(16, 1 << (asked - 1).bit_length()) - asked
+        prompts, numbers = [*prompts, *prompts[-1:] * again], [*numbers, *numbers[-1:] * again]
     device, R = model.device, len(prompts)
     uniform = np.stack([np.random.default_rng([seed, i]).random(max_new_tokens) for i in numbers])
     home = torch.device("cpu") if device.type == "mps" else device  # which has no float64
@@ -1549,7 +1556,6 @@ def _decode(
             f"{kind}: no key-value cache in every layer, so this family cannot be sampled"
         )
     # (2) the cache is forked for the answers of a prompt and allocated once for all their tokens
-    compiled = getattr(model, "compile_decoding", False)  # --compile
     room = L + max_new_tokens if not compiled else -(-(L + max_new_tokens) // 64) * 64
     cache = (_fixed_cache if compiled else _fork_cache)(cache, fork, room)
     mask = F.pad(mask[fork], (0, room - L), value=True)  # (R, room)
@@ -1603,19 +1609,19 @@ def _decode(
                     layer.move(holes, movers, live)
         hidden = _forward(model, token[:, None], mask[:, : L + t + 1], position[:, None], cache)
         position = position + 1
-    return tokens.cpu(), logps.cpu()
+    return tokens[:asked].cpu(), logps[:asked].cpu()
 
 
 def _forward(model, input_ids, mask, position_ids, cache, compiled=False):
     """Hidden state of the last column, (R, H)."""
     forward = model.base_model
     if compiled:
-        forward = model.__dict__.get("_compiled_forward")
-        if forward is None:
+        owner, forward = model.__dict__.get("_compiled_forward", (None, None))
+        if owner != id(model):  # a deep copy has weights of its own
             gpu = model.device.type == "cuda"  # elsewhere nothing is launched, so nothing is gained
             how = {"mode": "reduce-overhead"} if gpu else {"backend": "eager"}
             forward = torch.compile(model.base_model.forward, dynamic=False, **how)
-            model.__dict__["_compiled_forward"] = forward
+            model.__dict__["_compiled_forward"] = id(model), forward
             # one version for each number of rows and each room
             torch._dynamo.config.cache_size_limit = 64
     with autocast(model):
@@ -1679,15 +1685,27 @@ def _fork_cache(prompt_cache, fork, room):
     return cache
 
 
+@functools.cache
+def _fixed_layer():
+    from transformers.cache_utils import StaticLayer
+
+    class FixedLayer(StaticLayer):
+        def update(self, keys, values, *args, **kwargs):
+            # under autocast rotary keys are fp32 and values bf16; one dtype, as the growing cache has
+            dtype = self.dtype if self.is_initialized else keys.dtype
+            return super().update(keys.to(dtype), values.to(dtype), *args, **kwargs)
+
+    return FixedLayer
+
+
 def _fixed_cache(cache, rows, room):
     """The cache of these rows in transformers' layers of a fixed size: equal shapes and addresses for every token."""
     from transformers import DynamicCache
-    from transformers.cache_utils import StaticLayer
 
     fixed = DynamicCache()
     for layer in cache.layers:
         used = layer.get_seq_length()
-        fixed.layers.append(StaticLayer(max_cache_len=room))
+        fixed.layers.append(_fixed_layer()(max_cache_len=room))
         fixed.layers[-1].update(layer.keys[rows, :, :used], layer.values[rows, :, :used])
     return fixed
 
@@ -2293,6 +2311,7 @@ class MetricsLog:
 
     def stopped(self, step, stop):
         print(f"stopped after step {step}; go on with the same command and --resume")
+        self.close()
         return 128 + stop.number if stop else 0
 
     def finish(self, keys):
@@ -2304,6 +2323,11 @@ class MetricsLog:
                 print(f"{key}: {values[0]:.4g} before, {values[-1]:.4g} after")
         logs = [n for n in RUN_FILES if n.endswith(".jsonl") and (self.out / n).is_file()]
         print(f"wrote {self.out} (model folder, args.json, {', '.join(logs)}, checkpoint/)")
+        self.close()
+
+    def close(self):
+        if self.wandb:  # under torchrun `run` leaves without the hook that would do this
+            self.wandb.finish()
 
 
 def progress(name, start, steps):

@@ -182,7 +182,7 @@ def parse_args(argv=None):
     parser.add_argument("--temperature", type=float, default=1.0, help="of rollout and update alike (default %(default)s)")
     parser.add_argument("--eval-temperature", type=float, default=1.0, help="of validation and test, 0 = greedy; 1 measures what is trained: the bundled base, greedy, is a good interviewer before any training (default %(default)s)")
     parser.add_argument("--max-new-tokens", type=int, default=96, help="longest turn, in tokens (default %(default)s)")
-    parser.add_argument("--compile", action="store_true", help="answers on a GPU: CUDA graphs over a cache of fixed size, for small models that wait for kernel launches; the first step is slow; the same draws")
+    parser.add_argument("--compile", action="store_true", help="answers on a GPU: CUDA graphs over a cache of fixed size, for small models that wait for kernel launches; the first steps are slow; in fp32 the same draws")
     parser.add_argument("--scale", choices=SCALES, default="center", help="advantage: reward − mean of the group; std divides by its deviation, batch by that of the step, loo takes the mean of the others (default %(default)s)")
     parser.add_argument("--turn-norm", choices=TURN_NORMS, default="token", help="what weighs the same in the loss: tokens, turns of an episode, or episodes (default %(default)s)")
     parser.add_argument("--clip-low", type=float, default=0.2, help="ratio kept above 1 − this (default %(default)s)")

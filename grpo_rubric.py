@@ -262,7 +262,7 @@ def parse_args(argv=None):
     parser.add_argument("--temperature", type=float, default=1.0, help="of rollout and update alike (default %(default)s)")
     parser.add_argument("--eval-temperature", type=float, default=0.0, help="of validation, 0 = greedy (default %(default)s)")
     parser.add_argument("--max-new-tokens", type=int, default=96, help="longest answer, in tokens (default %(default)s)")
-    parser.add_argument("--compile", action="store_true", help="answers on a GPU: CUDA graphs over a cache of fixed size, for small models that wait for kernel launches; the first step is slow; the same draws")
+    parser.add_argument("--compile", action="store_true", help="answers on a GPU: CUDA graphs over a cache of fixed size, for small models that wait for kernel launches; the first steps are slow; in fp32 the same draws")
     parser.add_argument("--scale", choices=SCALES, default="center", help="advantage: reward − mean of the group; std divides by its deviation, batch by that of the step, loo takes the mean of the others. With KL in the loss (--beta) and a mean that holds the answer itself the toy world lands on π*(β·G/(G−1)), .0676 .2917 .0811 .5596 in place of .0464 .2572 .0631 .6334; loo lands on π* (default %(default)s)")
     parser.add_argument("--aggregation", choices=AGGREGATIONS, default="token", help="mean over tokens (DAPO), over answers (GRPO), or a fixed length (Dr. GRPO) (default %(default)s)")
     parser.add_argument("--level", choices=LEVELS, default="token", help="ratio of a token, or of the whole answer (GSPO) (default %(default)s)")

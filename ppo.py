@@ -214,7 +214,7 @@ def parse_args(argv=None):
     parser.add_argument("--ppo-epochs", type=int, default=4, help="passes over a rollout, 1 to 4 (default %(default)s)")
     parser.add_argument("--temperature", type=float, default=1.0, help="of rollout and update alike (default %(default)s)")
     parser.add_argument("--max-new-tokens", type=int, default=96, help="longest answer, in tokens (default %(default)s)")
-    parser.add_argument("--compile", action="store_true", help="answers on a GPU: CUDA graphs over a cache of fixed size, for small models that wait for kernel launches; the first step is slow; the same draws")
+    parser.add_argument("--compile", action="store_true", help="answers on a GPU: CUDA graphs over a cache of fixed size, for small models that wait for kernel launches; the first steps are slow; in fp32 the same draws")
     parser.add_argument("--beta", type=float, default=0.05, help="KL coefficient, 0.01 to 0.2 (default %(default)s)")
     parser.add_argument("--kl-target", type=float, help="steer --beta to this KL per answer, in nats, 3 to 10 (default: --beta is fixed)")
     parser.add_argument("--kl-horizon", type=int, default=10000, help="answers over which --beta moves by a fifth (default %(default)s)")

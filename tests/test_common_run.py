@@ -447,6 +447,20 @@ def test_two_writers_tear_no_line(tmp_path):
         assert [r["i"] for r in rows if r["writer"] == writer] == list(range(300))
 
 
+@pytest.mark.parametrize("end", ["finish", "stopped"])
+def test_wandb_hears_that_a_run_is_over(end, tmp_path, monkeypatch):
+    """wandb ends a run in a hook of Python's own end, which a process under torchrun leaves out (`common.run`): said by name."""
+    calls = []
+    run = SimpleNamespace(log=lambda *_, **__: None, finish=lambda: calls.append("finish"))
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=lambda **_: run))
+    args = SimpleNamespace(out=str(tmp_path), wandb_project="mine", wandb_name=None, resume=False)
+    log = common.MetricsLog(args, 0)
+    log.write({"step": 1, "loss": 0.5})
+    assert not calls
+    log.finish(["loss"]) if end == "finish" else log.stopped(1, None)
+    assert calls == ["finish"]
+
+
 def test_metrics_rows_are_written_at_once(tmp_path, capsys):
     """A log that is flushed at the end shows nothing of the run that was killed; NaN is null; old rows stay on resume."""
     args = SimpleNamespace(out=str(tmp_path), wandb_project=None, resume=False)

@@ -6,6 +6,7 @@ gives PPO and GRPO ratios that are not 1, and nothing in their logs says why.
 
 import json
 import math
+from copy import deepcopy
 from pathlib import Path
 
 import numpy as np
@@ -124,12 +125,13 @@ def test_compiled_decoding_draws_the_same(family, folders, tmp_path, monkeypatch
     """--compile: every forward of a token has the shape of the one before, or half as many rows, or the graph is made again
     at each token; and the draws are those of the growing cache.
 
-    72 rows of 40 tokens, ends at a hundredth of the ids: rows leave when half of them are done, 72 → 64 → 32 → 16 at most.
+    72 rows of 40 tokens, ends at a fifteenth of the ids: filled up to 128 rows, which leave when half of them are done,
+    128 → 64 → 32 → 16 at most.
     On a CPU torch.compile traces and guards, and runs no other kernels: what a GPU gains is not seen here.
     """
     window = {"sliding_window": 8} if "," in family else {}
     folder = tiny_model("mistral", tmp_path, **window) if window else folders[family]
-    model, tokenizer = load(folder, range(9, 300, 100))
+    model, tokenizer = load(folder, range(9, 300, 15))
     draw = lambda: common.sample(model, tokenizer, PROMPTS, n=18, max_new_tokens=40, seed=4)  # noqa: E731
     plain, shapes, forward = draw(), [], common._forward
 
@@ -145,9 +147,41 @@ def test_compiled_decoding_draws_the_same(family, folders, tmp_path, monkeypatch
         abs(a - b) for own, other in zip(plain.logps, compiled.logps) for a, b in zip(own, other)
     )
     assert gap < 2e-5
-    assert {rows for rows, _, _ in shapes} <= {72, 64, 32, 16} and len({s[0] for s in shapes}) > 1
+    assert {rows for rows, _, _ in shapes} <= {128, 64, 32, 16} and len({s[0] for s in shapes}) > 1
     assert {s[1:] for s in shapes} == {(1, 64)}, "9 + 40 columns, rounded up to 64"
     assert len(shapes) >= 8 * len(set(shapes)), "a shape serves many tokens"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+@pytest.mark.parametrize("dtype, bound", [("bf16", 5e-2), ("fp16", 1e-2)])
+def test_compiled_decoding_in_half_precision(family, dtype, bound, folders):
+    """Under autocast a rotary family has keys in fp32 and values in half; a cache of one dtype refused the mix.
+
+    Rounding moves draws there: the log-probs agree up to a row's first differing token. And a deep copy draws from its own
+    weights, not by the graph of the original.
+    """
+    model = common.load_policy(
+        folders[family], {"bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
+    )
+    tokenizer = common.load_tokenizer(folders[family])
+    draw = lambda m: common.sample(m, tokenizer, PROMPTS, n=2, max_new_tokens=8, seed=4)  # noqa: E731
+    plain, model.compile_decoding = draw(model), True
+    compiled = draw(model)
+    for ids, other_ids, own, other in zip(
+        plain.response_ids, compiled.response_ids, plain.logps, compiled.logps
+    ):
+        same = next((i for i, (a, b) in enumerate(zip(ids, other_ids)) if a != b), len(ids))
+        assert own[:same] == pytest.approx(other[:same], abs=bound)
+    copy = deepcopy(model)
+    with torch.no_grad():
+        for weight in copy.parameters():
+            weight.mul_(1.5)
+    moved = draw(copy)
+    copy.compile_decoding = False
+    again = draw(copy)
+    assert [x[0] for x in moved.logps] == pytest.approx([x[0] for x in again.logps], abs=bound)
+    assert moved.logps != compiled.logps
 
 
 def test_a_sliding_window_holds_in_the_cache(tmp_path):
