@@ -1529,10 +1529,8 @@ def _decode(
 
     asked = len(prompts)
     compiled = getattr(model, "compile_decoding", False)  # --compile
-    if (
-        compiled
-    ):  # a power of two rows, the last one said again, or each number of rows is a graph of its own
-        again = max(16, 1 << (asked - 1).bit_length()) - asked
+    if compiled:  # the last row is said again, up to a number of rows that has a graph
+        again = _graph_rows(asked) - asked
         prompts, numbers = [*prompts, *prompts[-1:] * again], [*numbers, *numbers[-1:] * again]
     device, R = model.device, len(prompts)
     uniform = np.stack([np.random.default_rng([seed, i]).random(max_new_tokens) for i in numbers])
@@ -1577,29 +1575,22 @@ def _decode(
         if t == max_new_tokens - 1:
             break
         # (4) finished rows leave: the last live rows move into their slots
-        if compiled:  # shapes stay until half of the rows can leave; what is done is decoded on, behind its end
-            if t % 8 == 7:
-                done = torch.isin(tokens[row, : t + 1], ends).any(1)
-                live = len(row) - int(done.sum())
-                if live == 0:
-                    break
-                size = max(16, 1 << (live - 1).bit_length())
-                if size < len(row):
-                    stay = done.int().argsort(stable=True)[:size]
-                    mask, position, row, token = (x[stay] for x in (mask, position, row, token))
-                    cache = _fixed_cache(cache, stay, room)
-            hidden = _forward(model, token[:, None], mask, position[:, None], cache, compiled)
-            position = position + 1
-            continue
-        if device.type == "cpu" or t % 8 == 7:  # a GPU does not wait for the answer at every token
-            if device.type == "cpu":
+        each = device.type == "cpu" and not compiled
+        if each or t % 8 == 7:  # a GPU does not wait for the answer at every token
+            if each:
                 done = torch.isin(token, ends)
             else:
                 done = torch.isin(tokens[row, : t + 1], ends).any(1)
             live = len(row) - int(done.sum())
             if live == 0:
                 break
-            if live < len(row):
+            if compiled:
+                # shapes stay until half of the rows can leave; what is done is decoded on, behind its end
+                if _graph_rows(live) < len(row):
+                    stay = done.int().argsort(stable=True)[: _graph_rows(live)]
+                    mask, position, row, token = (x[stay] for x in (mask, position, row, token))
+                    cache = _fixed_cache(cache, stay, room)
+            elif live < len(row):
                 holes = done[:live].nonzero().squeeze(1)
                 movers = (~done[live:]).nonzero().squeeze(1) + live
                 for x in (mask, position, row, token):
@@ -1607,9 +1598,17 @@ def _decode(
                 mask, position, row, token = (x[:live] for x in (mask, position, row, token))
                 for layer in cache.layers:
                     layer.move(holes, movers, live)
-        hidden = _forward(model, token[:, None], mask[:, : L + t + 1], position[:, None], cache)
+        columns = room if compiled else L + t + 1
+        hidden = _forward(
+            model, token[:, None], mask[:, :columns], position[:, None], cache, compiled
+        )
         position = position + 1
     return tokens[:asked].cpu(), logps[:asked].cpu()
+
+
+def _graph_rows(n):
+    """Rows of the forward that decodes n of them compiled: a power of two, or each number would be a graph of its own."""
+    return max(16, 1 << (n - 1).bit_length())
 
 
 def _forward(model, input_ids, mask, position_ids, cache, compiled=False):

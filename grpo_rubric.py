@@ -138,9 +138,8 @@ def grpo_loss(
         loss = rows / (normalizer or (lengths > 0).sum().clamp(min=1))
     with torch.no_grad():
         ratio = torch.where(mask, ratio, 0.0)
-        kl = (
-            torch.expm1(log_ratio.clamp(-20, 20)) - log_ratio
-        )  # 0 outside the mask, as log_ratio is
+        # 0 outside the mask, as log_ratio is
+        kl = torch.expm1(log_ratio.clamp(-20, 20)) - log_ratio
         sums = {
             "clipped": ((bounded > plain) & mask).sum().item(), "ratio": ratio.sum().item(),
             "approx_kl": kl.sum().item(), "k3": k3.sum().item(), "ratio_max": ratio.max().item(),
