@@ -17,6 +17,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import common
+import grammar
 import interview
 import recruiter
 
@@ -91,6 +92,30 @@ def measure_summaries(model, tokenizer, n=60):
     return {"heard": right / max(claims, 1), "lines": statistics.mean(lines), "claims": claims}
 
 
+def measure_lookup(model, tokenizer, n=120):
+    """Asked to go through the must-haves of a case of the test roles, greedy.
+
+    facts: of the facts quoted for shown skills, the share that is that skill's own, not another's; chance: what a model
+    that quotes any fact of the prompt would have; gaps: the share of cases whose gaps are named exactly.
+    """
+    cases = [grammar.make_case(random.Random(f"lookup/{i}"), "assess", "test") for i in range(n)]
+    prompts = [
+        f"{grammar.MUST_HAVES}\n{grammar.prompt(case).partition(chr(10))[2]}" for case in cases
+    ]
+    prompts = [[{"role": "user", "content": prompt}] for prompt in prompts]
+    texts = common.sample(model, tokenizer, prompts, max_new_tokens=96, temperature=0).texts
+    right, chance, gaps = [], [], []
+    for case, text in zip(cases, texts, strict=True):
+        for skill, fact in re.findall(r"^(.+) \((.+)\)$", text, re.M):
+            if skill in case["shown"] and fact != "claimed":
+                right.append(fact == case["shown"][skill])
+                chance.append(1 / len(case["shown"]))
+        named = re.search(r"Gaps: (.*)\.", text)
+        told = set(named.group(1).split(", ")) if named else set()
+        gaps.append(told == set(grammar.gaps(case) or ["none"]))
+    return {"facts": statistics.mean(right or [0]), "chance": statistics.mean(chance or [0]), "gaps": statistics.mean(gaps)}  # fmt: skip
+
+
 GATES = {
     "ended": "answers that ended by themselves (≥ .98)",
     "form": "answers with the three labelled lines, in order (≥ .85)",
@@ -105,12 +130,13 @@ def write_card(folder):
     model, tokenizer = common.load_policy(folder, trainable=False), common.load_tokenizer(folder)
     rows, drawn = draw(model, tokenizer)
     found, summaries = measure(rows, drawn, 16), measure_summaries(model, tokenizer)
+    lookup = measure_lookup(model, tokenizer)
     weights = sum(p.numel() for p in model.parameters())
     lines = [
         "# tiny-base",
         "",
         f"A Llama of {weights / 1e6:.2f} M weights, trained from scratch on invented text by `make base`"
-        " (`data/make_data.py --corpus` and `sft.py`, three runs, seed 0)."
+        " (`data/make_data.py --corpus` and `sft.py`, five runs, seed 0)."
         " It writes answers of mixed quality on purpose: alignment needs something to choose from."
         " It knows the demo's closed vocabulary and nothing else.",
         "",
@@ -129,6 +155,8 @@ def write_card(folder):
     lines += [
         f"| summary lines that claim evidence and are right, after an ideal interview (≥ .8) | {summaries['heard']:.3f} |",
         f"| summary lines wanted that are right (≥ .6) | {summaries['lines']:.3f} |",
+        f"| facts quoted for a shown skill that are its own, asked for each must-have (chance {lookup['chance']:.2f}) | {lookup['facts']:.3f} |",
+        f"| cases whose gaps are named exactly, asked in the same way | {lookup['gaps']:.3f} |",
         "",
         "Ten answers, drawn by seed:",
         "",
@@ -137,7 +165,7 @@ def write_card(folder):
         prompt = rows[i]["prompt"][0]["content"]
         lines += ["```", prompt, "→", drawn.texts[i].replace("```", "'''"), "```", ""]
     (Path(folder) / "README.md").write_text("\n".join(lines), encoding="utf-8")
-    print(json.dumps({**found, **summaries}, indent=1))
+    print(json.dumps({**found, **summaries, **lookup}, indent=1))
 
 
 if __name__ == "__main__":

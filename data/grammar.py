@@ -162,6 +162,13 @@ NONE = ("none", "none", "none seen", "none noted", "none so far")
 DECISIONS = ("advance", "hold", "reject")
 
 
+WIDE = ("mixed", "open", "pieces")  # the splits of the base's corpus, see `draw_role`
+
+# what words for titles are cut from
+PIECES = {word for n in NAMES if n["split"] == "corpus" for word in n["name"].lower().split()}
+PIECES = sorted(PIECES | {word for skill in SKILLS for word in skill.split()})
+
+
 # ---- 2. cases ---------------------------------------------------------------------------------
 
 
@@ -205,14 +212,43 @@ def draw_role(rng, split, n_must=None):
     """(title, must-have skills, nice-to-have skills) of a family of the split.
 
     "mixed": a title of train, and in 8 of 10 cases skills from anywhere. A base that has learnt which skills go with
-    which title guesses them where it should copy, and on unseen titles it guesses wrong.
+    which title guesses them where it should copy, and on unseen titles it guesses wrong. "open" and "pieces": the title,
+    too, is made up in 7 of 10 cases, for a base that has met 35 titles knows them by heart and writes one for another.
     """
-    families = FAMILIES["train" if split == "mixed" else split]
+    families = FAMILIES["train" if split in WIDE else split]
     family = rng.choice(sorted(families))
     n_must = n_must or rng.choice((3, 3, 4))
-    anywhere = split == "mixed" and rng.random() < 0.8
+    anywhere = split in WIDE and rng.random() < 0.8
     skills = rng.sample(SKILLS if anywhere else families[family], n_must + 2)
+    if split in ("open", "pieces") and rng.random() < 0.7:
+        family = open_title(rng, split)
     return f"{rng.choice(sorted(LEVELS))} {family}", skills[:n_must], skills[n_must:]
+
+
+def open_title(rng, split="open"):
+    """One to three words, known ones and made-up ones: of syllables, `cold tuvarin`, or of pieces of words, `wound surveycle`.
+
+    Syllables alone teach a base to copy syllables, and `waiter` has none of them.
+    """
+    known = {word for title in FAMILIES["train"] for word in title.split()}
+    known |= {word for skill in SKILLS for word in skill.split()}
+    words = []
+    for _ in range(rng.choice((1, 2, 2, 3))):
+        if split == "pieces":
+            front, back = rng.choice(PIECES), rng.choice(PIECES)
+            made_up = front[: rng.randrange(1, 6)] + back[-rng.randrange(2, 6) :]
+            words.append(made_up if rng.random() < 0.7 else rng.choice(sorted(known)))
+            continue
+        syllables = [rng.choice("bcdfghklmnprstvw") + rng.choice("aeiou") for _ in range(rng.choice((2, 2, 3)))]  # fmt: skip
+        made_up = "".join(syllables) + rng.choice(("", "l", "n", "r", "s", "t", "nd", "st"))
+        words.append(made_up if rng.random() < 0.5 else rng.choice(sorted(known)))
+    title = " ".join(words)
+    # "event" and "manager" are known words: what is held out stays unseen
+    return (
+        open_title(rng, split)
+        if any(title in FAMILIES[split] for split in ("val", "test"))
+        else title
+    )
 
 
 def make_case(rng, task, split):
@@ -222,7 +258,7 @@ def make_case(rng, task, split):
     must-have is shown with one chance, drawn for the candidate: profiles of every strength.
     """
     role, must, nice = draw_role(rng, split)
-    return case_for(rng, task, "train" if split == "mixed" else split, role, must, nice)
+    return case_for(rng, task, "train" if split in WIDE else split, role, must, nice)
 
 
 def case_for(rng, task, split, role, must, nice):
@@ -533,3 +569,36 @@ def drill(rng, split="train"):
             ", ".join(gaps(case)) or "none",
         )
     return f"Skills with facts: {case['text']}", ", ".join(f"{s} ({told})" for s, told in shown)
+
+
+MUST_HAVES = "Go through the must-haves."
+
+
+def gap_drill(rng, split):
+    """(order, reply): which must-haves lack evidence, in the prompts of the tasks, and the answer is always right.
+
+    In the answers of mixed diligence half of the gaps are wrong on purpose: from these alone no model learns to find one.
+    """
+    case = make_case(rng, rng.choice(TASKS), split)
+    about = prompt(case).split("\n", 1)[1]
+    missing = ", ".join(gaps(case)) or "none"
+    kind = rng.choice(("gaps", "each", "verdict", "verdict"))
+    if kind == "gaps":
+        return f"What is not shown?\n{about}", f"Gaps: {missing}."
+    if kind == "verdict":
+        return f"Advance, hold or reject?\n{about}", f"Gaps: {missing}.\nRecommendation: {decision(case)}."  # fmt: skip
+    known = case["shown"] | dict.fromkeys(case["claimed"], "claimed")
+    lines = [f"{s} ({known[s]})" if s in known else f"{s}: nothing" for s in case["must"]]
+    return f"{MUST_HAVES}\n{about}", "\n".join([*lines, f"Gaps: {missing}."])
+
+
+def name_drill(rng):
+    """(order, reply): names that go together. A large model knows this from what it has read; this base reads no web.
+
+    Without it no preference about a group can reach its policy other than name by name.
+    """
+    known = [name for name in NAMES if name["split"] == "corpus"]
+    kind = rng.choice(("race_ethnicity", "race_ethnicity", "sex"))
+    group = rng.choice(sorted({name[kind] for name in known}))
+    names = rng.sample([name["name"] for name in known if name[kind] == group], 5)
+    return f"More names like {names[0]} and {names[1]}?", ", ".join(names[2:]) + "."

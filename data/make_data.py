@@ -18,6 +18,7 @@ from collections import Counter
 from functools import partial
 from pathlib import Path
 
+import binding
 import card
 import grammar
 import interview
@@ -350,9 +351,11 @@ def twins(seed):
 
 # Rows in training order. Run 1: nearly all drills, for copying must be there before the rest; then everything, more
 # diligent answers in the first half. Run 2: mostly what is hard: instructions, assessments, transcripts. Run 3: instructions
-# again, most of them done well, and answers proofread; at its end the mixture of diligence that the base is to have.
-DRILLED, DILIGENT, ENDS = 12_800, 80_000, (160_000, 224_000, 288_000)
-WELL_DONE, ALL_ROWS = 272_000, ENDS[-1]
+# again, most of them done well, and answers proofread. Run 4: looking things up (`binding.py`), in steps of 128 rows.
+# Run 5: made-up titles, what is missing, and answers done well; at its end the diligence that the base is to have.
+DRILLED, DILIGENT, ENDS = 12_800, 80_000, (160_000, 224_000, 288_000, 384_000, 432_000)
+BOUND = tuple(ENDS[2] + 128 * steps for steps in (200, 350, 500))
+MIXED, ALL_ROWS = (272_000, 412_000), ENDS[-1]
 FIRST_SHARES = {"assess": 0.03, "drill": 0.91, "interview": 0.03, "summary": 0.03}
 SHARES = {
     "assess": 0.26,
@@ -380,7 +383,7 @@ THIRD_SHARES = {
     "summary": 0.05,
     "transcript": 0.06,
 }
-LAST_SHARES = {
+THIRD_END_SHARES = {
     "asked": 0.05,
     "assess": 0.15,
     "drill": 0.05,
@@ -391,12 +394,56 @@ LAST_SHARES = {
     "transcript": 0.11,
 }
 
+TEXT_SHARES = {"asked": 0.03, "drill": 0.02, "interview": 0.01, "proofread": 0.02, "rubric": 0.04}
+BINDING_SHARES = (
+    {"parts": 0.88, **TEXT_SHARES},
+    {"parts": 0.74, "joined": 0.14, **TEXT_SHARES},
+    {"parts": 0.14, "joined": 0.70, "facts": 0.04, **TEXT_SHARES},
+    {"parts": 0.05, "joined": 0.13, "facts": 0.68, **TEXT_SHARES},
+)
+FIFTH_SHARES = {
+    "asked": 0.09,
+    "assess": 0.11,
+    "facts": 0.06,
+    "gap_drill": 0.17,
+    "interview": 0.08,
+    "joined": 0.02,
+    "name_drill": 0.03,
+    "proofread": 0.16,
+    "rubric": 0.20,
+    "summary": 0.06,
+    "transcript": 0.04,
+}
+FIFTH_END_SHARES = {
+    "asked": 0.05,
+    "assess": 0.15,
+    "facts": 0.02,
+    "gap_drill": 0.08,
+    "interview": 0.12,
+    "name_drill": 0.02,
+    "proofread": 0.10,
+    "rubric": 0.28,
+    "summary": 0.11,
+    "transcript": 0.08,
+}
+
+
+def mixed_again(i):
+    """Does row i stand in the end of run 3 or 5, where answers have the diligence of the base to be?"""
+    return MIXED[0] <= i < ENDS[2] or i >= MIXED[1]
+
 
 def shares_of(i):
     """What kinds of rows stand around row i of the corpus."""
     if i < ENDS[0]:
         return FIRST_SHARES if i < DRILLED else SHARES
-    return SECOND_SHARES if i < ENDS[1] else THIRD_SHARES if i < WELL_DONE else LAST_SHARES
+    if i < ENDS[1]:
+        return SECOND_SHARES
+    if i < ENDS[2]:
+        return THIRD_END_SHARES if mixed_again(i) else THIRD_SHARES
+    if i < ENDS[3]:
+        return BINDING_SHARES[sum(i >= end for end in BOUND)]
+    return FIFTH_END_SHARES if mixed_again(i) else FIFTH_SHARES
 
 
 def kept_share(i, q):
@@ -408,7 +455,14 @@ def kept_share(i, q):
         return None
     if i < ENDS[1]:
         return 0.9 if q > 0.6 else 0.1
-    return 0.95 if q > (0.25 if i < WELL_DONE else 0.7) else 0.1
+    return 0.95 if q > (0.7 if mixed_again(i) else 0.25) else 0.1
+
+
+def diligence(rng, i):
+    """The hidden diligence of an answer in row i: 0 to 1, uniform but where skills are built."""
+    if ENDS[2] <= i < MIXED[1] and rng.random() < 0.6:
+        return 1.0
+    return max(rng.random(), rng.random() if i < DILIGENT else 0.0)
 
 
 def corpus_row(seed, i):
@@ -416,7 +470,9 @@ def corpus_row(seed, i):
 
     Most roles ask for skills from anywhere (`draw_role`), so that what stands in an answer must be copied from the prompt.
     """
-    rng, split = rng_for(seed, "corpus", i), "mixed"
+    rng = rng_for(seed, "corpus", i)
+    split, stepwise = ("open", True) if i >= ENDS[2] else ("mixed", False)
+    split = "pieces" if i >= ENDS[3] else split
     shares = shares_of(i)
     task = rng.choices(list(shares), list(shares.values()))[0]
     if task == "transcript":
@@ -424,17 +480,27 @@ def corpus_row(seed, i):
     if task == "proofread":
         return proofread.proofreading(rng, split)
     if task == "asked":
-        order, reply = rubrics.asked_only(rng, split)
+        order, reply = rubrics.asked_only(rng, split, stepwise)
     elif task == "rubric":
         row = rubrics.rubric_row(rng, split, without=() if i < ENDS[0] else rubrics.COUNTED)
-        order, q = row["prompt"], rng.random()
-        reply = rubrics.rubric_answer(rng, row, q, kept_share(i, q))
+        order, q = row["prompt"], diligence(rng, i) if stepwise else rng.random()
+        reply = rubrics.rubric_answer(rng, row, q, kept_share(i, q), stepwise)
+    elif task == "gap_drill":
+        order, reply = grammar.gap_drill(rng, split)
+    elif task in ("parts", "joined"):
+        order, reply = getattr(binding, task)(
+            rng, binding.FEW_WORDS if i < BOUND[0] else binding.WORDS
+        )
+    elif task == "facts":
+        order, reply = binding.facts(rng)
+    elif task == "name_drill":
+        order, reply = grammar.name_drill(rng)
     elif task == "drill" and rng.random() < 0.25:
         return interview.drill(rng)
     elif task == "drill":
         order, reply = grammar.drill(rng, split)
     else:
-        q = max(rng.random(), rng.random() if i < DILIGENT else 0.0)
+        q = diligence(rng, i)
         case = grammar.make_case(rng, task, split)
         order, reply = grammar.prompt(case), grammar.answer(rng, case, q)
     return {
@@ -504,7 +570,11 @@ def main():
     parser.add_argument("--out", default=str(Path(__file__).parent), help="folder of the files")
     parser.add_argument("--corpus", help="write only the corpus of the tiny base, to this file")
     parser.add_argument(
-        "--corpus-run", type=int, choices=(1, 2, 3), default=1, help="rows of which run of sft.py"
+        "--corpus-run",
+        type=int,
+        choices=range(1, len(ENDS) + 1),
+        default=1,
+        help="rows of which run of sft.py",
     )
     args = parser.parse_args()
     if args.corpus:

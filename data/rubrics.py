@@ -147,7 +147,8 @@ KEEP = (0.05, 0.45)  # a constraint is kept with probability .05 + .45 q
 def draw(rng, case, kind, taken):
     """The constraint's {"kind", "v", "n", "fact"}, or None where the case offers nothing for it."""
     v, n = None, rng.choice((2, 3, 4))
-    family = grammar.FAMILIES[case["split"]][case["role"].partition(" ")[2]]
+    # a made-up title has no skills of its own
+    family = grammar.FAMILIES[case["split"]].get(case["role"].partition(" ")[2], grammar.SKILLS)
     skills = [s for s in family if s not in taken and s not in case["shown"]]
     shown = [s for s in case["shown"] if s not in taken]
     if kind == "mention" or kind == "several":
@@ -252,7 +253,7 @@ def rubric_files(rng_for, sizes=(("train", 300), ("validation", 50), ("test", 60
     return {name: [public(row) for row in rows] for name, rows in files.items()}, judge
 
 
-def asked_only(rng, split):
+def asked_only(rng, split, stepwise=False):
     """(order, reply): a drill of what rubric prompts ask for, and nothing else: their words, copied from the prompt."""
     case = grammar.make_case(rng, rng.choice(("assess", "summary")), split)
     kinds = rng.sample(("mention", "mention", "quote", "name", "name", "role"), rng.choice((2, 3)))
@@ -267,7 +268,7 @@ def asked_only(rng, split):
     for c in asked:
         kept.setdefault(c["kind"], []).append(c)
     units = [c["v"] for c in kept.get("begin", [])] + [f"<<{c['v']}>>" for c in kept.get("title", [])]  # fmt: skip
-    units += demanded(rng, case, kept, "") + [c["v"] for c in kept.get("end", [])]
+    units += demanded(rng, case, kept, "", stepwise) + [c["v"] for c in kept.get("end", [])]
     rng.shuffle(asked)
     said = " ".join(filled(CONSTRAINTS[c["kind"]][0], c) for c in asked)
     about = grammar.prompt(case).split("\n", 1)[1]
@@ -277,8 +278,11 @@ def asked_only(rng, split):
 # ---- 2. answers -------------------------------------------------------------------------------
 
 
-def rubric_answer(rng, row, q, keep=None):
-    """An answer that keeps each constraint with probability `keep`, or .05 + .45 q; q=None: all of them."""
+def rubric_answer(rng, row, q, keep=None, stepwise=False):
+    """An answer that keeps each constraint with probability `keep`, or .05 + .45 q; q=None: all of them.
+
+    stepwise: in the order in which a small model can copy: a skill before its fact, the gaps before the recommendation.
+    """
     if q is not None and keep is None:
         keep = KEEP[0] + KEEP[1] * q
     case = row["case"]["case"]
@@ -292,7 +296,7 @@ def rubric_answer(rng, row, q, keep=None):
     hidden = [c["v"] for c in kept.get("leave_out", [])]
     shown = {s: told for s, told in case["shown"].items() if s not in hidden}
     case = case | {"must": [s for s in case["must"] if s not in hidden], "shown": shown}
-    text = arranged(rng, case, kept, grammar.answer(rng, case, q))
+    text = arranged(rng, case, kept, grammar.answer(rng, case, q), stepwise)
     if "stars" in kept:
         text = re.sub(rf"(?i)\b({skills_in(text)[0]})\b", r"*\1*", text, count=1)
     if "no_comma" in kept:
@@ -304,18 +308,20 @@ def rubric_answer(rng, row, q, keep=None):
     return answer if answer.strip() else grammar.answer(rng, row["case"]["case"], q)
 
 
-def arranged(rng, case, kept, text):
+def arranged(rng, case, kept, text, stepwise):
     """The text with what was demanded added, in the form, and between the words, that were asked for."""
     sentences = re.split(r"(?<=[.?])\s", text)
     cue = {"assess": "Recommendation:", "summary": "Skills:", "interview": ""}[case["task"]]
     core = [s for s in sentences if s.startswith(cue)][-1:]  # what the task cannot do without
+    if stepwise and case["task"] == "assess":
+        core = [s for s in sentences if s.startswith("Gaps:")][:1] + core
     form = next((kind for kind in GROUPS["form"] if kind in kept), None)
     n = kept[form][0]["n"] if form else None
     if form == "most_words" and case["task"] == "summary":
         core = [f"Skills: {s}." for s in case["shown"] if s in " ".join(core)][:1]
     formed = form in ("bullets", "sentences", "parts")
     base = core if formed or form == "most_words" else text.split("\n")
-    demands = demanded(rng, case, kept, " ".join(base))
+    demands = demanded(rng, case, kept, " ".join(base), stepwise)
     first = [kept["begin"][0]["v"]] if "begin" in kept else []
     first = [f"<<{kept['title'][0]['v']}>>"] if "title" in kept else first
     last = [kept["end"][0]["v"]] if "end" in kept else []
@@ -343,7 +349,7 @@ def words(units):
     return len(re.findall(r"\w+", " ".join(units)))
 
 
-def demanded(rng, case, kept, text):
+def demanded(rng, case, kept, text, stepwise):
     """Sentences for what the answer has to contain and does not contain yet."""
     needs, said = [], text.lower()
     for c in kept.get("mention", []):
@@ -357,6 +363,8 @@ def demanded(rng, case, kept, text):
     for c in kept.get("quote", []):
         if c["fact"] not in said:
             told = "You {e} with {s}." if case["task"] == "interview" else "{E} with {s}."
+            if stepwise:
+                told = "So you used {s} and {e}." if case["task"] == "interview" else "Seen: {s} ({e})."  # fmt: skip
             units.append(told.format(e=c["fact"], E=grammar.capital(c["fact"]), s=c["v"]))
     units += [f"This is about {c['v']}." for c in kept.get("name", [])]
     units += [f"The role is {c['v']}." for c in kept.get("role", [])]

@@ -19,6 +19,7 @@ ROOT = Path(__file__).parent.parent
 DATA = ROOT / "data"
 sys.path.insert(0, str(DATA))
 
+import binding  # noqa: E402
 import grammar  # noqa: E402
 import make_data  # noqa: E402
 import recruiter  # noqa: E402
@@ -211,19 +212,116 @@ def test_corpus_holds_no_held_out_title_or_name(corpus):
         assert not unseen.search(json.dumps(row)), row
     tasks = Counter(row["task"] for row in corpus)
     kinds = {"assess", "interview", "summary", "rubric", "transcript", "drill"}
-    assert set(tasks) == kinds | {"asked", "proofread"}
+    kinds |= {"asked", "proofread", "gap_drill", "name_drill", "parts", "joined", "facts"}
+    assert set(tasks) == kinds
     first = Counter(make_data.corpus_row(0, i)["task"] for i in range(0, make_data.DRILLED, 32))
     assert first["drill"] / 400 > 0.85
 
 
 def test_vocabulary_is_closed(corpus):
-    """A tiny base has room for few words: at most 1 500 in the corpus, names not counted."""
+    """A tiny base has room for few words: at most 1 500 in the corpus, names and made-up titles not counted."""
     names = {part.lower() for n in make_data.NAMES for part in n["name"].split()}
     words = set()
     for row in corpus:
-        for m in row.get("messages") or row["prompt"] + row["completion"]:
-            words.update(re.findall("[a-z]+", m["content"].lower()))
+        messages = row.get("messages") or row["prompt"] + row["completion"]
+        title = re.search(r"Role: \S+ (.*)", messages[0]["content"])
+        made_up = title and title.group(1) not in grammar.FAMILIES["train"]
+        for m in messages:
+            text = m["content"].replace(title.group(1), "") if made_up else m["content"]
+            words.update(re.findall("[a-z]+", text.lower()))
     assert 500 < len(words - names) <= 1500
+
+
+def test_made_up_titles_are_new_and_never_held_out():
+    """A base that knows 35 titles by heart names one of them for a title it never saw: the titles have to be beyond counting.
+
+    Known words are among them, so "event manager", a title of the test, can come up by chance: it is drawn again.
+    """
+    for split in ("open", "pieces"):
+        titles = [grammar.open_title(random.Random(i), split) for i in range(3000)]
+        assert len(set(titles)) > 2800 and {len(t.split()) for t in titles} == {1, 2, 3}
+        assert not {*grammar.FAMILIES["val"], *grammar.FAMILIES["test"]} & set(titles)
+
+    class Loaded:  # two words, both known: first event manager, then cold chef
+        said = iter(["event", "manager", "cold", "chef"])
+
+        def choice(self, options):
+            return next(self.said) if isinstance(options, list) else options[-2]
+
+        def random(self):
+            return 0.9
+
+    assert grammar.open_title(Loaded()) == "cold chef"
+
+
+def test_gap_drills_are_right():
+    """The gaps and the recommendation of 600 drills are those that the recruiter finds in the prompt."""
+    seen = Counter()
+    for i in range(600):
+        order, reply = grammar.gap_drill(random.Random(i), "open")
+        first, about = order.split("\n", 1)
+        task = next(t for t, label in grammar.LABELS.items() if f"\n{label}" in about)
+        truth = recruiter.read(f"{grammar.ORDERS[task]}\n{about}")
+        lines = reply.split("\n")
+        gaps = next(line for line in lines if line.startswith("Gaps: "))
+        assert gaps == f"Gaps: {', '.join(truth.gaps) or 'none'}.", (order, reply)
+        if first.startswith("Advance"):
+            assert lines[-1] == f"Recommendation: {truth.decision}.", (order, reply)
+        if first.startswith("Go"):
+            shown = [line.partition(" (")[0] for line in lines if " (" in line and "(claimed)" not in line]  # fmt: skip
+            assert shown == [s for s in truth.must if s in truth.shown], (order, reply)
+        seen[first] += 1
+    assert min(seen.values()) > 100
+
+
+def test_rows_for_looking_up_say_what_the_order_said():
+    """The reply holds the pieces of the order, each whole, and never a title that is held out; facts stay with their skill."""
+    moved = 0
+    for i in range(300):
+        order, reply = binding.parts(random.Random(i), binding.FEW_WORDS)
+        said, again = order.split()[1:], reply.split()[1:]
+        assert len(set(said)) == len(said) and sorted(said) == sorted(again)
+        assert set(said) <= set(binding.FEW_WORDS) and not binding.unseen(order + reply)
+        # at most five pieces: at most four places in the reply where the order went on otherwise
+        behind = dict(zip(said, said[1:]))
+        assert sum(behind.get(a) != b for a, b in zip(again, again[1:])) <= 4
+        moved += said != again
+
+        plain = [w for w in binding.WORDS if f" {w} " not in binding.BETWEEN]
+        order, reply = binding.joined(random.Random(i), plain)
+        said, again = (re.findall(r"[^,.]+", text.split(": ", 1)[1]) for text in (order, reply))
+        signs = "|".join(re.escape(sign) for sign in (" (", ": ", *binding.BETWEEN, " "))
+        split = [{tuple(re.split(signs, piece.strip(" )"), maxsplit=1)) for piece in some} for some in (said, again)]  # fmt: skip
+        assert split[0] == split[1] and 2 <= len(split[0]) <= 4, (order, reply)
+
+        order, reply = binding.facts(random.Random(i))
+        _, told = order.split(": ", 1)
+        for sentence in re.findall(r"[^.]+\.", told):
+            skill = max((s for s in grammar.SKILLS if s in sentence), key=len)
+            verb = sentence.strip().lower()
+            fact = next(f for f in (re.escape(t).replace(r"\{n\}", r"\d+") for t in binding.FACTS) if re.search(f, verb))  # fmt: skip
+            fact = re.search(fact, verb).group()
+            assert any(f"{skill}{sign}{fact}" in reply for sign in (" (", ": ", " and ", " with ")), (order, reply)  # fmt: skip
+    assert moved > 250
+
+
+def test_pieces_never_hold_a_title_that_is_held_out():
+    """Of two words, "event" and "manager" come beside each other in every second draw: drawn again."""
+    for i in range(50):
+        rng = random.Random(i)
+        words = ["event", "manager"] * 1 + [f"word{j}" for j in range(18)]
+        assert "event manager" not in " ".join(binding.parts(rng, words))
+
+
+def test_name_drills_name_one_group():
+    """Five names of one sex or of one group, none held out for the audits, none twice."""
+    rows = {n["name"]: n for n in make_data.NAMES}
+    for i in range(200):
+        order, reply = grammar.name_drill(random.Random(i))
+        asked = re.fullmatch(r"More names like (.+) and (.+)\?", order).groups()
+        found = [rows[name] for name in (*asked, *reply.removesuffix(".").split(", "))]
+        assert len({n["name"] for n in found}) == 5 and {n["split"] for n in found} == {"corpus"}
+        assert len({n["sex"] for n in found}) == 1 or len({n["race_ethnicity"] for n in found}) == 1
 
 
 SENTENCES = re.compile(r"(?<=[.?])\s+")

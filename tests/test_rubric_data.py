@@ -122,11 +122,13 @@ def test_the_file_has_400_prompts_and_disjoint_roles():
         assert all(isinstance(text, str) and text.endswith(".") for text in row["rubrics"])
 
 
-def test_every_constraint_can_be_kept(rows):
+@pytest.mark.parametrize("stepwise", (False, True))
+def test_every_constraint_can_be_kept(rows, stepwise):
     """The answer that keeps all passes all: 400 of 400. A pair of constraints that cannot both hold
     (a P.S. in small letters) would put a lid on the pass rate."""
     for row in rows:
-        answer = rubrics.rubric_answer(rng_for("best", row["task_id"]), row, None)
+        rng = rng_for("best", row["task_id"])
+        answer = rubrics.rubric_answer(rng, row, None, stepwise=stepwise)
         assert [c for c in row["rubrics"] if not passes(answer, **c)] == [], (row["prompt"], answer)
 
 
