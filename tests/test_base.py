@@ -75,3 +75,13 @@ def test_heard_facts_are_repeated_rightly(base):
     """After 60 ideal interviews: of the lines that claim evidence ≥ .8 are right word for word, of all lines ≥ .6."""
     summaries = base_card.measure_summaries(*base)
     assert summaries["claims"] >= 60 and summaries["heard"] >= 0.8 and summaries["lines"] >= 0.6
+
+
+@pytest.mark.slow
+def test_facts_are_looked_up(base):
+    """Asked for each must-have, the base quotes a skill's own fact in ≥ .5 of the cases; any fact of the prompt would be right in about .35.
+
+    The bases before the fourth run were at chance here; then no alignment can make a fact right and no reward model see a wrong one.
+    """
+    lookup = base_card.measure_lookup(*base)
+    assert lookup["chance"] < 0.4 and lookup["facts"] >= 0.5
