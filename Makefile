@@ -39,10 +39,11 @@ $(VENV)/.dev: requirements-dev.txt $(VENV)/.runtime
 	@touch $@
 
 # the whole loop into folder $(1) with seed $(2): one training a model, then every model on the same unseen roles
+# (status 3: an alarm of watch.py ended the run early, and the weights that validated best are what it leaves)
 define loop
 	$(PY) reward_train.py --pairs data/prefs_train.jsonl data/rank_train.jsonl --epochs 2 --seed $(2) --out $(1)/reward --overwrite
 	$(PY) dpo.py --pairs data/prefs_train.jsonl --nll-coef 1 --epochs 3 --seed $(2) --out $(1)/dpo --overwrite
-	$(PY) ppo.py --reward-model $(1)/reward --gold data/recruiter.py:reward --ppo-epochs 2 --batch-size 32 --beta 0.1 --steps 50 --seed $(2) --out $(1)/ppo --overwrite
+	$(PY) ppo.py --reward-model $(1)/reward --gold data/recruiter.py:reward --ppo-epochs 2 --batch-size 32 --beta 0.1 --steps 50 --seed $(2) --out $(1)/ppo --overwrite || [ $$? = 3 ]
 	$(PY) grpo_rubric.py --steps 200 --lr 4e-4 --overlong penalty --eval-temperature 1 --eval-every 10 --patience 0 --seed $(2) --out $(1)/grpo --overwrite
 	$(PY) evaluate.py reward --reward-model $(1)/reward --pairs data/prefs_test.jsonl --seed $(2) --out $(1)/reward-report --overwrite
 	$(PY) evaluate.py compare --model data/tiny-base $(1)/dpo $(1)/ppo --reward-model $(1)/reward --seed $(2) --out $(1)/report --overwrite
