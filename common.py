@@ -2000,12 +2000,18 @@ def score_answers(function, flag, rows, prompts, answers):
 def reward_scorer(folder, dtype=None, device="cpu", tokens=None, flag="--reward-model"):
     """(score, config): score maps (prompt, answer, …) tuples to raw scores and answer lengths in tokens, (B, answers).
 
-    Rendered, cut and tokenised as when the reward model was trained, by its own tokenizer; `tokens` a forward.
+    Rendered, cut and tokenised as when the model was trained, by its own tokenizer; `tokens` a forward. A folder written
+    by dpo.py scores by its implicit reward, see `implicit_reward`.
     """
-    tokenizer, max_length = load_tokenizer(folder, flag), None
-    model = load_reward_model(folder, tokenizer, dtype, device, trainable=False, flag=flag)
+    tokenizer, record = load_tokenizer(folder, flag), {}
     with contextlib.suppress(OSError, ValueError):  # one of another tool has no record of ours
-        max_length = read_record(Path(folder) / "args.json")["args"].get("max_length")
+        record = read_record(Path(folder) / "args.json")
+    max_length = record.get("args", {}).get("max_length")
+    if record.get("stage") == "dpo" and not is_reward_model(load_config(folder, flag)):
+        model, read = implicit_reward(folder, record, dtype, device, flag)
+    else:
+        model = load_reward_model(folder, tokenizer, dtype, device, trainable=False, flag=flag)
+        read = lambda ids, mask, answer: reward_scores(model, ids, mask)  # noqa: E731
 
     @torch.no_grad()
     def score(items):
@@ -2013,13 +2019,43 @@ def reward_scorer(folder, dtype=None, device="cpu", tokens=None, flag="--reward-
         flat = [(prompt, answer) for prompt, *answers in encoded for answer in answers]
         scores, lengths = np.zeros(len(flat)), np.array([len(p) + len(a) for p, a in flat])
         for part in micro_batches(np.arange(len(flat)), lengths, tokens or micro_tokens(model)):
-            ids, mask, _ = pad_rows(*zip(*(flat[i] for i in part)), pad_id(tokenizer))
-            part_scores = reward_scores(model, ids.to(model.device), mask.to(model.device))
-            scores[part] = part_scores.cpu().double().numpy()
+            rows = pad_rows(*zip(*(flat[i] for i in part)), pad_id(tokenizer))
+            scores[part] = read(*(x.to(model.device) for x in rows)).cpu().double().numpy()
         shape = len(items), len(items[0]) - 1
         return scores.reshape(shape), np.array([len(a) for _, a in flat]).reshape(shape)
 
     return score, model.config
+
+
+def implicit_reward(folder, record, dtype=None, device="cpu", flag="--reward-model"):
+    """(policy, read) of a folder written by dpo.py; read maps ids, mask and answer mask (B, T) to rewards (B,).
+
+    r(x, y) = β·(log π(y|x) − log π_ref(y|x)): what DPO's loss compares is a reward, up to a function of the prompt
+    (Rafailov et al. 2023, arXiv 2305.18290, eq. 5), so comparing answers to one prompt needs no other model. As dpo.py
+    logs it: --loss-type simpo has no reference, its reward is β·mean log π.
+    """
+    args, beta = record["args"], record["args"]["beta"]
+    start, reference = args["ref_model"] or args["model"], None
+    if args["loss_type"] != "simpo":
+        known = record["sha256"].get(start) if args["ref_model"] else record["model_sha256"]
+        if known is not None and (not Path(start).exists() or fingerprint(start) != known):
+            raise UserError(
+                f"{flag} {folder}: its reference {start} has changed or is gone, and an implicit reward is measured "
+                "against it; bring it back, or train again by dpo.py"
+            )
+        reference = load_policy(
+            start, dtype, device, trainable=False, flag=f"{flag} {folder}: its reference"
+        )
+    policy = load_policy(folder, dtype, device, trainable=False, flag=flag)
+
+    def read(ids, mask, answer):
+        ratio = token_logps(policy, ids, mask, answer)  # (B, T)
+        if reference is not None:
+            ratio = ratio - token_logps(reference, ids, mask, answer)
+        rewards = beta * ratio.sum(1)  # (B,)
+        return rewards / answer.sum(1) if reference is None else rewards
+
+    return policy, read
 
 
 def reward_function(
@@ -2043,7 +2079,7 @@ def reward_function(
 
 
 def reward_scale(config, raw=False):
-    """(mean, deviation) of the training answers' scores, as reward_train.py stored them; (0, 1) if raw or not stored."""
+    """(mean, deviation) of the answers' scores, as reward_train.py and dpo.py stored them; (0, 1) if raw or not stored."""
     if raw:
         return 0.0, 1.0
     return getattr(config, "reward_mean", 0.0), max(getattr(config, "reward_std", 1.0), 1e-6)

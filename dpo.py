@@ -369,7 +369,11 @@ class Sums:
         sides = ("rewards/chosen", "rewards/rejected", "rewards/margins", "rewards/accuracies")
         names = ("loss", *sides, "logps/chosen", "logps/rejected")
         means = dict(zip(names, total.mean(1).tolist(), strict=False))
-        return means | {"nll": -(total[5].sum() / total[7].sum()).item()}  # per chosen token
+        # nll per chosen token; the deviation of all rewards, for a stage that takes this policy as its reward model
+        return means | {
+            "nll": -(total[5].sum() / total[7].sum()).item(),
+            "rewards/std": total[1:3].std().item(),
+        }
 
 
 @torch.no_grad()
@@ -449,6 +453,7 @@ def main(argv=None):
         common.save_run(model, tokenizer, args)
         log.evaluation(0, *before)
 
+    after = {}, []
     bar = common.progress("dpo", start, steps)
     for step in bar:
         batch, epoch = common.batch_indices(n, args.batch_size, args.seed, step)
@@ -486,13 +491,21 @@ def main(argv=None):
         )
         # (6) now and then: held-out loss and accuracy, sample answers and their score
         if step == steps or (args.eval_every and step % args.eval_every == 0):
-            log.evaluation(step, *evaluate(args, model, tokenizer, pairs, ref_logps, prompts, scorers))  # fmt: skip
+            after = evaluate(args, model, tokenizer, pairs, ref_logps, prompts, scorers)
+            log.evaluation(step, *after)
         if common.checkpoint_due(args, step, steps, stop):
             common.save_checkpoint(args, step, {"model": model}, {"model": optimizer}, scaler)
         if stop or step == args.stop_after:
             return log.stopped(step, stop)
 
     # ---- 9. save ----
+    if (
+        "eval/rewards/std" in after[0]
+    ):  # this policy is a reward model, too (`common.implicit_reward`): its scale, for PPO
+        model.config.reward_mean = (
+            after[0]["eval/rewards/chosen"] + after[0]["eval/rewards/rejected"]
+        ) / 2
+        model.config.reward_std = after[0]["eval/rewards/std"]
     common.save_run(model, tokenizer, args)
     log.finish(["eval/loss", "eval/rewards/accuracies", "val/gold", "val/score"])
     print(f"next: python evaluate.py --model {args.model} {args.out}")

@@ -1046,13 +1046,14 @@ def spending(run, before=None):
 
 
 def behind(run):
-    """What the reward model of a run had cost before its first step; NaN where its folder is gone."""
-    folder = run["args"].get("reward_model")
-    if run["stage"] in ("sft", "dpo") or not folder:  # there it only watches
+    """What the reward models of a run had cost before its first step; NaN where a folder is gone."""
+    folders = run["args"].get("reward_model") or []
+    folders = [folders] if isinstance(folders, str) else folders  # of ppo.py several
+    if run["stage"] in ("sft", "dpo") or not folders:  # there it only watches
         return {}
-    reward = read_run(folder, "--reward-model of the run")
-    spent = spending(reward)[1] if reward else {"pairs": math.nan, "seconds": math.nan}
-    return {key: spent[key] for key in ("pairs", "seconds")}
+    gone, rewards = {"pairs": math.nan, "seconds": math.nan}, [read_run(f, "--reward-model of the run") for f in folders]  # fmt: skip
+    spent = [spending(reward)[1] if reward else gone for reward in rewards]
+    return {key: sum(one[key] for one in spent) for key in ("pairs", "seconds")}
 
 
 def seed_groups(runs):
@@ -1731,7 +1732,9 @@ def run_setup(name, run):
     row = {"name": name, "stage": run["stage"]} | {k: args.get(k) for k in ("model", "seed")}
     row |= {"steps": max(steps, default=0), "peak_mem_mb": max(memory, default=None)}
     row |= {key: round(value, 2) for key, value in run["spent"].items()}
-    row |= {"reward_model": args.get("reward_model"), "validation_left_out": run["left_out"]}
+    reward = args.get("reward_model")
+    row |= {"reward_model": ", ".join(reward) if isinstance(reward, list) else reward}
+    row |= {"validation_left_out": run["left_out"]}
     return row | {"sha256": run["sha256"], "versions": run["versions"]}
 
 
@@ -2431,7 +2434,8 @@ def write_rewardbench(args, report, rows):
     keys = "id", "scores_chosen", "scores_rejected"
     columns = {key: [row[key] for row in pairs] for key in keys}
     results = outcomes(columns["scores_chosen"], columns["scores_rejected"]).ravel().tolist()
-    record = {"model": report["reward_model"], "model_type": "Seq. Classifier"}
+    scored = common.is_reward_model(common.load_config(args.reward_model))
+    record = {"model": report["reward_model"], "model_type": "Seq. Classifier" if scored else "DPO"}
     record |= {"accuracy": report["accuracy"]["value"], "num_prompts": len(pairs)}
     record |= {task: part["value"] for task, part in report["by_task"].items()}
     record |= {"subset": [row["task"] for row in pairs], "results": results} | columns

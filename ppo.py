@@ -13,6 +13,7 @@ Conventions  an action is an answer token, end token included; KL is k1 inside t
              answer's tokens, in nats; rollout and update see softmax(logits / temperature), full vocabulary
 Left out     1. a reward before the end of the answer   2. PPO-ptx   3. EMA   4. asynchronous rollouts
 Run          python ppo.py --reward-model runs/reward
+             python ppo.py --reward-model runs/reward runs/dpo   (the mean of two rewards; DPO's is its implicit one)
              python ppo.py --model Qwen/Qwen2.5-0.5B-Instruct --prompts mine.jsonl --reward-fn my.py:score --critic shared --lora-rank 16
              torchrun --nproc-per-node 8 ppo.py --fsdp --model Qwen/Qwen2.5-7B-Instruct --prompts mine.jsonl --reward-model runs/reward
 Writes       a model folder, args.json, metrics.jsonl, samples.jsonl, rollouts.jsonl, checkpoint/
@@ -205,7 +206,7 @@ def parse_args(argv=None):
     parser.add_argument("--val-split", default="val", help="split to validate on, where rows have one (default %(default)s)")
     parser.add_argument("--eval-fraction", type=float, default=0.05, help="share of the prompts held out to validate on, where rows have no split (default %(default)s)")
     parser.add_argument("--model", default=common.BASE, help="model folder or hub id (default %(default)s)")
-    parser.add_argument("--reward-model", help="folder written by reward_train.py")
+    parser.add_argument("--reward-model", nargs="+", help="folder written by reward_train.py, or by dpo.py (its implicit reward); of several the mean of their standardised scores")
     parser.add_argument("--reward-fn", help="FILE:FUNCTION in its place: (prompts, answers, rows) to a list of numbers, None for an answer that cannot be scored; under torchrun each process passes it its own share of the answers")
     parser.add_argument("--raw-reward", action="store_true", help="the reward model's score as it is, not standardised by its training mean and deviation")
     parser.add_argument("--gold", help="FILE:FUNCTION that scores validation answers and is never trained on, such as data/recruiter.py:reward")
@@ -330,15 +331,20 @@ def load_models(args):
     if args.reward_fn:
         reward = common.load_function(args.reward_fn, "--reward-fn")
     else:
-        reward = common.reward_function(args.reward_model, dtype, device, raw=args.raw_reward)
-        own = common.load_tokenizer(args.reward_model, "--reward-model").get_vocab()
+        scores = [common.reward_function(f, dtype, device, raw=args.raw_reward) for f in args.reward_model]  # fmt: skip
+        reward = lambda *asked: np.mean([score(*asked) for score in scores], 0).tolist()  # noqa: E731
+        name = args.reward_model[0]  # what --critic rm copies
+        scored = common.is_reward_model(common.load_config(name, "--reward-model"))
+        own = common.load_tokenizer(name, "--reward-model").get_vocab()
         same = own == tokenizer.get_vocab()
-        if args.critic == "rm" and not same:
+        if args.critic == "rm" and not (same and scored):
             raise UserError(
-                f"--critic rm: the tokenizer of {args.reward_model} ({len(own)} entries) is not the policy's "
+                f"--critic rm: {name} is a language model and has no head to start from; use policy or shared"
+                if not scored
+                else f"--critic rm: the tokenizer of {name} ({len(own)} entries) is not the policy's "
                 f"({len(tokenizer.get_vocab())}), so its trunk cannot read the policy's tokens; use policy or shared"
             )
-        args.critic = args.critic or ("rm" if same else "policy")
+        args.critic = args.critic or ("rm" if same and scored else "policy")
     args.critic = args.critic or "policy"
     critic = load_critic(args, model, tokenizer, dtype, device, lora)
     return model, reference, critic, reward, tokenizer, scalers
@@ -353,7 +359,7 @@ def load_critic(args, model, tokenizer, dtype, device, lora):
         critic = nn.ModuleDict({"score": head})
         critic.fresh_head = True
     else:
-        source = args.reward_model if args.critic == "rm" else args.model
+        source = args.reward_model[0] if args.critic == "rm" else args.model
         flag = "--reward-model" if args.critic == "rm" else "--model"
         critic = common.load_reward_model(source, tokenizer, dtype, device, flag=flag, **lora)
         head = nn.Linear(critic.score.weight.shape[1], 1).to(device)
@@ -608,7 +614,7 @@ def evaluate(args, model, reference, reward, gold, tokenizer, rows):
 def main(argv=None):
     args = parse_args(argv)
     common.start_processes(args)
-    common.check_out(args, [args.model, args.reward_model])
+    common.check_out(args, [args.model, *(args.reward_model or [])])
     common.seed_everything(args.seed)
     train, val = load_data(args)
     gold = common.load_function(args.gold, "--gold") if args.gold else None
@@ -633,7 +639,7 @@ def main(argv=None):
         for name, m in (("policy", model), (f"critic {args.critic}", critic))
     }
     print("  ".join(f"{k} {v:.2f} M weights" for k, v in weights.items()) + f", lr {args.lr:g}, on {model.device}")  # fmt: skip
-    files = [args.prompts, args.reward_model]
+    files = [args.prompts, *(args.reward_model or [])]
     files += [spec.rpartition(":")[0] for spec in (args.reward_fn, args.gold) if spec]
     record = common.check_run(args, "ppo", files, args.model)
     model = common.prepare_training(model, args)

@@ -56,7 +56,9 @@ def run(copy, line, terminal=False):
         reader.join(timeout=10)
         err = "".join(shown)
     done = subprocess.CompletedProcess(line, process.returncode, out, err)
-    assert done.returncode in ((0, 3) if stopped else (0,)), f"{line}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+    assert done.returncode in ((0, 3) if stopped else (0,)), (
+        f"{line}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+    )
     return done
 
 

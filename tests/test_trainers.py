@@ -8,6 +8,7 @@ rows, so its E1, E2, E3, E5 and E8 are in test_ppo.py.
 
 import json
 import math
+import shutil
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
@@ -1145,3 +1146,95 @@ def test_log_and_folder_are_complete(stage, tmp_path, llama_folder, pairs_file, 
     assert answers == (stage is not reward_train)
     for row in rows:
         assert {"step", "time_s", "peak_mem_mb"} <= row.keys()
+
+
+# ---- a DPO policy as a reward model ----
+
+
+@pytest.mark.parametrize("loss_type", ["sigmoid", "simpo"])
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_a_dpo_policy_scores_by_its_implicit_reward(family, loss_type, tmp_path, pairs_file):
+    """β·(log π − log π_ref) of the folder is what the run itself logged for its held-out pairs, and the scale in config.json
+    is their mean and deviation; simpo: β·mean log π, no reference. Padding and mates change nothing."""
+    model, held = tiny_model(family, tmp_path), write_pairs(tmp_path / "held.jsonl", 9, seed=4)
+    flags = (
+        "--steps",
+        12,
+        "--lr",
+        3e-3,
+        "--eval-pairs",
+        held,
+        "--loss-type",
+        loss_type,
+        "--beta",
+        0.2,
+    )
+    last = [r for r in train(dpo, pairs_file, model, tmp_path / "dpo", *flags) if "eval/loss" in r][
+        -1
+    ]
+    rows, folder = read(held), str(tmp_path / "dpo")
+    raw = common.reward_function(folder, raw=True, tokens=64)
+    prompts = [r["prompt"] for r in rows]
+    sides = [raw(prompts, [r[side][0]["content"] for r in rows]) for side in ("chosen", "rejected")]
+    for side, scores in zip(("chosen", "rejected"), sides):
+        assert np.mean(scores) == pytest.approx(last[f"eval/rewards/{side}"], abs=1e-5)
+    assert np.std(sides) > 1e-3, "the run moved the policy, so its rewards differ"
+    assert raw(prompts[:1], [rows[0]["chosen"][0]["content"]])[0] == pytest.approx(sides[0][0], abs=1e-5)  # fmt: skip
+    config = json.loads((tmp_path / "dpo" / "config.json").read_text())
+    assert config["reward_mean"] == pytest.approx(np.mean(sides), abs=1e-5)
+    assert config["reward_std"] == pytest.approx(np.std(sides, ddof=1), rel=1e-3)
+    scaled = common.reward_function(folder)(prompts, [r["chosen"][0]["content"] for r in rows])
+    assert np.mean(scaled) == pytest.approx((np.mean(sides[0]) - config["reward_mean"]) / config["reward_std"], abs=1e-4)  # fmt: skip
+
+
+def test_an_implicit_reward_needs_its_reference(tmp_path, pairs_file):
+    """A reward against another model than the one that DPO started from is no reward: refused by name, also when it is gone.
+    A plain language model has neither a head nor a reference."""
+    model = tiny_model("llama", tmp_path)
+    train(dpo, pairs_file, model, tmp_path / "dpo", "--steps", 2)
+    common.reward_function(str(tmp_path / "dpo"))
+    with pytest.raises(common.UserError, match="language model without a reward head"):
+        common.reward_function(model)
+    weights = load_file(Path(model) / "model.safetensors")
+    key = next(iter(weights))
+    weights[key] = weights[key] + 1
+    save_file(weights, Path(model) / "model.safetensors", {"format": "pt"})
+    with pytest.raises(common.UserError, match="its reference .* has changed or is gone"):
+        common.reward_function(str(tmp_path / "dpo"))
+    shutil.rmtree(model)
+    with pytest.raises(common.UserError, match="its reference .* has changed or is gone"):
+        common.reward_function(str(tmp_path / "dpo"))
+
+
+def test_ppo_takes_the_mean_of_several_reward_models(tmp_path, pairs_file):
+    """A reward model and a DPO policy: the reward is the mean of the standardised two, rendered by each as in its training;
+    the critic starts from the first if that has a head, and --critic rm is refused where it has none."""
+    model, prompts = tiny_model("llama", tmp_path), write_rows(tmp_path / "p.jsonl", [{"prompt": r["prompt"]} for r in pair_rows(6)])  # fmt: skip
+    held = write_pairs(tmp_path / "held.jsonl", 9, seed=4)
+    train(
+        dpo, pairs_file, model, tmp_path / "dpo", "--steps", 6, "--lr", 3e-3, "--eval-pairs", held
+    )
+    train(reward_train, pairs_file, model, tmp_path / "rm", "--steps", 6, "--lr", 3e-3)
+    both = [str(tmp_path / name) for name in ("rm", "dpo")]
+
+    def run(name, *flags):
+        argv = ["--prompts", prompts, "--model", model, "--out", str(tmp_path / name), "--steps", "1", "--rollouts", "8"]  # fmt: skip
+        argv += ["--max-new-tokens", "6", "--eval-fraction", "0", "--rollouts-every", "1", *flags]
+        assert ppo.main(argv) in (None, 0)
+        return read(tmp_path / name / "rollouts.jsonl"), read_args(tmp_path / name)
+
+    kept, args = run("ppo", "--reward-model", *both)
+    said = [r["prompt"] for r in kept], [r["answer"] for r in kept]
+    scores = [common.reward_function(folder)(*said) for folder in both]
+    assert [r["reward"] for r in kept] == pytest.approx(np.mean(scores, 0), abs=1e-4)
+    assert np.std(scores[0]) > 0 and np.std(scores[1]) > 0 and args["critic"] == "rm"
+    kept, args = run("alone", "--reward-model", both[1])
+    assert args["critic"] == "policy" and [r["reward"] for r in kept] == pytest.approx(
+        common.reward_function(both[1])([r["prompt"] for r in kept], [r["answer"] for r in kept]), abs=1e-4
+    )  # fmt: skip
+    with pytest.raises(common.UserError, match="--critic rm: .* has no head to start from"):
+        run("no", "--reward-model", *both[::-1], "--critic", "rm")
+
+
+def read_args(folder):
+    return json.loads((folder / "args.json").read_text(encoding="utf-8"))["args"]
