@@ -453,7 +453,7 @@ def main(argv=None):
         common.save_run(model, tokenizer, args)
         log.evaluation(0, *before)
 
-    after = {}, []
+    after = None
     bar = common.progress("dpo", start, steps)
     for step in bar:
         batch, epoch = common.batch_indices(n, args.batch_size, args.seed, step)
@@ -499,13 +499,12 @@ def main(argv=None):
             return log.stopped(step, stop)
 
     # ---- 9. save ----
-    if (
-        "eval/rewards/std" in after[0]
-    ):  # this policy is a reward model, too (`common.implicit_reward`): its scale, for PPO
-        model.config.reward_mean = (
-            after[0]["eval/rewards/chosen"] + after[0]["eval/rewards/rejected"]
-        ) / 2
-        model.config.reward_std = after[0]["eval/rewards/std"]
+    # this policy is a reward model, too (`common.implicit_reward`): its scale, kept in config.json for PPO
+    after = after or evaluate(args, model, tokenizer, pairs, ref_logps, prompts, scorers)
+    seen = after[0]
+    if "eval/rewards/std" in seen:
+        both = seen["eval/rewards/chosen"] + seen["eval/rewards/rejected"]
+        model.config.reward_mean, model.config.reward_std = both / 2, seen["eval/rewards/std"]
     common.save_run(model, tokenizer, args)
     log.finish(["eval/loss", "eval/rewards/accuracies", "val/gold", "val/score"])
     print(f"next: python evaluate.py --model {args.model} {args.out}")
