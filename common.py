@@ -850,6 +850,12 @@ def is_reward_model(config):
     return any("ForSequenceClassification" in a for a in config.architectures or [])
 
 
+def has_reward_head(name, flag="--model"):
+    """Is the folder a reward model, whole or as an adapter?"""
+    adapted = any(a.get("task_type") == "SEQ_CLS" for _, a in _adapters(name)[1])
+    return is_reward_model(load_config(name, flag)) or adapted
+
+
 def _load(kind, name, config, trainable, dtype, device, flag):
     """from_pretrained of `kind`, dropout off, fp32 masters where the weights themselves are trained, on its device."""
     import transformers
@@ -916,7 +922,7 @@ def load_policy(name, dtype=None, device=None, trainable=True, lora_rank=0, flag
     """
     config = load_config(name, flag)
     base, adapters = _adapters(name)
-    if is_reward_model(config) or any(a.get("task_type") == "SEQ_CLS" for _, a in adapters):
+    if has_reward_head(name, flag):
         raise UserError(f"{flag} {name}: this is a reward model; pass it as --reward-model")
     full = trainable and not lora_rank
     model = _load("AutoModelForCausalLM", base, config, full, dtype, device, flag)
@@ -932,8 +938,7 @@ def load_reward_model(
     """
     config = load_config(name, flag)
     base, adapters = _adapters(name)
-    fresh = not is_reward_model(config)
-    fresh = fresh and not any(a.get("task_type") == "SEQ_CLS" for _, a in adapters)
+    fresh = not has_reward_head(name, flag)
     if fresh and not trainable:
         raise UserError(
             f"{flag} {name}: this is a language model without a reward head; train one by reward_train.py"
@@ -2007,7 +2012,7 @@ def reward_scorer(folder, dtype=None, device="cpu", tokens=None, flag="--reward-
     with contextlib.suppress(OSError, ValueError):  # one of another tool has no record of ours
         record = read_record(Path(folder) / "args.json")
     max_length = record.get("args", {}).get("max_length")
-    if record.get("stage") == "dpo" and not is_reward_model(load_config(folder, flag)):
+    if record.get("stage") == "dpo" and not has_reward_head(folder, flag):
         model, read = implicit_reward(folder, record, dtype, device, flag)
     else:
         model = load_reward_model(folder, tokenizer, dtype, device, trainable=False, flag=flag)
@@ -2031,22 +2036,27 @@ def implicit_reward(folder, record, dtype=None, device="cpu", flag="--reward-mod
     """(policy, read) of a folder written by dpo.py; read maps ids, mask and answer mask (B, T) to rewards (B,).
 
     r(x, y) = β·(log π(y|x) − log π_ref(y|x)): what DPO's loss compares is a reward, up to a function of the prompt
-    (Rafailov et al. 2023, arXiv 2305.18290, eq. 5), so comparing answers to one prompt needs no other model. As dpo.py
-    logs it: --loss-type simpo has no reference, its reward is β·mean log π.
+    (Rafailov et al. 2023, arXiv 2305.18290, eq. 5), so comparing answers to one prompt needs no other model; answers to
+    different prompts it does not compare. As dpo.py logs it: the sum over tokens also for the losses that compare means
+    (ipo, sigmoid_norm); simpo has no reference, its reward is β·mean log π.
     """
     args, beta = record["args"], record["args"]["beta"]
-    start, reference = args["ref_model"] or args["model"], None
-    if args["loss_type"] != "simpo":
-        known = record["sha256"].get(start) if args["ref_model"] else record["model_sha256"]
+    start, reference = args.get("ref_model") or args["model"], None
+    if args.get("loss_type") != "simpo":
+        known = record.get("sha256", {}).get(start, record.get("model_sha256"))
         if known is not None and (not Path(start).exists() or fingerprint(start) != known):
             raise UserError(
-                f"{flag} {folder}: its reference {start} has changed or is gone, and an implicit reward is measured "
-                "against it; bring it back, or train again by dpo.py"
+                f"{flag} {folder}: its reference {start} (a path from where dpo.py was started) has changed or is gone, "
+                "and an implicit reward is measured against it; bring it back, or train again by dpo.py"
             )
         reference = load_policy(
             start, dtype, device, trainable=False, flag=f"{flag} {folder}: its reference"
         )
     policy = load_policy(folder, dtype, device, trainable=False, flag=flag)
+    if not (
+        Path(folder) / "config.json"
+    ).is_file():  # of an adapter the base's, whose scale is another's
+        forget_scale(policy.config)
 
     def read(ids, mask, answer):
         ratio = token_logps(policy, ids, mask, answer)  # (B, T)
@@ -2059,13 +2069,19 @@ def implicit_reward(folder, record, dtype=None, device="cpu", flag="--reward-mod
 
 
 def reward_function(
-    folder, dtype=None, device="cpu", tokens=None, raw=False, flag="--reward-model"
+    folder, dtype=None, device="cpu", tokens=None, raw=False, scaled=False, flag="--reward-model"
 ):  # fmt: skip
     """The reward model in the signature of --gold: (prompts, answers, rows) → list of float.
 
-    Scores as PPO sees them, (raw − reward_mean) / reward_std as reward_train.py stored them, unless raw.
+    Scores as PPO sees them, (raw − reward_mean) / reward_std as training stored them, unless raw. scaled: refused where
+    nothing is stored, for a mean with other models.
     """
     score, config = reward_scorer(folder, dtype, device, tokens, flag)
+    if scaled and not hasattr(config, "reward_std"):
+        raise UserError(
+            f"{flag} {folder}: its config.json has no reward_std, so its scores cannot be averaged with another's; train "
+            "again by reward_train.py, or by dpo.py with held-out pairs and without --no-merge"
+        )
     mean, std = reward_scale(config, raw)
 
     def function(prompts, texts, rows=None):
@@ -2083,6 +2099,12 @@ def reward_scale(config, raw=False):
     if raw:
         return 0.0, 1.0
     return getattr(config, "reward_mean", 0.0), max(getattr(config, "reward_std", 1.0), 1e-6)
+
+
+def forget_scale(config):
+    """Take `reward_mean` and `reward_std` out: what is trained from a reward has no scale yet."""
+    for key in ("reward_mean", "reward_std"):
+        vars(config).pop(key, None)
 
 
 def mean(values):

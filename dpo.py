@@ -201,6 +201,7 @@ def load_models(args):
     device, dtype, scaler = common.pick_hardware(args)
     tokenizer, lora = common.load_tokenizer(args.model), common.lora_arguments(args)
     model = common.load_policy(args.model, dtype, device, **lora)
+    common.forget_scale(model.config)  # of an earlier DPO run that this one starts from
     return model, tokenizer, scaler
 
 

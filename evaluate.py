@@ -2434,7 +2434,7 @@ def write_rewardbench(args, report, rows):
     keys = "id", "scores_chosen", "scores_rejected"
     columns = {key: [row[key] for row in pairs] for key in keys}
     results = outcomes(columns["scores_chosen"], columns["scores_rejected"]).ravel().tolist()
-    scored = common.is_reward_model(common.load_config(args.reward_model))
+    scored = common.has_reward_head(args.reward_model)
     record = {"model": report["reward_model"], "model_type": "Seq. Classifier" if scored else "DPO"}
     record |= {"accuracy": report["accuracy"]["value"], "num_prompts": len(pairs)}
     record |= {task: part["value"] for task, part in report["by_task"].items()}

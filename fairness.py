@@ -1340,6 +1340,11 @@ def chunks(items, label, size=256):
 def reward_matrices(folder, twins, people, args):
     """{surface: (R, N) scores} of a reward model: "a" the same answer, "b" a profile that holds the name."""
     score, _ = common.reward_scorer(folder, **placed(args), tokens=args.micro_tokens)
+    if not common.has_reward_head(folder, "--reward-model"):
+        raise UserError(
+            f"--reward-model {folder}: a policy's implicit reward compares answers to one prompt, and a twin changes the "
+            "prompt; audit the policy itself with --after"
+        )
     out = {}
     for surface, prompt, answer in (("a", "prompt", "answer"), ("b", "rank_prompt", "profile")):
         if not all(row.get(prompt) and row.get(answer) for row in twins):

@@ -261,6 +261,9 @@ def parse_args(argv=None):
         raise UserError(
             "a reward is needed, and only one: --reward-model FOLDER (train it by reward_train.py), or --reward-fn FILE:FUNCTION"
         )
+    several = args.reward_model or []
+    if len(set(several)) < len(several) or (args.raw_reward and len(several) > 1):
+        raise UserError("--reward-model: of several, each once and without --raw-reward: their standardised scores are averaged")  # fmt: skip
     watch.config_from(args, UserError)
     if args.critic == "rm" and args.reward_fn:
         raise UserError("--critic rm: there is no --reward-model to copy; use policy or shared")
@@ -331,10 +334,11 @@ def load_models(args):
     if args.reward_fn:
         reward = common.load_function(args.reward_fn, "--reward-fn")
     else:
-        scores = [common.reward_function(f, dtype, device, raw=args.raw_reward) for f in args.reward_model]  # fmt: skip
+        several = len(args.reward_model) > 1
+        scores = [common.reward_function(f, dtype, device, raw=args.raw_reward, scaled=several) for f in args.reward_model]  # fmt: skip
         reward = lambda *asked: np.mean([score(*asked) for score in scores], 0).tolist()  # noqa: E731
         name = args.reward_model[0]  # what --critic rm copies
-        scored = common.is_reward_model(common.load_config(name, "--reward-model"))
+        scored = common.has_reward_head(name, "--reward-model")
         own = common.load_tokenizer(name, "--reward-model").get_vocab()
         same = own == tokenizer.get_vocab()
         if args.critic == "rm" and not (same and scored):

@@ -27,6 +27,7 @@ from transformers import (
 
 import common
 import dpo
+import fairness
 import ppo
 import reward_train
 import sft
@@ -1234,6 +1235,33 @@ def test_ppo_takes_the_mean_of_several_reward_models(tmp_path, pairs_file):
     )  # fmt: skip
     with pytest.raises(common.UserError, match="--critic rm: .* has no head to start from"):
         run("no", "--reward-model", *both[::-1], "--critic", "rm")
+
+
+def test_what_an_implicit_reward_does_not_do(tmp_path, pairs_file):
+    """A resumed run without a step left keeps its scale; one that starts from it, with nothing held out, has none of its own
+    and takes none over; an adapter folder has none, so PPO refuses to average it; the audit of twins is refused; an adapter
+    of a reward model is a reward model."""
+    model, held = tiny_model("llama", tmp_path), write_pairs(tmp_path / "held.jsonl", 9, seed=4)
+    flags = ("--steps", 4, "--lr", 3e-3, "--eval-pairs", held)
+    train(dpo, pairs_file, model, tmp_path / "dpo", *flags)
+    scale = common.reward_scale(common.load_config(str(tmp_path / "dpo")))
+    train(dpo, pairs_file, model, tmp_path / "dpo", *flags, "--resume")
+    assert common.reward_scale(common.load_config(str(tmp_path / "dpo"))) == scale != (0.0, 1.0)
+    train(dpo, pairs_file, str(tmp_path / "dpo"), tmp_path / "next", "--steps", 1)
+    assert common.reward_scale(common.load_config(str(tmp_path / "next"))) == (0.0, 1.0)
+    train(dpo, pairs_file, str(tmp_path / "next"), tmp_path / "lora", *flags, "--lora-rank", 2, "--no-merge")  # fmt: skip
+    common.reward_function(str(tmp_path / "lora"))
+    with pytest.raises(common.UserError, match="no reward_std"):
+        common.reward_function(str(tmp_path / "lora"), scaled=True)
+    for wrong in (["a", "a"], ["a", "b", "--raw-reward"]):
+        with pytest.raises(
+            common.UserError, match="of several, each once and without --raw-reward"
+        ):
+            ppo.parse_args(["--reward-model", *wrong])
+    with pytest.raises(common.UserError, match="audit the policy itself with --after"):
+        fairness.main(["twins", "--reward-model", str(tmp_path / "dpo"), "--names-per-cell", "2", "--resumes", "2", "--out", str(tmp_path / "f")])  # fmt: skip
+    train(reward_train, pairs_file, model, tmp_path / "rm", "--steps", 1, "--lora-rank", 2, "--no-merge")  # fmt: skip
+    assert common.has_reward_head(str(tmp_path / "rm")) and not common.has_reward_head(str(tmp_path / "lora"))  # fmt: skip
 
 
 def read_args(folder):
