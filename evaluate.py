@@ -401,7 +401,8 @@ def overoptimised(gold, proxy):
     """Index of the point from which gold falls for two evaluations while proxy rises; None where it does not.
 
     gold, proxy  (n,) of one run's evaluations, in order. Two falls in a row also happen on a noisy plateau, so the
-    search starts at the highest gold, and what follows must lie three deviations of the noise below on average.
+    search starts at the highest gold, and what follows must lie three deviations of the noise below on average. The
+    proxy, noisy as well, rises if what follows lies above it on average.
     Noise: median of the absolute second differences / 1.652, as a second difference of noise σ has deviation √6·σ.
     By hand: gold peaks at index 2, proxy rises throughout; on the way up nothing is marked.
     >>> overoptimised([0, 0.4, 0.6, 0.4, 0], [0, 1, 2, 3, 4]), overoptimised([0, 0.4, 0.6], [0, 1, 2])
@@ -412,7 +413,7 @@ def overoptimised(gold, proxy):
         return None
     noise = np.median(abs(np.diff(gold, 2))) / 1.652 if len(gold) > 4 else 0.0
     for i in range(int(gold.argmax()), len(gold) - 2):
-        falls = gold[i] > gold[i + 1] > gold[i + 2] and proxy[i] < proxy[i + 1] < proxy[i + 2]
+        falls = gold[i] > gold[i + 1] > gold[i + 2] and proxy[i] < proxy[i + 1 :].mean()
         if falls and gold[i] - gold[i + 1 :].mean() > 3 * noise:
             return i
     return None

@@ -105,6 +105,14 @@ def test_falling_with_the_proxy_is_no_overoptimisation():
     assert overoptimised([0.6, 0.5], [0, 1]) is None
 
 
+def test_a_noisy_proxy_rises_on_the_whole():
+    """Evaluations 0 to 15 of a run driven too far: gold falls from .59 by more than .1 for good, the proxy goes on from 1.68 to
+    1.83 with one step back of .03 on the way. Asked to rise at each evaluation, it hid the mark."""
+    gold = [0.43, 0.56, 0.56, 0.59, 0.54, 0.48, 0.49, 0.47, 0.42, 0.47, 0.48, 0.41, 0.47, 0.47, 0.47, 0.48]  # fmt: skip
+    proxy = [0.24, 1.17, 1.5, 1.68, 1.71, 1.68, 1.73, 1.76, 1.74, 1.78, 1.78, 1.79, 1.77, 1.83, 1.83, 1.83]  # fmt: skip
+    assert overoptimised(gold, proxy) == 3
+
+
 def test_equal_kl_prefers_the_better_frontier():
     """E10. b ends higher (.80 at √KL 4) than a (.60 at √KL 2), but at √KL 2 it has .40: at equal KL a is ahead."""
     a, b = [(0, 0.0), (1, 0.4), (2, 0.6)], [(0, 0.0), (2, 0.4), (4, 0.8)]
