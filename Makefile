@@ -101,7 +101,7 @@ data: $(RUNTIME)
 	$(PY) data/make_data.py
 
 # the base from its corpus in five runs (measured: 65 minutes on two cores for the first two, 28 on one for the third;
-# the bundled one had torchrun --nproc-per-node 2 for the last two, 14 and 19 minutes)
+# the bundled one had torchrun --nproc-per-node 2 for the last two, 17 minutes each)
 BASE_FLAGS = --keep-order --warmup 0.03 --micro-tokens 2048 --eval-fraction 0.004 --eval-every 500 --save-every 500 --prompts data/prompts.jsonl --split val --gold data/recruiter.py:copied --save-dtype fp16
 base: $(RUNTIME)
 	@mkdir -p runs
