@@ -32,6 +32,7 @@ Axes         P prompts, G answers a prompt, N answers of a best-of-n pool, M mod
 """
 
 import argparse
+import contextlib
 import csv
 import hashlib
 import html
@@ -2435,8 +2436,11 @@ def write_rewardbench(args, report, rows):
     keys = "id", "scores_chosen", "scores_rejected"
     columns = {key: [row[key] for row in pairs] for key in keys}
     results = outcomes(columns["scores_chosen"], columns["scores_rejected"]).ravel().tolist()
-    scored = common.has_reward_head(args.reward_model)
-    record = {"model": report["reward_model"], "model_type": "Seq. Classifier" if scored else "DPO"}
+    stage = None
+    with contextlib.suppress(OSError, ValueError):
+        stage = common.read_record(Path(args.reward_model) / "args.json").get("stage")
+    kind = "DPO" if stage == "dpo" else "Seq. Classifier"
+    record = {"model": report["reward_model"], "model_type": kind}
     record |= {"accuracy": report["accuracy"]["value"], "num_prompts": len(pairs)}
     record |= {task: part["value"] for task, part in report["by_task"].items()}
     record |= {"subset": [row["task"] for row in pairs], "results": results} | columns
