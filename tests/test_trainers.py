@@ -27,6 +27,7 @@ from transformers import (
 
 import common
 import dpo
+import evaluate
 import fairness
 import ppo
 import reward_train
@@ -1184,6 +1185,11 @@ def test_a_dpo_policy_scores_by_its_implicit_reward(family, loss_type, tmp_path,
     config = json.loads((tmp_path / "dpo" / "config.json").read_text())
     assert config["reward_mean"] == pytest.approx(np.mean(sides), abs=1e-5)
     assert config["reward_std"] == pytest.approx(np.std(sides, ddof=1), rel=1e-3)
+    out = tmp_path / "report"
+    evaluate.main(["reward", "--reward-model", folder, "--pairs", held, "--out", str(out)])
+    bench = json.loads((out / "reward.json").read_text())
+    assert bench["model_type"] == "DPO"
+    assert bench["accuracy"] == pytest.approx(last["eval/rewards/accuracies"], abs=1e-6)
     scaled = common.reward_function(folder)(prompts, [r["chosen"][0]["content"] for r in rows])
     assert np.mean(scaled) == pytest.approx((np.mean(sides[0]) - config["reward_mean"]) / config["reward_std"], abs=1e-4)  # fmt: skip
 
