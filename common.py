@@ -852,8 +852,11 @@ def is_reward_model(config):
 
 def has_reward_head(name, flag="--model"):
     """Is the folder a reward model, whole or as an adapter?"""
-    adapted = any(a.get("task_type") == "SEQ_CLS" for _, a in _adapters(name)[1])
-    return is_reward_model(load_config(name, flag)) or adapted
+    return _has_head(load_config(name, flag), _adapters(name)[1])
+
+
+def _has_head(config, adapters):
+    return is_reward_model(config) or any(a.get("task_type") == "SEQ_CLS" for _, a in adapters)
 
 
 def _load(kind, name, config, trainable, dtype, device, flag):
@@ -922,7 +925,7 @@ def load_policy(name, dtype=None, device=None, trainable=True, lora_rank=0, flag
     """
     config = load_config(name, flag)
     base, adapters = _adapters(name)
-    if has_reward_head(name, flag):
+    if _has_head(config, adapters):
         raise UserError(f"{flag} {name}: this is a reward model; pass it as --reward-model")
     full = trainable and not lora_rank
     model = _load("AutoModelForCausalLM", base, config, full, dtype, device, flag)
@@ -938,7 +941,7 @@ def load_reward_model(
     """
     config = load_config(name, flag)
     base, adapters = _adapters(name)
-    fresh = not has_reward_head(name, flag)
+    fresh = not _has_head(config, adapters)
     if fresh and not trainable:
         raise UserError(
             f"{flag} {name}: this is a language model without a reward head; train one by reward_train.py"
@@ -2053,9 +2056,8 @@ def implicit_reward(folder, record, dtype=None, device="cpu", flag="--reward-mod
             start, dtype, device, trainable=False, flag=f"{flag} {folder}: its reference"
         )
     policy = load_policy(folder, dtype, device, trainable=False, flag=flag)
-    if not (
-        Path(folder) / "config.json"
-    ).is_file():  # of an adapter the base's, whose scale is another's
+    # the config of an adapter is its base's, and so is a scale in it
+    if not (Path(folder) / "config.json").is_file():
         forget_scale(policy.config)
 
     def read(ids, mask, answer):
