@@ -116,6 +116,21 @@ def measure_lookup(model, tokenizer, n=120):
     return {"facts": statistics.mean(right or [0]), "chance": statistics.mean(chance or [0]), "gaps": statistics.mean(gaps)}  # fmt: skip
 
 
+def measure_roles(model, tokenizer, n=120):
+    """The share of cases whose role a greedy answer to "Name the role." names to the letter, on titles no row held."""
+    prompts, roles = [], []
+    for i in range(n):
+        rng = random.Random(f"roles/{i}")
+        case = grammar.make_case(rng, rng.choice(grammar.TASKS), rng.choice(("val", "test")))
+        about = grammar.prompt(case).partition("\n")[2]
+        prompts.append(
+            [{"role": "user", "content": f"Write only what is asked.\n{about}\nName the role."}]
+        )
+        roles.append(case["role"])
+    texts = common.sample(model, tokenizer, prompts, max_new_tokens=32, temperature=0).texts
+    return statistics.mean(role in text for role, text in zip(roles, texts, strict=True))
+
+
 GATES = {
     "ended": "answers that ended by themselves (≥ .98)",
     "form": "answers with the three labelled lines, in order (≥ .85)",
@@ -130,13 +145,13 @@ def write_card(folder):
     model, tokenizer = common.load_policy(folder, trainable=False), common.load_tokenizer(folder)
     rows, drawn = draw(model, tokenizer)
     found, summaries = measure(rows, drawn, 16), measure_summaries(model, tokenizer)
-    lookup = measure_lookup(model, tokenizer)
+    lookup, roles = measure_lookup(model, tokenizer), measure_roles(model, tokenizer)
     weights = sum(p.numel() for p in model.parameters())
     lines = [
         "# tiny-base",
         "",
         f"A Llama of {weights / 1e6:.2f} M weights, trained from scratch on invented text by `make base`"
-        " (`data/make_data.py --corpus` and `sft.py`, five runs, seed 0)."
+        " (`data/make_data.py --corpus` and `sft.py`, six runs, seed 0)."
         " It writes answers of mixed quality on purpose: alignment needs something to choose from."
         " It knows the demo's closed vocabulary and nothing else.",
         "",
@@ -157,6 +172,7 @@ def write_card(folder):
         f"| summary lines wanted that are right (≥ .6) | {summaries['lines']:.3f} |",
         f"| facts quoted for a shown skill that are its own, asked for each must-have (chance {lookup['chance']:.2f}) | {lookup['facts']:.3f} |",
         f"| cases whose gaps are named exactly, asked in the same way | {lookup['gaps']:.3f} |",
+        f"| roles of unseen titles named to the letter, asked for nothing else | {roles:.3f} |",
         "",
         "Ten answers, drawn by seed:",
         "",
@@ -165,7 +181,7 @@ def write_card(folder):
         prompt = rows[i]["prompt"][0]["content"]
         lines += ["```", prompt, "→", drawn.texts[i].replace("```", "'''"), "```", ""]
     (Path(folder) / "README.md").write_text("\n".join(lines), encoding="utf-8")
-    print(json.dumps({**found, **summaries, **lookup}, indent=1))
+    print(json.dumps({**found, **summaries, **lookup, "roles": roles}, indent=1))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
     parts(rng, words)      pieces of two to four words, and the same pieces in another order
     joined(rng, words)     the same, with another word between a piece's first word and its rest
     facts(rng)             skills with what was done with them, asked for in another order
+    spelled(rng)           made-up titles whose words share their syllables, said again in another order
 
 What stands behind a word once stands behind it again: a model that does this has an induction head (Olsson et al. 2022,
 arXiv 2209.11895). Text alone did not give the base one in 288 000 rows: asked what was done with a skill, it named one of
@@ -53,6 +54,21 @@ def joined(rng, words=WORDS):
 def put(first, rest, between):
     """`first (rest)`, `first and rest`."""
     return f"{first}{between}{rest}" + ")" * (between == " (")
+
+
+def spelled(rng):
+    """(order, reply): of few pieces of words many words are made, so one piece back does not tell what follows: two do."""
+    bits = []
+    for _ in range(rng.choice((5, 7, 9))):
+        word = rng.choice(grammar.PIECES)
+        start = rng.randrange(len(word))
+        bits.append(word[start : start + rng.choice((1, 2, 3, 4))])
+    titles = [
+        " ".join("".join(rng.choices(bits, k=rng.choice((2, 2, 3)))) for _ in range(words))
+        for words in rng.choices((1, 2, 2, 3), k=rng.choice((3, 4, 5)))
+    ]
+    order, reply = f"Parts: {', '.join(titles)}.", f"Again: {', '.join(rng.sample(titles, len(titles)))}."  # fmt: skip
+    return spelled(rng) if unseen(order + reply) else (order, reply)
 
 
 def facts(rng):

@@ -352,10 +352,11 @@ def twins(seed):
 # Rows in training order. Run 1: nearly all drills, for copying must be there before the rest; then everything, more
 # diligent answers in the first half. Run 2: mostly what is hard: instructions, assessments, transcripts. Run 3: instructions
 # again, most of them done well, and answers proofread. Run 4: looking things up (`binding.py`), in steps of 128 rows.
-# Run 5: made-up titles, what is missing, and answers done well; at its end the diligence that the base is to have.
-DRILLED, DILIGENT, ENDS = 12_800, 80_000, (160_000, 224_000, 288_000, 384_000, 432_000)
+# Run 5: made-up titles, what is missing, and answers done well; at its end the diligence that the base is to have. Run 6:
+# words spelled out, titles above all, for sub-word pieces that come twice led the copies astray; the same end.
+DRILLED, DILIGENT, ENDS = 12_800, 80_000, (160_000, 224_000, 288_000, 384_000, 432_000, 474_000)
 BOUND = tuple(ENDS[2] + 128 * steps for steps in (200, 350, 500))
-MIXED, ALL_ROWS = (272_000, 412_000), ENDS[-1]
+MIXED, ALL_ROWS = ((272_000, ENDS[2]), (412_000, ENDS[4]), (460_000, ENDS[5])), ENDS[-1]
 FIRST_SHARES = {"assess": 0.03, "drill": 0.91, "interview": 0.03, "summary": 0.03}
 SHARES = {
     "assess": 0.26,
@@ -426,11 +427,33 @@ FIFTH_END_SHARES = {
     "summary": 0.11,
     "transcript": 0.08,
 }
+SIXTH_SHARES = {
+    "asked": 0.12,
+    "assess": 0.10,
+    "facts": 0.02,
+    "gap_drill": 0.08,
+    "interview": 0.07,
+    "name_drill": 0.02,
+    "proofread": 0.08,
+    "role_drill": 0.10,
+    "rubric": 0.15,
+    "spelled": 0.17,
+    "summary": 0.06,
+    "transcript": 0.03,
+}
+SIXTH_END_SHARES = FIFTH_END_SHARES | {
+    "asked": 0.06,
+    "facts": 0.01,
+    "gap_drill": 0.05,
+    "proofread": 0.09,
+    "role_drill": 0.04,
+    "rubric": 0.27,
+}
 
 
 def mixed_again(i):
-    """Does row i stand in the end of run 3 or 5, where answers have the diligence of the base to be?"""
-    return MIXED[0] <= i < ENDS[2] or i >= MIXED[1]
+    """Does row i stand in the end of run 3, 5 or 6, where answers have the diligence of the base to be?"""
+    return any(start <= i < end for start, end in MIXED)
 
 
 def shares_of(i):
@@ -443,7 +466,9 @@ def shares_of(i):
         return THIRD_END_SHARES if mixed_again(i) else THIRD_SHARES
     if i < ENDS[3]:
         return BINDING_SHARES[sum(i >= end for end in BOUND)]
-    return FIFTH_END_SHARES if mixed_again(i) else FIFTH_SHARES
+    if i < ENDS[4]:
+        return FIFTH_END_SHARES if mixed_again(i) else FIFTH_SHARES
+    return SIXTH_END_SHARES if mixed_again(i) else SIXTH_SHARES
 
 
 def kept_share(i, q):
@@ -460,7 +485,7 @@ def kept_share(i, q):
 
 def diligence(rng, i):
     """The hidden diligence of an answer in row i: 0 to 1, uniform but where skills are built."""
-    if ENDS[2] <= i < MIXED[1] and rng.random() < 0.6:
+    if i >= ENDS[2] and not mixed_again(i) and rng.random() < 0.6:
         return 1.0
     return max(rng.random(), rng.random() if i < DILIGENT else 0.0)
 
@@ -491,8 +516,10 @@ def corpus_row(seed, i):
         order, reply = getattr(binding, task)(
             rng, binding.FEW_WORDS if i < BOUND[0] else binding.WORDS
         )
-    elif task == "facts":
-        order, reply = binding.facts(rng)
+    elif task in ("facts", "spelled"):
+        order, reply = getattr(binding, task)(rng)
+    elif task == "role_drill":
+        order, reply = rubrics.role_drill(rng, split)
     elif task == "name_drill":
         order, reply = grammar.name_drill(rng)
     elif task == "drill" and rng.random() < 0.25:

@@ -275,6 +275,13 @@ def asked_only(rng, split, stepwise=False):
     return f"Write only what is asked.\n{about}\n{said}", "\n".join(units)
 
 
+def role_drill(rng, split):
+    """(order, reply): the role, word for word, out of the prompts of the tasks: most titles are made up and met once."""
+    case = grammar.make_case(rng, rng.choice(grammar.TASKS), split)
+    about = grammar.prompt(case).split("\n", 1)[1]
+    return f"Write only what is asked.\n{about}\nName the role.", f"The role is {case['role']}."
+
+
 # ---- 2. answers -------------------------------------------------------------------------------
 
 

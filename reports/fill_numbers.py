@@ -126,7 +126,7 @@ def demo():
     more = sum(ppo["proxy"]["value"] > dpo["proxy"]["value"] for dpo, ppo in ends)
     less = sum(ppo["gold"]["value"] < dpo["gold"]["value"] for dpo, ppo in ends)
     story = f"PPO ends with more of the reward model's score than DPO in {more} of {seeds} runs, and with less of what that score stands for in {less}."  # fmt: skip
-    note += f" Seconds: training, as the run logged them on a CPU. {seeds} seed{'s' * (seeds > 1)}."
+    note += f" Seconds: training, as the runs logged them on a CPU; PPO's hold those of its two rewards. {seeds} seed{'s' * (seeds > 1)}."
     head = ["model", "", "utility", "reward model", "KL", "wins against the base", "seconds"]
     means = [line for line in lines if line[0]]
     each = f"<details><summary>each seed</summary>\n\n{table(head, lines)}\n\n</details>\n\n" * (means != lines)  # fmt: skip
@@ -184,10 +184,14 @@ def learnt():
     pairs, prompts = reward[0][1]["accuracy"]["n"], grpo[0][1]["test_after"]["n"]
     driven = ""
     for _, report in reports("overdriven"):  # one seed: it shows what happens, not how often
+        alone, won = of(report["models"], "name", "ppo-alone"), against_base(report, "ppo-alone")
+        if alone:
+            driven = f"""
+- **PPO on the reward model alone** (`make overdriven`, one run): utility {evaluate.show(alone["gold"], 3)} at KL {evaluate.show(alone["kl"], 2)}, {evaluate.show(won["win_rate"], 1, True)} of wins against the base."""
         run = of(report["frontier"], "model", "overdriven")
         mark, end = run["overoptimised"], run["points"][-1]
         if mark:
-            driven = f"""
+            driven += f"""
 - **PPO driven too far** on purpose (`make overdriven`): on validation prompts utility rises from {run["points"][0]["gold"]:.2f} to {mark["gold"]:.2f} at step {mark["step"]} ({mark["kl"]:.1f} nats), then falls to {end["gold"]:.2f} at step {end["step"]} ({end["kl"]:.0f} nats) while the reward model's score goes on from {next(p["proxy"] for p in run["points"] if p["step"] == mark["step"]):.2f} to {end["proxy"]:.2f}; the report marks step {mark["step"]}."""
     return f"""- **Reward model**: agrees with the recruiter in {over_seeds(right, 1, True)} of {pairs} held-out pairs; "the longer answer wins" in {over_seeds(longer, 1, True)}.
 - **Rubric GRPO**, {grpo[0][1]["last_step"]} steps: criteria met on {prompts} held-out prompts, answers drawn at temperature 1, from {before} to {after}.{driven}"""

@@ -85,3 +85,12 @@ def test_facts_are_looked_up(base):
     """
     lookup = base_card.measure_lookup(*base)
     assert lookup["chance"] < 0.4 and lookup["facts"] >= 0.5
+
+
+@pytest.mark.slow
+def test_an_unseen_title_is_copied_to_the_letter(base):
+    """Asked for the role of 120 cases, the base names ≥ .8 of those titles that no row of its corpus held.
+
+    The bases before the sixth run made "priving tutorge" of "private tutor", and what cannot be copied no reward can teach.
+    """
+    assert base_card.measure_roles(*base) >= 0.8

@@ -23,6 +23,7 @@ import binding  # noqa: E402
 import grammar  # noqa: E402
 import make_data  # noqa: E402
 import recruiter  # noqa: E402
+import rubrics  # noqa: E402
 
 PREFS = [
     "prefs",
@@ -213,6 +214,7 @@ def test_corpus_holds_no_held_out_title_or_name(corpus):
     tasks = Counter(row["task"] for row in corpus)
     kinds = {"assess", "interview", "summary", "rubric", "transcript", "drill"}
     kinds |= {"asked", "proofread", "gap_drill", "name_drill", "parts", "joined", "facts"}
+    kinds |= {"role_drill", "spelled"}
     assert set(tasks) == kinds
     first = Counter(make_data.corpus_row(0, i)["task"] for i in range(0, make_data.DRILLED, 32))
     assert first["drill"] / 400 > 0.85
@@ -223,6 +225,8 @@ def test_vocabulary_is_closed(corpus):
     names = {part.lower() for n in make_data.NAMES for part in n["name"].split()}
     words = set()
     for row in corpus:
+        if row["task"] == "spelled":  # nothing but made-up words
+            continue
         messages = row.get("messages") or row["prompt"] + row["completion"]
         title = re.search(r"Role: \S+ (.*)", messages[0]["content"])
         made_up = title and title.group(1) not in grammar.FAMILIES["train"]
@@ -311,6 +315,32 @@ def test_pieces_never_hold_a_title_that_is_held_out():
         rng = random.Random(i)
         words = ["event", "manager"] + [f"word{j}" for j in range(18)]
         assert "event manager" not in " ".join(binding.parts(rng, words))
+
+
+def test_spelled_titles_share_their_pieces():
+    """The reply says the order's titles, each to the letter; of 300 rows most hold a piece of three letters in two titles,
+    so that the piece before does not tell the piece behind."""
+    shared = moved = 0
+    for i in range(300):
+        order, reply = binding.spelled(random.Random(i))
+        said, again = (text[:-1].split(": ", 1)[1].split(", ") for text in (order, reply))
+        assert sorted(said) == sorted(again) and 3 <= len(said) <= 5
+        assert {len(title.split()) for title in said} <= {1, 2, 3}
+        pieces = [{t[j : j + 3] for j in range(len(t) - 2)} for t in said]
+        shared += any(a & b for j, a in enumerate(pieces) for b in pieces[:j])
+        moved += said != again
+    assert shared > 200 and moved > 200
+
+
+def test_role_drills_name_the_role_and_nothing_else():
+    """The reply is the prompt's own role, made up in more than half of 300 rows."""
+    made_up = 0
+    for i in range(300):
+        order, reply = rubrics.role_drill(random.Random(i), "pieces")
+        role = re.search(r"^Role: (.+)$", order, re.M).group(1)
+        assert order.endswith("\nName the role.") and reply == f"The role is {role}."
+        made_up += role.partition(" ")[2] not in grammar.FAMILIES["train"]
+    assert made_up > 150
 
 
 def test_name_drills_name_one_group():
