@@ -13,7 +13,7 @@ Conventions  an action is an answer token, end token included; KL is k1 inside t
              answer's tokens, in nats; rollout and update see softmax(logits / temperature), full vocabulary
 Left out     1. a reward before the end of the answer   2. PPO-ptx   3. EMA   4. asynchronous rollouts
 Run          python ppo.py --reward-model runs/reward
-             python ppo.py --reward-model runs/reward runs/dpo   (the mean of two rewards; DPO's is its implicit one)
+             python ppo.py --reward-model runs/reward runs/dpo --reward-weights 1 3   (two rewards; DPO's is its implicit one)
              python ppo.py --model Qwen/Qwen2.5-0.5B-Instruct --prompts mine.jsonl --reward-fn my.py:score --critic shared --lora-rank 16
              torchrun --nproc-per-node 8 ppo.py --fsdp --model Qwen/Qwen2.5-7B-Instruct --prompts mine.jsonl --reward-model runs/reward
 Writes       a model folder, args.json, metrics.jsonl, samples.jsonl, rollouts.jsonl, checkpoint/
@@ -207,6 +207,7 @@ def parse_args(argv=None):
     parser.add_argument("--eval-fraction", type=float, default=0.05, help="share of the prompts held out to validate on, where rows have no split (default %(default)s)")
     parser.add_argument("--model", default=common.BASE, help="model folder or hub id (default %(default)s)")
     parser.add_argument("--reward-model", nargs="+", help="folder written by reward_train.py, or by dpo.py (its implicit reward); of several the mean of their standardised scores")
+    parser.add_argument("--reward-weights", type=float, nargs="+", help="weight of each --reward-model in that mean (default: all the same)")
     parser.add_argument("--reward-fn", help="FILE:FUNCTION in its place: (prompts, answers, rows) to a list of numbers, None for an answer that cannot be scored; under torchrun each process passes it its own share of the answers")
     parser.add_argument("--raw-reward", action="store_true", help="the reward model's score as it is, not standardised by its training mean and deviation")
     parser.add_argument("--gold", help="FILE:FUNCTION that scores validation answers and is never trained on, such as data/recruiter.py:reward")
@@ -264,6 +265,9 @@ def parse_args(argv=None):
     several = args.reward_model or []
     if len(set(several)) < len(several) or (args.raw_reward and len(several) > 1):
         raise UserError("--reward-model: of several, each once and without --raw-reward: their standardised scores are averaged")  # fmt: skip
+    weights = args.reward_weights
+    if weights and (len(weights) != len(several) or not all(0 < w < math.inf for w in weights)):
+        raise UserError(f"--reward-weights {' '.join(map(str, weights))}: expected a number above 0 for each --reward-model, of which there are {len(several)}")  # fmt: skip
     watch.config_from(args, UserError)
     if args.critic == "rm" and args.reward_fn:
         raise UserError("--critic rm: there is no --reward-model to copy; use policy or shared")
@@ -336,7 +340,8 @@ def load_models(args):
     else:
         several = len(args.reward_model) > 1
         scores = [common.reward_function(f, dtype, device, raw=args.raw_reward, scaled=several) for f in args.reward_model]  # fmt: skip
-        reward = lambda *asked: np.mean([score(*asked) for score in scores], 0).tolist()  # noqa: E731
+        weights = args.reward_weights
+        reward = lambda *asked: np.average([score(*asked) for score in scores], 0, weights).tolist()  # noqa: E731
         name = args.reward_model[0]  # what --critic rm copies
         scored = common.has_reward_head(name, "--reward-model")
         own = common.load_tokenizer(name, "--reward-model").get_vocab()

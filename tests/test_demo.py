@@ -96,29 +96,36 @@ def against_base(report, name):
     )
 
 
-@pytest.mark.parametrize("name, gain", [("dpo", 0.15), ("ppo", 0.08)])
-def test_policies_are_better_on_unseen_roles(demo, name, gain):
-    """Verdict better, utility clearly up (DPO .21, PPO .15 where the report was made), a KL above 0 that is stated."""
+@pytest.mark.parametrize("name", ["dpo", "ppo"])
+def test_policies_are_better_on_unseen_roles(demo, name):
+    """Verdict better, utility up by .15 and more (.26 to .31 where the reports were made), a KL above 0 that is stated."""
     report, _ = demo
     base, policy = of_model(report, "tiny-base"), of_model(report, name)
     assert against_base(report, name)["verdict"] == "better"
-    assert policy["gold"]["value"] >= base["gold"]["value"] + gain
+    assert policy["gold"]["value"] >= base["gold"]["value"] + 0.15
     assert policy["kl"]["low"] > 0 and base["kl"]["value"] == 0
 
 
-def test_dpo_reaches_its_targets_in_the_committed_report():
-    """Utility ≥ base + .20, win rate ≥ .75. Of the committed report, for a fresh run may differ from it by its tolerance
-    (`test_numbers_are_the_committed_ones`), and the margin is narrower than that."""
-    report = json.loads((REPORTS / "compare-seed-0.json").read_text())
-    base, dpo = of_model(report, "tiny-base"), of_model(report, "dpo")
-    assert dpo["gold"]["value"] >= base["gold"]["value"] + 0.20
-    assert against_base(report, "dpo")["win_rate"]["value"] >= 0.75
+@pytest.mark.parametrize("name, gain, wins", [("dpo", 0.20, 0.75), ("ppo", 0.25, 0.80)])
+def test_policies_reach_their_targets_in_the_committed_reports(name, gain, wins):
+    """DPO: utility ≥ base + .20, win rate ≥ .75; PPO: + .25 and .80; means of three seeds.
+
+    Of the committed reports, for a fresh run may differ from them by its tolerance (`test_numbers_are_the_committed_ones`),
+    and the margin is narrower than that."""
+    reports = [json.loads(f.read_text()) for f in sorted(REPORTS.glob("compare-seed-*.json"))]
+    assert len(reports) == 3
+    ends = [(of_model(r, name), of_model(r, "tiny-base"), against_base(r, name)) for r in reports]
+    assert sum(m["gold"]["value"] - base["gold"]["value"] for m, base, _ in ends) / 3 >= gain
+    assert sum(pair["win_rate"]["value"] for *_, pair in ends) / 3 >= wins
 
 
 def test_rubric_grpo_keeps_more_of_its_rubrics(demo, copy):
-    """On prompts held out to the end the share of criteria met is higher after training than before, at temperature 1."""
+    """On prompts held out to the end the share of criteria met, at temperature 1, is up by .25 and more (.40 to .83 where
+    the report was made); in the committed reports it reaches .80 in the mean of three seeds."""
     summary = json.loads((copy / "runs" / "demo" / "grpo" / "summary.json").read_text())
-    assert summary["test_after"]["score"] >= summary["test_before"]["score"] + 0.05
+    assert summary["test_after"]["score"] >= summary["test_before"]["score"] + 0.25
+    ends = [json.loads(f.read_text())["test_after"]["score"] for f in sorted(REPORTS.glob("grpo-seed-*.json"))]  # fmt: skip
+    assert len(ends) == 3 and sum(ends) / 3 >= 0.80
 
 
 def test_the_audit_has_verdicts(demo, copy):

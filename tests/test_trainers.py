@@ -1235,6 +1235,10 @@ def test_ppo_takes_the_mean_of_several_reward_models(tmp_path, pairs_file):
     scores = [common.reward_function(folder)(*said) for folder in both]
     assert [r["reward"] for r in kept] == pytest.approx(np.mean(scores, 0), abs=1e-4)
     assert np.std(scores[0]) > 0 and np.std(scores[1]) > 0 and args["critic"] == "rm"
+    kept, _ = run("weighed", "--reward-model", *both, "--reward-weights", "1", "3")
+    said = [r["prompt"] for r in kept], [r["answer"] for r in kept]
+    first, second = (np.array(common.reward_function(folder)(*said)) for folder in both)
+    assert [r["reward"] for r in kept] == pytest.approx((first + 3 * second) / 4, abs=1e-4)
     kept, args = run("alone", "--reward-model", both[1])
     assert args["critic"] == "policy" and [r["reward"] for r in kept] == pytest.approx(
         common.reward_function(both[1])([r["prompt"] for r in kept], [r["answer"] for r in kept]), abs=1e-4
@@ -1264,6 +1268,11 @@ def test_what_an_implicit_reward_does_not_do(tmp_path, pairs_file):
             common.UserError, match="of several, each once and without --raw-reward"
         ):
             ppo.parse_args(["--reward-model", *wrong])
+    for wrong in (["1"], ["1", "0"], ["1", "-1"], ["1", "nan"], ["1", "inf"], ["1", "2", "3"]):
+        with pytest.raises(common.UserError, match="a number above 0 for each --reward-model"):
+            ppo.parse_args(["--reward-model", "a", "b", "--reward-weights", *wrong])
+    with pytest.raises(common.UserError, match="for each --reward-model, of which there are 0"):
+        ppo.parse_args(["--reward-fn", "f.py:g", "--reward-weights", "1"])
     with pytest.raises(common.UserError, match="audit the policy itself with --after"):
         fairness.main(["twins", "--reward-model", str(tmp_path / "dpo"), "--names-per-cell", "2", "--resumes", "2", "--out", str(tmp_path / "f")])  # fmt: skip
     train(reward_train, pairs_file, model, tmp_path / "rm", "--steps", 1, "--lora-rank", 2, "--no-merge")  # fmt: skip
