@@ -82,8 +82,8 @@ $(SEEDS:%=report-%): report-%: $(RUNTIME)
 	cp runs/report-$*/fairness/report.json reports/demo/fairness-seed-$*.json
 	cp runs/report-$*/grpo/summary.json reports/demo/grpo-seed-$*.json
 
-# PPO as in the demo but on the reward model alone; then driven too far on purpose: nearly no KL term, no alarm obeyed, the
-# last weights kept; the report marks where gold falls
+# PPO on the reward model alone, at a higher price of the KL; then driven too far on purpose: nearly no KL term, no alarm
+# obeyed, the last weights kept; the report marks where gold falls
 overdriven: $(RUNTIME)
 	$(PY) ppo.py --reward-model runs/report-0/reward --gold data/recruiter.py:reward --ppo-epochs 2 --batch-size 32 --beta 0.1 --steps 50 --out runs/ppo-alone --overwrite || [ $$? = 3 ]
 	$(PY) ppo.py --reward-model runs/report-0/reward --gold data/recruiter.py:reward --ppo-epochs 2 --batch-size 32 --beta 0.003 --lr 3e-4 --schedule constant --steps 60 --eval-every 4 --patience 0 --on-hack warn --restore last --out runs/overdriven --overwrite

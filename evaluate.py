@@ -1734,8 +1734,9 @@ def run_setup(name, run):
     row = {"name": name, "stage": run["stage"]} | {k: args.get(k) for k in ("model", "seed")}
     row |= {"steps": max(steps, default=0), "peak_mem_mb": max(memory, default=None)}
     row |= {key: round(value, 2) for key, value in run["spent"].items()}
-    reward = args.get("reward_model")
+    reward, weights = args.get("reward_model"), args.get("reward_weights")
     row |= {"reward_model": ", ".join(reward) if isinstance(reward, list) else reward}
+    row |= {"reward_weights": weights} if weights else {}
     row |= {"validation_left_out": run["left_out"]}
     return row | {"sha256": run["sha256"], "versions": run["versions"]}
 
@@ -2727,6 +2728,10 @@ def fit_points(fit):
 def frontier_curves(report, scorer):
     """(series of the plot, rows of its table): what each run passed, where each model ended, and best of n."""
     runs, series, cells = {run["model"]: run for run in report["frontier"]}, [], []
+    if scorer == "proxy":
+        # a run on another reward, or on several, logs another score: no curve to this end point
+        same = {row["name"] for row in report["runs"] if row["reward_model"] in (None, report["setup"]["reward_model"])}  # fmt: skip
+        runs = {name: run for name, run in runs.items() if name in same}
     best = report.get("best_of_n")
     for style, row in enumerate(report["models"]):
         name = row["name"]

@@ -211,7 +211,7 @@ def parse_args(argv=None):
     parser.add_argument("--reward-fn", help="FILE:FUNCTION in its place: (prompts, answers, rows) to a list of numbers, None for an answer that cannot be scored; under torchrun each process passes it its own share of the answers")
     parser.add_argument("--raw-reward", action="store_true", help="the reward model's score as it is, not standardised by its training mean and deviation")
     parser.add_argument("--gold", help="FILE:FUNCTION that scores validation answers and is never trained on, such as data/recruiter.py:reward")
-    parser.add_argument("--critic", choices=("rm", "policy", "shared"), help="values from a copy of the reward model, a copy of the policy, or a head on the policy itself (default rm where the tokenizers agree, else policy)")
+    parser.add_argument("--critic", choices=("rm", "policy", "shared"), help="values from a copy of the (first) reward model, a copy of the policy, or a head on the policy itself (default rm where the tokenizers agree, else policy)")
     parser.add_argument("--rollouts", type=int, default=64, help="answers per step, 32 to 512 (default %(default)s)")
     parser.add_argument("--ppo-epochs", type=int, default=4, help="passes over a rollout, 1 to 4 (default %(default)s)")
     parser.add_argument("--temperature", type=float, default=1.0, help="of rollout and update alike (default %(default)s)")

@@ -185,9 +185,9 @@ def learnt():
     driven = ""
     for _, report in reports("overdriven"):  # one seed: it shows what happens, not how often
         alone, won = of(report["models"], "name", "ppo-alone"), against_base(report, "ppo-alone")
-        if alone:
+        if alone and won:
             driven = f"""
-- **PPO on the reward model alone** (`make overdriven`, one run): utility {evaluate.show(alone["gold"], 3)} at KL {evaluate.show(alone["kl"], 2)}, {evaluate.show(won["win_rate"], 1, True)} of wins against the base."""
+- **PPO on the reward model alone** (`make overdriven`, one run, KL coefficient .1): utility {evaluate.show(alone["gold"], 3)} at KL {evaluate.show(alone["kl"], 2)}, {evaluate.show(won["win_rate"], 1, True)} of wins against the base."""
         run = of(report["frontier"], "model", "overdriven")
         mark, end = run["overoptimised"], run["points"][-1]
         if mark:

@@ -93,4 +93,5 @@ def test_an_unseen_title_is_copied_to_the_letter(base):
 
     The bases before the sixth run made "priving tutorge" of "private tutor", and what cannot be copied no reward can teach.
     """
-    assert base_card.measure_roles(*base) >= 0.8
+    found = base_card.measure_roles(*base)
+    assert found["roles"] >= 0.8 and found["titles"] == 15
