@@ -4,7 +4,7 @@ Objective    gold(model) on held-out prompts, P(model beats baseline) and KL(mod
 Algorithm    compare:  (1) prompts of one split, drawn by seed; what each run has logged
                        (2) sample: the same number of answers a prompt from every model, and N from the baseline
                        (3) KL: the same answers under the model and under the baseline
-                       (4) score: gold (independent of training) and proxy (the reward model that training saw)
+                       (4) score: gold (independent of training) and proxy (a reward model, mostly the one trained on)
                        (5) statistics: means, win rates, length-controlled rates, strengths, verdicts, diversity, tasks
                        (6) frontier: gold over √KL, best of n, equal KL, over-optimisation; cost over seeds
                        (7) the reward model: its accuracy and calibration on pairs, its order of candidates

@@ -266,8 +266,8 @@ def parse_args(argv=None):
     if len(set(several)) < len(several) or (args.raw_reward and len(several) > 1):
         raise UserError("--reward-model: of several, each once and without --raw-reward: their standardised scores are averaged")  # fmt: skip
     weights = args.reward_weights
-    if weights and (len(weights) != len(several) or not all(0 < w < math.inf for w in weights)):
-        raise UserError(f"--reward-weights {' '.join(map(str, weights))}: expected a number above 0 for each --reward-model, of which there are {len(several)}")  # fmt: skip
+    if weights and (len(weights) != len(several) or not all(0 < w < 1e6 for w in weights)):
+        raise UserError(f"--reward-weights {' '.join(map(str, weights))}: expected a number above 0 (and below a million) for each --reward-model, of which there are {len(several)}")  # fmt: skip
     watch.config_from(args, UserError)
     if args.critic == "rm" and args.reward_fn:
         raise UserError("--critic rm: there is no --reward-model to copy; use policy or shared")
@@ -360,7 +360,8 @@ def load_models(args):
 
 
 def load_critic(args, model, tokenizer, dtype, device, lora):
-    """`rm`: its head at the last token starts as the standardised score. `policy`, `shared`: a head of zeros."""
+    """`rm`: its head at the last token starts as the standardised score, of several that of the first, which is a start
+    like another: the value loss moves it. `policy`, `shared`: a head of zeros."""
     if args.critic == "shared":
         if args.fsdp:
             raise UserError("--fsdp: the head of --critic shared is no part of the sharded model; use --critic policy")  # fmt: skip

@@ -52,7 +52,7 @@ def drawn(task, n, split="test"):
 
 @pytest.fixture(scope="module")
 def corpus():
-    """2 800 rows from all parts of the corpus of the base."""
+    """5 900 rows from all parts of the corpus of the base."""
     return [make_data.corpus_row(0, i) for i in range(0, make_data.ALL_ROWS, 80)]
 
 

@@ -152,6 +152,25 @@ def test_equal_kl_in_the_report():
     assert found["table"][0]["gold"] == pytest.approx(0.7)
 
 
+def test_a_run_on_another_reward_has_no_proxy_curve():
+    """PPO on two rewards logs their mean as val/score; the end point is the report's one reward model: a line from one to
+    the other would join two scores. Its gold curve stays; a run on that very reward model keeps both."""
+    number = {"value": 1.0, "low": 0.9, "high": 1.1}
+    points = [{"step": i, "kl": i, "gold": 0.5, "proxy": 0.1} for i in (0, 1)]
+    names = ("base", "runs/one", "runs/two")
+    report = {
+        "models": [{"name": n, "kl": number, "gold": number, "proxy": number} for n in names],
+        "frontier": [{"model": n, "points": points, "overoptimised": None, "fit": None} for n in names[1:]],
+        "runs": [{"name": "runs/one", "reward_model": "rm"}, {"name": "runs/two", "reward_model": "rm, dpo"}],
+        "setup": {"reward_model": "rm"},
+        "scorers": ["gold", "proxy"],
+    }  # fmt: skip
+    for scorer, curves in (("gold", 2), ("proxy", 1)):
+        series, cells = evaluate.frontier_curves(report, scorer)
+        assert sum(s.get("hollow", False) for s in series) == curves
+        assert sum(row[1] == "end" for row in cells) == 3
+
+
 def test_frontier_of_a_log():
     """A run's marks come with step and KL; a log without gold has points and no mark, one without KL no fitted curve."""
     gold = [0.4, 0.5, 0.6, 0.5, 0.4, 0.2]

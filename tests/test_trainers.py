@@ -1269,7 +1269,7 @@ def test_what_an_implicit_reward_does_not_do(tmp_path, pairs_file):
         ):
             ppo.parse_args(["--reward-model", *wrong])
     for wrong in (["1"], ["1", "0"], ["1", "-1"], ["1", "nan"], ["1", "inf"], ["1", "2", "3"]):
-        with pytest.raises(common.UserError, match="a number above 0 for each --reward-model"):
+        with pytest.raises(common.UserError, match="a number above 0 .* for each --reward-model"):
             ppo.parse_args(["--reward-model", "a", "b", "--reward-weights", *wrong])
     with pytest.raises(common.UserError, match="for each --reward-model, of which there are 0"):
         ppo.parse_args(["--reward-fn", "f.py:g", "--reward-weights", "1"])
