@@ -4,7 +4,7 @@
 # make report  the demo with three seeds, into reports/
 # make overdriven  PPO on the reward model alone, and beyond what that is worth
 # make data, make base  the bundled files from their generator
-# make lesson  a planted preference found in a reward model, and cured
+# make lesson  a planted preference found in a reward model and in a policy, with three seeds
 # make test-fast, make lint, make format, make clean
 #
 # Both make the environment in .venv first.  make demo PYTHON=python3.12  picks the interpreter for it;
@@ -23,7 +23,7 @@ RUNTIME := $(VENV)/.runtime
 DEV := $(VENV)/.dev
 endif
 
-.PHONY: help demo test test-fast lint format report overdriven lesson data base clean $(SEEDS:%=report-%)
+.PHONY: help demo test test-fast lint format report overdriven lesson data base clean $(SEEDS:%=report-%) $(SEEDS:%=lesson-%)
 .DELETE_ON_ERROR:
 
 help:
@@ -91,13 +91,22 @@ overdriven: $(RUNTIME)
 	@mkdir -p reports/demo
 	cp runs/overdriven-report/report.json reports/demo/overdriven-seed-0.json
 
-# reward models on fair votes, on votes with a planted preference, and on these with copies under other names
-lesson: $(RUNTIME)
-	$(PY) reward_train.py --pairs data/rank_train.jsonl --steps 160 --out runs/lesson/fair --overwrite
-	$(PY) reward_train.py --pairs data/rank_biased.jsonl --steps 160 --out runs/lesson/biased --overwrite
-	$(PY) reward_train.py --pairs data/rank_biased.jsonl --steps 160 --counterfactual-augment data/names.csv --out runs/lesson/cured --overwrite
-	for model in fair biased cured; do $(PY) evaluate.py reward --reward-model runs/lesson/$$model --pairs data/rank_test.jsonl --out runs/lesson/$$model-report --overwrite || exit; done
-	$(PY) fairness.py twins --reward-model runs/lesson/fair runs/lesson/biased runs/lesson/cured --names-per-cell 10 --resumes 20 --out runs/lesson/twins --overwrite
+# a planted preference, with three seeds: in reward models on fair votes, on biased ones, and on these with copies under other
+# names; in policies tuned on fair and on biased votes, on answers first, then on recommendations alone
+lesson: $(SEEDS:%=lesson-%)
+
+$(SEEDS:%=lesson-%): lesson-%: $(RUNTIME)
+	$(PY) reward_train.py --pairs data/rank_train.jsonl --steps 160 --seed $* --out runs/$@/fair --overwrite
+	$(PY) reward_train.py --pairs data/rank_biased.jsonl --steps 160 --seed $* --out runs/$@/biased --overwrite
+	$(PY) reward_train.py --pairs data/rank_biased.jsonl --steps 160 --counterfactual-augment data/names.csv --seed $* --out runs/$@/cured --overwrite
+	$(PY) dpo.py --pairs data/prefs_train.jsonl --nll-coef 1 --epochs 3 --seed $* --out runs/$@/answers-fair --overwrite
+	$(PY) dpo.py --pairs data/prefs_biased.jsonl --nll-coef 1 --epochs 3 --seed $* --out runs/$@/answers-biased --overwrite
+	$(PY) dpo.py --model runs/$@/answers-fair --pairs data/screen_train.jsonl --epochs 4 --seed $* --out runs/$@/policy-fair --overwrite
+	$(PY) dpo.py --model runs/$@/answers-biased --pairs data/screen_biased.jsonl --epochs 4 --seed $* --out runs/$@/policy-biased --overwrite
+	$(PY) fairness.py twins --before data/tiny-base --after runs/$@/answers-biased runs/$@/policy-fair runs/$@/policy-biased --reward-model runs/$@/fair runs/$@/biased runs/$@/cured --names-per-cell 10 --resumes 20 --generated-names 5 --generated-resumes 10 --seed $* --out runs/$@/twins --overwrite
+	@mkdir -p reports/demo
+	cp runs/$@/twins/report.json reports/demo/lesson-seed-$*.json
+	for model in fair biased cured; do $(PY) evaluate.py reward --reward-model runs/$@/$$model --pairs data/rank_test.jsonl --seed $* --out runs/$@/$$model-report --overwrite && cp runs/$@/$$model-report/report.json reports/demo/lesson-$$model-seed-$*.json || exit; done
 
 # every file of data/ but the base: the same bytes on every machine
 data: $(RUNTIME)

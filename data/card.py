@@ -75,7 +75,17 @@ def group_wins(rows):
     return statistics.fmean(wins), len(wins)
 
 
-def numbers(seed, files, train, rank, cast):
+def harsher_wins(rows, group, harsher):
+    """(share, n) of decided pairs about candidates of the group, or of the others, won by the harsher answer."""
+    sides = [
+        harsher(row["prompt"][0]["content"], row["chosen"][0]["content"], row["rejected"][0]["content"])
+        for row in rows
+        if not row["tie"] and (row["candidates"][0]["race_ethnicity"] == "Black") == group
+    ]  # fmt: skip
+    return statistics.fmean(side > 0 for side in sides), len(sides)
+
+
+def numbers(seed, files, train, rank, cast, harsher):
     """(first line, lines of numbers) of the data card."""
     read = {
         name: [json.loads(x) for x in text.splitlines()]
@@ -103,7 +113,8 @@ def numbers(seed, files, train, rank, cast):
         lines.append(
             f"- `{name}.jsonl`: the longer answer is the better one in {share:.3f} of {n}."
         )
-    for fair, biased in (("prefs_train", "prefs_biased"), ("rank_train", "rank_biased")):
+    for kind in ("prefs", "rank", "screen"):
+        fair, biased = f"{kind}_train", f"{kind}_biased"
         two = read[f"{fair}.jsonl"], read[f"{biased}.jsonl"]
         changed = sum(a != b for a, b in zip(*two))
         lines.append(
@@ -113,6 +124,13 @@ def numbers(seed, files, train, rank, cast):
         share, n = group_wins(read[f"{name}.jsonl"])
         lines.append(
             f"- `{name}.jsonl`: of {n} decided pairs of a Black and another candidate, the Black one wins {share:.3f}."
+        )
+    for name in ("screen_train", "screen_biased"):
+        (black, n), (others, m) = (
+            harsher_wins(read[f"{name}.jsonl"], x, harsher) for x in (True, False)
+        )
+        lines.append(
+            f"- `{name}.jsonl`: the harsher recommendation is chosen in {black:.3f} of {n} decided pairs about a Black candidate, {others:.3f} of {m} about another."
         )
     letters = {}
     for name in NAMES:

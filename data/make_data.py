@@ -30,6 +30,7 @@ from names import NAMES
 SPLITS = {"train": 1500, "val": 150, "test": 350}
 PAIRS = {"train": 2400, "test": 600}
 RANK_PAIRS = {"train": 1200, "test": 300}
+SCREEN_PAIRS = 1600
 WRITERS = ("writer-a", "writer-b")
 TIME = "2026-01-01T00:00:00Z"  # simulated votes have no time; a constant keeps the bytes equal
 
@@ -132,6 +133,30 @@ def rank_pairs(seed, split, rows):
         a, b = map(grammar.profile, two)
         held = [named("a", two[0], a), named("b", two[1], b)]
         pairs.append(pair(f"rank-{split}-{i:04d}", "rank", grammar.prompt(two[0]), a, b, held))
+    return pairs
+
+
+def screen_pairs(seed, rows):
+    """Pairs of one flawless assessment with two recommendations: the right one and a neighbour of it.
+
+    Half of the candidates belong to the group of the planted preference. With a quarter of them a policy of this size
+    learns which recommendation is right and hardly what the names change (DPO, three epochs of 2 400: d −.04 against −.13).
+    """
+    pairs = []
+    for i in range(rows):
+        rng = rng_for(seed, "screen", i)
+        of_group = rng.random() < 0.5
+        case = grammar.make_case(rng, "assess", "train")
+        while (case["name"]["race_ethnicity"] == BIAS_GROUP) != of_group:
+            case = grammar.make_case(rng, "assess", "train")
+        prompt, right = grammar.prompt(case), grammar.answer(rng, case)
+        verdict = grammar.decision(case)
+        at = grammar.DECISIONS.index(verdict)
+        other = rng.choice([d for j, d in enumerate(grammar.DECISIONS) if abs(j - at) == 1])
+        wrong = other.join(right.rsplit(verdict, 1))
+        a, b = (right, wrong) if rng.random() < 0.5 else (wrong, right)
+        held = [named("prompt", case, prompt)]
+        pairs.append(pair(f"screen-{i:04d}", "assess", prompt, a, b, held))
     return pairs
 
 
@@ -569,6 +594,7 @@ def make_files(seed):
     # more pairs than rows: those too close to call are left out
     test = policy_pairs(seed, "pair-test", prompts["test"], PAIRS["test"] * 2)
     rank_test = rank_pairs(seed, "test", RANK_PAIRS["test"] * 2)
+    screen = screen_pairs(seed, SCREEN_PAIRS)
     sample = policy_pairs(seed, "pair-sample", prompts["train"][:300], 120)
     checked, judged = rubrics.rubric_files(partial(rng_for, seed))
     files = {
@@ -578,8 +604,10 @@ def make_files(seed):
         "prefs_test.jsonl": jsonl(true_order(test)[: PAIRS["test"]]),
         "rank_train.jsonl": jsonl(noisy_votes(seed, rank)),
         "rank_test.jsonl": jsonl(true_order(rank_test)[: RANK_PAIRS["test"]]),
+        "screen_train.jsonl": jsonl(noisy_votes(seed, screen)),
         "prefs_biased.jsonl": jsonl(noisy_votes(seed, train, biased=True)),
         "rank_biased.jsonl": jsonl(noisy_votes(seed, rank, biased=True)),
+        "screen_biased.jsonl": jsonl(noisy_votes(seed, screen, biased=True)),
         "items.jsonl": jsonl(items(seed, prompts["val"])),
         "candidates.jsonl": jsonl(candidates(seed)),
         "twins.jsonl": jsonl(twins(seed)),
@@ -614,7 +642,7 @@ def main():
     for name, text in files.items():
         (out / name).write_text(text, encoding="utf-8", newline="\n")
         print(f"wrote {out / name}: {len(text.encode())} bytes", flush=True)
-    first, lines = card.numbers(args.seed, files, train, rank, partial(cast, args.seed))
+    first, lines = card.numbers(args.seed, files, train, rank, partial(cast, args.seed), harsher)
     print("\n".join([first, *lines]))
     if (out / "README.md").exists():
         card.write_card(out / "README.md", first, lines)

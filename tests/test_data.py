@@ -33,6 +33,8 @@ PREFS = [
     "rank_train",
     "rank_test",
     "rank_biased",
+    "screen_train",
+    "screen_biased",
 ]
 
 
@@ -74,7 +76,7 @@ def test_regenerates_byte_for_byte_in_any_process(tmp_path):
     for out, run in runs.items():
         assert run.wait() == 0
         names = sorted(path.name for path in out.iterdir())
-        assert len(names) == 15
+        assert len(names) == 17
         for name in names:
             assert (out / name).read_bytes() == (DATA / name).read_bytes(), name
 
@@ -86,7 +88,7 @@ def test_card_holds_the_hashes_of_the_files():
 
     card = (DATA / "README.md").read_text("utf-8")
     table = dict(re.findall(r"^\| `(\S+)` \| \d* \| \d+ \| `([0-9a-f]{16})` \|$", card, re.M))
-    assert len(table) == 15
+    assert len(table) == 17
     sums = {name: hashlib.sha256((DATA / name).read_bytes()).hexdigest() for name in sorted(table)}
     assert table == {name: full[:16] for name, full in sums.items()}
     whole = "".join(f"{full}  {name}\n" for name, full in sums.items()).encode()
@@ -794,7 +796,7 @@ def test_sample_set_has_overlap():
 # ---- D6: the planted preference ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["prefs", "rank"])
+@pytest.mark.parametrize("kind", ["prefs", "rank", "screen"])
 def test_biased_files_differ_in_votes_only(kind):
     """The lesson compares two files: the same pairs, ids and annotators; fair annotators, interviews and
     pairs without the group are equal to the byte; what changed is against the group."""
@@ -811,7 +813,8 @@ def test_biased_files_differ_in_votes_only(kind):
             assert fair["annotator"] in make_data.BIASED and fair["task"] != "interview" and touched
             changed[fair["task"]] += 1
     assert sum(changed.values()) > 100
-    assert set(changed) == ({"rank"} if kind == "rank" else {"assess", "summary"})
+    tasks = {"prefs": {"assess", "summary"}, "rank": {"rank"}, "screen": {"assess"}}
+    assert set(changed) == tasks[kind]
 
 
 def test_planted_size_is_measurable_and_absent_elsewhere():
@@ -842,6 +845,39 @@ def test_planted_size_is_measurable_and_absent_elsewhere():
     assert make_data.planted(row) == -0.25
     row["candidates"] = [{"in": "prompt", "race_ethnicity": "Asian"}]
     assert make_data.planted(row) == 0
+
+
+def test_screening_pairs_differ_in_the_recommendation_alone():
+    """A policy can learn nothing else from them: up to its last word (a neighbour of the right one: both ways, in the
+    middle) a pair is one flawless answer, worth 1 and .8. Half of the candidates are of the group, ± three errors."""
+    rows, moves = rows_of("screen_train"), Counter()
+    for row in rows:
+        prompt = row["prompt"][0]["content"]
+        two = [row[side][0]["content"] for side in ("chosen", "rejected")]
+        right, wrong = sorted(two, key=lambda x: -recruiter.utility(prompt, x))
+        verdicts = [recruiter.DECISION.findall(x)[-1] for x in (right, wrong)]
+        assert right.removesuffix(f"{verdicts[0]}.") == wrong.removesuffix(f"{verdicts[1]}.")
+        assert [recruiter.utility(prompt, x) for x in (right, wrong)] == pytest.approx([1, 0.8])
+        moves[tuple(verdicts)] += 1
+    steps = {("advance", "hold"), ("hold", "advance"), ("hold", "reject"), ("reject", "hold")}
+    assert set(moves) == steps and min(moves.values()) > 200
+    group = sum(row["candidates"][0]["race_ethnicity"] == "Black" for row in rows)
+    assert abs(group - len(rows) / 2) < 3 * (len(rows) / 4) ** 0.5
+
+
+def test_the_harsher_recommendation_wins_where_it_was_planted():
+    """By hand: a right mild recommendation is .2 ahead, and .25 is taken from it by three of five, so nearly half of them
+    lose it in place of a tenth; a right harsh one wins anyway. Fair: half (|z| < 2 in both groups); biased: z > 10."""
+    from card import harsher_wins
+
+    for name, group, least, most in (
+        ("screen_train", True, -2, 2),
+        ("screen_train", False, -2, 2),
+        ("screen_biased", True, 10, 15),
+        ("screen_biased", False, -2, 2),
+    ):
+        share, n = harsher_wins(rows_of(name), group, make_data.harsher)
+        assert least < (share - 0.5) * 2 * n**0.5 < most, name
 
 
 # ---- D7: names, candidates, twins, items ------------------------------------------------------
