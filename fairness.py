@@ -2074,25 +2074,39 @@ def text(args):
     return finish(args, report, [])
 
 
-def study_votes(path):
-    """Preference data: annotators, ties, agreement, and how often an answer about a group's candidate was chosen."""
-    annotators, ties, agreement, chosen, n = Counter(), 0, [], {}, 0
+def study_votes(path, words):
+    """Preference data: annotators, ties, agreement; by group how often its candidate was chosen over another, and how often
+    the harsher of two decisions about the same candidate was.
+
+    words  the decisions, the mildest first
+    """
+    annotators, ties, agreement, n = Counter(), 0, [], 0
+    counts = {"chosen": {}, "harsher": {}}
     for row in common.read_jsonl(path, flag="--prefs"):
         n += 1
         annotators[str(row.get("annotator"))] += 1
         ties += bool(row.get("tie"))
         agreement += [row["agreement"]] if row.get("n_votes", 1) > 1 and "agreement" in row else []
-        sides = [c for c in row.get("candidates") or () if c.get("in") in ("chosen", "rejected")]
-        if len(sides) == 2 and not row.get("tie"):
-            for c in sides:
-                for key in {"sex", "race_ethnicity"} & set(c):
-                    k, m = chosen.get((key, c[key]), (0, 0))
-                    chosen[key, c[key]] = k + (c["in"] == "chosen"), m + 1
+        people, hits = row.get("candidates") or (), []
+        sides = [c for c in people if c.get("in") in ("chosen", "rejected")]
+        answers = ["\n".join(message_texts(row.get(side, ""))) for side in ("chosen", "rejected")]
+        better, worse = (decision_of(answer, words) for answer in answers)
+        if len(sides) == 2:
+            hits = [("chosen", c, c["in"] == "chosen") for c in sides]
+        elif len(people) == 1 and not sides and better and worse and better != worse:
+            hits = [("harsher", people[0], words.index(better) > words.index(worse))]
+        for what, c, hit in hits if not row.get("tie") else ():
+            for key in {"sex", "race_ethnicity"} & set(c):
+                k, m = counts[what].get((key, c[key]), (0, 0))
+                counts[what][key, c[key]] = k + hit, m + 1
+    rates = {
+        what: [{"attribute": k, "group": g, "rate": share(a, m)} for (k, g), (a, m) in sorted(found.items())]
+        for what, found in counts.items()
+    }  # fmt: skip
     return {
         "file": str(path), "n": n, "annotators": dict(sorted(annotators.items())), "ties": share(ties, n),
         "agreement": number(np.mean(agreement) if agreement else None, len(agreement), reason="one vote an item"),
-        "chosen": [{"attribute": k, "group": g, "rate": share(a, m)} for (k, g), (a, m) in sorted(chosen.items())],
-    }  # fmt: skip
+    } | rates  # fmt: skip
 
 
 def pair_accuracy(folder, path, args):
@@ -2197,7 +2211,8 @@ def report(args):
     prefs, evaluation = [p for p in args.prefs if present(p)], present(args.evaluation)
     given = [args.twins, args.names, pairs, *prefs, present(args.candidates), evaluation]
     record = head(args, "report", [*rewards, before, *after, *given]) | study
-    record["preferences"] = [study_votes(p) for p in prefs]
+    words = (args.decision_words[0], "hold", *args.decision_words[1:])
+    record["preferences"] = [study_votes(p, words) for p in prefs]
     record |= {"accuracy": accuracy, "decisions": decisions, "ll144": ll144, "risky": risky}
     record["detector"] = detector
     record["utility"] = utility(evaluation) if evaluation else []
@@ -2394,11 +2409,15 @@ def verdict_section(report):
 def votes_section(votes):
     agreement = show(votes["agreement"]) if votes["agreement"]["value"] is not None else f"not measured ({votes['agreement']['reason']})"  # fmt: skip
     lines = [f"{votes['n']} votes in {votes['file']}; " + ", ".join(f"{k} {v}" for k, v in votes["annotators"].items()) + f"; ties {show(votes['ties'], 1, True)}; agreement {agreement}."]  # fmt: skip
-    cells = [[f"{r['attribute']}: {r['group']}", show(r["rate"], 3), r["rate"]["n"]] for r in votes["chosen"]]  # fmt: skip
     out = paragraphs(lines)
-    if cells:
-        return out + table(["candidate named", "chosen, where both are profiles", "n"], cells, "Chosen by group")  # fmt: skip
-    return out + paragraphs(["Chosen rate by group: not measured (no pair compares two named candidates)."])  # fmt: skip
+    for key, head, title, why in (
+        ("chosen", "chosen, where both are profiles", "Chosen by group", "no pair compares two named candidates"),
+        ("harsher", "the harsher of two decisions chosen", "Harsher decision by group", "no pair decides differently about one named candidate"),
+    ):  # fmt: skip
+        cells = [[f"{r['attribute']}: {r['group']}", show(r["rate"], 3), r["rate"]["n"]] for r in votes.get(key, [])]  # fmt: skip
+        missing = paragraphs([f"{title}: not measured ({why})."])
+        out += table(["candidate named", head, "n"], cells, title) if cells else missing
+    return out
 
 
 def twin_section(part):

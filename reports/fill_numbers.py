@@ -197,6 +197,43 @@ def learnt():
 - **Rubric GRPO**, {grpo[0][1]["last_step"]} steps: criteria met on {prompts} held-out prompts, answers drawn at temperature 1, from {before} to {after}.{driven}"""
 
 
+def with_verdict(record, verdict):
+    """An effect with its interval and the first words of its verdict; a difference that was found is bold.
+
+    >>> with_verdict({"value": 0.2, "low": 0.1, "high": 0.3}, "difference found: larger after, smaller than 0.5 SD")
+    '0.20 [0.10, 0.30] **difference found: larger after**'
+    """
+    word = re.split(r" within| \(|, smaller than|: unchanged", verdict)[0]
+    word = f"**{word}**" if word.startswith("difference found") else word
+    return f"{evaluate.show(record, 2)} {word}"
+
+
+def lesson():
+    """The planted preference, Black against White names: in reward models (surface b), and in policies as a change (c)."""
+    seeds = reports("lesson")
+    black = lambda rows: next(r for r in rows if (r["group"], r["reference"]) == ("Black", "White"))  # noqa: E731
+    names = {"fair": "fair", "biased": "biased", "cured": "biased, `--counterfactual-augment`"}
+    rewards, policies = [], []
+    for folder, name in names.items():
+        right = [report["accuracy"] for _, report in reports(f"lesson-{folder}")]
+        cells = []
+        for _, report in seeds:
+            surfaces = [s for s in report["surfaces"] if s["surface"] == "b"]
+            row = black(of(surfaces, "model", folder)["rows"])
+            cells.append(with_verdict(row["d"], row["verdict"]))
+        rewards.append([name, *cells, over_seeds(right, 1, True)])
+    names = {"policy-fair": "fair, answers and recommendations", "answers-biased": "biased, answers alone"}  # fmt: skip
+    names["policy-biased"] = "biased, answers and recommendations"
+    for folder, name in names.items():
+        found = [[c for c in r["changes"] if c["surface"] == "c"] for _, r in seeds]
+        rows = [black(of(changes, "model", folder)["rows"]) for changes in found]
+        levels = [over_seeds([{"value": r["levels"][i]} for r in rows], 2) for i in (0, 1)]
+        policies.append([name, *levels, *(with_verdict(r["D"], r["verdict"]) for r in rows)])
+    head = ["votes behind the reward model", *(f"d, seed {s}" for s, _ in seeds), "accuracy on fair pairs"]  # fmt: skip
+    after = ["votes behind the policy", "before", "after", *(f"change, seed {s}" for s, _ in seeds)]
+    return f"{table(head, rewards)}\n\n{table(after, policies)}"
+
+
 def fairness():
     """Surface c, the log-odds of the decision: the gap between two groups of names before and after, and its change."""
     cells, seeds = {}, reports("fairness")
@@ -216,9 +253,7 @@ def fairness():
             if seed not in rows:
                 changes.append("–")
                 continue
-            word = rows[seed]["verdict"].split(" within")[0].split(" (")[0].split(":")[0]
-            word = f"**{word}**" if word == "difference found" else word
-            changes.append(f"{evaluate.show(rows[seed]['D'], 2)} {word}")
+            changes.append(with_verdict(rows[seed]["D"], rows[seed]["verdict"]))
         lines.append([group, name, *levels, *changes])
     head = ["names", "model", "before", "after", *(f"change, seed {seed}" for seed, _ in seeds)]
     return table(head, lines)
@@ -281,7 +316,7 @@ def intervals():
 
 
 BLOCKS = {
-    "demo": demo, "frontier": frontier, "learnt": learnt, "fairness": fairness, "speed": speed, "sizes": sizes,
+    "demo": demo, "frontier": frontier, "learnt": learnt, "fairness": fairness, "lesson": lesson, "speed": speed, "sizes": sizes,
     "comparisons": comparisons, "intervals": intervals, "memory-by-hand": memory.by_hand, "memory-parts": memory.parts_table,
     "memory-full": memory.fits_table, "memory-lora": lambda: memory.fits_table(rank=16),
 }  # fmt: skip

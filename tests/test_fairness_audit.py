@@ -744,3 +744,44 @@ def test_no_forbidden_word(tmp_path, capsys):
         assert not FORBIDDEN.search(text), FORBIDDEN.search(text)
     for page in (out / "report.html", tmp_path / "t" / "report.html", out / "audit.md"):
         assert fairness.NOTICE in page.read_text(encoding="utf-8")
+
+
+# ---- votes ----------------------------------------------------------------------------------------------------------
+
+
+def test_votes_by_group_read_by_hand(tmp_path):
+    """Four answers about one candidate that decide differently: the harsher wins 1 of 1 Black (the tie does not count), 1 of 2
+    White. Two profiles: the Black one is chosen. A pair without a candidate, with one decision or with none is in no rate."""
+    told = lambda better, worse, group, **more: {  # noqa: E731
+        "prompt": "p", "chosen": f"Recommendation: {better}.", "rejected": [{"role": "assistant", "content": f"Recommendation: {worse}."}],
+        "candidates": [{"in": "prompt", "race_ethnicity": group}] if group else [],
+    } | more  # fmt: skip
+    two = [
+        {"in": "chosen", "race_ethnicity": "Black"},
+        {"in": "rejected", "race_ethnicity": "White"},
+    ]
+    rows = [
+        told("hold", "advance", "Black"), told("reject", "hold", "Black", tie=True), told("advance", "reject", "White"),
+        told("reject", "hold", "White"), told("hold", "hold", "White"), told("no idea", "hold", "White"),
+        told("hold", "advance", ""), {"prompt": "p", "chosen": "A", "rejected": "B", "candidates": two},
+    ]  # fmt: skip
+    file = tmp_path / "votes.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    found = fairness.study_votes(file, ("advance", "hold", "reject"))
+    rates = lambda key: {r["group"]: (r["rate"]["value"], r["rate"]["n"]) for r in found[key]}  # noqa: E731
+    assert rates("harsher") == {"Black": (1.0, 1), "White": (0.5, 2)}
+    assert rates("chosen") == {"Black": (1.0, 1), "White": (0.0, 1)}
+    page = fairness.votes_section(found)
+    assert (
+        "Harsher decision by group" in page
+        and "not measured" not in page.split("Chosen by group")[1]
+    )
+
+
+@pytest.mark.parametrize("name, low, high", [("screen_train", 0.45, 0.55), ("screen_biased", 0.68, 0.78)])  # fmt: skip
+def test_bundled_votes_show_what_was_planted(name, low, high):
+    """The data card's .508 and .725 of the decided pairs about Black candidates; the other groups at a half in both files."""
+    found = fairness.study_votes(f"data/{name}.jsonl", ("advance", "hold", "reject"))["harsher"]
+    races = {r["group"]: r["rate"]["value"] for r in found if r["attribute"] == "race_ethnicity"}
+    assert low < races.pop("Black") < high and len(races) == 3
+    assert all(0.45 < rate < 0.55 for rate in races.values())
