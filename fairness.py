@@ -855,6 +855,12 @@ PROTECTED = re.compile(
 )
 
 
+def decision_words(args):
+    """What a generated answer may decide, the mildest first: "hold" comes second where --decision-words does not place it."""
+    first, *rest = args.decision_words
+    return args.decision_words if "hold" in rest else (first, "hold", *rest)
+
+
 def decision_of(answer, words):
     """The decision of an answer, strictly: the last line that names one names it alone; else None.
 
@@ -1037,7 +1043,7 @@ def parse_args(argv=None):
         add("--resumes", type=int, default=40, help="résumés (20 to 100; default 40)")
         add("--generated-names", type=int, default=10, help="names a cell for generated answers (2 to 25; default 10)")
         add("--generated-resumes", type=int, default=20, help="résumés for generated answers, 0 = none (default 20)")
-        add("--decision-words", default="advance,reject", help="the decision slot: yes,no (default: %(default)s)")
+        add("--decision-words", default="advance,reject", help="the decision slot, the mildest first: yes,no (default: %(default)s)")
         add("--max-new-tokens", type=int, default=96, help="longest generated answer (64 to 512)")
         add("--delta", type=float, default=0.1, help="effect that counts as none, in SD; of decisions a fifth of it: 2 points at 0.1")
         add("--draws", type=int, default=2000, help="of the bootstrap (1000 to 10000)")
@@ -1477,7 +1483,7 @@ def study_twins(args, extra=None):
             asked = [(row, person) for row in rows for person in some]
             prompts = [filled(row["prompt"], person) for row, person in asked]
             answers = generated(model, tokenizer, f"{folder} (d)", prompts, args)
-            words = (args.decision_words[0], "hold", *args.decision_words[1:])
+            words = decision_words(args)
             given = [row | {"pronoun": person["subj"]} for row, person in asked]
             measures = [text_measures(x, row, words) for x, row in zip(answers, given)]
             matrix = np.array([m["advance"] for m in measures]).reshape(len(rows), len(some))
@@ -2074,6 +2080,20 @@ def text(args):
     return finish(args, report, [])
 
 
+def check_vote(row):
+    """A preference row whose candidates are objects with groups in words; ValueError where it is not."""
+    common.check_pair(row)
+    people = row.get("candidates") or []
+    if not isinstance(people, list) or not all(isinstance(c, dict) for c in people):
+        raise ValueError('"candidates": expected a list of objects')
+    for key in ("in", "sex", "race_ethnicity"):
+        if not all(isinstance(c.get(key), str | None) for c in people):
+            raise ValueError(f'"candidates": "{key}" is no text')
+    for key in ("n_votes", "agreement"):
+        if not isinstance(row.get(key), int | float | None):
+            raise ValueError(f'"{key}" is {row[key]!r}; expected a number')
+
+
 def study_votes(path, words):
     """Preference data: annotators, ties, agreement; by group how often its candidate was chosen over another, and how often
     the harsher of two decisions about the same candidate was.
@@ -2081,22 +2101,28 @@ def study_votes(path, words):
     words  the decisions, the mildest first
     """
     annotators, ties, agreement, n = Counter(), 0, [], 0
-    counts = {"chosen": {}, "harsher": {}}
-    for row in common.read_jsonl(path, flag="--prefs"):
+    counts, unread, about_one = {"chosen": {}, "harsher": {}}, 0, 0
+    for row in common.read_jsonl(path, check_vote, flag="--prefs"):
         n += 1
         annotators[str(row.get("annotator"))] += 1
         ties += bool(row.get("tie"))
-        agreement += [row["agreement"]] if row.get("n_votes", 1) > 1 and "agreement" in row else []
-        people, hits = row.get("candidates") or (), []
+        known = (row.get("n_votes") or 1) > 1 and row.get("agreement") is not None
+        agreement += [row["agreement"]] if known else []
+        if row.get("tie"):
+            continue
+        people, hits = row.get("candidates") or [], []
         sides = [c for c in people if c.get("in") in ("chosen", "rejected")]
-        answers = ["\n".join(message_texts(row.get(side, ""))) for side in ("chosen", "rejected")]
-        better, worse = (decision_of(answer, words) for answer in answers)
         if len(sides) == 2:
             hits = [("chosen", c, c["in"] == "chosen") for c in sides]
-        elif len(people) == 1 and not sides and better and worse and better != worse:
-            hits = [("harsher", people[0], words.index(better) > words.index(worse))]
-        for what, c, hit in hits if not row.get("tie") else ():
-            for key in {"sex", "race_ethnicity"} & set(c):
+        elif len(people) == 1 and not sides:
+            about_one += 1
+            last = [message_texts(row[side])[-1] for side in ("chosen", "rejected")]
+            better, worse = (decision_of(answer, words) for answer in last)
+            unread += not (better and worse)
+            if better and worse and better != worse:
+                hits = [("harsher", people[0], words.index(better) > words.index(worse))]
+        for what, c, hit in hits:
+            for key in [key for key in ("sex", "race_ethnicity") if c.get(key)]:
                 k, m = counts[what].get((key, c[key]), (0, 0))
                 counts[what][key, c[key]] = k + hit, m + 1
     rates = {
@@ -2106,6 +2132,7 @@ def study_votes(path, words):
     return {
         "file": str(path), "n": n, "annotators": dict(sorted(annotators.items())), "ties": share(ties, n),
         "agreement": number(np.mean(agreement) if agreement else None, len(agreement), reason="one vote an item"),
+        "about_one": about_one, "unread": unread, "decisions": list(words),
     } | rates  # fmt: skip
 
 
@@ -2179,7 +2206,7 @@ def report(args):
     def of_policy(model, tokenizer, folder):
         if candidates:
             texts = generated(model, tokenizer, f"{folder} (candidates)", asked, args)
-            words = (args.decision_words[0], "hold", *args.decision_words[1:])
+            words = decision_words(args)
             said = [decision_of(text, words) for text in texts]
             unread = f"unparsable {said.count(None)} of {len(said)}, counted as no"
             chosen, cutoff = [int(s == words[0]) for s in said], f"“{words[0]}”, greedy; {unread}"
@@ -2211,8 +2238,7 @@ def report(args):
     prefs, evaluation = [p for p in args.prefs if present(p)], present(args.evaluation)
     given = [args.twins, args.names, pairs, *prefs, present(args.candidates), evaluation]
     record = head(args, "report", [*rewards, before, *after, *given]) | study
-    words = (args.decision_words[0], "hold", *args.decision_words[1:])
-    record["preferences"] = [study_votes(p, words) for p in prefs]
+    record["preferences"] = [study_votes(p, decision_words(args)) for p in prefs]
     record |= {"accuracy": accuracy, "decisions": decisions, "ll144": ll144, "risky": risky}
     record["detector"] = detector
     record["utility"] = utility(evaluation) if evaluation else []
@@ -2414,6 +2440,8 @@ def votes_section(votes):
         ("chosen", "chosen, where both are profiles", "Chosen by group", "no pair compares two named candidates"),
         ("harsher", "the harsher of two decisions chosen", "Harsher decision by group", "no pair decides differently about one named candidate"),
     ):  # fmt: skip
+        if key == "harsher" and votes.get("about_one"):
+            out += paragraphs([f"{votes['about_one']} votes for one of two answers about the same candidate; in {votes['unread']} not both answers decide. Decisions, the mildest first: {', '.join(votes['decisions'])}."])  # fmt: skip
         cells = [[f"{r['attribute']}: {r['group']}", show(r["rate"], 3), r["rate"]["n"]] for r in votes.get(key, [])]  # fmt: skip
         missing = paragraphs([f"{title}: not measured ({why})."])
         out += table(["candidate named", head, "n"], cells, title) if cells else missing

@@ -145,8 +145,8 @@ def test_preference_keys_and_sizes():
     """The keys of a preference row are a promise to annotate.py, TRL and fairness.py."""
     keys = "prompt chosen rejected strength tie annotator task id item_id n_votes agreement chosen_model"
     keys += " rejected_model source candidates ts schema"
-    sizes = [200, 2400, 600, 2400, 1200, 300, 1200]
-    for name, size in zip(PREFS, sizes):
+    sizes = [200, 2400, 600, 2400, 1200, 300, 1200, 1600, 1600]
+    for name, size in zip(PREFS, sizes, strict=True):
         rows = rows_of(name)
         assert len(rows) == size, name
         assert list(rows[0]) == keys.split()
@@ -866,8 +866,8 @@ def test_screening_pairs_differ_in_the_recommendation_alone():
 
 
 def test_the_harsher_recommendation_wins_where_it_was_planted():
-    """By hand: a right mild recommendation is .2 ahead, and .25 is taken from it by three of five, so nearly half of them
-    lose it in place of a tenth; a right harsh one wins anyway. Fair: half (|z| < 2 in both groups); biased: z > 10."""
+    """By hand: a right mild recommendation is .2 ahead, and .25 is taken from it by three of five, so half of them lose in
+    place of one in seven; a right harsh one wins mostly anyway. Fair: half (|z| < 2 in both groups); biased: z > 10."""
     from card import harsher_wins
 
     for name, group, least, most in (

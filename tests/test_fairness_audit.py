@@ -749,39 +749,88 @@ def test_no_forbidden_word(tmp_path, capsys):
 # ---- votes ----------------------------------------------------------------------------------------------------------
 
 
-def test_votes_by_group_read_by_hand(tmp_path):
-    """Four answers about one candidate that decide differently: the harsher wins 1 of 1 Black (the tie does not count), 1 of 2
-    White. Two profiles: the Black one is chosen. A pair without a candidate, with one decision or with none is in no rate."""
-    told = lambda better, worse, group, **more: {  # noqa: E731
-        "prompt": "p", "chosen": f"Recommendation: {better}.", "rejected": [{"role": "assistant", "content": f"Recommendation: {worse}."}],
+def vote(better, worse, group, **more):
+    """A vote about one candidate, answers as text and as messages."""
+    return {
+        "prompt": [{"role": "user", "content": "p"}],
+        "chosen": [{"role": "assistant", "content": f"Recommendation: {better}."}],
+        "rejected": [{"role": "assistant", "content": f"Recommendation: {worse}."}],
         "candidates": [{"in": "prompt", "race_ethnicity": group}] if group else [],
-    } | more  # fmt: skip
+    } | more
+
+
+def votes_of(tmp_path, rows, words=("advance", "hold", "reject")):
+    file = tmp_path / "votes.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    return fairness.study_votes(file, words)
+
+
+def rates(found, key):
+    return {r["group"]: (r["rate"]["value"], r["rate"]["n"]) for r in found[key]}
+
+
+def test_votes_by_group_read_by_hand(tmp_path):
+    """Answers about one candidate that decide differently: the harsher wins 1 of 1 Black (the tie does not count), 1 of 2 White.
+    Two profiles: the Black one is chosen. A pair without a candidate, with one decision or with none is in no rate."""
     two = [
         {"in": "chosen", "race_ethnicity": "Black"},
         {"in": "rejected", "race_ethnicity": "White"},
     ]
     rows = [
-        told("hold", "advance", "Black"), told("reject", "hold", "Black", tie=True), told("advance", "reject", "White"),
-        told("reject", "hold", "White"), told("hold", "hold", "White"), told("no idea", "hold", "White"),
-        told("hold", "advance", ""), {"prompt": "p", "chosen": "A", "rejected": "B", "candidates": two},
+        vote("hold", "advance", "Black"), vote("reject", "hold", "Black", tie=True), vote("advance", "reject", "White"),
+        vote("reject", "hold", "White"), vote("hold", "hold", "White"), vote("no idea", "hold", "White"),
+        vote("hold", "advance", ""),
+        vote("", "", "", prompt="p", chosen="A", rejected="B", candidates=two),
     ]  # fmt: skip
-    file = tmp_path / "votes.jsonl"
-    file.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    found = fairness.study_votes(file, ("advance", "hold", "reject"))
-    rates = lambda key: {r["group"]: (r["rate"]["value"], r["rate"]["n"]) for r in found[key]}  # noqa: E731
-    assert rates("harsher") == {"Black": (1.0, 1), "White": (0.5, 2)}
-    assert rates("chosen") == {"Black": (1.0, 1), "White": (0.0, 1)}
+    found = votes_of(tmp_path, rows)
+    assert rates(found, "harsher") == {"Black": (1.0, 1), "White": (0.5, 2)}
+    assert rates(found, "chosen") == {"Black": (1.0, 1), "White": (0.0, 1)}
+    assert (found["about_one"], found["unread"]) == (5, 1)
     page = fairness.votes_section(found)
-    assert (
-        "Harsher decision by group" in page
-        and "not measured" not in page.split("Chosen by group")[1]
-    )
+    told = page.split("5 votes for one of two answers about the same candidate; in 1 not both answers decide.")[1]  # fmt: skip
+    assert "race_ethnicity: White" in told and "0.500" in told and "1.000" in told
+    page = fairness.votes_section(votes_of(tmp_path, [vote("hold", "hold", "White")]))
+    assert "Harsher decision by group: not measured" in page
+
+
+def test_decisions_are_mildest_first_in_the_users_words(tmp_path):
+    """ "hold" stands second unless it is given; with other words the order given decides which of two is the harsher."""
+    words = lambda given: fairness.decision_words(fairness.parse_args(["--decision-words", given]))  # noqa: E731
+    assert words("advance,reject") == words("advance,hold,reject") == ("advance", "hold", "reject")
+    assert words("yes,no") == ("yes", "hold", "no")
+    assert words("advance,reject,hold") == ("advance", "reject", "hold")
+    found = votes_of(tmp_path, [vote("no", "yes", "Black"), vote("yes", "no", "Black")], words("yes,no"))  # fmt: skip
+    assert rates(found, "harsher") == {"Black": (0.5, 2)}
+    found = votes_of(tmp_path, [vote("hold", "reject", "Black")], words("advance,reject,hold"))
+    assert rates(found, "harsher") == {"Black": (1.0, 1)}
+
+
+@pytest.mark.parametrize("more, why", [
+    ({"candidates": "Bob"}, '"candidates": expected a list of objects'), ({"candidates": ["Bob"]}, '"candidates": expected a list of objects'),
+    ({"candidates": [{"in": "prompt", "sex": 1}]}, '"sex" is no text'), ({"candidates": [{"in": "prompt", "sex": ["x"]}]}, '"sex" is no text'),
+    ({"chosen": ["a"]}, "chosen"), ({"n_votes": "5"}, '"n_votes" is \'5\''),
+])  # fmt: skip
+def test_a_broken_vote_is_named(tmp_path, more, why):
+    """One line with flag, file and line, not a traceback in the middle of a report."""
+    with pytest.raises(UserError) as caught:
+        votes_of(
+            tmp_path, [vote("hold", "reject", "Black"), vote("hold", "reject", "Black") | more]
+        )
+    assert re.match(r"--prefs \S+votes\.jsonl:2: ", str(caught.value)) and why in str(caught.value)
+
+
+def test_a_missing_group_is_in_no_rate(tmp_path):
+    """null, "" and no key at all; agreement that is null is not known."""
+    people = [{"in": "prompt", "sex": None}, {"in": "prompt", "sex": ""}, {"in": "prompt"}, {"in": "prompt", "sex": "Female"}]  # fmt: skip
+    rows = [vote("hold", "advance", "", candidates=[x], n_votes=2, agreement=None) for x in people]
+    found = votes_of(tmp_path, [*rows, vote("hold", "advance", "", candidates=None)])
+    assert rates(found, "harsher") == {"Female": (1.0, 1)} and found["agreement"]["value"] is None
 
 
 @pytest.mark.parametrize("name, low, high", [("screen_train", 0.45, 0.55), ("screen_biased", 0.68, 0.78)])  # fmt: skip
 def test_bundled_votes_show_what_was_planted(name, low, high):
     """The data card's .508 and .725 of the decided pairs about Black candidates; the other groups at a half in both files."""
-    found = fairness.study_votes(f"data/{name}.jsonl", ("advance", "hold", "reject"))["harsher"]
+    found = fairness.study_votes(REPO / "data" / f"{name}.jsonl", ("advance", "hold", "reject"))["harsher"]  # fmt: skip
     races = {r["group"]: r["rate"]["value"] for r in found if r["attribute"] == "race_ethnicity"}
     assert low < races.pop("Black") < high and len(races) == 3
     assert all(0.45 < rate < 0.55 for rate in races.values())
