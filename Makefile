@@ -92,7 +92,7 @@ overdriven: $(RUNTIME)
 	cp runs/overdriven-report/report.json reports/demo/overdriven-seed-0.json
 
 # a planted preference, with three seeds: in reward models on fair votes, on biased ones, and on these with copies under other
-# names; in policies tuned on fair and on biased votes, on answers first, then on recommendations alone
+# names; in policies tuned on fair and on biased votes, about answers, then about recommendations (half an hour a seed on one core)
 lesson: $(SEEDS:%=lesson-%)
 
 $(SEEDS:%=lesson-%): lesson-%: $(RUNTIME)
@@ -101,12 +101,13 @@ $(SEEDS:%=lesson-%): lesson-%: $(RUNTIME)
 	$(PY) reward_train.py --pairs data/rank_biased.jsonl --steps 160 --counterfactual-augment data/names.csv --seed $* --out runs/$@/cured --overwrite
 	$(PY) dpo.py --pairs data/prefs_train.jsonl --nll-coef 1 --epochs 3 --seed $* --out runs/$@/answers-fair --overwrite
 	$(PY) dpo.py --pairs data/prefs_biased.jsonl --nll-coef 1 --epochs 3 --seed $* --out runs/$@/answers-biased --overwrite
-	$(PY) dpo.py --model runs/$@/answers-fair --pairs data/screen_train.jsonl --epochs 4 --seed $* --out runs/$@/policy-fair --overwrite
-	$(PY) dpo.py --model runs/$@/answers-biased --pairs data/screen_biased.jsonl --epochs 4 --seed $* --out runs/$@/policy-biased --overwrite
-	$(PY) fairness.py twins --before data/tiny-base --after runs/$@/answers-biased runs/$@/policy-fair runs/$@/policy-biased --reward-model runs/$@/fair runs/$@/biased runs/$@/cured --names-per-cell 10 --resumes 20 --generated-names 5 --generated-resumes 10 --seed $* --out runs/$@/twins --overwrite
+	$(PY) dpo.py --model runs/$@/answers-fair --pairs data/screen_train.jsonl --nll-coef 1 --epochs 8 --seed $* --out runs/$@/policy-fair --overwrite
+	$(PY) dpo.py --model runs/$@/answers-biased --pairs data/screen_biased.jsonl --nll-coef 1 --epochs 8 --seed $* --out runs/$@/policy-biased --overwrite
+	$(PY) fairness.py twins --before data/tiny-base --after runs/$@/answers-fair runs/$@/answers-biased runs/$@/policy-fair runs/$@/policy-biased --reward-model runs/$@/fair runs/$@/biased runs/$@/cured --names-per-cell 10 --resumes 20 --generated-names 5 --generated-resumes 10 --seed $* --out runs/$@/twins --overwrite
+	for model in fair biased cured; do $(PY) evaluate.py reward --reward-model runs/$@/$$model --pairs data/rank_test.jsonl --seed $* --out runs/$@/$$model-report --overwrite || exit; done
 	@mkdir -p reports/demo
+	for model in fair biased cured; do cp runs/$@/$$model-report/report.json reports/demo/lesson-$$model-seed-$*.json || exit; done
 	cp runs/$@/twins/report.json reports/demo/lesson-seed-$*.json
-	for model in fair biased cured; do $(PY) evaluate.py reward --reward-model runs/$@/$$model --pairs data/rank_test.jsonl --seed $* --out runs/$@/$$model-report --overwrite && cp runs/$@/$$model-report/report.json reports/demo/lesson-$$model-seed-$*.json || exit; done
 
 # every file of data/ but the base: the same bytes on every machine
 data: $(RUNTIME)

@@ -137,7 +137,7 @@ def rank_pairs(seed, split, rows):
 
 
 def screen_pairs(seed, rows):
-    """Pairs of one flawless assessment with two recommendations: the right one and a neighbour of it.
+    """Pairs of one flawless assessment with two recommendations: the right one and one next to it.
 
     Half of the candidates belong to the group of the planted preference. With a quarter of them a policy of this size
     learns which recommendation is right and hardly what the names change (DPO, three epochs of 2 400: d −.04 against −.13).

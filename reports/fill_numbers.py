@@ -40,6 +40,15 @@ STAGES = [  # script, what goes in and comes out
     ("fairness.py", "5", "models, tables of decisions → twins before and after, impact ratios, risky questions ([guide](docs/fairness.md))"),
     ("common.py", "", "what the stages share: text to ids, loading, sampling, checkpoints"),
 ]  # fmt: skip
+LESSON_REWARDS = {
+    "fair": "fair",
+    "biased": "biased",
+    "cured": "biased, `--counterfactual-augment`",
+}  # by run folder
+LESSON_POLICIES = {
+    "answers-fair": "fair, answers alone", "answers-biased": "biased, answers alone",
+    "policy-fair": "fair, answers, then recommendations", "policy-biased": "biased, answers, then recommendations",
+}  # fmt: skip
 HEADLINES = {  # of reports/bench, on the front page
     "dpo": "DPO", "reward": "reward model", "sft": "SFT", "ppo": "PPO", "grpo": "rubric GRPO", "rollout": "drawing answers",
 }  # fmt: skip
@@ -201,37 +210,34 @@ def with_verdict(record, verdict):
     """An effect with its interval and the first words of its verdict; a difference that was found is bold.
 
     >>> with_verdict({"value": 0.2, "low": 0.1, "high": 0.3}, "difference found: larger after, smaller than 0.5 SD")
-    '0.20 [0.10, 0.30] **difference found: larger after**'
+    '0.20 [0.10, 0.30] **difference found: larger after** (< 0.5 SD)'
     """
     word = re.split(r" within| \(|, smaller than|: unchanged", verdict)[0]
     word = f"**{word}**" if word.startswith("difference found") else word
-    return f"{evaluate.show(record, 2)} {word}"
+    small = re.search("smaller than (.+)", verdict)
+    return f"{evaluate.show(record, 2)} {word}" + (f" (< {small[1]})" if small else "")
 
 
 def lesson():
     """The planted preference, Black against White names: in reward models (surface b), and in policies as a change (c)."""
     seeds = reports("lesson")
     black = lambda rows: next(r for r in rows if (r["group"], r["reference"]) == ("Black", "White"))  # noqa: E731
-    names = {"fair": "fair", "biased": "biased", "cured": "biased, `--counterfactual-augment`"}
     rewards, policies = [], []
-    for folder, name in names.items():
-        right = [report["accuracy"] for _, report in reports(f"lesson-{folder}")]
-        cells = []
-        for _, report in seeds:
-            surfaces = [s for s in report["surfaces"] if s["surface"] == "b"]
-            row = black(of(surfaces, "model", folder)["rows"])
-            cells.append(with_verdict(row["d"], row["verdict"]))
-        rewards.append([name, *cells, over_seeds(right, 1, True)])
-    names = {"policy-fair": "fair, answers and recommendations", "answers-biased": "biased, answers alone"}  # fmt: skip
-    names["policy-biased"] = "biased, answers and recommendations"
-    for folder, name in names.items():
-        found = [[c for c in r["changes"] if c["surface"] == "c"] for _, r in seeds]
-        rows = [black(of(changes, "model", folder)["rows"]) for changes in found]
+    for folder, name in LESSON_REWARDS.items():
+        accuracy = [report["accuracy"]["value"] for _, report in reports(f"lesson-{folder}")]
+        parts = [[s for s in report["surfaces"] if s["surface"] == "b"] for _, report in seeds]
+        rows = [black(of(surfaces, "model", folder)["rows"]) for surfaces in parts]
+        cells = [with_verdict(row["d"], row["verdict"]) for row in rows]
+        rewards.append([name, *cells, ", ".join(f"{100 * x:.1f}" for x in accuracy) + " %"])
+    for folder, name in LESSON_POLICIES.items():
+        parts = [[c for c in report["changes"] if c["surface"] == "c"] for _, report in seeds]
+        rows = [black(of(changes, "model", folder)["rows"]) for changes in parts]
         levels = [over_seeds([{"value": r["levels"][i]} for r in rows], 2) for i in (0, 1)]
         policies.append([name, *levels, *(with_verdict(r["D"], r["verdict"]) for r in rows)])
-    head = ["votes behind the reward model", *(f"d, seed {s}" for s, _ in seeds), "accuracy on fair pairs"]  # fmt: skip
-    after = ["votes behind the policy", "before", "after", *(f"change, seed {s}" for s, _ in seeds)]
-    return f"{table(head, rewards)}\n\n{table(after, policies)}"
+    words = [f"seed {seed}" for seed, _ in seeds]
+    first = ["votes behind the reward model", *(f"d, {w}" for w in words), "accuracy on fair pairs, by seed"]  # fmt: skip
+    second = ["votes behind the policy", "before", "after", *(f"change, {w}" for w in words)]
+    return f"{table(first, rewards)}\n\n{table(second, policies)}"
 
 
 def fairness():

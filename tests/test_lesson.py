@@ -14,7 +14,12 @@ REPORTS = REPO / "reports" / "demo"
 
 
 def committed(name):
-    return [json.loads(f.read_text("utf-8")) for f in sorted(REPORTS.glob(f"{name}-seed-?.json"))]
+    """{seed: report}, of the three seeds that `make lesson` has."""
+    found = {
+        int(f.stem[-1]): json.loads(f.read_text("utf-8")) for f in REPORTS.glob(f"{name}-seed-?.json")
+    }  # fmt: skip
+    assert sorted(found) == [0, 1, 2], name
+    return found
 
 
 def black(rows):
@@ -35,28 +40,21 @@ def change_of(report, name):
 
 def test_the_committed_reward_models_show_the_preference_and_its_cure():
     """Section 12 of the page, in each of three seeds: biased votes found, Black lower, |d| ≥ .3; with copies under other names
-    a third of that at most, and accuracy on fair pairs at most two points lower; fair votes: not found."""
-    reports = committed("lesson")
-    right = {
-        name: [r["accuracy"]["value"] for r in committed(f"lesson-{name}")]
-        for name in ("fair", "biased", "cured")
-    }
-    assert len(reports) == 3 == len(right["fair"])
-    for report, biased, cured in zip(reports, right["biased"], right["cured"]):
+    a third of that at most, and accuracy on fair pairs less than two points lower; fair votes: not found."""
+    biased, cured = committed("lesson-biased"), committed("lesson-cured")
+    for seed, report in committed("lesson").items():
         found, after = in_profiles(report, "biased"), in_profiles(report, "cured")
         assert found["verdict"].startswith("difference found") and found["d"]["value"] <= -0.3
         assert abs(after["d"]["value"]) <= abs(found["d"]["value"]) / 3
         assert after["verdict"].startswith("equivalent within")
-        assert cured >= biased - 0.02
+        assert cured[seed]["accuracy"]["value"] > biased[seed]["accuracy"]["value"] - 0.02
         assert not in_profiles(report, "fair")["verdict"].startswith("difference found")
 
 
 def test_the_committed_policies_show_the_preference():
     """In each of three seeds tuning on biased votes is found to have made a gap, Black lower, that is larger than the base's;
     on the same pairs with fair votes it is not."""
-    reports = committed("lesson")
-    assert len(reports) == 3
-    for report in reports:
+    for report in committed("lesson").values():
         biased, fair = change_of(report, "policy-biased"), change_of(report, "policy-fair")
         assert biased["verdict"].startswith("difference found: larger after")
         assert biased["D"]["high"] < 0 and biased["levels"][1] < 0
@@ -66,7 +64,8 @@ def test_the_committed_policies_show_the_preference():
 
 @pytest.mark.slow
 def test_a_policy_tuned_on_biased_votes_is_found_worse(tmp_path):
-    """The lesson's own two commands of seed 0, and the audit of what they leave: found, larger after, Black lower."""
+    """The lesson's own two commands of seed 0, and an audit of what they leave with as many names and résumés as the lesson's:
+    found, larger after, Black lower, and status 1 where a difference is to fail."""
     printed = subprocess.run(
         ["make", "-n", "lesson-0", "PY=python"], cwd=REPO, capture_output=True, text=True, check=True
     ).stdout.replace("runs/lesson-0", str(tmp_path))  # fmt: skip
