@@ -858,7 +858,7 @@ PROTECTED = re.compile(
 def decision_words(args):
     """What a generated answer may decide, the mildest first: "hold" comes second where --decision-words does not place it."""
     first, *rest = args.decision_words
-    return args.decision_words if "hold" in rest else (first, "hold", *rest)
+    return args.decision_words if "hold" in args.decision_words else (first, "hold", *rest)
 
 
 def decision_of(answer, words):

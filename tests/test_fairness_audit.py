@@ -750,7 +750,7 @@ def test_no_forbidden_word(tmp_path, capsys):
 
 
 def vote(better, worse, group, **more):
-    """A vote about one candidate, answers as text and as messages."""
+    """A vote between two decisions about one candidate."""
     return {
         "prompt": [{"role": "user", "content": "p"}],
         "chosen": [{"role": "assistant", "content": f"Recommendation: {better}."}],
@@ -799,6 +799,7 @@ def test_decisions_are_mildest_first_in_the_users_words(tmp_path):
     assert words("advance,reject") == words("advance,hold,reject") == ("advance", "hold", "reject")
     assert words("yes,no") == ("yes", "hold", "no")
     assert words("advance,reject,hold") == ("advance", "reject", "hold")
+    assert words("hold,no") == ("hold", "no")
     found = votes_of(tmp_path, [vote("no", "yes", "Black"), vote("yes", "no", "Black")], words("yes,no"))  # fmt: skip
     assert rates(found, "harsher") == {"Black": (0.5, 2)}
     found = votes_of(tmp_path, [vote("hold", "reject", "Black")], words("advance,reject,hold"))
