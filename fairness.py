@@ -2441,7 +2441,7 @@ def votes_section(votes):
         ("harsher", "the harsher of two decisions chosen", "Harsher decision by group", "no pair decides differently about one named candidate"),
     ):  # fmt: skip
         if key == "harsher" and votes.get("about_one"):
-            out += paragraphs([f"{votes['about_one']} votes for one of two answers about the same candidate; in {votes['unread']} not both answers decide. Decisions, the mildest first: {', '.join(votes['decisions'])}."])  # fmt: skip
+            out += paragraphs([f"{votes['about_one']} votes for one of two answers about the same candidate, {votes['unread']} of them with an answer that holds no clear decision. Decisions, the mildest first: {', '.join(votes['decisions'])}."])  # fmt: skip
         cells = [[f"{r['attribute']}: {r['group']}", show(r["rate"], 3), r["rate"]["n"]] for r in votes.get(key, [])]  # fmt: skip
         missing = paragraphs([f"{title}: not measured ({why})."])
         out += table(["candidate named", head, "n"], cells, title) if cells else missing

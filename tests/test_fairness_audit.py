@@ -787,7 +787,7 @@ def test_votes_by_group_read_by_hand(tmp_path):
     assert rates(found, "chosen") == {"Black": (1.0, 1), "White": (0.0, 1)}
     assert (found["about_one"], found["unread"]) == (5, 1)
     page = fairness.votes_section(found)
-    told = page.split("5 votes for one of two answers about the same candidate; in 1 not both answers decide.")[1]  # fmt: skip
+    told = page.split("5 votes for one of two answers about the same candidate, 1 of them with an answer that holds no clear decision.")[1]  # fmt: skip
     assert "race_ethnicity: White" in told and "0.500" in told and "1.000" in told
     page = fairness.votes_section(votes_of(tmp_path, [vote("hold", "hold", "White")]))
     assert "Harsher decision by group: not measured" in page
