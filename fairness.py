@@ -857,8 +857,10 @@ PROTECTED = re.compile(
 
 def decision_words(args):
     """What a generated answer may decide, the mildest first: "hold" comes second where --decision-words does not place it."""
-    first, *rest = args.decision_words
-    return args.decision_words if "hold" in args.decision_words else (first, "hold", *rest)
+    first, *rest = dict.fromkeys(
+        word.lower() for word in args.decision_words
+    )  # as answers are read
+    return (first, *rest) if "hold" in (first, *rest) else (first, "hold", *rest)
 
 
 def decision_of(answer, words):
@@ -2089,9 +2091,13 @@ def check_vote(row):
     for key in ("in", "sex", "race_ethnicity"):
         if not all(isinstance(c.get(key), str | None) for c in people):
             raise ValueError(f'"candidates": "{key}" is no text')
-    for key in ("n_votes", "agreement"):
-        if not isinstance(row.get(key), int | float | None):
-            raise ValueError(f'"{key}" is {row[key]!r}; expected a number')
+    for key, most in (("n_votes", 1e6), ("agreement", 1)):
+        value = row.get(key)
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if value is not None and not (number and 0 <= value <= most):
+            raise ValueError(
+                f'"{key}" is {str(value)[:40]!r}; expected a number from 0 to {most:g}'
+            )
 
 
 def study_votes(path, words):
@@ -2112,7 +2118,7 @@ def study_votes(path, words):
             continue
         people, hits = row.get("candidates") or [], []
         sides = [c for c in people if c.get("in") in ("chosen", "rejected")]
-        if len(sides) == 2:
+        if sorted(c["in"] for c in sides) == ["chosen", "rejected"]:
             hits = [("chosen", c, c["in"] == "chosen") for c in sides]
         elif len(people) == 1 and not sides:
             about_one += 1
@@ -2194,6 +2200,10 @@ def report(args):
         interviews = rows[: args.interviews]
     decisions, ll144, risky, people = [], [], [], None
     detector, asked = read_detector(), [assessment(c) for c in candidates]
+    prefs = [
+        p for p in args.prefs if present(p)
+    ]  # read before a model is: a broken row ends it here
+    preferences = [study_votes(p, decision_words(args)) for p in prefs]
 
     def decide(model, title, decided, scores, cutoff):
         nonlocal people
@@ -2235,10 +2245,10 @@ def report(args):
             ll144.append(ll144_record(title, groups, chosen, values, args, "scoring", header))
             print_ll144(ll144[-1])
     study, rows, _ = study_twins(args, of_policy)
-    prefs, evaluation = [p for p in args.prefs if present(p)], present(args.evaluation)
+    evaluation = present(args.evaluation)
     given = [args.twins, args.names, pairs, *prefs, present(args.candidates), evaluation]
     record = head(args, "report", [*rewards, before, *after, *given]) | study
-    record["preferences"] = [study_votes(p, decision_words(args)) for p in prefs]
+    record["preferences"] = preferences
     record |= {"accuracy": accuracy, "decisions": decisions, "ll144": ll144, "risky": risky}
     record["detector"] = detector
     record["utility"] = utility(evaluation) if evaluation else []

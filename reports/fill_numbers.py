@@ -221,14 +221,18 @@ def with_verdict(record, verdict):
 def lesson():
     """The planted preference, Black against White names: in reward models (surface b), and in policies as a change (c)."""
     seeds = reports("lesson")
+    if not seeds:
+        return "Not measured yet: `make lesson` has not been run."
     black = lambda rows: next(r for r in rows if (r["group"], r["reference"]) == ("Black", "White"))  # noqa: E731
     rewards, policies = [], []
     for folder, name in LESSON_REWARDS.items():
-        accuracy = [report["accuracy"]["value"] for _, report in reports(f"lesson-{folder}")]
+        right = {
+            seed: f"{100 * r['accuracy']['value']:.1f}" for seed, r in reports(f"lesson-{folder}")
+        }
         parts = [[s for s in report["surfaces"] if s["surface"] == "b"] for _, report in seeds]
         rows = [black(of(surfaces, "model", folder)["rows"]) for surfaces in parts]
         cells = [with_verdict(row["d"], row["verdict"]) for row in rows]
-        rewards.append([name, *cells, ", ".join(f"{100 * x:.1f}" for x in accuracy) + " %"])
+        rewards.append([name, *cells, ", ".join(right.get(seed, "–") for seed, _ in seeds) + " %"])
     for folder, name in LESSON_POLICIES.items():
         parts = [[c for c in report["changes"] if c["surface"] == "c"] for _, report in seeds]
         rows = [black(of(changes, "model", folder)["rows"]) for changes in parts]

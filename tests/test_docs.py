@@ -385,7 +385,7 @@ def test_more_seeds_give_mean_and_range(tmp_path, monkeypatch):
     assert "| mean of 3 (range) | 0.530 (0.500 to 0.560) |" in lines[short] == lines[start]
     assert "**PPO**" in lines[short + 1], "first the means alone"
     assert [f"| seed {s} | {v} [0.400, 0.600] |" in lines[start + 1 + s] for s, v in enumerate(("0.500", "0.530", "0.560"))] == [True] * 3  # fmt: skip
-    for block in ("frontier", "learnt", "fairness", "speed"):
+    for block in ("frontier", "learnt", "fairness", "lesson", "speed"):
         assert fill_numbers.BLOCKS[block]()
     # an end point a seed, and the legend
     assert fill_numbers.frontier_svg().count('class="s1 full"') == 3 + 1

@@ -799,7 +799,11 @@ def test_decisions_are_mildest_first_in_the_users_words(tmp_path):
     assert words("advance,reject") == words("advance,hold,reject") == ("advance", "hold", "reject")
     assert words("yes,no") == ("yes", "hold", "no")
     assert words("advance,reject,hold") == ("advance", "reject", "hold")
-    assert words("hold,no") == ("hold", "no")
+    assert words("hold,no") == ("hold", "no") and words("Advance,Hold,reject") == (
+        "advance",
+        "hold",
+        "reject",
+    )
     found = votes_of(tmp_path, [vote("no", "yes", "Black"), vote("yes", "no", "Black")], words("yes,no"))  # fmt: skip
     assert rates(found, "harsher") == {"Black": (0.5, 2)}
     found = votes_of(tmp_path, [vote("hold", "reject", "Black")], words("advance,reject,hold"))
@@ -810,6 +814,7 @@ def test_decisions_are_mildest_first_in_the_users_words(tmp_path):
     ({"candidates": "Bob"}, '"candidates": expected a list of objects'), ({"candidates": ["Bob"]}, '"candidates": expected a list of objects'),
     ({"candidates": [{"in": "prompt", "sex": 1}]}, '"sex" is no text'), ({"candidates": [{"in": "prompt", "sex": ["x"]}]}, '"sex" is no text'),
     ({"chosen": ["a"]}, "chosen"), ({"n_votes": "5"}, '"n_votes" is \'5\''),
+    ({"n_votes": 2, "agreement": 10**400}, '"agreement" is'), ({"agreement": True}, '"agreement" is'), ({"agreement": 1.5}, '"agreement" is'),
 ])  # fmt: skip
 def test_a_broken_vote_is_named(tmp_path, more, why):
     """One line with flag, file and line, not a traceback in the middle of a report."""
