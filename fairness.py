@@ -857,10 +857,8 @@ PROTECTED = re.compile(
 
 def decision_words(args):
     """What a generated answer may decide, the mildest first: "hold" comes second where --decision-words does not place it."""
-    first, *rest = dict.fromkeys(
-        word.lower() for word in args.decision_words
-    )  # as answers are read
-    return (first, *rest) if "hold" in (first, *rest) else (first, "hold", *rest)
+    words = tuple(dict.fromkeys(word.lower() for word in args.decision_words))  # as they are read
+    return words if "hold" in words else (words[0], "hold", *words[1:])
 
 
 def decision_of(answer, words):
@@ -2200,9 +2198,8 @@ def report(args):
         interviews = rows[: args.interviews]
     decisions, ll144, risky, people = [], [], [], None
     detector, asked = read_detector(), [assessment(c) for c in candidates]
-    prefs = [
-        p for p in args.prefs if present(p)
-    ]  # read before a model is: a broken row ends it here
+    # votes are read before a model is: a broken row ends it here
+    prefs = [p for p in args.prefs if present(p)]
     preferences = [study_votes(p, decision_words(args)) for p in prefs]
 
     def decide(model, title, decided, scores, cutoff):
@@ -2445,13 +2442,13 @@ def verdict_section(report):
 def votes_section(votes):
     agreement = show(votes["agreement"]) if votes["agreement"]["value"] is not None else f"not measured ({votes['agreement']['reason']})"  # fmt: skip
     lines = [f"{votes['n']} votes in {votes['file']}; " + ", ".join(f"{k} {v}" for k, v in votes["annotators"].items()) + f"; ties {show(votes['ties'], 1, True)}; agreement {agreement}."]  # fmt: skip
+    if votes.get("about_one"):
+        lines.append(f"{votes['about_one']} votes for one of two answers about the same candidate, {votes['unread']} of them with an answer that holds no clear decision. Decisions, the mildest first: {', '.join(votes['decisions'])}.")  # fmt: skip
     out = paragraphs(lines)
     for key, head, title, why in (
         ("chosen", "chosen, where both are profiles", "Chosen by group", "no pair compares two named candidates"),
         ("harsher", "the harsher of two decisions chosen", "Harsher decision by group", "no pair decides differently about one named candidate"),
     ):  # fmt: skip
-        if key == "harsher" and votes.get("about_one"):
-            out += paragraphs([f"{votes['about_one']} votes for one of two answers about the same candidate, {votes['unread']} of them with an answer that holds no clear decision. Decisions, the mildest first: {', '.join(votes['decisions'])}."])  # fmt: skip
         cells = [[f"{r['attribute']}: {r['group']}", show(r["rate"], 3), r["rate"]["n"]] for r in votes.get(key, [])]  # fmt: skip
         missing = paragraphs([f"{title}: not measured ({why})."])
         out += table(["candidate named", head, "n"], cells, title) if cells else missing

@@ -40,11 +40,7 @@ STAGES = [  # script, what goes in and comes out
     ("fairness.py", "5", "models, tables of decisions → twins before and after, impact ratios, risky questions ([guide](docs/fairness.md))"),
     ("common.py", "", "what the stages share: text to ids, loading, sampling, checkpoints"),
 ]  # fmt: skip
-LESSON_REWARDS = {
-    "fair": "fair",
-    "biased": "biased",
-    "cured": "biased, `--counterfactual-augment`",
-}  # by run folder
+LESSON_REWARDS = {"fair": "fair", "biased": "biased", "cured": "biased, `--counterfactual-augment`"}  # fmt: skip
 LESSON_POLICIES = {
     "answers-fair": "fair, answers alone", "answers-biased": "biased, answers alone",
     "policy-fair": "fair, answers, then recommendations", "policy-biased": "biased, answers, then recommendations",
