@@ -43,7 +43,7 @@ $(VENV)/.dev: requirements-dev.txt $(VENV)/.runtime
 # (status 3: an alarm of watch.py ended the run early, and the weights that validated best are what it leaves)
 define loop
 	$(PY) reward_train.py --pairs data/prefs_train.jsonl data/rank_train.jsonl --epochs 2 --seed $(2) --out $(1)/reward --overwrite
-	$(PY) dpo.py --pairs data/prefs_train.jsonl --nll-coef 1 --epochs 3 --seed $(2) --out $(1)/dpo --overwrite
+	$(PY) dpo.py --pairs data/prefs_train.jsonl --epochs 3 --seed $(2) --out $(1)/dpo --overwrite
 	$(PY) ppo.py --reward-model $(1)/reward $(1)/dpo --reward-weights 1 3 --gold data/recruiter.py:reward --ppo-epochs 2 --batch-size 32 --steps 50 --seed $(2) --out $(1)/ppo --overwrite || [ $$? = 3 ]
 	$(PY) grpo_rubric.py --steps 200 --lr 2e-4 --overlong penalty --eval-temperature 1 --eval-every 10 --patience 0 --seed $(2) --out $(1)/grpo --overwrite
 	$(PY) evaluate.py reward --reward-model $(1)/reward --pairs data/prefs_test.jsonl --seed $(2) --out $(1)/reward-report --overwrite
@@ -99,10 +99,10 @@ $(SEEDS:%=lesson-%): lesson-%: $(RUNTIME)
 	$(PY) reward_train.py --pairs data/rank_train.jsonl --steps 160 --seed $* --out runs/$@/fair --overwrite
 	$(PY) reward_train.py --pairs data/rank_biased.jsonl --steps 160 --seed $* --out runs/$@/biased --overwrite
 	$(PY) reward_train.py --pairs data/rank_biased.jsonl --steps 160 --counterfactual-augment data/names.csv --seed $* --out runs/$@/cured --overwrite
-	$(PY) dpo.py --pairs data/prefs_train.jsonl --nll-coef 1 --epochs 3 --seed $* --out runs/$@/answers-fair --overwrite
-	$(PY) dpo.py --pairs data/prefs_biased.jsonl --nll-coef 1 --epochs 3 --seed $* --out runs/$@/answers-biased --overwrite
-	$(PY) dpo.py --model runs/$@/answers-fair --pairs data/screen_train.jsonl --nll-coef 1 --epochs 8 --seed $* --out runs/$@/policy-fair --overwrite
-	$(PY) dpo.py --model runs/$@/answers-biased --pairs data/screen_biased.jsonl --nll-coef 1 --epochs 8 --seed $* --out runs/$@/policy-biased --overwrite
+	$(PY) dpo.py --pairs data/prefs_train.jsonl --epochs 3 --seed $* --out runs/$@/answers-fair --overwrite
+	$(PY) dpo.py --pairs data/prefs_biased.jsonl --epochs 3 --seed $* --out runs/$@/answers-biased --overwrite
+	$(PY) dpo.py --model runs/$@/answers-fair --pairs data/screen_train.jsonl --epochs 8 --seed $* --out runs/$@/policy-fair --overwrite
+	$(PY) dpo.py --model runs/$@/answers-biased --pairs data/screen_biased.jsonl --epochs 8 --seed $* --out runs/$@/policy-biased --overwrite
 	$(PY) fairness.py twins --before data/tiny-base --after runs/$@/answers-fair runs/$@/answers-biased runs/$@/policy-fair runs/$@/policy-biased --reward-model runs/$@/fair runs/$@/biased runs/$@/cured --names-per-cell 10 --resumes 20 --generated-names 5 --generated-resumes 10 --seed $* --out runs/$@/twins --overwrite
 	for model in fair biased cured; do $(PY) evaluate.py reward --reward-model runs/$@/$$model --pairs data/rank_test.jsonl --seed $* --out runs/$@/$$model-report --overwrite || exit; done
 	@mkdir -p reports/demo
@@ -115,7 +115,7 @@ data: $(RUNTIME)
 
 # the base from its corpus in six runs (measured: 65 minutes on two cores for the first two, 28 on one for the third;
 # the bundled one had torchrun --nproc-per-node 2 for the last three: 17, 17 and 12 minutes)
-BASE_FLAGS = --keep-order --warmup 0.03 --micro-tokens 2048 --eval-fraction 0.004 --eval-every 500 --save-every 500 --prompts data/prompts.jsonl --split val --gold data/recruiter.py:copied --save-dtype fp16
+BASE_FLAGS = --keep-order --warmup 0.03 --micro-tokens 2048 --eval-fraction 0.004 --eval-every 500 --save-every 500 --prompts data/prompts.jsonl --gold data/recruiter.py:copied --save-dtype fp16
 base: $(RUNTIME)
 	@mkdir -p runs
 	$(PY) data/make_data.py --corpus runs/corpus-1.jsonl
@@ -124,7 +124,8 @@ base: $(RUNTIME)
 	$(PY) data/make_data.py --corpus runs/corpus-4.jsonl --corpus-run 4
 	$(PY) data/make_data.py --corpus runs/corpus-5.jsonl --corpus-run 5
 	$(PY) data/make_data.py --corpus runs/corpus-6.jsonl --corpus-run 6
-	$(PY) sft.py --init-config data/tiny-base/config.json --data runs/corpus-1.jsonl --lr 1.5e-3 $(BASE_FLAGS) --out runs/base-1 --overwrite
+	$(PY) data/train_tokenizer.py --corpus runs/corpus-1.jsonl --config data/tiny-base/config.json --out runs/base-0
+	$(PY) sft.py --init-config runs/base-0 --data runs/corpus-1.jsonl --lr 1.5e-3 $(BASE_FLAGS) --out runs/base-1 --overwrite
 	$(PY) sft.py --model runs/base-1 --data runs/corpus-2.jsonl --lr 1e-3 $(BASE_FLAGS) --out runs/base-2 --overwrite
 	$(PY) sft.py --model runs/base-2 --data runs/corpus-3.jsonl --lr 1e-3 $(BASE_FLAGS) --out runs/base-3 --overwrite
 	$(PY) sft.py --model runs/base-3 --data runs/corpus-4.jsonl --lr 1e-3 --batch-size 128 --schedule constant $(BASE_FLAGS) --warmup 0.04 --out runs/base-4 --overwrite

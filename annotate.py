@@ -49,14 +49,18 @@ import traceback
 from collections import Counter, defaultdict
 from datetime import datetime, timezone
 from pathlib import Path
-from statistics import NormalDist, median
+from statistics import median
 from types import SimpleNamespace
 
 import numpy as np
 from tqdm import tqdm
 
-import common
-from common import UserError
+from parts import files, old_flags
+from parts.files import UserError
+from parts.stats import wilson
+
+BASE = "data/tiny-base"
+DTYPES = ("fp32", "fp16", "bf16")
 
 SCHEMA = 1  # of annotations.jsonl and prefs.jsonl; a key that changes its meaning raises it
 APP = "annotate 1"
@@ -194,21 +198,6 @@ def plain(value):
     return [{"role": message["role"], "content": message["content"]} for message in value]
 
 
-# same as evaluate.py
-def wilson(k, n, level=0.95):
-    """Score interval of a share k/n; n = 0 has none.
-
-    >>> [round(x, 4) for x in wilson(60, 100)], wilson(0, 0)
-    ([0.502, 0.6906], None)
-    """
-    if n == 0:
-        return None
-    z = NormalDist().inv_cdf((1 + level) / 2)
-    centre = (k + z * z / 2) / (n + z * z)
-    half = z / (n + z * z) * math.sqrt(k * (n - k) / n + z * z / 4)
-    return max(0.0, centre - half), min(1.0, centre + half)
-
-
 def share(k, n):
     """k of n with its interval; of nobody there is no share."""
     low, high = wilson(k, n) or (None, None)
@@ -335,11 +324,11 @@ def parse_args(argv=None):
     add("--prompts", help="JSONL of prompts: draw the answers here")
     add("--split", help='of --prompts only the rows with this "split"')
     add("--limit", type=int, help="of --prompts at most this many, chosen by hash, 20 to 1000")
-    add("--model", help=f"folder or hub id that answers --prompts (default {common.BASE})")
+    add("--model", help=f"folder or hub id that answers --prompts (default {BASE})")
     add("--model-b", help="second model: one answer from each, a blind A/B (default: two answers of --model)")
     add("--max-new-tokens", type=int, default=96, help="longest answer, tokens, 64 to 512 (default %(default)s)")
     add("--temperature", type=float, default=1.0, help="of sampling, 0.7 to 1 (default %(default)s)")
-    add("--dtype", choices=("auto", *common.DTYPES), default="auto", help="compute precision of the models")
+    add("--dtype", choices=("auto", *DTYPES), default="auto", help="compute precision of the models")
     add("--device", default="auto", help="auto, cpu, cuda, mps")
     add("--generate-only", action="store_true", help="write items.jsonl and stop")
     add("--out", default="runs/annotate", help="folder of items, votes and pairs (default %(default)s)")
@@ -361,10 +350,10 @@ def parse_args(argv=None):
     add("--csv", help="of --agreement: also write the lines to this file")
     # fmt: on
     argv = sys.argv[1:] if argv is None else argv
-    args = common.parse_with_config(parser, argv)
+    args = old_flags.parse_with_config(parser, argv)
     record = Path(args.out) / "args.json"
     if record.is_file() and (args.resume or args.export) and not args.config:
-        args = common.parse_with_config(parser, ["--config", str(record), *argv])
+        args = old_flags.parse_with_config(parser, ["--config", str(record), *argv])
     wrong = {}
     at_least = {"seed": 0, "overlap": 0, "port": 0, "max_new_tokens": 1, "limit": 1}
     for name, value in vars(args).items():
@@ -397,7 +386,7 @@ class Items:
     def __init__(self, path, flag="--items"):
         self.path, self.ids, self.sha256, gold, lines = Path(path), [], [], [], []
         kind, self.index, self.equal = None, {}, 0
-        for line, row in common.read_jsonl(path, check_item, numbered=True, flag=flag):
+        for line, row in files.read_jsonl(path, check_item, numbered=True, flag=flag):
             kind = kind or type(row["prompt"])
             if type(row["prompt"]) is not kind:
                 raise UserError(f"{flag} {path}:{line}: text and messages in one file; take one")
@@ -431,6 +420,8 @@ class Items:
 
 def check_item(row):
     """A line of items.jsonl: raise ValueError where it is malformed."""
+    import common
+
     if not isinstance(row.get("id"), str) or not row["id"]:
         raise ValueError('"id" is missing; expected text that no other line has')
     common.check_prompt(row)
@@ -445,6 +436,12 @@ def check_item(row):
     people = row.get("candidates") or []
     if not isinstance(people, list) or not all(isinstance(c, dict) for c in people):
         raise ValueError('"candidates": expected a list of objects')
+
+
+def fingerprint(path):
+    """Hash of an items file, as the record of a session holds it."""
+    data = Path(path).read_bytes()
+    return hashlib.sha256(f":{len(data)}:".encode() + data).hexdigest()
 
 
 def item_sha256(item):
@@ -508,7 +505,7 @@ def set_aside(path, data):
 
 def write_file(path, data):
     """Replace a file as a whole, readable by its owner alone."""
-    with common.replacing(path, 0o600) as file:
+    with files.replacing(path, 0o600) as file:
         file.write(data)
     sync_folder(Path(path).parent)
 
@@ -626,13 +623,13 @@ def load_items(args, out):
         raise UserError(f"--resume: {why}; leave the flag out")
     if args.resume:
         try:
-            saved = common.read_record(record)
+            saved = old_flags.read_record(record)
             if saved.get("stage") != "annotate":
                 raise ValueError(f"it was made by {saved.get('stage')}.py")
         except ValueError as error:
             raise UserError(f"--resume: {record}: {error}") from None
         for path in map(Path, filter(None, (args.items, target))):
-            if not path.is_file() or common.fingerprint(path) != saved["sha256"]["items.jsonl"]:
+            if not path.is_file() or fingerprint(path) != saved["sha256"]["items.jsonl"]:
                 why = "does not hold the items of this session; votes belong to the texts that were read"
                 raise UserError(f"--resume: {path} {why}")
         if args.seed != (seed := saved["args"]["seed"]):
@@ -663,7 +660,7 @@ def load_items(args, out):
     settings = {
         "stage": "annotate", "args": {key: getattr(args, key) for key in keep},
         "source": {key: getattr(args, key) for key in source},
-        "sha256": {"items.jsonl": common.fingerprint(target)}, "app": APP,
+        "sha256": {"items.jsonl": fingerprint(target)}, "app": APP,
     }  # fmt: skip
     write_file(record, json.dumps(settings, indent=2, ensure_ascii=False).encode())
     return items
@@ -671,10 +668,17 @@ def load_items(args, out):
 
 def draw_items(args):
     """Two answers to each prompt: two draws of --model, or one of it and one of --model-b."""
-    prompts = common.load_prompts(args.prompts, "--prompts", args.split, args.limit)
-    device = common.pick_device(args.device)
-    dtype = common.pick_precision(device, args.dtype)[0]
-    first = args.model or common.BASE
+    import common
+    from parts import parallel, runs
+
+    prompts = runs.load_prompts(args.prompts, "--prompts")
+    prompts = [row for row in prompts if args.split in (None, row.get("split"))]
+    if not prompts:
+        raise UserError(f'--prompts {args.prompts}: no prompt with "split": "{args.split}"')
+    prompts = runs.some_prompts(prompts, args.limit or len(prompts))
+    device = parallel.pick_device(args.device)
+    dtype = parallel.pick_precision(device, args.dtype)[0]
+    first = args.model or BASE
     texts, labels = [], [(first, "--model"), (args.model_b or first, "--model-b")]
     for k, (name, flag) in enumerate(labels):
         if k == 0 or args.model_b:
@@ -1786,4 +1790,4 @@ begin();
 """
 
 if __name__ == "__main__":
-    common.run(main)
+    files.command(main)

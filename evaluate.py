@@ -32,7 +32,6 @@ Axes         P prompts, G answers a prompt, N answers of a best-of-n pool, M mod
 """
 
 import argparse
-import contextlib
 import csv
 import hashlib
 import html
@@ -46,37 +45,25 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from importlib.metadata import version
 from operator import itemgetter
 from pathlib import Path
 from statistics import NormalDist
+from types import SimpleNamespace
 
 import numpy as np
-import torch
-import torch.nn.functional as F
 
-import common
-from common import UserError, pad_rows, sample, token_logps
+from parts import files, old_flags
+from parts.files import UserError
+from parts.stats import wilson
 
 SCHEMA = 1  # of report.json; a key that changes its meaning raises it
+
+BASE = "data/tiny-base"
 
 # ---- 3. the math ----
 
 # how sure a rate or a mean is
-
-
-def wilson(k, n, level=0.95):
-    """Score interval of a share k/n: all rates p with |k/n − p| ≤ z·√(p(1−p)/n)      [Wilson 1927]
-
-    k may be a half (ties). n = 0 has no interval: None.
-    >>> [round(x, 4) for x in wilson(60, 100)], [round(x, 4) for x in wilson(0, 10)], wilson(0, 0)
-    ([0.502, 0.6906], [0.0, 0.2775], None)
-    """
-    if n == 0:
-        return None
-    z = NormalDist().inv_cdf((1 + level) / 2)
-    centre = (k + z * z / 2) / (n + z * z)
-    half = z / (n + z * z) * math.sqrt(k * (n - k) / n + z * z / 4)
-    return max(0.0, centre - half), min(1.0, centre + half)
 
 
 def sign_test(wins, losses):
@@ -459,7 +446,6 @@ def mean_height(x, y, end):
 # a reward model, and its order of candidates
 
 
-# same as reward_train.py
 def pair_metrics(chosen_rewards, rejected_rewards, tie=None, bins=10):
     """How often, and how surely, the chosen answer scores higher: P(chosen) = σ(Δ), Δ = r_chosen − r_rejected.
 
@@ -470,10 +456,16 @@ def pair_metrics(chosen_rewards, rejected_rewards, tie=None, bins=10):
     No pair left: NaN.
 
     By hand: Δ = 2, −.5, −.2, 0 is one right, two wrong, one equal: accuracy 1.5/4.
+    >>> import torch
     >>> metrics = pair_metrics(torch.tensor([2, 1, 0, 0.5]), torch.tensor([0, 1.5, 0.2, 0.5]))
     >>> [round(metrics[key], 4) for key in ("accuracy", "nll", "brier", "ece")]
     [0.375, 0.6481, 0.2385, 0.3229]
     """
+    import torch
+    import torch.nn.functional as F
+
+    import common
+
     common.same_shape(chosen_rewards=chosen_rewards, rejected_rewards=rejected_rewards, tie=tie)
     delta = chosen_rewards.detach().double() - rejected_rewards.detach().double()  # (B,)
     decided = delta[~tie.bool()] if tie is not None else delta
@@ -830,7 +822,7 @@ def parse_args(argv=None):
 
     add = parsers["compare"].add_argument
     # models and scores
-    models = [Default(name) for name in (common.BASE, "runs/ppo", "runs/dpo", "runs/grpo")]
+    models = [Default(name) for name in (BASE, "runs/ppo", "runs/dpo", "runs/grpo")]
     add("--model", nargs="+", default=models, help="folders, baseline first (default: %(default)s)")
     add("--gold", default=Default("data/recruiter.py:reward"), help="FILE:FUNCTION, or none")
     add("--gold-model", help="in place of --gold: a reward model of pairs that training never saw")
@@ -949,6 +941,8 @@ LISTS = ("must_have", "shown", "claimed", "skills")  # fields that the metrics o
 
 
 def check_prompt(row):
+    import common
+
     common.check_prompt(row)
     for key in LISTS:
         value = row.get(key)
@@ -959,7 +953,7 @@ def check_prompt(row):
 
 def load_prompts(path, split, n, seed):
     """(rows of one split, n of them drawn by seed (0: all), in the order of the file; every skill of the file)"""
-    rows = list(common.read_jsonl(path, check_prompt))
+    rows = list(files.read_jsonl(path, check_prompt))
     if not rows:
         raise UserError(f"--prompts {path}: the file is empty; expected a row a prompt")
     skills = sorted({skill for row in rows for key in LISTS for skill in row.get(key) or ()})
@@ -979,7 +973,7 @@ def load_prompts(path, split, n, seed):
 def load_cache(path):
     """Answers of an earlier run by their key; a file that an interrupted run left counts too."""
     cache = {}
-    for row in common.read_jsonl(path) if path.exists() else ():
+    for row in files.read_jsonl(path) if path.exists() else ():
         cache.setdefault(row.get("key"), []).append(row)
     return cache
 
@@ -990,10 +984,10 @@ def read_run(name, flag="--model"):
     if not file.is_file():
         return None
     try:
-        run = common.read_record(file)
+        run = old_flags.read_record(file)
     except ValueError as error:
         raise UserError(f"{flag} {file}: {error}") from None
-    rows = common.read_jsonl(log, check_log, flag=flag) if log.is_file() else ()
+    rows = files.read_jsonl(log, check_log, flag=flag) if log.is_file() else ()
     return {"stage": None, "model_sha256": None, "versions": {}} | run | {"rows": list(rows)}
 
 
@@ -1006,11 +1000,13 @@ def check_log(row):
 
 def check_reference(name, run, base):
     """Nats from another model than the run's own reference would be no cost that this run was trained against."""
+    from parts import runs
+
     own = run["args"].get("ref_model") or run["args"].get("model")
     if run["stage"] in (None, "sft", "reward_train") or own is None:
         return
-    was = run["sha256"].get(own) if run["args"].get("ref_model") else run["model_sha256"]
-    now = common.fingerprint(base) if Path(base).exists() else None
+    was = run["sha256"].get(str(Path(own))) or run["model_sha256"]
+    now = runs.fingerprint(base) if Path(base).exists() else None
     if (was != now) if was and now else (str(own) != str(base)):
         changed = " as it was then" if str(own) == str(base) else ""
         raise UserError(
@@ -1058,14 +1054,14 @@ def behind(run):
     return {key: sum(one[key] for one in spent) for key in ("pairs", "seconds")}
 
 
-def seed_groups(runs):
+def seed_groups(logged):
     """{name: [members]}: runs/ppo-0 and runs/ppo-1 of one stage and two seeds are runs/ppo; who stands alone keeps its name."""
     stems, groups = {}, {}
-    for name, run in runs.items():
+    for name, run in logged.items():
         stem = re.fullmatch(r"(.+?)[-_](?:seed[-_]?)?\d+", name)
         stems.setdefault((stem.group(1) if stem else name, run["stage"]), []).append(name)
     for (stem, _), names in stems.items():
-        seeds = {runs[name]["args"].get("seed") for name in names}
+        seeds = {logged[name]["args"].get("seed") for name in names}
         whole = len(seeds) == len(names) > 1
         groups |= {stem: names} if whole else {name: [name] for name in names}
     return groups
@@ -1085,7 +1081,7 @@ class Candidates:
         if Path(path).suffix.lower() == ".csv":
             rows = read_csv(path, "--candidates")
         else:
-            rows = common.read_jsonl(path, numbered=True, flag="--candidates")
+            rows = files.read_jsonl(path, numbered=True, flag="--candidates")
         for where, row in rows:
             at = f"--candidates {path}:{where}"
             for column in needed:
@@ -1173,6 +1169,8 @@ def role_prompt(role):
 
 
 def own_prompt(row, at):
+    import common
+
     prompt = row.get("prompt")
     try:
         if prompt:
@@ -1190,6 +1188,8 @@ def own_prompt(row, at):
 
 
 def check_gold_item(row):
+    import common
+
     common.check_prompt(row)
     common.check_response(row, "a")
     common.check_response(row, "b")
@@ -1232,7 +1232,7 @@ def check_event(event):
 
 def read_votes(path, key):
     """The events of annotate.py's log, each on an item of this key; a last line without its end was never acknowledged."""
-    rows = common.read_jsonl(path, check_event, numbered=True, flag="--votes")
+    rows = files.read_jsonl(path, check_event, numbered=True, flag="--votes")
     with open(path, "rb") as file:
         whole = sum(line.endswith(b"\n") and bool(line.strip()) for line in file)
     events, seen = [], {}
@@ -1272,8 +1272,10 @@ def unblind(events, key):
 
 
 def placed(args):
-    device = common.pick_device(args.device)
-    return {"dtype": common.pick_precision(device, args.dtype)[0], "device": device}
+    from parts import parallel
+
+    device = parallel.pick_device(args.device)
+    return {"dtype": parallel.pick_precision(device, args.dtype)[0], "device": device}
 
 
 def draw(model, tokenizer, name, rows, ids, n, seed, cache, args):
@@ -1281,7 +1283,10 @@ def draw(model, tokenizer, name, rows, ids, n, seed, cache, args):
 
     The key covers all that decides a sample: weights, prompts as ids, number, seed, temperature and length.
     """
-    start, weights = time.time(), common.fingerprint(name) if Path(name).exists() else str(name)
+    from common import sample
+    from parts import runs
+
+    start, weights = time.time(), runs.fingerprint(name) if Path(name).exists() else str(name)
     settings = [weights, ids, n, seed, args.temperature, args.max_new_tokens, args.dtype]
     key = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]
     if reused := len(cache.get(key, ())) == len(ids) * n:
@@ -1300,9 +1305,42 @@ def draw(model, tokenizer, name, rows, ids, n, seed, cache, args):
     return answers
 
 
-@torch.no_grad()
+def raw_scorer(folder, args):
+    """score of a reward model: (prompt, answer, …) tuples → raw scores and answer lengths in tokens, (B, answers) each.
+
+    The answers of a tuple are cut together, as in training: all follow the same prompt.
+    """
+    import torch
+
+    import common
+
+    flag, run = "--reward-model", read_run(folder, "--reward-model")
+    tokenizer = common.load_tokenizer(folder, flag)
+    model = common.load_reward_model(folder, tokenizer, **placed(args), trainable=False, flag=flag)
+    max_length = run["args"].get("max_length") if run else None
+    tokens = args.micro_tokens or common.micro_tokens(model)
+
+    @torch.no_grad()
+    def score(items):
+        encoded = [common.encode_pair(tokenizer, *item, max_length=max_length) for item in items]
+        flat = [(prompt, answer) for prompt, *answers in encoded for answer in answers]
+        scores, lengths = np.zeros(len(flat)), np.array([len(a) for _, a in flat])
+        whole = [len(prompt) + len(answer) for prompt, answer in flat]
+        for part in common.micro_batches(range(len(flat)), whole, tokens):
+            batch = common.pad_rows(*zip(*(flat[i] for i in part)), common.pad_id(tokenizer))
+            scores[part] = common.reward_scores(model, *(x.to(model.device) for x in batch)).cpu()
+        return scores.reshape(len(items), -1), lengths.reshape(len(items), -1)
+
+    return score
+
+
 def answer_kls(policy, reference, pad, ids, answers, args):
     """{"k1", "k3": summed over an answer's tokens, "entropy": mean over them}, each (P, G), at the sampling temperature."""
+    import torch
+
+    import common
+    from common import pad_rows, token_logps
+
     n, responses = len(answers) // len(ids), [answer["response_ids"] for answer in answers]
     prompts = [prompt for prompt in ids for _ in range(n)]
     out = {key: np.zeros(len(prompts)) for key in ("k1", "k3", "entropy")}
@@ -1311,10 +1349,11 @@ def answer_kls(policy, reference, pad, ids, answers, args):
     for part in common.micro_batches(range(len(prompts)), lengths, tokens):
         batch = pad_rows([prompts[i] for i in part], [responses[i] for i in part], pad)
         batch = [x.to(policy.device) for x in batch]  # ids, attention and response mask: (B, T)
-        logps, entropy = token_logps(policy, *batch, args.temperature, with_entropy=True)
-        ref_logps = logps
-        if reference is not policy:
-            ref_logps = token_logps(reference, *batch, args.temperature)
+        with torch.no_grad():
+            logps, entropy = token_logps(policy, *batch, args.temperature, with_entropy=True)
+            ref_logps = logps
+            if reference is not policy:
+                ref_logps = token_logps(reference, *batch, args.temperature)
         k1, _, k3 = common.kl_estimates(logps, ref_logps, batch[2])
         sums = [x.double().sum(1).cpu().numpy() for x in (k1, k3, entropy)]
         out["k1"][part], out["k3"][part] = sums[:2]
@@ -1350,6 +1389,8 @@ def score_answers(entries, scorer, flag, function, rows):
 
 def profile_scorer(folder, args):
     """score(prompts, profiles) → (scores as PPO sees them, tokens, whether something was cut), one each."""
+    import common
+
     function = common.reward_function(folder, **placed(args), tokens=args.micro_tokens)
     tokenizer, run = common.load_tokenizer(folder, "--reward-model"), read_run(folder)
     max_length = run["args"].get("max_length") if run else None
@@ -1383,6 +1424,8 @@ def preflight(entry, seed):
 
 def compare(args):
     """which model is better, by how much, at what KL (the default)"""
+    import common
+
     check_out(args)
     names = [name for name in args.model if present(name)]
     gold = None if args.gold_model else present(args.gold)
@@ -1393,7 +1436,7 @@ def compare(args):
         raise UserError("--gold, --reward-model: neither is there; a comparison needs a score")
     functions = {}  # what is missing or broken shall show before anything is sampled
     if gold:
-        functions["gold"] = f"--gold {gold}", common.load_function(gold, "--gold")
+        functions["gold"] = f"--gold {gold}", files.load_function(gold, "--gold")
     models = ("gold", args.gold_model, "--gold-model"), ("proxy", proxy, "--reward-model")
     for scorer, folder, flag in models:
         if folder:
@@ -1409,10 +1452,16 @@ def compare(args):
         same = tokenizer.get_vocab() == tokenizers[0].get_vocab()
         if not same or ids != [common.encode_prompt(tokenizer, row["prompt"]) for row in rows]:
             raise UserError(f"--model {name}: another tokenizer or template than {names[0]}'s")
-    runs = load_runs(names)
-    files = [bundled(args, name) for name in (args.pairs, args.candidates)] if proxy else [None] * 2
-    pairs = load_pairs(files[0]) if files[0] else None
-    candidates = Candidates(files[1]) if files[1] else None
+    # all models are asked the same, so prompts are cut for the one with the fewest positions
+    configs = [common.load_config(name)[0] for name in names]
+    shortest = SimpleNamespace(config=min(configs, key=common.max_positions))
+    asked = [row["prompt"] for row in rows]
+    ids = common.prompts_that_fit(shortest, tokenizers[0], asked, args.max_new_tokens)
+    logged, inputs = load_runs(names), [None, None]
+    if proxy:
+        inputs = [bundled(args, name) for name in (args.pairs, args.candidates)]
+    pairs = load_pairs(inputs[0]) if inputs[0] else None
+    candidates = Candidates(inputs[1]) if inputs[1] else None
     P, G = len(rows), args.samples
     print(f"{P} prompts × {G} answers × {len(names)} models = {P * G * len(names)} answers")
     cache, entries, pools = load_cache(Path(args.out) / "samples.jsonl"), [], []
@@ -1446,7 +1495,7 @@ def compare(args):
 
     # (5) statistics
     report = {"schema": SCHEMA, "command": "compare", "date": args.date, "scorers": scorers}
-    report["setup"] = setup(args, names, gold or args.gold_model, proxy, P, files)
+    report["setup"] = setup(args, names, gold or args.gold_model, proxy, P, inputs)
     models, best = list(entries), []
     if pools:
         best, report["best_of_n"], report["best_of_n_fit"] = best_of(pools[0], scorers, args.seed)
@@ -1462,12 +1511,12 @@ def compare(args):
     report["diversity"] = diversity(models, args.seed)
 
     # (6) frontier and cost
-    groups = seed_groups(runs)
-    report["runs"] = [run_setup(name, run) for name, run in runs.items()]
+    groups = seed_groups(logged)
+    report["runs"] = [run_setup(name, run) for name, run in logged.items()]
     report["seeds"] = over_seeds(report, groups, main_score)
-    report["frontier"] = [frontier(name, run) for name, run in runs.items() if run["points"]]
-    report["equal_kl"] = equal_kl(report, runs, main_score)
-    report["efficiency"] = efficiency(runs, groups)
+    report["frontier"] = [frontier(name, run) for name, run in logged.items() if run["points"]]
+    report["equal_kl"] = equal_kl(report, logged, main_score)
+    report["efficiency"] = efficiency(logged, groups)
 
     # (7) the reward model
     report["reward"] = reward_quality(args, proxy, pairs)[0] if pairs else None
@@ -1494,7 +1543,7 @@ def load_runs(names):
 
     Rows measured on other prompts than the first run's are left out: two curves over different prompts are no comparison.
     """
-    runs, asked = {}, None
+    logged, asked = {}, None
     for name in dict.fromkeys(names):
         run = read_run(name)
         if run is None:
@@ -1509,8 +1558,8 @@ def load_runs(names):
             asked = asked or prompts
             if prompts != asked:
                 run["points"], run["left_out"] = [], True
-        runs[name] = run
-    return runs
+        logged[name] = run
+    return logged
 
 
 def as_entry(name, answers, n):
@@ -1527,7 +1576,7 @@ def setup(args, names, gold, proxy, n_prompts, more):
     """What was compared with what, by hash: enough to do it again."""
     keys = ("prompts", "split", "samples", "bon", "temperature", "max_new_tokens", "seed", "dtype")
     record = {key: getattr(args, key) for key in keys} | {"n_prompts": n_prompts}
-    record |= {"gold": gold, "reward_model": proxy, "torch": torch.__version__}
+    record |= {"gold": gold, "reward_model": proxy, "torch": version("torch")}
     models = f"--model {' '.join(names)} --reward-model {proxy or 'none'}"
     models += f" --gold-model {gold}" if args.gold_model else f" --gold {gold or 'none'}"
     drawn = f"--prompts {args.prompts} --split {args.split} --n {args.n} --samples {args.samples}"
@@ -1538,16 +1587,18 @@ def setup(args, names, gold, proxy, n_prompts, more):
     return record | {"sha256": hashes([args.prompts, *names, proxy, gold_file, *more])}
 
 
-def hashes(files):
-    there = {str(f) for f in files if f and Path(f).exists()}
-    return {f: common.fingerprint(f) for f in sorted(there)}
+def hashes(inputs):
+    from parts import runs
+
+    there = {str(f) for f in inputs if f and Path(f).exists()}
+    return {f: runs.fingerprint(f) for f in sorted(there)}
 
 
-def head(args, files, **more):
+def head(args, inputs, **more):
     """What the report of reward, rank and human begins with; files: {name in the report: path}."""
     record = {"schema": SCHEMA, "command": args.command, "date": args.date, "seed": args.seed}
-    record |= {name: str(file) for name, file in files.items()} | more
-    return record | {"sha256": hashes(files.values())}
+    record |= {name: str(file) for name, file in inputs.items()} | more
+    return record | {"sha256": hashes(inputs.values())}
 
 
 def best_of(pool, scorers, seed):
@@ -1781,7 +1832,7 @@ def frontier(name, run):
     return {"model": name, "points": shown, "overoptimised": mark, "fit": fit}
 
 
-def equal_kl(report, runs, scorer):
+def equal_kl(report, logged, scorer):
     """The score of every model, and of best of n, at the largest KL that all reach; best first. None where none moved.
 
     As a gain over the start on the same prompts: a run's curve is measured on validation prompts, best of n on the test's.
@@ -1789,7 +1840,7 @@ def equal_kl(report, runs, scorer):
     base, *others = report["models"]
     start, curves = base[scorer]["value"], {}
     for row in others:
-        points = [p for p in runs.get(row["name"], {}).get("points", ()) if p["kl"] is not None]
+        points = [p for p in logged.get(row["name"], {}).get("points", ()) if p["kl"] is not None]
         points = [p for p in points if p[scorer] is not None]
         if len(points) > 1 and points[0]["step"] == 0:
             first = points[0][scorer]
@@ -1811,11 +1862,13 @@ def equal_kl(report, runs, scorer):
     return {"sqrt_kl": round(found[0], 6), "table": table, "method": method, "reason": why}
 
 
-def efficiency(runs, groups):
+def efficiency(logged, groups):
     """Gold on validation prompts over each kind of cost, per run or mean over its seeds; cost to 90 % of the best, area."""
     curves = []
     for name, members in groups.items():
-        logs = [{p["step"]: p for p in runs[m]["points"] if p["gold"] is not None} for m in members]
+        logs = [
+            {p["step"]: p for p in logged[m]["points"] if p["gold"] is not None} for m in members
+        ]
         points = []
         for step in sorted(set.intersection(*map(set, logs))):
             at = [log[step] for log in logs]
@@ -1894,9 +1947,11 @@ def in_words(report):
 
 def load_pairs(path):
     """(rows of a preference file without pairs of two equal answers, counts)"""
+    import common
+
     keys, counts = ("id", "task", "strength", "tie", "prompt", "chosen", "rejected"), {"rows": 0}
     rows = []
-    for row in common.read_jsonl(path, common.check_pair):
+    for row in files.read_jsonl(path, common.check_pair):
         counts["rows"] += 1
         if row["chosen"] != row["rejected"]:
             rows.append({key: row.get(key) for key in keys})
@@ -1913,7 +1968,7 @@ def reward(args):
     part, rows = reward_quality(args, args.reward_model, load_pairs(args.pairs))
     report = head(args, {"reward_model": args.reward_model, "pairs": args.pairs}) | part
     print_reward(report)
-    common.write_jsonl(Path(args.out) / "pairs.jsonl", rows)
+    files.write_jsonl(Path(args.out) / "pairs.jsonl", rows)
     write_rewardbench(args, report, rows)
     write_report(args, report, "pairs.jsonl")
     print(f"next: python evaluate.py compare --reward-model {args.reward_model}")
@@ -1921,8 +1976,12 @@ def reward(args):
 
 def reward_quality(args, folder, pairs):
     """(what a reward model is worth, as keys of the report; the rows with its scores)"""
+    import torch
+
+    import common
+
     rows, counts = pairs
-    score, _ = common.reward_scorer(folder, **placed(args), tokens=args.micro_tokens)
+    score = raw_scorer(folder, args)
     kept = np.array([not row["tie"] for row in rows], bool)
     scores, lengths = score([(row["prompt"], row["chosen"], row["rejected"]) for row in rows])
     delta, longer = (x[kept, 0] - x[kept, 1] for x in (scores, lengths))  # (B,) ties left out
@@ -2004,6 +2063,8 @@ def human(args):
 
 def human_make(args):
     """both models answer the same prompts: items for annotate.py, and the key that un-blinds them"""
+    import common
+
     out, names = Path(args.out), {"--a": args.a, "--b": args.b}
     for flag, name in names.items():
         if not name:
@@ -2014,15 +2075,16 @@ def human_make(args):
     if (out / "key.json").exists() and not args.overwrite:
         raise UserError(f"--out {out}: holds items and key; pass --overwrite, or another --out")
     rows, _ = load_prompts(args.prompts, args.split, args.n, args.seed)
-    known = list(common.read_jsonl(args.gold_items, check_gold_item, flag="--gold-items")) if args.gold_items else []  # fmt: skip
+    known = list(files.read_jsonl(args.gold_items, check_gold_item, flag="--gold-items")) if args.gold_items else []  # fmt: skip
     if len({type(row["prompt"]) for row in rows + known}) > 1:
         raise UserError(f"--prompts {args.prompts}: text and messages in one session; take one")
     tokenizers = [common.load_tokenizer(name, flag) for flag, name in names.items()]
     out.mkdir(mode=0o700, parents=True, exist_ok=True)  # candidates' texts, and who wrote what
     cache, texts = load_cache(out / "samples.jsonl"), []
+    asked = [row["prompt"] for row in rows]
     for (flag, name), tokenizer in zip(names.items(), tokenizers):
-        ids = [common.encode_prompt(tokenizer, row["prompt"]) for row in rows]
         model = common.load_policy(name, **placed(args), trainable=False, flag=flag)
+        ids = common.prompts_that_fit(model, tokenizer, asked, args.max_new_tokens)
         answers = draw(model, tokenizer, name, rows, ids, 1, args.seed, cache, args)
         texts.append([answer["response"] for answer in answers])
     items, key = human_items(rows, *texts, known, tokenizers[0], args.seed)
@@ -2033,7 +2095,7 @@ def human_make(args):
     record |= {"temperature": args.temperature, "max_new_tokens": args.max_new_tokens}
     record["sha256"] = hashes({args.a, args.b, str(args.prompts)})
     for name, rows in (("items.jsonl", items), ("key.json", [record])):
-        with common.replacing(out / name, 0o600) as file:
+        with files.replacing(out / name, 0o600) as file:
             file.writelines(json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in rows)
     same, blank = key["identical"], key["blank"]
     print(f"{len(items)} items, {len(known)} of them gold; {same} prompts with identical answers left out, {blank} blank answers")  # fmt: skip
@@ -2093,7 +2155,7 @@ def human_score(args):
     print_human(report)
     Path(args.out).mkdir(parents=True, exist_ok=True)
     keys = "item_id", "annotator", "winner", "left", "strength", "gold_pass", "repeat_of", "reasons", "comment"  # fmt: skip
-    common.write_jsonl(Path(args.out) / "votes.jsonl", ({k: v.get(k) for k in keys} for v in votes))
+    files.write_jsonl(Path(args.out) / "votes.jsonl", ({k: v.get(k) for k in keys} for v in votes))
     write_report(args, report, "votes.jsonl")
     print(f"next: python annotate.py --agreement --out {beside}")
 
@@ -2119,10 +2181,12 @@ def human_report(events, votes, key, seed):
 
 def machine_opinions(args, file, key, votes):
     """[{scorer, agreement}]: how often the reward model and the judge are of the majority's opinion."""
+    import common
+
     if not (args.reward_model or args.judge_model):
         return []
     ids, texts, prompts = list(by_item(votes)), ([], []), []
-    items = {row.get("id"): row for row in common.read_jsonl(file, common.check_prompt)}
+    items = {row.get("id"): row for row in files.read_jsonl(file, common.check_prompt)}
     for name in ids:
         if name not in items or item_sha256(items[name]) != key["items"][name]["sha256"]:
             raise UserError(f"{file}: item {name!r} is not the one of the key; restore the file")
@@ -2197,7 +2261,7 @@ def write_ranked(path, candidates, ranked):
         x = "" if x is None else x
         return x if isinstance(x, str) else json.dumps(x, ensure_ascii=False)
 
-    with common.replacing(path) as file:
+    with files.replacing(path) as file:
         for row in itertools.chain([None], ranked):
             line = io.StringIO()
             values = [*RANKED, *rest]
@@ -2268,7 +2332,7 @@ def print_table(title, header, rows):
 def model_table(report):
     """(header, rows) of the table of models, for the terminal and for the page."""
     scorers, pairs, rows = report["scorers"], against_base(report), []
-    seconds = {run["name"]: common.finite(run["seconds"]) for run in report["runs"]}
+    seconds = {run["name"]: files.finite(run["seconds"]) for run in report["runs"]}
     for row in report["models"]:
         pair = pairs.get(row["name"], {"verdict": "baseline"})
         bound = "≤ " if row["kl_k3"] is None else ""
@@ -2405,20 +2469,20 @@ def print_human(report):
 
 def save_samples(args, groups):
     rows = (answer for answers in groups for answer in answers)
-    common.write_jsonl(Path(args.out) / "samples.jsonl", rows)
+    files.write_jsonl(Path(args.out) / "samples.jsonl", rows)
 
 
 def write_text(path, text):
-    with common.replacing(path) as file:
+    with files.replacing(path) as file:
         file.write(text.encode())
 
 
 def write_report(args, report, beside):
     """report.json; of compare and reward also report.html and its plots as files, made from nothing but that report."""
-    out, report = Path(args.out), common.finite(report)
+    out, report = Path(args.out), files.finite(report)
     text = json.dumps(report, indent=1, ensure_ascii=True, allow_nan=False)
     write_text(out / "report.json", text + "\n")
-    files = [beside]
+    inputs = [beside]
     if report["command"] in ("compare", "reward"):
         page, plots = html_report(json.loads(text))
         for stale in out.glob("*.svg"):
@@ -2427,8 +2491,8 @@ def write_report(args, report, beside):
             head, rest = svg.split(">", 1)
             write_text(out / f"{name}.svg", f"{head}><style>{PLOT_STYLE}</style>{rest}\n")
         write_text(out / "report.html", page)
-        files = ["report.html", *files]
-    print(f"\nwrote {out / 'report.json'}, {', '.join(str(out / name) for name in files)}")
+        inputs = ["report.html", *inputs]
+    print(f"\nwrote {out / 'report.json'}, {', '.join(str(out / name) for name in inputs)}")
 
 
 def write_rewardbench(args, report, rows):
@@ -2437,15 +2501,11 @@ def write_rewardbench(args, report, rows):
     keys = "id", "scores_chosen", "scores_rejected"
     columns = {key: [row[key] for row in pairs] for key in keys}
     results = outcomes(columns["scores_chosen"], columns["scores_rejected"]).ravel().tolist()
-    stage = None
-    with contextlib.suppress(OSError, ValueError):
-        stage = common.read_record(Path(args.reward_model) / "args.json").get("stage")
-    kind = "DPO" if stage == "dpo" else "Seq. Classifier"
-    record = {"model": report["reward_model"], "model_type": kind}
+    record = {"model": report["reward_model"], "model_type": "Seq. Classifier"}
     record |= {"accuracy": report["accuracy"]["value"], "num_prompts": len(pairs)}
     record |= {task: part["value"] for task, part in report["by_task"].items()}
     record |= {"subset": [row["task"] for row in pairs], "results": results} | columns
-    write_text(Path(args.out) / "reward.json", json.dumps(common.finite(record), indent=1) + "\n")
+    write_text(Path(args.out) / "reward.json", json.dumps(files.finite(record), indent=1) + "\n")
 
 
 # plots: SVG by hand, so that the page needs no library, no script and no network. A series is
@@ -2634,9 +2694,9 @@ def html_report(report):
             ("Diversity", diversity_section(report)),
             ("Samples side by side", samples_section(report)),
         ]
-    files = table(["file", "SHA-256"], sorted(hashed.items()), "Hashes of what was compared")
+    inputs = table(["file", "SHA-256"], sorted(hashed.items()), "Hashes of what was compared")
     sections.append(("What this does not show", bullets(limits(report))))
-    sections.append(("Commands and hashes", commands + files))
+    sections.append(("Commands and hashes", commands + inputs))
     date = paragraphs([f"Date: {report['date']}"] if report["date"] else [])
     return html_page(title, date + in_sections(sections)), plots
 
@@ -2727,11 +2787,11 @@ def fit_points(fit):
 
 def frontier_curves(report, scorer):
     """(series of the plot, rows of its table): what each run passed, where each model ended, and best of n."""
-    runs, series, cells = {run["model"]: run for run in report["frontier"]}, [], []
+    logged, series, cells = {run["model"]: run for run in report["frontier"]}, [], []
     if scorer == "proxy":
         # a run on another reward, or on several, logs another score: no curve to this end point
         same = {row["name"] for row in report["runs"] if row["reward_model"] in (None, report["setup"]["reward_model"])}  # fmt: skip
-        runs = {name: run for name, run in runs.items() if name in same}
+        logged = {name: run for name, run in logged.items() if name in same}
     best = report.get("best_of_n")
     for style, row in enumerate(report["models"]):
         name = row["name"]
@@ -2745,7 +2805,7 @@ def frontier_curves(report, scorer):
             if report["best_of_n_fit"] and scorer == report["scorers"][0]:
                 series.append(guide(fit_points(report["best_of_n_fit"]), style, "1 4"))
             continue
-        run = runs.get(name, {"points": (), "overoptimised": None, "fit": None})
+        run = logged.get(name, {"points": (), "overoptimised": None, "fit": None})
         seen = [p for p in run["points"] if p["kl"] is not None and p[scorer] is not None]
         if seen:
             curve = [(root(p["kl"]), p[scorer]) for p in seen]
@@ -3009,4 +3069,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    common.run(main)
+    files.command(main)

@@ -37,16 +37,14 @@ import sys
 import unicodedata
 from collections import Counter
 from fractions import Fraction
+from importlib.metadata import version
 from pathlib import Path
 from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from tqdm import tqdm
 
-import common
-from common import UserError
 from evaluate import (
     Default,
     at_least,
@@ -68,6 +66,7 @@ from evaluate import (
     plot,
     present,
     print_table,
+    raw_scorer,
     read_csv,
     root,
     share,
@@ -77,6 +76,8 @@ from evaluate import (
     with_ends,
     write_text,
 )
+from parts import files
+from parts.files import UserError
 
 SCHEMA = 1  # of report.json; a key that changes its meaning raises it
 ROOT = Path(__file__).resolve().parent
@@ -87,6 +88,8 @@ NOTICE = (
 FOUR_FIFTHS = "Four fifths is a rule of thumb for one legal question, not a definition of fairness."
 REFERENCE = {"sex": "Male", "race_ethnicity": "White"}  # declared before looking
 Z95, Z80 = NormalDist().inv_cdf(0.975), NormalDist().inv_cdf(0.80)
+
+BASE = "data/tiny-base"
 
 # ---- 3. the math ----
 # people: rates, ratios, and what a small table can say
@@ -1034,7 +1037,7 @@ def parse_args(argv=None):
     # fmt: off
     for name in ("report", "twins"):
         add = parsers[name].add_argument
-        add("--before", default=Default(common.BASE), help="policy folder, or none (default: %(default)s)")
+        add("--before", default=Default(BASE), help="policy folder, or none (default: %(default)s)")
         add("--after", nargs="+", default=[Default(f"runs/demo/{x}") for x in ("dpo", "ppo", "grpo")], help="aligned policies (default: %(default)s, where they exist)")
         add("--reward-model", nargs="+", default=[Default("runs/demo/reward")], help="folders; several stand side by side (default: %(default)s)")
         add("--twins", default="data/twins.jsonl", help="résumés with slots such as {name} (default: %(default)s)")
@@ -1165,7 +1168,7 @@ ARMS = [  # beside the names: what no name, and a pronoun alone, do
 def load_twins(path, resumes, people):
     """The first résumés of a twins file, checked: minimal edit of every text for every person."""
     rows = []
-    for line, row in common.read_jsonl(path, numbered=True, flag="--twins"):
+    for line, row in files.read_jsonl(path, numbered=True, flag="--twins"):
         if len(rows) == resumes:
             break
         at = f"--twins {path}:{line}"
@@ -1345,12 +1348,7 @@ def chunks(items, label, size=256):
 
 def reward_matrices(folder, twins, people, args):
     """{surface: (R, N) scores} of a reward model: "a" the same answer, "b" a profile that holds the name."""
-    score, _ = common.reward_scorer(folder, **placed(args), tokens=args.micro_tokens)
-    if not common.has_reward_head(folder, "--reward-model"):
-        raise UserError(
-            f"--reward-model {folder}: a policy's implicit reward compares answers to one prompt, and a twin changes the "
-            "prompt; audit the policy itself with --after"
-        )
+    score = raw_scorer(folder, args)
     out = {}
     for surface, prompt, answer in (("a", "prompt", "answer"), ("b", "rank_prompt", "profile")):
         if not all(row.get(prompt) and row.get(answer) for row in twins):
@@ -1381,9 +1379,12 @@ def word_tokens(tokenizer, prefix, words, prompt):
     return start, firsts
 
 
-@torch.no_grad()
 def decision_matrix(model, tokenizer, folder, twins, people, args):
     """(R, N) log p(advance) − log p(reject) at the decision slot behind the résumé's prefix: one forward, no sampling."""
+    import torch
+
+    import common
+
     prompts, answers, slots = [], [], []
     for row in twins:
         start, firsts = word_tokens(tokenizer, row["prefix"], args.decision_words, row["prompt"])
@@ -1392,13 +1393,17 @@ def decision_matrix(model, tokenizer, folder, twins, people, args):
             answers.append(firsts[:1])
             slots.append(firsts)
     lengths = np.array([len(p) + 1 for p in prompts])
-    common.check_positions(model, int(lengths.max()), 0, 0)
+    if lengths.max() > common.max_positions(model.config):
+        raise UserError(
+            f"{folder}: the longest résumé has {lengths.max()} tokens, more than the model has positions"
+        )
     out, tokens = np.empty(len(prompts)), args.micro_tokens or common.micro_tokens(model)
     parts = common.micro_batches(range(len(prompts)), lengths, tokens)
     for part in tqdm(parts, desc=f"{folder} (c)", disable=None):
         batch = common.pad_rows([prompts[i] for i in part], [answers[i] for i in part], common.pad_id(tokenizer))  # fmt: skip
         batch = [x.to(model.device) for x in batch]
-        logits = common.head_logits(model, common.token_hidden(model, *batch))  # (b, V)
+        with torch.no_grad():
+            logits = common.head_logits(model, common.token_hidden(model, *batch))  # (b, V)
         yes, no = torch.tensor([slots[i] for i in part], device=logits.device).T[:, :, None]
         out[part] = (logits.gather(1, yes) - logits.gather(1, no)).squeeze(1).double().cpu().numpy()
     return checked(out, folder).reshape(len(twins), len(people))
@@ -1406,6 +1411,8 @@ def decision_matrix(model, tokenizer, folder, twins, people, args):
 
 def generated(model, tokenizer, label, prompts, args):
     """Greedy answers to prompts, under a bar."""
+    import common
+
     texts = []
     for part in chunks(prompts, label):
         texts += common.sample(model, tokenizer, part, 1, args.max_new_tokens, 0.0).texts
@@ -1440,6 +1447,8 @@ def study_twins(args, extra=None):
 
     extra(model, tokenizer, folder)  called with each loaded policy, for what else a report asks of it
     """
+    import common
+
     before, after, rewards = wanted(args)
     # (1) names and résumés
     people = load_names(args.names, args.names_per_cell)
@@ -1621,7 +1630,7 @@ def twins(args):
     return finish(args, report, ["twins.csv"])
 
 
-def head(args, command, files):
+def head(args, command, inputs):
     """What every report begins with: enough to do it again."""
     commit = None
     if shutil.which("git"):
@@ -1629,9 +1638,9 @@ def head(args, command, files):
         commit = git.stdout.strip() if git.returncode == 0 else None
     given = {k: v for k, v in vars(args).items() if k not in ("out", "overwrite", "fail_on")}
     record = {"schema": SCHEMA, "command": command, "date": args.date, "notice": NOTICE}
-    record |= {"commit": commit, "args": given, "sha256": hashes(files)}
+    record |= {"commit": commit, "args": given, "sha256": hashes(inputs)}
     python, arrays = sys.version.split()[0], np.__version__
-    record["versions"] = {"python": python, "torch": torch.__version__, "numpy": arrays}
+    record["versions"] = {"python": python, "torch": version("torch"), "numpy": arrays}
     return record | {"law": LAW, "limits": LIMITS}
 
 
@@ -1869,7 +1878,7 @@ def exchange(args, report, people, pairs):
     write_table(out / "audit.csv", exchange_rows(people))
     (out / "audit").mkdir(exist_ok=True)
     for slug, pair in pairs.items():
-        text = json.dumps(common.finite(pair), indent=1, ensure_ascii=True) + "\n"
+        text = json.dumps(files.finite(pair), indent=1, ensure_ascii=True) + "\n"
         write_text(out / "audit" / f"{slug}.json", text)
         attribute, (group, reference) = pair["feedbackloop"]["attribute"], pair["groups"].values()
         words = ["biasguard", "audit", str(out / "audit.csv"), "--y-true", "label_value"]
@@ -1879,7 +1888,7 @@ def exchange(args, report, people, pairs):
         commands += [(slug, words)] if labels else []
     if getattr(args, "output", None):
         first = next(iter(pairs.values()))
-        write_text(args.output, json.dumps(common.finite(first), indent=1) + "\n")
+        write_text(args.output, json.dumps(files.finite(first), indent=1) + "\n")
     report["biasguard"] = ask_biasguard(args, pairs, commands, labels)
     print("", *report["biasguard"]["lines"], sep="\n")
     text = audit_markdown(report, commands, labels)
@@ -1982,7 +1991,7 @@ def read_detector(path=ROOT / "tests" / "risky_sentences.jsonl"):
     """
     if not Path(path).is_file():
         return {"reason": f"{Path(path).name} is not there"}
-    out, rows = {}, list(common.read_jsonl(path))
+    out, rows = {}, list(files.read_jsonl(path))
     for name, part in (("holdout", [r for r in rows if r.get("holdout")]), ("all", rows)):
         hits = [({h["code"] for h in risky_questions(r["text"])}, set(r["codes"])) for r in part]
         found = [bool(h & c) if c else bool(h) for h, c in hits]
@@ -2021,7 +2030,7 @@ def detector_words(detector):
 def load_answers(path):
     """[(row, its answer)] of the answers file."""
     rows = []
-    for line, row in common.read_jsonl(path, numbered=True, flag="answers"):
+    for line, row in files.read_jsonl(path, numbered=True, flag="answers"):
         at, answer = f"answers {path}:{line}", row.get("response", row.get("answer"))
         if isinstance(answer, list) and answer and isinstance(answer[-1], dict):
             answer = answer[-1].get("content")
@@ -2082,6 +2091,8 @@ def text(args):
 
 def check_vote(row):
     """A preference row whose candidates are objects with groups in words; ValueError where it is not."""
+    import common
+
     common.check_pair(row)
     people = row.get("candidates") or []
     if not isinstance(people, list) or not all(isinstance(c, dict) for c in people):
@@ -2106,7 +2117,7 @@ def study_votes(path, words):
     """
     annotators, ties, agreement, n = Counter(), 0, [], 0
     counts, unread, about_one = {"chosen": {}, "harsher": {}}, 0, 0
-    for row in common.read_jsonl(path, check_vote, flag="--prefs"):
+    for row in files.read_jsonl(path, check_vote, flag="--prefs"):
         n += 1
         annotators[str(row.get("annotator"))] += 1
         ties += bool(row.get("tie"))
@@ -2142,9 +2153,11 @@ def study_votes(path, words):
 
 def pair_accuracy(folder, path, args):
     """Accuracy of a reward model on held-out pairs, by the group of the better candidate."""
-    rows = common.read_jsonl(path, common.check_pair, flag="--pairs")
+    import common
+
+    rows = files.read_jsonl(path, common.check_pair, flag="--pairs")
     rows = [row for row in rows if not row.get("tie")]
-    score, _ = common.reward_scorer(folder, **placed(args), tokens=args.micro_tokens)
+    score = raw_scorer(folder, args)
     pairs = [(row["prompt"], row["chosen"], row["rejected"]) for row in rows]
     gap = np.concatenate([score(part)[0] for part in chunks(pairs, f"{folder} (pairs)")]) @ [1, -1]
     right = (gap > 0) + 0.5 * (gap == 0)
@@ -2161,7 +2174,7 @@ def pair_accuracy(folder, path, args):
 
 def load_candidates(path):
     rows = []
-    for line, row in common.read_jsonl(path, numbered=True, flag="--candidates"):
+    for line, row in files.read_jsonl(path, numbered=True, flag="--candidates"):
         for key in ("role", "prompt", "profile", "must_have", "sex", "race_ethnicity"):
             if not row.get(key):
                 raise UserError(f'--candidates {path}:{line}: "{key}" is missing; expected role, prompt, profile, must_have, sex, race_ethnicity')  # fmt: skip
@@ -2185,6 +2198,8 @@ INVENTED = "synthetic profiles of invented people, names dealt over profiles of 
 
 def report(args):
     """all of it on the bundled base, candidates, twins and the demo's runs (the default)"""
+    import common
+
     check_out(args)
     candidates = present(args.candidates)
     candidates = load_candidates(candidates) if candidates else []
@@ -2193,7 +2208,7 @@ def report(args):
     labels = [int(c["label_value"]) for c in candidates] if labelled else None
     interviews = present(args.prompts)
     if interviews:
-        rows = common.read_jsonl(interviews, common.check_prompt, flag="--prompts")
+        rows = files.read_jsonl(interviews, common.check_prompt, flag="--prompts")
         rows = [r for r in rows if (r.get("split"), r.get("task")) == ("test", "interview")]
         interviews = rows[: args.interviews]
     decisions, ll144, risky, people = [], [], [], None
@@ -2231,7 +2246,7 @@ def report(args):
         if pairs:
             accuracy.append(pair_accuracy(folder, pairs, args))
         if candidates:
-            score, _ = common.reward_scorer(folder, **placed(args), tokens=args.micro_tokens)
+            score = raw_scorer(folder, args)
             items = [(c["prompt"], as_answer(c["prompt"], c["profile"])) for c in candidates]
             values = checked(score(items)[0][:, 0], folder)
             chosen, tied = select_top(values, 0.3)
@@ -2320,15 +2335,15 @@ def print_changes(change):
             print(f"  after it, {r['direction']}")
 
 
-def finish(args, report, files):
+def finish(args, report, inputs):
     """Write report.json and report.html, print where, and return the exit status that --fail-on asks for."""
     out = Path(args.out)
-    text = json.dumps(common.finite(report), indent=1, ensure_ascii=True, allow_nan=False)
+    text = json.dumps(files.finite(report), indent=1, ensure_ascii=True, allow_nan=False)
     # (7) files
     out.mkdir(parents=True, exist_ok=True)
     write_text(out / "report.json", text + "\n")
     write_text(out / "report.html", html_report(json.loads(text)))
-    print(f"\n{NOTICE}\nwrote {out / 'report.json'}, " + ", ".join(str(out / f) for f in ["report.html", *files]))  # fmt: skip
+    print(f"\n{NOTICE}\nwrote {out / 'report.json'}, " + ", ".join(str(out / f) for f in ["report.html", *inputs]))  # fmt: skip
     found = [c["verdict"] for row in report.get("verdicts", ()) for c in row["cells"].values()]
     asked = (args.fail_on or "").split(",")
     if "difference" in asked and any(v.startswith("difference found") for v in found):
@@ -2364,7 +2379,7 @@ def html_report(report):
     rewards = "".join(map(twin_section, rewards)) + "".join(map(accuracy_table, of("accuracy")))
     limits = bullets(report["limits"] + report.get("not_measured", []))
     law = prose([f"as of {LAW_DATE}", "status", "what the tool shows"], report["law"], "Law")
-    files = table(["file", "SHA-256"], sorted(report["sha256"].items()), "Hashes")
+    inputs = table(["file", "SHA-256"], sorted(report["sha256"].items()), "Hashes")
     lines = [command_line(report), *report.get("biasguard", {}).get("lines", [])]
     parts = [
         ("Header", header_section(report)),
@@ -2381,7 +2396,7 @@ def html_report(report):
         ("The cure", cure_section(report)),
         ("What this does not show", limits),
         ("Table of law", law + paragraphs([report["notice"]])),
-        ("Commands and hashes", "".join(f"<pre>{esc(x)}</pre>\n" for x in lines) + files),
+        ("Commands and hashes", "".join(f"<pre>{esc(x)}</pre>\n" for x in lines) + inputs),
     ]
     # sentences in table cells: wrapped, not one line each
     style = "<style>.words td,.words th,td.w{white-space:normal;text-align:left;min-width:9rem;padding-right:1rem}</style>"  # fmt: skip
@@ -2655,4 +2670,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    common.run(main)
+    files.command(main)

@@ -36,7 +36,9 @@ import torch
 import common
 import judge as judges
 import watch
-from common import UserError, at_least_fp32, kl_estimates, sample, token_logps
+from common import at_least_fp32, kl_estimates, sample, token_logps
+from parts import files, lora, old_runs, parallel, runs, stats
+from parts.files import UserError
 
 # learning rates: below 100 M parameters (worked on the bundled base, not swept), full weights, LoRA
 LR_SMALL, LR_FULL, LR_LORA = 3e-4, 1e-6, 4e-5
@@ -182,7 +184,6 @@ def parse_args(argv=None):
     parser.add_argument("--temperature", type=float, default=1.0, help="of rollout and update alike (default %(default)s)")
     parser.add_argument("--eval-temperature", type=float, default=1.0, help="of validation and test, 0 = greedy; 1 measures what is trained: the bundled base, greedy, is a good interviewer before any training (default %(default)s)")
     parser.add_argument("--max-new-tokens", type=int, default=96, help="longest turn, in tokens (default %(default)s)")
-    parser.add_argument("--compile", action="store_true", help="answers on a GPU: CUDA graphs over a cache of fixed size, for small models that wait for kernel launches; the first steps are slow; in fp32 the same draws")
     parser.add_argument("--scale", choices=SCALES, default="center", help="advantage: reward − mean of the group; std divides by its deviation, batch by that of the step, loo takes the mean of the others (default %(default)s)")
     parser.add_argument("--turn-norm", choices=TURN_NORMS, default="token", help="what weighs the same in the loss: tokens, turns of an episode, or episodes (default %(default)s)")
     parser.add_argument("--clip-low", type=float, default=0.2, help="ratio kept above 1 − this (default %(default)s)")
@@ -201,10 +202,10 @@ def parse_args(argv=None):
     play.add_argument("--write", metavar="FILE", help="also write the policy's turns as rows for sft.py")
     judges.add_judge_arguments(parser)
     watch.add_watch_arguments(parser)
-    common.add_run_arguments(parser, "runs/grpo_agent", f"{LR_SMALL:g} below 100 M parameters, {LR_FULL:g}, LoRA {LR_LORA:g}", batch_size=None, eval_every=5, save_every=10)
+    old_runs.add_run_arguments(parser, "runs/grpo_agent", f"{LR_SMALL:g} below 100 M parameters, {LR_FULL:g}, LoRA {LR_LORA:g}", batch_size=None, eval_every=5, save_every=10)
     # fmt: on
-    args = common.parse_with_config(parser, argv)
-    common.check_arguments(args)
+    args = old_runs.parse_with_config(parser, argv)
+    old_runs.check_arguments(args)
     judges.check_judge_arguments(args)
     watch.config_from(args, UserError)
     least = {
@@ -329,7 +330,7 @@ def said_of(error):
     """An exception in one line, with file and line where it was raised."""
     if isinstance(error, Raised):
         return str(error)
-    return common.where_raised(error) if error.__traceback__ else f"{type(error).__name__}: {error}"  # fmt: skip
+    return files.where_raised(error) if error.__traceback__ else f"{type(error).__name__}: {error}"  # fmt: skip
 
 
 def play(envs, seeds, act, numbers=None):
@@ -382,14 +383,14 @@ def play(envs, seeds, act, numbers=None):
 
 def play_shared(make, seeds, act, model, group=1):
     """`play` with the groups of neighbours dealt out over the processes; each gets all: (episodes, moves of each)."""
-    mine = common.share(range(len(seeds)), group)
+    mine = parallel.share(range(len(seeds)), group)
     envs = [make() for _ in mine]
-    with common.decoding(model):
+    with parallel.decoding(model):
         played = play(envs, [seeds[i] for i in mine], act, mine)
     moves = [getattr(env, "moves", None) or said_by(t) for env, t in zip(envs, played, strict=True)]
-    if common.world() > 1:
+    if parallel.world() > 1:
         played = [Raised(said_of(t)) if isinstance(t, BaseException) else t for t in played]
-    return common.gather(played, mine), common.gather(moves, mine)
+    return parallel.gather(played, mine), parallel.gather(moves, mine)
 
 
 def said_by(t):
@@ -629,7 +630,7 @@ def read_bank(path):
         raise UserError(f"--interview-bank {path}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, re.error) as error:
         raise UserError(
-            f"--interview-bank {path}: {type(error).__name__}: {common.first_line(error)}; expected the form of data/interview.json"
+            f"--interview-bank {path}: {type(error).__name__}: {files.brief(error)}; expected the form of data/interview.json"
         ) from None
     if wrong:
         raise UserError(f"--interview-bank {path}: {'; '.join(wrong[:5])}")
@@ -886,7 +887,7 @@ def environment(args):
         return lambda: Interview(bank, args.interview_competencies, args.interview_text)
     if ".py:" not in args.env:
         raise UserError(f"--env {args.env}: expected interview, 2048, or FILE.py:CLASS")
-    make = common.load_function(args.env, "--env")
+    make = files.load_function(args.env, "--env")
     try:
         env = make()
     except Exception as error:  # of the user's own file
@@ -919,10 +920,10 @@ def flags_of(args):
 def load_models(args):
     """(model, reference, tokenizer, scaler): the reference is a frozen copy of the start, with LoRA the policy with its
     adapters off (None); without --beta there is none."""
-    device, dtype, scaler = common.pick_hardware(args)
-    tokenizer, lora = common.load_tokenizer(args.model), common.lora_arguments(args)
-    model = common.load_policy(args.model, dtype, device, **lora)
-    frozen = args.beta and not lora
+    device, dtype, scaler = old_runs.pick_hardware(args)
+    tokenizer, adapter = common.load_tokenizer(args.model), old_runs.lora_arguments(args)
+    model = common.load_policy(args.model, dtype, device, **adapter)
+    frozen = args.beta and not adapter
     reference = common.load_policy(args.model, dtype, device, trainable=False) if frozen else None
     return model, reference, tokenizer, scaler
 
@@ -1003,9 +1004,9 @@ def preflight(args, model, tokenizer, make):
     for some in common.micro_batches(range(len(samples)), [len(s["ids"]) for s in samples], args.micro_tokens):  # fmt: skip
         ids, attention_mask, mask, old, _ = pack([samples[i] for i in some], tokenizer, model.device)  # fmt: skip
         with torch.no_grad():
-            head = max(head, common.check_head(model, ids, attention_mask, mask))
+            head = max(head, old_runs.check_head(model, ids, attention_mask, mask))
             logps = token_logps(model, ids, attention_mask, mask, args.temperature)
-        common.check_start(model, args.model, logps.sum().item() + head, "the first episodes")
+        old_runs.check_start(model, args.model, logps.sum().item() + head, "the first episodes")
         gap = max(gap, (logps - old)[mask].abs().max().item())
     bound = 1e-4 if model.compute_dtype == torch.float32 else 5e-2
     sums, tokens = advantages.sum(dim=1).abs().max().item(), sum(len(s["logps"]) for s in samples)
@@ -1015,7 +1016,7 @@ def preflight(args, model, tokenizer, make):
         f"(largest {sums:.1e}); trained tokens = sampled tokens = {tokens} of {sum(len(s['ids']) for s in samples)}, in {turns} turns"
     )
     if not head < bound:
-        raise UserError(f"--model {args.model}: {common.OTHER_HEAD}")
+        raise UserError(f"--model {args.model}: {old_runs.OTHER_HEAD}")
     if not gap < bound:
         raise UserError(
             f"--model {args.model}: what is scored is not what was sampled (gap {gap:.2g}); try --dtype fp32"
@@ -1029,7 +1030,7 @@ def preflight(args, model, tokenizer, make):
         print(f"warning: {unread} of {turns} turns could not be read: from here there is nothing to learn from; docs/agents.md says how to teach the form first")  # fmt: skip
     print("first episode   · context   ▮ trained   ◆ the last of it, trained")
     ids, attention_mask, mask, *_ = pack(samples[:1], tokenizer, "cpu")
-    print(common.token_strip(tokenizer, ids[0].tolist(), mask[0].tolist(), "◆"))
+    print(runs.token_strip(tokenizer, ids[0].tolist(), mask[0].tolist(), "◆"))
 
 
 def baseline_scores(make, seeds, max_exceptions=0):
@@ -1083,9 +1084,9 @@ def grade(args, judge, standard, played):
     if "ruler" in weights:
         places = [[i for i in range(start, start + args.group_size) if alive[i]] for start in range(0, len(played), args.group_size)]  # fmt: skip
         places = [group for group in places if len(group) > 1]
-        mine = common.share(range(len(places)))
+        mine = parallel.share(range(len(places)))
         talks = [[played[i].messages() for i in places[n]] for n in mine]
-        rulings = common.gather(judges.ruler_groups(talks, judge, standard, args.judge_passes), mine)  # fmt: skip
+        rulings = parallel.gather(judges.ruler_groups(talks, judge, standard, args.judge_passes), mine)  # fmt: skip
         for group, ruling in zip(places, rulings, strict=True):
             # equal episodes everywhere: nothing to compare, so nothing to learn
             scores = ruling.scores or [0.0 if ruling.identical else None] * len(group)
@@ -1104,7 +1105,7 @@ SUMS = ("clipped", "ratio", "approx_kl", "k3", "entropy", "kl")
 def accumulate(args, model, reference, tokenizer, scaler, rows, active, advantages):
     """The gradient of rows[active], (episode, sample) each, forward by forward: (sums for the log, largest ratio, gap)."""
     sums, largest, gap = Counter(), 0.0, 0.0
-    for micro in common.rank_batches(model, active, [len(s["ids"]) for _, s in rows], args.micro_tokens):  # fmt: skip
+    for micro in old_runs.rank_batches(model, active, [len(s["ids"]) for _, s in rows], args.micro_tokens):  # fmt: skip
         owners = [rows[r][0] for r in micro]
         ids, attention_mask, mask, old, weights = pack([rows[r][1] for r in micro], tokenizer, model.device)  # fmt: skip
         logps, entropies = token_logps(
@@ -1115,7 +1116,7 @@ def accumulate(args, model, reference, tokenizer, scaler, rows, active, advantag
             old = logps.detach()
         ref_logps, k1 = None, torch.zeros(())
         if args.beta:
-            with torch.no_grad(), common.adapter_off(reference or model):
+            with torch.no_grad(), lora.adapter_off(reference or model):
                 ref_logps = token_logps(
                     reference or model, ids, attention_mask, mask, args.temperature
                 )
@@ -1155,11 +1156,11 @@ def update(args, model, reference, tokenizer, optimizer, scaler, played, advanta
         skips, skipped = 0, True
         while skipped:  # an fp16 overflow: the same substep again, at half the scale
             found, ratio, gap = accumulate(args, model, reference, tokenizer, scaler, rows, active, advantages)  # fmt: skip
-            total = common.all_sum(found["loss"])
-            common.set_lr(
+            total = parallel.all_sum(found["loss"])
+            old_runs.set_lr(
                 optimizer, args, (step - 1) * args.num_substeps + k + 1, steps * args.num_substeps
             )
-            norm, skipped = common.clip_and_step(
+            norm, skipped = old_runs.clip_and_step(
                 model, optimizer, scaler, args, total, lambda rows=rows: f"episodes of the seeds {sorted({played[i].metadata['seed'] for i, _ in rows})[:4]}"
             )  # fmt: skip
             skips += skipped
@@ -1167,16 +1168,16 @@ def update(args, model, reference, tokenizer, optimizer, scaler, played, advanta
         sums.update(found)
         forwarded, largest = forwarded + len({rows[r][0] for r in active}), max(largest, ratio)
         sample_gap = gap if sample_gap is None else sample_gap
-    tokens, *totals = common.all_sum(sums["tokens"], *(sums[name] for name in SUMS))
-    largest, sample_gap = common.all_max(largest, sample_gap) if done else (None, None)
+    tokens, *totals = parallel.all_sum(sums["tokens"], *(sums[name] for name in SUMS))
+    largest, sample_gap = parallel.all_max(largest, sample_gap) if done else (None, None)
     totals = dict(zip(SUMS, totals, strict=True))
     mean = {name: value / tokens if tokens else None for name, value in totals.items()}
     return {
-        "loss": common.mean([d[0] for d in done]), "clip_frac": mean["clipped"], "ratio/mean": mean["ratio"], "ratio/max": largest,
+        "loss": stats.mean([d[0] for d in done]), "clip_frac": mean["clipped"], "ratio/mean": mean["ratio"], "ratio/max": largest,
         "approx_kl": mean["approx_kl"], "entropy": mean["entropy"], "sample_gap": sample_gap, "updates": len(done), "forwarded": forwarded,
         "kl/coef": args.beta, "kl/ref": totals["kl"] / forwarded if args.beta and forwarded else None, "kl/token": mean["kl"] if args.beta else None,
         "kl/k3": mean["k3"] if args.beta else None, "lr": optimizer.param_groups[0]["lr"],
-        "grad_norm": common.mean([d[1] for d in done]), "skipped_steps": sum(d[2] for d in done),
+        "grad_norm": stats.mean([d[1] for d in done]), "skipped_steps": sum(d[2] for d in done),
     }  # fmt: skip
 
 
@@ -1184,7 +1185,7 @@ def episode_metrics(played):
     """Means of the environment's info over the episodes that were played, and the share of turns that it could not read."""
     played = [t for t in played if not isinstance(t, BaseException)]
     keys = list(dict.fromkeys(key for t in played for key in t.metrics if key != "invalid"))
-    found = {f"env/{key}": common.mean([t.metrics.get(key) for t in played]) for key in keys}
+    found = {f"env/{key}": stats.mean([t.metrics.get(key) for t in played]) for key in keys}
     turns = sum(t.metrics.get("turns", 0) for t in played)
     found["env/invalid_frac"] = sum(t.metrics.get("invalid", 0) for t in played) / turns if turns else None  # fmt: skip
     return found | {"env/episodes": len(played)}
@@ -1206,7 +1207,7 @@ def rollout_row(args, env, played, parts, rewards_PG, advantages_PG):
     prose = watch.text_metrics([t.messages()[0]["content"] for t in alive], said) if getattr(env, "prose", True) else {}  # fmt: skip
     return {
         "reward/mean": found.mean().item() if len(found) else None, "reward/std": found.std().item() if len(found) > 1 else None,
-        **{f"reward/{name}": common.mean(values) for name, values in parts.items()}, "reward/unscored_frac": 1 - len(found) / scored.numel(),
+        **{f"reward/{name}": stats.mean(values) for name, values in parts.items()}, "reward/unscored_frac": 1 - len(found) / scored.numel(),
         "reward/frac_perfect": (found >= top).float().mean().item() if len(found) else None,
         "reward/frac_mixed": share([signal for *_, signal in groups]),
         "reward/frac_all_good": share([not s and r.mean().item() >= middle for r, _, s in groups]),
@@ -1215,7 +1216,7 @@ def rollout_row(args, env, played, parts, rewards_PG, advantages_PG):
         "groups/scored": len(groups), "groups/skipped": len(rewards_PG) - sum(signal for *_, signal in groups),
         "advantage/abs_mean": advantages_PG.abs().mean().item(), **episode_metrics(played), **prose,
         "length/mean": lengths.mean().item(), "length/min": lengths.min().item(), "length/max": lengths.max().item(),
-        "length/truncated_frac": common.mean([float(t.metadata["truncated"]) for t in alive]),
+        "length/truncated_frac": stats.mean([float(t.metadata["truncated"]) for t in alive]),
         "tokens": sum(len(s["ids"]) for t in alive for s in t.samples), "answer_tokens": int(lengths.sum()), "episodes": len(played),
         "exceptions": len(played) - len(alive),
     }  # fmt: skip
@@ -1243,8 +1244,8 @@ def evaluate(args, model, tokenizer, make, seeds):
     (group,) = gather_trajectory_groups([TrajectoryGroup(played)], args.max_exceptions)
     moves = [m for m, t in zip(moves, played, strict=True) if not isinstance(t, BaseException)]
     return {
-        "val/score": common.mean([t.metrics.get(env.val_key, 0.0) for t in group]), "val/reward": common.mean([t.reward for t in group]),
-        "val/length": common.mean([sum(len(s["logps"]) for s in t.samples) for t in group]),
+        "val/score": stats.mean([t.metrics.get(env.val_key, 0.0) for t in group]), "val/reward": stats.mean([t.reward for t in group]),
+        "val/length": stats.mean([sum(len(s["logps"]) for s in t.samples) for t in group]),
         **episode_metrics(played), "env/blind_share": blind_share(moves),
     }, played  # fmt: skip
 
@@ -1266,10 +1267,10 @@ def log_evaluation(log, watcher, best, model, step, metrics, played):
     rows = rollout_rows("validation", played, 1, {"env": rewards}, rewards, [None] * len(played))  # fmt: skip
     log.append("rollouts.jsonl", step, rows)
     for word, t in (("worst", alive[0]), ("best", alive[-1])):
-        common.print_over_bar(f"{word}, seed {t.metadata['seed']}\n{transcript(t)}")
+        old_runs.print_over_bar(f"{word}, seed {t.metadata['seed']}\n{transcript(t)}")
     for event in watcher.add({"step": step, **metrics}):
-        common.print_over_bar(str(event))
-    return common.keep_best(best, watcher.best_step(), model, step)
+        old_runs.print_over_bar(str(event))
+    return old_runs.keep_best(best, watcher.best_step(), model, step)
 
 
 def play_command(args, make):
@@ -1292,8 +1293,8 @@ def play_command(args, make):
     elif args.policy in env.baselines:
         act = baseline_act(env.baselines[args.policy][0])
     elif Path(args.policy).is_dir():
-        device = common.pick_device(args.device)
-        model = common.load_policy(args.policy, common.pick_precision(device, args.dtype)[0], device, trainable=False)  # fmt: skip
+        device = parallel.pick_device(args.device)
+        model = common.load_policy(args.policy, parallel.pick_precision(device, args.dtype)[0], device, trainable=False)  # fmt: skip
         act = model_act(args, model, common.load_tokenizer(args.policy), history, args.eval_temperature, args.seed)  # fmt: skip
     else:
         raise UserError(f"--policy {args.policy}: expected human, a model folder, or a baseline of {args.env}: {', '.join(env.baselines)}")  # fmt: skip
@@ -1319,13 +1320,13 @@ def play_command(args, make):
     for t in list(group)[: 1 if args.write else None]:
         print(f"{env.name}, {args.policy}, seed {t.metadata['seed']}\n{transcript(t)}")
     hits = [t.metrics.get(env.val_key, 0.0) for t in group]
-    print(f"{len(group)} episodes: reward {common.mean([t.reward for t in group]):.3f}, {env.val_key} {common.mean(hits):.3f}")  # fmt: skip
+    print(f"{len(group)} episodes: reward {stats.mean([t.reward for t in group]):.3f}, {env.val_key} {stats.mean(hits):.3f}")  # fmt: skip
     if args.write:  # each turn behind what the policy saw
         rows = [
             {"prompt": seen(t.messages()[:i], history), "completion": [m]}
             for t in group for i, m in enumerate(t.messages()) if m["role"] == "assistant"
         ]  # fmt: skip
-        common.write_jsonl(args.write, rows)
+        files.write_jsonl(args.write, rows)
         print(f"wrote {args.write}; next: python sft.py --data {args.write} --model {args.model} --out runs/agent_start")  # fmt: skip
 
 
@@ -1334,9 +1335,9 @@ def main(argv=None):
     make = environment(args)
     if args.command == "play":
         return play_command(args, make)
-    common.start_processes(args)
-    common.check_out(args, [args.model])
-    common.seed_everything(args.seed)
+    parallel.start_processes(args)
+    old_runs.check_out(args, [args.model])
+    old_runs.seed_everything(args.seed)
     env = make()
     weights = reward_weights(args.reward)
     ranges = {"env": env.reward_range, "ruler": (0, 1)}
@@ -1350,43 +1351,43 @@ def main(argv=None):
     val_seeds = range(VAL_SEEDS, VAL_SEEDS + args.val_episodes)
     baselines = {}
     for name, (rewards, hits) in baseline_scores(make, val_seeds, args.max_exceptions).items():
-        baselines |= {f"env/baseline/{name}": common.mean(hits), f"env/baseline_reward/{name}": common.mean(rewards)}  # fmt: skip
-        print(f"baseline {name:>8}: {env.val_key} {common.mean(hits):.3f}  reward {common.mean(rewards):.3f}  on {len(hits)} validation seeds")  # fmt: skip
+        baselines |= {f"env/baseline/{name}": stats.mean(hits), f"env/baseline_reward/{name}": stats.mean(rewards)}  # fmt: skip
+        print(f"baseline {name:>8}: {env.val_key} {stats.mean(hits):.3f}  reward {stats.mean(rewards):.3f}  on {len(hits)} validation seeds")  # fmt: skip
     if baselines.get("env/baseline/blind", 0) > 0.5 * baselines.get("env/baseline/greedy", math.inf):  # fmt: skip
         print("warning: a cycle of moves played without a look at the board does more than half as well as greedy: a high score here proves little; --illegal end, a larger --env-target")  # fmt: skip
-    several = common.rank(), common.world()
+    several = parallel.rank(), parallel.world()
     judge = judges.Judge.from_args(args, args.out, *several) if "ruler" in weights else None
     if judge:
         judge.warn_same(args.model)
-        if not args.skip_judge_check and not common.rank():
+        if not args.skip_judge_check and not parallel.rank():
             judge.probe()
     standard = judges.read_standard(args.ruler_rubric)
     model, reference, tokenizer, scaler = load_models(args)
-    args.lr = common.pick_lr(args, model, LR_SMALL, LR_FULL, LR_LORA)
+    args.lr = old_runs.pick_lr(args, model, LR_SMALL, LR_FULL, LR_LORA)
     args.micro_tokens = args.micro_tokens or common.micro_tokens(model)
     trained = sum(q.numel() for q in model.parameters() if q.requires_grad) / 1e6
     print(
         f"policy {trained:.2f} M weights, reference {'none' if not args.beta else 'adapters off' if reference is None else 'a frozen copy'}, lr {args.lr:g}, on {model.device}"
     )
-    files = [args.interview_bank, args.ruler_rubric, args.env.rpartition(":")[0]]
-    record = common.check_run(args, "grpo_agent", files, args.model)
-    model = common.prepare_training(model, args)
-    optimizer = common.make_optimizer(model, args.lr, weight_decay=args.weight_decay)
+    inputs = [args.interview_bank, args.ruler_rubric, args.env.rpartition(":")[0]]
+    record = old_runs.check_run(args, "grpo_agent", inputs, args.model)
+    model = old_runs.prepare_training(model, args)
+    optimizer = old_runs.make_optimizer(model, args.lr, weight_decay=args.weight_decay)
     extra = {}
-    start = common.load_checkpoint(args, {"model": model}, {"model": optimizer}, scaler, extra)
+    start = old_runs.load_checkpoint(args, {"model": model}, {"model": optimizer}, scaler, extra)
     best = extra.get("best", {"step": None, "weights": {}})
     if start == 0:  # what is in --out stays untouched until all this has passed
         preflight(args, model, tokenizer, make)
         before = evaluate(args, model, tokenizer, make, val_seeds)
-    common.open_run(args, record)
-    log, stop = common.MetricsLog(args, start), common.StopSignal()
+    old_runs.open_run(args, record)
+    log, stop = old_runs.MetricsLog(args, start), old_runs.StopSignal()
     watcher = watch.Watcher(config, log.rows())
     if start == 0:
         # a full disk or an unsaveable config shows now, not after hours
-        common.save_run(model, tokenizer, args)
+        old_runs.save_run(model, tokenizer, args)
         best = log_evaluation(log, watcher, best, model, 0, before[0] | baselines, before[1])
 
-    bar, reason = common.progress("grpo", start, steps), None
+    bar, reason = old_runs.progress("grpo", start, steps), None
     for step in bar:
         spent = Counter(judge.counts) if judge else None
         # (1) rollout: G episodes from each of P seeds, all live ones take a turn together, log-probs kept
@@ -1415,14 +1416,14 @@ def main(argv=None):
             f"length {row['length/mean']:.0f} mixed {row['reward/frac_mixed'] or 0:.2f}"
         )
         for event in events:
-            common.print_over_bar(str(event))
+            old_runs.print_over_bar(str(event))
         # (5) now and then: held-out seeds, beside the baselines; the alarms of watch.py
         if step == steps or (args.eval_every and step % args.eval_every == 0):
             metrics, val = evaluate(args, model, tokenizer, make, val_seeds)
             best = log_evaluation(log, watcher, best, model, step, metrics, val)
-        reason = common.from_rank_0(watcher.stop_reason())
-        if common.checkpoint_due(args, step, steps, stop) or reason:
-            common.save_checkpoint(
+        reason = parallel.from_rank_0(watcher.stop_reason())
+        if old_runs.checkpoint_due(args, step, steps, stop) or reason:
+            old_runs.save_checkpoint(
                 args, step, {"model": model}, {"model": optimizer}, scaler, best=best
             )
         if reason:
@@ -1434,8 +1435,8 @@ def main(argv=None):
     # ---- 9. save ----
     last = log.rows()[-1]["step"]
     if args.restore == "best":
-        common.restore_best(best, model)
-    common.save_run(model, tokenizer, args)
+        old_runs.restore_best(best, model)
+    old_runs.save_run(model, tokenizer, args)
     kept = best["step"] if args.restore == "best" else last
     summary = {"step": kept, "last_step": last, "stop_reason": reason or "all steps done"}
     if args.test_episodes:  # played once, here, by all
@@ -1450,11 +1451,11 @@ def main(argv=None):
             line, summary[f"test {name}"] = f"test {name:>16}:", {"n": len(hits), **metrics}
             for key, values in (("score", hits), ("reward", rewards)):
                 low, high = judges.cluster_interval(values, range(len(values))) or (None, None)
-                summary[f"test {name}"] |= {key: common.mean(values), f"{key}_low": low, f"{key}_high": high}  # fmt: skip
-                line += f" {key} {common.mean(values):.3f}" + ("" if low is None else f" [{low:.3f}, {high:.3f}]")  # fmt: skip
+                summary[f"test {name}"] |= {key: stats.mean(values), f"{key}_low": low, f"{key}_high": high}  # fmt: skip
+                line += f" {key} {stats.mean(values):.3f}" + ("" if low is None else f" [{low:.3f}, {high:.3f}]")  # fmt: skip
             print(f"{line}  n = {len(hits)}")
-    if not common.rank():
-        common.write_json(Path(args.out) / "summary.json", summary)
+    if not parallel.rank():
+        files.write_json(Path(args.out) / "summary.json", summary)
     if reason and reason != "max_steps":
         print(f"stopped by watch.py: {reason}")
     log.finish(["val/score", "val/reward", "reward/mean"])
@@ -1463,4 +1464,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    common.run(main)
+    files.command(main)

@@ -35,7 +35,9 @@ import torch
 import common
 import judge as judges
 import watch
-from common import UserError, at_least_fp32, kl_estimates, pad_rows, sample, token_logps
+from common import at_least_fp32, kl_estimates, pad_rows, sample, token_logps
+from parts import files, lora, old_runs, parallel, runs, stats
+from parts.files import UserError
 
 # learning rates: below 100 M parameters (worked on the bundled base, not swept), full weights, LoRA
 LR_SMALL, LR_FULL, LR_LORA = 3e-4, 1e-6, 4e-5
@@ -261,7 +263,6 @@ def parse_args(argv=None):
     parser.add_argument("--temperature", type=float, default=1.0, help="of rollout and update alike (default %(default)s)")
     parser.add_argument("--eval-temperature", type=float, default=0.0, help="of validation, 0 = greedy (default %(default)s)")
     parser.add_argument("--max-new-tokens", type=int, default=96, help="longest answer, in tokens (default %(default)s)")
-    parser.add_argument("--compile", action="store_true", help="answers on a GPU: CUDA graphs over a cache of fixed size, for small models that wait for kernel launches; the first steps are slow; in fp32 the same draws")
     parser.add_argument("--scale", choices=SCALES, default="center", help="advantage: reward − mean of the group; std divides by its deviation, batch by that of the step, loo takes the mean of the others. With KL in the loss (--beta) and a mean that holds the answer itself the toy world lands on π*(β·G/(G−1)), .0676 .2917 .0811 .5596 in place of .0464 .2572 .0631 .6334; loo lands on π* (default %(default)s)")
     parser.add_argument("--aggregation", choices=AGGREGATIONS, default="token", help="mean over tokens (DAPO), over answers (GRPO), or a fixed length (Dr. GRPO) (default %(default)s)")
     parser.add_argument("--level", choices=LEVELS, default="token", help="ratio of a token, or of the whole answer (GSPO) (default %(default)s)")
@@ -276,12 +277,12 @@ def parse_args(argv=None):
     judges.add_rubric_arguments(parser)
     judges.add_judge_arguments(parser)
     watch.add_watch_arguments(parser)
-    common.add_run_arguments(parser, "runs/grpo_rubric", f"{LR_SMALL:g} below 100 M parameters, {LR_FULL:g}, LoRA {LR_LORA:g}", batch_size=None, eval_every=5, save_every=20)
+    old_runs.add_run_arguments(parser, "runs/grpo_rubric", f"{LR_SMALL:g} below 100 M parameters, {LR_FULL:g}, LoRA {LR_LORA:g}", batch_size=None, eval_every=5, save_every=20)
     # fmt: on
     flags = {f: action.nargs != 0 for f, action in parser._option_string_actions.items()}
     argv = recipe_arguments(sys.argv[1:] if argv is None else [str(a) for a in argv], flags)
-    args = common.parse_with_config(parser, argv)
-    common.check_arguments(args)
+    args = old_runs.parse_with_config(parser, argv)
+    old_runs.check_arguments(args)
     judges.check_judge_arguments(args)
     watch.config_from(args, UserError)
     for name, low in {"group_size": 2, "groups_per_batch": 1, "num_substeps": 1, "rollouts_every": 1, "data_seed": 0}.items():  # fmt: skip
@@ -397,10 +398,10 @@ def conversation(row, system=None):
 def load_models(args):
     """(model, reference, tokenizer, scaler): the reference is a frozen copy of the start, with LoRA the policy with its
     adapters off (None); without --beta there is none."""
-    device, dtype, scaler = common.pick_hardware(args)
-    tokenizer, lora = common.load_tokenizer(args.model), common.lora_arguments(args)
-    model = common.load_policy(args.model, dtype, device, **lora)
-    frozen = args.beta and not lora
+    device, dtype, scaler = old_runs.pick_hardware(args)
+    tokenizer, adapter = common.load_tokenizer(args.model), old_runs.lora_arguments(args)
+    model = common.load_policy(args.model, dtype, device, **adapter)
+    frozen = args.beta and not adapter
     reference = common.load_policy(args.model, dtype, device, trainable=False) if frozen else None
     return model, reference, tokenizer, scaler
 
@@ -425,7 +426,7 @@ class Grader:
         One part that is None makes the sum None: what a grader could not score is in no mean and no gradient.
         Of several processes each grades its groups, and gets all grades.
         """
-        mine = common.share(range(len(rows)), group_size)
+        mine = parallel.share(range(len(rows)), group_size)
         rows, answers = [rows[i] for i in mine], [answers[i] for i in mine]
         parts, grades = {}, [None] * len(rows)
         for name in self.weights:
@@ -450,25 +451,25 @@ class Grader:
             None if None in found else sum(w * x for w, x in zip(self.weights.values(), found, strict=True))
             for found in zip(*(parts[name] for name in self.weights), strict=True)
         ]  # fmt: skip
-        parts = {name: common.gather(values, mine) for name, values in parts.items()}
-        return common.gather(total, mine), parts, common.gather(grades, mine)
+        parts = {name: parallel.gather(values, mine) for name, values in parts.items()}
+        return parallel.gather(total, mine), parts, parallel.gather(grades, mine)
 
     def validate(self, metric, rows, answers):
         """({"val/score", for checks also "val/strict", "val/loose"}, scores, grades); grades are None for `model`."""
-        mine = common.share(range(len(rows)))
+        mine = parallel.share(range(len(rows)))
         rows, answers = [rows[i] for i in mine], [answers[i] for i in mine]
         if metric == "model":
             prompts = [conversation(r, self.args.system) for r in rows]
-            found = common.gather(self.score(prompts, answers) if rows else [], mine)
-            return {"val/score": common.mean(found)}, found, [None] * len(found)
+            found = parallel.gather(self.score(prompts, answers) if rows else [], mine)
+            return {"val/score": stats.mean(found)}, found, [None] * len(found)
         kinds = ("check",) if metric == "checks" else ("check", "judge")
-        grades = common.gather(self.grade(rows, answers, kinds, judge=self.val_judge), mine)
+        grades = parallel.gather(self.grade(rows, answers, kinds, judge=self.val_judge), mine)
         scores = [g.score for g in grades]
-        out = {"val/score": common.mean(scores)}
+        out = {"val/score": stats.mean(scores)}
         if metric == "checks":
             for mode in ("strict", "loose"):
-                again = common.gather(self.grade(rows, answers, kinds, mode), mine)
-                out[f"val/{mode}"] = common.mean([g.score for g in again])
+                again = parallel.gather(self.grade(rows, answers, kinds, mode), mine)
+                out[f"val/{mode}"] = stats.mean([g.score for g in again])
         return out, scores, grades
 
 
@@ -492,10 +493,10 @@ def preflight(args, model, tokenizer, grader, rows):
     rewards = rewards.view(-1, args.group_size)  # (P, G)
     advantages = group_advantages(rewards, args.scale)
     with torch.no_grad():
-        head = common.check_head(model, b["ids"], b["attention_mask"], b["mask"])
+        head = old_runs.check_head(model, b["ids"], b["attention_mask"], b["mask"])
         logps = token_logps(model, b["ids"], b["attention_mask"], b["mask"], args.temperature)
     gap = (logps - b["logps"]).abs().max().item()
-    common.check_start(model, args.model, gap + head, f"the first prompts of {args.data}")
+    old_runs.check_start(model, args.model, gap + head, f"the first prompts of {args.data}")
     bound = 1e-4 if model.compute_dtype == torch.float32 else 5e-2
     sums = advantages.sum(dim=1).abs().max().item()
     print(
@@ -503,7 +504,7 @@ def preflight(args, model, tokenizer, grader, rows):
         f"groups sum to 0 (largest {sums:.1e}); trained tokens = sampled tokens = {int(b['mask'].sum())}"
     )
     if not head < bound:
-        raise UserError(f"--model {args.model}: {common.OTHER_HEAD}")
+        raise UserError(f"--model {args.model}: {old_runs.OTHER_HEAD}")
     if not gap < bound:
         raise UserError(
             f"--model {args.model}: what is scored is not what was sampled (gap {gap:.2g}); try --dtype fp32"
@@ -514,7 +515,7 @@ def preflight(args, model, tokenizer, grader, rows):
     print(group_table(rows[0], *first))
     n = int(b["attention_mask"][0].sum())
     print("first answer   · prompt   ▮ trained   ◆ the end, trained")
-    print(common.token_strip(tokenizer, b["ids"][0, :n].tolist(), b["mask"][0, :n].tolist(), "◆"))
+    print(runs.token_strip(tokenizer, b["ids"][0, :n].tolist(), b["mask"][0, :n].tolist(), "◆"))
 
 
 def group_table(row, grades, rewards, advantages):
@@ -560,7 +561,7 @@ SUMS = ("clipped", "ratio", "approx_kl", "k3", "entropy", "kl")
 def accumulate(args, model, reference, scaler, b, rows, advantages, normalizer):
     """The gradient of the answers `rows`, forward by forward: (sums for the log, largest ratio, largest gap to the rollout)."""
     sums, largest, gap = Counter(), 0.0, 0.0
-    for micro in common.rank_batches(model, rows, b["lengths"], args.micro_tokens):
+    for micro in old_runs.rank_batches(model, rows, b["lengths"], args.micro_tokens):
         t = int(b["lengths"][micro].max())
         ids, attention_mask, mask, old = (
             b[key][micro, :t] for key in ("ids", "attention_mask", "mask", "logps")
@@ -573,7 +574,7 @@ def accumulate(args, model, reference, scaler, b, rows, advantages, normalizer):
             old = logps.detach()
         ref_logps, k1 = None, torch.zeros(())
         if args.beta:
-            with torch.no_grad(), common.adapter_off(reference or model):
+            with torch.no_grad(), lora.adapter_off(reference or model):
                 ref_logps = token_logps(
                     reference or model, ids, attention_mask, mask, args.temperature
                 )
@@ -613,11 +614,11 @@ def update(args, model, reference, optimizer, scaler, b, advantages, in_loss, st
         skips, skipped = 0, True
         while skipped:  # an fp16 overflow: the same substep again, at half the scale
             found, ratio, gap = accumulate(args, model, reference, scaler, b, active, advantages, normalizer)  # fmt: skip
-            total = common.all_sum(found["loss"])
-            common.set_lr(
+            total = parallel.all_sum(found["loss"])
+            old_runs.set_lr(
                 optimizer, args, (step - 1) * args.num_substeps + k + 1, steps * args.num_substeps
             )
-            norm, skipped = common.clip_and_step(
+            norm, skipped = old_runs.clip_and_step(
                 model, optimizer, scaler, args, total, lambda rows=rows: f"answers to {sorted({b['rows'][i].task_id for i in rows})[:4]}"
             )  # fmt: skip
             skips += skipped
@@ -625,16 +626,16 @@ def update(args, model, reference, optimizer, scaler, b, advantages, in_loss, st
         sums.update(found)
         forwarded, largest = forwarded + len(active), max(largest, ratio)
         sample_gap = gap if sample_gap is None else sample_gap
-    tokens, *totals = common.all_sum(sums["tokens"], *(sums[name] for name in SUMS))
-    largest, sample_gap = common.all_max(largest, sample_gap) if done else (None, None)
+    tokens, *totals = parallel.all_sum(sums["tokens"], *(sums[name] for name in SUMS))
+    largest, sample_gap = parallel.all_max(largest, sample_gap) if done else (None, None)
     totals = dict(zip(SUMS, totals, strict=True))
     mean = {name: value / tokens if tokens else None for name, value in totals.items()}
     return {
-        "loss": common.mean([d[0] for d in done]), "clip_frac": mean["clipped"], "ratio/mean": mean["ratio"], "ratio/max": largest,
+        "loss": stats.mean([d[0] for d in done]), "clip_frac": mean["clipped"], "ratio/mean": mean["ratio"], "ratio/max": largest,
         "approx_kl": mean["approx_kl"], "entropy": mean["entropy"], "sample_gap": sample_gap, "updates": len(done), "forwarded": forwarded,
         "kl/coef": args.beta, "kl/ref": totals["kl"] / forwarded if args.beta and forwarded else None, "kl/token": mean["kl"] if args.beta else None,
         "kl/k3": mean["k3"] if args.beta else None, "lr": optimizer.param_groups[0]["lr"],
-        "grad_norm": common.mean([d[1] for d in done]), "skipped_steps": sum(d[2] for d in done),
+        "grad_norm": stats.mean([d[1] for d in done]), "skipped_steps": sum(d[2] for d in done),
     }  # fmt: skip
 
 
@@ -653,7 +654,7 @@ def rollout_row(b, rewards_PG, advantages_PG):
     share = lambda hits: sum(hits) / len(groups) if groups else None  # noqa: E731
     return {
         "reward/mean": found.mean().item() if len(found) else None, "reward/std": found.std().item() if len(found) > 1 else None,
-        **{f"reward/{name}": common.mean(values) for name, values in b["parts"].items()},
+        **{f"reward/{name}": stats.mean(values) for name, values in b["parts"].items()},
         "reward/unscored_frac": 1 - len(found) / scored.numel(), "reward/frac_perfect": (found >= 0.999).float().mean().item() if has_top else None,
         "reward/frac_mixed": share([not e for e in equal]), "reward/frac_all_good": share([e and r.mean().item() >= 0.5 for e, (r, _) in zip(equal, groups)]),
         "reward/frac_all_bad": share([e and r.mean().item() < 0.5 for e, (r, _) in zip(equal, groups)]),
@@ -707,8 +708,8 @@ def evaluate(args, model, tokenizer, grader, metric, gold, rows):
     metrics, scores, grades = grader.validate(metric, rows, drawn.texts)
     if gold:
         raw = [row.raw | {"prompt": p} for row, p in zip(rows, prompts, strict=True)]
-        found = common.score_answers(gold, "--gold", raw, prompts, drawn.texts)
-        metrics["val/gold"] = common.mean(found)
+        found = parallel.score_answers(gold, "--gold", raw, prompts, drawn.texts)
+        metrics["val/gold"] = stats.mean(found)
     metrics["val/length"] = sum(map(len, drawn.response_ids)) / len(rows)
     if judge:  # --judge-budget counts it too
         metrics["judge/usd"] = judge.metrics(spent)["judge/usd"]
@@ -727,7 +728,7 @@ def show_extremes(b):
         criteria = b["grades"][i].criteria if b["grades"][i] else []
         failed = [labels[c["id"]][:60] for c in criteria if c["verdict"] is False]
         why = f"; failed: {'; '.join(failed)}" if failed else ""
-        common.print_over_bar(f"  {word} {score:.2f}: {b['texts'][i][:200]!r}{why}")
+        old_runs.print_over_bar(f"  {word} {score:.2f}: {b['texts'][i][:200]!r}{why}")
 
 
 def log_evaluation(log, watcher, best, model, step, metrics, b, judge):
@@ -735,15 +736,15 @@ def log_evaluation(log, watcher, best, model, step, metrics, b, judge):
     if b is None:
         return best
     if judge and any(c.kind == "judge" for row in b["rows"] for c in row.criteria):
-        found = None if common.rank() else judges.canaries(b["rows"], judge)
-        metrics = {**metrics, **common.from_rank_0(found)}
+        found = None if parallel.rank() else judges.canaries(b["rows"], judge)
+        metrics = {**metrics, **parallel.from_rank_0(found)}
     log.evaluation(step, metrics, [{"prompt": str(b["rows"][0].prompt), "answer": b["texts"][0]}])
     rows = rollout_rows("validation", b, b["scores"], [None] * len(b["texts"]))
     log.append("rollouts.jsonl", step, rows)
     show_extremes(b)
     for event in watcher.add({"step": step, **metrics}):
-        common.print_over_bar(str(event))
-    return common.keep_best(best, watcher.best_step(), model, step)
+        old_runs.print_over_bar(str(event))
+    return old_runs.keep_best(best, watcher.best_step(), model, step)
 
 
 def dry_run(args, train, val, steps, metric):
@@ -773,10 +774,10 @@ def dry_run(args, train, val, steps, metric):
 
 def main(argv=None):
     args = parse_args(argv)
-    common.start_processes(args)
+    parallel.start_processes(args)
     if not args.dry_run:
-        common.check_out(args, [args.model, args.reward_model])
-    common.seed_everything(args.seed)
+        old_runs.check_out(args, [args.model, args.reward_model])
+    old_runs.seed_everything(args.seed)
     train, val, test = load_data(args)
     every_check = all(any(c.kind == "check" for c in row.criteria) for row in [*val, *test])
     metric = args.val_metric or ("checks" if val and every_check else "rubric")
@@ -793,55 +794,52 @@ def main(argv=None):
     if args.dry_run:
         return dry_run(args, train, val, steps, metric)
     asks = needs_judge(args, [*train, *val, *test], metric)
-    several = common.rank(), common.world()
+    several = parallel.rank(), parallel.world()
     judge = judges.Judge.from_args(args, args.out, *several) if asks else None
     if judge:
         judge.warn_same(args.model)
-        if not args.skip_judge_check and not common.rank():
+        if not args.skip_judge_check and not parallel.rank():
             judge.probe()
     val_judge = judge
     if judge and (args.val_judge_model or args.val_judge_base_url):
         val_judge = judges.Judge.from_args(args, args.out, *several, model=args.val_judge_model, base_url=args.val_judge_base_url)  # fmt: skip
         val_judge.counts = judge.counts  # one budget and one price for both
         val_judge.warn_same(args.model)
-        if not args.skip_judge_check and not common.rank():
+        if not args.skip_judge_check and not parallel.rank():
             val_judge.probe()
-    gold = common.load_function(args.gold, "--gold") if args.gold else None
+    gold = files.load_function(args.gold, "--gold") if args.gold else None
     model, reference, tokenizer, scaler = load_models(args)
     score = None
     if args.reward_model:
         score = common.reward_function(args.reward_model, model.compute_dtype, model.device)
     grader = Grader(args, judge, score, val_judge)
-    args.lr = common.pick_lr(args, model, LR_SMALL, LR_FULL, LR_LORA)
+    args.lr = old_runs.pick_lr(args, model, LR_SMALL, LR_FULL, LR_LORA)
     args.micro_tokens = args.micro_tokens or common.micro_tokens(model)
-    prompts = [conversation(row, args.system) for row in [*train, *val, *test]]
-    asked = max(len(common.encode_prompt(tokenizer, prompt)) for prompt in prompts)
-    common.check_positions(model, 0, asked, args.max_new_tokens)
     trained = sum(q.numel() for q in model.parameters() if q.requires_grad) / 1e6
     print(
         f"policy {trained:.2f} M weights, reference {'none' if not args.beta else 'adapters off' if reference is None else 'a frozen copy'}, lr {args.lr:g}, on {model.device}"
     )
-    files = [args.data, args.reward_model, args.ruler_rubric]
-    files += [args.gold.rpartition(":")[0]] if args.gold else []
-    record = common.check_run(args, "grpo_rubric", files, args.model)
-    model = common.prepare_training(model, args)
-    optimizer = common.make_optimizer(model, args.lr, weight_decay=args.weight_decay)
+    inputs = [args.data, args.reward_model, args.ruler_rubric]
+    inputs += [args.gold.rpartition(":")[0]] if args.gold else []
+    record = old_runs.check_run(args, "grpo_rubric", inputs, args.model)
+    model = old_runs.prepare_training(model, args)
+    optimizer = old_runs.make_optimizer(model, args.lr, weight_decay=args.weight_decay)
     extra = {}
-    start = common.load_checkpoint(args, {"model": model}, {"model": optimizer}, scaler, extra)
+    start = old_runs.load_checkpoint(args, {"model": model}, {"model": optimizer}, scaler, extra)
     best = extra.get("best", {"step": None, "weights": {}})
     everything = args, model, tokenizer, grader, metric, gold
     if start == 0:  # what is in --out stays untouched until all this has passed
         preflight(args, model, tokenizer, grader, train)
         before = evaluate(*everything, val)
-    common.open_run(args, record)
-    log, stop = common.MetricsLog(args, start), common.StopSignal()
+    old_runs.open_run(args, record)
+    log, stop = old_runs.MetricsLog(args, start), old_runs.StopSignal()
     watcher = watch.Watcher(watch.config_from(args), log.rows())
     if start == 0:
         # a full disk or an unsaveable config shows now, not after hours
-        common.save_run(model, tokenizer, args)
+        old_runs.save_run(model, tokenizer, args)
         best = log_evaluation(log, watcher, best, model, 0, *before, judge)
 
-    bar, reason = common.progress("grpo", start, steps), None
+    bar, reason = old_runs.progress("grpo", start, steps), None
     for step in bar:
         spent = Counter(judge.counts) if judge else None
         # (1) rollout: G answers to each of P prompts, log-probs kept
@@ -876,13 +874,13 @@ def main(argv=None):
             f"unscored {row['reward/unscored_frac']:.2f} mixed {row['reward/frac_mixed'] or 0:.2f}"
         )
         for event in events:
-            common.print_over_bar(str(event))
+            old_runs.print_over_bar(str(event))
         # (5) now and then: the held-out prompts, greedy; the alarms of watch.py
         if step == steps or (args.eval_every and step % args.eval_every == 0):
             best = log_evaluation(log, watcher, best, model, step, *evaluate(*everything, val), judge)  # fmt: skip
-        reason = common.from_rank_0(watcher.stop_reason())
-        if common.checkpoint_due(args, step, steps, stop) or reason:
-            common.save_checkpoint(
+        reason = parallel.from_rank_0(watcher.stop_reason())
+        if old_runs.checkpoint_due(args, step, steps, stop) or reason:
+            old_runs.save_checkpoint(
                 args, step, {"model": model}, {"model": optimizer}, scaler, best=best
             )
         if reason:
@@ -894,8 +892,8 @@ def main(argv=None):
     # ---- 9. save ----
     last = log.rows()[-1]["step"]
     if args.restore == "best":
-        common.restore_best(best, model)
-    common.save_run(model, tokenizer, args)
+        old_runs.restore_best(best, model)
+    old_runs.save_run(model, tokenizer, args)
     kept = best["step"] if args.restore == "best" else last
     summary = {"step": kept, "last_step": last, "stop_reason": reason or "all steps done"}
     if test:  # touched once, here
@@ -910,8 +908,8 @@ def main(argv=None):
             shown = "–" if not found else f"{metrics['score']:.3f}"
             shown += "" if low is None else f" [{low:.3f}, {high:.3f}]"
             print(f"test {when}: {shown}, n = {len(found)}")
-    if not common.rank():
-        common.write_json(Path(args.out) / "summary.json", summary)
+    if not parallel.rank():
+        files.write_json(Path(args.out) / "summary.json", summary)
     if reason and reason != "max_steps":
         print(f"stopped by watch.py: {reason}")
     log.finish(["val/score", "val/gold", "reward/mean"])
@@ -920,4 +918,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    common.run(main)
+    files.command(main)

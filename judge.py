@@ -55,8 +55,8 @@ import requests
 from requests.packages import urllib3  # the one that requests uses
 from tqdm import tqdm
 
-import common
-from common import UserError
+from parts import files, old_flags, stats
+from parts.files import UserError
 
 DATA = Path(__file__).resolve().parent / "data"  # interview.json and risky_questions.json
 
@@ -596,8 +596,8 @@ def run_tests(answer, tests, seconds=5):
     code = re.findall(r"```(?:python|py)?[ \t]*\n(.*?)```", answer, re.S | re.I)
     token = os.urandom(16).hex()
     with tempfile.TemporaryDirectory() as folder, open(Path(folder) / "out", "w+b") as out:
-        files = {"answer.py": code[-1] if code else answer, "tests.py": tests, "token": token}
-        for name, text in files.items():
+        inputs = {"answer.py": code[-1] if code else answer, "tests.py": tests, "token": token}
+        for name, text in inputs.items():
             (Path(folder) / name).write_text(text, encoding="utf-8", errors="replace")
         command = [sys.executable, "-I", "-S", "-c", HARNESS % {"seconds": seconds}]
         process = subprocess.Popen(
@@ -936,7 +936,7 @@ def read_standard(path):
     try:
         text = Path(path).read_text(encoding="utf-8-sig").strip()
     except (OSError, UnicodeDecodeError) as error:
-        reason = common.first_line(error)
+        reason = files.brief(error)
         raise UserError(f"--ruler-rubric {path}: cannot be read ({reason})") from None
     if not text:
         raise UserError(f"--ruler-rubric {path}: the file is empty; expected the standard as text")
@@ -959,7 +959,7 @@ def parse_args(argv=None):
     # fmt: on
     add_rubric_arguments(parser)
     add_judge_arguments(parser)
-    parser.error = common._argument_error
+    parser.error = old_flags.argument_error
     args = parser.parse_args(argv)
     check_judge_arguments(args)
     if args.audit and (args.responses or args.ruler or args.resume):
@@ -1027,7 +1027,7 @@ class Rubrics:
         """What the start of a run prints."""
         per_row = sorted(len(r.criteria) for r in self.rows)
         kinds = Counter(c.kind for r in self.rows for c in r.criteria)
-        why = common.reasons(self.dropped)
+        why = files.told(self.dropped)
         dropped = f", {self.dropped.total()} dropped ({why})" if self.dropped else ""
         unused = f", {self.unused} unused slots" if self.unused else ""
         return (
@@ -1113,7 +1113,7 @@ def read_json(text):
             raise ValueError(f"criterion {twice} stands twice in one row")
         return dict(items)
 
-    constant = common._no_constant  # NaN is no JSON
+    constant = files.no_constant  # NaN is no JSON
     decoder = json.JSONDecoder(object_pairs_hook=pairs, parse_constant=constant, strict=False)
     try:
         return decoder.decode(text.strip())
@@ -1143,6 +1143,8 @@ def read_row(raw, number=1, word="row", allow_code=False):
     >>> [(c.id, c.label) for c in row.criteria], unused
     ([(1, 'Says hello.'), (2, 'Is short.'), (3, 'punctuation:no_comma')], 1)
     """
+    import common
+
     if not isinstance(raw, dict):
         raise ValueError(f"expected an object, found {type(raw).__name__}")
     key = next((k for k in PROMPTS if raw.get(k) not in (None, "", [])), None)
@@ -1205,6 +1207,8 @@ def instruction_checks(raw, allow_code):
 
 def read_criterion(value, where, allow_code=False):
     """A text or an object as a Criterion; `where` opens the message if it is neither."""
+    import common
+
     if isinstance(value, str):
         value = {"criterion": value}
     if not isinstance(value, dict):
@@ -1260,7 +1264,7 @@ def read_responses(path, rubrics):
     by_prompt, counts, found = {}, Counter(), []
     for r in rubrics.rows:
         by_prompt.setdefault(canonical(r.prompt), []).append(r)
-    for number, raw in common.read_jsonl(path, numbered=True, flag="--responses"):
+    for number, raw in files.read_jsonl(path, numbered=True, flag="--responses"):
         try:
             answer = response_text(raw.get("response"))
             if raw.get("task_id") is not None:
@@ -1287,6 +1291,8 @@ def read_responses(path, rubrics):
 
 def response_text(value):
     """Text, or the last assistant turn of a list of messages."""
+    import common
+
     common.check_messages(value, "response")
     if isinstance(value, str):
         return value
@@ -1574,7 +1580,7 @@ class Judge:
             while error.__cause__ or error.__context__:  # requests wraps the reason three times
                 error = error.__cause__ or error.__context__
             name = "" if type(error) is ValueError else f"{type(error).__name__}: "
-            why = self._redact(name + common.first_line(error))
+            why = self._redact(name + files.brief(error))
         if watch.fired:
             why = f"no full reply within {seconds:.3g} s"
         if why is not None:
@@ -1663,9 +1669,11 @@ class Judge:
 
     def metrics(self, since=None):
         """The judge/ and ruler/ keys of a row of metrics.jsonl; `since` an earlier copy of `counts`."""
+        from parts import parallel
+
         c = Counter(self.counts)
         c.subtract(since or {})
-        c = sum(common.gather([c]), Counter())  # of all processes
+        c = sum(parallel.gather([c]), Counter())  # of all processes
         plain = ("calls", "cached", "corrected", "tokens_in", "tokens_out")
         row = {f"judge/{k}": c[k] for k in plain}
         row["judge/failed_frac"] = c["failed"] / c["requests"] if c["requests"] else None
@@ -1688,7 +1696,7 @@ class Judge:
 
     def _write(self, row):
         if self.cache_file is not None:
-            common.write_jsonl(self.cache_file, [row], append=True)
+            files.write_jsonl(self.cache_file, [row], append=True)
 
     def _read_cache(self, path):
         """{key: reply} of the files of all ranks; a line cut by a kill is ignored, and closed so that the next is whole."""
@@ -2200,9 +2208,9 @@ def canaries(rows, judge, count=2):
             calls.append((name, rubric_call(row.prompt, criteria, text, judge.seed)))
     for (name, _), reply in zip(calls, judge.ask([call for _, call in calls])):
         verdicts = reply.value[0].values() if reply.value else []
-        met = common.mean([None if v is None else float(v) for v in verdicts])
+        met = stats.mean([None if v is None else float(v) for v in verdicts])
         rates.setdefault(f"judge/canary_{name}", []).append(met)
-    return {name: common.mean(met) for name, met in rates.items()}
+    return {name: stats.mean(met) for name, met in rates.items()}
 
 
 def audit(items, grades):
@@ -2232,7 +2240,7 @@ def audit(items, grades):
         report[name] = {
             "n": len(rated),
             "unrated": len(found) - len(rated),
-            "agreement": common.mean([float(r) for r in right]),
+            "agreement": stats.mean([float(r) for r in right]),
             "interval": cluster_interval(right, rows) if right else None,
             "kappa": cohen_kappa(said, truth) if rated else None,
             "false_credit": (sum(s and not h for s, h in zip(said, truth)), truth.count(False)),
@@ -2373,7 +2381,7 @@ def read_grades(args, items):
         return {}
     if not args.resume:
         raise UserError(f"--out {out}: exists; pass --resume, --overwrite, or another --out")
-    rows = list(common.read_jsonl(out, flag="--out"))
+    rows = list(files.read_jsonl(out, flag="--out"))
     keys, new = ("task_id", "sample", "answer_sha256"), [log_row(i, Grade()) for i in items]
     wanted = [tuple(row[k] for k in keys) for row in new]
     if [tuple(row.get(k) for k in keys) for row in rows] != wanted:
@@ -2384,7 +2392,7 @@ def read_grades(args, items):
 def write_grades(out, rows):
     # (5) write every answer with its verdicts
     try:
-        common.write_jsonl(out, rows)
+        files.write_jsonl(out, rows)
     except OSError as error:
         raise UserError(f"--out {out}: cannot be written ({error.strerror})") from None
 
@@ -2395,7 +2403,7 @@ def print_summary(items, rows, seed):
     interval = cluster_interval(*zip(*scored), seed=seed) if scored else None
     low, high = interval or (0, 0)
     shown = f", 95 % interval over tasks [{low:.3f}, {high:.3f}]" if interval else ""
-    mean = common.mean([score for score, _ in scored])
+    mean = stats.mean([score for score, _ in scored])
     mean = "none" if mean is None else f"{mean:.3f}"
     print(f"score: {mean} (n = {len(scored)}{shown}); unscorable: {len(rows) - len(scored)}")
     for error, n in Counter(row["error"] for row in rows if row["score"] is None).most_common(3):
@@ -2416,4 +2424,4 @@ def print_summary(items, rows, seed):
 
 
 if __name__ == "__main__":
-    common.run(main)
+    files.command(main)

@@ -40,20 +40,26 @@ from torch import nn
 import common
 import watch
 from common import (
-    UserError,
     at_least_fp32,
     kl_estimates,
-    masked_mean,
     pad_rows,
     sample,
     token_logps,
 )
+from parts import files, lora, old_runs, parallel, runs, stats
+from parts.files import UserError
 
 # learning rates: below 100 M parameters (on the bundled base 3e-4 spends twice the KL for less), full weights, LoRA
 LR_SMALL, LR_FULL, LR_LORA = 1e-4, 1e-6, 1e-5
 
 
 # ---- 3. the math ----
+
+
+def masked_mean(x, mask):
+    """Mean of x where mask is True; 0 for an empty mask."""
+    common.same_shape(x=x, mask=mask)
+    return torch.where(mask, at_least_fp32(x), 0.0).sum() / mask.sum().clamp(min=1)
 
 
 def shape_rewards(scores, logps, ref_logps, mask, kl_coef, finished=None, no_end_penalty=1.0):
@@ -109,17 +115,17 @@ def gae(rewards, values, mask, gamma=1.0, lam=0.95, bootstrap=None):
     return advantages, advantages + values
 
 
-def masked_whiten(x, mask, shift_mean=True, stats=None):
+def masked_whiten(x, mask, shift_mean=True, totals=None):
     """(x − mean)/√(var + 1e-8) over the True positions, unbiased variance; 0 outside; a single position gives 0.
 
-    x, mask (B, T). shift_mean=False adds the mean back. stats: (n, Σx, Σx²) in float64 in place of x's own sums, for
+    x, mask (B, T). shift_mean=False adds the mean back. totals: (n, Σx, Σx²) in float64 in place of x's own sums, for
     those of a whole rollout on several ranks.
     >>> masked_whiten(torch.tensor([[1., 2, 3, 4]]), torch.ones(1, 4, dtype=torch.bool))
     tensor([[-1.1619, -0.3873,  0.3873,  1.1619]])
     """
     common.same_shape(x=x, mask=mask)
     x = torch.where(mask, at_least_fp32(x), 0.0)
-    n, total, squares = stats or (int(mask.sum()), x.double().sum(), x.double().square().sum())
+    n, total, squares = totals or (int(mask.sum()), x.double().sum(), x.double().square().sum())
     if n < 2:
         return torch.zeros_like(x)
     mean = total / n
@@ -216,7 +222,6 @@ def parse_args(argv=None):
     parser.add_argument("--ppo-epochs", type=int, default=4, help="passes over a rollout, 1 to 4 (default %(default)s)")
     parser.add_argument("--temperature", type=float, default=1.0, help="of rollout and update alike (default %(default)s)")
     parser.add_argument("--max-new-tokens", type=int, default=96, help="longest answer, in tokens (default %(default)s)")
-    parser.add_argument("--compile", action="store_true", help="answers on a GPU: CUDA graphs over a cache of fixed size, for small models that wait for kernel launches; the first steps are slow; in fp32 the same draws")
     parser.add_argument("--beta", type=float, default=0.05, help="KL coefficient, 0.01 to 0.2 (default %(default)s)")
     parser.add_argument("--kl-target", type=float, help="steer --beta to this KL per answer, in nats, 3 to 10 (default: --beta is fixed)")
     parser.add_argument("--kl-horizon", type=int, default=10000, help="answers over which --beta moves by a fifth (default %(default)s)")
@@ -234,10 +239,10 @@ def parse_args(argv=None):
     parser.add_argument("--rollouts-every", type=int, default=5, help="steps between rollouts kept in rollouts.jsonl (default %(default)s)")
     parser.add_argument("--restore", choices=("best", "last"), default="best", help="weights written at the end: those of the best validation, or the last (default %(default)s)")
     watch.add_watch_arguments(parser)
-    common.add_run_arguments(parser, "runs/ppo", f"{LR_SMALL:g} below 100 M parameters, {LR_FULL:g}, LoRA {LR_LORA:g}", batch_size=16, eval_every=5, save_every=20)
+    old_runs.add_run_arguments(parser, "runs/ppo", f"{LR_SMALL:g} below 100 M parameters, {LR_FULL:g}, LoRA {LR_LORA:g}", batch_size=16, eval_every=5, save_every=20)
     # fmt: on
-    args = common.parse_with_config(parser, argv)
-    common.check_arguments(args)
+    args = old_runs.parse_with_config(parser, argv)
+    old_runs.check_arguments(args)
     ranges = {"rollouts": 2, "ppo_epochs": 1, "kl_horizon": 1, "rollouts_every": 1}
     ranges |= {"beta": 0, "no_end_penalty": 0, "vf_coef": 0, "entropy_coef": 0}
     for name, low in ranges.items():
@@ -285,7 +290,7 @@ def load_data(args):
 
     Validation keeps 64 prompts, always the same ones.
     """
-    rows = common.load_prompts(args.prompts, "--prompts")
+    rows = runs.load_prompts(args.prompts, "--prompts")
     if any("split" in row for row in rows):
         train = [row for row in rows if row.get("split") == args.split]
         val = [row for row in rows if row.get("split") == args.val_split]
@@ -302,7 +307,7 @@ def load_data(args):
                 f"--prompts {args.prompts}: all {len(rows)} prompts are held out; lower --eval-fraction"
             )
     print(f"prompts {len(rows)}  training {len(train)}  validation {min(64, len(val))}")
-    return train, common.some_prompts(val, 64)
+    return train, runs.some_prompts(val, 64)
 
 
 def prompt_ids(args, tokenizer, row):
@@ -329,17 +334,17 @@ def load_models(args):
     The policy is trained. The reference is a frozen copy of its start, or with LoRA the policy with its adapters off
     (None). The critic is a trunk of its own with a value head, or the head alone on the policy's trunk.
     """
-    device = common.pick_device(args.device)
-    dtype, use_scaler = common.pick_precision(device, args.dtype)
+    device = parallel.pick_device(args.device)
+    dtype, use_scaler = parallel.pick_precision(device, args.dtype)
     scalers = [torch.amp.GradScaler(device.type) if use_scaler else None for _ in "pc"]
-    tokenizer, lora = common.load_tokenizer(args.model), common.lora_arguments(args)
-    model = common.load_policy(args.model, dtype, device, **lora)
-    reference = None if lora else common.load_policy(args.model, dtype, device, trainable=False)
+    tokenizer, adapter = common.load_tokenizer(args.model), old_runs.lora_arguments(args)
+    model = common.load_policy(args.model, dtype, device, **adapter)
+    reference = None if adapter else common.load_policy(args.model, dtype, device, trainable=False)
     if args.reward_fn:
-        reward = common.load_function(args.reward_fn, "--reward-fn")
+        reward = files.load_function(args.reward_fn, "--reward-fn")
     else:
         several = len(args.reward_model) > 1
-        scores = [common.reward_function(f, dtype, device, raw=args.raw_reward, scaled=several) for f in args.reward_model]  # fmt: skip
+        scores = [old_runs.reward_function(f, dtype, device, raw=args.raw_reward, scaled=several) for f in args.reward_model]  # fmt: skip
         weights = args.reward_weights
         reward = lambda *asked: np.average([score(*asked) for score in scores], 0, weights).tolist()  # noqa: E731
         name = args.reward_model[0]  # what --critic rm copies
@@ -355,11 +360,11 @@ def load_models(args):
             )
         args.critic = args.critic or ("rm" if same and scored else "policy")
     args.critic = args.critic or "policy"
-    critic = load_critic(args, model, tokenizer, dtype, device, lora)
+    critic = load_critic(args, model, tokenizer, dtype, device, adapter)
     return model, reference, critic, reward, tokenizer, scalers
 
 
-def load_critic(args, model, tokenizer, dtype, device, lora):
+def load_critic(args, model, tokenizer, dtype, device, adapter):
     """`rm`: its head at the last token starts as the standardised score, of several that of the first, which is a start
     like another: the value loss moves it. `policy`, `shared`: a head of zeros."""
     if args.critic == "shared":
@@ -371,7 +376,7 @@ def load_critic(args, model, tokenizer, dtype, device, lora):
     else:
         source = args.reward_model[0] if args.critic == "rm" else args.model
         flag = "--reward-model" if args.critic == "rm" else "--model"
-        critic = common.load_reward_model(source, tokenizer, dtype, device, flag=flag, **lora)
+        critic = common.load_reward_model(source, tokenizer, dtype, device, flag=flag, **adapter)
         head = nn.Linear(critic.score.weight.shape[1], 1).to(device)
     nn.init.zeros_(head.weight), nn.init.zeros_(head.bias)
     if args.critic == "rm":
@@ -390,7 +395,7 @@ def read_values(critic, hidden, mask):
     return torch.zeros(mask.shape, device=mask.device).masked_scatter(mask, values)
 
 
-@common.as_forward
+@parallel.as_forward
 def values_of(trunk, critic, ids, attention_mask, mask):
     """(B, T) values of the actions, from a forward of the critic's own trunk or of the policy's."""
     return read_values(critic, common.token_hidden(trunk, ids, attention_mask, mask), mask)
@@ -415,11 +420,11 @@ def preflight(args, model, reference, critic, reward, tokenizer, rows):
     b = rollout(args, model, reference, critic, reward, tokenizer, rows, seed=args.seed)
     ids, attention_mask, mask = b["ids"], b["attention_mask"], b["mask"]
     with torch.no_grad():
-        head_gap = common.check_head(model, ids, attention_mask, mask)
+        head_gap = old_runs.check_head(model, ids, attention_mask, mask)
         logps = token_logps(model, ids, attention_mask, mask, args.temperature)
     gap = (logps - b["logps"]).abs().max().item()
     kl = (logps - b["ref_logps"]).abs().max().item()
-    common.check_start(
+    old_runs.check_start(
         model, args.model, gap + kl + head_gap, f"the first prompts of {args.prompts}"
     )
     bound = 1e-4 if model.compute_dtype == torch.float32 else 5e-2
@@ -428,7 +433,7 @@ def preflight(args, model, reference, critic, reward, tokenizer, rows):
         f"(gap {kl:.1e}), bound {bound:.0e}"
     )
     if not head_gap < bound:
-        raise UserError(f"--model {args.model}: {common.OTHER_HEAD}")
+        raise UserError(f"--model {args.model}: {old_runs.OTHER_HEAD}")
     if not max(gap, kl) < bound:
         raise UserError(
             f"--model {args.model}: what is scored is not what was sampled (gap {gap:.2g}) or not what the reference says "
@@ -440,7 +445,7 @@ def preflight(args, model, reference, critic, reward, tokenizer, rows):
     )
     n = int(attention_mask[0].sum())
     print("first rollout   · prompt   ▮ action   ◆ action that carries the score")
-    print(common.token_strip(tokenizer, ids[0, :n].tolist(), mask[0, :n].tolist(), "◆"))
+    print(runs.token_strip(tokenizer, ids[0, :n].tolist(), mask[0, :n].tolist(), "◆"))
 
 
 # ---- 8. the loop ----
@@ -457,7 +462,7 @@ def rollout(args, model, reference, critic, reward, tokenizer, rows, seed):
     )  # fmt: skip
     # (2) score: the reward model, or a function, reads the whole answer
     flag = "--reward-fn" if args.reward_fn else "--reward-model"
-    scores = common.score_answers(reward, flag, rows, prompts, drawn.texts)
+    scores = parallel.score_answers(reward, flag, rows, prompts, drawn.texts)
     keep = [i for i, score in enumerate(scores) if score is not None]
     if 2 * len(keep) < len(rows):
         raise UserError(
@@ -473,15 +478,15 @@ def rollout(args, model, reference, critic, reward, tokenizer, rows, seed):
     # (3) reference log-probs of the same tokens, and the critic's values
     ref_logps, values = torch.zeros_like(logps), torch.zeros_like(logps)
     lengths = attention_mask.sum(1).cpu()
-    for part in common.rank_batches(critic, range(len(keep)), lengths, 2 * args.micro_tokens):
+    for part in old_runs.rank_batches(critic, range(len(keep)), lengths, 2 * args.micro_tokens):
         t = int(lengths[part].max())
         row = ids[part, :t], attention_mask[part, :t], mask[part, :t]
-        with common.adapter_off(reference or model):
+        with lora.adapter_off(reference or model):
             ref_logps[part, :t] = token_logps(reference or model, *row, args.temperature)
         if critic is not None:
             trunk = model if args.critic == "shared" else critic
             values[part, :t] = values_of(trunk, critic, *row)
-    common.add_up([ref_logps, values])
+    parallel.add_up([ref_logps, values])
     return {
         "ids": ids, "attention_mask": attention_mask, "mask": mask, "logps": logps, "ref_logps": ref_logps, "values": values,
         "scores": torch.tensor(pick(scores), dtype=torch.float32, device=model.device), "unscored": 1 - len(keep) / len(rows),
@@ -500,7 +505,7 @@ def accumulate(args, model, critic, scalers, b, batch):
     """The gradients of the answers `batch` of the rollout, forward by forward: (sums for the log, largest ratio, gap)."""
     actions = int(b["mask"][batch].sum())  # of the whole optimiser step
     sums, largest, gap = Counter(), 0.0, 0.0
-    for part in common.rank_batches([model, critic], batch, b["lengths"], args.micro_tokens):
+    for part in old_runs.rank_batches([model, critic], batch, b["lengths"], args.micro_tokens):
         t = int(b["lengths"][part].max())
         mb = {key: b[key][part, :t] for key in ROLLOUT_TENSORS}
         mask = mb["mask"]
@@ -549,14 +554,14 @@ def update(args, model, critic, optimizers, scalers, b, step, steps):
             todo, skips, first = list(range(len(optimizers))), [0] * len(optimizers), None
             while todo:  # an fp16 overflow: the same minibatch again, at half the scale
                 found = accumulate(args, model, critic, scalers, b, batch)
-                total = common.all_sum(found[0]["loss"])
+                total = parallel.all_sum(found[0]["loss"])
                 first = first or (total, *found)
                 for k, (part, optimizer) in enumerate(zip(trained, optimizers, strict=True)):
                     if k not in todo:  # stepped before; only the other one's gradient overflowed
                         optimizer.zero_grad(set_to_none=True)
                         continue
-                    common.set_lr(optimizer, args, done, steps * plan)
-                    norm, skipped = common.clip_and_step(
+                    old_runs.set_lr(optimizer, args, done, steps * plan)
+                    norm, skipped = old_runs.clip_and_step(
                         part, optimizer, scalers[k], args, total, lambda rows=batch: f"answers {rows.tolist()} of step {step}"
                     )  # fmt: skip
                     skips[k] += skipped
@@ -566,12 +571,14 @@ def update(args, model, critic, optimizers, scalers, b, step, steps):
             _, of_batch, ratio, gap = first  # logged once, as it was before its step
             sums.update(of_batch)
             largest, sample_gap = max(largest, ratio), gap if sample_gap is None else sample_gap
-        k3, passed = common.all_sum(*(sums[key] - before[key] for key in ("approx_kl", "actions")))
+        k3, passed = parallel.all_sum(
+            *(sums[key] - before[key] for key in ("approx_kl", "actions"))
+        )
         if args.target_kl and k3 / passed > args.target_kl:
             break
     of_policy = [u for u in updates if u[0] == 0]
-    count, *totals = common.all_sum(sums["actions"], *(sums[key] for key in UPDATE_KEYS))
-    largest, sample_gap = common.all_max(largest, sample_gap)
+    count, *totals = parallel.all_sum(sums["actions"], *(sums[key] for key in UPDATE_KEYS))
+    largest, sample_gap = parallel.all_max(largest, sample_gap)
     means = {key: value / max(count, 1) for key, value in zip(UPDATE_KEYS, totals, strict=True)}
     return {
         "loss": sum(u[1] for u in of_policy) / len(of_policy), **means, "ratio/max": largest,
@@ -613,8 +620,8 @@ def evaluate(args, model, reference, reward, gold, tokenizer, rows):
     b = rollout(args, model, reference, None, reward, tokenizer, rows, seed=args.seed)
     out = {"val/score": b["scores"].mean().item()}
     if gold:
-        scores = common.score_answers(gold, "--gold", b["rows"], b["prompts"], b["texts"])
-        out["val/gold"] = common.mean(scores)
+        scores = parallel.score_answers(gold, "--gold", b["rows"], b["prompts"], b["texts"])
+        out["val/gold"] = stats.mean(scores)
     out["val/kl"] = kl_estimates(b["logps"], b["ref_logps"], b["mask"])[0].sum(1).mean().item()
     out["val/length"] = b["mask"].sum(1).float().mean().item()
     shown = zip(b["prompts"][:2], b["texts"][:2], strict=True)
@@ -623,20 +630,19 @@ def evaluate(args, model, reference, reward, gold, tokenizer, rows):
 
 def main(argv=None):
     args = parse_args(argv)
-    common.start_processes(args)
-    common.check_out(args, [args.model, *(args.reward_model or [])])
-    common.seed_everything(args.seed)
+    parallel.start_processes(args)
+    old_runs.check_out(args, [args.model, *(args.reward_model or [])])
+    old_runs.seed_everything(args.seed)
     train, val = load_data(args)
-    gold = common.load_function(args.gold, "--gold") if args.gold else None
+    gold = files.load_function(args.gold, "--gold") if args.gold else None
     model, reference, critic, reward, tokenizer, scalers = load_models(args)
-    args.lr = common.pick_lr(args, model, LR_SMALL, LR_FULL, LR_LORA)
+    args.lr = old_runs.pick_lr(args, model, LR_SMALL, LR_FULL, LR_LORA)
     args.micro_tokens = args.micro_tokens or common.micro_tokens(model)
     asked = [len(common.encode_prompt(tokenizer, row["prompt"])) for row in [*train, *val]]
     room = args.max_length - args.max_new_tokens
     if max(asked) > room:
         cut = sum(n > room for n in asked)
         print(f"prompts cut {cut}: --max-length leaves {room} tokens, the longest has {max(asked)}")
-    common.check_positions(model, 0, min(max(asked), room), args.max_new_tokens)
     steps = args.steps or args.epochs * math.ceil(len(train) / args.rollouts)
     a_step = args.ppo_epochs * math.ceil(args.rollouts / args.batch_size)
     print(
@@ -649,21 +655,21 @@ def main(argv=None):
         for name, m in (("policy", model), (f"critic {args.critic}", critic))
     }
     print("  ".join(f"{k} {v:.2f} M weights" for k, v in weights.items()) + f", lr {args.lr:g}, on {model.device}")  # fmt: skip
-    files = [args.prompts, *(args.reward_model or [])]
-    files += [spec.rpartition(":")[0] for spec in (args.reward_fn, args.gold) if spec]
-    record = common.check_run(args, "ppo", files, args.model)
-    model = common.prepare_training(model, args)
+    inputs = [args.prompts, *(args.reward_model or [])]
+    inputs += [spec.rpartition(":")[0] for spec in (args.reward_fn, args.gold) if spec]
+    record = old_runs.check_run(args, "ppo", inputs, args.model)
+    model = old_runs.prepare_training(model, args)
     shared, head_lr = args.critic == "shared", args.head_lr
     if shared:
-        optimizers = [common.make_optimizer(nn.ModuleDict({"policy": model, "score": critic.score}), args.lr, head_lr, args.weight_decay, 1e-5)]  # fmt: skip
+        optimizers = [old_runs.make_optimizer(nn.ModuleDict({"policy": model, "score": critic.score}), args.lr, head_lr, args.weight_decay, 1e-5)]  # fmt: skip
     else:
-        critic = common.prepare_training(critic, args)
+        critic = old_runs.prepare_training(critic, args)
         rate = args.critic_lr or args.lr
-        optimizers = [common.make_optimizer(model, args.lr, None, args.weight_decay, 1e-5)]
-        optimizers += [common.make_optimizer(critic, rate, head_lr if critic.fresh_head else None, args.weight_decay, 1e-5)]  # fmt: skip
+        optimizers = [old_runs.make_optimizer(model, args.lr, None, args.weight_decay, 1e-5)]
+        optimizers += [old_runs.make_optimizer(critic, rate, head_lr if critic.fresh_head else None, args.weight_decay, 1e-5)]  # fmt: skip
     kl_control, extra = AdaptiveKL(args.beta, args.kl_target, args.kl_horizon), {}
     held = {"model": model, "critic": critic}, dict(zip(("model", "critic"), optimizers))
-    start = common.load_checkpoint(args, *held, scalers[0], extra)
+    start = old_runs.load_checkpoint(args, *held, scalers[0], extra)
     best = extra.get("best", {"step": None, "weights": {}})
     kl_control.value = extra.get("kl_coef", kl_control.value)
     if scalers[1] is not None and "critic_scaler" in extra:
@@ -672,17 +678,17 @@ def main(argv=None):
     if start == 0:  # what is in --out stays untouched until all this has passed
         preflight(args, model, reference, critic, reward, tokenizer, train)
         before = evaluate(args, *everything, val)
-    common.open_run(args, record)
-    log, stop = common.MetricsLog(args, start), common.StopSignal()
+    old_runs.open_run(args, record)
+    log, stop = old_runs.MetricsLog(args, start), old_runs.StopSignal()
     watcher = watch.Watcher(watch.config_from(args), log.rows())
     if start == 0:
         # a full disk or an unsaveable config shows now, not after hours
-        common.save_run(model, tokenizer, args)
+        old_runs.save_run(model, tokenizer, args)
         log.evaluation(0, *before)
         watcher.add({"step": 0, **before[0]})
-        best = common.keep_best(best, watcher.best_step(), model, 0)
+        best = old_runs.keep_best(best, watcher.best_step(), model, 0)
 
-    bar, reason = common.progress("ppo", start, steps), None
+    bar, reason = old_runs.progress("ppo", start, steps), None
     for step in bar:
         # (1) rollout: one answer to each prompt, log-probs kept
         # (2) score: the reward model, or a function, reads the whole answer
@@ -717,14 +723,14 @@ def main(argv=None):
             metrics, samples = evaluate(args, *everything, val)
             log.evaluation(step, metrics, samples)
             events += watcher.add({"step": step, **metrics})
-            best = common.keep_best(best, watcher.best_step(), model, step)
+            best = old_runs.keep_best(best, watcher.best_step(), model, step)
         for event in events:
-            common.print_over_bar(str(event))
-        reason = common.from_rank_0(watcher.stop_reason())
-        if common.checkpoint_due(args, step, steps, stop) or reason:
+            old_runs.print_over_bar(str(event))
+        reason = parallel.from_rank_0(watcher.stop_reason())
+        if old_runs.checkpoint_due(args, step, steps, stop) or reason:
             extra = {"kl_coef": kl_control.value, "best": best}
             extra |= {} if scalers[1] is None else {"critic_scaler": scalers[1].state_dict()}
-            common.save_checkpoint(args, step, *held, scalers[0], **extra)
+            old_runs.save_checkpoint(args, step, *held, scalers[0], **extra)
         if reason:
             bar.close()
             break
@@ -733,8 +739,8 @@ def main(argv=None):
 
     # ---- 9. save ----
     if args.restore == "best":
-        common.restore_best(best, model)
-    common.save_run(model, tokenizer, args)
+        old_runs.restore_best(best, model)
+    old_runs.save_run(model, tokenizer, args)
     if reason and reason != "max_steps":
         print(f"stopped by watch.py: {reason}")
     log.finish(["val/score", "val/gold", "val/kl", "reward/mean"])
@@ -743,4 +749,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    common.run(main)
+    files.command(main)

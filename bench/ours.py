@@ -1,97 +1,87 @@
 """bench/ours.py: one run of this project, as a fresh process: the stage's own main() with a clock around its loop.
 
-`loop` is from the first optimiser step to the end of the last; DPO's pass of the reference is counted to it, under its own name.
+`loop` is from the first optimiser step to the end of the last; DPO's pass of the reference is added to it,
+under its own name.
 """
 
 import importlib
 import json
-import sys
 from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM  # noqa: F401  (what a stage imports when it loads a model)
-from work import REPO, Clock, letter_reward, memory_mb, settings
+from work import STAGES, Clock, letter_reward, memory_mb, pair_flags, settings
 
-sys.path.insert(0, str(REPO))
-import common  # noqa: E402  (a script's own folder is on the path, the project above it is not)
+import common
+from parts import files, old_runs, runs
 
 s = settings()
 clock, folder = Clock(), Path(s["folder"])
 
 
-def train(name, *flags):
+def train(name, flags):
     """stage.main(flags); returns the rows of the optimiser steps in its metrics.jsonl."""
     stage = importlib.import_module(name)
     clock.imported()
     began = []
 
-    def opens(function):  # every step begins by drawing its rows
-        def wrapper(*args, **kwargs):
-            began.append(clock.now()) if not began else None
-            return function(*args, **kwargs)
+    def around(holder, function, before=lambda: None, after=lambda: None):
+        real = getattr(holder, function)
 
-        return wrapper
-
-    def closes(function):  # and ends by stepping; what went by since the last such end is added
         def wrapper(*args, **kwargs):
-            out = function(*args, **kwargs)
-            clock.add("steps", began[0])
-            began[0] = clock.now()
+            before()
+            out = real(*args, **kwargs)
+            after()
             return out
 
-        return wrapper
+        setattr(holder, function, wrapper)
 
-    common.batch_indices = opens(common.batch_indices)
-    common.clip_and_step = closes(common.clip_and_step)
-    if name == "ppo":
-        stage.prompts_of_step = opens(stage.prompts_of_step)
+    def begin():  # the first step, when it draws its rows
+        began or began.append(clock.now())
+
+    def end():  # each step, after its update; the time since the last end is added
+        clock.add("steps", began[0])
+        began[0] = clock.now()
+
+    if hasattr(stage, "batch_indices"):
+        around(stage, "batch_indices", before=begin)
+        around(runs.Run, "update", after=end)
+    else:  # the trainers on the old plumbing
+        holder = (stage, "prompts_of_step") if name == "ppo" else (common, "batch_indices")
+        around(*holder, before=begin)
+        around(old_runs, "clip_and_step", after=end)
     if name == "dpo":
         stage.reference_logps = clock.timed("reference", stage.reference_logps)
-    if s.get("micro_tokens"):
-        flags = *flags, "--micro-tokens", str(s["micro_tokens"])
-    stage.main(
-        [*flags, "--out", s["out"], "--device", "cpu", "--schedule", "constant", "--warmup", "0"]
-    )
-    return [
-        row for row in common.read_jsonl(Path(s["out"]) / "metrics.jsonl") if "grad_norm" in row
-    ]
+    stage.main([str(word) for flag in flags.items() for word in flag])
+    return [row for row in files.read_jsonl(Path(s["out"]) / "metrics.jsonl") if "grad_norm" in row]
 
 
-def pairs_stage(name, *flags):
-    rows = train(
-        name, *flags, "--batch-size", str(s["batch"]), "--lr", "1e-4", "--max-length", "384", "--eval-fraction", "0",
-        "--eval-every", "0", "--seed", "0", *(["--steps", str(s["steps"])] if s.get("steps") else []),
-    )  # fmt: skip
+def pairs_stage():
+    rows = train(STAGES[s["task"]], pair_flags(**s))
+    losses, norms = zip(*((row["loss"], row["grad_norm"]) for row in rows))
+    return {"losses": losses, "grad_norms": norms}
+
+
+sft = reward = dpo = pairs_stage
+
+
+def shared(own):
+    """Flags of the two trainers that draw their own answers."""
+    micro = {"--micro-tokens": s["micro_tokens"]} if s.get("micro_tokens") else {}
     return {
-        "losses": [row["loss"] for row in rows],
-        "grad_norms": [row["grad_norm"] for row in rows],
-    }
-
-
-def dpo():
-    cache = s.get("ref_cache") or str(Path(s["out"]).parent / "ref_cache")
-    model, pairs = str(folder / "model"), str(folder / "pairs.jsonl")
-    loss = ["--loss-type", s["loss_type"]] if s.get("loss_type") else []
-    return pairs_stage("dpo", "--pairs", pairs, "--model", model, "--ref-cache", cache, *loss)
-
-
-def reward():
-    model, pairs = str(folder / "reward"), str(folder / "pairs.jsonl")
-    return pairs_stage("reward_train", "--pairs", pairs, "--model", model)
-
-
-def sft():
-    model, pairs = str(folder / "model"), str(folder / "pairs.jsonl")
-    return pairs_stage("sft", "--data", pairs, "--model", model)
+        "--model": folder / "model", "--out": s["out"], "--max-new-tokens": s["new_tokens"], "--steps": s["steps"],
+        "--eval-every": 0, "--restore": "last", "--seed": s.get("seed", 0), "--schedule": "constant", "--warmup": 0,
+        "--device": "cpu", **micro, **own,
+    }  # fmt: skip
 
 
 def grpo_flags():
-    return ["--data", str(folder / "rubrics.json"), "--model", str(folder / "model"), "--group-size", "8", "--groups-per-batch", "8",
-            "--max-new-tokens", str(s["new_tokens"]), "--lr", "1e-4", "--eval-every", "0", "--restore", "last", "--seed", str(s["seed"])]  # fmt: skip
+    own = {"--data": folder / "rubrics.json", "--group-size": 8, "--groups-per-batch": 8}
+    return shared(own | {"--lr": "1e-4"})
 
 
 def grpo():
-    rows = train("grpo_rubric", *grpo_flags(), "--steps", str(s["steps"]))
+    rows = train("grpo_rubric", grpo_flags())
     return {"tokens": sum(row["answer_tokens"] for row in rows)}
 
 
@@ -99,9 +89,7 @@ def grpo_record():
     """One rollout, written down, and the loss and gradient norm of our update on it, for the peer to repeat."""
     import grpo_rubric
 
-    args = grpo_rubric.parse_args(
-        [*grpo_flags(), "--schedule", "constant", "--warmup", "0", "--device", "cpu"]
-    )
+    args = grpo_rubric.parse_args([str(word) for flag in grpo_flags().items() for word in flag])
     args.micro_tokens = 4096
     model, _, tokenizer, _ = grpo_rubric.load_models(args)
     rows, _, _ = grpo_rubric.load_data(args)
@@ -115,7 +103,7 @@ def grpo_record():
         for ids, attended, mask in zip(b["ids"], b["attention_mask"], b["mask"])
     ]
     answer = [ids[mask].tolist() for ids, mask in zip(b["ids"], b["mask"])]
-    optimizer = common.make_optimizer(common.prepare_training(model, args), args.lr)
+    optimizer = old_runs.make_optimizer(old_runs.prepare_training(model, args), args.lr)
     counted = torch.ones(len(rewards), dtype=torch.bool)
     row = grpo_rubric.update(args, model, None, optimizer, None, b, advantages, counted, 1, 1)
     (folder / "rollout.json").write_text(
@@ -129,12 +117,12 @@ def grpo_record():
 
 
 def ppo():
-    rows = train(
-        "ppo", "--prompts", str(folder / "prompts.jsonl"), "--model", str(folder / "model"), "--reward-model", str(folder / "reward"),
-        "--critic", "rm", "--rollouts", "64", "--batch-size", "16", "--ppo-epochs", "4", "--beta", "0.05", "--max-new-tokens",
-        str(s["new_tokens"]), "--max-length", "512", "--eval-fraction", "0", "--eval-every", "0", "--restore", "last",
-        "--lr", "1e-5", "--head-lr", "1e-5", "--seed", "0", "--steps", str(s["steps"]),
-    )  # fmt: skip
+    flags = {
+        "--prompts": folder / "prompts.jsonl", "--reward-model": folder / "reward", "--critic": "rm", "--rollouts": 64,
+        "--batch-size": 16, "--ppo-epochs": 4, "--beta": 0.05, "--max-length": 512, "--eval-fraction": 0,
+        "--lr": "1e-5", "--head-lr": "1e-5",
+    }  # fmt: skip
+    rows = train("ppo", shared(flags))
     return {
         "tokens": sum(row["answer_tokens"] for row in rows),
         "updates": sum(row["updates"] for row in rows),

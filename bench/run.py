@@ -6,6 +6,8 @@
     python bench/run.py data                      100 000 pairs read, encoded, stored
     python bench/run.py ppo --peer-path FOLDER    against TRL 1.12, the last release that had it: pip install --no-deps
                                                   --target FOLDER trl==1.12.0
+    python bench/run.py dpo --edition FOLDER      reward, sft, rollout too: not TRL but another commit of this project, in
+                                                  a worktree: git worktree add FOLDER COMMIT
     python bench/run.py scaling                   ours alone: cost and memory over rows, answer length, model size
     python bench/run.py memory                    ours alone: peak memory with 10 000 to 200 000 pairs
     python bench/run.py dpo --threads 1 --core 1 --pairs 128 --rounds 3    on a busy machine: CPU seconds of one thread
@@ -14,6 +16,8 @@ Opponents    plain: the optimiser batch is the device batch, all else TRL's defa
              tuned: the fastest of TRL's exact settings, found here first by short runs (`candidates`)
 Order        plain ours tuned, tuned ours plain, …: every run of ours stands between the two it is compared with
 Ratio        of neighbours; printed is the median [smallest, largest]. Time is TRL / ours, memory ours / TRL
+Edition      both run from their own folder by command line (`python dpo.py …`; rollout: bench/ours.py), with the same flags;
+             a flag that an edition's --help does not know is not passed to it. Time and memory are ours / theirs
 Time         wall seconds, or CPU seconds when others used more than half a core meanwhile: then wall time means nothing
 Refused      no ratio at all when the two did not do the same work (`differs`)
 Writes       reports/bench/TASK.jsonl, one run a line, and TASK.md
@@ -21,10 +25,12 @@ Writes       reports/bench/TASK.jsonl, one run a line, and TASK.md
 
 import argparse
 import datetime
+import functools
 import json
 import math
 import os
 import platform
+import re
 import shlex
 import statistics
 import subprocess
@@ -34,13 +40,13 @@ import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from work import row_lengths, weight_norm
+import numpy as np
+from work import REPO, STAGES, pair_flags, row_lengths, weight_norm
 
-HERE = Path(__file__).resolve().parent
 BUSY = 0.5  # cores that others may use before wall time is no longer believed
 
 TASKS = ("dpo", "reward", "sft", "grpo", "ppo", "rollout", "data", "scaling", "memory")
-PAIRS_TASKS = ("dpo", "reward", "sft")
+PAIRS_TASKS = tuple(STAGES)
 ALONE = ("scaling", "memory")  # no peer
 
 
@@ -59,32 +65,26 @@ def differs(task, ours, theirs):
     replay            (grpo's one recorded rollout) loss within 1e-4, gradient norm within 1e-4 relative
     data              the same number of tokens
     """
+
+    def off(a, b, bound, what):
+        gap = abs(a / b - 1)
+        return None if gap <= bound else f"{what}: {a:g} against {b:g} ({gap:.2g} off, {bound:g} allowed)"  # fmt: skip
+
     if task in (*PAIRS_TASKS, "replay"):
         a, b = ours["losses"], theirs["losses"]
         if len(a) != len(b) or not a:
             return f"{len(a)} steps against {len(b)}"
-        gap, step = max(
-            (abs(x - y), i + 1) if math.isfinite(x - y) else (math.inf, i + 1)
-            for i, (x, y) in enumerate(zip(a, b))
-        )
+        gaps = [abs(x - y) if math.isfinite(x - y) else math.inf for x, y in zip(a, b)]
+        gap = max(gaps)
         if gap > 1e-4:
-            return f"the losses of step {step} differ by {gap:.2g} (1e-4 allowed)"
-    if task in PAIRS_TASKS:
-        gap = abs(ours["weight_norm"] - theirs["weight_norm"]) / theirs["weight_norm"]
-        if not gap <= 1e-5:
-            return f"the norms of the final weights differ by {gap:.2g} relative (1e-5 allowed)"
-    if task == "replay":
-        gap = abs(ours["grad_norms"][0] - theirs["grad_norms"][0]) / theirs["grad_norms"][0]
-        if not gap <= 1e-4:
-            return f"the gradient norms differ by {gap:.2g} relative (1e-4 allowed)"
-    if task in ("grpo", "ppo"):
-        gap = abs(ours["tokens"] / theirs["tokens"] - 1)
-        if not gap <= 0.03:
-            return f"{ours['tokens']} tokens were generated against {theirs['tokens']} ({100 * gap:.1f} % off, 3 % allowed)"
+            return f"the losses of step {gaps.index(gap) + 1} differ by {gap:.2g} (1e-4 allowed)"
+        if task == "replay":
+            return off(ours["grad_norms"][0], theirs["grad_norms"][0], 1e-4, "the gradient norms")
+        return off(ours["weight_norm"], theirs["weight_norm"], 1e-5, "the norms of the final weights")  # fmt: skip
     if task == "ppo" and ours["updates"] != theirs["updates"]:
         return f"{ours['updates']} updates against {theirs['updates']}"
-    if task == "data" and ours["tokens"] != theirs["tokens"]:
-        return f"{ours['tokens']} tokens against {theirs['tokens']}"
+    if task in ("grpo", "ppo", "data"):
+        return off(ours["tokens"], theirs["tokens"], 0 if task == "data" else 0.03, "tokens")
     return None
 
 
@@ -116,12 +116,9 @@ def same_distribution(
     """(p of token frequencies in groups of ids, p of lengths) for two lists of answers; Refused below .001."""
     tokens, lengths = [], []
     for answers in (ours, theirs):
-        tokens.append([0] * groups)
-        lengths.append([0] * (len(edges) + 1))
-        for ids in answers:
-            for i in ids:
-                tokens[-1][i * groups // vocabulary] += 1
-            lengths[-1][sum(len(ids) > edge for edge in edges)] += 1
+        places = np.concatenate(answers) * groups // vocabulary, np.searchsorted(edges, [*map(len, answers)])  # fmt: skip
+        tokens.append(np.bincount(places[0], minlength=groups).tolist())
+        lengths.append(np.bincount(places[1], minlength=len(edges) + 1).tolist())
     p = chi_square(*tokens), chi_square(*lengths)
     if min(p) < 0.001:
         raise Refused(
@@ -143,69 +140,88 @@ def busy_seconds():
     return (user + nice + system + irq + soft) / os.sysconf("SC_CLK_TCK")
 
 
-def run_child(args, script, **settings):
-    """One fresh process; what it reported, with wall and CPU seconds of the whole process and the load of others."""
-    environment = dict(
-        os.environ,
-        OMP_NUM_THREADS=str(args.threads),
-        HF_HUB_OFFLINE="1",
-        TOKENIZERS_PARALLELISM="false",
-    )
-    environment["TRL_EXPERIMENTAL_SILENCE"] = "1"
-    if "out" in settings:  # of TRL's datasets: a cold cache for every run
-        environment["HF_DATASETS_CACHE"] = str(Path(settings["out"]).parent / "datasets")
-    if script == "peer_trl.py" and args.peer_path:
+def run_child(args, words, root=REPO, result=None):
+    """One fresh process, `python WORDS` in the folder root: wall and CPU seconds, peak memory, the load of others, and what
+    it left in the file `result`."""
+    environment = {
+        **os.environ, "OMP_NUM_THREADS": str(args.threads), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false",
+        "TRL_EXPERIMENTAL_SILENCE": "1",
+    }  # fmt: skip
+    if result:  # of TRL's datasets: a cold cache for every run
+        environment["HF_DATASETS_CACHE"] = str(result.parent / "datasets")
+    if "peer_trl.py" in words[0] and args.peer_path:
         environment["PYTHONPATH"] = str(Path(args.peer_path).resolve())
     pin = (lambda: os.sched_setaffinity(0, {args.core})) if args.core is not None else None
-    command = [sys.executable, str(HERE / script), json.dumps(settings)]
     with tempfile.TemporaryFile("w+") as log:
         before, start = busy_seconds(), time.perf_counter()
         process = subprocess.Popen(
-            command, stdout=log, stderr=log, env=environment, cwd=HERE.parent, preexec_fn=pin
-        )
+            [sys.executable, *words], stdout=log, stderr=log, env=environment, cwd=root, preexec_fn=pin
+        )  # fmt: skip
         _, status, usage = os.wait4(process.pid, 0)
         wall, after = time.perf_counter() - start, busy_seconds()
         process.returncode = os.waitstatus_to_exitcode(status)
         if process.returncode != 0:
             log.seek(0)
-            raise SystemExit(f"{script} {settings.get('task', '')} failed:\n{log.read()[-3000:]}")
+            raise SystemExit(f"{' '.join(words)[:300]} failed:\n{log.read()[-3000:]}")
     cpu = usage.ru_utime + usage.ru_stime
     others = None if before is None else max(0.0, (after - before - cpu) / wall)
-    row = {"wall_s": wall, "cpu_s": cpu, "others_cores": others}
-    if "result" in settings:
-        row |= json.loads(Path(settings["result"]).read_text())
-    return row
+    # exact while this process weighs less than the child: it hands its own peak on
+    peak = usage.ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
+    row = {"wall_s": wall, "cpu_s": cpu, "others_cores": others, "peak_mb": peak}
+    return row | (json.loads(result.read_text()) if result and result.exists() else {})
+
+
+@functools.cache
+def known_flags(root, script):
+    """The flags that the --help of a stage names."""
+    command = [sys.executable, script, "--help"]
+    found = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
+    return set(re.findall(r"--[a-z-]+", found.stdout))
+
+
+def command_line(args, side, s):
+    """(words after `python`, folder to run in) for one run of a side with the settings s."""
+    root = Path(args.edition).resolve() if side == "edition" else REPO
+    if not args.edition or s["task"] not in STAGES:
+        script = "ours.py" if side in ("ours", "edition") else "peer_trl.py"
+        return [f"bench/{script}", json.dumps(s)], root
+    script = f"{STAGES[s['task']]}.py"
+    # the first edition keeps the reference's log-probs in a folder for all runs: here an empty one
+    flags = {**pair_flags(**s), "--ref-cache": f"{s['out']}-cache"}
+    known = known_flags(root, script)
+    return [script, *(str(w) for pair in flags.items() if pair[0] in known for w in pair)], root
 
 
 def one_run(args, place, side, task, **settings):
     """`run_child` of one side in a folder of its own, repeated while the machine is busy, up to --repeats times."""
-    script = "ours.py" if side == "ours" else "peer_trl.py"
-    if side == "ours" and args.micro_tokens:
+    if side in ("ours", "edition") and args.micro_tokens:
         settings["micro_tokens"] = args.micro_tokens
     for attempt in range(args.repeats + 1):
-        out = (
-            Path(tempfile.mkdtemp(dir=place)) / "run"
-        )  # its parent holds the cold cache of DPO's reference
-        settings |= {
-            "task": task,
-            "folder": str(place),
-            "out": str(out),
-            "result": str(out.parent / "result.json"),
-        }
-        row = run_child(args, script, threads=args.threads, **settings)
+        # its parent holds the caches of this run
+        out = Path(tempfile.mkdtemp(dir=place)) / "run"
+        result = out.parent / "result.json"
+        paths = {"folder": str(place), "out": str(out), "result": str(result)}
+        words, root = command_line(args, side, {**settings, "task": task, "threads": args.threads, **paths})  # fmt: skip
+        row = run_child(args, words, root, result)
         if (row["others_cores"] or 0) <= BUSY or attempt == args.repeats:
             break
     if task in PAIRS_TASKS:
         row["weight_norm"] = weight_norm(out)
-    row["net_mb"] = row["peak_mb"] - row["import_mb"]
+        if "losses" not in row:
+            rows = map(json.loads, open(out / "metrics.jsonl", encoding="utf-8"))
+            row["losses"] = [r["loss"] for r in rows if "grad_norm" in r]
+    if "import_mb" in row:
+        row["net_mb"] = row["peak_mb"] - row["import_mb"]
     row = {"task": task, "side": side, "flags": settings.get("flags", {}), **row}
-    print(f"  {side:<6} {row['flags'] or ''} wall {row['wall_s']:.1f} s, CPU {row['cpu_s']:.1f} s, loop {row['loop_cpu_s']:.1f} CPU s, "
+    loop = f"loop {row['loop_cpu_s']:.1f} CPU s, " if "loop_s" in row else ""
+    print(f"  {side:<6} {row['flags'] or ''} wall {row['wall_s']:.1f} s, CPU {row['cpu_s']:.1f} s, {loop}"
           f"peak {row['peak_mb']:.0f} MiB, others {row['others_cores'] or 0:.1f} cores", flush=True)  # fmt: skip
     return row
 
 
 def make_work(args, place, **more):
-    run_child(args, "work.py", folder=str(place), seed=args.work_seed, **more)
+    settings = {"folder": str(place), "seed": 0, **more}
+    run_child(args, ["bench/work.py", json.dumps(settings)])
 
 
 # ---- a comparison ----
@@ -228,7 +244,7 @@ def candidates(task, base):
             {**off, "device_batch": 4},
             {**off, "device_batch": 4, "rollout_batch": 16},
         ]
-    found = [{**off, "device_batch": b} for b in (16, 8, 4, 2)]
+    found = [{**off, "device_batch": b} for b in (16, 8, 4, 2, 1)]
     if task == "sft":
         found += [
             {**off, "device_batch": b, "train_sampling_strategy": "batch_rebalance"} for b in (4, 2)
@@ -242,16 +258,14 @@ def tune(args, place, task, base, **settings):
     for flags in candidates(task, base):
         try:
             runs.append(
-                {
-                    **one_run(
-                        args,
-                        place,
-                        "tuning",
-                        task,
-                        **{**settings, "steps": args.tune_steps, "rounds": 1},
-                        flags=flags,
-                    )
-                }
+                one_run(
+                    args,
+                    place,
+                    "tuning",
+                    task,
+                    **{**settings, "steps": args.tune_steps, "rounds": 1},
+                    flags=flags,
+                )
             )
         except SystemExit as error:  # a setting that does not run here is no candidate
             print(f"  {flags} does not run: {str(error).strip().splitlines()[-1][:150]}")
@@ -268,8 +282,6 @@ def seed_for(tokens, steps, new_tokens, end_share, answers=64):
     Two runs of 192 answers differ by 8 % in tokens by chance alone. Our sampler spends one uniform number a token, and the
     end ids stand first in the vocabulary, so an answer of random weights ends at the first number below their share.
     """
-    import numpy as np
-
     for seed in range(2000):
         total = 0
         for step in range(1, steps + 1):
@@ -284,16 +296,18 @@ def seed_for(tokens, steps, new_tokens, end_share, answers=64):
 
 
 def compare(args, place, task, base=(), **settings):
-    """Rounds of plain, ours, tuned in the order of the header; all runs, refused as soon as two differ."""
-    base = dict(base)
-    plain, began = base, time.monotonic()
-    tuned, runs = (args.tuned, []) if args.tuned else tune(args, place, task, base, **settings)
-    print(f"tuned: {tuned}", flush=True)
+    """Rounds of plain, ours, tuned in the order of the header, or of ours and another edition; all runs, refused as soon as
+    two differ."""
+    base, began, runs = dict(base), time.monotonic(), []
+    sides = [("ours", None), ("edition", None)]
+    if not args.edition:
+        tuned, runs = (args.tuned, []) if args.tuned else tune(args, place, task, base, **settings)
+        print(f"tuned: {tuned}", flush=True)
+        sides = [("plain", base), ("ours", None), ("tuned", tuned)]
+        sides = sides[:2] if tuned is None else sides
     for number in range(args.rounds):
         if number and args.minutes and time.monotonic() - began > 60 * args.minutes:
             break
-        sides = [("plain", plain), ("ours", None), ("tuned", tuned)]
-        sides = sides[:2] if tuned is None else sides
         done = []
         for side, flags in sides if number % 2 == 0 else sides[::-1]:
             extra = {} if flags is None else {"flags": flags}
@@ -306,8 +320,9 @@ def compare(args, place, task, base=(), **settings):
             row = {**one_run(args, place, side, task, **settings, **extra), "round": number}
             for other in done[-1:]:
                 ours, theirs = (row, other) if side == "ours" else (other, row)
-                why = differs(task, ours, theirs)
-                if why:
+                # two editions draw the same answers, but for rounding
+                same = "grpo" if args.edition and task == "rollout" else task
+                if why := differs(same, ours, theirs):
                     raise Refused(f"{task}, {theirs['side']} {theirs['flags']}: {why}; no ratio")
             done.append(row)
         runs += done
@@ -315,22 +330,24 @@ def compare(args, place, task, base=(), **settings):
 
 
 def ratios(runs, key, opponent):
-    """The ratio of `key` for each run of ours and its neighbour of that opponent: TRL / ours; memory ours / TRL."""
+    """The ratio of `key` for each run of ours and its neighbour of that opponent: TRL / ours; memory, and another edition,
+    ours / theirs."""
     found = []
     timed = [run for run in runs if run["side"] != "tuning"]
     for a, b in zip(timed, timed[1:]):
         if a["round"] == b["round"] and {a["side"], b["side"]} == {"ours", opponent}:
             ours, theirs = (a, b) if a["side"] == "ours" else (b, a)
-            found.append(
-                ours[key] / theirs[key] if key.endswith("_mb") else theirs[key] / ours[key]
-            )
+            turned = key.endswith("_mb") or opponent == "edition"
+            found.append(ours[key] / theirs[key] if turned else theirs[key] / ours[key])
     return found
 
 
 def per_token(runs):
     """Rollouts differ in tokens by chance: their times become seconds a token."""
     times = ("wall_s", "cpu_s", "loop_s", "loop_cpu_s")
-    return [{**run, **{key: run[key] / run["tokens"] for key in times}} for run in runs]
+    return [
+        {**run, **{key: run[key] / run["tokens"] for key in times if key in run}} for run in runs
+    ]
 
 
 def shown(values):
@@ -347,20 +364,26 @@ def table(runs):
         if busiest > BUSY
         else f"wall seconds: other processes used at most {busiest:.1f} cores"
     )
-    timed = [{**run, "rate": run["tokens"] / run[loop]} for run in timed]
+    clock = loop if loop in timed[0] else whole  # a command line has one clock
+    timed = [{**run, "rate": run["tokens"] / run[clock]} for run in timed]
     rows = per_token(timed) if runs[0]["task"] == "rollout" else timed
-    n = len(ratios(rows, whole, "plain"))
+    columns = {"time, whole process": whole, "time, loop alone": loop, "peak memory": "peak_mb", "less what imports take": "net_mb"}  # fmt: skip
+    columns = {head: key for head, key in columns.items() if key in timed[0]}
+    both = {"time": (clock, "{:.1f} s"), "peak": ("peak_mb", "{:.0f} MiB"), "tokens a second": ("rate", "{:.0f}")}  # fmt: skip
+    heads = ["opponent", *columns, *(f"{head}, ours and theirs" for head in both)]
+    opponents = list(dict.fromkeys(run["side"] for run in timed if run["side"] != "ours"))
+    n = len(ratios(rows, whole, opponents[0]))
+    what = "ours / theirs" if "edition" in opponents else "TRL / ours, memory ours / TRL"
     lines = [
-        f"Time is in {why}. Median [smallest, largest] of {n} ratio(s) of neighbours; time TRL / ours, memory ours / TRL.", "",
-        "| opponent | time, whole process | time, loop alone | peak memory | less what imports take | loop, ours and theirs | peak, ours and theirs | tokens a second, ours and theirs |",
-        "|---|---|---|---|---|---|---|---|",
+        f"Time is in {why}. Median [smallest, largest] of {n} ratio(s) of neighbours; time {what}.", "",
+        f"| {' | '.join(heads)} |", "|---" * len(heads) + "|",
     ]  # fmt: skip
-    for opponent in dict.fromkeys(run["side"] for run in timed if run["side"] != "ours"):
+    for opponent in opponents:
         flags = next(run["flags"] for run in timed if run["side"] == opponent)
-        cells = [shown(ratios(rows, key, opponent)) for key in (whole, loop, "peak_mb", "net_mb")]
-        for key, form in ((loop, "{:.1f} s"), ("peak_mb", "{:.0f} MiB"), ("rate", "{:.0f}")):
-            both = [statistics.median(r[key] for r in timed if r["side"] == side) for side in ("ours", opponent)]  # fmt: skip
-            cells.append(" / ".join(map(form.format, both)))
+        cells = [shown(ratios(rows, key, opponent)) for key in columns.values()]
+        for key, form in both.values():
+            pair = [statistics.median(r[key] for r in timed if r["side"] == side) for side in ("ours", opponent)]  # fmt: skip
+            cells.append(" / ".join(map(form.format, pair)))
         lines.append(f"| {opponent} {json.dumps(flags) if flags else ''} | {' | '.join(cells)} |")
     tried = [f"{json.dumps(r['flags'])} {r['loop_cpu_s']:.1f} s, {r['peak_mb']:.0f} MiB" for r in runs if r["side"] == "tuning"]  # fmt: skip
     if not tried:
@@ -392,7 +415,8 @@ def shown_command(words):
     'python bench/run.py ppo --peer-path FOLDER --steps 1'
     """
     shown = [
-        ("FOLDER" if before == "--peer-path" else word) for before, word in zip(["", *words], words)
+        ("FOLDER" if before in ("--peer-path", "--edition") else word)
+        for before, word in zip(["", *words], words)
     ]
     at = shown.index("--out") if "--out" in shown else len(shown)
     return " ".join(["python bench/run.py", *map(shlex.quote, shown[:at] + shown[at + 2 :])])
@@ -429,30 +453,29 @@ def line_fit(x, y):
     Relative, for so is the noise of a clock, and so is the residual that is printed: a fit of seconds would let the longest
     run alone say where the line lies.
 
-    >>> [round(v, 3) for v in line_fit([1, 2, 3], [3.0, 5.0, 7.0])]
+    >>> [round(float(v), 3) for v in line_fit([1, 2, 3], [3.0, 5.0, 7.0])]
     [1.0, 2.0, 0.0]
     """
-    weights = [1 / b**2 for b in y]
-    mx, my = (sum(w * v for w, v in zip(weights, values)) / sum(weights) for values in (x, y))
-    slope = sum(w * (a - mx) * (b - my) for w, a, b in zip(weights, x, y)) / sum(w * (a - mx) ** 2 for w, a in zip(weights, x))  # fmt: skip
-    fitted = [my + slope * (a - mx) for a in x]
-    return my - slope * mx, slope, max(abs(b / f - 1) for b, f in zip(y, fitted))
+    slope, start = np.polyfit(x, y, 1, w=1 / np.array(y))
+    fitted = start + slope * np.array(x)
+    return start, slope, max(abs(y / fitted - 1))
 
 
-def scaling(args, place):
-    """DPO of ours over rows, answer length and hidden size, the other two held; --rounds runs a point.
+def growth(args, place):
+    """DPO of ours alone, --rounds runs a point: over rows, answer length and hidden size, the other two held; or, for peak
+    memory, four steps on 10 000 pairs and on a file that holds them 20 times.
 
     A small model, in which attention (quadratic in a row's length) weighs more than in any that is used: the hard case.
+    SimPO for memory: it has no reference that would pass over all pairs, so what grows is what is kept of a row.
     """
     small = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 160}
-    plan = [
-        ("rows", n, dict(n=n, prompt=64, response=32, **small)) for n in (512, 1024, 2048, 4096)
-    ]
-    plan += [
-        ("answer tokens", r, dict(n=256, prompt=64, response=r, **small))
-        for r in (32, 64, 128, 256)
-    ]
+    plan = [("rows", n, dict(n=n, prompt=64, response=32, **small)) for n in (512, 1024, 2048, 4096)]  # fmt: skip
+    plan += [("answer tokens", r, dict(n=256, prompt=64, response=r, **small)) for r in (32, 64, 128, 256)]  # fmt: skip
     plan += [("hidden size", h, dict(n=64, hidden_size=h, intermediate_size=h * 5 // 2)) for h in (64, 128, 256)]  # fmt: skip
+    more = {}
+    if args.task == "memory":
+        plan = [("pairs", 10_000 * c, dict(n=10_000, copies=c, **small)) for c in (1, 20)]
+        more = {"steps": 4, "loss_type": "simpo"}
     folders, runs, tokenizer = [], [], None
     for _, _, work in plan:
         folders.append(Path(tempfile.mkdtemp(dir=place)))
@@ -461,9 +484,9 @@ def scaling(args, place):
         tokenizer = str(folders[0] / "model")  # the first one serves all
     for number in range(args.rounds):
         for folder, (name, x, _) in zip(folders, plan):
-            run = one_run(args, folder, "ours", "dpo", batch=args.batch)
+            run = one_run(args, folder, "ours", "dpo", batch=args.batch, **more)
             runs.append({**run, "over": name, "x": x, "round": number})
-    return runs, f"DPO, batch {args.batch}; 2 layers of 64, prompts of 64 tokens; over hidden size: 6 layers", ""  # fmt: skip
+    return runs, f"DPO {more or ''}, batch {args.batch}; 2 layers of 64, prompts of 64 tokens; over hidden size: 6 layers", ""  # fmt: skip
 
 
 def scaling_table(runs):
@@ -491,26 +514,6 @@ def scaling_table(runs):
     return lines
 
 
-def memory(args, place):
-    """Peak of a whole DPO process of ours, four steps each, on 10 000 pairs and on a file that holds them 20 times.
-
-    SimPO, for it has no reference that would pass over all of them: what grows is what is kept of a row.
-    """
-    small = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 160}
-    folders = {copies: Path(tempfile.mkdtemp(dir=place)) for copies in (1, 20)}
-    for copies, folder in folders.items():
-        tokenizer = str(folders[1] / "model") if copies > 1 else None
-        make_work(args, folder, n=10_000, copies=copies, batch=10_000, tokenizer=tokenizer, **small)
-    runs = []
-    for number in range(args.rounds):
-        for copies, folder in folders.items():
-            run = one_run(args, folder, "ours", "dpo", batch=args.batch, steps=4, loss_type="simpo")
-            runs.append({**run, "over": "pairs", "x": 10_000 * copies, "round": number})
-    lengths = [sum(row_lengths(i, args.work_seed)) for i in range(10_000)]
-    note = f"A pair has {statistics.mean(lengths):.0f} tokens: {200_000 * statistics.mean(lengths) * 4 / 2**20:.0f} MiB for the ids of 200 000 as int32. They lie in a file."  # fmt: skip
-    return runs, f"DPO (SimPO), batch {args.batch}, 4 steps, 2 layers of 64, lengths as in the other tasks", note  # fmt: skip
-
-
 # ---- the tasks: (runs, what was worked on, a note for the table) ----
 
 
@@ -520,15 +523,11 @@ def pairs_task(args, place):
     timed = [run for run in runs if run["side"] != "tuning"]
     gaps = [abs(a - b) for run in timed for a, b in zip(run["losses"], timed[0]["losses"])]
 
-    lengths = [row_lengths(i, args.work_seed) for i in range(args.pairs)]
+    lengths = [row_lengths(i, 0) for i in range(args.pairs)]
     for run in timed:  # real tokens, no padding; a pair's prompt counts with each of its answers
         run["tokens"] = sum(a + b + (a + c) * (args.task != "sft") for a, b, c in lengths)
     norms = [abs(run["weight_norm"] / timed[0]["weight_norm"] - 1) for run in timed]
     note = f"Losses of all steps agree within {max(gaps):.1e}, weight norms within {max(norms):.1e} relative."
-    if args.task == "dpo":
-        for _ in range(2):  # the first fills the cache, the second finds it full
-            warm = one_run(args, place, "ours", "dpo", batch=args.batch, ref_cache=str(place / "warm"))  # fmt: skip
-        note += f" Ours with a warm reference cache: loop {warm['loop_cpu_s']:.1f} CPU s."
     return runs, f"batch {args.batch}, {math.ceil(args.pairs / args.batch)} steps", note
 
 
@@ -555,7 +554,8 @@ def ppo_task(args, place):
 
 def rollout_task(args, place):
     runs = compare(args, place, "rollout", new_tokens=args.new_tokens, rounds=args.steps)
-    ours, theirs = ([a for r in runs if r["side"] == side for a in r["answers"]] for side in ("ours", "plain"))  # fmt: skip
+    sides = "ours", "edition" if args.edition else "plain"
+    ours, theirs = ([a for r in runs if r["side"] == side for a in r["answers"]] for side in sides)
     p = same_distribution(ours, theirs)
     gap = max(r["forcing_gap"] for r in runs if r["side"] == "ours")
     if not gap < 1e-4:
@@ -571,7 +571,7 @@ def data_task(args, place):
 
 
 JOBS = {**dict.fromkeys(PAIRS_TASKS, pairs_task), "grpo": grpo_task, "ppo": ppo_task, "rollout": rollout_task,
-        "data": data_task, "scaling": scaling, "memory": memory}  # fmt: skip
+        "data": data_task, "scaling": growth, "memory": growth}  # fmt: skip
 
 
 # ---- the command ----
@@ -597,13 +597,16 @@ def parse_args(argv=None):
     parser.add_argument("--core", type=int, help="pin every process to this core (with --threads 1)")
     parser.add_argument("--repeats", type=int, default=1, help="how often a run is repeated when others use more than half a core (default %(default)s)")
     parser.add_argument("--peer-path", help="ppo: folder with trl 1.12.0")
+    parser.add_argument("--edition", help="folder of another commit of this project to compare with, in place of TRL")
     parser.add_argument("--micro-tokens", type=int, help="passed to our trainers (default: theirs)")
     parser.add_argument("--layers", type=int, default=6, help="of the model (default %(default)s)")
     parser.add_argument("--hidden", type=int, default=256, help="hidden size (default %(default)s)")
-    parser.add_argument("--work-seed", type=int, default=0, help="of weights and rows (default %(default)s)")
-    parser.add_argument("--out", default=str(HERE.parent / "reports" / "bench"), help="folder of the results (default reports/bench)")
+    parser.add_argument("--out", default=str(REPO / "reports" / "bench"), help="folder of the results (default reports/bench)")
     # fmt: on
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    if args.edition and args.task not in (*STAGES, "rollout", "data"):
+        parser.error(f"--edition: {args.task} compares no editions")
+    return args
 
 
 def main(argv=None):
@@ -612,6 +615,7 @@ def main(argv=None):
     args.pairs = args.pairs or {"data": 100_000, "grpo": 32, "rollout": 32}.get(task, 512)
     args.new_tokens = args.new_tokens or {"grpo": 128, "ppo": 64, "rollout": 256}.get(task)
     name = task + "-precomputed" * args.precompute + "-full" * args.full
+    name += "-edition" if args.edition else ""
     name += f"-{args.micro_tokens}" if args.micro_tokens else ""
     with tempfile.TemporaryDirectory(prefix="bench-") as place:
         place = Path(place)

@@ -22,6 +22,9 @@ from pathlib import Path
 import numpy as np
 
 REPO = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(REPO))  # a script's own folder is on the path, the project above it is not
+from parts import files  # noqa: E402
+
 LONGEST, MEDIAN, SIGMA = (
     384,
     140,
@@ -123,7 +126,6 @@ def make_folder(
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 
-    sys.path.insert(0, str(REPO))
     import common
 
     folder = Path(folder)
@@ -131,10 +133,10 @@ def make_folder(
     rows = list(make_rows(n, seed, tokenizer, prompt, response))
     # copies: a longer file of the same rows, where only its length matters
     rows, n = rows * copies, n * copies
-    common.write_jsonl(folder / "pairs.jsonl", rows)
+    files.write_jsonl(folder / "pairs.jsonl", rows)
     steps = range(1, math.ceil(n / batch) + 1)
     order = [int(i) for s in steps for i in common.batch_indices(n, batch, 0, s)[0]]
-    common.write_jsonl(folder / "peer.jsonl", (rows[i] for i in order))
+    files.write_jsonl(folder / "peer.jsonl", (rows[i] for i in order))
     config = LlamaConfig(**{**MODEL, **shape}, bos_token_id=None, eos_token_id=0, pad_token_id=64)
     torch.manual_seed(seed)
     model = LlamaForCausalLM(config)
@@ -148,13 +150,28 @@ def make_folder(
     for name in ("model", "reward"):
         tokenizer.save_pretrained(folder / name)
     prompts = [row["prompt"] for row in rows]
-    common.write_json(
+    files.write_json(
         folder / "rubrics.json", {"train": rubric_rows(prompts[:8]), "validation": [], "test": []}
     )
-    common.write_jsonl(folder / "prompts.jsonl", ({"prompt": p} for p in prompts[:512]))
-    common.write_json(
-        folder / "prompt_ids.json", [tokenizer(p)["input_ids"] for p in prompts[:512]]
-    )
+    files.write_jsonl(folder / "prompts.jsonl", ({"prompt": p} for p in prompts[:512]))
+    files.write_json(folder / "prompt_ids.json", [tokenizer(p)["input_ids"] for p in prompts[:512]])
+
+
+STAGES = {"sft": "sft", "reward": "reward_train", "dpo": "dpo"}
+
+
+def pair_flags(task, folder, out, batch, steps=None, micro_tokens=None, loss_type=None, **_):
+    """The command line of one of STAGES as {flag: value}: one pass over the pairs in the peer's order."""
+    return {
+        "--data" if task == "sft" else "--pairs": f"{folder}/pairs.jsonl",
+        "--model": f"{folder}/{'reward' if task == 'reward' else 'model'}",
+        "--out": out, "--batch-size": batch, "--lr": "1e-4", "--max-length": LONGEST, "--seed": 0,
+        "--schedule": "constant", "--warmup": 0, "--eval-fraction": 0, "--eval-every": 0, "--device": "cpu",
+        **({"--steps": steps} if steps else {"--epochs": 1}),
+        **({"--micro-tokens": micro_tokens} if micro_tokens else {}),
+        **({"--nll-coef": 0} if task == "dpo" else {}),  # TRL's default has no such term
+        **({"--loss-type": loss_type} if loss_type else {}),
+    }  # fmt: skip
 
 
 def grpo_prompts(folder, n):

@@ -20,6 +20,7 @@ import common
 import grammar
 import interview
 import recruiter
+from parts import files
 
 HERE = Path(__file__).resolve().parent
 LABELS = {
@@ -31,7 +32,7 @@ LABELS = {
 def draw(model, tokenizer, prompts_a_task=30, n=16, seed=0):
     """n answers at temperature 1 to the same number of test prompts a task: (rows, one an answer; rollout)."""
     by_task = defaultdict(list)
-    for row in common.read_jsonl(HERE / "prompts.jsonl"):
+    for row in files.read_jsonl(HERE / "prompts.jsonl"):
         if row["split"] == "test":
             by_task[row["task"]].append(row)
     rows = [
@@ -159,7 +160,7 @@ def write_card(folder):
         "# tiny-base",
         "",
         f"A Llama of {weights / 1e6:.2f} M weights, trained from scratch on invented text by `make base`"
-        " (`data/make_data.py --corpus` and `sft.py`, six runs, seed 0)."
+        " (`data/make_data.py --corpus`, `data/train_tokenizer.py` and `sft.py`, six runs, seed 0)."
         " It writes answers of mixed quality on purpose: alignment needs something to choose from."
         " It knows the demo's closed vocabulary and nothing else.",
         "",

@@ -53,7 +53,8 @@ def table(header, rows, digits=3):
 
 
 def text(x, y, words, anchor="start", size=13, fill="#222"):
-    return f'<text x="{x:.1f}" y="{y:.1f}" font-family="sans-serif" font-size="{size}" fill="{fill}" text-anchor="{anchor}">{html.escape(str(words))}</text>'
+    font = f'font-family="sans-serif" font-size="{size}" fill="{fill}" text-anchor="{anchor}"'
+    return f'<text x="{x:.1f}" y="{y:.1f}" {font}>{html.escape(str(words))}</text>'
 
 
 def picture(width, height, body):

@@ -38,7 +38,7 @@ STAGES = [  # script, what goes in and comes out
     ("watch.py", "", "a run's log → plateau, over-optimisation, reward hacking; stops runs"),
     ("evaluate.py", "4", "models → score, win rate, reward against KL; quality of a reward model; people's votes; ranked candidates"),
     ("fairness.py", "5", "models, tables of decisions → twins before and after, impact ratios, risky questions ([guide](docs/fairness.md))"),
-    ("common.py", "", "what the stages share: text to ids, loading, sampling, checkpoints"),
+    ("common.py", "", "what the stages share: text to ids, loading, log-probs, sampling"),
 ]  # fmt: skip
 LESSON_REWARDS = {"fair": "fair", "biased": "biased", "cured": "biased, `--counterfactual-augment`"}  # fmt: skip
 LESSON_POLICIES = {

@@ -1,6 +1,11 @@
 """Shared by all tests: the stages are importable, nothing asks the network, CPU sums keep their order."""
 
 import os
+
+# One thread each, for the processes that tests start as well: two trainings of two threads on two cores slow one another
+# tenfold; and with one thread a sum has one order, so that equality to the bit can be asked for.
+os.environ["OMP_NUM_THREADS"] = "1"
+
 import shutil
 import signal
 import sys
@@ -14,7 +19,6 @@ sys.path.insert(0, str(REPO))
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a test that needs the network is a wrong test
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-# equality to the bit is asked of two runs in this process: with one thread a sum has one order, on a busy machine too
 torch.set_num_threads(1)
 
 

@@ -14,8 +14,8 @@ import pytest
 
 import grpo_agent as g
 import watch
-from common import UserError
 from conftest import REPO
+from parts.files import UserError
 
 sys.path.insert(0, str(REPO / "data"))
 import interview as generator  # noqa: E402

@@ -28,7 +28,8 @@ import pytest
 
 import annotate
 import common
-from common import UserError
+from parts import files
+from parts.files import UserError
 
 LINUX = pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="forks and signals of Linux"
@@ -286,7 +287,7 @@ def test_the_better_model_wins_from_either_side(tmp_path):
     while rater.state["item"]:
         rater.vote(rater.better(), 3)
     annotate.export(tmp_path, annotate.Items(tmp_path / "items.jsonl"), "keep")
-    rows = list(common.read_jsonl(tmp_path / "prefs.jsonl", common.check_pair))
+    rows = list(files.read_jsonl(tmp_path / "prefs.jsonl", common.check_pair))
     assert (
         len(rows) == 40
         and {r["chosen_model"] for r in rows} == {"good"}
@@ -681,7 +682,7 @@ def test_rows_of_prefs(tmp_path):
     once = (tmp_path / "prefs.jsonl").read_bytes()
     annotate.export(tmp_path, items, "keep")
     assert (tmp_path / "prefs.jsonl").read_bytes() == once
-    rows = list(common.read_jsonl(tmp_path / "prefs.jsonl", common.check_pair))
+    rows = list(files.read_jsonl(tmp_path / "prefs.jsonl", common.check_pair))
     given = json.loads(Path("data/prefs.jsonl").open(encoding="utf-8").readline())
     assert all(list(row) == list(given) for row in rows)
     assert all(
@@ -706,7 +707,7 @@ def test_rows_of_prefs(tmp_path):
         "bad",
     )  # a of item 1 is the worse answer
     assert annotate.export(tmp_path, items, "drop")["rows"] == 3
-    assert all(not row["tie"] for row in common.read_jsonl(tmp_path / "prefs.jsonl"))
+    assert all(not row["tie"] for row in files.read_jsonl(tmp_path / "prefs.jsonl"))
 
 
 def test_text_items(tmp_path):
@@ -717,7 +718,7 @@ def test_text_items(tmp_path):
     while rater.state["item"]:
         rater.vote("left")
     annotate.export(tmp_path, desk.items, "keep")
-    rows = list(common.read_jsonl(tmp_path / "prefs.jsonl", common.check_pair))
+    rows = list(files.read_jsonl(tmp_path / "prefs.jsonl", common.check_pair))
     assert (
         len(rows) == 3 and {type(row["chosen"]) for row in rows} == {str} and rows[0]["task"] == ""
     )
@@ -734,7 +735,7 @@ def test_exported_while_people_vote(tmp_path):
         if (tmp_path / "prefs.jsonl").exists():
             break
         time.sleep(0.05)
-    assert len(list(common.read_jsonl(tmp_path / "prefs.jsonl"))) == 20
+    assert len(list(files.read_jsonl(tmp_path / "prefs.jsonl"))) == 20
 
 
 def voted_folder(tmp_path, n=16):
@@ -774,10 +775,10 @@ def test_the_stages_train_on_it(tmp_path, llama_folder):
     import reward_train
 
     path = voted_folder(tmp_path / "a")
-    for stage, extra in ((reward_train, []), (dpo, ["--ref-cache", "none"])):
+    for stage in (reward_train, dpo):
         out = tmp_path / stage.__name__
-        stage.main(["--pairs", path, "--model", llama_folder, "--out", str(out), "--steps", "2", "--batch-size", "4", "--device", "cpu", *extra])  # fmt: skip
-        rows = list(common.read_jsonl(out / "metrics.jsonl"))
+        stage.main(["--pairs", path, "--model", llama_folder, "--out", str(out), "--steps", "2", "--batch-size", "4", "--device", "cpu"])  # fmt: skip
+        rows = list(files.read_jsonl(out / "metrics.jsonl"))
         assert any(row.get("step") == 2 and row["loss"] > 0 for row in rows)
 
 
@@ -833,7 +834,7 @@ def test_two_models_make_items_that_train(tmp_path, llama_folder, capsys):
     ]
     out = tmp_path / "ab"
     annotate.main([*base, "--model-b", other, "--out", str(out)])
-    rows = list(common.read_jsonl(out / "items.jsonl", annotate.check_item))
+    rows = list(files.read_jsonl(out / "items.jsonl", annotate.check_item))
     dropped = int(re.search(r"→ (\d+) items; (\d+) dropped", capsys.readouterr().out)[2])
     assert len(rows) == 8 - dropped and len(rows) >= 6
     assert {(r["a_model"], r["b_model"]) for r in rows} == {(llama_folder, other)} and rows[0][
@@ -846,10 +847,32 @@ def test_two_models_make_items_that_train(tmp_path, llama_folder, capsys):
     desk.close()
     annotate.main(["--out", str(out), "--export"])
     dpo.main(["--pairs", str(out / "prefs.jsonl"), "--model", llama_folder, "--out", str(tmp_path / "dpo"), "--steps", "1",
-              "--batch-size", "2", "--device", "cpu", "--ref-cache", "none"])  # fmt: skip
+              "--batch-size", "2", "--device", "cpu"])  # fmt: skip
     annotate.main([*base, "--out", str(tmp_path / "one")])
-    rows = list(common.read_jsonl(tmp_path / "one" / "items.jsonl"))
+    rows = list(files.read_jsonl(tmp_path / "one" / "items.jsonl"))
     assert all(r["a"] != r["b"] and r["a_model"] == r["b_model"] for r in rows)
+
+
+def test_a_prompt_longer_than_the_model(tmp_path, capsys):
+    """GPT-2 with 24 positions: prompts are cut so that an answer of 8 tokens still fits, and the items show them whole."""
+    from tiny import pair_rows, tiny_model, write_rows
+
+    model = tiny_model("gpt2", tmp_path, max_position_embeddings=24)
+    rows = [{"prompt": row["prompt"]} for row in pair_rows(3)]
+    argv = [
+        "--prompts",
+        write_rows(tmp_path / "p.jsonl", rows),
+        "--model",
+        model,
+        "--device",
+        "cpu",
+    ]
+    annotate.main(
+        [*argv, "--max-new-tokens", "8", "--generate-only", "--out", str(tmp_path / "out")]
+    )
+    assert "3 of 3 prompts cut to 16 tokens" in capsys.readouterr().out
+    items = files.read_jsonl(tmp_path / "out" / "items.jsonl")
+    assert [item["prompt"] for item in items] == [row["prompt"] for row in rows]
 
 
 def test_greedy_twins_are_refused(tmp_path, llama_folder):
@@ -878,7 +901,7 @@ def test_greedy_twins_are_refused(tmp_path, llama_folder):
     ({"id": None}, '"id" is missing'), ({"id": 7}, '"id" is missing'), ({"a": "text"}, "both be text or both be message lists"),
     ({"a": [{"role": "user", "content": "x"}]}, "one assistant message"), ({"b": []}, "one assistant message"), ({"prompt": ""}, "both be"),
     ({"gold": "c"}, '"gold"'), ({"gold": True}, '"gold"'), ({"task": 3}, '"task"'), ({"candidates": "x"}, '"candidates"'),
-    ({"id": "\ud800"}, "half a character"), ({"id": "item-000"}, "stands twice"),
+    ({"id": "\ud800"}, "surrogates not allowed"), ({"id": "item-000"}, "stands twice"),
 ])  # fmt: skip
 def test_bad_items(tmp_path, changes, words):
     """The line is named, before anything is served or written."""
@@ -1276,7 +1299,7 @@ def run_server(argv, output, limit=None):
     os.dup2(sys.stderr.fileno(), 2)
     if limit is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-    common.run(lambda: annotate.main(argv))
+    files.command(lambda: annotate.main(argv))
 
 
 class Server:
@@ -1374,7 +1397,7 @@ def test_sigkill_under_load(tmp_path, n):
     ids = [e["event_id"] for e in events]
     assert len(ids) == len(set(ids)) and set(ids) == expected
     assert len(list(out.glob("annotations.corrupt-*"))) == n % 2
-    rows = list(common.read_jsonl(out / "prefs.jsonl", common.check_pair))
+    rows = list(files.read_jsonl(out / "prefs.jsonl", common.check_pair))
     assert rows == annotate.to_prefs(annotate.Items(out / "items.jsonl"), annotate.replay(events))
 
 
@@ -1462,7 +1485,7 @@ def test_sigterm_finishes_what_is_in_flight(tmp_path):
         assert server.stop() == 0
     ids = [e["event_id"] for e in log_of(out)]
     assert set(acknowledged) <= set(ids) <= set(sent) and len(ids) == len(set(ids))
-    assert len(list(common.read_jsonl(out / "prefs.jsonl"))) == len(ids)
+    assert len(list(files.read_jsonl(out / "prefs.jsonl"))) == len(ids)
     text = server.text()
     assert (
         "candidate" not in text

@@ -16,6 +16,7 @@ import pytest
 
 import annotate
 import common
+from parts import files
 from test_annotate import LINUX, Server, item_rows, log_of, write_items
 
 pytestmark = [LINUX, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
@@ -233,7 +234,7 @@ def test_votes_of_the_browser_train_the_stages(keyboard_session, tmp_path, llama
     import reward_train
 
     pairs = str(keyboard_session[0] / "prefs.jsonl")
-    assert len(list(common.read_jsonl(pairs, common.check_pair))) == 8
+    assert len(list(files.read_jsonl(pairs, common.check_pair))) == 8
     flags = [
         "--pairs",
         pairs,
@@ -246,12 +247,12 @@ def test_votes_of_the_browser_train_the_stages(keyboard_session, tmp_path, llama
         "--device",
         "cpu",
     ]
-    for stage, extra in ((reward_train, []), (dpo, ["--ref-cache", "none"])):
+    for stage in (reward_train, dpo):
         out = tmp_path / stage.__name__
-        stage.main([*flags, "--out", str(out), *extra])
+        stage.main([*flags, "--out", str(out)])
         assert any(
             row.get("step") == 2 and row["loss"] > 0
-            for row in common.read_jsonl(out / "metrics.jsonl")
+            for row in files.read_jsonl(out / "metrics.jsonl")
         )
 
 

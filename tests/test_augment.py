@@ -17,12 +17,13 @@ import torch
 import common
 import reward_train
 from common import UserError
+from parts import files
 from reward_train import counterfactual_copy
 from test_trainers import read
 from tiny import pair_rows, tiny_tokenizer, write_rows
 
 REPO = Path(__file__).resolve().parent.parent
-utility = common.load_function(f"{REPO}/data/recruiter.py:utility", "--gold")
+utility = files.load_function(f"{REPO}/data/recruiter.py:utility", "--gold")
 NAMES = [
     {"name": f"{first} {last}", "first": first, "last": last, "sex": sex, "race_ethnicity": group}
     for first, last, sex, group in (
@@ -115,7 +116,7 @@ NOT_THERE = "name not in the text as recorded"
         (pair("EMILY YODER, 6.", "No.", stands("chosen", EMILY)), NOT_THERE),
         (pair("Emily Yoder, emily.yoder@x.org", "No.", stands("chosen", EMILY)), NOT_THERE),
         (pair("Will Mack, 6. He will lead.", "No.", stands("chosen", WILL)), NOT_THERE),
-        (pair("James Lee", "Lee Chen", stands("chosen", JAMES), stands("rejected", LEE)), "a name that is two people's"),
+        (pair("James Lee", "Lee Chen", stands("chosen", JAMES), stands("rejected", LEE)), "candidates share a name"),
         (pair("Emily Yoder, Anne Klein", "Aisha Booker", stands("chosen", EMILY), stands("chosen", ANNE), stands("rejected", AISHA)),
          "more than two candidates"),
     ],
@@ -145,7 +146,7 @@ def test_malformed_candidates_are_an_error(entries):
 
 
 def bundled(name):
-    return list(common.read_jsonl(REPO / "data" / name))
+    return list(files.read_jsonl(REPO / "data" / name))
 
 
 def test_bundled_pairs():
@@ -237,12 +238,19 @@ def named_rows(n):
     return rows
 
 
-def load(*argv):
-    args = reward_train.parse_args(["--max-length", "200", *map(str, argv)])
-    return reward_train.load_data(args, tiny_tokenizer())[0]
+@pytest.fixture
+def load(llama_folder):
+    """load_data of these flags: the pairs."""
+    model, tokenizer = common.load_policy(llama_folder), tiny_tokenizer()
+
+    def pairs(*argv):
+        args = reward_train.parse_args(["--max-length", "200", *map(str, argv)])
+        return reward_train.load_data(args, model, tokenizer)[0]
+
+    return pairs
 
 
-def test_copies_stay_on_their_side_of_the_split(tmp_path):
+def test_copies_stay_on_their_side_of_the_split(tmp_path, load):
     """The split is by the prompt's hash, and a copy with a name in the prompt has another hash: split by its own, half of the
     held-out pairs would be trained on under another name. A line lies on one side, with all its copies."""
     data = write_rows(tmp_path / "pairs.jsonl", named_rows(90))
@@ -254,31 +262,24 @@ def test_copies_stay_on_their_side_of_the_split(tmp_path):
         expected = Counter({line: 1 + ((line - 1) % 3 != 2) for line in lines})
         assert Counter(int(pairs.line[i]) for i in getattr(pairs, side)) == expected
         assert len(lines) > 20
-    assert pairs.counts["copies under other names"] == 60
-    assert pairs.counts["left alone: no candidates recorded"] == 30
-    assert pairs.counts["rows"] == 90 and pairs.counts["kept"] == 150
+    assert pairs.counts["rows"] == 90 and len(pairs.tie) == 150
     ties = {int(plain.line[i]): bool(plain.tie[i]) for i in range(len(plain.tie))}
     assert all(ties[int(pairs.line[i])] == pairs.tie[i] for i in range(len(pairs.tie)))
 
 
-def test_more_copies_are_of_single_candidates(tmp_path):
-    """Two can change names in one way only: a second copy would be the first again, and count twice. One candidate takes
-    three names that differ (a name drawn again is left out), and the same ones at each start with this seed."""
+def test_a_seed_draws_its_names(tmp_path, load):
+    """One copy of each pair that can be copied, under the same names at each start with this seed, others with another."""
     data = write_rows(tmp_path / "pairs.jsonl", named_rows(30))
-    flags = ("--pairs", data, "--eval-fraction", 0, "--augment-copies", 3)
+    flags = ("--pairs", data, "--eval-fraction", 0)
     flags += ("--counterfactual-augment", write_names(tmp_path / "names.csv"))
-    pairs, again, other = load(*flags), load(*flags), load(*flags, "--seed", 1)
-    found = Counter(int(n) for n in pairs.line)
-    assert {found[line] for line in found if line % 3 == 2} == {2}
-    assert {found[line] for line in found if line % 3 == 0} == {1}
-    single = [found[line] for line in found if line % 3 == 1]
-    assert max(single) == 4 and min(single) >= 2
-    prompts = [[tuple(p.prompts[i]) for i in range(len(p.prompts))] for p in (pairs, again, other)]
+    prompts = [
+        [tuple(p.prompts[i]) for i in range(len(p.prompts))]
+        for p in (load(*flags), load(*flags), load(*flags, "--seed", 1))
+    ]
     assert prompts[0] == prompts[1] != prompts[2]
-    assert len(set(prompts[0])) == 10 + 10 + sum(single), "no copy is there twice"
 
 
-def test_files_of_their_own_are_no_copies(tmp_path):
+def test_files_of_their_own_are_no_copies(tmp_path, load):
     """--eval-pairs is the user's yardstick: it is measured as it is."""
     train, held = (write_rows(tmp_path / f"{k}.jsonl", named_rows(9)) for k in ("a", "b"))
     names = write_names(tmp_path / "names.csv")
@@ -286,11 +287,11 @@ def test_files_of_their_own_are_no_copies(tmp_path):
     assert len(pairs.train) == 15 and len(pairs.eval) == 9
 
 
-def test_without_the_flag_nothing_changes(tmp_path):
+def test_without_the_flag_nothing_changes(tmp_path, load):
     """Rows with recorded candidates are read as they always were: one row a line, these ids in this order."""
     rows, tokenizer = named_rows(12), tiny_tokenizer()
     pairs = load("--pairs", write_rows(tmp_path / "pairs.jsonl", rows), "--eval-fraction", 0)
-    assert pairs.line.tolist() == list(range(1, 13)) and not any("cop" in k for k in pairs.counts)
+    assert pairs.line.tolist() == list(range(1, 13))
     for i, row in enumerate(rows):
         ids = common.encode_pair(tokenizer, row["prompt"], row["chosen"], row["rejected"], max_length=200)  # fmt: skip
         stored = pairs.prompts[i], pairs.chosen[i], pairs.rejected[i]
@@ -337,21 +338,22 @@ def test_a_run_counts_votes_and_keeps_its_names(tmp_path, llama_folder, capsys):
     )
 
 
-BAD = {  # name: (content of the CSV, flags, words of the one line)
-    "no file": (None, (), ["--counterfactual-augment", "names.csv", "No such file"]),
-    "no column": ("name,first,last,sex\nA B,A,B,F\n", (), ["no column 'race_ethnicity'", "expected name, first"]),
-    "an empty field": ("name,first,last,sex,race_ethnicity\nA B,A,B,F,x\nC D,C,,M,y\n", (), ["names.csv:3", "'last' is empty"]),
-    "a short row": ("name,first,last,sex,race_ethnicity\nA B,A\n", (), ["names.csv:2", "'last' is empty"]),
-    "one cell": ("name,first,last,sex,race_ethnicity\nA B,A,B,F,x\nC D,C,D,F,x\n", (), ["fewer than two cells"]),
-    "empty": ("", (), ["no column 'name'"]),
-    "latin-1": ("name,first,last,sex,race_ethnicity\nJosé B,José,B,F,x\n".encode("latin-1"), (), ["cannot be read as CSV"]),
-    "no copies": ("", ("--augment-copies", 0), ["--augment-copies 0", "at least 1"]),
-}  # fmt: skip
+HEAD = "name,first,last,sex,race_ethnicity\n"
+COLUMNS = "expected name, first, last, sex, race_ethnicity in every row"
+BAD = {  # name: (content of the CSV, words of the one line)
+    "no file": (None, ["No such file"]),
+    "no column": ("name,first,last,sex\nA B,A,B,F\n", ["names.csv:2: ", COLUMNS]),
+    "an empty field": (f"{HEAD}A B,A,B,F,x\nC D,C,,M,y\n", ["names.csv:3: ", COLUMNS]),
+    "a short row": (f"{HEAD}A B,A\n", ["names.csv:2: ", COLUMNS]),
+    "one cell": (f"{HEAD}A B,A,B,F,x\nC D,C,D,F,x\n", ["at least two groups"]),
+    "empty": ("", ["at least two groups"]),
+    "latin-1": (f"{HEAD}José B,José,B,F,x\n".encode("latin-1"), ["cannot be read as CSV"]),
+}
 
 
 def refused(capsys, *flags):
     with pytest.raises(SystemExit) as stop:
-        common.run(lambda: reward_train.main([str(f) for f in flags]))
+        files.command(lambda: reward_train.main([str(f) for f in flags]))
     said = capsys.readouterr().err
     assert stop.value.code == 2 and said.startswith("error: ") and said.count("\n") == 1, said
     return said
@@ -359,19 +361,18 @@ def refused(capsys, *flags):
 
 @pytest.mark.parametrize("name", BAD)
 def test_bad_names_are_one_line(name, tmp_path, llama_folder, capsys):
-    content, flags, words = BAD[name]
+    content, words = BAD[name]
     if content is not None:
         (tmp_path / "names.csv").write_bytes(content if isinstance(content, bytes) else content.encode())  # fmt: skip
     data = write_rows(tmp_path / "pairs.jsonl", named_rows(6))
-    said = refused(capsys, "--pairs", data, "--model", llama_folder, "--out", tmp_path / "run", "--counterfactual-augment", tmp_path / "names.csv", *flags)  # fmt: skip
-    for word in words:
+    said = refused(capsys, "--pairs", data, "--model", llama_folder, "--out", tmp_path / "run", "--counterfactual-augment", tmp_path / "names.csv")  # fmt: skip
+    for word in ("--counterfactual-augment", "names.csv", *words):
         assert word in said
     assert not (tmp_path / "run").exists()
 
 
 def test_rows_that_cannot_be_copied_are_one_line(tmp_path, llama_folder, capsys):
-    """A malformed entry is named with its line; a cure that would copy nothing is no cure and does not run in silence; copies
-    without names are a slip at the keyboard."""
+    """A malformed entry is named with its line; a cure that would copy nothing is no cure and does not run in silence."""
     names = write_names(tmp_path / "names.csv")
     base = ("--model", llama_folder, "--out", tmp_path / "run")
     rows = named_rows(6)
@@ -382,5 +383,3 @@ def test_rows_that_cannot_be_copied_are_one_line(tmp_path, llama_folder, capsys)
     data = write_rows(tmp_path / "none.jsonl", pair_rows(6))
     said = refused(capsys, *base, "--pairs", data, "--counterfactual-augment", names)
     assert "no pair could be copied" in said and "no candidates recorded 6" in said
-    said = refused(capsys, *base, "--pairs", data, "--augment-copies", 2)
-    assert "--augment-copies" in said and "--counterfactual-augment" in said

@@ -4,17 +4,21 @@ The gates are the design's: a base that names what the prompt does not hold cann
 whose answers are all alike leaves alignment nothing to choose. data/base_card.py measures, this file holds the numbers.
 """
 
+import json
 import sys
 from pathlib import Path
 
 import pytest
 
 import common
+import sft
+from parts import files
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "data"))
 
 import base_card  # noqa: E402
+import train_tokenizer  # noqa: E402
 
 BASE = ROOT / "data" / "tiny-base"
 
@@ -36,7 +40,7 @@ def test_every_id_of_every_bundled_text_is_known(base):
     assert tokenizer.unk_token_id is None and len(tokenizer) <= model.config.vocab_size
     assert common.pad_id(tokenizer) not in common.end_ids(tokenizer, model)
     for name in ("prompts", "prefs_train", "rank_test"):
-        for row in list(common.read_jsonl(ROOT / "data" / f"{name}.jsonl"))[::40]:
+        for row in list(files.read_jsonl(ROOT / "data" / f"{name}.jsonl"))[::40]:
             text = row["prompt"][0]["content"]
             assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
 
@@ -48,6 +52,44 @@ def test_size_and_shape(base):
     assert 2e6 <= weights <= 4e6 and model.config.tie_word_embeddings
     assert model.config.max_position_embeddings == 512
     assert sum(f.stat().st_size for f in BASE.iterdir()) < 10e6
+
+
+def test_a_model_from_scratch(base, tmp_path, quiet_process):
+    """A corpus and a config.json become a tokenizer with the bundled template in which each byte has a token, and sft.py
+    starts from its folder. A vocabulary without room for the bytes and a folder that holds a model are refused."""
+    corpus, config, out = ROOT / "data/prefs.jsonl", tmp_path / "config.json", tmp_path / "start"
+    shape = json.loads((BASE / "config.json").read_text()) | {"vocab_size": 400, "eos_token_id": 7}
+    argv = ["--corpus", str(corpus), "--config", str(config), "--out", str(out)]
+    small = json.dumps(shape | {"vocab_size": 100})
+    for written, words in (
+        (small, "vocab_size 100 is too small"),
+        ("{", "not a model's config.json"),
+    ):
+        config.write_text(written)
+        with pytest.raises(files.UserError, match=words):
+            train_tokenizer.main(argv)
+    config.write_text(json.dumps(shape))
+    train_tokenizer.main(argv)
+    tokenizer = common.load_tokenizer(str(out))
+    assert tokenizer.chat_template == base[1].chat_template and len(tokenizer) == 400
+    text = "größer 1987 \U0001f600 \x00"
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    assert tokenizer.decode(ids) == text and len(tokenizer.encode("1987")) == 4
+    assert json.loads((out / "config.json").read_text())["eos_token_id"] == tokenizer.eos_token_id
+    flags = [
+        "--data",
+        str(corpus),
+        "--out",
+        str(tmp_path / "run"),
+        "--steps",
+        "1",
+        "--batch-size",
+        "2",
+    ]
+    sft.main([*flags, "--init-config", str(out), "--eval-fraction", "0", "--max-new-tokens", "2"])
+    assert common.load_tokenizer(str(tmp_path / "run")).get_vocab() == tokenizer.get_vocab()
+    with pytest.raises(files.UserError, match="holds a model"):
+        train_tokenizer.main([*argv[:-1], str(tmp_path / "run")])
 
 
 @pytest.mark.slow

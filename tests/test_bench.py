@@ -52,7 +52,7 @@ def test_pairs_that_may_not_be_compared(change, word):
 def test_other_tasks_that_may_not_be_compared():
     """GRPO: 3 % of the tokens; its replay: loss and gradient norm; PPO: updates too; data: to the token."""
     assert bench.differs("grpo", {"tokens": 1029}, {"tokens": 1000}) is None
-    assert "3 % allowed" in bench.differs("grpo", {"tokens": 1031}, {"tokens": 1000})
+    assert "0.03 allowed" in bench.differs("grpo", {"tokens": 1031}, {"tokens": 1000})
     one = pair_run("ours")
     assert bench.differs("replay", one, one) is None
     assert "gradient" in bench.differs("replay", one, {**one, "grad_norms": [1.0002]})
@@ -117,6 +117,25 @@ def test_ratios_of_neighbours():
     assert bench.ratios(runs, "loop_s", "tuned") == [1.5, 5]
     assert bench.ratios(runs, "peak_mb", "plain") == [0.5, 0.5]
     assert bench.shown([4, 6]) == "5.00 [4.00, 6.00]"
+    pair = [pair_run("ours", cpu_s=3.0), pair_run("edition", cpu_s=4.0)]
+    assert bench.ratios(pair, "cpu_s", "edition") == [0.75]  # of another edition: ours / theirs
+
+
+def test_command_lines_of_two_editions(monkeypatch, tmp_path):
+    """Each from its own folder with the same flags, and only --ref-cache is one that today's dpo.py does not know."""
+    args = bench.parse_args(["dpo", "--edition", str(tmp_path)])
+    known = {name: bench.known_flags(bench.REPO, f"{name}.py") for name in work.STAGES.values()}
+    monkeypatch.setattr(bench, "known_flags", lambda root, script: known[script[:-3]] | ({"--ref-cache"} if root == tmp_path else set()))  # fmt: skip
+    for task, name in work.STAGES.items():
+        s = {"task": task, "folder": "work", "out": "run", "batch": 4, "micro_tokens": 64}
+        (ours, here), (theirs, there) = (
+            bench.command_line(args, side, s) for side in ("ours", "edition")
+        )
+        assert (here, there) == (bench.REPO, tmp_path) and ours[0] == theirs[0] == f"{name}.py"
+        assert ours[1:] == [str(word) for pair in work.pair_flags(**s).items() for word in pair]
+        assert theirs == [*ours, "--ref-cache", "run-cache"]
+    with pytest.raises(SystemExit):
+        bench.parse_args(["ppo", "--edition", str(tmp_path)])
 
 
 @pytest.mark.parametrize("others, word", [(0.4, "wall seconds"), (0.6, "CPU seconds")])

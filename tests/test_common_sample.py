@@ -6,7 +6,6 @@ gives PPO and GRPO ratios that are not 1, and nothing in their logs says why.
 
 import json
 import math
-from copy import deepcopy
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import common
 from common import UserError
+from parts import lora
 from tiny import CHATML, EXTRA_FAMILIES, FAMILIES, tiny_model, tiny_tokenizer
 
 ALL = [*FAMILIES, *EXTRA_FAMILIES]
@@ -119,71 +119,6 @@ def test_rollout_and_scorer_agree_at_one_temperature(family, folders):
     assert type(rollout.logps[0][0]) is float, "numbers, not tensors that drag a graph along"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("family", [*ALL, "mistral, window 8"])
-def test_compiled_decoding_draws_the_same(family, folders, tmp_path, monkeypatch):
-    """--compile: every forward of a token has the shape of the one before, or half as many rows, or the graph is made again
-    at each token; and the draws are those of the growing cache.
-
-    72 rows of 40 tokens, ends at a fifteenth of the ids: filled up to 128 rows, which leave when half of them are done,
-    128 → 64 → 32 → 16 at most.
-    On a CPU torch.compile traces and guards, and runs no other kernels: what a GPU gains is not seen here.
-    """
-    window = {"sliding_window": 8} if "," in family else {}
-    folder = tiny_model("mistral", tmp_path, **window) if window else folders[family]
-    model, tokenizer = load(folder, range(9, 300, 15))
-    draw = lambda: common.sample(model, tokenizer, PROMPTS, n=18, max_new_tokens=40, seed=4)  # noqa: E731
-    plain, shapes, forward = draw(), [], common._forward
-
-    def record(model, ids, mask, position_ids, cache, compiled=False):
-        shapes.extend([(*ids.shape, mask.shape[1])] * compiled)
-        return forward(model, ids, mask, position_ids, cache, compiled)
-
-    monkeypatch.setattr(common, "_forward", record)
-    model.compile_decoding = True
-    compiled = draw()
-    assert compiled.response_ids == plain.response_ids and compiled.finished == plain.finished
-    gap = max(
-        abs(a - b) for own, other in zip(plain.logps, compiled.logps) for a, b in zip(own, other)
-    )
-    assert gap < 2e-5
-    assert {rows for rows, _, _ in shapes} <= {128, 64, 32, 16} and len({s[0] for s in shapes}) > 1
-    assert {s[1:] for s in shapes} == {(1, 64)}, "9 + 40 columns, rounded up to 64"
-    assert len(shapes) >= 8 * len(set(shapes)), "a shape serves many tokens"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", ["gpt2", "llama"])
-@pytest.mark.parametrize("dtype, bound", [("bf16", 5e-2), ("fp16", 1e-2)])
-def test_compiled_decoding_in_half_precision(family, dtype, bound, folders):
-    """Under autocast a rotary family has keys in fp32 and values in half; a cache of one dtype refused the mix.
-
-    Rounding moves draws there: the log-probs agree up to a row's first differing token. And a deep copy draws from its own
-    weights, not by the graph of the original.
-    """
-    model = common.load_policy(
-        folders[family], {"bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
-    )
-    tokenizer = common.load_tokenizer(folders[family])
-    draw = lambda m: common.sample(m, tokenizer, PROMPTS, n=2, max_new_tokens=8, seed=4)  # noqa: E731
-    plain, model.compile_decoding = draw(model), True
-    compiled = draw(model)
-    for ids, other_ids, own, other in zip(
-        plain.response_ids, compiled.response_ids, plain.logps, compiled.logps
-    ):
-        same = next((i for i, (a, b) in enumerate(zip(ids, other_ids)) if a != b), len(ids))
-        assert own[:same] == pytest.approx(other[:same], abs=bound)
-    copy = deepcopy(model)
-    with torch.no_grad():
-        for weight in copy.parameters():
-            weight.mul_(1.5)
-    moved = draw(copy)
-    copy.compile_decoding = False
-    again = draw(copy)
-    assert [x[0] for x in moved.logps] == pytest.approx([x[0] for x in again.logps], abs=bound)
-    assert moved.logps != compiled.logps
-
-
 def test_a_sliding_window_holds_in_the_cache(tmp_path):
     """Mistral with a window of 8 tokens: rows of up to 21 + 12 tokens, and the slow loop's ids."""
     model, tokenizer = load(tiny_model("mistral", tmp_path, sliding_window=8))
@@ -275,42 +210,11 @@ def test_nothing_of_the_generation_config_cuts_the_vocabulary(tmp_path):
     assert all(p[0] == pytest.approx(-math.log(300), abs=1e-5) for p in rollout.logps)
 
 
-def test_top_k_and_top_p_cut_the_draw_and_not_the_log_prob(folders):
-    """Evaluation may cut the tail; the log-probs stay those of the full softmax, or a KL from them would be too small.
-
-    top_k 5 draws the five likeliest in their proportions; top_p .5 the smallest set whose mass reaches .5.
-    """
-    model, tokenizer = load(folders["llama"])
-    probs = first_probs(model)
-    order = probs.argsort(descending=True)
-    n_nucleus = int((probs[order].cumsum(0) < 0.5).sum()) + 1
-    for options, size in (({"top_k": 5}, 5), ({"top_p": 0.5}, n_nucleus), ({"top_k": 3, "top_p": 0.99}, 3)):  # fmt: skip
-        counts, rollout = first_tokens(model, tokenizer, 4000, **options)
-        kept = torch.zeros(300).bool()
-        kept[order[:size]] = True
-        assert counts[~kept].sum() == 0 and (counts[kept] > 0).all()
-        assert abs(chi_square(counts[kept], probs[kept] / probs[kept].sum())) < 4
-        for ids, logps in zip(rollout.response_ids[:50], rollout.logps):
-            assert logps[0] == pytest.approx(probs[ids[0]].log().item(), abs=2e-5)
-
-
 def test_inverse_cdf_by_hand():
-    """p = (0, .5, .3, .2): u < .5 draws token 1, u < .8 token 2, else 3; token 0 is never drawn, not even by u = 0.
-
-    top_k 2 leaves (.625, .375); top_p .75 leaves the same two, since .5 < .75 <= .8.
-    """
+    """p = (0, .5, .3, .2): u < .5 draws token 1, u < .8 token 2, else 3; token 0 is never drawn, not even by u = 0."""
     probs = torch.tensor([0.0, 0.5, 0.3, 0.2], dtype=torch.float64)
     u = torch.tensor([0.0, 0.49, 0.51, 0.79, 0.81, 1 - 2**-53], dtype=torch.float64)
-    logits = probs.log().expand(6, 4)
-    assert common._draw(logits, u, 1.0, 0).tolist() == [1, 1, 2, 2, 3, 3]
-    u = torch.tensor([0.0, 0.62, 0.63, 0.99, 0.5, 0.7], dtype=torch.float64)
-    for cut in ((1.0, 2), (0.75, 0)):
-        assert common._draw(logits, u, *cut).tolist() == [1, 1, 2, 2, 1, 2]
-    assert common._draw(logits, u, 1e-9, 0).tolist() == [1] * 6, "at least one token is left"
-    assert common._draw(logits[:2], u[:2], 1.0, 99).tolist() == [
-        1,
-        2,
-    ]  # u = .62 lies between .5 and .8
+    assert common._draw(probs.log().expand(6, 4), u).tolist() == [1, 1, 2, 2, 3, 3]
 
 
 # ---- the same row whatever happens around it ----
@@ -379,19 +283,17 @@ def test_dropout_is_off_while_sampling(tmp_path):
     assert teacher_forced(model, a) < 2e-5
 
 
-def test_wrapped_models_and_adapters_sample(folders):
-    """A compiled wrapper is looked through; with an adapter it is the adapted policy that is drawn, and off it is not."""
+def test_adapters_sample(folders):
+    """With an adapter it is the adapted policy that is drawn, and off it is not."""
     model, tokenizer = load(folders["llama"])
     base = common.sample(model, tokenizer, PROMPTS, max_new_tokens=6).response_ids
-    compiled = common.sample(torch.compile(model), tokenizer, PROMPTS, max_new_tokens=6)
-    assert compiled.response_ids == base
-    common.add_lora(model, 4)
+    lora.add_lora(model, 4)
     for name, weight in model.named_parameters():
         if "lora_B" in name:
             weight.data.normal_(std=0.3, generator=torch.Generator().manual_seed(len(name)))
     adapted = common.sample(model, tokenizer, PROMPTS, max_new_tokens=6)
     assert adapted.response_ids != base and teacher_forced(model, adapted) < 5e-5
-    with common.adapter_off(model):
+    with lora.adapter_off(model):
         assert common.sample(model, tokenizer, PROMPTS, max_new_tokens=6).response_ids == base
 
 
@@ -464,24 +366,42 @@ def test_the_action_mask_ends_with_the_end(folders):
 
 
 @pytest.mark.parametrize("family", ["gpt2", "opt", "llama"])
-def test_rows_beyond_the_positions_are_refused(family, tmp_path):
+def test_prompts_beyond_the_positions_are_cut(family, tmp_path, capsys):
     """GPT-2 has no row 33 in a table of 32 positions: an IndexError (on a GPU a crash) in the middle of a run.
 
-    28 + 4 fits; 28 + 5 is refused with both numbers and what would fit.
+    28 tokens and 4 fit, and nothing is said; with 5 the last 27 are kept, as `encode_prompt` cuts them, of text and of
+    messages too. The other prompts and their draws stay. Of several rollouts the first one says it, in one line.
     """
     model, tokenizer = load(tiny_model(family, tmp_path, max_position_embeddings=32))
-    prompt = list(range(30, 58))
-    assert len(common.sample(model, tokenizer, [prompt], max_new_tokens=4, seed=1).response_ids[0]) <= 4  # fmt: skip
-    with pytest.raises(UserError, match=r"--max-new-tokens 5.*28.*32 positions.*--max-new-tokens 4"):  # fmt: skip
-        common.sample(model, tokenizer, [[20], prompt], max_new_tokens=5)
+    ids, last = list(range(30, 58)), {"role": "user", "content": "Which fits?"}
+    text = "Assess this candidate. Row 7, with costs, audits and kafka."
+    turns = [{"role": "user", "content": text}, {"role": "assistant", "content": "no"}, last]
+    draw = lambda prompts, most: common.sample(model, tokenizer, prompts, 2, most, seed=1)  # noqa: E731
+    alone = draw([[20]], 5)
+    whole = draw([[20], ids], 4)
+    assert whole.prompt_ids[2] == ids and capsys.readouterr().out == ""
+    cut = draw([[20], ids, text, turns], 5)
+    said = "3 of 4 prompts cut to 27 tokens, to fit the model's positions\n"
+    assert capsys.readouterr().out == said
+    assert cut.prompt_ids[0] == [20] and cut.prompt_ids[2] == ids[1:]
+    assert cut.prompt_ids[4] == tokenizer.encode(text)[-27:]
+    assert cut.prompt_ids[6] == common.encode_prompt(tokenizer, [last]), "whole turns go first"
+    assert cut.response_ids[:2] == alone.response_ids and len(cut.texts) == 8
+    assert max(map(len, cut.response_ids)) == 5 and teacher_forced(model, cut) < 2e-5
+    assert draw([ids], 5).prompt_ids == [ids[1:]] * 2 and capsys.readouterr().out == ""
+    assert draw([ids], 31).prompt_ids == [ids[-1:]] * 2
+    for most in (32, 100):
+        with pytest.raises(UserError, match=f"--max-new-tokens {most}: .* 32 positions") as caught:
+            draw([ids], most)
+        assert "\n" not in str(caught.value)
 
 
-def test_a_family_without_a_cache_is_refused(tmp_path):
+def test_a_family_without_a_cache_is_refused():
     """Mamba keeps its state elsewhere: decoded one token at a time without it, every token is the first, in silence."""
     tokenizer = tiny_tokenizer()
     config = AutoConfig.for_model("mamba", vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=2, state_size=4)  # fmt: skip
     model = AutoModelForCausalLM.from_config(config).eval()
-    with pytest.raises(UserError, match="mamba: no key-value cache"):
+    with pytest.raises(UserError, match="--model: .* no key-value cache"):
         common.sample(model, tokenizer, [[20, 21]], max_new_tokens=3)
 
 
@@ -498,13 +418,13 @@ def test_no_work_is_done_twice(family, folders, monkeypatch):
     model, tokenizer = load(folders[family], MANY_ENDS)
     shapes, addresses, heads = [], [], []
 
-    def before(module, args, kwargs):
+    def after(module, args, kwargs, output):
         shapes.append(tuple(kwargs["input_ids"].shape))
         layers = kwargs["past_key_values"].layers
         if len(shapes) > 1:
             addresses.append([x.untyped_storage().data_ptr() for layer in layers for x in (layer.keys, layer.values)])  # fmt: skip
 
-    model.base_model.register_forward_pre_hook(before, with_kwargs=True)
+    model.base_model.register_forward_hook(after, with_kwargs=True)
     model.get_output_embeddings().register_forward_hook(lambda m, i, o: heads.append(len(o)))
     rollout = common.sample(model, tokenizer, PROMPTS, n=6, max_new_tokens=12, seed=2)
     lengths = [len(r) for r in rollout.response_ids]

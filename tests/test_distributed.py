@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -29,6 +30,8 @@ import reward_train
 import sft
 from common import UserError
 from conftest import REPO
+from parts import files, old_runs, parallel
+from parts.runs import Run
 from test_agent import ECHO
 from test_grpo_judge import TEXT, Rule, vowel, vowel_score
 from tiny import pair_rows, tiny_model, tiny_reward_model, write_pairs, write_rows
@@ -49,7 +52,8 @@ QUIET = [
 RUNNER = """
 import importlib, json, sys
 sys.path[:0] = json.loads(sys.argv[1])
-import common, torch
+import torch
+from parts import files
 
 torch.set_num_threads(1)
 
@@ -58,22 +62,25 @@ def main():
         code = importlib.import_module(stage).main(argv)
         assert code in (None, 0), (stage, code)
 
-common.run(main)
+files.command(main)
 """
 
 
 UNUSED = """
-import argparse, common, torch
+import torch
+from parts import parallel
 
 def main(argv):
     weights = torch.nn.ParameterList(torch.full((2, 2), 0.5) for _ in range(3))
-    optimizer = common.make_optimizer(weights, 0.1, weight_decay=0.5)
+    optimizer = torch.optim.AdamW(weights, 0.1, weight_decay=0.5)
     for step in (1, 2, 3):
-        for row in common.share(range(3)):  # the second is used by row 0 of steps 1 and 3, the third never
+        for row in parallel.share(range(3)):  # the second is used by row 0 of steps 1 and 3, the third never
             used = weights[:2] if row == 0 and step != 2 else weights[:1]
             sum((w * (row + 1)).square().sum() for w in used).backward()
-        common.clip_and_step(weights, optimizer, None, argparse.Namespace(max_grad_norm=1e9), 0.0, str)
-    if not common.rank():
+        parallel.add_up_gradients(list(weights))
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    if not parallel.rank():
         torch.save(weights.state_dict(), argv[0])
 """
 
@@ -130,14 +137,14 @@ def command(name, world, out, *flags):
     if stage in ("reward_train", "dpo"):
         argv += ["--pairs", world["pairs"], "--eval-pairs", world["held"], "--batch-size", 5, "--micro-tokens", 150]  # fmt: skip
     if stage == "dpo":
-        argv += ["--prompts", world["held"], "--reward-model", world["reward"], "--nll-coef", 0.1, "--ref-cache", "none"]  # fmt: skip
+        argv += ["--prompts", world["held"], "--reward-model", world["reward"], "--nll-coef", 0.1]  # fmt: skip
     if stage == "ppo":
         argv += ["--prompts", world["pairs"], "--eval-fraction", 0.3, "--rollouts", 4, "--batch-size", 3, "--ppo-epochs", 2, "--kl-target", 2, "--kl-horizon", 100, *QUIET]  # fmt: skip
         argv += ["--reward-model", world["reward"], "--critic", kind]
     if stage == "grpo_rubric":
         argv += ["--data", world["judged" if kind else "rubrics"], "--group-size", 2, "--groups-per-batch", 3, "--num-substeps", 2, "--beta", 0.05, *QUIET]  # fmt: skip
         argv += ["--judge-base-url", world["judge"], "--judge-model", "rule", "--judge-price", "1,1", "--reward", "rubric", "--reward", "ruler"] if kind else []  # fmt: skip
-    argv += ["--lora-rank", 2, "--lora-dropout", 0] if kind == "lora" else []
+    argv += ["--lora-rank", 2] if kind == "lora" else []
     if stage == "grpo_agent":
         argv += ["--env", f"{Path(world['pairs']).parent / 'env.py'}:Echo", "--group-size", 2, "--groups-per-batch", 3, "--val-episodes", 3, "--test-episodes", 3, *QUIET]  # fmt: skip
     return stage, [*map(str, argv), *map(str, flags)]
@@ -145,6 +152,7 @@ def command(name, world, out, *flags):
 
 NAMES = ["sft", "reward_train", "dpo", "dpo-lora", "ppo-rm", "ppo-shared", "grpo_rubric", "grpo_rubric-judge", "grpo_agent"]  # fmt: skip
 SHARDED = ["sft", "reward_train", "dpo", "ppo-rm", "grpo_rubric", "grpo_agent"]
+MOVING = ["dpo", "ppo-rm"]  # stopped, and resumed by another number of ranks
 
 
 @pytest.fixture(scope="module")
@@ -156,16 +164,18 @@ def runs(folder):
     jobs = [command(name, world, out, *(["--fsdp"] if how == "fsdp" else [])) for (name, how), out in outs.items() if how != "one"]  # fmt: skip
     alone = [command(name, world, out) for (name, how), out in outs.items() if how == "one"]
     # begun here, ended there: one process, then two with shards; two with shards, then one
-    outs |= {("ppo-rm", how): home / how / "ppo" for how in ("one-two", "two-one")}
-    alone += [command("ppo-rm", world, outs["ppo-rm", "one-two"], "--stop-after", 2)]
-    jobs += [command("ppo-rm", world, outs["ppo-rm", "one-two"], "--resume", "--fsdp")]
-    jobs += [command("ppo-rm", world, outs["ppo-rm", "two-one"], "--stop-after", 2, "--fsdp")]
+    for name in MOVING:
+        outs |= {(name, how): home / how / name for how in ("one-two", "two-one")}
+        alone += [command(name, world, outs[name, "one-two"], "--stop-after", 2)]
+        jobs += [command(name, world, outs[name, "one-two"], "--resume", "--fsdp")]
+        jobs += [command(name, world, outs[name, "two-one"], "--stop-after", 2, "--fsdp")]
     for stage, argv in alone:
         assert STAGES[stage].main(argv) in (None, 0)
     (home / "unused_weights.py").write_text(UNUSED)
     run_on_two([*jobs, ("unused_weights", [home / "two" / "unused.pt"])], home)
-    stage, argv = command("ppo-rm", world, outs["ppo-rm", "two-one"], "--resume")
-    assert STAGES[stage].main(argv) in (None, 0)
+    for name in MOVING:
+        stage, argv = command(name, world, outs[name, "two-one"], "--resume")
+        assert STAGES[stage].main(argv) in (None, 0)
     return outs
 
 
@@ -224,7 +234,7 @@ def test_a_weight_that_no_rank_used_stays(runs, folder):
     """One process skips a weight without gradient: no decay, no step by its moments. Filled with zeros for the sum over the ranks
     it would have both: the third weight here, never used, would decay from .5 to .43 in three steps."""
     home = folder[0]
-    common.load_function(f"{home / 'unused_weights.py'}:main", "--test")([home / "unused.pt"])
+    files.load_function(f"{home / 'unused_weights.py'}:main", "--test")([home / "unused.pt"])
     alone, two = (torch.load(path) for path in (home / "unused.pt", home / "two" / "unused.pt"))
     for key in alone:
         torch.testing.assert_close(two[key], alone[key], rtol=1e-6, atol=1e-6)
@@ -233,10 +243,11 @@ def test_a_weight_that_no_rank_used_stays(runs, folder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["one-two", "two-one"])
-def test_resume_on_another_number_of_ranks(how, runs):
-    """A checkpoint holds whole weights and whole optimiser states, and draws come from (seed, step, row): PPO with two
-    optimisers and a KL coefficient that moves goes on as if nothing had happened."""
-    assert_near(runs["ppo-rm", how], runs["ppo-rm", "one"])
+@pytest.mark.parametrize("name", MOVING)
+def test_resume_on_another_number_of_ranks(name, how, runs):
+    """A checkpoint holds whole weights and whole optimiser states, and draws come from (seed, step, row): DPO, and PPO with
+    two optimisers and a KL coefficient that moves, go on as if nothing had happened."""
+    assert_near(runs[name, how], runs[name, "one"])
 
 
 @pytest.mark.slow
@@ -290,7 +301,7 @@ def test_one_rank_is_stopped_then_one_is_killed(folder, tmp_path):
     last = rows(out)[-1]["step"]
     assert f"stopped after step {last}" in said, said[-3000:]
     assert [f.name for f in (out / "checkpoint").iterdir()] == [f"step-{last:07d}"]
-    assert said.count("preflight  loss") == 1, "rank 0 alone prints"
+    assert said.count("preflight  our loss") == 1, "rank 0 alone prints"
 
     run = torchrun("sft.py", *argv, "--resume")
     wait_for(lambda: rows(out)[-1]["step"] > last or run.poll() is not None)
@@ -303,21 +314,10 @@ def test_one_rank_is_stopped_then_one_is_killed(folder, tmp_path):
 # ---- what is refused, and one process ----
 
 
-@pytest.mark.parametrize(
-    "stage, flags", [(ppo, ["--reward-fn", "f.py:f"]), (grpo_rubric, []), (grpo_agent, [])]
-)
-def test_compiled_decoding_has_no_shards(stage, flags):
-    """A graph is recorded with weights at fixed addresses; shards come and go. Refused before anything is loaded."""
-    with pytest.raises(UserError, match="--compile: not with --fsdp"):
-        stage.parse_args([*flags, "--compile", "--fsdp"])
-
-
 def test_shards_need_torchrun(folder, tmp_path):
     """`python sft.py --fsdp` would quietly train a whole copy."""
     stage, argv = command("sft", folder[1], tmp_path / "run", "--fsdp")
-    with pytest.raises(
-        UserError, match="--fsdp: shards the weights over the processes of torchrun"
-    ):
+    with pytest.raises(UserError, match="--fsdp splits .*weights .* and this is one process"):
         sft.main(argv)
     assert not (tmp_path / "run").exists()
 
@@ -325,46 +325,38 @@ def test_shards_need_torchrun(folder, tmp_path):
 def test_what_cannot_be_sharded_is_said(folder):
     """Adapters, fp16's scaler and a value head beside the policy have no place in the shards: one line, not a wrong gradient."""
     model = common.load_policy(folder[1]["model"], lora_rank=2)
-    with pytest.raises(UserError, match="--fsdp: works on full weights in bf16 or fp32"):
-        common.shard(model)
+    with pytest.raises(UserError, match="--fsdp: full weights in bf16 or fp32 only"):
+        parallel.shard(model)
     model = common.load_policy(folder[1]["model"], dtype=torch.float16)
-    with pytest.raises(UserError, match="--fsdp: works on full weights in bf16 or fp32"):
-        common.shard(model)
+    with pytest.raises(UserError, match="--fsdp: full weights in bf16 or fp32 only"):
+        parallel.shard(model)
     args = argparse.Namespace(critic="shared", fsdp=True)
     with pytest.raises(UserError, match="--fsdp: the head of --critic shared"):
         ppo.load_critic(args, model, None, None, None, {})
 
 
-def test_dropout_is_tied_to_the_number_of_ranks(folder, tmp_path):
-    """--lora-dropout is the one draw that comes from a process's own generator: such a run goes on with as many processes."""
-    _, argv = command("sft", folder[1], tmp_path / "run", "--lora-rank", 2, "--lora-dropout", 0.1)
-    assert sft.main([*argv, "--stop-after", "1"]) == 0
-    file = tmp_path / "run" / "checkpoint" / "step-0000001" / "state.pt"
-    state = torch.load(file, weights_only=True)
-    state["rng"] *= 2  # as two processes would have left it
-    torch.save(state, file)
-    with pytest.raises(UserError, match="generator of each of 2 processes, now there are 1"):
-        sft.main([*argv, "--resume"])
-
-
 def test_one_process_is_left_as_it_is():
     """Without torchrun every helper hands back what it was given: the same objects, the same kinds of number."""
     rows, parts = list(range(7)), common.micro_batches(range(7), [3] * 7, 6)
-    assert common.share(rows) is rows and common.gather(rows, rows) == rows
-    assert common.all_sum(3) == 3 and common.all_sum(1, 2.5) == (1, 2.5) == common.all_max(1, 2.5)
-    assert [p.tolist() for p in common.rank_batches(None, range(7), [3] * 7, 6)] == [p.tolist() for p in parts]  # fmt: skip
-    assert common.from_rank_0(rows) is rows and (common.rank(), common.world()) == (0, 1)
+    assert parallel.share(rows) is rows and parallel.gather(rows, rows) == rows
+    assert parallel.all_sum(3) == 3 and parallel.all_sum(1, 2.5) == (1, 2.5) == parallel.all_max(
+        1, 2.5
+    )
+    assert [p.tolist() for p in old_runs.rank_batches(None, range(7), [3] * 7, 6)] == [p.tolist() for p in parts]  # fmt: skip
+    run = SimpleNamespace(args=SimpleNamespace(micro_tokens=6), state={})
+    assert [p.tolist() for p in Run.micro_batches(run, range(7), [3] * 7)] == [p.tolist() for p in parts]  # fmt: skip
+    assert parallel.from_rank_0(rows) is rows and (parallel.rank(), parallel.world()) == (0, 1)
 
 
 @pytest.mark.parametrize("world", [2, 3, 5])
 @pytest.mark.parametrize("n, group", [(7, 1), (12, 4), (2, 1)])
 def test_shares_are_all_rows_once_and_groups_whole(world, n, group, monkeypatch):
     """What the ranks take is every row, none twice; the answers of a group stay on one rank, for their mean is its baseline."""
-    monkeypatch.setattr(common, "world", lambda: world)
+    monkeypatch.setattr(parallel, "world", lambda: world)
     shares = []
     for rank in range(world):
-        monkeypatch.setattr(common, "rank", lambda rank=rank: rank)
-        shares.append(common.share(range(n), group))
+        monkeypatch.setattr(parallel, "rank", lambda rank=rank: rank)
+        shares.append(parallel.share(range(n), group))
     assert sorted(i for part in shares for i in part) == list(range(n))
     owner = {i: rank for rank, part in enumerate(shares) for i in part}
     assert all(owner[i] == owner[i // group * group] for i in range(n))

@@ -28,6 +28,7 @@ import torch
 import common
 import evaluate
 from conftest import REPO, browser_or_skip
+from parts import files, old_runs
 from test_annotate import Rater, Server
 from test_grpo_judge import Rule
 from test_house import flags_of, metric_rows, reads_of
@@ -133,8 +134,8 @@ def out_of(line):
 
 def reader_files(copy):
     """What the pages call mine: pairs, prompts, a score, rubrics, ratings, answers, people, a role and candidates."""
-    pairs = list(common.read_jsonl(REPO / "data/prefs_train.jsonl"))[:400:20]
-    prompts = list(common.read_jsonl(REPO / "data/prompts.jsonl"))[:1600:100]
+    pairs = list(files.read_jsonl(REPO / "data/prefs_train.jsonl"))[:400:20]
+    prompts = list(files.read_jsonl(REPO / "data/prompts.jsonl"))[:1600:100]
     write_rows(copy / "mine.jsonl", [{k: row[k] for k in ("prompt", "chosen", "rejected")} for row in pairs])  # fmt: skip
     write_rows(copy / "few_pairs.jsonl", pairs)
     write_rows(copy / "my_prompts.jsonl", [{"prompt": row["prompt"]} for row in prompts])
@@ -273,7 +274,7 @@ def test_what_cannot_run_is_parsed():
         if words[0] == "torchrun":
             launch = get_args_parser().parse_args(words[1:])
             flags = launch.training_script_args
-            if "--fsdp" not in inspect.getsource(common.add_run_arguments):
+            if "--fsdp" not in inspect.getsource(old_runs.add_run_arguments):
                 flags = [flag for flag in flags if flag != "--fsdp"]
             assert module(launch.training_script).parse_args(flags).model, line
         elif words[0] == "make":
@@ -473,7 +474,7 @@ def test_a_trained_weight_has_sixteen_bytes(llama_folder):
     """fp32 master, gradient, two moments: counted on a model after a step of the trainers' own optimiser. Adapters of
     rank 4 have as many weights as the arithmetic says."""
     model = common.load_policy(llama_folder)
-    optimizer = common.make_optimizer(model, 1e-3)
+    optimizer = old_runs.make_optimizer(model, 1e-3)
     model(input_ids=torch.arange(9)[None]).logits.sum().backward()
     optimizer.step()
     held = [p for p in model.parameters()] + [p.grad for p in model.parameters()]
@@ -498,7 +499,7 @@ def test_activations_are_what_autograd_keeps():
     def kept(layers, checkpoint):
         model, _ = small_qwen(layers)
         args = SimpleNamespace(grad_checkpoint=checkpoint, fsdp=False)
-        common.prepare_training(model, args)
+        old_runs.prepare_training(model, args)
         own = {p.untyped_storage().data_ptr() for p in model.parameters()}
         seen, alive = {}, []
 
@@ -560,7 +561,7 @@ def test_metrics_page_is_the_log_of_the_agents(llama_folder, tmp_path, monkeypat
                 "--group-size", "2", "--groups-per-batch", "2", "--val-episodes", "2", "--test-episodes", "0", "--eval-every", "1",
                 "--max-new-tokens", "6", "--max-length", "256", *more, *flags,
             ])  # fmt: skip
-        logged |= {key for row in common.read_jsonl(out / "metrics.jsonl") for key in row}
+        logged |= {key for row in files.read_jsonl(out / "metrics.jsonl") for key in row}
     named = {r"env/baseline/.*": "env/baseline/<name>", r"env/baseline_reward/.*": "env/baseline_reward/<name>",
              r"env/fault/.*": "env/fault/<kind>", r"env/kind/.*": "env/kind/<kind>"}  # fmt: skip
     for pattern, name in named.items():

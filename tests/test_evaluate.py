@@ -565,6 +565,21 @@ def leaves(value):
             yield from leaves(item)
 
 
+def test_a_prompt_longer_than_the_model(world, tmp_path, capsys):
+    """GPT-2 with 24 positions beside one with 40: both are asked the same, prompts cut so that an answer of 12 tokens fits the
+    smaller one, and the KL to the first reads the same cut prompts."""
+    models = {
+        name: tiny.tiny_model("gpt2", tmp_path, seed=i, max_position_embeddings=n)
+        for i, (name, n) in enumerate((("a", 40), ("b", 24)))
+    }
+    evaluate.main(command(world | models, tmp_path / "out"))
+    assert "24 of 24 prompts cut to 12 tokens" in capsys.readouterr().out
+    assert report_of(tmp_path / "out")["models"][1]["kl"]["value"] > 0
+    make = ["human", "make", "--a", models["a"], "--b", models["b"], "--prompts", world["prompts"]]
+    evaluate.main([*make, "--split", "test", "--n", "2", "--max-new-tokens", "6", "--out", str(tmp_path / "h")])  # fmt: skip
+    assert "2 of 2 prompts cut to 18 tokens" in capsys.readouterr().out
+
+
 @pytest.fixture(scope="module")
 def compared_models(world, tmp_path_factory):
     out = tmp_path_factory.mktemp("out") / "report"
@@ -756,7 +771,7 @@ def judge_pairs(monkeypatch, tmp_path, score, rows):
         lengths = [[len(answer[-1]["content"]) for answer in answers] for _, *answers in items]
         return np.array([[score(n) for n in pair] for pair in lengths], float), np.array(lengths)
 
-    monkeypatch.setattr(common, "reward_scorer", lambda folder, **settings: (scores, None))
+    monkeypatch.setattr(evaluate, "raw_scorer", lambda folder, args: scores)
     evaluate.main(["reward", "--reward-model", "rm", "--pairs", pairs, "--out", str(out)])
     return report_of(out)
 

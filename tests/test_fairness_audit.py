@@ -15,7 +15,6 @@ import pytest
 
 import fairness
 import judge
-from common import UserError
 from conftest import REPO
 from fairness import (
     benjamini_hochberg,
@@ -40,6 +39,7 @@ from fairness import (
     text_measures,
     two_proportion_z,
 )
+from parts.files import UserError
 
 FORBIDDEN = re.compile("complian|certified|lawful|illegal|bias-free", re.I)  # section 1.4
 

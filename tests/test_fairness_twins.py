@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import fairness
-from common import UserError
 from conftest import REPO, browser_or_skip
 from fairness import (
     ARMS,
@@ -32,6 +31,7 @@ from fairness import (
     twin_verdict,
     win_rate,
 )
+from parts.files import UserError
 
 OPTIONS = argparse.Namespace(delta=0.1, draws=200, permutations=400, seed=0)
 FORBIDDEN = re.compile("complian|certified|lawful|illegal|bias-free", re.I)  # section 1.4
@@ -439,7 +439,7 @@ BAD = [
 
 @pytest.mark.parametrize("files, argv, said", BAD)
 def test_bad_input_is_one_line(tmp_path, reward_folder, files, argv, said):
-    """F12. One line that names flag, file and line, and says what was expected; status 2 comes from common.run."""
+    """F12. One line that names flag, file and line, and says what was expected; status 2 comes from files.command."""
     names, twins = names_file(tmp_path / "n.csv"), twins_file(tmp_path / "t.jsonl")
     for name, text in files.items():
         (tmp_path / {"names": "n.csv", "twins": "t.jsonl"}[name]).write_text(text)

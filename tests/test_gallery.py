@@ -1,7 +1,7 @@
-"""docs/gallery.md invites the reader to guess which test catches which slip: it must show the slips that the tests make.
+"""docs/gallery.md asks the reader to guess which test catches which slip: it must show the slips that the tests make.
 
-A page of patches that was written once is wrong after the next edit of a stage, and nobody tells. Here every patch is
-made again from the row of tests/test_mutations.py and the stage's source, and the page must hold just these.
+A page of patches is wrong after the next edit of the code, and nothing says so. Here every patch is made again from the
+row of tests/test_mutations.py and the source, and the page must hold exactly these.
 """
 
 import re
@@ -19,9 +19,9 @@ ENTRY = re.compile(
 
 
 def hunk(stage, line, broken):
-    """The patch of a mutation: the whole lines of the stage that hold `line`, and the same lines with it broken."""
+    """The patch of a mutation: the whole lines of the file that hold `line`, and the same lines with it broken."""
     source = (REPO / f"{stage}.py").read_text(encoding="utf-8")
-    assert source.count(line) == 1, f"{stage}.py: {line!r} stands there {source.count(line)} times"
+    assert source.count(line) == 1, f"{stage}.py: {line!r} is there {source.count(line)} times"
     start = source.index(line)
     first = source.rfind("\n", 0, start) + 1
     last = source.index("\n", start + len(line.rstrip("\n")) - 1)
@@ -41,7 +41,7 @@ def expected():
 
 
 def test_the_page_shows_the_mutations_and_nothing_else():
-    """Both ways, in order and numbered as the tests are: each patch equals the one made from the stage as it is today, so its
+    """Both ways, in order and numbered as the tests are: each patch equals the one made from the file as it is today, so its
     "-" lines are found there; the test that the answer names is the one that turns red."""
     shown = [(patch, check) for _, _, _, patch, check, _ in ENTRY.findall(PAGE)]
     wanted = expected()
@@ -67,14 +67,10 @@ def test_every_answer_says_why_and_every_link_leads_somewhere():
 
 
 def test_a_patch_holds_whole_lines():
-    """The patch maker on a real row: one line taken away, one put in, both without the stage's indent."""
-    row = next(
-        row
-        for row in GALLERY
-        if row[1].startswith("z = beta * (chosen") and "rejected_logratios - chosen" in row[2]
-    )
+    """The patch maker on a real row: one line taken away, one put in, both without the file's indent."""
+    row = next(row for row in GALLERY if row[0] == "parts/lora")
     patch = hunk(*row[:3]).splitlines()
-    assert patch[:2] == ["--- dpo.py", "+++ dpo.py"]
-    assert [x[0] for x in patch[2:]] == ["-", "+"] and patch[2].startswith("-z = beta")
+    assert patch[:2] == ["--- parts/lora.py", "+++ parts/lora.py"]
+    assert patch[2:] == ["-module.lora_on = False", "+module.lora_on = True"]
     with pytest.raises(AssertionError, match="0 times"):
         hunk("dpo", "a line that nobody wrote", "pass")

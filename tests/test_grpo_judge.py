@@ -25,10 +25,10 @@ from safetensors.torch import load_file
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-import common
 import grpo_rubric
 import judge
 from conftest import REPO
+from parts import files
 from tiny import tiny_model, write_rows
 
 slow = pytest.mark.slow
@@ -280,7 +280,7 @@ def test_validation_may_have_a_judge_of_its_own(uniform, texts, tmp_path):
         share = sum("same_answer" in r["flags"] for r in group) / 16
         assert share == row["text/same_answer"]
     with pytest.raises(SystemExit) as stop:
-        common.run(lambda: run(uniform, texts["text"], tmp_path / "no", server, *flags, "--val-metric", "checks"))  # fmt: skip
+        files.command(lambda: run(uniform, texts["text"], tmp_path / "no", server, *flags, "--val-metric", "checks"))  # fmt: skip
     assert stop.value.code == 2
 
 
@@ -541,8 +541,9 @@ CHILD = """
 import sys, torch
 sys.path[:0] = [sys.argv[1]]
 torch.set_num_threads(1)
-import common, grpo_rubric
-common.run(lambda: grpo_rubric.main(sys.argv[2:]))
+import grpo_rubric
+from parts import files
+files.command(lambda: grpo_rubric.main(sys.argv[2:]))
 """
 
 

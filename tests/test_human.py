@@ -15,8 +15,9 @@ import pytest
 import annotate
 import common
 import evaluate
-from common import UserError
 from evaluate import compare_votes, human_items, majority_agreement, unblind, wilson
+from parts import files
+from parts.files import UserError
 from test_annotate import Rater, client_post
 from tiny import pair_rows, tiny_model, tiny_tokenizer, write_rows
 
@@ -376,7 +377,7 @@ def vote_all(folder, raters, **options):
 
 
 def written_by(folder, model):
-    rows = common.read_jsonl(folder / "samples.jsonl")
+    rows = files.read_jsonl(folder / "samples.jsonl")
     return {row["response"] for row in rows if row["model"] == model}
 
 
@@ -512,7 +513,7 @@ def test_reward_model_and_judge_beside_the_majority(voted, reward_folder, models
     assert asked["agreement"]["n"] == len(clear) == machine["agreement"]["n"]
     assert asked["agreement"]["value"] == pytest.approx(np.mean(list(clear.values())), abs=1e-6)
     score = common.reward_function(reward_folder)
-    items = {row["id"]: row for row in common.read_jsonl(voted / "items.jsonl")}
+    items = {row["id"]: row for row in files.read_jsonl(voted / "items.jsonl")}
     right = 0
     for name, is_a in clear.items():
         x, z = (score([items[name]["prompt"]], [items[name][k][0]["content"]])[0] for k in "ab")
@@ -551,7 +552,7 @@ def refused(argv, capsys):
     """The one line on stderr of a command that ends with status 2."""
     capsys.readouterr()
     with pytest.raises(SystemExit) as stop:
-        common.run(lambda: evaluate.main(argv))
+        files.command(lambda: evaluate.main(argv))
     error = capsys.readouterr().err
     assert stop.value.code == 2 and error.count("\n") == 1 and error.startswith("error: "), error
     return error
@@ -611,11 +612,11 @@ SCORE = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("files, words", SCORE)
-def test_score_refuses_in_one_line(tmp_path, capsys, files, words):
+@pytest.mark.parametrize("held, words", SCORE)
+def test_score_refuses_in_one_line(tmp_path, capsys, held, words):
     """No log, no key, a key that is none, a log without a vote: one line with the flag and what is expected, status 2, and no
     report that says 0 of 0."""
-    for name, text in files.items():
+    for name, text in held.items():
         (tmp_path / name).write_text(text)
     argv = ["human", "score", "--votes", str(tmp_path / "votes.jsonl"), "--out", str(tmp_path / "out")]  # fmt: skip
     assert re.search(words, refused(argv, capsys))

@@ -20,9 +20,9 @@ from types import SimpleNamespace
 import pytest
 
 import judge
-from common import UserError
 from conftest import REPO
 from judge import Call, Criterion, Judge, grade_answers, read_rubrics
+from parts.files import UserError
 
 KEY = "sk-test-1234567890abcdef"
 
@@ -1600,7 +1600,7 @@ BAD_ROWS = [
     ({"prompt": " ", "rubrics": ["a"]}, "blank"),
     ({"prompt": 7, "rubrics": ["a"]}, '"prompt"'),
     ({"prompt": [{"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}], "rubrics": ["a"]}, "last message must be the user"),
-    ({"prompt": [{"role": "robot", "content": "u"}], "rubrics": ["a"]}, "unknown role"),
+    ({"prompt": [{"role": "robot", "content": "u"}], "rubrics": ["a"]}, 'each message needs a "role"'),
     ({"prompt": "p"}, "no criterion"),
     ({"prompt": "p", "rubrics": []}, "no criterion"),
     ({"prompt": "p", "rubrics": "a"}, "expected a list"),

@@ -78,8 +78,7 @@ def test_a_policy_tuned_on_biased_votes_is_found_worse(tmp_path):
     assert len(lines) == 2
     audit = "fairness.py twins --before data/tiny-base --after {0}/policy-biased --names-per-cell 10 --resumes 20 --generated-names 2 --generated-resumes 2 --out {0}/twins --fail-on difference"
     for line in (*lines, audit.format(tmp_path)):
-        cache = ["--ref-cache", "none"] if line.startswith("dpo") else []
-        done = subprocess.run([sys.executable, *shlex.split(line), *cache], cwd=REPO, capture_output=True, text=True)  # fmt: skip
+        done = subprocess.run([sys.executable, *shlex.split(line)], cwd=REPO, capture_output=True, text=True)  # fmt: skip
         expected = 1 if line.startswith("fairness") else 0
         assert done.returncode == expected, f"{line}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
     row = change_of(json.loads((tmp_path / "twins" / "report.json").read_text("utf-8")), "policy-biased")  # fmt: skip

@@ -1,10 +1,11 @@
 """The "break it" gallery: one line of a stage is broken, and a named check must turn red.
 
 A test that passes proves little until it has been seen to fail. Each row below is a mutation of one line, applied to a
-copy of the stage's source that is executed as a module; the check it names is a test of this folder or one of the few
-below. As an exercise, cover the last column. A mutation that no longer finds its line fails too: mend the row.
+copy of the source that is executed as a module; the check it names is a test of this folder or one of the few below. As
+an exercise, cover the last column. A mutation that no longer finds its line fails too: correct the row.
 """
 
+import contextlib
 import doctest
 import functools
 import importlib
@@ -17,41 +18,46 @@ import pytest
 import torch
 
 import common
+import dpo
+import parts
 import test_grpo
 import test_ppo
+from parts import files, lora, runs
 from tiny import pair_rows, tiny_model, write_rows
 
 REPO = Path(__file__).resolve().parent.parent
-STAGES = (  # in import order
-    "common", "watch", "judge", "sft", "reward_train", "dpo", "ppo", "grpo_rubric", "grpo_agent", "evaluate", "fairness",
+MODULES = (  # in import order
+    "parts/files", "parts/stats", "parts/parallel", "parts/lora", "parts/shared_prompt", "common", "parts/runs",
+    "parts/old_flags", "parts/old_runs", "watch", "judge", "sft", "reward_train", "dpo", "ppo", "grpo_rubric", "grpo_agent",
+    "evaluate", "fairness",
 )  # fmt: skip
 TEXTS = ["Assess this candidate.", "Role: data engineer, python and sql.", "hold", "Ask: kafka?"]
 
 GALLERY = [
-    # stage, its line, the line broken, what turns red
+    # module, its line, the line broken, what turns red
     # -- DPO: what goes into the formula
     (
         "dpo",
-        "logps = logps.sum(1).view(2, -1)",
-        "logps = logps.mean(1).view(2, -1)",
+        "logps = token_logps(policy, ids, attention_mask, mask, shared=pairs.shared).sum(1)",
+        "logps = token_logps(policy, ids, attention_mask, mask, shared=pairs.shared).mean(1)",
         "test_toy_world.test_the_stage_lands_on_the_optimum",
     ),
     (
-        "dpo",
+        "common",
         "answers = [pairs.chosen[i] for i in indices] + [pairs.rejected[i] for i in indices]",
         "answers = [pairs.rejected[i] for i in indices] + [pairs.chosen[i] for i in indices]",
         "test_toy_world.test_the_stage_lands_on_the_optimum",
     ),
     (
         "dpo",
-        "logps[0], logps[1], ref_chosen, ref_rejected, args.beta",
-        "logps[1], logps[0], ref_rejected, ref_chosen, args.beta",
+        "*logps, *ref, args.beta",
+        "*logps.flip(0), *ref.flip(0), args.beta",
         "test_toy_world.test_the_stage_lands_on_the_optimum",
     ),
     (
         "dpo",
-        "(None, None) if ref_logps is None else ref_logps[:, part].to(model.device)",
-        "(None, None) if ref_logps is None else ref_logps[:, part].flip(0).to(model.device)",
+        "ref_logps[:, part].to(logps.device)",
+        "ref_logps[:, part].flip(0).to(logps.device)",
         "check_preflight",
     ),
     (
@@ -63,26 +69,26 @@ GALLERY = [
     # -- DPO: the formula
     (
         "dpo",
-        "z = beta * (chosen_logratios - rejected_logratios)",
+        "z = chosen_rewards - rejected_rewards",
         "z = beta * (policy_chosen_logps - policy_rejected_logps)",
         "check_preflight",
     ),
     (
         "dpo",
-        "z = beta * (chosen_logratios - rejected_logratios)",
+        "z = chosen_rewards - rejected_rewards",
         "z = beta * (policy_chosen_logps - policy_rejected_logps)",
         "test_toy_world.test_dpo_lands_on_the_optimum",
     ),
     (
         "dpo",
-        "z = beta * (chosen_logratios - rejected_logratios)",
-        "z = beta * (rejected_logratios - chosen_logratios)",
+        "z = chosen_rewards - rejected_rewards",
+        "z = rejected_rewards - chosen_rewards",
         "test_toy_world.test_dpo_lands_on_the_optimum",
     ),
     (
         "dpo",
-        "z = beta * (chosen_logratios - rejected_logratios)",
-        "z = beta / 2 * (chosen_logratios - rejected_logratios)",
+        "z = chosen_rewards - rejected_rewards",
+        "z = (chosen_rewards - rejected_rewards) / 2",
         "test_losses.test_dpo_rewards_golden",
     ),
     (
@@ -122,23 +128,23 @@ GALLERY = [
         "test_losses.test_rewards_are_for_the_log_alone",
     ),
     (
-        "dpo",
-        "if not beta > 0:",
-        "if beta <= 0:",  # NaN passes
-        "test_losses.test_dpo_wrong_arguments",
+        "parts/files",
+        "if above < value < below and value >= at_least:",
+        "if not (value <= above or value >= below or value < at_least):",  # NaN passes, as a β
+        "test_losses.test_wrong_settings",
     ),
     # -- DPO: the loop and its log
     ("dpo", "loss = losses.sum() / len(batch)", "loss = losses.mean()", "check_micro_batches"),
     (
         "dpo",
-        "loss = loss - args.nll_coef * logps[0].sum() / chosen_tokens",
-        "loss = loss - args.nll_coef * logps[0].sum() / lengths[0].sum()",
+        "args.nll_coef * chosen_logps.sum() / chosen_tokens",
+        "args.nll_coef * chosen_logps.sum() / numbers[5].sum()",
         "check_micro_batches",
     ),
     (
         "dpo",
-        "right = ((margins > 0) & ~equal).float() + 0.5 * equal",
-        "right = (margins >= 0).float()",
+        "right = ((margins > 0) & ~equal).double() + 0.5 * equal",
+        "right = (margins >= 0).double()",
         "test_losses.test_equal_margins_count_as_half",
     ),
     # -- PPO: the reward
@@ -211,13 +217,13 @@ GALLERY = [
     ),
     (
         "ppo",
-        "stats or (int(mask.sum()), x.double().sum(), x.double().square().sum())",
-        "stats or (mask.numel(), x.double().sum(), x.double().square().sum())",
+        "totals or (int(mask.sum()), x.double().sum(), x.double().square().sum())",
+        "totals or (mask.numel(), x.double().sum(), x.double().square().sum())",
         "test_ppo.test_whiten_counts_the_actions_only",
     ),
     (
         "ppo",
-        "n, total, squares = stats or (",
+        "n, total, squares = totals or (",
         "n, total, squares = (",  # each rank by its own
         "test_ppo.test_whiten_by_halves_is_the_whole",
     ),
@@ -316,7 +322,7 @@ GALLERY = [
     ),
     (
         "ppo",
-        "with common.adapter_off(reference or model):",
+        "with lora.adapter_off(reference or model):",
         "if True:",  # the reference wears the adapter
         "test_ppo.test_three_models_or_one",
     ),
@@ -347,8 +353,8 @@ GALLERY = [
     ),
     (
         "ppo",
-        "common.set_lr(optimizer, args, done, steps * plan)",
-        "common.set_lr(optimizer, args, step, steps)",
+        "old_runs.set_lr(optimizer, args, done, steps * plan)",
+        "old_runs.set_lr(optimizer, args, step, steps)",
         "test_ppo.test_ragged_tail",
     ),
     (
@@ -543,7 +549,7 @@ GALLERY = [
     ),
     (
         "grpo_rubric",
-        "with torch.no_grad(), common.adapter_off(reference or model):",
+        "with torch.no_grad(), lora.adapter_off(reference or model):",
         "with torch.no_grad():",  # the reference wears the adapter
         "test_grpo.test_lora_reference_is_the_start",
     ),
@@ -581,26 +587,26 @@ GALLERY = [
     # -- the reward model
     (
         "reward_train",
-        "z = chosen_rewards - rejected_rewards - margin",
-        "z = rejected_rewards - chosen_rewards - margin",
+        "z = chosen_rewards - rejected_rewards",
+        "z = rejected_rewards - chosen_rewards",
         "test_toy_world.test_reward_model_recovers_the_reward",
     ),
     (
         "reward_train",
-        "z = chosen_rewards - rejected_rewards - margin",
-        "z = chosen_rewards - rejected_rewards + margin",
+        "z = z - torch.where(tie, 0.0, margin)",
+        "z = z + torch.where(tie, 0.0, margin)",
         "test_losses.test_bradley_terry_golden",
     ),
     (
         "reward_train",
-        "epsilon = torch.where(tie, 0.5, epsilon)",
-        "epsilon = torch.where(tie, 0.0, epsilon)",
+        "epsilon = torch.where(tie, 0.5, label_smoothing)",
+        "epsilon = torch.where(tie, 0.0, label_smoothing)",
         "test_losses.test_bradley_terry_ties_pull_together",
     ),
     (
         "reward_train",
-        "margin = torch.where(tie, 0.0, margin)",
-        "margin = torch.where(tie, 1.0, 1.0) * margin",
+        "z = z - torch.where(tie, 0.0, margin)",
+        "z = z - margin",
         "test_losses.test_bradley_terry_unused_margin_of_a_tie",
     ),
     (
@@ -617,14 +623,14 @@ GALLERY = [
     ),
     (
         "reward_train",
-        "decided = delta[~tie.bool()] if tie is not None else delta",
+        "decided = delta if tie is None else delta[~tie.bool()]",
         "decided = delta",
         "test_losses.test_pair_metrics_leaves_ties_out_and_counts_them",
     ),
     (
         "reward_train",
-        "loss = losses.sum() / len(batch)",
-        "loss = losses.mean()",
+        "run.backward(losses.sum() / len(batch))",
+        "run.backward(losses.mean())",
         "check_micro_batches",
     ),
     (
@@ -636,14 +642,14 @@ GALLERY = [
     # -- log-probs and masks
     (
         "common",
-        "return hidden[:, :-1][response_mask[:, 1:]]",
-        "return hidden[:, 1:][response_mask[:, 1:]]",
+        "hidden_states(model, input_ids, attention_mask)[:, :-1][response_mask[:, 1:]]",
+        "hidden_states(model, input_ids, attention_mask)[:, 1:][response_mask[:, 1:]]",
         "check_one_token_at_a_time",
     ),
     (
         "common",
-        "return hidden[:, :-1][response_mask[:, 1:]]",
-        "return hidden[:, 1:][response_mask[:, 1:]]",
+        "hidden_states(model, input_ids, attention_mask)[:, :-1][response_mask[:, 1:]]",
+        "hidden_states(model, input_ids, attention_mask)[:, 1:][response_mask[:, 1:]]",
         "test_ppo.test_values_stand_one_column_earlier",
     ),
     (
@@ -654,20 +660,20 @@ GALLERY = [
     ),
     (
         "common",
-        "logits = logits / temperature  # (n, V) fp32",
-        "pass",
+        "logits = head_logits(model, hidden) / temperature",
+        "logits = head_logits(model, hidden)",
         "check_ratio_is_one",
     ),
     (
         "common",
-        "logits = logits / (temperature or 1.0)  # (R, V) fp32",
-        "pass",
+        "logits = head_logits(model, hidden) / (temperature or 1.0)",
+        "logits = head_logits(model, hidden)",
         "check_ratio_is_one",
     ),
     (
         "common",
-        "position_ids = positions(mask)",
-        "position_ids = torch.arange(L, device=device)[None].expand(len(distinct), L)",
+        "position_ids=positions(attention_mask) if position_ids is None",
+        "position_ids=torch.arange(input_ids.shape[1]).expand_as(input_ids) if position_ids is None",
         "check_ratio_is_one",
     ),
     (
@@ -684,39 +690,39 @@ GALLERY = [
     ),
     # -- a pair in one row
     (
-        "common",
-        "behind = (row >= b) & (column >= prompt[pair, 0])",
-        "behind = row >= b",  # the first rejected token is read behind the chosen answer
+        "parts/shared_prompt",
+        "after = (row >= b) & (column >= prompt[pair, 0])",
+        "after = row >= b",  # the first rejected token is read after the chosen answer
         "check_shared_prompt",
     ),
     (
-        "common",
+        "parts/shared_prompt",
         "sees = (part[:, None] == 0) | (part[:, None] == part[..., None])",
         "sees = part[:, None] <= part[..., None]",  # the rejected answer sees the chosen one
         "check_shared_prompt",
     ),
     (
-        "common",
+        "parts/shared_prompt",
         "position_ids=position, use_cache=False",
-        "position_ids=s.expand_as(position), use_cache=False",  # positions go on behind the chosen one
+        "position_ids=s.expand_as(position), use_cache=False",  # positions go on after the chosen one
         "check_shared_prompt",
     ),
     (
-        "common",
+        "parts/shared_prompt",
         "sees & (position[..., None] - position[:, None] < window)",
         "sees",  # the window is forgotten
         "check_shared_prompt",
     ),
     (
-        "common",
+        "parts/lora",
         "module.lora_on = False",
         "module.lora_on = True",
         "check_adapter_off_is_the_base",
     ),
     (
         "common",
-        "if a.shape != b.shape:",
-        "if a.numel() != b.numel():",
+        "tuple(t.shape) for name, t in",
+        "t.numel() for name, t in",
         "test_losses.test_shapes_that_differ_are_refused",
     ),
     # -- KL
@@ -752,13 +758,13 @@ GALLERY = [
     ),
     # -- what is added up
     (
-        "common",
+        "ppo",
         "return torch.where(mask, at_least_fp32(x), 0.0).sum() / mask.sum().clamp(min=1)",
         "return torch.where(mask, at_least_fp32(x), 0.0).sum() / mask.sum()",
         "test_losses.test_masked_mean_by_hand",
     ),
     (
-        "common",
+        "ppo",
         "return torch.where(mask, at_least_fp32(x), 0.0).sum() / mask.sum().clamp(min=1)",
         "return (at_least_fp32(x) * mask).sum() / mask.sum().clamp(min=1)",
         "test_losses.test_masked_places_count_for_nothing",
@@ -777,7 +783,7 @@ GALLERY = [
     ),
     (
         "sft",
-        "loss = sft_loss(logps, mask).sum() / trained_tokens",
+        "loss = sft_loss(logps, mask).sum() / trained",
         "loss = sft_loss(logps, mask).sum() / mask.sum()",  # tokens counted per micro-batch
         "check_micro_batches",
     ),
@@ -821,7 +827,7 @@ GALLERY = [
         "check_docstring_examples",
     ),
     (
-        "evaluate",
+        "parts/stats",
         "half = z / (n + z * z) * math.sqrt(k * (n - k) / n + z * z / 4)",
         "half = z / (n + z * z) * math.sqrt(k * (n - k) / n)",
         "check_docstring_examples",
@@ -850,7 +856,7 @@ GALLERY = [
 # ---- the checks that no other file here has in this form ----
 
 
-def batch(common, tokenizer, extra=0):
+def batch(tokenizer, extra=0):
     """Four prompts with answers of 3, 2, 4 and 1 tokens, padded by `extra` more columns than needed."""
     prompts = [common.encode_prompt(tokenizer, text) for text in TEXTS]
     answers = [tokenizer.encode(text)[:n] for text, n in zip(TEXTS[::-1], (3, 2, 4, 1))]
@@ -863,10 +869,10 @@ def batch(common, tokenizer, extra=0):
     )
 
 
-def check_one_token_at_a_time(common, tokenizer, llama_folder):
+def check_one_token_at_a_time(tokenizer, llama_folder):
     """Column t of token_logps is log p(token t | tokens before t), by a loop that feeds one more token at a time."""
     model = common.load_policy(llama_folder, trainable=False)
-    ids, attention_mask, mask = batch(common, tokenizer)
+    ids, attention_mask, mask = batch(tokenizer)
     with torch.no_grad():
         ours = common.token_logps(model, ids, attention_mask, mask)
         for row in range(len(ids)):
@@ -876,8 +882,8 @@ def check_one_token_at_a_time(common, tokenizer, llama_folder):
     assert not ours[~mask].any()
 
 
-def check_shared_prompt(common, dpo, tokenizer, tmp_path):
-    """Both answers behind one prompt have the log-probs that they have in rows of their own; a Mistral with window 8."""
+def check_shared_prompt(tokenizer, tmp_path):
+    """Both answers after one prompt have the log-probs that they have in rows of their own; a Mistral with window 8."""
     model = common.load_policy(tiny_model("mistral", tmp_path, sliding_window=8), trainable=False)
     file = write_rows(tmp_path / "rows.jsonl", pair_rows(4))
     rows = dpo.batch_rows(common.load_pairs([file], tokenizer, 99, False), range(4), 0)
@@ -885,14 +891,14 @@ def check_shared_prompt(common, dpo, tokenizer, tmp_path):
     assert (one - two).abs().max() < 1e-4
 
 
-def check_padding(common, tokenizer, llama_folder, reward_folder):
+def check_padding(tokenizer, llama_folder, reward_folder):
     """Ten more pad tokens change neither a log-prob nor a score."""
     policy = common.load_policy(llama_folder, trainable=False)
     reward_model = common.load_reward_model(reward_folder, tokenizer, trainable=False)
     found = []
     with torch.no_grad():
         for extra in (0, 10):
-            ids, attention_mask, mask = batch(common, tokenizer, extra)
+            ids, attention_mask, mask = batch(tokenizer, extra)
             sums = common.token_logps(policy, ids, attention_mask, mask).sum(1)
             found.append(
                 torch.stack([sums, common.reward_scores(reward_model, ids, attention_mask)])
@@ -900,7 +906,7 @@ def check_padding(common, tokenizer, llama_folder, reward_folder):
     assert (found[0] - found[1]).abs().max() < 1e-4
 
 
-def check_ratio_is_one(common, tokenizer, gpt2_folder):
+def check_ratio_is_one(tokenizer, gpt2_folder):
     """Log-probs of generation = log-probs of rescoring, at temperature .7, prompts of mixed length, positions learned."""
     model = common.load_policy(gpt2_folder, trainable=False)
     rollout = common.sample(model, tokenizer, TEXTS, n=2, max_new_tokens=6, temperature=0.7)
@@ -911,17 +917,17 @@ def check_ratio_is_one(common, tokenizer, gpt2_folder):
     assert ((logps[rows[2]] - drawn).exp() - 1).abs().max() < 1e-4
 
 
-def check_adapter_off_is_the_base(common, tokenizer, llama_folder):
+def check_adapter_off_is_the_base(tokenizer, llama_folder):
     """With LoRA the reference is the policy with its adapter off: the base's own log-probs, and on again afterwards."""
     model = common.load_policy(llama_folder, lora_rank=2)
     for name, weight in model.named_parameters():
         if "lora_B" in name:
             weight.data.fill_(0.1)
-    rows = batch(common, tokenizer)
+    rows = batch(tokenizer)
     with torch.no_grad():
         base = common.token_logps(common.load_policy(llama_folder, trainable=False), *rows)
         on = common.token_logps(model, *rows)
-        with common.adapter_off(model):
+        with lora.adapter_off(model):
             off = common.token_logps(model, *rows)
         assert torch.equal(off, base)
         assert torch.equal(on, common.token_logps(model, *rows)) and (on - base).abs().max() > 0.01
@@ -937,51 +943,49 @@ class Stopped(Exception):
     """Thrown where the first update would happen."""
 
 
-def first_gradient(stage, common, folder, flags):
+def first_gradient(stage, folder, flags):
     """All gradients that a stage's main() holds before its first update, as one vector."""
-    found, real = [], common.clip_and_step
+    found = []
 
-    def catch(model, *_):
-        found.extend(p.grad.flatten() for p in model.parameters() if p.grad is not None)
+    def catch(run, where):
+        found.extend(p.grad.flatten() for p in run.model.parameters() if p.grad is not None)
         raise Stopped
 
-    common.clip_and_step = catch
-    common.StopSignal = bool  # False: this copy installs no signal handlers in the test process
-    try:
-        with pytest.raises(Stopped):
-            stage.main([*flags, "--eval-fraction", "0", "--out", str(folder)])
-    finally:
-        common.clip_and_step = real
+    runs.Run.update = catch  # of this copy
+    runs.stop_signals = lambda: contextlib.nullcontext([0])  # no handlers in the test process
+    with pytest.raises(Stopped):
+        stage.main([*flags, "--eval-fraction", "0", "--out", str(folder)])
     return torch.cat(found)
 
 
 EVERYTHING = 10**6  # tokens: the whole batch in one forward
 
 
-def check_micro_batches(stage, common, llama_folder, reward_folder, tmp_path):
+def check_micro_batches(stage, llama_folder, reward_folder, tmp_path):
     """The gradient of 6 uneven rows is the same in one forward and row by row: divided by the count of the whole step."""
     file = write_rows(tmp_path / "rows.jsonl", pair_rows(6))
     flags = {
-        "dpo": ["--pairs", file, "--model", llama_folder, "--nll-coef", "1", "--ref-cache", "none"],
+        "dpo": ["--pairs", file, "--model", llama_folder, "--nll-coef", "1"],
         "reward_train": ["--pairs", file, "--model", reward_folder],
         "sft": ["--data", file, "--model", llama_folder],
     }[stage.__name__]
-    flags += ["--batch-size", "6"] + (["--max-new-tokens", "2"] if stage.__name__ == "dpo" else [])
+    flags += ["--batch-size", "6"]
+    flags += ["--max-new-tokens", "2"] if stage.__name__ != "reward_train" else []
     whole, apart = (
-        first_gradient(stage, common, tmp_path / str(n), [*flags, "--micro-tokens", str(n)])
+        first_gradient(stage, tmp_path / str(n), [*flags, "--micro-tokens", str(n)])
         for n in (EVERYTHING, 1)
     )
     assert whole.abs().max() > 1e-3
     assert (whole - apart).abs().max() < 1e-5 * max(1, whole.abs().max())
 
 
-def check_preflight(dpo, common, llama_folder, tmp_path):
+def check_preflight(llama_folder, tmp_path):
     """A run from the reference itself starts at log 2; the stage insists on it before the first update."""
     file = write_rows(tmp_path / "rows.jsonl", pair_rows(6))
-    flags = ["--pairs", file, "--model", llama_folder, "--ref-cache", "none"]
+    flags = ["--pairs", file, "--model", llama_folder, "--max-new-tokens", "2"]
     try:
-        first_gradient(dpo, common, tmp_path / "out", [*flags, "--max-new-tokens", "2"])
-    except common.UserError as error:
+        first_gradient(dpo, tmp_path / "out", flags)
+    except files.UserError as error:
         raise AssertionError(f"preflight: {error}") from error
 
 
@@ -1008,42 +1012,44 @@ def fixtures(tokenizer, llama_folder, reward_folder, gpt2_folder, tmp_path_facto
     }
 
 
-def load_stages(monkeypatch, stage=None, line=None, broken=None):
-    """Fresh copies of the stages as modules, one of them with its line broken; they import each other's copies."""
+def load_modules(monkeypatch, broken_one=None, line=None, broken=None):
+    """{name: fresh copy} of the modules, one of them with its line broken; they import each other's copies."""
     copies = {}
-    for name in STAGES:
+    for path in MODULES:
+        name, short = path.replace("/", "."), path.rpartition("/")[2]
         module = copies[name] = types.ModuleType(name)
-        module.__file__ = str(REPO / f"{name}.py")
+        module.__file__ = str(REPO / f"{path}.py")
         monkeypatch.setitem(sys.modules, name, module)
-        code = compiled(name, line, broken) if name == stage else compiled(name)
+        if name != short:  # `from parts import runs` asks the package first
+            monkeypatch.setattr(parts, short, module, raising=False)
+        code = compiled(path, line, broken) if path == broken_one else compiled(path)
         exec(code, module.__dict__)
     return copies
 
 
 @functools.cache
-def compiled(name, line=None, broken=None):
-    source = (REPO / f"{name}.py").read_text(encoding="utf-8")
+def compiled(path, line=None, broken=None):
+    source = (REPO / f"{path}.py").read_text(encoding="utf-8")
     if line is not None:
         count = source.count(line)
-        assert count == 1, f"{name}.py: {line!r} stands there {count} times; mend this row"
+        assert count == 1, f"{path}.py: {line!r} is there {count} times; correct this row"
         source = source.replace(line, broken)
-    return compile(source, str(REPO / f"{name}.py"), "exec")
+    return compile(source, str(REPO / f"{path}.py"), "exec")
 
 
 def run_check(check, stage, copies, fixtures, tmp_path, monkeypatch):
     """Run a check, or a test of another file with every value of its parametrize marks, on the copies."""
     file, _, name = check.rpartition(".")
-    if file:
-        home = importlib.import_module(file)
-        aliases = {n: x.__name__ for n, x in vars(home).items() if isinstance(x, types.ModuleType)}
-        for alias, stage_name in {**dict(zip(STAGES, STAGES)), **aliases}.items():
-            if stage_name in copies:  # also `import grpo_agent as g`
-                monkeypatch.setattr(home, alias, copies[stage_name], raising=False)
-        function = getattr(home, name)
-    else:
-        function = globals()[name]
-    available = {**fixtures, **copies, "tmp_path": tmp_path, "monkeypatch": monkeypatch}
-    available["stage"] = copies.get(stage)
+    home = importlib.import_module(file or __name__)
+    for alias, module in list(vars(home).items()):  # also `import grpo_agent as g`
+        if isinstance(module, types.ModuleType) and module.__name__ in copies:
+            monkeypatch.setattr(home, alias, copies[module.__name__])
+    function = getattr(home, name)
+    available = {
+        **fixtures,
+        "monkeypatch": monkeypatch,
+        "stage": copies.get(stage.replace("/", ".")),
+    }
     code = getattr(function, "__wrapped__", function).__code__
     wanted = code.co_varnames[: code.co_argcount]
     choices = []
@@ -1071,7 +1077,7 @@ def test_mutation_turns_its_check_red(
     stage, line, broken, check, fixtures, tmp_path, monkeypatch, capsys
 ):
     """The slip in the row, made on purpose: its check must see it. If this fails, a bug of that kind would go in unseen."""
-    copies = load_stages(monkeypatch, stage, line, broken)
+    copies = load_modules(monkeypatch, stage, line, broken)
     with pytest.raises(RED):
         run_check(check, stage, copies, fixtures, tmp_path, monkeypatch)
 
@@ -1083,22 +1089,19 @@ CHECKS = sorted({(row[3], row[0] if row[3] in OF_A_STAGE else "") for row in GAL
 @pytest.mark.parametrize("check, stage", CHECKS)
 def test_check_is_green_on_the_code_as_it_is(check, stage, fixtures, tmp_path, monkeypatch, capsys):
     """A check that is always red would pass the gallery as well. On unbroken copies every one of them is green."""
-    run_check(check, stage, load_stages(monkeypatch), fixtures, tmp_path, monkeypatch)
+    run_check(check, stage, load_modules(monkeypatch), fixtures, tmp_path, monkeypatch)
 
 
 def test_preflight_cannot_see_swapped_sides(fixtures, tmp_path, monkeypatch, capsys):
     """What the gallery teaches beside the slips: the loss of swapped sides still starts at log 2, so a green preflight is
     no proof. The toy world sees it (above)."""
-    line, broken = next(
-        row[1:3]
-        for row in GALLERY
-        if row[2] == "z = beta * (rejected_logratios - chosen_logratios)"
-    )
-    copies = load_stages(monkeypatch, "dpo", line, broken)
+    line, broken = "z = chosen_rewards - rejected_rewards", "z = rejected_rewards - chosen_rewards"
+    assert ("dpo", line, broken) in [row[:3] for row in GALLERY]
+    copies = load_modules(monkeypatch, "dpo", line, broken)
     run_check("check_preflight", "dpo", copies, fixtures, tmp_path, monkeypatch)
 
 
 def test_a_row_that_lost_its_line_fails(monkeypatch):
     """A gallery whose mutations silently no longer apply protects nothing."""
-    with pytest.raises(AssertionError, match="mend this row"):
-        load_stages(monkeypatch, "dpo", "a line that nobody wrote", "pass")
+    with pytest.raises(AssertionError, match="correct this row"):
+        load_modules(monkeypatch, "dpo", "a line that nobody wrote", "pass")

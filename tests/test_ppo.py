@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM
 
 import common
 import ppo
+from parts import files, old_runs, parallel
 from tiny import (
     CHATML,
     pair_rows,
@@ -163,8 +164,8 @@ def test_whiten_by_halves_is_the_whole():
     x[3:] += 4
     mask = on(*([i < n for i in range(5)] for n in (5, 2, 1, 4, 3, 5)))
     sums = [(int(m.sum()), a[m].sum(), a[m].square().sum()) for a, m in zip(x.split(3), mask.split(3))]  # fmt: skip
-    stats = tuple(sum(each) for each in zip(*sums))
-    halves = [ppo.masked_whiten(a, m, stats=stats) for a, m in zip(x.split(3), mask.split(3))]
+    totals = tuple(sum(each) for each in zip(*sums))
+    halves = [ppo.masked_whiten(a, m, totals=totals) for a, m in zip(x.split(3), mask.split(3))]
     whole = ppo.masked_whiten(x, mask)
     assert close(torch.cat(halves), whole, 1e-12)
     assert whole[mask].mean().abs() < 1e-12 and whole[mask].var() == pytest.approx(1, abs=1e-6)
@@ -500,8 +501,8 @@ def advantages_of(args, b, kl_coef=0.05):
 def optimizers_of(args, model, critic, lr=1e-3):
     if args.critic == "shared":
         both = nn.ModuleDict({"policy": model, "score": critic.score})
-        return [common.make_optimizer(both, lr)]
-    return [common.make_optimizer(model, lr), common.make_optimizer(critic, lr)]
+        return [old_runs.make_optimizer(both, lr)]
+    return [old_runs.make_optimizer(model, lr), old_runs.make_optimizer(critic, lr)]
 
 
 def gradient(monkeypatch, args, models, b):
@@ -515,7 +516,7 @@ def gradient(monkeypatch, args, models, b):
         return 1.0, False
 
     with monkeypatch.context() as patch:
-        patch.setattr(common, "clip_and_step", catch)
+        patch.setattr(old_runs, "clip_and_step", catch)
         optimizers = optimizers_of(args, model, critic)
         row = ppo.update(args, model, critic, optimizers, [None, None], b, 1, 1)
     assert len(found) == len(optimizers)
@@ -597,7 +598,9 @@ def test_critic_from_the_reward_model_starts_as_the_score(family, raw, world):
     ids, attention_mask, _ = common.pad_rows(*zip(*rows), common.pad_id(tokenizer))
     with torch.no_grad():
         start = common.reward_scores(critic, ids, attention_mask)
-    scores = torch.tensor(common.score_answers(reward, "--reward-model", [{}] * 5, prompts, texts))
+    scores = torch.tensor(
+        parallel.score_answers(reward, "--reward-model", [{}] * 5, prompts, texts)
+    )
     assert close(start, scores.float(), 1e-5) and scores.std() > 0.1
     plain = common.reward_function(world[f"{family} reward"], raw=True)(prompts, texts)
     unit = (0.0, 1.0) if raw else (0.7, 2.5)
@@ -608,7 +611,7 @@ def test_critic_from_the_reward_model_starts_as_the_score(family, raw, world):
 def test_heads_and_their_optimiser(critic, world, tmp_path, monkeypatch):
     """A fresh head is zero and learns at --head-lr; the reward model's head is not fresh and learns with its trunk. All
     heads are fp32 and outside weight decay; Adam's eps is 1e-5. A critic of its own has an optimiser of its own."""
-    made, real = [], common.make_optimizer
+    made, real = [], old_runs.make_optimizer
 
     class Stop(Exception):
         pass
@@ -620,8 +623,8 @@ def test_heads_and_their_optimiser(critic, world, tmp_path, monkeypatch):
     def stop(*_):
         raise Stop
 
-    monkeypatch.setattr(common, "make_optimizer", make)
-    monkeypatch.setattr(common, "load_checkpoint", stop)
+    monkeypatch.setattr(old_runs, "make_optimizer", make)
+    monkeypatch.setattr(old_runs, "load_checkpoint", stop)
     argv = ["--model", world["llama"], "--reward-model", world["llama reward"], "--critic", critic]
     argv += ["--prompts", world["prompts"], "--lr", "1e-4", "--head-lr", "7e-3", "--critic-lr", "3e-4"]  # fmt: skip
     with pytest.raises(Stop):
@@ -704,10 +707,10 @@ def test_the_rollout_is_fixed_before_the_update(world, monkeypatch):
         ratios.append((len(steps), (logps - old).detach().exp()[rest[1]]))
         return real(logps, old, *rest)
 
-    real_step = common.clip_and_step
+    real_step = old_runs.clip_and_step
     monkeypatch.setattr(ppo, "ppo_policy_loss", loss)
     monkeypatch.setattr(
-        common, "clip_and_step", lambda part, *rest: steps.append(part is model) or real_step(part, *rest)
+        old_runs, "clip_and_step", lambda part, *rest: steps.append(part is model) or real_step(part, *rest)
     )  # fmt: skip
     ppo.update(args, model, critic, optimizers_of(args, model, critic, 1e-2), [None] * 2, b, 1, 1)
     assert steps == [True, False] * 4  # policy and critic, 2 passes of 2 batches
@@ -762,9 +765,7 @@ def test_none_drops_the_answer(function, kept, world):
 def test_more_than_half_unscored_stops(world):
     """A reward function that mostly fails would train on the few answers it likes to parse: five of eight stop the run."""
     args, models = arguments(world, "--reward-fn", f"{world['functions']}:most_are_none")
-    with pytest.raises(
-        common.UserError, match=r"--reward-fn: 5 of 8 answers got no score \(None\)"
-    ):
+    with pytest.raises(files.UserError, match=r"--reward-fn: 5 of 8 answers got no score \(None\)"):
         filled(args, models)
 
 
@@ -917,9 +918,9 @@ def test_ragged_tail(world, monkeypatch):
     args, models = arguments(world, *flags, "--reward-fn", f"{world['functions']}:vowels")
     model, _, critic, *_ = models
     b = filled(args, models, rows=[*ROWS, *ROWS[3:5]])
-    batches, steps, real, real_lr = [], [], common.micro_batches, common.set_lr
-    monkeypatch.setattr(common, "micro_batches", lambda batch, *rest: batches.append(batch.tolist()) or real(batch, *rest))  # fmt: skip
-    monkeypatch.setattr(common, "set_lr", lambda o, a, step, of: steps.append((step, of)) or real_lr(o, a, step, of))  # fmt: skip
+    batches, steps, real, real_lr = [], [], old_runs.micro_batches, old_runs.set_lr
+    monkeypatch.setattr(old_runs, "micro_batches", lambda batch, *rest: batches.append(batch.tolist()) or real(batch, *rest))  # fmt: skip
+    monkeypatch.setattr(old_runs, "set_lr", lambda o, a, step, of: steps.append((step, of)) or real_lr(o, a, step, of))  # fmt: skip
     row = ppo.update(args, model, critic, optimizers_of(args, model, critic), [None] * 2, b, 2, 3)
     assert [len(x) for x in batches] == [4, 4, 2, 4, 4, 2]
     for half in (batches[:3], batches[3:]):
@@ -935,7 +936,7 @@ def test_ragged_tail(world, monkeypatch):
         optimizer.zero_grad()
         return 1.0, False
 
-    monkeypatch.setattr(common, "clip_and_step", catch)
+    monkeypatch.setattr(old_runs, "clip_and_step", catch)
     optimizers = optimizers_of(args, model, critic)
     ppo.update(args, model, critic, optimizers, [None] * 2, b, 2, 3)
     two = {k: v[last] if torch.is_tensor(v) else v for k, v in b.items()} | {"texts": ["", ""]}
@@ -947,13 +948,13 @@ def test_target_kl_leaves_the_rest_out(world, monkeypatch):
     """--target-kl: once a pass has moved the policy by more than that, the passes that remain are left out. The schedule goes
     on as planned, so that the next rollout has its own place in it."""
     flags = ("--batch-size", 4, "--ppo-epochs", 3, "--lr", 1e-2, "--warmup", 0)
-    done, steps, real = {}, [], common.set_lr
+    done, steps, real = {}, [], old_runs.set_lr
 
     def set_lr(optimizer, args, step, of):
         steps.append(step)
         real(optimizer, args, step, of)
 
-    monkeypatch.setattr(common, "set_lr", set_lr)
+    monkeypatch.setattr(old_runs, "set_lr", set_lr)
     for target in (None, 1e-7, 1e3):
         args, models = arguments(world, *flags, *(["--target-kl", target] if target else []))
         model, _, critic, *_ = models
@@ -1080,7 +1081,7 @@ def test_preflight_refuses_another_temperature(world, tmp_path, monkeypatch):
     """If rollout and update see different distributions, the run must not start: here the sampler forgets --temperature."""
     real = ppo.sample
     monkeypatch.setattr(ppo, "sample", lambda *a, **k: real(*a, **{**k, "temperature": 1.0}))
-    with pytest.raises(common.UserError, match="what is scored is not what was sampled"):
+    with pytest.raises(files.UserError, match="what is scored is not what was sampled"):
         run(world, tmp_path / "run", "--temperature", 0.7)
     assert not (tmp_path / "run").exists()
 
@@ -1174,7 +1175,7 @@ def test_another_tokenizer_in_the_reward_model(world, tmp_path, capsys):
         mean = np.mean([r["reward"] for r in kept if r["step"] == step])
         assert next(r for r in rows if r["step"] == step)["reward/mean"] == pytest.approx(mean, abs=1e-4)  # fmt: skip
     capsys.readouterr()
-    with pytest.raises(common.UserError, match=r"--critic rm: the tokenizer of .* \(290 entries\).*\(300\)"):  # fmt: skip
+    with pytest.raises(files.UserError, match=r"--critic rm: the tokenizer of .* \(290 entries\).*\(300\)"):  # fmt: skip
         run(world, tmp_path / "no", "--reward-model", reward, "--critic", "rm")
     assert not (tmp_path / "no").exists()
 
@@ -1318,6 +1319,15 @@ def test_long_prompts_are_cut_from_the_left(world, tmp_path, capsys):
     for i, ids in enumerate(whole):
         prompt = b["ids"][i][b["attention_mask"][i] & ~b["mask"][i]].tolist()
         assert prompt == ids[-25:]
+
+
+def test_a_prompt_longer_than_the_model(world, tmp_path, capsys):
+    """GPT-2 with 24 positions: prompts are cut so that an answer of 5 tokens still fits, and the run is not stopped."""
+    small = tiny_model("gpt2", tmp_path, max_position_embeddings=24)
+    reward = f"{world['functions']}:length"
+    rows = run(world | {"gpt2": small}, tmp_path / "run", "--reward-fn", reward, family="gpt2")
+    assert {"step": 2}.items() <= rows[-1].items()
+    assert "prompts cut to 19 tokens" in capsys.readouterr().out
 
 
 def test_pairs_file_as_prompts(world, tmp_path):

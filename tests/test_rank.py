@@ -12,8 +12,9 @@ import pytest
 import common
 import evaluate
 import tiny
-from common import UserError
 from evaluate import kendall_tau, ndcg
+from parts import files
+from parts.files import UserError
 
 
 def scorer_of(value, tokens=7, cut=False):
@@ -75,7 +76,7 @@ def test_any_row_order_gives_the_same_file(world, tmp_path):
         {"id": f"c{i}", "profile": f"Used {'sql, ' * (i % 7)}{i % 5}.", "role": "x"}
         for i in range(60)
     ]
-    files = []
+    written = []
     for seed in (0, 1, 2):
         random.Random(seed).shuffle(rows)
         if seed < 2:
@@ -85,14 +86,14 @@ def test_any_row_order_gives_the_same_file(world, tmp_path):
             path = write_csv(tmp_path / "2.csv", list(rows[0]), table)
         out = tmp_path / f"out{seed}"
         evaluate.main(["rank", "--reward-model", world["rm"], "--candidates", str(path), "--out", str(out)])  # fmt: skip
-        files.append((out / "ranked.csv").read_bytes())
-    assert files[0] == files[1] == files[2]
-    first = next(csv.DictReader(files[0].decode().splitlines()))
+        written.append((out / "ranked.csv").read_bytes())
+    assert written[0] == written[1] == written[2]
+    first = next(csv.DictReader(written[0].decode().splitlines()))
     prompt = [{"role": "user", "content": "Which candidate fits this role?\nRole: x"}]
     alone = common.reward_function(world["rm"])([prompt], [first["profile"]])[0]
     assert float(first["score"]) == pytest.approx(alone, abs=1e-4)
     scores = {}
-    for row in csv.DictReader(files[0].decode().splitlines()):
+    for row in csv.DictReader(written[0].decode().splitlines()):
         scores.setdefault(row["profile"], set()).add(row["score"])
     assert len(scores) < 60 and all(
         len(found) == 1 for found in scores.values()
@@ -209,7 +210,7 @@ def test_role_from_text_file_and_row(tmp_path):
     assert evaluate.role_prompt("chef")[0]["content"].endswith("\nRole: chef")
     assert evaluate.own_prompt({"prompt": "mine", "role": "x"}, "f:1") == "mine"
     bundled = next(
-        common.read_jsonl(evaluate.Path(evaluate.__file__).parent / "data/candidates.jsonl")
+        files.read_jsonl(evaluate.Path(evaluate.__file__).parent / "data/candidates.jsonl")
     )
     role = bundled["prompt"][0]["content"].partition("\n")[2]
     assert evaluate.role_prompt(role) == bundled["prompt"]

@@ -19,7 +19,6 @@ from safetensors.torch import load_file, save_file
 import common
 import evaluate
 import tiny
-from common import UserError
 from conftest import browser_or_skip
 from evaluate import (
     at_equal_kl,
@@ -44,6 +43,9 @@ from evaluate import (
     ticks,
     win_rates,
 )
+from parts import files
+from parts.files import UserError
+from parts.runs import fingerprint
 
 REPO = Path(evaluate.__file__).parent
 
@@ -348,9 +350,9 @@ def test_task_metrics_agree_with_the_recruiter():
     sys.path.insert(0, str(REPO / "data"))
     import recruiter
 
-    rows = {json.dumps(r["prompt"]): r for r in common.read_jsonl(REPO / "data/prompts.jsonl")}
+    rows = {json.dumps(r["prompt"]): r for r in files.read_jsonl(REPO / "data/prompts.jsonl")}
     agree = {"open": [], "aims at a gap": []}
-    for pair in common.read_jsonl(REPO / "data/prefs_test.jsonl"):
+    for pair in files.read_jsonl(REPO / "data/prefs_test.jsonl"):
         row = rows.get(json.dumps(pair["prompt"]))
         if row and row["task"] == "interview":
             text = pair["chosen"][-1]["content"]
@@ -372,7 +374,7 @@ def run_folder(folder, base, seed, gold, stage="ppo", **args):
     weights = {k: v + 0.01 * torch.randn_like(v) for k, v in load_file(file).items()}
     save_file(weights, file, metadata={"format": "pt"})
     record = {"stage": stage, "args": {"model": base, "seed": seed, "prompts": "val.jsonl"} | args}
-    record |= {"sha256": {"val.jsonl": "0" * 64}, "model_sha256": common.fingerprint(base)}
+    record |= {"sha256": {"val.jsonl": "0" * 64}, "model_sha256": fingerprint(base)}
     (folder / "args.json").write_text(json.dumps(record | {"versions": {"torch": "2"}}))
     rows = []
     for i, g in enumerate(gold):
@@ -492,7 +494,7 @@ def test_samples_are_drawn_by_seed(written, world):
     """Eight prompts by seed and the extremes: no model, no score and no hand decides the first eight."""
     group = report_of(written)["samples"][0]
     drawn = [row["id"] for row in group["rows"] if row["why"] == "drawn by seed"]
-    rows = list(common.read_jsonl(world["prompts"]))
+    rows = list(files.read_jsonl(world["prompts"]))
     assert drawn == [rows[p]["id"] for p in sorted(random.Random(0).sample(range(12), 8))]
     gains = [r["model"]["score"] - r["base"]["score"] for r in group["rows"] if r["why"] == "largest gain"]  # fmt: skip
     assert gains == sorted(gains, reverse=True) and gains[-1] > 0
@@ -503,12 +505,10 @@ def test_the_page_is_a_function_of_the_json(written):
     twice in two processes: test_evaluate.py."""
     page, plots = html_report(report_of(written))
     assert page.encode() == (written / "report.html").read_bytes()
-    files = {file.stem for file in written.glob("*.svg")}
-    assert (
-        files == set(plots)
-        and {"frontier-gold", "frontier-proxy", "win-rates", "reliability"} < files
-    )
-    assert {"ranking", "efficiency-prompts", "efficiency-seconds", "efficiency-pairs"} < files
+    plotted = {file.stem for file in written.glob("*.svg")}
+    assert plotted == set(plots)
+    assert {"frontier-gold", "frontier-proxy", "win-rates", "reliability"} < plotted
+    assert {"ranking", "efficiency-prompts", "efficiency-seconds", "efficiency-pairs"} < plotted
 
 
 def reads_from(page):

@@ -20,6 +20,7 @@ import dpo
 import grpo_rubric
 import ppo
 import reward_train
+from parts import old_runs
 
 F64 = dict(dtype=torch.float64)
 REWARD = torch.tensor([0, 1, 0.5, 2], **F64)
@@ -274,7 +275,7 @@ def train_ppo(
         if whiten:  # as over a rollout of a million answers in these shares
             n = 1e6 * share[:, None] * MASK
             sums = [(n * x).sum() for x in (torch.ones(4, 3, **F64), advantages, advantages**2)]
-            advantages = ppo.masked_whiten(advantages, MASK, stats=tuple(sums))
+            advantages = ppo.masked_whiten(advantages, MASK, totals=tuple(sums))
         losses, _ = ppo.ppo_policy_loss(logps, logps if graph else old, advantages, MASK)
         return share @ losses.sum(1)
 
@@ -685,7 +686,7 @@ def test_sampled_ppo(seed):
     args.micro_tokens, steps, ends = 10**6, 150, torch.full((512,), END)
     model, critic = FourLogits(REF), torch.nn.ModuleDict({"score": torch.nn.Linear(2, 1)})
     both = torch.nn.ModuleDict({"policy": model, "score": critic.score})
-    optimizers = [common.make_optimizer(both, 0.02, 0.02)]
+    optimizers = [old_runs.make_optimizer(both, 0.02, 0.02)]
     generator = torch.Generator().manual_seed(seed)
     mask = torch.tensor([[False, True, True]]).expand(512, 3)
     for step in range(1, steps + 1):
@@ -721,7 +722,7 @@ def test_grpo_update_lands_on_the_optimum(seed):
     )  # fmt: skip
     args.micro_tokens, steps = 10**6, 250
     model, reference = FourLogits(REF), FourLogits(REF)
-    optimizer = common.make_optimizer(model, args.lr)
+    optimizer = old_runs.make_optimizer(model, args.lr)
     generator = torch.Generator().manual_seed(seed)
     mask = torch.tensor([[False, True, True]]).expand(512, 3)
     for step in range(1, steps + 1):

@@ -2,16 +2,20 @@
 
 Ordered as in the house's list: E1 the numbers before step one, E2 micro-batches, E3 padding and mates, E5 learning, E6
 families and tokenizers, E7 a folder for a fresh process, E8 NaN in padding (E4, resume, is test_resume.py). Then what a
-single stage owes: the reference cache, the loss types, LoRA, the scores of sample answers, --config. PPO draws its own
-rows, so its E1, E2, E3, E5 and E8 are in test_ppo.py.
+single stage owes: the reference, the loss types, LoRA, the scores of sample answers, what the screen and --help say, a copy
+of the script in an empty folder. PPO draws its own rows, so its E1, E2, E3, E5 and E8 are in test_ppo.py.
 """
 
 import json
 import math
+import os
+import re
 import shutil
 import subprocess
 import sys
+from argparse import Namespace
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -27,11 +31,10 @@ from transformers import (
 
 import common
 import dpo
-import evaluate
-import fairness
 import ppo
 import reward_train
 import sft
+from parts import files, lora, old_runs, runs
 from tiny import (
     BOS_TEMPLATE,
     CHATML,
@@ -45,6 +48,7 @@ from tiny import (
     write_rows,
 )
 
+REPO = Path(__file__).resolve().parent.parent
 PAIR_STAGES = [sft, reward_train, dpo]  # each row of the file is trained as it stands
 STAGES = [*PAIR_STAGES, ppo]
 REWARD_FN = f"{Path(__file__).with_name('tiny.py')}:share_of_vowels"
@@ -66,7 +70,6 @@ def command(stage, data, model, out, *flags):
     argv = [flag, data, "--model", model, "--out", str(out)]
     argv += ["--batch-size", "8", "--steps", "1", "--eval-fraction", "0"]
     argv += [] if stage is reward_train else ["--max-new-tokens", "4"]
-    argv += ["--ref-cache", "none"] if stage is dpo else []
     argv += ["--reward-fn", REWARD_FN, "--rollouts", "8"] if stage is ppo else []
     return [*argv, *map(str, flags)]
 
@@ -91,14 +94,15 @@ class Caught(Exception):
 
 
 @contextmanager
-def watched(monkeypatch, stage, mask_nan=False):
+def watched(monkeypatch, stage, mask_nan=False, reference=None):
     """Inside, a run is stopped before its first update; `seen` then holds its loss, gradient and forwards.
 
-    mask_nan puts NaN into the hidden states of the padding, in forwards that record a gradient.
+    mask_nan puts NaN into the hidden states of the padding, in forwards that record a gradient. reference: a folder whose
+    model takes the place of DPO's reference, so that margins and gradients are generic numbers.
     """
     seen = {"forwards": 0}
     name = "reward_scores" if stage is reward_train else "token_logps"
-    real, real_prepare = getattr(stage, name), common.prepare_training
+    real = getattr(stage, name)
 
     def forward(*args, **kwargs):
         seen["forwards"] += torch.is_grad_enabled()
@@ -117,23 +121,32 @@ def watched(monkeypatch, stage, mask_nan=False):
             output.last_hidden_state = torch.where(mask[..., None].bool(), hidden, torch.nan)
         return output
 
-    def prepare(model, args):
-        model = real_prepare(model, args)
-        if mask_nan:
-            model.base_model.register_forward_hook(poison, with_kwargs=True)
-        return model
-
-    def stop(model, optimizer, scaler, args, loss, where):
+    def stopped(loss, weights):
         seen["loss"] = loss
-        seen["gradient"] = torch.cat(
-            [w.grad.flatten() for w in model.parameters() if w.grad is not None]
-        )
+        seen["gradient"] = torch.cat([w.grad.flatten() for w in weights if w.grad is not None])
         raise Caught
+
+    def update(run, where):
+        if mask_nan:
+            assert seen["poisoned"] > 0, "no padding, no test"
+        stopped(run.loss, [w for group in run.optimizer.param_groups for w in group["params"]])
+
+    def prepare(model, args, real=runs.prepare):
+        real(model, args)
+        model.base_model.register_forward_hook(poison, with_kwargs=True)
+
+    def other_reference(run, policy, pairs, pad, real=dpo.reference_logps):
+        return real(run, common.load_policy(reference, trainable=False), pairs, pad)
 
     with monkeypatch.context() as patch, pytest.raises(Caught):
         patch.setattr(stage, name, forward)
-        patch.setattr(common, "prepare_training", prepare)
-        patch.setattr(common, "clip_and_step", stop)
+        patch.setattr(runs.Run, "update", update)
+        patch.setattr(old_runs, "clip_and_step", lambda model, o, s, a, loss, w: stopped(loss, model.parameters()))  # fmt: skip
+        if mask_nan:
+            patch.setattr(runs, "prepare", prepare)
+        if reference:
+            patch.setattr(dpo, "reference_logps", other_reference)
+            patch.setattr(dpo, "preflight", lambda *args: None)
         yield seen
 
 
@@ -160,7 +173,7 @@ def test_sft_preflight_loss_is_cross_entropy(tmp_path, llama_folder, capsys):
     first = len(ids[0])
     expected = F.cross_entropy(logits[0, first - 1 : -1], torch.tensor(ids[1])).item()
     printed = capsys.readouterr().out
-    assert f"preflight  loss {expected:.4f} = cross_entropy {expected:.4f}" in printed
+    assert f"by F.cross_entropy: {expected:.4f}, expected {expected:.4f}" in printed
     assert f"{len(ids[1])} of {first + len(ids[1])} tokens trained" in printed
     assert printed.count("◆<|end|>") == 1
 
@@ -169,10 +182,11 @@ def test_reward_preflight_is_log_2(tmp_path, llama_folder, reward_folder, pairs_
     """A fresh head is zero, so both answers score 0 and the loss is exactly log 2 = 0.6931. A folder that is a reward
     model already has no such number, and must not claim it."""
     rows = train(reward_train, pairs_file, llama_folder, tmp_path / "fresh")
-    assert "preflight  fresh head: loss 0.6931 = log 2 = 0.6931" in capsys.readouterr().out
+    assert "with a zero head: 0.6931, expected 0.6931" in capsys.readouterr().out
     assert steps(rows, "loss")[0] == pytest.approx(LOG2, abs=1e-6)
     rows = train(reward_train, pairs_file, reward_folder, tmp_path / "again")
-    assert "log 2 holds for a fresh head only" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "is a reward model already: loss" in printed and "zero head" not in printed
     assert abs(steps(rows, "loss")[0] - LOG2) > 1e-3
 
 
@@ -191,13 +205,11 @@ def test_reward_preflight_is_log_2(tmp_path, llama_folder, reward_folder, pairs_
 def test_dpo_preflight(tmp_path, llama_folder, pairs_file, capsys, loss_type, beta, expected):
     """Policy = reference at the start, so z = 0 and the loss is known: log 2, 1 (hinge) or 1/(4β²) (IPO). A reference
     from other weights, tokens or masks gives another number. The first step must log the same one."""
-    flags = ("--loss-type", loss_type, "--beta", beta)
+    flags = ("--loss-type", loss_type, "--beta", beta, "--nll-coef", 0)
     rows = train(dpo, pairs_file, llama_folder, tmp_path / "out", *flags)
     printed = capsys.readouterr().out
-    name = {"hinge": "1", "ipo": "1/(4β²)"}.get(loss_type, "log 2")
-    assert (
-        f"preflight  loss {expected:.4f} = {name} = {expected:.4f}   implicit rewards 0" in printed
-    )
+    assert f"loss before step one: {expected:.4f}, expected {expected:.4f}" in printed
+    assert "implicit rewards: 0.0000, expected 0.0000" in printed
     assert steps(rows, "loss")[0] == pytest.approx(expected, rel=1e-5 * max(1, beta))
     assert steps(rows, "rewards/accuracies") == [0.5]  # equal scores count one half
 
@@ -206,8 +218,8 @@ def test_simpo_claims_no_number(tmp_path, llama_folder, pairs_file, capsys):
     """SimPO has no reference, hence no known loss: it says so, loads none and computes no reference log-probs."""
     rows = train(dpo, pairs_file, llama_folder, tmp_path / "out", "--loss-type", "simpo")
     printed = capsys.readouterr().out
-    assert "simpo has no reference, so no known loss" in printed
-    assert "reference:" not in printed
+    assert "simpo has no reference" in printed
+    assert not (tmp_path / "out" / "checkpoint" / "reference.pt").exists()
     row = next(
         r for r in rows if "lr" in r
     )  # reward = β · mean log-prob, β = 2: below zero for sure
@@ -219,17 +231,17 @@ def test_simpo_claims_no_number(tmp_path, llama_folder, pairs_file, capsys):
 GENERIC = {  # a start at which nothing is zero or symmetric by accident
     "sft": (sft, ()),
     "reward": (reward_train, ("--center-coef", 0.01, "--label-smoothing", 0.1)),
-    "dpo": (dpo, ("--beta", 0.05)),
+    "dpo": (dpo, ("--beta", 0.05, "--nll-coef", 0)),
     "dpo with nll": (dpo, ("--beta", 0.05, "--nll-coef", 0.5)),
     "ipo": (dpo, ("--loss-type", "ipo")),
 }
 
 
 def start_of(case, llama_folder, reward_folder, other_folder):
-    """(stage, model folder, flags); the reward head is random, the reference another model than the policy."""
+    """(stage, model folder, flags, reference); the reward head is random, the reference another model than the policy."""
     stage, flags = GENERIC[case]
-    flags = (*flags, "--ref-model", other_folder) if stage is dpo else flags
-    return stage, reward_folder if stage is reward_train else llama_folder, flags
+    model = reward_folder if stage is reward_train else llama_folder
+    return stage, model, flags, other_folder if stage is dpo else None
 
 
 @pytest.mark.parametrize("case", GENERIC)
@@ -238,14 +250,14 @@ def test_gradient_for_every_cut(
 ):
     """Eight rows of unequal length as 1×8, 2×4 and 8×1 are the same update. The classic slip averages the means of the
     micro-batches, so that a short row weighs more than a long one (Hugging Face's accumulation bug of 2024)."""
-    stage, model, flags = start_of(case, llama_folder, reward_folder, other_folder)
+    stage, model, flags, reference = start_of(case, llama_folder, reward_folder, other_folder)
     data = write_pairs(tmp_path / "pairs.jsonl", 8)
     tokenizer = AutoTokenizer.from_pretrained(model)
     lengths = sorted(row_lengths(stage, tokenizer, pair_rows(8)), reverse=True)
     assert len(set(lengths)) >= 3, "rows of one length could not show the slip"
     seen = {}
     for forwards, micro_tokens in ((1, 10**6), (2, 4 * lengths[0]), (8, 1)):
-        with watched(monkeypatch, stage) as run:
+        with watched(monkeypatch, stage, reference=reference) as run:
             micro = ("--micro-tokens", micro_tokens)
             train(stage, data, model, tmp_path / f"out{forwards}", *flags, *micro)
         assert run["forwards"] == forwards
@@ -269,6 +281,11 @@ def row_lengths(stage, tokenizer, rows):
 # ---- E3: padding, order, mates, padding_side ----
 
 
+def padder(stage):
+    """Where the stage finds `pad_rows`: pairs come by common.batch_rows."""
+    return common if stage in (reward_train, dpo) else stage
+
+
 @pytest.mark.parametrize("case", GENERIC)
 def test_padding_order_and_mates_change_nothing(
     case, tmp_path, monkeypatch, llama_folder, reward_folder, other_folder
@@ -276,18 +293,19 @@ def test_padding_order_and_mates_change_nothing(
     """Seven more columns of random ids behind every row, the file upside down, a tokenizer that pads on the left: the
     same loss and gradient. And the whole is the mean of the rows alone (for SFT weighted by its tokens), so that no row
     reads its mates."""
-    stage, model, flags = start_of(case, llama_folder, reward_folder, other_folder)
+    stage, model, flags, reference = start_of(case, llama_folder, reward_folder, other_folder)
     rows = pair_rows(8)
     data = write_rows(tmp_path / "pairs.jsonl", rows)
 
     def once(name, data=data, model=model):
-        with watched(monkeypatch, stage) as run:
+        with watched(monkeypatch, stage, reference=reference) as run:
             train(stage, data, model, tmp_path / name, *flags)
         return run
 
     plain = once("plain")
     # (1) more padding, of random ids
-    real = stage.pad_rows
+    home = padder(stage)
+    real = home.pad_rows
 
     def wider(prompts, responses, pad_id):
         ids, attention_mask, response_mask = real(prompts, responses, pad_id)
@@ -298,7 +316,7 @@ def test_padding_order_and_mates_change_nothing(
         return tuple(torch.cat(pair, 1) for pair in columns)
 
     with monkeypatch.context() as patch:
-        patch.setattr(stage, "pad_rows", wider)
+        patch.setattr(home, "pad_rows", wider)
         padded = once("padded")
     # (2) the other order
     turned = once("turned", write_rows(tmp_path / "turned.jsonl", rows[::-1]))
@@ -385,7 +403,7 @@ def test_dpo_learns_and_a_huge_beta_holds(tmp_path, llama_folder):
     last, kl, reference = {}, {}, log_probs(llama_folder)
     for beta in (0.1, 100.0):
         out = tmp_path / f"beta{beta}"
-        rows = train(dpo, data, llama_folder, out, *flags, "--beta", beta)
+        rows = train(dpo, data, llama_folder, out, *flags, "--beta", beta, "--nll-coef", 0)
         before, last[beta] = (r for r in rows if "eval/loss" in r)
         assert before["eval/loss"] == pytest.approx(LOG2, abs=1e-3)
         assert before["eval/rewards/accuracies"] == 0.5, "rounding is no preference"
@@ -400,32 +418,37 @@ def test_dpo_learns_and_a_huge_beta_holds(tmp_path, llama_folder):
 # ---- E6: families and tokenizers ----
 
 
-def trained_and_reloaded(stage, monkeypatch, data, model, out, *flags):
-    """One step, then the folder through plain transformers: (model in memory, reloaded model, its tokenizer)."""
-    held = {}
-    real = common.save_run
+def saved_model(monkeypatch, stage, data, model, out, *flags):
+    """Run the stage to its end: (rows of metrics.jsonl, the model in memory as it was saved)."""
+    held, real = {}, common.save_model
 
-    def keep(model, tokenizer, args):
+    def keep(model, *args):
         held["model"] = model
-        real(model, tokenizer, args)
+        real(model, *args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(common, "save_run", keep)
+        for module in (runs, old_runs):
+            patch.setattr(module, "save_model", keep)
         rows = train(stage, data, model, out, *flags)
+    return rows, held["model"]
+
+
+def trained_and_reloaded(stage, monkeypatch, data, model, out, *flags):
+    """One step, then the folder through plain transformers: (model in memory, reloaded model, its tokenizer)."""
+    rows, trained = saved_model(monkeypatch, stage, data, model, out, *flags)
     assert all(math.isfinite(x) for x in steps(rows, "grad_norm"))
     assert steps(rows, "grad_norm")[0] > 0
     kind = AutoModelForSequenceClassification if stage is reward_train else AutoModelForCausalLM
     loaded, info = kind.from_pretrained(out, output_loading_info=True)
     lost = [k for k in info["missing_keys"]] + [k for k in info["unexpected_keys"]]
     assert lost == [], "a newly initialized weight is not what was trained"
-    return held["model"], loaded.eval(), AutoTokenizer.from_pretrained(out)
+    return trained, loaded.eval(), AutoTokenizer.from_pretrained(out)
 
 
 def check_equal_logits(trained, loaded, tokenizer):
     ids = torch.tensor([tokenizer.encode("Assess this candidate. sql, kafka.")])
     with torch.no_grad():
-        trained = common.unwrap(trained).eval()
-        expected = trained(input_ids=ids).logits
+        expected = trained.eval()(input_ids=ids).logits
         assert torch.allclose(loaded(input_ids=ids).logits, expected, atol=1e-5)
         assert expected.abs().max() > 1e-3, "a zero head would pass"
 
@@ -446,6 +469,14 @@ def test_families(stage, family, tmp_path, monkeypatch, pairs_file):
     assert embedding[0].shape == embedding[1].shape
     assert not torch.equal(*embedding), "one step must have moved the weights"
     assert loaded.config.tie_word_embeddings == before.config.tie_word_embeddings
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *EXTRA_FAMILIES])
+def test_every_family_shares_its_prompts(family, tmp_path, pairs_file, capsys):
+    """A pair's prompt passes once for both answers, in every family that we name: where it is not exact, the run says so and
+    takes twice the time (GPT-2 calls its second argument otherwise than Llama, so it fell back)."""
+    train(reward_train, pairs_file, tiny_model(family, tmp_path), tmp_path / "out")
+    assert "computed twice" not in capsys.readouterr().out
 
 
 TOKENIZERS = {
@@ -476,8 +507,9 @@ def test_tokenizers(stage, kind, as_messages, tmp_path, monkeypatch):
         path.write_text(json.dumps({**json.loads(path.read_text()), "eos_token_id": ends}))
     data = write_pairs(tmp_path / "pairs.jsonl", 8, as_messages=as_messages)
     flags = ("--steps", 3, "--lr", 1e-2)
-    batches, real = [], stage.pad_rows
-    monkeypatch.setattr(stage, "pad_rows", lambda *args: batches.append(args[:2]) or real(*args))
+    home, batches = padder(stage), []
+    real = home.pad_rows
+    monkeypatch.setattr(home, "pad_rows", lambda *args: batches.append(args[:2]) or real(*args))
     trained, loaded, saved = trained_and_reloaded(
         stage, monkeypatch, data, model, tmp_path / "out", *flags
     )
@@ -553,7 +585,7 @@ def test_dropout_is_off_and_kept(tmp_path, pairs_file, capsys):
         config = json.loads((tmp_path / stage.__name__ / "config.json").read_text())
         assert [config[k] for k in ("attn_pdrop", "resid_pdrop", "embd_pdrop")] == [0.1] * 3
         assert config.get("use_cache", True) is True
-    assert "loss 0.6931 = log 2 = 0.6931   implicit rewards 0" in capsys.readouterr().out
+    assert "implicit rewards: 0.0000, expected 0.0000" in capsys.readouterr().out
     config = str(Path(model) / "config.json")
     train(sft, pairs_file, model, tmp_path / "scratch", "--init-config", config)
     assert json.loads((tmp_path / "scratch" / "config.json").read_text())["attn_pdrop"] == 0.1
@@ -614,13 +646,12 @@ def test_nan_in_padding_is_harmless(
 ):
     """0 · NaN is NaN: a mask that multiplies lets whatever stands in the padding into loss and gradient. Here every
     hidden state of the padding is NaN; loss and gradient must be the same bits as without."""
-    stage, model, flags = start_of(case, llama_folder, reward_folder, other_folder)
+    stage, model, flags, reference = start_of(case, llama_folder, reward_folder, other_folder)
     data = write_pairs(tmp_path / "pairs.jsonl", 8)
-    with watched(monkeypatch, stage) as plain:
+    with watched(monkeypatch, stage, reference=reference) as plain:
         train(stage, data, model, tmp_path / "plain", *flags)
-    with watched(monkeypatch, stage, mask_nan=True) as poisoned:
+    with watched(monkeypatch, stage, mask_nan=True, reference=reference) as poisoned:
         train(stage, data, model, tmp_path / "nan", *flags)
-    assert poisoned["poisoned"] > 0, "no padding, no test"
     assert poisoned["loss"] == plain["loss"]
     assert torch.equal(poisoned["gradient"], plain["gradient"])
 
@@ -628,116 +659,29 @@ def test_nan_in_padding_is_harmless(
 # ---- the reference of dpo.py ----
 
 
-@contextmanager
-def reference_watched(monkeypatch):
-    """Counts the rows that pass through the reference, and keeps what it returned."""
-    seen = {"rows": 0}
-    real, real_logps = dpo.reference_logps, dpo.token_logps
-
-    def logps(model, ids, *args, **kwargs):
-        seen["rows"] += len(ids)
-        return real_logps(model, ids, *args, **kwargs)
-
-    def reference(args, model, pairs, tokenizer):
-        with monkeypatch.context() as patch:
-            patch.setattr(dpo, "token_logps", logps)
-            seen["logps"] = real(args, model, pairs, tokenizer)
-        return seen["logps"]
-
-    with monkeypatch.context() as patch:
-        patch.setattr(dpo, "reference_logps", reference)
-        yield seen
+def test_a_wrong_reference_is_refused(tmp_path, monkeypatch, llama_folder, pairs_file):
+    """Log-probs of other rows (trl#885, #2423) look like log-probs. The preflight sees that the loss is not log 2, and
+    refuses before --out is touched."""
+    real = dpo.reference_logps
+    monkeypatch.setattr(dpo, "reference_logps", lambda *args: real(*args).roll(1, dims=1))
+    with pytest.raises(files.UserError, match="loss before step one is .*, expected 0.6931"):
+        train(dpo, pairs_file, llama_folder, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
-def test_reference_cache_follows_its_rows(tmp_path, monkeypatch, llama_folder):
-    """A cache keyed by row number gives a shuffled or filtered file the log-probs of other rows, and the margins are
-    noise (trl#885, #2423). Ours is keyed by the row's ids: a warm cache runs no forward, a longer file only its new rows,
-    another --max-length only the rows it cuts, and the numbers are always those of a live reference."""
-    rows = pair_rows(12)
-    cache = ("--ref-cache", tmp_path / "cache")
-
-    def both(name, some, *flags):
-        data = write_rows(tmp_path / f"{name}.jsonl", some)
-        with reference_watched(monkeypatch) as warm:
-            train(dpo, data, llama_folder, tmp_path / name, *cache, *flags)
-        with reference_watched(monkeypatch) as live:
-            train(dpo, data, llama_folder, tmp_path / f"{name}-live", *flags)
-        assert live["rows"] == 2 * len(some)
-        assert torch.allclose(warm["logps"], live["logps"], atol=1e-3, rtol=0)
-        assert warm["logps"].std() > 1
-        return warm["rows"]
-
-    assert both("cold", rows[:8]) == 16
-    assert both("warm", rows[:8]) == 0
-    assert both("shuffled", rows[7::-1]) == 0
-    assert both("filtered", rows[1:8:2]) == 0
-    assert both("longer", rows) == 8
-    tokenizer = common.load_tokenizer(llama_folder)
-    encoded = [common.encode_pair(tokenizer, r["prompt"], r["chosen"], r["rejected"]) for r in rows]
-    lengths = [len(prompt) + max(map(len, answers)) for prompt, *answers in encoded]
-    limit = sorted(lengths)[8]
-    cut = sum(n > limit for n in lengths)
-    assert 0 < cut < 12
-    assert both("shorter", rows, "--max-length", limit) == 2 * cut
-    other = tiny_model("llama", tmp_path, seed=3)  # other weights: another key
-    with reference_watched(monkeypatch) as seen:
-        train(dpo, str(tmp_path / "warm.jsonl"), other, tmp_path / "other", *cache)
-    assert seen["rows"] == 16
-
-
-@pytest.mark.parametrize("damage", ["truncated", "text", "empty", "columns", "nan"])
-def test_damaged_cache_is_computed_again(damage, tmp_path, monkeypatch, llama_folder, capsys):
-    """The cache is a convenience: whatever became of its file, the run says so, computes again, and mends it."""
-    data, cache = write_pairs(tmp_path / "pairs.jsonl", 6), tmp_path / "cache"
-    train(dpo, data, llama_folder, tmp_path / "first", "--ref-cache", cache)
-    (file,) = cache.glob("*.npz")
-    good = file.read_bytes()
-    with np.load(file) as saved:
-        known, logps = saved["rows"], saved["logps"]
-    if damage == "columns":
-        np.savez(file, rows=known, logps=logps[:-1])
-    elif damage == "nan":
-        np.savez(file, rows=known, logps=np.where(np.arange(len(known)) == 3, np.nan, logps))
-    else:
-        file.write_bytes({"truncated": good[:-100], "text": b"not a zip", "empty": b""}[damage])
-    capsys.readouterr()
-    with reference_watched(monkeypatch) as seen:
-        train(dpo, data, llama_folder, tmp_path / "second", "--ref-cache", cache)
-    assert seen["rows"] == 12
-    assert f"--ref-cache: {file} cannot be read" in capsys.readouterr().out
-    with np.load(file) as saved:
-        assert np.array_equal(saved["rows"], known) and np.allclose(
-            saved["logps"], logps, atol=1e-3
-        )
-    assert list(cache.iterdir()) == [file], "no temporary file stays"
-
-
-def test_cache_with_foreign_numbers_is_refused(tmp_path, llama_folder):
-    """Well-formed numbers of another model cannot be told by their form. The preflight sees that the loss is not log 2
-    and refuses, instead of training against noise."""
-    data, cache = write_pairs(tmp_path / "pairs.jsonl", 6), tmp_path / "cache"
-    train(dpo, data, llama_folder, tmp_path / "first", "--ref-cache", cache)
-    (file,) = cache.glob("*.npz")
-    with np.load(file) as saved:
-        rows, logps = saved["rows"], saved["logps"]
-    np.savez(file, rows=rows, logps=np.roll(logps, 1))
-    with pytest.raises(common.UserError, match="--ref-cache .* expected 0.6931.* --ref-cache none"):
-        train(dpo, data, llama_folder, tmp_path / "second", "--ref-cache", cache)
-    assert not (tmp_path / "second").exists()
-
-
-def test_cold_and_warm_cache_train_the_same_bits(tmp_path, llama_folder):
-    """One answer may stand in several pairs, each time beside another partner and so under other padding, which moves its
-    log-prob by an ulp. A resumed run reads the cache: it must find the very number that the first part trained with."""
-    rows = pair_rows(12)
-    rows += [
-        {**row, "rejected": other["rejected"]} for row, other in zip(rows, rows[5:] + rows[:5])
-    ]
-    data = write_rows(tmp_path / "pairs.jsonl", rows)
-    for name in ("cold", "warm"):
-        flags = ("--ref-cache", tmp_path / "cache", "--steps", 4, "--micro-tokens", 400)
-        train(dpo, data, llama_folder, tmp_path / name, *flags)
-    assert weights_of(tmp_path / "cold") == weights_of(tmp_path / "warm")
+def test_the_reference_is_computed_once(tmp_path, monkeypatch, llama_folder, pairs_file):
+    """Each of the 16 pairs passes once through the reference; a resumed run reads the very numbers of the first start from
+    checkpoint/ (computed again by the trained policy they would all be wrong)."""
+    real, calls = dpo.reference_logps, []
+    monkeypatch.setattr(
+        dpo, "reference_logps", lambda *args: calls.append(real(*args)) or calls[-1]
+    )
+    out, flags = tmp_path / "out", ("--steps", 4, "--lr", 1e-3)
+    train(dpo, pairs_file, llama_folder, out, *flags, "--stop-after", 2)
+    kept = torch.load(out / "checkpoint" / "reference.pt")
+    assert len(calls) == 1 and kept.shape == (2, 16) and torch.equal(kept, calls[0])
+    train(dpo, pairs_file, llama_folder, out, *flags, "--resume")
+    assert len(calls) == 1
 
 
 def weights_of(folder):
@@ -760,13 +704,13 @@ def test_every_loss_type_learns(loss_type, tmp_path, llama_folder):
 
 def test_nll_term_is_per_token(tmp_path, llama_folder):
     """At step one the margin is 0, so the loss is log 2 + coef · (mean −log π of the chosen tokens), and that mean is the
-    logged `nll`. A sum, or a mean per answer, gives another number."""
+    logged `nll`. A sum, or a mean per answer, gives another number. The default is 1 for sigmoid, 0 for the others."""
     data = write_pairs(tmp_path / "pairs.jsonl", 8)
-    rows = train(
-        dpo, data, llama_folder, tmp_path / "out", "--nll-coef", 0.3, "--micro-tokens", 300
-    )
-    row = next(r for r in rows if "lr" in r)
-    assert row["loss"] == pytest.approx(LOG2 + 0.3 * row["nll"], rel=1e-5)
+    for coef, flags in ((0.3, ("--nll-coef", 0.3)), (1, ()), (0, ("--loss-type", "robust"))):
+        flags = ("--micro-tokens", 300, "--overwrite", *flags)
+        rows = train(dpo, data, llama_folder, tmp_path / "out", *flags)
+        row = next(r for r in rows if "lr" in r)
+        assert row["loss"] == pytest.approx(LOG2 + coef * row["nll"], rel=1e-5)
     tokenizer = common.load_tokenizer(llama_folder)
     tokens = [len(common.encode_pair(tokenizer, r["prompt"], r["chosen"])[1]) for r in pair_rows(8)]
     assert row["nll"] == pytest.approx(-row["logps/chosen"] * 8 / sum(tokens), rel=1e-5)
@@ -777,18 +721,18 @@ def test_ties(tmp_path, llama_folder, capsys):
     default), it is counted. A file of ties alone then holds no usable row."""
     ties = [{**row, "tie": True} for row in pair_rows(8)]
     only = write_rows(tmp_path / "ties.jsonl", ties)
-    for stage, flags in ((reward_train, ()), (dpo, ("--ties", "soft"))):
+    for stage, flags in ((reward_train, ()), (dpo, ("--ties", "soft", "--nll-coef", 0))):
         rows = train(stage, only, llama_folder, tmp_path / stage.__name__, *flags)
         assert steps(rows, "loss")[0] == pytest.approx(LOG2, abs=1e-6)
         assert steps(rows, "grad_norm")[0] < 1e-5
     assert steps(rows, "rewards/accuracies") == [0.5]
     for stage, flags in ((reward_train, ("--ties", "drop")), (dpo, ())):
-        with pytest.raises(common.UserError, match=r"no usable row \(rows 8, dropped: tie 8\)"):
+        with pytest.raises(files.UserError, match=r"no usable row \(rows 8, dropped: tie 8\)"):
             train(stage, only, llama_folder, tmp_path / "none", *flags)
     mixed = write_rows(tmp_path / "mixed.jsonl", ties[:3] + pair_rows(8, seed=1))
     capsys.readouterr()
     train(dpo, mixed, llama_folder, tmp_path / "mixed")
-    assert "rows 11  dropped: tie 3  kept 8  training 8  held out 0" in capsys.readouterr().out
+    assert "rows 11, dropped: tie 3; training 8, held out 0" in capsys.readouterr().out
 
 
 def test_reward_margin_column(tmp_path, llama_folder, capsys):
@@ -836,7 +780,7 @@ def test_text_rows_end_once_and_are_cut_aloud(tmp_path, llama_folder, capsys):
         "--max-length",
         12,
     )
-    assert "rows 5  rows cut 3  training 5" in capsys.readouterr().out
+    assert "rows 5, rows cut 3; training 5" in capsys.readouterr().out
 
 
 def test_sft_reads_its_four_forms(tmp_path, llama_folder, capsys):
@@ -865,130 +809,135 @@ def test_sft_reads_its_four_forms(tmp_path, llama_folder, capsys):
 # ---- LoRA ----
 
 
+def in_peft(base, folder):
+    from peft import PeftModel
+
+    return PeftModel.from_pretrained(base, folder).eval()
+
+
 @pytest.mark.parametrize("stage", STAGES, ids=lambda s: s.__name__)
 def test_lora_trains_resumes_and_is_a_model(stage, tmp_path, monkeypatch, llama_folder, pairs_file):
-    """--lora-rank 4: only A, B (and the score head) move, a resumed run ends in the same bits, the merged folder, the
-    adapter alone (--no-merge) and the adapter in adapter/ are one model, and each is a valid --model."""
-    flags = ("--lora-rank", 4, "--steps", 4, "--lr", 1e-2, "--warmup", 0)
-    alone = tmp_path / "alone"
-    train(stage, pairs_file, llama_folder, alone, *flags, "--no-merge")
-    assert not (alone / "config.json").exists() and not (alone / "model.safetensors").exists()
+    """--lora-rank 4: only A, B (and the score head) move. The merged folder in transformers, adapter/ in peft and adapter/
+    in our own loader are the model in memory; the base's file is not touched; a run stopped and resumed ends in the same
+    bits, and until its end holds no merged weights, which are as large as the base."""
+    flags, out = ("--lora-rank", 4, "--steps", 4, "--lr", 1e-2, "--warmup", 0), tmp_path / "merged"
+    before = weights_of(llama_folder)
     model, merged, tokenizer = trained_and_reloaded(
-        stage, monkeypatch, pairs_file, llama_folder, tmp_path / "merged", *flags
+        stage, monkeypatch, pairs_file, llama_folder, out, *flags
     )
+    assert weights_of(llama_folder) == before
     check_equal_logits(model, merged, tokenizer)
-    moving = [n for n, w in common.unwrap(model).named_parameters() if w.requires_grad]
+    moving = [n for n, w in model.named_parameters() if w.requires_grad]
     assert {n.rpartition(".lora_")[2] for n in moving if ".lora_" in n} == {"A.weight", "B.weight"}
     assert [n for n in moving if ".lora_" not in n] == (
         ["score.weight"] if stage is reward_train else []
     )
     assert not any("embed" in n or "lm_head" in n for n in moving)
-
-    def load(folder):
-        if stage is reward_train:
-            return common.load_reward_model(str(folder), tokenizer, trainable=False)
-        return common.load_policy(str(folder), trainable=False)
-
-    for folder in (alone, tmp_path / "merged" / "adapter"):
-        if folder.name == "adapter":  # the adapter alone has no tokenizer
-            tokenizer.save_pretrained(folder)
-        check_equal_logits(load(folder), merged, tokenizer)
+    # adapter/ by peft and by ourselves
+    head, kind = {}, AutoModelForCausalLM
+    ours = common.load_policy
+    if stage is reward_train:
+        head = {"num_labels": 1, "pad_token_id": merged.config.pad_token_id}
+        kind = AutoModelForSequenceClassification
+        ours = partial(common.load_reward_model, tokenizer=tokenizer)
+    peft = in_peft(kind.from_pretrained(llama_folder, **head), out / "adapter")
+    check_equal_logits(model, peft, tokenizer)
+    check_equal_logits(model, ours(str(out / "adapter"), trainable=False), tokenizer)
     # stopped after 2 of 4 steps and resumed
-    cut = tmp_path / "cut"
-    argv = command(stage, pairs_file, llama_folder, cut, *flags, "--no-merge")
-    assert stage.main([*argv, "--stop-after", "2"]) == 0
-    assert stage.main([*argv, "--resume"]) in (None, 0)
-    name = "adapter_model.safetensors"
-    assert (cut / name).read_bytes() == (alone / name).read_bytes()
-    # the next run starts from the adapter folder, again with an adapter that stands on the first
-    again = tmp_path / "again"
-    train(stage, pairs_file, str(alone), again, "--lora-rank", 2, "--no-merge")
-    assert json.loads((again / "adapter_config.json").read_text())[
-        "base_model_name_or_path"
-    ] == str(alone)
-    difference = [
-        (load(again).get_input_embeddings().weight - merged.get_input_embeddings().weight)
-        .abs()
-        .max()
-    ]
-    assert difference[0] == 0
-    ids = torch.tensor([tokenizer.encode("sql, kafka")])
-    with torch.no_grad():
-        near = (load(again)(input_ids=ids).logits - merged(input_ids=ids).logits).abs().max()
-        far = (
-            (load(again)(input_ids=ids).logits - base_logits(stage, llama_folder, ids)).abs().max()
-        )
-    assert near < far, "the second adapter must stand on the first, not on the base"
+    again = tmp_path / "cut"
+    train(stage, pairs_file, llama_folder, again, *flags, "--stop-after", 2)
+    if stage is not ppo:
+        held = {"model.safetensors", "config.json", "adapter"} & {p.name for p in again.iterdir()}
+        assert held == {"adapter"}
+    train(stage, pairs_file, llama_folder, again, *flags, "--resume")
+    for name in ("model.safetensors", "adapter/adapter_model.safetensors"):
+        assert (again / name).read_bytes() == (out / name).read_bytes()
 
 
-def base_logits(stage, folder, ids):
-    if stage is reward_train:  # a fresh head is zero
-        return torch.zeros(1, 1)
-    return AutoModelForCausalLM.from_pretrained(folder)(input_ids=ids).logits
+@pytest.mark.parametrize("family", ["gpt2", "gpt_neox", "opt"])
+def test_lora_of_other_families_in_peft(family, tmp_path, monkeypatch, pairs_file):
+    """GPT-2's linear layers are stored (in, out), GPT-NeoX has q, k and v in one: peft reads the same logits from adapter/."""
+    base, out = tiny_model(family, tmp_path), tmp_path / "out"
+    flags = ("--lora-rank", 2, "--steps", 2, "--lr", 1e-2)
+    model, merged, tokenizer = trained_and_reloaded(sft, monkeypatch, pairs_file, base, out, *flags)
+    check_equal_logits(model, merged, tokenizer)
+    peft = in_peft(AutoModelForCausalLM.from_pretrained(base), out / "adapter")
+    check_equal_logits(model, peft, tokenizer)
 
 
-def test_an_overflowing_step_loses_no_batch(tmp_path, monkeypatch, llama_folder, pairs_file):
-    """fp16: at a scale of 2^30 the gradients of the first step overflow. The batch is tried again at half the scale until
-    it passes, so losses, rates and the number of updates are those of a run whose scale fits; left out, step 2 would
-    still have the loss of untrained weights on its batch, and 8 of the 16 rows would be lost.
-    """
-    real, data = torch.amp.GradScaler, write_pairs(tmp_path / "pairs.jsonl", 16)
-    for stage in PAIR_STAGES:
-        runs = {}
-        for scale in (2.0**30, 2.0**10):
-            with monkeypatch.context() as patch:
-                patch.setattr(torch.amp, "GradScaler", lambda d, s=scale: real(d, init_scale=s))
-                flags = ("--dtype", "fp16", "--steps", 2, "--lr", 1e-2, "--warmup", 0)
-                runs[scale] = train(
-                    stage, data, llama_folder, tmp_path / f"{stage.__name__}-{scale}", *flags
-                )
-        large, small = runs.values()
-        assert sum(steps(large, "skipped_steps")) > 5 and sum(steps(small, "skipped_steps")) == 0
-        assert steps(large, "lr") == steps(small, "lr") and len(steps(large, "lr")) == 2
-        assert steps(large, "loss") == pytest.approx(steps(small, "loss"), rel=2e-2)
-        assert steps(large, "grad_norm") == pytest.approx(steps(small, "grad_norm"), rel=5e-2)
+def test_precision_of_the_written_weights(tmp_path, pairs_file):
+    """A merged LoRA is a new version of its checkpoint, so it has the checkpoint's precision: bf16 here. Full training
+    writes fp32, for the updates are finer than bf16; --save-dtype decides for both."""
+    base = tiny_model("llama", tmp_path, dtype=torch.bfloat16)
+    cases = {
+        ("--lora-rank", 2): torch.bfloat16,
+        (): torch.float32,
+        ("--lora-rank", 2, "--save-dtype", "fp16"): torch.float16,
+        ("--save-dtype", "bf16"): torch.bfloat16,
+    }
+    for flags, dtype in cases.items():
+        out = tmp_path / "out"
+        train(sft, pairs_file, base, out, *flags, "--overwrite")
+        assert {w.dtype for w in load_file(out / "model.safetensors").values()} == {dtype}
+        assert AutoModelForCausalLM.from_pretrained(out, dtype="auto").dtype == dtype
+        if "--lora-rank" in flags:  # what was trained is not rounded
+            adapter = load_file(out / "adapter" / "adapter_model.safetensors")
+            assert {w.dtype for w in adapter.values()} == {torch.float32}
 
 
+def test_an_overflowing_step_is_skipped_and_counted(
+    tmp_path, monkeypatch, llama_folder, pairs_file
+):
+    """fp16: at a scale of 2^22 the gradients overflow. The step is skipped, which leaves the weights alone, and counted;
+    the scale halves until one passes. At 2^60 seventeen halvings are not enough: the run stops and names its rows."""
+    real, logs = torch.amp.GradScaler, {}
+    flags = ("--dtype", "fp16", "--batch-size", 16, "--steps", 18, "--lr", 1e-2, *CURE)
+    for scale, out in ((2.0**22, tmp_path / "some"), (2.0**60, tmp_path / "all")):
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.amp, "GradScaler", lambda d, s=scale: real(d, init_scale=s))
+            argv = command(sft, pairs_file, llama_folder, out, *flags)
+            if scale == 2.0**22:
+                sft.main(argv)
+            else:
+                with pytest.raises(files.UserError, match="not finite; rows .*pairs.jsonl:"):
+                    sft.main(argv)
+        rows = read(out / "metrics.jsonl")
+        logs[scale] = steps(rows, "skipped_steps"), steps(rows, "loss"), steps(rows, "lr")
+    skipped, losses, lr = logs[2.0**22]
+    n = sum(skipped)
+    assert 2 < n < 17 and skipped == [1] * n + [0] * (18 - n)
+    assert losses[: n + 1] == pytest.approx(losses[:1] * (n + 1), rel=1e-3), "the same weights"
+    assert losses[-1] < losses[0] - 0.05
+    assert len(lr) == 18, "a skipped step is a step of the schedule"
+    assert logs[2.0**60][0] == [1] * 16
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
 @pytest.mark.parametrize("stage", PAIR_STAGES)
 def test_a_last_step_that_breaks_the_weights_is_seen(
-    stage, tmp_path, monkeypatch, llama_folder, pairs_file, capsys
+    stage, family, tmp_path, monkeypatch, pairs_file, capsys
 ):
     """A broken step shows in the loss of the next; behind the last one there is none, and NaN weights would be saved as the
-    result. One line instead, status 2, and the folder still holds the start."""
-    real = common.clip_and_step
+    result. GPT-2: the last position alone is NaN, which no row here reads, so loss, evaluation and any short probe are
+    finite. One line, status 2, and the folder still holds the start."""
+    real = runs.Run.update
 
-    def breaks(model, *rest):
-        found = real(model, *rest)
-        next(model.parameters()).data.fill_(math.nan)
+    def breaks(run, where):
+        found = real(run, where)
+        trunk = run.model.base_model
+        weight = trunk.wpe.weight.data[-1] if family == "gpt2" else trunk.embed_tokens.weight.data
+        weight.fill_(math.nan)
         return found
 
-    monkeypatch.setattr(common, "clip_and_step", breaks)
-    argv = command(stage, pairs_file, llama_folder, tmp_path / "run", "--lr", 1e-3)
+    monkeypatch.setattr(runs.Run, "update", breaks)
+    monkeypatch.setattr(stage, "evaluate", lambda *args: ({}, []))
+    model, out = tiny_model(family, tmp_path / "models"), tmp_path / "run"
+    argv = command(stage, pairs_file, model, out, "--lr", 1e-3)
     with pytest.raises(SystemExit) as stop:
-        common.run(lambda: stage.main(argv))
+        files.command(lambda: stage.main(argv))
     said = capsys.readouterr().err.splitlines()[-1]
-    assert stop.value.code == 2 and said.startswith("error: --lr 0.001: the "), said
-    assert "not finite after the last step; lower it" in said
-    saved = load_file(tmp_path / "run" / "model.safetensors")
-    assert all(w.isfinite().all() for w in saved.values())
-
-
-@pytest.mark.parametrize("stage", PAIR_STAGES)
-def test_a_broken_weight_that_no_row_reads_is_seen(stage, tmp_path, monkeypatch, pairs_file):
-    """The last position of a GPT-2 is NaN, and no row here is that long: loss, evaluation and any short probe are finite, so
-    only a look at the weights themselves keeps the broken model from being saved as the result."""
-    real = common.clip_and_step
-
-    def breaks(model, *rest):
-        found = real(model, *rest)
-        model.base_model.wpe.weight.data[-1] = math.nan
-        return found
-
-    monkeypatch.setattr(common, "clip_and_step", breaks)
-    model, out = tiny_model("gpt2", tmp_path / "models"), tmp_path / "run"
-    with pytest.raises(common.UserError, match="--lr .* not finite after the last step"):
-        train(stage, pairs_file, model, out, "--steps", 2)
-    assert [row["step"] for row in read(out / "metrics.jsonl") if "loss" in row] == [1, 2]
+    assert stop.value.code == 2 and said.startswith("error: --lr: the weights are"), said
+    assert "no longer finite; lower it" in said
     assert all(w.isfinite().all() for w in load_file(out / "model.safetensors").values())
 
 
@@ -999,34 +948,26 @@ def test_lora_reference_is_the_start(tmp_path, monkeypatch, llama_folder, pairs_
         tmp_path / "prompts.jsonl", [{"prompt": r["prompt"]} for r in pair_rows(6)]
     )
     flags = ("--lora-rank", 4, "--steps", 6, "--lr", 3e-3, "--prompts", prompts, *CURE)
-    held, real = {}, common.save_run
-    monkeypatch.setattr(common, "save_run", lambda m, t, a: held.update(model=m) or real(m, t, a))
-    rows = train(dpo, pairs_file, llama_folder, tmp_path / "off", *flags)
-    model, base = held["model"].eval(), AutoModelForCausalLM.from_pretrained(llama_folder).eval()
+    real, kl = dpo.kl_to_reference, []
+
+    def both(args, *rest):  # without the rank it loads args.model
+        kl.append([real(a, *rest) for a in (args, Namespace(**{**vars(args), "lora_rank": 0}))])
+        return kl[-1][0]
+
+    monkeypatch.setattr(dpo, "kl_to_reference", both)
+    rows, model = saved_model(monkeypatch, dpo, pairs_file, llama_folder, tmp_path / "out", *flags)
+    model, base = model.eval(), AutoModelForCausalLM.from_pretrained(llama_folder).eval()
     ids = torch.tensor([[5, 70, 71, 80]])
     with torch.no_grad():
-        with common.adapter_off(model):
+        with lora.adapter_off(model):
             assert torch.equal(model(input_ids=ids).logits, base(input_ids=ids).logits)
         assert not torch.allclose(
             model(input_ids=ids).logits, base(input_ids=ids).logits, atol=1e-2
         )
-    loaded = train(
-        dpo, pairs_file, llama_folder, tmp_path / "on", *flags, "--ref-model", llama_folder
-    )
-    kl = [[r["val/kl"] for r in each if "val/kl" in r] for each in (rows, loaded)]
-    assert kl[0] == pytest.approx(kl[1], abs=1e-4)
-    assert kl[0][0] == pytest.approx(0, abs=1e-4) and kl[0][-1] > 0.01
-
-
-def test_lora_dropout_is_off_in_evaluations(tmp_path, llama_folder, pairs_file):
-    """Evaluations run in train mode (gradient checkpointing sleeps in eval mode): with --lora-dropout they would measure
-    a thinned model. The held-out loss of the last step must be that of the merged folder."""
-    flags = ("--lora-rank", 4, "--lora-dropout", 0.5, "--lr", 1e-2, "--warmup", 0, "--steps", 4)
-    held = ("--eval-fraction", 0.3)
-    rows = train(sft, pairs_file, llama_folder, tmp_path / "out", *flags, *held)
-    last = [r["eval/loss"] for r in rows if "eval/loss" in r][-1]
-    rows = train(sft, pairs_file, str(tmp_path / "out"), tmp_path / "next", *held)
-    assert [r["eval/loss"] for r in rows if "eval/loss" in r][0] == pytest.approx(last, rel=1e-4)
+    (first, also_first), (last, also_last) = kl
+    assert [r["val/kl"] for r in rows if "val/kl" in r] == [first, last]
+    assert (first, last) == pytest.approx((also_first, also_last), abs=1e-4)
+    assert first == pytest.approx(0, abs=1e-4) and last > 0.01
 
 
 @pytest.mark.parametrize("lora", [0, 4])
@@ -1056,12 +997,12 @@ def test_gradient_checkpointing_is_exact(
     assert gap(seen[1][0], seen[0][0]) < 1e-6
 
 
-# ---- scores of sample answers, --config ----
+# ---- scores of sample answers, the log, --config ----
 
 GOLD = '''
 def score(prompts, answers, rows):
     """The share of vowels: any number that depends on the text, and None for an empty answer."""
-    assert [row["note"] for row in rows] == ["n%d" % i for i in range(len(rows))]
+    assert [row["prompt"] for row in rows] == prompts and len({row["note"] for row in rows}) == 6
     return [sum(c in "aeiou" for c in a) / len(a) if a else None for a in answers]
 '''
 
@@ -1078,7 +1019,7 @@ def test_prompts_gold_and_reward_model(
     flags += ("--warmup", 0, "--steps", 2)
     model = common.load_policy(llama_folder, trainable=False)
     tokenizer = common.load_tokenizer(llama_folder)
-    asked = [r["prompt"] for r in rows]
+    asked = [r["prompt"] for r in runs.some_prompts(rows, 64)]
     answers = common.sample(model, tokenizer, asked, max_new_tokens=12, seed=0).texts
     shares = [sum(c in "aeiou" for c in a) / len(a) for a in answers if a]
     expected = sum(shares) / len(shares)
@@ -1096,24 +1037,20 @@ def test_prompts_gold_and_reward_model(
     assert next(r for r in logged if "val/gold" in r)["val/gold"] == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("stage", STAGES, ids=lambda s: s.__name__)
-def test_config_repeats_a_run(stage, tmp_path, llama_folder, pairs_file):
+def test_config_repeats_a_run(tmp_path, llama_folder, pairs_file):
     """`--config runs/x/args.json --out runs/y` is the same run: the same bits, lists and switches included. A flag on the
-    line wins, in whatever order; --stop-after belongs to one session and is not taken over."""
-    flags = ["--steps", 3, "--lr", 2e-3, "--schedule", "linear", "--seed", 5]
-    own = {sft: ["--keep-order"], ppo: ["--lam", 0.9]}.get(stage, ["--label-smoothing", 0.1])
-    flags += own
+    line wins, in whatever order; --stop-after belongs to one session and is not taken over. (The trainers that still have
+    it: ppo.py and grpo_*.)"""
+    flags = ["--steps", 3, "--lr", 2e-3, "--schedule", "linear", "--seed", 5, "--lam", 0.9]
     first = tmp_path / "first"
-    argv = command(stage, pairs_file, llama_folder, first, *flags)
-    assert stage.main([*argv, "--stop-after", "2"]) == 0
-    assert stage.main([*argv, "--resume"]) in (None, 0)
+    argv = command(ppo, pairs_file, llama_folder, first, *flags)
+    assert ppo.main([*argv, "--stop-after", "2"]) == 0
+    assert ppo.main([*argv, "--resume"]) in (None, 0)
     config = ["--config", str(first / "args.json")]
-    assert stage.main([*config, "--out", str(tmp_path / "second")]) in (None, 0)
+    assert ppo.main([*config, "--out", str(tmp_path / "second")]) in (None, 0)
     assert weights_of(tmp_path / "second") == weights_of(first)
-    assert stage.main(["--lr", "1e-4", *config, "--out", str(tmp_path / "third")]) in (None, 0)
-    args = [
-        json.loads((tmp_path / n / "args.json").read_text())["args"] for n in ("second", "third")
-    ]
+    assert ppo.main(["--lr", "1e-4", *config, "--out", str(tmp_path / "third")]) in (None, 0)
+    args = [read_args(tmp_path / name) for name in ("second", "third")]
     assert [a["lr"] for a in args] == [2e-3, 1e-4]
     assert [a["schedule"] for a in args] == ["linear", "linear"]
     assert args[0]["stop_after"] is None
@@ -1131,9 +1068,9 @@ def test_log_and_folder_are_complete(stage, tmp_path, llama_folder, pairs_file, 
     argv = command(stage, data, llama_folder, tmp_path / "out", *flags)
     argv += ["--eval-fraction", "0.3"] if stage is sft else ["--eval-pairs", held]
     del argv[argv.index("--steps") : argv.index("--steps") + 2]
-    assert stage.main(argv) is None
+    assert not stage.main(argv)
     rows = read(tmp_path / "out" / "metrics.jsonl")
-    n = int(capsys.readouterr().out.partition("training ")[2].split()[0])
+    n = int(capsys.readouterr().out.partition("training ")[2].split(",")[0])
     assert n == 10 or stage is sft
     plan = 2 * math.ceil(n / 4)
     assert [r["step"] for r in rows if "lr" in r] == list(range(1, plan + 1))
@@ -1150,67 +1087,174 @@ def test_log_and_folder_are_complete(stage, tmp_path, llama_folder, pairs_file, 
         assert {"step", "time_s", "peak_mem_mb"} <= row.keys()
 
 
-# ---- a DPO policy as a reward model ----
+# ---- what a user types first, and sees ----
+
+
+@pytest.mark.parametrize("stage", PAIR_STAGES, ids=lambda s: s.__name__)
+def test_the_screen(stage, tmp_path, capfd):
+    """At most 24 lines before the bar and ten after it, none beyond 400 characters, however long the rows are; the last show
+    one prompt, its answer before and after, and the score before and after. DPO without --epochs makes 24 steps of a small
+    file: 32 pairs in batches of 8 are 4 a pass, so 6 passes; two passes would end as it began."""
+    rows = pair_rows(32)
+    for row in rows:
+        row["prompt"][0]["content"] *= 5
+        row["chosen"][0]["content"] *= 2
+    data = write_rows(tmp_path / "pairs.jsonl", rows)
+    prompts = write_rows(tmp_path / "prompts.jsonl", [{"prompt": r["prompt"]} for r in rows[:3]])
+    model, out = tiny_model("llama", tmp_path, max_position_embeddings=1024), tmp_path / "out"
+    argv = command(stage, data, model, out, "--max-new-tokens", 200, "--lr", 3e-4)
+    del argv[argv.index("--steps") : argv.index("--steps") + 2]
+    if stage is reward_train:
+        del argv[argv.index("--max-new-tokens") : argv.index("--max-new-tokens") + 2]
+    else:
+        argv += ["--prompts", prompts, "--gold", REWARD_FN]
+    argv += ["--eval-pairs", data] if stage is reward_train else []
+    assert stage.main(argv) == 0
+    said = capfd.readouterr()
+    lines = said.out.splitlines()
+    assert said.err == "" and all(len(line) <= 400 for line in lines), said
+    before = 1 + next(i for i, line in enumerate(lines) if line.startswith("step 0: "))
+    after = 1 + max(i for i, line in enumerate(lines) if re.match(r"step \d+: ", line))
+    assert before <= 24 and len(lines) - after <= 10, said.out
+    end, log = lines[after:], read(out / "metrics.jsonl")
+    assert len(steps(log, "lr")) == {dpo: 24}.get(stage, math.ceil(32 / 8))
+    for key in stage.HEADLINE:
+        values = [row[key] for row in log if row.get(key) is not None]
+        shown = [line.split() for line in end if line.startswith(f"{key} ")]
+        assert shown == ([[key, f"{values[0]:.4f}", "before", f"{values[-1]:.4f}", "after"]] if values else [])  # fmt: skip
+    assert any(line.startswith(f"wrote {out}") for line in end) and end[-1].startswith(
+        "next: python"
+    )
+    if stage is not reward_train:
+        assert any(line.startswith("val/gold ") for line in end)
+        kept = read(out / "samples.jsonl")
+        kept = [row for row in kept if row["prompt"] == kept[0]["prompt"]]
+        shown = {k: next(line.split(maxsplit=1)[1] for line in end if line.startswith(k)) for k in ("prompt", "before", "after")}  # fmt: skip
+        beginnings = [" ".join(kept[i]["answer"].split())[:100] for i in (0, -1)]
+        assert shown["before"].startswith(beginnings[0]) and shown["after"].startswith(
+            beginnings[1]
+        )
+        assert shown["prompt"].removeprefix("… ") in " ".join(kept[0]["prompt"].split())
+        assert beginnings[0] != beginnings[1], (
+            "an answer that training left as it was shows nothing"
+        )
+
+
+@pytest.mark.parametrize("stage", PAIR_STAGES, ids=lambda s: s.__name__)
+def test_a_copy_trains_on_a_users_file(stage, tmp_path):
+    """Who copies one script with common.py and parts/ has a trainer: no file of data/, no other stage, nothing installed.
+    The old plumbing of the other stages (parts/old_*) is not needed either."""
+    home = tmp_path / "copy"
+    shutil.copytree(REPO / "parts", home / "parts", ignore=shutil.ignore_patterns("__*", "old_*"))
+    for name in ("common.py", f"{stage.__name__}.py"):
+        shutil.copy(REPO / name, home)
+    write_pairs(home / "mine.jsonl")
+    model = Path(tiny_model("llama", home)).name
+    argv = command(stage, "mine.jsonl", model, "run", "--steps", 2, "--eval-fraction", 0.2)
+    env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    run = subprocess.run(
+        [sys.executable, f"{stage.__name__}.py", *argv],
+        cwd=home, env=env, capture_output=True, text=True,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    assert len(steps(read(home / "run" / "metrics.jsonl"), "lr")) == 2
+    assert (home / "run" / "model.safetensors").is_file()
+    assert str(REPO) not in run.stdout + run.stderr
+
+
+@pytest.mark.parametrize("stage, flag", [(sft, "--data"), (dpo, "--pairs")])
+def test_bundled_data_brings_its_prompts_and_score(stage, flag, monkeypatch):
+    """The command on the card must show what was learnt: bundled files alone get the bundled prompts and the recruiter. With
+    a file of the user's own the recruiter's score would say nothing."""
+    monkeypatch.chdir(REPO)
+    theirs = ("data/prompts.jsonl", "data/recruiter.py:reward")
+
+    def found(*argv):
+        args = stage.parse_args(list(argv))
+        return args.prompts, args.gold
+
+    assert found() == found(flag, "data/prefs.jsonl") == theirs
+    assert found(flag, "mine.jsonl") == found(flag, "data/prefs.jsonl", "mine.jsonl") == (None,) * 2
+    assert found(flag, "data/prefs.jsonl", "--prompts", "mine.jsonl") == ("mine.jsonl", None)
+    assert found(flag, "data/prefs.jsonl", "--gold", "my.py:f") == (theirs[0], "my.py:f")
+
+
+@pytest.mark.parametrize("stage, most", [(sft, 30), (reward_train, 32), (dpo, 36)])
+def test_help(stage, most, monkeypatch, capsys):
+    """--help: an example that parses, the stage's own flags explained, the 22 shared ones by name, under 60 lines of 100
+    columns. --help-all explains every flag."""
+    monkeypatch.setenv("COLUMNS", "100")
+    made, real = [], runs.Parser.parse_args
+    monkeypatch.setattr(
+        runs.Parser, "parse_args", lambda p, argv=None: made.append(p) or real(p, argv)
+    )
+
+    def shown(flag):
+        with pytest.raises(SystemExit) as stop:
+            stage.parse_args([flag])
+        assert stop.value.code == 0
+        return capsys.readouterr().out
+
+    brief, full = shown("--help"), shown("--help-all")
+    assert brief.startswith(f"usage: python {stage.__name__}.py --")
+    stage.parse_args(brief.splitlines()[0].split()[3:])
+    assert len(brief.splitlines()) < 60 and max(map(len, brief.splitlines())) <= 100
+    shared = [action.option_strings[0] for action in made[0].shared]
+    own = [a.option_strings[-1] for a in made[0]._actions if a.option_strings[-1] not in shared]
+    own = [name for name in own if not name.startswith("--help")]
+    assert len(shared) == 22 and len(own) + 22 <= most
+    explained = lambda text: re.findall(r"^  (--[a-z-]+)", text, re.MULTILINE)  # noqa: E731
+    assert explained(brief) == ["--help-all", *own]
+    assert " ".join(shared) in " ".join(brief.rpartition("Shared by all")[2].split())
+    assert explained(full) == ["--help-all", *own, *shared]
+
+
+# ---- a DPO policy as the reward of PPO ----
 
 
 @pytest.mark.parametrize("loss_type", ["sigmoid", "simpo"])
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_a_dpo_policy_scores_by_its_implicit_reward(family, loss_type, tmp_path, pairs_file):
-    """β·(log π − log π_ref) of the folder is what the run itself logged for its held-out pairs, and the scale in config.json
-    is their mean and deviation; simpo: β·mean log π, no reference. Padding and mates change nothing."""
+    """β·(log π − log π_ref) of the folder is what the run itself logged for its held-out pairs, and its scale is their mean
+    and deviation; simpo: β·mean log π, no reference. Padding and mates change nothing."""
     model, held = tiny_model(family, tmp_path), write_pairs(tmp_path / "held.jsonl", 9, seed=4)
-    flags = (
-        "--steps",
-        12,
-        "--lr",
-        3e-3,
-        "--eval-pairs",
-        held,
-        "--loss-type",
-        loss_type,
-        "--beta",
-        0.2,
-    )
-    last = [r for r in train(dpo, pairs_file, model, tmp_path / "dpo", *flags) if "eval/loss" in r][
-        -1
-    ]
+    flags = ("--steps", 12, "--lr", 3e-3, "--eval-pairs", held, "--loss-type", loss_type)
+    rows = train(dpo, pairs_file, model, tmp_path / "dpo", *flags, "--beta", 0.2)
+    last = [r for r in rows if "eval/loss" in r][-1]
     rows, folder = read(held), str(tmp_path / "dpo")
-    raw = common.reward_function(folder, raw=True, tokens=64)
+    raw = old_runs.reward_function(folder, raw=True, tokens=64)
     prompts = [r["prompt"] for r in rows]
     sides = [raw(prompts, [r[side][0]["content"] for r in rows]) for side in ("chosen", "rejected")]
     for side, scores in zip(("chosen", "rejected"), sides):
         assert np.mean(scores) == pytest.approx(last[f"eval/rewards/{side}"], abs=1e-5)
     assert np.std(sides) > 1e-3, "the run moved the policy, so its rewards differ"
     assert raw(prompts[:1], [rows[0]["chosen"][0]["content"]])[0] == pytest.approx(sides[0][0], abs=1e-5)  # fmt: skip
-    config = json.loads((tmp_path / "dpo" / "config.json").read_text())
-    assert config["reward_mean"] == pytest.approx(np.mean(sides), abs=1e-5)
-    assert config["reward_std"] == pytest.approx(np.std(sides, ddof=1), rel=1e-3)
-    out = tmp_path / "report"
-    evaluate.main(["reward", "--reward-model", folder, "--pairs", held, "--out", str(out)])
-    bench = json.loads((out / "reward.json").read_text())
-    assert bench["model_type"] == "DPO"
-    assert bench["accuracy"] == pytest.approx(last["eval/rewards/accuracies"], abs=1e-6)
-    scaled = common.reward_function(folder)(prompts, [r["chosen"][0]["content"] for r in rows])
-    assert np.mean(scaled) == pytest.approx((np.mean(sides[0]) - config["reward_mean"]) / config["reward_std"], abs=1e-4)  # fmt: skip
+    scaled = old_runs.reward_function(folder)(prompts, [r["chosen"][0]["content"] for r in rows])
+    expected = (np.mean(sides[0]) - np.mean(sides)) / np.std(sides, ddof=1)
+    assert np.mean(scaled) == pytest.approx(expected, abs=1e-3)
 
 
 def test_an_implicit_reward_needs_its_reference(tmp_path, pairs_file):
     """A reward against another model than the one that DPO started from is no reward: refused by name, also when it is gone.
-    A plain language model has neither a head nor a reference."""
+    A plain language model has neither a head nor a reference, and everywhere but in PPO and GRPO a DPO policy is one."""
     model = tiny_model("llama", tmp_path)
     train(dpo, pairs_file, model, tmp_path / "dpo", "--steps", 2)
-    common.reward_function(str(tmp_path / "dpo"))
-    with pytest.raises(common.UserError, match="language model without a reward head"):
-        common.reward_function(model)
+    folder = str(tmp_path / "dpo")
+    old_runs.reward_function(folder)
+    with pytest.raises(files.UserError, match="no reward_std"):  # nothing was held out
+        old_runs.reward_function(folder, scaled=True)
+    for function, name in ((old_runs.reward_function, model), (common.reward_function, folder)):
+        with pytest.raises(files.UserError, match="not a reward model; train one with reward_tr"):
+            function(name)
     weights = load_file(Path(model) / "model.safetensors")
     key = next(iter(weights))
     weights[key] = weights[key] + 1
     save_file(weights, Path(model) / "model.safetensors", {"format": "pt"})
-    with pytest.raises(common.UserError, match="its reference .* has changed or is gone"):
-        common.reward_function(str(tmp_path / "dpo"))
+    with pytest.raises(files.UserError, match="its reference .* has changed or is gone"):
+        old_runs.reward_function(folder)
     shutil.rmtree(model)
-    with pytest.raises(common.UserError, match="its reference .* has changed or is gone"):
-        common.reward_function(str(tmp_path / "dpo"))
+    with pytest.raises(files.UserError, match="its reference .* has changed or is gone"):
+        old_runs.reward_function(folder)
 
 
 def test_ppo_takes_the_mean_of_several_reward_models(tmp_path, pairs_file):
@@ -1232,51 +1276,31 @@ def test_ppo_takes_the_mean_of_several_reward_models(tmp_path, pairs_file):
 
     kept, args = run("ppo", "--reward-model", *both)
     said = [r["prompt"] for r in kept], [r["answer"] for r in kept]
-    scores = [common.reward_function(folder)(*said) for folder in both]
+    scores = [old_runs.reward_function(folder)(*said) for folder in both]
     assert [r["reward"] for r in kept] == pytest.approx(np.mean(scores, 0), abs=1e-4)
     assert np.std(scores[0]) > 0 and np.std(scores[1]) > 0 and args["critic"] == "rm"
     kept, _ = run("weighed", "--reward-model", *both, "--reward-weights", "1", "3")
     said = [r["prompt"] for r in kept], [r["answer"] for r in kept]
-    first, second = (np.array(common.reward_function(folder)(*said)) for folder in both)
+    first, second = (np.array(old_runs.reward_function(folder)(*said)) for folder in both)
     assert [r["reward"] for r in kept] == pytest.approx((first + 3 * second) / 4, abs=1e-4)
     kept, args = run("alone", "--reward-model", both[1])
     assert args["critic"] == "policy" and [r["reward"] for r in kept] == pytest.approx(
-        common.reward_function(both[1])([r["prompt"] for r in kept], [r["answer"] for r in kept]), abs=1e-4
+        old_runs.reward_function(both[1])([r["prompt"] for r in kept], [r["answer"] for r in kept]), abs=1e-4
     )  # fmt: skip
-    with pytest.raises(common.UserError, match="--critic rm: .* has no head to start from"):
+    with pytest.raises(files.UserError, match="--critic rm: .* has no head to start from"):
         run("no", "--reward-model", *both[::-1], "--critic", "rm")
 
 
-def test_what_an_implicit_reward_does_not_do(tmp_path, pairs_file):
-    """A resumed run without a step left keeps its scale; one that starts from it, with nothing held out, has none of its own
-    and takes none over; an adapter folder has none, so PPO refuses to average it; the audit of twins is refused; an adapter
-    of a reward model is a reward model."""
-    model, held = tiny_model("llama", tmp_path), write_pairs(tmp_path / "held.jsonl", 9, seed=4)
-    flags = ("--steps", 4, "--lr", 3e-3, "--eval-pairs", held)
-    train(dpo, pairs_file, model, tmp_path / "dpo", *flags)
-    scale = common.reward_scale(common.load_config(str(tmp_path / "dpo")))
-    train(dpo, pairs_file, model, tmp_path / "dpo", *flags, "--resume")
-    assert common.reward_scale(common.load_config(str(tmp_path / "dpo"))) == scale != (0.0, 1.0)
-    train(dpo, pairs_file, str(tmp_path / "dpo"), tmp_path / "next", "--steps", 1)
-    assert common.reward_scale(common.load_config(str(tmp_path / "next"))) == (0.0, 1.0)
-    train(dpo, pairs_file, str(tmp_path / "next"), tmp_path / "lora", *flags, "--lora-rank", 2, "--no-merge")  # fmt: skip
-    common.reward_function(str(tmp_path / "lora"))
-    with pytest.raises(common.UserError, match="no reward_std"):
-        common.reward_function(str(tmp_path / "lora"), scaled=True)
+def test_several_rewards_are_checked(tmp_path, pairs_file, reward_folder):
+    """Each reward model once, standardised, with a weight above 0 for each; the audit of twins is refused for a policy."""
     for wrong in (["a", "a"], ["a", "b", "--raw-reward"]):
-        with pytest.raises(
-            common.UserError, match="of several, each once and without --raw-reward"
-        ):
+        with pytest.raises(files.UserError, match="of several, each once and without --raw-reward"):
             ppo.parse_args(["--reward-model", *wrong])
     for wrong in (["1"], ["1", "0"], ["1", "-1"], ["1", "nan"], ["1", "inf"], ["1", "2", "3"]):
-        with pytest.raises(common.UserError, match="a number above 0 .* for each --reward-model"):
+        with pytest.raises(files.UserError, match="a number above 0 .* for each --reward-model"):
             ppo.parse_args(["--reward-model", "a", "b", "--reward-weights", *wrong])
-    with pytest.raises(common.UserError, match="for each --reward-model, of which there are 0"):
+    with pytest.raises(files.UserError, match="for each --reward-model, of which there are 0"):
         ppo.parse_args(["--reward-fn", "f.py:g", "--reward-weights", "1"])
-    with pytest.raises(common.UserError, match="audit the policy itself with --after"):
-        fairness.main(["twins", "--reward-model", str(tmp_path / "dpo"), "--names-per-cell", "2", "--resumes", "2", "--out", str(tmp_path / "f")])  # fmt: skip
-    train(reward_train, pairs_file, model, tmp_path / "rm", "--steps", 1, "--lora-rank", 2, "--no-merge")  # fmt: skip
-    assert common.has_reward_head(str(tmp_path / "rm")) and not common.has_reward_head(str(tmp_path / "lora"))  # fmt: skip
 
 
 def read_args(folder):

@@ -1,4 +1,5 @@
-"""The same batch through TRL and through ours: loss and gradients, number by number; and adapters through PEFT.
+"""The same batch through TRL and through ours: loss and gradients, number by number, and eight steps of training; and
+adapters through PEFT.
 
 TRL and PEFT are what our users come from. Where the two disagree one of us has a bug, or a convention that a user must be
 told of. Compared from the same file of messages on, so that template, masks and end token are compared as well.
@@ -9,6 +10,7 @@ and `sigmoid_norm` divide by the answer's tokens, as ours. Its DPOTrainer no lon
 SimPO are compared with its CPOTrainer, cDPO with a reference of 0. Its `sft` term is our --nll-coef.
 """
 
+import contextlib
 import json
 
 import pytest
@@ -19,6 +21,8 @@ import common
 import dpo
 import grpo_rubric
 import reward_train
+import sft
+from parts import files, old_runs, runs
 from tiny import pair_rows, tiny_model, tiny_reward_model, write_rows
 
 needs = pytest.importorskip  # name, reason: the test, or the file, is skipped with its reason
@@ -60,8 +64,9 @@ def assert_same(ours, theirs):
 
 def trl_options(place, **options):
     return dict(
-        output_dir=str(place / "trl"), per_device_train_batch_size=N, use_cpu=True, bf16=False,
-        gradient_checkpointing=False, report_to=[], max_length=options.pop("max_length", None), **options,
+        output_dir=str(place / "trl"), use_cpu=True, bf16=False,
+        gradient_checkpointing=False, report_to=[],
+        **{"max_length": None, "per_device_train_batch_size": N, **options},
     )  # fmt: skip
 
 
@@ -81,19 +86,26 @@ class Stopped(Exception):
     """Thrown where the first update would happen."""
 
 
+def run_stage(stage, monkeypatch, world, *flags):
+    """A stage's own main() on the file, whose rows are all trained on; returns its --out."""
+    monkeypatch.setattr(runs, "stop_signals", lambda: contextlib.nullcontext([0]))  # no handlers
+    out = world["place"] / f"ours{len(list(world['place'].iterdir()))}"
+    data = "--data" if stage is sft else "--pairs"
+    stage.main([data, world["file"], "--eval-fraction", "0", "--out", str(out), *map(str, flags)])
+    return out
+
+
 def stage_result(stage, monkeypatch, world, *flags):
-    """(loss, gradients) at the first update of a stage's own main(): file, reference, forward, micro-batches and all."""
+    """(loss, gradients) at its first update: file, reference, forward, micro-batches and all."""
     found = []
 
-    def catch(model, optimizer, scaler, args, loss, where):
-        found.extend([loss, gradients(model)])
+    def catch(run, where):
+        found.extend([run.loss, gradients(run.model)])
         raise Stopped
 
-    monkeypatch.setattr(common, "clip_and_step", catch)
-    monkeypatch.setattr(common, "StopSignal", bool)  # False, and no handlers in the test process
-    out = str(world["place"] / f"ours{len(list(world['place'].iterdir()))}")
-    with pytest.raises(Stopped):
-        stage.main(["--pairs", world["file"], "--eval-fraction", "0", "--out", out, *flags])
+    with monkeypatch.context() as patch, pytest.raises(Stopped):
+        patch.setattr(runs.Run, "update", catch)
+        run_stage(stage, patch, world, "--batch-size", N, *flags)
     return tuple(found)
 
 
@@ -102,43 +114,42 @@ def stage_result(stage, monkeypatch, world, *flags):
 
 def our_dpo(world, loss_type, beta, smoothing=0.0, nll_coef=0.0, reference=True):
     """(loss, gradients) of dpo.forward on the file, by the stage's own functions."""
-    flags = [
-        "--pairs",
-        world["file"],
-        "--eval-fraction",
-        "0",
-        "--ref-cache",
-        "none",
-        "--model",
-        world["policy"],
-    ]
+    flags = ["--pairs", world["file"], "--eval-fraction", "0", "--model", world["policy"]]
     flags += ["--loss-type", loss_type, "--beta", str(beta), "--label-smoothing", str(smoothing)]
-    flags += ["--ref-model", world["ref"]] if loss_type != "simpo" else []
-    args = dpo.parse_args(flags)
-    args.micro_tokens = 16384
-    model, tokenizer, _ = dpo.load_models(args)
-    pairs, _ = dpo.load_data(args, tokenizer)
-    ref_logps = None if loss_type == "simpo" else dpo.reference_logps(args, model, pairs, tokenizer)
-    if not reference:
-        ref_logps = torch.zeros_like(ref_logps)
-    pad_id = common.pad_id(tokenizer)
-    losses, _, _, logps, lengths = dpo.forward(args, model, pairs, range(N), pad_id, ref_logps)
-    loss = losses.mean() - nll_coef * logps[0].sum() / lengths[0].sum()
+    args = dpo.parse_args([*flags, "--out", str(world["place"] / "none")])
+    run = runs.Run("dpo", args, [], (), ())
+    policy, tokenizer = dpo.load_models(args, run)
+    pairs, _, _ = dpo.load_data(args, policy, tokenizer)
+    pad, ref_logps = common.pad_id(tokenizer), None
+    if loss_type != "simpo":
+        frozen = common.load_policy(world["ref"], trainable=False)
+        ref_logps = dpo.reference_logps(run, frozen, pairs, pad) * reference
+    losses, chosen_logps, numbers = dpo.forward(args, policy, pairs, range(N), pad, ref_logps)
+    loss = losses.mean() - nll_coef * chosen_logps.sum() / numbers[5].sum()
     loss.backward()
-    return (loss.item(), gradients(model)), dpo.batch_rows(pairs, range(N), pad_id)
+    return (loss.item(), gradients(policy)), dpo.batch_rows(pairs, range(N), pad)
 
 
-def trl_dpo(world, tokenizer, check=None, **options):
+def trl_trainer(kind, world, tokenizer, rows=None, ref=None, **options):
+    """TRL's SFT, Reward or DPO trainer on these rows, in the file's order."""
     trl = needs("trl", reason=REASON.format("trl"))
     datasets = needs("datasets", reason=REASON.format("datasets"))
-    trainer = trl.DPOTrainer(
-        model=AutoModelForCausalLM.from_pretrained(world["policy"], dtype=torch.float32),
-        ref_model=AutoModelForCausalLM.from_pretrained(world["ref"], dtype=torch.float32),
-        args=trl.DPOConfig(**trl_options(world["place"], **options)),
-        train_dataset=datasets.Dataset.from_list(world["rows"]),
-        processing_class=tokenizer,
-    )
-    return trl_result(trainer, check)
+    head = AutoModelForSequenceClassification if kind == "Reward" else AutoModelForCausalLM
+    models = {
+        "model": head.from_pretrained(
+            world["reward" if kind == "Reward" else "policy"], dtype=torch.float32
+        )
+    }
+    if ref:
+        models["ref_model"] = head.from_pretrained(world[ref], dtype=torch.float32)
+    return getattr(trl, f"{kind}Trainer")(
+        **models, args=getattr(trl, f"{kind}Config")(**trl_options(world["place"], **options)), processing_class=tokenizer,
+        train_dataset=datasets.Dataset.from_list(world["rows"] if rows is None else rows),
+    )  # fmt: skip
+
+
+def trl_dpo(world, tokenizer, check=None, ref="ref", **options):
+    return trl_result(trl_trainer("DPO", world, tokenizer, ref=ref, **options), check)
 
 
 @pytest.mark.parametrize(
@@ -175,22 +186,21 @@ def test_dpo_with_nll_term(world, tokenizer):
 
 
 def test_dpo_main_until_the_first_update(world, tokenizer, monkeypatch, capsys):
-    """Not the functions but the command: `dpo.py --nll-coef .3` in micro-batches of one pair stands, before its first
+    """Not the functions but the command: `dpo.py --nll-coef .3` in micro-batches of one pair is, before its first
     update, at TRL's loss and gradients for the whole batch."""
-    flags = [
+    flags = (
         "--model",
         world["policy"],
-        "--ref-model",
-        world["ref"],
-        "--ref-cache",
-        "none",
         "--nll-coef",
-        "0.3",
-    ]
-    flags += ["--batch-size", str(N), "--micro-tokens", "64", "--max-new-tokens", "2"]
+        0.3,
+        "--micro-tokens",
+        64,
+        "--max-new-tokens",
+        2,
+    )
     ours = stage_result(dpo, monkeypatch, world, *flags)
     options = dict(loss_type=["sigmoid", "sft"], loss_weights=[1.0, 0.3], beta=0.1)
-    assert_same(ours, trl_dpo(world, tokenizer, **options))
+    assert_same(ours, trl_dpo(world, tokenizer, ref="policy", **options))
 
 
 def trl_cpo(world, tokenizer, **options):
@@ -227,28 +237,90 @@ def test_label_smoothing(world, tokenizer):
 def test_reward_loss_and_gradients(world, tokenizer, monkeypatch, capsys, margin, center):
     """RewardTrainer takes the margin column when there is one and centres by its coefficient: `reward_train.py --margin
     margin --center-coef .01`, in micro-batches, has the same loss and the same gradients, head included."""
-    trl = needs("trl", reason=REASON.format("trl"))
-    datasets = needs("datasets", reason=REASON.format("datasets"))
-    flags = [
+    flags = (
         "--model",
         world["reward"],
         "--margin",
         "margin" if margin else "none",
         "--center-coef",
-        str(center),
-    ]
-    flags += ["--batch-size", str(N), "--micro-tokens", "150"]
-    ours = stage_result(reward_train, monkeypatch, world, *flags)
+        center,
+    )
+    ours = stage_result(reward_train, monkeypatch, world, *flags, "--micro-tokens", 150)
     rows = [{k: v for k, v in row.items() if margin or k != "margin"} for row in world["rows"]]
-    trainer = trl.RewardTrainer(
-        model=AutoModelForSequenceClassification.from_pretrained(world["reward"], dtype=torch.float32),
-        args=trl.RewardConfig(**trl_options(world["place"], center_rewards_coefficient=center or None)),
-        train_dataset=datasets.Dataset.from_list(rows),
-        processing_class=tokenizer,
-    )  # fmt: skip
-    theirs = trl_result(trainer)
-    assert_same(ours, theirs)
+    theirs = trl_trainer(
+        "Reward", world, tokenizer, rows, center_rewards_coefficient=center or None
+    )
+    assert_same(ours, trl_result(theirs))
     assert "score.weight" in ours[1]
+
+
+# ---- SFT, and eight steps of each ----
+
+
+def completions(rows):
+    return [{"prompt": row["prompt"], "completion": row["chosen"]} for row in rows]
+
+
+def test_sft_loss_and_gradients(world, tokenizer, monkeypatch, capsys):
+    """SFTTrainer on prompt and completion trains the answer and its end token, divided by the tokens of the whole
+    batch: `sft.py` in micro-batches of one row has the same loss and the same gradients."""
+    flags = ("--model", world["policy"], "--micro-tokens", 64, "--max-new-tokens", 2)
+    ours = stage_result(sft, monkeypatch, world, *flags)
+    trainer = trl_trainer("SFT", world, tokenizer, completions(world["rows"]))
+    assert_same(ours, trl_result(trainer))
+
+
+TRAINERS = {  # stage: TRL's trainer, our flags, its options
+    sft: ("SFT", (), {}),
+    reward_train: ("Reward", (), {}),
+    dpo: ("DPO", ("--nll-coef", 0.3), dict(loss_type=["sigmoid", "sft"], loss_weights=[1.0, 0.3], beta=0.1)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("stage", TRAINERS, ids=lambda stage: stage.__name__)
+def test_eight_steps(stage, tokenizer, world, monkeypatch, capsys):
+    """Optimiser, clipping, learning rate, a fixed reference: two epochs of 16 rows in batches of 4, in the order in which
+    ours shuffles them. Loss and gradient norm of each step, and the weights at the end, are TRL's."""
+    kind, flags, options = TRAINERS[stage]
+    rows = pair_rows(16, seed=5)
+    ours = {**world, "file": write_rows(world["place"] / "sixteen.jsonl", rows)}
+    start = world["reward" if kind == "Reward" else "policy"]
+    flags += (
+        "--model",
+        start,
+        "--batch-size",
+        4,
+        "--epochs",
+        2,
+        "--lr",
+        1e-3,
+        "--schedule",
+        "linear",
+        "--warmup",
+        0,
+    )
+    out = run_stage(stage, monkeypatch, ours, *flags, "--eval-every", 0, "--micro-tokens", 150)
+    found = [row for row in files.read_jsonl(out / "metrics.jsonl") if "grad_norm" in row]
+    rows = [rows[i] for step in range(1, 9) for i in common.batch_indices(16, 4, 0, step)[0]]
+    rows = completions(rows) if stage is sft else rows
+    trainer = trl_trainer(
+        kind, world, tokenizer, rows, ref="policy" if stage is dpo else None, **options, per_device_train_batch_size=4,
+        learning_rate=1e-3, lr_scheduler_type="linear", warmup_steps=0, num_train_epochs=1, logging_steps=1,
+        train_sampling_strategy="sequential", save_strategy="no", disable_tqdm=True,
+    )  # fmt: skip
+    losses, training_step = [], trainer.training_step
+    trainer.training_step = lambda *a, **k: losses.append(training_step(*a, **k)) or losses[-1]
+    trainer.train()
+    history = [row for row in trainer.state.log_history if "grad_norm" in row]
+    assert len(found) == len(losses) == len(history) == 8
+    for row, loss, logged in zip(found, losses, history):
+        assert abs(row["loss"] - loss.item()) < TOLERANCE, f"step {row['step']}"
+        assert row["grad_norm"] == pytest.approx(logged["grad_norm"], rel=TOLERANCE)
+        assert row["lr"] == pytest.approx(logged["learning_rate"])
+    before, after = (type(trainer.model).from_pretrained(x).state_dict() for x in (start, out))
+    theirs = trainer.model.state_dict()
+    assert max((after[k] - theirs[k]).abs().max() for k in theirs) < 10 * TOLERANCE
+    assert max((after[k] - before[k]).abs().max() for k in theirs) > 100 * TOLERANCE
 
 
 # ---- GRPO ----
@@ -393,11 +465,11 @@ def test_grpo_update_of_the_stage(world, tokenizer, loss_type, monkeypatch):
         found.extend([loss, gradients(model)])
         return 1.0, False
 
-    monkeypatch.setattr(common, "clip_and_step", catch)
+    monkeypatch.setattr(old_runs, "clip_and_step", catch)
     ids, attention_mask, mask = common.pad_rows(prompts, answers, tokenizer.pad_token_id)
     b = {"ids": ids, "attention_mask": attention_mask, "mask": mask, "logps": torch.zeros(ids.shape)}  # fmt: skip
     b["lengths"] = attention_mask.sum(1)
-    optimizer = common.make_optimizer(model, 1e-3)
+    optimizer = old_runs.make_optimizer(model, 1e-3)
     row = grpo_rubric.update(args, model, None, optimizer, None, b, advantages, torch.ones(GRPO_N, dtype=torch.bool), 1, 1)  # fmt: skip
     assert row["forwarded"] == GRPO_N - 1
     theirs = trl_grpo(world, tokenizer, batch, off_policy=False, loss_type=loss_type)
@@ -445,42 +517,26 @@ def shake(model, names, seed=0):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("targets", ["auto", "some"])
-def test_our_adapter_opens_in_peft(tmp_path, tokenizer, family, targets):
-    """`--no-merge` writes an adapter folder that others load with PEFT: same names, same α/r, the same transposition for
-    Conv1D. Logits within 1e-6, merged within 1e-5, and no key is missing (it would be a fresh adapter without a word)."""
+def test_our_adapter_opens_in_peft(tmp_path, tokenizer, family):
+    """A LoRA run writes adapter/, which others load with PEFT, and at the end the merged model beside it: same names, same
+    α/r, the same transposition for Conv1D. Logits within 1e-6, merged within 1e-5, and no key is missing (it would be a
+    fresh adapter without a word)."""
     peft = needs("peft", reason=REASON.format("peft"))
-    base = tiny_model(family, tmp_path)
-    some = {"gpt2": "c_attn", "llama": "q_proj,v_proj"}[family]
-    ours = common.load_policy(
-        base, lora_rank=4, alpha=12, targets=some if targets == "some" else targets
-    )
+    base, run = tiny_model(family, tmp_path), tmp_path / "run"
+    ours = common.load_policy(base, lora_rank=4)
     shake(ours, ["lora_B"])
-    common.save_model(ours, tokenizer, tmp_path / "adapter", merge=False)
-    assert not (tmp_path / "adapter" / "model.safetensors").exists()
+    common.save_model(ours, tokenizer, run, adapter_only=True)
+    assert not (run / "model.safetensors").exists()
     plain, inputs = AutoModelForCausalLM.from_pretrained(base), batch(tokenizer)
     before = logits_of(plain, inputs)
-    theirs = peft.PeftModel.from_pretrained(plain, tmp_path / "adapter").eval()
+    theirs = peft.PeftModel.from_pretrained(plain, run / "adapter").eval()
     adapted = sum(".lora_A." in name for name, _ in theirs.named_parameters())
     assert adapted == len([k for k in ours.state_dict() if k.endswith("lora_A.weight")])
     assert_close(logits_of(ours, inputs), logits_of(theirs, inputs), before, 1e-6)
-    again = common.load_policy(str(tmp_path / "adapter"))
-    assert_close(exact(again, inputs), exact(theirs, inputs), before)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_the_adapter_beside_a_merged_model_opens_in_peft(tmp_path, tokenizer, family):
-    """A default run saves the merged model with `adapter/` beside it: the two must be the same function."""
-    peft = needs("peft", reason=REASON.format("peft"))
-    base = tiny_model(family, tmp_path)
-    ours = common.load_policy(base, lora_rank=4)
-    shake(ours, ["lora_B"])
-    common.save_model(ours, tokenizer, tmp_path / "run")
-    inputs, plain = batch(tokenizer), AutoModelForCausalLM.from_pretrained(base)
-    before = logits_of(plain, inputs)
-    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "run")
-    theirs = peft.PeftModel.from_pretrained(plain, tmp_path / "run" / "adapter").eval()
-    assert_close(exact(merged, inputs), exact(theirs, inputs), before)
+    common.save_model(ours, tokenizer, run)
+    again = common.load_policy(str(run / "adapter"))
+    for merged in (again, AutoModelForCausalLM.from_pretrained(run)):
+        assert_close(exact(merged, inputs), exact(theirs, inputs), before)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -530,10 +586,11 @@ def test_reward_adapter_both_ways(tmp_path, tokenizer, family):
 
     ours = common.load_reward_model(base, tokenizer, lora_rank=4)
     shake(ours, ["lora_B", "score"])
-    common.save_model(ours, tokenizer, tmp_path / "ours", merge=False)
-    theirs = peft.PeftModel.from_pretrained(fresh(), tmp_path / "ours").eval()
+    common.save_model(ours, tokenizer, tmp_path / "run", adapter_only=True)
+    folder = tmp_path / "run" / "adapter"
+    theirs = peft.PeftModel.from_pretrained(fresh(), folder).eval()
     assert (scores(ours) - logits_of(theirs, (ids, attention_mask))[:, 0]).abs().max() < TOLERANCE
-    again = common.load_reward_model(str(tmp_path / "ours"), tokenizer, trainable=False)
+    again = common.load_reward_model(str(folder), tokenizer, trainable=False)
     assert (scores(ours) - scores(again)).abs().max() < TOLERANCE
     assert scores(ours).std() > 0.05
 
@@ -549,27 +606,25 @@ def test_reward_adapter_both_ways(tmp_path, tokenizer, family):
     assert scores(loaded).std() > 0.05
 
 
-@pytest.mark.parametrize("field", ["use_rslora", "use_dora", "rank_pattern"])
-def test_unusual_adapter_is_refused(tmp_path, tokenizer, field):
+@pytest.mark.parametrize("odd", ["use_rslora", "use_dora", "rank_pattern", "tied head"])
+def test_unusual_adapter_is_refused(tmp_path, tokenizer, odd):
     """rsLoRA scales by α/√r, DoRA has a magnitude, a pattern has other ranks: read as plain LoRA they would load without a
-    word and answer nonsense."""
+    word and answer nonsense. Where head and embedding are one tensor, merging an adapter of the head would change the
+    embedding too."""
     peft = needs("peft", reason=REASON.format("peft"))
     base = tiny_model("llama", tmp_path)
-    value = {"q_proj": 2} if field == "rank_pattern" else True
-    config = peft.LoraConfig(task_type="CAUSAL_LM", r=4, **{field: value})
+    options = {
+        "rank_pattern": dict(rank_pattern={"q_proj": 2}),
+        "tied head": dict(target_modules=["q_proj", "lm_head"]),
+    }.get(odd, {odd: True})
+    config = peft.LoraConfig(task_type="CAUSAL_LM", r=4, **options)
     model = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(base), config)
-    model.save_pretrained(tmp_path / "odd")
-    tokenizer.save_pretrained(tmp_path / "odd")
-    assert json.loads((tmp_path / "odd" / "adapter_config.json").read_text())[field]
-    with pytest.raises(common.UserError, match=field):
+    model.save_pretrained(tmp_path / "odd", save_embedding_layers=False)
+    assert (
+        odd == "tied head"
+        or json.loads((tmp_path / "odd" / "adapter_config.json").read_text())[odd]
+    )
+    with pytest.raises(
+        files.UserError, match="not a plain LoRA|shares its weights with the embedding"
+    ):
         common.load_policy(str(tmp_path / "odd"))
-
-
-def test_adapter_on_a_tied_head_is_refused(tmp_path):
-    """Where head and embedding are one tensor, merging an adapter of the head changes the embedding too, or is lost on
-    saving: logits of the saved model are then not those that were trained."""
-    tied = tiny_model("llama", tmp_path)
-    with pytest.raises(common.UserError, match="lm_head.*shares its weights with the embedding"):
-        common.load_policy(tied, lora_rank=4, targets="q_proj,lm_head")
-    untied = tiny_model("llama", tmp_path, tie_word_embeddings=False)
-    assert common.has_lora(common.load_policy(untied, lora_rank=4, targets="q_proj,lm_head"))

@@ -277,7 +277,7 @@ def test_missing_values_are_left_out():
 
 
 def test_a_row_may_hold_a_step_and_its_evaluation():
-    """common.MetricsLog writes an evaluation as a row of its own; others write one row. The events are the same."""
+    """old_runs.MetricsLog writes an evaluation as a row of its own; others write one row. The events are the same."""
     split = made(*HACK)
     whole = {}
     for row in split:
@@ -811,10 +811,10 @@ def test_a_trainer_builds_the_config_from_its_flags():
 
 
 def test_a_trainer_names_its_own_error():
-    """common.run turns only common.UserError into one line; config_from raises what it is given."""
+    """files.command turns only files.UserError into one line; config_from raises what it is given."""
 
     class UserError(ValueError):
-        """Stands for common.UserError, whose module takes seconds to import."""
+        """Stands for files.UserError, whose module takes seconds to import."""
 
     parser = argparse.ArgumentParser()
     watch.add_watch_arguments(parser)

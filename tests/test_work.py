@@ -1,14 +1,12 @@
 """Speed is work that is not done: each technique that saves some is held to a count, which no machine changes.
 
 What other files count already:
-  micro-batches           test_common_run.test_length_sorting_saves_padding; the gradient of any cut: test_trainers,
+  micro-batches           test_runs.test_length_sorting_saves_padding; the gradient of any cut: test_trainers,
                           test_ppo and test_grpo, test_gradient_for_every_cut
-  reference               test_trainers.test_reference_cache_follows_its_rows: rows forwarded with a cold, a warm and a
-                          partly known cache
   prompts prefilled once, cache in place, finished rows leave
                           test_common_sample.test_no_work_is_done_twice
   rows without advantage  test_grpo.test_answers_without_advantage_cost_no_forward
-  memory of the data      test_common_text.test_memory_is_four_bytes_a_token_and_little_more_a_row
+  memory of the data      test_common_text.test_a_token_costs_four_bytes
 Here: the head, the prompt that a pair shares, the reference over epochs, the rollout's log-probs, the agent's rows.
 """
 
@@ -26,6 +24,7 @@ import grpo_rubric
 import reward_train
 import test_agent
 import test_grpo
+from parts import old_runs, shared_prompt
 from test_trainers import train
 from tiny import EXTRA_FAMILIES, FAMILIES, pair_rows, tiny_model, write_pairs
 
@@ -117,7 +116,7 @@ def test_a_shared_prompt_changes_no_number(name, tmp_path):
     )
     assert (one[0] - two[0]).abs().max() < 1e-5 and two[0].abs().max() > 1
     assert (one[1] - two[1]).norm() < 3e-6 * two[1].norm() and two[1].norm() > 1
-    assert common.can_share(model, pairs, pad_id)
+    assert shared_prompt.can_share(model, pairs, common.pad_rows)
     model, pairs, pad_id = loaded(name, tmp_path, reward=True)
     one, two = (
         value_and_gradient(model, lambda s=s: common.reward_scores(model, *rows, shared=s))
@@ -125,7 +124,7 @@ def test_a_shared_prompt_changes_no_number(name, tmp_path):
     )
     assert (one[0] - two[0]).abs().max() < 1e-5 * two[0].abs().max()
     assert (one[1] - two[1]).norm() < 3e-6 * two[1].norm() and two[1].norm() > 1
-    assert common.can_share(model, pairs, pad_id)
+    assert shared_prompt.can_share(model, pairs, common.pad_rows)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -134,15 +133,20 @@ def test_an_inexact_family_computes_two_rows(dtype, tmp_path, monkeypatch, capsy
     either precision; a Bloom, whose positions are made from a mask of another form, so that it raises."""
     model, pairs, pad_id = loaded("mistral, window 8", tmp_path)
     model.compute_dtype = dtype
-    assert common.can_share(model, pairs, pad_id) is True
-    real = common.layer_masks
+    assert shared_prompt.can_share(model, pairs, common.pad_rows) is True
+    real = shared_prompt.layer_masks
     no_window = torch.zeros((), dtype=torch.long)
-    monkeypatch.setattr(common, "layer_masks", lambda m, sees, p: real(m, sees, p * no_window))
-    assert common.can_share(model, pairs, pad_id) is False
-    assert "computed twice, for one row is not two rows (gap" in capsys.readouterr().out
+    monkeypatch.setattr(
+        shared_prompt, "layer_masks", lambda m, sees, p: real(m, sees, p * no_window)
+    )
+    assert shared_prompt.can_share(model, pairs, common.pad_rows) is False
+    assert (
+        "computed twice per pair: one shared row is not exact here (differs by"
+        in capsys.readouterr().out
+    )
     monkeypatch.setitem(EXTRA_FAMILIES, "bloom", dict(hidden_size=32, n_layer=1, n_head=2))
     bloom = common.load_policy(tiny_model("bloom", tmp_path))
-    assert common.can_share(bloom, pairs, pad_id) is False
+    assert shared_prompt.can_share(bloom, pairs, common.pad_rows) is False
     two_rows = 2 * (pairs.prompts.lengths() + np.maximum(pairs.chosen.lengths(), pairs.rejected.lengths()))  # fmt: skip
     assert np.array_equal(pairs.columns(), two_rows)
 
@@ -157,8 +161,7 @@ def columns_of(monkeypatch, stage, data, model, out, *flags):
 
         def count(module, args, kwargs):
             columns = (args[0] if args else kwargs["input_ids"]).numel()
-            if columns > 2:  # save_run asks whether the numbers for two tokens are finite
-                seen[torch.is_grad_enabled()] += columns
+            seen[torch.is_grad_enabled()] += columns
 
         model.base_model.register_forward_pre_hook(count, with_kwargs=True)
         return model
@@ -190,12 +193,11 @@ def test_pairs_of_like_length_share_a_forward(llama_folder):
     whole = np.exp(rng.normal(math.log(140), sigma, 512)).clip(8, 384).astype(int)
     chosen = (0.3 * whole).astype(int)
     other = (chosen * np.exp(rng.normal(0, 0.4, 512))).astype(int) + 1
-    stores = [common.TokenRows() for _ in range(3)]
+    pairs = common.Pairs([])
     for lengths in zip(whole - chosen, chosen, other):
-        for store, n in zip(stores, lengths):
+        for store, n in zip((pairs.prompts, pairs.chosen, pairs.rejected), lengths):
             store.append([5] * n)
-    nothing = [None] * 9
-    pairs = common.Pairs(*stores, *nothing, shared=True)
+    pairs.shared = True
     limit = common.micro_tokens(common.load_policy(llama_folder))
     columns = computed = 0
     for step in range(1, 33):
@@ -211,32 +213,23 @@ def test_pairs_of_like_length_share_a_forward(llama_folder):
 
 def test_the_reference_passes_once_whatever_the_epochs(tmp_path, monkeypatch, llama_folder):
     """A reference in the loop passes in every epoch. Ours passes before step one: forwards without a gradient are as many
-    columns in a run of three epochs as in one of one, and a warm cache leaves out Σ (prompt + chosen + rejected), no less."""
+    columns in a run of three epochs as in one of one, and SimPO, which has no reference, leaves out
+    Σ (prompt + chosen + rejected), no less."""
     data, tokenizer = write_pairs(tmp_path / "p.jsonl", 8), common.load_tokenizer(llama_folder)
-    flags = (
-        "--micro-tokens",
-        1,
-        "--eval-every",
-        0,
-        "--ref-cache",
-        tmp_path / "cache",
-        "--max-new-tokens",
-        1,
-    )
-    seen = {}
-    for name, more in (
-        ("cold", ("--steps", 1)),
-        ("warm", ("--steps", 1)),
-        ("epochs", ("--steps", 3)),
-    ):
-        seen[name] = columns_of(
-            monkeypatch, dpo, data, llama_folder, tmp_path / name, *flags, *more
-        )
+    flags = ("--micro-tokens", 1, "--eval-every", 0, "--max-new-tokens", 1)
+    seen = {
+        name: columns_of(monkeypatch, dpo, data, llama_folder, tmp_path / name, *flags, *more)
+        for name, more in {
+            "simpo": ("--loss-type", "simpo", "--steps", 1),
+            "one": ("--steps", 1),
+            "three": ("--steps", 3),
+        }.items()
+    }
     rows = pair_rows(8)
     parts = [common.encode_pair(tokenizer, r["prompt"], r["chosen"], r["rejected"]) for r in rows]
     once = sum(len(ids) for part in parts for ids in part)
-    assert seen["cold"][False] - seen["warm"][False] == once
-    assert seen["epochs"] == {True: 3 * once, False: seen["warm"][False]}
+    assert seen["one"][False] - seen["simpo"][False] == once
+    assert seen["three"] == {True: 3 * once, False: seen["one"][False]}
 
 
 # ---- the rollout ----
@@ -261,10 +254,10 @@ def test_no_forward_between_the_rollout_and_the_first_gradient(tmp_path, monkeyp
         events.clear()  # the preflight compares the two on purpose
         return real_open(*args)
 
-    real_rollout, real_logps, real_open = grpo_rubric.rollout, common.token_logps, common.open_run
+    real_rollout, real_logps, real_open = grpo_rubric.rollout, common.token_logps, old_runs.open_run
     monkeypatch.setattr(grpo_rubric, "rollout", rollout)
     monkeypatch.setattr(grpo_rubric, "token_logps", token_logps)
-    monkeypatch.setattr(common, "open_run", open_run)
+    monkeypatch.setattr(old_runs, "open_run", open_run)
     test_grpo.run(
         graded, tmp_path / "run", "--steps", 3, "--eval-every", 0, "--micro-tokens", 10**6
     )
@@ -288,7 +281,7 @@ def test_episodes_without_advantage_cost_no_forward(tmp_path):
         args = test_agent.arguments("--env", test_agent.echo(tmp_path))
         args.beta, args.micro_tokens, passed = beta, 1, []
         model = common.load_policy(folder)
-        optimizer = common.make_optimizer(model, 1e-3)
+        optimizer = old_runs.make_optimizer(model, 1e-3)
 
         def count(module, args, kwargs, passed=passed):
             if torch.is_grad_enabled():

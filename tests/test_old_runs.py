@@ -1,7 +1,6 @@
-"""Batches, schedule, arguments, logs and checkpoints: what makes a run repeatable and safe against a kill.
+"""parts/old_runs.py: the plumbing of the trainers that have not moved to `Run` yet; leaves with it.
 
-The trainers are killed as whole processes in test_resume.py. Here the functions are killed one system call at a time, so
-that no gap between two of them goes untried.
+Functions are killed one system call at a time, so that no gap between two of them goes untried.
 """
 
 import argparse
@@ -24,6 +23,8 @@ from torch import nn
 
 import common
 from common import UserError
+from parts import files, old_runs
+from test_runs import every_kill
 from tiny import tiny_model, tiny_reward_model, tiny_tokenizer, write_rows
 
 if sys.platform != "linux":
@@ -35,69 +36,12 @@ def parser():
     made.add_argument("--pairs", nargs="+", default=["data/prefs.jsonl"])
     made.add_argument("--model", default="base")
     made.add_argument("--loss-type", choices=("sigmoid", "ipo"), default="sigmoid")
-    common.add_run_arguments(made, "runs/x", "1e-4")
+    old_runs.add_run_arguments(made, "runs/x", "1e-4")
     return made
 
 
 def arguments(*argv):
-    return common.parse_with_config(parser(), [str(a) for a in argv])
-
-
-# ---- batches ----
-
-
-def test_an_epoch_is_a_permutation_with_its_short_last_batch():
-    """A dropped tail loses rows, a draw with replacement repeats some: 10 rows in batches of 4 are 3 steps of 4, 4 and 2,
-    each row once; the next epoch has another order, and another seed too.
-    """
-    orders = []
-    for epoch in range(3):
-        steps = [common.batch_indices(10, 4, 0, 3 * epoch + s) for s in (1, 2, 3)]
-        assert [len(b) for b, _ in steps] == [4, 4, 2] and {e for _, e in steps} == {epoch}
-        orders.append([int(i) for b, _ in steps for i in b])
-        assert sorted(orders[-1]) == list(range(10))
-    assert len({tuple(o) for o in orders}) == 3
-    assert common.batch_indices(10, 4, 1, 1)[0].tolist() != orders[0][:4]
-    assert common.batch_indices(10, 4, 0, 2)[0].tolist() == orders[0][4:8], "no state: any step, any time"  # fmt: skip
-    kept = [i for s in (1, 2, 3) for i in common.batch_indices(10, 4, 0, s, keep_order=True)[0]]
-    assert kept == list(range(10))
-    assert common.batch_indices(3, 8, 0, 5)[1] == 4, "a batch larger than the data: an epoch a step"
-
-
-def test_micro_batches_cut_but_never_reshape():
-    """Rows of like length go together and none is lost; a row longer than the limit goes alone, it is not dropped.
-
-    Lengths 9, 2, 3, 8, 30, 2 and 18 tokens a forward: 30 | 9, 8 (2·9 = 18) | 3, 2, 2 (3·3 = 9).
-    """
-    lengths = np.array([9, 2, 3, 8, 30, 2, 99])
-    parts = common.micro_batches([0, 1, 2, 3, 4, 5], lengths, 18)
-    assert [p.tolist() for p in parts] == [[4], [0, 3], [2, 1, 5]]
-    rng = np.random.default_rng(0)
-    for _ in range(100):
-        lengths, limit = rng.integers(1, 50, 40), int(rng.integers(1, 400))
-        rows = rng.permutation(40)[:25]
-        parts = common.micro_batches(rows, lengths, limit)
-        assert sorted(i for p in parts for i in p) == sorted(rows)
-        for part in parts:
-            assert len(part) * lengths[part].max() <= limit or len(part) == 1
-    assert common.micro_batches([3, 1], [5, 5, 5, 5], 1)[0].tolist() == [3], "ties keep their order"
-
-
-def test_length_sorting_saves_padding():
-    """Rows of all lengths in one forward are padded to the longest. 16 rows with log-normal lengths, median 140, nine tenths
-    below 365, at most 384, in forwards of 1024 tokens: at most 20 % padding, where four neighbours of the file have > 35 %.
-    """
-    rng = np.random.default_rng(0)
-    lengths = np.exp(rng.normal(math.log(140), math.log(365 / 140) / 1.2816, 512))
-    lengths = lengths.clip(2, 384).astype(int)
-    sorted_columns = file_columns = 0
-    for step in range(1, 33):
-        batch, _ = common.batch_indices(512, 16, 0, step)
-        parts = common.micro_batches(batch, lengths, 1024)
-        sorted_columns += sum(len(part) * lengths[part].max() for part in parts)
-        file_columns += sum(4 * lengths[batch[i : i + 4]].max() for i in range(0, 16, 4))
-    assert 1 - lengths.sum() / sorted_columns <= 0.2
-    assert 1 - lengths.sum() / file_columns > 0.35
+    return old_runs.parse_with_config(parser(), [str(a) for a in argv])
 
 
 # ---- schedule and optimiser ----
@@ -121,11 +65,11 @@ def test_schedule_by_hand(schedule, expected):
     optimizer = torch.optim.AdamW(groups, lr=1.0)
     args = SimpleNamespace(warmup=0.2, schedule=schedule)
     for step, factor in enumerate(expected, 1):
-        common.set_lr(optimizer, args, step, 10)
+        old_runs.set_lr(optimizer, args, step, 10)
         assert optimizer.param_groups[0]["lr"] == pytest.approx(1e-3 * factor)
         assert optimizer.param_groups[1]["lr"] == pytest.approx(1e-5 * factor)
-        assert common.step_row(optimizer, 2.0, False) == {"lr": optimizer.param_groups[0]["lr"], "grad_norm": 2.0, "skipped_steps": 0}  # fmt: skip
-    common.set_lr(optimizer, SimpleNamespace(warmup=0.0, schedule=schedule), 1, 1)
+        assert old_runs.step_row(optimizer, 2.0, False) == {"lr": optimizer.param_groups[0]["lr"], "grad_norm": 2.0, "skipped_steps": 0}  # fmt: skip
+    old_runs.set_lr(optimizer, SimpleNamespace(warmup=0.0, schedule=schedule), 1, 1)
     assert optimizer.param_groups[0]["lr"] == 1e-3, "one step without warm-up is a whole one"
 
 
@@ -135,7 +79,7 @@ def test_no_decay_on_biases_norms_and_heads(tmp_path):
     """
     model = common.load_reward_model(tiny_reward_model("gpt2", tmp_path), tiny_tokenizer())
     model.transformer.wpe.requires_grad_(False)
-    optimizer = common.make_optimizer(model, 1e-4, head_lr=1e-3, weight_decay=0.1, eps=1e-5)
+    optimizer = old_runs.make_optimizer(model, 1e-4, head_lr=1e-3, weight_decay=0.1, eps=1e-5)
     groups = {id(w): g for g in optimizer.param_groups for w in g["params"]}
     assert sum(len(g["params"]) for g in optimizer.param_groups) == len(groups)
     for name, weight in model.named_parameters():
@@ -147,7 +91,7 @@ def test_no_decay_on_biases_norms_and_heads(tmp_path):
         decays = weight.ndim == 2 and not head
         assert group["weight_decay"] == (0.1 if decays else 0.0), name
         assert group["eps"] == 1e-5
-    assert {g["lr"] for g in common.make_optimizer(model, 1e-4).param_groups} == {1e-4}
+    assert {g["lr"] for g in old_runs.make_optimizer(model, 1e-4).param_groups} == {1e-4}
 
 
 # ---- arguments ----
@@ -168,14 +112,13 @@ def test_no_decay_on_biases_norms_and_heads(tmp_path):
         (["--seed", -3], "--seed -3"),
         (["--seed", 2**63], "--seed 9223372036854775808: expected less than"),
         (["--save-every", 0], "--save-every 0"),
-        (["--no-merge"], "--no-merge.*--lora-rank"),
         (["--resume", "--overwrite"], "--resume and --overwrite"),
     ],
 )
 def test_arguments_out_of_range(argv, message):
     """A rate of 0 or a batch of 0 fails hours later or never: one line before anything is loaded."""
     with pytest.raises(UserError, match=message):
-        common.check_arguments(arguments(*argv))
+        old_runs.check_arguments(arguments(*argv))
 
 
 def test_unknown_flags_and_choices_are_one_line():
@@ -189,7 +132,7 @@ def test_unknown_flags_and_choices_are_one_line():
 def test_an_earlier_args_json_is_a_layer_of_defaults(tmp_path):
     """`--config runs/a/args.json` repeats a run; flags on the line win, and what belongs to one session is not repeated."""
     first = arguments("--out", tmp_path / "a", "--lr", 3e-4, "--epochs", 2, "--pairs", "x.jsonl", "y.jsonl", "--grad-checkpoint", "--stop-after", 5, "--overwrite", "--loss-type", "ipo", "--warmup", 0, "--eval-every", 0)  # fmt: skip
-    common.open_run(first, common.check_run(first, "dpo", []))
+    old_runs.open_run(first, old_runs.check_run(first, "dpo", []))
     file = tmp_path / "a" / "args.json"
     again = arguments("--config", file, "--out", tmp_path / "b", "--seed", 7)
     expected = {**vars(first), "out": str(tmp_path / "b"), "seed": 7, "config": str(file), "stop_after": None, "overwrite": False}  # fmt: skip
@@ -221,17 +164,17 @@ def run(tmp_path):
     model = tiny_model("llama", tmp_path)
     argv = ["--out", tmp_path / "run", "--pairs", data, "--model", model, "--lr", 1e-4, "--steps", 6]  # fmt: skip
     args = arguments(*argv)
-    common.check_out(args, [model])
-    common.open_run(args, common.check_run(args, "dpo", [data], model))
+    old_runs.check_out(args, [model])
+    old_runs.open_run(args, old_runs.check_run(args, "dpo", [data], model))
     return argv, [data], model
 
 
 def resume(run, *flags, stage="dpo"):
     argv, files, model = run
     args = arguments(*argv, "--resume", *flags)
-    common.check_out(args, [model])
-    record = common.check_run(args, stage, files, model)
-    common.open_run(args, record)
+    old_runs.check_out(args, [model])
+    record = old_runs.check_run(args, stage, files, model)
+    old_runs.open_run(args, record)
     return record
 
 
@@ -244,12 +187,12 @@ def test_an_input_under_the_name_of_a_log_is_refused(name, run, tmp_path):
     data = write_rows(inside, [{"prompt": "a", "chosen": "b", "rejected": "c"}])
     for flag in ("--overwrite", "--resume"):
         args = arguments(*argv, flag)
-        common.check_out(args, [model])
+        old_runs.check_out(args, [model])
         with pytest.raises(UserError, match=f"{name}: an input that lies in --out .*another --out"):
-            common.check_run(args, "dpo", [None, data], model)
+            old_runs.check_run(args, "dpo", [None, data], model)
     other = write_rows(tmp_path / "run" / "mine.jsonl", [{"prompt": "a"}])
     args = arguments(*argv, "--overwrite")
-    common.open_run(args, common.check_run(args, "dpo", [other], model))
+    old_runs.open_run(args, old_runs.check_run(args, "dpo", [other], model))
     assert Path(other).is_file()
 
 
@@ -317,11 +260,11 @@ def test_resume_allows_what_changes_no_weight(run):
 def test_resume_where_there_is_no_run(tmp_path, run):
     """`--resume` into an empty folder must not start from nothing under the name of going on."""
     with pytest.raises(UserError, match="--resume: .*no args.json"):
-        common.check_out(arguments("--out", tmp_path / "none", "--resume"))
+        old_runs.check_out(arguments("--out", tmp_path / "none", "--resume"))
     args = arguments(*run[0], "--resume")
     shutil.rmtree(tmp_path / "run" / "checkpoint")
     with pytest.raises(UserError, match="checkpoint is gone"):
-        common.load_checkpoint(args, {}, {})
+        old_runs.load_checkpoint(args, {}, {})
 
 
 def test_a_folder_in_use_is_refused_and_untouched(run, tmp_path):
@@ -329,12 +272,12 @@ def test_a_folder_in_use_is_refused_and_untouched(run, tmp_path):
     argv, _, model = run
     content = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
     with pytest.raises(UserError, match="holds a run; pass --resume to go on, --overwrite"):
-        common.check_out(arguments(*argv), [model])
+        old_runs.check_out(arguments(*argv), [model])
     for flags in ([], ["--overwrite"], ["--resume"]):
         with pytest.raises(UserError, match="this is the folder of an input"):
-            common.check_out(arguments("--out", model, *flags), [model])
+            old_runs.check_out(arguments("--out", model, *flags), [model])
         with pytest.raises(UserError, match="is a file"):
-            common.check_out(arguments("--out", Path(model) / "config.json" / "x", *flags))
+            old_runs.check_out(arguments("--out", Path(model) / "config.json" / "x", *flags))
     assert content == {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
 
 
@@ -351,8 +294,8 @@ def test_overwrite_removes_the_run_and_nothing_else(run, tmp_path):
         (out / name).parent.mkdir(exist_ok=True)
         (out / name).write_text("mine")
     args = arguments(*run[0], "--overwrite", "--seed", 5)
-    common.check_out(args, [run[2]])
-    common.open_run(args, common.check_run(args, "dpo", run[1], run[2]))
+    old_runs.check_out(args, [run[2]])
+    old_runs.open_run(args, old_runs.check_run(args, "dpo", run[1], run[2]))
     assert all((out / name).read_text() == "mine" for name in mine)
     left = {p.name for p in out.iterdir()} - {Path(m).parts[0] for m in mine}
     assert left == {"args.json", "checkpoint"} and not list((out / "checkpoint").iterdir())
@@ -371,7 +314,7 @@ def test_overwrite_removes_the_old_tokenizer(run, tmp_path):
         (tmp_path / "run" / name).write_text("{}")
     (tmp_path / "run" / "additional_chat_templates").mkdir()
     args = arguments(*run[0], "--overwrite")
-    common.open_run(args, common.check_run(args, "dpo", run[1], run[2]))
+    old_runs.open_run(args, old_runs.check_run(args, "dpo", run[1], run[2]))
     left = {p.name for p in (tmp_path / "run").iterdir()}
     assert left == {"args.json", "checkpoint", "mine.txt"}
 
@@ -379,7 +322,7 @@ def test_overwrite_removes_the_old_tokenizer(run, tmp_path):
 def test_an_empty_name_is_no_folder():
     """`--out "$OUT"` with OUT unset: Path("") is the working folder, and a model would be written among the scripts."""
     with pytest.raises(UserError, match='--out "": expected the name of a folder'):
-        common.check_out(arguments("--out", ""))
+        old_runs.check_out(arguments("--out", ""))
 
 
 def test_overwrite_spares_a_model_that_is_no_run(tmp_path):
@@ -389,14 +332,14 @@ def test_overwrite_spares_a_model_that_is_no_run(tmp_path):
     model = Path(tiny_model("gpt2", tmp_path))
     content = {p.name: p.read_bytes() for p in model.iterdir()}
     with pytest.raises(UserError, match="no args.json.*--overwrite would delete it"):
-        common.check_out(arguments("--out", model, "--overwrite"))
+        old_runs.check_out(arguments("--out", model, "--overwrite"))
     assert content == {p.name: p.read_bytes() for p in model.iterdir()}
     (tmp_path / "killed" / "checkpoint").mkdir(parents=True)
     args = arguments("--out", tmp_path / "killed", "--overwrite")
-    common.check_out(args)
+    old_runs.check_out(args)
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "notes.txt").write_text("mine")
-    common.check_out(arguments("--out", tmp_path / "notes"))
+    old_runs.check_out(arguments("--out", tmp_path / "notes"))
 
 
 # ---- logs ----
@@ -412,49 +355,24 @@ def test_a_log_is_cut_back_to_the_checkpoint(tmp_path):
     whole = "".join(json.dumps(r) + "\n" for r in rows).encode()
     for tail in (b"", b'{"step": 4, "lo', b'{"step": 2}', b"\x00\x00\x00", b'\xff{"step": 1}\n'):
         log.write_bytes(whole + tail)
-        common.cut_log(log, 2)
-        assert list(common.read_jsonl(log)) == rows[:4]
-        common.write_jsonl(log, [{"step": 3}], append=True)
-        assert list(common.read_jsonl(log))[-1] == {"step": 3}
-    common.cut_log(log, -1)
+        old_runs.cut_log(log, 2)
+        assert list(files.read_jsonl(log)) == rows[:4]
+        files.write_jsonl(log, [{"step": 3}], append=True)
+        assert list(files.read_jsonl(log))[-1] == {"step": 3}
+    old_runs.cut_log(log, -1)
     assert log.read_bytes() == b""
-    common.cut_log(tmp_path / "none.jsonl", 2)
+    old_runs.cut_log(tmp_path / "none.jsonl", 2)
     assert not (tmp_path / "none.jsonl").exists()
-
-
-def test_two_writers_tear_no_line(tmp_path):
-    """Two processes that append to one file (a run and its evaluation) must not write into each other's lines.
-
-    2 writers of 300 rows of up to 9 000 characters: 600 whole rows, each writer's in order.
-    """
-    path, children = tmp_path / "log.jsonl", []
-    for writer in range(2):
-        child = os.fork()
-        if child == 0:
-            code = 1
-            try:
-                for i in range(300):
-                    row = {"writer": writer, "i": i, "text": chr(97 + writer) * (30 * i)}
-                    common.write_jsonl(path, [row], append=True)
-                code = 0
-            finally:
-                os._exit(code)
-        children.append(child)
-    assert [os.waitpid(c, 0)[1] for c in children] == [0, 0]
-    rows = list(common.read_jsonl(path))
-    assert len(rows) == 600 and Counter(r["writer"] for r in rows) == {0: 300, 1: 300}
-    for writer in range(2):
-        assert [r["i"] for r in rows if r["writer"] == writer] == list(range(300))
 
 
 @pytest.mark.parametrize("end", ["finish", "stopped"])
 def test_wandb_hears_that_a_run_is_over(end, tmp_path, monkeypatch):
-    """wandb ends a run in a hook of Python's own end, which a process under torchrun leaves out (`common.run`): said by name."""
+    """wandb ends a run in a hook of Python's own end, which a process under torchrun leaves out (`files.command`): said by name."""
     calls = []
     run = SimpleNamespace(log=lambda *_, **__: None, finish=lambda: calls.append("finish"))
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=lambda **_: run))
     args = SimpleNamespace(out=str(tmp_path), wandb_project="mine", wandb_name=None, resume=False)
-    log = common.MetricsLog(args, 0)
+    log = old_runs.MetricsLog(args, 0)
     log.write({"step": 1, "loss": 0.5})
     assert not calls
     log.finish(["loss"]) if end == "finish" else log.stopped(1, None)
@@ -464,19 +382,19 @@ def test_wandb_hears_that_a_run_is_over(end, tmp_path, monkeypatch):
 def test_metrics_rows_are_written_at_once(tmp_path, capsys):
     """A log that is flushed at the end shows nothing of the run that was killed; NaN is null; old rows stay on resume."""
     args = SimpleNamespace(out=str(tmp_path), wandb_project=None, resume=False)
-    log = common.MetricsLog(args, 0)
+    log = old_runs.MetricsLog(args, 0)
     log.write({"step": 1, "loss": math.nan, "tokens": 50})
     log.evaluation(1, {"eval/loss": 0.5, "none": None}, [{"prompt": "p", "answer": "a"}])
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [r["step"] for r in rows] == [1, 1] and rows[0]["loss"] is None
     assert rows[0]["tokens_per_s"] > 0 and rows[0]["time_s"] >= 0 and rows[0]["peak_mem_mb"] > 10
-    assert list(common.read_jsonl(tmp_path / "samples.jsonl")) == [{"step": 1, "prompt": "p", "answer": "a"}]  # fmt: skip
+    assert list(files.read_jsonl(tmp_path / "samples.jsonl")) == [{"step": 1, "prompt": "p", "answer": "a"}]  # fmt: skip
     log.write({"step": 2, "loss": 3.0})
     args.resume = True
-    assert [r["step"] for r in common.MetricsLog(args, 1).rows()] == [1, 1]
+    assert [r["step"] for r in old_runs.MetricsLog(args, 1).rows()] == [1, 1]
     assert "resumed at step 1" in capsys.readouterr().out
     args.resume = False
-    assert common.MetricsLog(args, 0).rows() == []
+    assert old_runs.MetricsLog(args, 0).rows() == []
 
 
 # ---- checkpoints ----
@@ -503,14 +421,14 @@ def state_at(step):
 
 def save(args, step, **extra):
     model, optimizer = state_at(step)
-    common.save_checkpoint(args, step, {"m": model}, {"m": optimizer}, None, **extra)
+    old_runs.save_checkpoint(args, step, {"m": model}, {"m": optimizer}, None, **extra)
 
 
 def loaded(args):
     """The step that is resumed from; the weights and moments must be exactly those of that step."""
     model = Tiny(-1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1.0)
-    step = common.load_checkpoint(args, {"m": model}, {"m": optimizer})
+    step = old_runs.load_checkpoint(args, {"m": model}, {"m": optimizer})
     if step:
         _, expected = state_at(step)
         assert (model.a == step).all()
@@ -569,7 +487,7 @@ def test_a_checkpoint_is_the_whole_state(args):
     )
     random.seed(9), np.random.seed(9), torch.manual_seed(9)
     model, optimizer, extra = *state_at(1), {}
-    step = common.load_checkpoint(args, {"m": model}, {"m": optimizer}, extra=extra)
+    step = old_runs.load_checkpoint(args, {"m": model}, {"m": optimizer}, extra=extra)
     assert step == 4 and extra == {"cursor": 17, "kl": torch.tensor([0.25])}
     assert (random.random(), np.random.standard_normal(), np.random.rand(), torch.rand(2).tolist()) == expected  # fmt: skip
     state = torch.load(Path(args.out) / "checkpoint/step-0000004/state.pt", weights_only=True)
@@ -581,7 +499,7 @@ def test_other_weights_are_refused(args):
     save(args, 2)
     other = nn.Linear(2, 2)
     with pytest.raises(UserError, match="holds other weights than this model has"):
-        common.load_checkpoint(args, {"m": other}, {})
+        old_runs.load_checkpoint(args, {"m": other}, {})
 
 
 @pytest.mark.parametrize("damage", ["truncated", "empty", "garbage", "missing", "flipped", "text"])
@@ -639,73 +557,6 @@ def test_a_pickled_object_is_refused_and_never_run(args, tmp_path, monkeypatch):
     assert not (tmp_path / "exploded").exists()
 
 
-# what can be killed between: each call that changes the disk, before it and (for writes) in its middle
-CALLS = [(os, "rename"), (os, "replace"), (os, "fsync"), (os, "mkdir"), (os, "rmdir"), (os, "unlink"), (os, "chmod")]  # fmt: skip
-
-
-def killed_at(number, act):
-    """Run act() in a child that dies by SIGKILL at its `number`-th change of the disk; True if it lived to the end."""
-    child = os.fork()
-    if child:
-        status = os.waitpid(child, 0)[1]
-        assert status == 0 or os.WTERMSIG(status) == signal.SIGKILL, f"the child failed: {status}"
-        return status == 0
-    count = 0
-
-    def tick():
-        nonlocal count
-        count += 1
-        if count == number:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    def counted(function):
-        def call(*args, **kwargs):
-            tick()
-            return function(*args, **kwargs)
-
-        return call
-
-    code = 1
-    try:
-        for module, name in CALLS:
-            setattr(module, name, counted(getattr(module, name)))
-        plain = torch.save
-
-        def in_halves(state, file):  # the file is torn in its middle, then whole but not flushed
-            import io
-
-            plain(state, buffer := io.BytesIO())
-            content = buffer.getvalue()
-            tick()
-            file.write(content[: len(content) // 2])
-            file.flush()
-            tick()
-            file.write(content[len(content) // 2 :])
-            tick()
-
-        torch.save = in_halves
-        act()
-        code = 0
-    except BaseException:
-        import traceback
-
-        traceback.print_exc()
-    finally:
-        os._exit(code)
-
-
-def every_kill(act, check, prepare):
-    """Kill act() at its first, second, … change of the disk, each time on a fresh folder; returns how many there were."""
-    number = 1
-    while True:
-        prepare()
-        lived = killed_at(number, act)
-        check(lived)
-        if lived:
-            return number - 1
-        number += 1
-
-
 def test_a_kill_while_a_checkpoint_is_written(args):
     """At no instant may the newest thing that looks like a checkpoint be half of one.
 
@@ -751,42 +602,6 @@ def test_a_kill_while_the_same_step_is_written_again(args):
     assert every_kill(lambda: save(args, 6), check, prepare) >= 8
 
 
-def test_a_kill_while_a_model_is_saved(tmp_path):
-    """A folder whose weights are of one moment and whose file is half written opens nowhere.
-
-    The weights change from 1 to 2 while the folder is rewritten, killed at each disk operation: it opens each time, with
-    all weights at 1 or all at 2, and the next save leaves no temporary folder behind.
-    """
-    folder = tmp_path / "out"
-    tokenizer = tiny_tokenizer()
-    model = common.load_policy(tiny_model("gpt2", tmp_path, n_layer=1))
-
-    def at(value):
-        with torch.no_grad():
-            for weight in model.parameters():
-                weight.fill_(value)
-        common.save_model(model, tokenizer, folder)
-
-    def check(lived):
-        opened = common.load_policy(str(folder))
-        values = {v for p in opened.parameters() for v in p.unique().tolist()}
-        assert values == {2.0} if lived else values in ({1.0}, {2.0})
-        assert common.load_tokenizer(str(folder)).chat_template == tokenizer.chat_template
-
-    assert every_kill(lambda: at(2.0), check, lambda: at(1.0)) >= 10
-
-
-def test_a_kill_while_a_file_is_replaced(tmp_path):
-    """args.json and rewritten logs are read by the next start: the old content or the new, never half of it."""
-    path = tmp_path / "rows.jsonl"
-    old, new = [{"a": 1}] * 3, [{"b": 2}] * 5
-
-    def check(lived):
-        assert list(common.read_jsonl(path)) in ([new] if lived else [old, new])
-
-    assert every_kill(lambda: common.write_jsonl(path, new), check, lambda: common.write_jsonl(path, old)) >= 3  # fmt: skip
-
-
 def test_a_kill_while_a_run_is_opened_or_replaced(run, tmp_path):
     """Killed between the files of the old run that --overwrite removes: what is left can be replaced by the same command,
     and never looks like a run that can be resumed with the new arguments.
@@ -797,22 +612,22 @@ def test_a_kill_while_a_run_is_opened_or_replaced(run, tmp_path):
     def prepare():
         shutil.rmtree(out)
         args = arguments(*run[0])
-        common.open_run(args, common.check_run(args, "dpo", run[1], run[2]))
+        old_runs.open_run(args, old_runs.check_run(args, "dpo", run[1], run[2]))
         (out / "metrics.jsonl").write_text('{"step": 1}\n')
         (out / "model.safetensors").write_text("old")
         (out / "checkpoint" / "step-0000001").mkdir()
 
     def act():
         args = arguments(*new, "--overwrite")
-        common.check_out(args, [run[2]])
-        common.open_run(args, common.check_run(args, "dpo", run[1], run[2]))
+        old_runs.check_out(args, [run[2]])
+        old_runs.open_run(args, old_runs.check_run(args, "dpo", run[1], run[2]))
 
     def check(lived):
         args = arguments(*new, "--resume")
         replaced = json.loads((out / "args.json").read_text())["args"]["seed"] == 5
         assert replaced or not lived
         with nullcontext() if replaced else pytest.raises(UserError, match="--seed was 0, is 5"):
-            common.check_run(args, "dpo", run[1], run[2])
+            old_runs.check_run(args, "dpo", run[1], run[2])
             assert not list((out / "checkpoint").iterdir()) and not (out / "metrics.jsonl").exists()
         act()
         assert {p.name for p in out.iterdir()} == {"args.json", "checkpoint"}
@@ -827,7 +642,7 @@ def test_the_first_signal_waits_and_the_second_does_not(capfd):
     """Ctrl-C in the middle of a step must not lose the step; pressed again, the user means it."""
     before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
     try:
-        stop = common.StopSignal()
+        stop = old_runs.StopSignal()
         assert not stop
         os.kill(os.getpid(), signal.SIGTERM)
         assert (
@@ -845,7 +660,7 @@ def test_the_handlers_of_before_come_back():
     before = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
 
     def main(fails):
-        stop = common.StopSignal()
+        stop = old_runs.StopSignal()
         assert signal.getsignal(signal.SIGINT) is not before[0] and not stop
         if fails:
             raise UserError("a NaN")
@@ -857,43 +672,8 @@ def test_the_handlers_of_before_come_back():
     assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == before
 
 
-def test_a_large_file_is_not_known_by_its_ends_alone(tmp_path):
-    """A fine-tune that moves some layers only has the first and the last MiB of its start: of 300 MiB, samples all over.
-
-    256 samples of 1 MiB stand 1.17 MiB apart; one byte of the hundredth is changed.
-    """
-    file, size = tmp_path / "model.bin", 300 * 2**20
-    with open(file, "wb") as handle:
-        handle.truncate(size)
-    before = common.fingerprint(file)
-    with open(file, "r+b") as handle:
-        handle.seek(100 * (size // 256))
-        handle.write(b"x")
-    assert common.fingerprint(file) != before
-
-
 def test_a_checkpoint_is_due():
     """Every so many steps, at the last one, at --stop-after, and when a signal came; at no other step."""
     args = SimpleNamespace(save_every=4, stop_after=6)
-    assert [s for s in range(1, 11) if common.checkpoint_due(args, s, 10, False)] == [4, 6, 8, 10]
-    assert common.checkpoint_due(args, 3, 10, True)
-
-
-def test_errors_of_the_user_end_in_one_line_and_status_2(capsys):
-    """A traceback for a mistyped path frightens and hides the path. Other errors are bugs and keep their traceback."""
-
-    def main(error):
-        if error:
-            raise error
-
-    for error, code, text in (
-        (UserError("--pairs x: no such file"), 2, "error: --pairs x: no such file\n"),
-        (OSError(28, "No space left on device"), 2, "No space left"),
-        (KeyboardInterrupt(), 130, ""),
-        (None, None, ""),
-    ):
-        with pytest.raises(SystemExit) as caught:
-            common.run(lambda e=error: main(e))
-        assert caught.value.code == code and text in capsys.readouterr().err
-    with pytest.raises(ZeroDivisionError):
-        common.run(lambda: 1 / 0)
+    assert [s for s in range(1, 11) if old_runs.checkpoint_due(args, s, 10, False)] == [4, 6, 8, 10]
+    assert old_runs.checkpoint_due(args, 3, 10, True)

@@ -1,0 +1,191 @@
+"""parts/files.py: JSONL, whole-or-not writing, errors in one line, types for flags; no torch."""
+
+import contextlib
+import json
+import math
+import os
+import runpy
+import sys
+import tempfile
+import traceback
+from argparse import ArgumentTypeError
+from pathlib import Path
+
+
+class UserError(ValueError):
+    """What the user can fix: `command` prints it as one line on stderr and exits with status 2."""
+
+
+FIXES = {
+    "OutOfMemoryError": "; lower --micro-tokens, or add --grad-checkpoint or --lora-rank 16",
+    "SafetensorError": "; is the disk full?",
+}
+
+
+def command(main):
+    """Run a stage's `main` as a command: user errors become one line and exit status 2."""
+    try:
+        status = main()
+    except KeyboardInterrupt:  # the second Ctrl-C; after the first one the step is finished
+        status = 130
+    except Exception as error:
+        if isinstance(error, RuntimeError) and isinstance(error.__context__, OSError):
+            error = error.__context__  # torch.save hides a full disk
+        kind = type(error).__name__  # of torch and safetensors, without importing them
+        if kind in FIXES:
+            error = brief(error) + FIXES[kind]
+        elif not isinstance(error, (UserError, OSError)):
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        status = 2
+    if "torch" in sys.modules and sys.modules["torch"].distributed.is_initialized():
+        # gloo's threads may abort a normal exit ("terminate called", 10 of 15 runs with --fsdp on
+        # torch 2.13), so leave without it; all files are closed by now
+        sys.stdout.flush(), sys.stderr.flush()
+        os._exit(status or 0)
+    sys.exit(status)
+
+
+def brief(error):
+    """An exception's text in one line of at most 200 characters."""
+    return " ".join(str(error).split())[:200] or type(error).__name__
+
+
+def told(counts):
+    """Counts as words, for the screen: "rows 200, dropped: tie 31"."""
+    return ", ".join(f"{key} {n}" for key, n in counts.items() if n) or "the file is empty"
+
+
+def read_jsonl(path, check=None, numbered=False, flag=None):
+    """Iterate over the rows of a JSONL file; with `numbered`, over (line number, row).
+
+    Blank lines and a byte-order mark are skipped. Raises UserError("flag file:line: reason") for
+    broken JSON, for a row that is not an object, and for a ValueError raised by check(row).
+    """
+    shown = f"{flag} {path}" if flag else path
+    if not Path(path).is_file():
+        raise UserError(f"{shown}: no such file; expected JSONL, one object per line")
+    return _rows(path, shown, check, numbered)
+
+
+def _rows(path, shown, check, numbered):
+    with open(path, "rb") as file:  # binary: splits at \n only (a text may hold U+2028)
+        for line_number, line in enumerate(file, 1):
+            try:
+                text = line.decode("utf-8-sig")
+                if not text.strip():
+                    continue
+                row = parse_json(text)
+                if not isinstance(row, dict):
+                    raise ValueError(f"expected a JSON object, found {type(row).__name__}")
+                if check is not None:
+                    check(row)
+            except ValueError as error:  # UnicodeDecodeError is one as well
+                raise UserError(f"{shown}:{line_number}: {error}") from None
+            yield (line_number, row) if numbered else row
+
+
+def parse_json(text):
+    """json.loads, strictly (no NaN or Infinity); ValueError in one line for whatever is wrong."""
+    try:
+        return json.loads(text, parse_constant=no_constant)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not valid JSON: {error.msg}, column {error.colno}") from None
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def no_constant(name):
+    raise ValueError(f"{name} is not JSON; use null")
+
+
+def write_jsonl(path, rows, append=False):
+    """Write rows (dicts) as UTF-8 JSONL; NaN and inf become null.
+
+    Without `append` the file is complete or not there. With it each row is one write on an
+    O_APPEND descriptor, so a kill can tear only the last line.
+    """
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "ab", buffering=0) if append else replacing(path) as file:
+        for row in rows:
+            file.write((json.dumps(finite(row), ensure_ascii=False) + "\n").encode())
+
+
+def write_json(path, value):
+    """One JSON value, indented; NaN and inf become null; complete or not there."""
+    with replacing(path) as file:
+        file.write(json.dumps(finite(value), indent=2, ensure_ascii=False).encode())
+
+
+def finite(value):
+    """The same value with NaN and inf as None, because JSON has no word for them."""
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item) for item in value]
+    value = value.item() if hasattr(value, "item") else value  # a numpy number
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+@contextlib.contextmanager
+def replacing(path, mode=0o644):
+    """A binary file that replaces `path` once it is complete and flushed to disk."""
+    handle, temporary = tempfile.mkstemp(dir=Path(path).parent, prefix=f".{Path(path).name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, mode)
+        os.replace(temporary, path)
+    except OSError as error:
+        error.filename = str(path)  # that of a full disk has none
+        raise
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+
+
+def load_function(spec, flag):
+    """The function named by FILE:FUNCTION, such as --gold: (prompts, answers, rows) → scores."""
+    path, _, name = str(spec).rpartition(":")
+    if not path.endswith(".py") or not Path(path).is_file():
+        raise UserError(f"{flag} {spec}: expected FILE:FUNCTION with an existing Python file")
+    sys.path.insert(0, str(Path(path).resolve().parent))  # the file may import its neighbours
+    try:
+        found = runpy.run_path(path, run_name=Path(path).stem).get(name)
+    except (Exception, SystemExit) as error:  # the user's own code may raise anything
+        raise UserError(f"{flag} {spec}: {where_raised(error)}") from error
+    finally:
+        sys.path.pop(0)
+    if not callable(found):
+        raise UserError(f"{flag} {spec}: {path} has no function {name!r}")
+    return found
+
+
+def where_raised(error):
+    """An exception of the user's own code in one line, with file and line."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    place = "" if isinstance(error, SyntaxError) else f" ({last.filename}, line {last.lineno})"
+    return f"{type(error).__name__}: {brief(error)}{place}"
+
+
+def number(kind=float, above=-math.inf, at_least=-math.inf, below=math.inf):
+    """An argparse type: a finite int or float with above < value < below and value ≥ at_least.
+
+    >>> number(above=0)("0.5"), number(int, at_least=1)("8")
+    (0.5, 8)
+    """
+    limits = {"above": above, "at least": at_least, "below": below}
+    named = [f"{word} {limit}" for word, limit in limits.items() if math.isfinite(limit)]
+
+    def parse(text):
+        try:
+            value = kind(text)
+            if above < value < below and value >= at_least:  # NaN and inf fail, too
+                return value
+        except ValueError:
+            pass
+        noun = "a whole number" if kind is int else "a number"
+        raise ArgumentTypeError(f"{text!r} given, expected {noun} {' and '.join(named)}")
+
+    return parse

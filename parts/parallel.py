@@ -1,0 +1,326 @@
+"""parts/parallel.py: device, precision, and the processes of torchrun.
+
+torchrun starts one command N times. Each rank reads all rows and takes the same decisions from the
+same numbers; what costs time is split: `share` of the forwards of a step, of the answers, of their
+grades. Numbers come back by `all_sum`, answers by `gather`, gradients by `add_up_gradients`; each
+is what one process would have computed alone. Rank 0 prints and writes. Without torchrun every
+function returns what it was given.
+
+Left out     1. DDP: its hooks want a forward of the wrapped module, and ours is a trunk and a head
+                in chunks; one exact sum per step is ten lines
+             2. tensor, pipeline and sequence parallelism
+"""
+
+import contextlib
+import functools
+import itertools
+import math
+import os
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from parts.files import UserError, brief, where_raised
+
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+# ---- device and precision ----
+
+
+def pick_device(name="auto"):
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        probe = torch.empty(0, device=name)
+        probe.cpu()  # "meta" is a device without numbers
+        return probe.device
+    except (RuntimeError, AssertionError) as error:  # an unknown name, or no such device here
+        raise UserError(
+            f"--device {name}: expected auto, cpu, cuda, cuda:1 or mps ({brief(error)})"
+        ) from None
+
+
+def pick_precision(device, dtype="auto"):
+    """(compute dtype, needs a gradient scaler): fp32 on CPU, bf16 on GPUs that have it, else fp16.
+
+    By capability: torch.cuda.is_bf16_supported() says True on a T4, because it counts emulation.
+    """
+    if dtype == "auto":
+        dtype = "fp32"
+        if torch.device(device).type == "cuda":
+            dtype = "bf16" if torch.cuda.get_device_capability(device)[0] >= 8 else "fp16"
+    return DTYPES[dtype], dtype == "fp16"
+
+
+def autocast(model):
+    """The compute dtype for one forward; one context each, so no weight cast outlives a step."""
+    dtype = getattr(model, "compute_dtype", torch.float32)
+    device = next(model.parameters()).device.type
+    return contextlib.nullcontext() if dtype == torch.float32 else torch.autocast(device, dtype)
+
+
+def micro_tokens(model):
+    """Default padded tokens per forward: enough to fill a GPU, few enough for a CPU's cache."""
+    return 1024 if model.device.type == "cpu" else 16384
+
+
+# ---- ranks ----
+
+
+def rank():
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def world():
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def start_processes(args):
+    """Join the other processes of torchrun, each on the GPU of its number; only rank 0 prints.
+
+    All must see the same files, --out included. On a CPU they talk by gloo.
+    """
+    if not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys():
+        if args.fsdp:
+            script = Path(sys.argv[0]).name
+            raise UserError(
+                "--fsdp splits weights over the processes of torchrun, and this is one process; "
+                f"start it as torchrun --nproc-per-node 2 {script} …"
+            )
+        return
+    if args.device not in ("auto", "cpu", "cuda"):
+        raise UserError(f"--device {args.device}: under torchrun each process takes its own GPU")
+    on_gpu = torch.cuda.is_available() and args.device != "cpu"
+    if on_gpu:
+        place, gpus = int(os.environ.get("LOCAL_RANK", 0)), torch.cuda.device_count()
+        if place >= gpus:
+            raise UserError(f"--nproc-per-node: process {place} has no GPU, there are {gpus}")
+        torch.cuda.set_device(place)  # what "cuda" means from here on
+    if not dist.is_initialized():
+        dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo")
+    if rank():
+        sys.stdout = open(os.devnull, "w")  # errors go to stderr, from every rank
+
+
+@contextlib.contextmanager
+def _together():
+    """A failure in here means that another process is gone; its own error is above this one."""
+    try:
+        yield
+    except RuntimeError as error:
+        why = brief(error)
+        raise UserError(f"rank {rank()}: another process of this run has ended ({why})") from None
+
+
+def _all_reduce(numbers, how):
+    if world() > 1:
+        total = torch.tensor(numbers, dtype=torch.float64)
+        with _together():
+            dist.all_reduce(total, how)
+        numbers = total.tolist()
+    return numbers if len(numbers) > 1 else numbers[0]
+
+
+def all_sum(*numbers):
+    """The sum of each number over the ranks; a single number comes back bare."""
+    return _all_reduce(numbers, dist.ReduceOp.SUM)
+
+
+def all_max(*numbers):
+    return _all_reduce(numbers, dist.ReduceOp.MAX)
+
+
+def wait_for_all():
+    all_sum(0)
+
+
+def from_rank_0(value):
+    """Rank 0's value (anything that can be pickled) on every rank."""
+    return gather([value])[0]
+
+
+def share(indices, group=1):
+    """This rank's part of the indices: every world-th one, or every world-th group of neighbours.
+
+    >>> share(range(4)) == range(4)  # one process: all of them
+    True
+    """
+    if world() == 1:
+        return indices
+    return [x for i, x in enumerate(indices) if i // group % world() == rank()]
+
+
+def gather(values, places=None):
+    """All ranks' lists as one: rank by rank, or sorted by `places`, one number per value."""
+    if world() == 1:
+        return list(values)
+    parts = [None] * world()
+    with _together():
+        dist.all_gather_object(parts, [*zip(places or range(len(values)), values, strict=True)])
+    found = [pair for part in parts for pair in part]
+    return [value for _, value in (found if places is None else sorted(found, key=lambda x: x[0]))]
+
+
+def score_answers(function, flag, rows, prompts, answers):
+    """Scores of answers by a --gold or --reward-fn function: a finite number or None for each.
+
+    Under torchrun each process scores its share of the answers, and all get all scores.
+    """
+    mine = share(range(len(answers)))
+    rows, prompts, answers = ([column[i] for i in mine] for column in (rows, prompts, answers))
+    try:
+        scores = function(prompts, answers, rows) if answers else []
+    except UserError:
+        raise
+    except Exception as error:  # the user's own code may raise anything
+        raise UserError(f"{flag}: {where_raised(error)}") from error
+    sound = isinstance(scores, (list, tuple)) and len(scores) == len(answers)
+    numbers = [score for score in scores if score is not None] if sound else []
+    sound &= all(isinstance(x, (int, float)) and math.isfinite(x) for x in numbers)
+    if not sound:
+        expected = f"expected {len(answers)} finite numbers or None"
+        raise UserError(f"{flag}: {expected}, found {scores!r:.200}")
+    return gather(scores, mine)
+
+
+def add_up(tensors):
+    """Replace each tensor by its sum over the ranks, sent in flat buckets of about 64 MiB."""
+    if world() == 1:
+        return
+    ends = itertools.accumulate(t.numel() for t in tensors)
+    for _, bucket in itertools.groupby(zip(tensors, ends), lambda pair: pair[1] // 2**24):
+        bucket = [tensor for tensor, _ in bucket]
+        flat = torch.cat([tensor.flatten() for tensor in bucket])
+        with _together():
+            dist.all_reduce(flat)
+        for tensor, part in zip(bucket, flat.split([t.numel() for t in bucket]), strict=True):
+            tensor.copy_(part.view_as(tensor))
+
+
+def add_up_gradients(weights):
+    """The gradient of the whole optimiser batch: losses were divided by its count, so ranks add up.
+
+    A rank without rows adds zeros. A weight that no rank used keeps None, so that the optimiser
+    skips it: with zeros its moments would still move it. FSDP has summed its shards already.
+    """
+    if world() == 1:
+        return
+    used = set(gather([i for i, weight in enumerate(weights) if weight.grad is not None]))
+    weights = [weight for i, weight in enumerate(weights) if i in used]
+    for weight in weights:
+        if weight.grad is None:
+            weight.grad = torch.zeros_like(weight)
+    add_up([weight.grad for weight in weights if not hasattr(weight, "full_tensor")])
+
+
+def check_equal_weights(model):
+    """Every rank must start from the same weights, or the summed gradient belongs to no model."""
+    if world() > 1:
+        sums = [p.detach().double().sum().item() for p in model.parameters()]
+        assert len(set(gather([str(sums)]))) == 1, "the ranks have loaded different weights"
+
+
+# ---- FSDP2: each rank holds a shard; a block is gathered for its forward and its backward ----
+
+
+def is_sharded(model):
+    return hasattr(model, "run_as_forward")
+
+
+def as_forward(function):
+    """Make function(model, …) a forward in FSDP's eyes, so that its hooks gather the weights."""
+
+    @functools.wraps(function)
+    def call(model, *args, **kwargs):
+        if is_sharded(model):
+            return model.run_as_forward(function, *args, **kwargs)
+        return function(model, *args, **kwargs)
+
+    return call
+
+
+def shard(model):
+    """fully_shard of each block and of the rest: fp32 masters, summed gradients.
+
+    Blocks compute in the compute dtype, the rest in fp32. Each rank has loaded the whole model: it
+    must fit a GPU once, its gradients and optimiser states need not.
+    """
+    from torch.distributed import fsdp
+
+    if not hasattr(fsdp.FSDPModule, "set_gradient_divide_factor"):
+        raise UserError(f"--fsdp: needs torch 2.8 or newer, this is {torch.__version__}")
+    if hasattr(model, "lora_config") or model.compute_dtype == torch.float16:
+        raise UserError("--fsdp: full weights in bf16 or fp32 only, no --lora-rank and no fp16")
+    compute = None if model.compute_dtype == torch.float32 else model.compute_dtype
+    policy = fsdp.MixedPrecisionPolicy(compute, torch.float32, cast_forward_inputs=False)
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    mesh = dist.init_device_mesh(model.device.type, (world(),))
+    for block in max(lists, key=lambda blocks: sum(p.numel() for p in blocks.parameters())):
+        fsdp.fully_shard(block, mesh=mesh, mp_policy=policy)
+    fsdp.fully_shard(model, mesh=mesh)
+    for module in _shards(model):
+        module.set_gradient_divide_factor(1.0)
+        module.set_force_sum_reduction_for_comms(True)  # gloo has no scaled sum
+    model.run_as_forward = lambda function, *args, **kwargs: function(model, *args, **kwargs)
+    fsdp.register_fsdp_forward_method(model, "run_as_forward")
+    # FSDP takes the first module that runs for the root, and a rollout would begin with a block
+    model.run_as_forward(lambda _: None)
+    model.reshard()  # else the optimiser would be given the gathered weights
+
+
+def _shards(model):
+    return [module for module in model.modules() if hasattr(module, "set_gradient_divide_factor")]
+
+
+@contextlib.contextmanager
+def decoding(model):
+    """Eval mode. With --fsdp also whole weights on every rank until the end, so that no token waits
+    for another rank; gradients and optimiser states stay in shards."""
+    was_training = model.training  # False inside another `decoding`
+    shards = _shards(model) if was_training else []
+    model.eval()
+    for module in shards:
+        module.set_reshard_after_forward(False, recurse=False)
+        module.unshard()
+    try:
+        yield
+    finally:
+        for module in shards:
+            module.set_reshard_after_forward(module is not model, recurse=False)
+            module.reshard()
+        model.train(was_training)
+
+
+def trained_weights(model):
+    """{name: trainable weight}; of a sharded model the shards, never the gathered weights."""
+    for module in _shards(model):
+        module.reshard()
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+def whole(value):
+    """An FSDP tensor with all its shards, on the CPU (every rank must ask); else unchanged."""
+    return value.full_tensor().cpu() if hasattr(value, "full_tensor") else value
+
+
+def sharded_like(weight, value):
+    """A whole tensor, cut as the weight is cut if it is."""
+    if not hasattr(weight, "full_tensor"):
+        return value
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(value.to(weight.device), weight.device_mesh, weight.placements)
+
+
+@torch.no_grad()
+def load_weights(model, saved):
+    """Put {name: weight} of a checkpoint into the model's trainable weights."""
+    weights = trained_weights(model)
+    if weights.keys() != saved.keys():
+        raise UserError("--resume: the checkpoint holds other weights than this model has")
+    for name, weight in weights.items():
+        weight.copy_(sharded_like(weight, saved[name]))
