@@ -83,7 +83,8 @@ RUN_FILES = ("args.json", *LOGS, "checkpoint", "adapter", "config.json", "genera
              "model.safetensors")  # fmt: skip
 # removed with an old run: another tokenizer's template would mix with the new one's
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
-                   "tokenizer.model", "chat_template.jinja", "additional_chat_templates")  # fmt: skip
+                   "added_tokens.json", "tokenizer.model", "vocab.json", "merges.txt",
+                   "chat_template.jinja", "additional_chat_templates")  # fmt: skip
 MAY_DIFFER = {"save_every", "eval_every", "steps", "epochs", "stop_after", "resume", "overwrite",
               "out", "fsdp", "wandb_project"}  # fmt: skip
 
@@ -643,10 +644,10 @@ def describe(counts, train, held):
 
 def default_prompts(args, files):
     """With bundled training files, the bundled prompts and recruiter are the default."""
-    prompts, recruiter = Path("data/prompts.jsonl"), Path("data/recruiter.py")
+    prompts = "data/prompts.jsonl"
     bundled = all(re.fullmatch(r"data/(prefs|rank|screen)(_\w+)?\.jsonl", file) for file in files)
-    if not args.prompts and bundled and prompts.is_file() and recruiter.is_file():
-        args.prompts, args.gold = str(prompts), args.gold or f"{recruiter}:reward"
+    if not args.prompts and bundled and Path(prompts).is_file():
+        args.prompts, args.gold = prompts, args.gold or "data/recruiter.py:reward"
 
 
 def load_prompts(path, flag):

@@ -173,7 +173,7 @@ def test_sft_preflight_loss_is_cross_entropy(tmp_path, llama_folder, capsys):
     first = len(ids[0])
     expected = F.cross_entropy(logits[0, first - 1 : -1], torch.tensor(ids[1])).item()
     printed = capsys.readouterr().out
-    assert f"by F.cross_entropy: {expected:.4f}, expected {expected:.4f}" in printed
+    assert f"F.cross_entropy's: {expected:.4f}, expected {expected:.4f}" in printed
     assert f"{len(ids[1])} of {first + len(ids[1])} tokens trained" in printed
     assert printed.count("◆<|end|>") == 1
 
@@ -1121,7 +1121,7 @@ def test_the_screen(stage, tmp_path, capfd):
     for key in stage.HEADLINE:
         values = [row[key] for row in log if row.get(key) is not None]
         shown = [line.split() for line in end if line.startswith(f"{key} ")]
-        assert shown == ([[key, f"{values[0]:.4f}", "before", f"{values[-1]:.4f}", "after"]] if values else [])  # fmt: skip
+        assert shown == ([[key, "before", f"{values[0]:.4f}", "after", f"{values[-1]:.4f}"]] if values else [])  # fmt: skip
     assert any(line.startswith(f"wrote {out}") for line in end) and end[-1].startswith(
         "next: python"
     )
