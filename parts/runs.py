@@ -263,9 +263,10 @@ class Run:
         """
         args, groups = self.args, {}
         modules = [module for module in self.state.values() if isinstance(module, nn.Module)]
-        self.model, self.tokenizer = modules[0], tokenizer
+        self.model, self.modules, self.tokenizer = modules[0], modules, tokenizer
         for module in modules:
-            prepare(module, args)
+            if hasattr(module, "config"):  # a value head alone has none
+                prepare(module, args)
             for name, weight in trained_weights(module).items():
                 rate = head_lr if head_lr and name.startswith("score.") else lr
                 groups.setdefault(rate, []).append(weight)
@@ -273,40 +274,47 @@ class Run:
         fused = self.device.type == "cuda"
         self.optimizer = torch.optim.AdamW(groups, weight_decay=0.0, fused=fused)
         args.lr = lr
-        total = sum(module.num_parameters() for module in modules) / 1e6
-        trained = sum(module.num_parameters(only_trainable=True) for module in modules) / 1e6
+        weights = [weight for module in modules for weight in module.parameters()]
+        total = sum(w.numel() for w in weights) / 1e6
+        trained = sum(w.numel() for w in weights if w.requires_grad) / 1e6
         where = f"lr {lr:g}, on {self.device} in {self.dtype}"
         print(f"model      {trained:.2f} M of {total:.2f} M weights are trained, {where}")
         if args.resume:
             self._load_checkpoint()
 
     def steps(self):
-        """Open --out, then yield each step left; save checkpoints, and stop when asked."""
+        """Open --out, then yield each step left; save checkpoints, and stop when asked.
+
+        state["ended"], a reason, ends the run after its step, and is known again on --resume.
+        """
         self._open()
         left = range(self.step + 1, self.planned + 1)
         self.bar = tqdm(left, self.stage, self.planned, initial=self.step,
                         disable=no_bar())  # fmt: skip
         with stop_signals() as caught:
             for step in self.bar:
+                if self.state.get("ended"):
+                    return
                 self.step = step
                 yield step
                 stop = int(all_max(caught[0]))  # one rank's signal stops all
+                ended = self.state.get("ended")
                 last = self.step in (self.planned, self.args.stop_after)
-                if stop or last or self.step % self.args.save_every == 0:
+                if stop or last or ended or self.step % self.args.save_every == 0:
                     self._save_checkpoint()
-                if (stop or last) and self.step < self.planned:
+                if (stop or last) and self.step < self.planned and not ended:
                     self.stopped = stop or -1
                     return
 
-    def micro_batches(self, indices, lengths):
+    def micro_batches(self, indices, lengths, modules=None):
         """This rank's forwards for a batch: rows split by length, so that all ranks work equally.
 
         With --fsdp every forward and backward is a collective, so a rank with fewer micro-batches
-        first runs dummy ones with loss 0.
+        first runs dummy ones with loss 0, through `modules` (default: all of `state`).
         """
         indices = share(sorted(indices, key=lambda i: -lengths[i]))
         parts = micro_batches(np.array(indices, int), lengths, self.args.micro_tokens)
-        sharded = [m for m in self.state.values() if parallel.is_sharded(m)]
+        sharded = [m for m in modules or self.state.values() if parallel.is_sharded(m)]
         for _ in range(int(all_max(len(parts))) - len(parts) if sharded else 0):
             ids = torch.zeros(1, 2, dtype=torch.long, device=self.device)
             seen, answer = ids == 0, ids.new_tensor([[0, 1]]).bool()
@@ -325,8 +333,9 @@ class Run:
     def update(self, where):
         """Sum gradients over ranks, clip, step. Returns loss, lr, grad_norm (before clipping).
 
-        Not finite: the run stops and names the rows, where(); in fp16 the step is skipped and the
-        scale halved, as GradScaler does, and 17 skips in a row stop the run.
+        Each module of `state` is clipped by itself; grad_norm is the first one's. Not finite: the
+        run stops and names the rows, where(); in fp16 the step is skipped and the scale halved, as
+        GradScaler does, and 17 skips in a row stop the run.
         """
         weights = [weight for group in self.optimizer.param_groups for weight in group["params"]]
         parallel.add_up_gradients(weights)
@@ -334,8 +343,9 @@ class Run:
         if self.scaler:
             self.scaler.scale(weights[0].new_zeros(()))  # a rank that had no rows has no scale yet
             self.scaler.unscale_(self.optimizer)
-        norm = whole(nn.utils.clip_grad_norm_(weights, MAX_GRAD_NORM)).item()
-        self.skips = 0 if math.isfinite(norm) else self.skips + 1
+        clipped = [nn.utils.clip_grad_norm_(m.parameters(), MAX_GRAD_NORM) for m in self.modules]
+        norm, *others = (whole(each).item() for each in clipped)
+        self.skips = 0 if all(map(math.isfinite, (norm, *others))) else self.skips + 1
         if not math.isfinite(loss) or self.skips == (17 if self.scaler else 1):
             wrong = f"loss {loss:g}, gradient norm {norm:g}: not finite"
             raise UserError(f"{wrong}; rows {where()}. Lower --lr, or look at these rows")
@@ -364,6 +374,14 @@ class Run:
         if self.bar is not None:
             shown = (f"{key.split('/')[-1]} {row[key]:.3g}" for key in self.show if key in row)
             self.bar.set_postfix_str(" ".join(shown))
+
+    def rows(self, name="metrics.jsonl"):
+        """Rows of a log up to the checkpoint; a line torn by a kill is left out."""
+        rows, file = [], self.out / name
+        for line in file.read_bytes().split(b"\n")[:-1] if self.step and file.is_file() else ():
+            with contextlib.suppress(ValueError):
+                rows.append(json.loads(line))
+        return [row for row in rows if row["step"] <= self.step]
 
     def evaluates(self, step):
         return step == self.planned or (self.args.eval_every and step % self.args.eval_every == 0)
@@ -411,13 +429,9 @@ class Run:
         for name, tensor in self.kept.items():
             with replacing(out / "checkpoint" / f"{name}.pt") as file:
                 torch.save(tensor, file)
-        for name in LOGS:  # rows after the checkpoint, and a line torn by a kill
+        for name in LOGS:
             if (out / name).is_file():
-                rows = []
-                for line in (out / name).read_bytes().split(b"\n")[:-1]:
-                    with contextlib.suppress(ValueError):
-                        rows.append(json.loads(line))
-                write_jsonl(out / name, [row for row in rows if row["step"] <= self.step > 0])
+                write_jsonl(out / name, self.rows(name))
         if args.resume:
             print(f"resumed at step {self.step}")
         if args.wandb_project:
@@ -472,7 +486,7 @@ class Run:
         if self.step > self.planned:
             raise UserError(f"--steps {self.planned}: this run is at step {self.step} already")
         for name, value in saved["state"].items():
-            if isinstance(self.state[name], nn.Module):
+            if isinstance(self.state.get(name), nn.Module):
                 parallel.load_weights(self.state[name], value)
             else:
                 self.state[name] = value

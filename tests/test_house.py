@@ -29,16 +29,17 @@ ARROWS = {  # who may import whom, downwards only: stages, parts/runs.py, common
     "parts.shared_prompt": {"parts.files", "parts.parallel"},
     "common": LOWER,
     "parts.runs": {"common", *LOWER},
+    "parts.rollouts": {"common", "parts.runs", *LOWER},
     "parts.old_flags": {"parts.files"},
     "parts.old_runs": {"common", "parts.runs", *LOWER, *OLD},
     "sft": {"common", "parts.runs", *LOWER},
     "reward_train": {"common", "parts.runs", *LOWER},
     "dpo": {"common", "parts.runs", *LOWER},
     "annotate": {"common", "parts.runs", *LOWER, *OLD},
-    "ppo": {"common", "watch", "parts.runs", *LOWER, *OLD},
+    "ppo": {"common", "watch", "parts.runs", "parts.rollouts", *LOWER, *OLD},
     "judge": {"common", "parts.runs", *LOWER, *OLD},
-    "grpo_rubric": {"common", "judge", "watch", "parts.runs", *LOWER, *OLD},
-    "grpo_agent": {"common", "judge", "watch", "parts.runs", *LOWER, *OLD},
+    "grpo_rubric": {"common", "judge", "watch", "parts.runs", "parts.rollouts", *LOWER, *OLD},
+    "grpo_agent": {"common", "judge", "watch", "parts.runs", "parts.rollouts", *LOWER, *OLD},
     "watch": set(),
     "evaluate": {"common", "judge", "parts.runs", *LOWER, *OLD},
     "fairness": {"common", "evaluate", "parts.runs", *LOWER, *OLD},
@@ -49,7 +50,8 @@ BUDGETS = {  # code tokens at most, of each file that has its second edition
     "reward_train.py": 2910,  # planned 2600: counterfactual copies are a quarter of it
     "dpo.py": 2600,  # planned 3200: its sample answers and their scores are in parts/runs.py, for sft.py, too
     "parts/files.py": 1020,  # planned 900
-    "parts/runs.py": 5350,  # planned 4500: with sample answers, the preflight's lines and the token strip
+    "parts/runs.py": 5420,  # planned 4500: with sample answers, the preflight's lines and the token strip
+    "parts/rollouts.py": 800,  # not planned: tensors, preflight, alarms and best weights, which ppo and grpo_* all had
     "parts/shared_prompt.py": 705,  # planned 700
     "parts/lora.py": 1055,  # planned 950
     "parts/parallel.py": 1800,
@@ -220,10 +222,13 @@ def test_budget(name):
 
 
 def test_what_a_learner_reads_in_an_evening():
-    """common.py and sft.py together, and dpo.py with all that it stands on."""
-    weight = {name: code_tokens((REPO / name).read_text(encoding="utf-8")) for name in BUDGETS}
+    """common.py and sft.py together, and dpo.py with all that it stands on (planned 20 000: `Run` also ends a run early and
+    trains several modules, which spares each RL trainer a loop of its own)."""
+    parts = ("files", "runs", "shared_prompt", "lora", "parallel", "stats")
+    names = ["common.py", "sft.py", "dpo.py", *(f"parts/{part}.py" for part in parts)]
+    weight = {name: code_tokens((REPO / name).read_text(encoding="utf-8")) for name in names}
     assert weight["common.py"] + weight["sft.py"] < 10_000
-    assert sum(weight.values()) - weight["sft.py"] - weight["reward_train.py"] < 20_000
+    assert sum(weight.values()) - weight["sft.py"] < 20_200
 
 
 @pytest.mark.parametrize("name", BUDGETS)
