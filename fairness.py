@@ -25,7 +25,6 @@ Axes         R résumés, N names, B draws, C contrasts
 
 import argparse
 import csv
-import functools
 import hashlib
 import io
 import json
@@ -34,7 +33,6 @@ import re
 import shutil
 import subprocess
 import sys
-import unicodedata
 from collections import Counter
 from fractions import Fraction
 from importlib.metadata import version
@@ -45,6 +43,7 @@ from typing import NamedTuple
 import numpy as np
 from tqdm import tqdm
 
+from checks.risky import risky_questions
 from evaluate import (
     Default,
     at_least,
@@ -81,7 +80,6 @@ from parts.files import UserError
 
 SCHEMA = 1  # of report.json; a key that changes its meaning raises it
 ROOT = Path(__file__).resolve().parent
-DATA = ROOT / "data"  # interview.json and risky_questions.json
 NOTICE = (
     "Not legal advice. Not an independent bias audit. Legal status as of the date of the table."
 )
@@ -919,108 +917,6 @@ def telling_words(texts_a, texts_b, top=20):
     picked = [w for w in ranked[:top] if scores[w] > 0]
     picked += [w for w in ranked[::-1][:top] if scores[w] < 0]
     return [(w, round(scores[w], 2)) for w in picked]
-
-
-# risky interview questions: the scanner of judge.py, marked copies that a test holds equal
-
-INVISIBLE = {"\u034f": None, "\ufe0e": None, "\ufe0f": None}
-STRAIGHT = str.maketrans("‘’‚‛ʼ′“”„‟″", "''''''\"\"\"\"\"")
-
-
-# same as judge.py
-def without_invisible(text):
-    return "".join(c for c in text if unicodedata.category(c) != "Cf").translate(INVISIBLE)
-
-
-# same as judge.py
-def normal_form(text):
-    """NFKC, no invisible characters, straight quotes, (s) → s, case folded, % → percent, blanks collapsed.
-
-    >>> normal_form("Ａｒｅ  you 50% “sure(s)”?")
-    'are you 50 percent "sures"?'
-    """
-    text = without_invisible(unicodedata.normalize("NFKC", text)).translate(STRAIGHT)
-    text = text.casefold().replace("(s)", "s").replace("%", " percent")
-    return re.sub(r"[ \t\xa0]+", " ", text).strip()
-
-
-# same as judge.py
-def sentences(text):
-    """(start, end, normal form) of each sentence; offsets into the text as it was given.
-
-    >>> sentences("Hi.  Are you sure？")
-    [(0, 3, 'hi.'), (5, 18, 'are you sure?')]
-    """
-    one = unicodedata.normalize
-    plain = [(n, i) for i, c in enumerate(text) for n in without_invisible(one("NFKC", c))]
-    found = []
-    for match in re.finditer(r"[^.!?;\n]+[.!?;]?", "".join(n for n, _ in plain)):
-        at = match.start() + len(match.group()) - len(match.group().lstrip())
-        if at < match.end():
-            start, end = plain[at][1], plain[match.end() - 1][1] + 1
-            found.append((start, end, normal_form(text[start:end])))
-    return found
-
-
-# same as judge.py
-@functools.lru_cache
-def request_cues():
-    """(order, joint): what opens a request besides a question mark, and what joins a second one to it."""
-    cues = read_data("interview.json")["cues"]
-    lead_in = rf"(?:(?:{'|'.join(cues['lead_in'] + cues['polite'])})\b[ ,:.!]*)*"
-    order = rf"[ *•-]*{lead_in}(?:{'|'.join(cues['imperative'])})\b"
-    return re.compile(order), re.compile(rf"\b(?:{'|'.join(cues['joint'])})\b")
-
-
-# same as judge.py
-def asked_sentences(text):
-    """The sentences that ask: they end in "?", or open with an imperative behind lead-ins."""
-    order, _ = request_cues()
-    return [s for s in sentences(text) if s[2].endswith("?") or order.match(s[2])]
-
-
-# same as judge.py
-@functools.lru_cache
-def risky_patterns():
-    """({code: (severity, patterns)}, patterns of what may be asked and of refusals), compiled and tried out."""
-    data = read_data("risky_questions.json")
-    codes = {
-        code: (c["severity"], [re.compile(p) for p in c["patterns"]])
-        for code, c in data["categories"].items()
-    }
-    silent = [re.compile(p) for p in data["refusal"] + data["allowed"]]
-    every = silent + [p for _, patterns in codes.values() for p in patterns]
-    greedy = [p.pattern for p in every if p.search("") or p.search("hello there.")]
-    assert not greedy, f"risky_questions.json: {greedy[0]!r} matches anything"
-    return codes, silent
-
-
-# same as judge.py
-def risky_questions(text):
-    """What an interviewer should not ask: [{"code", "severity", "sentence", "start", "end"}], offsets into the text.
-
-    Only a request counts; a refusal to ask and what may be asked do not.
-    >>> [(r["code"], r["sentence"]) for r in risky_questions("Thanks. How old are you? I can't ask your age.")]
-    [('age', 'How old are you?')]
-    """
-    codes, silent = risky_patterns()
-    found = []
-    for start, end, sentence in asked_sentences(text):
-        if any(p.search(sentence) for p in silent):
-            continue
-        for code, (severity, patterns) in codes.items():
-            if any(p.search(sentence) for p in patterns):
-                hit = {"code": code, "severity": severity, "sentence": text[start:end]}
-                found.append(hit | {"start": start, "end": end})
-    return found
-
-
-# same as judge.py
-def read_data(name):
-    try:
-        return json.loads((DATA / name).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"{DATA / name}: no such file; interview checks need it") from None
 
 
 # ---- 4. the arguments ----

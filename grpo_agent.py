@@ -36,6 +36,8 @@ import torch
 import common
 import judge as judges
 import watch
+from checks.instructions import visible
+from checks.risky import asked_sentences, normal_form, number_of_requests, risky_questions
 from common import at_least_fp32, kl_estimates, sample, token_logps
 from parts import files, lora, old_runs, parallel, runs, stats
 from parts.files import UserError
@@ -497,7 +499,7 @@ def condense_board(game, direction):
 
 def read_move(text):
     """The last <move>…</move> of a text; ValueError where there is none."""
-    found = re.findall(r"<move>\s*(left|right|up|down)\s*</move>", judges.visible(text), re.I)
+    found = re.findall(r"<move>\s*(left|right|up|down)\s*</move>", visible(text), re.I)
     if not found:
         raise ValueError("no <move>left</move>, right, up or down")
     return found[-1].lower()
@@ -606,7 +608,7 @@ SUMMARY = re.compile(r"^[\s*#>•_-]*summary\b.*", re.I | re.M)
 
 def words(text):
     """Words of the normal form between blanks, so that `" 4 percent "` is not in `" 34 percent "`."""
-    return " " + " ".join(re.findall(r"\w+", judges.normal_form(text))) + " "
+    return " " + " ".join(re.findall(r"\w+", normal_form(text))) + " "
 
 
 def read_bank(path):
@@ -671,14 +673,14 @@ def faults_of_bank(bank):
 def read_turn(bank, text):
     """{"requests": count, "kind", "topics": competencies named, the one that the turn is about first}"""
     cues = bank["read"]
-    asked = [cues["lead_in"].sub("", sentence) for _, _, sentence in judges.asked_sentences(text)]
+    asked = [cues["lead_in"].sub("", sentence) for _, _, sentence in asked_sentences(text)]
     kind = next((k for k, patterns in cues["kinds"] if any(p.search(s) for p in patterns for s in asked)), "other")  # fmt: skip
-    for place in (" ".join(asked), judges.normal_form(text)):
+    for place in (" ".join(asked), normal_form(text)):
         hits = {name: list(phrase.finditer(place)) for name, phrase in cues["phrases"].items()}
         found = [(-len({h.group() for h in hs}), hs[0].start(), name) for name, hs in hits.items() if hs]  # fmt: skip
         if found:
             break
-    return {"requests": judges.number_of_requests(text), "kind": kind, "topics": [name for *_, name in sorted(found)]}  # fmt: skip
+    return {"requests": number_of_requests(text), "kind": kind, "topics": [name for *_, name in sorted(found)]}  # fmt: skip
 
 
 class Interview:
@@ -718,9 +720,9 @@ class Interview:
         self.fines += FINES[name] if amount is None else amount
 
     def step(self, text):
-        text = judges.visible(text)
+        text = visible(text)
         summary = SUMMARY.search(text)
-        risky = judges.risky_questions(text[: summary.start()] if summary else text)
+        risky = risky_questions(text[: summary.start()] if summary else text)
         if risky:  # the worst of the turn
             self.fine("risky", 0.5 if any(r["severity"] == "prohibited" for r in risky) else 0.25)
         if summary:
@@ -791,12 +793,12 @@ class Interview:
 
     def read_summary(self, text):
         """Correct lines and fines of `competency: text` lines, any order; list marks and bold count for nothing."""
-        lines, of = {}, {judges.normal_form(c): c for c in self.competencies}
+        lines, of = {}, {normal_form(c): c for c in self.competencies}
         for line in text.splitlines():
             name, colon, said = re.sub(r"^[\s#>•\d.)-]+|[*_]", "", line.strip()).partition(":")
-            if colon and judges.normal_form(name) in of:
+            if colon and normal_form(name) in of:
                 # words behind the 40th are not read
-                lines.setdefault(of[judges.normal_form(name)], []).append(" ".join(said.split()[:40]))  # fmt: skip
+                lines.setdefault(of[normal_form(name)], []).append(" ".join(said.split()[:40]))  # fmt: skip
         if not lines:
             self.fine("no_summary")
         for competency, said in lines.items():
@@ -809,7 +811,7 @@ class Interview:
     def read_line(self, competency, line):
         """True: correct; False: nothing; None: unsupported, something that nobody said about it."""
         said, item = words(line), self.heard.get(competency)
-        if any(cue.search(judges.normal_form(line).strip(" .")) for cue in self.bank["read"]["no_evidence"]):  # fmt: skip
+        if any(cue.search(normal_form(line).strip(" .")) for cue in self.bank["read"]["no_evidence"]):  # fmt: skip
             return competency in self.denied
         own = [words(key) for key in item["keys"][0]] if item else []
         foreign = any(key in said for key in self.bank["read"]["first"] if key not in own)

@@ -231,7 +231,7 @@ def test_the_environment_hears_what_the_generator_wrote(bank):
 def test_free_questions_are_read(bank, text, requests, kind, topics):
     """A chat model's politeness, bold, full-width letters and thoughts; a competency named beside the request counts where the
     request names none."""
-    turn = g.read_turn(bank, g.judges.visible(text))
+    turn = g.read_turn(bank, g.visible(text))
     if (
         "**" in text
     ):  # the cue stands behind stars: its request and competency are read all the same
@@ -558,7 +558,7 @@ def test_free_questions_are_read_rightly_nine_times_in_ten(bank):
     rows = [line.split("\t") for line in (REPO / "tests" / "interview_questions.tsv").read_text(encoding="utf-8").splitlines()]  # fmt: skip
     right = {"requests": 0, "kind": 0, "topic": 0}
     for requests, kind, topic, text in rows:
-        turn = g.read_turn(bank, g.judges.visible(text))
+        turn = g.read_turn(bank, g.visible(text))
         right["requests"] += turn["requests"] == int(requests)
         right["kind"] += turn["kind"] == kind
         right["topic"] += (turn["topics"] or ["-"])[0] == topic

@@ -1,4 +1,4 @@
-"""The programmatic checks of judge.py: what passes, what only looks as if it did, what is refused at load.
+"""The programmatic checks in checks/: what passes, what only looks as if it did, what is refused at load.
 
 A check that passes by accident is a reward for nothing, and a policy will find it. Each id of the table stands here with
 answers that pass and near misses that do not.
@@ -10,8 +10,11 @@ import sys
 import pytest
 
 import judge
+from checks import answers, instructions, risky
+from checks.answers import math_answer, math_equal
+from checks.instructions import check_arguments, passes
 from conftest import REPO
-from judge import check_arguments, math_answer, math_equal, passes, read_criterion
+from judge import read_criterion
 
 sys.path.insert(0, str(REPO / "data"))
 
@@ -76,10 +79,10 @@ def test_what_passes_and_what_only_looks_so(check, arguments, good, bad):
 
 def test_the_table_above_has_every_check():
     """An id without an example is an id nobody looked at."""
-    assert set(judge.CHECKS) - {row[0] for row in TABLE} == {"code:tests"}
+    assert set(instructions.CHECKS) - {row[0] for row in TABLE} == {"code:tests"}
 
 
-@pytest.mark.parametrize("check", sorted(judge.CHECKS))
+@pytest.mark.parametrize("check", sorted(instructions.CHECKS))
 def test_an_empty_answer_never_passes(check):
     """Saying nothing avoids commas, forbidden words and risky questions: it must not be worth 1, negated or not."""
     examples = {row[0]: row[1] for row in TABLE} | {"code:tests": {"tests": "assert True"}}
@@ -226,7 +229,7 @@ def test_code_passes_only_behind_the_last_test(answer, passed, monkeypatch):
     """sys.exit(0) in the answer ends with exit code 0 and proves nothing: the token is printed behind the last test only.
     The environment is empty, and a loop is killed (after 1 s of CPU here)."""
     monkeypatch.setenv("JUDGE_TEST_SECRET", "1")
-    assert judge.run_tests(answer, TESTS, seconds=1) is passed
+    assert answers.run_tests(answer, TESTS, seconds=1) is passed
 
 
 def test_code_needs_the_flag():
@@ -250,8 +253,8 @@ def test_requests_agree_with_the_interview_bank():
             c, d, e = rng.sample(sorted(interview.BANK["competencies"]), 3)
             text = template.format(c=c, d=d, e=e)
             wanted = interview.read_turn(interview.BANK, text)["requests"]
-            assert judge.number_of_requests(text) == wanted, (kind, text)
-            assert judge.number_of_requests(f"Thanks. {text}") == wanted, text
+            assert risky.number_of_requests(text) == wanted, (kind, text)
+            assert risky.number_of_requests(f"Thanks. {text}") == wanted, text
 
 
 def test_risky_questions_agree_with_the_patterns_test():
@@ -260,15 +263,15 @@ def test_risky_questions_agree_with_the_patterns_test():
 
     for code, listed in patterns.FOUND.items():
         for sentence in patterns.sentences(listed):
-            assert code in [r["code"] for r in judge.risky_questions(sentence)], sentence
+            assert code in [r["code"] for r in risky.risky_questions(sentence)], sentence
     for sentence in patterns.sentences(patterns.MUST_NOT_FIRE + "\n" + patterns.HARMLESS):
-        assert judge.risky_questions(sentence) == [], sentence
+        assert risky.risky_questions(sentence) == [], sentence
 
 
 def test_risky_question_offsets_are_those_of_the_text():
     """Offsets into the original, also behind characters that the normal form drops, widens or joins."""
     text = "Gut ﬁt ½… “Well”\u200b. ＡＲＥ yo\u200bu  married？ 50% sure(s)."
-    (hit,) = judge.risky_questions(text)
+    (hit,) = risky.risky_questions(text)
     assert (hit["code"], hit["severity"]) == ("sex_family", "discouraged")
     assert text[hit["start"] : hit["end"]] == hit["sentence"] == "ＡＲＥ yo\u200bu  married？"
 

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 import fairness
-import judge
 from conftest import REPO
 from fairness import (
     benjamini_hochberg,
@@ -645,14 +644,6 @@ def test_a_map_that_maps_to_no_text(tmp_path, text):
 
 
 # ---- text and risky questions ---------------------------------------------------------------------------------------
-
-
-def test_detector_is_judges(tmp_path):
-    """The scanner is judge.py's: the copies' code is compared by test_house.py, here their constants and what they find."""
-    assert fairness.INVISIBLE == judge.INVISIBLE and fairness.STRAIGHT == judge.STRAIGHT
-    for line in (REPO / "tests" / "risky_sentences.jsonl").read_text(encoding="utf-8").splitlines():
-        text = json.loads(line)["text"]
-        assert risky_questions(text) == judge.risky_questions(text)
 
 
 MAY_BE_ASKED = """Are you legally authorised to work in the US? | Are you at least 18?

@@ -27,6 +27,7 @@ from transformers import AutoModelForCausalLM
 
 import grpo_rubric
 import judge
+from checks.instructions import passes
 from conftest import REPO
 from parts import files
 from tiny import tiny_model, write_rows
@@ -755,7 +756,7 @@ def test_texts_and_checks_are_the_same_run(tmp_path):
         for text, c in zip(row["rubrics"], judge.read_row(checks[row["task_id"]])[0].criteria, strict=True)
     }  # fmt: skip
     ends, asked = [], []
-    with Rule(lambda task, text, answer: judge.passes(of_text[task, text], answer)) as server:
+    with Rule(lambda task, text, answer: passes(of_text[task, text], answer)) as server:
         for name, rows in (("texts", texts), ("checks", [checks[row["task_id"]] for row in texts])):
             data, out = tmp_path / f"{name}.json", tmp_path / name
             data.write_text(json.dumps(rows))

@@ -21,7 +21,11 @@ import pytest
 REPO = Path(__file__).resolve().parent.parent
 LOWER = {"parts.files", "parts.parallel", "parts.lora", "parts.shared_prompt", "parts.stats"}
 OLD = {"parts.old_runs", "parts.old_flags"}  # they leave when the RL trainers have moved to Run
-ARROWS = {  # who may import whom, downwards only: stages, parts/runs.py, common.py, the other parts
+CHECKS = {"checks.answers", "checks.instructions", "checks.risky"}
+ARROWS = {  # who may import whom, downwards only: stages, parts/runs.py, common.py, the other parts, checks
+    "checks.answers": {"parts.files"},
+    "checks.risky": {"parts.files"},
+    "checks.instructions": {"checks.answers", "checks.risky", "parts.files"},
     "parts.files": set(),
     "parts.stats": set(),
     "parts.parallel": {"parts.files"},
@@ -37,12 +41,30 @@ ARROWS = {  # who may import whom, downwards only: stages, parts/runs.py, common
     "dpo": {"common", "parts.runs", *LOWER},
     "annotate": {"common", "parts.runs", *LOWER, *OLD},
     "ppo": {"common", "watch", "parts.runs", "parts.rollouts", *LOWER, *OLD},
-    "judge": {"common", "parts.runs", *LOWER, *OLD},
-    "grpo_rubric": {"common", "judge", "watch", "parts.runs", "parts.rollouts", *LOWER, *OLD},
-    "grpo_agent": {"common", "judge", "watch", "parts.runs", "parts.rollouts", *LOWER, *OLD},
+    "judge": {"common", "parts.runs", *LOWER, *CHECKS, *OLD},
+    "grpo_rubric": {
+        "common",
+        "judge",
+        "watch",
+        "parts.runs",
+        "parts.rollouts",
+        *LOWER,
+        *CHECKS,
+        *OLD,
+    },
+    "grpo_agent": {
+        "common",
+        "judge",
+        "watch",
+        "parts.runs",
+        "parts.rollouts",
+        *LOWER,
+        *CHECKS,
+        *OLD,
+    },
     "watch": set(),
     "evaluate": {"common", "judge", "parts.runs", *LOWER, *OLD},
-    "fairness": {"common", "evaluate", "parts.runs", *LOWER, *OLD},
+    "fairness": {"common", "evaluate", "parts.runs", *LOWER, *CHECKS, *OLD},
 }
 BUDGETS = {  # code tokens at most, of each file that has its second edition
     "common.py": 7430,  # planned 7200: cuts prompts that do not fit, and names each damaged folder
@@ -61,7 +83,10 @@ RUNTIME = {"torch", "transformers", "tokenizers", "safetensors", "flask", "numpy
 RUNTIME |= {"requests", "wandb"}  # wandb only where it is asked for, inside a function
 RUNTIME |= {"werkzeug", "urllib3"}  # what flask and requests stand on: its server, its pool
 STAGES = sorted(path for path in REPO.glob("*.py") if path.name != "common.py")
-FILES = [REPO / "common.py", *STAGES, *sorted(REPO.glob("parts/*.py"))]
+FOLDERS = [
+    path for name in ("parts", "checks", "envs") for path in sorted(REPO.glob(f"{name}/*.py"))
+]
+FILES = [REPO / "common.py", *STAGES, *FOLDERS]
 LIGHT = [REPO / name for name in BUDGETS]  # held to the limits on weight, width and length
 MOVED = [path for path in LIGHT if path in STAGES]  # the trainers that stand on Run
 TRAINERS = [path for path in STAGES if path.stem in ("sft", "reward_train", "dpo", "ppo")]
@@ -173,9 +198,9 @@ def test_arrows_point_only_as_designed(name):
             used |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "stages are scripts: no relative import"
-            of_parts = node.module == "parts"
-            used |= {f"parts.{a.name}" for a in node.names} if of_parts else {node.module}
-    own = {name for name in used if name in ARROWS or name.startswith("parts")}
+            of_folder = node.module in ("parts", "checks", "envs")
+            used |= {f"{node.module}.{a.name}" for a in node.names} if of_folder else {node.module}
+    own = {name for name in used if name in ARROWS or name.startswith(("parts", "checks", "envs"))}
     assert own <= ARROWS[module(name)], sorted(own - ARROWS[module(name)])
     others = {name.split(".")[0] for name in used - own} - set(sys.stdlib_module_names)
     assert others <= RUNTIME, sorted(others - RUNTIME)
@@ -414,7 +439,9 @@ def test_docstring_examples(name):
     """Examples worked by hand are the first thing a reader believes. They run, and there is at least one."""
     result = doctest.testmod(importlib.import_module(module(name)))
     assert result.failed == 0
-    plain = ("parts/lora.py", "parts/shared_prompt.py", "parts/old_runs.py", "parts/old_flags.py")
+    plain = {
+        f"parts/{n}.py" for n in ("lora", "shared_prompt", "rollouts", "old_runs", "old_flags")
+    }
     assert result.attempted > 0 or name in plain
 
 

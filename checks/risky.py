@@ -1,0 +1,110 @@
+"""checks/risky.py: what a turn of an interview asks, and whether it may be asked.
+
+The patterns lie in data/risky_questions.json, the words that open a request in data/interview.json.
+"""
+
+import functools
+import json
+import re
+import unicodedata
+from pathlib import Path
+
+from parts.files import UserError
+
+DATA = Path(__file__).resolve().parent.parent / "data"
+
+INVISIBLE = {"\u034f": None, "\ufe0e": None, "\ufe0f": None}
+STRAIGHT = str.maketrans("‘’‚‛ʼ′“”„‟″", "''''''\"\"\"\"\"")
+
+
+def without_invisible(text):
+    return "".join(c for c in text if unicodedata.category(c) != "Cf").translate(INVISIBLE)
+
+
+def normal_form(text):
+    """NFKC, no invisible characters, straight quotes, (s) → s, case folded, % → percent, blanks collapsed.
+
+    >>> normal_form("Ａｒｅ  you 50% “sure(s)”?")
+    'are you 50 percent "sures"?'
+    """
+    text = without_invisible(unicodedata.normalize("NFKC", text)).translate(STRAIGHT)
+    text = text.casefold().replace("(s)", "s").replace("%", " percent")
+    return re.sub(r"[ \t\xa0]+", " ", text).strip()
+
+
+def sentences(text):
+    """(start, end, normal form) of each sentence; offsets into the text as it was given.
+
+    >>> sentences("Hi.  Are you sure？")
+    [(0, 3, 'hi.'), (5, 18, 'are you sure?')]
+    """
+    one = unicodedata.normalize
+    plain = [(n, i) for i, c in enumerate(text) for n in without_invisible(one("NFKC", c))]
+    found = []
+    for match in re.finditer(r"[^.!?;\n]+[.!?;]?", "".join(n for n, _ in plain)):
+        at = match.start() + len(match.group()) - len(match.group().lstrip())
+        if at < match.end():
+            start, end = plain[at][1], plain[match.end() - 1][1] + 1
+            found.append((start, end, normal_form(text[start:end])))
+    return found
+
+
+@functools.lru_cache
+def request_cues():
+    """(order, joint): what opens a request besides a question mark, and what joins a second one to it."""
+    cues = read_data("interview.json")["cues"]
+    lead_in = rf"(?:(?:{'|'.join(cues['lead_in'] + cues['polite'])})\b[ ,:.!]*)*"
+    order = rf"[ *•-]*{lead_in}(?:{'|'.join(cues['imperative'])})\b"
+    return re.compile(order), re.compile(rf"\b(?:{'|'.join(cues['joint'])})\b")
+
+
+def asked_sentences(text):
+    """The sentences that ask: they end in "?", or open with an imperative behind lead-ins."""
+    order, _ = request_cues()
+    return [s for s in sentences(text) if s[2].endswith("?") or order.match(s[2])]
+
+
+def number_of_requests(text):
+    """Requests in a turn; each joint inside one ("and what", "or how") counts one more."""
+    return sum(1 + len(request_cues()[1].findall(s)) for _, _, s in asked_sentences(text))
+
+
+@functools.lru_cache
+def risky_patterns():
+    """({code: (severity, patterns)}, patterns of what may be asked and of refusals), compiled and tried out."""
+    data = read_data("risky_questions.json")
+    codes = {
+        code: (c["severity"], [re.compile(p) for p in c["patterns"]])
+        for code, c in data["categories"].items()
+    }
+    silent = [re.compile(p) for p in data["refusal"] + data["allowed"]]
+    every = silent + [p for _, patterns in codes.values() for p in patterns]
+    greedy = [p.pattern for p in every if p.search("") or p.search("hello there.")]
+    assert not greedy, f"risky_questions.json: {greedy[0]!r} matches anything"
+    return codes, silent
+
+
+def risky_questions(text):
+    """What an interviewer should not ask: [{"code", "severity", "sentence", "start", "end"}], offsets into the text.
+
+    Only a request counts; a refusal to ask and what may be asked do not.
+    >>> [(r["code"], r["sentence"]) for r in risky_questions("Thanks. How old are you? I can't ask your age.")]
+    [('age', 'How old are you?')]
+    """
+    codes, silent = risky_patterns()
+    found = []
+    for start, end, sentence in asked_sentences(text):
+        if any(p.search(sentence) for p in silent):
+            continue
+        for code, (severity, patterns) in codes.items():
+            if any(p.search(sentence) for p in patterns):
+                hit = {"code": code, "severity": severity, "sentence": text[start:end]}
+                found.append(hit | {"start": start, "end": end})
+    return found
+
+
+def read_data(name):
+    try:
+        return json.loads((DATA / name).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{DATA / name}: no such file; interview checks need it") from None
