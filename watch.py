@@ -39,7 +39,7 @@ MIN_DELTA = 0.005  # of v's width: smaller gains are noise; they count once they
 MIN_CHANGE = 0.02  # of the width: a smaller fall of v or rise of r is never an alarm
 WIDTHS = None  # (of r, of v) for measures of your own, such as (5, 5); None: see Conventions
 OPTIONS = {"patience": 5, "target": None, "baseline": None, "margin": 0, "on_hack": "stop",
-            "steps": None, "judge_budget": None}  # fmt: skip
+           "steps": None, "judge_budget": None}  # fmt: skip
 CURVES = ("val/gold", "val/score", "reward/mean", "val/kl", "kl/ref", "length/mean", "eval/loss")
 CANARY_LEAD = "judge/canary_* − judge/canary_empty"  # of the canary that passes most
 FLAGS = ("repetition", "same_answer", "judge_directed")
@@ -166,7 +166,7 @@ def rise(r, then, width):
     one, two = (float(np.var(recent[k:] - recent[:-k])) / 2 for k in (1, 2))
     q = min(max(two / (one or 1), 1), 1.9)
     change = mean(r[-10:]) - mean(r[: max(then, 10)][-10:])
-    return change, max(MIN_CHANGE * width, 2 * math.sqrt(0.2 * two) / (2 - q))
+    return change, max(MIN_CHANGE * width, 2 * math.sqrt(0.2 * one * q) / (2 - q))
 
 
 @dataclass
@@ -285,9 +285,8 @@ class Watcher:
             read.pop("env/blind_share", None)  # too few moves to tell
         canaries = [x for k, x in read.items() if k.startswith("judge/canary_")]
         if canaries:
-            empty = read.get("judge/canary_empty", math.inf)
             read["judge/canary_*"] = mean(canaries)
-            read[CANARY_LEAD] = max(canaries) - empty
+            read[CANARY_LEAD] = max(canaries) - read.get("judge/canary_empty", math.inf)
         for key, value in read.items():
             self.columns[key].append(value)
         r, (width_r, width_v) = self["reward/mean"], self.widths()
@@ -349,8 +348,8 @@ class Watcher:
             if change > 1.5 * limit and options.on_hack == "stop":
                 return "plateau_reward_rises"
             best, baseline = points[-1].best.s, options.baseline
-            beaten = baseline is None or best >= baseline + options.margin
-            return "val_plateau" if beaten else "plateau_below_baseline"
+            below = baseline is not None and best < baseline + options.margin
+            return "plateau_below_baseline" if below else "val_plateau"
         return "max_steps" if options.steps and self.step >= options.steps else None
 
     def best_step(self):
@@ -625,7 +624,8 @@ def spark(values):
     ('▁▂▃▄▅▆▇█', '▁▁')
     """
     parts = [mean(x) for x in np.array_split(values, min(48, len(values)))]
-    low, span = min(parts), max(parts) - min(parts) or 1
+    low = min(parts)
+    span = max(parts) - low or 1
     return "".join("▁▂▃▄▅▆▇█"[int(7.99 * (x - low) / span)] for x in parts)
 
 
