@@ -1341,7 +1341,7 @@ def main(argv=None):
     env = make()
     weights = reward_weights(args.reward)
     ranges = {"env": env.reward_range, "ruler": (0, 1)}
-    args.reward_range = args.reward_range or [sum(w * ranges[n][end] for n, w in weights.items()) for end in (0, 1)]  # fmt: skip
+    args.reward_range = [sum(w * ranges[n][end] for n, w in weights.items()) for end in (0, 1)]  # fmt: skip
     steps, p, g = args.steps or args.epochs * EPOCH, args.groups_per_batch, args.group_size
     print(
         f"{env.name}: {steps} steps of {p} seeds × {g} episodes = {p * g} episodes of at most {env.max_turns} turns = {args.num_substeps} × {p * g / args.num_substeps:g} a substep"
