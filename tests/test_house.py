@@ -62,7 +62,9 @@ RUNTIME |= {"werkzeug", "urllib3"}  # what flask and requests stand on: its serv
 STAGES = sorted(path for path in REPO.glob("*.py") if path.name != "common.py")
 FILES = [REPO / "common.py", *STAGES, *sorted(REPO.glob("parts/*.py"))]
 LIGHT = [REPO / name for name in BUDGETS]  # held to the limits on weight, width and length
-MOVED = [path for path in LIGHT if path in STAGES and path.stem != "watch"]  # the trainers that stand on Run
+MOVED = [
+    path for path in LIGHT if path in STAGES and path.stem != "watch"
+]  # the trainers that stand on Run
 TRAINERS = [path for path in STAGES if path.stem in ("sft", "reward_train", "dpo", "ppo")]
 SECTIONS = {  # the rule's number and its title
     3: "the math",
