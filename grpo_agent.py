@@ -209,7 +209,7 @@ def parse_args(argv=None):
     args = old_runs.parse_with_config(parser, argv)
     old_runs.check_arguments(args)
     judges.check_judge_arguments(args)
-    watch.config_from(args, UserError)
+    watch.options_of(args)
     least = {
         "group_size": 2, "groups_per_batch": 1, "num_substeps": 1, "rollouts_every": 1, "val_episodes": 1, "test_episodes": 0,
         "max_turns": 1, "episodes": 1, "max_exceptions": 0, "beta": 0, "eval_temperature": 0, "env_size": 2, "interview_competencies": 2,
@@ -1343,13 +1343,12 @@ def main(argv=None):
     env = make()
     weights = reward_weights(args.reward)
     ranges = {"env": env.reward_range, "ruler": (0, 1)}
-    args.reward_range = args.reward_range or [sum(w * ranges[n][end] for n, w in weights.items()) for end in (0, 1)]  # fmt: skip
+    args.reward_range = [sum(w * ranges[n][end] for n, w in weights.items()) for end in (0, 1)]  # fmt: skip
     steps, p, g = args.steps or args.epochs * EPOCH, args.groups_per_batch, args.group_size
     print(
         f"{env.name}: {steps} steps of {p} seeds × {g} episodes = {p * g} episodes of at most {env.max_turns} turns = {args.num_substeps} × {p * g / args.num_substeps:g} a substep"
     )
-    config = watch.config_from(args)
-    print(watch.promise(config, args.eval_every))
+    print(watch.promise(args))
     val_seeds = range(VAL_SEEDS, VAL_SEEDS + args.val_episodes)
     baselines = {}
     for name, (rewards, hits) in baseline_scores(make, val_seeds, args.max_exceptions).items():
@@ -1383,7 +1382,7 @@ def main(argv=None):
         before = evaluate(args, model, tokenizer, make, val_seeds)
     old_runs.open_run(args, record)
     log, stop = old_runs.MetricsLog(args, start), old_runs.StopSignal()
-    watcher = watch.Watcher(config, log.rows())
+    watcher = watch.Watcher(args, log.rows())
     if start == 0:
         # a full disk or an unsaveable config shows now, not after hours
         old_runs.save_run(model, tokenizer, args)

@@ -284,7 +284,7 @@ def parse_args(argv=None):
     args = old_runs.parse_with_config(parser, argv)
     old_runs.check_arguments(args)
     judges.check_judge_arguments(args)
-    watch.config_from(args, UserError)
+    watch.options_of(args)
     for name, low in {"group_size": 2, "groups_per_batch": 1, "num_substeps": 1, "rollouts_every": 1, "data_seed": 0}.items():  # fmt: skip
         if getattr(args, name) < low:
             flag = name.replace("_", "-")
@@ -790,7 +790,7 @@ def main(argv=None):
     print(
         f"{steps} steps of {p} prompts × {g} answers = {p * g} answers = {args.num_substeps} × {p * g / args.num_substeps:g} a substep; validation by {metric}"
     )
-    print(watch.promise(watch.config_from(args), args.eval_every, bool(val)))
+    print(watch.promise(args, bool(val)))
     if args.dry_run:
         return dry_run(args, train, val, steps, metric)
     asks = needs_judge(args, [*train, *val, *test], metric)
@@ -833,7 +833,7 @@ def main(argv=None):
         before = evaluate(*everything, val)
     old_runs.open_run(args, record)
     log, stop = old_runs.MetricsLog(args, start), old_runs.StopSignal()
-    watcher = watch.Watcher(watch.config_from(args), log.rows())
+    watcher = watch.Watcher(args, log.rows())
     if start == 0:
         # a full disk or an unsaveable config shows now, not after hours
         old_runs.save_run(model, tokenizer, args)

@@ -273,7 +273,7 @@ def parse_args(argv=None):
     weights = args.reward_weights
     if weights and (len(weights) != len(several) or not all(0 < w < 1e6 for w in weights)):
         raise UserError(f"--reward-weights {' '.join(map(str, weights))}: expected a number above 0 (and below a million) for each --reward-model, of which there are {len(several)}")  # fmt: skip
-    watch.config_from(args, UserError)
+    watch.options_of(args)
     if args.critic == "rm" and args.reward_fn:
         raise UserError("--critic rm: there is no --reward-model to copy; use policy or shared")
     if args.raw_reward and args.reward_fn:
@@ -649,7 +649,7 @@ def main(argv=None):
         f"{steps} steps of {args.rollouts} rollouts = {steps * args.rollouts} answers, {steps * args.rollouts / len(train):.1f} to a prompt; "
         f"a step = {args.ppo_epochs} passes in batches of {args.batch_size} = {a_step} updates"
     )
-    print(watch.promise(watch.config_from(args), args.eval_every, bool(val)))
+    print(watch.promise(args, bool(val)))
     weights = {
         name: sum(p.numel() for p in m.parameters() if p.requires_grad) / 1e6
         for name, m in (("policy", model), (f"critic {args.critic}", critic))
@@ -680,7 +680,7 @@ def main(argv=None):
         before = evaluate(args, *everything, val)
     old_runs.open_run(args, record)
     log, stop = old_runs.MetricsLog(args, start), old_runs.StopSignal()
-    watcher = watch.Watcher(watch.config_from(args), log.rows())
+    watcher = watch.Watcher(args, log.rows())
     if start == 0:
         # a full disk or an unsaveable config shows now, not after hours
         old_runs.save_run(model, tokenizer, args)

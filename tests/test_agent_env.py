@@ -182,7 +182,9 @@ def test_the_alarm_fires_on_a_blind_cycle_and_not_on_who_looks():
         found, envs = played(lambda: g.TwentyFortyEight(illegal="ignore"), policy, range(40))
         row = {"step": 5, "val/score": 0.5, **g.episode_metrics(found)}
         row["env/blind_share"] = g.blind_share([e.moves for e in envs])
-        assert ("R13" in {event.rule for event in watch.alarms([row])}) is fires, name
+        assert (
+            "R13 blind_policy" in {event.rule for event in watch.Watcher().add(row)}
+        ) is fires, name
 
 
 def test_blind_share_by_hand():

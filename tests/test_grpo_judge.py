@@ -27,6 +27,7 @@ from transformers import AutoModelForCausalLM
 
 import grpo_rubric
 import judge
+import watch
 from checks.instructions import passes
 from conftest import REPO
 from parts import files
@@ -721,7 +722,7 @@ def test_hybrid_stops_on_reward_hacking(uniform, texts, tmp_path, capsys):
     assert "stopped by watch.py: reward_hacking" in capsys.readouterr().out
     values = {row["step"]: row["val/score"] for row in rows if "val/score" in row}
     log = trained(rows)
-    best = max(values, key=lambda step: (values[step], -step))
+    best = watch.Watcher(rows=rows).best_step()
     last = log[-1]["step"]
     # the run ends as soon as R2 is sure, so the fall is what two evaluations can show, not all there would be
     assert 0 < best < last < 80 and values[last] < values[best] - 0.05

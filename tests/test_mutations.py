@@ -809,14 +809,14 @@ GALLERY = [
     ),
     (
         "watch",
-        "all(p.dropped and p.rose for p in log.points[-2:])",
-        "all(p.dropped for p in log.points[-2:])",
+        'if not point.dropped or point.rose != (rule.name == "R2 reward_hacking"):',
+        "if not point.dropped:",  # hacking without a rising reward
         "check_docstring_examples",
     ),
     (
         "watch",
-        "if best is None or value > best + delta else",
-        "if best is None or value > best else",  # noise counts as progress
+        "if new.s > best.s + delta or",
+        "if new.s > best.s or",  # noise counts as progress
         "check_docstring_examples",
     ),
     # -- the measures
