@@ -423,7 +423,7 @@ def rollout(args, run, models, rows, seed):
         "scores": torch.tensor(scores, dtype=torch.float32, device=policy.device),
         "finished": torch.tensor(drawn.finished, device=policy.device),
         "unscored": 1 - len(keep) / len(asked),
-        "rows": rows, "prompts": prompts, "texts": drawn.texts,
+        "rows": rows, "prompts": prompts, "prompt_ids": drawn.prompt_ids, "texts": drawn.texts,
     }  # fmt: skip
 
 
@@ -519,8 +519,8 @@ def evaluate(args, run, models, gold, rows):
         metrics["val/gold"] = mean(
             score_answers(gold, "--gold", b["rows"], b["prompts"], b["texts"])
         )
-    shown = zip(b["prompts"][:2], b["texts"][:2])
-    return metrics, [{"prompt": prompt, "answer": text} for prompt, text in shown]
+    shown = zip(b["prompt_ids"][:2], b["texts"][:2])
+    return metrics, [{"prompt": models[-1].decode(ids), "answer": text} for ids, text in shown]
 
 
 def main(argv=None):
