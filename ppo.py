@@ -18,8 +18,8 @@ Run          python ppo.py --reward-model runs/reward
                  --reward-fn my.py:score --critic shared --lora-rank 16
              torchrun --nproc-per-node 8 ppo.py --fsdp --reward-model runs/reward
 Writes       a model folder, args.json, metrics.jsonl, samples.jsonl, rollouts.jsonl, checkpoint/
-Reference    Schulman et al. 2017, arXiv 1707.06347 (clip, eq. 7); GAE: 1506.02438, eq. 16; KL in the
-             reward: Ziegler et al. 2019, 1909.08593, eq. 2; value clip and whitening: 2403.17031
+Reference    Schulman et al. 2017, arXiv 1707.06347 (clip, eq. 7); GAE: 1506.02438, eq. 16; KL in
+             the reward: Ziegler et al. 2019, 1909.08593, eq. 2; value clip, whitening: 2403.17031
 Axes         B answers, T tokens (prompt and answer, right padded), H hidden size
 
     position      0      1      2      3      4       5

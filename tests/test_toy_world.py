@@ -679,28 +679,16 @@ def test_sampled_ppo(seed):
     """The sampled twin of PPO: 512 drawn answers a step, values of a learned critic (one for the prompt, one behind a letter),
     shape_rewards, gae, masked_whiten and `ppo.update` itself, two passes in batches of 256, 150 steps. Within .01 of π* in
     KL, where the start is at .9541 and half the β at .2746. λ is 1, since this critic cannot tell the letters apart."""
-    argv = [
-        "--reward-fn",
-        "r.py:f",
-        "--rollouts",
-        "512",
-        "--batch-size",
-        "256",
-        "--critic",
-        "shared",
-        "--lr",
-        "0.02",
-    ]
-    args = ppo.parse_args(
-        [*argv, "--warmup", "0", "--schedule", "linear", "--out", "no/such/folder"]
-    )
+    argv = ["--reward-fn", "r.py:f", "--rollouts", "512", "--batch-size", "256", "--lr", "0.02"]
+    argv += ["--critic", "shared", "--warmup", "0", "--schedule", "linear", "--out", "no/folder"]
+    args = ppo.parse_args(argv)
     run, model, critic = runs.Run("ppo", args, [], (), ()), FourLogits(REF), torch.nn.Module()
-    critic.score = torch.nn.Linear(2, 1)
-    args.micro_tokens, run.planned, run.state = 10**6, 150, {"policy": model, "critic": critic}
+    critic.score, steps = torch.nn.Linear(2, 1), 150
+    args.micro_tokens, run.planned, run.state = 10**6, steps, {"policy": model, "critic": critic}
     run.start(None, args.lr)
     generator = torch.Generator().manual_seed(seed)
     mask = torch.tensor([[False, True, True]]).expand(512, 3)
-    for run.step in range(1, run.planned + 1):
+    for run.step in range(1, steps + 1):
         shares = torch.softmax(model.weight.detach(), -1)
         letters = torch.multinomial(shares, 512, replacement=True, generator=generator)
         ids = torch.stack([torch.full_like(letters, PROMPT), letters, torch.full((512,), END)], 1)
