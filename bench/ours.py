@@ -43,12 +43,12 @@ def train(name, flags):
         clock.add("steps", began[0])
         began[0] = clock.now()
 
-    if hasattr(stage, "batch_indices"):
-        around(stage, "batch_indices", before=begin)
+    drawn = "prompts_of_step" if name == "ppo" else "batch_indices"
+    if hasattr(stage, drawn):
+        around(stage, drawn, before=begin)
         around(runs.Run, "update", after=end)
     else:  # the trainers on the old plumbing
-        holder = (stage, "prompts_of_step") if name == "ppo" else (common, "batch_indices")
-        around(*holder, before=begin)
+        around(common, "batch_indices", before=begin)
         around(old_runs, "clip_and_step", after=end)
     if name == "dpo":
         stage.reference_logps = clock.timed("reference", stage.reference_logps)
@@ -120,7 +120,7 @@ def ppo():
     flags = {
         "--prompts": folder / "prompts.jsonl", "--reward-model": folder / "reward", "--critic": "rm", "--rollouts": 64,
         "--batch-size": 16, "--ppo-epochs": 4, "--beta": 0.05, "--max-length": 512, "--eval-fraction": 0,
-        "--lr": "1e-5", "--head-lr": "1e-5",
+        "--lr": "1e-5",
     }  # fmt: skip
     rows = train("ppo", shared(flags))
     return {

@@ -117,8 +117,7 @@ def place(stage, shape, rank=0, **how):
     whole = total(parts(stage, shape, rank, **how))
     if whole <= BIG:
         return whole, "T4" if whole <= T4 else "one 80 GB"
-    # --fsdp excludes LoRA, and a critic that shares the policy's trunk
-    if not rank and stage != "ppo" and loading(stage, shape) <= BIG:
+    if not rank and loading(stage, shape) <= BIG:  # --fsdp excludes LoRA
         for gpus in (2, 4, 8, 16, 32):
             if total(parts(stage, shape, gpus=gpus, **how)) <= BIG:
                 return whole, f"{gpus} × 80 GB"

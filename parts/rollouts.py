@@ -95,13 +95,14 @@ class Guard:
         run, best, ended = self.run, self.run.state["best"], self.run.state["ended"]
         if run.stopped:
             return run.finish(next)
-        if best and restore == "best":
+        step = best["step"] if best and restore == "best" else run.step
+        if step < run.step:
             parallel.load_weights(run.model, best["weights"])
-            print(f"weights of step {best['step']}, the best validation")
+            print(f"weights of step {step}, the best validation")
         if ended:
             print(f"stopped by watch.py after step {run.step}: {ended}")
-        status = run.finish(next)
-        if best and best["step"] == 0 and restore == "best":
+        status = run.finish(next, step)
+        if step == 0:
             bold, plain = ("\033[1m", "\033[0m") if sys.stdout.isatty() else ("", "")
             print(f"{bold}no improvement on validation: this is the starting model{plain}")
         return status

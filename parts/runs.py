@@ -508,10 +508,11 @@ class Run:
         save_model(model, self.tokenizer, self.out, dtype, during and lora)
         parallel.wait_for_all()  # no rank leaves before the folder is complete
 
-    def finish(self, next):
+    def finish(self, next, step=math.inf):
         """Write the model, print each headline number and one answer before and after, and `next`.
 
-        Returns the exit status: 0, or 128 + the number of the signal that stopped the run.
+        step: where the written weights are from, if not from the end. Returns the exit status: 0,
+        or 128 + the number of the signal that stopped the run.
         """
         self.save(during=bool(self.stopped))
         if self.wandb:
@@ -522,8 +523,9 @@ class Run:
             )
             print("continue with the same command and --resume")
             return 128 + self.stopped if self.stopped > 0 else 0
-        files = (self.out / name for name in LOGS[:2])
-        rows, samples = (list(read_jsonl(f)) if f.is_file() else [] for f in files)
+        rows, samples = (
+            [row for row in self.rows(name) if row["step"] <= step] for name in LOGS[:2]
+        )
         for key in self.headline:
             values = [row[key] for row in rows if row.get(key) is not None]
             if values:

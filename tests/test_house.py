@@ -41,7 +41,7 @@ ARROWS = {  # who may import whom, downwards only: stages, parts/runs.py, common
     "reward_train": {"common", "parts.runs", *LOWER},
     "dpo": {"common", "parts.runs", *LOWER},
     "annotate": {"common", "parts.runs", *LOWER, *OLD},
-    "ppo": {*RL, *OLD},
+    "ppo": RL,
     "judge": {"common", "parts.runs", *LOWER, *CHECKS, *OLD},
     "grpo_rubric": {*RL, "judge", *CHECKS, *OLD},
     "grpo_agent": {*RL, "judge", *CHECKS, *OLD},
@@ -55,6 +55,7 @@ BUDGETS = {  # code tokens at most, of each file that has its second edition
     "reward_train.py": 2910,  # planned 2600: counterfactual copies are a quarter of it
     "dpo.py": 2600,  # planned 3200: its sample answers and their scores are in parts/runs.py, for sft.py, too
     "watch.py": 3800,
+    "ppo.py": 4600,  # planned 4800
     "parts/files.py": 1020,  # planned 900
     "parts/runs.py": 5420,  # planned 4500: with sample answers, the preflight's lines and the token strip
     "parts/rollouts.py": 800,  # not planned: tensors, preflight, alarms and best weights, which ppo and grpo_* all had
@@ -401,7 +402,7 @@ def test_every_flag_is_read(name):
         read |= set.intersection(*(reads_of(tree_of(path)) for path in MOVED))
         read |= reads_of(tree_of(REPO / "parts/parallel.py"))
     elif name == "parts/old_runs.py":
-        trainers = [REPO / f"{stem}.py" for stem in ("ppo", "grpo_rubric", "grpo_agent")]
+        trainers = [REPO / f"{stem}.py" for stem in ("grpo_rubric", "grpo_agent")]
         read |= set.union(*(reads_of(tree_of(path)) for path in trainers))
     plumbing = ("parts/runs.py", "parts/parallel.py", "parts/old_runs.py", "parts/old_flags.py")
     for other in plumbing if name not in plumbing[:1] else ():
@@ -425,10 +426,8 @@ def test_docstring_examples(name):
     """Examples worked by hand are the first thing a reader believes. They run, and there is at least one."""
     result = doctest.testmod(importlib.import_module(module(name)))
     assert result.failed == 0
-    plain = {
-        f"parts/{n}.py" for n in ("lora", "shared_prompt", "rollouts", "old_runs", "old_flags")
-    }
-    assert result.attempted > 0 or name in plain
+    plain = ("lora", "rollouts", "shared_prompt", "old_runs", "old_flags")
+    assert result.attempted > 0 or name in [f"parts/{stem}.py" for stem in plain]
 
 
 def marked_copies():

@@ -245,7 +245,7 @@ GALLERY = [
         "ppo",
         "bounded = -advantages * ratio.clamp(1 - clip_low, 1 + clip_high)",
         "bounded = -advantages * ratio.clamp(1 - clip_high, 1 + clip_low)",
-        "test_ppo.test_policy_loss_golden",
+        "test_ppo.test_policy_loss_case_by_case",
     ),
     (
         "ppo",
@@ -286,32 +286,32 @@ GALLERY = [
     # -- PPO: critic and rollout
     (
         "ppo",
-        "head.weight.copy_(critic.score.weight / std)",
-        "head.weight.copy_(critic.score.weight)",
+        "head.weight.data.copy_(critic.score.weight / deviation)",
+        "head.weight.data.copy_(critic.score.weight)",
         "test_ppo.test_critic_from_the_reward_model_starts_as_the_score",
     ),
     (
         "ppo",
-        "head.bias.fill_(-mean / std)",
-        "head.bias.fill_(0.0)",
+        "head.bias.data.fill_(-mean_score / deviation)",
+        "head.bias.data.fill_(0.0)",
         "test_ppo.test_critic_from_the_reward_model_starts_as_the_score",
     ),
     (
         "ppo",
-        'trunk = model if args.critic == "shared" else critic',
-        "trunk = model",
+        'trunk = policy if args.critic == "shared" else critic',
+        "trunk = policy",
         "test_ppo.test_values_of_each_critic",
     ),
     (
         "ppo",
-        "model, ids, attention_mask, mask, args.temperature, with_entropy=True",
-        "model, ids, attention_mask, mask, 1.0, with_entropy=True",
+        "policy, ids, attention_mask, mask, args.temperature, with_entropy=True",
+        "policy, ids, attention_mask, mask, 1.0, with_entropy=True",
         "test_ppo.test_first_minibatch_has_ratio_one_and_kl_zero",
     ),
     (
         "ppo",
-        "ref_logps[part, :t] = token_logps(reference or model, *row, args.temperature)",
-        "ref_logps[part, :t] = token_logps(reference or model, *row)",
+        "ref_logps[part, :t] = token_logps(reference, *ids_and_masks, args.temperature)",
+        "ref_logps[part, :t] = token_logps(reference, *ids_and_masks)",
         "test_ppo.test_first_minibatch_has_ratio_one_and_kl_zero",
     ),
     (
@@ -322,27 +322,27 @@ GALLERY = [
     ),
     (
         "ppo",
-        "with lora.adapter_off(reference or model):",
+        "with adapter_off(reference):",
         "if True:",  # the reference wears the adapter
         "test_ppo.test_three_models_or_one",
     ),
     # -- PPO: the update
     (
         "ppo",
-        'logps, mb["logps"], mb["advantages"], mask, args.clip_low, args.clip_high',
-        'logps, logps.detach(), mb["advantages"], mask, args.clip_low, args.clip_high',
+        "logps, old_logps, advantages, mask, CLIP_LOW, args.clip_high",
+        "logps, logps.detach(), advantages, mask, CLIP_LOW, args.clip_high",
         "test_ppo.test_the_rollout_is_fixed_before_the_update",
     ),
     (
         "ppo",
-        'logps, mb["logps"], mb["advantages"], mask, args.clip_low, args.clip_high',
-        'logps, logps, mb["advantages"], mask, args.clip_low, args.clip_high',
+        "logps, old_logps, advantages, mask, CLIP_LOW, args.clip_high",
+        "logps, logps, advantages, mask, CLIP_LOW, args.clip_high",
         "test_toy_world.test_sampled_ppo",
     ),
     (
         "ppo",
-        "policy_loss = policy_losses.sum() / actions",
-        "policy_loss = masked_mean(policy_losses, mask)",
+        "loss = (policy_losses - args.entropy_coef * entropies).sum() / actions",
+        "loss = masked_mean(policy_losses - args.entropy_coef * entropies, mask)",
         "test_ppo.test_gradient_for_every_cut",
     ),
     (
@@ -353,27 +353,27 @@ GALLERY = [
     ),
     (
         "ppo",
-        "old_runs.set_lr(optimizer, args, done, steps * plan)",
-        "old_runs.set_lr(optimizer, args, step, steps)",
+        "order = np.random.default_rng([args.seed, run.step, epoch]).permutation(n)",
+        "order = np.random.default_rng([args.seed, run.step]).permutation(n)",
         "test_ppo.test_ragged_tail",
     ),
     (
         "ppo",
-        "sums[key] += x.detach().sum().item()",
-        "sums[key] = x.detach().sum().item()",  # the last micro-batch logged as the mean
+        "sums.update(of_part)",
+        "sums = of_part",  # the last micro-batch logged as the mean
         "test_ppo.test_the_log_of_an_update_is_its_mean",
     ),
     (
         "ppo",
-        'of_critic = scalers[0 if args.critic == "shared" else 1]',
-        "of_critic = scalers[0]",
-        "test_ppo.test_fp16_scales_each_optimiser_by_its_own",
+        "run.backward(loss + VALUE_COEF * value_losses.sum() / actions)",
+        "(loss + VALUE_COEF * value_losses.sum() / actions).backward()",
+        "test_ppo.test_one_scale_for_policy_and_critic",
     ),
     # -- PPO: the loop
     (
         "ppo",
-        'b["mask"], kl_control.value, b["finished"], args.no_end_penalty',
-        'b["mask"], kl_control.value, None, args.no_end_penalty',
+        'b["finished"], args.no_end_penalty',
+        "None, args.no_end_penalty",
         "test_ppo.test_the_loop_hands_on",
     ),
     (
@@ -384,14 +384,14 @@ GALLERY = [
     ),
     (
         "ppo",
-        "tokenizer, rows, args.seed * 10**6 + step",
-        "tokenizer, rows, args.seed",
+        "models, asked, args.seed * 10**6 + step",
+        "models, asked, args.seed",
         "test_ppo.test_the_loop_hands_on",
     ),
     (
         "ppo",
-        'kl_control.update(row["kl/ref"], len(b["texts"]))',
-        'kl_control.update(row["kl/token"], len(b["texts"]))',
+        'kl_control.update(row["kl/ref"], row["episodes"])',
+        'kl_control.update(row["kl/token"], row["episodes"])',
         "test_ppo.test_adaptive_kl_in_a_run",
     ),
     # -- GRPO: groups

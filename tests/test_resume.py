@@ -26,14 +26,10 @@ from tiny import pair_rows, tiny_model, tiny_reward_model, write_pairs, write_ro
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc; forks")
 REPO = Path(__file__).resolve().parent.parent
-MOVED = [
-    "sft",
-    "reward_train",
-    "dpo",
-]  # these stand on parts/runs.py, the others on parts/old_runs.py
-STAGES = [*MOVED, "ppo", "grpo_rubric"]
-PPO = ["--rollouts", 7, "--ppo-epochs", 2, "--kl-target", 2, "--kl-horizon", 100]
-PPO += ["--rollouts-every", 2, "--patience", 0, "--on-hack", "warn"]
+# these stand on parts/runs.py, the others on parts/old_runs.py
+MOVED = ["sft", "reward_train", "dpo", "ppo"]
+STAGES = [*MOVED, "grpo_rubric"]
+PPO = ["--rollouts", 7, "--kl-target", 2, "--patience", 0, "--on-hack", "warn"]
 GRPO = ["--group-size", 2, "--num-substeps", 2, "--beta", 0.05, "--rollouts-every", 2]
 GRPO += ["--patience", 0, "--on-hack", "warn"]
 CHECKS = [{"check": "regex:match", "pattern": "[aeiou]"}, {"check": "text:max_chars", "max_chars": 4}]  # fmt: skip
@@ -47,6 +43,7 @@ from parts import files
 import transformers.models.llama.modeling_llama  # what each child would import anew
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 torch.set_num_threads(1)
+ppo.ROLLOUTS_EVERY, ppo.KL_HORIZON = 2, 100  # so that six steps show both
 
 
 def kill_in(module, name, forward):
@@ -118,7 +115,7 @@ def child(job):
         kill_in(dpo, "reference_logps", job["kill_in_reference"])
     if job["pause"]:  # a step takes at least this long
         module = sys.modules[job["stage"]]
-        home, name = (ppo, "prompts_of_step") if module is ppo else (module, "batch_indices")
+        home, name = (module, "prompts_of_step" if module is ppo else "batch_indices")
         home = home if hasattr(home, name) else common
         real = getattr(home, name)
         setattr(home, name, lambda *a, **k: time.sleep(job["pause"]) or real(*a, **k))
@@ -223,7 +220,7 @@ def command(stage, world, out, *flags):
     argv += ["--out", out, "--batch-size", 4, "--steps", 6, "--eval-every", 2, "--save-every", 1]
     argv += ["--lr", 1e-3] + (["--eval-fraction", 0.2] if stage != "grpo_rubric" else GRPO)
     argv += [] if stage == "reward_train" else ["--max-new-tokens", 3]
-    # a critic with an optimiser of its own, a coefficient that moves, a last batch of 3; watch.py never stops these runs
+    # a critic of its own, a coefficient that moves, a last batch of 3; watch.py never stops these runs
     argv += PPO + ["--reward-model", world["reward"]] if stage == "ppo" else []
     return [*argv, *flags]
 
@@ -317,33 +314,46 @@ def test_adapters_resume(stage, launcher, world, tmp_path):
 
 @pytest.mark.parametrize("critic", ["rm", "policy", "shared"])
 def test_ppo_resumes_all_it_trains(critic, launcher, world, tmp_path):
-    """Policy, critic, both optimisers, the KL coefficient, the place in the prompts and the best weights so far (trl#2657):
+    """Policy, critic, the optimiser's moments of both, the KL coefficient, the place in the prompts and the best weights so far (trl#2657):
     three steps, then killed at a random moment behind them, then --resume, are six in one go with each kind of critic. The
     coefficient has moved by then, and the best validation lies before the stop, so that forgetting either shows."""
-    flags = (
-        "--critic",
-        critic,
-        "--lr",
-        3e-2,
-        "--seed",
-        2,
-    )  # a seed whose best validation is at step 2
+    flags = ("--critic", critic, "--lr", 3e-2, "--seed", 2)  # the best validation is at step 2
     argv = command("ppo", world, tmp_path / "whole", *flags)
     assert launcher.run("ppo", argv, tmp_path / "whole") == 0, launcher.said()
     expected, out = outcome(tmp_path / "whole"), tmp_path / "run"
     argv = command("ppo", world, out, *flags)
     assert launcher.run("ppo", [*argv, "--stop-after", 3], out) == 0, launcher.said()
-    state = torch.load(out / "checkpoint" / "step-0000003" / "state.pt", weights_only=True)
-    assert set(state["optimizers"]) == ({"model"} if critic == "shared" else {"model", "critic"})
-    assert len(state["models"]["critic"]) == (2 if critic == "shared" else 22)
-    assert state["extra"]["kl_coef"] not in (0.05, rows(out)[-1]["kl/coef"])
-    assert state["extra"]["best"]["step"] in (0, 2) and len(state["extra"]["best"]["weights"]) > 10
+    saved = torch.load(out / "checkpoint" / "step-0000003" / "state.pt", weights_only=True)
+    state, moments = saved["state"], saved["optimizer"]["state"]
+    assert len(state["critic"]) == (2 if critic == "shared" else 22)
+    assert len(moments) == len(state["policy"]) + len(state["critic"])
+    assert state["kl_coef"] not in (0.05, rows(out)[-1]["kl/coef"])
+    assert state["best"]["step"] in (0, 2) and len(state["best"]["weights"]) > 10
     kill = random.Random(critic).randint(5, 40)
     assert launcher.run("ppo", [*argv, "--resume"], out, kill_at=kill) == -signal.SIGKILL
     assert launcher.run("ppo", [*argv, "--resume"], out) == 0, launcher.said()
     assert_same(out, expected)
     coefficients = [r["kl/coef"] for r in rows(out) if "kl/coef" in r]
     assert len(set(coefficients)) == 6
+
+
+def test_an_alarm_is_final(launcher, world, tmp_path):
+    """A run that a rule of watch.py ended after step 4 of 6 does not train on: killed three times on its way, once in the
+    writing of its last weights, and resumed twice after its end, it has the weights, the log and the status of the run that
+    was never killed. Asked for its reason after a step instead of before it, each resume would train one step more."""
+    flags = ("--target", -1e9, "--eval-every", 4)  # reached at the second evaluation: steps 0 and 4
+    argv = command("ppo", world, tmp_path / "whole", *flags)
+    assert launcher.run("ppo", argv, tmp_path / "whole", kill_at=0) == 0, launcher.said()
+    assert "stopped by watch.py after step 4: target_reached" in launcher.said()
+    expected, done, out = outcome(tmp_path / "whole"), len(launcher.traced()), tmp_path / "run"
+    assert rows(tmp_path / "whole")[-1]["step"] == 4
+    argv = command("ppo", world, out, *flags)
+    for kill in (done // 3, done // 3, done - 3):
+        assert go_on(launcher, "ppo", argv, out, kill_at=min(kill, done)) in (-signal.SIGKILL, 0)
+    for _ in range(2):
+        assert launcher.run("ppo", [*argv, "--resume"], out) == 0, launcher.said()
+        assert "target_reached" in launcher.said()
+        assert_same(out, expected)
 
 
 @pytest.mark.parametrize("stage", STAGES)

@@ -20,7 +20,7 @@ import dpo
 import grpo_rubric
 import ppo
 import reward_train
-from parts import old_runs
+from parts import old_runs, runs
 
 F64 = dict(dtype=torch.float64)
 REWARD = torch.tensor([0, 1, 0.5, 2], **F64)
@@ -679,35 +679,28 @@ def test_sampled_ppo(seed):
     """The sampled twin of PPO: 512 drawn answers a step, values of a learned critic (one for the prompt, one behind a letter),
     shape_rewards, gae, masked_whiten and `ppo.update` itself, two passes in batches of 256, 150 steps. Within .01 of π* in
     KL, where the start is at .9541 and half the β at .2746. λ is 1, since this critic cannot tell the letters apart."""
-    args = ppo.parse_args(
-        ["--reward-fn", "r.py:f", "--rollouts", "512", "--batch-size", "256", "--ppo-epochs", "2", "--critic", "shared",
-         "--warmup", "0", "--schedule", "linear", "--lam", "1", "--max-grad-norm", "100"]
-    )  # fmt: skip
-    args.micro_tokens, steps, ends = 10**6, 150, torch.full((512,), END)
-    model, critic = FourLogits(REF), torch.nn.ModuleDict({"score": torch.nn.Linear(2, 1)})
-    both = torch.nn.ModuleDict({"policy": model, "score": critic.score})
-    optimizers = [old_runs.make_optimizer(both, 0.02, 0.02)]
+    argv = ["--reward-fn", "r.py:f", "--rollouts", "512", "--batch-size", "256", "--lr", "0.02"]
+    argv += ["--critic", "shared", "--warmup", "0", "--schedule", "linear", "--out", "no/folder"]
+    args = ppo.parse_args(argv)
+    run, model, critic = runs.Run("ppo", args, [], (), ()), FourLogits(REF), torch.nn.Module()
+    critic.score, steps = torch.nn.Linear(2, 1), 150
+    args.micro_tokens, run.planned, run.state = 10**6, steps, {"policy": model, "critic": critic}
+    run.start(None, args.lr)
     generator = torch.Generator().manual_seed(seed)
     mask = torch.tensor([[False, True, True]]).expand(512, 3)
-    for step in range(1, steps + 1):
+    for run.step in range(1, steps + 1):
         shares = torch.softmax(model.weight.detach(), -1)
         letters = torch.multinomial(shares, 512, replacement=True, generator=generator)
-        ids = torch.stack([torch.full_like(letters, PROMPT), letters, ends], 1)
+        ids = torch.stack([torch.full_like(letters, PROMPT), letters, torch.full((512,), END)], 1)
         rows = ids, torch.ones_like(mask), mask
         with torch.no_grad():
-            logps, _, values = ppo.logps_and_values(args, model, critic, *rows)
+            logps, values = common.token_logps(model, *rows), ppo.values_of(model, critic, *rows)
             ref_logps = common.token_logps(FourLogits(REF), *rows)
         rewards, _ = ppo.shape_rewards(REWARD[letters].float(), logps, ref_logps, mask, BETA)
-        advantages, returns = ppo.gae(rewards, values, mask, args.gamma, args.lam)
-        b = dict(
-            zip(("ids", "attention_mask", "mask"), rows),
-            logps=logps,
-            values=values,
-            returns=returns,
-        )
+        advantages, returns = ppo.gae(rewards, values, mask, 1.0, 1.0)
+        b = dict(zip(ppo.ROWS, rows), logps=logps, values=values, returns=returns)
         b |= {"advantages": ppo.masked_whiten(advantages, mask), "texts": letters.tolist()}
-        b["lengths"] = torch.full((512,), 3)
-        ppo.update(args, model, critic, optimizers, [None], b, step, steps)
+        ppo.update(args, run, model, critic, b | {"lengths": torch.full((512,), 3)})
     assert kl(torch.softmax(model.weight.detach().double(), -1), optimum()) < 0.01
 
 

@@ -846,9 +846,8 @@ def test_lora_trains_resumes_and_is_a_model(stage, tmp_path, monkeypatch, llama_
     # stopped after 2 of 4 steps and resumed
     again = tmp_path / "cut"
     train(stage, pairs_file, llama_folder, again, *flags, "--stop-after", 2)
-    if stage is not ppo:
-        held = {"model.safetensors", "config.json", "adapter"} & {p.name for p in again.iterdir()}
-        assert held == {"adapter"}
+    held = {"model.safetensors", "config.json", "adapter"} & {p.name for p in again.iterdir()}
+    assert held == {"adapter"}
     train(stage, pairs_file, llama_folder, again, *flags, "--resume")
     for name in ("model.safetensors", "adapter/adapter_model.safetensors"):
         assert (again / name).read_bytes() == (out / name).read_bytes()
@@ -1037,26 +1036,6 @@ def test_prompts_gold_and_reward_model(
     assert next(r for r in logged if "val/gold" in r)["val/gold"] == pytest.approx(expected)
 
 
-def test_config_repeats_a_run(tmp_path, llama_folder, pairs_file):
-    """`--config runs/x/args.json --out runs/y` is the same run: the same bits, lists and switches included. A flag on the
-    line wins, in whatever order; --stop-after belongs to one session and is not taken over. (The trainers that still have
-    it: ppo.py and grpo_*.)"""
-    flags = ["--steps", 3, "--lr", 2e-3, "--schedule", "linear", "--seed", 5, "--lam", 0.9]
-    first = tmp_path / "first"
-    argv = command(ppo, pairs_file, llama_folder, first, *flags)
-    assert ppo.main([*argv, "--stop-after", "2"]) == 0
-    assert ppo.main([*argv, "--resume"]) in (None, 0)
-    config = ["--config", str(first / "args.json")]
-    assert ppo.main([*config, "--out", str(tmp_path / "second")]) in (None, 0)
-    assert weights_of(tmp_path / "second") == weights_of(first)
-    assert ppo.main(["--lr", "1e-4", *config, "--out", str(tmp_path / "third")]) in (None, 0)
-    args = [read_args(tmp_path / name) for name in ("second", "third")]
-    assert [a["lr"] for a in args] == [2e-3, 1e-4]
-    assert [a["schedule"] for a in args] == ["linear", "linear"]
-    assert args[0]["stop_after"] is None
-    assert weights_of(tmp_path / "third") != weights_of(first)
-
-
 @pytest.mark.parametrize("stage", PAIR_STAGES, ids=lambda s: s.__name__)
 def test_log_and_folder_are_complete(stage, tmp_path, llama_folder, pairs_file, capsys):
     """Ten rows in batches of four are three steps an epoch, the last over two: no row is lost. One row a step, the
@@ -1179,7 +1158,7 @@ def test_bundled_data_brings_its_prompts_and_score(stage, flag, monkeypatch):
     assert found(flag, "data/prefs.jsonl", "--gold", "my.py:f") == (theirs[0], "my.py:f")
 
 
-@pytest.mark.parametrize("stage, most", [(sft, 30), (reward_train, 32), (dpo, 36)])
+@pytest.mark.parametrize("stage, most", [(sft, 30), (reward_train, 32), (dpo, 36), (ppo, 44)])
 def test_help(stage, most, monkeypatch, capsys):
     """--help: an example that parses, the stage's own flags explained, the 22 shared ones by name, under 60 lines of 100
     columns. --help-all explains every flag."""
@@ -1255,52 +1234,6 @@ def test_an_implicit_reward_needs_its_reference(tmp_path, pairs_file):
     shutil.rmtree(model)
     with pytest.raises(files.UserError, match="its reference .* has changed or is gone"):
         old_runs.reward_function(folder)
-
-
-def test_ppo_takes_the_mean_of_several_reward_models(tmp_path, pairs_file):
-    """A reward model and a DPO policy: the reward is the mean of the standardised two, rendered by each as in its training;
-    the critic starts from the first if that has a head, and --critic rm is refused where it has none."""
-    model, prompts = tiny_model("llama", tmp_path), write_rows(tmp_path / "p.jsonl", [{"prompt": r["prompt"]} for r in pair_rows(6)])  # fmt: skip
-    held = write_pairs(tmp_path / "held.jsonl", 9, seed=4)
-    train(
-        dpo, pairs_file, model, tmp_path / "dpo", "--steps", 6, "--lr", 3e-3, "--eval-pairs", held
-    )
-    train(reward_train, pairs_file, model, tmp_path / "rm", "--steps", 6, "--lr", 3e-3)
-    both = [str(tmp_path / name) for name in ("rm", "dpo")]
-
-    def run(name, *flags):
-        argv = ["--prompts", prompts, "--model", model, "--out", str(tmp_path / name), "--steps", "1", "--rollouts", "8"]  # fmt: skip
-        argv += ["--max-new-tokens", "6", "--eval-fraction", "0", "--rollouts-every", "1", *flags]
-        assert ppo.main(argv) in (None, 0)
-        return read(tmp_path / name / "rollouts.jsonl"), read_args(tmp_path / name)
-
-    kept, args = run("ppo", "--reward-model", *both)
-    said = [r["prompt"] for r in kept], [r["answer"] for r in kept]
-    scores = [old_runs.reward_function(folder)(*said) for folder in both]
-    assert [r["reward"] for r in kept] == pytest.approx(np.mean(scores, 0), abs=1e-4)
-    assert np.std(scores[0]) > 0 and np.std(scores[1]) > 0 and args["critic"] == "rm"
-    kept, _ = run("weighed", "--reward-model", *both, "--reward-weights", "1", "3")
-    said = [r["prompt"] for r in kept], [r["answer"] for r in kept]
-    first, second = (np.array(old_runs.reward_function(folder)(*said)) for folder in both)
-    assert [r["reward"] for r in kept] == pytest.approx((first + 3 * second) / 4, abs=1e-4)
-    kept, args = run("alone", "--reward-model", both[1])
-    assert args["critic"] == "policy" and [r["reward"] for r in kept] == pytest.approx(
-        old_runs.reward_function(both[1])([r["prompt"] for r in kept], [r["answer"] for r in kept]), abs=1e-4
-    )  # fmt: skip
-    with pytest.raises(files.UserError, match="--critic rm: .* has no head to start from"):
-        run("no", "--reward-model", *both[::-1], "--critic", "rm")
-
-
-def test_several_rewards_are_checked(tmp_path, pairs_file, reward_folder):
-    """Each reward model once, standardised, with a weight above 0 for each; the audit of twins is refused for a policy."""
-    for wrong in (["a", "a"], ["a", "b", "--raw-reward"]):
-        with pytest.raises(files.UserError, match="of several, each once and without --raw-reward"):
-            ppo.parse_args(["--reward-model", *wrong])
-    for wrong in (["1"], ["1", "0"], ["1", "-1"], ["1", "nan"], ["1", "inf"], ["1", "2", "3"]):
-        with pytest.raises(files.UserError, match="a number above 0 .* for each --reward-model"):
-            ppo.parse_args(["--reward-model", "a", "b", "--reward-weights", *wrong])
-    with pytest.raises(files.UserError, match="for each --reward-model, of which there are 0"):
-        ppo.parse_args(["--reward-fn", "f.py:g", "--reward-weights", "1"])
 
 
 def read_args(folder):
