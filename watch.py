@@ -259,6 +259,8 @@ class Watcher:
     """
 
     def __init__(self, config=None, rows=()):
+        if isinstance(config, argparse.Namespace):  # adapter until the new watch.py is merged
+            config = config_from(config)
         self.config, self.columns, self.step = config or Config(), defaultdict(list), None
         self.val, self.v_key, self.points = {"val/gold": [], "val/score": []}, None, []
         self.block, self.canaries, self.own_range = (None, 0), {}, None
@@ -784,6 +786,12 @@ def config_from(args, error=ValueError):
 
 
 def promise(config, eval_every, validation=True):
+    if isinstance(config, argparse.Namespace):  # adapter until the new watch.py is merged
+        config, eval_every, validation = config_from(config), config.eval_every, eval_every
+    return promise_of(config, eval_every, validation)
+
+
+def promise_of(config, eval_every, validation=True):
     """The line a trainer prints at its start: when this run will stop by itself.
 
     >>> promise(Config(), 10)
