@@ -307,8 +307,9 @@ def parse_args(argv=None):
     parser.add_run_arguments("runs/grpo_rubric", RATES)
     parser.set_defaults(eval_every=5, save_every=20, batch_size=None, max_length=None)
     flags = {flag: a.nargs != 0 for flag, a in parser._option_string_actions.items()}
-    argv, exists = recipe_arguments(sys.argv[1:] if argv is None else map(str, argv), flags)
-    args = parser.parse_args(argv)
+    words = sys.argv[1:] if argv is None else [str(word) for word in argv]
+    line, exists = recipe_arguments(words, flags)
+    args = parser.parse_args(line)
     if exists:
         if not args.data:
             raise UserError(
