@@ -273,31 +273,32 @@ def parse_args(argv=None):
     share, temperature = number(above=0, below=1), number(at_least=0)
     # fmt: off
     add("--data", default="data/rubrics.json", help="rubric file, JSON or JSONL (default %(default)s)")
-    add("--train-ratio", type=share, default=0.8, help="share of rows to train on if the file has no split; half of the rest validates (default %(default)s)")
+    add("--train-ratio", type=share, default=0.8, help="share to train on if the file has no split; half the rest validates (default 0.8)")
     add("--data-seed", type=number(int, at_least=0), default=42, help="of that split (default %(default)s)")
     add("--model", default=common.BASE, help="model folder or hub id (default %(default)s)")
     add("--system", help="system message before every prompt")
     add("--reward", action="append", metavar="NAME[:WEIGHT]", help=f"{', '.join(REWARDS)}; repeat it to mix several (default rubric)")
     add("--reward-model", help="folder written by reward_train.py, for --reward model")
     add("--gold", help="FILE:FUNCTION that scores validation answers and is never trained on, such as data/recruiter.py:reward")
-    add("--val-metric", choices=("checks", "rubric", "model"), help="what validation measures (default: checks if every row has one, else rubric)")
-    add("--val-judge-model", help="judge of validation and test answers, best of another family than --judge-model (default: --judge-model)")
+    add("--val-metric", choices=("checks", "rubric", "model"), help="of validation (default: checks if every row has one, else rubric)")
+    add("--val-judge-model", help="judge of held-out answers, best of another family (default: --judge-model)")
     add("--val-judge-base-url", help="its server (default: --judge-base-url)")
     add("--group-size", type=number(int, at_least=2), default=8, help="answers per prompt, 4 to 16 (default %(default)s)")
-    add("--groups-per-batch", type=whole_number, default=8, help="prompts per step, 4 to 64; --batch-size counts answers instead (default %(default)s)")
+    add("--groups-per-batch", type=whole_number, default=8, help="prompts per step, 4 to 64; or use --batch-size (default 8)")
     add("--num-substeps", type=whole_number, default=1, help="optimiser steps per rollout; a group is never split (default %(default)s)")
     add("--temperature", type=number(above=0), default=1.0, help="of rollout and update (default %(default)s)")
     add("--eval-temperature", type=temperature, default=0.0, help="of validation, 0 = greedy (default %(default)s)")
     add("--max-new-tokens", type=whole_number, default=96, help="longest answer, in tokens (default %(default)s)")
-    # measured in tests/test_toy_world.py: with --beta, only loo lands on the optimum; center on that of β·G/(G−1)
-    add("--scale", choices=SCALES, default="center", help="advantage: reward − group mean; std: ÷ its deviation (a near tie in RULER then pulls as hard as a clear win), batch: ÷ that of the step, loo: − mean of the others (default %(default)s)")
-    add("--level", choices=tuple(CLIP), default="token", help="ratio of a token, or of the whole answer (GSPO) (default %(default)s)")
-    add("--aggregation", choices=AGGREGATIONS, help="mean over tokens (DAPO), over answers (GRPO) or a fixed length (Dr. GRPO) (default token, GSPO sequence)")
+    # measured in tests/test_toy_world.py: with --beta only loo lands on the optimum, center on that of β·G/(G−1);
+    # std makes a near tie in RULER, .80 and .81, pull as hard as .1 and .9
+    add("--scale", choices=SCALES, default="center", help="reward − group mean; std, batch: ÷ deviation; loo: − mean of others")
+    add("--level", choices=CLIP, default="token", help="ratio of a token, or of the whole answer (GSPO) (default %(default)s)")
+    add("--aggregation", choices=AGGREGATIONS, help="mean over tokens, answers, a fixed length (Dr. GRPO) (default token, GSPO sequence)")
     add("--clip-low", type=share, help="ratio kept above 1 − this (default 0.2, GSPO 0.0003)")
     add("--clip-high", type=number(above=0), help="ratio kept below 1 + this (default 0.28, GSPO 0.0004)")
     add("--beta", type=temperature, default=0.0, help="KL coefficient in the loss, 0 to 0.1; 0 loads no reference (default 0)")
-    add("--overlong", choices=("keep", "mask", "penalty"), default="keep", help="an answer cut at --max-new-tokens: as it is, out of the loss, or a penalty over the last eighth (default %(default)s)")
-    add("--restore", choices=("best", "last"), default="best", help="weights written at the end: best validation, or last (default %(default)s)")
+    add("--overlong", choices=("keep", "mask", "penalty"), default="keep", help="cut answers: as is, no loss, penalised (default keep)")
+    add("--restore", choices=("best", "last"), default="best", help="weights written: best validation, or last (default %(default)s)")
     add("--dry-run", action="store_true", help="print rows, calls, tokens and USD; load no model and ask nobody")
     add("--wandb-name", help="name of the run in Weights & Biases (default: the folder's)")
     # fmt: on
@@ -555,8 +556,7 @@ def preflight(args, policy, tokenizer, graders, train):
     b |= graders.score(b, graders.weights, graders.judge)
     rewards_PG = by_group(mixed(b["parts"], graders.weights), args.group_size)
     advantages_PG = group_advantages(rewards_PG, args.scale)
-    grades = b["grades"][: args.group_size]
-    show_group(train[0], grades, rewards_PG[0].tolist(), advantages_PG[0].tolist())
+    show_group(train[0], b["grades"][: args.group_size], rewards_PG[0], advantages_PG[0])
 
 
 def show_group(row, grades, rewards, advantages):
@@ -599,8 +599,7 @@ def answer(args, policy, tokenizer, rows, n, temperature, seed):
 
 def rollout(args, policy, tokenizer, rows, seed):
     """Step (1): G answers to the prompt of each row; (N, T) tensors and lists of N."""
-    size, temperature = args.group_size, args.temperature
-    drawn, b = answer(args, policy, tokenizer, rows, size, temperature, seed)
+    drawn, b = answer(args, policy, tokenizer, rows, args.group_size, args.temperature, seed)
     return b | rollouts.rollout_tensors(drawn, pad_id(tokenizer), policy.device)
 
 
@@ -624,7 +623,7 @@ def by_group(rewards, size):
 
 
 def forward(args, policy, reference, b, rows, advantages, normalizer):
-    """(loss of the answers `rows`, divided by the count of the optimiser step; sums for the log)."""
+    """(loss of the answers `rows`, divided by the count of the optimiser step; sums)."""
     t = int(b["attention_mask"][rows].sum(1).max())
     ids, attention_mask, mask, old = (
         b[key][rows, :t] for key in ("ids", "attention_mask", "mask", "logps")
@@ -644,8 +643,8 @@ def forward(args, policy, reference, b, rows, advantages, normalizer):
         args.clip_low, args.clip_high, args.beta,
         args.aggregation, args.max_new_tokens, args.level, normalizer,
     )  # fmt: skip
-    sums |= {"entropy": entropies.sum().item(), "tokens": int(mask.sum()), "answers": len(rows)}
-    return loss, sums | {"gap": gap}
+    sums |= {"entropy": entropies.sum().item(), "tokens": int(mask.sum())}
+    return loss, sums | {"answers": len(rows), "gap": gap}
 
 
 def update(args, run, reference, b, advantages, in_loss):

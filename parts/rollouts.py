@@ -64,6 +64,10 @@ def group_row(rewards_PG, advantages_PG, lengths):
     """The metrics of reward/*, groups/* and advantage/*; lengths: tokens of the N answers.
 
     NaN is no reward. A share is over the groups with two rewards at least.
+    >>> rewards = torch.tensor([[1.0, 0.0], [0.0, 0.0]])
+    >>> row = group_row(rewards, torch.tensor([[0.5, -0.5], [0.0, 0.0]]), [9, 3, 5, 5])
+    >>> row["reward/mean"], row["reward/frac_mixed"], row["reward/frac_all_bad"]
+    (0.25, 0.5, 0.5)
     """
     scored_PG = ~rewards_PG.isnan()
     found, comparable = rewards_PG[scored_PG], scored_PG.sum(dim=1) > 1  # (P,)

@@ -30,11 +30,12 @@ MOVED = [
     "sft",
     "reward_train",
     "dpo",
+    "grpo_rubric",
 ]  # these stand on parts/runs.py, the others on parts/old_runs.py
-STAGES = [*MOVED, "ppo", "grpo_rubric"]
+STAGES = [*MOVED, "ppo"]
 PPO = ["--rollouts", 7, "--ppo-epochs", 2, "--kl-target", 2, "--kl-horizon", 100]
 PPO += ["--rollouts-every", 2, "--patience", 0, "--on-hack", "warn"]
-GRPO = ["--group-size", 2, "--num-substeps", 2, "--beta", 0.05, "--rollouts-every", 2]
+GRPO = ["--group-size", 2, "--num-substeps", 2, "--beta", 0.05]
 GRPO += ["--patience", 0, "--on-hack", "warn"]
 CHECKS = [{"check": "regex:match", "pattern": "[aeiou]"}, {"check": "text:max_chars", "max_chars": 4}]  # fmt: skip
 CLOCK = {"time_s", "tokens_per_s", "peak_mem_mb"}  # the columns that may differ
