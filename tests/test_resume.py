@@ -389,6 +389,26 @@ def test_killed_again_and_again(stage, seed, launcher, world, unstopped, tmp_pat
     assert stale == [], f"left behind after {kills}"
 
 
+@pytest.mark.parametrize("rank", [0, 4])
+def test_a_run_that_an_alarm_ended_stays_ended(rank, launcher, world, tmp_path):
+    """grpo_rubric.py with a target that the evaluation of step 2 of 6 reaches, killed three times at random moments on its
+    way: the run that was never killed, to the bit. Two more --resume train no step 3 and change nothing; the reason to stop
+    lies in the checkpoint, and forgotten it would cost one step each."""
+    chance, out, whole = random.Random(rank), tmp_path / "run", tmp_path / "whole"
+    flags = ("--target", -1, "--lora-rank", rank)
+    argv = command("grpo_rubric", world, whole, *flags)
+    assert launcher.run("grpo_rubric", argv, whole) == 0, launcher.said()
+    assert [r["step"] for r in rows(whole)] == [0, 1, 2, 2]
+    argv = command("grpo_rubric", world, out, *flags)
+    for kill_at in (*(chance.randint(1, 45) for _ in range(3)), None, None, None):
+        code = go_on(launcher, "grpo_rubric", argv, out, kill_at=kill_at)
+        assert code == (-signal.SIGKILL if kill_at else 0), launcher.said()
+        if not kill_at:
+            assert "stopped by watch.py after step 2: target_reached" in launcher.said()
+            assert_same(out, outcome(whole))
+            assert (out / "summary.json").read_bytes() == (whole / "summary.json").read_bytes()
+
+
 @pytest.mark.parametrize("stage", STAGES)
 def test_killed_by_the_clock(stage, launcher, world, tmp_path):
     """The same from outside: five times, when a new step is in the log, SIGKILL a random moment later. Twenty steps, so
