@@ -19,7 +19,6 @@ from transformers import AutoModelForCausalLM
 import common
 import grpo_rubric
 import judge
-from conftest import REPO
 from parts import files, rollouts, runs
 from tiny import pair_rows, tiny_model, tiny_reward_model, write_rows
 
@@ -663,39 +662,22 @@ def by_hand(args, run, made, keep):
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 def test_answers_without_advantage_cost_no_forward(aggregation, graded, monkeypatch):
-    """Five of sixteen answers have advantage 0 (four in a group of equals): without a KL they need no forward, and stay in
-    the normaliser. One step with and without the skip gives the same weights bit for bit; dividing by what was forwarded
-    would take a longer step. (β = 1e-300 underflows to 0 in the loss, and forwards all.)"""
-    monkeypatch.setattr(runs, "MAX_GRAD_NORM", 1e9)
-    weights, forwarded = [], []
-    for beta in (0.0, 1e-300):
-        flags = ("--aggregation", aggregation, "--micro-tokens", 1, "--beta", beta)
-        args, run, reference, tokenizer = opened(graded, *flags)
-        made = filled(args, run, tokenizer, graded)
-        expected = by_hand(args, run, made, torch.arange(16))
-        vectors, row = gradients(monkeypatch, args, run, reference, made)
-        assert gap(vectors, [expected[1]]) < 5e-6
-        assert row["loss"] == pytest.approx(expected[0], abs=1e-6)
-        forwarded.append(grpo_rubric.update(args, run, reference, *made)["forwarded"])
-        weights.append(torch.cat([p.detach().flatten() for p in run.model.parameters()]))
-    assert forwarded == [11, 16] and torch.equal(*weights)
-
-
-@pytest.mark.parametrize("aggregation", AGGREGATIONS)
-def test_unscored_answers_leave_the_loss(aggregation, graded, monkeypatch):
-    """Rows 2 and 9 have no score: neither their tokens nor their count are in the loss. The gradient is that of the fourteen
-    others, and stays so bit for bit whatever stands in the two rows."""
-    flags = ("--aggregation", aggregation, "--temperature", 0.7)
-    args, run, _, tokenizer = opened(graded, *flags)
-    b, advantages, in_loss = filled(args, run, tokenizer, graded, zero=False)
+    """Rows 2 and 9 have no score: neither their tokens nor their count are in the loss, and it stays so bit for bit whatever
+    stands in them. Five others have advantage 0 (four in a group of equals): without a KL they need no forward, and stay in
+    the normaliser. The gradient is that of one forward over the fourteen; divided by what was forwarded it would be longer."""
+    args, run, _, tokenizer = opened(graded, "--aggregation", aggregation, "--temperature", 0.7)
+    b, advantages, in_loss = filled(args, run, tokenizer, graded)
     in_loss[[2, 9]], advantages[[2, 9]] = False, 0.0
     plain, row = gradients(monkeypatch, args, run, None, (b, advantages, in_loss))
-    keep = in_loss.nonzero()[:, 0]
-    assert gap(plain, [by_hand(args, run, (b, advantages), keep)[1]]) < 5e-6
-    assert row["forwarded"] == 14
+    loss, expected = by_hand(args, run, (b, advantages), in_loss.nonzero()[:, 0])
+    assert gap(plain, [expected]) < 5e-6 and row["loss"] == pytest.approx(loss, abs=1e-6)
+    assert row["forwarded"] == 9
     b["ids"][[2, 9]] = b["ids"][[0, 1]].flip(1)
     again, _ = gradients(monkeypatch, args, run, None, (b, advantages, in_loss))
     assert torch.equal(again[0], plain[0])
+    args.beta = 1e-300  # underflows to 0 in the loss, and forwards all fourteen
+    _, row = gradients(monkeypatch, args, run, run.model, (b, advantages, in_loss))
+    assert row["forwarded"] == 14
 
 
 def test_nothing_to_learn_from(graded):
@@ -882,16 +864,13 @@ def test_what_a_run_leaves(graded, tmp_path, capsys):
         met = sum(c["weight"] for c in row["criteria"] if c["verdict"])
         assert row["reward"] == pytest.approx(met / 5) and len(row["criteria"]) == 4
         assert row["components"]["rubric" if row["split"] == "train" else "checks"] == row["reward"]
-        fresh = judge.grade_answers([graded["rows"][0]], [row["answer"]])[0]
-        assert [c["verdict"] for c in row["criteria"]] == [c["verdict"] for c in fresh.criteria]
     for step in (1, 3):
         group = kept_of(out, step=step)
         rewards = torch.tensor([r["reward"] for r in group])
-        for key in ("reward/mean", "reward/rubric"):
-            assert log[step][key] == pytest.approx(rewards.mean().item(), abs=1e-6)
         passed = [c["verdict"] for r in group for c in r["criteria"]]
-        assert log[step]["pass_rate"] == pytest.approx(sum(passed) / 64)
-        assert log[step]["pass_rate/vowel"] == pytest.approx(sum(passed[2::4]) / 16)
+        expected = {"reward/mean": rewards.mean().item(), "reward/rubric": rewards.mean().item()}
+        expected |= {"pass_rate": sum(passed) / 64, "pass_rate/vowel": sum(passed[2::4]) / 16}
+        assert {k: log[step][k] for k in expected} == pytest.approx(expected, abs=1e-6)
         assert [(r["group"], r["sample"]) for r in group] == [(i // 4, i % 4) for i in range(16)]
         assert [r["task_id"] for r in group[::4]] == [r["task_id"] for r in group[3::4]]
         advantages = grpo_rubric.group_advantages(rewards.view(4, 4)).flatten().tolist()
@@ -1050,45 +1029,6 @@ def test_system_message_and_longest_row(graded, tmp_path, monkeypatch):
     assert max(len(prompt) for call in spy.calls for prompt in call[2]) == 20
 
 
-FALLING = "n = [9.0]\ndef falling(prompts, answers, rows):\n    n[0] -= 1\n    return [n[0] - 5 * (n[0] == 8)] * len(answers)\n"  # fmt: skip
-
-
-@pytest.mark.parametrize("restore", ["best", "last"])
-def test_best_weights_are_restored(restore, graded, tmp_path):
-    """The folder holds the weights of the best validation, the checkpoint the last ones; --restore last keeps these. A rate of
-    .5 wrecks the model, so that an early step is the best."""
-    out, gold = tmp_path / "run", tmp_path / "gold.py"  # a measure that falls: validations counted
-    gold.write_text(FALLING)
-    flags = ("--lr", 0.5, "--steps", 3, "--warmup", 0, "--eval-every", 1, "--restore", restore)
-    rows = run(graded, out, *flags, "--gold", f"{gold}:falling")
-    assert [row["val/gold"] for row in rows if "val/gold" in row] == [3, 7, 6, 5]
-    saved = dict(AutoModelForCausalLM.from_pretrained(out).named_parameters())
-    state = torch.load(out / "checkpoint" / "step-0000003" / "state.pt", weights_only=True)["state"]
-    last, best = state["policy"], state["best"]["weights"]
-    assert state["best"]["step"] == 1
-    expected = last if restore == "last" else best
-    assert saved.keys() == expected.keys() and len(saved) > 10
-    assert all(torch.equal(saved[k], expected[k]) for k in saved)
-    assert not torch.equal(last["model.norm.weight"], best["model.norm.weight"])
-    summary = json.loads((out / "summary.json").read_text())
-    assert summary["step"] == (1 if restore == "best" else 3)
-
-
-def test_a_run_that_an_alarm_ended_stays_ended(graded, tmp_path, capsys):
-    """--target: two evaluations running at or above it end the run with exit code 0; the line says why, and the folder is
-    finished. --resume finds the reason in the checkpoint: it trains no step more and leaves the weights, to the bit."""
-    out, flags = tmp_path / "run", ("--steps", 9, "--eval-every", 1, "--target", -1, "--lr", 0.1)
-    rows = run(graded, out, *flags)
-    said = "stopped by watch.py after step 1: target_reached"
-    assert trained(rows)[-1]["step"] == 1 and said in capsys.readouterr().out
-    left = [(out / name).read_bytes() for name in ("model.safetensors", "summary.json")]
-    assert run(graded, out, *flags, "--resume") == rows and said in capsys.readouterr().out
-    assert left == [(out / name).read_bytes() for name in ("model.safetensors", "summary.json")]
-    summary = json.loads(left[1])
-    assert summary["stop_reason"] == "target_reached" and summary["last_step"] == 1
-    assert AutoModelForCausalLM.from_pretrained(out)
-
-
 # ---- E5: it learns ----
 
 UNIFORM = "qwen3"  # its head is not tied, so that a zero head gives every token 1/V
@@ -1137,17 +1077,3 @@ def test_it_learns_a_token(flags, uniform, tmp_path):
     values = [row["val/score"] for row in rows if "val/score" in row]
     assert values[0] == 0 and values[-1] == 1
     assert trained(rows)[0]["groups/skipped"] > 4  # a group without a hit teaches nothing
-
-
-@pytest.mark.slow
-def test_the_bundled_base_learns_from_checks(tmp_path):
-    """The real base and real rows, made short: 12 steps over the same four prompts with eight answers each, so that no luck of
-    the draw of prompts is in the curve. The share of criteria that are met rises by .05 and more; how far the whole run gets,
-    on prompts it has not seen, is measured by `make demo`."""
-    rows = json.loads((REPO / "data" / "rubrics.json").read_text(encoding="utf-8"))["train"][:4]
-    data, out = tmp_path / "rows.json", tmp_path / "run"
-    data.write_text(json.dumps({"train": rows, "validation": [], "test": []}))
-    argv = ["--model", str(REPO / "data" / "tiny-base"), "--data", str(data), "--out", str(out)]
-    assert grpo_rubric.main([*argv, "--steps", "12", "--groups-per-batch", "4"]) in (None, 0)
-    rewards = [row["reward/mean"] for row in trained(read(out / "metrics.jsonl"))]
-    assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.05, rewards

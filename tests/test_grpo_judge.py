@@ -8,7 +8,6 @@ client by itself, with every way in which a reply can fail, is tested in test_ju
 
 import hashlib
 import json
-import math
 import os
 import random
 import re
@@ -349,15 +348,15 @@ def test_no_reward_is_invented(kind, uniform, texts, tmp_path):
 
 
 class Dead:
-    """A script: from the moment that `out`'s log holds step `first` until it holds step `last`, every answer is 500."""
+    """A script: from the moment that `out`'s log holds step `first`, every answer is 500."""
 
-    def __init__(self, out, first, last=math.inf):
-        self.log, self.first, self.last = Path(out) / "metrics.jsonl", first, last
+    def __init__(self, out, first):
+        self.log, self.first = Path(out) / "metrics.jsonl", first
 
     def __call__(self, asked, n):
         rows = trained(read(self.log)) if self.log.exists() else []
         done = rows[-1]["step"] if rows else 0
-        return FAILURES["500"] if self.first <= done + 1 <= self.last else None
+        return FAILURES["500"] if self.first <= done + 1 else None
 
 
 def unanswered(kept, log, steps):
@@ -376,24 +375,6 @@ def unanswered(kept, log, steps):
         assert log[step]["reward/unscored_frac"] == 1 - len(scored) / 16
         assert log[step]["loss"] is None and log[step]["updates"] == 0
     assert any(log[step]["reward/mean"] is None for step in steps)
-
-
-def test_dead_for_a_whole_step(uniform, texts, tmp_path):
-    """Every call of step 3 of 4 fails: no update in it (the weights behind it are those before it, to the bit), no reward
-    logged, not even 0, all its groups skipped; the steps around it learn, and the run ends well."""
-    out = tmp_path / "run"
-    flags = ("--eval-every", 0, "--judge-max-retries", 0, "--max-new-tokens", 4)
-    with Rule(vowel, script=Dead(out, 3, 3)) as server:
-        run(uniform, texts["text"], out, server, *flags, "--stop-after", 3)
-        before, dead = state(out, 2), state(out, 3)
-        rows, kept = run(uniform, texts["text"], out, server, *flags, "--resume")
-    log = {row["step"]: row for row in trained(rows)}
-    unanswered(kept, log, [3])
-    assert_honest(kept)
-    assert (log[3]["groups/scored"], log[3]["groups/skipped"]) == (0, 4)
-    assert all(torch.equal(before[k], dead[k]) for k in before)
-    assert not all(torch.equal(dead[k], x) for k, x in state(out, 4).items())
-    assert all(log[s]["judge/failed_frac"] == 0 for s in (1, 2, 4))
 
 
 def test_a_dead_judge_ends_the_run(uniform, texts, tmp_path, capsys):
@@ -534,24 +515,6 @@ def gain(rows):
 
 
 LEARN = ("--steps", 24, "--group-size", 8, "--groups-per-batch", 8, "--eval-every", 4, "--lr", 1e-2, "--save-every", 99)  # fmt: skip
-
-
-@pytest.mark.slow
-def test_learns_from_the_rubric_judge(uniform, tmp_path):
-    """--reward rubric with a judge by rule: the rule's own measure on 20 held-out prompts gains .25 and more in 24 steps, also
-    when one call in ten never gets an answer; what was lost is counted and not scored."""
-
-    def script(asked, n):
-        return FAILURES["500"] if int(asked.key[:2], 16) < 26 else None
-
-    data, flags = measured(tmp_path)
-    with Rule(vowel, script=script) as server:
-        flags += ("--judge-max-retries", 0)
-        rows, kept = run(uniform, data, tmp_path / "run", server, *flags)
-    assert gain(rows) >= 0.25, [row["val/gold"] for row in rows if "val/gold" in row]
-    assert_honest(kept)
-    lost = [row["reward/unscored_frac"] for row in trained(rows)]
-    assert 0 < sum(lost) / len(lost) < 0.2
 
 
 @pytest.mark.slow

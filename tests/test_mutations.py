@@ -522,13 +522,13 @@ GALLERY = [
         "grpo_rubric",
         "rows = rows[in_loss[rows].numpy()]",
         "pass",
-        "test_grpo.test_unscored_answers_leave_the_loss",
+        "test_grpo.test_answers_without_advantage_cost_no_forward",
     ),
     (
         "grpo_rubric",
         "policy, ids, attention_mask, mask, args.temperature, with_entropy=True",
         "policy, ids, attention_mask, mask, 1.0, with_entropy=True",
-        "test_grpo.test_unscored_answers_leave_the_loss",
+        "test_grpo.test_answers_without_advantage_cost_no_forward",
     ),
     (
         "grpo_rubric",
