@@ -12,8 +12,7 @@ Conventions  an action is an answer token, end token included; a reward is a num
 Left out     1. a value model: the group is the baseline   2. off-policy corrections
              3. process rewards   4. prompts drawn by difficulty
 Run          python grpo_rubric.py
-             python grpo_rubric.py --model Qwen/Qwen3-0.6B --data mine.json \\
-                 --judge-base-url http://localhost:8000/v1 --judge-model qwen3-32b
+             python grpo_rubric.py --data mine.json --judge-base-url http://localhost:8000/v1
              torchrun --nproc-per-node 8 grpo_rubric.py --fsdp --data mine.json
              python grpo_rubric.py model_name=Qwen/Qwen3-0.6B data_path=mine.json group_size=8
 Writes       a model folder, args.json, metrics.jsonl, samples.jsonl, rollouts.jsonl, summary.json,
