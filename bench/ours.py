@@ -91,11 +91,13 @@ def grpo_record():
 
     args = grpo_rubric.parse_args([str(word) for flag in grpo_flags().items() for word in flag])
     args.micro_tokens = 4096
-    model, _, tokenizer, _ = grpo_rubric.load_models(args)
-    rows, _, _ = grpo_rubric.load_data(args)
+    run = runs.Run("grpo_rubric", args, [], (), ())
+    model, _, tokenizer = grpo_rubric.load_models(args, run)
+    data = grpo_rubric.load_data(args)
     clock.imported()
-    b = grpo_rubric.rollout(args, model, tokenizer, rows[:8], args.seed)
-    rewards = torch.tensor(grpo_rubric.Grader(args, None).rewards(b["rows"], b["texts"], 8)[0])
+    b = grpo_rubric.rollout(args, model, tokenizer, data[0][:8], args.seed)
+    graders = grpo_rubric.Graders(args, run, data)
+    rewards = torch.tensor(graders.score(b, ["rubric"], None)["parts"]["rubric"])
     assert rewards.tolist() == torch.tensor([letter_reward(text) for text in b["texts"]]).tolist()
     advantages = grpo_rubric.group_advantages(rewards.view(8, 8), args.scale).view(-1)
     prompt = [
@@ -103,9 +105,10 @@ def grpo_record():
         for ids, attended, mask in zip(b["ids"], b["attention_mask"], b["mask"])
     ]
     answer = [ids[mask].tolist() for ids, mask in zip(b["ids"], b["mask"])]
-    optimizer = old_runs.make_optimizer(old_runs.prepare_training(model, args), args.lr)
+    run.state, run.planned, run.step = {"policy": model}, 1, 1
+    run.start(tokenizer, args.lr)
     counted = torch.ones(len(rewards), dtype=torch.bool)
-    row = grpo_rubric.update(args, model, None, optimizer, None, b, advantages, counted, 1, 1)
+    row = grpo_rubric.update(args, run, None, b, advantages, counted)
     (folder / "rollout.json").write_text(
         json.dumps({"prompt_ids": prompt, "completion_ids": answer})
     )

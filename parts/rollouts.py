@@ -19,6 +19,8 @@ from tqdm import tqdm
 
 from common import pad_rows, token_logps
 from parts import parallel, runs
+from parts.parallel import all_max, all_sum
+from parts.stats import mean
 
 
 def rollout_tensors(drawn, pad_id, device):
@@ -58,6 +60,63 @@ def length_row(b, finished):
     }
 
 
+def group_row(rewards_PG, advantages_PG, lengths):
+    """The metrics of reward/*, groups/* and advantage/*; lengths: tokens of the N answers.
+
+    NaN is no reward. A share is over the groups with two rewards at least.
+    >>> rewards = torch.tensor([[1.0, 0.0], [0.0, 0.0]])
+    >>> row = group_row(rewards, torch.tensor([[0.5, -0.5], [0.0, 0.0]]), [9, 3, 5, 5])
+    >>> row["reward/mean"], row["reward/frac_mixed"], row["reward/frac_all_bad"]
+    (0.25, 0.5, 0.5)
+    """
+    scored_PG = ~rewards_PG.isnan()
+    found, comparable = rewards_PG[scored_PG], scored_PG.sum(dim=1) > 1  # (P,)
+    mixed, good = (advantages_PG != 0).any(dim=1), rewards_PG.nanmean(dim=1) >= 0.5  # (P,)
+    lengths_PG, correlations = torch.tensor(lengths).float().view_as(rewards_PG), []
+    for rewards, tokens, scored in zip(rewards_PG, lengths_PG, scored_PG, strict=True):
+        pair = torch.stack([rewards[scored], tokens[scored]])  # (2, answers)
+        if len(pair[0]) > 1 and pair.std(dim=1).min() > 1e-6:
+            correlations.append(torch.corrcoef(pair)[0, 1].item())
+    return {
+        "reward/mean": mean(found.tolist()),
+        "reward/std": found.std().item() if len(found) > 1 else None,
+        "reward/unscored_frac": 1 - len(found) / scored_PG.numel(),
+        "reward/frac_mixed": mean(mixed[comparable].tolist()),
+        "reward/frac_all_good": mean((~mixed & good)[comparable].tolist()),
+        "reward/frac_all_bad": mean((~mixed & ~good)[comparable].tolist()),
+        "reward/length_corr": mean(correlations),
+        "groups/scored": int(comparable.sum()),
+        "groups/skipped": int((~mixed).sum()),
+        "advantage/abs_mean": advantages_PG.abs().mean().item(),
+    }
+
+
+def update_row(run, beta, done, sums, largest, gap):
+    """The metrics of an update; what was not updated has no number.
+
+    done       what `Run.update` returned, for each optimiser step
+    sums       a Counter over this rank's tokens and answers: see grpo_rubric.py's `token_losses`
+    largest    the largest ratio;  gap: the largest between rollout and first optimiser step
+    """
+    means = {"clip_frac": "clipped", "ratio/mean": "ratio", "approx_kl": "approx_kl",
+             "entropy": "entropy", "kl/token": "k1", "kl/k3": "k3"}  # fmt: skip
+    totals = all_sum(sums["answers"], sums["tokens"], *(sums[name] for name in means.values()))
+    (answers, tokens), totals = totals[:2], totals[2:]
+    row = {key: total / max(1, tokens) for key, total in zip(means, totals)}
+    row["kl/ref"] = row["kl/token"] * tokens / max(1, answers)
+    row["ratio/max"], row["sample_gap"] = all_max(largest, gap)
+    row = {k: x if done and (beta or "kl/" not in k) else None for k, x in row.items()}
+    return row | {
+        "loss": mean(each["loss"] for each in done),
+        "grad_norm": mean(each["grad_norm"] for each in done),
+        "lr": run.optimizer.param_groups[0]["lr"],
+        "skipped_steps": sum(each["skipped_steps"] for each in done),
+        "updates": len(done),
+        "forwarded": int(answers),
+        "kl/coef": beta,
+    }
+
+
 class Guard:
     """The alarms over a run. watcher: a `watch.Watcher` that has read `run.rows()`."""
 
@@ -90,14 +149,21 @@ class Guard:
         reason = parallel.from_rank_0(self.watcher.stop_reason())
         self.run.state["ended"] = None if reason == "max_steps" else reason
 
+    def restore(self, which):
+        """Load the weights of the best validation, unless `which` is "last"; returns their step."""
+        best = self.run.state["best"]
+        if not best or which == "last":
+            return self.run.step
+        parallel.load_weights(self.run.model, best["weights"])
+        return best["step"]
+
     def finish(self, restore, next):
         """`Run.finish` with the weights of the best validation, unless restore is "last"."""
         run, best, ended = self.run, self.run.state["best"], self.run.state["ended"]
         if run.stopped:
             return run.finish(next)
-        step = best["step"] if best and restore == "best" else run.step
+        step = self.restore(restore)
         if step < run.step:
-            parallel.load_weights(run.model, best["weights"])
             print(f"weights of step {step}, the best validation")
         if ended:
             print(f"stopped by watch.py after step {run.step}: {ended}")

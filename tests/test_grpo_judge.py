@@ -1,15 +1,15 @@
 """grpo_rubric.py with a judge behind HTTP: a standard-library server on this machine that answers by a rule it is told, and
-refuses, stalls, cuts, trickles and talks in prose as it is scripted to.
+fails as it is scripted to.
 
-What is asked of the loop: it learns from such a judge; a failure of the judge is never a reward; the same replies in another
-order are the same run; a reply that was paid for is not asked again. The real client and the real loop run here,
-with tiny models; the client by itself is tested in test_judge.py.
+What is asked of the loop: it learns from such a judge; a failure of the judge is never a reward; the order of replies is
+nothing; a reply that was paid for is not asked again. The real client and the real loop run here, with tiny models; the
+client by itself, with every way in which a reply can fail, is tested in test_judge.py.
 """
 
 import hashlib
 import json
-import math
 import os
+import random
 import re
 import signal
 import subprocess
@@ -21,7 +21,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import nn
 from transformers import AutoModelForCausalLM
 
@@ -30,11 +29,7 @@ import judge
 import watch
 from checks.instructions import passes
 from conftest import REPO
-from parts import files
-from tiny import tiny_model, write_rows
-
-slow = pytest.mark.slow
-
+from tiny import tiny_model
 
 pytestmark = pytest.mark.usefixtures("quiet_process")
 
@@ -151,7 +146,8 @@ def completion(text, finish="stop"):
 
 TEXT = "The answer holds a vowel."
 VOWEL = re.compile("[aeiouAEIOU]")
-ROWS = [{"task_id": f"t{i}", "prompt": f"Ask {i}.", "rubrics": [TEXT, {"check": "regex:match", "pattern": "[aeiouAEIOU]", "name": "gold"}]} for i in range(12)]  # fmt: skip
+CHECK = {"check": "regex:match", "pattern": "[aeiouAEIOU]", "name": "gold"}
+ROWS = [{"task_id": f"t{i}", "prompt": f"Ask {i}.", "rubrics": [TEXT, CHECK]} for i in range(12)]
 
 
 def vowel(task, criterion, answer):
@@ -188,7 +184,7 @@ def line(model, data, out, server, *flags):
     """16 answers of one token a step; a client that waits 20 ms at most, so that failures cost no time."""
     argv = ["--model", model, "--data", data, "--out", out, "--judge-base-url", server.url, "--judge-model", "rule"]  # fmt: skip
     argv += ["--group-size", 4, "--groups-per-batch", 4, "--steps", 4, "--max-new-tokens", 1, "--lr", 3e-3]  # fmt: skip
-    argv += ["--schedule", "constant", "--patience", 0, "--eval-every", 2, "--save-every", 1, "--keep", 99]  # fmt: skip
+    argv += ["--schedule", "constant", "--patience", 0, "--eval-every", 2, "--save-every", 1]
     argv += ["--judge-max-wait", 0.02, "--judge-timeout", 5, "--judge-concurrency", 8, "--restore", "last"]  # fmt: skip
     return [*map(str, argv), *map(str, flags)]
 
@@ -207,23 +203,10 @@ def trained(rows):
     return [row for row in rows if "lr" in row]
 
 
-def weights(out):
-    return load_file(Path(out) / "model.safetensors")
-
-
-def assert_same_weights(a, b, start):
-    """The same run, seen at its end: what two ends differ by is nothing beside the way from the start. Not to the bit: another
-    process, or a CPU busy with a slow judge, may sum in another order, and Adam makes a last bit of a gradient near 0 visible.
-    """
-    a, b, start = (
-        torch.cat([w[k].double().flatten() for k in sorted(start)]) for w in (a, b, start)
-    )
-    moved, apart = (b - start).abs().mean(), (a - b).abs().mean()
-    assert moved > 1e-5 and apart < 1e-2 * moved, (float(moved), float(apart))
-
-
 def state(out, step):
-    return torch.load(Path(out) / "checkpoint" / f"step-{step:07d}" / "state.pt", weights_only=True)["models"]["model"]  # fmt: skip
+    """The policy's weights in a checkpoint."""
+    file = Path(out) / "checkpoint" / f"step-{step:07d}" / "state.pt"
+    return torch.load(file, weights_only=True)["state"]["policy"]
 
 
 def assert_honest(kept, rule=vowel):
@@ -281,9 +264,8 @@ def test_validation_may_have_a_judge_of_its_own(uniform, texts, tmp_path):
         group = [r for r in kept if r["step"] == row["step"] and r["split"] == "train"]
         share = sum("same_answer" in r["flags"] for r in group) / 16
         assert share == row["text/same_answer"]
-    with pytest.raises(SystemExit) as stop:
-        files.command(lambda: run(uniform, texts["text"], tmp_path / "no", server, *flags, "--val-metric", "checks"))  # fmt: skip
-    assert stop.value.code == 2
+    with pytest.raises(judge.UserError, match="--val-judge-model: validation is by checks"):
+        run(uniform, texts["mixed"], tmp_path / "no", server, *flags)
 
 
 def test_checks_of_mixed_rows_are_never_sent(uniform, texts, tmp_path):
@@ -296,7 +278,8 @@ def test_checks_of_mixed_rows_are_never_sent(uniform, texts, tmp_path):
         assert not re.search(r"regex|aeiou|gold|check|pattern", body, re.I), body
     for row in kept:
         kinds = {c["kind"]: c["verdict"] for c in row["criteria"]}
-        assert kinds == ({"judge": kinds["check"], "check": kinds["check"]} if row["split"] == "train" else {"check": kinds["check"]})  # fmt: skip
+        judged = {"judge": kinds["check"]} if row["split"] == "train" else {}
+        assert kinds == {**judged, "check": kinds["check"]}
     values = [row for row in rows if "val/score" in row]
     assert all({"val/strict", "val/loose"} <= row.keys() for row in values)
     assert {"pass_rate/gold", "pass_rate/judged"} <= trained(rows)[0].keys()
@@ -328,101 +311,29 @@ def test_metrics_page_is_the_log(uniform, texts, tmp_path):
 # ---- a judge that fails ----
 
 
-def cut(handler):
-    """200 and a Content-Length, and half of the body."""
-    text = completion('{"ratings": [{"id": 1, "reason": "", "rating": "Yes"}]}')
-    handler.send_response(200)
-    handler.send_header("Content-Length", str(len(text)))
-    handler.end_headers()
-    handler.wfile.write(text[: len(text) // 2])
-
-
-def trickle(handler):
-    """A byte now and then, for longer than the client waits."""
-    handler.send_response(200)
-    handler.send_header("Content-Length", "1000")
-    handler.end_headers()
-    for _ in range(40):
-        handler.wfile.write(b" ")
-        handler.wfile.flush()
-        time.sleep(0.05)
-
-
-def ok(text, finish="stop"):
-    return 200, {}, completion(text, finish)
-
-
-def two_of_one(text):
-    return ok(json.dumps({"ratings": [{"id": 1, "rating": text}, {"id": 2, "rating": text}]}))
+def ok(text):
+    return 200, {}, completion(text)
 
 
 FAILURES = {
-    "429, wait": (429, {"Retry-After": "0.01"}, b'{"error": {"message": "slow down"}}'),
     "500": (500, {}, b"oops"),
-    "cut body": cut,
-    "trickle": trickle,
-    "HTML": (200, {"Content-Type": "text/html"}, b"<html><body>Yes. rating: Yes</body></html>"),
-    "no verdict": ok('{"ratings": []}'),
     "prose": ok("The answer is good. I would say Yes."),
-    "Partial": ok('{"ratings": [{"id": 1, "rating": "Partial"}]}'),
-    "out of range": ok('{"ratings": [{"id": 1, "rating": 7}]}'),
     "wrong id": ok('{"ratings": [{"id": 2, "rating": "Yes"}]}'),
-    "twice": ok('{"ratings": [{"id": 1, "rating": "Yes"}, {"id": 1, "rating": "No"}]}'),
-    "cut at the limit": ok('{"ratings": [{"id": 1, "rating": "Yes"}]}', "length"),
-    "null": (200, {}, b'{"choices": [{"message": {"content": null}}]}'),
-}  # fmt: skip
+}
 
 
-def once_each(asked, n):
-    """The first time a question comes it meets one of the failures, by its hash; the second time a good reply."""
-    kinds = list(FAILURES)
-    return FAILURES[kinds[int(asked.key[:4], 16) % len(kinds)]] if asked.times == 1 else None
-
-
-@pytest.fixture(scope="module")
-def peaceful(uniform, texts, tmp_path_factory):
-    """The run that the others are compared with: every question is answered at once, in order."""
-    out = tmp_path_factory.mktemp("peaceful") / "run"
-    with Rule(vowel) as server:
-        rows, kept = run(uniform, texts["text"], out, server)
-    return {"weights": weights(out), "rewards": [r["reward"] for r in kept], "rows": rows}
-
-
-@pytest.mark.slow
-def test_failures_that_pass_change_nothing(peaceful, uniform, texts, tmp_path):
-    """Every question fails once, in one of thirteen ways: 429 with Retry-After, 500, a cut body, a trickle, HTML, no verdicts,
-    prose, "Partial", 7, another id, an id twice, a reply cut at its limit, null. All are asked again, all rewards are the true
-    ones, and the weights are those of the run without a failure."""
-    with Rule(vowel, script=once_each) as server:
-        rows, kept = run(uniform, texts["text"], tmp_path / "run", server, "--judge-timeout", 0.3)
-    assert_honest(kept)
-    met = [int(a.key[:4], 16) % len(FAILURES) for a in server.asked if a.times == 1 and not a.probe]
-    assert set(met) == set(range(len(FAILURES))), "a failure that never happened was not tested"
-    assert [r["reward"] for r in kept] == peaceful["rewards"]
-    assert_same_weights(weights(tmp_path / "run"), peaceful["weights"], weights(uniform))
-    assert sum(row["judge/corrected"] for row in trained(rows)) > 0
-    assert all(row["judge/failed_frac"] == 0 for row in trained(rows))
-
-
-def test_replies_in_reverse_are_the_same_run(peaceful, uniform, texts, tmp_path):
-    """Ratings with the last id first, and replies that overtake each other: matched by id and by question, they are the same
-    weights. Matched by position or by arrival they would be somebody else's."""
-    with Rule(vowel, reverse=True) as server:
-        _, kept = run(uniform, texts["text"], tmp_path / "run", server)
-    assert [r["reward"] for r in kept] == peaceful["rewards"]
-    assert_same_weights(weights(tmp_path / "run"), peaceful["weights"], weights(uniform))
-
-
-@pytest.mark.parametrize("kind", ["500", "HTML", "prose", "out of range", "Partial", "twice"])
+@pytest.mark.parametrize("kind", FAILURES)
 def test_no_reward_is_invented(kind, uniform, texts, tmp_path):
-    """One question in four never gets a usable reply. Its answer has no reward, an error that says why, and no part in the
-    mean; the share is logged; the run goes on and ends with exit code 0."""
+    """One question in four never gets a usable reply, the others come back last id first and late by a few milliseconds. The
+    answer of a lost call has no reward, an error that says why, and no part in the mean; the share is logged; every other
+    answer has its own verdict, not its neighbour's; the run goes on and ends with exit code 0."""
 
     def script(asked, n):
         return FAILURES[kind] if int(asked.key[:2], 16) < 64 else None
 
-    with Rule(vowel, script=script) as server:
-        rows, kept = run(uniform, texts["text"], tmp_path / "run", server, "--judge-max-retries", 1)
+    with Rule(vowel, script=script, reverse=True) as server:
+        flags = ("--judge-max-retries", 1)
+        rows, kept = run(uniform, texts["text"], tmp_path / "run", server, *flags)
     assert_honest(kept)
     lost = 0
     for row in trained(rows):
@@ -439,15 +350,15 @@ def test_no_reward_is_invented(kind, uniform, texts, tmp_path):
 
 
 class Dead:
-    """A script: from the moment that `out`'s log holds step `first` until it holds step `last`, every answer is 500."""
+    """A script: from the moment that `out`'s log holds step `first`, every answer is 500."""
 
-    def __init__(self, out, first, last=math.inf):
-        self.log, self.first, self.last = Path(out) / "metrics.jsonl", first, last
+    def __init__(self, out, first):
+        self.log, self.first = Path(out) / "metrics.jsonl", first
 
     def __call__(self, asked, n):
         rows = trained(read(self.log)) if self.log.exists() else []
         done = rows[-1]["step"] if rows else 0
-        return FAILURES["500"] if self.first <= done + 1 <= self.last else None
+        return FAILURES["500"] if self.first <= done + 1 else None
 
 
 def unanswered(kept, log, steps):
@@ -468,39 +379,26 @@ def unanswered(kept, log, steps):
     assert any(log[step]["reward/mean"] is None for step in steps)
 
 
-def test_dead_for_a_whole_step(uniform, texts, tmp_path):
-    """Every call of step 3 of 5 fails: no update in it (the weights behind it are those before it, to the bit), no reward
-    logged, not even 0, all its groups skipped; the steps around it learn, and the run ends well."""
-    out = tmp_path / "run"
-    flags = ("--steps", 5, "--eval-every", 0, "--judge-max-retries", 0, "--max-new-tokens", 4)
-    with Rule(vowel, script=Dead(out, 3, 3)) as server:
-        rows, kept = run(uniform, texts["text"], out, server, *flags)
-    log = {row["step"]: row for row in trained(rows)}
-    unanswered(kept, log, [3])
-    assert_honest(kept)
-    assert (log[3]["groups/scored"], log[3]["groups/skipped"]) == (0, 4)
-    before, dead, after = (state(out, step) for step in (2, 3, 4))
-    assert all(torch.equal(before[k], dead[k]) for k in before)
-    assert not all(torch.equal(dead[k], after[k]) for k in dead)
-    assert all(log[s]["judge/failed_frac"] == 0 for s in (1, 2, 4, 5))
-
-
 def test_a_dead_judge_ends_the_run(uniform, texts, tmp_path, capsys):
     """The server dies behind step 2 for good. Three steps without a scorable group: exit code 4, "judge_down"; nothing was
-    learnt from them, no reward of 0 is in the log, and the folder is whole, with the weights of step 2."""
+    learnt from them, no reward of 0 is in the log, and the folder is whole, with the weights of step 2. --resume says the
+    same and trains no sixth step."""
     out = tmp_path / "run"
     flags = ("--steps", 9, "--eval-every", 0, "--judge-max-retries", 0, "--max-new-tokens", 4)
     with Rule(vowel, script=Dead(out, 3)) as server:
-        rows, kept = run(uniform, texts["text"], out, server, *flags, code=(4,))
-    assert "stopped by watch.py: judge_down" in capsys.readouterr().out
+        run(uniform, texts["text"], out, server, *flags, "--stop-after", 2)
+        two = state(out, 2)
+        rows, kept = run(uniform, texts["text"], out, server, *flags, "--resume", code=(4,))
+        again = run(uniform, texts["text"], out, server, *flags, "--resume", code=(4,))
+    assert capsys.readouterr().out.count("stopped by watch.py after step 5: judge_down") == 2
+    assert again == (rows, kept)
     log = {row["step"]: row for row in trained(rows)}
     assert list(log) == [1, 2, 3, 4, 5]
     unanswered(kept, log, [3, 4, 5])
     assert_honest(kept)
-    two, five = state(out, 2), state(out, 5)
-    assert all(torch.equal(two[k], five[k]) for k in two)
     saved = AutoModelForCausalLM.from_pretrained(out).state_dict()
-    assert all(torch.equal(saved[k], two[k]) for k in two)
+    for weights in (state(out, 5), saved):
+        assert all(torch.equal(weights[k], x) for k, x in two.items())
     summary = json.loads((out / "summary.json").read_text())
     assert summary["stop_reason"] == "judge_down" and summary["last_step"] == 5
     assert summary["test_after"]["n"] <= 1  # an empty answer at most
@@ -517,20 +415,14 @@ def test_a_judge_that_is_not_there(uniform, texts, tmp_path):
     assert time.monotonic() - started < 20 and not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("how", ["zero", "stop"])
-def test_other_ways_to_take_a_failure(how, uniform, texts, tmp_path):
-    """--on-judge-failure zero and stop are the user's own choice, and say so: a score of 0 with its error beside it, or the
-    end of the run with the row's name."""
+def test_a_failure_may_be_a_zero(uniform, texts, tmp_path):
+    """--on-judge-failure zero is the user's own choice, and says so: a score of 0 with its error beside it."""
 
     def script(asked, n):
         return FAILURES["500"] if int(asked.key[:2], 16) < 64 else None
 
-    flags = ("--on-judge-failure", how, "--judge-max-retries", 0)
+    flags = ("--on-judge-failure", "zero", "--judge-max-retries", 0)
     with Rule(vowel, script=script) as server:
-        if how == "stop":
-            with pytest.raises(judge.UserError, match="--on-judge-failure stop: row .*HTTP 500"):
-                run(uniform, texts["text"], tmp_path / "run", server, *flags)
-            return
         rows, kept = run(uniform, texts["text"], tmp_path / "run", server, *flags)
     failed = [r for r in kept if r["judge"]["error"]]
     assert failed and {r["reward"] for r in failed} == {0.0}
@@ -608,14 +500,19 @@ def test_resume_repeats_no_paid_call(uniform, texts, tmp_path):
 
 
 def measured(tmp_path):
-    """--gold: the rule's own measure of an answer, which is never trained on."""
-    gold = tmp_path / "gold.py"
-    gold.write_text("import re\ndef f(prompts, answers, rows):\n    return [float(bool(re.search('[aeiouAEIOU]', a))) for a in answers]\n")  # fmt: skip
-    return "--gold", f"{gold}:f", "--eval-temperature", 1
+    """--gold: the rule's own measure of an answer, which is never trained on; 36 rows train, 20 validate."""
+    gold, data = tmp_path / "gold.py", tmp_path / "rows.json"
+    gold.write_text(
+        "import re\ndef f(prompts, answers, rows):\n"
+        "    return [float(bool(re.search('[aeiouAEIOU]', a))) for a in answers]\n"
+    )
+    rows = [{"task_id": i, "prompt": f"Ask {i}.", "rubrics": [TEXT]} for i in map(str, range(60))]
+    data.write_text(json.dumps({"train": rows[:36], "validation": rows[36:56], "test": rows[56:]}))
+    return data, ("--gold", f"{gold}:f", "--eval-temperature", 1, *LEARN)
 
 
-def gain(rows, key="val/gold"):
-    values = [row[key] for row in rows if row.get(key) is not None]
+def gain(rows):
+    values = [row["val/gold"] for row in rows if row.get("val/gold") is not None]
     return sum(values[-2:]) / 2 - values[0]
 
 
@@ -623,34 +520,13 @@ LEARN = ("--steps", 24, "--group-size", 8, "--groups-per-batch", 8, "--eval-ever
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("share", [0, 26], ids=["sound", "10 % lost"])
-def test_learns_from_the_rubric_judge(share, uniform, tmp_path):
-    """--reward rubric with a judge by rule: the rule's own measure on 20 held-out prompts gains .25 and more in 24 steps, also
-    when one call in ten never gets an answer; what was lost is counted and not scored."""
-
-    def script(asked, n):
-        return FAILURES["500"] if int(asked.key[:2], 16) < share else None
-
-    rows = [{"prompt": f"Ask {i}.", "rubrics": [TEXT]} for i in range(60)]
-    data = write_rows(tmp_path / "rows.jsonl", rows)
-    with Rule(vowel, script=script) as server:
-        flags = (*LEARN, *measured(tmp_path), "--train-ratio", 0.6, "--val-ratio", 0.33, "--judge-max-retries", 0)  # fmt: skip
-        rows, kept = run(uniform, data, tmp_path / "run", server, *flags)
-    assert gain(rows) >= 0.25, [row["val/gold"] for row in rows if "val/gold" in row]
-    assert_honest(kept)
-    lost = [row["reward/unscored_frac"] for row in trained(rows)]
-    assert (sum(lost) > 0) == (share > 0) and sum(lost) / len(lost) < 0.2
-
-
-@pytest.mark.slow
 def test_learns_from_ruler(uniform, tmp_path):
     """--reward ruler with the same rule hidden behind scores of a group: labels are drawn and shuffled, replies come best
     first, two passes in opposite orders. The rule's measure gains .25 and more; equal answers are asked about once."""
-    rows = [{"prompt": f"Ask {i}.", "rubrics": [TEXT]} for i in range(60)]
-    data = write_rows(tmp_path / "rows.jsonl", rows)
+    data, flags = measured(tmp_path)
     with Rule(vowel, vowel_score, reverse=True) as server:
-        flags = (*LEARN, *measured(tmp_path), "--train-ratio", 0.6, "--val-ratio", 0.33)
-        rows, kept = run(uniform, data, tmp_path / "run", server, *flags, "--reward", "ruler", "--judge-passes", 2)  # fmt: skip
+        flags += ("--reward", "ruler", "--judge-passes", 2)
+        rows, kept = run(uniform, data, tmp_path / "run", server, *flags)
     assert gain(rows) >= 0.25, [row["val/gold"] for row in rows if "val/gold" in row]
     train = [r for r in kept if r["split"] == "train"]
     for row in train:
@@ -662,22 +538,16 @@ def test_learns_from_ruler(uniform, tmp_path):
     assert len({tuple(a.attempts) for a in groups}) > 0.9 * len(groups) / 2
 
 
-@pytest.mark.parametrize("kind", ["500", "prose", "missing", "out of range", "twice"])
+@pytest.mark.parametrize("kind", ["500", "missing"])
 def test_no_ruler_score_is_invented(kind, uniform, texts, tmp_path):
-    """A group reply with a label missing, one twice, or a score of 7 is void as a whole: the group of four has no rewards at
-    all, where half a reply would make a mean of half a group."""
+    """A group that gets no reply, or one with a label missing, is void as a whole: the group of four has no rewards at all,
+    where half a reply would make a mean of half a group."""
 
     def script(asked, n):
         if not asked.ruler or int(asked.key[:2], 16) >= 128:
             return None
-        scores = [{"id": label, "score": 0.5} for label in asked.attempts]
-        if kind == "missing":
-            scores.pop()
-        elif kind == "out of range":
-            scores[0]["score"] = 7
-        elif kind == "twice":
-            scores.append(scores[0])
-        return FAILURES.get(kind) if kind in ("500", "prose") else ok(json.dumps({"scores": scores}))  # fmt: skip
+        scores = [{"id": label, "score": 0.5} for label in asked.attempts][1:]
+        return FAILURES["500"] if kind == "500" else ok(json.dumps({"scores": scores}))
 
     with Rule(vowel, vowel_score, script) as server:
         flags = ("--reward", "ruler", "--judge-max-retries", 0, "--val-metric", "checks")
@@ -697,9 +567,7 @@ def test_no_ruler_score_is_invented(kind, uniform, texts, tmp_path):
 
 # ---- hybrid: the judge trains, labels decide when to stop ----
 
-PHRASE = re.compile(
-    r"[0-9!-/:-@\[-`{-~]"
-)  # punctuation and digits: what the flawed judge falls for
+PHRASE = re.compile(r"[0-9!-/:-@\[-`{-~]")  # punctuation, digits: what the flawed judge falls for
 
 
 def flawed(answer):
@@ -713,13 +581,15 @@ def test_hybrid_stops_on_reward_hacking(uniform, texts, tmp_path, capsys):
     reward up, vowels down. R2 sees it at two evaluations running, the run ends with exit code 3, and the folder holds the
     earlier, better weights, not the hacked ones, which stay in checkpoint/ to be studied."""
     rows = [row | {"prompt": f"Ask {i}.", "task_id": f"h{i}"} for i, row in enumerate(ROWS * 16)]
-    data = write_rows(tmp_path / "rows.jsonl", rows)
-    out = tmp_path / "run"
+    random.Random(42).shuffle(rows)
+    data, out = tmp_path / "rows.json", tmp_path / "run"
+    split = {"train": rows[:28], "validation": rows[28:181], "test": rows[181:]}
+    data.write_text(json.dumps(split))
     flags = ("--steps", 80, "--group-size", 8, "--groups-per-batch", 8, "--eval-every", 2, "--lr", 2e-3, "--restore", "best")  # fmt: skip
-    flags += ("--reward", "ruler", "--val-metric", "checks", "--eval-temperature", 1, "--train-ratio", 0.15, "--val-ratio", 0.8)  # fmt: skip
+    flags += ("--reward", "ruler", "--val-metric", "checks", "--eval-temperature", 1)
     with Rule(vowel, flawed) as server:
         rows, kept = run(uniform, data, out, server, *flags, code=(3,))
-    assert "stopped by watch.py: reward_hacking" in capsys.readouterr().out
+    assert ": reward_hacking" in capsys.readouterr().out
     values = {row["step"]: row["val/score"] for row in rows if "val/score" in row}
     log = trained(rows)
     best = watch.Watcher(rows=rows).best_step()
@@ -730,12 +600,12 @@ def test_hybrid_stops_on_reward_hacking(uniform, texts, tmp_path, capsys):
     assert sum(rewards[-5:]) / 5 > sum(rewards[best - 3 : best]) / 3 + 0.05
     summary = json.loads((out / "summary.json").read_text())
     assert summary["stop_reason"] == "reward_hacking" and summary["step"] == best
-    kept_weights = torch.load(out / "checkpoint" / f"step-{last:07d}" / "state.pt", weights_only=True)  # fmt: skip
-    saved = AutoModelForCausalLM.from_pretrained(out).state_dict()
-    chosen, hacked = kept_weights["extra"]["best"], kept_weights["models"]["model"]
+    file = out / "checkpoint" / f"step-{last:07d}" / "state.pt"
+    state = torch.load(file, weights_only=True)["state"]
+    saved, chosen = AutoModelForCausalLM.from_pretrained(out).state_dict(), state["best"]
     assert chosen["step"] == best
     assert all(torch.equal(saved[k], chosen["weights"][k]) for k in chosen["weights"])
-    assert not torch.equal(saved["lm_head.weight"], hacked["lm_head.weight"])
+    assert not torch.equal(saved["lm_head.weight"], state["policy"]["lm_head.weight"])
     replay = subprocess.run([sys.executable, str(REPO / "watch.py"), str(out / "metrics.jsonl")], capture_output=True, text=True)  # fmt: skip
     assert replay.returncode == 3 and "reward_hacking" in replay.stdout
 
@@ -761,14 +631,11 @@ def test_texts_and_checks_are_the_same_run(tmp_path):
         for name, rows in (("texts", texts), ("checks", [checks[row["task_id"]] for row in texts])):
             data, out = tmp_path / f"{name}.json", tmp_path / name
             data.write_text(json.dumps(rows))
-            argv = ["--model", REPO / "data" / "tiny-base", "--data", data, "--out", out, "--steps", 3]  # fmt: skip
-            argv += ["--groups-per-batch", 4, "--eval-every", 0, "--judge-base-url", server.url, "--judge-model", "rule"]  # fmt: skip
-            # three steps need not be better on validation prompts, and "best" would bring back the base
-            argv += ["--restore", "last"]
+            argv = ["--model", REPO / "data" / "tiny-base", "--data", data, "--out", out]
+            argv += ["--steps", 3, "--groups-per-batch", 4, "--eval-every", 0]
+            argv += ["--judge-base-url", server.url, "--judge-model", "rule"]
             assert grpo_rubric.main([*map(str, argv)]) in (None, 0)
             ends.append([(r["answer"], r["reward"]) for r in read(out / "rollouts.jsonl")])
             asked.append(len(server.asked))
     assert ends[0] == ends[1] and len({reward for _, reward in ends[0]}) > 3
-    base = weights(REPO / "data" / "tiny-base")
-    assert_same_weights(weights(tmp_path / "texts"), weights(tmp_path / "checks"), base)
     assert asked[0] == asked[1] > 90, "checks ask nobody"

@@ -397,15 +397,15 @@ GALLERY = [
     # -- GRPO: groups
     (
         "grpo_rubric",
-        "centred = torch.where(valid, rewards - rewards.sum(dim=1, keepdim=True) / n.clamp(min=1), 0.0)",
-        "centred = torch.where(valid, rewards - rewards.sum(dim=0, keepdim=True) / len(rewards), 0.0)",
+        "means = rewards.sum(dim=1, keepdim=True) / n.clamp(min=1)",
+        "means = rewards.sum(dim=0, keepdim=True) / len(rewards)",
         "test_grpo.test_every_group_sums_to_zero",
     ),
     (
         "grpo_rubric",
         "(centred**2).sum(dim=1, keepdim=True) / (n - 1).clamp(min=1)",
         "(centred**2).sum(dim=1, keepdim=True) / n.clamp(min=1)",
-        "test_grpo.test_deviation_is_the_samples",
+        "test_grpo.test_group_advantages_golden",
     ),
     (
         "grpo_rubric",
@@ -458,15 +458,15 @@ GALLERY = [
     ),
     (
         "grpo_rubric",
-        "losses, k3 = torch.maximum(plain, bounded)",
-        "losses, k3 = torch.minimum(plain, bounded)",
+        "losses = torch.maximum(plain, bounded)",
+        "losses = torch.minimum(plain, bounded)",
         "test_grpo.test_clip_case_by_case",
     ),
     (
         "grpo_rubric",
-        "mean = log_ratio.sum(dim=1, keepdim=True) / lengths.clamp(min=1)",
-        "mean = log_ratio.mean(dim=1, keepdim=True)",  # over the padding too
-        "test_grpo.test_gspo_ratio_golden",
+        "means = log_ratio.sum(dim=1, keepdim=True) / lengths.clamp(min=1)",
+        "means = log_ratio.mean(dim=1, keepdim=True)",  # over the padding too
+        "test_grpo.test_grpo_loss_golden",
     ),
     (
         "grpo_rubric",
@@ -482,20 +482,20 @@ GALLERY = [
     ),
     (
         "grpo_rubric",
-        "loss = losses.sum() / (normalizer or lengths.sum().clamp(min=1))",
-        "loss = losses.sum() / lengths.sum().clamp(min=1)",
+        "count = normalizer or lengths.sum().clamp(min=1)",
+        "count = lengths.sum().clamp(min=1)",
         "test_grpo.test_parts_with_the_normalizer_of_the_whole",
     ),
     (
         "grpo_rubric",
-        "loss = losses.sum() / (normalizer or len(losses) * max_tokens)",
-        "loss = losses.sum() / (normalizer or losses.numel())",  # the batch's longest
+        "count = normalizer or len(losses) * max_tokens",
+        "count = normalizer or losses.numel()",  # the batch's longest
         "test_grpo.test_no_length_bias_where_none_is_promised",
     ),
     (
         "grpo_rubric",
-        "loss = rows / (normalizer or (lengths > 0).sum().clamp(min=1))",
-        "loss = rows / (normalizer or len(losses))",
+        "count = normalizer or (lengths > 0).sum().clamp(min=1)",
+        "count = normalizer or len(losses)",
         "test_grpo.test_an_empty_row_is_no_row",
     ),
     (
@@ -507,8 +507,8 @@ GALLERY = [
     # -- GRPO: the update
     (
         "grpo_rubric",
-        '"token": counted,',
-        '"token": None,',  # tokens counted per micro-batch
+        '{"token": counted,',
+        '{"token": None,',  # tokens counted per micro-batch
         "test_grpo.test_gradient_for_every_cut",
     ),
     (
@@ -521,18 +521,18 @@ GALLERY = [
         "grpo_rubric",
         "rows = rows[in_loss[rows].numpy()]",
         "pass",
-        "test_grpo.test_unscored_answers_leave_the_loss",
+        "test_grpo.test_answers_without_advantage_cost_no_forward",
     ),
     (
         "grpo_rubric",
-        "model, ids, attention_mask, mask, args.temperature, with_entropy=True",
-        "model, ids, attention_mask, mask, 1.0, with_entropy=True",
-        "test_grpo.test_unscored_answers_leave_the_loss",
+        "policy, ids, attention_mask, mask, args.temperature, with_entropy=True",
+        "policy, ids, attention_mask, mask, 1.0, with_entropy=True",
+        "test_grpo.test_answers_without_advantage_cost_no_forward",
     ),
     (
         "grpo_rubric",
-        "            old = logps.detach()\n",
-        "            old = logps\n",  # the graph is kept
+        "old = logps.detach()",
+        "old = logps",  # the graph is kept
         "test_grpo.test_gradient_for_every_cut",
     ),
     (
@@ -543,13 +543,13 @@ GALLERY = [
     ),
     (
         "grpo_rubric",
-        "rows = (part[:, None] * args.group_size + np.arange(args.group_size)).ravel()",
-        "rows = (part[:, None] + len(groups) * np.arange(args.group_size)).ravel()",
+        "rows = (groups[:, None] * size + np.arange(size)).ravel()",
+        "rows = (groups[:, None] + len(order) * np.arange(size)).ravel()",
         "test_grpo.test_substeps_are_of_whole_groups",
     ),
     (
         "grpo_rubric",
-        "with torch.no_grad(), lora.adapter_off(reference or model):",
+        "with torch.no_grad(), adapter_off(reference):",
         "with torch.no_grad():",  # the reference wears the adapter
         "test_grpo.test_lora_reference_is_the_start",
     ),

@@ -26,11 +26,10 @@ from tiny import pair_rows, tiny_model, tiny_reward_model, write_pairs, write_ro
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc; forks")
 REPO = Path(__file__).resolve().parent.parent
-# these stand on parts/runs.py, the others on parts/old_runs.py
-MOVED = ["sft", "reward_train", "dpo", "ppo"]
-STAGES = [*MOVED, "grpo_rubric"]
+MOVED = ["sft", "reward_train", "dpo", "ppo", "grpo_rubric"]
+STAGES = MOVED
 PPO = ["--rollouts", 7, "--kl-target", 2, "--patience", 0, "--on-hack", "warn"]
-GRPO = ["--group-size", 2, "--num-substeps", 2, "--beta", 0.05, "--rollouts-every", 2]
+GRPO = ["--group-size", 2, "--num-substeps", 2, "--beta", 0.05]
 GRPO += ["--patience", 0, "--on-hack", "warn"]
 CHECKS = [{"check": "regex:match", "pattern": "[aeiou]"}, {"check": "text:max_chars", "max_chars": 4}]  # fmt: skip
 CLOCK = {"time_s", "tokens_per_s", "peak_mem_mb"}  # the columns that may differ
@@ -396,6 +395,26 @@ def test_killed_again_and_again(stage, seed, launcher, world, unstopped, tmp_pat
     assert_same(out, unstopped[stage][0])
     stale = [str(p) for p in out.rglob("*") if p.name.startswith(".")]
     assert stale == [], f"left behind after {kills}"
+
+
+@pytest.mark.parametrize("rank", [0, 4])
+def test_a_run_that_an_alarm_ended_stays_ended(rank, launcher, world, tmp_path):
+    """grpo_rubric.py with a target that the evaluation of step 2 of 6 reaches, killed three times at random moments on its
+    way: the run that was never killed, to the bit. Two more --resume train no step 3 and change nothing; the reason to stop
+    lies in the checkpoint, and forgotten it would cost one step each."""
+    chance, out, whole = random.Random(rank), tmp_path / "run", tmp_path / "whole"
+    flags = ("--target", -1, "--lora-rank", rank)
+    argv = command("grpo_rubric", world, whole, *flags)
+    assert launcher.run("grpo_rubric", argv, whole) == 0, launcher.said()
+    assert [r["step"] for r in rows(whole)] == [0, 1, 2, 2]
+    argv = command("grpo_rubric", world, out, *flags)
+    for kill_at in (*(chance.randint(1, 45) for _ in range(3)), None, None, None):
+        code = go_on(launcher, "grpo_rubric", argv, out, kill_at=kill_at)
+        assert code == (-signal.SIGKILL if kill_at else 0), launcher.said()
+        if not kill_at:
+            assert "stopped by watch.py after step 2: target_reached" in launcher.said()
+            assert_same(out, outcome(whole))
+            assert (out / "summary.json").read_bytes() == (whole / "summary.json").read_bytes()
 
 
 @pytest.mark.parametrize("stage", STAGES)

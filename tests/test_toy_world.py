@@ -20,7 +20,7 @@ import dpo
 import grpo_rubric
 import ppo
 import reward_train
-from parts import old_runs, runs
+from parts import runs
 
 F64 = dict(dtype=torch.float64)
 REWARD = torch.tensor([0, 1, 0.5, 2], **F64)
@@ -705,27 +705,31 @@ def test_sampled_ppo(seed):
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_grpo_update_lands_on_the_optimum(seed):
+def test_grpo_update_lands_on_the_optimum(seed, tmp_path, monkeypatch):
     """The same through `grpo_rubric.update`: 64 drawn groups of 8, mean of the others, KL by --beta against a reference of its
     own, two substeps of whole groups whose old log-probs are those of the draw. Within .005 of π* in KL after 250 steps (the
     start is at .9541, half the β at .2746, the plain group mean at .0133)."""
     args = grpo_rubric.parse_args(
         ["--scale", "loo", "--beta", str(BETA), "--num-substeps", "2", "--groups-per-batch", "64", "--lr", "0.03", "--warmup", "0",
-         "--schedule", "linear", "--max-grad-norm", "100"]
+         "--schedule", "linear", "--micro-tokens", str(10**6), "--out", str(tmp_path / "run")]
     )  # fmt: skip
-    args.micro_tokens, steps = 10**6, 250
-    model, reference = FourLogits(REF), FourLogits(REF)
-    optimizer = old_runs.make_optimizer(model, args.lr)
+    monkeypatch.setattr(runs, "MAX_GRAD_NORM", 100.0)
+    run, reference = runs.Run("grpo_rubric", args, [], (), ()), FourLogits(REF)
+    model = FourLogits(REF)
+    run.state, run.planned = {"policy": model}, 250
+    run.start(None, args.lr)
     generator = torch.Generator().manual_seed(seed)
     mask = torch.tensor([[False, True, True]]).expand(512, 3)
-    for step in range(1, steps + 1):
+    for step in range(1, 251):
+        run.step = step
         share = torch.softmax(model.weight.detach(), -1)
         letters = torch.multinomial(share, 512, replacement=True, generator=generator)
         ids = torch.stack([torch.full_like(letters, PROMPT), letters, torch.full_like(letters, END)], 1)  # fmt: skip
-        b = {"ids": ids, "attention_mask": torch.ones_like(mask), "mask": mask, "lengths": torch.full((512,), 3)}  # fmt: skip
+        b = {"ids": ids, "attention_mask": torch.ones_like(mask), "mask": mask}
+        b["rows"] = [argparse.Namespace(task_id="toy")] * 512
         with torch.no_grad():
             b["logps"] = common.token_logps(model, ids, b["attention_mask"], mask)
         advantages = grpo_rubric.group_advantages(REWARD[letters].float().view(64, 8), args.scale)
         everything = torch.ones(512, dtype=torch.bool)
-        grpo_rubric.update(args, model, reference, optimizer, None, b, advantages.flatten(), everything, step, steps)  # fmt: skip
+        grpo_rubric.update(args, run, reference, b, advantages.flatten(), everything)
     assert kl(torch.softmax(model.weight.detach().double(), -1), optimum()) < 0.005

@@ -12,6 +12,7 @@ SimPO are compared with its CPOTrainer, cDPO with a reference of 0. Its `sft` te
 
 import contextlib
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ import dpo
 import grpo_rubric
 import reward_train
 import sft
-from parts import files, old_runs, runs
+from parts import files, runs
 from tiny import pair_rows, tiny_model, tiny_reward_model, write_rows
 
 needs = pytest.importorskip  # name, reason: the test, or the file, is skipped with its reason
@@ -451,26 +452,28 @@ def test_kl_without_its_ratio_is_another(world, tokenizer):
 
 
 @pytest.mark.parametrize("loss_type", AGGREGATION)
-def test_grpo_update_of_the_stage(world, tokenizer, loss_type, monkeypatch):
+def test_grpo_update_of_the_stage(world, tokenizer, loss_type, tmp_path, monkeypatch):
     """Not the function but `grpo_rubric.update`: micro-batches of a few tokens, the answer of advantage 0 left out of the
     forwards, divided by the count of the whole step. Before its first optimiser step it stands at TRL's loss and gradients for
     the whole batch."""
     batch = grpo_batch(tokenizer)
     prompts, answers, advantages, _ = batch
     args = grpo_rubric.parse_args(["--group-size", "4", "--groups-per-batch", "2", "--max-new-tokens", str(GRPO_LENGTH),
-                                   "--aggregation", AGGREGATION[loss_type], "--micro-tokens", "40"])  # fmt: skip
-    model, found = common.load_policy(world["policy"]), []
+                                   "--aggregation", AGGREGATION[loss_type], "--micro-tokens", "40", "--out", str(tmp_path / "run")])  # fmt: skip
+    run, found = runs.Run("grpo_rubric", args, [], (), ()), []
+    run.state, run.planned, run.step = {"policy": common.load_policy(world["policy"])}, 1, 1
+    run.start(tokenizer, 1e-3)
 
-    def catch(model, optimizer, scaler, args, loss, where):
-        found.extend([loss, gradients(model)])
-        return 1.0, False
+    def catch(self, where):
+        found.extend([self.loss, gradients(self.model)])
+        return {"loss": self.loss, "grad_norm": 1.0, "skipped_steps": 0}
 
-    monkeypatch.setattr(old_runs, "clip_and_step", catch)
+    monkeypatch.setattr(runs.Run, "update", catch)
     ids, attention_mask, mask = common.pad_rows(prompts, answers, tokenizer.pad_token_id)
     b = {"ids": ids, "attention_mask": attention_mask, "mask": mask, "logps": torch.zeros(ids.shape)}  # fmt: skip
-    b["lengths"] = attention_mask.sum(1)
-    optimizer = old_runs.make_optimizer(model, 1e-3)
-    row = grpo_rubric.update(args, model, None, optimizer, None, b, advantages, torch.ones(GRPO_N, dtype=torch.bool), 1, 1)  # fmt: skip
+    b["rows"] = [SimpleNamespace(task_id="batch")] * GRPO_N
+    everything = torch.ones(GRPO_N, dtype=torch.bool)
+    row = grpo_rubric.update(args, run, None, b, advantages, everything)
     assert row["forwarded"] == GRPO_N - 1
     theirs = trl_grpo(world, tokenizer, batch, off_policy=False, loss_type=loss_type)
     assert_same(tuple(found), theirs)

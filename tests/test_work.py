@@ -24,7 +24,7 @@ import grpo_rubric
 import reward_train
 import test_agent
 import test_grpo
-from parts import old_runs, shared_prompt
+from parts import old_runs, runs, shared_prompt
 from test_trainers import train
 from tiny import EXTRA_FAMILIES, FAMILIES, pair_rows, tiny_model, write_pairs
 
@@ -250,14 +250,14 @@ def test_no_forward_between_the_rollout_and_the_first_gradient(tmp_path, monkeyp
         events.append("gradient" if torch.is_grad_enabled() else "plain")
         return real_logps(*args, **kwargs)
 
-    def open_run(*args):
+    def steps(self):
         events.clear()  # the preflight compares the two on purpose
-        return real_open(*args)
+        return real_steps(self)
 
-    real_rollout, real_logps, real_open = grpo_rubric.rollout, common.token_logps, old_runs.open_run
+    real_rollout, real_logps, real_steps = grpo_rubric.rollout, common.token_logps, runs.Run.steps
     monkeypatch.setattr(grpo_rubric, "rollout", rollout)
     monkeypatch.setattr(grpo_rubric, "token_logps", token_logps)
-    monkeypatch.setattr(old_runs, "open_run", open_run)
+    monkeypatch.setattr(runs.Run, "steps", steps)
     test_grpo.run(
         graded, tmp_path / "run", "--steps", 3, "--eval-every", 0, "--micro-tokens", 10**6
     )
