@@ -34,7 +34,7 @@ import dpo
 import ppo
 import reward_train
 import sft
-from parts import files, lora, old_runs, runs
+from parts import files, lora, old_runs, rollouts, runs
 from tiny import (
     BOS_TEMPLATE,
     CHATML,
@@ -282,8 +282,8 @@ def row_lengths(stage, tokenizer, rows):
 
 
 def padder(stage):
-    """Where the stage finds `pad_rows`: pairs come by common.batch_rows."""
-    return common if stage in (reward_train, dpo) else stage
+    """Where the stage finds `pad_rows`: pairs come by common.batch_rows, answers by rollout_tensors."""
+    return {reward_train: common, dpo: common, ppo: rollouts}.get(stage, stage)
 
 
 @pytest.mark.parametrize("case", GENERIC)
@@ -1185,7 +1185,7 @@ def test_help(stage, most, monkeypatch, capsys):
     explained = lambda text: re.findall(r"^  (--[a-z-]+)", text, re.MULTILINE)  # noqa: E731
     assert explained(brief) == ["--help-all", *own]
     assert " ".join(shared) in " ".join(brief.rpartition("Shared by all")[2].split())
-    assert explained(full) == ["--help-all", *own, *shared]
+    assert sorted(explained(full)) == sorted(["--help-all", *own, *shared])
 
 
 # ---- a DPO policy as the reward of PPO ----
