@@ -159,7 +159,7 @@ class Guard:
 
     def finish(self, restore, next):
         """`Run.finish` with the weights of the best validation, unless restore is "last"."""
-        run, best, ended = self.run, self.run.state["best"], self.run.state["ended"]
+        run, ended = self.run, self.run.state["ended"]
         if run.stopped:
             return run.finish(next)
         step = self.restore(restore)
