@@ -87,66 +87,88 @@ def group_advantages(rewards, scale="center", valid=None):
     return torch.where(signal, centred, 0.0)
 
 
-def grpo_loss(
-    logps, old_logps, advantages, mask, ref_logps=None, clip_low=0.2, clip_high=0.28, beta=0.0, aggregation="token",
-    max_tokens=None, level="token", normalizer=None,
+def token_losses(
+    logps, old_logps, advantages, mask, ref_logps=None,
+    clip_low=0.2, clip_high=0.28, beta=0.0, level="token",
 ):  # fmt: skip
-    """ℓ = max(−A·ρ, −A·clip(ρ, 1−ε_low, 1+ε_high)) + β·ρ·k3,   ρ = π/π_old,   k3 = e^(ref−logp) − 1 − (ref−logp)
+    """ℓ = max(−A·ρ, −A·clip(ρ, 1−ε_low, 1+ε_high)) + β·ρ·k3      [GRPO eq. 3; DAPO eq. 8]
 
-    logps, old_logps, ref_logps, mask   (N, T); old and ref carry no gradient, ref only with beta > 0
-    advantages                          (N,), or (N, T)
-    aggregation   "token"     Σ ℓ / tokens (DAPO, 2503.14476)
-                  "sequence"  mean over the answers with a token of each one's mean (GRPO, 2402.03300)
-                  "fixed"     Σ ℓ / (N · max_tokens), a constant, never the batch's longest (Dr. GRPO, 2503.20783)
-    level         "token", or "sequence": ρ = exp(mean log-ratio of the answer) for all its tokens (GSPO, 2507.18071)
-    normalizer    in place of the denominator (of the number of answers for "sequence"): that of the optimiser step
-    returns       (loss, sums): a scalar, and sums over tokens for the log: clipped, ratio, approx_kl, k3; ratio_max
+    ρ    = π/π_old; with level "sequence" exp(mean log-ratio of the answer), for all its tokens
+           in the first term [GSPO eq. 7]
+    k3   = e^(ref−logp) − 1 − (ref−logp), an estimate of KL(π‖π_ref)
+    logps, old_logps, ref_logps, mask   (N, T); old and ref without gradient, ref only if beta > 0
+    advantages                          (N,) or (N, T)
+    returns   losses (N, T), 0 outside the mask, and sums over tokens for the log: clipped, ratio,
+              approx_kl (k3 of new against old), k1 and k3 (against the reference); ratio_max
+
+    By hand: ρ = e^½ = 1.6487 with A = 1 is clipped at 1.28.
+    >>> one = torch.ones(1, 1)
+    >>> losses, sums = token_losses(one / 2, one * 0, one[0], one > 0)
+    >>> round(losses.item(), 4), sums["clipped"], round(sums["ratio"], 4)
+    (-1.28, 1, 1.6487)
+    """
+    if advantages.ndim == 1:
+        advantages = advantages[:, None].expand_as(logps)
+    common.same_shape(
+        logps=logps, old_logps=old_logps, mask=mask, ref_logps=ref_logps, advantages=advantages
+    )
+    log_ratio = torch.where(mask, at_least_fp32(logps) - at_least_fp32(old_logps), 0.0)  # (N, T)
+    ratio = token_ratio = log_ratio.clamp(-20, 20).exp()
+    if level == "sequence":
+        lengths = mask.sum(dim=1, keepdim=True)  # (N, 1)
+        means = log_ratio.sum(dim=1, keepdim=True) / lengths.clamp(min=1)  # (N, 1)
+        ratio = means.clamp(-20, 20).exp().expand_as(token_ratio)
+    advantages = torch.where(mask, at_least_fp32(advantages), 0.0)
+    plain, bounded = -advantages * ratio, -advantages * ratio.clamp(1 - clip_low, 1 + clip_high)
+    losses = torch.maximum(plain, bounded)  # (N, T)
+    k1 = k3 = torch.zeros_like(losses)
+    if beta:
+        k1, _, k3 = kl_estimates(logps, ref_logps, mask)
+        losses = losses + beta * token_ratio * k3
+    with torch.no_grad():
+        ratio = torch.where(mask, ratio, 0.0)
+        kl = torch.expm1(log_ratio.clamp(-20, 20)) - log_ratio  # 0 outside the mask
+        sums = {
+            "clipped": ((bounded > plain) & mask).sum().item(),
+            "ratio": ratio.sum().item(),
+            "approx_kl": kl.sum().item(),
+            "k1": k1.sum().item(),
+            "k3": k3.sum().item(),
+            "ratio_max": ratio.max().item(),
+        }
+    return torch.where(mask, losses, 0.0), sums
+
+
+def grpo_loss(
+    logps, old_logps, advantages, mask, ref_logps=None, clip_low=0.2, clip_high=0.28, beta=0.0,
+    aggregation="token", max_tokens=None, level="token", normalizer=None,
+):  # fmt: skip
+    """One number of `token_losses`: (loss, its sums for the log).
+
+    aggregation   "token"     Σ ℓ / tokens                              [DAPO, 2503.14476]
+                  "sequence"  mean over answers of each one's mean      [GRPO, 2402.03300]
+                  "fixed"     Σ ℓ / (N · max_tokens), a constant, never the batch's longest answer
+                                                                        [Dr. GRPO, 2503.20783]
+    normalizer    replaces the denominator (for "sequence" the number of answers): that of the
+                  whole optimiser step, of which these rows are a part
 
     By hand: two tokens of ratio 1, A = 1 and −1: the loss is 0, its gradient is not.
     >>> one = torch.ones(2, 1, dtype=torch.bool)
     >>> grpo_loss(torch.zeros(2, 1), torch.zeros(2, 1), torch.tensor([1., -1.]), one)[0].item()
     0.0
     """
-    if aggregation not in AGGREGATIONS or level not in LEVELS:
-        raise ValueError(
-            f"aggregation {aggregation!r}, level {level!r}: expected {AGGREGATIONS}, {LEVELS}"
-        )
-    if aggregation == "fixed" and not max_tokens and normalizer is None:
-        raise ValueError('aggregation "fixed" divides by a constant: it needs max_tokens')
-    if beta and ref_logps is None:
-        raise ValueError(f"beta {beta} needs ref_logps")
-    common.same_shape(logps=logps, old_logps=old_logps, mask=mask, ref_logps=ref_logps)
-    advantages = advantages[:, None].expand_as(logps) if advantages.ndim == 1 else advantages
-    common.same_shape(logps=logps, advantages=advantages)
+    losses, sums = token_losses(
+        logps, old_logps, advantages, mask, ref_logps, clip_low, clip_high, beta, level
+    )
     lengths = mask.sum(dim=1, keepdim=True)  # (N, 1)
-    log_ratio = torch.where(mask, at_least_fp32(logps) - at_least_fp32(old_logps), 0.0)  # (N, T)
-    ratio = token_ratio = log_ratio.clamp(-20, 20).exp()
-    if level == "sequence":
-        mean = log_ratio.sum(dim=1, keepdim=True) / lengths.clamp(min=1)  # (N, 1)
-        ratio = mean.clamp(-20, 20).exp().expand_as(token_ratio)
-    advantages = torch.where(mask, at_least_fp32(advantages), 0.0)
-    plain, bounded = -advantages * ratio, -advantages * ratio.clamp(1 - clip_low, 1 + clip_high)
-    losses, k3 = torch.maximum(plain, bounded), torch.zeros_like(plain)  # (N, T)
-    if beta:
-        k3 = kl_estimates(logps, ref_logps, mask)[2]
-        losses = losses + beta * token_ratio * k3
-    losses = torch.where(mask, losses, 0.0)
     if aggregation == "token":
-        loss = losses.sum() / (normalizer or lengths.sum().clamp(min=1))
+        count = normalizer or lengths.sum().clamp(min=1)
     elif aggregation == "fixed":
-        loss = losses.sum() / (normalizer or len(losses) * max_tokens)
+        count = normalizer or len(losses) * max_tokens
     else:
-        rows = (losses.sum(dim=1, keepdim=True) / lengths.clamp(min=1)).sum()
-        loss = rows / (normalizer or (lengths > 0).sum().clamp(min=1))
-    with torch.no_grad():
-        ratio = torch.where(mask, ratio, 0.0)
-        # 0 outside the mask, as log_ratio is
-        kl = torch.expm1(log_ratio.clamp(-20, 20)) - log_ratio
-        sums = {
-            "clipped": ((bounded > plain) & mask).sum().item(), "ratio": ratio.sum().item(),
-            "approx_kl": kl.sum().item(), "k3": k3.sum().item(), "ratio_max": ratio.max().item(),
-        }  # fmt: skip
-    return loss, sums
+        losses = losses / lengths.clamp(min=1)
+        count = normalizer or (lengths > 0).sum().clamp(min=1)
+    return losses.sum() / count, sums
 
 
 def overlong_penalty(lengths, max_tokens, buffer):

@@ -259,6 +259,7 @@ class Watcher:
     """
 
     def __init__(self, config=None, rows=()):
+        config = config_from(config) if hasattr(config, "eval_every") else config  # temporary
         self.config, self.columns, self.step = config or Config(), defaultdict(list), None
         self.val, self.v_key, self.points = {"val/gold": [], "val/score": []}, None, []
         self.block, self.canaries, self.own_range = (None, 0), {}, None
@@ -783,12 +784,14 @@ def config_from(args, error=ValueError):
     )  # fmt: skip
 
 
-def promise(config, eval_every, validation=True):
+def promise(config, eval_every=True, validation=True):
     """The line a trainer prints at its start: when this run will stop by itself.
 
     >>> promise(Config(), 10)
     'watch  stops after 5 evaluations = 50 steps without a better validation score; on reward hacking: stop'
     """
+    if hasattr(config, "eval_every"):  # temporary: the arguments of a trainer
+        config, eval_every = config_from(config), config.eval_every
     if not validation or not eval_every:
         return (
             "watch  no validation: R1 to R3 have nothing to see, over-optimisation goes unnoticed"

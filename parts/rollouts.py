@@ -90,18 +90,26 @@ class Guard:
         reason = parallel.from_rank_0(self.watcher.stop_reason())
         self.run.state["ended"] = None if reason == "max_steps" else reason
 
+    def restore(self, which):
+        """Load the weights of the best validation, unless `which` is "last"; returns their step."""
+        best = self.run.state["best"]
+        if not best or which == "last":
+            return self.run.step
+        parallel.load_weights(self.run.model, best["weights"])
+        return best["step"]
+
     def finish(self, restore, next):
         """`Run.finish` with the weights of the best validation, unless restore is "last"."""
-        run, best, ended = self.run, self.run.state["best"], self.run.state["ended"]
+        run, ended = self.run, self.run.state["ended"]
         if run.stopped:
             return run.finish(next)
-        if best and restore == "best":
-            parallel.load_weights(run.model, best["weights"])
-            print(f"weights of step {best['step']}, the best validation")
+        step = self.restore(restore)
+        if restore == "best":
+            print(f"weights of step {step}, the best validation")
         if ended:
             print(f"stopped by watch.py after step {run.step}: {ended}")
         status = run.finish(next)
-        if best and best["step"] == 0 and restore == "best":
+        if step == 0:
             bold, plain = ("\033[1m", "\033[0m") if sys.stdout.isatty() else ("", "")
             print(f"{bold}no improvement on validation: this is the starting model{plain}")
         return status

@@ -372,7 +372,8 @@ class Run:
             row["tokens_per_s"] = round(row["tokens"] / max(seconds, 1e-9))
         self.write("metrics.jsonl", [row])
         if self.bar is not None:
-            shown = (f"{key.split('/')[-1]} {row[key]:.3g}" for key in self.show if key in row)
+            shown = (f"{key.split('/')[-1]} {row[key]:.3g}" for key in self.show
+                     if row.get(key) is not None)  # fmt: skip
             self.bar.set_postfix_str(" ".join(shown))
 
     def rows(self, name="metrics.jsonl"):
