@@ -230,6 +230,7 @@ class Trajectory:
     number: int  # among the episodes of all processes: what its draws come from
     messages: list = field(default_factory=list)
     reward: float = 0.0  # the sum over its turns
+    score: float = 0.0  # the environment's val_key
     metrics: dict = field(default_factory=dict)
     samples: list = field(default_factory=list)  # {"ids", "logps", "turns": [(start, end)]} each
     moves: list = field(default_factory=list)
@@ -257,7 +258,7 @@ def play(envs, seeds, act, numbers=None):
         texts = act(live)
         live = [p for p, text in zip(live, texts, strict=True) if guarded(p[0], turn, p[1], text)]
     for t, env in zip(played, envs, strict=True):
-        t.moves = getattr(env, "moves", None) or t.said()
+        t.moves, t.score = getattr(env, "moves", 0) or t.said(), t.metrics.get(env.val_key, 0.0)
     return played
 
 
@@ -330,15 +331,17 @@ def baseline_act(policy):
     return act
 
 
-def baseline_scores(make, seeds, max_exceptions=0):
-    """{name: (rewards, successes)} of each baseline on the seeds."""
+def play_baselines(args, make, seeds):
+    """{name: episodes} of each baseline of the environment on the seeds."""
     found = {}
     for name, policy in make().baselines.items():
-        envs = [make() for _ in seeds]
-        alive = survivors(play(envs, seeds, baseline_act(policy)), max_exceptions)
-        successes = [t.metrics.get(envs[0].val_key, 0.0) for t in alive]
-        found[name] = [t.reward for t in alive], successes
+        played = play([make() for _ in seeds], seeds, baseline_act(policy))
+        found[name] = survivors(played, args.max_exceptions)
     return found
+
+
+def summed_up(played):
+    return f"score {mean([t.score for t in played]):.3f}  reward {mean([t.reward for t in played]):.3f}"
 
 
 def training_seeds(args, step):
@@ -440,17 +443,16 @@ def pack(samples, pad, device):
     mask is True on what the policy sampled; logps and weights are 0 elsewhere. samples[i]["weights"]
     has one number per turn (`token_weights`); without it all weigh 1.
     """
-    lengths = torch.tensor([len(s["ids"]) for s in samples])[:, None]  # (N, 1)
-    ids = torch.full((len(samples), int(lengths.max())), pad)
+    rows = [s["ids"] for s in samples]
+    ids, attention_mask, _ = common.pad_rows(rows, [[]] * len(rows), pad)
     logps, weights = torch.zeros(2, *ids.shape)
     for i, s in enumerate(samples):
-        ids[i, : len(s["ids"])] = torch.tensor(s["ids"])
-        for n, (start, end) in enumerate(s["turns"]):
-            weights[i, start:end] = s["weights"][n] if "weights" in s else 1.0
+        each = s.get("weights") or [1.0] * len(s["turns"])
+        for (start, end), weight in zip(s["turns"], each, strict=True):
+            weights[i, start:end] = weight
         logps[i, weights[i] > 0] = torch.tensor(s["logps"])
-    attention_mask = torch.arange(ids.shape[1])[None] < lengths
-    b = {"ids": ids, "attention_mask": attention_mask, "mask": weights > 0, "logps": logps}
-    return {name: x.to(device) for name, x in (b | {"weights": weights}).items()}
+    b = {"ids": ids, "attention_mask": attention_mask, "mask": weights > 0}
+    return {name: x.to(device) for name, x in {**b, "logps": logps, "weights": weights}.items()}
 
 
 def preflight(args, run, policy, tokenizer, make):
@@ -518,16 +520,16 @@ def substeps(args, played, rewards_PG, advantages_PG, step):
             continue
         weights, rows = token_weights([played[i].turns() for i in members], args.turn_norm), []
         for i, each in zip(members, weights, strict=True):
-            more = {"advantage": advantages[i], "episode": i, "seed": played[i].seed}
-            for s in played[i].samples:
-                n = len(s["turns"])
-                rows.append({**s, "weights": each[:n], **more})
-                each = each[n:]
+            t = played[i]
+            for s in t.samples:
+                own, each = each[: len(s["turns"])], each[len(s["turns"]) :]
+                more = {"advantage": advantages[i], "seed": t.seed, "first": s is t.samples[0]}
+                rows.append({**s, "weights": own, **more})
         yield [row for row in rows if args.beta or row["advantage"]]
 
 
-def forward(args, policy, reference, pad, rows, on_policy):
-    """(loss, sums for the log) of some samples: their share of the step's loss."""
+def forward(args, policy, reference, pad, rows):
+    """(loss, sums for the log, gap to the rollout) of some samples: their part of the step's loss."""
     b = pack(rows, pad, policy.device)
     inputs = b["ids"], b["attention_mask"], b["mask"], args.temperature
     logps, entropies = token_logps(policy, *inputs, with_entropy=True)
@@ -541,35 +543,8 @@ def forward(args, policy, reference, pad, rows, on_policy):
         logps, old_logps, advantages, b["mask"], ref_logps, CLIP_LOW, CLIP_HIGH, args.beta
     )
     sums |= {"entropy": entropies.sum().item(), "tokens": int(b["mask"].sum())}
-    sums["sample_gap"] = gap if on_policy else 0.0
-    return (losses * b["weights"]).sum(), sums  # the weights of a step sum to 1 over its tokens
-
-
-def update_row(args, seen_sums, updates, episodes):
-    """The metrics of a rollout's update: means over all its tokens, of all substeps and ranks."""
-    names = ("tokens", "clipped", "ratio", "approx_kl", "entropy", "k1", "k3")
-    tokens, *totals = parallel.all_sum(*(sum(s[name] for s in seen_sums) for name in names))
-    highest = [max((s[name] for s in seen_sums), default=0) for name in ("ratio_max", "sample_gap")]
-    highest = parallel.all_max(*highest) if updates else (None, None)
-    clipped, ratio, approx_kl, entropy, k1, k3 = (x / tokens if tokens else None for x in totals)
-    return {
-        "loss": mean([u["loss"] for u in updates]),
-        "grad_norm": mean([u["grad_norm"] for u in updates]),
-        "lr": updates[-1]["lr"] if updates else None,
-        "skipped_steps": sum(u["skipped_steps"] for u in updates),
-        "updates": len(updates),
-        "forwarded": episodes,
-        "clip_frac": clipped,
-        "ratio/mean": ratio,
-        "ratio/max": highest[0],
-        "sample_gap": highest[1],
-        "approx_kl": approx_kl,
-        "entropy": entropy,
-        "kl/coef": args.beta,
-        "kl/ref": totals[-2] / episodes if args.beta and episodes else None,
-        "kl/token": k1 if args.beta else None,
-        "kl/k3": k3 if args.beta else None,
-    }
+    sums["answers"] = sum(row["first"] for row in rows)
+    return (losses * b["weights"]).sum(), sums, gap  # a step's weights sum to 1 over its tokens
 
 
 def episode_metrics(alive):
@@ -585,40 +560,25 @@ def episode_metrics(alive):
 
 def rollout_row(args, env, played, parts, rewards_PG, advantages_PG):
     """The metrics of a rollout; a share is over the groups or episodes that have a reward."""
-    alive, scored = [t for t in played if not t.error], ~rewards_PG.isnan()
-    lengths = torch.tensor([float(sum(t.turns())) for t in played])
-    found, lengths_PG = rewards_PG[scored], lengths.view_as(rewards_PG)
-    columns = zip(rewards_PG, scored, lengths_PG, advantages_PG, strict=True)
-    groups = [(r[s], n[s], bool(a.any())) for r, s, n, a in columns if s.sum() > 1]
-    corr = [np.corrcoef(r, n)[0, 1] for r, n, _ in groups if r.max() - r.min() > 1e-6 and n.std()]
+    alive, lengths = [t for t in played if not t.error], [sum(t.turns()) for t in played]
     ranges, weights = {"env": env.reward_range, "ruler": (0, 1)}, reward_weights(args.reward)
     low, high = (sum(w * ranges[name][end] for name, w in weights.items()) for end in (0, 1))
-    good = [r.mean().item() >= (low + high) / 2 for r, _, signal in groups if not signal]
-    prose = {}
+    perfect, prose = rewards_PG[~rewards_PG.isnan()] >= high - 0.001 * (high - low), {}
     if getattr(env, "prose", True):
         said = ["\n".join(t.said()) for t in alive]
         prose = watch.text_metrics([t.messages[0]["content"] for t in alive], said)
     return {
-        "reward/mean": mean(found.tolist()),
-        "reward/std": found.std().item() if len(found) > 1 else None,
+        **rollouts.group_row(rewards_PG, advantages_PG, lengths, (low + high) / 2),
         **{f"reward/{name}": mean(values) for name, values in parts.items()},
-        "reward/unscored_frac": 1 - len(found) / len(played),
-        "reward/frac_perfect": mean((found >= high - 0.001 * (high - low)).tolist()),
-        "reward/frac_mixed": mean([signal for *_, signal in groups]),
-        "reward/frac_all_good": sum(good) / len(groups) if groups else None,
-        "reward/frac_all_bad": (len(good) - sum(good)) / len(groups) if groups else None,
-        "reward/length_corr": mean(corr),
-        "groups/scored": len(groups),
-        "groups/skipped": len(rewards_PG) - sum(signal for *_, signal in groups),
-        "advantage/abs_mean": advantages_PG.abs().mean().item(),
+        "reward/frac_perfect": mean(perfect.tolist()),
         **episode_metrics(alive),
         **prose,
-        "length/mean": lengths.mean().item(),
-        "length/min": lengths.min().item(),
-        "length/max": lengths.max().item(),
+        "length/mean": mean(lengths),
+        "length/min": min(lengths),
+        "length/max": max(lengths),
         "length/truncated_frac": mean([t.truncated for t in alive]),
         "tokens": sum(len(s["ids"]) for t in alive for s in t.samples),
-        "answer_tokens": int(lengths.sum()),
+        "answer_tokens": sum(lengths),
         "episodes": len(played),
         "exceptions": len(played) - len(alive),
     }
@@ -647,9 +607,9 @@ def rollout_rows(step, split, played, g, parts, rewards, advantages):
 def evaluate(args, model, tokenizer, make, seeds):
     """(metrics, episodes) on held-out seeds, one episode each, at EVAL_TEMPERATURE."""
     played = play_model(args, model, tokenizer, make, seeds, EVAL_TEMPERATURE, args.seed)
-    alive, val_key = survivors(played, args.max_exceptions), make().val_key
+    alive = survivors(played, args.max_exceptions)
     return {
-        "val/score": mean([t.metrics.get(val_key, 0.0) for t in alive]),
+        "val/score": mean([t.score for t in alive]),
         "val/reward": mean([t.reward for t in alive]),
         "val/length": mean([sum(t.turns()) for t in alive]),
         **episode_metrics(alive),
@@ -683,36 +643,37 @@ def validate(args, run, guard, policy, tokenizer, make, more=()):
 def baselines_row(args, make):
     """The baselines on the validation seeds, printed, and as metrics of step 0."""
     seeds, row = range(VAL_SEEDS, VAL_SEEDS + args.val_episodes), {}
-    for name, (rewards, hits) in baseline_scores(make, seeds, args.max_exceptions).items():
-        row |= {f"env/baseline/{name}": mean(hits), f"env/baseline_reward/{name}": mean(rewards)}
-        print(f"baseline   {name:8} {make().val_key} {mean(hits):.3f}  reward {mean(rewards):.3f}")
+    for name, alive in play_baselines(args, make, seeds).items():
+        print(f"baseline   {name:8} {summed_up(alive)}")
+        row[f"env/baseline/{name}"] = mean([t.score for t in alive])
+        row[f"env/baseline_reward/{name}"] = mean([t.reward for t in alive])
     return row
 
 
 def write_summary(args, run, tokenizer, make, kept):
     """summary.json: baselines, start and trained policy on test seeds, played once, here."""
-    found = {"step": kept, "last_step": run.step, "stop_reason": run.state["ended"] or "max_steps"}
-    seeds = range(TEST_SEEDS, TEST_SEEDS + args.test_episodes)
-    scores = {}
-    for name, (rewards, hits) in baseline_scores(make, seeds, args.max_exceptions).items():
-        scores[f"baseline {name}"] = rewards, hits, {}
-    start = common.load_policy(args.model, run.dtype, run.device, trainable=False)
-    for name, model in (("before", start), ("after", run.model)):
-        metrics, played = evaluate(args, model, tokenizer, make, seeds)
+    ended = run.state["ended"] or "max_steps"
+    summary = {"step": kept, "last_step": run.step, "stop_reason": ended}
+    seeds, found = range(TEST_SEEDS, TEST_SEEDS + args.test_episodes), {}
+    if seeds:
+        start = common.load_policy(args.model, run.dtype, run.device, trainable=False)
+        for name, alive in play_baselines(args, make, seeds).items():
+            found[f"baseline {name}"] = {}, alive
+        for name, model in (("before", start), ("after", run.model)):
+            found[name] = evaluate(args, model, tokenizer, make, seeds)
+    for name, (metrics, played) in found.items():
         alive = [t for t in played if not t.error]
-        hits = [t.metrics.get(make().val_key, 0.0) for t in alive]
-        scores[name] = [t.reward for t in alive], hits, metrics
-    for name, (rewards, hits, metrics) in scores.items():
-        row, line = {"n": len(hits), **metrics}, f"test       {name:16}"
-        for key, values in (("score", hits), ("reward", rewards)):
+        row = summary[f"test {name}"] = {"n": len(alive), **metrics}
+        for key in ("score", "reward"):
+            values = [getattr(t, key) for t in alive]
             low, high = judges.cluster_interval(values, range(len(values))) or (None, None)
             row |= {key: mean(values), f"{key}_low": low, f"{key}_high": high}
-            interval = f" [{low:.3f}, {high:.3f}]" if low is not None else ""
-            line += f"  {key} {mean(values):.3f}{interval}"
-        print(f"{line}  n = {len(hits)}")
-        found[f"test {name}"] = row
+        bounds = f"[{row['score_low']:.3f}, {row['score_high']:.3f}]" if len(alive) > 1 else ""
+        print(
+            f"test       {name:16} {summed_up(alive)}  score's interval {bounds}  n = {len(alive)}"
+        )
     if not parallel.rank():
-        write_json(run.out / "summary.json", found)
+        write_json(run.out / "summary.json", summary)
 
 
 def play_command(args, make):
@@ -747,8 +708,7 @@ def play_command(args, make):
     alive = survivors(played, args.max_exceptions)
     for t in alive[: 1 if args.write else None]:
         print(f"{env.name}, {args.policy}, {transcript(t)}")
-    hits, rewards = [t.metrics.get(env.val_key, 0.0) for t in alive], [t.reward for t in alive]
-    print(f"{len(alive)} episodes: reward {mean(rewards):.3f}, {env.val_key} {mean(hits):.3f}")
+    print(f"{len(alive)} episodes: {summed_up(alive)}")
     if args.write:  # each turn after what the policy saw
         rows = [
             {"prompt": seen(t.messages[:i], history), "completion": [m]}
@@ -807,17 +767,18 @@ def main(argv=None):
         # (3) advantages: reward − mean of the group; all turns of an episode share it
         advantages_PG = group_advantages(rewards_PG, args.scale)
         # (4) update: clipped policy gradient over the policy's own tokens
-        sums, updates, episodes = [], [], 0
+        sums, done, largest, gap = Counter(), [], 0.0, 0.0
         for rows in substeps(args, played, rewards_PG, advantages_PG, step):
             for part in run.micro_batches(range(len(rows)), [len(row["ids"]) for row in rows]):
                 some = [rows[i] for i in part]
-                loss, found = forward(args, policy, reference, pad, some, not updates)
+                loss, found, apart = forward(args, policy, reference, pad, some)
                 run.backward(loss)
-                sums.append(found)
+                largest = max(largest, found.pop("ratio_max"))
+                gap = gap if done else max(gap, apart)  # of the first substep
+                sums.update(found)
             where = sorted({row["seed"] for row in rows})[:4]
-            updates.append(run.update(lambda where=where: f"of the seeds {where}"))
-            episodes += len({row["episode"] for row in rows})
-        row = update_row(args, sums, updates, episodes)
+            done.append(run.update(lambda where=where: f"of the seeds {where}"))
+        row = rollouts.update_row(run, args.beta, done, sums, largest, gap)
         row |= rollout_row(args, env, played, parts, rewards_PG, advantages_PG)
         guard.log(row | (judge.metrics(spent) if judge else {}))
         graded = parts, rewards, advantages_PG.view(-1).tolist()

@@ -19,6 +19,8 @@ from tqdm import tqdm
 
 from common import pad_rows, token_logps
 from parts import parallel, runs
+from parts.parallel import all_max, all_sum
+from parts.stats import mean
 
 
 def rollout_tensors(drawn, pad_id, device):
@@ -55,6 +57,60 @@ def length_row(b, finished):
         "tokens": int(b["attention_mask"].sum()),
         "answer_tokens": int(b["mask"].sum()),
         "episodes": len(finished),
+    }
+
+
+def group_row(rewards_PG, advantages_PG, lengths, middle=0.5):
+    """The metrics of reward/*, groups/* and advantage/*; lengths: tokens of the N answers.
+
+    NaN is no reward. A share is over the groups with two rewards at least; a group of equals is
+    good from `middle` on.
+    """
+    scored_PG = ~rewards_PG.isnan()
+    found, comparable = rewards_PG[scored_PG], scored_PG.sum(dim=1) > 1  # (P,)
+    mixed, good = (advantages_PG != 0).any(dim=1), rewards_PG.nanmean(dim=1) >= middle  # (P,)
+    lengths_PG, correlations = torch.tensor(lengths).float().view_as(rewards_PG), []
+    for rewards, tokens, scored in zip(rewards_PG, lengths_PG, scored_PG, strict=True):
+        pair = torch.stack([rewards[scored], tokens[scored]])  # (2, answers)
+        if len(pair[0]) > 1 and pair.std(dim=1).min() > 1e-6:
+            correlations.append(torch.corrcoef(pair)[0, 1].item())
+    return {
+        "reward/mean": mean(found.tolist()),
+        "reward/std": found.std().item() if len(found) > 1 else None,
+        "reward/unscored_frac": 1 - len(found) / scored_PG.numel(),
+        "reward/frac_mixed": mean(mixed[comparable].tolist()),
+        "reward/frac_all_good": mean((~mixed & good)[comparable].tolist()),
+        "reward/frac_all_bad": mean((~mixed & ~good)[comparable].tolist()),
+        "reward/length_corr": mean(correlations),
+        "groups/scored": int(comparable.sum()),
+        "groups/skipped": int((~mixed).sum()),
+        "advantage/abs_mean": advantages_PG.abs().mean().item(),
+    }
+
+
+def update_row(run, beta, done, sums, largest, gap):
+    """The metrics of an update; what was not updated has no number.
+
+    done       what `Run.update` returned, for each optimiser step
+    sums       a Counter over this rank's tokens and answers: see grpo_rubric.py's `token_losses`
+    largest    the largest ratio;  gap: the largest between rollout and first optimiser step
+    """
+    means = {"clip_frac": "clipped", "ratio/mean": "ratio", "approx_kl": "approx_kl",
+             "entropy": "entropy", "kl/token": "k1", "kl/k3": "k3"}  # fmt: skip
+    totals = all_sum(sums["answers"], sums["tokens"], *(sums[name] for name in means.values()))
+    (answers, tokens), totals = totals[:2], totals[2:]
+    row = {key: total / max(1, tokens) for key, total in zip(means, totals)}
+    row["kl/ref"] = row["kl/token"] * tokens / max(1, answers)
+    row["ratio/max"], row["sample_gap"] = all_max(largest, gap)
+    row = {k: x if done and (beta or "kl/" not in k) else None for k, x in row.items()}
+    return row | {
+        "loss": mean(each["loss"] for each in done),
+        "grad_norm": mean(each["grad_norm"] for each in done),
+        "lr": run.optimizer.param_groups[0]["lr"],
+        "skipped_steps": sum(each["skipped_steps"] for each in done),
+        "updates": len(done),
+        "forwarded": int(answers),
+        "kl/coef": beta,
     }
 
 
@@ -100,16 +156,16 @@ class Guard:
 
     def finish(self, restore, next):
         """`Run.finish` with the weights of the best validation, unless restore is "last"."""
-        run, ended = self.run, self.run.state["ended"]
+        run, best, ended = self.run, self.run.state["best"], self.run.state["ended"]
         if run.stopped:
             return run.finish(next)
-        step = self.restore(restore)
-        if restore == "best":
-            print(f"weights of step {step}, the best validation")
+        kept = self.restore(restore)
+        if best and restore == "best":
+            print(f"weights of step {kept}, the best validation")
         if ended:
             print(f"stopped by watch.py after step {run.step}: {ended}")
         status = run.finish(next)
-        if step == 0:
+        if best and best["step"] == 0 and restore == "best":
             bold, plain = ("\033[1m", "\033[0m") if sys.stdout.isatty() else ("", "")
             print(f"{bold}no improvement on validation: this is the starting model{plain}")
         return status

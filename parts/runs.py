@@ -80,13 +80,13 @@ from parts.stats import mean
 MAX_GRAD_NORM = 1.0
 LOGS = ("metrics.jsonl", "samples.jsonl", "rollouts.jsonl")
 RUN_FILES = ("args.json", *LOGS, "checkpoint", "adapter", "config.json", "generation_config.json",
-             "model.safetensors")  # fmt: skip
+             "model.safetensors", "summary.json")  # fmt: skip
 # removed with an old run: another tokenizer's template would mix with the new one's
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
                    "added_tokens.json", "tokenizer.model", "vocab.json", "merges.txt",
                    "chat_template.jinja", "additional_chat_templates")  # fmt: skip
 MAY_DIFFER = {"save_every", "eval_every", "steps", "epochs", "stop_after", "resume", "overwrite",
-              "out", "fsdp", "wandb_project"}  # fmt: skip
+              "out", "fsdp", "wandb_project", "wandb_name"}  # fmt: skip
 
 
 # ---- flags ----
@@ -372,8 +372,11 @@ class Run:
             row["tokens_per_s"] = round(row["tokens"] / max(seconds, 1e-9))
         self.write("metrics.jsonl", [row])
         if self.bar is not None:
-            shown = (f"{key.split('/')[-1]} {row[key]:.3g}" for key in self.show
-                     if row.get(key) is not None)  # fmt: skip
+            shown = (
+                f"{key.split('/')[-1]} {row[key]:.3g}"
+                for key in self.show
+                if row.get(key) is not None
+            )
             self.bar.set_postfix_str(" ".join(shown))
 
     def rows(self, name="metrics.jsonl"):
@@ -438,7 +441,8 @@ class Run:
         if args.wandb_project:
             import wandb
 
-            self.wandb = wandb.init(project=args.wandb_project, name=out.name, config=vars(args))
+            name = getattr(args, "wandb_name", None) or out.name
+            self.wandb = wandb.init(project=args.wandb_project, name=name, config=vars(args))
 
     # ---- checkpoint, end ----
 
