@@ -22,6 +22,7 @@ Axes         P seeds, G episodes a seed, N = P·G, T tokens
 """
 
 import argparse
+import contextlib
 import functools
 import json
 import math
@@ -65,6 +66,7 @@ VAL_SEEDS, TEST_SEEDS = 10**9, 2 * 10**9  # training seeds are drawn below 10⁹
 TURN_NORMS, REWARDS = ("token", "turn", "trajectory"), ("env", "ruler")
 JUDGE_FLAGS = {"--judge-model", "--judge-base-url", "--judge-api-key-env", "--judge-concurrency",
                "--judge-passes", "--judge-price", "--judge-budget"}  # fmt: skip
+NEEDED = ("reset", "step", "name", "max_turns", "reward_range", "history", "val_key")
 SHOW = ("reward/mean", "reward/frac_mixed", "env/turns", "length/mean", "entropy")  # on the bar
 HEADLINE = ("val/score", "val/reward", "reward/mean")  # before and after
 
@@ -126,7 +128,7 @@ def parse_args(argv=None):
     add("--env-args", default="{}", metavar="JSON", help="keyword arguments of the class, such as '{\"k\": 4}' (default none)")
     add("--history", help="what a turn sees: all, or how many earlier exchanges (default: the environment's)")
     add("--model", default=common.BASE, help="model folder or hub id (default %(default)s)")
-    add("--reward", action="append", metavar="NAME[:WEIGHT]", help=f"{', '.join(REWARDS)}; repeat it to mix both (default env)")
+    add("--reward", action="append", type=weighted, metavar="NAME[:WEIGHT]", help=f"{', '.join(REWARDS)}; repeat it to mix both (default env)")
     add("--ruler-rubric", metavar="FILE", help="text file with a standard of your own for RULER")
     add("--group-size", type=number(int, at_least=2), default=8, help="episodes per seed, 4 to 16 (default %(default)s)")
     add("--groups-per-batch", type=whole_number, default=8, help="seeds per step, 4 to 64; --batch-size counts episodes instead (default %(default)s)")
@@ -165,30 +167,24 @@ def parse_args(argv=None):
         if rest:
             wrong = f"{args.num_substeps} × {args.batch_size} episodes"
             raise UserError(f"--batch-size: {wrong} are no whole groups of {args.group_size}")
-    if args.num_substeps > args.groups_per_batch:
-        wrong = f"more than the {args.groups_per_batch} groups of a step"
-        raise UserError(f"--num-substeps {args.num_substeps}: {wrong}")
-    args.reward = args.reward or ["env"]
-    reward_weights(args.reward)
     return args
 
 
-def reward_weights(specs):
+def weighted(text):
+    """NAME or NAME:WEIGHT of a --reward as [name, weight]."""
+    name, _, weight = text.partition(":")
+    if name not in REWARDS:
+        raise argparse.ArgumentTypeError(f"{text!r} given, expected {' or '.join(REWARDS)}")
+    return [name, number(above=0)(weight or "1")]
+
+
+def reward_weights(rewards):
     """{name: weight}, divided by their sum, so that rewards keep their range.
 
-    >>> reward_weights(["env:3", "ruler"])
+    >>> reward_weights([["env", 3], ["ruler", 1]])
     {'env': 0.75, 'ruler': 0.25}
     """
-    weights = {}
-    for spec in specs:
-        name, _, weight = spec.partition(":")
-        try:
-            weights[name] = number(above=0)(weight or "1")
-        except argparse.ArgumentTypeError as error:
-            raise UserError(f"--reward {spec}: {error}") from None
-    if not weights.keys() <= {*REWARDS} or len(weights) < len(specs):
-        wanted = f"each of {', '.join(REWARDS)} at most once"
-        raise UserError(f"--reward {' '.join(specs)}: expected NAME or NAME:WEIGHT, {wanted}")
+    weights = dict(rewards or [["env", 1.0]])
     return {name: weight / sum(weights.values()) for name, weight in weights.items()}
 
 
@@ -205,20 +201,17 @@ def reward_weights(specs):
 def environment(args):
     """A function without arguments that makes the environment of --env."""
     make = load_function(args.env, "--env")
-    wanted = ("reset", "step", "name", "max_turns", "reward_range", "history", "val_key",
-              "baselines")  # fmt: skip
     try:
         make = functools.partial(make, **json.loads(args.env_args))
         env = make()
-        lacking = [name for name in wanted if not hasattr(env, name)]
-        if lacking:
-            raise AttributeError(f"it has no {', '.join(lacking)}, see docs/agents.md")
+        for name in NEEDED:
+            getattr(env, name)
+        seen([], env.history)
         if not all(map(callable, env.baselines.values())):
             raise TypeError("baselines: expected name → policy, a function (env, rng) → text")
-        seen([], env.history)
     except Exception as error:  # of the user's own file
         shown = f"--env {args.env} --env-args '{args.env_args}'"
-        raise UserError(f"{shown}: {where_raised(error)}") from error
+        raise UserError(f"{shown}: {where_raised(error)}; see docs/agents.md") from error
     return make
 
 
@@ -245,13 +238,13 @@ class Trajectory:
         return [end - start for s in self.samples for start, end in s["turns"]]
 
 
-def play(envs, seeds, act, numbers=None):
-    """Episodes of the environments from the seeds, all live ones a turn at a time: Trajectories.
+def play(make, seeds, act, numbers=None):
+    """An episode of the environment from each seed, all live ones a turn at a time: Trajectories.
 
     act   ([(trajectory, environment) of each live one]) → one text each, or None if its context is
           full: then the episode ends as if its turns had run out
     """
-    numbers = numbers or range(len(seeds))
+    numbers, envs = numbers or range(len(seeds)), [make() for _ in seeds]
     played = [Trajectory(seed, n) for seed, n in zip(seeds, numbers, strict=True)]
     live = [(t, env) for t, env in zip(played, envs, strict=True) if guarded(t, begin, env)]
     while live:
@@ -273,9 +266,14 @@ def guarded(t, function, *arguments):
 
 
 def begin(t, env):
-    t.messages = [dict(message) for message in env.reset(t.seed)]
-    common.check_prompt({"prompt": t.messages})
+    add_message(t, *env.reset(t.seed))
     return True
+
+
+def add_message(t, *messages):
+    """What the environment said."""
+    common.check_prompt({"prompt": [*t.messages, *messages]})
+    t.messages += messages
 
 
 def turn(t, env, text):
@@ -289,8 +287,7 @@ def turn(t, env, text):
         message, reward, done, info = env.step(visible(text))
         note(t, reward, info)
         if not done:
-            t.messages.append(dict(message))
-            common.check_prompt({"prompt": t.messages})
+            add_message(t, message)
     if not done and (text is None or t.metrics["turns"] >= env.max_turns):
         done = True
         if hasattr(env, "run_out"):
@@ -308,7 +305,7 @@ def note(t, reward, info):
     t.metrics |= info
 
 
-def survivors(played, most):
+def survivors(played, most=math.inf):
     """The episodes that did not raise; UserError if more than `most` did (below 1: that share)."""
     raised = [t.error for t in played if t.error]
     if len(raised) > (most * len(played) if most < 1 else most):
@@ -335,19 +332,30 @@ def play_baselines(args, make, seeds):
     """{name: episodes} of each baseline of the environment on the seeds."""
     found = {}
     for name, policy in make().baselines.items():
-        played = play([make() for _ in seeds], seeds, baseline_act(policy))
+        played = play(make, seeds, baseline_act(policy))
         found[name] = survivors(played, args.max_exceptions)
     return found
 
 
-def summed_up(played):
-    return f"score {mean([t.score for t in played]):.3f}  reward {mean([t.reward for t in played]):.3f}"
+def scores_of(alive):
+    """{"n", "score", "reward"} of episodes, with 95 % intervals."""
+    row = {"n": len(alive)}
+    for key in ("score", "reward"):
+        values = [getattr(t, key) for t in alive]
+        low, high = judges.cluster_interval(values, range(len(values))) or (None, None)
+        row |= {key: mean(values), f"{key}_low": low, f"{key}_high": high}
+    return row
+
+
+def in_words(row):
+    return "  ".join(f"{key} {value:.3g}" for key, value in row.items() if value is not None)
 
 
 def training_seeds(args, step):
-    """The P seeds of a step, from --seed and step alone: a resumed run needs no cursor."""
+    """The seeds of a step's N episodes, from --seed and step alone: a resumed run needs no cursor."""
     rng = np.random.default_rng([args.seed, step])
-    return rng.choice(VAL_SEEDS, args.groups_per_batch, replace=False).tolist()
+    seeds = rng.choice(VAL_SEEDS, args.groups_per_batch, replace=False)
+    return np.repeat(seeds, args.group_size).tolist()
 
 
 # ---- 6. the models ----
@@ -391,7 +399,7 @@ def next_prompt(tokenizer, t, history="all"):
     return common.encode_prompt(tokenizer, seen(t.messages, history))
 
 
-def model_act(args, model, tokenizer, history, temperature, seed):
+def model_act(args, model, tokenizer, temperature, seed):
     """`act` of a model: all live episodes in one `sample`; ids and log-probs go to t.samples.
 
     An episode's draws come from its number and the turn: when its mates end, or which process
@@ -402,7 +410,7 @@ def model_act(args, model, tokenizer, history, temperature, seed):
 
     def act(live):
         nonlocal turns
-        turns += 1
+        turns, history = turns + 1, args.history or live[0][1].history
         prompts = [next_prompt(tokenizer, t, history) for t, _ in live]
         fit, texts = [i for i, ids in enumerate(prompts) if len(ids) <= room], [None] * len(live)
         drawn = sample(
@@ -426,12 +434,14 @@ def model_act(args, model, tokenizer, history, temperature, seed):
 
 
 def play_model(args, model, tokenizer, make, seeds, temperature, seed, group=1):
-    """Episodes of a model, whole groups of neighbours dealt out over the processes."""
-    mine, history = parallel.share(range(len(seeds)), group), args.history or make().history
-    act = model_act(args, model, tokenizer, history, temperature, seed)
+    """Episodes of a model, groups of neighbours dealt out over the processes; see `survivors`."""
+    mine = parallel.share(range(len(seeds)), group)
+    act = model_act(args, model, tokenizer, temperature, seed)
     with parallel.decoding(model):
-        played = play([make() for _ in mine], [seeds[i] for i in mine], act, mine)
-    return parallel.gather(played, mine)
+        played = play(make, [seeds[i] for i in mine], act, mine)
+    played = parallel.gather(played, mine)
+    survivors(played, args.max_exceptions)
+    return played
 
 
 # ---- 7. preflight ----
@@ -457,9 +467,9 @@ def pack(samples, pad, device):
 
 def preflight(args, run, policy, tokenizer, make):
     """Rollout log-probs = a teacher-forced pass; some turns can be read; one episode, marked."""
-    seeds = [seed for seed in training_seeds(args, 0)[:2] for _ in range(args.group_size)]
+    seeds = training_seeds(args, 0)[: 2 * args.group_size]
     played = play_model(args, policy, tokenizer, make, seeds, args.temperature, args.seed)
-    alive = survivors(played, args.max_exceptions)
+    alive = survivors(played)
     samples = [s for t in alive for s in t.samples]
     if not samples:
         wrong = f"no opening of {args.env} and a turn fit in --max-length {args.max_length}"
@@ -469,37 +479,40 @@ def preflight(args, run, policy, tokenizer, make):
     part = run.micro_batches(range(len(samples)), [len(s["ids"]) for s in samples])[0]
     b = pack([samples[i] for i in part], common.pad_id(tokenizer), policy.device)
     rollouts.preflight(policy, tokenizer, b, args.temperature, f"--model {args.model}")
-    turns, unread = (sum(t.metrics.get(key, 0) for t in alive) for key in ("turns", "invalid"))
-    if unread >= 0.9 * turns:
-        wrong = f"{unread} of {turns} turns could not be read, so there is nothing to learn from"
+    unread = episode_metrics(alive)["env/invalid_frac"]
+    if unread and unread >= 0.9:
+        wrong = f"{unread:.0%} of the turns could not be read, so there is nothing to learn from"
         print(f"warning: {wrong}; docs/agents.md says how to teach the form first")
 
 
 # ---- 8. the loop ----
 
 
+def ruler_scores(args, judge, standard, played):
+    """RULER's score of each episode, N numbers or None: it raised, or the judge failed."""
+    g, found = args.group_size, {}
+    starts = range(0, len(played), g)
+    groups = [[i for i in range(s, s + g) if not played[i].error] for s in starts]
+    groups = [group for group in groups if len(group) > 1]
+    mine = parallel.share(range(len(groups)))
+    talks = [[played[i].messages for i in groups[n]] for n in mine]
+    rulings = judges.ruler_groups(talks, judge, standard, args.judge_passes)
+    for group, ruling in zip(groups, parallel.gather(rulings, mine), strict=True):
+        # equal episodes everywhere: nothing to compare, so nothing to learn
+        same = [0.0 if ruling.identical else None] * len(group)
+        found |= zip(group, ruling.scores or same, strict=True)
+    return [found.get(i) for i in range(len(played))]
+
+
 def grade(args, judge, standard, played):
-    """(rewards, parts): N numbers or None; {part: N of them}. None: it raised, or the judge failed."""
-    weights, g = reward_weights(args.reward), args.group_size
-    parts = {name: [None] * len(played) for name in weights}
-    if "env" in weights:
-        parts["env"] = [None if t.error else t.reward for t in played]
-    if "ruler" in weights:
-        starts = range(0, len(played), g)
-        groups = [[i for i in range(s, s + g) if not played[i].error] for s in starts]
-        groups = [group for group in groups if len(group) > 1]
-        mine = parallel.share(range(len(groups)))
-        talks = [[played[i].messages for i in groups[n]] for n in mine]
-        rulings = judges.ruler_groups(talks, judge, standard, args.judge_passes)
-        for group, ruling in zip(groups, parallel.gather(rulings, mine), strict=True):
-            # equal episodes everywhere: nothing to compare, so nothing to learn
-            scores = ruling.scores or [0.0 if ruling.identical else None] * len(group)
-            for i, score in zip(group, scores, strict=True):
-                parts["ruler"][i] = score
-    columns = zip(*(parts[name] for name in weights), strict=True)
+    """(rewards, parts): N numbers or None; {part: N of them}."""
+    weights, parts = reward_weights(args.reward), {}
+    for name in weights:
+        env = [None if t.error else t.reward for t in played]
+        parts[name] = env if name == "env" else ruler_scores(args, judge, standard, played)
     total = [
         None if None in column else sum(w * x for w, x in zip(weights.values(), column))
-        for column in columns
+        for column in zip(*parts.values(), strict=True)
     ]
     return total, parts
 
@@ -512,10 +525,12 @@ def substeps(args, played, rewards_PG, advantages_PG, step):
     """
     scored, advantages = ~rewards_PG.isnan(), advantages_PG.view(-1).tolist()
     kept = (scored & (scored.sum(dim=1, keepdim=True) > 1)).view(-1).tolist()
-    order = np.random.default_rng([args.seed, step]).permutation(len(rewards_PG))
+    order, g = (
+        np.random.default_rng([args.seed, step]).permutation(len(rewards_PG)),
+        args.group_size,
+    )
     for groups in np.array_split(order, args.num_substeps):
-        members = (groups[:, None] * args.group_size + np.arange(args.group_size)).ravel()
-        members = [i for i in members.tolist() if kept[i]]
+        members = [i for p in groups for i in range(p * g, p * g + g) if kept[i]]
         if not any(advantages[i] for i in members):
             continue
         weights, rows = token_weights([played[i].turns() for i in members], args.turn_norm), []
@@ -560,7 +575,7 @@ def episode_metrics(alive):
 
 def rollout_row(args, env, played, parts, rewards_PG, advantages_PG):
     """The metrics of a rollout; a share is over the groups or episodes that have a reward."""
-    alive, lengths = [t for t in played if not t.error], [sum(t.turns()) for t in played]
+    alive, lengths = survivors(played), [sum(t.turns()) for t in played]
     ranges, weights = {"env": env.reward_range, "ruler": (0, 1)}, reward_weights(args.reward)
     low, high = (sum(w * ranges[name][end] for name, w in weights.items()) for end in (0, 1))
     perfect, prose = rewards_PG[~rewards_PG.isnan()] >= high - 0.001 * (high - low), {}
@@ -586,13 +601,13 @@ def rollout_row(args, env, played, parts, rewards_PG, advantages_PG):
 
 def rollout_rows(step, split, played, g, parts, rewards, advantages):
     """What rollouts.jsonl holds of each episode: every word, to be read by people."""
-    for i, t in enumerate(played):
-        row = {"step": step, "split": split, "group": i // g, "sample": i % g, "seed": t.seed}
-        if t.error:
-            yield {**row, "error": t.error}
-            continue
-        yield {
-            **row,
+    return [
+        {
+            "step": step,
+            "split": split,
+            "group": i // g,
+            "sample": i % g,
+            "seed": t.seed,
             "messages": t.messages,
             "reward": rewards[i],
             "components": {name: values[i] for name, values in parts.items()},
@@ -600,14 +615,17 @@ def rollout_rows(step, split, played, g, parts, rewards, advantages):
             "tokens": sum(t.turns()),
             "truncated": t.truncated,
             "metrics": t.metrics,
+            "error": t.error,
         }
+        for i, t in enumerate(played)
+    ]
 
 
 @torch.no_grad()
 def evaluate(args, model, tokenizer, make, seeds):
     """(metrics, episodes) on held-out seeds, one episode each, at EVAL_TEMPERATURE."""
     played = play_model(args, model, tokenizer, make, seeds, EVAL_TEMPERATURE, args.seed)
-    alive = survivors(played, args.max_exceptions)
+    alive = survivors(played)
     return {
         "val/score": mean([t.score for t in alive]),
         "val/reward": mean([t.reward for t in alive]),
@@ -622,7 +640,7 @@ def transcript(t):
     marks, lines = {"assistant": ">", "system": "#"}, [f"seed {t.seed}"]
     for m in t.messages:
         lines.append(f"  {marks.get(m['role'], ' ')} " + m["content"].replace("\n", "\n    "))
-    numbers = "  ".join(f"{key} {value:g}" for key, value in t.metrics.items() if value)
+    numbers = in_words({key: value for key, value in t.metrics.items() if value})
     return "\n".join([*lines, f"  reward {t.reward:.2f}  {numbers}"])
 
 
@@ -633,21 +651,21 @@ def validate(args, run, guard, policy, tokenizer, make, more=()):
     guard.evaluation({**metrics, **dict(more)}, [])
     rewards, none = [t.reward for t in played], [None] * len(played)
     rows = rollout_rows(run.step, "validation", played, 1, {"env": rewards}, rewards, none)
-    run.write("rollouts.jsonl", list(rows))
-    alive = sorted((t for t in played if not t.error), key=lambda t: t.reward)
+    run.write("rollouts.jsonl", rows)
+    alive = sorted(survivors(played), key=lambda t: t.reward)
     for word, t in zip(("worst", "best"), alive[:1] + alive[-1:]):
-        if not parallel.rank():
-            tqdm.write(f"{word}, {transcript(t)}")
+        tqdm.write(f"{word}, {transcript(t)}")
 
 
 def baselines_row(args, make):
     """The baselines on the validation seeds, printed, and as metrics of step 0."""
-    seeds, row = range(VAL_SEEDS, VAL_SEEDS + args.val_episodes), {}
+    seeds, metrics = range(VAL_SEEDS, VAL_SEEDS + args.val_episodes), {}
     for name, alive in play_baselines(args, make, seeds).items():
-        print(f"baseline   {name:8} {summed_up(alive)}")
-        row[f"env/baseline/{name}"] = mean([t.score for t in alive])
-        row[f"env/baseline_reward/{name}"] = mean([t.reward for t in alive])
-    return row
+        row = scores_of(alive)
+        print(f"baseline   {name:8} {in_words(row)}")
+        metrics[f"env/baseline/{name}"] = row["score"]
+        metrics[f"env/baseline_reward/{name}"] = row["reward"]
+    return metrics
 
 
 def write_summary(args, run, tokenizer, make, kept):
@@ -658,20 +676,13 @@ def write_summary(args, run, tokenizer, make, kept):
     if seeds:
         start = common.load_policy(args.model, run.dtype, run.device, trainable=False)
         for name, alive in play_baselines(args, make, seeds).items():
-            found[f"baseline {name}"] = {}, alive
-        for name, model in (("before", start), ("after", run.model)):
-            found[name] = evaluate(args, model, tokenizer, make, seeds)
+            found[f"test baseline {name}"] = {}, alive
+        found["test before"] = evaluate(args, start, tokenizer, make, seeds)
+        found["test after"] = evaluate(args, run.model, tokenizer, make, seeds)
     for name, (metrics, played) in found.items():
-        alive = [t for t in played if not t.error]
-        row = summary[f"test {name}"] = {"n": len(alive), **metrics}
-        for key in ("score", "reward"):
-            values = [getattr(t, key) for t in alive]
-            low, high = judges.cluster_interval(values, range(len(values))) or (None, None)
-            row |= {key: mean(values), f"{key}_low": low, f"{key}_high": high}
-        bounds = f"[{row['score_low']:.3f}, {row['score_high']:.3f}]" if len(alive) > 1 else ""
-        print(
-            f"test       {name:16} {summed_up(alive)}  score's interval {bounds}  n = {len(alive)}"
-        )
+        row = scores_of(survivors(played))
+        summary[name] = metrics | row
+        print(f"{name:22} {in_words(row)}")
     if not parallel.rank():
         write_json(run.out / "summary.json", summary)
 
@@ -679,7 +690,8 @@ def write_summary(args, run, tokenizer, make, kept):
 def play_command(args, make):
     """Show episodes of a baseline, of a model, or of a person."""
     env, seeds = make(), range(args.seed, args.seed + args.episodes)
-    history, batches = args.history or env.history, [seeds]
+    if args.write and Path(args.write).exists() and not args.overwrite:
+        raise UserError(f"--write {args.write}: exists; pass --overwrite to replace it")
 
     def typed(live):
         t = live[0][0]
@@ -687,52 +699,39 @@ def play_command(args, make):
         return [input("you> ")]
 
     if args.policy == "human":
-        act, batches = typed, [[seed] for seed in seeds]
+        played = [t for seed in seeds for t in play(make, [seed], typed)]
     elif args.policy in env.baselines:
-        act = baseline_act(env.baselines[args.policy])
+        played = play(make, seeds, baseline_act(env.baselines[args.policy]))
     elif Path(args.policy).is_dir():
         device = parallel.pick_device(args.device)
         dtype, _ = parallel.pick_precision(device, args.dtype)
         model = common.load_policy(args.policy, dtype, device, trainable=False, flag="--policy")
         tokenizer = common.load_tokenizer(args.policy)
-        act = model_act(args, model, tokenizer, history, EVAL_TEMPERATURE, args.seed)
+        played = play_model(args, model, tokenizer, make, seeds, EVAL_TEMPERATURE, args.seed)
     else:
         known = f"human, a model folder, or a baseline: {', '.join(env.baselines)}"
         raise UserError(f"--policy {args.policy}: expected {known}")
-    if args.write and Path(args.write).exists() and not args.overwrite:
-        raise UserError(f"--write {args.write}: exists; pass --overwrite to replace it")
-    try:
-        played = [t for batch in batches for t in play([make() for _ in batch], batch, act)]
-    except EOFError:  # Ctrl-D
-        return print("ended")
     alive = survivors(played, args.max_exceptions)
     for t in alive[: 1 if args.write else None]:
         print(f"{env.name}, {args.policy}, {transcript(t)}")
-    print(f"{len(alive)} episodes: {summed_up(alive)}")
+    print(in_words(scores_of(alive)))
     if args.write:  # each turn after what the policy saw
-        rows = [
-            {"prompt": seen(t.messages[:i], history), "completion": [m]}
-            for t in alive
-            for i, m in enumerate(t.messages)
-            if m["role"] == "assistant"
-        ]
+        history, rows = args.history or env.history, []
+        for t in alive:
+            for i, m in enumerate(t.messages):
+                if m["role"] == "assistant":
+                    rows.append({"prompt": seen(t.messages[:i], history), "completion": [m]})
         write_jsonl(args.write, rows)
         print(f"wrote {args.write}; next: python sft.py --data {args.write} --out runs/agent_start")
-
-
-def same_game(args):
-    """The flags of the environment that are not at their default, for a later command."""
-    names = ("env", "env_args", "history", "max_length", "max_new_tokens")
-    usual, given = vars(parse_args([])), vars(args)
-    changed = [name for name in names if given[name] != usual[name]]
-    return "".join(f" --{n.replace('_', '-')} {shlex.quote(str(given[n]))}" for n in changed)
 
 
 def main(argv=None):
     args = parse_args(argv)
     make = environment(args)
     if args.command == "play":
-        return play_command(args, make)
+        with contextlib.suppress(EOFError):  # a person's Ctrl-D
+            play_command(args, make)
+        return 0
     env, p, g = make(), args.groups_per_batch, args.group_size
     inputs = [args.model, args.env.rpartition(":")[0], args.ruler_rubric]
     run = runs.Run("grpo_agent", args, inputs, SHOW, HEADLINE)
@@ -757,10 +756,9 @@ def main(argv=None):
     for step in run.steps():
         spent = Counter(judge.counts) if judge else None
         # (1) rollout: G episodes of each of P seeds; all live ones take a turn together
-        seeds = [seed for seed in training_seeds(args, step) for _ in range(g)]
+        seeds = training_seeds(args, step)
         draws = args.temperature, args.seed * 10**6 + step, g
         played = play_model(args, policy, tokenizer, make, seeds, *draws)
-        survivors(played, args.max_exceptions)  # stops the run if too many raised
         # (2) reward: the environment's own, RULER's, or both; an episode that raised has none
         rewards, parts = grade(args, judge, standard, played)
         rewards_PG = torch.tensor([math.nan if r is None else r for r in rewards]).view(p, g)
@@ -782,7 +780,7 @@ def main(argv=None):
         row |= rollout_row(args, env, played, parts, rewards_PG, advantages_PG)
         guard.log(row | (judge.metrics(spent) if judge else {}))
         graded = parts, rewards, advantages_PG.view(-1).tolist()
-        run.write("rollouts.jsonl", list(rollout_rows(step, "train", played, g, *graded)))
+        run.write("rollouts.jsonl", rollout_rows(step, "train", played, g, *graded))
         # (5) now and then: held-out seeds, beside the baselines; the alarms of watch.py
         if run.evaluates(step):
             validate(*validated)
@@ -791,7 +789,8 @@ def main(argv=None):
     # ---- 9. save ----
     if not run.stopped:
         write_summary(args, run, tokenizer, make, guard.restore(args.restore))
-    following = f"python grpo_agent.py play{same_game(args)} --policy {args.out} --seed 7"
+    game = shlex.join(["--env", args.env, "--env-args", args.env_args])
+    following = f"python grpo_agent.py play {game} --policy {args.out} --seed 7"
     return guard.finish(args.restore, following) or watch.exit_code(run.state["ended"])
 
 
