@@ -73,9 +73,8 @@ def read_bank(path):
     for item in items:  # else a line would be correct by accident, or never
         found = has_keys(item, words(item["full"])) + has_keys(item, words(item["short"]))
         if not all(found) or any(first.count(key) > 1 for key in item["keys"][0]):
-            raise ValueError(
-                f"{item}: a text lacks its keys, or another item has the same first key"
-            )
+            wrong = "lacks its keys in a text, or has the same first key as another item"
+            raise ValueError(f"{item['short']!r} {wrong}")
     return bank | {"read": read}
 
 
