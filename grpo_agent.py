@@ -146,9 +146,9 @@ def parse_args(argv=None):
     add("--episodes", type=whole_number, default=1, help="play: how many, from --seed on (default %(default)s)")
     add("--write", metavar="FILE", help="play: also write the policy's turns as rows for sft.py")
     # fmt: on
-    every_judge_flag = argparse.ArgumentParser(add_help=False)
-    judges.add_judge_arguments(every_judge_flag)
-    for action in every_judge_flag._actions:  # the others keep the defaults of judge.py
+    every = argparse.ArgumentParser(add_help=False)
+    judges.add_judge_arguments(every)
+    for action in every._actions:  # those not in JUDGE_FLAGS keep the defaults of judge.py
         if action.option_strings[0] in JUDGE_FLAGS:
             parser._add_action(action)
         parser.set_defaults(**{action.dest: action.default})
@@ -352,7 +352,7 @@ def in_words(row):
 
 
 def training_seeds(args, step):
-    """The seeds of a step's N episodes, from --seed and step alone: a resumed run needs no cursor."""
+    """The seeds of a step's N episodes, a function of --seed and step: no cursor to resume."""
     rng = np.random.default_rng([args.seed, step])
     seeds = rng.choice(VAL_SEEDS, args.groups_per_batch, replace=False)
     return np.repeat(seeds, args.group_size).tolist()
@@ -450,7 +450,7 @@ def play_model(args, model, tokenizer, make, seeds, temperature, seed, group=1):
 def pack(samples, pad, device):
     """{"ids", "attention_mask", "mask", "logps", "weights"}, each (N, T).
 
-    mask is True on what the policy sampled; logps and weights are 0 elsewhere. samples[i]["weights"]
+    mask: what the policy sampled; logps and weights are 0 elsewhere. samples[i]["weights"]
     has one number per turn (`token_weights`); without it all weigh 1.
     """
     rows = [s["ids"] for s in samples]
@@ -465,19 +465,17 @@ def pack(samples, pad, device):
     return {name: x.to(device) for name, x in {**b, "logps": logps, "weights": weights}.items()}
 
 
-def preflight(args, run, policy, tokenizer, make):
+def preflight(args, policy, tokenizer, make):
     """Rollout log-probs = a teacher-forced pass; some turns can be read; one episode, marked."""
     seeds = training_seeds(args, 0)[: 2 * args.group_size]
     played = play_model(args, policy, tokenizer, make, seeds, args.temperature, args.seed)
     alive = survivors(played)
     samples = [s for t in alive for s in t.samples]
     if not samples:
-        wrong = f"no opening of {args.env} and a turn fit in --max-length {args.max_length}"
-        raise UserError(
-            f"--max-new-tokens {args.max_new_tokens}: {wrong} and the model's positions"
-        )
-    part = run.micro_batches(range(len(samples)), [len(s["ids"]) for s in samples])[0]
-    b = pack([samples[i] for i in part], common.pad_id(tokenizer), policy.device)
+        wrong = "an opening and a turn do not fit in it, or in the model's positions"
+        raise UserError(f"--max-length {args.max_length}: {wrong}")
+    longest = sorted(samples, key=lambda s: -len(s["ids"]))[:4]
+    b = pack(longest, common.pad_id(tokenizer), policy.device)
     rollouts.preflight(policy, tokenizer, b, args.temperature, f"--model {args.model}")
     unread = episode_metrics(alive)["env/invalid_frac"]
     if unread and unread >= 0.9:
@@ -523,28 +521,32 @@ def substeps(args, played, rewards_PG, advantages_PG, step):
     Episodes with advantage 0 count in the weights, but they need no forward unless there is a KL
     term. An optimiser step without a signal is left out.
     """
-    scored, advantages = ~rewards_PG.isnan(), advantages_PG.view(-1).tolist()
+    scored, g = ~rewards_PG.isnan(), args.group_size
+    advantages = advantages_PG.view(-1).tolist()
     kept = (scored & (scored.sum(dim=1, keepdim=True) > 1)).view(-1).tolist()
-    order, g = (
-        np.random.default_rng([args.seed, step]).permutation(len(rewards_PG)),
-        args.group_size,
-    )
+    order = np.random.default_rng([args.seed, step]).permutation(len(scored))
     for groups in np.array_split(order, args.num_substeps):
         members = [i for p in groups for i in range(p * g, p * g + g) if kept[i]]
         if not any(advantages[i] for i in members):
             continue
-        weights, rows = token_weights([played[i].turns() for i in members], args.turn_norm), []
-        for i, each in zip(members, weights, strict=True):
-            t = played[i]
-            for s in t.samples:
-                own, each = each[: len(s["turns"])], each[len(s["turns"]) :]
-                more = {"advantage": advantages[i], "seed": t.seed, "first": s is t.samples[0]}
-                rows.append({**s, "weights": own, **more})
+        lengths = [played[i].turns() for i in members]
+        weights = (w for each in token_weights(lengths, args.turn_norm) for w in each)
+        rows = [
+            {
+                **s,
+                "weights": [next(weights) for _ in s["turns"]],
+                "advantage": advantages[i],
+                "seed": played[i].seed,
+                "first": s is played[i].samples[0],
+            }
+            for i in members
+            for s in played[i].samples
+        ]
         yield [row for row in rows if args.beta or row["advantage"]]
 
 
 def forward(args, policy, reference, pad, rows):
-    """(loss, sums for the log, gap to the rollout) of some samples: their part of the step's loss."""
+    """(their part of the step's loss, sums for the log, gap to the rollout) of some samples."""
     b = pack(rows, pad, policy.device)
     inputs = b["ids"], b["attention_mask"], b["mask"], args.temperature
     logps, entropies = token_logps(policy, *inputs, with_entropy=True)
@@ -750,7 +752,7 @@ def main(argv=None):
     guard = rollouts.Guard(run, watch.Watcher(args, run.rows()))
     validated = args, run, guard, policy, tokenizer, make
     if run.step == 0:
-        preflight(args, run, policy, tokenizer, make)
+        preflight(args, policy, tokenizer, make)
         validate(*validated, baselines_row(args, make))
 
     for step in run.steps():

@@ -52,7 +52,7 @@ def words(text):
 
 @functools.lru_cache
 def read_bank(path):
-    """A bank with its cues compiled under "read", keys in normal form; ValueError if it is wrong."""
+    """A bank with its cues compiled under "read", keys normalised; ValueError if it is wrong."""
     bank = json.loads(Path(path).read_text(encoding="utf-8-sig"))
     cues, competencies, phrases = bank["cues"], bank["competencies"], {}
     for name, competency in competencies.items():
