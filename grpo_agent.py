@@ -40,7 +40,7 @@ import common
 import judge as judges
 import watch
 from checks.instructions import visible
-from common import sample, token_logps
+from common import sample
 from grpo_rubric import SCALES, group_advantages, token_losses
 from parts import parallel, rollouts, runs
 from parts.files import (
@@ -52,7 +52,6 @@ from parts.files import (
     write_json,
     write_jsonl,
 )
-from parts.lora import adapter_off
 from parts.stats import mean
 
 # learning rates: below 100 M parameters (worked on the bundled base, not swept), full weights, LoRA
@@ -66,7 +65,7 @@ VAL_SEEDS, TEST_SEEDS = 10**9, 2 * 10**9  # training seeds are drawn below 10⁹
 TURN_NORMS, REWARDS = ("token", "turn", "trajectory"), ("env", "ruler")
 JUDGE_FLAGS = {"--judge-model", "--judge-base-url", "--judge-api-key-env", "--judge-concurrency",
                "--judge-passes", "--judge-price", "--judge-budget"}  # fmt: skip
-NEEDED = ("reset", "step", "name", "max_turns", "reward_range", "history", "val_key")
+NEEDED = ("reset", "step", "name", "max_turns", "reward_range", "val_key", "baselines")
 SHOW = ("reward/mean", "reward/frac_mixed", "env/turns", "length/mean", "entropy")  # on the bar
 HEADLINE = ("val/score", "val/reward", "reward/mean")  # before and after
 
@@ -165,8 +164,9 @@ def parse_args(argv=None):
     if args.batch_size:
         args.groups_per_batch, rest = divmod(args.batch_size * args.num_substeps, args.group_size)
         if rest:
-            wrong = f"{args.num_substeps} × {args.batch_size} episodes"
-            raise UserError(f"--batch-size: {wrong} are no whole groups of {args.group_size}")
+            wrong = f"episodes of a step are no whole groups of {args.group_size}"
+            raise UserError(f"--batch-size {args.batch_size}: the {wrong}")
+    args.reward = reward_weights(args.reward)
     return args
 
 
@@ -207,8 +207,6 @@ def environment(args):
         for name in NEEDED:
             getattr(env, name)
         seen([], env.history)
-        if not all(map(callable, env.baselines.values())):
-            raise TypeError("baselines: expected name → policy, a function (env, rng) → text")
     except Exception as error:  # of the user's own file
         shown = f"--env {args.env} --env-args '{args.env_args}'"
         raise UserError(f"{shown}: {where_raised(error)}; see docs/agents.md") from error
@@ -361,17 +359,6 @@ def training_seeds(args, step):
 # ---- 6. the models ----
 
 
-def load_models(args, run):
-    """(policy, reference, tokenizer): the reference is a frozen copy of the start, with LoRA the
-    policy with its adapter off, without --beta None."""
-    tokenizer = common.load_tokenizer(args.model)
-    policy = common.load_policy(args.model, run.dtype, run.device, lora_rank=args.lora_rank)
-    reference = policy if args.beta else None
-    if args.beta and not args.lora_rank:
-        reference = common.load_policy(args.model, run.dtype, run.device, trainable=False)
-    return policy, reference, tokenizer
-
-
 def seen(messages, history):
     """What a turn sees: all, or system messages, the last k exchanges and the newest message."""
     if history == "all":
@@ -419,10 +406,9 @@ def model_act(args, model, tokenizer, temperature, seed):
         )  # fmt: skip
         for n, i in enumerate(fit):
             t, ids, new = live[i][0], prompts[i], drawn.response_ids[n]
-            held = t.samples[-1] if t.samples else None
-            if not held or held["ids"] != ids[: len(held["ids"])]:
-                held = {"ids": [], "logps": [], "turns": []}
-                t.samples.append(held)
+            if not t.samples or t.samples[-1]["ids"] != ids[: len(t.samples[-1]["ids"])]:
+                t.samples.append({"ids": [], "logps": [], "turns": []})
+            held = t.samples[-1]
             held["turns"].append((len(ids), len(ids) + len(new)))
             held["ids"] = ids + new
             held["logps"] += drawn.logps[n]
@@ -504,12 +490,12 @@ def ruler_scores(args, judge, standard, played):
 
 def grade(args, judge, standard, played):
     """(rewards, parts): N numbers or None; {part: N of them}."""
-    weights, parts = reward_weights(args.reward), {}
-    for name in weights:
+    parts = {}
+    for name in args.reward:
         env = [None if t.error else t.reward for t in played]
         parts[name] = env if name == "env" else ruler_scores(args, judge, standard, played)
     total = [
-        None if None in column else sum(w * x for w, x in zip(weights.values(), column))
+        None if None in column else sum(w * x for w, x in zip(args.reward.values(), column))
         for column in zip(*parts.values(), strict=True)
     ]
     return total, parts
@@ -548,20 +534,13 @@ def substeps(args, played, rewards_PG, advantages_PG, step):
 def forward(args, policy, reference, pad, rows):
     """(their part of the step's loss, sums for the log, gap to the rollout) of some samples."""
     b = pack(rows, pad, policy.device)
-    inputs = b["ids"], b["attention_mask"], b["mask"], args.temperature
-    logps, entropies = token_logps(policy, *inputs, with_entropy=True)
-    gap = (logps.detach() - b["logps"]).abs().max().item()
-    old_logps, ref_logps = logps.detach() if args.num_substeps == 1 else b["logps"], None
-    if args.beta:
-        with torch.no_grad(), adapter_off(reference):
-            ref_logps = token_logps(reference, *inputs)
+    logps, old_logps, ref_logps, sums, gap = rollouts.policy_logps(args, policy, reference, b)
     advantages = torch.tensor([row["advantage"] for row in rows], device=logps.device)  # (N,)
-    losses, sums = token_losses(
+    losses, found = token_losses(
         logps, old_logps, advantages, b["mask"], ref_logps, CLIP_LOW, CLIP_HIGH, args.beta
     )
-    sums |= {"entropy": entropies.sum().item(), "tokens": int(b["mask"].sum())}
-    sums["answers"] = sum(row["first"] for row in rows)
-    return (losses * b["weights"]).sum(), sums, gap  # a step's weights sum to 1 over its tokens
+    found |= sums | {"answers": sum(row["first"] for row in rows)}
+    return (losses * b["weights"]).sum(), found, gap  # a step's weights sum to 1 over its tokens
 
 
 def episode_metrics(alive):
@@ -578,8 +557,8 @@ def episode_metrics(alive):
 def rollout_row(args, env, played, parts, rewards_PG, advantages_PG):
     """The metrics of a rollout; a share is over the groups or episodes that have a reward."""
     alive, lengths = survivors(played), [sum(t.turns()) for t in played]
-    ranges, weights = {"env": env.reward_range, "ruler": (0, 1)}, reward_weights(args.reward)
-    low, high = (sum(w * ranges[name][end] for name, w in weights.items()) for end in (0, 1))
+    ranges = {"env": env.reward_range, "ruler": (0, 1)}
+    low, high = (sum(w * ranges[name][end] for name, w in args.reward.items()) for end in (0, 1))
     perfect, prose = rewards_PG[~rewards_PG.isnan()] >= high - 0.001 * (high - low), {}
     if getattr(env, "prose", True):
         said = ["\n".join(t.said()) for t in alive]
@@ -672,8 +651,8 @@ def baselines_row(args, make):
 
 def write_summary(args, run, tokenizer, make, kept):
     """summary.json: baselines, start and trained policy on test seeds, played once, here."""
-    ended = run.state["ended"] or "max_steps"
-    summary = {"step": kept, "last_step": run.step, "stop_reason": ended}
+    summary = {"step": kept, "last_step": run.step}
+    summary["stop_reason"] = run.state["ended"] or "max_steps"
     seeds, found = range(TEST_SEEDS, TEST_SEEDS + args.test_episodes), {}
     if seeds:
         start = common.load_policy(args.model, run.dtype, run.device, trainable=False)
@@ -706,8 +685,7 @@ def play_command(args, make):
         played = play(make, seeds, baseline_act(env.baselines[args.policy]))
     elif Path(args.policy).is_dir():
         device = parallel.pick_device(args.device)
-        dtype, _ = parallel.pick_precision(device, args.dtype)
-        model = common.load_policy(args.policy, dtype, device, trainable=False, flag="--policy")
+        model = common.load_policy(args.policy, None, device, trainable=False, flag="--policy")
         tokenizer = common.load_tokenizer(args.policy)
         played = play_model(args, model, tokenizer, make, seeds, EVAL_TEMPERATURE, args.seed)
     else:
@@ -742,10 +720,10 @@ def main(argv=None):
           f"at most {env.max_turns} turns, {args.num_substeps} updates a step")  # fmt: skip
     print(watch.promise(args, True))
     judge, standard = None, judges.read_standard(args.ruler_rubric)
-    if "ruler" in reward_weights(args.reward):
+    if "ruler" in args.reward:
         judge = judges.Judge.from_args(args, args.out, parallel.rank(), parallel.world())
         judge.warn_same(args.model)
-    policy, reference, tokenizer = load_models(args, run)
+    policy, reference, tokenizer = rollouts.load_models(args, run)
     pad = common.pad_id(tokenizer)
     run.state = {"policy": policy}
     run.start(tokenizer, args.lr or runs.default_lr(policy, RATES))
@@ -759,8 +737,8 @@ def main(argv=None):
         spent = Counter(judge.counts) if judge else None
         # (1) rollout: G episodes of each of P seeds; all live ones take a turn together
         seeds = training_seeds(args, step)
-        draws = args.temperature, args.seed * 10**6 + step, g
-        played = play_model(args, policy, tokenizer, make, seeds, *draws)
+        temperature, draw = args.temperature, args.seed * 10**6 + step
+        played = play_model(args, policy, tokenizer, make, seeds, temperature, draw, g)
         # (2) reward: the environment's own, RULER's, or both; an episode that raised has none
         rewards, parts = grade(args, judge, standard, played)
         rewards_PG = torch.tensor([math.nan if r is None else r for r in rewards]).view(p, g)
@@ -781,8 +759,9 @@ def main(argv=None):
         row = rollouts.update_row(run, args.beta, done, sums, largest, gap)
         row |= rollout_row(args, env, played, parts, rewards_PG, advantages_PG)
         guard.log(row | (judge.metrics(spent) if judge else {}))
-        graded = parts, rewards, advantages_PG.view(-1).tolist()
-        run.write("rollouts.jsonl", rollout_rows(step, "train", played, g, *graded))
+        advantages = advantages_PG.view(-1).tolist()
+        rows = rollout_rows(step, "train", played, g, parts, rewards, advantages)
+        run.write("rollouts.jsonl", rows)
         # (5) now and then: held-out seeds, beside the baselines; the alarms of watch.py
         if run.evaluates(step):
             validate(*validated)

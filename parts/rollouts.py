@@ -17,8 +17,10 @@ import sys
 import torch
 from tqdm import tqdm
 
+import common
 from common import pad_rows, token_logps
 from parts import parallel, runs
+from parts.lora import adapter_off
 from parts.parallel import all_max, all_sum
 from parts.stats import mean
 
@@ -44,6 +46,33 @@ def preflight(model, tokenizer, b, temperature, flag):
     runs.identity(said, gap, 0.0, runs.rounding(model), wrong)
     runs.show_row(tokenizer, rows, "first answer", "· given   ▮ action   ◆ the last action")
     return logps
+
+
+def load_models(args, run):
+    """(policy, reference, tokenizer): the reference is a frozen copy of the start, with LoRA the
+    policy with its adapter off, without --beta None."""
+    tokenizer = common.load_tokenizer(args.model)
+    policy = common.load_policy(args.model, run.dtype, run.device, lora_rank=args.lora_rank)
+    reference = policy if args.beta else None
+    if args.beta and not args.lora_rank:
+        reference = common.load_policy(args.model, run.dtype, run.device, trainable=False)
+    return policy, reference, tokenizer
+
+
+def policy_logps(args, policy, reference, b):
+    """(logps, old, ref, sums, gap) of some rows of a rollout; log-probs are (n, T), ref may be None.
+
+    old: those of the draw. With one update per rollout the policy's own, without the rounding of
+    the sampler; gap: the largest difference between the two.
+    """
+    rows = b["ids"], b["attention_mask"], b["mask"], args.temperature
+    logps, entropies = token_logps(policy, *rows, with_entropy=True)
+    gap, ref = (logps.detach() - b["logps"]).abs().max().item(), None
+    if args.beta:
+        with torch.no_grad(), adapter_off(reference):
+            ref = token_logps(reference, *rows)
+    sums = {"entropy": entropies.sum().item(), "tokens": int(b["mask"].sum())}
+    return logps, logps.detach() if args.num_substeps == 1 else b["logps"], ref, sums, gap
 
 
 def length_row(b, finished):

@@ -483,7 +483,7 @@ def test_you_play_and_you_are_interviewed(folder, monkeypatch, capsys):
         (["--group-size", "1"], "--group-size: '1' given, expected a whole number at least 2"),
         (["--reward", "points"], "--reward: 'points' given, expected env or ruler"),
         (["--epochs", "3"], "--epochs 3: seeds have no end; use --steps"),
-        (["--batch-size", "5"], "--batch-size: 1 × 5 episodes are no whole groups of 8"),
+        (["--batch-size", "5"], "--batch-size 5: the episodes of a step are no whole groups of 8"),
         (["play", "--policy", "nobody"], "--policy nobody: expected human, a model folder, or a baseline"),
     ],
 )  # fmt: skip
@@ -499,7 +499,7 @@ def test_bad_arguments_are_one_line(flags, message, tmp_path, monkeypatch):
     [
         ("class Echo:", "class Other:", "has no function 'Echo'"),
         ("def step(", "def turn(", "'Echo' object has no attribute 'step'"),
-        ('lambda env, rng: "a"', '"a"', "baselines: expected name → policy"),
+        ('lambda env, rng: "a"', '"a"', "a baseline raised: TypeError: 'str' object is not callable"),
         ('lambda env, rng: "a"', "lambda env, rng: 1 / 0", r"a baseline raised: ZeroDivisionError: .*echo_env.py, line \d+"),
         ('"all"', '"some"', "'some'.*; see docs/agents.md"),
         ('"vowels", (0', '"score", (0', r"4 of 4 episodes raised; .* lacks 'score', its val_key"),
