@@ -40,7 +40,6 @@ import common
 import judge as judges
 import watch
 from checks.instructions import visible
-from common import sample
 from grpo_rubric import SCALES, group_advantages, token_losses
 from parts import parallel, rollouts, runs
 from parts.files import (
@@ -109,7 +108,7 @@ def blind_share(episodes):
             for i, move in enumerate(moves):
                 seen[i % k][move] += 1
         best = max(best, sum(max(counts.values()) for counts in seen.values()))
-    return best / n if n else 0.0
+    return best / max(1, n)
 
 
 # ---- 4. the arguments ----
@@ -152,8 +151,7 @@ def parse_args(argv=None):
             parser._add_action(action)
         parser.set_defaults(**{action.dest: action.default})
     watch.add_watch_arguments(parser)
-    no_epochs = "none: seeds have no end, use --steps"
-    parser.add_run_arguments("runs/grpo_agent", RATES, epochs=no_epochs)
+    parser.add_run_arguments("runs/grpo_agent", RATES, "none: seeds have no end, use --steps")
     parser.set_defaults(batch_size=None, eval_every=5, save_every=10)
     args = parser.parse_args(argv)
     judges.check_judge_arguments(args)
@@ -164,9 +162,9 @@ def parse_args(argv=None):
     if args.batch_size:
         args.groups_per_batch, rest = divmod(args.batch_size * args.num_substeps, args.group_size)
         if rest:
-            wrong = f"episodes of a step are no whole groups of {args.group_size}"
-            raise UserError(f"--batch-size {args.batch_size}: the {wrong}")
-    args.reward = reward_weights(args.reward)
+            raise UserError(f"--batch-size {args.batch_size}: no whole groups of {args.group_size}")
+    weights = dict(args.reward or [["env", 1.0]])  # divided by their sum: rewards keep their range
+    args.reward = {name: weight / sum(weights.values()) for name, weight in weights.items()}
     return args
 
 
@@ -176,16 +174,6 @@ def weighted(text):
     if name not in REWARDS:
         raise argparse.ArgumentTypeError(f"{text!r} given, expected {' or '.join(REWARDS)}")
     return [name, number(above=0)(weight or "1")]
-
-
-def reward_weights(rewards):
-    """{name: weight}, divided by their sum, so that rewards keep their range.
-
-    >>> reward_weights([["env", 3], ["ruler", 1]])
-    {'env': 0.75, 'ruler': 0.25}
-    """
-    weights = dict(rewards or [["env", 1.0]])
-    return {name: weight / sum(weights.values()) for name, weight in weights.items()}
 
 
 # ---- 5. the data ----
@@ -208,8 +196,8 @@ def environment(args):
             getattr(env, name)
         seen([], env.history)
     except Exception as error:  # of the user's own file
-        shown = f"--env {args.env} --env-args '{args.env_args}'"
-        raise UserError(f"{shown}: {where_raised(error)}; see docs/agents.md") from error
+        raised = f"--env {args.env} --env-args '{args.env_args}': {where_raised(error)}"
+        raise UserError(f"{raised}; see docs/agents.md") from error
     return make
 
 
@@ -353,7 +341,7 @@ def training_seeds(args, step):
     """The seeds of a step's N episodes, a function of --seed and step: no cursor to resume."""
     rng = np.random.default_rng([args.seed, step])
     seeds = rng.choice(VAL_SEEDS, args.groups_per_batch, replace=False)
-    return np.repeat(seeds, args.group_size).tolist()
+    return seeds.repeat(args.group_size).tolist()
 
 
 # ---- 6. the models ----
@@ -363,9 +351,8 @@ def seen(messages, history):
     """What a turn sees: all, or system messages, the last k exchanges and the newest message."""
     if history == "all":
         return messages
-    head = [m for m in messages if m["role"] == "system"]
-    rest = [m for m in messages if m["role"] != "system"]
-    return head + rest[-2 * int(history) - 1 :]
+    said = [m for m in messages if m["role"] != "system"]
+    return [m for m in messages if m["role"] == "system"] + said[-2 * int(history) - 1 :]
 
 
 def next_prompt(tokenizer, t, history="all"):
@@ -377,7 +364,7 @@ def next_prompt(tokenizer, t, history="all"):
     """
     if history == "all" and t.samples:
         answered = common.render(tokenizer, t.messages[:-2], add_generation_prompt=True)
-        answered += t.messages[-2]["content"]
+        answered += t.said()[-1]
         whole = common.render(tokenizer, t.messages, add_generation_prompt=True)
         if whole.startswith(answered):
             ids = t.samples[-1]["ids"]
@@ -400,7 +387,7 @@ def model_act(args, model, tokenizer, temperature, seed):
         turns, history = turns + 1, args.history or live[0][1].history
         prompts = [next_prompt(tokenizer, t, history) for t, _ in live]
         fit, texts = [i for i, ids in enumerate(prompts) if len(ids) <= room], [None] * len(live)
-        drawn = sample(
+        drawn = common.sample(
             model, tokenizer, [prompts[i] for i in fit], 1, args.max_new_tokens, temperature,
             seed=1000 * seed + turns, numbers=[live[i][0].number for i in fit], alone=True,
         )  # fmt: skip
@@ -456,11 +443,9 @@ def preflight(args, policy, tokenizer, make):
     seeds = training_seeds(args, 0)[: 2 * args.group_size]
     played = play_model(args, policy, tokenizer, make, seeds, args.temperature, args.seed)
     alive = survivors(played)
-    samples = [s for t in alive for s in t.samples]
-    if not samples:
-        wrong = "an opening and a turn do not fit in it, or in the model's positions"
-        raise UserError(f"--max-length {args.max_length}: {wrong}")
-    longest = sorted(samples, key=lambda s: -len(s["ids"]))[:4]
+    longest = sorted((s for t in alive for s in t.samples), key=lambda s: -len(s["ids"]))[:4]
+    if not longest:
+        raise UserError(f"--max-length {args.max_length}: no opening fits in it with a turn")
     b = pack(longest, common.pad_id(tokenizer), policy.device)
     rollouts.preflight(policy, tokenizer, b, args.temperature, f"--model {args.model}")
     unread = episode_metrics(alive)["env/invalid_frac"]
@@ -651,8 +636,11 @@ def baselines_row(args, make):
 
 def write_summary(args, run, tokenizer, make, kept):
     """summary.json: baselines, start and trained policy on test seeds, played once, here."""
-    summary = {"step": kept, "last_step": run.step}
-    summary["stop_reason"] = run.state["ended"] or "max_steps"
+    summary = {
+        "step": kept,
+        "last_step": run.step,
+        "stop_reason": run.state["ended"] or "max_steps",
+    }
     seeds, found = range(TEST_SEEDS, TEST_SEEDS + args.test_episodes), {}
     if seeds:
         start = common.load_policy(args.model, run.dtype, run.device, trainable=False)
@@ -736,9 +724,8 @@ def main(argv=None):
     for step in run.steps():
         spent = Counter(judge.counts) if judge else None
         # (1) rollout: G episodes of each of P seeds; all live ones take a turn together
-        seeds = training_seeds(args, step)
-        temperature, draw = args.temperature, args.seed * 10**6 + step
-        played = play_model(args, policy, tokenizer, make, seeds, temperature, draw, g)
+        seeds, draw = training_seeds(args, step), args.seed * 10**6 + step
+        played = play_model(args, policy, tokenizer, make, seeds, args.temperature, draw, g)
         # (2) reward: the environment's own, RULER's, or both; an episode that raised has none
         rewards, parts = grade(args, judge, standard, played)
         rewards_PG = torch.tensor([math.nan if r is None else r for r in rewards]).view(p, g)
@@ -748,19 +735,19 @@ def main(argv=None):
         sums, done, largest, gap = Counter(), [], 0.0, 0.0
         for rows in substeps(args, played, rewards_PG, advantages_PG, step):
             for part in run.micro_batches(range(len(rows)), [len(row["ids"]) for row in rows]):
-                some = [rows[i] for i in part]
-                loss, found, apart = forward(args, policy, reference, pad, some)
+                part = [rows[i] for i in part]
+                loss, found, apart = forward(args, policy, reference, pad, part)
                 run.backward(loss)
                 largest = max(largest, found.pop("ratio_max"))
-                gap = gap if done else max(gap, apart)  # of the first substep
+                gap = max(gap, apart * (not done))  # of the first substep
                 sums.update(found)
             where = sorted({row["seed"] for row in rows})[:4]
             done.append(run.update(lambda where=where: f"of the seeds {where}"))
         row = rollouts.update_row(run, args.beta, done, sums, largest, gap)
         row |= rollout_row(args, env, played, parts, rewards_PG, advantages_PG)
-        guard.log(row | (judge.metrics(spent) if judge else {}))
-        advantages = advantages_PG.view(-1).tolist()
-        rows = rollout_rows(step, "train", played, g, parts, rewards, advantages)
+        guard.log(row | judge.metrics(spent) if judge else row)
+        flat = advantages_PG.view(-1).tolist()
+        rows = rollout_rows(step, "train", played, g, parts, rewards, flat)
         run.write("rollouts.jsonl", rows)
         # (5) now and then: held-out seeds, beside the baselines; the alarms of watch.py
         if run.evaluates(step):

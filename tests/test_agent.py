@@ -483,7 +483,7 @@ def test_you_play_and_you_are_interviewed(folder, monkeypatch, capsys):
         (["--group-size", "1"], "--group-size: '1' given, expected a whole number at least 2"),
         (["--reward", "points"], "--reward: 'points' given, expected env or ruler"),
         (["--epochs", "3"], "--epochs 3: seeds have no end; use --steps"),
-        (["--batch-size", "5"], "--batch-size 5: the episodes of a step are no whole groups of 8"),
+        (["--batch-size", "5"], "--batch-size 5: no whole groups of 8"),
         (["play", "--policy", "nobody"], "--policy nobody: expected human, a model folder, or a baseline"),
     ],
 )  # fmt: skip
