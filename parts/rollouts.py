@@ -60,7 +60,7 @@ def load_models(args, run):
 
 
 def policy_logps(args, policy, reference, b):
-    """(logps, old, ref, sums, gap) of some rows of a rollout; log-probs are (n, T), ref may be None.
+    """(logps, old, ref, sums, gap) of some rows; log-probs are (n, T), ref is None without --beta.
 
     old: those of the draw. With one update per rollout the policy's own, without the rounding of
     the sampler; gap: the largest difference between the two.
