@@ -182,17 +182,6 @@ def test_batch_mates_do_not_change_an_episode(policy, tmp_path):
     assert [t.messages for t in gone[1:]] == [t.messages for t in stays[1:]]
 
 
-def test_an_answer_keeps_its_number(policy):
-    """`numbers` stand for the place in the draws: two of five prompts, drawn again under their old numbers, are answered as
-    before; under numbers of their own place they are not."""
-    prompts = [[30 + i, 31, 32] for i in range(5)]
-    whole = common.sample(*policy, prompts, max_new_tokens=8, seed=4).response_ids
-    part = [prompts[4], prompts[2]]
-    again = common.sample(*policy, part, max_new_tokens=8, seed=4, numbers=[4, 2]).response_ids
-    assert again == [whole[4], whole[2]]
-    assert common.sample(*policy, part, max_new_tokens=8, seed=4).response_ids != again
-
-
 def test_history_shows_the_last_exchanges(policy, tmp_path):
     """history k: system message, k exchanges, the newest message; a turn is a sample. `all` grows one sample."""
     for k in (0, 1):

@@ -129,13 +129,6 @@ def test_the_alarm_fires_on_a_blind_cycle_and_not_on_who_looks():
         assert ("R13" in " ".join(map(str, watch.Watcher().add(row)))) is fires, name
 
 
-def test_blind_share_by_hand():
-    """Two games of a cycle of 3: k = 3 explains all. A fixed first move and a free second: 3 of 4."""
-    cycle = ["left", "up", "down"]
-    assert g.blind_share([cycle * 2, cycle]) == 1 and g.blind_share([]) == 0
-    assert g.blind_share([["left", "up"], ["left", "down"]]) == 0.75
-
-
 # ---- the interview: reading ----
 
 
