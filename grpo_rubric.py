@@ -460,20 +460,6 @@ def dry_run(args):
 # ---- 6. the models ----
 
 
-def load_models(args, run):
-    """(policy, reference, tokenizer): the reference is a frozen copy of the start.
-
-    With LoRA it is the policy with its adapter off; without --beta there is none.
-    """
-    tokenizer, reference = common.load_tokenizer(args.model), None
-    policy = common.load_policy(args.model, run.dtype, run.device, lora_rank=args.lora_rank)
-    if args.beta:
-        reference = policy
-        if not args.lora_rank:
-            reference = common.load_policy(args.model, run.dtype, run.device, trainable=False)
-    return policy, reference, tokenizer
-
-
 class Graders:
     """Who scores answers: programs, one judge or two, a reward model, --gold."""
 
@@ -785,7 +771,7 @@ def main(argv=None):
     run.planned = plan(args, train)
     print(watch.promise(args, bool(val)))
     graders = Graders(args, run, data)
-    policy, reference, tokenizer = load_models(args, run)
+    policy, reference, tokenizer = rollouts.load_models(args, run)
     run.state = {"policy": policy}
     run.start(tokenizer, args.lr or runs.default_lr(policy, RATES))
     guard = rollouts.Guard(run, watch.Watcher(args, run.rows()))

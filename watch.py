@@ -508,7 +508,7 @@ def add_watch_arguments(parser):
     """The flags of the watch, for a trainer and for the command here."""
     add = parser.add_argument_group("when to stop (watch.py)").add_argument
     # fmt: off
-    add("--patience", type=number(int, at_least=0), default=5, help="evaluations without a better score, 0 = no limit (default %(default)s)")
+    add("--patience", type=number(int, at_least=0), default=5, help="evaluations without a better score, 0: off (default %(default)s)")
     add("--target", type=number(), help="stop once two evaluations running reach this validation score")
     add("--baseline", type=number(), help="score of what you have now; a plateau below it is reported as such")
     add("--margin", type=number(at_least=0), default=0.0, help="by how much --baseline must be beaten (default %(default)s)")

@@ -17,8 +17,10 @@ import sys
 import torch
 from tqdm import tqdm
 
+import common
 from common import pad_rows, token_logps
 from parts import parallel, runs
+from parts.lora import adapter_off
 from parts.parallel import all_max, all_sum
 from parts.stats import mean
 
@@ -46,6 +48,33 @@ def preflight(model, tokenizer, b, temperature, flag):
     return logps
 
 
+def load_models(args, run):
+    """(policy, reference, tokenizer): the reference is a frozen copy of the start, with LoRA the
+    policy with its adapter off, without --beta None."""
+    tokenizer = common.load_tokenizer(args.model)
+    policy = common.load_policy(args.model, run.dtype, run.device, lora_rank=args.lora_rank)
+    reference = policy if args.beta else None
+    if args.beta and not args.lora_rank:
+        reference = common.load_policy(args.model, run.dtype, run.device, trainable=False)
+    return policy, reference, tokenizer
+
+
+def policy_logps(args, policy, reference, b):
+    """(logps, old, ref, sums, gap) of some rows; log-probs are (n, T), ref is None without --beta.
+
+    old: those of the draw. With one update per rollout the policy's own, without the rounding of
+    the sampler; gap: the largest difference between the two.
+    """
+    rows = b["ids"], b["attention_mask"], b["mask"], args.temperature
+    logps, entropies = token_logps(policy, *rows, with_entropy=True)
+    gap, ref = (logps.detach() - b["logps"]).abs().max().item(), None
+    if args.beta:
+        with torch.no_grad(), adapter_off(reference):
+            ref = token_logps(reference, *rows)
+    sums = {"entropy": entropies.sum().item(), "tokens": int(b["mask"].sum())}
+    return logps, logps.detach() if args.num_substeps == 1 else b["logps"], ref, sums, gap
+
+
 def length_row(b, finished):
     """The metrics of length/* and the counts of a rollout; finished: one bool per answer."""
     lengths = b["mask"].sum(1).float()  # (N,)
@@ -60,10 +89,11 @@ def length_row(b, finished):
     }
 
 
-def group_row(rewards_PG, advantages_PG, lengths):
+def group_row(rewards_PG, advantages_PG, lengths, middle=0.5):
     """The metrics of reward/*, groups/* and advantage/*; lengths: tokens of the N answers.
 
-    NaN is no reward. A share is over the groups with two rewards at least.
+    NaN is no reward. A share is over the groups with two rewards at least; a group of equals is
+    good from `middle` on.
     >>> rewards = torch.tensor([[1.0, 0.0], [0.0, 0.0]])
     >>> row = group_row(rewards, torch.tensor([[0.5, -0.5], [0.0, 0.0]]), [9, 3, 5, 5])
     >>> row["reward/mean"], row["reward/frac_mixed"], row["reward/frac_all_bad"]
@@ -71,7 +101,7 @@ def group_row(rewards_PG, advantages_PG, lengths):
     """
     scored_PG = ~rewards_PG.isnan()
     found, comparable = rewards_PG[scored_PG], scored_PG.sum(dim=1) > 1  # (P,)
-    mixed, good = (advantages_PG != 0).any(dim=1), rewards_PG.nanmean(dim=1) >= 0.5  # (P,)
+    mixed, good = (advantages_PG != 0).any(dim=1), rewards_PG.nanmean(dim=1) >= middle  # (P,)
     lengths_PG, correlations = torch.tensor(lengths).float().view_as(rewards_PG), []
     for rewards, tokens, scored in zip(rewards_PG, lengths_PG, scored_PG, strict=True):
         pair = torch.stack([rewards[scored], tokens[scored]])  # (2, answers)

@@ -44,7 +44,10 @@ ARROWS = {  # who may import whom, downwards only: stages, parts/runs.py, common
     "ppo": RL,
     "judge": {"common", "parts.runs", *LOWER, *CHECKS, *OLD},
     "grpo_rubric": {*RL, "judge", *CHECKS},
-    "grpo_agent": {*RL, "judge", *CHECKS, *OLD},
+    # of grpo_rubric the math of a group: the one arrow between stages
+    "grpo_agent": {*RL, "grpo_rubric", "judge", "checks.instructions"},
+    "envs.interview": {"checks.risky"},  # which has the one copy of what may not be asked
+    "envs.twenty48": set(),
     "watch": {"parts.files"},
     "evaluate": {"common", "judge", "parts.runs", *LOWER, *OLD},
     "fairness": {"common", "evaluate", "parts.runs", *LOWER, *CHECKS, *OLD},
@@ -57,9 +60,12 @@ BUDGETS = {  # code tokens at most, of each file that has its second edition
     "dpo.py": 2600,  # planned 3200: its sample answers and their scores are in parts/runs.py, for sft.py, too
     "watch.py": 3800,
     "ppo.py": 4600,  # planned 4800
+    "grpo_agent.py": 6000,
+    "envs/interview.py": 2640,
+    "envs/twenty48.py": 945,  # both planned 3500: 2048 keeps three ways to treat an illegal move
     "parts/files.py": 1020,  # planned 900
     "parts/runs.py": 5440,  # planned 4500: with sample answers, the preflight's lines and the token strip
-    "parts/rollouts.py": 1380,  # not planned: tensors, rows of the log, preflight, alarms and best weights, which ppo and grpo_* had
+    "parts/rollouts.py": 1660,  # not planned: tensors, models, log rows, preflight, alarms and best weights of ppo and grpo_*
     "parts/shared_prompt.py": 705,  # planned 700
     "parts/lora.py": 1055,  # planned 950
     "parts/parallel.py": 1800,
@@ -268,7 +274,9 @@ def test_functions_fit_on_a_screen(name):
             assert lines <= (70 if node.name == "main" else 60), f"{node.name} has {lines} lines"
 
 
-@pytest.mark.parametrize("name, most", [("sft.py", 30), ("reward_train.py", 32), ("dpo.py", 36)])
+@pytest.mark.parametrize(
+    "name, most", [("sft.py", 30), ("reward_train.py", 32), ("dpo.py", 36), ("grpo_agent.py", 44)]
+)
 def test_number_of_flags(name, most):
     """Trainers share 22 flags; with its own dpo.py has 36 at most, the plainer two fewer."""
     shared = [flag for flag, _ in flags_of(tree_of(REPO / "parts/runs.py")) if flag != "help_all"]
@@ -400,7 +408,8 @@ def test_every_flag_is_read(name):
     tree = tree_of(REPO / name)
     read = reads_of(tree)
     if name == "parts/runs.py":
-        read |= set.intersection(*(reads_of(tree_of(path)) for path in MOVED))
+        shared = reads_of(tree_of(REPO / "parts/rollouts.py"))
+        read |= set.intersection(*(reads_of(tree_of(path)) | shared for path in MOVED))
         read |= reads_of(tree_of(REPO / "parts/parallel.py"))
     elif name == "parts/old_runs.py":
         trainers = [REPO / f"{stem}.py" for stem in ("grpo_agent",)]

@@ -790,14 +790,14 @@ GALLERY = [
     # -- agents
     (
         "grpo_agent",
-        "(ids, attention_mask, weights > 0, logps, weights)",
-        "(ids, attention_mask, attention_mask, logps, weights)",  # the environment's words too
+        '"mask": weights > 0}',
+        '"mask": attention_mask}',  # the environment's words too
         "test_agent.test_only_sampled_tokens_are_trained",
     ),
     (
         "grpo_agent",
-        '"turn": lambda turns, tokens: 1 / (tokens * len(turns) * n),',
-        '"turn": lambda turns, tokens: 1 / (tokens * len(turns)),',
+        "[1 / (tokens * len(turns) * n) for tokens in turns]",
+        "[1 / (tokens * len(turns)) for tokens in turns]",
         "test_agent.test_weights_of_a_step_sum_to_one",
     ),
     # -- the grader, the alarms

@@ -24,7 +24,7 @@ import grpo_rubric
 import reward_train
 import test_agent
 import test_grpo
-from parts import old_runs, runs, shared_prompt
+from parts import runs, shared_prompt
 from test_trainers import train
 from tiny import EXTRA_FAMILIES, FAMILIES, pair_rows, tiny_model, write_pairs
 
@@ -268,28 +268,20 @@ def test_no_forward_between_the_rollout_and_the_first_gradient(tmp_path, monkeyp
 
 
 def test_episodes_without_advantage_cost_no_forward(tmp_path):
-    """The twin of test_grpo.test_answers_without_advantage_cost_no_forward for grpo_agent.py: of four episodes of six turns
-    a group of equals has advantage 0. Two samples pass, and the weights after the step are bit for bit those of a step that
-    forwards all four (β = 1e-300 underflows to 0 in the loss)."""
+    """The twin of test_grpo.test_answers_without_advantage_cost_no_forward for grpo_agent.py: of four episodes a group of
+    equals has advantage 0. Two pass, and the gradient is bit for bit that of all four (β = 1e-300 underflows to 0 in the
+    loss)."""
     folder = tiny_model("llama", tmp_path, max_position_embeddings=512)
-    tokenizer = common.load_tokenizer(folder)
-    advantages = torch.tensor([0.0, 0.0, 0.5, -0.5])
-    start = common.load_policy(folder, trainable=False)
-    played = test_agent.roll((start, tokenizer), test_agent.echo(tmp_path), [1, 1, 2, 2])
-    forwarded, weights, samples = [], [], [len(t.samples) for t in played]
-    for beta in (0.0, 1e-300):
-        args = test_agent.arguments("--env", test_agent.echo(tmp_path))
-        args.beta, args.micro_tokens, passed = beta, 1, []
-        model = common.load_policy(folder)
-        optimizer = old_runs.make_optimizer(model, 1e-3)
-
-        def count(module, args, kwargs, passed=passed):
-            if torch.is_grad_enabled():
-                passed.append(len(kwargs["input_ids"]))
-
-        model.base_model.register_forward_pre_hook(count, with_kwargs=True)
-        row = grpo_agent.update(args, model, None, tokenizer, optimizer, None, played, advantages, [True] * 4, 1, 1)  # fmt: skip
-        assert row["grad_norm"] > 0
-        forwarded.append(sum(passed))
-        weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
-    assert forwarded == [sum(samples[2:]), sum(samples)] and torch.equal(*weights)
+    tokenizer, model = common.load_tokenizer(folder), common.load_policy(folder)
+    rewards, advantages = torch.tensor([[1.0, 1.0], [1.0, 0.0]]), torch.tensor([[0.0, 0.0], [0.5, -0.5]])  # fmt: skip
+    args = test_agent.arguments("--env", test_agent.echo(tmp_path))
+    played = test_agent.roll((model, tokenizer), args.env, [1, 1, 2, 2])
+    forwarded, gradients = [], []
+    for args.beta in (0.0, 1e-300):
+        (rows,) = grpo_agent.substeps(args, played, rewards, advantages, step=1)
+        model.zero_grad()
+        for row in rows:  # one by one: else padding would differ
+            grpo_agent.forward(args, model, model, common.pad_id(tokenizer), [row])[0].backward()
+        forwarded.append(len(rows))
+        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+    assert forwarded == [2, 4] and gradients[0].any() and torch.equal(*gradients)
