@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM  # noqa: F401  (what a stage impor
 from work import STAGES, Clock, letter_reward, memory_mb, pair_flags, settings
 
 import common
-from parts import files, old_runs, runs
+from parts import files, runs
 
 s = settings()
 clock, folder = Clock(), Path(s["folder"])
@@ -43,13 +43,8 @@ def train(name, flags):
         clock.add("steps", began[0])
         began[0] = clock.now()
 
-    drawn = "prompts_of_step" if name == "ppo" else "batch_indices"
-    if hasattr(stage, drawn):
-        around(stage, drawn, before=begin)
-        around(runs.Run, "update", after=end)
-    else:  # the trainers on the old plumbing
-        around(common, "batch_indices", before=begin)
-        around(old_runs, "clip_and_step", after=end)
+    around(stage, "prompts_of_step" if name == "ppo" else "batch_indices", before=begin)
+    around(runs.Run, "update", after=end)
     if name == "dpo":
         stage.reference_logps = clock.timed("reference", stage.reference_logps)
     stage.main([str(word) for flag in flags.items() for word in flag])

@@ -22,7 +22,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceC
 
 import common
 from common import UserError
-from parts import lora, old_runs, parallel
+from parts import lora, parallel
+from parts.runs import check_head, prepare
 from tiny import (
     EXTRA_FAMILIES,
     FAMILIES,
@@ -235,13 +236,14 @@ def test_a_sliding_window_is_the_models_own(tmp_path):
 @pytest.mark.parametrize("family", ALL)
 def test_check_head_is_quiet_for_the_families(family, folders):
     """The comparison that guards the chunked head must not cry wolf: below 1e-4 in fp32 on every family."""
-    assert old_runs.check_head(common.load_policy(folders[family]), *batch()) < 1e-4
+    check_head(common.load_policy(folders[family]), *batch(), "--model")
 
 
 def test_check_head_finds_scaled_logits(tmp_path):
     """Granite divides its logits by 8 behind the head; log-probs without that are another model's: a gap far above 1e-4."""
     model = common.load_policy(tiny_model_of("granite", tmp_path, logits_scaling=8.0))
-    assert old_runs.check_head(model, *batch()) > 0.1
+    with pytest.raises(UserError, match="logits are scaled"):
+        check_head(model, *batch(), "--model")
 
 
 def tiny_model_of(family, tmp_path, **fields):
@@ -307,7 +309,7 @@ def test_weights_are_fp32_masters(tmp_path):
     """
     model = common.load_policy(tiny_model("llama", tmp_path, dtype=torch.bfloat16))
     assert {p.dtype for p in model.parameters()} == {torch.float32}
-    optimizer = old_runs.make_optimizer(model, 1e-6)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-6, weight_decay=0)
     (-common.token_logps(model, *batch()).sum()).backward()
     before = {n: p.detach().clone() for n, p in model.named_parameters()}
     has = {n: p.grad != 0 for n, p in model.named_parameters()}
@@ -341,81 +343,6 @@ def test_autocast_does_not_outlive_an_optimiser_step(folders):
     assert 1e-5 < gap < 0.5, "bf16 was really used, and is close"
 
 
-class Line(nn.Module):
-    """y = w·x with three weights, so that norms can be read off."""
-
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(3))
-
-
-def scaled_step(gradient, scaler, model, optimizer, loss=1.0):
-    scaler.scale((model.weight * torch.tensor(gradient)).sum()).backward()
-    args = SimpleNamespace(max_grad_norm=1.0)
-    return old_runs.clip_and_step(model, optimizer, scaler, args, loss, lambda: "rows: a:1")
-
-
-def test_scaled_gradients_are_unscaled_before_they_are_clipped():
-    """Clipped before unscaling, a norm of 65536 × 5 is cut to 1 and then divided by 65536: nothing is learnt.
-
-    Gradient (3, 4, 0) has norm 5, whatever the scale; clipped to 1 it moves the weights by (−.6, −.8, 0).
-    """
-    model, scaler = Line(), torch.amp.GradScaler("cpu", init_scale=2.0**16)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    norm, skipped = scaled_step([3.0, 4.0, 0.0], scaler, model, optimizer)
-    assert norm == pytest.approx(5.0) and not skipped
-    assert model.weight.tolist() == pytest.approx([-0.6, -0.8, 0.0], abs=1e-5)
-    assert model.weight.grad is None
-
-
-def test_an_overflow_leaves_the_weights_and_halves_the_scale(tmp_path):
-    """An inf that reaches Adam's moments never leaves them. Weights and moments stay, the scale goes from 65536 to 32768,
-    and a resumed run goes on with 32768: with the first scale it would overflow again.
-    """
-    model, scaler = Line(), torch.amp.GradScaler("cpu", init_scale=2.0**16)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-    scaled_step([1.0, 1.0, 1.0], scaler, model, optimizer)
-    weights, state = model.weight.detach().clone(), copy.deepcopy(optimizer.state_dict()["state"])
-    norm, skipped = scaled_step([1.0, math.inf, 1.0], scaler, model, optimizer)
-    assert skipped and not math.isfinite(norm) and scaler.get_scale() == 2.0**15
-    assert torch.equal(model.weight, weights) and optimizer.param_groups[0]["lr"] == 0.1
-    assert all(torch.equal(state[0][k], v) for k, v in optimizer.state_dict()["state"][0].items())
-    args = SimpleNamespace(out=str(tmp_path), keep=2, resume=True)
-    old_runs.save_checkpoint(args, 2, {"m": model}, {"m": optimizer}, scaler)
-    again = torch.amp.GradScaler("cpu", init_scale=2.0**16)
-    assert old_runs.load_checkpoint(args, {"m": model}, {"m": optimizer}, again) == 2
-    again.scale(torch.ones(1))  # the scale is made when first used
-    assert again.get_scale() == 2.0**15
-
-
-@pytest.mark.parametrize(
-    "gradient, loss", [([1.0, math.nan, 1.0], 1.0), ([1.0, 1.0, 1.0], math.nan)]
-)
-def test_without_a_scaler_a_nan_stops_and_names_the_rows(gradient, loss):
-    """A NaN step that is taken ruins the run, one that is skipped hides a broken row: stop, weights as they were."""
-    model = Line()
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    (model.weight * torch.tensor(gradient)).sum().backward()
-    args = SimpleNamespace(max_grad_norm=1.0)
-    with pytest.raises(UserError, match="not finite; rows: pairs.jsonl:17"):
-        old_runs.clip_and_step(model, optimizer, None, args, loss, lambda: "rows: pairs.jsonl:17")
-    assert model.weight.tolist() == [0, 0, 0]
-
-
-@pytest.mark.parametrize(
-    "gradient, loss, scale",
-    [([1.0, 1.0, 1.0], math.inf, 2.0**16), ([1.0, math.inf, 1.0], 1.0, 0.5)],
-)
-def test_what_no_scale_can_mend_stops(gradient, loss, scale):
-    """A smaller scale changes neither a forward that overflows nor a gradient that is infinite at scale ½: tried again it
-    would be tried for ever, and skipped it would hide a broken row."""
-    model, scaler = Line(), torch.amp.GradScaler("cpu", init_scale=scale)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    with pytest.raises(UserError, match="not finite; rows: a:1"):
-        scaled_step(gradient, scaler, model, optimizer, loss)
-    assert model.weight.tolist() == [0, 0, 0]
-
-
 # ---- dropout and gradient checkpointing ----
 
 DROPOUT = {
@@ -434,8 +361,7 @@ def test_dropout_is_off_and_kept_in_the_saved_config(family, tmp_path):
     """
     folder = tiny_model(family, tmp_path, **DROPOUT[family])
     model, tokenizer = common.load_policy(folder), common.load_tokenizer(folder)
-    args = SimpleNamespace(grad_checkpoint=False)
-    old_runs.prepare_training(model, args)
+    prepare(model, SimpleNamespace(grad_checkpoint=False, fsdp=False))
     assert model.training
     rows = batch()
     forwards = [common.token_logps(model, *rows) for _ in range(4)]
@@ -463,7 +389,7 @@ def test_gradient_checkpointing_acts_and_is_exact(family, lora_rank, folders):
         for name, weight in model.named_parameters():
             if "lora_B" in name:  # at 0 the gradient of A would be 0 as well
                 weight.data.normal_(std=0.1, generator=torch.Generator().manual_seed(len(name)))
-        old_runs.prepare_training(model, SimpleNamespace(grad_checkpoint=on))
+        prepare(model, SimpleNamespace(grad_checkpoint=on, fsdp=False))
         blocks = next(m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == 2)
         calls = []
         for block in blocks:  # their first part: the recomputation stops once it has what it needs

@@ -29,7 +29,7 @@ import reward_train
 import sft
 from common import UserError
 from conftest import REPO
-from parts import files, old_runs, parallel
+from parts import files, parallel
 from parts.runs import Run
 from test_agent import ECHO
 from test_grpo_judge import TEXT, Rule, vowel, vowel_score
@@ -336,7 +336,6 @@ def test_one_process_is_left_as_it_is():
     assert parallel.all_sum(3) == 3 and parallel.all_sum(1, 2.5) == (1, 2.5) == parallel.all_max(
         1, 2.5
     )
-    assert [p.tolist() for p in old_runs.rank_batches(None, range(7), [3] * 7, 6)] == [p.tolist() for p in parts]  # fmt: skip
     run = SimpleNamespace(args=SimpleNamespace(micro_tokens=6), state={})
     assert [p.tolist() for p in Run.micro_batches(run, range(7), [3] * 7)] == [p.tolist() for p in parts]  # fmt: skip
     assert parallel.from_rank_0(rows) is rows and (parallel.rank(), parallel.world()) == (0, 1)

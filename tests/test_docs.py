@@ -28,7 +28,7 @@ import torch
 import common
 import evaluate
 from conftest import REPO, browser_or_skip
-from parts import files, old_runs
+from parts import files, runs
 from test_annotate import Rater, Server
 from test_grpo_judge import Rule
 from test_house import flags_of, metric_rows, reads_of
@@ -274,7 +274,7 @@ def test_what_cannot_run_is_parsed():
         if words[0] == "torchrun":
             launch = get_args_parser().parse_args(words[1:])
             flags = launch.training_script_args
-            if "--fsdp" not in inspect.getsource(old_runs.add_run_arguments):
+            if "--fsdp" not in inspect.getsource(runs.Parser):
                 flags = [flag for flag in flags if flag != "--fsdp"]
             assert module(launch.training_script).parse_args(flags).model, line
         elif words[0] == "make":
@@ -474,7 +474,7 @@ def test_a_trained_weight_has_sixteen_bytes(llama_folder):
     """fp32 master, gradient, two moments: counted on a model after a step of the trainers' own optimiser. Adapters of
     rank 4 have as many weights as the arithmetic says."""
     model = common.load_policy(llama_folder)
-    optimizer = old_runs.make_optimizer(model, 1e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     model(input_ids=torch.arange(9)[None]).logits.sum().backward()
     optimizer.step()
     held = [p for p in model.parameters()] + [p.grad for p in model.parameters()]
@@ -499,7 +499,7 @@ def test_activations_are_what_autograd_keeps():
     def kept(layers, checkpoint):
         model, _ = small_qwen(layers)
         args = SimpleNamespace(grad_checkpoint=checkpoint, fsdp=False)
-        old_runs.prepare_training(model, args)
+        runs.prepare(model, args)
         own = {p.untyped_storage().data_ptr() for p in model.parameters()}
         seen, alive = {}, []
 

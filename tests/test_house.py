@@ -20,7 +20,7 @@ import pytest
 
 REPO = Path(__file__).resolve().parent.parent
 LOWER = {"parts.files", "parts.parallel", "parts.lora", "parts.shared_prompt", "parts.stats"}
-OLD = {"parts.old_runs", "parts.old_flags"}  # they leave when the RL trainers have moved to Run
+OLD = {"parts.old_flags"}  # --config of annotate.py, and what judge.py and evaluate.py take from it
 CHECKS = {"checks.answers", "checks.instructions", "checks.risky"}
 RL = {"common", "watch", "parts.runs", "parts.rollouts", *LOWER}
 ARROWS = {  # who may import whom, downwards only: stages, parts/runs.py, common.py, the other parts, checks
@@ -36,7 +36,6 @@ ARROWS = {  # who may import whom, downwards only: stages, parts/runs.py, common
     "parts.runs": {"common", *LOWER},
     "parts.rollouts": {"common", "parts.runs", *LOWER},
     "parts.old_flags": {"parts.files"},
-    "parts.old_runs": {"common", "parts.runs", *LOWER, *OLD},
     "sft": {"common", "parts.runs", *LOWER},
     "reward_train": {"common", "parts.runs", *LOWER},
     "dpo": {"common", "parts.runs", *LOWER},
@@ -411,10 +410,7 @@ def test_every_flag_is_read(name):
         shared = reads_of(tree_of(REPO / "parts/rollouts.py"))
         read |= set.intersection(*(reads_of(tree_of(path)) | shared for path in MOVED))
         read |= reads_of(tree_of(REPO / "parts/parallel.py"))
-    elif name == "parts/old_runs.py":
-        trainers = [REPO / f"{stem}.py" for stem in ("grpo_agent",)]
-        read |= set.union(*(reads_of(tree_of(path)) for path in trainers))
-    plumbing = ("parts/runs.py", "parts/parallel.py", "parts/old_runs.py", "parts/old_flags.py")
+    plumbing = ("parts/runs.py", "parts/parallel.py", "parts/old_flags.py")
     for other in plumbing if name not in plumbing[:1] else ():
         read |= reads_of(tree_of(REPO / other))
     unread = [f"{flag} (line {line})" for flag, line in flags_of(tree) if flag not in read]
@@ -436,7 +432,7 @@ def test_docstring_examples(name):
     """Examples worked by hand are the first thing a reader believes. They run, and there is at least one."""
     result = doctest.testmod(importlib.import_module(module(name)))
     assert result.failed == 0
-    plain = ("lora", "rollouts", "shared_prompt", "old_runs", "old_flags")
+    plain = ("lora", "rollouts", "shared_prompt", "old_flags")
     assert result.attempted > 0 or name in [f"parts/{stem}.py" for stem in plain]
 
 

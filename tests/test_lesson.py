@@ -1,7 +1,6 @@
 """F9: `make lesson`. A planted preference is found in the reward model and in the policy tuned on it, and cured in the model."""
 
 import json
-import re
 import shlex
 import subprocess
 import sys
@@ -69,17 +68,14 @@ def test_the_committed_policies_show_the_preference():
 
 @pytest.mark.slow
 def test_a_policy_tuned_on_biased_votes_is_found_worse(tmp_path):
-    """The lesson's own two commands of seed 0, and an audit of what they leave with as many names and résumés as the lesson's:
-    found, larger after, Black lower, and status 1 where a difference is to fail."""
-    printed = subprocess.run(
-        ["make", "-n", "lesson-0", "PY=python"], cwd=REPO, capture_output=True, text=True, check=True
-    ).stdout.replace("runs/lesson-0", str(tmp_path))  # fmt: skip
-    lines = re.findall(r"^python (dpo\.py .*_biased\.jsonl .*)$", printed, re.M)
-    assert len(lines) == 2
-    audit = "fairness.py twins --before data/tiny-base --after {0}/policy-biased --names-per-cell 10 --resumes 20 --generated-names 2 --generated-resumes 2 --out {0}/twins --fail-on difference"
-    for line in (*lines, audit.format(tmp_path)):
+    """A short tuning on the biased votes, at three times the usual rate, and an audit with as many names and résumés as the
+    lesson's: found, larger after, Black lower, and status 1 where a difference is to fail. (At the usual rate 120 steps
+    leave a gap of the base's own size, which is no larger after; the lesson takes 400.)"""
+    policy = tmp_path / "policy-biased"
+    tune = f"dpo.py --pairs data/screen_biased.jsonl --steps 120 --lr 1e-3 --eval-every 0 --out {policy}"
+    audit = f"fairness.py twins --before data/tiny-base --after {policy} --names-per-cell 10 --resumes 20 --generated-names 2 --generated-resumes 2 --out {tmp_path}/twins --fail-on difference"
+    for line, expected in ((tune, 0), (audit, 1)):
         done = subprocess.run([sys.executable, *shlex.split(line)], cwd=REPO, capture_output=True, text=True)  # fmt: skip
-        expected = 1 if line.startswith("fairness") else 0
         assert done.returncode == expected, f"{line}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
     row = change_of(json.loads((tmp_path / "twins" / "report.json").read_text("utf-8")), "policy-biased")  # fmt: skip
     assert row["verdict"].startswith("difference found: larger after")

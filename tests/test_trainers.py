@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
@@ -34,7 +34,7 @@ import dpo
 import ppo
 import reward_train
 import sft
-from parts import files, lora, old_runs, rollouts, runs
+from parts import files, lora, rollouts, runs
 from tiny import (
     BOS_TEMPLATE,
     CHATML,
@@ -141,7 +141,6 @@ def watched(monkeypatch, stage, mask_nan=False, reference=None):
     with monkeypatch.context() as patch, pytest.raises(Caught):
         patch.setattr(stage, name, forward)
         patch.setattr(runs.Run, "update", update)
-        patch.setattr(old_runs, "clip_and_step", lambda model, o, s, a, loss, w: stopped(loss, model.parameters()))  # fmt: skip
         if mask_nan:
             patch.setattr(runs, "prepare", prepare)
         if reference:
@@ -427,8 +426,7 @@ def saved_model(monkeypatch, stage, data, model, out, *flags):
         real(model, *args)
 
     with monkeypatch.context() as patch:
-        for module in (runs, old_runs):
-            patch.setattr(module, "save_model", keep)
+        patch.setattr(runs, "save_model", keep)
         rows = train(stage, data, model, out, *flags)
     return rows, held["model"]
 
@@ -1186,54 +1184,6 @@ def test_help(stage, most, monkeypatch, capsys):
     assert explained(brief) == ["--help-all", *own]
     assert " ".join(shared) in " ".join(brief.rpartition("Shared by all")[2].split())
     assert sorted(explained(full)) == sorted(["--help-all", *own, *shared])
-
-
-# ---- a DPO policy as the reward of PPO ----
-
-
-@pytest.mark.parametrize("loss_type", ["sigmoid", "simpo"])
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
-def test_a_dpo_policy_scores_by_its_implicit_reward(family, loss_type, tmp_path, pairs_file):
-    """β·(log π − log π_ref) of the folder is what the run itself logged for its held-out pairs, and its scale is their mean
-    and deviation; simpo: β·mean log π, no reference. Padding and mates change nothing."""
-    model, held = tiny_model(family, tmp_path), write_pairs(tmp_path / "held.jsonl", 9, seed=4)
-    flags = ("--steps", 12, "--lr", 3e-3, "--eval-pairs", held, "--loss-type", loss_type)
-    rows = train(dpo, pairs_file, model, tmp_path / "dpo", *flags, "--beta", 0.2)
-    last = [r for r in rows if "eval/loss" in r][-1]
-    rows, folder = read(held), str(tmp_path / "dpo")
-    raw = old_runs.reward_function(folder, raw=True, tokens=64)
-    prompts = [r["prompt"] for r in rows]
-    sides = [raw(prompts, [r[side][0]["content"] for r in rows]) for side in ("chosen", "rejected")]
-    for side, scores in zip(("chosen", "rejected"), sides):
-        assert np.mean(scores) == pytest.approx(last[f"eval/rewards/{side}"], abs=1e-5)
-    assert np.std(sides) > 1e-3, "the run moved the policy, so its rewards differ"
-    assert raw(prompts[:1], [rows[0]["chosen"][0]["content"]])[0] == pytest.approx(sides[0][0], abs=1e-5)  # fmt: skip
-    scaled = old_runs.reward_function(folder)(prompts, [r["chosen"][0]["content"] for r in rows])
-    expected = (np.mean(sides[0]) - np.mean(sides)) / np.std(sides, ddof=1)
-    assert np.mean(scaled) == pytest.approx(expected, abs=1e-3)
-
-
-def test_an_implicit_reward_needs_its_reference(tmp_path, pairs_file):
-    """A reward against another model than the one that DPO started from is no reward: refused by name, also when it is gone.
-    A plain language model has neither a head nor a reference, and everywhere but in PPO and GRPO a DPO policy is one."""
-    model = tiny_model("llama", tmp_path)
-    train(dpo, pairs_file, model, tmp_path / "dpo", "--steps", 2)
-    folder = str(tmp_path / "dpo")
-    old_runs.reward_function(folder)
-    with pytest.raises(files.UserError, match="no reward_std"):  # nothing was held out
-        old_runs.reward_function(folder, scaled=True)
-    for function, name in ((old_runs.reward_function, model), (common.reward_function, folder)):
-        with pytest.raises(files.UserError, match="not a reward model; train one with reward_tr"):
-            function(name)
-    weights = load_file(Path(model) / "model.safetensors")
-    key = next(iter(weights))
-    weights[key] = weights[key] + 1
-    save_file(weights, Path(model) / "model.safetensors", {"format": "pt"})
-    with pytest.raises(files.UserError, match="its reference .* has changed or is gone"):
-        old_runs.reward_function(folder)
-    shutil.rmtree(model)
-    with pytest.raises(files.UserError, match="its reference .* has changed or is gone"):
-        old_runs.reward_function(folder)
 
 
 def read_args(folder):
