@@ -14,7 +14,7 @@ Conventions  an action is an answer token, end token included; KL is k1 inside t
              softmax(logits / temperature)
 Left out     1. rewards before the end of an answer   2. PPO-ptx   3. asynchronous rollouts
 Run          python ppo.py --reward-model runs/reward
-             python ppo.py --prompts mine.jsonl --reward-fn my.py:score --critic shared --lora-rank 16
+             python ppo.py --prompts my.jsonl --reward-fn my.py:score --critic shared --lora-rank 16
              torchrun --nproc-per-node 8 ppo.py --fsdp --reward-model runs/reward
 Writes       a model folder, args.json, metrics.jsonl, samples.jsonl, rollouts.jsonl, checkpoint/
 Reference    Schulman et al. 2017, arXiv 1707.06347 (clip, eq. 7); GAE: 1506.02438, eq. 16; KL in
