@@ -77,7 +77,8 @@ def shape_rewards(scores, logps, ref_logps, mask, kl_coef, finished=None, no_end
     [Ziegler eq. 2]
 
     scores            (B,) what the reward said of the whole answer
-    logps, ref_logps  (B, T) log π and log π_ref of the sampled tokens    mask  (B, T) True at actions
+    logps, ref_logps  (B, T) log π and log π_ref of the sampled tokens
+    mask              (B, T) True at actions
     finished          (B,) bool, ended by an end token; None: all did
     returns           (rewards, kl), both (B, T), 0 outside the mask; kl is k1: any other estimate
                       has the wrong gradient in the reward (the KL card in the tests)
@@ -302,7 +303,8 @@ def load_models(args, run):
     """(policy, reference, critic, reward, tokenizer)
 
     The policy is trained. The reference is a frozen copy of its start or, with LoRA, the policy
-    with its adapters off. The critic is a trunk of its own with a value head, or a head on the policy.
+    with its adapters off. The critic is a trunk of its own with a value head, or a head on the
+    policy.
     """
     tokenizer = common.load_tokenizer(args.model)
     policy = common.load_policy(args.model, run.dtype, run.device, lora_rank=args.lora_rank)
