@@ -14,7 +14,7 @@ Conventions  an action is an answer token, end token included; KL is k1 inside t
              softmax(logits / temperature)
 Left out     1. rewards before the end of an answer   2. PPO-ptx   3. asynchronous rollouts
 Run          python ppo.py --reward-model runs/reward
-             python ppo.py --prompts mine.jsonl --reward-fn my.py:score --lora-rank 16
+             python ppo.py --prompts my.jsonl --reward-fn my.py:score --critic shared --lora-rank 16
              torchrun --nproc-per-node 8 ppo.py --fsdp --reward-model runs/reward
 Writes       a model folder, args.json, metrics.jsonl, samples.jsonl, rollouts.jsonl, checkpoint/
 Reference    Schulman et al. 2017, arXiv 1707.06347 (clip, eq. 7); GAE: 1506.02438, eq. 16; KL in
@@ -24,8 +24,8 @@ Axes         B answers, T tokens (prompt and answer, right padded), H hidden siz
     position      0      1      2      3      4       5
     token         p0     p1     p2     a0     a1      end
     action                             ✓      ✓       ✓            mask (B, T)
-    log-prob                           of a0  of a1   of end       read one column to the left
-    value                              V(p)   V(p,a0) V(p,a0,a1)   before the token: also to the left
+    log-prob                           of a0  of a1   of end      read one column to the left
+    value                              V(p)   V(p,a0) V(p,a0,a1)  before the token: also to the left
     reward                             −β·k1  −β·k1   −β·k1 + score
 """
 
@@ -77,7 +77,8 @@ def shape_rewards(scores, logps, ref_logps, mask, kl_coef, finished=None, no_end
     [Ziegler eq. 2]
 
     scores            (B,) what the reward said of the whole answer
-    logps, ref_logps  (B, T) log π and log π_ref of the sampled tokens        mask  (B, T) True at actions
+    logps, ref_logps  (B, T) log π and log π_ref of the sampled tokens
+    mask              (B, T) True at actions
     finished          (B,) bool, ended by an end token; None: all did
     returns           (rewards, kl), both (B, T), 0 outside the mask; kl is k1: any other estimate
                       has the wrong gradient in the reward (the KL card in the tests)
@@ -103,7 +104,7 @@ def gae(rewards, values, mask, gamma=1.0, lam=0.95, bootstrap=None):
     """A_t = δ_t + γλ·A_{t+1},  δ_t = r_t + γ·V_{t+1} − V_t;  returns = A + V      [GAE eq. 16]
 
     rewards, values, mask  (B, T); V_t is the value of the state in which token t is chosen
-    bootstrap              (B,) value of the state after the last action; None: 0, the answer is over
+    bootstrap              (B,) value of the state after the last action; None: 0, it is over
     returns                (advantages, returns), both (B, T), 0 outside the mask
 
     γ = 1: λ = 1 is "what came − what was expected", λ = 0 the surprise of one step.
@@ -198,7 +199,7 @@ def explained_variance(returns, values, mask):
 
 
 class AdaptiveKL:
-    """β ← β·(1 + clip(kl/target − 1, ±0.2)·n/horizon); without a target β stays.     [Ziegler eq. 4]
+    """β ← β·(1 + clip(kl/target − 1, ±0.2)·n/horizon); without a target β stays.    [Ziegler eq. 4]
 
     kl: mean over n answers of the sum over tokens. Twice the target raises β by 20 % in `horizon`
     answers.
@@ -304,8 +305,9 @@ def prompts_of_step(n, size, seed, step):
 def load_models(args, run):
     """(policy, reference, critic, reward, tokenizer)
 
-    The policy is trained. The reference is a frozen copy of its start or, with LoRA, the policy with
-    its adapters off. The critic is a trunk of its own with a value head, or a head on the policy.
+    The policy is trained. The reference is a frozen copy of its start or, with LoRA, the policy
+    with its adapters off. The critic is a trunk of its own with a value head, or a head on the
+    policy.
     """
     tokenizer = common.load_tokenizer(args.model)
     policy = common.load_policy(args.model, run.dtype, run.device, lora_rank=args.lora_rank)
@@ -430,10 +432,10 @@ def rollout(args, run, models, rows, seed):
 
 
 def backward(args, run, policy, critic, b, part, actions):
-    """The gradient of the answers in `part`: ({key: sum over their actions}, largest ρ and |log ρ|).
+    """The gradient of the answers in `part`: ({key: sum over its actions}, largest ρ and |log ρ|).
 
-    actions: those of the whole optimiser step. The policy's graph is gone before a critic of its own
-    runs; with --fsdp this is also the order in which all ranks gather weights.
+    actions: those of the whole optimiser step. The policy's graph is gone before a critic of its
+    own runs; with --fsdp this is also the order in which all ranks gather weights.
     """
     t = int(b["lengths"][part].max())
     ids, attention_mask, mask, old_logps, old_values, advantages, returns = (
