@@ -40,6 +40,7 @@ from common import at_least_fp32, batch_indices, kl_estimates, pad_id, sample, t
 from parts import parallel, rollouts, runs
 from parts.files import UserError, command, load_function, number, write_json
 from parts.lora import adapter_off
+from parts.rollouts import load_models
 from parts.stats import mean
 
 # learning rates: below 100 M parameters (worked on the bundled base, not swept), full weights, LoRA
@@ -771,7 +772,7 @@ def main(argv=None):
     run.planned = plan(args, train)
     print(watch.promise(args, bool(val)))
     graders = Graders(args, run, data)
-    policy, reference, tokenizer = rollouts.load_models(args, run)
+    policy, reference, tokenizer = load_models(args, run)
     run.state = {"policy": policy}
     run.start(tokenizer, args.lr or runs.default_lr(policy, RATES))
     guard = rollouts.Guard(run, watch.Watcher(args, run.rows()))

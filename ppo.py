@@ -231,8 +231,7 @@ def parse_args(argv=None):
     add("--reward-model", help="folder of a reward model; scores are standardised by its training mean and deviation")
     add("--reward-fn", help="FILE:FUNCTION instead: (prompts, answers, rows) to a list of numbers, None for one without a score")
     add("--gold", help="FILE:FUNCTION that scores validation answers and is never trained on, such as data/recruiter.py:reward")
-    add("--critic", choices=("rm", "policy", "shared"),
-        help="values from a copy of the reward model or of the policy, or a head on the policy (default rm if tokenizers agree)")
+    add("--critic", choices=("rm", "policy", "shared"), help="own trunk, from the reward model or policy, or shared (default rm or policy)")
     add("--rollouts", type=number(int, at_least=2), default=64, help="answers per step, 32 to 512 (default %(default)s)")
     add("--ppo-epochs", type=number(int, at_least=1), default=2, help="passes over a rollout, 1 to 4 (default %(default)s)")
     add("--temperature", type=number(above=0), default=1.0, help="of rollout and update (default %(default)s)")
@@ -241,10 +240,8 @@ def parse_args(argv=None):
     add("--kl-target", type=number(above=0), help="steer --beta to this KL per answer, in nats, 3 to 10 (default: --beta is fixed)")
     add("--clip-high", type=number(above=0), default=0.2, help="ratio kept below 1 + this; 0.28 is clip-higher (default %(default)s)")
     add("--entropy-coef", type=number(at_least=0), default=0.0, help="weight of an entropy bonus, 0 to 0.01 (default 0)")
-    add("--no-end-penalty", type=number(at_least=0), default=1.0,
-        help="subtracted if an answer is cut at --max-new-tokens (default %(default)s)")
-    add("--restore", choices=("best", "last"), default="best",
-        help="weights to write: of the best validation, or the last (default %(default)s)")
+    add("--no-end-penalty", type=number(at_least=0), default=1.0, help="subtracted if an answer is cut (default %(default)s)")
+    add("--restore", choices=("best", "last"), default="best", help="which weights to write: the best or the last (default %(default)s)")
     # fmt: on
     watch.add_watch_arguments(parser)
     parser.add_run_arguments("runs/ppo", RATES)
