@@ -98,7 +98,7 @@ def against_base(report, name):
 
 @pytest.mark.parametrize("name", ["dpo", "ppo"])
 def test_policies_are_better_on_unseen_roles(demo, name):
-    """Verdict better, utility up by .15 and more (.26 to .31 where the reports were made), a KL above 0 that is stated."""
+    """Verdict better, utility up by .15 and more (DPO .28 to .30, PPO .17 to .19 where the reports were made), a KL above 0 that is stated."""
     report, _ = demo
     base, policy = of_model(report, "tiny-base"), of_model(report, name)
     assert against_base(report, name)["verdict"] == "better"
@@ -106,9 +106,10 @@ def test_policies_are_better_on_unseen_roles(demo, name):
     assert policy["kl"]["low"] > 0 and base["kl"]["value"] == 0
 
 
-@pytest.mark.parametrize("name, gain, wins", [("dpo", 0.20, 0.75), ("ppo", 0.25, 0.80)])
+@pytest.mark.parametrize("name, gain, wins", [("dpo", 0.20, 0.75), ("ppo", 0.15, 0.65)])
 def test_policies_reach_their_targets_in_the_committed_reports(name, gain, wins):
-    """DPO: utility ≥ base + .20, win rate ≥ .75; PPO: + .25 and .80; means of three seeds.
+    """DPO: utility ≥ base + .20, win rate ≥ .75; PPO: + .15 and .65; means of three seeds. (PPO's were + .25 and .80 while it
+    was rewarded by DPO's implicit reward, too; on the reward model alone it ends where best of 16 does.)
 
     Of the committed reports, for a fresh run may differ from them by its tolerance (`test_numbers_are_the_committed_ones`),
     and the margin is narrower than that."""

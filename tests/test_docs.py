@@ -61,7 +61,6 @@ SMALL = [  # the first that matches adds its flags; a line that nothing matches 
     (r"grpo_rubric\.py.* --judge-base-url", "--steps 2 --group-size 2 --groups-per-batch 2 --max-new-tokens 4 --eval-every 0 --device cpu --judge-base-url JUDGE"),
     (r"grpo_rubric\.py", "--steps 2 --group-size 2 --groups-per-batch 2 --max-new-tokens 4 --eval-every 0 --device cpu"),
     (r"ppo\.py", "--steps 2 --rollouts 4 --batch-size 4 --eval-every 0 --max-new-tokens 4 --device cpu"),
-    # with held-out pairs, for PPO's mean of two rewards needs the scale of each
     (r"dpo\.py.*--pairs data/", TRAIN + " --pairs few_pairs.jsonl --eval-pairs few_pairs.jsonl"),
     (r"(dpo|reward_train)\.py.*--pairs data/", TRAIN + " --pairs few_pairs.jsonl"),
     (r"dpo\.py.*--stop-after", TRAIN + " --stop-after 1"),

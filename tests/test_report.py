@@ -155,7 +155,7 @@ def test_equal_kl_in_the_report():
 
 
 def test_a_run_on_another_reward_has_no_proxy_curve():
-    """PPO on two rewards logs their mean as val/score; the end point is the report's one reward model: a line from one to
+    """A run on another reward model logs its score as val/score; the end point is the report's one reward model: a line from one to
     the other would join two scores. Its gold curve stays; a run on that very reward model keeps both."""
     number = {"value": 1.0, "low": 0.9, "high": 1.1}
     points = [{"step": i, "kl": i, "gold": 0.5, "proxy": 0.1} for i in (0, 1)]
@@ -163,7 +163,7 @@ def test_a_run_on_another_reward_has_no_proxy_curve():
     report = {
         "models": [{"name": n, "kl": number, "gold": number, "proxy": number} for n in names],
         "frontier": [{"model": n, "points": points, "overoptimised": None, "fit": None} for n in names[1:]],
-        "runs": [{"name": "runs/one", "reward_model": "rm"}, {"name": "runs/two", "reward_model": "rm, dpo"}],
+        "runs": [{"name": "runs/one", "reward_model": "rm"}, {"name": "runs/two", "reward_model": "other"}],
         "setup": {"reward_model": "rm"},
         "scorers": ["gold", "proxy"],
     }  # fmt: skip
