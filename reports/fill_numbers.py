@@ -131,7 +131,7 @@ def demo():
     more = sum(ppo["proxy"]["value"] > dpo["proxy"]["value"] for dpo, ppo in ends)
     less = sum(ppo["gold"]["value"] < dpo["gold"]["value"] for dpo, ppo in ends)
     story = f"PPO ends with more of the reward model's score than DPO in {more} of {seeds} runs, and with less of what that score stands for in {less}."  # fmt: skip
-    note += f" Seconds: training, as the runs logged them on a CPU; PPO's include its reward model's. {seeds} seed{'s' * (seeds > 1)}."
+    note += f" Seconds: training, as the runs logged them on a CPU that did other work; PPO's include its reward model's. {seeds} seed{'s' * (seeds > 1)}."
     head = ["model", "", "utility", "reward model", "KL", "wins against the base", "seconds"]
     means = [line for line in lines if line[0]]
     each = f"<details><summary>each seed</summary>\n\n{table(head, lines)}\n\n</details>\n\n" * (means != lines)  # fmt: skip

@@ -98,7 +98,7 @@ def against_base(report, name):
 
 @pytest.mark.parametrize("name", ["dpo", "ppo"])
 def test_policies_are_better_on_unseen_roles(demo, name):
-    """Verdict better, utility up by .15 and more (DPO .28 to .30, PPO .17 to .19 where the reports were made), a KL above 0 that is stated."""
+    """Verdict better, utility up by .15 and more (DPO .28 to .30, PPO .17 to .21 where the reports were made), a KL above 0 that is stated."""
     report, _ = demo
     base, policy = of_model(report, "tiny-base"), of_model(report, name)
     assert against_base(report, name)["verdict"] == "better"
