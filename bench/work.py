@@ -169,6 +169,7 @@ def pair_flags(task, folder, out, batch, steps=None, micro_tokens=None, loss_typ
         "--schedule": "constant", "--warmup": 0, "--eval-fraction": 0, "--eval-every": 0, "--device": "cpu",
         **({"--steps": steps} if steps else {"--epochs": 1}),
         **({"--micro-tokens": micro_tokens} if micro_tokens else {}),
+        **({} if task == "reward" else {"--max-new-tokens": 1}),  # no time for the sample answers at start and end
         **({"--nll-coef": 0} if task == "dpo" else {}),  # TRL's default has no such term
         **({"--loss-type": loss_type} if loss_type else {}),
     }  # fmt: skip
