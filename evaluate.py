@@ -1677,7 +1677,7 @@ def load_judge(args):
 
     price, where = judge.read_price(args.judge_price), Path(args.out) / "judge_cache.jsonl"
     server = args.judge_base_url, args.judge_api_key_env
-    return judge.Judge(args.judge_model, *server, cache=where, price=price, seed=args.seed)
+    return judge.Judge(args.judge_model, *server, cache=where, price=price)
 
 
 def judged(models, rows, asker, seed):

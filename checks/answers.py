@@ -124,12 +124,23 @@ os.write(1, ("\\n" + token).encode())
 """
 
 
-def run_tests(answer, tests, seconds=5):
-    """True if the tests run to their end behind the answer's code: exit code 0 and a random token, printed last.
+def compiles(source):
+    try:
+        compile(source, "tests", "exec")
+    except (SyntaxError, ValueError):  # a ValueError: a null byte
+        return False
+    return True
 
+
+def run_tests(answer, tests, seconds=5):
+    """True if the tests run to their end after the answer's code: exit code 0 and a random token, printed last.
+
+    None if the tests themselves do not compile: no answer could pass them.
     A fresh isolated interpreter in an empty folder, limits on CPU, memory, files and processes, and a kill of the
     whole process group. This is no sandbox: the code can read what the user can read, and reach the network.
     """
+    if not compiles(tests):
+        return None
     code = re.findall(r"```(?:python|py)?[ \t]*\n(.*?)```", answer, re.S | re.I)
     token = os.urandom(16).hex()
     with tempfile.TemporaryDirectory() as folder, open(Path(folder) / "out", "w+b") as out:

@@ -9,7 +9,7 @@ import difflib
 import json
 import re
 
-from checks.answers import choice, math_answer, math_equal, run_tests
+from checks.answers import choice, compiles, math_answer, math_equal, run_tests
 from checks.risky import number_of_requests, risky_questions, without_invisible
 
 
@@ -170,6 +170,12 @@ def a_flag(value):
     return value
 
 
+def a_program(value):
+    if not compiles(a_text(value)):
+        raise ValueError("expected Python code that compiles")
+    return value
+
+
 def gold_text(value):
     return a_text(str(value) if is_number(value) else value).strip()
 
@@ -216,7 +222,7 @@ CHECKS = {  # id: (the check, its arguments)
     "text:contains": (lambda a, answer: occurrences(answer, a) > 0, {"answer": gold_text}),
     "choice:equal": (lambda a, answer: choice(a) == choice(answer), {"answer": gold_text}),
     "math:equal": (lambda a, answer, **how: math_equal(math_answer(a, **how), answer), {"answer": gold_math, "strict_boxed?": a_flag, "last_number?": a_flag}),
-    "code:tests": (run_tests, {"tests": a_text}),
+    "code:tests": (run_tests, {"tests": a_program}),
     "interview:question_count": (lambda a, num_questions, relation: relation(number_of_requests(a), num_questions), {"num_questions": whole, "relation": relation}),
     "interview:no_risky_question": (lambda a: not risky_questions(a), {}),
 }
@@ -248,8 +254,9 @@ def check_arguments(check, arguments, allow_code=False):
 
 
 def passes(criterion, answer, mode="strict"):
-    """Does the visible part of the answer do well by this check? An empty answer never does, negated or not.
+    """Does the visible part of the answer do well by this check? None if the check itself is broken.
 
+    An empty answer never does well, negated or not.
     loose: any of eight variants may pass: as it is, less its first line, its last, or both; each without its * too
     """
     text = visible(answer)
@@ -259,5 +266,5 @@ def passes(criterion, answer, mode="strict"):
         parts = [text] + ["\n".join(part) for part in (lines[1:], lines[:-1], lines[1:-1])]
         variants = [v for part in parts for v in (part, part.replace("*", ""))]
     check = CHECKS[criterion.check][0]
-    said = [bool(check(v, **criterion.arguments)) for v in variants if not blank(v)]
-    return (not criterion.negate) in said
+    said = [check(v, **criterion.arguments) for v in variants if not blank(v)]
+    return None if None in said else (not criterion.negate) in map(bool, said)
