@@ -45,7 +45,7 @@ from parts.stats import mean
 
 # learning rates: below 100 M parameters (worked on the bundled base, not swept), full weights, LoRA
 RATES = 3e-4, 1e-6, 4e-5
-EVAL_TEMPERATURE = 0.0  # greedy
+RUBRIC_SCORE = "fraction"  # share of the weight that was met; "all": 1 only if all of it was
 CLIP = {"token": (0.2, 0.28), "sequence": (3e-4, 4e-4)}  # DAPO's clip-higher; GSPO, section 5.1
 SHOW = ("reward/mean", "reward/frac_mixed", "entropy", "length/mean", "lr")  # on the bar
 HEADLINE = ("val/score", "val/gold", "reward/mean")  # before and after
@@ -289,6 +289,7 @@ def parse_args(argv=None):
     add("--groups-per-batch", type=whole_number, default=8, help="prompts per step, 4 to 64; or use --batch-size (default 8)")
     add("--num-substeps", type=whole_number, default=1, help="optimiser steps per rollout; a group is never split (default %(default)s)")
     add("--temperature", type=number(above=0), default=1.0, help="of rollout and update (default %(default)s)")
+    add("--eval-temperature", type=number(at_least=0), default=0.0, help="of validation, 0 = greedy (default %(default)s)")
     add("--max-new-tokens", type=whole_number, default=96, help="longest answer, in tokens (default %(default)s)")
     # measured in tests/test_toy_world.py: with --beta only loo lands on the optimum, center on that of β·G/(G−1);
     # std makes a near tie in RULER, .80 and .81, pull as hard as .1 and .9
@@ -298,9 +299,9 @@ def parse_args(argv=None):
     add("--beta", type=number(at_least=0), default=0.0, help="KL coefficient in the loss, 0 to 0.1; 0 loads no reference (default 0)")
     add("--overlong", choices=("keep", "mask", "penalty"), default="keep", help="cut answers: as is, no loss, penalised (default keep)")
     add("--restore", choices=("best", "last"), default="best", help="weights written: best validation, or last (default %(default)s)")
+    add("--allow-code-execution", action="store_true", help=judges.CODE_HELP)
     add("--dry-run", action="store_true", help="print rows, calls, tokens and USD; load no model and ask nobody")
     # fmt: on
-    judges.add_rubric_arguments(parser)
     judges.add_ruler_arguments(parser)
     judges.add_judge_arguments(parser)
     watch.add_watch_arguments(parser)
@@ -506,7 +507,7 @@ class Graders:
                     # equal answers: nothing to compare, so nothing to learn
                     found += ruling.scores or [0.0 if ruling.identical else None] * size
             else:
-                how = ("loose" if name == "loose" else "strict"), args.rubric_score
+                how = ("loose" if name == "loose" else "strict"), RUBRIC_SCORE
                 grades = judges.grade_answers(rows, texts, judge, *how, name != "rubric")
                 found = [grade.score for grade in grades]
             parts[name] = parallel.gather(found, mine)
@@ -692,7 +693,7 @@ def keep_rollout(run, split, b, advantages=None):
 def evaluate(args, policy, tokenizer, graders, rows):
     """(metrics, b): one answer to each held-out prompt, and its grades."""
     metric = args.val_metric
-    _, b = answer(args, policy, tokenizer, rows, 1, EVAL_TEMPERATURE, args.seed)
+    _, b = answer(args, policy, tokenizer, rows, 1, args.eval_temperature, args.seed)
     names = ["strict", "loose", metric] if metric == "checks" else [metric]
     b |= graders.score(b, names, graders.val_judge)
     metrics = {f"val/{name}": mean(b["parts"][name]) for name in names}

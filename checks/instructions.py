@@ -42,7 +42,7 @@ RELATIONS = {
 
 
 def occurrences(phrase, text):
-    """How often the phrase stands in the text as whole words, case ignored: "art" is not in "start"."""
+    """How often the phrase occurs as whole words, case ignored: "art" is not in "start"."""
     return len(re.findall(rf"(?<!\w){re.escape(phrase.strip())}(?!\w)", text, re.I))
 
 
@@ -56,7 +56,7 @@ def number_of_sentences(text):
 
 
 def paragraphs_match(text, num_paragraphs):
-    """Exactly n pieces between ***, as IFEval counts: a blank first or last one is none, a blank inner one fails."""
+    """Exactly n pieces between ***, as IFEval counts: blank ends ignored, a blank middle fails."""
     pieces = [piece.strip() for piece in text.split("***")]
     pieces = pieces[1:] if not pieces[0] else pieces
     pieces = pieces[:-1] if pieces and not pieces[-1] else pieces
@@ -120,7 +120,8 @@ def two_responses(text):
     return len(pieces) == 2 and all(pieces) and pieces[0] != pieces[1]
 
 
-# what a check takes: each kind returns the value or raises ValueError("expected …"); a "?" marks what may be left out
+# what a check takes: each kind returns the value or raises ValueError("expected …"); a "?" marks
+# what may be left out
 
 
 def a_text(value):
@@ -230,7 +231,7 @@ CHECKS = {  # id: (the check, its arguments)
 
 
 def check_arguments(check, arguments, allow_code=False):
-    """The arguments of a check, each read by its kind; ValueError for an unknown id or argument, or a missing one."""
+    """The arguments of a check, each read by its kind; ValueError for unknown or missing ones."""
     if not isinstance(check, str) or check not in CHECKS:
         near = difflib.get_close_matches(str(check), CHECKS, 1, 0)[0]
         raise ValueError(f'unknown check "{check}"; the nearest known one is "{near}"')
@@ -254,10 +255,11 @@ def check_arguments(check, arguments, allow_code=False):
 
 
 def passes(criterion, answer, mode="strict"):
-    """Does the visible part of the answer do well by this check? None if the check itself is broken.
+    """Does the visible part of the answer pass this check? None if the check itself is broken.
 
     An empty answer never does well, negated or not.
-    loose: any of eight variants may pass: as it is, less its first line, its last, or both; each without its * too
+    loose: any of eight variants may pass: as it is, without its first line, its last, or both; each
+    also without its *
     """
     text = visible(answer)
     variants = [text]

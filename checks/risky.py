@@ -22,7 +22,7 @@ def without_invisible(text):
 
 
 def normal_form(text):
-    """NFKC, no invisible characters, straight quotes, (s) → s, case folded, % → percent, blanks collapsed.
+    """NFKC, nothing invisible, straight quotes, (s) → s, case folded, % → percent, single blanks.
 
     >>> normal_form("Ａｒｅ  you 50% “sure(s)”?")
     'are you 50 percent "sures"?'
@@ -75,7 +75,8 @@ OPENERS = "how|what|which|why|when|where|who|tell|describe|explain|walk"
 def is_open(sentence):
     """Does a request (a normal form) leave room for an answer, after lead-ins such as "thanks"?
 
-    >>> [is_open(s) for s in ("how did you do it?", "however, do you know sql?", "well, tell me more.")]
+    >>> asked = "how did you do it?", "however, do you know sql?", "well, tell me more."
+    >>> [is_open(sentence) for sentence in asked]
     [True, False, True]
     """
     lead_in = request_cues()[2]
@@ -84,7 +85,7 @@ def is_open(sentence):
 
 @functools.lru_cache
 def risky_patterns():
-    """({code: (severity, patterns)}, patterns of what may be asked and of refusals), compiled and tried out."""
+    """({code: (severity, patterns)}, patterns of what may be asked and of refusals)."""
     data = read_data("risky_questions.json")
     codes = {
         code: (c["severity"], [re.compile(p) for p in c["patterns"]])
@@ -98,10 +99,11 @@ def risky_patterns():
 
 
 def risky_questions(text):
-    """What an interviewer should not ask: [{"code", "severity", "sentence", "start", "end"}], offsets into the text.
+    """What must not be asked: [{"code", "severity", "sentence", "start", "end"}], offsets in text.
 
     Only a request counts; a refusal to ask and what may be asked do not.
-    >>> [(r["code"], r["sentence"]) for r in risky_questions("Thanks. How old are you? I can't ask your age.")]
+    >>> found = risky_questions("Thanks. How old are you? I can't ask your age.")
+    >>> [(risky["code"], risky["sentence"]) for risky in found]
     [('age', 'How old are you?')]
     """
     codes, silent = risky_patterns()

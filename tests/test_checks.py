@@ -234,10 +234,10 @@ def test_code_passes_only_behind_the_last_test(answer, passed, monkeypatch):
 
 def test_code_needs_the_flag():
     """Running what a model wrote is never a default: the file is refused, and the criterion never gets so far."""
-    row = {"prompt": "x", "checks": [{"check": "code:tests", "tests": "assert 1"}]}
+    row = {"prompt": "x", "rubrics": [{"check": "code:tests", "tests": "assert 1"}]}
     with pytest.raises(ValueError, match="--allow-code-execution"):
         judge.read_row(row)
-    assert judge.read_row(row, allow_code=True)[0].criteria[0].check == "code:tests"
+    assert judge.read_row(row, allow_code=True).criteria[0].check == "code:tests"
 
 
 # ---- questions ----
@@ -308,7 +308,7 @@ def test_bundled_rubrics_are_graded_as_their_generator_means(bundled):
     differ = []
     for i in range(60):
         row = rubrics.rubric_row(rng_for("train", i), "train", i)
-        read = judge.read_row(rubrics.public(row))[0]
+        read = judge.read_row(rubrics.public(row))
         for q in (None, 1.0, 0.5, 0.0):
             answer = rubrics.rubric_answer(rng_for("agree", i, q), row, q)
             (grade,) = judge.grade_answers([read], [answer])

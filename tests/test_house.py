@@ -20,7 +20,7 @@ import pytest
 
 REPO = Path(__file__).resolve().parent.parent
 LOWER = {"parts.files", "parts.parallel", "parts.lora", "parts.shared_prompt", "parts.stats"}
-OLD = {"parts.old_flags"}  # --config of annotate.py, and what judge.py and evaluate.py take from it
+OLD = {"parts.old_flags"}  # --config of annotate.py, and what evaluate.py takes from it
 CHECKS = {"checks.answers", "checks.instructions", "checks.risky"}
 RL = {"common", "watch", "parts.runs", "parts.rollouts", *LOWER}
 ARROWS = {  # who may import whom, downwards only: stages, parts/runs.py, common.py, the other parts, checks
@@ -41,7 +41,7 @@ ARROWS = {  # who may import whom, downwards only: stages, parts/runs.py, common
     "dpo": {"common", "parts.runs", *LOWER},
     "annotate": {"common", "parts.runs", *LOWER, *OLD},
     "ppo": RL,
-    "judge": {"common", "parts.runs", *LOWER, *CHECKS, *OLD},
+    "judge": {"common", *LOWER, *CHECKS},
     "grpo_rubric": {*RL, "judge", *CHECKS},
     # of grpo_rubric the math of a group: the one arrow between stages
     "grpo_agent": {*RL, "grpo_rubric", "judge", "checks.instructions"},
@@ -59,7 +59,11 @@ BUDGETS = {  # code tokens at most, of each file that has its second edition
     "dpo.py": 2600,  # planned 3200: its sample answers and their scores are in parts/runs.py, for sft.py, too
     "watch.py": 3800,
     "ppo.py": 4600,  # planned 4800
-    "grpo_agent.py": 6000,
+    "grpo_agent.py": 5920,  # planned 6000
+    "judge.py": 10340,  # planned 7200
+    "checks/instructions.py": 2330,  # together planned 4200
+    "checks/answers.py": 950,
+    "checks/risky.py": 740,
     "envs/interview.py": 2640,
     "envs/twenty48.py": 945,  # both planned 3500: 2048 keeps three ways to treat an illegal move
     "parts/files.py": 1020,  # planned 900
@@ -80,7 +84,7 @@ FOLDERS = [
 FILES = [REPO / "common.py", *STAGES, *FOLDERS]
 LIGHT = [REPO / name for name in BUDGETS]  # held to the limits on weight, width and length
 MOVED = [
-    path for path in LIGHT if path in STAGES and path.stem != "watch"
+    path for path in LIGHT if path in STAGES and path.stem not in ("watch", "judge")
 ]  # the trainers that stand on Run
 TRAINERS = [path for path in STAGES if path.stem in ("sft", "reward_train", "dpo", "ppo")]
 SECTIONS = {  # the rule's number and its title
@@ -251,14 +255,15 @@ def test_what_a_learner_reads_in_an_evening():
 
 @pytest.mark.parametrize("name", BUDGETS)
 def test_width(name):
-    """100 columns; only blocks of flags, one per line, are wider."""
+    """100 columns; only blocks of flags and tables, one row per line, are wider."""
     flags = False
     for number, line in enumerate((REPO / name).read_text(encoding="utf-8").split("\n"), 1):
         flags = (flags or line.strip() == "# fmt: off") and line.strip() != "# fmt: on"
         if not flags:
             assert len(line) <= 100, f"{name}:{number} has {len(line)} columns"
         else:
-            assert line.strip().startswith(("#", "add(")), f"{name}:{number} is no flag"
+            wide = line.strip().startswith(("#", "add(", '"'))  # a flag, or a row of a table
+            assert wide or len(line) <= 100, f"{name}:{number} is no flag"
 
 
 @pytest.mark.parametrize("name", BUDGETS)

@@ -423,12 +423,9 @@ def test_a_refused_call_fails_alone_once_the_judge_has_worked():
 
 
 def test_nobody_listens():
-    """A wrong address is said at the first question, not after three steps without a reward; a judge that dies later is None."""
+    """A wrong address is said at the first question, not after three steps without a reward."""
     with Server(all_yes) as server:
-        subject = make(server)
-        grade(subject, ["a"])
-    (lost,) = grade(subject, ["b"])
-    assert lost.score is None and lost.attempts == 4
+        pass
     with pytest.raises(UserError, match="judge m at http://127.0.0.1.*is it running"):
         grade(make(server))
 
@@ -916,7 +913,7 @@ def test_bad_rows_stop_the_load(bad, message, tmp_path):
     "content, message",
     [
         ("", "not valid JSON"), ("[]", "no row"), ("hello", "not valid JSON"), ('[{"prompt": "x",]', "line 1, column"),
-        (json.dumps(ONE) + '\n{"prompt": }\n', "not valid JSON.*line 2, column 12"), (b"[\xff]", "utf-8"),
+        (json.dumps(ONE) + '\n{"prompt": }\n', ":2: not valid JSON.*column 12"), (b"[\xff]", "utf-8"),
         ('[{"prompt": "p", "rubrics": [{"criterion": "a", "weight": NaN}]}]', "NaN"), ("[" * 100_000, "nested too deeply"),
         (json.dumps(ONE) + "\n" + '{"a":' * 100_000, "nested too deeply"), ({"train": [ONE], "validation": 3.5, "test": [ONE]}, "must be lists"),
     ],
@@ -1004,7 +1001,7 @@ def test_grade_a_file(command, capsys):
 
 def test_a_dead_judge_ends_with_4_and_the_next_run_asks_the_rest(command):
     """Exit 4, the file complete, null and not 0 where the judge was needed; what was answered is not asked again."""
-    with Server(lambda n, r: told(503) if "you" in str(r) else ratings(r)) as server:
+    with Server(lambda n, r: told(503) if "Hi, you" in str(r) else ratings(r)) as server:
         assert command("grade", server) == 4
         assert [r["score"] for r in rows_of()] == [1.0, 0.0, None] and "HTTP 503" in rows_of()[2][
             "error"
@@ -1071,7 +1068,7 @@ BAD_COMMANDS = [
     ("grade", ["--no-such-flag"], "--help lists the flags"),
     ("grade", ["--out", "."], "--out ."),
     ("grade", ["--judge-base-url", "nowhere"], "--judge-base-url nowhere"),
-    ("audit", [], 'no "response"'),
+    ("audit", [], 'no "ratings"'),
     ("ruler", ["--ruler-rubric", "none.txt"], "--ruler-rubric none.txt"),
 ]
 
@@ -1091,12 +1088,12 @@ def test_what_a_user_does_wrong(name, more, message, command):
     [
         (
             {"task_id": "aa", "response": "x"},
-            'a.jsonl:1: "task_id" "aa" stands in 0 rows of r.json, expected one; did you mean "a"?',
+            'a.jsonl:1: "task_id" "aa" is in 0 rows of r.json, expected one',
         ),
-        ({"prompt": "?", "response": "x"}, "stands in 0 rows"),
+        ({"prompt": "?", "response": "x"}, "is in 0 rows"),
         ({"task_id": "a", "response": 3}, '"response"'),
         ({"task_id": "a", "response": [{"role": "user", "content": "x"}]}, "no assistant turn"),
-        ({"task_id": {"a": 1}, "response": "x"}, "stands in 0 rows"),
+        ({"task_id": {"a": 1}, "response": "x"}, "is in 0 rows"),
     ],
 )
 def test_answers_that_belong_to_nothing(answer, message, command):
@@ -1129,47 +1126,32 @@ def test_the_command_from_the_shell(command, tmp_path):
 
 # ---- audit ----
 
-MET, MINOR, MAJOR = "🟢 No issues", "🟡 Minor issues", "🔴 Major issues"
 
-
-def rated_row(n, side_a, side_b):
-    """A row of the recipe's raw file with two criteria."""
-    row = {
-        "task_id": f"r{n}",
-        "prompt": f"p{n}",
-        "responseA": json.dumps({"originalResponse": f"A{n}"}),
-        "responseB": f"B{n}",
+def rated_row(name, answer, *ratings):
+    rubrics, cells = ["c1", "c2"], {str(i): r for i, r in enumerate(ratings, 1)}
+    return {
+        "task_id": name,
+        "prompt": f"{name}?",
+        "rubrics": rubrics,
+        "response": answer,
+        "ratings": cells,
     }
-    for i, kind in ((1, "Objective"), (2, "Subjective")):
-        row |= {f"rubric - {i}. criterion": f"c{i}", f"rubric - {i}. instruction_type": kind}
-        row |= {f"rubric - {i}. ratingA": side_a[i - 1], f"rubric - {i}. ratingB": side_b[i - 1]}
-    return row
 
 
 def test_audit_by_hand(command, capsys):
-    """The judge says yes to c1 and no to c2. People: c1 ●●●○, c2 ○●○○ (the 🟡 is no) over two rows, both sides. Of 8: agree
-    on 3 + 3 = 6; said yes 4, people yes 4, so p_e = .5, κ = (.75 − .5)/.5 = .5; false credit 1/4, false refusal 1/4."""
-    write(
-        judge.Path("r.json"),
-        [rated_row(1, (MET, MAJOR), (MET, MET)), rated_row(2, (MET, MINOR), (MAJOR, MAJOR))],
-    )
+    """The judge says yes to c1 and no to c2. People: c1 yes, yes, yes, no; c2 no, yes, no, no. Of 8: agree on 3 + 3 = 6; said
+    yes 4, people yes 4, so p_e = .5, κ = (.75 − .5)/.5 = .5; false credit 1/4, false refusal 1/4."""
+    people = [("yes", "no"), ("yes", True), ("met", 0), ("no", False)]
+    write(judge.Path("r.json"), [rated_row(f"r{i}", f"A{i}", *r) for i, r in enumerate(people)])
     with Server(lambda n, r: ratings(r, {1: "Yes", 2: "No"}.get)) as server:
         assert command("audit", server) == 0 and len(server.requests) == 4
     found = {line[:24].strip(): line[24:].split() for line in capsys.readouterr().out.splitlines()}
     table = {
         name: [cells[0], cells[1], *cells[-4:]]
         for name, cells in found.items()
-        if name in ("all", "judged", "type Objective")
+        if name in ("all", "judged")
     }
     assert table["all"] == table["judged"] == ["8", "0.75", "0.50", "1/4", "1/4", "0"]
-    assert table["type Objective"] == [
-        "4",
-        "0.75",
-        "n/a",
-        "1/1",
-        "0/3",
-        "0",
-    ]  # the judge is constant there
     assert rows_of()[0]["human"] == {"1": True, "2": False}
 
 
@@ -1180,7 +1162,7 @@ def test_audit_counts_checks_also_when_the_judge_fails(command):
     row = read_row(
         {"prompt": "p", "rubrics": rubrics, "response": "a", "ratings": {"1": "yes", "2": True}}
     )
-    items, _ = judge.read_people(SimpleNamespace(rows=[row], path="x"))
+    items = judge.read_people(SimpleNamespace(rows=[row], path="x"))
     with Server(lambda n, r: told(503)) as server:
         report = judge.audit(items, grade(make(server, max_retries=0), ["a"], row))
     assert (report["checked"]["n"], report["checked"]["agreement"]) == (1, 1.0)
@@ -1196,13 +1178,6 @@ def test_ratings_that_cannot_be_read(ratings_, command):
     write(judge.Path("r.json"), [ONE | {"response": "a, b", "ratings": ratings_}])
     with pytest.raises(UserError, match="r.json, row 1: .*rating"):
         command("audit", None)
-
-
-def test_ratings_in_between_are_no_or_left_out():
-    data = SimpleNamespace(rows=[read_row(rated_row(1, (MET, MINOR), ("", None)))], path="x")
-    for partial, human in (("fail", {1: True, 2: False}), ("skip", {1: True})):
-        (a, b), between = judge.read_people(data, partial)
-        assert (a[1], a[2], b[1], b[2], between) == ("A1", human, "B1", {}, 1)
 
 
 def test_kappa_and_its_interval_by_simulation():
