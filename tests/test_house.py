@@ -20,7 +20,6 @@ import pytest
 
 REPO = Path(__file__).resolve().parent.parent
 LOWER = {"parts.files", "parts.parallel", "parts.lora", "parts.shared_prompt", "parts.stats"}
-LOWER |= {"parts.pages"}  # tables, plots and pages of every report
 OLD = {"parts.old_flags"}  # --config of annotate.py, and what judge.py and evaluate.py take from it
 CHECKS = {"checks.answers", "checks.instructions", "checks.risky"}
 RL = {"common", "watch", "parts.runs", "parts.rollouts", *LOWER}
@@ -49,9 +48,9 @@ ARROWS = {  # who may import whom, downwards only: stages, parts/runs.py, common
     "grpo_agent": {*RL, "grpo_rubric", "judge", "checks.instructions"},
     "envs.interview": {"checks.risky"},  # which has the one copy of what may not be asked
     "envs.twenty48": set(),
-    "watch": {"parts.files"},
-    "evaluate": {"common", "judge", "parts.runs", *LOWER, *OLD},
-    "fairness": {"common", "evaluate", "parts.runs", *LOWER, *CHECKS, *OLD},
+    "watch": {"parts.files", "parts.pages"},
+    "evaluate": {"common", "parts.pages", "judge", "parts.runs", *LOWER, *OLD},
+    "fairness": {"common", "parts.pages", "evaluate", "parts.runs", *LOWER, *CHECKS, *OLD},
 }
 BUDGETS = {  # code tokens at most, of each file that has its second edition
     "common.py": 7430,  # planned 7200: cuts prompts that do not fit, and names each damaged folder
