@@ -492,11 +492,7 @@ def parse_args(argv=None):
         if name == "ruler":
             add_ruler_arguments(command)
         add_judge_arguments(command)
-    args = parser.parse_args(argv)
-    out = Path(args.out)
-    if out.exists() and not (args.overwrite and out.is_file()):
-        raise UserError(f"--out {out}: exists; pass --overwrite, or name another file")
-    return args
+    return parser.parse_args(argv)
 
 
 # ---- 5. the data ----
@@ -1354,6 +1350,9 @@ def by_ruler(args, groups):
 
 def main(argv=None):
     args = parse_args(argv)
+    out = Path(args.out)
+    if out.exists() and not (args.overwrite and out.is_file()):
+        raise UserError(f"--out {out}: exists; pass --overwrite, or name another file")
     if args.command == "ruler":
         groups = {}
         for item in read_responses(args.responses):
