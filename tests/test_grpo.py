@@ -382,10 +382,17 @@ def test_pairs_and_flags_mix():
     assert (args.data, args.group_size, args.groups_per_batch) == ("a/b.json", 4, 5)
     assert args.out == "runs/grpo-Llama-3.1-8B-b" and args.lora_rank == 32
     line = ["data_path=x.json", "judge_base_url=http://localhost:1/v1", "dry_run=true"]
-    line += ["allow_code_execution=false", "--system", "role=recruiter", "load_checkpoint_path=None"]
+    line += [
+        "allow_code_execution=false",
+        "--system",
+        "role=recruiter",
+        "load_checkpoint_path=None",
+    ]
     args = grpo_rubric.parse_args(line)
     assert args.judge_base_url == "http://localhost:1/v1" and args.system == "role=recruiter"
-    assert args.dry_run and not args.allow_code_execution and args.model == "meta-llama/Llama-3.1-8B"
+    assert (
+        args.dry_run and not args.allow_code_execution and args.model == "meta-llama/Llama-3.1-8B"
+    )
     args = grpo_rubric.parse_args(["--system", "role=recruiter"])
     assert args.lora_rank == 0, "a value with = in it is no recipe line"
     line = ["data_path=x.json", "load_checkpoint_path=runs/a", "model_name=b/c"]
