@@ -17,11 +17,12 @@ import pytest
 import annotate
 import common
 from parts import files
+from parts import votes as votes_of
 from test_annotate import LINUX, Server, item_rows, log_of, write_items
 
 pytestmark = [LINUX, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 MISSING = "no Chromium found: install the package chromium or set CHROME_BIN"
-PAUSE = annotate.SCRIPT.split("const PAUSE = ")[1].split(";")[0]
+PAUSE = (annotate.TEMPLATES / "annotate.js").read_text().split("const PAUSE = ")[1].split(";")[0]
 
 
 def missing(reason):
@@ -68,6 +69,9 @@ class Page:
         self.page.keyboard.press("ControlOrMeta+a")
         self.page.keyboard.type(name)
         self.page.keyboard.press("Enter")
+        self.page.wait_for_selector("#work:not([hidden]), #end:not([hidden]), #known:not([hidden])")
+        if self.page.is_visible("#known"):
+            self.page.keyboard.press("Enter")  # continue as
         self.page.wait_for_selector("#work:not([hidden]), #end:not([hidden])")
         return self
 
@@ -218,7 +222,7 @@ def test_a_session_by_keyboard(keyboard_session):
     assert [e["event"] for e in events] == ["vote"] * 3 + ["undo"] + ["vote"] * 4 + ["skip"] + [
         "vote"
     ] * 3
-    votes = annotate.replay(events)
+    votes = votes_of.replay(events)
     assert [v["strength"] for v in votes if v["choice"] == "a"][:4] == [3, 2, 1, 2]
     assert {v["choice"] for v in votes} == {"a", "tie", "both_bad"} and len(votes) == 9
     assert [v["comment"] for v in votes if v["comment"]] == ["1 year of kafka, 2 audits: better"]
@@ -284,11 +288,11 @@ def test_two_tabs_two_people(serve, open_page):
     two.press("2")
     assert len(log_of(server.out)) == 2 and two.page.is_hidden("#banner")
     ben = open_page(server).start("ben")
-    assert ben.title() == "Item 1 of 6" and "2 of 12" in ben.text("#everyone")
+    assert ben.title() == "Item 1 of 6" and "2 by everyone" in ben.text("#everyone")
     while ben.page.is_visible("#work"):
         ben.press("t")
     assert ben.title() == "Thank you, ben"
-    votes = annotate.replay(log_of(server.out))
+    votes = votes_of.replay(log_of(server.out))
     assert len(votes) == 8 and {v["annotator"] for v in votes} == {"ann", "ben"}
     assert [e for e in one.errors + ben.errors if "409" not in e] == []
 
@@ -360,10 +364,10 @@ def test_offline_and_back(serve, open_page):
     tab.page.context.set_offline(False)
     tab.until("document.body.dataset.step == 1")
     assert tab.title() == "Item 2 of 5" and tab.page.is_hidden("#banner")
-    tab.page.route("**/api/vote", lambda route: route.abort())
+    tab.page.route("**/vote", lambda route: route.abort())
     tab.press("3", wait=False)
     tab.page.wait_for_selector("#banner:not([hidden])")
-    tab.page.unroute("**/api/vote")
+    tab.page.unroute("**/vote")
     tab.page.reload()
     tab.until("document.body.dataset.step == 2")
     assert [e["choice"] in ("a", "b") for e in log_of(server.out)] == [True, False]
@@ -378,7 +382,7 @@ def test_a_lost_acknowledgement(serve, open_page):
         route.fetch()
         route.abort()
 
-    tab.page.route("**/api/vote", swallow, times=1)
+    tab.page.route("**/vote", swallow, times=1)
     tab.press("1")
     assert tab.title() == "Item 2 of 4" and len(log_of(server.out)) == 1
 
@@ -516,7 +520,7 @@ def test_fits_and_passes_axe(serve, open_page, view):
     page.click("#show-help")
     look()
     page.keyboard.press("Escape")
-    page.route("**/api/vote", lambda route: route.abort())
+    page.route("**/vote", lambda route: route.abort())
     tab.act(lambda: page.click('[data-choice="left"][data-strength="1"]'), wait=False)
     page.wait_for_selector("#banner:not([hidden])")
     look()
@@ -682,7 +686,7 @@ def test_hostile_texts_do_nothing(serve, open_page, stranger, tmp_path, layer):
     if layer == "text alone":
         page.route("**/*", strip_policy)
     if layer == "policy alone":
-        page.route("**/app.js", patch_inner_html)
+        page.route("**/annotate.js", patch_inner_html)
     page.reload()
     page.wait_for_selector("#start:not([hidden])")
     page.fill("#name", "<img src=x onerror=x()>")
@@ -738,9 +742,9 @@ def test_another_site_in_the_same_browser(serve, open_page, stranger):
         window.results = [];
         const send = (path, options) => fetch("{target}" + path, options).then((r) => results.push(r.type), () => results.push("refused"));
         Promise.all([
-          send("/api/vote", {{method: "POST", mode: "no-cors", headers: {{"Content-Type": "text/plain"}}, body: '{body}'}}),
-          send("/api/next", {{method: "POST", headers: {{"Content-Type": "application/json"}}, body: '{body}'}}),
-          send("/api/session", {{}}), send("/app.js", {{}})]).then(() => window.finished = true);
+          send("/vote", {{method: "POST", mode: "no-cors", headers: {{"Content-Type": "text/plain"}}, body: '{body}'}}),
+          send("/next", {{method: "POST", headers: {{"Content-Type": "application/json"}}, body: '{body}'}}),
+          send("/", {{}}), send("/annotate.js", {{}})]).then(() => window.finished = true);
         </script>""".encode()
     tab = open_page(server)
     page = tab.page
@@ -751,10 +755,10 @@ def test_another_site_in_the_same_browser(serve, open_page, stranger):
     assert page.evaluate("results").count("refused") >= 3 and "basic" not in page.evaluate(
         "results"
     )
-    assert not any(s == 200 for url, s in statuses if "/api/vote" in url or "/api/next" in url)
+    assert not any(s == 200 for url, s in statuses if "/vote" in url or "/next" in url)
     frame = page.frames[1]
     assert frame.url.startswith("chrome-error://") or "Compare" not in frame.content()
-    assert (server.out / "annotations.jsonl").read_bytes() == b""
+    assert not (server.out / "annotations.jsonl").exists()
     assert "ann" not in server.text().split("http://")[1]
 
 
@@ -763,7 +767,7 @@ def test_a_rebound_name(serve, open_page):
     server = serve(item_rows(3))
     tab = open_page(server)
     for name in ("evil.test", "EVIL.test"):
-        reply = tab.page.goto(f"http://{name}:{server.port}/api/session")
+        reply = tab.page.goto(f"http://{name}:{server.port}/")
         assert reply.status == 400 and "token" not in tab.page.content()
 
 
@@ -780,6 +784,6 @@ def test_blind_in_the_page(serve, open_page):
     for _ in range(8):
         tab.press("1")
     held = tab.page.content() + tab.page.evaluate(
-        "JSON.stringify([localStorage, sessionStorage, state, options])"
+        "JSON.stringify([localStorage, sessionStorage, state])"
     )
     assert not re.search("checkpoint|secret|alpha|gold|item-0", held)

@@ -20,7 +20,7 @@ import pytest
 
 REPO = Path(__file__).resolve().parent.parent
 LOWER = {"parts.files", "parts.parallel", "parts.lora", "parts.shared_prompt", "parts.stats"}
-OLD = {"parts.old_flags"}  # --config of annotate.py, and what judge.py and evaluate.py take from it
+OLD = {"parts.old_flags"}  # what judge.py and evaluate.py take from it
 CHECKS = {"checks.answers", "checks.instructions", "checks.risky"}
 RL = {"common", "watch", "parts.runs", "parts.rollouts", *LOWER}
 ARROWS = {  # who may import whom, downwards only: stages, parts/runs.py, common.py, the other parts, checks
@@ -39,7 +39,8 @@ ARROWS = {  # who may import whom, downwards only: stages, parts/runs.py, common
     "sft": {"common", "parts.runs", *LOWER},
     "reward_train": {"common", "parts.runs", *LOWER},
     "dpo": {"common", "parts.runs", *LOWER},
-    "annotate": {"common", "parts.runs", *LOWER, *OLD},
+    "parts.votes": {"common", "parts.files"},
+    "annotate": {"common", "parts.runs", "parts.votes", *LOWER},
     "ppo": RL,
     "judge": {"common", "parts.runs", *LOWER, *CHECKS, *OLD},
     "grpo_rubric": {*RL, "judge", *CHECKS},
@@ -48,7 +49,7 @@ ARROWS = {  # who may import whom, downwards only: stages, parts/runs.py, common
     "envs.interview": {"checks.risky"},  # which has the one copy of what may not be asked
     "envs.twenty48": set(),
     "watch": {"parts.files"},
-    "evaluate": {"common", "judge", "parts.runs", *LOWER, *OLD},
+    "evaluate": {"common", "judge", "parts.runs", "parts.votes", *LOWER, *OLD},
     "fairness": {"common", "evaluate", "parts.runs", *LOWER, *CHECKS, *OLD},
 }
 BUDGETS = {  # code tokens at most, of each file that has its second edition

@@ -1,0 +1,169 @@
+"""parts/votes.py: the items that people compare, and the log of their votes.
+
+items.jsonl        {"id": "item-04", "prompt": …, "a": …, "b": …, "a_model": "…", "gold": null}
+annotations.jsonl  {"event": "vote", "item_id": "item-04", "annotator": "ann", "choice": "a", …}
+An undo is a line of its own: `replay` finds the votes that stand.
+"""
+
+import hashlib
+import json
+import re
+
+from parts import files
+from parts.files import UserError
+
+NULL = type(None)
+EVENT = {  # the keys of a line of annotations.jsonl and their types
+    "schema": int,
+    "event": str,
+    "event_id": str,
+    "item_id": str,
+    "item_sha256": str,
+    "annotator": str,
+    "session": str,
+    "shown": dict,
+    "choice": (str, NULL),
+    "strength": (int, NULL),
+    "reasons": list,
+    "comment": str,
+    "gold_pass": (bool, NULL),
+    "repeat_of": (str, NULL),
+    "undoes": (str, NULL),
+    "ms_active": (int, NULL),
+    "ms_wall": (int, NULL),
+    "ts_client": str,
+    "ts_server": str,
+    "guidelines_sha256": str,
+    "app": str,
+}
+NAME = re.compile(r"[\w.-]{1,32}")
+STRENGTHS = {"a": (1, 2, 3), "b": (1, 2, 3), "tie": (0,), "both_bad": (0,)}
+SHOWN = {"left": "a", "right": "b"}, {"left": "b", "right": "a"}
+
+
+def check_event(event):
+    """A line of annotations.jsonl: raise ValueError if annotate.py cannot have written it."""
+    if not isinstance(event, dict):
+        raise ValueError("expected an object")
+    wrong = [key for key, kind in EVENT.items() if not isinstance(event.get(key, ...), kind)]
+    if not wrong:
+        vote = event["event"] == "vote"
+        strengths = STRENGTHS.get(event["choice"], ()) if vote else (None,)
+        right = {
+            "event": event["event"] in ("vote", "skip", "undo"),
+            "annotator": NAME.fullmatch(event["annotator"]),
+            "shown": event["shown"] in SHOWN,
+            "strength": event["strength"] in strengths,
+            "undoes": (event["event"] == "undo") == (event["undoes"] is not None),
+        }
+        wrong = [key for key in right if not right[key]]
+    if wrong:
+        found = json.dumps(event.get(wrong[0]))[:40]
+        raise ValueError(f'"{wrong[0]}" is {found}, which annotate.py does not write')
+
+
+def read_log(path, items=None):
+    """The events of a log, each checked, with `items` also that it belongs to the text of an item.
+
+    What follows the last line end was cut off by a crash and never acknowledged: no event.
+    """
+    if not path.is_file():
+        raise UserError(f"--out {path.parent}: no votes there ({path.name} is missing)")
+    events = []
+    lines = path.read_bytes().split(b"\n")[:-1]  # not splitlines: a comment may hold U+2028
+    for line, text in enumerate(lines, 1):
+        try:
+            event = files.parse_json(text.decode())
+            check_event(event)
+            item = items and items.get(event["item_id"])
+            if items and (not item or item_sha256(item) != event["item_sha256"]):
+                why = "has other texts now" if item else "is missing"
+                raise ValueError(
+                    f"item {event['item_id']!r} {why} in items.jsonl; restore that file"
+                )
+        except ValueError as error:
+            raise UserError(f"{path}:{line}: {error}") from None
+        events.append(event)
+    return events
+
+
+def undone(events):
+    """Ids of the events that an undo took back; an undo can be undone.
+
+    >>> log = [{"event": "vote", "event_id": "v", "undoes": None}]
+    >>> log += [{"event": "undo", "event_id": "u", "undoes": "v"}]
+    >>> undone(log), undone([*log, {"event": "undo", "event_id": "w", "undoes": "u"}])
+    ({'v'}, {'u'})
+    """
+    gone = set()
+    for event in reversed(events):
+        if event["event"] == "undo" and event["event_id"] not in gone:
+            gone.add(event["undoes"])
+    return gone
+
+
+def replay(events):
+    """The votes that stand: the latest of each annotator on each item; a repeat counts separately.
+
+    >>> a = {"event": "vote", "event_id": "1", "item_id": "x", "annotator": "ann"}
+    >>> undo = a | {"event": "undo", "event_id": "2", "undoes": "1"}
+    >>> [vote["event_id"] for vote in replay([a, undo, a | {"event_id": "3"}])]
+    ['3']
+    """
+    gone, latest = undone(events), {}
+    for event in events:
+        if event["event"] == "vote" and event["event_id"] not in gone:
+            key = event["item_id"], event["annotator"], event.get("repeat_of") is not None
+            latest.pop(key, None)  # a dict keeps the first place of a key
+            latest[key] = event
+    return list(latest.values())
+
+
+def counted(votes):
+    """Votes on ordinary items: without gold, whose answer was known, and without repeats."""
+    return [v for v in votes if v.get("gold_pass") is None and v.get("repeat_of") is None]
+
+
+def check_item(row):
+    """A line of items.jsonl: raise ValueError if it is malformed."""
+    import common
+
+    if not isinstance(row.get("id"), str) or not row["id"]:
+        raise ValueError('"id" is missing; expected text that no other line has')
+    common.check_prompt(row)
+    common.check_response(row, "a")
+    common.check_response(row, "b")
+    for key in ("id", "task", "a_model", "b_model"):
+        if not isinstance(row.get(key) or "", str):
+            raise ValueError(f'"{key}" is {type(row[key]).__name__}; expected text')
+        (row.get(key) or "").encode()  # half a character is a ValueError
+    if row.get("gold") not in (None, "a", "b"):
+        raise ValueError(f'"gold" is {row["gold"]!r}; expected "a", "b" or null')
+    people = row.get("candidates") or []
+    if not isinstance(people, list) or not all(isinstance(c, dict) for c in people):
+        raise ValueError('"candidates": expected a list of objects')
+
+
+def load_items(path, flag="--items"):
+    """{id: item}, without the items whose answers are equal."""
+    items, equal, kinds = {}, 0, set()
+    for line, row in files.read_jsonl(path, check_item, numbered=True, flag=flag):
+        kinds.add(type(row["prompt"]))
+        if row["id"] in items or len(kinds) > 1:
+            why = f'a second item has the "id" {row["id"]!r}; rename one'
+            why = why if row["id"] in items else "text and messages in one file; take one"
+            raise UserError(f"{flag} {path}:{line}: {why}")
+        if row["a"] != row["b"]:
+            items[row["id"]] = row
+        equal += row["a"] == row["b"]
+    if equal or not items:
+        print(f"{path}: {equal} items left out, because their answers are equal")
+    if not items:
+        raise UserError(f"{flag} {path}: no pair of different answers")
+    return items
+
+
+def item_sha256(item):
+    """Of the prompt and both answers, so that a vote belongs to the very texts that were read."""
+    texts = json.dumps([item["prompt"], item["a"], item["b"]], ensure_ascii=False, sort_keys=True)
+    return hashlib.sha256(texts.encode()).hexdigest()
