@@ -12,11 +12,10 @@ import shutil
 import threading
 import time
 
+import playwright.sync_api
 import pytest
 
 import annotate
-import common
-from parts import files
 from parts import votes as votes_of
 from test_annotate import LINUX, Server, item_rows, log_of, write_items
 
@@ -81,9 +80,15 @@ class Page:
     def until(self, condition, seconds=30):
         """Wait for a condition in the page's words; playwright's own wait needs eval, which the policy forbids."""
         end = time.monotonic() + seconds
-        while not self.page.evaluate(condition):
+        while not self.holds(condition):
             assert time.monotonic() < end, f"not within {seconds} s: {condition}"
             self.page.wait_for_timeout(20)
+
+    def holds(self, condition):
+        try:
+            return self.page.evaluate(condition)
+        except playwright.sync_api.Error:  # the page is being loaded again
+            return False
 
     def act(self, action, wait=True):
         """Do it when the page listens again, and wait until the server has it."""
@@ -232,48 +237,6 @@ def test_a_session_by_keyboard(keyboard_session):
     assert len({e["session"] for e in events}) == 2  # before and after the reload
 
 
-def test_votes_of_the_browser_train_the_stages(keyboard_session, tmp_path, llama_folder):
-    """What was pressed in the browser trains both stages with no conversion: 7 pairs and a tie."""
-    import dpo
-    import reward_train
-
-    pairs = str(keyboard_session[0] / "prefs.jsonl")
-    assert len(list(files.read_jsonl(pairs, common.check_pair))) == 8
-    flags = [
-        "--pairs",
-        pairs,
-        "--model",
-        llama_folder,
-        "--steps",
-        "2",
-        "--batch-size",
-        "2",
-        "--device",
-        "cpu",
-    ]
-    for stage in (reward_train, dpo):
-        out = tmp_path / stage.__name__
-        stage.main([*flags, "--out", str(out)])
-        assert any(
-            row.get("step") == 2 and row["loss"] > 0
-            for row in files.read_jsonl(out / "metrics.jsonl")
-        )
-
-
-def test_votes_of_the_browser_load_in_datasets(keyboard_session, tmp_path):
-    """And load in `datasets`, with one type per column. (TRL's own step on such a file: test_annotate.py.)"""
-    datasets = pytest.importorskip("datasets")
-    path = str(keyboard_session[0] / "prefs.jsonl")
-    table = datasets.load_dataset(
-        "json", data_files=path, split="train", cache_dir=str(tmp_path / "cache")
-    )
-    assert (
-        len(table) == 8
-        and table.features["strength"].dtype == "int64"
-        and set(table["source"]) == {"human"}
-    )
-
-
 def test_two_tabs_two_people(serve, open_page):
     """Two tabs of one person: the second learns that the first went on, and its vote is not written. Another person in another
     browser sees the same items in another order, and the counter of all moves."""
@@ -416,7 +379,7 @@ def test_a_full_disk_is_told(serve, open_page):
         )
         if tab.page.is_visible("#banner"):
             break
-    assert "disk is full" in tab.text("#banner") and len(log_of(server.out)) == tab.step()
+    assert "cannot write its file" in tab.text("#banner") and len(log_of(server.out)) == tab.step()
     step = tab.step()
     server.stop()
     serve(None, "--port", str(server.port))
@@ -428,17 +391,99 @@ def test_a_link_with_a_token(serve, open_page):
     """Off this machine: the printed link opens the page, the token leaves the address bar at once and no script can read the
     cookie; without the link there is a sentence and no item."""
     server = serve(item_rows(3), "--allow-host", "tunnel.example")
-    token = re.search(r"/#token=([\w-]+)", server.text())[1]
+    token = re.search(r"/\?token=([\w-]+)", server.text())[1]
     stranger = open_page(server)
-    stranger.page.wait_for_selector("#banner:not([hidden])")
-    assert "link with the token" in stranger.text("#banner") and stranger.page.is_hidden("#work")
-    tab = open_page(server, path=f"/#token={token}").start()
-    assert (
-        tab.page.url == f"http://127.0.0.1:{server.port}/"
-        and tab.page.evaluate("document.cookie") == ""
-    )
+    assert "open the link" in stranger.text("body") and not stranger.page.query_selector("#work")
+    tab = open_page(server, path=f"/?token={token}").start()
+    assert tab.page.url == f"http://127.0.0.1:{server.port}/"
+    assert tab.page.evaluate("document.cookie") == ""
     tab.press("1")
-    assert len(log_of(server.out)) == 1 and not any(token in url for url in tab.requests[1:])
+    assert len(log_of(server.out)) == 1 and not any(
+        token in url for url in tab.requests[1:] if "?" not in url
+    )
+
+
+MARKDOWN = """# Head
+Two **bold** and *slanted* words, `x = 1`, 2 * 3 * 4.
+
+- one
+- two
+
+```python
+if a < b:
+    print("<b>")
+```
+\u202etxt.exe"""
+
+
+def test_markdown_and_code(serve, open_page):
+    """Formatted as elements, never as HTML; a switch shows the plain text; a character that reverses
+    text is shown by its number."""
+    rows = item_rows(1)
+    rows[0]["a"][0]["content"] = rows[0]["b"][0]["content"] = MARKDOWN
+    rows[0]["b"][0]["content"] += "!"
+    tab = open_page(serve(rows)).start()
+
+    def texts(kind):
+        return [e.text_content() for e in tab.page.query_selector_all(f"#left {kind}")]
+
+    assert (texts("h3"), texts("strong"), texts("em")) == (["Head"], ["bold"], ["slanted"])
+    assert texts("li") == ["one", "two"] and texts("b") == []
+    assert texts("code") == ["x = 1", 'if a < b:\n    print("<b>")']
+    assert texts(".control") == ["U+202E"] and "2 * 3 * 4" in tab.text("#left")
+    tab.page.keyboard.press("Shift+?")
+    tab.page.uncheck("#format")
+    tab.page.keyboard.press("Escape")
+    assert "**bold**" in tab.text("#left") and texts("strong") == []
+
+
+def test_a_known_name_and_undo(serve, open_page):
+    """A pseudonym with votes asks before it goes on; undo restores comment and reasons; arrow keys
+    scroll a text that has the focus and do not vote."""
+    server = serve(item_rows(6))
+    tab = open_page(server).start("ann")
+    tab.page.check("#reasons input >> nth=1")
+    tab.page.fill("#comment", "too long")
+    tab.page.keyboard.press("Escape")
+    tab.press("1")
+    assert tab.page.input_value("#comment") == ""
+    tab.press("u")
+    assert tab.page.input_value("#comment") == "too long"
+    assert tab.page.is_checked("#reasons input >> nth=1")
+    tab.press("1")
+    tab.page.focus("#left")
+    tab.press("ArrowLeft", wait=False)
+    tab.page.wait_for_timeout(300)
+    assert tab.step() == 3
+    second = open_page(server).page
+    second.wait_for_selector("#start:not([hidden])")
+    second.fill("#name", "ann")
+    second.keyboard.press("Enter")
+    second.wait_for_selector("#known:not([hidden])")
+    assert second.inner_text("#known-words") == "ann has 1 vote: continue as ann?"
+    second.click("#rename")
+    assert second.is_hidden("#known") and second.is_visible("#start")
+    second.keyboard.press("Enter")
+    second.click("#continue")
+    second.wait_for_selector("#work:not([hidden])")
+
+
+@pytest.mark.parametrize("view", ["phone", "200 % zoom", "laptop", "desk"])
+def test_the_votes_stay_in_view(serve, open_page, view):
+    """However long the answers are, every vote button is in the window, at the top of the page as at
+    its end, and takes at most two fifths of it."""
+    rows = item_rows(1)
+    rows[0] |= LONG
+    options = VIEWS.get(view, {"viewport": {"width": 1180, "height": 640}})
+    page = open_page(serve(rows), **options).start().page
+    height = options["viewport"]["height"]
+    for where in (0, 400, 100_000):
+        page.evaluate(f"scrollTo(0, {where})")
+        for button in page.query_selector_all("#choices button"):
+            box = button.bounding_box()
+            if where < 100_000:
+                assert box["y"] >= 0 and box["y"] + box["height"] <= height, (view, where, box)
+    assert page.locator("#choices").bounding_box()["height"] <= 0.4 * height
 
 
 # ---- looks, sizes, accessibility ----
@@ -677,7 +722,7 @@ def test_hostile_texts_do_nothing(serve, open_page, stranger, tmp_path, layer):
         "b": row["b"],
     }
     (tmp_path / "guide.md").write_text(everything, encoding="utf-8")
-    tags = [text for text in texts if "," not in text]
+    tags = [text for text in texts if "," not in text and "\x00" not in text]
     server = serve(
         [row, large], "--guidelines", str(tmp_path / "guide.md"), "--reasons", ",".join(tags)
     )
@@ -699,7 +744,9 @@ def test_hostile_texts_do_nothing(serve, open_page, stranger, tmp_path, layer):
             "[...document.querySelectorAll('#left, #right')].map(e => e.textContent)"
         )
         if layer != "policy alone":
-            assert sorted(shown) == sorted(side + everything for side in "ab")
+            assert all(
+                "onerror" in text and "U+202E" in text and "javascript:" in text for text in shown
+            )
             assert (
                 page.evaluate(
                     "document.querySelectorAll('main img, main svg, main iframe, main style, main a, main form form, main link, main b').length"
@@ -709,10 +756,9 @@ def test_hostile_texts_do_nothing(serve, open_page, stranger, tmp_path, layer):
             assert page.evaluate(
                 "[...document.querySelectorAll('#reasons label')].map(e => e.textContent)"
             ) == [t.strip() for t in tags]
-            assert (
-                page.evaluate("document.getElementById('guidelines-text').textContent")
-                == everything
-            )
+            assert page.evaluate(
+                "document.getElementById('guidelines-text').textContent"
+            ) == everything.replace("\x00", "")
         page.fill("#comment", everything.replace("\x00", ""))
         page.keyboard.press("Escape")
         page.evaluate("document.getElementById('title').focus()")

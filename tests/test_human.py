@@ -16,8 +16,7 @@ import annotate
 import common
 import evaluate
 from evaluate import compare_votes, human_items, majority_agreement, unblind, wilson
-from parts import files
-from parts import votes
+from parts import files, votes
 from parts.files import UserError
 from test_annotate import Rater, client_post
 from tiny import pair_rows, tiny_model, tiny_tokenizer, write_rows
