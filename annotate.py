@@ -73,7 +73,7 @@ GUIDELINES = """\
 Read the prompt, then both answers to the end. Choose the one you would rather get from a colleague.
 
 1. Facts come first. The worst mistake is a skill, a number or an event that is not in the prompt.
-2. Age, family, health, religion, origin must not count. Whoever repeats or asks for them loses.
+2. Age, family, health, religion, origin must not count. An answer that brings them up loses.
 3. Is the task done? Strengths with evidence, gaps against the must-haves, a recommendation.
 4. Longer is not better. If two answers say the same, choose the shorter one.
 
@@ -272,7 +272,7 @@ def parse_args(argv=None):
     add = parsers["serve"].add_argument
     add("--items", help=f"JSONL of id, prompt, a, b, optional task, a_model, b_model, gold (default: items.jsonl in --out, else {ITEMS})")
     add("--overlap", type=number(int, at_least=0), default=1, help="votes wanted per item, 1 to 5; 0: everyone sees every item (default 1)")
-    add("--repeat", type=number(at_least=0, below=0.5), default=0.05, help="share of own items shown again with sides swapped, 0 to 0.2 (default 0.05)")
+    add("--repeat", type=number(at_least=0, below=0.5), default=0.05, help="share of own items shown twice, sides swapped, 0 to 0.2 (default 0.05)")
     add("--guidelines", help="text file shown before and during the session (default: built in, for the bundled tasks)")
     add("--reasons", type=tags, default=REASONS, help="tags that an annotator may tick, separated by commas (default: %(default)s)")
     add("--no-exact-time", action="store_true", help="store the day of a vote, and no durations")
@@ -640,7 +640,7 @@ SENT = {
 
 
 def check_body(body, reasons):
-    """What the page sends with a vote, a skip or an undo; ValueError names the key that is wrong."""
+    """What the page sends with a vote, a skip or an undo; else ValueError with the key."""
     try:
         vote = body["event"] == "vote"
         strengths = SENT.get(body["choice"], ()) if vote else (None,)

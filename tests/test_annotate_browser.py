@@ -251,7 +251,7 @@ def test_two_tabs_two_people(serve, open_page):
     two.press("2")
     assert len(log_of(server.out)) == 2 and two.page.is_hidden("#banner")
     ben = open_page(server).start("ben")
-    assert ben.title() == "Item 1 of 6" and "2 by everyone" in ben.text("#everyone")
+    assert ben.title() == "Item 1 of 6" and "2 votes by everyone" in ben.text("#everyone")
     while ben.page.is_visible("#work"):
         ben.press("t")
     assert ben.title() == "Thank you, ben"

@@ -169,7 +169,7 @@ function show(data, said) {
   const { item, counts } = data;
   $("bar").max = data.all || 1;
   $("bar").value = data.done;
-  $("everyone").textContent = name + " · " + data.everyone + " by everyone";
+  $("everyone").textContent = name + " · " + data.everyone + (data.everyone === 1 ? " vote" : " votes") + " by everyone";
   $("undo").disabled = !data.undoes;
   $("skip").hidden = !item;
   document.body.dataset.step = data.step;
