@@ -34,7 +34,6 @@ import argparse
 import errno
 import hashlib
 import hmac
-import itertools
 import json
 import os
 import re
@@ -47,13 +46,20 @@ import threading
 from collections import Counter, defaultdict
 from datetime import datetime, timezone
 from pathlib import Path
-from statistics import median
 from types import SimpleNamespace
 
 from parts import files
 from parts.files import UserError, number
-from parts.stats import cohen_kappa, krippendorff_alpha, share
-from parts.votes import NAME, STRENGTHS, counted, item_sha256, load_items, read_log, replay, undone
+from parts.votes import (
+    NAME,
+    STRENGTHS,
+    agreement,
+    counted,
+    item_sha256,
+    load_items,
+    read_log,
+    replay,
+)
 
 try:
     import fcntl
@@ -172,77 +178,6 @@ def to_prefs(items, votes, ties="keep"):
     return rows
 
 
-def position_bias(votes):
-    """How often the better answer stood on the left; biased if the interval excludes ½.
-
-    >>> bias = position_bias([{"choice": "b", "shown": {"left": "b", "right": "a"}}] * 9)
-    >>> bias["value"], bias["biased"], position_bias([])["biased"]
-    (1.0, True, False)
-    """
-    decided = [v for v in votes if v["choice"] in ("a", "b")]
-    left = share(sum(v["choice"] == v["shown"]["left"] for v in decided), len(decided))
-    return left | {"biased": bool(decided) and not left["low"] <= 0.5 <= left["high"]}
-
-
-def label(vote):
-    """a, b or tie; both bad is a tie, too: no preference either."""
-    return vote["choice"] if vote["choice"] in ("a", "b") else "tie"
-
-
-def agreement(events):
-    """What `annotate.py agreement` prints, from the events of a log; compares a and b, not sides."""
-    votes, by_item = replay(events), defaultdict(dict)
-    for vote in counted(votes):
-        by_item[vote["item_id"]][vote["annotator"]] = vote
-    shared = [unit for unit in by_item.values() if len(unit) > 1]
-    labels = [[label(vote) for vote in unit.values()] for unit in shared]
-    equal = [x == y for unit in labels for x, y in itertools.combinations(unit, 2)]
-    sign = {"a": 1, "b": -1, "tie": 0}  # −3 (b is much better) … 3 (a is much better)
-    strengths = [[sign[label(v)] * v["strength"] for v in unit.values()] for unit in shared]
-    names, pairs, kinds = sorted({event["annotator"] for event in events}), [], ("a", "b", "tie")
-    for x, y in itertools.combinations(names, 2):
-        table = Counter((label(u[x]), label(u[y])) for u in shared if {x, y} <= u.keys())
-        if table:
-            raw = share(sum(table[kind, kind] for kind in kinds), table.total())
-            kappa = cohen_kappa([[table[i, j] for j in kinds] for i in kinds])
-            pairs.append({"x": x, "y": y, "raw": raw, "kappa": kappa})
-    return {
-        "items": len(by_item),
-        "overlapping_items": len(shared),
-        "raw": share(sum(equal), len(equal)),
-        "alpha_nominal": krippendorff_alpha(labels),
-        "alpha_ordinal": krippendorff_alpha(strengths, "ordinal"),
-        "position": position_bias(votes),
-        "pairs": pairs,
-        "annotators": [annotator_row(name, events, votes, shared) for name in names],
-    }
-
-
-def annotator_row(name, events, votes, shared):
-    """The numbers of one annotator; `shared` holds {annotator: vote} of each item with overlap."""
-    gone, own = undone(events), [vote for vote in votes if vote["annotator"] == name]
-    skips = [e for e in events if e["annotator"] == name and e["event"] == "skip"]
-    first = {v["item_id"]: v["choice"] for v in own if v["repeat_of"] is None}
-    again = [v for v in own if v["repeat_of"] is not None and v["item_id"] in first]
-    seconds = [v["ms_active"] / 1000 for v in own if v["ms_active"] is not None]
-    gold = [v["gold_pass"] for v in own if v["gold_pass"] is not None]
-    others = [(u[name], v) for u in shared if name in u for who, v in u.items() if who != name]
-    choices = Counter(v["choice"] for v in own)
-    return {
-        "annotator": name,
-        "votes": len(own),
-        "skips": sum(event["event_id"] not in gone for event in skips),
-        "ties": choices["tie"],
-        "both_bad": choices["both_bad"],
-        "median_seconds": median(seconds) if seconds else None,
-        "under_3_s": share(sum(s < 3 for s in seconds), len(seconds)),
-        "left": position_bias(own),
-        "gold": share(sum(gold), len(gold)),
-        "repeats": share(sum(v["choice"] == first[v["item_id"]] for v in again), len(again)),
-        "with_others": share(sum(label(v) == label(w) for v, w in others), len(others)),
-    }
-
-
 # ---- 4. the arguments ----
 
 
@@ -268,18 +203,20 @@ def parse_args(argv=None):
         parsers[name] = commands.add_parser(
             name, **words, epilog=f"example: python annotate.py {name} {flags}"
         )
-    # fmt: off
     add = parsers["serve"].add_argument
+    # fmt: off
     add("--items", help=f"JSONL of id, prompt, a, b, optional task, a_model, b_model, gold (default: items.jsonl in --out, else {ITEMS})")
     add("--overlap", type=number(int, at_least=0), default=1, help="votes wanted per item, 1 to 5; 0: everyone sees every item (default 1)")
-    add("--repeat", type=number(at_least=0, below=0.5), default=0.05, help="share of own items shown twice, sides swapped, 0 to 0.2 (default 0.05)")
+    add("--repeat", type=number(at_least=0, below=0.5), default=0.05, help="share of own items shown twice, 0 to 0.2 (default 0.05)")
     add("--guidelines", help="text file shown before and during the session (default: built in, for the bundled tasks)")
     add("--reasons", type=tags, default=REASONS, help="tags that an annotator may tick, separated by commas (default: %(default)s)")
     add("--no-exact-time", action="store_true", help="store the day of a vote, and no durations")
     add("--host", default="127.0.0.1", help="address to listen on; any but this machine's own needs the printed link (default %(default)s)")
     add("--port", type=number(int, at_least=0, below=65536), default=5050, help="0: any free one (default %(default)s)")
     add("--allow-host", action="append", default=[], help="another name in the address bar, for a tunnel or a network")
+    # fmt: on
     add = parsers["draw"].add_argument
+    # fmt: off
     add("--prompts", default="data/prompts.jsonl", help="JSONL of prompts (default %(default)s)")
     add("--split", help='only the prompts with this "split"')
     add("--limit", type=number(int, at_least=1), help="at most this many prompts, chosen by hash, 20 to 1000")
@@ -290,15 +227,17 @@ def parse_args(argv=None):
     add("--temperature", type=number(above=0), default=1.0, help="of sampling, 0.7 to 1 (default %(default)s)")
     add("--dtype", choices=("auto", "fp32", "fp16", "bf16"), default="auto", help="compute precision")
     add("--device", default="auto", help="auto, cpu, cuda, mps")
+    # fmt: on
     add = parsers["export"].add_argument
+    # fmt: off
     add("--ties", choices=("keep", "drop"), default="keep", help="drop: for tools that do not know ties (default %(default)s)")
+    # fmt: on
     for name in parsers:
         add = parsers[name].add_argument
-        add("--out", default="runs/annotate", help="folder of items, votes and pairs (default %(default)s)")
+        add("--out", default="runs/annotate", help="folder of the session (default %(default)s)")
     for name in ("serve", "draw"):
         add = parsers[name].add_argument
-        add("--seed", type=number(int, at_least=0), default=0, help="of order and sides, or of samples (default 0)")
-    # fmt: on
+        add("--seed", type=number(int, at_least=0), default=0, help="of order, sides and samples")
     args = parser.parse_args(argv)
     record = Path(args.out) / "args.json"
     if args.command == "serve" and record.is_file():  # a session goes on with its own settings
@@ -342,7 +281,7 @@ def turns(value):
 
 # (1) items: a file of answer pairs, or answers drawn from one or two models
 def sample_answers(args, prompts):
-    """[answers of --model, answers of --model-b or a second draw of --model] to the same prompts."""
+    """[answers of --model, answers of --model-b or a second draw of --model] to the prompts."""
     import common
     from parts import parallel
 
@@ -623,7 +562,8 @@ class Desk:
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
-    "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
@@ -668,9 +608,43 @@ def check_body(body, reasons):
         raise ValueError(f"{wrong[0]}: not accepted")
 
 
+def guard(hosts, token, cookie, page_token):
+    """Stops other web sites in this browser, other names for this address, and neighbours."""
+    from flask import abort, request
+
+    def same(given, expected):
+        return hmac.compare_digest((given or "").encode(), expected.encode())
+
+    host = request.environ.get("HTTP_HOST", "")
+    if host not in hosts:
+        abort(400, "unknown Host header")
+    if token and not same(request.args.get("token", request.cookies.get(cookie)), token):
+        abort(401, "open the link that was printed when the server started")
+    if request.method == "POST":
+        if request.mimetype != "application/json":
+            abort(415, "expected application/json")
+        ours = f"http://{host}", f"https://{host}"
+        if request.headers.get("Origin", ours[0]) not in ours:
+            abort(403, "another origin")
+        if request.headers.get("Sec-Fetch-Site", "none") not in ("same-origin", "none"):
+            abort(403, "another site")
+        if not same(request.headers.get("X-Token"), page_token):
+            abort(403, "the server was restarted; reload the page")
+
+
+def explain(error):
+    """An error as one short sentence of JSON."""
+    if isinstance(error, RecursionError):
+        return {"error": "nested too deeply"}, 400
+    if isinstance(error, OSError):
+        print(f"{error}; the vote was not acknowledged", file=sys.stderr)
+        return {"error": f"the server cannot write its file ({error.strerror})"}, 507
+    return {"error": error.description}, error.code
+
+
 def make_app(args, items, guidelines=GUIDELINES, hosts=("127.0.0.1:5050",), token=None):
-    """The Flask app. `hosts`: accepted Host headers; `token`: what a browser off this machine needs."""
-    from flask import Flask, abort, jsonify, redirect, render_template, request, send_from_directory
+    """The Flask app. `hosts`: accepted Host headers; `token`: for browsers off this machine."""
+    from flask import Flask, abort, redirect, render_template, request, send_from_directory
     from werkzeug.exceptions import HTTPException
 
     app = Flask("annotate", static_folder=None, template_folder=TEMPLATES)
@@ -678,45 +652,14 @@ def make_app(args, items, guidelines=GUIDELINES, hosts=("127.0.0.1:5050",), toke
     app.desk = desk = Desk(args, items)
     page_token, cookie = secrets.token_urlsafe(32), f"annotate-{args.port}"
 
-    def same(given, expected):
-        return hmac.compare_digest((given or "").encode(), expected.encode())
-
-    @app.before_request
-    def guard():
-        """Stops other web sites in this browser, other names for this address, and neighbours."""
-        host = request.environ.get("HTTP_HOST", "")
-        if host not in hosts:
-            abort(400, "unknown Host header")
-        if token and not same(request.args.get("token", request.cookies.get(cookie)), token):
-            abort(401, "open the link that was printed when the server started")
-        if request.method == "POST":
-            if request.mimetype != "application/json":
-                abort(415, "expected application/json")
-            ours = f"http://{host}", f"https://{host}"
-            if request.headers.get("Origin", ours[0]) not in ours:
-                abort(403, "another origin")
-            if request.headers.get("Sec-Fetch-Site", "none") not in ("same-origin", "none"):
-                abort(403, "another site")
-            if not same(request.headers.get("X-Token"), page_token):
-                abort(403, "the server was restarted; reload the page")
+    app.before_request(lambda: guard(hosts, token, cookie, page_token))
+    for kind in (HTTPException, RecursionError, OSError):
+        app.register_error_handler(kind, explain)
 
     @app.after_request
     def headers(response):
         response.headers.update(HEADERS)
         return response
-
-    @app.errorhandler(HTTPException)
-    def refused(error):
-        return {"error": error.description}, error.code
-
-    @app.errorhandler(RecursionError)
-    def nested(error):
-        return {"error": "nested too deeply"}, 400
-
-    @app.errorhandler(OSError)
-    def failed(error):
-        print(f"{desk.log}: {error.strerror}; the vote was not acknowledged", file=sys.stderr)
-        return {"error": f"the server cannot write its file ({error.strerror})"}, 507
 
     @app.get("/")
     def page():
@@ -738,7 +681,7 @@ def make_app(args, items, guidelines=GUIDELINES, hosts=("127.0.0.1:5050",), toke
         if not isinstance(name, str) or not NAME.fullmatch(name):
             abort(400, "use 1 to 32 letters, digits, dots, dashes or underscores")
         with desk.lock:
-            return jsonify(desk.state(name))
+            return desk.state(name)
 
     @app.post("/vote")
     def vote():
@@ -801,12 +744,16 @@ def serve(args):
     if token:
         print("warning: there is no TLS here; whoever listens on the network can read everything")
     name = args.allow_host[0] if args.host in ("0.0.0.0", "::") else name
-    print(f"http://{name}:{port}" + (f"/?token={token}" if token else ""), flush=True)
+    where = listener.getsockname()[:2]
+    quiet = {"request_handler": Quiet, "fd": listener.fileno()}
+    server = make_server(*where, app, threaded=True, **quiet)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    where = listener.getsockname()[:2]
-    server = make_server(*where, app, threaded=True, request_handler=Quiet, fd=listener.fileno())
-    server.serve_forever()  # until Ctrl-C or SIGTERM
+    try:
+        print(f"http://{name}:{port}" + (f"/?token={token}" if token else ""), flush=True)
+        server.serve_forever()
+    except KeyboardInterrupt:  # Ctrl-C or SIGTERM
+        pass
     app.desk.lock.acquire()  # and kept: nothing is written after this
     print()
     if app.desk.log.exists():

@@ -1,4 +1,4 @@
-"""parts/votes.py: the items that people compare, and the log of their votes.
+"""parts/votes.py: items that people compare, the log of their votes, agreement.
 
 items.jsonl        {"id": "item-04", "prompt": …, "a": …, "b": …, "a_model": "…", "gold": null}
 annotations.jsonl  {"event": "vote", "item_id": "item-04", "annotator": "ann", "choice": "a", …}
@@ -6,11 +6,15 @@ An undo is a line of its own: `replay` finds the votes that stand.
 """
 
 import hashlib
+import itertools
 import json
 import re
+from collections import Counter, defaultdict
+from statistics import median
 
 from parts import files
 from parts.files import UserError
+from parts.stats import cohen_kappa, krippendorff_alpha, share
 
 NULL = type(None)
 EVENT = {  # the keys of a line of annotations.jsonl and their types
@@ -167,3 +171,77 @@ def item_sha256(item):
     """Of the prompt and both answers, so that a vote belongs to the very texts that were read."""
     texts = json.dumps([item["prompt"], item["a"], item["b"]], ensure_ascii=False, sort_keys=True)
     return hashlib.sha256(texts.encode()).hexdigest()
+
+
+# what the votes say
+
+
+def position_bias(votes):
+    """How often the better answer stood on the left; biased if the interval excludes ½.
+
+    >>> bias = position_bias([{"choice": "b", "shown": {"left": "b", "right": "a"}}] * 9)
+    >>> bias["value"], bias["biased"], position_bias([])["biased"]
+    (1.0, True, False)
+    """
+    decided = [v for v in votes if v["choice"] in ("a", "b")]
+    left = share(sum(v["choice"] == v["shown"]["left"] for v in decided), len(decided))
+    return left | {"biased": bool(decided) and not left["low"] <= 0.5 <= left["high"]}
+
+
+def label(vote):
+    """a, b or tie; both bad is a tie, too: no preference either."""
+    return vote["choice"] if vote["choice"] in ("a", "b") else "tie"
+
+
+def agreement(events):
+    """What `annotate.py agreement` prints, from a log; compares a and b, never sides."""
+    votes, by_item = replay(events), defaultdict(dict)
+    for vote in counted(votes):
+        by_item[vote["item_id"]][vote["annotator"]] = vote
+    shared = [unit for unit in by_item.values() if len(unit) > 1]
+    labels = [[label(vote) for vote in unit.values()] for unit in shared]
+    equal = [x == y for unit in labels for x, y in itertools.combinations(unit, 2)]
+    sign = {"a": 1, "b": -1, "tie": 0}  # −3 (b is much better) … 3 (a is much better)
+    strengths = [[sign[label(v)] * v["strength"] for v in unit.values()] for unit in shared]
+    names, pairs, kinds = sorted({event["annotator"] for event in events}), [], ("a", "b", "tie")
+    for x, y in itertools.combinations(names, 2):
+        table = Counter((label(u[x]), label(u[y])) for u in shared if {x, y} <= u.keys())
+        if table:
+            raw = share(sum(table[kind, kind] for kind in kinds), table.total())
+            kappa = cohen_kappa([[table[i, j] for j in kinds] for i in kinds])
+            pairs.append({"x": x, "y": y, "raw": raw, "kappa": kappa})
+    return {
+        "items": len(by_item),
+        "overlapping_items": len(shared),
+        "raw": share(sum(equal), len(equal)),
+        "alpha_nominal": krippendorff_alpha(labels),
+        "alpha_ordinal": krippendorff_alpha(strengths, "ordinal"),
+        "position": position_bias(votes),
+        "pairs": pairs,
+        "annotators": [annotator_row(name, events, votes, shared) for name in names],
+    }
+
+
+def annotator_row(name, events, votes, shared):
+    """The numbers of one annotator; `shared` holds {annotator: vote} of each item with overlap."""
+    gone, own = undone(events), [vote for vote in votes if vote["annotator"] == name]
+    skips = [e for e in events if e["annotator"] == name and e["event"] == "skip"]
+    first = {v["item_id"]: v["choice"] for v in own if v["repeat_of"] is None}
+    again = [v for v in own if v["repeat_of"] is not None and v["item_id"] in first]
+    seconds = [v["ms_active"] / 1000 for v in own if v["ms_active"] is not None]
+    gold = [v["gold_pass"] for v in own if v["gold_pass"] is not None]
+    others = [(u[name], v) for u in shared if name in u for who, v in u.items() if who != name]
+    choices = Counter(v["choice"] for v in own)
+    return {
+        "annotator": name,
+        "votes": len(own),
+        "skips": sum(event["event_id"] not in gone for event in skips),
+        "ties": choices["tie"],
+        "both_bad": choices["both_bad"],
+        "median_seconds": median(seconds) if seconds else None,
+        "under_3_s": share(sum(s < 3 for s in seconds), len(seconds)),
+        "left": position_bias(own),
+        "gold": share(sum(gold), len(gold)),
+        "repeats": share(sum(v["choice"] == first[v["item_id"]] for v in again), len(again)),
+        "with_others": share(sum(label(v) == label(w) for v, w in others), len(others)),
+    }

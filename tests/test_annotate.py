@@ -203,7 +203,7 @@ def test_position_bias_is_seen(tmp_path):
     app, _ = make(tmp_path, item_rows(40))
     Rater(client_post(app)).vote_all(lambda rater: "left")
     standing = votes.replay(log_of(tmp_path))
-    bias = annotate.position_bias(standing)
+    bias = votes.position_bias(standing)
     assert (bias["k"], bias["n"], bias["biased"]) == (40, 40, True)
     assert bias["low"] == pytest.approx(0.912, abs=1e-3)
     assert Counter(v["choice"] for v in standing) == {"a": 20, "b": 20}
