@@ -241,17 +241,23 @@ def parse_args(argv=None):
     args = parser.parse_args(argv)
     record = Path(args.out) / "args.json"
     if args.command == "serve" and record.is_file():  # a session goes on with its own settings
-        try:
-            saved = json.loads(record.read_bytes())["args"]
-            seed = saved["seed"]
-            parsers["serve"].set_defaults(**saved)
-        except (ValueError, KeyError, TypeError):
-            why = "is not the args.json of an annotation session; take another --out"
-            raise UserError(f"--out {args.out}: {record} {why}") from None
+        saved = saved_settings(record)
+        parsers["serve"].set_defaults(**saved)
         args = parser.parse_args(argv)
-        if args.seed != seed:
-            raise UserError(f"--seed {args.seed}: was {seed}, and order and sides depend on it")
+        if args.seed != saved["seed"]:
+            why = f"was {saved['seed']}, and order and sides depend on it"
+            raise UserError(f"--seed {args.seed}: {why}")
     return args
+
+
+def saved_settings(record):
+    """The flags of a session, from its args.json."""
+    try:
+        saved = json.loads(record.read_bytes())["args"]
+        return {key: saved[key] for key in KEPT}
+    except (ValueError, KeyError, TypeError):
+        why = "is not the args.json of an annotation session; take another --out"
+        raise UserError(f"--out {record.parent}: {record.name} {why}") from None
 
 
 # ---- 5. the data ----
