@@ -25,7 +25,7 @@ import pytest
 
 import annotate
 import common
-from parts import files, stats, votes
+from parts import files, votes
 from parts.files import UserError
 
 LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="forks and signals")
@@ -153,14 +153,14 @@ BINARY = "0 1 0 0 0 0 0 0 1 0", "1 1 1 0 0 1 0 0 0 0"
 def test_alpha_of_krippendorffs_own_tables(rows, level, alpha):
     """The reference data of Krippendorff 2011. Dividing by m in place of m − 1 gives other numbers."""
     table = [[None if x == "." else int(x) for x in row.split()] for row in rows]
-    found = stats.krippendorff_alpha(list(zip(*table, strict=True)), level)
+    found = votes.krippendorff_alpha(list(zip(*table, strict=True)), level)
     assert found == pytest.approx(alpha, abs=5e-4)
 
 
 @pytest.mark.parametrize("table", [[[0, 0], [0, 0]], [[9, 0], [0, 0]]])
 def test_no_kappa_of_nobody_or_of_one_label(table):
     """Chance alone agrees always where one label is used throughout: a κ of 1 would be a lie."""
-    assert stats.cohen_kappa(table) is None
+    assert votes.cohen_kappa(table) is None
 
 
 def test_agreement_compares_answers_not_sides(tmp_path):
