@@ -53,9 +53,11 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from checks.risky import asked_sentences, is_open, number_of_requests
 from parts import files, old_flags
 from parts.files import UserError
 from parts.stats import wilson
+from parts.votes import counted, item_sha256, replay, undone
 
 SCHEMA = 1  # of report.json; a key that changes its meaning raises it
 
@@ -608,8 +610,6 @@ def grown_phrases(answers, before, n=3, top=10):
 
 
 DECIDING = ("assess", "assessment", "rank", "ranking")
-OPENERS = ("how", "what", "which", "why", "tell", "describe", "explain", "walk")  # an open question
-IMPERATIVES = ("tell", "describe", "explain", "give", "share", "walk", "show")
 
 
 def mentioned(text, terms):
@@ -642,9 +642,8 @@ def task_metrics(row, answer, skills=(), decisions=("advance", "hold", "reject")
         out["parsed"] = float(len(said) == 1)
         out["decision"] = float(said == {row["expected_decision"]}) if len(said) == 1 else math.nan
     elif task == "interview":
-        asked = re.split(r"(?<=[.!?])\s+|\n+", answer.strip())
-        asked = [s for s in asked if s.endswith("?") or s.lower().startswith(IMPERATIVES)]
-        out["one question"] = float(len(asked) == 1)
+        asked = [sentence for _, _, sentence in asked_sentences(answer)]
+        out["one question"] = float(number_of_requests(answer) == 1)
         must = row.get("must_have") or ()
         named = mentioned(" ".join(asked), must)
         if must:
@@ -652,7 +651,7 @@ def task_metrics(row, answer, skills=(), decisions=("advance", "hold", "reject")
         if must and row.get("shown") is not None:
             gaps = set(must) - set(row["shown"])
             out["aims at a gap"] = float(bool(named) and named <= gaps) if gaps else math.nan
-        out["open"] = float(bool(asked) and all(s.lower().startswith(OPENERS) for s in asked))
+        out["open"] = float(bool(asked) and all(map(is_open, asked)))
     elif task == "summary":
         known = row.get("skills")
         if known is None and row.get("shown") is not None:
@@ -675,47 +674,6 @@ def plain_text(prompt):
 
 
 # people's votes
-
-
-# same as annotate.py
-def undone(events):
-    """Ids of the events that an undo took back; an undo can be undone.
-
-    >>> log = [{"event": "vote", "event_id": "v", "undoes": None}, {"event": "undo", "event_id": "u", "undoes": "v"}]
-    >>> undone(log), undone([*log, {"event": "undo", "event_id": "w", "undoes": "u"}])
-    ({'v'}, {'u'})
-    """
-    gone = set()
-    for event in reversed(events):
-        if event["event"] == "undo" and event["event_id"] not in gone:
-            gone.add(event["undoes"])
-    return gone
-
-
-# same as annotate.py
-def replay(events):
-    """The votes that stand: of each item and annotator the latest one not undone; a repeat stands beside the first."""
-    gone, latest = undone(events), {}
-    for event in events:
-        if event["event"] == "vote" and event["event_id"] not in gone:
-            key = event["item_id"], event["annotator"], event.get("repeat_of") is not None
-            latest.pop(key, None)  # a dict keeps the first place of a key
-            latest[key] = event
-    return list(latest.values())
-
-
-# same as annotate.py
-def counted(votes):
-    """Votes on ordinary items: without gold, whose answer was known, and without repeats."""
-    return [v for v in votes if v.get("gold_pass") is None and v.get("repeat_of") is None]
-
-
-# same as annotate.py
-def item_sha256(item):
-    """Of the prompt and both answers, so that a vote belongs to the very texts that were read."""
-    texts = json.dumps([item["prompt"], item["a"], item["b"]], ensure_ascii=False, sort_keys=True)
-    return hashlib.sha256(texts.encode()).hexdigest()
-
 
 WON = {"A": 1.0, "B": 0.0, "tie": 0.5, "both_bad": 0.5}  # both bad: no preference either
 
@@ -2157,7 +2115,7 @@ def human_score(args):
     keys = "item_id", "annotator", "winner", "left", "strength", "gold_pass", "repeat_of", "reasons", "comment"  # fmt: skip
     files.write_jsonl(Path(args.out) / "votes.jsonl", ({k: v.get(k) for k in keys} for v in votes))
     write_report(args, report, "votes.jsonl")
-    print(f"next: python annotate.py --agreement --out {beside}")
+    print(f"next: python annotate.py agreement --out {beside}")
 
 
 def human_report(events, votes, key, seed):

@@ -243,6 +243,24 @@ def test_code_needs_the_flag():
 # ---- questions ----
 
 
+def test_one_definition_of_a_question():
+    """“However, do you know SQL?” begins with “how” and is a closed question; an order is a question, too. The check, the
+    report of evaluate.py and the interview mean the same."""
+    import evaluate
+
+    row = {"task": "interview"}
+    for text, count, is_open in (
+        ("However, do you know SQL?", 1, 0.0), ("Thanks. Could you tell me about SQL?", 1, 1.0),
+        ("How did you use SQL? Do you like it?", 2, 0.0), ("Tell me about SQL.", 1, 1.0), ("Good.", 0, 0.0),
+    ):  # fmt: skip
+        found = evaluate.task_metrics(row, text)
+        assert found == {"one question": float(count == 1), "open": is_open}, text
+        assert (
+            holds("interview:question_count", text, num_questions=count, relation="exactly")
+            or not count
+        )
+
+
 def test_requests_agree_with_the_interview_bank():
     """judge.py counts questions as the interview environment does: 600 turns of the bank's templates."""
     import interview
