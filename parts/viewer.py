@@ -109,7 +109,8 @@ def card_of(row, kinds):
     table = (
         pages.table(["criterion", "by", "verdict", "weight", "reason"], cells) if cells else None
     )
-    return pages.card(" · ".join(filter(None, head)), texts, table, [*kinds, f"step-{row['step']}"])
+    title = " · ".join(filter(None, head))
+    return pages.card(title, texts, table, [*kinds, f"step-{row['step']}"])
 
 
 def write(path, rows, events, sentences, text_flags):

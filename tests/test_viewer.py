@@ -13,7 +13,10 @@ HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\u202e"
 def write_run(folder, rollouts=None, torn=""):
     """A run of twelve steps whose reward rises; `rollouts` as the rows of rollouts.jsonl, `torn` as its unfinished end."""
     folder.mkdir()
-    rows = [{"step": k, "reward/mean": k / 20, "length/mean": 40 * (1 + k // 6)} for k in range(12)]
+    rows = [
+        {"step": k, "reward/mean": k / 20, "length/mean": 40 * (1 + 2 * (k // 6))}
+        for k in range(12)
+    ]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     if rollouts is not None:
         lines = "".join(json.dumps(row) + "\n" for row in rollouts)
