@@ -15,8 +15,8 @@ Left out     1. a limit on the KL, because no universal one exists   2. threshol
              3. proof: a rule that does not fire shows nothing, so read rollouts.jsonl
 Run          python watch.py runs/ppo --html
              python watch.py runs/grpo_rubric/metrics.jsonl --patience 10 --strict
-Writes       with --html watch.html in the run's folder (curves, alarms, answers to read), with --out
-             a JSON file; exit status 0, 1 (a warning with --strict), 2 (bad input),
+Writes       with --html RUN/watch.html: curves, alarms, answers to read; with --out a JSON file;
+             exit status 0, 1 (a warning with --strict), 2 (bad input),
              3 (the reward rises, validation does not), 4 (judge down)
 Reference    Gao et al. 2022, arXiv 2210.10760: how a proxy reward is over-optimised
 """
