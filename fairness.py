@@ -44,39 +44,36 @@ import numpy as np
 from tqdm import tqdm
 
 from checks.risky import risky_questions
-from evaluate import (
-    Default,
-    at_least,
+from parts import files
+from parts.files import UserError
+from parts.old_pages import (
     bars,
-    benjamini_hochberg,
     bullets,
-    check_out,
     esc,
     figure,
     guide,
-    hashes,
-    holm,
     html_page,
     in_sections,
-    mentioned,
-    number,
     paragraphs,
-    placed,
     plot,
-    present,
     print_table,
-    raw_scorer,
-    read_csv,
-    root,
-    share,
     show,
     table,
-    wilson,
     with_ends,
+)
+from parts.reports import (
+    Default,
+    at_least,
+    check_out,
+    hashes,
+    mentioned,
+    placed,
+    present,
+    raw_scorer,
+    read_csv,
     write_text,
 )
-from parts import files
-from parts.files import UserError
+from parts.stats import benjamini_hochberg, holm, number, root, share, wilson
 
 SCHEMA = 1  # of report.json; a key that changes its meaning raises it
 ROOT = Path(__file__).resolve().parent

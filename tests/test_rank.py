@@ -12,9 +12,10 @@ import pytest
 import common
 import evaluate
 import tiny
-from evaluate import kendall_tau, ndcg
+from evaluate import ndcg
 from parts import files
 from parts.files import UserError
+from parts.stats import kendall_tau
 
 
 def scorer_of(value, tokens=7, cut=False):
