@@ -3,9 +3,9 @@
 Objective    d = (mean score under a group's names − under the reference's names) / SD of the résumés' mean scores
 Algorithm    (1) read names and résumés with slots; render every résumé × cell × name; refuse what differs elsewhere
              (2) score the twins: reward of an answer, reward of a profile, log-odds of the decision, generated answers
-             (3) statistics: effects, names permuted, résumés and names resampled, a placebo, four verdicts
+             (3) statistics: effects, names permuted, résumés and names resampled, four verdicts
              (4) change: the same twins before and after, each in its own SD
-             (5) people: selection, error rates, impact ratios and their cut-offs, LL144-layout tables
+             (5) people: selection, error rates, impact ratios, LL144-layout tables
              (6) text: what answers name, omit and ask; the detector of risky questions beside its own errors
              (7) files: report.json, report.html, audit.csv, twins.csv, audit/*.json, audit.md
 Conventions  an effect is group − reference and its sign is always in words; a rate over nobody is null with a reason;
@@ -19,7 +19,7 @@ Run          python fairness.py
              python fairness.py text answers.jsonl
 Writes       report.json, report.html, audit.csv, twins.csv, audit/*.json, audit.md, all below --out
 Reference    Bertrand & Mullainathan 2004; Gaebler et al. 2024 (twins); 29 CFR 1607.4D (four fifths); 6 RCNY 5-300 ff.;
-             Katz et al. 1978 (ratio); Newcombe 1998 (difference); Monroe et al. 2008 (telling words)
+             Katz et al. 1978 (ratio); Newcombe 1998 (difference)
 Axes         R résumés, N names, B draws, C contrasts
 """
 
@@ -51,11 +51,9 @@ from parts.old_pages import (
     bullets,
     esc,
     figure,
-    guide,
     html_page,
     in_sections,
     paragraphs,
-    plot,
     print_table,
     show,
     table,
@@ -73,13 +71,11 @@ from parts.reports import (
     read_csv,
     write_text,
 )
-from parts.stats import benjamini_hochberg, holm, number, root, share, wilson
+from parts.stats import benjamini_hochberg, holm, number, share, wilson
 
 SCHEMA = 1  # of report.json; a key that changes its meaning raises it
 ROOT = Path(__file__).resolve().parent
-NOTICE = (
-    "Not legal advice. Not an independent bias audit. Legal status as of the date of the table."
-)
+NOTICE = "Not legal advice. Not an independent bias audit. Which rules apply, and their dates: docs/law.md."
 FOUR_FIFTHS = "Four fifths is a rule of thumb for one legal question, not a definition of fairness."
 REFERENCE = {"sex": "Male", "race_ethnicity": "White"}  # declared before looking
 Z95, Z80 = NormalDist().inv_cdf(0.975), NormalDist().inv_cdf(0.80)
@@ -176,11 +172,11 @@ def two_proportion_z(a, n, b, m):
 
 
 def fisher_exact(a, n, b, m):
-    """(p, mid-P) two-sided: tables with these margins that are no likelier than this one; mid-P counts it half.
+    """Two-sided p: the tables with these margins that are no likelier than this one.
 
-    By hand: 2 of 2 against 0 of 2. C(4, 2) = 6 tables, two as extreme: 1/3, and 1/3 − 1/12 = 1/4.
-    >>> [round(x, 4) for x in fisher_exact(2, 2, 0, 2)]
-    [0.3333, 0.25]
+    By hand: 2 of 2 against 0 of 2. C(4, 2) = 6 tables, two as extreme: 1/3.
+    >>> round(fisher_exact(2, 2, 0, 2), 4)
+    0.3333
     """
     total, k = n + m, a + b
     lower = max(0, k - m)
@@ -192,8 +188,7 @@ def fisher_exact(a, n, b, m):
     logs = np.array([log_choose(n, x) + log_choose(m, k - x) for x in xs]) - log_choose(total, k)
     chances = np.exp(logs)
     here = chances[a - lower]
-    p = min(1.0, float(chances[chances <= here * (1 + 1e-7)].sum()))
-    return p, max(0.0, p - float(here) / 2)
+    return min(1.0, float(chances[chances <= here * (1 + 1e-7)].sum()))
 
 
 def katz_interval(a, n, b, m, level=0.95):
@@ -222,11 +217,6 @@ def newcombe_interval(a, n, b, m, level=0.95):
     return low, p - q + math.sqrt((u1 - p) ** 2 + (q - l2) ** 2)
 
 
-def cohen_h(p, q):
-    """2·asin √p − 2·asin √q"""
-    return 2 * math.asin(math.sqrt(p)) - 2 * math.asin(math.sqrt(q))
-
-
 def minimum_detectable_ir(rate, n, m):
     """The impact ratio that a table of n and m would show with 80 % power, at this rate of the higher group (arcsine).
 
@@ -245,7 +235,8 @@ def needed_per_group(rate, ratio=0.8):
     >>> [needed_per_group(rate) for rate in (0.5, 0.3, 0.1)]
     [387, 857, 3205]
     """
-    return round(2 * ((Z95 + Z80) / cohen_h(rate, ratio * rate)) ** 2)
+    angle = math.asin(math.sqrt(rate)) - math.asin(math.sqrt(ratio * rate))
+    return round((Z95 + Z80) ** 2 / (2 * angle**2))
 
 
 def flip_flop(s1, n1, s2, n2):
@@ -300,11 +291,10 @@ def impact_rows(counts, delta=0.02):
         z, fisher = two_proportion_z(a, n, b, m), fisher_exact(a, n, b, m)
         pooled = (a + b) / (n + m)
         exact = min(n, m) * min(pooled, 1 - pooled) < 5 or z is None
-        p = fisher[0] if exact else z[1]
-        row |= {"z": z and z[0], "p_z": z and z[1], "p_fisher": fisher[0], "mid_p": fisher[1]}
-        row |= {"p": p, "test": "Fisher" if exact else "z", "h": cohen_h(a / n, b / m)}
+        p = fisher if exact else z[1]
+        row |= {"z": z and z[0], "p_z": z and z[1], "p_fisher": fisher}
+        row |= {"p": p, "test": "Fisher" if exact else "z"}
         row["katz"] = katz_interval(a, n, b, m)
-        row["rejection_ratio"] = ((m - b) / m) / ((n - a) / n) if n > a else None
         row["needed_selections"] = max(0, math.ceil(Fraction(4, 5) * Fraction(a, n) * m - b))
         row["detectable_ir"] = minimum_detectable_ir(a / n, n, m)
         row["difference"] = number(b / m - a / n, n + m, newcombe_interval(b, m, a, n), "Newcombe")
@@ -340,22 +330,6 @@ def select_top(scores, share_selected):
     k = max(1, math.ceil(share_selected * len(scores) - 1e-9))
     cut = np.sort(scores)[::-1][k - 1]
     return (scores >= cut).astype(int), int((scores == cut).sum())
-
-
-def cutoff_sweep(groups, scores):
-    """The lowest impact ratio when the top 10, 20 … 90 % are selected: a ratio without its cut-off says little."""
-    rows, known = [], [i for i, g in enumerate(groups) if g is not None]
-    for percent in range(10, 100, 10):
-        chosen, tied = select_top(scores, percent / 100)
-        counts = counts_of([groups[i] for i in known], chosen[known])
-        ratios = {g: r["ir"] for g, r in impact_ratios(counts).items() if r["ir"] is not None}
-        worst = min(ratios, key=ratios.get) if ratios else None
-        row = {"top": percent, "selected": int(chosen.sum()), "tied": tied}
-        rows.append(row | {"lowest_ir": ratios.get(worst), "group": worst, "ratios": ratios})
-    measured = [row for row in rows if row["lowest_ir"] is not None]
-    lows = [row["lowest_ir"] for row in measured]
-    worst = min(measured, key=lambda row: row["lowest_ir"], default={"top": None})["top"]
-    return {"rows": rows, "worst": worst, "depends": bool(lows) and min(lows) < 0.8 <= max(lows)}
 
 
 def counts_of(groups, chosen):
@@ -427,37 +401,6 @@ def ll144_tables(sex, race, chosen=None, scores=None, exclude_below=0.0):
         if row["note"] and "excluded" in row["note"]:
             notes.append(f"{row['category']}: {row['note']}; justification: ______")
     return out | {"notes": notes}
-
-
-def pair_audit(groups, y_pred, y_true, protected, reference, excluded=0):
-    """One protected against one reference group, in the keys of BiasGuard's JSON (method fairness-v1).
-
-    DIR = SR_p / SR_r, null when SR_r = 0; SPD = SR_p − SR_r; EOD = TPR_p − TPR_r, null when a group has no positive.
-    """
-    found, warnings = group_metrics(groups, y_pred, y_true), []
-    pair = {"protected": protected, "reference": reference}
-    for role, name in pair.items():
-        if name not in found["groups"]:
-            there = ", ".join(found["groups"]) or "none"
-            raise UserError(f"--{role} {name}: no row of this group; there is {there}")
-    rows = {role: found["groups"][name] for role, name in pair.items()}
-    sr = {role: row["selection_rate"]["value"] for role, row in rows.items()}
-    tpr = {role: row.get("tpr", null("no ground truth"))["value"] for role, row in rows.items()}
-    if not sr["reference"]:
-        warnings.append("the reference group has a selection rate of 0: DIR is undefined")
-    if None in tpr.values():
-        why = "there is no ground truth" if y_true is None else "a group has no positive label"
-        warnings.append(f"{why}: EOD is undefined")
-    eod = None if None in tpr.values() else tpr["protected"] - tpr["reference"]
-    return {
-        "groups": pair,
-        "sample": {"total_rows": len(groups) + excluded, "included_rows": len(groups), "excluded_rows": excluded},
-        "selection_rates": sr,
-        "true_positive_rates": tpr,
-        "metrics": {"dir": sr["protected"] / sr["reference"] if sr["reference"] else None, "spd": sr["protected"] - sr["reference"], "eod": eod},
-        "warnings": warnings,
-        "method_version": "fairness-v1",
-    }  # fmt: skip
 
 
 # twins: the same résumé under different names
@@ -587,22 +530,6 @@ def interval(values, level):
     return float(low), float(high)
 
 
-def placebo(scores, cells, draws=200, seed=0):
-    """|d| of two random halves of one cell, 200 times: (draws,), what "no difference" looks like."""
-    rng, cells = np.random.default_rng(seed), np.asarray(cells)
-    sd, means = scores.mean(1).std(ddof=1), scores.mean(0)
-    kinds = [np.flatnonzero(cells == c) for c in np.unique(cells)]
-    kinds = [k for k in kinds if len(k) > 1]
-    if not kinds or not sd > 0:
-        return np.array([])
-    out = np.empty(draws)
-    for i in range(draws):
-        cell = rng.permutation(kinds[i % len(kinds)])
-        half = len(cell) // 2
-        out[i] = abs(means[cell[:half]].mean() - means[cell[half:]].mean()) / sd
-    return out
-
-
 def win_rate(scores, a, b):
     """P(s_group > s_ref) + ½·P(tie) over résumé × name pairs; a, b (N,) bool."""
     rates = []
@@ -610,28 +537,6 @@ def win_rate(scores, a, b):
         below = np.searchsorted(y, x, "left") + np.searchsorted(y, x, "right")
         rates.append(below.mean() / 2 / len(y))
     return float(np.mean(rates))
-
-
-def mcnemar_exact(b, c):
-    """(p, mid-p) of b against c discordant pairs; descriptive only, since pairs share their names.
-
-    >>> [round(x, 7) for x in mcnemar_exact(10, 2)]
-    [0.0385742, 0.0224609]
-    """
-    n, k = b + c, min(b, c)
-    tail = sum(math.comb(n, i) for i in range(k + 1)) / 2**n
-    here = math.comb(n, k) / 2**n
-    return min(1.0, 2 * tail), 1.0 if b == c else min(1.0, 2 * tail - here)
-
-
-def pairs_needed(d_z, power=0.80):
-    """Pairs to see a standardised difference of pairs, two-sided .05: ((z + z_power) / d_z)²
-
-    >>> [pairs_needed(d) for d in (0.1, 0.2, 0.5)]
-    [785, 196, 31]
-    """
-    z = Z95 + NormalDist().inv_cdf(power)
-    return round((z / d_z) ** 2)
 
 
 class Contrast(NamedTuple):
@@ -729,7 +634,6 @@ def twin_table(scores, people, args, unit=None, cut=None, tokens=None):
     if measured:
         fixed = 1.0 if unit == "pp" else None
         draws = bootstrap_effects([scores], weights, cells, args.draws, args.seed, fixed)[0]
-    halves = placebo(scores, cells, seed=args.seed) * (sd if unit == "pp" else 1)
     how = "bootstrap over résumés and names within cells"
     why = None if measured else "every résumé has the same score, or fewer than 2 names a cell or 2 résumés"  # fmt: skip
     rows = []
@@ -749,7 +653,6 @@ def twin_table(scores, people, args, unit=None, cut=None, tokens=None):
         per_resume = scores[:, a].mean(1) - scores[:, b].mean(1)
         spread = per_resume.std(ddof=1) if R > 1 else 0.0
         row["d_z"] = float(per_resume.mean() / spread) if spread > 0 else None
-        row["placebo95"] = float(np.quantile(halves, 0.95)) if len(halves) else None
         if cut is not None:
             row["decision"] = twin_decisions(scores[:, a] > cut, scores[:, b] > cut)
         row["direction"] = in_words(row, d)
@@ -778,18 +681,15 @@ def twin_table(scores, people, args, unit=None, cut=None, tokens=None):
 
 
 def twin_decisions(a, b):
-    """Decisions of two groups of names, (R, N_a) and (R, N_b) bool: rates, points between them, ratio, flips, McNemar."""
+    """Decisions of two groups of names, (R, N_a) and (R, N_b) bool: rates, points between them, ratio, flips."""
     k, m, rate_a, rate_b = int(a.sum()), int(b.sum()), a.mean(), b.mean()
     share_a, share_b = a.mean(1), b.mean(1)  # (R,)
-    up = int(((share_a > 0.5) & (share_b <= 0.5)).sum())
-    down = int(((share_a <= 0.5) & (share_b > 0.5)).sum())
     return {
         "rates": [k / a.size, m / b.size],
         "counts": [[k, a.size], [m, b.size]],
         "points": float(100 * (rate_a - rate_b)),
         "ir": float(rate_a / rate_b) if rate_b else None,
         "flips": float((share_a * (1 - share_b) + share_b * (1 - share_a)).mean()),
-        "mcnemar": {"up": up, "down": down, "p": mcnemar_exact(up, down)[0]},
     }
 
 
@@ -896,26 +796,6 @@ def text_measures(answer, row, words=("advance", "hold", "reject")):
     return out
 
 
-def telling_words(texts_a, texts_b, top=20):
-    """[(word, z)] most typical of a (z > 0) and of b: log-odds under an informative Dirichlet prior      [Monroe 2008]
-
-    By hand: log((2+2)/2) − log((0+2)/4) = log 4, over √(1/4 + 1/2): 1.6.
-    prior α_w = count of w in both together; z = δ_w / √(1/(y_a + α) + 1/(y_b + α)). A view for reviewers, no test.
-    >>> telling_words(["calm calm"], ["loud loud"], 1)
-    [('calm', 1.6), ('loud', -1.6)]
-    """
-    a, b = (Counter(re.findall(r"[a-z']+", " ".join(t).lower())) for t in (texts_a, texts_b))
-    both = a + b
-    total, n_a, n_b, scores = sum(both.values()), sum(a.values()), sum(b.values()), {}
-    for w, prior in both.items():
-        odds = [math.log((y[w] + prior) / (n + total - y[w] - prior)) if n + total > y[w] + prior else 0.0 for y, n in ((a, n_a), (b, n_b))]  # fmt: skip
-        scores[w] = (odds[0] - odds[1]) / math.sqrt(1 / (a[w] + prior) + 1 / (b[w] + prior))
-    ranked = sorted(scores, key=lambda w: (-scores[w], w))
-    picked = [w for w in ranked[:top] if scores[w] > 0]
-    picked += [w for w in ranked[::-1][:top] if scores[w] < 0]
-    return [(w, round(scores[w], 2)) for w in picked]
-
-
 # ---- 4. the arguments ----
 
 
@@ -954,11 +834,9 @@ def parse_args(argv=None):
     add("--pairs", default=Default("data/rank_test.jsonl"), help="held-out pairs with candidates, for accuracy by group, or none")
     add("--prompts", default=Default("data/prompts.jsonl"), help="interview prompts, for risky questions, or none")
     add("--interviews", type=int, default=60, help="interview answers a policy (50 to 400)")
-    add("--evaluation", default=Default("runs/demo/report/report.json"), help="report.json of evaluate.py, for utility and KL, or none")
 
     add = parsers["audit"].add_argument
-    add("table", nargs="?", metavar="people.csv", help="CSV with a header, a row a person")
-    add("--csv", help="the same, as a flag")
+    add("table", metavar="people.csv", help="CSV with a header, a row a person")
     add("--y-true", help="column of the label, 0 or 1 (default: none, so no error rates)")
     add("--y-pred", help="column of the decision, 0 or 1")
     add("--score", help="column of a score, in place of --y-pred, with --cutoff or --select")
@@ -967,13 +845,9 @@ def parse_args(argv=None):
     add("--group", help="column of groups (default: the columns sex and race_ethnicity)")
     add("--sex", help="column of the sex (default: sex)")
     add("--race", help="column of race/ethnicity (default: race_ethnicity)")
-    add("--protected", help="one group of --group, against --reference")
-    add("--reference", help="the other (default: the group of the highest rate)")
     add("--allow-missing", action="store_true", help="drop and count rows without decision or label")
     add("--ll144", choices=("selection", "scoring"), help="tables in the layout of NYC Local Law 144")
     add("--map", help="JSON of own label: LL144 category")
-    add("--output", help="JSON of the protected against the reference group, as BiasGuard writes it")
-    add("--markdown", help="audit.md under this name as well")
     add("--data-source", default="not stated", help="where the data is from, for the LL144 header")
     add("--first-use", default="not stated", help="when the tool was first used, for the same header")
 
@@ -986,11 +860,9 @@ def parse_args(argv=None):
         add("--out", default="runs/fairness", help="folder of the report (default: %(default)s)")
         add("--overwrite", action="store_true", help="replace the report that is there")
         add("--seed", type=int, default=0, help="of resampling and permutations")
-        add("--date", help="written into the report as it is; without it there is none")
         add("--fail-on", help="for CI: difference (status 1), inconclusive (status 3), or both with a comma")
         if name in ("report", "audit"):
             add("--exclude-below", type=float, default=0.0, help="LL144: share below which a category has no ratio, such as 0.02")
-            add("--run-biasguard", action="store_true", help="run biasguard, where installed, and compare")
     # fmt: on
     args = parser.parse_args(argv)
     at_least(args, names_per_cell=1, resumes=1, generated_names=1, generated_resumes=0)
@@ -1131,8 +1003,8 @@ OWN_COLUMNS = ("entity_id", "label_value", "score", "score_raw", "model_id", "pr
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
-def check_audit(args, path):
-    """Refuse flags that do not go together, and files that are in the way."""
+def check_audit(args):
+    """Refuse flags that do not go together."""
     if bool(args.y_pred) == bool(args.score):
         raise UserError("--y-pred, --score: expected one of them: a decision column, or a score with --cutoff or --select")  # fmt: skip
     if args.score and (args.cutoff is None) == (args.select is None):
@@ -1143,13 +1015,6 @@ def check_audit(args, path):
         raise UserError(f"--select {args.select}: expected a share above 0, at most 1, such as 0.3")
     if args.group in OWN_COLUMNS:
         raise UserError(f"--group {args.group}: audit.csv has a column of this name for something else; rename it")  # fmt: skip
-    for flag, name in (("--output", args.output), ("--markdown", args.markdown)):
-        if name and Path(name).exists() and not args.overwrite:
-            raise UserError(f"{flag} {name}: exists; pass --overwrite, or another name")
-        if name and Path(name).exists() and Path(path).exists() and Path(name).samefile(path):
-            raise UserError(f"{flag} {name}: this is the table itself; pass another name")
-        if name and not Path(name).parent.is_dir():
-            raise UserError(f"{flag} {name}: the folder {Path(name).parent} does not exist")
 
 
 def audit_columns(args, path, header):
@@ -1189,10 +1054,8 @@ def group_in(cell, column, at):
 
 def load_people(args):
     """{"ids", "groups": {attribute: labels}, "decided", "labels", "scores", "excluded", …} of the audit's table."""
-    if bool(args.table) == bool(args.csv):
-        raise UserError("audit: expected one table, as fairness.py audit people.csv")
-    path, what = args.table or args.csv, args.y_pred or args.score
-    check_audit(args, path)
+    path, what = args.table, args.y_pred or args.score
+    check_audit(args)
     needed = (args.y_true, args.y_pred, args.score, args.group, args.sex, args.race)
     rows = list(read_csv(path, "audit", [column for column in needed if column]))
     columns = audit_columns(args, path, list(rows[0][1]))
@@ -1390,8 +1253,8 @@ def study_twins(args, extra=None):
             measures = [text_measures(x, row, words) for x, row in zip(answers, given)]
             matrix = np.array([m["advance"] for m in measures]).reshape(len(rows), len(some))
             measure(folder, kind, "d", matrix, tokens[few], "pp", 0.5, rows, some)
-            part = {"model": str(folder), "gaps": text_gaps(measures, len(rows), some, args)}
-            texts.append(part | {"telling": telling(answers, some), "n": len(answers)})
+            gaps = text_gaps(measures, len(rows), some, args)
+            texts.append({"model": str(folder), "gaps": gaps, "n": len(answers)})
         if extra:
             extra(model, tokenizer, folder)
         del model
@@ -1463,16 +1326,6 @@ def text_gaps(measures, R, people, args):
     return out
 
 
-def telling(answers, people):
-    """{contrast: [(word, z)]} of the primary contrasts."""
-    out = {}
-    for c in primary_contrasts(people):
-        labels = np.tile(c.labels, len(answers) // len(people))
-        a, b = ([x for x, label in zip(answers, labels) if label == g] for g in (c.group, c.reference))  # fmt: skip
-        out[f"{c.group} − {c.reference}"] = telling_words(a, b)
-    return out
-
-
 def twin_text(part, row, person):
     """What the model read of this person on this surface."""
     key = "profile" if part["surface"] == "b" else "prompt"
@@ -1530,11 +1383,11 @@ def head(args, command, inputs):
         git = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
         commit = git.stdout.strip() if git.returncode == 0 else None
     given = {k: v for k, v in vars(args).items() if k not in ("out", "overwrite", "fail_on")}
-    record = {"schema": SCHEMA, "command": command, "date": args.date, "notice": NOTICE}
+    record = {"schema": SCHEMA, "command": command, "notice": NOTICE}
     record |= {"commit": commit, "args": given, "sha256": hashes(inputs)}
     python, arrays = sys.version.split()[0], np.__version__
     record["versions"] = {"python": python, "torch": version("torch"), "numpy": arrays}
-    return record | {"law": LAW, "limits": LIMITS}
+    return record | {"limits": LIMITS}
 
 
 def verdict_rows(report):
@@ -1569,7 +1422,7 @@ def verdict_rows(report):
 
 
 def study_people(title, groups, decided, labels=None, scores=None, model="", cutoff=""):
-    """Rates, impact rows, sweep and score gaps of each attribute and of their crossing.
+    """Rates, impact rows and score gaps of each attribute and of their crossing.
 
     groups  {attribute: labels, None = unknown};  decided (n,) 0 or 1;  labels, scores (n,) or None
     """
@@ -1589,7 +1442,6 @@ def study_people(title, groups, decided, labels=None, scores=None, model="", cut
                 why = {"reason": rate["reason"]} if "reason" in rate else {}
                 row[key] = share(rate["k"], rate["n"]) | {"k": rate["k"]} | why
         if scores is not None:
-            found["sweep"] = cutoff_sweep(values, scores)
             found["score_gaps"] = score_gaps(values, scores)
         part["attributes"][attribute] = found
     return part
@@ -1624,11 +1476,6 @@ def fractions(row):
     return f"{row['selected']}/{row['n']} : {row['reference_selected']}/{row['reference_n']}"
 
 
-def sweep_words(sweep):
-    depends = "depends" if sweep["depends"] else "does not depend"
-    return f"whether it is below four fifths {depends} on the cut-off"
-
-
 def print_people(part):
     for attribute, found in part["attributes"].items():
         cells = []
@@ -1645,11 +1492,6 @@ def print_people(part):
         for r in found["rows"]:
             if "verdict" in r:
                 print(f"  {title_of(r)}: {r['verdict']}")
-        sweep = found.get("sweep", {"worst": None})
-        if sweep["worst"]:
-            worst = next(r for r in sweep["rows"] if r["top"] == sweep["worst"])
-            where = f"{worst['lowest_ir']:.3f} ({worst['group']}, top {worst['top']} %)"
-            print(f"  lowest ratio over cut-offs: {where}; {sweep_words(sweep)}")
     print(FOUR_FIFTHS)
 
 
@@ -1664,7 +1506,7 @@ def ll144_record(title, groups, decided, scores, args, kind, header, mapping=())
         columns.append(labels)
     chosen, scores = (decided, None) if kind == "selection" else (None, scores)
     fields = ("source of the data", "explanation", "first use of the tool")
-    fields = {"date": args.date or "not stated"} | dict(zip(fields, header))
+    fields = dict(zip(fields, header))
     fields["number of unknown category"] = "in each table below"
     tables = ll144_tables(*columns, chosen, scores, args.exclude_below)
     return tables | {"header": fields, "title": title}
@@ -1723,10 +1565,10 @@ def audit(args):
         report["ll144"] = [ll144_record(*columns, args, args.ll144, header, mapping)]
         print_ll144(report["ll144"][0])
     report["verdicts"] = verdict_rows(report)
-    one = next(iter(people["groups"])), args.protected, args.reference
-    pairs = exchange_pairs(report, people, one if any(one[1:]) else None)
     clear(args)
-    return finish(args, report, exchange(args, report, people, pairs))
+    write_table(Path(args.out) / "audit.csv", exchange_rows(people))
+    report["biasguard"] = biasguard(args, report, people)
+    return finish(args, report, ["audit.csv"])
 
 
 def exchange_rows(people):
@@ -1742,139 +1584,53 @@ def exchange_rows(people):
         yield row | {"model_id": model, "prompt_id": str(prompts[i])}
 
 
-def exchange_pairs(report, people, one=None):
-    """{file name: pair_audit} of each group against the highest, or of `one`: (attribute, protected, reference)."""
-    pairs, used = {}, Counter()
-    for attribute, values in people["groups"].items():
-        if one and one[0] != attribute:
-            continue
-        impact = {r["group"]: r for r in report["decisions"][-1]["attributes"][attribute]["rows"]}
-        protected, reference = one[1:] if one else (None, None)
-        reference = reference or next(iter(impact.values()))["reference"]
-        if protected == reference:
-            raise UserError(f"--protected {protected}: the reference is this group too; name another with --reference")  # fmt: skip
-        for group in [protected] if protected else [g for g in impact if g != reference]:
-            numbers = values, people["decided"], people["labels"]
-            pair = pair_audit(*numbers, group, reference, people["excluded"])
-            slug = "-vs-".join(re.sub(r"[^\w-]+", "_", g)[:40] for g in (group, reference))
-            used[slug] += 1
-            slug += f"-{used[slug]}" if used[slug] > 1 else ""
-            pair["feedbackloop"] = {"attribute": attribute, "impact": impact[group]}
-            pair["feedbackloop"]["model"] = people.get("model", "table")
-            pairs[slug] = pair
-    return pairs
-
-
-def exchange(args, report, people, pairs):
-    """audit.csv, audit/*.json, audit.md, and BiasGuard's own words where it is installed; the files' names."""
-    out, labels, commands = Path(args.out), people["labels"], []
-    write_table(out / "audit.csv", exchange_rows(people))
-    (out / "audit").mkdir(exist_ok=True)
-    for slug, pair in pairs.items():
-        text = json.dumps(files.finite(pair), indent=1, ensure_ascii=True) + "\n"
-        write_text(out / "audit" / f"{slug}.json", text)
-        attribute, (group, reference) = pair["feedbackloop"]["attribute"], pair["groups"].values()
-        words = ["biasguard", "audit", str(out / "audit.csv"), "--y-true", "label_value"]
-        words += ["--y-pred", "score", "--group", inert(attribute)]
-        words += ["--protected", inert(group), "--reference", inert(reference)]
-        words += ["--output", str(out / "audit" / f"{slug}-biasguard.json")]
-        commands += [(slug, words)] if labels else []
-    if getattr(args, "output", None):
-        first = next(iter(pairs.values()))
-        write_text(args.output, json.dumps(files.finite(first), indent=1) + "\n")
-    report["biasguard"] = ask_biasguard(args, pairs, commands, labels)
-    print("", *report["biasguard"]["lines"], sep="\n")
-    text = audit_markdown(report, commands, labels)
-    write_text(out / "audit.md", text)
-    if getattr(args, "markdown", None):
-        write_text(args.markdown, text)
-    return ["audit.csv", "audit/", "audit.md"]
-
-
 def clear(args):
     """Of an earlier report that --overwrite replaces: what this one may not write again would pass for its own."""
     out = Path(args.out)
-    tables = (out / name for name in ("audit.csv", "audit.md", "twins.csv"))
-    for stale in (*tables, *(out / "audit").glob("*-vs-*.json")):
-        stale.unlink(missing_ok=True)
+    for name in ("audit.csv", "twins.csv"):
+        (out / name).unlink(missing_ok=True)
 
 
-BIASGUARD = "BiasGuard (https://github.com/themacdonald/BiasGuard)"
-HELP_SECONDS, RUN_SECONDS = 10, 60
+def biasguard(args, report, people):
+    """[line] of BiasGuard (github.com/themacdonald/BiasGuard, MIT) on our audit.csv: its numbers beside ours.
 
-
-def ask_biasguard(args, pairs, commands, labels):
-    """Whether BiasGuard can audit here; with --run-biasguard its numbers beside ours: {"found", "lines", "findings"}."""
-    tool = shutil.which("biasguard")
-    out = {"found": bool(tool), "lines": [], "findings": []}
-    usable = False
-    if tool:
-        try:
-            usable = subprocess.run([tool, "audit", "--help"], capture_output=True, timeout=HELP_SECONDS).returncode == 0  # fmt: skip
-        except (subprocess.TimeoutExpired, OSError):
-            out["lines"].append(f"BiasGuard gave no answer to audit --help within {HELP_SECONDS} s")
-    if not labels:
-        why = "there is no ground truth, and the prediction in its place would make EOD a meaningless 0"  # fmt: skip
-        out["lines"].append(f"no BiasGuard command: {why}")
-        return out
-    if not usable:
-        what = "BiasGuard found, but" if tool else f"{BIASGUARD} not found;"
-        end = " without the audit command; the CSV is ready" if tool else " the CSV is ready"
-        out["lines"].append(what + end)
-        return out
-    out["lines"] += [shell(words) for _, words in commands]
-    for slug, words in commands if args.run_biasguard else ():
-        try:
-            run = subprocess.run(
-                [tool, *words[1:]], capture_output=True, text=True, timeout=RUN_SECONDS
-            )
-            if run.returncode:
-                message = (run.stderr.strip() or run.stdout.strip()).splitlines()[-1:]
-                out["findings"].append(f"{slug}: BiasGuard ended with {run.returncode}: {' '.join(message)}")  # fmt: skip
+    DIR = SR_p / SR_r, SPD = SR_p − SR_r, EOD = TPR_p − TPR_r: each group against the one of the highest rate.
+    It is run where it is installed and there is ground truth: a prediction in its place would make EOD 0.
+    """
+    tool, lines = shutil.which("biasguard"), []
+    if not (tool and people["labels"]):
+        why = "it is not installed" if not tool else "it needs --y-true"
+        return [f"BiasGuard was not run ({why}); audit.csv has the layout that it reads"]
+    table, result = Path(args.out) / "audit.csv", Path(args.out) / "biasguard.json"
+    for attribute in people["groups"]:
+        found = report["decisions"][-1]["attributes"][attribute]
+        rates = found["metrics"]["groups"]
+        for row in (row for row in found["rows"] if "p" in row):
+            p, r = rates[row["group"]], rates[row["reference"]]
+            exact = lambda rate: rate["k"] / rate["n"] if rate["n"] else None  # noqa: E731
+            tpr = exact(p["tpr"]), exact(r["tpr"])
+            ours = {
+                "dir": row["ir"],
+                "spd": exact(p["selection_rate"]) - exact(r["selection_rate"]),
+            }
+            ours["eod"] = None if None in tpr else tpr[0] - tpr[1]
+            words = ["--y-true", "label_value", "--y-pred", "score", "--group", inert(attribute)]
+            words += ["--protected", inert(row["group"]), "--reference", inert(row["reference"])]
+            command = [tool, "audit", str(table), *words, "--output", str(result)]
+            try:
+                subprocess.run(command, capture_output=True, timeout=60, check=True)
+                theirs = json.loads(result.read_text(encoding="utf-8"))["metrics"]
+            except (subprocess.SubprocessError, OSError, ValueError, KeyError) as error:
+                lines.append(f"BiasGuard, {title_of(row)}: no result ({files.brief(error)})")
                 continue
-            theirs = json.loads(Path(words[-1]).read_text(encoding="utf-8"))
-            differ = [f"{block}.{key}: {theirs[block][key]} there, {value} here" for block in ("selection_rates", "true_positive_rates", "metrics") for key, value in pairs[slug][block].items() if not agree(theirs[block][key], value)]  # fmt: skip
-            out["findings"].append(f"{slug}: " + ("BiasGuard agrees to 1e-12" if not differ else "difference: " + "; ".join(differ)))  # fmt: skip
-        except (subprocess.TimeoutExpired, OSError, ValueError, KeyError, TypeError) as error:
-            out["findings"].append(f"{slug}: BiasGuard gave nothing to compare ({type(error).__name__})")  # fmt: skip
-    out["lines"] += out["findings"]
-    return out
-
-
-def agree(a, b):
-    return a is b is None or (None not in (a, b) and abs(a - b) <= 1e-12)
+            pairs = [f"{key} {theirs.get(key)} (ours {value})" for key, value in ours.items()]
+            lines.append(f"BiasGuard, {title_of(row)}: {', '.join(pairs)}")
+    result.unlink(missing_ok=True)
+    return lines
 
 
 def shell(words):
     return " ".join(w if re.fullmatch(r"[\w./:=-]+", w) else "'" + w.replace("'", "'\\''") + "'" for w in words)  # fmt: skip
-
-
-def audit_markdown(report, commands, labels):
-    """audit.md: the table, ready commands and snippets for three other tools."""
-    attribute = json.dumps(inert(next(iter(report["decisions"][-1]["attributes"]))))
-    lines = ["# Audit", "", report["notice"], FOUR_FIFTHS, ""]
-    for part in report["decisions"]:
-        for name, found in part["attributes"].items():
-            lines += [f"## {plain(part['title'])}: {plain(name)}", "", "| group | selected | rate | impact ratio | label |", "|---|---|---|---|---|"]  # fmt: skip
-            lines += [f"| {plain(r['group'])} | {r['selected']}/{r['n']} | {show(r['rate'])} | {'–' if r['ir'] is None else round(r['ir'], 4)} | {r['label']} |" for r in found["rows"]] + [""]  # fmt: skip
-    lines += ["## BiasGuard", "", *(["```bash", *(shell(w) for _, w in commands), "```"] if commands else report["biasguard"]["lines"]), ""]  # fmt: skip
-    truth = 'd["label_value"]' if labels else 'd["score"]  # there is no label: read selection_rate alone'  # fmt: skip
-    lines += [
-        "## Other tools", "", "```python", "import pandas as pd", 'd = pd.read_csv("audit.csv")', "",
-        "from fairlearn.metrics import MetricFrame, selection_rate",
-        f'print(MetricFrame(metrics=selection_rate, y_true={truth.split("  #")[0]}, y_pred=d["score"], sensitive_features=d[{attribute}]).by_group)', "",
-        "from aif360.datasets import BinaryLabelDataset  # groups as numbers",
-        f'codes = d.assign(group=d[{attribute}].astype("category").cat.codes)[["score", "group"]]',
-        'print(BinaryLabelDataset(df=codes, label_names=["score"], protected_attribute_names=["group"]))', "",
-        "from aequitas import Audit",
-        'print(Audit(d.drop(columns=["score_raw", "prompt_id"], errors="ignore")).summary())', "```", "",
-    ]  # fmt: skip
-    return "\n".join(lines)
-
-
-def plain(text):
-    """A cell of a Markdown table: no markup, no line of its own."""
-    return re.sub(r"([|\\`*_<>\[\]!&])", r"\\\1", re.sub(r"\s+", " ", str(text)))
 
 
 def read_detector(path=ROOT / "tests" / "risky_sentences.jsonl"):
@@ -1972,9 +1728,6 @@ def text(args):
         tables.append({"measure": key, "groups": cells})
     report = head(args, "text", [args.answers]) | {"measures": tables, "detector": read_detector()}
     report["risky"] = [study_risky([answer for _, answer in rows]) | {"title": args.answers}]
-    said = {group: [rows[i][1] for i in places] for group, places in groups}
-    words = {f"{g} − {known[0]}": telling_words(said[g], said[known[0]]) for g in known[1:]}
-    report["texts"] = [{"model": args.answers, "gaps": [], "n": len(rows), "telling": words}]
     cells = [[t["measure"], *(show(c) for c in t["groups"].values())] for t in tables]
     print_table("English text measures; [95 %]", ["", "all", *known], cells)
     print_risky(report["risky"][0], report["detector"])
@@ -2150,31 +1903,19 @@ def report(args):
             ll144.append(ll144_record(title, groups, chosen, values, args, "scoring", header))
             print_ll144(ll144[-1])
     study, rows, _ = study_twins(args, of_policy)
-    evaluation = present(args.evaluation)
-    given = [args.twins, args.names, pairs, *prefs, present(args.candidates), evaluation]
+    given = [args.twins, args.names, pairs, *prefs, present(args.candidates)]
     record = head(args, "report", [*rewards, before, *after, *given]) | study
     record["preferences"] = preferences
     record |= {"accuracy": accuracy, "decisions": decisions, "ll144": ll144, "risky": risky}
     record["detector"] = detector
-    record["utility"] = utility(evaluation) if evaluation else []
     record["verdicts"] = verdict_rows(record)
-    pairs = exchange_pairs(record, people) if people else {}
     clear(args)
     write_table(Path(args.out) / "twins.csv", rows)
-    names = exchange(args, record, people, pairs) if people else []
-    status = finish(args, record, ["twins.csv", *names])
+    if people:
+        write_table(Path(args.out) / "audit.csv", exchange_rows(people))
+    status = finish(args, record, ["twins.csv", *(["audit.csv"] if people else [])])
     print_verdicts(record)
     return status
-
-
-def utility(path):
-    """[{"model", "kl", "gold", …, "win_rate"}] of an evaluate.py report: utility next to fairness."""
-    try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
-        wins = {r["a"]: r["win_rate"] for r in found["comparisons"] if r["b"] == found["models"][0]["name"] and r["scorer"] == found["scorers"][0]}  # fmt: skip
-        return [{"model": m["name"], "kl": m["kl"], "win_rate": wins.get(m["name"])} | {s: m[s] for s in found["scorers"]} for m in found["models"]]  # fmt: skip
-    except (ValueError, KeyError, TypeError, IndexError):
-        raise UserError(f"--evaluation {path}: this is no report.json of evaluate.py compare") from None  # fmt: skip
 
 
 def print_verdicts(record):
@@ -2206,10 +1947,9 @@ def write_table(path, rows):
 def print_twins(part):
     rows = []
     for r in (r for r in part["rows"] if r["primary"]):
-        p, placebo95 = f"{r['p_adjusted']:.4f}", show(r["placebo95"])
-        rows.append([title_of(r), show(r["d"]), p, placebo95, r["verdict"]])
+        rows.append([title_of(r), show(r["d"]), f"{r['p_adjusted']:.4f}", r["verdict"]])
     title = f"{part['model']}, surface {part['surface']}: {part['what']}; {part['R']} résumés × {part['N']} names; unit: {part['unit']}"  # fmt: skip
-    print_table(title, ["", "d [95 %]", "p (Holm)", "placebo 95 %", "verdict"], rows)
+    print_table(title, ["", "d [95 %]", "p (Holm)", "verdict"], rows)
     for r in part["rows"]:
         if r["primary"] and r["verdict"].startswith("difference"):
             print(f"  {r['direction']}")
@@ -2254,14 +1994,6 @@ LIMITS = [
     "Many tests were made: primary contrasts are corrected by Holm, exploratory ones by Benjamini-Hochberg.",
     "A small audit says “inconclusive”; that is no sign of equal treatment.",
 ]
-LAW_DATE = "2026-07"
-LAW = [
-    ["Title VII incl. §703(k); ADEA; ADA; GINA (US)", "in force; EO 14281 (April 2025) tells federal agencies to deprioritise disparate-impact enforcement; private suits and states remain", "metrics, impact ratios, risky questions"],
-    ["UGESP, 29 CFR 1607 (four fifths)", "EEOC agenda: rescission of the interpretive parts at final-rule stage (RIN 3046-AB43), of record-keeping at proposed-rule stage (3046-AB45), other agencies' use not affected; publication since then not verified", "impact ratios"],
-    ["NYC Local Law 144, 6 RCNY 5-300 ff.", "in force; independent auditor, at most a year old, notice 10 business days; State Comptroller audit 2024-N-6 (December 2025) criticised enforcement. That imputed demographics may not be used is from the city's FAQ, not verified", "tables in the layout of Local Law 144"],
-    ["EU AI Act, Reg. 2024/1689, Annex III(4)", "recruitment is high-risk; application moved to 2 December 2027 (Council adoption 29 June 2026; Official Journal not verified); Art. 5(1)(f) emotion inference at work prohibited since February 2025; Art. 50 disclosure of chatbots from August 2026", "data card, run folder, event log, report, as raw material for Art. 10 to 15 files"],
-    ["Illinois HB 3773; California Civil Rights Council rules; Colorado SB 26-189", "since 1 January 2026 (effect, notice, no zip-code proxy); since 1 October 2025 (records for four years); from 1 January 2027 (replaces SB 24-205, rules pending)", "metrics, counterfactual twins; run folder"],
-]  # fmt: skip
 
 
 def html_report(report):
@@ -2271,9 +2003,8 @@ def html_report(report):
     policies = [part for part in of("surfaces") if part["kind"] != "reward model"]
     rewards = "".join(map(twin_section, rewards)) + "".join(map(accuracy_table, of("accuracy")))
     limits = bullets(report["limits"] + report.get("not_measured", []))
-    law = prose([f"as of {LAW_DATE}", "status", "what the tool shows"], report["law"], "Law")
     inputs = table(["file", "SHA-256"], sorted(report["sha256"].items()), "Hashes")
-    lines = [command_line(report), *report.get("biasguard", {}).get("lines", [])]
+    lines = [command_line(report), *report.get("biasguard", [])]
     parts = [
         ("Header", header_section(report)),
         ("Verdicts", verdict_section(report)),
@@ -2284,11 +2015,8 @@ def html_report(report):
         ("Decisions about people", decision_section(of("decisions"))),
         ("Tables in the layout of NYC Local Law 144", "".join(map(ll144_section, of("ll144")))),
         ("Text measures and risky questions (English only)", text_section(report)),
-        ("Utility next to fairness", utility_section(report)),
         ("The ten worst twins", worst_section(of("worst"))),
-        ("The cure", cure_section(report)),
         ("What this does not show", limits),
-        ("Table of law", law + paragraphs([report["notice"]])),
         ("Commands and hashes", "".join(f"<pre>{esc(x)}</pre>\n" for x in lines) + inputs),
     ]
     # sentences in table cells: wrapped, not one line each
@@ -2315,7 +2043,7 @@ def command_line(report):
 
 
 def header_section(report):
-    lines = [report["notice"], f"Date: {report['date'] or 'not given'}. Commit: {report['commit'] or 'unknown'}. Seed: {report['args']['seed']}. " + ", ".join(f"{k} {v}" for k, v in report["versions"].items()) + "."]  # fmt: skip
+    lines = [report["notice"], f"Commit: {report['commit'] or 'unknown'}. Seed: {report['args']['seed']}. " + ", ".join(f"{k} {v}" for k, v in report["versions"].items()) + "."]  # fmt: skip
     if t := report.get("twins"):
         lines.append(f"{t['resumes']} résumés × {t['names']} names ({t['names_a_cell']} a cell of sex × race). Rewards and log-odds by one forward, generated answers greedy. Mean tokens a name: " + ", ".join(f"{c} {v:.2f}" for c, v in t["tokens_by_cell"].items()) + ".")  # fmt: skip
     return paragraphs(lines)
@@ -2367,14 +2095,14 @@ def twin_section(part):
     primary = [r for r in part["rows"] if r["primary"]]
     unit = "SD" if part["unit"] == "SD" else "share"
     drawn = [(title_of(r), *with_ends(r["d"]), 1) for r in primary if r["d"]["value"] is not None]
-    header = ["", "names", "d [95 %]", "verdict", "gap, raw", "win rate", "d_z", "p", "adjusted", "placebo 95 %", "tokens", "advance", "points", "flips", "IR"]  # fmt: skip
+    header = ["", "names", "d [95 %]", "verdict", "gap, raw", "win rate", "d_z", "p", "adjusted", "tokens", "advance", "points", "flips", "IR"]  # fmt: skip
     cells = []
     for r in part["rows"]:
         c, t, verdict = r.get("decision"), r.get("tokens"), r["verdict"]
         verdict += f"; {r['note']}" if r.get("note") else ""
         line = [title_of(r), f"{r['names'][0]} : {r['names'][1]}", show(r["d"]), verdict]
         line += [show(r[key]) for key in ("gap", "win_rate", "d_z")]
-        line += [f"{r['p']:.4f}", f"{r['p_adjusted']:.4f}", show(r["placebo95"])]
+        line += [f"{r['p']:.4f}", f"{r['p_adjusted']:.4f}"]
         line += [f"{t[0]:.1f} : {t[1]:.1f}" if t else "", *([] if c else [""] * 4)]
         if c:
             line += [" : ".join(f"{k}/{n}" for k, n in c["counts"]), f"{c['points']:.1f}"]
@@ -2386,9 +2114,6 @@ def twin_section(part):
     if not drawn:
         out += table(header, cells, why)
     else:
-        halves = next((r["placebo95"] for r in primary if r["placebo95"] is not None), None)
-        if halves is not None:
-            drawn.append(("placebo: two halves of one cell, 95 % of 200", 0.0, -halves, halves, 6))
         axis, delta = f"group − reference, {unit}", part["delta"]
         image = bars("Effects of names", why, drawn, axis, (-delta, delta), 0)
         out += figure(image, header, cells, why)
@@ -2419,10 +2144,9 @@ def decision_cells(row, metrics):
     line += [r.get("verdict", ""), brackets(r["katz"]) if r.get("katz") else "–", fractions(r)]
     if tested:
         line += [f"{r['z']:.3f} ({r['p_z']:.4f})" if r["z"] is not None else ""]
-        line += [f"{r['p_fisher']:.4f}", f"{r['mid_p']:.4f}", f"{r['h']:.3f}"]
-        line += [show(r["rejection_ratio"]), r["needed_selections"], show(r["detectable_ir"])]
+        line += [f"{r['p_fisher']:.4f}", r["needed_selections"], show(r["detectable_ir"])]
     else:
-        line += [""] * 7
+        line += [""] * 4
     return [*line, *(show(metrics[key]) if key in metrics else "" for key in ("tpr", "fpr"))]
 
 
@@ -2431,9 +2155,8 @@ def decision_section(decisions):
     for part in decisions:
         text = f"{part['n']} people, {part['selected']} selected; {part['cutoff']}."
         out += f"<h3>{esc(part['title'])}</h3>" + paragraphs([text])
-        series, sweep_cells, depends = [], [], []
-        for style, (attribute, found) in enumerate(part["attributes"].items(), 1):
-            header = [attribute, "selected", "rate [95 %]", "impact ratio", "label", "verdict", "Katz 95 %", "fractions", "z (p)", "Fisher p", "mid-P", "h", "rejections", "to reach .80", "detectable IR", "TPR", "FPR"]  # fmt: skip
+        for attribute, found in part["attributes"].items():
+            header = [attribute, "selected", "rate [95 %]", "impact ratio", "label", "verdict", "Katz 95 %", "fractions", "z (p)", "Fisher p", "to reach .80", "detectable IR", "TPR", "FPR"]  # fmt: skip
             metrics, gaps = found["metrics"], found.get("score_gaps")
             cells = [decision_cells(r, metrics["groups"][r["group"]]) for r in found["rows"]]
             out += table(header, cells, f"{part['title']}, {attribute}")
@@ -2448,19 +2171,6 @@ def decision_section(decisions):
                 words = [f"{g['group']} {show(g['gap'])}" for g in gaps if g["group"] != g["reference"]]  # fmt: skip
                 text = f"Mean score against {gaps[0]['reference']}, in SD of all scores: "
                 out += paragraphs([text + "; ".join(words) + "."])
-            if sweep := found.get("sweep"):
-                rows = [r for r in sweep["rows"] if r["lowest_ir"] is not None]
-                points = [(r["top"], r["lowest_ir"]) for r in rows]
-                series.append({"name": attribute, "points": points, "style": style, "line": True})
-                sweep_cells += [[attribute, r["top"], r["selected"], r["tied"], show(r["lowest_ir"]), r["group"]] for r in rows]  # fmt: skip
-                depends.append(f"{attribute}: lowest at the top {sweep['worst']} %; {sweep_words(sweep)}")  # fmt: skip
-        if series:
-            series.append(guide([(10, 0.8), (90, 0.8)], 0, "2 4", "four fifths"))
-            why = f"Lowest impact ratio when the top 10 to 90 % are selected, {part['title']}."
-            axes = "selected from the top, %", "lowest impact ratio", (10, 90), (0, 1)
-            image = plot("Impact ratio over cut-offs", why, series, *axes)
-            header = ["", "top %", "selected", "tied", "lowest ratio", "of"]
-            out += figure(image, header, sweep_cells, why) + bullets(depends)
     return out
 
 
@@ -2482,9 +2192,6 @@ def text_section(report):
             names = [title_of(r) for r in part["gaps"][0]["rows"]]
             cells = [[g["measure"], show(g["overall"]), *(show(r["gap"]) for r in g["rows"])] for g in part["gaps"]]  # fmt: skip
             out += table(["mean over all; gaps with 95 %", "overall", *names], cells, "Text measures")  # fmt: skip
-        words = [[k, ", ".join(f"{w} {z:+.1f}" for w, z in v) or "–"] for k, v in part["telling"].items()]  # fmt: skip
-        if words:
-            out += f"<details><summary>Most telling words (z; a view for reviewers, no test)</summary>{prose(['', 'words'], words, 'Telling words')}</details>"  # fmt: skip
     if tables := report.get("measures"):
         groups = list(tables[0]["groups"])
         out += table(["", *groups], [[t["measure"], *(show(t["groups"][g]) for g in groups)] for t in tables], "Text measures")  # fmt: skip
@@ -2501,32 +2208,6 @@ def text_section(report):
     return out
 
 
-def utility_section(report):
-    if not report.get("utility"):
-        return ""
-    keys, largest = [k for k in ("gold", "proxy") if k in report["utility"][0]], {}
-    for part in (p for p in report.get("surfaces", ()) if p["surface"] == "c"):
-        primary = (r for r in part["rows"] if r["primary"])
-        largest[part["model"]] = max(primary, key=lambda r: abs(r["d"]["value"] or 0))
-    cells, points = [], []
-    for m in report["utility"]:
-        r, wins = largest.get(m["model"]), m["win_rate"]
-        wins, kl = show(wins, 1, True) if wins else "baseline", show(m["kl"] or None, 2)
-        gap = f"{title_of(r)}: {show(r['d'])}" if r else "–"
-        cells.append([m["model"], *(show(m[k]) for k in keys), wins, kl, gap])
-        if r and m["kl"] and m["kl"]["value"] is not None and r["d"]["value"] is not None:
-            points.append((root(m["kl"]["value"]), abs(r["d"]["value"]), m["model"]))
-    out = table(["model", *keys, "wins", "KL, nats", "largest d, surface c"], cells, "Utility")
-    out += bullets(f"{a['model']}: {show(a['all'])} of {a['all']['n']} pairs ranked right" for a in report.get("accuracy", ()))  # fmt: skip
-    if len(points) > 1:
-        series = [{"name": name, "points": [(x, y)], "style": i} for i, (x, y, name) in enumerate(points)]  # fmt: skip
-        why = "Largest |d| of surface c against √KL to the base."
-        cells = [[show(x, 2), show(y), name] for x, y, name in points]
-        image = plot("d against KL", why, series, "√KL", "largest |d|", (0,), (0,))
-        out += figure(image, ["√KL", "|d|", "model"], cells, why)
-    return out
-
-
 def worst_section(worst):
     if not worst:
         return ""
@@ -2537,19 +2218,6 @@ def worst_section(worst):
             out += f'<div><h4>{esc(s["name"])} ({esc(s["cell"])}): {s["score"]:.3f}</h4><div class="text" dir="auto">{esc(s["text"])}</div></div>'  # fmt: skip
         out += "</div></article></details>\n"
     return out
-
-
-def cure_section(report):
-    told = ["Counterfactual augmentation: reward_train.py --counterfactual-augment data/names.csv, then these twins again. Other cures: blinding, more annotators."]  # fmt: skip
-    if not report.get("surfaces"):
-        return ""
-    models = [p for p in report["surfaces"] if p["kind"] == "reward model"]
-    if len({p["model"] for p in models}) < 2:
-        return paragraphs([*told, "Not measured here: give the models before and after the cure together, --reward-model BEFORE AFTER."])  # fmt: skip
-    names = [title_of(r) for r in models[0]["rows"] if r["primary"]]
-    accuracy = {a["model"]: show(a["all"]) for a in report.get("accuracy", ())}
-    cells = [[p["model"], p["surface"], *(show(r["d"]) for r in p["rows"] if r["primary"]), accuracy.get(p["model"], "–")] for p in models]  # fmt: skip
-    return paragraphs(told) + table(["reward model", "surface", *names, "pairs right"], cells, "Reward models side by side")  # fmt: skip
 
 
 # ---- 10. the guard ----

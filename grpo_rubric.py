@@ -36,10 +36,9 @@ import torch
 import common
 import judge as judges
 import watch
-from common import at_least_fp32, batch_indices, kl_estimates, pad_id, sample, token_logps
+from common import at_least_fp32, batch_indices, kl_estimates, pad_id, sample
 from parts import parallel, rollouts, runs
 from parts.files import UserError, command, load_function, number, write_json
-from parts.lora import adapter_off
 from parts.rollouts import load_models
 from parts.stats import mean
 
@@ -611,26 +610,14 @@ def by_group(rewards, size):
 def forward(args, policy, reference, b, rows, advantages, normalizer):
     """(loss of the answers `rows`, divided by the count of the optimiser step; sums)."""
     t = int(b["attention_mask"][rows].sum(1).max())
-    ids, attention_mask, mask, old = (
-        b[key][rows, :t] for key in ("ids", "attention_mask", "mask", "logps")
-    )
-    logps, entropies = token_logps(
-        policy, ids, attention_mask, mask, args.temperature, with_entropy=True
-    )
-    gap = (logps.detach() - old).abs().max().item()
-    if args.num_substeps == 1:
-        old = logps.detach()  # the policy of the draw, without the rounding of the sampler
-    ref_logps = None
-    if args.beta:
-        with torch.no_grad(), adapter_off(reference):
-            ref_logps = token_logps(reference, ids, attention_mask, mask, args.temperature)
-    loss, sums = grpo_loss(
-        logps, old, advantages[rows].to(logps.device), mask, ref_logps,
+    b = {key: b[key][rows, :t] for key in ("ids", "attention_mask", "mask", "logps")}
+    logps, old_logps, ref_logps, sums, gap = rollouts.policy_logps(args, policy, reference, b)
+    loss, found = grpo_loss(
+        logps, old_logps, advantages[rows].to(logps.device), b["mask"], ref_logps,
         args.clip_low, args.clip_high, args.beta,
         args.aggregation, args.max_new_tokens, args.level, normalizer,
     )  # fmt: skip
-    sums |= {"entropy": entropies.sum().item(), "tokens": int(mask.sum())}
-    return loss, sums | {"answers": len(rows), "gap": gap}
+    return loss, found | sums | {"answers": len(rows), "gap": gap}
 
 
 def update(args, run, reference, b, advantages, in_loss):

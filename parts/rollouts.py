@@ -60,19 +60,24 @@ def load_models(args, run):
 
 
 def policy_logps(args, policy, reference, b):
-    """(logps, old, ref, sums, gap) of some rows; log-probs are (n, T), ref is None without --beta.
+    """(logps, old_logps, ref_logps, sums for the log, gap) of some rows of a rollout.
 
-    old: those of the draw. With one update per rollout the policy's own, without the rounding of
-    the sampler; gap: the largest difference between the two.
+    logps       (n, T) of the policy, with gradient
+    old_logps   (n, T) of the draw; with one update per rollout they are the policy's own, which
+                leaves out the rounding of the sampler
+    ref_logps   (n, T) of the reference; None without --beta
+    gap         the largest difference between the policy and the draw
     """
     rows = b["ids"], b["attention_mask"], b["mask"], args.temperature
     logps, entropies = token_logps(policy, *rows, with_entropy=True)
-    gap, ref = (logps.detach() - b["logps"]).abs().max().item(), None
+    gap = (logps.detach() - b["logps"]).abs().max().item()
+    old_logps = logps.detach() if args.num_substeps == 1 else b["logps"]
+    ref_logps = None
     if args.beta:
         with torch.no_grad(), adapter_off(reference):
-            ref = token_logps(reference, *rows)
+            ref_logps = token_logps(reference, *rows)
     sums = {"entropy": entropies.sum().item(), "tokens": int(b["mask"].sum())}
-    return logps, logps.detach() if args.num_substeps == 1 else b["logps"], ref, sums, gap
+    return logps, old_logps, ref_logps, sums, gap
 
 
 def length_row(b, finished):

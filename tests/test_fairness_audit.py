@@ -5,7 +5,6 @@ import itertools
 import json
 import math
 import re
-import shlex
 import stat
 import sys
 from fractions import Fraction
@@ -17,8 +16,6 @@ import fairness
 from conftest import REPO
 from fairness import (
     benjamini_hochberg,
-    cohen_h,
-    cutoff_sweep,
     fisher_exact,
     flip_flop,
     group_metrics,
@@ -30,11 +27,8 @@ from fairness import (
     ll144_tables,
     minimum_detectable_ir,
     newcombe_interval,
-    pair_audit,
     read_detector,
     risky_questions,
-    select_top,
-    telling_words,
     text_measures,
     two_proportion_z,
 )
@@ -59,24 +53,23 @@ def error_of(argv):
 
 # ---- the table of section 5 -----------------------------------------------------------------------------------------
 
-TABLE = [  # a/n, b/m, IR, z, p, Fisher, mid-P, h, Katz: worked out by the page's author, to the digits printed there
-    (16, 80, 3, 20, 0.75, 0.510, 0.610, 0.757, 0.641, 0.132, 0.242, 2.325),
-    (412, 797, 170, 390, 0.8432, 2.623, 0.0087, 0.0094, 0.0086, 0.162, 0.739, 0.962),
-    (412, 797, 18, 41, 0.8493, 0.973, 0.330, 0.342, 0.302, 0.156, 0.597, 1.208),
-    (215, 412, 7, 17, 0.7891, 0.890, 0.373, 0.4605, 0.394, 0.221, 0.444, 1.403),
+TABLE = [  # a/n, b/m, IR, z, p, Fisher, Katz: worked out by the page's author, to the digits printed there
+    (16, 80, 3, 20, 0.75, 0.510, 0.610, 0.757, 0.242, 2.325),
+    (412, 797, 170, 390, 0.8432, 2.623, 0.0087, 0.0094, 0.739, 0.962),
+    (412, 797, 18, 41, 0.8493, 0.973, 0.330, 0.342, 0.597, 1.208),
+    (215, 412, 7, 17, 0.7891, 0.890, 0.373, 0.4605, 0.444, 1.403),
 ]
 
 
-@pytest.mark.parametrize("a, n, b, m, ir, z, p, fisher, mid, h, low, high", TABLE)
-def test_small_samples_to_the_printed_digits(a, n, b, m, ir, z, p, fisher, mid, h, low, high):
+@pytest.mark.parametrize("a, n, b, m, ir, z, p, fisher, low, high", TABLE)
+def test_small_samples_to_the_printed_digits(a, n, b, m, ir, z, p, fisher, low, high):
     """F2. Yates, an unpooled z, a one-sided Fisher or the ratio upside down would each miss a column."""
     assert b / m / (a / n) == pytest.approx(ir, abs=5e-5)
     assert two_proportion_z(a, n, b, m) == pytest.approx((z, p), abs=5e-4)
-    assert fisher_exact(a, n, b, m) == pytest.approx((fisher, mid), abs=5.1e-4)
-    assert cohen_h(a / n, b / m) == pytest.approx(h, abs=5.1e-4)
+    assert fisher_exact(a, n, b, m) == pytest.approx(fisher, abs=5.1e-4)
     assert katz_interval(a, n, b, m) == pytest.approx((low, high), abs=5.1e-4)
     row = impact_rows({"r": (n, a), "p": (m, b)})[1]
-    assert (row["z"], row["p_fisher"], row["h"]) == pytest.approx((z, fisher, h), abs=6e-4)
+    assert (row["z"], row["p_fisher"]) == pytest.approx((z, fisher), abs=6e-4)
 
 
 def test_fisher_by_enumeration():
@@ -85,8 +78,7 @@ def test_fisher_by_enumeration():
         k = a + b
         chances = {x: Fraction(math.comb(7, x) * math.comb(5, k - x), math.comb(12, k)) for x in range(max(0, k - 5), min(7, k) + 1)}  # fmt: skip
         p = sum(c for c in chances.values() if c <= chances[a])
-        expected = (float(p), float(p - chances[a] / 2))
-        assert fisher_exact(a, 7, b, 5) == pytest.approx(expected, abs=1e-12)
+        assert fisher_exact(a, 7, b, 5) == pytest.approx(float(p), abs=1e-12)
 
 
 def test_eeoc_example():
@@ -111,7 +103,6 @@ def test_row_labels_and_verdicts():
     assert row["verdict"] == "difference found (p is selected less often than r)"
     row = label((100, 50), (100, 30))
     assert row["label"] == "below four fifths, significant" and row["needed_selections"] == 10
-    assert row["rejection_ratio"] == pytest.approx(0.7 / 0.5)
     row = label((40, 20), (40, 14))
     assert row["label"] == "below four fifths, not significant"
     assert row["verdict"] == "inconclusive (387 people a group would show a ratio of .80)"
@@ -139,16 +130,6 @@ def test_multiple_testing_goldens():
     """Section 8: Holm (.03, .06, .06, .02) and BH (.02, .04, .04, .02) of (.01, .04, .03, .005)."""
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert benjamini_hochberg([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.02, 0.04, 0.04, 0.02])
-
-
-def test_cut_offs_and_ties():
-    """Of scores 5 4 4 4 1 the top 40 % is 2, but the second equals two more: all in, three tied. A ratio that is 1 at one
-    cut-off and 0 at another depends on it."""
-    assert [x if isinstance(x, int) else x.tolist() for x in select_top([5, 4, 4, 4, 1], 0.4)] == [[1, 1, 1, 1, 0], 3]  # fmt: skip
-    sweep = cutoff_sweep(["a"] * 5 + ["b"] * 5, [10, 9, 8, 7, 6, 5, 4, 3, 2, 1])
-    assert [r["lowest_ir"] for r in sweep["rows"][:5]] == [0] * 5
-    assert sweep["rows"][8]["lowest_ir"] == pytest.approx(4 / 5) and sweep["depends"]
-    assert not cutoff_sweep(["a", "b"] * 50, np.arange(100) // 2)["depends"]
 
 
 # ---- group metrics --------------------------------------------------------------------------------------------------
@@ -323,79 +304,12 @@ def run_audit(tmp_path, *more, table=None):
     return status, json.loads((out / "report.json").read_text()), out
 
 
-def contract(groups, pred, true, protected, reference):
-    """BiasGuard's documented numbers, stated again: no line is shared with the stage."""
-
-    def rate(g, only=None):
-        chosen = [p for x, p, y in zip(groups, pred, true) if x == g and only in (None, y)]
-        return sum(chosen) / len(chosen) if chosen else None
-
-    sr, tpr = ({"protected": rate(protected, k), "reference": rate(reference, k)} for k in (None, 1))  # fmt: skip
-    eod = None if None in tpr.values() else tpr["protected"] - tpr["reference"]
-    metrics = {"dir": sr["protected"] / sr["reference"] if sr["reference"] else None, "spd": sr["protected"] - sr["reference"], "eod": eod}  # fmt: skip
-    return {"selection_rates": sr, "true_positive_rates": tpr, "metrics": metrics}
-
-
-GOLDENS = [
-    ("ppppppprrrrrrrrr", [1, 1, 0, 0, 0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 0, 0], [1] * 16, 9 / 14, 2 / 7 - 4 / 9, 2 / 7 - 4 / 9),
-    ("ppprrr", [1, 0, 0, 1, 1, 0], [1, 1, 0, 1, 1, 0], 0.5, -1 / 3, -0.5),
-    ("ppppprrrrr", [1, 0, 0, 0, 1, 1, 1, 0, 0, 1], [1, 1, 0, 0, 1, 1, 1, 0, 0, 1], 2 / 3, -0.2, -1 / 3),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("groups, pred, true, dir_, spd, eod", GOLDENS)
-def test_pair_goldens(groups, pred, true, dir_, spd, eod):
-    """F4. The goldens of section 3, by hand; and the same from the restated contract."""
-    found = pair_audit(list(groups), pred, true, "p", "r")
-    assert found["metrics"] == pytest.approx({"dir": dir_, "spd": spd, "eod": eod})
-    again = contract(list(groups), pred, true, "p", "r")
-    assert {k: found[k] for k in again} == again
-    assert pair_audit(list("pprr"), [1, 1, 0, 0], [0, 0, 1, 1], "p", "r")["metrics"] == {"dir": None, "spd": 1.0, "eod": None}  # fmt: skip
-    with pytest.raises(UserError, match="no row of this group"):
-        pair_audit(list("pprr"), [1, 1, 0, 0], [0, 0, 1, 1], "x", "r")
-
-
-def test_audit_writes_what_biasguard_reads(tmp_path):
-    """F4. DIR .843228777694797 and SPD −.08104108355 of the page; the CSV read back by csv holds 0 and 1 and no empty cell;
-    the JSON has the contract's keys and no other but `feedbackloop`."""
-    status, report, out = run_audit(tmp_path, "--y-true", "y")
-    assert status == 0
-    pair = json.loads((out / "audit" / "Black-vs-White.json").read_text())
-    assert pair["metrics"]["dir"] == pytest.approx(0.843228777694797, abs=1e-14)
-    assert pair["metrics"]["spd"] == pytest.approx(-0.08104108355, abs=1e-10)
-    assert set(pair) == {"groups", "sample", "selection_rates", "true_positive_rates", "metrics", "warnings", "method_version", "feedbackloop"}  # fmt: skip
-    assert pair["sample"] == {"total_rows": 1187, "included_rows": 1187, "excluded_rows": 0}
-    raw = (out / "audit.csv").read_bytes()
-    assert not raw.startswith(b"\xef\xbb\xbf") and b"\r" not in raw
-    with open(out / "audit.csv", newline="", encoding="utf-8-sig") as file:
-        rows = list(csv.DictReader(file))
-    assert list(rows[0])[:3] == ["entity_id", "label_value", "score"] and len(rows) == 1187
-    assert {r["score"] for r in rows} == {"0", "1"} == {r["label_value"] for r in rows}
-    assert all(value for r in rows for value in r.values())
-    again = contract([r["race"] for r in rows], [int(r["score"]) for r in rows], [int(r["label_value"]) for r in rows], "Black", "White")  # fmt: skip
-    assert {k: pair[k] for k in again} == again
-    markdown = (out / "audit.md").read_text()
-    assert "MetricFrame" in markdown and "BinaryLabelDataset" in markdown and "Audit(" in markdown
-    row = report["decisions"][0]["attributes"]["race"]["rows"][0]
-    assert row["label"] == "above four fifths, significant" and row["p_holm"] == row["p"]
-
-
 def test_exit_status_for_ci(tmp_path):
     """A found difference is a result (0) until --fail-on says otherwise: 1 found, 3 inconclusive."""
     assert run_audit(tmp_path, "--fail-on", "difference")[0] == 1
     assert run_audit(tmp_path, "--fail-on", "inconclusive")[0] == 0
     few = write_csv(tmp_path / "few.csv", ["pred", "race"], [[1, "a"], [0, "a"], [1, "b"], [1, "b"]])  # fmt: skip
     assert run_audit(tmp_path, "--fail-on", "difference,inconclusive", table=few)[0] == 3
-
-
-def test_without_labels_no_command(tmp_path, capsys):
-    """Filling the truth with the prediction would make EOD a meaningless 0: the column is left out and it is said why."""
-    _, report, out = run_audit(tmp_path)
-    assert "label_value" not in (out / "audit.csv").read_text().splitlines()[0]
-    assert "no BiasGuard command: there is no ground truth" in capsys.readouterr().out
-    assert "biasguard audit" not in (out / "audit.md").read_text()
-    pair = json.loads((out / "audit" / "Black-vs-White.json").read_text())
-    assert pair["metrics"]["eod"] is None and pair["warnings"]
 
 
 def test_unknown_and_missing(tmp_path):
@@ -407,72 +321,14 @@ def test_unknown_and_missing(tmp_path):
     assert (out / "audit.csv").read_text().count("unknown") >= 2
     table = people_file(tmp_path, [["u3", 1, "", "White"]])
     assert "people.csv:1189: pred is empty" in error_of(["audit", table, "--y-pred", "pred", "--group", "race", "--out", str(tmp_path / "o")])  # fmt: skip
-    _, _, out = run_audit(tmp_path, "--allow-missing", table=table)
-    pair = json.loads((out / "audit" / "Black-vs-White.json").read_text())
-    assert pair["sample"] == {"total_rows": 1188, "included_rows": 1187, "excluded_rows": 1}
-
-
-def test_biasguards_own_flags(tmp_path):
-    """The tools can be swapped: --csv, --protected, --reference, --output and --markdown as BiasGuard takes them."""
-    json_file, markdown = tmp_path / "one.json", tmp_path / "one.md"
-    fairness.main(["audit", "--csv", people_file(tmp_path), "--y-true", "y", "--y-pred", "pred", "--group", "race", "--protected", "White", "--reference", "Black", "--output", str(json_file), "--markdown", str(markdown), "--out", str(tmp_path / "out")])  # fmt: skip
-    assert json.loads(json_file.read_text())["groups"] == {"protected": "White", "reference": "Black"}  # fmt: skip
-    assert "White-vs-Black" in markdown.read_text()
+    _, report, _ = run_audit(tmp_path, "--allow-missing", table=table)
+    assert report["decisions"][0]["n"] == 1187
 
 
 def test_formulas_are_not_run(tmp_path):
     """A text cell that a spreadsheet would run gets a leading '; numbers, which may be negative, do not."""
     fairness.write_table(tmp_path / "t.csv", [{"a": "=1+1", "b": -1.5, "c": "@x", "d": "plain", "e": "-2"}])  # fmt: skip
     assert (tmp_path / "t.csv").read_text() == "a,b,c,d,e\n'=1+1,-1.5,'@x,plain,'-2\n"
-
-
-STUB = """#!{python}
-import csv, json, sys, time
-kind, args = "{kind}", sys.argv[1:]
-if kind == "hangs":
-    time.sleep(60)
-if kind == "demo only" and args[0] == "audit":
-    sys.exit(2)
-if "--help" in args:
-    sys.exit(0)
-if kind == "fails":
-    sys.exit("Audit input error: column missing")
-flag = lambda name: args[args.index(name) + 1]
-rows = list(csv.DictReader(open(args[1], encoding="utf-8-sig")))
-def rate(group, only):
-    chosen = [int(r[flag("--y-pred")]) for r in rows if r[flag("--group")] == group and only in ("", r[flag("--y-true")])]
-    return sum(chosen) / len(chosen)
-sr, tpr = ({{k: rate(flag("--" + k), only) for k in ("protected", "reference")}} for only in ("", "1"))
-off = 0.001 if kind == "differs" else 0.0
-metrics = {{"dir": sr["protected"] / sr["reference"] + off, "spd": sr["protected"] - sr["reference"], "eod": tpr["protected"] - tpr["reference"]}}
-json.dump({{"selection_rates": sr, "true_positive_rates": tpr, "metrics": metrics}}, open(flag("--output"), "w"))
-"""
-
-
-@pytest.mark.parametrize(
-    "kind, said",
-    [
-        ("works", "Black-vs-White: BiasGuard agrees to 1e-12"),
-        ("differs", "difference: metrics.dir"),
-        ("fails", "Audit input error: column missing"),
-        ("demo only", "BiasGuard found, but without the audit command; the CSV is ready"),
-        ("hangs", "gave no answer to audit --help"),
-        ("absent", "github.com/themacdonald/BiasGuard) not found; the CSV is ready"),
-    ],
-)
-def test_biasguard_on_the_path(tmp_path, monkeypatch, capsys, kind, said):
-    """F4. A stub of each kind on PATH: it works, differs, fails, is too old, hangs, is absent. The audit goes on in all."""
-    if kind != "absent":
-        stub = tmp_path / "bin" / "biasguard"
-        stub.parent.mkdir()
-        stub.write_text(STUB.format(python=sys.executable, kind=kind))
-        stub.chmod(stub.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    if kind == "hangs":
-        monkeypatch.setattr(fairness, "HELP_SECONDS", 0.5)
-    status, report, _ = run_audit(tmp_path, "--y-true", "y", "--run-biasguard")
-    assert status == 0 and said in capsys.readouterr().out
-    assert any(said in line for line in report["biasguard"]["lines"])
 
 
 def test_scores_sweep_and_ll144_command(tmp_path):
@@ -484,11 +340,10 @@ def test_scores_sweep_and_ll144_command(tmp_path):
     mapping.write_text(json.dumps({"weiß": "White"}))
     argv = ["audit", table, "--score", "score", "--select", "0.3", "--ll144", "scoring", "--out", str(tmp_path / "o")]  # fmt: skip
     assert "is no category of race_ethnicity; map it with --map" in error_of(argv)
-    assert fairness.main([*argv, "--map", str(mapping), "--date", "2026-07-01"]) == 0
+    assert fairness.main([*argv, "--map", str(mapping)]) == 0
     report = json.loads((tmp_path / "o" / "report.json").read_text())
     part = report["decisions"][0]
     assert part["selected"] == 24 and set(part["attributes"]) == {"sex", "race_ethnicity", "sex × race_ethnicity"}  # fmt: skip
-    assert len(part["attributes"]["sex"]["sweep"]["rows"]) == 9
     tables = report["ll144"][0]["tables"]
     assert {r["category"]: r["n"] for r in tables["race_ethnicity"]} == {"Black or African American": 40, "White": 40}  # fmt: skip
     assert "score_raw" in (tmp_path / "o" / "audit.csv").read_text().splitlines()[0]
@@ -504,13 +359,8 @@ BAD = [
     (["--score", "s", "--group", "g"], "expected --cutoff X or --select SHARE"),
     (["--score", "g", "--select", "0.3", "--group", "g"], "expected a number"),
     (["--score", "s", "--select", "30", "--group", "g"], "expected a share"),
-    (["--y-pred", "p", "--group", "g", "--protected", "x"], "no row of this group"),
     (["--score", "s", "--group", "g", "--cutoff", "nan"], "--cutoff nan: expected a number"),
     (["--y-pred", "p", "--group", "model_id"], "audit.csv has a column of this name"),
-    (
-        ["--y-pred", "p", "--group", "g", "--protected", "a", "--reference", "a"],
-        "the reference is this group too",
-    ),
     (
         ["--y-pred", "p", "--group", "g", "--ll144", "selection"],
         "no column sex or race_ethnicity; name them with --sex",
@@ -518,10 +368,6 @@ BAD = [
     (
         ["--y-pred", "p", "--group", "lines"],
         "t.csv:5: lines 'one\\ntwo' holds '\\n'; a label is one line",
-    ),
-    (
-        ["--y-pred", "p", "--group", "g", "--output", "no/such/folder/x.json"],
-        "the folder no/such/folder does not exist",
     ),
     (["--y-pred", "p", "--group", "g", "--fail-on", "all"], "expected difference, inconclusive"),
 ]
@@ -553,60 +399,12 @@ def test_broken_files_are_one_line(tmp_path):
     assert "--overwrite" in error_of(["audit", people_file(tmp_path), "--y-pred", "pred", "--group", "race", "--out", str(tmp_path / "o")])  # fmt: skip
 
 
-def test_only_the_files_of_the_report_are_replaced(tmp_path):
-    """--output on a file that is there, or on the table itself, would destroy what nobody asked to be replaced."""
-    table = write_csv(tmp_path / "t.csv", ["p", "g"], [[1, "a"], [0, "a"], [1, "b"], [0, "b"]])
-    argv = ["audit", table, "--y-pred", "p", "--group", "g", "--out", str(tmp_path / "o"), "--output", table]  # fmt: skip
-    before = (tmp_path / "t.csv").read_text()
-    assert "exists; pass --overwrite" in error_of(argv)
-    assert "this is the table itself" in error_of([*argv, "--overwrite"])
-    assert (tmp_path / "t.csv").read_text() == before and not (tmp_path / "o").exists()
-
-
-def test_nothing_of_an_earlier_report_is_left(tmp_path):
-    """--overwrite with other groups, another command: a file of the first report that the second does not write again would
-    be read as its own. First W, A and B, then two of them; then text, which writes no table. A file that is not ours stays."""
-    out, argv = tmp_path / "o", ["--y-pred", "p", "--group", "g", "--y-true", "y"]
-    argv += ["--out", str(out), "--overwrite"]
-    rows = [[i % 2, i % 3 % 2, "WAB"[i % 3]] for i in range(60)]
-    three = write_csv(tmp_path / "three.csv", ["p", "y", "g"], rows)
-    two = write_csv(tmp_path / "two.csv", ["p", "y", "g"], [row for row in rows if row[2] != "B"])
-    fairness.main(["audit", three, *argv])
-    wrote = sorted(path.name for path in (out / "audit").iterdir())
-    assert wrote == ["B-vs-A.json", "W-vs-A.json"]  # every rate is ½, and A the first of equals
-    (out / "audit" / "W-vs-A-biasguard.json").write_text("{}")
-    (out / "audit" / "mine.json").write_text("{}")
-    (out / "twins.csv").write_text("of a run of twins")
-    assert "no row of this group" in error_of(["audit", two, *argv, "--protected", "B"])
-    assert (out / "twins.csv").exists(), "an audit that is refused replaces nothing"
-    fairness.main(["audit", two, *argv])
-    left = sorted(path.name for path in (out / "audit").iterdir())
-    assert left == ["W-vs-A.json", "mine.json"]
-    assert not (out / "twins.csv").exists()
-    answers = tmp_path / "answers.jsonl"
-    answers.write_text('{"response": "advance"}\n')
-    fairness.main(["text", str(answers), "--out", str(out), "--overwrite"])
-    assert sorted(path.name for path in out.rglob("*.*")) == ["mine.json", "report.html", "report.json"]  # fmt: skip
-
-
 def test_unknown_is_outside_the_score_gaps():
     """By hand: a has mean 1.5, b mean 2.5, SD of 1, 2, 2, 3 is .8165: gap −1.2247. The unknown ones, far above, are no group."""
     found = fairness.score_gaps(["a", "b", None, "a", "b", None], [1, 2, 9, 2, 3, 9])
     assert [(g["group"], g["reference"]) for g in found] == [("a", "b"), ("b", "b")]
     assert found[0]["gap"]["value"] == pytest.approx(-1.2247, abs=1e-4)
     assert fairness.score_gaps([None, None], [1, 2]) == []
-
-
-def test_cut_offs_that_only_unknown_people_pass(tmp_path):
-    """The top 10 and 20 % are all unknown, so no ratio is there: null, and not the lowest. By hand at the top 30 %: 2 of 16 and 2
-    of 16 of the known ones; at 90 % 14 of 16 and 14 of 16."""
-    groups = [None] * 8 + ["a", "b"] * 16
-    sweep = cutoff_sweep(groups, list(range(40, 0, -1)))
-    assert [r["lowest_ir"] for r in sweep["rows"]][:3] == [None, None, 1.0]
-    assert sweep["worst"] == 30 and not sweep["depends"]
-    rows = [[40 - i, g or "unknown"] for i, g in enumerate(groups)]
-    table = write_csv(tmp_path / "t.csv", ["s", "g"], rows)
-    assert fairness.main(["audit", table, "--score", "s", "--select", "0.3", "--group", "g", "--out", str(tmp_path / "o")]) == 0  # fmt: skip
 
 
 def test_two_attributes_that_nobody_has_together(tmp_path):
@@ -618,22 +416,6 @@ def test_two_attributes_that_nobody_has_together(tmp_path):
     report = json.loads((tmp_path / "o" / "report.json").read_text())
     crossed = report["decisions"][0]["attributes"]["sex × race_ethnicity"]
     assert crossed["rows"] == crossed["score_gaps"] == [] and crossed["metrics"]["unknown"] == 40
-
-
-def test_ready_commands_name_what_the_file_holds(tmp_path):
-    """A label that a spreadsheet would run stands with a leading ' in audit.csv, so the command must say it so; a cut-off of 0 is
-    no missing one; a label of 300 letters makes no file name of 300."""
-    rows = [[i % 2 - 0.5, 1, ("=sum", "b" * 300)[i // 2 % 2]] for i in range(20)]
-    table = write_csv(tmp_path / "t.csv", ["s", "y", 'the "g"'], rows)
-    assert fairness.main(["audit", table, "--score", "s", "--cutoff", "0", "--y-true", "y", "--group", 'the "g"', "--out", str(tmp_path / "o")]) == 0  # fmt: skip
-    with open(tmp_path / "o" / "audit.csv", newline="", encoding="utf-8") as file:
-        held = {r['the "g"'] for r in csv.DictReader(file)}
-    text = (tmp_path / "o" / "audit.md").read_text()
-    line = next(x for x in text.splitlines() if x.startswith("biasguard"))
-    words = shlex.split(line)
-    assert {words[words.index(f) + 1] for f in ("--protected", "--reference")} == held
-    compile(text.split("```python\n")[1].split("```")[0], "snippet", "exec")
-    assert "--cutoff 0.0" in (tmp_path / "o" / "report.html").read_text()
 
 
 @pytest.mark.parametrize("text", ['{"a": ["White"]}', "[]", "{"])
@@ -695,12 +477,6 @@ def test_text_measures_by_hand():
     assert text_measures("I can't assess a pregnant woman.", {})["protected attribute"] == 1
 
 
-def test_telling_words():
-    """A word that only one side says leads that side; a word that both say as often has z 0 and is in no list."""
-    found = dict(telling_words(["kind kind fair"], ["bold bold fair"]))
-    assert set(found) == {"kind", "bold"} and found["kind"] == -found["bold"] > 0
-
-
 def test_text_command(tmp_path, capsys):
     """Rates with Wilson's interval, means with theirs; groups side by side; five quotes; the detector's errors beside."""
     rows = [{"response": "How old are you? Strengths: sql.", "shown": ["sql"], "group": g} for g in "ab"] * 4  # fmt: skip
@@ -733,7 +509,7 @@ def test_no_forbidden_word(tmp_path, capsys):
     files = [f for folder in (out, tmp_path / "t") for f in folder.rglob("*") if f.is_file()]
     for text in [said, *(f.read_text(encoding="utf-8") for f in files)]:
         assert not FORBIDDEN.search(text), FORBIDDEN.search(text)
-    for page in (out / "report.html", tmp_path / "t" / "report.html", out / "audit.md"):
+    for page in (out / "report.html", tmp_path / "t" / "report.html"):
         assert fairness.NOTICE in page.read_text(encoding="utf-8")
 
 
@@ -828,3 +604,43 @@ def test_bundled_votes_show_what_was_planted(name, low, high):
     races = {r["group"]: r["rate"]["value"] for r in found if r["attribute"] == "race_ethnicity"}
     assert low < races.pop("Black") < high and len(races) == 3
     assert all(0.45 < rate < 0.55 for rate in races.values())
+
+
+STUB = """#!{python}
+import csv, json, sys
+args = sys.argv[1:]
+flag = lambda name: args[args.index(name) + 1]
+rows = list(csv.DictReader(open(args[1], encoding="utf-8-sig")))
+assert all(value for row in rows for value in row.values())
+def rate(group, only):
+    chosen = [int(r[flag("--y-pred")]) for r in rows if r[flag("--group")] == group and r[flag("--y-true")] in only]
+    return sum(chosen) / len(chosen)
+sr, tpr = ({{k: rate(flag("--" + k), only) for k in ("protected", "reference")}} for only in ("01", "1"))
+metrics = {{"dir": sr["protected"] / sr["reference"], "spd": sr["protected"] - sr["reference"], "eod": tpr["protected"] - tpr["reference"]}}
+json.dump({{"metrics": metrics}}, open(flag("--output"), "w"))
+if {fails}:
+    sys.exit("Audit input error: column missing")
+"""
+
+
+@pytest.mark.parametrize("kind", ["works", "fails", "absent", "no labels"])
+def test_biasguard_beside_our_numbers(tmp_path, monkeypatch, kind):
+    """A stub on PATH that recomputes DIR, SPD and EOD from audit.csv: its three numbers are ours; where it fails, is absent
+    or has no ground truth, the audit goes on and says so. DIR .843228777694797 is the page's golden."""
+    stub = tmp_path / "bin" / "biasguard"
+    stub.parent.mkdir()
+    if kind != "absent":
+        stub.write_text(STUB.format(python=sys.executable, fails=kind == "fails"))
+        stub.chmod(stub.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", str(stub.parent))
+    status, report, _ = run_audit(tmp_path, *([] if kind == "no labels" else ["--y-true", "y"]))
+    line = report["biasguard"][0]
+    assert status == 0
+    if kind == "works":
+        pairs = re.findall(r"(\w+) (\S+) \(ours (\S+)\)", line)
+        assert [key for key, *_ in pairs] == ["dir", "spd", "eod"]
+        assert all(float(a) == pytest.approx(float(b), abs=1e-12) for _, a, b in pairs)
+        assert float(pairs[0][2]) == pytest.approx(0.843228777694797, abs=1e-14)
+    else:
+        why = {"fails": "no result", "absent": "not installed", "no labels": "needs --y-true"}
+        assert why[kind] in line

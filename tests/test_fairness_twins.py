@@ -19,10 +19,7 @@ from fairness import (
     interval,
     load_names,
     load_twins,
-    mcnemar_exact,
     name_permutation,
-    pairs_needed,
-    placebo,
     render_twin,
     slot_values,
     twin_change,
@@ -71,13 +68,6 @@ def test_permutation_counts_every_labelling():
     assert p == pytest.approx(1 / 2, abs=0.015)
     assert name_permutation([*values, 99.0], [*groups, "c"], "a", "b", draws=20000) == pytest.approx(1 / 3, abs=0.015)  # fmt: skip
     assert name_permutation([1.0, 1.0, 1.0, 1.0], groups, "a", "b", draws=50) == 1.0
-
-
-def test_goldens_of_pairs():
-    """Section 8: McNemar exact of 10 against 2 is 2 · (1 + 12 + 66)/4096 = .0385742, mid-p .0224609; pairs for d_z .1, .2, .5."""
-    assert mcnemar_exact(10, 2) == pytest.approx((0.0385742, 0.0224609), abs=5e-8)
-    assert mcnemar_exact(3, 3) == (1.0, 1.0) and mcnemar_exact(0, 0) == (1.0, 1.0)
-    assert [pairs_needed(d) for d in (0.1, 0.2, 0.5)] == [785, 196, 31]
 
 
 def test_win_rate_by_hand():
@@ -172,17 +162,6 @@ def test_what_the_design_can_do(names, R, effect, rejects, covers, equivalent):
         assert expected is None or share == pytest.approx(expected, abs=0.07)
 
 
-def test_placebo_is_what_no_difference_looks_like():
-    """Halves of one cell differ by their names alone: names with SD .1 in halves of 12 give 95 % below about .08 SD; names that
-    are all alike give 0; one name a cell has no halves."""
-    who = people(25)
-    cells = [p["race_ethnicity"] for p in who]
-    drawn = placebo(simulated(0, 40, who, effect=-3.0), cells)
-    assert 0.03 < np.quantile(drawn, 0.95) < 0.16
-    assert placebo(np.arange(4.0)[:, None] + np.zeros(50), cells).max() < 1e-9
-    assert len(placebo(np.eye(2), ["a", "b"])) == 0
-
-
 def test_sign_that_follows_the_tokens_is_noted():
     """A model that takes a point off for each token punishes the group with longer names: the row says so."""
     who = people(12)
@@ -210,7 +189,6 @@ def test_decisions_of_twins():
     found = twin_table(scores, who, OPTIONS, cut=0.0)["rows"][0]["decision"]
     assert found["counts"] == [[4, 20], [10, 20]] and found["points"] == pytest.approx(-30)
     assert found["ir"] == pytest.approx(0.4) and found["flips"] == pytest.approx(0.3)
-    assert found["mcnemar"]["down"] == 3 and found["mcnemar"]["up"] == 0
 
 
 # ---- before and after -----------------------------------------------------------------------------------------------
@@ -346,7 +324,7 @@ def full(tmp_path_factory, llama_folder, reward_folder):
     tmp = tmp_path_factory.mktemp("fair")
     twice = shutil.copytree(llama_folder, tmp / "after")
     argv = ["report", "--before", llama_folder, "--after", str(twice), "--reward-model", reward_folder, "--names", names_file(tmp / "n.csv", 5, HOSTILE), "--twins", twins_file(tmp / "t.jsonl", 3, HOSTILE), "--decision-words", "yes,no",
-            "--candidates", candidates_file(tmp / "c.jsonl", 16, HOSTILE), "--generated-names", "2", "--generated-resumes", "2", "--max-new-tokens", "4", "--draws", "100", "--permutations", "100", "--pairs", "none", "--prefs", "none", "--prompts", "none", "--evaluation", "none", "--date", HOSTILE, "--out", str(tmp / "out")]  # fmt: skip
+            "--candidates", candidates_file(tmp / "c.jsonl", 16, HOSTILE), "--generated-names", "2", "--generated-resumes", "2", "--max-new-tokens", "4", "--draws", "100", "--permutations", "100", "--pairs", "none", "--prefs", "none", "--prompts", "none", "--out", str(tmp / "out")]  # fmt: skip
     assert fairness.main(argv) == 0
     return argv, tmp / "out"
 
@@ -409,13 +387,13 @@ def test_the_page_in_chromium(full, tmp_path, policy):
 
 
 def test_twins_of_a_reward_model_alone(tmp_path, reward_folder, capsys):
-    """`twins --reward-model` asks no policy, prints direction and placebo, and fails only when told to."""
+    """`twins --reward-model` asks no policy, prints direction and p, and fails only when told to."""
     argv = ["twins", "--reward-model", reward_folder, "--names", names_file(tmp_path / "n.csv"), "--twins", twins_file(tmp_path / "t.jsonl"), "--draws", "100", "--permutations", "100", "--out", str(tmp_path / "o")]  # fmt: skip
     assert fairness.main([*argv, "--fail-on", "inconclusive,difference"]) in (1, 3)
     report = json.loads((tmp_path / "o" / "report.json").read_text())
     assert [p["surface"] for p in report["surfaces"]] == ["a", "b"]
     assert {a["arm"] for a in report["surfaces"][0]["arms"]} == {"no name − names", "pronoun only: she − he"}  # fmt: skip
-    assert "placebo 95 %" in capsys.readouterr().out
+    assert "p (Holm)" in capsys.readouterr().out
 
 
 BAD = [

@@ -524,21 +524,21 @@ GALLERY = [
         "test_grpo.test_answers_without_advantage_cost_no_forward",
     ),
     (
-        "grpo_rubric",
-        "policy, ids, attention_mask, mask, args.temperature, with_entropy=True",
-        "policy, ids, attention_mask, mask, 1.0, with_entropy=True",
+        "parts/rollouts",
+        'rows = b["ids"], b["attention_mask"], b["mask"], args.temperature',
+        'rows = b["ids"], b["attention_mask"], b["mask"], 1.0',
         "test_grpo.test_answers_without_advantage_cost_no_forward",
     ),
     (
-        "grpo_rubric",
-        "old = logps.detach()",
-        "old = logps",  # the graph is kept
+        "parts/rollouts",
+        "old_logps = logps.detach() if",
+        "old_logps = logps if",  # the graph is kept
         "test_grpo.test_gradient_for_every_cut",
     ),
     (
-        "grpo_rubric",
-        "if args.num_substeps == 1:",
-        "if True:",  # every substep takes the policy of the moment for the one that drew
+        "parts/rollouts",
+        "if args.num_substeps == 1 else",
+        "if True else",  # every substep takes the policy of the moment for the one that drew
         "test_grpo.test_substeps_are_of_whole_groups",
     ),
     (
@@ -548,7 +548,7 @@ GALLERY = [
         "test_grpo.test_substeps_are_of_whole_groups",
     ),
     (
-        "grpo_rubric",
+        "parts/rollouts",
         "with torch.no_grad(), adapter_off(reference):",
         "with torch.no_grad():",  # the reference wears the adapter
         "test_grpo.test_lora_reference_is_the_start",

@@ -1,0 +1,314 @@
+"""parts/pages.py: a report is a list of sections; one function prints it, one writes it as a page.
+
+    rows = [["DPO", number(0.82, 1, percent=True)], ["PPO", number(0.84, 1, percent=True)]]
+    who = section("Who wins", "DPO and PPO both beat the base.", table(["model", "wins"], rows))
+    print_report("Which model is better?", [who])
+    write_page("report.html", "Which model is better?", [who])
+
+Levels      "answer" is the first screen and all that the terminal shows: sentences, then charts,
+            then tables of at most six columns. "detail" stands under "All statistics", "appendix"
+            (commit, hashes, method, limits) under "Appendix"
+The page    is one file: no request leaves it, and its policy (CSP) refuses any. Layout and colours
+            are in templates/report.html and report.css. jinja2 escapes every text; characters that
+            would steer a terminal or turn the direction of a line are shown as [U+202E]
+Charts      are SVG in per cent of their frame, so a phone gets the same letters as a screen
+"""
+
+import base64
+import hashlib
+import math
+import re
+import sys
+import textwrap
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader
+from markupsafe import Markup
+
+from parts.files import replacing
+
+WIDTH = 100  # columns of the terminal
+BAND = 12  # from so many points on, intervals are drawn as a band
+MARKERS = 40  # a line of more points is drawn without markers
+STEERING = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]"
+)
+
+
+# ---- texts and numbers ----
+
+
+def visible(text):
+    """Any value as text, with invisible and steering characters shown by their code point.
+
+    >>> visible("safe\\u202e\\x1b[2J")
+    'safe[U+202E][U+001B][2J'
+    """
+    if isinstance(text, Markup):
+        return text
+    return STEERING.sub(lambda m: f"[U+{ord(m[0]):04X}]", "" if text is None else str(text))
+
+
+def number(value, digits=3, percent=False, interval=True):
+    """A number, or a record {"value", "low", "high"}, as text; the dash is for None.
+
+    >>> number(0.0421), number({"value": 0.5, "low": 0.44, "high": 0.56}, 1, percent=True)
+    ('0.042', '50.0 % [44.0, 56.0]')
+    >>> number(-0.0001), number(12345.6, 0), number(None)
+    ('0.000', '12,346', '–')
+    """
+    record = value if isinstance(value, dict) else {"value": value}
+
+    def text(x):
+        x = round((100 if percent else 1) * x, digits) + 0.0  # + 0.0: no "-0.000"
+        return f"{x:,.{digits}f}"
+
+    if record["value"] is None:
+        return "–"
+    shown = text(record["value"]) + (" %" if percent else "")
+    if not interval or record.get("low") is None:
+        return shown
+    return f"{shown} [{text(record['low'])}, {text(record['high'])}]"
+
+
+# ---- the parts of a report ----
+
+
+def section(title, sentence="", table=None, plots=(), level="detail", cards=(), tables=()):
+    """One question of a report and its answer; sentence: a text, or a list of paragraphs."""
+    found = [part for part in (table, *tables) if part]
+    if level == "answer" and any(len(part["columns"]) > 6 for part in found):
+        raise ValueError(f"{title}: a table of the first screen has at most six columns")
+    return {
+        "title": title,
+        "sentences": [sentence] if isinstance(sentence, str) else list(sentence),
+        "tables": found,
+        "plots": [plot for plot in plots if plot],
+        "cards": list(cards),
+        "level": level,
+    }
+
+
+def table(columns, rows, caption=""):
+    """A table; cells are texts, numbers or lights. Columns of numbers are aligned to the right.
+
+    >>> table(["model", "wins", "verdict"], [["DPO", "82.0 %", "better"]])["numeric"]
+    [False, True, False]
+    """
+    cells = [[number(x) if isinstance(x, float) or x is None else x for x in row] for row in rows]
+    numeric = [
+        i > 0
+        and bool(rows)
+        and all(re.match(r"[-−–+≤<≥>]?\s*\d|–?$", str(row[i])) for row in cells)
+        for i in range(len(columns))
+    ]
+    return {"columns": columns, "rows": cells, "caption": caption, "numeric": numeric}
+
+
+class Light(str):
+    """A cell of a traffic-light grid: up to three words, a colour, and numbers on demand.
+
+    >>> cell = Light("no difference", "green", "d 0.02 [-0.05, 0.09]")
+    >>> cell, cell.tone, cell.detail
+    ('no difference', 'green', 'd 0.02 [-0.05, 0.09]')
+    """
+
+    def __new__(cls, words, tone, detail=""):
+        cell = super().__new__(cls, words)
+        cell.tone, cell.detail = tone, detail  # tone: green, amber, red or grey
+        return cell
+
+
+def card(title, texts, table=None, kinds=()):
+    """Texts to read, such as a prompt and an answer: [(label, text)]; kinds: words to filter by."""
+    return {"title": title, "texts": texts, "table": table, "kinds": kinds}
+
+
+# ---- plots ----
+
+
+def ticks(low, high, n=5):
+    """Round numbers around [low, high], a step of 1, 2 or 5 times a power of ten.
+
+    >>> ticks(0.38, 0.62)
+    [0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65]
+    """
+    if high - low < 1e-9 * max(abs(low), abs(high), 1e-9):  # all alike: some room around it
+        low, high = low - (abs(low) or 1) / 2, high + (abs(high) or 1) / 2
+    span = high - low
+    power = 10.0 ** math.floor(math.log10(span / n))
+    step = next(power * m for m in (1, 2, 5, 10) if span / (power * m) <= n + 1e-9)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [round(k * step, 12) for k in range(first, last + 1)]
+
+
+def axis(values, n=5):
+    """(function from a value to per cent of the axis, [(per cent, label)])."""
+    marks = ticks(min(values), max(values), n)
+
+    def place(x):
+        return round(100 * (x - marks[0]) / (marks[-1] - marks[0]), 2)
+
+    def label(x):
+        small = abs(marks[-1]) < 10_000 and abs(marks[0]) < 10_000
+        return f"{x:,.10g}" if small else f"{x / 1000:,.10g}k"
+
+    return place, [(place(x), label(x)) for x in marks]
+
+
+def line_plot(title, series, x="", y="", marks=(), dashed=(), x_range=(), y_range=()):
+    """Curves over x, or None if there is no point.
+
+    series     {name: [(x, y) or (x, y, low, high)]}; a y of None is left out
+    marks      [(x, text)]: a vertical line with a number; the text stands below the chart
+    dashed     the names of series that are guides: a dashed line without markers
+    x_range    values that the axis must include; the same for y_range
+    """
+    curves = {}
+    for name, points in series.items():
+        points = [(*p, None, None)[:4] for p in points if p[1] is not None]
+        if points:
+            curves[name] = points
+    if not curves:
+        return None
+    every = [p for points in curves.values() for p in points]
+    ys = [v for p in every for v in p[1:] if v is not None]
+    sx, x_ticks = axis([p[0] for p in every] + list(x_range) + [at for at, _ in marks])
+    sy, y_ticks = axis(ys + list(y_range))
+    lines, numbers = [], []
+    for style, (name, points) in enumerate(curves.items()):
+        values = [{"value": value, "low": low, "high": high} for _, value, low, high in points]
+        path = "L".join(f"{sx(a)},{100 - sy(b)}" for a, b, _, _ in points)
+        ends = [
+            (sx(a), 100 - sy(low), 100 - sy(high)) for a, _, low, high in points if low is not None
+        ]
+        band = [f"{a},{low}" for a, low, _ in ends] + [f"{a},{high}" for a, _, high in ends[::-1]]
+        guide = name in dashed
+        shown = [] if guide or len(points) > MARKERS else points
+        lines.append({
+            "name": name,
+            "style": style % 7,
+            "dashed": guide,
+            "path": f"M{path}" if len(points) > 1 else "",
+            "band": "M" + "L".join(band) + "z" if len(ends) >= BAND else "",
+            "bars": ends if len(ends) < BAND else [],
+            "points": [(sx(a), 100 - sy(b)) for a, b, _, _ in shown],
+            "says": " → ".join(number(v) for v in (values[:1] + values[1:][-1:])),
+        })  # fmt: skip
+        numbers += [[name, f"{p[0]:,.10g}", number(v)] for p, v in zip(points, values, strict=True)]
+    places = {}
+    for at, text in marks:
+        places.setdefault(at, []).append(text)
+    marked = [
+        {"at": sx(at), "text": f"{x or 'x'} {at:g}: {'; '.join(texts)}"}
+        for at, texts in sorted(places.items())
+    ]
+    return {
+        "kind": "lines",
+        "title": title,
+        "x": x,
+        "y": y,
+        "x_ticks": x_ticks,
+        "y_ticks": [(100 - at, label) for at, label in y_ticks],
+        "lines": lines,
+        "marks": marked,
+        "numbers": table(["", x or "x", y or "y"], numbers, f"{title}: the numbers")
+        if len(numbers) <= 2 * MARKERS
+        else None,
+    }
+
+
+def interval_plot(title, rows, zero=None, zone=(), x="", digits=3, percent=False):
+    """Values with intervals, each beside its name and number: rows of (name, value, low, high).
+
+    zero: the value without effect, a vertical line; zone: (low, high) of what counts as equal.
+    A filled marker: the interval does not include zero. Rows without a value are left out.
+    """
+    rows = [row for row in rows if row[1] is not None]
+    if not rows:
+        return None
+    around = [*zone, *([] if zero is None else [zero])]
+    place, x_ticks = axis([v for row in rows for v in row[1:4] if v is not None] + around, 4)
+    drawn = []
+    for name, value, low, high in rows:
+        record = {"value": value, "low": low, "high": high}
+        full = zero is None or low is None or not low <= zero <= high
+        ends = None if low is None else (place(low), place(high))
+        said = number(record, digits, percent)
+        drawn.append({"name": name, "at": place(value), "ends": ends, "full": full, "says": said})
+    return {
+        "kind": "intervals",
+        "title": title,
+        "x": x,
+        "x_ticks": [(at, f"{100 * float(t):g} %" if percent else t) for at, t in x_ticks],
+        "rows": drawn,
+        "zero": None if zero is None else place(zero),
+        "zone": [place(v) for v in zone],
+    }
+
+
+# ---- out ----
+
+
+def print_report(title, sections, file=None):
+    """Print the answer sections as plain text: title, sentences, aligned tables."""
+    lines = [title]
+    for part in sections:
+        if part["level"] != "answer":
+            continue
+        lines += ["", part["title"]]
+        for sentence in part["sentences"]:
+            lines += textwrap.wrap(visible(sentence), WIDTH)
+        for found in part["tables"]:
+            lines += text_table(found)
+    print(*map(visible, lines), sep="\n", file=file or sys.stdout)
+
+
+def text_table(found):
+    """The lines of a table in plain text.
+
+    >>> text_table(table(["model", "wins"], [["DPO", 82], ["PPO", 9]]))
+    ['', 'model  wins', 'DPO      82', 'PPO       9']
+    """
+    cells = [[visible(cell) for cell in row] for row in [found["columns"], *found["rows"]]]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = [""] + ([found["caption"]] if found["caption"] else [])
+    for row in cells:
+        columns = zip(row, widths, found["numeric"], strict=True)
+        line = "  ".join(c.rjust(w) if right else c.ljust(w) for c, w, right in columns)
+        lines.append(line.rstrip())
+    return lines
+
+
+def write_page(path, title, sections, lead="", script="", language="en"):
+    """Write the sections as one self-contained html file, whole or not at all.
+
+    lead      a line below the title, such as what was compared and when
+    script    JavaScript of ours, allowed by its hash; all must be readable without it
+    """
+    folder = Path(__file__).with_name("templates")
+    style = (folder / "report.css").read_text(encoding="utf-8")
+    page = Environment(
+        loader=FileSystemLoader(folder),
+        autoescape=True,
+        finalize=visible,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    ).get_template("report.html")
+
+    def allowed(text):  # the hash by which the policy knows a style or a script
+        return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+    levels = ("answer", "detail", "appendix")
+    html = page.render(
+        title=title,
+        lead=lead,
+        language=language,
+        policy=f"default-src 'none'; img-src data:; style-src {allowed(style)}"
+        + (f"; script-src {allowed(script)}" if script else ""),
+        style=Markup(style),
+        script=Markup(script),
+        **{level: [part for part in sections if part["level"] == level] for level in levels},
+    )
+    with replacing(path) as file:
+        file.write(html.encode())
