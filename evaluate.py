@@ -95,6 +95,7 @@ from parts.stats import (
     sign_test,
     wilson,
 )
+from parts.votes import counted, item_sha256, replay, undone
 
 SCHEMA = 1  # of report.json; a key that changes its meaning raises it
 
@@ -551,47 +552,6 @@ def plain_text(prompt):
 
 
 # people's votes
-
-
-# same as annotate.py
-def undone(events):
-    """Ids of the events that an undo took back; an undo can be undone.
-
-    >>> log = [{"event": "vote", "event_id": "v", "undoes": None}, {"event": "undo", "event_id": "u", "undoes": "v"}]
-    >>> undone(log), undone([*log, {"event": "undo", "event_id": "w", "undoes": "u"}])
-    ({'v'}, {'u'})
-    """
-    gone = set()
-    for event in reversed(events):
-        if event["event"] == "undo" and event["event_id"] not in gone:
-            gone.add(event["undoes"])
-    return gone
-
-
-# same as annotate.py
-def replay(events):
-    """The votes that stand: of each item and annotator the latest one not undone; a repeat stands beside the first."""
-    gone, latest = undone(events), {}
-    for event in events:
-        if event["event"] == "vote" and event["event_id"] not in gone:
-            key = event["item_id"], event["annotator"], event.get("repeat_of") is not None
-            latest.pop(key, None)  # a dict keeps the first place of a key
-            latest[key] = event
-    return list(latest.values())
-
-
-# same as annotate.py
-def counted(votes):
-    """Votes on ordinary items: without gold, whose answer was known, and without repeats."""
-    return [v for v in votes if v.get("gold_pass") is None and v.get("repeat_of") is None]
-
-
-# same as annotate.py
-def item_sha256(item):
-    """Of the prompt and both answers, so that a vote belongs to the very texts that were read."""
-    texts = json.dumps([item["prompt"], item["a"], item["b"]], ensure_ascii=False, sort_keys=True)
-    return hashlib.sha256(texts.encode()).hexdigest()
-
 
 WON = {"A": 1.0, "B": 0.0, "tie": 0.5, "both_bad": 0.5}  # both bad: no preference either
 
@@ -1913,7 +1873,7 @@ def human_score(args):
     keys = "item_id", "annotator", "winner", "left", "strength", "gold_pass", "repeat_of", "reasons", "comment"  # fmt: skip
     files.write_jsonl(Path(args.out) / "votes.jsonl", ({k: v.get(k) for k in keys} for v in votes))
     write_report(args, report, "votes.jsonl")
-    print(f"next: python annotate.py --agreement --out {beside}")
+    print(f"next: python annotate.py agreement --out {beside}")
 
 
 def human_report(events, votes, key, seed):

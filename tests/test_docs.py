@@ -74,7 +74,7 @@ SMALL = [  # the first that matches adds its flags; a line that nothing matches 
     (r"fairness\.py twins", "--names-per-cell 2 --resumes 2 --generated-names 1 --generated-resumes 1 --draws 100 --permutations 100 --max-new-tokens 8"),
     (r"fairness\.py", "--names-per-cell 2 --resumes 2 --generated-names 1 --generated-resumes 1 --draws 100 --permutations 100 --max-new-tokens 8 --interviews 2"),
     (r"judge\.py", "--judge-base-url JUDGE"),
-    (r"annotate\.py --prompts", "--limit 4 --max-new-tokens 8"),
+    (r"annotate\.py draw", "--limit 4 --max-new-tokens 8"),
     (r"annotate\.py|watch\.py|docs/memory\.py|reports/fill_numbers\.py|python -c|grep", ""),
 ]  # fmt: skip
 HUB = r"\b[A-Z]\w+/[A-Z][\w.-]+"  # Qwen/Qwen2.5-0.5B
@@ -174,7 +174,7 @@ class Shop:
         """Numbers of the lines whose results line n reads: those that write its inputs, or that began its own folder."""
         page, line = LINES[n]
         out = out_of(line)
-        goes_on = re.search(r"--resume|--export|--agreement|^umask", line)
+        goes_on = re.search(r"--resume|annotate\.py (export|agreement)|^umask", line)
         wanted = {w.rstrip("/") for w in shlex.split(line) if w.startswith("runs/") and w != out}
         wanted |= {w for w in shlex.split(line) if w == "moves.jsonl" and "--write" not in line}
         wanted |= {out} if goes_on else set()
@@ -196,7 +196,7 @@ class Shop:
         line = LINES[n][1]
         out = out_of(line)
         fed_by_its_own = any(w.startswith(f"{out}/") for w in shlex.split(line))
-        if out and not re.search(r"--resume|--export|--agreement|^umask", line) and not fed_by_its_own:  # fmt: skip
+        if out and not re.search(r"--resume|annotate\.py (export|agreement)|^umask", line) and not fed_by_its_own:  # fmt: skip
             old = self.copy / out  # another page's run of that name
             shutil.rmtree(old) if old.is_dir() else old.unlink(missing_ok=True)
         self.execute(self.small(line))
@@ -206,7 +206,7 @@ class Shop:
     def execute(self, line):
         found = script_of(line)
         serves = found and found[0] == "annotate.py"
-        serves = serves and not re.search(r"--generate-only|--export|--agreement", line)
+        serves = serves and not re.search(r"annotate\.py (draw|export|agreement)", line)
         if serves:
             return self.session(found[1])
         if found and "/" not in found[0]:  # here: importing torch costs more than the command

@@ -1034,3 +1034,12 @@ def test_every_flag_is_read():
         if isinstance(n, ast.Attribute) and getattr(n.value, "id", "") == "args"
     }
     assert len(flags) > 15 and flags - read == set()
+
+
+def test_overoptimisation_is_fitted_on_the_gain():
+    """r/d divides the noise by d: at d = .01 a gain .02 too high moved α from 1 to over 2. On r it does not matter."""
+    d = np.array([0.01, 1.0, 2.0, 3.0, 4.0])
+    r = d * (1 - 0.1 * d)
+    r[0] += 0.02
+    alpha, beta, _ = evaluate.fit_overoptimisation(d, r, "bon")
+    assert abs(alpha - 1) < 0.01 and abs(beta - 0.1) < 0.01

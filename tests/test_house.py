@@ -20,7 +20,7 @@ import pytest
 
 REPO = Path(__file__).resolve().parent.parent
 LOWER = {"parts.files", "parts.parallel", "parts.lora", "parts.shared_prompt", "parts.stats"}
-OLD = {"parts.old_flags"}  # --config of annotate.py, and what judge.py and evaluate.py take from it
+OLD = {"parts.old_flags"}  # what judge.py and evaluate.py take from it
 REPORTS = {"parts.reports", "parts.old_pages"}
 CHECKS = {"checks.answers", "checks.instructions", "checks.risky"}
 RL = {"common", "watch", "parts.runs", "parts.rollouts", *LOWER}
@@ -43,7 +43,8 @@ ARROWS = {  # who may import whom, downwards only: stages, parts/runs.py, common
     "sft": {"common", "parts.runs", *LOWER},
     "reward_train": {"common", "parts.runs", *LOWER},
     "dpo": {"common", "parts.runs", *LOWER},
-    "annotate": {"common", "parts.runs", *LOWER, *OLD},
+    "parts.votes": {"common", "parts.files", "parts.stats"},
+    "annotate": {"common", "parts.runs", "parts.votes", *LOWER},
     "ppo": RL,
     "judge": {"common", "parts.runs", *LOWER, *CHECKS, *OLD},
     "grpo_rubric": {*RL, "judge", *CHECKS},
@@ -52,12 +53,13 @@ ARROWS = {  # who may import whom, downwards only: stages, parts/runs.py, common
     "envs.interview": {"checks.risky"},  # which has the one copy of what may not be asked
     "envs.twenty48": set(),
     "watch": {"parts.files", "parts.pages"},
-    "evaluate": {"common", "parts.pages", "judge", "parts.runs", *REPORTS, *LOWER},
+    "evaluate": {"common", "parts.pages", "judge", "parts.runs", "parts.votes", *REPORTS, *LOWER},
     "fairness": {"common", "parts.pages", "parts.runs", *REPORTS, *LOWER, *CHECKS, *OLD},
 }
 BUDGETS = {  # code tokens at most, of each file that has its second edition
     "common.py": 7430,  # planned 7200: cuts prompts that do not fit, and names each damaged folder
     "sft.py": 2600,
+    "annotate.py": 6050,  # planned 5000: the trimming is not finished
     "reward_train.py": 2910,  # planned 2600: counterfactual copies are a quarter of it
     "grpo_rubric.py": 6440,  # planned 6600
     "dpo.py": 2600,  # planned 3200: its sample answers and their scores are in parts/runs.py, for sft.py, too
@@ -66,6 +68,7 @@ BUDGETS = {  # code tokens at most, of each file that has its second edition
     "grpo_agent.py": 6000,
     "envs/interview.py": 2640,
     "envs/twenty48.py": 945,  # both planned 3500: 2048 keeps three ways to treat an illegal move
+    "parts/votes.py": 2290,  # not planned: items, log and agreement, for annotate.py and evaluate.py
     "parts/files.py": 1020,  # planned 900
     "parts/runs.py": 5440,  # planned 4500: with sample answers, the preflight's lines and the token strip
     "parts/rollouts.py": 1610,  # not planned: tensors, models, log rows, preflight, alarms and best weights of ppo and grpo_*
@@ -86,7 +89,7 @@ FOLDERS = [
 FILES = [REPO / "common.py", *STAGES, *FOLDERS]
 LIGHT = [REPO / name for name in BUDGETS]  # held to the limits on weight, width and length
 MOVED = [
-    path for path in LIGHT if path in STAGES and path.stem != "watch"
+    path for path in LIGHT if path in STAGES and path.stem not in ("watch", "annotate")
 ]  # the trainers that stand on Run
 TRAINERS = [path for path in STAGES if path.stem in ("sft", "reward_train", "dpo", "ppo")]
 SECTIONS = {  # the rule's number and its title

@@ -16,7 +16,7 @@ import annotate
 import common
 import evaluate
 from evaluate import compare_votes, human_items, majority_agreement, unblind
-from parts import files
+from parts import files, votes
 from parts.files import UserError
 from parts.stats import wilson
 from test_annotate import Rater, client_post
@@ -134,7 +134,7 @@ def test_the_numbers_are_those_of_annotate(seed):
     numbers are equal: agreement of two people, left side, gold, repeats, skips, votes."""
     events = random_log(seed)
     key = key_of([random.Random(seed).random() < 0.5 for _ in range(12)], gold=[0])
-    ids = [v["event_id"] for v in annotate.replay(events)]
+    ids = [v["event_id"] for v in votes.replay(events)]
     assert [v["event_id"] for v in evaluate.replay(events)] == ids and ids
     report, theirs = report_of(events, key), annotate.agreement(events)
 
@@ -149,7 +149,7 @@ def test_the_numbers_are_those_of_annotate(seed):
         assert (ours["annotator"], ours["skips"]) == (row["annotator"], row["skips"])
         for name in ("left", "gold", "repeats"):
             same(ours[name], row[name])
-    plain = annotate.counted(annotate.replay(events))
+    plain = votes.counted(votes.replay(events))
     assert report["all"]["votes"] == len(plain) == sum(r["votes"] for r in report["annotators"])
 
 
@@ -316,8 +316,8 @@ def test_items_tell_nothing_and_the_key_tells_all():
     for n, (item, s) in enumerate(zip(items, swapped, strict=True)):
         assert item["b" if s else "a"] == [{"role": "assistant", "content": f"first {n}"}]
         assert item["prompt"] == rows[n]["prompt"] and key["items"][item["id"]]["prompt"] == f"p{n}"
-        assert key["items"][item["id"]]["sha256"] == annotate.item_sha256(item)
-        annotate.check_item(item)
+        assert key["items"][item["id"]]["sha256"] == votes.item_sha256(item)
+        votes.check_item(item)
     assert made(seed=1)[1][1] != key and made()[1] == (items, key)
 
 
@@ -366,14 +366,16 @@ def session(tmp_path_factory, models):
 
 def vote_all(folder, raters, **options):
     """Each rater, {name: function of (texts by side, number) → choice}, votes until nothing is left."""
-    app = annotate.make_app(folder, annotate.Items(folder / "items.jsonl"), **options)
+    flags = [f"--{key}={value}" for key, value in options.items()]
+    args = annotate.parse_args(["--out", str(folder), *flags])
+    app = annotate.make_app(args, votes.load_items(folder / "items.jsonl"))
     for name, choose in raters.items():
         rater = Rater(client_post(app), name)
         for n in itertools.count():
             if not rater.state["item"]:
                 break
             rater.vote(choose({side: rater.state["item"][side] for side in ("left", "right")}, n))
-    app.config["desk"].close()
+    app.desk.close()
     return folder / "annotations.jsonl"
 
 
@@ -388,10 +390,10 @@ def test_make_writes_what_annotate_serves(session, models):
     folder, _ = session
     items = [json.loads(line) for line in (folder / "items.jsonl").open(encoding="utf-8")]
     for item in items:
-        annotate.check_item(item)
+        votes.check_item(item)
     key = evaluate.load_key(folder / "key.json")
     assert len(items) == len(key["items"]) == 26 - key["identical"] and key["identical"] < 12
-    assert len(annotate.Items(folder / "items.jsonl")) == len(items)
+    assert len(votes.load_items(folder / "items.jsonl")) == len(items)
     text = (folder / "items.jsonl").read_text(encoding="utf-8")
     assert not any(Path(m).name in text for m in models) and "swapped" not in text
     assert (key["a"], key["b"]) == models and len(key["sha256"]) == 3
@@ -467,7 +469,7 @@ def test_from_two_models_to_a_verdict(voted, models, tmp_path, capsys):
     # ann is consistent, except for the tie; ben never is, as a repeat has its sides exchanged
     assert ben["repeats"]["value"] == 0.0 and ben["repeats"]["n"] >= 2
     assert ann["repeats"]["value"] >= 1 - 1 / ann["repeats"]["n"]
-    theirs = annotate.agreement(annotate.read_events(voted / "annotations.jsonl"))
+    theirs = annotate.agreement(votes.read_log(voted / "annotations.jsonl"))
     assert report["agreement"]["value"] == pytest.approx(theirs["raw"]["value"], abs=1e-6)
     both = [json.loads(line) for line in (out / "votes.jsonl").open()]
     assert Counter(v["winner"] for v in both if v["annotator"] == "ann" and v["gold_pass"] is None and not v["repeat_of"]) == Counter(A=n - ties, **({"tie": 1} if ties else {}))  # fmt: skip
@@ -475,7 +477,7 @@ def test_from_two_models_to_a_verdict(voted, models, tmp_path, capsys):
     assert report["comparison"]["win_rate"]["value"] == pytest.approx(rate, abs=1e-6)
     text = capsys.readouterr().out
     assert f"A is {models[0]}, B is {models[1]}" in text and report["comparison"]["verdict"] in text
-    assert f"next: python annotate.py --agreement --out {voted}" in text
+    assert f"next: python annotate.py agreement --out {voted}" in text
     assert report["date"] == "1 May" and report["sha256"].keys() == {str(voted / f) for f in ("annotations.jsonl", "key.json")}  # fmt: skip
     first = (out / "report.json").read_bytes()
     with pytest.raises(UserError, match="--overwrite"):
@@ -529,10 +531,10 @@ def test_a_torn_last_line_was_never_acknowledged(voted, tmp_path):
     shutil.copytree(voted, folder)
     path, key = folder / "annotations.jsonl", evaluate.load_key(voted / "key.json")
     before = evaluate.read_votes(path, key)
-    assert before == annotate.read_events(path)
+    assert before == votes.read_log(path)
     for tail in (b'{"schema": 1, "event": "vo', json.dumps(before[0]).encode()):
         path.write_bytes((voted / "annotations.jsonl").read_bytes() + tail)
-        assert evaluate.read_votes(path, key) == annotate.read_events(path) == before
+        assert evaluate.read_votes(path, key) == votes.read_log(path) == before
 
 
 def test_blank_lines_and_joined_files(voted, tmp_path):

@@ -319,3 +319,15 @@ def test_many_candidates_in_bounded_memory(monkeypatch, tmp_path):
     with open(out / "ranked.csv", newline="") as file:
         scores = [float(row["score"]) for row in csv.DictReader(file)]
     assert scores == [float(i) for i in reversed(range(n))]
+
+
+def test_blind_takes_the_name_in_either_order_and_refuses_a_row_without_it(tmp_path):
+    """ "Lee, Amy" stayed when the column said "Amy Lee", and nothing was said."""
+    rows = [{"id": "1", "role": "Clerk", "name": "Amy Lee", "profile": "LEE, Amy led Leeds."}]
+    path = tmp_path / "c.jsonl"
+    files.write_jsonl(path, rows)
+    found = evaluate.Candidates(path, blind="name")
+    assert found.read(found.index[0][4])[0] == "the candidate led Leeds." and found.replaced == 1
+    files.write_jsonl(path, [rows[0] | {"profile": "A. Lee led Leeds."}])
+    with pytest.raises(UserError, match="'Amy Lee' is not in the text"):
+        evaluate.Candidates(path, blind="name")

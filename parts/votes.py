@@ -1,0 +1,296 @@
+"""parts/votes.py: items that people compare, the log of their votes, agreement.
+
+items.jsonl        {"id": "item-04", "prompt": …, "a": …, "b": …, "a_model": "…", "gold": null}
+annotations.jsonl  {"event": "vote", "item_id": "item-04", "annotator": "ann", "choice": "a", …}
+An undo is a line of its own: `replay` finds the votes that stand.
+"""
+
+import hashlib
+import itertools
+import json
+import re
+from collections import Counter, defaultdict
+from statistics import median
+
+import numpy as np
+
+from parts import files
+from parts.files import UserError
+from parts.stats import wilson
+
+NULL = type(None)
+EVENT = {  # the keys of a line of annotations.jsonl and their types
+    "schema": int,
+    "event": str,
+    "event_id": str,
+    "item_id": str,
+    "item_sha256": str,
+    "annotator": str,
+    "session": str,
+    "shown": dict,
+    "choice": (str, NULL),
+    "strength": (int, NULL),
+    "reasons": list,
+    "comment": str,
+    "gold_pass": (bool, NULL),
+    "repeat_of": (str, NULL),
+    "undoes": (str, NULL),
+    "ms_active": (int, NULL),
+    "ms_wall": (int, NULL),
+    "ts_client": str,
+    "ts_server": str,
+    "guidelines_sha256": str,
+    "app": str,
+}
+NAME = re.compile(r"[\w.-]{1,32}")
+STRENGTHS = {"a": (1, 2, 3), "b": (1, 2, 3), "tie": (0,), "both_bad": (0,)}
+SHOWN = {"left": "a", "right": "b"}, {"left": "b", "right": "a"}
+
+
+def check_event(event):
+    """A line of annotations.jsonl: raise ValueError if annotate.py cannot have written it."""
+    if not isinstance(event, dict):
+        raise ValueError("expected an object")
+    wrong = [key for key, kind in EVENT.items() if not isinstance(event.get(key, ...), kind)]
+    if not wrong:
+        vote = event["event"] == "vote"
+        strengths = STRENGTHS.get(event["choice"], ()) if vote else (None,)
+        right = {
+            "event": event["event"] in ("vote", "skip", "undo"),
+            "annotator": NAME.fullmatch(event["annotator"]),
+            "shown": event["shown"] in SHOWN,
+            "strength": event["strength"] in strengths,
+            "undoes": (event["event"] == "undo") == (event["undoes"] is not None),
+        }
+        wrong = [key for key in right if not right[key]]
+    if wrong:
+        found = json.dumps(event.get(wrong[0]))[:40]
+        raise ValueError(f'"{wrong[0]}" is {found}, which annotate.py does not write')
+
+
+def read_log(path, items=None):
+    """The events of a log, each checked, with `items` also that it belongs to the text of an item.
+
+    What follows the last line end was cut off by a crash and never acknowledged: no event.
+    """
+    if not path.is_file():
+        raise UserError(f"--out {path.parent}: no votes there ({path.name} is missing)")
+    events = []
+    lines = path.read_bytes().split(b"\n")[:-1]  # not splitlines: a comment may hold U+2028
+    for line, text in enumerate(lines, 1):
+        try:
+            event = files.parse_json(text.decode())
+            check_event(event)
+            item = items and items.get(event["item_id"])
+            if items and (not item or item_sha256(item) != event["item_sha256"]):
+                why = "has other texts now" if item else "is missing"
+                raise ValueError(
+                    f"item {event['item_id']!r} {why} in items.jsonl; restore that file"
+                )
+        except ValueError as error:
+            raise UserError(f"{path}:{line}: {error}") from None
+        events.append(event)
+    return events
+
+
+def undone(events):
+    """Ids of the events that an undo took back; an undo can be undone.
+
+    >>> log = [{"event": "vote", "event_id": "v", "undoes": None}]
+    >>> log += [{"event": "undo", "event_id": "u", "undoes": "v"}]
+    >>> undone(log), undone([*log, {"event": "undo", "event_id": "w", "undoes": "u"}])
+    ({'v'}, {'u'})
+    """
+    gone = set()
+    for event in reversed(events):
+        if event["event"] == "undo" and event["event_id"] not in gone:
+            gone.add(event["undoes"])
+    return gone
+
+
+def replay(events):
+    """The votes that stand: the latest of each annotator on each item; a repeat counts separately.
+
+    >>> a = {"event": "vote", "event_id": "1", "item_id": "x", "annotator": "ann"}
+    >>> undo = a | {"event": "undo", "event_id": "2", "undoes": "1"}
+    >>> [vote["event_id"] for vote in replay([a, undo, a | {"event_id": "3"}])]
+    ['3']
+    """
+    gone, latest = undone(events), {}
+    for event in events:
+        if event["event"] == "vote" and event["event_id"] not in gone:
+            key = event["item_id"], event["annotator"], event.get("repeat_of") is not None
+            latest.pop(key, None)  # a dict keeps the first place of a key
+            latest[key] = event
+    return list(latest.values())
+
+
+def counted(votes):
+    """Votes on ordinary items: without gold, whose answer was known, and without repeats."""
+    return [v for v in votes if v.get("gold_pass") is None and v.get("repeat_of") is None]
+
+
+def check_item(row):
+    """A line of items.jsonl: raise ValueError if it is malformed."""
+    import common
+
+    if not isinstance(row.get("id"), str) or not row["id"]:
+        raise ValueError('"id" is missing; expected text that no other line has')
+    common.check_prompt(row)
+    common.check_response(row, "a")
+    common.check_response(row, "b")
+    for key in ("id", "task", "a_model", "b_model"):
+        if not isinstance(row.get(key) or "", str):
+            raise ValueError(f'"{key}" is {type(row[key]).__name__}; expected text')
+        (row.get(key) or "").encode()  # half a character is a ValueError
+    if row.get("gold") not in (None, "a", "b"):
+        raise ValueError(f'"gold" is {row["gold"]!r}; expected "a", "b" or null')
+    people = row.get("candidates") or []
+    if not isinstance(people, list) or not all(isinstance(c, dict) for c in people):
+        raise ValueError('"candidates": expected a list of objects')
+
+
+def load_items(path, flag="--items"):
+    """{id: item}, without the items whose answers are equal."""
+    items, equal, kinds = {}, 0, set()
+    for line, row in files.read_jsonl(path, check_item, numbered=True, flag=flag):
+        kinds.add(type(row["prompt"]))
+        if row["id"] in items or len(kinds) > 1:
+            why = f'a second item has the "id" {row["id"]!r}; rename one'
+            why = why if row["id"] in items else "text and messages in one file; take one"
+            raise UserError(f"{flag} {path}:{line}: {why}")
+        if row["a"] != row["b"]:
+            items[row["id"]] = row
+        equal += row["a"] == row["b"]
+    if equal or not items:
+        print(f"{path}: {equal} items left out, because their answers are equal")
+    if not items:
+        raise UserError(f"{flag} {path}: no pair of different answers")
+    return items
+
+
+def item_sha256(item):
+    """Of the prompt and both answers, so that a vote belongs to the very texts that were read."""
+    texts = json.dumps([item["prompt"], item["a"], item["b"]], ensure_ascii=False, sort_keys=True)
+    return hashlib.sha256(texts.encode()).hexdigest()
+
+
+# what the votes say
+
+
+def share(k, n):
+    """k of n with its interval; None where n = 0."""
+    low, high = wilson(k, n) or (None, None)
+    return {"value": k / n if n else None, "k": k, "n": n, "low": low, "high": high}
+
+
+def cohen_kappa(table):
+    """κ = (p_o − p_e) / (1 − p_e), table[i][j]: one called it i, the other j      [Cohen 1960]
+
+    None if nothing was counted, or if both used one label throughout: then p_e = 1.
+    >>> [round(cohen_kappa(t), 4) for t in ([[20, 5], [10, 15]], [[85, 5], [5, 5]])]
+    [0.4, 0.4444]
+    """
+    table = np.asarray(table, float)
+    if table.sum() == 0:
+        return None
+    p = table / table.sum()
+    chance = float(p.sum(0) @ p.sum(1))
+    return None if chance > 1 - 1e-12 else (float(np.trace(p)) - chance) / (1 - chance)
+
+
+def krippendorff_alpha(units, level="nominal"):
+    """α = 1 − D_o/D_e over the units with two values or more; None without any, or with one label.
+
+    units   one list of values per unit, one value per observer, None where missing
+    level   nominal: δ² = [c ≠ k];  ordinal: δ² = (Σ_{g=c..k} n_g − (n_c + n_k)/2)²
+    By hand: units (1, 1) and (1, 2): coincidences 1-1: 2, 1-2: 1, 2-1: 1; D_o = 2/4, D_e = 6/12.
+    >>> krippendorff_alpha([[1, 1], [1, 2]]), krippendorff_alpha([[1, 1], [1, None]])
+    (0.0, None)
+    """
+    units = [[value for value in unit if value is not None] for unit in units]
+    units = [unit for unit in units if len(unit) > 1]
+    labels = sorted({value for unit in units for value in unit})
+    if len(labels) < 2:
+        return None
+    counts = np.array([[unit.count(label) for label in labels] for unit in units], float)
+    weighted = counts / (counts.sum(1, keepdims=True) - 1)  # (units, labels)
+    coincidences = counts.T @ weighted - np.diag(weighted.sum(0))
+    n = coincidences.sum(0)
+    middle = np.cumsum(n) - n / 2
+    distance = np.subtract.outer(middle, middle) ** 2
+    if level == "nominal":
+        distance = 1 - np.eye(len(labels))
+    expected = (np.outer(n, n) * distance).sum() / (n.sum() - 1)
+    return float(1 - (coincidences * distance).sum() / expected)
+
+
+def position_bias(votes):
+    """How often the better answer stood on the left; biased if the interval excludes ½.
+
+    >>> bias = position_bias([{"choice": "b", "shown": {"left": "b", "right": "a"}}] * 9)
+    >>> bias["value"], bias["biased"], position_bias([])["biased"]
+    (1.0, True, False)
+    """
+    decided = [v for v in votes if v["choice"] in ("a", "b")]
+    left = share(sum(v["choice"] == v["shown"]["left"] for v in decided), len(decided))
+    return left | {"biased": bool(decided) and not left["low"] <= 0.5 <= left["high"]}
+
+
+def label(vote):
+    """a, b or tie; both bad is a tie, too: no preference either."""
+    return vote["choice"] if vote["choice"] in ("a", "b") else "tie"
+
+
+def agreement(events):
+    """What `annotate.py agreement` prints, from a log; compares a and b, never sides."""
+    votes, by_item = replay(events), defaultdict(dict)
+    for vote in counted(votes):
+        by_item[vote["item_id"]][vote["annotator"]] = vote
+    shared = [unit for unit in by_item.values() if len(unit) > 1]
+    labels = [[label(vote) for vote in unit.values()] for unit in shared]
+    equal = [x == y for unit in labels for x, y in itertools.combinations(unit, 2)]
+    sign = {"a": 1, "b": -1, "tie": 0}  # −3 (b is much better) … 3 (a is much better)
+    strengths = [[sign[label(v)] * v["strength"] for v in unit.values()] for unit in shared]
+    names, pairs, kinds = sorted({event["annotator"] for event in events}), [], ("a", "b", "tie")
+    for x, y in itertools.combinations(names, 2):
+        table = Counter((label(u[x]), label(u[y])) for u in shared if {x, y} <= u.keys())
+        if table:
+            raw = share(sum(table[kind, kind] for kind in kinds), table.total())
+            kappa = cohen_kappa([[table[i, j] for j in kinds] for i in kinds])
+            pairs.append({"x": x, "y": y, "raw": raw, "kappa": kappa})
+    return {
+        "items": len(by_item),
+        "overlapping_items": len(shared),
+        "raw": share(sum(equal), len(equal)),
+        "alpha_nominal": krippendorff_alpha(labels),
+        "alpha_ordinal": krippendorff_alpha(strengths, "ordinal"),
+        "position": position_bias(votes),
+        "pairs": pairs,
+        "annotators": [annotator_row(name, events, votes, shared) for name in names],
+    }
+
+
+def annotator_row(name, events, votes, shared):
+    """The numbers of one annotator; `shared` holds {annotator: vote} of each item with overlap."""
+    gone, own = undone(events), [vote for vote in votes if vote["annotator"] == name]
+    skips = [e for e in events if e["annotator"] == name and e["event"] == "skip"]
+    first = {v["item_id"]: v["choice"] for v in own if v["repeat_of"] is None}
+    again = [v for v in own if v["repeat_of"] is not None and v["item_id"] in first]
+    seconds = [v["ms_active"] / 1000 for v in own if v["ms_active"] is not None]
+    gold = [v["gold_pass"] for v in own if v["gold_pass"] is not None]
+    others = [(u[name], v) for u in shared if name in u for who, v in u.items() if who != name]
+    choices = Counter(v["choice"] for v in own)
+    return {
+        "annotator": name,
+        "votes": len(own),
+        "skips": sum(event["event_id"] not in gone for event in skips),
+        "ties": choices["tie"],
+        "both_bad": choices["both_bad"],
+        "median_seconds": median(seconds) if seconds else None,
+        "under_3_s": share(sum(s < 3 for s in seconds), len(seconds)),
+        "left": position_bias(own),
+        "gold": share(sum(gold), len(gold)),
+        "repeats": share(sum(v["choice"] == first[v["item_id"]] for v in again), len(again)),
+        "with_others": share(sum(label(v) == label(w) for v, w in others), len(others)),
+    }
