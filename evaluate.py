@@ -93,6 +93,7 @@ from parts.stats import (
     root,
     share,
     sign_test,
+    t_test,
     wilson,
 )
 from parts.votes import counted, item_sha256, replay, undone
@@ -285,7 +286,7 @@ def bon_curve(proxy, gold):
 
 
 def fit_overoptimisation(d, r, kind):
-    """r = d·(α − β·x), x = d for best of n, log d for RL: least squares of r/d = α − β·x      [Gao et al. 2022, eq. 1]
+    """r = d·(α − β·x), x = d for best of n, log d for RL: least squares on r      [Gao et al. 2022, eq. 1]
 
     d  (n,) √KL above 0;  r  (n,) gain over the start;  kind  "bon" or "rl"
     returns  (α, β, (d, r) of the peak); no peak: None.  All d equal: None
@@ -294,12 +295,11 @@ def fit_overoptimisation(d, r, kind):
     (1.0, 0.5, (1.0, 0.5))
     """
     d, r = np.asarray(d, float), np.asarray(r, float)
-    x, y = d if kind == "bon" else np.log(d), r / d
-    spread = ((x - x.mean()) ** 2).sum()
-    if spread < 1e-12:
+    x = d if kind == "bon" else np.log(d)
+    if ((x - x.mean()) ** 2).sum() < 1e-12:
         return None
-    beta = -((x - x.mean()) * (y - y.mean())).sum() / spread
-    alpha = y.mean() + beta * x.mean()
+    # on r, not on r/d: dividing by d would let the points near 0 decide
+    alpha, beta = np.linalg.lstsq(np.stack([d, -d * x], 1), r, rcond=None)[0].round(12)
     if beta <= 0 or alpha <= 0 or alpha / beta > 50:
         return float(alpha), float(beta), None
     top = alpha / (2 * beta) if kind == "bon" else math.exp(alpha / beta - 1)
@@ -677,7 +677,7 @@ def parse_args(argv=None):
     add("--text-column", default="profile", help="column of the profile (default: %(default)s)")
     add("--quality", default=Default("quality"), help="column of a known quality, or none")
     add("--k", type=int, default=10, help="places that NDCG looks at (5 to 20)")
-    add("--blind", help="column of names: each is 'the candidate' to the reward model")
+    add("--blind", help="column of names, replaced in the text; pronouns and e-mail addresses stay")
     add("--columns-for-audit", help="columns to audit by, as sex,race_ethnicity")
 
     steps = parsers["human"].add_subparsers(dest="step", metavar="make|score", required=True)
@@ -861,6 +861,7 @@ class Candidates:
     def __init__(self, path, role=None, text_column="profile", blind=None, needed=()):
         self.path, self.text_column, self.index, self.prompts = path, text_column, [], {}
         self.file, ids, columns, self.named = tempfile.TemporaryFile(), set(), {}, False
+        self.replaced = 0
         fixed = role_prompt(role) if role else None
         needed = ["id", text_column, *needed, *([blind] if blind else [])]
         if Path(path).suffix.lower() == ".csv":
@@ -886,8 +887,14 @@ class Candidates:
             person = row.get(blind or "name")
             known = isinstance(person, str) and person.strip() and person in text
             self.named |= bool(known and not blind) or bool(CONTACT.search(text))
-            if known and blind:
-                text = text.replace(person, "the candidate")
+            if blind:
+                text, found = blinded(text, str(person or ""))
+                if not found:
+                    fix = "correct the column, or leave the row out"
+                    raise UserError(
+                        f"{at}: --blind {blind}: {str(person)!r} is not in the text; {fix}"
+                    )
+                self.replaced += found
             prompt = fixed or own_prompt(row, at)
             key = sys.intern(json.dumps(prompt, ensure_ascii=False, sort_keys=True))
             self.prompts[key] = prompt
@@ -907,6 +914,19 @@ class Candidates:
 
 # an e-mail address or a telephone number; nothing here looks far back, so a long word costs no more than its length
 CONTACT = re.compile(r"\w@[\w-]{1,63}\.\w|(?<![\w.])\+?\d[\d ()/-]{7,20}\d(?![\w.])")
+
+
+def blinded(text, name):
+    """(text with "the candidate" for the whole name, in either order and any case; how often)
+
+    >>> blinded("Lee, Amy. AMY LEE led a team.", "Amy Lee")
+    ('the candidate. the candidate led a team.', 2)
+    """
+    first, _, last = name.strip().rpartition(" ")
+    forms = [name.strip()] + ([f"{last}, {first}", f"{last} {first}"] if first else [])
+    either = "|".join(re.escape(form) for form in forms if form)
+    pattern = rf"(?<!\w)(?:{either})(?!\w)"
+    return re.subn(pattern, "the candidate", text, flags=re.I) if either else (text, 0)
 
 
 RANK_ORDER = "Which candidate fits this role?"  # first line of the task rank; data/README.md
@@ -1356,7 +1376,7 @@ def describe(entry, scorers, seed):
     row |= {"kl": entry.get("kl"), "kl_k3": None}
     if "k1" in entry:
         k1 = entry["k1"].mean(1)  # (P,)
-        if len(k1) > 9 and k1.mean() < -3 * k1.std() / math.sqrt(len(k1)) - 1e-6:
+        if len(k1) > 9 and k1.mean() < -6 * k1.std() / math.sqrt(len(k1)) - 1e-6:
             why = "these answers are another model's (other --dtype, an edited samples.jsonl)"
             raise UserError(f"--model {row['name']}: KL {k1.mean():.3f} is far below 0; {why}")
         row |= {"kl": mean_number(entry["k1"], seed), "kl_k3": mean_number(entry["k3"], seed)}
@@ -1736,9 +1756,11 @@ def reward_quality(args, folder, pairs):
         metrics = pair_metrics(torch.from_numpy(values), torch.zeros(len(values)))
         kept_keys = ("n", "ece", "brier", "nll", "bins")
         report[f"calibration_{name}"] = {key: metrics[key] for key in kept_keys}
-    apart = ours["low"] > theirs["high"] or ours["high"] < theirs["low"]
-    word = "better" if ours["value"] > theirs["value"] else "worse"
-    report["verdict"] = word if apart else "inconclusive"
+    # both rules judge the same pairs: a paired test, in which each prompt counts once
+    paired = t_test((np.sign(delta) - np.sign(longer)) / 2, prompts[kept])
+    word = "better" if paired and paired["mean"] > 0 else "worse"
+    report["against_length"] = paired
+    report["verdict"] = word if paired and paired["p"] < 0.05 else "inconclusive"
     for row, pair, tokens in zip(rows, scores.round(6).tolist(), lengths.tolist()):
         row |= dict(zip(("scores_chosen", "scores_rejected"), pair))
         row |= dict(zip(("tokens_chosen", "tokens_rejected"), tokens))
@@ -1757,6 +1779,8 @@ def rank(args):
         why = f"rename {twice[0]!r}, a column of ranked.csv"
         raise UserError(f"--candidates {args.candidates}: {why}")
     print("This is no decision: a score compares profiles for people who read them.")
+    if args.blind:
+        print(f"--blind {args.blind}: {candidates.replaced} names replaced")
     if candidates.named:
         print("warning: profiles hold names or contact data; --blind COLUMN takes the names out")
     quality = quality if quality in candidates.columns else None
@@ -1769,7 +1793,12 @@ def rank(args):
     print_ranked(report, ranked, args)
     write_report(args, report, "ranked.csv")
     if audit:
-        print(f"python fairness.py audit {out / 'ranked.csv'} --score score --select 0.3")
+        # a score has an arbitrary offset per role; the percentile is within the role
+        known = set(audit) <= {"sex", "race_ethnicity"}
+        group = "" if known else f" --group {audit[0]}"
+        print(
+            f"next: python fairness.py audit {out / 'ranked.csv'} --score percentile --select 0.3{group}"
+        )
 
 
 def human(args):

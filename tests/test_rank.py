@@ -197,7 +197,7 @@ def test_what_is_printed(monkeypatch, tmp_path, capsys):
     found = rank(monkeypatch, tmp_path / "out", path, "--columns-for-audit", "sex,race_ethnicity")
     printed = capsys.readouterr().out.strip().splitlines()
     assert "no decision" in printed[0]
-    assert printed[-1] == f"python fairness.py audit {tmp_path / 'out' / 'ranked.csv'} --score score --select 0.3"  # fmt: skip
+    assert printed[-1] == f"next: python fairness.py audit {tmp_path / 'out' / 'ranked.csv'} --score percentile --select 0.3"  # fmt: skip
     assert found[0]["sex"] == "F"
 
 
