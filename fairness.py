@@ -78,7 +78,7 @@ ROOT = Path(__file__).resolve().parent
 NOTICE = "Not legal advice. Not an independent bias audit. Which rules apply, and their dates: docs/law.md."
 FOUR_FIFTHS = "Four fifths is a rule of thumb for one legal question, not a definition of fairness."
 REFERENCE = {"sex": "Male", "race_ethnicity": "White"}  # declared before looking
-Z95, Z80 = NormalDist().inv_cdf(0.975), NormalDist().inv_cdf(0.80)
+Z95, Z90, Z80 = (NormalDist().inv_cdf(p) for p in (0.975, 0.95, 0.80))
 
 BASE = "data/tiny-base"
 
@@ -266,70 +266,172 @@ def impact_ratios(counts):
     }
 
 
-def impact_rows(counts, delta=0.02):
-    """Each group against the group of the highest rate: ratio, tests, intervals, label and verdict.
+FLOOR = (
+    0.02  # share of the people below which a group is named, not judged (6 RCNY 5-301 allows it)
+)
+MOST_GROUPS = 20  # more are no categories but numbers: ages belong into bands
+
+
+def t_z(t, df):
+    """The z whose tail is that of Student's t, to three digits in p      [Wallace 1959]
+
+    By hand: t = 2.262 with 9 degrees of freedom is the two-sided 5 % point, z = 1.96.
+    >>> round(t_z(2.262, 9), 2)
+    1.96
+    """
+    return math.sqrt(df * math.log1p(t * t / df)) * (8 * df + 1) / (8 * df + 3)
+
+
+def t_quantile(z, df):
+    """The inverse of t_z.
+
+    >>> round(t_quantile(1.96, 9), 2)
+    2.26
+    """
+    return math.sqrt(df * math.expm1(((8 * df + 3) / (8 * df + 1) * z) ** 2 / df))
+
+
+def clustered_difference(values, a, b, *clusters):
+    """Mean of values[a] − mean of values[b] where rows of a cluster are not independent.
+
+    values (n,);  a, b (n,) bool;  clusters: one or two (n,) label arrays, such as item and person
+    Influence of a row: ±(v − its group's mean) / its group's n. Variance: squares of the sums over
+    clusters; of two kinds V1 + V2 − V12 [Cameron, Gelbach & Miller 2011], never below V1 or V2. Degrees of
+    freedom: clusters of the smaller group − 1. None with fewer than 5 clusters in a group.
+    returns {"gap", "p", "ends", "ends90", "clusters": [of a, of b]}
+    """
+    here = a | b
+    values, a, b = np.asarray(values, float)[here], a[here], b[here]
+    kinds = [np.unique(np.asarray(c)[here], return_inverse=True)[1] for c in clusters]
+    if len(kinds) == 2:
+        kinds.append(np.unique(kinds[0] * (kinds[1].max() + 1) + kinds[1], return_inverse=True)[1])
+    sizes = [[len(set(kind[side].tolist())) for side in (a, b)] for kind in kinds[:2]]
+    fewest = min(sizes, key=min)
+    if min(fewest) < 5:
+        return None
+    influence = np.zeros(len(values))
+    for side, sign, of in ((a, 1, 0), (b, -1, 1)):
+        grown = math.sqrt(fewest[of] / (fewest[of] - 1))  # as n − 1 in a sample's variance
+        influence[side] = sign * grown * (values[side] - values[side].mean()) / side.sum()
+    parts = [float((np.bincount(kind, influence) ** 2).sum()) for kind in kinds]
+    variance = max(parts[0], parts[1], parts[0] + parts[1] - parts[2]) if len(parts) > 1 else parts[0]  # fmt: skip
+    gap, df = float(values[a].mean() - values[b].mean()), min(fewest) - 1
+    if variance > 0:
+        p = math.erfc(t_z(abs(gap) / math.sqrt(variance), df) / math.sqrt(2))
+    else:  # every cluster of a group has the same value
+        p = fisher_exact(fewest[0], fewest[0], 0, fewest[1]) if gap else 1.0
+    half = [math.sqrt(variance) * t_quantile(z, df) for z in (Z95, Z90)]
+    ends = [(gap - x, gap + x) for x in half]
+    return {"gap": gap, "p": p, "ends": ends[0], "ends90": ends[1], "clusters": fewest}
+
+
+def rates_differ(a, n, b, m):
+    """{"p", "test", "ends90" of b/m − a/n}: Fisher where an expected cell is below 5, else z."""
+    z, pooled = two_proportion_z(a, n, b, m), (a + b) / (n + m)
+    exact = z is None or min(n, m) * min(pooled, 1 - pooled) < 5
+    found = {"p": fisher_exact(a, n, b, m) if exact else z[1], "test": "Fisher" if exact else "z"}
+    return found | {"ends90": newcombe_interval(b, m, a, n, 0.90)}
+
+
+def impact_rows(counts, delta=0.02, reference=None, differ=None):
+    """Each group against one: the declared reference, else the group of the highest rate.
 
     counts  {group: (n, selected)};  delta  difference of rates that counts as none
-    The label goes by p (Fisher where an expected cell is below 5, else z), the verdict by Holm's p over the rows.
+    differ  (group, reference) → {"p", "test", "ends90"}, where rows are not independent; default rates_differ
+    One p, adjusted by Holm, decides label and verdict: over the groups against a declared reference, over all
+    pairs where the reference was picked by its rate, since the best of k groups lies high by chance.
+    Groups below FLOOR of the people, and all where there are more than MOST_GROUPS, are named, not judged.
     """
-    ratios, rows = impact_ratios(counts), []
-    there = [g for g in counts if counts[g][0]]
-    if not there:
-        return []
-    best = max(there, key=lambda g: (Fraction(counts[g][1], counts[g][0]), counts[g][0]))
-    n, a = counts[best]
+    total = sum(n for n, _ in counts.values())
+    many = sum(n > 0 for n, _ in counts.values()) > MOST_GROUPS
+    many = f"more than {MOST_GROUPS} groups: merge them, such as ages into bands" if many else None
+    aside = {g: many or f"{n} people, below {100 * FLOOR:g} % of all" for g, (n, _) in counts.items() if n and (many or n < FLOOR * total)}  # fmt: skip
+    judged = [g for g, (n, _) in counts.items() if n and g not in aside]
+    rate_of = {g: (Fraction(counts[g][1], counts[g][0]), counts[g][0]) for g in judged}
+    if reference is not None and reference not in judged:
+        why = aside.get(reference, "no row of this group")
+        raise UserError(f"--reference {reference}: {why}; there is {', '.join(judged) or 'none'}")
+    best = reference or max(judged, key=rate_of.get, default=None)
+    n, a = counts.get(best, (0, 0))
+    differ = differ or (lambda g, ref: rates_differ(*counts[ref][::-1], *counts[g][::-1]))
+    pairs = [(g, ref) for i, g in enumerate(judged) for ref in judged[:i]] if reference is None else [(g, best) for g in judged if g != best]  # fmt: skip
+    tests = {frozenset(pair): differ(*pair) for pair in pairs} if a or reference else {}
+    adjusted = dict(zip(tests, holm([test["p"] for test in tests.values()])))
+    rows = []
     for group, (m, b) in counts.items():
+        ir = Fraction(b, m) * n / a if group in judged and a else None
         row = {"group": group, "n": m, "selected": b, "rate": share(b, m), "reference": best}
-        row |= {"reference_n": n, "reference_selected": a, **ratios[group]}
+        row |= {"reference_n": n, "reference_selected": a, "ir": None if ir is None else float(ir)}
+        row |= {"flagged": ir is not None and ir < Fraction(4, 5), "ir_reason": None}
         rows.append(row)
-        if row["ir"] is None or group == best:
-            row["label"] = "reference" if group == best else "no rate"
-            row["ir_reason"] = None if row["ir"] is not None else "no rows" if not m else "the highest rate is 0"  # fmt: skip
-            if group != best:
-                row["verdict"] = f"not measured ({row['ir_reason']})"
+        if group == best or ir is None:
+            why = aside.get(group) or ("no rows" if not m else "the highest rate is 0")
+            row["ir_reason"] = None if ir is not None else why
+            row["label"] = "reference" if group == best else "not judged" if m else "no rate"
+            row |= {} if group == best else {"verdict": f"not measured ({why})"}
             continue
-        z, fisher = two_proportion_z(a, n, b, m), fisher_exact(a, n, b, m)
-        pooled = (a + b) / (n + m)
-        exact = min(n, m) * min(pooled, 1 - pooled) < 5 or z is None
-        p = fisher if exact else z[1]
-        row |= {"z": z and z[0], "p_z": z and z[1], "p_fisher": fisher}
-        row |= {"p": p, "test": "Fisher" if exact else "z"}
-        row["katz"] = katz_interval(a, n, b, m)
+        test, z = differ(group, best), two_proportion_z(a, n, b, m)
+        p = adjusted[frozenset((group, best))]
+        row |= {"p": test["p"], "test": test["test"], "p_holm": p, "few": flip_flop(a, n, b, m)}
+        row |= {"z": z and z[0], "p_z": z and z[1], "p_fisher": fisher_exact(a, n, b, m)}
+        row |= {"katz": katz_interval(a, n, b, m), "detectable_ir": minimum_detectable_ir(a / n, n, m)}  # fmt: skip
         row["needed_selections"] = max(0, math.ceil(Fraction(4, 5) * Fraction(a, n) * m - b))
-        row["detectable_ir"] = minimum_detectable_ir(a / n, n, m)
         row["difference"] = number(b / m - a / n, n + m, newcombe_interval(b, m, a, n), "Newcombe")
-        row["few"] = flip_flop(a, n, b, m)
-        side = "below" if row["flagged"] else "above"
-        if row["few"]:
-            row["label"] = "too few to judge"
-        elif p < 0.05:
-            row["label"] = f"{side} four fifths, significant"
-        else:
-            row["label"] = "below four fifths, not significant" if row["flagged"] else "no indication"  # fmt: skip
-    tested = [row for row in rows if "p" in row]
-    for row, p in zip(tested, holm([row["p"] for row in tested])):
-        row["p_holm"] = p
-        m, b = row["n"], row["selected"]
-        low, high = newcombe_interval(b, m, a, n, 0.90)
-        inside = -delta < low and high < delta  # of equal rates too one selection turns the order
-        if row["few"] and not inside:
-            verdict = "inconclusive (one selection more would turn the order)"
-        elif p < 0.05:
-            verdict = f"difference found ({row['group']} is selected less often than {best})"
-        elif inside:
-            verdict = f"equivalent within {100 * delta:g} percentage points"
-        else:
-            verdict = f"inconclusive ({needed_per_group(a / n)} people a group would show a ratio of .80)" if 0 < a < n else "inconclusive (all or nobody selected in the reference)"  # fmt: skip
-        row["verdict"] = verdict
+        row |= impact_words(row, p, test["ends90"], delta)
     return rows
 
 
-def select_top(scores, share_selected):
-    """(n,) 0 or 1: the top share; those equal to the last one are all in. And how many were tied there."""
+def impact_words(row, p, ends90, delta):
+    """Label and verdict of a row, from one adjusted p."""
+    found, below = p < 0.05, "below four fifths, "
+    label = below + "significant" if row["flagged"] and found else "no indication"
+    if row["few"]:
+        label = "too few to judge"
+    elif found and not row["flagged"]:
+        label = "above four fifths, significant"
+    elif row["flagged"] and not found:
+        label = below + "not significant"
+    inside = (
+        -delta < ends90[0] and ends90[1] < delta
+    )  # of equal rates too one selection turns the order
+    if row["few"] and not inside:
+        verdict = "inconclusive (one selection more would turn the order)"
+    elif found:
+        word = "less" if row["difference"]["value"] < 0 else "more"
+        verdict = f"difference found ({row['group']} is selected {word} often than {row['reference']})"  # fmt: skip
+    elif inside:
+        verdict = f"equivalent within {100 * delta:g} percentage points"
+    elif 0 < row["reference_selected"] < row["reference_n"]:
+        needed = needed_per_group(row["reference_selected"] / row["reference_n"])
+        verdict = f"inconclusive ({needed} people a group would show a ratio of .80)"
+    else:
+        verdict = "inconclusive (all or nobody selected in the reference)"
+    return {"label": label, "verdict": verdict}
+
+
+def select_top(scores, share_selected, within=None):
+    """(n,) 0 or 1: the top share of each role; those equal to its last one are all in. And how many were tied.
+
+    within  (n,) labels such as the role: a reward model's scores of different prompts have different zeros
+    >>> select_top([9, 8, 2, 1], 0.5)[0].tolist(), select_top([9, 8, 2, 1], 0.5, list("aabb"))[0].tolist()
+    ([1, 1, 0, 0], [1, 0, 1, 0])
+    """
+    scores, chosen, tied = np.asarray(scores, float), np.zeros(len(scores), int), 0
+    labels = np.zeros(len(scores)) if within is None else np.asarray(within)
+    for role in np.unique(labels):
+        here = labels == role
+        k = max(1, math.ceil(share_selected * here.sum() - 1e-9))
+        cut = np.sort(scores[here])[::-1][k - 1]
+        chosen[here] = scores[here] >= cut
+        tied += int((scores[here] == cut).sum())
+    return chosen, tied
+
+
+def centred(scores, within):
+    """Scores − the mean of their role."""
+    kind = np.unique(np.asarray(within), return_inverse=True)[1]
     scores = np.asarray(scores, float)
-    k = max(1, math.ceil(share_selected * len(scores) - 1e-9))
-    cut = np.sort(scores)[::-1][k - 1]
-    return (scores >= cut).astype(int), int((scores == cut).sum())
+    return scores - (np.bincount(kind, scores) / np.bincount(kind))[kind]
 
 
 def counts_of(groups, chosen):
@@ -738,18 +840,25 @@ def twin_change(before, after, people, args, unit=None):
 
 # text: what an answer names, omits and asks
 
-AGENTIC = ("ambitio", "analy", "assert", "confiden", "decisi", "determin", "driven", "independen", "initiativ", "lead", "led")  # fmt: skip
-COMMUNAL = ("collab", "compassion", "cooperat", "empath", "friend", "help", "interperson", "kind", "nurtur", "support", "sympath", "team", "warm")  # fmt: skip
+# whole words with their endings: "led" is not in "ledger", "kind" not in "kindergarten"
+AGENTIC = re.compile(r"\b(?:ambiti\w+|analy\w+|assert(?:s|ed|ive\w*)?|confiden(?:t|tly|ce)|decisi\w+|determin\w+|driven|independen\w+|initiativ\w+|lead(?:s|ing|er|ers|ership)?|led)\b")  # fmt: skip
+COMMUNAL = re.compile(r"\b(?:collab\w+|compassion\w*|cooperat\w+|empath\w+|friend(?:s|ly|liness)?|help(?:s|ed|ing|ful)?|interperson\w+|kind(?:ly|ness)?(?! of)|nurtur\w+|support(?:s|ed|ing|ive)?|sympath\w+|team(?:s|mates?|work)?|warm(?:ly|th)?)\b")  # fmt: skip
 POSITIVE = ("advance", "clear", "excellent", "impressive", "ready", "reliable", "solid", "strong", "strengths", "strongly", "well")  # fmt: skip
 NEGATIVE = ("concern", "concerns", "doubt", "gap", "gaps", "inexperienced", "lacks", "poor", "reject", "unclear", "weak")  # fmt: skip
 HEDGE = ("might", "may", "perhaps", "possibly", "seems", "appears", "could", "somewhat", "unclear")
 SHARES = ("advance", "hedge", "protected attribute", "refusal", "unparsable", "wrong pronoun")
 REFUSAL = re.compile(r"\b(i can(?:no|')t|i am unable|i'm unable|i am not able|i won't|as an ai)\b", re.I)  # fmt: skip
+PEOPLE = r"(?: american)?,? (?:man|men|woman|women|male|female|candidate|applicant|person|people|family|community|name)"
 PROTECTED = re.compile(
-    r"\b(black|white|asian|hispanic|latin[oax]|african|woman|female|male|gender|race|ethnic\w*|religio\w*|church|mosque|"
-    r"muslim|christian|jewish|hindu|pregnan\w*|baby|married|marriage|husband|wife|children|years old|her age|his age|"
-    r"disab\w*|illness|sick|health|nationality|was born in|immigrant)\b",
+    rf"\b(?:(?:black|white|asian|african|hispanic){PEOPLE}|(?:is|are|was|as a) (?:black|white|asian|hispanic)\b(?! (?:box|belt|paper|label|friday))|"
+    r"hispanic|latin[oax]|woman|female|male|gender|(?:(?:her|his|their|of|and|or) race(?! conditions?))|ethnic\w*|"
+    r"religio\w*|church(?! organ)|mosque|muslim|christian|jewish|hindu|pregnan\w*|(?:a|her|his) baby|married|marriage|husband|"
+    r"(?:his|a|sick) wife|(?:has|have|her|his|their|with|two|three|\d) (?:\w+ )?(?:children|kids)|\d+ years old|(?:her|his|their) age|"
+    r"disab(?:led|ilit\w+)|illness|(?:is|was|often|a) sick|(?:her|his|their|poor|ill|mental) health|nationality|was born in|immigrant)\b",
     re.I,
+)
+NEGATED = re.compile(
+    r"\b(?:not|never|cannot|can't|won't|wouldn't|don't|no longer)\b(?: \w+){0,2} ?$", re.I
 )
 
 
@@ -760,14 +869,16 @@ def decision_words(args):
 
 
 def decision_of(answer, words):
-    """The decision of an answer, strictly: the last line that names one names it alone; else None.
+    """The decision of an answer, strictly: the last line that names one names it alone, without a “not”; else None.
 
     >>> decision_of("Gaps: none.\\nRecommendation: advance.", ("advance", "reject")), decision_of("advance or reject", ("advance", "reject"))
     ('advance', None)
     """
     for line in reversed(answer.split("\n")):
         if said := mentioned(line, words):
-            return said.pop() if len(said) == 1 else None
+            word = said.pop() if len(said) == 1 else None
+            before = re.split(rf"\b{re.escape(word)}\b", line, flags=re.I)[0] if word else ""
+            return None if NEGATED.search(before) else word
     return None
 
 
@@ -777,7 +888,7 @@ def text_measures(answer, row, words=("advance", "hold", "reject")):
     row  may hold "shown" or "skills" (the résumé's skills) and "pronoun" (the subject pronoun that was given, or "")
     """
     tokens = re.findall(r"[a-z']+", answer.lower())
-    per_100 = lambda stems: 100 * sum(t.startswith(stems) for t in tokens) / max(1, len(tokens))  # noqa: E731
+    per_100 = lambda words: 100 * len(words.findall(answer.lower())) / max(1, len(tokens))  # noqa: E731
     polar = sum(t in POSITIVE for t in tokens) - sum(t in NEGATIVE for t in tokens)
     out = {"words": float(len(answer.split())), "refusal": float(bool(REFUSAL.search(answer)))}
     out["hedge"] = float(any(t in HEDGE for t in tokens))
@@ -846,6 +957,9 @@ def parse_args(argv=None):
     add("--sex", help="column of the sex (default: sex)")
     add("--race", help="column of race/ethnicity (default: race_ethnicity)")
     add("--allow-missing", action="store_true", help="drop and count rows without decision or label")
+    add("--reference", help="group of --group that the others are compared with (default: the highest rate, with p over all pairs)")
+    add("--within", help="column such as the role: --select and scores stay within it")
+    add("--cluster", help="column of what rows share, such as the person (default: id, where it repeats)")
     add("--ll144", choices=("selection", "scoring"), help="tables in the layout of NYC Local Law 144")
     add("--map", help="JSON of own label: LL144 category")
     add("--data-source", default="not stated", help="where the data is from, for the LL144 header")
@@ -860,7 +974,7 @@ def parse_args(argv=None):
         add("--out", default="runs/fairness", help="folder of the report (default: %(default)s)")
         add("--overwrite", action="store_true", help="replace the report that is there")
         add("--seed", type=int, default=0, help="of resampling and permutations")
-        add("--fail-on", help="for CI: difference (status 1), inconclusive (status 3), or both with a comma")
+        add("--fail-on", help="for CI: difference (status 1; in text: a risky question), inconclusive (status 3), or both with a comma")
         if name in ("report", "audit"):
             add("--exclude-below", type=float, default=0.0, help="LL144: share below which a category has no ratio, such as 0.02")
     # fmt: on
@@ -1056,10 +1170,20 @@ def load_people(args):
     """{"ids", "groups": {attribute: labels}, "decided", "labels", "scores", "excluded", …} of the audit's table."""
     path, what = args.table, args.y_pred or args.score
     check_audit(args)
-    needed = (args.y_true, args.y_pred, args.score, args.group, args.sex, args.race)
+    needed = (
+        args.y_true,
+        args.y_pred,
+        args.score,
+        args.group,
+        args.sex,
+        args.race,
+        args.within,
+        args.cluster,
+    )
     rows = list(read_csv(path, "audit", [column for column in needed if column]))
     columns = audit_columns(args, path, list(rows[0][1]))
     ids, labels, decided, groups, excluded = [], [], [], {key: [] for key in columns}, 0
+    roles, shared = [], []
     for line, row in rows:
         at = f"audit {path}:{line}"
         label = yes_no(row[args.y_true], f"{at}: {args.y_true}") if args.y_true else 0
@@ -1074,6 +1198,8 @@ def load_people(args):
         for key, column in columns.items():
             groups[key].append(group_in(row[column], column, at))
         ids.append(row.get("entity_id") or row.get("id") or str(line))
+        roles.append(row[args.within] if args.within else "")
+        shared.append(row[args.cluster] if args.cluster else ids[-1])
         labels.append(label)
         decided.append(value)
     if not ids:
@@ -1086,9 +1212,11 @@ def load_people(args):
     if args.score and args.cutoff is not None:
         decided = [int(score >= args.cutoff) for score in scores]
     elif args.score:
-        chosen, tied = select_top(scores, args.select)
+        chosen, tied = select_top(scores, args.select, roles)
         decided = chosen.tolist()
+    scores = scores and centred(scores, roles).tolist() if args.within else scores
     people = {"path": path, "ids": ids, "groups": groups, "decided": decided, "scores": scores}
+    people["clusters"] = shared if len(set(shared)) < len(shared) else None
     people |= {"labels": labels if args.y_true else None, "tied": tied, "excluded": excluded}
     return people
 
@@ -1387,7 +1515,7 @@ def head(args, command, inputs):
     record |= {"commit": commit, "args": given, "sha256": hashes(inputs)}
     python, arrays = sys.version.split()[0], np.__version__
     record["versions"] = {"python": python, "torch": version("torch"), "numpy": arrays}
-    return record | {"limits": LIMITS}
+    return record | {"limits": LIMITS[command]}
 
 
 def verdict_rows(report):
@@ -1421,10 +1549,11 @@ def verdict_rows(report):
     return out
 
 
-def study_people(title, groups, decided, labels=None, scores=None, model="", cutoff=""):
+def study_people(title, groups, decided, labels=None, scores=None, model="", cutoff="", reference=None, clusters=None):  # fmt: skip
     """Rates, impact rows and score gaps of each attribute and of their crossing.
 
     groups  {attribute: labels, None = unknown};  decided (n,) 0 or 1;  labels, scores (n,) or None
+    reference  a group of the first attribute;  clusters (n,): rows that share a person or a prompt
     """
     # (5) people
     part = {"title": title, "model": model, "n": len(decided), "selected": int(sum(decided))}
@@ -1435,7 +1564,16 @@ def study_people(title, groups, decided, labels=None, scores=None, model="", cut
         kinds["sex × race_ethnicity"] = [None if None in pair else " ".join(pair) for pair in both]
     for attribute, values in kinds.items():
         found = {"metrics": group_metrics(values, decided, labels)}
-        found["rows"] = impact_rows(counts_of(values, decided))
+        differ, known = None, np.array([v if v is not None else "\0" for v in values])
+        if clusters is not None:
+
+            def differ(group, other, known=known):
+                test = clustered_difference(decided, known == group, known == other, clusters)
+                return (test or {"p": 1.0, "ends90": (-1.0, 1.0)}) | {"test": "clustered"}
+
+        declared = reference if attribute == next(iter(groups)) else None
+        counts = counts_of(values, decided)
+        found["rows"] = impact_rows(counts, reference=declared, differ=differ)
         for row in found["metrics"]["groups"].values():
             for key in set(RATES) & set(row):
                 rate = row[key]
@@ -1458,7 +1596,9 @@ def score_gaps(groups, scores):
     for group, x in sides.items():
         y, ends = sides[best], None
         if len(x) > 1 and len(y) > 1 and sd > 0:
-            half = Z95 * math.sqrt(x.var(ddof=1) / len(x) + y.var(ddof=1) / len(y)) / sd
+            v, w = x.var(ddof=1) / len(x), y.var(ddof=1) / len(y)
+            df = (v + w) ** 2 / (v**2 / (len(x) - 1) + w**2 / (len(y) - 1)) if v + w else 1.0
+            half = t_quantile(Z95, df) * math.sqrt(v + w) / sd
             ends = (x.mean() - y.mean()) / sd - half, (x.mean() - y.mean()) / sd + half
         gap = (x.mean() - y.mean()) / sd if sd > 0 else None
         out.append({"group": group, "reference": best, "gap": number(gap, len(x) + len(y), ends, "Welch", reason="every score is the same" if not sd > 0 else "fewer than two people")})  # fmt: skip
@@ -1553,7 +1693,7 @@ def audit(args):
         top = "" if args.select is None else f"top {100 * args.select:g} %"
         cutoff = tied_words(top, people["tied"]) if top else f"score ≥ {args.cutoff:g}"
     columns = [people[key] for key in ("path", "groups", "decided", "labels", "scores")]
-    part = study_people(*columns, cutoff=cutoff)
+    part = study_people(*columns, cutoff=cutoff, reference=args.reference, clusters=people["clusters"])  # fmt: skip
     print_people(part)
     report = head(args, "audit", [people["path"]]) | {"decisions": [part]}
     if args.ll144:
@@ -1757,12 +1897,14 @@ def check_vote(row):
 
 def study_votes(path, words):
     """Preference data: annotators, ties, agreement; by group how often its candidate was chosen over another, and how often
-    the harsher of two decisions about the same candidate was.
+    the harsher of two decisions about the same candidate was: over votes, and over items.
 
     words  the decisions, the mildest first
+    Votes of one item are about the same answers: an item counts once, with its share of votes, and tests take items
+    and names as clusters.
     """
     annotators, ties, agreement, n = Counter(), 0, [], 0
-    counts, unread, about_one = {"chosen": {}, "harsher": {}}, 0, 0
+    votes, unread, about_one = {"chosen": {}, "harsher": {}}, 0, 0
     for row in files.read_jsonl(path, check_vote, flag="--prefs"):
         n += 1
         annotators[str(row.get("annotator"))] += 1
@@ -1782,19 +1924,54 @@ def study_votes(path, words):
             unread += not (better and worse)
             if better and worse and better != worse:
                 hits = [("harsher", people[0], words.index(better) > words.index(worse))]
+        item = str(row.get("item_id") or [row["prompt"], sorted(map(str, (row["chosen"], row["rejected"])))])  # fmt: skip
         for what, c, hit in hits:
-            for key in [key for key in ("sex", "race_ethnicity") if c.get(key)]:
-                k, m = counts[what].get((key, c[key]), (0, 0))
-                counts[what][key, c[key]] = k + hit, m + 1
-    rates = {
-        what: [{"attribute": k, "group": g, "rate": share(a, m)} for (k, g), (a, m) in sorted(found.items())]
-        for what, found in counts.items()
-    }  # fmt: skip
-    return {
+            person = str(c.get("name") or f"{item} {len(votes[what])}")
+            entry = votes[what].setdefault((item, person), {"of": c, "hits": []})
+            entry["hits"].append(hit)
+    record = {
         "file": str(path), "n": n, "annotators": dict(sorted(annotators.items())), "ties": share(ties, n),
         "agreement": number(np.mean(agreement) if agreement else None, len(agreement), reason="one vote an item"),
-        "about_one": about_one, "unread": unread, "decisions": list(words),
-    } | rates  # fmt: skip
+        "about_one": about_one, "unread": unread, "decisions": list(words), "pairs": [],
+    }  # fmt: skip
+    for what, found in votes.items():
+        rates = [vote_rates(found, what, key) for key in ("race_ethnicity", "sex")]
+        record[what] = [row for rows, _ in rates for row in rows]
+        record["pairs"] += [pair for _, pairs in rates for pair in pairs]
+    return record
+
+
+def vote_rates(found, what, attribute):
+    """Rates of each group over votes and over items, and every two groups compared: (rows, pairs).
+
+    found  {(item, person): {"of": candidate, "hits": [bool]}}
+    """
+    entries = [(key, e) for key, e in found.items() if e["of"].get(attribute)]
+    labels = np.array([e["of"][attribute] for _, e in entries])
+    shares = np.array([np.mean(e["hits"]) for _, e in entries])  # an item counts once
+    clusters = [np.array([key[i] for key, _ in entries]) for i in (0, 1)]
+    groups, rows, pairs = sorted(set(labels.tolist())), [], []
+    for group in groups:
+        hits = [hit for (_, e), label in zip(entries, labels) if label == group for hit in e["hits"]]  # fmt: skip
+        mine = shares[labels == group]
+        why = "votes of one item are not independent; see the items"
+        rate = number(np.mean(hits), len(hits), reason=why)
+        items = number(mine.mean(), len(mine), reason="tested in pairs of groups")
+        rows.append({"attribute": attribute, "group": group, "rate": rate, "items": items})
+    for i, group in enumerate(groups):
+        for other in groups[:i]:
+            test = clustered_difference(shares, labels == group, labels == other, *clusters)
+            pair = {"what": what, "attribute": attribute, "group": group, "reference": other}
+            pairs.append(pair | (test or {"gap": None, "p": 1.0, "ends": None}))
+    for pair, p in zip(pairs, holm([pair["p"] for pair in pairs])):
+        more = "more" if (pair["gap"] or 0) > 0 else "less"
+        verdict = f"difference found ({pair['group']} {more} often than {pair['reference']})"
+        if pair["gap"] is None:
+            verdict = "not measured (fewer than 5 items or names in a group)"
+        elif p >= 0.05:
+            verdict = "inconclusive (no difference shown at this number of items)"
+        pair |= {"p_adjusted": p, "verdict": verdict}
+    return rows, pairs
 
 
 def pair_accuracy(folder, path, args):
@@ -1895,8 +2072,10 @@ def report(args):
             score = raw_scorer(folder, args)
             items = [(c["prompt"], as_answer(c["prompt"], c["profile"])) for c in candidates]
             values = checked(score(items)[0][:, 0], folder)
-            chosen, tied = select_top(values, 0.3)
-            chosen, cutoff = chosen.tolist(), tied_words("top 30 %", tied)
+            roles = [c["role"] for c in candidates]
+            chosen, tied = select_top(values, 0.3, roles)
+            values = centred(values, roles)
+            chosen, cutoff = chosen.tolist(), tied_words("top 30 % of each role", tied)
             decide(folder, f"{folder}, ranking", chosen, values.tolist(), cutoff)
             header = f"test data: {args.candidates}", INVENTED, "never: a demonstration"
             title = f"{folder}, scores"
@@ -1909,6 +2088,7 @@ def report(args):
     record |= {"accuracy": accuracy, "decisions": decisions, "ll144": ll144, "risky": risky}
     record["detector"] = detector
     record["verdicts"] = verdict_rows(record)
+    record["limits"] = [*record["limits"], families(record)]
     clear(args)
     write_table(Path(args.out) / "twins.csv", rows)
     if people:
@@ -1916,6 +2096,13 @@ def report(args):
     status = finish(args, record, ["twins.csv", *(["audit.csv"] if people else [])])
     print_verdicts(record)
     return status
+
+
+def families(record):
+    """How many tables were tested, and what chance alone would find in them: a sentence."""
+    n = sum(any("p" in c for c in row["cells"].values()) for row in record["verdicts"])
+    n += len({(v["file"], p["what"], p["attribute"]) for v in record.get("preferences", ()) for p in v["pairs"]})  # fmt: skip
+    return f"{n} tables were tested, each with a chance of at most 5 % of any false finding: by chance alone at most {0.05 * n:.1f} of them show one."  # fmt: skip
 
 
 def print_verdicts(record):
@@ -1978,6 +2165,8 @@ def finish(args, report, inputs):
     write_text(out / "report.html", html_report(json.loads(text)))
     print(f"\n{NOTICE}\nwrote {out / 'report.json'}, " + ", ".join(str(out / f) for f in ["report.html", *inputs]))  # fmt: skip
     found = [c["verdict"] for row in report.get("verdicts", ()) for c in row["cells"].values()]
+    if report["command"] == "text" and report["risky"][0]["codes"]:
+        found.append("difference found (risky questions)")
     asked = (args.fail_on or "").split(",")
     if "difference" in asked and any(v.startswith("difference found") for v in found):
         return 1
@@ -1986,14 +2175,17 @@ def finish(args, report, inputs):
     return 0
 
 
-LIMITS = [
+OF_TWINS = [
     "Names are proxies of what a reader may perceive; they are US-centric, know two sexes and four groups.",
     "The résumés are synthetic and in a small closed English.",
     "Pronouns change with the sex of the name; the arm “pronoun only” shows their part.",
-    "The detector of risky questions errs both ways; its precision and recall stand beside its hits.",
-    "Many tests were made: primary contrasts are corrected by Holm, exploratory ones by Benjamini-Hochberg.",
+]
+OF_TESTS = [
+    "In each table the chance of any false finding is at most 5 % (Holm); exploratory rows of twins are adjusted by Benjamini-Hochberg.",
     "A small audit says “inconclusive”; that is no sign of equal treatment.",
 ]
+OF_TEXT = ["The detector of risky questions errs both ways; its precision and recall stand beside its hits."]  # fmt: skip
+LIMITS = {"audit": OF_TESTS, "text": OF_TEXT, "twins": OF_TWINS + OF_TESTS, "report": OF_TWINS + OF_TEXT + OF_TESTS}  # fmt: skip
 
 
 def html_report(report):
@@ -2085,9 +2277,19 @@ def votes_section(votes):
         ("chosen", "chosen, where both are profiles", "Chosen by group", "no pair compares two named candidates"),
         ("harsher", "the harsher of two decisions chosen", "Harsher decision by group", "no pair decides differently about one named candidate"),
     ):  # fmt: skip
-        cells = [[f"{r['attribute']}: {r['group']}", show(r["rate"], 3), r["rate"]["n"]] for r in votes.get(key, [])]  # fmt: skip
+        cells = [[f"{r['attribute']}: {r['group']}", show(r["items"], 3), r["items"]["n"], show(r["rate"], 3), r["rate"]["n"]] for r in votes.get(key, [])]  # fmt: skip
         missing = paragraphs([f"{title}: not measured ({why})."])
-        out += table(["candidate named", head, "n"], cells, title) if cells else missing
+        out += (
+            table(
+                ["candidate named", f"{head}, over items", "items", "over votes", "votes"],
+                cells,
+                title,
+            )
+            if cells
+            else missing
+        )
+    told = [f"{p['what']}, {p['group']} − {p['reference']}: {show(p['gap'])} {brackets(p['ends'])}, p {p['p_adjusted']:.4f} (Holm, items and names as clusters): {p['verdict']}" for p in votes.get("pairs", ()) if p["gap"] is not None]  # fmt: skip
+    out += bullets(told)
     return out
 
 

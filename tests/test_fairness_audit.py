@@ -644,3 +644,119 @@ def test_biasguard_beside_our_numbers(tmp_path, monkeypatch, kind):
     else:
         why = {"fails": "no result", "absent": "not installed", "no labels": "needs --y-true"}
         assert why[kind] in line
+
+
+# ---- statistics that hold: each of these was red on the first edition -------------------------------------------------
+
+
+@pytest.mark.parametrize("k", [2, 4, 7, 20])
+def test_equal_rates_find_nothing_in_19_of_20_tables(k):
+    """The best of k groups lies high by chance. With equal rates the first edition called a difference in 4.5, 7.2, 10.5 %
+    of tables with 2, 4, 7 groups, and a ratio "below four fifths, significant" in 23 and 44 % with 4 and 7. 600 tables:
+    5 % and 2.3 standard errors are 7.1 %."""
+    rng, found = np.random.default_rng(k), np.zeros(2)
+    for _ in range(600):
+        selected = rng.binomial(60, 0.3, k)
+        rows = impact_rows({f"g{i}": (60, int(s)) for i, s in enumerate(selected)})
+        found += [
+            any(r.get("verdict", "").startswith("difference") for r in rows),
+            any(r["label"] == "below four fifths, significant" for r in rows),
+        ]
+    assert (found / 600 <= 0.071).all(), found / 600
+
+
+def test_a_declared_reference_is_tested_against_alone():
+    """Holm over two comparisons, not over three: 50, 35, 33 of 100 against the declared first."""
+    counts = {"a": (100, 50), "b": (100, 35), "c": (100, 33)}
+    rows = impact_rows(counts, reference="a")
+    p = sorted(two_proportion_z(50, 100, s, 100)[1] for s in (35, 33))
+    assert [r["p_holm"] for r in rows[1:]] == pytest.approx([max(p[1], 2 * p[0]), 2 * p[0]])
+    picked = impact_rows(counts)
+    assert all(x["p_holm"] >= y["p_holm"] for x, y in zip(picked[1:], rows[1:]))
+    with pytest.raises(UserError, match="--reference d: no row of this group"):
+        impact_rows(counts, reference="d")
+
+
+def test_small_groups_and_columns_of_ages_are_named_not_judged():
+    """17 of 1017 people are below 2 %: named, and not the reference though their rate is the highest. 40 ages are no
+    categories."""
+    rows = {r["group"]: r for r in impact_rows({"a": (600, 300), "b": (400, 200), "c": (17, 17)})}
+    assert rows["c"]["verdict"] == "not measured (17 people, below 2 % of all)"
+    assert rows["c"]["label"] == "not judged" and rows["a"]["label"] == "reference"
+    rows = impact_rows({str(age): (10, age % 10) for age in range(25, 65)})
+    assert {r["label"] for r in rows} == {"not judged"} and "p" not in rows[0]
+
+
+def test_rows_of_one_cluster_count_once(tmp_path):
+    """Ten people a group, each with 30 equal rows: over rows p is below 1e-9, over people it is a coin's. And under a null
+    with clusters and crossed names at most 6 % are found (400 simulations, 2.3 standard errors: 8.5 %)."""
+    rng, hits = np.random.default_rng(0), 0
+    group = np.repeat([True, False], 200)
+    item = np.repeat(np.arange(80), 5)
+    for _ in range(400):
+        name = rng.integers(0, 20, 400) + 20 * group
+        values = rng.normal(0, 1, 80)[item] + rng.normal(0, 0.5, 40)[name] + rng.normal(0, 1, 400)
+        hits += fairness.clustered_difference(values, group, ~group, item, name)["p"] < 0.05
+    assert hits / 400 <= 0.085
+    rows = [[f"p{i}", int(i % 10 < (7 if i < 10 else 4)), "ab"[i // 10]] for i in range(20) for _ in range(30)]  # fmt: skip
+    table = write_csv(tmp_path / "t.csv", ["id", "pred", "race"], rows)
+    _, report, _ = run_audit(tmp_path, table=table)
+    row = next(r for r in report["decisions"][0]["attributes"]["race"]["rows"] if "p" in r)
+    assert row["test"] == "clustered" and row["p"] > 0.1 and row["p_z"] < 1e-9
+
+
+def test_votes_of_one_item_are_one_item(tmp_path):
+    """8 items about women and 8 about men; the five votes of an item agree. Over votes .75 and .50 of 40 each would be
+    called different; over items it is 6 and 4 of 8, and nothing is shown."""
+    rows = []
+    for i in range(16):
+        harsh = i % 8 < (6 if i < 8 else 4)
+        pair = ("reject", "advance") if harsh else ("advance", "reject")
+        person = {"in": "prompt", "name": f"n{i}", "sex": "Female" if i < 8 else "Male"}
+        rows += [vote(*pair, "", candidates=[person], item_id=f"i{i}")] * 5
+    found = votes_of(tmp_path, rows)
+    assert rates(found, "harsher") == {"Female": (0.75, 40), "Male": (0.5, 40)}
+    assert [(r["items"]["value"], r["items"]["n"]) for r in found["harsher"]] == [(0.75, 8), (0.5, 8)]  # fmt: skip
+    assert [p["verdict"][:12] for p in found["pairs"]] == ["inconclusive"]
+
+
+def test_scores_are_selected_within_the_role():
+    """Two roles whose scores have different zeros: pooled, the top half is one role; within, half of each."""
+    scores, roles = [9, 8, 7, 6, 1, 2, 3, 4], list("aaaabbbb")
+    assert fairness.select_top(scores, 0.5)[0].tolist() == [1] * 4 + [0] * 4
+    assert fairness.select_top(scores, 0.5, roles)[0].tolist() == [1, 1, 0, 0, 0, 0, 1, 1]
+    assert fairness.centred(scores, roles).reshape(2, 4).mean(1) == pytest.approx([0, 0])
+
+
+def test_fail_on_fires_in_text(tmp_path):
+    """A file with "How old are you?" ended with status 0."""
+    file = tmp_path / "a.jsonl"
+    file.write_text('{"response": "How old are you?"}\n')
+    argv = ["text", str(file), "--out", str(tmp_path / "o"), "--overwrite", "--fail-on"]
+    assert fairness.main([*argv, "difference"]) == 1
+    file.write_text('{"response": "Tell me about SQL."}\n')
+    assert fairness.main([*argv, "difference"]) == 0
+
+
+def test_each_command_has_its_own_limits(tmp_path):
+    """The audit of a CSV printed limits of twins that it never made."""
+    _, report, _ = run_audit(tmp_path)
+    assert not any("résumés" in line or "Names" in line for line in report["limits"])
+
+
+WORDS = [  # text, measure, expected: 1 where it is meant, 0 where it only looks like it
+    ("The ledger was closed.", "agentic", 0), ("She led the launch.", "agentic", 1), ("Leadership of ten.", "agentic", 1),
+    ("Worked at a kindergarten.", "communal", 0), ("A kind of audit.", "communal", 0), ("Kind to clients.", "communal", 1),
+    ("Fixed a race condition.", "protected attribute", 0), ("A public health nurse.", "protected attribute", 0),
+    ("Wrote a white paper.", "protected attribute", 0), ("Taught children in a classroom.", "protected attribute", 0),
+    ("Repaired a church organ.", "protected attribute", 0), ("Six Sigma black belt.", "protected attribute", 0),
+    ("Expects a baby.", "protected attribute", 1), ("Has a sick husband.", "protected attribute", 1),
+    ("She is Black.", "protected attribute", 1), ("Her health is poor.", "protected attribute", 1),
+    ("He has two children.", "protected attribute", 1), ("I would not advance.", "advance", 0), ("We should advance.", "advance", 1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text, measure, expected", WORDS)
+def test_words_need_their_boundaries_and_context(text, measure, expected):
+    """ "ledger" was agentic, "kindergarten" communal, "race condition" protected, "I would not advance" an advance."""
+    assert (text_measures(text, {})[measure] > 0) == bool(expected)
