@@ -53,7 +53,7 @@ ARROWS = {  # who may import whom, downwards only: stages, parts/runs.py, common
     "grpo_agent": {*RL, "grpo_rubric", "judge", "checks.instructions"},
     "envs.interview": {"checks.risky"},  # which has the one copy of what may not be asked
     "envs.twenty48": set(),
-    "watch": {"parts.files", "parts.pages"},
+    "watch": {"parts.files", "parts.viewer"},
     "evaluate": {"common", "parts.pages", "judge", "parts.runs", "parts.votes", *REPORTS, *LOWER},
     "fairness": {"common", "parts.pages", "parts.runs", *REPORTS, *LOWER, *CHECKS, *OLD},
 }
