@@ -51,9 +51,8 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from parts import files
 from checks.risky import asked_sentences, is_open, number_of_requests
-from parts import files, old_flags
+from parts import files
 from parts.files import UserError
 from parts.old_pages import (
     PLOT_STYLE,

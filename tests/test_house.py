@@ -54,16 +54,8 @@ ARROWS = {  # who may import whom, downwards only: stages, parts/runs.py, common
     "envs.interview": {"checks.risky"},  # which has the one copy of what may not be asked
     "envs.twenty48": set(),
     "watch": {"parts.files", "parts.viewer"},
-    "evaluate": {
-        "common",
-        "parts.pages",
-        "judge",
-        "parts.runs",
-        "parts.votes",
-        "parts.votes",
-        *REPORTS,
-        *LOWER,
-    },
+    "evaluate": {"common", "parts.pages", "parts.runs", "parts.votes", "judge", *REPORTS, *LOWER}
+    | {"checks.risky"},  # what a question is
     "fairness": {"common", "parts.pages", "parts.runs", *REPORTS, *LOWER, *CHECKS, *OLD},
 }
 BUDGETS = {  # code tokens at most, of each file that has its second edition
