@@ -13,9 +13,10 @@ Best step    the last evaluation whose s exceeded that of the best before by mor
              so one lucky evaluation cannot be the best. R1 counts its patience from there
 Left out     1. a limit on the KL, because no universal one exists   2. thresholds learned from data
              3. proof: a rule that does not fire shows nothing, so read rollouts.jsonl
-Run          python watch.py runs/ppo
+Run          python watch.py runs/ppo --html
              python watch.py runs/grpo_rubric/metrics.jsonl --patience 10 --strict
-Writes       nothing without --out; exit status 0, 1 (a warning with --strict), 2 (bad input),
+Writes       with --html RUN/watch.html: curves, alarms, answers to read; with --out a JSON file;
+             exit status 0, 1 (a warning with --strict), 2 (bad input),
              3 (the reward rises, validation does not), 4 (judge down)
 Reference    Gao et al. 2022, arXiv 2210.10760: how a proxy reward is over-optimised
 """
@@ -537,6 +538,9 @@ def parse_args(argv=None):
     parser.add_argument("log", type=Path, help="run folder, or its metrics.jsonl")
     parser.add_argument("--strict", action="store_true", help="exit status 1 if any rule warned")
     parser.add_argument("--out", type=Path, help="also write the report to this new JSON file")
+    parser.add_argument(
+        "--html", action="store_true", help="also write RUN/watch.html: curves, alarms, answers"
+    )
     add_watch_arguments(parser)
 
     def refuse(message):
@@ -592,6 +596,8 @@ def replay(rows, args=None, **given):
 
 
 def main(argv=None):
+    from parts import viewer  # jinja2; the trainers, which import this file, do without
+
     # (1) read the log, and the flags of its run
     args = parse_args(argv)
     rows, note = load_log(args.log)
@@ -603,11 +609,20 @@ def main(argv=None):
     reason, step = stopped or ("none", watcher.step)
     status = exit_code(reason) or int(warned)
     state, best = watcher.health(), watcher.best_step()
-    print(f"state       {state}: {ADVICE[state]}")
-    print(f"stop        {reason} at step {step} of {watcher.step} (exit status {status})")
-    print(f"best step   {'unknown without validation' if best is None else best}\n")
+    head = [
+        f"state       {state}: {ADVICE[state]}",
+        f"stop        {reason} at step {step} of {watcher.step} (exit status {status})",
+        f"best step   {'unknown without validation' if best is None else best}",
+    ]
+    print(*head, "", sep="\n")
     print(*curves(watcher), "", *findings(watcher, events), sep="\n")
     print(f"read        {args.log}: {len(rows)} rows{note}")
+    if args.html:
+        page = args.log.with_name("watch.html")
+        viewer.write(page, rows, events, head, text_flags)
+        print(f"page        {page}")
+    else:
+        print(f"next        python watch.py {args.log.parent} --html shows the answers, too")
     if args.out:
         found = {"state": state, "stopped": stopped, "best_step": best, "exit_status": status}
         write_json(args.out, found | {"events": [vars(event) for event in events]})

@@ -48,7 +48,18 @@ def pages(folder):
     return {"report": (folder / "report.html", "Reward against KL"), "fairness": (folder / "fairness.html", "Before and after")}  # fmt: skip
 
 
-def take(browser, folder, out):
+def watched_runs(runs):
+    """{stage: watch.html} of the demo's PPO and rubric GRPO, where `make demo` has run."""
+    found = {}
+    for name in ("ppo", "grpo"):
+        if (runs / name / "metrics.jsonl").is_file():
+            command = [sys.executable, str(REPO / "watch.py"), str(runs / name), "--html"]
+            subprocess.run(command, stdout=subprocess.DEVNULL)  # the status tells of alarms
+            found[name] = runs / name / "watch.html"
+    return found
+
+
+def take(browser, folder, out, watched):
     process, address = serve(folder)
     try:
         for window, (width, height) in WINDOWS.items():
@@ -65,6 +76,9 @@ def take(browser, folder, out):
                 page.goto(file.as_uri())
                 page.locator("h2", has_text=heading).first.evaluate("e => e.scrollIntoView()")
                 page.screenshot(path=out / f"{name}-{window}.png")
+            for name, file in watched.items():
+                page.goto(file.as_uri())
+                page.screenshot(path=out / f"watch-{name}-{window}.png")
             context.close()
     finally:
         process.terminate()
@@ -74,6 +88,7 @@ def take(browser, folder, out):
 def parse_args(argv=None):
     parser = argparse.ArgumentParser(description="The pictures of README.md, taken in Chromium.")
     parser.add_argument("--out", type=Path, default=REPO / "docs" / "img", help="folder")
+    parser.add_argument("--runs", type=Path, default=REPO / "runs" / "demo", help="of make demo")
     return parser.parse_args(argv)
 
 
@@ -85,7 +100,7 @@ def main(argv=None):
     chromium = os.environ.get("CHROME_BIN") or shutil.which("chromium")
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        take(browser, Path(folder), args.out)
+        take(browser, Path(folder), args.out, watched_runs(args.runs))
         browser.close()
     for picture in sorted(args.out.glob("*.png")):
         print(f"{picture.name}  {picture.stat().st_size // 1000} kB")

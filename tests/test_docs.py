@@ -421,7 +421,7 @@ def test_the_sample_sizes_are_the_formula(monkeypatch):
 def test_pictures_are_small():
     """A README that loads megabytes is not read: each picture below 150 kB, of each page one for a laptop and a phone."""
     pictures = {path.name: path.stat().st_size for path in (REPO / "docs/img").glob("*.png")}
-    pages = ("annotate", "fairness", "report")
+    pages = ("annotate", "fairness", "report", "watch-grpo", "watch-ppo")
     assert sorted(pictures) == [f"{p}-{w}.png" for p in pages for w in ("laptop", "phone")]
     assert max(pictures.values()) < 150_000
     for path in (REPO / "docs/img").glob("*.png"):
@@ -437,7 +437,10 @@ def test_pictures_can_be_taken_again(tmp_path):
     browser_or_skip()
     screenshots.main(["--out", str(tmp_path)])
     sizes = {path.name: path.stat().st_size for path in tmp_path.glob("*.png")}
-    assert set(sizes) == {path.name for path in (REPO / "docs/img").glob("*.png")}
+    kept = {path.name for path in (REPO / "docs/img").glob("*.png")}
+    # those of watch.py need the runs of make demo
+    assert kept - set(sizes) <= {name for name in kept if name.startswith("watch-")}
+    assert set(sizes) <= kept
     assert all(20_000 < size < 150_000 for size in sizes.values()), sizes
 
 
