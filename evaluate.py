@@ -53,6 +53,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from checks.risky import asked_sentences, is_open, number_of_requests
 from parts import files, old_flags
 from parts.files import UserError
 from parts.stats import wilson
@@ -609,8 +610,6 @@ def grown_phrases(answers, before, n=3, top=10):
 
 
 DECIDING = ("assess", "assessment", "rank", "ranking")
-OPENERS = ("how", "what", "which", "why", "tell", "describe", "explain", "walk")  # an open question
-IMPERATIVES = ("tell", "describe", "explain", "give", "share", "walk", "show")
 
 
 def mentioned(text, terms):
@@ -643,9 +642,8 @@ def task_metrics(row, answer, skills=(), decisions=("advance", "hold", "reject")
         out["parsed"] = float(len(said) == 1)
         out["decision"] = float(said == {row["expected_decision"]}) if len(said) == 1 else math.nan
     elif task == "interview":
-        asked = re.split(r"(?<=[.!?])\s+|\n+", answer.strip())
-        asked = [s for s in asked if s.endswith("?") or s.lower().startswith(IMPERATIVES)]
-        out["one question"] = float(len(asked) == 1)
+        asked = [sentence for _, _, sentence in asked_sentences(answer)]
+        out["one question"] = float(number_of_requests(answer) == 1)
         must = row.get("must_have") or ()
         named = mentioned(" ".join(asked), must)
         if must:
@@ -653,7 +651,7 @@ def task_metrics(row, answer, skills=(), decisions=("advance", "hold", "reject")
         if must and row.get("shown") is not None:
             gaps = set(must) - set(row["shown"])
             out["aims at a gap"] = float(bool(named) and named <= gaps) if gaps else math.nan
-        out["open"] = float(bool(asked) and all(s.lower().startswith(OPENERS) for s in asked))
+        out["open"] = float(bool(asked) and all(map(is_open, asked)))
     elif task == "summary":
         known = row.get("skills")
         if known is None and row.get("shown") is not None:
@@ -1637,7 +1635,7 @@ def load_judge(args):
 
     price, where = judge.read_price(args.judge_price), Path(args.out) / "judge_cache.jsonl"
     server = args.judge_base_url, args.judge_api_key_env
-    return judge.Judge(args.judge_model, *server, cache=where, price=price, seed=args.seed)
+    return judge.Judge(args.judge_model, *server, cache=where, price=price)
 
 
 def judged(models, rows, asker, seed):

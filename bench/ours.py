@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM  # noqa: F401  (what a stage imports when it loads a model)
-from work import STAGES, Clock, letter_reward, memory_mb, pair_flags, settings
+from work import STAGES, Clock, letter_reward, memory_mb, pair_flags, sampler_flags, settings
 
 import common
 from parts import files, runs
@@ -60,23 +60,8 @@ def pairs_stage():
 sft = reward = dpo = pairs_stage
 
 
-def shared(own):
-    """Flags of the two trainers that draw their own answers."""
-    micro = {"--micro-tokens": s["micro_tokens"]} if s.get("micro_tokens") else {}
-    return {
-        "--model": folder / "model", "--out": s["out"], "--max-new-tokens": s["new_tokens"], "--steps": s["steps"],
-        "--eval-every": 0, "--restore": "last", "--seed": s.get("seed", 0), "--schedule": "constant", "--warmup": 0,
-        "--device": "cpu", **micro, **own,
-    }  # fmt: skip
-
-
-def grpo_flags():
-    own = {"--data": folder / "rubrics.json", "--group-size": 8, "--groups-per-batch": 8}
-    return shared(own | {"--lr": "1e-4"})
-
-
 def grpo():
-    rows = train("grpo_rubric", grpo_flags())
+    rows = train("grpo_rubric", sampler_flags(**s))
     return {"tokens": sum(row["answer_tokens"] for row in rows)}
 
 
@@ -84,7 +69,8 @@ def grpo_record():
     """One rollout, written down, and the loss and gradient norm of our update on it, for the peer to repeat."""
     import grpo_rubric
 
-    args = grpo_rubric.parse_args([str(word) for flag in grpo_flags().items() for word in flag])
+    flags = sampler_flags(**{**s, "task": "grpo"})
+    args = grpo_rubric.parse_args([str(word) for flag in flags.items() for word in flag])
     args.micro_tokens = 4096
     run = runs.Run("grpo_rubric", args, [], (), ())
     model, _, tokenizer = grpo_rubric.load_models(args, run)
@@ -115,12 +101,7 @@ def grpo_record():
 
 
 def ppo():
-    flags = {
-        "--prompts": folder / "prompts.jsonl", "--reward-model": folder / "reward", "--critic": "rm", "--rollouts": 64,
-        "--batch-size": 16, "--ppo-epochs": 4, "--beta": 0.05, "--max-length": 512, "--eval-fraction": 0,
-        "--lr": "1e-5",
-    }  # fmt: skip
-    rows = train("ppo", shared(flags))
+    rows = train("ppo", sampler_flags(**s))
     return {
         "tokens": sum(row["answer_tokens"] for row in rows),
         "updates": sum(row["updates"] for row in rows),

@@ -6,7 +6,7 @@
     python bench/run.py data                      100 000 pairs read, encoded, stored
     python bench/run.py ppo --peer-path FOLDER    against TRL 1.12, the last release that had it: pip install --no-deps
                                                   --target FOLDER trl==1.12.0
-    python bench/run.py dpo --edition FOLDER      reward, sft, rollout too: not TRL but another commit of this project, in
+    python bench/run.py dpo --edition FOLDER      reward, sft, ppo, grpo, rollout too: not TRL but another commit of this project, in
                                                   a worktree: git worktree add FOLDER COMMIT
     python bench/run.py scaling                   ours alone: cost and memory over rows, answer length, model size
     python bench/run.py memory                    ours alone: peak memory with 10 000 to 200 000 pairs
@@ -41,7 +41,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import numpy as np
-from work import REPO, STAGES, pair_flags, row_lengths, weight_norm
+from work import REPO, SAMPLERS, STAGES, pair_flags, row_lengths, sampler_flags, weight_norm
 
 BUSY = 0.5  # cores that others may use before wall time is no longer believed
 
@@ -182,12 +182,14 @@ def known_flags(root, script):
 def command_line(args, side, s):
     """(words after `python`, folder to run in) for one run of a side with the settings s."""
     root = Path(args.edition).resolve() if side == "edition" else REPO
-    if not args.edition or s["task"] not in STAGES:
+    stage = {**STAGES, **SAMPLERS}.get(s["task"])
+    if not args.edition or not stage:
         script = "ours.py" if side in ("ours", "edition") else "peer_trl.py"
         return [f"bench/{script}", json.dumps(s)], root
-    script = f"{STAGES[s['task']]}.py"
+    script = f"{stage}.py"
+    flags = sampler_flags(**s) if s["task"] in SAMPLERS else pair_flags(**s)
     # the first edition keeps the reference's log-probs in a folder for all runs: here an empty one
-    flags = {**pair_flags(**s), "--ref-cache": f"{s['out']}-cache"}
+    flags["--ref-cache"] = f"{s['out']}-cache"
     known = known_flags(root, script)
     return [script, *(str(w) for pair in flags.items() if pair[0] in known for w in pair)], root
 
@@ -207,9 +209,12 @@ def one_run(args, place, side, task, **settings):
             break
     if task in PAIRS_TASKS:
         row["weight_norm"] = weight_norm(out)
-        if "losses" not in row:
-            rows = map(json.loads, open(out / "metrics.jsonl", encoding="utf-8"))
-            row["losses"] = [r["loss"] for r in rows if "grad_norm" in r]
+    if args.edition and task in (*STAGES, *SAMPLERS):
+        lines = map(json.loads, open(out / "metrics.jsonl", encoding="utf-8"))
+        steps = [r for r in lines if "grad_norm" in r]
+        row["losses"] = [r["loss"] for r in steps] if task in STAGES else None
+        for key, name in (("tokens", "answer_tokens"), ("updates", "updates")):
+            row[key] = sum(r.get(name, 0) for r in steps)
     if "import_mb" in row:
         row["net_mb"] = row["peak_mb"] - row["import_mb"]
     row = {"task": task, "side": side, "flags": settings.get("flags", {}), **row}
@@ -313,7 +318,7 @@ def compare(args, place, task, base=(), **settings):
             extra = {} if flags is None else {"flags": flags}
             if task == "rollout":
                 extra["seed"] = 1000 * number
-            if task == "grpo" and side == "ours":
+            if task == "grpo" and side == "ours" and not args.edition:
                 extra["seed"] = seed_for(
                     done[-1]["tokens"], settings["steps"], settings["new_tokens"], 64 / 4096
                 )
@@ -533,6 +538,9 @@ def pairs_task(args, place):
 
 def grpo_task(args, place):
     settings = dict(steps=args.steps, new_tokens=args.new_tokens)
+    work = f"{args.steps} step(s) of 8 prompts × 8 answers of at most {args.new_tokens} tokens, 64 end ids"
+    if args.edition:
+        return compare(args, place, "grpo", **settings), work, ""
     ours = one_run(args, place, "ours", "grpo_record", **settings, seed=0)
     theirs = one_run(args, place, "plain", "grpo_replay", **{**settings, "steps": 1})
     why = differs("replay", ours, theirs)
@@ -540,16 +548,16 @@ def grpo_task(args, place):
         raise Refused(f"grpo, one recorded rollout: {why}; no ratio")
     note = (f"One recorded rollout of {ours['tokens']} tokens: loss {ours['losses'][0]:.6f} and {theirs['losses'][0]:.6f}, "
             f"gradient norm {ours['grad_norms'][0]:.5f} and {theirs['grad_norms'][0]:.5f}.")  # fmt: skip
-    work = f"{args.steps} step(s) of 8 prompts × 8 answers of at most {args.new_tokens} tokens, 64 end ids"
     return compare(args, place, "grpo", **settings), work, note
 
 
 def ppo_task(args, place):
-    if not args.peer_path:
+    if not (args.peer_path or args.edition):
         raise SystemExit("--peer-path: expected a folder with trl 1.12.0, the last release with PPO (see --help)")  # fmt: skip
     runs = compare(args, place, "ppo", steps=args.steps, new_tokens=args.new_tokens)
     work = f"{args.steps} step(s) of 64 answers of at most {args.new_tokens} tokens, 4 passes in batches of 16"
-    return runs, work, "The two draw their own answers: only the amount of work is compared."
+    note = "The two draw their own answers: only the amount of work is compared."
+    return runs, work, "" if args.edition else note
 
 
 def rollout_task(args, place):
@@ -604,7 +612,7 @@ def parse_args(argv=None):
     parser.add_argument("--out", default=str(REPO / "reports" / "bench"), help="folder of the results (default reports/bench)")
     # fmt: on
     args = parser.parse_args(argv)
-    if args.edition and args.task not in (*STAGES, "rollout", "data"):
+    if args.edition and args.task in ALONE:
         parser.error(f"--edition: {args.task} compares no editions")
     return args
 

@@ -158,6 +158,26 @@ def make_folder(
 
 
 STAGES = {"sft": "sft", "reward": "reward_train", "dpo": "dpo"}
+SAMPLERS = {"ppo": "ppo", "grpo": "grpo_rubric"}  # they draw their own answers
+
+
+def sampler_flags(task, folder, out, steps, new_tokens, seed=0, micro_tokens=None, **_):
+    """The command line of one of SAMPLERS as {flag: value}; no evaluation, a constant rate."""
+    own = {
+        "ppo": {
+            "--prompts": f"{folder}/prompts.jsonl", "--reward-model": f"{folder}/reward", "--critic": "rm",
+            "--rollouts": 64, "--batch-size": 16, "--ppo-epochs": 4, "--beta": 0.05, "--max-length": 512,
+            "--eval-fraction": 0, "--lr": "1e-5",
+        },
+        "grpo": {
+            "--data": f"{folder}/rubrics.json", "--group-size": 8, "--groups-per-batch": 8, "--lr": "1e-4",
+        },
+    }[task]  # fmt: skip
+    return {
+        "--model": f"{folder}/model", "--out": out, "--max-new-tokens": new_tokens, "--steps": steps,
+        "--eval-every": 0, "--restore": "last", "--seed": seed, "--schedule": "constant", "--warmup": 0,
+        "--device": "cpu", **({"--micro-tokens": micro_tokens} if micro_tokens else {}), **own,
+    }  # fmt: skip
 
 
 def pair_flags(task, folder, out, batch, steps=None, micro_tokens=None, loss_type=None, **_):

@@ -124,18 +124,21 @@ def test_ratios_of_neighbours():
 def test_command_lines_of_two_editions(monkeypatch, tmp_path):
     """Each from its own folder with the same flags, and only --ref-cache is one that today's dpo.py does not know."""
     args = bench.parse_args(["dpo", "--edition", str(tmp_path)])
-    known = {name: bench.known_flags(bench.REPO, f"{name}.py") for name in work.STAGES.values()}
+    stages = {**work.STAGES, **work.SAMPLERS}
+    known = {name: bench.known_flags(bench.REPO, f"{name}.py") for name in stages.values()}
     monkeypatch.setattr(bench, "known_flags", lambda root, script: known[script[:-3]] | ({"--ref-cache"} if root == tmp_path else set()))  # fmt: skip
-    for task, name in work.STAGES.items():
+    for task, name in stages.items():
         s = {"task": task, "folder": "work", "out": "run", "batch": 4, "micro_tokens": 64}
+        s |= {"steps": 2, "new_tokens": 8} if task in work.SAMPLERS else {}
+        flags = work.sampler_flags if task in work.SAMPLERS else work.pair_flags
         (ours, here), (theirs, there) = (
             bench.command_line(args, side, s) for side in ("ours", "edition")
         )
         assert (here, there) == (bench.REPO, tmp_path) and ours[0] == theirs[0] == f"{name}.py"
-        assert ours[1:] == [str(word) for pair in work.pair_flags(**s).items() for word in pair]
+        assert ours[1:] == [str(word) for pair in flags(**s).items() for word in pair]
         assert theirs == [*ours, "--ref-cache", "run-cache"]
     with pytest.raises(SystemExit):
-        bench.parse_args(["ppo", "--edition", str(tmp_path)])
+        bench.parse_args(["scaling", "--edition", str(tmp_path)])
 
 
 @pytest.mark.parametrize("others, word", [(0.4, "wall seconds"), (0.6, "CPU seconds")])

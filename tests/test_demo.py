@@ -121,7 +121,7 @@ def test_policies_reach_their_targets_in_the_committed_reports(name, gain, wins)
 
 
 def test_rubric_grpo_keeps_more_of_its_rubrics(demo, copy):
-    """On prompts held out to the end the share of criteria met, at temperature 1, is up by .25 and more (.40 to .83 where
+    """On prompts held out to the end the share of criteria met, at temperature 1, is up by .25 and more (.40 to .82 where
     the report was made); in the committed reports it reaches .80 in the mean of three seeds."""
     summary = json.loads((copy / "runs" / "demo" / "grpo" / "summary.json").read_text())
     assert summary["test_after"]["score"] >= summary["test_before"]["score"] + 0.25

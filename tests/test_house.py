@@ -20,7 +20,7 @@ import pytest
 
 REPO = Path(__file__).resolve().parent.parent
 LOWER = {"parts.files", "parts.parallel", "parts.lora", "parts.shared_prompt", "parts.stats"}
-OLD = {"parts.old_flags"}  # what judge.py and evaluate.py take from it
+OLD = {"parts.old_flags"}  # what evaluate.py takes from it
 CHECKS = {"checks.answers", "checks.instructions", "checks.risky"}
 RL = {"common", "watch", "parts.runs", "parts.rollouts", *LOWER}
 ARROWS = {  # who may import whom, downwards only: stages, parts/runs.py, common.py, the other parts, checks
@@ -44,14 +44,15 @@ ARROWS = {  # who may import whom, downwards only: stages, parts/runs.py, common
     "parts.votes": {"common", "parts.files", "parts.stats"},
     "annotate": {"common", "parts.runs", "parts.votes", *LOWER},
     "ppo": RL,
-    "judge": {"common", "parts.runs", *LOWER, *CHECKS, *OLD},
+    "judge": {"common", *LOWER, *CHECKS},
     "grpo_rubric": {*RL, "judge", *CHECKS},
     # of grpo_rubric the math of a group: the one arrow between stages
     "grpo_agent": {*RL, "grpo_rubric", "judge", "checks.instructions"},
     "envs.interview": {"checks.risky"},  # which has the one copy of what may not be asked
     "envs.twenty48": set(),
     "watch": {"parts.files", "parts.viewer"},
-    "evaluate": {"common", "parts.pages", "judge", "parts.runs", "parts.votes", *LOWER, *OLD},
+    "evaluate": {"common", "parts.pages", "parts.runs", "parts.votes", "judge", *LOWER, *OLD}
+    | {"checks.risky"},  # what a question is
     "fairness": {"common", "parts.pages", "evaluate", "parts.runs", *LOWER, *CHECKS, *OLD},
 }
 BUDGETS = {  # code tokens at most, of each file that has its second edition
@@ -59,11 +60,15 @@ BUDGETS = {  # code tokens at most, of each file that has its second edition
     "sft.py": 2600,
     "annotate.py": 6050,  # planned 5000: the trimming is not finished
     "reward_train.py": 2910,  # planned 2600: counterfactual copies are a quarter of it
-    "grpo_rubric.py": 6440,  # planned 6600
+    "grpo_rubric.py": 6360,  # planned 6600
     "dpo.py": 2600,  # planned 3200: its sample answers and their scores are in parts/runs.py, for sft.py, too
     "watch.py": 3860,  # planned 3800: with --html, the page that people ask of every RL toolkit
     "ppo.py": 4600,  # planned 4800
-    "grpo_agent.py": 6000,
+    "grpo_agent.py": 5920,  # planned 6000
+    "judge.py": 10340,  # planned 7200
+    "checks/instructions.py": 2330,  # together planned 4200
+    "checks/answers.py": 950,
+    "checks/risky.py": 740,
     "envs/interview.py": 2640,
     "envs/twenty48.py": 945,  # both planned 3500: 2048 keeps three ways to treat an illegal move
     "parts/votes.py": 2290,  # not planned: items, log and agreement, for annotate.py and evaluate.py
@@ -87,7 +92,7 @@ FOLDERS = [
 FILES = [REPO / "common.py", *STAGES, *FOLDERS]
 LIGHT = [REPO / name for name in BUDGETS]  # held to the limits on weight, width and length
 MOVED = [
-    path for path in LIGHT if path in STAGES and path.stem not in ("watch", "annotate")
+    path for path in LIGHT if path in STAGES and path.stem not in ("watch", "judge", "annotate")
 ]  # the trainers that stand on Run
 TRAINERS = [path for path in STAGES if path.stem in ("sft", "reward_train", "dpo", "ppo")]
 SECTIONS = {  # the rule's number and its title
@@ -258,14 +263,15 @@ def test_what_a_learner_reads_in_an_evening():
 
 @pytest.mark.parametrize("name", BUDGETS)
 def test_width(name):
-    """100 columns; only blocks of flags, one per line, are wider."""
+    """100 columns; only blocks of flags and tables, one row per line, are wider."""
     flags = False
     for number, line in enumerate((REPO / name).read_text(encoding="utf-8").split("\n"), 1):
         flags = (flags or line.strip() == "# fmt: off") and line.strip() != "# fmt: on"
         if not flags:
             assert len(line) <= 100, f"{name}:{number} has {len(line)} columns"
         else:
-            assert line.strip().startswith(("#", "add(")), f"{name}:{number} is no flag"
+            wide = line.strip().startswith(("#", "add(", '"'))  # a flag, or a row of a table
+            assert wide or len(line) <= 100, f"{name}:{number} is no flag"
 
 
 @pytest.mark.parametrize("name", BUDGETS)
