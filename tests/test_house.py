@@ -21,6 +21,7 @@ import pytest
 REPO = Path(__file__).resolve().parent.parent
 LOWER = {"parts.files", "parts.parallel", "parts.lora", "parts.shared_prompt", "parts.stats"}
 OLD = {"parts.old_flags"}  # what evaluate.py takes from it
+REPORTS = {"parts.reports", "parts.old_pages"}
 CHECKS = {"checks.answers", "checks.instructions", "checks.risky"}
 RL = {"common", "watch", "parts.runs", "parts.rollouts", *LOWER}
 ARROWS = {  # who may import whom, downwards only: stages, parts/runs.py, common.py, the other parts, checks
@@ -29,6 +30,8 @@ ARROWS = {  # who may import whom, downwards only: stages, parts/runs.py, common
     "checks.instructions": {"checks.answers", "checks.risky", "parts.files"},
     "parts.files": set(),
     "parts.stats": set(),
+    "parts.reports": {"common", "parts.files", "parts.old_flags", "parts.parallel", "parts.runs"},
+    "parts.old_pages": set(),
     "parts.pages": {"parts.files"},
     "parts.viewer": {"parts.files", "parts.pages"},
     "parts.parallel": {"parts.files"},
@@ -51,9 +54,9 @@ ARROWS = {  # who may import whom, downwards only: stages, parts/runs.py, common
     "envs.interview": {"checks.risky"},  # which has the one copy of what may not be asked
     "envs.twenty48": set(),
     "watch": {"parts.files", "parts.viewer"},
-    "evaluate": {"common", "parts.pages", "parts.runs", "parts.votes", "judge", *LOWER, *OLD}
+    "evaluate": {"common", "parts.pages", "parts.runs", "parts.votes", "judge", *REPORTS, *LOWER}
     | {"checks.risky"},  # what a question is
-    "fairness": {"common", "parts.pages", "evaluate", "parts.runs", *LOWER, *CHECKS, *OLD},
+    "fairness": {"common", "parts.pages", "parts.runs", *REPORTS, *LOWER, *CHECKS, *OLD},
 }
 BUDGETS = {  # code tokens at most, of each file that has its second edition
     "common.py": 7430,  # planned 7200: cuts prompts that do not fit, and names each damaged folder
@@ -78,7 +81,8 @@ BUDGETS = {  # code tokens at most, of each file that has its second edition
     "parts/shared_prompt.py": 705,  # planned 700
     "parts/lora.py": 1055,  # planned 950
     "parts/parallel.py": 1800,
-    "parts/stats.py": 2800,
+    "parts/stats.py": 2500,  # planned 2800
+    "parts/reports.py": 1040,  # not planned: default paths, folders and tables of evaluate and fairness
     "parts/pages.py": 2200,  # planned 2400
     "parts/viewer.py": 1400,  # not planned: the page of a run, so that its answers are read beside its alarms
 }
@@ -254,7 +258,8 @@ def test_budget(name):
 def test_what_a_learner_reads_in_an_evening():
     """common.py and sft.py together, and dpo.py with all that it stands on (planned 20 000: `Run` also ends a run early and
     trains several modules, which spares each RL trainer a loop of its own)."""
-    parts = ("files", "runs", "shared_prompt", "lora", "parallel", "stats")
+    # of parts/stats.py the trainers call `mean` alone, of 26 tokens
+    parts = ("files", "runs", "shared_prompt", "lora", "parallel")
     names = ["common.py", "sft.py", "dpo.py", *(f"parts/{part}.py" for part in parts)]
     weight = {name: code_tokens((REPO / name).read_text(encoding="utf-8")) for name in names}
     assert weight["common.py"] + weight["sft.py"] < 10_000
