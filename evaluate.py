@@ -24,7 +24,7 @@ Run          python evaluate.py
              python evaluate.py rank --reward-model runs/reward --role role.txt --candidates candidates.csv
              python evaluate.py human make --a runs/ppo --b runs/dpo
              python evaluate.py human score --votes runs/human/annotations.jsonl
-Writes       report.json; report.html, *.svg and samples.jsonl (compare), report.html, reward.json and pairs.jsonl
+Writes       report.json; report.html, *.svg and samples.jsonl (compare), report.html and pairs.jsonl
              (reward), ranked.csv (rank), or votes.jsonl (human score); human make: items.jsonl, key.json, samples.jsonl
 Reference    Wilson 1927; Bradley & Terry 1952; Hunter 2004 (MM); Gao et al. 2022, arXiv 2210.10760 (best-of-n,
              over-optimisation); Dubois et al. 2024, arXiv 2404.04475 (length control)
@@ -1703,7 +1703,6 @@ def reward(args):
     report = head(args, {"reward_model": args.reward_model, "pairs": args.pairs}) | part
     print_reward(report)
     files.write_jsonl(Path(args.out) / "pairs.jsonl", rows)
-    write_rewardbench(args, report, rows)
     write_report(args, report, "pairs.jsonl")
     print(f"next: python evaluate.py compare --reward-model {args.reward_model}")
 
@@ -2206,19 +2205,6 @@ def write_report(args, report, beside):
         write_text(out / "report.html", page)
         inputs = ["report.html", *inputs]
     print(f"\nwrote {out / 'report.json'}, {', '.join(str(out / name) for name in inputs)}")
-
-
-def write_rewardbench(args, report, rows):
-    """reward.json: RewardBench's keys (from memory of its result files), so that numbers can stand beside others'."""
-    pairs = [row for row in rows if not row["tie"]]
-    keys = "id", "scores_chosen", "scores_rejected"
-    columns = {key: [row[key] for row in pairs] for key in keys}
-    results = outcomes(columns["scores_chosen"], columns["scores_rejected"]).ravel().tolist()
-    record = {"model": report["reward_model"], "model_type": "Seq. Classifier"}
-    record |= {"accuracy": report["accuracy"]["value"], "num_prompts": len(pairs)}
-    record |= {task: part["value"] for task, part in report["by_task"].items()}
-    record |= {"subset": [row["task"] for row in pairs], "results": results} | columns
-    write_text(Path(args.out) / "reward.json", json.dumps(files.finite(record), indent=1) + "\n")
 
 
 # plots: SVG by hand, so that the page needs no library, no script and no network. A series is
