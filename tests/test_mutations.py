@@ -28,7 +28,7 @@ from tiny import pair_rows, tiny_model, write_rows
 REPO = Path(__file__).resolve().parent.parent
 MODULES = (  # in import order
     "parts/files", "parts/stats", "parts/parallel", "parts/lora", "parts/shared_prompt", "common", "parts/runs",
-    "parts/rollouts", "parts/old_flags", "checks/answers", "checks/risky", "checks/instructions", "watch", "judge", "sft", "reward_train", "dpo", "ppo", "grpo_rubric", "grpo_agent",
+    "parts/rollouts", "checks/answers", "checks/risky", "checks/instructions", "watch", "judge", "sft", "reward_train", "dpo", "ppo", "grpo_rubric", "grpo_agent",
     "evaluate", "fairness",
 )  # fmt: skip
 TEXTS = ["Assess this candidate.", "Role: data engineer, python and sql.", "hold", "Ask: kafka?"]
