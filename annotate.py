@@ -316,7 +316,6 @@ def draw(args):
                 "b": b,
                 "a_model": args.model,
                 "b_model": name,
-                "gold": None,
                 "candidates": [c for c in row.get("candidates") or [] if c.get("in") == "prompt"],
             }
         )
@@ -722,7 +721,7 @@ def report(args):
 def cell(x):
     """A share with its fraction and interval, a number, or a dash."""
     if isinstance(x, dict) and x["n"]:
-        return f"{x['k']}/{x['n']} = {pages.number(x, 0, percent=True)}"
+        return f"{round(x['value'] * x['n'])}/{x['n']} = {pages.number(x, 0, percent=True)}"
     return x if isinstance(x, (str, int)) else pages.number(x, 2)
 
 

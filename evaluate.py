@@ -24,7 +24,7 @@ Run          python evaluate.py
              python evaluate.py rank --reward-model runs/reward --role role.txt --candidates candidates.csv
              python evaluate.py human make --a runs/ppo --b runs/dpo
              python evaluate.py human score --votes runs/human/annotations.jsonl
-Writes       report.json; report.html, *.svg and samples.jsonl (compare), report.html, reward.json and pairs.jsonl
+Writes       report.json; report.html, *.svg and samples.jsonl (compare), report.html and pairs.jsonl
              (reward), ranked.csv (rank), or votes.jsonl (human score); human make: items.jsonl, key.json, samples.jsonl
 Reference    Wilson 1927; Bradley & Terry 1952; Hunter 2004 (MM); Gao et al. 2022, arXiv 2210.10760 (best-of-n,
              over-optimisation); Dubois et al. 2024, arXiv 2404.04475 (length control)
@@ -34,7 +34,6 @@ Axes         P prompts, G answers a prompt, N answers of a best-of-n pool, M mod
 import argparse
 import csv
 import hashlib
-import html
 import io
 import itertools
 import json
@@ -48,14 +47,56 @@ from collections import Counter
 from importlib.metadata import version
 from operator import itemgetter
 from pathlib import Path
-from statistics import NormalDist
 from types import SimpleNamespace
 
 import numpy as np
 
-from parts import files, old_flags
+from checks.risky import asked_sentences, is_open, number_of_requests
+from parts import files
 from parts.files import UserError
-from parts.stats import wilson
+from parts.old_pages import (
+    PLOT_STYLE,
+    bars,
+    bullets,
+    esc,
+    figure,
+    guide,
+    html_page,
+    in_sections,
+    paragraphs,
+    plot,
+    print_table,
+    show,
+    table,
+    with_ends,
+)
+from parts.reports import (
+    Default,
+    at_least,
+    check_out,
+    hashes,
+    mentioned,
+    placed,
+    present,
+    raw_scorer,
+    read_csv,
+    read_run,
+    write_text,
+)
+from parts.stats import (
+    bootstrap_ci,
+    correlation,
+    holm,
+    kendall_tau,
+    mean_number,
+    needed_n,
+    number,
+    root,
+    share,
+    sign_test,
+    t_test,
+    wilson,
+)
 from parts.votes import counted, item_sha256, replay, undone
 
 SCHEMA = 1  # of report.json; a key that changes its meaning raises it
@@ -63,124 +104,6 @@ SCHEMA = 1  # of report.json; a key that changes its meaning raises it
 BASE = "data/tiny-base"
 
 # ---- 3. the math ----
-
-# how sure a rate or a mean is
-
-
-def sign_test(wins, losses):
-    """Exact two-sided binomial p of wins against losses under a fair coin; ties are left out before.
-
-    By hand: 3 wins, 0 losses: 2·(1/8) = .25.
-    >>> sign_test(3, 0), round(sign_test(60, 40), 4), sign_test(0, 0)
-    (0.25, 0.0569, 1.0)
-    """
-    n, term, tail = wins + losses, 1, 0
-    for i in range(min(wins, losses) + 1):  # whole numbers: term = C(n, i)
-        tail += term
-        term = term * (n - i) // (i + 1)
-    return min(1.0, 2 * tail / 2**n)
-
-
-def needed_n(rate, level=0.95, power=0.80):
-    """Comparisons needed to tell a true win rate from ½: ((z_level·½ + z_power·√(p(1−p))) / (p − ½))²
-
-    >>> [needed_n(p) for p in (0.55, 0.60, 0.65, 0.70)], needed_n(0.5)
-    ([783, 194, 85, 47], None)
-    """
-    if abs(rate - 0.5) < 1e-9:
-        return None
-    z, z_power = NormalDist().inv_cdf((1 + level) / 2), NormalDist().inv_cdf(power)
-    return math.ceil(((z / 2 + z_power * math.sqrt(rate * (1 - rate))) / (rate - 0.5)) ** 2)
-
-
-def bootstrap_ci(values, clusters=None, clusters2=None, draws=2000, seed=0, level=0.95, statistic=None):  # fmt: skip
-    """Percentile interval of the mean of `values`, resampling whole clusters (prompts), or two crossed kinds of cluster.
-
-    values     (n,)
-    clusters   (n,) labels; None: every value is its own.   clusters2  (n,) labels of the other kind (annotators)
-    statistic  weights (n,) → number or vector, in place of the weighted mean; a weight is how often a value was drawn
-    returns    (low, high), or None with fewer than two clusters: one prompt says nothing about the next
-    >>> bootstrap_ci([2.0, 2.0, 2.0]), bootstrap_ci([1.0])
-    ((2.0, 2.0), None)
-    """
-    values = np.asarray(values, float)
-    labels = [range(len(values)) if clusters is None else clusters]
-    labels += [] if clusters2 is None else [clusters2]
-    kinds = [np.unique(np.asarray(kind), return_inverse=True)[1] for kind in labels]
-    if len(values) == 0 or min(kind.max() for kind in kinds) < 1:
-        return None
-    offset = values - values[0]  # so that a constant stays exactly itself
-    statistic = statistic or (lambda weights: values[0] + weights @ offset / weights.sum())
-    rng, results = np.random.default_rng(seed), []
-    for _ in range(draws):
-        weights = np.ones(len(values))
-        for kind in kinds:
-            size = kind.max() + 1
-            weights *= np.bincount(rng.integers(0, size, size), minlength=size)[kind]
-        if weights.any():  # two crossed kinds can miss each other
-            results.append(statistic(weights))
-    low, high = np.quantile(results, [(1 - level) / 2, (1 + level) / 2], axis=0)
-    return (float(low), float(high)) if np.ndim(low) == 0 else (low, high)
-
-
-def holm(p_values):
-    """Adjusted p for m tests: the i-th smallest times m − i + 1, never falling, at most 1 (family-wise error).
-
-    >>> holm([0.01, 0.04, 0.03, 0.005])
-    [0.03, 0.06, 0.06, 0.02]
-    """
-    m, highest, adjusted = len(p_values), 0.0, [0.0] * len(p_values)
-    for i, j in enumerate(sorted(range(m), key=lambda j: p_values[j])):
-        highest = max(highest, min(1.0, (m - i) * p_values[j]))
-        adjusted[j] = highest
-    return adjusted
-
-
-def benjamini_hochberg(p_values):
-    """Adjusted p for m tests: the i-th smallest times m / i, never falling (false discovery rate).
-
-    >>> benjamini_hochberg([0.01, 0.04, 0.03, 0.005])
-    [0.02, 0.04, 0.04, 0.02]
-    """
-    m, lowest, adjusted = len(p_values), 1.0, [0.0] * len(p_values)
-    for i, j in reversed(list(enumerate(sorted(range(m), key=lambda j: p_values[j]), 1))):
-        lowest = min(lowest, p_values[j] * m / i)
-        adjusted[j] = lowest
-    return adjusted
-
-
-# a number, with its n and its interval
-
-
-def number(value, n, interval=None, method="", seed=None, reason=None):
-    """How every number stands in report.json: with its n, its interval and how that was made; null has a reason."""
-    if value is None or math.isnan(value):
-        return {"value": None, "n": int(n), "reason": reason or "nothing to measure"}
-    low, high = (None, None) if interval is None else (round(float(end), 6) for end in interval)
-    record = {"value": round(float(value), 6), "n": int(n), "low": low, "high": high}
-    record |= {"method": method, "seed": seed}
-    if interval is None:
-        record["reason"] = reason or "no interval: fewer than two prompts"
-    return record
-
-
-def share(k, n):
-    """k of n as a number with Wilson's interval."""
-    return number(k / n if n else None, n, wilson(k, n), "wilson", reason="nobody was asked")
-
-
-def mean_number(values, seed, prompts=None, reason=None, over="prompts"):
-    """Mean of (P,) or (P, G) values, or of (n,) with their prompts; NaNs left out. The interval resamples prompts."""
-    values = np.atleast_2d(np.asarray(values, float).T).T  # (P, G) or (n, 1)
-    prompts = np.arange(len(values)) if prompts is None else prompts
-    prompts, values = prompts.repeat(values.shape[1]), values.ravel()
-    prompts, values = prompts[~np.isnan(values)], values[~np.isnan(values)]
-    interval = bootstrap_ci(values, prompts, seed=seed)
-    if not len(values):
-        return number(None, 0, reason=reason)
-    method, why = f"mean; bootstrap over {over}", reason or f"no interval: fewer than two {over}"
-    return number(values.mean(), len(values), interval, method, seed, why)
-
 
 # one model against another
 
@@ -364,7 +287,7 @@ def bon_curve(proxy, gold):
 
 
 def fit_overoptimisation(d, r, kind):
-    """r = d·(α − β·x), x = d for best of n, log d for RL: least squares of r/d = α − β·x      [Gao et al. 2022, eq. 1]
+    """r = d·(α − β·x), x = d for best of n, log d for RL: least squares on r      [Gao et al. 2022, eq. 1]
 
     d  (n,) √KL above 0;  r  (n,) gain over the start;  kind  "bon" or "rl"
     returns  (α, β, (d, r) of the peak); no peak: None.  All d equal: None
@@ -373,12 +296,11 @@ def fit_overoptimisation(d, r, kind):
     (1.0, 0.5, (1.0, 0.5))
     """
     d, r = np.asarray(d, float), np.asarray(r, float)
-    x, y = d if kind == "bon" else np.log(d), r / d
-    spread = ((x - x.mean()) ** 2).sum()
-    if spread < 1e-12:
+    x = d if kind == "bon" else np.log(d)
+    if ((x - x.mean()) ** 2).sum() < 1e-12:
         return None
-    beta = -((x - x.mean()) * (y - y.mean())).sum() / spread
-    alpha = y.mean() + beta * x.mean()
+    # on r, not on r/d: dividing by d would let the points near 0 decide
+    alpha, beta = np.linalg.lstsq(np.stack([d, -d * x], 1), r, rcond=None)[0].round(12)
     if beta <= 0 or alpha <= 0 or alpha / beta > 50:
         return float(alpha), float(beta), None
     top = alpha / (2 * beta) if kind == "bon" else math.exp(alpha / beta - 1)
@@ -406,11 +328,6 @@ def overoptimised(gold, proxy):
         if falls and gold[i] - gold[i + 1 :].mean() > 3 * noise:
             return i
     return None
-
-
-def root(kl):
-    """√KL; an estimate of a KL near 0 may lie below 0."""
-    return math.sqrt(max(kl, 0.0))
 
 
 def at_equal_kl(curves):
@@ -514,35 +431,6 @@ def fit_temperature(deltas):
     return 1 / s
 
 
-def correlation(x, y, weights=None):
-    """Pearson's r, each row counted `weights` times; None where x or y is constant.
-
-    >>> round(correlation([1, 2, 3], [2, 4, 6]), 6), correlation([1, 1], [1, 2])
-    (1.0, None)
-    """
-    w = np.ones(len(x)) if weights is None else weights
-    x, y = x - w @ np.asarray(x) / w.sum(), y - w @ np.asarray(y) / w.sum()
-    spread = (w @ x**2) * (w @ y**2)
-    return float((w @ (x * y)) / math.sqrt(spread)) if spread > 0 else None
-
-
-def kendall_tau(a, b):
-    """tau-b: (concordant − discordant) / √(pairs untied in a · pairs untied in b); None if a or b is constant.
-
-    By hand: of ten pairs one is in the wrong order: (9 − 1)/10.
-    >>> round(kendall_tau([4, 3, 2, 1, 0], [0.9, 0.7, 0.8, 0.2, 0.1]), 10)
-    0.8
-    """
-    a, b = np.asarray(a, float), np.asarray(b, float)
-    order = untied_a = untied_b = 0
-    for x, y in zip(a, b):  # each pair twice; a row at a time, as 100 000 candidates have no (n, n)
-        sign_a, sign_b = np.sign(a - x), np.sign(b - y)
-        order += int(sign_a @ sign_b)
-        untied_a += np.count_nonzero(sign_a)
-        untied_b += np.count_nonzero(sign_b)
-    return order / math.sqrt(untied_a * untied_b) if untied_a and untied_b else None
-
-
 def ndcg(relevance_in_ranked_order, k=None):
     """Σ rel_i / log2(i + 1) over the first k places, divided by that of the best order; None if nothing is relevant.
 
@@ -609,19 +497,6 @@ def grown_phrases(answers, before, n=3, top=10):
 
 
 DECIDING = ("assess", "assessment", "rank", "ranking")
-OPENERS = ("how", "what", "which", "why", "tell", "describe", "explain", "walk")  # an open question
-IMPERATIVES = ("tell", "describe", "explain", "give", "share", "walk", "show")
-
-
-def mentioned(text, terms):
-    """The terms that stand in the text as whole words, whatever their case.
-
-    >>> sorted(mentioned("Used SQL, and kafka.", ["sql", "ka", "kafka"]))
-    ['kafka', 'sql']
-    """
-    text = text.lower()
-    whole = lambda term: re.search(rf"(?<!\w){re.escape(term.lower())}(?!\w)", text)  # noqa: E731
-    return {term for term in terms if term.lower() in text and whole(term)}
 
 
 def task_metrics(row, answer, skills=(), decisions=("advance", "hold", "reject")):
@@ -643,9 +518,8 @@ def task_metrics(row, answer, skills=(), decisions=("advance", "hold", "reject")
         out["parsed"] = float(len(said) == 1)
         out["decision"] = float(said == {row["expected_decision"]}) if len(said) == 1 else math.nan
     elif task == "interview":
-        asked = re.split(r"(?<=[.!?])\s+|\n+", answer.strip())
-        asked = [s for s in asked if s.endswith("?") or s.lower().startswith(IMPERATIVES)]
-        out["one question"] = float(len(asked) == 1)
+        asked = [sentence for _, _, sentence in asked_sentences(answer)]
+        out["one question"] = float(number_of_requests(answer) == 1)
         must = row.get("must_have") or ()
         named = mentioned(" ".join(asked), must)
         if must:
@@ -653,7 +527,7 @@ def task_metrics(row, answer, skills=(), decisions=("advance", "hold", "reject")
         if must and row.get("shown") is not None:
             gaps = set(must) - set(row["shown"])
             out["aims at a gap"] = float(bool(named) and named <= gaps) if gaps else math.nan
-        out["open"] = float(bool(asked) and all(s.lower().startswith(OPENERS) for s in asked))
+        out["open"] = float(bool(asked) and all(map(is_open, asked)))
     elif task == "summary":
         known = row.get("skills")
         if known is None and row.get("shown") is not None:
@@ -767,10 +641,6 @@ def majority_agreement(votes, outcomes):
 # ---- 4. the arguments ----
 
 
-class Default(str):
-    """A path nobody gave: where it does not exist it is named and skipped, while a given one is an error."""
-
-
 def parse_args(argv=None):
     argv = list(sys.argv[1:] if argv is None else argv)
     if not argv or argv[0] not in (*COMMANDS, "-h", "--help"):
@@ -805,7 +675,7 @@ def parse_args(argv=None):
     add("--text-column", default="profile", help="column of the profile (default: %(default)s)")
     add("--quality", default=Default("quality"), help="column of a known quality, or none")
     add("--k", type=int, default=10, help="places that NDCG looks at (5 to 20)")
-    add("--blind", help="column of names: each is 'the candidate' to the reward model")
+    add("--blind", help="column of names, replaced in the text; pronouns and e-mail addresses stay")
     add("--columns-for-audit", help="columns to audit by, as sex,race_ethnicity")
 
     steps = parsers["human"].add_subparsers(dest="step", metavar="make|score", required=True)
@@ -861,37 +731,10 @@ def parse_args(argv=None):
     return args
 
 
-def at_least(args, **lowest):
-    """Refuse a number below the lowest that means something; a command has some of these flags."""
-    for name, low in lowest.items():
-        value = getattr(args, name, None)
-        if value is not None and value < low:
-            raise UserError(f"--{name.replace('_', '-')} {value}: expected at least {low}")
-
-
-def present(name):
-    """The name; None for 'none', and for a default that does not exist, which is said aloud."""
-    missing = isinstance(name, Default) and not Path(name.rpartition(":")[0] or name).exists()
-    if missing:
-        print(f"skipped: the default {name} does not exist")
-    return None if missing or name == "none" else name
-
-
 def bundled(args, name):
     """Of other prompts than the bundled ones, a bundled file that nobody asked for says nothing."""
     own = isinstance(name, Default) and not isinstance(args.prompts, Default)
     return None if own or name == "none" else present(name)
-
-
-def check_out(args):
-    """Refuse a folder in use before anything is loaded. --overwrite replaces a report, never a model."""
-    out = Path(args.out)
-    if out.exists() and not out.is_dir():
-        raise UserError(f"--out {out}: a file with this name is in the way")
-    if (out / "config.json").exists() or (out / "args.json").exists():
-        raise UserError(f"--out {out}: holds a model or a run; give the report a folder of its own")
-    if (out / "report.json").exists() and not args.overwrite:
-        raise UserError(f"--out {out}: holds a report; pass --overwrite, or another --out")
 
 
 # ---- 5. the data ----
@@ -936,26 +779,6 @@ def load_cache(path):
     for row in files.read_jsonl(path) if path.exists() else ():
         cache.setdefault(row.get("key"), []).append(row)
     return cache
-
-
-def read_run(name, flag="--model"):
-    """A run folder's args.json, with "rows": those of its metrics.jsonl; None for a folder that is no run."""
-    file, log = Path(name) / "args.json", Path(name) / "metrics.jsonl"
-    if not file.is_file():
-        return None
-    try:
-        run = old_flags.read_record(file)
-    except ValueError as error:
-        raise UserError(f"{flag} {file}: {error}") from None
-    rows = files.read_jsonl(log, check_log, flag=flag) if log.is_file() else ()
-    return {"stage": None, "model_sha256": None, "versions": {}} | run | {"rows": list(rows)}
-
-
-def check_log(row):
-    for key in ("step", "val/gold", "val/score", "val/kl"):
-        if not isinstance(row.get(key), (int, float, type(None) if key != "step" else int)):
-            found = f'"{key}" is {row.get(key)!r}'
-            raise ValueError(f"{found}; expected a number, as a trainer logs it")
 
 
 def check_reference(name, run, base):
@@ -1036,6 +859,7 @@ class Candidates:
     def __init__(self, path, role=None, text_column="profile", blind=None, needed=()):
         self.path, self.text_column, self.index, self.prompts = path, text_column, [], {}
         self.file, ids, columns, self.named = tempfile.TemporaryFile(), set(), {}, False
+        self.replaced = 0
         fixed = role_prompt(role) if role else None
         needed = ["id", text_column, *needed, *([blind] if blind else [])]
         if Path(path).suffix.lower() == ".csv":
@@ -1061,8 +885,14 @@ class Candidates:
             person = row.get(blind or "name")
             known = isinstance(person, str) and person.strip() and person in text
             self.named |= bool(known and not blind) or bool(CONTACT.search(text))
-            if known and blind:
-                text = text.replace(person, "the candidate")
+            if blind:
+                text, found = blinded(text, str(person or ""))
+                if not found:
+                    fix = "correct the column, or leave the row out"
+                    raise UserError(
+                        f"{at}: --blind {blind}: {str(person)!r} is not in the text; {fix}"
+                    )
+                self.replaced += found
             prompt = fixed or own_prompt(row, at)
             key = sys.intern(json.dumps(prompt, ensure_ascii=False, sort_keys=True))
             self.prompts[key] = prompt
@@ -1084,30 +914,17 @@ class Candidates:
 CONTACT = re.compile(r"\w@[\w-]{1,63}\.\w|(?<![\w.])\+?\d[\d ()/-]{7,20}\d(?![\w.])")
 
 
-def read_csv(path, flag, needed=()):
-    """(line, row) of a CSV file with a header, a row at a time; every value is a text."""
-    if not Path(path).is_file():
-        raise UserError(f"{flag} {path}: no such file; expected a CSV with a header")
-    csv.field_size_limit(2**24)
-    with open(path, newline="", encoding="utf-8-sig") as file:
-        reader = csv.DictReader(file, strict=True)
-        try:
-            header = reader.fieldnames or []
-            if twice := sorted({c for c in header if c and header.count(c) > 1}):
-                raise ValueError(f"two columns are called {twice[0]!r}; rename one")
-            if gone := [c for c in needed if c not in header]:
-                there = ", ".join(header) or "nothing"
-                raise ValueError(f"no column {gone[0]!r}; there is {there}")
-            row = None
-            for row in reader:
-                if None in row or None in row.values():
-                    found = "more" if None in row else "fewer"
-                    raise ValueError(f"{found} cells than the {len(header)} columns of the header")
-                yield reader.line_num, row
-            if row is None:
-                raise ValueError("the file is empty; expected rows below a header")
-        except (csv.Error, ValueError) as error:  # UnicodeDecodeError is a ValueError
-            raise UserError(f"{flag} {path}:{reader.line_num or 1}: {error}") from None
+def blinded(text, name):
+    """(text with "the candidate" for the whole name, in either order and any case; how often)
+
+    >>> blinded("Lee, Amy. AMY LEE led a team.", "Amy Lee")
+    ('the candidate. the candidate led a team.', 2)
+    """
+    first, _, last = name.strip().rpartition(" ")
+    forms = [name.strip()] + ([f"{last}, {first}", f"{last} {first}"] if first else [])
+    either = "|".join(re.escape(form) for form in forms if form)
+    pattern = rf"(?<!\w)(?:{either})(?!\w)"
+    return re.subn(pattern, "the candidate", text, flags=re.I) if either else (text, 0)
 
 
 RANK_ORDER = "Which candidate fits this role?"  # first line of the task rank; data/README.md
@@ -1231,13 +1048,6 @@ def unblind(events, key):
 # The first is baseline and reference and stays; the others come and go, so two are in memory. Nobody is trained.
 
 
-def placed(args):
-    from parts import parallel
-
-    device = parallel.pick_device(args.device)
-    return {"dtype": parallel.pick_precision(device, args.dtype)[0], "device": device}
-
-
 def draw(model, tokenizer, name, rows, ids, n, seed, cache, args):
     """n answers to each prompt, answer g of prompt p at p·n + g, as rows of samples.jsonl; cached ones are reused.
 
@@ -1263,35 +1073,6 @@ def draw(model, tokenizer, name, rows, ids, n, seed, cache, args):
     word = "reused from samples.jsonl" if reused else f"sampled in {time.time() - start:.1f} s"
     print(f"{name}: {len(ids)} prompts × {n} answers {word}")
     return answers
-
-
-def raw_scorer(folder, args):
-    """score of a reward model: (prompt, answer, …) tuples → raw scores and answer lengths in tokens, (B, answers) each.
-
-    The answers of a tuple are cut together, as in training: all follow the same prompt.
-    """
-    import torch
-
-    import common
-
-    flag, run = "--reward-model", read_run(folder, "--reward-model")
-    tokenizer = common.load_tokenizer(folder, flag)
-    model = common.load_reward_model(folder, tokenizer, **placed(args), trainable=False, flag=flag)
-    max_length = run["args"].get("max_length") if run else None
-    tokens = args.micro_tokens or common.micro_tokens(model)
-
-    @torch.no_grad()
-    def score(items):
-        encoded = [common.encode_pair(tokenizer, *item, max_length=max_length) for item in items]
-        flat = [(prompt, answer) for prompt, *answers in encoded for answer in answers]
-        scores, lengths = np.zeros(len(flat)), np.array([len(a) for _, a in flat])
-        whole = [len(prompt) + len(answer) for prompt, answer in flat]
-        for part in common.micro_batches(range(len(flat)), whole, tokens):
-            batch = common.pad_rows(*zip(*(flat[i] for i in part)), common.pad_id(tokenizer))
-            scores[part] = common.reward_scores(model, *(x.to(model.device) for x in batch)).cpu()
-        return scores.reshape(len(items), -1), lengths.reshape(len(items), -1)
-
-    return score
 
 
 def answer_kls(policy, reference, pad, ids, answers, args):
@@ -1547,13 +1328,6 @@ def setup(args, names, gold, proxy, n_prompts, more):
     return record | {"sha256": hashes([args.prompts, *names, proxy, gold_file, *more])}
 
 
-def hashes(inputs):
-    from parts import runs
-
-    there = {str(f) for f in inputs if f and Path(f).exists()}
-    return {f: runs.fingerprint(f) for f in sorted(there)}
-
-
 def head(args, inputs, **more):
     """What the report of reward, rank and human begins with; files: {name in the report: path}."""
     record = {"schema": SCHEMA, "command": args.command, "date": args.date, "seed": args.seed}
@@ -1600,7 +1374,7 @@ def describe(entry, scorers, seed):
     row |= {"kl": entry.get("kl"), "kl_k3": None}
     if "k1" in entry:
         k1 = entry["k1"].mean(1)  # (P,)
-        if len(k1) > 9 and k1.mean() < -3 * k1.std() / math.sqrt(len(k1)) - 1e-6:
+        if len(k1) > 9 and k1.mean() < -6 * k1.std() / math.sqrt(len(k1)) - 1e-6:
             why = "these answers are another model's (other --dtype, an edited samples.jsonl)"
             raise UserError(f"--model {row['name']}: KL {k1.mean():.3f} is far below 0; {why}")
         row |= {"kl": mean_number(entry["k1"], seed), "kl_k3": mean_number(entry["k3"], seed)}
@@ -1637,7 +1411,7 @@ def load_judge(args):
 
     price, where = judge.read_price(args.judge_price), Path(args.out) / "judge_cache.jsonl"
     server = args.judge_base_url, args.judge_api_key_env
-    return judge.Judge(args.judge_model, *server, cache=where, price=price, seed=args.seed)
+    return judge.Judge(args.judge_model, *server, cache=where, price=price)
 
 
 def judged(models, rows, asker, seed):
@@ -1929,7 +1703,6 @@ def reward(args):
     report = head(args, {"reward_model": args.reward_model, "pairs": args.pairs}) | part
     print_reward(report)
     files.write_jsonl(Path(args.out) / "pairs.jsonl", rows)
-    write_rewardbench(args, report, rows)
     write_report(args, report, "pairs.jsonl")
     print(f"next: python evaluate.py compare --reward-model {args.reward_model}")
 
@@ -1980,9 +1753,11 @@ def reward_quality(args, folder, pairs):
         metrics = pair_metrics(torch.from_numpy(values), torch.zeros(len(values)))
         kept_keys = ("n", "ece", "brier", "nll", "bins")
         report[f"calibration_{name}"] = {key: metrics[key] for key in kept_keys}
-    apart = ours["low"] > theirs["high"] or ours["high"] < theirs["low"]
-    word = "better" if ours["value"] > theirs["value"] else "worse"
-    report["verdict"] = word if apart else "inconclusive"
+    # both rules judge the same pairs: a paired test, in which each prompt counts once
+    paired = t_test((np.sign(delta) - np.sign(longer)) / 2, prompts[kept])
+    word = "better" if paired and paired["mean"] > 0 else "worse"
+    report["against_length"] = paired
+    report["verdict"] = word if paired and paired["p"] < 0.05 else "inconclusive"
     for row, pair, tokens in zip(rows, scores.round(6).tolist(), lengths.tolist()):
         row |= dict(zip(("scores_chosen", "scores_rejected"), pair))
         row |= dict(zip(("tokens_chosen", "tokens_rejected"), tokens))
@@ -2001,6 +1776,8 @@ def rank(args):
         why = f"rename {twice[0]!r}, a column of ranked.csv"
         raise UserError(f"--candidates {args.candidates}: {why}")
     print("This is no decision: a score compares profiles for people who read them.")
+    if args.blind:
+        print(f"--blind {args.blind}: {candidates.replaced} names replaced")
     if candidates.named:
         print("warning: profiles hold names or contact data; --blind COLUMN takes the names out")
     quality = quality if quality in candidates.columns else None
@@ -2013,7 +1790,12 @@ def rank(args):
     print_ranked(report, ranked, args)
     write_report(args, report, "ranked.csv")
     if audit:
-        print(f"python fairness.py audit {out / 'ranked.csv'} --score score --select 0.3")
+        # a score has an arbitrary offset per role; the percentile is within the role
+        known = set(audit) <= {"sex", "race_ethnicity"}
+        group = "" if known else f" --group {audit[0]}"
+        print(
+            f"next: python fairness.py audit {out / 'ranked.csv'} --score percentile --select 0.3{group}"
+        )
 
 
 def human(args):
@@ -2264,31 +2046,6 @@ def rank_quality(ranked, k, seed):
 # ---- 9. save ----
 
 
-def show(record, digits=3, percent=False, interval=True):
-    """The one place where a number becomes text: value [low, high]; a number record or a plain number."""
-    record = record if isinstance(record, dict) else {"value": record}
-    if record["value"] is None:
-        return "–"
-
-    def text(x):  # + 0.0: no "-0.000"
-        return f"{round((100 if percent else 1) * x, digits) + 0.0:{',' if not digits else ''}.{digits}f}"
-
-    value = text(record["value"]) + (" %" if percent else "")
-    if not interval or record.get("low") is None:
-        return value
-    return f"{value} [{text(record['low'])}, {text(record['high'])}]"
-
-
-def print_table(title, header, rows):
-    """Aligned plain text, the first column to the left."""
-    cells = [[str(cell) for cell in row] for row in [header, *rows]]
-    widths = [max(map(len, column)) for column in zip(*cells)]
-    print(f"\n{title}" if rows else "")
-    for row in cells if rows else ():
-        rest = [cell.rjust(width) for cell, width in zip(row[1:], widths[1:])]
-        print("  ".join([row[0].ljust(widths[0]), *rest]))
-
-
 def model_table(report):
     """(header, rows) of the table of models, for the terminal and for the page."""
     scorers, pairs, rows = report["scorers"], against_base(report), []
@@ -2363,8 +2120,8 @@ def reward_words(report):
 
 def print_reward(report):
     print(f"\n{report['reward_model']} on {report['pairs']}")
-    for table in reward_tables(report):
-        print_table(*table)
+    for title, header, rows in reward_tables(report):
+        print_table(title, header, rows)
     print("", *reward_words(report), sep="\n")
 
 
@@ -2432,11 +2189,6 @@ def save_samples(args, groups):
     files.write_jsonl(Path(args.out) / "samples.jsonl", rows)
 
 
-def write_text(path, text):
-    with files.replacing(path) as file:
-        file.write(text.encode())
-
-
 def write_report(args, report, beside):
     """report.json; of compare and reward also report.html and its plots as files, made from nothing but that report."""
     out, report = Path(args.out), files.finite(report)
@@ -2455,179 +2207,8 @@ def write_report(args, report, beside):
     print(f"\nwrote {out / 'report.json'}, {', '.join(str(out / name) for name in inputs)}")
 
 
-def write_rewardbench(args, report, rows):
-    """reward.json: RewardBench's keys (from memory of its result files), so that numbers can stand beside others'."""
-    pairs = [row for row in rows if not row["tie"]]
-    keys = "id", "scores_chosen", "scores_rejected"
-    columns = {key: [row[key] for row in pairs] for key in keys}
-    results = outcomes(columns["scores_chosen"], columns["scores_rejected"]).ravel().tolist()
-    record = {"model": report["reward_model"], "model_type": "Seq. Classifier"}
-    record |= {"accuracy": report["accuracy"]["value"], "num_prompts": len(pairs)}
-    record |= {task: part["value"] for task, part in report["by_task"].items()}
-    record |= {"subset": [row["task"] for row in pairs], "results": results} | columns
-    write_text(Path(args.out) / "reward.json", json.dumps(files.finite(record), indent=1) + "\n")
-
-
 # plots: SVG by hand, so that the page needs no library, no script and no network. A series is
 # {"name", "points": [(x, y) or (x, y, low, high)], "style": 0 …, "line", "band", "hollow", "dash", "marks": [(x, y, word)]}
-
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 460, 300, 62, 30, 12, 46
-
-
-def ticks(low, high, n=5):
-    """Round numbers around [low, high], a step of 1, 2 or 5 times a power of ten.
-
-    >>> ticks(0.38, 0.62)
-    [0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65]
-    """
-    if high - low < 1e-9 * max(abs(low), abs(high), 1e-9):  # all alike: some room around it
-        low, high = low - (abs(low) or 1.0) / 2, high + (abs(high) or 1.0) / 2
-    span = high - low
-    power = 10.0 ** math.floor(math.log10(span / n))
-    step = next(power * m for m in (1, 2, 5, 10) if span / (power * m) <= n + 1e-9)
-    return [round(k * step, 12) for k in range(math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9) + 1)]  # fmt: skip
-
-
-def esc(text):
-    """Text for HTML and SVG: markup as text; what would steer the line or break the file by its number.
-
-    >>> esc("<b>\\u202e&")
-    '&lt;b&gt;[U+202E]&amp;'
-    """
-    steer = r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
-    return html.escape(re.sub(steer, lambda m: f"[U+{ord(m[0]):04X}]", str(text)))
-
-
-def marker(style, x, y, hollow):
-    """Shapes differ as well as colours: circle, square, diamond, triangle."""
-    shapes = ("M-4,0a4,4 0 1,0 8,0a4,4 0 1,0 -8,0z", "M-4,-4h8v8h-8z", "M0,-5.5l5,5.5l-5,5.5l-5,-5.5z", "M0,-5l5,9h-10z")  # fmt: skip
-    kind = "hollow" if hollow else "full"
-    return f'<path class="s{style % 7} {kind}" transform="translate({x:.1f},{y:.1f})" d="{shapes[style % 4]}"/>'
-
-
-def svg(title, description, body, height):
-    """The frame of every plot: an image with a name and a description."""
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" class="plot">'
-    return f"{head}<title>{esc(title)}</title><desc>{esc(description)}</desc>{''.join(body)}</svg>"
-
-
-def words(x, y, text, anchor=None):
-    anchor = f' text-anchor="{anchor}"' if anchor else ""
-    return f'<text x="{x}" y="{y}"{anchor}>{esc(text)}</text>'
-
-
-def end_of(name, most):
-    """The last letters of a long name: folders differ in their ends."""
-    return name if len(name) < most + 2 else "…" + name[-most:]
-
-
-def scale(marks, start, stop):
-    """number → pixel: the first of the ticks lies at start, the last at stop"""
-    return lambda x: start + (x - marks[0]) / (marks[-1] - marks[0]) * (stop - start)
-
-
-def plot(title, description, series, x_label, y_label, x_range=(), y_range=()):
-    """Lines with bands, points with intervals, a legend above."""
-    points = [p for s in series for p in s["points"]]
-    xs = [p[0] for p in points] + list(x_range)
-    ys = [y for p in points for y in p[1:] if y is not None] + list(y_range)
-    x_ticks, y_ticks = ticks(min(xs), max(xs)), ticks(min(ys), max(ys))
-    top = TOP + 19 * sum(bool(s["name"]) for s in series) + 6
-    bottom = top + HEIGHT - TOP - BOTTOM
-    right, body, row = WIDTH - RIGHT, [], 0
-    sx, sy = scale(x_ticks, LEFT, right), scale(y_ticks, bottom, top)
-    path = lambda ps: "M" + "L".join(f"{sx(x):.1f},{sy(y):.1f}" for x, y in ps)  # noqa: E731
-    for y in y_ticks:
-        body.append(f'<path class="grid" d="M{LEFT},{sy(y):.1f}H{right}"/>')
-        body.append(words(LEFT - 6, f"{sy(y) + 4:.1f}", f"{y:,.10g}", "end"))
-    body += [words(f"{sx(x):.1f}", bottom + 17, f"{x:,.10g}", "middle") for x in x_ticks]
-    body.append(f'<path class="axis" d="M{LEFT},{top}V{bottom}H{right}"/>')
-    body.append(words((LEFT + right) / 2, bottom + 36, x_label, "middle"))
-    turned = f"translate(14,{(top + bottom) / 2}) rotate(-90)"
-    body.append(f'<text transform="{turned}" text-anchor="middle">{esc(y_label)}</text>')
-    for s in series:
-        style, dash, shown = s["style"], s.get("dash", ""), s["points"]
-        stroke = f'class="s{style % 7} line"' + (f' stroke-dasharray="{dash}"' if dash else "")
-        ends = [p for p in shown if len(p) > 2 and p[2] is not None]
-        if s.get("band") and len(ends) > 1:
-            edge = [(p[0], p[2]) for p in ends] + [(p[0], p[3]) for p in reversed(ends)]
-            body.append(f'<path class="s{style % 7} band" d="{path(edge)}z"/>')
-        elif not s.get("band"):
-            sides = [path([(p[0], p[2]), (p[0], p[3])]) for p in ends]
-            body += [f'<path class="s{style % 7} line" d="{side}"/>' for side in sides]
-        if s.get("line") and len(shown) > 1:
-            body.append(f'<path {stroke} d="{path([p[:2] for p in shown])}"/>')
-        if s.get("points_shown", True):
-            body += [marker(style, sx(p[0]), sy(p[1]), s.get("hollow")) for p in shown]
-        for x, y, word in s.get("marks", ()):
-            body.append(f'<circle class="ring" cx="{sx(x):.1f}" cy="{sy(y):.1f}" r="9"/>')
-            side, room = ("end", -13) if sx(x) > (LEFT + right) / 2 else ("start", 13)
-            body.append(words(f"{sx(x) + room:.1f}", f"{sy(y) - 9:.1f}", word, side))
-        if s["name"]:
-            y = TOP + 19 * row + 4
-            row += 1
-            if s.get("line"):
-                body.append(f'<path {stroke} d="M{LEFT},{y}h30"/>')
-            if s.get("points_shown", True):
-                body.append(marker(style, LEFT + 15, y, s.get("hollow")))
-            body.append(words(LEFT + 38, y + 4, end_of(s["name"], 50)))
-    return svg(title, description, body, bottom + BOTTOM)
-
-
-def guide(points, style, dash, name=""):
-    """A series that is a dashed line alone: a fitted curve, a threshold."""
-    line = {"style": style, "line": True, "dash": dash, "points_shown": False}
-    return {"name": name, "points": points} | line
-
-
-def with_ends(record):
-    """(value, low, high) of a number, as both kinds of plot draw it"""
-    return tuple(record.get(key) for key in ("value", "low", "high"))
-
-
-def bars(title, description, rows, x_label, x_range, line=None):
-    """Values with intervals, one below the other, each under its name: [(name, value, low, high, style)]."""
-    xs = [x for row in rows for x in row[1:4] if x is not None] + list(x_range)
-    x_ticks, bottom, left, body = ticks(min(xs), max(xs)), TOP + 38 * len(rows), 20, []
-    sx = scale(x_ticks, left, WIDTH - 24)
-    for x in x_ticks:
-        body.append(f'<path class="grid" d="M{sx(x):.1f},{TOP}V{bottom}"/>')
-        body.append(words(f"{sx(x):.1f}", bottom + 17, f"{x:,.10g}", "middle"))
-    if line is not None:
-        body.append(f'<path class="axis" d="M{sx(line):.1f},{TOP}V{bottom}"/>')
-    for i, (name, value, low, high, style) in enumerate(rows):
-        y = TOP + 38 * i + 26
-        body.append(words(left, y - 11, end_of(name, 60)))
-        if low is not None:
-            body.append(f'<path class="s{style % 7} thick" d="M{sx(low):.1f},{y}H{sx(high):.1f}"/>')
-        body.append(marker(style, sx(value), y, False))
-    body.append(words(WIDTH / 2, bottom + 36, x_label, "middle"))
-    return svg(title, description, body, bottom + BOTTOM)
-
-
-def table(header, rows, label):
-    """An HTML table that scrolls by itself on a narrow screen; the first cell of a row is its heading."""
-    head = "".join(f'<th scope="col">{esc(cell)}</th>' for cell in header)
-    body = ""
-    for first, *rest in rows:
-        cells = "".join(f"<td>{esc(cell)}</td>" for cell in rest)
-        body += f'<tr><th scope="row">{esc(first)}</th>{cells}</tr>\n'
-    open_tag = f'<div class="scroll" role="region" tabindex="0" aria-label="{esc(label)}">'
-    return f"{open_tag}<table><thead><tr>{head}</tr></thead><tbody>\n{body}</tbody></table></div>\n"
-
-
-def figure(image, header, rows, label):
-    """A plot, and its numbers below it."""
-    numbers = f"<details><summary>The numbers</summary>{table(header, rows, label)}</details>"
-    return f"<figure>{image}<figcaption>{esc(label)}</figcaption>{numbers}</figure>\n"
-
-
-def paragraphs(lines):
-    return "".join(f"<p>{esc(line)}</p>\n" for line in lines)
-
-
-def bullets(lines):
-    return "<ul>" + "".join(f"<li>{esc(line)}</li>\n" for line in lines) + "</ul>\n"
 
 
 def html_report(report):
@@ -2659,34 +2240,6 @@ def html_report(report):
     sections.append(("Commands and hashes", commands + inputs))
     date = paragraphs([f"Date: {report['date']}"] if report["date"] else [])
     return html_page(title, date + in_sections(sections)), plots
-
-
-def in_sections(parts):
-    """[(heading, body)] → the body of a page"""
-    return "".join(f"<section><h2>{esc(head)}</h2>\n{part}</section>\n" for head, part in parts)
-
-
-def html_page(title, body):
-    """One file: no script, nothing from elsewhere; the policy refuses what might slip in."""
-    policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<link rel="icon" href="data:,">
-<title>{esc(title)}</title>
-<style>{PAGE_STYLE}{PLOT_STYLE}</style>
-</head>
-<body>
-<main>
-<h1>{esc(title)}</h1>
-{body}</main>
-</body>
-</html>
-"""
 
 
 def models_section(report, plots):
@@ -2979,43 +2532,6 @@ def limits(report):
         "Fairness: not measured here.",
     ]  # fmt: skip
     return [*lines, *(note for note in report["notes"] if "seed" in note)]
-
-
-PLOT_STYLE = """
-.plot text{fill:#222;font:13px system-ui,sans-serif;paint-order:stroke;stroke:#fff;stroke-width:3px}.plot .grid{stroke:#8884;fill:none}.plot .axis{stroke:#555;fill:none}
-.plot .line{fill:none;stroke-width:1.8}.plot .thick{fill:none;stroke-width:3}.plot .band{stroke:none;opacity:.18}
-.plot .ring{fill:none;stroke:#c00;stroke-width:2}.plot .hollow{fill:#fff;stroke-width:1.5}.plot .full{stroke:none}
-.plot .s0{stroke:#111;--c:#111}.plot .s1{stroke:#0b3d91;--c:#0b3d91}.plot .s2{stroke:#c8501e;--c:#c8501e}
-.plot .s3{stroke:#1f8f88;--c:#1f8f88}.plot .s4{stroke:#7a2fb0;--c:#7a2fb0}.plot .s5{stroke:#a67c00;--c:#a67c00}
-.plot .s6{stroke:#87919a;--c:#87919a}.plot .full,.plot .band{fill:var(--c)}
-@media (prefers-color-scheme:dark){
-.plot text{fill:#e6e6e6;stroke:#16181d}.plot .axis{stroke:#aaa}.plot .ring{stroke:#ff7b7b}.plot .hollow{fill:#16181d}
-.plot .s0{stroke:#f2f2f2;--c:#f2f2f2}.plot .s1{stroke:#7fb0ff;--c:#7fb0ff}.plot .s2{stroke:#ff8a4c;--c:#ff8a4c}
-.plot .s3{stroke:#5fd3c4;--c:#5fd3c4}.plot .s4{stroke:#c690ff;--c:#c690ff}.plot .s5{stroke:#ffd24d;--c:#ffd24d}
-.plot .s6{stroke:#8592a0;--c:#8592a0}}
-"""
-PAGE_STYLE = """
-:root{color-scheme:light dark;--ink:#1c1e21;--soft:#5a6068;--paper:#fff;--card:#f4f5f7;--rule:#d5d8dd}
-@media (prefers-color-scheme:dark){:root{--ink:#e6e6e6;--soft:#a4abb5;--paper:#16181d;--card:#20242b;--rule:#3a3f48}}
-*{box-sizing:border-box}
-body{margin:0;background:var(--paper);color:var(--ink);font:16px/1.5 system-ui,sans-serif;overflow-wrap:break-word}
-main{max-width:76rem;margin:0 auto;padding:1rem}p,li,figcaption{max-width:50rem}
-h1{font-size:1.6rem;line-height:1.2}h2{font-size:1.25rem;margin-top:2.2rem;border-bottom:1px solid var(--rule)}
-h3{font-size:1rem;margin-bottom:.3rem}h4{font-size:.85rem;margin:.4rem 0;color:var(--soft)}
-.scroll{overflow-x:auto;margin:.6rem 0}table{border-collapse:collapse;font-size:.85rem;font-variant-numeric:tabular-nums}
-th,td{padding:.25rem .7rem .25rem 0;text-align:right;border-bottom:1px solid var(--rule);vertical-align:top;white-space:nowrap}
-th[scope=row],th:first-child{text-align:left;font-weight:600}thead th{color:var(--soft);font-weight:600}
-figure{margin:1rem 0}figure svg{width:100%;max-width:30rem;height:auto;display:block}
-figcaption,details{font-size:.85rem;color:var(--soft)}details table,article{color:var(--ink)}summary{cursor:pointer;padding:.25rem 0}
-.figures{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,26rem),1fr));gap:1rem}
-.figures figure{margin:0;min-width:0}
-article{border-top:1px solid var(--rule);padding:.5rem 0}.pair{display:grid;grid-template-columns:1fr 1fr;gap:1rem}
-.pair>div{min-width:0}.text,pre{white-space:pre-wrap;overflow-wrap:anywhere;background:var(--card);padding:.5rem .7rem;border-radius:4px;unicode-bidi:isolate}
-pre{font-size:.8rem}td,.text{font-size:.85rem}
-@media (max-width:40rem){.pair{grid-template-columns:1fr}main{padding:.7rem}}
-@media print{@page{size:A4;margin:15mm}body{font-size:11px}figure,article,tr{break-inside:avoid}.scroll{overflow:visible}
-th,td{white-space:normal;font-size:9px}details::details-content{content-visibility:visible;block-size:auto}}
-"""
 
 
 # ---- 10. the guard ----

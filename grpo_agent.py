@@ -62,8 +62,6 @@ CLIP_LOW, CLIP_HIGH = 0.2, 0.28  # the ratio stays in [1 − low, 1 + high]: DAP
 EVAL_TEMPERATURE = 1.0
 VAL_SEEDS, TEST_SEEDS = 10**9, 2 * 10**9  # training seeds are drawn below 10⁹
 TURN_NORMS, REWARDS = ("token", "turn", "trajectory"), ("env", "ruler")
-JUDGE_FLAGS = {"--judge-model", "--judge-base-url", "--judge-api-key-env", "--judge-concurrency",
-               "--judge-passes", "--judge-price", "--judge-budget"}  # fmt: skip
 NEEDED = ("reset", "step", "name", "max_turns", "reward_range", "val_key", "baselines")
 SHOW = ("reward/mean", "reward/frac_mixed", "env/turns", "length/mean", "entropy")  # on the bar
 HEADLINE = ("val/score", "val/reward", "reward/mean")  # before and after
@@ -127,7 +125,6 @@ def parse_args(argv=None):
     add("--history", help="what a turn sees: all, or how many earlier exchanges (default: the environment's)")
     add("--model", default=common.BASE, help="model folder or hub id (default %(default)s)")
     add("--reward", action="append", type=weighted, metavar="NAME[:WEIGHT]", help=f"{', '.join(REWARDS)}; repeat it to mix (default env)")
-    add("--ruler-rubric", metavar="FILE", help="text file with a standard of your own for RULER")
     add("--group-size", type=number(int, at_least=2), default=8, help="episodes per seed, 4 to 16 (default %(default)s)")
     add("--groups-per-batch", type=whole_number, default=8, help="seeds per step; --batch-size counts episodes (default %(default)s)")
     add("--num-substeps", type=whole_number, default=1, help="optimiser steps per rollout, of whole groups (default %(default)s)")
@@ -144,17 +141,12 @@ def parse_args(argv=None):
     add("--episodes", type=whole_number, default=1, help="play: how many, from --seed on (default %(default)s)")
     add("--write", metavar="FILE", help="play: also write the policy's turns as rows for sft.py")
     # fmt: on
-    every = argparse.ArgumentParser(add_help=False)
-    judges.add_judge_arguments(every)
-    for action in every._actions:  # those not in JUDGE_FLAGS keep the defaults of judge.py
-        if action.option_strings[0] in JUDGE_FLAGS:
-            parser._add_action(action)
-        parser.set_defaults(**{action.dest: action.default})
+    judges.add_ruler_arguments(parser)
+    judges.add_judge_arguments(parser)
     watch.add_watch_arguments(parser)
     parser.add_run_arguments("runs/grpo_agent", RATES, "none: seeds have no end, use --steps")
     parser.set_defaults(batch_size=None, eval_every=5, save_every=10)
     args = parser.parse_args(argv)
-    judges.check_judge_arguments(args)
     if args.epochs:
         raise UserError(f"--epochs {args.epochs}: seeds have no end; use --steps (default {STEPS})")
     if args.history not in (None, "all") and not args.history.isdecimal():
@@ -709,8 +701,7 @@ def main(argv=None):
     print(watch.promise(args, True))
     judge, standard = None, judges.read_standard(args.ruler_rubric)
     if "ruler" in args.reward:
-        judge = judges.Judge.from_args(args, args.out, parallel.rank(), parallel.world())
-        judge.warn_same(args.model)
+        judge = judges.Judge.from_args(args, args.out, parallel.world())
     policy, reference, tokenizer = rollouts.load_models(args, run)
     pad = common.pad_id(tokenizer)
     run.state = {"policy": policy}

@@ -24,6 +24,7 @@ Axes         P prompts, G answers per prompt, N = P·G, T tokens
 
 import difflib
 import math
+import os
 import random
 import re
 import sys
@@ -44,6 +45,7 @@ from parts.stats import mean
 
 # learning rates: below 100 M parameters (worked on the bundled base, not swept), full weights, LoRA
 RATES = 3e-4, 1e-6, 4e-5
+RUBRIC_SCORE = "fraction"  # share of the weight that was met; "all": 1 only if all of it was
 CLIP = {"token": (0.2, 0.28), "sequence": (3e-4, 4e-4)}  # DAPO's clip-higher; GSPO, section 5.1
 SHOW = ("reward/mean", "reward/frac_mixed", "entropy", "length/mean", "lr")  # on the bar
 HEADLINE = ("val/score", "val/gold", "reward/mean")  # before and after
@@ -204,11 +206,11 @@ RECIPE = {
     "kl_penalty_coef": "--beta=0.0",
     "num_substeps": "--num-substeps=1",
     "judge_model": "--judge-model=gpt-5-mini",
-    "judge_temperature": "--judge-temperature=0.0",
+    "judge_temperature": "--judge-temperature",  # the recipe's gpt-5-mini refuses its default, 0
     "judge_max_retries": "--judge-max-retries=3",
     "log_path": "--out=",
     "wandb_project": "--wandb-project",
-    "wandb_name": "--wandb-name",
+    "wandb_name": "",
     "eval_every": "--eval-every=10",
     "save_every": "--save-every=20",
     "system_message": "--system",
@@ -247,6 +249,8 @@ def recipe_arguments(argv, flags):
             raise UserError(f"{word}: expected true or false")
     if not exists:
         return line, None
+    if "wandb_name" in given:
+        os.environ["WANDB_NAME"] = given.pop("wandb_name")
     exists = given.pop("behavior_if_log_dir_exists", exists)
     if exists not in ("delete", "resume", "raise", "ask"):
         raise UserError(
@@ -269,7 +273,7 @@ def parse_args(argv=None):
         "Group-relative policy optimisation on graded answers.",
     )
     add, whole_number = parser.add_argument, number(int, at_least=1)
-    share, temperature = number(above=0, below=1), number(at_least=0)
+    share = number(above=0, below=1)
     # fmt: off
     add("--data", default="data/rubrics.json", help="rubric file, JSON or JSONL (default %(default)s)")
     add("--train-ratio", type=share, default=0.8, help="share to train on if the file has no split; half the rest validates (default 0.8)")
@@ -280,28 +284,25 @@ def parse_args(argv=None):
     add("--reward-model", help="folder written by reward_train.py, for --reward model")
     add("--gold", help="FILE:FUNCTION that scores validation answers and is never trained on, such as data/recruiter.py:reward")
     add("--val-metric", choices=("checks", "rubric", "model"), help="of validation (default: checks if every row has one, else rubric)")
-    add("--val-judge-model", help="judge of held-out answers, best of another family (default: --judge-model)")
-    add("--val-judge-base-url", help="its server (default: --judge-base-url)")
+    add("--val-judge-model", metavar="NAME[@URL]", help="judge of held-out answers, best of another family (default: --judge-model)")
     add("--group-size", type=number(int, at_least=2), default=8, help="answers per prompt, 4 to 16 (default %(default)s)")
     add("--groups-per-batch", type=whole_number, default=8, help="prompts per step, 4 to 64; or use --batch-size (default 8)")
     add("--num-substeps", type=whole_number, default=1, help="optimiser steps per rollout; a group is never split (default %(default)s)")
     add("--temperature", type=number(above=0), default=1.0, help="of rollout and update (default %(default)s)")
-    add("--eval-temperature", type=temperature, default=0.0, help="of validation, 0 = greedy (default %(default)s)")
+    add("--eval-temperature", type=number(at_least=0), default=0.0, help="of validation, 0 = greedy (default %(default)s)")
     add("--max-new-tokens", type=whole_number, default=96, help="longest answer, in tokens (default %(default)s)")
     # measured in tests/test_toy_world.py: with --beta only loo lands on the optimum, center on that of β·G/(G−1);
     # std makes a near tie in RULER, .80 and .81, pull as hard as .1 and .9
     add("--scale", choices=SCALES, default="center", help="reward − group mean; std, batch: ÷ deviation; loo: − mean of others")
     add("--level", choices=CLIP, default="token", help="ratio of a token, or of the whole answer (GSPO) (default %(default)s)")
     add("--aggregation", choices=AGGREGATIONS, help="mean over tokens, answers, a fixed length (Dr. GRPO) (default token, GSPO sequence)")
-    add("--clip-low", type=share, help="ratio kept above 1 − this (default 0.2, GSPO 0.0003)")
-    add("--clip-high", type=number(above=0), help="ratio kept below 1 + this (default 0.28, GSPO 0.0004)")
-    add("--beta", type=temperature, default=0.0, help="KL coefficient in the loss, 0 to 0.1; 0 loads no reference (default 0)")
+    add("--beta", type=number(at_least=0), default=0.0, help="KL coefficient in the loss, 0 to 0.1; 0 loads no reference (default 0)")
     add("--overlong", choices=("keep", "mask", "penalty"), default="keep", help="cut answers: as is, no loss, penalised (default keep)")
     add("--restore", choices=("best", "last"), default="best", help="weights written: best validation, or last (default %(default)s)")
+    add("--allow-code-execution", action="store_true", help=judges.CODE_HELP)
     add("--dry-run", action="store_true", help="print rows, calls, tokens and USD; load no model and ask nobody")
-    add("--wandb-name", help="name of the run in Weights & Biases (default: the folder's)")
     # fmt: on
-    judges.add_rubric_arguments(parser)
+    judges.add_ruler_arguments(parser)
     judges.add_judge_arguments(parser)
     watch.add_watch_arguments(parser)
     parser.add_run_arguments("runs/grpo_rubric", RATES)
@@ -323,7 +324,6 @@ def parse_args(argv=None):
 
 def check_arguments(args):
     """Fill in what depends on other flags; UserError for flags that contradict each other."""
-    judges.check_judge_arguments(args)
     size, substeps = args.group_size, args.num_substeps
     if args.batch_size:
         args.groups_per_batch, rest = divmod(args.batch_size * substeps, size)
@@ -342,13 +342,8 @@ def check_arguments(args):
     if ("model" in weights or args.val_metric == "model") != bool(args.reward_model):
         raise UserError("--reward model and --reward-model FOLDER go together")
     args.aggregation = args.aggregation or args.level
-    low, high = CLIP[args.level]
-    args.clip_low, args.clip_high = args.clip_low or low, args.clip_high or high
-    if args.level == "sequence" and (args.aggregation != "sequence" or args.clip_high > 0.05):
-        print(
-            f"--level sequence: GSPO goes with --aggregation sequence, --clip-low {low:g} and "
-            f"--clip-high {high:g}; the ratio of a whole answer hardly ever leaves wider bounds"
-        )
+    if args.level == "sequence" and args.aggregation != "sequence":
+        print("--level sequence: GSPO goes with --aggregation sequence")
     return args
 
 
@@ -378,7 +373,7 @@ def load_data(args):
 
     Held-out rows whose prompt is also trained on are left out, counted. Sets --val-metric.
     """
-    rubrics = judges.read_rubrics(args.data, args.drop_bad_rows, args.allow_code_execution)
+    rubrics = judges.read_rubrics(args.data, args.allow_code_execution)
     print(rubrics.describe())
     if rubrics.splits:
         train, val, test = (rubrics.splits[k] for k in ("train", "validation", "test"))
@@ -400,7 +395,7 @@ def load_data(args):
         raise UserError(f"--reward checks: {where} has no check; use --reward rubric")
     checked = val and all(has(row, "check") for row in val + test)
     args.val_metric = args.val_metric or ("checks" if checked else "rubric")
-    if (args.val_judge_model or args.val_judge_base_url) and args.val_metric != "rubric":
+    if args.val_judge_model and args.val_metric != "rubric":
         wrong = f"validation is by {args.val_metric} and asks no judge; use --val-metric rubric"
         raise UserError(f"--val-judge-model: {wrong}")
     return train, val, test
@@ -440,13 +435,13 @@ def dry_run(args):
     long = "word " * args.max_new_tokens
     texts = [f"{long}{i}" for i in range(len(rows))]
     if "rubric" in weights:
-        calls += judges.grade_answers(rows, texts, plan=True)
+        calls += judges.rubric_calls(rows, texts).values()
     if "ruler" in weights:
         prompts = [conversation(row, args.system) for row in rows]
-        groups = whole_groups(prompts, texts, args.group_size)
-        calls += judges.ruler_groups(groups, None, passes=args.judge_passes, plan=True)
+        for group in whole_groups(prompts, texts, args.group_size):
+            calls += judges.ruler_calls(group, passes=args.judge_passes)[2]
     held = val if args.val_metric == "rubric" else []
-    check = judges.grade_answers(held, [long] * len(held), plan=True)
+    check = judges.rubric_calls(held, [long] * len(held)).values()
     price = judges.read_price(args.judge_price)
     evaluations = 1 + (steps // args.eval_every if args.eval_every else 1)
     step, validation = judges.estimate(calls, price), judges.estimate(check, price)
@@ -468,9 +463,9 @@ class Graders:
         self.judge = self.val_judge = self.model = self.gold = None
         texts = any(has(row, "judge") for part in data for row in part)
         if "ruler" in self.weights or (texts and "rubric" in (*self.weights, args.val_metric)):
-            self.judge = self.val_judge = self.first_question()
-            if args.val_judge_model or args.val_judge_base_url:
-                self.val_judge = self.first_question(args.val_judge_model, args.val_judge_base_url)
+            self.judge = self.val_judge = self.load_judge()
+            if args.val_judge_model:
+                self.val_judge = self.load_judge(*args.val_judge_model.split("@", 1))
                 self.val_judge.counts = self.judge.counts  # one budget and one price for both
         self.standard = judges.read_standard(args.ruler_rubric)
         if args.reward_model:
@@ -478,13 +473,10 @@ class Graders:
         if args.gold:
             self.gold = load_function(args.gold, "--gold")
 
-    def first_question(self, model=None, base_url=None):
-        """A judge that has answered one known question."""
-        args, ranks = self.args, (parallel.rank(), parallel.world())
-        judge = judges.Judge.from_args(args, args.out, *ranks, model=model, base_url=base_url)
-        judge.warn_same(args.model)
-        if not args.skip_judge_check and not parallel.rank():
-            judge.probe()
+    def load_judge(self, model=None, base_url=None):
+        judge = judges.Judge.from_args(self.args, self.args.out, parallel.world(), model, base_url)
+        if Path(self.args.model).name.casefold() == Path(judge.model).name.casefold():
+            judges.warn(f"judge and policy are both {judge.model}: a model prefers its own answers")
         return judge
 
     def spent(self):
@@ -509,15 +501,14 @@ class Graders:
             if name == "model":
                 found = self.model(prompts, texts)
             elif name == "ruler":
-                groups = whole_groups(prompts, texts, size)
-                for ruling in judges.ruler_groups(groups, judge, self.standard, args.judge_passes):
+                groups, how = whole_groups(prompts, texts, size), (self.standard, args.judge_passes)
+                references = [row.reference for row in rows[::size]]
+                for ruling in judges.ruler_groups(groups, judge, *how, references):
                     # equal answers: nothing to compare, so nothing to learn
                     found += ruling.scores or [0.0 if ruling.identical else None] * size
             else:
-                mode = name if name in ("strict", "loose") else args.check_mode
-                how = args.rubric_score, args.judge_min_coverage, args.on_judge_failure
-                kinds = ("check", "judge") if name == "rubric" else ("check",)
-                grades = judges.grade_answers(rows, texts, judge, mode, *how, kinds)
+                how = ("loose" if name == "loose" else "strict"), RUBRIC_SCORE
+                grades = judges.grade_answers(rows, texts, judge, *how, name != "rubric")
                 found = [grade.score for grade in grades]
             parts[name] = parallel.gather(found, mine)
         return {"parts": parts, "grades": parallel.gather(grades, mine)}
@@ -614,7 +605,7 @@ def forward(args, policy, reference, b, rows, advantages, normalizer):
     logps, old_logps, ref_logps, sums, gap = rollouts.policy_logps(args, policy, reference, b)
     loss, found = grpo_loss(
         logps, old_logps, advantages[rows].to(logps.device), b["mask"], ref_logps,
-        args.clip_low, args.clip_high, args.beta,
+        *CLIP[args.level], args.beta,
         args.aggregation, args.max_new_tokens, args.level, normalizer,
     )  # fmt: skip
     return loss, found | sums | {"answers": len(rows), "gap": gap}
@@ -681,6 +672,7 @@ def keep_rollout(run, split, b, advantages=None):
     """Write each answer with verdict and reason of every criterion, for people to read."""
     rows, size, of_judge = [], b["group_size"], ("latency", "attempts", "cached", "error")
     for i, (row, grade) in enumerate(zip(b["rows"], b["grades"], strict=True)):
+        labels = {c.id: c.label for c in row.criteria}
         rows.append({
             "step": run.step,
             "split": split,
@@ -693,7 +685,7 @@ def keep_rollout(run, split, b, advantages=None):
             "reward": b["rewards"][i],
             "components": {name: values[i] for name, values in b["parts"].items()},
             "advantage": advantages[i] if advantages else None,
-            "criteria": grade.criteria,
+            "criteria": [told | {"criterion": labels[told["id"]]} for told in grade.criteria],
             "judge": {key: getattr(grade, key) for key in of_judge},
         })  # fmt: skip
     run.write("rollouts.jsonl", rows)

@@ -1,7 +1,7 @@
 """checks/answers.py: does a short answer, a formula or a program agree with the expected one?
 
 choice       the option that a text settles on
-maths        the last \\boxed{…}, else what follows the last ####, else the last number; compared exactly
+maths        the last \\boxed{…}, else what follows the last ####, else the last number; exact
 code         the tests, run behind the answer's code in a limited subprocess. This is no sandbox.
 """
 
@@ -18,17 +18,17 @@ CHOICE = r"\banswer(?: is)?\b:?[ \t]*(.+?)(?=[.,;](?:\s|$)| because |$)"
 
 
 def choice(text):
-    """The choice that a text makes: what follows its last "answer is", or the whole of it, without ( ) . : *
+    """What follows the last "answer is", or the whole text, without ( ) . : *
 
-    >>> [choice(t) for t in ("(B)", "B.", "I think the answer is **B**.", "Answer: (b), not C", "A trap")]
-    ['b', 'b', 'b', 'b', 'a trap']
+    >>> [choice(t) for t in ("(B)", "I think the answer is **B**.", "Answer: (b), not C", "A trap")]
+    ['b', 'b', 'b', 'a trap']
     """
     said = re.findall(CHOICE, text, re.I | re.M)
     return (said[-1] if said else text).strip(" \t\r\n()[]{}.:*\"'").casefold()
 
 
 def boxed(text):
-    r"""Contents of every \boxed{…} by counting braces, and of \boxed 7; None for a box that does not close.
+    r"""Contents of every \boxed{…} by counting braces, and of \boxed 7; None if one does not close.
 
     >>> boxed(r"\boxed{\frac{1}{2}} or \boxed 7 or \boxed{3")
     ['\\frac{1}{2}', '7', None]
@@ -47,7 +47,7 @@ def boxed(text):
 
 
 def math_answer(text, strict_boxed=False, last_number=False):
-    """The final answer of a solution, or None: last box, else what follows the last ####, else the last number."""
+    """The final answer or None: last box, else what follows the last ####, else the last number."""
     if boxes := boxed(text):
         agree = all(math_equal(box, boxes[-1]) for box in boxes)
         return boxes[-1] if agree or not strict_boxed else None
@@ -80,7 +80,8 @@ def exact(text):
 def math_equal(a, b):
     r"""The same text in normal form, the same fraction, or tuples equal element by element.
 
-    >>> [math_equal(*p.split()) for p in (r"\frac12 0.5", "1,000 1000", "50% 0.5", "(1,2/4) (1.0,0.5)", "(1,2) [1,2]")]
+    >>> pairs = r"\frac12 0.5", "1,000 1000", "50% 0.5", "(1,2/4) (1.0,0.5)", "(1,2) [1,2]"
+    >>> [math_equal(*pair.split()) for pair in pairs]
     [True, True, False, True, False]
     """
     if a is None or b is None:
@@ -109,7 +110,8 @@ def split_tuple(text):
 
 HARNESS = """
 import os, resource, sys
-for name, limit in (("CPU", %(seconds)d), ("AS", 1 << 30), ("FSIZE", 1 << 20), ("NPROC", 0), ("CORE", 0)):
+limits = {"CPU": %(seconds)d, "AS": 1 << 30, "FSIZE": 1 << 20, "NPROC": 0, "CORE": 0}
+for name, limit in limits.items():
     resource.setrlimit(getattr(resource, "RLIMIT_" + name), (limit, limit))
 with open("token") as file:
     token = file.read()
@@ -124,12 +126,24 @@ os.write(1, ("\\n" + token).encode())
 """
 
 
-def run_tests(answer, tests, seconds=5):
-    """True if the tests run to their end behind the answer's code: exit code 0 and a random token, printed last.
+def compiles(source):
+    try:
+        compile(source, "tests", "exec")
+    except (SyntaxError, ValueError):  # a ValueError: a null byte
+        return False
+    return True
 
-    A fresh isolated interpreter in an empty folder, limits on CPU, memory, files and processes, and a kill of the
-    whole process group. This is no sandbox: the code can read what the user can read, and reach the network.
+
+def run_tests(answer, tests, seconds=5):
+    """True if the tests run to their end after the answer's code, which a random token proves.
+
+    None if the tests themselves do not compile: no answer could pass them.
+    A fresh isolated interpreter in an empty folder, limits on CPU, memory, files and processes, and
+    a kill of the whole process group. This is no sandbox: the code can read what the user can read,
+    and reach the network.
     """
+    if not compiles(tests):
+        return None
     code = re.findall(r"```(?:python|py)?[ \t]*\n(.*?)```", answer, re.S | re.I)
     token = os.urandom(16).hex()
     with tempfile.TemporaryDirectory() as folder, open(Path(folder) / "out", "w+b") as out:
@@ -138,8 +152,8 @@ def run_tests(answer, tests, seconds=5):
             (Path(folder) / name).write_text(text, encoding="utf-8", errors="replace")
         command = [sys.executable, "-I", "-S", "-c", HARNESS % {"seconds": seconds}]
         process = subprocess.Popen(
-            command, cwd=folder, env={}, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.DEVNULL,
-            start_new_session=True,
+            command, cwd=folder, env={}, stdin=subprocess.DEVNULL, stdout=out,
+            stderr=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
         try:
             code = process.wait(2 * seconds)

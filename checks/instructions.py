@@ -9,7 +9,7 @@ import difflib
 import json
 import re
 
-from checks.answers import choice, math_answer, math_equal, run_tests
+from checks.answers import choice, compiles, math_answer, math_equal, run_tests
 from checks.risky import number_of_requests, risky_questions, without_invisible
 
 
@@ -42,7 +42,7 @@ RELATIONS = {
 
 
 def occurrences(phrase, text):
-    """How often the phrase stands in the text as whole words, case ignored: "art" is not in "start"."""
+    """How often the phrase occurs as whole words, case ignored: "art" is not in "start"."""
     return len(re.findall(rf"(?<!\w){re.escape(phrase.strip())}(?!\w)", text, re.I))
 
 
@@ -56,7 +56,7 @@ def number_of_sentences(text):
 
 
 def paragraphs_match(text, num_paragraphs):
-    """Exactly n pieces between ***, as IFEval counts: a blank first or last one is none, a blank inner one fails."""
+    """Exactly n pieces between ***, as IFEval counts: blank ends ignored, a blank middle fails."""
     pieces = [piece.strip() for piece in text.split("***")]
     pieces = pieces[1:] if not pieces[0] else pieces
     pieces = pieces[:-1] if pieces and not pieces[-1] else pieces
@@ -120,7 +120,8 @@ def two_responses(text):
     return len(pieces) == 2 and all(pieces) and pieces[0] != pieces[1]
 
 
-# what a check takes: each kind returns the value or raises ValueError("expected …"); a "?" marks what may be left out
+# what a check takes: each kind returns the value or raises ValueError("expected …"); a "?" marks
+# what may be left out
 
 
 def a_text(value):
@@ -170,6 +171,12 @@ def a_flag(value):
     return value
 
 
+def a_program(value):
+    if not compiles(a_text(value)):
+        raise ValueError("expected Python code that compiles")
+    return value
+
+
 def gold_text(value):
     return a_text(str(value) if is_number(value) else value).strip()
 
@@ -216,7 +223,7 @@ CHECKS = {  # id: (the check, its arguments)
     "text:contains": (lambda a, answer: occurrences(answer, a) > 0, {"answer": gold_text}),
     "choice:equal": (lambda a, answer: choice(a) == choice(answer), {"answer": gold_text}),
     "math:equal": (lambda a, answer, **how: math_equal(math_answer(a, **how), answer), {"answer": gold_math, "strict_boxed?": a_flag, "last_number?": a_flag}),
-    "code:tests": (run_tests, {"tests": a_text}),
+    "code:tests": (run_tests, {"tests": a_program}),
     "interview:question_count": (lambda a, num_questions, relation: relation(number_of_requests(a), num_questions), {"num_questions": whole, "relation": relation}),
     "interview:no_risky_question": (lambda a: not risky_questions(a), {}),
 }
@@ -224,7 +231,7 @@ CHECKS = {  # id: (the check, its arguments)
 
 
 def check_arguments(check, arguments, allow_code=False):
-    """The arguments of a check, each read by its kind; ValueError for an unknown id or argument, or a missing one."""
+    """The arguments of a check, each read by its kind; ValueError for unknown or missing ones."""
     if not isinstance(check, str) or check not in CHECKS:
         near = difflib.get_close_matches(str(check), CHECKS, 1, 0)[0]
         raise ValueError(f'unknown check "{check}"; the nearest known one is "{near}"')
@@ -248,9 +255,11 @@ def check_arguments(check, arguments, allow_code=False):
 
 
 def passes(criterion, answer, mode="strict"):
-    """Does the visible part of the answer do well by this check? An empty answer never does, negated or not.
+    """Does the visible part of the answer pass this check? None if the check itself is broken.
 
-    loose: any of eight variants may pass: as it is, less its first line, its last, or both; each without its * too
+    An empty answer never does well, negated or not.
+    loose: any of eight variants may pass: as it is, without its first line, its last, or both; each
+    also without its *
     """
     text = visible(answer)
     variants = [text]
@@ -259,5 +268,5 @@ def passes(criterion, answer, mode="strict"):
         parts = [text] + ["\n".join(part) for part in (lines[1:], lines[:-1], lines[1:-1])]
         variants = [v for part in parts for v in (part, part.replace("*", ""))]
     check = CHECKS[criterion.check][0]
-    said = [bool(check(v, **criterion.arguments)) for v in variants if not blank(v)]
-    return (not criterion.negate) in said
+    said = [check(v, **criterion.arguments) for v in variants if not blank(v)]
+    return None if None in said else (not criterion.negate) in map(bool, said)

@@ -22,7 +22,7 @@ def without_invisible(text):
 
 
 def normal_form(text):
-    """NFKC, no invisible characters, straight quotes, (s) → s, case folded, % → percent, blanks collapsed.
+    """NFKC, nothing invisible, straight quotes, (s) → s, case folded, % → percent, single blanks.
 
     >>> normal_form("Ａｒｅ  you 50% “sure(s)”?")
     'are you 50 percent "sures"?'
@@ -51,16 +51,16 @@ def sentences(text):
 
 @functools.lru_cache
 def request_cues():
-    """(order, joint): what opens a request besides a question mark, and what joins a second one to it."""
+    """(order, joint, lead-in): what opens a request besides a question mark, and joins a second."""
     cues = read_data("interview.json")["cues"]
     lead_in = rf"(?:(?:{'|'.join(cues['lead_in'] + cues['polite'])})\b[ ,:.!]*)*"
     order = rf"[ *•-]*{lead_in}(?:{'|'.join(cues['imperative'])})\b"
-    return re.compile(order), re.compile(rf"\b(?:{'|'.join(cues['joint'])})\b")
+    return re.compile(order), re.compile(rf"\b(?:{'|'.join(cues['joint'])})\b"), lead_in
 
 
 def asked_sentences(text):
     """The sentences that ask: they end in "?", or open with an imperative behind lead-ins."""
-    order, _ = request_cues()
+    order = request_cues()[0]
     return [s for s in sentences(text) if s[2].endswith("?") or order.match(s[2])]
 
 
@@ -69,9 +69,23 @@ def number_of_requests(text):
     return sum(1 + len(request_cues()[1].findall(s)) for _, _, s in asked_sentences(text))
 
 
+OPENERS = "how|what|which|why|when|where|who|tell|describe|explain|walk"
+
+
+def is_open(sentence):
+    """Does a request (a normal form) leave room for an answer, after lead-ins such as "thanks"?
+
+    >>> asked = "how did you do it?", "however, do you know sql?", "well, tell me more."
+    >>> [is_open(sentence) for sentence in asked]
+    [True, False, True]
+    """
+    lead_in = request_cues()[2]
+    return re.match(rf"{lead_in}(?:{OPENERS})\b", sentence) is not None
+
+
 @functools.lru_cache
 def risky_patterns():
-    """({code: (severity, patterns)}, patterns of what may be asked and of refusals), compiled and tried out."""
+    """({code: (severity, patterns)}, patterns of what may be asked and of refusals)."""
     data = read_data("risky_questions.json")
     codes = {
         code: (c["severity"], [re.compile(p) for p in c["patterns"]])
@@ -85,10 +99,11 @@ def risky_patterns():
 
 
 def risky_questions(text):
-    """What an interviewer should not ask: [{"code", "severity", "sentence", "start", "end"}], offsets into the text.
+    """What must not be asked: [{"code", "severity", "sentence", "start", "end"}], offsets in text.
 
     Only a request counts; a refusal to ask and what may be asked do not.
-    >>> [(r["code"], r["sentence"]) for r in risky_questions("Thanks. How old are you? I can't ask your age.")]
+    >>> found = risky_questions("Thanks. How old are you? I can't ask your age.")
+    >>> [(risky["code"], risky["sentence"]) for risky in found]
     [('age', 'How old are you?')]
     """
     codes, silent = risky_patterns()

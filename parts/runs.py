@@ -86,7 +86,7 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_ma
                    "added_tokens.json", "tokenizer.model", "vocab.json", "merges.txt",
                    "chat_template.jinja", "additional_chat_templates")  # fmt: skip
 MAY_DIFFER = {"save_every", "eval_every", "steps", "epochs", "stop_after", "resume", "overwrite",
-              "out", "fsdp", "wandb_project", "wandb_name"}  # fmt: skip
+              "out", "fsdp", "wandb_project"}  # fmt: skip
 
 
 # ---- flags ----
@@ -441,7 +441,7 @@ class Run:
         if args.wandb_project:
             import wandb
 
-            name = getattr(args, "wandb_name", None) or out.name
+            name = os.environ.get("WANDB_NAME") or out.name
             self.wandb = wandb.init(project=args.wandb_project, name=name, config=vars(args))
 
     # ---- checkpoint, end ----

@@ -16,7 +16,7 @@ import numpy as np
 
 from parts import files
 from parts.files import UserError
-from parts.stats import wilson
+from parts.stats import share
 
 NULL = type(None)
 TEXTS = "event event_id item_id item_sha256 annotator session comment ts_client ts_server"
@@ -165,12 +165,6 @@ def item_sha256(item):
 # what the votes say
 
 
-def share(k, n):
-    """k of n with its interval; None where n = 0."""
-    low, high = wilson(k, n) or (None, None)
-    return {"value": k / n if n else None, "k": k, "n": n, "low": low, "high": high}
-
-
 def cohen_kappa(table):
     """κ = (p_o − p_e) / (1 − p_e), table[i][j]: one called it i, the other j      [Cohen 1960]
 
@@ -258,20 +252,20 @@ def agreement(events):
 
 def annotator_row(name, events, votes, labels):
     """The numbers of one annotator; `labels` holds {annotator: 1, 0 or −1} per shared item."""
-    gone, own = undone(events), [vote for vote in votes if vote["annotator"] == name]
-    skips = [e for e in events if e["event"] == "skip" and e["event_id"] not in gone]
+    own = [vote for vote in votes if vote["annotator"] == name]
+    gone, mine = undone(events), [event for event in events if event["annotator"] == name]
     choices = Counter(vote["choice"] for vote in own)
     first = {v["item_id"]: v["choice"] for v in own if v["repeat_of"] is None}
     again = [v for v in own if v["repeat_of"] is not None and v["item_id"] in first]
     seconds = [v["ms_active"] / 1000 for v in own if v["ms_active"] is not None]
     gold = [v["gold_pass"] for v in own if v["gold_pass"] is not None]
-    mine = [unit for unit in labels if name in unit]
-    # of each shared item the others' votes: itself is the one that is taken off
-    same = sum(list(unit.values()).count(unit[name]) - 1 for unit in mine)
+    shared = [unit for unit in labels if name in unit]
+    # of each shared item the others' votes: the own one is taken off
+    same = sum(list(unit.values()).count(unit[name]) - 1 for unit in shared)
     return {
         "annotator": name,
         "votes": len(own),
-        "skips": sum(event["annotator"] == name for event in skips),
+        "skips": sum(e["event"] == "skip" and e["event_id"] not in gone for e in mine),
         "ties": choices["tie"],
         "both_bad": choices["both_bad"],
         "median_seconds": median(seconds) if seconds else None,
@@ -279,5 +273,5 @@ def annotator_row(name, events, votes, labels):
         "left": position_bias(own),
         "gold": share(sum(gold), len(gold)),
         "repeats": share(sum(v["choice"] == first[v["item_id"]] for v in again), len(again)),
-        "with_others": share(same, sum(len(unit) - 1 for unit in mine)),
+        "with_others": share(same, sum(len(unit) - 1 for unit in shared)),
     }

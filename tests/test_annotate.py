@@ -179,7 +179,7 @@ def test_agreement_compares_answers_not_sides(tmp_path):
     sides = {(e["item_id"], e["annotator"]): e["shown"]["left"] for e in events}
     assert sum(sides[i, "ann"] != sides[i, "ben"] for i, _ in sides) > 4
     result = annotate.agreement(events)
-    assert (result["raw"]["k"], result["raw"]["n"], result["overlapping_items"]) == (20, 20, 20)
+    assert (result["raw"]["value"], result["raw"]["n"], result["overlapping_items"]) == (1, 20, 20)
     assert result["alpha_nominal"] == result["pairs"][0]["kappa"] == 1.0
     assert [row["with_others"]["value"] for row in result["annotators"]] == [1.0, 1.0]
 
@@ -193,8 +193,7 @@ def test_numbers_of_an_annotator(tmp_path, capsys):
         choice = "tie" if ms == 7000 else "left"
         rater.vote(rater.worse() if rater.sees(2) else choice, ms_active=ms)
     row = annotate.agreement(log_of(tmp_path))["annotators"][0]
-    assert (row["votes"], row["median_seconds"], row["under_3_s"]["k"]) == (6, 4.5, 2)
-    assert (row["gold"]["k"], row["gold"]["n"]) == (0, 1)
+    assert (row["votes"], row["median_seconds"], row["gold"]["value"]) == (6, 4.5, 0)
     annotate.main(["agreement", "--out", str(tmp_path)])
     text = capsys.readouterr().out
     assert "no item has two annotators; serve with --overlap 2" in text
@@ -248,7 +247,7 @@ def test_repeats_come_late_and_swapped(tmp_path, capsys):
         assert first["shown"] == {"left": e["shown"]["right"], "right": e["shown"]["left"]}
     assert len(export(tmp_path)) == 40 and "repeats 10" in capsys.readouterr().out
     row = annotate.agreement(events)["annotators"][0]
-    assert (row["repeats"]["k"], row["repeats"]["n"]) == (10, 10)
+    assert (row["repeats"]["value"], row["repeats"]["n"]) == (1, 10)
 
 
 def test_a_repeat_can_be_skipped(tmp_path):

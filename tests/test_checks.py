@@ -234,13 +234,31 @@ def test_code_passes_only_behind_the_last_test(answer, passed, monkeypatch):
 
 def test_code_needs_the_flag():
     """Running what a model wrote is never a default: the file is refused, and the criterion never gets so far."""
-    row = {"prompt": "x", "checks": [{"check": "code:tests", "tests": "assert 1"}]}
+    row = {"prompt": "x", "rubrics": [{"check": "code:tests", "tests": "assert 1"}]}
     with pytest.raises(ValueError, match="--allow-code-execution"):
         judge.read_row(row)
-    assert judge.read_row(row, allow_code=True)[0].criteria[0].check == "code:tests"
+    assert judge.read_row(row, allow_code=True).criteria[0].check == "code:tests"
 
 
 # ---- questions ----
+
+
+def test_one_definition_of_a_question():
+    """“However, do you know SQL?” begins with “how” and is a closed question; an order is a question, too. The check, the
+    report of evaluate.py and the interview mean the same."""
+    import evaluate
+
+    row = {"task": "interview"}
+    for text, count, is_open in (
+        ("However, do you know SQL?", 1, 0.0), ("Thanks. Could you tell me about SQL?", 1, 1.0),
+        ("How did you use SQL? Do you like it?", 2, 0.0), ("Tell me about SQL.", 1, 1.0), ("Good.", 0, 0.0),
+    ):  # fmt: skip
+        found = evaluate.task_metrics(row, text)
+        assert found == {"one question": float(count == 1), "open": is_open}, text
+        assert (
+            holds("interview:question_count", text, num_questions=count, relation="exactly")
+            or not count
+        )
 
 
 def test_requests_agree_with_the_interview_bank():
@@ -308,7 +326,7 @@ def test_bundled_rubrics_are_graded_as_their_generator_means(bundled):
     differ = []
     for i in range(60):
         row = rubrics.rubric_row(rng_for("train", i), "train", i)
-        read = judge.read_row(rubrics.public(row))[0]
+        read = judge.read_row(rubrics.public(row))
         for q in (None, 1.0, 0.5, 0.0):
             answer = rubrics.rubric_answer(rng_for("agree", i, q), row, q)
             (grade,) = judge.grade_answers([read], [answer])

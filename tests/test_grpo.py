@@ -322,11 +322,10 @@ RECIPE = [
     ("kl_penalty_coef", "0.05", "beta", 0.0),
     ("num_substeps", "2", "num_substeps", 1),
     ("judge_model", "qwen3", "judge_model", "gpt-5-mini"),
-    ("judge_temperature", "0.3", "judge_temperature", 0.0),
+    ("judge_temperature", "0.3", "judge_temperature", None),
     ("judge_max_retries", "5", "judge_max_retries", 3),
     ("log_path", "runs/mine", "out", "runs/grpo-Llama-3.1-8B-x"),
     ("wandb_project", "hiring", "wandb_project", None),
-    ("wandb_name", "second try", "wandb_name", None),
     ("eval_every", "3", "eval_every", 10),
     ("save_every", "9", "save_every", 20),
     ("system_message", "Be brief.", "system", None),
@@ -346,7 +345,9 @@ def test_recipe_names(name, value, arrives, default, capsys):
     assert args.data == "x.json" and (name == "data_path" or getattr(args, arrives) == default)
     told = f" {name}" in capsys.readouterr().out
     assert told == (default is not None and name not in ("log_path", "load_checkpoint_path"))
-    assert {r[0] for r in RECIPE} | {"behavior_if_log_dir_exists"} == set(grpo_rubric.RECIPE)
+    assert {r[0] for r in RECIPE} | {"behavior_if_log_dir_exists", "wandb_name"} == set(
+        grpo_rubric.RECIPE
+    )
 
 
 def test_our_defaults_without_a_pair(capsys):
@@ -355,7 +356,7 @@ def test_our_defaults_without_a_pair(capsys):
     expected = dict(
         model=common.BASE, lora_rank=0, data="data/rubrics.json", train_ratio=0.8, data_seed=42, out="runs/grpo_rubric",
         group_size=8, groups_per_batch=8, lr=None, max_new_tokens=96, temperature=1.0, beta=0.0, num_substeps=1, eval_every=5,
-        save_every=20, reward=["rubric"], scale="center", aggregation="token", level="token", clip_low=0.2, clip_high=0.28,
+        save_every=20, reward=["rubric"], scale="center", aggregation="token", level="token",
         eval_temperature=0.0,
     )  # fmt: skip
     assert {key: args[key] for key in expected} == expected
@@ -366,12 +367,11 @@ def test_gspo_brings_its_own_bounds(capsys):
     """The mean log-ratio of an answer moves by thousandths: with the bounds of a token, .2 and .28, GSPO never clips, and a
     mean over tokens is another loss. Its own bounds and mean hold unless the user says otherwise, and then a line says so."""
     args = grpo_rubric.parse_args(["--level", "sequence"])
-    assert (args.clip_low, args.clip_high, args.aggregation) == (3e-4, 4e-4, "sequence")
+    assert grpo_rubric.CLIP[args.level] == (3e-4, 4e-4) and args.aggregation == "sequence"
     assert capsys.readouterr().out == ""
-    for flag, value in (("--clip-high", "0.28"), ("--aggregation", "token")):
-        args = grpo_rubric.parse_args(["--level", "sequence", flag, value])
-        assert str(getattr(args, flag[2:].replace("-", "_"))) == value
-        assert "--level sequence: GSPO goes with --aggregation sequence" in capsys.readouterr().out
+    args = grpo_rubric.parse_args(["--level", "sequence", "--aggregation", "token"])
+    assert args.aggregation == "token"
+    assert "--level sequence: GSPO goes with --aggregation sequence" in capsys.readouterr().out
 
 
 def test_pairs_and_flags_mix():
@@ -382,10 +382,17 @@ def test_pairs_and_flags_mix():
     assert (args.data, args.group_size, args.groups_per_batch) == ("a/b.json", 4, 5)
     assert args.out == "runs/grpo-Llama-3.1-8B-b" and args.lora_rank == 32
     line = ["data_path=x.json", "judge_base_url=http://localhost:1/v1", "dry_run=true"]
-    line += ["skip_judge_check=false", "--system", "role=recruiter", "load_checkpoint_path=None"]
+    line += [
+        "allow_code_execution=false",
+        "--system",
+        "role=recruiter",
+        "load_checkpoint_path=None",
+    ]
     args = grpo_rubric.parse_args(line)
     assert args.judge_base_url == "http://localhost:1/v1" and args.system == "role=recruiter"
-    assert args.dry_run and not args.skip_judge_check and args.model == "meta-llama/Llama-3.1-8B"
+    assert (
+        args.dry_run and not args.allow_code_execution and args.model == "meta-llama/Llama-3.1-8B"
+    )
     args = grpo_rubric.parse_args(["--system", "role=recruiter"])
     assert args.lora_rank == 0, "a value with = in it is no recipe line"
     line = ["data_path=x.json", "load_checkpoint_path=runs/a", "model_name=b/c"]
@@ -415,7 +422,6 @@ BAD = [
     (["data_path=x.json", "dry_run=maybe"], "dry_run=maybe: expected true or false"),
     (["--group-size", "1"], "--group-size: '1' given, expected a whole number at least 2"),
     (["--num-substeps", "9"], "--num-substeps 9: more than the 8 groups"),
-    (["--clip-low", "1"], "--clip-low: '1' given"),
     (["--beta", "-1"], "--beta: '-1' given, expected a number at least 0"),
     (["--beta", "nan"], "--beta: 'nan' given"),
     (["--temperature", "0"], "--temperature: '0' given, expected a number above 0"),
@@ -523,7 +529,7 @@ def test_rows_that_cannot_be_trained_on(tmp_path):
     rows = numbered(6)
     rows[4]["rubrics"] = ["Is polite."]
     file = write_rows(tmp_path / "m.jsonl", rows)
-    with pytest.raises(files.UserError, match="line 5 has no check; use --reward rubric"):
+    with pytest.raises(files.UserError, match="row 5 has no check; use --reward rubric"):
         splits_of(file, "--reward", "checks", "--train-ratio", 0.99)
 
 
@@ -623,7 +629,7 @@ LOSSES = [
     (),
     ("--beta", 0.1),
     ("--aggregation", "sequence", "--num-substeps", 2, "--beta", 0.1),
-    ("--aggregation", "fixed", "--level", "sequence", "--clip-high", 0.28, "--num-substeps", 2),
+    ("--aggregation", "fixed", "--level", "sequence", "--num-substeps", 2),
 ]
 
 

@@ -16,9 +16,10 @@ import pytest
 import annotate
 import common
 import evaluate
-from evaluate import compare_votes, human_items, majority_agreement, unblind, wilson
+from evaluate import compare_votes, human_items, majority_agreement, unblind
 from parts import files, votes
 from parts.files import UserError
+from parts.stats import wilson
 from test_annotate import Rater, client_post
 from tiny import pair_rows, tiny_model, tiny_tokenizer, write_rows
 

@@ -25,7 +25,6 @@ from evaluate import (
     bradley_terry,
     efficiency,
     equal_kl,
-    esc,
     fit_overoptimisation,
     fit_record,
     frontier,
@@ -33,18 +32,16 @@ from evaluate import (
     html_report,
     mean_height,
     overoptimised,
-    plot,
     repeated,
     seed_groups,
-    show,
     spending,
     strengths,
     task_metrics,
-    ticks,
     win_rates,
 )
 from parts import files
 from parts.files import UserError
+from parts.old_pages import esc, plot, show, ticks
 from parts.runs import fingerprint
 
 REPO = Path(evaluate.__file__).parent
