@@ -20,7 +20,6 @@ import pytest
 
 REPO = Path(__file__).resolve().parent.parent
 LOWER = {"parts.files", "parts.parallel", "parts.lora", "parts.shared_prompt", "parts.stats"}
-OLD = {"parts.old_flags"}  # what evaluate.py takes from it
 REPORTS = {"parts.reports", "parts.old_pages"}
 CHECKS = {"checks.answers", "checks.instructions", "checks.risky"}
 RL = {"common", "watch", "parts.runs", "parts.rollouts", *LOWER}
@@ -30,7 +29,7 @@ ARROWS = {  # who may import whom, downwards only: stages, parts/runs.py, common
     "checks.instructions": {"checks.answers", "checks.risky", "parts.files"},
     "parts.files": set(),
     "parts.stats": set(),
-    "parts.reports": {"common", "parts.files", "parts.old_flags", "parts.parallel", "parts.runs"},
+    "parts.reports": {"common", "parts.files", "parts.parallel", "parts.runs"},
     "parts.old_pages": set(),
     "parts.pages": {"parts.files"},
     "parts.viewer": {"parts.files", "parts.pages"},
@@ -40,7 +39,6 @@ ARROWS = {  # who may import whom, downwards only: stages, parts/runs.py, common
     "common": LOWER,
     "parts.runs": {"common", *LOWER},
     "parts.rollouts": {"common", "parts.runs", *LOWER},
-    "parts.old_flags": {"parts.files"},
     "sft": {"common", "parts.runs", *LOWER},
     "reward_train": {"common", "parts.runs", *LOWER},
     "dpo": {"common", "parts.runs", *LOWER},
@@ -56,7 +54,7 @@ ARROWS = {  # who may import whom, downwards only: stages, parts/runs.py, common
     "watch": {"parts.files", "parts.viewer"},
     "evaluate": {"common", "parts.pages", "parts.runs", "parts.votes", "judge", *REPORTS, *LOWER}
     | {"checks.risky"},  # what a question is
-    "fairness": {"common", "parts.pages", "parts.runs", *REPORTS, *LOWER, *CHECKS, *OLD},
+    "fairness": {"common", "parts.pages", "parts.runs", *REPORTS, *LOWER, *CHECKS},
 }
 BUDGETS = {  # code tokens at most, of each file that has its second edition
     "common.py": 7430,  # planned 7200: cuts prompts that do not fit, and names each damaged folder
@@ -82,7 +80,7 @@ BUDGETS = {  # code tokens at most, of each file that has its second edition
     "parts/lora.py": 1055,  # planned 950
     "parts/parallel.py": 1800,
     "parts/stats.py": 2500,  # planned 2800
-    "parts/reports.py": 1040,  # not planned: default paths, folders and tables of evaluate and fairness
+    "parts/reports.py": 1050,  # not planned: default paths, folders and tables of evaluate and fairness
     "parts/pages.py": 2200,  # planned 2400
     "parts/viewer.py": 1330,  # not planned (900): reads three layouts of answers, so that the page of any run can be read
 }
@@ -428,7 +426,7 @@ def test_every_flag_is_read(name):
         shared = reads_of(tree_of(REPO / "parts/rollouts.py"))
         read |= set.intersection(*(reads_of(tree_of(path)) | shared for path in MOVED))
         read |= reads_of(tree_of(REPO / "parts/parallel.py"))
-    plumbing = ("parts/runs.py", "parts/parallel.py", "parts/old_flags.py")
+    plumbing = ("parts/runs.py", "parts/parallel.py")
     for other in plumbing if name not in plumbing[:1] else ():
         read |= reads_of(tree_of(REPO / other))
     unread = [f"{flag} (line {line})" for flag, line in flags_of(tree) if flag not in read]
@@ -450,7 +448,7 @@ def test_docstring_examples(name):
     """Examples worked by hand are the first thing a reader believes. They run, and there is at least one."""
     result = doctest.testmod(importlib.import_module(module(name)))
     assert result.failed == 0
-    plain = ("lora", "rollouts", "shared_prompt", "old_flags")
+    plain = ("lora", "rollouts", "shared_prompt")
     assert result.attempted > 0 or name in [f"parts/{stem}.py" for stem in plain]
 
 
