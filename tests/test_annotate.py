@@ -474,7 +474,7 @@ def test_draw(tmp_path, llama_folder, capsys):
     annotate.main([*flags, two, "--model-b", second, "--gold-items", known])
     dropped = int(re.search(r"; (\d+) dropped", capsys.readouterr().out)[1])
     items = votes.load_items(f"{two}/items.jsonl")
-    drawn = [item for item in items.values() if not item["gold"]]
+    drawn = [item for item in items.values() if not item.get("gold")]
     assert len(drawn) == 8 - dropped >= 6 and len(items) == len(drawn) + 2
     assert {(row["a_model"], row["b_model"]) for row in drawn} == {(llama_folder, second)}
     assert list(items) == [f"item-{n:05d}" for n in range(len(items))]

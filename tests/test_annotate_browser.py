@@ -6,7 +6,6 @@ one on the PATH). Without them these tests are skipped; with CI_BROWSER=1 they f
 
 import http.server
 import os
-import re
 import shutil
 import threading
 
