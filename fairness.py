@@ -71,14 +71,26 @@ from parts.reports import (
     read_csv,
     write_text,
 )
-from parts.stats import benjamini_hochberg, holm, number, share, wilson
+from parts.stats import (
+    benjamini_hochberg,
+    fisher_exact,
+    holm,
+    katz_interval,
+    newcombe_interval,
+    number,
+    share,
+    student_t_p,
+    student_t_quantile,
+    two_proportion_z,
+    welch,
+)
 
 SCHEMA = 1  # of report.json; a key that changes its meaning raises it
 ROOT = Path(__file__).resolve().parent
 NOTICE = "Not legal advice. Not an independent bias audit. Which rules apply, and their dates: docs/law.md."
 FOUR_FIFTHS = "Four fifths is a rule of thumb for one legal question, not a definition of fairness."
 REFERENCE = {"sex": "Male", "race_ethnicity": "White"}  # declared before looking
-Z95, Z90, Z80 = (NormalDist().inv_cdf(p) for p in (0.975, 0.95, 0.80))
+Z95, Z80 = NormalDist().inv_cdf(0.975), NormalDist().inv_cdf(0.80)
 
 BASE = "data/tiny-base"
 
@@ -158,65 +170,6 @@ def group_metrics(groups, y_pred, y_true=None):
     return out
 
 
-def two_proportion_z(a, n, b, m):
-    """z = (a/n − b/m) / √(p(1−p)(1/n + 1/m)), p pooled, no continuity correction; (z, two-sided p) or None.
-
-    >>> [round(x, 4) for x in two_proportion_z(412, 797, 170, 390)]
-    [2.6233, 0.0087]
-    """
-    if not n or not m or a + b in (0, n + m):
-        return None
-    p = (a + b) / (n + m)
-    z = (a / n - b / m) / math.sqrt(p * (1 - p) * (1 / n + 1 / m))
-    return z, math.erfc(abs(z) / math.sqrt(2))
-
-
-def fisher_exact(a, n, b, m):
-    """Two-sided p: the tables with these margins that are no likelier than this one.
-
-    By hand: 2 of 2 against 0 of 2. C(4, 2) = 6 tables, two as extreme: 1/3.
-    >>> round(fisher_exact(2, 2, 0, 2), 4)
-    0.3333
-    """
-    total, k = n + m, a + b
-    lower = max(0, k - m)
-
-    def log_choose(n, k):
-        return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
-
-    xs = range(lower, min(k, n) + 1)
-    logs = np.array([log_choose(n, x) + log_choose(m, k - x) for x in xs]) - log_choose(total, k)
-    chances = np.exp(logs)
-    here = chances[a - lower]
-    return min(1.0, float(chances[chances <= here * (1 + 1e-7)].sum()))
-
-
-def katz_interval(a, n, b, m, level=0.95):
-    """Interval of the ratio (b/m) / (a/n): log ratio ± z·√(1/b − 1/m + 1/a − 1/n)      [Katz et al. 1978]
-
-    >>> [round(x, 3) for x in katz_interval(16, 80, 3, 20)], katz_interval(5, 9, 0, 9)
-    ([0.242, 2.325], None)
-    """
-    if not (a and b):
-        return None
-    ratio, z = (b / m) / (a / n), NormalDist().inv_cdf((1 + level) / 2)
-    half = z * math.sqrt(max(0.0, 1 / b - 1 / m + 1 / a - 1 / n))
-    return ratio * math.exp(-half), ratio * math.exp(half)
-
-
-def newcombe_interval(a, n, b, m, level=0.95):
-    """Interval of a/n − b/m from the two Wilson intervals      [Newcombe 1998, method 10]
-
-    >>> [round(x, 4) for x in newcombe_interval(56, 70, 48, 80)]
-    [0.0524, 0.3339]
-    """
-    if not (n and m):
-        return None
-    p, q, (l1, u1), (l2, u2) = a / n, b / m, wilson(a, n, level), wilson(b, m, level)
-    low = p - q - math.sqrt((p - l1) ** 2 + (u2 - q) ** 2)
-    return low, p - q + math.sqrt((u1 - p) ** 2 + (q - l2) ** 2)
-
-
 def minimum_detectable_ir(rate, n, m):
     """The impact ratio that a table of n and m would show with 80 % power, at this rate of the higher group (arcsine).
 
@@ -272,25 +225,6 @@ FLOOR = (
 MOST_GROUPS = 20  # more are no categories but numbers: ages belong into bands
 
 
-def t_z(t, df):
-    """The z whose tail is that of Student's t, to three digits in p      [Wallace 1959]
-
-    By hand: t = 2.262 with 9 degrees of freedom is the two-sided 5 % point, z = 1.96.
-    >>> round(t_z(2.262, 9), 2)
-    1.96
-    """
-    return math.sqrt(df * math.log1p(t * t / df)) * (8 * df + 1) / (8 * df + 3)
-
-
-def t_quantile(z, df):
-    """The inverse of t_z.
-
-    >>> round(t_quantile(1.96, 9), 2)
-    2.26
-    """
-    return math.sqrt(df * math.expm1(((8 * df + 3) / (8 * df + 1) * z) ** 2 / df))
-
-
 def clustered_difference(values, a, b, *clusters):
     """Mean of values[a] − mean of values[b] where rows of a cluster are not independent.
 
@@ -317,10 +251,10 @@ def clustered_difference(values, a, b, *clusters):
     variance = max(parts[0], parts[1], parts[0] + parts[1] - parts[2]) if len(parts) > 1 else parts[0]  # fmt: skip
     gap, df = float(values[a].mean() - values[b].mean()), min(fewest) - 1
     if variance > 0:
-        p = math.erfc(t_z(abs(gap) / math.sqrt(variance), df) / math.sqrt(2))
+        p = student_t_p(gap / math.sqrt(variance), df)
     else:  # every cluster of a group has the same value
         p = fisher_exact(fewest[0], fewest[0], 0, fewest[1]) if gap else 1.0
-    half = [math.sqrt(variance) * t_quantile(z, df) for z in (Z95, Z90)]
+    half = [math.sqrt(variance) * student_t_quantile(tail, df) for tail in (0.05, 0.10)]
     ends = [(gap - x, gap + x) for x in half]
     return {"gap": gap, "p": p, "ends": ends[0], "ends90": ends[1], "clusters": fewest}
 
@@ -1591,15 +1525,14 @@ def score_gaps(groups, scores):
     sides = {g: scores[labels == g] for g in sorted(set(labels.tolist()))}
     sd = scores.std(ddof=1) if len(scores) > 1 else 0.0
     best, out = max(sides, key=lambda g: sides[g].mean(), default=None), []
+    why = "fewer than two people" if sd > 0 else "every score is the same"
     for group, x in sides.items():
-        y, ends = sides[best], None
-        if len(x) > 1 and len(y) > 1 and sd > 0:
-            v, w = x.var(ddof=1) / len(x), y.var(ddof=1) / len(y)
-            df = (v + w) ** 2 / (v**2 / (len(x) - 1) + w**2 / (len(y) - 1)) if v + w else 1.0
-            half = t_quantile(Z95, df) * math.sqrt(v + w) / sd
-            ends = (x.mean() - y.mean()) / sd - half, (x.mean() - y.mean()) / sd + half
+        y = sides[best]
+        test = welch(x, y) if sd > 0 else None
         gap = (x.mean() - y.mean()) / sd if sd > 0 else None
-        out.append({"group": group, "reference": best, "gap": number(gap, len(x) + len(y), ends, "Welch", reason="every score is the same" if not sd > 0 else "fewer than two people")})  # fmt: skip
+        ends = test and (test["low"] / sd, test["high"] / sd)
+        gap = number(gap, len(x) + len(y), ends, "Welch", reason=why)
+        out.append({"group": group, "reference": best, "gap": gap})
     return out
 
 
