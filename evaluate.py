@@ -5,8 +5,8 @@ Algorithm    compare:  (1) prompts of one split, drawn by seed; what each run ha
                        (2) sample: the same number of answers a prompt from every model, and N from the baseline
                        (3) KL: the same answers under the model and under the baseline
                        (4) score: gold (independent of training) and proxy (a reward model, mostly the one trained on)
-                       (5) statistics: means, win rates, length-controlled rates, strengths, verdicts, diversity, tasks
-                       (6) frontier: gold over √KL, best of n, equal KL, over-optimisation; cost over seeds
+                       (5) statistics: means, win rates, length-controlled rates, verdicts, diversity, tasks
+                       (6) frontier: gold over √KL, best of n, equal KL, over-optimisation; gold over training time
                        (7) the reward model: its accuracy and calibration on pairs, its order of candidates
                        (8) table, report.json, report.html, plots, samples.jsonl
              reward:   accuracy of a reward model on held-out pairs, beside the rule "the longer answer wins"
@@ -24,9 +24,9 @@ Run          python evaluate.py
              python evaluate.py rank --reward-model runs/reward --role role.txt --candidates candidates.csv
              python evaluate.py human make --a runs/ppo --b runs/dpo
              python evaluate.py human score --votes runs/human/annotations.jsonl
-Writes       report.json; report.html, *.svg and samples.jsonl (compare), report.html, reward.json and pairs.jsonl
+Writes       report.json; report.html, *.svg and samples.jsonl (compare), report.html and pairs.jsonl
              (reward), ranked.csv (rank), or votes.jsonl (human score); human make: items.jsonl, key.json, samples.jsonl
-Reference    Wilson 1927; Bradley & Terry 1952; Hunter 2004 (MM); Gao et al. 2022, arXiv 2210.10760 (best-of-n,
+Reference    Wilson 1927; Gao et al. 2022, arXiv 2210.10760 (best-of-n,
              over-optimisation); Dubois et al. 2024, arXiv 2404.04475 (length control)
 Axes         P prompts, G answers a prompt, N answers of a best-of-n pool, M models, B pairs
 """
@@ -217,53 +217,6 @@ def compare_scores(a, b, lengths_a, lengths_b, seed):
     return row | {"difference": mean_number(difference, seed)}
 
 
-def linked(wins):
-    """True if every model has a path of wins to every other: else the likelihood has no maximum."""
-    reach = (np.asarray(wins) > 0) | np.eye(len(wins), dtype=bool)  # (M, M)
-    for _ in range(len(wins)):
-        reach = reach @ reach
-    return bool(reach.all())
-
-
-def bradley_terry(wins):
-    """P(i beats j) = s_i / (s_i + s_j): maximum likelihood by MM, as 400·log10(s / s_baseline)      [Hunter 2004, eq. 3]
-
-    wins  (M, M), wins[i][j] = how often i beat j, ties ½ to each; the baseline is model 0
-    Not linked: half a win and half a loss against an average opponent (one that wins half) is added to each.
-    By hand: 60 to 40 gives s = 1.5, and 400·log10(1.5) = 70.44.
-    >>> bradley_terry([[0, 40], [60, 0]]).round(2).tolist()
-    [0.0, 70.44]
-    """
-    wins = np.asarray(wins, float) * (1 - np.eye(len(wins)))
-    games, prior = wins + wins.T, 0.0 if linked(wins) else 0.5
-    strength, change = np.ones(len(wins)), 1.0
-    while change > 1e-12:
-        expected = (games / (strength[:, None] + strength)).sum(1) + 2 * prior / (strength + 1)
-        update = (wins.sum(1) + prior) / expected
-        change, strength = abs(np.log(update / strength)).max(), update
-    return 400 * np.log10(strength / strength[0])
-
-
-def strengths(scores, seed):
-    """Bradley-Terry strengths of M models, each a `number`: 400·log10 ratio to the first; bootstrap over prompts.
-
-    scores  M arrays (P, G_m);  a prompt's wins of i over j are its win rate, ties ½, NaN counts for nothing
-    """
-    M, P = len(scores), len(scores[0])
-    wins = np.zeros((P, M, M))
-    for i, j in itertools.permutations(range(M), 2):
-        wins[:, i, j] = np.nan_to_num(win_rates(scores[i], scores[j]))
-    statistic = lambda w: bradley_terry(np.tensordot(w, wins, 1))  # noqa: E731
-    interval = bootstrap_ci(np.zeros(P), draws=300, seed=seed, statistic=statistic)
-    low, high = interval or (None, None)
-    ends = [None if low is None or not i else (low[i], high[i]) for i in range(M)]
-    values, why = statistic(np.ones(P)), "the baseline, or fewer than two prompts"
-    method = "Bradley-Terry; bootstrap over prompts"
-    if not linked(wins.sum(0)):
-        method += "; half a win and half a loss added to each, as a path of wins is missing"
-    return [number(x, P, e, method, seed, why) for x, e in zip(values, ends)]
-
-
 # score against KL, and against cost
 
 
@@ -343,22 +296,6 @@ def at_equal_kl(curves):
         return None
     at = lambda points: float(np.interp(reach, *zip(*sorted(points))))  # noqa: E731
     return float(reach), {name: at(points) for name, points in curves.items()}
-
-
-def mean_height(x, y, end):
-    """Area below the line through (x, y) over [0, end], divided by end; level before its first x and behind its last.
-
-    By hand: 0 until 1, then up to 2 at 3: area ½·2·2 = 2, over 3.
-    >>> round(mean_height([1, 3], [0, 2], 3), 4)
-    0.6667
-    """
-    area, points = 0.0, [(0.0, y[0]), *zip(x, y), (max(end, x[-1]), y[-1])]
-    for (left, low), (right, high) in zip(points, points[1:]):
-        stop = min(right, end)
-        if stop > left:
-            there = low + (high - low) * (stop - left) / (right - left)
-            area += (low + there) / 2 * (stop - left)
-    return float(area / end)
 
 
 # a reward model, and its order of candidates
@@ -476,24 +413,6 @@ def repeated(tokens, n=4):
     """
     grams = ngrams(tokens, n)
     return 1 - len(set(grams)) / len(grams) if grams else math.nan
-
-
-def grown_phrases(answers, before, n=3, top=10):
-    """[(phrase, share of answers now, share before)] of the `top` n-word phrases whose share grew most.
-
-    >>> grown_phrases(["I led a team", "we led a team"], ["I led nobody"], n=2, top=1)
-    [('a team', 1.0, 0.0)]
-    """
-
-    def shares(texts):
-        counts = Counter()
-        for words in (re.findall(r"\w+(?:[-']\w+)*", text) for text in texts):
-            counts.update({" ".join(gram) for gram in ngrams(words, n)})
-        return {phrase: count / len(texts) for phrase, count in counts.items()}
-
-    now, old = shares(answers), shares(before)
-    growth = sorted((old.get(phrase, 0.0) - share, phrase) for phrase, share in now.items())
-    return [(phrase, now[phrase], old.get(phrase, 0.0)) for g, phrase in growth[:top] if g < 0]
 
 
 DECIDING = ("assess", "assessment", "rank", "ranking")
@@ -625,19 +544,6 @@ def human_agreement(votes):
     return share(sum(same), len(same)) | {"overlapping_items": overlap}
 
 
-def majority_agreement(votes, outcomes):
-    """How often a scorer is of the majority's opinion, over items that have one; equal scores ½.
-
-    outcomes  {item id: 1 A is better, ½ equal, 0 B is better, None: not scored}
-    """
-    rights = []
-    for item, own in by_item(votes).items():
-        rate, outcome = sum(WON[v["winner"]] for v in own) / len(own), outcomes[item]
-        if rate != 0.5 and outcome is not None:
-            rights.append(0.5 if outcome == 0.5 else float((outcome > 0.5) == (rate > 0.5)))
-    return share(sum(rights), len(rights))
-
-
 # ---- 4. the arguments ----
 
 
@@ -689,7 +595,6 @@ def parse_args(argv=None):
     votes = "runs/human/annotations.jsonl"
     add("--votes", default=votes, help="the log of annotate.py (default: %(default)s)")
     add("--key", help="key.json of human make (default: beside the votes)")
-    add("--reward-model", help="folder: how often it is of the majority's opinion")
 
     prompts = Default("data/prompts.jsonl")
     for name in ("compare", "make"):  # held-out prompts, and how they are answered
@@ -704,12 +609,11 @@ def parse_args(argv=None):
         )
         add("--max-new-tokens", type=int, default=96, help="longest answer, tokens (64 to 512)")
 
-    for name in ("compare", "score"):  # an LLM as one more scorer
-        add = parsers[name].add_argument
-        add("--judge-model", help="name on a server with OpenAI-compatible chat completions")
-        add("--judge-base-url", help="such as http://localhost:8000/v1 (default: OPENAI_BASE_URL)")
-        add("--judge-api-key-env", default="OPENAI_API_KEY", help="variable that holds the key")
-        add("--judge-price", help="USD per million tokens in and out, such as 0.25,2")
+    add = parsers["compare"].add_argument  # an LLM as one more scorer
+    add("--judge-model", help="name on a server with OpenAI-compatible chat completions")
+    add("--judge-base-url", help="such as http://localhost:8000/v1 (default: OPENAI_BASE_URL)")
+    add("--judge-api-key-env", default="OPENAI_API_KEY", help="variable that holds the key")
+    add("--judge-price", help="USD per million tokens in and out, such as 0.25,2")
 
     folders = {"compare": "runs/evaluate", "reward": "runs/evaluate-reward", "rank": "runs/rank"}
     folders |= {"make": "runs/human", "score": "runs/human-report"}
@@ -827,27 +731,13 @@ def spending(run, before=None):
 
 
 def behind(run):
-    """What the reward models of a run had cost before its first step; NaN where a folder is gone."""
-    folders = run["args"].get("reward_model") or []
-    folders = [folders] if isinstance(folders, str) else folders  # of ppo.py several
-    if run["stage"] in ("sft", "dpo") or not folders:  # there it only watches
+    """What the reward model of a run had cost before its first step; NaN where its folder is gone."""
+    folder = run["args"].get("reward_model")
+    if run["stage"] in ("sft", "dpo") or not folder:  # there it only watches
         return {}
-    gone, rewards = {"pairs": math.nan, "seconds": math.nan}, [read_run(f, "--reward-model of the run") for f in folders]  # fmt: skip
-    spent = [spending(reward)[1] if reward else gone for reward in rewards]
-    return {key: sum(one[key] for one in spent) for key in ("pairs", "seconds")}
-
-
-def seed_groups(logged):
-    """{name: [members]}: runs/ppo-0 and runs/ppo-1 of one stage and two seeds are runs/ppo; who stands alone keeps its name."""
-    stems, groups = {}, {}
-    for name, run in logged.items():
-        stem = re.fullmatch(r"(.+?)[-_](?:seed[-_]?)?\d+", name)
-        stems.setdefault((stem.group(1) if stem else name, run["stage"]), []).append(name)
-    for (stem, _), names in stems.items():
-        seeds = {logged[name]["args"].get("seed") for name in names}
-        whole = len(seeds) == len(names) > 1
-        groups |= {stem: names} if whole else {name: [name] for name in names}
-    return groups
+    reward = read_run(folder, "--reward-model of the run")
+    spent = spending(reward)[1] if reward else dict.fromkeys(COSTS, math.nan)
+    return {key: spent[key] for key in ("pairs", "seconds")}
 
 
 class Candidates:
@@ -1244,20 +1134,15 @@ def compare(args):
     report["models"] = [describe(entry, scorers, args.seed) for entry in entries]
     report["comparisons"] = [row for s in scorers for row in comparisons(entries, s, args.seed)]
     report["comparisons"] += judged(models, rows, asker, args.seed) if asker else []
-    if len(entries) > 2:
-        elo = strengths([entry["score"] for entry in entries], args.seed)
-        report["bradley_terry"] = [{"model": e["name"], "elo": x} for e, x in zip(entries, elo)]
     report["tasks"] = by_task(entries, rows, main_score, args.seed)
     report["task_metrics"] = task_table(models, rows, skills, args.seed)
     report["diversity"] = diversity(models, args.seed)
 
     # (6) frontier and cost
-    groups = seed_groups(logged)
     report["runs"] = [run_setup(name, run) for name, run in logged.items()]
-    report["seeds"] = over_seeds(report, groups, main_score)
     report["frontier"] = [frontier(name, run) for name, run in logged.items() if run["points"]]
     report["equal_kl"] = equal_kl(report, logged, main_score)
-    report["efficiency"] = efficiency(logged, groups)
+    report["efficiency"] = efficiency(logged)
 
     # (7) the reward model
     report["reward"] = reward_quality(args, proxy, pairs)[0] if pairs else None
@@ -1266,9 +1151,7 @@ def compare(args):
         quality = "quality" if "quality" in candidates.columns else None
         ranked = rank_candidates(candidates, profile_scorer(proxy, args), quality)
         report["ranking"] = rank_quality(ranked, 10, args.seed)
-    seeds = {name for members in groups.values() for name in members[1:]}
-    shown = [entry for entry in models[1:] if entry["name"] not in seeds]
-    report["samples"] = [side_by_side(rows, models[0], entry, args.seed) for entry in shown]
+    report["samples"] = [side_by_side(rows, models[0], e, args.seed) for e in models[1:]]
     report["answer"], report["notes"] = in_words(report)
 
     # (8) table and files
@@ -1478,9 +1361,6 @@ def diversity(models, seed):
         row["entropy"] = mean_number(entry["entropy"], seed)
         low, high = np.percentile(entry["lengths"], [5, 95])
         row |= {"length_5": float(low), "length_95": float(high)}
-        texts = [text for texts in entry["texts"] for text in texts]
-        if entry is not models[0]:
-            row["grown"] = grown_phrases(texts, [t for ts in models[0]["texts"] for t in ts])
         table.append(row)
     return table
 
@@ -1519,10 +1399,7 @@ def run_setup(name, run):
     row = {"name": name, "stage": run["stage"]} | {k: args.get(k) for k in ("model", "seed")}
     row |= {"steps": max(steps, default=0), "peak_mem_mb": max(memory, default=None)}
     row |= {key: round(value, 2) for key, value in run["spent"].items()}
-    reward, weights = args.get("reward_model"), args.get("reward_weights")
-    row |= {"reward_model": ", ".join(reward) if isinstance(reward, list) else reward}
-    row |= {"reward_weights": weights} if weights else {}
-    row |= {"validation_left_out": run["left_out"]}
+    row |= {"reward_model": args.get("reward_model"), "validation_left_out": run["left_out"]}
     return row | {"sha256": run["sha256"], "versions": run["versions"]}
 
 
@@ -1530,24 +1407,6 @@ def against_base(report):
     """{model: its comparison with the baseline, by the first score}"""
     by, base = report["scorers"][0], report["models"][0]["name"]
     return {r["a"]: r for r in report["comparisons"] if r["scorer"] == by and r["b"] == base}
-
-
-def over_seeds(report, groups, scorer):
-    """Mean and range over the seeds of a method, of what the table says about each of them."""
-    models, pairs, table = {row["name"]: row for row in report["models"]}, against_base(report), []
-    for name, members in groups.items():
-        if len(members) == 1:
-            continue
-        row = {"name": name, "members": members}
-        columns = {key: [models[m][key] for m in members] for key in (scorer, "kl")}
-        columns["win_rate"] = [pairs[m]["win_rate"] for m in members if m in pairs]
-        for key, records in columns.items():
-            values = [r["value"] for r in records if r["value"] is not None]
-            ends = (min(values), max(values)) if len(values) > 2 else None
-            mean, why = sum(values) / len(values) if values else None, "fewer than three seeds"
-            row[key] = number(mean, len(values), ends, "mean; range of the seeds", reason=why)
-        table.append(row)
-    return table
 
 
 def frontier(name, run):
@@ -1596,49 +1455,32 @@ def equal_kl(report, logged, scorer):
     return {"sqrt_kl": round(found[0], 6), "table": table, "method": method, "reason": why}
 
 
-def efficiency(logged, groups):
-    """Gold on validation prompts over each kind of cost, per run or mean over its seeds; cost to 90 % of the best, area."""
+def efficiency(logged):
+    """Gold on validation prompts and what it had cost, per run, and the cost to reach 90 % of the best gold."""
     curves = []
-    for name, members in groups.items():
-        logs = [
-            {p["step"]: p for p in logged[m]["points"] if p["gold"] is not None} for m in members
-        ]
-        points = []
-        for step in sorted(set.intersection(*map(set, logs))):
-            at = [log[step] for log in logs]
-            golds = [p["gold"] for p in at]
-            band = {"low": min(golds), "high": max(golds)} if len(golds) > 2 else {}
-            costs = {key: sum(p[key] for p in at) / len(at) for key in COSTS}
-            points.append({"step": step, "gold": sum(golds) / len(at)} | band | costs)
+    for name, run in logged.items():
+        points = [p for p in run["points"] if p["gold"] is not None]
         if len(points) > 1:
-            curves.append({"name": name, "seeds": len(members), "points": points})
+            shown = [{key: p[key] for key in ("step", "gold", *COSTS)} for p in points]
+            curves.append({"name": name, "points": shown})
     if not curves:
         return None
     best = max(p["gold"] for curve in curves for p in curve["points"])
-    goal, budgets, table = 0.9 * best if best > 0 else None, {}, []
-    for cost in COSTS:
-        paths = [[point[cost] for point in curve["points"]] for curve in curves]
-        budgets[cost] = min((path[-1] for path in paths if path[-1] > path[0]), default=None)
+    goal, table = 0.9 * best if best > 0 else None, []
     for curve in curves:
-        row = {"name": curve["name"], "seeds": curve["seeds"]}
-        for cost, budget in budgets.items():
-            x, y = np.array([[p[cost], p["gold"]] for p in curve["points"]]).T
-            there = np.flatnonzero(y >= goal) if goal is not None else ()
-            uses = budget is not None and x[-1] > 0  # False for an unknown cost, NaN
-            reached = float(x[there[0]]) if len(there) and uses else None
-            row[cost] = {"reached": reached, "area": mean_height(x, y, budget) if uses else None}
-        table.append(row | {"never": goal is not None and not len(there)})
-    return {"best": best, "goal": goal, "budgets": budgets, "table": table, "curves": curves}
+        there = [p for p in curve["points"] if goal is not None and p["gold"] >= goal]
+        first, last = there[0] if there else {}, curve["points"][-1]
+        # a kind of cost that the method does not have is not "reached at 0"; an unknown cost is NaN
+        row = {cost: first.get(cost) if last[cost] > 0 else None for cost in COSTS}
+        table.append({"name": curve["name"]} | row | {"never": goal is not None and not there})
+    return {"best": best, "goal": goal, "table": table, "curves": curves}
 
 
 def in_words(report):
     """(sentences that answer the question, notes that limit the answer), made from the numbers alone."""
     by, kl = report["scorers"][0], {row["name"]: show(row["kl"], 2) for row in report["models"]}
-    pairs, grouped = against_base(report), {m for row in report["seeds"] for m in row["members"]}
-    seeds = max((len(row["members"]) for row in report["seeds"]), default=1)
+    pairs = against_base(report)
     answer, notes = [], ["1 seed: a statement about these weights, not about the method"]
-    if seeds > 1:
-        notes = [f"{seeds} seeds" + ("" if seeds > 2 else ": too few for a band")]
     if by == "proxy":
         notes.append("no gold score: the reward model is judge, and training may have seen it")
     for row in report["comparisons"]:
@@ -1646,7 +1488,7 @@ def in_words(report):
         rate, controlled = row["win_rate"], row["length_controlled"]["value"]
         if rate["value"] is not None and abs(rate["value"] - controlled) > 0.10:
             notes.append(f"{pair}: at equal length the win rate moves by more than 10 points")
-        if row is pairs.get(row["a"]) and row["a"] not in grouped:
+        if row is pairs.get(row["a"]):
             line = f"{pair}: {row['verdict']}; wins {show(rate, 1, True)} over {rate['n']} prompts"
             line += f", difference {show(row['difference'])}, KL {kl[row['a']]} nats an answer"
             if row["verdict"] == "inconclusive" and row["needed_n"]:
@@ -1658,11 +1500,6 @@ def in_words(report):
     if equal := report["equal_kl"]:
         order = ", ".join(f"{row['model']} {show(row[by])}" for row in equal["table"])
         answer.append(f"at equal KL, √KL {show(equal['sqrt_kl'], 2)}, {by} is: {order}")
-    for row in report["seeds"]:
-        verdicts = Counter(pairs[m]["verdict"] for m in row["members"] if m in pairs)
-        line = ", ".join(f"{n} {word}" for word, n in verdicts.items())
-        line = f"{row['name']}, {len(row['members'])} seeds: {line}; {by} {show(row[by])}"
-        answer.append(f"{line}, wins {show(row['win_rate'], 1, True)}, KL {show(row['kl'], 2)}")
     for run in report["frontier"]:
         if mark := run["overoptimised"]:
             line = f"{run['model']} is over-optimised from step {mark['step']} on: gold falls below"
@@ -1703,7 +1540,6 @@ def reward(args):
     report = head(args, {"reward_model": args.reward_model, "pairs": args.pairs}) | part
     print_reward(report)
     files.write_jsonl(Path(args.out) / "pairs.jsonl", rows)
-    write_rewardbench(args, report, rows)
     write_report(args, report, "pairs.jsonl")
     print(f"next: python evaluate.py compare --reward-model {args.reward_model}")
 
@@ -1893,7 +1729,6 @@ def human_score(args):
     if not counted(votes):
         raise UserError(f"--votes {args.votes}: no vote on an ordinary item among {len(events)} events; vote first")  # fmt: skip
     report |= human_report(events, votes, key, args.seed)
-    report["machines"] = machine_opinions(args, path.parent / "items.jsonl", key, counted(votes))
     report["answer"], report["notes"] = human_words(report)
     print_human(report)
     Path(args.out).mkdir(parents=True, exist_ok=True)
@@ -1920,37 +1755,6 @@ def human_report(events, votes, key, seed):
     report["position_biased"] = left["n"] > 0 and not left["low"] <= 0.5 <= left["high"]
     report["still_needed"] = None if needed is None else max(0, needed - report["items"])
     return report | {"agreement": human_agreement(plain)}
-
-
-def machine_opinions(args, file, key, votes):
-    """[{scorer, agreement}]: how often the reward model and the judge are of the majority's opinion."""
-    import common
-
-    if not (args.reward_model or args.judge_model):
-        return []
-    ids, texts, prompts = list(by_item(votes)), ([], []), []
-    items = {row.get("id"): row for row in files.read_jsonl(file, common.check_prompt)}
-    for name in ids:
-        if name not in items or item_sha256(items[name]) != key["items"][name]["sha256"]:
-            raise UserError(f"{file}: item {name!r} is not the one of the key; restore the file")
-        a, b = (plain_text(items[name][side]) for side in ("a", "b"))
-        a, b = (b, a) if key["items"][name]["swapped"] else (a, b)
-        texts[0].append(a), texts[1].append(b), prompts.append(items[name]["prompt"])
-    found = []
-    if args.reward_model:
-        how = placed(args) | {"tokens": args.micro_tokens}
-        score = common.reward_function(args.reward_model, **how)
-        y = outcomes(*(np.round(score(prompts, side), 9) for side in texts)).ravel()  # (P,)
-        right = majority_agreement(votes, dict(zip(ids, y)))
-        found.append({"scorer": str(args.reward_model), "agreement": right})
-    if args.judge_model:
-        import judge
-
-        verdicts = judge.compare_pairs(prompts, *texts, load_judge(args))
-        right = majority_agreement(votes, dict(zip(ids, (v.outcome for v in verdicts))))
-        failed = sum(v.outcome is None for v in verdicts)
-        found.append({"scorer": f"judge {args.judge_model}", "agreement": right, "failed": failed})
-    return found
 
 
 STEPS = {"make": human_make, "score": human_score}
@@ -2178,9 +1982,8 @@ def print_human(report):
     lines += [line("all", report["all"])] if len(lines) > 1 else []
     header = ["annotator", "votes", "A", "B", "ties", "both bad", "skips", "A wins", "left chosen", "gold right", "repeats alike"]  # fmt: skip
     print_table(f"A is {report['a']}, B is {report['b']}; [95 % interval]", header, lines)
-    rows = {"two annotators, same item": report["agreement"]}
-    rows |= {f"majority and {m['scorer']}": m["agreement"] for m in report["machines"]}
-    cells = [[name, show(part, 1, True), part["n"]] for name, part in rows.items()]
+    part = report["agreement"]
+    cells = [["two annotators, same item", show(part, 1, True), part["n"]]]
     print_table("agreement", ["", "say the same", "n"], cells)
     print_answer(report)
 
@@ -2206,19 +2009,6 @@ def write_report(args, report, beside):
         write_text(out / "report.html", page)
         inputs = ["report.html", *inputs]
     print(f"\nwrote {out / 'report.json'}, {', '.join(str(out / name) for name in inputs)}")
-
-
-def write_rewardbench(args, report, rows):
-    """reward.json: RewardBench's keys (from memory of its result files), so that numbers can stand beside others'."""
-    pairs = [row for row in rows if not row["tie"]]
-    keys = "id", "scores_chosen", "scores_rejected"
-    columns = {key: [row[key] for row in pairs] for key in keys}
-    results = outcomes(columns["scores_chosen"], columns["scores_rejected"]).ravel().tolist()
-    record = {"model": report["reward_model"], "model_type": "Seq. Classifier"}
-    record |= {"accuracy": report["accuracy"]["value"], "num_prompts": len(pairs)}
-    record |= {task: part["value"] for task, part in report["by_task"].items()}
-    record |= {"subset": [row["task"] for row in pairs], "results": results} | columns
-    write_text(Path(args.out) / "reward.json", json.dumps(files.finite(record), indent=1) + "\n")
 
 
 # plots: SVG by hand, so that the page needs no library, no script and no network. A series is
@@ -2290,18 +2080,6 @@ def models_section(report, plots):
     if cells:
         header = ["pair", "both orders agree", "first place won", "failed"]
         out += "<h3>The judge</h3>" + table(header, cells, "The judge")
-    if elo := report.get("bradley_terry"):
-        cells = [[r["model"], show(r["elo"], 0)] for r in elo]
-        out += "<h3>Strength of all together (Bradley-Terry)</h3>"
-        out += paragraphs([f"{elo[-1]['elo']['method']}; 400·log10 of the ratio to {base}."])
-        out += table(["model", "strength"], cells, "Strengths")
-    cells = []
-    for r in report["seeds"]:
-        numbers = show(r[by]), show(r["kl"], 2), show(r["win_rate"], 1, True)
-        cells.append([r["name"], len(r["members"]), *numbers])
-    if cells:
-        header = ["method", "seeds", by, "KL, nats", f"wins by {by}"]
-        out += "<h3>Over seeds: mean and range</h3>" + table(header, cells, "Over seeds")
     return out
 
 
@@ -2316,7 +2094,7 @@ def frontier_curves(report, scorer):
     """(series of the plot, rows of its table): what each run passed, where each model ended, and best of n."""
     logged, series, cells = {run["model"]: run for run in report["frontier"]}, [], []
     if scorer == "proxy":
-        # a run on another reward, or on several, logs another score: no curve to this end point
+        # a run on another reward logs another score: no curve to this end point
         same = {row["name"] for row in report["runs"] if row["reward_model"] in (None, report["setup"]["reward_model"])}  # fmt: skip
         logged = {name: run for name, run in logged.items() if name in same}
     best = report.get("best_of_n")
@@ -2430,7 +2208,7 @@ def ranking_section(part, plots):
 
 
 def efficiency_section(report, plots):
-    part, figures, cells = report["efficiency"], "", []
+    part, cells = report["efficiency"], []
     for r in report["runs"]:
         line = [r[key] for key in ("name", "stage", "model", "seed")]
         cells.append([*line, *(show(r[key], 0) for key in ("steps", *COSTS, "peak_mem_mb"))])
@@ -2443,40 +2221,26 @@ def efficiency_section(report, plots):
         setup += paragraphs([f"{name}: {', '.join(sorted(said))}." for name, said in (("Versions", versions), ("Data", data))])  # fmt: skip
     if not part:
         return paragraphs(["No run logged gold during training (val/gold in metrics.jsonl): not measured."]) + setup  # fmt: skip
-    names = [row["name"] for row in report["models"]]
-    for cost, label in COSTS.items():
-        series, cells = [], []
-        for curve in part["curves"]:
-            points = [p for p in curve["points"] if p[cost] is not None]
-            if not points or not points[-1][cost] > 0:
-                continue
-            own = [i for i, n in enumerate(names) if n == curve["name"] or n.startswith(curve["name"] + "-")]  # fmt: skip
-            name = curve["name"] + (f", {curve['seeds']} seeds" if curve["seeds"] > 1 else "")
-            golds = [
-                {"value": p["gold"], "low": p.get("low"), "high": p.get("high")} for p in points
-            ]
-            line = {"name": name, "style": own[0] if own else 1, "line": True, "band": True}
-            shown = [(p[cost], *with_ends(gold)) for p, gold in zip(points, golds)]
-            series.append(line | {"points": shown, "hollow": True})
-            cells += [[name, p["step"], show(p[cost], 0), show(g)] for p, g in zip(points, golds)]
-        if series:
-            why = f"Gold on validation prompts against {label}."
-            text = "Gold on validation prompts; a band is the range over seeds."
-            image = plot(f"gold against {label}", text, series, label, "gold", (0,))
-            plots[f"efficiency-{cost}"] = image
-            figures += figure(image, ["run", "step", cost, "gold"], cells, why)
-    cells, goal = [], "No run's gold is above 0"
+    style, series, cells = {r["name"]: i for i, r in enumerate(report["models"])}, [], []
+    for curve in part["curves"]:
+        points = [(p["seconds"], p["gold"]) for p in curve["points"] if p["seconds"] is not None]
+        if points:
+            line = {"name": curve["name"], "style": style[curve["name"]], "points": points}
+            series.append(line | {"line": True, "hollow": True})
+            cells += [[curve["name"], show(x, 0), show(gold)] for x, gold in points]
+    why = "Gold on validation prompts against the seconds of training, the reward model's too."
+    image = plot("gold against training time", why, series, COSTS["seconds"], "gold", (0,))
+    plots["efficiency-seconds"] = image
+    figures, goal = figure(image, ["run", "seconds", "gold"], cells, why), "No gold is above 0."
     if part["goal"]:
         best = f"90 % of the best of any run ({show(part['best'])})"
-        goal = f"Cost to reach gold {show(part['goal'])}, {best}"
+        goal = f"Cost to reach gold {show(part['goal'])}, {best}."
+    cells = []
     for row in part["table"]:
-        reached = ["never" if row["never"] else show(row[cost]["reached"], 0) for cost in COSTS]
-        cells.append([row["name"], "cost", *reached])
-        cells.append([row["name"], "mean gold", *(show(row[cost]["area"]) for cost in COSTS)])
-    budgets = ", ".join(f"{show(v, 0)} {k}" for k, v in part["budgets"].items() if v is not None)
-    text = f"{goal}; and mean gold up to the same budget for all (area below the curve / budget): {budgets}."  # fmt: skip
-    out = f'<div class="figures">{figures}</div>' + paragraphs([text])
-    return out + table(["run", "", *COSTS], cells, "Cost and area") + setup
+        reached = ["never" if row["never"] else show(row[cost], 0) for cost in COSTS]
+        cells.append([row["name"], *reached])
+    out = f'<div class="figures">{figures}</div>' + paragraphs([goal])
+    return out + table(["run", *COSTS], cells, "Cost") + setup
 
 
 def tasks_section(report):
@@ -2494,7 +2258,7 @@ def tasks_section(report):
 def diversity_section(report):
     by_name = {row["name"]: row for row in report["models"]}
     header = ["model", "distinct 1", "2", "3", "unique a prompt", "repeated 4-grams", "entropy a token, nats", "ended", "tokens, 5 % to 95 %"]  # fmt: skip
-    cells, grown = [], ""
+    cells = []
     for row in report["diversity"]:
         model = by_name[row["model"]]
         length = show(model["length"], 1, interval=False)
@@ -2504,15 +2268,9 @@ def diversity_section(report):
         cells.append(
             [*line, f"{length} ({show(row['length_5'], 0)} to {show(row['length_95'], 0)})"]
         )
-        if row.get("grown"):
-            lines = [
-                [phrase, *(show(x, 1, True) for x in shares)] for phrase, *shares in row["grown"]
-            ]
-            phrases = table(["phrase", "share of answers", "in the baseline"], lines, "Phrases")
-            grown += f"<details><summary>Phrases that {esc(row['model'])} says more often than the baseline</summary>{phrases}</details>"  # fmt: skip
     budget = show(report["diversity"][0]["budget"], 0)
     text = f"n-grams over the first {budget} tokens of each model."
-    return table(header, cells, "Diversity") + paragraphs([text]) + grown
+    return table(header, cells, "Diversity") + paragraphs([text])
 
 
 def samples_section(report):

@@ -1,12 +1,13 @@
 """parts/reports.py: default paths, report folders, CSV files and reward scores."""
 
 import csv
+import json
 import re
 from pathlib import Path
 
 import numpy as np
 
-from parts import files, old_flags
+from parts import files
 from parts.files import UserError
 
 
@@ -58,9 +59,10 @@ def read_run(name, flag="--model"):
     if not file.is_file():
         return None
     try:
-        run = old_flags.read_record(file)
-    except ValueError as error:
-        raise UserError(f"{flag} {file}: {error}") from None
+        run = json.loads(file.read_text(encoding="utf-8"))
+        run["args"].get, run["sha256"].get
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise UserError(f"{flag} {file}: this is not the args.json of a run") from None
     rows = files.read_jsonl(log, check_log, flag=flag) if log.is_file() else ()
     return {"stage": None, "model_sha256": None, "versions": {}} | run | {"rows": list(rows)}
 

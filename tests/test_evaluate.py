@@ -26,13 +26,11 @@ from common import (
 )
 from evaluate import (
     bon_curve,
-    bradley_terry,
     compare_scores,
     comparisons,
     distinct_n,
     fit_temperature,
     length_controlled,
-    linked,
     ndcg,
     pair_metrics,
     score_answers,
@@ -166,41 +164,6 @@ def test_bootstrap_is_seeded_and_honest():
     assert bootstrap_ci([]) is None and bootstrap_ci([1.0, 2.0], ["p", "p"]) is None
     wide, narrow = bootstrap_ci(values, level=0.99), bootstrap_ci(values, level=0.8)
     assert wide[0] < narrow[0] < values.mean() < narrow[1] < wide[1]
-
-
-def test_bradley_terry_goldens():
-    """400·log10(60/40) = 70.44; and base/sft/ppo with base 10:30 sft, 5:35 ppo, sft 15:25 ppo."""
-    assert bradley_terry([[0, 40], [60, 0]])[1] == pytest.approx(70.44, abs=0.005)
-    assert bradley_terry([[0, 25], [75, 0]])[1] == pytest.approx(190.85, abs=0.005)
-    elo = bradley_terry([[0, 10, 5], [30, 0, 15], [35, 25, 0]])
-    assert elo == pytest.approx([0, 208.23, 310.66], abs=0.01)
-    assert 1 / (1 + 10 ** ((elo[1] - elo[2]) / 400)) == pytest.approx(0.6433, abs=5e-5)
-    assert bradley_terry([[0, 5, 5], [5, 0, 5], [5, 5, 0]]) == pytest.approx([0, 0, 0], abs=1e-9)
-
-
-def test_bradley_terry_without_a_link():
-    """B never lost: its strength has no finite maximum. Half a win and half a loss make it finite, and the order stays."""
-    assert linked([[0, 1], [1, 0]]) and not linked([[0, 0], [10, 0]])
-    assert not linked([[0, 1, 0], [1, 0, 0], [5, 5, 0]])  # two that are linked, and one above both
-    elo = bradley_terry([[0, 0], [10, 0]])
-    assert np.isfinite(elo).all() and elo[1] > 100
-    assert bradley_terry([[0, 0, 0], [0, 0, 0], [0, 0, 0]]) == pytest.approx([0, 0, 0])
-    wins = [
-        [0, 4, 0],
-        [6, 0, 0],
-        [5, 5, 0],
-    ]  # the likelihood's equations: games won = games one should have won
-    s = 10 ** (bradley_terry(wins) / 400)
-    won = lambda s, i: sum((wins[i][j] + wins[j][i]) * s[i] / (s[i] + s[j]) for j in range(3))  # noqa: E731
-    low, high = (
-        1e-3,
-        1e3,
-    )  # the scale at which the average opponent (strength 1) wins half of its three games
-    for _ in range(80):
-        middle = math.sqrt(low * high)
-        low, high = (middle, high) if sum(x / (x + 1) for x in middle * s) < 1.5 else (low, middle)
-    for i, x in enumerate(low * s):
-        assert sum(wins[i]) + 0.5 == pytest.approx(won(low * s, i) + x / (x + 1), abs=1e-9)
 
 
 LENGTHS = [120, 80, 150, 90, 200, 60, 110, 130, 95, 170, 70, 140]
@@ -357,7 +320,7 @@ def compared(a, b, lengths=None):
 
 
 def test_a_model_against_itself():
-    """E3. Any scores, several answers a prompt, unscored ones among them: ½ exactly, difference 0, LC ½, BT 0, inconclusive."""
+    """E3. Any scores, several answers a prompt, unscored ones among them: ½ exactly, difference 0, LC ½, inconclusive."""
     scores = np.random.default_rng(0).random((30, 4)).round(1)
     scores[3, 1] = scores[5] = np.nan
     lengths = np.random.default_rng(1).integers(5, 50, (30, 4))
@@ -370,7 +333,6 @@ def test_a_model_against_itself():
     assert (row["p"], row["needed_n"]) == (1.0, None) and verdict(
         row["win_rate"], row["p"]
     ) == "inconclusive"
-    assert bradley_terry([[0, 15], [15, 0]]).tolist() == [0, 0]
 
 
 def test_verdicts():
