@@ -5,8 +5,8 @@ Algorithm    compare:  (1) prompts of one split, drawn by seed; what each run ha
                        (2) sample: the same number of answers a prompt from every model, and N from the baseline
                        (3) KL: the same answers under the model and under the baseline
                        (4) score: gold (independent of training) and proxy (a reward model, mostly the one trained on)
-                       (5) statistics: means, win rates, length-controlled rates, strengths, verdicts, diversity, tasks
-                       (6) frontier: gold over √KL, best of n, equal KL, over-optimisation; cost over seeds
+                       (5) statistics: means, win rates, length-controlled rates, verdicts, diversity, tasks
+                       (6) frontier: gold over √KL, best of n, equal KL, over-optimisation; gold over training time
                        (7) the reward model: its accuracy and calibration on pairs, its order of candidates
                        (8) table, report.json, report.html, plots, samples.jsonl
              reward:   accuracy of a reward model on held-out pairs, beside the rule "the longer answer wins"
@@ -24,9 +24,9 @@ Run          python evaluate.py
              python evaluate.py rank --reward-model runs/reward --role role.txt --candidates candidates.csv
              python evaluate.py human make --a runs/ppo --b runs/dpo
              python evaluate.py human score --votes runs/human/annotations.jsonl
-Writes       report.json; report.html, *.svg and samples.jsonl (compare), report.html, reward.json and pairs.jsonl
+Writes       report.json; report.html, *.svg and samples.jsonl (compare), report.html and pairs.jsonl
              (reward), ranked.csv (rank), or votes.jsonl (human score); human make: items.jsonl, key.json, samples.jsonl
-Reference    Wilson 1927; Bradley & Terry 1952; Hunter 2004 (MM); Gao et al. 2022, arXiv 2210.10760 (best-of-n,
+Reference    Wilson 1927; Gao et al. 2022, arXiv 2210.10760 (best-of-n,
              over-optimisation); Dubois et al. 2024, arXiv 2404.04475 (length control)
 Axes         P prompts, G answers a prompt, N answers of a best-of-n pool, M models, B pairs
 """
@@ -34,7 +34,6 @@ Axes         P prompts, G answers a prompt, N answers of a best-of-n pool, M mod
 import argparse
 import csv
 import hashlib
-import html
 import io
 import itertools
 import json
@@ -48,15 +47,56 @@ from collections import Counter
 from importlib.metadata import version
 from operator import itemgetter
 from pathlib import Path
-from statistics import NormalDist
 from types import SimpleNamespace
 
 import numpy as np
 
 from checks.risky import asked_sentences, is_open, number_of_requests
-from parts import files, old_flags
+from parts import files
 from parts.files import UserError
-from parts.stats import wilson
+from parts.old_pages import (
+    PLOT_STYLE,
+    bars,
+    bullets,
+    esc,
+    figure,
+    guide,
+    html_page,
+    in_sections,
+    paragraphs,
+    plot,
+    print_table,
+    show,
+    table,
+    with_ends,
+)
+from parts.reports import (
+    Default,
+    at_least,
+    check_out,
+    hashes,
+    mentioned,
+    placed,
+    present,
+    raw_scorer,
+    read_csv,
+    read_run,
+    write_text,
+)
+from parts.stats import (
+    bootstrap_ci,
+    correlation,
+    holm,
+    kendall_tau,
+    mean_number,
+    needed_n,
+    number,
+    root,
+    share,
+    sign_test,
+    t_test,
+    wilson,
+)
 from parts.votes import counted, item_sha256, replay, undone
 
 SCHEMA = 1  # of report.json; a key that changes its meaning raises it
@@ -64,124 +104,6 @@ SCHEMA = 1  # of report.json; a key that changes its meaning raises it
 BASE = "data/tiny-base"
 
 # ---- 3. the math ----
-
-# how sure a rate or a mean is
-
-
-def sign_test(wins, losses):
-    """Exact two-sided binomial p of wins against losses under a fair coin; ties are left out before.
-
-    By hand: 3 wins, 0 losses: 2·(1/8) = .25.
-    >>> sign_test(3, 0), round(sign_test(60, 40), 4), sign_test(0, 0)
-    (0.25, 0.0569, 1.0)
-    """
-    n, term, tail = wins + losses, 1, 0
-    for i in range(min(wins, losses) + 1):  # whole numbers: term = C(n, i)
-        tail += term
-        term = term * (n - i) // (i + 1)
-    return min(1.0, 2 * tail / 2**n)
-
-
-def needed_n(rate, level=0.95, power=0.80):
-    """Comparisons needed to tell a true win rate from ½: ((z_level·½ + z_power·√(p(1−p))) / (p − ½))²
-
-    >>> [needed_n(p) for p in (0.55, 0.60, 0.65, 0.70)], needed_n(0.5)
-    ([783, 194, 85, 47], None)
-    """
-    if abs(rate - 0.5) < 1e-9:
-        return None
-    z, z_power = NormalDist().inv_cdf((1 + level) / 2), NormalDist().inv_cdf(power)
-    return math.ceil(((z / 2 + z_power * math.sqrt(rate * (1 - rate))) / (rate - 0.5)) ** 2)
-
-
-def bootstrap_ci(values, clusters=None, clusters2=None, draws=2000, seed=0, level=0.95, statistic=None):  # fmt: skip
-    """Percentile interval of the mean of `values`, resampling whole clusters (prompts), or two crossed kinds of cluster.
-
-    values     (n,)
-    clusters   (n,) labels; None: every value is its own.   clusters2  (n,) labels of the other kind (annotators)
-    statistic  weights (n,) → number or vector, in place of the weighted mean; a weight is how often a value was drawn
-    returns    (low, high), or None with fewer than two clusters: one prompt says nothing about the next
-    >>> bootstrap_ci([2.0, 2.0, 2.0]), bootstrap_ci([1.0])
-    ((2.0, 2.0), None)
-    """
-    values = np.asarray(values, float)
-    labels = [range(len(values)) if clusters is None else clusters]
-    labels += [] if clusters2 is None else [clusters2]
-    kinds = [np.unique(np.asarray(kind), return_inverse=True)[1] for kind in labels]
-    if len(values) == 0 or min(kind.max() for kind in kinds) < 1:
-        return None
-    offset = values - values[0]  # so that a constant stays exactly itself
-    statistic = statistic or (lambda weights: values[0] + weights @ offset / weights.sum())
-    rng, results = np.random.default_rng(seed), []
-    for _ in range(draws):
-        weights = np.ones(len(values))
-        for kind in kinds:
-            size = kind.max() + 1
-            weights *= np.bincount(rng.integers(0, size, size), minlength=size)[kind]
-        if weights.any():  # two crossed kinds can miss each other
-            results.append(statistic(weights))
-    low, high = np.quantile(results, [(1 - level) / 2, (1 + level) / 2], axis=0)
-    return (float(low), float(high)) if np.ndim(low) == 0 else (low, high)
-
-
-def holm(p_values):
-    """Adjusted p for m tests: the i-th smallest times m − i + 1, never falling, at most 1 (family-wise error).
-
-    >>> holm([0.01, 0.04, 0.03, 0.005])
-    [0.03, 0.06, 0.06, 0.02]
-    """
-    m, highest, adjusted = len(p_values), 0.0, [0.0] * len(p_values)
-    for i, j in enumerate(sorted(range(m), key=lambda j: p_values[j])):
-        highest = max(highest, min(1.0, (m - i) * p_values[j]))
-        adjusted[j] = highest
-    return adjusted
-
-
-def benjamini_hochberg(p_values):
-    """Adjusted p for m tests: the i-th smallest times m / i, never falling (false discovery rate).
-
-    >>> benjamini_hochberg([0.01, 0.04, 0.03, 0.005])
-    [0.02, 0.04, 0.04, 0.02]
-    """
-    m, lowest, adjusted = len(p_values), 1.0, [0.0] * len(p_values)
-    for i, j in reversed(list(enumerate(sorted(range(m), key=lambda j: p_values[j]), 1))):
-        lowest = min(lowest, p_values[j] * m / i)
-        adjusted[j] = lowest
-    return adjusted
-
-
-# a number, with its n and its interval
-
-
-def number(value, n, interval=None, method="", seed=None, reason=None):
-    """How every number stands in report.json: with its n, its interval and how that was made; null has a reason."""
-    if value is None or math.isnan(value):
-        return {"value": None, "n": int(n), "reason": reason or "nothing to measure"}
-    low, high = (None, None) if interval is None else (round(float(end), 6) for end in interval)
-    record = {"value": round(float(value), 6), "n": int(n), "low": low, "high": high}
-    record |= {"method": method, "seed": seed}
-    if interval is None:
-        record["reason"] = reason or "no interval: fewer than two prompts"
-    return record
-
-
-def share(k, n):
-    """k of n as a number with Wilson's interval."""
-    return number(k / n if n else None, n, wilson(k, n), "wilson", reason="nobody was asked")
-
-
-def mean_number(values, seed, prompts=None, reason=None, over="prompts"):
-    """Mean of (P,) or (P, G) values, or of (n,) with their prompts; NaNs left out. The interval resamples prompts."""
-    values = np.atleast_2d(np.asarray(values, float).T).T  # (P, G) or (n, 1)
-    prompts = np.arange(len(values)) if prompts is None else prompts
-    prompts, values = prompts.repeat(values.shape[1]), values.ravel()
-    prompts, values = prompts[~np.isnan(values)], values[~np.isnan(values)]
-    interval = bootstrap_ci(values, prompts, seed=seed)
-    if not len(values):
-        return number(None, 0, reason=reason)
-    method, why = f"mean; bootstrap over {over}", reason or f"no interval: fewer than two {over}"
-    return number(values.mean(), len(values), interval, method, seed, why)
-
 
 # one model against another
 
@@ -295,53 +217,6 @@ def compare_scores(a, b, lengths_a, lengths_b, seed):
     return row | {"difference": mean_number(difference, seed)}
 
 
-def linked(wins):
-    """True if every model has a path of wins to every other: else the likelihood has no maximum."""
-    reach = (np.asarray(wins) > 0) | np.eye(len(wins), dtype=bool)  # (M, M)
-    for _ in range(len(wins)):
-        reach = reach @ reach
-    return bool(reach.all())
-
-
-def bradley_terry(wins):
-    """P(i beats j) = s_i / (s_i + s_j): maximum likelihood by MM, as 400·log10(s / s_baseline)      [Hunter 2004, eq. 3]
-
-    wins  (M, M), wins[i][j] = how often i beat j, ties ½ to each; the baseline is model 0
-    Not linked: half a win and half a loss against an average opponent (one that wins half) is added to each.
-    By hand: 60 to 40 gives s = 1.5, and 400·log10(1.5) = 70.44.
-    >>> bradley_terry([[0, 40], [60, 0]]).round(2).tolist()
-    [0.0, 70.44]
-    """
-    wins = np.asarray(wins, float) * (1 - np.eye(len(wins)))
-    games, prior = wins + wins.T, 0.0 if linked(wins) else 0.5
-    strength, change = np.ones(len(wins)), 1.0
-    while change > 1e-12:
-        expected = (games / (strength[:, None] + strength)).sum(1) + 2 * prior / (strength + 1)
-        update = (wins.sum(1) + prior) / expected
-        change, strength = abs(np.log(update / strength)).max(), update
-    return 400 * np.log10(strength / strength[0])
-
-
-def strengths(scores, seed):
-    """Bradley-Terry strengths of M models, each a `number`: 400·log10 ratio to the first; bootstrap over prompts.
-
-    scores  M arrays (P, G_m);  a prompt's wins of i over j are its win rate, ties ½, NaN counts for nothing
-    """
-    M, P = len(scores), len(scores[0])
-    wins = np.zeros((P, M, M))
-    for i, j in itertools.permutations(range(M), 2):
-        wins[:, i, j] = np.nan_to_num(win_rates(scores[i], scores[j]))
-    statistic = lambda w: bradley_terry(np.tensordot(w, wins, 1))  # noqa: E731
-    interval = bootstrap_ci(np.zeros(P), draws=300, seed=seed, statistic=statistic)
-    low, high = interval or (None, None)
-    ends = [None if low is None or not i else (low[i], high[i]) for i in range(M)]
-    values, why = statistic(np.ones(P)), "the baseline, or fewer than two prompts"
-    method = "Bradley-Terry; bootstrap over prompts"
-    if not linked(wins.sum(0)):
-        method += "; half a win and half a loss added to each, as a path of wins is missing"
-    return [number(x, P, e, method, seed, why) for x, e in zip(values, ends)]
-
-
 # score against KL, and against cost
 
 
@@ -365,7 +240,7 @@ def bon_curve(proxy, gold):
 
 
 def fit_overoptimisation(d, r, kind):
-    """r = d·(α − β·x), x = d for best of n, log d for RL: least squares of r/d = α − β·x      [Gao et al. 2022, eq. 1]
+    """r = d·(α − β·x), x = d for best of n, log d for RL: least squares on r      [Gao et al. 2022, eq. 1]
 
     d  (n,) √KL above 0;  r  (n,) gain over the start;  kind  "bon" or "rl"
     returns  (α, β, (d, r) of the peak); no peak: None.  All d equal: None
@@ -374,12 +249,11 @@ def fit_overoptimisation(d, r, kind):
     (1.0, 0.5, (1.0, 0.5))
     """
     d, r = np.asarray(d, float), np.asarray(r, float)
-    x, y = d if kind == "bon" else np.log(d), r / d
-    spread = ((x - x.mean()) ** 2).sum()
-    if spread < 1e-12:
+    x = d if kind == "bon" else np.log(d)
+    if ((x - x.mean()) ** 2).sum() < 1e-12:
         return None
-    beta = -((x - x.mean()) * (y - y.mean())).sum() / spread
-    alpha = y.mean() + beta * x.mean()
+    # on r, not on r/d: dividing by d would let the points near 0 decide
+    alpha, beta = np.linalg.lstsq(np.stack([d, -d * x], 1), r, rcond=None)[0].round(12)
     if beta <= 0 or alpha <= 0 or alpha / beta > 50:
         return float(alpha), float(beta), None
     top = alpha / (2 * beta) if kind == "bon" else math.exp(alpha / beta - 1)
@@ -409,11 +283,6 @@ def overoptimised(gold, proxy):
     return None
 
 
-def root(kl):
-    """√KL; an estimate of a KL near 0 may lie below 0."""
-    return math.sqrt(max(kl, 0.0))
-
-
 def at_equal_kl(curves):
     """(d, {name: y at d}): the largest √KL that every curve reaches, and each curve there by linear interpolation.
 
@@ -427,22 +296,6 @@ def at_equal_kl(curves):
         return None
     at = lambda points: float(np.interp(reach, *zip(*sorted(points))))  # noqa: E731
     return float(reach), {name: at(points) for name, points in curves.items()}
-
-
-def mean_height(x, y, end):
-    """Area below the line through (x, y) over [0, end], divided by end; level before its first x and behind its last.
-
-    By hand: 0 until 1, then up to 2 at 3: area ½·2·2 = 2, over 3.
-    >>> round(mean_height([1, 3], [0, 2], 3), 4)
-    0.6667
-    """
-    area, points = 0.0, [(0.0, y[0]), *zip(x, y), (max(end, x[-1]), y[-1])]
-    for (left, low), (right, high) in zip(points, points[1:]):
-        stop = min(right, end)
-        if stop > left:
-            there = low + (high - low) * (stop - left) / (right - left)
-            area += (low + there) / 2 * (stop - left)
-    return float(area / end)
 
 
 # a reward model, and its order of candidates
@@ -515,35 +368,6 @@ def fit_temperature(deltas):
     return 1 / s
 
 
-def correlation(x, y, weights=None):
-    """Pearson's r, each row counted `weights` times; None where x or y is constant.
-
-    >>> round(correlation([1, 2, 3], [2, 4, 6]), 6), correlation([1, 1], [1, 2])
-    (1.0, None)
-    """
-    w = np.ones(len(x)) if weights is None else weights
-    x, y = x - w @ np.asarray(x) / w.sum(), y - w @ np.asarray(y) / w.sum()
-    spread = (w @ x**2) * (w @ y**2)
-    return float((w @ (x * y)) / math.sqrt(spread)) if spread > 0 else None
-
-
-def kendall_tau(a, b):
-    """tau-b: (concordant − discordant) / √(pairs untied in a · pairs untied in b); None if a or b is constant.
-
-    By hand: of ten pairs one is in the wrong order: (9 − 1)/10.
-    >>> round(kendall_tau([4, 3, 2, 1, 0], [0.9, 0.7, 0.8, 0.2, 0.1]), 10)
-    0.8
-    """
-    a, b = np.asarray(a, float), np.asarray(b, float)
-    order = untied_a = untied_b = 0
-    for x, y in zip(a, b):  # each pair twice; a row at a time, as 100 000 candidates have no (n, n)
-        sign_a, sign_b = np.sign(a - x), np.sign(b - y)
-        order += int(sign_a @ sign_b)
-        untied_a += np.count_nonzero(sign_a)
-        untied_b += np.count_nonzero(sign_b)
-    return order / math.sqrt(untied_a * untied_b) if untied_a and untied_b else None
-
-
 def ndcg(relevance_in_ranked_order, k=None):
     """Σ rel_i / log2(i + 1) over the first k places, divided by that of the best order; None if nothing is relevant.
 
@@ -591,36 +415,7 @@ def repeated(tokens, n=4):
     return 1 - len(set(grams)) / len(grams) if grams else math.nan
 
 
-def grown_phrases(answers, before, n=3, top=10):
-    """[(phrase, share of answers now, share before)] of the `top` n-word phrases whose share grew most.
-
-    >>> grown_phrases(["I led a team", "we led a team"], ["I led nobody"], n=2, top=1)
-    [('a team', 1.0, 0.0)]
-    """
-
-    def shares(texts):
-        counts = Counter()
-        for words in (re.findall(r"\w+(?:[-']\w+)*", text) for text in texts):
-            counts.update({" ".join(gram) for gram in ngrams(words, n)})
-        return {phrase: count / len(texts) for phrase, count in counts.items()}
-
-    now, old = shares(answers), shares(before)
-    growth = sorted((old.get(phrase, 0.0) - share, phrase) for phrase, share in now.items())
-    return [(phrase, now[phrase], old.get(phrase, 0.0)) for g, phrase in growth[:top] if g < 0]
-
-
 DECIDING = ("assess", "assessment", "rank", "ranking")
-
-
-def mentioned(text, terms):
-    """The terms that stand in the text as whole words, whatever their case.
-
-    >>> sorted(mentioned("Used SQL, and kafka.", ["sql", "ka", "kafka"]))
-    ['kafka', 'sql']
-    """
-    text = text.lower()
-    whole = lambda term: re.search(rf"(?<!\w){re.escape(term.lower())}(?!\w)", text)  # noqa: E731
-    return {term for term in terms if term.lower() in text and whole(term)}
 
 
 def task_metrics(row, answer, skills=(), decisions=("advance", "hold", "reject")):
@@ -749,24 +544,7 @@ def human_agreement(votes):
     return share(sum(same), len(same)) | {"overlapping_items": overlap}
 
 
-def majority_agreement(votes, outcomes):
-    """How often a scorer is of the majority's opinion, over items that have one; equal scores ½.
-
-    outcomes  {item id: 1 A is better, ½ equal, 0 B is better, None: not scored}
-    """
-    rights = []
-    for item, own in by_item(votes).items():
-        rate, outcome = sum(WON[v["winner"]] for v in own) / len(own), outcomes[item]
-        if rate != 0.5 and outcome is not None:
-            rights.append(0.5 if outcome == 0.5 else float((outcome > 0.5) == (rate > 0.5)))
-    return share(sum(rights), len(rights))
-
-
 # ---- 4. the arguments ----
-
-
-class Default(str):
-    """A path nobody gave: where it does not exist it is named and skipped, while a given one is an error."""
 
 
 def parse_args(argv=None):
@@ -803,7 +581,7 @@ def parse_args(argv=None):
     add("--text-column", default="profile", help="column of the profile (default: %(default)s)")
     add("--quality", default=Default("quality"), help="column of a known quality, or none")
     add("--k", type=int, default=10, help="places that NDCG looks at (5 to 20)")
-    add("--blind", help="column of names: each is 'the candidate' to the reward model")
+    add("--blind", help="column of names, replaced in the text; pronouns and e-mail addresses stay")
     add("--columns-for-audit", help="columns to audit by, as sex,race_ethnicity")
 
     steps = parsers["human"].add_subparsers(dest="step", metavar="make|score", required=True)
@@ -817,7 +595,6 @@ def parse_args(argv=None):
     votes = "runs/human/annotations.jsonl"
     add("--votes", default=votes, help="the log of annotate.py (default: %(default)s)")
     add("--key", help="key.json of human make (default: beside the votes)")
-    add("--reward-model", help="folder: how often it is of the majority's opinion")
 
     prompts = Default("data/prompts.jsonl")
     for name in ("compare", "make"):  # held-out prompts, and how they are answered
@@ -832,12 +609,11 @@ def parse_args(argv=None):
         )
         add("--max-new-tokens", type=int, default=96, help="longest answer, tokens (64 to 512)")
 
-    for name in ("compare", "score"):  # an LLM as one more scorer
-        add = parsers[name].add_argument
-        add("--judge-model", help="name on a server with OpenAI-compatible chat completions")
-        add("--judge-base-url", help="such as http://localhost:8000/v1 (default: OPENAI_BASE_URL)")
-        add("--judge-api-key-env", default="OPENAI_API_KEY", help="variable that holds the key")
-        add("--judge-price", help="USD per million tokens in and out, such as 0.25,2")
+    add = parsers["compare"].add_argument  # an LLM as one more scorer
+    add("--judge-model", help="name on a server with OpenAI-compatible chat completions")
+    add("--judge-base-url", help="such as http://localhost:8000/v1 (default: OPENAI_BASE_URL)")
+    add("--judge-api-key-env", default="OPENAI_API_KEY", help="variable that holds the key")
+    add("--judge-price", help="USD per million tokens in and out, such as 0.25,2")
 
     folders = {"compare": "runs/evaluate", "reward": "runs/evaluate-reward", "rank": "runs/rank"}
     folders |= {"make": "runs/human", "score": "runs/human-report"}
@@ -859,37 +635,10 @@ def parse_args(argv=None):
     return args
 
 
-def at_least(args, **lowest):
-    """Refuse a number below the lowest that means something; a command has some of these flags."""
-    for name, low in lowest.items():
-        value = getattr(args, name, None)
-        if value is not None and value < low:
-            raise UserError(f"--{name.replace('_', '-')} {value}: expected at least {low}")
-
-
-def present(name):
-    """The name; None for 'none', and for a default that does not exist, which is said aloud."""
-    missing = isinstance(name, Default) and not Path(name.rpartition(":")[0] or name).exists()
-    if missing:
-        print(f"skipped: the default {name} does not exist")
-    return None if missing or name == "none" else name
-
-
 def bundled(args, name):
     """Of other prompts than the bundled ones, a bundled file that nobody asked for says nothing."""
     own = isinstance(name, Default) and not isinstance(args.prompts, Default)
     return None if own or name == "none" else present(name)
-
-
-def check_out(args):
-    """Refuse a folder in use before anything is loaded. --overwrite replaces a report, never a model."""
-    out = Path(args.out)
-    if out.exists() and not out.is_dir():
-        raise UserError(f"--out {out}: a file with this name is in the way")
-    if (out / "config.json").exists() or (out / "args.json").exists():
-        raise UserError(f"--out {out}: holds a model or a run; give the report a folder of its own")
-    if (out / "report.json").exists() and not args.overwrite:
-        raise UserError(f"--out {out}: holds a report; pass --overwrite, or another --out")
 
 
 # ---- 5. the data ----
@@ -934,26 +683,6 @@ def load_cache(path):
     for row in files.read_jsonl(path) if path.exists() else ():
         cache.setdefault(row.get("key"), []).append(row)
     return cache
-
-
-def read_run(name, flag="--model"):
-    """A run folder's args.json, with "rows": those of its metrics.jsonl; None for a folder that is no run."""
-    file, log = Path(name) / "args.json", Path(name) / "metrics.jsonl"
-    if not file.is_file():
-        return None
-    try:
-        run = old_flags.read_record(file)
-    except ValueError as error:
-        raise UserError(f"{flag} {file}: {error}") from None
-    rows = files.read_jsonl(log, check_log, flag=flag) if log.is_file() else ()
-    return {"stage": None, "model_sha256": None, "versions": {}} | run | {"rows": list(rows)}
-
-
-def check_log(row):
-    for key in ("step", "val/gold", "val/score", "val/kl"):
-        if not isinstance(row.get(key), (int, float, type(None) if key != "step" else int)):
-            found = f'"{key}" is {row.get(key)!r}'
-            raise ValueError(f"{found}; expected a number, as a trainer logs it")
 
 
 def check_reference(name, run, base):
@@ -1002,27 +731,13 @@ def spending(run, before=None):
 
 
 def behind(run):
-    """What the reward models of a run had cost before its first step; NaN where a folder is gone."""
-    folders = run["args"].get("reward_model") or []
-    folders = [folders] if isinstance(folders, str) else folders  # of ppo.py several
-    if run["stage"] in ("sft", "dpo") or not folders:  # there it only watches
+    """What the reward model of a run had cost before its first step; NaN where its folder is gone."""
+    folder = run["args"].get("reward_model")
+    if run["stage"] in ("sft", "dpo") or not folder:  # there it only watches
         return {}
-    gone, rewards = {"pairs": math.nan, "seconds": math.nan}, [read_run(f, "--reward-model of the run") for f in folders]  # fmt: skip
-    spent = [spending(reward)[1] if reward else gone for reward in rewards]
-    return {key: sum(one[key] for one in spent) for key in ("pairs", "seconds")}
-
-
-def seed_groups(logged):
-    """{name: [members]}: runs/ppo-0 and runs/ppo-1 of one stage and two seeds are runs/ppo; who stands alone keeps its name."""
-    stems, groups = {}, {}
-    for name, run in logged.items():
-        stem = re.fullmatch(r"(.+?)[-_](?:seed[-_]?)?\d+", name)
-        stems.setdefault((stem.group(1) if stem else name, run["stage"]), []).append(name)
-    for (stem, _), names in stems.items():
-        seeds = {logged[name]["args"].get("seed") for name in names}
-        whole = len(seeds) == len(names) > 1
-        groups |= {stem: names} if whole else {name: [name] for name in names}
-    return groups
+    reward = read_run(folder, "--reward-model of the run")
+    spent = spending(reward)[1] if reward else dict.fromkeys(COSTS, math.nan)
+    return {key: spent[key] for key in ("pairs", "seconds")}
 
 
 class Candidates:
@@ -1034,6 +749,7 @@ class Candidates:
     def __init__(self, path, role=None, text_column="profile", blind=None, needed=()):
         self.path, self.text_column, self.index, self.prompts = path, text_column, [], {}
         self.file, ids, columns, self.named = tempfile.TemporaryFile(), set(), {}, False
+        self.replaced = 0
         fixed = role_prompt(role) if role else None
         needed = ["id", text_column, *needed, *([blind] if blind else [])]
         if Path(path).suffix.lower() == ".csv":
@@ -1059,8 +775,14 @@ class Candidates:
             person = row.get(blind or "name")
             known = isinstance(person, str) and person.strip() and person in text
             self.named |= bool(known and not blind) or bool(CONTACT.search(text))
-            if known and blind:
-                text = text.replace(person, "the candidate")
+            if blind:
+                text, found = blinded(text, str(person or ""))
+                if not found:
+                    fix = "correct the column, or leave the row out"
+                    raise UserError(
+                        f"{at}: --blind {blind}: {str(person)!r} is not in the text; {fix}"
+                    )
+                self.replaced += found
             prompt = fixed or own_prompt(row, at)
             key = sys.intern(json.dumps(prompt, ensure_ascii=False, sort_keys=True))
             self.prompts[key] = prompt
@@ -1082,30 +804,17 @@ class Candidates:
 CONTACT = re.compile(r"\w@[\w-]{1,63}\.\w|(?<![\w.])\+?\d[\d ()/-]{7,20}\d(?![\w.])")
 
 
-def read_csv(path, flag, needed=()):
-    """(line, row) of a CSV file with a header, a row at a time; every value is a text."""
-    if not Path(path).is_file():
-        raise UserError(f"{flag} {path}: no such file; expected a CSV with a header")
-    csv.field_size_limit(2**24)
-    with open(path, newline="", encoding="utf-8-sig") as file:
-        reader = csv.DictReader(file, strict=True)
-        try:
-            header = reader.fieldnames or []
-            if twice := sorted({c for c in header if c and header.count(c) > 1}):
-                raise ValueError(f"two columns are called {twice[0]!r}; rename one")
-            if gone := [c for c in needed if c not in header]:
-                there = ", ".join(header) or "nothing"
-                raise ValueError(f"no column {gone[0]!r}; there is {there}")
-            row = None
-            for row in reader:
-                if None in row or None in row.values():
-                    found = "more" if None in row else "fewer"
-                    raise ValueError(f"{found} cells than the {len(header)} columns of the header")
-                yield reader.line_num, row
-            if row is None:
-                raise ValueError("the file is empty; expected rows below a header")
-        except (csv.Error, ValueError) as error:  # UnicodeDecodeError is a ValueError
-            raise UserError(f"{flag} {path}:{reader.line_num or 1}: {error}") from None
+def blinded(text, name):
+    """(text with "the candidate" for the whole name, in either order and any case; how often)
+
+    >>> blinded("Lee, Amy. AMY LEE led a team.", "Amy Lee")
+    ('the candidate. the candidate led a team.', 2)
+    """
+    first, _, last = name.strip().rpartition(" ")
+    forms = [name.strip()] + ([f"{last}, {first}", f"{last} {first}"] if first else [])
+    either = "|".join(re.escape(form) for form in forms if form)
+    pattern = rf"(?<!\w)(?:{either})(?!\w)"
+    return re.subn(pattern, "the candidate", text, flags=re.I) if either else (text, 0)
 
 
 RANK_ORDER = "Which candidate fits this role?"  # first line of the task rank; data/README.md
@@ -1229,13 +938,6 @@ def unblind(events, key):
 # The first is baseline and reference and stays; the others come and go, so two are in memory. Nobody is trained.
 
 
-def placed(args):
-    from parts import parallel
-
-    device = parallel.pick_device(args.device)
-    return {"dtype": parallel.pick_precision(device, args.dtype)[0], "device": device}
-
-
 def draw(model, tokenizer, name, rows, ids, n, seed, cache, args):
     """n answers to each prompt, answer g of prompt p at p·n + g, as rows of samples.jsonl; cached ones are reused.
 
@@ -1261,35 +963,6 @@ def draw(model, tokenizer, name, rows, ids, n, seed, cache, args):
     word = "reused from samples.jsonl" if reused else f"sampled in {time.time() - start:.1f} s"
     print(f"{name}: {len(ids)} prompts × {n} answers {word}")
     return answers
-
-
-def raw_scorer(folder, args):
-    """score of a reward model: (prompt, answer, …) tuples → raw scores and answer lengths in tokens, (B, answers) each.
-
-    The answers of a tuple are cut together, as in training: all follow the same prompt.
-    """
-    import torch
-
-    import common
-
-    flag, run = "--reward-model", read_run(folder, "--reward-model")
-    tokenizer = common.load_tokenizer(folder, flag)
-    model = common.load_reward_model(folder, tokenizer, **placed(args), trainable=False, flag=flag)
-    max_length = run["args"].get("max_length") if run else None
-    tokens = args.micro_tokens or common.micro_tokens(model)
-
-    @torch.no_grad()
-    def score(items):
-        encoded = [common.encode_pair(tokenizer, *item, max_length=max_length) for item in items]
-        flat = [(prompt, answer) for prompt, *answers in encoded for answer in answers]
-        scores, lengths = np.zeros(len(flat)), np.array([len(a) for _, a in flat])
-        whole = [len(prompt) + len(answer) for prompt, answer in flat]
-        for part in common.micro_batches(range(len(flat)), whole, tokens):
-            batch = common.pad_rows(*zip(*(flat[i] for i in part)), common.pad_id(tokenizer))
-            scores[part] = common.reward_scores(model, *(x.to(model.device) for x in batch)).cpu()
-        return scores.reshape(len(items), -1), lengths.reshape(len(items), -1)
-
-    return score
 
 
 def answer_kls(policy, reference, pad, ids, answers, args):
@@ -1461,20 +1134,15 @@ def compare(args):
     report["models"] = [describe(entry, scorers, args.seed) for entry in entries]
     report["comparisons"] = [row for s in scorers for row in comparisons(entries, s, args.seed)]
     report["comparisons"] += judged(models, rows, asker, args.seed) if asker else []
-    if len(entries) > 2:
-        elo = strengths([entry["score"] for entry in entries], args.seed)
-        report["bradley_terry"] = [{"model": e["name"], "elo": x} for e, x in zip(entries, elo)]
     report["tasks"] = by_task(entries, rows, main_score, args.seed)
     report["task_metrics"] = task_table(models, rows, skills, args.seed)
     report["diversity"] = diversity(models, args.seed)
 
     # (6) frontier and cost
-    groups = seed_groups(logged)
     report["runs"] = [run_setup(name, run) for name, run in logged.items()]
-    report["seeds"] = over_seeds(report, groups, main_score)
     report["frontier"] = [frontier(name, run) for name, run in logged.items() if run["points"]]
     report["equal_kl"] = equal_kl(report, logged, main_score)
-    report["efficiency"] = efficiency(logged, groups)
+    report["efficiency"] = efficiency(logged)
 
     # (7) the reward model
     report["reward"] = reward_quality(args, proxy, pairs)[0] if pairs else None
@@ -1483,9 +1151,7 @@ def compare(args):
         quality = "quality" if "quality" in candidates.columns else None
         ranked = rank_candidates(candidates, profile_scorer(proxy, args), quality)
         report["ranking"] = rank_quality(ranked, 10, args.seed)
-    seeds = {name for members in groups.values() for name in members[1:]}
-    shown = [entry for entry in models[1:] if entry["name"] not in seeds]
-    report["samples"] = [side_by_side(rows, models[0], entry, args.seed) for entry in shown]
+    report["samples"] = [side_by_side(rows, models[0], e, args.seed) for e in models[1:]]
     report["answer"], report["notes"] = in_words(report)
 
     # (8) table and files
@@ -1545,13 +1211,6 @@ def setup(args, names, gold, proxy, n_prompts, more):
     return record | {"sha256": hashes([args.prompts, *names, proxy, gold_file, *more])}
 
 
-def hashes(inputs):
-    from parts import runs
-
-    there = {str(f) for f in inputs if f and Path(f).exists()}
-    return {f: runs.fingerprint(f) for f in sorted(there)}
-
-
 def head(args, inputs, **more):
     """What the report of reward, rank and human begins with; files: {name in the report: path}."""
     record = {"schema": SCHEMA, "command": args.command, "date": args.date, "seed": args.seed}
@@ -1598,7 +1257,7 @@ def describe(entry, scorers, seed):
     row |= {"kl": entry.get("kl"), "kl_k3": None}
     if "k1" in entry:
         k1 = entry["k1"].mean(1)  # (P,)
-        if len(k1) > 9 and k1.mean() < -3 * k1.std() / math.sqrt(len(k1)) - 1e-6:
+        if len(k1) > 9 and k1.mean() < -6 * k1.std() / math.sqrt(len(k1)) - 1e-6:
             why = "these answers are another model's (other --dtype, an edited samples.jsonl)"
             raise UserError(f"--model {row['name']}: KL {k1.mean():.3f} is far below 0; {why}")
         row |= {"kl": mean_number(entry["k1"], seed), "kl_k3": mean_number(entry["k3"], seed)}
@@ -1702,9 +1361,6 @@ def diversity(models, seed):
         row["entropy"] = mean_number(entry["entropy"], seed)
         low, high = np.percentile(entry["lengths"], [5, 95])
         row |= {"length_5": float(low), "length_95": float(high)}
-        texts = [text for texts in entry["texts"] for text in texts]
-        if entry is not models[0]:
-            row["grown"] = grown_phrases(texts, [t for ts in models[0]["texts"] for t in ts])
         table.append(row)
     return table
 
@@ -1743,10 +1399,7 @@ def run_setup(name, run):
     row = {"name": name, "stage": run["stage"]} | {k: args.get(k) for k in ("model", "seed")}
     row |= {"steps": max(steps, default=0), "peak_mem_mb": max(memory, default=None)}
     row |= {key: round(value, 2) for key, value in run["spent"].items()}
-    reward, weights = args.get("reward_model"), args.get("reward_weights")
-    row |= {"reward_model": ", ".join(reward) if isinstance(reward, list) else reward}
-    row |= {"reward_weights": weights} if weights else {}
-    row |= {"validation_left_out": run["left_out"]}
+    row |= {"reward_model": args.get("reward_model"), "validation_left_out": run["left_out"]}
     return row | {"sha256": run["sha256"], "versions": run["versions"]}
 
 
@@ -1754,24 +1407,6 @@ def against_base(report):
     """{model: its comparison with the baseline, by the first score}"""
     by, base = report["scorers"][0], report["models"][0]["name"]
     return {r["a"]: r for r in report["comparisons"] if r["scorer"] == by and r["b"] == base}
-
-
-def over_seeds(report, groups, scorer):
-    """Mean and range over the seeds of a method, of what the table says about each of them."""
-    models, pairs, table = {row["name"]: row for row in report["models"]}, against_base(report), []
-    for name, members in groups.items():
-        if len(members) == 1:
-            continue
-        row = {"name": name, "members": members}
-        columns = {key: [models[m][key] for m in members] for key in (scorer, "kl")}
-        columns["win_rate"] = [pairs[m]["win_rate"] for m in members if m in pairs]
-        for key, records in columns.items():
-            values = [r["value"] for r in records if r["value"] is not None]
-            ends = (min(values), max(values)) if len(values) > 2 else None
-            mean, why = sum(values) / len(values) if values else None, "fewer than three seeds"
-            row[key] = number(mean, len(values), ends, "mean; range of the seeds", reason=why)
-        table.append(row)
-    return table
 
 
 def frontier(name, run):
@@ -1820,49 +1455,32 @@ def equal_kl(report, logged, scorer):
     return {"sqrt_kl": round(found[0], 6), "table": table, "method": method, "reason": why}
 
 
-def efficiency(logged, groups):
-    """Gold on validation prompts over each kind of cost, per run or mean over its seeds; cost to 90 % of the best, area."""
+def efficiency(logged):
+    """Gold on validation prompts and what it had cost, per run, and the cost to reach 90 % of the best gold."""
     curves = []
-    for name, members in groups.items():
-        logs = [
-            {p["step"]: p for p in logged[m]["points"] if p["gold"] is not None} for m in members
-        ]
-        points = []
-        for step in sorted(set.intersection(*map(set, logs))):
-            at = [log[step] for log in logs]
-            golds = [p["gold"] for p in at]
-            band = {"low": min(golds), "high": max(golds)} if len(golds) > 2 else {}
-            costs = {key: sum(p[key] for p in at) / len(at) for key in COSTS}
-            points.append({"step": step, "gold": sum(golds) / len(at)} | band | costs)
+    for name, run in logged.items():
+        points = [p for p in run["points"] if p["gold"] is not None]
         if len(points) > 1:
-            curves.append({"name": name, "seeds": len(members), "points": points})
+            shown = [{key: p[key] for key in ("step", "gold", *COSTS)} for p in points]
+            curves.append({"name": name, "points": shown})
     if not curves:
         return None
     best = max(p["gold"] for curve in curves for p in curve["points"])
-    goal, budgets, table = 0.9 * best if best > 0 else None, {}, []
-    for cost in COSTS:
-        paths = [[point[cost] for point in curve["points"]] for curve in curves]
-        budgets[cost] = min((path[-1] for path in paths if path[-1] > path[0]), default=None)
+    goal, table = 0.9 * best if best > 0 else None, []
     for curve in curves:
-        row = {"name": curve["name"], "seeds": curve["seeds"]}
-        for cost, budget in budgets.items():
-            x, y = np.array([[p[cost], p["gold"]] for p in curve["points"]]).T
-            there = np.flatnonzero(y >= goal) if goal is not None else ()
-            uses = budget is not None and x[-1] > 0  # False for an unknown cost, NaN
-            reached = float(x[there[0]]) if len(there) and uses else None
-            row[cost] = {"reached": reached, "area": mean_height(x, y, budget) if uses else None}
-        table.append(row | {"never": goal is not None and not len(there)})
-    return {"best": best, "goal": goal, "budgets": budgets, "table": table, "curves": curves}
+        there = [p for p in curve["points"] if goal is not None and p["gold"] >= goal]
+        first, last = there[0] if there else {}, curve["points"][-1]
+        # a kind of cost that the method does not have is not "reached at 0"; an unknown cost is NaN
+        row = {cost: first.get(cost) if last[cost] > 0 else None for cost in COSTS}
+        table.append({"name": curve["name"]} | row | {"never": goal is not None and not there})
+    return {"best": best, "goal": goal, "table": table, "curves": curves}
 
 
 def in_words(report):
     """(sentences that answer the question, notes that limit the answer), made from the numbers alone."""
     by, kl = report["scorers"][0], {row["name"]: show(row["kl"], 2) for row in report["models"]}
-    pairs, grouped = against_base(report), {m for row in report["seeds"] for m in row["members"]}
-    seeds = max((len(row["members"]) for row in report["seeds"]), default=1)
+    pairs = against_base(report)
     answer, notes = [], ["1 seed: a statement about these weights, not about the method"]
-    if seeds > 1:
-        notes = [f"{seeds} seeds" + ("" if seeds > 2 else ": too few for a band")]
     if by == "proxy":
         notes.append("no gold score: the reward model is judge, and training may have seen it")
     for row in report["comparisons"]:
@@ -1870,7 +1488,7 @@ def in_words(report):
         rate, controlled = row["win_rate"], row["length_controlled"]["value"]
         if rate["value"] is not None and abs(rate["value"] - controlled) > 0.10:
             notes.append(f"{pair}: at equal length the win rate moves by more than 10 points")
-        if row is pairs.get(row["a"]) and row["a"] not in grouped:
+        if row is pairs.get(row["a"]):
             line = f"{pair}: {row['verdict']}; wins {show(rate, 1, True)} over {rate['n']} prompts"
             line += f", difference {show(row['difference'])}, KL {kl[row['a']]} nats an answer"
             if row["verdict"] == "inconclusive" and row["needed_n"]:
@@ -1882,11 +1500,6 @@ def in_words(report):
     if equal := report["equal_kl"]:
         order = ", ".join(f"{row['model']} {show(row[by])}" for row in equal["table"])
         answer.append(f"at equal KL, √KL {show(equal['sqrt_kl'], 2)}, {by} is: {order}")
-    for row in report["seeds"]:
-        verdicts = Counter(pairs[m]["verdict"] for m in row["members"] if m in pairs)
-        line = ", ".join(f"{n} {word}" for word, n in verdicts.items())
-        line = f"{row['name']}, {len(row['members'])} seeds: {line}; {by} {show(row[by])}"
-        answer.append(f"{line}, wins {show(row['win_rate'], 1, True)}, KL {show(row['kl'], 2)}")
     for run in report["frontier"]:
         if mark := run["overoptimised"]:
             line = f"{run['model']} is over-optimised from step {mark['step']} on: gold falls below"
@@ -1927,7 +1540,6 @@ def reward(args):
     report = head(args, {"reward_model": args.reward_model, "pairs": args.pairs}) | part
     print_reward(report)
     files.write_jsonl(Path(args.out) / "pairs.jsonl", rows)
-    write_rewardbench(args, report, rows)
     write_report(args, report, "pairs.jsonl")
     print(f"next: python evaluate.py compare --reward-model {args.reward_model}")
 
@@ -1978,9 +1590,11 @@ def reward_quality(args, folder, pairs):
         metrics = pair_metrics(torch.from_numpy(values), torch.zeros(len(values)))
         kept_keys = ("n", "ece", "brier", "nll", "bins")
         report[f"calibration_{name}"] = {key: metrics[key] for key in kept_keys}
-    apart = ours["low"] > theirs["high"] or ours["high"] < theirs["low"]
-    word = "better" if ours["value"] > theirs["value"] else "worse"
-    report["verdict"] = word if apart else "inconclusive"
+    # both rules judge the same pairs: a paired test, in which each prompt counts once
+    paired = t_test((np.sign(delta) - np.sign(longer)) / 2, prompts[kept])
+    word = "better" if paired and paired["mean"] > 0 else "worse"
+    report["against_length"] = paired
+    report["verdict"] = word if paired and paired["p"] < 0.05 else "inconclusive"
     for row, pair, tokens in zip(rows, scores.round(6).tolist(), lengths.tolist()):
         row |= dict(zip(("scores_chosen", "scores_rejected"), pair))
         row |= dict(zip(("tokens_chosen", "tokens_rejected"), tokens))
@@ -1999,6 +1613,8 @@ def rank(args):
         why = f"rename {twice[0]!r}, a column of ranked.csv"
         raise UserError(f"--candidates {args.candidates}: {why}")
     print("This is no decision: a score compares profiles for people who read them.")
+    if args.blind:
+        print(f"--blind {args.blind}: {candidates.replaced} names replaced")
     if candidates.named:
         print("warning: profiles hold names or contact data; --blind COLUMN takes the names out")
     quality = quality if quality in candidates.columns else None
@@ -2011,7 +1627,12 @@ def rank(args):
     print_ranked(report, ranked, args)
     write_report(args, report, "ranked.csv")
     if audit:
-        print(f"python fairness.py audit {out / 'ranked.csv'} --score score --select 0.3")
+        # a score has an arbitrary offset per role; the percentile is within the role
+        known = set(audit) <= {"sex", "race_ethnicity"}
+        group = "" if known else f" --group {audit[0]}"
+        print(
+            f"next: python fairness.py audit {out / 'ranked.csv'} --score percentile --select 0.3{group}"
+        )
 
 
 def human(args):
@@ -2108,7 +1729,6 @@ def human_score(args):
     if not counted(votes):
         raise UserError(f"--votes {args.votes}: no vote on an ordinary item among {len(events)} events; vote first")  # fmt: skip
     report |= human_report(events, votes, key, args.seed)
-    report["machines"] = machine_opinions(args, path.parent / "items.jsonl", key, counted(votes))
     report["answer"], report["notes"] = human_words(report)
     print_human(report)
     Path(args.out).mkdir(parents=True, exist_ok=True)
@@ -2135,37 +1755,6 @@ def human_report(events, votes, key, seed):
     report["position_biased"] = left["n"] > 0 and not left["low"] <= 0.5 <= left["high"]
     report["still_needed"] = None if needed is None else max(0, needed - report["items"])
     return report | {"agreement": human_agreement(plain)}
-
-
-def machine_opinions(args, file, key, votes):
-    """[{scorer, agreement}]: how often the reward model and the judge are of the majority's opinion."""
-    import common
-
-    if not (args.reward_model or args.judge_model):
-        return []
-    ids, texts, prompts = list(by_item(votes)), ([], []), []
-    items = {row.get("id"): row for row in files.read_jsonl(file, common.check_prompt)}
-    for name in ids:
-        if name not in items or item_sha256(items[name]) != key["items"][name]["sha256"]:
-            raise UserError(f"{file}: item {name!r} is not the one of the key; restore the file")
-        a, b = (plain_text(items[name][side]) for side in ("a", "b"))
-        a, b = (b, a) if key["items"][name]["swapped"] else (a, b)
-        texts[0].append(a), texts[1].append(b), prompts.append(items[name]["prompt"])
-    found = []
-    if args.reward_model:
-        how = placed(args) | {"tokens": args.micro_tokens}
-        score = common.reward_function(args.reward_model, **how)
-        y = outcomes(*(np.round(score(prompts, side), 9) for side in texts)).ravel()  # (P,)
-        right = majority_agreement(votes, dict(zip(ids, y)))
-        found.append({"scorer": str(args.reward_model), "agreement": right})
-    if args.judge_model:
-        import judge
-
-        verdicts = judge.compare_pairs(prompts, *texts, load_judge(args))
-        right = majority_agreement(votes, dict(zip(ids, (v.outcome for v in verdicts))))
-        failed = sum(v.outcome is None for v in verdicts)
-        found.append({"scorer": f"judge {args.judge_model}", "agreement": right, "failed": failed})
-    return found
 
 
 STEPS = {"make": human_make, "score": human_score}
@@ -2262,31 +1851,6 @@ def rank_quality(ranked, k, seed):
 # ---- 9. save ----
 
 
-def show(record, digits=3, percent=False, interval=True):
-    """The one place where a number becomes text: value [low, high]; a number record or a plain number."""
-    record = record if isinstance(record, dict) else {"value": record}
-    if record["value"] is None:
-        return "–"
-
-    def text(x):  # + 0.0: no "-0.000"
-        return f"{round((100 if percent else 1) * x, digits) + 0.0:{',' if not digits else ''}.{digits}f}"
-
-    value = text(record["value"]) + (" %" if percent else "")
-    if not interval or record.get("low") is None:
-        return value
-    return f"{value} [{text(record['low'])}, {text(record['high'])}]"
-
-
-def print_table(title, header, rows):
-    """Aligned plain text, the first column to the left."""
-    cells = [[str(cell) for cell in row] for row in [header, *rows]]
-    widths = [max(map(len, column)) for column in zip(*cells)]
-    print(f"\n{title}" if rows else "")
-    for row in cells if rows else ():
-        rest = [cell.rjust(width) for cell, width in zip(row[1:], widths[1:])]
-        print("  ".join([row[0].ljust(widths[0]), *rest]))
-
-
 def model_table(report):
     """(header, rows) of the table of models, for the terminal and for the page."""
     scorers, pairs, rows = report["scorers"], against_base(report), []
@@ -2361,8 +1925,8 @@ def reward_words(report):
 
 def print_reward(report):
     print(f"\n{report['reward_model']} on {report['pairs']}")
-    for table in reward_tables(report):
-        print_table(*table)
+    for title, header, rows in reward_tables(report):
+        print_table(title, header, rows)
     print("", *reward_words(report), sep="\n")
 
 
@@ -2418,9 +1982,8 @@ def print_human(report):
     lines += [line("all", report["all"])] if len(lines) > 1 else []
     header = ["annotator", "votes", "A", "B", "ties", "both bad", "skips", "A wins", "left chosen", "gold right", "repeats alike"]  # fmt: skip
     print_table(f"A is {report['a']}, B is {report['b']}; [95 % interval]", header, lines)
-    rows = {"two annotators, same item": report["agreement"]}
-    rows |= {f"majority and {m['scorer']}": m["agreement"] for m in report["machines"]}
-    cells = [[name, show(part, 1, True), part["n"]] for name, part in rows.items()]
+    part = report["agreement"]
+    cells = [["two annotators, same item", show(part, 1, True), part["n"]]]
     print_table("agreement", ["", "say the same", "n"], cells)
     print_answer(report)
 
@@ -2428,11 +1991,6 @@ def print_human(report):
 def save_samples(args, groups):
     rows = (answer for answers in groups for answer in answers)
     files.write_jsonl(Path(args.out) / "samples.jsonl", rows)
-
-
-def write_text(path, text):
-    with files.replacing(path) as file:
-        file.write(text.encode())
 
 
 def write_report(args, report, beside):
@@ -2453,179 +2011,8 @@ def write_report(args, report, beside):
     print(f"\nwrote {out / 'report.json'}, {', '.join(str(out / name) for name in inputs)}")
 
 
-def write_rewardbench(args, report, rows):
-    """reward.json: RewardBench's keys (from memory of its result files), so that numbers can stand beside others'."""
-    pairs = [row for row in rows if not row["tie"]]
-    keys = "id", "scores_chosen", "scores_rejected"
-    columns = {key: [row[key] for row in pairs] for key in keys}
-    results = outcomes(columns["scores_chosen"], columns["scores_rejected"]).ravel().tolist()
-    record = {"model": report["reward_model"], "model_type": "Seq. Classifier"}
-    record |= {"accuracy": report["accuracy"]["value"], "num_prompts": len(pairs)}
-    record |= {task: part["value"] for task, part in report["by_task"].items()}
-    record |= {"subset": [row["task"] for row in pairs], "results": results} | columns
-    write_text(Path(args.out) / "reward.json", json.dumps(files.finite(record), indent=1) + "\n")
-
-
 # plots: SVG by hand, so that the page needs no library, no script and no network. A series is
 # {"name", "points": [(x, y) or (x, y, low, high)], "style": 0 …, "line", "band", "hollow", "dash", "marks": [(x, y, word)]}
-
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 460, 300, 62, 30, 12, 46
-
-
-def ticks(low, high, n=5):
-    """Round numbers around [low, high], a step of 1, 2 or 5 times a power of ten.
-
-    >>> ticks(0.38, 0.62)
-    [0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65]
-    """
-    if high - low < 1e-9 * max(abs(low), abs(high), 1e-9):  # all alike: some room around it
-        low, high = low - (abs(low) or 1.0) / 2, high + (abs(high) or 1.0) / 2
-    span = high - low
-    power = 10.0 ** math.floor(math.log10(span / n))
-    step = next(power * m for m in (1, 2, 5, 10) if span / (power * m) <= n + 1e-9)
-    return [round(k * step, 12) for k in range(math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9) + 1)]  # fmt: skip
-
-
-def esc(text):
-    """Text for HTML and SVG: markup as text; what would steer the line or break the file by its number.
-
-    >>> esc("<b>\\u202e&")
-    '&lt;b&gt;[U+202E]&amp;'
-    """
-    steer = r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
-    return html.escape(re.sub(steer, lambda m: f"[U+{ord(m[0]):04X}]", str(text)))
-
-
-def marker(style, x, y, hollow):
-    """Shapes differ as well as colours: circle, square, diamond, triangle."""
-    shapes = ("M-4,0a4,4 0 1,0 8,0a4,4 0 1,0 -8,0z", "M-4,-4h8v8h-8z", "M0,-5.5l5,5.5l-5,5.5l-5,-5.5z", "M0,-5l5,9h-10z")  # fmt: skip
-    kind = "hollow" if hollow else "full"
-    return f'<path class="s{style % 7} {kind}" transform="translate({x:.1f},{y:.1f})" d="{shapes[style % 4]}"/>'
-
-
-def svg(title, description, body, height):
-    """The frame of every plot: an image with a name and a description."""
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" class="plot">'
-    return f"{head}<title>{esc(title)}</title><desc>{esc(description)}</desc>{''.join(body)}</svg>"
-
-
-def words(x, y, text, anchor=None):
-    anchor = f' text-anchor="{anchor}"' if anchor else ""
-    return f'<text x="{x}" y="{y}"{anchor}>{esc(text)}</text>'
-
-
-def end_of(name, most):
-    """The last letters of a long name: folders differ in their ends."""
-    return name if len(name) < most + 2 else "…" + name[-most:]
-
-
-def scale(marks, start, stop):
-    """number → pixel: the first of the ticks lies at start, the last at stop"""
-    return lambda x: start + (x - marks[0]) / (marks[-1] - marks[0]) * (stop - start)
-
-
-def plot(title, description, series, x_label, y_label, x_range=(), y_range=()):
-    """Lines with bands, points with intervals, a legend above."""
-    points = [p for s in series for p in s["points"]]
-    xs = [p[0] for p in points] + list(x_range)
-    ys = [y for p in points for y in p[1:] if y is not None] + list(y_range)
-    x_ticks, y_ticks = ticks(min(xs), max(xs)), ticks(min(ys), max(ys))
-    top = TOP + 19 * sum(bool(s["name"]) for s in series) + 6
-    bottom = top + HEIGHT - TOP - BOTTOM
-    right, body, row = WIDTH - RIGHT, [], 0
-    sx, sy = scale(x_ticks, LEFT, right), scale(y_ticks, bottom, top)
-    path = lambda ps: "M" + "L".join(f"{sx(x):.1f},{sy(y):.1f}" for x, y in ps)  # noqa: E731
-    for y in y_ticks:
-        body.append(f'<path class="grid" d="M{LEFT},{sy(y):.1f}H{right}"/>')
-        body.append(words(LEFT - 6, f"{sy(y) + 4:.1f}", f"{y:,.10g}", "end"))
-    body += [words(f"{sx(x):.1f}", bottom + 17, f"{x:,.10g}", "middle") for x in x_ticks]
-    body.append(f'<path class="axis" d="M{LEFT},{top}V{bottom}H{right}"/>')
-    body.append(words((LEFT + right) / 2, bottom + 36, x_label, "middle"))
-    turned = f"translate(14,{(top + bottom) / 2}) rotate(-90)"
-    body.append(f'<text transform="{turned}" text-anchor="middle">{esc(y_label)}</text>')
-    for s in series:
-        style, dash, shown = s["style"], s.get("dash", ""), s["points"]
-        stroke = f'class="s{style % 7} line"' + (f' stroke-dasharray="{dash}"' if dash else "")
-        ends = [p for p in shown if len(p) > 2 and p[2] is not None]
-        if s.get("band") and len(ends) > 1:
-            edge = [(p[0], p[2]) for p in ends] + [(p[0], p[3]) for p in reversed(ends)]
-            body.append(f'<path class="s{style % 7} band" d="{path(edge)}z"/>')
-        elif not s.get("band"):
-            sides = [path([(p[0], p[2]), (p[0], p[3])]) for p in ends]
-            body += [f'<path class="s{style % 7} line" d="{side}"/>' for side in sides]
-        if s.get("line") and len(shown) > 1:
-            body.append(f'<path {stroke} d="{path([p[:2] for p in shown])}"/>')
-        if s.get("points_shown", True):
-            body += [marker(style, sx(p[0]), sy(p[1]), s.get("hollow")) for p in shown]
-        for x, y, word in s.get("marks", ()):
-            body.append(f'<circle class="ring" cx="{sx(x):.1f}" cy="{sy(y):.1f}" r="9"/>')
-            side, room = ("end", -13) if sx(x) > (LEFT + right) / 2 else ("start", 13)
-            body.append(words(f"{sx(x) + room:.1f}", f"{sy(y) - 9:.1f}", word, side))
-        if s["name"]:
-            y = TOP + 19 * row + 4
-            row += 1
-            if s.get("line"):
-                body.append(f'<path {stroke} d="M{LEFT},{y}h30"/>')
-            if s.get("points_shown", True):
-                body.append(marker(style, LEFT + 15, y, s.get("hollow")))
-            body.append(words(LEFT + 38, y + 4, end_of(s["name"], 50)))
-    return svg(title, description, body, bottom + BOTTOM)
-
-
-def guide(points, style, dash, name=""):
-    """A series that is a dashed line alone: a fitted curve, a threshold."""
-    line = {"style": style, "line": True, "dash": dash, "points_shown": False}
-    return {"name": name, "points": points} | line
-
-
-def with_ends(record):
-    """(value, low, high) of a number, as both kinds of plot draw it"""
-    return tuple(record.get(key) for key in ("value", "low", "high"))
-
-
-def bars(title, description, rows, x_label, x_range, line=None):
-    """Values with intervals, one below the other, each under its name: [(name, value, low, high, style)]."""
-    xs = [x for row in rows for x in row[1:4] if x is not None] + list(x_range)
-    x_ticks, bottom, left, body = ticks(min(xs), max(xs)), TOP + 38 * len(rows), 20, []
-    sx = scale(x_ticks, left, WIDTH - 24)
-    for x in x_ticks:
-        body.append(f'<path class="grid" d="M{sx(x):.1f},{TOP}V{bottom}"/>')
-        body.append(words(f"{sx(x):.1f}", bottom + 17, f"{x:,.10g}", "middle"))
-    if line is not None:
-        body.append(f'<path class="axis" d="M{sx(line):.1f},{TOP}V{bottom}"/>')
-    for i, (name, value, low, high, style) in enumerate(rows):
-        y = TOP + 38 * i + 26
-        body.append(words(left, y - 11, end_of(name, 60)))
-        if low is not None:
-            body.append(f'<path class="s{style % 7} thick" d="M{sx(low):.1f},{y}H{sx(high):.1f}"/>')
-        body.append(marker(style, sx(value), y, False))
-    body.append(words(WIDTH / 2, bottom + 36, x_label, "middle"))
-    return svg(title, description, body, bottom + BOTTOM)
-
-
-def table(header, rows, label):
-    """An HTML table that scrolls by itself on a narrow screen; the first cell of a row is its heading."""
-    head = "".join(f'<th scope="col">{esc(cell)}</th>' for cell in header)
-    body = ""
-    for first, *rest in rows:
-        cells = "".join(f"<td>{esc(cell)}</td>" for cell in rest)
-        body += f'<tr><th scope="row">{esc(first)}</th>{cells}</tr>\n'
-    open_tag = f'<div class="scroll" role="region" tabindex="0" aria-label="{esc(label)}">'
-    return f"{open_tag}<table><thead><tr>{head}</tr></thead><tbody>\n{body}</tbody></table></div>\n"
-
-
-def figure(image, header, rows, label):
-    """A plot, and its numbers below it."""
-    numbers = f"<details><summary>The numbers</summary>{table(header, rows, label)}</details>"
-    return f"<figure>{image}<figcaption>{esc(label)}</figcaption>{numbers}</figure>\n"
-
-
-def paragraphs(lines):
-    return "".join(f"<p>{esc(line)}</p>\n" for line in lines)
-
-
-def bullets(lines):
-    return "<ul>" + "".join(f"<li>{esc(line)}</li>\n" for line in lines) + "</ul>\n"
 
 
 def html_report(report):
@@ -2657,34 +2044,6 @@ def html_report(report):
     sections.append(("Commands and hashes", commands + inputs))
     date = paragraphs([f"Date: {report['date']}"] if report["date"] else [])
     return html_page(title, date + in_sections(sections)), plots
-
-
-def in_sections(parts):
-    """[(heading, body)] → the body of a page"""
-    return "".join(f"<section><h2>{esc(head)}</h2>\n{part}</section>\n" for head, part in parts)
-
-
-def html_page(title, body):
-    """One file: no script, nothing from elsewhere; the policy refuses what might slip in."""
-    policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<link rel="icon" href="data:,">
-<title>{esc(title)}</title>
-<style>{PAGE_STYLE}{PLOT_STYLE}</style>
-</head>
-<body>
-<main>
-<h1>{esc(title)}</h1>
-{body}</main>
-</body>
-</html>
-"""
 
 
 def models_section(report, plots):
@@ -2721,18 +2080,6 @@ def models_section(report, plots):
     if cells:
         header = ["pair", "both orders agree", "first place won", "failed"]
         out += "<h3>The judge</h3>" + table(header, cells, "The judge")
-    if elo := report.get("bradley_terry"):
-        cells = [[r["model"], show(r["elo"], 0)] for r in elo]
-        out += "<h3>Strength of all together (Bradley-Terry)</h3>"
-        out += paragraphs([f"{elo[-1]['elo']['method']}; 400·log10 of the ratio to {base}."])
-        out += table(["model", "strength"], cells, "Strengths")
-    cells = []
-    for r in report["seeds"]:
-        numbers = show(r[by]), show(r["kl"], 2), show(r["win_rate"], 1, True)
-        cells.append([r["name"], len(r["members"]), *numbers])
-    if cells:
-        header = ["method", "seeds", by, "KL, nats", f"wins by {by}"]
-        out += "<h3>Over seeds: mean and range</h3>" + table(header, cells, "Over seeds")
     return out
 
 
@@ -2747,7 +2094,7 @@ def frontier_curves(report, scorer):
     """(series of the plot, rows of its table): what each run passed, where each model ended, and best of n."""
     logged, series, cells = {run["model"]: run for run in report["frontier"]}, [], []
     if scorer == "proxy":
-        # a run on another reward, or on several, logs another score: no curve to this end point
+        # a run on another reward logs another score: no curve to this end point
         same = {row["name"] for row in report["runs"] if row["reward_model"] in (None, report["setup"]["reward_model"])}  # fmt: skip
         logged = {name: run for name, run in logged.items() if name in same}
     best = report.get("best_of_n")
@@ -2861,7 +2208,7 @@ def ranking_section(part, plots):
 
 
 def efficiency_section(report, plots):
-    part, figures, cells = report["efficiency"], "", []
+    part, cells = report["efficiency"], []
     for r in report["runs"]:
         line = [r[key] for key in ("name", "stage", "model", "seed")]
         cells.append([*line, *(show(r[key], 0) for key in ("steps", *COSTS, "peak_mem_mb"))])
@@ -2874,40 +2221,26 @@ def efficiency_section(report, plots):
         setup += paragraphs([f"{name}: {', '.join(sorted(said))}." for name, said in (("Versions", versions), ("Data", data))])  # fmt: skip
     if not part:
         return paragraphs(["No run logged gold during training (val/gold in metrics.jsonl): not measured."]) + setup  # fmt: skip
-    names = [row["name"] for row in report["models"]]
-    for cost, label in COSTS.items():
-        series, cells = [], []
-        for curve in part["curves"]:
-            points = [p for p in curve["points"] if p[cost] is not None]
-            if not points or not points[-1][cost] > 0:
-                continue
-            own = [i for i, n in enumerate(names) if n == curve["name"] or n.startswith(curve["name"] + "-")]  # fmt: skip
-            name = curve["name"] + (f", {curve['seeds']} seeds" if curve["seeds"] > 1 else "")
-            golds = [
-                {"value": p["gold"], "low": p.get("low"), "high": p.get("high")} for p in points
-            ]
-            line = {"name": name, "style": own[0] if own else 1, "line": True, "band": True}
-            shown = [(p[cost], *with_ends(gold)) for p, gold in zip(points, golds)]
-            series.append(line | {"points": shown, "hollow": True})
-            cells += [[name, p["step"], show(p[cost], 0), show(g)] for p, g in zip(points, golds)]
-        if series:
-            why = f"Gold on validation prompts against {label}."
-            text = "Gold on validation prompts; a band is the range over seeds."
-            image = plot(f"gold against {label}", text, series, label, "gold", (0,))
-            plots[f"efficiency-{cost}"] = image
-            figures += figure(image, ["run", "step", cost, "gold"], cells, why)
-    cells, goal = [], "No run's gold is above 0"
+    style, series, cells = {r["name"]: i for i, r in enumerate(report["models"])}, [], []
+    for curve in part["curves"]:
+        points = [(p["seconds"], p["gold"]) for p in curve["points"] if p["seconds"] is not None]
+        if points:
+            line = {"name": curve["name"], "style": style[curve["name"]], "points": points}
+            series.append(line | {"line": True, "hollow": True})
+            cells += [[curve["name"], show(x, 0), show(gold)] for x, gold in points]
+    why = "Gold on validation prompts against the seconds of training, the reward model's too."
+    image = plot("gold against training time", why, series, COSTS["seconds"], "gold", (0,))
+    plots["efficiency-seconds"] = image
+    figures, goal = figure(image, ["run", "seconds", "gold"], cells, why), "No gold is above 0."
     if part["goal"]:
         best = f"90 % of the best of any run ({show(part['best'])})"
-        goal = f"Cost to reach gold {show(part['goal'])}, {best}"
+        goal = f"Cost to reach gold {show(part['goal'])}, {best}."
+    cells = []
     for row in part["table"]:
-        reached = ["never" if row["never"] else show(row[cost]["reached"], 0) for cost in COSTS]
-        cells.append([row["name"], "cost", *reached])
-        cells.append([row["name"], "mean gold", *(show(row[cost]["area"]) for cost in COSTS)])
-    budgets = ", ".join(f"{show(v, 0)} {k}" for k, v in part["budgets"].items() if v is not None)
-    text = f"{goal}; and mean gold up to the same budget for all (area below the curve / budget): {budgets}."  # fmt: skip
-    out = f'<div class="figures">{figures}</div>' + paragraphs([text])
-    return out + table(["run", "", *COSTS], cells, "Cost and area") + setup
+        reached = ["never" if row["never"] else show(row[cost], 0) for cost in COSTS]
+        cells.append([row["name"], *reached])
+    out = f'<div class="figures">{figures}</div>' + paragraphs([goal])
+    return out + table(["run", *COSTS], cells, "Cost") + setup
 
 
 def tasks_section(report):
@@ -2925,7 +2258,7 @@ def tasks_section(report):
 def diversity_section(report):
     by_name = {row["name"]: row for row in report["models"]}
     header = ["model", "distinct 1", "2", "3", "unique a prompt", "repeated 4-grams", "entropy a token, nats", "ended", "tokens, 5 % to 95 %"]  # fmt: skip
-    cells, grown = [], ""
+    cells = []
     for row in report["diversity"]:
         model = by_name[row["model"]]
         length = show(model["length"], 1, interval=False)
@@ -2935,15 +2268,9 @@ def diversity_section(report):
         cells.append(
             [*line, f"{length} ({show(row['length_5'], 0)} to {show(row['length_95'], 0)})"]
         )
-        if row.get("grown"):
-            lines = [
-                [phrase, *(show(x, 1, True) for x in shares)] for phrase, *shares in row["grown"]
-            ]
-            phrases = table(["phrase", "share of answers", "in the baseline"], lines, "Phrases")
-            grown += f"<details><summary>Phrases that {esc(row['model'])} says more often than the baseline</summary>{phrases}</details>"  # fmt: skip
     budget = show(report["diversity"][0]["budget"], 0)
     text = f"n-grams over the first {budget} tokens of each model."
-    return table(header, cells, "Diversity") + paragraphs([text]) + grown
+    return table(header, cells, "Diversity") + paragraphs([text])
 
 
 def samples_section(report):
@@ -2977,43 +2304,6 @@ def limits(report):
         "Fairness: not measured here.",
     ]  # fmt: skip
     return [*lines, *(note for note in report["notes"] if "seed" in note)]
-
-
-PLOT_STYLE = """
-.plot text{fill:#222;font:13px system-ui,sans-serif;paint-order:stroke;stroke:#fff;stroke-width:3px}.plot .grid{stroke:#8884;fill:none}.plot .axis{stroke:#555;fill:none}
-.plot .line{fill:none;stroke-width:1.8}.plot .thick{fill:none;stroke-width:3}.plot .band{stroke:none;opacity:.18}
-.plot .ring{fill:none;stroke:#c00;stroke-width:2}.plot .hollow{fill:#fff;stroke-width:1.5}.plot .full{stroke:none}
-.plot .s0{stroke:#111;--c:#111}.plot .s1{stroke:#0b3d91;--c:#0b3d91}.plot .s2{stroke:#c8501e;--c:#c8501e}
-.plot .s3{stroke:#1f8f88;--c:#1f8f88}.plot .s4{stroke:#7a2fb0;--c:#7a2fb0}.plot .s5{stroke:#a67c00;--c:#a67c00}
-.plot .s6{stroke:#87919a;--c:#87919a}.plot .full,.plot .band{fill:var(--c)}
-@media (prefers-color-scheme:dark){
-.plot text{fill:#e6e6e6;stroke:#16181d}.plot .axis{stroke:#aaa}.plot .ring{stroke:#ff7b7b}.plot .hollow{fill:#16181d}
-.plot .s0{stroke:#f2f2f2;--c:#f2f2f2}.plot .s1{stroke:#7fb0ff;--c:#7fb0ff}.plot .s2{stroke:#ff8a4c;--c:#ff8a4c}
-.plot .s3{stroke:#5fd3c4;--c:#5fd3c4}.plot .s4{stroke:#c690ff;--c:#c690ff}.plot .s5{stroke:#ffd24d;--c:#ffd24d}
-.plot .s6{stroke:#8592a0;--c:#8592a0}}
-"""
-PAGE_STYLE = """
-:root{color-scheme:light dark;--ink:#1c1e21;--soft:#5a6068;--paper:#fff;--card:#f4f5f7;--rule:#d5d8dd}
-@media (prefers-color-scheme:dark){:root{--ink:#e6e6e6;--soft:#a4abb5;--paper:#16181d;--card:#20242b;--rule:#3a3f48}}
-*{box-sizing:border-box}
-body{margin:0;background:var(--paper);color:var(--ink);font:16px/1.5 system-ui,sans-serif;overflow-wrap:break-word}
-main{max-width:76rem;margin:0 auto;padding:1rem}p,li,figcaption{max-width:50rem}
-h1{font-size:1.6rem;line-height:1.2}h2{font-size:1.25rem;margin-top:2.2rem;border-bottom:1px solid var(--rule)}
-h3{font-size:1rem;margin-bottom:.3rem}h4{font-size:.85rem;margin:.4rem 0;color:var(--soft)}
-.scroll{overflow-x:auto;margin:.6rem 0}table{border-collapse:collapse;font-size:.85rem;font-variant-numeric:tabular-nums}
-th,td{padding:.25rem .7rem .25rem 0;text-align:right;border-bottom:1px solid var(--rule);vertical-align:top;white-space:nowrap}
-th[scope=row],th:first-child{text-align:left;font-weight:600}thead th{color:var(--soft);font-weight:600}
-figure{margin:1rem 0}figure svg{width:100%;max-width:30rem;height:auto;display:block}
-figcaption,details{font-size:.85rem;color:var(--soft)}details table,article{color:var(--ink)}summary{cursor:pointer;padding:.25rem 0}
-.figures{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,26rem),1fr));gap:1rem}
-.figures figure{margin:0;min-width:0}
-article{border-top:1px solid var(--rule);padding:.5rem 0}.pair{display:grid;grid-template-columns:1fr 1fr;gap:1rem}
-.pair>div{min-width:0}.text,pre{white-space:pre-wrap;overflow-wrap:anywhere;background:var(--card);padding:.5rem .7rem;border-radius:4px;unicode-bidi:isolate}
-pre{font-size:.8rem}td,.text{font-size:.85rem}
-@media (max-width:40rem){.pair{grid-template-columns:1fr}main{padding:.7rem}}
-@media print{@page{size:A4;margin:15mm}body{font-size:11px}figure,article,tr{break-inside:avoid}.scroll{overflow:visible}
-th,td{white-space:normal;font-size:9px}details::details-content{content-visibility:visible;block-size:auto}}
-"""
 
 
 # ---- 10. the guard ----

@@ -44,36 +44,34 @@ import numpy as np
 from tqdm import tqdm
 
 from checks.risky import risky_questions
-from evaluate import (
-    Default,
-    at_least,
+from parts import files, pages
+from parts.files import UserError
+from parts.old_pages import (
     bars,
-    benjamini_hochberg,
     bullets,
-    check_out,
     esc,
     figure,
-    hashes,
-    holm,
     html_page,
     in_sections,
-    mentioned,
-    number,
     paragraphs,
-    placed,
-    present,
     print_table,
-    raw_scorer,
-    read_csv,
-    share,
     show,
     table,
-    wilson,
     with_ends,
+)
+from parts.reports import (
+    Default,
+    at_least,
+    check_out,
+    hashes,
+    mentioned,
+    placed,
+    present,
+    raw_scorer,
+    read_csv,
     write_text,
 )
-from parts import files
-from parts.files import UserError
+from parts.stats import benjamini_hochberg, holm, number, share, wilson
 
 SCHEMA = 1  # of report.json; a key that changes its meaning raises it
 ROOT = Path(__file__).resolve().parent
@@ -1350,7 +1348,6 @@ def study_twins(args, extra=None):
         part |= {"cut": cut, "matrix": scores, "people": who, "resumes": rows}
         part["arms"] = arm_rows(matrix, len(who), part["sd"], args) if unit is None else []
         surfaces.append(part)
-        print_twins(part)
 
     # (2) score the twins
     for folder in rewards:
@@ -1400,7 +1397,6 @@ def study_twins(args, extra=None):
             found = twin_change(same[0]["matrix"], part["matrix"], part["people"], args, unit)
             change = {"model": part["model"], "before": str(before), "surface": part["surface"]}
             changes.append(change | {"unit": part["unit"], "rows": found})
-            print_changes(changes[-1])
     table_rows = [row for part in surfaces for row in twin_rows(part)]
     worst = worst_twins(surfaces)
     for part in surfaces:  # what the report does not hold
@@ -1618,25 +1614,6 @@ def fractions(row):
     return f"{row['selected']}/{row['n']} : {row['reference_selected']}/{row['reference_n']}"
 
 
-def print_people(part):
-    for attribute, found in part["attributes"].items():
-        cells = []
-        for r in found["rows"]:
-            ratio = "–" if r["ir"] is None else f"{r['ir']:.3f}"
-            katz, p = brackets(r["katz"]) if r.get("katz") else "", ""
-            if "p" in r:
-                p = f"{r['p']:.4f} {r['test']}"
-            rate = [f"{r['selected']}/{r['n']}", show(r["rate"]), ratio, katz]
-            cells.append([r["group"], *rate, fractions(r), p, r["label"]])
-        title = f"{part['title']}: {attribute}; unknown {found['metrics']['unknown']} of {part['n']}; {part['cutoff']}"  # fmt: skip
-        header = ["group", "selected", "rate [95 %]", "impact ratio", "Katz 95 %", "fractions", "p", ""]  # fmt: skip
-        print_table(title, header, cells)
-        for r in found["rows"]:
-            if "verdict" in r:
-                print(f"  {title_of(r)}: {r['verdict']}")
-    print(FOUR_FIFTHS)
-
-
 def ll144_record(title, groups, decided, scores, args, kind, header, mapping=()):
     """The LL144-layout tables of people; header: source of the data, its explanation, first use of the tool."""
     mapping, columns = LL144_LABELS | dict(mapping), []
@@ -1652,13 +1629,6 @@ def ll144_record(title, groups, decided, scores, args, kind, header, mapping=())
     fields["number of unknown category"] = "in each table below"
     tables = ll144_tables(*columns, chosen, scores, args.exclude_below)
     return tables | {"header": fields, "title": title}
-
-
-def print_ll144(part):
-    for key, rows in part["tables"].items():
-        print_table(f"LL144 layout, {key}", *ll144_cells(part, rows))
-        print(f"  of unknown category, in no calculation: {part['unknown'][key]}")
-    print(*part["notes"], sep="\n")
 
 
 def ll144_cells(part, rows):
@@ -1696,7 +1666,6 @@ def audit(args):
         cutoff = tied_words(top, people["tied"]) if top else f"score ≥ {args.cutoff:g}"
     columns = [people[key] for key in ("path", "groups", "decided", "labels", "scores")]
     part = study_people(*columns, cutoff=cutoff, reference=args.reference, clusters=people["clusters"])  # fmt: skip
-    print_people(part)
     report = head(args, "audit", [people["path"]]) | {"decisions": [part]}
     if args.ll144:
         if args.ll144 == "scoring" and not people["scores"]:
@@ -1705,7 +1674,6 @@ def audit(args):
         header = args.data_source, explained, args.first_use
         columns = [people[key] for key in ("path", "groups", "decided", "scores")]
         report["ll144"] = [ll144_record(*columns, args, args.ll144, header, mapping)]
-        print_ll144(report["ll144"][0])
     report["verdicts"] = verdict_rows(report)
     clear(args)
     write_table(Path(args.out) / "audit.csv", exchange_rows(people))
@@ -1804,13 +1772,6 @@ def study_risky(answers):
     return {"answers": share(sum(map(bool, hits)), len(hits)), "codes": dict(sorted(codes.items()))}
 
 
-def print_risky(part, detector):
-    print(f"\n{part['title']}: answers with a risky question {show(part['answers'], 1, True)} of {part['answers']['n']}")  # fmt: skip
-    for code, entry in part["codes"].items():
-        print(f"  {code} ({entry['severity']}) {entry['n']}: {entry['quotes'][0][:100]!r}")
-    print("  " + detector_words(detector))
-
-
 def detector_words(detector):
     if "reason" in detector:
         return f"the detector's errors: not measured ({detector['reason']})"
@@ -1872,7 +1833,6 @@ def text(args):
     report["risky"] = [study_risky([answer for _, answer in rows]) | {"title": args.answers}]
     cells = [[t["measure"], *(show(c) for c in t["groups"].values())] for t in tables]
     print_table("English text measures; [95 %]", ["", "all", *known], cells)
-    print_risky(report["risky"][0], report["detector"])
     clear(args)
     return finish(args, report, [])
 
@@ -2048,7 +2008,6 @@ def report(args):
         people = {"ids": [c.get("id", i) for i, c in enumerate(candidates)], "groups": groups}
         people |= {"decided": decided, "labels": labels, "scores": scores, "excluded": 0}
         people |= {"model": str(model), "prompts": [c["role"] for c in candidates]}
-        print_people(decisions[-1])
 
     def of_policy(model, tokenizer, folder):
         if candidates:
@@ -2063,7 +2022,6 @@ def report(args):
             how = {"temperature": 1.0, "seed": args.seed}
             texts = common.sample(model, tokenizer, prompts, 1, args.max_new_tokens, **how).texts
             risky.append(study_risky(texts) | {"title": f"{folder}, interviews at temperature 1"})
-            print_risky(risky[-1], detector)
 
     accuracy, pairs = [], present(args.pairs)
     before, after, rewards = wanted(args)
@@ -2082,7 +2040,6 @@ def report(args):
             header = f"test data: {args.candidates}", INVENTED, "never: a demonstration"
             title = f"{folder}, scores"
             ll144.append(ll144_record(title, groups, chosen, values, args, "scoring", header))
-            print_ll144(ll144[-1])
     study, rows, _ = study_twins(args, of_policy)
     given = [args.twins, args.names, pairs, *prefs, present(args.candidates)]
     record = head(args, "report", [*rewards, before, *after, *given]) | study
@@ -2096,7 +2053,6 @@ def report(args):
     if people:
         write_table(Path(args.out) / "audit.csv", exchange_rows(people))
     status = finish(args, record, ["twins.csv", *(["audit.csv"] if people else [])])
-    print_verdicts(record)
     return status
 
 
@@ -2105,13 +2061,6 @@ def families(record):
     n = sum(any("p" in c for c in row["cells"].values()) for row in record["verdicts"])
     n += len({(v["file"], p["what"], p["attribute"]) for v in record.get("preferences", ()) for p in v["pairs"]})  # fmt: skip
     return f"{n} tables were tested, each with a chance of at most 5 % of any false finding: by chance alone at most {0.05 * n:.1f} of them show one."  # fmt: skip
-
-
-def print_verdicts(record):
-    for row in record["verdicts"]:
-        for contrast, cell in row["cells"].items():
-            if not cell["verdict"].startswith("inconclusive"):
-                print(f"{row['row']} ({row['surface']}), {contrast}: {cell['verdict']}; {cell.get('direction', '')}")  # fmt: skip
 
 
 # ---- 9. save ----
@@ -2133,32 +2082,101 @@ def write_table(path, rows):
     write_text(path, line.getvalue())
 
 
-def print_twins(part):
-    rows = []
-    for r in (r for r in part["rows"] if r["primary"]):
-        rows.append([title_of(r), show(r["d"]), f"{r['p_adjusted']:.4f}", r["verdict"]])
-    title = f"{part['model']}, surface {part['surface']}: {part['what']}; {part['R']} résumés × {part['N']} names; unit: {part['unit']}"  # fmt: skip
-    print_table(title, ["", "d [95 %]", "p (Holm)", "verdict"], rows)
-    for r in part["rows"]:
-        if r["primary"] and r["verdict"].startswith("difference"):
-            print(f"  {r['direction']}")
-
-
 def levels(row):
     """Both levels beside a change."""
     return ["–" if x is None else f"{x:.3f}" for x in row["levels"]]
 
 
-def print_changes(change):
-    rows = [[title_of(r), show(r["D"]), " → ".join(levels(r)), f"{r['p_adjusted']:.4f}", r["verdict"]] for r in change["rows"]]  # fmt: skip
-    print_table(f"change {change['before']} → {change['model']}, surface {change['surface']}", ["", "D [95 %]", "levels", "p (Holm)", "verdict"], rows)  # fmt: skip
-    for r in change["rows"]:
-        if r["verdict"].startswith("difference"):
-            print(f"  after it, {r['direction']}")
+WHAT = {"a": "score of the answer", "b": "score of the profile", "c": "decision", "d": "written decision"}  # fmt: skip
+MOST_ROWS = 12  # of a table on the first screen; the page has all
+
+
+def chance(p):
+    return f"{p:.4f}" if p >= 1e-4 else "< .0001"
+
+
+def light(verdict, row, effect):
+    """A verdict as a cell of the grid: three words, a colour, the numbers."""
+    detail = f"{show(effect)}, p {chance(row['p_adjusted'])}: {verdict}"
+    if verdict.startswith("difference found"):
+        up = (effect["value"] or 0) > 0
+        small = ", small" if "smaller than" in verdict else ""
+        return pages.Light(("higher" if up else "lower") + small, "amber" if small else "red", detail)  # fmt: skip
+    kinds = {"equivalent": ("no difference", "green"), "inconclusive": ("unclear", "amber")}
+    return pages.Light(*kinds.get(verdict.split()[0], ("not measured", "grey")), detail)
+
+
+def twin_answer(title, parts, effect):
+    """One sentence for each model and surface, and the grid of all of them."""
+    sentences, rows, columns = [], [], [title_of(r) for r in parts[0]["rows"] if r.get("primary", True)]  # fmt: skip
+    for part in parts:
+        primary = [r for r in part["rows"] if r.get("primary", True)]
+        name = f"{Path(part['model']).name}, {WHAT[part['surface']]}"
+        rows.append([name, *(light(r["verdict"], r, r[effect]) for r in primary)])
+        found = [f"{r['direction']} ({show(r[effect])} {part['unit']})" for r in primary if r["verdict"].startswith("difference")]  # fmt: skip
+        equal = sum(r["verdict"].startswith("equivalent") for r in primary)
+        margin = primary[0]["verdict"].split("within ")[-1].split(":")[0]
+        if found:
+            sentences.append(f"{name}: {'; '.join(found)}.")
+        elif equal == len(primary):
+            sentences.append(f"{name}: no group's mean changed by more than {margin}.")
+    open_cells = sum(cell in ("unclear", "not measured") for row in rows for cell in row[1:])
+    if open_cells:
+        sentences.append(f"{open_cells} of {len(rows) * len(columns)} comparisons are not settled by these names and résumés.")  # fmt: skip
+    return pages.section(title, sentences, pages.table(["", *columns], rows), level="answer")
+
+
+def people_answer(part):
+    """Impact ratios of a table of people: a sentence and a table of at most six columns an attribute."""
+    sentences, tables = [], []
+    for attribute, found in part["attributes"].items():
+        told = [r for r in found["rows"] if r.get("verdict", "").startswith("difference")]
+        judged = sum("p" in r for r in found["rows"])
+        words = [f"{r['group']} {r['selected']} of {r['n']}, {r['reference']} {r['reference_selected']} of {r['reference_n']}" for r in told]  # fmt: skip
+        sentences.append(f"{attribute}: " + (f"different selection rates: {'; '.join(words)}." if told else f"no difference shown (comparisons: {judged})."))  # fmt: skip
+        if "×" in attribute or len(found["rows"]) > MOST_ROWS:
+            continue
+        rows = [[r["group"], f"{r['selected']}/{r['n']}", show(r["rate"]), show(r["ir"]), chance(r["p_holm"]) if "p" in r else "", r["label"]] for r in found["rows"]]  # fmt: skip
+        tables.append(pages.table([attribute, "selected", "rate [95 %]", "impact ratio", "p, adjusted", "four fifths"], rows))  # fmt: skip
+    return pages.section(part["title"], sentences, tables=tables, level="answer")
+
+
+def first_screen(report):
+    """The answer sections: what the terminal prints, and what the page begins with."""
+    out = []
+    for title, key, effect in (("Same résumé, other name", "surfaces", "d"), ("Change against the model before", "changes", "D")):  # fmt: skip
+        if report.get(key):
+            out.append(twin_answer(title, report[key], effect))
+    for part in report.get("decisions", ()):
+        found = people_answer(part)
+        if report.get("surfaces"):  # of several models a sentence each; the page has the tables
+            found["tables"] = []
+        out.append(found)
+    for votes in report.get("preferences", ()):
+        told = [p["verdict"] + f" in {p['what']}" for p in votes["pairs"] if p["verdict"].startswith("difference")]  # fmt: skip
+        out.append(pages.section(f"Votes in {votes['file']}", "; ".join(told) or "no difference between groups shown over items.", level="answer"))  # fmt: skip
+    for part in report.get("risky", ()):
+        codes = ", ".join(f"{code} {entry['n']}" for code, entry in part["codes"].items())
+        words = f"{show(part['answers'], 1, True)} of {part['answers']['n']} answers ask a risky question{': ' + codes if codes else ''}."  # fmt: skip
+        out.append(pages.section(part["title"], words, level="answer"))
+    if report.get("risky"):
+        out.append(pages.section("The detector", detector_words(report["detector"]), level="answer"))  # fmt: skip
+    return out
+
+
+def answer_section(report):
+    """The first screen inside the page."""
+    out = ""
+    for part in first_screen(report):
+        out += f"<h3>{esc(part['title'])}</h3>" + bullets(part["sentences"])
+        for found in part["tables"]:
+            out += table(found["columns"], found["rows"], part["title"])
+    return out
 
 
 def finish(args, report, inputs):
     """Write report.json and report.html, print where, and return the exit status that --fail-on asks for."""
+    pages.print_report("Are people treated differently for who they are?", first_screen(report))
     out = Path(args.out)
     text = json.dumps(files.finite(report), indent=1, ensure_ascii=True, allow_nan=False)
     # (7) files
@@ -2200,6 +2218,7 @@ def html_report(report):
     inputs = table(["file", "SHA-256"], sorted(report["sha256"].items()), "Hashes")
     lines = [command_line(report), *report.get("biasguard", [])]
     parts = [
+        ("The answer", answer_section(report)),
         ("Header", header_section(report)),
         ("Verdicts", verdict_section(report)),
         ("Preference data", "".join(map(votes_section, of("preferences")))),

@@ -672,6 +672,7 @@ def keep_rollout(run, split, b, advantages=None):
     """Write each answer with verdict and reason of every criterion, for people to read."""
     rows, size, of_judge = [], b["group_size"], ("latency", "attempts", "cached", "error")
     for i, (row, grade) in enumerate(zip(b["rows"], b["grades"], strict=True)):
+        labels = {c.id: c.label for c in row.criteria}
         rows.append({
             "step": run.step,
             "split": split,
@@ -684,7 +685,7 @@ def keep_rollout(run, split, b, advantages=None):
             "reward": b["rewards"][i],
             "components": {name: values[i] for name, values in b["parts"].items()},
             "advantage": advantages[i] if advantages else None,
-            "criteria": grade.criteria,
+            "criteria": [told | {"criterion": labels[told["id"]]} for told in grade.criteria],
             "judge": {key: getattr(grade, key) for key in of_judge},
         })  # fmt: skip
     run.write("rollouts.jsonl", rows)

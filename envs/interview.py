@@ -54,16 +54,16 @@ def words(text):
 def read_bank(path):
     """A bank with its cues compiled under "read", keys normalised; ValueError if it is wrong."""
     bank = json.loads(Path(path).read_text(encoding="utf-8-sig"))
-    cues, competencies, phrases = bank["cues"], bank["competencies"], {}
-    for name, competency in competencies.items():
+    cues, phrases, items = bank["cues"], {}, []
+    for name, competency in bank["competencies"].items():
+        items += competency["evidence"]
         # the longest first, so that nested phrases count once
         longest = sorted(competency["phrases"], key=len, reverse=True)
         phrases[name] = re.compile(rf"\b(?:{'|'.join(map(re.escape, longest))})\b")
-    items = [item for competency in competencies.values() for item in competency["evidence"]]
     for item in items:
         item["keys"] = [[words(key) for key in group] for group in item["keys"]]
     first = [key for item in items for key in item["keys"][0]]
-    read = {
+    bank["read"] = {
         "lead_in": re.compile(rf"^(?:(?:{'|'.join(cues['lead_in'])})\b[ ,:.!]*)*"),
         "kinds": {kind: re.compile("|".join(cues[kind])) for kind in KINDS},
         "no_evidence": re.compile("|".join(cues["no_evidence"])),
@@ -73,9 +73,11 @@ def read_bank(path):
     for item in items:  # else a line would be correct by accident, or never
         found = has_keys(item, words(item["full"])) + has_keys(item, words(item["short"]))
         if not all(found) or any(first.count(key) > 1 for key in item["keys"][0]):
-            wrong = "lacks its keys in a text, or has the same first key as another item"
-            raise ValueError(f"{item['short']!r} {wrong}")
-    return bank | {"read": read}
+            raise ValueError(
+                f"{item['short']!r} lacks its keys in a text, "
+                "or has the same first key as another item"
+            )
+    return bank
 
 
 def has_keys(item, said):
@@ -108,7 +110,7 @@ class Interview:
     name, val_key, reward_range, history = "interview", "correct", (-1, 1), "all"
 
     def __init__(self, k=4, text="short", bank=BANK, candidate="script"):
-        self.bank, self.k, self.text, self.candidate = read_bank(str(bank)), k, text, candidate
+        self.bank, self.k, self.text, self.candidate = read_bank(bank), k, text, candidate
         fewest = min(map(len, self.bank["roles"].values()))
         if not 2 <= k <= fewest:
             raise ValueError(f"k {k}: expected 2 to {fewest}, what each role of the bank has")
@@ -141,23 +143,13 @@ class Interview:
         risky = risky_questions(asked)
         if risky:  # the worst of the turn
             self.fine("risky", 0.5 if any(r["severity"] == "prohibited" for r in risky) else 0.25)
-        if summary:
-            self.read_summary(summary[0])
-        elif len(self.asked) < self.turns:
+        if not summary and len(self.asked) < self.turns:
             reply = self.reply(text, risky)
             if len(self.asked) == self.turns:
                 reply += f" {self.say('final')}"
             return {"role": "user", "content": reply}, 0.0, False, self.info()
-        else:
-            self.fine("no_summary")
-        return None, self.score(), True, self.info()
-
-    def run_out(self):
-        self.fine("no_summary")
-        return self.score(), self.info()
-
-    def score(self):
-        return max(-1.0, min(1.0, self.correct / self.k - self.fines))
+        reward, info = self.run_out(*summary)
+        return None, reward, True, info
 
     def say(self, key):
         return self.rng.choice(self.bank["replies"][key])
@@ -215,10 +207,13 @@ class Interview:
         self.numbers |= set(re.findall(r"\d+", told))
         return told
 
-    def read_summary(self, text):
-        """Count correct lines, fine unsupported ones; list marks and bold count for nothing."""
+    def run_out(self, summary=""):
+        """(reward, info) at the end: correct lines are counted, unsupported ones fined.
+
+        List marks and bold count for nothing. No line at all is the fault `no_summary`.
+        """
         lines, names = {}, {normal_form(c): c for c in self.competencies}
-        for line in text.splitlines():
+        for line in summary.splitlines():
             name, colon, said = re.sub(r"^[\s#>•\d.)-]+|[*_]", "", line.strip()).partition(":")
             if colon and normal_form(name) in names:
                 said = " ".join(said.split()[:40])  # words after the 40th are not read
@@ -231,6 +226,7 @@ class Interview:
                 self.correct += verdict is True
                 if verdict is None:
                     self.fine("unsupported")
+        return max(-1.0, min(1.0, self.correct / self.k - self.fines)), self.info()
 
     def read_line(self, competency, line):
         """True: correct; False: worth nothing; None: unsupported, nobody said so about it."""
@@ -262,8 +258,8 @@ class Interview:
 
 def ask(env, rng, kind, competency):
     """A question of this kind about a competency, in one of the bank's wordings."""
-    others = rng.sample([c for c in env.bank["competencies"] if c != competency], 2)
-    return rng.choice(env.bank["templates"][kind]).format(c=competency, d=others[0], e=others[1])
+    d, e = rng.sample([c for c in env.bank["competencies"] if c != competency], 2)
+    return rng.choice(env.bank["templates"][kind]).format(c=competency, d=d, e=e)
 
 
 def report(env):

@@ -104,12 +104,9 @@ class TwentyFortyEight:
     def largest(self):
         return max(map(max, self.board))
 
-    def progress(self):
-        """p = (log₂ largest − 1) / (log₂ target − 1): 0 with nothing but 2s, 1 at the target"""
-        return min(1.0, (math.log2(self.largest()) - 1) / (math.log2(self.target) - 1))
-
     def run_out(self):
-        p = self.progress()
+        """p = (log₂ largest − 1) / (log₂ target − 1): 0 with nothing but 2s, 1 at the target"""
+        p = min(1.0, (math.log2(self.largest()) - 1) / (math.log2(self.target) - 1))
         fine = FINES[self.illegal] * self.invalid
         return max(-1.0, (1.0 if p == 1 else 0.9 * p) - fine), self.info()
 

@@ -20,6 +20,11 @@ CHARTS = (  # title, signals
     ("Length of the answers, tokens", ("length/mean", "val/length")),
     ("Held-out loss", ("eval/loss",)),
 )
+VERDICTS = {
+    True: pages.Light("met", "green"),
+    False: pages.Light("not met", "red"),
+    None: pages.Light("unrated", "grey"),
+}
 
 
 def load_answers(folder):
@@ -46,70 +51,65 @@ def choose(rows, text_flags):
     >>> [(row["answer"], kinds) for row, kinds in choose(rows, lambda prompts, texts: [[]] * 6)]
     [('f', ['best']), ('e', ['best']), ('b', ['worst']), ('a', ['worst'])]
     """
-    by_step, chosen = defaultdict(list), []
+    groups, chosen = defaultdict(list), []
     for row in rows:
-        by_step[row["step"]].append(row)
-    steps = sorted(by_step, reverse=True)
+        groups[row["step"], row.get("split")].append(row)
+    steps = sorted({row["step"] for row in rows}, reverse=True)
     stride = -(-len(steps) // STEPS) or 1  # evenly, with the last step
-    for step in steps[::stride]:
-        told = [str(row.get("prompt")) for row in by_step[step]]
-        texts = [str(row.get("answer", "")) for row in by_step[step]]
-        flags, at, kinds = text_flags(told, texts), defaultdict(list), defaultdict(list)
-        for split in dict.fromkeys(row.get("split") for row in by_step[step]):
-            of_split = [i for i, row in enumerate(by_step[step]) if row.get("split") == split]
-            scored = [i for i in of_split if by_step[step][i].get("reward") is not None]
-            scored.sort(key=lambda i: -by_step[step][i]["reward"])
-            for i in scored[:BEST]:
-                kinds[i].append("best")
-            for i in scored[max(BEST, len(scored) - BEST) :]:
-                kinds[i].append("worst")
-            if not scored:
-                kinds |= {i: [] for i in of_split[: 2 * BEST]}
-        for i, row in enumerate(by_step[step]):
-            at[i] = row.get("flags") or flags[i]
-            at[i] = [*at[i], *(["error"] if row.get("error") else [])]
-            at[i] += ["judge failed"] if (row.get("judge") or {}).get("error") else []
-        for i in [i for i in at if at[i]][:FLAGGED]:
-            kinds[i] = [*kinds[i], "flagged"]
-        chosen += [(by_step[step][i] | {"flags": at[i]}, kinds[i]) for i in kinds]
+    for step, split in sorted(groups, key=lambda key: -key[0]):
+        if step not in steps[::stride]:
+            continue
+        group = groups[step, split]
+        texts = [str(row.get("answer", "")) for row in group]
+        found = text_flags([str(row.get("prompt")) for row in group], texts)
+        for row, names in zip(group, found, strict=True):
+            row["flags"] = [*(row.get("flags") or names), *["error"] * bool(why_failed(row))]
+        scored = [row for row in group if row.get("reward") is not None]
+        scored.sort(key=lambda row: -row["reward"])
+        kinds = {
+            "best": scored[:BEST],
+            "worst": scored[BEST:][-BEST:],
+            "flagged": [row for row in group if row["flags"]][:FLAGGED],
+            "": [] if scored else group[: 2 * BEST],
+        }
+        shown = {id(row): row for part in kinds.values() for row in part}.values()
+        for row in shown:
+            among = [kind for kind, part in kinds.items() if any(row is other for other in part)]
+            chosen.append((row, [kind for kind in among if kind]))
     return chosen
+
+
+def why_failed(row):
+    """The error of an answer's judge or of its episode, or None."""
+    return (row.get("judge") or {}).get("error") or row.get("error")
 
 
 def card_of(row, kinds):
     """One answer: what it was asked, what it said, what it earned, and why."""
     head = [f"step {row['step']}", row.get("split"), *kinds]
-    told = {key: row.get(key) for key in ("reward", "advantage", "kl", "tokens")}
-    told |= row.get("components") or {}
-    for key, value in told.items():
-        if isinstance(value, (int, float)):
+    earned = {key: row.get(key) for key in ("reward", "advantage", "kl", "tokens")}
+    for key, value in (earned | (row.get("components") or {})).items():
+        if value is not None:
             head.append(f"{key} {pages.number(value, 0 if key == 'tokens' else 2)}")
     if row.get("finished") is False or row.get("truncated"):
         head.append("cut off")
     head += [f"⚑ {flag}" for flag in row["flags"]]
-    texts = [(m.get("role"), m.get("content")) for m in row.get("messages") or ()]
-    texts = texts or [("prompt", row.get("prompt")), ("answer", row.get("answer"))]
-    if isinstance(row.get("prompt"), list):
-        texts[:1] = [(m.get("role"), m.get("content")) for m in row["prompt"]]
-    why = (row.get("judge") or {}).get("error") or row.get("error")
-    texts += [("error", why)] if why else []
+    messages = row.get("messages") or []
+    if not messages:
+        prompt = row.get("prompt")
+        messages = prompt if isinstance(prompt, list) else [{"role": "prompt", "content": prompt}]
+        messages = [*messages, {"role": "answer", "content": row.get("answer")}]
+    texts = [(message.get("role"), message.get("content")) for message in messages]
+    if why_failed(row):
+        texts.append(("error", why_failed(row)))
     cells = []
     for c in row.get("criteria") or ():
-        met = {True: ("met", "green"), False: ("not met", "red")}.get(
-            c.get("verdict"), ("unrated", "grey")
-        )
-        cells.append(
-            [
-                f"{c.get('id')}",
-                c.get("kind"),
-                pages.Light(*met),
-                c.get("weight"),
-                c.get("reason") or "",
-            ]
-        )
-    table = (
-        pages.table(["criterion", "by", "verdict", "weight", "reason"], cells) if cells else None
-    )
+        met = VERDICTS.get(c.get("verdict"), VERDICTS[None])
+        name = c.get("criterion") or c.get("id")
+        cells.append([str(name), c.get("kind"), met, c.get("weight"), c.get("reason") or ""])
+    columns = ["criterion", "by", "verdict", "weight", "reason"]
     title = " · ".join(filter(None, head))
+    table = pages.table(columns, cells) if cells else None
     return pages.card(title, texts, table, [*kinds, f"step-{row['step']}"])
 
 
@@ -135,19 +135,13 @@ def write(path, rows, events, sentences, text_flags):
     if not cards:
         told = "This run kept no answers: rollouts.jsonl and samples.jsonl are missing or empty."
     alarms = [[rule, e.level, e.step, str(e).split(": ", 1)[1]] for rule, e in first.items()]
+    table = pages.table(["rule", "level", "step", "first seen"], alarms) if alarms else None
+    none = "No rule fired; that proves nothing, so read the answers."
+    sections = [
+        pages.section("What the alarms say", sentences, plots=plots, level="answer"),
+        pages.section("Alarms", "" if alarms else none, table, level="answer"),
+        pages.section("Answers to read", told, cards=cards, level="answer"),
+    ]
     script = Path(__file__).with_name("templates") / "filter.js"
-    pages.write_page(
-        path,
-        f"Run {path.parent.resolve().name}",
-        [
-            pages.section("What the alarms say", sentences, plots=plots, level="answer"),
-            pages.section(
-                "Alarms" if alarms else "No alarm",
-                "" if alarms else "No rule fired; that proves nothing, so read the answers.",
-                pages.table(["rule", "level", "step", "first seen"], alarms) if alarms else None,
-                level="answer",
-            ),
-            pages.section("Answers to read", told, cards=cards, level="answer"),
-        ],
-        script=script.read_text(encoding="utf-8"),
-    )  # fmt: skip
+    name = f"Run {path.parent.resolve().name}"
+    pages.write_page(path, name, sections, script=script.read_text(encoding="utf-8"))

@@ -22,7 +22,8 @@ import memory  # noqa: E402
 import run as bench  # noqa: E402
 
 import evaluate  # noqa: E402
-from evaluate import root, with_ends  # noqa: E402
+from parts.old_pages import with_ends  # noqa: E402
+from parts.stats import root  # noqa: E402
 
 PAGES = ("README.md", "reports/README.md", "docs/adapt.md", "docs/scale.md")
 MODELS = {"tiny-base": "base", "dpo": "DPO", "ppo": "PPO", "grpo": "rubric GRPO"}  # by run folder

@@ -20,7 +20,7 @@ import pytest
 
 REPO = Path(__file__).resolve().parent.parent
 LOWER = {"parts.files", "parts.parallel", "parts.lora", "parts.shared_prompt", "parts.stats"}
-OLD = {"parts.old_flags"}  # what evaluate.py takes from it
+REPORTS = {"parts.reports", "parts.old_pages"}
 CHECKS = {"checks.answers", "checks.instructions", "checks.risky"}
 RL = {"common", "watch", "parts.runs", "parts.rollouts", *LOWER}
 ARROWS = {  # who may import whom, downwards only: stages, parts/runs.py, common.py, the other parts, checks
@@ -29,6 +29,8 @@ ARROWS = {  # who may import whom, downwards only: stages, parts/runs.py, common
     "checks.instructions": {"checks.answers", "checks.risky", "parts.files"},
     "parts.files": set(),
     "parts.stats": set(),
+    "parts.reports": {"common", "parts.files", "parts.parallel", "parts.runs"},
+    "parts.old_pages": set(),
     "parts.pages": {"parts.files"},
     "parts.viewer": {"parts.files", "parts.pages"},
     "parts.parallel": {"parts.files"},
@@ -37,7 +39,6 @@ ARROWS = {  # who may import whom, downwards only: stages, parts/runs.py, common
     "common": LOWER,
     "parts.runs": {"common", *LOWER},
     "parts.rollouts": {"common", "parts.runs", *LOWER},
-    "parts.old_flags": {"parts.files"},
     "sft": {"common", "parts.runs", *LOWER},
     "reward_train": {"common", "parts.runs", *LOWER},
     "dpo": {"common", "parts.runs", *LOWER},
@@ -51,16 +52,16 @@ ARROWS = {  # who may import whom, downwards only: stages, parts/runs.py, common
     "envs.interview": {"checks.risky"},  # which has the one copy of what may not be asked
     "envs.twenty48": set(),
     "watch": {"parts.files", "parts.viewer"},
-    "evaluate": {"common", "parts.pages", "parts.runs", "parts.votes", "judge", *LOWER, *OLD}
+    "evaluate": {"common", "parts.pages", "parts.runs", "parts.votes", "judge", *REPORTS, *LOWER}
     | {"checks.risky"},  # what a question is
-    "fairness": {"common", "parts.pages", "evaluate", "parts.runs", *LOWER, *CHECKS, *OLD},
+    "fairness": {"common", "parts.pages", "parts.runs", *REPORTS, *LOWER, *CHECKS},
 }
 BUDGETS = {  # code tokens at most, of each file that has its second edition
     "common.py": 7430,  # planned 7200: cuts prompts that do not fit, and names each damaged folder
     "sft.py": 2600,
     "annotate.py": 6050,  # planned 5000: the trimming is not finished
     "reward_train.py": 2910,  # planned 2600: counterfactual copies are a quarter of it
-    "grpo_rubric.py": 6360,  # planned 6600
+    "grpo_rubric.py": 6400,  # planned 6600
     "dpo.py": 2600,  # planned 3200: its sample answers and their scores are in parts/runs.py, for sft.py, too
     "watch.py": 3860,  # planned 3800: with --html, the page that people ask of every RL toolkit
     "ppo.py": 4600,  # planned 4800
@@ -69,8 +70,8 @@ BUDGETS = {  # code tokens at most, of each file that has its second edition
     "checks/instructions.py": 2330,  # together planned 4200
     "checks/answers.py": 950,
     "checks/risky.py": 740,
-    "envs/interview.py": 2640,
-    "envs/twenty48.py": 945,  # both planned 3500: 2048 keeps three ways to treat an illegal move
+    "envs/interview.py": 2570,
+    "envs/twenty48.py": 930,
     "parts/votes.py": 2290,  # not planned: items, log and agreement, for annotate.py and evaluate.py
     "parts/files.py": 1020,  # planned 900
     "parts/runs.py": 5440,  # planned 4500: with sample answers, the preflight's lines and the token strip
@@ -78,9 +79,10 @@ BUDGETS = {  # code tokens at most, of each file that has its second edition
     "parts/shared_prompt.py": 705,  # planned 700
     "parts/lora.py": 1055,  # planned 950
     "parts/parallel.py": 1800,
-    "parts/stats.py": 2800,
+    "parts/stats.py": 2500,  # planned 2800
+    "parts/reports.py": 1050,  # not planned: default paths, folders and tables of evaluate and fairness
     "parts/pages.py": 2200,  # planned 2400
-    "parts/viewer.py": 1400,  # not planned: the page of a run, so that its answers are read beside its alarms
+    "parts/viewer.py": 1330,  # not planned (900): reads three layouts of answers, so that the page of any run can be read
 }
 RUNTIME = {"torch", "transformers", "tokenizers", "safetensors", "flask", "numpy", "tqdm"}
 RUNTIME |= {"requests", "wandb"}  # wandb only where it is asked for, inside a function
@@ -254,7 +256,8 @@ def test_budget(name):
 def test_what_a_learner_reads_in_an_evening():
     """common.py and sft.py together, and dpo.py with all that it stands on (planned 20 000: `Run` also ends a run early and
     trains several modules, which spares each RL trainer a loop of its own)."""
-    parts = ("files", "runs", "shared_prompt", "lora", "parallel", "stats")
+    # of parts/stats.py the trainers call `mean` alone, of 26 tokens
+    parts = ("files", "runs", "shared_prompt", "lora", "parallel")
     names = ["common.py", "sft.py", "dpo.py", *(f"parts/{part}.py" for part in parts)]
     weight = {name: code_tokens((REPO / name).read_text(encoding="utf-8")) for name in names}
     assert weight["common.py"] + weight["sft.py"] < 10_000
@@ -423,7 +426,7 @@ def test_every_flag_is_read(name):
         shared = reads_of(tree_of(REPO / "parts/rollouts.py"))
         read |= set.intersection(*(reads_of(tree_of(path)) | shared for path in MOVED))
         read |= reads_of(tree_of(REPO / "parts/parallel.py"))
-    plumbing = ("parts/runs.py", "parts/parallel.py", "parts/old_flags.py")
+    plumbing = ("parts/runs.py", "parts/parallel.py")
     for other in plumbing if name not in plumbing[:1] else ():
         read |= reads_of(tree_of(REPO / other))
     unread = [f"{flag} (line {line})" for flag, line in flags_of(tree) if flag not in read]
@@ -445,7 +448,7 @@ def test_docstring_examples(name):
     """Examples worked by hand are the first thing a reader believes. They run, and there is at least one."""
     result = doctest.testmod(importlib.import_module(module(name)))
     assert result.failed == 0
-    plain = ("lora", "rollouts", "shared_prompt", "old_flags")
+    plain = ("lora", "rollouts", "shared_prompt")
     assert result.attempted > 0 or name in [f"parts/{stem}.py" for stem in plain]
 
 

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 import annotate
-import common
 import evaluate
-from evaluate import compare_votes, human_items, majority_agreement, unblind, wilson
+from evaluate import compare_votes, human_items, unblind
 from parts import files, votes
 from parts.files import UserError
+from parts.stats import wilson
 from test_annotate import Rater, client_post
 from tiny import pair_rows, tiny_model, tiny_tokenizer, write_rows
 
@@ -174,15 +174,15 @@ def test_how_many_more():
     promised. And below 100 decided votes a verdict is not left alone."""
     report = report_of(decided(60, 40), key_of([False] * 100))
     assert (report["comparison"]["needed_n"], report["still_needed"]) == (194, 94)
-    answer, notes = evaluate.human_words(report | {"a": "x", "b": "y", "machines": []})
+    answer, notes = evaluate.human_words(report | {"a": "x", "b": "y"})
     assert "194 items" in answer[1] and "94 more" in answer[1]
     assert not any("decided votes" in note for note in notes)
     report = report_of(decided(30, 30), key_of([False] * 60))
     assert report["still_needed"] is None
-    answer, notes = evaluate.human_words(report | {"a": "x", "b": "y", "machines": []})
+    answer, notes = evaluate.human_words(report | {"a": "x", "b": "y"})
     assert "no number of items" in answer[1] and "only 60 decided votes (A or B)" in notes
     report = report_of(decided(20, 0), key_of([False] * 20))
-    answer, _ = evaluate.human_words(report | {"a": "x", "b": "y", "machines": []})
+    answer, _ = evaluate.human_words(report | {"a": "x", "b": "y"})
     assert "better" in answer[0] and "needs 4 items" in answer[1] and "0 more" in answer[1]
 
 
@@ -268,18 +268,6 @@ def test_length_is_told_apart():
     delta = [20 if n < 12 else -20 for n in range(20)]
     by_hand = evaluate.length_controlled([n < 12 for n in range(20)], delta, [0] * 20)
     assert row["length_controlled"]["value"] == pytest.approx(by_hand, abs=1e-6)
-
-
-def test_majority_agreement():
-    """By hand: x is A's by 2 to 1 and the scorer says A: 1; y is B's and it says equal: ½; z is split, and says nothing; w was not
-    scored. 1.5 of 2."""
-    votes = [
-        {"item_id": i, "annotator": str(k), "winner": w}
-        for i, ws in {"x": "AAB", "y": "B", "z": "AB", "w": "A"}.items()
-        for k, w in enumerate(ws)
-    ]
-    found = majority_agreement(votes, {"x": 1.0, "y": 0.5, "z": 0.0, "w": None})
-    assert (found["value"], found["n"]) == (0.75, 2)
 
 
 def test_the_order_of_the_log_decides_nothing():
@@ -483,44 +471,6 @@ def test_from_two_models_to_a_verdict(voted, models, tmp_path, capsys):
         evaluate.main(["human", "score", "--votes", str(voted / "annotations.jsonl"), "--out", str(out)])  # fmt: skip
     evaluate.main(["human", "score", "--votes", str(voted / "annotations.jsonl"), "--out", str(out), "--date", "1 May", "--overwrite"])  # fmt: skip
     assert (out / "report.json").read_bytes() == first
-
-
-def test_reward_model_and_judge_beside_the_majority(voted, reward_folder, models, tmp_path, monkeypatch):  # fmt: skip
-    """The scorers get the answers in the models' order, not in the items': a judge that always says A agrees with the majority
-    wherever that is A. The reward model's share is that of its own scores, by a second way."""
-    import judge
-
-    a, seen = written_by(voted, models[0]), []
-
-    def always_a(prompts, firsts, seconds, asker):
-        seen.extend(firsts)
-        return [judge.PairVerdict(1.0) for _ in prompts]
-
-    monkeypatch.setattr(judge, "compare_pairs", always_a)
-    out = tmp_path / "report"
-    argv = ["human", "score", "--votes", str(voted / "annotations.jsonl"), "--out", str(out), "--device", "cpu"]  # fmt: skip
-    argv += ["--reward-model", reward_folder, "--judge-model", "tiny"]
-    evaluate.main([*argv, "--judge-base-url", "http://127.0.0.1:9/v1"])
-    report = json.loads((out / "report.json").read_text())
-    machine, asked = report["machines"]
-    assert seen and set(seen) <= a
-    key = evaluate.load_key(voted / "key.json")
-    votes = [json.loads(line) for line in (out / "votes.jsonl").open()]
-    votes = [v for v in votes if v["gold_pass"] is None and v["repeat_of"] is None]
-    rates = {}
-    for v in votes:
-        rates.setdefault(v["item_id"], []).append(evaluate.WON[v["winner"]])
-    rates = {item: np.mean(x) for item, x in rates.items()}
-    clear = {item: rate > 0.5 for item, rate in rates.items() if rate != 0.5}
-    assert asked["agreement"]["n"] == len(clear) == machine["agreement"]["n"]
-    assert asked["agreement"]["value"] == pytest.approx(np.mean(list(clear.values())), abs=1e-6)
-    score = common.reward_function(reward_folder)
-    items = {row["id"]: row for row in files.read_jsonl(voted / "items.jsonl")}
-    right = 0
-    for name, is_a in clear.items():
-        x, z = (score([items[name]["prompt"]], [items[name][k][0]["content"]])[0] for k in "ab")
-        right += ((x > z) is not key["items"][name]["swapped"]) == is_a
-    assert machine["agreement"]["value"] == pytest.approx(right / len(clear), abs=1e-6)
 
 
 def test_a_torn_last_line_was_never_acknowledged(voted, tmp_path):

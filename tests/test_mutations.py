@@ -28,7 +28,7 @@ from tiny import pair_rows, tiny_model, write_rows
 REPO = Path(__file__).resolve().parent.parent
 MODULES = (  # in import order
     "parts/files", "parts/stats", "parts/parallel", "parts/lora", "parts/shared_prompt", "common", "parts/runs",
-    "parts/rollouts", "parts/old_flags", "checks/answers", "checks/risky", "checks/instructions", "watch", "judge", "sft", "reward_train", "dpo", "ppo", "grpo_rubric", "grpo_agent",
+    "parts/rollouts", "checks/answers", "checks/risky", "checks/instructions", "watch", "judge", "sft", "reward_train", "dpo", "ppo", "grpo_rubric", "grpo_agent",
     "evaluate", "fairness",
 )  # fmt: skip
 TEXTS = ["Assess this candidate.", "Role: data engineer, python and sql.", "hold", "Ask: kafka?"]
@@ -399,7 +399,7 @@ GALLERY = [
         "grpo_rubric",
         "means = rewards.sum(dim=1, keepdim=True) / n.clamp(min=1)",
         "means = rewards.sum(dim=0, keepdim=True) / len(rewards)",
-        "test_grpo.test_every_group_sums_to_zero",
+        "test_grpo.test_group_advantages_golden",
     ),
     (
         "grpo_rubric",
@@ -411,7 +411,7 @@ GALLERY = [
         "grpo_rubric",
         "rewards = torch.where(valid, rewards, 0.0)",
         "rewards, valid = torch.where(valid, rewards, 0.0), torch.ones_like(valid)",  # a lost call scored 0
-        "test_grpo.test_unscored_is_not_zero",
+        "test_grpo.test_group_advantages_golden",
     ),
     (
         "grpo_rubric",
@@ -448,7 +448,7 @@ GALLERY = [
         "grpo_rubric",
         "losses = losses + beta * token_ratio * k3",
         "losses = losses + beta * ratio * k3",
-        "test_grpo.test_kl_term_is_the_same_at_either_level",
+        "test_grpo.test_grpo_loss_golden",
     ),
     (
         "grpo_rubric",
@@ -490,13 +490,13 @@ GALLERY = [
         "grpo_rubric",
         "count = normalizer or len(losses) * max_tokens",
         "count = normalizer or losses.numel()",  # the batch's longest
-        "test_grpo.test_no_length_bias_where_none_is_promised",
+        "test_grpo.test_grpo_loss_golden",
     ),
     (
         "grpo_rubric",
         "count = normalizer or (lengths > 0).sum().clamp(min=1)",
         "count = normalizer or len(losses)",
-        "test_grpo.test_an_empty_row_is_no_row",
+        "test_grpo.test_parts_with_the_normalizer_of_the_whole",
     ),
     (
         "grpo_rubric",

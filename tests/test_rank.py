@@ -12,9 +12,10 @@ import pytest
 import common
 import evaluate
 import tiny
-from evaluate import kendall_tau, ndcg
+from evaluate import ndcg
 from parts import files
 from parts.files import UserError
+from parts.stats import kendall_tau
 
 
 def scorer_of(value, tokens=7, cut=False):
@@ -196,7 +197,7 @@ def test_what_is_printed(monkeypatch, tmp_path, capsys):
     found = rank(monkeypatch, tmp_path / "out", path, "--columns-for-audit", "sex,race_ethnicity")
     printed = capsys.readouterr().out.strip().splitlines()
     assert "no decision" in printed[0]
-    assert printed[-1] == f"python fairness.py audit {tmp_path / 'out' / 'ranked.csv'} --score score --select 0.3"  # fmt: skip
+    assert printed[-1] == f"next: python fairness.py audit {tmp_path / 'out' / 'ranked.csv'} --score percentile --select 0.3"  # fmt: skip
     assert found[0]["sex"] == "F"
 
 
@@ -318,3 +319,15 @@ def test_many_candidates_in_bounded_memory(monkeypatch, tmp_path):
     with open(out / "ranked.csv", newline="") as file:
         scores = [float(row["score"]) for row in csv.DictReader(file)]
     assert scores == [float(i) for i in reversed(range(n))]
+
+
+def test_blind_takes_the_name_in_either_order_and_refuses_a_row_without_it(tmp_path):
+    """ "Lee, Amy" stayed when the column said "Amy Lee", and nothing was said."""
+    rows = [{"id": "1", "role": "Clerk", "name": "Amy Lee", "profile": "LEE, Amy led Leeds."}]
+    path = tmp_path / "c.jsonl"
+    files.write_jsonl(path, rows)
+    found = evaluate.Candidates(path, blind="name")
+    assert found.read(found.index[0][4])[0] == "the candidate led Leeds." and found.replaced == 1
+    files.write_jsonl(path, [rows[0] | {"profile": "A. Lee led Leeds."}])
+    with pytest.raises(UserError, match="'Amy Lee' is not in the text"):
+        evaluate.Candidates(path, blind="name")

@@ -22,29 +22,20 @@ import tiny
 from conftest import browser_or_skip
 from evaluate import (
     at_equal_kl,
-    bradley_terry,
     efficiency,
     equal_kl,
-    esc,
     fit_overoptimisation,
     fit_record,
     frontier,
-    grown_phrases,
     html_report,
-    mean_height,
     overoptimised,
-    plot,
     repeated,
-    seed_groups,
-    show,
     spending,
-    strengths,
     task_metrics,
-    ticks,
-    win_rates,
 )
 from parts import files
 from parts.files import UserError
+from parts.old_pages import esc, plot, show, ticks
 from parts.runs import fingerprint
 
 REPO = Path(evaluate.__file__).parent
@@ -53,15 +44,15 @@ REPO = Path(evaluate.__file__).parent
 
 
 def test_fit_of_overoptimisation_goldens():
-    """E1. α 1, β ½, from points made by the formulas: RL peaks at d = e with e/2 = 1.3591, best of n at d = 1 with ½. Fitting
-    r in place of r/d weighs far points more and finds the same on exact data; on r/d with one bent point it does not."""
+    """E1. α 1, β ½, from points made by the formulas: RL peaks at d = e with e/2 = 1.3591, best of n at d = 1 with ½. With
+    a bent point the answer is that of the normal equations of r; a fit of r/d would give 1.25 and .32."""
     d = np.array([0.3, 0.7, 1.0, 1.8, 2.5])
     alpha, beta, (top, height) = fit_overoptimisation(d, d * (1 - 0.5 * np.log(d)), "rl")
     assert (alpha, beta, top, height) == pytest.approx((1, 0.5, math.e, 1.3591), abs=5e-5)
     alpha, beta, (top, height) = fit_overoptimisation(d, d * (1 - 0.5 * d), "bon")
     assert (alpha, beta, top, height) == pytest.approx((1, 0.5, 1.0, 0.5), abs=1e-9)
-    alpha, beta, _ = fit_overoptimisation([1, 2, 4], [1.0, 1.0, 0.0], "bon")  # r/d = 1, ½, 0
-    assert (alpha, beta) == pytest.approx(np.polyfit([1, 2, 4], [1, 0.5, 0], 1)[::-1] * [1, -1])
+    alpha, beta, _ = fit_overoptimisation([1, 2, 4], [1.0, 1.0, 0.0], "bon")
+    assert (alpha, beta) == pytest.approx((454 / 404, 114 / 404))  # 21α − 73β = 3, 73α − 273β = 5
 
 
 def test_fit_without_a_peak():
@@ -229,87 +220,32 @@ def test_pairs_behind_a_reward_model(tmp_path):
     assert all(math.isnan(value) for value in gone.values())
 
 
-def test_mean_height():
-    """Gold over a budget, in gold's own unit: a run that has not begun yet counts as where it starts, a jump has no width,
-    and what lies behind the budget is not seen."""
-    assert mean_height([0, 10], [0, 1], 10) == pytest.approx(0.5)
-    assert mean_height([0, 10], [0, 1], 5) == pytest.approx(0.25)  # 0 to ½
-    assert mean_height([0, 10], [0, 1], 20) == pytest.approx((5 + 10) / 20)
-    assert mean_height([4, 4, 4], [0.2, 0.3, 0.6], 8) == pytest.approx(0.4)  # .2 until 4, then .6
-
-
 def test_efficiency_by_hand():
-    """Two seeds of a, one b. a's mean reaches .9 · .70 = .63 at step 2: 20 prompts and the 100 pairs behind its reward model. b
-    never does. Axes a method has no use for stay empty: they are not 0 and not "reached at 0"."""
+    """a reaches .9 · .70 = .63 at step 2: 20 prompts and the 100 pairs behind its reward model. b never does. A cost that a
+    method does not have is empty: it is not 0 and not "reached at 0"."""
 
     def log(golds, **costs):
         zero = dict.fromkeys(evaluate.COSTS, 0)
         rows = [zero | {"step": i, "gold": g, **{k: f(i) for k, f in costs.items()}} for i, g in enumerate(golds)]  # fmt: skip
         return {"points": rows}
 
-    ppo = {"prompts": lambda i: 10 * i, "pairs": lambda i: 100}
-    runs = {"a-0": log([0.4, 0.5, 0.6, 0.7], **ppo), "a-1": log([0.4, 0.5, 0.68, 0.7], **ppo)}
-    runs["b"] = log([0.4, 0.6], pairs=lambda i: 50 * i)
-    found = efficiency(runs, {"a": ["a-0", "a-1"], "b": ["b"]})
+    a = log([0.4, 0.5, 0.64, 0.7], prompts=lambda i: 10 * i, pairs=lambda i: 100)
+    found = efficiency({"a": a, "b": log([0.4, 0.6], pairs=lambda i: 50 * i)})
     assert found["best"] == pytest.approx(0.7) and found["goal"] == pytest.approx(0.63)
     a, b = found["table"]
-    assert a["prompts"]["reached"] == 20 and a["pairs"]["reached"] == 100 and not a["never"]
-    assert b["never"] and b["pairs"]["reached"] is None
-    assert b["prompts"] == {"reached": None, "area": None}
-    assert found["budgets"]["pairs"] == 50 and a["pairs"]["area"] == pytest.approx(0.4)
-    assert b["pairs"]["area"] == pytest.approx(0.5)
-    points = found["curves"][0]["points"]
-    assert points[2]["gold"] == pytest.approx(0.64) and "low" not in points[2]  # two seeds: no band
-    assert efficiency({"c": {"points": []}}, {"c": ["c"]}) is None
+    assert a["prompts"] == 20 and a["pairs"] == 100 and a["calls"] is None and not a["never"]
+    assert b["never"] and b["pairs"] is None and b["prompts"] is None
+    assert [p["gold"] for p in found["curves"][0]["points"]] == [0.4, 0.5, 0.64, 0.7]
+    assert efficiency({"c": {"points": []}}) is None
 
 
-def test_seeds_are_grouped_by_what_they_are():
-    """runs/ppo-0 and runs/ppo-1 with two seeds of one stage are a method. Two checkpoints of one run (the same seed) are not,
-    nor are a PPO and a DPO that happen to be numbered, nor a model whose name ends in a number."""
-
-    def run(seed, stage="ppo"):
-        return {"stage": stage, "args": {"seed": seed}}
-
-    two = {"r/ppo-0": run(0), "r/ppo-1": run(1), "r/dpo_0": run(0, "dpo"), "r/dpo_1": run(1, "dpo")}
-    assert seed_groups(two) == {"r/ppo": ["r/ppo-0", "r/ppo-1"], "r/dpo": ["r/dpo_0", "r/dpo_1"]}
-    same = {"r/x-100": run(0), "r/x-200": run(0), "r/a-0": run(0), "r/a-1": run(1, "dpo")}
-    assert all(members == [name] for name, members in seed_groups(same).items())
-    assert set(seed_groups(same)) == set(same)
-    seeds = {"r/ppo-seed-1": run(1), "r/ppo-seed-2": run(2), "r/ppo-seed-3": run(3)}
-    assert seed_groups(seeds) == {"r/ppo": list(seeds)}
+# ---- diversity, tasks ------------------------------------------------------------------------------------
 
 
-# ---- strengths, diversity, tasks ------------------------------------------------------------------------------------
-
-
-def test_strengths_of_three_models():
-    """Bradley-Terry of the summed win rates, each with an interval over prompts, the baseline at 0; three times the same model
-    is 0 everywhere. A model that never lost has a finite strength, and the report says how it came about."""
-    rng = np.random.default_rng(0)
-    scores = [rng.normal(mean, 1, (40, 2)) for mean in (0, 0.5, 1)]
-    found = strengths(scores, seed=0)
-    wins = np.array(
-        [[np.nansum(win_rates(a, b)) if a is not b else 0 for b in scores] for a in scores]
-    )
-    assert [x["value"] for x in found] == pytest.approx(bradley_terry(wins).tolist(), abs=1e-5)
-    assert found[0]["value"] == 0 and found[2]["low"] < found[2]["value"] < found[2]["high"]
-    assert all(x["value"] == 0 for x in strengths([scores[0]] * 3, seed=0))
-    best = strengths([scores[0], scores[1], scores[0] + 100], seed=0)
-    assert (
-        math.isfinite(best[2]["value"])
-        and best[2]["value"] > 200
-        and "half a win" in best[2]["method"]
-    )
-
-
-def test_repeated_and_grown_phrases():
-    """ "a b a b a" has four pairs, two of them again: ½. A phrase counts once an answer, however often it is said there."""
+def test_repeated():
+    """ "a b a b a" has four pairs, two of them again: ½."""
     assert repeated(list("ababa"), 2) == 0.5 and repeated(list("abcd"), 2) == 0
     assert math.isnan(repeated([1, 2], 4))
-    now = ["as an expert as an expert", "as an expert", "no"]
-    first, second = grown_phrases(now, ["no", "as an aside"], n=2, top=2)
-    assert first == ("an expert", 2 / 3, 0.0) and second == ("expert as", 1 / 3, 0.0)
-    assert grown_phrases(["same words"], ["same words"], n=2) == []
 
 
 ASSESS = {"task": "assess", "expected_decision": "hold", "prompt": "p"}
@@ -462,31 +398,21 @@ def report_of(out):
 
 
 def test_the_report_has_every_part(written, world):
-    """Frontier with the run that was driven too far marked at its step 2, three seeds with mean and range, costs, strengths
-    of all, the reward model, ranking with an interval over three roles, diversity, tasks and 20 samples at most, all from
+    """Frontier with the run that was driven too far marked at its step 2, costs, the reward model, ranking with an interval over three roles, diversity, tasks and 20 samples at most, all from
     one command."""
     report = report_of(written)
     marks = {run["model"]: run["overoptimised"] for run in report["frontier"]}
     assert marks[world["ppo"][2]]["step"] == 2 and not marks[world["ppo"][0]]
     assert any("over-optimised from step 2" in line for line in report["answer"])
-    (seeds,) = report["seeds"]
-    golds = [row["gold"]["value"] for row in report["models"][1:4]]
-    assert seeds["members"] == world["ppo"]
-    assert seeds["gold"]["value"] == pytest.approx(np.mean(golds), abs=1e-6)
-    assert (seeds["gold"]["low"], seeds["gold"]["high"]) == pytest.approx((min(golds), max(golds)))
-    assert len(report["bradley_terry"]) == 6 and report["bradley_terry"][0]["elo"]["value"] == 0
     runs = {row["name"]: row for row in report["runs"]}
     assert runs[world["dpo"]]["pairs"] == 12 and runs[world["ppo"][0]]["tokens"] == 480
     assert runs[world["ppo"][0]]["pairs"] is None  # its reward model's folder holds no record
-    assert {row["name"] for row in report["efficiency"]["table"]} == {
-        world["ppo"][0][:-2],
-        world["dpo"],
-    }
+    assert [row["name"] for row in report["efficiency"]["table"]] == [*world["ppo"], world["dpo"]]
     assert report["equal_kl"]["sqrt_kl"] == pytest.approx(1.0)  # where DPO ends: √(.25 · 2²)
     assert report["reward"]["accuracy"]["n"] == 24 and report["ranking"]["tau"]["n"] == 3
     assert report["ranking"]["tau"]["low"] < report["ranking"]["tau"]["high"]
     assert {row["metric"] for row in report["task_metrics"]} == {"parsed", "decision"}
-    assert [len(group["rows"]) <= 20 for group in report["samples"]] == [True] * 2
+    assert [len(group["rows"]) <= 20 for group in report["samples"]] == [True] * 4
     assert all(0 < row["entropy"]["value"] < math.log(400) for row in report["diversity"])
 
 
@@ -508,7 +434,7 @@ def test_the_page_is_a_function_of_the_json(written):
     plotted = {file.stem for file in written.glob("*.svg")}
     assert plotted == set(plots)
     assert {"frontier-gold", "frontier-proxy", "win-rates", "reliability"} < plotted
-    assert {"ranking", "efficiency-prompts", "efficiency-seconds", "efficiency-pairs"} < plotted
+    assert {"ranking", "efficiency-seconds"} < plotted
 
 
 def reads_from(page):
@@ -551,7 +477,7 @@ def hostile(report):
             return [walk(v, key) for v in value]
         if isinstance(value, str) and value in names:
             return names[value]
-        free = ("text", "prompt", "id", "why", "task", "metric", "answer", "notes", "grown", "role", "stage", "command", "date", "verdict", "model", "method", "reason")  # fmt: skip
+        free = ("text", "prompt", "id", "why", "task", "metric", "answer", "notes", "role", "stage", "command", "date", "verdict", "model", "method", "reason")  # fmt: skip
         return (
             value + PAYLOADS[next(turn) % 11] if isinstance(value, str) and key in free else value
         )
