@@ -3,6 +3,7 @@ the votes can tell?"""
 
 import itertools
 import json
+import os
 import random
 import re
 import shutil
@@ -362,7 +363,7 @@ def vote_all(folder, raters, **options):
             if not rater.state["item"]:
                 break
             rater.vote(choose({side: rater.state["item"][side] for side in ("left", "right")}, n))
-    app.desk.close()
+    os.close(app.desk.folder)
     return folder / "annotations.jsonl"
 
 
