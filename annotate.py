@@ -7,7 +7,7 @@ Algorithm    (1) items: a file of answer pairs, or answers drawn from one or two
              (4) a vote: checked, un-blinded, appended, fsync, and only then acknowledged
              (5) export: the votes that stand → prefs.jsonl for reward_train.py, dpo.py and TRL
 Conventions  `choice` names an answer (a, b), never a side. The server draws the side from
-             hash(seed, item, annotator), stores it in `shown`, and undoes it before writing. The
+             hash(item, annotator), stores it in `shown`, and undoes it before writing. The
              log is append-only: an undo is a line too, and `replay` finds the votes that stand.
              items.jsonl        {"id": "item-04", "task": "assess", "prompt": …, "a": …, "b": …,
                                  "a_model": "…", "b_model": "…", "gold": "b"}
@@ -33,10 +33,8 @@ Reference    Cohen 1960; Krippendorff 2011, Computing Krippendorff's alpha-relia
 import argparse
 import errno
 import hashlib
-import hmac
 import json
 import os
-import re
 import secrets
 import shlex
 import signal
@@ -48,12 +46,12 @@ from datetime import datetime, timezone
 from pathlib import Path
 from types import SimpleNamespace
 
-from parts import files
+from parts import files, pages
 from parts.files import UserError, number
 from parts.votes import (
     NAME,
-    STRENGTHS,
     agreement,
+    check_event,
     counted,
     item_sha256,
     load_items,
@@ -70,11 +68,11 @@ SCHEMA = 1  # of annotations.jsonl and prefs.jsonl; rises when a key changes its
 APP = "annotate 2"
 BASE = "data/tiny-base"
 ITEMS = "data/items.jsonl"
-KEPT = "seed overlap repeat guidelines reasons no_exact_time".split()  # of the flags, for a restart
+KEPT = "overlap repeat guidelines no_exact_time".split()  # of the flags, for a restart
 REPEAT_AFTER = 10  # other items between the first showing of an item and the second
-DRAW_BATCH = 32  # prompts sampled at once
-TEMPLATES = Path(__file__).resolve().parent / "parts" / "templates"
-REASONS = "accuracy,relevance,tone,invented facts,risky question,fairness concern"
+DRAW_BATCH = 32  # prompts answered at once
+TEMPLATES = Path(__file__).resolve().parent / "parts/templates"
+REASONS = "accuracy, relevance, tone, invented facts, risky question, fairness concern".split(", ")
 GUIDELINES = """\
 Read the prompt, then both answers to the end. Choose the one you would rather get from a colleague.
 
@@ -102,23 +100,23 @@ def other(answer):
     return "b" if answer == "a" else "a"
 
 
-def plan(seed, annotator, gold):
+def plan(annotator, gold):
     """{item id: answer on the left}, in this annotator's order. `gold` is {item id: True or False}.
 
     Gold and ordinary items are shuffled and spread evenly, each at a random place in its own
     stretch of the list. Items come in twos: the first side is a coin, the second its opposite, so
     after any even number of items each answer has stood on the left exactly half of the time.
-    >>> plan(0, "ann", dict.fromkeys("pqrs", False))
-    {'p': 'a', 'r': 'b', 'q': 'a', 's': 'b'}
+    >>> plan("ann", dict.fromkeys("pqrs", False))
+    {'r': 'b', 'p': 'a', 'q': 'b', 's': 'a'}
     """
     place, sides, left = {}, {}, None
     for kind in (True, False):
         group = [item for item in gold if gold[item] is kind]
-        group.sort(key=lambda item: digest("order", seed, annotator, item))
+        group.sort(key=lambda item: digest("order", annotator, item))
         for rank, item in enumerate(group):
-            place[item] = (rank + digest("place", seed, annotator, item)) / len(group)
+            place[item] = (rank + digest("place", annotator, item)) / len(group)
     for at, item in enumerate(sorted(place, key=place.get)):
-        coin = "a" if digest("side", seed, item, annotator) < 0.5 else "b"
+        coin = "a" if digest("side", item, annotator) < 0.5 else "b"
         left = other(left) if at % 2 else coin
         sides[item] = left
     return sides
@@ -126,7 +124,7 @@ def plan(seed, annotator, gold):
 
 def unblind(shown, place):
     """left or right → a or b; a tie, both bad and None stay what they are."""
-    return shown.get(place, place)
+    return {**shown, "tie": "tie", "both_bad": "both_bad", None: None}[place]
 
 
 def plain(value):
@@ -186,30 +184,30 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{message}; --help lists the flags")
 
 
-def tags(text):
-    return [tag.strip() for tag in text.split(",") if tag.strip()]
-
-
 def parse_args(argv=None):
     argv = list(sys.argv[1:] if argv is None else argv)
     if not argv or (argv[0].startswith("-") and argv[0] not in ("-h", "--help")):
         argv.insert(0, "serve")
-    first = f"example: python annotate.py --items {ITEMS} --out runs/annotate"
-    parser = Parser(prog="annotate.py", description=__doc__.splitlines()[0], epilog=first)
+    example = "example: python annotate.py"
+    epilog = f"{example} --items {ITEMS} --out runs/annotate"
+    parser = Parser(prog="annotate.py", description=__doc__.splitlines()[0], epilog=epilog)
     commands = parser.add_subparsers(dest="command", metavar="command", required=True)
     parsers = {}
     for name, (run, flags) in COMMANDS.items():
-        words = {"help": run.__doc__, "description": run.__doc__}
         parsers[name] = commands.add_parser(
-            name, **words, epilog=f"example: python annotate.py {name} {flags}"
+            name,
+            help=run.__doc__,
+            description=run.__doc__,
+            epilog=f"{example} {name} {flags}",
         )
+        add = parsers[name].add_argument
+        add("--out", default="runs/annotate", help="folder of the session (default %(default)s)")
     add = parsers["serve"].add_argument
     # fmt: off
     add("--items", help=f"JSONL of id, prompt, a, b, optional task, a_model, b_model, gold (default: items.jsonl in --out, else {ITEMS})")
     add("--overlap", type=number(int, at_least=0), default=1, help="votes wanted per item, 1 to 5; 0: everyone sees every item (default 1)")
     add("--repeat", type=number(at_least=0, below=0.5), default=0.05, help="share of own items shown twice, 0 to 0.2 (default 0.05)")
     add("--guidelines", help="text file shown before and during the session (default: built in, for the bundled tasks)")
-    add("--reasons", type=tags, default=REASONS, help="tags that an annotator may tick, separated by commas (default: %(default)s)")
     add("--no-exact-time", action="store_true", help="store the day of a vote, and no durations")
     add("--host", default="127.0.0.1", help="address to listen on; any but this machine's own needs the printed link (default %(default)s)")
     add("--port", type=number(int, at_least=0, below=65536), default=5050, help="0: any free one (default %(default)s)")
@@ -225,39 +223,24 @@ def parse_args(argv=None):
     add("--gold-items", help="JSONL of prompt, a, b, gold (a or b): pairs with a known better answer to mix in")
     add("--max-new-tokens", type=number(int, at_least=1), default=96, help="longest answer in tokens, 64 to 512 (default %(default)s)")
     add("--temperature", type=number(above=0), default=1.0, help="of sampling, 0.7 to 1 (default %(default)s)")
-    add("--dtype", choices=("auto", "fp32", "fp16", "bf16"), default="auto", help="compute precision")
     add("--device", default="auto", help="auto, cpu, cuda, mps")
+    add("--seed", type=number(int, at_least=0), default=0, help="of sampling (default %(default)s)")
     # fmt: on
     add = parsers["export"].add_argument
     # fmt: off
     add("--ties", choices=("keep", "drop"), default="keep", help="drop: for tools that do not know ties (default %(default)s)")
     # fmt: on
-    for name in parsers:
-        add = parsers[name].add_argument
-        add("--out", default="runs/annotate", help="folder of the session (default %(default)s)")
-    for name in ("serve", "draw"):
-        add = parsers[name].add_argument
-        add("--seed", type=number(int, at_least=0), default=0, help="of order, sides and samples")
     args = parser.parse_args(argv)
     record = Path(args.out) / "args.json"
     if args.command == "serve" and record.is_file():  # a session goes on with its own settings
-        saved = saved_settings(record)
-        parsers["serve"].set_defaults(**saved)
+        try:
+            saved = json.loads(record.read_bytes())["args"]
+            parsers["serve"].set_defaults(**{key: saved[key] for key in KEPT})
+        except (ValueError, KeyError, TypeError):
+            why = "holds an args.json of another kind; take another --out"
+            raise UserError(f"--out {args.out}: {why}") from None
         args = parser.parse_args(argv)
-        if args.seed != saved["seed"]:
-            why = f"was {saved['seed']}, and order and sides depend on it"
-            raise UserError(f"--seed {args.seed}: {why}")
     return args
-
-
-def saved_settings(record):
-    """The flags of a session, from its args.json."""
-    try:
-        saved = json.loads(record.read_bytes())["args"]
-        return {key: saved[key] for key in KEPT}
-    except (ValueError, KeyError, TypeError):
-        why = "is not the args.json of an annotation session; take another --out"
-        raise UserError(f"--out {record.parent}: {record.name} {why}") from None
 
 
 # ---- 5. the data ----
@@ -265,16 +248,15 @@ def saved_settings(record):
 #  "a": [{"role": "assistant", …}], "b": [{"role": "assistant", …}], "a_model": "…", "gold": null}
 
 
-def jsonl(rows):
-    lines = (json.dumps(row, ensure_ascii=False, allow_nan=False) for row in rows)
-    return b"".join(line.encode() + b"\n" for line in lines)
-
-
-def write_private(path, data):
-    """Replace a file as a whole, readable by its owner alone."""
+def write_private(path, rows):
+    """JSONL, replaced as a whole and readable by its owner alone."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with files.replacing(path, 0o600) as file:
-        file.write(data)
+        file.writelines(map(json_line, rows))
+
+
+def json_line(row):
+    return json.dumps(row, ensure_ascii=False).encode() + b"\n"
 
 
 def turns(value):
@@ -286,41 +268,10 @@ def turns(value):
 
 
 # (1) items: a file of answer pairs, or answers drawn from one or two models
-def sample_answers(args, prompts):
-    """[answers of --model, answers of --model-b or a second draw of --model] to the prompts."""
-    import common
-    from parts import parallel
-
-    device = parallel.pick_device(args.device)
-    dtype = parallel.pick_precision(device, args.dtype)[0]
-    texts, name = [], None
-    second = args.model_b or args.model
-    for k, (flag, wanted) in enumerate([("--model", args.model), ("--model-b", second)]):
-        if wanted != name:
-            name = wanted
-            tokenizer = common.load_tokenizer(name, flag)
-            model = common.load_policy(name, dtype, device, trainable=False, flag=flag)
-        answers = []
-        for start in range(0, len(prompts), DRAW_BATCH):
-            drawn = common.sample(
-                model,
-                tokenizer,
-                prompts[start : start + DRAW_BATCH],
-                max_new_tokens=args.max_new_tokens,
-                temperature=args.temperature,
-                # a seed per batch: row i of a batch depends on the seed and i alone
-                seed=int(digest("draw", args.seed, k, start) * 2**31),
-            )
-            answers += drawn.texts
-            print(f"{name}: {len(answers)} of {len(prompts)} answers", end="\r", flush=True)
-        print()
-        texts.append(answers)
-    return texts
-
-
 def draw(args):
     """write items.jsonl: two answers to each prompt, from one model or from two"""
-    from parts import runs
+    import common
+    from parts import parallel, runs
 
     path = Path(args.out) / "items.jsonl"
     if path.exists():
@@ -330,8 +281,27 @@ def draw(args):
     rows = [row for row in rows if args.split in (None, row.get("split"))]
     if not rows:
         raise UserError(f'--prompts {args.prompts}: no prompt with "split": "{args.split}"')
-    rows, items = runs.some_prompts(rows, args.limit or len(rows)), []
-    for row, a, b in zip(rows, *sample_answers(args, [row["prompt"] for row in rows])):
+    rows = runs.some_prompts(rows, args.limit or len(rows))
+    prompts, texts, items = [row["prompt"] for row in rows], [], []
+    device = parallel.pick_device(args.device)
+    dtype = parallel.pick_precision(device, "auto")[0]
+    for k, flag in enumerate(["--model", "--model-b"]):
+        if k == 0 or args.model_b:
+            name = args.model_b if k else args.model
+            tokenizer = common.load_tokenizer(name, flag)
+            model = common.load_policy(name, dtype, device, trainable=False, flag=flag)
+        print(f"drawing {len(rows)} answers from {name}", flush=True)
+        drawn = common.sample(
+            model,
+            tokenizer,
+            prompts,
+            max_new_tokens=args.max_new_tokens,
+            temperature=args.temperature,
+            seed=2 * args.seed + k,
+            rows=DRAW_BATCH,
+        )
+        texts.append(drawn.texts)
+    for row, a, b in zip(rows, *texts):
         if args.model_b:  # between two models a blank answer must be able to lose
             a, b = (text if text.strip() else "(no answer)" for text in (a, b))
         if a == b or not a.strip() or not b.strip():
@@ -345,8 +315,7 @@ def draw(args):
                 "a": a,
                 "b": b,
                 "a_model": args.model,
-                "b_model": args.model_b or args.model,
-                "gold": None,
+                "b_model": name,
                 "candidates": [c for c in row.get("candidates") or [] if c.get("in") == "prompt"],
             }
         )
@@ -357,7 +326,7 @@ def draw(args):
         raise UserError(f"--model {args.model}: no two answers that differ; {fix}")
     # ids that do not tell gold items from others
     items = [item | {"id": f"item-{n:05d}"} for n, item in enumerate([*items, *gold])]
-    write_private(path, jsonl(items))
+    write_private(path, items)
     print(f"wrote {path}\nnext: python annotate.py --out {shlex.quote(args.out)}")
 
 
@@ -369,10 +338,10 @@ class Desk:
 
     def __init__(self, args, items):
         self.args, self.items, self.lock = args, items, threading.Lock()
-        self.out = Path(args.out)
-        self.log = self.out / "annotations.jsonl"
+        self.gold = {id: item.get("gold") is not None for id, item in items.items()}
         self.people, self.seen, self.votes = {}, {}, Counter()
-        self.saved, self.torn = False, None
+        self.out, self.saved = Path(args.out), False
+        self.log = self.out / "annotations.jsonl"
         self.out.mkdir(mode=0o700, parents=True, exist_ok=True)
         if fcntl:
             self.folder = os.open(self.out, os.O_RDONLY)
@@ -386,20 +355,19 @@ class Desk:
             for event in read_log(self.log, items):
                 self.count(event)
             data = self.log.read_bytes()
-            if torn := len(data) - data.rfind(b"\n") - 1:
-                print(f"{self.log}: cut off {torn} bytes of a vote that was never acknowledged")
-                os.truncate(self.log, len(data) - torn)
-
-    def close(self):
-        if fcntl:
-            os.close(self.folder)
+            whole = data.rfind(b"\n") + 1
+            if whole < len(data):
+                print(f"{self.log}: cut off the end, a vote that was never acknowledged")
+                os.truncate(self.log, whole)
 
     def person(self, name):
+        """What one annotator was shown and did."""
+        if not NAME.fullmatch(name):
+            raise ValueError("use 1 to 32 letters, digits, dots, dashes or underscores")
         if name not in self.people:
-            gold = {id: item.get("gold") is not None for id, item in self.items.items()}
-            sides = plan(self.args.seed, name, gold)
+            sides = plan(name, self.gold)
             self.people[name] = SimpleNamespace(
-                sides=sides, order=list(sides), gold=gold, events=[], standing=[], returned=None
+                sides=sides, order=list(sides), events=[], standing=[], returned=None
             )
         return self.people[name]
 
@@ -414,7 +382,7 @@ class Desk:
         elif event["event"] != "undo":
             me.standing.append(event)
         changed = me.returned or event
-        if changed["event"] == "vote" and changed["repeat_of"] is None:
+        if changed["choice"] and changed["repeat_of"] is None:
             self.votes[changed["item_id"]] += -1 if me.returned else 1
 
     # (3) each annotator's list: shuffled, sides half and half, gold spread, some items twice
@@ -422,38 +390,35 @@ class Desk:
         """(item id, id of the vote that it repeats or None); (None, None) at the end."""
         if me.returned:
             return me.returned["item_id"], me.returned["repeat_of"]
-        own = [e for e in me.standing if e["event"] == "vote" and not me.gold[e["item_id"]]]
-        repeated = {e["repeat_of"] for e in own} - {None}
-        own = [e["event_id"] for e in own if e["repeat_of"] is None]
-        if len(repeated) < int(self.args.repeat * len(own)):
-            early = {e["event_id"] for e in me.standing[:-REPEAT_AFTER]}
-            for event_id in own:
-                if event_id in early - repeated:
-                    return self.seen[event_id]["item_id"], event_id
+        again = {e["repeat_of"] for e in me.standing} - {None}
+        own = [e for e in counted(me.standing) if e["choice"]]
+        if len(again) < int(self.args.repeat * len(own)):
+            for event in counted(me.standing[:-REPEAT_AFTER]):
+                if event["choice"] and event["event_id"] not in again:
+                    return event["item_id"], event["event_id"]
         return next(iter(self.open_items(me)), None), None
 
     def open_items(self, me):
         """Ids of the items that this annotator may still be given, in order."""
         done, wanted = {e["item_id"] for e in me.standing}, self.args.overlap
         left = [id for id in me.order if id not in done]
-        return [id for id in left if not wanted or me.gold[id] or self.votes[id] < wanted]
+        return [id for id in left if not wanted or self.gold[id] or self.votes[id] < wanted]
 
-    def left_answer(self, me, item_id, repeat_of):
-        """The answer on the left; of a repeat, the one that stood on the right before."""
-        return self.seen[repeat_of]["shown"]["right"] if repeat_of else me.sides[item_id]
+    def shown(self, me, item_id, repeat_of):
+        """Which answer stands where; of a repeat the other way round than before."""
+        left = self.seen[repeat_of]["shown"]["right"] if repeat_of else me.sides[item_id]
+        return {"left": left, "right": other(left)}
 
     def state(self, name):
         """Everything that the page is told: no item id, no model, no gold, no side."""
         me = self.person(name)
         item_id, repeat_of = self.next_task(me)
-        left = self.open_items(me)
-        own = [e for e in me.standing if e["event"] == "vote" and not me.gold[e["item_id"]]]
-        again = sum(e["repeat_of"] is not None for e in own)
-        ordinary = len(own) - again + sum(not me.gold[id] for id in left)
-        planned = int(self.args.repeat * ordinary) if ordinary > REPEAT_AFTER and item_id else again
-        kinds = Counter(e["choice"] or "skip" for e in me.standing)
+        left, kinds = self.open_items(me), Counter(e["choice"] or "skip" for e in me.standing)
+        again = sum(e["repeat_of"] is not None for e in me.standing)
+        ordinary = sum(e["choice"] is not None for e in counted(me.standing))
+        ordinary += sum(not self.gold[id] for id in left)
+        planned = int(self.args.repeat * ordinary) if item_id and ordinary > REPEAT_AFTER else 0
         state = {
-            "annotator": name,
             "step": len(me.events),
             "undoes": me.standing[-1]["event_id"] if me.standing else None,
             "done": len(me.standing),
@@ -470,12 +435,12 @@ class Desk:
             "item": None,
         }
         if item_id:
-            item, first = self.items[item_id], self.left_answer(me, item_id, repeat_of)
+            item, shown = self.items[item_id], self.shown(me, item_id, repeat_of)
             state["item"] = {
                 "item": me.order.index(item_id),
                 "prompt": turns(item["prompt"]),
-                "left": turns(item[first])[0]["content"],
-                "right": turns(item[other(first)])[0]["content"],
+                "left": turns(item[shown["left"]])[0]["content"],
+                "right": turns(item[shown["right"]])[0]["content"],
                 "reasons": me.returned["reasons"] if me.returned else [],
                 "comment": me.returned["comment"] if me.returned else "",
             }
@@ -483,11 +448,11 @@ class Desk:
 
     # (4) a vote: checked, un-blinded, appended, fsync, and only then acknowledged
     def record(self, body):
-        """None when the vote is on disk, or else what is wrong with it."""
+        """None when the vote is on disk, or what came in between; raises for what is no vote."""
         me, undo = self.person(body["annotator"]), body["event"] == "undo"
         if old := self.seen.get(body["event_id"]):  # sent again: the acknowledgement was lost
-            same = unblind(old["shown"], body["choice"]) == old["choice"]
-            same &= all(body[key] == old[key] for key in ("annotator", "event", "strength"))
+            sent = body | {"choice": unblind(old["shown"], body["choice"])}
+            same = all(sent[k] == old[k] for k in ("annotator", "event", "choice", "strength"))
             return None if same else "this id was used for another vote"
         if body["step"] != len(me.events):
             return "you went on in another window; you are here"
@@ -503,38 +468,31 @@ class Desk:
             done = item_id in {e["item_id"] for e in me.standing}
             if item_id is None or (done and not repeat_of):
                 return "this item has changed, or you are done with it"
-            left = self.left_answer(me, item_id, repeat_of)
-            shown = {"left": left, "right": other(left)}
+            shown = self.shown(me, item_id, repeat_of)
         choice, gold_pass = unblind(shown, body["choice"]), None
-        if me.gold[item_id] and choice:  # the first vote on a gold item counts, also after an undo
-            passes = [e["gold_pass"] for e in me.events if e["item_id"] == item_id]
-            passes = [x for x in passes if x is not None]
-            gold_pass = passes[0] if passes else choice == self.items[item_id]["gold"]
-        exact, now = not self.args.no_exact_time, datetime.now(timezone.utc)
+        if self.gold[item_id] and choice:  # the first vote counts, also after an undo
+            before = [e["gold_pass"] for e in me.events if e["item_id"] == item_id and e["choice"]]
+            gold_pass = [*before, choice == self.items[item_id]["gold"]][0]
         event = {
             "schema": SCHEMA,
-            "event": body["event"],
-            "event_id": body["event_id"],
+            **{key: body[key] for key in SENT},
             "item_id": item_id,
             "item_sha256": item_sha256(self.items[item_id]),
-            "annotator": body["annotator"],
-            "session": body["session"],
             "shown": shown,
             "choice": choice,
-            "strength": body["strength"],
-            "reasons": body["reasons"],
-            "comment": body["comment"],
             "gold_pass": gold_pass,
             "repeat_of": repeat_of,
             "undoes": body["undoes"] if undo else None,
-            "ms_active": body["ms_active"] if exact else None,
-            "ms_wall": body["ms_wall"] if exact else None,
-            "ts_client": body["ts_client"] if exact else body["ts_client"][:10] + "T00:00:00Z",
-            "ts_server": now.strftime("%Y-%m-%dT%H:%M:%S.%fZ" if exact else "%Y-%m-%dT00:00:00Z"),
-            "guidelines_sha256": body["guidelines_sha256"],
+            "ts_server": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
             "app": APP,
         }
-        self.append(jsonl([event]))
+        if self.args.no_exact_time:
+            day = {key: event[key][:10] + "T00:00:00Z" for key in ("ts_client", "ts_server")}
+            event |= {"ms_active": None, "ms_wall": None, **day}
+        check_event(event)
+        if not set(event["reasons"]) <= set(REASONS):
+            raise ValueError("reasons: not accepted")
+        self.append(json_line(event))
         self.count(event)
         return None
 
@@ -542,26 +500,19 @@ class Desk:
         """The line on disk, or an OSError and nothing."""
         if not self.saved:  # nothing is written before the first vote
             kept = {key: getattr(self.args, key) for key in KEPT}
-            record = {"stage": "annotate", "args": kept, "app": APP}
-            write_private(self.out / "args.json", json.dumps(record, indent=2).encode())
+            write_private(self.out / "args.json", [{"stage": "annotate", "args": kept}])
             if not (self.out / "items.jsonl").exists():
-                write_private(self.out / "items.jsonl", jsonl(self.items.values()))
+                write_private(self.out / "items.jsonl", self.items.values())
             self.saved = True
         file = os.open(self.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        size = os.fstat(file).st_size
         try:
-            if self.torn is not None:  # an earlier failure that could not be undone at once
-                os.ftruncate(file, self.torn)
-            self.torn = os.fstat(file).st_size
-            try:
-                if os.write(file, line) < len(line):
-                    raise OSError(errno.ENOSPC, "no space left on the disk")
-                os.fsync(file)
-            except OSError:
-                os.ftruncate(file, self.torn)
-                raise
-            finally:
-                intact = os.fstat(file).st_size in (self.torn, self.torn + len(line))
-                self.torn = None if intact else self.torn
+            if os.write(file, line) < len(line):
+                raise OSError(errno.ENOSPC, "no space left on the disk")
+            os.fsync(file)
+        except OSError:
+            os.ftruncate(file, size)
+            raise
         finally:
             os.close(file)
 
@@ -576,42 +527,10 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
-ID = re.compile(r"[0-9A-Za-z_-]{8,64}")
-TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?Z")
-SENT = {
-    "left": STRENGTHS["a"],
-    "right": STRENGTHS["b"],
-    **{k: STRENGTHS[k] for k in ("tie", "both_bad")},
-}
-
-
-def check_body(body, reasons):
-    """What the page sends with a vote, a skip or an undo; else ValueError with the key."""
-    try:
-        vote = body["event"] == "vote"
-        strengths = SENT.get(body["choice"], ()) if vote else (None,)
-        right = {
-            "event": body["event"] in ("vote", "skip", "undo"),
-            "event_id": ID.fullmatch(body["event_id"]),
-            "annotator": NAME.fullmatch(body["annotator"]),
-            "session": ID.fullmatch(body["session"]),
-            "step": type(body["step"]) is int,
-            "item": body["event"] == "undo" or type(body["item"]) is int,
-            "choice": vote or body["choice"] is None,
-            "strength": body["strength"] in strengths
-            and type(body["strength"]) in (int, type(None)),
-            "undoes": body["event"] != "undo" or ID.fullmatch(body["undoes"]),
-            "reasons": isinstance(body["reasons"], list) and set(body["reasons"]) <= set(reasons),
-            "comment": len(body["comment"].encode()) <= 4096,
-            "ms_active": type(body["ms_active"]) is int and 0 <= body["ms_active"] < 2**40,
-            "ms_wall": type(body["ms_wall"]) is int and 0 <= body["ms_wall"] < 2**40,
-            "ts_client": TIME.fullmatch(body["ts_client"]),
-            "guidelines_sha256": re.fullmatch("[0-9a-f]{64}", body["guidelines_sha256"]),
-        }
-    except (KeyError, TypeError, AttributeError, UnicodeEncodeError) as error:
-        raise ValueError(f"not a vote: {type(error).__name__}") from None
-    if wrong := [key for key in right if not right[key]]:
-        raise ValueError(f"{wrong[0]}: not accepted")
+SENT = (  # by the page, and written as they are
+    "event event_id annotator session strength reasons comment ms_active ms_wall ts_client "
+    "guidelines_sha256"
+).split()
 
 
 def guard(hosts, token, cookie, page_token):
@@ -619,7 +538,7 @@ def guard(hosts, token, cookie, page_token):
     from flask import abort, request
 
     def same(given, expected):
-        return hmac.compare_digest((given or "").encode(), expected.encode())
+        return secrets.compare_digest((given or "").encode(), expected.encode())
 
     host = request.environ.get("HTTP_HOST", "")
     if host not in hosts:
@@ -627,30 +546,23 @@ def guard(hosts, token, cookie, page_token):
     if token and not same(request.args.get("token", request.cookies.get(cookie)), token):
         abort(401, "open the link that was printed when the server started")
     if request.method == "POST":
-        if request.mimetype != "application/json":
-            abort(415, "expected application/json")
-        ours = f"http://{host}", f"https://{host}"
-        if request.headers.get("Origin", ours[0]) not in ours:
+        if request.headers.get("Origin", f"//{host}").partition("//")[2] != host:
             abort(403, "another origin")
-        if request.headers.get("Sec-Fetch-Site", "none") not in ("same-origin", "none"):
-            abort(403, "another site")
         if not same(request.headers.get("X-Token"), page_token):
             abort(403, "the server was restarted; reload the page")
 
 
 def explain(error):
     """An error as one short sentence of JSON."""
-    if isinstance(error, RecursionError):
-        return {"error": "nested too deeply"}, 400
     if isinstance(error, OSError):
         print(f"{error}; the vote was not acknowledged", file=sys.stderr)
         return {"error": f"the server cannot write its file ({error.strerror})"}, 507
-    return {"error": error.description}, error.code
+    return {"error": getattr(error, "description", str(error))}, getattr(error, "code", 400)
 
 
 def make_app(args, items, guidelines=GUIDELINES, hosts=("127.0.0.1:5050",), token=None):
     """The Flask app. `hosts`: accepted Host headers; `token`: for browsers off this machine."""
-    from flask import Flask, abort, redirect, render_template, request, send_from_directory
+    from flask import Flask, redirect, render_template, request, send_from_directory
     from werkzeug.exceptions import HTTPException
 
     app = Flask("annotate", static_folder=None, template_folder=TEMPLATES)
@@ -659,7 +571,8 @@ def make_app(args, items, guidelines=GUIDELINES, hosts=("127.0.0.1:5050",), toke
     page_token, cookie = secrets.token_urlsafe(32), f"annotate-{args.port}"
 
     app.before_request(lambda: guard(hosts, token, cookie, page_token))
-    for kind in (HTTPException, RecursionError, OSError):
+    # KeyError, TypeError, ValueError and RecursionError: a body that the page would not send
+    for kind in (HTTPException, OSError, KeyError, TypeError, ValueError, RecursionError):
         app.register_error_handler(kind, explain)
 
     @app.after_request
@@ -673,9 +586,13 @@ def make_app(args, items, guidelines=GUIDELINES, hosts=("127.0.0.1:5050",), toke
             response = redirect("/")
             response.set_cookie(cookie, token, httponly=True, samesite="Lax")
             return response
-        sha256 = hashlib.sha256(guidelines.encode()).hexdigest()
-        texts = {"guidelines": guidelines, "sha256": sha256, "reasons": args.reasons}
-        return render_template("annotate.html", **texts, token=page_token)
+        return render_template(
+            "annotate.html",
+            guidelines=guidelines,
+            sha256=hashlib.sha256(guidelines.encode()).hexdigest(),
+            reasons=REASONS,
+            token=page_token,
+        )
 
     @app.get("/annotate.<any(css, js):kind>")
     def asset(kind):
@@ -683,19 +600,12 @@ def make_app(args, items, guidelines=GUIDELINES, hosts=("127.0.0.1:5050",), toke
 
     @app.post("/next")
     def following():
-        name = request.get_json()
-        if not isinstance(name, str) or not NAME.fullmatch(name):
-            abort(400, "use 1 to 32 letters, digits, dots, dashes or underscores")
         with desk.lock:
-            return desk.state(name)
+            return desk.state(request.get_json())
 
     @app.post("/vote")
     def vote():
         body = request.get_json()
-        try:
-            check_body(body, args.reasons)
-        except ValueError as error:
-            abort(400, str(error))
         with desk.lock:
             problem = desk.record(body)
             state = desk.state(body["annotator"])
@@ -721,22 +631,21 @@ def serve(args):
     if held.exists() and load_items(held, "--out") != items:
         fix = "leave --items out to go on with those, or take another --out"
         raise UserError(f"--out {out}: holds other items than {args.items}; {fix}")
-    local = args.host in ("127.0.0.1", "localhost", "::1")
-    if args.host in ("0.0.0.0", "::") and not args.allow_host:
+    if args.host == "0.0.0.0" and not args.allow_host:
         fix = "add --allow-host NAME, the name or address in the annotators' address bar"
         raise UserError(f"--host {args.host}: {fix}")
-    family = socket.AF_INET6 if ":" in args.host else socket.AF_INET
     try:  # before anything is written
-        listener = socket.create_server((args.host, args.port), family=family, backlog=128)
+        listener = socket.create_server((args.host, args.port), backlog=128)
     except OSError as error:
-        where = f"--host {args.host} --port {args.port}"
-        raise UserError(f"{where}: {error.strerror}; try --port 0") from None
+        raise UserError(
+            f"--host {args.host} --port {args.port}: {error.strerror}; try --port 0"
+        ) from None
     port = args.port = listener.getsockname()[1]
-    name = f"[{args.host}]" if ":" in args.host else args.host
-    names = {"127.0.0.1", "localhost", "[::1]", name, *args.allow_host}
-    hosts = {f"{each}:{port}" for each in names} | set(args.allow_host)
-    token = None if local and not args.allow_host else secrets.token_urlsafe(32)
-    app = make_app(args, items, guidelines, hosts, token)
+    own = "127.0.0.1", "localhost"
+    hosts = {f"{name}:{port}" for name in (*own, args.host, *args.allow_host)}
+    alone = args.host in own and not args.allow_host
+    token = None if alone else secrets.token_urlsafe(32)
+    app = make_app(args, items, guidelines, hosts.union(args.allow_host), token)
 
     class Quiet(WSGIRequestHandler):
         server_version, sys_version = "annotate", ""  # not the versions of Werkzeug and Python
@@ -745,23 +654,20 @@ def serve(args):
             """Neither texts nor addresses."""
 
     done = sum(len(person.standing) for person in app.desk.people.values())
-    gold = sum(item.get("gold") is not None for item in items.values())
-    print(f"{out}: {len(items)} items, {gold} of them gold; {done} votes so far; Ctrl-C stops")
+    print(f"{out}: {len(items)} items, {done} votes so far; Ctrl-C stops")
     if token:
         print("warning: there is no TLS here; whoever listens on the network can read everything")
-    name = args.allow_host[0] if args.host in ("0.0.0.0", "::") else name
-    where = listener.getsockname()[:2]
-    quiet = {"request_handler": Quiet, "fd": listener.fileno()}
-    server = make_server(*where, app, threaded=True, **quiet)
+    name = args.allow_host[0] if args.host == "0.0.0.0" else args.host
+    server = make_server(
+        args.host, port, app, threaded=True, request_handler=Quiet, fd=listener.fileno()
+    )
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         print(f"http://{name}:{port}" + (f"/?token={token}" if token else ""), flush=True)
         server.serve_forever()
     except KeyboardInterrupt:  # Ctrl-C or SIGTERM
         pass
     app.desk.lock.acquire()  # and kept: nothing is written after this
-    print()
     if app.desk.log.exists():
         export(args)
 
@@ -778,7 +684,7 @@ def export(args):
     votes = replay(events)
     usable, path = counted(votes), out / "prefs.jsonl"
     rows = to_prefs(items, votes, getattr(args, "ties", "keep"))
-    write_private(path, jsonl(rows))
+    write_private(path, rows)
     choices = Counter(vote["choice"] for vote in usable)
     gold = sum(vote["gold_pass"] is not None for vote in votes)
     print(f"{path}: {len(rows)} pairs from {len(usable)} votes, ties {choices['tie']}, ", end="")
@@ -790,49 +696,38 @@ def export(args):
 def report(args):
     """print agreement, position bias and a line per annotator; also while a server runs"""
     result = agreement(read_log(Path(args.out) / "annotations.jsonl"))
-    overlap = result["overlapping_items"]
+    overlap, left = result["overlapping_items"], result["position"]
     print(f"{result['items']} items with votes, {overlap} of them by two annotators or more")
-    print("(without gold items and repeats)")
-    print(f"\nleft side chosen  {cell(result['position'])}", end="")
-    print("  ← biased: the interval excludes 50 %" if result["position"]["biased"] else "")
+    print("(without gold items and repeats)\n")
+    print(f"left side chosen  {cell(left)}", end="")
+    print("  ← biased: the interval excludes 50 %" if left["biased"] else "")
     if overlap:
         print(f"raw agreement     {cell(result['raw'])}")
         print(f"Krippendorff's α  {cell(result['alpha_nominal'])} (a, b, tie), ", end="")
-        print(f"{cell(result['alpha_ordinal'])} (ordinal, with strength)\n")
-        print_table(
-            result["pairs"], {"x": "", "y": "", "raw": "raw agreement", "kappa": "Cohen's κ"}
-        )
+        print(f"{cell(result['alpha_ordinal'])} (ordinal, with strength)")
+        print_table(result["pairs"], {"x": "", "y": "", "raw": "raw agreement", "kappa": "κ"})
         print(
             "\n– no number, or one label throughout. Trained raters of preferences agree in about"
         )
-        print(
-            "60 to 77 % of pairs (from memory, not verified); κ is low where one choice prevails."
-        )
+        print("60 to 77 % of pairs (from memory, not verified); κ is low if one choice prevails.")
     else:
         print("no agreement to compute: no item has two annotators; serve with --overlap 2")
-    rows = result["annotators"]
-    counts = "votes", "skips", "ties", "both_bad", "median_seconds"
-    rates = "under_3_s", "left", "gold", "repeats", "with_others"
+    counts = "annotator", "votes", "skips", "ties", "both_bad", "median_seconds"
+    rates = "annotator", "under_3_s", "left", "gold", "repeats", "with_others"
     for keys in (counts, rates):
-        print()
-        print_table(rows, {key: key.replace("_", " ") for key in ("annotator", *keys)})
+        print_table(result["annotators"], {key: key.replace("_", " ") for key in keys})
 
 
 def cell(x):
-    """A share with its interval, a number, or a dash."""
+    """A share with its fraction and interval, a number, or a dash."""
     if isinstance(x, dict) and x["n"]:
-        low, high = round(100 * x["low"]), round(100 * x["high"])
-        return f"{x['k']}/{x['n']} = {100 * x['value']:.0f} % [{low}, {high}]"
-    if x is None or isinstance(x, dict):
-        return "–"
-    return f"{x:.2f}" if isinstance(x, float) else str(x)
+        return f"{round(x['value'] * x['n'])}/{x['n']} = {pages.number(x, 0, percent=True)}"
+    return x if isinstance(x, (str, int)) else pages.number(x, 2)
 
 
 def print_table(rows, titles):
-    lines = [list(titles.values()), *([cell(row[key]) for key in titles] for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*lines)]
-    for line in lines:
-        print("  ".join(text.ljust(width) for text, width in zip(line, widths)).rstrip())
+    cells = [[cell(row[key]) for key in titles] for row in rows]
+    print(*pages.text_table(pages.table(list(titles.values()), cells)), sep="\n")
 
 
 # ---- 10. the guard ----

@@ -51,7 +51,7 @@ from parts.files import (
     write_json,
     write_jsonl,
 )
-from parts.stats import mean
+from parts.stats import bootstrap_ci, mean
 
 # learning rates: below 100 M parameters (worked on the bundled base, not swept), full weights, LoRA
 RATES = 3e-4, 1e-6, 4e-5
@@ -320,7 +320,7 @@ def scores_of(alive):
     row = {"n": len(alive)}
     for key in ("score", "reward"):
         values = [getattr(t, key) for t in alive]
-        low, high = judges.cluster_interval(values, range(len(values))) or (None, None)
+        low, high = bootstrap_ci(values) or (None, None)
         row |= {key: mean(values), f"{key}_low": low, f"{key}_high": high}
     return row
 

@@ -41,7 +41,7 @@ from common import at_least_fp32, batch_indices, kl_estimates, pad_id, sample
 from parts import parallel, rollouts, runs
 from parts.files import UserError, command, load_function, number, write_json
 from parts.rollouts import load_models
-from parts.stats import mean
+from parts.stats import bootstrap_ci, mean
 
 # learning rates: below 100 M parameters (worked on the bundled base, not swept), full weights, LoRA
 RATES = 3e-4, 1e-6, 4e-5
@@ -730,7 +730,7 @@ def final_test(args, run, tokenizer, graders, rows, kept):
     for when, policy in policies:
         metrics, b = evaluate(args, policy, tokenizer, graders, rows)
         found = [score for score in b["rewards"] if score is not None]
-        bounds = judges.cluster_interval(found, range(len(found)))
+        bounds = bootstrap_ci(found)
         low, high = bounds or (None, None)  # one answer has no interval
         metrics = {key.replace("val/", ""): value for key, value in metrics.items()}
         summary[f"test_{when}"] = {**metrics, "n": len(found), "low": low, "high": high}

@@ -16,34 +16,21 @@ import numpy as np
 
 from parts import files
 from parts.files import UserError
-from parts.stats import wilson
+from parts.stats import share
 
 NULL = type(None)
+TEXTS = "event event_id item_id item_sha256 annotator session comment ts_client ts_server"
 EVENT = {  # the keys of a line of annotations.jsonl and their types
-    "schema": int,
-    "event": str,
-    "event_id": str,
-    "item_id": str,
-    "item_sha256": str,
-    "annotator": str,
-    "session": str,
-    "shown": dict,
-    "choice": (str, NULL),
-    "strength": (int, NULL),
-    "reasons": list,
-    "comment": str,
+    **dict.fromkeys((*TEXTS.split(), "guidelines_sha256", "app"), (str,)),
+    **dict.fromkeys(("choice", "repeat_of", "undoes"), (str, NULL)),
+    **dict.fromkeys(("strength", "ms_active", "ms_wall"), (int, NULL)),
+    "schema": (int,),
+    "shown": (dict,),
+    "reasons": (list,),
     "gold_pass": (bool, NULL),
-    "repeat_of": (str, NULL),
-    "undoes": (str, NULL),
-    "ms_active": (int, NULL),
-    "ms_wall": (int, NULL),
-    "ts_client": str,
-    "ts_server": str,
-    "guidelines_sha256": str,
-    "app": str,
 }
 NAME = re.compile(r"[\w.-]{1,32}")
-STRENGTHS = {"a": (1, 2, 3), "b": (1, 2, 3), "tie": (0,), "both_bad": (0,)}
+STRENGTHS = {"a": (1, 2, 3), "b": (1, 2, 3), "tie": (0,), "both_bad": (0,), None: (None,)}
 SHOWN = {"left": "a", "right": "b"}, {"left": "b", "right": "a"}
 
 
@@ -51,15 +38,14 @@ def check_event(event):
     """A line of annotations.jsonl: raise ValueError if annotate.py cannot have written it."""
     if not isinstance(event, dict):
         raise ValueError("expected an object")
-    wrong = [key for key, kind in EVENT.items() if not isinstance(event.get(key, ...), kind)]
+    wrong = [key for key in EVENT if type(event.get(key, ...)) not in EVENT[key]]
     if not wrong:
-        vote = event["event"] == "vote"
-        strengths = STRENGTHS.get(event["choice"], ()) if vote else (None,)
         right = {
             "event": event["event"] in ("vote", "skip", "undo"),
             "annotator": NAME.fullmatch(event["annotator"]),
             "shown": event["shown"] in SHOWN,
-            "strength": event["strength"] in strengths,
+            "choice": (event["event"] == "vote") == (event["choice"] is not None),
+            "strength": event["strength"] in STRENGTHS.get(event["choice"], ()),
             "undoes": (event["event"] == "undo") == (event["undoes"] is not None),
         }
         wrong = [key for key in right if not right[key]]
@@ -81,12 +67,11 @@ def read_log(path, items=None):
         try:
             event = files.parse_json(text.decode())
             check_event(event)
-            item = items and items.get(event["item_id"])
-            if items and (not item or item_sha256(item) != event["item_sha256"]):
-                why = "has other texts now" if item else "is missing"
-                raise ValueError(
-                    f"item {event['item_id']!r} {why} in items.jsonl; restore that file"
-                )
+            item_id = event["item_id"]
+            if items and item_id not in items:
+                raise ValueError(f"item {item_id!r} is missing in items.jsonl; restore that file")
+            if items and item_sha256(items[item_id]) != event["item_sha256"]:
+                raise ValueError(f"item {item_id!r} has other texts in items.jsonl; restore them")
         except ValueError as error:
             raise UserError(f"{path}:{line}: {error}") from None
         events.append(event)
@@ -155,14 +140,16 @@ def load_items(path, flag="--items"):
     items, equal, kinds = {}, 0, set()
     for line, row in files.read_jsonl(path, check_item, numbered=True, flag=flag):
         kinds.add(type(row["prompt"]))
-        if row["id"] in items or len(kinds) > 1:
+        if len(kinds) > 1:
+            raise UserError(f"{flag} {path}:{line}: text and messages in one file; take one")
+        if row["id"] in items:
             why = f'a second item has the "id" {row["id"]!r}; rename one'
-            why = why if row["id"] in items else "text and messages in one file; take one"
             raise UserError(f"{flag} {path}:{line}: {why}")
-        if row["a"] != row["b"]:
+        if row["a"] == row["b"]:
+            equal += 1
+        else:
             items[row["id"]] = row
-        equal += row["a"] == row["b"]
-    if equal or not items:
+    if equal:
         print(f"{path}: {equal} items left out, because their answers are equal")
     if not items:
         raise UserError(f"{flag} {path}: no pair of different answers")
@@ -176,12 +163,6 @@ def item_sha256(item):
 
 
 # what the votes say
-
-
-def share(k, n):
-    """k of n with its interval; None where n = 0."""
-    low, high = wilson(k, n) or (None, None)
-    return {"value": k / n if n else None, "k": k, "n": n, "low": low, "high": high}
 
 
 def cohen_kappa(table):
@@ -237,54 +218,54 @@ def position_bias(votes):
     return left | {"biased": bool(decided) and not left["low"] <= 0.5 <= left["high"]}
 
 
-def label(vote):
-    """a, b or tie; both bad is a tie, too: no preference either."""
-    return vote["choice"] if vote["choice"] in ("a", "b") else "tie"
+def rating(vote):
+    """−3 (b is much better) to 3 (a is much better); 0 for a tie and for both bad."""
+    return {"a": 1, "b": -1}.get(vote["choice"], 0) * vote["strength"]
 
 
 def agreement(events):
     """What `annotate.py agreement` prints, from a log; compares a and b, never sides."""
-    votes, by_item = replay(events), defaultdict(dict)
+    votes, ratings = replay(events), defaultdict(dict)  # {item: {annotator: rating}}
     for vote in counted(votes):
-        by_item[vote["item_id"]][vote["annotator"]] = vote
-    shared = [unit for unit in by_item.values() if len(unit) > 1]
-    labels = [[label(vote) for vote in unit.values()] for unit in shared]
-    equal = [x == y for unit in labels for x, y in itertools.combinations(unit, 2)]
-    sign = {"a": 1, "b": -1, "tie": 0}  # −3 (b is much better) … 3 (a is much better)
-    strengths = [[sign[label(v)] * v["strength"] for v in unit.values()] for unit in shared]
-    names, pairs, kinds = sorted({event["annotator"] for event in events}), [], ("a", "b", "tie")
+        ratings[vote["item_id"]][vote["annotator"]] = rating(vote)
+    shared = [unit for unit in ratings.values() if len(unit) > 1]
+    labels = [{name: int(np.sign(x)) for name, x in unit.items()} for unit in shared]
+    equal = [x == y for unit in labels for x, y in itertools.combinations(unit.values(), 2)]
+    names, pairs = sorted({event["annotator"] for event in events}), []
     for x, y in itertools.combinations(names, 2):
-        table = Counter((label(u[x]), label(u[y])) for u in shared if {x, y} <= u.keys())
-        if table:
-            raw = share(sum(table[kind, kind] for kind in kinds), table.total())
-            kappa = cohen_kappa([[table[i, j] for j in kinds] for i in kinds])
-            pairs.append({"x": x, "y": y, "raw": raw, "kappa": kappa})
+        both = [(unit[x], unit[y]) for unit in labels if {x, y} <= unit.keys()]
+        if both:
+            raw = share(sum(i == j for i, j in both), len(both))
+            table = [[both.count((i, j)) for j in (1, -1, 0)] for i in (1, -1, 0)]
+            pairs.append({"x": x, "y": y, "raw": raw, "kappa": cohen_kappa(table)})
     return {
-        "items": len(by_item),
+        "items": len(ratings),
         "overlapping_items": len(shared),
         "raw": share(sum(equal), len(equal)),
-        "alpha_nominal": krippendorff_alpha(labels),
-        "alpha_ordinal": krippendorff_alpha(strengths, "ordinal"),
+        "alpha_nominal": krippendorff_alpha([list(unit.values()) for unit in labels]),
+        "alpha_ordinal": krippendorff_alpha([list(unit.values()) for unit in shared], "ordinal"),
         "position": position_bias(votes),
         "pairs": pairs,
-        "annotators": [annotator_row(name, events, votes, shared) for name in names],
+        "annotators": [annotator_row(name, events, votes, labels) for name in names],
     }
 
 
-def annotator_row(name, events, votes, shared):
-    """The numbers of one annotator; `shared` holds {annotator: vote} of each item with overlap."""
-    gone, own = undone(events), [vote for vote in votes if vote["annotator"] == name]
-    skips = [e for e in events if e["annotator"] == name and e["event"] == "skip"]
+def annotator_row(name, events, votes, labels):
+    """The numbers of one annotator; `labels` holds {annotator: 1, 0 or −1} per shared item."""
+    own = [vote for vote in votes if vote["annotator"] == name]
+    gone, mine = undone(events), [event for event in events if event["annotator"] == name]
+    choices = Counter(vote["choice"] for vote in own)
     first = {v["item_id"]: v["choice"] for v in own if v["repeat_of"] is None}
     again = [v for v in own if v["repeat_of"] is not None and v["item_id"] in first]
     seconds = [v["ms_active"] / 1000 for v in own if v["ms_active"] is not None]
     gold = [v["gold_pass"] for v in own if v["gold_pass"] is not None]
-    others = [(u[name], v) for u in shared if name in u for who, v in u.items() if who != name]
-    choices = Counter(v["choice"] for v in own)
+    shared = [unit for unit in labels if name in unit]
+    # of each shared item the others' votes: the own one is taken off
+    same = sum(list(unit.values()).count(unit[name]) - 1 for unit in shared)
     return {
         "annotator": name,
         "votes": len(own),
-        "skips": sum(event["event_id"] not in gone for event in skips),
+        "skips": sum(e["event"] == "skip" and e["event_id"] not in gone for e in mine),
         "ties": choices["tie"],
         "both_bad": choices["both_bad"],
         "median_seconds": median(seconds) if seconds else None,
@@ -292,5 +273,5 @@ def annotator_row(name, events, votes, shared):
         "left": position_bias(own),
         "gold": share(sum(gold), len(gold)),
         "repeats": share(sum(v["choice"] == first[v["item_id"]] for v in again), len(again)),
-        "with_others": share(sum(label(v) == label(w) for v, w in others), len(others)),
+        "with_others": share(same, sum(len(unit) - 1 for unit in shared)),
     }

@@ -6,12 +6,8 @@ the policy says, so that a random model has something to gain from the first ste
 
 import collections
 import json
-import os
 import re
-import signal
-import subprocess
-import sys
-import time
+import shutil
 
 import pytest
 import torch
@@ -100,16 +96,12 @@ def logged(out, name="metrics"):
 def test_weights_of_a_step_sum_to_one(how):
     """Tokens × their weight over all turns: 1, with an episode that has no turn among them; by turn, each turn of an episode
     has the same total, by trajectory each episode."""
-    episodes = [[3, 5, 2], [], [7], [1, 1]]
+    episodes = [[3, 2], [], [7]]
     weights = g.token_weights(episodes, how)
-    totals = [[n * w for n, w in zip(*pair, strict=True)] for pair in zip(episodes, weights, strict=True)]  # fmt: skip
-    assert sum(map(sum, totals)) == pytest.approx(1)
-    if how == "turn":
-        assert totals[0] == pytest.approx([1 / 9] * 3) and totals[3] == pytest.approx([1 / 6] * 2)
-    if how != "token":
-        assert [sum(t) for t in totals] == pytest.approx([1 / 3, 0, 1 / 3, 1 / 3])
-    else:
-        assert len({w for ws in weights for w in ws}) == 1
+    totals = [[n * w for n, w in zip(*both)] for both in zip(episodes, weights, strict=True)]
+    expected = {"token": [[3 / 12, 2 / 12], [], [7 / 12]], "turn": [[1 / 4, 1 / 4], [], [1 / 2]]}
+    expected["trajectory"] = [[3 / 10, 2 / 10], [], [1 / 2]]
+    assert sum(totals, []) == pytest.approx(sum(expected[how], []))
 
 
 # ---- trajectories ----
@@ -141,13 +133,12 @@ def test_only_sampled_tokens_are_trained(policy, tmp_path):
         (s,) = t.samples
         b = g.pack([s], 0, "cpu")
         mask, logps = b["mask"], b["logps"]
-        turns = [tokenizer.decode(s["ids"][a:b], skip_special_tokens=True) for a, b in s["turns"]]
-        assert turns == t.said()
-        assert int(mask.sum()) == sum(t.turns()) == len(s["logps"])
-        context = tokenizer.decode(b["ids"][~mask])
+        turns = [s["ids"][start:end] for start, end in s["turns"]]
+        assert b["ids"][mask].tolist() == sum(turns, [])
+        assert tokenizer.batch_decode(turns, skip_special_tokens=True) == t.said()
         said = "".join(m["content"] for m in t.messages if m["role"] != "assistant")
-        assert re.sub(r"<\|\w+\|>", "", context) == said
-        assert logps[mask].tolist() == pytest.approx(s["logps"]) and (logps[~mask] == 0).all()
+        assert re.sub(r"<\|\w+\|>", "", tokenizer.decode(b["ids"][~mask])) == said
+        assert logps[mask].tolist() == pytest.approx(s["logps"]) and not logps[~mask].any()
 
 
 def test_the_end_of_turn_stands_once(policy, tmp_path):
@@ -168,18 +159,14 @@ def test_the_end_of_turn_stands_once(policy, tmp_path):
 
 def test_batch_mates_do_not_change_an_episode(policy, tmp_path):
     """Greedy, six episodes together, in another order, and alone: the same transcripts. Padding on the wrong side, a cache
-    that is mixed up when a mate finishes, or a prompt of another's history would show. At temperature 1 the first of four
-    is gone after a turn: the others go on as beside one that stays (seeds 1 and 6 open alike)."""
-    env, seeds = echo(tmp_path), [3, 1, 4, 15, 9, 2]
-    together = {t.seed: t.messages for t in roll(policy, env, seeds, temperature=0)}
-    for part in ([2, 9, 15], [4, 3], [1]):
-        for t in roll(policy, env, part, temperature=0, seed=5):
-            assert t.messages == together[t.seed]
-    assert len({json.dumps(m[2:]) for m in together.values()}) > 1  # or the test says nothing
-    env = echo(tmp_path, "if self.seed == 1 and self.n == 1: raise RuntimeError('gone')")
-    gone, stays = (roll(policy, env, [first, 2, 3, 4]) for first in (1, 6))
-    assert "RuntimeError: gone" in gone[0].error and len(stays[0].messages) == 7
-    assert [t.messages for t in gone[1:]] == [t.messages for t in stays[1:]]
+    that is mixed up when a mate is gone after a turn (seed 4), or a prompt of another's history would show."""
+    env = echo(tmp_path, "if self.seed == 4 and self.n == 1: raise RuntimeError('gone')")
+    together, *parts = (
+        {t.seed: t.messages for t in roll(policy, env, seeds, temperature=0)}
+        for seeds in ([3, 1, 4, 15, 9, 2], [2, 9, 15], [3, 4], [1])
+    )
+    assert all(part[seed] == together[seed] for part in parts for seed in part)
+    assert len(together[4]) < 7 and len({str(m[2:]) for m in together.values()}) > 1
 
 
 def test_history_shows_the_last_exchanges(policy, tmp_path):
@@ -197,10 +184,10 @@ def test_a_cut_turn_is_counted_and_a_full_context_is_as_if_turns_ran_out(policy,
     """With two tokens a turn hardly one ends by itself: the episode goes on, marked truncated. No room for turn 2 or 3: the
     environment's run_out is asked, its −.5 is in the reward, nothing is sampled beyond."""
     env = echo(tmp_path)
-    found = roll(policy, env, list(range(8)), "--max-new-tokens", 2)
+    found = roll(policy, env, range(8), "--max-new-tokens", 2)
     assert all(t.metrics["turns"] == 3 and max(t.turns()) <= 2 for t in found)
     assert sum(t.truncated for t in found) >= 4
-    room = len(roll(policy, env, [1])[0].samples[0]["ids"]) - 4
+    room = len(found[1].samples[0]["ids"]) - 4
     for t in roll(policy, env, [1, 2, 3], "--max-length", room):
         assert t.truncated and t.metrics["ran_out"] == 1 and t.metrics["turns"] < 3
         assert t.reward == pytest.approx(t.metrics["vowels"] - 0.5)
@@ -208,82 +195,66 @@ def test_a_cut_turn_is_counted_and_a_full_context_is_as_if_turns_ran_out(policy,
 
 
 def test_an_environment_that_raises_costs_its_episode_only(policy, tmp_path):
-    """Seeds 1 and 4 raise in their second turn. --max-exceptions is a number of episodes or a share below 1, for baselines
-    as for the policy; the message counts them and names file and line of the first."""
+    """Seeds 1 and 4 raise in their second turn. --max-exceptions is a number of episodes or a share below 1; the message
+    counts them and names file and line of the first."""
     fault = "if self.seed % 3 == 1 and self.n == 1: raise RuntimeError('the server is gone')"
     found = roll(policy, echo(tmp_path, fault), range(6))
     assert [bool(t.error) for t in found] == [False, True, False, False, True, False]
     assert len(g.survivors(found, 2)) == len(g.survivors(found, 0.34)) == 4
-    for most in (0, 1, 0.33):
-        with pytest.raises(UserError, match=r"2 of 6 episodes raised; the first: RuntimeError: the server is gone .*echo_env.py, line \d+"):  # fmt: skip
+    wrong = r"2 of 6 episodes raised; the first: RuntimeError: the server is gone .*echo_env.py, line \d+"
+    for most in (1, 0.33):
+        with pytest.raises(UserError, match=wrong):
             g.survivors(found, most)
-    args = arguments("--env", echo(tmp_path, fault))
-    with pytest.raises(UserError, match="2 of 6 episodes raised"):
-        g.play_baselines(args, g.environment(args), range(6))
 
 
 def test_the_environment_never_sees_thoughts():
     """What stands before </think> is neither a move nor a risky question; the transcript keeps it."""
-    texts = {0: "<think><move>left</move></think><move>down</move>", 1: "<think><move>left</move>"}
-    found = g.play(g.environment(arguments("--env", GAME)), [0, 1], lambda live: [texts[t.seed] for t, _ in live][:2])  # fmt: skip
-    assert set(found[0].moves) == {"down"} and found[1].metrics["invalid"] == 1
-    assert found[0].said()[0] == texts[0]
+    text = "<think><move>left</move></think><move>down</move>"
+    (found,) = g.play(g.environment(arguments("--env", GAME)), [0], lambda live: [text])
+    assert set(found.moves) == {"down"} and found.said()[0] == text
 
 
-class Ruler:
-    """A judge that scores an attempt by a rule; None: it fails."""
-
-    seed = 0
-
-    def __init__(self, score):
-        self.score, self.counts = score, collections.Counter()
-
-    def ask(self, calls):
-        replies = []
-        for call in calls:
-            text = call.messages[1]["content"]
-            found = re.findall(r'<attempt-\w+ id="(\w\d)">\n(.*?)\n</attempt', text, re.S)
-            scores = [{"id": i, "reason": "by rule", "score": self.score(body)} for i, body in found]  # fmt: skip
-            value, complaint = call.parse(json.dumps({"scores": scores}))
-            replies.append(judge.Reply(value=None if complaint else value, error=complaint))
-        return replies
-
-
-def test_what_ruler_returns_is_what_is_trained():
+def test_what_ruler_returns_is_what_is_trained(monkeypatch):
     """The rewards are RULER's scores, mixed by weight with the environment's where both are asked for; a group that the
-    judge failed has none, never 0; one of equal episodes asks nobody."""
+    judge failed or that lost an episode has none, never 0; one of equal episodes has 0."""
 
-    def episodes(*texts):
-        found = [g.Trajectory(1, i, reward=0.25) for i in range(len(texts))]
-        for t, text in zip(found, texts):
-            t.messages = [{"role": "user", "content": "Go."}, {"role": "assistant", "content": text or ""}]  # fmt: skip
+    def rule(groups, *rest):
+        for group in groups:
+            said = [talk[-1]["content"] for talk in group]
+            failed, scores = "lost" in said, [0.9 if text == "good" else 0.1 for text in said]
+            same = len({*said}) == 1
+            yield judge.Ruling(None if failed or same else scores, identical=same)
+
+    def graded(texts, *reward):
+        played = [g.Trajectory(1, i, reward=0.25) for i in range(4)]
+        for t, text in zip(played, texts, strict=True):
+            t.messages = [
+                {"role": "user", "content": "Go."},
+                {"role": "assistant", "content": text},
+            ]
             t.error = None if text else "gone"
-        return found
-
-    def graded(ruler, played, *reward):
         flags = [x for r in reward for x in ("--reward", r)]
-        return g.grade(arguments(*flags), ruler, "a standard", played)
+        return g.grade(arguments(*flags), None, "a standard", played)
 
-    ruler = Ruler(lambda body: 0.9 if "good" in body else 0.1)
-    played = episodes("good", "bad", "same", "same")
-    assert graded(ruler, played, "ruler")[0] == [0.9, 0.1, 0.0, 0.0]
-    total, parts = graded(ruler, played, "env:3", "ruler")
+    monkeypatch.setattr(judge, "ruler_groups", rule)
+    texts = ("good", "bad", "same", "same")
+    assert graded(texts, "ruler")[0] == [0.9, 0.1, 0.0, 0.0]
+    total, parts = graded(texts, "env:3", "ruler")
     assert total[:2] == pytest.approx([0.75 * 0.25 + 0.25 * 0.9, 0.75 * 0.25 + 0.25 * 0.1])
     assert parts["env"] == [0.25] * 4
-    lost = episodes("good", None, "good", "bad")
-    assert graded(ruler, lost, "ruler")[0] == [None, None, 0.9, 0.1]
-    assert graded(Ruler(lambda body: 7), played, "ruler")[0] == [None, None, 0.0, 0.0]
+    for texts in (("good", "", "good", "bad"), ("good", "lost", "good", "bad")):
+        assert graded(texts, "ruler")[0] == [None, None, 0.9, 0.1]
 
 
 def test_seeds_never_meet():
     """Training seeds lie below those of validation and test, depend on --seed and step alone, are the same within a group,
     and do not repeat in a step."""
-    args = arguments("--groups-per-batch", 50)
-    steps = [g.training_seeds(args, step) for step in range(1, 20)]
-    assert all(0 <= s < g.VAL_SEEDS for seeds in steps for s in seeds) and g.VAL_SEEDS + 10**6 < g.TEST_SEEDS  # fmt: skip
-    assert all(len(set(seeds)) == 50 and seeds[::2] == seeds[1::2] for seeds in steps)
-    assert steps[0] == g.training_seeds(args, 1)
-    assert steps[0] != g.training_seeds(arguments("--groups-per-batch", 50, "--seed", 1), 1)
+    args, other = (arguments("--groups-per-batch", 50, "--seed", seed) for seed in (0, 1))
+    steps = [g.training_seeds(args, step) for step in (1, 2)] + [g.training_seeds(other, 1)]
+    for seeds in steps:
+        assert seeds[::2] == seeds[1::2] and len(set(seeds)) == 50
+        assert max(seeds) < g.VAL_SEEDS < g.TEST_SEEDS - 10**6
+    assert steps[0] == g.training_seeds(args, 1) and steps[0] not in steps[1:]
 
 
 # ---- the run ----
@@ -311,88 +282,84 @@ def test_a_run_leaves_what_the_header_promises(run):
         assert row["sample_gap"] < 1e-4 and row["ratio/mean"] == pytest.approx(1)
         assert row["reward/mean"] == pytest.approx(row["env/vowels"], abs=1e-6)
     rollouts = logged(out, "rollouts")
-    assert collections.Counter((r["step"], r["split"]) for r in rollouts) == {
-        **{(s, "train"): 4 for s in (1, 2, 3, 4)}, **{(s, "validation"): 4 for s in (0, 2, 4)},
-    }  # fmt: skip
-    assert all(len(r["messages"]) == 7 for r in rollouts)
-    for p in (0, 1):
-        group = [r for r in rollouts if (r["step"], r["split"], r["group"]) == (1, "train", p)]
-        assert len({r["seed"] for r in group}) == 1
-        assert sum(r["advantage"] for r in group) == pytest.approx(0, abs=1e-6)
+    kept = collections.Counter((r["step"], r["split"]) for r in rollouts)
+    expected = {(s, "train"): 4 for s in (1, 2, 3, 4)} | {(s, "validation"): 4 for s in (0, 2, 4)}
+    assert kept == expected and all(len(r["messages"]) == 7 for r in rollouts)
+    group = [r for r in rollouts if (r["step"], r["split"], r["group"]) == (1, "train", 1)]
+    assert len(group) == 2 and group[0]["seed"] == group[1]["seed"]
+    assert sum(r["advantage"] for r in group) == pytest.approx(0, abs=1e-6)
     summary = json.loads((out / "summary.json").read_text())
     assert summary["stop_reason"] == "max_steps" and summary["test after"]["n"] == 4
     assert summary["test baseline a"]["score"] == 0.5 and "score_low" in summary["test before"]
-    common.load_policy(out)
 
 
 def same_run(a, b):
-    clock = {"time_s", "tokens_per_s", "peak_mem_mb"}
-    plain = [[{k: v for k, v in r.items() if k not in clock} for r in logged(out)] for out in (a, b)]  # fmt: skip
-    assert plain[0] == plain[1] and logged(a, "rollouts") == logged(b, "rollouts")
-    assert (a / "summary.json").read_text() == (b / "summary.json").read_text()
-    one, two = load_file(a / "model.safetensors"), load_file(b / "model.safetensors")
-    assert all(torch.equal(one[name], two[name]) for name in one)
+    clock = dict.fromkeys(("time_s", "tokens_per_s", "peak_mem_mb"))
+    assert [r | clock for r in logged(a)] == [r | clock for r in logged(b)]
+    for name in ("rollouts.jsonl", "summary.json", "model.safetensors"):
+        assert (a / name).read_bytes() == (b / name).read_bytes(), name
 
 
-def test_a_killed_run_resumes_bit_for_bit(run, folder, tmp_path):
-    """Two steps, a SIGKILL somewhere in the third or fourth, then --resume, are four in one go: weights, log, episodes,
-    summary. Seeds, sampling and the best weights so far are functions of the step and the checkpoint."""
+def test_a_run_resumes_bit_for_bit(run, folder, tmp_path):
+    """Two steps, rows of a third that a kill left without a checkpoint, then --resume, are four in one go: weights, log,
+    episodes, summary. Seeds, sampling and the best weights so far are functions of the step and the checkpoint. Kills at any
+    moment stand in test_resume.py."""
     out, env = run
     argv = line(folder, env, tmp_path / "run", "--steps", 4, "--lr", 1e-2)
     assert g.main([*argv, "--stop-after", "2"]) == 0
-    assert [r["step"] for r in logged(tmp_path / "run")] == [0, 1, 2, 2]
-    process = subprocess.Popen([sys.executable, str(REPO / "grpo_agent.py"), *argv, "--resume"], cwd=REPO, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
-    while process.poll() is None and logged(tmp_path / "run")[-1]["step"] < 3:
-        time.sleep(0.01)
-    os.kill(process.pid, signal.SIGKILL), process.wait()
+    for name in ("metrics.jsonl", "rollouts.jsonl"):
+        with open(tmp_path / "run" / name, "a") as file:
+            file.write('{"step": 3}\n')
     assert g.main([*argv, "--resume"]) == 0
     same_run(out, tmp_path / "run")
 
 
-def test_a_run_that_an_alarm_ended_stays_ended(folder, tmp_path):
+def test_a_run_that_an_alarm_ended_stays_ended(run, folder, tmp_path):
     """The first edition trained one more step at each --resume and rewrote the weights. A target that any policy reaches
     ends the run at its second evaluation; resumed, it takes no step, and its files stay as they were."""
-    argv = line(folder, echo(tmp_path), tmp_path / "a", "--steps", 6, "--lr", 1e-2, "--target", -1)
+    argv = line(folder, run[1], tmp_path / "run", "--steps", 4, "--lr", 1e-2, "--target", -1)
     assert g.main(argv) == 0
-    assert logged(tmp_path / "a")[-1]["step"] == 2
-    assert json.loads((tmp_path / "a/summary.json").read_text())["stop_reason"] == "target_reached"
-    argv[argv.index(str(tmp_path / "a"))] = str(tmp_path / "b")
-    assert g.main([*argv, "--stop-after", "1"]) == 0
-    for _ in range(2):
-        assert g.main([*argv, "--resume"]) == 0
-        same_run(tmp_path / "a", tmp_path / "b")
+    shutil.copytree(tmp_path / "run", tmp_path / "before")
+    assert g.main([*argv, "--resume"]) == 0
+    same_run(tmp_path / "before", tmp_path / "run")
+    assert logged(tmp_path / "run")[-1]["step"] == 2
+    assert (
+        json.loads((tmp_path / "run/summary.json").read_text())["stop_reason"] == "target_reached"
+    )
 
 
 def test_micro_batches_change_nothing(folder, tmp_path):
     """One row a forward or all at once, with a KL term and two updates a step: the same step to rounding; the weights of
     each update are divided once."""
-    ends = []
+    start, ends, rows = load_file(f"{folder}/model.safetensors"), [], []
     for tokens in (1, 10**6):
         out = tmp_path / str(tokens)
-        flags = ("--steps", 1, "--lr", 1e-3, "--micro-tokens", tokens, "--turn-norm", "turn", "--beta", 0.1, "--num-substeps", 2, "--warmup", 0)  # fmt: skip
-        g.main(line(folder, echo(tmp_path), out, *flags, "--restore", "last", "--test-episodes", 0))
-        ends.append((load_file(out / "model.safetensors"), [r for r in logged(out) if "loss" in r][0]))  # fmt: skip
-    (a, row_a), (b, row_b) = ends
-    assert row_a["grad_norm"] == pytest.approx(row_b["grad_norm"], rel=1e-3) and row_a["grad_norm"] > 0  # fmt: skip
-    assert row_a["updates"] == 2 and row_a["forwarded"] == 4
-    start = load_file(f"{folder}/model.safetensors")
-    moved = max((a[n] - start[n]).abs().max().item() for n in a)
-    assert max((a[n] - b[n]).abs().max().item() for n in a) < moved / 10
+        flags = ("--steps", 1, "--lr", 1e-3, "--micro-tokens", tokens, "--beta", 0.1, "--warmup", 0)
+        flags += ("--turn-norm", "turn", "--num-substeps", 2, "--restore", "last")
+        g.main(line(folder, echo(tmp_path), out, *flags, "--test-episodes", 0))
+        weights = load_file(out / "model.safetensors")
+        ends.append(torch.cat([(weights[name] - start[name]).flatten() for name in start]))
+        rows += [r for r in logged(out) if "loss" in r]
+    assert rows[0]["grad_norm"] == pytest.approx(rows[1]["grad_norm"], rel=1e-3) != 0
+    assert rows[0]["updates"] == 2 and rows[0]["forwarded"] == 4
+    assert (ends[0] - ends[1]).abs().max() < ends[0].abs().max() / 10
 
 
 def test_failures_within_the_limit_are_counted_and_the_run_goes_on(folder, tmp_path):
     """A third of the seeds raise: with a limit of .9 the run ends well, the log counts them, their episodes carry an error
     and no reward; the group of the others is a group of its own."""
-    fault = "if self.seed % 3 == 1 and self.n == 1 and self.seed < 10**9: raise RuntimeError('gone')"  # fmt: skip
-    env = echo(tmp_path, fault)
-    assert g.main(line(folder, env, tmp_path / "run", "--steps", 3, "--max-exceptions", 0.9)) == 0
-    rows = [r for r in logged(tmp_path / "run") if "exceptions" in r]
-    raised = [sum(s % 3 == 1 for s in g.training_seeds(arguments(), r["step"])) for r in rows]
-    assert [r["exceptions"] for r in rows] == raised and sum(raised) > 0
-    assert [r["reward/unscored_frac"] for r in rows] == pytest.approx([n / 4 for n in raised])
-    errors = [r for r in logged(tmp_path / "run", "rollouts") if r["error"]]
-    assert len(errors) == sum(raised) and "RuntimeError: gone" in errors[0]["error"]
+    fault = "if self.seed % 3 == 1 and self.seed < 10**9: raise RuntimeError('gone')"
+    out = tmp_path / "run"
+    assert (
+        g.main(line(folder, echo(tmp_path, fault), out, "--steps", 3, "--max-exceptions", 0.9)) == 0
+    )
+    errors = [r for r in logged(out, "rollouts") if r["error"]]
     assert all(r["reward"] is None and r["advantage"] == 0 for r in errors)
+    for row in (r for r in logged(out) if "exceptions" in r):
+        n = sum(seed % 3 == 1 for seed in g.training_seeds(arguments(), row["step"]))
+        assert row["exceptions"] == n == sum(r["step"] == row["step"] for r in errors)
+        assert row["reward/unscored_frac"] == n / 4
+    assert "RuntimeError: gone" in errors[0]["error"]
 
 
 def test_a_start_that_knows_no_move_is_told_so(folder, tmp_path, capsys):
@@ -420,16 +387,14 @@ def test_it_learns(folder, tmp_path):
 def test_play_shows_a_baseline_and_writes_rows_that_sft_reads(tmp_path, capsys):
     """Every board and move, the reward; the same twice. With --write prompt and completion, what the policy saw before its
     move (history 0: the board alone): the way to teach a base the form."""
-    argv, file = ["play", "--env", GAME, "--policy", "corner", "--seed", "7"], tmp_path / "moves"
-    for _ in range(2):
-        g.main(argv)
-    out = capsys.readouterr().out
-    assert out[: len(out) // 2] == out[len(out) // 2 :]
-    assert "2048, corner, seed 7" in out and "<move>" in out and "reward" in out
-    g.main([*argv, "--episodes", "3", "--write", str(file)])
-    rows = [json.loads(x) for x in file.read_text().splitlines()]
-    assert len(rows) > 10
-    for row in rows:
+    argv = ["play", "--env", GAME, "--policy", "corner", "--seed", "7", "--write"]
+    files = [tmp_path / "a", tmp_path / "b"]
+    for file in files:
+        g.main([*argv, str(file), "--episodes", "2"])
+    assert "2048, corner, seed 7" in (out := capsys.readouterr().out) and "reward" in out
+    assert files[0].read_text() == files[1].read_text()
+    for text in files[0].read_text().splitlines():
+        row = json.loads(text)
         assert [m["role"] for m in row["prompt"]] == ["system", "user"]
         assert re.fullmatch(r"<move>\w+</move>", row["completion"][0]["content"])
 
@@ -446,13 +411,12 @@ def test_you_play_and_you_are_interviewed(folder, monkeypatch, capsys):
     g.main(["play", "--env", GAME, "--env-args", '{"illegal": "ignore"}', "--policy", "human"])
     assert "reward -1.00" in capsys.readouterr().out
     answer(*["I ran the night roster."] * 4)
-    interview = ["--env", str(REPO / "envs/interview.py:Interview")]
-    g.main(["play", *interview, "--env-args", '{"candidate": "human"}', "--policy", "fixed"])
+    g.main(["play", "--env-args", '{"candidate": "human"}', "--policy", "fixed"])
     out = capsys.readouterr().out
     assert out.count("interviewer> ") == 4 and "I ran the night roster." in out and "SUMMARY" in out
     monkeypatch.setattr("builtins.input", lambda prompt: (_ for _ in ()).throw(EOFError))
     assert g.main(["play", "--env", GAME, "--policy", "human"]) == 0
-    assert g.main(["play", *interview, "--policy", folder, "--max-new-tokens", "4"]) == 0
+    assert g.main(["play", "--policy", folder, "--max-new-tokens", "4"]) == 0
 
 
 # ---- arguments ----
@@ -465,11 +429,8 @@ def test_you_play_and_you_are_interviewed(folder, monkeypatch, capsys):
         (["--env-args", "{k: 4}"], "--env-args '{k: 4}': JSONDecodeError"),
         (["--env-args", '{"size": 7}'], "unexpected keyword argument 'size'"),
         (["--env-args", '{"k": 7}'], "k 7: expected 2 to 6"),
-        (["--env-args", '{"bank": "no.json"}'], "No such file or directory: 'no.json'"),
         (["--env", GAME, "--env-args", '{"target": 48}'], "target 48: expected a power of 2"),
-        (["--env", GAME, "--env-args", '{"illegal": "fine"}'], "illegal 'fine': expected one of end"),
         (["--history", "some"], "--history some: expected all, or a number"),
-        (["--group-size", "1"], "--group-size: '1' given, expected a whole number at least 2"),
         (["--reward", "points"], "--reward: 'points' given, expected env or ruler"),
         (["--epochs", "3"], "--epochs 3: seeds have no end; use --steps"),
         (["--batch-size", "5"], "--batch-size 5: no whole groups of 8"),
@@ -488,12 +449,10 @@ def test_bad_arguments_are_one_line(flags, message, tmp_path, monkeypatch):
     [
         ("class Echo:", "class Other:", "has no function 'Echo'"),
         ("def step(", "def turn(", "'Echo' object has no attribute 'step'"),
-        ('lambda env, rng: "a"', '"a"', "a baseline raised: TypeError: 'str' object is not callable"),
         ('lambda env, rng: "a"', "lambda env, rng: 1 / 0", r"a baseline raised: ZeroDivisionError: .*echo_env.py, line \d+"),
         ('"all"', '"some"', "'some'.*; see docs/agents.md"),
         ('"vowels", (0', '"score", (0', r"4 of 4 episodes raised; .* lacks 'score', its val_key"),
         ('"content": f"Go', '"text": f"Go', r"4 of 4 episodes raised; .* needs a \"role\" .* and a \"content\""),
-        ('"content": f"More', '"text": f"More', r"4 of 4 episodes raised; .* needs a \"role\" .* and a \"content\""),
         ("got, done", "float('nan'), done", r"4 of 4 episodes raised; .* expected finite numbers"),
     ],
 )  # fmt: skip

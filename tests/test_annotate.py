@@ -15,7 +15,6 @@ import re
 import resource
 import secrets
 import signal
-import socket
 import sys
 import time
 from collections import Counter
@@ -107,6 +106,13 @@ class Rater:
         """The side on which the better answer stands."""
         return "left" if self.state["item"]["left"].startswith("better") else "right"
 
+    def worse(self):
+        return "right" if self.better() == "left" else "left"
+
+    def sees(self, n):
+        """Whether item n is on the screen."""
+        return self.state["item"]["prompt"][0]["content"].endswith(f" {n}.")
+
 
 def page_token(page):
     return re.search('data-token="([^"]+)"', page)[1]
@@ -173,7 +179,7 @@ def test_agreement_compares_answers_not_sides(tmp_path):
     sides = {(e["item_id"], e["annotator"]): e["shown"]["left"] for e in events}
     assert sum(sides[i, "ann"] != sides[i, "ben"] for i, _ in sides) > 4
     result = annotate.agreement(events)
-    assert (result["raw"]["k"], result["raw"]["n"], result["overlapping_items"]) == (20, 20, 20)
+    assert (result["raw"]["value"], result["raw"]["n"], result["overlapping_items"]) == (1, 20, 20)
     assert result["alpha_nominal"] == result["pairs"][0]["kappa"] == 1.0
     assert [row["with_others"]["value"] for row in result["annotators"]] == [1.0, 1.0]
 
@@ -184,29 +190,15 @@ def test_numbers_of_an_annotator(tmp_path, capsys):
     app, _ = make(tmp_path, item_rows(6, gold={2}))
     rater = Rater(client_post(app))
     for ms in (1000, 2000, 4000, 5000, 6000, 7000):
-        gold = "candidate 2." in rater.state["item"]["prompt"][0]["content"]
-        wrong = {"left": "right", "right": "left"}[rater.better()]
-        rater.vote(wrong if gold else "tie" if ms == 7000 else "left", ms_active=ms)
+        choice = "tie" if ms == 7000 else "left"
+        rater.vote(rater.worse() if rater.sees(2) else choice, ms_active=ms)
     row = annotate.agreement(log_of(tmp_path))["annotators"][0]
-    assert (row["votes"], row["median_seconds"], row["under_3_s"]["k"]) == (6, 4.5, 2)
-    assert (row["gold"]["k"], row["gold"]["n"]) == (0, 1)
+    assert (row["votes"], row["median_seconds"], row["gold"]["value"]) == (6, 4.5, 0)
     annotate.main(["agreement", "--out", str(tmp_path)])
     text = capsys.readouterr().out
     assert "no item has two annotators; serve with --overlap 2" in text
     assert re.search(r"^annotator +votes +skips +ties +both bad +median seconds$", text, re.M)
     assert re.search(r"^ann +6 +0 +\d +0 +4.50$", text, re.M) and "2/6 = 33 % [10, 70]" in text
-
-
-def test_position_bias_is_seen(tmp_path):
-    """Whoever always clicks left has 40 of 40 there, interval [.91, 1]: flagged, while the sides
-    were balanced and so each answer wins half of its items."""
-    app, _ = make(tmp_path, item_rows(40))
-    Rater(client_post(app)).vote_all(lambda rater: "left")
-    standing = votes.replay(log_of(tmp_path))
-    bias = votes.position_bias(standing)
-    assert (bias["k"], bias["n"], bias["biased"]) == (40, 40, True)
-    assert bias["low"] == pytest.approx(0.912, abs=1e-3)
-    assert Counter(v["choice"] for v in standing) == {"a": 20, "b": 20}
 
 
 # ---- sides, order, repeats, gold ----
@@ -215,16 +207,16 @@ def test_position_bias_is_seen(tmp_path):
 @pytest.mark.parametrize("name", ["ann", "ben", "cleo", "dev"])
 def test_sides_are_balanced_at_any_time(name):
     """Of any 2k items from the start, k have a on the left. Gold items are spread: 6 of 60, at most
-    3 in a fifth of the list. Another annotator or seed has another order, a restart the same."""
+    3 in a fifth of the list. Another annotator has another order, a restart the same."""
     gold = {f"item-{i}": i % 10 == 4 for i in range(60)}
-    sides = annotate.plan(0, name, gold)
+    sides = annotate.plan(name, gold)
     order = list(sides)
-    assert sorted(order) == sorted(gold) and sides == annotate.plan(0, name, gold)
-    assert order != list(annotate.plan(1, name, gold)) != list(annotate.plan(1, "x", gold))
+    assert sorted(order) == sorted(gold) and sides == annotate.plan(name, gold)
+    assert order != list(annotate.plan("x", gold))
     for n in range(2, 61, 2):
         assert sum(sides[item] == "a" for item in order[:n]) == n // 2
     assert max(sum(gold[i] for i in order[k : k + 12]) for k in range(0, 60, 12)) <= 3
-    first = Counter(next(iter(annotate.plan(s, name, gold).values())) for s in range(400))
+    first = Counter(next(iter(annotate.plan(f"{name}{k}", gold).values())) for k in range(400))
     assert 150 < first["a"] < 250  # a fair coin
 
 
@@ -255,7 +247,18 @@ def test_repeats_come_late_and_swapped(tmp_path, capsys):
         assert first["shown"] == {"left": e["shown"]["right"], "right": e["shown"]["left"]}
     assert len(export(tmp_path)) == 40 and "repeats 10" in capsys.readouterr().out
     row = annotate.agreement(events)["annotators"][0]
-    assert (row["repeats"]["k"], row["repeats"]["n"]) == (10, 10)
+    assert (row["repeats"]["value"], row["repeats"]["n"]) == (1, 10)
+
+
+def test_a_repeat_can_be_skipped(tmp_path):
+    """It does not come again: each item is shown twice at most."""
+    app, _ = make(tmp_path, item_rows(12), "--repeat", "0.25")
+    rater, seen = Rater(client_post(app)), Counter()
+    while rater.state["item"] and seen.total() < 20:
+        item = rater.state["item"]["item"]
+        rater.vote("skip" if seen[item] else "left")
+        seen[item] += 1
+    assert max(seen.values()) == 2 and rater.state["item"] is None
 
 
 def test_gold_cannot_be_told_apart(tmp_path, capsys):
@@ -264,8 +267,7 @@ def test_gold_cannot_be_told_apart(tmp_path, capsys):
     app, _ = make(tmp_path, item_rows(12, gold={1, 5, 9}))
     rater, n = Rater(client_post(app)), 0
     while rater.state["item"]:
-        wrong = {"left": "right", "right": "left"}[rater.better()]
-        rater.vote(wrong)
+        rater.vote(rater.worse())
         n += 1
         assert (rater.state["done"], rater.state["everyone"], rater.state["all"]) == (n, n, 12)
         rater.vote("undo")
@@ -299,16 +301,13 @@ def event(n, kind="vote", undoes=None, **changes):
 
 
 @pytest.mark.parametrize("events, standing", [
-    ([event(1), event(2, "undo", "1")], []),
-    ([event(1), event(2, "undo", "1"), event(3, choice="b")], ["3"]),
-    ([event(1), event(2, "undo", "1"), event(3, "undo", "2")], ["1"]),
     ([event(1), event(2), event(3, "undo", "2")], ["1"]),
     ([event(1), event(2, annotator="ben"), event(3, item_id="y")], ["1", "2", "3"]),
     ([event(1), event(2, repeat_of="1"), event(3, "skip")], ["1", "2"]),
 ])  # fmt: skip
 def test_replay(events, standing):
-    """An undo takes a vote back, an undo of the undo restores it, the later of two votes of one
-    person on one item counts, a repeat does not replace the first vote, a skip is none."""
+    """The later of two votes of one person on one item counts, and an undo brings the earlier one
+    back; a repeat does not replace the first vote, a skip is none."""
     assert [v["event_id"] for v in votes.replay(events)] == standing
 
 
@@ -340,7 +339,7 @@ def test_a_retry_is_not_a_second_vote(tmp_path):
     with concurrent.futures.ThreadPoolExecutor(20) as pool:
         replies = list(pool.map(lambda _: client_post(app)("/vote", body), range(20)))
     assert {status for status, _ in replies} == {200} and len(log_of(tmp_path)) == 1
-    desk.close()
+    os.close(desk.folder)
     rater = Rater(client_post(make(tmp_path, item_rows(4))[0]))
     assert rater.send(body)[0] == 200
     for change in ({"choice": "right"}, {"strength": 3}):
@@ -383,7 +382,7 @@ def test_undo_and_restart(tmp_path):
     assert rater.state["item"] == again and rater.state["undoes"] is None
     assert rater.send(rater.body("undo", undoes=old))[0] == 409
     before = rater.ask()
-    desk.close()
+    os.close(desk.folder)
     rater = Rater(client_post(make(tmp_path, item_rows(5))[0]))
     assert rater.state == before
     rater.vote("tie")
@@ -416,7 +415,7 @@ def test_a_torn_last_line(tmp_path, capsys):
     start, and the next vote begins a line of its own."""
     app, desk = make(tmp_path, item_rows(3))
     Rater(client_post(app)).vote()
-    desk.close()
+    os.close(desk.folder)
     path = tmp_path / "annotations.jsonl"
     whole = path.read_bytes()
     path.write_bytes(whole + whole[:-1])
@@ -435,50 +434,26 @@ def test_rows_of_prefs(tmp_path):
     both bad and skip give no row. Keys and types are those of the bundled pairs."""
     people = [{"in": "prompt", "name": "Asha"}, {"in": "a", "name": "Ben"}]
     app, _ = make(tmp_path, item_rows(2, candidates=people), "--overlap", "3")
-    answers = {"ann": ["better", "tie"], "ben": ["better", "both_bad"], "cleo": ["worse", "skip"]}
-    for name, (first, second) in answers.items():
+    answers = {"ann": [Rater.better, "tie"], "ben": [Rater.better, "both_bad"]}
+    for name, (first, second) in (answers | {"cleo": [Rater.worse, "skip"]}).items():
         rater = Rater(client_post(app), name)
         for _ in range(2):
-            zero = "candidate 0." in rater.state["item"]["prompt"][0]["content"]
-            sides = {"better": rater.better()}
-            sides["worse"] = {"left": "right", "right": "left"}[sides["better"]]
-            rater.vote(sides.get(first) if zero else second)
-    rows = export(tmp_path)
+            rater.vote(first(rater) if rater.sees(0) else second)
+    rows = {row["id"]: row for row in export(tmp_path)}
     given = json.loads(Path("data/prefs.jsonl").open(encoding="utf-8").readline())
-    for row in rows:
+    for row in rows.values():
         assert [(k, type(v)) for k, v in row.items()] == [(k, type(v)) for k, v in given.items()]
-    by_id = {row["id"]: row for row in rows}
-    assert len(rows) == 4 and len(by_id) == 4
-    ann, cleo, tie = (by_id[k] for k in ("item-000:ann", "item-000:cleo", "item-001:ann"))
-    assert (ann["chosen_model"], cleo["chosen_model"], ann["n_votes"]) == ("good", "bad", 3)
-    assert (ann["agreement"], cleo["agreement"], ann["strength"]) == (0.67, 0.67, 2)
+    assert set(rows) == {"item-000:ann", "item-000:ben", "item-000:cleo", "item-001:ann"}
+    ann, cleo, tie = rows["item-000:ann"], rows["item-000:cleo"], rows["item-001:ann"]
+    assert (ann["chosen_model"], cleo["chosen_model"], tie["chosen_model"]) == (
+        "good",
+        "bad",
+        "bad",
+    )
+    assert (ann["agreement"], ann["n_votes"], ann["strength"]) == (0.67, 3, 2)
+    assert (tie["tie"], tie["strength"]) == (True, 0)
     assert [c["in"] for c in ann["candidates"]] == ["prompt", "chosen"]
-    assert (tie["tie"], tie["strength"], tie["chosen_model"]) == (True, 0, "bad")
     assert len(export(tmp_path, "--ties", "drop")) == 3
-
-
-def test_the_stages_train_on_it(tmp_path, llama_folder):
-    """The votes train reward_train.py and dpo.py, and load in `datasets`, as they are."""
-    import dpo
-    import reward_train
-    from tiny import pair_rows
-
-    datasets = pytest.importorskip("datasets")
-    pairs = enumerate(pair_rows(16))
-    keys = {"prompt": "prompt", "chosen": "a", "rejected": "b"}
-    rows = [{"id": f"i{k}", **{keys[key]: row[key] for key in keys}} for k, row in pairs]
-    app, _ = make(tmp_path / "s", rows)
-    Rater(client_post(app)).vote_all(lambda rater: "tie" if rater.state["done"] == 3 else "left")
-    export(tmp_path / "s")
-    path = str(tmp_path / "s" / "prefs.jsonl")
-    for stage in (reward_train, dpo):
-        out = tmp_path / stage.__name__
-        flags = ["--model", llama_folder, "--steps", "1", "--batch-size", "4", "--device", "cpu"]
-        stage.main(["--pairs", path, "--out", str(out), *flags])
-        assert any(row.get("loss") for row in files.read_jsonl(out / "metrics.jsonl"))
-    cache = {"split": "train", "cache_dir": str(tmp_path / "cache")}
-    table = datasets.load_dataset("json", data_files=path, **cache)
-    assert len(table) == 16 and len(table.column_names) == 17 and sum(table["tie"]) == 1
 
 
 # ---- drawn answers ----
@@ -492,23 +467,24 @@ def test_draw(tmp_path, llama_folder, capsys):
     second = tiny_model("llama", tmp_path, seed=1)
     prompts = [{"id": f"p{i}", "prompt": row["prompt"]} for i, row in enumerate(pair_rows(8))]
     prompts = write_rows(tmp_path / "prompts.jsonl", prompts)
-    flags = ["draw", "--prompts", prompts, "--model", llama_folder, "--max-new-tokens", "8"]
-    flags += ["--device", "cpu", "--out", str(tmp_path / "ab")]
     known = str(write_items(tmp_path / "gold.jsonl", item_rows(2, gold={0, 1})))
-    annotate.main([*flags, "--model-b", second, "--gold-items", known])
-    items = votes.load_items(tmp_path / "ab" / "items.jsonl")
-    rows = [item for item in items.values() if not item["gold"]]
+    flags = ["draw", "--prompts", prompts, "--model", llama_folder, "--max-new-tokens", "8"]
+    flags += ["--device", "cpu", "--out"]
+    two, one = str(tmp_path / "two"), str(tmp_path / "one")
+    annotate.main([*flags, two, "--model-b", second, "--gold-items", known])
     dropped = int(re.search(r"; (\d+) dropped", capsys.readouterr().out)[1])
-    assert len(rows) == 8 - dropped >= 6 and len(items) == len(rows) + 2
-    assert {(row["a_model"], row["b_model"]) for row in rows} == {(llama_folder, second)}
+    items = votes.load_items(f"{two}/items.jsonl")
+    drawn = [item for item in items.values() if not item.get("gold")]
+    assert len(drawn) == 8 - dropped >= 6 and len(items) == len(drawn) + 2
+    assert {(row["a_model"], row["b_model"]) for row in drawn} == {(llama_folder, second)}
     assert list(items) == [f"item-{n:05d}" for n in range(len(items))]
-    with pytest.raises(UserError, match="holds an items.jsonl"):
-        annotate.main(flags)
-    annotate.main([*flags[:-1], str(tmp_path / "one")])
-    rows = votes.load_items(tmp_path / "one" / "items.jsonl").values()
+    annotate.main([*flags, one])
+    rows = votes.load_items(f"{one}/items.jsonl").values()
     assert all(row["a"] != row["b"] and row["a_model"] == row["b_model"] for row in rows)
+    with pytest.raises(UserError, match="holds an items.jsonl"):
+        annotate.main([*flags, one])
     with pytest.raises(UserError, match="no two answers that differ"):
-        annotate.main([*flags[:-1], str(tmp_path / "x"), "--temperature", "1e-6"])
+        annotate.main([*flags, f"{one}/x", "--temperature", "1e-6"])
 
 
 # ---- what comes in ----
@@ -547,13 +523,12 @@ def test_bad_flags(tmp_path, monkeypatch, flags, words):
     assert "\n" not in str(error.value) and not Path("out").exists()
 
 
-@pytest.mark.parametrize("command", ["export", "agreement"])
 @pytest.mark.parametrize("line, words", [
     ({"item_id": ["x"]}, '"item_id"'), ({"annotator": ""}, '"annotator"'), ({"undoes": "x"}, '"undoes"'),
     ({"choice": "left"}, '"strength"'), ({"shown": {}}, '"shown"'), ({"strength": True, "choice": "q"}, '"strength"'),
     ("[" * 100_000, "nested too deeply|not valid JSON"), ("oops", "not valid JSON"), ("[]", "expected an object"),
 ])  # fmt: skip
-def test_bad_log_lines(tmp_path, command, line, words):
+def test_bad_log_lines(tmp_path, line, words):
     """Found by fuzzing: each ended in a traceback. Now file and line are named."""
     Rater(client_post(make(tmp_path, item_rows(2))[0])).vote()
     good = log_of(tmp_path)[0]
@@ -561,7 +536,7 @@ def test_bad_log_lines(tmp_path, command, line, words):
     with open(tmp_path / "annotations.jsonl", "a") as file:
         file.write(text + "\n")
     with pytest.raises(UserError, match=f"annotations.jsonl:2: .*({words})"):
-        annotate.main([command, "--out", str(tmp_path)])
+        export(tmp_path)
 
 
 def test_votes_on_other_texts_are_refused(tmp_path):
@@ -575,31 +550,25 @@ def test_votes_on_other_texts_are_refused(tmp_path):
             export(tmp_path)
 
 
-BAD_BODIES = [
-    {"event": "delete"}, {"event_id": "../../../etc"}, {"event_id": ["x"]}, {"annotator": ""},
-    {"annotator": "a" * 33}, {"annotator": "<b>x</b>"}, {"annotator": "ann\n"}, {"step": True},
-    {"item": None}, {"item": [1]}, {"choice": "a"}, {"choice": None}, {"choice": ["left"]},
-    {"strength": 4}, {"strength": 2.0}, {"strength": True}, {"choice": "tie"}, {"event": "undo"},
-    {"reasons": ["no such tag"]}, {"reasons": [["tone"]]}, {"reasons": "tone"}, {"comment": None},
-    {"comment": "é" * 2049}, {"comment": "\ud800"}, {"ms_active": -1}, {"ms_wall": 1.5},
-    {"ts_client": "today"}, {"guidelines_sha256": "x"}, {"session": "é" * 10}, {"event": "skip"},
-]  # fmt: skip
-
-
-def test_bad_bodies(tmp_path):
-    """What the page would not send is 400 with a short reason, and nothing is written."""
+@pytest.mark.parametrize("changes", [
+    {"event": "delete"}, {"event_id": ["x"]}, {"annotator": "a" * 33}, {"annotator": "<b>x</b>"},
+    {"annotator": "ann\n"}, {"item": [1]}, {"item": None}, {"step": 1}, {"choice": "a"},
+    {"choice": None}, {"choice": ["left"]}, {"strength": 4}, {"strength": 2.0}, {"strength": True},
+    {"choice": "tie"}, {"event": "undo"}, {"event": "skip"}, {"reasons": ["no such tag"]},
+    {"reasons": [["tone"]]}, {"reasons": "tone"}, {"comment": None}, {"comment": "\ud800"},
+    {"ms_wall": 1.5}, {"ts_client": 5}, {"session": None},
+])  # fmt: skip
+def test_bad_bodies(tmp_path, changes):
+    """What the page would not send is refused with a short reason, and nothing is written."""
     rater = Rater(client_post(make(tmp_path, item_rows(2))[0]))
-    for changes in BAD_BODIES:
-        status, data = rater.send(rater.body("left") | changes)
-        assert (status, set(data)) == (400, {"error"}), changes
-    assert rater.post("/vote", [])[0] == 400 and rater.post("/next", {"a": 1})[0] == 400
-    assert not (tmp_path / "annotations.jsonl").exists()
-    rater.vote("left", comment="é" * 2048)
+    status, data = rater.send(rater.body("left") | changes)
+    assert status in (400, 409) and len(data["error"]) < 100
+    assert list(tmp_path.iterdir()) == []
 
 
 # ---- attacks on the wire ----
 
-OURS = {"Origin": ORIGIN, "Sec-Fetch-Site": "same-origin", "Content-Type": "application/json"}
+OURS = {"Origin": ORIGIN, "Content-Type": "application/json"}
 WIRE = [(400, {"Host": host}) for host in (
     "evil.test", "127.0.0.1", "127.0.0.1:5051", "localhost:5050.evil.test", "localhost.:5050",
     "0.0.0.0:5050", "2130706433:5050", "user@127.0.0.1:5050", "",
@@ -607,7 +576,6 @@ WIRE = [(400, {"Host": host}) for host in (
 WIRE += [
     (403, {"Origin": origin}) for origin in ("http://evil.test", "http://127.0.0.1:8000", "null")
 ]
-WIRE += [(403, {"Sec-Fetch-Site": site}) for site in ("cross-site", "same-site")]
 WIRE += [(403, {"X-Token": token}) for token in ("", "x" * 43, "é")]
 WIRE += [(415, {"Content-Type": kind}) for kind in ("text/plain", "application/json+x", "")]
 
@@ -797,8 +765,8 @@ class TestServer:
 
     def test_start_stop_and_go_on(self, tmp_path):
         """Stopped before its first vote it leaves no trace and starts again, also with other items.
-        With votes the same command goes on, with the flags of before; other items, another seed
-        and a second server are refused; the port is bound before anything is written."""
+        With votes the same command goes on, with the flags of before; other items and a second
+        server are refused; the port is bound before anything is written."""
         one = write_items(tmp_path / "one.jsonl", item_rows(6))
         two = write_items(tmp_path / "two.jsonl", item_rows(7))
         out = tmp_path / "run"
@@ -818,31 +786,8 @@ class TestServer:
         assert (args.overlap, args.no_exact_time) == (3, True)
         with pytest.raises(UserError, match="holds other items than"):
             annotate.main([*again, "--items", str(two)])
-        with pytest.raises(UserError, match="--seed 5: was 0"):
-            annotate.main([*again, "--seed", "5"])
         third = Server(out, items=one)
         assert "1 votes so far" in third.text() and third.stop() == 0
-
-    def test_path_tricks(self, tmp_path):
-        """What is no route is 404 in short JSON, also where only the raw request shows the trick."""
-        server = Server(tmp_path / "run", items=write_items(tmp_path / "i.jsonl", item_rows(3)))
-        paths = (
-            "/../annotate.py /%2e%2e/annotate.py /annotations.jsonl /annotate.html /annotate.js/"
-        )
-        for path in [
-            *paths.split(),
-            "/annotate.js%00",
-            "/..%5cannotate.py",
-            "/static/annotate.html",
-        ]:
-            with socket.create_connection(("127.0.0.1", server.port), timeout=10) as wire:
-                host = f"Host: 127.0.0.1:{server.port}"
-                wire.sendall(f"GET {path} HTTP/1.0\r\n{host}\r\n\r\n".encode())
-                reply = b"".join(iter(lambda: wire.recv(65536), b""))
-            head, _, body = reply.partition(b"\r\n\r\n")
-            assert head.split()[1] == b"404" and len(body) < 300, (path, head)
-            assert b"Python" not in head and b"Werkzeug" not in head
-        assert server.stop() == 0
 
     def test_a_tunnel(self, tmp_path):
         """--allow-host prints one link with its token and a warning about TLS."""

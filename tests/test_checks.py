@@ -21,7 +21,7 @@ sys.path.insert(0, str(REPO / "data"))
 
 def holds(check, answer, mode="strict", /, **arguments):
     """One check on one answer, through the reader that the files go through."""
-    criterion = read_criterion({"check": check, **arguments}, "a test", allow_code=True)
+    criterion = read_criterion({"check": check, **arguments}, allow_code=True)
     return passes(criterion, answer, mode)
 
 
@@ -155,7 +155,7 @@ BAD = [
 def test_a_bad_check_is_refused_at_load(criterion, message):
     """An unknown id that silently fails (or passes) every answer is the worst kind of reward: found before the model loads."""
     with pytest.raises(ValueError, match=message):
-        read_criterion(criterion, "a test")
+        read_criterion(criterion)
 
 
 def test_whole_floats_are_counts():

@@ -229,7 +229,7 @@ class Shop:
             for name in ("ann", "ben"):
                 rater = Rater(post, name)
                 while rater.state["item"]:
-                    rater.vote("left" if len(rater.state["item"]["item"]) % 2 else "right")
+                    rater.vote("left" if rater.state["item"]["item"] % 2 else "right")
             server.send_signal(signal.SIGINT)
             server.stdout.read()
             assert server.wait(30) == 0

@@ -15,7 +15,6 @@ from fairness import (
     ARMS,
     bootstrap_effects,
     check_minimal_edit,
-    html_report,
     interval,
     load_names,
     load_twins,
@@ -219,16 +218,14 @@ def test_a_bias_that_came_is_a_change():
     assert row["verdict"] == "difference found: smaller after" and row["D"]["value"] > 0.2
 
 
-def test_a_change_says_its_direction(capsys):
+def test_a_change_says_its_direction():
     """Section 1: direction is always printed, of a change too, on the terminal and beside the verdict of the page."""
     who = people(12)
     rows = twin_change(simulated(0, 20, who), simulated(0, 20, who, -0.5), who, OPTIONS)
     change = {"model": "m", "before": "b", "surface": "a", "unit": "SD", "rows": rows}
-    fairness.pages.print_report("", fairness.first_screen({"changes": [change]}))
-    said = "scores of names read as Black are lower than of White"
-    assert said in " ".join(capsys.readouterr().out.split())
-    verdicts = fairness.verdict_rows({"changes": [change]})
-    assert said in fairness.verdict_section({"verdicts": verdicts})
+    part = fairness.twin_answer("Change", [change], "D", 0.1)
+    said = "scores of names read as Black are lower than of White; the gap is larger than before"
+    assert said in part["sentences"][0] and part["tables"][0]["rows"][0][1] == "gap larger"
 
 
 def test_a_change_without_spread_says_so():
@@ -355,9 +352,8 @@ def test_the_page_holds_no_script(full):
     """F10. Hostile text stands there as text; nothing on the page loads or runs anything."""
     page = (full[1] / "report.html").read_text(encoding="utf-8")
     assert "<script" not in page and "<img" not in page and "onerror=" in page
-    assert "default-src 'none'" in page and "&lt;script&gt;" in page
+    assert "default-src &#39;none&#39;" in page and "&lt;/script&gt;[U+202E]" in page
     assert not re.search(r'(src|href)="(?!data:,)', page)
-    assert html_report(json.loads((full[1] / "report.json").read_text())) == page
 
 
 @pytest.mark.slow

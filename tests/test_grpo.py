@@ -13,8 +13,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
-from transformers import AutoModelForCausalLM
 
 import common
 import grpo_rubric
@@ -58,10 +56,15 @@ pytestmark = pytest.mark.usefixtures("quiet_process")
 def test_group_advantages_golden(scale, first, second):
     """(1, 0, 0, 1): minus the mean ±½; ÷ the sample deviation .57735 (+ 1e-4) ±.8659, where the population's would give
     ±.9998; times 4/3, the mean of the other three, ±⅔; ÷ .8312, the deviation of all eleven scores, the equal group's too,
-    ±.6015. NaN is no score: the rest is a group of three."""
+    ±.6015. NaN is no score, as is what `valid` rules out: the rest is a group of three, and the lost one gets exactly 0. The
+    rewards, which are logged afterwards, are left as they were."""
     rewards = t([1, 0, 0, 1], [3, 1, 2, NAN], [1, 1, 1, 1])
     signs = [first, -first, -first, first]
-    assert close(grpo_rubric.group_advantages(rewards, scale), [signs, second, [0] * 4])
+    given = rewards.clone()
+    assert close(grpo_rubric.group_advantages(given, scale), [signs, second, [0] * 4])
+    assert torch.equal(given.nan_to_num(99), rewards.nan_to_num(99))
+    again = grpo_rubric.group_advantages(given.nan_to_num(99), scale, ~rewards.isnan())
+    assert close(again, [signs, second, [0] * 4])
 
 
 @pytest.mark.parametrize("scale", SCALES)
@@ -70,31 +73,6 @@ def test_groups_without_signal(scale):
     rewards = t([0.1 + 0.2, 0.3, 0.3], [NAN, 7, NAN], [NAN, NAN, NAN], [5, 5, NAN])
     assert not grpo_rubric.group_advantages(rewards, scale).any()
     assert not grpo_rubric.group_advantages(rewards.float(), scale).any()
-
-
-@pytest.mark.parametrize("scale", SCALES)
-def test_every_group_sums_to_zero(scale):
-    """Centred along the wrong axis the columns sum to 0 and not the rows; a hard prompt's answers would all be pushed down.
-    Prompts of different difficulty, scores missing here and there; the same prompt twice is two groups."""
-    generator = torch.Generator().manual_seed(0)
-    rewards = torch.rand(6, 5, generator=generator, **F64) + torch.arange(6)[:, None]
-    rewards[1, 2] = rewards[3, 0] = rewards[3, 4] = NAN
-    rewards[5] = rewards[4] + 10  # the same prompt again, a better day: its own mean
-    advantages = grpo_rubric.group_advantages(rewards, scale)
-    assert advantages.sum(1).abs().max() < 1e-12
-    assert close(advantages[5], advantages[4].tolist(), 1e-9)
-    assert torch.equal(advantages == 0, rewards.isnan())
-    assert advantages.sum(0).abs().max() > 0.01
-
-
-def test_unscored_is_not_zero():
-    """One lost call in a group of 4, scored 0, would push its answer down and the others up. Left out, the others are a group
-    of three and it gets exactly 0; `valid` says the same as NaN, and a value under False is not looked at."""
-    three = grpo_rubric.group_advantages(t([1, 0.5, 0]), "std")[0].tolist()
-    cases = (NAN, None), (0, on([1, 0, 1, 1])), (99, on([1, 0, 1, 1])), (NAN, on([1, 1, 1, 1]))
-    for reward, valid in cases:
-        found = grpo_rubric.group_advantages(t([1, reward, 0.5, 0]), "std", valid)
-        assert close(found, [[three[0], 0, *three[1:]]])
 
 
 # ---- the loss ----
@@ -113,69 +91,52 @@ KL = dict(ref_logps=REF, beta=0.1)
         (-0.0297261736, dict(aggregation="fixed", max_tokens=4)),
         (-0.0434676714, KL),
         (0.1420127083, dict(level="sequence", aggregation="sequence")),
+        (0.1459853626, dict(level="sequence", aggregation="sequence") | KL),
     ],
 )
 def test_grpo_loss_golden(expected, options):
     """Ratios (e^½, e^−½, 1) with A = 1 are clipped at 1.28 above only: −1.28 − .6065 − 1; ratios (1, e^½) with A = −1 are
     not clipped from above: 1 + 1.6487. Over 5 tokens, as a mean of means, or over 2·4 places. At the level of the answer
-    e^0 and e^¼: a sum in place of the mean, or the padding in it, gives others."""
+    e^0 and e^¼: a sum in place of the mean, or the padding in it, gives others; the KL keeps the ratio of its token."""
     loss, _ = grpo_rubric.grpo_loss(LOGPS, OLD, A, MASK, **options)
     assert loss.ndim == 0 and loss.item() == pytest.approx(expected, abs=1e-7)
 
 
 def test_sums_for_the_log():
-    """Of the golden: one token of five clipped (e^½ with A = 1), ratios e^½ + e^−½ + 1 + 1 + e^½, the largest e^½, and
-    k3 of new against old; k1 and k3 are 0 without a reference."""
+    """Of the golden: one token of five clipped (e^½ with A = 1), ratios e^½ + e^−½ + 1 + 1 + e^½, the largest e^½, k3 of new
+    against old; against the reference d = ref − logp is −.2, 0, −.5, 0, −.3: k1 = 1, k3 = Σ e^d − 1 − d."""
     up, down = math.exp(0.5), math.exp(-0.5)
-    expected = {"clipped": 1, "ratio": 2 * up + down + 2, "ratio_max": up, "k1": 0, "k3": 0}
+    expected = {"clipped": 1, "ratio": 2 * up + down + 2, "ratio_max": up, "k1": 1}
     expected["approx_kl"] = 2 * (up - 1.5) + (down - 0.5)
-    assert grpo_rubric.grpo_loss(LOGPS, OLD, A, MASK)[1] == pytest.approx(expected, abs=1e-7)
-    d = (REF - LOGPS)[MASK]
-    sums = grpo_rubric.grpo_loss(LOGPS, OLD, A, MASK, **KL)[1]
-    assert sums["k3"] == pytest.approx((d.exp() - 1 - d).sum().item(), abs=1e-7)
-    assert sums["k1"] == pytest.approx(-d.sum().item(), abs=1e-7)
+    expected["k3"] = sum(math.exp(d) - 1 - d for d in (-0.2, -0.5, -0.3))
+    found = grpo_rubric.grpo_loss(LOGPS, OLD, A, MASK, **KL)[1]
+    assert found == pytest.approx(expected, abs=1e-7)
 
 
-@pytest.mark.parametrize("level", LEVELS)
-def test_clip_case_by_case(level):
-    """ε = .2: (ratio 1.5, A 1) −1.2 and (.5, −1) .8 are clipped, and their gradient is exactly 0; (1.5, −1) 1.5 and
-    (.5, 1) −.5 are not: they pull back. clip-higher moves the first bound alone."""
-    for ratio, advantage, high, expected, clipped in (
-        (1.5, 1, 0.2, -1.2, True), (0.5, -1, 0.2, 0.8, True), (1.5, -1, 0.2, 1.5, False),
-        (0.5, 1, 0.2, -0.5, False), (1.5, 1, 0.28, -1.28, True), (0.5, -1, 0.28, 0.8, True),
-    ):  # fmt: skip
+def test_clip_case_by_case():
+    """(ratio 1.5, A 1) −1.28 and (.5, −1) .8 are clipped, and their gradient is exactly 0; (1.5, −1) 1.5 and (.5, 1) −.5 are
+    not: they pull back."""
+    cases = (1.5, 1, -1.28), (0.5, -1, 0.8), (1.5, -1, 1.5), (0.5, 1, -0.5)
+    for i, (ratio, advantage, expected) in enumerate(cases):
         logps = t([math.log(ratio)]).requires_grad_()
-        bounds = dict(clip_low=0.2, clip_high=high, level=level)
-        loss, sums = grpo_rubric.grpo_loss(logps, t([0]), t(advantage), on([1]), **bounds)
+        loss, sums = grpo_rubric.grpo_loss(logps, t([0]), t(advantage), on([1]))
         loss.backward()
-        assert loss.item() == pytest.approx(expected, abs=1e-12) and sums["clipped"] == clipped
-        assert (logps.grad.item() == 0) == clipped
+        assert loss.item() == pytest.approx(expected, abs=1e-12)
+        assert (logps.grad.item() == 0) == sums["clipped"] == (i < 2)
 
 
-def test_no_length_bias_where_none_is_promised():
-    """A token of a 2-token answer and of an 8-token answer with equal advantage: the same gradient by token and by fixed
-    length; "sequence" is four times weaker in the long one, which is what Dr. GRPO objects to. With "fixed" the gradient is
-    1/(N·16) whatever the batch's longest answer."""
-    found = {}
-    for name in AGGREGATIONS:
-        logps = torch.zeros(2, 8, **F64, requires_grad=True)
-        given = logps, torch.zeros(2, 8, **F64), t(1, 1), on([1] * 2 + [0] * 6, [1] * 8)
-        grpo_rubric.grpo_loss(*given, aggregation=name, max_tokens=16)[0].backward()
-        found[name] = (logps.grad[0, 0] / logps.grad[1, 0]).item()
-    assert found == pytest.approx({"token": 1, "fixed": 1, "sequence": 4})
-    assert logps.grad[0, 0].item() == pytest.approx(-1 / 32)
+INPUTS = "logps", "old_logps", "ref_logps", "advantages"
 
 
-def scattered(seed=0, n=4, width=6):
+def scattered(n=4, width=6):
     """Generic arguments of grpo_loss: ratios off 1, advantages a token, ragged masks, a row without a token."""
-    generator = torch.Generator().manual_seed(seed)
-    names = "logps", "old_logps", "ref_logps", "advantages"
-    made = {name: torch.randn(n, width, generator=generator, **F64) / 2 for name in names}
+    generator = torch.Generator().manual_seed(0)
+    made = {name: torch.randn(n, width, generator=generator, **F64) / 2 for name in INPUTS}
     return made | {"mask": torch.arange(width) < torch.tensor([6, 3, 0, 1])[:, None], "beta": 0.1}
 
 
-def per_tensor(arguments, change):
-    return {k: change(x) if torch.is_tensor(x) else x for k, x in arguments.items()}
+def rows_of(arguments, rows):
+    return {k: x[rows] if torch.is_tensor(x) else x for k, x in arguments.items()}
 
 
 def value_and_gradient(arguments, **options):
@@ -195,39 +156,21 @@ def test_masked_places_count_for_nothing(form):
     gradient."""
     clean = scattered()
     value, gradient, sums = value_and_gradient(clean, **form)
-    assert gradient[clean["mask"]].abs().min() > 0
+    assert gradient[clean["mask"]].all() and not gradient[~clean["mask"]].any()
     for junk in (NAN, math.inf, -math.inf, 1e30):
-
-        def dirty(x, junk=junk):
-            return torch.where(clean["mask"], x, junk) if x.is_floating_point() else x
-
-        again = value_and_gradient(per_tensor(clean, dirty), **form)
+        dirty = {k: clean[k].masked_fill(~clean["mask"], junk) for k in INPUTS}
+        again = value_and_gradient(clean | dirty, **form)
         assert again[0] == value and torch.equal(again[1], gradient) and again[2] == sums
-    assert not gradient[~clean["mask"]].any()
-
-
-@each_form
-def test_an_empty_row_is_no_row(form):
-    """An answer without a token: finite, and the loss of the others is what it would be without it. With "fixed" it is an
-    answer all the same: N·L counts it."""
-    whole = scattered()
-    rest = per_tensor(whole, lambda x: x[[0, 1, 3]])
-    a, b = value_and_gradient(whole, **form), value_and_gradient(rest, **form)
-    factor = 3 / 4 if form["aggregation"] == "fixed" else 1
-    assert a[0] == pytest.approx(factor * b[0], abs=1e-12)
-    assert torch.allclose(a[1][[0, 1, 3]], factor * b[1], atol=1e-12)
-    none = whole | {"mask": torch.zeros_like(whole["mask"])}
-    assert value_and_gradient(none, **form)[0] == 0
 
 
 @each_form
 def test_parts_with_the_normalizer_of_the_whole(form):
     """The classic slip divides by the count of the micro-batch, so that a short answer weighs more. Rows apart, each divided
-    by the whole step's count, add up to the whole: value and gradient."""
+    by the whole step's count, add up to the whole: value and gradient. The row without a token is an answer for "fixed" alone."""
     whole = scattered()
     normalizer = {"token": 10, "sequence": 3, "fixed": 4 * 8}[form["aggregation"]]
     value, gradient, _ = value_and_gradient(whole, **form)
-    rows = [per_tensor(whole, lambda x, i=i: x[i : i + 1]) for i in range(4)]
+    rows = [rows_of(whole, [i]) for i in range(4)]
     parts = [value_and_gradient(row, **form, normalizer=normalizer) for row in rows]
     assert sum(p[0] for p in parts) == pytest.approx(value, abs=1e-12)
     assert torch.allclose(torch.cat([p[1] for p in parts]), gradient, atol=1e-12)
@@ -236,28 +179,20 @@ def test_parts_with_the_normalizer_of_the_whole(form):
 @each_form
 def test_a_policy_far_away_does_not_overflow(form):
     """A log-ratio of ±100 to the old policy and to the reference: e^100 is inf in fp32, and inf − inf the end of the run."""
-    for sign in (1, -1):
-        logps = torch.full((2, 3), -120.0 + 100 * sign).requires_grad_()
+    for start in (-20.0, -220.0):
+        logps = torch.full((2, 3), start).requires_grad_()
         other, mask = torch.full((2, 3), -120.0), on([1] * 3, [1] * 3)
         given = logps, other, torch.tensor([1.0, -1.0]), mask, other
         loss, sums = grpo_rubric.grpo_loss(*given, beta=0.1, **form)
         loss.backward()
-        assert math.isfinite(loss.item()) and logps.grad.isfinite().all()
-        assert all(map(math.isfinite, sums.values()))
+        assert math.isfinite(loss.item() + sum(sums.values())) and logps.grad.isfinite().all()
 
 
-def test_inputs_are_left_alone_and_precision_kept():
-    """The rollout's tensors serve every substep, and rewards are logged after they were centred: none is changed. bf16 in,
-    fp32 out; float64 stays."""
-    given, rewards = scattered(), t([1, 0, NAN, 1], [3, 1, 2, NAN])
-    before = per_tensor(given | {"rewards": rewards}, torch.clone)
-    assert grpo_rubric.grpo_loss(**given, level="sequence")[0].dtype == torch.float64
-    assert grpo_rubric.group_advantages(rewards, "std").dtype == torch.float64
-    for name, x in (given | {"rewards": rewards}).items():
-        assert name == "beta" or torch.equal(x.nan_to_num(-1), before[name].nan_to_num(-1))
-    half = per_tensor(given, lambda x: x.bfloat16() if x.is_floating_point() else x)
+def test_precision():
+    """bf16 in, fp32 out."""
+    half = {k: x.bfloat16() if k in INPUTS else x for k, x in scattered().items()}
     assert grpo_rubric.grpo_loss(**half)[0].dtype == torch.float32
-    assert grpo_rubric.group_advantages(rewards.bfloat16()).dtype == torch.float32
+    assert grpo_rubric.group_advantages(half["logps"]).dtype == torch.float32
 
 
 @pytest.mark.parametrize("name", ["logps", "old_logps", "advantages", "mask", "ref_logps"])
@@ -273,36 +208,21 @@ def test_shapes_that_differ_are_refused(name):
 def test_kl_card_of_the_loss():
     """π = (.7, .2, .1), π_ref = (.2, .3, .5), draws from π: the KL in this loss is ratio × k3, mean .6349 with the gradient
     of the true KL, g = (.4325, −.2081, −.2244) on the logits. k3 without its ratio would give (.5, −.1, −.4), the gradient of
-    the other KL; upside down the mean would be .9684. The same at the level of the answer: the KL keeps its token's ratio."""
-    p, ref = t(0.7, 0.2, 0.1), t(0.2, 0.3, 0.5)
+    the other KL; upside down the mean would be .9684."""
+    logits, ref = t(0.7, 0.2, 0.1).log().requires_grad_(), t(0.2, 0.3, 0.5).log()
     draws = torch.tensor([0] * 7 + [1] * 2 + [2])  # ten draws in π's shares: an exact expectation
-    for level in LEVELS:
-        logits = p.log().requires_grad_()
-        logps = torch.log_softmax(logits, -1)[draws][:, None]
-        given = logps, logps.detach(), torch.zeros(10, **F64), on(*[[1]] * 10)
-        loss, sums = grpo_rubric.grpo_loss(*given, ref.log()[draws][:, None], beta=1.0, level=level)
-        loss.backward()
-        assert loss.item() == pytest.approx(0.6349, abs=5e-5)
-        assert sums["k3"] / 10 == pytest.approx(0.6349, abs=5e-5)
-        assert close(logits.grad, [0.4325, -0.2081, -0.2244], 5e-5)
-
-
-def test_kl_term_is_the_same_at_either_level():
-    """The KL of a token is its own, whatever ratio the answer has: what --beta adds to the loss does not depend on --level."""
-    added = []
-    for level in LEVELS:
-        with_kl, without = (
-            value_and_gradient(scattered() | {"beta": b}, level=level)[0] for b in (0.1, 0)
-        )
-        added.append(with_kl - without)
-    assert added[0] == pytest.approx(added[1], abs=1e-12) and added[0] > 1e-3
+    logps = torch.log_softmax(logits, -1)[draws][:, None]
+    given = logps, logps.detach(), torch.zeros(10, **F64), on(*[[1]] * 10)
+    loss, _ = grpo_rubric.grpo_loss(*given, ref[draws][:, None], beta=1.0)
+    loss.backward()
+    assert loss.item() == pytest.approx(0.6349, abs=5e-5)
+    assert close(logits.grad, [0.4325, -0.2081, -0.2244], 5e-5)
 
 
 def test_overlong_penalty_golden():
     """Limit 100, buffer 20: nothing up to 80 tokens, then a line to −1 at 100, and −1 beyond."""
     found = grpo_rubric.overlong_penalty(torch.tensor([50, 80, 85, 90, 100, 101]), 100, 20)
-    assert close(found.double(), [0, 0, -0.25, -0.5, -1, -1])
-    assert grpo_rubric.overlong_penalty(torch.tensor([7, 8]), 8, 1).tolist() == [0, -1]
+    assert close(found, [0, 0, -0.25, -0.5, -1, -1])
 
 
 # ---- the command line, and the recipe's ----
@@ -311,7 +231,7 @@ def test_overlong_penalty_golden():
 RECIPE = [
     ("model_name", "some/model", "model", "meta-llama/Llama-3.1-8B"),
     ("lora_rank", "16", "lora_rank", 32),
-    ("data_path", "other.json", "data", None),
+    ("data_path", "other.json", "data", "x.json"),
     ("train_ratio", "0.7", "train_ratio", 0.9),
     ("data_seed", "7", "data_seed", 42),
     ("group_size", "4", "group_size", 8),
@@ -333,34 +253,18 @@ RECIPE = [
 ]
 
 
-@pytest.mark.parametrize("name, value, arrives, default", RECIPE, ids=[r[0] for r in RECIPE])
-def test_recipe_names(name, value, arrives, default, capsys):
+def test_recipe_names(capsys):
     """Every name=value line of the recipe works as it stands, and one such pair brings the recipe's defaults for all that the
     line leaves out: 32 groups, LoRA 32, 2048 tokens, a share of .9. A printed line says which."""
-    args = grpo_rubric.parse_args(["data_path=x.json", f"{name}={value}"])
-    got = getattr(args, arrives)
-    assert str(got) == value or got == pytest.approx(float(value))
-    assert "recipe: its defaults hold for what the line leaves out: " in capsys.readouterr().out
-    args = grpo_rubric.parse_args(["data_path=x.json"])
-    assert args.data == "x.json" and (name == "data_path" or getattr(args, arrives) == default)
-    told = f" {name}" in capsys.readouterr().out
-    assert told == (default is not None and name not in ("log_path", "load_checkpoint_path"))
-    assert {r[0] for r in RECIPE} | {"behavior_if_log_dir_exists", "wandb_name"} == set(
-        grpo_rubric.RECIPE
-    )
-
-
-def test_our_defaults_without_a_pair(capsys):
-    """Sized for the bundled base: the recipe's defaults must not leak into a line of our own."""
-    args = vars(grpo_rubric.parse_args([]))
-    expected = dict(
-        model=common.BASE, lora_rank=0, data="data/rubrics.json", train_ratio=0.8, data_seed=42, out="runs/grpo_rubric",
-        group_size=8, groups_per_batch=8, lr=None, max_new_tokens=96, temperature=1.0, beta=0.0, num_substeps=1, eval_every=5,
-        save_every=20, reward=["rubric"], scale="center", aggregation="token", level="token",
-        eval_temperature=0.0,
-    )  # fmt: skip
-    assert {key: args[key] for key in expected} == expected
-    assert capsys.readouterr().out == ""
+    args = vars(grpo_rubric.parse_args([f"{name}={value}" for name, value, *_ in RECIPE]))
+    for name, value, arrives, _ in RECIPE[1:]:  # load_checkpoint_path wins over model_name
+        assert str(args[arrives]) == value or args[arrives] == pytest.approx(float(value)), name
+    assert "the line leaves out: \n" in capsys.readouterr().out
+    args = vars(grpo_rubric.parse_args(["data_path=x.json"]))
+    assert {r[2]: args[r[2]] for r in RECIPE} == {r[2]: r[3] for r in RECIPE}
+    assert "leaves out: model_name, lora_rank, train_ratio, data_seed" in capsys.readouterr().out
+    names = {r[0] for r in RECIPE} | {"behavior_if_log_dir_exists", "wandb_name"}
+    assert names == set(grpo_rubric.RECIPE)
 
 
 def test_gspo_brings_its_own_bounds(capsys):
@@ -368,10 +272,10 @@ def test_gspo_brings_its_own_bounds(capsys):
     mean over tokens is another loss. Its own bounds and mean hold unless the user says otherwise, and then a line says so."""
     args = grpo_rubric.parse_args(["--level", "sequence"])
     assert grpo_rubric.CLIP[args.level] == (3e-4, 4e-4) and args.aggregation == "sequence"
-    assert capsys.readouterr().out == ""
     args = grpo_rubric.parse_args(["--level", "sequence", "--aggregation", "token"])
     assert args.aggregation == "token"
-    assert "--level sequence: GSPO goes with --aggregation sequence" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert told == "--level sequence: GSPO goes with --aggregation sequence\n"
 
 
 def test_pairs_and_flags_mix():
@@ -381,61 +285,41 @@ def test_pairs_and_flags_mix():
     args = grpo_rubric.parse_args(["group_size=4", "--data", "a/b.json", "--groups-per-batch", "5"])
     assert (args.data, args.group_size, args.groups_per_batch) == ("a/b.json", 4, 5)
     assert args.out == "runs/grpo-Llama-3.1-8B-b" and args.lora_rank == 32
-    line = ["data_path=x.json", "judge_base_url=http://localhost:1/v1", "dry_run=true"]
-    line += [
-        "allow_code_execution=false",
-        "--system",
-        "role=recruiter",
-        "load_checkpoint_path=None",
-    ]
-    args = grpo_rubric.parse_args(line)
-    assert args.judge_base_url == "http://localhost:1/v1" and args.system == "role=recruiter"
-    assert (
-        args.dry_run and not args.allow_code_execution and args.model == "meta-llama/Llama-3.1-8B"
-    )
+    line = "data_path=x.json judge_base_url=http://localhost:1/v1 dry_run=true load_checkpoint_path=None"
+    args = grpo_rubric.parse_args([*line.split(), "allow_code_execution=false"])
+    assert args.judge_base_url == "http://localhost:1/v1" and args.dry_run
+    assert args.model == "meta-llama/Llama-3.1-8B" and not args.allow_code_execution
     args = grpo_rubric.parse_args(["--system", "role=recruiter"])
     assert args.lora_rank == 0, "a value with = in it is no recipe line"
-    line = ["data_path=x.json", "load_checkpoint_path=runs/a", "model_name=b/c"]
+
+
+@pytest.mark.parametrize(
+    "value, flags", [("delete", (1, 0)), ("resume", (0, 1)), ("raise", (0, 0))]
+)
+def test_a_folder_that_exists(value, flags, tmp_path):
+    """delete → --overwrite, resume → --resume where there is a run, raise → neither: then the run refuses."""
+    line = ["data_path=x.json", f"log_path={tmp_path}", f"behavior_if_log_dir_exists={value}"]
+    assert not grpo_rubric.parse_args(line).resume, "there is no run yet"
+    (tmp_path / "args.json").write_text("{}")
     args = grpo_rubric.parse_args(line)
-    assert args.model == "runs/a" and args.out == "runs/grpo-a-x"
-
-
-def test_a_folder_that_exists(tmp_path):
-    """delete → --overwrite, resume → --resume where there is a run, raise and ask → neither: then the run refuses."""
-    held = tmp_path / "args.json"
-    for value, exists, expected in (
-        ("delete", True, (True, False)), ("resume", True, (False, True)), ("raise", True, (False, False)),
-        ("ask", True, (False, False)), ("delete", False, (True, False)), ("resume", False, (False, False)),
-    ):  # fmt: skip
-        held.write_text("{}") if exists else held.unlink(missing_ok=True)
-        line = ["data_path=x.json", f"log_path={tmp_path}", f"behavior_if_log_dir_exists={value}"]
-        args = grpo_rubric.parse_args(line)
-        assert (args.overwrite, args.resume) == expected, value
+    assert (args.overwrite, args.resume) == flags
 
 
 BAD = [
     (["data_path=x.json", "group_sizes=4"], "group_sizes=4: unknown name; the nearest one is group_size"),
     (["data_path=x.json", "judge_bas_url=u"], "nearest one is judge_base_url"),
     (["group_size=4"], "data_path=FILE is missing: JSON or JSONL"),
-    (["data_path=none"], "data_path=FILE"),
     (["data_path=x.json", "behavior_if_log_dir_exists=append"], "expected delete, resume, raise or ask"),
     (["data_path=x.json", "dry_run=maybe"], "dry_run=maybe: expected true or false"),
     (["--group-size", "1"], "--group-size: '1' given, expected a whole number at least 2"),
     (["--num-substeps", "9"], "--num-substeps 9: more than the 8 groups"),
-    (["--beta", "-1"], "--beta: '-1' given, expected a number at least 0"),
-    (["--beta", "nan"], "--beta: 'nan' given"),
-    (["--temperature", "0"], "--temperature: '0' given, expected a number above 0"),
-    (["--train-ratio", "1"], "--train-ratio: '1' given"),
     (["--batch-size", "30"], "--batch-size 30: 1 × 30 answers are not whole groups of 8"),
     (["--max-length", "96"], "--max-length 96: no room for a prompt"),
     (["--reward", "rubrics"], "--reward rubrics: expected NAME or NAME:WEIGHT"),
     (["--reward", "rubric:0"], "weight above 0"),
-    (["--reward", "rubric:x"], "--reward rubric:x"),
-    (["--reward", "rubric:nan"], "--reward rubric:nan"),
     (["--reward", "rubric", "--reward", "rubric"], "each name once"),
     (["--reward", "model"], "--reward-model FOLDER go together"),
     (["--reward-model", "x"], "--reward-model FOLDER go together"),
-    (["--no-such-flag", "1"], "unrecognized arguments"),
 ]  # fmt: skip
 
 
@@ -463,62 +347,65 @@ def test_dry_run_touches_neither_network_nor_model(tmp_path, monkeypatch, capsys
     it prints calls, tokens and USD. 2 prompts × 3 answers = 6 calls a step, one for each of the 2 validation prompts. A file
     of one row is a step of one prompt, which is trained on, and no validation."""
 
-    def refuse(*args, **kwargs):
-        raise AssertionError("dry run touched the network or a model")
-
-    for home, name in ((socket.socket, "connect"), (socket, "getaddrinfo"), (grpo_rubric, "load_models"), (common, "load_tokenizer")):  # fmt: skip
-        monkeypatch.setattr(home, name, refuse)
+    for home, name in (
+        (socket.socket, "connect"),
+        (grpo_rubric, "load_models"),
+        (common, "load_tokenizer"),
+    ):
+        monkeypatch.setattr(home, name, lambda *a, **k: pytest.fail("touched network or model"))
     data = write_rows(tmp_path / "r.jsonl", numbered(12, rubrics=["Is polite.", "Is short."]))
-    out = tmp_path / "run"
-    line = ["--model", "no/such", "--out", str(out), "--group-size", "3", "--groups-per-batch", "2"]
-    line += ["--steps", "10", "--eval-every", "5", "--judge-price", "1,2", "--dry-run", "--data"]
-    assert grpo_rubric.main([*line, data, "--train-ratio", "0.7"]) in (None, 0)
-    printed = capsys.readouterr().out
-    assert "a step: 6 calls" in printed and "a validation: 2 calls" in printed
-    assert "the run of 10 steps: 66 calls" in printed and "USD" in printed  # 10·6 + 3·2
-    grpo_rubric.main([*line, data, "--reward", "ruler", "--judge-passes", "2"])
-    assert "a step: 4 calls" in capsys.readouterr().out
-    grpo_rubric.main([*line, write_rows(tmp_path / "one.jsonl", numbered(1, rubrics=["Is kind."]))])
-    printed = capsys.readouterr().out
-    assert "a step: 3 calls" in printed and "a validation: 0 calls" in printed
-    assert not out.exists()
+    one = write_rows(tmp_path / "one.jsonl", numbered(1, rubrics=["Is kind."]))
+    line = f"--model no/such --out {tmp_path}/run --group-size 3 --groups-per-batch 2 --steps 10"
+    line += " --eval-every 5 --judge-price 1,2 --dry-run --train-ratio 0.7 --data"
+    for file, more, expected in (
+        (
+            data,
+            [],
+            ["a step: 6 calls", "a validation: 2 calls", "of 10 steps: 66 calls"],
+        ),  # 10·6 + 3·2
+        (data, ["--reward", "ruler", "--judge-passes", "2"], ["a step: 4 calls", "USD"]),
+        (one, [], ["a step: 3 calls", "a validation: 0 calls"]),
+    ):
+        assert grpo_rubric.main([*line.split(), file, *more]) in (None, 0)
+        printed = capsys.readouterr().out
+        assert all(words in printed for words in expected), printed
+    assert not (tmp_path / "run").exists()
 
 
 # ---- the split ----
 
 
 def splits_of(path, *flags):
-    return grpo_rubric.load_data(grpo_rubric.parse_args(["--data", str(path), *map(str, flags)]))
+    args = grpo_rubric.parse_args(["--data", str(path), *map(str, flags)])
+    return [[row.task_id for row in part] for part in grpo_rubric.load_data(args)]
 
 
 @pytest.mark.parametrize("n, ratio, seed", [(20, 0.8, 42), (23, 0.9, 7), (10, 0.55, 0)])
 def test_split_is_the_recipes(n, ratio, seed, tmp_path):
     """With the recipe's seed and ratio the recipe's own training rows: shuffle a copy by random.Random(seed), the first
     int(n·ratio) train. Of the rest the first half, rounded down, validates."""
-    file = write_rows(tmp_path / "r.jsonl", numbered(n))
     rows = [f"t{i}" for i in range(n)]
+    file = write_rows(tmp_path / "r.jsonl", numbered(n))
     random.Random(seed).shuffle(rows)
-    cut, rest = int(n * ratio), n - int(n * ratio)
-    flags = ("--train-ratio", ratio, "--data-seed", seed)
-    parts = [[r.task_id for r in part] for part in splits_of(file, *flags)]
-    assert parts == [rows[:cut], rows[cut : cut + rest // 2], rows[cut + rest // 2 :]]
+    cut = int(n * ratio)
+    middle = cut + (n - cut) // 2
+    found = splits_of(file, "--train-ratio", ratio, "--data-seed", seed)
+    assert found == [rows[:cut], rows[cut:middle], rows[middle:]]
 
 
 def test_a_split_of_the_users_own_stays(tmp_path, capsys):
     """{"train", "validation", "test"} is taken as it is, in file order; without validation the first half of test. A held-out
     prompt that is also trained on, up to case and blanks, measures memory: it is left out, counted."""
     file, rows = tmp_path / "r.json", numbered(10)
-    file.write_text(json.dumps({"train": rows[:5], "validation": rows[5:6], "test": rows[6:]}))
-    parts = [[r.task_id for r in part] for part in splits_of(file)]
-    assert parts == [["t0", "t1", "t2", "t3", "t4"], ["t5"], ["t6", "t7", "t8", "t9"]]
-    file.write_text(json.dumps({"train": rows[:5], "test": rows[5:]}))
-    assert [len(part) for part in splits_of(file)] == [5, 2, 3]
     rows[6]["prompt"], rows[7]["prompt"] = " ASK\n 1 .", [{"role": "user", "content": "ask2."}]
-    file.write_text(json.dumps({"train": rows[:5], "validation": rows[5:7], "test": rows[7:8]}))
-    train, val, test = splits_of(file)
-    assert [len(train), [r.task_id for r in val], test] == [5, ["t5"], []]
-    told = "training 5  validation 1  test 0  prompts also in training, left out: 2"
+    cut = {"train": rows[:5], "validation": rows[5:7], "test": rows[7:9]}
+    file.write_text(json.dumps(cut))
+    assert splits_of(file) == [["t0", "t1", "t2", "t3", "t4"], ["t5"], ["t8"]]
+    told = "training 5  validation 1  test 1  prompts also in training, left out: 2"
     assert told in capsys.readouterr().out
+    del cut["validation"]
+    file.write_text(json.dumps(cut | {"test": [*rows[5:6], *rows[8:]]}))
+    assert splits_of(file)[1:] == [["t5"], ["t8", "t9"]]
 
 
 def test_rows_that_cannot_be_trained_on(tmp_path):
@@ -553,17 +440,17 @@ def graded(tmp_path_factory):
 def make_graded(folder):
     """A GPT-2 and a Llama of random weights, a reward model, twelve rows with four checks each: eight train, two validate."""
     rows = [{"prompt": p, "rubrics": CHECKS} for p in PROMPTS]
-    split = {"train": rows[:8], "validation": rows[8:10], "test": rows[10:]}
     data = folder / "rubrics.json"
-    data.write_text(json.dumps(split))
+    data.write_text(json.dumps({"train": rows[:8], "validation": rows[8:10], "test": rows[10:]}))
     graded = {family: tiny_model(family, folder) for family in ("gpt2", "llama")}
     graded["reward"] = tiny_reward_model("llama", folder / "reward", seed=5)
     return graded | {"data": str(data), "rows": judge.read_rubrics(data).splits["train"]}
 
 
-def opened(graded, *flags, family="llama", reference=None):
-    """(args, run, reference, tokenizer) of a stage before its first step."""
-    argv = ["--model", graded[family], "--data", graded["data"], "--max-new-tokens", "7"]
+def opened(graded, *flags, reference=None):
+    """(args, run, reference, b, advantages, in_loss) before the first step: a rollout of 4 groups of 4, of different lengths,
+    whose log-probs are somewhat off the policy's, as after a substep; one group and one more answer have advantage 0."""
+    argv = ["--model", graded["llama"], "--data", graded["data"], "--max-new-tokens", "7"]
     argv += ["--out", "runs/none", "--lr", "0.001", "--micro-tokens", "4096", "--warmup", "0"]
     argv += ["--group-size", "4", "--groups-per-batch", "4", *map(str, flags)]
     args = grpo_rubric.parse_args(argv)
@@ -573,29 +460,20 @@ def opened(graded, *flags, family="llama", reference=None):
     run.start(tokenizer, args.lr)
     if reference:  # one that is not the policy, or the KL has no gradient
         own = common.load_policy(graded[reference], trainable=False)
-    return args, run, own, tokenizer
-
-
-def filled(args, run, tokenizer, graded, p=4, zero=True):
-    """(b, advantages, in_loss): a rollout of p groups of 4, of different lengths, whose log-probs are somewhat off the
-    policy's, as after a substep; advantages are generic, one of them 0 (and one group) if `zero`."""
-    b = grpo_rubric.rollout(args, run.model, tokenizer, graded["rows"][:p], 3)
-    noise = torch.randn(b["logps"].shape, generator=torch.Generator().manual_seed(7)) / 5
+    b = grpo_rubric.rollout(args, run.model, tokenizer, graded["rows"][:4], 3)
+    generator = torch.Generator().manual_seed(7)
+    noise = torch.randn(b["logps"].shape, generator=generator) / 5
     b["logps"] = torch.where(b["mask"], b["logps"] + noise, 0.0)
+    advantages = grpo_rubric.group_advantages(torch.rand(4, 4, generator=generator)).view(-1)
+    advantages[3:8] = 0.0
     cut = b["mask"][5].nonzero()[2:, 0]
     b["mask"][5, cut] = b["attention_mask"][5, cut] = False
     b["logps"][5, cut] = 0.0
-    rewards = torch.rand(p, 4, generator=torch.Generator().manual_seed(8))
-    rewards[0, 3] = rewards[0, :3].mean()
-    if zero:
-        rewards[1] = 0.5
-    advantages = grpo_rubric.group_advantages(rewards).view(-1)
-    advantages[3] = 0.0 if zero else 0.1
     assert len(set(b["mask"].sum(1).tolist())) > 1
-    return b, advantages, torch.ones(4 * p, dtype=torch.bool)
+    return args, run, own, b, advantages, torch.ones(16, dtype=torch.bool)
 
 
-def gradients(monkeypatch, args, run, reference, made):
+def gradients(monkeypatch, *given):
     """(one vector a substep, the logged row) of an update whose optimiser steps are caught and not made."""
     found = []
 
@@ -608,7 +486,7 @@ def gradients(monkeypatch, args, run, reference, made):
 
     with monkeypatch.context() as patch:
         patch.setattr(runs.Run, "update", catch)
-        row = grpo_rubric.update(args, run, reference, *made)
+        row = grpo_rubric.update(*given)
     for each in found:
         assert each.norm() > 1e-3, "a gradient of zero passes anything"
     return found, row
@@ -618,52 +496,43 @@ def gap(a, b):
     return max(((x - y).norm() / y.norm()).item() for x, y in zip(a, b, strict=True))
 
 
-def same_row(a, b, rel=2e-5):
-    """The same logged numbers; what does not exist (None) exists in neither."""
-    assert {k for k, v in a.items() if v is None} == {k for k, v in b.items() if v is None}
-    numbers = [{k: v for k, v in row.items() if v is not None} for row in (a, b)]
-    assert numbers[0] == pytest.approx(numbers[1], rel=rel, abs=1e-6)
-
-
 LOSSES = [
     (),
-    ("--beta", 0.1),
     ("--aggregation", "sequence", "--num-substeps", 2, "--beta", 0.1),
     ("--aggregation", "fixed", "--level", "sequence", "--num-substeps", 2),
 ]
+LOGGED = {"kl/token": "k1", "kl/k3": "k3", "clip_frac": "clipped", "ratio/mean": "ratio", "approx_kl": "approx_kl"}  # fmt: skip
 
 
 @pytest.mark.parametrize("flags", LOSSES, ids=lambda f: " ".join(map(str, f)) or "plain")
 def test_gradient_for_every_cut(flags, graded, monkeypatch):
     """E2. Sixteen answers of unequal length as one forward, as some, and one by one are the same update: sums are divided by
-    the count of the whole optimiser step (the HF accumulation bug; trl#5619)."""
-    reference = "gpt2" if "--beta" in flags else None
-    args, run, reference, tokenizer = opened(graded, *flags, reference=reference)
-    made = filled(args, run, tokenizer, graded)
+    the count of the whole optimiser step (the HF accumulation bug; trl#5619). What is logged are means over all tokens, not
+    over micro-batches."""
+    args, *made = opened(graded, *flags, reference="gpt2" if "--beta" in flags else None)
     real, calls, seen = grpo_rubric.grpo_loss, [], []
-    monkeypatch.setattr(grpo_rubric, "grpo_loss", lambda *a: calls.append(len(a[0])) or real(*a))
-    longest = int(made[0]["attention_mask"].sum(1).max())
-    for tokens in (10**6, 3 * longest, 1):
+
+    def loss(*given):
+        calls.append((len(given[0]), real(*given)))
+        return calls[-1][1]
+
+    monkeypatch.setattr(grpo_rubric, "grpo_loss", loss)
+    for args.micro_tokens in (10**6, 200, 1):
+        vectors, row = gradients(monkeypatch, args, *made)
+        seen.append((vectors, {k: x for k, x in row.items() if x is not None}, list(calls)))
         calls.clear()
-        args.micro_tokens = tokens
-        seen.append((gradients(monkeypatch, args, run, reference, made), list(calls)))
-    (whole, logged), one = seen[0]
+    whole, logged, one = seen[0]
     assert len(whole) == len(one) == args.num_substeps
-    assert set(seen[2][1]) == {1} and len(one) < len(seen[1][1]) < len(seen[2][1])
-    for (vectors, row), _ in seen:
+    assert len(one) < len(seen[1][2]) < len(seen[2][2]) and {n for n, _ in seen[2][2]} == {1}
+    for vectors, row, _ in seen:
         assert gap(vectors, whole) < 5e-6
-        same_row(row, logged)
-
-
-def by_hand(args, run, made, keep):
-    """The gradient of grpo_loss over the rows `keep` in one forward, divided as the loss itself divides."""
-    b, advantages, model = made[0], made[1], run.model
-    rows = b["ids"][keep], b["attention_mask"][keep], b["mask"][keep]
-    logps = common.token_logps(model, *rows, args.temperature)
-    how = dict(aggregation=args.aggregation, max_tokens=args.max_new_tokens)
-    loss, _ = grpo_rubric.grpo_loss(logps, logps.detach(), advantages[keep], rows[2], **how)
-    found = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
-    return loss.item(), torch.cat([g.flatten() for g in found if g is not None])
+        assert row == pytest.approx(logged, rel=2e-5, abs=1e-6)
+    if args.beta:
+        n = int(made[2]["mask"].sum())
+        for key, name in LOGGED.items():
+            assert logged[key] == pytest.approx(sum(sums[name] for _, (_, sums) in one) / n)
+        assert logged["kl/ref"] == pytest.approx(logged["kl/token"] * n / 16)
+        assert 0 < logged["clip_frac"] < 1 and logged["kl/k3"] > 0.1
 
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
@@ -671,44 +540,49 @@ def test_answers_without_advantage_cost_no_forward(aggregation, graded, monkeypa
     """Rows 2 and 9 have no score: neither their tokens nor their count are in the loss, and it stays so bit for bit whatever
     stands in them. Five others have advantage 0 (four in a group of equals): without a KL they need no forward, and stay in
     the normaliser. The gradient is that of one forward over the fourteen; divided by what was forwarded it would be longer."""
-    args, run, _, tokenizer = opened(graded, "--aggregation", aggregation, "--temperature", 0.7)
-    b, advantages, in_loss = filled(args, run, tokenizer, graded)
+    flags = ("--aggregation", aggregation, "--temperature", 0.7)
+    args, run, _, b, advantages, in_loss = opened(graded, *flags)
     in_loss[[2, 9]], advantages[[2, 9]] = False, 0.0
-    plain, row = gradients(monkeypatch, args, run, None, (b, advantages, in_loss))
-    loss, expected = by_hand(args, run, (b, advantages), in_loss.nonzero()[:, 0])
-    assert gap(plain, [expected]) < 5e-6 and row["loss"] == pytest.approx(loss, abs=1e-6)
+    made = b, advantages, in_loss
+    plain, row = gradients(monkeypatch, args, run, None, *made)
+    rows = b["ids"][in_loss], b["attention_mask"][in_loss], b["mask"][in_loss]
+    logps, entropies = common.token_logps(run.model, *rows, 0.7, with_entropy=True)
+    how = dict(aggregation=aggregation, max_tokens=args.max_new_tokens)
+    given = logps, logps.detach(), advantages[in_loss], rows[2]
+    loss, _ = grpo_rubric.grpo_loss(*given, **how)
+    found = torch.autograd.grad(loss, list(run.model.parameters()), allow_unused=True)
+    expected = torch.cat([g.flatten() for g in found if g is not None])
+    assert gap(plain, [expected]) < 5e-6
+    assert row["loss"] == pytest.approx(loss.item(), abs=1e-6)
     assert row["forwarded"] == 9
     b["ids"][[2, 9]] = b["ids"][[0, 1]].flip(1)
-    again, _ = gradients(monkeypatch, args, run, None, (b, advantages, in_loss))
-    assert torch.equal(again[0], plain[0])
+    assert torch.equal(gradients(monkeypatch, args, run, None, *made)[0][0], plain[0])
     args.beta = 1e-300  # underflows to 0 in the loss, and forwards all fourteen
-    _, row = gradients(monkeypatch, args, run, run.model, (b, advantages, in_loss))
+    row = gradients(monkeypatch, args, run, run.model, *made)[1]
     assert row["forwarded"] == 14
+    assert row["entropy"] == pytest.approx(entropies[rows[2]].mean().item(), rel=1e-5)
 
 
 def test_nothing_to_learn_from(graded):
     """All advantages 0, or no answer with a score: no optimiser step at all (AdamW with a gradient of 0 would still move the
-    weights by its moments), and numbers that do not exist are None."""
-    args, run, _, tokenizer = opened(graded, "--num-substeps", 2)
-    b, advantages, in_loss = filled(args, run, tokenizer, graded)
-    grpo_rubric.update(args, run, None, b, advantages, in_loss)  # moments
+    weights by its moments), and numbers that do not exist are None. Of two substeps one group with a signal makes one."""
+    args, run, _, b, advantages, in_loss = opened(graded, "--num-substeps", 2)
+    advantages[4:] = 0.0
+    assert grpo_rubric.update(args, run, None, b, advantages, in_loss)["updates"] == 1
     before = [p.detach().clone() for p in run.model.parameters()]
-    for a, scored in ((torch.zeros(16), in_loss), (advantages, ~in_loss)):
+    for a, scored in ((advantages * 0, in_loss), (advantages, ~in_loss)):
         row = grpo_rubric.update(args, run, None, b, a, scored)
         assert row["updates"] == row["forwarded"] == 0
         assert {row[k] for k in ("loss", "grad_norm", "ratio/mean", "entropy", "kl/ref")} == {None}
     assert all(torch.equal(p, q) for p, q in zip(run.model.parameters(), before))
-    one = torch.zeros(16)
-    one[:4] = advantages[:4]  # one group of four with a signal: one of two substeps is made
-    assert grpo_rubric.update(args, run, None, b, one, in_loss)["updates"] == 1
 
 
 def test_substeps_are_of_whole_groups(graded, monkeypatch):
     """Four groups in three substeps: 2, 1, 1 whole groups, each answer once, another order in the next step. The sampled
     log-probs are the old ones in all of them, so that from the second on the ratio leaves 1; the rate moves once a rollout."""
     flags = ("--num-substeps", 3, "--schedule", "linear", "--lr", 1e-2)
-    args, run, _, tokenizer = opened(graded, *flags)
-    b, advantages, in_loss = filled(args, run, tokenizer, graded, zero=False)
+    args, run, _, b, _, in_loss = opened(graded, *flags)
+    given = args, run, None, b, torch.tensor([1.0, -1.0] * 8), in_loss
     with torch.no_grad():  # as sampled
         b["logps"] = common.token_logps(run.model, b["ids"], b["attention_mask"], b["mask"])
     batches, ratios, real, real_loss = [], [], run.micro_batches, grpo_rubric.grpo_loss
@@ -720,93 +594,59 @@ def test_substeps_are_of_whole_groups(graded, monkeypatch):
     run.micro_batches = lambda rows, *rest: batches.append(rows.tolist()) or real(rows, *rest)
     monkeypatch.setattr(grpo_rubric, "grpo_loss", loss)
     run.step = 2
-    row = grpo_rubric.update(args, run, None, b, advantages, in_loss)
+    row = grpo_rubric.update(*given)
     assert [len(rows) for rows in batches] == [8, 4, 4]
-    assert sorted(sum(batches, [])) == list(range(16))
-    for rows in batches:
-        groups = [rows[i : i + 4] for i in range(0, len(rows), 4)]
-        assert all(group == list(range(group[0] // 4 * 4, group[0] // 4 * 4 + 4)) for group in groups)  # fmt: skip
+    groups = [rows[i : i + 4] for rows in batches for i in range(0, len(rows), 4)]
+    assert sorted(groups) == [list(range(i, i + 4)) for i in (0, 4, 8, 12)]
     assert ratios[0] < 1e-5 and min(ratios[1:]) > 1e-3
     assert row["lr"] == pytest.approx(1e-2 * (1 - 1 / 5))
     assert row["updates"] == 3 and row["sample_gap"] == pytest.approx(ratios[0], abs=1e-9)
-    first = list(batches)
-    batches.clear()
     run.step = 5
-    grpo_rubric.update(args, run, None, b, advantages, in_loss)
-    assert batches != first
-
-
-def test_the_log_of_an_update_is_its_mean(graded, monkeypatch):
-    """Weights that do not move, two substeps in small forwards: what is logged are plain means over all tokens. The last
-    micro-batch logged as the mean, or a mean of batch means, gives others."""
-    flags = ("--num-substeps", 2, "--beta", 0.1, "--micro-tokens", 150)
-    args, run, reference, tokenizer = opened(graded, *flags, reference="gpt2")
-    b, advantages, in_loss = made = filled(args, run, tokenizer, graded)
-    _, row = gradients(monkeypatch, args, run, reference, made)
-    inputs, mask = (b["ids"], b["attention_mask"], b["mask"]), b["mask"]
-    with torch.no_grad():
-        logps, entropies = common.token_logps(run.model, *inputs, with_entropy=True)
-        ref = common.token_logps(reference, *inputs)
-        k1, _, k3 = common.kl_estimates(logps, ref, mask)
-        _, sums = grpo_rubric.grpo_loss(logps, b["logps"], advantages, mask, ref, beta=0.1)
-    n = int(mask.sum())
-    expected = {
-        "entropy": entropies[mask].mean().item(), "kl/token": k1[mask].mean().item(), "kl/k3": k3[mask].mean().item(),
-        "kl/ref": k1.sum(1).mean().item(), "clip_frac": sums["clipped"] / n, "ratio/mean": sums["ratio"] / n,
-        "approx_kl": sums["approx_kl"] / n, "ratio/max": sums["ratio_max"],
-    }  # fmt: skip
-    assert {key: row[key] for key in expected} == pytest.approx(expected, rel=1e-4, abs=1e-6)
-    assert 0 < row["clip_frac"] < 1 and row["kl/k3"] > 0.1
+    grpo_rubric.update(*given)
+    assert batches[3:] != batches[:3]
 
 
 def test_the_row_of_a_rollout_by_hand():
     """Four groups: mixed and longer answers pay (1 of 4, r = 1); all good; all bad; one score, which is no group. A NaN is in
     no mean and no share, and the group with one score is skipped, not bad."""
-    rewards = torch.tensor([[1, 0, 0, 0], [1, 1, NAN, 1], [0, 0, 0, 0], [NAN, 1, NAN, NAN]])
+    rewards = t([1, 0, 0, 0], [1, 1, NAN, 1], [0, 0, 0, 0], [NAN, 1, NAN, NAN])
     advantages = grpo_rubric.group_advantages(rewards)
-    row = rollouts.group_row(rewards, advantages, [9, 2, 2, 2] + [5] * 12)
     expected = {
         "reward/mean": 5 / 12, "reward/unscored_frac": 0.25, "reward/frac_mixed": 1 / 3, "reward/frac_all_good": 1 / 3,
         "reward/frac_all_bad": 1 / 3, "reward/length_corr": 1.0, "groups/scored": 3, "groups/skipped": 3,
         "advantage/abs_mean": 1.5 / 16, "reward/std": 0.5149,
     }  # fmt: skip
+    row = rollouts.group_row(rewards, advantages, [9, 2, 2, 2] + [5] * 12)
     assert row == pytest.approx(expected, abs=1e-4)
     lost = rollouts.group_row(rewards * NAN, advantages * 0, [5] * 16)
-    assert lost["reward/mean"] is lost["reward/frac_mixed"] is lost["reward/length_corr"] is None
-    assert (lost["groups/scored"], lost["groups/skipped"], lost["reward/unscored_frac"]) == (
-        0,
-        4,
-        1,
-    )
+    nothing = dict.fromkeys(expected) | {"groups/scored": 0, "groups/skipped": 4}
+    assert lost == nothing | {"reward/unscored_frac": 1, "advantage/abs_mean": 0}
 
 
 def test_lora_reference_is_the_start(graded, monkeypatch):
     """With LoRA no second model is loaded: the reference is the policy with its adapter off. Its gradient and its KL are those
     against a frozen copy of the start, also when the adapter has moved."""
-    args, run, reference, tokenizer = opened(graded, "--lora-rank", 4, "--beta", 0.3)
+    args, run, reference, *made = opened(graded, "--lora-rank", 4, "--beta", 0.3)
     assert reference is run.model
-    generator = torch.Generator().manual_seed(0)
     for name, weight in run.model.named_parameters():
         if "lora_B" in name:
-            weight.data.normal_(0, 0.1, generator=generator)
-    made = filled(args, run, tokenizer, graded)
+            weight.data.normal_(0, 0.1, generator=torch.Generator().manual_seed(0))
     frozen = common.load_policy(graded["llama"], trainable=False)
-    own, row = gradients(monkeypatch, args, run, reference, made)
-    other, expected = gradients(monkeypatch, args, run, frozen, made)
+    own, row = gradients(monkeypatch, args, run, reference, *made)
+    other, expected = gradients(monkeypatch, args, run, frozen, *made)
     assert gap(own, other) < 1e-5
-    same_row(row, expected, rel=1e-4)
-    assert row["kl/k3"] > 0.01
+    assert row == pytest.approx(expected, rel=1e-4, abs=1e-6) and row["kl/k3"] > 0.01
     assert opened(graded)[2] is None, "beta 0 loads no reference"
 
 
 # ---- whole runs ----
 
 
-def run(graded, out, *flags, family="llama", code=(None, 0)):
+def run(graded, out, *flags):
     """The rows of metrics.jsonl of a run of `main`."""
-    argv = ["--model", graded[family], "--data", graded["data"], "--out", str(out), "--steps", "2"]
+    argv = ["--model", graded["llama"], "--data", graded["data"], "--out", str(out), "--steps", "2"]
     argv += ["--group-size", "4", "--groups-per-batch", "4", "--max-new-tokens", "6"]
-    assert grpo_rubric.main([*argv, "--patience", "0", *map(str, flags)]) in code
+    assert grpo_rubric.main([*argv, "--patience", "0", *map(str, flags)]) in (None, 0)
     return read(out / "metrics.jsonl")
 
 
@@ -823,95 +663,52 @@ def kept_of(out, split="train", step=None):
     return [r for r in rows if step in (None, r["step"])]
 
 
-@pytest.mark.parametrize("family, temperature", [("gpt2", 0.7), ("llama", 1.0)])
-def test_preflight(family, temperature, graded, tmp_path, capsys):
-    """E1. Before step one: log-probs of the rollout = teacher forcing, so ratio 1; the token strip; one group as a table,
-    criteria × answers, whose advantages are its rewards minus their mean. The first row of the log must say the same."""
-    rows = run(graded, tmp_path / "run", "--temperature", temperature, "--beta", 0.1, family=family)
+def test_what_a_run_leaves(graded, tmp_path, capsys):
+    """E1. Before step one, at temperature .7: log-probs of the rollout = teacher forcing, the token strip, one group as a
+    table, criteria × answers. rollouts.jsonl: every answer with its verdicts, from which reward and advantage can be computed
+    again; the log's means are those of the rows. Validation is greedy, the same prompts; the test rows are touched once,
+    before and after, with n and interval. What comes next fits the data."""
+    out = tmp_path / "run"
+    rows = run(graded, out, "--eval-every", 2, "--temperature", 0.7, "--beta", 0.1)
     printed = capsys.readouterr().out
-    assert "preflight  largest gap between the rollout's log-probs and teacher forcing: 0.0" in printed  # fmt: skip
-    table = printed.partition("1. text:max_chars × 1")[2].splitlines()[:6]
-    assert [line.split()[0] for line in table[1:]] == ["2.", "3.", "4.", "reward", "advantage"]
-    assert table[2].split()[1:4] == ["vowel", "×", "2"]
-    assert {mark for line in table[:4] for mark in line.split()[-4:]} == {"yes", "no"}
+    assert "gap between the rollout's log-probs and teacher forcing: 0.0" in printed
+    table = printed.partition("  1. text:max_chars × 1 ")[2].splitlines()[:6]
+    assert [mark.split()[-4:] for mark in table[:2]] == [
+        ["yes"] * 4
+    ] * 2 and "3. vowel × 2 " in table[2]
     reward, advantage = ([float(x) for x in line.split()[1:]] for line in table[4:6])
     assert advantage == pytest.approx([r - sum(reward) / 4 for r in reward], abs=0.011)
-    strip = printed.partition("first answer")[2].splitlines()[1]
-    assert 1 <= strip.count("▮") + strip.count("◆") <= 6 and strip.startswith("·")
     first = trained(rows)[0]
     assert first["ratio/mean"] == pytest.approx(1, abs=1e-6) and first["clip_frac"] == 0
-    assert first["sample_gap"] < 5e-5 and abs(first["kl/ref"]) < 5e-5 and first["loss"] < 0.01
+    assert first["sample_gap"] < 5e-5 and abs(first["kl/ref"]) < 5e-5
 
-
-def test_preflight_refuses_another_temperature(graded, tmp_path, monkeypatch):
-    """If rollout and update see different distributions, the run must not start: here the sampler forgets --temperature."""
-    real = grpo_rubric.sample
-
-    def sample(model, tokenizer, prompts, n, limit, temperature, seed):
-        return real(model, tokenizer, prompts, n, limit, 1.0, seed=seed)
-
-    monkeypatch.setattr(grpo_rubric, "sample", sample)
-    with pytest.raises(files.UserError, match="what is scored is not what was sampled"):
-        run(graded, tmp_path / "run", "--temperature", 0.5)
-    assert not (tmp_path / "run").exists()
-
-
-def test_what_a_run_leaves(graded, tmp_path, capsys):
-    """rollouts.jsonl: every answer with verdicts and reasons, from which its reward and its advantage can be computed again;
-    the log's means are those of the rows. Validation is greedy, the same prompts; the test rows are touched once, before and
-    after, with n and interval. What comes next fits the data: no bundled prompts for rows of one's own."""
-    out = tmp_path / "run"
-    rows = run(graded, out, "--steps", 4, "--eval-every", 2)
-    printed = capsys.readouterr().out
-    kept, log = read(out / "rollouts.jsonl"), {row["step"]: row for row in trained(rows)}
-    assert [r["step"] for r in kept_of(out)] == [1] * 16 + [2] * 16 + [3] * 16 + [4] * 16
-    assert [r["step"] for r in kept_of(out, "validation")] == [0, 0, 2, 2, 4, 4]
-    for row in kept:
+    assert [r["step"] for r in kept_of(out)] == [1] * 16 + [2] * 16
+    for row in read(out / "rollouts.jsonl"):
         met = sum(c["weight"] for c in row["criteria"] if c["verdict"])
         assert row["reward"] == pytest.approx(met / 5) and len(row["criteria"]) == 4
         assert row["components"]["rubric" if row["split"] == "train" else "checks"] == row["reward"]
-    for step in (1, 3):
-        group = kept_of(out, step=step)
-        rewards = torch.tensor([r["reward"] for r in group])
-        passed = [c["verdict"] for r in group for c in r["criteria"]]
-        expected = {"reward/mean": rewards.mean().item(), "reward/rubric": rewards.mean().item()}
-        expected |= {"pass_rate": sum(passed) / 64, "pass_rate/vowel": sum(passed[2::4]) / 16}
-        assert {k: log[step][k] for k in expected} == pytest.approx(expected, abs=1e-6)
-        assert [(r["group"], r["sample"]) for r in group] == [(i // 4, i % 4) for i in range(16)]
-        assert [r["task_id"] for r in group[::4]] == [r["task_id"] for r in group[3::4]]
-        advantages = grpo_rubric.group_advantages(rewards.view(4, 4)).flatten().tolist()
-        assert [r["advantage"] for r in group] == pytest.approx(advantages, abs=1e-6)
-    values = {row["step"]: row["val/score"] for row in rows if "val/score" in row}
-    for step, value in values.items():
+    group = kept_of(out, step=1)
+    rewards = torch.tensor([r["reward"] for r in group])
+    passed = [c["verdict"] for r in group for c in r["criteria"]]
+    expected = {"reward/mean": rewards.mean().item(), "reward/rubric": rewards.mean().item()}
+    expected |= {"pass_rate": sum(passed) / 64, "pass_rate/vowel": sum(passed[2::4]) / 16}
+    assert {k: first[k] for k in expected} == pytest.approx(expected, abs=1e-6)
+    advantages = grpo_rubric.group_advantages(rewards.view(4, 4)).flatten().tolist()
+    assert [r["advantage"] for r in group] == pytest.approx(advantages, abs=1e-6)
+    for step, value in {
+        row["step"]: row["val/score"] for row in rows if "val/score" in row
+    }.items():
         part = kept_of(out, "validation", step)
         assert value == pytest.approx(sum(r["reward"] for r in part) / 2)
-        assert [r["prompt"] for r in part] == PROMPTS[8:10]
+        assert [r["prompt"] for r in part] == PROMPTS[8:10] and step in (0, 2)
+
     summary = json.loads((out / "summary.json").read_text())
     before = summary["test_before"]
     assert before["n"] == summary["test_after"]["n"] == 2
     assert before["low"] <= before["score"] <= before["high"]
-    assert summary["stop_reason"] == "max_steps" and summary["last_step"] == 4
-    assert summary["step"] == max(values, key=lambda step: (values[step], -step))
+    assert summary["stop_reason"] == "max_steps" and summary["last_step"] == 2
     assert f"test before: {before['score']:.3f} [" in printed
     assert f"next: python watch.py {out}" in printed
-
-
-def test_each_step_has_its_own_prompts_and_draws(graded, tmp_path, monkeypatch):
-    """A permutation of the eight training prompts an epoch in steps of three: the last of the pass has two, step 4 opens the
-    next. An evaluation in between changes nothing of the training: its draws are its own."""
-    kept, spy = {}, Spy(monkeypatch, "rollout")
-    for every in (1, 0):
-        out = tmp_path / str(every)
-        flags = ("--steps", 4, "--groups-per-batch", 3, "--restore", "last")
-        rows = trained(run(graded, out, *flags, "--eval-every", every))
-        kept[every] = kept_of(out)
-    assert kept[0] == kept[1]
-    assert [call[4] for call in spy.calls] == 2 * [0, 1, 2, 3, 4]  # the preflight's, one a step
-    asked = [[r["task_id"] for r in kept[0] if r["step"] == s][::4] for s in (1, 2, 3, 4)]
-    assert [len(set(tasks)) for tasks in asked] == [3, 3, 2, 3] and len(set(sum(asked[:3], []))) == 8  # fmt: skip
-    assert len({r["answer"] for r in kept[0]}) > 35
-    assert [row["epoch"] for row in rows] == [0, 0, 0, 1]
-    assert [row["episodes"] for row in rows] == [12, 12, 8, 12]
 
 
 class Spy:
@@ -926,10 +723,27 @@ class Spy:
         return self.real(*args, **kwargs)
 
 
+def test_each_step_has_its_own_prompts_and_draws(graded, tmp_path, monkeypatch):
+    """A permutation of the eight training prompts an epoch in steps of three: the last of the pass has two, step 4 opens the
+    next. An evaluation in between changes nothing of the training: its draws are its own."""
+    kept, spy = {}, Spy(monkeypatch, "rollout")
+    for every in (1, 0):
+        out = tmp_path / str(every)
+        flags = ("--steps", 4, "--groups-per-batch", 3, "--restore", "last")
+        rows = trained(run(graded, out, *flags, "--eval-every", every))
+        kept[every] = kept_of(out)
+    assert kept[0] == kept[1]
+    assert [call[4] for call in spy.calls] == 2 * [0, 1, 2, 3, 4]  # of the preflight, then a step
+    asked = [[r["task_id"] for r in kept[0] if r["step"] == s][::4] for s in (1, 2, 3, 4)]
+    assert [len(set(tasks)) for tasks in asked] == [3, 3, 2, 3]
+    assert len(set(sum(asked[:3], []))) == 8 and len({r["answer"] for r in kept[0]}) > 35
+    assert [(row["epoch"], row["episodes"]) for row in rows] == [(0, 12), (0, 12), (0, 8), (1, 12)]
+
+
 def test_a_lost_grade_is_no_zero(graded, tmp_path, monkeypatch):
     """Answer 1 of group 0 and all but one of group 1 have no score: the group of three has its own mean, the group of one is
-    skipped and out of the token count, and the logged reward is the mean of the twelve that were scored. With a second part
-    that did score them the sum is void all the same, and `reward/voided` counts it."""
+    skipped and out of the token count, and the logged reward is the mean of the twelve that were scored. The reward
+    model did score them: the sum is void all the same, and `reward/voided` counts it."""
     lost, real = (1, 4, 5, 6), judge.grade_answers
 
     def grade(rows, answers, *rest, **more):
@@ -940,21 +754,18 @@ def test_a_lost_grade_is_no_zero(graded, tmp_path, monkeypatch):
 
     monkeypatch.setattr(judge, "grade_answers", grade)
     spy = Spy(monkeypatch, "update")
-    for out, more, voided in (("one", (), 0), ("two", ("--reward", "model", "--reward-model", graded["reward"]), 4)):  # fmt: skip
-        flags = ("--steps", 1, "--reward", "rubric", *more)
-        row = trained(run(graded, tmp_path / out, *flags))[0]
-        rewards = [r["reward"] for r in kept_of(tmp_path / out)]
-        assert [i for i, r in enumerate(rewards) if r is None] == [*lost]
-        scored = [r for r in rewards if r is not None]
-        assert row["reward/mean"] == pytest.approx(sum(scored) / 12, abs=1e-6)
-        assert row["reward/unscored_frac"] == 0.25 and row["groups/scored"] == 3
-        assert row["reward/voided"] == voided
-        advantages, in_loss = spy.calls[-1][4:6]
-        assert in_loss.tolist() == [i not in (*lost, 7) for i in range(16)]
-        three = [rewards[i] for i in (0, 2, 3)]
-        expected = [x - sum(three) / 3 for x in three]
-        assert advantages[[0, 2, 3]].tolist() == pytest.approx(expected, abs=1e-6)
-        assert not advantages[[*lost, 7]].any()
+    flags = ("--reward", "rubric", "--reward", "model", "--reward-model", graded["reward"])
+    row = trained(run(graded, tmp_path / "run", "--steps", 1, *flags))[0]
+    rewards = [r["reward"] for r in kept_of(tmp_path / "run")]
+    assert tuple(i for i, r in enumerate(rewards) if r is None) == lost
+    assert row["reward/mean"] == pytest.approx(sum(filter(None, rewards)) / 12, abs=1e-6)
+    assert row["reward/unscored_frac"] == 0.25 and row["groups/scored"] == 3
+    assert row["reward/voided"] == 4
+    advantages, in_loss = spy.calls[-1][4:6]
+    assert in_loss.tolist() == [i not in (*lost, 7) for i in range(16)]
+    three = torch.tensor([rewards[i] for i in (0, 2, 3)])
+    assert close(advantages[[0, 2, 3]], three - three.mean(), 1e-6)
+    assert not advantages[[*lost, 7]].any()
 
 
 @pytest.mark.parametrize("mode", ["keep", "mask", "penalty"])
@@ -970,52 +781,44 @@ def test_overlong(mode, graded, tmp_path, monkeypatch):
     advantages, in_loss = spy.calls[0][4:6]
     assert in_loss.tolist() == (finished if mode == "mask" else [True] * 16)
     rewards = torch.tensor([r["reward"] for r in kept])
-    penalty = -torch.tensor([float(n == 8) for n in length])  # 8 − 1 − 8, over 1
-    shaped = rewards + penalty if mode == "penalty" else rewards
-    assert torch.allclose(advantages.view(4, 4), grpo_rubric.group_advantages(shaped.view(4, 4)))
+    penalty = [-float(n == 8) for n in length]  # 8 − 1 − 8, over 1
+    shaped = rewards + torch.tensor(penalty) if mode == "penalty" else rewards
+    assert close(advantages, grpo_rubric.group_advantages(shaped.view(4, 4)).view(-1), 1e-6)
     assert row["reward/mean"] == pytest.approx(rewards.mean().item(), abs=1e-6)
-    assert row["reward/voided"] == 0
     if mode == "penalty":
-        assert row["reward/overlong"] == pytest.approx(penalty.mean().item())
-        assert [r["components"]["overlong"] for r in kept] == penalty.tolist()
-    assert row["length/truncated_frac"] == pytest.approx(1 - sum(finished) / 16)
+        assert row["reward/overlong"] == pytest.approx(sum(penalty) / 16)
+        assert [r["components"]["overlong"] for r in kept] == penalty
 
 
 def test_rewards_are_mixed_by_weight(graded, tmp_path):
     """--reward checks:3 --reward model:1 is .75 of one and .25 of the other, each logged apart; validation by the reward model
-    has scores and a test interval, though no criteria."""
-    gold, out = tmp_path / "gold.py", tmp_path / "run"
-    gold.write_text("def length(prompts, answers, rows):\n    return [len(a) for a in answers]\n")
+    has scores, though no criteria."""
+    out = tmp_path / "run"
     flags = ("--reward", "checks:3", "--reward", "model", "--reward-model", graded["reward"])
-    rows = run(graded, out, *flags, "--val-metric", "model", "--gold", f"{gold}:length")
-    kept, score = kept_of(out), common.reward_function(graded["reward"])
-    prompts = [
+    rows = run(graded, out, *flags, "--val-metric", "model")
+    kept, score = kept_of(out, step=1), common.reward_function(graded["reward"])
+    asked = [
         r["prompt"] if isinstance(r["prompt"], list) else [{"role": "user", "content": r["prompt"]}]
         for r in kept
     ]
-    for row, x in zip(kept, score(prompts, [r["answer"] for r in kept])):
+    for row, x in zip(kept, score(asked, [r["answer"] for r in kept]), strict=True):
         parts = row["components"]
         assert parts["model"] == pytest.approx(x, abs=1e-4)
         assert row["reward"] == pytest.approx(0.75 * parts["checks"] + 0.25 * x, abs=1e-4)
     for name in ("checks", "model"):
-        part = sum(r["components"][name] for r in kept[:16]) / 16
+        part = sum(r["components"][name] for r in kept) / 16
         assert trained(rows)[0][f"reward/{name}"] == pytest.approx(part, abs=1e-5)
     first, value = kept_of(out, "validation", 0), next(row for row in rows if "val/score" in row)
     assert value["val/score"] == pytest.approx(sum(r["reward"] for r in first) / 2, abs=1e-5)
-    assert value["val/gold"] == pytest.approx(sum(len(r["answer"]) for r in first) / 2)
-    summary = json.loads((out / "summary.json").read_text())["test_after"]
-    assert summary["n"] == 2 and summary["low"] <= summary["score"] <= summary["high"]
 
 
 def test_checks_alone_ask_nobody(graded, tmp_path, monkeypatch):
     """--reward checks on rows that also have texts for a judge: no network, no judge made, the texts left out of the score."""
     rows = [{"prompt": p, "rubrics": ["Is polite.", *CHECKS[:2]]} for p in PROMPTS]
-    own = {**graded, "data": write_rows(tmp_path / "r.jsonl", rows)}
+    own = graded | {"data": write_rows(tmp_path / "r.jsonl", rows)}
     monkeypatch.setattr(socket.socket, "connect", lambda *a: pytest.fail("asked the network"))
-    rows = run(own, tmp_path / "run", "--reward", "checks")
-    assert "judge/calls" not in trained(rows)[0]
-    kept = read(tmp_path / "run" / "rollouts.jsonl")
-    assert {c["id"] for r in kept for c in r["criteria"]} == {2, 3}
+    run(own, tmp_path / "run", "--reward", "checks")
+    assert {c["id"] for r in read(tmp_path / "run/rollouts.jsonl") for c in r["criteria"]} == {2, 3}
     with pytest.raises(files.UserError, match="needs a judge"):
         run(own, tmp_path / "no")
     assert not (tmp_path / "no").exists()
@@ -1026,60 +829,8 @@ def test_system_message_and_longest_row(graded, tmp_path, monkeypatch):
     spy = Spy(monkeypatch, "sample")
     run(graded, tmp_path / "run", "--system", "Be brief.", "--steps", 1)
     asked = [prompt for call in spy.calls for prompt in call[2]]
-    assert len(asked) > 8 and all(
-        prompt[0] == {"role": "system", "content": "Be brief."} and prompt[-1]["role"] == "user"
-        for prompt in asked
-    )
+    assert len(asked) > 8 and {p[0]["content"] for p in asked} == {"Be brief."}
+    assert {p[-1]["role"] for p in asked} == {"user"}
     spy.calls.clear()
     run(graded, tmp_path / "short", "--max-length", 26, "--steps", 1)
     assert max(len(prompt) for call in spy.calls for prompt in call[2]) == 20
-
-
-# ---- E5: it learns ----
-
-UNIFORM = "qwen3"  # its head is not tied, so that a zero head gives every token 1/V
-
-
-@pytest.fixture(scope="module")
-def uniform(tmp_path_factory):
-    """A model whose every token is equally likely, and rows whose one criterion is that the answer is "!"."""
-    folder = tmp_path_factory.mktemp("uniform")
-    name = tiny_model(UNIFORM, folder)
-    model = AutoModelForCausalLM.from_pretrained(name)
-    nn.init.zeros_(model.lm_head.weight)
-    model.save_pretrained(name)
-    rows = [{"prompt": p, "rubrics": [{"check": "regex:match", "pattern": "^!$"}]} for p in PROMPTS]
-    return {"uniform": name, "data": write_rows(folder / "rows.jsonl", rows)}
-
-
-def probability(folder):
-    """Of "!" as the first token of an answer, for each prompt."""
-    model = AutoModelForCausalLM.from_pretrained(folder)
-    tokenizer = common.load_tokenizer(str(folder))
-    (target,) = tokenizer.encode("!", add_special_tokens=False)
-    found = []
-    for prompt in PROMPTS:
-        turn = prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
-        ids = torch.tensor([common.encode_prompt(tokenizer, turn)])
-        found.append(model(input_ids=ids).logits[0, -1].softmax(-1)[target].item())
-    return found
-
-
-@pytest.mark.parametrize(
-    "flags",
-    [(), ("--scale", "std", "--level", "sequence", "--num-substeps", 2)],
-    ids=["default", "gspo"],
-)
-def test_it_learns_a_token(flags, uniform, tmp_path):
-    """E5. Every token starts at 1/V = 1/300; "!" passes the check. In 30 steps of 256 answers its probability must pass one
-    half, and held-out greedy answers pass: from nothing but programs that say yes or no."""
-    out = tmp_path / "run"
-    line = ("--group-size", 32, "--groups-per-batch", 8, "--steps", 30, "--max-new-tokens", 1)
-    line += ("--lr", 1e-2, "--schedule", "constant", "--eval-every", 15, "--restore", "last")
-    rows = run(uniform, out, *line, "--train-ratio", 0.7, *flags, family="uniform")
-    before, after = probability(uniform["uniform"]), probability(out)
-    assert before == pytest.approx([1 / 300] * len(PROMPTS), rel=1e-5)
-    assert min(after) > 0.5, after
-    values = [row["val/score"] for row in rows if "val/score" in row]
-    assert values[0] == 0 and values[-1] == 1
-    assert trained(rows)[0]["groups/skipped"] > 4  # a group without a hit teaches nothing

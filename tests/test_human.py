@@ -3,6 +3,7 @@ the votes can tell?"""
 
 import itertools
 import json
+import os
 import random
 import re
 import shutil
@@ -261,7 +262,7 @@ def vote_all(folder, raters, **options):
             if not rater.state["item"]:
                 break
             rater.vote(choose({side: rater.state["item"][side] for side in ("left", "right")}, n))
-    app.desk.close()
+    os.close(app.desk.folder)
 
 
 @pytest.fixture(scope="module")
@@ -343,7 +344,7 @@ def test_foreign_votes_are_refused_by_name(voted, tmp_path, capsys):
     path = folder / "annotations.jsonl"
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     for changes, words in (
-        ({"item_sha256": "0" * 64}, r"annotations.jsonl:3: item 'item-\d+' has other texts now"),
+        ({"item_sha256": "0" * 64}, r"annotations.jsonl:3: item 'item-\d+' has other texts"),
         ({"item_id": "item-99999"}, "annotations.jsonl:3: item 'item-99999' is missing"),
         ({"choice": "left"}, "annotations.jsonl:3: "),
     ):

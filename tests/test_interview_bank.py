@@ -1,4 +1,8 @@
-"""The interview bank, the scripted candidate, and the transcripts that the base learns from."""
+"""The interview bank, and the transcripts that the base learns from.
+
+The scripted candidate that made them is held to the environment's, reply by reply, in
+test_agent_env.test_the_environment_hears_what_the_generator_wrote.
+"""
 
 import copy
 import json
@@ -16,13 +20,6 @@ import grammar  # noqa: E402
 import interview  # noqa: E402
 
 BANK = interview.BANK
-
-
-def candidate(states, seed=0):
-    """A candidate with the given states, in the order of its competencies."""
-    person = interview.Candidate(random.Random(seed), BANK)
-    person.states = dict(zip(person.competencies, states))
-    return person
 
 
 # ---- the bank ---------------------------------------------------------------------------------
@@ -70,41 +67,10 @@ def test_a_broken_bank_is_refused(change, message):
         interview.check_bank(broken(change))
 
 
-@pytest.mark.parametrize(
-    "text, requests, kind, topics",
-    [
-        (
-            "Thanks. Could you tell me about a time you dealt with conflict?",
-            1,
-            "behavioural",
-            ["conflict"],
-        ),
-        (
-            "Tell me about a time you planned a move, and what was the result?",
-            2,
-            "behavioural",
-            ["planning"],
-        ),
-        ("What exactly did you do?", 1, "specific", []),
-        ("Would you tell me about a time you coached somebody?", 1, "behavioural", ["coaching"]),
-        ("What would you do about an angry customer?", 1, "hypothetical", ["service"]),
-        ("Are you good at customer service?", 1, "closed", ["service"]),
-        # nested phrases count once: one for service, two for sales, which the turn is then about
-        (
-            "How did you use customer service for the sales of what you sold?",
-            1,
-            "specific",
-            ["sales", "service"],
-        ),
-        ("Good to meet you.", 0, "other", []),
-        ("How do you see budgets, sales and safety?", 1, "other", ["budgeting", "sales", "safety"]),
-    ],
-)
-def test_reading_a_turn(text, requests, kind, topics):
-    """`customer service` is one phrase and not two; `would you tell` is politeness and no hypothesis."""
-    turn = interview.read_turn(BANK, text)
-    assert (turn["requests"], turn["kind"]) == (requests, kind)
-    assert turn["topics"] == topics
+def test_nested_phrases_count_once():
+    """`customer service` is one phrase and not two: one for service, two for sales, which the turn is then about."""
+    text = "How did you use customer service for the sales of what you sold?"
+    assert interview.read_turn(BANK, text)["topics"] == ["sales", "service"]
 
 
 def test_bank_is_free_of_betraying_words():
@@ -114,133 +80,6 @@ def test_bank_is_free_of_betraying_words():
     del harmless["cues"]
     words = set(re.findall(r"[a-z]+", json.dumps(harmless).lower()))
     assert words & set(grammar.PROTECTED_WORDS) == set()
-
-
-# ---- the candidate ----------------------------------------------------------------------------
-
-
-def test_states_are_as_the_page_deals_them():
-    """K = 4: two reserved, at least one open, the last open or none with equal chance; N = 6."""
-    people = [interview.Candidate(random.Random(i), BANK) for i in range(400)]
-    counts = [sorted(p.states.values()) for p in people]
-    assert all(c.count("reserved") == 2 and "open" in c for c in counts)
-    share = sum("none" in c for c in counts) / len(counts)
-    assert abs(share - 0.5) < 4 * 0.5 / 400**0.5  # four standard errors
-    assert all(p.turns == 6 and set(p.competencies) <= set(BANK["roles"][p.role]) for p in people)
-
-
-def test_a_reserved_competency_needs_a_specific_follow_up():
-    """Outline, then the evidence; the follow-up may name nothing if it is the very next turn."""
-    person = candidate(["reserved", "reserved", "open", "none"])
-    first, second, third, fourth = person.competencies
-    assert (
-        person.hear(f"Tell me about a time you dealt with {first}.")
-        in (BANK["competencies"][first]["outline"])
-    )
-    assert person.hear("What exactly did you do?") == person.items[first]["short"]
-    person.hear(f"What was the result of your work on {second}?")  # the first time: only an outline
-    assert second in person.outlined and second not in person.heard
-    assert person.hear(f"Describe how you handled {third}.") == person.items[third]["short"]
-    assert person.hear(f"How did you go about {second}?") == person.items[second]["short"]
-    last = person.hear(f"When did you last deal with {fourth}?")
-    assert last == f"I have not had to deal with {fourth} yet. Please write the summary now."
-    assert person.faults == [] and set(person.heard) | person.denied == set(person.competencies)
-
-
-@pytest.mark.parametrize(
-    "text, reply, faults",
-    [
-        (
-            "Describe how you handled {a}. How did you go about {b}?",
-            "one_question",
-            ["many_questions"],
-        ),
-        ("Tell me about a time you dealt with {a}, {b} and {c}.", "one_question", ["many_topics"]),
-        ("Describe how you handled {a} " + "and so on " * 14 + ".", "one_question", ["over_long"]),
-        ("Good to meet you.", "no_request", []),
-        ("What are your hobbies?", "small_talk", []),
-        ("How would you handle {a}?", "intentions", []),
-        ("Are you good at {a}?", "yes", []),
-    ],
-)
-def test_what_reveals_nothing(text, reply, faults):
-    """One question that names everything must not open every drawer."""
-    person = candidate(["open"] * 4)
-    a, b, c, _ = person.competencies
-    assert person.hear(text.format(a=a, b=b, c=c)) in BANK["replies"][reply]
-    assert person.faults == faults and not person.heard
-
-
-def test_risky_repeated_and_foreign_questions():
-    """A risky question is refused; the same wording twice is a fault; a second one about a known fact too."""
-    person = candidate(["open", "open", "reserved", "reserved"])
-    a, b, c, _ = person.competencies
-    foreign = next(name for name in BANK["competencies"] if name not in person.competencies)
-    assert person.hear("Are you married?", risky=True) in BANK["replies"]["risky"]
-    assert person.hear(f"Describe how you handled {foreign}.") in BANK["replies"]["exposure"]
-    person.hear(f"Describe how you handled {a}.")
-    assert person.hear(f"What exactly did you do about {a}?") in BANK["replies"]["as_said"]
-    person.hear(f"Describe how you handled {c}.")
-    assert person.hear(f"Describe how you handled {c}.").startswith("You asked me that before.")
-    assert person.faults == ["risky", "repeated", "repeated"]
-
-
-# ---- baselines --------------------------------------------------------------------------------
-
-
-def played(strategy):
-    """Mean R and mean correct / K over 500 seeds, with a perfect reporter."""
-    rewards, shares = [], []
-    for seed in range(500):
-        rng = random.Random(f"baseline {seed}")
-        person = interview.Candidate(rng, BANK)
-        strategy(rng, person)
-        correct = len(person.heard) + len(person.denied)
-        penalty = sum(0.25 if fault == "risky" else 0.1 for fault in person.faults)
-        shares.append(correct / 4)
-        rewards.append(max(-1.0, min(1.0, correct / 4 - penalty)))
-    return statistics.mean(rewards), statistics.mean(shares)
-
-
-def oracle(rng, person):
-    for c in person.competencies:
-        person.hear(interview.ask(rng, BANK, "behavioural", c))
-        if person.states[c] == "reserved":
-            person.hear(interview.ask(rng, BANK, "specific", c))
-
-
-def fixed(rng, person, blind=0):
-    for c in person.competencies:
-        person.hear(interview.ask(rng, BANK, "behavioural", c))
-    for c in rng.sample(person.competencies, blind):
-        person.hear(interview.ask(rng, BANK, "specific", c))
-
-
-def drawn(rng, person):
-    kinds = BANK["templates"]["behavioural"] + BANK["templates"]["specific"]
-    for _ in range(person.turns):
-        person.hear(rng.choice(kinds).format(c=rng.choice(person.competencies)))
-
-
-def uniform(rng, person):
-    templates = [(kind, t) for kind, ts in BANK["templates"].items() for t in ts]
-    for _ in range(person.turns):
-        kind, template = rng.choice(templates)
-        c, d, e = rng.sample(person.competencies, 3)
-        person.hear(template.format(c=c, d=d, e=e), risky=kind == "risky")
-
-
-def test_baselines():
-    """Oracle 1; fixed .50 = 2 of 4; fixed+ .65: .75 found, less one repeated question in two
-    follow-ups; an interviewer who reads the last reply equals the oracle. Random and uniform are measured:
-    .28 and −.39 here."""
-    assert played(oracle) == (1.0, 1.0)
-    assert played(lambda rng, person: interview.play(rng, BANK, person, "listening")) == (1.0, 1.0)
-    assert played(fixed) == (0.5, 0.5)
-    reward, share = played(lambda rng, person: fixed(rng, person, blind=2))
-    assert abs(reward - 0.65) < 0.03 and abs(share - 0.75) < 0.02
-    assert 0.15 < played(drawn)[0] < 0.35
-    assert -0.5 < played(uniform)[0] < -0.3
 
 
 # ---- transcripts and drills -------------------------------------------------------------------
@@ -314,6 +153,15 @@ def test_good_interviewers_are_better():
         return statistics.mean(len(told(row["messages"])) for row in rows)
 
     assert found(0.9) > found(0.1) + 0.8
+
+
+def test_who_listens_finds_everything():
+    """The style that follows up where only an outline came: all four competencies, no fault."""
+    for seed in range(200):
+        rng = random.Random(seed)
+        person = interview.Candidate(rng, BANK)
+        interview.play(rng, BANK, person, "listening")
+        assert len(person.heard) + len(person.denied) == 4 and not person.faults
 
 
 def test_drills_are_rows_that_copying_solves():

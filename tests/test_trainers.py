@@ -3,7 +3,7 @@
 Ordered as in the house's list: E1 the numbers before step one, E2 micro-batches, E3 padding and mates, E5 learning, E6
 families and tokenizers, E7 a folder for a fresh process, E8 NaN in padding (E4, resume, is test_resume.py). Then what a
 single stage owes: the reference, the loss types, LoRA, the scores of sample answers, what the screen and --help say, a copy
-of the script in an empty folder. PPO draws its own rows, so its E1, E2, E3, E5 and E8 are in test_ppo.py.
+of the script in an empty folder. PPO draws its own rows, so its E1, E2, E3 and E5 are in test_ppo.py.
 """
 
 import json
