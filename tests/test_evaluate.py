@@ -539,9 +539,6 @@ def test_a_prompt_longer_than_the_model(world, tmp_path, capsys):
     evaluate.main(command(world | models, tmp_path / "out"))
     assert "24 of 24 prompts cut to 12 tokens" in capsys.readouterr().out
     assert report_of(tmp_path / "out")["models"][1]["kl"]["value"] > 0
-    make = ["human", "make", "--a", models["a"], "--b", models["b"], "--prompts", world["prompts"]]
-    evaluate.main([*make, "--split", "test", "--n", "2", "--max-new-tokens", "6", "--out", str(tmp_path / "h")])  # fmt: skip
-    assert "2 of 2 prompts cut to 18 tokens" in capsys.readouterr().out
 
 
 @pytest.fixture(scope="module")
