@@ -11,7 +11,7 @@ Algorithm    compare:  (1) prompts of one split, drawn by seed; what each run ha
                        (8) table, report.json, report.html, plots, samples.jsonl
              reward:   accuracy of a reward model on held-out pairs, beside the rule "the longer answer wins"
              rank:     candidates of a role ordered by a reward model; Kendall's tau where their quality is recorded
-             human:    make: answers of two models as blind items for annotate.py, and the key; score: the votes un-blinded
+             human:    the votes of annotate.py on answers of two models, un-blinded: who won, and can the votes tell
 Conventions  the first model is the baseline; KL in nats an answer, end token included, at the sampling temperature;
              every answer of A meets every answer of B to the same prompt, equal scores are ties and count ½;
              answers to one prompt are no independent draws: intervals resample prompts;
@@ -22,10 +22,9 @@ Run          python evaluate.py
              python evaluate.py compare --model Qwen/Qwen2.5-0.5B-Instruct runs/dpo --reward-model runs/reward
              python evaluate.py reward --reward-model runs/reward --pairs data/prefs_test.jsonl
              python evaluate.py rank --reward-model runs/reward --role role.txt --candidates candidates.csv
-             python evaluate.py human make --a runs/ppo --b runs/dpo
-             python evaluate.py human score --votes runs/human/annotations.jsonl
-Writes       report.json; report.html, *.svg and samples.jsonl (compare), report.html and pairs.jsonl
-             (reward), ranked.csv (rank), or votes.jsonl (human score); human make: items.jsonl, key.json, samples.jsonl
+             python evaluate.py human --votes runs/ab/annotations.jsonl
+Writes       report.json and report.html; *.svg and samples.jsonl (compare), pairs.jsonl (reward),
+             ranked.csv (rank), votes.jsonl (human)
 Reference    Wilson 1927; Gao et al. 2022, arXiv 2210.10760 (best-of-n,
              over-optimisation); Dubois et al. 2024, arXiv 2404.04475 (length control)
 Axes         P prompts, G answers a prompt, N answers of a best-of-n pool, M models, B pairs
@@ -45,14 +44,13 @@ import tempfile
 import time
 from collections import Counter
 from importlib.metadata import version
-from operator import itemgetter
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 
 from checks.risky import asked_sentences, is_open, number_of_requests
-from parts import files
+from parts import files, pages
 from parts.files import UserError
 from parts.old_pages import (
     PLOT_STYLE,
@@ -97,7 +95,7 @@ from parts.stats import (
     t_test,
     wilson,
 )
-from parts.votes import counted, item_sha256, replay, undone
+from parts.votes import agreement, counted, load_items, read_log, replay
 
 SCHEMA = 1  # of report.json; a key that changes its meaning raises it
 
@@ -495,11 +493,11 @@ def by_item(votes):
 def compare_votes(votes, seed):
     """A against B by people's votes: `compare_outcomes` over items, each the mean of its votes, with interval and verdict.
 
-    votes  dicts of item_id, annotator, winner ("A", "B", "tie", "both_bad"), tokens (length of A's answer, of B's)
+    votes  dicts of item_id, annotator, winner ("A", "B", "tie", "both_bad"), words (in A's answer, in B's)
     The interval is the wider of Wilson's over items and, with two annotators or more, of a bootstrap over items *and*
     annotators: the next items are others, and so are the next people.
     By hand: won and a tie on x, lost on y: (¾ + 0)/2.
-    >>> vote = lambda item, name, won: {"item_id": item, "annotator": name, "winner": won, "tokens": (9, 9)}
+    >>> vote = lambda item, name, won: {"item_id": item, "annotator": name, "winner": won, "words": (9, 9)}
     >>> compare_votes([vote("x", "ann", "A"), vote("x", "ben", "tie"), vote("y", "ann", "B")], 0)["win_rate"]["value"]
     0.375
     """
@@ -507,8 +505,8 @@ def compare_votes(votes, seed):
     y = np.full((len(groups), 1, max(map(len, groups.values()))), np.nan)  # (P, 1, V)
     for p, own in enumerate(groups.values()):
         y[p, 0, : len(own)] = [WON[vote["winner"]] for vote in own]
-    tokens = np.array([own[0]["tokens"] for own in groups.values()], float)  # (P, 2)
-    row, rates = compare_outcomes(y, tokens[:, :1], tokens[:, 1:], seed), prompt_rates(y)
+    words = np.array([own[0]["words"] for own in groups.values()], float)  # (P, 2)
+    row, rates = compare_outcomes(y, words[:, :1], words[:, 1:], seed), prompt_rates(y)
     flat = [vote for own in groups.values() for vote in own]
     values, items = y[~np.isnan(y)], [vote["item_id"] for vote in flat]
     weight = np.array([1 / len(groups[item]) for item in items])  # items count alike
@@ -520,28 +518,6 @@ def compare_votes(votes, seed):
         method = "the wider of wilson over items and bootstrap over items and annotators"
     row["win_rate"] = number(rates.mean(), len(rates), interval, method, seed)
     return row | {"verdict": verdict(row["win_rate"], row["p"])}
-
-
-def vote_counts(votes, skips):
-    """What one annotator, or all of them, did: choices on ordinary items, side, gold, repeats. `votes` as of `unblind`."""
-    plain = counted(votes)
-    count, of = Counter(v["winner"] for v in plain), itemgetter("item_id", "annotator")
-    first = {of(v): v["choice"] for v in votes if v["repeat_of"] is None}
-    again = [v for v in votes if v["repeat_of"] is not None and of(v) in first]
-    again = [v["choice"] == first[of(v)] for v in again]
-    gold = [v["gold_pass"] for v in votes if v["gold_pass"] is not None]
-    left = [v["left"] for v in votes if v["left"] is not None]
-    row = {"votes": len(plain)} | {word: count[word] for word in WON} | {"skips": skips}
-    row["win_rate"] = share(sum(WON[v["winner"]] for v in plain), len(plain))
-    return row | {name: share(sum(x), len(x)) for name, x in (("left", left), ("gold", gold), ("repeats", again))}  # fmt: skip
-
-
-def human_agreement(votes):
-    """How often two votes on the same item say the same (both bad is a tie), of all pairs of two annotators."""
-    items = [[WON[vote["winner"]] for vote in own] for own in by_item(votes).values()]
-    same = [a == b for own in items for a, b in itertools.combinations(own, 2)]
-    overlap = sum(len(own) > 1 for own in items)
-    return share(sum(same), len(same)) | {"overlapping_items": overlap}
 
 
 # ---- 4. the arguments ----
@@ -558,11 +534,15 @@ def parse_args(argv=None):
 
     add = parsers["compare"].add_argument
     # models and scores
-    models = [Default(name) for name in (BASE, "runs/ppo", "runs/dpo", "runs/grpo")]
+    models = [Default(BASE), *(made(name) for name in ("dpo", "ppo", "grpo"))]
     add("--model", nargs="+", default=models, help="folders, baseline first (default: %(default)s)")
     add("--gold", default=Default("data/recruiter.py:reward"), help="FILE:FUNCTION, or none")
     add("--gold-model", help="in place of --gold: a reward model of pairs that training never saw")
-    add("--reward-model", default=Default("runs/reward"), help="folder of the proxy, or none")
+    add(
+        "--reward-model",
+        default=made("reward"),
+        help="folder of the proxy, or none (default: %(default)s)",
+    )
     # sampling
     add("--samples", type=int, default=4, help="answers a prompt and model (1 to 8)")
     add("--bon", type=int, default=16, help="answers a prompt for best-of-n; 0 = off (4 to 64)")
@@ -571,11 +551,11 @@ def parse_args(argv=None):
     add("--candidates", default=Default("data/candidates.jsonl"), help="with quality, or none")
 
     add = parsers["reward"].add_argument
-    add("--reward-model", default="runs/reward", help="folder (default: runs/reward)")
-    add("--pairs", default="data/prefs_test.jsonl", help="held-out pairs, JSONL")
+    add("--reward-model", default=made("reward"), help="folder (default: %(default)s)")
+    add("--pairs", default=Default("data/prefs_test.jsonl"), help="held-out pairs, JSONL")
 
     add = parsers["rank"].add_argument
-    add("--reward-model", default="runs/reward", help="folder, trained on pairs of profiles too")
+    add("--reward-model", default=made("reward"), help="folder, trained on pairs of profiles too")
     add("--candidates", default="data/candidates.jsonl", help="JSONL or CSV (default: %(default)s)")
     add("--role", help="file or text: title, must-haves (default: each row's own prompt or role)")
     add("--text-column", default="profile", help="column of the profile (default: %(default)s)")
@@ -584,30 +564,18 @@ def parse_args(argv=None):
     add("--blind", help="column of names, replaced in the text; pronouns and e-mail addresses stay")
     add("--columns-for-audit", help="columns to audit by, as sex,race_ethnicity")
 
-    steps = parsers["human"].add_subparsers(dest="step", metavar="make|score", required=True)
-    parsers |= {name: steps.add_parser(name, help=STEPS[name].__doc__) for name in STEPS}
-    add = parsers["make"].add_argument
-    add("--a", help="model folder or hub id: A")
-    add("--b", help="the other one: B")
-    add("--gold-items", help="JSONL of prompt, a, b, gold (a or b): known pairs to mix in")
-
-    add = parsers["score"].add_argument
-    votes = "runs/human/annotations.jsonl"
+    add = parsers["human"].add_argument
+    votes = "runs/ab/annotations.jsonl"
     add("--votes", default=votes, help="the log of annotate.py (default: %(default)s)")
-    add("--key", help="key.json of human make (default: beside the votes)")
+    add("--items", help="items.jsonl that was voted on (default: the one beside the votes)")
 
     prompts = Default("data/prompts.jsonl")
-    for name in ("compare", "make"):  # held-out prompts, and how they are answered
-        add = parsers[name].add_argument
-        add(
-            "--prompts", default=prompts, help="JSONL of prompt, split, task (default: %(default)s)"
-        )
-        add("--split", default=Default("test"), help="value of 'split', or all (default: test)")
-        add("--n", type=int, default=200, help="prompts, drawn by seed; 0 = all (50 to 800)")
-        add(
-            "--temperature", type=float, default=1.0, help="of sampling, KL too, above 0 (0.7 to 1)"
-        )
-        add("--max-new-tokens", type=int, default=96, help="longest answer, tokens (64 to 512)")
+    add = parsers["compare"].add_argument  # held-out prompts, and how they are answered
+    add("--prompts", default=prompts, help="JSONL of prompt, split, task (default: %(default)s)")
+    add("--split", default=Default("test"), help="value of 'split', or all (default: test)")
+    add("--n", type=int, default=200, help="prompts, drawn by seed; 0 = all (50 to 800)")
+    add("--temperature", type=float, default=1.0, help="of sampling, KL too, above 0 (0.7 to 1)")
+    add("--max-new-tokens", type=int, default=96, help="longest answer, tokens (64 to 512)")
 
     add = parsers["compare"].add_argument  # an LLM as one more scorer
     add("--judge-model", help="name on a server with OpenAI-compatible chat completions")
@@ -615,19 +583,23 @@ def parse_args(argv=None):
     add("--judge-api-key-env", default="OPENAI_API_KEY", help="variable that holds the key")
     add("--judge-price", help="USD per million tokens in and out, such as 0.25,2")
 
-    folders = {"compare": "runs/evaluate", "reward": "runs/evaluate-reward", "rank": "runs/rank"}
-    folders |= {"make": "runs/human", "score": "runs/human-report"}
+    folders = {
+        "compare": "runs/evaluate",
+        "reward": "runs/evaluate-reward",
+        "rank": "runs/rank",
+        "human": "runs/human-report",
+    }
     for name, out in folders.items():
         add = parsers[name].add_argument
         add("--out", default=out, help=f"folder of the report (default: {out})")
         add("--overwrite", action="store_true", help="replace the report; fitting samples are kept")
         add("--seed", type=int, default=0, help="of prompts, samples and intervals")
+        add("--date", help="written into the report as it is; without it there is none")
+        if name == "human":  # reads votes, and no model
+            continue
         add("--dtype", default="auto", choices=("auto", "fp32", "fp16", "bf16"), help="compute")
         add("--device", default="auto", help="auto, cpu, cuda, mps")
-        if name == "make":  # samples, and writes no report
-            continue
         add("--micro-tokens", type=int, help="padded tokens a forward (default 1024, GPU 16384)")
-        add("--date", help="written into the report as it is; without it there is none")
     args = parser.parse_args(argv)
     at_least(args, n=0, samples=1, bon=0, max_new_tokens=1, seed=0, micro_tokens=1, k=1)
     if not 0 < getattr(args, "temperature", 1) < math.inf:
@@ -635,8 +607,13 @@ def parse_args(argv=None):
     return args
 
 
+def made(name):
+    """The default folder of a run: where a plain command wrote it, or else where `make demo` did."""
+    return Default(f"runs/{name}" if Path(f"runs/{name}").exists() else f"runs/demo/{name}")
+
+
 def bundled(args, name):
-    """Of other prompts than the bundled ones, a bundled file that nobody asked for says nothing."""
+    """With your own prompts, bundled default files are ignored."""
     own = isinstance(name, Default) and not isinstance(args.prompts, Default)
     return None if own or name == "none" else present(name)
 
@@ -849,88 +826,32 @@ def own_prompt(row, at):
     return prompt or role_prompt(str(row["role"]))
 
 
-# items.jsonl of human make: {"id", "task", "prompt", "a", "b", "gold": null, "candidates"}: no model is named in it
-# key.json: {"a": "runs/ppo", "b": "runs/dpo", "items": {"item-00000": {"prompt": "test-0000", "sha256": "…",
-#            "swapped": true (its answer a is B's; null: a gold item), "tokens": [of A's answer, of B's]}}}
+def two_models(items, path):
+    """(A, B): the models whose answers people compared; A is the a_model of the first item."""
+    ordinary = [item for item in items.values() if not item.get("gold")]
+    pairs = [(item.get("a_model"), item.get("b_model")) for item in ordinary]
+    found = sorted({str(name) for pair in pairs for name in pair})
+    if len(found) != 2 or any(a == b for a, b in pairs):
+        there = ", ".join(found) or "gold items alone"
+        fix = "python annotate.py draw --model A --model-b B"
+        raise UserError(
+            f"--items {path}: expected an answer of each of two models; found {there}: {fix}"
+        )
+    return pairs[0]
 
 
-def check_gold_item(row):
-    import common
+def unblind(events, items, first):
+    """The votes that stand, each with its winner (of a gold item None) and the words of A's and B's answer.
 
-    common.check_prompt(row)
-    common.check_response(row, "a")
-    common.check_response(row, "b")
-    if row.get("gold") not in ("a", "b"):
-        raise ValueError(f'"gold" is {row.get("gold")!r}; expected "a" or "b", the better answer')
-
-
-def load_key(path):
-    try:
-        key = json.loads(Path(path).read_text(encoding="utf-8"))
-        for item in key["items"].values():
-            item["sha256"], item["tokens"]
-            if not any(item["swapped"] is x for x in (True, False, None)):  # 1 would count as true
-                raise ValueError
-            if item["swapped"] is not None:
-                [int(n) for n in item["tokens"]]
-        key["a"], key["b"], key["identical"]
-    except OSError:
-        fix = "name the key.json that human make wrote beside its items"
-        raise UserError(f"--key {path}: no such file; {fix}") from None
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise UserError(f"--key {path}: not a key.json of human make") from None
-    return key
-
-
-def check_event(event):
-    """What `human score` reads of a line of annotations.jsonl."""
-    texts = ("event", "event_id", "item_id", "item_sha256", "annotator")
-    nullable = ("choice", "gold_pass", "repeat_of", "undoes")
-    missing = [k for k in texts if not isinstance(event.get(k), str)]
-    if missing := missing + [k for k in nullable if k not in event]:
-        raise ValueError(f'"{missing[0]}" is missing; expected a line that annotate.py wrote')
-    if event["event"] not in ("vote", "skip", "undo"):
-        raise ValueError(f'"event" is {event["event"]!r}; expected vote, skip or undo')
-    if event.get("shown") not in ({"left": "a", "right": "b"}, {"left": "b", "right": "a"}):
-        raise ValueError('"shown" does not say which answer was on the left')
-    if event["event"] == "vote" and event["choice"] not in ("a", "b", "tie", "both_bad"):
-        raise ValueError(f'"choice" is {event["choice"]!r}; expected a, b, tie or both_bad')
-
-
-def read_votes(path, key):
-    """The events of annotate.py's log, each on an item of this key; a last line without its end was never acknowledged."""
-    rows = files.read_jsonl(path, check_event, numbered=True, flag="--votes")
-    with open(path, "rb") as file:
-        whole = sum(line.endswith(b"\n") and bool(line.strip()) for line in file)
-    events, seen = [], {}
-    for line, event in itertools.islice(rows, whole):
-        item = key["items"].get(event["item_id"])
-        at = f"--votes {path}:{line}"
-        if item is None or item["sha256"] != event["item_sha256"]:
-            why = "had other texts (item_sha256) than the key's" if item else "is not in the key"
-            fix = "score votes with the key.json that was made with their items"
-            raise UserError(f"{at}: item {event['item_id']!r} {why}; {fix}")
-        if event["event"] == "vote" and (event["gold_pass"] is None) is (item["swapped"] is None):
-            why = "an ordinary one" if event["gold_pass"] is None else "a gold item"
-            fix = "is not in the key; restore the items.jsonl of human make"
-            raise UserError(f"{at}: item {event['item_id']!r} was voted on as {why}, and {fix}")
-        if seen.setdefault(event["event_id"], event) != event:  # an undo would take back both
-            why = "stands on another event too; score each log by itself"
-            raise UserError(f'{at}: "event_id" {event["event_id"][:40]!r} {why}')
-        if seen[event["event_id"]] is event:  # the same line twice: files joined, one event
-            events.append(event)
-    return events
-
-
-def unblind(events, key):
-    """The votes that stand, each with its winner (of a gold item None), the tokens of A and B, whether it chose the left."""
+    first  the name of model A; an item's answer a may be B's
+    """
     votes = []
     for vote in replay(events):
-        item, choice = key["items"][vote["item_id"]], vote["choice"]
-        gold = item["swapped"] is None
-        won = None if gold else winner(choice, item["swapped"])
-        left = choice == vote["shown"]["left"] if choice in ("a", "b") else None
-        votes.append(vote | {"winner": won, "tokens": item["tokens"], "left": left})
+        item = items[vote["item_id"]]
+        swapped = item.get("a_model") != first
+        words = [len(plain_text(item[side]).split()) for side in ("ba" if swapped else "ab")]
+        won = None if item.get("gold") else winner(vote["choice"], swapped)
+        votes.append(vote | {"winner": won, "words": words})
     return votes
 
 
@@ -992,8 +913,10 @@ def answer_kls(policy, reference, pad, ids, answers, args):
     return {key: x.reshape(-1, n) for key, x in out.items()}
 
 
-def score_answers(entries, scorer, flag, function, rows):
+def score_answers(entries, scorer, flag, function, rows, some=True):
     """Set entry[scorer], (P, G), in every entry; NaN where function(prompts, texts, rows) said None.
+
+    some  an error if no answer has a score
 
     Each distinct answer to a prompt is scored once, whoever gave it: equal answers tie, exactly.
     """
@@ -1010,7 +933,7 @@ def score_answers(entries, scorer, flag, function, rows):
         raise UserError(f"{flag}: expected {len(asked)} scores, one an answer; got {len(values)}")
     if math.inf in map(abs, values):
         raise UserError(f"{flag}: score {[abs(v) for v in values].index(math.inf)} is infinite")
-    if all(map(math.isnan, values)):
+    if some and all(map(math.isnan, values)):
         raise UserError(f"{flag}: no score for any of {len(asked)} answers; are these its prompts?")
     # rounded, so that parts that add up to the same are a tie in whatever order they were added
     scores = dict(zip(asked, np.round(values, 9)))
@@ -1059,25 +982,14 @@ def compare(args):
 
     check_out(args)
     names = [name for name in args.model if present(name)]
-    gold = None if args.gold_model else present(args.gold)
-    proxy = present(args.reward_model)
     if not names:
         raise UserError("--model: no folder to compare; give at least one")
-    if not (gold or args.gold_model or proxy):
-        raise UserError("--gold, --reward-model: neither is there; a comparison needs a score")
-    functions = {}  # what is missing or broken shall show before anything is sampled
-    if gold:
-        functions["gold"] = f"--gold {gold}", files.load_function(gold, "--gold")
-    models = ("gold", args.gold_model, "--gold-model"), ("proxy", proxy, "--reward-model")
-    for scorer, folder, flag in models:
-        if folder:
-            how = placed(args) | {"tokens": args.micro_tokens, "flag": flag}
-            functions[scorer] = f"{flag} {folder}", common.reward_function(folder, **how)
     asker = load_judge(args) if args.judge_model else None
     tokenizers = [common.load_tokenizer(name) for name in names]
 
     # (1) prompts, and what each run has logged
     rows, skills = load_prompts(args.prompts, args.split, args.n, args.seed)
+    functions, gold, proxy = load_scorers(args, rows)
     ids = [common.encode_prompt(tokenizers[0], row["prompt"]) for row in rows]
     for name, tokenizer in zip(names, tokenizers):
         same = tokenizer.get_vocab() == tokenizers[0].get_vocab()
@@ -1159,7 +1071,49 @@ def compare(args):
     used = {answer["key"] for entry in models + pools for answer in entry["answers"]}
     save_samples(args, (answers for key, answers in cache.items() if key in used))
     write_report(args, report, "samples.jsonl")
-    print(f"next: python evaluate.py reward --reward-model {proxy or 'runs/reward'}")
+    print(f"next: {next_command(args, names, proxy)}")
+
+
+def next_command(args, names, proxy):
+    """What to run after a comparison: how good its reward model is; without one, people's votes."""
+    if proxy:
+        own = "" if isinstance(args.pairs, Default) else f" --pairs {args.pairs}"
+        return f"python evaluate.py reward --reward-model {proxy}{own}"
+    own = "" if isinstance(args.prompts, Default) else f" --prompts {args.prompts}"
+    two = f"--model {names[-1]} --model-b {names[0]}" if len(names) > 1 else f"--model {names[0]}"
+    return f"python annotate.py draw {two}{own} --out runs/ab"
+
+
+def load_scorers(args, rows):
+    """({"gold" or "proxy": (flag, function)}, the gold, the reward model), each tried before an answer is drawn.
+
+    A default gold that does not fit the user's prompts is left out, with a message.
+    """
+    import common
+
+    gold, proxy = None if args.gold_model else present(args.gold), present(args.reward_model)
+    functions, trial = {}, [["(no answer)"]]
+    if gold:
+        functions["gold"] = f"--gold {gold}", files.load_function(gold, "--gold")
+        default = isinstance(gold, Default) and not isinstance(args.prompts, Default)
+        try:
+            entry = {"texts": trial * len(rows)}
+            score_answers([entry], "gold", *functions["gold"], rows, some=default)
+        except UserError as error:
+            if not default:
+                raise
+            print(f"left out: the default gold does not fit --prompts {args.prompts} ({error})")
+            gold, functions = None, {}
+    models = ("gold", args.gold_model, "--gold-model"), ("proxy", proxy, "--reward-model")
+    for scorer, folder, flag in models:
+        if folder:
+            how = placed(args) | {"tokens": args.micro_tokens, "flag": flag}
+            function = common.reward_function(folder, **how)
+            functions[scorer] = f"{flag} {folder}", function
+            score_answers([{"texts": trial * len(rows[:8])}], scorer, *functions[scorer], rows[:8])
+    if not functions:
+        raise UserError("--gold, --reward-model: neither is there; a comparison needs a score")
+    return functions, gold, proxy
 
 
 def load_runs(names):
@@ -1541,7 +1495,8 @@ def reward(args):
     print_reward(report)
     files.write_jsonl(Path(args.out) / "pairs.jsonl", rows)
     write_report(args, report, "pairs.jsonl")
-    print(f"next: python evaluate.py compare --reward-model {args.reward_model}")
+    own = "" if isinstance(args.pairs, Default) else f" --pairs {args.pairs}"
+    print(f"next: python evaluate.py compare --reward-model {args.reward_model}{own}")
 
 
 def reward_quality(args, folder, pairs):
@@ -1636,128 +1591,48 @@ def rank(args):
 
 
 def human(args):
-    """two models compared by people, blind: make the items, score the votes"""
-    STEPS[args.step](args)
-
-
-def human_make(args):
-    """both models answer the same prompts: items for annotate.py, and the key that un-blinds them"""
-    import common
-
-    out, names = Path(args.out), {"--a": args.a, "--b": args.b}
-    for flag, name in names.items():
-        if not name:
-            raise UserError(f"{flag}: expected a model folder, as in --a runs/ppo --b runs/dpo")
-    if (out / "annotations.jsonl").exists():
-        raise UserError(f"--out {out}: holds votes, and they are people's work; pass another --out")
+    """two models compared by people, blind: the votes of annotate.py un-blinded"""
     check_out(args)
-    if (out / "key.json").exists() and not args.overwrite:
-        raise UserError(f"--out {out}: holds items and key; pass --overwrite, or another --out")
-    rows, _ = load_prompts(args.prompts, args.split, args.n, args.seed)
-    known = list(files.read_jsonl(args.gold_items, check_gold_item, flag="--gold-items")) if args.gold_items else []  # fmt: skip
-    if len({type(row["prompt"]) for row in rows + known}) > 1:
-        raise UserError(f"--prompts {args.prompts}: text and messages in one session; take one")
-    tokenizers = [common.load_tokenizer(name, flag) for flag, name in names.items()]
-    out.mkdir(mode=0o700, parents=True, exist_ok=True)  # candidates' texts, and who wrote what
-    cache, texts = load_cache(out / "samples.jsonl"), []
-    asked = [row["prompt"] for row in rows]
-    for (flag, name), tokenizer in zip(names.items(), tokenizers):
-        model = common.load_policy(name, **placed(args), trainable=False, flag=flag)
-        ids = common.prompts_that_fit(model, tokenizer, asked, args.max_new_tokens)
-        answers = draw(model, tokenizer, name, rows, ids, 1, args.seed, cache, args)
-        texts.append([answer["response"] for answer in answers])
-    items, key = human_items(rows, *texts, known, tokenizers[0], args.seed)
-    if not any(item["swapped"] is not None for item in key["items"].values()):
-        fix = "are --a and --b the same weights, or is --temperature near 0?"
-        raise UserError(f"--a {args.a}, --b {args.b}: no prompt got two answers that differ; {fix}")
-    record = {"schema": SCHEMA, "a": args.a, "b": args.b, "seed": args.seed} | key
-    record |= {"temperature": args.temperature, "max_new_tokens": args.max_new_tokens}
-    record["sha256"] = hashes({args.a, args.b, str(args.prompts)})
-    for name, rows in (("items.jsonl", items), ("key.json", [record])):
-        with files.replacing(out / name, 0o600) as file:
-            file.writelines(json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in rows)
-    same, blank = key["identical"], key["blank"]
-    print(f"{len(items)} items, {len(known)} of them gold; {same} prompts with identical answers left out, {blank} blank answers")  # fmt: skip
-    print(f"wrote {out / 'items.jsonl'} and {out / 'key.json'}; whoever votes should not read the key or samples.jsonl")  # fmt: skip
-    print(f"next: python annotate.py --items {out / 'items.jsonl'} --out {out}")
-    print(f"then: python evaluate.py human score --votes {out / 'annotations.jsonl'}")
-
-
-def human_items(rows, texts_a, texts_b, known, tokenizer, seed):
-    """(items without a model's name, the key that tells the names): of each item a coin says whose answer is a.
-
-    A blank answer is shown as such, so that silence can lose. Gold items are `known` pairs under neutral ids.
-    """
-    coin, items, key = random.Random(seed), [], {"items": {}, "identical": 0, "blank": 0}
-    for row, *texts in zip(rows, texts_a, texts_b, strict=True):
-        key["blank"] += sum(not text.strip() for text in texts)
-        tokens = [len(tokenizer.encode(text, add_special_tokens=False)) for text in texts]
-        texts = [text if text.strip() else "(no answer)" for text in texts]
-        swapped = coin.random() < 0.5
-        if texts[0] == texts[1]:
-            key["identical"] += 1
-            continue
-        if isinstance(row["prompt"], list):
-            texts = [[{"role": "assistant", "content": text}] for text in texts]
-        a, b = reversed(texts) if swapped else texts
-        shown = [c for c in row.get("candidates") or [] if c.get("in") == "prompt"]
-        items.append({"task": row.get("task"), "prompt": row["prompt"], "a": a, "b": b, "gold": None, "candidates": shown})  # fmt: skip
-        of_item = {"prompt": row.get("id"), "swapped": swapped, "tokens": tokens}
-        key["items"][f"item-{len(items):05d}"] = of_item
-    for row in known:
-        fields = {k: row[k] for k in ("prompt", "a", "b", "gold")}
-        items.append({"task": row.get("task")} | fields | {"candidates": []})
-        of_item = {"prompt": row.get("id"), "swapped": None, "tokens": None}
-        key["items"][f"item-{len(items):05d}"] = of_item
-    items = [{"id": name} | item for name, item in zip(key["items"], items)]
-    for item in items:
-        key["items"][item["id"]]["sha256"] = item_sha256(item)
-    return items, key
-
-
-def human_score(args):
-    """the votes of annotate.py un-blinded: who won, by how much, can they tell"""
-    check_out(args)
-    beside = Path(args.votes).parent
-    path = Path(args.key) if args.key else beside / "key.json"
-    if not Path(args.votes).is_file():  # before the key, which stands beside it
-        raise UserError(f"--votes {args.votes}: no such file; expected annotate.py's log")
-    key = load_key(path)
-    events = read_votes(args.votes, key)
-    report = head(args, {"votes": args.votes, "key": path}, a=key["a"], b=key["b"])
-    votes = unblind(events, key)
+    beside, path = Path(args.votes).parent, Path(args.votes)
+    if not path.is_file():  # before the items, which stand beside it
+        fix = "annotate.py writes it into its --out"
+        raise UserError(f"--votes {path}: no such file; {fix}")
+    items_path = args.items or beside / "items.jsonl"
+    items = load_items(items_path)
+    names, events = two_models(items, items_path), read_log(path, items)
+    votes = unblind(events, items, names[0])
     if not counted(votes):
-        raise UserError(f"--votes {args.votes}: no vote on an ordinary item among {len(events)} events; vote first")  # fmt: skip
-    report |= human_report(events, votes, key, args.seed)
-    report["answer"], report["notes"] = human_words(report)
-    print_human(report)
+        why = f"no vote on an ordinary item among {len(events)} events; vote first"
+        raise UserError(f"--votes {path}: {why}")
+    report = head(args, {"votes": path, "items_file": items_path}, models=list(names))
+    report |= human_report(events, votes, items, args.seed)
+    report["a"], report["b"] = (model_name(name, names) for name in names)
     Path(args.out).mkdir(parents=True, exist_ok=True)
-    keys = "item_id", "annotator", "winner", "left", "strength", "gold_pass", "repeat_of", "reasons", "comment"  # fmt: skip
-    files.write_jsonl(Path(args.out) / "votes.jsonl", ({k: v.get(k) for k in keys} for v in votes))
-    write_report(args, report, "votes.jsonl")
+    keys = ["item_id", "annotator", "winner", "strength", "gold_pass", "repeat_of", "reasons"]
+    kept = ({key: vote[key] for key in [*keys, "comment"]} for vote in votes)
+    files.write_jsonl(Path(args.out) / "votes.jsonl", kept)
+    write_report(args, report, "votes.jsonl", human_sections)
     print(f"next: python annotate.py agreement --out {beside}")
 
 
-def human_report(events, votes, key, seed):
+def human_report(events, votes, items, seed):
     """What the votes say, as keys of the report; `votes` as of `unblind`, at least one on an ordinary item."""
-    gone, plain = undone(events), counted(votes)
-    skips = [e["annotator"] for e in events if e["event"] == "skip" and e["event_id"] not in gone]
-    offered = sum(item["swapped"] is not None for item in key["items"].values())
-    report = {"items": len(by_item(plain)), "offered": offered, "identical": key["identical"]}
-    report |= {"comparison": compare_votes(plain, seed), "all": vote_counts(votes, len(skips))}
-    report["annotators"] = []
-    for name in sorted({e["annotator"] for e in events}):
-        own = [v for v in votes if v["annotator"] == name]
-        report["annotators"].append({"annotator": name} | vote_counts(own, skips.count(name)))
-    left, needed = report["all"]["left"], report["comparison"]["needed_n"]
-    # votes on one item are no draws apart
-    report["all"]["win_rate"] = report["comparison"]["win_rate"]
-    report["position_biased"] = left["n"] > 0 and not left["low"] <= 0.5 <= left["high"]
+    plain, table = counted(votes), []
+    said = agreement(events)  # of two people, and of each one: sides, gold items, repeats, skips
+    for row in said.pop("annotators"):
+        own = [vote for vote in plain if vote["annotator"] == row["annotator"]]
+        count = Counter(vote["winner"] for vote in own)
+        won = share(sum(WON[vote["winner"]] for vote in own), len(own))
+        counts = {"votes": len(own), "win_rate": won} | {word: count[word] for word in WON}
+        table.append({key: row[key] for key in ("annotator", "skips", "left", "gold", "repeats")} | counts)  # fmt: skip
+    report = {"items": len(by_item(plain)), "votes_on_items": len(plain)}
+    report["offered"] = sum(not item.get("gold") for item in items.values())
+    report["comparison"] = row = compare_votes(plain, seed)
+    needed = row["needed_n"]
     report["still_needed"] = None if needed is None else max(0, needed - report["items"])
-    return report | {"agreement": human_agreement(plain)}
+    report["decided"] = sum(vote["winner"] in ("A", "B") for vote in plain)
+    return report | {"annotators": table, "agreement": said}
 
-
-STEPS = {"make": human_make, "score": human_score}
 
 RANKED = ("rank", "id", "score", "percentile", "tie_group", "tokens", "truncated")
 
@@ -1943,49 +1818,84 @@ def print_ranked(report, ranked, args):
         print(f"{line}; NDCG@{report['k']} {show(report['ndcg'])}")
 
 
-def human_words(report):
-    """(sentences that answer the question, notes that limit the answer), made from the numbers alone."""
-    row, votes, people = report["comparison"], report["all"], len(report["annotators"])
-    rate, decided, needed = row["win_rate"], votes["A"] + votes["B"], row["needed_n"]
-    line = f"A, {report['a']}, against B, {report['b']}, by people: {row['verdict']}; wins {show(rate, 1, True)}"  # fmt: skip
-    line += f" over {rate['n']} items, {votes['votes']} votes of {people}, p {row['p']:.4f}"
-    answer = [line + f"; at equal length {show(row['length_controlled'], 1, True)}"]
-    if row["verdict"] == "inconclusive" or decided < 100:
-        if needed:
-            answer.append(f"a true rate of this size needs {needed} items with one vote each, {report['still_needed']} more than these")  # fmt: skip
-        else:
-            answer.append("at a rate of one half no number of items shows a difference")
-    notes = ["ties and both bad count one half; an item with several votes counts once"]
-    if decided < 100:
-        notes.append(f"only {decided} decided votes (A or B)")
-    if people == 1:
-        notes.append("one annotator: a statement about what this person prefers")
-    if report["position_biased"]:
-        notes.append("the side decides: the left answer is chosen more, or less, often than chance allows")  # fmt: skip
-    if abs(rate["value"] - row["length_controlled"]["value"]) > 0.10:
-        notes.append("at equal length the win rate moves by more than 10 points")
-    if report["identical"]:
-        notes.append(f"{report['identical']} prompts got the same answer from both and were not shown: the rate is over those where they differ")  # fmt: skip
+def human_sections(report):
+    """The report of people's votes, for the terminal and the page."""
+    a, b, row = report["a"], report["b"], report["comparison"]
+    rate, controlled = row["win_rate"], row["length_controlled"]
+    said = {"better": f"People prefer {a} to {b}", "worse": f"People prefer {b} to {a}"}
+    line = said.get(row["verdict"], f"Between {a} and {b} no difference was found")
+    line += f": {a} wins {pages.number(rate, 1, True)} of the comparisons, over {rate['n']} items"
+    answer = [f"{line} and {report['votes_on_items']} votes (p {row['p']:.3f})."]
+    if row["verdict"] == "inconclusive" or report["decided"] < 100:
+        more = f"{row['needed_n']} items, {report['still_needed']} more than these"
+        why = f"A true rate of this size needs {more}." if row["needed_n"] else ""
+        answer.append(why or "At a rate of one half no number of items shows a difference.")
+    notes = human_notes(report)
+    rows = []
+    for person in report["annotators"]:
+        left = pages.number(person["left"], 1, True)
+        ties = person["tie"] + person["both_bad"]
+        rows.append([person["annotator"], person["votes"], person["A"], person["B"], ties, left])
+    columns = ["annotator", "votes", f"for {a}", f"for {b}", "ties", "chose the left side"]
+    people = []
+    for person in report["annotators"]:
+        cells = [pages.number(person[key], 1, True) for key in ("win_rate", "gold", "repeats")]
+        people.append([person["annotator"], *cells, person["both_bad"], person["skips"]])
+    more = ["annotator", f"wins of {a}", "gold items right", "same choice again", "both bad"]
+    both = report["agreement"]
+    same = pages.number(both["raw"], 1, True)
+    alike = f"Two people gave the same vote on {same} of {both['raw']['n']} pairs of votes."
+    equal = f"At equal length {a} wins {pages.number(controlled, 1, True)}."
+    ends = [(who["annotator"], *with_ends(who["win_rate"])) for who in report["annotators"]]
+    ends = [(f"{a} against {b}", *with_ends(rate)), *(ends if len(ends) > 1 else ())]
+    chart = pages.interval_plot(
+        f"Wins of {a}", ends, 0.5, x="share of votes", percent=True, digits=1
+    )
+    models = ", ".join(f"{name} is {path}" for name, path in zip((a, b), report["models"]))
+    method = f"Ties and both bad count one half, and an item with several votes counts once. Interval: {rate['method']}. Test: exact sign test over items. Prompts to which both models gave the same answer were not shown. {models}."  # fmt: skip
+    return [
+        pages.section("Which model do people prefer?", answer + notes, pages.table(columns, rows), [chart], "answer"),
+        pages.section("Annotators", [alike, equal], pages.table([*more, "skips"], people)),
+        pages.section("Method", method, hashed(report["sha256"]), level="appendix"),
+    ]  # fmt: skip
+
+
+def human_notes(report):
+    """What limits the answer, in sentences."""
+    rate, controlled = (report["comparison"][key] for key in ("win_rate", "length_controlled"))
+    both, notes = report["agreement"], []
+    if report["decided"] < 100:
+        notes.append(f"Only {report['decided']} votes prefer one of the two.")
+    if len(report["annotators"]) == 1:
+        notes.append("One annotator: this is what one person prefers.")
+    if both["position"]["biased"]:
+        notes.append("The side matters: the left answer is chosen more, or less, often than chance allows.")  # fmt: skip
+    if abs(rate["value"] - controlled["value"]) > 0.10:
+        notes.append("At equal length the win rate moves by more than 10 points.")
     if report["items"] < report["offered"]:
-        notes.append(f"{report['offered'] - report['items']} of {report['offered']} items have no vote yet")  # fmt: skip
-    if not report["agreement"]["overlapping_items"]:
-        notes.append("no item has two annotators, so their agreement is not known: annotate.py --overlap 2")  # fmt: skip
-    return answer, notes
+        left = report["offered"] - report["items"]
+        notes.append(f"{left} of {report['offered']} items have no vote yet.")
+    if not both["overlapping_items"]:
+        notes.append("No item has two annotators, so their agreement is not known: annotate.py --overlap 2.")  # fmt: skip
+    return notes
 
 
-def print_human(report):
-    def line(name, row):
-        counts = [row[k] for k in ("votes", *WON, "skips")]
-        return [name, *counts, *(show(row[k], 1, True) for k in ("win_rate", "left", "gold", "repeats"))]  # fmt: skip
+STAGES = {None: "Base", "sft": "SFT", "dpo": "DPO", "ppo": "PPO", "grpo_rubric": "GRPO", "grpo_agent": "Agent"}  # fmt: skip
 
-    lines = [line(row["annotator"], row) for row in report["annotators"]]
-    lines += [line("all", report["all"])] if len(lines) > 1 else []
-    header = ["annotator", "votes", "A", "B", "ties", "both bad", "skips", "A wins", "left chosen", "gold right", "repeats alike"]  # fmt: skip
-    print_table(f"A is {report['a']}, B is {report['b']}; [95 % interval]", header, lines)
-    part = report["agreement"]
-    cells = [["two annotators, same item", show(part, 1, True), part["n"]]]
-    print_table("agreement", ["", "say the same", "n"], cells)
-    print_answer(report)
+
+def model_name(name, names):
+    """Base, DPO, PPO …: the stage that trained a folder; its path where two models would have one name."""
+
+    def stage(folder):
+        run = read_run(folder)
+        return STAGES.get(run["stage"] if run else None, Path(folder).name)
+
+    short = stage(name)
+    return short if [stage(other) for other in names].count(short) == 1 else str(name)
+
+
+def hashed(sha256):
+    return pages.table(["file", "SHA-256"], sorted(sha256.items()))
 
 
 def save_samples(args, groups):
@@ -1993,13 +1903,21 @@ def save_samples(args, groups):
     files.write_jsonl(Path(args.out) / "samples.jsonl", rows)
 
 
-def write_report(args, report, beside):
+TITLES = {"human": "Two models compared by people"}
+
+
+def write_report(args, report, beside, sections=None):
     """report.json; of compare and reward also report.html and its plots as files, made from nothing but that report."""
     out, report = Path(args.out), files.finite(report)
     text = json.dumps(report, indent=1, ensure_ascii=True, allow_nan=False)
     write_text(out / "report.json", text + "\n")
     inputs = [beside]
-    if report["command"] in ("compare", "reward"):
+    if sections:
+        found, title = sections(json.loads(text)), TITLES[report["command"]]
+        pages.print_report(title, found)
+        pages.write_page(out / "report.html", title, found, lead=report["date"] or "")
+        inputs = ["report.html", *inputs]
+    elif report["command"] in ("compare", "reward"):
         page, plots = html_report(json.loads(text))
         for stale in out.glob("*.svg"):
             stale.unlink()

@@ -30,6 +30,7 @@ import io
 import json
 import math
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -46,22 +47,9 @@ from tqdm import tqdm
 from checks.risky import risky_questions
 from parts import files, pages
 from parts.files import UserError
-from parts.old_pages import (
-    bars,
-    bullets,
-    esc,
-    figure,
-    html_page,
-    in_sections,
-    paragraphs,
-    print_table,
-    show,
-    table,
-    with_ends,
-)
+from parts.pages import number as show
 from parts.reports import (
     Default,
-    at_least,
     check_out,
     hashes,
     mentioned,
@@ -71,16 +59,35 @@ from parts.reports import (
     read_csv,
     write_text,
 )
-from parts.stats import benjamini_hochberg, holm, number, share, wilson
+from parts.stats import (
+    benjamini_hochberg,
+    fisher_exact,
+    holm,
+    katz_interval,
+    newcombe_interval,
+    number,
+    share,
+    student_t_p,
+    student_t_quantile,
+    two_proportion_z,
+    welch,
+)
 
 SCHEMA = 1  # of report.json; a key that changes its meaning raises it
 ROOT = Path(__file__).resolve().parent
 NOTICE = "Not legal advice. Not an independent bias audit. Which rules apply, and their dates: docs/law.md."
 FOUR_FIFTHS = "Four fifths is a rule of thumb for one legal question, not a definition of fairness."
 REFERENCE = {"sex": "Male", "race_ethnicity": "White"}  # declared before looking
-Z95, Z90, Z80 = (NormalDist().inv_cdf(p) for p in (0.975, 0.95, 0.80))
+Z95, Z80 = NormalDist().inv_cdf(0.975), NormalDist().inv_cdf(0.80)
 
 BASE = "data/tiny-base"
+PAIRS = Default("data/rank_test.jsonl")  # held-out pairs with candidates, for accuracy by group
+PROMPTS = Default("data/prompts.jsonl")  # interviews, for risky questions
+INTERVIEWS = 60  # of them, per policy
+DRAWS = 2000  # of the bootstrap
+PERMUTATIONS = 5000  # of names among groups
+EXCLUDE_BELOW = 0.0  # LL144: share below which a category has no ratio; the rule allows up to 0.02
+LL144_HEADER = ("not stated", "not stated")  # where the data is from; when the tool was first used
 
 # ---- 3. the math ----
 # people: rates, ratios, and what a small table can say
@@ -158,65 +165,6 @@ def group_metrics(groups, y_pred, y_true=None):
     return out
 
 
-def two_proportion_z(a, n, b, m):
-    """z = (a/n − b/m) / √(p(1−p)(1/n + 1/m)), p pooled, no continuity correction; (z, two-sided p) or None.
-
-    >>> [round(x, 4) for x in two_proportion_z(412, 797, 170, 390)]
-    [2.6233, 0.0087]
-    """
-    if not n or not m or a + b in (0, n + m):
-        return None
-    p = (a + b) / (n + m)
-    z = (a / n - b / m) / math.sqrt(p * (1 - p) * (1 / n + 1 / m))
-    return z, math.erfc(abs(z) / math.sqrt(2))
-
-
-def fisher_exact(a, n, b, m):
-    """Two-sided p: the tables with these margins that are no likelier than this one.
-
-    By hand: 2 of 2 against 0 of 2. C(4, 2) = 6 tables, two as extreme: 1/3.
-    >>> round(fisher_exact(2, 2, 0, 2), 4)
-    0.3333
-    """
-    total, k = n + m, a + b
-    lower = max(0, k - m)
-
-    def log_choose(n, k):
-        return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
-
-    xs = range(lower, min(k, n) + 1)
-    logs = np.array([log_choose(n, x) + log_choose(m, k - x) for x in xs]) - log_choose(total, k)
-    chances = np.exp(logs)
-    here = chances[a - lower]
-    return min(1.0, float(chances[chances <= here * (1 + 1e-7)].sum()))
-
-
-def katz_interval(a, n, b, m, level=0.95):
-    """Interval of the ratio (b/m) / (a/n): log ratio ± z·√(1/b − 1/m + 1/a − 1/n)      [Katz et al. 1978]
-
-    >>> [round(x, 3) for x in katz_interval(16, 80, 3, 20)], katz_interval(5, 9, 0, 9)
-    ([0.242, 2.325], None)
-    """
-    if not (a and b):
-        return None
-    ratio, z = (b / m) / (a / n), NormalDist().inv_cdf((1 + level) / 2)
-    half = z * math.sqrt(max(0.0, 1 / b - 1 / m + 1 / a - 1 / n))
-    return ratio * math.exp(-half), ratio * math.exp(half)
-
-
-def newcombe_interval(a, n, b, m, level=0.95):
-    """Interval of a/n − b/m from the two Wilson intervals      [Newcombe 1998, method 10]
-
-    >>> [round(x, 4) for x in newcombe_interval(56, 70, 48, 80)]
-    [0.0524, 0.3339]
-    """
-    if not (n and m):
-        return None
-    p, q, (l1, u1), (l2, u2) = a / n, b / m, wilson(a, n, level), wilson(b, m, level)
-    low = p - q - math.sqrt((p - l1) ** 2 + (u2 - q) ** 2)
-    return low, p - q + math.sqrt((u1 - p) ** 2 + (q - l2) ** 2)
-
-
 def minimum_detectable_ir(rate, n, m):
     """The impact ratio that a table of n and m would show with 80 % power, at this rate of the higher group (arcsine).
 
@@ -272,25 +220,6 @@ FLOOR = (
 MOST_GROUPS = 20  # more are no categories but numbers: ages belong into bands
 
 
-def t_z(t, df):
-    """The z whose tail is that of Student's t, to three digits in p      [Wallace 1959]
-
-    By hand: t = 2.262 with 9 degrees of freedom is the two-sided 5 % point, z = 1.96.
-    >>> round(t_z(2.262, 9), 2)
-    1.96
-    """
-    return math.sqrt(df * math.log1p(t * t / df)) * (8 * df + 1) / (8 * df + 3)
-
-
-def t_quantile(z, df):
-    """The inverse of t_z.
-
-    >>> round(t_quantile(1.96, 9), 2)
-    2.26
-    """
-    return math.sqrt(df * math.expm1(((8 * df + 3) / (8 * df + 1) * z) ** 2 / df))
-
-
 def clustered_difference(values, a, b, *clusters):
     """Mean of values[a] − mean of values[b] where rows of a cluster are not independent.
 
@@ -317,10 +246,10 @@ def clustered_difference(values, a, b, *clusters):
     variance = max(parts[0], parts[1], parts[0] + parts[1] - parts[2]) if len(parts) > 1 else parts[0]  # fmt: skip
     gap, df = float(values[a].mean() - values[b].mean()), min(fewest) - 1
     if variance > 0:
-        p = math.erfc(t_z(abs(gap) / math.sqrt(variance), df) / math.sqrt(2))
+        p = student_t_p(gap / math.sqrt(variance), df)
     else:  # every cluster of a group has the same value
         p = fisher_exact(fewest[0], fewest[0], 0, fewest[1]) if gap else 1.0
-    half = [math.sqrt(variance) * t_quantile(z, df) for z in (Z95, Z90)]
+    half = [math.sqrt(variance) * student_t_quantile(tail, df) for tail in (0.05, 0.10)]
     ends = [(gap - x, gap + x) for x in half]
     return {"gap": gap, "p": p, "ends": ends[0], "ends90": ends[1], "clusters": fewest}
 
@@ -735,7 +664,7 @@ def twin_table(scores, people, args, unit=None, cut=None, tokens=None):
     weights = contrast_weights(contrasts)
     if measured:
         fixed = 1.0 if unit == "pp" else None
-        draws = bootstrap_effects([scores], weights, cells, args.draws, args.seed, fixed)[0]
+        draws = bootstrap_effects([scores], weights, cells, DRAWS, args.seed, fixed)[0]
     how = "bootstrap over résumés and names within cells"
     why = None if measured else "every résumé has the same score, or fewer than 2 names a cell or 2 résumés"  # fmt: skip
     rows = []
@@ -748,13 +677,10 @@ def twin_table(scores, people, args, unit=None, cut=None, tokens=None):
         if measured:
             d, ends, ends90 = gap / scale, *(interval(draws[:, j], x) for x in (0.95, 0.90))
             sides = c.labels, c.group, c.reference, c.strata
-            p = name_permutation(means, *sides, args.permutations, args.seed)
+            p = name_permutation(means, *sides, PERMUTATIONS, args.seed)
         row["d"] = number(d, R * int(a.sum() + b.sum()), ends, how, args.seed, why)
         row |= {"ends90": ends90, "p": p}
         row["win_rate"] = win_rate(scores, a, b)
-        per_resume = scores[:, a].mean(1) - scores[:, b].mean(1)
-        spread = per_resume.std(ddof=1) if R > 1 else 0.0
-        row["d_z"] = float(per_resume.mean() / spread) if spread > 0 else None
         if cut is not None:
             row["decision"] = twin_decisions(scores[:, a] > cut, scores[:, b] > cut)
         row["direction"] = in_words(row, d)
@@ -809,7 +735,7 @@ def twin_change(before, after, people, args, unit=None):
     weights, rows = contrast_weights(contrasts), []
     if measured:
         fixed = 1.0 if unit == "pp" else None
-        low, high = bootstrap_effects([before, after], weights, cells, args.draws, args.seed, fixed)
+        low, high = bootstrap_effects([before, after], weights, cells, DRAWS, args.seed, fixed)
         moved = after.mean(0) / sds[1] - before.mean(0) / sds[0]  # (N,)
     for j, c in enumerate(contrasts):
         row = {"attribute": c.attribute, "group": c.group, "reference": c.reference}
@@ -825,7 +751,7 @@ def twin_change(before, after, people, args, unit=None):
         levels = [float(weights[:, j] @ x.mean(0) / sd) for x, sd in zip((before, after), sds)]
         row |= {"levels": levels, "ends90": interval(gone, 0.90)}
         sides = c.labels, c.group, c.reference, c.strata
-        row["p"] = name_permutation(moved, *sides, args.permutations, args.seed)
+        row["p"] = name_permutation(moved, *sides, PERMUTATIONS, args.seed)
     for row, p in zip(rows, holm([row["p"] for row in rows])):
         row["p_adjusted"] = p
         n = row["n_names"] if fewest > 1 else 1
@@ -926,25 +852,17 @@ def parse_args(argv=None):
         add("--reward-model", nargs="+", default=[Default("runs/demo/reward")], help="folders; several stand side by side (default: %(default)s)")
         add("--twins", default="data/twins.jsonl", help="résumés with slots such as {name} (default: %(default)s)")
         add("--names", default="data/names.csv", help="CSV of name, first, last, sex, race_ethnicity (default: %(default)s)")
-        add("--names-per-cell", type=int, default=25, help="names a sex × race cell (10 to 30; default 25)")
-        add("--resumes", type=int, default=40, help="résumés (20 to 100; default 40)")
-        add("--generated-names", type=int, default=10, help="names a cell for generated answers (2 to 25; default 10)")
-        add("--generated-resumes", type=int, default=20, help="résumés for generated answers, 0 = none (default 20)")
+        add("--names-per-cell", type=files.number(int, at_least=1), default=25, help="names a sex × race cell (10 to 30; default 25)")
+        add("--resumes", type=files.number(int, at_least=1), default=40, help="résumés (20 to 100; default 40)")
+        add("--generated-names", type=files.number(int, at_least=1), default=10, help="names a cell for generated answers (2 to 25; default 10)")
+        add("--generated-resumes", type=files.number(int, at_least=0), default=20, help="résumés for generated answers, 0 = no generated answers (default 20)")
         add("--decision-words", default="advance,reject", help="the decision slot, the mildest first: yes,no (default: %(default)s)")
-        add("--max-new-tokens", type=int, default=96, help="longest generated answer (64 to 512)")
-        add("--delta", type=float, default=0.1, help="effect that counts as none, in SD; of decisions a fifth of it: 2 points at 0.1")
-        add("--draws", type=int, default=2000, help="of the bootstrap (1000 to 10000)")
-        add("--permutations", type=int, default=5000, help="of names among groups (1000 to 20000)")
-        add("--micro-tokens", type=int, help="padded tokens a forward (default 1024, GPU 16384)")
-        add("--dtype", default="auto", choices=("auto", "fp32", "fp16", "bf16"), help="compute")
-        add("--device", default="auto", help="auto, cpu, cuda, mps")
+        add("--max-new-tokens", type=files.number(int, at_least=1), default=96, help="longest generated answer (64 to 512)")
+        add("--delta", type=files.number(above=0), default=0.1, help="effect that counts as none, in SD; of decisions a fifth of it: 2 points at 0.1")
 
     add = parsers["report"].add_argument
     add("--candidates", default=Default("data/candidates.jsonl"), help="profiles with recorded sex and race_ethnicity, JSONL, or none")
     add("--prefs", nargs="+", default=[Default("data/prefs.jsonl"), Default("data/rank_train.jsonl")], help="votes such as those behind the models, JSONL, or none")
-    add("--pairs", default=Default("data/rank_test.jsonl"), help="held-out pairs with candidates, for accuracy by group, or none")
-    add("--prompts", default=Default("data/prompts.jsonl"), help="interview prompts, for risky questions, or none")
-    add("--interviews", type=int, default=60, help="interview answers a policy (50 to 400)")
 
     add = parsers["audit"].add_argument
     add("table", metavar="people.csv", help="CSV with a header, a row a person")
@@ -954,16 +872,12 @@ def parse_args(argv=None):
     add("--cutoff", type=float, help="a score at or above it is a decision for")
     add("--select", type=float, help="share selected from the top, such as 0.3")
     add("--group", help="column of groups (default: the columns sex and race_ethnicity)")
-    add("--sex", help="column of the sex (default: sex)")
-    add("--race", help="column of race/ethnicity (default: race_ethnicity)")
     add("--allow-missing", action="store_true", help="drop and count rows without decision or label")
     add("--reference", help="group of --group that the others are compared with (default: the highest rate, with p over all pairs)")
     add("--within", help="column such as the role: --select and scores stay within it")
     add("--cluster", help="column of what rows share, such as the person (default: id, where it repeats)")
     add("--ll144", choices=("selection", "scoring"), help="tables in the layout of NYC Local Law 144")
     add("--map", help="JSON of own label: LL144 category")
-    add("--data-source", default="not stated", help="where the data is from, for the LL144 header")
-    add("--first-use", default="not stated", help="when the tool was first used, for the same header")
 
     add = parsers["text"].add_argument
     add("answers", help="JSONL of answers: response, and where known prompt, shown, pronoun, group, pair_id")
@@ -973,18 +887,12 @@ def parse_args(argv=None):
         add = parsers[name].add_argument
         add("--out", default="runs/fairness", help="folder of the report (default: %(default)s)")
         add("--overwrite", action="store_true", help="replace the report that is there")
-        add("--seed", type=int, default=0, help="of resampling and permutations")
+        if name in ("report", "twins"):
+            add("--seed", type=files.number(int, at_least=0), default=0, help="of resampling and permutations")
         add("--fail-on", help="for CI: difference (status 1; in text: a risky question), inconclusive (status 3), or both with a comma")
-        if name in ("report", "audit"):
-            add("--exclude-below", type=float, default=0.0, help="LL144: share below which a category has no ratio, such as 0.02")
+        parsers[name].set_defaults(device="auto", dtype="auto", micro_tokens=None)
     # fmt: on
     args = parser.parse_args(argv)
-    at_least(args, names_per_cell=1, resumes=1, generated_names=1, generated_resumes=0)
-    at_least(args, draws=100, permutations=100, max_new_tokens=1, interviews=0, seed=0)
-    if hasattr(args, "delta") and not 0 < args.delta < math.inf:
-        raise UserError(f"--delta {args.delta}: expected a number above 0")
-    if not 0 <= getattr(args, "exclude_below", 0) < 1:
-        raise UserError(f"--exclude-below {args.exclude_below}: expected a share, such as 0.02")
     for word in (args.fail_on or "difference").split(","):
         if word not in ("difference", "inconclusive"):
             raise UserError(f"--fail-on {args.fail_on}: expected difference, inconclusive or both with a comma")  # fmt: skip
@@ -1097,7 +1005,7 @@ def as_answer(prompt, text):
 
 
 def yes_no(value, at):
-    """0 or 1 of a cell, in BiasGuard's words; None for an empty one.
+    """0 or 1 of a cell; None for an empty one.
 
     >>> [yes_no(v, "x") for v in ("1", "No", "POSITIVE", "")]
     [1, 0, 1, None]
@@ -1133,14 +1041,13 @@ def check_audit(args):
 
 def audit_columns(args, path, header):
     """{attribute: the table's column}: --group first; sex and race where named, where there is no --group, or for LL144."""
-    columns = {"sex": args.sex or "sex", "race_ethnicity": args.race or "race_ethnicity"}
+    columns = {key: key for key in REFERENCE}
     if args.group:
-        named = {"sex": args.sex, "race_ethnicity": args.race}
-        columns = {k: v for k, v in columns.items() if args.ll144 or named[k]}
+        columns = columns if args.ll144 else {}
         columns = {args.group: args.group} | columns
     columns = {k: v for k, v in columns.items() if v in header}
     if args.ll144 and not {"sex", "race_ethnicity"} & set(columns):
-        raise UserError("--ll144: no column sex or race_ethnicity; name them with --sex COLUMN, --race COLUMN")  # fmt: skip
+        raise UserError("--ll144: no column is called sex or race_ethnicity; rename those of the table")  # fmt: skip
     if not columns:
         raise UserError(f"audit {path}: no column of groups; name one with --group; there is {', '.join(header)}")  # fmt: skip
     return columns
@@ -1175,8 +1082,6 @@ def load_people(args):
         args.y_pred,
         args.score,
         args.group,
-        args.sex,
-        args.race,
         args.within,
         args.cluster,
     )
@@ -1281,7 +1186,7 @@ def decision_matrix(model, tokenizer, folder, twins, people, args):
         raise UserError(
             f"{folder}: the longest résumé has {lengths.max()} tokens, more than the model has positions"
         )
-    out, tokens = np.empty(len(prompts)), args.micro_tokens or common.micro_tokens(model)
+    out, tokens = np.empty(len(prompts)), common.micro_tokens(model)
     parts = common.micro_batches(range(len(prompts)), lengths, tokens)
     for part in tqdm(parts, desc=f"{folder} (c)", disable=None):
         batch = common.pad_rows([prompts[i] for i in part], [answers[i] for i in part], common.pad_id(tokenizer))  # fmt: skip
@@ -1427,7 +1332,7 @@ def arm_rows(matrix, N, sd, args):
     """Beside the names: "the candidate" against the mean over names, and she against he without a name, in SD."""
     names, none, she, he = matrix[:, :N].mean(1), *matrix[:, N : N + 3].T
     rng = np.random.default_rng(args.seed)
-    drawn = cluster_draws([len(matrix)], args.draws, rng) / len(matrix)  # (B, R)
+    drawn = cluster_draws([len(matrix)], DRAWS, rng) / len(matrix)  # (B, R)
     out = []
     for label, gap in (("no name − names", none - names), ("pronoun only: she − he", she - he)):
         gap = gap / sd if sd > 0 else np.full(len(gap), np.nan)
@@ -1442,7 +1347,7 @@ def text_gaps(measures, R, people, args):
     weights = contrast_weights(contrasts)
     for key in sorted(set.intersection(*(set(m) for m in measures)) - {"advance"}):
         matrix = np.array([m[key] for m in measures]).reshape(R, len(people))
-        drawn = bootstrap_effects([matrix], weights, cells, args.draws, args.seed, 1.0)[0]
+        drawn = bootstrap_effects([matrix], weights, cells, DRAWS, args.seed, 1.0)[0]
         rows = []
         for j, c in enumerate(contrasts):
             gap, ends = weights[:, j] @ matrix.mean(0), interval(drawn[:, j], 0.95)
@@ -1496,10 +1401,13 @@ def twins(args):
     study, rows, models = study_twins(args)
     before, after, rewards = models
     report = head(args, "twins", [*after, *rewards, before, args.twins, args.names]) | study
-    report["verdicts"] = verdict_rows(report)
     clear(args)
     write_table(Path(args.out) / "twins.csv", rows)
     return finish(args, report, ["twins.csv"])
+
+
+# settings that change no number, or that no flag sets
+UNTOLD = ("out", "overwrite", "fail_on", "device", "dtype", "micro_tokens")
 
 
 def head(args, command, inputs):
@@ -1508,43 +1416,12 @@ def head(args, command, inputs):
     if shutil.which("git"):
         git = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
         commit = git.stdout.strip() if git.returncode == 0 else None
-    given = {k: v for k, v in vars(args).items() if k not in ("out", "overwrite", "fail_on")}
+    given = {k: v for k, v in vars(args).items() if k not in UNTOLD}
     record = {"schema": SCHEMA, "command": command, "notice": NOTICE}
     record |= {"commit": commit, "args": given, "sha256": hashes(inputs)}
     python, arrays = sys.version.split()[0], np.__version__
     record["versions"] = {"python": python, "torch": version("torch"), "numpy": arrays}
     return record | {"limits": LIMITS[command]}
-
-
-def verdict_rows(report):
-    """The verdict table: a row a model and surface, and a row a change."""
-    out = []
-
-    def enter(row, surface, unit, cells, **more):
-        out.append({"row": row, "surface": surface, "unit": unit, **more, "cells": cells})
-
-    for part in report.get("surfaces", ()):
-        cells, keys = {}, ("names", "direction")
-        for r in (r for r in part["rows"] if r["primary"]):
-            cell = {"verdict": r["verdict"], "d": r["d"], "p": r["p_adjusted"]}
-            cells[title_of(r)] = cell | {key: r[key] for key in keys}
-        name = {"reward model": "reward model", "base": "before"}.get(part["kind"], "after")
-        row = f"{name}: {part['model']}"
-        enter(row, part["surface"], part["unit"], cells, delta=part["delta"])
-    for change in report.get("changes", ()):
-        cells = {}
-        for r in change["rows"]:
-            cell = {"verdict": r["verdict"], "d": r["D"], "p": r["p_adjusted"]}
-            cell |= {"levels": r["levels"], "direction": f"after it, {r['direction']}"}
-            cells[title_of(r)] = cell
-        enter(f"change: {change['model']}", change["surface"], change["unit"], cells)
-    for part in report.get("decisions", ()):
-        for attribute, found in part["attributes"].items():
-            rows = [r for r in found["rows"] if "verdict" in r and "×" not in attribute]
-            cells = {title_of(r): {"verdict": r["verdict"], "p": r.get("p_holm")} for r in rows}
-            if cells:
-                enter(f"people: {part['title']}, {attribute}", "decision", "rate", cells)
-    return out
 
 
 def study_people(title, groups, decided, labels=None, scores=None, model="", cutoff="", reference=None, clusters=None):  # fmt: skip
@@ -1591,27 +1468,15 @@ def score_gaps(groups, scores):
     sides = {g: scores[labels == g] for g in sorted(set(labels.tolist()))}
     sd = scores.std(ddof=1) if len(scores) > 1 else 0.0
     best, out = max(sides, key=lambda g: sides[g].mean(), default=None), []
+    why = "fewer than two people" if sd > 0 else "every score is the same"
     for group, x in sides.items():
-        y, ends = sides[best], None
-        if len(x) > 1 and len(y) > 1 and sd > 0:
-            v, w = x.var(ddof=1) / len(x), y.var(ddof=1) / len(y)
-            df = (v + w) ** 2 / (v**2 / (len(x) - 1) + w**2 / (len(y) - 1)) if v + w else 1.0
-            half = t_quantile(Z95, df) * math.sqrt(v + w) / sd
-            ends = (x.mean() - y.mean()) / sd - half, (x.mean() - y.mean()) / sd + half
+        y = sides[best]
+        test = welch(x, y) if sd > 0 else None
         gap = (x.mean() - y.mean()) / sd if sd > 0 else None
-        out.append({"group": group, "reference": best, "gap": number(gap, len(x) + len(y), ends, "Welch", reason="every score is the same" if not sd > 0 else "fewer than two people")})  # fmt: skip
+        ends = test and (test["low"] / sd, test["high"] / sd)
+        gap = number(gap, len(x) + len(y), ends, "Welch", reason=why)
+        out.append({"group": group, "reference": best, "gap": gap})
     return out
-
-
-def brackets(ends):
-    return f"[{ends[0]:.3f}, {ends[1]:.3f}]"
-
-
-def fractions(row):
-    """Both rates behind a ratio; nothing where there is no comparison."""
-    if "p" not in row:
-        return ""
-    return f"{row['selected']}/{row['n']} : {row['reference_selected']}/{row['reference_n']}"
 
 
 def ll144_record(title, groups, decided, scores, args, kind, header, mapping=()):
@@ -1627,19 +1492,8 @@ def ll144_record(title, groups, decided, scores, args, kind, header, mapping=())
     fields = ("source of the data", "explanation", "first use of the tool")
     fields = dict(zip(fields, header))
     fields["number of unknown category"] = "in each table below"
-    tables = ll144_tables(*columns, chosen, scores, args.exclude_below)
+    tables = ll144_tables(*columns, chosen, scores, EXCLUDE_BELOW)
     return tables | {"header": fields, "title": title}
-
-
-def ll144_cells(part, rows):
-    selection = part["kind"] == "selection"
-    header = ["", "# of Applicants", *(["# Selected", "Selection Rate"] if selection else ["Scoring Rate"]), "Impact Ratio"]  # fmt: skip
-    cells = []
-    for r in rows:
-        rate = "–" if r["rate"] is None else f"{100 * r['rate']:.1f} %"
-        ratio = r["note"] or f"{r['ir']:.3f}"
-        cells.append([r["category"], r["n"], *([r["k"]] if selection else []), rate, ratio])
-    return header, cells
 
 
 def read_map(path):
@@ -1671,13 +1525,11 @@ def audit(args):
         if args.ll144 == "scoring" and not people["scores"]:
             raise UserError("--ll144 scoring: it needs --score COLUMN")
         explained = f"{len(people['ids'])} rows of {people['path']}"
-        header = args.data_source, explained, args.first_use
+        header = LL144_HEADER[0], explained, LL144_HEADER[1]
         columns = [people[key] for key in ("path", "groups", "decided", "scores")]
         report["ll144"] = [ll144_record(*columns, args, args.ll144, header, mapping)]
-    report["verdicts"] = verdict_rows(report)
     clear(args)
     write_table(Path(args.out) / "audit.csv", exchange_rows(people))
-    report["biasguard"] = biasguard(args, report, people)
     return finish(args, report, ["audit.csv"])
 
 
@@ -1699,48 +1551,6 @@ def clear(args):
     out = Path(args.out)
     for name in ("audit.csv", "twins.csv"):
         (out / name).unlink(missing_ok=True)
-
-
-def biasguard(args, report, people):
-    """[line] of BiasGuard (github.com/themacdonald/BiasGuard, MIT) on our audit.csv: its numbers beside ours.
-
-    DIR = SR_p / SR_r, SPD = SR_p − SR_r, EOD = TPR_p − TPR_r: each group against the one of the highest rate.
-    It is run where it is installed and there is ground truth: a prediction in its place would make EOD 0.
-    """
-    tool, lines = shutil.which("biasguard"), []
-    if not (tool and people["labels"]):
-        why = "it is not installed" if not tool else "it needs --y-true"
-        return [f"BiasGuard was not run ({why}); audit.csv has the layout that it reads"]
-    table, result = Path(args.out) / "audit.csv", Path(args.out) / "biasguard.json"
-    for attribute in people["groups"]:
-        found = report["decisions"][-1]["attributes"][attribute]
-        rates = found["metrics"]["groups"]
-        for row in (row for row in found["rows"] if "p" in row):
-            p, r = rates[row["group"]], rates[row["reference"]]
-            exact = lambda rate: rate["k"] / rate["n"] if rate["n"] else None  # noqa: E731
-            tpr = exact(p["tpr"]), exact(r["tpr"])
-            ours = {
-                "dir": row["ir"],
-                "spd": exact(p["selection_rate"]) - exact(r["selection_rate"]),
-            }
-            ours["eod"] = None if None in tpr else tpr[0] - tpr[1]
-            words = ["--y-true", "label_value", "--y-pred", "score", "--group", inert(attribute)]
-            words += ["--protected", inert(row["group"]), "--reference", inert(row["reference"])]
-            command = [tool, "audit", str(table), *words, "--output", str(result)]
-            try:
-                subprocess.run(command, capture_output=True, timeout=60, check=True)
-                theirs = json.loads(result.read_text(encoding="utf-8"))["metrics"]
-            except (subprocess.SubprocessError, OSError, ValueError, KeyError) as error:
-                lines.append(f"BiasGuard, {title_of(row)}: no result ({files.brief(error)})")
-                continue
-            pairs = [f"{key} {theirs.get(key)} (ours {value})" for key, value in ours.items()]
-            lines.append(f"BiasGuard, {title_of(row)}: {', '.join(pairs)}")
-    result.unlink(missing_ok=True)
-    return lines
-
-
-def shell(words):
-    return " ".join(w if re.fullmatch(r"[\w./:=-]+", w) else "'" + w.replace("'", "'\\''") + "'" for w in words)  # fmt: skip
 
 
 def read_detector(path=ROOT / "tests" / "risky_sentences.jsonl"):
@@ -1774,9 +1584,9 @@ def study_risky(answers):
 
 def detector_words(detector):
     if "reason" in detector:
-        return f"the detector's errors: not measured ({detector['reason']})"
+        return f"The detector's errors: not measured ({detector['reason']})."
     part = detector["holdout"]
-    return f"the detector on {part['sentences']} held-out sentences: precision {show(part['precision'])}, recall {show(part['recall'])}; no hit is no proof"  # fmt: skip
+    return f"The detector on {part['sentences']} held-out sentences: precision {show(part['precision'])}, recall {show(part['recall'])}; no hit is no proof."  # fmt: skip
 
 
 def load_answers(path):
@@ -1831,8 +1641,6 @@ def text(args):
         tables.append({"measure": key, "groups": cells})
     report = head(args, "text", [args.answers]) | {"measures": tables, "detector": read_detector()}
     report["risky"] = [study_risky([answer for _, answer in rows]) | {"title": args.answers}]
-    cells = [[t["measure"], *(show(c) for c in t["groups"].values())] for t in tables]
-    print_table("English text measures; [95 %]", ["", "all", *known], cells)
     clear(args)
     return finish(args, report, [])
 
@@ -1940,7 +1748,7 @@ def pair_accuracy(folder, path, args):
     """Accuracy of a reward model on held-out pairs, by the group of the better candidate."""
     import common
 
-    rows = files.read_jsonl(path, common.check_pair, flag="--pairs")
+    rows = files.read_jsonl(path, common.check_pair, flag="PAIRS")
     rows = [row for row in rows if not row.get("tie")]
     score = raw_scorer(folder, args)
     pairs = [(row["prompt"], row["chosen"], row["rejected"]) for row in rows]
@@ -1991,11 +1799,11 @@ def report(args):
     groups = {k: [None if c[k] == "unknown" else c[k] for c in candidates] for k in REFERENCE}
     labelled = candidates and all("label_value" in c for c in candidates)
     labels = [int(c["label_value"]) for c in candidates] if labelled else None
-    interviews = present(args.prompts)
+    interviews = args.generated_resumes and present(PROMPTS)
     if interviews:
-        rows = files.read_jsonl(interviews, common.check_prompt, flag="--prompts")
+        rows = files.read_jsonl(interviews, common.check_prompt, flag="PROMPTS")
         rows = [r for r in rows if (r.get("split"), r.get("task")) == ("test", "interview")]
-        interviews = rows[: args.interviews]
+        interviews = rows[:INTERVIEWS]
     decisions, ll144, risky, people = [], [], [], None
     detector, asked = read_detector(), [assessment(c) for c in candidates]
     # votes are read before a model is: a broken row ends it here
@@ -2016,14 +1824,16 @@ def report(args):
             said = [decision_of(text, words) for text in texts]
             unread = f"unparsable {said.count(None)} of {len(said)}, counted as no"
             chosen, cutoff = [int(s == words[0]) for s in said], f"“{words[0]}”, greedy; {unread}"
-            decide(folder, f"{folder}, decisions as generated", chosen, None, cutoff)
+            decide(folder, f"{model_name(folder)}, decisions as generated", chosen, None, cutoff)
         if interviews:
             prompts = [row["prompt"] for row in interviews]
             how = {"temperature": 1.0, "seed": args.seed}
             texts = common.sample(model, tokenizer, prompts, 1, args.max_new_tokens, **how).texts
-            risky.append(study_risky(texts) | {"title": f"{folder}, interviews at temperature 1"})
+            risky.append(
+                study_risky(texts) | {"title": f"{model_name(folder)}, interviews at temperature 1"}
+            )
 
-    accuracy, pairs = [], present(args.pairs)
+    accuracy, pairs = [], present(PAIRS)
     before, after, rewards = wanted(args)
     for folder in rewards:
         if pairs:
@@ -2036,9 +1846,9 @@ def report(args):
             chosen, tied = select_top(values, 0.3, roles)
             values = centred(values, roles)
             chosen, cutoff = chosen.tolist(), tied_words("top 30 % of each role", tied)
-            decide(folder, f"{folder}, ranking", chosen, values.tolist(), cutoff)
+            decide(folder, f"{model_name(folder)}, ranking", chosen, values.tolist(), cutoff)
             header = f"test data: {args.candidates}", INVENTED, "never: a demonstration"
-            title = f"{folder}, scores"
+            title = f"{model_name(folder)}, scores"
             ll144.append(ll144_record(title, groups, chosen, values, args, "scoring", header))
     study, rows, _ = study_twins(args, of_policy)
     given = [args.twins, args.names, pairs, *prefs, present(args.candidates)]
@@ -2046,7 +1856,6 @@ def report(args):
     record["preferences"] = preferences
     record |= {"accuracy": accuracy, "decisions": decisions, "ll144": ll144, "risky": risky}
     record["detector"] = detector
-    record["verdicts"] = verdict_rows(record)
     record["limits"] = [*record["limits"], families(record)]
     clear(args)
     write_table(Path(args.out) / "twins.csv", rows)
@@ -2058,7 +1867,7 @@ def report(args):
 
 def families(record):
     """How many tables were tested, and what chance alone would find in them: a sentence."""
-    n = sum(any("p" in c for c in row["cells"].values()) for row in record["verdicts"])
+    n = sum(any(not v.startswith("not measured") for v in t) for t in verdict_tables(record))
     n += len({(v["file"], p["what"], p["attribute"]) for v in record.get("preferences", ()) for p in v["pairs"]})  # fmt: skip
     return f"{n} tables were tested, each with a chance of at most 5 % of any false finding: by chance alone at most {0.05 * n:.1f} of them show one."  # fmt: skip
 
@@ -2082,12 +1891,8 @@ def write_table(path, rows):
     write_text(path, line.getvalue())
 
 
-def levels(row):
-    """Both levels beside a change."""
-    return ["–" if x is None else f"{x:.3f}" for x in row["levels"]]
-
-
 WHAT = {"a": "score of the answer", "b": "score of the profile", "c": "decision", "d": "written decision"}  # fmt: skip
+TITLE = "Are people treated differently for who they are?"
 MOST_ROWS = 12  # of a table on the first screen; the page has all
 
 
@@ -2095,103 +1900,317 @@ def chance(p):
     return f"{p:.4f}" if p >= 1e-4 else "< .0001"
 
 
-def light(verdict, row, effect):
+def brackets(ends):
+    return f"[{ends[0]:.3f}, {ends[1]:.3f}]"
+
+
+def model_name(folder):
+    """runs/demo/dpo → dpo; the folders stand in the appendix."""
+    return Path(folder).name
+
+
+def twin_name(part):
+    return f"{model_name(part['model'])}, {WHAT[part['surface']]}"
+
+
+def primary_rows(part):
+    return [row for row in part["rows"] if row.get("primary", True)]
+
+
+def light(row, effect):
     """A verdict as a cell of the grid: three words, a colour, the numbers."""
-    detail = f"{show(effect)}, p {chance(row['p_adjusted'])}: {verdict}"
-    if verdict.startswith("difference found"):
-        up = (effect["value"] or 0) > 0
-        small = ", small" if "smaller than" in verdict else ""
-        return pages.Light(("higher" if up else "lower") + small, "amber" if small else "red", detail)  # fmt: skip
+    detail = f"{show(effect)}, p {chance(row['p_adjusted'])}: {row['verdict']}"
+    if row["verdict"].startswith("difference found"):
+        small = ", small" if "smaller than" in row["verdict"] else ""
+        words = "higher" if effect["value"] > 0 else "lower"
+        if "levels" in row:  # of a change: what became of the gap
+            words = f"gap {row['verdict'].split()[2]}"
+        words += small
+        return pages.Light(words, "amber" if small else "red", detail)
     kinds = {"equivalent": ("no difference", "green"), "inconclusive": ("unclear", "amber")}
-    return pages.Light(*kinds.get(verdict.split()[0], ("not measured", "grey")), detail)
+    return pages.Light(*kinds.get(row["verdict"].split()[0], ("not measured", "grey")), detail)
 
 
-def twin_answer(title, parts, effect):
-    """One sentence for each model and surface, and the grid of all of them."""
-    sentences, rows, columns = [], [], [title_of(r) for r in parts[0]["rows"] if r.get("primary", True)]  # fmt: skip
+def twin_answer(title, parts, key, delta):
+    """A sentence for each model, the grid of verdicts, and the chart of effects in SD.
+
+    key  "d", an effect, or "D", its change
+    """
+    columns, sentences, grid, drawn = [title_of(r) for r in primary_rows(parts[0])], [], [], []
     for part in parts:
-        primary = [r for r in part["rows"] if r.get("primary", True)]
-        name = f"{Path(part['model']).name}, {WHAT[part['surface']]}"
-        rows.append([name, *(light(r["verdict"], r, r[effect]) for r in primary)])
-        found = [f"{r['direction']} ({show(r[effect])} {part['unit']})" for r in primary if r["verdict"].startswith("difference")]  # fmt: skip
-        equal = sum(r["verdict"].startswith("equivalent") for r in primary)
-        margin = primary[0]["verdict"].split("within ")[-1].split(":")[0]
+        rows, name = primary_rows(part), twin_name(part)
+        grid.append([name, *(light(row, row[key]) for row in rows)])
+        found = []
+        for row in (row for row in rows if row["verdict"].startswith("difference")):
+            moved = "," if key == "d" else f"; the gap is {row['verdict'].split()[2]} than before:"  # fmt: skip
+            found.append(f"{row['direction']}{moved} {show(row[key])} {part['unit']}")
         if found:
             sentences.append(f"{name}: {'; '.join(found)}.")
-        elif equal == len(primary):
+        elif all(row["verdict"].startswith("equivalent") for row in rows):
+            margin = rows[0]["verdict"].split("within ")[-1].split(":")[0]
             sentences.append(f"{name}: no group's mean changed by more than {margin}.")
-    open_cells = sum(cell in ("unclear", "not measured") for row in rows for cell in row[1:])
-    if open_cells:
-        sentences.append(f"{open_cells} of {len(rows) * len(columns)} comparisons are not settled by these names and résumés.")  # fmt: skip
-    return pages.section(title, sentences, pages.table(["", *columns], rows), level="answer")
+        if part["unit"] == "SD":
+            drawn += [(f"{name}: {title_of(row)}", *(row[key].get(x) for x in ("value", "low", "high"))) for row in rows]  # fmt: skip
+    cells = [cell for row in grid for cell in row[1:]]
+    if left := sum(cell in ("unclear", "not measured") for cell in cells):
+        sentences.append(f"{left} of {len(cells)} comparisons are not settled by these names and résumés.")  # fmt: skip
+    tables = [pages.table(["", *columns[i : i + 5]], [[row[0], *row[1 + i : 6 + i]] for row in grid]) for i in range(0, len(columns), 5)]  # fmt: skip
+    axis = "group − reference in SD; shaded: counts as none"
+    plot = pages.interval_plot(title, drawn, zero=0, zone=(-delta, delta), x=axis)
+    return pages.section(title, sentences, tables=tables, plots=[plot], level="answer")
+
+
+def twin_section(part):
+    """All numbers of one model's answers to the same résumés under different names."""
+    effects, more = [], []
+    for row in part["rows"]:
+        name, verdict = title_of(row), "; ".join(filter(None, (row["verdict"], row.get("note"))))
+        of = f"{row['names'][0]} : {row['names'][1]}"
+        effects.append([name, of, show(row["d"]), chance(row["p"]), chance(row["p_adjusted"]), verdict])  # fmt: skip
+        if c := row.get("decision"):
+            counts = " : ".join(f"{k}/{n}" for k, n in c["counts"])
+            more.append([name, show(row["win_rate"]), counts, f"{c['points']:.1f}", f"{100 * c['flips']:.1f} %", show(c["ir"])])  # fmt: skip
+    unit = "SD of the résumés' mean scores" if part["unit"] == "SD" else "shares of decisions"
+    sentences = [f"{part['what'].capitalize()}. {part['R']} résumés × {part['N']} names; effects in {unit}."]  # fmt: skip
+    sentences += [f"{arm['arm']}: {show(arm['d'])} SD over {arm['d']['n']} résumés." for arm in part["arms"]]  # fmt: skip
+    if more:
+        sentences.append(f"To advance is a score above {part['cut']:.4g}; a flip is a résumé decided otherwise under the other name.")  # fmt: skip
+    tables = [pages.table(["", "names", "effect [95 %]", "p", "p, adjusted", "verdict"], effects, "Effects of names")]  # fmt: skip
+    tables += [pages.table(["", "wins", "advance", "points", "flips", "impact ratio"], more, "Wins and decisions")] if more else []  # fmt: skip
+    return pages.section(twin_name(part), sentences, tables=tables)
+
+
+def change_section(change):
+    rows = [[title_of(r), *("–" if x is None else f"{x:.3f}" for x in r["levels"]), show(r["D"]), chance(r["p_adjusted"]), r["verdict"]] for r in change["rows"]]  # fmt: skip
+    why = "Each level is in its own SD. A bias that was there before and stays is in both levels and in no change."  # fmt: skip
+    found = pages.table(["", "before", "after", "change [95 %]", "p, adjusted", "verdict"], rows)
+    return pages.section(f"Change: {twin_name(change)}, against {model_name(change['before'])}", why, found)  # fmt: skip
+
+
+def people_words(attribute, found):
+    """What a table of people shows of one attribute."""
+    told = [r for r in found["rows"] if r.get("verdict", "").startswith("difference")]
+    words = [f"{r['group']} {r['selected']} of {r['n']}, {r['reference']} {r['reference_selected']} of {r['reference_n']}" for r in told]  # fmt: skip
+    judged = sum("p" in r for r in found["rows"])
+    return f"{attribute}: " + (f"different selection rates: {'; '.join(words)}." if told else f"no difference shown (comparisons: {judged}).")  # fmt: skip
 
 
 def people_answer(part):
-    """Impact ratios of a table of people: a sentence and a table of at most six columns an attribute."""
-    sentences, tables = [], []
+    """Selection of a table of people: a sentence, the rates as a chart, a table an attribute."""
+    sentences, tables, plots = [people_words(*x) for x in part["attributes"].items()], [], []
     for attribute, found in part["attributes"].items():
-        told = [r for r in found["rows"] if r.get("verdict", "").startswith("difference")]
-        judged = sum("p" in r for r in found["rows"])
-        words = [f"{r['group']} {r['selected']} of {r['n']}, {r['reference']} {r['reference_selected']} of {r['reference_n']}" for r in told]  # fmt: skip
-        sentences.append(f"{attribute}: " + (f"different selection rates: {'; '.join(words)}." if told else f"no difference shown (comparisons: {judged})."))  # fmt: skip
         if "×" in attribute or len(found["rows"]) > MOST_ROWS:
             continue
         rows = [[r["group"], f"{r['selected']}/{r['n']}", show(r["rate"]), show(r["ir"]), chance(r["p_holm"]) if "p" in r else "", r["label"]] for r in found["rows"]]  # fmt: skip
         tables.append(pages.table([attribute, "selected", "rate [95 %]", "impact ratio", "p, adjusted", "four fifths"], rows))  # fmt: skip
-    return pages.section(part["title"], sentences, tables=tables, level="answer")
+        drawn = [(r["group"], *(r["rate"].get(x) for x in ("value", "low", "high"))) for r in found["rows"]]  # fmt: skip
+        plots.append(pages.interval_plot(f"Selected, by {attribute}", drawn, x="selection rate", digits=1, percent=True))  # fmt: skip
+    return pages.section(part["title"], sentences, tables=tables, plots=plots[:2], level="answer")
 
 
-def first_screen(report):
-    """The answer sections: what the terminal prints, and what the page begins with."""
+def people_section(part):
+    """All numbers of a table of people."""
+    sentences = [f"{part['n']} people, {part['selected']} selected; {part['cutoff']}.", FOUR_FIFTHS]
+    tables = []
+    for attribute, found in part["attributes"].items():
+        metrics, rows, tests = found["metrics"], found["rows"], []
+        cells = [[r["group"], f"{r['selected']}/{r['n']}", show(r["rate"]), show(r["ir"]), r["label"], r.get("verdict", "")] for r in rows]  # fmt: skip
+        tables.append(pages.table([attribute, "selected", "rate [95 %]", "impact ratio", "four fifths", "verdict"], cells, f"{attribute}: rates"))  # fmt: skip
+        for r in (r for r in rows if "p" in r):
+            katz = brackets(r["katz"]) if r["katz"] else "–"
+            z = "" if r["z"] is None else f"{r['z']:.3f} ({r['p_z']:.4f})"
+            tests.append([title_of(r), katz, z, f"{r['p_fisher']:.4f}", r["needed_selections"], show(r["detectable_ir"])])  # fmt: skip
+        header = ["", "ratio, 95 %", "z (p)", "Fisher's p", "selections missing to .80", "ratio that this table can show"]  # fmt: skip
+        tables.append(pages.table(header, tests, f"{attribute}: tests of single pairs"))
+        rates = [[g, *(show(m[key]) for key in ("tpr", "fpr"))] for g, m in metrics["groups"].items() if "tpr" in m]  # fmt: skip
+        tables += [pages.table([attribute, "true positives", "false positives"], rates, f"{attribute}: error rates")] if rates else []  # fmt: skip
+        words = []
+        for key, value in metrics.items():
+            if isinstance(value, dict) and "value" in value and not key.startswith(RATES[1:]):
+                shown = f"not measured ({value['reason']})" if value["value"] is None else show(value)  # fmt: skip
+                words.append(f"{key.replace('_', ' ')} {shown}")
+        gaps = [f"mean score of {title_of(g)} {show(g['gap'])} SD" for g in found.get("score_gaps", ()) if g["group"] != g["reference"]]  # fmt: skip
+        sentences.append(f"{attribute}: {metrics['unknown']} of unknown group, in no comparison; {'; '.join(words + gaps)}.")  # fmt: skip
+    return pages.section(f"{part['title']}: all numbers", sentences, tables=tables)
+
+
+def votes_section(votes):
+    """Votes by group: over items, which are compared, and over votes."""
+    about = f"{votes['n']} votes ({', '.join(f'{k} {v}' for k, v in votes['annotators'].items())}), ties {show(votes['ties'], 1, True)}, agreement {show(votes['agreement'])}."  # fmt: skip
+    sentences, tables = [about], []
+    if votes.get("about_one"):
+        sentences.append(f"{votes['about_one']} votes for one of two answers about the same candidate, {votes['unread']} of them with an answer that holds no clear decision. Decisions, the mildest first: {', '.join(votes['decisions'])}.")  # fmt: skip
+    for key, title, why in (
+        ("chosen", "Chosen, where both are profiles", "no pair compares two named candidates"),
+        ("harsher", "The harsher of two decisions chosen", "no pair decides differently about one named candidate"),
+    ):  # fmt: skip
+        cells = [[f"{r['attribute']}: {r['group']}", show(r["items"]), r["items"]["n"], show(r["rate"]), r["rate"]["n"]] for r in votes.get(key, ())]  # fmt: skip
+        if cells:
+            tables.append(pages.table(["candidate named", "over items", "items", "over votes", "votes"], cells, title))  # fmt: skip
+        else:
+            sentences.append(f"{title}: not measured ({why}).")
+    compared = [[p["what"], title_of(p), f"{show(p['gap'])} {brackets(p['ends'])}", chance(p["p_adjusted"]), p["verdict"]] for p in votes.get("pairs", ()) if p["gap"] is not None]  # fmt: skip
+    if compared:
+        tables.append(pages.table(["", "groups", "gap over items [95 %]", "p, adjusted", "verdict"], compared, "Groups compared; items and names are clusters"))  # fmt: skip
+    return pages.section(f"Votes in {votes['file']}: all numbers", sentences, tables=tables)
+
+
+def ll144_section(part):
+    """Tables in the layout of 6 RCNY 5-303."""
+    selection = part["kind"] == "selection"
+    rates = ["# Selected", "Selection Rate"] if selection else ["Scoring Rate"]
+    tables, versions = [], [("", part["tables"])]
+    versions += [(", median with unknown", part["with_unknown"])] if "with_unknown" in part else []
+    for more, found in versions:
+        for key, rows in found.items():
+            cells = [[r["category"], r["n"], *([r["k"]] if selection else []), "–" if r["rate"] is None else f"{100 * r['rate']:.1f} %", r["note"] or f"{r['ir']:.3f}"] for r in rows]  # fmt: skip
+            caption = f"{key}{more}; {part['unknown'][key]} of unknown category in no calculation"
+            tables.append(pages.table(["", "# of Applicants", *rates, "Impact Ratio"], cells, caption))  # fmt: skip
+    sentences = [f"{key}: {value}." for key, value in part["header"].items()]
+    sentences += [*part["notes"], "The rule sets no pass mark."]
+    return pages.section(f"Layout of NYC Local Law 144: {part['title']}", sentences, tables=tables)
+
+
+def text_sections(report):
+    """What answers name, omit and ask."""
+    out = []
+    for part in report.get("texts", ()):
+        rows = [[g["measure"], title_of(r), show(g["overall"]), show(r["gap"])] for g in part["gaps"] for r in g["rows"]]  # fmt: skip
+        found = pages.table(["measure", "groups", "mean", "gap [95 %]"], rows)
+        out.append(pages.section(f"Words of {model_name(part['model'])}: {part['n']} answers", "", found))  # fmt: skip
+    if measures := report.get("measures"):
+        rows = [[m["measure"], group, show(cell), cell["n"]] for m in measures for group, cell in m["groups"].items()]  # fmt: skip
+        found = pages.table(["measure", "group", "mean [95 %]", "answers"], rows)
+        out.append(pages.section("Measures of the text (English only)", "", found))
+    for part in report.get("risky", ()):
+        rows = [[code, e["severity"], e["n"], " · ".join(e["quotes"])] for code, e in part["codes"].items()]  # fmt: skip
+        found = pages.table(["code", "severity", "hits", "up to five quotes"], rows)
+        why = "“discouraged”: may be taken as evidence of intent; such a question is not by itself a violation of Title VII or the ADEA (EEOC informal letter, 9 May 2006)."  # fmt: skip
+        out += [pages.section(f"Risky questions: {part['title']}", why, found)] if rows else []
+    return out
+
+
+def worst_section(worst):
+    """The same résumé under the names that lie farthest apart."""
+    cards = []
+    for w in worst:
+        sides = [(f"{s['name']} ({s['cell']}): {s['score']:.3f}", s["text"]) for s in w["sides"]]
+        cards.append(pages.card(f"{twin_name(w)}, {w['resume']}: {w['gap']:.3f} SD apart", sides))
+    why = "Highest and lowest name of the same résumé, the largest gap first, over all groups."
+    return pages.section("The ten résumés with the largest gaps", why, cards=cards)
+
+
+def appendix(report):
+    """Limits, how to read the numbers, the provider's sheet, and what it takes to do it again."""
+    groups = [title_of(r) for part in report.get("surfaces", ())[:1] for r in primary_rows(part)]
+    groups += [f"{key}: {', '.join(r['group'] for r in found['rows'])}" for part in report.get("decisions", ())[:1] for key, found in part["attributes"].items()]  # fmt: skip
+    versions = [f"{key} {value}" for key, value in report["versions"].items()]
+    sheet = [
+        ["intended use", "to compare groups before a tool is used on people; not to decide about a person"],
+        ["data", ", ".join(report["sha256"])],
+        ["tested groups", "; ".join(groups) or "none: texts only"],
+        ["known limits", "see “What this does not show”"],
+        ["versions", f"FeedbackLoop {report['commit'] or 'unknown'}, {', '.join(versions)}"],
+    ]  # fmt: skip
+    how = [
+        "An effect is the gap between the mean scores under two groups' names, in standard deviations of the résumés' mean scores; p permutes names, and Holm's correction covers the comparisons of one table.",
+        "“unclear” or “inconclusive” is not “equal”: neither a difference nor its absence could be shown.",
+    ]  # fmt: skip
+    if t := report.get("twins"):
+        how.append(f"{t['resumes']} résumés × {t['names']} names ({t['names_a_cell']} per cell of sex × race); below {t['delta']:g} SD an effect counts as none. Mean tokens per name: {', '.join(f'{cell} {x:.2f}' for cell, x in t['tokens_by_cell'].items())}.")  # fmt: skip
+    again = [report["notice"], command_line(report)]  # fmt: skip
+    section = lambda *a: pages.section(*a, level="appendix")  # noqa: E731
+    return [
+        section("What this does not show", report["limits"] + report.get("not_measured", [])),
+        section("How to read it", how),
+        section("Provider's sheet", "", pages.table(["", ""], sheet, "What this run knows")),
+        section("Command and files", again, pages.table(["file", "SHA-256"], sorted(report["sha256"].items()), "Inputs")),
+    ]  # fmt: skip
+
+
+def command_line(report):
+    """The command that was run, with every setting that is not empty."""
+    words = ["python", "fairness.py", report["command"]]
+    for key, value in report["args"].items():
+        if key in ("table", "answers"):
+            words.append(value)
+        elif key != "command" and value not in (None, False, "", []):
+            values = [",".join(value)] if key == "decision_words" else value if isinstance(value, list) else [value]  # fmt: skip
+            words += ["--" + key.replace("_", "-"), *([] if value is True else map(str, values))]
+    return shlex.join(words)
+
+
+def answers(report):
+    """The first screen: what the terminal prints, and what the page begins with."""
     out = []
     for title, key, effect in (("Same résumé, other name", "surfaces", "d"), ("Change against the model before", "changes", "D")):  # fmt: skip
         if report.get(key):
-            out.append(twin_answer(title, report[key], effect))
-    for part in report.get("decisions", ()):
-        found = people_answer(part)
-        if report.get("surfaces"):  # of several models a sentence each; the page has the tables
-            found["tables"] = []
-        out.append(found)
-    for votes in report.get("preferences", ()):
-        told = [p["verdict"] + f" in {p['what']}" for p in votes["pairs"] if p["verdict"].startswith("difference")]  # fmt: skip
-        out.append(pages.section(f"Votes in {votes['file']}", "; ".join(told) or "no difference between groups shown over items.", level="answer"))  # fmt: skip
-    for part in report.get("risky", ()):
+            out.append(twin_answer(title, report[key], effect, report["twins"]["delta"]))
+    decisions = report.get("decisions") or ()
+    if report["command"] == "audit":
+        out += map(people_answer, decisions)
+    elif decisions:  # of several models: a sentence each
+        words = [f"{part['title']}: " + " ".join(people_words(key, found) for key, found in part["attributes"].items() if "×" not in key) for part in decisions]  # fmt: skip
+        out.append(pages.section("Decisions about the candidates", words, level="answer"))
+    votes = []
+    for part in report.get("preferences") or ():
+        told = [p["verdict"] + f" in {p['what']}" for p in part["pairs"] if p["verdict"].startswith("difference")]  # fmt: skip
+        votes.append(f"{part['file']}: {'; '.join(told) or 'no difference between groups shown over items'}.")  # fmt: skip
+    if votes:
+        out.append(pages.section("Votes", votes, level="answer"))
+    asked = []
+    for part in report.get("risky") or ():
         codes = ", ".join(f"{code} {entry['n']}" for code, entry in part["codes"].items())
-        words = f"{show(part['answers'], 1, True)} of {part['answers']['n']} answers ask a risky question{': ' + codes if codes else ''}."  # fmt: skip
-        out.append(pages.section(part["title"], words, level="answer"))
-    if report.get("risky"):
-        out.append(pages.section("The detector", detector_words(report["detector"]), level="answer"))  # fmt: skip
+        asked.append(f"{part['title']}: {show(part['answers'], 1, True)} of {part['answers']['n']} answers ask one{': ' + codes if codes else ''}.")  # fmt: skip
+    if asked:
+        asked.append(detector_words(report["detector"]))
+        out.append(pages.section("Risky questions", asked, level="answer"))
     return out
 
 
-def answer_section(report):
-    """The first screen inside the page."""
-    out = ""
-    for part in first_screen(report):
-        out += f"<h3>{esc(part['title'])}</h3>" + bullets(part["sentences"])
-        for found in part["tables"]:
-            out += table(found["columns"], found["rows"], part["title"])
-    return out
+def sections(report):
+    """A report.json as the sections of its page."""
+    of = lambda key: report.get(key) or ()  # noqa: E731
+    out = [*answers(report), *map(votes_section, of("preferences")), *map(twin_section, of("surfaces"))]  # fmt: skip
+    for part in of("accuracy"):
+        rows = [[g["group"], show(g["accuracy"]), g["accuracy"]["n"]] for g in part["groups"]]
+        found = pages.table(["better candidate's group", "ranked right", "pairs"], rows)
+        text = f"{show(part['all'])} of {part['all']['n']} held-out pairs ranked right."
+        out.append(pages.section(f"{model_name(part['model'])}: accuracy by group", text, found))
+    out += [*map(change_section, of("changes")), *map(people_section, of("decisions"))]
+    out += [*map(ll144_section, of("ll144")), *text_sections(report)]
+    out += [worst_section(report["worst"])] if of("worst") else []
+    return out + appendix(report)
+
+
+def verdict_tables(report):
+    """The verdicts of each table of planned comparisons: [[verdict]]."""
+    parts = [*report.get("surfaces", ()), *report.get("changes", ())]
+    out = [[row["verdict"] for row in primary_rows(part)] for part in parts]
+    for part in report.get("decisions", ()):
+        kinds = [found["rows"] for key, found in part["attributes"].items() if "×" not in key]
+        out += [[row["verdict"] for row in rows if "verdict" in row] for rows in kinds]
+    return [table for table in out if table]
 
 
 def finish(args, report, inputs):
     """Write report.json and report.html, print where, and return the exit status that --fail-on asks for."""
-    pages.print_report("Are people treated differently for who they are?", first_screen(report))
     out = Path(args.out)
     text = json.dumps(files.finite(report), indent=1, ensure_ascii=True, allow_nan=False)
+    found = sections(json.loads(text))
+    pages.print_report(TITLE, found)
     # (7) files
     out.mkdir(parents=True, exist_ok=True)
     write_text(out / "report.json", text + "\n")
-    write_text(out / "report.html", html_report(json.loads(text)))
-    print(f"\n{NOTICE}\nwrote {out / 'report.json'}, " + ", ".join(str(out / f) for f in ["report.html", *inputs]))  # fmt: skip
-    found = [c["verdict"] for row in report.get("verdicts", ()) for c in row["cells"].values()]
+    pages.write_page(out / "report.html", TITLE, found, lead=NOTICE)
+    print(f"\n{NOTICE}\nwrote {', '.join(str(out / name) for name in ('report.json', *inputs))}")
+    print(f"next: open {out / 'report.html'} in a browser")
+    verdicts = sum(verdict_tables(report), [])
     if report["command"] == "text" and report["risky"][0]["codes"]:
-        found.append("difference found (risky questions)")
-    asked = (args.fail_on or "").split(",")
-    if "difference" in asked and any(v.startswith("difference found") for v in found):
-        return 1
-    if "inconclusive" in asked and any(v.startswith("inconclusive") for v in found):
-        return 3
+        verdicts.append("difference found (risky questions)")
+    for word, status in (("difference", 1), ("inconclusive", 3)):
+        if word in (args.fail_on or "").split(",") and any(v.startswith(word) for v in verdicts):
+            return status
     return 0
 
 
@@ -2206,241 +2225,6 @@ OF_TESTS = [
 ]
 OF_TEXT = ["The detector of risky questions errs both ways; its precision and recall stand beside its hits."]  # fmt: skip
 LIMITS = {"audit": OF_TESTS, "text": OF_TEXT, "twins": OF_TWINS + OF_TESTS, "report": OF_TWINS + OF_TEXT + OF_TESTS}  # fmt: skip
-
-
-def html_report(report):
-    """The page: a pure function of report.json; every text of a model or a user is escaped by the table functions."""
-    of = lambda key: report.get(key) or ()  # noqa: E731
-    rewards = [part for part in of("surfaces") if part["kind"] == "reward model"]
-    policies = [part for part in of("surfaces") if part["kind"] != "reward model"]
-    rewards = "".join(map(twin_section, rewards)) + "".join(map(accuracy_table, of("accuracy")))
-    limits = bullets(report["limits"] + report.get("not_measured", []))
-    inputs = table(["file", "SHA-256"], sorted(report["sha256"].items()), "Hashes")
-    lines = [command_line(report), *report.get("biasguard", [])]
-    parts = [
-        ("The answer", answer_section(report)),
-        ("Header", header_section(report)),
-        ("Verdicts", verdict_section(report)),
-        ("Preference data", "".join(map(votes_section, of("preferences")))),
-        ("Twins: reward model", rewards),
-        ("Twins: policies", "".join(map(twin_section, policies))),
-        ("Before and after, on the same twins", change_section(of("changes"))),
-        ("Decisions about people", decision_section(of("decisions"))),
-        ("Tables in the layout of NYC Local Law 144", "".join(map(ll144_section, of("ll144")))),
-        ("Text measures and risky questions (English only)", text_section(report)),
-        ("The ten worst twins", worst_section(of("worst"))),
-        ("What this does not show", limits),
-        ("Commands and hashes", "".join(f"<pre>{esc(x)}</pre>\n" for x in lines) + inputs),
-    ]
-    # sentences in table cells: wrapped, not one line each
-    style = "<style>.words td,.words th,td.w{white-space:normal;text-align:left;min-width:9rem;padding-right:1rem}</style>"  # fmt: skip
-    body = in_sections((title, text) for title, text in parts if text)
-    return html_page("Are people treated differently for who they are?", style + body)
-
-
-def prose(header, rows, label):
-    """A table of sentences."""
-    return f'<div class="words">{table(header, rows, label)}</div>'
-
-
-def command_line(report):
-    given = []
-    for key, value in report["args"].items():
-        named = value is not None and value is not False and value not in ("", [])  # 0 counts
-        if named and key not in ("command", "answers", "table"):
-            flag = "--" + key.replace("_", "-")
-            text = ",".join(value) if key == "decision_words" else " ".join(shell([str(v)]) for v in value) if isinstance(value, list) else "" if value is True else shell([str(value)])  # fmt: skip
-            given.append(f"{flag} {text}".strip())
-    where = [shell([report["args"][k]]) for k in ("table", "answers") if report["args"].get(k)]
-    return " ".join(["python fairness.py", report["command"], *where, *given])
-
-
-def header_section(report):
-    lines = [report["notice"], f"Commit: {report['commit'] or 'unknown'}. Seed: {report['args']['seed']}. " + ", ".join(f"{k} {v}" for k, v in report["versions"].items()) + "."]  # fmt: skip
-    if t := report.get("twins"):
-        lines.append(f"{t['resumes']} résumés × {t['names']} names ({t['names_a_cell']} a cell of sex × race). Rewards and log-odds by one forward, generated answers greedy. Mean tokens a name: " + ", ".join(f"{c} {v:.2f}" for c, v in t["tokens_by_cell"].items()) + ".")  # fmt: skip
-    return paragraphs(lines)
-
-
-def verdict_section(report):
-    out, legend = "", [f"{surface}: {what}" for surface, what in SURFACES.items()]
-    people = [r for r in report.get("verdicts", ()) if r["row"].startswith("people")]
-    twins = [r for r in report.get("verdicts", ()) if not r["row"].startswith("people")]
-    columns, cells = list(dict.fromkeys(c for r in twins for c in r["cells"])), []
-    for r in twins:
-        line = [r["row"], r["surface"]]
-        for cell in map(r["cells"].get, columns):
-            words = cell["verdict"] if cell else ""
-            if cell and cell.get("d"):
-                letter = "D" if r["row"].startswith("change") else "d"
-                words += f". {letter} {show(cell['d'])}, p {cell['p']:.4f}"
-            if words.startswith("difference") and cell.get("direction"):
-                words += f"; {cell['direction']}"
-            line.append(words)
-        cells.append(line)
-    if twins:
-        out += prose(["", "surface", *columns], cells, "Verdicts, twins")
-    if people:  # each has a reference of its own: a column a contrast would stay empty
-        said = ["; ".join(f"{c}: {x['verdict']}" for c, x in r["cells"].items()) for r in people]
-        cells = [[r["row"].removeprefix("people: "), words] for r, words in zip(people, said)]
-        out += prose(["people", "verdicts"], cells, "Verdicts, people")
-    out += paragraphs(["d: gap of the group's names to the reference's, in SD of the résumés' mean scores (surface d: share of decisions), with its 95 % interval; p by permuting names, after Holm. D: change of d. δ is printed with each verdict. “inconclusive” is not “equal”."])  # fmt: skip
-    return out + (bullets(legend) if report.get("surfaces") else "")
-
-
-def votes_section(votes):
-    agreement = show(votes["agreement"]) if votes["agreement"]["value"] is not None else f"not measured ({votes['agreement']['reason']})"  # fmt: skip
-    lines = [f"{votes['n']} votes in {votes['file']}; " + ", ".join(f"{k} {v}" for k, v in votes["annotators"].items()) + f"; ties {show(votes['ties'], 1, True)}; agreement {agreement}."]  # fmt: skip
-    if votes.get("about_one"):
-        lines.append(f"{votes['about_one']} votes for one of two answers about the same candidate, {votes['unread']} of them with an answer that holds no clear decision. Decisions, the mildest first: {', '.join(votes['decisions'])}.")  # fmt: skip
-    out = paragraphs(lines)
-    for key, head, title, why in (
-        ("chosen", "chosen, where both are profiles", "Chosen by group", "no pair compares two named candidates"),
-        ("harsher", "the harsher of two decisions chosen", "Harsher decision by group", "no pair decides differently about one named candidate"),
-    ):  # fmt: skip
-        cells = [[f"{r['attribute']}: {r['group']}", show(r["items"], 3), r["items"]["n"], show(r["rate"], 3), r["rate"]["n"]] for r in votes.get(key, [])]  # fmt: skip
-        missing = paragraphs([f"{title}: not measured ({why})."])
-        out += (
-            table(
-                ["candidate named", f"{head}, over items", "items", "over votes", "votes"],
-                cells,
-                title,
-            )
-            if cells
-            else missing
-        )
-    told = [f"{p['what']}, {p['group']} − {p['reference']}: {show(p['gap'])} {brackets(p['ends'])}, p {p['p_adjusted']:.4f} (Holm, items and names as clusters): {p['verdict']}" for p in votes.get("pairs", ()) if p["gap"] is not None]  # fmt: skip
-    out += bullets(told)
-    return out
-
-
-def twin_section(part):
-    primary = [r for r in part["rows"] if r["primary"]]
-    unit = "SD" if part["unit"] == "SD" else "share"
-    drawn = [(title_of(r), *with_ends(r["d"]), 1) for r in primary if r["d"]["value"] is not None]
-    header = ["", "names", "d [95 %]", "verdict", "gap, raw", "win rate", "d_z", "p", "adjusted", "tokens", "advance", "points", "flips", "IR"]  # fmt: skip
-    cells = []
-    for r in part["rows"]:
-        c, t, verdict = r.get("decision"), r.get("tokens"), r["verdict"]
-        verdict += f"; {r['note']}" if r.get("note") else ""
-        line = [title_of(r), f"{r['names'][0]} : {r['names'][1]}", show(r["d"]), verdict]
-        line += [show(r[key]) for key in ("gap", "win_rate", "d_z")]
-        line += [f"{r['p']:.4f}", f"{r['p_adjusted']:.4f}"]
-        line += [f"{t[0]:.1f} : {t[1]:.1f}" if t else "", *([] if c else [""] * 4)]
-        if c:
-            line += [" : ".join(f"{k}/{n}" for k, n in c["counts"]), f"{c['points']:.1f}"]
-            line += [f"{100 * c['flips']:.1f} %", show(c["ir"])]
-        cells.append(line)
-    cut = f"; a decision to advance is a score above {part['cut']:.4g}" if part["surface"] != "d" else ""  # fmt: skip
-    why = f"{part['model']}, surface {part['surface']}: {part['what']}; {part['R']} résumés × {part['N']} names, unit {unit}{cut}."  # fmt: skip
-    out = f"<h3>{esc(part['model'])}: {esc(part['what'])}</h3>"
-    if not drawn:
-        out += table(header, cells, why)
-    else:
-        axis, delta = f"group − reference, {unit}", part["delta"]
-        image = bars("Effects of names", why, drawn, axis, (-delta, delta), 0)
-        out += figure(image, header, cells, why)
-    told = [r["direction"] for r in primary if r["verdict"].startswith("difference")]
-    told += [f"{a['arm']}: {show(a['d'])} SD over {a['d']['n']} résumés" for a in part["arms"]]
-    return out + bullets(f"{line[:1].upper()}{line[1:]}." for line in told)
-
-
-def accuracy_table(part):
-    cells = [["all pairs", show(part["all"]), part["all"]["n"]]] + [[g["group"], show(g["accuracy"]), g["accuracy"]["n"]] for g in part["groups"]]  # fmt: skip
-    return f"<h3>{esc(part['model'])}: pairs ranked right, by the better candidate's group</h3>" + table(["", "right", "pairs"], cells, "Accuracy by group")  # fmt: skip
-
-
-def change_section(changes):
-    out, header = "", ["", "d before", "d after", "D [95 %]", "p (Holm)", "verdict"]
-    for c in changes:
-        cells = [[title_of(r), *levels(r), show(r["D"]), f"{r['p_adjusted']:.4f}", r["verdict"]] for r in c["rows"]]  # fmt: skip
-        out += f"<h3>{esc(c['before'])} → {esc(c['model'])}, surface {c['surface']}</h3>"
-        out += table(header, cells, "Change")
-    why = "Each level in its own SD (surface d: shares). A bias that was there before and stays is in both levels and in no change."  # fmt: skip
-    return out and out + paragraphs([why])
-
-
-def decision_cells(row, metrics):
-    """A line of the page's table: empty where there is no test, as of the reference itself."""
-    r, tested = row, "p" in row
-    line = [r["group"], f"{r['selected']}/{r['n']}", show(r["rate"]), show(r["ir"]), r["label"]]
-    line += [r.get("verdict", ""), brackets(r["katz"]) if r.get("katz") else "–", fractions(r)]
-    if tested:
-        line += [f"{r['z']:.3f} ({r['p_z']:.4f})" if r["z"] is not None else ""]
-        line += [f"{r['p_fisher']:.4f}", r["needed_selections"], show(r["detectable_ir"])]
-    else:
-        line += [""] * 4
-    return [*line, *(show(metrics[key]) if key in metrics else "" for key in ("tpr", "fpr"))]
-
-
-def decision_section(decisions):
-    out = paragraphs([FOUR_FIFTHS]) if decisions else ""
-    for part in decisions:
-        text = f"{part['n']} people, {part['selected']} selected; {part['cutoff']}."
-        out += f"<h3>{esc(part['title'])}</h3>" + paragraphs([text])
-        for attribute, found in part["attributes"].items():
-            header = [attribute, "selected", "rate [95 %]", "impact ratio", "label", "verdict", "Katz 95 %", "fractions", "z (p)", "Fisher p", "to reach .80", "detectable IR", "TPR", "FPR"]  # fmt: skip
-            metrics, gaps = found["metrics"], found.get("score_gaps")
-            cells = [decision_cells(r, metrics["groups"][r["group"]]) for r in found["rows"]]
-            out += table(header, cells, f"{part['title']}, {attribute}")
-            words = []
-            for key, value in metrics.items():
-                if isinstance(value, dict) and "value" in value and not key.startswith(RATES[1:]):
-                    said = "null: " + value["reason"] if value["value"] is None else show(value)
-                    words.append(f"{key.replace('_', ' ')} {said}")
-            unknown = f"Unknown {metrics['unknown']} of {part['n']}, in no comparison. "
-            out += paragraphs([unknown + "; ".join(words) + "."])
-            if gaps:
-                words = [f"{g['group']} {show(g['gap'])}" for g in gaps if g["group"] != g["reference"]]  # fmt: skip
-                text = f"Mean score against {gaps[0]['reference']}, in SD of all scores: "
-                out += paragraphs([text + "; ".join(words) + "."])
-    return out
-
-
-def ll144_section(part):
-    out = f"<h3>{esc(part['title'])}</h3>" + bullets(f"{k}: {v}" for k, v in part["header"].items())
-    for key, rows in part["tables"].items():
-        out += table(*ll144_cells(part, rows), f"Local Law 144 layout, {key}")
-        out += paragraphs([f"Of unknown category, in no calculation of this table: {part['unknown'][key]}."])  # fmt: skip
-    for key, rows in part.get("with_unknown", {}).items():
-        out += f"<h4>{esc(key)}, median with the rows of unknown category</h4>" + table(*ll144_cells(part, rows), f"With unknown, {key}")  # fmt: skip
-    return out + bullets(part["notes"]) + paragraphs(["The rule sets no pass mark."])
-
-
-def text_section(report):
-    out = ""
-    for part in report.get("texts", ()):
-        out += f"<h3>{esc(part['model'])}: {part['n']} answers</h3>"
-        if part["gaps"]:
-            names = [title_of(r) for r in part["gaps"][0]["rows"]]
-            cells = [[g["measure"], show(g["overall"]), *(show(r["gap"]) for r in g["rows"])] for g in part["gaps"]]  # fmt: skip
-            out += table(["mean over all; gaps with 95 %", "overall", *names], cells, "Text measures")  # fmt: skip
-    if tables := report.get("measures"):
-        groups = list(tables[0]["groups"])
-        out += table(["", *groups], [[t["measure"], *(show(t["groups"][g]) for g in groups)] for t in tables], "Text measures")  # fmt: skip
-    for part in report.get("risky", ()):
-        out += f"<h3>{esc(part['title'])}</h3>"
-        out += paragraphs([f"Answers with a risky question: {show(part['answers'], 1, True)} of {part['answers']['n']}."])  # fmt: skip
-        cells = [[code, e["severity"], e["n"], " · ".join(e["quotes"])] for code, e in part["codes"].items()]  # fmt: skip
-        header = ["code", "severity", "hits", "up to five quotes"]
-        out += prose(header, cells, "Risky questions") if cells else ""
-    if "detector" in report and (report.get("texts") or report.get("risky")):
-        words = detector_words(report["detector"])
-        out += paragraphs([words[:1].upper() + words[1:] + "."])
-        out += paragraphs(["“discouraged”: may be taken as evidence of intent; such a question is not by itself a violation of Title VII or the ADEA (EEOC informal letter, 9 May 2006)."])  # fmt: skip
-    return out
-
-
-def worst_section(worst):
-    if not worst:
-        return ""
-    out = paragraphs(["Highest and lowest name of the same résumé, farthest apart first: picked by the gap alone, over all cells."])  # fmt: skip
-    for w in worst:
-        out += f"<details><summary>{esc(w['model'])}, surface {w['surface']}, {esc(w['resume'])}: {w['gap']:.3f} SD apart</summary><article><div class=\"pair\">"  # fmt: skip
-        for s in w["sides"]:
-            out += f'<div><h4>{esc(s["name"])} ({esc(s["cell"])}): {s["score"]:.3f}</h4><div class="text" dir="auto">{esc(s["text"])}</div></div>'  # fmt: skip
-        out += "</div></article></details>\n"
-    return out
 
 
 # ---- 10. the guard ----

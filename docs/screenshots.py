@@ -36,16 +36,18 @@ def pages(folder):
     """{picture: file}: the reports of the demo's seed 0 as their pages show them."""
     import evaluate
     import fairness
+    from parts.pages import write_page
 
     def read(kind):
         file = REPO / "reports" / "demo" / f"{kind}-seed-0.json"
         return json.loads(file.read_text(encoding="utf-8"))
 
-    texts = {"report": evaluate.html_report(read("compare"))[0], "fairness": fairness.html_report(read("fairness"))}  # fmt: skip
-    for name, text in texts.items():
-        (folder / f"{name}.html").write_text(text, encoding="utf-8")
+    text = evaluate.html_report(read("compare"))[0]
+    (folder / "report.html").write_text(text, encoding="utf-8")
+    sections = fairness.sections(read("fairness"))
+    write_page(folder / "fairness.html", fairness.TITLE, sections, lead=fairness.NOTICE)
     # the heading that stands at the top of the picture
-    return {"report": (folder / "report.html", "Reward against KL"), "fairness": (folder / "fairness.html", "Before and after")}  # fmt: skip
+    return {"report": (folder / "report.html", "Reward against KL"), "fairness": (folder / "fairness.html", "Same résumé")}  # fmt: skip
 
 
 def watched_runs(runs):

@@ -48,12 +48,10 @@ def at(rows, **how):
 def test_the_four_directions():
     """Each direction slides to its own side; a transposition that is forgotten moves columns like rows. The merges of one
     row are in the doctest of `slide`."""
-    board = [[2, 2, 0], [0, 4, 0], [2, 0, 4]]
-    assert after(board, "left") == [[4, 0, 0], [4, 0, 0], [2, 4, 0]]
-    assert after(board, "right") == [[0, 0, 4], [0, 0, 4], [0, 2, 4]]
-    assert after(board, "up") == [[4, 2, 4], [0, 4, 0], [0, 0, 0]]
-    assert after(board, "down") == [[0, 0, 0], [0, 2, 0], [4, 4, 4]]
-    assert board == [[2, 2, 0], [0, 4, 0], [2, 0, 4]]  # looking changes nothing
+    board = [[0, 2], [2, 2]]
+    assert after(board, "left") == [[2, 0], [4, 0]] and after(board, "right") == [[0, 2], [0, 4]]
+    assert after(board, "up") == [[2, 4], [0, 0]] and after(board, "down") == [[0, 0], [2, 4]]
+    assert board == [[0, 2], [2, 2]]  # looking changes nothing
 
 
 def test_a_move_that_changes_nothing_is_illegal_and_spawns_nothing():
@@ -69,12 +67,12 @@ def test_a_move_that_changes_nothing_is_illegal_and_spawns_nothing():
 
 def test_spawns_are_2_in_nine_of_ten_and_come_from_the_seed():
     """2 000 spawns: .9 ± .02 is three standard errors; the same seed and moves give the same board."""
-    tiles, env, twin = [], TwentyFortyEight(illegal="ignore"), TwentyFortyEight(illegal="ignore")
+    tiles, (env, twin) = [], (TwentyFortyEight(illegal="ignore") for _ in range(2))
     for seed in range(1000):
-        env.reset(seed), twin.reset(seed)
+        env.reset(seed)
         tiles += [tile for row in env.board for tile in row if tile]
-        assert env.board == twin.board
     assert len(tiles) == 2000 and abs(tiles.count(2) / 2000 - 0.9) < 0.02
+    twin.reset(seed)
     for move in MOVES * 4:
         assert env.step(f"<move>{move}</move>") == twin.step(f"<move>{move}</move>")
 
@@ -103,12 +101,11 @@ def test_rewards_of_2048():
     illegal end; the target itself is 1."""
     left, stuck = "<move>left</move>", [[8, 4], [4, 0]]
     assert at([[8, 4], [2, 0]]).step(left)[1:3] == (pytest.approx(0.35), True)
-    assert at([[16, 16], [2, 4]]).step(left)[1:3] == (1.0, True)
-    env = at(stuck, illegal="ignore")
-    assert env.step(left)[1:3] == (0.0, False) and env.run_out()[0] == pytest.approx(0.45)
-    env = at(stuck, illegal="penalty")
-    env.step(left), env.step(left)
-    assert env.run_out()[0] == pytest.approx(0.45 - 0.2)
+    assert at([[16, 16], [2, 0]]).step(left)[1:3] == (1.0, True)
+    for illegal, reward in (("ignore", 0.45), ("penalty", 0.45 - 0.2)):
+        env = at(stuck, illegal=illegal)
+        assert env.step(left)[1:3] == env.step(left)[1:3] == (0.0, False)
+        assert env.run_out()[0] == pytest.approx(reward)
 
 
 def test_baselines_of_2048():
@@ -179,24 +176,15 @@ def test_free_questions_are_read_rightly_nine_times_in_ten():
 
 
 @pytest.mark.parametrize(
-    "change, message",
-    [
-        (lambda b: b["competencies"]["sales"]["evidence"][0]["keys"].__setitem__(0, ["overtime row"]), "the same first key"),
-        (lambda b: b["competencies"]["sales"]["evidence"][0]["keys"].__setitem__(0, ["red car"]), "lacks its keys"),
-        (lambda b: b["cues"]["closed"].append("(are"), "missing \\), unterminated"),
-        (lambda b: b.pop("cues"), "KeyError"),
-    ],
-)  # fmt: skip
-def test_a_broken_bank_is_refused(change, message, tmp_path):
+    "key, message", [("overtime row", "the same first key"), ("red car", "lacks its keys")]
+)
+def test_a_broken_bank_is_refused(key, message, tmp_path):
     """With two equal facts a line would be correct by accident; the error names the file and the fact."""
-    bank = json.loads(BANK.read_text(encoding="utf-8"))
-    change(bank)
-    file = tmp_path / "bank.json"
+    bank, file = json.loads(BANK.read_text(encoding="utf-8")), tmp_path / "bank.json"
+    bank["competencies"]["sales"]["evidence"][0]["keys"][0] = [key]
     file.write_text(json.dumps(bank), encoding="utf-8")
-    argv = ["--env", str(REPO / "envs/interview.py:Interview")]
-    with pytest.raises(UserError, match=message) as error:
-        g.environment(g.parse_args([*argv, "--env-args", json.dumps({"bank": str(file)})]))
-    assert "bank.json" in str(error.value)
+    with pytest.raises(UserError, match=f"bank.json.*{message}"):
+        g.environment(g.parse_args(["--env-args", json.dumps({"bank": str(file)})]))
 
 
 # ---- the interview: what pays ----
@@ -221,19 +209,22 @@ def short(env, c):
 
 
 def test_a_good_interview_earns_one():
-    """Each state as the header says: open tells at once, reserved after a specific follow-up, none is reported as such."""
+    """An open competency, two reserved ones with their follow-ups, and one of which there is none: a line for each, however it
+    is marked, and R = 1."""
     env = with_states("open", "reserved", "reserved", "none")
     a, b, c, d = env.competencies
-    assert say(env, f"Tell me about a time you dealt with {a}.")[0]["content"] == short(env, a)
-    assert say(env, f"Describe how you handled {b}.")[0]["content"] != short(env, b)
-    assert say(env, "What exactly did you do?")[0]["content"] == short(env, b)
+    say(
+        env,
+        *(f"Tell me about a time you dealt with {x}." for x in (a, b)),
+        "What exactly did you do?",
+    )
     say(env, f"When did you last deal with {c}?", f"What was the result of your work on {c}?")
     last = say(env, f"Give me an example of your work on {d}.")
     assert last[0]["content"].endswith("Please write the summary now.") and not last[2]
     told = {x: short(env, x).split(": ")[1] for x in (a, b, c)}
     lines = f"**Summary**\n- {b}: {told[b]}\n* **{a}**: {told[a]}\n{c}: {told[c]}\n{d}: no evidence"
     message, reward, done, info = say(env, lines)
-    assert (message, reward, done) == (None, 1.0, True) and info["correct"] == 1
+    assert (message, reward, done, info["correct"]) == (None, 1.0, True, 1)
     assert info["kind/behavioural"] == 4 / 6 and info["kind/specific"] == 2 / 6
 
 
@@ -263,61 +254,21 @@ def test_a_summary_line_is_worth(line, reward):
         assert say(env, f"SUMMARY\n{a}: {text}")[1] == pytest.approx(reward)
 
 
-def test_only_what_the_candidate_said_counts():
-    """A true guess, and the candidate's words written by the policy itself inside its turn: nobody stated it."""
-    env = with_states("reserved", "reserved", "open", "open")
-    a, _, c, _ = env.competencies
-    env.step(f"Tell me about a time you dealt with {a}.\nCandidate: {short(env, a)}")
-    assert a not in env.heard and not env.numbers
-    assert say(env, f"SUMMARY\n{short(env, a)}\n{short(env, c)}")[1] == pytest.approx(-0.3)
-
-
-def test_numbers_are_whole():
-    """4 percent is not in 34 percent: the line says 34 where 4 was said."""
-    env = with_states()
-    a = env.competencies[0]
-    env.items[a] = {"keys": [[" overtime row "], [" 4 percent "]], "short": "x: overtime row, 4 percent."}  # fmt: skip
-    say(env, f"Tell me about a time you dealt with {a}.")
-    assert say(env, f"SUMMARY\n{a}: overtime row, 34 percent.")[1] == pytest.approx(-0.15)
-
-
 @pytest.mark.parametrize(
-    "text, fine, reply",
+    "text, fine",
     [
-        ("Are you married?", 0.25, "risky"),  # discouraged
-        (
-            "Do you have a disability? Are you married?",
-            0.6,
-            "risky",
-        ),  # the worst, and two questions
-        ("Describe how you handled {a}. How did you go about {b}?", 0.1, "one_question"),
-        ("Tell me about a time you dealt with {a}, {b} and {c}.", 0.1, "one_question"),
-        ("Describe how you handled {a} " + "on some day or other " * 9 + ".", 0.1, "one_question"),
-        ("Good to meet you.", 0, "no_request"),
-        ("What are your hobbies?", 0, "small_talk"),
-        ("How would you handle {a}?", 0, "intentions"),
-        ("Are you good at {a}?", 0, "yes"),
+        ("Are you married?", 0.25),  # discouraged
+        ("Do you have a disability? Are you married?", 0.6),  # the worst, and two questions
+        ("Tell me about a time you dealt with {}, {} and {}.", 0.1),
+        ("Describe how you handled {} " + "on some day or other " * 9 + ".", 0.1),
+        ("How would you handle {}?", 0),
     ],
 )
-def test_faults_and_what_they_cost(text, fine, reply):
-    """A fault reveals nothing and costs what docs/agents.md says."""
+def test_faults_and_what_they_cost(text, fine):
+    """A fault reveals nothing and costs what docs/agents.md says. Which reply it gets: the generator's twin, above."""
     env = with_states()
-    a, b, c, _ = env.competencies
-    message, *_ = env.step(text.format(a=a, b=b, c=c))
-    assert message["content"] in env.bank["replies"][reply] and not env.heard
-    assert env.fines == pytest.approx(fine)
-
-
-def test_asking_again_is_a_fault():
-    """A second question about what was told; a question that is not specific after an outline."""
-    env = with_states("open", "reserved", "open", "open")
-    a, b, *_ = env.competencies
-    say(env, f"Describe how you handled {a}.", f"What exactly did you do about {a}?")
-    assert env.faults["repeated"] == 1
-    say(env, f"Describe how you handled {b}.", f"Tell me about a time you dealt with {b}.")
-    assert env.faults["repeated"] == 2
-    assert say(env, f"How did you go about {b}?")[0]["content"] == short(env, b)
-    assert env.faults["repeated"] == 2 and env.fines == pytest.approx(0.2)
+    env.step(text.format(*env.competencies))
+    assert env.fines == pytest.approx(fine) and not env.heard
 
 
 def test_no_summary_costs_and_ends():
@@ -344,20 +295,8 @@ def test_a_listener_is_not_blind_and_a_list_is():
     assert share["fixed"] == 1 and 0.55 < share["oracle"] < 0.7
 
 
-# ---- the interview: what must not win ----
-
-
-def summary(env, text):
-    return "SUMMARY\n" + "\n".join(f"{c}: {text}" for c in env.competencies)
-
-
-def about(env, n, how="{}", many=1):
-    names = [*env.competencies, *env.competencies]
-    return "Tell me about a time you dealt with " + how.format(*names[n % 4 : n % 4 + many]) + "."
-
-
-def perfect(env, replies):
-    return "\n".join(["SUMMARY", *(short(env, c) if c in env.heard else f"{c}: no evidence." for c in env.competencies)])  # fmt: skip
+def each(env, text):
+    return "".join(f"{c}: {text}\n" for c in env.competencies)
 
 
 def whole_bank(env):
@@ -365,51 +304,41 @@ def whole_bank(env):
     return " ".join(key for item in items for group in item["keys"] for key in group)
 
 
-ALL = "{}, {}, {}, {}"
-EXPLOITS = {
-    "one question that names all competencies": (lambda env, n: about(env, 0, ALL, 4), perfect, -1, -0.9),
-    "the same, rotated": (lambda env, n: about(env, n, ALL, 4), perfect, -1, -0.9),
-    "two competencies in each question": (lambda env, n: about(env, 2 * n, "{} and {}", 2), perfect, -1, 0.1),
-    "two questions in each turn": (lambda env, n: about(env, n, "{}, and what about {}?", 2), perfect, -1, 0.1),
-    "no evidence everywhere, not a question asked": (lambda env, n: summary(env, "no evidence"), None, 0, 0),
-    "invented evidence": (lambda env, n: summary(env, "led the red car project, 77 percent."), None, -0.6, -0.6),
-    "all replies copied to every line": (about, lambda env, replies: summary(env, " ".join(replies)), -1, 0),
-    "all items of the bank on each line": (lambda env, n: summary(env, whole_bank(env)), None, -0.6, -0.6),
-    "endless greetings": (lambda env, n: "Good to meet you.", lambda env, replies: "Thanks, that is good.", -1, -0.01),
-    "a summary inside a question": (lambda env, n: "\n".join([about(env, 0), "SUMMARY", *(short(env, c) for c in env.competencies)]), None, -0.6, -0.6),
-    "two summaries, and two lines each": (about, lambda env, replies: perfect(env, ()) + "\n" + summary(env, "no evidence"), -1, -0.6),
+EXPLOITS = {  # a summary's lines: before a question is asked, and after all four competencies were told
+    "no evidence everywhere": (lambda env: each(env, "no evidence"), 0, 0),
+    "invented evidence": (lambda env: each(env, "led the red car project, 77 percent."), -0.6, -0.6),
+    "all items of the bank on each line": (lambda env: each(env, whole_bank(env)), -0.6, -0.6),
+    "the truth": (lambda env: "\n".join(short(env, c) for c in env.competencies), -0.6, 1),
+    "all replies on each line": (lambda env: each(env, " ".join(i["short"] for i in env.items.values())), -0.6, -0.6),
+    "two lines each": (lambda env: "\n".join(short(env, c) for c in env.competencies) + "\n" + each(env, "no evidence"), -1, -1),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", EXPLOITS)
 def test_exploits_do_not_win(name):
-    """Mean R over 60 candidates, none of them above the fixed list's .5."""
-    ask, report, low, high = EXPLOITS[name]
-    rewards = []
-    for seed in range(60):
-        env, replies, done = Interview(), [], False
+    """A summary that claims what nobody said, in a first turn inside a question, and after a good interview."""
+    lines, unasked, asked = EXPLOITS[name]
+    env = with_states()
+    assert say(env, f"Tell me about sales.\nSUMMARY\n{lines(env)}")[1:3] == (
+        pytest.approx(unasked),
+        True,
+    )
+    env = with_states()
+    say(env, *(f"Tell me about a time you dealt with {c}." for c in env.competencies))
+    assert say(env, f"SUMMARY\n{lines(env)}")[1] == pytest.approx(asked)
+
+
+def test_profiles_are_as_dealt():
+    """K = 4: two reserved, an open one, and one open or none with equal chance; N = 6. Episodes share one bank and leave it as
+    it was."""
+    env, states = Interview(), []
+    before = json.dumps(env.bank["competencies"])
+    for seed in range(400):
         env.reset(seed)
-        while not done:
-            asking = len(replies) < env.turns
-            text = ask(env, len(replies)) if asking else report(env, replies)
-            message, reward, done, _ = env.step(text)
-            replies += [] if done else [message["content"]]
-        rewards.append(reward)
-    assert low - 1e-9 <= statistics.mean(rewards) <= high + 1e-9
-
-
-def test_profiles_are_as_dealt_and_come_from_the_seed():
-    """K = 4: two reserved, an open one, and one open or none with equal chance; N = 6. The same seed, the same candidate.
-    Episodes share one bank and leave it as it was."""
-    people, before = [], json.dumps(read_bank(str(BANK))["competencies"])
-    for seed in [*range(400), 7]:
-        people.append(Interview(text="full"))
-        people[-1].reset(seed)
-    states = [sorted(env.states.values()) for env in people]
+        states.append(sorted(env.states.values()))
     assert all(s.count("reserved") == 2 and "open" in s for s in states)
-    share = sum("none" in s for s in states[:400]) / 400
+    share = sum("none" in s for s in states) / 400
     assert abs(share - 0.5) < 4 * 0.5 / 400**0.5  # four standard errors
-    assert (people[400].items, people[400].states) == (people[7].items, people[7].states)
-    assert all((env.turns, env.max_turns) == (6, 7) for env in people)
+    assert (env.turns, env.max_turns) == (6, 7)
     played(Interview, "uniform", range(20))
-    assert json.dumps(read_bank(str(BANK))["competencies"]) == before
+    assert json.dumps(env.bank["competencies"]) == before

@@ -68,11 +68,10 @@ SMALL = [  # the first that matches adds its flags; a line that nothing matches 
     (r"evaluate\.py reward", "--pairs few_pairs.jsonl"),
     (r"evaluate\.py compare.*--prompts", "--n 4 --samples 1 --bon 2 --max-new-tokens 8"),
     (r"evaluate\.py compare", "--n 4 --samples 1 --bon 2 --max-new-tokens 8 --pairs few_pairs.jsonl --candidates none"),
-    (r"evaluate\.py human make", "--n 4 --max-new-tokens 8"),
-    (r"evaluate\.py (rank|human score)", ""),
+    (r"evaluate\.py (rank|human)", ""),
     (r"fairness\.py (audit|text)", ""),
-    (r"fairness\.py twins", "--names-per-cell 2 --resumes 2 --generated-names 1 --generated-resumes 1 --draws 100 --permutations 100 --max-new-tokens 8"),
-    (r"fairness\.py", "--names-per-cell 2 --resumes 2 --generated-names 1 --generated-resumes 1 --draws 100 --permutations 100 --max-new-tokens 8 --interviews 2"),
+    (r"fairness\.py twins", "--names-per-cell 2 --resumes 2 --generated-names 1 --generated-resumes 1 --max-new-tokens 8"),
+    (r"fairness\.py", "--names-per-cell 2 --resumes 2 --generated-names 1 --generated-resumes 1 --max-new-tokens 8 --candidates none"),
     (r"judge\.py", "--judge-base-url JUDGE"),
     (r"annotate\.py draw", "--limit 4 --max-new-tokens 8"),
     (r"annotate\.py|watch\.py|docs/memory\.py|reports/fill_numbers\.py|python -c|grep", ""),
@@ -230,7 +229,7 @@ class Shop:
             for name in ("ann", "ben"):
                 rater = Rater(post, name)
                 while rater.state["item"]:
-                    rater.vote("left" if len(rater.state["item"]["item"]) % 2 else "right")
+                    rater.vote("left" if rater.state["item"]["item"] % 2 else "right")
             server.send_signal(signal.SIGINT)
             server.stdout.read()
             assert server.wait(30) == 0
