@@ -476,7 +476,10 @@ class Graders:
     def load_judge(self, model=None, base_url=None):
         judge = judges.Judge.from_args(self.args, self.args.out, parallel.world(), model, base_url)
         if Path(self.args.model).name.casefold() == Path(judge.model).name.casefold():
-            judges.warn(f"judge and policy are both {judge.model}: a model prefers its own answers")
+            print(
+                f"warning: judge and policy are both {judge.model}: a model prefers its own answers",
+                file=sys.stderr,
+            )
         return judge
 
     def spent(self):

@@ -31,12 +31,11 @@ import math
 import os
 import random
 import re
-import sys
 import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -346,10 +345,11 @@ def read_price(text):
     """ "0.25,2" → (0.25, 2.0); None stays None."""
     if text is None:
         return None
-    match = re.fullmatch(r"(\d+\.?\d*|\.\d+),(\d+\.?\d*|\.\d+)", text.replace(" ", ""))
-    if not match:
-        raise UserError(f"--judge-price {text}: expected IN,OUT, such as 0.25,2")
-    return float(match.group(1)), float(match.group(2))
+    try:
+        price_in, price_out = map(float, text.split(","))
+    except ValueError:
+        raise UserError(f"--judge-price {text}: expected IN,OUT, such as 0.25,2") from None
+    return price_in, price_out
 
 
 def read_standard(path):
@@ -357,12 +357,9 @@ def read_standard(path):
     if path is None:
         return RULER_RUBRIC
     try:
-        text = Path(path).read_text(encoding="utf-8-sig").strip()
+        return Path(path).read_text(encoding="utf-8-sig").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"--ruler-rubric {path}: {files.brief(error)}") from None
-    if not text:
-        raise UserError(f"--ruler-rubric {path}: the file is empty; expected the standard as text")
-    return text
 
 
 class Parser(argparse.ArgumentParser):
@@ -451,9 +448,10 @@ class Row:
     task_id: str
     prompt: object  # text or messages
     criteria: list
-    place: str  # in the file, such as "line 3"
     raw: dict
     reference: str = None  # shown to the judge, never to the policy
+    human: dict = None  # people's ratings: {criterion id: met or not}
+    place: str = ""  # in the file, such as "line 3"
 
 
 @dataclass
@@ -490,7 +488,8 @@ def read_rubrics(path, allow_code=False, flag="--data"):
         splits.setdefault(split, []).append(row)
     if not rows:
         raise UserError(f"{flag} {path}: no row")
-    return Rubrics(str(path), list(rows.values()), {} if "" in splits else splits)
+    splits = {} if "" in splits else {name: splits.get(name, []) for name in SPLITS}
+    return Rubrics(str(path), list(rows.values()), splits)
 
 
 def json_rows(path, flag):
@@ -538,35 +537,34 @@ def read_row(raw, number=1, allow_code=False):
         raise ValueError('"prompt" is blank; expected text or a list of messages')
     if not isinstance(reference or "", str):
         raise ValueError(f'"reference" is {reference!r:.60}; expected text')
-    rubrics, ids = raw.get("rubrics") or [], raw.get("instruction_id_list") or []
+    listed, ids = raw.get("rubrics") or [], raw.get("instruction_id_list") or []
     kwargs = raw.get("kwargs") if ids else []
-    if not isinstance(rubrics, list):
+    if not isinstance(listed, list):
         raise ValueError('"rubrics": expected a list of texts or objects')
     if not (isinstance(ids, list) and isinstance(kwargs, list) and len(ids) == len(kwargs)):
         raise ValueError('"instruction_id_list" and "kwargs": expected two lists of one length')
-    given = []
-    for slot, key in sorted((int(m[1]), key) for key in raw if (m := WIDE.fullmatch(key.strip()))):
-        if isinstance(raw[key], str) and not blank(raw[key]):  # else an unused slot
-            weight = raw.get(f"rubric - {slot}. weight")
-            given.append((key, {"criterion": raw[key], "weight": weight}))
-    given += [(f'"rubrics" {i}', value) for i, value in enumerate(rubrics, 1)]
-    for i, (check, values) in enumerate(zip(ids, kwargs), 1):
-        values = values if isinstance(values, dict) else {}
-        used = {name: value for name, value in values.items() if value is not None}
-        given.append((f'"kwargs" {i}', used | {"check": check}))  # null is padding
+    columns = [(int(m[1]), raw[m[0]]) for m in map(WIDE.fullmatch, raw) if m]
+    found = [
+        text
+        for _, text in sorted(columns, key=lambda c: c[0])
+        if isinstance(text, str) and not blank(text)
+    ] + listed
+    for check, given in zip(ids, kwargs):
+        given = given.items() if isinstance(given, dict) else ()
+        found.append({name: value for name, value in given if value is not None} | {"check": check})
     criteria = []
-    for where, value in given:
+    for i, value in enumerate(found, 1):
         try:
             criteria.append(read_criterion(value, allow_code))
         except ValueError as error:
-            raise ValueError(f"{where}: {error}") from None
-        criteria[-1].id = len(criteria)
+            raise ValueError(f"criterion {i}: {error}") from None
+        criteria[-1].id = i
     if not criteria:
         raise ValueError('no criterion; expected "rubrics", a list of texts or checks')
     if not sum(c.weight for c in criteria):
         raise ValueError('"weight": all are 0; expected a sum above 0')
     task_id = number if raw.get("task_id") is None else raw["task_id"]
-    return Row(str(task_id), prompt, criteria, f"row {number}", raw, reference)
+    return Row(str(task_id), prompt, criteria, raw, reference)
 
 
 def read_criterion(value, allow_code=False):
@@ -574,10 +572,9 @@ def read_criterion(value, allow_code=False):
     value = {"criterion": value} if isinstance(value, str) else value
     if not isinstance(value, dict):
         raise ValueError(f"expected text or an object, found {type(value).__name__}")
-    arguments = {"name": "", "negate": False, "weight": None} | value
+    arguments = {"name": "", "negate": False, "weight": 1} | value
     own = {key: arguments.pop(key) for key in ("name", "negate", "weight")}
     text, check = arguments.pop("criterion", None), arguments.pop("check", None)
-    own["weight"] = 1 if own["weight"] is None else own["weight"]
     if (text is None) == (check is None):
         raise ValueError('expected either a "criterion" (text) or a "check"')
     if not isinstance(own["name"], str) or not isinstance(own["negate"], bool):
@@ -620,29 +617,29 @@ def read_responses(path, rubrics=None):
 
 
 def response_text(value):
-    """Text, or the last assistant turn of a list of messages."""
+    """Text, or the last of a list of messages, which must be the assistant's."""
     import common
 
     common.check_messages(value, "response")
-    turns = value if isinstance(value, list) else [said("assistant", value)]
-    turns = [turn["content"] for turn in turns if turn["role"] == "assistant"]
-    if not turns:
-        raise ValueError('"response": no assistant turn in these messages')
-    return turns[-1]
+    if isinstance(value, str):
+        return value
+    if not value or value[-1]["role"] != "assistant":
+        raise ValueError('"response": the last message must be the assistant\'s')
+    return value[-1]["content"]
 
 
 def read_people(rubrics):
-    """[(row, answer, {criterion id: met or not})] of rows with "response" and "ratings"."""
+    """[(row, answer)] of rows with "response" and "ratings", which become `row.human`."""
     items = []
     for row in rubrics.rows:
         ratings, ids = row.raw.get("ratings"), {str(c.id): c.id for c in row.criteria}
         try:
             if not isinstance(ratings, dict):
                 raise ValueError('no "ratings", an object {number of a criterion: yes or no}')
-            human = {ids.get(i): read_verdict(rating) for i, rating in ratings.items()}
-            if None in human or None in human.values():
+            row.human = {ids.get(i): read_verdict(rating) for i, rating in ratings.items()}
+            if None in row.human or None in row.human.values():
                 raise ValueError(f'"ratings" is {ratings}; expected {{number: yes or no}}')
-            items.append((row, response_text(row.raw.get("response")), human))
+            items.append((row, response_text(row.raw.get("response"))))
         except ValueError as error:
             raise UserError(f"--data {rubrics.path}, {row.place}: {error}") from None
     return items
@@ -679,8 +676,7 @@ class Judge:
 
     def __init__(
         self, model="gpt-5-mini", base_url=None, api_key_env="OPENAI_API_KEY", *, temperature=None,
-        max_retries=3, concurrency=16, cache=None, price=None, budget=None,
-        clock=time.monotonic, sleep=None,
+        max_retries=3, concurrency=16, cache=None, price=None, clock=time.monotonic, sleep=None,
     ):  # fmt: skip
         url = base_url or os.environ.get("OPENAI_BASE_URL") or "https://api.openai.com/v1"
         key = os.environ.get(api_key_env, "").strip()
@@ -698,7 +694,7 @@ class Judge:
         self.url = f"{host}{path}/chat/completions{query}"
         self.model, self.max_retries, self.workers = model, max_retries, concurrency
         self.extra = {} if temperature is None else {"temperature": temperature}
-        self.price, self.budget, self.counts = price, budget, Counter()
+        self.price, self.budget, self.counts = price, None, Counter()
         self.clock, self._stop, self._lock = clock, threading.Event(), threading.Lock()
         self.sleep = sleep or self._stop.wait
         self.reached = False  # has this server ever sent anything?
@@ -715,8 +711,11 @@ class Judge:
         self.cache, self.replies = cache and Path(cache), {}
         if self.cache and self.cache.exists():
             for line in self.cache.read_text(encoding="utf-8", errors="replace").split("\n"):
-                row = read_object(line)  # {} for a line that a kill has cut
-                self.replies[row.get("key")] = str(row.get("reply"))
+                try:
+                    row = files.parse_json(line)
+                    self.replies[row["key"]] = str(row["reply"])
+                except (ValueError, LookupError, TypeError):  # a line that a kill has cut
+                    continue
             with open(self.cache, "ab") as file:
                 file.write(b"\n")  # the next line must not join a cut one
 
@@ -730,7 +729,7 @@ class Judge:
             model or args.judge_model, base_url or args.judge_base_url,
             temperature=args.judge_temperature, max_retries=args.judge_max_retries,
             concurrency=max(1, args.judge_concurrency // world),
-            cache=Path(folder) / "judge_cache.jsonl", price=price, budget=args.judge_budget,
+            cache=Path(folder) / "judge_cache.jsonl", price=price,
         )  # fmt: skip
 
     def __repr__(self):
@@ -738,6 +737,8 @@ class Judge:
 
     def ask(self, calls):
         """A Reply for each call, in order; equal calls are asked once, known ones not at all."""
+        if not self.affords(calls):
+            return [Reply(error="--judge-budget: not asked") for _ in calls]
         self._stop.clear()
         keys = [self._key(call) for call in calls]
         once = dict(zip(keys, calls))
@@ -796,18 +797,16 @@ class Judge:
             return None, self._hide(f"{type(error).__name__}: {files.brief(error)}"), None
         self.reached, status = True, sent.status_code
         body = self._hide(sent.content.decode("utf-8", "replace"))
-        data = read_object(body)
         if status < 300:
-            text, finish = reply_text(data)
-            self._spend(data.get("usage"), messages, text)
+            text, usage, finish = read_completion(body)
+            self._spend(usage, messages, text)
             if finish == "length":
                 return None, "the reply was cut at the server's limit of tokens", None
             return (text, None, None) if text else (None, f"no reply in {body[:60]!r}", None)
-        error = data.get("error") or body
-        message = files.brief(error.get("message") if isinstance(error, dict) else error)
-        told = f"HTTP {status}: " + "".join(filter(str.isprintable, message))
+        told = f"HTTP {status}: " + "".join(filter(str.isprintable, files.brief(body)))
         if (status in RETRIED or status >= 500) and "insufficient_quota" not in body:
-            return None, told, retry_after(sent.headers)
+            asked = sent.headers.get("Retry-After", "")
+            return None, told, float(asked) if asked.isdecimal() else None
         if status in (400, 413, 422) and self.counts["replies"]:  # too long, or a content filter
             return None, told, math.inf
         self._stop.set()  # the other calls stop waiting
@@ -864,37 +863,15 @@ class Judge:
             files.write_jsonl(self.cache, [{"key": key, "reply": text}], append=True)
 
 
-def warn(text):
-    print(f"warning: {text}", file=sys.stderr)
-
-
-def read_object(text):
-    """The JSON object in a text, else {}."""
+def read_completion(body):
+    """(text, usage, finish reason) of choices[0]; the text is "" if there is none."""
     try:
-        value = json.loads(text, strict=False)
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
-def reply_text(data):
-    """(text, finish reason) of choices[0]; "" if there is none."""
-    try:
+        data = json.loads(body, strict=False)
         choice = data["choices"][0]
-        text, finish = choice["message"]["content"], choice.get("finish_reason")
-    except (KeyError, IndexError, TypeError, AttributeError):
-        return "", None
-    return (text if isinstance(text, str) and text.strip() else ""), finish
-
-
-def retry_after(headers):
-    """Seconds that the server asks us to wait, or None.
-
-    >>> [retry_after({"Retry-After": text}) for text in ("7", "1.5", "-3", "soon", "nan")]
-    [7.0, 1.5, None, None, None]
-    """
-    value = headers.get("Retry-After", "").strip()
-    return float(value) if re.fullmatch(r"\d{1,9}(?:\.\d+)?", value) else None
+        text = choice["message"]["content"].strip()
+        return text, data.get("usage"), choice.get("finish_reason")
+    except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
+        return "", None, None
 
 
 def usd(tokens_in, tokens_out, price):
@@ -1051,12 +1028,12 @@ def ruler_groups(groups, judge, standard=RULER_RUBRIC, passes=1, references=None
             continue
         told = []
         for order, reply in zip(orders, found):
-            scores, reasons = reply.value
-            of = {key: (scores[label], reasons[label]) for label, key in order.items()}
-            of[None] = 0.0, ""
-            ruling.passes.append([of[key][0] for key in keys])
+            scores, reasons = (
+                {key: found[label] for label, key in order.items()} for found in reply.value
+            )
+            ruling.passes.append([scores.get(key, 0.0) for key in keys])
             ruling.shown_first.append(keys.index(next(iter(order.values()))))
-            told.append([of[key][1] for key in keys])
+            told.append([reasons.get(key, "") for key in keys])
         ruling.scores = [mean(column) for column in zip(*ruling.passes)]
         ruling.reasons = [" / ".join(column) for column in zip(*told)]
         if passes == 2:
@@ -1122,19 +1099,18 @@ def canaries(rows, judge, count=2):
 
 
 def audit(items, grades):
-    """{group: agreement of judge and people}: all, judged, checked.
+    """{"judge" or "check": its agreement with people}.
 
     n, unrated (no verdict), agreement with interval over rows, kappa, false credit (judge yes of
     people's no) and false refusal (judge no of people's yes), both as (k, n). items: `read_people`
     """
-    found, report = {"all": [], "judged": [], "checked": []}, {}
-    for (row, _, human), grade in zip(items, grades, strict=True):
+    found, report = {}, {}
+    for (row, _), grade in zip(items, grades, strict=True):
         for c, logged in zip(row.criteria, grade.criteria):
-            if c.id in human:
+            if c.id in row.human:
                 verdict = logged["verdict"]
                 met = None if verdict is None else verdict != c.negate  # as people rated
-                for name in ("all", "judged" if c.kind == "judge" else "checked"):
-                    found[name].append((met, human[c.id], row.task_id))
+                found.setdefault(c.kind, []).append((met, row.human[c.id], row.task_id))
     for name, triples in found.items():
         rated = [triple for triple in triples if triple[0] is not None]
         right, n = [a == b for a, b, _ in rated], Counter((a, b) for a, b, _ in rated)
@@ -1153,28 +1129,27 @@ def audit(items, grades):
 # the commands
 
 
-def ruler_grades(part, judge, standard, passes):
-    """A Grade for each (row, answer) of a group."""
-    if len(part) == 1:
-        return [Grade(error="the only answer to its prompt: nothing to compare")]
-    (ruling,) = ruler_groups([talks(part)], judge, standard, passes, [part[0][0].reference])
+def ruler_grades(rows, answers, judge, standard, passes):
+    """A Grade for each answer of a group."""
+    group = talks(zip(rows, answers))
+    (ruling,) = ruler_groups([group], judge, standard, passes, [rows[0].reference])
     if ruling.scores is None:
-        error = ruling.error or "equal answers: nothing to compare"
-        return [Grade(error=error) for _ in part]
-    reasons = ruling.reasons or [None] * len(part)
+        alone = "equal answers" if len(rows) > 1 else "the only answer to its prompt"
+        return [Grade(error=ruling.error or f"{alone}: nothing to compare") for _ in rows]
+    reasons = ruling.reasons or [None] * len(rows)
     return [Grade(score, reason=reason) for score, reason in zip(ruling.scores, reasons)]
 
 
-def talks(part):
-    return [talk(row.prompt, answer) for row, answer in part]
+def talks(items):
+    return [talk(row.prompt, answer) for row, answer in items]
 
 
 def main(argv=None):
     args = parse_args(argv)
-    out, ruler = Path(args.out), args.command == "ruler"
+    out = Path(args.out)
     if out.exists() and not (args.overwrite and out.is_file()):
         raise UserError(f"--out {out}: exists; pass --overwrite, or name another file")
-    if ruler:
+    if args.command == "ruler":
         how, groups = (read_standard(args.ruler_rubric), args.judge_passes), {}
         for item in read_responses(args.responses):
             groups.setdefault(item[0].task_id, []).append(item)
@@ -1190,20 +1165,19 @@ def main(argv=None):
         people = args.command == "audit"
         items = read_people(rubrics) if people else read_responses(args.responses, rubrics)
         parts = [items[i : i + PART] for i in range(0, len(items), PART)]
-        plan = [list(rubric_calls(*list(zip(*part))[:2]).values()) for part in parts]
-    items, calls = (sum(lists, []) for lists in (parts, plan))
-    price = read_price(args.judge_price)
-    print(f"{len(items)} answers: {cost_line(*estimate(calls, price))}")
+        plan = [rubric_calls(*zip(*part)).values() for part in parts]
+    items, calls = sum(parts, []), [call for some in plan for call in some]
+    cost = estimate(calls, read_price(args.judge_price))
+    print(f"{len(items)} answers: {cost_line(*cost)}")
     if args.dry_run:
         return 0
-    judge, grades = Judge.from_args(args, out.parent) if calls else None, []
-    for part, some in zip(tqdm(parts, desc="grading", disable=None), plan):
-        if judge and not judge.affords(some):
-            grades += [Grade(error="--judge-budget: not asked")] * len(part)
-        elif ruler:
-            grades += ruler_grades(part, judge, *how)
-        else:
-            grades += grade_answers(*list(zip(*part))[:2], judge, *how)
+    judge, grades = None, []
+    if calls:
+        judge = Judge.from_args(args, out.parent)
+        judge.budget = args.judge_budget
+    grade = ruler_grades if args.command == "ruler" else grade_answers
+    for part in tqdm(parts, desc="grading", disable=None):
+        grades += grade(*zip(*part), judge, *how)
     write_grades(args.out, items, grades)
     print_summary(args, items, grades)
     if judge:
@@ -1221,21 +1195,16 @@ def main(argv=None):
 def write_grades(out, items, grades):
     # (5) write every answer with its verdicts; mean, interval, cost
     rows, sample = [], Counter()
-    for (row, answer, *human), grade in zip(items, grades, strict=True):
+    for (row, answer), grade in zip(items, grades, strict=True):
         rated = [c for c in grade.criteria if c["verdict"] is not None]
         rows.append({
             "task_id": row.task_id,
             "sample": sample[row.task_id],
-            "score": grade.score,
+            **asdict(grade),
             "passed": sum(c["verdict"] for c in rated),
             "total": len(grade.criteria),
             "weight_rated": sum(c["weight"] for c in rated),
-            "criteria": grade.criteria,
-            "reason": grade.reason,
-            "human": human[0] if human else None,
-            "cached": grade.cached,
-            "attempts": grade.attempts,
-            "error": grade.error,
+            "human": row.human,
             "answer": answer,
         })  # fmt: skip
         sample[row.task_id] += 1
@@ -1258,7 +1227,7 @@ def print_summary(args, items, grades):
     tasks = np.asarray([row.task_id for row, _ in items])
     score = mean_number([grade.score for grade in grades], 0, tasks)
     lost = Counter(grade.error for grade in grades if grade.score is None)
-    n = f"95 % interval over prompts, n = {score['n']}"
+    n = f"n = {score['n']}; brackets: 95 % interval over prompts"
     print(f"score: {pages.number(score)} ({n}); without a score: {lost.total()}")
     for error, n in lost.most_common(3):
         print(f"  {n} × {error}")

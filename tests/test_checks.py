@@ -109,18 +109,21 @@ def test_thoughts_are_not_the_answer():
 
 def test_negate_turns_the_verdict():
     """negate names a fault: found counts as failed."""
-    assert not holds("keywords:existence", "sorry", keywords=["sorry"], negate=True)
-    assert holds("keywords:existence", "hello", keywords=["sorry"], negate=True)
+    for answer, passed in (("sorry", False), ("hello", True)):
+        found = holds("keywords:existence", answer, keywords=["sorry"], negate=True)
+        assert found is passed
 
 
 def test_loose_forgives_a_first_line_a_last_line_and_stars():
     """IFEval's eight variants. `Sure, here it is:` before the answer costs nothing, an answer that is only that line does."""
-    assert not holds("change_case:english_lowercase", "Here it is:\nhello", "strict")
-    assert holds("change_case:english_lowercase", "Here it is:\nhello", "loose")
-    assert holds("change_case:english_lowercase", "hello\nBye", "loose")
-    assert holds("change_case:english_lowercase", "Hi\nhello\nBye", "loose")
+    small, cases = (
+        "change_case:english_lowercase",
+        ("Here it is:\nhello", "hello\nBye", "Hi\nhello\nBye"),
+    )
+    assert not any(holds(small, text) for text in cases)
+    assert all(holds(small, text, "loose") for text in cases)
     assert holds("regex:match", "*a* b", "loose", pattern="a b")
-    assert not holds("change_case:english_lowercase", "Hi\nHello\nBye", "loose")
+    assert not holds(small, "Hi\nHello\nBye", "loose")
     assert not holds("punctuation:no_comma", "a, b", "loose")  # the variants less a line are empty
 
 
@@ -232,14 +235,6 @@ def test_code_passes_only_behind_the_last_test(answer, passed, monkeypatch):
     assert answers.run_tests(answer, TESTS, seconds=1) is passed
 
 
-def test_code_needs_the_flag():
-    """Running what a model wrote is never a default: the file is refused, and the criterion never gets so far."""
-    row = {"prompt": "x", "rubrics": [{"check": "code:tests", "tests": "assert 1"}]}
-    with pytest.raises(ValueError, match="--allow-code-execution"):
-        judge.read_row(row)
-    assert judge.read_row(row, allow_code=True).criteria[0].check == "code:tests"
-
-
 # ---- questions ----
 
 
@@ -275,17 +270,6 @@ def test_requests_agree_with_the_interview_bank():
             assert risky.number_of_requests(f"Thanks. {text}") == wanted, text
 
 
-def test_risky_questions_agree_with_the_patterns_test():
-    """The scanner here finds what tests/test_risky_patterns.py lists, code by code, and is silent where that is."""
-    import test_risky_patterns as patterns
-
-    for code, listed in patterns.FOUND.items():
-        for sentence in patterns.sentences(listed):
-            assert code in [r["code"] for r in risky.risky_questions(sentence)], sentence
-    for sentence in patterns.sentences(patterns.MUST_NOT_FIRE + "\n" + patterns.HARMLESS):
-        assert risky.risky_questions(sentence) == [], sentence
-
-
 def test_risky_question_offsets_are_those_of_the_text():
     """Offsets into the original, also behind characters that the normal form drops, widens or joins."""
     text = "Gut ﬁt ½… “Well”\u200b. ＡＲＥ yo\u200bu  married？ 50% sure(s)."
@@ -297,42 +281,12 @@ def test_risky_question_offsets_are_those_of_the_text():
 # ---- the bundled rubrics ----
 
 
-@pytest.fixture(scope="module")
-def bundled():
-    return judge.read_rubrics(REPO / "data" / "rubrics.json")
-
-
-def test_bundled_rubrics_load(bundled):
+def test_bundled_rubrics_load():
     """410 rows, all criteria checks, three splits made by the generator; rubrics_judge.json is text alone."""
-    assert {k: len(v) for k, v in bundled.splits.items()} == {
-        "train": 300,
-        "validation": 50,
-        "test": 60,
-    }
+    bundled = judge.read_rubrics(REPO / "data" / "rubrics.json")
+    assert {k: len(v) for k, v in bundled.splits.items()} == {"train": 300, "validation": 50, "test": 60}  # fmt: skip
     assert all(c.kind == "check" for r in bundled.rows for c in r.criteria)
     judged = judge.read_rubrics(REPO / "data" / "rubrics_judge.json")
     assert len(judged.rows) == 40 and all(
         c.kind == "judge" for r in judged.rows for c in r.criteria
     )
-
-
-def test_bundled_rubrics_are_graded_as_their_generator_means(bundled):
-    """The generator's own small checker and judge.py agree on every criterion of 60 rows, for answers of any quality. Two
-    readings of "exactly 3 sentences" would let the base learn one and be graded by the other."""
-    import rubrics
-    from test_rubric_data import passes as small
-    from test_rubric_data import rng_for
-
-    differ = []
-    for i in range(60):
-        row = rubrics.rubric_row(rng_for("train", i), "train", i)
-        read = judge.read_row(rubrics.public(row))
-        for q in (None, 1.0, 0.5, 0.0):
-            answer = rubrics.rubric_answer(rng_for("agree", i, q), row, q)
-            (grade,) = judge.grade_answers([read], [answer])
-            verdicts = [c["verdict"] for c in grade.criteria]
-            wanted = [small(answer, **c) for c in row["rubrics"]]
-            differ += [(c, answer) for c, a, b in zip(row["rubrics"], verdicts, wanted) if a != b]
-            if q is None:
-                assert grade.score == 1.0, answer
-    assert differ == []

@@ -535,7 +535,7 @@ def test_what_is_sent():
 
 
 def test_a_terminal_cannot_be_steered_by_an_error():
-    with Server(lambda n, r: told(401, "no\x1b[2J\r\nkey\u202e")) as server:
+    with Server(lambda n, r: (401, {}, "no\x1b[2J\r\nkey\u202e".encode())) as server:
         with pytest.raises(UserError, match=r"HTTP 401: no\[2J key$"):
             grade(server)
 
@@ -831,14 +831,14 @@ def test_a_split_made_by_the_user(tmp_path):
 def test_all_forms_in_one_row_are_joined_in_order():
     """The recipe's columns (by number, not by text; remarks beside them are none), the list, IFEval's lists."""
     row = read_row({
-        "prompt": "u", "rubric - 10. criterion": "Ten.\r\nLast.", "rubric - 2. criterion": " Two. ", "rubric - 2. weight": 3,
+        "prompt": "u", "rubric - 10. criterion": "Ten.\r\nLast.", "rubric - 2. criterion": " Two. ",
         "rubric - 2. criterion_origin": "he said so", "Rubric -1. Criterion": "One.", "rubric - 7. criterion": None, "rubric - 8. criterion": "",
         "rubrics": ["L", {"criterion": "T", "weight": 0.5, "name": "tee"}, {"check": "text:max_chars", "max_chars": 9, "negate": True}],
         "instruction_id_list": ["punctuation:no_comma", "keywords:existence"],
         "kwargs": [{"keywords": None}, {"keywords": ["k"], "relation": None}],
     })  # fmt: skip
     assert [(c.id, c.label, c.weight) for c in row.criteria] == [
-        (1, "One.", 1), (2, "Two.", 3), (3, "Ten.\nLast.", 1), (4, "L", 1), (5, "tee", 0.5), (6, "text:max_chars", 1),
+        (1, "One.", 1), (2, "Two.", 1), (3, "Ten.\nLast.", 1), (4, "L", 1), (5, "tee", 0.5), (6, "text:max_chars", 1),
         (7, "punctuation:no_comma", 1), (8, "keywords:existence", 1),
     ]  # fmt: skip
     assert row.criteria[5].negate and row.criteria[7].arguments == {"keywords": ["k"]}
@@ -857,8 +857,8 @@ BAD_ROWS = [
     ({"prompt": "p"}, "no criterion"),
     ({"prompt": "p", "rubrics": "a"}, "expected a list"),
     ({"prompt": "p", "rubrics": [" "]}, "expected text"),
-    ({"prompt": "p", "rubrics": [7]}, '"rubrics" 1: expected text or an object'),
-    ({"prompt": "p", "rubrics": ["a", {"weight": 1}]}, '"rubrics" 2: expected either'),
+    ({"prompt": "p", "rubrics": [7]}, "criterion 1: expected text or an object"),
+    ({"prompt": "p", "rubrics": ["a", {"weight": 1}]}, "criterion 2: expected either"),
     (
         {"prompt": "p", "rubrics": [{"criterion": "a", "check": "punctuation:no_comma"}]},
         "expected either",
@@ -1073,7 +1073,10 @@ def test_what_a_user_does_wrong(name, more, message, command):
         ),
         ({"prompt": "?", "response": "x"}, "is in 0 rows"),
         ({"task_id": "a", "response": 3}, '"response"'),
-        ({"task_id": "a", "response": [{"role": "user", "content": "x"}]}, "no assistant turn"),
+        (
+            {"task_id": "a", "response": [{"role": "user", "content": "x"}]},
+            "must be the assistant's",
+        ),
         ({"task_id": {"a": 1}, "response": "x"}, "is in 0 rows"),
     ],
 )
@@ -1128,7 +1131,7 @@ def test_audit_by_hand(command, capsys):
         assert command("audit", server) == 0 and len(server.requests) == 4
     found = [line.split() for line in capsys.readouterr().out.splitlines()]
     table = {cells[0]: [*cells[1:3], *cells[-4:]] for cells in found if cells}
-    assert table["all"] == table["judged"] == ["8", "0.75", "0.50", "1/4", "1/4", "0"]
+    assert table["judge"] == ["8", "0.75", "0.50", "1/4", "1/4", "0"]
     assert rows_of()[0]["human"] == {"1": True, "2": False}
 
 
@@ -1142,12 +1145,8 @@ def test_audit_counts_checks_also_when_the_judge_fails(command):
     items = judge.read_people(SimpleNamespace(rows=[row], path="x"))
     with Server(lambda n, r: told(503)) as server:
         report = judge.audit(items, grade(make(server, max_retries=0), ["a"], row))
-    assert (report["checked"]["n"], report["checked"]["agreement"]) == (1, 1.0)
-    assert (report["judged"]["n"], report["judged"]["unrated"], report["all"]["unrated"]) == (
-        0,
-        1,
-        1,
-    )
+    assert (report["check"]["n"], report["check"]["agreement"]) == (1, 1.0)
+    assert (report["judge"]["n"], report["judge"]["unrated"]) == (0, 1)
 
 
 @pytest.mark.parametrize("ratings_", [{"3": "yes"}, {"1": "maybe"}, [], None])

@@ -1,17 +1,16 @@
 """data/risky_questions.json: each category is found, what an interviewer may ask stays silent.
 
-The scanner below restates the rule of the scanner in a few lines: normal form, sentences,
-only requests, neither a refusal nor allowed. The stages carry their own, with offsets.
+The scanner is checks/risky.py's: normal form, sentences, only requests, no refusal, nothing allowed.
 """
 
 import json
 import random
 import re
 import sys
-import unicodedata
 
 import pytest
 
+from checks.risky import risky_questions
 from conftest import REPO
 
 sys.path.insert(0, str(REPO / "data"))
@@ -22,17 +21,8 @@ RISKY = json.loads((REPO / "data" / "risky_questions.json").read_text(encoding="
 
 
 def scan(text):
-    """→ the codes of the risky requests in a text, in order."""
-    text = unicodedata.normalize("NFKC", text)
-    text = "".join(c for c in text if unicodedata.category(c) != "Cf")  # zero-width characters
-    found = []
-    for sentence in interview.requests(interview.BANK, text):
-        if any(re.search(p, sentence) for p in RISKY["refusal"] + RISKY["allowed"]):
-            continue
-        for code, category in RISKY["categories"].items():
-            if any(re.search(p, sentence) for p in category["patterns"]):
-                found.append(code)
-    return found
+    """The codes of the risky requests in a text, in order."""
+    return [found["code"] for found in risky_questions(text)]
 
 
 FOUND = {

@@ -1,79 +1,25 @@
 """The rubric rows of the demo: every check has a checker, every constraint can be kept, none is for free.
 
-The checker below is a minimal one for the ids that occur; the full one is `judge.py`'s.
+The checks are those of checks/instructions.py, read as `judge.py` reads them.
 """
 
 import json
 import random
-import re
 import sys
 from collections import Counter
 
 import pytest
 
+from checks import instructions
 from conftest import REPO
+from judge import read_criterion
 
 sys.path.insert(0, str(REPO / "data"))
-import grammar  # noqa: E402
-import interview  # noqa: E402
 import rubrics  # noqa: E402
 
-RELATIONS = {
-    "less than": lambda a, b: a < b,
-    "at least": lambda a, b: a >= b,
-    "at most": lambda a, b: a <= b,
-    "more than": lambda a, b: a > b,
-    "exactly": lambda a, b: a == b,
-}
 
-
-def whole(word, text):
-    return re.findall(rf"(?<!\w){re.escape(word.lower())}(?!\w)", text.lower())
-
-
-def passes(answer, check, num_words=0, num_sentences=0, relation="exactly", **args):
-    """One check, for the ids that the bundled rows use."""
-    kind = check.partition(":")[2]
-    if not answer.strip():
-        return False
-    if check == "keywords:existence":
-        return all(whole(word, answer) for word in args["keywords"])
-    if check == "keywords:forbidden_words":
-        return not any(whole(word, answer) for word in args["forbidden_words"])
-    if check == "keywords:frequency":
-        return RELATIONS[relation](len(whole(args["keyword"], answer)), args["frequency"])
-    if kind == "number_words":
-        return RELATIONS[relation](len(re.findall(r"\w+", answer)), num_words)
-    if kind == "number_sentences":
-        return RELATIONS[relation](
-            len([s for s in re.split(r"(?<=[.!?])\s+", answer.strip()) if s]), num_sentences
-        )
-    if kind == "number_paragraphs":
-        pieces = [piece.strip() for piece in answer.split("***")]
-        return len(pieces) == args["num_paragraphs"] and all(pieces)
-    if kind == "number_bullet_lists":
-        return len(re.findall(r"(?m)^\s*[*-] +\S", answer)) == args["num_bullets"]
-    if kind == "title":
-        return re.search(r"<<[^<>\n]*\S[^<>\n]*>>", answer) is not None
-    if kind == "number_highlighted_sections":
-        return len(re.findall(r"\*[^*\n]+\*", answer)) >= args["num_highlights"]
-    if kind == "postscript":
-        return re.search(r"(?m)^\s*P\. ?S\.", answer) is not None
-    if kind == "end_checker":
-        text, end = answer.strip().strip('"').lower(), args["end_phrase"].lower()
-        return text.endswith(end) and len(text) > len(end)
-    if kind == "english_lowercase":
-        return answer == answer.lower() and any(c.isalpha() for c in answer)
-    if kind == "no_comma":
-        return "," not in answer
-    if check == "regex:match":
-        return re.search(args["pattern"], answer) is not None
-    if kind == "question_count":
-        count = interview.read_turn(interview.BANK, answer)["requests"]
-        return RELATIONS[relation](count, args["num_questions"])
-    if kind == "no_risky_question":
-        return not any(question.lower() in answer.lower() for question in grammar.RISKY_QUESTIONS)
-    raise KeyError(check)
+def passes(answer, **check):
+    return instructions.passes(read_criterion(check), answer)
 
 
 def score(row, answer):
@@ -159,24 +105,3 @@ def test_repeating_the_prompt_does_not_pay(rows):
     """An echo names every skill: it passes the mentions and fails the rest, below .55 on the mean."""
     echo = sum(score(row, row["prompt"]) for row in rows) / len(rows)
     assert echo <= 0.55
-
-
-@pytest.mark.parametrize(
-    "check, good, bad",
-    [
-        ({"check": "keywords:existence", "keywords": ["sql"]}, "We use SQL.", "We use mysql."),
-        ({"check": "keywords:frequency", "keyword": "a b", "frequency": 2}, "a b, A b", "a b"),
-        ({"check": "length_constraints:number_sentences", "num_sentences": 2}, "A b. C?", "A b."),
-        ({"check": "detectable_format:number_bullet_lists", "num_bullets": 1}, "- a", "---\n**a"),
-        ({"check": "startend:end_checker", "end_phrase": "Bye."}, "Well, bye.", "Bye."),
-        (
-            {"check": "length_constraints:number_paragraphs", "num_paragraphs": 2},
-            "a\n***\nb",
-            "a***",
-        ),
-        ({"check": "change_case:english_lowercase"}, "a b.", "A b."),
-    ],
-)
-def test_the_small_checker_here(check, good, bad):
-    """The rows are only as good as the checker of these tests: one answer that passes, one that fails."""
-    assert passes(good, **check) and not passes(bad, **check)
