@@ -50,7 +50,6 @@ from parts.files import UserError
 from parts.pages import number as show
 from parts.reports import (
     Default,
-    at_least,
     check_out,
     hashes,
     mentioned,
@@ -82,6 +81,13 @@ REFERENCE = {"sex": "Male", "race_ethnicity": "White"}  # declared before lookin
 Z95, Z80 = NormalDist().inv_cdf(0.975), NormalDist().inv_cdf(0.80)
 
 BASE = "data/tiny-base"
+PAIRS = Default("data/rank_test.jsonl")  # held-out pairs with candidates, for accuracy by group
+PROMPTS = Default("data/prompts.jsonl")  # interviews, for risky questions
+INTERVIEWS = 60  # of them, per policy
+DRAWS = 2000  # of the bootstrap
+PERMUTATIONS = 5000  # of names among groups
+EXCLUDE_BELOW = 0.0  # LL144: share below which a category has no ratio; the rule allows up to 0.02
+LL144_HEADER = ("not stated", "not stated")  # where the data is from; when the tool was first used
 
 # ---- 3. the math ----
 # people: rates, ratios, and what a small table can say
@@ -658,7 +664,7 @@ def twin_table(scores, people, args, unit=None, cut=None, tokens=None):
     weights = contrast_weights(contrasts)
     if measured:
         fixed = 1.0 if unit == "pp" else None
-        draws = bootstrap_effects([scores], weights, cells, args.draws, args.seed, fixed)[0]
+        draws = bootstrap_effects([scores], weights, cells, DRAWS, args.seed, fixed)[0]
     how = "bootstrap over résumés and names within cells"
     why = None if measured else "every résumé has the same score, or fewer than 2 names a cell or 2 résumés"  # fmt: skip
     rows = []
@@ -671,7 +677,7 @@ def twin_table(scores, people, args, unit=None, cut=None, tokens=None):
         if measured:
             d, ends, ends90 = gap / scale, *(interval(draws[:, j], x) for x in (0.95, 0.90))
             sides = c.labels, c.group, c.reference, c.strata
-            p = name_permutation(means, *sides, args.permutations, args.seed)
+            p = name_permutation(means, *sides, PERMUTATIONS, args.seed)
         row["d"] = number(d, R * int(a.sum() + b.sum()), ends, how, args.seed, why)
         row |= {"ends90": ends90, "p": p}
         row["win_rate"] = win_rate(scores, a, b)
@@ -729,7 +735,7 @@ def twin_change(before, after, people, args, unit=None):
     weights, rows = contrast_weights(contrasts), []
     if measured:
         fixed = 1.0 if unit == "pp" else None
-        low, high = bootstrap_effects([before, after], weights, cells, args.draws, args.seed, fixed)
+        low, high = bootstrap_effects([before, after], weights, cells, DRAWS, args.seed, fixed)
         moved = after.mean(0) / sds[1] - before.mean(0) / sds[0]  # (N,)
     for j, c in enumerate(contrasts):
         row = {"attribute": c.attribute, "group": c.group, "reference": c.reference}
@@ -745,7 +751,7 @@ def twin_change(before, after, people, args, unit=None):
         levels = [float(weights[:, j] @ x.mean(0) / sd) for x, sd in zip((before, after), sds)]
         row |= {"levels": levels, "ends90": interval(gone, 0.90)}
         sides = c.labels, c.group, c.reference, c.strata
-        row["p"] = name_permutation(moved, *sides, args.permutations, args.seed)
+        row["p"] = name_permutation(moved, *sides, PERMUTATIONS, args.seed)
     for row, p in zip(rows, holm([row["p"] for row in rows])):
         row["p_adjusted"] = p
         n = row["n_names"] if fewest > 1 else 1
@@ -846,25 +852,17 @@ def parse_args(argv=None):
         add("--reward-model", nargs="+", default=[Default("runs/demo/reward")], help="folders; several stand side by side (default: %(default)s)")
         add("--twins", default="data/twins.jsonl", help="résumés with slots such as {name} (default: %(default)s)")
         add("--names", default="data/names.csv", help="CSV of name, first, last, sex, race_ethnicity (default: %(default)s)")
-        add("--names-per-cell", type=int, default=25, help="names a sex × race cell (10 to 30; default 25)")
-        add("--resumes", type=int, default=40, help="résumés (20 to 100; default 40)")
-        add("--generated-names", type=int, default=10, help="names a cell for generated answers (2 to 25; default 10)")
-        add("--generated-resumes", type=int, default=20, help="résumés for generated answers, 0 = none (default 20)")
+        add("--names-per-cell", type=files.number(int, at_least=1), default=25, help="names a sex × race cell (10 to 30; default 25)")
+        add("--resumes", type=files.number(int, at_least=1), default=40, help="résumés (20 to 100; default 40)")
+        add("--generated-names", type=files.number(int, at_least=1), default=10, help="names a cell for generated answers (2 to 25; default 10)")
+        add("--generated-resumes", type=files.number(int, at_least=0), default=20, help="résumés for generated answers, 0 = no generated answers (default 20)")
         add("--decision-words", default="advance,reject", help="the decision slot, the mildest first: yes,no (default: %(default)s)")
-        add("--max-new-tokens", type=int, default=96, help="longest generated answer (64 to 512)")
-        add("--delta", type=float, default=0.1, help="effect that counts as none, in SD; of decisions a fifth of it: 2 points at 0.1")
-        add("--draws", type=int, default=2000, help="of the bootstrap (1000 to 10000)")
-        add("--permutations", type=int, default=5000, help="of names among groups (1000 to 20000)")
-        add("--micro-tokens", type=int, help="padded tokens a forward (default 1024, GPU 16384)")
-        add("--dtype", default="auto", choices=("auto", "fp32", "fp16", "bf16"), help="compute")
-        add("--device", default="auto", help="auto, cpu, cuda, mps")
+        add("--max-new-tokens", type=files.number(int, at_least=1), default=96, help="longest generated answer (64 to 512)")
+        add("--delta", type=files.number(above=0), default=0.1, help="effect that counts as none, in SD; of decisions a fifth of it: 2 points at 0.1")
 
     add = parsers["report"].add_argument
     add("--candidates", default=Default("data/candidates.jsonl"), help="profiles with recorded sex and race_ethnicity, JSONL, or none")
     add("--prefs", nargs="+", default=[Default("data/prefs.jsonl"), Default("data/rank_train.jsonl")], help="votes such as those behind the models, JSONL, or none")
-    add("--pairs", default=Default("data/rank_test.jsonl"), help="held-out pairs with candidates, for accuracy by group, or none")
-    add("--prompts", default=Default("data/prompts.jsonl"), help="interview prompts, for risky questions, or none")
-    add("--interviews", type=int, default=60, help="interview answers a policy (50 to 400)")
 
     add = parsers["audit"].add_argument
     add("table", metavar="people.csv", help="CSV with a header, a row a person")
@@ -874,16 +872,12 @@ def parse_args(argv=None):
     add("--cutoff", type=float, help="a score at or above it is a decision for")
     add("--select", type=float, help="share selected from the top, such as 0.3")
     add("--group", help="column of groups (default: the columns sex and race_ethnicity)")
-    add("--sex", help="column of the sex (default: sex)")
-    add("--race", help="column of race/ethnicity (default: race_ethnicity)")
     add("--allow-missing", action="store_true", help="drop and count rows without decision or label")
     add("--reference", help="group of --group that the others are compared with (default: the highest rate, with p over all pairs)")
     add("--within", help="column such as the role: --select and scores stay within it")
     add("--cluster", help="column of what rows share, such as the person (default: id, where it repeats)")
     add("--ll144", choices=("selection", "scoring"), help="tables in the layout of NYC Local Law 144")
     add("--map", help="JSON of own label: LL144 category")
-    add("--data-source", default="not stated", help="where the data is from, for the LL144 header")
-    add("--first-use", default="not stated", help="when the tool was first used, for the same header")
 
     add = parsers["text"].add_argument
     add("answers", help="JSONL of answers: response, and where known prompt, shown, pronoun, group, pair_id")
@@ -893,18 +887,12 @@ def parse_args(argv=None):
         add = parsers[name].add_argument
         add("--out", default="runs/fairness", help="folder of the report (default: %(default)s)")
         add("--overwrite", action="store_true", help="replace the report that is there")
-        add("--seed", type=int, default=0, help="of resampling and permutations")
+        if name in ("report", "twins"):
+            add("--seed", type=files.number(int, at_least=0), default=0, help="of resampling and permutations")
         add("--fail-on", help="for CI: difference (status 1; in text: a risky question), inconclusive (status 3), or both with a comma")
-        if name in ("report", "audit"):
-            add("--exclude-below", type=float, default=0.0, help="LL144: share below which a category has no ratio, such as 0.02")
+        parsers[name].set_defaults(device="auto", dtype="auto", micro_tokens=None)
     # fmt: on
     args = parser.parse_args(argv)
-    at_least(args, names_per_cell=1, resumes=1, generated_names=1, generated_resumes=0)
-    at_least(args, draws=100, permutations=100, max_new_tokens=1, interviews=0, seed=0)
-    if hasattr(args, "delta") and not 0 < args.delta < math.inf:
-        raise UserError(f"--delta {args.delta}: expected a number above 0")
-    if not 0 <= getattr(args, "exclude_below", 0) < 1:
-        raise UserError(f"--exclude-below {args.exclude_below}: expected a share, such as 0.02")
     for word in (args.fail_on or "difference").split(","):
         if word not in ("difference", "inconclusive"):
             raise UserError(f"--fail-on {args.fail_on}: expected difference, inconclusive or both with a comma")  # fmt: skip
@@ -1017,7 +1005,7 @@ def as_answer(prompt, text):
 
 
 def yes_no(value, at):
-    """0 or 1 of a cell, in BiasGuard's words; None for an empty one.
+    """0 or 1 of a cell; None for an empty one.
 
     >>> [yes_no(v, "x") for v in ("1", "No", "POSITIVE", "")]
     [1, 0, 1, None]
@@ -1053,14 +1041,13 @@ def check_audit(args):
 
 def audit_columns(args, path, header):
     """{attribute: the table's column}: --group first; sex and race where named, where there is no --group, or for LL144."""
-    columns = {"sex": args.sex or "sex", "race_ethnicity": args.race or "race_ethnicity"}
+    columns = {key: key for key in REFERENCE}
     if args.group:
-        named = {"sex": args.sex, "race_ethnicity": args.race}
-        columns = {k: v for k, v in columns.items() if args.ll144 or named[k]}
+        columns = columns if args.ll144 else {}
         columns = {args.group: args.group} | columns
     columns = {k: v for k, v in columns.items() if v in header}
     if args.ll144 and not {"sex", "race_ethnicity"} & set(columns):
-        raise UserError("--ll144: no column sex or race_ethnicity; name them with --sex COLUMN, --race COLUMN")  # fmt: skip
+        raise UserError("--ll144: no column is called sex or race_ethnicity; rename those of the table")  # fmt: skip
     if not columns:
         raise UserError(f"audit {path}: no column of groups; name one with --group; there is {', '.join(header)}")  # fmt: skip
     return columns
@@ -1095,8 +1082,6 @@ def load_people(args):
         args.y_pred,
         args.score,
         args.group,
-        args.sex,
-        args.race,
         args.within,
         args.cluster,
     )
@@ -1201,7 +1186,7 @@ def decision_matrix(model, tokenizer, folder, twins, people, args):
         raise UserError(
             f"{folder}: the longest résumé has {lengths.max()} tokens, more than the model has positions"
         )
-    out, tokens = np.empty(len(prompts)), args.micro_tokens or common.micro_tokens(model)
+    out, tokens = np.empty(len(prompts)), common.micro_tokens(model)
     parts = common.micro_batches(range(len(prompts)), lengths, tokens)
     for part in tqdm(parts, desc=f"{folder} (c)", disable=None):
         batch = common.pad_rows([prompts[i] for i in part], [answers[i] for i in part], common.pad_id(tokenizer))  # fmt: skip
@@ -1347,7 +1332,7 @@ def arm_rows(matrix, N, sd, args):
     """Beside the names: "the candidate" against the mean over names, and she against he without a name, in SD."""
     names, none, she, he = matrix[:, :N].mean(1), *matrix[:, N : N + 3].T
     rng = np.random.default_rng(args.seed)
-    drawn = cluster_draws([len(matrix)], args.draws, rng) / len(matrix)  # (B, R)
+    drawn = cluster_draws([len(matrix)], DRAWS, rng) / len(matrix)  # (B, R)
     out = []
     for label, gap in (("no name − names", none - names), ("pronoun only: she − he", she - he)):
         gap = gap / sd if sd > 0 else np.full(len(gap), np.nan)
@@ -1362,7 +1347,7 @@ def text_gaps(measures, R, people, args):
     weights = contrast_weights(contrasts)
     for key in sorted(set.intersection(*(set(m) for m in measures)) - {"advance"}):
         matrix = np.array([m[key] for m in measures]).reshape(R, len(people))
-        drawn = bootstrap_effects([matrix], weights, cells, args.draws, args.seed, 1.0)[0]
+        drawn = bootstrap_effects([matrix], weights, cells, DRAWS, args.seed, 1.0)[0]
         rows = []
         for j, c in enumerate(contrasts):
             gap, ends = weights[:, j] @ matrix.mean(0), interval(drawn[:, j], 0.95)
@@ -1421,13 +1406,17 @@ def twins(args):
     return finish(args, report, ["twins.csv"])
 
 
+# settings that change no number, or that no flag sets
+UNTOLD = ("out", "overwrite", "fail_on", "device", "dtype", "micro_tokens")
+
+
 def head(args, command, inputs):
     """What every report begins with: enough to do it again."""
     commit = None
     if shutil.which("git"):
         git = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
         commit = git.stdout.strip() if git.returncode == 0 else None
-    given = {k: v for k, v in vars(args).items() if k not in ("out", "overwrite", "fail_on")}
+    given = {k: v for k, v in vars(args).items() if k not in UNTOLD}
     record = {"schema": SCHEMA, "command": command, "notice": NOTICE}
     record |= {"commit": commit, "args": given, "sha256": hashes(inputs)}
     python, arrays = sys.version.split()[0], np.__version__
@@ -1503,7 +1492,7 @@ def ll144_record(title, groups, decided, scores, args, kind, header, mapping=())
     fields = ("source of the data", "explanation", "first use of the tool")
     fields = dict(zip(fields, header))
     fields["number of unknown category"] = "in each table below"
-    tables = ll144_tables(*columns, chosen, scores, args.exclude_below)
+    tables = ll144_tables(*columns, chosen, scores, EXCLUDE_BELOW)
     return tables | {"header": fields, "title": title}
 
 
@@ -1536,12 +1525,11 @@ def audit(args):
         if args.ll144 == "scoring" and not people["scores"]:
             raise UserError("--ll144 scoring: it needs --score COLUMN")
         explained = f"{len(people['ids'])} rows of {people['path']}"
-        header = args.data_source, explained, args.first_use
+        header = LL144_HEADER[0], explained, LL144_HEADER[1]
         columns = [people[key] for key in ("path", "groups", "decided", "scores")]
         report["ll144"] = [ll144_record(*columns, args, args.ll144, header, mapping)]
     clear(args)
     write_table(Path(args.out) / "audit.csv", exchange_rows(people))
-    report["biasguard"] = biasguard(args, report, people)
     return finish(args, report, ["audit.csv"])
 
 
@@ -1563,44 +1551,6 @@ def clear(args):
     out = Path(args.out)
     for name in ("audit.csv", "twins.csv"):
         (out / name).unlink(missing_ok=True)
-
-
-def biasguard(args, report, people):
-    """[line] of BiasGuard (github.com/themacdonald/BiasGuard, MIT) on our audit.csv: its numbers beside ours.
-
-    DIR = SR_p / SR_r, SPD = SR_p − SR_r, EOD = TPR_p − TPR_r: each group against the one of the highest rate.
-    It is run where it is installed and there is ground truth: a prediction in its place would make EOD 0.
-    """
-    tool, lines = shutil.which("biasguard"), []
-    if not (tool and people["labels"]):
-        why = "it is not installed" if not tool else "it needs --y-true"
-        return [f"BiasGuard was not run ({why}); audit.csv has the layout that it reads"]
-    table, result = Path(args.out) / "audit.csv", Path(args.out) / "biasguard.json"
-    for attribute in people["groups"]:
-        found = report["decisions"][-1]["attributes"][attribute]
-        rates = found["metrics"]["groups"]
-        for row in (row for row in found["rows"] if "p" in row):
-            p, r = rates[row["group"]], rates[row["reference"]]
-            exact = lambda rate: rate["k"] / rate["n"] if rate["n"] else None  # noqa: E731
-            tpr = exact(p["tpr"]), exact(r["tpr"])
-            ours = {
-                "dir": row["ir"],
-                "spd": exact(p["selection_rate"]) - exact(r["selection_rate"]),
-            }
-            ours["eod"] = None if None in tpr else tpr[0] - tpr[1]
-            words = ["--y-true", "label_value", "--y-pred", "score", "--group", inert(attribute)]
-            words += ["--protected", inert(row["group"]), "--reference", inert(row["reference"])]
-            command = [tool, "audit", str(table), *words, "--output", str(result)]
-            try:
-                subprocess.run(command, capture_output=True, timeout=60, check=True)
-                theirs = json.loads(result.read_text(encoding="utf-8"))["metrics"]
-            except (subprocess.SubprocessError, OSError, ValueError, KeyError) as error:
-                lines.append(f"BiasGuard, {title_of(row)}: no result ({files.brief(error)})")
-                continue
-            pairs = [f"{key} {theirs.get(key)} (ours {value})" for key, value in ours.items()]
-            lines.append(f"BiasGuard, {title_of(row)}: {', '.join(pairs)}")
-    result.unlink(missing_ok=True)
-    return lines
 
 
 def read_detector(path=ROOT / "tests" / "risky_sentences.jsonl"):
@@ -1798,7 +1748,7 @@ def pair_accuracy(folder, path, args):
     """Accuracy of a reward model on held-out pairs, by the group of the better candidate."""
     import common
 
-    rows = files.read_jsonl(path, common.check_pair, flag="--pairs")
+    rows = files.read_jsonl(path, common.check_pair, flag="PAIRS")
     rows = [row for row in rows if not row.get("tie")]
     score = raw_scorer(folder, args)
     pairs = [(row["prompt"], row["chosen"], row["rejected"]) for row in rows]
@@ -1849,11 +1799,11 @@ def report(args):
     groups = {k: [None if c[k] == "unknown" else c[k] for c in candidates] for k in REFERENCE}
     labelled = candidates and all("label_value" in c for c in candidates)
     labels = [int(c["label_value"]) for c in candidates] if labelled else None
-    interviews = present(args.prompts)
+    interviews = args.generated_resumes and present(PROMPTS)
     if interviews:
-        rows = files.read_jsonl(interviews, common.check_prompt, flag="--prompts")
+        rows = files.read_jsonl(interviews, common.check_prompt, flag="PROMPTS")
         rows = [r for r in rows if (r.get("split"), r.get("task")) == ("test", "interview")]
-        interviews = rows[: args.interviews]
+        interviews = rows[:INTERVIEWS]
     decisions, ll144, risky, people = [], [], [], None
     detector, asked = read_detector(), [assessment(c) for c in candidates]
     # votes are read before a model is: a broken row ends it here
@@ -1883,7 +1833,7 @@ def report(args):
                 study_risky(texts) | {"title": f"{model_name(folder)}, interviews at temperature 1"}
             )
 
-    accuracy, pairs = [], present(args.pairs)
+    accuracy, pairs = [], present(PAIRS)
     before, after, rewards = wanted(args)
     for folder in rewards:
         if pairs:
@@ -2168,7 +2118,7 @@ def appendix(report):
     ]  # fmt: skip
     if t := report.get("twins"):
         how.append(f"{t['resumes']} résumés × {t['names']} names ({t['names_a_cell']} per cell of sex × race); below {t['delta']:g} SD an effect counts as none. Mean tokens per name: {', '.join(f'{cell} {x:.2f}' for cell, x in t['tokens_by_cell'].items())}.")  # fmt: skip
-    again = [report["notice"], f"Seed {report['args']['seed']}. {command_line(report)}", *report.get("biasguard", ())]  # fmt: skip
+    again = [report["notice"], command_line(report)]  # fmt: skip
     section = lambda *a: pages.section(*a, level="appendix")  # noqa: E731
     return [
         section("What this does not show", report["limits"] + report.get("not_measured", [])),

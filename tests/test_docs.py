@@ -16,7 +16,6 @@ import json
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -70,8 +69,8 @@ SMALL = [  # the first that matches adds its flags; a line that nothing matches 
     (r"evaluate\.py compare", "--n 4 --samples 1 --bon 2 --max-new-tokens 8 --pairs few_pairs.jsonl --candidates none"),
     (r"evaluate\.py (rank|human)", ""),
     (r"fairness\.py (audit|text)", ""),
-    (r"fairness\.py twins", "--names-per-cell 2 --resumes 2 --generated-names 1 --generated-resumes 1 --draws 100 --permutations 100 --max-new-tokens 8"),
-    (r"fairness\.py", "--names-per-cell 2 --resumes 2 --generated-names 1 --generated-resumes 1 --draws 100 --permutations 100 --max-new-tokens 8 --interviews 2"),
+    (r"fairness\.py twins", "--names-per-cell 2 --resumes 2 --generated-names 1 --generated-resumes 1 --max-new-tokens 8"),
+    (r"fairness\.py", "--names-per-cell 2 --resumes 2 --generated-names 1 --generated-resumes 1 --max-new-tokens 8 --candidates none"),
     (r"judge\.py", "--judge-base-url JUDGE"),
     (r"annotate\.py draw", "--limit 4 --max-new-tokens 8"),
     (r"annotate\.py|watch\.py|docs/memory\.py|reports/fill_numbers\.py|python -c|grep", ""),
@@ -216,7 +215,7 @@ class Shop:
             subprocess.run(["bash", "-c", shell], cwd=self.copy, check=True, timeout=600)
 
     def session(self, words):
-        """A served page: two people vote on everything, then Ctrl-C."""
+        """A served page: two people vote on everything, then it is stopped."""
         command = [sys.executable, "annotate.py", *words, "--port", "0"]
         with subprocess.Popen(command, cwd=self.copy, stdout=subprocess.PIPE, text=True) as server:
             seen = []
@@ -230,7 +229,7 @@ class Shop:
                 rater = Rater(post, name)
                 while rater.state["item"]:
                     rater.vote("left" if rater.state["item"]["item"] % 2 else "right")
-            server.send_signal(signal.SIGINT)
+            server.terminate()
             server.stdout.read()
             assert server.wait(30) == 0
 

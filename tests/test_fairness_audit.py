@@ -1,12 +1,10 @@
-"""fairness.py on tables of people and on text: rates, ratios, LL144 layout, BiasGuard's contract, risky questions."""
+"""fairness.py on tables of people and on text: rates, ratios, LL144 layout, audit.csv, risky questions."""
 
 import csv
 import itertools
 import json
 import math
 import re
-import stat
-import sys
 from fractions import Fraction
 
 import numpy as np
@@ -318,7 +316,10 @@ def test_unknown_and_missing(tmp_path):
     _, report, out = run_audit(tmp_path, table=people_file(tmp_path, extra))
     found = report["decisions"][0]["attributes"]["race"]
     assert found["metrics"]["unknown"] == 2 and [r["n"] for r in found["rows"]] == [390, 797]
-    assert (out / "audit.csv").read_text().count("unknown") >= 2
+    with open(out / "audit.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == ["entity_id", "score", "sex", "race_ethnicity", "race", "model_id", "prompt_id"]  # fmt: skip
+    assert all(all(row.values()) for row in rows) and rows[-1]["race"] == "unknown"
     table = people_file(tmp_path, [["u3", 1, "", "White"]])
     assert "people.csv:1189: pred is empty" in error_of(["audit", table, "--y-pred", "pred", "--group", "race", "--out", str(tmp_path / "o")])  # fmt: skip
     _, report, _ = run_audit(tmp_path, "--allow-missing", table=table)
@@ -363,7 +364,7 @@ BAD = [
     (["--y-pred", "p", "--group", "model_id"], "audit.csv has a column of this name"),
     (
         ["--y-pred", "p", "--group", "g", "--ll144", "selection"],
-        "no column sex or race_ethnicity; name them with --sex",
+        "no column is called sex or race_ethnicity; rename those of the table",
     ),
     (
         ["--y-pred", "p", "--group", "lines"],
@@ -604,46 +605,6 @@ def test_bundled_votes_show_what_was_planted(name, low, high):
     races = {r["group"]: r["rate"]["value"] for r in found if r["attribute"] == "race_ethnicity"}
     assert low < races.pop("Black") < high and len(races) == 3
     assert all(0.45 < rate < 0.55 for rate in races.values())
-
-
-STUB = """#!{python}
-import csv, json, sys
-args = sys.argv[1:]
-flag = lambda name: args[args.index(name) + 1]
-rows = list(csv.DictReader(open(args[1], encoding="utf-8-sig")))
-assert all(value for row in rows for value in row.values())
-def rate(group, only):
-    chosen = [int(r[flag("--y-pred")]) for r in rows if r[flag("--group")] == group and r[flag("--y-true")] in only]
-    return sum(chosen) / len(chosen)
-sr, tpr = ({{k: rate(flag("--" + k), only) for k in ("protected", "reference")}} for only in ("01", "1"))
-metrics = {{"dir": sr["protected"] / sr["reference"], "spd": sr["protected"] - sr["reference"], "eod": tpr["protected"] - tpr["reference"]}}
-json.dump({{"metrics": metrics}}, open(flag("--output"), "w"))
-if {fails}:
-    sys.exit("Audit input error: column missing")
-"""
-
-
-@pytest.mark.parametrize("kind", ["works", "fails", "absent", "no labels"])
-def test_biasguard_beside_our_numbers(tmp_path, monkeypatch, kind):
-    """A stub on PATH that recomputes DIR, SPD and EOD from audit.csv: its three numbers are ours; where it fails, is absent
-    or has no ground truth, the audit goes on and says so. DIR .843228777694797 is the page's golden."""
-    stub = tmp_path / "bin" / "biasguard"
-    stub.parent.mkdir()
-    if kind != "absent":
-        stub.write_text(STUB.format(python=sys.executable, fails=kind == "fails"))
-        stub.chmod(stub.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setenv("PATH", str(stub.parent))
-    status, report, _ = run_audit(tmp_path, *([] if kind == "no labels" else ["--y-true", "y"]))
-    line = report["biasguard"][0]
-    assert status == 0
-    if kind == "works":
-        pairs = re.findall(r"(\w+) (\S+) \(ours (\S+)\)", line)
-        assert [key for key, *_ in pairs] == ["dir", "spd", "eod"]
-        assert all(float(a) == pytest.approx(float(b), abs=1e-12) for _, a, b in pairs)
-        assert float(pairs[0][2]) == pytest.approx(0.843228777694797, abs=1e-14)
-    else:
-        why = {"fails": "no result", "absent": "not installed", "no labels": "needs --y-true"}
-        assert why[kind] in line
 
 
 # ---- statistics that hold: each of these was red on the first edition -------------------------------------------------
