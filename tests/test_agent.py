@@ -4,14 +4,12 @@ The environment of most tests is a dozen lines in a file of its own (ECHO): thre
 the policy says, so that a random model has something to gain from the first step.
 """
 
-import collections
 import json
 import re
 import shutil
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 import common
 import grpo_agent as g
@@ -97,11 +95,11 @@ def test_weights_of_a_step_sum_to_one(how):
     """Tokens × their weight over all turns: 1, with an episode that has no turn among them; by turn, each turn of an episode
     has the same total, by trajectory each episode."""
     episodes = [[3, 2], [], [7]]
-    weights = g.token_weights(episodes, how)
-    totals = [[n * w for n, w in zip(*both)] for both in zip(episodes, weights, strict=True)]
-    expected = {"token": [[3 / 12, 2 / 12], [], [7 / 12]], "turn": [[1 / 4, 1 / 4], [], [1 / 2]]}
-    expected["trajectory"] = [[3 / 10, 2 / 10], [], [1 / 2]]
-    assert sum(totals, []) == pytest.approx(sum(expected[how], []))
+    first, second, last = {
+        "token": (3 / 12, 2 / 12, 7 / 12), "turn": (1 / 4, 1 / 4, 1 / 2), "trajectory": (3 / 10, 2 / 10, 1 / 2),
+    }[how]  # fmt: skip
+    (a, b), none, (c,) = g.token_weights(episodes, how)
+    assert (3 * a, 2 * b, 7 * c) == pytest.approx((first, second, last)) and not list(none)
 
 
 # ---- trajectories ----
@@ -172,12 +170,12 @@ def test_batch_mates_do_not_change_an_episode(policy, tmp_path):
 def test_history_shows_the_last_exchanges(policy, tmp_path):
     """history k: system message, k exchanges, the newest message; a turn is a sample. `all` grows one sample."""
     for k in (0, 1):
-        for t in roll(policy, echo(tmp_path), [1, 2], "--history", k):
-            assert len(t.samples) == 3 and all(len(s["turns"]) == 1 for s in t.samples)
-            start, _ = t.samples[2]["turns"][0]
-            want = [t.messages[0], *t.messages[5 - 2 * k : 6]]
-            want = common.render(policy[1], want, add_generation_prompt=True)
-            assert policy[1].decode(t.samples[2]["ids"][:start]) == want
+        (t,) = roll(policy, echo(tmp_path), [1], "--history", k)
+        assert [len(s["turns"]) for s in t.samples] == [1, 1, 1]
+        start, _ = t.samples[2]["turns"][0]
+        seen = [t.messages[0], *t.messages[5 - 2 * k : 6]]
+        want = common.render(policy[1], seen, add_generation_prompt=True)
+        assert policy[1].decode(t.samples[2]["ids"][:start]) == want
 
 
 def test_a_cut_turn_is_counted_and_a_full_context_is_as_if_turns_ran_out(policy, tmp_path):
@@ -220,19 +218,16 @@ def test_what_ruler_returns_is_what_is_trained(monkeypatch):
 
     def rule(groups, *rest):
         for group in groups:
-            said = [talk[-1]["content"] for talk in group]
-            failed, scores = "lost" in said, [0.9 if text == "good" else 0.1 for text in said]
-            same = len({*said}) == 1
-            yield judge.Ruling(None if failed or same else scores, identical=same)
+            said = [text for (text,) in group]
+            scores = (
+                None if said[0] in ("lost", "same") else [0.9 if x == "good" else 0.1 for x in said]
+            )
+            yield judge.Ruling(scores, identical=said[0] == "same")
 
     def graded(texts, *reward):
         played = [g.Trajectory(1, i, reward=0.25) for i in range(4)]
         for t, text in zip(played, texts, strict=True):
-            t.messages = [
-                {"role": "user", "content": "Go."},
-                {"role": "assistant", "content": text},
-            ]
-            t.error = None if text else "gone"
+            t.messages, t.error = [text], None if text else "gone"
         flags = [x for r in reward for x in ("--reward", r)]
         return g.grade(arguments(*flags), None, "a standard", played)
 
@@ -242,7 +237,7 @@ def test_what_ruler_returns_is_what_is_trained(monkeypatch):
     total, parts = graded(texts, "env:3", "ruler")
     assert total[:2] == pytest.approx([0.75 * 0.25 + 0.25 * 0.9, 0.75 * 0.25 + 0.25 * 0.1])
     assert parts["env"] == [0.25] * 4
-    for texts in (("good", "", "good", "bad"), ("good", "lost", "good", "bad")):
+    for texts in (("good", "", "good", "bad"), ("lost", "good", "good", "bad")):
         assert graded(texts, "ruler")[0] == [None, None, 0.9, 0.1]
 
 
@@ -282,9 +277,8 @@ def test_a_run_leaves_what_the_header_promises(run):
         assert row["sample_gap"] < 1e-4 and row["ratio/mean"] == pytest.approx(1)
         assert row["reward/mean"] == pytest.approx(row["env/vowels"], abs=1e-6)
     rollouts = logged(out, "rollouts")
-    kept = collections.Counter((r["step"], r["split"]) for r in rollouts)
-    expected = {(s, "train"): 4 for s in (1, 2, 3, 4)} | {(s, "validation"): 4 for s in (0, 2, 4)}
-    assert kept == expected and all(len(r["messages"]) == 7 for r in rollouts)
+    steps = [[r["step"] for r in rollouts if r["split"] == x][::4] for x in ("train", "validation")]
+    assert steps == [[1, 2, 3, 4], [0, 2, 4]] and {len(r["messages"]) for r in rollouts} == {7}
     group = [r for r in rollouts if (r["step"], r["split"], r["group"]) == (1, "train", 1)]
     assert len(group) == 2 and group[0]["seed"] == group[1]["seed"]
     assert sum(r["advantage"] for r in group) == pytest.approx(0, abs=1e-6)
@@ -331,18 +325,16 @@ def test_a_run_that_an_alarm_ended_stays_ended(run, folder, tmp_path):
 def test_micro_batches_change_nothing(folder, tmp_path):
     """One row a forward or all at once, with a KL term and two updates a step: the same step to rounding; the weights of
     each update are divided once."""
-    start, ends, rows = load_file(f"{folder}/model.safetensors"), [], []
+    rows = []
     for tokens in (1, 10**6):
         out = tmp_path / str(tokens)
-        flags = ("--steps", 1, "--lr", 1e-3, "--micro-tokens", tokens, "--beta", 0.1, "--warmup", 0)
-        flags += ("--turn-norm", "turn", "--num-substeps", 2, "--restore", "last")
-        g.main(line(folder, echo(tmp_path), out, *flags, "--test-episodes", 0))
-        weights = load_file(out / "model.safetensors")
-        ends.append(torch.cat([(weights[name] - start[name]).flatten() for name in start]))
+        flags = ("--steps", 1, "--micro-tokens", tokens, "--beta", 0.1, "--warmup", 0)
+        flags += ("--turn-norm", "turn", "--num-substeps", 2, "--test-episodes", 0)
+        g.main(line(folder, echo(tmp_path), out, *flags))
         rows += [r for r in logged(out) if "loss" in r]
-    assert rows[0]["grad_norm"] == pytest.approx(rows[1]["grad_norm"], rel=1e-3) != 0
-    assert rows[0]["updates"] == 2 and rows[0]["forwarded"] == 4
-    assert (ends[0] - ends[1]).abs().max() < ends[0].abs().max() / 10
+    for key in ("loss", "grad_norm", "entropy", "kl/k3", "ratio/max"):
+        assert rows[0][key] == pytest.approx(rows[1][key], rel=1e-3, abs=1e-7)
+    assert rows[0]["updates"] == 2 and rows[0]["forwarded"] == 4 and rows[0]["grad_norm"] > 0
 
 
 def test_failures_within_the_limit_are_counted_and_the_run_goes_on(folder, tmp_path):
@@ -427,7 +419,6 @@ def test_you_play_and_you_are_interviewed(folder, monkeypatch, capsys):
     [
         (["--env", "chess"], "--env chess: expected FILE:FUNCTION"),
         (["--env-args", "{k: 4}"], "--env-args '{k: 4}': JSONDecodeError"),
-        (["--env-args", '{"size": 7}'], "unexpected keyword argument 'size'"),
         (["--env-args", '{"k": 7}'], "k 7: expected 2 to 6"),
         (["--env", GAME, "--env-args", '{"target": 48}'], "target 48: expected a power of 2"),
         (["--history", "some"], "--history some: expected all, or a number"),
