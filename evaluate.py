@@ -534,11 +534,15 @@ def parse_args(argv=None):
 
     add = parsers["compare"].add_argument
     # models and scores
-    models = [Default(name) for name in (BASE, "runs/ppo", "runs/dpo", "runs/grpo")]
+    models = [Default(BASE), *(made(name) for name in ("dpo", "ppo", "grpo"))]
     add("--model", nargs="+", default=models, help="folders, baseline first (default: %(default)s)")
     add("--gold", default=Default("data/recruiter.py:reward"), help="FILE:FUNCTION, or none")
     add("--gold-model", help="in place of --gold: a reward model of pairs that training never saw")
-    add("--reward-model", default=Default("runs/reward"), help="folder of the proxy, or none")
+    add(
+        "--reward-model",
+        default=made("reward"),
+        help="folder of the proxy, or none (default: %(default)s)",
+    )
     # sampling
     add("--samples", type=int, default=4, help="answers a prompt and model (1 to 8)")
     add("--bon", type=int, default=16, help="answers a prompt for best-of-n; 0 = off (4 to 64)")
@@ -547,11 +551,11 @@ def parse_args(argv=None):
     add("--candidates", default=Default("data/candidates.jsonl"), help="with quality, or none")
 
     add = parsers["reward"].add_argument
-    add("--reward-model", default="runs/reward", help="folder (default: runs/reward)")
-    add("--pairs", default="data/prefs_test.jsonl", help="held-out pairs, JSONL")
+    add("--reward-model", default=made("reward"), help="folder (default: %(default)s)")
+    add("--pairs", default=Default("data/prefs_test.jsonl"), help="held-out pairs, JSONL")
 
     add = parsers["rank"].add_argument
-    add("--reward-model", default="runs/reward", help="folder, trained on pairs of profiles too")
+    add("--reward-model", default=made("reward"), help="folder, trained on pairs of profiles too")
     add("--candidates", default="data/candidates.jsonl", help="JSONL or CSV (default: %(default)s)")
     add("--role", help="file or text: title, must-haves (default: each row's own prompt or role)")
     add("--text-column", default="profile", help="column of the profile (default: %(default)s)")
@@ -603,8 +607,13 @@ def parse_args(argv=None):
     return args
 
 
+def made(name):
+    """The default folder of a run: where a plain command wrote it, or else where `make demo` did."""
+    return Default(f"runs/{name}" if Path(f"runs/{name}").exists() else f"runs/demo/{name}")
+
+
 def bundled(args, name):
-    """Of other prompts than the bundled ones, a bundled file that nobody asked for says nothing."""
+    """With your own prompts, bundled default files are ignored."""
     own = isinstance(name, Default) and not isinstance(args.prompts, Default)
     return None if own or name == "none" else present(name)
 
@@ -904,8 +913,10 @@ def answer_kls(policy, reference, pad, ids, answers, args):
     return {key: x.reshape(-1, n) for key, x in out.items()}
 
 
-def score_answers(entries, scorer, flag, function, rows):
+def score_answers(entries, scorer, flag, function, rows, some=True):
     """Set entry[scorer], (P, G), in every entry; NaN where function(prompts, texts, rows) said None.
+
+    some  an error if no answer has a score
 
     Each distinct answer to a prompt is scored once, whoever gave it: equal answers tie, exactly.
     """
@@ -922,7 +933,7 @@ def score_answers(entries, scorer, flag, function, rows):
         raise UserError(f"{flag}: expected {len(asked)} scores, one an answer; got {len(values)}")
     if math.inf in map(abs, values):
         raise UserError(f"{flag}: score {[abs(v) for v in values].index(math.inf)} is infinite")
-    if all(map(math.isnan, values)):
+    if some and all(map(math.isnan, values)):
         raise UserError(f"{flag}: no score for any of {len(asked)} answers; are these its prompts?")
     # rounded, so that parts that add up to the same are a tie in whatever order they were added
     scores = dict(zip(asked, np.round(values, 9)))
@@ -971,25 +982,14 @@ def compare(args):
 
     check_out(args)
     names = [name for name in args.model if present(name)]
-    gold = None if args.gold_model else present(args.gold)
-    proxy = present(args.reward_model)
     if not names:
         raise UserError("--model: no folder to compare; give at least one")
-    if not (gold or args.gold_model or proxy):
-        raise UserError("--gold, --reward-model: neither is there; a comparison needs a score")
-    functions = {}  # what is missing or broken shall show before anything is sampled
-    if gold:
-        functions["gold"] = f"--gold {gold}", files.load_function(gold, "--gold")
-    models = ("gold", args.gold_model, "--gold-model"), ("proxy", proxy, "--reward-model")
-    for scorer, folder, flag in models:
-        if folder:
-            how = placed(args) | {"tokens": args.micro_tokens, "flag": flag}
-            functions[scorer] = f"{flag} {folder}", common.reward_function(folder, **how)
     asker = load_judge(args) if args.judge_model else None
     tokenizers = [common.load_tokenizer(name) for name in names]
 
     # (1) prompts, and what each run has logged
     rows, skills = load_prompts(args.prompts, args.split, args.n, args.seed)
+    functions, gold, proxy = load_scorers(args, rows)
     ids = [common.encode_prompt(tokenizers[0], row["prompt"]) for row in rows]
     for name, tokenizer in zip(names, tokenizers):
         same = tokenizer.get_vocab() == tokenizers[0].get_vocab()
@@ -1071,7 +1071,49 @@ def compare(args):
     used = {answer["key"] for entry in models + pools for answer in entry["answers"]}
     save_samples(args, (answers for key, answers in cache.items() if key in used))
     write_report(args, report, "samples.jsonl")
-    print(f"next: python evaluate.py reward --reward-model {proxy or 'runs/reward'}")
+    print(f"next: {next_command(args, names, proxy)}")
+
+
+def next_command(args, names, proxy):
+    """What to run after a comparison: how good its reward model is; without one, people's votes."""
+    if proxy:
+        own = "" if isinstance(args.pairs, Default) else f" --pairs {args.pairs}"
+        return f"python evaluate.py reward --reward-model {proxy}{own}"
+    own = "" if isinstance(args.prompts, Default) else f" --prompts {args.prompts}"
+    two = f"--model {names[-1]} --model-b {names[0]}" if len(names) > 1 else f"--model {names[0]}"
+    return f"python annotate.py draw {two}{own} --out runs/ab"
+
+
+def load_scorers(args, rows):
+    """({"gold" or "proxy": (flag, function)}, the gold, the reward model), each tried before an answer is drawn.
+
+    A default gold that does not fit the user's prompts is left out, with a message.
+    """
+    import common
+
+    gold, proxy = None if args.gold_model else present(args.gold), present(args.reward_model)
+    functions, trial = {}, [["(no answer)"]]
+    if gold:
+        functions["gold"] = f"--gold {gold}", files.load_function(gold, "--gold")
+        default = isinstance(gold, Default) and not isinstance(args.prompts, Default)
+        try:
+            entry = {"texts": trial * len(rows)}
+            score_answers([entry], "gold", *functions["gold"], rows, some=default)
+        except UserError as error:
+            if not default:
+                raise
+            print(f"left out: the default gold does not fit --prompts {args.prompts} ({error})")
+            gold, functions = None, {}
+    models = ("gold", args.gold_model, "--gold-model"), ("proxy", proxy, "--reward-model")
+    for scorer, folder, flag in models:
+        if folder:
+            how = placed(args) | {"tokens": args.micro_tokens, "flag": flag}
+            function = common.reward_function(folder, **how)
+            functions[scorer] = f"{flag} {folder}", function
+            score_answers([{"texts": trial * len(rows[:8])}], scorer, *functions[scorer], rows[:8])
+    if not functions:
+        raise UserError("--gold, --reward-model: neither is there; a comparison needs a score")
+    return functions, gold, proxy
 
 
 def load_runs(names):
@@ -1453,7 +1495,8 @@ def reward(args):
     print_reward(report)
     files.write_jsonl(Path(args.out) / "pairs.jsonl", rows)
     write_report(args, report, "pairs.jsonl")
-    print(f"next: python evaluate.py compare --reward-model {args.reward_model}")
+    own = "" if isinstance(args.pairs, Default) else f" --pairs {args.pairs}"
+    print(f"next: python evaluate.py compare --reward-model {args.reward_model}{own}")
 
 
 def reward_quality(args, folder, pairs):

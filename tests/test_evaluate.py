@@ -932,7 +932,7 @@ def test_missing_defaults_are_named_and_skipped(world, tmp_path, monkeypatch, ca
     assert "skipped: the default data/tiny-base does not exist" in capsys.readouterr().out
     evaluate.main([*flags, "--model", world["a"]])
     printed = capsys.readouterr().out
-    assert "skipped: the default runs/reward" in printed and "all of them are taken" in printed
+    assert "skipped: the default runs/demo/reward" in printed and "all of them are taken" in printed
     report = report_of(tmp_path / "runs" / "evaluate")
     assert (
         report["setup"]["n_prompts"] == 6 and len(report["models"]) == 1 and report["tasks"] == []
@@ -941,6 +941,39 @@ def test_missing_defaults_are_named_and_skipped(world, tmp_path, monkeypatch, ca
     assert "--split test" in refused(
         [*flags, "--model", world["a"], "--split", "test", "--overwrite"]
     )
+
+
+def test_a_gold_that_cannot_score_fails_before_sampling(world, tmp_path):
+    """A gold function that fails on one of the prompts: named before any answer is drawn (it was after the last)."""
+    file = tmp_path / "gold.py"
+    file.write_text(
+        "def score(prompts, answers, rows=None):\n    return [1 / 0 for _ in answers]\n"
+    )
+    line = refused(command(world, tmp_path / "out", "--gold", f"{file}:score"))
+    assert "ZeroDivisionError in the function" in line and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("score", ["[1 / 0 for _ in answers]", "[None for _ in answers]"])
+def test_a_default_gold_that_does_not_fit_is_left_out(world, tmp_path, monkeypatch, capsys, score):
+    """The demo's recruiter knows nothing about the user's prompts: said in a sentence, and the reward model decides alone."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    code = f"def reward(prompts, answers, rows=None):\n    return {score}\n"
+    (tmp_path / "data" / "recruiter.py").write_text(code)
+    argv = command(world, tmp_path / "out", "--n", "4", models="a")
+    at = argv.index("--gold")
+    evaluate.main(argv[:at] + argv[at + 2 :])
+    assert "left out: the default gold does not fit" in capsys.readouterr().out
+    assert report_of(tmp_path / "out")["scorers"] == ["proxy"]
+
+
+def test_defaults_look_where_runs_were_made(tmp_path, monkeypatch):
+    """`make demo` writes runs/demo/dpo, a plain dpo.py runs/dpo: the plain run is used if there is one."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "demo" / "dpo").mkdir(parents=True)
+    assert evaluate.made("dpo") == "runs/demo/dpo"
+    (tmp_path / "runs" / "dpo").mkdir()
+    assert evaluate.made("dpo") == "runs/dpo"
 
 
 def test_exit_status(tmp_path):
