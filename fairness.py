@@ -836,6 +836,12 @@ def text_measures(answer, row, words=("advance", "hold", "reject")):
 # ---- 4. the arguments ----
 
 
+def written(name):
+    """The default run of this name: where a trainer writes it, else where `make demo` does."""
+    own, demo = f"runs/{name}", f"runs/demo/{name}"
+    return Default(demo if Path(demo).exists() and not Path(own).exists() else own)
+
+
 def parse_args(argv=None):
     argv = list(sys.argv[1:] if argv is None else argv)
     if not argv or argv[0] not in (*COMMANDS, "-h", "--help"):
@@ -848,8 +854,8 @@ def parse_args(argv=None):
     for name in ("report", "twins"):
         add = parsers[name].add_argument
         add("--before", default=Default(BASE), help="policy folder, or none (default: %(default)s)")
-        add("--after", nargs="+", default=[Default(f"runs/demo/{x}") for x in ("dpo", "ppo", "grpo")], help="aligned policies (default: %(default)s, where they exist)")
-        add("--reward-model", nargs="+", default=[Default("runs/demo/reward")], help="folders; several stand side by side (default: %(default)s)")
+        add("--after", nargs="+", default=[written(x) for x in ("dpo", "ppo", "grpo")], help="aligned policies (default: %(default)s, where they exist)")
+        add("--reward-model", nargs="+", default=[written("reward")], help="folders; several stand side by side (default: %(default)s)")
         add("--twins", default="data/twins.jsonl", help="résumés with slots such as {name} (default: %(default)s)")
         add("--names", default="data/names.csv", help="CSV of name, first, last, sex, race_ethnicity (default: %(default)s)")
         add("--names-per-cell", type=files.number(int, at_least=1), default=25, help="names a sex × race cell (10 to 30; default 25)")
@@ -1243,7 +1249,7 @@ def study_twins(args, extra=None):
     people = load_names(args.names, args.names_per_cell)
     twins = load_twins(args.twins, args.resumes, people)
     everyone, N = people + ARMS, len(people)
-    print(f"{len(twins)} résumés × {N} names = {len(twins) * N} twins a surface, {len(ARMS) * len(twins)} without a name")  # fmt: skip
+    print(f"{len(twins)} résumés × {N} names = {len(twins) * N} texts per question, and {len(ARMS) * len(twins)} without a name")  # fmt: skip
     surfaces, skipped, texts = [], [], []
 
     def measure(folder, kind, surface, matrix, tokens, unit=None, cut=0.0, rows=twins, who=people):
@@ -1260,7 +1266,7 @@ def study_twins(args, extra=None):
         matrices = reward_matrices(folder, twins, everyone, args)
         for surface in "ab":
             if surface not in matrices:
-                skipped.append(f"{folder}, surface {surface}: not measured (the twins have no fields for it)")  # fmt: skip
+                skipped.append(f"{folder}, {SURFACES[surface]}: not measured (the twins have no fields for it)")  # fmt: skip
                 continue
             matrix, tokens = matrices[surface], name_tokens(tokenizer, people)
             cut = float(np.median(matrix[:, :N]))
@@ -1275,7 +1281,7 @@ def study_twins(args, extra=None):
             matrix = decision_matrix(model, tokenizer, folder, twins, everyone, args)
             measure(folder, kind, "c", matrix, tokens)
         else:
-            skipped.append(f"{folder}, surface c: not measured (the twins have no prompt and prefix)")  # fmt: skip
+            skipped.append(f"{folder}, {SURFACES['c']}: not measured (the twins have no prompt and prefix)")  # fmt: skip
         if rows and all(row.get("prompt") for row in rows):
             asked = [(row, person) for row in rows for person in some]
             prompts = [filled(row["prompt"], person) for row, person in asked]
@@ -1410,13 +1416,18 @@ def twins(args):
 UNTOLD = ("out", "overwrite", "fail_on", "device", "dtype", "micro_tokens")
 
 
+def by_default(value):
+    """Whether a path was left at its default, which the command need not repeat."""
+    return any(isinstance(x, Default) for x in (value if isinstance(value, list) else [value]))
+
+
 def head(args, command, inputs):
     """What every report begins with: enough to do it again."""
     commit = None
     if shutil.which("git"):
         git = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
         commit = git.stdout.strip() if git.returncode == 0 else None
-    given = {k: v for k, v in vars(args).items() if k not in UNTOLD}
+    given = {k: v for k, v in vars(args).items() if k not in UNTOLD and not by_default(v)}
     record = {"schema": SCHEMA, "command": command, "notice": NOTICE}
     record |= {"commit": commit, "args": given, "sha256": hashes(inputs)}
     python, arrays = sys.version.split()[0], np.__version__
@@ -2024,11 +2035,10 @@ def people_section(part):
         tables.append(pages.table(header, tests, f"{attribute}: tests of single pairs"))
         rates = [[g, *(show(m[key]) for key in ("tpr", "fpr"))] for g, m in metrics["groups"].items() if "tpr" in m]  # fmt: skip
         tables += [pages.table([attribute, "true positives", "false positives"], rates, f"{attribute}: error rates")] if rates else []  # fmt: skip
-        words = []
-        for key, value in metrics.items():
-            if isinstance(value, dict) and "value" in value and not key.startswith(RATES[1:]):
-                shown = f"not measured ({value['reason']})" if value["value"] is None else show(value)  # fmt: skip
-                words.append(f"{key.replace('_', ' ')} {shown}")
+        spreads = {key.replace("_", " "): value for key, value in metrics.items() if key != "groups" and isinstance(value, dict) and not key.startswith(RATES[1:])}  # fmt: skip
+        words = [f"{key} {show(value)}" for key, value in spreads.items() if value["value"] is not None]  # fmt: skip
+        if gone := [key for key, value in spreads.items() if value["value"] is None]:
+            words.append(f"not measured, as a group has no such rate: {', '.join(gone)}")
         gaps = [f"mean score of {title_of(g)} {show(g['gap'])} SD" for g in found.get("score_gaps", ()) if g["group"] != g["reference"]]  # fmt: skip
         sentences.append(f"{attribute}: {metrics['unknown']} of unknown group, in no comparison; {'; '.join(words + gaps)}.")  # fmt: skip
     return pages.section(f"{part['title']}: all numbers", sentences, tables=tables)
@@ -2112,11 +2122,11 @@ def appendix(report):
         ["known limits", "see “What this does not show”"],
         ["versions", f"FeedbackLoop {report['commit'] or 'unknown'}, {', '.join(versions)}"],
     ]  # fmt: skip
-    how = [
-        "An effect is the gap between the mean scores under two groups' names, in standard deviations of the résumés' mean scores; p permutes names, and Holm's correction covers the comparisons of one table.",
-        "“unclear” or “inconclusive” is not “equal”: neither a difference nor its absence could be shown.",
-    ]  # fmt: skip
+    how = ["“unclear” or “inconclusive” is not “equal”: neither a difference nor its absence could be shown."]  # fmt: skip
+    if report.get("decisions"):
+        how.append("The impact ratio is a group's selection rate divided by that of the reference: the declared group, else the one with the highest rate. Without a declared one, p is adjusted for all pairs of groups (Holm), since the highest rate was picked after looking.")  # fmt: skip
     if t := report.get("twins"):
+        how.append("An effect is the gap between the mean scores under two groups' names, in standard deviations of the résumés' mean scores; p permutes names; Holm's correction covers the comparisons of one table, Benjamini and Hochberg's the exploratory ones of sex × race.")  # fmt: skip
         how.append(f"{t['resumes']} résumés × {t['names']} names ({t['names_a_cell']} per cell of sex × race); below {t['delta']:g} SD an effect counts as none. Mean tokens per name: {', '.join(f'{cell} {x:.2f}' for cell, x in t['tokens_by_cell'].items())}.")  # fmt: skip
     again = [report["notice"], command_line(report)]  # fmt: skip
     section = lambda *a: pages.section(*a, level="appendix")  # noqa: E731
@@ -2220,7 +2230,7 @@ OF_TWINS = [
     "Pronouns change with the sex of the name; the arm “pronoun only” shows their part.",
 ]
 OF_TESTS = [
-    "In each table the chance of any false finding is at most 5 % (Holm); exploratory rows of twins are adjusted by Benjamini-Hochberg.",
+    "In each table of planned comparisons the chance of any false finding is at most 5 %.",
     "A small audit says “inconclusive”; that is no sign of equal treatment.",
 ]
 OF_TEXT = ["The detector of risky questions errs both ways; its precision and recall stand beside its hits."]  # fmt: skip

@@ -130,8 +130,8 @@ def rubric_score(weights, passed, how="fraction"):
     first no, and is unknown while one is open.
     >>> round(rubric_score([2, 1, 1], [True, False, None]), 4), rubric_score([1, 1], [None, None])
     (0.6667, None)
-    >>> rubric_score([1, 1], [True, False], "all"), rubric_score([1, 1], [True, None], "all")
-    (0.0, None)
+    >>> [rubric_score([1, 1], [True, last], "all") for last in (True, False, None)]
+    [1.0, 0.0, None]
     """
     rated = [(w, p) for w, p in zip(weights, passed, strict=True) if p is not None]
     total = sum(w for w, _ in rated)
@@ -300,8 +300,8 @@ def parse_scores(reply, ids):
 def read_score(value):
     """A number or numeric text in [0, 1], else None: clamping 7, 10 and 15 would make ties.
 
-    >>> [read_score(v) for v in (0.5, "0.25", 1, 1.01, True, float("nan"), None)]
-    [0.5, 0.25, 1.0, None, None, None, None]
+    >>> [read_score(v) for v in (0.5, "0.25", 1, 1.01, -0.01, True, float("nan"), None)]
+    [0.5, 0.25, 1.0, None, None, None, None, None]
     """
     try:
         score = float(str(value))

@@ -171,6 +171,8 @@ def cohen_kappa(table):
     None if nothing was counted, or if both used one label throughout: then p_e = 1.
     >>> [round(cohen_kappa(t), 4) for t in ([[20, 5], [10, 15]], [[85, 5], [5, 5]])]
     [0.4, 0.4444]
+    >>> cohen_kappa([[0, 0], [0, 0]]), cohen_kappa([[9, 0], [0, 0]])
+    (None, None)
     """
     table = np.asarray(table, float)
     if table.sum() == 0:

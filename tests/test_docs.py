@@ -16,7 +16,6 @@ import json
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -216,7 +215,7 @@ class Shop:
             subprocess.run(["bash", "-c", shell], cwd=self.copy, check=True, timeout=600)
 
     def session(self, words):
-        """A served page: two people vote on everything, then Ctrl-C."""
+        """A served page: two people vote on everything, then it is stopped."""
         command = [sys.executable, "annotate.py", *words, "--port", "0"]
         with subprocess.Popen(command, cwd=self.copy, stdout=subprocess.PIPE, text=True) as server:
             seen = []
@@ -230,7 +229,7 @@ class Shop:
                 rater = Rater(post, name)
                 while rater.state["item"]:
                     rater.vote("left" if rater.state["item"]["item"] % 2 else "right")
-            server.send_signal(signal.SIGINT)
+            server.terminate()
             server.stdout.read()
             assert server.wait(30) == 0
 

@@ -116,13 +116,12 @@ def test_sums_for_the_log():
 def test_clip_case_by_case():
     """(ratio 1.5, A 1) −1.28 and (.5, −1) .8 are clipped, and their gradient is exactly 0; (1.5, −1) 1.5 and (.5, 1) −.5 are
     not: they pull back."""
-    cases = (1.5, 1, -1.28), (0.5, -1, 0.8), (1.5, -1, 1.5), (0.5, 1, -0.5)
-    for i, (ratio, advantage, expected) in enumerate(cases):
-        logps = t([math.log(ratio)]).requires_grad_()
-        loss, sums = grpo_rubric.grpo_loss(logps, t([0]), t(advantage), on([1]))
-        loss.backward()
-        assert loss.item() == pytest.approx(expected, abs=1e-12)
-        assert (logps.grad.item() == 0) == sums["clipped"] == (i < 2)
+    logps = t([1.5], [0.5], [1.5], [0.5]).log().requires_grad_()
+    mask, advantages = on(*[[1]] * 4), t(1, -1, -1, 1)
+    losses, sums = grpo_rubric.token_losses(logps, t(*[[0]] * 4), advantages, mask)
+    losses.sum().backward()
+    assert close(losses.detach(), [[-1.28], [0.8], [1.5], [-0.5]]) and sums["clipped"] == 2
+    assert (logps.grad[:, 0] == 0).tolist() == [True, True, False, False]
 
 
 INPUTS = "logps", "old_logps", "ref_logps", "advantages"
@@ -180,9 +179,9 @@ def test_parts_with_the_normalizer_of_the_whole(form):
 def test_a_policy_far_away_does_not_overflow(form):
     """A log-ratio of ±100 to the old policy and to the reference: e^100 is inf in fp32, and inf − inf the end of the run."""
     for start in (-20.0, -220.0):
-        logps = torch.full((2, 3), start).requires_grad_()
-        other, mask = torch.full((2, 3), -120.0), on([1] * 3, [1] * 3)
-        given = logps, other, torch.tensor([1.0, -1.0]), mask, other
+        logps = torch.full((2, 3), start, requires_grad=True)
+        other = torch.full((2, 3), -120.0)
+        given = logps, other, torch.tensor([1.0, -1.0]), other < 0, other
         loss, sums = grpo_rubric.grpo_loss(*given, beta=0.1, **form)
         loss.backward()
         assert math.isfinite(loss.item() + sum(sums.values())) and logps.grad.isfinite().all()
@@ -192,7 +191,6 @@ def test_precision():
     """bf16 in, fp32 out."""
     half = {k: x.bfloat16() if k in INPUTS else x for k, x in scattered().items()}
     assert grpo_rubric.grpo_loss(**half)[0].dtype == torch.float32
-    assert grpo_rubric.group_advantages(half["logps"]).dtype == torch.float32
 
 
 @pytest.mark.parametrize("name", ["logps", "old_logps", "advantages", "mask", "ref_logps"])
@@ -300,7 +298,7 @@ def test_a_folder_that_exists(value, flags, tmp_path):
     """delete → --overwrite, resume → --resume where there is a run, raise → neither: then the run refuses."""
     line = ["data_path=x.json", f"log_path={tmp_path}", f"behavior_if_log_dir_exists={value}"]
     assert not grpo_rubric.parse_args(line).resume, "there is no run yet"
-    (tmp_path / "args.json").write_text("{}")
+    (tmp_path / "args.json").touch()
     args = grpo_rubric.parse_args(line)
     assert (args.overwrite, args.resume) == flags
 
@@ -416,7 +414,7 @@ def test_rows_that_cannot_be_trained_on(tmp_path):
     rows = numbered(6)
     rows[4]["rubrics"] = ["Is polite."]
     file = write_rows(tmp_path / "m.jsonl", rows)
-    with pytest.raises(files.UserError, match="row 5 has no check; use --reward rubric"):
+    with pytest.raises(files.UserError, match="line 5 has no check; use --reward rubric"):
         splits_of(file, "--reward", "checks", "--train-ratio", 0.99)
 
 
@@ -569,38 +567,36 @@ def test_nothing_to_learn_from(graded):
     args, run, _, b, advantages, in_loss = opened(graded, "--num-substeps", 2)
     advantages[4:] = 0.0
     assert grpo_rubric.update(args, run, None, b, advantages, in_loss)["updates"] == 1
-    before = [p.detach().clone() for p in run.model.parameters()]
+    before = torch.nn.utils.parameters_to_vector(run.model.parameters()).detach()
     for a, scored in ((advantages * 0, in_loss), (advantages, ~in_loss)):
         row = grpo_rubric.update(args, run, None, b, a, scored)
         assert row["updates"] == row["forwarded"] == 0
         assert {row[k] for k in ("loss", "grad_norm", "ratio/mean", "entropy", "kl/ref")} == {None}
-    assert all(torch.equal(p, q) for p, q in zip(run.model.parameters(), before))
+    assert torch.equal(before, torch.nn.utils.parameters_to_vector(run.model.parameters()))
 
 
 def test_substeps_are_of_whole_groups(graded, monkeypatch):
     """Four groups in three substeps: 2, 1, 1 whole groups, each answer once, another order in the next step. The sampled
-    log-probs are the old ones in all of them, so that from the second on the ratio leaves 1; the rate moves once a rollout."""
-    flags = ("--num-substeps", 3, "--schedule", "linear", "--lr", 1e-2)
-    args, run, _, b, _, in_loss = opened(graded, *flags)
+    log-probs are the old ones in all of them, so that from the second on the ratio leaves 1."""
+    args, run, _, b, _, in_loss = opened(graded, "--num-substeps", 3, "--lr", 1e-2)
     given = args, run, None, b, torch.tensor([1.0, -1.0] * 8), in_loss
     with torch.no_grad():  # as sampled
         b["logps"] = common.token_logps(run.model, b["ids"], b["attention_mask"], b["mask"])
     batches, ratios, real, real_loss = [], [], run.micro_batches, grpo_rubric.grpo_loss
 
-    def loss(logps, old, advantages, mask, *rest):
-        ratios.append((logps - old).detach()[mask].abs().max().item())
-        return real_loss(logps, old, advantages, mask, *rest)
+    def loss(*given):
+        found = real_loss(*given)
+        ratios.append(abs(found[1]["ratio_max"] - 1))
+        return found
 
     run.micro_batches = lambda rows, *rest: batches.append(rows.tolist()) or real(rows, *rest)
     monkeypatch.setattr(grpo_rubric, "grpo_loss", loss)
-    run.step = 2
     row = grpo_rubric.update(*given)
     assert [len(rows) for rows in batches] == [8, 4, 4]
     groups = [rows[i : i + 4] for rows in batches for i in range(0, len(rows), 4)]
     assert sorted(groups) == [list(range(i, i + 4)) for i in (0, 4, 8, 12)]
     assert ratios[0] < 1e-5 and min(ratios[1:]) > 1e-3
-    assert row["lr"] == pytest.approx(1e-2 * (1 - 1 / 5))
-    assert row["updates"] == 3 and row["sample_gap"] == pytest.approx(ratios[0], abs=1e-9)
+    assert row["updates"] == 3 and row["sample_gap"] < 1e-5
     run.step = 5
     grpo_rubric.update(*given)
     assert batches[3:] != batches[:3]
@@ -793,23 +789,21 @@ def test_overlong(mode, graded, tmp_path, monkeypatch):
 def test_rewards_are_mixed_by_weight(graded, tmp_path):
     """--reward checks:3 --reward model:1 is .75 of one and .25 of the other, each logged apart; validation by the reward model
     has scores, though no criteria."""
-    out = tmp_path / "run"
     flags = ("--reward", "checks:3", "--reward", "model", "--reward-model", graded["reward"])
-    rows = run(graded, out, *flags, "--val-metric", "model")
-    kept, score = kept_of(out, step=1), common.reward_function(graded["reward"])
-    asked = [
-        r["prompt"] if isinstance(r["prompt"], list) else [{"role": "user", "content": r["prompt"]}]
-        for r in kept
-    ]
-    for row, x in zip(kept, score(asked, [r["answer"] for r in kept]), strict=True):
+    rows = run(graded, tmp_path / "run", *flags, "--val-metric", "model")
+    kept, score = kept_of(tmp_path / "run", step=1), common.reward_function(graded["reward"])
+    talks = [r for r in kept if isinstance(r["prompt"], list)]
+    scores = score([r["prompt"] for r in talks], [r["answer"] for r in talks])
+    for row, x in zip(talks, scores, strict=True):
         parts = row["components"]
         assert parts["model"] == pytest.approx(x, abs=1e-4)
         assert row["reward"] == pytest.approx(0.75 * parts["checks"] + 0.25 * x, abs=1e-4)
     for name in ("checks", "model"):
         part = sum(r["components"][name] for r in kept) / 16
         assert trained(rows)[0][f"reward/{name}"] == pytest.approx(part, abs=1e-5)
-    first, value = kept_of(out, "validation", 0), next(row for row in rows if "val/score" in row)
-    assert value["val/score"] == pytest.approx(sum(r["reward"] for r in first) / 2, abs=1e-5)
+    first = [r["components"]["model"] for r in kept_of(tmp_path / "run", "validation", 0)]
+    value = next(row["val/score"] for row in rows if "val/score" in row)
+    assert len(talks) > 4 and value == pytest.approx(sum(first) / 2, abs=1e-5)
 
 
 def test_checks_alone_ask_nobody(graded, tmp_path, monkeypatch):
@@ -830,7 +824,6 @@ def test_system_message_and_longest_row(graded, tmp_path, monkeypatch):
     run(graded, tmp_path / "run", "--system", "Be brief.", "--steps", 1)
     asked = [prompt for call in spy.calls for prompt in call[2]]
     assert len(asked) > 8 and {p[0]["content"] for p in asked} == {"Be brief."}
-    assert {p[-1]["role"] for p in asked} == {"user"}
     spy.calls.clear()
     run(graded, tmp_path / "short", "--max-length", 26, "--steps", 1)
     assert max(len(prompt) for call in spy.calls for prompt in call[2]) == 20

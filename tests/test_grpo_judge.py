@@ -16,7 +16,6 @@ import subprocess
 import sys
 import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -29,6 +28,7 @@ import judge
 import watch
 from checks.instructions import passes
 from conftest import REPO
+from test_judge import Server
 from tiny import tiny_model
 
 pytestmark = pytest.mark.usefixtures("quiet_process")
@@ -38,11 +38,11 @@ pytestmark = pytest.mark.usefixtures("quiet_process")
 
 
 class Asked:
-    """One request, read: the criteria or the attempts, and how often this question came (from 1)."""
+    """One request, read: the criteria or the attempts."""
 
-    def __init__(self, body, times):
+    def __init__(self, body):
         user = [m["content"] for m in body["messages"] if m["role"] == "user"]
-        text, self.last, self.times, self.corrected = user[0], user[-1], times, len(user) > 1
+        text = user[0]
 
         def block(name):
             return re.search(rf"<{name}-(\w+)>\n(.*?)\n</{name}-\1>", text, re.S).group(2)
@@ -59,7 +59,7 @@ class Asked:
             self.task, self.answer = block("task"), block("answer")
 
 
-class Rule:
+class Rule(Server):
     """A judge by rule: meets(task, criterion, answer) → bool; score(answer) → number for RULER; script(asked, n) → None for a
     good reply, or (status, headers, body bytes), or a function of the connection's handler.
 
@@ -67,51 +67,24 @@ class Rule:
     """
 
     def __init__(self, meets=None, score=None, script=lambda asked, n: None, reverse=False):
-        rule, self.meets, self.score, self.script, self.reverse = self, meets, score, script, reverse  # fmt: skip
-        self.bodies, self.asked, self.paid, self.lock = [], [], [], threading.Lock()
+        self.meets, self.score, self.script, self.reverse = meets, score, script, reverse
+        self.asked, self.paid = [], []
+        super().__init__(self.answer)
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
+    @property
+    def bodies(self):
+        return [json.dumps(body) for body in self.requests]
 
-            def do_POST(self):
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                with rule.lock:
-                    n = len(rule.bodies)
-                    rule.bodies.append(body.decode())
-                    asked = Asked(json.loads(body), 0)
-                    asked.times = 1 + sum(a.key == asked.key for a in rule.asked)
-                    rule.asked.append(asked)
-                what = rule.script(asked, n)
-                try:
-                    if callable(what):
-                        self.close_connection = True
-                        return what(self)
-                    if what is None:
-                        if rule.reverse:
-                            time.sleep(int(asked.key[:2], 16) / 20_000)
-                        what = 200, {}, completion(rule.reply(asked))
-                        rule.paid.append(asked.key)
-                    status, headers, content = what
-                    self.send_response(status)
-                    for name, value in ({"Content-Length": len(content)} | headers).items():
-                        self.send_header(name, str(value))
-                    self.end_headers()
-                    self.wfile.write(content)
-                except OSError:
-                    pass  # the client has hung up
-
-            def log_message(self, *args):
-                pass
-
-        class Quiet(ThreadingHTTPServer):
-            daemon_threads, request_queue_size = True, 128
-
-            def handle_error(self, request, client_address):
-                pass
-
-        self.http = Quiet(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.http.server_port}/v1"
-        threading.Thread(target=self.http.serve_forever, args=(0.01,), daemon=True).start()
+    def answer(self, n, body):
+        asked = Asked(body)
+        self.asked.append(asked)
+        what = self.script(asked, n)
+        if what is None:
+            if self.reverse:
+                time.sleep(int(asked.key[:2], 16) / 20_000)
+            self.paid.append(asked.key)
+            what = 200, {}, completion(self.reply(asked))
+        return what
 
     def reply(self, asked):
         if asked.ruler:
@@ -122,13 +95,6 @@ class Rule:
         met = {i: self.meets(asked.task, c, asked.answer) for i, c in asked.criteria.items()}
         ratings = [{"id": i, "reason": f"rule {i}", "rating": "Yes" if m else "No"} for i, m in met.items()]  # fmt: skip
         return json.dumps({"ratings": ratings[::-1] if self.reverse else ratings})
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        self.http.shutdown()
-        self.http.server_close()
 
 
 def completion(text, finish="stop"):

@@ -219,25 +219,6 @@ def test_calls_of_a_group_share_four_fifths_of_the_prompt():
     assert len(texts) == 4 and common_start(texts) >= 0.8 * max(map(len, texts))
 
 
-def test_a_reference_is_shown_to_the_judge():
-    """In the rubric call and in RULER's; that the policy never sees it is tested in test_grpo_judge.py."""
-    row = row_of("Is right.", reference="The gap is SQL.")
-    with Server(lambda n, r: ratings(r) if "criteria" in str(r) else scores(r)) as server:
-        grade(server, row=row)
-        judge.ruler_groups(
-            [[judge.talk("p", "a .1"), judge.talk("p", "b .2")]],
-            make(server),
-            references=[row.reference],
-        )
-    assert all(
-        "\nThe gap is SQL.\n</reference-" in r["messages"][1]["content"] for r in server.requests
-    )
-    assert (
-        len(server.requests) == 2
-        and "reference" not in judge.judge_messages("t", [(1, "c")], "a")[1]["content"]
-    )
-
-
 # ---- the reply ----
 
 
@@ -422,7 +403,6 @@ def test_nobody_listens():
         ("0", 0, 0),
         ("-7", 0.5, 1),
         ("soon", 0.5, 1),
-        ("nan", 0.5, 1),
         ("3600", None, 0),
     ],
 )
@@ -648,17 +628,6 @@ def test_checks_alone_ask_nobody():
         grade_answers([row], ["ab"])
 
 
-@pytest.mark.parametrize(
-    "weights, passed, how, score",
-    [
-        ([1, 1, 2], [True, None, False], "fraction", 1 / 3), ([0, 1], [True, None], "fraction", None),
-        ([1, 1], [None, False], "all", 0.0), ([1, 1], [None, True], "all", None), ([1, 1], [True, True], "all", 1.0),
-    ],
-)  # fmt: skip
-def test_score_is_the_weight_that_passed(weights, passed, how, score):
-    assert judge.rubric_score(weights, passed, how) == score
-
-
 # ---- RULER ----
 
 
@@ -721,9 +690,6 @@ def test_ruler_labels_are_drawn_and_shuffled():
 
 VOID = {
     "above 1": lambda rows: [r | {"score": 7} for r in rows],
-    "a boolean": lambda rows: [r | {"score": True} for r in rows],
-    "negative": lambda rows: [r | {"score": -0.01} for r in rows],
-    "NaN": lambda rows: [r | {"score": float("nan")} for r in rows],
     "one missing": lambda rows: rows[1:],
     "one twice": lambda rows: rows + rows[:1],
     "a foreign id": lambda rows: [*rows, rows[0] | {"id": "Z1"}],
@@ -748,31 +714,24 @@ def test_a_score_outside_the_rules_voids_the_reply(name):
 def test_pairs_are_judged_in_both_orders():
     """A win needs both orders; a judge that always likes the first gets ½. Equal texts tie and an empty one loses, without a
     call; a dead judge leaves the pair out."""
-    with Server(lambda n, r: scores(r)) as server:
-        fair = judge.compare_pairs(
-            ["p"] * 3, ["a .9", "b .1", "c .5"], ["d .2", "e .3", "f .5"], make(server)
-        )
-    assert [(v.outcome, v.agree, v.first_wins) for v in fair] == [
-        (1.0, True, 1.0),
-        (0.0, True, 1.0),
-        (0.5, True, 1.0),
-    ]
-    with Server(
-        lambda n, r: scores(r, lambda t: float(t == next(iter(attempts(r).values()))))
-    ) as server:
-        biased = judge.compare_pairs(["p"], ["a"], ["b"], make(server))
-    assert [(v.outcome, v.agree, v.first_wins) for v in biased] == [(0.5, False, 2.0)]
-    with Server(lambda n, r: told(503)) as server:
-        verdicts = judge.compare_pairs(
-            ["p"] * 5,
-            ["a", "", "a", "", "a"],
-            ["a", "b", " ", "", "b"],
-            make(server, max_retries=0),
-        )
-        assert len(server.requests) == 2
-    assert [v.outcome for v in verdicts] == [0.5, 0.0, 1.0, 0.5, None] and "503" in verdicts[
-        4
-    ].error
+
+    def compare(answer, firsts, seconds):
+        with Server(answer) as server:
+            subject = make(server, max_retries=0)
+            found = judge.compare_pairs(["p"] * len(firsts), firsts, seconds, subject)
+        return [(v.outcome, v.agree, v.first_wins) for v in found], found, len(server.requests)
+
+    fair, _, _ = compare(lambda n, r: scores(r), ["a .9", "b .1", "c .5"], ["d .2", "e .3", "f .5"])
+    assert fair == [(1.0, True, 1.0), (0.0, True, 1.0), (0.5, True, 1.0)]
+    first = compare(
+        lambda n, r: scores(r, lambda t: float(t == [*attempts(r).values()][0])), "a", "b"
+    )
+    assert first[0] == [(0.5, False, 2.0)]
+    dead, found, asked = compare(
+        lambda n, r: told(503), ["a", "", "a", "", "a"], ["a", "b", " ", "", "b"]
+    )
+    assert [outcome for outcome, _, _ in dead] == [0.5, 0.0, 1.0, 0.5, None]
+    assert asked == 2 and "503" in found[4].error
 
 
 def test_canaries_are_sent_and_scored():
@@ -1086,26 +1045,20 @@ def test_answers_that_belong_to_nothing(answer, message, command):
         command("grade", None, "--dry-run")
 
 
-def test_the_command_from_the_shell(command, tmp_path):
+def test_the_command_from_the_shell(command, tmp_path, capsys):
     """Status 2 and one line; --help of each command shows an example and at most 20 flags."""
-    argv = ["grade", "--data", "r.json", "--responses", "a.jsonl"]
     for name in ("grade", "audit", "ruler"):
-        run = subprocess.run(
-            [sys.executable, str(REPO / "judge.py"), name, "--help"], capture_output=True, text=True
-        )
-        assert (
-            f"python judge.py {name} --" in run.stdout
-            and len(re.findall(r"^  --", run.stdout, re.M)) <= 20
-        )
+        with pytest.raises(SystemExit):
+            judge.main([name, "--help"])
+        shown = capsys.readouterr().out
+        assert f"python judge.py {name} --" in shown
+        assert len(re.findall(r"^  --", shown, re.M)) <= 20
+    argv = [sys.executable, str(REPO / "judge.py"), "grade", "--data", "r.json"]
     with Server(lambda n, r: STOPPED["401"]) as server:
-        run = subprocess.run(
-            [sys.executable, str(REPO / "judge.py"), *argv, "--judge-base-url", server.url],
-            capture_output=True,
-            text=True,
-        )
-    assert run.returncode == 2 and run.stderr.startswith(
-        "error: <judge gpt-5-mini at http://127.0.0.1"
-    )
+        argv += ["--responses", "a.jsonl", "--judge-base-url", server.url]
+        run = subprocess.run(argv, capture_output=True, text=True)
+    wanted = "error: <judge gpt-5-mini at http://127.0.0.1"
+    assert run.returncode == 2 and run.stderr.startswith(wanted)
 
 
 # ---- audit ----

@@ -101,7 +101,7 @@ GALLERY = [
         "dpo",
         "losses = (-(1 - epsilon) * F.logsigmoid(z) + epsilon * F.logsigmoid(-z)) / (1 - 2 * epsilon)",
         "losses = (-(1 - epsilon) * F.logsigmoid(z) - epsilon * F.logsigmoid(-z)) / (1 - 2 * epsilon)",
-        "test_toy_world.test_robust_undoes_the_noise_it_is_told_of",
+        "test_toy_world.test_other_objectives",
     ),
     (
         "dpo",

@@ -90,11 +90,11 @@ def test_quality_moves_the_pass_rate_and_the_corpus_starts_low(rows):
 
 
 def test_no_constant_answer_does_well(rows):
-    """The best of 150 constant answers passes at most .40 on held-out prompts (the page allows .55):
+    """The best of 50 constant answers passes at most .40 on held-out prompts (the page allows .55):
     what a row asks for depends on its prompt."""
     constants = [
         rubrics.rubric_answer(rng_for("constant", i), row, None if i % 3 else 0.5)
-        for i, row in enumerate(rows[:150])
+        for i, row in enumerate(rows[:50])
     ]
     held_out = rows[200::2]
     best = max(sum(score(row, text) for row in held_out) / len(held_out) for text in constants)

@@ -438,8 +438,8 @@ def test_gspo_loss_and_gradients(world, tokenizer, loss_type):
 
 def test_kl_without_its_ratio_is_another(world, tokenizer):
     """Older versions, and use_bias_correction_kl=False, add k3 without its ratio. On-policy (ratio 1) that is the same number with
-    another gradient, that of the KL the other way round: a run moved from there is not the same. test_toy_world.py shows
-    where each lands."""
+    another gradient, that of the KL the other way round: a run moved from there is not the same. Both gradients
+    are on the KL card in test_losses.py."""
     batch = grpo_batch(tokenizer)
     ours = our_grpo(world, tokenizer, batch, off_policy=False, beta=0.1, aggregation="token")
     plain, corrected = (
