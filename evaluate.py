@@ -40,7 +40,6 @@ import math
 import random
 import re
 import sys
-import tempfile
 import time
 from collections import Counter
 from importlib.metadata import version
@@ -52,11 +51,6 @@ import numpy as np
 from checks.risky import asked_sentences, is_open, number_of_requests
 from parts import files, pages
 from parts.files import UserError
-from parts.old_pages import (
-    print_table,
-    show,
-    with_ends,
-)
 from parts.reports import (
     Default,
     at_least,
@@ -707,14 +701,15 @@ def behind(run):
 
 
 class Candidates:
-    """A candidate file, read once: its rows wait in a temporary file, in memory stays where each stands.
+    """A candidate file, read once.
 
-    .index  [(role, length, digest, id, offset), …] sorted, so that the order of the rows decides nothing
+    .rows   [(profile as it is scored, row)], in the order of the file
+    .index  [(role, length, digest, id, place in .rows), …] sorted, so that the order of the rows decides nothing
     """
 
     def __init__(self, path, role=None, text_column="profile", blind=None, needed=()):
         self.path, self.text_column, self.index, self.prompts = path, text_column, [], {}
-        self.file, ids, columns, self.named = tempfile.TemporaryFile(), set(), {}, False
+        self.rows, ids, columns, self.named = [], set(), {}, False
         self.replaced = 0
         fixed = role_prompt(role) if role else None
         needed = ["id", text_column, *needed, *([blind] if blind else [])]
@@ -753,17 +748,12 @@ class Candidates:
             key = sys.intern(json.dumps(prompt, ensure_ascii=False, sort_keys=True))
             self.prompts[key] = prompt
             digest = hashlib.sha256(text.encode("utf-8", "replace")).digest()[:12]
-            self.index.append((key, len(text), digest, name, self.file.tell()))
-            self.file.write(json.dumps([text, row], ensure_ascii=True).encode() + b"\n")
+            self.index.append((key, len(text), digest, name, len(self.rows)))
+            self.rows.append((text, row))
         if not self.index:
             raise UserError(f"--candidates {path}: the file is empty; expected a row a candidate")
         self.index.sort()
         self.columns = sorted(columns, key=lambda column: (columns[column], column))
-
-    def read(self, offset):
-        """(profile as it is scored, row)"""
-        self.file.seek(offset)
-        return json.loads(self.file.readline())
 
 
 # an e-mail address or a telephone number; nothing here looks far back, so a long word costs no more than its length
@@ -959,7 +949,7 @@ def preflight(entry, seed):
     itself = compare_scores(*[entry["score"]] * 2, *[entry["lengths"]] * 2, seed)
     rate, word = itself["win_rate"], verdict(itself["win_rate"], itself["p"])
     assert rate["value"] in (0.5, None) and word == "inconclusive", itself
-    print(f"preflight: {entry['name']} against itself wins {show(rate, 1, True)}, {word}")
+    print(f"preflight: {entry['name']} against itself wins {pages.number(rate, 1, True)}, {word}")
 
 
 # ---- 8. the loop ----
@@ -1666,7 +1656,7 @@ RANKED = ("rank", "id", "score", "percentile", "tie_group", "tokens", "truncated
 
 
 def rank_candidates(candidates, score, quality=None):
-    """[{role, id, score, tokens, truncated, quality, rank, percentile, tie_group, offset}] by role and rank.
+    """[{role, id, score, tokens, truncated, quality, rank, percentile, tie_group, place}] by role and rank.
 
     Each distinct profile of a role is scored once, in batches that the order of the file does not decide.
     """
@@ -1675,15 +1665,15 @@ def rank_candidates(candidates, score, quality=None):
     for start in range(0, len(alike), 256):
         part = alike[start : start + 256]
         prompts = [candidates.prompts[same[0][0]] for same in part]
-        texts = [candidates.read(same[0][4])[0] for same in part]
+        texts = [candidates.rows[same[0][4]][0] for same in part]
         for same, value, tokens, cut in zip(part, *score(prompts, texts), strict=True):
-            for role, _, _, name, offset in same:
+            for role, _, _, name, place in same:
                 row = {"role": role, "id": name, "score": round(float(value), 6), "tokens": tokens}
-                table.append(row | {"truncated": cut, "offset": offset})
+                table.append(row | {"truncated": cut, "place": place})
     table.sort(key=lambda row: (row["role"], -row["score"], row["id"]))
     if quality:
         for row in table:
-            value = candidates.read(row["offset"])[1].get(quality)
+            value = candidates.rows[row["place"]][1].get(quality)
             try:
                 row["quality"] = float(value)
             except (TypeError, ValueError):
@@ -1716,7 +1706,7 @@ def write_ranked(path, candidates, ranked):
             line = io.StringIO()
             values = [*RANKED, *rest]
             if row:
-                source = candidates.read(row["offset"])[1]
+                source = candidates.rows[row["place"]][1]
                 own = {**row, "score": f"{row['score']:.6f}", "truncated": int(row["truncated"])}
                 values = [own[column] for column in RANKED] + [cell(source.get(c)) for c in rest]
             csv.writer(line, lineterminator="\n").writerow(values)
@@ -1756,15 +1746,20 @@ def rank_quality(ranked, k, seed):
 
 def print_ranked(report, ranked, args):
     first = list(itertools.islice(ranked, 10))
-    cells = [[r["id"], r["rank"], show(r["score"]), show(r["percentile"], 1)] for r in first]
+    cells = [
+        [r["id"], r["rank"], pages.number(r["score"]), pages.number(r["percentile"], 1)]
+        for r in first
+    ]
     head = f"{report['n']} candidates, {len(report['roles'])} roles; the first {len(cells)}"
-    print_table(head, ["candidate", "rank", "score", "percentile"], cells)
+    table = pages.table(["candidate", "rank", "score", "percentile"], cells, head)
+    print(*pages.text_table(table), sep="\n")
     if cut := [row["id"] for row in ranked if row["truncated"]]:
         names = ", ".join(cut[:5]) + (" …" if len(cut) > 5 else "")
         print(f"{len(cut)} of {len(ranked)} were cut to the reward model's --max-length: {names}")
     if report["tau"]:
-        line = f"\nKendall's tau-b with {args.quality}: {show(report['tau'])}, {report['tau'].get('method')}"
-        print(f"{line}; NDCG@{report['k']} {show(report['ndcg'])}")
+        tau, ndcg = (pages.number(report[key]) for key in ("tau", "ndcg"))
+        line = f"\nKendall's tau-b with {args.quality}: {tau}, {report['tau'].get('method')}"
+        print(f"{line}; NDCG@{report['k']} {ndcg}")
 
 
 def human_sections(report):
@@ -1845,6 +1840,11 @@ def model_name(name, names):
 
     short = stage(name)
     return short if [stage(other) for other in names].count(short) == 1 else str(name)
+
+
+def with_ends(record):
+    """(value, low, high) of a `number`, as plots take it."""
+    return record["value"], record.get("low"), record.get("high")
 
 
 def hashed(sha256):
