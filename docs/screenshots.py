@@ -44,7 +44,10 @@ def pages(folder):
 
     text = evaluate.html_report(read("compare"))[0]
     (folder / "report.html").write_text(text, encoding="utf-8")
-    sections = fairness.sections(read("fairness"))
+    report = read("fairness")
+    if "pairs" not in report["preferences"][0]:  # made before votes were compared over items
+        del report["preferences"]
+    sections = fairness.sections(report)
     write_page(folder / "fairness.html", fairness.TITLE, sections, lead=fairness.NOTICE)
     # the heading that stands at the top of the picture
     return {"report": (folder / "report.html", "Reward against KL"), "fairness": (folder / "fairness.html", "Same résumé")}  # fmt: skip
