@@ -46,7 +46,10 @@ def pages(folder):
     report["answer"], report["notes"] = evaluate.in_words(report)
     title = evaluate.TITLES["compare"]
     write_page(folder / "report.html", title, evaluate.compare_sections(report))
-    sections = fairness.sections(read("fairness"))
+    report = read("fairness")
+    if "pairs" not in report["preferences"][0]:  # made before votes were compared over items
+        del report["preferences"]
+    sections = fairness.sections(report)
     write_page(folder / "fairness.html", fairness.TITLE, sections, lead=fairness.NOTICE)
     # the heading that stands at the top of the picture
     return {"report": (folder / "report.html", "Which model is better?"), "fairness": (folder / "fairness.html", "Same résumé")}  # fmt: skip
