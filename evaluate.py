@@ -8,7 +8,7 @@ Algorithm    compare:  (1) prompts of one split, drawn by seed; what each run ha
                        (5) statistics: means, win rates, length-controlled rates, verdicts, diversity, tasks
                        (6) frontier: gold over √KL, best of n, equal KL, over-optimisation; gold over training time
                        (7) the reward model: its accuracy and calibration on pairs, its order of candidates
-                       (8) table, report.json, report.html, plots, samples.jsonl
+                       (8) report.json, report.html, samples.jsonl
              reward:   accuracy of a reward model on held-out pairs, beside the rule "the longer answer wins"
              rank:     candidates of a role ordered by a reward model; Kendall's tau where their quality is recorded
              human:    the votes of annotate.py on answers of two models, un-blinded: who won, and can the votes tell
@@ -23,7 +23,7 @@ Run          python evaluate.py
              python evaluate.py reward --reward-model runs/reward --pairs data/prefs_test.jsonl
              python evaluate.py rank --reward-model runs/reward --role role.txt --candidates candidates.csv
              python evaluate.py human --votes runs/ab/annotations.jsonl
-Writes       report.json and report.html; *.svg and samples.jsonl (compare), pairs.jsonl (reward),
+Writes       report.json and report.html; samples.jsonl (compare), pairs.jsonl (reward),
              ranked.csv (rank), votes.jsonl (human)
 Reference    Wilson 1927; Gao et al. 2022, arXiv 2210.10760 (best-of-n,
              over-optimisation); Dubois et al. 2024, arXiv 2404.04475 (length control)
@@ -40,7 +40,6 @@ import math
 import random
 import re
 import sys
-import tempfile
 import time
 from collections import Counter
 from importlib.metadata import version
@@ -52,22 +51,6 @@ import numpy as np
 from checks.risky import asked_sentences, is_open, number_of_requests
 from parts import files, pages
 from parts.files import UserError
-from parts.old_pages import (
-    PLOT_STYLE,
-    bars,
-    bullets,
-    esc,
-    figure,
-    guide,
-    html_page,
-    in_sections,
-    paragraphs,
-    plot,
-    print_table,
-    show,
-    table,
-    with_ends,
-)
 from parts.reports import (
     Default,
     at_least,
@@ -718,14 +701,15 @@ def behind(run):
 
 
 class Candidates:
-    """A candidate file, read once: its rows wait in a temporary file, in memory stays where each stands.
+    """A candidate file, read once.
 
-    .index  [(role, length, digest, id, offset), …] sorted, so that the order of the rows decides nothing
+    .rows   [(profile as it is scored, row)], in the order of the file
+    .index  [(role, length, digest, id, place in .rows), …] sorted, so that the order of the rows decides nothing
     """
 
     def __init__(self, path, role=None, text_column="profile", blind=None, needed=()):
         self.path, self.text_column, self.index, self.prompts = path, text_column, [], {}
-        self.file, ids, columns, self.named = tempfile.TemporaryFile(), set(), {}, False
+        self.rows, ids, columns, self.named = [], set(), {}, False
         self.replaced = 0
         fixed = role_prompt(role) if role else None
         needed = ["id", text_column, *needed, *([blind] if blind else [])]
@@ -764,17 +748,12 @@ class Candidates:
             key = sys.intern(json.dumps(prompt, ensure_ascii=False, sort_keys=True))
             self.prompts[key] = prompt
             digest = hashlib.sha256(text.encode("utf-8", "replace")).digest()[:12]
-            self.index.append((key, len(text), digest, name, self.file.tell()))
-            self.file.write(json.dumps([text, row], ensure_ascii=True).encode() + b"\n")
+            self.index.append((key, len(text), digest, name, len(self.rows)))
+            self.rows.append((text, row))
         if not self.index:
             raise UserError(f"--candidates {path}: the file is empty; expected a row a candidate")
         self.index.sort()
         self.columns = sorted(columns, key=lambda column: (columns[column], column))
-
-    def read(self, offset):
-        """(profile as it is scored, row)"""
-        self.file.seek(offset)
-        return json.loads(self.file.readline())
 
 
 # an e-mail address or a telephone number; nothing here looks far back, so a long word costs no more than its length
@@ -970,7 +949,7 @@ def preflight(entry, seed):
     itself = compare_scores(*[entry["score"]] * 2, *[entry["lengths"]] * 2, seed)
     rate, word = itself["win_rate"], verdict(itself["win_rate"], itself["p"])
     assert rate["value"] in (0.5, None) and word == "inconclusive", itself
-    print(f"preflight: {entry['name']} against itself wins {show(rate, 1, True)}, {word}")
+    print(f"preflight: {entry['name']} against itself wins {pages.number(rate, 1, True)}, {word}")
 
 
 # ---- 8. the loop ----
@@ -1067,10 +1046,9 @@ def compare(args):
     report["answer"], report["notes"] = in_words(report)
 
     # (8) table and files
-    print_comparison(report)
     used = {answer["key"] for entry in models + pools for answer in entry["answers"]}
     save_samples(args, (answers for key, answers in cache.items() if key in used))
-    write_report(args, report, "samples.jsonl")
+    write_report(args, report, "samples.jsonl", compare_sections)
     print(f"next: {next_command(args, names, proxy)}")
 
 
@@ -1430,43 +1408,84 @@ def efficiency(logged):
     return {"best": best, "goal": goal, "table": table, "curves": curves}
 
 
+def labels(report):
+    """{model: the name that sentences call it by}: Base, DPO, PPO; its folder where two would have one name."""
+    stages = {run["name"]: run["stage"] for run in report["runs"]}
+    names = [row["name"] for row in report["models"]]
+    short = {name: STAGES.get(stages.get(name, ""), name) for name in names}
+    if names[0] not in stages:
+        short[names[0]] = STAGES[None]
+    found = list(short.values())
+    folders = [Path(name).name for name in names]
+    for name, word in short.items():
+        if found.count(word) > 1:
+            folder = Path(name).name
+            short[name] = folder if folders.count(folder) == 1 else name
+    return short
+
+
+def mirrored(rate):
+    """B's win rate from A's."""
+    ends = {"low": rate.get("high"), "high": rate.get("low")}
+    ends = {key: None if x is None else 1 - x for key, x in ends.items()}
+    return rate | {"value": 1 - rate["value"]} | ends
+
+
+def score_names(report):
+    """What sentences call the two scores, with the short names of the other tables."""
+    recruiter = "data/recruiter.py" in (report["setup"]["gold"] or "")
+    gold = "the recruiter's score (gold)" if recruiter else "the gold score"
+    return {"gold": gold, "proxy": "the reward model's score (proxy)"}
+
+
 def in_words(report):
     """(sentences that answer the question, notes that limit the answer), made from the numbers alone."""
-    by, kl = report["scorers"][0], {row["name"]: show(row["kl"], 2) for row in report["models"]}
-    pairs = against_base(report)
-    answer, notes = [], ["1 seed: a statement about these weights, not about the method"]
+    by, called = report["scorers"][0], labels(report)
+    base, *others = [row["name"] for row in report["models"]]
+    score, _, _ = score_names(report)[by].partition(" (")
+    answer, lengths = [], []
+    notes = ["One seed: a statement about these weights, not about the method."]
     if by == "proxy":
-        notes.append("no gold score: the reward model is judge, and training may have seen it")
+        notes.append("No gold score: the reward model is the judge, and training may have seen it.")
     for row in report["comparisons"]:
-        pair = f"{row['a']} against {row['b']} by {row['scorer']}"
-        rate, controlled = row["win_rate"], row["length_controlled"]["value"]
-        if rate["value"] is not None and abs(rate["value"] - controlled) > 0.10:
-            notes.append(f"{pair}: at equal length the win rate moves by more than 10 points")
-        if row is pairs.get(row["a"]):
-            line = f"{pair}: {row['verdict']}; wins {show(rate, 1, True)} over {rate['n']} prompts"
-            line += f", difference {show(row['difference'])}, KL {kl[row['a']]} nats an answer"
-            if row["verdict"] == "inconclusive" and row["needed_n"]:
-                line += f"; a true rate of this size needs {row['needed_n']} prompts"
-            answer.append(line)
+        a, b, rate = called[row["a"]], called[row["b"]], row["win_rate"]
+        if row["scorer"] != by or rate["value"] is None:
+            continue
+        controlled = row["length_controlled"]["value"]
+        if abs(rate["value"] - controlled) > 0.10:
+            lengths.append(f"{a} against {b}")
+        if "best of" in row["a"] and row["b"] != base:
+            continue
+        if row["verdict"] == "worse":  # the winner is named first
+            a, b, rate = b, a, mirrored(rate)
+        line = f"{a} beats {b}"
+        if row["verdict"] == "inconclusive":
+            line = f"Between {a} and {b} no difference was found"
+        line += f": {a} wins {pages.number(rate, 1, True)} of the comparisons by {score}"
+        answer.append(f"{line}.")
+    if lengths:
+        pairs = ", ".join(lengths)
+        notes.append(f"At equal length the win rate moves by more than 10 points: {pairs}.")
     for row in report["models"]:
         if unscored := row["length"]["n"] - row[by]["n"]:
-            notes.append(f"{row['name']}: {unscored} answers could not be scored by {by}")
+            notes.append(f"{called[row['name']]}: {unscored} answers could not be scored by {by}.")
     if equal := report["equal_kl"]:
-        order = ", ".join(f"{row['model']} {show(row[by])}" for row in equal["table"])
-        answer.append(f"at equal KL, √KL {show(equal['sqrt_kl'], 2)}, {by} is: {order}")
+        order = ", ".join(f"{called[row['model']]} {row[by]:.3f}" for row in equal["table"])
+        answer.append(f"At equal distance from {called[base]} (√KL {equal['sqrt_kl']:.2f}), {by} is: {order}.")  # fmt: skip
     for run in report["frontier"]:
         if mark := run["overoptimised"]:
-            line = f"{run['model']} is over-optimised from step {mark['step']} on: gold falls below"
-            answer.append(f"{line} {show(mark['gold'])} while the training score still rises")
+            line = f"{called[run['model']]} is over-optimised from step {mark['step']} on"
+            fall = f"gold falls below {mark['gold']:.3f} while the training score still rises"
+            answer.append(f"{line}: {fall}.")
     moved = {r["model"]: max(p["kl"] or 0 for p in r["points"]) for r in report["frontier"]}
     for row in report["models"][1:]:
         if moved.get(row["name"], 0) > 0.1 and row["kl"]["value"] == 0:
             why = "the run did not end, or went back to its start"
-            notes.append(f"{row['name']}: its log moved, its weights are the baseline's: {why}")
+            notes.append(f"{called[row['name']]}: its log moved, its weights are the baseline's: {why}.")  # fmt: skip
     for row in report["runs"]:
         if row["validation_left_out"]:
             why = "were measured on other prompts than the first run's, and are left out"
-            notes.append(f"{row['name']}: its evaluations during training {why}")
+            notes.append(f"{called[row['name']]}: its evaluations during training {why}.")
     return answer, notes
 
 
@@ -1492,9 +1511,8 @@ def reward(args):
     check_out(args)
     part, rows = reward_quality(args, args.reward_model, load_pairs(args.pairs))
     report = head(args, {"reward_model": args.reward_model, "pairs": args.pairs}) | part
-    print_reward(report)
     files.write_jsonl(Path(args.out) / "pairs.jsonl", rows)
-    write_report(args, report, "pairs.jsonl")
+    write_report(args, report, "pairs.jsonl", reward_report)
     own = "" if isinstance(args.pairs, Default) else f" --pairs {args.pairs}"
     print(f"next: python evaluate.py compare --reward-model {args.reward_model}{own}")
 
@@ -1638,7 +1656,7 @@ RANKED = ("rank", "id", "score", "percentile", "tie_group", "tokens", "truncated
 
 
 def rank_candidates(candidates, score, quality=None):
-    """[{role, id, score, tokens, truncated, quality, rank, percentile, tie_group, offset}] by role and rank.
+    """[{role, id, score, tokens, truncated, quality, rank, percentile, tie_group, place}] by role and rank.
 
     Each distinct profile of a role is scored once, in batches that the order of the file does not decide.
     """
@@ -1647,15 +1665,15 @@ def rank_candidates(candidates, score, quality=None):
     for start in range(0, len(alike), 256):
         part = alike[start : start + 256]
         prompts = [candidates.prompts[same[0][0]] for same in part]
-        texts = [candidates.read(same[0][4])[0] for same in part]
+        texts = [candidates.rows[same[0][4]][0] for same in part]
         for same, value, tokens, cut in zip(part, *score(prompts, texts), strict=True):
-            for role, _, _, name, offset in same:
+            for role, _, _, name, place in same:
                 row = {"role": role, "id": name, "score": round(float(value), 6), "tokens": tokens}
-                table.append(row | {"truncated": cut, "offset": offset})
+                table.append(row | {"truncated": cut, "place": place})
     table.sort(key=lambda row: (row["role"], -row["score"], row["id"]))
     if quality:
         for row in table:
-            value = candidates.read(row["offset"])[1].get(quality)
+            value = candidates.rows[row["place"]][1].get(quality)
             try:
                 row["quality"] = float(value)
             except (TypeError, ValueError):
@@ -1688,7 +1706,7 @@ def write_ranked(path, candidates, ranked):
             line = io.StringIO()
             values = [*RANKED, *rest]
             if row:
-                source = candidates.read(row["offset"])[1]
+                source = candidates.rows[row["place"]][1]
                 own = {**row, "score": f"{row['score']:.6f}", "truncated": int(row["truncated"])}
                 values = [own[column] for column in RANKED] + [cell(source.get(c)) for c in rest]
             csv.writer(line, lineterminator="\n").writerow(values)
@@ -1726,105 +1744,35 @@ def rank_quality(ranked, k, seed):
 # ---- 9. save ----
 
 
-def model_table(report):
-    """(header, rows) of the table of models, for the terminal and for the page."""
-    scorers, pairs, rows = report["scorers"], against_base(report), []
-    seconds = {run["name"]: files.finite(run["seconds"]) for run in report["runs"]}
-    for row in report["models"]:
-        pair = pairs.get(row["name"], {"verdict": "baseline"})
-        bound = "≤ " if row["kl_k3"] is None else ""
-        cells = [row["name"], *(show(row[s]) for s in scorers), bound + show(row["kl"], 2)]
-        d = row["kl"] and root(row["kl"]["value"])
-        cells += [show(row["kl_k3"], 2, interval=False), show(d, 2)]
-        cells += [show(pair.get(key), 1, True) for key in ("win_rate", "length_controlled")]
-        cells += [show(row["length"], 1, interval=False)]
-        cells += [show(row[key], 1, True, interval=False) for key in ("ended", "unique")]
-        rows.append([*cells, show(seconds.get(row["name"]), 0), pair["verdict"]])
-    header = ["model", *scorers, "KL, nats", "k3", "√KL", f"wins by {scorers[0]}"]
-    header += ["at equal length", "tokens", "ended", "unique", "trained, s", "verdict"]
-    return header, rows
-
-
-def task_scores(report):
-    """(header, rows) of the mean score and the wins by task."""
-    by, rows = report["scorers"][0], []
-    for t in report["tasks"]:
-        wins = show(t["win_rate"], 1, True)
-        rows.append([t["task"], t["model"], t["prompts"], show(t[by]), wins])
-    return ["task", "model", "prompts", by, f"wins by {by}"], rows
-
-
-def print_answer(report):
-    print("", *report["answer"], *("note: " + note for note in report["notes"]), sep="\n")
-
-
-def print_comparison(report):
-    by, settings, cells = report["scorers"][0], report["setup"], []
-    title = f"{settings['n_prompts']} prompts, {settings['samples']} answers each; [95 % interval]"
-    print_table(title, *model_table(report))
-    print_table("by task", *task_scores(report))
-    for r in report["comparisons"]:
-        if r["scorer"] == by:
-            wins, p = show(r["win_rate"], 1, True), f"{r['p_holm']:.4f}"
-            cells.append([f"{r['a']} : {r['b']}", wins, p, r["verdict"]])
-    print_table("pairs", ["", f"wins by {by}", "p (Holm)", "verdict"], cells)
-    print_answer(report)
-
-
-def reward_tables(report):
-    """[(title, header, rows)]: accuracy by task and strength, and calibration."""
-    rows = {"accuracy": report["accuracy"], "the longer answer wins": report["length_baseline"]}
-    for key in ("task", "strength"):
-        rows |= {f"{key} {value}": part for value, part in report[f"by_{key}"].items()}
-    right = [[name, show(part, 1, True), part["n"]] for name, part in rows.items()]
-    sure = []
-    for name in ("raw", "tempered"):
-        part = report[f"calibration_{name}"]
-        sure.append([name, *(show(part[key], 4) for key in ("ece", "brier", "nll"))])
-    title = f"{report['prompts']} prompts; [95 % interval]"
-    calibration = "calibration", ["", "ECE", "Brier", "NLL"], sure
-    return [(title, ["", "right", "pairs"], right), calibration]
-
-
-def reward_words(report):
-    return [
-        ", ".join(f"{n} {word}" for word, n in report["strict"].items())
-        + f" of {report['counts']['rows']} rows; {report['counts']['ties']} ties and "
-        f"{report['counts']['equal']} pairs of equal answers are left out",
-        f"monotone in strength: {report['monotone_in_strength']}; "
-        f"correlation of score and length: {show(report['length_correlation'])}",
-        f"mean margin: {show(report['margin'])}; temperatures: {report['temperatures']}",
-        f"against the length baseline: {report['verdict']}",
-    ]
-
-
-def print_reward(report):
-    print(f"\n{report['reward_model']} on {report['pairs']}")
-    for title, header, rows in reward_tables(report):
-        print_table(title, header, rows)
-    print("", *reward_words(report), sep="\n")
-
-
 def print_ranked(report, ranked, args):
     first = list(itertools.islice(ranked, 10))
-    cells = [[r["id"], r["rank"], show(r["score"]), show(r["percentile"], 1)] for r in first]
+    cells = [
+        [r["id"], r["rank"], pages.number(r["score"]), pages.number(r["percentile"], 1)]
+        for r in first
+    ]
     head = f"{report['n']} candidates, {len(report['roles'])} roles; the first {len(cells)}"
-    print_table(head, ["candidate", "rank", "score", "percentile"], cells)
+    table = pages.table(["candidate", "rank", "score", "percentile"], cells, head)
+    print(*pages.text_table(table), sep="\n")
     if cut := [row["id"] for row in ranked if row["truncated"]]:
         names = ", ".join(cut[:5]) + (" …" if len(cut) > 5 else "")
         print(f"{len(cut)} of {len(ranked)} were cut to the reward model's --max-length: {names}")
     if report["tau"]:
-        line = f"\nKendall's tau-b with {args.quality}: {show(report['tau'])}, {report['tau'].get('method')}"
-        print(f"{line}; NDCG@{report['k']} {show(report['ndcg'])}")
+        tau, ndcg = (pages.number(report[key]) for key in ("tau", "ndcg"))
+        line = f"\nKendall's tau-b with {args.quality}: {tau}, {report['tau'].get('method')}"
+        print(f"{line}; NDCG@{report['k']} {ndcg}")
 
 
 def human_sections(report):
     """The report of people's votes, for the terminal and the page."""
     a, b, row = report["a"], report["b"], report["comparison"]
     rate, controlled = row["win_rate"], row["length_controlled"]
-    said = {"better": f"People prefer {a} to {b}", "worse": f"People prefer {b} to {a}"}
-    line = said.get(row["verdict"], f"Between {a} and {b} no difference was found")
-    line += f": {a} wins {pages.number(rate, 1, True)} of the comparisons, over {rate['n']} items"
+    first, second, won = (b, a, mirrored(rate)) if row["verdict"] == "worse" else (a, b, rate)
+    line = f"People prefer {first} to {second}"
+    if row["verdict"] == "inconclusive":
+        line = f"Between {a} and {b} no difference was found"
+    line += (
+        f": {first} wins {pages.number(won, 1, True)} of the comparisons, over {rate['n']} items"
+    )
     answer = [f"{line} and {report['votes_on_items']} votes (p {row['p']:.3f})."]
     if row["verdict"] == "inconclusive" or report["decided"] < 100:
         more = f"{row['needed_n']} items, {report['still_needed']} more than these"
@@ -1894,6 +1842,11 @@ def model_name(name, names):
     return short if [stage(other) for other in names].count(short) == 1 else str(name)
 
 
+def with_ends(record):
+    """(value, low, high) of a `number`, as plots take it."""
+    return record["value"], record.get("low"), record.get("high")
+
+
 def hashed(sha256):
     return pages.table(["file", "SHA-256"], sorted(sha256.items()))
 
@@ -1903,11 +1856,15 @@ def save_samples(args, groups):
     files.write_jsonl(Path(args.out) / "samples.jsonl", rows)
 
 
-TITLES = {"human": "Two models compared by people"}
+TITLES = {
+    "compare": "Which model is better, by how much, at what cost",
+    "reward": "How good is the reward model?",
+    "human": "Two models compared by people",
+}
 
 
 def write_report(args, report, beside, sections=None):
-    """report.json; of compare and reward also report.html and its plots as files, made from nothing but that report."""
+    """report.json; with `sections` also report.html and the first screen, made from nothing but that report."""
     out, report = Path(args.out), files.finite(report)
     text = json.dumps(report, indent=1, ensure_ascii=True, allow_nan=False)
     write_text(out / "report.json", text + "\n")
@@ -1917,88 +1874,69 @@ def write_report(args, report, beside, sections=None):
         pages.print_report(title, found)
         pages.write_page(out / "report.html", title, found, lead=report["date"] or "")
         inputs = ["report.html", *inputs]
-    elif report["command"] in ("compare", "reward"):
-        page, plots = html_report(json.loads(text))
-        for stale in out.glob("*.svg"):
-            stale.unlink()
-        for name, svg in plots.items():
-            head, rest = svg.split(">", 1)
-            write_text(out / f"{name}.svg", f"{head}><style>{PLOT_STYLE}</style>{rest}\n")
-        write_text(out / "report.html", page)
-        inputs = ["report.html", *inputs]
     print(f"\nwrote {out / 'report.json'}, {', '.join(str(out / name) for name in inputs)}")
 
 
-# plots: SVG by hand, so that the page needs no library, no script and no network. A series is
-# {"name", "points": [(x, y) or (x, y, low, high)], "style": 0 …, "line", "band", "hollow", "dash", "marks": [(x, y, word)]}
+def compare_sections(report):
+    """A comparison, for the terminal and the page: a section per question."""
+    called = labels(report)
+    found = [answer_section(report, called), models_section(report, called)]
+    found.append(frontier_section(report, called))
+    if report["reward"]:
+        found.append(reward_section(report["reward"], "detail"))
+    if report["ranking"] and report["ranking"]["tau"]:
+        found.append(ranking_section(report["ranking"]))
+    found += [efficiency_section(report, called), tasks_section(report, called)]
+    found += [diversity_section(report, called), samples_section(report, called)]
+    return [*found, *appendix(report, called)]
 
 
-def html_report(report):
-    """(the page, {file name: SVG}): a pure function of report.json."""
-    plots = {}
-    if report["command"] == "reward":
-        title = f"Reward model {report['reward_model']} on {report['pairs']}"
-        hashed, commands = report["sha256"], ""
-        sections = [("The reward model", reward_section(report, plots))]
-    else:
-        title = "Which model is better, by how much, at what cost"
-        hashed, commands = report["setup"]["sha256"], f"<pre>{esc(report['setup']['command'])}</pre>\n"  # fmt: skip
-        sections = [
-            ("The answer", paragraphs(report["answer"]) + bullets(report["notes"])),
-            ("Models", models_section(report, plots)),
-            ("Reward against KL", frontier_section(report, plots)),
-        ]
-        judged = reward_section(report["reward"], plots) + ranking_section(report["ranking"], plots)
-        if report["reward"] or report["ranking"]:
-            sections.append(("The reward model", judged))
-        sections += [
-            ("Sample efficiency and cost", efficiency_section(report, plots)),
-            ("Tasks", tasks_section(report)),
-            ("Diversity", diversity_section(report)),
-            ("Samples side by side", samples_section(report)),
-        ]
-    inputs = table(["file", "SHA-256"], sorted(hashed.items()), "Hashes of what was compared")
-    sections.append(("What this does not show", bullets(limits(report))))
-    sections.append(("Commands and hashes", commands + inputs))
-    date = paragraphs([f"Date: {report['date']}"] if report["date"] else [])
-    return html_page(title, date + in_sections(sections)), plots
+def answer_section(report, called):
+    by, setup, pairs = report["scorers"][0], report["setup"], against_base(report)
+    words = {scorer: name.removeprefix("the ") for scorer, name in score_names(report).items()}
+    rows, base = [], report["models"][0]["name"]
+    for row in report["models"]:
+        scores = [pages.number(row[scorer]) for scorer in report["scorers"]]
+        pair = pairs.get(row["name"], {"win_rate": None, "verdict": "the baseline"})
+        wins = pages.number(pair["win_rate"], 1, True)
+        rows.append([called[row["name"]], *scores, pages.number(row["kl"], 2), wins, pair["verdict"]])  # fmt: skip
+    header = ["model", *(words[scorer] for scorer in report["scorers"]), "KL, nats"]
+    table = pages.table([*header, f"wins against {called[base]}", "verdict"], rows)
+    wins = [(f"{called[r['a']]} against {called[r['b']]}", *with_ends(r["win_rate"])) for r in report["comparisons"] if r["scorer"] == by]  # fmt: skip
+    share = f"comparisons won by {by}, ties ½"
+    charts = [pages.interval_plot("Win rates", wins, 0.5, x=share, digits=1, percent=True)]
+    charts.append(frontier_plot(report, called, by))
+    drawn = f"{setup['n_prompts']} prompts, {setup['samples']} answers to each; in brackets the 95 % interval over prompts. KL: how far a model has moved from {called[base]}, in nats an answer."  # fmt: skip
+    if "gold" in report["scorers"]:
+        drawn += f" Gold ({setup['gold']}) is seen by no training; the reward model's score is what training may have looked at."  # fmt: skip
+    texts = [*report["answer"], *report["notes"], drawn]
+    return pages.section("Which model is better?", texts, table, charts, "answer")
 
 
-def models_section(report, plots):
-    by, settings, base = report["scorers"][0], report["setup"], report["models"][0]["name"]
-    style = {row["name"]: i for i, row in enumerate(report["models"])}
-    text = f"{settings['n_prompts']} prompts of split {settings['split']}, {settings['samples']} answers a prompt"
-    text += f" at temperature {settings['temperature']:g}; 95 % intervals over prompts."
-    header, rows = model_table(report)
-    kept = [i for i, name in enumerate(header) if name not in ("ended", "unique")]  # in Diversity
-    header, *rows = ([row[i] for i in kept] for row in (header, *rows))
-    out = paragraphs([text]) + table(header, rows, "Models")
-
-    drawn = [r for r in report["comparisons"] if r["scorer"] == by]
-    drawn = [r for r in drawn if r["win_rate"]["value"] is not None]
-    if len(drawn) > 8:
-        drawn = [r for r in drawn if r["b"] == base]
-    if drawn:
-        why = f"Share of comparisons won by {by}, ties ½, with 95 % intervals; ½ is no difference."
-        rows = [
-            (f"{r['a']} over {r['b']}", *with_ends(r["win_rate"]), style[r["a"]]) for r in drawn
-        ]
-        plots["win-rates"] = bars("Win rates", why, rows, f"win rate by {by}", (0, 1), 0.5)
-        header, cells = ["pair", "by", "win rate", "at equal length", "difference"], []
-        header += ["p (Holm)", "prompts that would show this", "verdict"]
-        for r in report["comparisons"]:
-            rates = [show(r[key], 1, True) for key in ("win_rate", "length_controlled")]
-            line = [f"{r['a']} over {r['b']}", r["scorer"], *rates, show(r.get("difference"))]
-            cells.append([*line, show(r["p_holm"], 4), show(r["needed_n"], 0), r["verdict"]])
-        out += figure(plots["win-rates"], header, cells, f"Win rates. {why}")
-    cells = []
-    for r in (r for r in report["comparisons"] if "judge" in r):
-        shares = [show(r["judge"][key], 1, True) for key in ("consistency", "first_place")]
-        cells.append([f"{r['a']} over {r['b']}", *shares, r["judge"]["failed"]])
-    if cells:
-        header = ["pair", "both orders agree", "first place won", "failed"]
-        out += "<h3>The judge</h3>" + table(header, cells, "The judge")
-    return out
+def frontier_plot(report, called, scorer):
+    """The score over √KL: what each run passed, where each model ended, best of n."""
+    logged, series, dashed = {run["model"]: run for run in report["frontier"]}, {}, []
+    if scorer == "proxy":
+        # a run on another reward logs another score: no curve to this end point
+        same = {row["name"] for row in report["runs"] if row["reward_model"] in (None, report["setup"]["reward_model"])}  # fmt: skip
+        logged = {name: run for name, run in logged.items() if name in same}
+    best = report.get("best_of_n")
+    for row in report["models"]:
+        name = called[row["name"]]
+        if best and row is report["models"][-1]:
+            curve = [(root(p["kl"]["value"]), *with_ends(p[scorer])) for p in best]
+            series[f"{name}, and of fewer"] = curve
+            continue
+        run = logged.get(row["name"], {"points": (), "fit": None})
+        seen = [p for p in run["points"] if p["kl"] is not None and p[scorer] is not None]
+        if seen:
+            series[f"{name}, during training"] = [(root(p["kl"]), p[scorer]) for p in seen]
+        if run["fit"] and scorer == "gold":
+            series[f"{name}, fitted"] = fit_points(run["fit"])
+            dashed.append(f"{name}, fitted")
+        if row["kl"]["value"] is not None and row[scorer]["value"] is not None:
+            series[name] = [(root(row["kl"]["value"]), *with_ends(row[scorer]))]
+    return pages.line_plot(f"{scorer} against KL", series, "√KL, nats an answer", scorer, dashed=dashed, x_range=(0,))  # fmt: skip
 
 
 def fit_points(fit):
@@ -2008,202 +1946,186 @@ def fit_points(fit):
     return [(d, fit["start"] + d * (fit["alpha"] - fit["beta"] * x(d))) for d in grid]
 
 
-def frontier_curves(report, scorer):
-    """(series of the plot, rows of its table): what each run passed, where each model ended, and best of n."""
-    logged, series, cells = {run["model"]: run for run in report["frontier"]}, [], []
-    if scorer == "proxy":
-        # a run on another reward logs another score: no curve to this end point
-        same = {row["name"] for row in report["runs"] if row["reward_model"] in (None, report["setup"]["reward_model"])}  # fmt: skip
-        logged = {name: run for name, run in logged.items() if name in same}
-    best = report.get("best_of_n")
-    for style, row in enumerate(report["models"]):
-        name = row["name"]
-        if best and row is report["models"][-1]:
-            curve = [(root(p["kl"]["value"]), *with_ends(p[scorer])) for p in best]
-            line = {"name": f"{name}, and of fewer", "points": curve, "style": style, "line": True}
-            series.append(line | {"dash": "6 4"})
-            for p in best:
-                d = show(root(p["kl"]["value"]), 2)
-                cells.append([f"best of {p['n']}", "", d, show(p[scorer])])
-            if report["best_of_n_fit"] and scorer == report["scorers"][0]:
-                series.append(guide(fit_points(report["best_of_n_fit"]), style, "1 4"))
-            continue
-        run = logged.get(name, {"points": (), "overoptimised": None, "fit": None})
-        seen = [p for p in run["points"] if p["kl"] is not None and p[scorer] is not None]
-        if seen:
-            curve = [(root(p["kl"]), p[scorer]) for p in seen]
-            line = {"name": "", "points": curve, "style": style, "line": True, "hollow": True}
-            mark = run["overoptimised"]
-            if mark and mark["kl"] is not None and scorer == "gold":
-                word = f"over-optimised, step {mark['step']}"
-                line["marks"] = [(root(mark["kl"]), mark["gold"], word)]
-            series.append(line)
-            cells += [[name, p["step"], show(root(p["kl"]), 2), show(p[scorer])] for p in seen]
-        if run["fit"] and scorer == "gold":
-            series.append(guide(fit_points(run["fit"]), style, "1 4"))
-        if row["kl"]["value"] is not None and row[scorer]["value"] is not None:
-            end = root(row["kl"]["value"]), *with_ends(row[scorer])
-            series.append({"name": name, "points": [end], "style": style, "line": bool(seen)})
-            cells.append([name, "end", show(end[0], 2), show(row[scorer])])
-    return series, cells
+def models_section(report, called):
+    """Every pair of models by every score, and how often the judge's two orders agree."""
+    cells, judge = [], []
+    for r in report["comparisons"]:
+        pair = f"{called[r['a']]} against {called[r['b']]}"
+        rates = [pages.number(r[key], 1, True) for key in ("win_rate", "length_controlled")]
+        difference = pages.number(r.get("difference"))
+        needed = pages.number(r["needed_n"], 0)
+        cells.append([pair, r["scorer"], *rates, difference, pages.number(r["p_holm"], 4), needed, r["verdict"]])  # fmt: skip
+        if "judge" in r:
+            shares = [pages.number(r["judge"][k], 1, True) for k in ("consistency", "first_place")]
+            judge.append([pair, *shares, r["judge"]["failed"]])
+    header = ["pair", "by", "win rate", "at equal length", "difference", "p (Holm)"]
+    header += ["prompts that would show this", "verdict"]
+    tables = [pages.table(header, cells, "Every pair")]
+    if judge:
+        orders = ["pair", "both orders agree", "first place won", "failed"]
+        tables.append(pages.table(orders, judge, "The judge"))
+    return pages.section("Every pair of models", "", tables=tables)
 
 
-def frontier_section(report, plots):
-    text = "√KL from the baseline, in nats an answer, against the score. Hollow: during the run, on validation prompts. Filled: in the end, on the test prompts, with 95 % interval. Dashed: the best of n answers of the baseline, at its bound log n − (n−1)/n."  # fmt: skip
-    by, figures, lines = report["scorers"][0], "", []
-    for scorer in report["scorers"]:
-        series, cells = frontier_curves(report, scorer)
-        image = plot(f"{scorer} against KL", text, series, "√KL, nats an answer", scorer, (0,))
-        plots[f"frontier-{scorer}"] = image
-        header, why = ["model", "step", "√KL", scorer], f"{scorer} against √KL. {text}"
-        figures += figure(image, header, cells, why)
-    out = f'<div class="figures">{figures}</div>'
-    if equal := report["equal_kl"]:
-        out += f"<h3>At equal KL: √KL {show(equal['sqrt_kl'], 2)}, the largest that all reach</h3>"
-        cells = [[r["model"], show(r[by]), show(r["gain"])] for r in equal["table"]]
-        out += table(["model", by, "gain over its start"], cells, "At equal KL")
-        out += paragraphs([f"{equal['method']}; {equal['reason']}."])
-    for run in report["frontier"]:
-        if mark := run["overoptimised"]:
-            line = f"{run['model']} is over-optimised from step {mark['step']} on"
-            lines.append(f"{line}: gold falls for two evaluations while the training score rises.")
-    fits = [(run["model"], run["fit"]) for run in report["frontier"]]
+def frontier_section(report, called):
+    text = "√KL from the baseline against the score. During training: on validation prompts; in the end: on the test prompts. Best of n: the best of n answers of the baseline, at its bound log n − (n−1)/n."  # fmt: skip
+    lines, by = [text], report["scorers"][0]
+    fits = [(called[run["model"]], run["fit"]) for run in report["frontier"]]
     fits.append((report["models"][-1]["name"], report.get("best_of_n_fit")))
     for name, fit in fits:
         if not fit:
             continue
         x, peak = "d" if fit["kind"] == "bon" else "log d", fit["peak"]
-        line = f"{name}: fitted gain d·(α − β·{x}), d = √KL, α {show(fit['alpha'])}, β {show(fit['beta'])}"
-        line += f", over {fit['points']} points; "
+        line = f"{name}: fitted gain d·(α − β·{x}), d = √KL, α {fit['alpha']:.3f}, β {fit['beta']:.3f}, {fit['points']} points; "  # fmt: skip
         if peak:
-            line += f"its peak: {show(peak['score'])} at √KL {show(peak['sqrt_kl'], 2)}"
+            line += f"its peak is {peak['score']:.3f} at √KL {peak['sqrt_kl']:.2f}"
             line += "" if fit["peak_measured"] else ", beyond what was measured"
         lines.append(line + ("." if peak else "no peak near."))
-    return out + (f"<h3>Over-optimisation</h3>{bullets(lines)}" if lines else "")
+    tables = []
+    if equal := report["equal_kl"]:
+        cells = [[called[r["model"]], r[by], r["gain"]] for r in equal["table"]]
+        title = f"At equal KL: √KL {equal['sqrt_kl']:.2f}, the largest that all reach"
+        tables.append(pages.table(["model", by, "gain over its start"], cells, title))
+        lines.append(f"Equal KL: {equal['method']}; {equal['reason']}.")
+    plots = [frontier_plot(report, called, s) for s in report["scorers"][1:]]
+    return pages.section("Reward against KL", lines, plots=plots, tables=tables)
 
 
-def reward_section(part, plots):
-    if not part:
-        return ""
-    out, cells = "", []
-    for title, header, rows in reward_tables(part):
-        out += f"<h3>{esc(title)}</h3>" + table(header, rows, title)
-    series = [guide([(0.5, 0.5), (1, 1)], 0, "2 4", "perfect")]
-    for style, name in enumerate(("raw", "tempered"), 1):
-        bins = [b for b in part[f"calibration_{name}"]["bins"] if b["n"]]
-        points = []
-        for b in bins:
-            low, high = wilson(b["accuracy"] * b["n"], b["n"])
-            points.append((b["confidence"], b["accuracy"], low, high))
-            span = f"{show(b['low'], 2)} to {show(b['high'], 2)}"
-            right = show({"value": b["accuracy"], "low": low, "high": high})
-            cells.append([name, span, b["n"], show(b["confidence"]), right])
-        name = f"{name}, n {' '.join(str(b['n']) for b in bins)}"
-        series.append({"name": name, "points": points, "style": style, "line": True})
-    why = "Share right against the confidence σ(|Δ|), in ten bins with 95 % intervals, and the number of pairs in each; tempered: divided by a temperature fitted on the other half of the prompts."  # fmt: skip
-    title, axes = "Reliability of the reward model", ("confidence", "share right")
-    plots["reliability"] = plot(title, why, series, *axes, (0.5, 1), (0.5, 1))
-    header = ["", "confidence", "pairs", "mean confidence", "share right"]
-    out += figure(plots["reliability"], header, cells, f"Reliability. {why}")
-    return out + bullets(reward_words(part))
+def reward_report(report):
+    """The report of `reward`, for the terminal and the page."""
+    return [reward_section(report, "answer"), *appendix(report, {})]
 
 
-def ranking_section(part, plots):
-    if not part or not part["tau"]:
-        return ""
-    cells, rows = [], []
+def reward_section(part, level):
+    said = {"better": "is better than", "worse": "is worse than"}
+    word = said.get(part["verdict"], "cannot be told from")
+    right, longer = (pages.number(part[k], 1, True) for k in ("accuracy", "length_baseline"))
+    n, rises = (
+        part["accuracy"]["n"],
+        {True: "yes", False: "no"}.get(part["monotone_in_strength"], "–"),
+    )
+    strict = ", ".join(f"{k} {word}" for word, k in part["strict"].items())
+    texts = [
+        f"The reward model {word} the rule “the longer answer wins”: it is right on {right} of {n} pairs, the rule on {longer}.",
+        f"{strict} of {part['counts']['rows']} rows; {part['counts']['ties']} ties and {part['counts']['equal']} pairs of equal answers are left out.",
+        f"Accuracy rises with the strength of the preference: {rises}; correlation of score and length: {pages.number(part['length_correlation'])}; mean margin: {pages.number(part['margin'])}.",
+    ]  # fmt: skip
+    rows = {"accuracy": part["accuracy"], "the longer answer wins": part["length_baseline"]}
+    for key in ("task", "strength"):
+        rows |= {f"{key} {value}": share for value, share in part[f"by_{key}"].items()}
+    cells = [[name, pages.number(share, 1, True), share["n"]] for name, share in rows.items()]
+    sure, series = [], {"perfect": [(0.5, 0.5), (1, 1)]}
+    for name in ("raw", "tempered"):
+        found = part[f"calibration_{name}"]
+        sure.append([name, *(pages.number(found[key], 4) for key in ("ece", "brier", "nll"))])
+        series[name] = [(b["confidence"], b["accuracy"], *wilson(b["accuracy"] * b["n"], b["n"])) for b in found["bins"] if b["n"]]  # fmt: skip
+    tables = [pages.table(["", "right", "pairs"], cells, f"{part['prompts']} prompts; [95 % interval]"),
+              pages.table(["", "ECE", "Brier", "NLL"], sure, "Calibration; tempered: by a temperature fitted on the other half of the prompts")]  # fmt: skip
+    ends = [(name, *with_ends(share)) for name, share in rows.items()]
+    plots = [pages.interval_plot("Accuracy", ends, 0.5, x="share right", digits=1, percent=True)]
+    axes = "confidence σ(|Δ|)", "share right"
+    plots.append(pages.line_plot("Reliability", series, *axes, dashed=["perfect"]))
+    return pages.section("The reward model", texts, plots=plots, level=level, tables=tables)
+
+
+def ranking_section(part):
+    cells, ends = [], []
     for r in part["roles"]:
-        cells.append([r["role"].replace("\n", " · "), r["n"], show(r["tau"]), show(r["ndcg"])])
-        if r["tau"] is not None:
-            name = r["role"].split("\n")[1] if "\n" in r["role"] else r["role"]
-            rows.append((name, r["tau"], None, None, 1))
-    cells.append(["all", part["n"], show(part["tau"]), show(part["ndcg"])])
-    rows.append(("all roles", *with_ends(part["tau"]), 2))
-    why = f"Kendall's tau-b of the reward model's order with the recorded quality, and NDCG@{part['k']}, for each role; the mean with an interval over roles. One score a profile is transitive by construction."  # fmt: skip
-    header = ["role", "candidates", "tau-b", f"NDCG@{part['k']}"]
-    plots["ranking"] = bars("Ranking of candidates", why, rows, "Kendall's tau-b", (0, 1), 0)
-    return "<h3>Ranking of candidates</h3>" + figure(plots["ranking"], header, cells, why)
+        role = r["role"].replace("\n", " · ")
+        cells.append([role, r["n"], r["tau"], r["ndcg"]])
+        ends.append((role.partition(" · ")[2] or role, r["tau"], None, None))
+    cells.append(["all", part["n"], pages.number(part["tau"]), pages.number(part["ndcg"])])
+    ends.append(("all roles", *with_ends(part["tau"])))
+    why = f"Kendall's tau-b of the reward model's order with the recorded quality, and NDCG@{part['k']}, for each role; the mean with an interval over roles."  # fmt: skip
+    table = pages.table(["role", "candidates", "tau-b", f"NDCG@{part['k']}"], cells)
+    plot = pages.interval_plot("Ranking of candidates", ends, 0, x="Kendall's tau-b")
+    return pages.section("Ranking of candidates", why, table, [plot])
 
 
-def efficiency_section(report, plots):
-    part, cells = report["efficiency"], []
+def efficiency_section(report, called):
+    part, tables, plots = report["efficiency"], [], []
+    text = "No run logged gold during training (val/gold in metrics.jsonl): not measured."
+    if part:
+        series = {}
+        for curve in part["curves"]:
+            points = [(p["seconds"], p["gold"]) for p in curve["points"]]
+            series[called.get(curve["name"], curve["name"])] = [p for p in points if p[0] is not None]  # fmt: skip
+        plots = [pages.line_plot("gold against training time", series, COSTS["seconds"], "gold")]
+        text = "Gold on validation prompts against the seconds of training. No gold is above 0."
+        if part["goal"]:
+            text = f"Cost to reach gold {part['goal']:.3f}, 90 % of the best of any run."
+        cells = []
+        for row in part["table"]:
+            costs = ["never" if row["never"] else pages.number(row[cost], 0) for cost in COSTS]
+            cells.append([called.get(row["name"], row["name"]), *costs])
+        tables.append(pages.table(["run", *COSTS], cells, "Cost to reach it"))
+    cells = []
     for r in report["runs"]:
-        line = [r[key] for key in ("name", "stage", "model", "seed")]
-        cells.append([*line, *(show(r[key], 0) for key in ("steps", *COSTS, "peak_mem_mb"))])
-    header = ["run", "stage", "from", "seed", "steps", "prompts", "pairs", "tokens", "reward calls", "seconds", "peak memory, MiB"]  # fmt: skip
-    setup = ""
+        costs = [pages.number(r[key], 0) for key in ("steps", *COSTS, "peak_mem_mb")]
+        cells.append([called[r["name"]], r["model"], r["seed"], *costs])
     if cells:
-        versions = {f"{k} {v}" for r in report["runs"] for k, v in r["versions"].items()}
-        data = {f"{file} {sha[:16]}" for r in report["runs"] for file, sha in r["sha256"].items()}
-        setup = "<h3>Setup</h3>" + table(header, cells, "Setup of the runs")
-        setup += paragraphs([f"{name}: {', '.join(sorted(said))}." for name, said in (("Versions", versions), ("Data", data))])  # fmt: skip
-    if not part:
-        return paragraphs(["No run logged gold during training (val/gold in metrics.jsonl): not measured."]) + setup  # fmt: skip
-    style, series, cells = {r["name"]: i for i, r in enumerate(report["models"])}, [], []
-    for curve in part["curves"]:
-        points = [(p["seconds"], p["gold"]) for p in curve["points"] if p["seconds"] is not None]
-        if points:
-            line = {"name": curve["name"], "style": style[curve["name"]], "points": points}
-            series.append(line | {"line": True, "hollow": True})
-            cells += [[curve["name"], show(x, 0), show(gold)] for x, gold in points]
-    why = "Gold on validation prompts against the seconds of training, the reward model's too."
-    image = plot("gold against training time", why, series, COSTS["seconds"], "gold", (0,))
-    plots["efficiency-seconds"] = image
-    figures, goal = figure(image, ["run", "seconds", "gold"], cells, why), "No gold is above 0."
-    if part["goal"]:
-        best = f"90 % of the best of any run ({show(part['best'])})"
-        goal = f"Cost to reach gold {show(part['goal'])}, {best}."
-    cells = []
-    for row in part["table"]:
-        reached = ["never" if row["never"] else show(row[cost], 0) for cost in COSTS]
-        cells.append([row["name"], *reached])
-    out = f'<div class="figures">{figures}</div>' + paragraphs([goal])
-    return out + table(["run", *COSTS], cells, "Cost") + setup
+        header = ["run", "from", "seed", "steps", *COSTS, "peak memory, MiB"]
+        tables.append(pages.table(header, cells, "What each run spent in all"))
+    return pages.section("Sample efficiency and cost", text, plots=plots, tables=tables)
 
 
-def tasks_section(report):
-    out = table(*task_scores(report), "By task") if report["tasks"] else ""
+def tasks_section(report, called):
+    by, cells, wide = report["scorers"][0], [], {}
+    for t in report["tasks"]:
+        wins = pages.number(t["win_rate"], 1, True)
+        cells.append([t["task"], called[t["model"]], t["prompts"], pages.number(t[by]), wins])
     models = list(dict.fromkeys(row["model"] for row in report["task_metrics"]))
-    wide = {}
     for row in report["task_metrics"]:
-        wide.setdefault((row["task"], row["metric"]), {})[row["model"]] = show(row["mean"])
-    cells = [[f"{task}: {metric}", *(line.get(m, "–") for m in models)] for (task, metric), line in wide.items()]  # fmt: skip
-    if not cells:
-        return out + paragraphs(["Metrics of the tasks themselves: not measured, as the prompts carry no fields for them."])  # fmt: skip
-    return out + "<h3>Measured by the prompts' own fields</h3>" + table(["", *models], cells, "Task metrics")  # fmt: skip
+        line = wide.setdefault((row["task"], row["metric"]), {})
+        line[row["model"]] = pages.number(row["mean"])
+    rows = [[f"{task}: {metric}", *(line.get(m, "–") for m in models)] for (task, metric), line in wide.items()]  # fmt: skip
+    tables = []
+    if cells:
+        header = ["task", "model", "prompts", by, "wins against the baseline"]
+        tables.append(pages.table(header, cells, "Score by task"))
+    if rows:
+        title = "Measured by the prompts' own fields"
+        tables.append(pages.table(["", *(called[m] for m in models)], rows, title))
+    return pages.section("Tasks", "" if rows else "The prompts carry no fields that a task is measured by.", tables=tables)  # fmt: skip
 
 
-def diversity_section(report):
-    by_name = {row["name"]: row for row in report["models"]}
+def diversity_section(report, called):
     header = ["model", "distinct 1", "2", "3", "unique a prompt", "repeated 4-grams", "entropy a token, nats", "ended", "tokens, 5 % to 95 %"]  # fmt: skip
-    cells = []
+    by_name, cells = {row["name"]: row for row in report["models"]}, []
     for row in report["diversity"]:
         model = by_name[row["model"]]
-        length = show(model["length"], 1, interval=False)
-        line = [row["model"], *(show(row[f"distinct_{n}"]) for n in (1, 2, 3))]
-        line += [show(model["unique"], 1, True), show(row["repeated_4_grams"], 1, True)]
-        line += [show(row["entropy"]), show(model["ended"], 1, True)]
-        cells.append(
-            [*line, f"{length} ({show(row['length_5'], 0)} to {show(row['length_95'], 0)})"]
-        )
-    budget = show(report["diversity"][0]["budget"], 0)
+        line = [called[row["model"]], *(pages.number(row[f"distinct_{n}"]) for n in (1, 2, 3))]
+        line += [pages.number(x, 1, True) for x in (model["unique"], row["repeated_4_grams"])]
+        line += [pages.number(row["entropy"]), pages.number(model["ended"], 1, True)]
+        length = pages.number(model["length"], 1, interval=False)
+        cells.append([*line, f"{length} ({row['length_5']:.0f} to {row['length_95']:.0f})"])
+    budget = report["diversity"][0]["budget"]
     text = f"n-grams over the first {budget} tokens of each model."
-    return table(header, cells, "Diversity") + paragraphs([text])
+    return pages.section("Diversity", text, pages.table(header, cells))
 
 
-def samples_section(report):
-    if not report["samples"]:
-        return paragraphs(["Nothing to compare: one model."])
-    out = paragraphs(["The first answer of each model to the same prompt: drawn by seed, and the extremes by score and by length. None was picked by hand."])  # fmt: skip
+def samples_section(report, called):
+    cards = []
     for group in report["samples"]:
-        out += f"<details><summary>{esc(group['model'])} beside {esc(group['base'])}</summary>\n"
         for row in group["rows"]:
-            out += f'<article><h3>{esc(row["id"])}: {esc(row["why"])}</h3><div class="text" dir="auto">{esc(row["prompt"])}</div><div class="pair">'  # fmt: skip
+            texts = [("prompt", row["prompt"])]
             for name, side in ((group["base"], row["base"]), (group["model"], row["model"])):
-                out += f'<div><h4>{esc(name)}: {show(side["score"])}, {show(side["tokens"], 0)} tokens</h4><div class="text" dir="auto">{esc(side["text"])}</div></div>'  # fmt: skip
-            out += "</div></article>\n"
-        out += "</details>\n"
-    return out
+                score = pages.number(side["score"])
+                texts.append((f"{called[name]}: {score}, {side['tokens']} tokens", side["text"]))
+            cards.append(pages.card(f"{row['id']}: {row['why']}", texts))
+    text = "The first answer of each model to the same prompt: drawn by seed, and the extremes by score and by length. None was picked by hand."  # fmt: skip
+    return pages.section("Samples side by side", text if cards else "Nothing to compare: one model.", cards=cards)  # fmt: skip
+
+
+def appendix(report, called):
+    """Which folder is which model, what a reader may not conclude, command and hashes."""
+    paths = [f"{word} is {name}." for name, word in called.items() if word != name]
+    setup = report.get("setup") or report
+    inputs = [*paths, *([setup["command"]] if called else [])]
+    return [
+        pages.section("What this does not show", limits(report), level="appendix"),
+        pages.section("Commands and hashes", inputs, hashed(setup["sha256"]), level="appendix"),
+    ]
 
 
 def limits(report):
@@ -2211,17 +2133,14 @@ def limits(report):
     if report["command"] == "reward":
         return ["Accuracy on these pairs, by these annotators; nothing about other roles, languages or people.",
                 "How well a policy trained on it does: a policy looks for the answers on which a reward model is wrong."]  # fmt: skip
-    gold = report["setup"]["gold"]
-    lines = [f"Gold is {gold}: what that score does not see, this report does not see." if gold else "There is no gold score."]  # fmt: skip
-    lines += [
-        "No person compared these answers."
-        if any("judge" in r for r in report["comparisons"])
-        else "No person and no LLM judge compared these answers.",
+    gold, judged = report["setup"]["gold"], any("judge" in r for r in report["comparisons"])
+    return [
+        f"Gold is {gold}: what that score does not see, this report does not see." if gold else "There is no gold score.",
+        "No person compared these answers." if judged else "No person and no LLM judge compared these answers.",
         f"One sampling temperature ({report['setup']['temperature']:g}) and one set of prompts; greedy answers and other roles may differ.",
         "Curves during training are measured on validation prompts, end points on test prompts: their levels may differ by the prompts alone.",
         "Fairness: not measured here.",
     ]  # fmt: skip
-    return [*lines, *(note for note in report["notes"] if "seed" in note)]
 
 
 # ---- 10. the guard ----

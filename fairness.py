@@ -2035,11 +2035,10 @@ def people_section(part):
         tables.append(pages.table(header, tests, f"{attribute}: tests of single pairs"))
         rates = [[g, *(show(m[key]) for key in ("tpr", "fpr"))] for g, m in metrics["groups"].items() if "tpr" in m]  # fmt: skip
         tables += [pages.table([attribute, "true positives", "false positives"], rates, f"{attribute}: error rates")] if rates else []  # fmt: skip
-        words = []
-        for key, value in metrics.items():
-            if isinstance(value, dict) and "value" in value and not key.startswith(RATES[1:]):
-                shown = f"not measured ({value['reason']})" if value["value"] is None else show(value)  # fmt: skip
-                words.append(f"{key.replace('_', ' ')} {shown}")
+        spreads = {key.replace("_", " "): value for key, value in metrics.items() if key != "groups" and isinstance(value, dict) and not key.startswith(RATES[1:])}  # fmt: skip
+        words = [f"{key} {show(value)}" for key, value in spreads.items() if value["value"] is not None]  # fmt: skip
+        if gone := [key for key, value in spreads.items() if value["value"] is None]:
+            words.append(f"not measured, as a group has no such rate: {', '.join(gone)}")
         gaps = [f"mean score of {title_of(g)} {show(g['gap'])} SD" for g in found.get("score_gaps", ()) if g["group"] != g["reference"]]  # fmt: skip
         sentences.append(f"{attribute}: {metrics['unknown']} of unknown group, in no comparison; {'; '.join(words + gaps)}.")  # fmt: skip
     return pages.section(f"{part['title']}: all numbers", sentences, tables=tables)
@@ -2123,11 +2122,11 @@ def appendix(report):
         ["known limits", "see “What this does not show”"],
         ["versions", f"FeedbackLoop {report['commit'] or 'unknown'}, {', '.join(versions)}"],
     ]  # fmt: skip
-    how = [
-        "An effect is the gap between the mean scores under two groups' names, in standard deviations of the résumés' mean scores; p permutes names, and Holm's correction covers the comparisons of one table.",
-        "“unclear” or “inconclusive” is not “equal”: neither a difference nor its absence could be shown.",
-    ]  # fmt: skip
+    how = ["“unclear” or “inconclusive” is not “equal”: neither a difference nor its absence could be shown."]  # fmt: skip
+    if report.get("decisions"):
+        how.append("The impact ratio is a group's selection rate divided by that of the reference: the declared group, else the one with the highest rate. Without a declared one, p is adjusted for all pairs of groups (Holm), since the highest rate was picked after looking.")  # fmt: skip
     if t := report.get("twins"):
+        how.append("An effect is the gap between the mean scores under two groups' names, in standard deviations of the résumés' mean scores; p permutes names; Holm's correction covers the comparisons of one table, Benjamini and Hochberg's the exploratory ones of sex × race.")  # fmt: skip
         how.append(f"{t['resumes']} résumés × {t['names']} names ({t['names_a_cell']} per cell of sex × race); below {t['delta']:g} SD an effect counts as none. Mean tokens per name: {', '.join(f'{cell} {x:.2f}' for cell, x in t['tokens_by_cell'].items())}.")  # fmt: skip
     again = [report["notice"], command_line(report)]  # fmt: skip
     section = lambda *a: pages.section(*a, level="appendix")  # noqa: E731
@@ -2231,7 +2230,7 @@ OF_TWINS = [
     "Pronouns change with the sex of the name; the arm “pronoun only” shows their part.",
 ]
 OF_TESTS = [
-    "In each table the chance of any false finding is at most 5 % (Holm); exploratory rows of twins are adjusted by Benjamini-Hochberg.",
+    "In each table of planned comparisons the chance of any false finding is at most 5 %.",
     "A small audit says “inconclusive”; that is no sign of equal treatment.",
 ]
 OF_TEXT = ["The detector of risky questions errs both ways; its precision and recall stand beside its hits."]  # fmt: skip

@@ -477,7 +477,8 @@ class Graders:
         judge = judges.Judge.from_args(self.args, self.args.out, parallel.world(), model, base_url)
         if Path(self.args.model).name.casefold() == Path(judge.model).name.casefold():
             print(
-                f"warning: judge and policy are both {judge.model}: a model prefers its own answers",
+                f"warning: judge and policy are both {judge.model}: "
+                "a model prefers its own answers",
                 file=sys.stderr,
             )
         return judge

@@ -51,7 +51,7 @@ HEAD_LR = 1e-3  # of a fresh value head, which would hardly move at the trunk's 
 GAMMA, LAM = 1.0, 0.95  # no discount within an answer; λ 1 trusts the critic less
 CLIP_LOW, VALUE_CLIP = 0.2, 0.2  # lower end of the ratio's clip; how far a value may move per step
 VALUE_COEF = 0.1  # weight of the value loss, which shares the gradient with --critic shared
-KL_HORIZON = 10_000  # answers over which --kl-target moves β by at most a fifth, as in the paper
+KL_GAIN = 0.1  # with --kl-target a rollout moves β by at most a fifth of this, as in the paper
 ROLLOUTS_EVERY = 5  # steps between the rollouts kept in rollouts.jsonl
 SHOW = ("reward/mean", "kl/ref", "entropy", "clip_frac", "length/mean")  # on the bar
 HEADLINE = ("val/score", "val/gold", "val/kl", "reward/mean")  # before and after
@@ -199,20 +199,21 @@ def explained_variance(returns, values, mask):
 
 
 class AdaptiveKL:
-    """β ← β·(1 + clip(kl/target − 1, ±0.2)·n/horizon); without a target β stays.    [Ziegler eq. 4]
+    """β ← β·(1 + gain·clip(kl/target − 1, ±0.2)), once a rollout; without a target β stays.
 
-    kl: mean over n answers of the sum over tokens. Twice the target raises β by 20 % in `horizon`
-    answers.
-    >>> kl = AdaptiveKL(0.2, target=6); kl.update(9, 64); round(kl.value, 6)
-    0.200256
+    [Ziegler section 2.2]
+
+    kl: mean over the rollout's answers of the sum over tokens.
+    >>> kl = AdaptiveKL(0.2, target=6); kl.update(9); round(kl.value, 6)
+    0.204
     """
 
-    def __init__(self, value, target=None, horizon=10000):
-        self.value, self.target, self.horizon = value, target, horizon
+    def __init__(self, value, target=None):
+        self.value, self.target = value, target
 
-    def update(self, kl, n):
+    def update(self, kl):
         if self.target is not None:
-            self.value *= 1 + min(max(kl / self.target - 1, -0.2), 0.2) * n / self.horizon
+            self.value *= 1 + KL_GAIN * min(max(kl / self.target - 1, -0.2), 0.2)
 
 
 # ---- 4. the arguments ----
@@ -542,7 +543,7 @@ def main(argv=None):
     lr = args.lr or runs.default_lr(policy, RATES)
     run.start(tokenizer, lr, HEAD_LR if critic.fresh_head else None)
     guard = rollouts.Guard(run, watch.Watcher(args, run.rows()))
-    kl_control = AdaptiveKL(run.state["kl_coef"], args.kl_target, KL_HORIZON)
+    kl_control = AdaptiveKL(run.state["kl_coef"], args.kl_target)
     if run.step == 0:
         preflight(args, run, models, train)
         guard.evaluation(*evaluate(args, run, models, gold, val))
@@ -572,7 +573,7 @@ def main(argv=None):
             kept = [dict(zip(names, (step, *each), strict=True)) for each in zip(*columns)]
             run.write("rollouts.jsonl", kept)
         # (7) KL coefficient: fixed, or steered to a target
-        kl_control.update(row["kl/ref"], row["episodes"])
+        kl_control.update(row["kl/ref"])
         run.state["kl_coef"] = kl_control.value
         # (8) now and then: score, gold and KL on validation prompts; the alarms of watch.py
         if run.evaluates(step):

@@ -42,12 +42,17 @@ def pages(folder):
         file = REPO / "reports" / "demo" / f"{kind}-seed-0.json"
         return json.loads(file.read_text(encoding="utf-8"))
 
-    text = evaluate.html_report(read("compare"))[0]
-    (folder / "report.html").write_text(text, encoding="utf-8")
-    sections = fairness.sections(read("fairness"))
+    report = read("compare")
+    report["answer"], report["notes"] = evaluate.in_words(report)
+    title = evaluate.TITLES["compare"]
+    write_page(folder / "report.html", title, evaluate.compare_sections(report))
+    report = read("fairness")
+    if "pairs" not in report["preferences"][0]:  # made before votes were compared over items
+        del report["preferences"]
+    sections = fairness.sections(report)
     write_page(folder / "fairness.html", fairness.TITLE, sections, lead=fairness.NOTICE)
     # the heading that stands at the top of the picture
-    return {"report": (folder / "report.html", "Reward against KL"), "fairness": (folder / "fairness.html", "Same résumé")}  # fmt: skip
+    return {"report": (folder / "report.html", "Which model is better?"), "fairness": (folder / "fairness.html", "Same résumé")}  # fmt: skip
 
 
 def watched_runs(runs):

@@ -1,4 +1,4 @@
-"""parts/old_pages.py: the first edition's page; leaves when evaluate.py and fairness.py stand on parts/pages.py."""
+"""parts/old_pages.py: the chart in docs/img/frontier.svg, which reports/fill_numbers.py draws; leaves with it."""
 
 import html
 import math
@@ -18,16 +18,6 @@ def show(record, digits=3, percent=False, interval=True):
     if not interval or record.get("low") is None:
         return value
     return f"{value} [{text(record['low'])}, {text(record['high'])}]"
-
-
-def print_table(title, header, rows):
-    """Aligned plain text, the first column to the left."""
-    cells = [[str(cell) for cell in row] for row in [header, *rows]]
-    widths = [max(map(len, column)) for column in zip(*cells)]
-    print(f"\n{title}" if rows else "")
-    for row in cells if rows else ():
-        rest = [cell.rjust(width) for cell, width in zip(row[1:], widths[1:])]
-        print("  ".join([row[0].ljust(widths[0]), *rest]))
 
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 460, 300, 62, 30, 12, 46
@@ -133,88 +123,9 @@ def plot(title, description, series, x_label, y_label, x_range=(), y_range=()):
     return svg(title, description, body, bottom + BOTTOM)
 
 
-def guide(points, style, dash, name=""):
-    """A series that is a dashed line alone: a fitted curve, a threshold."""
-    line = {"style": style, "line": True, "dash": dash, "points_shown": False}
-    return {"name": name, "points": points} | line
-
-
 def with_ends(record):
     """(value, low, high) of a number, as both kinds of plot draw it"""
     return tuple(record.get(key) for key in ("value", "low", "high"))
-
-
-def bars(title, description, rows, x_label, x_range, line=None):
-    """Values with intervals, one below the other, each under its name: [(name, value, low, high, style)]."""
-    xs = [x for row in rows for x in row[1:4] if x is not None] + list(x_range)
-    x_ticks, bottom, left, body = ticks(min(xs), max(xs)), TOP + 38 * len(rows), 20, []
-    sx = scale(x_ticks, left, WIDTH - 24)
-    for x in x_ticks:
-        body.append(f'<path class="grid" d="M{sx(x):.1f},{TOP}V{bottom}"/>')
-        body.append(words(f"{sx(x):.1f}", bottom + 17, f"{x:,.10g}", "middle"))
-    if line is not None:
-        body.append(f'<path class="axis" d="M{sx(line):.1f},{TOP}V{bottom}"/>')
-    for i, (name, value, low, high, style) in enumerate(rows):
-        y = TOP + 38 * i + 26
-        body.append(words(left, y - 11, end_of(name, 60)))
-        if low is not None:
-            body.append(f'<path class="s{style % 7} thick" d="M{sx(low):.1f},{y}H{sx(high):.1f}"/>')
-        body.append(marker(style, sx(value), y, False))
-    body.append(words(WIDTH / 2, bottom + 36, x_label, "middle"))
-    return svg(title, description, body, bottom + BOTTOM)
-
-
-def table(header, rows, label):
-    """An HTML table that scrolls by itself on a narrow screen; the first cell of a row is its heading."""
-    head = "".join(f'<th scope="col">{esc(cell)}</th>' for cell in header)
-    body = ""
-    for first, *rest in rows:
-        cells = "".join(f"<td>{esc(cell)}</td>" for cell in rest)
-        body += f'<tr><th scope="row">{esc(first)}</th>{cells}</tr>\n'
-    open_tag = f'<div class="scroll" role="region" tabindex="0" aria-label="{esc(label)}">'
-    return f"{open_tag}<table><thead><tr>{head}</tr></thead><tbody>\n{body}</tbody></table></div>\n"
-
-
-def figure(image, header, rows, label):
-    """A plot, and its numbers below it."""
-    numbers = f"<details><summary>The numbers</summary>{table(header, rows, label)}</details>"
-    return f"<figure>{image}<figcaption>{esc(label)}</figcaption>{numbers}</figure>\n"
-
-
-def paragraphs(lines):
-    return "".join(f"<p>{esc(line)}</p>\n" for line in lines)
-
-
-def bullets(lines):
-    return "<ul>" + "".join(f"<li>{esc(line)}</li>\n" for line in lines) + "</ul>\n"
-
-
-def in_sections(parts):
-    """[(heading, body)] → the body of a page"""
-    return "".join(f"<section><h2>{esc(head)}</h2>\n{part}</section>\n" for head, part in parts)
-
-
-def html_page(title, body):
-    """One file: no script, nothing from elsewhere; the policy refuses what might slip in."""
-    policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<link rel="icon" href="data:,">
-<title>{esc(title)}</title>
-<style>{PAGE_STYLE}{PLOT_STYLE}</style>
-</head>
-<body>
-<main>
-<h1>{esc(title)}</h1>
-{body}</main>
-</body>
-</html>
-"""
 
 
 PLOT_STYLE = """
@@ -229,28 +140,4 @@ PLOT_STYLE = """
 .plot .s0{stroke:#f2f2f2;--c:#f2f2f2}.plot .s1{stroke:#7fb0ff;--c:#7fb0ff}.plot .s2{stroke:#ff8a4c;--c:#ff8a4c}
 .plot .s3{stroke:#5fd3c4;--c:#5fd3c4}.plot .s4{stroke:#c690ff;--c:#c690ff}.plot .s5{stroke:#ffd24d;--c:#ffd24d}
 .plot .s6{stroke:#8592a0;--c:#8592a0}}
-"""
-
-
-PAGE_STYLE = """
-:root{color-scheme:light dark;--ink:#1c1e21;--soft:#5a6068;--paper:#fff;--card:#f4f5f7;--rule:#d5d8dd}
-@media (prefers-color-scheme:dark){:root{--ink:#e6e6e6;--soft:#a4abb5;--paper:#16181d;--card:#20242b;--rule:#3a3f48}}
-*{box-sizing:border-box}
-body{margin:0;background:var(--paper);color:var(--ink);font:16px/1.5 system-ui,sans-serif;overflow-wrap:break-word}
-main{max-width:76rem;margin:0 auto;padding:1rem}p,li,figcaption{max-width:50rem}
-h1{font-size:1.6rem;line-height:1.2}h2{font-size:1.25rem;margin-top:2.2rem;border-bottom:1px solid var(--rule)}
-h3{font-size:1rem;margin-bottom:.3rem}h4{font-size:.85rem;margin:.4rem 0;color:var(--soft)}
-.scroll{overflow-x:auto;margin:.6rem 0}table{border-collapse:collapse;font-size:.85rem;font-variant-numeric:tabular-nums}
-th,td{padding:.25rem .7rem .25rem 0;text-align:right;border-bottom:1px solid var(--rule);vertical-align:top;white-space:nowrap}
-th[scope=row],th:first-child{text-align:left;font-weight:600}thead th{color:var(--soft);font-weight:600}
-figure{margin:1rem 0}figure svg{width:100%;max-width:30rem;height:auto;display:block}
-figcaption,details{font-size:.85rem;color:var(--soft)}details table,article{color:var(--ink)}summary{cursor:pointer;padding:.25rem 0}
-.figures{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,26rem),1fr));gap:1rem}
-.figures figure{margin:0;min-width:0}
-article{border-top:1px solid var(--rule);padding:.5rem 0}.pair{display:grid;grid-template-columns:1fr 1fr;gap:1rem}
-.pair>div{min-width:0}.text,pre{white-space:pre-wrap;overflow-wrap:anywhere;background:var(--card);padding:.5rem .7rem;border-radius:4px;unicode-bidi:isolate}
-pre{font-size:.8rem}td,.text{font-size:.85rem}
-@media (max-width:40rem){.pair{grid-template-columns:1fr}main{padding:.7rem}}
-@media print{@page{size:A4;margin:15mm}body{font-size:11px}figure,article,tr{break-inside:avoid}.scroll{overflow:visible}
-th,td{white-space:normal;font-size:9px}details::details-content{content-visibility:visible;block-size:auto}}
 """

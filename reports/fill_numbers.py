@@ -22,7 +22,7 @@ import memory  # noqa: E402
 import run as bench  # noqa: E402
 
 import evaluate  # noqa: E402
-from parts.old_pages import with_ends  # noqa: E402
+from parts.old_pages import PLOT_STYLE, plot, show, with_ends  # noqa: E402
 from parts.stats import root  # noqa: E402
 
 PAGES = ("README.md", "reports/README.md", "docs/adapt.md", "docs/scale.md")
@@ -88,12 +88,12 @@ def over_seeds(records, digits, percent=False):
     ('0.6 (0.5 to 0.7)', '0.5 [0.4, 0.6]')
     """
     if len(records) == 1:
-        return evaluate.show(records[0], digits, percent)
+        return show(records[0], digits, percent)
     values = [r["value"] for r in records if r["value"] is not None]
     if not values:
         return "–"
     mean, low, high = sum(values) / len(values), min(values), max(values)
-    text = evaluate.show({"value": mean, "low": low, "high": high}, digits, percent)
+    text = show({"value": mean, "low": low, "high": high}, digits, percent)
     return text.replace(", ", " to ").replace("[", "(").replace("]", ")")
 
 
@@ -105,7 +105,7 @@ def by_seed(name, rows, columns):
     word = f"mean of {len(rows)} (range)" if many else f"seed {rows[0][0]}"
     lines = [[f"**{name}**", word, *mean]]
     for seed, record in rows if many else ():
-        lines.append(["", f"seed {seed}", *(evaluate.show(r, *c) for r, c in zip(record, columns))])
+        lines.append(["", f"seed {seed}", *(show(r, *c) for r, c in zip(record, columns))])
     return lines
 
 
@@ -173,10 +173,10 @@ def frontier_svg():
             end = root(kl), *with_ends(gain)
             draw(f"{MODELS[name]} in the end, test prompts", style, [end])
     text = "Root of the KL from the base in nats an answer against the gain in the recruiter's utility over the start; of each seed a curve and an end point with its 95 % interval."  # fmt: skip
-    figure = evaluate.plot("Gain against KL", text, series, "√KL from the base, nats an answer", "gain in utility", (0,), (0,))  # fmt: skip
+    figure = plot("Gain against KL", text, series, "√KL from the base, nats an answer", "gain in utility", (0,), (0,))  # fmt: skip
     head, rest = figure.split(">", 1)
     paper = '<rect class="paper" width="100%" height="100%"/>'
-    style = evaluate.PLOT_STYLE + ".paper{fill:#fff}@media (prefers-color-scheme:dark){.paper{fill:#16181d}}"  # fmt: skip
+    style = PLOT_STYLE + ".paper{fill:#fff}@media (prefers-color-scheme:dark){.paper{fill:#16181d}}"  # fmt: skip
     return f'{head} width="560"><style>{style}</style>{paper}{rest}\n'
 
 
@@ -193,7 +193,7 @@ def learnt():
         alone, won = of(report["models"], "name", "ppo-alone"), against_base(report, "ppo-alone")
         if alone and won:
             driven = f"""
-- **PPO on the reward model alone** (`make overdriven`, one run, KL coefficient .1): utility {evaluate.show(alone["gold"], 3)} at KL {evaluate.show(alone["kl"], 2)}, {evaluate.show(won["win_rate"], 1, True)} of wins against the base."""
+- **PPO on the reward model alone** (`make overdriven`, one run, KL coefficient .1): utility {show(alone["gold"], 3)} at KL {show(alone["kl"], 2)}, {show(won["win_rate"], 1, True)} of wins against the base."""
         run = of(report["frontier"], "model", "overdriven")
         mark, end = run["overoptimised"], run["points"][-1]
         if mark:
@@ -212,7 +212,7 @@ def with_verdict(record, verdict):
     word = re.split(r" within| \(|, smaller than|: unchanged", verdict)[0]
     word = f"**{word}**" if word.startswith("difference found") else word
     small = re.search("smaller than (.+)", verdict)
-    return f"{evaluate.show(record, 2)} {word}" + (f" (< {small[1]})" if small else "")
+    return f"{show(record, 2)} {word}" + (f" (< {small[1]})" if small else "")
 
 
 def lesson():

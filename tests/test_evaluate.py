@@ -38,7 +38,7 @@ from evaluate import (
     win_rate,
     win_rates,
 )
-from parts.old_pages import show
+from parts.pages import number as shown
 from parts.stats import (
     benjamini_hochberg,
     bootstrap_ci,
@@ -404,8 +404,8 @@ def test_numbers_carry_their_n():
     )
     full = mean_number([[0.0, 1.0], [math.nan, 1.0]], seed=3)
     assert (full["value"], full["n"], full["seed"]) == (pytest.approx(2 / 3, abs=1e-6), 3, 3)
-    assert show(number(-0.00001, 9, (-0.1, 0.1))) == "0.000 [-0.100, 0.100]" and show(None) == "–"
-    assert show(number(0.5, 4, (0.25, 0.75)), 1, percent=True) == "50.0 % [25.0, 75.0]"
+    assert shown(number(-0.00001, 9, (-0.1, 0.1))) == "0.000 [-0.100, 0.100]" and shown(None) == "–"
+    assert shown(number(0.5, 4, (0.25, 0.75)), 1, percent=True) == "50.0 % [25.0, 75.0]"
 
 
 def entries_of(*texts):
@@ -651,7 +651,7 @@ def test_twice_the_same_bytes(compared_models, world, tmp_path):
     argv = [sys.executable, "evaluate.py", "compare", *command(world, out)]
     first = subprocess.run(argv, cwd=repo, capture_output=True, text=True)
     assert first.returncode == 0, first.stderr
-    for name in ("report.json", "samples.jsonl", "report.html", "frontier-gold.svg"):
+    for name in ("report.json", "samples.jsonl", "report.html"):
         assert (out / name).read_bytes() == (compared_models / name).read_bytes(), name
     assert "sampled in" in first.stdout and "answers reused" not in first.stdout
     assert str(out) in first.stdout and "next: python evaluate.py reward" in first.stdout
@@ -701,7 +701,7 @@ def test_without_gold_the_report_says_so(world, tmp_path):
     """With the proxy alone the pupil's teacher is the judge: allowed, and written down."""
     evaluate.main(command(world, tmp_path / "out", "--gold", "none"))
     report = report_of(tmp_path / "out")
-    assert report["scorers"] == ["proxy"] and any("no gold" in note for note in report["notes"])
+    assert report["scorers"] == ["proxy"] and any("No gold" in note for note in report["notes"])
 
 
 def test_reward_mean_and_std_are_applied(world, tmp_path):
@@ -850,7 +850,7 @@ def test_reward_command(world, tmp_path, capsys):
     ]
     right = np.mean([r["scores_chosen"] > r["scores_rejected"] for r in rows])
     assert report["accuracy"]["value"] == pytest.approx(right, abs=1e-6) and len(rows) == 24
-    assert "against the length baseline" in capsys.readouterr().out
+    assert "the rule “the longer answer wins”" in capsys.readouterr().out
     hh = [
         {
             "chosen": f"\n\nHuman: Case {i}?\n\nAssistant: yes, hold",

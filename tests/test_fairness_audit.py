@@ -274,6 +274,19 @@ def run_audit(tmp_path, *more, table=None):
     return status, json.loads((out / "report.json").read_text()), out
 
 
+def test_the_first_screen_follows_from_its_tables(tmp_path):
+    """A sentence names the groups that the table below calls significant, with their counts, and no other; terminal and
+    page have the same texts."""
+    _, report, out = run_audit(tmp_path)
+    part = fairness.people_answer(report["decisions"][0])
+    rows = {row[0]: row for row in part["tables"][0]["rows"]}
+    assert "significant" in rows["Black"][5] and rows["White"][5] == "reference"
+    said = [f"{group} {rows[group][1].replace('/', ' of ')}" for group in ("Black", "White")]
+    assert part["sentences"] == [f"race: different selection rates: {', '.join(said)}."]
+    page = (out / "report.html").read_text(encoding="utf-8")
+    assert part["sentences"][0] in page and all(row[2] in page for row in rows.values())
+
+
 def test_exit_status_for_ci(tmp_path):
     """A found difference is a result (0) until --fail-on says otherwise: 1 found, 3 inconclusive."""
     assert run_audit(tmp_path, "--fail-on", "difference")[0] == 1

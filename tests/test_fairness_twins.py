@@ -365,6 +365,21 @@ def test_the_page_holds_no_script(full):
     assert not re.search(r'(src|href)="(?!data:,)', page)
 
 
+def test_the_grid_follows_from_the_verdicts(full):
+    """Every light has the word of its verdict and the numbers behind it; sentences name found differences only."""
+    report = json.loads((full[1] / "report.json").read_text())
+    part = fairness.twin_answer("t", report["surfaces"], "d", 0.1)
+    words = {"difference": ("higher", "lower"), "equivalent": "no difference", "inconclusive": "unclear", "not": "not measured"}  # fmt: skip
+    for surface, line in zip(report["surfaces"], part["tables"][0]["rows"], strict=True):
+        rows = [row for row in surface["rows"] if row["primary"]]
+        assert len(rows) == len(line) - 1
+        for row, cell in zip(rows, line[1:]):
+            assert cell.startswith(words[row["verdict"].split()[0]]) and row["verdict"] in cell.detail  # fmt: skip
+            if row["verdict"].startswith("difference"):
+                assert any(row["direction"] in sentence for sentence in part["sentences"])
+                assert cell.startswith("higher") == ("are higher" in row["direction"])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", [True, False])
 def test_the_page_in_chromium(full, tmp_path, policy):

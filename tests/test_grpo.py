@@ -659,6 +659,19 @@ def kept_of(out, split="train", step=None):
     return [r for r in rows if step in (None, r["step"])]
 
 
+def test_preflight_refuses_another_temperature(graded, tmp_path, monkeypatch):
+    """If rollout and update see different distributions, the run must not start: here the sampler forgets --temperature."""
+    real = grpo_rubric.sample
+
+    def sample(model, tokenizer, prompts, n, limit, temperature, seed):
+        return real(model, tokenizer, prompts, n, limit, 1.0, seed=seed)
+
+    monkeypatch.setattr(grpo_rubric, "sample", sample)
+    with pytest.raises(files.UserError, match="what is scored is not what was sampled"):
+        run(graded, tmp_path / "run", "--temperature", 0.5)
+    assert not (tmp_path / "run").exists()
+
+
 def test_what_a_run_leaves(graded, tmp_path, capsys):
     """E1. Before step one, at temperature .7: log-probs of the rollout = teacher forcing, the token strip, one group as a
     table, criteria × answers. rollouts.jsonl: every answer with its verdicts, from which reward and advantage can be computed

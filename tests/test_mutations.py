@@ -390,8 +390,8 @@ GALLERY = [
     ),
     (
         "ppo",
-        'kl_control.update(row["kl/ref"], row["episodes"])',
-        'kl_control.update(row["kl/token"], row["episodes"])',
+        'kl_control.update(row["kl/ref"])',
+        'kl_control.update(row["kl/token"])',
         "test_ppo.test_adaptive_kl_in_a_run",
     ),
     # -- GRPO: groups

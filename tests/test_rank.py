@@ -4,7 +4,6 @@ import csv
 import json
 import math
 import random
-import resource
 
 import numpy as np
 import pytest
@@ -298,36 +297,13 @@ def test_a_cut_profile_is_named(tmp_path, capsys):
     assert rows["short"]["truncated"] == "0"
 
 
-@pytest.mark.slow
-def test_many_candidates_in_bounded_memory(monkeypatch, tmp_path):
-    """E8. 100 000 profiles of 1 000 letters, 140 MB with a second column: the process grows by less than 100 MB, since the rows
-    wait on disk; the order is right from the first to the last."""
-    path, n = tmp_path / "many.jsonl", 100_000
-    filler = "y" * 400
-    with open(path, "w") as file:
-        for i in range(n):
-            text = f"{(i * 7919) % n:06d} " + "x" * 993
-            file.write(
-                json.dumps({"id": f"c{i}", "profile": text, "role": "r", "note": filler}) + "\n"
-            )
-    monkeypatch.setattr(evaluate, "profile_scorer", scorer_of(lambda text: float(text[:6])))
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    out = tmp_path / "out"
-    evaluate.main(["rank", "--reward-model", "rm", "--candidates", str(path), "--out", str(out)])
-    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024 - before
-    assert grown < 100, grown
-    with open(out / "ranked.csv", newline="") as file:
-        scores = [float(row["score"]) for row in csv.DictReader(file)]
-    assert scores == [float(i) for i in reversed(range(n))]
-
-
 def test_blind_takes_the_name_in_either_order_and_refuses_a_row_without_it(tmp_path):
     """ "Lee, Amy" stayed when the column said "Amy Lee", and nothing was said."""
     rows = [{"id": "1", "role": "Clerk", "name": "Amy Lee", "profile": "LEE, Amy led Leeds."}]
     path = tmp_path / "c.jsonl"
     files.write_jsonl(path, rows)
     found = evaluate.Candidates(path, blind="name")
-    assert found.read(found.index[0][4])[0] == "the candidate led Leeds." and found.replaced == 1
+    assert found.rows[0][0] == "the candidate led Leeds." and found.replaced == 1
     files.write_jsonl(path, [rows[0] | {"profile": "A. Lee led Leeds."}])
     with pytest.raises(UserError, match="'Amy Lee' is not in the text"):
         evaluate.Candidates(path, blind="name")

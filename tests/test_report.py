@@ -8,7 +8,6 @@ import random
 import re
 import shutil
 import sys
-import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,6 @@ from safetensors.torch import load_file, save_file
 import common
 import evaluate
 import tiny
-from conftest import browser_or_skip
 from evaluate import (
     at_equal_kl,
     efficiency,
@@ -27,15 +25,13 @@ from evaluate import (
     fit_overoptimisation,
     fit_record,
     frontier,
-    html_report,
     overoptimised,
     repeated,
     spending,
     task_metrics,
 )
-from parts import files
+from parts import files, pages
 from parts.files import UserError
-from parts.old_pages import esc, plot, show, ticks
 from parts.runs import fingerprint
 
 REPO = Path(evaluate.__file__).parent
@@ -159,9 +155,10 @@ def test_a_run_on_another_reward_has_no_proxy_curve():
         "scorers": ["gold", "proxy"],
     }  # fmt: skip
     for scorer, curves in (("gold", 2), ("proxy", 1)):
-        series, cells = evaluate.frontier_curves(report, scorer)
-        assert sum(s.get("hollow", False) for s in series) == curves
-        assert sum(row[1] == "end" for row in cells) == 3
+        called = {name: name for name in names}
+        lines = [line["name"] for line in evaluate.frontier_plot(report, called, scorer)["lines"]]
+        assert sum("during training" in name for name in lines) == curves
+        assert sum(name in names for name in lines) == 3
 
 
 def test_frontier_of_a_log():
@@ -426,15 +423,37 @@ def test_samples_are_drawn_by_seed(written, world):
     assert gains == sorted(gains, reverse=True) and gains[-1] > 0
 
 
-def test_the_page_is_a_function_of_the_json(written):
-    """The page holds nothing that report.json does not: made again from the file alone, it is the same, byte for byte. One run
-    twice in two processes: test_evaluate.py."""
-    page, plots = html_report(report_of(written))
-    assert page.encode() == (written / "report.html").read_bytes()
-    plotted = {file.stem for file in written.glob("*.svg")}
-    assert plotted == set(plots)
-    assert {"frontier-gold", "frontier-proxy", "win-rates", "reliability"} < plotted
-    assert {"ranking", "efficiency-seconds"} < plotted
+def test_the_page_is_a_function_of_the_json(written, tmp_path, capsys):
+    """The page holds nothing that report.json does not: made again from the file alone, it is the same, byte for byte. The
+    terminal shows the first screen, at most 40 lines. One run twice in two processes: test_evaluate.py."""
+    page(report_of(written), tmp_path / "again.html")
+    assert (tmp_path / "again.html").read_bytes() == (written / "report.html").read_bytes()
+    pages.print_report("t", evaluate.compare_sections(report_of(written)))
+    assert len(capsys.readouterr().out.splitlines()) <= 40
+
+
+def page(report, path):
+    sections = evaluate.compare_sections(report)
+    pages.write_page(path, evaluate.TITLES["compare"], sections, lead=report["date"] or "")
+    return sections
+
+
+def test_every_sentence_is_in_the_table(written):
+    """A reader's check: the verdict and the win rate of each sentence are those of the comparison it is about, for every pair of
+    models, and the winner is named first."""
+    report = report_of(written)
+    called, answer = evaluate.labels(report), report["answer"]
+    assert called[report["models"][0]["name"]] == "Base" and "DPO" in called.values()
+    rows = [r for r in report["comparisons"] if r["scorer"] == "gold" and "best of" not in r["a"]]
+    assert len(rows) == 10
+    for row, line in zip(rows, answer):
+        a, b, rate = called[row["a"]], called[row["b"]], row["win_rate"]["value"]
+        first, second, won = (b, a, 1 - rate) if row["verdict"] == "worse" else (a, b, rate)
+        tied = f"Between {a} and {b} no difference was found"
+        assert line.startswith(
+            tied if row["verdict"] == "inconclusive" else f"{first} beats {second}"
+        )
+        assert f"{first} wins {100 * won:.1f} %" in line
 
 
 def reads_from(page):
@@ -451,17 +470,12 @@ def reads_from(page):
 
 
 def test_the_page_as_text(written):
-    """Without a browser: no script, no handler, no address but the SVG name space, the policy in the head, each plot an image
-    with a name, a description and its numbers behind it; the SVG files are well-formed XML; payloads are text."""
+    """Without a browser: no script, no handler, no address, the policy in the head; payloads are text. tests/test_pages.py has
+    the page itself."""
     page = (written / "report.html").read_text(encoding="utf-8")
-    assert "<script" not in page and "default-src 'none'" in page
+    assert "<script" not in page and "Content-Security-Policy" in page
     assert reads_from(page) == [("link", "href", "data:,")]
     assert "&lt;img src=x onerror=window.__xss=1&gt;" in page
-    for part in re.findall(r"<svg.*?</svg>", page, re.S):
-        assert 'role="img"' in part and "<title>" in part and "<desc>" in part
-    assert page.count("<figure>") == page.count("<svg ") == page.count("<summary>The numbers")
-    for file in written.glob("*.svg"):
-        assert ElementTree.parse(file).getroot().tag.endswith("svg")
     assert "NaN" not in (written / "report.json").read_text() and "nan" not in re.sub(r"<[^>]*>", " ", page).split()  # fmt: skip
 
 
@@ -485,109 +499,13 @@ def hostile(report):
     return walk(report)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("policy", [True, False])
-def test_the_page_in_chromium(written, tmp_path, policy):
-    """E4. Every payload in every text field, opened in a real browser, once with the policy and once with it taken out: nothing
-    runs, no request leaves the file, no console line, payloads are read as text; at 1200, 390 and 320 px, light and dark,
-    nothing scrolls sideways but tables by themselves; without its styles everything is still there."""
-    sync_playwright, path = browser_or_skip()
-    page, plots = html_report(hostile(report_of(written)))
-    assert any("window.__xss" in svg for svg in plots.values())
-    bare = re.sub(r"<style>.*?</style>", "", page, flags=re.S)
-    if not policy:
-        page = re.sub(r"<meta http-equiv.*?>\n", "", page)
-    file, plain = tmp_path / "report.html", tmp_path / "plain.html"
-    file.write_bytes(page.encode())
-    plain.write_bytes(bare.encode())
-    with sync_playwright() as play:
-        browser = play.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        for width, scheme in ((1200, "light"), (390, "dark"), (320, "light")):
-            context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)  # fmt: skip
-            tab, seen = context.new_page(), []
-            tab.on("console", lambda m, seen=seen: seen.append(m.text))
-            tab.on("pageerror", lambda e, seen=seen: seen.append(str(e)))
-            tab.on("dialog", lambda d, seen=seen: seen.append(d.message))
-            tab.on("request", lambda r, seen=seen: seen.append(r.url))
-            tab.goto(file.as_uri())
-            tab.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
-            assert seen == [file.as_uri()] and tab.evaluate("window.__xss") is None
-            assert tab.evaluate("document.documentElement.scrollWidth") <= width
-            kinds = "script,img,iframe,form,input,a,object,embed,main link,main meta,main style"
-            assert tab.locator(kinds).count() == 0
-            text = tab.evaluate("document.body.textContent")
-            assert all(payload in text for payload in PAYLOADS[:9]) and "[U+202E]" in text
-            context.close()
-        tab = browser.new_page()
-        tab.goto(plain.as_uri())
-        assert tab.locator("h2").count() == len(re.findall("<h2>", page)) >= 9
-        assert tab.locator("table").count() == page.count("<table>")
-        browser.close()
-
-
-# ---- what is drawn --------------------------------------------------------------------------------------------------
-
-
-def test_ticks_are_round_and_cover():
-    """Steps of 1, 2 or 5, both ends inside; a constant, a tiny and a negative range as well."""
-    assert ticks(0, 10) == [0, 2, 4, 6, 8, 10] and ticks(-0.31, 0.29)[0] == -0.4
-    for low, high in ((0.38, 0.381), (5, 5), (0, 0), (-3, 123456), (1e-9, 2e-9)):
-        found = ticks(low, high)
-        assert found[0] <= low + 1e-12 and found[-1] >= high - 1e-12 and 2 <= len(found) <= 8, found
-
-
-def test_plot_places_points_by_hand():
-    """Ticks 0 … 10 over x 62 to 430: the point (5, 5) of a square range stands in the middle of the field; a band goes there and
-    back; the interval of a point is a line from low to high."""
-    series = {
-        "name": "a",
-        "points": [(0, 0, 0, 1), (5, 5, 4, 6), (10, 10, 9, 10)],
-        "style": 1,
-        "line": True,
-    }
-    image = plot("t", "d", [series], "x", "y")
-    at = [
-        tuple(map(float, p))
-        for p in re.findall(r'translate\(([\d.]+),([\d.]+)\)" d="M-4,-4', image)
-    ]
-    assert at[0] == (246.0, (at[1][1] + at[3][1]) / 2) or at[1] == (
-        246.0,
-        (at[0][1] + at[2][1]) / 2,
-    )
-    assert image.count('class="s1 line"') == 1 + 3 + 1  # the line, three intervals, the legend
-    band = plot("t", "d", [series | {"band": True}], "x", "y")
-    path = re.search(r'class="s1 band" d="M(.*?)z"', band).group(1)
-    assert len(path.split("L")) == 6 and ElementTree.fromstring(band) is not None
-
-
-def test_colours_differ_in_lightness():
-    """Printed grey or seen without red and green: the lines of any two neighbours differ by more than 3 in L*, or in shape."""
-
-    def lightness(colour):
-        linear = [(c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4) for c in colour]
-        y = np.dot(linear, (0.2126, 0.7152, 0.0722))
-        return 116 * y ** (1 / 3) - 16 if y > 0.008856 else 903.3 * y
-
-    for scheme in evaluate.PLOT_STYLE.split("@media"):
-        found = dict(re.findall(r"\.s(\d)\{stroke:#([0-9a-f]{3,6});", scheme))
-        rgb = {k: [int(v[i : i + 2], 16) / 255 for i in (0, 2, 4)] for k, v in
-               ((k, v if len(v) == 6 else "".join(c * 2 for c in v)) for k, v in found.items())}  # fmt: skip
-        light = [lightness(rgb[key]) for key in sorted(rgb)]
-        assert len(light) == 7
-        for i, one in enumerate(light):  # equal shapes are four apart
-            for j in range(i + 4, 7, 4):
-                assert abs(one - light[j]) > 3, (i, j, one, light[j])
-
-
-def test_escape_and_show():
-    """One place for text and one for numbers. What steers a line of text is shown by its number; a lone surrogate would stop
-    the file from being written."""
-    assert (
-        esc("a\u0000b\u202ec\ud800") == "a[U+0000]b[U+202E]c[U+D800]"
-        and esc("\"'") == "&quot;&#x27;"
-    )
-    assert esc("line\nنص ü 👩🏽\u200d🚒") == "line\nنص ü 👩🏽\u200d🚒"
-    assert show(1234567.0, 0) == "1,234,567" and show({"value": None, "reason": "x"}) == "–"
+def test_hostile_text_stays_text(written, tmp_path):
+    """E4. A payload in every text field that comes from a model, from data or from a name: no tag of it is in the page."""
+    page(hostile(report_of(written)), tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text(encoding="utf-8")
+    for tag in ("<img", "<script", "<iframe", "<form", "<svg onload"):
+        assert tag not in text, tag
+    assert "[U+202E]" in text and reads_from(text) == [("link", "href", "data:,")]
 
 
 # ---- bad input, and what is refused ---------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ from parts import files
 import transformers.models.llama.modeling_llama  # what each child would import anew
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 torch.set_num_threads(1)
-ppo.ROLLOUTS_EVERY, ppo.KL_HORIZON = 2, 100  # so that six steps show both
+ppo.ROLLOUTS_EVERY = 2  # so that six steps show it
 
 
 def kill_in(module, name, forward):
