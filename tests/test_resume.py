@@ -22,11 +22,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from test_agent import echo, line
 from tiny import pair_rows, tiny_model, tiny_reward_model, write_pairs, write_rows
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc; forks")
 REPO = Path(__file__).resolve().parent.parent
 STAGES = ["sft", "reward_train", "dpo", "ppo", "grpo_rubric"]
+RESUMED = [*STAGES, "grpo_agent"]
 PPO = ["--rollouts", 7, "--kl-target", 2, "--patience", 0, "--on-hack", "warn"]
 GRPO = ["--group-size", 2, "--num-substeps", 2, "--beta", 0.05]
 GRPO += ["--patience", 0, "--on-hack", "warn"]
@@ -36,7 +38,7 @@ CLOCK = {"time_s", "tokens_per_s", "peak_mem_mb"}  # the columns that may differ
 LAUNCHER = r'''
 import io, json, os, signal, sys, time
 sys.path[:0] = json.loads(sys.argv[1])
-import torch, transformers, common, sft, reward_train, dpo, ppo, grpo_rubric
+import torch, transformers, common, sft, reward_train, dpo, ppo, grpo_rubric, grpo_agent
 from parts import files
 import transformers.models.llama.modeling_llama  # what each child would import anew
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
@@ -203,15 +205,19 @@ def world(tmp_path_factory):
     batch."""
     folder = tmp_path_factory.mktemp("world")
     return {
-        "model": tiny_model("llama", folder),
+        "model": tiny_model("llama", folder, max_position_embeddings=512),
         "reward": tiny_reward_model("llama", folder / "reward"),
         "data": write_pairs(folder / "pairs.jsonl", 18),
+        "env": echo(folder),
         # seven of nine train, two a step
         "rubrics": write_rows(folder / "rubrics.jsonl", [{"prompt": r["prompt"], "rubrics": CHECKS} for r in pair_rows(9)]),
     }  # fmt: skip
 
 
 def command(stage, world, out, *flags):
+    if stage == "grpo_agent":
+        argv = line(world["model"], world["env"], out, "--steps", 6, "--lr", 1e-3)
+        return [*argv, *flags]
     data = {"sft": "--data", "ppo": "--prompts", "grpo_rubric": "--data"}.get(stage, "--pairs")
     file = world["rubrics" if stage == "grpo_rubric" else "data"]
     argv = [data, file, "--model", world["model"]]
@@ -251,7 +257,7 @@ def assert_same(out, expected):
 def unstopped(launcher, world, tmp_path_factory):
     """Each stage's outcome of six steps in one go, and what it does to its folder."""
     results = {}
-    for stage in STAGES:
+    for stage in RESUMED:
         out = tmp_path_factory.mktemp("unstopped") / "run"
         assert launcher.run(stage, command(stage, world, out), out, kill_at=0) == 0, launcher.said()
         results[stage] = outcome(out), launcher.traced()
@@ -276,7 +282,7 @@ def go_on(launcher, stage, argv, out, **how):
 # ---- stopped on purpose ----
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", RESUMED)
 @pytest.mark.parametrize("after", [1, 3])
 def test_stop_after_and_resume(stage, after, launcher, world, unstopped, tmp_path):
     """Three steps, then --resume, are six steps in one go: weights, log and samples to the last bit. Forgotten optimiser
@@ -371,7 +377,7 @@ def test_a_longer_plan_may_be_resumed(stage, launcher, world, tmp_path):
 # ---- killed ----
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", RESUMED)
 @pytest.mark.parametrize("seed", [0, 1])
 def test_killed_again_and_again(stage, seed, launcher, world, unstopped, tmp_path):
     """At least five SIGKILLs at random moments of one run, --resume after each; --save-every 1 puts many of them inside
