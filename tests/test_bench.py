@@ -216,7 +216,7 @@ def test_rubric_and_letter_reward_agree(tokenizer):
     texts = [row["chosen"] * k for row in work.make_rows(6, 0, tokenizer) for k in (1, 2, 5)]
     texts += [texts[-1].upper(), ""]
     raw = work.rubric_rows(["x"])[0]
-    row, _ = judge.read_row(raw, 1, "row", False)
+    row = judge.read_row(raw)
     grades = judge.grade_answers([row] * len(texts), texts, None)
     expected = [work.letter_reward(text) for text in texts]
     assert [grade.score for grade in grades] == pytest.approx(expected)

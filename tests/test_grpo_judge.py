@@ -550,7 +550,7 @@ def test_hybrid_stops_on_reward_hacking(uniform, texts, tmp_path, capsys):
     data, out = tmp_path / "rows.json", tmp_path / "run"
     split = {"train": rows[:28], "validation": rows[28:181], "test": rows[181:]}
     data.write_text(json.dumps(split))
-    flags = ("--steps", 80, "--group-size", 8, "--groups-per-batch", 8, "--eval-every", 2, "--lr", 2e-3, "--restore", "best")  # fmt: skip
+    flags = ("--steps", 80, "--group-size", 8, "--groups-per-batch", 8, "--eval-every", 4, "--lr", 2e-3, "--restore", "best")  # fmt: skip
     flags += ("--reward", "ruler", "--val-metric", "checks", "--eval-temperature", 1)
     with Rule(vowel, flawed) as server:
         rows, kept = run(uniform, data, out, server, *flags, code=(3,))
@@ -559,7 +559,7 @@ def test_hybrid_stops_on_reward_hacking(uniform, texts, tmp_path, capsys):
     log = trained(rows)
     best = watch.Watcher(rows=rows).best_step()
     last = log[-1]["step"]
-    # the run ends as soon as R2 is sure, so the fall is what two evaluations can show, not all there would be
+    # the run ends as soon as R2 is sure: four steps between evaluations leave room for fall and rise to show
     assert 0 < best < last < 80 and values[last] < values[best] - 0.05
     rewards = [row["reward/mean"] for row in log]
     assert sum(rewards[-5:]) / 5 > sum(rewards[best - 3 : best]) / 3 + 0.05
