@@ -24,7 +24,7 @@ import grpo_rubric
 import reward_train
 import test_agent
 import test_grpo
-from parts import runs, shared_prompt
+from parts import rollouts, runs, shared_prompt
 from test_trainers import train
 from tiny import EXTRA_FAMILIES, FAMILIES, pair_rows, tiny_model, write_pairs
 
@@ -256,7 +256,7 @@ def test_no_forward_between_the_rollout_and_the_first_gradient(tmp_path, monkeyp
 
     real_rollout, real_logps, real_steps = grpo_rubric.rollout, common.token_logps, runs.Run.steps
     monkeypatch.setattr(grpo_rubric, "rollout", rollout)
-    monkeypatch.setattr(grpo_rubric, "token_logps", token_logps)
+    monkeypatch.setattr(rollouts, "token_logps", token_logps)
     monkeypatch.setattr(runs.Run, "steps", steps)
     test_grpo.run(
         graded, tmp_path / "run", "--steps", 3, "--eval-every", 0, "--micro-tokens", 10**6
