@@ -7,7 +7,7 @@ Algorithm    (1) read names and résumés with slots; render every résumé × c
              (4) change: the same twins before and after, each in its own SD
              (5) people: selection, error rates, impact ratios, LL144-layout tables
              (6) text: what answers name, omit and ask; the detector of risky questions beside its own errors
-             (7) files: report.json, report.html, audit.csv, twins.csv, audit/*.json, audit.md
+             (7) files: report.json, report.html, audit.csv, twins.csv
 Conventions  an effect is group − reference and its sign is always in words; a rate over nobody is null with a reason;
              four verdicts: difference found, equivalent within δ, inconclusive, not measured; silence is none of them;
              names stand for groups in synthetic twins only, people have recorded categories or "unknown"
@@ -17,7 +17,7 @@ Run          python fairness.py
              python fairness.py audit people.csv --y-true hired --y-pred advanced --group race
              python fairness.py twins --reward-model runs/reward
              python fairness.py text answers.jsonl
-Writes       report.json, report.html, audit.csv, twins.csv, audit/*.json, audit.md, all below --out
+Writes       report.json, report.html, audit.csv, twins.csv, all below --out
 Reference    Bertrand & Mullainathan 2004; Gaebler et al. 2024 (twins); 29 CFR 1607.4D (four fifths); 6 RCNY 5-300 ff.;
              Katz et al. 1978 (ratio); Newcombe 1998 (difference)
 Axes         R résumés, N names, B draws, C contrasts
@@ -1541,6 +1541,7 @@ def audit(args):
         report["ll144"] = [ll144_record(*columns, args, args.ll144, header, mapping)]
     clear(args)
     write_table(Path(args.out) / "audit.csv", exchange_rows(people))
+    report["biasguard"] = biasguard(args, report, people)
     return finish(args, report, ["audit.csv"])
 
 
@@ -1562,6 +1563,44 @@ def clear(args):
     out = Path(args.out)
     for name in ("audit.csv", "twins.csv"):
         (out / name).unlink(missing_ok=True)
+
+
+def biasguard(args, report, people):
+    """[line] of BiasGuard (github.com/themacdonald/BiasGuard, MIT) on our audit.csv: its numbers beside ours.
+
+    DIR = SR_p / SR_r, SPD = SR_p − SR_r, EOD = TPR_p − TPR_r: each group against the one of the highest rate.
+    It is run where it is installed and there is ground truth: a prediction in its place would make EOD 0.
+    """
+    tool, lines = shutil.which("biasguard"), []
+    if not (tool and people["labels"]):
+        why = "it is not installed" if not tool else "it needs --y-true"
+        return [f"BiasGuard was not run ({why}); audit.csv has the layout that it reads"]
+    table, result = Path(args.out) / "audit.csv", Path(args.out) / "biasguard.json"
+    for attribute in people["groups"]:
+        found = report["decisions"][-1]["attributes"][attribute]
+        rates = found["metrics"]["groups"]
+        for row in (row for row in found["rows"] if "p" in row):
+            p, r = rates[row["group"]], rates[row["reference"]]
+            exact = lambda rate: rate["k"] / rate["n"] if rate["n"] else None  # noqa: E731
+            tpr = exact(p["tpr"]), exact(r["tpr"])
+            ours = {
+                "dir": row["ir"],
+                "spd": exact(p["selection_rate"]) - exact(r["selection_rate"]),
+            }
+            ours["eod"] = None if None in tpr else tpr[0] - tpr[1]
+            words = ["--y-true", "label_value", "--y-pred", "score", "--group", inert(attribute)]
+            words += ["--protected", inert(row["group"]), "--reference", inert(row["reference"])]
+            command = [tool, "audit", str(table), *words, "--output", str(result)]
+            try:
+                subprocess.run(command, capture_output=True, timeout=60, check=True)
+                theirs = json.loads(result.read_text(encoding="utf-8"))["metrics"]
+            except (subprocess.SubprocessError, OSError, ValueError, KeyError) as error:
+                lines.append(f"BiasGuard, {title_of(row)}: no result ({files.brief(error)})")
+                continue
+            pairs = [f"{key} {theirs.get(key)} (ours {value})" for key, value in ours.items()]
+            lines.append(f"BiasGuard, {title_of(row)}: {', '.join(pairs)}")
+    result.unlink(missing_ok=True)
+    return lines
 
 
 def read_detector(path=ROOT / "tests" / "risky_sentences.jsonl"):
@@ -2128,7 +2167,7 @@ def appendix(report):
     if t := report.get("twins"):
         how.append("An effect is the gap between the mean scores under two groups' names, in standard deviations of the résumés' mean scores; p permutes names; Holm's correction covers the comparisons of one table, Benjamini and Hochberg's the exploratory ones of sex × race.")  # fmt: skip
         how.append(f"{t['resumes']} résumés × {t['names']} names ({t['names_a_cell']} per cell of sex × race); below {t['delta']:g} SD an effect counts as none. Mean tokens per name: {', '.join(f'{cell} {x:.2f}' for cell, x in t['tokens_by_cell'].items())}.")  # fmt: skip
-    again = [report["notice"], command_line(report)]  # fmt: skip
+    again = [report["notice"], command_line(report), *report.get("biasguard", ())]
     section = lambda *a: pages.section(*a, level="appendix")  # noqa: E731
     return [
         section("What this does not show", report["limits"] + report.get("not_measured", [])),

@@ -1,9 +1,11 @@
-"""fairness.py on tables of people and on text: rates, ratios, LL144 layout, audit.csv, risky questions."""
+"""fairness.py on tables of people and on text: rates, ratios, LL144 layout, BiasGuard, risky questions."""
 
 import csv
 import json
 import math
 import re
+import stat
+import sys
 
 import numpy as np
 import pytest
@@ -409,6 +411,46 @@ def test_a_map_that_maps_to_no_text(tmp_path, text):
     (tmp_path / "map.json").write_text(text)
     table = write_csv(tmp_path / "t.csv", ["p", "sex"], [[1, "a"], [0, "b"]])
     assert "expected a JSON object of own label" in error_of(["audit", table, "--y-pred", "p", "--ll144", "selection", "--map", str(tmp_path / "map.json"), "--out", str(tmp_path / "o")])  # fmt: skip
+
+
+STUB = """#!{python}
+import csv, json, sys
+args = sys.argv[1:]
+flag = lambda name: args[args.index(name) + 1]
+rows = list(csv.DictReader(open(args[1], encoding="utf-8-sig")))
+assert all(value for row in rows for value in row.values())
+def rate(group, only):
+    chosen = [int(r[flag("--y-pred")]) for r in rows if r[flag("--group")] == group and r[flag("--y-true")] in only]
+    return sum(chosen) / len(chosen)
+sr, tpr = ({{k: rate(flag("--" + k), only) for k in ("protected", "reference")}} for only in ("01", "1"))
+metrics = {{"dir": sr["protected"] / sr["reference"], "spd": sr["protected"] - sr["reference"], "eod": tpr["protected"] - tpr["reference"]}}
+json.dump({{"metrics": metrics}}, open(flag("--output"), "w"))
+if {fails}:
+    sys.exit("Audit input error: column missing")
+"""
+
+
+@pytest.mark.parametrize("kind", ["works", "fails", "absent", "no labels"])
+def test_biasguard_beside_our_numbers(tmp_path, monkeypatch, kind):
+    """A stub on PATH that recomputes DIR, SPD and EOD from audit.csv: its three numbers are ours; where it fails, is absent
+    or has no ground truth, the audit goes on and says so. DIR .843228777694797 is the page's golden."""
+    stub = tmp_path / "bin" / "biasguard"
+    stub.parent.mkdir()
+    if kind != "absent":
+        stub.write_text(STUB.format(python=sys.executable, fails=kind == "fails"))
+        stub.chmod(stub.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", str(stub.parent))
+    status, report, _ = run_audit(tmp_path, *([] if kind == "no labels" else ["--y-true", "y"]))
+    line = report["biasguard"][0]
+    assert status == 0
+    if kind == "works":
+        pairs = re.findall(r"(\w+) (\S+) \(ours (\S+)\)", line)
+        assert [key for key, *_ in pairs] == ["dir", "spd", "eod"]
+        assert all(float(a) == pytest.approx(float(b), abs=1e-12) for _, a, b in pairs)
+        assert float(pairs[0][2]) == pytest.approx(0.843228777694797, abs=1e-14)
+    else:
+        why = {"fails": "no result", "absent": "not installed", "no labels": "needs --y-true"}
+        assert why[kind] in line
 
 
 # ---- text and risky questions ---------------------------------------------------------------------------------------
