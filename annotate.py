@@ -30,7 +30,6 @@ Writes       annotations.jsonl, items.jsonl, args.json, prefs.jsonl in --out, re
 Reference    Cohen 1960; Krippendorff 2011, Computing Krippendorff's alpha-reliability; Wilson 1927
 """
 
-import argparse
 import errno
 import hashlib
 import json
@@ -47,7 +46,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from parts import files, pages
-from parts.files import UserError, number
+from parts.files import Parser, UserError, number
 from parts.votes import (
     NAME,
     agreement,
@@ -177,11 +176,6 @@ def to_prefs(items, votes, ties="keep"):
 
 
 # ---- 4. the arguments ----
-
-
-class Parser(argparse.ArgumentParser):
-    def error(self, message):
-        raise UserError(f"{message}; --help lists the flags")
 
 
 def parse_args(argv=None):

@@ -56,6 +56,7 @@ from parts.reports import (
     at_least,
     check_out,
     hashes,
+    made,
     mentioned,
     placed,
     present,
@@ -588,11 +589,6 @@ def parse_args(argv=None):
     if not 0 < getattr(args, "temperature", 1) < math.inf:
         raise UserError(f"--temperature {args.temperature}: expected above 0, as KL needs draws")
     return args
-
-
-def made(name):
-    """The default folder of a run: where a plain command wrote it, or else where `make demo` did."""
-    return Default(f"runs/{name}" if Path(f"runs/{name}").exists() else f"runs/demo/{name}")
 
 
 def bundled(args, name):

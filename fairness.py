@@ -52,6 +52,7 @@ from parts.reports import (
     Default,
     check_out,
     hashes,
+    made,
     mentioned,
     placed,
     present,
@@ -836,12 +837,6 @@ def text_measures(answer, row, words=("advance", "hold", "reject")):
 # ---- 4. the arguments ----
 
 
-def written(name):
-    """The default run of this name: where a trainer writes it, else where `make demo` does."""
-    own, demo = f"runs/{name}", f"runs/demo/{name}"
-    return Default(demo if Path(demo).exists() and not Path(own).exists() else own)
-
-
 def parse_args(argv=None):
     argv = list(sys.argv[1:] if argv is None else argv)
     if not argv or argv[0] not in (*COMMANDS, "-h", "--help"):
@@ -854,8 +849,8 @@ def parse_args(argv=None):
     for name in ("report", "twins"):
         add = parsers[name].add_argument
         add("--before", default=Default(BASE), help="policy folder, or none (default: %(default)s)")
-        add("--after", nargs="+", default=[written(x) for x in ("dpo", "ppo", "grpo")], help="aligned policies (default: %(default)s, where they exist)")
-        add("--reward-model", nargs="+", default=[written("reward")], help="folders; several stand side by side (default: %(default)s)")
+        add("--after", nargs="+", default=[made(x) for x in ("dpo", "ppo", "grpo")], help="aligned policies (default: %(default)s, where they exist)")
+        add("--reward-model", nargs="+", default=[made("reward")], help="folders; several stand side by side (default: %(default)s)")
         add("--twins", default="data/twins.jsonl", help="résumés with slots such as {name} (default: %(default)s)")
         add("--names", default="data/names.csv", help="CSV of name, first, last, sex, race_ethnicity (default: %(default)s)")
         add("--names-per-cell", type=files.number(int, at_least=1), default=25, help="names a sex × race cell (10 to 30; default 25)")

@@ -45,9 +45,8 @@ from tqdm import tqdm
 
 from checks.instructions import blank, check_arguments, is_number, passes, visible
 from parts import files, pages
-from parts.files import UserError, number
-from parts.stats import bootstrap_ci, mean, mean_number
-from parts.votes import cohen_kappa
+from parts.files import Parser, UserError, number
+from parts.stats import bootstrap_ci, cohen_kappa, mean, mean_number
 
 TIMEOUT = 60  # seconds without a byte from the server
 DEADLINE = 180  # seconds for a call with its retries and waits
@@ -360,11 +359,6 @@ def read_standard(path):
         return Path(path).read_text(encoding="utf-8-sig").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"--ruler-rubric {path}: {files.brief(error)}") from None
-
-
-class Parser(argparse.ArgumentParser):
-    def error(self, message):
-        raise UserError(f"{message}; --help lists the flags")
 
 
 COMMANDS = {

@@ -34,7 +34,7 @@ from statistics import fmean as mean
 
 import numpy as np
 
-from parts.files import UserError, command, number, write_json
+from parts.files import Parser, UserError, command, number, write_json
 
 MIN_DELTA = 0.005  # of v's width: smaller gains are noise; they count once they add up to it
 MIN_CHANGE = 0.02  # of the width: a smaller fall of v or rise of r is never an alarm
@@ -534,7 +534,7 @@ def promise(args, has_validation=True):
 
 
 def parse_args(argv=None):
-    parser = argparse.ArgumentParser(description="What the alarms say of a run, from its log.")
+    parser = Parser(description="What the alarms say of a run, from its log.")
     parser.add_argument("log", type=Path, help="run folder, or its metrics.jsonl")
     parser.add_argument("--strict", action="store_true", help="exit status 1 if any rule warned")
     parser.add_argument("--out", type=Path, help="also write the report to this new JSON file")
@@ -542,11 +542,6 @@ def parse_args(argv=None):
         "--html", action="store_true", help="also write RUN/watch.html: curves, alarms, answers"
     )
     add_watch_arguments(parser)
-
-    def refuse(message):
-        raise UserError(f"{message}; --help lists the flags")
-
-    parser.error = refuse
     args = parser.parse_args(argv)
     log = args.log / "metrics.jsonl" if args.log.is_dir() else args.log
     saved = log.with_name("args.json")

@@ -8,7 +8,7 @@ import runpy
 import sys
 import tempfile
 import traceback
-from argparse import ArgumentTypeError
+from argparse import ArgumentParser, ArgumentTypeError
 from pathlib import Path
 
 
@@ -167,6 +167,13 @@ def where_raised(error):
     last = traceback.extract_tb(error.__traceback__)[-1]
     place = "" if isinstance(error, SyntaxError) else f" ({last.filename}, line {last.lineno})"
     return f"{type(error).__name__}: {brief(error)}{place}"
+
+
+class Parser(ArgumentParser):
+    """Errors in one line."""
+
+    def error(self, message):
+        raise UserError(f"{message}; --help lists the flags")
 
 
 def number(kind=float, above=-math.inf, at_least=-math.inf, below=math.inf):

@@ -27,7 +27,7 @@ from markupsafe import Markup
 
 from parts.files import replacing
 
-WIDTH = 100  # columns of the terminal
+WIDTH, LINES = 100, 40  # columns of the terminal, and lines of a report there
 BAND = 12  # from so many points on, intervals are drawn as a band
 MARKERS = 40  # a line of more points is drawn without markers
 STEERING = re.compile(
@@ -251,16 +251,24 @@ def interval_plot(title, rows, zero=None, zone=(), x="", digits=3, percent=False
 
 
 def print_report(title, sections, file=None):
-    """Print the answer sections as plain text: title, sentences, aligned tables."""
-    lines = [title]
-    for part in sections:
-        if part["level"] != "answer":
-            continue
+    """Print the answer sections as plain text: title, sentences, aligned tables.
+
+    At most LINES lines: sentences give way to the tables, and a last line counts what is left out.
+    """
+    answers = [part for part in sections if part["level"] == "answer"]
+    tables = [sum(map(text_table, part["tables"]), []) for part in answers]
+    room = LINES - 2 - 2 * len(answers) - sum(map(len, tables))
+    lines, left_out = [title], 0
+    for part, rows in zip(answers, tables, strict=True):
         lines += ["", part["title"]]
         for sentence in part["sentences"]:
-            lines += textwrap.wrap(visible(sentence), WIDTH)
-        for found in part["tables"]:
-            lines += text_table(found)
+            wrapped = textwrap.wrap(visible(sentence), WIDTH)
+            room -= len(wrapped)
+            lines += wrapped if room >= 0 else []
+            left_out += room < 0
+        lines += rows
+    if left_out:
+        lines.append(f"{left_out} more sentences are on the page")
     print(*map(visible, lines), sep="\n", file=file or sys.stdout)
 
 

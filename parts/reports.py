@@ -26,6 +26,11 @@ class Default(str):
     """A default path: skipped, with a message, if it is missing; a given one is an error."""
 
 
+def made(name):
+    """The default folder of a run: where a plain command wrote it, or else where `make demo` did."""
+    return Default(f"runs/{name}" if Path(f"runs/{name}").exists() else f"runs/demo/{name}")
+
+
 def at_least(args, **lowest):
     """Refuse a number below the lowest that means something; a command has some of these flags."""
     for name, low in lowest.items():

@@ -52,7 +52,7 @@ from common import (
     token_logps,
     told,
 )  # fmt: skip
-from parts import parallel
+from parts import files, parallel
 from parts.files import (
     UserError,
     brief,
@@ -92,15 +92,12 @@ MAY_DIFFER = {"save_every", "eval_every", "steps", "epochs", "stop_after", "resu
 # ---- flags ----
 
 
-class Parser(argparse.ArgumentParser):
-    """Errors in one line; --help shows an example and the stage's own flags, --help-all all."""
+class Parser(files.Parser):
+    """--help shows an example and the stage's own flags, --help-all all."""
 
     def __init__(self, example, description):
         super().__init__(usage=f"python {example}", description=description)
         self.add_argument("--help-all", action="help", help="explain the shared flags, too")
-
-    def error(self, message):
-        raise UserError(f"{message}; --help lists the flags")
 
     def parse_args(self, argv=None):
         argv = sys.argv[1:] if argv is None else argv

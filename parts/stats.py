@@ -5,6 +5,7 @@ Shares       wilson, newcombe_interval (difference), katz_interval (ratio),
 Means        bootstrap_ci, t_test (paired or clustered), welch
 Many tests   holm (family-wise error), benjamini_hochberg (false discovery rate)
 Order        correlation, kendall_tau
+Agreement    cohen_kappa, krippendorff_alpha
 Convention   rows that share a prompt, an item or a person are one cluster, and clusters are what
              is independent; p-values are two-sided; None where there is nothing to estimate
 """
@@ -338,3 +339,46 @@ def kendall_tau(a, b):
         untied_a += np.count_nonzero(sign_a)
         untied_b += np.count_nonzero(sign_b)
     return order / math.sqrt(untied_a * untied_b) if untied_a and untied_b else None
+
+
+def cohen_kappa(table):
+    """κ = (p_o − p_e) / (1 − p_e), table[i][j]: one called it i, the other j      [Cohen 1960]
+
+    None if nothing was counted, or if both used one label throughout: then p_e = 1.
+    >>> [round(cohen_kappa(t), 4) for t in ([[20, 5], [10, 15]], [[85, 5], [5, 5]])]
+    [0.4, 0.4444]
+    >>> cohen_kappa([[0, 0], [0, 0]]), cohen_kappa([[9, 0], [0, 0]])
+    (None, None)
+    """
+    table = np.asarray(table, float)
+    if table.sum() == 0:
+        return None
+    p = table / table.sum()
+    chance = float(p.sum(0) @ p.sum(1))
+    return None if chance > 1 - 1e-12 else (float(np.trace(p)) - chance) / (1 - chance)
+
+
+def krippendorff_alpha(units, level="nominal"):
+    """α = 1 − D_o/D_e over the units with two values or more; None without any, or with one label.
+
+    units   one list of values per unit, one value per observer, None where missing
+    level   nominal: δ² = [c ≠ k];  ordinal: δ² = (Σ_{g=c..k} n_g − (n_c + n_k)/2)²
+    By hand: units (1, 1) and (1, 2): coincidences 1-1: 2, 1-2: 1, 2-1: 1; D_o = 2/4, D_e = 6/12.
+    >>> krippendorff_alpha([[1, 1], [1, 2]]), krippendorff_alpha([[1, 1], [1, None]])
+    (0.0, None)
+    """
+    units = [[value for value in unit if value is not None] for unit in units]
+    units = [unit for unit in units if len(unit) > 1]
+    labels = sorted({value for unit in units for value in unit})
+    if len(labels) < 2:
+        return None
+    counts = np.array([[unit.count(label) for label in labels] for unit in units], float)
+    weighted = counts / (counts.sum(1, keepdims=True) - 1)  # (units, labels)
+    coincidences = counts.T @ weighted - np.diag(weighted.sum(0))
+    n = coincidences.sum(0)
+    middle = np.cumsum(n) - n / 2
+    distance = np.subtract.outer(middle, middle) ** 2
+    if level == "nominal":
+        distance = 1 - np.eye(len(labels))
+    expected = (np.outer(n, n) * distance).sum() / (n.sum() - 1)
+    return float(1 - (coincidences * distance).sum() / expected)

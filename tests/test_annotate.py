@@ -24,7 +24,7 @@ import pytest
 
 import annotate
 import common
-from parts import files, votes
+from parts import files, stats, votes
 from parts.files import UserError
 
 LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="forks and signals")
@@ -158,7 +158,7 @@ OBSERVERS = (
 def test_alpha_of_krippendorffs_own_table(level, alpha):
     """The reference data of Krippendorff 2011. Dividing by m in place of m − 1 gives other numbers."""
     table = [[None if x == "." else int(x) for x in row.split()] for row in OBSERVERS]
-    found = votes.krippendorff_alpha(list(zip(*table, strict=True)), level)
+    found = stats.krippendorff_alpha(list(zip(*table, strict=True)), level)
     assert found == pytest.approx(alpha, abs=5e-4)
 
 
