@@ -1,8 +1,8 @@
 """Speed is work that is not done: each technique that saves some is held to a count, which no machine changes.
 
 What other files count already:
-  micro-batches           test_runs.test_length_sorting_saves_padding; the gradient of any cut: test_trainers,
-                          test_ppo and test_grpo, test_gradient_for_every_cut
+  micro-batches           test_runs.test_micro_batches_cut_but_never_reshape; the gradient of any
+                          cut: test_gradient_for_every_cut of test_trainers, test_ppo, test_grpo
   prompts prefilled once, cache in place, finished rows leave
                           test_common_sample.test_no_work_is_done_twice
   rows without advantage  test_grpo.test_answers_without_advantage_cost_no_forward
