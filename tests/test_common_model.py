@@ -165,7 +165,8 @@ def test_a_sliding_window_is_the_models_own(tmp_path):
 
 
 def test_check_head_finds_scaled_logits():
-    """Granite divides its logits by 8 behind the head; log-probs without that are another model's."""
+    """Granite divides its logits by 8 behind the head; log-probs without that are another
+    model's."""
     fields = dict(_ROPE, vocab_size=300, initializer_range=0.3, logits_scaling=8.0)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model("granite", **fields)).eval()
     model.compute_dtype = torch.float32
@@ -178,8 +179,9 @@ def test_check_head_finds_scaled_logits():
 
 @torch.no_grad()
 def test_log_softmax_is_fp32_for_bf16_models(tmp_path):
-    """bf16 has 3 digits: log-softmax in it is off by some 0.01 a token, a sum over 1000 tokens by
-    whole nats. V = 32 000: the sum is within 0.1 of the fp32 log-softmax of the same bf16 logits."""
+    """bf16 has 3 digits: log-softmax in it is off by some 0.01 a token, a sum over 1000 tokens
+    by whole nats. V = 32 000: the sum is within 0.1 of the fp32 log-softmax of the same bf16
+    logits."""
     folder = tiny_model("llama", tmp_path, vocab_size=32000, max_position_embeddings=1100)
     model = common.load_policy(folder).bfloat16()
     row = [(7919 * i) % 32000 for i in range(1001)]
@@ -525,7 +527,8 @@ def test_the_base_of_an_adapter_is_held_in_the_compute_dtype(rank, stored, folde
 
 
 def test_a_half_precision_base_merges_in_fp32(folders):
-    """bf16 has 8 bits: a step of 0.001 beside a weight of 1 is rounded away. The saved sum has it."""
+    """bf16 has 8 bits: a step of 0.001 beside a weight of 1 is rounded away. The saved sum has
+    it."""
     model = common.load_policy(folders["llama"], lora_rank=2)
     layer = model.model.layers[0].mlp.up_proj
     layer.weight.data = torch.ones_like(layer.weight).bfloat16()

@@ -299,8 +299,9 @@ ADAPTED += [("ppo", "--critic", kind) for kind in ("rm", "policy", "shared")]
 @pytest.mark.parametrize("stage, flag, value", ADAPTED)
 def test_all_that_is_trained_resumes(stage, flag, value, launcher, world, tmp_path):
     """With --lora-rank a checkpoint holds the adapters alone, and until the end only adapter/ is
-    written. PPO: policy, critic, the moments of both, the KL coefficient, which has moved by then,
-    and the best weights so far (trl#2657). Three steps, a kill at a random moment, then --resume."""
+    written. PPO: policy, critic, the moments of both, the KL coefficient, which has moved by
+    then, and the best weights so far (trl#2657). Three steps, a kill at a random moment, then
+    --resume."""
     flags = (flag, value, "--lr", 3e-2 if stage == "ppo" else 1e-2, "--seed", 2)
     expected = finished(launcher, stage, world, tmp_path / "whole", *flags)
     out, kill = tmp_path / "cut", random.Random(value).randint(5, 40)

@@ -250,7 +250,14 @@ def test_the_loss_is_summed_and_the_gradient_clipped(toy):
     twin, run.step = common.load_policy(toy.model), 1
     for part in (0.25, 0.75):
         run.backward(sum((w - 3).square().sum() for w in model.parameters()) * part)
+    norms = []  # of the gradient that the optimiser sees: AdamW hides its scale
+
+    def watch(*_):
+        norms.append(torch.cat([w.grad.flatten() for w in model.parameters()]).norm().item())
+
+    run.optimizer.register_step_pre_hook(watch)
     row = run.update(str)
+    assert norms == [pytest.approx(1, abs=1e-4)]
     loss = sum((w - 3).square().sum() for w in twin.parameters())
     loss.backward()
     norm = torch.nn.utils.clip_grad_norm_(twin.parameters(), 1.0)
