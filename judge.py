@@ -850,7 +850,7 @@ def read_completion(body):
 
 
 def estimate(calls):
-    """Counts of calls and tokens, as in `Judge.counts`; equal calls are one, 4 characters a token."""
+    """Counts as in `Judge.counts`: equal calls are one, and a token is 4 characters."""
     calls = {canonical(call.messages): call for call in calls}.values()
     letters = sum(len(message["content"]) for call in calls for message in call.messages)
     expected = sum(call.expected for call in calls)

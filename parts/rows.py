@@ -25,7 +25,12 @@ def check_messages(value, key):
 
 
 def check_prompt(row):
-    """Raise ValueError unless row["prompt"] is text, or messages that end with one to answer."""
+    """Raise ValueError unless row["prompt"] is text, or messages that end with one to answer.
+
+    >>> check_prompt({"prompt": [{"role": "assistant", "content": "Hi."}]})
+    Traceback (most recent call last):
+    ValueError: "prompt" must end with a message to answer, not with the assistant's
+    """
     prompt = row.get("prompt")
     check_messages(prompt, "prompt")
     if isinstance(prompt, list) and (not prompt or prompt[-1]["role"] == "assistant"):
