@@ -321,7 +321,7 @@ def add_judge_arguments(parser):
     add, whole = parser.add_argument_group("judge").add_argument, number(int, at_least=1)
     # fmt: off
     add("--judge-model", default="gpt-5-mini", help="name that the server knows (default %(default)s)")
-    add("--judge-base-url", help="any server with OpenAI-compatible chat completions, such as http://localhost:8000/v1; the key is read from OPENAI_API_KEY (default: OPENAI_BASE_URL, else OpenAI's)")
+    add("--judge-base-url", help="OpenAI-compatible server, such as http://localhost:8000/v1; its key is read from OPENAI_API_KEY (default: OPENAI_BASE_URL, else OpenAI's)")
     add("--judge-temperature", type=number(at_least=0), help="only sent if given: some models refuse any (default: the server's)")
     add("--judge-max-retries", type=number(int, at_least=0), default=3, help="attempts after the first (default %(default)s)")
     add("--judge-concurrency", type=whole, default=16, help="calls in flight, 1 to 64 (default %(default)s)")
