@@ -199,7 +199,8 @@ def test_a_folder_that_is_no_policy(stage, world, capsys):
     Path("empty").mkdir()
     names = {"runs/nope": "no such folder; expected a model folder or a hub id such as org/name"}
     names["empty"] = "not a model folder (config.json is missing)"
-    names |= {"mute": "cannot be loaded (", "org/name": "cannot be loaded ("}
+    names |= {"mute": "cannot be loaded ("}
+    names["org/name"] = "no such folder, and from the hub it cannot be loaded ("
     if stage is not reward_train:
         names[world["reward"]] = "this is a reward model; pass it as --reward-model"
     for name, why in names.items():
@@ -345,7 +346,8 @@ def test_a_flag_outside_its_range(stage):
             said = str(caught.value)
             assert said.startswith(f"argument {flag}: ") and f"'{value}'" in said
             assert words in said and said.endswith("; --help lists the flags") and "\n" not in said
-    for flags, words in ((["--pears", "x"], "--pears"), (["--lr"], "--lr: expected one argument")):
+    near = (["--lrr", "1"], "--lrr, did you mean --lr")
+    for flags, words in (near, (["--lr"], "--lr: expected one argument")):
         with pytest.raises(files.UserError, match=f"{words}.*; --help lists the flags"):
             stage.parse_args(flags)
 
