@@ -392,7 +392,7 @@ GALLERY = [
         "ppo",
         'kl_control.update(row["kl/ref"])',
         'kl_control.update(row["kl/token"])',
-        "test_ppo.test_adaptive_kl_in_a_run",
+        "test_ppo.test_the_loop_hands_on",
     ),
     # -- GRPO: groups
     (
@@ -436,13 +436,13 @@ GALLERY = [
         "grpo_rubric",
         "losses = losses + beta * token_ratio * k3",
         "losses = losses - beta * token_ratio * k3",
-        "test_grpo.test_kl_card_of_the_loss",
+        "test_toy_world.test_grpo_default_with_kl_in_the_loss",
     ),
     (
         "grpo_rubric",
         "losses = losses + beta * token_ratio * k3",
         "losses = losses + beta * k3",
-        "test_grpo.test_kl_card_of_the_loss",
+        "test_toy_world.test_grpo_default_with_kl_in_the_loss",
     ),
     (
         "grpo_rubric",
@@ -472,13 +472,13 @@ GALLERY = [
         "grpo_rubric",
         "log_ratio = torch.where(mask, at_least_fp32(logps) - at_least_fp32(old_logps), 0.0)",
         "log_ratio = (at_least_fp32(logps) - at_least_fp32(old_logps)) * mask",
-        "test_grpo.test_masked_places_count_for_nothing",
+        "test_losses.test_masked_places_count_for_nothing",
     ),
     (
         "grpo_rubric",
         "ratio = token_ratio = log_ratio.clamp(-20, 20).exp()",
         "ratio = token_ratio = log_ratio.exp()",
-        "test_grpo.test_a_policy_far_away_does_not_overflow",
+        "test_losses.test_far_log_ratios_stay_finite",
     ),
     (
         "grpo_rubric",
@@ -502,7 +502,7 @@ GALLERY = [
         "grpo_rubric",
         "return ((max_tokens - buffer - lengths) / buffer).clamp(-1, 0)",
         "return ((max_tokens - buffer - lengths) / max_tokens).clamp(-1, 0)",
-        "test_grpo.test_overlong_penalty_golden",
+        "check_docstring_examples",
     ),
     # -- GRPO: the update
     (
@@ -748,7 +748,7 @@ GALLERY = [
         "common",
         "return d, d**2 / 2, torch.expm1(-bounded) + bounded",
         "return d, d**2, torch.expm1(-bounded) + bounded",
-        "test_losses.test_kl_golden",
+        "check_docstring_examples",
     ),
     (
         "common",
