@@ -405,6 +405,9 @@ def check_pair(row):
         raise ValueError(f'expected "prompt", "chosen" and "rejected", found {sorted(row)[:6]}')
     check_messages(row.get("chosen"), "chosen")
     check_messages(row.get("rejected"), "rejected")
+    chosen = row["chosen"]
+    if isinstance(chosen, list) and chosen[1:] and row.get("prompt") == chosen[0]["content"]:
+        row["prompt"] = None  # UltraFeedback: whole dialogues, and their first message once more
     if row.get("prompt") is None:
         if isinstance(row["chosen"], str) != isinstance(row["rejected"], str):
             raise ValueError('"chosen" and "rejected" must both be text or both be message lists')
@@ -486,7 +489,9 @@ def batch_rows(pairs, indices, pad_id):
 
 
 def check_folder(name, flag):
-    """Raise UserError unless `name` is a model folder or looks like a hub id."""
+    """Raise UserError unless `name` is a model folder, or a model that the hub or its cache has."""
+    import huggingface_hub as hub
+
     folder = Path(name)
     if folder.is_dir():
         if not any((folder / f).is_file() for f in ("config.json", "adapter_config.json")):
@@ -495,6 +500,11 @@ def check_folder(name, flag):
         raise UserError(
             f"{flag} {name}: no such folder; expected a model folder or a hub id such as org/name"
         )
+    elif not hub.try_to_load_from_cache(name, "config.json"):
+        with opening(name, flag):
+            hub.model_info(
+                name, timeout=10
+            )  # a typo fails here, not after half a minute of retries
 
 
 @contextlib.contextmanager
@@ -508,7 +518,8 @@ def opening(name, flag):
     try:
         yield
     except Exception as error:  # OSError, ValueError, KeyError, SafetensorError …
-        raise UserError(f"{flag} {name}: cannot be loaded ({brief(error)})") from None
+        hub = "" if Path(name).exists() else "no such folder, and from the hub it "
+        raise UserError(f"{flag} {name}: {hub}cannot be loaded ({brief(error)})") from None
 
 
 def load_config(name, flag="--model"):

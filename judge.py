@@ -24,7 +24,6 @@ Reference    Zhou et al. 2023, arXiv 2311.07911 (IFEval); RULER: OpenPipe ART; C
 Axes         P prompts, G answers per prompt, K criteria
 """
 
-import argparse
 import hashlib
 import json
 import math
@@ -317,7 +316,7 @@ def add_judge_arguments(parser):
     add, whole = parser.add_argument_group("judge").add_argument, number(int, at_least=1)
     # fmt: off
     add("--judge-model", default="gpt-5-mini", help="name that the server knows (default %(default)s)")
-    add("--judge-base-url", help="any server with OpenAI-compatible chat completions, such as http://localhost:8000/v1; the key is read from OPENAI_API_KEY (default: OPENAI_BASE_URL, else OpenAI's)")
+    add("--judge-base-url", help="OpenAI-compatible server, such as http://localhost:8000/v1; its key is read from OPENAI_API_KEY (default: OPENAI_BASE_URL, else OpenAI's)")
     add("--judge-temperature", type=number(at_least=0), help="only sent if given: some models refuse any (default: the server's)")
     add("--judge-max-retries", type=number(int, at_least=0), default=3, help="attempts after the first (default %(default)s)")
     add("--judge-concurrency", type=whole, default=16, help="calls in flight, 1 to 64 (default %(default)s)")
@@ -378,15 +377,14 @@ COMMANDS = {
 
 
 def parse_args(argv=None):
-    style = {"formatter_class": argparse.RawDescriptionHelpFormatter}
     examples = {name: f"  python judge.py {name} {text}" for name, (_, text) in COMMANDS.items()}
     epilog = "\n".join(["examples:", *examples.values()])
     said = "Grade answers, or find out how good a judge is."
-    parser = Parser(description=said, epilog=epilog, **style)
+    parser = Parser(description=said, epilog=epilog)
     commands = parser.add_subparsers(dest="command", required=True)
     for name, (said, _) in COMMANDS.items():
         epilog = f"example:\n{examples[name]}"
-        command = commands.add_parser(name, help=said, description=said, epilog=epilog, **style)
+        command = commands.add_parser(name, help=said, description=said, epilog=epilog)
         add = command.add_argument
         # fmt: off
         add("--out", default=f"runs/judge/{name}.jsonl", help="JSONL to write (default %(default)s)")

@@ -27,7 +27,7 @@ class Default(str):
 
 
 def made(name):
-    """The default folder of a run: where a plain command wrote it, or else where `make demo` did."""
+    """The default folder of a run: where a plain command wrote it, else where `make demo` did."""
     return Default(f"runs/{name}" if Path(f"runs/{name}").exists() else f"runs/demo/{name}")
 
 

@@ -57,7 +57,7 @@ ARROWS = {  # who may import whom, downwards only: stages, parts/runs.py, common
     "fairness": {"common", "parts.pages", "parts.reports", "parts.runs", *LOWER, *CHECKS},
 }
 BUDGETS = {  # code tokens at most, of each file that has its second edition
-    "common.py": 7430,  # planned 7200: cuts prompts that do not fit, and names each damaged folder
+    "common.py": 7500,  # planned 7200: cuts prompts that do not fit, and names each damaged folder
     "sft.py": 2600,
     "annotate.py": 4995,  # planned 5000
     "reward_train.py": 2910,  # planned 2600: counterfactual copies are a quarter of it
@@ -73,8 +73,8 @@ BUDGETS = {  # code tokens at most, of each file that has its second edition
     "envs/interview.py": 2570,
     "envs/twenty48.py": 930,
     "parts/votes.py": 1880,  # not planned: items and log of votes, for annotate.py and evaluate.py
-    "parts/files.py": 1040,  # planned 900; the parser of every command is here, once
-    "parts/runs.py": 5440,  # planned 4500: with sample answers, the preflight's lines and the token strip
+    "parts/files.py": 1440,  # planned 900; names the format of a file that is not JSONL, and the closest flag
+    "parts/runs.py": 5450,  # planned 4500: with sample answers, the preflight's lines and the token strip
     "parts/rollouts.py": 1610,  # not planned: tensors, models, log rows, preflight, alarms and best weights of ppo and grpo_*
     "parts/shared_prompt.py": 705,  # planned 700
     "parts/lora.py": 1055,  # planned 950
@@ -86,7 +86,7 @@ BUDGETS = {  # code tokens at most, of each file that has its second edition
 }
 RUNTIME = {"torch", "transformers", "tokenizers", "safetensors", "flask", "numpy", "tqdm"}
 RUNTIME |= {"requests", "wandb"}  # wandb only where it is asked for, inside a function
-RUNTIME |= {"werkzeug", "jinja2", "markupsafe", "urllib3"}  # what flask and requests stand on
+RUNTIME |= {"werkzeug", "jinja2", "markupsafe", "urllib3", "huggingface_hub"}  # these bring them
 STAGES = sorted(path for path in REPO.glob("*.py") if path.name != "common.py")
 FOLDERS = [
     path for name in ("parts", "checks", "envs") for path in sorted(REPO.glob(f"{name}/*.py"))
@@ -260,8 +260,8 @@ def test_what_a_learner_reads_in_an_evening():
     parts = ("files", "runs", "shared_prompt", "lora", "parallel")
     names = ["common.py", "sft.py", "dpo.py", *(f"parts/{part}.py" for part in parts)]
     weight = {name: code_tokens((REPO / name).read_text(encoding="utf-8")) for name in names}
-    assert weight["common.py"] + weight["sft.py"] < 10_000
-    assert sum(weight.values()) - weight["sft.py"] < 20_200
+    assert weight["common.py"] + weight["sft.py"] < 10_100
+    assert sum(weight.values()) - weight["sft.py"] < 20_550
 
 
 @pytest.mark.parametrize("name", BUDGETS)
