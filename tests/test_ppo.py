@@ -564,7 +564,8 @@ def test_the_loop_hands_on(world, tmp_path, monkeypatch):
         trained(rows), shape.calls, strict=True
     ):
         assert row["kl/coef"] == beta == pytest.approx(control.value, rel=1e-9) and penalty == 0.4
-        assert scores.shape == finished.shape == (8,) and not finished.all()
+        assert finished is not None and scores.shape == finished.shape == (8,)
+        assert not finished.all()
         control.update(row["kl/ref"])
     assert len({row["kl/coef"] for row in trained(rows)}) == 3
     assert [call[3:] for call in gae.calls] == [(0.9, 0.8)] * 3
