@@ -131,7 +131,7 @@ text:contains {"answer": 12}
 - ["It is 112."]
 choice:equal {"answer": "B"}
 + ["B", "(B)", "B.", "**b**", "The answer is B", "First A. The answer is (B)."]
-+ ["Answer: B, not C", "The answer is B because of C"]
++ ["Answer: B, not C", "The answer is A. No, the answer is B.", "The answer is B because of C"]
 - ["A", "B and C", "AB", "The answer is A. Or B?", "The answer is not B"]
 choice:equal {"answer": "(A)"}
 + ["A", "the answer is A."]
@@ -276,6 +276,7 @@ MATH = r"""
 1,000 = 1000
 1,00 ≠ 100
 50% ≠ 0.5
+0.5 ≠ 0.501
 50\% = 50%
 3 = 3.
 \left(1, 2\right) = (1,2)
@@ -343,7 +344,8 @@ CODE = [
         "import os\nassert not os.environ.get('JUDGE_TEST_SECRET')\ndef double(x): return 2 * x",
         True,
     ),
-    ("print(open('token').read())", False),
+    ("print(open('token').read(), end='', flush=True)\nimport os; os._exit(0)", False),
+    ("```py\nx = 1\n```\nso\n```py\ndef double(x): return 2 * x\n```", True),
 ]
 
 
