@@ -177,8 +177,8 @@ def test_agreement_compares_answers_not_sides(tmp_path):
 
 
 def test_numbers_of_an_annotator(tmp_path, capsys):
-    """Six votes of 1, 2, 4, 5, 6, 7 s: median 4.5, two under 3 s; a tie; always left; one gold item,
-    wrong. The report is a table, and it says that nobody overlaps."""
+    """Six votes of 1, 2, 4, 5, 6, 7 s: median 4.5, two under 3 s; a tie; always left; one gold
+    item, wrong. The report is a table, and it says that nobody overlaps."""
     app, _ = make(tmp_path, item_rows(6, gold={2}))
     rater = Rater(client_post(app))
     for ms in (1000, 2000, 4000, 5000, 6000, 7000):
@@ -389,8 +389,8 @@ def test_a_torn_last_line(tmp_path, capsys):
 
 
 def test_rows_of_prefs(tmp_path):
-    """Two of three prefer the better answer of item 0 (agreement .67); a tie keeps the item's order;
-    both bad and skip give no row. Keys and types are those of the bundled pairs."""
+    """Two of three prefer the better answer of item 0 (agreement .67); a tie keeps the item's
+    order; both bad and skip give no row. Keys and types are those of the bundled pairs."""
     people = [{"in": "prompt", "name": "Asha"}, {"in": "a", "name": "Ben"}]
     app, _ = make(tmp_path, item_rows(2, candidates=people), "--overlap", "3")
     answers = {"ann": [Rater.better, "tie"], "ben": [Rater.better, "both_bad"]}
@@ -602,7 +602,8 @@ WIRE = """
 
 @pytest.mark.parametrize("case", WIRE)
 def test_another_site_cannot_vote(tmp_path, case):
-    """DNS rebinding (a foreign Host) and another page of this browser: each check stops it alone."""
+    """DNS rebinding (a foreign Host) and another page of this browser: each check stops it
+    alone."""
     app, _ = make(tmp_path, item_rows(4))
     client, body = app.test_client(), Rater(client_post(app)).body("left")
     ours = OURS | {"X-Token": page_token(client.get("/", base_url=ORIGIN).get_data(as_text=True))}
@@ -725,7 +726,8 @@ REAL = [LINUX, pytest.mark.filterwarnings("ignore::DeprecationWarning")]  # fork
 @pytest.mark.parametrize("kills, votes_each", [(3, 30)])
 def test_kills_under_load(tmp_path, kills, votes_each):
     """Eight people vote while the server is killed again and again: every acknowledged vote is in
-    the file once, every line parses. bench/annotate_load.py --kills 20 does it with 10 000 votes."""
+    the file once, every line parses. bench/annotate_load.py --kills 20 does it with 10 000
+    votes."""
     numbers = annotate_load.run(annotators=8, votes=votes_each, kills=kills, folder=tmp_path)
     assert (numbers["votes"], numbers["kills"]) == (8 * votes_each, kills)
 

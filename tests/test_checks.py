@@ -216,7 +216,8 @@ def test_negate_turns_the_verdict():
 
 
 def test_loose_forgives_a_first_line_a_last_line_and_stars():
-    """IFEval's eight variants: `Sure, here it is:` before the answer costs nothing, alone it does."""
+    """IFEval's eight variants: `Sure, here it is:` before the answer costs nothing, alone it
+    does."""
     small, cases = (
         "change_case:english_lowercase",
         ("Here it is:\nhello", "hello\nBye", "Hi\nhello\nBye"),
@@ -352,8 +353,9 @@ CODE = [
 @pytest.mark.skipif(sys.platform == "win32", reason="limits need POSIX")
 @pytest.mark.parametrize("answer, passed", CODE)
 def test_code_passes_only_behind_the_last_test(answer, passed, monkeypatch):
-    """sys.exit(0) in the answer ends with exit code 0 and proves nothing: the token is printed behind
-    the last test only. The environment is empty, and a loop is killed (after 1 s of CPU here)."""
+    """sys.exit(0) in the answer ends with exit code 0 and proves nothing: the token is printed
+    behind the last test only. The environment is empty, and a loop is killed (after 1 s of CPU
+    here)."""
     monkeypatch.setenv("JUDGE_TEST_SECRET", "1")
     assert answers.run_tests(answer, TESTS, seconds=1) is passed
 
@@ -362,8 +364,8 @@ def test_code_passes_only_behind_the_last_test(answer, passed, monkeypatch):
 
 
 def test_one_definition_of_a_question():
-    """“However, do you know SQL?” begins with “how” and is a closed question; an order is a question.
-    The check, the report of evaluate.py and the interview mean the same."""
+    """“However, do you know SQL?” begins with “how” and is a closed question; an order is a
+    question. The check, the report of evaluate.py and the interview mean the same."""
     import evaluate
 
     row = {"task": "interview"}
@@ -394,7 +396,8 @@ def test_requests_agree_with_the_interview_bank():
 
 
 def test_risky_question_offsets_are_those_of_the_text():
-    """Offsets into the original, also behind characters that the normal form drops, widens or joins."""
+    """Offsets into the original, also behind characters that the normal form drops, widens or
+    joins."""
     text = "Gut ﬁt ½… “Well”\u200b. ＡＲＥ yo\u200bu  married？ 50% sure(s)."
     (hit,) = risky.risky_questions(text)
     assert (hit["code"], hit["severity"]) == ("sex_family", "discouraged")
