@@ -260,10 +260,10 @@ def test_gold_cannot_be_told_apart(tmp_path, capsys):
     assert len(export(tmp_path)) == 9 and "gold 3" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("overlap, votes_of", [("1", [4, 0, 0]), ("2", [4, 4, 0]), ("0", [4, 4, 4])])  # fmt: skip
+@pytest.mark.parametrize("overlap, votes_of", [(1, [4, 0, 0]), (2, [4, 4, 0]), (0, [4, 4, 4])])
 def test_overlap(tmp_path, overlap, votes_of):
     """So many annotators get each item; with 0 everybody gets all. A late vote is kept."""
-    app, _ = make(tmp_path, item_rows(4), "--overlap", overlap)
+    app, _ = make(tmp_path, item_rows(4), "--overlap", str(overlap))
     late = Rater(client_post(app), "late")
     for name, n in zip(("ann", "ben", "cleo"), votes_of):
         rater = Rater(client_post(app), name)

@@ -334,7 +334,7 @@ CODE = [
     ("import sys; sys.exit(0)", False),
     ("import os; os._exit(0)", False),
     (
-        "def double(x):\n    return 2 * x\nprint('x')\nimport atexit, sys; atexit.register(print, 'done')",
+        "import atexit\natexit.register(print, 'done')\ndef double(x): return 2 * x",
         False,
     ),
     ("def double(x", False),
@@ -371,7 +371,8 @@ def test_one_definition_of_a_question():
     row = {"task": "interview"}
     for text, count, is_open in (
         ("However, do you know SQL?", 1, 0.0), ("Thanks. Could you tell me about SQL?", 1, 1.0),
-        ("How did you use SQL? Do you like it?", 2, 0.0), ("Tell me about SQL.", 1, 1.0), ("Good.", 0, 0.0),
+        ("How did you use SQL? Do you like it?", 2, 0.0), ("Tell me about SQL.", 1, 1.0),
+        ("Good.", 0, 0.0),
     ):  # fmt: skip
         found = evaluate.task_metrics(row, text)
         assert found == {"one question": float(count == 1), "open": is_open}, text

@@ -241,7 +241,9 @@ def test_mixed_rows_and_the_metrics_page(uniform, texts, tmp_path):
         judged = {"judge": kinds["check"]} if row["split"] == "train" else {}
         assert kinds == {**judged, "check": kinds["check"]}
     logged = {key for row in rows for key in row}
-    names = {r"reward/(rubric|overlong)$": "reward/<part>", r"pass_rate/.+": "pass_rate/<id or name>"}  # fmt: skip
+    names = {
+        r"reward/(rubric|overlong)$": "reward/<part>", r"pass_rate/.+": "pass_rate/<id or name>"
+    }  # fmt: skip
     for pattern, name in names.items():
         assert any(re.match(pattern, key) for key in logged), name
         logged = {name if re.match(pattern, key) else key for key in logged}
@@ -425,7 +427,8 @@ def test_resume_repeats_no_paid_call(uniform, texts, tmp_path):
     weights = [(folder / "model.safetensors").read_bytes() for folder in (whole, out)]
     assert weights[0] == weights[1]
     # where a reply came from, and how long it took, differs
-    logs = [[r | {"judge": None} for r in read(folder / "rollouts.jsonl")] for folder in (whole, out)]  # fmt: skip
+    paths = whole / "rollouts.jsonl", out / "rollouts.jsonl"
+    logs = [[row | {"judge": None} for row in read(path)] for path in paths]
     assert logs[0] == logs[1]
 
 
@@ -486,7 +489,7 @@ def test_hybrid_stops_on_reward_hacking(uniform, texts, tmp_path, capsys):
     log = trained(rows)
     best = watch.Watcher(rows=rows).best_step()
     last = log[-1]["step"]
-    # the run ends as soon as R2 is sure: four steps between evaluations leave room for fall and rise to show
+    # the run ends as soon as R2 is sure: four steps between evaluations show fall and rise
     assert 0 < best < last < 80 and values[last] < values[best] - 0.05
     rewards = [row["reward/mean"] for row in log]
     assert sum(rewards[-5:]) / 5 > sum(rewards[best - 3 : best]) / 3 + 0.05
@@ -516,7 +519,7 @@ def test_texts_and_checks_are_the_same_run(tmp_path):
     of_text = {
         (row["prompt"], text.strip()): c
         for row in texts
-        for text, c in zip(row["rubrics"], judge.read_row(checks[row["task_id"]]).criteria, strict=True)
+        for text, c in zip(row["rubrics"], judge.read_row(checks[row["task_id"]]).criteria)
     }  # fmt: skip
     ends, asked = [], []
     with Rule(lambda task, text, answer: passes(of_text[task, text], answer)) as server:

@@ -1,8 +1,8 @@
 """judge.py against a judge that fails in every way a server can: from a sentence to a number, or to
 an honest None.
 
-`Server` is a real HTTP server on this machine that a test tells what to answer; waits are counted by
-`Clock`, not slept.
+`Server` is a real HTTP server on this machine that a test tells what to answer; `Clock` counts the
+waits, which are not slept.
 """
 
 import http.server
@@ -192,7 +192,7 @@ def test_no_text_can_close_its_block(text, where):
 
 def test_calls_of_a_group_share_four_fifths_of_the_prompt():
     """A hosted judge bills an equal beginning once. Two answers of 25 words to a bundled prompt of
-    rubrics_judge.json; RULER: both passes, and the same prompt with other answers at a later step."""
+    rubrics_judge.json; RULER: both passes, and the same prompt with other answers later."""
     row = read_rubrics(REPO / "data" / "rubrics_judge.json").rows[0]
     answers = [f"My view: {name} works with care plans. " * 4 for name in ("Yanmei", "Another")]
     groups = [[judge.talk(row.prompt, f"Answer {k}{i}.") for i in range(2)] for k in "ab"]
@@ -303,7 +303,7 @@ def flaky(fault):
 @pytest.mark.parametrize("fault, complaint", FAULTS)
 def test_a_fault_is_retried_and_is_no_verdict(fault, complaint):
     """Asked again after ½ to 1 s, then 1 to 2 s; a reply that cannot be used with its fault named.
-    If it goes on: 1 + max_retries calls and None, never 0; the neighbours have their own verdicts."""
+    If it goes on: 1 + max_retries calls and None, never 0; the others have their own verdicts."""
     clock = Clock()
     grades, server, subject = run(flaky(fault), ["a", "Bad", "Once"], clock=clock, max_retries=2)
     assert [(g.score, g.attempts) for g in grades] == [(1.0, 1), (None, 3), (1.0, 2)]
@@ -361,7 +361,7 @@ def test_a_judge_that_cannot_be_asked(monkeypatch):
     "asked, slept", [("7", 7), ("0", 0), ("-7", None), ("soon", None), ("90", 0)]
 )
 def test_waits_as_long_as_the_server_asks(asked, slept):
-    """Retry-After in seconds; malformed counts as absent (½ to 1 s); beyond the cap the call fails."""
+    """Retry-After in seconds; malformed counts as absent (½ to 1 s); beyond the cap: a failure."""
     clock = Clock()
     grades, *_ = run(flaky((429, {"Retry-After": asked}, b"")), ["Once"], clock=clock)
     assert grades[0].score == (None if asked == "90" else 1.0)
@@ -404,10 +404,10 @@ def test_results_are_in_order_and_equal_calls_asked_once():
 # ---- addresses, keys, what is sent ----
 
 
-@pytest.mark.parametrize(
-    "given, sent",
-    [("", "/v1"), ("/", "/v1"), ("/v1/", "/v1"), ("/api/x", "/api/x"), ("/v2/chat/completions", "/v2")],
-)  # fmt: skip
+ADDRESSES = {"": "/v1", "/": "/v1", "/v1/": "/v1", "/api": "/api", "/v2/chat/completions": "/v2"}
+
+
+@pytest.mark.parametrize("given, sent", ADDRESSES.items())
 def test_addresses(given, sent):
     """With or without /v1, with or without /chat/completions: one place."""
     with Server(all_yes) as server:
@@ -459,8 +459,8 @@ def test_the_cache_survives_a_new_port_and_a_cut_line(tmp_path):
 
 
 def test_tokens_and_usd():
-    """Also of a reply that could not be read: 2 × (100 in, 10 out) at 1 and 5 USD a million. Without
-    a usable count: characters / 4."""
+    """Also of a reply that could not be read: 2 × (100 in, 10 out) at 1 and 5 USD a million.
+    Without a usable count: characters / 4."""
     usage = {"prompt_tokens": 100, "completion_tokens": 10}
     replies = [lambda r: "no", ratings]
     _, _, subject = run(
@@ -491,8 +491,8 @@ def test_sentence_to_number_over_a_socket():
 
 
 def test_a_failure_of_the_model_is_zero_and_one_of_a_grader_is_none():
-    """Nothing to read: 0 without a call, also for faults avoided. A dead judge: None as a whole, the
-    check's verdict kept. A check whose tests do not compile: None, where it was 0 for all answers."""
+    """Nothing to read: 0 without a call, also for faults avoided. A dead judge: None as a whole,
+    the check's verdict kept. A check whose tests do not compile: None, where it was 0."""
     row = row_of("Is polite.", {"criterion": "Lies.", "negate": True}, NO_COMMA)
     answers = ["", " \n", "<think>hm", "x</think> ", "\u200b", "Bad"]
     grades, server, _ = run(flaky(told(503)), answers, row, max_retries=0)
@@ -584,8 +584,8 @@ VOID = [
 
 @pytest.mark.parametrize("change", VOID)
 def test_a_score_outside_the_rules_voids_the_reply(change):
-    """7, 10 and 15 clamped to 1 would make ties; a missing, doubled or foreign id is about something
-    else: all None."""
+    """7, 10 and 15 clamped to 1 would make ties; a missing, doubled or foreign id is about
+    something else: all None."""
 
     def answer(n, request):
         return json.dumps({"scores": change(json.loads(scores(request))["scores"])})
@@ -728,7 +728,8 @@ def test_bad_rows_stop_the_load(case, tmp_path):
     with pytest.raises(UserError, match=f"{path}, row 2: .*{message}"):
         read_rubrics(path)
     path = write(tmp_path / "r.jsonl", f"{TEXT}\n\n\n{bad}\n")
-    with pytest.raises(UserError, match=f"{path}(, line |:)4: .*{message.replace('expected an', '')}"):  # fmt: skip
+    line = f"{path}(, line |:)4: .*{message.replace('expected an', '')}"
+    with pytest.raises(UserError, match=line):
         read_rubrics(path)
 
 
@@ -820,8 +821,8 @@ def test_grade_a_file(command, capsys):
 
 
 def test_a_dead_judge_ends_with_4_and_the_next_run_asks_the_rest(command):
-    """Exit 4, the file complete, null and not 0 where the judge was needed; what was answered is not
-    asked again."""
+    """Exit 4, the file complete, null and not 0 where the judge was needed; what was answered is
+    not asked again."""
     with Server(lambda n, r: told(503) if "Hi, you" in asked(r) else ratings(r)) as server:
         assert command("grade", server) == 4
     assert rows_of("score") == [1.0, 0.0, None] and "HTTP 503" in rows_of("error")[2]
@@ -835,8 +836,8 @@ def test_the_budget_counts_what_calls_cost(command, name, budget, calls):
     RULER: 128 answers are 16 calls of a group of 8; 12 of them fit into 0.125 USD, where 64 answers
     once counted as 64 calls and nothing fitted."""
     group = 1 if name == "grade" else 8
-    given([{"task_id": f"t{i}", "prompt": f"p{i}", "rubrics": ["a"]} for i in range(128)],
-          [{"prompt": f"p{i // group}", "response": f"x 0.{i:03}"} for i in range(128)])  # fmt: skip
+    rubrics = [ONE | {"task_id": i, "prompt": f"p{i}"} for i in range(128)]
+    given(rubrics, [{"prompt": f"p{i // group}", "response": f"x 0.{i:03}"} for i in range(128)])
     usage = {"prompt_tokens": 10_000, "completion_tokens": 0}
     reply = ratings if name == "grade" else scores
     with Server(lambda n, r: (200, {}, completion(reply(r), usage=usage))) as server:
@@ -845,8 +846,8 @@ def test_the_budget_counts_what_calls_cost(command, name, budget, calls):
 
 
 def test_ruler_on_a_file(command):
-    """Answers to one prompt are a group, of your own standard. One answer alone, or equal ones, have
-    no score and are not the judge's fault: status 0; only a lost call is 4. No rubrics are needed."""
+    """Answers to one prompt are a group, of your own standard. One answer alone, or equal ones,
+    have no score and are not the judge's fault: status 0; only a lost call is 4. No rubrics."""
     answers = "p Hi 0.2", "p Hi 0.8", "q x", "r y", "r y"
     given(None, [dict(zip(("prompt", "response"), text.split(" ", 1))) for text in answers])
     write(judge.Path("own.txt"), "Shout.")
@@ -927,14 +928,15 @@ def test_the_command_from_the_shell(command, capsys):
 
 
 def test_audit_by_hand(command, capsys):
-    """The judge says yes to c1 and no to c2. People: c1 yes, yes, yes, no; c2 no, yes, no, no. Of 8:
-    agree on 3 + 3 = 6; said yes 4, people yes 4, so p_e = .5, κ = (.75 − .5)/.5 = .5; false credit
-    1/4, false refusal 1/4."""
+    """The judge says yes to c1 and no to c2. People: c1 yes, yes, yes, no; c2 no, yes, no, no. Of
+    8: agree on 3 + 3 = 6; said yes 4, people yes 4, so p_e = .5, κ = (.75 − .5)/.5 = .5; false
+    credit 1/4, false refusal 1/4."""
     people = [("yes", "no"), ("yes", True), ("met", 0), ("no", False)]
-    given([
-        {"prompt": f"r{i}?", "rubrics": ["c1", "c2"], "response": f"A{i}", "ratings": {"1": a, "2": b}}
-        for i, (a, b) in enumerate(people)
-    ])  # fmt: skip
+    rows = []
+    for i, rates in enumerate(people):
+        row = {"prompt": f"r{i}?", "rubrics": ["c1", "c2"], "response": f"A{i}"}
+        rows.append(row | {"ratings": dict(zip("12", rates))})
+    given(rows)
     with Server(lambda n, r: BOTH) as server:
         assert command("audit", server) == 0 and len(server.requests) == 4
     found = [line.split() for line in capsys.readouterr().out.splitlines()]
@@ -944,8 +946,8 @@ def test_audit_by_hand(command, capsys):
 
 
 def test_audit_counts_checks_also_when_the_judge_fails(command):
-    """A row with a text and a check, the judge dead: the check is compared, the text unrated. negate
-    is turned back: people rate whether the fault is there."""
+    """A row with a text and a check, the judge dead: the check is compared, the text unrated.
+    negate is turned back: people rate whether the fault is there."""
     people = {"response": "a", "ratings": {"1": "yes", "2": True}}
     row = row_of("Is kind.", NO_COMMA | {"negate": True}, **people)
     items = judge.read_people(SimpleNamespace(rows=[row], path="x"))
