@@ -83,7 +83,7 @@ def test_each_check_holds_what_its_criterion_says(rows):
     for row in rows:
         for c, check in zip(row["case"]["asked"], row["rubrics"]):
             said = rubrics.CONSTRAINTS[c["kind"]][1]
-            named = [str(c[key]) for key in ("v", "n", "fact") if "{%s}" % key in said]
+            named = [str(c[key]) for key in ("v", "n", "fact") if f"{{{key}}}" in said]
             assert all(value in str(check.values()) for value in named), (said, check)
 
 
