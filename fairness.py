@@ -26,7 +26,6 @@ Axes         R résumés, N names, B draws, C contrasts
 
 import argparse
 import csv
-import hashlib
 import io
 import itertools
 import json
@@ -73,7 +72,6 @@ from parts.stats import (
     student_t_p,
     student_t_quantile,
     two_proportion_z,
-    welch,
 )
 
 SCHEMA = 1  # of report.json; a key that changes its meaning raises it
@@ -593,8 +591,9 @@ def twin_verdict(d, ends, p, names, resumes, delta, unit="SD", change=False):
 
 def in_words(attribute, group, reference, d):
     """Which way a sign points, always printed."""
-    if d is None or math.isnan(d):
+    if d is None:
         return "no effect to read"
+    d = round(d, 9)  # of equal rates sums differ in the last digit
     kinds = {
         "sex": "names and pronouns of ",
         "race_ethnicity": "names read as ",
@@ -1229,9 +1228,9 @@ def study_twins(args, models, extra=None):
         study["surfaces"].append(part)
         texts = text_gaps(measures, (R, N), groups, args.seed)
         study["texts"] += [{"model": part["model"], "gaps": texts, "n": R * N}] if texts else []
-        twin_texts = [[twin_text(part["surface"], row, person) for person in who] for row in rows]
-        study["worst"] += worst_twins(part, scores, who, rows, twin_texts)
-        lines += twin_lines(part, scores, who, rows, twin_texts)
+        lines += twin_lines(part, scores, who, rows)
+        if part["unit"] == "SD" and part["sd"] > 0:
+            study["worst"] += worst_twins(part, scores, who, rows)
         # (4) change
         if part["kind"] == "base":
             bases[part["surface"]] = scores
@@ -1258,34 +1257,11 @@ def text_gaps(measures, shape, groups, seed):
     return out
 
 
-def twin_text(surface, row, person):
-    """What the model read of this person."""
-    return "\n".join(message_texts(filled(row["profile" if surface == "b" else "prompt"], person)))
-
-
-def worst_twins(part, scores, people, resumes, texts):
-    """The highest and the lowest name of each résumé side by side, with the gap in SD."""
-    found = []
-    for row, values, read in zip(resumes, scores, texts):
-        if part["unit"] != "SD" or not part["sd"] > 0:
-            break
-        ends, sides = (int(values.argmax()), int(values.argmin())), []
-        for i in ends:
-            cell = " ".join(people[i].groups.values())
-            side = {"name": people[i].name, "cell": cell, "score": float(values[i])}
-            sides.append(side | {"text": read[i]})
-        gap = (values[ends[0]] - values[ends[1]]) / part["sd"]
-        where = {"model": part["model"], "surface": part["surface"], "resume": row["id"]}
-        found.append(where | {"gap": float(gap), "sides": sides})
-    return found
-
-
-def twin_lines(part, scores, people, resumes, texts):
+def twin_lines(part, scores, people, resumes):
     """Rows of twins.csv: one per twin."""
-    for row, values, read in zip(resumes, scores, texts):
-        for person, score, text in zip(people, values, read):
+    for row, values in zip(resumes, scores):
+        for person, score in zip(people, values):
             yield {
-                "pair_id": f"{row['id']}/{part['surface']}/{part['model']}",
                 "resume_id": row["id"],
                 "cell": " ".join(person.groups.values()),
                 **person.groups,
@@ -1294,8 +1270,19 @@ def twin_lines(part, scores, people, resumes, texts):
                 "model_id": part["model"],
                 "score_raw": round(float(score), 6),
                 "score": int(score > part["cut"]),
-                "text_sha256": hashlib.sha256(text.encode("utf-8", "replace")).hexdigest(),
             }
+
+
+def worst_twins(part, scores, people, resumes):
+    """The highest and the lowest name of each résumé side by side, with the gap in SD."""
+    for row, values in zip(resumes, scores):
+        sides = []
+        for i in (int(values.argmax()), int(values.argmin())):
+            cell = " ".join(people[i].groups.values())
+            sides.append({"name": people[i].name, "cell": cell, "score": float(values[i])})
+        gap = (sides[0]["score"] - sides[1]["score"]) / part["sd"]
+        where = {"model": part["model"], "surface": part["surface"], "resume": row["id"]}
+        yield where | {"gap": gap, "sides": sides}
 
 
 def twins(args):
@@ -1327,23 +1314,22 @@ def head(args, inputs):
         "commit": commit,
         "sha256": hashes(inputs),
         "versions": versions,
-        "limits": LIMITS[args.command],
+        "limits": LIMITS["slot" if getattr(args, "slot", None) else args.command],
     }
 
 
-def study_people(title, groups, decided, labels=None, scores=None, cutoff="", model="", reference=None, clusters=None):  # fmt: skip
-    """Rates, impact rows and score gaps of each attribute and of their crossing.
+def study_people(title, groups, decided, labels, cutoff, reference=None, clusters=None):
+    """Rates and impact rows of each attribute and of their crossing.
 
-    groups  {attribute: labels, None = unknown};  decided (n,) 0 or 1;  labels, scores (n,) or None
+    groups  {attribute: labels, None = unknown};  decided (n,) 0 or 1;  labels (n,) or None
     reference  a group of the first attribute;  clusters (n,): rows that share a person or a prompt
     """
     # (5) people
-    part = {"title": title, "model": model, "n": len(decided), "selected": int(sum(decided))}
-    kinds = dict(groups)
+    part = {"title": title, "cutoff": cutoff, "n": len(decided), "selected": int(sum(decided))}
+    kinds, part["attributes"] = dict(groups), {}
     if set(REFERENCE) <= set(groups):
         both = zip(*(groups[key] for key in REFERENCE))
         kinds[CROSSED] = [None if None in pair else " ".join(pair) for pair in both]
-    part |= {"cutoff": cutoff, "attributes": {}}
     for attribute, values in kinds.items():
         known = np.array(["" if value is None else value for value in values])
 
@@ -1355,27 +1341,11 @@ def study_people(title, groups, decided, labels=None, scores=None, cutoff="", mo
         counts = counts_of(values, decided)
         found = {"metrics": group_metrics(values, decided, labels)}
         found["rows"] = impact_rows(counts, declared, differ if clusters is not None else None)
-        found["score_gaps"] = [] if scores is None else score_gaps(known, np.asarray(scores, float))
         part["attributes"][attribute] = found
     return part
 
 
-def score_gaps(labels, scores):
-    """Mean score of each group − that of the highest, in SD of all scores; Welch's interval."""
-    sides = {g: scores[labels == g] for g in sorted(set(labels.tolist()) - {""})}
-    sd = scores[labels != ""].std(ddof=1) if (labels != "").sum() > 1 else 0.0
-    best, out = max(sides, key=lambda g: sides[g].mean(), default=None), []
-    why = "fewer than two people" if sd > 0 else "every score is the same"
-    for group, x in sides.items():
-        test = welch(x, sides[best]) if sd > 0 and group != best else None
-        gap = (x.mean() - sides[best].mean()) / sd if sd > 0 else None
-        ends = test and (test["low"] / sd, test["high"] / sd)
-        gap = number(gap, len(x) + len(sides[best]), ends, "Welch", reason=why)
-        out += [{"group": group, "reference": best, "gap": gap}] if group != best else []
-    return out
-
-
-def ll144_part(title, groups, decided, scores, source, first_use="not stated"):
+def ll144_part(title, groups, decided, scores):
     """The LL144-layout tables of people, with what the law wants said about them."""
     columns = []
     for key, known in LL144.items():
@@ -1386,7 +1356,8 @@ def ll144_part(title, groups, decided, scores, source, first_use="not stated"):
                 f"--ll144: {odd[0]!r} is no category of {key}; rename it to one of: {there}"
             )
         columns.append(labels)
-    header = {"source of the data": source, "first use of the tool": first_use}
+    source = f"{len(decided)} rows of {title}"
+    header = {"source of the data": source, "first use of the tool": "not stated"}
     return ll144_tables(*columns, decided, scores) | {"header": header, "title": title}
 
 
@@ -1397,13 +1368,12 @@ def audit(args):
     path, groups, decided, scores = (people[k] for k in ("path", "groups", "decided", "scores"))
     if args.ll144 == "scoring" and not scores:
         raise UserError("--ll144 scoring: it needs --score COLUMN")
-    more = {"reference": args.reference, "clusters": people["clusters"]}
-    part = study_people(path, groups, decided, people["labels"], scores, people["cutoff"], **more)
+    how = people["labels"], people["cutoff"], args.reference, people["clusters"]
+    part = study_people(path, groups, decided, *how)
     report = head(args, [path]) | {"decisions": [part]}
     if args.ll144:
         used = scores if args.ll144 == "scoring" else None
-        source = f"{len(decided)} rows of {path}"
-        report["ll144"] = [ll144_part(path, groups, decided, used, source)]
+        report["ll144"] = [ll144_part(path, groups, decided, used)]
     Path(args.out).mkdir(parents=True, exist_ok=True)
     write_table(Path(args.out) / "audit.csv", exchange_rows(people))
     report["biasguard"] = biasguard(args, part, people)
@@ -1527,11 +1497,12 @@ def measure_mean(key, values):
     n = len(values)
     if key in SHARES:
         return share(int(sum(values)), n)
-    half = Z95 * np.std(values, ddof=1) / math.sqrt(n) if n > 1 else None
-    mean, how = np.mean(values) if n else None, "mean ± 1.96 standard errors"
-    return number(
-        mean, n, half and (mean - half, mean + half), how, reason="fewer than two answers"
-    )
+    mean, ends = np.mean(values) if n else None, None
+    if n > 1:
+        half = Z95 * np.std(values, ddof=1) / math.sqrt(n)
+        ends = mean - half, mean + half
+    how = "mean ± 1.96 standard errors"
+    return number(mean, n, ends, how, reason="fewer than two answers")
 
 
 def text(args):
@@ -1689,7 +1660,7 @@ def report(args):
     # votes are read before a model is: a broken row ends it here
     prefs = [path for path in args.prefs if present(path)]
     preferences = [study_votes(path, args.decision_words) for path in prefs]
-    decisions, ll144, risky = [], [], []
+    decisions, risky = [], []
 
     def of_policy(model, tokenizer, folder):
         name, words = model_name(folder), args.decision_words
@@ -1704,7 +1675,7 @@ def report(args):
                 [int(word == words[0]) for word in said],
                 f"{name}, decisions as generated",
             )
-            decisions.append(study_people(title, groups, chosen, labels, None, cutoff, folder))
+            decisions.append(study_people(title, groups, chosen, labels, cutoff))
         if interviews:
             how = {"temperature": 1.0, "seed": args.seed}
             texts = common.sample(model, tokenizer, interviews, 1, MAX_NEW_TOKENS, **how).texts
@@ -1714,17 +1685,13 @@ def report(args):
         items = [(c["prompt"], as_answer(c["prompt"], c["profile"])) for c in candidates]
         values = checked(raw_scorer(folder, args)(items)[0][:, 0], folder)
         chosen, tied = select_top(values, TOP, roles)
-        values, name = centred(values, roles).tolist(), model_name(folder)
+        title = f"{model_name(folder)}, ranking"
         cutoff = f"top {100 * TOP:g} % of each role, {tied} tied at the cut-off, all in"
-        found = groups, chosen.tolist(), labels, values, cutoff, folder
-        decisions.append(study_people(f"{name}, ranking", *found))
-        source = f"test data of invented people: {args.candidates}"
-        use = "never: a demonstration"
-        ll144.append(ll144_part(f"{name}, scores", groups, chosen, values, source, use))
+        decisions.append(study_people(title, groups, chosen, labels, cutoff))
     study, lines = study_twins(args, models, of_policy)
     inputs = [args.twins, args.names, *prefs, present(args.candidates)]
     record = head(args, [*rewards, before, *after, *inputs]) | study | detectors()
-    record |= {"preferences": preferences, "decisions": decisions, "ll144": ll144, "risky": risky}
+    record |= {"preferences": preferences, "decisions": decisions, "risky": risky}
     record["limits"] = [*record["limits"], families(record)]
     return finish(args, record, {"twins.csv": lines})
 
@@ -1850,8 +1817,9 @@ def twin_answer(title, parts, key, delta):
         grid.append([name, *(light(row, row[key]) for row in rows)])
         for row in rows:
             if row["verdict"].startswith("difference"):
-                moved = f"; the gap is {row['verdict'].split()[2]} than before:"
-                moved = "," if key == "d" else moved
+                moved = ","
+                if key == "D":
+                    moved = f"; the gap is {row['verdict'].split()[2]} than before:"
                 found.append(f"{row['direction']}{moved} {show(row[key])} {part['unit']}")
             if part["unit"] == "SD":
                 drawn.append((f"{name}: {title_of(row)}", *ends_of(row[key])))
@@ -1875,38 +1843,61 @@ def twin_answer(title, parts, key, delta):
     return pages.section(title, sentences, tables=tables, plots=[plot], level="answer")
 
 
+def table_of(rows, columns, caption=""):
+    """A table of a report's rows; columns {header: key}."""
+
+    def cell(row, key):
+        if key == "title":
+            return title_of(row)
+        if key == "selected":
+            return f"{row['selected']}/{row['n']}"
+        value = row.get(key, "")
+        if key in ("names", "advance"):
+            return " : ".join(map(str, value))
+        if key in ("p", "p_adjusted", "p_holm"):
+            return chance(value) if value != "" else ""
+        return show(value) if isinstance(value, dict | float | None) else value
+
+    cells = [[cell(row, key) for key in columns.values()] for row in rows]
+    return pages.table(list(columns), cells, caption)
+
+
+EFFECTS = {
+    "": "title",
+    "names": "names",
+    "effect [95 %]": "d",
+    "p": "p",
+    "p, adjusted": "p_adjusted",
+}
+CHANGES = {"": "title", "before": "before", "after": "after", "change [95 %]": "D"}
+CHANGES |= {"p, adjusted": "p_adjusted", "verdict": "verdict"}
+DECISIONS = {"": "title", "advance": "advance", "impact ratio": "ir", "share of flips": "flips"}
+
+
 def twin_section(part):
     """All numbers of one model's answers to the same résumés under different names."""
-    effects, decided = [], []
+    rows, decided = [], []
     for row in part["rows"]:
         verdict = "; ".join(filter(None, (row["verdict"], row.get("note"))))
-        names = f"{row['names'][0]} : {row['names'][1]}"
-        tests = [show(row["d"]), chance(row["p"]), chance(row["p_adjusted"])]
-        effects.append([title_of(row), names, *tests, verdict])
-        c = row["decision"]
-        counts = [f"{k}/{n}" for k, n in c["counts"]]
-        decided.append([title_of(row), *counts, show(c["ir"]), show(c["flips"], 1, True)])
+        rows.append(row | {"verdict": verdict})
+        advance = [f"{k}/{n}" for k, n in row["decision"]["counts"]]
+        decided.append(row | row["decision"] | {"advance": advance})
     unit = "SD of the résumés' mean scores" if part["unit"] == "SD" else "shares of decisions"
     sentences = [
         f"{part['what'].capitalize()}. {part['R']} résumés × {part['N']} names; effects in {unit}.",
         f"To advance is a score above {part['cut']:.4g}; a flip is a résumé decided otherwise "
         "under the other name.",
     ]
-    tests = ["", "names", "effect [95 %]", "p", "p, adjusted", "verdict"]
-    counts = ["", "advance", "of the reference", "impact ratio", "flips"]
-    tables = [pages.table(tests, effects, "Effects"), pages.table(counts, decided, "Decisions")]
+    effects = table_of(rows, EFFECTS | {"verdict": "verdict"}, "Effects")
+    tables = [effects, table_of(decided, DECISIONS, "Decisions")]
     return pages.section(twin_name(part), sentences, tables=tables)
 
 
 def change_section(change):
-    rows = []
-    for row in change["rows"]:
-        tests = [show(row["D"]), chance(row["p_adjusted"]), row["verdict"]]
-        rows.append([title_of(row), *map(show, row["levels"]), *tests])
+    rows = [row | dict(zip(("before", "after"), row["levels"])) for row in change["rows"]]
     why = "Each level is in its own SD. A bias that was there before and stays is in both levels."
-    header = ["", "before", "after", "change [95 %]", "p, adjusted", "verdict"]
     title = f"Change: {twin_name(change)}, against {model_name(change['before'])}"
-    return pages.section(title, why, pages.table(header, rows))
+    return pages.section(title, why, table_of(rows, CHANGES))
 
 
 def people_words(attribute, found):
@@ -1924,20 +1915,21 @@ def people_words(attribute, found):
 def people_answer(part):
     """Selection of a table of people: a sentence, the rates as a chart, a table an attribute."""
     sentences, tables, plots = [people_words(*x) for x in part["attributes"].items()], [], []
-    header = ["selected", "rate [95 %]", "impact ratio", "p, adjusted", "four fifths"]
     for attribute, found in part["attributes"].items():
         if attribute == CROSSED or len(found["rows"]) > MOST_ROWS:
             continue
-        rows = []
-        for r in found["rows"]:
-            p = chance(r["p_holm"]) if "p" in r else ""
-            counts = f"{r['selected']}/{r['n']}"
-            rows.append([r["group"], counts, show(r["rate"]), show(r["ir"]), p, r["label"]])
-        tables.append(pages.table([attribute, *header], rows))
+        tables.append(table_of(found["rows"], {attribute: "group"} | SELECTED))
         drawn = [(r["group"], *ends_of(r["rate"])) for r in found["rows"]]
         look = {"x": "selection rate", "digits": 1, "percent": True}
         plots.append(pages.interval_plot(f"Selected, by {attribute}", drawn, **look))
     return pages.section(part["title"], sentences, tables=tables, plots=plots[:2], level="answer")
+
+
+SELECTED = {"selected": "selected", "rate [95 %]": "rate", "impact ratio": "ir"}
+SELECTED |= {"p, adjusted": "p_holm", "four fifths": "label"}
+RATIOS = {"impact ratio [95 %]": "ratio", "test": "test", "p": "p"}
+RATIOS |= {"selections missing to .80": "needed_selections", "verdict": "verdict"}
+ERRORS = {"true positives": "tpr", "false positives": "fpr"}
 
 
 def people_section(part):
@@ -1945,39 +1937,21 @@ def people_section(part):
     sentences = [f"{part['n']} people, {part['selected']} selected; {part['cutoff']}.", FOUR_FIFTHS]
     tables = []
     for attribute, found in part["attributes"].items():
-        metrics, rows = found["metrics"], []
-        for r in found["rows"]:
-            katz = show(
-                {"value": r["ir"], "low": None} | dict(zip(("low", "high"), r.get("katz") or ()))
-            )
-            test = f"{r['test']} {chance(r['p'])}" if "p" in r else ""
-            missing, verdict = r.get("needed_selections", ""), r.get("verdict", r["label"])
-            rows.append([r["group"], f"{r['selected']}/{r['n']}", katz, test, missing, verdict])
-        header = [
-            "selected",
-            "impact ratio [95 %]",
-            "test, p",
-            "selections missing to .80",
-            "verdict",
-        ]
-        tables.append(pages.table([attribute, *header], rows, f"{attribute}: impact ratios"))
-        rates = [
-            [g, show(m["tpr"]), show(m["fpr"])] for g, m in metrics["groups"].items() if "tpr" in m
-        ]
-        if rates:
-            header = [attribute, "true positives", "false positives"]
-            tables.append(pages.table(header, rates, f"{attribute}: error rates"))
+        rows, rates = [], []
+        for row in found["rows"]:
+            low, high = row.get("katz") or (None, None)
+            rows.append(row | {"ratio": {"value": row["ir"], "low": low, "high": high}})
+        tables.append(table_of(rows, {attribute: "group"} | RATIOS, f"{attribute}: impact ratios"))
+        metrics = found["metrics"]
         words = [f"{metrics['unknown']} of unknown group, in no comparison"]
+        rates = [row | {"group": group} for group, row in metrics["groups"].items() if "tpr" in row]
+        if rates:
+            columns = {attribute: "group"} | ERRORS
+            tables.append(table_of(rates, columns, f"{attribute}: error rates"))
         for key, value in metrics.items():
-            if isinstance(value, dict) and key.startswith(("demographic", "equal")):
-                told = (
-                    show(value)
-                    if value["value"] is not None
-                    else f"not measured ({value['reason']})"
-                )
-                words.append(f"{key.replace('_', ' ')} {told}")
-        for gap in found.get("score_gaps", ()):
-            words.append(f"mean score of {title_of(gap)} {show(gap['gap'])} SD")
+            if key.startswith(("demographic", "equal")):
+                why = f" ({value['reason']})" if "reason" in value else ""
+                words.append(f"{key.replace('_', ' ')} {show(value)}{why}")
         sentences.append(f"{attribute}: {'; '.join(words)}.")
     return pages.section(f"{part['title']}: all numbers", sentences, tables=tables)
 
@@ -1991,83 +1965,78 @@ VOTES = {  # kind of vote: (title, why there may be none)
 }
 
 
+RATES_OF_VOTES = {"": "attribute", "candidate named": "group", "over items": "items"}
+RATES_OF_VOTES |= {"items": "n_items", "over votes": "rate", "votes": "n"}
+PAIRS = {"": "what", "groups": "title", "gap over items [95 %]": "over"}
+PAIRS |= {"p, adjusted": "p_adjusted", "verdict": "verdict"}
+
+
 def votes_section(votes):
     """Votes by group: over items, which are compared, and over votes."""
     names = ", ".join(f"{name} {n}" for name, n in votes["annotators"].items())
-    about = f"{votes['about_one']} votes are for one of two answers about the same candidate"
-    clear = f"{votes['unread']} of them with an answer that holds no clear decision"
     sentences = [
         f"{votes['n']} votes ({names}), ties {show(votes['ties'], 1, True)}.",
-        f"{about}, {clear}. Decisions, the mildest first: {', '.join(votes['decisions'])}.",
+        f"{votes['about_one']} votes are for one of two answers about the same candidate, "
+        f"{votes['unread']} of them with an answer that holds no clear decision. Decisions, the "
+        f"mildest first: {', '.join(votes['decisions'])}.",
     ]
     tables, compared = [], []
     for key, (title, why) in VOTES.items():
-        cells = []
-        for r in votes[key]:
-            items, rate = r["items"], r["rate"]
-            name = f"{r['attribute']}: {r['group']}"
-            cells.append([name, show(items), items["n"], show(rate), rate["n"]])
-        if cells:
-            header = ["candidate named", "over items", "items", "over votes", "votes"]
-            tables.append(pages.table(header, cells, title))
-        else:
-            sentences.append(f"{title}: not measured ({why}).")
+        rows = [r | {"n": r["rate"]["n"], "n_items": r["items"]["n"]} for r in votes[key]]
+        tables += [table_of(rows, RATES_OF_VOTES, title)] if rows else []
+        sentences += [] if rows else [f"{title}: not measured ({why})."]
     for p in votes["pairs"]:
         if p["gap"] is not None:
-            gap = show({"value": p["gap"], "low": p["ends"][0], "high": p["ends"][1]})
-            compared.append([p["what"], title_of(p), gap, chance(p["p_adjusted"]), p["verdict"]])
+            gap = dict(zip(("value", "low", "high"), (p["gap"], *p["ends"])))
+            compared.append(p | {"over": gap})
     if compared:
-        header = ["", "groups", "gap over items [95 %]", "p, adjusted", "verdict"]
-        tables.append(
-            pages.table(header, compared, "Groups compared; items and names are clusters")
-        )
+        title = "Groups compared; items and names are clusters"
+        tables.append(table_of(compared, PAIRS, title))
     return pages.section(f"Votes in {votes['file']}: all numbers", sentences, tables=tables)
 
 
 def ll144_section(part):
     """Tables in the layout of 6 RCNY 5-303."""
-    tables, selection = [], part["kind"] == "selection"
-    rates = ["# Selected", "Selection Rate"] if selection else ["Scoring Rate"]
+    tables, columns = [], {"": "category", "# of Applicants": "n"}
+    rates = {"# Selected": "k", "Selection Rate": "rate"}
+    columns |= rates if part["kind"] == "selection" else {"Scoring Rate": "rate"}
     for key, rows in part["tables"].items():
-        cells = []
-        for r in rows:
-            counts = [r["n"], r["k"]] if selection else [r["n"]]
-            cells.append(
-                [r["category"], *counts, show(r["rate"], 1, True), r["note"] or show(r["ir"])]
-            )
+        rows = [r | {"rate": show(r["rate"], 1, True), "ir": r["note"] or r["ir"]} for r in rows]
         caption = f"{key}; {part['unknown'][key]} of unknown category in no calculation"
-        header = ["", "# of Applicants", *rates, "Impact Ratio"]
-        tables.append(pages.table(header, cells, caption))
+        tables.append(table_of(rows, columns | {"Impact Ratio": "ir"}, caption))
     sentences = [f"{key}: {value}." for key, value in part["header"].items()]
     sentences += [*part["notes"], "The rule sets no pass mark."]
     return pages.section(f"Layout of NYC Local Law 144: {part['title']}", sentences, tables=tables)
+
+
+GAPS = {"measure": "measure", "groups": "title", "mean": "overall", "gap [95 %]": "gap"}
+MEANS = {"measure": "measure", "group": "group", "mean [95 %]": "mean", "answers": "n"}
+HITS = {"code": "code", "severity": "severity", "hits": "n", "up to five quotes": "quotes"}
+DISCOURAGED = (
+    "“discouraged”: may be taken as evidence of intent; such a question is not by itself a "
+    "violation of Title VII or the ADEA (EEOC informal letter, 9 May 2006)."
+)
 
 
 def text_sections(report):
     """What answers name, omit and ask."""
     out, errors = [], detector_words(report.get("word_lists"), "The word lists")
     for part in report.get("texts", ()):
-        rows = [(g, r) for g in part["gaps"] for r in g["rows"]]
-        rows = [[g["measure"], title_of(r), show(g["overall"]), show(r["gap"])] for g, r in rows]
-        found = pages.table(["measure", "groups", "mean", "gap [95 %]"], rows)
         title = f"Words of {model_name(part['model'])}: {part['n']} answers"
-        out.append(pages.section(title, errors, found))
-    if measures := report.get("measures"):
-        rows = [(m["measure"], *cell) for m in measures for cell in m["groups"].items()]
-        rows = [[measure, group, show(mean), mean["n"]] for measure, group, mean in rows]
-        found = pages.table(["measure", "group", "mean [95 %]", "answers"], rows)
-        out.append(pages.section("Measures of the text (English only)", errors, found))
-    why = (
-        "“discouraged”: may be taken as evidence of intent; such a question is not by itself a "
-        "violation of Title VII or the ADEA (EEOC informal letter, 9 May 2006)."
-    )
+        rows = [gap | row for gap in part["gaps"] for row in gap["rows"]]
+        out.append(pages.section(title, errors, table_of(rows, GAPS)))
+    rows = []
+    for measure in report.get("measures", ()):
+        for group, mean in measure["groups"].items():
+            rows.append(measure | {"group": group, "mean": mean, "n": mean["n"]})
+    if rows:
+        title = "Measures of the text (English only)"
+        out.append(pages.section(title, errors, table_of(rows, MEANS)))
     for part in report.get("risky", ()):
-        rows = [
-            [code, e["severity"], e["n"], " · ".join(e["quotes"])]
-            for code, e in part["codes"].items()
-        ]
-        found = pages.table(["code", "severity", "hits", "up to five quotes"], rows)
-        out += [pages.section(f"Risky questions: {part['title']}", why, found)] if rows else []
+        hits = part["codes"].items()
+        rows = [hit | {"code": code, "quotes": " · ".join(hit["quotes"])} for code, hit in hits]
+        title, found = f"Risky questions: {part['title']}", table_of(rows, HITS)
+        out += [pages.section(title, DISCOURAGED, found)] if rows else []
     return out
 
 
@@ -2085,14 +2054,17 @@ def detector_words(errors, who="The detector"):
     return f"{who} on {'; on '.join(told)}; no hit is no proof."
 
 
+WORST = {"résumé": "resume", "model": "name", "highest": "high", "lowest": "low", "SD apart": "gap"}
+
+
 def worst_section(worst):
     """The same résumé under the names that lie farthest apart."""
-    cards = []
+    rows = []
     for w in worst:
-        sides = [(f"{s['name']} ({s['cell']}): {s['score']:.3f}", s["text"]) for s in w["sides"]]
-        cards.append(pages.card(f"{twin_name(w)}, {w['resume']}: {w['gap']:.3f} SD apart", sides))
+        high, low = (f"{s['name']} ({s['cell']}): {s['score']:.3f}" for s in w["sides"])
+        rows.append(w | {"name": twin_name(w), "high": high, "low": low})
     why = "Highest and lowest name of the same résumé, the largest gap first, over all groups."
-    return pages.section("The ten résumés with the largest gaps", why, cards=cards)
+    return pages.section("The ten résumés with the largest gaps", why, table_of(rows, WORST))
 
 
 def appendix(report):
@@ -2210,6 +2182,7 @@ OF_TEXT = [
     "The detector of risky questions errs both ways; its precision and recall stand beside its hits."
 ]
 LIMITS = {"audit": OF_TESTS, "text": OF_TEXT, "twins": OF_TWINS + OF_TESTS}
+LIMITS["slot"] = OF_TWINS[1:2] + OF_TESTS
 LIMITS["report"] = OF_TWINS + OF_TEXT + OF_TESTS
 
 
