@@ -1,26 +1,29 @@
-"""fairness.py: models and tables of people in; whether groups are treated differently, how surely, and where.
+"""fairness.py: models and tables of people in; whether groups are treated differently, how surely.
 
-Objective    d = (mean score under a group's names − under the reference's) / SD of the résumés' mean scores
+Objective    d = (mean score under a group's names − under the reference's) / SD of résumés' means
 Algorithm    (1) read names and résumés with slots; every résumé is read under every name
-             (2) score the twins: reward of an answer and of a profile, log-odds of the decision, written decision
+             (2) score the twins: reward of an answer and of a profile, log-odds of the decision,
+                 written decision
              (3) statistics: effects, names permuted, résumés and names resampled, four verdicts
              (4) change: the same twins before and after, each in its own SD
              (5) people: selection, error rates, impact ratios, LL144-layout tables
-             (6) text: what answers name and ask, beside the errors of the detectors on labelled sentences
+             (6) text: what answers name and ask, beside the detectors' errors
              (7) files: report.json, report.html, audit.csv, twins.csv
-Conventions  an effect is group − reference, with its direction in words; a rate over nobody is null with a reason;
-             verdicts: difference found, equivalent within δ, inconclusive, not measured;
-             names stand for groups in synthetic twins only; people have recorded categories or "unknown"
-Left out     1. causal graphs, individual fairness   2. re-weighting of decisions   3. guessing anybody's race or sex
-             4. languages other than English   5. one overall score, any pass mark
+Conventions  an effect is group − reference, with its direction in words; a rate over nobody is null
+             with a reason; verdicts: difference found, equivalent within δ, inconclusive, not
+             measured; names stand for groups in synthetic twins only; people have recorded
+             categories or "unknown"
+Left out     1. causal graphs, individual fairness   2. re-weighting of decisions
+             3. guessing anybody's race or sex   4. languages other than English
+             5. one overall score, any pass mark
 Run          python fairness.py
              python fairness.py audit people.csv --y-true hired --y-pred advanced --group race
              python fairness.py twins --reward-model runs/reward
              python fairness.py twins --reward-model runs/reward --slot age=data/slots.csv
              python fairness.py text answers.jsonl
 Writes       report.json, report.html, audit.csv, twins.csv, all below --out
-Reference    Bertrand & Mullainathan 2004; Gaebler et al. 2024 (twins); 29 CFR 1607.4D (four fifths);
-             6 RCNY 5-300 ff.; Katz et al. 1978 (ratio); Newcombe 1998 (difference)
+Reference    Bertrand & Mullainathan 2004; Gaebler et al. 2024 (twins); 29 CFR 1607.4D (four
+             fifths); 6 RCNY 5-300 ff.; Katz et al. 1978 (ratio); Newcombe 1998 (difference)
 Axes         R résumés, N names, B draws, C contrasts
 """
 
@@ -83,7 +86,9 @@ REFERENCE = {"sex": "Male", "race_ethnicity": "White"}  # declared before lookin
 CROSSED = "sex × race_ethnicity"
 Z95, Z80 = NormalDist().inv_cdf(0.975), NormalDist().inv_cdf(0.80)
 
+FAIL_ON = ("difference", "inconclusive", "difference,inconclusive")
 BASE = "data/tiny-base"
+VOTES = [Default("data/prefs.jsonl"), Default("data/rank_train.jsonl")]
 TWINS, SLOT_TWINS = Default("data/twins.jsonl"), Default("data/twins_slots.jsonl")
 PROMPTS = Default("data/prompts.jsonl")  # interviews, for risky questions
 INTERVIEWS = 60  # of them, per policy
@@ -114,10 +119,10 @@ def group_metrics(groups, y_pred, y_true=None):
     """Rates of each group and how far they lie apart; what cannot be known is None with a reason.
 
     groups (n,) labels, None = unknown: counted, in no comparison;  y_pred, y_true (n,) 0 or 1
-    SR selected / people · TPR, FPR selected / those of label 1, of label 0 · TNR = 1 − FPR, FNR = 1 − TPR
+    SR selected / people · TPR, FPR selected / those of label 1, 0 · TNR = 1 − FPR, FNR = 1 − TPR
     difference: highest − lowest rate; ratio: lowest / highest
     equalised odds: the larger difference, the smaller ratio of TPR and FPR
-    returns {"n", "unknown", "groups": {g: {rate: {"value", "k", "n", …}}}, comparison: {"value", …}}
+    returns {"n", "unknown", "groups": {g: {rate: {"value", "k", "n"}}}, comparison: {"value"}}
 
     By hand: a has 1 of 2 selected, b 2 of 2: difference ½, ratio ½.
     >>> found = group_metrics(["a", "a", "b", "b"], [0, 1, 1, 1])
@@ -182,7 +187,7 @@ def flip_flop(s1, n1, s2, n2):
 def impact_ratios(counts):
     """IR = rate / highest rate; flagged when strictly below four fifths, compared as fractions.
 
-    counts  {group: (n, selected)};  returns {group: {"ir", "flagged"}}, ir None where there is no rate
+    counts  {group: (n, selected)};  returns {group: {"ir", "flagged"}}, ir None without a rate
     >>> found = impact_ratios({"a": (100, 60), "b": (100, 45), "c": (100, 48)})
     >>> {g: (round(r["ir"], 2), r["flagged"]) for g, r in found.items()}
     {'a': (1.0, False), 'b': (0.75, True), 'c': (0.8, False)}
@@ -202,7 +207,7 @@ def clustered_difference(values, a, b, *clusters):
     values (n,);  a, b (n,) bool;  clusters: one or two (n,) label arrays, such as item and person
     Influence of a row: ±(v − its group's mean) / its group's n. Variance: squares of the sums over
     clusters; of two kinds V1 + V2 − V12 [Cameron, Gelbach & Miller 2011], never below V1 or V2.
-    Degrees of freedom: clusters of the smaller group − 1. None with fewer than 5 clusters in a group.
+    Degrees of freedom: clusters of the smaller group − 1. None with fewer than 5 clusters a group.
     returns {"gap", "p", "ends", "ends90"}
     """
     here = a | b
@@ -242,8 +247,8 @@ def impact_rows(counts, reference=None, differ=None):
 
     counts  {group: (n, selected)}
     differ  (group, reference) → {"p", "test", "ends90"}, where rows are not independent
-    One p, adjusted by Holm, decides label and verdict: over the groups against a declared reference,
-    over all pairs where the reference was picked by its rate (the best of k lies high by chance).
+    One p, adjusted by Holm, decides label and verdict: over the groups against a declared
+    reference, over all pairs where it was picked by its rate (the best of k lies high by chance).
     Groups below FLOOR of the people, and all of more than MOST_GROUPS, are named, not judged.
     """
     total, aside = sum(n for n, _ in counts.values()), {}
@@ -318,11 +323,11 @@ def four_fifths(group, reference, counts, of_reference, p, ends90):
 
 
 def select_top(scores, share_selected, within=None):
-    """(n,) 0 or 1: the top share of each role, with all that are equal to its last one; the number tied.
+    """(n,) 0 or 1: the top share of each role, with all equal to its last one; the number tied.
 
-    within  (n,) labels such as the role: a reward model's scores of different prompts have different zeros
-    >>> select_top([9, 8, 2, 1], 0.5)[0].tolist(), select_top([9, 8, 2, 1], 0.5, list("aabb"))[0].tolist()
-    ([1, 1, 0, 0], [1, 0, 1, 0])
+    within  (n,) labels such as the role: scores of different prompts have different zeros
+    >>> [select_top([9, 8, 2, 1], 0.5, roles)[0].tolist() for roles in (None, list("aabb"))]
+    [[1, 1, 0, 0], [1, 0, 1, 0]]
     """
     scores, chosen, tied = np.asarray(scores, float), np.zeros(len(scores), int), 0
     labels = np.zeros(len(scores)) if within is None else np.asarray(within)
@@ -564,7 +569,7 @@ def bootstrap_effects(matrices, weights, cells, draws, seed=0, unit="SD"):
 def twin_verdict(d, ends, p, names, resumes, delta, unit="SD", change=False):
     """One of the four verdicts: too small, found, equivalent (TOST at .05), else inconclusive.
 
-    d  the effect or its change;  ends  90 % interval or None;  p after Holm;  names in the smaller group
+    d  the effect or its change;  ends  90 % interval or None;  p after Holm;  names of the fewer
     An inconclusive one says how many names would do, if noise shrinks with names: to show this
     effect, or its absence.
     """
@@ -604,12 +609,12 @@ def in_words(attribute, group, reference, d):
 
 
 def twin_table(scores, groups, seed=0, unit="SD", before=None, cut=None):
-    """Every contrast of one (R, N) matrix, or its change from `before`: effects, p by names, verdicts.
+    """Every contrast of one (R, N) matrix, or its change from `before`: effects, p, verdicts.
 
     groups  {attribute: (N,) labels}
     unit    SD of the résumés' means; "pp": scores are 0 or 1 (or counts), and effects raw gaps
-    before  (R, N) of the same twins: D = d_after − d_before of the planned contrasts, each in its own
-            SD, under one bootstrap; both levels stand beside it, for a bias that stays is no change
+    before  (R, N) of the same twins: D = d_after − d_before of the planned contrasts, each in its
+            own SD, under one bootstrap; both levels stand beside it: a bias that stays is no change
     cut     scores above it are decisions to advance
     """
     R, N = scores.shape
@@ -694,7 +699,10 @@ COMMUNAL = (
     r"interperson\w+|kind(?:ly|ness)?(?! of)|nurtur\w+|support(?:s|ed|ing|ive)?|sympath\w+|"
     r"team(?:s|mates?|work)?|warm(?:ly|th)?"
 )
-PEOPLE = "(?: american)?,? (?:m[ae]n|wom[ae]n|male|female|candidate|applicant|person|people|family|community|name)"
+PEOPLE = (
+    "(?: american)?,? (?:m[ae]n|wom[ae]n|male|female|candidate|applicant|person|people|family|"
+    "community|name)"
+)
 PROTECTED = (
     rf"(?:black|white|asian|african|hispanic){PEOPLE}|"
     r"(?:is|are|was|as a) (?:black|white|asian|hispanic)\b(?! (?:box|belt|paper|label|friday))|"
@@ -718,7 +726,7 @@ OWN_PRONOUNS = {"she": {"she", "her", "hers"}, "he": {"he", "him", "his"}}
 
 
 def decision_of(answer, words):
-    """The decision of an answer: the last line that names one names it alone, without "not"; else None.
+    """The decision of an answer: its last line that names one, alone and without "not"; else None.
 
     >>> decisions = ("advance", "hold", "reject")
     >>> decision_of("Gaps: none.\\nRecommendation: advance.", decisions)
@@ -737,7 +745,7 @@ def decision_of(answer, words):
 def text_measures(answer, row, words=("advance", "hold", "reject")):
     """{measure: number} of one English answer; what its row has no field for is left out.
 
-    row  may hold "shown" or "skills" (the résumé's skills) and "pronoun" (the subject pronoun, or "")
+    row  may hold "shown" or "skills" (of the résumé) and "pronoun" (the subject pronoun, or "")
     """
     lower = answer.lower()
     tokens = re.findall(r"[a-z']+", lower)
@@ -766,15 +774,14 @@ def decision_words(text):
     return words
 
 
+EXAMPLE = "fairness.py audit people.csv --y-pred hired --group race --out runs/audit"
+
+
 def parse_args(argv=None):
     argv = list(sys.argv[1:] if argv is None else argv)
     if not argv or argv[0] not in (*COMMANDS, "-h", "--help"):
         argv.insert(0, "report")
-    about, example = (
-        __doc__.splitlines()[0],
-        "fairness.py audit people.csv --y-pred hired --group race",
-    )
-    parser = files.Parser(prog="fairness.py", description=about, epilog=example)
+    parser = files.Parser("fairness.py", description=__doc__.splitlines()[0], epilog=EXAMPLE)
     commands = parser.add_subparsers(dest="command", metavar="command")
     parsers = {name: commands.add_parser(name, help=COMMANDS[name].__doc__) for name in COMMANDS}
     count = files.number(int, at_least=1)
@@ -782,22 +789,22 @@ def parse_args(argv=None):
     for name in ("report", "twins"):
         add = parsers[name].add_argument
         add("--before", default=Default(BASE), help="policy folder, or none (default: %(default)s)")
-        add("--after", nargs="+", default=[made(x) for x in ("dpo", "ppo", "grpo")], help="aligned policies (default: %(default)s, where they exist)")
+        add("--after", nargs="+", default=[made(x) for x in ("dpo", "ppo", "grpo")], help="aligned policies (default: %(default)s)")
         add("--reward-model", nargs="+", default=[made("reward")], help="folders; several are compared side by side (default: %(default)s)")
         add("--twins", default=TWINS, help="résumés with slots such as {name} (default: %(default)s)")
         add("--names", default="data/names.csv", help="CSV of name, first, last, sex, race_ethnicity (default: %(default)s)")
         add("--names-per-cell", type=count, default=25, help="names per sex × race cell (10 to 30; default 25)")
         add("--resumes", type=count, default=40, help="résumés (20 to 100; default 40)")
         add("--generated-names", type=count, default=10, help="names per cell for generated answers (2 to 25; default 10)")
-        add("--generated-resumes", type=files.number(int, at_least=0), default=20, help="résumés for generated answers, 0 = none (default 20)")
+        add("--generated-resumes", type=files.number(int, at_least=0), default=20, help="résumés for generated answers, 0 = none (20)")
         add("--seed", type=files.number(int, at_least=0), default=0, help="of resampling and permutations")
 
     add = parsers["twins"].add_argument
-    add("--slot", metavar="NAME=FILE.csv", help="compare another slot than names: CSV of slot, group, value, the reference group first (age=data/slots.csv)")
+    add("--slot", metavar="NAME=FILE.csv", help="compare a slot in place of names: CSV of slot, group, value (age=data/slots.csv)")
 
     add = parsers["report"].add_argument
     add("--candidates", default=Default("data/candidates.jsonl"), help="profiles with recorded sex and race_ethnicity, JSONL, or none")
-    add("--prefs", nargs="+", default=[Default("data/prefs.jsonl"), Default("data/rank_train.jsonl")], help="votes such as those behind the models, JSONL, or none")
+    add("--prefs", nargs="+", default=VOTES, help="votes such as those behind the models, JSONL, or none (default: %(default)s)")
 
     add = parsers["audit"].add_argument
     add("table", metavar="people.csv", help="CSV with a header, a row per person")
@@ -813,15 +820,16 @@ def parse_args(argv=None):
     add("--cluster", help="column of what rows share, such as the person (default: id, where it repeats)")
     add("--ll144", choices=("selection", "scoring"), help="tables in the layout of NYC Local Law 144")
 
-    parsers["text"].add_argument("answers", help="JSONL of answers: response, and where known shown, pronoun, group")
+    add = parsers["text"].add_argument
+    add("answers", help="JSONL of answers: response, and where known shown, pronoun, group")
 
     for name in COMMANDS:
         add = parsers[name].add_argument
         if name != "audit":
-            add("--decision-words", type=decision_words, default="advance,hold,reject", help="what an answer may decide, the mildest first (default: %(default)s)")
+            add("--decision-words", type=decision_words, default="advance,hold,reject", help="the mildest first (default: %(default)s)")
         add("--out", default="runs/fairness", help="folder of the report (default: %(default)s)")
         add("--overwrite", action="store_true", help="replace the report that is there")
-        add("--fail-on", choices=("difference", "inconclusive", "difference,inconclusive"), help="for CI: status 1 for a difference (in text: a risky question), 3 for an inconclusive verdict")
+        add("--fail-on", choices=FAIL_ON, help="for CI: status 1 for a difference (text: a risky question), 3 for inconclusive")
         parsers[name].set_defaults(device="auto", dtype="auto", micro_tokens=None)
     # fmt: on
     args = parser.parse_args(argv)
@@ -891,19 +899,19 @@ def load_twins(path, resumes, people):
     for line, row in files.read_jsonl(path, numbered=True, flag="--twins"):
         if len(rows) == resumes:
             break
-        slots, key = set(), ""
-        try:
-            for key in (key for key in TWIN_FIELDS if row.get(key)):
+        slots, at = set(), f"--twins {path}:{line}"
+        for key in (key for key in TWIN_FIELDS if row.get(key)):
+            try:
                 common.check_messages(row[key], key)
                 for text in message_texts(row[key]):
                     slots |= set(SLOT.findall(text))
                     if SLOT.search(text):
                         check_minimal_edit(text, values)
-            if not slots & moving:
-                some = "} {".join(sorted(moving))
-                raise ValueError(f"no slot of {{{some}}} in it, so its twins would be one text")
-        except ValueError as error:
-            raise UserError(f"--twins {path}:{line}: {key}: {error}") from None
+            except ValueError as error:
+                raise UserError(f"{at}: {key}: {error}") from None
+        if not slots & moving:
+            some = "} {".join(sorted(moving))
+            raise UserError(f"{at}: no slot of {{{some}}} in it, so its twins would be one text")
         rows.append({"id": f"twin-{len(rows)}"} | row)
     if not rows:
         raise UserError(f"--twins {path}: the file is empty; expected a résumé with slots per line")
@@ -957,7 +965,7 @@ def read_score(cell):
 
 
 def audit_columns(args, header):
-    """The table's columns of groups: --group; else, or for LL144 as well, sex and race_ethnicity."""
+    """The table's columns of groups: --group; else, or for LL144 too, sex and race_ethnicity."""
     own = [column for column in REFERENCE if column in header]
     columns = [args.group] if args.group else own
     if args.ll144 and not own:
@@ -975,7 +983,7 @@ def audit_columns(args, header):
 
 
 def load_people(args):
-    """{"ids", "groups": {column: labels}, "decided", "labels", "scores", …} of the audit's table."""
+    """{"ids", "groups": {column: labels}, "decided", "labels", "scores", …} of the table."""
     path, what = args.table, args.y_pred or args.score
     if bool(args.y_pred) == bool(args.score):
         raise UserError("--y-pred, --score: expected one, a decision column or a score")
@@ -1125,7 +1133,7 @@ SURFACES = {  # what is asked of a model: (in two words, in one sentence)
 
 
 def wanted(args):
-    """(before, [after], [reward models]) that exist; naming one kind of model drops other defaults."""
+    """(before, [after], [reward models]) that exist; naming a model drops the other defaults."""
     given = (args.before, *args.after, *args.reward_model)
     explicit = not all(isinstance(name, Default) for name in given)
 
@@ -1203,7 +1211,7 @@ def study_twins(args, models, extra=None):
     path = SLOT_TWINS if slot and isinstance(args.twins, Default) else args.twins
     twins = load_twins(path, args.resumes, people)
     print(
-        f"{len(twins)} résumés × {len(people)} names = {len(twins) * len(people)} texts per question"
+        f"{len(twins)} résumés × {len(people)} names = {len(twins) * len(people)} texts a question"
     )
     study = {key: [] for key in ("surfaces", "changes", "texts", "worst", "not_measured")}
     cells = len({tuple(person.groups.values()) for person in people})
@@ -1393,10 +1401,10 @@ def exchange_rows(people):
 
 
 def biasguard(args, part, people):
-    """[line] of BiasGuard (github.com/themacdonald/BiasGuard, MIT) on our audit.csv: its numbers beside ours.
+    """[line] of BiasGuard (github.com/themacdonald/BiasGuard, MIT) on audit.csv, beside ours.
 
-    DIR = SR_p / SR_r, SPD = SR_p − SR_r, EOD = TPR_p − TPR_r: each group against the one of the highest rate.
-    It is run where it is installed and there is ground truth: a prediction in its place would make EOD 0.
+    DIR = SR_p / SR_r, SPD = SR_p − SR_r, EOD = TPR_p − TPR_r: each group against the reference.
+    It is run where it is installed and there is ground truth: without it EOD would be 0.
     """
     tool, lines = shutil.which("biasguard"), []
     if not (tool and people["labels"]):
@@ -1704,7 +1712,7 @@ def families(record):
     ]
     n += len(set(pairs))
     chance = "each with a chance of at most 5 % of any false finding"
-    return f"{n} tables were tested, {chance}: by chance alone at most {0.05 * n:.1f} of them show one."
+    return f"{n} tables were tested, {chance}: by chance at most {0.05 * n:.1f} of them show one."
 
 
 # ---- 9. save ----
@@ -1716,7 +1724,7 @@ def inert(x):
 
 
 def write_table(path, rows):
-    """RFC 4180, UTF-8, \\n; a text cell that a spreadsheet would run as a formula gets a leading '."""
+    """RFC 4180, UTF-8, \\n; text that a spreadsheet would run as a formula gets a leading '."""
     rows, out = list(rows), io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(map(inert, rows[0]))
@@ -1956,7 +1964,7 @@ def people_section(part):
     return pages.section(f"{part['title']}: all numbers", sentences, tables=tables)
 
 
-VOTES = {  # kind of vote: (title, why there may be none)
+KINDS_OF_VOTES = {  # kind of vote: (title, why there may be none)
     "chosen": ("Chosen, where both are profiles", "no pair compares two named candidates"),
     "harsher": (
         "The harsher of two decisions chosen",
@@ -1981,7 +1989,7 @@ def votes_section(votes):
         f"mildest first: {', '.join(votes['decisions'])}.",
     ]
     tables, compared = [], []
-    for key, (title, why) in VOTES.items():
+    for key, (title, why) in KINDS_OF_VOTES.items():
         rows = [r | {"n": r["rate"]["n"], "n_items": r["items"]["n"]} for r in votes[key]]
         tables += [table_of(rows, RATES_OF_VOTES, title)] if rows else []
         sentences += [] if rows else [f"{title}: not measured ({why})."]
@@ -2085,19 +2093,20 @@ def appendix(report):
         ["versions", f"FeedbackLoop {report['commit'] or 'unknown'}, {', '.join(versions)}"],
     ]
     how = [
-        "“unclear” and “inconclusive” do not mean “equal”: neither a difference nor its absence was shown."
+        "“unclear” and “inconclusive” do not mean “equal”: nothing was shown, no difference and "
+        "no absence of one."
     ]
     if report.get("decisions"):
         how.append(
             "The impact ratio is a group's selection rate divided by that of the reference: the "
             "declared group, else the one with the highest rate. Without a declared one, p is "
-            "adjusted for all pairs of groups (Holm), since the highest rate was picked after looking."
+            "adjusted for all pairs of groups (Holm): the highest rate was picked after looking."
         )
     if t := report.get("twins"):
         how.append(
             "An effect is the gap between the mean scores under two groups' names, in standard "
-            "deviations of the résumés' mean scores; p permutes names; Holm's correction covers the "
-            "comparisons of one table, Benjamini and Hochberg's the exploratory ones of sex × race. "
+            "deviations of the résumés' mean scores; p permutes names; Holm's correction covers "
+            "the comparisons of one table, Benjamini and Hochberg's those of sex × race. "
             f"{t['resumes']} résumés × {t['names']} names ({t['names_a_cell']} per cell); below "
             f"{t['delta']:g} SD an effect counts as none."
         )
@@ -2170,7 +2179,7 @@ def sections(report):
 
 
 OF_TWINS = [
-    "Names are proxies of what a reader may perceive; they are US-centric, with two sexes and four groups.",
+    "Names are proxies of what a reader may perceive: US-centric, two sexes and four groups.",
     "The résumés are synthetic and in a small closed English.",
     "Pronouns change with the sex of the name: an effect of sex is one of both.",
 ]
@@ -2178,9 +2187,7 @@ OF_TESTS = [
     "In each table of planned comparisons the chance of any false finding is at most 5 %.",
     "A small audit says “inconclusive”; that is no sign of equal treatment.",
 ]
-OF_TEXT = [
-    "The detector of risky questions errs both ways; its precision and recall stand beside its hits."
-]
+OF_TEXT = ["The detector of risky questions errs both ways: see its precision and recall."]
 LIMITS = {"audit": OF_TESTS, "text": OF_TEXT, "twins": OF_TWINS + OF_TESTS}
 LIMITS["slot"] = OF_TWINS[1:2] + OF_TESTS
 LIMITS["report"] = OF_TWINS + OF_TEXT + OF_TESTS

@@ -36,7 +36,9 @@ def write(path, content, header=None):
     elif isinstance(content, bytes):
         path.write_bytes(content)
     else:
-        path.write_text(content if isinstance(content, str) else "\n".join(map(json.dumps, content)))
+        path.write_text(
+            content if isinstance(content, str) else "\n".join(map(json.dumps, content))
+        )
     return str(path)
 
 
@@ -76,12 +78,30 @@ def test_eeoc_example():
 
 LABELS = [  # reference, group: label, verdict, selections missing to four fifths
     ((80, 16), (20, 3), "too few to judge", "inconclusive (one selection", 1),
-    ((797, 412), (390, 170), "above four fifths, significant", "difference found (p is selected less", 0),
+    (
+        (797, 412),
+        (390, 170),
+        "above four fifths, significant",
+        "difference found (p is selected less",
+        0,
+    ),
     ((100, 50), (100, 30), "below four fifths, significant", "difference found", 10),
-    ((40, 20), (40, 14), "below four fifths, not significant", "inconclusive (387 people a group", 2),
+    (
+        (40, 20),
+        (40, 14),
+        "below four fifths, not significant",
+        "inconclusive (387 people a group",
+        2,
+    ),
     ((100, 50), (100, 48), "no indication", "inconclusive", 0),
     ((20000, 10000), (20000, 9990), "no indication", "equivalent within 2 percentage points", 0),
-    ((20000, 10000), (20000, 10000), "too few to judge", "equivalent within 2 percentage points", 0),
+    (
+        (20000, 10000),
+        (20000, 10000),
+        "too few to judge",
+        "equivalent within 2 percentage points",
+        0,
+    ),
     ((20, 20), (20, 18), "no indication", "inconclusive (everybody is selected", 0),
     ((10, 0), (10, 0), "not judged", "not measured (the highest rate is 0)", None),
     ((10, 5), (0, 0), "not judged", "not measured (no rows)", None),
@@ -212,7 +232,9 @@ def test_ll144_golden_of_scoring_rates():
 def test_ll144_ties_and_half_unknown():
     """Scores equal to the median are not above it, and more than a tenth is said aloud. Unknown in
     one category leaves that table and the crossed one, not the other."""
-    found = ll144_tables(["Male", "Female"] * 10, ["White"] * 20, scores=[1] * 8 + [2] * 4 + [3] * 8)
+    found = ll144_tables(
+        ["Male", "Female"] * 10, ["White"] * 20, scores=[1] * 8 + [2] * 4 + [3] * 8
+    )
     assert "20 % of the scores equal the median" in found["notes"][0]
     assert sum(r["k"] for r in found["tables"]["sex"]) == 8
     found = ll144_tables(["Male", "Female", None], ["White", None, "Asian"], chosen=[1, 0, 1])
@@ -261,7 +283,9 @@ def test_exit_status_for_ci(tmp_path):
 def test_unknown_and_missing(tmp_path):
     """An empty group is `unknown`: written so, counted, in no rate; a blank at the edge of a label is
     no group of its own. An empty decision stops, or is dropped on request."""
-    table = people_file(tmp_path, [["u1", 1, 1, ""], ["u2", 0, 0, "unknown"], ["u3", 1, 0, "White "]])
+    table = people_file(
+        tmp_path, [["u1", 1, 1, ""], ["u2", 0, 0, "unknown"], ["u3", 1, 0, "White "]]
+    )
     _, report, out = run_audit(tmp_path, table=table)
     found = report["decisions"][0]["attributes"]["race"]
     assert found["metrics"]["unknown"] == 2 and [r["n"] for r in found["rows"]] == [390, 798]
@@ -276,7 +300,9 @@ def test_unknown_and_missing(tmp_path):
 
 def test_formulas_are_not_run(tmp_path):
     """A text cell that a spreadsheet would run gets a leading '; numbers, which may be negative, do not."""
-    fairness.write_table(tmp_path / "t.csv", [{"a": "=1+1", "b": -1.5, "c": "@x", "d": "ok", "e": "-2"}])
+    fairness.write_table(
+        tmp_path / "t.csv", [{"a": "=1+1", "b": -1.5, "c": "@x", "d": "ok", "e": "-2"}]
+    )
     assert (tmp_path / "t.csv").read_text() == "a,b,c,d,e\n'=1+1,-1.5,'@x,ok,'-2\n"
 
 
@@ -294,7 +320,9 @@ def test_scores_and_ll144_command(tmp_path):
     found = {r["category"]: r for r in report["ll144"][0]["tables"]["race_ethnicity"]}
     assert found["Black or African American"]["n"] == found["White"]["n"] == 40
     assert "score_raw" in (tmp_path / "o" / "audit.csv").read_text().splitlines()[0]
-    rows = [[i, i, "MF"[i % 2] * (i < 40), ["weiß", "Black"][i % 2] * (i >= 40), 0] for i in range(80)]
+    rows = [
+        [i, i, "MF"[i % 2] * (i < 40), ["weiß", "Black"][i % 2] * (i >= 40), 0] for i in range(80)
+    ]
     write(tmp_path / "t.csv", rows, header)
     assert "'weiß' is no category of race_ethnicity; rename it to one of" in error_of([*argv, "--overwrite"])  # fmt: skip
     assert fairness.main([*argv[:6], "--out", str(tmp_path / "o"), "--overwrite"]) == 0
@@ -323,7 +351,11 @@ BAD = [
 @pytest.mark.parametrize("argv, said", BAD)
 def test_bad_input_is_one_line(tmp_path, argv, said):
     """Flag or file, line, what was expected; nothing is written as a report."""
-    rows = [["1", "0", "a", "x", "5", "m"], ["0", "2", "b", "x", "1", "n"], ["1", "1", "b", "x", "2", "n"]]
+    rows = [
+        ["1", "0", "a", "x", "5", "m"],
+        ["0", "2", "b", "x", "1", "n"],
+        ["1", "1", "b", "x", "2", "n"],
+    ]
     table = write(tmp_path / "t.csv", rows, ["p", "third", "g", "same", "s", "model_id"])
     assert said in error_of(["audit", table, *argv.split(), "--out", str(tmp_path / "o")])
     assert not (tmp_path / "o" / "report.json").exists()
@@ -343,7 +375,9 @@ FILES = [  # what Excel and others write when asked for a table, and what was me
 @pytest.mark.parametrize("content, said", FILES)
 def test_odd_tables_are_one_helpful_line(tmp_path, content, said):
     table = write(tmp_path / "t.csv", content)
-    message = error_of(["audit", table, "--y-pred", "p", "--group", "g", "--out", str(tmp_path / "o")])
+    message = error_of(
+        ["audit", table, "--y-pred", "p", "--group", "g", "--out", str(tmp_path / "o")]
+    )
     assert said in message and "t.csv" in message and len(message) < 200
 
 
@@ -414,7 +448,10 @@ Tell me about your family of products. | I can't ask about your age. | I am not 
 def test_detector_thresholds():
     """On the sentences held out: precision ≥ .95, recall ≥ .85; on a second list, written without a
     look at the patterns, at least .9 and .6; each sentence once; what may be asked is silent."""
-    rows = [json.loads(x) for x in (REPO / "tests/risky_sentences.jsonl").read_text("utf-8").splitlines()]
+    rows = [
+        json.loads(x)
+        for x in (REPO / "tests/risky_sentences.jsonl").read_text("utf-8").splitlines()
+    ]
     assert len({r["text"] for r in rows}) == len(rows) >= 150
     codes = json.loads((REPO / "data" / "risky_questions.json").read_text())["categories"]
     assert all(sum(code in r["codes"] for r in rows) >= 6 for code in codes)
@@ -436,9 +473,16 @@ def test_word_lists_know_their_errors():
 
 def test_a_detector_counts_its_own_errors(tmp_path, monkeypatch):
     """By hand: one of two found, and of two hits one is right; a file that is not there is a reason."""
-    rows = [("How old are you?", ["age"]), ("Blue?", ["age"]), ("Are you married?", []), ("Hello.", [])]
+    rows = [
+        ("How old are you?", ["age"]),
+        ("Blue?", ["age"]),
+        ("Are you married?", []),
+        ("Hello.", []),
+    ]
     (tmp_path / "tests").mkdir()
-    write(tmp_path / "tests" / "s.jsonl", [{"text": t, "codes": c, "holdout": True} for t, c in rows])
+    write(
+        tmp_path / "tests" / "s.jsonl", [{"text": t, "codes": c, "holdout": True} for t, c in rows]
+    )
     monkeypatch.setattr(fairness, "ROOT", tmp_path)
     found = fairness.read_errors("s.jsonl", fairness.risky_codes)["holdout"]
     assert (found["precision"]["value"], found["precision"]["n"]) == (0.5, 2)
@@ -473,8 +517,13 @@ def test_text_measures_by_hand(text, row, expected):
 def test_text_command(tmp_path, capsys):
     """Rates with Wilson's interval, groups side by side, five quotes, both detectors' errors; a risky
     question fails where a difference is to fail; no report says what is lawful."""
-    rows = [{"response": "How old are you? Strengths: sql.", "shown": ["sql"], "group": g} for g in "ab"] * 4
-    argv = ["text", write(tmp_path / "a.jsonl", [*rows, {"response": "Recommendation: hold.", "group": "a"}])]
+    rows = [
+        {"response": "How old are you? Strengths: sql.", "shown": ["sql"], "group": g} for g in "ab"
+    ] * 4
+    argv = [
+        "text",
+        write(tmp_path / "a.jsonl", [*rows, {"response": "Recommendation: hold.", "group": "a"}]),
+    ]
     argv += ["--out", str(tmp_path / "o"), "--overwrite", "--fail-on", "difference"]
     assert fairness.main(argv) == 1
     report = json.loads((tmp_path / "o" / "report.json").read_text())
@@ -523,7 +572,10 @@ def test_votes_by_group_read_by_hand(tmp_path):
     """Answers about one candidate that decide differently: the harsher wins 1 of 1 Black (the tie does
     not count), 1 of 2 White. Two profiles: the Black one is chosen. A pair without a candidate or a
     group, with one decision or with none is in no rate."""
-    two = [{"in": side, "race_ethnicity": g} for side, g in (("chosen", "Black"), ("rejected", "White"))]
+    two = [
+        {"in": side, "race_ethnicity": g}
+        for side, g in (("chosen", "Black"), ("rejected", "White"))
+    ]
     rows = [
         vote("hold", "advance", "Black"), vote("reject", "hold", "Black", tie=True), vote("advance", "reject", "White"),
         vote("reject", "hold", "White"), vote("hold", "hold", "White"), vote("no idea", "hold", "White"),
@@ -535,7 +587,10 @@ def test_votes_by_group_read_by_hand(tmp_path):
     assert rates(found, "chosen") == {"Black": (1.0, 1), "White": (0.0, 1)}
     assert (found["about_one"], found["unread"]) == (6, 1)
     part = fairness.votes_section(found)
-    assert "6 votes are for one of two answers about the same candidate, 1 of them" in part["sentences"][1]
+    assert (
+        "6 votes are for one of two answers about the same candidate, 1 of them"
+        in part["sentences"][1]
+    )
     assert [row[1] for row in part["tables"][1]["rows"]] == ["Black", "White"]
     part = fairness.votes_section(votes_of(tmp_path, [vote("hold", "hold", "White")]))
     assert part["sentences"][-1].startswith("The harsher of two decisions chosen: not measured")
@@ -545,7 +600,9 @@ def test_decisions_are_mildest_first_in_the_users_words(tmp_path):
     """The order given decides which of two decisions is the harsher."""
     args = fairness.parse_args(["--decision-words", "Yes, no,yes"])
     assert args.decision_words == ("yes", "no") and fairness.parse_args([]).decision_words == WORDS
-    found = votes_of(tmp_path, [vote("no", "yes", "Black"), vote("yes", "no", "Black")], ("yes", "no"))
+    found = votes_of(
+        tmp_path, [vote("no", "yes", "Black"), vote("yes", "no", "Black")], ("yes", "no")
+    )
     assert rates(found, "harsher") == {"Black": (0.5, 2)}
     found = votes_of(tmp_path, [vote("hold", "reject", "Black")], ("advance", "reject", "hold"))
     assert rates(found, "harsher") == {"Black": (1.0, 1)}
@@ -555,10 +612,14 @@ def test_decisions_are_mildest_first_in_the_users_words(tmp_path):
 def test_a_broken_vote_is_named(tmp_path, more):
     """One line with flag, file, line and key, not a traceback in the middle of a report."""
     with pytest.raises(UserError, match=rf'--prefs \S+votes\.jsonl:2: "{next(iter(more))}"'):
-        votes_of(tmp_path, [vote("hold", "reject", "Black"), vote("hold", "reject", "Black") | more])
+        votes_of(
+            tmp_path, [vote("hold", "reject", "Black"), vote("hold", "reject", "Black") | more]
+        )
 
 
-@pytest.mark.parametrize("name, low, high", [("screen_train", 0.45, 0.55), ("screen_biased", 0.68, 0.78)])
+@pytest.mark.parametrize(
+    "name, low, high", [("screen_train", 0.45, 0.55), ("screen_biased", 0.68, 0.78)]
+)
 def test_bundled_votes_show_what_was_planted(name, low, high):
     """The data card's .508 and .725 of the decided pairs about Black candidates, the others at a half."""
     found = fairness.study_votes(REPO / "data" / f"{name}.jsonl", WORDS)["harsher"]
