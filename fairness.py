@@ -781,7 +781,7 @@ def parse_args(argv=None):
     argv = list(sys.argv[1:] if argv is None else argv)
     if not argv or argv[0] not in (*COMMANDS, "-h", "--help"):
         argv.insert(0, "report")
-    parser = files.Parser("fairness.py", description=__doc__.splitlines()[0], epilog=EXAMPLE)
+    parser = files.Parser(prog="fairness.py", description=__doc__.splitlines()[0], epilog=EXAMPLE)
     commands = parser.add_subparsers(dest="command", metavar="command")
     parsers = {name: commands.add_parser(name, help=COMMANDS[name].__doc__) for name in COMMANDS}
     count = files.number(int, at_least=1)
