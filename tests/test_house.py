@@ -82,13 +82,8 @@ BUDGETS = {  # code tokens at most, of each file that has its second edition
     "parts/shared_prompt.py": 705,  # planned 700
     "parts/lora.py": 1055,  # planned 950
     "parts/parallel.py": 1800,
-<<<<<<< HEAD
-    "parts/stats.py": 2800,  # with the two coefficients of agreement
-    "parts/reports.py": 1150,  # not planned: default paths, folders and tables of evaluate and fairness
-=======
     "parts/stats.py": 2700,  # with the two coefficients of agreement
-    "parts/reports.py": 1045,  # not planned: default paths, folders and tables of evaluate and fairness
->>>>>>> main
+    "parts/reports.py": 1115,  # not planned: default paths, folders and tables of evaluate and fairness
     "parts/pages.py": 2110,  # planned 2400
     "parts/viewer.py": 1330,  # not planned (900): reads three layouts of answers, so that the page of any run can be read
 }
