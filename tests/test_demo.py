@@ -138,11 +138,11 @@ def test_the_audit_has_verdicts(demo, copy):
 
 
 def test_reward_model_beats_the_longer_answer(demo):
-    """Accuracy ≥ .75 on unseen roles and ≥ .10 above "the longer answer wins"; ECE ≤ .08 after one temperature."""
+    """Accuracy ≥ .75 on unseen roles and ≥ .10 above "the longer answer wins"; ECE ≤ .08."""
     _, report = demo
     assert report["accuracy"]["value"] >= 0.75
     assert report["accuracy"]["value"] >= report["length_baseline"]["value"] + 0.10
-    assert report["calibration_tempered"]["ece"] <= 0.08
+    assert report["calibration"]["ece"] <= 0.08
 
 
 def test_numbers_are_the_committed_ones(demo):

@@ -78,6 +78,15 @@ def test_every_constraint_can_be_kept(rows, stepwise):
         assert [c for c in row["rubrics"] if not passes(answer, **c)] == [], (row["prompt"], answer)
 
 
+def test_each_check_holds_what_its_criterion_says(rows):
+    """A check that lost its value passes every answer, and no test with whole answers sees it."""
+    for row in rows:
+        for c, check in zip(row["case"]["asked"], row["rubrics"]):
+            said = rubrics.CONSTRAINTS[c["kind"]][1]
+            named = [str(c[key]) for key in ("v", "n", "fact") if f"{{{key}}}" in said]
+            assert all(value in str(check.values()) for value in named), (said, check)
+
+
 def test_quality_moves_the_pass_rate_and_the_corpus_starts_low(rows):
     """Careless .2 to .4, diligent .5 to .8, and .3 to .5 over all: room to learn, and something to choose."""
 
