@@ -760,7 +760,7 @@ def test_files_that_are_none(content, message, tmp_path):
 
 # ---- the commands ----
 
-LIMIT = {"check": "text:max_chars", "max_chars": 3}
+LIMIT = {"check": "text:max_chars", "max_chars": 3, "weight": 3}
 MIXED = [
     {"task_id": "a", "prompt": "Greet.", "rubrics": ["Is kind.", NO_COMMA]},
     {"task_id": "b", "prompt": "Leave.", "rubrics": [LIMIT]},
@@ -815,7 +815,7 @@ def test_grade_a_file(command, capsys):
         assert command("grade", server, "--overwrite") == 0 and len(server.requests) == 2
     keys = "task_id", "sample", "score", "passed", "total", "weight_rated", "cached"
     assert [[row[key] for key in keys] for row in rows_of()] == [
-        ["a", 0, 1.0, 2, 2, 2, True], ["b", 0, 0.0, 0, 1, 1, False], ["a", 1, 0.5, 1, 2, 2, True],
+        ["a", 0, 1.0, 2, 2, 2, True], ["b", 0, 0.0, 0, 1, 3, False], ["a", 1, 0.5, 1, 2, 2, True],
     ]  # fmt: skip
     assert "score: 0.500" in out and "n = 3" in out and "failed 1 ×: text:max_chars" in out
 
@@ -871,6 +871,7 @@ grade --judge-budget 1 | --judge-budget: needs --judge-price
 grade --judge-concurrency 0 | --judge-concurrency
 grade --no-such-flag | --help lists the flags
 grade --out . | --out .
+grade --out . --overwrite | --out .
 grade --judge-base-url nowhere | --judge-base-url nowhere
 audit | no "ratings"
 ruler --ruler-rubric none.txt | --ruler-rubric none.txt

@@ -85,6 +85,14 @@ def test_each_check_holds_what_its_criterion_says(rows):
             said = rubrics.CONSTRAINTS[c["kind"]][1]
             named = [str(c[key]) for key in ("v", "n", "fact") if f"{{{key}}}" in said]
             assert all(value in str(check.values()) for value in named), (said, check)
+            if c["kind"] in ("begin", "end"):
+                assert not passes(f"Well. {c['v']} So.", **check)
+        first = row["rubrics"][len(row["case"]["asked"])]
+        if row["task"] == "assess":
+            words = "advance", "hold", "reject"
+            assert sum(passes(f"Recommendation: {word}.", **first) for word in words) == 1
+        if row["task"] == "interview":
+            assert passes("How?", **first) and not passes("How? Why?", **first)
 
 
 def test_quality_moves_the_pass_rate_and_the_corpus_starts_low(rows):
