@@ -130,7 +130,7 @@ def parse_args(argv=None):
     add("--num-substeps", type=whole_number, default=1, help="optimiser steps per rollout; a group is never split (default %(default)s)")
     add("--temperature", type=number(above=0), default=1.0, help="temperature of rollouts and updates (default %(default)s)")
     add("--max-new-tokens", type=whole_number, default=96, help="longest turn, in tokens (default %(default)s)")
-    add("--scale", choices=SCALES, default="center", help="how rewards of a group are centred and scaled (default %(default)s)")
+    add("--scale", choices=SCALES[:4], default="center", help="how rewards of a group are centred and scaled (default %(default)s)")
     add("--turn-norm", choices=TURN_NORMS, default="token", help="what has equal weight in the loss (default %(default)s)")
     add("--beta", type=number(at_least=0), default=0.0, help="KL coefficient in the loss, 0 to 0.1; 0 loads no reference (default 0)")
     add("--max-exceptions", type=number(at_least=0), default=0.0, help="episodes of a step that may raise, or a share below 1 (default 0)")

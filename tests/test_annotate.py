@@ -394,22 +394,24 @@ def test_rows_of_prefs(tmp_path):
     order; both bad and skip give no row. Keys and types are those of the bundled pairs."""
     people = [{"in": "prompt", "name": "Asha"}, {"in": "a", "name": "Ben"}]
     app, _ = make(tmp_path, item_rows(2, candidates=people), "--overlap", "3")
-    answers = {"ann": [Rater.better, "tie"], "ben": [Rater.better, "both_bad"]}
-    for name, (first, second) in (answers | {"cleo": [Rater.worse, "skip"]}).items():
+    answers = {"ann": (Rater.better, "tie"), "ben": (Rater.better, "both_bad")}
+    for name, (first, second) in (answers | {"cleo": (Rater.worse, "skip")}).items():
         rater = Rater(client_post(app), name)
         for _ in range(2):
             rater.vote(first(rater) if rater.sees(0) else second)
-    rows = {row["id"]: row for row in export(tmp_path)}
+    rows = export(tmp_path)
     given = json.loads(Path("data/prefs.jsonl").open(encoding="utf-8").readline())
-    for row in rows.values():
+    for row in rows:
         assert [(k, type(v)) for k, v in row.items()] == [(k, type(v)) for k, v in given.items()]
-    assert set(rows) == {"item-000:ann", "item-000:ben", "item-000:cleo", "item-001:ann"}
-    ann, cleo, tie = rows["item-000:ann"], rows["item-000:cleo"], rows["item-001:ann"]
-    models = [row["chosen_model"] for row in (ann, cleo, tie)]
-    assert models == ["good", "bad", "bad"]
-    assert (ann["agreement"], ann["n_votes"], ann["strength"]) == (0.67, 3, 2)
-    assert (tie["tie"], tie["strength"]) == (True, 0)
-    assert [c["in"] for c in ann["candidates"]] == ["prompt", "chosen"]
+    keys = "id agreement n_votes strength tie chosen_model".split()
+    assert sorted([row[key] for key in keys] for row in rows) == [
+        ["item-000:ann", 0.67, 3, 2, False, "good"],
+        ["item-000:ben", 0.67, 3, 2, False, "good"],
+        ["item-000:cleo", 0.67, 3, 2, False, "bad"],
+        ["item-001:ann", 0.5, 2, 0, True, "bad"],
+    ]
+    of_ann = next(row for row in rows if row["id"] == "item-000:ann")
+    assert [c["in"] for c in of_ann["candidates"]] == ["prompt", "chosen"]
     assert len(export(tmp_path, "--ties", "drop")) == 3
 
 

@@ -362,7 +362,7 @@ def our_grpo(world, tokenizer, batch, off_policy=True, **options):
     ref = shifted(logps, rows[2], noise[1]) if options.get("beta") else None
     options["max_tokens"] = GRPO_LENGTH
     loss, sums = grpo_rubric.grpo_loss(logps, old, advantages, rows[2], ref, **options)
-    assert (sums["clipped"] > 0) == off_policy
+    assert (sums["clipped"] > 0) == (off_policy and options.get("loss") != "sapo")
     loss.backward()
     return loss.item(), gradients(model)
 
@@ -382,6 +382,28 @@ def test_grpo_loss_and_gradients(world, tokenizer, loss_type, beta):
     theirs = trl_grpo(world, tokenizer, batch, loss_type=loss_type, **options)
     own = dict(clip_high=0.28, beta=beta, aggregation=AGGREGATION[loss_type])
     assert_same(our_grpo(world, tokenizer, batch, **own), theirs)
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.1], ids=["no KL", "KL"])
+@pytest.mark.parametrize(
+    "options, own",
+    [
+        ({"loss_type": "cispo", "epsilon_high": 1.2}, {"loss": "cispo"}),
+        ({"loss_type": "sapo"}, {"loss": "sapo", "aggregation": "sequence"}),
+        ({"loss_type": "dapo", "delta": 1.5}, {"loss": "dual", "clip_high": 0.2}),
+    ],
+    ids=lambda x: x.get("loss_type", ""),
+)
+def test_other_losses_and_gradients(options, own, beta, world, tokenizer, monkeypatch):
+    """TRL's cispo and sapo, and its `delta` as our dual clip; bounds of 1.2 and 1.5, which the
+    ratios of this batch reach."""
+    monkeypatch.setattr(grpo_rubric, "CISPO_MAX", 1.2)
+    monkeypatch.setattr(grpo_rubric, "DUAL_MAX", 1.5)
+    batch = grpo_batch(tokenizer)
+    theirs = trl_grpo(
+        world, tokenizer, batch, beta=beta, use_bias_correction_kl=bool(beta), **options
+    )
+    assert_same(our_grpo(world, tokenizer, batch, beta=beta, **own), theirs)
 
 
 @pytest.mark.parametrize("loss_type", AGGREGATION)
