@@ -7,7 +7,6 @@ are real processes on a real port, forked from this one.
 import concurrent.futures
 import errno
 import hashlib
-import http.client
 import json
 import multiprocessing
 import os
@@ -22,15 +21,12 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import requests
 
 import annotate
 import common
-from conftest import REPO
 from parts import files, stats, votes
 from parts.files import UserError
-
-sys.path.append(str(REPO / "bench"))
-import annotate_load  # noqa: E402
 
 LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="forks and signals")
 SHA = hashlib.sha256(annotate.GUIDELINES.encode()).hexdigest()
@@ -704,23 +700,14 @@ class Server:
     def text(self):
         return self.output.read_text()
 
-    def call(self, method, path, body=None, token=""):
-        """(status, text) over a real connection."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
-        headers = {"Content-Type": "application/json", "X-Token": token}
-        connection.request(method, path, json.dumps(body) if body else None, headers)
-        reply = connection.getresponse()
-        status, data = reply.status, reply.read().decode()
-        connection.close()
-        return status, data
-
     def poster(self):
-        """post(path, body) → (status, JSON)."""
-        token = page_token(self.call("GET", "/")[1])
+        """post(path, body) → (status, JSON) over a real connection."""
+        root = f"http://127.0.0.1:{self.port}"
+        headers = {"X-Token": page_token(requests.get(root, timeout=20).text)}
 
         def post(path, body):
-            status, data = self.call("POST", path, body, token)
-            return status, json.loads(data)
+            reply = requests.post(root + path, json=body, headers=headers, timeout=20)
+            return reply.status_code, reply.json()
 
         return post
 
@@ -735,10 +722,13 @@ REAL = [LINUX, pytest.mark.filterwarnings("ignore::DeprecationWarning")]  # fork
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kills, votes_each", [(3, 30)])
-def test_kills_under_load(tmp_path, kills, votes_each):
+def test_kills_under_load(repo, monkeypatch, tmp_path, kills, votes_each):
     """Eight people vote while the server is killed again and again: every acknowledged vote is in
     the file once, every line parses. bench/annotate_load.py --kills 20 does it with 10 000
     votes."""
+    monkeypatch.syspath_prepend(str(repo / "bench"))
+    import annotate_load
+
     numbers = annotate_load.run(annotators=8, votes=votes_each, kills=kills, folder=tmp_path)
     assert (numbers["votes"], numbers["kills"]) == (8 * votes_each, kills)
 
