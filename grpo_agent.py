@@ -511,11 +511,14 @@ def substeps(args, played, rewards_PG, advantages_PG, step):
 def forward(args, policy, reference, pad, rows):
     """(their part of the step's loss, sums for the log, gap to the rollout) of some samples."""
     b = pack(rows, pad, policy.device)
-    logps, old_logps, ref_logps, sums, gap = rollouts.policy_logps(args, policy, reference, b)
+    logps, old_logps, ref_logps, importance, sums, gap = rollouts.policy_logps(
+        args, policy, reference, b
+    )
     advantages = torch.tensor([row["advantage"] for row in rows], device=logps.device)  # (N,)
     losses, found = token_losses(
-        logps, old_logps, advantages, b["mask"], ref_logps, CLIP_LOW, CLIP_HIGH, args.beta
-    )
+        logps, old_logps, advantages[:, None] * importance, b["mask"], ref_logps,
+        CLIP_LOW, CLIP_HIGH, args.beta,
+    )  # fmt: skip
     found |= sums | {"answers": sum(row["first"] for row in rows)}
     return (losses * b["weights"]).sum(), found, gap  # a step's weights sum to 1 over its tokens
 

@@ -9,8 +9,8 @@ Algorithm    (1) rollout: G answers to each of P prompts, log-probs kept
              (5) now and then: the held-out prompts, greedy; the alarms of watch.py
 Conventions  an action is an answer token, end token included; a reward is a number, or None when a
              grader failed (never 0); answer g of prompt p stands at p·G + g
-Left out     1. a value model: the group is the baseline   2. off-policy corrections
-             3. process rewards   4. prompts drawn by difficulty
+Left out     1. a value model: the group is the baseline   2. process rewards
+             3. prompts drawn by difficulty
 Run          python grpo_rubric.py
              python grpo_rubric.py --data mine.json --judge-base-url http://localhost:8000/v1
              torchrun --nproc-per-node 8 grpo_rubric.py --fsdp --data mine.json
@@ -366,8 +366,9 @@ def check_arguments(args):
     if ("model" in weights or args.val_metric == "model") != bool(args.reward_model):
         raise UserError("--reward model and --reward-model FOLDER go together")
     if args.scale == "maxrl" and ("model" in weights or args.overlong == "penalty"):
-        wrong = "rewards of at least 0; --reward model and --overlong penalty have others"
-        raise UserError(f"--scale maxrl: expected {wrong}")
+        raise UserError(
+            "--scale maxrl: expected rewards of at least 0, not --reward model, --overlong penalty"
+        )
     args.level = "sequence" if args.loss == "gspo" else "token"
     args.aggregation = args.aggregation or args.level
     if args.level == "sequence" and args.aggregation != "sequence":
@@ -633,9 +634,11 @@ def forward(args, policy, reference, b, rows, advantages, normalizer):
     """(loss of the answers `rows`, divided by the count of the optimiser step; sums)."""
     t = int(b["attention_mask"][rows].sum(1).max())
     b = {key: b[key][rows, :t] for key in ("ids", "attention_mask", "mask", "logps")}
-    logps, old_logps, ref_logps, sums, gap = rollouts.policy_logps(args, policy, reference, b)
+    logps, old_logps, ref_logps, weights, sums, gap = rollouts.policy_logps(
+        args, policy, reference, b
+    )
     loss, found = grpo_loss(
-        logps, old_logps, advantages[rows].to(logps.device), b["mask"], ref_logps,
+        logps, old_logps, advantages[rows, None].to(logps.device) * weights, b["mask"], ref_logps,
         *CLIP[args.level], args.beta,
         args.aggregation, args.max_new_tokens, args.level, normalizer, args.loss,
     )  # fmt: skip

@@ -20,16 +20,15 @@ from tiny import write_rows
 
 REPORTS = REPO / "reports" / "demo"
 TRAIN = "--steps 2 --batch-size 4 --eval-every 0 --device cpu"
-DRAW = "--max-new-tokens 8 --candidates none"
 SMALL = f"""
 reward_train.py*) set -- "$@" {TRAIN} --pairs few.jsonl;;
 dpo.py*) set -- "$@" {TRAIN} --pairs few.jsonl --max-new-tokens 4;;
 ppo.py*) set -- "$@" {TRAIN} --rollouts 4 --max-new-tokens 4;;
 grpo_rubric.py*) set -- "$@" --steps 2 --group-size 2 --groups-per-batch 2 --max-new-tokens 4;;
 evaluate.py\\ reward*) set -- "$@" --pairs few.jsonl;;
-evaluate.py\\ compare*) set -- "$@" --n 4 --samples 1 --bon 2 --pairs few.jsonl {DRAW};;
+evaluate.py\\ compare*) set -- "$@" --n 4 --samples 1 --bon 2 --max-new-tokens 8;;
 fairness.py*) set -- "$@" --names-per-cell 2 --resumes 2 --generated-names 1 \\
-    --generated-resumes 1 {DRAW};;
+    --generated-resumes 1 --candidates none;;
 """
 
 
@@ -54,7 +53,6 @@ def test_every_command_of_the_loop_runs(demo):
     """`make demo` as it is, but for its sizes: each command ends with status 0 (PPO may be stopped
     by an alarm), fits the next one, and leaves its report."""
     folder, output = demo
-    print(output)
     run = re.findall(r"^\S+/python (\w+\.py)", output, re.M)
     stages = "reward_train dpo ppo grpo_rubric evaluate evaluate fairness"
     assert run == [f"{name}.py" for name in stages.split()]
@@ -69,10 +67,16 @@ def test_every_command_of_the_loop_runs(demo):
 
 @pytest.mark.slow
 def test_the_answer_comes_last_and_the_output_is_short(demo):
-    """Nobody scrolls back: 150 lines for the whole loop, and its last ten say where to look."""
-    lines = demo[1].splitlines()
-    assert len(lines) < 150
-    assert "GOLD" in "\n".join(lines[-10:])
+    """Nobody scrolls back: the last ten lines say who won and what to open, and the whole loop
+    prints 190 lines at most (150 are wanted), of which the full demo adds one per evaluation."""
+    folder, output = demo
+    lines = output.splitlines()
+    last = lines[-10:]
+    answer = json.loads((folder / "report/report.json").read_text())["answer"]
+    assert answer == last[-1 - len(answer) : -1]
+    assert any(line.startswith("Between DPO and Base") or line.startswith("DPO") for line in last)
+    assert "report/report.html" in last[-1]
+    assert len(lines) <= 190
 
 
 @pytest.mark.slow
@@ -124,13 +128,12 @@ def test_committed_policies_reach_their_targets(name, gain, wins):
 
 
 def test_committed_reward_model_and_rubrics():
-    """Reward model: accuracy ≥ .75 on unseen roles, ≥ .10 above "the longer answer wins", ECE ≤ .08
-    after one temperature. GRPO: .80 of the criteria of held-out prompts in the mean, .25 up in
-    each."""
+    """Reward model: accuracy ≥ .75 on unseen roles, ≥ .10 above "the longer answer wins", ECE ≤
+    .08. GRPO: .80 of the criteria of held-out prompts in the mean, .25 up in each."""
     for report in committed("reward"):
         accuracy = report["accuracy"]["value"]
         assert accuracy >= 0.75 and accuracy >= report["length_baseline"]["value"] + 0.10
-        assert report["calibration_tempered"]["ece"] <= 0.08
+        assert report["calibration"]["ece"] <= 0.08
     scores = [(r["test_before"]["score"], r["test_after"]["score"]) for r in committed("grpo")]
     assert all(after >= before + 0.25 for before, after in scores)
     assert sum(after for _, after in scores) / 3 >= 0.80

@@ -452,7 +452,8 @@ def test_answers_without_advantage_cost_no_forward(aggregation, graded, monkeypa
     rows = b["ids"][in_loss], b["attention_mask"][in_loss], b["mask"][in_loss]
     logps, entropies = common.token_logps(run.model, *rows, 0.7, with_entropy=True)
     how = dict(aggregation=aggregation, max_tokens=args.max_new_tokens)
-    given = logps, logps.detach(), advantages[in_loss], rows[2]
+    weights = (logps.detach() - b["logps"][in_loss]).exp().clamp(max=2)  # policy / sampler
+    given = logps, logps.detach(), advantages[in_loss][:, None] * weights, rows[2]
     loss, _ = grpo_rubric.grpo_loss(*given, **how)
     found = torch.autograd.grad(loss, list(run.model.parameters()), allow_unused=True)
     expected = torch.cat([g.flatten() for g in found if g is not None])
