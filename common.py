@@ -50,13 +50,13 @@ from parts.parallel import (
     rank,
     share,
 )  # fmt: skip
+from parts.rows import check_messages, check_prompt, check_response
 from parts.shared_prompt import shared_hidden
 
 BASE = "data/tiny-base"
 
 # ---- 1. from text to ids ----
 
-ROLES = ("system", "developer", "user", "assistant", "tool")
 # for message lists where the tokenizer has no template; saved with it, so inference sees the same
 PLAIN_TEMPLATE = (
     "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}{% if m['role'] == 'assistant' %}"
@@ -138,53 +138,6 @@ def pad_id(tokenizer):
     never = {*end_ids(tokenizer), tokenizer.bos_token_id, None}
     candidates = (tokenizer.pad_token_id, *spare, *sorted(special), *reversed(range(rows)))
     return next(i for i in candidates if i not in never and i < rows)
-
-
-def check_messages(value, key):
-    """Raise ValueError unless value is text or a list of {"role", "content"} messages."""
-    if isinstance(value, str):
-        value.encode()  # half a character (a lone surrogate such as \ud800) is a ValueError
-        return
-    if not isinstance(value, list):
-        found = "missing" if value is None else type(value).__name__
-        raise ValueError(
-            f'"{key}" is {found}; expected text or a list of {{"role", "content"}} messages; '
-            "fill it in or delete the line"
-        )
-    for message in value:
-        message = message if isinstance(message, dict) else {}
-        if message.get("role") not in ROLES or not isinstance(message.get("content"), str):
-            roles = ", ".join(ROLES)
-            raise ValueError(
-                f'"{key}": each message needs a "role" ({roles}) and a "content", a text'
-            )
-        message["content"].encode()
-
-
-def check_prompt(row):
-    """Raise ValueError unless row["prompt"] is text, or messages that end with one to answer."""
-    prompt = row.get("prompt")
-    check_messages(prompt, "prompt")
-    if isinstance(prompt, list) and (not prompt or prompt[-1]["role"] == "assistant"):
-        raise ValueError('"prompt" must end with a message to answer, not with the assistant\'s')
-
-
-def check_response(row, key):
-    """Raise ValueError unless row[key] is one answer, not blank, of the prompt's kind."""
-    value = row.get(key)
-    check_messages(value, key)
-    if isinstance(value, list):
-        roles = [message["role"] for message in value]
-        if roles != ["assistant"]:
-            raise ValueError(
-                f'"{key}" must be one assistant message, found {roles}; for whole dialogues leave '
-                'the column "prompt" out'
-            )
-        value = value[0]["content"]
-    if not value.strip():
-        raise ValueError(f'"{key}" is empty; fill it in or delete the line')
-    if isinstance(row[key], str) != isinstance(row["prompt"], str):
-        raise ValueError(f'"prompt" and "{key}" must both be text or both be message lists')
 
 
 def split_prompt(chosen, rejected):
@@ -405,6 +358,9 @@ def check_pair(row):
         raise ValueError(f'expected "prompt", "chosen" and "rejected", found {sorted(row)[:6]}')
     check_messages(row.get("chosen"), "chosen")
     check_messages(row.get("rejected"), "rejected")
+    chosen = row["chosen"]
+    if isinstance(chosen, list) and chosen[1:] and row.get("prompt") == chosen[0]["content"]:
+        row["prompt"] = None  # UltraFeedback: whole dialogues, and their first message once more
     if row.get("prompt") is None:
         if isinstance(row["chosen"], str) != isinstance(row["rejected"], str):
             raise ValueError('"chosen" and "rejected" must both be text or both be message lists')
@@ -486,7 +442,9 @@ def batch_rows(pairs, indices, pad_id):
 
 
 def check_folder(name, flag):
-    """Raise UserError unless `name` is a model folder or looks like a hub id."""
+    """Raise UserError unless `name` is a model folder, or a model that the hub or its cache has."""
+    import huggingface_hub as hub
+
     folder = Path(name)
     if folder.is_dir():
         if not any((folder / f).is_file() for f in ("config.json", "adapter_config.json")):
@@ -495,6 +453,11 @@ def check_folder(name, flag):
         raise UserError(
             f"{flag} {name}: no such folder; expected a model folder or a hub id such as org/name"
         )
+    elif not hub.try_to_load_from_cache(name, "config.json"):
+        with opening(name, flag):
+            hub.model_info(
+                name, timeout=10
+            )  # a typo fails here, not after half a minute of retries
 
 
 @contextlib.contextmanager
@@ -508,7 +471,8 @@ def opening(name, flag):
     try:
         yield
     except Exception as error:  # OSError, ValueError, KeyError, SafetensorError …
-        raise UserError(f"{flag} {name}: cannot be loaded ({brief(error)})") from None
+        hub = "" if Path(name).exists() else "no such folder, and from the hub it "
+        raise UserError(f"{flag} {name}: {hub}cannot be loaded ({brief(error)})") from None
 
 
 def load_config(name, flag="--model"):

@@ -439,17 +439,16 @@ def dry_run(args):
     if "ruler" in weights:
         prompts = [conversation(row, args.system) for row in rows]
         for group in whole_groups(prompts, texts, args.group_size):
-            calls += judges.ruler_calls(group, passes=args.judge_passes)[2]
+            calls += judges.ruler_calls(group, passes=args.judge_passes)[1]
     held = val if args.val_metric == "rubric" else []
     check = judges.rubric_calls(held, [long] * len(held)).values()
     price = judges.read_price(args.judge_price)
     evaluations = 1 + (steps // args.eval_every if args.eval_every else 1)
-    step, validation = judges.estimate(calls, price), judges.estimate(check, price)
-    both = zip(step, validation, strict=True)
-    total = [None if a is None else a * steps + c * evaluations for a, c in both]
+    step, validation = judges.estimate(calls), judges.estimate(check)
+    total = {key: step[key] * steps + validation[key] * evaluations for key in step}
     names = "a step", "a validation", f"the run of {steps} steps"
     for name, cost in zip(names, (step, validation, total)):
-        print(f"{name}: {judges.cost_line(*cost)}")
+        print(f"{name}: {judges.cost_line(cost, price)}")
 
 
 # ---- 6. the models ----

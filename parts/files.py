@@ -4,11 +4,14 @@ import contextlib
 import json
 import math
 import os
+import re
 import runpy
+import shutil
 import sys
 import tempfile
 import traceback
-from argparse import ArgumentParser, ArgumentTypeError
+from argparse import ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter
+from difflib import get_close_matches
 from pathlib import Path
 
 
@@ -56,6 +59,43 @@ def told(counts):
     return ", ".join(f"{key} {n}" for key, n in counts.items() if n) or "the file is empty"
 
 
+# how a file starts that is not JSONL: what it is, and the command that converts it
+# fmt: off
+OTHER_FORMATS = {
+    "\x1f\x8b": ("a gzip file", "gunzip -k '{0}'"),
+    "PAR1": (
+        "a parquet file",
+        """python -c "import pandas; pandas.read_parquet('{0}').to_json('{1}', orient='records', lines=True)\"""",
+    ),
+    "[": (
+        "a JSON array",
+        """python -c "import json; [print(json.dumps(row)) for row in json.load(open('{0}'))]" > '{1}'""",
+    ),
+    ",": (
+        "a CSV file",
+        """python -c "import csv, json; [print(json.dumps(row)) for row in csv.DictReader(open('{0}', encoding='utf-8-sig'))]" > '{1}'""",
+    ),
+    "/": (
+        "a folder of the datasets library",
+        """python -c "import datasets; datasets.load_from_disk('{0}').to_json('{1}')\"""",
+    ),
+}
+# fmt: on
+
+
+def other_format(path):
+    """(what it is, how to make JSONL of it) of a file or folder in OTHER_FORMATS, else None."""
+    path = path / "train" if (path / "train").is_dir() else path
+    if path.is_dir():
+        start = "/" * any(path.glob("*.arrow"))
+    else:
+        start = path.open(encoding="latin-1").read(200).lstrip("\xef\xbb\xbf \t\r\n")
+        start = "," if re.match(r'"?[\w ]+"?,', start) else start  # a header: prompt,chosen
+    for key, (what, command) in OTHER_FORMATS.items():
+        if start.startswith(key):
+            return what, command.format(path, path.with_suffix(".jsonl"))
+
+
 def read_jsonl(path, check=None, numbered=False, flag=None):
     """Iterate over the rows of a JSONL file; with `numbered`, over (line number, row).
 
@@ -63,6 +103,9 @@ def read_jsonl(path, check=None, numbered=False, flag=None):
     broken JSON, for a row that is not an object, and for a ValueError raised by check(row).
     """
     shown = f"{flag} {path}" if flag else path
+    other = other_format(Path(path)) if Path(path).exists() else None
+    if other:
+        raise UserError(f"{shown}: this is {other[0]}; convert it to JSONL: {other[1]}")
     if not Path(path).is_file():
         raise UserError(f"{shown}: no such file; expected JSONL, one object per line")
     return _rows(path, shown, check, numbered)
@@ -169,8 +212,31 @@ def where_raised(error):
     return f"{type(error).__name__}: {brief(error)}{place}"
 
 
+class Help(RawDescriptionHelpFormatter):
+    """--reward-model MODEL, --max-new-tokens N: one short word for the value of a flag."""
+
+    def __init__(self, prog):
+        width = shutil.get_terminal_size((100, 24)).columns
+        super().__init__(prog, max_help_position=30, width=width)
+
+    def _get_default_metavar_for_optional(self, action):
+        return "N" if action.type else action.dest.split("_")[-1].upper()
+
+
 class Parser(ArgumentParser):
-    """Errors in one line."""
+    """Errors in one line; an unknown flag is answered with the closest one."""
+
+    def __init__(self, formatter_class=Help, **options):
+        super().__init__(formatter_class=formatter_class, **options)
+
+    def parse_known_args(self, args=None, namespace=None):
+        found, unknown = super().parse_known_args(args, namespace)
+        flags = [flag for flag in self._option_string_actions if flag.startswith("--")]
+        for flag in re.findall(r"^--[^\s=]+", "\n".join(unknown), re.M):
+            initials = "--" + "".join(re.findall(r"[-_](\w)", flag))  # --learning-rate: --lr
+            for close in [initials] * (initials in flags) or get_close_matches(flag, flags, 1):
+                self.error(f"unrecognized argument {flag}, did you mean {close}")
+        return found, unknown
 
     def error(self, message):
         raise UserError(f"{message}; --help lists the flags")

@@ -102,27 +102,32 @@ class Parser(files.Parser):
     def parse_args(self, argv=None):
         argv = sys.argv[1:] if argv is None else argv
         if "--help-all" not in argv:
-            names = [action.option_strings[0] for action in self.shared]
-            self.epilog = f"Shared by all trainers, see --help-all: {' '.join(names)}"
-            for action in self.shared:
-                action.help = argparse.SUPPRESS
+            lines = ["Explained by --help-all:"]
+            for group in self._action_groups[2:]:
+                if group.title != "judge":
+                    names = [action.option_strings[0] for action in group._group_actions]
+                    text = f"{group.title}: {' '.join(names)}"
+                    lines.append(textwrap.fill(text, 100, break_on_hyphens=False))
+                    for action in group._group_actions:
+                        action.help = argparse.SUPPRESS
+            self.epilog = "\n".join(lines)
         return super().parse_args(argv)
 
     def add_run_arguments(self, out, rates, epochs="1"):
         """The 22 flags that mean the same in every trainer."""
-        own = len(self._actions)
-        whole_number, add = number(int, at_least=1), self.add_argument
+        add = self.add_argument_group("flags of all trainers").add_argument
+        whole_number = number(int, at_least=1)
         # fmt: off
         add("--out", default=out, help="run folder, itself a model folder (default %(default)s)")
-        add("--epochs", type=whole_number, help=f"passes over the training rows, 1 to 3 (default {epochs})")
+        add("--epochs", type=whole_number, help=f"passes over the training rows, usually 1 to 3 (default {epochs})")
         add("--steps", type=whole_number, help="steps; overrides --epochs")
         add("--batch-size", type=whole_number, default=32, help="rows per optimiser step, 8 to 128 (default %(default)s)")
         add("--micro-tokens", type=whole_number, help="padded tokens per forward, for memory alone (default 1024 on CPU, 16384 on GPU)")
         add("--lr", type=number(above=0), help="(default {:g} below 100 M parameters, else {:g}, LoRA {:g})".format(*rates))
-        add("--schedule", choices=("constant", "linear", "cosine"), default="cosine", help="(default %(default)s)")
-        add("--warmup", type=number(at_least=0, below=1), default=0.05, help="share of steps with rising rate (default %(default)s)")
+        add("--schedule", choices=("constant", "linear", "cosine"), default="cosine", help="of --lr after the warm-up (default %(default)s)")
+        add("--warmup", type=number(at_least=0, below=1), default=0.05, help="share of steps in which --lr rises (default %(default)s)")
         add("--max-length", type=number(int, at_least=2), default=512, help="tokens of prompt and answer (default %(default)s)")
-        add("--seed", type=number(int, at_least=0, below=2**63), default=0)
+        add("--seed", type=number(int, at_least=0, below=2**63), default=0, help="of every random choice (default 0)")
         add("--lora-rank", type=number(int, at_least=0), default=0, help="0 trains all weights, 8 to 64 trains adapters (default 0)")
         add("--grad-checkpoint", action="store_true", help="trade about 30 %% time for memory")
         add("--dtype", choices=("auto", *DTYPES), default="auto", help="compute precision (default: fp32 on CPU, bf16 or fp16 on GPU)")
@@ -136,7 +141,6 @@ class Parser(files.Parser):
         add("--overwrite", action="store_true", help="replace the run in --out")
         add("--wandb-project", help="also log to Weights & Biases (needs the package wandb)")
         # fmt: on
-        self.shared = self._actions[own:]
 
 
 def default_lr(model, rates):

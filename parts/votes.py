@@ -16,6 +16,7 @@ import numpy as np
 
 from parts import files
 from parts.files import UserError
+from parts.rows import check_prompt, check_response
 from parts.stats import cohen_kappa, krippendorff_alpha, share
 
 NULL = type(None)
@@ -117,13 +118,11 @@ def counted(votes):
 
 def check_item(row):
     """A line of items.jsonl: raise ValueError if it is malformed."""
-    import common
-
     if not isinstance(row.get("id"), str) or not row["id"]:
         raise ValueError('"id" is missing; expected text that no other line has')
-    common.check_prompt(row)
-    common.check_response(row, "a")
-    common.check_response(row, "b")
+    check_prompt(row)
+    check_response(row, "a")
+    check_response(row, "b")
     for key in ("id", "task", "a_model", "b_model"):
         if not isinstance(row.get(key) or "", str):
             raise ValueError(f'"{key}" is {type(row[key]).__name__}; expected text')

@@ -15,6 +15,7 @@ import re
 import resource
 import secrets
 import signal
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -432,6 +433,30 @@ def test_rows_of_prefs(tmp_path):
     assert (tie["tie"], tie["strength"]) == (True, 0)
     assert [c["in"] for c in ann["candidates"]] == ["prompt", "chosen"]
     assert len(export(tmp_path, "--ties", "drop")) == 3
+
+
+LIGHT = """
+import sys
+import annotate
+args = annotate.parse_args(["--out", sys.argv[1]])
+rows = annotate.load_items("items.jsonl")
+annotate.make_app(args, rows).test_client().get("/", base_url="http://127.0.0.1:5050")
+for command in ("export", "agreement"):
+    annotate.main([command, "--out", sys.argv[1]])
+assert "torch" not in sys.modules, "torch"
+"""
+
+
+def test_serving_and_exporting_need_no_torch(tmp_path, repo):
+    """Importing torch takes seconds and needs 200 MB: only draw does it."""
+    app, _ = make(tmp_path / "run", item_rows(2))
+    write_items(tmp_path / "items.jsonl", item_rows(2))
+    Rater(client_post(app)).vote()
+    os.close(app.desk.folder)
+    command = [sys.executable, "-c", LIGHT, "run"]
+    environment = os.environ | {"PYTHONPATH": str(repo)}
+    run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
 
 
 # ---- drawn answers ----

@@ -310,7 +310,7 @@ def test_model_folder_that_is_none(stage, world, capsys):
     (Path(copy_of(policy, "odd")) / "config.json").write_text('{"model_type": "odd"}')
     (Path(copy_of(policy, "cut")) / "config.json").write_text("{")
     for name in ("org/name", "bare", "mute", "torn", "odd", "cut"):
-        says(line(name), f"--model {name}: cannot be loaded (")
+        says(line(name), f"--model {name}: ", "cannot be loaded (")
 
 
 DAMAGED = {  # name: (file, key, value)

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 REPO = Path(__file__).resolve().parent.parent
-LOWER = {"parts.files", "parts.parallel", "parts.lora", "parts.shared_prompt", "parts.stats"}
+LOWER = {f"parts.{name}" for name in "files lora parallel rows shared_prompt stats".split()}
 REPORTS = {"parts.reports"}
 CHECKS = {"checks.answers", "checks.instructions", "checks.risky"}
 RL = {"common", "watch", "parts.runs", "parts.rollouts", *LOWER}
@@ -28,6 +28,7 @@ ARROWS = {  # who may import whom, downwards only: stages, parts/runs.py, common
     "checks.risky": {"parts.files"},
     "checks.instructions": {"checks.answers", "checks.risky", "parts.files"},
     "parts.files": set(),
+    "parts.rows": set(),
     "parts.stats": set(),
     "parts.reports": {"common", "parts.files", "parts.parallel", "parts.runs"},
     "parts.old_pages": set(),
@@ -42,7 +43,7 @@ ARROWS = {  # who may import whom, downwards only: stages, parts/runs.py, common
     "sft": {"common", "parts.runs", *LOWER},
     "reward_train": {"common", "parts.runs", *LOWER},
     "dpo": {"common", "parts.runs", *LOWER},
-    "parts.votes": {"common", "parts.files", "parts.stats"},
+    "parts.votes": {"parts.files", "parts.rows", "parts.stats"},
     "annotate": {"common", "parts.pages", "parts.runs", "parts.votes", *LOWER},
     "ppo": RL,
     "judge": {"common", "parts.pages", *LOWER, *CHECKS},
@@ -57,7 +58,7 @@ ARROWS = {  # who may import whom, downwards only: stages, parts/runs.py, common
     "fairness": {"common", "parts.pages", "parts.reports", "parts.runs", *LOWER, *CHECKS},
 }
 BUDGETS = {  # code tokens at most, of each file that has its second edition
-    "common.py": 7430,  # planned 7200: cuts prompts that do not fit, and names each damaged folder
+    "common.py": 7230,  # planned 7200
     "sft.py": 2600,
     "annotate.py": 4995,  # planned 5000
     "reward_train.py": 2910,  # planned 2600: counterfactual copies are a quarter of it
@@ -66,15 +67,16 @@ BUDGETS = {  # code tokens at most, of each file that has its second edition
     "watch.py": 3860,  # planned 3800: with --html, the page that people ask of every RL toolkit
     "ppo.py": 4600,  # planned 4800
     "grpo_agent.py": 5920,  # planned 6000
-    "judge.py": 8510,  # planned 7200
+    "judge.py": 7950,  # planned 7200; with `audit`, `ruler` on a file, and what a run will cost
     "checks/instructions.py": 2330,  # together planned 4200
     "checks/answers.py": 950,
     "checks/risky.py": 740,
     "envs/interview.py": 2570,
     "envs/twenty48.py": 930,
     "parts/votes.py": 1880,  # not planned: items and log of votes, for annotate.py and evaluate.py
-    "parts/files.py": 1040,  # planned 900; the parser of every command is here, once
-    "parts/runs.py": 5440,  # planned 4500: with sample answers, the preflight's lines and the token strip
+    "parts/rows.py": 280,  # not planned: left common.py, so that what trains nothing does without torch
+    "parts/files.py": 1440,  # planned 900; names the format of a file that is not JSONL, and the closest flag
+    "parts/runs.py": 5450,  # planned 4500: with sample answers, the preflight's lines and the token strip
     "parts/rollouts.py": 1610,  # not planned: tensors, models, log rows, preflight, alarms and best weights of ppo and grpo_*
     "parts/shared_prompt.py": 705,  # planned 700
     "parts/lora.py": 1055,  # planned 950
@@ -86,7 +88,7 @@ BUDGETS = {  # code tokens at most, of each file that has its second edition
 }
 RUNTIME = {"torch", "transformers", "tokenizers", "safetensors", "flask", "numpy", "tqdm"}
 RUNTIME |= {"requests", "wandb"}  # wandb only where it is asked for, inside a function
-RUNTIME |= {"werkzeug", "jinja2", "markupsafe", "urllib3"}  # what flask and requests stand on
+RUNTIME |= {"werkzeug", "jinja2", "markupsafe", "urllib3", "huggingface_hub"}  # these bring them
 STAGES = sorted(path for path in REPO.glob("*.py") if path.name != "common.py")
 FOLDERS = [
     path for name in ("parts", "checks", "envs") for path in sorted(REPO.glob(f"{name}/*.py"))
@@ -257,11 +259,11 @@ def test_what_a_learner_reads_in_an_evening():
     """common.py and sft.py together, and dpo.py with all that it stands on (planned 20 000: `Run` also ends a run early and
     trains several modules, which spares each RL trainer a loop of its own)."""
     # of parts/stats.py the trainers call `mean` alone, of 26 tokens
-    parts = ("files", "runs", "shared_prompt", "lora", "parallel")
+    parts = ("files", "rows", "runs", "shared_prompt", "lora", "parallel")
     names = ["common.py", "sft.py", "dpo.py", *(f"parts/{part}.py" for part in parts)]
     weight = {name: code_tokens((REPO / name).read_text(encoding="utf-8")) for name in names}
-    assert weight["common.py"] + weight["sft.py"] < 10_000
-    assert sum(weight.values()) - weight["sft.py"] < 20_200
+    assert weight["common.py"] + weight["sft.py"] < 10_100
+    assert sum(weight.values()) - weight["sft.py"] < 20_550
 
 
 @pytest.mark.parametrize("name", BUDGETS)

@@ -214,7 +214,7 @@ def test_calls_of_a_group_share_four_fifths_of_the_prompt():
     texts = [
         "".join(m["content"] for m in c.messages)
         for g in groups
-        for c in judge.ruler_calls(g, passes=2)[2]
+        for c in judge.ruler_calls(g, passes=2)[1]
     ]
     assert len(texts) == 4 and common_start(texts) >= 0.8 * max(map(len, texts))
 
@@ -296,7 +296,8 @@ FAULTS = {  # 19 ways in which a reply says nothing, and what the complaint name
 def test_replies_are_read_as_they_mean(name):
     """Prose, fences, echoed examples and thoughts around the JSON do not matter; a reason may hold anything."""
     reply, wanted = REPLIES[name]
-    assert judge.parse_ratings(reply, [1, 2])[0][0] == dict(enumerate(wanted, 1))
+    found = judge.parse_ratings(reply, [1, 2])[0]
+    assert [found[i][0] for i in (1, 2)] == wanted
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -463,16 +464,13 @@ def test_results_are_in_order_and_equal_calls_asked_once():
         ("/v1/", "/v1"),
         ("/api/openai", "/api/openai"),
         ("/v1/chat/completions", "/v1"),
-        ("/v1?v=2", "/v1"),
     ],
 )
 def test_addresses(given, sent):
     """With or without /v1, with or without /chat/completions: one place."""
     with Server(all_yes) as server:
         grade(Judge("m", server.url + given))
-        assert server.headers[0][":path"] == f"{sent}/chat/completions" + (
-            "?v=2" if "?" in given else ""
-        )
+        assert server.headers[0][":path"] == f"{sent}/chat/completions"
 
 
 @pytest.mark.parametrize("address", ["localhost:8000", "ftp://x", "http://"])
@@ -683,8 +681,8 @@ def test_ruler_labels_are_drawn_and_shuffled():
     10 times (binomial, sd 2.7)."""
     firsts = []
     for i in range(40):
-        keys, (order,), _ = judge.ruler_calls(group_of(*(f"{i} {k}" for k in range(4))))
-        firsts.append(keys.index(next(iter(order.values()))))
+        keys, (call,) = judge.ruler_calls(group_of(*(f"{i} {k}" for k in range(4))))
+        firsts.append(keys.index(next(iter(call.parse.keywords["ids"].values()))))
     assert all(3 <= firsts.count(k) <= 18 for k in range(4))
 
 
@@ -805,7 +803,6 @@ def test_all_forms_in_one_row_are_joined_in_order():
 
 BAD_ROWS = [
     ({"rubrics": ["a"]}, '"prompt"'),
-    ({"prompt": " ", "rubrics": ["a"]}, "blank"),
     (
         {
             "prompt": [{"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}],
@@ -813,7 +810,7 @@ BAD_ROWS = [
         },
         "must end with",
     ),
-    ({"prompt": "p"}, "no criterion"),
+    ({"prompt": "p"}, "no criterion with"),
     ({"prompt": "p", "rubrics": "a"}, "expected a list"),
     ({"prompt": "p", "rubrics": [" "]}, "expected text"),
     ({"prompt": "p", "rubrics": [7]}, "criterion 1: expected text or an object"),
@@ -824,7 +821,10 @@ BAD_ROWS = [
     ),
     ({"prompt": "p", "rubrics": [{"criterion": "a", "weight": -1}]}, '"weight" is -1'),
     ({"prompt": "p", "rubrics": [{"criterion": "a", "weight": True}]}, '"weight" is True'),
-    ({"prompt": "p", "rubrics": [{"criterion": "a", "weight": 0}]}, "all are 0"),
+    (
+        {"prompt": "p", "rubrics": [{"criterion": "a", "weight": 0}]},
+        "no criterion with a weight above 0",
+    ),
     ({"prompt": "p", "rubrics": [{"criterion": "a", "negate": 1}]}, '"negate"'),
     ({"prompt": "p", "rubrics": [{"check": "no:such"}]}, "unknown check"),
     ({"prompt": "p", "rubrics": ["a"], "reference": 3}, '"reference" is 3'),
@@ -936,7 +936,7 @@ def test_grade_a_file(command, capsys):
     assert [(r["task_id"], r["sample"], r["score"], r["passed"], r["total"], r["cached"]) for r in rows_of()] == [
         ("a", 0, 1.0, 2, 2, True), ("b", 0, 0.0, 0, 1, False), ("a", 1, 0.5, 1, 2, True),
     ]  # fmt: skip
-    assert "score: 0.500" in out and "n = 3" in out and "failed 1 of 1: text:max_chars" in out
+    assert "score: 0.500" in out and "n = 3" in out and "failed 1 ×: text:max_chars" in out
 
 
 def test_a_dead_judge_ends_with_4_and_the_next_run_asks_the_rest(command):
@@ -990,8 +990,8 @@ def test_ruler_on_a_file(command, capsys):
         )
     assert [r["score"] for r in rows_of()] == [0.2, 0.8, None, None, None]
     assert [r["error"] for r in rows_of()[2:]] == [
-        "the only answer to its prompt: nothing to compare"
-    ] + ["equal answers: nothing to compare"] * 2
+        "one answer, or equal ones: nothing to compare"
+    ] * 3
     with Server(lambda n, r: told(503)) as server:
         judge.Path("out/judge_cache.jsonl").unlink()
         assert command("ruler", server, "--overwrite") == 4
@@ -1028,15 +1028,15 @@ def test_what_a_user_does_wrong(name, more, message, command):
     [
         (
             {"task_id": "aa", "response": "x"},
-            'a.jsonl:1: "task_id" "aa" is in 0 rows of r.json, expected one',
+            'a.jsonl:1: aa names no row of r.json, or several; give the "task_id" of one',
         ),
-        ({"prompt": "?", "response": "x"}, "is in 0 rows"),
+        ({"prompt": "?", "response": "x"}, "names no row"),
         ({"task_id": "a", "response": 3}, '"response"'),
         (
             {"task_id": "a", "response": [{"role": "user", "content": "x"}]},
             "must be the assistant's",
         ),
-        ({"task_id": {"a": 1}, "response": "x"}, "is in 0 rows"),
+        ({"task_id": {"a": 1}, "response": "x"}, "names no row"),
     ],
 )
 def test_answers_that_belong_to_nothing(answer, message, command):
@@ -1098,8 +1098,9 @@ def test_audit_counts_checks_also_when_the_judge_fails(command):
     items = judge.read_people(SimpleNamespace(rows=[row], path="x"))
     with Server(lambda n, r: told(503)) as server:
         report = judge.audit(items, grade(make(server, max_retries=0), ["a"], row))
-    assert (report["check"]["n"], report["check"]["agreement"]) == (1, 1.0)
-    assert (report["judge"]["n"], report["judge"]["unrated"]) == (0, 1)
+    table = {row[0]: row for row in report["rows"]}
+    assert table["check"][1:3] == [1, "1.00"]
+    assert (table["judge"][1], table["judge"][-1]) == (0, 1)
 
 
 @pytest.mark.parametrize("ratings_", [{"3": "yes"}, {"1": "maybe"}, [], None])

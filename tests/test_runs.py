@@ -195,7 +195,7 @@ def test_length_sorting_saves_padding():
         (["--save-every", 0], "--save-every: '0'"),
         (["--eval-every", -1], "--eval-every: '-1'"),
         (["--stop-after", 0], "--stop-after: '0'"),
-        (["--lrr", 1], "--lrr 1; --help lists the flags"),
+        (["--lrr", 1], "--lrr, did you mean --lr; --help lists the flags"),
         (["--loss-type", "dro"], "--loss-type.*sigmoid"),
     ],
 )

@@ -1,0 +1,102 @@
+"""parts/files.py: what a user gets wrong first: a file in another format, a flag by another name."""
+
+import csv
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import common
+from parts import files
+from parts.files import UserError
+
+ROWS = [{"prompt": f"{i}", "chosen": "yes, \u00e9", "rejected": 'no "x"'} for i in range(3)]
+
+
+def as_csv(path):
+    with path.open("w", newline="", encoding="utf-8-sig") as file:  # as Excel writes it
+        table = csv.DictWriter(file, ROWS[0])
+        table.writeheader()
+        table.writerows(ROWS)
+
+
+def as_parquet(path):
+    import pandas
+
+    pandas.DataFrame(ROWS).to_parquet(path)
+
+
+def as_folder(path):
+    import datasets
+
+    datasets.DatasetDict({"train": datasets.Dataset.from_list(ROWS)}).save_to_disk(path)
+
+
+def as_gzip(path):
+    with gzip.open(path, "wt", encoding="utf-8") as file:
+        file.writelines(json.dumps(row) + "\n" for row in ROWS)
+
+
+@pytest.mark.parametrize(
+    "name, write, what",
+    [
+        ("my pairs.csv", as_csv, "a CSV file"),
+        ("mine.parquet", as_parquet, "a parquet file"),
+        ("mine.json", lambda path: path.write_text(json.dumps(ROWS, indent=1)), "a JSON array"),
+        ("mine.jsonl.gz", as_gzip, "a gzip file"),
+        ("folder", as_folder, "a folder of the datasets library"),
+    ],
+)
+def test_another_format_is_named_with_the_command_that_converts_it(
+    name, write, what, tmp_path, monkeypatch
+):
+    """The message's command, typed as it is printed, makes a file with the same rows."""
+    monkeypatch.chdir(tmp_path)
+    write(Path(name))
+    with pytest.raises(UserError, match=f"--pairs {name}: this is {what}; convert") as caught:
+        files.read_jsonl(name, flag="--pairs")
+    command = str(caught.value).partition("JSONL: ")[2].replace("python", sys.executable, 1)
+    subprocess.run(command, shell=True, check=True, capture_output=True)
+    (made,) = Path().rglob("*.jsonl")
+    assert list(files.read_jsonl(made)) == ROWS
+
+
+def test_broken_jsonl_is_not_taken_for_another_format(tmp_path):
+    """A torn first line with commas is broken JSON, not a CSV."""
+    path = tmp_path / "mine.jsonl"
+    path.write_text('{"prompt": "a", "chosen": "b", \n')
+    with pytest.raises(UserError, match=r"mine.jsonl:1: not valid JSON"):
+        list(files.read_jsonl(path))
+
+
+@pytest.mark.parametrize(
+    "given, close",
+    [("--lrr", "--lr"), ("--learning-rate=1", "--lr"), ("--loss_type", "--loss-type"), ("--qqqq", None)],
+)  # fmt: skip
+def test_an_unknown_flag_is_answered_with_the_closest_one(given, close):
+    """Of a sub-command, too; initials count: --learning-rate is --lr."""
+    parser = files.Parser()
+    command = parser.add_subparsers().add_parser("train")
+    for flag in ("--lr", "--loss-type", "--train-ratio"):
+        command.add_argument(flag)
+    with pytest.raises(UserError) as caught:
+        parser.parse_args(["train", given, "1"])
+    said = f"{given.partition('=')[0]}, did you mean {close}; " if close else given
+    assert said in str(caught.value) and "--help lists" in str(caught.value)
+
+
+def test_ultrafeedback_is_read():
+    """prompt as text, chosen and rejected as whole dialogues: the prompt becomes the common beginning. A text that is not
+    their first message is a mistake."""
+    question, yes, no = (
+        {"role": role, "content": text}
+        for role, text in (("user", "Why?"), ("assistant", "So."), ("assistant", "No."))
+    )
+    row = {"prompt": "Why?", "chosen": [question, yes], "rejected": [question, no]}
+    common.check_pair(row)
+    assert row == {"prompt": [question], "chosen": [yes], "rejected": [no]}
+    with pytest.raises(ValueError, match='leave the column "prompt" out'):
+        common.check_pair({"prompt": "How?", "chosen": [question, yes], "rejected": [question, no]})
