@@ -67,10 +67,11 @@ def test_a_move_that_changes_nothing_is_illegal_and_spawns_nothing():
 
 def test_spawns_are_2_in_nine_of_ten_and_come_from_the_seed():
     """2 000 spawns: .9 ± .02 is three standard errors; the same seed and moves give the same board."""
-    tiles, (env, twin) = [], (TwentyFortyEight(illegal="ignore") for _ in range(2))
+    env, twin = (TwentyFortyEight(illegal="ignore") for _ in range(2))
+    tiles = []
     for seed in range(1000):
         env.reset(seed)
-        tiles += [tile for row in env.board for tile in row if tile]
+        tiles += filter(None, sum(env.board, []))
     assert len(tiles) == 2000 and abs(tiles.count(2) / 2000 - 0.9) < 0.02
     twin.reset(seed)
     for move in MOVES * 4:
@@ -78,42 +79,44 @@ def test_spawns_are_2_in_nine_of_ten_and_come_from_the_seed():
 
 
 @pytest.mark.parametrize(
-    "text, move",
+    "text, moves",
     [
-        ("up? <move> UP </move>", "up"),
-        ("<move>left</move> no, <move>down</move>", "down"),  # the last one
-        ("left", None),
-        ("<move>sideways</move>", None),
-        ("<move>left", None),
+        ("up? <move> UP </move>", ["up"]), ("<move>left</move> no, <move>down</move>", ["down"]),  # the last one
+        ("left", []), ("<move>sideways</move>", []), ("<move>left", []),
     ],
-)
-def test_moves_are_read_and_never_guessed(text, move):
+)  # fmt: skip
+def test_moves_are_read_and_never_guessed(text, moves):
     """What is not a move costs the game, once, and is counted."""
     env = TwentyFortyEight()
     env.reset(1)
     _, reward, done, info = env.step(text)
-    assert env.moves == ([move] if move else [])
-    assert move or (reward, done, info["invalid"], info["win"]) == (-1.0, True, 1, 0.0)
+    assert env.moves == moves
+    assert moves or (reward, done, info["invalid"], info["win"]) == (-1.0, True, 1, 0.0)
 
 
-def test_rewards_of_2048():
+@pytest.mark.parametrize(
+    "board, illegal, rewards",
+    [
+        ([[8, 4], [2, 0]], "end", [0.35]), ([[16, 16], [2, 0]], "end", [1.0]),
+        ([[8, 4], [4, 0]], "ignore", [0, 0, 0.45]), ([[8, 4], [4, 0]], "penalty", [0, 0, 0.25]),
+    ],
+)  # fmt: skip
+def test_rewards_of_2048(board, illegal, rewards):
     """p = (log₂ max − 1)/(log₂ target − 1): with target 32 a largest 8 is p = 2/4 = .5, so .9·p = .45, less .1 for an
-    illegal end; the target itself is 1."""
-    left, stuck = "<move>left</move>", [[8, 4], [4, 0]]
-    assert at([[8, 4], [2, 0]]).step(left)[1:3] == (pytest.approx(0.35), True)
-    assert at([[16, 16], [2, 0]]).step(left)[1:3] == (1.0, True)
-    for illegal, reward in (("ignore", 0.45), ("penalty", 0.45 - 0.2)):
-        env = at(stuck, illegal=illegal)
-        assert env.step(left)[1:3] == env.step(left)[1:3] == (0.0, False)
-        assert env.run_out()[0] == pytest.approx(reward)
+    illegal end or move; the target itself is 1. A game that goes on earns at its end, here when its turns run out."""
+    env, found, done = at(board, illegal=illegal), [], False
+    while len(found) < min(2, len(rewards)):
+        _, reward, done, _ = env.step("<move>left</move>")
+        found.append(reward)
+    found += [] if done else [env.run_out()[0]]
+    assert found == pytest.approx(rewards)
 
 
 def test_baselines_of_2048():
-    """3 × 3, target 32, an illegal move ends: random .62, corner .90, a blind cycle a quarter; 300 games, so ± .08 is three
+    """3 × 3, target 32, an illegal move ends: random .62, corner .90, a blind cycle a quarter; 300 games, so ± .09 is three
     standard errors."""
     wins = {name: means(TwentyFortyEight, name)[0] for name in TwentyFortyEight.baselines}
-    assert abs(wins["random"] - 0.62) < 0.09 and abs(wins["corner"] - 0.90) < 0.07
-    assert wins["blind"] < 0.36
+    assert wins == pytest.approx({"random": 0.62, "corner": 0.90, "blind": 0.27}, abs=0.09)
 
 
 def test_the_alarm_fires_on_a_blind_cycle_and_not_on_who_looks():
@@ -145,21 +148,23 @@ def test_the_environment_hears_what_the_generator_wrote():
         assert +env.faults == {k: person.faults.count(k) for k in set(person.faults)}
 
 
-@pytest.mark.parametrize(
-    "text, expected",
-    [
-        ("Thank you. Now, could you please tell me about a time you calmed a dispute?", (1, "behavioural", ["conflict"])),
-        ("Great work on the budget. What exactly did you do?", (1, "specific", ["budgeting"])),
-        ("Tell me about a time you coached a junior, and how did it end?", (2, "behavioural", ["coaching"])),
-        ("**Describe how you** keep to a schedule.", (1, "behavioural", ["planning"])),
-        ("I see.", (0, "other", [])),
-        ("Ｗhat was the result of the neg\u200botiation？", (1, "specific", ["negotiation"])),
-    ],
-)  # fmt: skip
-def test_free_questions_are_read(text, expected):
+FREE = """
+Thank you. Now, could you please tell me about a time you calmed a dispute? | 1 behavioural conflict
+Great work on the budget. What exactly did you do? | 1 specific budgeting
+Tell me about a time you coached a junior, and how did it end? | 2 behavioural coaching
+**Describe how you** keep to a schedule. | 1 behavioural planning
+I see. | 0 other
+Ｗhat was the result of the neg\u200botiation？ | 1 specific negotiation
+"""
+
+
+@pytest.mark.parametrize("row", FREE.strip().splitlines())
+def test_free_questions_are_read(row):
     """A chat model's politeness, bold and full-width letters; a competency named beside the request counts where the
     request names none."""
-    assert read_turn(read_bank(str(BANK)), text) == expected
+    text, expected = row.split(" | ")
+    n, kind, topics = read_turn(read_bank(str(BANK)), text)
+    assert f"{n} {kind} {' '.join(topics)}".strip() == expected
 
 
 def test_free_questions_are_read_rightly_nine_times_in_ten():
@@ -228,30 +233,31 @@ def test_a_good_interview_earns_one():
     assert info["kind/behavioural"] == 4 / 6 and info["kind/specific"] == 2 / 6
 
 
-@pytest.mark.parametrize(
-    "line, reward",
-    [
-        ("Solved the {thing}; complaints fell by {number}.", 0.25),  # free words around the keys
-        ("no evidence.", 0.0),  # it was told: nothing
-        ("{thing}.", 0.0),  # the right item in part: nothing
-        ("{own}, 99 percent.", -0.15),  # a number that nobody said
-        ("{other}", -0.15),  # a fact of another competency
-        ("{own} {other}", -0.15),
-        ("a great talent.", -0.15),  # praise without evidence
-        ("word " * 40 + "{own}", -0.15),  # after the 40th word nothing is read
-    ],
-)
-def test_a_summary_line_is_worth(line, reward):
+LINES = """
+0.25 | Solved the {thing}; complaints fell by {number}. | free words around the keys
+0 | no evidence. | it was told: nothing
+0 | {thing}. | the right item in part: nothing
+-0.15 | {own}, 99 percent. | a number that nobody said
+-0.15 | {other} | a fact of another competency
+-0.15 | {own} {other} | the same, beside its own
+-0.15 | a great talent. | praise without evidence
+-0.15 | {word}{own} | after the 40th word nothing is read
+"""
+
+
+@pytest.mark.parametrize("row", LINES.strip().splitlines())
+@pytest.mark.parametrize("asked", [1, 2])
+def test_a_summary_line_is_worth(row, asked):
     """1/4 for a correct line of four, nothing for less than was said, −.15 for more: an invented number, and a fact of
     another line even if the candidate told it (else every reply copied to every line would be four correct lines)."""
-    for asked in (1, 2):
-        env = with_states()
-        a, b, *_ = env.competencies
-        say(env, *(f"Tell me about a time you dealt with {c}." for c in (a, b)[:asked]))
-        other = short(env, b).split(": ")[1]
-        thing, number = (group[0].strip() for group in env.items[a]["keys"])
-        text = line.format(own=f"{thing}, {number}", thing=thing, number=number, other=other)
-        assert say(env, f"SUMMARY\n{a}: {text}")[1] == pytest.approx(reward)
+    env = with_states()
+    a, b, *_ = env.competencies
+    say(env, *(f"Tell me about a time you dealt with {c}." for c in (a, b)[:asked]))
+    other = short(env, b).split(": ")[1]
+    thing, number = (group[0].strip() for group in env.items[a]["keys"])
+    reward, text, _ = row.split(" | ")
+    text = text.format(own=f"{thing}, {number}", thing=thing, number=number, other=other, word="word " * 40)  # fmt: skip
+    assert say(env, f"SUMMARY\n{a}: {text}")[1] == pytest.approx(float(reward))
 
 
 @pytest.mark.parametrize(

@@ -151,9 +151,27 @@ def reader_files(copy):
     (copy / "role.txt").write_text("Role: head content editor\nMust have: search ads, copy\n")
     profiles = [f'{i},"Asha Booker, {i} years. Used copy and sold {i} items."' for i in range(6)]
     (copy / "candidates.csv").write_text("\n".join(["id,profile", *profiles]) + "\n")
+    other_formats(copy)
     for name in sorted({name for _, line in LINES for name in re.findall(HUB, line)}):
         (copy / name).parent.mkdir(exist_ok=True)
         (copy / name).symlink_to(copy / "data" / "tiny-base")
+
+
+def other_formats(copy):
+    """The files that docs/faq.md converts."""
+    import datasets
+    import pandas
+
+    rows = [
+        {"prompt": f"Note {i}: ", "chosen": "Skills: audits.", "rejected": "No."} for i in range(40)
+    ]
+    table = pandas.DataFrame(rows)
+    table.to_csv(copy / "mine.csv", index=False)
+    names = {"prompt": "question", "chosen": "better", "rejected": "worse"}
+    table.rename(columns=names).to_csv(copy / "renamed.csv", index=False)
+    table.to_json(copy / "array.json", orient="records")
+    table.to_parquet(copy / "mine.parquet")
+    datasets.Dataset.from_list(rows).save_to_disk(copy / "saved")
 
 
 class Shop:
@@ -346,13 +364,11 @@ def test_links_lead_somewhere(page):
 
 
 def test_numbers_of_the_pages_are_those_of_the_reports():
-    """README.md, docs/adapt.md and docs/scale.md say what reports/, the scripts' lines and the formulas say, and the
-    figure is drawn from them. Stale: run `python reports/fill_numbers.py`."""
+    """README.md, docs/adapt.md and docs/scale.md say what reports/, the scripts' lines and the formulas say. Stale: run `python reports/fill_numbers.py`."""
     for page in fill_numbers.PAGES:
         text = (REPO / page).read_text("utf-8")
         assert "<!-- numbers:" in text and fill_numbers.filled(text) == text, page
         assert text.count("<!-- numbers:") == text.count("<!-- /numbers -->") == len(re.findall(r"<!-- numbers:[\w-]+ -->\n", text))  # fmt: skip
-    assert (REPO / "docs/img/frontier.svg").read_text("utf-8") == fill_numbers.frontier_svg()
 
 
 def test_no_number_of_the_readme_is_typed():
@@ -383,10 +399,8 @@ def test_more_seeds_give_mean_and_range(tmp_path, monkeypatch):
     assert "| mean of 3 (range) | 0.530 (0.500 to 0.560) |" in lines[short] == lines[start]
     assert "**PPO**" in lines[short + 1], "first the means alone"
     assert [f"| seed {s} | {v} [0.400, 0.600] |" in lines[start + 1 + s] for s, v in enumerate(("0.500", "0.530", "0.560"))] == [True] * 3  # fmt: skip
-    for block in ("frontier", "learnt", "fairness", "lesson", "speed"):
+    for block in ("result", "frontier", "learnt", "fairness", "lesson", "speed"):
         assert fill_numbers.BLOCKS[block]()
-    # an end point a seed, and the legend
-    assert fill_numbers.frontier_svg().count('class="s1 full"') == 3 + 1
 
 
 def test_the_headlines_of_speed(tmp_path, monkeypatch):
@@ -406,7 +420,7 @@ def test_the_headlines_of_speed(tmp_path, monkeypatch):
     text = "\n".join(map(json.dumps, [{"header": {}}, *runs]))
     (folder / "dpo.jsonl").write_text(text, encoding="utf-8")
     rows = [line for line in fill_numbers.speed().splitlines() if line.startswith("| [")]
-    assert rows == ["| [DPO](reports/bench/dpo.md) | 4.00 | 2.00 | 0.80 | 1.00 | wall |"]
+    assert rows == ["| [DPO](bench/dpo.md) | 4.00 | 2.00 | 0.80 | 1.00 | wall |"]
 
 
 def test_the_sample_sizes_are_the_formula(monkeypatch):

@@ -31,7 +31,6 @@ ARROWS = {  # who may import whom, downwards only: stages, parts/runs.py, common
     "parts.rows": set(),
     "parts.stats": set(),
     "parts.reports": {"common", "parts.files", "parts.parallel", "parts.runs"},
-    "parts.old_pages": set(),
     "parts.pages": {"parts.files"},
     "parts.viewer": {"parts.files", "parts.pages"},
     "parts.parallel": {"parts.files"},

@@ -7,7 +7,6 @@ a token). The others are in test_trainers.py, resume is in test_resume.py, where
 
 import json
 import math
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -38,12 +37,12 @@ NAN = math.nan
 def test_shape_rewards_golden():
     """k1 = (.5, −1, 0), so −.1·k1 = (−.05, .1, 0), and the score 2 joins the last action of its row, wherever that is; an
     answer that was cut pays there. Columns that are no actions are 0, whatever stands in them."""
-    logps, ref = t([NAN, -1, -2, -0.5], [NAN, -1, NAN, NAN]), t([NAN, -1.5, -1, -0.5], [NAN, -1.5, NAN, NAN])  # fmt: skip
+    logps = t([NAN, -1, -2, -0.5], [NAN, -1, NAN, NAN])
+    ref = t([NAN, -1.5, -1, -0.5], [NAN, -1.5, NAN, NAN])
     mask, scores = on([0, 1, 1, 1], [0, 1, 0, 0]), t(2, -1)
-    cases = ((None, 1.0, 2, -1), (on(1, 0), 1.0, 2, -2), (on(0, 1), 0.25, 1.75, -1))
-    for finished, penalty, first, second in cases:
-        rewards, kl = ppo.shape_rewards(scores, logps, ref, mask, 0.1, finished, penalty)
-        assert close(rewards, [[0, -0.05, 0.1, first], [0, second - 0.05, 0, 0]])
+    for more, first, second in (((), 2, -1.05), ((on(1, 0),), 2, -2.05), ((on(0, 1), 0.25), 1.75, -1.05)):  # fmt: skip
+        rewards, kl = ppo.shape_rewards(scores, logps, ref, mask, 0.1, *more)
+        assert close(rewards, [[0, -0.05, 0.1, first], [0, second, 0, 0]])
         assert close(kl, [[0, 0.5, -1, 0], [0, 0.5, 0, 0]])
 
 
@@ -124,12 +123,12 @@ def test_adaptive_kl_golden(kl, expected):
 
 
 def test_explained_variance_golden():
-    """R = (1, 2, 3, 4), V = (1, 2, 2, 5): R − V = (0, 0, 1, −1) has variance 2/3, R 5/3, so 1 − .4 = .6, also if V is off by
-    a constant. Where all returns agree there is nothing to explain."""
+    """R = (1, 2, 3, 4), V = (8, 9, 9, 12): R − V has variance 2/3, R 5/3, so 1 − .4 = .6, though V is off by a constant. Where
+    all returns agree, or there is one, there is nothing to explain."""
     R, V = t([1, 2, 3, 4, NAN]), t([8, 9, 9, 12, 1e9])
     assert ppo.explained_variance(R, V, on([1, 1, 1, 1, 0])) == pytest.approx(0.6, abs=1e-12)
-    for R, mask in ((t([2, 2]), on([1, 1])), (t([2, 3]), on([1, 0]))):
-        assert math.isnan(ppo.explained_variance(R, R, mask))
+    assert math.isnan(ppo.explained_variance(R, V, on([1, 0, 0, 0, 0])))
+    assert math.isnan(ppo.explained_variance(t([2, 2]), t([1, 3]), on([1, 1])))
 
 
 # ---- the world of the other tests ----
@@ -231,26 +230,46 @@ def widened(b, n):
     return per_row(b, lambda v: F.pad(v, (0, n)) if torch.is_tensor(v) and v.ndim == 2 else v)
 
 
-def gradients(monkeypatch, args, run, models, b):
-    """(gradient of policy and critic as one vector, for each optimiser step; the logged row); no step is made."""
+def gradients(monkeypatch, update, args, run, *rest):
+    """(gradient of all trained modules as one vector, for each optimiser step; the logged row); no step is made."""
     found = []
 
-    def update(where):
+    def caught(where):
         weights = [p for module in run.modules for p in module.parameters()]
         found.append(torch.cat([p.grad.flatten() for p in weights if p.grad is not None]))
         run.optimizer.zero_grad()
         loss, run.loss = run.loss, 0.0
-        return {"loss": loss, "lr": 0.0, "grad_norm": 1.0, "skipped_steps": 0}
+        return {"loss": loss, "lr": 0.0, "grad_norm": found[-1].norm().item(), "skipped_steps": 0}
 
     with monkeypatch.context() as patch:
-        patch.setattr(run, "update", update)
-        row = ppo.update(args, run, models[0], models[2], b)
+        patch.setattr(run, "update", caught)
+        row = update(args, run, *rest)
     assert min(vector.norm() for vector in found) > 1e-3, "a gradient of zero passes anything"
     return found, row
 
 
 def gap(a, b):
-    return ((a - b).norm() / b.norm()).item()
+    return max(((x - y).norm() / y.norm()).item() for x, y in zip(a, b, strict=True))
+
+
+class Spy:
+    """Wraps a function of a stage, or a method of a run, and keeps what it was called with."""
+
+    def __init__(self, monkeypatch, home, name):
+        self.calls, self.real = [], getattr(home, name)
+        monkeypatch.setattr(home, name, self)
+
+    def __call__(self, *args, **kwargs):
+        self.calls.append(args)
+        return self.real(*args, **kwargs)
+
+
+def read(path):
+    return [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
+
+
+def trained(rows):
+    return [row for row in rows if "lr" in row]
 
 
 each_critic = pytest.mark.parametrize("critic", ["rm", "policy", "shared"])
@@ -308,7 +327,7 @@ def test_first_minibatch_has_ratio_one_and_kl_zero(family, critic, temperature, 
     b = filled(args, run, models, generic=False)
     mask = b["mask"]
     assert b["ids"].shape[1] - b["lengths"].min() > 20, "prompts of one length"
-    _, row = gradients(monkeypatch, args, run, models, b)
+    _, row = gradients(monkeypatch, ppo.update, args, run, models[0], models[2], b)
     row |= ppo.rollout_row(b, b["kl"], 0.05)
     assert (row["ratio/mean"], row["ratio/max"]) == pytest.approx((1, 1), abs=1e-5)
     for key in ("approx_kl", "sample_gap", "kl/ref", "kl/token", "kl/k3"):
@@ -385,16 +404,14 @@ def test_gradient_for_every_cut(critic, world, monkeypatch):
     wide = widened(b, 9) | {"lengths": b["lengths"] + 9}  # as if all were that long
     wide["ids"][:, -9:] = torch.randint(0, 200, (8, 9))
     turned = per_row(b, lambda v: v.flip(0) if torch.is_tensor(v) else v[::-1])
-    real, calls = ppo.token_logps, []
-    monkeypatch.setattr(ppo, "token_logps", lambda *a, **k: calls.append(1) or real(*a, **k))
-    args.micro_tokens = 10**6
-    (whole,), logged = gradients(monkeypatch, args, run, models, b)
-    for tokens, other in ((3 * b["lengths"].max(), b), (1, b), (10**6, wide), (10**6, turned)):
-        args.micro_tokens = int(tokens)
-        (vector,), row = gradients(monkeypatch, args, run, models, other)
-        assert gap(vector, whole) < 2e-6
-        assert row == pytest.approx(logged, rel=2e-5, abs=1e-6)
-    assert len(calls) > 1 + 2 + 8 + 1, "some parts, then eight"
+    forwards, seen = Spy(monkeypatch, ppo, "token_logps"), []
+    some = int(3 * b["lengths"].max())
+    for tokens, other in ((10**6, b), (some, b), (1, b), (10**6, wide), (10**6, turned)):
+        args.micro_tokens = tokens
+        seen.append(gradients(monkeypatch, ppo.update, args, run, models[0], models[2], other))
+        assert gap(seen[-1][0], seen[0][0]) < 2e-6
+        assert seen[-1][1] == pytest.approx(seen[0][1], rel=2e-5, abs=1e-6)
+    assert len(forwards.calls) > 1 + 2 + 8 + 1, "some parts, then eight"
 
 
 def test_the_rollout_is_fixed_before_the_update(world):
@@ -416,15 +433,14 @@ def test_ragged_tail(world, monkeypatch):
     flags = ("--batch-size", 4, "--ppo-epochs", 2, "--micro-tokens", 10**6)
     args, run, models = begun(world, *flags, "--reward-fn", "vowels")
     b = filled(args, run, models, rows=[*ROWS, *ROWS[3:5]])
-    batches, real = [], run.micro_batches
-    spy = lambda batch, *rest: batches.append(batch.tolist()) or real(batch, *rest)  # noqa: E731
-    monkeypatch.setattr(run, "micro_batches", spy)
-    found, row = gradients(monkeypatch, args, run, models, b)
+    spy, given = Spy(monkeypatch, run, "micro_batches"), (args, run, models[0], models[2])
+    found, row = gradients(monkeypatch, ppo.update, *given, b)
+    batches = [batch.tolist() for batch, _ in spy.calls]
     assert [len(x) for x in batches] == [4, 4, 2, 4, 4, 2] and row["updates"] == 6
     first, second = sum(batches[:3], []), sum(batches[3:], [])
     assert sorted(first) == sorted(second) == list(range(10)) and first != second
     two = per_row(b, lambda v: v[batches[2]] if torch.is_tensor(v) else v[:2])
-    assert gap(found[2], gradients(monkeypatch, args, run, models, two)[0][0]) < 1e-5
+    assert gap(found[2:3], gradients(monkeypatch, ppo.update, *given, two)[0][:1]) < 1e-5
 
 
 def test_the_log_of_an_update_is_its_mean(world, monkeypatch):
@@ -433,7 +449,7 @@ def test_the_log_of_an_update_is_its_mean(world, monkeypatch):
     flags = ("--batch-size", 3, "--ppo-epochs", 2, "--micro-tokens", 1)
     args, run, models = begun(world, *flags)
     b = filled(args, run, models)
-    _, row = gradients(monkeypatch, args, run, models, b)
+    _, row = gradients(monkeypatch, ppo.update, args, run, models[0], models[2], b)
     mask, rows = b["mask"], [b[key] for key in ppo.ROWS]
     with torch.no_grad():
         logps, entropies = common.token_logps(models[0], *rows, with_entropy=True)
@@ -459,8 +475,8 @@ def test_one_scale_for_policy_and_critic(world):
         args, run, models = begun(world)
         run.scaler = scaler
         ppo.update(args, run, models[0], models[2], filled(args, run, models))
-        weights = [p.detach().flatten() for module in run.modules for p in module.parameters()]
-        found.append(torch.cat(weights))
+        weights = [p for module in run.modules for p in module.parameters()]
+        found.append(nn.utils.parameters_to_vector(weights).detach())
     assert (found[0] - found[1]).abs().max() < 2e-5
 
 
@@ -472,14 +488,6 @@ def run_of(world, out, *flags, family="llama"):
     flags = "--steps", 2, "--batch-size", 4, "--max-new-tokens", 5, "--eval-fraction", 0.3, *flags
     assert ppo.main(line(world, out, flags, family)) in (None, 0)
     return read(out / "metrics.jsonl")
-
-
-def read(path):
-    return [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
-
-
-def trained(rows):
-    return [row for row in rows if "lr" in row]
 
 
 @each_critic
@@ -503,8 +511,7 @@ def test_preflight(critic, world, tmp_path, capsys, monkeypatch):
     assert of_head == {1e-4 if critic == "rm" else ppo.HEAD_LR} and set(rates.values()) == {1e-4}
 
 
-@pytest.mark.parametrize("critic", ["policy", "shared"])
-def test_it_learns_a_token(critic, world, tmp_path):
+def test_it_learns_a_token(world, tmp_path):
     """E5. Every token starts at 1/V = 1/300; "!" earns more than any other. In 20 steps of 128 answers its share must pass
     15/16, which leaves none of the eight prompts below one half, by policy gradient alone."""
     policy = tiny_model("qwen3", tmp_path)  # its head is not tied, so that a zero head gives 1/V
@@ -512,11 +519,10 @@ def test_it_learns_a_token(critic, world, tmp_path):
     nn.init.zeros_(model.lm_head.weight)
     model.save_pretrained(policy)
     prompts = write_rows(tmp_path / "short.jsonl", [{"prompt": f"Ask {i}."} for i in range(8)])
-    flags = ("--critic", critic, "--rollouts", 128, "--batch-size", 64, "--steps", 20, "--lr", 1e-2)
-    flags += ("--max-new-tokens", 1, "--beta", 0.01, "--no-end-penalty", 0, "--eval-fraction", 0)
-    flags += ("--schedule", "constant", "--save-every", 20, "--reward-fn", "exclamation")
+    flags = "--critic shared --rollouts 128 --batch-size 64 --steps 20 --lr 1e-2 --max-new-tokens 1 --beta 0.01"
+    flags += " --no-end-penalty 0 --eval-fraction 0 --schedule constant --save-every 20 --reward-fn exclamation"
     uniform = world | {"uniform": policy, "prompts": prompts}
-    rows = trained(run_of(uniform, tmp_path / "run", *flags, family="uniform"))
+    rows = trained(run_of(uniform, tmp_path / "run", *flags.split(), family="uniform"))
     assert rows[0]["entropy"] == pytest.approx(math.log(300), rel=0.05)
     assert rows[-1]["reward/mean"] > 15 / 16
 
@@ -542,45 +548,36 @@ def test_another_tokenizer_in_the_reward_model(world, tmp_path, monkeypatch):
 
 
 def test_the_loop_hands_on(world, tmp_path, monkeypatch):
-    """main between its functions: the coefficient, the unfinished answers and the penalty reach the rewards, γ and λ the
-    advantages, whitened advantages the update; each rollout has a seed of its own, each evaluation the same one. Of rollouts
-    every second is kept, of gold scores each."""
-    calls = {name: [] for name in ("rollout", "shape_rewards", "gae", "update")}
-    for name, seen in calls.items():
-
-        def spy(real, seen, *args):
-            seen.append(args)
-            return real(*args)
-
-        monkeypatch.setattr(ppo, name, partial(spy, getattr(ppo, name), seen))
+    """main between its functions: the coefficient, which --kl-target moves by the KL of each rollout and which is logged as it
+    was used, the unfinished answers and the penalty reach the rewards, γ and λ the advantages, whitened advantages the update;
+    each rollout has a seed of its own, each evaluation the same one. Of rollouts every second is kept, of gold scores each."""
+    names = "rollout", "shape_rewards", "gae", "update"
+    rollout, shape, gae, update = (Spy(monkeypatch, ppo, name) for name in names)
     for name, value in (("GAMMA", 0.9), ("LAM", 0.8), ("ROLLOUTS_EVERY", 2)):
         monkeypatch.setattr(ppo, name, value)
-    flags = ("--no-end-penalty", 0.4, "--beta", 0.07, "--steps", 3, "--eval-every", 1, "--seed", 2)
-    rows = run_of(world, tmp_path / "run", *flags, "--gold", "length")
-    for scores, _, _, _, beta, finished, penalty in calls["shape_rewards"]:
-        assert (beta, penalty) == (0.07, 0.4) and finished is not None
-        assert scores.shape == finished.shape == (8,) and not finished.all()
-    assert [call[3:] for call in calls["gae"]] == [(0.9, 0.8)] * 3
-    for *_, b in calls["update"]:
+    flags = (
+        "--no-end-penalty 0.4 --beta 0.07 --kl-target 3 --steps 3 --eval-every 1 --seed 2 --lr 1e-2"
+    )
+    rows = run_of(world, tmp_path / "run", *flags.split(), "--gold", "length")
+    control = ppo.AdaptiveKL(0.07, 3)
+    for row, (scores, _, _, _, beta, finished, penalty) in zip(
+        trained(rows), shape.calls, strict=True
+    ):
+        assert row["kl/coef"] == beta == pytest.approx(control.value, rel=1e-9) and penalty == 0.4
+        assert finished is not None and scores.shape == finished.shape == (8,)
+        assert not finished.all()
+        control.update(row["kl/ref"])
+    assert len({row["kl/coef"] for row in trained(rows)}) == 3
+    assert [call[3:] for call in gae.calls] == [(0.9, 0.8)] * 3
+    for *_, b in update.calls:
         white = b["advantages"][b["mask"]]
         assert white.mean().abs() < 1e-5 and white.std() == pytest.approx(1, abs=1e-4)
-    seeds = [call[4] for call in calls["rollout"]]  # preflight, evaluation, step and evaluation, …
+    seeds = [call[4] for call in rollout.calls]  # preflight, evaluation, step and evaluation, …
     assert seeds == [2, 2, 2000001, 2, 2000002, 2, 2000003, 2]
-    measured = [row for row in rows if "val/gold" in row]
-    assert [row["step"] for row in measured] == [0, 1, 2, 3]
+    assert [row["step"] for row in rows if "val/gold" in row] == [0, 1, 2, 3]
     kept = read(tmp_path / "run" / "rollouts.jsonl")
     assert [r["step"] for r in kept] == [1] * 8 + [3] * 8
     assert kept[0].keys() == {"step", "prompt", "answer", "reward", "kl", "finished"}
-
-
-def test_adaptive_kl_in_a_run(world, tmp_path):
-    """--kl-target: the logged coefficient of a step is the one that was used, and moves by its kl/ref."""
-    flags = ("--kl-target", 3, "--beta", 0.1, "--steps", 4, "--eval-every", 0, "--lr", 1e-2)
-    rows, control = trained(run_of(world, tmp_path / "run", *flags)), ppo.AdaptiveKL(0.1, 3)
-    for row in rows:
-        assert row["kl/coef"] == pytest.approx(control.value, rel=1e-9)
-        control.update(row["kl/ref"])
-    assert len({row["kl/coef"] for row in rows}) == 4
 
 
 @pytest.mark.parametrize("restore", ["best", "last"])
@@ -591,17 +588,16 @@ def test_best_weights_are_restored(restore, world, tmp_path, capsys):
     run_of(world, out, *flags, "--reward-fn", "worse_each_time", "--restore", restore)
     state = torch.load(out / "checkpoint" / "step-0000002" / "state.pt", weights_only=True)["state"]
     saved = dict(AutoModelForCausalLM.from_pretrained(out).named_parameters())
-    held = {"last": state["policy"], "best": state["best"]["weights"]}
-    assert state["best"]["step"] == 0 and saved.keys() == held[restore].keys()
-    assert all(torch.equal(saved[key], weight) for key, weight in held[restore].items())
-    assert not torch.equal(*(weights["model.norm.weight"] for weights in held.values()))
+    best = restore == "best"
+    held, other = (state["best"]["weights"], state["policy"])[:: 1 if best else -1]
+    assert state["best"]["step"] == 0 and saved.keys() == held.keys()
+    assert all(torch.equal(saved[key], weight) for key, weight in held.items())
+    assert not torch.equal(saved["model.norm.weight"], other["model.norm.weight"])
     said = capsys.readouterr().out.splitlines()
-    gained_nothing = "no improvement on validation: this is the starting model"
-    assert (said[-1] == gained_nothing) == (restore == "best")
-    next_line = f"next: python evaluate.py --model {world['llama']} {out} --prompts"
-    assert next_line in said[-1 - (restore == "best")]
+    assert (said[-1] == "no improvement on validation: this is the starting model") == best
+    assert said[-1 - best].startswith(f"next: python evaluate.py --model {world['llama']} {out}")
     before, after = next(x for x in said if x.startswith("val/score")).split()[2::2]
-    assert (before == after) == (restore == "best"), "the last lines are about the written weights"
+    assert (before == after) == best, "the last lines are about the written weights"
 
 
 # ---- prompts ----

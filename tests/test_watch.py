@@ -3,7 +3,6 @@
 import argparse
 import json
 import math
-import random
 import subprocess
 import sys
 import time
@@ -37,12 +36,6 @@ def made(columns, v=(), every=5):
     return rows
 
 
-def fires(rule, columns, v=(), **options):
-    """Step and level of one rule's events."""
-    events = replay(made(columns, v), **options)[1]
-    return ", ".join(f"{e.step} {e.level}" for e in events if e.rule.split()[0] == rule)
-
-
 def reason(columns, v=(), **options):
     return Watcher(rows=made(columns, v), **options).stop_reason()
 
@@ -60,106 +53,113 @@ def run(capsys, *argv):
 
 # ---- each rule, on both sides of each edge ----
 
-FALLS, LEVEL = [9] * 6 + [7.5] * 3, [3.0, 4.0] * 10
-CANARY = ("judge/canary_empty", "judge/canary_echo", "judge/canary_claims")
+
+def numbers(text):
+    """ "3*2 4,5*2 0..3/2" is 3, 3, 4, 5, 4, 5, 0, .5, 1, 1.5."""
+    found = []
+    for word in text.split():
+        values, _, times = word.partition("*")
+        values, _, divisor = values.partition("/")
+        if ".." in values:
+            first, last = map(int, values.split(".."))
+            found += (np.linspace(first, last, abs(last - first) + 1) / int(divisor)).tolist()
+        else:
+            found += [float(x) for x in values.split(",")] * int(times or 1)
+    return found
 
 
-def blind(share, turns, episodes):
-    return {"env/blind_share": [share], "env/turns": [turns], "env/episodes": [episodes]}
+def table(text):
+    """The rows of a table, as lists of cells."""
+    return [[cell.strip() for cell in line.split("|")] for line in text.strip().splitlines()]
 
 
-def judged(failed, scored=None):
-    return {"judge/failed_frac": failed} | ({"groups/scored": scored} if scored else {})
+def curves(cell):
+    """ "key numbers; key numbers" as the columns of a run and, under the name v, its evaluations."""
+    columns = {key: numbers(x) for key, _, x in (c.strip().partition(" ") for c in cell.split(";"))}
+    return {key: x for key, x in columns.items() if x and key != "v"}, columns.get("v", [])
 
 
-WIDE = (50, 50)  # 0.02 of the width is 1
-EDGES = {  # rule, columns, v and widths if they matter, what fires
-    "R1 the fifth evaluation without": ("R1", {}, [0.5] * 6, None, "25 stop"),
-    "R1 the fourth": ("R1", {}, [0.5] * 5, None, ""),
-    "R1 0.005 exactly is not better": ("R1", {}, [4.0] * 2 + [4.25] * 4, WIDE, "25 stop"),
-    "R1 more is": ("R1", {}, [4.0] * 2 + [4.5] * 4, WIDE, ""),
-    "R2 fall of exactly the limit": ("R2", {R: range(40)}, [9] * 6 + [8] * 3, WIDE, ""),
-    "R2 fall above it": ("R2", {R: range(40)}, FALLS, WIDE, "35 stop"),
-    "R2 one evaluation is not two": ("R2", {R: range(40)}, [9] * 6 + [7.5, 9, 9], WIDE, ""),
-    "R2 reward up by 25/32": ("R2", {R: [t / 32 for t in range(35)]}, FALLS[:-1], WIDE, ""),
-    "R2 reward up by 25/16": ("R2", {R: [t / 16 for t in range(35)]}, FALLS[:-1], WIDE, "35 stop"),
-    "R2 noise of r hides the rise": ("R2", {R: [1.0] * 12 + [0.0, 7.0] * 14}, FALLS, WIDE, ""),
-    "R2 without rewards": ("R2", {R: [1.0] * 2}, FALLS, WIDE, ""),
-    "R3 the same fall, reward level": ("R3", {R: [1.0] * 40}, FALLS, WIDE, "35 warn"),
-    "R3 exactly the limit": ("R3", {R: [1.0] * 40}, [9] * 6 + [8] * 3, WIDE, ""),
-    "R3 leaves a rise to R2": ("R3", {R: range(40)}, FALLS, WIDE, ""),
-    "R4 four changes of 0.5 before": ("R4", {R: [3.0] * 16 + [3.5] * 4 + [5] * 4}, (), (10, 10), "24 warn"),
-    "R4 exactly 0.10 of the width": ("R4", {R: [3.0] * 20 + [4.0] * 4}, (), (10, 10), ""),
-    "R4 more": ("R4", {R: [3.0] * 20 + [4.25] * 4}, (), (10, 10), "24 warn"),
-    "R4 one of the four is not above": ("R4", {R: LEVEL + [9, 9, 4.0, 9]}, (), (10, 10), ""),
-    "R4 below 4 usual changes": ("R4", {R: [3.0] * 4 + ([4.0] * 4 + [3.0] * 4) * 2 + [5.0] * 4}, (), (10, 10), ""),
-    "R4 downwards": ("R4", {R: LEVEL + [0.0] * 4}, (), (10, 10), ""),
-    "R5 v below": ("R5", {PERFECT: [0.0] * 3 + [0.9] * 5}, [0.2, 0.949], None, "8 warn"),
-    "R5 v at 0.95": ("R5", {PERFECT: [0.0] * 3 + [0.9] * 5}, [0.2, 0.95], None, ""),
-    "R8 the first three have no start": ("R8", {"text/same_answer": [0.0, 0.0, 1.0]}, ""),
-    "R10 exactly a fifth": ("R10", {CANARY[0]: [0.2], CANARY[1]: [0.2]}, ""),
-    "R10 more": ("R10", {CANARY[0]: [0.2], CANARY[1]: [0.21]}, "1 warn"),
-    "R10 one above the empty text": ("R10", dict(zip(CANARY, ([0.0], [0.11], [0.0]))), "1 warn"),
-    "R10 one by exactly a tenth": ("R10", dict(zip(CANARY, ([0.0], [0.1], [0.0]))), ""),
-    "R12 exactly half": ("R12", judged([0.5] * 3), "1 warn"),
-    "R12 more than half": ("R12", judged([0.51] * 3), "1 warn, 3 stop"),
-    "R12 two of three": ("R12", judged([0.0, 0.9, 0.9, 0.0, 0.9, 0.9]), "2 warn, 5 warn"),
-    "R12 no group scored": ("R12", judged([0.1] * 3, scored=[0] * 3), "3 stop"),
-    "R12 one group scored": ("R12", judged([0.1] * 3, scored=[0, 1, 0]), ""),
-    "R13 at .9, 3 turns, 8 episodes": ("R13", blind(0.9, 3, 8), "1 warn"),
-    "R13 below .9": ("R13", blind(0.89, 3, 8), ""),
-    "R13 short episodes": ("R13", blind(1.0, 2.9, 8), ""),
-    "R13 few episodes": ("R13", blind(1.0, 3, 7), ""),
-}  # fmt: skip
+# width: of r and v, so that 0.02 of 50 is 1; without it that of the keys
+EDGES = table("""
+R1 the fifth evaluation without | v .5*6 | | 25 stop
+R1 the fourth | v .5*5 | |
+R1 0.005 exactly is not better | v 4*2 4.25*4 | 50 | 25 stop
+R1 more is | v 4*2 4.5*4 | 50 |
+R2 fall of exactly the limit | reward/mean 0..39/1; v 9*6 8*3 | 50 |
+R2 fall above it | reward/mean 0..39/1; v 9*6 7.5*3 | 50 | 35 stop
+R2 one evaluation is not two | reward/mean 0..39/1; v 9*6 7.5 9*2 | 50 |
+R2 reward up by 25/32 | reward/mean 0..34/32; v 9*6 7.5*2 | 50 |
+R2 reward up by 25/16 | reward/mean 0..34/16; v 9*6 7.5*2 | 50 | 35 stop
+R2 noise of r hides the rise | reward/mean 1*12 0,7*14; v 9*6 7.5*3 | 50 |
+R2 without rewards | reward/mean 1*2; v 9*6 7.5*3 | 50 |
+R3 the same fall, reward level | reward/mean 1*40; v 9*6 7.5*3 | 50 | 35 warn
+R3 exactly the limit | reward/mean 1*40; v 9*6 8*3 | 50 |
+R3 leaves a rise to R2 | reward/mean 0..39/1; v 9*6 7.5*3 | 50 |
+R3 noise of ±.1: MAD .148, σ .105, the bar .26, which .06 is not | v .5,.6*6 .46*3 | |
+R3 without noise a fall of .06 is one | v .55*12 .49*3 | | 65 warn
+R4 four changes of 0.5 before | reward/mean 3*16 3.5*4 5*4 | 10 | 24 warn
+R4 exactly 0.10 of the width | reward/mean 3*20 4*4 | 10 |
+R4 more | reward/mean 3*20 4.25*4 | 10 | 24 warn
+R4 one of the four is not above | reward/mean 3,4*10 9,9,4,9 | 10 |
+R4 below 4 usual changes | reward/mean 3*4 4*4 3*4 4*4 3*4 5*4 | 10 |
+R4 downwards | reward/mean 3,4*10 0*4 | 10 |
+R4 a jump of a rate | reward/mean .3,.32*10 .9*4 | | 24 warn
+R4 scores of given answers, as reward_train.py logs them | reward/mean .3,.32*10 .9*4; margin .1*24 | |
+R5 v below | reward/frac_perfect 0*3 .9*5; v .2,.949 | | 8 warn
+R5 v at 0.95 | reward/frac_perfect 0*3 .9*5; v .2,.95 | |
+R8 the first three have no start | text/same_answer 0,0,1 | |
+R10 exactly a fifth | judge/canary_empty .2; judge/canary_echo .2 | |
+R10 more | judge/canary_empty .2; judge/canary_echo .21 | | 1 warn
+R10 one above the empty text | judge/canary_empty 0; judge/canary_echo .11; judge/canary_claims 0 | | 1 warn
+R10 one by exactly a tenth | judge/canary_empty 0; judge/canary_echo .1; judge/canary_claims 0 | |
+R12 exactly half | judge/failed_frac .5*3 | | 1 warn
+R12 more than half | judge/failed_frac .51*3 | | 1 warn, 3 stop
+R12 two of three | judge/failed_frac 0,.9,.9,0,.9,.9 | | 2 warn, 5 warn
+R12 no group scored | judge/failed_frac .1*3; groups/scored 0*3 | | 3 stop
+R12 one group scored | judge/failed_frac .1*3; groups/scored 0,1,0 | |
+R13 at .9, 3 turns, 8 episodes | env/blind_share .9; env/turns 3; env/episodes 8 | | 1 warn
+R13 below .9 | env/blind_share .89; env/turns 3; env/episodes 8 | |
+R13 short episodes | env/blind_share 1; env/turns 2.9; env/episodes 8 | |
+R13 few episodes | env/blind_share 1; env/turns 3; env/episodes 7 | |
+""")
 
 
-LIMITS = [  # rule, key, the steps before, the last value that is silent, one that fires
-    ("R5", PERFECT, [0.0] * 3 + [0.9] * 4, 0.89, 0.9),
-    ("R6", "reward/frac_mixed", [0.5] * 4, 0.5, 0.25),
-    ("R7", "text/repetition", [0.0] * 3, 0.1, 0.11),
-    ("R7", "text/repetition", [0.5] * 3, 0.55, 0.5625),
-    ("R7", "text/distinct_2", [0.5] * 3, 0.25, 0.24),
-    ("R8", "text/same_answer", [0.0] * 3, 0.2, 0.21),
-    ("R8", "text/same_answer", [0.25] * 3, 0.34, 0.36),
-    ("R9", "length/mean", [50] * 3, 100, 101),
-    ("R9", "length/mean", [50] * 3, 25, 24),
-    ("R9", "length/truncated_frac", [0.0] * 3, 0.5, 0.51),
-    ("R9", "length/truncated_frac", [0.5] * 3, 0.79, 0.81),
-    ("R9", "reward/length_corr", [0.75] * 9, -1.75, -1.5),  # means of .5 and .525 over ten steps
-    ("R11", "text/judge_directed", [0.0] * 3, 0.02, 0.021),
-    ("R11", "text/judge_directed", [0.25] * 3, 0.25, 0.6),
-    ("R12", "judge/failed_frac", [], 0.2, 0.21),
-]
+LIMITS = """
+R5 | reward/frac_perfect | 0*3 .9*4 | .89 | .9
+R6 | reward/frac_mixed | .5*4 | .5 | .25
+R7 | text/repetition | 0*3 | .1 | .11
+R7 | text/repetition | .5*3 | .55 | .5625
+R7 | text/distinct_2 | .5*3 | .25 | .24
+R8 | text/same_answer | 0*3 | .2 | .21
+R8 | text/same_answer | .25*3 | .34 | .36
+R9 | length/mean | 50*3 | 100 | 101
+R9 | length/mean | 50*3 | 25 | 24
+R9 | length/truncated_frac | 0*3 | .5 | .51
+R9 | length/truncated_frac | .5*3 | .79 | .81
+R9 | reward/length_corr | .75*9 | -1.75 | -1.5
+R11 | text/judge_directed | 0*3 | .02 | .021
+R11 | text/judge_directed | .25*3 | .25 | .6
+R12 | judge/failed_frac | | .2 | .21
+"""
+for rule, key, before, *ends in table(LIMITS):  # the last value that is silent, and one that fires
+    n, told = len(numbers(before)) + 1, f"{rule} {key} after {before}"
+    EDGES += [[f"{told}, {x}", f"{key} {before} {x}", "", fired] for x, fired in zip(ends, ("", f"{n} warn"))]  # fmt: skip
 
 
-@pytest.mark.parametrize("edge", EDGES)
-def test_rules_at_their_edges(edge, monkeypatch):
+@pytest.mark.parametrize("name, cell, width, expected", EDGES, ids=[row[0] for row in EDGES])
+def test_rules_at_their_edges(name, cell, width, expected, monkeypatch):
     """`>` written as `>=`, a window one short, a threshold in the wrong unit: each rule stands on both sides of its numbers."""
-    rule, columns, *more, expected = EDGES[edge]
-    v, widths = more or ((), None)
-    monkeypatch.setattr(watch, "WIDTHS", widths)
-    assert fires(rule, columns, v) == expected
-
-
-@pytest.mark.parametrize("rule, key, before, silent, fired", LIMITS)
-def test_limits_of_a_key(rule, key, before, silent, fired):
-    """The same for rules of one key: at its limit it is silent, beyond it warns at that step."""
-    assert fires(rule, {key: [*before, silent]}) == ""
-    assert fires(rule, {key: [*before, fired]}) == f"{len(before) + 1} warn"
+    monkeypatch.setattr(watch, "WIDTHS", (int(width),) * 2 if width else None)
+    events = replay(made(*curves(cell)))[1]
+    fired = [f"{e.step} {e.level}" for e in events if e.rule.split()[0] == name.split()[0]]
+    assert ", ".join(fired) == expected
 
 
 def test_every_rule_has_both_sides():
-    """A rule that the tables above forget could fire always or never."""
-    both = {rule for rule, *_ in LIMITS}
-    fired = {rule for rule, *_, expected in EDGES.values() if expected}
-    silent = {rule for rule, *_, expected in EDGES.values() if not expected}
-    assert fired | both == silent | both == {rule.name.split()[0] for rule in watch.RULES}
-
-
-def test_noise_of_v_raises_the_bar():
-    """A fall of 0.06 means nothing when v swings by 0.1 at random: MAD of ±0.1 is 0.148, σ 0.105 and the bar 0.26."""
-    noisy, quiet = [0.5, 0.6] * 6 + [0.46] * 3, [0.55] * 12 + [0.49] * 3
-    assert fires("R3", {}, noisy) == "" and fires("R3", {}, quiet) == "65 warn"
+    """A rule that the table above forgets could fire always or never."""
+    both = {(name.split()[0], expected == "") for name, _, _, expected in EDGES}
+    names = {rule.name.split()[0] for rule in watch.RULES}
+    assert both == {(name, silent) for name in names for silent in (True, False)}
 
 
 def test_an_event_is_a_beginning_and_says_where_to_look():
@@ -177,8 +177,8 @@ def test_an_event_is_a_beginning_and_says_where_to_look():
 def test_gold_is_v_where_it_is_logged():
     """val/score is the proxy that the run optimises: beside a gold score it may only lie, also where gold is missing once."""
     rows = made(*HACK)
-    both = [{**r, "val/gold": r["val/score"], "val/score": r["step"]} if "val/score" in r else r for r in rows]  # fmt: skip
-    assert [str(e) for e in replay(both)[1]] == [str(e) for e in replay(rows)[1]] != []
+    both = [row | {"val/gold": row["val/score"], "val/score": 9} if "val/score" in row else row for row in rows]  # fmt: skip
+    assert replay(both)[1] == replay(rows)[1] != []
     late = [{"step": 0, "val/score": 9, "val/gold": None}, {"step": 5, "val/score": 9, "val/gold": 0.5}]  # fmt: skip
     assert [p.v for p in Watcher(rows=late).points] == [0.5]
 
@@ -195,101 +195,91 @@ def test_a_row_may_hold_a_step_and_its_evaluation():
     """The trainers write an evaluation as a row of its own; others write one row. The events are the same."""
     whole = {}
     for row in made(*HACK):
-        whole[row["step"]] = whole.get(row["step"], {}) | row
+        whole.setdefault(row["step"], {}).update(row)
     assert replay(list(whole.values()))[1] == replay(made(*HACK))[1] != []
 
 
-def test_widths_are_told_by_the_keys():
+@pytest.mark.parametrize(
+    "columns, widths",
+    [
+        ({R: [9.0]}, (4, 4)), ({R: [0.1], "env/turns": [4.0]}, (2, 1)), ({R: [0.1], PERFECT: [0.0]}, (1, 1)),
+        ({R: [3.0], "val/gold": [0.5]}, (4, 1)), ({R: [0.1], "reward/std": ()}, (1, 1)),
+    ],
+)  # fmt: skip
+def test_widths_are_told_by_the_keys(columns, widths):
     """0.02 is a fiftieth of a rate and nothing on a reward model's scale: there 4 × reward/std of the first 3 steps counts."""
-    std = {"reward/std": [0.5, 1.0, 1.5, 99.0]}
-
-    def widths(columns, v=(0.2,)):
-        return Watcher(rows=made(columns, v)).widths()
-
-    assert widths({R: [9.0] * 4, **std}) == (4.0, 4.0) and widths({R: [0.1]}) == (1, 1)
-    assert widths({R: [0.1], "env/turns": [4.0], **std}) == (2, 1)
-    assert widths({R: [0.1], PERFECT: [0.0], **std}) == (1, 1)
-    assert Watcher(rows=[{"step": 1, R: 3.0, "reward/std": 0.5, "val/gold": 0.5}]).widths() == (
-        2,
-        1,
-    )
-
-
-def test_a_reward_model_in_training_has_no_policy_reward():
-    """reward_train.py logs reward/mean, too: the score of given answers. A jump of it is nothing."""
-    jump = {R: [0.3, 0.32] * 10 + [0.9] * 4}
-    assert fires("R4", jump) and replay([{**row, "margin": 0.1} for row in made(jump)])[1] == []
+    columns = {"reward/std": [0.5, 1.0, 1.5, 99.0]} | columns
+    assert Watcher(rows=made(columns, [0.2])).widths() == widths
 
 
 # ---- health, stop reasons, best step ----
 
 
 @pytest.mark.parametrize(
-    "v_turn, r_slope, state",
+    "turned, r_slope, state",
     [
-        ("up", 0.01, "healthy"), ("up", 0.0, "healthy"), ("up", -0.01, "healthy"),
-        ("level", 0.01, "converged"), ("level", 0.0, "plateau"), ("level", -0.01, "plateau"),
-        ("down", 0.01, "reward_hacking"), ("down", 0.0, "regressed"), ("down", -0.01, "degraded"),
+        (0.02, 0.01, "healthy"), (0.02, 0.0, "healthy"), (0.02, -0.01, "healthy"),
+        (0.0, 0.01, "converged"), (0.0, 0.0, "plateau"), (0.0, -0.01, "plateau"),
+        (-0.1, 0.01, "reward_hacking"), (-0.1, 0.0, "regressed"), (-0.1, -0.01, "degraded"),
     ],
 )  # fmt: skip
-def test_health_is_the_table(v_turn, r_slope, state):
-    """The nine cells of the table in its docstring, each with a line of advice."""
-    turned = {"up": 0.02, "level": 0.0, "down": -0.1}[v_turn]
+def test_health_is_the_table(turned, r_slope, state):
+    """The nine cells of the table in its docstring, v up, level or down, each with a line of advice. Five evaluations are no
+    trend, none are no validation."""
     v = [0.3 + 0.02 * min(k, 8) + turned * max(k - 8, 0) for k in range(13)]
-    rows = made({R: [0.5 + r_slope * max(t - 41, 0) for t in range(60)]}, v)
-    assert Watcher(rows=rows).health() == state and state in watch.ADVICE
+    columns = {R: [0.5 + r_slope * max(t - 41, 0) for t in range(60)]}
+    found = [Watcher(rows=made(columns, v[:n])).health() for n in (0, 5, 6, 13)]
+    assert found == ["no_validation", "warming_up", "healthy", state] and state in watch.ADVICE
 
 
-def test_too_early_to_say():
-    """Five evaluations are no trend, none are no validation."""
-    states = [Watcher(rows=made({R: [0.5] * 30}, [0.5] * n)).health() for n in (0, 5, 6)]
-    assert states == ["no_validation", "warming_up", "plateau"]
+DOWN = curves("judge/failed_frac .9*3")
+PLATEAU = curves("v 1..5/10 .5*8")
 
 
-PLATEAU = [0.1, 0.2, 0.3, 0.4, 0.5] + [0.5] * 8
-DOWN = judged([0.9] * 3)
+STOPS = table("""
+judge/failed_frac .9*3 | | judge_down | 4
+reward/mean 80..159/200; v 16..24/40 24..16/40 | | reward_hacking | 3
+reward/mean 80..159/200; v 16..24/40 24..16/40 | on_hack=warn patience=0 | None | 0
+v .2,.8,.7,.8,.8 | target=.8 | target_reached | 0
+v .2,.8,.79 | target=.8 | None | 0
+v .9 | target=.8 | None | 0
+judge/usd 1*8 | judge_budget=9 | None | 0
+judge/usd 1*9 | judge_budget=9 | judge_budget | 0
+v 1..5/10 .5*8 | | val_plateau | 0
+v 1..5/10 .5*8 | patience=0 | None | 0
+v 1..5/10 .5*8; reward/mean 80..159/200 | | plateau_reward_rises | 3
+v 1..5/10 .5*8; reward/mean .5*80 | | val_plateau | 0
+v 1..5/10 .5*8; reward/mean 80..159/200 | on_hack=warn | val_plateau | 0
+v 1..5/10 .5*8 | baseline=.375 margin=.125 | val_plateau | 0
+v 1..5/10 .5*8 | baseline=.375 margin=.25 | plateau_below_baseline | 0
+reward/mean .5*59 | | None | 0
+reward/mean .5*60 | | reward_plateau | 0
+reward/mean .5*60 | patience=0 | None | 0
+reward/mean 0..79/80 | | None | 0
+reward/mean .5*10 | steps=10 | max_steps | 0
+reward/mean .5*9 | steps=10 | None | 0
+""")
 
 
-@pytest.mark.parametrize(
-    "columns, v, options, expected, code",
-    [
-        (DOWN, (), {}, "judge_down", 4),
-        (*HACK, {}, "reward_hacking", 3),
-        (*HACK, {"on_hack": "warn", "patience": 0}, None, 0),
-        ({}, [0.2, 0.8, 0.7, 0.8, 0.8], {"target": 0.8}, "target_reached", 0),
-        ({}, [0.2, 0.8, 0.79], {"target": 0.8}, None, 0),
-        ({}, [0.9], {"target": 0.8}, None, 0),
-        ({"judge/usd": [1.0] * 8}, (), {"judge_budget": 9.0}, None, 0),
-        ({"judge/usd": [1.0] * 9}, (), {"judge_budget": 9.0}, "judge_budget", 0),
-        ({}, PLATEAU, {}, "val_plateau", 0),
-        ({}, PLATEAU, {"patience": 0}, None, 0),
-        (RISING, PLATEAU, {}, "plateau_reward_rises", 3),
-        ({R: [0.5] * 80}, PLATEAU, {}, "val_plateau", 0),
-        (RISING, PLATEAU, {"on_hack": "warn"}, "val_plateau", 0),
-        ({}, PLATEAU, {"baseline": 0.375, "margin": 0.125}, "val_plateau", 0),
-        ({}, PLATEAU, {"baseline": 0.375, "margin": 0.25}, "plateau_below_baseline", 0),
-        ({R: [0.5] * 59}, (), {}, None, 0),
-        ({R: [0.5] * 60}, (), {}, "reward_plateau", 0),
-        ({R: [0.5] * 60}, (), {"patience": 0}, None, 0),
-        ({R: np.arange(80) / 80}, (), {}, None, 0),
-        ({R: [0.5] * 10}, (), {"steps": 10}, "max_steps", 0),
-        ({R: [0.5] * 9}, (), {"steps": 10}, None, 0),
-    ],
-)  # fmt: skip
-def test_stop_reasons_and_exit_codes(columns, v, options, expected, code):
+@pytest.mark.parametrize("cell, options, expected, code", STOPS)
+def test_stop_reasons_and_exit_codes(cell, options, expected, code):
     """Each reason with the run that has it and one that just has not; a script must notice 3 and 4."""
-    assert reason(columns, v, **options) == expected and watch.exit_code(expected) == code
+    given = dict(option.split("=") for option in options.split())
+    given = {key: x if key == "on_hack" else float(x) for key, x in given.items()}
+    found = reason(*curves(cell), **given)
+    assert (str(found), watch.exit_code(found)) == (expected, int(code))
 
 
 def test_the_graver_reason_comes_first():
     """Several may hold at the last step: a dead judge before hacking, hacking before a target, all before max_steps."""
     options = {"target": 0.1, "steps": 80, "judge_budget": 0.0}
-    columns = {**RISING, "judge/usd": [1.0] * 80}
+    columns, warn = {**RISING, "judge/usd": [1.0] * 80}, {"on_hack": "warn"}
     down = {**columns, "judge/failed_frac": [0.0] * 77 + [0.9] * 3}
-    assert reason(down, HACK[1], **options) == "judge_down"
-    assert reason(columns, HACK[1], **options) == "reward_hacking"
-    assert reason(columns, HACK[1], on_hack="warn", **options) == "target_reached"
-    assert reason(columns, HACK[1], on_hack="warn", **options | {"target": None}) == "judge_budget"
+    found = [
+        reason(given, HACK[1], **options | more)
+        for given, more in ((down, {}), (columns, {}), (columns, warn), (columns, warn | {"target": None}))
+    ]  # fmt: skip
+    assert found == ["judge_down", "reward_hacking", "target_reached", "judge_budget"]
 
 
 @pytest.mark.parametrize("spike", range(1, 12))
@@ -302,48 +292,35 @@ def test_one_lucky_evaluation_is_not_the_best(spike):
     assert best in (6, 7, 8, 9)
 
 
-def test_best_step():
+@pytest.mark.parametrize(
+    "v, best",
+    [([0.2, 0.3, 0.6, 0.6, 0.5], 15), ([0.2, 0.7], 5), ([0.9, 0.3, 0.4, 0.5], 0), ([], None)],
+)
+def test_best_step(v, best):
     """The first of equals; of two evaluations the better; the start if nothing beats it; None without validation."""
-    for v, best in (
-        [[0.2, 0.3, 0.6, 0.6, 0.5], 15],
-        [[0.2, 0.7], 5],
-        [[0.9, 0.3, 0.4, 0.5], 0],
-        [[], None],
-    ):
-        assert Watcher(rows=made({R: [0.5] * 30}, v)).best_step() == best
-
-
-def test_a_trainer_can_keep_the_best_weights_as_it_goes():
-    """The best step is the newest evaluation or stays: a trainer holds one copy and never needs one that it dropped."""
-    for seed in range(50):
-        v, kept, watcher = np.random.default_rng(seed).normal(0.5, 0.1, 30).tolist(), 0, Watcher()
-        for row in made({}, v):
-            watcher.add(row)
-            kept = row["step"] if watcher.best_step() == row["step"] else kept
-            assert watcher.best_step() == kept
+    assert Watcher(rows=made({R: [0.5] * 30}, v)).best_step() == best
 
 
 # ---- live = replay ----
 
 
+SHARES = (
+    PERFECT, "reward/frac_mixed", "text/repetition", "text/same_answer", "text/judge_directed", "text/distinct_2",
+    "length/truncated_frac", "reward/length_corr", "judge/failed_frac",
+)  # fmt: skip
+
+
 def busy_rows(seed):
     """A run with every key, drawn to set off many rules at random moments."""
-    rng, x, y = random.Random(seed), 0.4, 0.4
-    shares = dict.fromkeys((PERFECT, "reward/frac_mixed", "text/repetition", "text/same_answer", "text/judge_directed",
-              "text/distinct_2", "length/truncated_frac", "reward/length_corr", "judge/failed_frac"), 0.05)  # fmt: skip
-    rows = []
-    for step in range(1, 121):
-        x += rng.gauss(0.004, 0.03)
-        for key in shares if step > 3 else ():
-            shares[key] = min(max(shares[key] + rng.gauss(0, 0.15), 0), 1)
-        row = {"reward/std": 0.25, "length/mean": 50 * math.exp(rng.gauss(0, 0.4))}
-        row |= {R: None if rng.random() < 0.05 else x, "groups/scored": rng.choice([0, 4, 8])}
-        rows.append({"step": step, **shares, **row})
-        if step % 5 == 0:
-            y += rng.gauss(0, 0.05)
-            row = {"judge/canary_empty": 0.0, "judge/canary_echo": rng.random() / 4, "val/score": y}
-            row |= {"env/blind_share": rng.random() + 0.3, "env/turns": 5.0, "env/episodes": 64}
-            rows.append({"step": step, **row})
+    rng, n = np.random.default_rng(seed), 120
+    walk = 0.05 + rng.normal(0, 0.15, (len(SHARES), n)).cumsum(axis=1)
+    columns = dict(zip(SHARES, walk.clip(0, 1).tolist()))
+    columns |= {R: (0.3 + rng.normal(0.004, 0.03, n).cumsum()).tolist(), "reward/std": [0.25] * n}
+    columns |= {"length/mean": (50 * np.exp(rng.normal(0, 0.4, n))).tolist(), "groups/scored": rng.integers(0, 3, n).tolist()}  # fmt: skip
+    rows, v = made(columns), 0.3 + rng.normal(0, 0.05, n).cumsum()
+    for row in rows[4::5]:
+        row |= {"judge/canary_empty": 0.0, "judge/canary_echo": rng.random() / 4, "val/score": v[row["step"] - 1]}  # fmt: skip
+        row |= {"env/blind_share": rng.random() + 0.3, "env/turns": 5.0, "env/episodes": 64}
     return rows
 
 
@@ -351,24 +328,22 @@ def busy_rows(seed):
 def test_live_is_replay_is_resume(seed, tmp_path, capsys):
     """A rule with a memory of its own would say something else after --resume, or in the replay of the log: a resumed run that
     was ended must be told so before its first step. Rows are not changed, since the trainer logs them."""
-    rows, args = busy_rows(seed), argparse.Namespace(patience=3, steps=120)
-    before, live = json.dumps(rows), Watcher(args)
-    told, reasons = [], []
+    rows, live, told, said = busy_rows(seed), Watcher(patience=3), [], []
+    path = write_log(tmp_path, rows)
     for row in rows:
         told.append(live.add(row))
-        reasons.append((live.health(), live.stop_reason(), live.best_step()))
+        said.append((live.health(), live.stop_reason(), live.best_step()))
     assert len({event.rule for events in told for event in events}) >= 10
-    logged = json.loads(before)
+    logged = watch.load_log(path)[0]
+    assert logged == rows
     for cut in range(1, len(rows), 7):
-        resumed = Watcher(args, logged[:cut])
-        assert (resumed.health(), resumed.stop_reason(), resumed.best_step()) == reasons[cut - 1]
+        resumed = Watcher(None, logged[:cut], patience=3)
+        assert (resumed.health(), resumed.stop_reason(), resumed.best_step()) == said[cut - 1]
         assert [resumed.add(row) for row in logged[cut:]] == told[cut:]
-    assert json.dumps(rows) == before
-    out = tmp_path / "report.json"
-    run(capsys, write_log(tmp_path, rows), "--patience", 3, "--out", out)
-    report = json.loads(out.read_text(encoding="utf-8"))
+    run(capsys, path, "--patience", 3, "--out", tmp_path / "report.json")
+    report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
     assert [e["rule"] for e in report["events"]] == [e.rule for events in told for e in events]
-    assert (report["state"], report["best_step"]) == (reasons[-1][0], reasons[-1][2])
+    assert (report["state"], report["best_step"]) == said[-1][::2]
 
 
 def test_a_long_log_is_replayed_in_seconds():
@@ -405,9 +380,8 @@ def test_a_rule_without_its_keys_is_never_passed(tmp_path, capsys):
     out = run(capsys, write_log(tmp_path, rows))[1]
     assert "0.700 → 0.550, from 0.500 to 0.700" in out
     assert all(f"{rule.name} ({rule.signal})" in out for rule in watch.RULES)
-    out = run(
-        capsys, write_log(tmp_path, made({R: [0.5] * 10, "length/mean": [50] * 10}, [0.5] * 3))
-    )[1]
+    rows = made({R: [0.5] * 10, "length/mean": [50] * 10}, [0.5] * 3)
+    out = run(capsys, write_log(tmp_path, rows))[1]
     assert "R4 reward_jump (reward/mean)" in out and "R9 length_doubled" not in out
 
 
@@ -468,12 +442,12 @@ def test_strict_turns_a_warning_into_a_status(tmp_path, capsys):
     looping = write_log(tmp_path, made({"text/repetition": [0.0] * 3 + [0.5]}))
     assert run(capsys, looping)[0] == 0 and run(capsys, looping, "--strict")[0] == 1
     assert run(capsys, write_log(tmp_path, made({R: [0.5] * 5})), "--strict")[0] == 0
-    assert run(capsys, write_log(tmp_path, made(DOWN)), "--strict")[0] == 4
+    assert run(capsys, write_log(tmp_path, made(*DOWN)), "--strict")[0] == 4
 
 
 def test_the_flags_of_the_run_are_the_replays(tmp_path, capsys):
     """The same events only with the same flags: they are read from the run's args.json, and the command line wins."""
-    write_log(tmp_path, made({}, PLATEAU))
+    write_log(tmp_path, made(*PLATEAU))
     assert "val_plateau at step 45 " in run(capsys, tmp_path)[1].replace("step 50 ", "step 45 ")
     saved = {"patience": 2, "steps": 60, "out": "elsewhere", "lr": 1}
     (tmp_path / "args.json").write_text(json.dumps({"args": saved}))
@@ -488,24 +462,20 @@ def test_a_trainer_asks_with_its_own_flags():
     assert Watcher(parser.parse_args([])).options == Watcher().options
     parser.add_argument("--judge-budget", type=float)
     argv = "--patience 3 --target 0.8 --baseline 0.5 --margin 0.1 --on-hack warn --judge-budget 4"
-    by_hand = Watcher(
-        patience=3, target=0.8, baseline=0.5, margin=0.1, on_hack="warn", judge_budget=4
-    )
-    args = parser.parse_args(argv.split())
-    assert Watcher(args).options == by_hand.options
+    given = {"patience": 3, "target": 0.8, "baseline": 0.5, "margin": 0.1, "on_hack": "warn", "judge_budget": 4}  # fmt: skip
+    assert Watcher(parser.parse_args(argv.split())).options == Watcher(**given).options
     with pytest.raises(UserError, match="--margin"):
         watch.promise(argparse.Namespace(margin=1))
 
 
-def test_the_start_says_when_it_will_stop():
+@pytest.mark.parametrize(
+    "every, patience, validation, said",
+    [(20, 5, True, "5 evaluations = 100 steps"), (20, 5, False, "goes unnoticed"), (20, 0, True, "no plateau"), (0, 5, True, "goes unnoticed")],
+)  # fmt: skip
+def test_the_start_says_when_it_will_stop(every, patience, validation, said):
     """Users think in steps, so both are printed; and that over-optimisation goes unnoticed without validation."""
-    args = argparse.Namespace(eval_every=20, patience=5)
-    assert "5 evaluations = 100 steps" in watch.promise(args)
-    assert "goes unnoticed" in watch.promise(args, False)
-    args.patience = 0
-    assert "no plateau" in watch.promise(args)
-    args.eval_every = 0
-    assert "goes unnoticed" in watch.promise(args)
+    args = argparse.Namespace(eval_every=every, patience=patience)
+    assert said in watch.promise(args, validation)
 
 
 # ---- text ----
@@ -534,11 +504,10 @@ def test_repetition(text, loops):
 def test_same_answer():
     """Equal answers to one prompt are a group's; to different prompts they are a policy that stopped reading. Blanks, case and
     what comes after 200 characters do not tell answers apart; prompts may be lists of messages."""
-    chat = [[{"role": "user", "content": "a"}], [{"role": "user", "content": "b"}]]
-    assert watch.same_answer(chat, ["Hire  her", "hire her\n"]) == [True, True]
-    assert watch.same_answer([chat[0], chat[0]], ["same", "same"]) == [False, False]
-    assert watch.same_answer(["a", "b"], ["x" * 200 + "1", "x" * 200 + "2"]) == [True, True]
-    assert watch.same_answer(["a", "b"], ["x" * 199 + "1", "x" * 199 + "2"]) == [False, False]
+    a, b = ([{"role": "user", "content": text}] for text in "ab")
+    texts = ["Hire  her", "hire her\n", "x" * 200 + "1", "x" * 200 + "2", "y" * 199 + "1", "y" * 199 + "2", "same", "same"]  # fmt: skip
+    same = [True] * 4 + [False] * 4
+    assert watch.same_answer([a, b, a, b, a, b, a, a], texts) == same
     with pytest.raises(ValueError):
         watch.same_answer(["a", "b"], ["x"])
 
