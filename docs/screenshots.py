@@ -42,10 +42,8 @@ def pages(folder):
         file = REPO / "reports" / "demo" / f"{kind}-seed-0.json"
         return json.loads(file.read_text(encoding="utf-8"))
 
-    report = read("compare")
-    report["answer"], report["notes"] = evaluate.in_words(report)
-    title = evaluate.TITLES["compare"]
-    write_page(folder / "report.html", title, evaluate.compare_sections(report))
+    title, sections = evaluate.PAGES["compare"]
+    write_page(folder / "report.html", title, sections(read("compare")))
     report = read("fairness")
     if "pairs" not in report["preferences"][0]:  # made before votes were compared over items
         del report["preferences"]

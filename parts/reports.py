@@ -31,14 +31,6 @@ def made(name):
     return Default(f"runs/{name}" if Path(f"runs/{name}").exists() else f"runs/demo/{name}")
 
 
-def at_least(args, **lowest):
-    """Refuse a number below the lowest that means something; a command has some of these flags."""
-    for name, low in lowest.items():
-        value = getattr(args, name, None)
-        if value is not None and value < low:
-            raise UserError(f"--{name.replace('_', '-')} {value}: expected at least {low}")
-
-
 def present(name):
     """The name; None for 'none', and for a default that does not exist, which is said aloud."""
     missing = isinstance(name, Default) and not Path(name.rpartition(":")[0] or name).exists()
@@ -109,7 +101,8 @@ def placed(args):
     from parts import parallel
 
     device = parallel.pick_device(args.device)
-    return {"dtype": parallel.pick_precision(device, args.dtype)[0], "device": device}
+    dtype = vars(args).get("dtype", "auto")  # evaluate.py has no such flag
+    return {"dtype": parallel.pick_precision(device, dtype)[0], "device": device}
 
 
 def raw_scorer(folder, args):
@@ -125,7 +118,7 @@ def raw_scorer(folder, args):
     tokenizer = common.load_tokenizer(folder, flag)
     model = common.load_reward_model(folder, tokenizer, **placed(args), trainable=False, flag=flag)
     max_length = run["args"].get("max_length") if run else None
-    tokens = args.micro_tokens or common.micro_tokens(model)
+    tokens = vars(args).get("micro_tokens") or common.micro_tokens(model)
 
     @torch.no_grad()
     def score(items):

@@ -4,7 +4,7 @@ Shares       wilson, newcombe_interval (difference), katz_interval (ratio),
              two_proportion_z, fisher_exact, sign_test, needed_n
 Means        bootstrap_ci, t_test (paired or clustered), welch
 Many tests   holm (family-wise error), benjamini_hochberg (false discovery rate)
-Order        correlation, kendall_tau
+Order        kendall_tau
 Agreement    cohen_kappa, krippendorff_alpha
 Convention   rows that share a prompt, an item or a person are one cluster, and clusters are what
              is independent; p-values are two-sided; None where there is nothing to estimate
@@ -310,18 +310,6 @@ def mean_number(values, seed, prompts=None, reason=None, over="prompts"):
 def root(kl):
     """√KL; an estimate of a KL near 0 may lie below 0."""
     return math.sqrt(max(kl, 0.0))
-
-
-def correlation(x, y, weights=None):
-    """Pearson's r, each row counted `weights` times; None where x or y is constant.
-
-    >>> round(correlation([1, 2, 3], [2, 4, 6]), 6), correlation([1, 1], [1, 2])
-    (1.0, None)
-    """
-    w = np.ones(len(x)) if weights is None else weights
-    x, y = x - w @ np.asarray(x) / w.sum(), y - w @ np.asarray(y) / w.sum()
-    spread = (w @ x**2) * (w @ y**2)
-    return float((w @ (x * y)) / math.sqrt(spread)) if spread > 0 else None
 
 
 def kendall_tau(a, b):
