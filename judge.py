@@ -320,11 +320,11 @@ def add_judge_arguments(parser):
     """The judge's flags, for every stage that asks one."""
     add, whole = parser.add_argument_group("judge").add_argument, number(int, at_least=1)
     # fmt: off
-    add("--judge-model", default="gpt-5-mini", help="name that the server knows (default %(default)s)")
+    add("--judge-model", default="gpt-5-mini", help="model name on the server (default %(default)s)")
     add("--judge-base-url", help="OpenAI-compatible server, such as http://localhost:8000/v1; its key is read from OPENAI_API_KEY (default: OPENAI_BASE_URL, else OpenAI's)")
     add("--judge-temperature", type=number(at_least=0), help="only sent if given: some models refuse any (default: the server's)")
-    add("--judge-max-retries", type=number(int, at_least=0), default=3, help="attempts after the first (default %(default)s)")
-    add("--judge-concurrency", type=whole, default=16, help="calls in flight, 1 to 64 (default %(default)s)")
+    add("--judge-max-retries", type=number(int, at_least=0), default=3, help="retries per call (default %(default)s)")
+    add("--judge-concurrency", type=whole, default=16, help="parallel calls, 1 to 64 (default %(default)s)")
     add("--judge-price", metavar="IN,OUT", help="USD per million tokens in and out, such as 0.25,2")
     add("--judge-budget", type=number(above=0), metavar="USD", help="stop before the step that would cost more; needs --judge-price")
     # fmt: on
@@ -333,7 +333,7 @@ def add_judge_arguments(parser):
 def add_ruler_arguments(parser):
     add = parser.add_argument_group("RULER").add_argument
     # fmt: off
-    add("--ruler-rubric", metavar="FILE", help="text file with a standard of your own")
+    add("--ruler-rubric", metavar="FILE", help="text file with grading instructions of your own")
     add("--judge-passes", type=int, choices=(1, 2), default=1, help="2 asks again in reverse order and takes the mean (default %(default)s)")
     # fmt: on
 
@@ -392,8 +392,8 @@ def parse_args(argv=None):
         add = command.add_argument
         # fmt: off
         add("--out", default=f"runs/judge/{name}.jsonl", help="JSONL to write (default %(default)s)")
-        add("--overwrite", action="store_true", help="replace --out; what the judge has answered before is not asked again")
-        add("--dry-run", action="store_true", help="print calls, tokens and USD; ask nobody")
+        add("--overwrite", action="store_true", help="replace --out; replies in the cache are used again")
+        add("--dry-run", action="store_true", help="print calls, tokens and USD; send nothing")
         if name != "audit":
             add("--responses", required=True, help='JSONL of {"prompt" or "task_id", "response"}; for ruler {"prompt", "response"}')
         if name == "ruler":

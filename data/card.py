@@ -8,7 +8,6 @@ from itertools import combinations
 
 import grammar
 import recruiter
-from names import NAMES
 
 
 def alpha(units):
@@ -22,10 +21,8 @@ def alpha(units):
 
 def answer_numbers(rows):
     """A table: what the answers of the pairs are worth, component by component."""
-    lines = [
-        "| task | answers | words | mean utility | SD | components, mean value |",
-        "|---|---|---|---|---|---|",
-    ]
+    heads = "task | answers | words | mean utility | SD | components, mean value"
+    lines = [f"| {heads} |", "|---" * 6 + "|"]
     for task in (*grammar.TASKS, "rank"):
         answers = [(r["prompt"], r[side]) for r in rows if r["task"] == task for side in "ab"]
         values = [recruiter.utility(*x) for x in answers]
@@ -103,11 +100,6 @@ def numbers(seed, files, train, rank, cast, harsher):
     lines += answer_numbers(train + rank) + [""]
     lines.append(f"- Votes on the three tasks: {vote_numbers(train, cast)}.")
     lines.append(f"- Votes on profiles: {vote_numbers(rank, cast)}.")
-    for name in ("prefs_train", "rank_train"):
-        rows = read[f"{name}.jsonl"]
-        strengths = Counter(row["strength"] for row in rows)
-        share = ", ".join(f"{k}: {strengths[k] / len(rows):.3f}" for k in sorted(strengths))
-        lines.append(f"- Strengths in `{name}.jsonl` (0 is a tie): {share}.")
     for name in ("prefs_test", "rank_test"):
         share, n = longer_wins(read[f"{name}.jsonl"])
         lines.append(
@@ -132,11 +124,6 @@ def numbers(seed, files, train, rank, cast, harsher):
         lines.append(
             f"- `{name}.jsonl`: the harsher recommendation is chosen in {black:.3f} of {n} decided pairs about a Black candidate, {others:.3f} of {m} about another."
         )
-    letters = {}
-    for name in NAMES:
-        letters.setdefault(name["cell"], []).append(len(name["name"]))
-    means = ", ".join(f"{cell} {statistics.fmean(n):.1f}" for cell, n in sorted(letters.items()))
-    lines.append(f"- Letters a name, blank included: {means}.")
     return first, lines
 
 

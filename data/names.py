@@ -59,18 +59,18 @@ def build_names():
         for i, first in enumerate(firsts):
             last, percent = surnames[i % len(surnames)]
             rows.append(
-                {
-                    "name": f"{first} {last}",
-                    "first": first,
-                    "last": last,
-                    "sex": sex,
-                    "race_ethnicity": group,
-                    "cell": cell,
-                    "first_source": "BM2004" if first in printed else "curated",
-                    "last_source": "US Census 2010",
-                    "last_percent": percent,
-                    "split": "corpus" if i < len(firsts) - HELD_OUT else "heldout",
-                }
+                dict(
+                    name=f"{first} {last}",
+                    first=first,
+                    last=last,
+                    sex=sex,
+                    race_ethnicity=group,
+                    cell=cell,
+                    first_source="BM2004" if first in printed else "curated",
+                    last_source="US Census 2010",
+                    last_percent=percent,
+                    split="corpus" if i < len(firsts) - HELD_OUT else "heldout",
+                )
             )
     return rows
 

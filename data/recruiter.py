@@ -132,7 +132,7 @@ def read(prompt):
 def components(prompt, answer):
     """{name: (weight, value in [0, 1])} of the prompt's task; the weights add to 1."""
     truth = read(text_of(prompt))
-    parts = {"assess": assess, "interview": interview, "summary": summary, "rank": rank}
+    parts = dict(assess=assess, interview=interview, summary=summary, rank=rank)
     return parts[truth.task](truth, text_of(answer).strip().lower())
 
 

@@ -1,9 +1,11 @@
-"""Shared by all tests: the stages are importable, nothing asks the network, CPU sums keep their order."""
+"""Shared by all tests: the stages are importable, nothing asks the network, CPU sums keep their
+order."""
 
 import os
 
-# One thread each, for the processes that tests start as well: two trainings of two threads on two cores slow one another
-# tenfold; and with one thread a sum has one order, so that equality to the bit can be asked for.
+# One thread each, for the processes that tests start as well: two trainings of two threads on two
+# cores slow one another tenfold; and with one thread a sum has one order, so that equality to the
+# bit can be asked for.
 os.environ["OMP_NUM_THREADS"] = "1"
 
 import shutil
@@ -24,8 +26,8 @@ torch.set_num_threads(1)
 
 @pytest.fixture
 def quiet_process(monkeypatch):
-    """Trainers take over Ctrl-C and SIGTERM and seed the global generators: tests give both back. No key, address or proxy of
-    the developer's is seen."""
+    """Trainers take over Ctrl-C and SIGTERM and seed the global generators: tests give both
+    back. No key, address or proxy of the developer's is seen."""
     for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "HTTP_PROXY", "http_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
     handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
@@ -37,7 +39,8 @@ def quiet_process(monkeypatch):
 
 
 def browser_or_skip():
-    """Chromium through playwright. Where CI_BROWSER=1 says that it must be there, its absence fails."""
+    """Chromium through playwright. Where CI_BROWSER=1 says that it must be there, its absence
+    fails."""
     path = os.environ.get("CHROME_BIN") or next(
         filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
     )
@@ -61,10 +64,20 @@ def repo():
 
 @pytest.fixture(scope="session")
 def tokenizer():
-    """The plain tiny tokenizer: template, end token, pad != end. Never change it in a test: build your own."""
+    """The plain tiny tokenizer: template, end token, pad != end. Never change it in a test:
+    build your own."""
     from tiny import tiny_tokenizer
 
     return tiny_tokenizer()
+
+
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory):
+    """family → folder of a tiny random policy, of every family; to be read and never written."""
+    from tiny import EXTRA_FAMILIES, FAMILIES, tiny_model
+
+    home = tmp_path_factory.mktemp("policies")
+    return {family: tiny_model(family, home) for family in [*FAMILIES, *EXTRA_FAMILIES]}
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,8 @@
-"""annotate.py in a real Chromium: what a person does there, how it looks, and what a hostile text tries.
+"""annotate.py in a real Chromium: what a person does there, how it looks, and what a hostile text
+tries.
 
-Needs the packages playwright and axe-playwright-python, and a Chromium of the system (CHROME_BIN, or
-one on the PATH). Without them these tests are skipped; with CI_BROWSER=1 they fail.
+Needs the packages playwright and axe-playwright-python, and a Chromium of the system (CHROME_BIN,
+or one on the PATH). Without them these tests are skipped; with CI_BROWSER=1 they fail.
 """
 
 import http.server
@@ -275,8 +276,8 @@ if a < b:
 
 
 def test_markdown_and_code(serve, open_page):
-    """Formatted as elements, never as HTML; a switch shows the plain text; a character that reverses
-    text is shown by its number."""
+    """Formatted as elements, never as HTML; a switch shows the plain text; a character that
+    reverses text is shown by its number."""
     rows = item_rows(1)
     rows[0]["a"][0]["content"], rows[0]["b"][0]["content"] = MARKDOWN, MARKDOWN + "!"
     tab = open_page(serve(rows)).start()
@@ -329,9 +330,9 @@ def look(page):
 
 @pytest.mark.parametrize("name", VIEWS)
 def test_looks(serve, open_page, tmp_path, name):
-    """Start, reading, dialogs, trouble and end, also with 3000 letters without a blank and with wide
-    spacing: the votes stay in view at one place, take two fifths of the window at most, and no
-    button is too small for a finger. On a phone A stands above B, on a desk beside it."""
+    """Start, reading, dialogs, trouble and end, also with 3000 letters without a blank and with
+    wide spacing: the votes stay in view at one place, take two fifths of the window at most, and
+    no button is too small for a finger. On a phone A stands above B, on a desk beside it."""
     (tmp_path / "guide.md").write_text("A rule of one line.\n" * 80, encoding="utf-8")
     rows = item_rows(3)
     for row, a, b in zip(

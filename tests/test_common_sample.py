@@ -1,7 +1,8 @@
-"""The sampler against things too slow to be wrong: the whole row fed again for each token, and transformers' `generate`.
+"""The sampler against things too slow to be wrong: the whole row fed again for each token, and
+transformers' `generate`.
 
-A sampler that differs from the scorer in one detail (positions under padding, temperature, a top-k from a config file)
-gives PPO and GRPO ratios that are not 1, and nothing in their logs says why.
+A sampler that differs from the scorer in one detail (positions under padding, temperature, a top-k
+from a config file) gives PPO and GRPO ratios that are not 1, and nothing in their logs says why.
 """
 
 import json
@@ -16,22 +17,13 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import common
 from common import UserError
-from parts import lora
 from tiny import CHATML, EXTRA_FAMILIES, FAMILIES, tiny_model, tiny_tokenizer
 
 ALL = [*FAMILIES, *EXTRA_FAMILIES]
 # ids, so that lengths are known: 1, 9, 4 tokens and the second one again
-PROMPTS = [[20], [30, 31, 32, 33, 34, 35, 36, 37, 38], [40, 41, 42, 43], [30, 31, 32, 33, 34, 35, 36, 37, 38]]  # fmt: skip
-MANY_ENDS = list(
-    range(9, 300, 9)
-)  # a ninth of the vocabulary ends an answer, so rows end at all places
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    """family → folder of a random policy; to be read and never written."""
-    home = tmp_path_factory.mktemp("policies")
-    return {family: tiny_model(family, home) for family in ALL}
+PROMPTS = [[20], [*range(30, 39)], [40, 41, 42, 43], [*range(30, 39)]]
+# a ninth of the vocabulary ends an answer, so rows end at all places
+MANY_ENDS = list(range(9, 300, 9))
 
 
 def load(folder, ends=()):
@@ -43,7 +35,8 @@ def load(folder, ends=()):
 
 @torch.no_grad()
 def slow_row(model, tokenizer, prompt, number, seed, max_new_tokens, temperature):
-    """(ids, log-probs, finished) of row `number`, one full forward a token: no cache, no padding, no batch."""
+    """(ids, log-probs, finished) of row `number`, one full forward a token: no cache, no
+    padding, no batch."""
     uniform = np.random.default_rng([seed, number]).random(max_new_tokens)
     ends, ids, logps = common.end_ids(tokenizer, model), [], []
     for u in uniform:
@@ -56,67 +49,49 @@ def slow_row(model, tokenizer, prompt, number, seed, max_new_tokens, temperature
     return ids, logps, ids[-1] in ends
 
 
-def teacher_forced(model, rollout, temperature=1.0):
-    """Largest gap between the log-probs of the rollout and of `token_logps` on its ids."""
-    ids, attention_mask, mask = common.pad_rows(rollout.prompt_ids, rollout.response_ids, 7)
-    with torch.no_grad():
-        logps = common.token_logps(model, ids, attention_mask, mask, temperature)
-    return max(
-        abs(a - b)
-        for row, (prompt, own) in enumerate(zip(rollout.prompt_ids, rollout.logps))
-        for a, b in zip(own, logps[row, len(prompt) :].tolist())
-    )
-
-
 # ---- the right tokens ----
 
 
 @pytest.mark.parametrize("family", ALL)
 def test_samples_are_those_of_a_loop_without_cache(family, folders):
-    """Cache, left padding, forking, retirement of rows: each can move one position by one and still give fluent text.
+    """Cache, left padding, forking, retirement of rows: each can move one position by one and still
+    give fluent text.
 
-    8 rows from 4 prompts of 1, 9, 4 and 9 tokens, with ends everywhere: the ids of the slow loop, its log-probs to 2e-5.
-    GPT-2 is the family that fails when positions are counted from the first column; a Llama alone cannot.
+    8 rows from 4 prompts of 1, 9, 4 and 9 tokens, with ends everywhere: the ids of the slow loop,
+    its log-probs to 2e-5. GPT-2 is the family that fails when positions are counted from the first
+    column; a Llama alone cannot.
     """
     model, tokenizer = load(folders[family], MANY_ENDS)
-    rollout = common.sample(model, tokenizer, PROMPTS, n=2, max_new_tokens=10, temperature=0.8, seed=3)  # fmt: skip
+    how = {"max_new_tokens": 10, "temperature": 0.8, "seed": 3}
+    rollout = common.sample(model, tokenizer, PROMPTS, n=2, **how)
     assert len(rollout.response_ids) == len(rollout.texts) == 8
     for i in range(8):
         ids, logps, finished = slow_row(model, tokenizer, PROMPTS[i // 2], i, 3, 10, 0.8)
         assert rollout.prompt_ids[i] == PROMPTS[i // 2]
         assert rollout.response_ids[i] == ids and rollout.finished[i] == finished
         assert rollout.logps[i] == pytest.approx(logps, abs=2e-5)
+    expected = [tokenizer.decode(r, skip_special_tokens=True) for r in rollout.response_ids]
+    assert rollout.texts == expected and type(rollout.logps[0][0]) is float
     lengths = {len(r) for r in rollout.response_ids}
     assert len(lengths) > 2 and 0 < sum(rollout.finished), "rows must end at different places"
 
 
 @pytest.mark.parametrize("family", ALL)
 def test_greedy_is_transformers_greedy(family, folders):
-    """The outside witness: `generate(do_sample=False)`, a row at a time, stops at the same end ids with the same tokens."""
+    """The outside witness: `generate(do_sample=False)`, a row at a time, stops at the same end
+    ids with the same tokens."""
     model, tokenizer = load(folders[family], MANY_ENDS)
     rollout = common.sample(model, tokenizer, PROMPTS, max_new_tokens=12, temperature=0)
     for prompt, ids, finished in zip(PROMPTS, rollout.response_ids, rollout.finished):
         ends = common.end_ids(tokenizer, model)
         row = torch.tensor([prompt])
-        theirs = model.generate(row, attention_mask=torch.ones_like(row), do_sample=False, max_new_tokens=12, eos_token_id=ends, pad_token_id=7)  # fmt: skip
+        how = {"do_sample": False, "max_new_tokens": 12, "eos_token_id": ends, "pad_token_id": 7}
+        theirs = model.generate(row, attention_mask=torch.ones_like(row), **how)
         assert ids == theirs[0, len(prompt) :].tolist()
         assert finished == (ids[-1] in ends)
-    assert teacher_forced(model, rollout) < 2e-5, (
-        "log-probs of greedy rows are those at temperature 1"
-    )
-
-
-@pytest.mark.parametrize("family", ["gpt2", "llama"])
-def test_rollout_and_scorer_agree_at_one_temperature(family, folders):
-    """PPO's ratio must be 1 before the first update: .7 in the sampler and 1 in the scorer is a gap of nats.
-
-    Mixed prompt lengths, 16 rows: to 1e-5 against teacher forcing at .7, and not at 1.
-    """
-    model, tokenizer = load(folders[family], MANY_ENDS)
-    rollout = common.sample(model, tokenizer, PROMPTS, n=4, max_new_tokens=8, temperature=0.7)
-    assert teacher_forced(model, rollout, 0.7) < 1e-5
-    assert teacher_forced(model, rollout, 1.0) > 0.1
-    assert type(rollout.logps[0][0]) is float, "numbers, not tensors that drag a graph along"
+    ids, logps, _ = slow_row(model, tokenizer, PROMPTS[1], 1, 0, 12, 0)
+    assert rollout.response_ids[1] == ids
+    assert rollout.logps[1] == pytest.approx(logps, abs=2e-5), "as at temperature 1"
 
 
 def test_a_sliding_window_holds_in_the_cache(tmp_path):
@@ -130,38 +105,12 @@ def test_a_sliding_window_holds_in_the_cache(tmp_path):
         assert rollout.logps[i] == pytest.approx(logps, abs=2e-5)
 
 
-def test_prompts_may_be_text_messages_or_ids(folders):
-    """Three ways to say the same prompt draw the same answers; the texts are the decoded ids without special tokens."""
-    model, tokenizer = load(folders["llama"])
-    messages = [{"role": "user", "content": "Assess"}]
-    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    ids = common.encode_prompt(tokenizer, messages)
-    found = [common.sample(model, tokenizer, [p], n=3, max_new_tokens=8) for p in (messages, text, ids)]  # fmt: skip
-    assert found[0].response_ids == found[1].response_ids == found[2].response_ids
-    assert found[0].prompt_ids == [ids] * 3
-    expected = [tokenizer.decode(r, skip_special_tokens=True) for r in found[0].response_ids]
-    assert found[0].texts == expected
-    empty = common.sample(model, tokenizer, [])
-    assert (empty.response_ids, empty.texts, empty.finished) == ([], [], [])
-
-
-def test_ids_are_never_encoded_again(folders):
-    """Text → ids is not the inverse of ids → text: half a character, a token spelt in two. Log-probs belong to the ids.
-
-    Among 16 random answers most do not survive decode and encode; the log-probs are those of the ids all the same.
-    """
-    model, tokenizer = load(folders["llama"])
-    rollout = common.sample(model, tokenizer, PROMPTS, n=4, max_new_tokens=8)
-    again = [tokenizer.encode(t, add_special_tokens=False) for t in rollout.texts]
-    assert sum(a != r for a, r in zip(again, rollout.response_ids)) >= 8
-    assert teacher_forced(model, rollout) < 2e-5
-
-
 # ---- the right distribution ----
 
 
 def chi_square(counts, probs):
-    """(χ² − df) / √(2·df), about standard normal; bins with fewer than 5 expected draws are pooled."""
+    """(χ² − df) / √(2·df), about standard normal; bins with fewer than 5 expected draws are
+    pooled."""
     expected = probs * counts.sum()
     small = expected < 5
     if small.any():
@@ -172,7 +121,8 @@ def chi_square(counts, probs):
 
 
 def first_tokens(model, tokenizer, n, **options):
-    rollout = common.sample(model, tokenizer, [[30, 31]], n=n, max_new_tokens=1, rows=4096, **options)  # fmt: skip
+    how = {"n": n, "max_new_tokens": 1, "rows": 4096, **options}
+    rollout = common.sample(model, tokenizer, [[30, 31]], **how)
     ids = torch.tensor([r[0] for r in rollout.response_ids])
     return torch.bincount(ids, minlength=300).double(), rollout
 
@@ -183,9 +133,9 @@ def first_probs(model, temperature=1.0):
 
 
 def test_first_tokens_follow_the_softmax(folders):
-    """20 000 first tokens at temperature .7 against softmax(logits / .7): χ² within 4 deviations of its mean, and far off
-    for the softmax at 1 (so the test would see a forgotten temperature).
-    """
+    """20 000 first tokens at temperature .7 against softmax(logits / .7): χ² within 4 deviations
+    of its mean, and far off for the softmax at 1 (so the test would see a forgotten
+    temperature)."""
     model, tokenizer = load(folders["llama"])
     counts, _ = first_tokens(model, tokenizer, 20_000, temperature=0.7)
     assert abs(chi_square(counts, first_probs(model, 0.7))) < 4
@@ -193,14 +143,17 @@ def test_first_tokens_follow_the_softmax(folders):
 
 
 def test_nothing_of_the_generation_config_cuts_the_vocabulary(tmp_path):
-    """A folder that asks for top_k 1, a repetition penalty or greedy search would collapse every rollout in silence.
+    """A folder that asks for top_k 1, a repetition penalty or greedy search would collapse every
+    rollout in silence.
 
-    Uniform logits over 300 ids, 5000 draws: about 300 different ones (a missing id has a chance of e⁻¹⁶), at log p −log 300.
+    Uniform logits over 300 ids, 5000 draws: about 300 different ones (a missing id has a chance of
+    e⁻¹⁶), at log p −log 300.
     """
     folder = tiny_model("llama", tmp_path, tie_word_embeddings=False)
     file = Path(folder) / "generation_config.json"
     wanted = json.loads(file.read_text())
-    wanted |= {"do_sample": True, "top_k": 1, "top_p": 0.1, "repetition_penalty": 5.0, "temperature": 0.1}  # fmt: skip
+    wanted |= {"do_sample": True, "top_k": 1, "top_p": 0.1, "temperature": 0.1}
+    wanted |= {"repetition_penalty": 5.0}
     file.write_text(json.dumps(wanted | {"suppress_tokens": [50], "min_new_tokens": 3}))
     model, tokenizer = load(folder)
     model.lm_head.weight.data.zero_()
@@ -211,7 +164,8 @@ def test_nothing_of_the_generation_config_cuts_the_vocabulary(tmp_path):
 
 
 def test_inverse_cdf_by_hand():
-    """p = (0, .5, .3, .2): u < .5 draws token 1, u < .8 token 2, else 3; token 0 is never drawn, not even by u = 0."""
+    """p = (0, .5, .3, .2): u < .5 draws token 1, u < .8 token 2, else 3; token 0 is never drawn,
+    not even by u = 0."""
     probs = torch.tensor([0.0, 0.5, 0.3, 0.2], dtype=torch.float64)
     u = torch.tensor([0.0, 0.49, 0.51, 0.79, 0.81, 1 - 2**-53], dtype=torch.float64)
     assert common._draw(probs.log().expand(6, 4), u).tolist() == [1, 1, 2, 2, 3, 3]
@@ -220,21 +174,25 @@ def test_inverse_cdf_by_hand():
 # ---- the same row whatever happens around it ----
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama"])
-def test_a_row_depends_on_the_seed_and_its_number_alone(family, folders):
+def test_a_row_depends_on_the_seed_and_its_number_alone(folders):
     """Results that change with the batch size cannot be repeated on another machine.
 
-    12 rows in chunks of 1, 3, 8 and 256, with other mates, fewer new tokens, or after other random numbers were drawn.
+    12 rows in chunks of 1, 3, 8 and 256, with other mates, fewer new tokens, or after other random
+    numbers were drawn.
     """
-    model, tokenizer = load(folders[family], MANY_ENDS)
+    model, tokenizer = load(folders["gpt2"], MANY_ENDS)
 
     def draw(prompts=PROMPTS, **options):
-        return common.sample(model, tokenizer, prompts, **{"n": 3, "max_new_tokens": 8, "seed": 4, **options})  # fmt: skip
+        options = {"n": 3, "max_new_tokens": 8, "seed": 4, **options}
+        return common.sample(model, tokenizer, prompts, **options)
 
     whole = draw()
     for rows in (1, 3, 8):
         torch.manual_seed(rows), np.random.seed(rows)
+        before = torch.get_rng_state(), np.random.get_state()[1].copy()
         part = draw(rows=rows)
+        assert torch.equal(torch.get_rng_state(), before[0]), "training draws from these, too"
+        assert (np.random.get_state()[1] == before[1]).all()
         assert part.response_ids == whole.response_ids and part.finished == whole.finished
         for a, b in zip(part.logps, whole.logps):
             assert a == pytest.approx(b, abs=2e-5)
@@ -247,20 +205,18 @@ def test_a_row_depends_on_the_seed_and_its_number_alone(family, folders):
     assert draw(seed=5).response_ids != whole.response_ids
     assert whole.response_ids[3:6] != whole.response_ids[9:12], "equal prompts, other numbers"
     assert len({tuple(r) for r in whole.response_ids[3:6]}) > 1, "answers of one prompt differ"
-
-
-def test_global_random_states_are_left_alone(folders):
-    """An evaluation in the middle of a run must not change the numbers that training draws after it."""
-    model, tokenizer = load(folders["llama"])
-    torch.manual_seed(1), np.random.seed(1)
-    before = torch.get_rng_state(), np.random.get_state()[1].copy()
-    common.sample(model, tokenizer, PROMPTS, max_new_tokens=3)
-    assert torch.equal(torch.get_rng_state(), before[0])
-    assert (np.random.get_state()[1] == before[1]).all()
+    messages = [{"role": "user", "content": "Assess"}]
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    ids = common.encode_prompt(tokenizer, text)
+    found = [draw([prompt]) for prompt in (messages, text, ids)]
+    assert found[0] == found[1] == found[2] and found[0].prompt_ids == [ids] * 3
+    empty = draw([])
+    assert (empty.response_ids, empty.texts, empty.finished) == ([], [], [])
 
 
 def test_train_mode_is_restored_and_no_graph_is_kept(folders, monkeypatch):
-    """Sampling switches to eval mode; a run that stays there trains without what it asked for. Also after an error."""
+    """Sampling switches to eval mode; a run that stays there trains without what it asked for.
+    Also after an error."""
     model, tokenizer = load(folders["gpt2"])
     for mode in (True, False):
         model.train(mode)
@@ -274,35 +230,12 @@ def test_train_mode_is_restored_and_no_graph_is_kept(folders, monkeypatch):
     assert all(p.requires_grad and p.grad is None for p in model.parameters())
 
 
-def test_dropout_is_off_while_sampling(tmp_path):
-    """Dropout in the rollout is a policy that nobody scores: with .3 in the config two draws agree, in train mode too."""
-    model, tokenizer = load(tiny_model("gpt2", tmp_path, attn_pdrop=0.3, resid_pdrop=0.3, embd_pdrop=0.3))  # fmt: skip
-    model.train()
-    a, b = (common.sample(model, tokenizer, PROMPTS, max_new_tokens=6) for _ in range(2))
-    assert a.response_ids == b.response_ids and a.logps == b.logps
-    assert teacher_forced(model, a) < 2e-5
-
-
-def test_adapters_sample(folders):
-    """With an adapter it is the adapted policy that is drawn, and off it is not."""
-    model, tokenizer = load(folders["llama"])
-    base = common.sample(model, tokenizer, PROMPTS, max_new_tokens=6).response_ids
-    lora.add_lora(model, 4)
-    for name, weight in model.named_parameters():
-        if "lora_B" in name:
-            weight.data.normal_(std=0.3, generator=torch.Generator().manual_seed(len(name)))
-    adapted = common.sample(model, tokenizer, PROMPTS, max_new_tokens=6)
-    assert adapted.response_ids != base and teacher_forced(model, adapted) < 5e-5
-    with lora.adapter_off(model):
-        assert common.sample(model, tokenizer, PROMPTS, max_new_tokens=6).response_ids == base
-
-
 # ---- where a row ends ----
 
 
-def successor_model(tmp_path, template=None):
+def successor_model(tmp_path):
     """A Llama whose greedy answer to token i is 7·i + 3 mod 300: from 5 on 38, 269, 86, 5, …"""
-    tokenizer = tiny_tokenizer(template=template)
+    tokenizer = tiny_tokenizer(template=CHATML)
     folder = tiny_model("llama", tmp_path, tokenizer, hidden_size=64, tie_word_embeddings=False)
     model, tokenizer = load(folder)
     table = F.normalize(torch.randn(300, 64, generator=torch.Generator().manual_seed(0)), dim=1)
@@ -316,12 +249,14 @@ def successor_model(tmp_path, template=None):
 
 
 def test_every_end_id_ends_a_row(tmp_path):
-    """The second end id of a generation config, overlooked: the row runs on to its limit and is punished as unfinished.
+    """The second end id of a generation config, overlooked: the row runs on to its limit and is
+    punished as unfinished.
 
-    From 10 on: 73, 214, 1, 10, …; from 20: 143, 104, 131, 20; from 5: 38, 269, 86, 5. Ends are 214 (config), 131 (generation
-    config) and the template's `<|im_end|>`: two rows end with their second and third token, the last is cut at four.
+    From 10 on: 73, 214, 1, 10, …; from 20: 143, 104, 131, 20; from 5: 38, 269, 86, 5. Ends are 214
+    (config), 131 (generation config) and the template's `<|im_end|>`: two rows end with their
+    second and third token, the last is cut at four.
     """
-    model, tokenizer = successor_model(tmp_path, CHATML)
+    model, tokenizer = successor_model(tmp_path)
     model.config.eos_token_id, model.generation_config.eos_token_id = 214, [131]
     rollout = common.sample(model, tokenizer, [[10], [20], [5]], max_new_tokens=4, temperature=0)
     assert rollout.response_ids == [[73, 214], [143, 104, 131], [38, 269, 86, 5]]
@@ -331,48 +266,20 @@ def test_every_end_id_ends_a_row(tmp_path):
     before = next(i for i in range(300) if (7 * i + 3) % 300 == end)
     rollout = common.sample(model, tokenizer, [[before]], max_new_tokens=4, temperature=0)
     assert rollout.response_ids == [[end]] and rollout.finished == [True] and rollout.texts == [""]
-
-
-def test_an_end_at_the_last_place_counts(tmp_path):
-    """A row whose end id is its last allowed token is finished, one token earlier it is not."""
-    model, tokenizer = successor_model(tmp_path)
-    model.generation_config.eos_token_id = 131
-    for limit, finished in ((3, True), (2, False)):
+    for limit, finished in ((3, True), (2, False)):  # an end at the last place counts
         rollout = common.sample(model, tokenizer, [[20]], max_new_tokens=limit, temperature=0)
         assert rollout.response_ids == [[143, 104, 131][:limit]] and rollout.finished == [finished]
 
 
-def test_the_action_mask_ends_with_the_end(folders):
-    """Tokens behind the end, counted, are trained noise: the mask holds index of the end + 1 tokens, and a row that goes
-    on behind its end gets the same gradient as one that does not.
+def test_prompts_beyond_the_positions_are_cut(tmp_path, capsys):
+    """GPT-2 has no row 33 in a table of 32 positions: an IndexError (on a GPU a crash) in the
+    middle of a run.
+
+    28 tokens and 4 fit, and nothing is said; with 5 the last 27 are kept, as `encode_prompt` cuts
+    them, of text and of messages too. The other prompts and their draws stay. Of several rollouts
+    the first one says it, in one line.
     """
-    model, tokenizer = load(folders["llama"], MANY_ENDS)
-    rollout = common.sample(model, tokenizer, PROMPTS, n=2, max_new_tokens=8, seed=1)
-    ends = common.end_ids(tokenizer, model)
-    _, _, mask = common.pad_rows(rollout.prompt_ids, rollout.response_ids, 7)
-    for row, (ids, finished) in enumerate(zip(rollout.response_ids, rollout.finished)):
-        places = [t for t, i in enumerate(ids) if i in ends]
-        assert places == ([len(ids) - 1] if finished else [])
-        assert mask[row].sum() == (places[0] + 1 if finished else 8)
-    found = []
-    for tail in ([], [50, 60, 70]):
-        longer = [r + tail for r in rollout.response_ids]
-        ids, attention_mask, _ = common.pad_rows(rollout.prompt_ids, longer, 7)
-        wide = F.pad(mask, (0, ids.shape[1] - mask.shape[1]))
-        common.token_logps(model, ids, attention_mask, wide).sum().backward()
-        found.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
-        model.zero_grad()
-    assert (found[0] - found[1]).abs().max() < 1e-4 * found[0].abs().max()
-
-
-@pytest.mark.parametrize("family", ["gpt2", "opt", "llama"])
-def test_prompts_beyond_the_positions_are_cut(family, tmp_path, capsys):
-    """GPT-2 has no row 33 in a table of 32 positions: an IndexError (on a GPU a crash) in the middle of a run.
-
-    28 tokens and 4 fit, and nothing is said; with 5 the last 27 are kept, as `encode_prompt` cuts them, of text and of
-    messages too. The other prompts and their draws stay. Of several rollouts the first one says it, in one line.
-    """
-    model, tokenizer = load(tiny_model(family, tmp_path, max_position_embeddings=32))
+    model, tokenizer = load(tiny_model("gpt2", tmp_path, max_position_embeddings=32))
     ids, last = list(range(30, 58)), {"role": "user", "content": "Which fits?"}
     text = "Assess this candidate. Row 7, with costs, audits and kafka."
     turns = [{"role": "user", "content": text}, {"role": "assistant", "content": "no"}, last]
@@ -387,7 +294,7 @@ def test_prompts_beyond_the_positions_are_cut(family, tmp_path, capsys):
     assert cut.prompt_ids[4] == tokenizer.encode(text)[-27:]
     assert cut.prompt_ids[6] == common.encode_prompt(tokenizer, [last]), "whole turns go first"
     assert cut.response_ids[:2] == alone.response_ids and len(cut.texts) == 8
-    assert max(map(len, cut.response_ids)) == 5 and teacher_forced(model, cut) < 2e-5
+    assert max(map(len, cut.response_ids)) == 5
     assert draw([ids], 5).prompt_ids == [ids[1:]] * 2 and capsys.readouterr().out == ""
     assert draw([ids], 31).prompt_ids == [ids[-1:]] * 2
     for most in (32, 100):
@@ -397,9 +304,11 @@ def test_prompts_beyond_the_positions_are_cut(family, tmp_path, capsys):
 
 
 def test_a_family_without_a_cache_is_refused():
-    """Mamba keeps its state elsewhere: decoded one token at a time without it, every token is the first, in silence."""
+    """Mamba keeps its state elsewhere: decoded one token at a time without it, every token is
+    the first, in silence."""
     tokenizer = tiny_tokenizer()
-    config = AutoConfig.for_model("mamba", vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=2, state_size=4)  # fmt: skip
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 4}
+    config = AutoConfig.for_model("mamba", vocab_size=len(tokenizer), **sizes)
     model = AutoModelForCausalLM.from_config(config).eval()
     with pytest.raises(UserError, match="--model: .* no key-value cache"):
         common.sample(model, tokenizer, [[20, 21]], max_new_tokens=3)
@@ -408,21 +317,22 @@ def test_a_family_without_a_cache_is_refused():
 # ---- the work that is done ----
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama"])
-def test_no_work_is_done_twice(family, folders, monkeypatch):
+def test_no_work_is_done_twice(folders):
     """Speed is work that is not done, and a count does not depend on the machine.
 
-    The 3 distinct of 4 prompts pass once; then one column at a time, each row once for every token but its last: Σ (length −
-    1) rows. The cache of every layer keeps its address from the first decoded column to the last.
+    The 3 distinct of 4 prompts pass once; then one column at a time, each row once for every token
+    but its last: Σ (length − 1) rows. The cache of every layer keeps its address from the first
+    decoded column to the last.
     """
-    model, tokenizer = load(folders[family], MANY_ENDS)
+    model, tokenizer = load(folders["llama"], MANY_ENDS)
     shapes, addresses, heads = [], [], []
 
     def after(module, args, kwargs, output):
         shapes.append(tuple(kwargs["input_ids"].shape))
         layers = kwargs["past_key_values"].layers
         if len(shapes) > 1:
-            addresses.append([x.untyped_storage().data_ptr() for layer in layers for x in (layer.keys, layer.values)])  # fmt: skip
+            tensors = [x for layer in layers for x in (layer.keys, layer.values)]
+            addresses.append([x.untyped_storage().data_ptr() for x in tensors])
 
     model.base_model.register_forward_hook(after, with_kwargs=True)
     model.get_output_embeddings().register_forward_hook(lambda m, i, o: heads.append(len(o)))
@@ -434,15 +344,3 @@ def test_no_work_is_done_twice(family, folders, monkeypatch):
     assert sum(heads) == sum(lengths), "the head sees one column a row and token"
     assert len(shapes) == max(lengths), "and it stops when the last row ends"
     assert len(addresses[0]) == 4 and all(a == addresses[0] for a in addresses)
-
-
-def test_equal_prompts_of_several_chunks(folders):
-    """Rows are sorted by length and cut into chunks; an answer put back at the wrong place belongs to another prompt.
-
-    Each row's log-probs under its own prompt are the sampler's, for 12 prompts of mixed lengths in chunks of 5.
-    """
-    model, tokenizer = load(folders["gpt2"], MANY_ENDS)
-    prompts = [[20 + i] * (1 + (5 * i) % 7) for i in range(12)]
-    rollout = common.sample(model, tokenizer, prompts, n=2, max_new_tokens=6, rows=5)
-    assert rollout.prompt_ids == [p for p in prompts for _ in range(2)]
-    assert teacher_forced(model, rollout) < 2e-5

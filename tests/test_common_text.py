@@ -1,7 +1,8 @@
 """From a file to token ids: what every stage trusts `common.py` with before a model is loaded.
 
-The tests stand in the order of the pipeline: lines of a file, prompts and templates, the one end token, cutting, flat
-arrays, whole preference files. Numbers in the docstrings are worked out by hand from the lengths in the test.
+The tests stand in the order of the pipeline: lines of a file, prompts and templates, the one end
+token, cutting, flat arrays, whole preference files. Numbers in the docstrings are worked out by
+hand from the lengths in the test.
 """
 
 import json
@@ -17,7 +18,6 @@ import pytest
 import torch
 
 import common
-import sft
 from common import UserError
 from parts import files, runs
 from tiny import BOS_TEMPLATE, CHATML, TEMPLATE, pair_rows, tiny_model, tiny_tokenizer, write_rows
@@ -44,7 +44,8 @@ def write_bytes(folder, data, name="rows.jsonl"):
 
 
 def test_rows_survive_a_round_trip(tmp_path):
-    """Escaped or mangled characters: what was written is what is read, and the file itself stays readable."""
+    """Escaped or mangled characters: what was written is what is read, and the file itself stays
+    readable."""
     rows = [
         {"text": "Zoë said “σ ≥ 1”\r\n\t\\"},
         {"text": "a\u2028b\u2029c\x85d\x1ce\x0bf"},
@@ -58,21 +59,6 @@ def test_rows_survive_a_round_trip(tmp_path):
     assert list(files.read_jsonl(path)) == [*rows, rows[0]]
     files.write_jsonl(path, iter(rows[:2]))
     assert list(files.read_jsonl(path)) == rows[:2], "without append the file is replaced"
-
-
-def test_lines_end_at_newline_only(tmp_path):
-    """`str.splitlines` also splits at U+2028, U+0085, \\v, \\f and \\x1c: such an answer would be cut in two. Two rows."""
-    odd = "one\u2028two\u2029three\x85four"
-    raw = f'{{"text": "{odd}"}}\r\n{{"text": "b"}}'  # Windows' \r\n, and no newline at the end
-    rows = list(files.read_jsonl(write_bytes(tmp_path, raw.encode()), numbered=True))
-    assert rows == [(1, {"text": odd}), (2, {"text": "b"})]
-
-
-def test_byte_order_mark_and_blank_lines(tmp_path):
-    """A file saved by a Windows editor is not broken JSON, and line numbers count blank lines: rows are lines 1, 4, 6."""
-    path = write_bytes(tmp_path, b'\xef\xbb\xbf{"a": 1}\n\n  \t\n{"a": 2}\n\n{"a": 3}\n')
-    assert list(files.read_jsonl(path, numbered=True)) == [(1, {"a": 1}), (4, {"a": 2}), (6, {"a": 3})]  # fmt: skip
-    assert list(files.read_jsonl(write_bytes(tmp_path, b"\xef\xbb\xbf\n"))) == []
 
 
 @pytest.mark.parametrize(
@@ -92,7 +78,8 @@ def test_byte_order_mark_and_blank_lines(tmp_path):
     ],
 )
 def test_a_broken_line_is_named(tmp_path, line, reason):
-    """Every way in which a line is no row ends in one line `file:5: reason`: a traceback tells a recruiter nothing."""
+    """Every way in which a line is no row ends in one line `file:5: reason`: a traceback tells a
+    recruiter nothing."""
     path = write_bytes(tmp_path, b'{"a": 1}\n\n\n{"a": 2}\n' + line + b"\n")
     with pytest.raises(UserError) as caught:
         list(files.read_jsonl(path))
@@ -100,43 +87,37 @@ def test_a_broken_line_is_named(tmp_path, line, reason):
     assert message.startswith(f"{path}:5: ") and reason in message and "\n" not in message
 
 
-def test_check_is_asked_for_each_row_and_named(tmp_path):
-    """The reason of a ValueError from check(row) is kept, with flag, file and line in front of it."""
-    path = write_bytes(tmp_path, b'{"a": 1}\n{"a": 2}\n')
-
-    def check(row):
-        if row["a"] == 2:
-            raise ValueError("two is too many")
-
-    with pytest.raises(UserError, match=r"--pairs .*rows\.jsonl:2: two is too many"):
-        list(files.read_jsonl(path, check, flag="--pairs"))
-
-
-def test_rows_are_read_one_at_a_time(tmp_path):
-    """A list of all rows would need the whole file in memory: two good rows come out before the broken third is seen."""
-    rows = files.read_jsonl(write_bytes(tmp_path, b'{"a": 1}\n{"a": 2}\n{oh\n'))
-    assert [next(rows), next(rows)] == [{"a": 1}, {"a": 2}]
-    with pytest.raises(UserError, match=":3:"):
+def test_lines_of_a_file(tmp_path):
+    """A byte-order mark, blank lines, Windows' \\r\\n and no newline at the end are no errors, and
+    line numbers count blank lines. `str.splitlines` also splits at U+2028 and U+0085: such an
+    answer would be cut in two. Rows come one at a time; a file that is missing is said by the call
+    itself, not at the first row, after the model was loaded."""
+    odd = '{"text": "one\u2028two\u2029three\x85four"}'
+    data = f'\ufeff{odd}\r\n\n  \t\n{{"a": 2}}\n\n{{"a": 3}}'.encode()
+    rows = list(files.read_jsonl(write_bytes(tmp_path, data), numbered=True))
+    assert rows == [(1, {"text": "one\u2028two\u2029three\x85four"}), (4, {"a": 2}), (6, {"a": 3})]
+    rows = files.read_jsonl(write_bytes(tmp_path, b'{"a": 1}\n{oh\n'))
+    assert next(rows) == {"a": 1}
+    with pytest.raises(UserError, match=":2:"):
         next(rows)
-
-
-def test_missing_file_is_said_at_once(tmp_path):
-    """A generator that complains at its first row complains after the model was loaded: the call itself must."""
     for path in (tmp_path / "none.jsonl", tmp_path):
         with pytest.raises(UserError, match="--pairs"):
             files.read_jsonl(path, flag="--pairs")
 
 
 def test_numbers_json_has_no_word_for_become_null(tmp_path):
-    """`NaN` in a log breaks every other reader: NaN and ±inf, also deep and in numpy's types, are written as null."""
-    row = {"a": math.nan, "b": [np.float32("inf"), (1.5, -math.inf)], "c": {"d": np.float64(2)}, "e": np.int64(3)}  # fmt: skip
+    """`NaN` in a log breaks every other reader: NaN and ±inf, also deep and in numpy's types,
+    are written as null."""
+    row = {"a": math.nan, "b": [np.float32("inf"), (1.5, -math.inf)], "e": np.int64(3)}
+    row["c"] = {"d": np.float64(2)}
     files.write_jsonl(tmp_path / "x.jsonl", [row])
     text = (tmp_path / "x.jsonl").read_text()
     assert json.loads(text) == {"a": None, "b": [None, [1.5, None]], "c": {"d": 2.0}, "e": 3}
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path):
-    """A crash halfway used to leave half a file under the right name: the old rows stay, and no temporary file."""
+    """A crash halfway used to leave half a file under the right name: the old rows stay, and no
+    temporary file."""
     path = tmp_path / "rows.jsonl"
     files.write_jsonl(path, [{"a": 1}])
 
@@ -154,10 +135,12 @@ def test_a_failed_write_leaves_the_old_file(tmp_path):
 
 
 def test_prompt_and_answer_are_encoded_apart():
-    """A BPE that merges across the boundary gives ids that no sampler would ever produce: "Recommend" + "ation".
+    """A BPE that merges across the boundary gives ids that no sampler would ever produce:
+    "Recommend" + "ation".
 
-    The whole encodes to other ids than the parts (asserted, or the test would prove nothing); ours are those of the
-    parts, the same prompt ids stand before both answers, and the masked ids decode to the answer.
+    The whole encodes to other ids than the parts (asserted, or the test would prove nothing); ours
+    are those of the parts, the same prompt ids stand before both answers, and the masked ids decode
+    to the answer.
     """
     tokenizer = tiny_tokenizer()
     prompt, good, bad = "Assess: Recommend", "ation: hold.", "ation: reject."
@@ -175,10 +158,15 @@ def test_prompt_and_answer_are_encoded_apart():
 @pytest.mark.parametrize("template", [BOS_TEMPLATE, None])
 @pytest.mark.parametrize("max_length", [None, 12])
 def test_exactly_one_bos(template, max_length):
-    """The template writes a BOS and so does the post-processor: two of them is a prompt the model never saw.
+    """The template writes a BOS and so does the post-processor: two of them is a prompt the model
+    never saw.
 
-    One, from every builder, text or messages, whole or cut from the left, with a template or with the plain fallback.
+    One, from every builder, text or messages, whole or cut from the left, with a template or with
+    the plain fallback.
     """
+    tokenizer = tiny_tokenizer(bos="<s>", template=template and TEMPLATE)  # Qwen's habit: it
+    for prompt in ("Assess", USER):  # knows a BOS and writes none
+        assert tokenizer.bos_token_id not in common.encode_prompt(tokenizer, prompt)
     tokenizer = tiny_tokenizer(bos="<s>", add_bos=True, template=template)
     long = "Assess this candidate. Role: senior data engineer. Must have: python, sql, kafka."
     for prompt, answer in ((long, "Recommendation: hold."), ([user(long)], said("hold."))):
@@ -192,15 +180,9 @@ def test_exactly_one_bos(template, max_length):
             assert max_length is None or len(ids) <= max_length
 
 
-def test_bos_that_nobody_writes_is_not_invented():
-    """A tokenizer that knows a BOS but writes none (Qwen's habit) gets none, in the plain template neither."""
-    tokenizer = tiny_tokenizer(bos="<s>", template=None)
-    for prompt in ("Assess", USER):
-        assert tokenizer.bos_token_id not in common.encode_prompt(tokenizer, prompt)
-
-
 def test_a_closed_prompt_is_opened_again():
-    """A post-processor that appends EOS (T5's habit) would end the dialogue before the answer: that EOS goes.
+    """A post-processor that appends EOS (T5's habit) would end the dialogue before the answer: that
+    EOS goes.
 
     An EOS that the user's own text ends in stays: one, not two.
     """
@@ -213,19 +195,12 @@ def test_a_closed_prompt_is_opened_again():
     assert common.encode_pair(tokenizer, "Assess", "Assess")[1] == [*plain, eos]
 
 
-def test_builders_return_plain_ints():
-    """transformers 5 returns a BatchEncoding where version 4 returned ids, and iterating it gives its key names."""
-    tokenizer = tiny_tokenizer()
-    for prompt, answer in (("Assess", "hold"), (USER, ANSWER), ("", "hold")):
-        rows = [common.encode_prompt(tokenizer, prompt), *common.encode_pair(tokenizer, prompt, answer, answer)]  # fmt: skip
-        rows.append(common.encode_prompt(tokenizer, prompt, 3))
-        assert all(type(ids) is list and ids and {type(i) for i in ids} == {int} for ids in rows)
-
-
 def test_plain_template_is_saved_with_the_tokenizer(tmp_path):
-    """Trained on `user: …` lines and served without a template: the answers would come from another prompt.
+    """Trained on `user: …` lines and served without a template: the answers would come from another
+    prompt.
 
-    GPT-2 as it comes has no template; after a save and a load there is one, and the prompt ids are the same.
+    GPT-2 as it comes has no template; after a save and a load there is one, and the prompt ids are
+    the same.
     """
     folder = tiny_model("gpt2", tmp_path, tokenizer=tiny_tokenizer(pad=None, template=None))
     tokenizer = common.load_tokenizer(folder)
@@ -257,9 +232,11 @@ def test_a_template_that_refuses_is_one_line(tmp_path):
 @pytest.mark.parametrize("template", [TEMPLATE, CHATML, None])
 @pytest.mark.parametrize("chat", [False, True])
 def test_each_answer_ends_in_exactly_one_end_id(template, chat):
-    """No end id: the model never learns to stop; two, or a newline behind it: it learns to go on after the end.
+    """No end id: the model never learns to stop; two, or a newline behind it: it learns to go on
+    after the end.
 
-    ChatML writes `<|im_end|>\\n`: the answer ends at the id. Text ends in EOS, chat in what the template writes.
+    ChatML writes `<|im_end|>\\n`: the answer ends at the id. Text ends in EOS, chat in what the
+    template writes.
     """
     tokenizer = tiny_tokenizer(template=template)
     prompt, answer = (USER, ANSWER) if chat else ("Which fits?", "The first one.")
@@ -271,8 +248,9 @@ def test_each_answer_ends_in_exactly_one_end_id(template, chat):
 
 
 def test_a_template_that_changes_the_words_names_no_end():
-    """Lower case hides the probe that the end of a turn is looked for behind; the first special token of the whole text,
-    `<|user|>`, was then taken for it, and every answer was trained to end as if the user spoke next."""
+    """Lower case hides the probe that the end of a turn is looked for behind; the first special
+    token of the whole text, `<|user|>`, was then taken for it, and every answer was trained to
+    end as if the user spoke next."""
     template = "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] | lower }}{% endfor %}"
     tokenizer = tiny_tokenizer(template=template)
     answer = common.encode_pair(tokenizer, [user("who")], said("Her"))[1]
@@ -280,7 +258,8 @@ def test_a_template_that_changes_the_words_names_no_end():
 
 
 def test_text_behind_an_end_token_is_cut():
-    """An answer that already holds its end token gets no second one, and what stands behind it is not trained."""
+    """An answer that already holds its end token gets no second one, and what stands behind it
+    is not trained."""
     tokenizer = tiny_tokenizer()
     whole = common.encode_pair(tokenizer, "Assess", "hold.")[1]
     assert common.encode_pair(tokenizer, "Assess", "hold.<|end|>")[1] == whole
@@ -289,9 +268,11 @@ def test_text_behind_an_end_token_is_cut():
 
 
 def test_end_ids_are_a_union(tmp_path):
-    """Llama 3 ends turns by one id and texts by another; the generation config knows both: whoever misses one samples on.
+    """Llama 3 ends turns by one id and texts by another; the generation config knows both: whoever
+    misses one samples on.
 
-    EOS from the tokenizer, a list in the config, an int in the generation config, the template's: four, sorted.
+    EOS from the tokenizer, a list in the config, an int in the generation config, the template's:
+    four, sorted.
     """
     tokenizer = tiny_tokenizer(template=CHATML)
     im_end, eos = tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|end|>"])
@@ -304,8 +285,12 @@ def test_end_ids_are_a_union(tmp_path):
 
 
 def test_end_token_comes_from_the_template_where_eos_is_missing(tmp_path):
-    """A tokenizer without EOS: `None` among the ids is a crash far away. What the template ends a turn with takes its
-    place; without a template either, the folder is refused."""
+    """A tokenizer without EOS: `None` among the ids is a crash far away. What the template ends
+    a turn with takes its place; without a template either, the folder is refused."""
+    for options in ({}, {"bos": "<s>"}, {"template": CHATML}):  # here <|im_end|> has the smaller id
+        own = tiny_tokenizer(**options)
+        first = own.eos_token_id if own.bos_token_id is None else own.bos_token_id
+        assert common.encode_prompt(own, "") == [first]
     bare = tiny_tokenizer(eos=None)
     end = bare.convert_tokens_to_ids("<|end|>")
     tokenizer = common.load_tokenizer(tiny_model("llama", tmp_path, bare))
@@ -318,37 +303,15 @@ def test_end_token_comes_from_the_template_where_eos_is_missing(tmp_path):
         )
 
 
-def test_empty_prompt_starts_with_bos_else_eos():
-    """A row that starts with its answer has no column that could predict the first token."""
-    assert common.encode_prompt(tiny_tokenizer(), "") == [tiny_tokenizer().eos_token_id]
-    with_bos = tiny_tokenizer(bos="<s>")
-    assert common.encode_prompt(with_bos, "") == [with_bos.bos_token_id]
-    chatml = tiny_tokenizer(template=CHATML)  # here <|im_end|> has the smaller id
-    assert common.encode_prompt(chatml, "") == [chatml.eos_token_id]
-
-
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
-def test_the_emptiest_rows_have_finite_log_probs(family, tmp_path):
-    """Empty prompt, empty system turn, only an end id as answer: mask sum 1, a finite number, a finite gradient."""
-    folder = tiny_model(family, tmp_path)
-    tokenizer, model = common.load_tokenizer(folder), common.load_policy(folder)
-    empty_system = [{"role": "system", "content": ""}, user("")]
-    pairs = [common.encode_pair(tokenizer, p, "<|end|>") for p in ("", empty_system, "Assess")]
-    ids, attention_mask, mask = common.pad_rows(*zip(*pairs), common.pad_id(tokenizer))
-    assert mask.sum(1).tolist() == [1, 1, 1]
-    logps = common.token_logps(model, ids, attention_mask, mask)
-    assert torch.isfinite(logps).all() and (logps.sum(1) < 0).all()
-    logps.sum().backward()
-    assert all(torch.isfinite(p.grad).all() for p in model.parameters())
-
-
 # ---- padding ----
 
 
 def test_pad_id_never_ends_an_answer_and_adds_no_row(tmp_path):
-    """pad = EOS makes transformers' reward pooling read the wrong token; a new pad token shifts every logit's table.
+    """pad = EOS makes transformers' reward pooling read the wrong token; a new pad token shifts
+    every logit's table.
 
-    An own pad is kept; else the reserved token; else any id of the vocabulary, but none that ends an answer.
+    An own pad is kept; else the reserved token; else any id of the vocabulary, but none that ends
+    an answer.
     """
     own = tiny_tokenizer()
     assert common.pad_id(own) == own.pad_token_id
@@ -364,25 +327,9 @@ def test_pad_id_never_ends_an_answer_and_adds_no_row(tmp_path):
     assert common.pad_id(chatml) not in common.end_ids(chatml)
 
 
-def test_vocabulary_and_logits_are_left_alone(tmp_path):
-    """`resize_token_embeddings` for a pad token changes the softmax of every position: size and logits stay as they were."""
-    folder = tiny_model("gpt2", tmp_path, tokenizer=tiny_tokenizer(pad=None, template=None))
-    from transformers import AutoModelForCausalLM
-
-    ids = torch.tensor([[20, 30, 40]])
-    before = AutoModelForCausalLM.from_pretrained(folder)
-    tokenizer, model = common.load_tokenizer(folder), common.load_policy(folder)
-    common.encode_pair(tokenizer, USER, ANSWER)
-    common.sample(model, tokenizer, ["Assess"], max_new_tokens=2)
-    common.save_model(model, tokenizer, tmp_path / "out")
-    after = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
-    assert after.get_input_embeddings().weight.shape == before.get_input_embeddings().weight.shape
-    assert len(common.load_tokenizer(str(tmp_path / "out"))) == len(tokenizer)
-    assert torch.equal(after(ids).logits, before(ids).logits)
-
-
 def test_masks_are_made_from_lengths():
-    """A mask by `ids != pad` loses the EOS wherever pad = EOS, and the model never stops: here pad stands everywhere.
+    """A mask by `ids != pad` loses the EOS wherever pad = EOS, and the model never stops: here pad
+    stands everywhere.
 
     Prompts of 1 and 3, answers of 4 and 1: rows of 5 and 4, masks of 4 and 1, whatever the ids are.
     """
@@ -395,22 +342,6 @@ def test_masks_are_made_from_lengths():
     assert ids.tolist() == [[1, 4, 5, 6], [2, 3, 8, 0]]
 
 
-def test_tokenizer_state_is_neither_used_nor_changed(tmp_path):
-    """A library that flips `padding_side` for generation and forgets to flip it back: masks and samples are the same."""
-    folder = tiny_model("gpt2", tmp_path)
-    model, found = common.load_policy(folder), []
-    for side in ("left", "right"):
-        tokenizer = common.load_tokenizer(folder)
-        tokenizer.padding_side = tokenizer.truncation_side = side
-        pairs = [common.encode_pair(tokenizer, p, "hold", max_length=6) for p in ("Assess", "Assess this candidate. Role")]  # fmt: skip
-        batch = common.pad_rows(*zip(*pairs), common.pad_id(tokenizer))
-        rollout = common.sample(model, tokenizer, ["Assess", USER], n=2, max_new_tokens=5, seed=1)
-        found.append([*batch, common.token_logps(model, *batch), rollout.response_ids])
-        assert (tokenizer.padding_side, tokenizer.truncation_side) == (side, side)
-    assert all(torch.equal(a, b) for a, b in zip(found[0][:4], found[1][:4]))
-    assert found[0][4] == found[1][4]
-
-
 # ---- cutting ----
 
 
@@ -419,69 +350,40 @@ def numbers_as_text(n):
     return "".join(chr(ord("0") + i % 10) for i in range(n))
 
 
-def test_the_prompt_is_cut_from_its_left_first():
-    """Truncation that eats the answer trains on nothing. 40 prompt tokens, answers of 4 + end and 8 + end, limit 20:
+CUTS = [  # tokens of prompt and answers without their end; the limit; what is left; what is counted
+    # room for the prompt is max(20 − 9, 10) = 11; both answers stay whole and keep their end
+    (40, (4, 8), 20, (11, 5, 9), {"prompts cut": 1}),
+    # max(20 − 31, 10) = 10 for the prompt and 10 for each answer: the long one loses its end
+    (40, (4, 30), 20, (10, 5, 10), {"prompts cut": 1, "responses cut": 1}),
+    (10, (9,), 20, (10, 10), {}),  # 10 + 9 + end fits
+    (10, (9,), 19, (9, 10), {"prompts cut": 1}),
+    (3, (30,), 20, (3, 17), {"responses cut": 1}),
+    (0, (30, 2), 2, (1, 1, 1), {"responses cut": 2}),  # an empty prompt is its first token
+]
 
-    room for the prompt is max(20 − 9, 10) = 11, its last 11; both answers stay whole and keep their end.
-    """
+
+@pytest.mark.parametrize("n, answers, limit, lengths, counted", CUTS)
+def test_cutting(n, answers, limit, lengths, counted):
+    """Truncation that eats the answer trains on nothing: the prompt is cut from its left first,
+    then answers from their right, which then end in no end id: they did not stop there."""
     tokenizer, counts = tiny_tokenizer(), Counter()
-    prompt = numbers_as_text(40)
-    whole = tokenizer.encode(prompt)
-    assert len(whole) == 40
-    p, c, r = common.encode_pair(
-        tokenizer, prompt, "1234", "12345678", max_length=20, counts=counts
-    )
-    assert p == whole[-11:] and (len(c), len(r)) == (5, 9)
-    assert c[-1] == r[-1] == tokenizer.eos_token_id
-    assert counts == Counter({"prompts cut": 1})
-
-
-def test_then_answers_lose_their_end():
-    """40 prompt tokens, answers of 4 + end and 30 + end, limit 20: room max(20 − 31, 10) = 10 for the prompt and 10 for each
-    answer. The short one stays whole, the long one is cut and ends in no end id: it did not stop there.
-    """
-    tokenizer, counts = tiny_tokenizer(), Counter()
-    prompt, long = numbers_as_text(40), numbers_as_text(30)
-    p, c, r = common.encode_pair(tokenizer, prompt, "1234", long, max_length=20, counts=counts)
-    assert p == tokenizer.encode(prompt)[-10:] and len(c) == 5 and c[-1] == tokenizer.eos_token_id
-    assert r == tokenizer.encode(long)[:10] and tokenizer.eos_token_id not in r
-    assert counts == Counter({"prompts cut": 1, "responses cut": 1})
-
-
-def test_what_fits_is_left_alone():
-    """Off by one: 10 + 9 + end = 20 fits into 20 and is cut at 19 (the prompt to max(19 − 10, 9) = 9)."""
-    tokenizer, counts = tiny_tokenizer(), Counter()
-    prompt, answer = numbers_as_text(10), numbers_as_text(9)
-    p, r = common.encode_pair(tokenizer, prompt, answer, max_length=20, counts=counts)
-    assert (len(p), len(r), counts) == (10, 10, Counter())
-    p, r = common.encode_pair(tokenizer, prompt, answer, max_length=19, counts=counts)
-    assert (len(p), len(r), counts) == (9, 10, Counter({"prompts cut": 1}))
-
-
-def test_cutting_keeps_its_promises_for_every_length():
-    """400 random rows: never longer than the limit, never an empty side, the prompt never below its half without need."""
-    tokenizer, rng = tiny_tokenizer(bos="<s>", add_bos=True), random.Random(0)
-    for _ in range(400):
-        n, a, b, limit = rng.randint(0, 30), rng.randint(1, 30), rng.randint(1, 30), rng.randint(2, 40)  # fmt: skip
-        p, c, r = common.encode_pair(
-            tokenizer, numbers_as_text(n), numbers_as_text(a), numbers_as_text(b), max_length=limit
-        )
-        assert len(p) >= 1 and len(c) >= 1 and len(r) >= 1
-        assert len(p) + max(len(c), len(r)) <= limit or (n + 1 == len(p) == 1 and limit < 2)
-        longest = max(a, b) + 1
-        room = n + 1 if n + 1 + longest <= limit else min(n + 1, max(limit - longest, limit // 2))
-        assert len(p) == room
-        assert (c[-1] == tokenizer.eos_token_id) == (len(c) == a + 1)
-        assert p[0] == tokenizer.bos_token_id or len(p) == 1
+    prompt, *texts = map(numbers_as_text, (n, *answers))
+    ids = common.encode_pair(tokenizer, prompt, *texts, max_length=limit, counts=counts)
+    assert tuple(map(len, ids)) == lengths and counts == Counter(counted)
+    assert ids[0] == (tokenizer.encode(prompt)[-lengths[0] :] or [tokenizer.eos_token_id])
+    for row, text in zip(ids[1:], texts):
+        whole = [*tokenizer.encode(text), tokenizer.eos_token_id]
+        assert row == whole[: len(row)]
 
 
 def test_a_dialogue_loses_its_oldest_turns_whole():
-    """A prompt that starts in the middle of a sentence, or without its instructions: the system message stays, the oldest
-    turns go, and the template's user turn comes first. What is left is exactly the short dialogue's own rendering.
-    """
+    """A prompt that starts in the middle of a sentence, or without its instructions: the system
+    message stays, the oldest turns go, and the template's user turn comes first. What is left is
+    exactly the short dialogue's own rendering."""
     tokenizer = tiny_tokenizer()
     system, last = {"role": "system", "content": "Be fair."}, user("Third question?")
-    turns = [system, user("First question?"), *said("First answer."), user("Second question?"), *said("Second."), last]  # fmt: skip
+    turns = [system, user("First question?"), *said("First answer.")]
+    turns += [user("Second question?"), *said("Second."), last]
     short = common.encode_prompt(tokenizer, [system, last])
     middle = common.encode_prompt(tokenizer, [system, *turns[3:]])
     whole = common.encode_prompt(tokenizer, turns)
@@ -496,8 +398,9 @@ def test_a_dialogue_loses_its_oldest_turns_whole():
 
 
 def test_a_long_dialogue_is_not_rendered_turn_by_turn(monkeypatch):
-    """Rendering anew for each turn that goes is quadratic: 300 turns took seconds a row. Halving needs at most 2 + log2(150)
-    renderings, and finds the same turns: the longest tail that fits, begun by a user."""
+    """Rendering anew for each turn that goes is quadratic: 300 turns took seconds a row. Halving
+    needs at most 2 + log2(150) renderings, and finds the same turns: the longest tail that fits,
+    begun by a user."""
     tokenizer, real, calls = tiny_tokenizer(), common.render, []
     turns = [{"role": ("user", "assistant")[i % 2], "content": f"turn {i}"} for i in range(301)]
     monkeypatch.setattr(common, "render", lambda *a, **k: calls.append(1) or real(*a, **k))
@@ -523,7 +426,8 @@ def test_a_long_dialogue_is_not_rendered_turn_by_turn(monkeypatch):
     ],
 )  # fmt: skip
 def test_split_prompt(chosen, rejected, expected):
-    """The longest common beginning, back to a white space: in the middle of a word it would cut "Yes" from "Yesterday"."""
+    """The longest common beginning, back to a white space: in the middle of a word it would cut
+    "Yes" from "Yesterday"."""
     before = json.dumps([chosen, rejected])
     assert common.split_prompt(chosen, rejected) == expected
     assert json.dumps([chosen, rejected]) == before
@@ -553,8 +457,8 @@ def test_rows_without_prompt_give_the_ids_of_rows_with_one(tmp_path, as_messages
 
 
 def test_token_rows_return_what_was_appended():
-    """Offsets off by one give each row its neighbour's token; empty rows are the case that shows it. A row in the hands of
-    a caller neither forbids an append nor changes with it."""
+    """Offsets off by one give each row its neighbour's token; empty rows are the case that shows
+    it. A row in the hands of a caller neither forbids an append nor changes with it."""
     rows, kept = common.TokenRows(), [[1, 2, 3], [], [4], [5, 6], []]
     for ids in kept:
         rows.append(ids)
@@ -574,39 +478,41 @@ def test_token_rows_return_what_was_appended():
 GOOD = {"prompt": "Assess", "chosen": "hold", "rejected": "reject"}
 
 
-@pytest.mark.parametrize(
-    "row, reason",
-    [
-        ({"prompt": "Assess", "chosen": "hold"}, '"rejected" is missing'),
-        ({**GOOD, "rejected": None}, '"rejected" is missing'),
-        ({"prompt": "Assess", "completion": "hold"}, "completion"),
-        ({**GOOD, "chosen": ""}, '"chosen" is empty'),
-        ({**GOOD, "rejected": " \n "}, '"rejected" is empty'),
-        ({**GOOD, "chosen": 5}, "int"),
-        ({**GOOD, "chosen": {"role": "assistant", "content": "x"}}, "dict"),
-        ({**GOOD, "prompt": 5}, '"prompt" is int'),
-        ({**GOOD, "chosen": ANSWER}, "both be text or both be message lists"),
-        ({"prompt": [], "chosen": ANSWER, "rejected": said("no")}, '"prompt"'),
-        ({"prompt": USER, "chosen": [], "rejected": ANSWER}, "one assistant message"),
-        ({"prompt": USER, "chosen": said("") , "rejected": ANSWER}, '"chosen" is empty'),
-        ({"prompt": USER, "chosen": [*ANSWER, user("and?")], "rejected": ANSWER}, "one assistant message"),
-        ({"prompt": [*USER, *ANSWER], "chosen": ANSWER, "rejected": said("no")}, "assistant"),
-        ({"prompt": [{"role": "boss", "content": "x"}], "chosen": ANSWER, "rejected": said("no")}, '"role" (system'),
-        ({"prompt": [{"role": "user"}], "chosen": ANSWER, "rejected": said("no")}, '"content"'),
-        ({"prompt": [{"role": "user", "content": ["x"]}], "chosen": ANSWER, "rejected": said("no")}, "text"),
-        ({"prompt": "Q", "chosen": [*USER, *ANSWER], "rejected": [*USER, *said("no")]}, 'leave the column "prompt" out'),
-        ({**GOOD, "tie": True, "strength": 2}, "strength"),
-        ({**GOOD, "tie": "yes"}, '"tie"'),
-        ({**GOOD, "strength": "big"}, '"strength"'),
-        ({**GOOD, "margin": True}, '"margin"'),
-        ({**GOOD, "chosen": "half \ud800"}, "surrogate"),
-        ({"prompt": [user("\udfff")], "chosen": ANSWER, "rejected": said("no")}, "surrogate"),
-        ({"chosen": "alpha", "rejected": "beta"}, "share no beginning"),
-        ({"chosen": "alpha", "rejected": ANSWER}, "both be text or both be message lists"),
-    ],
-)  # fmt: skip
+BOTH = "both be text or both be message lists"
+CHAT = {"prompt": USER, "chosen": ANSWER, "rejected": said("no")}
+MALFORMED = [
+    ({"prompt": "Assess", "completion": "hold"}, "completion"),
+    ({**GOOD, "rejected": None}, '"rejected" is missing'),
+    ({**GOOD, "rejected": " \n "}, '"rejected" is empty'),
+    ({**GOOD, "chosen": 5}, "int"),
+    ({**GOOD, "chosen": {"role": "assistant", "content": "x"}}, "dict"),
+    ({**GOOD, "prompt": 5}, '"prompt" is int'),
+    ({**GOOD, "chosen": ANSWER}, BOTH),
+    ({**CHAT, "prompt": []}, '"prompt"'),
+    ({**CHAT, "chosen": []}, "one assistant message"),
+    ({**CHAT, "chosen": said("")}, '"chosen" is empty'),
+    ({**CHAT, "chosen": [*ANSWER, user("and?")]}, "one assistant message"),
+    ({**CHAT, "prompt": [*USER, *ANSWER]}, "assistant"),
+    ({**CHAT, "prompt": [{"role": "boss", "content": "x"}]}, '"role" (system'),
+    ({**CHAT, "prompt": [{"role": "user"}]}, '"content"'),
+    ({**CHAT, "prompt": [{"role": "user", "content": ["x"]}]}, "text"),
+    ({**GOOD, "chosen": [*USER, *ANSWER]}, 'leave the column "prompt" out'),
+    ({**GOOD, "tie": True, "strength": 2}, "strength"),
+    ({**GOOD, "tie": "yes"}, '"tie"'),
+    ({**GOOD, "strength": "big"}, '"strength"'),
+    ({**GOOD, "margin": True}, '"margin"'),
+    ({**GOOD, "margin": 1e39}, '"margin"'),  # JSON reads 1e999 as infinity
+    ({**GOOD, "chosen": "half \ud800"}, "surrogate"),
+    ({**CHAT, "prompt": [user("\udfff")]}, "surrogate"),
+    ({"chosen": "alpha", "rejected": "beta"}, "share no beginning"),
+    ({"chosen": "alpha", "rejected": ANSWER}, BOTH),
+]
+
+
+@pytest.mark.parametrize("row, reason", MALFORMED)
 def test_a_malformed_row_stops_with_file_and_line(tmp_path, row, reason):
-    """A row that cannot mean what its writer meant is refused, not skipped: flag, file, line 4 (one is blank), reason."""
+    """A row that cannot mean what its writer meant is refused, not skipped: flag, file, line 4
+    (one is blank), reason."""
     lines = [json.dumps(GOOD), "", json.dumps(GOOD), json.dumps(row)]
     path = write_bytes(tmp_path, "\n".join(lines).encode())
     with pytest.raises(UserError) as caught:
@@ -615,18 +521,12 @@ def test_a_malformed_row_stops_with_file_and_line(tmp_path, row, reason):
     assert message.startswith(f"--pairs {path}:4: ") and reason in message and "\n" not in message
 
 
-@pytest.mark.parametrize("key", ["strength", "margin"])
-def test_a_number_too_large_for_a_float_is_refused(tmp_path, key):
-    """JSON reads 1e999 as infinity, and one such margin makes the loss of its whole batch infinite."""
-    line = json.dumps(GOOD)[:-1] + f', "{key}": 1e999}}'
-    with pytest.raises(UserError, match=f':1: "{key}"'):
-        common.load_pairs([write_bytes(tmp_path, line.encode())], tiny_tokenizer(), 64, True)
-
-
 def test_unusable_rows_are_counted_and_nothing_vanishes(tmp_path):
-    """Rows dropped in silence are results nobody can repeat: kept + dropped, reason by reason, are the rows of the file.
+    """Rows dropped in silence are results nobody can repeat: kept + dropped, reason by reason, are
+    the rows of the file.
 
-    8 rows: 2 equal pairs, 1 tie, 1 pair whose answers agree in all tokens that fit; 4 kept. With ties kept: 5.
+    8 rows: 2 equal pairs, 1 tie, 1 pair whose answers agree in all tokens that fit; 4 kept. With
+    ties kept: 5.
     """
     long = numbers_as_text(30)
     rows = [
@@ -655,14 +555,16 @@ def test_unusable_rows_are_counted_and_nothing_vanishes(tmp_path):
 
 def test_a_row_is_found_again(tmp_path):
     """ "Row 17 of the batch" helps nobody: file and line, blank and dropped lines counted."""
-    a = write_bytes(tmp_path, (json.dumps(GOOD) + "\n\n" + json.dumps({**GOOD, "rejected": "hold"}) + "\n" + json.dumps(GOOD)).encode(), "a.jsonl")  # fmt: skip
+    good, equal = json.dumps(GOOD), json.dumps({**GOOD, "rejected": "hold"})
+    a = write_bytes(tmp_path, f"{good}\n\n{equal}\n{good}".encode(), "a.jsonl")
     b = write_bytes(tmp_path, ("\n\n\n" + json.dumps(GOOD)).encode(), "b.jsonl")
     pairs = common.load_pairs([a, b], tiny_tokenizer(), 64, False)
     assert pairs.name([2, 0, 1]) == f"{b}:4; {a}:1; {a}:4"
 
 
 def test_no_usable_row_stops_and_says_why(tmp_path):
-    """Training on nothing is a division by zero: an empty file, only ties, only equal pairs, in whichever file it is."""
+    """Training on nothing is a division by zero: an empty file, only ties, only equal pairs, in
+    whichever file it is."""
     good = write_rows(tmp_path / "good.jsonl", [GOOD])
     for rows, reason in (
         ([], "empty"),
@@ -682,17 +584,20 @@ def test_no_usable_row_stops_and_says_why(tmp_path):
 def test_prompts_never_part(tmp_path):
     """Rows of one prompt on both sides of the split make the held-out accuracy a memory test.
 
-    300 prompts with three rows each, some as text and some as messages: no prompt on both sides, the same prompts held
-    out in any row order, and their share of 0.2 within 3 standard deviations (300·.2 = 60 ± 21).
+    300 prompts with three rows each, some as text and some as messages: no prompt on both sides,
+    the same prompts held out in any row order, and their share of 0.2 within 3 standard deviations
+    (300·.2 = 60 ± 21).
     """
-    rows = [{"prompt": f"Role {i}" if i % 2 else [user(f"Role {i}")], "chosen": f"hold {j}", "rejected": "reject"} for i in range(300) for j in range(3)]  # fmt: skip
-    for row in rows:
-        if isinstance(row["prompt"], list):
-            row["chosen"], row["rejected"] = said(row["chosen"]), said(row["rejected"])
+    rows = []
+    for i in range(900):
+        texts = {"prompt": f"Role {i // 3}", "chosen": f"hold {i % 3}", "rejected": "reject"}
+        chat = {k: [user(v)] if k == "prompt" else said(v) for k, v in texts.items()}
+        rows.append(chat if i % 6 < 3 else texts)
     tokenizer, held = tiny_tokenizer(), []
     for seed in (0, 1):
         random.Random(seed).shuffle(rows)
-        pairs = common.load_pairs([write_rows(tmp_path / "p.jsonl", rows)], tokenizer, 64, False, 0.2)  # fmt: skip
+        file = write_rows(tmp_path / "p.jsonl", rows)
+        pairs = common.load_pairs([file], tokenizer, 64, False, 0.2)
         sides = [{tuple(pairs.prompts[i]) for i in part} for part in (pairs.train, pairs.eval)]
         assert not sides[0] & sides[1] and len(sides[0] | sides[1]) == 300
         assert sorted([*pairs.train, *pairs.eval]) == list(range(900))
@@ -705,65 +610,22 @@ def test_prompts_never_part(tmp_path):
         assert common.held_out([a], fraction) == common.held_out([b], fraction)
 
 
-def test_file_numbers_beyond_two_bytes(tmp_path, monkeypatch):
-    """A shard list of 32 770 names: kept in two bytes, the number of the last ones would be negative or an error, and a
-    message would name another file."""
-    path = write_rows(tmp_path / "p.jsonl", [{"prompt": "a", "chosen": "b", "rejected": "c"}])
-    monkeypatch.setattr(common, "encode_pair", lambda *a, **k: ([1], [2], [3]))
-    pairs = common.load_pairs([path] * 32770, tiny_tokenizer(), 64, True)
-    assert pairs.file.tolist() == list(range(32770)) and pairs.name([-1]) == f"{path}:1"
-    rows = sft.Rows([str(i) for i in range(40000)])
-    rows.add([1, 2], [False, True], 39999, 7)
-    assert rows.name([0]) == "39999:7"
-
-
 def test_eval_files_are_the_held_out_rows(tmp_path):
-    """With a file of its own nothing else is held out, and none of it is trained on: rows 0 to 3, and 4 to 6."""
-    train = write_rows(tmp_path / "a.jsonl", pair_rows(4))
-    held = write_rows(tmp_path / "b.jsonl", pair_rows(3, seed=1))
-    pairs = common.load_pairs([train], tiny_tokenizer(), 64, False, 0.9, [held])
-    assert pairs.train.tolist() == [0, 1, 2, 3] and pairs.eval.tolist() == [4, 5, 6]
-
-
-def test_held_out_prompts_that_are_trained_on_are_counted(tmp_path):
-    """A held-out file cut from the training file measures memory. Of 5 held-out rows the 3 with a known prompt are told,
-    other answers or not; nothing is said where there is none."""
-    train, rows = write_rows(tmp_path / "a.jsonl", pair_rows(4)), pair_rows(5)[2:]
-    rows += [{**row, "prompt": [user(f"new {i}")]} for i, row in enumerate(pair_rows(2))]
-    rows.append({**pair_rows(1)[0], "chosen": said("another answer")})
-    held, key = (
-        write_rows(tmp_path / "b.jsonl", rows),
-        "held out, though their prompt is trained on",
-    )
-    assert common.load_pairs([train], tiny_tokenizer(), 64, False, 0, [held]).counts[key] == 3
-    fresh = write_rows(tmp_path / "c.jsonl", rows[3:5])
-    counts = common.load_pairs([train], tiny_tokenizer(), 64, False, 0, [fresh]).counts
-    assert key not in files.told(counts)
-
-
-@pytest.mark.parametrize("stage", ["dpo", "reward_train"])
-def test_chosen_rows_stand_before_rejected_rows(stage, tmp_path):
-    """Halves that are split at the wrong place pair an answer with a stranger's. Three pairs, an odd batch:
-
-    rows 0 to 2 are the chosen answers of pairs 5, 0, 3, rows 3 to 5 the rejected ones, after the same prompts.
-    """
-    rows = __import__(stage)
-    tokenizer = tiny_tokenizer()
-    pairs = common.load_pairs([write_rows(tmp_path / "p.jsonl", pair_rows(6))], tokenizer, 99, False)  # fmt: skip
-    part = np.array([5, 0, 3])
-    ids, attention_mask, mask = rows.batch_rows(pairs, part, common.pad_id(tokenizer))[:3]
-    assert len(ids) == 6
-    for row in range(6):
-        pair, side = part[row % 3], pairs.chosen if row < 3 else pairs.rejected
-        whole = [*pairs.prompts[pair], *side[pair]]
-        n = int(attention_mask[row].sum())
-        assert ids[row, :n].tolist() == whole
-        if mask.shape == ids.shape:
-            assert ids[row][mask[row]].tolist() == side[pair].tolist()
+    """With a file of its own nothing else is held out, and none of it is trained on. One cut from
+    the training file measures memory: of its rows the 3 with a known prompt are counted."""
+    train, known = write_rows(tmp_path / "a.jsonl", pair_rows(4)), pair_rows(5)[2:]
+    fresh = [{**row, "prompt": [user(f"new {i}")]} for i, row in enumerate(pair_rows(2))]
+    known[2] = {**pair_rows(1)[0], "chosen": said("another answer")}
+    for rows, leaks in (([*known, *fresh], 3), (fresh, 0)):
+        held = write_rows(tmp_path / "b.jsonl", rows)
+        pairs = common.load_pairs([train], tiny_tokenizer(), 64, False, 0.9, [held])
+        assert pairs.train.tolist() == [0, 1, 2, 3] and len(pairs.eval) == len(rows)
+        assert pairs.counts["held out, though their prompt is trained on"] == leaks
 
 
 def test_a_limit_of_prompts_does_not_follow_the_file_order(tmp_path):
-    """ "The first 64" of a sorted file are all of one role: a limit takes the same prompts from any order."""
+    """ "The first 64" of a sorted file are all of one role: a limit takes the same prompts from
+    any order."""
     rows = [{"prompt": f"Role {i}", "split": "test" if i % 2 else "train"} for i in range(40)]
     a = runs.load_prompts(write_rows(tmp_path / "a.jsonl", rows), "--prompts")
     b = runs.load_prompts(write_rows(tmp_path / "b.jsonl", rows[::-1]), "--prompts")
@@ -772,36 +634,6 @@ def test_a_limit_of_prompts_does_not_follow_the_file_order(tmp_path):
     assert a == b and len(a) == 8 and a != rows[:8]
     with pytest.raises(UserError, match="--prompts .*no prompt"):
         runs.load_prompts(write_rows(tmp_path / "empty.jsonl", []), "--prompts")
-
-
-def test_the_token_strip_is_made_from_the_tensors():
-    """A strip drawn from the strings shows what was meant, not what is trained: 3 of 5 marks, first predicted from 1."""
-    tokenizer = tiny_tokenizer()
-    ids = common.encode_pair(tokenizer, "12", "34")
-    strip = runs.token_strip(tokenizer, sum(ids, []), [False, False, True, True, True], "◆")
-    assert strip == "·1·2▮3▮4◆<|end|>\n3 of 5 tokens trained; the first is predicted from position 1"  # fmt: skip
-
-
-@pytest.mark.parametrize("text", ["  Assess  this\n one", " Role: sql", "word", "\n\n  x"])
-def test_a_strip_without_its_marks_is_the_text(text):
-    """A blank before a word decides which token it is, and a strip that drops it hides the slip. Also where nothing is
-    trained, and everything; of a long row the middle is left out, and never what is near the first trained token."""
-    tokenizer = tiny_tokenizer()
-    ids = common.encode_prompt(tokenizer, text)
-    for mask in (
-        [False] * len(ids),
-        [True] * len(ids),
-        [i >= len(ids) - 1 for i in range(len(ids))],
-    ):
-        strip, told = runs.token_strip(tokenizer, ids, mask).split("\n")
-        assert re.sub("[·▮]", "", strip) == tokenizer.decode(ids).replace("\n", "\\n")
-        assert told.startswith(f"{sum(mask)} of {len(ids)} tokens trained")
-        assert (strip.count("·"), strip.count("▮")) == (len(ids) - sum(mask), sum(mask))
-    long = tokenizer.encode(numbers_as_text(200))
-    strip = runs.token_strip(tokenizer, long, [i >= 100 for i in range(200)])
-    shown = numbers_as_text(200)
-    expected = f"{shown[:12]} … {shown[88:140]} … {shown[194:]}"
-    assert re.sub("[·▮]", "", strip.split("\n")[0]) == expected and strip.count("▮") == 46
 
 
 # ---- a million rows ----
@@ -830,13 +662,30 @@ def memory_rows(path, n):
     return str(path)
 
 
+def test_the_token_strip_is_made_from_the_tensors():
+    """A strip drawn from the strings shows what was meant, not what is trained. Without its marks
+    it is the text; of a long row what is far from the first trained token is left out."""
+    tokenizer = tiny_tokenizer()
+    ids = common.encode_pair(tokenizer, "1\n", "34")
+    strip = runs.token_strip(tokenizer, sum(ids, []), [False, False, True, True, True], "◆")
+    shown = "·1·\\n▮3▮4◆<|end|>"
+    assert strip == f"{shown}\n3 of 5 tokens trained; the first is predicted from position 1"
+    assert runs.token_strip(tokenizer, ids[0], [False] * 2) == "·1·\\n\n0 of 2 tokens trained"
+    long, shown = tokenizer.encode(numbers_as_text(200)), numbers_as_text(200)
+    strip = runs.token_strip(tokenizer, long, [i >= 100 for i in range(200)]).split("\n")[0]
+    expected = f"{shown[:12]} … {shown[88:140]} … {shown[194:]}"
+    assert re.sub("[·▮]", "", strip) == expected and strip.count("▮") == 46
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_token_costs_four_bytes(tmp_path, repo):
-    """A Python list of ints costs 8 bytes a token for the pointers alone, and a million rows then need many gigabytes.
+    """A Python list of ints costs 8 bytes a token for the pointers alone, and a million rows then
+    need many gigabytes.
 
-    50 000 pairs of 1.8 million tokens grow a process by at most 4 · 9/8 bytes a token (what an array grows ahead) and
-    160 bytes a row (its numbers, a tuple until all are read): 16 MB, where lists would be 30.
+    50 000 pairs of 1.8 million tokens grow a process by at most 4 · 9/8 bytes a token (what an
+    array grows ahead) and 160 bytes a row (its numbers, a tuple until all are read): 16 MB, where
+    lists would be 30.
     """
     small, large = memory_rows(tmp_path / "1k", 1_000), memory_rows(tmp_path / "50k", 50_000)
     argv = [sys.executable, "-c", MEASURE, str(repo), str(repo / "tests"), small, large]

@@ -1,172 +1,148 @@
-"""The loop of `make demo`, its commands as the Makefile prints them, with a few steps each.
+"""`make demo`: its commands at toy size, and the numbers of the full one as they are committed.
 
-The loop at its full size is `make report`; what the committed reports of three seeds reach is held here.
+The full demo takes minutes and belongs to `make report`, which ends with the tests here called
+`committed`: they hold reports/demo to its targets, and a fresh run to the numbers of the last
+commit.
 """
 
-import contextlib
-import fcntl
 import json
-import math
-import os
-import pty
 import re
-import shlex
 import shutil
-import struct
 import subprocess
 import sys
-import termios
-import threading
-from pathlib import Path
 
 import pytest
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
-REPO = Path(__file__).parent.parent
+from conftest import REPO
+from parts import files
+from tiny import write_rows
+
 REPORTS = REPO / "reports" / "demo"
-SMALL = {  # the last of two flags counts
-    "reward_train.py": "--pairs data/prefs.jsonl --steps 3 --eval-every 0",
-    "dpo.py": "--pairs data/prefs.jsonl --steps 3 --eval-every 0",
-    "ppo.py": "--steps 1 --rollouts 32",
-    "grpo_rubric.py": "--steps 1",
-    "fairness.py": "--names-per-cell 1 --resumes 2 --generated-names 1 --generated-resumes 2",
-    "evaluate.py": "--n 10 --bon 2",
-}
+TRAIN = "--steps 2 --batch-size 4 --eval-every 0 --device cpu"
+SMALL = f"""
+reward_train.py*) set -- "$@" {TRAIN} --pairs few.jsonl;;
+dpo.py*) set -- "$@" {TRAIN} --pairs few.jsonl --max-new-tokens 4;;
+ppo.py*) set -- "$@" {TRAIN} --rollouts 4 --max-new-tokens 4;;
+grpo_rubric.py*) set -- "$@" --steps 2 --group-size 2 --groups-per-batch 2 --max-new-tokens 4;;
+evaluate.py*) set -- "$@" --n 4 --samples 1 --bon 2 --max-new-tokens 8;;
+fairness.py*) set -- "$@" --names-per-cell 2 --resumes 2 --generated-names 1 \\
+    --generated-resumes 1 --candidates none;;
+"""
 
 
 @pytest.fixture(scope="module")
-def copy(tmp_path_factory):
-    """The project's own files, without what earlier runs left."""
-    target = tmp_path_factory.mktemp("clone") / "feedbackloop"
-    skip = shutil.ignore_patterns(".git", ".venv", "runs", ".*_cache", "__pycache__")
-    return shutil.copytree(REPO, target, ignore=skip)
-
-
-@pytest.fixture(scope="module")
-def printed(copy):
-    """All that a small `make demo` prints, as lines."""
-    dry = ["make", "-n", "demo", "PY=python"]
-    lines = subprocess.run(dry, cwd=copy, capture_output=True, text=True, check=True).stdout
-    commands = re.findall(r"^python (.*)$", lines, re.M)
-    assert [line.split()[0] for line in commands] == list(SMALL)
-    shown = []
-    for line in commands:
-        line, *others = re.split(r" > | \|\| ", line)
-        line += f" {SMALL[line.split()[0]]}"
-        done = subprocess.run(
-            [sys.executable, *shlex.split(line)], cwd=copy, capture_output=True, text=True
-        )
-        assert done.returncode in ((0, 3) if others == ["[ $? = 3 ]"] else (0,)), (
-            f"{line}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
-        )
-        into_a_file = others and others[0].startswith("runs/")
-        shown += [line] + ([] if into_a_file else done.stdout.splitlines())
-    return [*shown, "open …"]
+def demo(tmp_path_factory):
+    """(folder, output) of `make demo` in a copy of the project, each command with SMALL's flags."""
+    copy = tmp_path_factory.mktemp("clone") / "feedbackloop"
+    skip = shutil.ignore_patterns(".git", ".venv", "runs", ".*_cache", "__pycache__", "tests")
+    shutil.copytree(REPO, copy, ignore=skip)
+    write_rows(copy / "few.jsonl", list(files.read_jsonl(REPO / "data/prefs_train.jsonl"))[::200])
+    python = copy / "python"
+    python.write_text(f'#!/bin/sh\ncase "$*" in {SMALL} esac\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    command = ["make", "demo", f"PY={python}"]
+    done = subprocess.run(command, cwd=copy, stdout=-1, stderr=subprocess.STDOUT, text=True)
+    assert done.returncode == 0, done.stdout[-3000:]
+    return copy / "runs" / "demo", done.stdout
 
 
 @pytest.mark.slow
-def test_the_demo_ends_with_the_answer(printed):
-    """Under 150 lines with the 15 evaluations that a full run has more; the models, their scores,
-    wins and verdicts stand in the last ten."""
-    assert len(printed) + 15 < 150
-    end = "\n".join(printed[-10:])
+def test_every_command_of_the_loop_runs(demo):
+    """`make demo` as it is, but for its sizes: each command ends with status 0 (PPO may be stopped
+    by an alarm), fits the next one, and leaves its report."""
+    folder, output = demo
+    print(output)
+    run = re.findall(r"^\S+/python (\w+\.py)", output, re.M)
+    stages = "reward_train dpo ppo grpo_rubric fairness evaluate"
+    assert run == [f"{name}.py" for name in stages.split()]
+    for name in ("report/report", "fairness/report"):
+        assert (folder / f"{name}.html").is_file() and (folder / f"{name}.json").is_file()
+    verdicts = re.findall(r'"verdict": "([^"]+)"', (folder / "fairness/report.json").read_text())
+    kinds = ("difference found", "equivalent within", "inconclusive", "not measured")
+    assert verdicts and all(verdict.startswith(kinds) for verdict in verdicts)
+
+
+@pytest.mark.slow
+def test_the_answer_comes_last_and_the_output_is_short(demo):
+    """150 lines for the whole loop, with the 15 evaluations that the full one has more; its last
+    ten hold each model's scores, wins and verdict."""
+    lines = demo[1].splitlines()
+    assert len(lines) + 15 < 150
+    end = "\n".join(lines[-10:])
     for name in ("Base", "DPO", "PPO"):
         assert re.search(rf"^{name} .*\[.*(the baseline|better|worse|inconclusive)$", end, re.M)
 
 
 @pytest.mark.slow
-def test_the_audit_has_verdicts(printed, copy):
-    """The audit leaves a report whose verdicts are of the four kinds."""
-    text = (copy / "runs" / "demo" / "fairness" / "report.json").read_text("utf-8")
-    found = re.findall(r'"verdict": "([^"]+)"', text)
-    kinds = ("difference found", "equivalent within", "inconclusive", "not measured")
-    assert found and all(verdict.startswith(kinds) for verdict in found)
-
-
-@pytest.mark.slow
-def test_run_folders_open_in_plain_transformers(printed, copy):
-    """AutoModel classes open both with no missing key, and the tokenizer brings its template."""
+def test_run_folders_open_in_plain_transformers(demo):
+    """AutoModel classes open both folders with no missing key, and the tokenizer has its
+    template."""
     kinds = {"dpo": AutoModelForCausalLM, "reward": AutoModelForSequenceClassification}
     for name, kind in kinds.items():
-        folder = copy / "runs" / "demo" / name
-        model, info = kind.from_pretrained(folder, output_loading_info=True)
+        model, info = kind.from_pretrained(demo[0] / name, output_loading_info=True)
         assert not info["missing_keys"] and not info["unexpected_keys"]
-        assert AutoTokenizer.from_pretrained(folder).chat_template
+        assert AutoTokenizer.from_pretrained(demo[0] / name).chat_template
     assert model.config.num_labels == 1 and model.config.pad_token_id is not None
-    assert math.isfinite(model.config.reward_mean) and model.config.reward_std > 0
 
 
-def read_screen(screen, shown):
-    with contextlib.suppress(OSError):  # EIO: the other end was closed
-        while data := os.read(screen, 4096):
-            shown.append(data.decode(errors="replace"))
-
-
-@pytest.mark.slow
-def test_dpo_on_a_terminal(copy):
-    """Preflight at log 2, a bar on the terminal, before and after, a folder that loads."""
-    screen, stderr = pty.openpty()
-    # 24 rows of 120 columns: a bar draws nothing on a terminal without a size
-    fcntl.ioctl(stderr, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 120, 0, 0))
-    argv = [sys.executable, "dpo.py", "--pairs", "data/prefs.jsonl", "--steps", "3"]
-    process = subprocess.Popen(argv, cwd=copy, stdout=subprocess.PIPE, stderr=stderr, text=True)
-    os.close(stderr)
-    shown = []
-    reader = threading.Thread(target=read_screen, args=(screen, shown), daemon=True)
-    reader.start()
-    out, _ = process.communicate()
-    reader.join(timeout=10)
-    assert process.returncode == 0, out[-2000:]
-    assert "loss before step one: 0.6931, expected 0.6931" in out
-    assert re.search(r"eval/loss +before \S+  after \S+", out)
-    assert "dpo: 100%" in "".join(shown)
-    AutoModelForCausalLM.from_pretrained(copy / "runs" / "dpo")
-
-
-# ---- the committed reports: three seeds of the loop at its full size ----
+# ---- the full demo: what `make report` has written ----
 
 
 def committed(kind):
-    files = sorted(REPORTS.glob(f"{kind}-seed-*.json"))
-    assert len(files) == 3
-    return [json.loads(f.read_text("utf-8")) for f in files]
+    """The reports of that kind, one per seed."""
+    found = [json.loads(f.read_text()) for f in sorted(REPORTS.glob(f"{kind}-seed-?.json"))]
+    assert len(found) == 3
+    return found
 
 
-def mean(values):
-    return sum(values) / len(values)
+def utility(report, name):
+    """A model's mean utility by the simulated recruiter."""
+    row = next(row for row in report["models"] if row["name"].endswith(name))
+    return row["gold"]["value"]
 
 
 @pytest.mark.parametrize("name, gain, wins", [("dpo", 0.20, 0.75), ("ppo", 0.15, 0.65)])
-def test_policies_reach_their_targets(name, gain, wins):
-    """Verdict better in each of three seeds, a KL above 0 that is stated; in the mean, DPO gains .20 of
-    utility and wins .75 of the comparisons with the base, PPO on the reward model alone .15 and .65."""
+def test_committed_policies_reach_their_targets(name, gain, wins):
+    """Utility above the base and win rate on unseen roles in the mean of three seeds, better in
+    each verdict, at a KL that is stated."""
     gains, rates = [], []
     for report in committed("compare"):
-        base, *others = report["models"]
-        policy = next(row for row in others if row["name"].endswith(name))
-        pair = next(
+        gains.append(utility(report, name) - utility(report, "tiny-base"))
+        (pair,) = (
             row
             for row in report["comparisons"]
-            if row["scorer"] == "gold" and (row["a"], row["b"]) == (policy["name"], base["name"])
+            if row["scorer"] == "gold"
+            and row["a"].endswith(name)
+            and row["b"].endswith("tiny-base")
         )
-        assert pair["verdict"] == "better"
-        assert policy["kl"]["low"] > 0 and base["kl"]["value"] == 0
-        gains.append(policy["gold"]["value"] - base["gold"]["value"])
         rates.append(pair["win_rate"]["value"])
-    assert mean(gains) >= gain and mean(rates) >= wins
+        assert pair["verdict"] == "better"
+        assert next(m for m in report["models"] if m["name"].endswith(name))["kl"]["low"] > 0
+    assert sum(gains) / 3 >= gain and sum(rates) / 3 >= wins
 
 
-def test_rubric_grpo_reaches_its_target():
-    """On prompts held out to the end, at temperature 1: up by .25 in each seed, .80 in the mean."""
-    reports = committed("grpo")
-    for report in reports:
-        assert report["test_after"]["score"] >= report["test_before"]["score"] + 0.25
-    assert mean([report["test_after"]["score"] for report in reports]) >= 0.80
-
-
-def test_reward_model_beats_the_longer_answer():
-    """≥ .75 right on unseen roles, .10 above "the longer answer wins"; tempered ECE ≤ .08."""
+def test_committed_reward_model_and_rubrics():
+    """Reward model: accuracy ≥ .75 on unseen roles, ≥ .10 above "the longer answer wins", ECE ≤ .08.
+    GRPO: .80 of the criteria of held-out prompts in the mean, .25 up in
+    each."""
     for report in committed("reward"):
-        assert report["accuracy"]["value"] >= 0.75
-        assert report["accuracy"]["value"] >= report["length_baseline"]["value"] + 0.10
-        assert report["calibration_tempered"]["ece"] <= 0.08
+        accuracy = report["accuracy"]["value"]
+        assert accuracy >= 0.75 and accuracy >= report["length_baseline"]["value"] + 0.10
+        assert report["calibration"]["ece"] <= 0.08
+    scores = [(r["test_before"]["score"], r["test_after"]["score"]) for r in committed("grpo")]
+    assert all(after >= before + 0.25 for before, after in scores)
+    assert sum(after for _, after in scores) / 3 >= 0.80
+
+
+def test_committed_numbers_come_out_again():
+    """After `make report` seed 0 lands within .05 of the last commit; another processor may round
+    otherwise, and PPO trains on what it drew, so one other draw changes all that follow: .08."""
+    fresh = REPO / "runs" / "report-0" / "report" / "report.json"
+    if not fresh.is_file():
+        pytest.skip("`make report` has not run here")
+    command = ["git", "show", "HEAD:reports/demo/compare-seed-0.json"]
+    before = json.loads(subprocess.run(command, cwd=REPO, capture_output=True, check=True).stdout)
+    for name, apart in (("tiny-base", 0.05), ("dpo", 0.05), ("ppo", 0.08)):
+        now = utility(json.loads(fresh.read_text()), name)
+        assert now == pytest.approx(utility(before, name), abs=apart), name

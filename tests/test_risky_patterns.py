@@ -78,7 +78,7 @@ How old was the codebase? | Do you have a portfolio? | Tell me about your family
 I can't ask about your age. | I am not allowed to ask whether you have children.
 We do not ask about your religion. | You do not have to tell me your age.
 Please do not tell me your date of birth. | I would rather not ask about your health.
-I cannot ask if you are married, can I?"""
+I cannot ask if you are married, can I? | I will not ask you what is your age, will I?"""
 HARMLESS = """How did you care for patients with diabetes? | How many children were in your class?
 Tell me about the retirement plans you sold to clients. | How did you handle a patient discharge?
 Tell me about your health and safety training. | Have you worked at a credit union?
@@ -145,6 +145,7 @@ def test_disguise_does_not_help():
 def test_a_refusal_or_an_allowed_phrase_is_no_cloak():
     """`I can't ask, but how old are you?` asks all the same; so does a harmless half before `and`."""
     assert scan("I can't ask your age, but how old are you?") == ["age"]
+    assert scan("I can't ask your age; how old are you?") == ["age"]
     assert scan("Are you at least 18, and are you married?") == ["sex_family"]
     assert scan("Are you authorised to work here and where were you born?") == ["national_origin"]
 

@@ -1,17 +1,18 @@
-"""The same batch through TRL and through ours: loss and gradients, number by number, and eight steps of training; and
-adapters through PEFT.
+"""The same batch through TRL and through ours: loss and gradients, number by number, and eight
+steps of training; and adapters through PEFT.
 
-TRL and PEFT are what our users come from. Where the two disagree one of us has a bug, or a convention that a user must be
-told of. Compared from the same file of messages on, so that template, masks and end token are compared as well.
-Development dependencies: without them everything here is skipped.
+TRL and PEFT are what our users come from. Where the two disagree one of us has a bug, or a
+convention that a user must be told of. Compared from the same file of messages on, so that
+template, masks and end token are compared as well. Development dependencies: without them
+everything here is skipped.
 
-How TRL (1.16) must be set to compute the same: bf16 off (its default), no gradient checkpointing, no max_length. Its `ipo`
-and `sigmoid_norm` divide by the answer's tokens, as ours. Its DPOTrainer no longer smooths labels in `sigmoid`; cDPO and
-SimPO are compared with its CPOTrainer, cDPO with a reference of 0. Its `sft` term is our --nll-coef.
+How TRL (1.16) must be set to compute the same: bf16 off (its default), no gradient checkpointing,
+no max_length. Its `ipo` and `sigmoid_norm` divide by the answer's tokens, as ours. Its DPOTrainer
+no longer smooths labels in `sigmoid`; cDPO and SimPO are compared with its CPOTrainer, cDPO with a
+reference of 0. Its `sft` term is our --nll-coef.
 """
 
 import contextlib
-import json
 from types import SimpleNamespace
 
 import pytest
@@ -34,7 +35,8 @@ N = 5  # odd, so that halves cut in the wrong place do not go unseen
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory, tokenizer):
-    """Two tiny Llamas (policy, reference), a reward model, and a file of pairs of uneven length with margins."""
+    """Two tiny Llamas (policy, reference), a reward model, and a file of pairs of uneven length
+    with margins."""
     place = tmp_path_factory.mktemp("parity")
     rows = pair_rows(N, seed=3)
     for i, row in enumerate(rows):
@@ -54,7 +56,8 @@ def gradients(model):
 
 
 def assert_same(ours, theirs):
-    """(loss, gradients) twice: within 1e-5 each, the same parameters, and gradients that are not all 0."""
+    """(loss, gradients) twice: within 1e-5 each, the same parameters, and gradients that are not
+    all 0."""
     assert abs(ours[0] - theirs[0]) < TOLERANCE, f"loss {ours[0]} and {theirs[0]}"
     assert ours[1].keys() == theirs[1].keys()
     gap = {k: (g - theirs[1][k]).abs().max().item() for k, g in ours[1].items()}
@@ -72,7 +75,8 @@ def trl_options(place, **options):
 
 
 def trl_result(trainer, check=None):
-    """(loss, gradients) of the trainer's own loss on its own batch of all rows, in the file's order."""
+    """(loss, gradients) of the trainer's own loss on its own batch of all rows, in the file's
+    order."""
     rows = [trainer.train_dataset[i] for i in range(N)]
     inputs = trainer.data_collator(rows)
     if check is not None:
@@ -164,8 +168,9 @@ def trl_dpo(world, tokenizer, check=None, ref="ref", **options):
     ],
 )
 def test_dpo_loss_and_gradients(world, tokenizer, loss_type, beta, smoothing):
-    """A user who moves a run from TRL must get the same curve: each loss that both have, from the same messages, within
-    1e-5 in the loss and in every gradient; the ids and the trained positions are equal to begin with."""
+    """A user who moves a run from TRL must get the same curve: each loss that both have, from
+    the same messages, within 1e-5 in the loss and in every gradient; the ids and the trained
+    positions are equal to begin with."""
     ours, (ids, attention_mask, response_mask) = our_dpo(world, loss_type, beta, smoothing)
 
     def same_batch(inputs):
@@ -177,31 +182,6 @@ def test_dpo_loss_and_gradients(world, tokenizer, loss_type, beta, smoothing):
         world, tokenizer, same_batch, loss_type=[loss_type], beta=beta, label_smoothing=smoothing
     )  # fmt: skip
     assert_same(ours, theirs)
-
-
-def test_dpo_with_nll_term(world, tokenizer):
-    """RPO: the NLL term is per chosen token over the whole batch, TRL's `sft` with a weight."""
-    ours, _ = our_dpo(world, "sigmoid", 0.1, nll_coef=0.3)
-    options = dict(loss_type=["sigmoid", "sft"], loss_weights=[1.0, 0.3], beta=0.1)
-    assert_same(ours, trl_dpo(world, tokenizer, **options))
-
-
-def test_dpo_main_until_the_first_update(world, tokenizer, monkeypatch, capsys):
-    """Not the functions but the command: `dpo.py --nll-coef .3` in micro-batches of one pair is, before its first
-    update, at TRL's loss and gradients for the whole batch."""
-    flags = (
-        "--model",
-        world["policy"],
-        "--nll-coef",
-        0.3,
-        "--micro-tokens",
-        64,
-        "--max-new-tokens",
-        2,
-    )
-    ours = stage_result(dpo, monkeypatch, world, *flags)
-    options = dict(loss_type=["sigmoid", "sft"], loss_weights=[1.0, 0.3], beta=0.1)
-    assert_same(ours, trl_dpo(world, tokenizer, ref="policy", **options))
 
 
 def trl_cpo(world, tokenizer, **options):
@@ -218,13 +198,15 @@ def trl_cpo(world, tokenizer, **options):
 
 
 def test_simpo(world, tokenizer):
-    """SimPO: mean log-probs, no reference, γ itself and not γ/β (TRL divides by β and multiplies again)."""
+    """SimPO: mean log-probs, no reference, γ itself and not γ/β (TRL divides by β and multiplies
+    again)."""
     ours, _ = our_dpo(world, "simpo", 2.0)
     assert_same(ours, trl_cpo(world, tokenizer, loss_type="simpo", beta=2.0, simpo_gamma=1.0))
 
 
 def test_label_smoothing(world, tokenizer):
-    """cDPO: TRL keeps the formula in its CPOTrainer, which has no reference; ours with a reference of 0 is the same sum."""
+    """cDPO: TRL keeps the formula in its CPOTrainer, which has no reference; ours with a
+    reference of 0 is the same sum."""
     ours, _ = our_dpo(world, "sigmoid", 0.1, smoothing=0.2, reference=False)
     theirs = trl_cpo(world, tokenizer, loss_type="sigmoid", beta=0.1, label_smoothing=0.2)
     assert_same(ours, theirs)
@@ -233,19 +215,13 @@ def test_label_smoothing(world, tokenizer):
 # ---- the reward model ----
 
 
-@pytest.mark.parametrize("margin", [False, True])
-@pytest.mark.parametrize("center", [0.0, 0.01])
+@pytest.mark.parametrize("margin, center", [(False, 0.0), (True, 0.01)])
 def test_reward_loss_and_gradients(world, tokenizer, monkeypatch, capsys, margin, center):
-    """RewardTrainer takes the margin column when there is one and centres by its coefficient: `reward_train.py --margin
-    margin --center-coef .01`, in micro-batches, has the same loss and the same gradients, head included."""
-    flags = (
-        "--model",
-        world["reward"],
-        "--margin",
-        "margin" if margin else "none",
-        "--center-coef",
-        center,
-    )
+    """RewardTrainer takes the margin column when there is one and centres by its coefficient:
+    `reward_train.py --margin margin --center-coef .01`, in micro-batches, has the same loss and
+    the same gradients, head included."""
+    flags = ("--model", world["reward"], "--margin", "margin" if margin else "none")
+    flags += ("--center-coef", center)
     ours = stage_result(reward_train, monkeypatch, world, *flags, "--micro-tokens", 150)
     rows = [{k: v for k, v in row.items() if margin or k != "margin"} for row in world["rows"]]
     theirs = trl_trainer(
@@ -262,15 +238,6 @@ def completions(rows):
     return [{"prompt": row["prompt"], "completion": row["chosen"]} for row in rows]
 
 
-def test_sft_loss_and_gradients(world, tokenizer, monkeypatch, capsys):
-    """SFTTrainer on prompt and completion trains the answer and its end token, divided by the tokens of the whole
-    batch: `sft.py` in micro-batches of one row has the same loss and the same gradients."""
-    flags = ("--model", world["policy"], "--micro-tokens", 64, "--max-new-tokens", 2)
-    ours = stage_result(sft, monkeypatch, world, *flags)
-    trainer = trl_trainer("SFT", world, tokenizer, completions(world["rows"]))
-    assert_same(ours, trl_result(trainer))
-
-
 TRAINERS = {  # stage: TRL's trainer, our flags, its options
     sft: ("SFT", (), {}),
     reward_train: ("Reward", (), {}),
@@ -280,27 +247,17 @@ TRAINERS = {  # stage: TRL's trainer, our flags, its options
 
 @pytest.mark.parametrize("stage", TRAINERS, ids=lambda stage: stage.__name__)
 def test_eight_steps(stage, tokenizer, world, monkeypatch, capsys):
-    """Optimiser, clipping, learning rate, a fixed reference: two epochs of 16 rows in batches of 4, in the order in which
-    ours shuffles them. Loss and gradient norm of each step, and the weights at the end, are TRL's."""
+    """Optimiser, clipping, learning rate, a fixed reference: two epochs of 16 rows in batches of
+    4, in the order in which ours shuffles them. Loss and gradient norm of each step, and the
+    weights at the end, are TRL's."""
     kind, flags, options = TRAINERS[stage]
     rows = pair_rows(16, seed=5)
     ours = {**world, "file": write_rows(world["place"] / "sixteen.jsonl", rows)}
     start = world["reward" if kind == "Reward" else "policy"]
-    flags += (
-        "--model",
-        start,
-        "--batch-size",
-        4,
-        "--epochs",
-        2,
-        "--lr",
-        1e-3,
-        "--schedule",
-        "linear",
-        "--warmup",
-        0,
-    )
-    out = run_stage(stage, monkeypatch, ours, *flags, "--eval-every", 0, "--micro-tokens", 150)
+    flags += ("--model", start, "--batch-size", 4, "--epochs", 2, "--lr", 1e-3)
+    flags += ("--schedule", "linear", "--warmup", 0, "--eval-every", 0, "--micro-tokens", 150)
+    flags += () if stage is reward_train else ("--max-new-tokens", 2)
+    out = run_stage(stage, monkeypatch, ours, *flags)
     found = [row for row in files.read_jsonl(out / "metrics.jsonl") if "grad_norm" in row]
     rows = [rows[i] for step in range(1, 9) for i in common.batch_indices(16, 4, 0, step)[0]]
     rows = completions(rows) if stage is sft else rows
@@ -330,10 +287,12 @@ GRPO_N, GRPO_LENGTH = 8, 6  # two prompts × four answers, of 1 to 6 tokens
 
 
 def grpo_batch(tokenizer, longest=GRPO_LENGTH):
-    """Ids of eight answers to two prompts of different lengths, one with the end token and one of a single token; advantages
-    of both signs, one of them 0; noise that puts old and reference log-probs off the policy's, far enough to clip."""
+    """Ids of eight answers to two prompts of different lengths, one with the end token and one
+    of a single token; advantages of both signs, one of them 0; noise that puts old and reference
+    log-probs off the policy's, far enough to clip."""
     generator = torch.Generator().manual_seed(4)
-    prompts = [common.encode_prompt(tokenizer, text) for text in ("sql", "Assess this candidate: kafka.")]  # fmt: skip
+    texts = ("sql", "Assess this candidate: kafka.")
+    prompts = [common.encode_prompt(tokenizer, text) for text in texts]
     lengths = [min(longest, n) for n in (6, 1, 4, 2, 3, 6, 5, 2)]
     answers = [torch.randint(7, 250, (n,), generator=generator).tolist() for n in lengths]
     answers[2][-1] = tokenizer.eos_token_id
@@ -343,19 +302,23 @@ def grpo_batch(tokenizer, longest=GRPO_LENGTH):
 
 
 def shifted(logps, mask, noise):
-    """Log-probs off by one row of noise, in the order of the answer's tokens wherever these stand."""
+    """Log-probs off by one row of noise, in the order of the answer's tokens wherever these
+    stand."""
     flat = torch.cat([row[: int(n)] for row, n in zip(noise, mask.sum(1))])
-    return torch.where(mask, logps.detach() + torch.zeros_like(logps).masked_scatter(mask, flat), 0.0)  # fmt: skip
+    off = torch.zeros_like(logps).masked_scatter(mask, flat)
+    return torch.where(mask, logps.detach() + off, 0.0)
 
 
 def trl_grpo(world, tokenizer, batch, off_policy=True, **options):
-    """(loss, gradients) of TRL's GRPOTrainer on these ids: prompts padded on the left, answers on the right."""
+    """(loss, gradients) of TRL's GRPOTrainer on these ids: prompts padded on the left, answers
+    on the right."""
     trl = needs("trl", reason=REASON.format("trl"))
     datasets = needs("datasets", reason=REASON.format("datasets"))
     prompts, answers, advantages, noise = batch
     args = trl_options(world["place"], **options)
     args.pop("max_length")
-    args |= {"per_device_train_batch_size": GRPO_N, "num_generations": 4, "max_completion_length": GRPO_LENGTH}  # fmt: skip
+    args |= {"per_device_train_batch_size": GRPO_N, "num_generations": 4}
+    args |= {"max_completion_length": GRPO_LENGTH}
     trainer = trl.GRPOTrainer(
         model=AutoModelForCausalLM.from_pretrained(world["policy"], dtype=torch.float32),
         reward_funcs=lambda completions, **_: [0.0] * len(completions),
@@ -397,7 +360,8 @@ def our_grpo(world, tokenizer, batch, off_policy=True, **options):
     logps = common.token_logps(model, *rows)
     old = shifted(logps, rows[2], noise[0]) if off_policy else logps.detach()
     ref = shifted(logps, rows[2], noise[1]) if options.get("beta") else None
-    loss, sums = grpo_rubric.grpo_loss(logps, old, advantages, rows[2], ref, max_tokens=GRPO_LENGTH, **options)  # fmt: skip
+    options["max_tokens"] = GRPO_LENGTH
+    loss, sums = grpo_rubric.grpo_loss(logps, old, advantages, rows[2], ref, **options)
     assert (sums["clipped"] > 0) == off_policy
     loss.backward()
     return loss.item(), gradients(model)
@@ -406,25 +370,26 @@ def our_grpo(world, tokenizer, batch, off_policy=True, **options):
 AGGREGATION = {"grpo": "sequence", "dapo": "token", "dr_grpo": "fixed"}
 
 
-@pytest.mark.parametrize("clip_high", [0.2, 0.28], ids=["clip .2", "clip-higher"])
 @pytest.mark.parametrize("beta", [0.0, 0.1], ids=["no KL", "KL"])
 @pytest.mark.parametrize("loss_type", AGGREGATION)
-def test_grpo_loss_and_gradients(world, tokenizer, loss_type, beta, clip_high):
-    """TRL's `grpo` is our "sequence", `dapo` "token", `dr_grpo` "fixed": the same loss and the same gradients on one batch with
-    ratios off 1 in both directions, an answer of one token and one of advantage 0. Its KL is ours
-    with use_bias_correction_kl, its default in 1.16; without it the ratio is left out, see below."""
+def test_grpo_loss_and_gradients(world, tokenizer, loss_type, beta):
+    """TRL's `grpo` is our "sequence", `dapo` "token", `dr_grpo` "fixed": the same loss and the
+    same gradients on one batch with ratios off 1 in both directions, an answer of one token and
+    one of advantage 0. Its KL is ours with use_bias_correction_kl, its default in 1.16; without
+    it the ratio is left out, see below."""
     batch = grpo_batch(tokenizer)
-    options = dict(epsilon=0.2, epsilon_high=clip_high, beta=beta, use_bias_correction_kl=bool(beta))  # fmt: skip
+    options = dict(epsilon=0.2, epsilon_high=0.28, beta=beta, use_bias_correction_kl=bool(beta))
     theirs = trl_grpo(world, tokenizer, batch, loss_type=loss_type, **options)
-    ours = our_grpo(world, tokenizer, batch, beta=beta, clip_high=clip_high, aggregation=AGGREGATION[loss_type])  # fmt: skip
-    assert_same(ours, theirs)
+    own = dict(clip_high=0.28, beta=beta, aggregation=AGGREGATION[loss_type])
+    assert_same(our_grpo(world, tokenizer, batch, **own), theirs)
 
 
 @pytest.mark.parametrize("loss_type", AGGREGATION)
 def test_gspo_loss_and_gradients(world, tokenizer, loss_type):
-    """GSPO, one ratio an answer: TRL's importance_sampling_level="sequence" is our level. With a KL the two differ where an
-    answer has several tokens (TRL multiplies k3 by the ratio of the answer, we by the token's own, which is what has the KL's
-    gradient); with answers of one token that is the same number."""
+    """GSPO, one ratio an answer: TRL's importance_sampling_level="sequence" is our level. With a
+    KL the two differ where an answer has several tokens (TRL multiplies k3 by the ratio of the
+    answer, we by the token's own, which is what has the KL's gradient); with answers of one
+    token that is the same number."""
     options = dict(epsilon=0.02, epsilon_high=0.03, importance_sampling_level="sequence")
     own = dict(clip_low=0.02, clip_high=0.03, level="sequence", aggregation=AGGREGATION[loss_type])
     batch = grpo_batch(tokenizer)
@@ -437,9 +402,9 @@ def test_gspo_loss_and_gradients(world, tokenizer, loss_type):
 
 
 def test_kl_without_its_ratio_is_another(world, tokenizer):
-    """Older versions, and use_bias_correction_kl=False, add k3 without its ratio. On-policy (ratio 1) that is the same number with
-    another gradient, that of the KL the other way round: a run moved from there is not the same. Both gradients
-    are on the KL card in test_losses.py."""
+    """Older versions, and use_bias_correction_kl=False, add k3 without its ratio. On-policy
+    (ratio 1) that is the same number with another gradient, that of the KL the other way round:
+    a run moved from there is not the same. Both gradients are on the KL card in test_losses.py."""
     batch = grpo_batch(tokenizer)
     ours = our_grpo(world, tokenizer, batch, off_policy=False, beta=0.1, aggregation="token")
     plain, corrected = (
@@ -453,13 +418,14 @@ def test_kl_without_its_ratio_is_another(world, tokenizer):
 
 @pytest.mark.parametrize("loss_type", AGGREGATION)
 def test_grpo_update_of_the_stage(world, tokenizer, loss_type, tmp_path, monkeypatch):
-    """Not the function but `grpo_rubric.update`: micro-batches of a few tokens, the answer of advantage 0 left out of the
-    forwards, divided by the count of the whole step. Before its first optimiser step it stands at TRL's loss and gradients for
-    the whole batch."""
+    """Not the function but `grpo_rubric.update`: micro-batches of a few tokens, the answer of
+    advantage 0 left out of the forwards, divided by the count of the whole step. Before its
+    first optimiser step it stands at TRL's loss and gradients for the whole batch."""
     batch = grpo_batch(tokenizer)
     prompts, answers, advantages, _ = batch
-    args = grpo_rubric.parse_args(["--group-size", "4", "--groups-per-batch", "2", "--max-new-tokens", str(GRPO_LENGTH),
-                                   "--aggregation", AGGREGATION[loss_type], "--micro-tokens", "40", "--out", str(tmp_path / "run")])  # fmt: skip
+    flags = ["--group-size", "4", "--groups-per-batch", "2", "--max-new-tokens", str(GRPO_LENGTH)]
+    flags += ["--aggregation", AGGREGATION[loss_type], "--micro-tokens", "40"]
+    args = grpo_rubric.parse_args([*flags, "--out", str(tmp_path / "run")])
     run, found = runs.Run("grpo_rubric", args, [], (), ()), []
     run.state, run.planned, run.step = {"policy": common.load_policy(world["policy"])}, 1, 1
     run.start(tokenizer, 1e-3)
@@ -470,7 +436,8 @@ def test_grpo_update_of_the_stage(world, tokenizer, loss_type, tmp_path, monkeyp
 
     monkeypatch.setattr(runs.Run, "update", catch)
     ids, attention_mask, mask = common.pad_rows(prompts, answers, tokenizer.pad_token_id)
-    b = {"ids": ids, "attention_mask": attention_mask, "mask": mask, "logps": torch.zeros(ids.shape)}  # fmt: skip
+    b = {"ids": ids, "attention_mask": attention_mask, "mask": mask}
+    b["logps"] = torch.zeros(ids.shape)
     b["rows"] = [SimpleNamespace(task_id="batch")] * GRPO_N
     everything = torch.ones(GRPO_N, dtype=torch.bool)
     row = grpo_rubric.update(args, run, None, b, advantages, everything)
@@ -481,151 +448,58 @@ def test_grpo_update_of_the_stage(world, tokenizer, loss_type, tmp_path, monkeyp
 
 # ---- adapters ----
 
-FAMILIES = ["llama", "gpt2"]  # nn.Linear, and Conv1D whose weight lies the other way round
+TARGETS = {  # family, how PEFT's config names the layers
+    "default": ("gpt2", {}),
+    "all-linear": ("llama", dict(target_modules="all-linear")),
+    "regex": ("gpt2", dict(target_modules=r".*\.(c_attn|q_proj|down_proj)")),
+    "dotted": ("llama", dict(target_modules=["1.self_attn.q_proj", "0.mlp.up_proj"])),
+    "two layers": ("llama", dict(layers_to_transform=[1], target_modules=["q_proj"])),
+}
 
 
-def batch(tokenizer):
-    prompts = [
-        tokenizer.encode(text) for text in ("Assess this candidate.", "Role: python, sql", "hold")
-    ]
-    return common.pad_rows(prompts, [[1, 2], [3], [4, 5, 6]], tokenizer.pad_token_id)[:2]
+@pytest.mark.parametrize("targets", TARGETS)
+def test_peft_adapter_opens_here(tmp_path, tokenizer, targets, folders):
+    """An adapter that PEFT wrote is a valid --model, whatever way its config names the layers:
+    logits within 1e-5, in float64 arithmetic, for these wide random models turn the rounding of one
+    fp32 forward into 1e-5. Ours in PEFT is in test_common_model.py."""
+    peft = needs("peft", reason=REASON.format("peft"))
+    family, options = TARGETS[targets]
+    ids = torch.tensor([tokenizer.encode("Role: python, sql")])
 
+    def logits(model):
+        with torch.no_grad():
+            return model.double()(input_ids=ids).logits
 
-def logits_of(model, inputs):
-    """(rows, V) at the real tokens, or (B, 1) scores."""
-    ids, attention_mask = inputs
-    with torch.no_grad():
-        out = model(input_ids=ids, attention_mask=attention_mask.long()).logits
-    return out[attention_mask] if out.ndim == 3 else out
-
-
-def exact(model, inputs):
-    """The same in float64 arithmetic: these wide random models turn the rounding of one fp32 forward into 1e-5 (PEFT's own
-    merged and unmerged logits differ by that much); what is left is the rounding of the stored weights."""
-    return logits_of(model.double(), inputs)
-
-
-def assert_close(ours, theirs, base, tolerance=TOLERANCE):
-    """Within the tolerance, and the adapter is felt: both are far from the base."""
-    assert (ours - theirs).abs().max() < tolerance
-    assert (ours - base).abs().max() > 0.1
-
-
-def shake(model, names, seed=0):
-    """Random values for what training would have filled: lora_B is 0 at the start, and 0 would hide any mistake."""
-    generator = torch.Generator().manual_seed(seed)
-    for name, weight in model.named_parameters():
-        if any(part in name for part in names):
+    plain = AutoModelForCausalLM.from_pretrained(folders[family])
+    options |= {"r": 4, "lora_alpha": 12, "fan_in_fan_out": family == "gpt2"}
+    theirs = peft.get_peft_model(plain, peft.LoraConfig(task_type="CAUSAL_LM", **options)).eval()
+    generator = torch.Generator().manual_seed(0)
+    for name, weight in theirs.named_parameters():
+        if "lora_" in name:
             weight.data.normal_(std=0.1, generator=generator)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_our_adapter_opens_in_peft(tmp_path, tokenizer, family):
-    """A LoRA run writes adapter/, which others load with PEFT, and at the end the merged model beside it: same names, same
-    α/r, the same transposition for Conv1D. Logits within 1e-6, merged within 1e-5, and no key is missing (it would be a
-    fresh adapter without a word)."""
-    peft = needs("peft", reason=REASON.format("peft"))
-    base, run = tiny_model(family, tmp_path), tmp_path / "run"
-    ours = common.load_policy(base, lora_rank=4)
-    shake(ours, ["lora_B"])
-    common.save_model(ours, tokenizer, run, adapter_only=True)
-    assert not (run / "model.safetensors").exists()
-    plain, inputs = AutoModelForCausalLM.from_pretrained(base), batch(tokenizer)
-    before = logits_of(plain, inputs)
-    theirs = peft.PeftModel.from_pretrained(plain, run / "adapter").eval()
-    adapted = sum(".lora_A." in name for name, _ in theirs.named_parameters())
-    assert adapted == len([k for k in ours.state_dict() if k.endswith("lora_A.weight")])
-    assert_close(logits_of(ours, inputs), logits_of(theirs, inputs), before, 1e-6)
-    common.save_model(ours, tokenizer, run)
-    again = common.load_policy(str(run / "adapter"))
-    for merged in (again, AutoModelForCausalLM.from_pretrained(run)):
-        assert_close(exact(merged, inputs), exact(theirs, inputs), before)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("targets", ["default", "all-linear", "regex", "dotted", "two layers"])
-def test_peft_adapter_opens_here(tmp_path, tokenizer, family, targets):
-    """An adapter that PEFT wrote is a valid --model, whatever way its config names the layers: PEFT's own choice, every
-    linear layer, a regular expression, dotted suffixes, some layers only. Logits within 1e-5."""
-    peft = needs("peft", reason=REASON.format("peft"))
-    llama = family == "llama"
-    options = {
-        "default": {},
-        "all-linear": dict(target_modules="all-linear"),
-        "regex": dict(target_modules=r".*\.(c_attn|q_proj|down_proj)"),
-        "dotted": dict(target_modules=["1.self_attn.q_proj", "0.mlp.up_proj"] if llama else ["1.attn.c_attn"]),
-        "two layers": dict(layers_to_transform=[1], target_modules=["q_proj"] if llama else ["c_proj"]),
-    }[targets]  # fmt: skip
-    base = tiny_model(family, tmp_path)
-    plain, inputs = AutoModelForCausalLM.from_pretrained(base), batch(tokenizer)
-    before = logits_of(plain, inputs)
-    config = peft.LoraConfig(
-        task_type="CAUSAL_LM", r=4, lora_alpha=12, fan_in_fan_out=family == "gpt2", **options
-    )  # fmt: skip
-    torch.manual_seed(0)  # PEFT draws A from the global generator
-    theirs = peft.get_peft_model(plain, config).eval()
-    shake(theirs, ["lora_B"])
     theirs.save_pretrained(tmp_path / "peft")
     tokenizer.save_pretrained(tmp_path / "peft")
-    ours = common.load_policy(str(tmp_path / "peft"))
-    assert_close(exact(ours, inputs), exact(theirs, inputs), before)
+    found = logits(common.load_policy(str(tmp_path / "peft")))
+    assert (found - logits(theirs)).abs().max() < TOLERANCE
+    assert (found - logits(common.load_policy(folders[family]))).abs().max() > 0.1
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_reward_adapter_both_ways(tmp_path, tokenizer, family):
-    """The score head travels with the adapter (`modules_to_save`): lost, it comes back random and every score with it.
-    Ours in PEFT and PEFT's here: the same scores for padded rows, within 1e-5."""
+ODD = {
+    "use_rslora": dict(use_rslora=True),
+    "use_dora": dict(use_dora=True),
+    "rank_pattern": dict(rank_pattern={"q_proj": 2}),
+    "tied head": dict(target_modules=["q_proj", "lm_head"]),
+}
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_unusual_adapter_is_refused(tmp_path, odd, llama_folder):
+    """rsLoRA scales by α/√r, DoRA has a magnitude, a pattern has other ranks: read as plain LoRA
+    they would load without a word and answer nonsense. Where head and embedding are one tensor,
+    merging an adapter of the head would change the embedding too."""
     peft = needs("peft", reason=REASON.format("peft"))
-    base, (ids, attention_mask) = tiny_model(family, tmp_path), batch(tokenizer)
-
-    def fresh():
-        return AutoModelForSequenceClassification.from_pretrained(
-            base, num_labels=1, pad_token_id=tokenizer.pad_token_id
-        )
-
-    def scores(model):
-        with torch.no_grad():
-            return common.reward_scores(model, ids, attention_mask)
-
-    ours = common.load_reward_model(base, tokenizer, lora_rank=4)
-    shake(ours, ["lora_B", "score"])
-    common.save_model(ours, tokenizer, tmp_path / "run", adapter_only=True)
-    folder = tmp_path / "run" / "adapter"
-    theirs = peft.PeftModel.from_pretrained(fresh(), folder).eval()
-    assert (scores(ours) - logits_of(theirs, (ids, attention_mask))[:, 0]).abs().max() < TOLERANCE
-    again = common.load_reward_model(str(folder), tokenizer, trainable=False)
-    assert (scores(ours) - scores(again)).abs().max() < TOLERANCE
-    assert scores(ours).std() > 0.05
-
-    config = peft.LoraConfig(task_type="SEQ_CLS", r=4, fan_in_fan_out=family == "gpt2")
-    torch.manual_seed(0)
-    theirs = peft.get_peft_model(fresh(), config).eval()
-    shake(theirs, ["lora_B", "score"], seed=1)
-    theirs.save_pretrained(tmp_path / "theirs")
-    tokenizer.save_pretrained(tmp_path / "theirs")
-    loaded = common.load_reward_model(str(tmp_path / "theirs"), tokenizer, trainable=False)
-    assert not loaded.fresh_head
-    assert (scores(loaded) - logits_of(theirs, (ids, attention_mask))[:, 0]).abs().max() < TOLERANCE
-    assert scores(loaded).std() > 0.05
-
-
-@pytest.mark.parametrize("odd", ["use_rslora", "use_dora", "rank_pattern", "tied head"])
-def test_unusual_adapter_is_refused(tmp_path, tokenizer, odd):
-    """rsLoRA scales by α/√r, DoRA has a magnitude, a pattern has other ranks: read as plain LoRA they would load without a
-    word and answer nonsense. Where head and embedding are one tensor, merging an adapter of the head would change the
-    embedding too."""
-    peft = needs("peft", reason=REASON.format("peft"))
-    base = tiny_model("llama", tmp_path)
-    options = {
-        "rank_pattern": dict(rank_pattern={"q_proj": 2}),
-        "tied head": dict(target_modules=["q_proj", "lm_head"]),
-    }.get(odd, {odd: True})
-    config = peft.LoraConfig(task_type="CAUSAL_LM", r=4, **options)
-    model = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(base), config)
+    config = peft.LoraConfig(task_type="CAUSAL_LM", r=4, **ODD[odd])
+    model = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(llama_folder), config)
     model.save_pretrained(tmp_path / "odd", save_embedding_layers=False)
-    assert (
-        odd == "tied head"
-        or json.loads((tmp_path / "odd" / "adapter_config.json").read_text())[odd]
-    )
     with pytest.raises(files.UserError, match="not a plain LoRA|head tied to the embedding"):
         common.load_policy(str(tmp_path / "odd"))
