@@ -50,7 +50,7 @@ define loop
 	$(PY) evaluate.py compare --model data/tiny-base $(1)/dpo $(1)/ppo --reward-model $(1)/reward $(COMPARE) --seed $(2) --out $(1)/report --overwrite
 endef
 
-# ten minutes on two cores; `make report` trains longer
+# ten minutes on two cores; make report trains longer, and tests/test_demo.py runs these commands at toy size
 demo: DPO = --epochs 2
 demo: PPO = --steps 15 --lr 2e-4
 demo: GRPO = --steps 60
@@ -59,7 +59,7 @@ demo: $(RUNTIME)
 	$(call loop,runs/demo,0)
 	@echo "open runs/demo/report/report.html and runs/demo/fairness/report.html in a browser"
 
-# two processes, a file of tests to each at a time: the demo, which is one long line, beside everything else
+# two processes, a file of tests to each at a time
 PYTEST = $(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 test: lint
 	$(PYTEST)
@@ -75,8 +75,10 @@ format: $(DEV)
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 
-# the loop at its full size with three seeds; what reports/demo holds is made by this and by nothing else
-report: $(SEEDS:%=report-%)
+# the loop at its full size with three seeds; what reports/demo holds is made by this and by nothing else. At its end the
+# targets are tested on the new reports, and seed 0 against the last commit's
+report: $(SEEDS:%=report-%) $(DEV)
+	$(PY) -m pytest -q tests/test_demo.py -k committed
 
 $(SEEDS:%=report-%): DPO = --epochs 3
 $(SEEDS:%=report-%): PPO = --steps 30
@@ -102,7 +104,8 @@ overdriven: $(RUNTIME)
 
 # a planted preference, with three seeds: in reward models on fair votes, on biased ones, and on these with copies under other
 # names; in policies tuned on fair and on biased votes, about answers, then about recommendations (half an hour a seed on one core)
-lesson: $(SEEDS:%=lesson-%)
+lesson: $(SEEDS:%=lesson-%) $(DEV)
+	$(PY) -m pytest -q tests/test_lesson.py
 
 $(SEEDS:%=lesson-%): lesson-%: $(RUNTIME)
 	$(PY) reward_train.py --pairs data/rank_train.jsonl --steps 160 --seed $* --out runs/$@/fair --overwrite

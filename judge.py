@@ -781,7 +781,12 @@ class Judge:
         body = self._hide(sent.content.decode("utf-8", "replace"))
         if status < 300:
             text, usage, finish = read_completion(body)
-            self._spend(usage, messages, text)
+            try:  # as the server counts, also for a reply that cannot be read; else characters / 4
+                used = int(usage["prompt_tokens"]), int(usage["completion_tokens"])
+            except (TypeError, KeyError, ValueError):
+                used = sum(len(m["content"]) for m in messages) // 4, len(text) // 4
+            with self._lock:
+                self.counts.update(tokens_in=used[0], tokens_out=used[1], replies=bool(text))
             if finish == "length":
                 return None, "the reply was cut at the server's limit of tokens", None
             return (text, None, None) if text else (None, f"no reply in {body[:60]!r}", None)
@@ -795,16 +800,6 @@ class Judge:
         raise UserError(f"{self}: {told}")
 
     # cost and cache
-
-    def _spend(self, usage, messages, text):
-        """Tokens as the server counts them, also of replies that cannot be read; else chars / 4."""
-        try:
-            tokens_in, tokens_out = int(usage["prompt_tokens"]), int(usage["completion_tokens"])
-        except (TypeError, KeyError, ValueError):
-            tokens_in, tokens_out = sum(len(m["content"]) for m in messages) // 4, len(text) // 4
-        with self._lock:
-            new = {"tokens_in": tokens_in, "tokens_out": tokens_out, "replies": bool(text)}
-            self.counts.update(new)
 
     def usd(self, counts=None):
         """What was spent, or None without --judge-price."""
@@ -826,11 +821,16 @@ class Judge:
 
         mine = self.counts - (since or Counter())
         c = sum(parallel.gather([mine]), Counter())  # of all processes
-        plain = ("calls", "cached", "corrected", "tokens_in", "tokens_out")
-        row = {f"judge/{k}": c[k] for k in plain}
-        row["judge/failed_frac"] = c["failed"] / c["requests"] if c["requests"] else None
-        row["judge/latency_mean"] = c["latency"] / c["calls"] if c["calls"] else None
-        row["judge/order_disagreement"] = c["disagreement"] / c["ordered"] if c["ordered"] else None
+        row = {
+            f"judge/{key}": c[key]
+            for key in ("calls", "cached", "corrected", "tokens_in", "tokens_out")
+        }
+        means = {
+            "judge/failed_frac": (c["failed"], c["requests"]),
+            "judge/latency_mean": (c["latency"], c["calls"]),
+            "judge/order_disagreement": (c["disagreement"], c["ordered"]),
+        }
+        row |= {name: total / n if n else None for name, (total, n) in means.items()}
         return row | {"judge/usd": self.usd(c), "ruler/identical_groups": c["identical_groups"]}
 
     def _key(self, call):
@@ -908,8 +908,6 @@ def grade_answers(rows, answers, judge=None, mode="strict", how="fraction", chec
     """A Grade for each answer to its row; checks_only leaves the text criteria out."""
     # (2) judge: all text criteria of an answer in one call
     calls = {} if checks_only else rubric_calls(rows, answers)
-    if calls and judge is None:
-        raise UserError("text criteria need a judge: give --judge-base-url, or use checks alone")
     replies = dict(zip(calls, judge.ask(list(calls.values())))) if calls else {}
     grades = []
     for n, (row, answer) in enumerate(zip(rows, answers, strict=True)):

@@ -505,6 +505,27 @@ def test_every_constraint_can_be_kept(rubric_rows, stepwise):
         assert passed(row, answer) == 1, (row["prompt"], answer)
 
 
+def test_each_check_holds_what_its_criterion_says(rubric_rows):
+    """A check that lost its value passes every answer, and no test with whole answers sees it."""
+
+    def passes(answer, check):
+        return passed({"rubrics": [check]}, answer)
+
+    for row in rubric_rows:
+        asked = row["case"]["asked"]
+        for c, check in zip(asked, row["rubrics"]):
+            said = rubrics.CONSTRAINTS[c["kind"]][1]
+            named = [str(c[key]) for key in ("v", "n", "fact") if f"{{{key}}}" in said]
+            assert all(value in str(check.values()) for value in named), (said, check)
+            assert c["kind"] not in ("begin", "end") or not passes(f"Well. {c['v']} So.", check)
+        first = row["rubrics"][len(asked)]
+        if row["task"] == "assess":
+            words = "advance", "hold", "reject"
+            assert sum(passes(f"Recommendation: {word}.", first) for word in words) == 1
+        if row["task"] == "interview":
+            assert passes("How?", first) and not passes("How? Why?", first)
+
+
 def test_the_pass_rate_moves_with_quality_alone(rubric_rows):
     """Careless .2 to .4, diligent .5 to .8: room to learn, and something to choose. An answer that
     ignores its prompt passes at most .40, and the prompt repeated .55."""

@@ -52,7 +52,6 @@ def test_every_command_of_the_loop_runs(demo):
     """`make demo` as it is, but for its sizes: each command ends with status 0 (PPO may be stopped
     by an alarm), fits the next one, and leaves its report."""
     folder, output = demo
-    print(output)
     run = re.findall(r"^\S+/python (\w+\.py)", output, re.M)
     stages = "reward_train dpo ppo grpo_rubric fairness evaluate"
     assert run == [f"{name}.py" for name in stages.split()]
@@ -123,9 +122,8 @@ def test_committed_policies_reach_their_targets(name, gain, wins):
 
 
 def test_committed_reward_model_and_rubrics():
-    """Reward model: accuracy ≥ .75 on unseen roles, ≥ .10 above "the longer answer wins", ECE ≤ .08.
-    GRPO: .80 of the criteria of held-out prompts in the mean, .25 up in
-    each."""
+    """Reward model: accuracy ≥ .75 on unseen roles, ≥ .10 above "the longer answer wins", ECE ≤
+    .08. GRPO: .80 of the criteria of held-out prompts in the mean, .25 up in each."""
     for report in committed("reward"):
         accuracy = report["accuracy"]["value"]
         assert accuracy >= 0.75 and accuracy >= report["length_baseline"]["value"] + 0.10
