@@ -222,7 +222,9 @@ class Shop:
                 made = i != n and not why_not(other) and f"{path}/".startswith(f"{out_of(other)}/")
                 makes += [i] if made or f"--write {path}" in other else []
             here = [i for i in makes if LINES[i][0] == page and i < n]
-            yield from here or [i for i in makes if LINES[i][0] == "README.md" or i < n][:1]
+            yield from (
+                here or [i for i in makes if LINES[i][0] in ("README.md", "faq.md") or i < n][:1]
+            )
 
     def run(self, n):
         """Line n, after those it needs; once."""

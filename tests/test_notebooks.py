@@ -201,12 +201,17 @@ def test_the_first_cell_on_a_fresh_machine(copy, monkeypatch, tmp_path):
     notebook = nbformat.v4.new_notebook(
         cells=list(map(nbformat.v4.new_code_cell, (published, then)))
     )
-    execute(notebook, tmp_path)
+    fresh = tmp_path / "fresh"
+    fresh.mkdir()
+    execute(notebook, fresh)
     here, stage = texts(notebook.cells[1].outputs[0])[0].split()
-    assert (tmp_path / "feedbackloop" / "dpo.py").samefile(stage) and here.endswith("feedbackloop")
+    assert (fresh / "feedbackloop" / "dpo.py").samefile(stage) and here.endswith("feedbackloop")
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(first)])
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
     with pytest.raises(Exception, match="address of your copy"):
-        execute(notebook, tmp_path)
+        execute(notebook, elsewhere)
+    assert list(elsewhere.iterdir()) == []
 
 
 # ---- the command: run and save ----
