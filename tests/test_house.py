@@ -57,7 +57,7 @@ ARROWS = {  # who may import whom, downwards only: stages, parts/runs.py, common
     "fairness": {"common", "parts.pages", "parts.reports", "parts.runs", *LOWER, *CHECKS},
 }
 BUDGETS = {  # code tokens at most, of each file that has its second edition
-    "common.py": 7230,  # planned 7200
+    "common.py": 7215,  # planned 7200
     "sft.py": 2600,
     "annotate.py": 4995,  # planned 5000
     "reward_train.py": 2910,  # planned 2600: counterfactual copies are a quarter of it
