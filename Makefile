@@ -51,11 +51,13 @@ define loop
 	$(PY) fairness.py report --before data/tiny-base --after $(1)/dpo $(1)/ppo --reward-model $(1)/reward --names-per-cell 10 --resumes 12 --generated-names 2 --generated-resumes 8 --seed $(2) --out $(1)/fairness --overwrite
 endef
 
+# (a test runs these commands at toy size: tests/test_demo.py; the full loop and its numbers are make report's)
 demo: $(RUNTIME)
 	$(call loop,runs/demo,0)
+	@$(PY) -c "import json; print(*json.load(open('runs/demo/report/report.json'))['answer'], sep='\n')"
 	@echo "open runs/demo/report/report.html and runs/demo/fairness/report.html in a browser"
 
-# two processes, a file of tests to each at a time: the demo, which is one long line, beside everything else
+# two processes, a file of tests to each at a time
 PYTEST = $(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 test: lint
 	$(PYTEST)
@@ -71,8 +73,10 @@ format: $(DEV)
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 
-# the demo with three seeds; what reports/demo holds is made by this and by nothing else
-report: $(SEEDS:%=report-%)
+# the demo with three seeds; what reports/demo holds is made by this and by nothing else. At its end the targets are
+# tested on the new reports, and seed 0 against the last commit's
+report: $(SEEDS:%=report-%) $(DEV)
+	$(PY) -m pytest -q tests/test_demo.py -k committed
 
 $(SEEDS:%=report-%): report-%: $(RUNTIME)
 	$(call loop,runs/report-$*,$*)
@@ -93,7 +97,8 @@ overdriven: $(RUNTIME)
 
 # a planted preference, with three seeds: in reward models on fair votes, on biased ones, and on these with copies under other
 # names; in policies tuned on fair and on biased votes, about answers, then about recommendations (half an hour a seed on one core)
-lesson: $(SEEDS:%=lesson-%)
+lesson: $(SEEDS:%=lesson-%) $(DEV)
+	$(PY) -m pytest -q tests/test_lesson.py
 
 $(SEEDS:%=lesson-%): lesson-%: $(RUNTIME)
 	$(PY) reward_train.py --pairs data/rank_train.jsonl --steps 160 --seed $* --out runs/$@/fair --overwrite

@@ -199,13 +199,13 @@ def parse_args(argv=None):
     add = parsers["serve"].add_argument
     # fmt: off
     add("--items", help=f"JSONL of id, prompt, a, b, optional task, a_model, b_model, gold (default: items.jsonl in --out, else {ITEMS})")
-    add("--overlap", type=number(int, at_least=0), default=1, help="votes wanted per item, 1 to 5; 0: everyone sees every item (default 1)")
-    add("--repeat", type=number(at_least=0, below=0.5), default=0.05, help="share of own items shown twice, 0 to 0.2 (default 0.05)")
+    add("--overlap", type=number(int, at_least=0), default=1, help="votes per item, 1 to 5; 0: everyone sees every item (default 1)")
+    add("--repeat", type=number(at_least=0, below=0.5), default=0.05, help="share of items shown twice, 0 to 0.2 (default 0.05)")
     add("--guidelines", help="text file shown before and during the session (default: built in, for the bundled tasks)")
-    add("--no-exact-time", action="store_true", help="store the day of a vote, and no durations")
-    add("--host", default="127.0.0.1", help="address to listen on; any but this machine's own needs the printed link (default %(default)s)")
-    add("--port", type=number(int, at_least=0, below=65536), default=5050, help="0: any free one (default %(default)s)")
-    add("--allow-host", action="append", default=[], help="another name in the address bar, for a tunnel or a network")
+    add("--no-exact-time", action="store_true", help="store only the day of a vote, and no durations")
+    add("--host", default="127.0.0.1", help="address to listen on; others than this machine need the printed link (default %(default)s)")
+    add("--port", type=number(int, at_least=0, below=65536), default=5050, help="port; 0: any free one (default %(default)s)")
+    add("--allow-host", action="append", default=[], help="also answer under this host name, such as that of a tunnel")
     # fmt: on
     add = parsers["draw"].add_argument
     # fmt: off
@@ -216,9 +216,9 @@ def parse_args(argv=None):
     add("--model-b", help="second model: one answer from each, a blind comparison (default: two answers of --model)")
     add("--gold-items", help="JSONL of prompt, a, b, gold (a or b): pairs with a known better answer to mix in")
     add("--max-new-tokens", type=number(int, at_least=1), default=96, help="longest answer in tokens, 64 to 512 (default %(default)s)")
-    add("--temperature", type=number(above=0), default=1.0, help="of sampling, 0.7 to 1 (default %(default)s)")
+    add("--temperature", type=number(above=0), default=1.0, help="sampling temperature, 0.7 to 1 (default %(default)s)")
     add("--device", default="auto", help="auto, cpu, cuda, mps")
-    add("--seed", type=number(int, at_least=0), default=0, help="of sampling (default %(default)s)")
+    add("--seed", type=number(int, at_least=0), default=0, help="random seed of sampling (default %(default)s)")
     # fmt: on
     add = parsers["export"].add_argument
     # fmt: off

@@ -355,7 +355,10 @@ class Pairs(Named):
 def check_pair(row):
     """Raise ValueError unless this is a preference row; fills in a missing "prompt"."""
     if "chosen" not in row and "rejected" not in row:
-        raise ValueError(f'expected "prompt", "chosen" and "rejected", found {sorted(row)[:6]}')
+        raise ValueError(
+            f'expected "prompt", "chosen" and "rejected", found {sorted(row)[:6]}; '
+            "docs/faq.md renames them"
+        )
     check_messages(row.get("chosen"), "chosen")
     check_messages(row.get("rejected"), "rejected")
     chosen = row["chosen"]

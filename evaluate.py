@@ -176,7 +176,7 @@ def compare_outcomes(y, prompts, delta, seed, people=None):
     elif len(y) > n:
         interval, method = bootstrap_ci(rates, seed=seed), "bootstrap over prompts"
     fit = lambda w=None: length_controlled(y, delta, w)  # noqa: E731
-    controlled = bootstrap_ci(y, prompts, draws=500, seed=seed, statistic=fit)
+    controlled = bootstrap_ci(y, prompts, draws=200, seed=seed, statistic=fit)
     return {
         "win_rate": number(rate, n, interval, method, seed),
         "prompts": {"won": wins, "lost": losses, "tied": n - wins - losses},
@@ -261,15 +261,12 @@ def calibration(delta, bins=10):
     p = np.exp(-np.logaddexp(0, -delta))  # σ without overflow
     right, confidence = (np.sign(delta) + 1) / 2, np.maximum(p, 1 - p)
     place = np.minimum((confidence - 0.5) * 2 * bins, bins - 1).astype(int)
-    table = []
+    ece = 0.0
     for b in np.unique(place):
-        sure, good = confidence[place == b], right[place == b]
-        row = {"n": len(sure), "confidence": float(sure.mean()), "accuracy": float(good.mean())}
-        table.append(row)
-    gaps = [row["n"] * abs(row["accuracy"] - row["confidence"]) for row in table]
+        inside = place == b
+        ece += inside.mean() * abs(right[inside].mean() - confidence[inside].mean())
     nll, brier = np.logaddexp(0, -delta).mean(), ((1 - p) ** 2).mean()
-    scores = {"ece": sum(gaps) / len(delta), "brier": float(brier), "nll": float(nll)}
-    return scores | {"n": len(delta), "bins": table}
+    return {"ece": float(ece), "brier": float(brier), "nll": float(nll), "n": len(delta)}
 
 
 # the texts themselves
@@ -393,7 +390,6 @@ def parse_args(argv=None):
     add("--text-column", default="profile", help="column of the profile (default: %(default)s)")
     add("--quality", default=Default("quality"), help="column of a known quality, or none (default: %(default)s)")
     add("--blind", help="column of names, replaced in the text; pronouns and e-mail addresses stay")
-    add("--columns-for-audit", help="columns to audit by, as sex,race_ethnicity")
 
     add = adders["human"]
     add("--votes", default="runs/ab/annotations.jsonl", help="the log of annotate.py (default: %(default)s)")
@@ -405,7 +401,9 @@ def parse_args(argv=None):
         if name != "human":  # which reads votes and no model
             add("--device", default="auto", help="auto, cpu, cuda, mps (default: %(default)s)")
     # fmt: on
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    args.run = f"python evaluate.py {shlex.join(argv)}"
+    return args
 
 
 # ---- 5. the data ----
@@ -471,7 +469,7 @@ def spending(run, before=None):
 
 
 def load_runs(names):
-    """{name: run} of the run folders among the models, with its "points" and what it "spent".
+    """{name: (row of report["runs"], points)} of the run folders among the models.
 
     A curve needs the prompts of the first run and the baseline as its reference: another one is
     left out, with a message.
@@ -481,27 +479,24 @@ def load_runs(names):
         run = read_run(name)
         if run is None:
             continue
-        args, before = run["args"], {}
-        if args.get("reward_model") and run["stage"] not in ("sft", "dpo"):  # there it only watches
-            reward = read_run(args["reward_model"], "--reward-model of the run")
+        args, before, reward_model = run["args"], {}, run["args"].get("reward_model")
+        if reward_model and run["stage"] not in ("sft", "dpo"):  # there it only watches
+            reward = read_run(reward_model, "--reward-model of the run")
             before = spending(reward)[1] if reward else dict.fromkeys(COSTS, math.nan)
             before = {key: before[key] for key in ("pairs", "seconds")}  # NaN: its folder is gone
-        run["points"], run["spent"] = spending(run, before)
-        prompts = args.get("prompts"), args.get("val_split", args.get("split"))
-        measured = run["sha256"].get(prompts[0], prompts[0]), prompts[1], args.get("model")
-        if run["points"]:
+        points, spent = spending(run, before)
+        prompts, split = args.get("prompts"), args.get("val_split", args.get("split"))
+        measured = run["sha256"].get(prompts, prompts), split, args.get("model")
+        if points:
             asked = asked or (*measured[:2], names[0])
-            if measured != asked:
-                print(
-                    f"{name}: its curve is left out (other prompts, or not trained from {names[0]})"
-                )
-                run["points"] = []
-        logged[name] = run
+        if points and measured != asked:
+            print(f"{name}: its curve is left out (other prompts, or not trained from {names[0]})")
+            points = []
+        row = {"name": name, "stage": run["stage"], "reward_model": reward_model}
+        logged[name] = row | spent, points
     return logged
 
 
-# an e-mail address or a telephone number; bounded, so that a long word costs only its length
-CONTACT = re.compile(r"\w@[\w-]{1,63}\.\w|(?<![\w.])\+?\d[\d ()/-]{7,20}\d(?![\w.])")
 RANK_ORDER = "Which candidate fits this role?"  # first line of the task rank; data/README.md
 RANKED = ("rank", "id", "score", "percentile", "tie_group", "tokens", "truncated")
 RANKED += ("must_haves_found", "must_haves_missing")
@@ -552,14 +547,12 @@ def read_candidate(row, args, fixed, counts):
         raise ValueError("neither a prompt nor a role; say which role with --role")
     prompt = prompt or role_prompt(str(row["role"]))
     common.check_prompt({"prompt": prompt})
-    name = row.get(args.blind or "name")
     if args.blind:
-        text, replaced = blinded(text, str(name or ""))
+        name = str(row[args.blind] or "")
+        text, replaced = blinded(text, name)
         counts["names replaced"] += replaced
         if not replaced:
             raise ValueError(f"--blind {args.blind}: {name!r} is not in the text; correct one")
-    known = isinstance(name, str) and name.strip() and name in text
-    counts["named"] += bool(known or CONTACT.search(text))
     found = {"id": str(row["id"]), "prompt": prompt, "text": text, "row": row}
     try:
         found["quality"] = float(row[args.quality]) if args.quality in row else None
@@ -641,7 +634,7 @@ def load_scorers(args, rows):
     """
     import common
 
-    scorers, trial = {}, {"texts": [["(no answer)"]] * len(rows)}
+    scorers, trial = {}, {"answers": [], "texts": [["(no answer)"]] * len(rows)}
     wanted = ("gold", "--gold", args.gold), ("proxy", "--reward-model", args.reward_model)
     for scorer, flag, name in wanted:
         if not present(name):
@@ -681,21 +674,21 @@ def draw(args, cache, model, tokenizer, name, rows, ids, n, seed):
     else:
         print(f"{name}: {len(ids)} prompts × {n} answers", flush=True)
         drawn = common.sample(model, tokenizer, ids, n, args.max_new_tokens, args.temperature, seed)
-        cache[key] = [
-            {"key": key, "model": str(name), "id": rows[i // n].get("id", i // n), "sample": i % n,
-             "prompt": rows[i // n]["prompt"], "response": drawn.texts[i],
-             "finished": bool(drawn.finished[i]), "response_ids": drawn.response_ids[i]}
-            for i in range(len(ids) * n)
-        ]  # fmt: skip
+        cache[key] = []
+        for i, (text, tokens) in enumerate(zip(drawn.texts, drawn.response_ids, strict=True)):
+            row = rows[i // n]
+            answer = {"key": key, "model": name, "id": row.get("id", i // n), "sample": i % n}
+            answer |= {"prompt": row["prompt"], "response": text, "response_ids": tokens}
+            cache[key].append(answer | {"finished": bool(drawn.finished[i])})
         save_samples(args, cache)
-    answers, at = cache[key], range(0, len(ids) * n, n)
+    grid = np.array(cache[key], object).reshape(-1, n)  # (P, n)
     return {
-        "name": str(name),
+        "name": name,
         "key": key,
-        "answers": answers,
-        "texts": [[answer["response"] for answer in answers[i : i + n]] for i in at],
-        "length": np.array([len(a["response_ids"]) for a in answers]).reshape(-1, n),
-        "ended": np.array([a["finished"] for a in answers]).reshape(-1, n),
+        "answers": cache[key],
+        "texts": [[answer["response"] for answer in row] for row in grid],
+        "length": np.array([[len(answer["response_ids"]) for answer in row] for row in grid]),
+        "ended": np.array([[answer["finished"] for answer in row] for row in grid]),
     }
 
 
@@ -758,6 +751,8 @@ def score_answers(entries, scorer, flag, function, rows):
     scores = dict(zip(asked, np.round(values, 9)))
     for e in entries:
         e[scorer] = np.array([[scores[p, x] for x in xs] for p, xs in enumerate(e["texts"])])
+        for answer, score in zip(e["answers"], e[scorer].ravel()):
+            answer[scorer] = round(float(score), 6)
 
 
 def score_profiles(args, candidates):
@@ -829,36 +824,23 @@ def compare(args):
     report["tasks"] = by_task(models, rows, skills, by, seed)
     report["samples"] = side_by_side(models, rows, by, seed)
     # (6) score against KL, and what a gain cost
-    report["runs"] = [run_row(name, run) for name, run in logged.items()]
-    report["frontier"] = [frontier(name, run) for name, run in logged.items() if run["points"]]
+    report["runs"] = [row for row, _ in logged.values()]
+    report["frontier"] = [{"model": n} | frontier(p) for n, (_, p) in logged.items() if p]
     report["equal_kl"], report["efficiency"] = equal_kl(report, by), efficiency(report["frontier"])
     report["answer"], report["notes"] = in_words(report)
     # (7) files
-    save_samples(args, {e["key"]: with_scores(e, scorers) for e in every})
+    save_samples(args, {e["key"]: e["answers"] for e in every})
     write_report(args, report, "samples.jsonl")
     two = f"--model {names[-1]} --model-b {names[0]}" if len(names) > 1 else f"--model {names[0]}"
     own = "" if isinstance(args.prompts, Default) else f" --prompts {args.prompts}"
     print(f"next: python annotate.py draw {two}{own} --out runs/ab")
 
 
-def with_scores(entry, scorers):
-    """The rows of samples.jsonl of a model, each with its scores."""
-    for scorer in scorers:
-        for answer, score in zip(entry["answers"], entry[scorer].ravel(), strict=True):
-            answer[scorer] = round(float(score), 6)
-    return entry["answers"]
-
-
 def begin(args, inputs, **more):
     """What every report starts with: the command, its flags and the hashes of what it read."""
-    setup, words = vars(args) | more, [f"python evaluate.py {args.command}"]
-    for key in vars(args):
-        if key in ("command", "out", "overwrite", "device"):
-            del setup[key]
-        elif setup[key] is not None:
-            value = setup[key] if isinstance(setup[key], list) else [setup[key]]
-            words.append(f"--{key.replace('_', '-')} {shlex.join(map(str, value))}")
-    setup |= {"run": " ".join(words), "torch": version("torch"), "sha256": hashes(inputs)}
+    unsaid = ("command", "out", "overwrite", "device")
+    setup = {key: value for key, value in vars(args).items() if key not in unsaid}
+    setup |= more | {"torch": version("torch"), "sha256": hashes(inputs)}
     return {"schema": SCHEMA, "command": args.command, "setup": setup}
 
 
@@ -984,18 +966,11 @@ def side_by_side(models, rows, scorer, seed):
     return shown
 
 
-def run_row(name, run):
-    """What a run was made from, and what it spent."""
-    row = {"name": name, "stage": run["stage"], "reward_model": run["args"].get("reward_model")}
-    return row | {key: round(value, 2) for key, value in run["spent"].items()}
-
-
-def frontier(name, run):
-    """A run's evaluations on its validation prompts, and where it begins to over-optimise."""
-    both = [p for p in run["points"] if None not in (p["gold"], p["proxy"])]
+def frontier(points):
+    """A run's evaluations on validation prompts, and where it begins to over-optimise."""
+    both = [p for p in points if None not in (p["gold"], p["proxy"])]
     turn = overoptimised([p["gold"] for p in both], [p["proxy"] for p in both])
-    mark = None if turn is None else both[turn]
-    return {"model": name, "points": run["points"], "overoptimised": mark}
+    return {"points": points, "overoptimised": None if turn is None else both[turn]}
 
 
 def equal_kl(report, scorer):
@@ -1036,7 +1011,7 @@ def efficiency(curves):
             there = next((p for p in points if p["gold"] >= GOAL * best), None)
             # a kind of cost that the method does not have is not "reached at 0"
             row = {c: there[c] if there and points[-1][c] > 0 else None for c in COSTS}
-            table.append({"name": name, "never": there is None} | row)
+            table.append({"name": name} | row)
     return {"goal": GOAL * best, "table": table}
 
 
@@ -1181,14 +1156,13 @@ def reward_quality(rows, scores, lengths, seed):
 def rank(args):
     """candidates of a role, ordered by a reward model: a comparison aid for people"""
     check_out(args)
-    audit = [c.strip() for c in (args.columns_for_audit or "").split(",") if c.strip()]
     asked = [] if isinstance(args.quality, Default) or args.quality == "none" else [args.quality]
-    candidates, columns, counts = load_candidates(args, audit + asked)
+    candidates, columns, counts = load_candidates(args, asked)
     print("This is no decision: a score compares profiles for people who read them.")
     if args.blind:
         print(f"--blind {args.blind}: {counts['names replaced']} names replaced")
-    elif counts["named"]:
-        print("warning: profiles hold names or contact data; --blind COLUMN takes the names out")
+    else:
+        print("Profiles are scored as they are; --blind COLUMN takes the names out.")
     scored, ranked = score_profiles(args, candidates), []
     for c in candidates:
         c |= scored[c["role"], c["text"]] | must_haves(c["role"], c["text"])
@@ -1208,10 +1182,9 @@ def rank(args):
     write_text(out / "ranked.csv", table.getvalue())
     report = begin(args, [args.reward_model, args.candidates]) | rank_quality(ranked, args.seed)
     write_report(args, report, "ranked.csv")
-    if audit:
+    if {"sex", "race_ethnicity"} & set(columns):
         # a score has an arbitrary offset per role; the percentile is within the role
-        group = "" if set(audit) <= {"sex", "race_ethnicity"} else f" --group {audit[0]}"
-        words = f"--score percentile --select 0.3{group}"
+        words = "--score percentile --select 0.3"
         print(f"next: python fairness.py audit {out / 'ranked.csv'} {words}")
 
 
@@ -1255,12 +1228,7 @@ def rank_quality(ranked, seed):
         tau = kendall_tau(score, quality) if None not in quality else None
         roles.append({"role": role, "n": len(score), "tau": tau})
     taus = [math.nan if role["tau"] is None else role["tau"] for role in roles]
-    tau = mean_number(taus, seed, over="roles", reason="no quality is recorded")
-    if len(roles) == 1 and tau["value"] is not None and len(ranked) <= 2000:
-        both = np.array([score, quality])
-        again = lambda w: kendall_tau(*both.repeat(w.astype(int), 1)) or 0.0  # noqa: E731
-        interval = bootstrap_ci(score, draws=500, seed=seed, statistic=again)
-        tau = number(tau["value"], len(score), interval, "bootstrap over candidates", seed)
+    tau = mean_number(taus, seed, over="roles", reason="no quality, or one role")
     first = [{key: c[key] for key in keys} for c in ranked[:TOP]]
     cut = {"truncated": len(cut), "cut": cut[:5]}
     return {"n": len(ranked), "tau": tau, "roles": roles, "first": first} | cut
@@ -1414,8 +1382,8 @@ def kl_section(report, name):
 
 
 def efficiency_section(report, name):
-    part, header = report["efficiency"], ["run", *COSTS]
-    text, tables, plots = "No run logged gold above 0 during training: not measured.", [], []
+    text, part = "No run logged gold above 0 during training.", report["efficiency"]
+    tables, shown, plots = [], [], []
     if part:
         series = {}
         for run in report["frontier"]:
@@ -1424,16 +1392,14 @@ def efficiency_section(report, name):
         plots = [pages.line_plot("Gold against training time", series, COSTS["seconds"], "gold")]
         goal = f"gold {part['goal']:.3f} ({100 * GOAL:.0f} % of the best of any run)"
         text = f"What each run had spent when it reached {goal} on validation prompts."
-        cells = []
-        for row in part["table"]:
-            costs = ["never" if row["never"] else show(row[cost], 0) for cost in COSTS]
-            cells.append([name[row["name"]], *costs])
-        tables.append(pages.table(header, cells, "Spent to reach it"))
-    cells = [[name[r["name"]], *(show(r[cost], 0) for cost in COSTS)] for r in report["runs"]]
-    tables += [pages.table(header, cells, "Spent in all")] if cells else []
+        tables.append(("Spent to reach it; – is never", part["table"]))
+    tables.append(("Spent in all", report["runs"]))
+    for caption, rows in tables:
+        cells = [[name[row["name"]], *(show(row[cost], 0) for cost in COSTS)] for row in rows]
+        shown += [pages.table(["run", *COSTS], cells, caption)] if cells else []
     legend = "; ".join(f"{key}: {words}" for key, words in COSTS.items())
     texts = [text, f"{legend}."]
-    return pages.section("Sample efficiency and cost", texts, plots=plots, tables=tables)
+    return pages.section("Sample efficiency and cost", texts, plots=plots, tables=shown)
 
 
 def tasks_section(report, name):
@@ -1448,23 +1414,23 @@ def tasks_section(report, name):
     return pages.section("Tasks", text if rows else "The prompts name no task.", table)
 
 
-METRICS = {  # of report["models"]: what the table calls it, digits, percent
-    "kl": ("KL, nats per answer", 2, False),
-    "kl_k3": ("KL by the estimator k3", 2, False),
-    "length": ("tokens per answer", 1, False),
-    "length_95": ("tokens of the longest 5 %, at least", 0, False),
-    "ended": ("ended by themselves", 1, True),
-    "unique": ("different answers to a prompt", 1, True),
-    "distinct_1": ("distinct words (tokens)", 3, False),
-    "distinct_2": ("distinct pairs of tokens", 3, False),
-    "entropy": ("entropy per token, nats", 3, False),
+METRICS = {  # of report["models"], beside score and wins
+    "kl": "KL, nats per answer",
+    "kl_k3": "KL by the estimator k3",
+    "length": "tokens per answer",
+    "length_95": "tokens that 95 % of the answers do not exceed",
+    "ended": "share that ended by itself",
+    "unique": "share of different answers to a prompt",
+    "distinct_1": "distinct tokens / tokens",
+    "distinct_2": "distinct pairs of tokens / pairs",
+    "entropy": "entropy per token, nats",
 }
 
 
 def diversity_section(report, name):
     models, rows = report["models"], []
-    for key, (words, *how) in METRICS.items():
-        rows.append([words, *(show(row.get(key), *how) for row in models)])
+    for key, words in METRICS.items():
+        rows.append([words, *(show(row.get(key)) for row in models)])
     table = pages.table(["", *(name[row["name"]] for row in models)], rows)
     text = "Distinct tokens among as many of each model as the tersest one wrote."
     return pages.section("Diversity and length", text, table)
@@ -1513,13 +1479,6 @@ def reward_sections(report):
     table = pages.table(["", "right", "pairs"], cells, "In brackets the 95 % interval")
     bars = [(key, *ends(part)) for key, part in rows.items()]
     plots = [pages.interval_plot("Accuracy", bars, 0.5, x="share right", digits=1, percent=True)]
-    points = []
-    for b in sure["bins"]:
-        ends_of_bin = wilson(b["accuracy"] * b["n"], b["n"])
-        points.append((b["confidence"], b["accuracy"], *ends_of_bin))
-    series = {"perfect": [(0.5, 0.5), (1, 1)], "this model": points}
-    axes = "confidence σ(|Δ|)", "share right"
-    plots.append(pages.line_plot("Reliability", series, *axes, dashed=["perfect"]))
     limits = [
         "Accuracy on these pairs, by these annotators; nothing about other roles or people.",
         "How well a policy trained on it does: it looks for answers on which this model is wrong.",

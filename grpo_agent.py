@@ -127,11 +127,11 @@ def parse_args(argv=None):
     add("--reward", action="append", type=weighted, metavar="NAME[:WEIGHT]", help=f"{', '.join(REWARDS)}; repeat it to mix (default env)")
     add("--group-size", type=number(int, at_least=2), default=8, help="episodes per seed, 4 to 16 (default %(default)s)")
     add("--groups-per-batch", type=whole_number, default=8, help="seeds per step; --batch-size counts episodes (default %(default)s)")
-    add("--num-substeps", type=whole_number, default=1, help="optimiser steps per rollout, of whole groups (default %(default)s)")
-    add("--temperature", type=number(above=0), default=1.0, help="of rollout and update (default %(default)s)")
+    add("--num-substeps", type=whole_number, default=1, help="optimiser steps per rollout; a group is never split (default %(default)s)")
+    add("--temperature", type=number(above=0), default=1.0, help="temperature of rollouts and updates (default %(default)s)")
     add("--max-new-tokens", type=whole_number, default=96, help="longest turn, in tokens (default %(default)s)")
-    add("--scale", choices=SCALES, default="center", help="how rewards of a group are centred and scaled (default %(default)s)")
-    add("--turn-norm", choices=TURN_NORMS, default="token", help="what weighs the same in the loss (default %(default)s)")
+    add("--scale", choices=SCALES[:4], default="center", help="how rewards of a group are centred and scaled (default %(default)s)")
+    add("--turn-norm", choices=TURN_NORMS, default="token", help="what has equal weight in the loss (default %(default)s)")
     add("--beta", type=number(at_least=0), default=0.0, help="KL coefficient in the loss, 0 to 0.1; 0 loads no reference (default 0)")
     add("--max-exceptions", type=number(at_least=0), default=0.0, help="episodes of a step that may raise, or a share below 1 (default 0)")
     add("--val-episodes", type=whole_number, default=64, help="held-out seeds of a validation (default %(default)s)")
@@ -511,11 +511,14 @@ def substeps(args, played, rewards_PG, advantages_PG, step):
 def forward(args, policy, reference, pad, rows):
     """(their part of the step's loss, sums for the log, gap to the rollout) of some samples."""
     b = pack(rows, pad, policy.device)
-    logps, old_logps, ref_logps, sums, gap = rollouts.policy_logps(args, policy, reference, b)
+    logps, old_logps, ref_logps, importance, sums, gap = rollouts.policy_logps(
+        args, policy, reference, b
+    )
     advantages = torch.tensor([row["advantage"] for row in rows], device=logps.device)  # (N,)
     losses, found = token_losses(
-        logps, old_logps, advantages, b["mask"], ref_logps, CLIP_LOW, CLIP_HIGH, args.beta
-    )
+        logps, old_logps, advantages[:, None] * importance, b["mask"], ref_logps,
+        CLIP_LOW, CLIP_HIGH, args.beta,
+    )  # fmt: skip
     found |= sums | {"answers": sum(row["first"] for row in rows)}
     return (losses * b["weights"]).sum(), found, gap  # a step's weights sum to 1 over its tokens
 

@@ -9,8 +9,8 @@ Algorithm    (1) rollout: G answers to each of P prompts, log-probs kept
              (5) now and then: the held-out prompts, greedy; the alarms of watch.py
 Conventions  an action is an answer token, end token included; a reward is a number, or None when a
              grader failed (never 0); answer g of prompt p stands at p·G + g
-Left out     1. a value model: the group is the baseline   2. off-policy corrections
-             3. process rewards   4. prompts drawn by difficulty
+Left out     1. a value model: the group is the baseline   2. process rewards
+             3. prompts drawn by difficulty
 Run          python grpo_rubric.py
              python grpo_rubric.py --data mine.json --judge-base-url http://localhost:8000/v1
              torchrun --nproc-per-node 8 grpo_rubric.py --fsdp --data mine.json
@@ -18,7 +18,8 @@ Run          python grpo_rubric.py
 Writes       a model folder, args.json, metrics.jsonl, samples.jsonl, rollouts.jsonl, summary.json,
              judge_cache.jsonl, checkpoint/
 Reference    Shao et al. 2024, arXiv 2402.03300, eq. 3 (GRPO); DAPO: 2503.14476; Dr. GRPO:
-             2503.20783; GSPO: 2507.18071; RLOO: 2402.14740; rubrics as rewards: 2507.17746
+             2503.20783; GSPO: 2507.18071; RLOO: 2402.14740; CISPO: 2506.13585; SAPO: 2511.20347;
+             dual clip: 1912.09729; MaxRL: 2602.02710; rubrics as rewards: 2507.17746
 Axes         P prompts, G answers per prompt, N = P·G, T tokens
 """
 
@@ -47,10 +48,13 @@ from parts.stats import bootstrap_ci, mean
 RATES = 3e-4, 1e-6, 4e-5
 RUBRIC_SCORE = "fraction"  # share of the weight that was met; "all": 1 only if all of it was
 CLIP = {"token": (0.2, 0.28), "sequence": (3e-4, 4e-4)}  # DAPO's clip-higher; GSPO, section 5.1
+DUAL_MAX, CISPO_MAX = 3.0, 5.0  # largest ratio with A < 0; largest weight, ScaleRL's (2510.13786)
+SAPO = 1.0, 1.05  # temperatures of the gate for A > 0 and for the others, the paper's
 SHOW = ("reward/mean", "reward/frac_mixed", "entropy", "length/mean", "lr")  # on the bar
 HEADLINE = ("val/score", "val/gold", "reward/mean")  # before and after
 REWARDS = ("rubric", "checks", "ruler", "model")
-SCALES, AGGREGATIONS = ("center", "std", "batch", "loo"), ("token", "sequence", "fixed")
+SCALES = ("center", "std", "batch", "loo", "maxrl")
+LOSSES, AGGREGATIONS = ("clip", "dual", "cispo", "sapo", "gspo"), ("token", "sequence", "fixed")
 
 
 # ---- 3. the math ----
@@ -66,6 +70,8 @@ def group_advantages(rewards, scale="center", valid=None):
               "std"     ÷ (deviation of the group + 1e-4)             [GRPO, 2402.03300, eq. 3-4]
               "batch"   ÷ (deviation of all rewards + 1e-4)
               "loo"     × G/(G−1): reward − mean of the others        [RLOO, 2402.14740]
+              "maxrl"   ÷ mean of the group; rewards of at least 0: a rarely solved prompt weighs
+                        more, near the gradient of log pass rate      [MaxRL, 2602.02710]
     returns   (P, G), each row sums to 0; deviations are unbiased
 
     A group with fewer than two scores, or whose scores agree to 1e-6, says nothing: all 0.
@@ -91,17 +97,24 @@ def group_advantages(rewards, scale="center", valid=None):
         centred = centred / (rewards[valid].std() + 1e-4)
     elif scale == "loo":
         centred = centred * n / (n - 1).clamp(min=1)
+    elif scale == "maxrl":
+        centred = centred / means.clamp(min=1e-6)  # with a signal some reward is above 0
     return torch.where(signal, centred, 0.0)
 
 
 def token_losses(
     logps, old_logps, advantages, mask, ref_logps=None,
-    clip_low=0.2, clip_high=0.28, beta=0.0, level="token",
+    clip_low=0.2, clip_high=0.28, beta=0.0, level="token", loss="clip",
 ):  # fmt: skip
     """ℓ = max(−A·ρ, −A·clip(ρ, 1−ε_low, 1+ε_high)) + β·ρ·k3      [GRPO eq. 3; DAPO eq. 8]
 
     ρ    = π/π_old; with level "sequence" exp(mean log-ratio of the answer), for all its tokens
            in the first term [GSPO eq. 7]
+    loss "dual"    at most −c·A where A < 0, c = 3                              [1912.09729]
+         "cispo"   −min(ρ, 5)·A·log π, no gradient through ρ                    [2506.13585]
+         "sapo"    −4/τ·σ(τ·(ρ − 1))·A, τ = 1 for A > 0, else 1.05              [2511.20347]
+       in place of the first term. At ρ = 1, so with one update per rollout, the gradient of each is
+       that of "clip"
     k3   = e^(ref−logp) − 1 − (ref−logp), an estimate of KL(π‖π_ref)
     logps, old_logps, ref_logps, mask   (N, T); old and ref without gradient, ref only if beta > 0
     advantages                          (N,) or (N, T)
@@ -127,7 +140,18 @@ def token_losses(
         ratio = means.clamp(-20, 20).exp().expand_as(token_ratio)
     advantages = torch.where(mask, at_least_fp32(advantages), 0.0)
     plain, bounded = -advantages * ratio, -advantages * ratio.clamp(1 - clip_low, 1 + clip_high)
-    losses = torch.maximum(plain, bounded)  # (N, T)
+    losses, clipped = torch.maximum(plain, bounded), bounded > plain  # (N, T)
+    if loss == "dual":
+        cut = (advantages < 0) & (ratio > DUAL_MAX)
+        losses, clipped = torch.where(cut, -DUAL_MAX * advantages, losses), clipped | cut
+    elif loss == "cispo":
+        clipped = ratio > CISPO_MAX
+        weights = ratio.detach().clamp(max=CISPO_MAX)
+        losses = -weights * advantages * torch.where(mask, at_least_fp32(logps), 0.0)
+    elif loss == "sapo":
+        tau = torch.where(advantages > 0, *ratio.new_tensor(SAPO))
+        clipped = ~mask  # its gate cuts nothing off
+        losses = -4 / tau * torch.sigmoid(tau * (ratio - 1)) * advantages
     k1 = k3 = torch.zeros_like(losses)
     if beta:
         k1, _, k3 = kl_estimates(logps, ref_logps, mask)
@@ -136,7 +160,7 @@ def token_losses(
     log_ratio = log_ratio.detach()
     kl = torch.expm1(log_ratio.clamp(-20, 20)) - log_ratio  # 0 outside the mask
     sums = {
-        "clipped": ((bounded > plain) & mask).sum().item(),
+        "clipped": (clipped & mask).sum().item(),
         "ratio": ratio.sum().item(),
         "approx_kl": kl.sum().item(),
         "k1": k1.sum().item(),
@@ -148,7 +172,7 @@ def token_losses(
 
 def grpo_loss(
     logps, old_logps, advantages, mask, ref_logps=None, clip_low=0.2, clip_high=0.28, beta=0.0,
-    aggregation="token", max_tokens=None, level="token", normalizer=None,
+    aggregation="token", max_tokens=None, level="token", normalizer=None, loss="clip",
 ):  # fmt: skip
     """One number of `token_losses`: (loss, its sums for the log).
 
@@ -165,7 +189,7 @@ def grpo_loss(
     0.0
     """
     losses, sums = token_losses(
-        logps, old_logps, advantages, mask, ref_logps, clip_low, clip_high, beta, level
+        logps, old_logps, advantages, mask, ref_logps, clip_low, clip_high, beta, level, loss
     )
     lengths = mask.sum(dim=1, keepdim=True)  # (N, 1)
     if aggregation == "token":
@@ -277,30 +301,30 @@ def parse_args(argv=None):
     # fmt: off
     add("--data", default="data/rubrics.json", help="rubric file, JSON or JSONL (default %(default)s)")
     add("--train-ratio", type=share, default=0.8, help="share to train on if the file has no split; half the rest validates (default 0.8)")
-    add("--data-seed", type=number(int, at_least=0), default=42, help="of that split (default %(default)s)")
+    add("--data-seed", type=number(int, at_least=0), default=42, help="seed of that split (default %(default)s)")
     add("--model", default=common.BASE, help="model folder or hub id (default %(default)s)")
     add("--system", help="system message before every prompt")
     add("--reward", action="append", metavar="NAME[:WEIGHT]", help=f"{', '.join(REWARDS)}; repeat it to mix several (default rubric)")
     add("--reward-model", help="folder written by reward_train.py, for --reward model")
     add("--gold", help="FILE:FUNCTION that scores validation answers and is never trained on, such as data/recruiter.py:reward")
-    add("--val-metric", choices=("checks", "rubric", "model"), help="of validation (default: checks if every row has one, else rubric)")
-    add("--val-judge-model", metavar="NAME[@URL]", help="judge of held-out answers, best of another family (default: --judge-model)")
+    add("--val-metric", choices=("checks", "rubric", "model"), help="validation score (default: checks if every row has one, else rubric)")
+    add("--val-judge-model", metavar="NAME[@URL]", help="judge of held-out answers, best another family (default: --judge-model)")
     add("--group-size", type=number(int, at_least=2), default=8, help="answers per prompt, 4 to 16 (default %(default)s)")
     add("--groups-per-batch", type=whole_number, default=8, help="prompts per step, 4 to 64; or use --batch-size (default 8)")
     add("--num-substeps", type=whole_number, default=1, help="optimiser steps per rollout; a group is never split (default %(default)s)")
-    add("--temperature", type=number(above=0), default=1.0, help="of rollout and update (default %(default)s)")
-    add("--eval-temperature", type=number(at_least=0), default=0.0, help="of validation, 0 = greedy (default %(default)s)")
+    add("--temperature", type=number(above=0), default=1.0, help="temperature of rollouts and updates (default %(default)s)")
+    add("--eval-temperature", type=number(at_least=0), default=0.0, help="temperature of validation, 0: greedy (default %(default)s)")
     add("--max-new-tokens", type=whole_number, default=96, help="longest answer, in tokens (default %(default)s)")
     # measured in tests/test_toy_world.py: with --beta only loo lands on the optimum, center on that of β·G/(G−1);
     # std makes a near tie in RULER, .80 and .81, pull as hard as .1 and .9
-    add("--scale", choices=SCALES, default="center", help="reward − group mean; std, batch: ÷ deviation; loo: − mean of others")
-    add("--level", choices=CLIP, default="token", help="ratio of a token, or of the whole answer (GSPO) (default %(default)s)")
+    add("--scale", choices=SCALES, default="center", help="reward − group mean; std, batch: ÷ deviation; loo: of the others; maxrl: ÷ mean")
+    add("--loss", choices=LOSSES, default="clip", help="they differ with --num-substeps 2; gspo: ratio of an answer (default %(default)s)")
     add("--aggregation", choices=AGGREGATIONS, help="mean over tokens, answers, a fixed length (Dr. GRPO) (default token, GSPO sequence)")
     add("--beta", type=number(at_least=0), default=0.0, help="KL coefficient in the loss, 0 to 0.1; 0 loads no reference (default 0)")
-    add("--overlong", choices=("keep", "mask", "penalty"), default="keep", help="cut answers: as is, no loss, penalised (default keep)")
+    add("--overlong", choices=("keep", "mask", "penalty"), default="keep", help="cut answers: train, leave out, penalise (default keep)")
     add("--restore", choices=("best", "last"), default="best", help="weights written: best validation, or last (default %(default)s)")
     add("--allow-code-execution", action="store_true", help=judges.CODE_HELP)
-    add("--dry-run", action="store_true", help="print rows, calls, tokens and USD; load no model and ask nobody")
+    add("--dry-run", action="store_true", help="print rows, calls, tokens and USD; load no model, send nothing")
     # fmt: on
     judges.add_ruler_arguments(parser)
     judges.add_judge_arguments(parser)
@@ -341,9 +365,14 @@ def check_arguments(args):
     weights = reward_weights(args.reward)
     if ("model" in weights or args.val_metric == "model") != bool(args.reward_model):
         raise UserError("--reward model and --reward-model FOLDER go together")
+    if args.scale == "maxrl" and ("model" in weights or args.overlong == "penalty"):
+        raise UserError(
+            "--scale maxrl: expected rewards of at least 0, not --reward model, --overlong penalty"
+        )
+    args.level = "sequence" if args.loss == "gspo" else "token"
     args.aggregation = args.aggregation or args.level
     if args.level == "sequence" and args.aggregation != "sequence":
-        print("--level sequence: GSPO goes with --aggregation sequence")
+        print("--loss gspo: GSPO goes with --aggregation sequence")
     return args
 
 
@@ -605,11 +634,13 @@ def forward(args, policy, reference, b, rows, advantages, normalizer):
     """(loss of the answers `rows`, divided by the count of the optimiser step; sums)."""
     t = int(b["attention_mask"][rows].sum(1).max())
     b = {key: b[key][rows, :t] for key in ("ids", "attention_mask", "mask", "logps")}
-    logps, old_logps, ref_logps, sums, gap = rollouts.policy_logps(args, policy, reference, b)
+    logps, old_logps, ref_logps, weights, sums, gap = rollouts.policy_logps(
+        args, policy, reference, b
+    )
     loss, found = grpo_loss(
-        logps, old_logps, advantages[rows].to(logps.device), b["mask"], ref_logps,
+        logps, old_logps, advantages[rows, None].to(logps.device) * weights, b["mask"], ref_logps,
         *CLIP[args.level], args.beta,
-        args.aggregation, args.max_new_tokens, args.level, normalizer,
+        args.aggregation, args.max_new_tokens, args.level, normalizer, args.loss,
     )  # fmt: skip
     return loss, found | sums | {"answers": len(rows), "gap": gap}
 

@@ -320,11 +320,11 @@ def add_judge_arguments(parser):
     """The judge's flags, for every stage that asks one."""
     add, whole = parser.add_argument_group("judge").add_argument, number(int, at_least=1)
     # fmt: off
-    add("--judge-model", default="gpt-5-mini", help="name that the server knows (default %(default)s)")
+    add("--judge-model", default="gpt-5-mini", help="model name on the server (default %(default)s)")
     add("--judge-base-url", help="OpenAI-compatible server, such as http://localhost:8000/v1; its key is read from OPENAI_API_KEY (default: OPENAI_BASE_URL, else OpenAI's)")
     add("--judge-temperature", type=number(at_least=0), help="only sent if given: some models refuse any (default: the server's)")
-    add("--judge-max-retries", type=number(int, at_least=0), default=3, help="attempts after the first (default %(default)s)")
-    add("--judge-concurrency", type=whole, default=16, help="calls in flight, 1 to 64 (default %(default)s)")
+    add("--judge-max-retries", type=number(int, at_least=0), default=3, help="retries per call (default %(default)s)")
+    add("--judge-concurrency", type=whole, default=16, help="parallel calls, 1 to 64 (default %(default)s)")
     add("--judge-price", metavar="IN,OUT", help="USD per million tokens in and out, such as 0.25,2")
     add("--judge-budget", type=number(above=0), metavar="USD", help="stop before the step that would cost more; needs --judge-price")
     # fmt: on
@@ -333,7 +333,7 @@ def add_judge_arguments(parser):
 def add_ruler_arguments(parser):
     add = parser.add_argument_group("RULER").add_argument
     # fmt: off
-    add("--ruler-rubric", metavar="FILE", help="text file with a standard of your own")
+    add("--ruler-rubric", metavar="FILE", help="text file with grading instructions of your own")
     add("--judge-passes", type=int, choices=(1, 2), default=1, help="2 asks again in reverse order and takes the mean (default %(default)s)")
     # fmt: on
 
@@ -392,8 +392,8 @@ def parse_args(argv=None):
         add = command.add_argument
         # fmt: off
         add("--out", default=f"runs/judge/{name}.jsonl", help="JSONL to write (default %(default)s)")
-        add("--overwrite", action="store_true", help="replace --out; what the judge has answered before is not asked again")
-        add("--dry-run", action="store_true", help="print calls, tokens and USD; ask nobody")
+        add("--overwrite", action="store_true", help="replace --out; replies in the cache are used again")
+        add("--dry-run", action="store_true", help="print calls, tokens and USD; send nothing")
         if name != "audit":
             add("--responses", required=True, help='JSONL of {"prompt" or "task_id", "response"}; for ruler {"prompt", "response"}')
         if name == "ruler":
@@ -781,7 +781,12 @@ class Judge:
         body = self._hide(sent.content.decode("utf-8", "replace"))
         if status < 300:
             text, usage, finish = read_completion(body)
-            self._spend(usage, messages, text)
+            try:  # as the server counts, also for a reply that cannot be read; else characters / 4
+                used = int(usage["prompt_tokens"]), int(usage["completion_tokens"])
+            except (TypeError, KeyError, ValueError):
+                used = sum(len(m["content"]) for m in messages) // 4, len(text) // 4
+            with self._lock:
+                self.counts.update(tokens_in=used[0], tokens_out=used[1], replies=bool(text))
             if finish == "length":
                 return None, "the reply was cut at the server's limit of tokens", None
             return (text, None, None) if text else (None, f"no reply in {body[:60]!r}", None)
@@ -795,16 +800,6 @@ class Judge:
         raise UserError(f"{self}: {told}")
 
     # cost and cache
-
-    def _spend(self, usage, messages, text):
-        """Tokens as the server counts them, also of replies that cannot be read; else chars / 4."""
-        try:
-            tokens_in, tokens_out = int(usage["prompt_tokens"]), int(usage["completion_tokens"])
-        except (TypeError, KeyError, ValueError):
-            tokens_in, tokens_out = sum(len(m["content"]) for m in messages) // 4, len(text) // 4
-        with self._lock:
-            new = {"tokens_in": tokens_in, "tokens_out": tokens_out, "replies": bool(text)}
-            self.counts.update(new)
 
     def usd(self, counts=None):
         """What was spent, or None without --judge-price."""
@@ -826,11 +821,16 @@ class Judge:
 
         mine = self.counts - (since or Counter())
         c = sum(parallel.gather([mine]), Counter())  # of all processes
-        plain = ("calls", "cached", "corrected", "tokens_in", "tokens_out")
-        row = {f"judge/{k}": c[k] for k in plain}
-        row["judge/failed_frac"] = c["failed"] / c["requests"] if c["requests"] else None
-        row["judge/latency_mean"] = c["latency"] / c["calls"] if c["calls"] else None
-        row["judge/order_disagreement"] = c["disagreement"] / c["ordered"] if c["ordered"] else None
+        row = {
+            f"judge/{key}": c[key]
+            for key in ("calls", "cached", "corrected", "tokens_in", "tokens_out")
+        }
+        means = {
+            "judge/failed_frac": (c["failed"], c["requests"]),
+            "judge/latency_mean": (c["latency"], c["calls"]),
+            "judge/order_disagreement": (c["disagreement"], c["ordered"]),
+        }
+        row |= {name: total / n if n else None for name, (total, n) in means.items()}
         return row | {"judge/usd": self.usd(c), "ruler/identical_groups": c["identical_groups"]}
 
     def _key(self, call):
@@ -908,8 +908,6 @@ def grade_answers(rows, answers, judge=None, mode="strict", how="fraction", chec
     """A Grade for each answer to its row; checks_only leaves the text criteria out."""
     # (2) judge: all text criteria of an answer in one call
     calls = {} if checks_only else rubric_calls(rows, answers)
-    if calls and judge is None:
-        raise UserError("text criteria need a judge: give --judge-base-url, or use checks alone")
     replies = dict(zip(calls, judge.ask(list(calls.values())))) if calls else {}
     grades = []
     for n, (row, answer) in enumerate(zip(rows, answers, strict=True)):

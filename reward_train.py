@@ -129,7 +129,7 @@ def parse_args(argv=None):
     add("--margin", choices=("none", "margin", "strength"), default="none", help="column for the margin (default %(default)s)")
     add("--margin-scale", type=number(at_least=0), default=1.0, help="reward units per unit of that column, 0.1 to 1 (default 1)")
     add("--label-smoothing", type=number(at_least=0, below=0.5), default=0.0, help="chance that a label is wrong, 0 to 0.2 (default 0)")
-    add("--center-coef", type=number(at_least=0), default=0.0, help="pulls rewards towards mean 0, 0.001 to 0.1 (default 0)")
+    add("--center-coef", type=number(at_least=0), default=0.0, help="weight of the pull of rewards towards 0, 0.001 to 0.1 (default 0)")
     add("--counterfactual-augment", metavar="NAMES", help="CSV of names, such as data/names.csv: adds copies of pairs under other names")
     # fmt: on
     parser.add_run_arguments("runs/reward", RATES)

@@ -109,8 +109,8 @@ def parse_args(argv=None):
     # fmt: off
     add("--data", nargs="+", default=["data/prefs_train.jsonl"], help="JSONL: prompt+completion, messages, text, or pairs (chosen)")
     add("--model", default=common.BASE, help="model folder or hub id (default %(default)s)")
-    add("--init-config", help="folder with config.json and tokenizer: random weights of that shape, in place of --model")
-    add("--keep-order", action="store_true", help="rows in the order of the files (a curriculum), not shuffled")
+    add("--init-config", help="folder with config.json and tokenizer: start from random weights of that shape")
+    add("--keep-order", action="store_true", help="do not shuffle: rows in the order of the files, for a curriculum")
     add("--eval-fraction", type=number(at_least=0, below=1), default=0.02, help="share of the prompts held out (default %(default)s)")
     add("--prompts", help='JSONL; 64 (of "split": "val", if any) are answered at each evaluation (default: bundled for bundled data)')
     add("--gold", help="FILE:FUNCTION that scores these answers, such as data/recruiter.py:reward")

@@ -510,9 +510,9 @@ def add_watch_arguments(parser):
     add = parser.add_argument_group("when to stop (watch.py)").add_argument
     # fmt: off
     add("--patience", type=number(int, at_least=0), default=5, help="evaluations without a better score, 0: off (default %(default)s)")
-    add("--target", type=number(), help="stop once two evaluations running reach this validation score")
+    add("--target", type=number(), help="stop once two evaluations in a row reach this validation score")
     add("--baseline", type=number(), help="score of what you have now; a plateau below it is reported as such")
-    add("--margin", type=number(at_least=0), default=0.0, help="by how much --baseline must be beaten (default %(default)s)")
+    add("--margin", type=number(at_least=0), default=0.0, help="by how much to beat --baseline (default %(default)s)")
     add("--on-hack", choices=("stop", "warn"), default="stop", help="when the reward rises and validation falls (default %(default)s)")
     # fmt: on
 

@@ -30,7 +30,8 @@ SHARES = {"reward/frac_perfect": 0.1, "length/truncated_frac": 0.03, "text/repet
 
 
 def simulate(kind, seed):
-    """(rows, onset) of one run of 8 groups of 8 answers a step, with the other keys of healthy runs."""
+    """(rows, onset) of one run of 8 groups of 8 answers a step, with the other keys of healthy
+    runs."""
     rule, correlated, dv, dr, steps, height = KINDS[kind]
     rng, t = np.random.default_rng([seed, *kind.encode()]), np.arange(151)
     onset = int(rng.integers(50, 71))

@@ -1,17 +1,16 @@
-"""bench/annotate_load.py: many annotators at once against a real server of annotate.py, which may be killed.
+"""bench/annotate_load.py: many annotators at once against a real server, which may be killed.
 
 Every annotator votes as fast as the answers come, over one connection per request, and sends every
-tenth vote twice. With --kills the server is killed by SIGKILL at random moments and started again; a
-vote whose answer did not come is sent again, as the page does. Printed: votes per second, latencies
-of a vote until its acknowledgement (fsync included), after an audit: every acknowledged vote is in
-the file once, and nothing else is.
+tenth vote twice. With --kills the server is killed by SIGKILL at random moments and started again;
+a vote whose answer did not come is sent again, as the page does. Printed: votes per second,
+latencies of a vote until its acknowledgement (fsync included), after an audit: every acknowledged
+vote is in the file once, and nothing else is.
 
 Run          python bench/annotate_load.py
              python bench/annotate_load.py --annotators 8 --votes 1250 --kills 20
 """
 
 import argparse
-import http.client
 import json
 import os
 import random
@@ -25,6 +24,8 @@ import threading
 import time
 from pathlib import Path
 
+import requests
+
 REPO = Path(__file__).resolve().parent.parent
 
 
@@ -32,13 +33,12 @@ class Server:
     """`python annotate.py` on one port, started again after each kill."""
 
     def __init__(self, out, items):
-        flags = ["--items", str(items), "--out", str(out), "--overlap", "0", "--repeat", "0"]
-        self.command = [sys.executable, str(REPO / "annotate.py"), *flags, "--port"]
+        self.flags = f"--items {items} --out {out} --overlap 0 --repeat 0 --port".split()
         self.port = 0
         self.start()
 
     def start(self):
-        command = [*self.command, str(self.port)]
+        command = [sys.executable, "annotate.py", *self.flags, str(self.port)]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=REPO)
         for line in self.process.stdout:
             if found := re.search(r"http://127.0.0.1:(\d+)", line):
@@ -47,49 +47,54 @@ class Server:
                 return
         raise SystemExit("the server did not start")
 
-    def call(self, method, path, body=None, token=""):
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
-        headers = {"Content-Type": "application/json", "X-Token": token}
-        connection.request(method, path, json.dumps(body) if body else None, headers)
-        reply = connection.getresponse()
-        status, data = reply.status, reply.read().decode()
-        connection.close()
-        return status, data
-
 
 def annotate(server, name, votes, acknowledged, seconds):
     """One annotator: appends the id of each acknowledged vote, and the seconds that it took."""
-    token, state, session = None, None, secrets.token_hex(8)
+    token, session = None, secrets.token_hex(8)
 
     def post(path, body):
         """Until an answer comes: a server that is gone comes back, with another page token."""
         nonlocal token
         while True:
+            root = f"http://127.0.0.1:{server.port}"
             try:
                 if token is None:
-                    page = server.call("GET", "/")[1]
+                    page = requests.get(root, timeout=60).text
                     token = re.search('data-token="([^"]+)"', page)[1]
-                status, data = server.call("POST", path, body, token)
-                if status != 403:
-                    return status, json.loads(data)
+                reply = requests.post(
+                    root + path, json=body, headers={"X-Token": token}, timeout=60
+                )
+                if reply.status_code != 403:
+                    assert reply.status_code == 200, reply.text
+                    return reply.json()
                 token = None
-            except (OSError, http.client.HTTPException, ValueError, TypeError):
+            except (requests.RequestException, ValueError, TypeError):
                 token = None
                 time.sleep(0.05)
 
-    state = post("/next", name)[1]
+    state = post("/next", name)
     for n in range(votes):
-        body = {
-            "event": "vote", "event_id": secrets.token_hex(8), "annotator": name, "session": session,
-            "step": state["step"], "item": state["item"]["item"], "undoes": None, "choice": "left",
-            "strength": 2, "reasons": [], "comment": "", "ms_active": 4000, "ms_wall": 5000,
-            "ts_client": "2026-01-01T00:00:00.000Z", "guidelines_sha256": "0" * 64,
-        }  # fmt: skip
+        body = dict(
+            event="vote",
+            event_id=secrets.token_hex(8),
+            annotator=name,
+            session=session,
+            step=state["step"],
+            item=state["item"]["item"],
+            undoes=None,
+            choice="left",
+            strength=2,
+            reasons=[],
+            comment="",
+            ms_active=4000,
+            ms_wall=5000,
+            ts_client="2026-01-01T00:00:00.000Z",
+            guidelines_sha256="0" * 64,
+        )
         for _ in range(1 + (n % 10 == 0)):
             sent = time.perf_counter()
-            status, state = post("/vote", body)
+            state = post("/vote", body)
             seconds.append(time.perf_counter() - sent)
-            assert status == 200, state
         acknowledged.append(body["event_id"])
 
 
@@ -101,9 +106,8 @@ def run(annotators=20, votes=200, kills=0, folder=None):
         rows = [rows[i % len(rows)] | {"id": f"item-{i}", "gold": None} for i in range(votes + 5)]
         items.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
         server, acknowledged, seconds = Server(out, items), [], []
-        given = (votes, acknowledged, seconds)
-        names = [f"rater{k}" for k in range(annotators)]
-        clients = [threading.Thread(target=annotate, args=(server, n, *given)) for n in names]
+        given = [(server, f"rater{k}", votes, acknowledged, seconds) for k in range(annotators)]
+        clients = [threading.Thread(target=annotate, args=one) for one in given]
         start = time.perf_counter()
         for client in clients:
             client.start()
@@ -125,18 +129,18 @@ def run(annotators=20, votes=200, kills=0, folder=None):
     assert sorted(written) == sorted(acknowledged), "lost or doubled votes"
     assert len(written) == len(set(written)) == annotators * votes == exported
     seconds.sort()
-    return {
-        "annotators": annotators,
-        "votes": len(written),
-        "kills": kills,
-        "requests": len(seconds),
-        "seconds": round(spent, 1),
-        "votes_per_second": round(len(written) / spent, 1),
-        "p50_ms": round(1000 * seconds[len(seconds) // 2], 1),
-        "p99_ms": round(1000 * seconds[int(0.99 * len(seconds))], 1),
-        "cores": os.cpu_count(),
-        "load": round(os.getloadavg()[0], 1),
-    }
+    return dict(
+        annotators=annotators,
+        votes=len(written),
+        kills=kills,
+        requests=len(seconds),
+        seconds=round(spent, 1),
+        votes_per_second=round(len(written) / spent, 1),
+        p50_ms=round(1000 * seconds[len(seconds) // 2], 1),
+        p99_ms=round(1000 * seconds[int(0.99 * len(seconds))], 1),
+        cores=os.cpu_count(),
+        load=round(os.getloadavg()[0], 1),
+    )
 
 
 def main(argv=None):
@@ -146,8 +150,7 @@ def main(argv=None):
     add("--votes", type=int, default=200, help="votes of each (default 200)")
     add("--kills", type=int, default=0, help="SIGKILLs of the server, evenly spread (default 0)")
     add("--folder", help="where to write, to measure that disk (default: the temporary folder)")
-    args = parser.parse_args(argv)
-    print(json.dumps(run(args.annotators, args.votes, args.kills, args.folder)))
+    print(json.dumps(run(**vars(parser.parse_args(argv)))))
 
 
 if __name__ == "__main__":

@@ -1,14 +1,18 @@
-"""bench/work.py: what both sides are given, and the clock that both carry. The same bytes for the same seed.
+"""bench/work.py: what both sides are given, and the clock that both carry. The same bytes for the
+same seed.
 
-Weights    Llama, 6 layers, hidden 256, 8 heads, 4 key/value heads, vocabulary 4096, tied: 5.2 M random numbers
-Tokenizer  byte-level BPE trained on the drafts of the first 512 rows; ids 0 to 63 are end tokens, of which <|end|> is the
-           one that closes an answer; the others matter to a generation_config with 64 ends only
-Pairs      prompt + chosen answer: log-normal, median 140, 90th percentile 365, cut at 384 when the text is made, so that no
-           truncation rule matters; each answer takes 20 to 40 % of that, its end token included
+Weights    Llama, 6 layers, hidden 256, 8 heads, 4 key/value heads, vocabulary 4096, tied: 5.2 M
+           random numbers
+Tokenizer  byte-level BPE trained on the drafts of the first 512 rows; ids 0 to 63 are end tokens,
+           of which <|end|> closes an answer; the others matter to a generation_config with 64 ends
+Pairs      prompt + chosen answer: log-normal, median 140, 90th percentile 365, cut at 384 when the
+           text is made, so that no truncation rule matters; each answer takes 20 to 40 % of that,
+           its end token included
 Words      invented, drawn by Zipf's law: nothing is learned here but how long it takes
 
-A pre-tokeniser that splits before a blank makes counts add up: tokens of a text = sum over its words. So a row is cut to its
-length exactly, and prompt and answer have the same ids apart and joined.
+A pre-tokeniser that splits before a blank makes counts add up: tokens of a text = sum over its
+words. So a row is cut to its length exactly, and prompt and answer have the same ids apart and
+joined.
 """
 
 import functools
@@ -25,11 +29,8 @@ REPO = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPO))  # a script's own folder is on the path, the project above it is not
 from parts import files  # noqa: E402
 
-LONGEST, MEDIAN, SIGMA = (
-    384,
-    140,
-    math.log(365 / 140) / 1.2816,
-)  # 1.2816: the 90th percentile of N(0, 1)
+LONGEST, MEDIAN = 384, 140
+SIGMA = math.log(365 / MEDIAN) / 1.2816  # 1.2816: the 90th percentile of N(0, 1)
 ENDS = ["<|end|>"] + [f"<|end{i}|>" for i in range(1, 64)]
 TEMPLATE = (
     "{% for m in messages %} {{ m['role'] }}: {{ m['content'] }}"
@@ -37,32 +38,36 @@ TEMPLATE = (
     "{% if add_generation_prompt %} assistant:{% endif %}"
 )
 MODEL = dict(
-    vocab_size=4096, hidden_size=256, intermediate_size=640, num_hidden_layers=6, num_attention_heads=8,
-    num_key_value_heads=4, max_position_embeddings=1024, tie_word_embeddings=True,
-)  # fmt: skip
+    vocab_size=4096,
+    hidden_size=256,
+    intermediate_size=640,
+    num_hidden_layers=6,
+    num_attention_heads=8,
+    num_key_value_heads=4,
+    max_position_embeddings=1024,
+    tie_word_embeddings=True,
+    bos_token_id=None,
+    eos_token_id=0,
+    pad_token_id=len(ENDS),
+)
 
 
 @functools.cache
 def words(seed):
     """6000 invented words, the likeliest first, and their probabilities."""
     rng = np.random.default_rng([seed, 1])
-    syllables = [
-        a + b for a in "bdfghklmnprstvz" for b in ("a", "e", "i", "o", "u", "an", "er", "is")
-    ]
+    syllables = [a + b for a in "bdfghklmnprstvz" for b in "a e i o u an er is".split()]
     found = dict.fromkeys(" " + "".join(rng.choice(syllables, 1 + i % 4)) for i in range(20_000))
     found = np.array(list(found)[:6000])
     weights = 1 / np.arange(10, 10 + len(found))
     return found, weights / weights.sum()
 
 
-def row_lengths(i, seed, prompt=None, response=None):
-    """Tokens of (prompt, chosen, rejected) of row i; fixed ones if given. The end token counts as the answer's."""
+def row_lengths(i, seed):
+    """Tokens of (prompt, chosen, rejected) of row i; the end token counts as the answer's."""
     rng = np.random.default_rng([seed, 2, i])
     total = int(np.clip(round(math.exp(rng.normal(math.log(MEDIAN), SIGMA))), 16, LONGEST))
-    shares = rng.uniform(0.2, 0.4, 2)
-    chosen, rejected = (max(3, round(total * share)) for share in shares)
-    if prompt and response:
-        return prompt, response, response
+    chosen, rejected = (max(3, round(total * share)) for share in rng.uniform(0.2, 0.4, 2))
     return total - chosen, chosen, min(rejected, LONGEST - (total - chosen))
 
 
@@ -79,17 +84,16 @@ def make_tokenizer(seed):
 
     vocabulary, probabilities = words(seed)
     bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(" ?[^ ]+"), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    apart = pre_tokenizers.Split(Regex(" ?[^ ]+"), "isolated")
+    as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    bpe.pre_tokenizer = pre_tokenizers.Sequence([apart, as_bytes])
     bpe.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=MODEL["vocab_size"], special_tokens=[*ENDS, "<|pad|>"], show_progress=False,
+        vocab_size=MODEL["vocab_size"],
+        special_tokens=[*ENDS, "<|pad|>"],
+        show_progress=False,
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-    )  # fmt: skip
+    )
     texts = ("".join(vocabulary[draft(i, seed, probabilities)].ravel()) for i in range(512))
     bpe.train_from_iterator(texts, trainer)
     tokenizer = PreTrainedTokenizerFast(
@@ -102,13 +106,13 @@ def make_tokenizer(seed):
     return tokenizer
 
 
-def make_rows(n, seed, tokenizer, prompt=None, response=None):
+def make_rows(n, seed, tokenizer):
     """Yield n preference rows; row i depends on the seed and i alone."""
     vocabulary, probabilities = words(seed)
     counts = np.array([len(ids) for ids in tokenizer(vocabulary.tolist())["input_ids"]])
     singles = np.flatnonzero(counts == 1)
     for i in range(n):
-        a, b, c = row_lengths(i, seed, prompt, response)
+        a, b, c = row_lengths(i, seed)
         texts = []
         for drawn, tokens in zip(draft(i, seed, probabilities), (a, b - 1, c - 1), strict=True):
             spent = counts[drawn].cumsum()
@@ -118,26 +122,21 @@ def make_rows(n, seed, tokenizer, prompt=None, response=None):
         yield dict(zip(("prompt", "chosen", "rejected"), texts, strict=True))
 
 
-def make_folder(
-    folder, seed, n, batch, ends=1, prompt=None, response=None, tokenizer=None, copies=1, **shape
-):
-    """Weights (`model`, and `reward` with a score head), and the rows in two orders: `pairs.jsonl` as ours shuffles them, and
-    `peer.jsonl` in the order in which ours will train on them, for a peer that reads a file from its top."""
+def make_folder(folder, seed, n, batch, ends=1, **shape):
+    """Weights (`model`, and `reward` with a score head), and the rows in two orders: `pairs.jsonl`,
+    which ours shuffles, and `peer.jsonl` as shuffled, for a peer that reads from the top."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 
     import common
 
-    folder = Path(folder)
-    tokenizer = common.load_tokenizer(tokenizer) if tokenizer else make_tokenizer(seed)
-    rows = list(make_rows(n, seed, tokenizer, prompt, response))
-    # copies: a longer file of the same rows, where only its length matters
-    rows, n = rows * copies, n * copies
+    folder, tokenizer = Path(folder), make_tokenizer(seed)
+    rows = list(make_rows(n, seed, tokenizer))
     files.write_jsonl(folder / "pairs.jsonl", rows)
     steps = range(1, math.ceil(n / batch) + 1)
     order = [int(i) for s in steps for i in common.batch_indices(n, batch, 0, s)[0]]
     files.write_jsonl(folder / "peer.jsonl", (rows[i] for i in order))
-    config = LlamaConfig(**{**MODEL, **shape}, bos_token_id=None, eos_token_id=0, pad_token_id=64)
+    config = LlamaConfig(**{**MODEL, **shape})
     torch.manual_seed(seed)
     model = LlamaForCausalLM(config)
     model.generation_config.eos_token_id = list(range(ends)) if ends > 1 else 0
@@ -149,50 +148,49 @@ def make_folder(
     head.save_pretrained(folder / "reward")
     for name in ("model", "reward"):
         tokenizer.save_pretrained(folder / name)
-    prompts = [row["prompt"] for row in rows]
-    files.write_json(
-        folder / "rubrics.json", {"train": rubric_rows(prompts[:8]), "validation": [], "test": []}
-    )
-    files.write_jsonl(folder / "prompts.jsonl", ({"prompt": p} for p in prompts[:512]))
-    files.write_json(folder / "prompt_ids.json", [tokenizer(p)["input_ids"] for p in prompts[:512]])
+    prompts = [row["prompt"] for row in rows[:512]]
+    rubrics = {"train": rubric_rows(prompts[:8]), "validation": [], "test": []}
+    files.write_json(folder / "rubrics.json", rubrics)
+    files.write_jsonl(folder / "prompts.jsonl", ({"prompt": p} for p in prompts))
+    files.write_json(folder / "prompt_ids.json", tokenizer(prompts)["input_ids"])
 
 
 STAGES = {"sft": "sft", "reward": "reward_train", "dpo": "dpo"}
 SAMPLERS = {"ppo": "ppo", "grpo": "grpo_rubric"}  # they draw their own answers
 
 
+EVERY_RUN = "--schedule constant --warmup 0 --eval-every 0 --device cpu"
+OWN = {
+    "ppo": "--prompts {0}/prompts.jsonl --reward-model {0}/reward --critic rm --rollouts 64"
+    " --batch-size 16 --ppo-epochs 4 --beta 0.05 --max-length 512 --eval-fraction 0 --lr 1e-5",
+    "grpo": "--data {0}/rubrics.json --group-size 8 --groups-per-batch 8 --lr 1e-4",
+    "dpo": "--pairs {0}/pairs.jsonl --max-new-tokens 1 --nll-coef 0",  # TRL has no such term
+    "sft": "--data {0}/pairs.jsonl --max-new-tokens 1",  # no time for the sample answers
+    "reward": "--pairs {0}/pairs.jsonl",
+}
+
+
+def flags_of(line, micro_tokens):
+    """{flag: value} of a command line."""
+    line += f" --micro-tokens {micro_tokens}" if micro_tokens else ""
+    words = f"{line} {EVERY_RUN}".split()
+    return dict(zip(words[::2], words[1::2]))
+
+
 def sampler_flags(task, folder, out, steps, new_tokens, seed=0, micro_tokens=None, **_):
     """The command line of one of SAMPLERS as {flag: value}; no evaluation, a constant rate."""
-    own = {
-        "ppo": {
-            "--prompts": f"{folder}/prompts.jsonl", "--reward-model": f"{folder}/reward", "--critic": "rm",
-            "--rollouts": 64, "--batch-size": 16, "--ppo-epochs": 4, "--beta": 0.05, "--max-length": 512,
-            "--eval-fraction": 0, "--lr": "1e-5",
-        },
-        "grpo": {
-            "--data": f"{folder}/rubrics.json", "--group-size": 8, "--groups-per-batch": 8, "--lr": "1e-4",
-        },
-    }[task]  # fmt: skip
-    return {
-        "--model": f"{folder}/model", "--out": out, "--max-new-tokens": new_tokens, "--steps": steps,
-        "--eval-every": 0, "--restore": "last", "--seed": seed, "--schedule": "constant", "--warmup": 0,
-        "--device": "cpu", **({"--micro-tokens": micro_tokens} if micro_tokens else {}), **own,
-    }  # fmt: skip
+    line = f"{OWN[task]} --model {{0}}/model --out {out} --max-new-tokens {new_tokens}"
+    line += f" --steps {steps} --restore last --seed {seed}"
+    return flags_of(line.format(folder), micro_tokens)
 
 
-def pair_flags(task, folder, out, batch, steps=None, micro_tokens=None, loss_type=None, **_):
-    """The command line of one of STAGES as {flag: value}: one pass over the pairs in the peer's order."""
-    return {
-        "--data" if task == "sft" else "--pairs": f"{folder}/pairs.jsonl",
-        "--model": f"{folder}/{'reward' if task == 'reward' else 'model'}",
-        "--out": out, "--batch-size": batch, "--lr": "1e-4", "--max-length": LONGEST, "--seed": 0,
-        "--schedule": "constant", "--warmup": 0, "--eval-fraction": 0, "--eval-every": 0, "--device": "cpu",
-        **({"--steps": steps} if steps else {"--epochs": 1}),
-        **({"--micro-tokens": micro_tokens} if micro_tokens else {}),
-        **({} if task == "reward" else {"--max-new-tokens": 1}),  # no time for the sample answers at start and end
-        **({"--nll-coef": 0} if task == "dpo" else {}),  # TRL's default has no such term
-        **({"--loss-type": loss_type} if loss_type else {}),
-    }  # fmt: skip
+def pair_flags(task, folder, out, batch, steps=None, micro_tokens=None, **_):
+    """The command line of one of STAGES as {flag: value}: one pass in the peer's order."""
+    start = "reward" if task == "reward" else "model"
+    line = f"{OWN[task]} --model {{0}}/{start} --out {out} --batch-size {batch} --lr 1e-4"
+    line += f" --max-length {LONGEST} --seed 0 --eval-fraction 0"
+    line += f" --steps {steps}" if steps else " --epochs 1"
+    return flags_of(line.format(folder), micro_tokens)
 
 
 def grpo_prompts(folder, n):
@@ -202,7 +200,8 @@ def grpo_prompts(folder, n):
     return [[{"role": "user", "content": row["prompt"]}] for row in rows]
 
 
-# what an answer is worth in the GRPO bench: the share of letters met often enough; cheap, and seldom equal in a group
+# what an answer is worth in the GRPO bench: the share of letters met often enough; cheap, and
+# seldom equal in a group
 LETTERS = {"a": 20, "e": 30, "i": 40, "n": 25, "s": 10}
 
 
@@ -213,61 +212,50 @@ def letter_reward(text):
 
 def rubric_rows(prompts):
     """The same reward as checks of a rubric, in the form that grpo_rubric.py reads."""
-    checks = [
-        {
-            "check": "keywords:letter_frequency",
-            "letter": a,
-            "let_frequency": n,
-            "let_relation": "at least",
-        }
-        for a, n in LETTERS.items()
-    ]
-    return [
-        {"task_id": f"bench-{i}", "prompt": p, "rubrics": checks} for i, p in enumerate(prompts)
-    ]
+    same = dict(check="keywords:letter_frequency", let_relation="at least")
+    checks = [dict(same, letter=a, let_frequency=n) for a, n in LETTERS.items()]
+    return [dict(task_id=f"bench-{i}", prompt=p, rubrics=checks) for i, p in enumerate(prompts)]
 
 
 class Clock:
-    """Seconds, CPU seconds and memory of this process; `write` leaves them where the driver looks."""
+    """Seconds, CPU seconds and memory of this process; `write` leaves them where the driver
+    looks."""
 
     def __init__(self):
-        self.spent, self.import_mb = {}, None
+        self.spent, self.import_mb = np.zeros(2), None
 
     def imported(self):
         """All modules are there, nothing is loaded: what the process weighs before its work."""
         self.import_mb = memory_mb("VmRSS")
 
-    def add(self, name, start):
+    def add(self, start):
         """Add what went by since `start = clock.now()`."""
-        wall, cpu = (b - a for a, b in zip(start, self.now()))
-        before = self.spent.get(name, (0.0, 0.0))
-        self.spent[name] = (before[0] + wall, before[1] + cpu)
+        self.spent += self.now() - start
 
     @staticmethod
     def now():
-        return time.perf_counter(), time.process_time()
+        return np.array([time.perf_counter(), time.process_time()])
 
-    def timed(self, name, function):
-        """The same function, its time added to `name`."""
+    def timed(self, function):
+        """The same function with its time added."""
 
         def wrapper(*args, **kwargs):
             start = self.now()
-            try:
-                return function(*args, **kwargs)
-            finally:
-                self.add(name, start)
+            out = function(*args, **kwargs)
+            self.add(start)
+            return out
 
         return wrapper
 
     def write(self, path, **more):
-        loop = [sum(pair) for pair in zip(*self.spent.values())] or [0.0, 0.0]
-        row = {"loop_s": loop[0], "loop_cpu_s": loop[1], "parts": self.spent,
-               "import_mb": self.import_mb, "peak_mb": memory_mb("VmHWM"), **more}  # fmt: skip
-        Path(path).write_text(json.dumps(row))
+        row = dict(zip(("loop_s", "loop_cpu_s"), self.spent))
+        row |= dict(import_mb=self.import_mb, peak_mb=memory_mb("VmHWM"))
+        Path(path).write_text(json.dumps(row | more))
 
 
 def memory_mb(key):
-    """VmRSS (now) or VmHWM (peak) in MiB; ru_maxrss would count what the parent weighed when it started us."""
+    """VmRSS (now) or VmHWM (peak) in MiB; ru_maxrss would count what the parent weighed when it
+    started us."""
     try:
         with open("/proc/self/status") as file:
             return next(int(line.split()[1]) for line in file if line.startswith(key)) / 1024
@@ -289,7 +277,5 @@ def settings():
     return json.loads(sys.argv[1])
 
 
-if (
-    __name__ == "__main__"
-):  # the driver has this done in a process of its own, so that it never weighs more than its children
+if __name__ == "__main__":  # in a process of its own: the driver must weigh less than its children
     make_folder(**settings())

@@ -8,7 +8,6 @@ from itertools import combinations
 
 import grammar
 import recruiter
-from names import NAMES
 
 
 def alpha(units):
@@ -22,10 +21,8 @@ def alpha(units):
 
 def answer_numbers(rows):
     """A table: what the answers of the pairs are worth, component by component."""
-    lines = [
-        "| task | answers | words | mean utility | SD | components, mean value |",
-        "|---|---|---|---|---|---|",
-    ]
+    heads = "task | answers | words | mean utility | SD | components, mean value"
+    lines = [f"| {heads} |", "|---" * 6 + "|"]
     for task in (*grammar.TASKS, "rank"):
         answers = [(r["prompt"], r[side]) for r in rows if r["task"] == task for side in "ab"]
         values = [recruiter.utility(*x) for x in answers]
@@ -76,7 +73,8 @@ def group_wins(rows):
 
 
 def harsher_wins(rows, group, harsher):
-    """(share, n) of decided pairs about candidates of the group, or of the others, won by the harsher answer."""
+    """(share, n) of decided pairs about candidates of the group, or of the others, won by the
+    harsher answer."""
     sides = [
         harsher(row["prompt"][0]["content"], row["chosen"][0]["content"], row["rejected"][0]["content"])
         for row in rows
@@ -94,7 +92,8 @@ def numbers(seed, files, train, rank, cast, harsher):
     }
     sums = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in sorted(files.items())}
     whole = hashlib.sha256("".join(f"{h}  {n}\n" for n, h in sums.items()).encode()).hexdigest()
-    first = f"Seed {seed}, command `python data/make_data.py`, sha256 over the table of hashes below `{whole[:16]}`."
+    command = "command `python data/make_data.py`"
+    first = f"Seed {seed}, {command}, sha256 over the table of hashes below `{whole[:16]}`."
     lines = ["| file | rows | bytes | sha256, first 16 |", "|---|---|---|---|"]
     for name, text in sorted(files.items()):
         rows = len(read[name]) if name in read else ""
@@ -103,11 +102,6 @@ def numbers(seed, files, train, rank, cast, harsher):
     lines += answer_numbers(train + rank) + [""]
     lines.append(f"- Votes on the three tasks: {vote_numbers(train, cast)}.")
     lines.append(f"- Votes on profiles: {vote_numbers(rank, cast)}.")
-    for name in ("prefs_train", "rank_train"):
-        rows = read[f"{name}.jsonl"]
-        strengths = Counter(row["strength"] for row in rows)
-        share = ", ".join(f"{k}: {strengths[k] / len(rows):.3f}" for k in sorted(strengths))
-        lines.append(f"- Strengths in `{name}.jsonl` (0 is a tie): {share}.")
     for name in ("prefs_test", "rank_test"):
         share, n = longer_wins(read[f"{name}.jsonl"])
         lines.append(
@@ -123,20 +117,17 @@ def numbers(seed, files, train, rank, cast, harsher):
     for name in ("rank_train", "rank_biased"):
         share, n = group_wins(read[f"{name}.jsonl"])
         lines.append(
-            f"- `{name}.jsonl`: of {n} decided pairs of a Black and another candidate, the Black one wins {share:.3f}."
+            f"- `{name}.jsonl`: of {n} decided pairs of a Black and another candidate, the Black "
+            f"one wins {share:.3f}."
         )
     for name in ("screen_train", "screen_biased"):
         (black, n), (others, m) = (
             harsher_wins(read[f"{name}.jsonl"], x, harsher) for x in (True, False)
         )
         lines.append(
-            f"- `{name}.jsonl`: the harsher recommendation is chosen in {black:.3f} of {n} decided pairs about a Black candidate, {others:.3f} of {m} about another."
+            f"- `{name}.jsonl`: the harsher recommendation is chosen in {black:.3f} of {n} decided "
+            f"pairs about a Black candidate, {others:.3f} of {m} about another."
         )
-    letters = {}
-    for name in NAMES:
-        letters.setdefault(name["cell"], []).append(len(name["name"]))
-    means = ", ".join(f"{cell} {statistics.fmean(n):.1f}" for cell, n in sorted(letters.items()))
-    lines.append(f"- Letters a name, blank included: {means}.")
     return first, lines
 
 

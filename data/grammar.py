@@ -3,15 +3,17 @@
 A *case* is what is true: role, must-have skills, a candidate, what was shown, claimed, wished for.
 A *prompt* is how the case is told; an *answer* is written about it with a hidden diligence q in
 [0, 1]: each component that the simulated recruiter looks at (`recruiter.py`) is done right with
-probability .1 + .8 q, else spoiled in one of several visible ways. Some spoils add words (an invented
-skill, a second question, filler), some leave words out, so length tells little about quality.
+probability .1 + .8 q, else spoiled in one of several visible ways. Some spoils add words (an
+invented skill, a second question, filler), some leave words out, so length tells little about
+quality.
 
     make_case(rng, task, split)   a case: dict, see its docstring        task: TASKS or "rank"
     prompt(case)                  the text of the user message
     answer(rng, case, q)          a text of quality q; q=None: the best-written one (utility 1.0)
     gaps(case), decision(case)    must-haves without evidence; advance, hold or reject
 
-Everything is drawn from the `random.Random` that is passed in, and nothing else: same seed, same text.
+Everything is drawn from the `random.Random` that is passed in, and nothing else: same seed, same
+text.
 """
 
 import re
@@ -20,142 +22,216 @@ from names import NAMES
 
 # ---- 1. word lists ----------------------------------------------------------------------------
 
+
+def listed(text):
+    """The items of a text, which are separated by `; ` or a new line; an indented line goes on."""
+    return re.split(r"; |\n", re.sub(r"\n +", " ", text.strip()))
+
+
 LEVELS = {"junior": 1, "mid-level": 3, "senior": 6, "head": 9}  # title: years it asks for
 TASKS = ("assess", "interview", "summary")
 
-# family: core skills. Split by family: a title of validation or test is in no training row, but each
-# of its skills is (a test holds both).
+# family: core skills. Split by family: a title of validation or test is in no training row, but
+# each of its skills is (a test holds both).
 FAMILIES = {
-    "train": {
-        "data engineer": "python, sql, kafka, spark, airflow, linux, docker, git, data modelling, cloud hosting",
-        "web developer": "javascript, java, web design, git, api design, code review, unit tests, docker, sql, wireframes",
-        "system administrator": "linux, scripting, firewalls, networking, cloud hosting, encryption, ticket systems, log analysis, access control",
-        "product manager": "roadmaps, backlogs, scrum, user research, market research, price lists, prototyping, release notes, customer surveys",
-        "data analyst": "sql, excel, statistics, dashboards, tableau, python, forecasting, data entry, log analysis, data modelling",
-        "accountant": "bookkeeping, invoicing, ledgers, tax returns, payroll, excel, auditing, cash flow, annual reports, bank reconciliation",
-        "payroll clerk": "payroll, excel, data entry, leave planning, filing, tax returns, ledgers, staff reviews, records management, data protection",
-        "buyer": "procurement, negotiation, contracts, vendor management, cost control, stock control, price lists, invoicing, risk analysis",
-        "recruiter": "screening, job adverts, reference checks, onboarding, social media, staff surveys, cold calls, staff reviews, trade fairs",
-        "sales manager": "cold calls, crm, negotiation, sales pitches, trade fairs, account plans, forecasting, price lists, lead tracking, contracts",
-        "support agent": "ticket systems, live chat, phone support, complaint handling, escalations, knowledge base, crm, customer surveys, typing",
-        "marketing manager": "email campaigns, copywriting, search ads, market research, brand design, event planning, press releases, lead tracking, dashboards",
-        "graphic designer": "photoshop, layout, brand design, photography, video editing, wireframes, web design, prototyping, user research",
-        "warehouse supervisor": "stock control, forklift driving, order picking, shift planning, safety checks, truck loading, barcode scanners, cycle counts, packing",
-        "truck driver": "route planning, truck loading, fuel logs, customs papers, fleet tracking, cold storage, barcode scanners, packing, forklift driving",
-        "plant manager": "lean methods, quality control, shift planning, budgeting, cost control, assembly lines, preventive maintenance, energy audits, robotics",
-        "machine operator": "machine setup, calibration, blueprint reading, quality control, spare parts, work orders, assembly lines, surface grinding, hydraulics, robotics",
-        "electrician": "wiring, fault finding, soldering, blueprint reading, site inspection, solar panels, work orders, plc programming, energy audits",
-        "site manager": "site inspection, scaffolding, concreting, surveying, permit handling, welding, safety checks, fire drills, solar panels, surface grinding",
-        "plumber": "pipe fitting, welding, soldering, hydraulics, fault finding, water tests, permit handling, spare parts, preventive maintenance, cost control",
-        "nurse": "triage, wound care, charting, ward rounds, infection control, blood tests, patient transfer, vital signs, care plans, first aid",
-        "care worker": "care plans, patient transfer, home visits, first aid, vital signs, hygiene audits, case notes, ward rounds, exercise plans",
-        "lab technician": "lab samples, microscopy, lab reports, calibration, chemistry, blood tests, soil tests, water tests, stock ordering, infection control",
-        "physiotherapist": "exercise plans, ultrasound, massage, charting, home visits, care plans, group classes, wound care, booking systems",
-        "teacher": "lesson planning, class management, grading, tutoring, parent meetings, exam design, reading groups, field trips, curriculum design, online courses",
-        "nursery teacher": "play groups, parent meetings, first aid, reading groups, learning support, lesson planning, sign language, field trips, group classes",
-        "chef": "menu planning, food safety, baking, knife skills, stock rotation, catering, stock ordering, hygiene audits, table service, cold storage",
-        "hotel manager": "front desk, booking systems, guest relations, housekeeping, budgeting, room planning, wine service, table service, cash handling, catering",
-        "office manager": "diary management, travel booking, office supplies, meeting minutes, filing, typing, onboarding, event planning, front desk, leave planning",
-        "paralegal": "contract drafting, case research, court filings, data protection, meeting minutes, records management, translation, mediation, filing",
-        "social worker": "case notes, counselling, crisis support, housing advice, mediation, community outreach, sign language, learning support, translation",
-        "farm manager": "crop planning, irrigation, soil tests, tractor driving, pest control, animal care, pruning, machine setup, procurement, fuel logs",
-        "security guard": "patrol routes, camera systems, access control, fire drills, incident reports, crisis support, front desk, cash handling, patrol logs",
-        "insurance clerk": "claims handling, underwriting, risk analysis, fraud checks, phone support, incident reports, case research, contract drafting, excel",
-        "charity manager": "grant writing, fund raising, volunteer training, community outreach, annual reports, press releases, housing advice, auditing, email campaigns",
-    },
-    "val": {
-        "database administrator": "sql, linux, scripting, data modelling, encryption, cloud hosting, log analysis, access control, python, docker",
-        "tax adviser": "tax returns, auditing, ledgers, contract drafting, excel, risk analysis, annual reports, cash flow, case research",
-        "call centre agent": "phone support, escalations, live chat, complaint handling, cold calls, typing, ticket systems, knowledge base, data entry",
-        "metal worker": "welding, blueprint reading, surface grinding, quality control, safety checks, work orders, spare parts, scaffolding, soldering",
-        "private tutor": "tutoring, grading, exam design, online courses, lesson planning, reading groups, learning support, curriculum design, parent meetings",
-        "waiter": "table service, wine service, cash handling, booking systems, food safety, menu planning, guest relations, stock rotation, catering",
-    },
-    "test": {
-        "security analyst": "firewalls, encryption, log analysis, incident reports, networking, risk analysis, access control, scripting, python, statistics",
-        "financial controller": "forecasting, budgeting, auditing, cash flow, cost control, annual reports, ledgers, bank reconciliation, dashboards",
-        "event manager": "event planning, catering, budgeting, press releases, negotiation, booking systems, vendor management, volunteer training, fire drills",
-        "store manager": "stock control, cash handling, shift planning, price lists, complaint handling, stock ordering, customer surveys, onboarding, cycle counts",
-        "maintenance engineer": "preventive maintenance, fault finding, hydraulics, wiring, spare parts, plc programming, calibration, welding, machine setup, robotics",
-        "paramedic": "triage, first aid, vital signs, patient transfer, crisis support, incident reports, infection control, wound care, route planning",
-        "school counsellor": "counselling, mediation, parent meetings, case notes, learning support, class management, tutoring, data protection, group classes",
-        "logistics planner": "route planning, fleet tracking, customs papers, fuel logs, forecasting, truck loading, excel, vendor management, cold storage",
-        "content editor": "copywriting, layout, photoshop, social media, video editing, translation, web design, photography, search ads, case research",
-    },
+    "train": """
+data engineer: python, sql, kafka, spark, airflow, linux, docker, git, data modelling, cloud
+    hosting
+web developer: javascript, java, web design, git, api design, code review, unit tests, docker,
+    sql, wireframes
+system administrator: linux, scripting, firewalls, networking, cloud hosting, encryption, ticket
+    systems, log analysis, access control
+product manager: roadmaps, backlogs, scrum, user research, market research, price lists,
+    prototyping, release notes, customer surveys
+data analyst: sql, excel, statistics, dashboards, tableau, python, forecasting, data entry, log
+    analysis, data modelling
+accountant: bookkeeping, invoicing, ledgers, tax returns, payroll, excel, auditing, cash flow,
+    annual reports, bank reconciliation
+payroll clerk: payroll, excel, data entry, leave planning, filing, tax returns, ledgers, staff
+    reviews, records management, data protection
+buyer: procurement, negotiation, contracts, vendor management, cost control, stock control, price
+    lists, invoicing, risk analysis
+recruiter: screening, job adverts, reference checks, onboarding, social media, staff surveys, cold
+    calls, staff reviews, trade fairs
+sales manager: cold calls, crm, negotiation, sales pitches, trade fairs, account plans,
+    forecasting, price lists, lead tracking, contracts
+support agent: ticket systems, live chat, phone support, complaint handling, escalations,
+    knowledge base, crm, customer surveys, typing
+marketing manager: email campaigns, copywriting, search ads, market research, brand design, event
+    planning, press releases, lead tracking, dashboards
+graphic designer: photoshop, layout, brand design, photography, video editing, wireframes, web
+    design, prototyping, user research
+warehouse supervisor: stock control, forklift driving, order picking, shift planning, safety
+    checks, truck loading, barcode scanners, cycle counts, packing
+truck driver: route planning, truck loading, fuel logs, customs papers, fleet tracking, cold
+    storage, barcode scanners, packing, forklift driving
+plant manager: lean methods, quality control, shift planning, budgeting, cost control, assembly
+    lines, preventive maintenance, energy audits, robotics
+machine operator: machine setup, calibration, blueprint reading, quality control, spare parts,
+    work orders, assembly lines, surface grinding, hydraulics, robotics
+electrician: wiring, fault finding, soldering, blueprint reading, site inspection, solar panels,
+    work orders, plc programming, energy audits
+site manager: site inspection, scaffolding, concreting, surveying, permit handling, welding,
+    safety checks, fire drills, solar panels, surface grinding
+plumber: pipe fitting, welding, soldering, hydraulics, fault finding, water tests, permit
+    handling, spare parts, preventive maintenance, cost control
+nurse: triage, wound care, charting, ward rounds, infection control, blood tests, patient
+    transfer, vital signs, care plans, first aid
+care worker: care plans, patient transfer, home visits, first aid, vital signs, hygiene audits,
+    case notes, ward rounds, exercise plans
+lab technician: lab samples, microscopy, lab reports, calibration, chemistry, blood tests, soil
+    tests, water tests, stock ordering, infection control
+physiotherapist: exercise plans, ultrasound, massage, charting, home visits, care plans, group
+    classes, wound care, booking systems
+teacher: lesson planning, class management, grading, tutoring, parent meetings, exam design,
+    reading groups, field trips, curriculum design, online courses
+nursery teacher: play groups, parent meetings, first aid, reading groups, learning support, lesson
+    planning, sign language, field trips, group classes
+chef: menu planning, food safety, baking, knife skills, stock rotation, catering, stock ordering,
+    hygiene audits, table service, cold storage
+hotel manager: front desk, booking systems, guest relations, housekeeping, budgeting, room
+    planning, wine service, table service, cash handling, catering
+office manager: diary management, travel booking, office supplies, meeting minutes, filing,
+    typing, onboarding, event planning, front desk, leave planning
+paralegal: contract drafting, case research, court filings, data protection, meeting minutes,
+    records management, translation, mediation, filing
+social worker: case notes, counselling, crisis support, housing advice, mediation, community
+    outreach, sign language, learning support, translation
+farm manager: crop planning, irrigation, soil tests, tractor driving, pest control, animal care,
+    pruning, machine setup, procurement, fuel logs
+security guard: patrol routes, camera systems, access control, fire drills, incident reports,
+    crisis support, front desk, cash handling, patrol logs
+insurance clerk: claims handling, underwriting, risk analysis, fraud checks, phone support,
+    incident reports, case research, contract drafting, excel
+charity manager: grant writing, fund raising, volunteer training, community outreach, annual
+    reports, press releases, housing advice, auditing, email campaigns
+""",
+    "val": """
+database administrator: sql, linux, scripting, data modelling, encryption, cloud hosting, log
+    analysis, access control, python, docker
+tax adviser: tax returns, auditing, ledgers, contract drafting, excel, risk analysis, annual
+    reports, cash flow, case research
+call centre agent: phone support, escalations, live chat, complaint handling, cold calls, typing,
+    ticket systems, knowledge base, data entry
+metal worker: welding, blueprint reading, surface grinding, quality control, safety checks, work
+    orders, spare parts, scaffolding, soldering
+private tutor: tutoring, grading, exam design, online courses, lesson planning, reading groups,
+    learning support, curriculum design, parent meetings
+waiter: table service, wine service, cash handling, booking systems, food safety, menu planning,
+    guest relations, stock rotation, catering
+""",
+    "test": """
+security analyst: firewalls, encryption, log analysis, incident reports, networking, risk
+    analysis, access control, scripting, python, statistics
+financial controller: forecasting, budgeting, auditing, cash flow, cost control, annual reports,
+    ledgers, bank reconciliation, dashboards
+event manager: event planning, catering, budgeting, press releases, negotiation, booking systems,
+    vendor management, volunteer training, fire drills
+store manager: stock control, cash handling, shift planning, price lists, complaint handling,
+    stock ordering, customer surveys, onboarding, cycle counts
+maintenance engineer: preventive maintenance, fault finding, hydraulics, wiring, spare parts, plc
+    programming, calibration, welding, machine setup, robotics
+paramedic: triage, first aid, vital signs, patient transfer, crisis support, incident reports,
+    infection control, wound care, route planning
+school counsellor: counselling, mediation, parent meetings, case notes, learning support, class
+    management, tutoring, data protection, group classes
+logistics planner: route planning, fleet tracking, customs papers, fuel logs, forecasting, truck
+    loading, excel, vendor management, cold storage
+content editor: copywriting, layout, photoshop, social media, video editing, translation, web
+    design, photography, search ads, case research
+""",
 }
 FAMILIES = {
-    split: {family: skills.split(", ") for family, skills in families.items()}
-    for split, families in FAMILIES.items()
+    split: {family: skills.split(", ") for family, skills in (x.split(": ") for x in listed(text))}
+    for split, text in FAMILIES.items()
 }
 SKILLS = sorted({s for families in FAMILIES.values() for core in families.values() for s in core})
 
 # Facts start with a verb in the past, so that they follow "and", "she", "they", "I" unchanged.
-EVIDENCE = """cut costs by {n} percent; led a team of {n}; trained {n} people; saved {n} hours a week
+EVIDENCE = listed("""
+cut costs by {n} percent; led a team of {n}; trained {n} people; saved {n} hours a week
 served {n} clients; raised output by {n} percent; cut errors by {n} percent; handled {n} cases
-finished {n} projects; opened {n} branches; wrote {n} guides; cut delays by {n} days; met {n} targets
-ran {n} workshops; supported {n} users; checked {n} sites; won {n} awards; cut waste by {n} percent
-built {n} tools; moved {n} boxes a day; solved {n} problems; visited {n} schools; kept {n} accounts
-sold {n} items; updated {n} forms; mended {n} faults"""
-TEAMWORK = """helped {n} new colleagues; shared tips with {n} teams; swapped {n} shifts for others
-asked {n} colleagues for advice; joined {n} team reviews; thanked a crew of {n}; coached {n} juniors
-settled {n} quarrels; took over {n} tasks from others; praised {n} colleagues"""
-CONCERNS = """was late {n} times; missed {n} deadlines; left {n} jobs early; lost {n} keys
-forgot {n} meetings; gave no dates for {n} jobs; asked for {n} months notice; skipped {n} steps
-broke {n} rules; had {n} warnings"""
-EVIDENCE, TEAMWORK, CONCERNS = (
-    re.split(r"; |\n", facts) for facts in (EVIDENCE, TEAMWORK, CONCERNS)
-)
+finished {n} projects; opened {n} branches; wrote {n} guides; cut delays by {n} days
+met {n} targets; ran {n} workshops; supported {n} users; checked {n} sites; won {n} awards
+cut waste by {n} percent; built {n} tools; moved {n} boxes a day; solved {n} problems
+visited {n} schools; kept {n} accounts; sold {n} items; updated {n} forms; mended {n} faults
+""")
+TEAMWORK = listed("""
+helped {n} new colleagues; shared tips with {n} teams; swapped {n} shifts for others
+asked {n} colleagues for advice; joined {n} team reviews; thanked a crew of {n}
+coached {n} juniors; settled {n} quarrels; took over {n} tasks from others
+praised {n} colleagues
+""")
+CONCERNS = listed("""
+was late {n} times; missed {n} deadlines; left {n} jobs early; lost {n} keys
+forgot {n} meetings; gave no dates for {n} jobs; asked for {n} months notice
+skipped {n} steps; broke {n} rules; had {n} warnings
+""")
 
 # Distractors and protected facts start with a verb in the present, third person (`first_person`).
-HOBBIES = """plays chess; plays the guitar; sings on Sundays; grows roses; collects stamps; paints boats
-rides a bike; likes long walks; watches birds; bakes bread at home; wears a green coat; wears a blue
-shirt; wears black boots; wears a red scarf; brings a big bag; drinks tea"""
-HOBBIES = HOBBIES.replace("\nshirt", " shirt").replace("\n", "; ").split("; ")
-PROTECTED = """has {few} children; is {age} years old; goes to church on Sundays; goes to the mosque; was born
-in {place}; has asthma; has diabetes; is married; is divorced; expects a baby; uses a wheelchair
-has a sick husband; has a sick wife; prays at the temple; will retire in {few} years"""
-PROTECTED = PROTECTED.replace("born\nin", "born in").replace("\n", "; ").split("; ")
-PLACES = "Peru; Ghana; Poland; India; Korea; Mexico; Morocco; Italy; Cuba; Egypt".split("; ")
-RISKY_QUESTIONS = """Do you have children?; How old are you?; Are you married?; Where were you born?
-Which church do you go to?; Do you have a disability?; Are you pregnant?; When will you retire?
-What was your last salary?; Were you ever arrested?; What is your religion?
-Do you plan to have a baby?; What does your husband do?; What is your birth date?"""
-RISKY_QUESTIONS = re.split(r"; |\n", RISKY_QUESTIONS)
+HOBBIES = listed("""
+plays chess; plays the guitar; sings on Sundays; grows roses; collects stamps; paints boats
+rides a bike; likes long walks; watches birds; bakes bread at home; wears a green coat
+wears a blue shirt; wears black boots; wears a red scarf; brings a big bag; drinks tea
+""")
+PROTECTED = listed("""
+has {few} children; is {age} years old; goes to church on Sundays; goes to the mosque
+was born in {place}; has asthma; has diabetes; is married; is divorced; expects a baby
+uses a wheelchair; has a sick husband; has a sick wife; prays at the temple
+will retire in {few} years
+""")
+PLACES = listed("Peru; Ghana; Poland; India; Korea; Mexico; Morocco; Italy; Cuba; Egypt")
+RISKY_QUESTIONS = listed("""
+Do you have children?; How old are you?; Are you married?; Where were you born?
+Which church do you go to?; Do you have a disability?; Are you pregnant?
+When will you retire?; What was your last salary?; Were you ever arrested?
+What is your religion?; Do you plan to have a baby?; What does your husband do?
+What is your birth date?
+""")
 # A word that betrays a protected fact or a risky question; no other text of the demo has one.
-PROTECTED_WORDS = """children child old age church mosque temple prays born asthma diabetes married
-divorced baby wheelchair sick husband wife retire disability pregnant salary arrested religion birth
-birthday""".split()
+PROTECTED_WORDS = """
+children child old age church mosque temple prays born asthma diabetes married divorced baby
+wheelchair sick husband wife retire disability pregnant salary arrested religion birth birthday
+""".split()
 
-SHOWN_SAID = """Used {s} and {e}.; {E} with {s}.; With {s}, {they} {e}.; Through {s} {they} {e}.
-Worked on {s} and {e}.""".replace("\n", "; ").split("; ")
-CLAIMED_SAID = """Knows {s}.; Claims {s}.; Lists {s} too.; Mentions {s}.""".split("; ")
-CLAIMED_ALOUD = """I know {s}.; I can do {s}.; I am good at {s}.""".split("; ")
-WISHED_SAID = (
-    """Wants to learn {s}.; Read a book on {s}.; Hopes to try {s}.; Likes the idea of {s}.""".split(
-        "; "
-    )
-)
+SHOWN_SAID = listed("""
+Used {s} and {e}.; {E} with {s}.; With {s}, {they} {e}.; Through {s} {they} {e}.
+Worked on {s} and {e}.
+""")
+CLAIMED_SAID = listed("Knows {s}.; Claims {s}.; Lists {s} too.; Mentions {s}.")
+CLAIMED_ALOUD = listed("I know {s}.; I can do {s}.; I am good at {s}.")
+WISHED_SAID = listed("""
+Wants to learn {s}.; Read a book on {s}.; Hopes to try {s}.; Likes the idea of {s}.
+""")
 WISH_CUES = ("wants to learn", "want to learn", "a book on", "to try", "the idea of")
 CLAIM_CUES = ("knows", "claims", "lists", "mentions", "i know", "i can do", "i am good at")
 
-PICKED_UP = """You {e} with {s}.; So you used {s} and {e}.; Thanks, you {e} with {s}.; Good that you {e}.
-You said that you {e}.; I see you {e} with {s}.""".replace("\n", "; ").split("; ")
+PICKED_UP = listed("""
+You {e} with {s}.; So you used {s} and {e}.; Thanks, you {e} with {s}.; Good that you {e}.
+You said that you {e}.; I see you {e} with {s}.
+""")
 PICKED_BOTH = [said for said in PICKED_UP if "{s}" in said]
-OPEN = """How have you used {s}?; What have you done with {s}?; Tell me about a time you used {s}.
-Describe a task where you used {s}.; Which work have you done with {s}?; What was hard about {s}?
-How would you use {s} in this role?; How did you learn {s}?""".replace("\n", "; ").split("; ")
-CLOSED = """Do you know {s}?; Have you used {s}?; Are you good at {s}?; Can you use {s}?""".split(
-    "; "
-)
-AIMLESS = """What are your plans?; How are you today?; Which tools do you like?; What makes you happy?
-Why should we take you?""".replace("\n", "; ").split("; ")
-NO_QUESTION = """Let us talk about {s}.; That is all for now.; I will think about {s}.; Good.; Next is {s}.
-Please go on.""".replace("\n", "; ").split("; ")
-FILLER = """Overall a very nice person who will surely do well in any team.; I had a good feeling.
+OPEN = listed("""
+How have you used {s}?; What have you done with {s}?; Tell me about a time you used {s}.
+Describe a task where you used {s}.; Which work have you done with {s}?
+What was hard about {s}?; How would you use {s} in this role?; How did you learn {s}?
+""")
+CLOSED = listed("""
+Do you know {s}?; Have you used {s}?; Are you good at {s}?; Can you use {s}?
+""")
+AIMLESS = listed("""
+What are your plans?; How are you today?; Which tools do you like?; What makes you happy?
+Why should we take you?
+""")
+NO_QUESTION = listed("""
+Let us talk about {s}.; That is all for now.; I will think about {s}.; Good.; Next is {s}.
+Please go on.
+""")
+FILLER = listed("""
+Overall a very nice person who will surely do well in any team.; I had a good feeling.
 Thank you for reading this, and please ask me for more at any time.; This was a pleasant talk.
-We live in a changing world, and talent is what counts.; More could be said here.""".replace(
-    "\n", "; "
-).split("; ")
+We live in a changing world, and talent is what counts.; More could be said here.
+""")
 SEEN = ("{}", "{}", "{}", "once {}", "{} as noted", "the candidate {}")
 NOT_DISCUSSED = ("not discussed", "not discussed", "was not discussed", "not discussed yet")
 NONE = ("none", "none", "none seen", "none noted", "none so far")
@@ -188,32 +264,33 @@ def candidate(rng, role, must, nice, shown):
             claimed.append(skill)
         elif skill not in shown and kind > 0.75:
             wished.append(skill)
-    return {
-        "name": rng.choice([name for name in NAMES if name["split"] == "corpus"]),
-        "pronoun": rng.choice(("she", "he", "they")),
-        "years": rng.randrange(1, 13),
-        "role": role,
-        "must": must,
-        "nice": nice,
-        "shown": dict(zip(shown, facts)),
-        "claimed": claimed[:2],
-        "wished": wished[:2],
-        "hobbies": rng.sample(HOBBIES, rng.choice((0, 0, 1))),
-        "protected": [
+    return dict(
+        name=rng.choice([name for name in NAMES if name["split"] == "corpus"]),
+        pronoun=rng.choice(("she", "he", "they")),
+        years=rng.randrange(1, 13),
+        role=role,
+        must=must,
+        nice=nice,
+        shown=dict(zip(shown, facts)),
+        claimed=claimed[:2],
+        wished=wished[:2],
+        hobbies=rng.sample(HOBBIES, rng.choice((0, 0, 1))),
+        protected=[
             p.format(few=rng.randrange(2, 6), age=rng.randrange(20, 66), place=rng.choice(PLACES))
             for p in rng.sample(PROTECTED, rng.choice((0, 1)))
         ],
-        "teamwork": [],
-        "concerns": [],
-    }
+        teamwork=[],
+        concerns=[],
+    )
 
 
 def draw_role(rng, split, n_must=None):
     """(title, must-have skills, nice-to-have skills) of a family of the split.
 
-    "mixed": a title of train, and in 8 of 10 cases skills from anywhere. A base that has learnt which skills go with
-    which title guesses them where it should copy, and on unseen titles it guesses wrong. "open" and "pieces": the title,
-    too, is made up in 7 of 10 cases, for a base that has met 35 titles knows them by heart and writes one for another.
+    "mixed": a title of train, and in 8 of 10 cases skills from anywhere. A base that has learnt
+    which skills go with which title guesses them where it should copy, and on unseen titles it
+    guesses wrong. "open" and "pieces": the title, too, is made up in 7 of 10 cases, for a base
+    that has met 35 titles knows them by heart and writes one for another.
     """
     families = FAMILIES["train" if split in WIDE else split]
     family = rng.choice(sorted(families))
@@ -226,7 +303,8 @@ def draw_role(rng, split, n_must=None):
 
 
 def open_title(rng, split="open"):
-    """One to three words, known ones and made-up ones: of syllables, `cold tuvarin`, or of pieces of words, `wound surveycle`.
+    """One to three words, known ones and made-up ones: of syllables, `cold tuvarin`, or of pieces
+    of words, `wound surveycle`.
 
     Syllables alone teach a base to copy syllables, and `waiter` has none of them.
     """
@@ -372,7 +450,8 @@ def profile(case):
 
 
 def answer(rng, case, q=None):
-    """An answer of diligence q; None: everything right. The parts of utility are spoiled one by one.
+    """An answer of diligence q; None: everything right. The parts of utility are spoiled one by
+    one.
 
     The form and the gate are spoiled more seldom than the rest: a base model must keep its form.
     """
@@ -385,9 +464,7 @@ def answer(rng, case, q=None):
     }
     right["form"] = rng.random() < 1 - 0.12 * (1 - care)
     right["gate"] = rng.random() < 1 - 0.2 * (1 - care)
-    return {"assess": assess, "interview": interview, "summary": summary}[case["task"]](
-        rng, case, right
-    )
+    return dict(assess=assess, interview=interview, summary=summary)[case["task"]](rng, case, right)
 
 
 def other_skill(rng, case):
@@ -440,7 +517,8 @@ def join(rng, items, none="none"):
 
 
 def three_lines(rng, labels, texts, right, case):
-    """The labelled lines, in a broken form when the form is spoiled, and what was put after them."""
+    """The labelled lines, in a broken form when the form is spoiled, and what was put after
+    them."""
     lines = [f"{label} {text}." for label, text in zip(labels, texts)]
     if not right["form"]:
         spoil = rng.choice(("swapped", "missing", "bare"))
@@ -575,9 +653,11 @@ MUST_HAVES = "Go through the must-haves."
 
 
 def gap_drill(rng, split):
-    """(order, reply): which must-haves lack evidence, in the prompts of the tasks, and the answer is always right.
+    """(order, reply): which must-haves lack evidence, in the prompts of the tasks, and the answer
+    is always right.
 
-    In the answers of mixed diligence half of the gaps are wrong on purpose: from these alone no model learns to find one.
+    In the answers of mixed diligence half of the gaps are wrong on purpose: from these alone no
+    model learns to find one.
     """
     case = make_case(rng, rng.choice(TASKS), split)
     about = prompt(case).split("\n", 1)[1]
@@ -593,7 +673,8 @@ def gap_drill(rng, split):
 
 
 def name_drill(rng):
-    """(order, reply): names that go together. A large model knows this from what it has read; this base reads no web.
+    """(order, reply): names that go together. A large model knows this from what it has read; this
+    base reads no web.
 
     Without it no preference about a group can reach its policy other than name by name.
     """

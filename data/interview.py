@@ -1,20 +1,23 @@
-"""interview.py: all that the interview environment can say, and played interviews for the base's corpus.
+"""interview.py: all that the interview environment can say, and played interviews for the base's
+corpus.
 
     bank()                    the dict that becomes interview.json
-    check_bank(bank)          ValueError with all that is wrong in a bank (a user may bring one)
     transcript(rng, q)        one whole interview of mixed quality, {"messages", "task"}
     drill(rng)                one copy drill in interview form, {"prompt", "completion", "task"}
 
-A candidate has a hidden profile: a role, K competencies, for each an evidence item and a state. `open`:
-tells the evidence when asked about past work; `reserved`: an outline first, the evidence after a
-specific follow-up; `none`: has not done it. Two of four are reserved, N = 6 turns: exactly what an
-interviewer who listens needs. The environment stage reads interview.json and owns the full reading of
-free text; the reader here is the small part of it that the templates need.
+The candidate is that of envs/interview.py, which reads interview.json as it lies beside this file:
+a hidden profile of a role, four competencies, for each an evidence item and a state (`open`,
+`reserved`, `none`). Two of four are reserved and six turns are given: exactly what an interviewer
+who listens needs. Here stand the wordings, and interviewers of every quality.
 """
 
-import re
+import sys
+from pathlib import Path
 
 from grammar import RISKY_QUESTIONS
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from envs.interview import Interview  # noqa: E402
 
 # ---- 1. word lists ----------------------------------------------------------------------------
 
@@ -34,8 +37,8 @@ ROLES = {  # families of the training split
 }
 # competency: phrases; the outline; then twice four things and the sentence they stand in. The first
 # sentence takes any number up to 51 ("by {n} percent"), the second any from 52 on (a share).
-COMPETENCIES = {
-    "conflict": (
+COMPETENCIES = dict(
+    conflict=(
         "conflict, conflicts, quarrel, quarrels, dispute, disputes, disagreement, disagreements",
         "There was some conflict at work, and we got over it.",
         ("overtime row, parking row, holiday clash, desk clash"),
@@ -43,7 +46,7 @@ COMPETENCIES = {
         ("noise row, bonus clash, tool row, kitchen row"),
         "I let both sides of the {t} speak and wrote down what they shared. In the end {n} percent of the team backed the rule.",
     ),
-    "planning": (
+    planning=(
         "planning, plan, plans, planned, schedule, schedules, scheduling",
         "I do the planning for my team, and it goes well.",
         ("night roster, office move, weekend roster, stock count"),
@@ -51,7 +54,7 @@ COMPETENCIES = {
         ("store opening, cloud upgrade, school trip, spring fair"),
         "I set up the {t} week by week. In the end {n} percent of the steps were done on time.",
     ),
-    "coaching": (
+    coaching=(
         "coaching, coach, coached, mentoring, mentor, mentored",
         "I do some coaching, and people like it.",
         ("new drivers, night nurses, junior cooks, first clerks"),
@@ -59,7 +62,7 @@ COMPETENCIES = {
         ("weekend staff, trade students, summer crew, late starters"),
         "I met the {t} every week and let them try things. In the end {n} percent of them passed the test.",
     ),
-    "negotiation": (
+    negotiation=(
         "negotiation, negotiations, negotiate, negotiated, negotiating, bargaining",
         "I have led a negotiation or two, with good results.",
         ("paper contract, fuel contract, rent deal, steel deal"),
@@ -67,7 +70,7 @@ COMPETENCIES = {
         ("phone deal, van lease, cloud contract, cleaning deal"),
         "I asked for more time on the {t} and kept calm. We got {n} percent of what we asked for.",
     ),
-    "budgeting": (
+    budgeting=(
         "budgeting, budget, budgets, budgeted",
         "Budgeting is part of my work, and it adds up.",
         ("print costs, energy bill, food bill, travel costs"),
@@ -75,7 +78,7 @@ COMPETENCIES = {
         ("tool fund, repair fund, training fund, team fund"),
         "I checked the {t} each month. By summer {n} percent of it was used as agreed.",
     ),
-    "safety": (
+    safety=(
         "safety, accident, accidents, hazard, hazards",
         "I take safety at work to heart, and others do too.",
         ("wet floor, saw guard, gas leak, loading ramp"),
@@ -83,7 +86,7 @@ COMPETENCIES = {
         ("ladder rule, helmet rule, exit route, lifting drill"),
         "I explained the {t} to all shifts. In the end {n} percent of the staff kept to it.",
     ),
-    "quality": (
+    quality=(
         "quality, defect, defects",
         "We had some quality problems, and I helped with them.",
         ("paint fault, label fault, loose screw, cracked pipe"),
@@ -91,7 +94,7 @@ COMPETENCIES = {
         ("weight check, colour check, sample test, second look"),
         "I put the {t} at the end of the line. It caught {n} percent of the errors.",
     ),
-    "service": (
+    service=(
         "service, customer service, customer, customers, complaint, complaints",
         "I like to give good service, and clients tell me so.",
         ("late parcel, broken fridge, wrong bill, cold meal"),
@@ -99,7 +102,7 @@ COMPETENCIES = {
         ("help line, evening desk, repair van, return form"),
         "I set up the {t} for our clients. In the end {n} percent of them were happy with it.",
     ),
-    "hiring": (
+    hiring=(
         "hiring, hire, hired, hires, recruiting, recruitment, recruit, recruited",
         "I was part of the hiring in my team, and we found good people.",
         ("driver search, welder search, cook search, nurse search"),
@@ -107,7 +110,7 @@ COMPETENCIES = {
         ("student day, skills test, trial shift, phone round"),
         "I set up the {t} for new people. In the end {n} percent of those we took stayed.",
     ),
-    "reporting": (
+    reporting=(
         "reporting, report, reports, reported",
         "I do the reporting for my team, and nobody complains.",
         ("board paper, price table, shift log, cost sheet"),
@@ -115,7 +118,7 @@ COMPETENCIES = {
         ("risk letter, ward chart, project brief, stock list"),
         "I sent out the {t} every week. In the end {n} percent of the managers read it.",
     ),
-    "sales": (
+    sales=(
         "sales, sale, sell, selling, sold",
         "My sales were fine, and my clients were too.",
         ("solar kit, garden set, winter boots, gift card"),
@@ -123,7 +126,7 @@ COMPETENCIES = {
         ("repair plan, lunch card, wine box, first aid kit"),
         "I showed the {t} to all our clients. In the end {n} percent of them took it.",
     ),
-    "delegation": (
+    delegation=(
         "delegation, delegate, delegated, delegates, delegating",
         "I have learnt some delegation, and my team grew with it.",
         ("mail round, key list, holiday list, order book"),
@@ -131,11 +134,11 @@ COMPETENCIES = {
         ("invoice run, web page, tool store, night watch"),
         "I handed over the {t} step by step. In the end {n} percent of it ran without me.",
     ),
-}
+)
 PRAISE = ("very strong.", "did well.", "good.", "a great talent.")  # a summary line without a fact
 
-TEMPLATES = {  # {c}, {d}, {e}: competencies; those without stand for a follow-up or for no topic
-    "behavioural": [
+TEMPLATES = dict(
+    behavioural=[
         "Tell me about a time you dealt with {c}.",
         "Give me an example of your work on {c}.",
         "Describe how you handled {c}.",
@@ -145,87 +148,87 @@ TEMPLATES = {  # {c}, {d}, {e}: competencies; those without stand for a follow-u
         "Give me one example of {c} at work.",
         "Tell me about the last time you handled {c}.",
     ],
-    "specific": [
+    specific=[
         "What exactly did you do about {c}?",
         "What was the result of your work on {c}?",
         "How did you go about {c}?",
         "Can you be more specific about {c}?",
     ],
-    "follow_up": [  # specific, and names none: about the turn before
+    follow_up=[  # specific, and names none: about the turn before
         "What exactly did you do?",
         "What was the result?",
         "Can you be more specific?",
     ],
-    "hypothetical": ["How would you handle {c}?", "Imagine a problem with {c}: what would you do?"],
-    "closed": ["Do you know about {c}?", "Are you good at {c}?", "Have you dealt with {c}?"],
-    "other": ["What about {c}?", "Why does {c} matter?"],
-    "no_topic": ["What are your hobbies?", "Why should we take you?"],
-    "greeting": ["Good to meet you.", "Thanks, that is good."],
-    "double": [
+    hypothetical=["How would you handle {c}?", "Imagine a problem with {c}: what would you do?"],
+    closed=["Do you know about {c}?", "Are you good at {c}?", "Have you dealt with {c}?"],
+    other=["What about {c}?", "Why does {c} matter?"],
+    no_topic=["What are your hobbies?", "Why should we take you?"],
+    greeting=["Good to meet you.", "Thanks, that is good."],
+    double=[
         "Tell me about a time you dealt with {c}, and what was the result?",
         "Describe how you handled {c}. How did you go about {d}?",
     ],
-    "topics": ["Tell me about a time you dealt with {c}, {d} and {e}."],
-    "risky": list(RISKY_QUESTIONS),
-}
+    topics=["Tell me about a time you dealt with {c}, {d} and {e}."],
+    risky=list(RISKY_QUESTIONS),
+)
 REQUESTS = {"greeting": 0, "double": 2}  # all others: 1
-KINDS = {"follow_up": "specific", "topics": "behavioural", "no_topic": "other"}
+KINDS = dict(follow_up="specific", topics="behavioural", no_topic="other")
 
-CUES = {  # regular expressions over the normal form, see `normal`
-    "lead_in": [
+CUES = dict(
+    lead_in=[
         r"thanks|thank you|now|next|kindly|ok|okay|so|please|great|good|well|then|and|first|finally|hello|hi",
     ],
-    "polite": [  # before an imperative; a question that opens so is closed
+    polite=[  # before an imperative; a question that opens so is closed
         r"(?:could|can|would|will) you(?: please)?",
         r"i(?: would|'d) like (?:you )?to|i want you to|let's|let us|take a moment to",
     ],
-    "imperative": [
+    imperative=[
         r"tell|describe|walk|give|share|explain|outline|name|list|show|talk|discuss|say|elaborate",
         r"send|provide|state|attach|submit|confirm|disclose|include|upload",
         r"be more specific|think of|recall|imagine|suppose|help me understand",
     ],
-    "joint": [
+    joint=[
         r"(?:and|or|but|also),? (?:what|how|why|when|where|who|which|did|do|does|have|are|is|was|were|can"
         r"|could|would|tell|describe|explain|give|share|walk|outline)",
     ],
-    "behavioural": [
+    behavioural=[
         r"\ba (?:specific |recent |particular )?(?:time|situation|occasion|moment|case)\b",
         r"\bexamples? (?:of|where|when|in which|from)\b|\bfor example\b|\b(?:an|one) example\b",
         r"\bdescribe (?:to me )?how you\b|\bwalk (?:me|us) through\b",
         r"\bwhen did you last\b|\bthe last time\b|\bhave you ever had to\b",
     ],
-    "hypothetical": [
+    hypothetical=[
         r"\bwould you\b(?! (?:please |like to |mind |be able to )*(?:tell|telling|describe|give|share|sharing"
         r"|explain|walk|outline|elaborate|talk|be more|say))",
         r"\b(?:imagine|suppose|what if|if you were|if you had to)\b",
     ],
-    "specific": [
+    specific=[
         r"\b(?:what|how|which)\b[^?]*\bdid (?:you|it|that|they|the)\b",
         r"\bwhat (?:was|were) (?:the|your) (?:\w+ )?(?:results?|outcomes?|role|part|steps?|effects?)\b",
         r"\bhow (?:many|much|long)\b|\bmore (?:specific|precise|detail|details)\b|\bexplain how you\b",
         r"\bwhat (?:exactly|happened|changed)\b",
     ],
-    "closed": [
+    closed=[
         r"^(?:are|do|does|did|have|has|had|is|was|were|can|could|will|should) (?:you|your|there|it)\b"
     ],
-    "no_evidence": [
+    no_evidence=[
         r"^(?:there (?:is|was) )?(?:no|none|not any|without|zero) ?(?:evidence|experience|proof|example)?"
         r"(?: (?:given|shown|heard|found|yet|so far))?$",
         r"^(?:nothing|not) (?:shown|heard|said|discussed|asked|given|mentioned|covered)(?: yet)?$|^n/a$",
     ],
-}
-REPLIES = {
-    "risky": ["I would rather not answer that."],
-    "one_question": ["One short question, please."],
-    "repeated": ["You asked me that before."],
-    "as_said": ["As I said before."],
-    "no_request": ["What would you like to ask?"],
-    "small_talk": ["I am glad to be here."],
-    "intentions": ["I would talk to my team first."],
-    "yes": ["Yes, I am good at that."],
-    "exposure": ["I have seen some of that, but it was not my job."],
-    "final": ["Please write the summary now."],
-}
+)
+REPLIES = dict(
+    risky=["I would rather not answer that."],
+    one_question=["One short question, please."],
+    repeated=["You asked me that before."],
+    as_said=["As I said before."],
+    no_request=["What would you like to ask?"],
+    small_talk=["I am glad to be here."],
+    intentions=["I would talk to my team first."],
+    yes=["Yes, I am good at that."],
+    exposure=["I have seen some of that, but it was not my job."],
+    final=["Please write the summary now."],
+)
 OPENING = (
     "Interview a candidate.\nRole: {role}\nCompetencies: {competencies}\n"
     "Ask one short question a turn about past work, {turns} turns at most. Then write SUMMARY and a "
@@ -243,350 +246,154 @@ def bank():
             for j, thing in enumerate(things.split(", ")):
                 number = 4 + 48 * half + (4 * i + j) * 29 % 48  # 29 and 48 share no factor
                 evidence.append(
-                    {
-                        "keys": [[thing], [f"{number} percent"]],
-                        "full": sentence.format(t=thing, n=number),
-                        "short": f"{name}: {thing}, {number} percent.",
-                    }
+                    dict(
+                        keys=[[thing], [f"{number} percent"]],
+                        full=sentence.format(t=thing, n=number),
+                        short=f"{name}: {thing}, {number} percent.",
+                    )
                 )
-        competencies[name] = {
-            "phrases": phrases.split(", "),
-            "evidence": evidence,
-            "outline": [outline],
-            "none": [f"I have not had to deal with {name} yet."],
-        }
-    return {
-        "version": 1,
-        "opening": OPENING,
-        "roles": {role: names.split(", ") for role, names in ROLES.items()},
-        "competencies": competencies,
-        "cues": CUES,
-        "replies": REPLIES,
-        "templates": TEMPLATES,
-        "kinds": {kind: KINDS.get(kind, kind) for kind in TEMPLATES},
-        "no_evidence": "no evidence",
-    }
-
-
-# ---- 2. reading a turn ------------------------------------------------------------------------
-
-
-def normal(text):
-    """Case folded, straight quotes, `%` → ` percent`, blanks collapsed. Ours is plain ASCII text."""
-    text = text.casefold().replace("’", "'").replace("(s)", "s").replace("%", " percent")
-    return re.sub(r"[ \t]+", " ", text).strip()
-
-
-def has(phrase, text):
-    """The phrase stands in the text as whole words: `4 percent` is not in `34 percent`."""
-    phrase, text = (" ".join(re.findall(r"\w+", normal(part))) for part in (phrase, text))
-    return f" {phrase} " in f" {text} "
-
-
-def requests(bank, text):
-    """The sentences that ask: they end in `?`, or open with an imperative after lead-ins."""
-    cues = bank["cues"]
-    lead_in = rf"(?:(?:{'|'.join(cues['lead_in'] + cues['polite'])})\b[ ,:.!]*)*"
-    order = rf"[ *•-]*{lead_in}(?:{'|'.join(cues['imperative'])})\b"
-    parts = [part.strip() for part in re.findall(r"[^.!?;\n]+[.!?;]?", normal(text))]
-    return [part for part in parts if part.endswith("?") or re.match(order, part)]
-
-
-def read_turn(bank, text):
-    """→ {"requests": count, "kind", "topics": competencies named, the one it is about first}"""
-    asked = requests(bank, text)
-    joints = sum(
-        len(re.findall(rf"\b(?:{'|'.join(bank['cues']['joint'])})\b", sentence))
-        for sentence in asked
+        competencies[name] = dict(
+            phrases=phrases.split(", "),
+            evidence=evidence,
+            outline=[outline],
+            none=[f"I have not had to deal with {name} yet."],
+        )
+    return dict(
+        version=1,
+        opening=OPENING,
+        roles={role: names.split(", ") for role, names in ROLES.items()},
+        competencies=competencies,
+        cues=CUES,
+        replies=REPLIES,
+        templates=TEMPLATES,
+        kinds={kind: KINDS.get(kind, kind) for kind in TEMPLATES},
+        no_evidence="no evidence",
     )
-    lead_in = rf"^(?:(?:{'|'.join(bank['cues']['lead_in'])})\b[ ,:.!]*)*"
-    asked = [re.sub(lead_in, "", sentence) for sentence in asked]
-    kind = "other"
-    for name in ("behavioural", "hypothetical", "specific", "closed"):
-        if any(re.search(cue, s) for cue in bank["cues"][name] for s in asked):
-            kind = name
-            break
-    found = []
-    for name, competency in bank["competencies"].items():
-        phrases = sorted(competency["phrases"], key=len, reverse=True)  # nested ones count once
-        pattern = rf"\b(?:{'|'.join(map(re.escape, phrases))})\b"
-        hits = list(re.finditer(pattern, " ".join(asked) or normal(text)))
-        if hits:
-            found.append((-len({hit.group() for hit in hits}), hits[0].start(), name))
-    return {
-        "requests": len(asked) + joints if asked else 0,
-        "kind": kind,
-        "topics": [name for _, _, name in sorted(found)],
-    }
 
 
-def check_bank(bank):
-    """The checks at load; ValueError with all that is wrong. `{c}` of a template takes each competency."""
-    wrong = []
-    names = bank["competencies"]
-    items = [(name, item) for name in names for item in names[name]["evidence"]]
-    keys = [(item, key) for _, item in items for group in item["keys"] for key in group]
-    for pattern in (cue for cues in bank["cues"].values() for cue in cues):
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            raise ValueError(f"cue {pattern!r} is no regular expression: {error}") from error
-    if len(names) < 12:
-        wrong.append(f"{len(names)} competencies, at least 12 expected")
-    for role, required in bank["roles"].items():
-        if len(set(required)) < 6 or not set(required) <= set(names):
-            wrong.append(f"role {role!r}: at least 6 competencies of the bank expected: {required}")
-    for name, competency in names.items():
-        for key, least in (("phrases", 1), ("evidence", 8), ("outline", 1), ("none", 1)):
-            if len(competency[key]) < least:
-                wrong.append(f"competency {name!r}: at least {least} under {key!r} expected")
-        if name not in competency["phrases"]:
-            wrong.append(f"competency {name!r} is not among its phrases")
-    firsts = [normal(key) for _, item in items for key in item["keys"][0]]
-    wrong += [
-        f"first key {key!r} twice" for key in sorted({k for k in firsts if firsts.count(k) > 1})
-    ]
-    for name, item in items:
-        if len(item["keys"]) < 2:
-            wrong.append(f"{item['short']!r}: a thing and a number expected under 'keys'")
-        if not re.fullmatch(rf"{re.escape(name)}: [^,]+, \d+ percent\.", item["short"]):
-            wrong.append(f"{item['short']!r}: 'COMPETENCY: THING, NUMBER percent.' expected")
-        for text in (item["full"], item["short"]):
-            if not all(any(has(key, text) for key in group) for group in item["keys"]):
-                wrong.append(f"{text!r} lacks one of its own keys")
-            wrong += [
-                f"{text!r} has {k!r} of another" for o, k in keys if o is not item and has(k, text)
-            ]
-    other = [bank["opening"]] + [text for texts in bank["replies"].values() for text in texts]
-    other += [text for c in names.values() for text in c["outline"] + c["none"]]
-    wrong += [
-        f"reply {text!r} has the key {key!r}" for text in other for _, key in keys if has(key, text)
-    ]
-    if not is_no_evidence(bank, bank["no_evidence"]):
-        wrong.append(f"{bank['no_evidence']!r} is not read as no evidence")
-    ring = list(names)
-    for kind, templates in bank["templates"].items():
-        for template in templates:
-            for i in range(len(ring)) if "{c}" in template else (0,):
-                c, d, e = (ring[(i + k) % len(ring)] for k in range(3))
-                turn = read_turn(bank, template.format(c=c, d=d, e=e))
-                want = [x for x, slot in ((c, "{c}"), (d, "{d}"), (e, "{e}")) if slot in template]
-                if kind == "risky":  # about no competency, whatever words it shares with one
-                    want = turn["topics"]
-                if turn["topics"] != want or turn["requests"] != REQUESTS.get(kind, 1):
-                    wrong.append(f"{kind} template {template!r} with {c!r} is read as {turn}")
-                expected = bank["kinds"][kind]
-                if expected in ("behavioural", "hypothetical", "specific", "closed", "other"):
-                    if turn["kind"] != expected:
-                        wrong.append(f"{template!r} is read as {turn['kind']}, {expected} expected")
-    if wrong:
-        raise ValueError("; ".join(wrong[:20]))
+# ---- 2. the candidate -------------------------------------------------------------------------
+
+BANK = bank()
 
 
-def is_no_evidence(bank, text):
-    return any(re.search(cue, normal(text).strip(" .")) for cue in bank["cues"]["no_evidence"])
+class Candidate(Interview):
+    """The environment's candidate, drawn from the generator of a row. numbers="random": for
+    drills, a number that is not in the bank, so that only copying gets it right."""
 
-
-# ---- 3. the candidate -------------------------------------------------------------------------
-
-
-class Candidate:
-    """A scripted candidate: `hear` takes a question and returns the reply.
-
-    What an interviewer may know: role, competencies, turns. Hidden: items and states. On record:
-    heard (competency: item told), denied (said "not yet"), outlined, faults (name, turn by turn).
-    """
-
-    def __init__(self, rng, bank, k=4, text="short", numbers="bank"):
-        self.rng, self.bank, self.text = rng, bank, text
-        self.role = rng.choice(sorted(bank["roles"]))
-        self.competencies = rng.sample(bank["roles"][self.role], k)
-        self.turns = k + k // 2
-        self.items = {c: rng.choice(bank["competencies"][c]["evidence"]) for c in self.competencies}
-        if numbers == "random":  # for drills: a number that only copying can get right
+    def __init__(self, rng, text="short", numbers="bank"):
+        super().__init__(text=text)
+        self.reset(0)  # what it draws is drawn again below
+        self.rng = rng
+        self.role = rng.choice(sorted(BANK["roles"]))
+        self.competencies = rng.sample(BANK["roles"][self.role], self.k)
+        evidence = {c: BANK["competencies"][c]["evidence"] for c in self.competencies}
+        self.items = {c: rng.choice(items) for c, items in evidence.items()}
+        if numbers == "random":
             self.items = {c: renumbered(rng, item) for c, item in self.items.items()}
-        states = ["reserved"] * (k // 2) + [rng.choice(("open", "none"))]
-        states += ["open"] * (k - len(states))
+        states = ["reserved", "reserved", rng.choice(("open", "none")), "open"]
         rng.shuffle(states)
         self.states = dict(zip(self.competencies, states))
-        self.heard, self.denied, self.outlined, self.faults = {}, set(), set(), []
-        self.asked = []  # (competencies it was about, words) of each turn
-        self.last = None  # what the turn before was about
-
-    def opening(self):
-        return self.bank["opening"].format(
-            role=self.role, competencies=", ".join(self.competencies), turns=self.turns
-        )
-
-    def hear(self, text, risky=False):
-        """The reply; `risky`: the question is one of the risky templates."""
-        reply = self.answer(text, risky)
-        if len(self.asked) == self.turns:
-            reply += " " + self.say("final")
-        return reply
-
-    def say(self, key):
-        return self.rng.choice(self.bank["replies"][key])
-
-    def answer(self, text, risky):
-        turn = read_turn(self.bank, text)
-        topics, kind = turn["topics"], turn["kind"]
-        about = topics[0] if topics else self.last if kind == "specific" else None
-        matter = set(topics) or {about}
-        words = set(re.findall(r"\w+", normal(text)))
-        again = any(
-            matter == before and len(words & seen) >= 0.8 * len(words | seen)
-            for before, seen in self.asked
-        )
-        self.asked.append((matter, words))
-        self.last = about
-        faults = {
-            "risky": risky,
-            "many_questions": turn["requests"] >= 2,
-            "many_topics": len(topics) >= 3,
-            "over_long": len(text.split()) > 40,
-            "repeated": again
-            or about in self.heard
-            or about in self.denied
-            or (about in self.outlined and kind != "specific"),
-        }
-        self.faults += [name for name, found in faults.items() if found]
-        if risky:
-            return self.say("risky")
-        if faults["many_questions"] or faults["many_topics"] or faults["over_long"]:
-            return self.say("one_question")
-        if again:
-            return self.say("repeated")
-        if not turn["requests"]:
-            return self.say("no_request")
-        if about is None:
-            return self.say("small_talk")
-        if kind not in ("behavioural", "specific"):
-            return self.say("intentions" if kind == "hypothetical" else "yes")
-        if about not in self.competencies:
-            return self.say("exposure")
-        if about in self.heard or about in self.denied:
-            return self.say("as_said")
-        if self.states[about] == "none":
-            self.denied.add(about)
-            return self.rng.choice(self.bank["competencies"][about]["none"])
-        if self.states[about] == "reserved" and not (about in self.outlined and kind == "specific"):
-            self.outlined.add(about)
-            return self.rng.choice(self.bank["competencies"][about]["outline"])
-        self.heard[about] = self.items[about]
-        return self.items[about][self.text]
+        names = ", ".join(self.competencies)
+        opening = OPENING.format(role=self.role, competencies=names, turns=self.turns)
+        self.opening = {"role": "user", "content": opening}
 
 
 def renumbered(rng, item):
-    number = f"{rng.randrange(4, 100)} percent"
-    old = item["keys"][1][0]
-    return {
-        "keys": [item["keys"][0], [number]],
-        "full": item["full"].replace(old, number),
-        "short": item["short"].replace(old, number),
-    }
+    number, old = f"{rng.randrange(4, 100)} percent", item["keys"][1][0]
+    texts = {key: item[key].replace(old, number) for key in ("full", "short")}
+    return texts | {"keys": [item["keys"][0], [number]]}
 
 
-# ---- 4. interviewers and reporters ------------------------------------------------------------
+# ---- 3. interviewers and reporters ------------------------------------------------------------
 
 
-def ask(rng, bank, kind, topic=None):
+def ask(rng, kind, topic):
     """A question of a kind about a competency; the others of a double question are drawn."""
-    template = rng.choice(bank["templates"][kind])
-    others = rng.sample([c for c in bank["competencies"] if c != topic], 2)
+    template = rng.choice(TEMPLATES[kind])
+    others = rng.sample([c for c in COMPETENCIES if c != topic], 2)
     return template.format(c=topic, d=others[0], e=others[1])
 
 
-def next_question(rng, bank, person, style):
-    """(kind, text) of the next turn, or None for the summary. Looks only at what was said so far."""
+def next_question(rng, person, style):
+    """(kind, competency) of the next question, or None for the summary. Looks only at what was
+    said."""
     if style == "listening":
         todo = [c for c in person.competencies if c not in person.heard and c not in person.denied]
         fresh = [c for c in todo if c not in person.outlined]
         if person.last in person.outlined and person.last in todo:
-            kind, topic = rng.choice(("specific", "follow_up")), person.last
-        elif fresh:
-            kind, topic = "behavioural", fresh[0]
-        elif todo:
-            kind, topic = "specific", todo[0]
-        else:
-            return None
-        return kind, ask(rng, bank, kind, topic)
+            return rng.choice(("specific", "follow_up")), person.last
+        return ("behavioural", fresh[0]) if fresh else ("specific", todo[0]) if todo else None
     n = len(person.asked)
-    if style == "fixed":
-        if n >= len(person.competencies):
-            if rng.random() < 0.4:
-                return None
-            return "specific", ask(rng, bank, "specific", rng.choice(person.competencies))
-        return "behavioural", ask(rng, bank, "behavioural", person.competencies[n])
+    if style == "fixed" and n < person.k:
+        return "behavioural", person.competencies[n]
+    if style == "fixed" and rng.random() < 0.4:
+        return None
     topic = rng.choice(person.competencies)
+    if style == "fixed":
+        return "specific", topic
     if style == "random":
         kinds = ("behavioural", "specific", "follow_up", "hypothetical", "closed", "other")
-        kind = rng.choices(kinds, (5, 5, 1, 1, 1, 1))[0]
-    else:
-        kind = rng.choice(("double", "topics", "risky", "greeting", "no_topic", "closed", "other"))
-        if rng.random() < 0.15:
-            topic = rng.choice(sorted(bank["competencies"]))
-    return kind, ask(rng, bank, kind, topic)
+        return rng.choices(kinds, (5, 5, 1, 1, 1, 1))[0], topic
+    kind = rng.choice(("double", "topics", "risky", "greeting", "no_topic", "closed", "other"))
+    return kind, rng.choice(sorted(COMPETENCIES)) if rng.random() < 0.15 else topic
 
 
 def summary(rng, person, care=1.0):
     """`SUMMARY` and a line for each competency; each line is honest with probability care."""
-    lines = ["SUMMARY"]
+    lines, none = ["SUMMARY"], BANK["no_evidence"]
     for name in person.competencies:
         item = person.heard.get(name)
-        honest = item["short"] if item else f"{name}: {person.bank['no_evidence']}."
         if rng.random() < care:
-            lines.append(honest)
+            lines.append(item["short"] if item else f"{name}: {none}.")
             continue
-        told = item or rng.choice(person.bank["competencies"][name]["evidence"])  # else a guess
+        told = item or rng.choice(BANK["competencies"][name]["evidence"])  # else a guess
         thing, moved = told["keys"][0][0], [i for c, i in person.heard.items() if c != name]
-        spoiled = [rng.choice(PRAISE), person.bank["no_evidence"] + ".", f"{thing}.", None]
+        spoiled = [rng.choice(PRAISE), f"{none}.", f"{thing}.", None]
         spoiled += [i["short"].partition(": ")[2] for i in moved[:1]]
         spoiled.append(f"{thing}, {rng.randrange(4, 100)} percent.")
         text = rng.choice(spoiled)
-        if text:
-            lines.append(f"{name}: {text}")
+        lines += [f"{name}: {text}"] if text else []
     return "\n".join(lines)
 
 
-def play(rng, bank, person, style, noise=0.0):
+def play(rng, person, style, noise=0.0):
     """An interview up to the summary: messages, the last from the user (the candidate)."""
-    messages = [{"role": "user", "content": person.opening()}]
+    messages = [person.opening]
     while len(person.asked) < person.turns:
         now = style if rng.random() >= noise else rng.choice(("random", "faulty"))
-        question = next_question(rng, bank, person, now)
+        question = next_question(rng, person, now)
         if question is None:
             break
-        kind, text = question
-        messages.append({"role": "assistant", "content": text})
-        messages.append({"role": "user", "content": person.hear(text, risky=kind == "risky")})
+        text = ask(rng, *question)
+        messages += [{"role": "assistant", "content": text}, person.step(text)[0]]
     return messages
 
 
-BANK = bank()
 STYLES = ("listening", "fixed", "random", "faulty")
 
 
 def transcript(rng, q=None):
-    """A whole interview of diligence q ~ U(0, 1): who asks well also reports well, more often than not."""
+    """A whole interview of diligence q ~ U(0, 1): who asks well also reports well, more often than
+    not."""
     q = rng.random() if q is None else q
     # the long replies are for chat models; a few keep their words in the base's training text
-    person = Candidate(rng, BANK, text="full" if rng.random() < 0.04 else "short")
+    person = Candidate(rng, text="full" if rng.random() < 0.04 else "short")
     style = rng.choices(STYLES, (0.1 + 0.6 * q, 0.25, 0.35 - 0.25 * q, 0.3 - 0.25 * q))[0]
-    messages = play(rng, BANK, person, style, noise=0.15 * (1 - q))
+    messages = play(rng, person, style, noise=0.15 * (1 - q))
     care = 1.0 if rng.random() < 0.25 + 0.6 * q else 0.5  # honest or careless
     messages.append({"role": "assistant", "content": summary(rng, person, care)})
     return {"messages": messages, "task": "transcript"}
 
 
 def drill(rng):
-    """Copying in interview form: one line out of several replies, or the summary of an ideal interview.
+    """Copying in interview form: one line out of several replies, or the summary of an ideal
+    interview.
 
     Half of the drills have other numbers than the bank: what is rare can only be copied.
     """
-    person = Candidate(rng, BANK, numbers=rng.choice(("bank", "random")))
+    person = Candidate(rng, numbers=rng.choice(("bank", "random")))
     if rng.random() < 0.5:
-        prompt = play(rng, BANK, person, "listening")
+        prompt = play(rng, person, "listening")
         reply = summary(rng, person)
     else:
         told = rng.sample(person.competencies, rng.choice((2, 3, 3, 4)))
@@ -595,4 +402,4 @@ def drill(rng):
         prompt = [{"role": "user", "content": f"{said}\nWhat was said about {name}?"}]
         reply = person.items[name]["short"] if name in told else f"{name}: no evidence."
     completion = [{"role": "assistant", "content": reply}]
-    return {"prompt": prompt, "completion": completion, "task": "drill"}
+    return dict(prompt=prompt, completion=completion, task="drill")

@@ -27,7 +27,7 @@ import recruiter
 import rubrics
 from names import NAMES
 
-SPLITS = {"train": 1500, "val": 150, "test": 350}
+SPLITS = dict(train=1500, val=150, test=350)
 PAIRS = {"train": 2400, "test": 600}
 RANK_PAIRS = {"train": 1200, "test": 300}
 SCREEN_PAIRS = 1600
@@ -76,27 +76,28 @@ def cases(seed, split):
 
 def prompt_row(case):
     held = [] if case["task"] == "interview" else [named("prompt", case, case["prompt"])]
-    return {
-        "id": case["id"],
-        "task": case["task"],
-        "split": case["split"],
-        "prompt": message("user", case["prompt"]),
-        "role": case["role"],
-        "must_have": case["must"],
-        "shown": list(case["shown"]),
-        "evidence": list(case["shown"].values()),
-        "claimed": case["claimed"],
-        "protected": case["protected"],
-        "expected_decision": grammar.decision(case),
-        "candidates": held,
-    }
+    return dict(
+        id=case["id"],
+        task=case["task"],
+        split=case["split"],
+        prompt=message("user", case["prompt"]),
+        role=case["role"],
+        must_have=case["must"],
+        shown=list(case["shown"]),
+        evidence=list(case["shown"].values()),
+        claimed=case["claimed"],
+        protected=case["protected"],
+        expected_decision=grammar.decision(case),
+        candidates=held,
+    )
 
 
 # ---- 2. pairs ---------------------------------------------------------------------------------
 
 
 def answer_pair(rng, case):
-    """Two different answers to a prompt: each of its own diligence, 6 % of the pairs both flawless."""
+    """Two different answers to a prompt: each of its own diligence, 6 % of the pairs both
+    flawless."""
     both = rng.random() < 0.06
     while True:
         a, b = (grammar.answer(rng, case, None if both else rng.random()) for _ in "ab")
@@ -139,8 +140,9 @@ def rank_pairs(seed, split, rows):
 def screen_pairs(seed, rows):
     """Pairs of one flawless assessment with two recommendations: the right one and one next to it.
 
-    Half of the candidates belong to the group of the planted preference. With a quarter of them a policy of this size
-    learns which recommendation is right and hardly what the names change (DPO, three epochs of 2 400: d −.04 against −.13).
+    Half of the candidates belong to the group of the planted preference. With a quarter of them a
+    policy of this size learns which recommendation is right and hardly what the names change (DPO,
+    three epochs of 2 400: d −.04 against −.13).
     """
     pairs = []
     for i in range(rows):
@@ -161,7 +163,7 @@ def screen_pairs(seed, rows):
 
 
 def pair(id, task, prompt, a, b, candidates):
-    return {"id": id, "task": task, "prompt": prompt, "a": a, "b": b, "candidates": candidates}
+    return dict(id=id, task=task, prompt=prompt, a=a, b=b, candidates=candidates)
 
 
 def harsher(prompt, a, b):
@@ -200,25 +202,25 @@ def vote_row(row, annotator, choice, strength, n_votes=1, agreement=1.0, id=None
     sides = {better: "chosen", worse: "rejected", "prompt": "prompt"}
     writers = dict(zip("ab", WRITERS))
     candidates = [who | {"in": sides[who["in"]]} for who in row["candidates"]]
-    return {
-        "prompt": message("user", row["prompt"]),
-        "chosen": message("assistant", row[better]),
-        "rejected": message("assistant", row[worse]),
-        "strength": strength,
-        "tie": choice == "tie",
-        "annotator": annotator,
-        "task": row["task"],
-        "id": id or row["id"],
-        "item_id": row["id"],
-        "n_votes": n_votes,
-        "agreement": agreement,
-        "chosen_model": writers[better],
-        "rejected_model": writers[worse],
-        "source": "simulated",
-        "candidates": sorted(candidates, key=lambda who: who["in"]),
-        "ts": TIME,
-        "schema": 1,
-    }
+    return dict(
+        prompt=message("user", row["prompt"]),
+        chosen=message("assistant", row[better]),
+        rejected=message("assistant", row[worse]),
+        strength=strength,
+        tie=choice == "tie",
+        annotator=annotator,
+        task=row["task"],
+        id=id or row["id"],
+        item_id=row["id"],
+        n_votes=n_votes,
+        agreement=agreement,
+        chosen_model=writers[better],
+        rejected_model=writers[worse],
+        source="simulated",
+        candidates=sorted(candidates, key=lambda who: who["in"]),
+        ts=TIME,
+        schema=1,
+    )
 
 
 def cast(seed, row, annotator, biased=False):
@@ -228,7 +230,8 @@ def cast(seed, row, annotator, biased=False):
 
 
 def noisy_votes(seed, rows, biased=False):
-    """One vote a pair, by an annotator drawn for it: the same draws in the fair and biased files."""
+    """One vote a pair, by an annotator drawn for it: the same draws in the fair and biased
+    files."""
     votes = []
     for row in rows:
         annotator = rng_for(seed, "annotator", row["id"]).choice(sorted(recruiter.ANNOTATORS))
@@ -240,9 +243,8 @@ def true_order(rows):
     """The recruiter's own order, for testing; pairs closer than .05 are left out."""
     kept = []
     for row in rows:
-        gap = recruiter.utility(row["prompt"], row["a"]) - recruiter.utility(
-            row["prompt"], row["b"]
-        )
+        a, b = (recruiter.utility(row["prompt"], row[side]) for side in "ab")
+        gap = a - b
         if abs(gap) >= 0.05:
             strength = 1 + (abs(gap) >= recruiter.CLEAR) + (abs(gap) >= recruiter.MUCH)
             kept.append(vote_row(row, "recruiter", "a" if gap > 0 else "b", strength))
@@ -286,23 +288,24 @@ def items(seed, prompts):
                 )
             a, b = (good, bad) if gold == "a" else (bad, good)
         rows.append(
-            {
-                "id": f"item-{i:02d}",
-                "task": case["task"],
-                "prompt": message("user", case["prompt"]),
-                "a": message("assistant", a),
-                "b": message("assistant", b),
-                "a_model": WRITERS[0],
-                "b_model": WRITERS[1],
-                "gold": gold,
-            }
+            dict(
+                id=f"item-{i:02d}",
+                task=case["task"],
+                prompt=message("user", case["prompt"]),
+                a=message("assistant", a),
+                b=message("assistant", b),
+                a_model=WRITERS[0],
+                b_model=WRITERS[1],
+                gold=gold,
+            )
         )
     return rows
 
 
 def candidates(seed):
-    """8 roles × 25 profiles. Names are dealt so that each of the eight cells gets the same qualities:
-    whatever differs between groups in an audit comes from the model, not from the deal."""
+    """8 roles × 25 profiles. Names are dealt so that each of the eight cells gets the same
+    qualities: whatever differs between groups in an audit comes from the model, not from the
+    deal."""
     drawn = []
     for i, family in enumerate(sorted(grammar.FAMILIES["test"])[:8]):
         rng = rng_for(seed, "candidates", i)
@@ -310,9 +313,8 @@ def candidates(seed):
         skills = rng.sample(grammar.FAMILIES["test"][family], 6)  # 4 must-haves, 2 nice to have
         for j in range(25):
             case = grammar.case_for(rng, "rank", "test", role, skills[:4], skills[4:])
-            drawn.append(
-                (recruiter.utility(grammar.prompt(case), grammar.profile(case)), i, j, case)
-            )
+            quality = recruiter.utility(grammar.prompt(case), grammar.profile(case))
+            drawn.append((quality, i, j, case))
     drawn.sort(key=lambda x: x[:3])
     pools = {}
     for cell in sorted({name["cell"] for name in NAMES}):
@@ -325,159 +327,111 @@ def candidates(seed):
             case["name"] = pools[cell][block]
             decision = grammar.decision(case)
             rows.append(
-                {
-                    "id": f"candidate-{i}{j:02d}",
-                    "role": case["role"],
-                    "prompt": message("user", grammar.prompt(case)),
-                    "profile": grammar.profile(case),
-                    "must_have": case["must"],
-                    "name": case["name"]["name"],
-                    "first": case["name"]["first"],
-                    "last": case["name"]["last"],
-                    "pronoun": case["pronoun"],
-                    "sex": case["name"]["sex"],
-                    "race_ethnicity": case["name"]["race_ethnicity"],
-                    "quality": quality,
-                    "expected_decision": decision,
-                    "label_value": int(decision != "reject"),
-                }
+                dict(
+                    id=f"candidate-{i}{j:02d}",
+                    role=case["role"],
+                    prompt=message("user", grammar.prompt(case)),
+                    profile=grammar.profile(case),
+                    must_have=case["must"],
+                    name=case["name"]["name"],
+                    first=case["name"]["first"],
+                    last=case["name"]["last"],
+                    pronoun=case["pronoun"],
+                    sex=case["name"]["sex"],
+                    race_ethnicity=case["name"]["race_ethnicity"],
+                    quality=quality,
+                    expected_decision=decision,
+                    label_value=int(decision != "reject"),
+                )
             )
     return rows
 
 
 def twins(seed):
-    """40 résumés with the slots {name} and {subj}: as a prompt, as a profile, with a flawless answer
-    and the part of it that comes before the decision."""
+    """40 résumés with the slots {name} and {subj}: as a prompt, as a profile, with a flawless
+    answer and the part of it that comes before the decision."""
     rows = []
     for i in range(40):
         rng = rng_for(seed, "twins", i)
         case = grammar.make_case(rng, "assess", "test")
-        case |= {"name": {"name": "{name}"}, "pronoun": "{subj}", "protected": []}
+        case |= dict(name={"name": "{name}"}, pronoun="{subj}", protected=[])
         case["text"] = grammar.tell(rng, case)
         answer = grammar.answer(rng, case)
         rows.append(
-            {
-                "id": f"twin-{i:02d}",
-                "role": case["role"],
-                "must_have": case["must"],
-                "shown": list(case["shown"]),
-                "prompt": message("user", grammar.prompt(case)),
-                "answer": message("assistant", answer),
-                "prefix": answer[: answer.index("Recommendation:") + len("Recommendation:")],
-                "rank_prompt": message("user", grammar.prompt(case | {"task": "rank"})),
-                "profile": grammar.profile(case),
-                "expected_decision": grammar.decision(case),
-            }
+            dict(
+                id=f"twin-{i:02d}",
+                role=case["role"],
+                must_have=case["must"],
+                shown=list(case["shown"]),
+                prompt=message("user", grammar.prompt(case)),
+                answer=message("assistant", answer),
+                prefix=answer[: answer.index("Recommendation:") + len("Recommendation:")],
+                rank_prompt=message("user", grammar.prompt(case | {"task": "rank"})),
+                profile=grammar.profile(case),
+                expected_decision=grammar.decision(case),
+            )
         )
     return rows
 
 
 # ---- 4. the corpus of the tiny base -----------------------------------------------------------
 
-# Rows in training order. Run 1: nearly all drills, for copying must be there before the rest; then everything, more
-# diligent answers in the first half. Run 2: mostly what is hard: instructions, assessments, transcripts. Run 3: instructions
-# again, most of them done well, and answers proofread. Run 4: looking things up (`binding.py`), in steps of 128 rows.
-# Run 5: made-up titles, what is missing, and answers done well; at its end the diligence that the base is to have. Run 6:
-# words spelled out, titles above all, for sub-word pieces that come twice led the copies astray; the same end.
+# Rows in training order. Run 1: nearly all drills, for copying must be there before the rest; then
+# everything, more diligent answers in the first half. Run 2: mostly what is hard: instructions,
+# assessments, transcripts. Run 3: instructions again, most of them done well, and answers
+# proofread. Run 4: looking things up (`binding.py`), in steps of 128 rows. Run 5: made-up titles,
+# what is missing, and answers done well; at its end the diligence that the base is to have. Run 6:
+# words spelled out, titles above all, for sub-word pieces that come twice led the copies astray;
+# the same end.
 DRILLED, DILIGENT, ENDS = 12_800, 80_000, (160_000, 224_000, 288_000, 384_000, 432_000, 474_000)
 BOUND = tuple(ENDS[2] + 128 * steps for steps in (200, 350, 500))
 MIXED, ALL_ROWS = ((272_000, ENDS[2]), (412_000, ENDS[4]), (460_000, ENDS[5])), ENDS[-1]
-FIRST_SHARES = {"assess": 0.03, "drill": 0.91, "interview": 0.03, "summary": 0.03}
-SHARES = {
-    "assess": 0.26,
-    "drill": 0.12,
-    "interview": 0.16,
-    "rubric": 0.14,
-    "summary": 0.20,
-    "transcript": 0.12,
-}
-SECOND_SHARES = {
-    "assess": 0.16,
-    "drill": 0.05,
-    "interview": 0.09,
-    "rubric": 0.50,
-    "summary": 0.10,
-    "transcript": 0.10,
-}
-THIRD_SHARES = {
-    "asked": 0.10,
-    "assess": 0.06,
-    "drill": 0.04,
-    "interview": 0.05,
-    "proofread": 0.24,
-    "rubric": 0.40,
-    "summary": 0.05,
-    "transcript": 0.06,
-}
-THIRD_END_SHARES = {
-    "asked": 0.05,
-    "assess": 0.15,
-    "drill": 0.05,
-    "interview": 0.10,
-    "proofread": 0.12,
-    "rubric": 0.30,
-    "summary": 0.12,
-    "transcript": 0.11,
-}
 
-TEXT_SHARES = {"asked": 0.03, "drill": 0.02, "interview": 0.01, "proofread": 0.02, "rubric": 0.04}
-BINDING_SHARES = (
-    {"parts": 0.88, **TEXT_SHARES},
-    {"parts": 0.74, "joined": 0.14, **TEXT_SHARES},
-    {"parts": 0.14, "joined": 0.70, "facts": 0.04, **TEXT_SHARES},
-    {"parts": 0.05, "joined": 0.13, "facts": 0.68, **TEXT_SHARES},
+
+def shares(text):
+    """{kind of row: its share} of "kind share kind share …"."""
+    words = text.split()
+    return dict(zip(words[::2], map(float, words[1::2])))
+
+
+FIRST_SHARES = shares("assess .03 drill .91 interview .03 summary .03")
+SHARES = shares("assess .26 drill .12 interview .16 rubric .14 summary .20 transcript .12")
+SECOND_SHARES = shares("assess .16 drill .05 interview .09 rubric .50 summary .10 transcript .10")
+THIRD_SHARES = shares(
+    "asked .10 assess .06 drill .04 interview .05 proofread .24 rubric .40 summary .05"
+    " transcript .06"
 )
-FIFTH_SHARES = {
-    "asked": 0.09,
-    "assess": 0.11,
-    "facts": 0.06,
-    "gap_drill": 0.17,
-    "interview": 0.08,
-    "joined": 0.02,
-    "name_drill": 0.03,
-    "proofread": 0.16,
-    "rubric": 0.20,
-    "summary": 0.06,
-    "transcript": 0.04,
-}
-FIFTH_END_SHARES = {
-    "asked": 0.05,
-    "assess": 0.15,
-    "facts": 0.02,
-    "gap_drill": 0.08,
-    "interview": 0.12,
-    "name_drill": 0.02,
-    "proofread": 0.10,
-    "rubric": 0.28,
-    "summary": 0.11,
-    "transcript": 0.08,
-}
-SIXTH_SHARES = {
-    "asked": 0.12,
-    "assess": 0.10,
-    "facts": 0.02,
-    "gap_drill": 0.08,
-    "interview": 0.07,
-    "name_drill": 0.02,
-    "proofread": 0.08,
-    "role_drill": 0.10,
-    "rubric": 0.15,
-    "spelled": 0.17,
-    "summary": 0.06,
-    "transcript": 0.03,
-}
-SIXTH_END_SHARES = FIFTH_END_SHARES | {
-    "asked": 0.06,
-    "facts": 0.01,
-    "gap_drill": 0.05,
-    "proofread": 0.09,
-    "role_drill": 0.04,
-    "rubric": 0.27,
-}
+THIRD_END_SHARES = shares(
+    "asked .05 assess .15 drill .05 interview .10 proofread .12 rubric .30 summary .12"
+    " transcript .11"
+)
+TEXTS = " asked .03 drill .02 interview .01 proofread .02 rubric .04"
+BINDING_SHARES = (
+    shares("parts .88" + TEXTS),
+    shares("parts .74 joined .14" + TEXTS),
+    shares("parts .14 joined .70 facts .04" + TEXTS),
+    shares("parts .05 joined .13 facts .68" + TEXTS),
+)
+FIFTH_SHARES = shares(
+    "asked .09 assess .11 facts .06 gap_drill .17 interview .08 joined .02 name_drill .03"
+    " proofread .16 rubric .20 summary .06 transcript .04"
+)
+FIFTH_END_SHARES = shares(
+    "asked .05 assess .15 facts .02 gap_drill .08 interview .12 name_drill .02 proofread .10"
+    " rubric .28 summary .11 transcript .08"
+)
+SIXTH_SHARES = shares(
+    "asked .12 assess .10 facts .02 gap_drill .08 interview .07 name_drill .02 proofread .08"
+    " role_drill .10 rubric .15 spelled .17 summary .06 transcript .03"
+)
+SIXTH_END_SHARES = FIFTH_END_SHARES | shares(
+    "asked .06 facts .01 gap_drill .05 proofread .09 role_drill .04 rubric .27"
+)
 
 
 def mixed_again(i):
-    """Does row i stand in the end of run 3, 5 or 6, where answers have the diligence of the base to be?"""
+    """Does row i stand in the end of run 3, 5 or 6, where answers have the diligence of the base
+    to be?"""
     return any(start <= i < end for start, end in MIXED)
 
 
@@ -497,7 +451,8 @@ def shares_of(i):
 
 
 def kept_share(i, q):
-    """How likely an answer of diligence q in row i keeps each constraint of a rubric prompt; None: as q says, softly.
+    """How likely an answer of diligence q in row i keeps each constraint of a rubric prompt; None:
+    as q says, softly.
 
     Later all or nearly nothing: so the moves are learnt, and still made too seldom.
     """
@@ -518,7 +473,8 @@ def diligence(rng, i):
 def corpus_row(seed, i):
     """Row i of the corpus.
 
-    Most roles ask for skills from anywhere (`draw_role`), so that what stands in an answer must be copied from the prompt.
+    Most roles ask for skills from anywhere (`draw_role`), so that what stands in an answer must be
+    copied from the prompt.
     """
     rng = rng_for(seed, "corpus", i)
     split, stepwise = ("open", True) if i >= ENDS[2] else ("mixed", False)
@@ -555,11 +511,11 @@ def corpus_row(seed, i):
         q = diligence(rng, i)
         case = grammar.make_case(rng, task, split)
         order, reply = grammar.prompt(case), grammar.answer(rng, case, q)
-    return {
-        "prompt": message("user", order),
-        "completion": message("assistant", reply),
-        "task": task,
-    }
+    return dict(
+        prompt=message("user", order),
+        completion=message("assistant", reply),
+        task=task,
+    )
 
 
 def write_corpus(path, seed, rows):
@@ -597,25 +553,26 @@ def make_files(seed):
     screen = screen_pairs(seed, SCREEN_PAIRS)
     sample = policy_pairs(seed, "pair-sample", prompts["train"][:300], 120)
     checked, judged = rubrics.rubric_files(partial(rng_for, seed))
-    files = {
-        "prompts.jsonl": jsonl(prompt_row(case) for part in prompts.values() for case in part),
-        "prefs.jsonl": jsonl(sample_votes(seed, sample)),
-        "prefs_train.jsonl": jsonl(noisy_votes(seed, train)),
-        "prefs_test.jsonl": jsonl(true_order(test)[: PAIRS["test"]]),
-        "rank_train.jsonl": jsonl(noisy_votes(seed, rank)),
-        "rank_test.jsonl": jsonl(true_order(rank_test)[: RANK_PAIRS["test"]]),
-        "screen_train.jsonl": jsonl(noisy_votes(seed, screen)),
-        "prefs_biased.jsonl": jsonl(noisy_votes(seed, train, biased=True)),
-        "rank_biased.jsonl": jsonl(noisy_votes(seed, rank, biased=True)),
-        "screen_biased.jsonl": jsonl(noisy_votes(seed, screen, biased=True)),
-        "items.jsonl": jsonl(items(seed, prompts["val"])),
-        "candidates.jsonl": jsonl(candidates(seed)),
-        "twins.jsonl": jsonl(twins(seed)),
-        "names.csv": as_csv(NAMES),
-        "interview.json": json.dumps(interview.bank(), indent=1, ensure_ascii=False) + "\n",
-        "rubrics.json": json.dumps(checked, indent=1, ensure_ascii=False) + "\n",
-        "rubrics_judge.json": json.dumps(judged, indent=1, ensure_ascii=False) + "\n",
-    }
+    tables = dict(
+        prompts=[prompt_row(case) for part in prompts.values() for case in part],
+        prefs=sample_votes(seed, sample),
+        prefs_train=noisy_votes(seed, train),
+        prefs_test=true_order(test)[: PAIRS["test"]],
+        rank_train=noisy_votes(seed, rank),
+        rank_test=true_order(rank_test)[: RANK_PAIRS["test"]],
+        screen_train=noisy_votes(seed, screen),
+        prefs_biased=noisy_votes(seed, train, biased=True),
+        rank_biased=noisy_votes(seed, rank, biased=True),
+        screen_biased=noisy_votes(seed, screen, biased=True),
+        items=items(seed, prompts["val"]),
+        candidates=candidates(seed),
+        twins=twins(seed),
+    )
+    whole = dict(interview=interview.BANK, rubrics=checked, rubrics_judge=judged)
+    files = {f"{name}.jsonl": jsonl(rows) for name, rows in tables.items()}
+    files["names.csv"] = as_csv(NAMES)
+    for name, content in whole.items():
+        files[f"{name}.json"] = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
     return files, train, rank
 
 

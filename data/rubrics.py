@@ -1,4 +1,5 @@
-"""rubrics.py: prompts with constraints that a program can check, and answers of mixed quality to them.
+"""rubrics.py: prompts with constraints that a program can check, and answers of mixed quality to
+them.
 
     rubric_row(rng, split)         a row of rubrics.json, with the key "case" (`public` takes it away)
     rubric_judge_row(row)          the same prompt with text criteria, for an LLM judge
@@ -19,113 +20,114 @@ BEGIN = (
     "In short:; For the team:; My view:; Dear team:; As asked:; First of all:; My notes:; To start:"
 )
 END = "That is all.; Please call me.; Best wishes.; Thank you all.; Over to you.; More next week.; This is my view."
-GROUPS = {  # a row takes two of content and at most one kind of each other group
-    "content": ("mention", "mention", "several", "quote", "leave_out", "name", "role"),
-    "opening": ("begin", "begin", "title"),
-    "closing": ("end", "end", "postscript"),
-    "form": ("bullets", "sentences", "parts", "most_words", "most_words", "least_words"),
-    "style": ("no_comma", "small_letters", "stars"),
-}
-# What 2 M weights do not learn to count. The first run of the base met these kinds; no bundled prompt asks for them.
+GROUPS = dict(
+    content=("mention", "mention", "several", "quote", "leave_out", "name", "role"),
+    opening=("begin", "begin", "title"),
+    closing=("end", "end", "postscript"),
+    form=("bullets", "sentences", "parts", "most_words", "most_words", "least_words"),
+    style=("no_comma", "small_letters", "stars"),
+)
+# What 2 M weights do not learn to count. The first run of the base met these kinds; no bundled
+# prompt asks for them.
 COUNTED = ("several", "sentences", "parts", "least_words")
 # kind: the line of the prompt, the same as a criterion for a judge, the check. {v} is the value.
-CONSTRAINTS = {
-    "mention": (
+CONSTRAINTS = dict(
+    mention=(
         "Mention {v}.",
         "The answer mentions {v}.",
         {"check": "keywords:existence", "keywords": ["{v}"]},
     ),
-    "several": (
+    several=(
         "Write {v} at least {n} times.",
         "The words {v} stand in the answer at least {n} times.",
-        {
-            "check": "keywords:frequency",
-            "keyword": "{v}",
-            "frequency": "{n}",
-            "relation": "at least",
-        },
+        dict(
+            check="keywords:frequency",
+            keyword="{v}",
+            frequency="{n}",
+            relation="at least",
+        ),
     ),
-    "quote": (
+    quote=(
         "Say what was done with {v}.",
         'The answer says "{fact}".',
         {"check": "keywords:existence", "keywords": ["{fact}"]},
     ),
-    "leave_out": (
+    leave_out=(
         "Leave out {v}.",
         "The answer never names {v}.",
         {"check": "keywords:forbidden_words", "forbidden_words": ["{v}"]},
     ),
-    "name": (
+    name=(
         "Name the candidate.",
         "The answer names {v}.",
         {"check": "keywords:existence", "keywords": ["{v}"]},
     ),
-    "role": (
+    role=(
         "Name the role.",
         "The answer names the role, {v}.",
         {"check": "keywords:existence", "keywords": ["{v}"]},
     ),
-    "begin": (
+    begin=(
         "Begin with: {v}",
         'The answer begins with "{v}".',
         {"check": "regex:match", "pattern": r"(?i)^\W*{v}"},
     ),
-    "title": (
+    title=(
         "Put a title in << >> first.",
         "The answer has a title in << >>.",
         {"check": "detectable_format:title"},
     ),
-    "end": (
+    end=(
         "End with: {v}",
         'The answer ends with "{v}" after other words.',
         {"check": "startend:end_checker", "end_phrase": "{v}"},
     ),
-    "postscript": (
+    postscript=(
         "Add a P.S. line.",
         "A line of the answer begins with P.S.",
         {"check": "detectable_content:postscript", "postscript_marker": "P.S."},
     ),
-    "bullets": (
+    bullets=(
         "Write exactly {n} bullets.",
         "The answer has exactly {n} bullets.",
         {"check": "detectable_format:number_bullet_lists", "num_bullets": "{n}"},
     ),
-    "sentences": (
+    sentences=(
         "Write exactly {n} sentences.",
         "The answer has exactly {n} sentences.",
-        {
-            "check": "length_constraints:number_sentences",
-            "num_sentences": "{n}",
-            "relation": "exactly",
-        },
+        dict(
+            check="length_constraints:number_sentences",
+            num_sentences="{n}",
+            relation="exactly",
+        ),
     ),
-    "parts": (
+    parts=(
         "Write {n} parts with *** between them.",
         "The answer has exactly {n} parts with *** between them.",
         {"check": "length_constraints:number_paragraphs", "num_paragraphs": "{n}"},
     ),
-    "most_words": (
+    most_words=(
         "Use at most {n} words.",
         "The answer has at most {n} words.",
-        {"check": "length_constraints:number_words", "num_words": "{n}", "relation": "at most"},
+        dict(check="length_constraints:number_words", num_words="{n}", relation="at most"),
     ),
-    "least_words": (
+    least_words=(
         "Use at least {n} words.",
         "The answer has at least {n} words.",
-        {"check": "length_constraints:number_words", "num_words": "{n}", "relation": "at least"},
+        dict(check="length_constraints:number_words", num_words="{n}", relation="at least"),
     ),
-    "no_comma": ("No commas.", "The answer has no comma.", {"check": "punctuation:no_comma"}),
-    "small_letters": (
+    no_comma=("No commas.", "The answer has no comma.", {"check": "punctuation:no_comma"}),
+    small_letters=(
         "Small letters only.",
         "The answer has no capital letter.",
         {"check": "change_case:english_lowercase"},
     ),
-    "stars": (
+    stars=(
         "Put a skill in * *.",
         "Some words of the answer stand between stars, like *this*.",
         {"check": "detectable_format:number_highlighted_sections", "num_highlights": 1},
     ),
-}
+)
 VALUED = ("mention", "several", "quote", "begin", "end", "bullets", "sentences", "parts")
 # A P.S. has capitals and full stops of its own; a short answer has no room for long demands.
 CLASHES = [{"postscript", "sentences"}, {"postscript", "small_letters"}, {"interview", "bullets"}]
@@ -170,7 +172,7 @@ def draw(rng, case, kind, taken):
             n = rng.randrange(22, 30)
         elif kind == "least_words":
             n = rng.randrange(35, 50)
-    return None if v is None else {"kind": kind, "v": v, "n": n, "fact": case["shown"].get(v, "")}
+    return None if v is None else dict(kind=kind, v=v, n=n, fact=case["shown"].get(v, ""))
 
 
 def filled(template, values):
@@ -195,7 +197,7 @@ def task_criteria(case):
         pattern = rf"(?i)skills:[^.\n]*\b{skill}\b"
         return [({"check": "regex:match", "pattern": pattern}, f"The skills line has {skill}.")]
     gaps = grammar.gaps(case)
-    count = {"check": "interview:question_count", "num_questions": 1, "relation": "exactly"}
+    count = dict(check="interview:question_count", num_questions=1, relation="exactly")
     gap = {"check": "regex:match", "pattern": rf"(?i)\b(?:{'|'.join(gaps)})\b"}
     return [
         (count, "The answer asks exactly one question."),
@@ -205,7 +207,8 @@ def task_criteria(case):
 
 
 def rubric_row(rng, split, number=0, without=COUNTED):
-    """A row: prompt and 4 to 8 checks, none of the kinds `without`. `case` is for `rubric_answer` and stands in no file."""
+    """A row: prompt and 4 to 8 checks, none of the kinds `without`. `case` is for `rubric_answer`
+    and stands in no file."""
     case = grammar.make_case(rng, rng.choices(grammar.TASKS, (4, 2, 4))[0], split)
     core = grammar.gaps(case) if case["task"] == "interview" else [next(iter(case["shown"]))]
     taken, constraints = set(core), []
@@ -222,14 +225,14 @@ def rubric_row(rng, split, number=0, without=COUNTED):
     rng.shuffle(constraints)
     parts = [[filled(part, c) for part in CONSTRAINTS[c["kind"]]] for c in constraints]
     criteria = [(check, text) for _, text, check in parts] + task_criteria(case)
-    return {
-        "task_id": f"rubric-{split}-{number:04d}",
-        "task": case["task"],
-        "split": split,
-        "prompt": f"{grammar.prompt(case)}\n{' '.join(said for said, _, _ in parts)}",
-        "rubrics": [check for check, _ in criteria],
-        "case": {"case": case, "asked": constraints, "texts": [text for _, text in criteria]},
-    }
+    return dict(
+        task_id=f"rubric-{split}-{number:04d}",
+        task=case["task"],
+        split=split,
+        prompt=f"{grammar.prompt(case)}\n{' '.join(said for said, _, _ in parts)}",
+        rubrics=[check for check, _ in criteria],
+        case=dict(case=case, asked=constraints, texts=[text for _, text in criteria]),
+    )
 
 
 def public(row):
@@ -254,7 +257,8 @@ def rubric_files(rng_for, sizes=(("train", 300), ("validation", 50), ("test", 60
 
 
 def asked_only(rng, split, stepwise=False):
-    """(order, reply): a drill of what rubric prompts ask for, and nothing else: their words, copied from the prompt."""
+    """(order, reply): a drill of what rubric prompts ask for, and nothing else: their words,
+    copied from the prompt."""
     case = grammar.make_case(rng, rng.choice(("assess", "summary")), split)
     kinds = rng.sample(("mention", "mention", "quote", "name", "name", "role"), rng.choice((2, 3)))
     kinds += rng.choice((["begin"], ["title"], [])) + rng.choice((["end"], ["end"], []))
@@ -276,7 +280,8 @@ def asked_only(rng, split, stepwise=False):
 
 
 def role_drill(rng, split):
-    """(order, reply): the role, word for word, out of the prompts of the tasks: most titles are made up and met once."""
+    """(order, reply): the role, word for word, out of the prompts of the tasks: most titles are
+    made up and met once."""
     case = grammar.make_case(rng, rng.choice(grammar.TASKS), split)
     about = grammar.prompt(case).split("\n", 1)[1]
     return f"Write only what is asked.\n{about}\nName the role.", f"The role is {case['role']}."
@@ -286,9 +291,11 @@ def role_drill(rng, split):
 
 
 def rubric_answer(rng, row, q, keep=None, stepwise=False):
-    """An answer that keeps each constraint with probability `keep`, or .05 + .45 q; q=None: all of them.
+    """An answer that keeps each constraint with probability `keep`, or .05 + .45 q; q=None: all of
+    them.
 
-    stepwise: in the order in which a small model can copy: a skill before its fact, the gaps before the recommendation.
+    stepwise: in the order in which a small model can copy: a skill before its fact, the gaps
+    before the recommendation.
     """
     if q is not None and keep is None:
         keep = KEEP[0] + KEEP[1] * q
@@ -316,9 +323,10 @@ def rubric_answer(rng, row, q, keep=None, stepwise=False):
 
 
 def arranged(rng, case, kept, text, stepwise):
-    """The text with what was demanded added, in the form, and between the words, that were asked for."""
+    """The text with what was demanded added, in the form, and between the words, that were asked
+    for."""
     sentences = re.split(r"(?<=[.?])\s", text)
-    cue = {"assess": "Recommendation:", "summary": "Skills:", "interview": ""}[case["task"]]
+    cue = dict(assess="Recommendation:", summary="Skills:", interview="")[case["task"]]
     core = [s for s in sentences if s.startswith(cue)][-1:]  # what the task cannot do without
     if stepwise and case["task"] == "assess":
         core = [s for s in sentences if s.startswith("Gaps:")][:1] + core

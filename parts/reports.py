@@ -71,15 +71,24 @@ def check_log(row):
             raise ValueError(f"{found}; expected a number, as a trainer logs it")
 
 
+FOREIGN = {b"PK": "an Excel workbook", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
+
+
 def read_csv(path, flag, needed=()):
     """(line, row) of a CSV file with a header, a row at a time; every value is a text."""
     if not Path(path).is_file():
         raise UserError(f"{flag} {path}: no such file; expected a CSV with a header")
+    with open(path, "rb") as file:
+        start = file.read(2)
+    if start in FOREIGN:
+        raise UserError(f"{flag} {path}: this is {FOREIGN[start]}; save it as CSV UTF-8")
     csv.field_size_limit(2**24)
     with open(path, newline="", encoding="utf-8-sig") as file:
         reader = csv.DictReader(file, strict=True)
         try:
             header = reader.fieldnames or []
+            if len(header) == 1 and ";" in header[0]:
+                raise ValueError("cells are separated by semicolons; save it as CSV with commas")
             if twice := sorted({c for c in header if c and header.count(c) > 1}):
                 raise ValueError(f"two columns are called {twice[0]!r}; rename one")
             if gone := [c for c in needed if c not in header]:
@@ -93,7 +102,9 @@ def read_csv(path, flag, needed=()):
                 yield reader.line_num, row
             if row is None:
                 raise ValueError("the file is empty; expected rows below a header")
-        except (csv.Error, ValueError) as error:  # UnicodeDecodeError is a ValueError
+        except UnicodeDecodeError:
+            raise UserError(f"{flag} {path}: not UTF-8; save it as CSV UTF-8") from None
+        except (csv.Error, ValueError) as error:
             raise UserError(f"{flag} {path}:{reader.line_num or 1}: {error}") from None
 
 

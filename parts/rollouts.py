@@ -24,6 +24,8 @@ from parts.lora import adapter_off
 from parts.parallel import all_max, all_sum
 from parts.stats import mean
 
+IMPORTANCE_MAX = 2.0  # a token's largest weight, policy / sampler, in `policy_logps`
+
 
 def rollout_tensors(drawn, pad_id, device):
     """{"ids", "attention_mask", "mask", "logps"}, each (N, T), of a `common.Rollout`."""
@@ -60,24 +62,29 @@ def load_models(args, run):
 
 
 def policy_logps(args, policy, reference, b):
-    """(logps, old_logps, ref_logps, sums for the log, gap) of some rows of a rollout.
+    """(logps, old_logps, ref_logps, weights, sums for the log, gap) of some rows of a rollout.
 
     logps       (n, T) of the policy, with gradient
     old_logps   (n, T) of the draw; with one update per rollout they are the policy's own, which
                 leaves out the rounding of the sampler
     ref_logps   (n, T) of the reference; None without --beta
+    weights     (n, T) min(π_old/π_sampler, 2): 1 to rounding in fp32, further off in bf16; the
+                advantage times it corrects for a sampler that is not quite the policy
+                [Yao et al. 2025, Your efficient RL framework brings off-policy training]
     gap         the largest difference between the policy and the draw
     """
     rows = b["ids"], b["attention_mask"], b["mask"], args.temperature
     logps, entropies = token_logps(policy, *rows, with_entropy=True)
     gap = (logps.detach() - b["logps"]).abs().max().item()
     old_logps = logps.detach() if args.num_substeps == 1 else b["logps"]
+    weights = (old_logps - b["logps"]).exp().clamp(max=IMPORTANCE_MAX)  # 1 outside the mask
     ref_logps = None
     if args.beta:
         with torch.no_grad(), adapter_off(reference):
             ref_logps = token_logps(reference, *rows)
     sums = {"entropy": entropies.sum().item(), "tokens": int(b["mask"].sum())}
-    return logps, old_logps, ref_logps, sums, gap
+    sums["capped"] = (weights == IMPORTANCE_MAX).sum().item()
+    return logps, old_logps, ref_logps, weights, sums, gap
 
 
 def length_row(b, finished):
@@ -133,8 +140,10 @@ def update_row(run, beta, done, sums, largest, gap):
     sums       a Counter over this rank's tokens and answers: see grpo_rubric.py's `token_losses`
     largest    the largest ratio;  gap: the largest between rollout and first optimiser step
     """
-    means = {"clip_frac": "clipped", "ratio/mean": "ratio", "approx_kl": "approx_kl",
-             "entropy": "entropy", "kl/token": "k1", "kl/k3": "k3"}  # fmt: skip
+    means = {
+        "clip_frac": "clipped", "ratio/mean": "ratio", "approx_kl": "approx_kl",
+        "importance_capped_frac": "capped", "entropy": "entropy", "kl/token": "k1", "kl/k3": "k3",
+    }  # fmt: skip
     totals = all_sum(sums["answers"], sums["tokens"], *(sums[name] for name in means.values()))
     (answers, tokens), totals = totals[:2], totals[2:]
     row = {key: total / max(1, tokens) for key, total in zip(means, totals)}

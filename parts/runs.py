@@ -254,8 +254,8 @@ class Run:
         args, per_epoch = self.args, math.ceil(rows / self.args.batch_size)
         epochs = args.epochs or math.ceil(least / per_epoch)
         self.planned = args.steps or epochs * per_epoch
-        size = f"batches of {args.batch_size}, {per_epoch} steps per epoch"
-        print(f"plan       {rows} {unit} in {size}: {self.planned} steps")
+        steps = f"steps per epoch {per_epoch}, in total {self.planned}"
+        print(f"plan       {rows} {unit} in batches of {args.batch_size}; {steps}")
 
     def start(self, tokenizer, lr, head_lr=None):
         """Prepare the modules of `state` for training; with --resume load the newest checkpoint.

@@ -283,7 +283,7 @@ def speed():
         timed = [run for run in runs if run["side"] != "tuning"]
         cpu = max(run["others_cores"] or 0 for run in timed) > bench.BUSY
         loop, whole = ("loop_cpu_s", "cpu_s") if cpu else ("loop_s", "wall_s")
-        rows = bench.per_token(runs) if runs[0]["task"] == "rollout" else runs
+        rows = bench.per_token(timed) if runs[0]["task"] in bench.DRAWN else timed
         asked = (loop, "plain"), (loop, "tuned"), (whole, "tuned"), ("peak_mb", "tuned")
         found = [bench.ratios(rows, key, opponent) for key, opponent in asked]
         shown = [f"{median(ratios):.2f}" if ratios else "–" for ratios in found]

@@ -1,9 +1,10 @@
-"""The programmatic checks in checks/: what passes, what only looks as if it did, what is refused at load.
+"""The programmatic checks in checks/: what passes, what only looks as if it did, what is refused.
 
-A check that passes by accident is a reward for nothing, and a policy will find it. Each id of the table stands here with
-answers that pass and near misses that do not.
+A check that passes by accident is a reward for nothing, and a policy will find it. Each id of the
+table stands here with answers that pass and near misses that do not.
 """
 
+import json
 import random
 import sys
 
@@ -25,67 +26,163 @@ def holds(check, answer, mode="strict", /, **arguments):
     return passes(criterion, answer, mode)
 
 
-# (id, arguments, answers that pass, answers that do not)
-TABLE = [
-    ("keywords:existence", {"keywords": ["art", "C++"]}, ["Art and c++.", "(art), C++!"], ["start, C++", "art and C", "artful c++"]),
-    ("keywords:forbidden_words", {"forbidden_words": ["art", "a b"]}, ["start", "a  c b"], ["Start: ART.", "x, A B."]),
-    ("keywords:frequency", {"keyword": "to do", "frequency": 2, "relation": "at least"}, ["To do, to do", "to do. To do. to do"], ["to do todo", "to do"]),
-    ("keywords:letter_frequency", {"letter": "E", "let_frequency": 2, "let_relation": "exactly"}, ["eE", "see"], ["e", "eee", "a"]),
-    ("length_constraints:number_words", {"num_words": 3, "relation": "less than"}, ["one two", "don't"], ["one two three", "I don't"]),
-    ("length_constraints:number_words", {"num_words": 3, "relation": "more than"}, ["a b c d"], ["a b c"]),
-    ("length_constraints:number_words", {"num_words": 3, "relation": "at most"}, ["a b c"], ["a b c d"]),
-    ("length_constraints:number_sentences", {"num_sentences": 2, "relation": "exactly"}, ["A b. C?", "v1.2 works. Fine"], ["A b.", "A. B. C."]),
-    ("length_constraints:number_paragraphs", {"num_paragraphs": 2}, ["a\n***\nb", "***\na *** b\n***"], ["a", "a *** *** b", "a***", "***", "a***b***c"]),
-    ("length_constraints:nth_paragraph_first_word", {"num_paragraphs": 2, "nth_paragraph": 2, "first_word": "don't"}, ["a\n\nDon't go", "a b\n \n\n'don't'"], ["a\n\ndon go", "don't\n\na", "a\nDon't", "a\n\nb\n\ndon't", "a\n\ndon'ts"]),
-    ("detectable_format:number_bullet_lists", {"num_bullets": 2}, ["* a\n- b", "x\n  - a\n- **b** c"], ["- a", "---\n- a\n**b**", "- a\n- b\n- c", "a - b\nc * d", "- - -\n- a"]),
-    ("detectable_format:json_format", {}, ['{"a": 1}', "```json\n[1]\n```", " [] "], ["1", '"a"', "so: {}", '{"a": NaN}x', "{", "[" * 100_000]),
-    ("json:keys", {"keys": ["a", "b"]}, ['{"a": 1, "b": null, "c": 2}'], ['{"a": 1}', '["a", "b"]', '{"x": {"a": 1, "b": 2}}']),
-    ("detectable_format:title", {}, ["<<A title>>\ntext"], ["<< >>", "<<>>", "<a>", "<<a\nb>>"]),
-    ("detectable_format:constrained_response", {}, ["Well. My answer is no."], ["My answer is no", "My answer is sure.", "my answer is no."]),
-    ("detectable_format:number_highlighted_sections", {"num_highlights": 2}, ["*a* and **b c**", "*a*\n*b*"], ["*a*", "**a**", "**** and ** **", "* a\n* b", "*a\nb*"]),
-    ("detectable_format:multiple_sections", {"section_spliter": "Part", "num_sections": 2}, ["Part 1 a\nPart 2 b"], ["Part 1 a", "Part 1\nPart 2", "Apart 1 x, apart 2 y", "Part one, Part two"]),
-    ("detectable_content:number_placeholders", {"num_placeholders": 2}, ["[name], [date]"], ["[name]", "[] []", "[a\nb] [c]"]),
-    ("detectable_content:postscript", {"postscript_marker": "P.S."}, ["a\nP.S. b", "a\n  p. s. b"], ["a P.S. b", "a\nPS b", "a\nP.P.S. b"]),
-    ("detectable_content:postscript", {"postscript_marker": "P.P.S"}, ["a\nP.P.S b", "a\nP. P. S. b"], ["a\nP.S. b", "a\nP.P.Sample"]),
-    ("startend:end_checker", {"end_phrase": "Over to you."}, ["So: over to you.", 'I say "Over to you."\n'], ["Over to you.", '"Over to you."', "Over to you. So", "... over to you."]),
-    ("startend:quotation", {}, ['"a b"', ' "a "b" c"\n'], ['"a" b', '"', '""', '" "', "'a'"]),
-    ("change_case:english_lowercase", {}, ["a b 1."], ["A b", "1 2.", "İ"]),
-    ("change_case:english_capital", {}, ["A B 1."], ["A b", "1 2."]),
-    ("change_case:capital_word_frequency", {"capital_frequency": 2, "capital_relation": "at least"}, ["SQL and HR", "I am A."], ["Sql and HR", "12 HR"]),
-    ("punctuation:no_comma", {}, ["a b"], ["a, b"]),
-    ("text:max_chars", {"max_chars": 3}, ["abc"], ["abcd"]),
-    ("combination:repeat_prompt", {"prompt_to_repeat": "Say hi."}, ["say hi. Hi!"], ["Say hi.", "Hi! Say hi.", "Say hi. \n"]),
-    ("combination:two_responses", {}, ["a\n******\nb"], ["a ****** a", "a ******", "a", "a ****** b ****** c"]),
-    ("regex:match", {"pattern": r"\bhire\b"}, ["we hire"], ["we hired", "Hire"]),
-    ("regex:absent", {"pattern": r"\bhire\b"}, ["we hired"], ["we hire"]),
-    ("text:contains", {"answer": "New York"}, ["In new york."], ["New Yorker", "York"]),
-    ("text:contains", {"answer": 12}, ["It is 12."], ["It is 112."]),
-    ("choice:equal", {"answer": "B"}, ["B", "(B)", "B.", "**b**", "The answer is B", "First A. The answer is (B).", "Answer: B, not C", "The answer is B because of C"], ["A", "B and C", "AB", "The answer is A. Or B?", "The answer is not B"]),
-    ("choice:equal", {"answer": "(A)"}, ["A", "the answer is A."], ["The answer is a trap.", "A trap"]),
-    ("math:equal", {"answer": "1/2"}, [r"so \boxed{0.5}", r"\boxed{1} no, \boxed{\frac12}", "…\n#### 0.50", r"$\boxed{\dfrac{1}{2}}$."], ["1/2", r"\boxed{50%}", r"\boxed{0.5} or \boxed{2}", "#### 2", r"\boxed{0.5"]),
-    ("math:equal", {"answer": "#### 1,000", "last_number": True}, ["It is 1000", "5 then 1,000.0"], ["1000 and 5", "none", "It is -1000"]),
-    ("math:equal", {"answer": "7", "strict_boxed": True}, [r"\boxed 7", r"\boxed{7}, \boxed{7.0}"], [r"\boxed{6} \boxed{7}"]),
-    ("interview:question_count", {"num_questions": 2, "relation": "exactly"}, ["How? Why?", "Tell me about it, and what came of it."], ["How?", "How? And why? Who?", "Well."]),
-    ("interview:no_risky_question", {}, ["How did you sell it?", "I can't ask about your age."], ["How old are you?", "Fine. Are you married?"]),
-]  # fmt: skip
+# id and arguments; + answers that pass, - answers that do not
+TABLE = r"""
+keywords:existence {"keywords": ["art", "C++"]}
++ ["Art and c++.", "(art), C++!"]
+- ["start, C++", "art and C", "artful c++"]
+keywords:forbidden_words {"forbidden_words": ["art", "a b"]}
++ ["start", "a  c b"]
+- ["Start: ART.", "x, A B."]
+keywords:frequency {"keyword": "to do", "frequency": 2, "relation": "at least"}
++ ["To do, to do", "to do. To do. to do"]
+- ["to do todo", "to do"]
+keywords:letter_frequency {"letter": "E", "let_frequency": 2, "let_relation": "exactly"}
++ ["eE", "see"]
+- ["e", "eee", "a"]
+length_constraints:number_words {"num_words": 3, "relation": "less than"}
++ ["one two", "don't"]
+- ["one two three", "I don't"]
+length_constraints:number_words {"num_words": 3, "relation": "more than"}
++ ["a b c d"]
+- ["a b c"]
+length_constraints:number_words {"num_words": 3, "relation": "at most"}
++ ["a b c"]
+- ["a b c d"]
+length_constraints:number_sentences {"num_sentences": 2, "relation": "exactly"}
++ ["A b. C?", "v1.2 works. Fine"]
+- ["A b.", "A. B. C."]
+length_constraints:number_paragraphs {"num_paragraphs": 2}
++ ["a\n***\nb", "***\na *** b\n***"]
+- ["a", "a *** *** b", "a***", "***", "a***b***c"]
+length_constraints:number_paragraphs {"num_paragraphs": 3}
+- ["a *** *** b"]
+length_constraints:nth_paragraph_first_word {"num_paragraphs": 2, "nth_paragraph": 2, "first_word": "don't"}
++ ["a\n\nDon't go", "a b\n \n\n'don't'"]
+- ["a\n\ndon go", "don't\n\na", "a\nDon't", "a\n\nb\n\ndon't", "a\n\ndon'ts"]
+detectable_format:number_bullet_lists {"num_bullets": 2}
++ ["* a\n- b", "x\n  - a\n- **b** c"]
+- ["- a", "---\n- a\n**b**", "- a\n- b\n- c", "a - b\nc * d", "- - -\n- a"]
+detectable_format:json_format {}
++ ["{\"a\": 1}", "```json\n[1]\n```", " [] "]
+- ["1", "\"a\"", "so: {}", "{\"a\": NaN}x", "{"]
+json:keys {"keys": ["a", "b"]}
++ ["{\"a\": 1, \"b\": null, \"c\": 2}"]
+- ["{\"a\": 1}", "[\"a\", \"b\"]", "{\"x\": {\"a\": 1, \"b\": 2}}"]
+detectable_format:title {}
++ ["<<A title>>\ntext"]
+- ["<< >>", "<<>>", "<a>", "<<a\nb>>"]
+detectable_format:constrained_response {}
++ ["Well. My answer is no."]
+- ["My answer is no", "My answer is sure.", "my answer is no."]
+detectable_format:number_highlighted_sections {"num_highlights": 2}
++ ["*a* and **b c**", "*a*\n*b*"]
+- ["*a*", "**a**", "**** and ** **", "* a\n* b", "*a\nb*", "*a* and * *"]
+detectable_format:multiple_sections {"section_spliter": "Part", "num_sections": 2}
++ ["Part 1 a\nPart 2 b"]
+- ["Part 1 a", "Part 1\nPart 2", "Apart 1 x, apart 2 y", "Part one, Part two"]
+detectable_content:number_placeholders {"num_placeholders": 2}
++ ["[name], [date]"]
+- ["[name]", "[] []", "[a\nb] [c]"]
+detectable_content:postscript {"postscript_marker": "P.S."}
++ ["a\nP.S. b", "a\n  p. s. b"]
+- ["a P.S. b", "a\nPS b", "a\nP.P.S. b"]
+detectable_content:postscript {"postscript_marker": "P.P.S"}
++ ["a\nP.P.S b", "a\nP. P. S. b"]
+- ["a\nP.S. b", "a\nP.P.Sample"]
+startend:end_checker {"end_phrase": "Over to you."}
++ ["So: over to you.", "I say \"Over to you.\"\n"]
+- ["Over to you.", "\"Over to you.\"", "Over to you. So", "... over to you."]
+startend:quotation {}
++ ["\"a b\"", " \"a \"b\" c\"\n"]
+- ["\"a\" b", "\"", "\"\"", "\" \"", "'a'"]
+change_case:english_lowercase {}
++ ["a b 1."]
+- ["A b", "1 2.", "İ"]
+change_case:english_capital {}
++ ["A B 1."]
+- ["A b", "1 2."]
+change_case:capital_word_frequency {"capital_frequency": 2, "capital_relation": "at least"}
++ ["SQL and HR", "I am A."]
+- ["Sql and HR", "12 HR"]
+punctuation:no_comma {}
++ ["a b"]
+- ["a, b"]
+text:max_chars {"max_chars": 3}
++ ["abc"]
+- ["abcd"]
+combination:repeat_prompt {"prompt_to_repeat": "Say hi."}
++ ["say hi. Hi!"]
+- ["Say hi.", "Hi! Say hi.", "Say hi. \n"]
+combination:two_responses {}
++ ["a\n******\nb"]
+- ["a ****** a", "a ******", "a", "a ****** b ****** c"]
+regex:match {"pattern": "\\bhire\\b"}
++ ["we hire"]
+- ["we hired", "Hire"]
+regex:absent {"pattern": "\\bhire\\b"}
++ ["we hired"]
+- ["we hire"]
+text:contains {"answer": "New York"}
++ ["In new york."]
+- ["New Yorker", "York"]
+text:contains {"answer": 12}
++ ["It is 12."]
+- ["It is 112."]
+choice:equal {"answer": "B"}
++ ["B", "(B)", "B.", "**b**", "The answer is B", "First A. The answer is (B)."]
++ ["Answer: B, not C", "The answer is A. No, the answer is B.", "The answer is B because of C"]
+- ["A", "B and C", "AB", "The answer is A. Or B?", "The answer is not B"]
+choice:equal {"answer": "(A)"}
++ ["A", "the answer is A."]
+- ["The answer is a trap.", "A trap"]
+math:equal {"answer": "1/2"}
++ ["so \\boxed{0.5}", "\\boxed{1} no, \\boxed{\\frac12}", "…\n#### 0.50"]
++ ["$\\boxed{\\dfrac{1}{2}}$."]
+- ["1/2", "\\boxed{50%}", "\\boxed{0.5} or \\boxed{2}", "#### 2", "\\boxed{0.5"]
+math:equal {"answer": "#### 1,000", "last_number": true}
++ ["It is 1000", "5 then 1,000.0"]
+- ["1000 and 5", "none", "It is -1000"]
+math:equal {"answer": "7", "strict_boxed": true}
++ ["\\boxed 7", "\\boxed{7}, \\boxed{7.0}"]
+- ["\\boxed{6} \\boxed{7}"]
+interview:question_count {"num_questions": 2, "relation": "exactly"}
++ ["How? Why?", "Tell me about it, and what came of it."]
+- ["How?", "How? And why? Who?", "Well."]
+interview:no_risky_question {}
++ ["How did you sell it?", "I can't ask about your age."]
+- ["How old are you?", "Fine. Are you married?"]
+""".strip()
 
 
-@pytest.mark.parametrize("check, arguments, good, bad", TABLE, ids=[row[0] for row in TABLE])
+def table():
+    """[(id, arguments, answers that pass, answers that do not)]"""
+    rows = []
+    for line in TABLE.split("\n"):
+        word, _, value = line.partition(" ")
+        if word in ("+", "-"):
+            rows[-1]["+-".index(word) + 2].extend(json.loads(value))
+        else:
+            rows.append((word, json.loads(value), [], []))
+    return rows
+
+
+@pytest.mark.parametrize("check, arguments, good, bad", table())
 def test_what_passes_and_what_only_looks_so(check, arguments, good, bad):
-    """Every row of the page's table. A check that is blind to the second list pays for the wrong thing."""
+    """A check that is blind to the near misses pays for the wrong thing."""
     assert [a for a in good if not holds(check, a, **arguments)] == []
     assert [a for a in bad if holds(check, a, **arguments)] == []
 
 
 def test_the_table_above_has_every_check():
     """An id without an example is an id nobody looked at."""
-    assert set(instructions.CHECKS) - {row[0] for row in TABLE} == {"code:tests"}
+    assert set(instructions.CHECKS) - {row[0] for row in table()} == {"code:tests"}
 
 
 @pytest.mark.parametrize("check", sorted(instructions.CHECKS))
 def test_an_empty_answer_never_passes(check):
-    """Saying nothing avoids commas, forbidden words and risky questions: it must not be worth 1, negated or not."""
-    examples = {row[0]: row[1] for row in TABLE} | {"code:tests": {"tests": "assert True"}}
+    """Saying nothing avoids commas and risky questions: it must not be worth 1, negated or not."""
+    examples = {row[0]: row[1] for row in table()} | {"code:tests": {"tests": "assert True"}}
     empty = [
         "",
         " \n",
@@ -102,9 +199,13 @@ def test_an_empty_answer_never_passes(check):
 
 def test_thoughts_are_not_the_answer():
     """A forbidden word in the thoughts is none in the answer; a keyword there is none either."""
-    assert holds("punctuation:no_comma", "<think>a, b</think>c")
+    assert holds("punctuation:no_comma", "<think>a, b</think>c, d</think>e")
     assert not holds("keywords:existence", "<think>sql</think>no", keywords=["sql"])
     assert not holds("keywords:existence", "sql</think>no", keywords=["sql"])
+
+
+def test_deep_json_is_none():
+    assert not holds("detectable_format:json_format", "[" * 100_000)
 
 
 def test_negate_turns_the_verdict():
@@ -115,7 +216,8 @@ def test_negate_turns_the_verdict():
 
 
 def test_loose_forgives_a_first_line_a_last_line_and_stars():
-    """IFEval's eight variants. `Sure, here it is:` before the answer costs nothing, an answer that is only that line does."""
+    """IFEval's eight variants: `Sure, here it is:` before the answer costs nothing, alone it
+    does."""
     small, cases = (
         "change_case:english_lowercase",
         ("Here it is:\nhello", "hello\nBye", "Hi\nhello\nBye"),
@@ -127,38 +229,39 @@ def test_loose_forgives_a_first_line_a_last_line_and_stars():
     assert not holds("punctuation:no_comma", "a, b", "loose")  # the variants less a line are empty
 
 
-BAD = [
-    ({"check": "language:response_language", "language": "de"}, "unknown check.*nearest known one"),
-    ({"check": "keyword:existence", "keywords": ["a"]}, 'nearest known one is "keywords:existence"'),
-    ({"check": "keywords:existence"}, 'has no "keywords"'),
-    ({"check": "keywords:existence", "keywords": "sql"}, "expected a list of texts"),
-    ({"check": "keywords:existence", "keywords": []}, "expected a list of texts"),
-    ({"check": "keywords:existence", "keywords": ["a", " "]}, "expected text"),
-    ({"check": "keywords:existence", "keywords": ["a"], "keyword": "b"}, 'unknown argument "keyword"'),
-    ({"check": "punctuation:no_comma", "n": 1}, "takes no argument"),
-    ({"check": "length_constraints:number_words", "num_words": 5, "relation": "around"}, "expected one of less than"),
-    ({"check": "length_constraints:number_words", "num_words": 5}, 'has no "relation"'),
-    ({"check": "length_constraints:number_words", "num_words": True, "relation": "at most"}, "expected a whole number"),
-    ({"check": "length_constraints:number_words", "num_words": "5", "relation": "at most"}, "expected a whole number"),
-    ({"check": "length_constraints:number_words", "num_words": 2.5, "relation": "at most"}, "expected a whole number"),
-    ({"check": "detectable_format:number_highlighted_sections", "num_highlights": 0}, "at least 1"),
-    ({"check": "length_constraints:nth_paragraph_first_word", "num_paragraphs": 1, "nth_paragraph": 2, "first_word": "a"}, "larger"),
-    ({"check": "keywords:letter_frequency", "letter": "#", "let_frequency": 1, "let_relation": "exactly"}, "one letter"),
-    ({"check": "regex:match", "pattern": "(a"}, "regular expression"),
-    ({"check": "math:equal", "answer": ""}, "expected text"),
-    ({"check": "math:equal", "answer": r"\boxed{1"}, "can be read"),
-    ({"check": "math:equal", "answer": "$ $"}, "can be read"),
-    ({"check": "math:equal", "answer": "1", "strict_boxed": 1}, "true or false"),
-    ({"check": "code:tests", "tests": "assert 1"}, "--allow-code-execution"),
-    ({"check": 7}, "unknown check"),
-]  # fmt: skip
+BAD = r"""
+{"check": "language:response_language", "language": "de"} | unknown check.*nearest known one
+{"check": "keyword:existence", "keywords": ["a"]} | nearest known one is "keywords:existence"
+{"check": "keywords:existence"} | has no "keywords"
+{"check": "keywords:existence", "keywords": "sql"} | expected a list of texts
+{"check": "keywords:existence", "keywords": []} | expected a list of texts
+{"check": "keywords:existence", "keywords": ["a", " "]} | expected text
+{"check": "keywords:existence", "keywords": ["a"], "keyword": "b"} | unknown argument "keyword"
+{"check": "punctuation:no_comma", "n": 1} | takes no argument
+{"check": "length_constraints:number_words", "num_words": 5, "relation": "around"} | expected one of less than
+{"check": "length_constraints:number_words", "num_words": 5} | has no "relation"
+{"check": "length_constraints:number_words", "num_words": true, "relation": "at most"} | expected a whole number
+{"check": "length_constraints:number_words", "num_words": "5", "relation": "at most"} | expected a whole number
+{"check": "length_constraints:number_words", "num_words": 2.5, "relation": "at most"} | expected a whole number
+{"check": "detectable_format:number_highlighted_sections", "num_highlights": 0} | at least 1
+{"check": "length_constraints:nth_paragraph_first_word", "num_paragraphs": 1, "nth_paragraph": 2, "first_word": "a"} | larger
+{"check": "keywords:letter_frequency", "letter": "#", "let_frequency": 1, "let_relation": "exactly"} | one letter
+{"check": "regex:match", "pattern": "(a"} | regular expression
+{"check": "math:equal", "answer": ""} | expected text
+{"check": "math:equal", "answer": "\\boxed{1"} | can be read
+{"check": "math:equal", "answer": "$ $"} | can be read
+{"check": "math:equal", "answer": "1", "strict_boxed": 1} | true or false
+{"check": "code:tests", "tests": "assert 1"} | --allow-code-execution
+{"check": 7} | unknown check
+""".strip().split("\n")
 
 
-@pytest.mark.parametrize("criterion, message", BAD, ids=[m for _, m in BAD])
-def test_a_bad_check_is_refused_at_load(criterion, message):
-    """An unknown id that silently fails (or passes) every answer is the worst kind of reward: found before the model loads."""
+@pytest.mark.parametrize("case", BAD)
+def test_a_bad_check_is_refused_at_load(case):
+    """An unknown id that silently fails (or passes) every answer is the worst kind of reward."""
+    criterion, message = case.split(" | ")
     with pytest.raises(ValueError, match=message):
-        read_criterion(criterion)
+        read_criterion(json.loads(criterion))
 
 
 def test_whole_floats_are_counts():
@@ -166,20 +269,40 @@ def test_whole_floats_are_counts():
     assert check_arguments("text:max_chars", {"max_chars": 3.0}) == {"max_chars": 3}
 
 
-@pytest.mark.parametrize(
-    "a, b, equal",
-    [
-        ("0.5", "1/2", True), (r"\frac{1}{2}", ".5", True), (r"\frac12", r"\dfrac{1}{2}", True), (r"-\frac34", "-0.75", True),
-        ("1,000", "1000", True), ("1,00", "100", False), ("50%", "0.5", False), (r"50\%", "50%", True), ("3", "3.", True),
-        (r"\left(1, 2\right)", "(1,2)", True), ("(1/2,3)", "(0.5, 3.0)", True), ("(1,2)", "(2,1)", False), ("(1,2)", "[1,2]", False),
-        (r"((1,2),3)", "((1.0,2),3)", True), ("(1,2)", "(1,2,3)", False), ("x+1", "1+x", False), (r"\text{even}", "even", True),
-        ("1/0", "1/0", True), ("1/0", "2/0", False), ("", "", False), ("−2", "-2", True), ("1e3", "1000", False), ("x", "X", False),
-        ("9" * 5000, "9" * 5000, True), ("9" * 5000, "1", False),
-    ],
-)  # fmt: skip
-def test_math_equality(a, b, equal):
-    """Exact fractions and tuples, never floats: 0.1 + 0.2 is not an answer, and 1/0 or 5000 digits must not raise."""
-    assert math_equal(a, b) is equal and math_equal(b, a) is equal
+MATH = r"""
+0.5 = 1/2
+\frac{1}{2} = .5
+\frac12 = \dfrac{1}{2}
+-\frac34 = -0.75
+1,000 = 1000
+1,00 ≠ 100
+50% ≠ 0.5
+0.5 ≠ 0.501
+50\% = 50%
+3 = 3.
+\left(1, 2\right) = (1,2)
+(1/2,3) = (0.5, 3.0)
+(1,2) ≠ (2,1)
+(1,2) ≠ [1,2]
+((1,2),3) = ((1.0,2),3)
+(1,2) ≠ (1,2,3)
+x+1 ≠ 1+x
+\text{even} = even
+1/0 = 1/0
+1/0 ≠ 2/0
+−2 = -2
+1e3 ≠ 1000
+x ≠ X
+""".strip().split("\n")
+
+
+@pytest.mark.parametrize("case", MATH)
+def test_math_equality(case):
+    """Exact fractions and tuples, never floats; 1/0 or 5000 digits must not raise."""
+    a, sign, b = case.rpartition(" = ") if " = " in case else case.rpartition(" ≠ ")
+    assert math_equal(a, b) is math_equal(b, a) is (sign == " = ")
+    assert math_equal("9" * 5000, "9" * 5000) and not math_equal("9" * 5000, "1")
+    assert not math_equal("", "")
 
 
 @pytest.mark.parametrize(
@@ -211,7 +334,7 @@ CODE = [
     ("import sys; sys.exit(0)", False),
     ("import os; os._exit(0)", False),
     (
-        "def double(x):\n    return 2 * x\nprint('x')\nimport atexit, sys; atexit.register(print, 'done')",
+        "import atexit\natexit.register(print, 'done')\ndef double(x): return 2 * x",
         False,
     ),
     ("def double(x", False),
@@ -222,15 +345,17 @@ CODE = [
         "import os\nassert not os.environ.get('JUDGE_TEST_SECRET')\ndef double(x): return 2 * x",
         True,
     ),
-    ("print(open('token').read())", False),
+    ("print(open('token').read(), end='', flush=True)\nimport os; os._exit(0)", False),
+    ("```py\nx = 1\n```\nso\n```py\ndef double(x): return 2 * x\n```", True),
 ]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="limits need POSIX")
 @pytest.mark.parametrize("answer, passed", CODE)
 def test_code_passes_only_behind_the_last_test(answer, passed, monkeypatch):
-    """sys.exit(0) in the answer ends with exit code 0 and proves nothing: the token is printed behind the last test only.
-    The environment is empty, and a loop is killed (after 1 s of CPU here)."""
+    """sys.exit(0) in the answer ends with exit code 0 and proves nothing: the token is printed
+    behind the last test only. The environment is empty, and a loop is killed (after 1 s of CPU
+    here)."""
     monkeypatch.setenv("JUDGE_TEST_SECRET", "1")
     assert answers.run_tests(answer, TESTS, seconds=1) is passed
 
@@ -239,14 +364,15 @@ def test_code_passes_only_behind_the_last_test(answer, passed, monkeypatch):
 
 
 def test_one_definition_of_a_question():
-    """“However, do you know SQL?” begins with “how” and is a closed question; an order is a question, too. The check, the
-    report of evaluate.py and the interview mean the same."""
+    """“However, do you know SQL?” begins with “how” and is a closed question; an order is a
+    question. The check, the report of evaluate.py and the interview mean the same."""
     import evaluate
 
     row = {"task": "interview"}
     for text, count, is_open in (
         ("However, do you know SQL?", 1, 0.0), ("Thanks. Could you tell me about SQL?", 1, 1.0),
-        ("How did you use SQL? Do you like it?", 2, 0.0), ("Tell me about SQL.", 1, 1.0), ("Good.", 0, 0.0),
+        ("How did you use SQL? Do you like it?", 2, 0.0), ("Tell me about SQL.", 1, 1.0),
+        ("Good.", 0, 0.0),
     ):  # fmt: skip
         found = evaluate.task_metrics(row, text)
         assert found == {"one question": float(count == 1), "open": is_open}, text
@@ -257,7 +383,7 @@ def test_one_definition_of_a_question():
 
 
 def test_requests_agree_with_the_interview_bank():
-    """judge.py counts questions as the interview environment does: 600 turns of the bank's templates."""
+    """Questions are counted as the interview environment does: turns of the bank's templates."""
     import interview
 
     rng = random.Random(0)
@@ -265,13 +391,14 @@ def test_requests_agree_with_the_interview_bank():
         for template in templates:
             c, d, e = rng.sample(sorted(interview.BANK["competencies"]), 3)
             text = template.format(c=c, d=d, e=e)
-            wanted = interview.read_turn(interview.BANK, text)["requests"]
+            wanted = {"greeting": 0, "double": 2}.get(kind, 1)
             assert risky.number_of_requests(text) == wanted, (kind, text)
             assert risky.number_of_requests(f"Thanks. {text}") == wanted, text
 
 
 def test_risky_question_offsets_are_those_of_the_text():
-    """Offsets into the original, also behind characters that the normal form drops, widens or joins."""
+    """Offsets into the original, also behind characters that the normal form drops, widens or
+    joins."""
     text = "Gut ﬁt ½… “Well”\u200b. ＡＲＥ yo\u200bu  married？ 50% sure(s)."
     (hit,) = risky.risky_questions(text)
     assert (hit["code"], hit["severity"]) == ("sex_family", "discouraged")
@@ -282,9 +409,9 @@ def test_risky_question_offsets_are_those_of_the_text():
 
 
 def test_bundled_rubrics_load():
-    """410 rows, all criteria checks, three splits made by the generator; rubrics_judge.json is text alone."""
+    """410 rows of checks in the generator's three splits; rubrics_judge.json is text alone."""
     bundled = judge.read_rubrics(REPO / "data" / "rubrics.json")
-    assert {k: len(v) for k, v in bundled.splits.items()} == {"train": 300, "validation": 50, "test": 60}  # fmt: skip
+    assert [len(part) for part in bundled.splits.values()] == [300, 50, 60]
     assert all(c.kind == "check" for r in bundled.rows for c in r.criteria)
     judged = judge.read_rubrics(REPO / "data" / "rubrics_judge.json")
     assert len(judged.rows) == 40 and all(

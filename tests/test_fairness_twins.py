@@ -1,6 +1,5 @@
 """fairness.py on counterfactual twins: what the design finds, what it leaves open, and the page it writes."""
 
-import argparse
 import csv
 import json
 import re
@@ -12,283 +11,280 @@ import pytest
 import fairness
 from conftest import REPO, browser_or_skip
 from fairness import (
-    ARMS,
+    Contrast,
     bootstrap_effects,
     check_minimal_edit,
-    interval,
+    contrasts_of,
     load_names,
+    load_slot,
     load_twins,
     name_permutation,
     render_twin,
     slot_values,
-    twin_change,
-    twin_effect,
     twin_table,
     twin_verdict,
-    win_rate,
 )
 from parts.files import UserError
-
-OPTIONS = argparse.Namespace(delta=0.1, seed=0)
-FORBIDDEN = re.compile("complian|certified|lawful|illegal|bias-free", re.I)  # section 1.4
+from test_fairness_audit import FORBIDDEN, error_of, write
 
 
 @pytest.fixture(autouse=True, scope="module")
 def fewer_draws():
     """Enough for these tests: 2000 and 5000 in an audit."""
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in (("DRAWS", 200), ("PERMUTATIONS", 400), ("PAIRS", "none"), ("PROMPTS", "none")):  # fmt: skip
+        settings = {"DRAWS": 200, "PERMUTATIONS": 400, "PROMPTS": "none", "MAX_NEW_TOKENS": 4}
+        for name, value in settings.items():
             patch.setattr(fairness, name, value)
         yield
 
 
-def people(per_cell, races=("Black", "White"), sexes=("Male",)):
-    return [{"sex": s, "race_ethnicity": r} for s in sexes for r in races for _ in range(per_cell)]
+def black_and_white(per_cell):
+    """{attribute: labels} of men's names."""
+    races = np.repeat(["Black", "White"], per_cell)
+    return {"sex": np.full(2 * per_cell, "Male"), "race_ethnicity": races}
 
 
-def simulated(seed, R, who, effect=0.0, name_sd=0.1, noise=0.2):
+def simulated(seed, R, groups, effect=0.0, name_sd=0.1, noise=0.2):
     """(R, N): quality of the résumé (SD 1) + an effect of the name + noise + `effect` for names read as Black."""
-    rng, N = np.random.default_rng(seed), len(who)
-    black = np.array([p["race_ethnicity"] == "Black" for p in who])
-    quality, names = rng.normal(0, 1, (R, 1)), rng.normal(0, name_sd, N)
-    return quality + names + rng.normal(0, noise, (R, N)) + effect * black
+    rng, black = np.random.default_rng(seed), groups["race_ethnicity"] == "Black"
+    quality, names = rng.normal(0, 1, (R, 1)), rng.normal(0, name_sd, len(black))
+    return quality + names + rng.normal(0, noise, (R, len(black))) + effect * black
 
 
-# ---- statistics -----------------------------------------------------------------------------------------------------
+# ---- statistics ----
 
 
 def test_effect_by_hand():
-    """Gap 1 over résumé means 1.5 and 3.5 (SD √2): d = .7071; ten times the scale, and any shift, change nothing."""
-    scores = np.array([[2.0, 1.0], [4.0, 3.0]])
-    assert twin_effect(scores, ["b", "w"]) == pytest.approx(0.5**0.5)
-    assert twin_effect(10 * scores - 7, ["b", "w"]) == pytest.approx(0.5**0.5)
-    assert twin_effect(scores, ["b", "w"], "w", "b") == pytest.approx(-(0.5**0.5))
-    assert np.isnan(twin_effect(np.ones((3, 2)), ["b", "w"]))
+    """Gap 1 over résumé means 1.5 and 3.5 (SD √2): d = .7071; ten times the scale, and any shift,
+    change nothing; the other way round it is negative."""
+    scores, groups = np.array([[2.0, 2.0, 1.0, 1.0], [4.0, 4.0, 3.0, 3.0]]), black_and_white(2)
+    for matrix, labels, d in ((scores, groups, 0.5), (10 * scores - 7, groups, 0.5), (scores[:, ::-1], groups, -0.5)):  # fmt: skip
+        row = twin_table(matrix, labels)[0]
+        assert row["d"]["value"] == pytest.approx(np.sign(d) * abs(d) ** 0.5, abs=1e-6)
+        assert ("higher" if d > 0 else "lower") in row["direction"]
+    assert twin_table(scores, groups, unit="pp")[0]["d"]["value"] == 1.0
 
 
 def test_permutation_counts_every_labelling():
-    """Names 3, 2, 1, 0 with the highest two in one group: of 6 labellings 2 are as extreme, so p is near 1/3; exchanging
-    within strata of two leaves 4 labellings, 2 of them as extreme. Unlabelled names are not exchanged."""
-    values, groups = [3.0, 2.0, 1.0, 0.0], ["a", "a", "b", "b"]
-    p = name_permutation(values, groups, "a", "b", draws=20000)
-    assert p == pytest.approx(1 / 3, abs=0.015)
-    p = name_permutation([3.0, 2.0, 1.0, 0.0], ["a", "b", "a", "b"], "a", "b", ["x", "x", "y", "y"], 20000)  # fmt: skip
-    assert p == pytest.approx(1 / 2, abs=0.015)
-    assert name_permutation([*values, 99.0], [*groups, "c"], "a", "b", draws=20000) == pytest.approx(1 / 3, abs=0.015)  # fmt: skip
-    assert name_permutation([1.0, 1.0, 1.0, 1.0], groups, "a", "b", draws=50) == 1.0
-
-
-def test_win_rate_by_hand():
-    """One résumé, names 2, 1 against 1, 0: won, won, tied, won of four: 3½/4."""
-    a = np.array([True, True, False, False])
-    assert win_rate(np.array([[2.0, 1.0, 1.0, 0.0]]), a, ~a) == 0.875
-    assert win_rate(np.ones((2, 4)), a, ~a) == 0.5
+    """Names 3, 2, 1, 0 with the highest two in one group: of 6 labellings 2 are as extreme, so p is near
+    1/3; exchanged within strata of two, of 4 labellings 2. Names of weight 0 are not exchanged."""
+    apart, mixed = [0.5, 0.5, -0.5, -0.5], [0.5, -0.5, 0.5, -0.5]
+    for values, weights, strata, p in (
+        ([3.0, 2.0, 1.0, 0.0], apart, None, 1 / 3),
+        ([3.0, 2.0, 1.0, 0.0], mixed, ["x", "x", "y", "y"], 1 / 2),
+        ([3.0, 2.0, 1.0, 0.0, 99.0], [*apart, 0], None, 1 / 3),
+        ([1.0, 1.0, 1.0, 1.0], apart, None, 1.0),
+    ):
+        assert name_permutation(values, weights, strata, 20000) == pytest.approx(p, abs=0.015)
 
 
 def test_bootstrap_resamples_names_within_their_cells():
-    """A cell whose names are all alike adds no spread; a constant matrix shifted by a constant stays exactly itself; the
-    same draws serve every matrix."""
-    who = people(4)
-    weights = np.array([1 / 4] * 4 + [-1 / 4] * 4)[:, None]
-    cells = [p["race_ethnicity"] for p in who]
+    """A cell whose names are all alike adds no spread; a matrix shifted by a constant stays exactly
+    itself; the same draws serve every matrix."""
+    weights, cells = np.array([1 / 4] * 4 + [-1 / 4] * 4)[:, None], ["b"] * 4 + ["w"] * 4
     S = np.arange(5.0)[:, None] + np.array([1.0] * 4 + [0.0] * 4)
-    one, two = bootstrap_effects([S, S + 3], weights, cells, 100, 0, scale=1.0)
+    one, two = bootstrap_effects([S, S + 3], weights, cells, 100, unit="pp")
     assert np.allclose(one, 1.0) and np.array_equal(one, two)
     S = S + np.array([0.0] * 4 + [0.3, -0.3, 0.1, -0.1])
-    assert bootstrap_effects([S], weights, cells, 100, 0, scale=1.0)[0].std() > 0.05
+    assert bootstrap_effects([S], weights, cells, 100, unit="pp")[0].std() > 0.05
 
 
-def test_verdicts_in_their_order():
+VERDICTS = [  # effect, 90 % interval, p, names, résumés: verdict at δ = .1
+    (0.5, (0.4, 0.6), 0.001, 1, 40, "not measured (needs 2 names a cell and 2 résumés)"),
+    (0.5, (0.4, 0.6), 0.001, 25, 1, "not measured (needs 2 names a cell and 2 résumés)"),
+    (None, None, 1.0, 25, 40, "not measured (every résumé has the same score)"),
+    (0.5, (0.4, 0.6), 0.04, 25, 40, "difference found"),
+    (0.05, (0.01, 0.09), 0.04, 25, 40, "difference found, smaller than 0.1 SD"),
+    (0.0, (-0.05, 0.05), 0.9, 25, 40, "equivalent within 0.1 SD"),
+    (0.0, (-0.05, 0.05), 0.9, 9, 40, "inconclusive (about 10 names a group would do)"),
+    (0.0, (-0.2, 0.2), 0.9, 25, 40, "inconclusive (about 100 names a group would do)"),
+]
+
+
+@pytest.mark.parametrize("d, ends, p, names, R, verdict", VERDICTS)
+def test_verdicts_in_their_order(d, ends, p, names, R, verdict):
     """Four words and no others; a small audit is inconclusive by itself, with what would do."""
-    say = lambda *a, **k: twin_verdict(*a, delta=0.1, **k)  # noqa: E731
-    assert say(0.5, (0.4, 0.6), 0.001, 1, 40).startswith("not measured")
-    assert say(0.5, (0.4, 0.6), 0.001, 25, 1).startswith("not measured")
-    assert say(float("nan"), None, 1.0, 25, 40).startswith("not measured")
-    assert say(0.5, (0.4, 0.6), 0.04, 25, 40) == "difference found"
-    assert say(0.05, (0.01, 0.09), 0.04, 25, 40) == "difference found, smaller than 0.1 SD"
-    assert say(0.0, (-0.05, 0.05), 0.9, 25, 40) == "equivalent within 0.1 SD"
-    assert say(0.0, (-0.05, 0.05), 0.9, 9, 40) == "inconclusive (about 10 names a group would do)"
-    assert say(0.0, (-0.2, 0.2), 0.9, 25, 40) == "inconclusive (about 100 names a group would do)"
+    assert twin_verdict(d, ends, p, names, R, 0.1) == verdict
 
 
 def test_planted_bias_is_found():
-    """F5. Score = quality − .5 for names read as Black: found 50 times of 50, with its direction in words."""
-    who = people(10)
+    """Score = quality − .5 for names read as Black: found 50 times of 50, with its direction in words."""
+    groups = black_and_white(10)
     for seed in range(50):
-        row = twin_table(simulated(seed, 20, who, -0.5), who, OPTIONS)["rows"][0]
+        row = twin_table(simulated(seed, 20, groups, -0.5), groups)[0]
         assert row["verdict"] == "difference found" and row["d"]["value"] < -0.2, (seed, row)
         assert row["direction"] == "scores of names read as Black are lower than of White"
 
 
 def test_names_that_differ_are_no_group_effect():
-    """F5. No group effect, names with SD .1: at most 18 of 200 seeds below .05 (99.5 % bound of 5 %), while a t test over
-    résumés, which takes names for granted, calls more than 100 of them a difference. 999 permutations in place of 5000."""
-    who, found, naive = people(10), 0, 0
-    labels = [p["race_ethnicity"] for p in who]
+    """No group effect, names with SD .1: at most 18 of 200 seeds below .05 (99.5 % bound of 5 %), while
+    a t test over résumés, which takes names for granted, calls more than 100 of them a difference."""
+    groups, found, naive = black_and_white(10), 0, 0
+    weights = contrasts_of(groups)[0].weights
     for seed in range(200):
-        scores = simulated(seed, 100, who)
-        found += name_permutation(scores.mean(0), labels, "Black", "White", draws=999, seed=seed) < 0.05  # fmt: skip
+        scores = simulated(seed, 100, groups)
+        found += name_permutation(scores.mean(0), weights, draws=999, seed=seed) < 0.05
         pairs = scores[:, :10].mean(1) - scores[:, 10:].mean(1)
         naive += abs(pairs.mean()) > 1.984 * pairs.std(ddof=1) / 10
     assert found <= 18 and naive > 100
 
 
-def test_a_small_audit_is_inconclusive():
-    """F5. 20 résumés, 3 names a group, no effect: never `equivalent`; silence is not fairness."""
-    who = people(3)
-    for seed in range(20):
-        row = twin_table(simulated(seed, 20, who), who, OPTIONS)["rows"][0]
-        assert not row["verdict"].startswith("equivalent")
-        assert row["note"] == "fewer than 10 names a group: the interval is too narrow"
+@pytest.mark.slow
+def test_no_difference_in_19_of_20_tables_of_eight_cells():
+    """Family-wise error of the planned contrasts (sex, three races) under names that differ: 5 % and 2.3
+    standard errors of 300 tables are 7.9 %."""
+    cells = [(s, r) for s in ("Female", "Male") for r in ("Asian", "Black", "Hispanic", "White")]
+    sex, race = (np.repeat([cell[i] for cell in cells], 6) for i in (0, 1))
+    found = 0
+    for seed in range(300):
+        rng = np.random.default_rng(seed)
+        scores = rng.normal(0, 1, (15, 1)) + rng.normal(0, 0.1, 48) + rng.normal(0, 0.2, (15, 48))
+        rows = twin_table(scores, {"sex": sex, "race_ethnicity": race}, seed)
+        found += any(r["primary"] and r["verdict"].startswith("difference") for r in rows)
+    assert found / 300 <= 0.079
 
 
-POWER = [  # names, résumés, effect → rejects, covers, equivalent: the table of section 8; None: not stated
+POWER = [  # names, résumés, effect → rejects, covers, equivalent; None: not stated
     (25, 40, 0.0, 0.04, 0.96, 0.83),
     (25, 40, 0.1, 0.88, 0.96, None),
-    (25, 100, 0.0, None, 0.96, 0.93),
     (10, 40, 0.0, 0.05, 0.94, 0.28),
     (10, 40, 0.1, 0.53, 0.94, None),
-    (5, 40, 0.0, None, 0.91, None),
+    (5, 40, 0.0, None, 0.91, 0.0),
 ]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("names, R, effect, rejects, covers, equivalent", POWER)
 def test_what_the_design_can_do(names, R, effect, rejects, covers, equivalent):
-    """The simulated table within ± .07, on 200 seeds with 400 draws and permutations in place of 2000 and 5000."""
-    who, n = people(names), 200
-    labels = np.array([p["race_ethnicity"] for p in who])
-    weights = ((labels == "Black") / names - (labels == "White") / names)[:, None]
-    found = np.zeros((n, 3))
-    for seed in range(n):
-        scores = simulated(seed, R, who, effect)
-        p = name_permutation(scores.mean(0), labels, "Black", "White", draws=400, seed=seed)
-        drawn = bootstrap_effects([scores], weights, labels, 400, seed)[0][:, 0]
-        (low, high), ends = interval(drawn, 0.95), interval(drawn, 0.90)
-        found[seed] = p < 0.05, low <= effect <= high, -0.1 < ends[0] and ends[1] < 0.1
+    """The simulated table within ± .07, on 200 seeds."""
+    groups, found = black_and_white(names), np.zeros((200, 3))
+    for seed in range(200):
+        row = twin_table(simulated(seed, R, groups, effect), groups, seed)[0]
+        inside = row["verdict"].startswith("equivalent") or "smaller" in row["verdict"]
+        d = row["d"]
+        found[seed] = row["p"] < 0.05, d["low"] <= effect <= d["high"], inside
     for share, expected in zip(found.mean(0), (rejects, covers, equivalent)):
         assert expected is None or share == pytest.approx(expected, abs=0.07)
 
 
-def test_sign_that_follows_the_tokens_is_noted():
-    """A model that takes a point off for each token punishes the group with longer names: the row says so."""
-    who = people(12)
-    tokens = np.array([5.0, 6, 7] * 4 + [3.0, 4, 5] * 4)
-    scores = simulated(0, 20, who, name_sd=0.01) - tokens
-    row = twin_table(scores, who, OPTIONS, tokens=tokens)["rows"][0]
-    assert row["verdict"] == "difference found" and "number of tokens" in row["note"]
-    assert "note" not in twin_table(simulated(0, 20, who, -0.5, 0.01), who, OPTIONS, tokens=tokens)["rows"][0]  # fmt: skip
-
-
-def test_notes_of_a_small_audit_stand_side_by_side():
-    """Names are what is permuted, so a small p over few résumés speaks of these: it is noted, and takes no other note away."""
-    who = people(6)
-    tokens = np.array([5.0, 6, 7] * 2 + [3.0, 4, 5] * 2)
-    scores = lambda R: simulated(0, R, who, name_sd=0.01) - tokens  # noqa: E731
-    note = lambda R: twin_table(scores(R), who, OPTIONS, tokens=tokens)["rows"][0]["note"]  # noqa: E731
-    assert note(9) == "its sign follows the number of tokens of the names; fewer than 10 names a group: the interval is too narrow; fewer than 10 résumés: it holds for these, others may differ"  # fmt: skip
-    assert "résumés" not in note(10)
+def test_a_small_audit_is_inconclusive_and_says_why():
+    """3 names a group, no effect: never `equivalent`; p permutes names, so few résumés are noted, too."""
+    groups = black_and_white(3)
+    for seed in range(20):
+        row = twin_table(simulated(seed, 20, groups), groups)[0]
+        assert not row["verdict"].startswith("equivalent")
+        assert row["note"] == "fewer than 10 names a group: the interval is too narrow"
+    row = twin_table(simulated(0, 9, groups), groups)[0]
+    assert row["note"].endswith("; fewer than 10 résumés: it holds for these, others may differ")
 
 
 def test_decisions_of_twins():
-    """Ten résumés at −.5 … .4 of a cut at 0, all names of one group .3 lower: 5 against 2 of ten advance, by hand."""
-    who = people(2)
+    """Ten résumés at −.5 … .4 of a cut at 0, all names of one group .3 lower: 2 against 5 of ten advance."""
     scores = (np.arange(10) / 10 - 0.45)[:, None] - 0.3 * np.array([1, 1, 0, 0])
-    found = twin_table(scores, who, OPTIONS, cut=0.0)["rows"][0]["decision"]
-    assert found["counts"] == [[4, 20], [10, 20]] and found["points"] == pytest.approx(-30)
+    found = twin_table(scores, black_and_white(2), cut=0.0)[0]["decision"]
+    assert found["counts"] == [[4, 20], [10, 20]]
     assert found["ir"] == pytest.approx(0.4) and found["flips"] == pytest.approx(0.3)
 
 
-# ---- before and after -----------------------------------------------------------------------------------------------
+def test_contrasts_are_declared_before_looking():
+    """Each group against Male and White, strata the other attribute; cells are exploratory; a slot's
+    reference is its first group."""
+    sex, race = np.array(["Female", "Male"] * 4), np.repeat(["Black", "White"], 4)
+    found = contrasts_of({"sex": sex, "race_ethnicity": race})
+    assert [(c.group, c.reference, c.primary) for c in found] == [
+        ("Female", "Male", True), ("Black", "White", True),
+        ("Female Black", "Male White", False), ("Female White", "Male White", False), ("Male Black", "Male White", False),
+    ]  # fmt: skip
+    assert (found[0].strata == race).all() and found[0].weights.tolist() == [0.25, -0.25] * 4
+    (only,) = contrasts_of({"age": np.array(["younger", "younger", "older"])})
+    assert isinstance(only, Contrast) and (only.group, only.reference) == ("older", "younger")
+
+
+# ---- before and after ----
+
+
+def changed(before, after, unit="SD"):
+    return twin_table(after, black_and_white(before.shape[1] // 2), unit=unit, before=before)[0]
 
 
 def test_equal_models_do_not_change():
-    """F8. The same scores before and after: D = 0 exactly, an interval of nothing, p 1, equivalent; also in another unit, since
-    each level has its own SD; both levels are shown, since a bias that stays is no change."""
-    who = people(12)
-    before = simulated(0, 20, who, -0.5)
-    row = twin_change(before, before.copy(), who, OPTIONS)[0]
+    """The same scores before and after: D = 0 exactly, an interval of nothing, p 1, equivalent; also in
+    another unit, since each level has its own SD; both levels are shown: a bias that stays is no change."""
+    before = simulated(0, 20, black_and_white(12), -0.5)
+    row, scaled = changed(before, before.copy()), changed(before, 10 * before - 3)
     assert row["D"]["value"] == 0 == row["D"]["low"] == row["D"]["high"] and row["p"] == 1.0
-    assert row["verdict"] == "equivalent within 0.1 SD: unchanged"
     assert row["levels"][0] == row["levels"][1] < -0.2
-    row = twin_change(before, 10 * before - 3, who, OPTIONS)[0]
-    assert row["D"]["value"] == pytest.approx(0, abs=1e-9)
-    assert row["verdict"] == "equivalent within 0.1 SD: unchanged"
+    for found in (row, scaled):
+        assert found["verdict"] == "equivalent within 0.1 SD: unchanged"
+        assert found["D"]["value"] == pytest.approx(0, abs=1e-9)
 
 
 def test_a_bias_that_came_is_a_change():
-    """F8. A bias planted in "after" alone is found, as larger; taken away again, as smaller."""
-    who = people(12)
-    plain, biased = simulated(0, 20, who), simulated(0, 20, who, -0.5)
-    row = twin_change(plain, biased, who, OPTIONS)[0]
-    assert row["verdict"] == "difference found: larger after" and row["D"]["value"] < -0.2
-    assert "lower" in row["direction"]
-    row = twin_change(biased, plain, who, OPTIONS)[0]
+    """Planted in "after" alone it is found, as larger; taken away again, as smaller; the first screen
+    says which way, and the grid that the gap is larger."""
+    plain, biased = (simulated(0, 20, black_and_white(12), effect) for effect in (0, -0.5))
+    row = changed(biased, plain)
     assert row["verdict"] == "difference found: smaller after" and row["D"]["value"] > 0.2
-
-
-def test_a_change_says_its_direction():
-    """Section 1: direction is always printed, of a change too, on the terminal and beside the verdict of the page."""
-    who = people(12)
-    rows = twin_change(simulated(0, 20, who), simulated(0, 20, who, -0.5), who, OPTIONS)
-    change = {"model": "m", "before": "b", "surface": "a", "unit": "SD", "rows": rows}
+    row = changed(plain, biased)
+    assert row["verdict"] == "difference found: larger after" and row["D"]["value"] < -0.2
+    change = {"model": "m", "before": "b", "surface": "a", "unit": "SD", "rows": [row]}
     part = fairness.twin_answer("Change", [change], "D", 0.1)
     said = "scores of names read as Black are lower than of White; the gap is larger than before"
     assert said in part["sentences"][0] and part["tables"][0]["rows"][0][1] == "gap larger"
 
 
-def test_a_change_without_spread_says_so():
-    """Twelve names a group and twenty résumés: what lacks is spread, and more names would not do."""
-    flat = np.zeros((20, 24))
-    row = twin_change(flat, flat, people(12), OPTIONS)[0]
-    assert row["verdict"] == "not measured (every résumé has the same score)"
-
-
-def test_decisions_that_never_differ_are_not_measured():
-    """A model that advances everybody has shares 1 and 1: a gap of 0 with an interval of nothing would read "equivalent", and
-    nothing was tested. One résumé that is decided otherwise for one name is enough to measure."""
-    who, ones = people(12), np.ones((20, 24))
-    table = fairness.twin_table(ones, who, OPTIONS, unit="pp")
-    assert {r["verdict"] for r in table["rows"]} == {
-        "not measured (every résumé has the same score)"
-    }
-    row = twin_change(ones, ones, who, OPTIONS, unit="pp")[0]
-    assert row["verdict"].startswith("not measured")
-    one_zero = ones.copy()
+def test_what_never_differs_is_not_measured():
+    """A model that advances everybody has shares 1 and 1: a gap of 0 with an interval of nothing would
+    read "equivalent", and nothing was tested. One other decision is enough to measure."""
+    ones, one_zero, groups = np.ones((20, 24)), np.ones((20, 24)), black_and_white(12)
     one_zero[3, 5] = 0
-    for rows in (fairness.twin_table(one_zero, who, OPTIONS, unit="pp")["rows"], twin_change(ones, one_zero, who, OPTIONS, unit="pp")):  # fmt: skip
-        assert not rows[0]["verdict"].startswith("not measured")
+    for row in (twin_table(ones, groups, unit="pp")[0], changed(ones, ones, "pp"), changed(0 * ones, 0 * ones)):  # fmt: skip
+        assert row["verdict"] == "not measured (every résumé has the same score)"
+    for row in (twin_table(one_zero, groups, unit="pp")[0], changed(ones, one_zero, "pp")):
+        assert not row["verdict"].startswith("not measured")
 
 
-# ---- twins as texts -------------------------------------------------------------------------------------------------
+# ---- twins as texts ----
 
 
-def test_minimal_edit_on_all_bundled_twins():
-    """F6. Every bundled résumé under every bundled name: texts differ inside slots only."""
-    everyone = load_names(REPO / "data" / "names.csv", 25) + ARMS
-    rows = load_twins(REPO / "data" / "twins.jsonl", 100, everyone)
-    assert len(rows) == 40 and len(everyone) == 203
-    one, two = (fairness.filled(rows[0]["profile"], everyone[i]) for i in (0, 150))
-    assert one != two and one.replace(everyone[0]["name"], "") == two.replace(everyone[150]["name"], "")  # fmt: skip
+def test_bundled_twins_differ_in_slots_only():
+    """Every bundled résumé under every bundled name, and under graduation years and schools."""
+    people = load_names(REPO / "data" / "names.csv", 25)
+    rows = load_twins(REPO / "data" / "twins.jsonl", 100, people)
+    assert len(rows) == 40 and len(people) == 200
+    one, two = (fairness.filled(rows[0]["profile"], person) for person in (people[0], people[150]))
+    assert one.replace(people[0].name, "") == two.replace(people[150].name, "") != one
+    for slot, first in (("age", "younger"), ("school", "university")):
+        people = load_slot(f"{slot}={REPO}/data/slots.csv")
+        rows = load_twins(REPO / "data" / "twins_slots.jsonl", 100, people)
+        assert len(rows) == 20 and len(people) == 20 and people[0].groups == {slot: first}
+        one, two = (
+            fairness.filled(rows[3]["profile"], person) for person in (people[0], people[-1])
+        )
+        assert one.replace(people[0].name, "") == two.replace(people[-1].name, "") != one
+        assert "the candidate" in one
 
 
-@pytest.mark.parametrize(
-    "template, said",
-    [
-        ("{name} led her team.", "'her' stands outside a slot"),
-        ("{name}, ann.lee@example.com, sold 3 cars.", "stands outside a slot"),
-        ("{name} is {age}.", "no slot is called {age}"),
-        ("{name} replaced Amy Lee.", "the name 'Amy Lee' stands outside a slot"),
-    ],
-)
+BREAKS = [
+    ("{name} led her team.", "'her' stands outside a slot"),
+    ("{name}, ann.lee@example.com, sold 3 cars.", "stands outside a slot"),
+    ("{name} is {age}.", "no slot is called {age}"),
+    ("{name} replaced Amy Lee.", "the name 'Amy Lee' stands outside a slot"),
+    ("Sold 3 cars.", "no slot of {email} {first}"),
+    ("The candidate asked {obj} twice.", None),
+]
+
+
+@pytest.mark.parametrize("template, said", BREAKS)
 def test_a_template_that_breaks_the_edit_is_refused(tmp_path, template, said):
-    """F6. A pronoun, an address, a name or an unknown slot outside would make twins contradict themselves."""
-    who = [slot_values("Amy Lee", "Amy", "Lee", "Female")]
-    with pytest.raises(ValueError, match=re.escape(said)):
-        check_minimal_edit(template, who)
-    file = tmp_path / "twins.jsonl"
-    file.write_text(json.dumps({"prompt": template}) + "\n")
-    with pytest.raises(UserError, match="twins.jsonl:1: prompt: "):
+    """A pronoun, an address, a name or an unknown slot outside would make twins contradict themselves."""
+    names = ("Amy Lee", "Amy", "Lee", "Female"), ("Bo Ek", "Bo", "Ek", "Male")
+    who = [fairness.Person(name[0], {}, slot_values(*name)) for name in names]
+    file = write(tmp_path / "twins.jsonl", [{"prompt": template}])
+    if said is None:
+        assert len(load_twins(file, 1, who)) == 1
+        return
+    with pytest.raises(UserError, match=rf"twins.jsonl:1: (prompt: )?.*{re.escape(said)}"):
         load_twins(file, 1, who)
 
 
@@ -300,28 +296,29 @@ def test_every_slot():
     check_minimal_edit("{name}: mail {email}, ask {obj} about {poss} work; {subj} said yes.", [who])
 
 
-# ---- the commands, on tiny models -----------------------------------------------------------------------------------
+# ---- the commands, on tiny models ----
 
 HOSTILE = '<img src=x onerror="window.__xss=1"><script>window.__xss=2</script>\u202e&'
+COLUMNS = ["name", "first", "last", "sex", "race_ethnicity"]
 
 
-def names_file(path, per_cell=3, mark=""):
-    rows = [[f"{r}{i}{mark} {s}son", f"{r}{i}", f"{s}son", s, r] for s in ("Female", "Male") for r in ("Black", "White") for i in range(per_cell)]  # fmt: skip
-    with open(path, "w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([["name", "first", "last", "sex", "race_ethnicity"], *rows])
-    return str(path)
-
-
-def twins_file(path, n=3, mark=""):
-    rows = [{"id": f"t{i}{mark}", "prompt": f"Assess {{name}}, who knows sql {'well ' * i}.", "answer": f"Good {i}.", "prefix": "Decision:", "rank_prompt": "Who fits?", "profile": f"{{name}} has {i} years.", "shown": ["sql"]} for i in range(n)]  # fmt: skip
-    path.write_text("".join(json.dumps(r) + "\n" for r in rows))
-    return str(path)
-
-
-def candidates_file(path, n=16, mark=""):
-    rows = [{"id": f"c{i}", "role": f"clerk{mark}", "prompt": "Who fits?", "profile": f"Knows {'sql ' * (i % 5)}.", "must_have": ["sql"], "sex": ("Male", "Female")[i % 2], "race_ethnicity": ("Black", "White")[i // 2 % 2], "label_value": i % 3 % 2} for i in range(n)]  # fmt: skip
-    path.write_text("".join(json.dumps(r) + "\n" for r in rows))
-    return str(path)
+def inputs(tmp, per_cell=3, mark=""):
+    """The flags of names, résumés and candidates, with a mark in each text."""
+    names = [[f"{r}{i}{mark} {s}son", f"{r}{i}", f"{s}son", s, r] for s in ("Female", "Male") for r in ("Black", "White") for i in range(per_cell)]  # fmt: skip
+    resumes = [
+        {"id": f"t{i}{mark}", "prompt": f"Assess {{name}}, who knows sql {'well ' * i}.", "answer": f"Good {i}.", "prefix": "Decision:",
+         "rank_prompt": "Who fits?", "profile": f"{{name}} has {i} years.", "shown": ["sql"]} for i in range(3)
+    ]  # fmt: skip
+    write(tmp / "n.csv", names, COLUMNS)
+    write(tmp / "t.jsonl", resumes)
+    return [
+        "--names",
+        str(tmp / "n.csv"),
+        "--twins",
+        str(tmp / "t.jsonl"),
+        "--out",
+        str(tmp / "out"),
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -329,52 +326,65 @@ def full(tmp_path_factory, llama_folder, reward_folder):
     """One whole report with the same tiny model before and after, hostile text in every name and role."""
     tmp = tmp_path_factory.mktemp("fair")
     twice = shutil.copytree(llama_folder, tmp / "after")
-    argv = ["report", "--before", llama_folder, "--after", str(twice), "--reward-model", reward_folder, "--names", names_file(tmp / "n.csv", 5, HOSTILE), "--twins", twins_file(tmp / "t.jsonl", 3, HOSTILE), "--decision-words", "yes,no",
-            "--candidates", candidates_file(tmp / "c.jsonl", 16, HOSTILE), "--generated-names", "2", "--generated-resumes", "2", "--max-new-tokens", "4", "--prefs", "none", "--out", str(tmp / "out")]  # fmt: skip
+    people = [
+        {"id": f"c{i}", "role": f"clerk{HOSTILE}", "prompt": "Who fits?", "profile": f"Knows {'sql ' * (i % 5)}.", "must_have": ["sql"],
+         "sex": ("Male", "Female")[i % 2], "race_ethnicity": ("Black", "White")[i // 2 % 2], "label_value": i % 3 % 2} for i in range(16)
+    ]  # fmt: skip
+    argv = ["report", "--before", llama_folder, "--after", str(twice), "--reward-model", reward_folder, *inputs(tmp, 5, HOSTILE),
+            "--candidates", write(tmp / "c.jsonl", people), "--generated-names", "2", "--generated-resumes", "2", "--decision-words", "yes,no",
+            "--prefs", "none", "--overwrite"]  # fmt: skip
     assert fairness.main(argv) == 0
-    return argv, tmp / "out"
+    return argv, tmp / "out", json.loads((tmp / "out" / "report.json").read_text())
 
 
 def test_the_whole_report(full):
-    """F8, F10. Equal models are unchanged with D = 0; every surface of section 7 is there; no forbidden word; the sentence of
-    section 1.4; and the same command writes the same bytes."""
-    argv, out = full
-    report = json.loads((out / "report.json").read_text())
+    """Equal models are unchanged with D = 0; every surface is there; no forbidden word; the notice; and
+    the same command writes the same bytes."""
+    argv, out, report = full
     assert [(p["kind"], p["surface"]) for p in report["surfaces"]] == [("reward model", "a"), ("reward model", "b"), ("base", "c"), ("base", "d"), ("aligned", "c"), ("aligned", "d")]  # fmt: skip
     change = next(c for c in report["changes"] if c["surface"] == "c")
     assert [r["D"]["value"] for r in change["rows"]] == [0, 0]
     assert all(r["verdict"] == "equivalent within 0.1 SD: unchanged" for r in change["rows"])
-    assert len(report["decisions"]) == 3 and len(report["ll144"]) == 1
+    assert [part["title"].split(", ")[1] for part in report["decisions"]] == ["ranking", "decisions as generated", "decisions as generated"]  # fmt: skip
+    assert report["decisions"][0]["selected"] >= 5  # .3 of 16, upwards
+    gaps = [worst["gap"] for worst in report["worst"]]
+    assert gaps == sorted(gaps, reverse=True) and len(gaps) == 10
+    assert (
+        report["limits"][-1].endswith("show one.") and "tables were tested" in report["limits"][-1]
+    )
     with open(out / "twins.csv", newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 4 * 3 * 20 + 2 * 2 * 8
-    assert list(rows[0]) == ["pair_id", "resume_id", "cell", "sex", "race_ethnicity", "name", "surface", "model_id", "score_raw", "score", "text_sha256"]  # fmt: skip
-    before = {f: f.read_bytes() for f in sorted(out.rglob("*")) if f.is_file()}
-    for file, data in before.items():
-        assert not FORBIDDEN.search(data.decode()), file
-    assert fairness.NOTICE in (out / "report.html").read_text(encoding="utf-8")
-    fairness.main([*argv, "--overwrite"])
-    assert {f: f.read_bytes() for f in sorted(out.rglob("*")) if f.is_file()} == before
+    assert list(rows[0]) == ["resume_id", "cell", "sex", "race_ethnicity", "name", "surface", "model_id", "score_raw", "score"]  # fmt: skip
+    before = {f: f.read_bytes() for f in sorted(out.iterdir())}
+    assert not any(FORBIDDEN.search(data.decode()) for data in before.values())
+    fairness.main(argv)
+    assert {f: f.read_bytes() for f in sorted(out.iterdir())} == before
 
 
 def test_the_page_holds_no_script(full):
-    """F10. Hostile text stands there as text; nothing on the page loads or runs anything."""
+    """Hostile text stands there as text; nothing on the page loads or runs anything."""
     page = (full[1] / "report.html").read_text(encoding="utf-8")
     assert "<script" not in page and "<img" not in page and "onerror=" in page
     assert "default-src &#39;none&#39;" in page and "&lt;/script&gt;[U+202E]" in page
     assert not re.search(r'(src|href)="(?!data:,)', page)
+    for title in ("Provider&#39;s sheet", "What this does not show", "Command and files"):
+        assert title in page
+
+
+WORDS = {"difference": ("higher", "lower"), "equivalent": "no difference", "inconclusive": "unclear", "not": "not measured"}  # fmt: skip
 
 
 def test_the_grid_follows_from_the_verdicts(full):
     """Every light has the word of its verdict and the numbers behind it; sentences name found differences only."""
-    report = json.loads((full[1] / "report.json").read_text())
+    report = full[2]
     part = fairness.twin_answer("t", report["surfaces"], "d", 0.1)
-    words = {"difference": ("higher", "lower"), "equivalent": "no difference", "inconclusive": "unclear", "not": "not measured"}  # fmt: skip
     for surface, line in zip(report["surfaces"], part["tables"][0]["rows"], strict=True):
         rows = [row for row in surface["rows"] if row["primary"]]
-        assert len(rows) == len(line) - 1
-        for row, cell in zip(rows, line[1:]):
-            assert cell.startswith(words[row["verdict"].split()[0]]) and row["verdict"] in cell.detail  # fmt: skip
+        for row, cell in zip(rows, line[1:], strict=True):
+            assert (
+                cell.startswith(WORDS[row["verdict"].split()[0]]) and row["verdict"] in cell.detail
+            )
             if row["verdict"].startswith("difference"):
                 assert any(row["direction"] in sentence for sentence in part["sentences"])
                 assert cell.startswith("higher") == ("are higher" in row["direction"])
@@ -383,8 +393,8 @@ def test_the_grid_follows_from_the_verdicts(full):
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", [True, False])
 def test_the_page_in_chromium(full, tmp_path, policy):
-    """F10. In a real browser, with the policy and with it taken out: nothing runs, no request leaves the file, and at 1200, 390
-    and 320 px nothing scrolls sideways but tables by themselves."""
+    """In a real browser, with the policy and without it: nothing runs, no request leaves the file, and
+    at 1200 and 320 px nothing scrolls sideways but tables by themselves."""
     sync_playwright, path = browser_or_skip()
     page = (full[1] / "report.html").read_text(encoding="utf-8")
     page = page if policy else re.sub(r"<meta http-equiv.*?>\n", "", page)
@@ -392,7 +402,7 @@ def test_the_page_in_chromium(full, tmp_path, policy):
     file.write_bytes(page.encode())
     with sync_playwright() as play:
         browser = play.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        for width, scheme in ((1200, "light"), (390, "dark"), (320, "light")):
+        for width, scheme in ((1200, "light"), (320, "dark")):
             tab = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme).new_page()  # fmt: skip
             seen = []
             tab.on("console", lambda m, seen=seen: seen.append(m.text))
@@ -406,40 +416,51 @@ def test_the_page_in_chromium(full, tmp_path, policy):
         browser.close()
 
 
-def test_twins_of_a_reward_model_alone(tmp_path, reward_folder, capsys):
-    """`twins --reward-model` asks no policy, prints at most 40 lines, and fails only when told to."""
-    argv = ["twins", "--reward-model", reward_folder, "--names", names_file(tmp_path / "n.csv"), "--twins", twins_file(tmp_path / "t.jsonl"), "--out", str(tmp_path / "o")]  # fmt: skip
-    assert fairness.main([*argv, "--fail-on", "inconclusive,difference"]) in (1, 3)
-    report = json.loads((tmp_path / "o" / "report.json").read_text())
+@pytest.mark.parametrize("slot", [False, True])
+def test_twins_of_a_reward_model_alone(tmp_path, reward_folder, capsys, slot):
+    """`twins --reward-model` asks no policy, prints at most 40 lines, and fails only when told to; with
+    --slot the twins differ in that slot, and the limits of names are not those of ages."""
+    flags = inputs(tmp_path)
+    if slot:
+        flags = ["--slot", f"age={REPO}/data/slots.csv", "--resumes", "3", *flags[-2:]]
+    argv = ["twins", "--reward-model", reward_folder, *flags]
+    assert fairness.main([*argv, "--fail-on", "difference,inconclusive"]) in (
+        (0, 1, 3) if slot else (1, 3)
+    )
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert [p["surface"] for p in report["surfaces"]] == ["a", "b"]
-    assert {a["arm"] for a in report["surfaces"][0]["arms"]} == {"no name − names", "pronoun only: she − he"}  # fmt: skip
+    assert report["surfaces"][0]["rows"][0]["group"] == ("older" if slot else "Female")
+    assert any("Names are" in line for line in report["limits"]) != slot
     out = capsys.readouterr().out
     assert "Same résumé, other name" in out and out.count("\n") <= 40
+    assert (tmp_path / "out" / "twins.csv").read_text().startswith("resume_id,cell,age" if slot else "resume_id,cell,sex")  # fmt: skip
 
 
-BAD = [
-    ({"names": "name,first,last,sex,race_ethnicity\nA B,A,B,Male,White\nC D,C,D,Male,Black\nE F,E,F,Male,Black\n"}, [], "one name in the cell Male White"),
-    ({"names": "name,first,last,sex,race_ethnicity\nA B,A,B,Male,White\nC D,C,D,Male,White\n"}, [], "one cell of sex × race_ethnicity"),
-    ({"names": "name,first,last,sex\nA B,A,B,Male\n"}, [], "no column 'race_ethnicity'"),
-    ({"twins": '{"prompt": "Assess Amy."}\n'}, [], "no slot such as {name}"),
-    ({"twins": ""}, [], "the file is empty"),
-    ({"twins": '{"rank_prompt": "Is {name} fit?"}\n'}, [], "nothing to measure"),
-    ({"twins": '{"prompt": ["Assess {name}."], "answer": "x"}\n'}, [], "t.jsonl:1: \"prompt\" is"),
-    ({"twins": '{"prompt": "Assess {name}.", "answer": 3}\n'}, [], "t.jsonl:1: \"answer\" is '3'"),
-    ({"names": "name,first,last,sex,race_ethnicity\nA B,A,B,Male ,White\n"}, [], "n.csv:2: the 'sex' 'Male ' begins or ends with a blank"),
-    ({"names": "name,first,last,sex,race_ethnicity\nA B,A,B,Male,White\nA B,A,B,Male,White\n"}, [], "n.csv:3: 'A B' stands twice"),
-    ({"twins": "{\n"}, [], "t.jsonl:1: not valid JSON"),
-    ({}, ["--decision-words", "yes"], "expected two words or more"),
-    ({}, ["--reward-model", "no/such/folder"], "no/such/folder"),
+HEADER = "name,first,last,sex,race_ethnicity\n"
+BAD = [  # file, its content, further flags, what is said
+    ("n.csv", HEADER + "A B,A,B,Male,White\nC D,C,D,Male,Black\nE F,E,F,Male,Black\n", "", "one name in the cell Male White"),
+    ("n.csv", HEADER + "A B,A,B,Male,White\nC D,C,D,Male,White\n", "", "one cell of sex × race_ethnicity"),
+    ("n.csv", "name,first,last,sex\nA B,A,B,Male\n", "", "no column 'race_ethnicity'"),
+    ("n.csv", HEADER + "A B,A,B,,White\n", "", "n.csv:2: 'A B' has an empty cell"),
+    ("n.csv", HEADER + "A B,A,B,Male,White\nA B,A,B,Male ,White\n", "", "n.csv:3: 'A B' stands twice"),
+    ("t.jsonl", '{"prompt": "Assess Amy."}\n', "", "t.jsonl:1: no slot of"),
+    ("t.jsonl", "", "", "the file is empty"),
+    ("t.jsonl", '{"rank_prompt": "Is {name} fit?"}\n', "", "nothing to measure"),
+    ("t.jsonl", '{"prompt": ["Assess {name}."], "answer": "x"}\n', "", 't.jsonl:1: prompt: "prompt": each message needs'),
+    ("t.jsonl", '{"prompt": "Assess {name}.", "answer": 3}\n', "", 't.jsonl:1: answer: "answer" is int'),
+    ("t.jsonl", "{\n", "", "t.jsonl:1: not valid JSON"),
+    ("s.csv", "slot,group,value\nage,old,1970\nage,old,1971\n", "--slot age=S", "two groups or more, with two values or more each"),
+    ("s.csv", "slot,group,value\nage,old,1\nage,old,2\nage,young,3\nage,young,4\n", "--slot age=S", "t.jsonl:1: no slot of {age}"),
+    ("s.csv", "", "--slot age", "expected NAME=FILE.csv, such as age=data/slots.csv"),
+    ("s.csv", "", "--decision-words yes", "expected two words or more"),
+    ("s.csv", "", "--reward-model no/such/folder", "no/such/folder"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("files, argv, said", BAD)
-def test_bad_input_is_one_line(tmp_path, reward_folder, files, argv, said):
-    """F12. One line that names flag, file and line, and says what was expected; status 2 comes from files.command."""
-    names, twins = names_file(tmp_path / "n.csv"), twins_file(tmp_path / "t.jsonl")
-    for name, text in files.items():
-        (tmp_path / {"names": "n.csv", "twins": "t.jsonl"}[name]).write_text(text)
-    with pytest.raises(UserError) as caught:
-        fairness.main(["twins", "--reward-model", reward_folder, "--names", names, "--twins", twins, "--out", str(tmp_path / "o"), *argv])  # fmt: skip
-    assert said in str(caught.value) and "\n" not in str(caught.value)
+@pytest.mark.parametrize("file, content, argv, said", BAD)
+def test_bad_input_is_one_line(tmp_path, reward_folder, file, content, argv, said):
+    """One line that names flag, file and line, and says what was expected."""
+    flags = inputs(tmp_path)
+    (tmp_path / file).write_text(content)
+    argv = argv.replace("S", str(tmp_path / "s.csv")).split()
+    assert said in error_of(["twins", "--reward-model", reward_folder, *flags, *argv])

@@ -35,12 +35,13 @@ pytestmark = pytest.mark.usefixtures("quiet_process")
         ("std", 0.8658754298, [0.9999000100, -0.9999000100, 0, 0]),
         ("loo", 0.6666666667, [1.5, -1.5, 0, 0]),
         ("batch", 0.6014607693, [1.2029215385, -1.2029215385, 0, 0]),
+        ("maxrl", 1.0, [0.5, -0.5, 0, 0]),
     ],
 )
 def test_group_advantages_golden(scale, first, second):
     """(1, 0, 0, 1): minus the mean ±½; ÷ the sample deviation .57735 (+ 1e-4) ±.8659, where the population's would give
     ±.9998; times 4/3, the mean of the other three, ±⅔; ÷ .8312, the deviation of all eleven scores, the equal group's too,
-    ±.6015. NaN is no score, as is what `valid` rules out: the rest is a group of three, and the lost one gets exactly 0. The
+    ±.6015; ÷ the group's own mean, ½ and 2, ±1 and ±½. NaN is no score, as is what `valid` rules out: the rest is a group of three, and the lost one gets exactly 0. The
     rewards, which are logged afterwards, are left as they were."""
     rewards = t([1, 0, 0, 1], [3, 1, 2, NAN], [1, 1, 1, 1])
     filled = rewards.nan_to_num(99)
@@ -75,12 +76,17 @@ KL = dict(ref_logps=REF, beta=0.1)
         (-0.0434676714, KL),
         (0.1420127083, dict(level="sequence", aggregation="sequence")),
         (0.1459853626, dict(level="sequence", aggregation="sequence") | KL),
+        (0.0861782590, dict(loss="cispo")),
+        (-0.3608289011, dict(loss="sapo")),
+        (-0.0475618778, dict(loss="dual")),
     ],
 )
 def test_grpo_loss_golden(expected, options):
     """Ratios (e^½, e^−½, 1) with A = 1 are clipped at 1.28 above only: −1.28 − .6065 − 1; ratios (1, e^½) with A = −1 are
     not clipped from above: 1 + 1.6487. Over 5 tokens, as a mean of means, or over 2·4 places. At the level of the answer
-    e^0 and e^¼: a sum in place of the mean, or the padding in it, gives others; the KL keeps the ratio of its token."""
+    e^0 and e^¼: a sum in place of the mean, or the padding in it, gives others; the KL keeps the ratio of its token. CISPO:
+    e^½ + e^−½ + 1 = 3.2552 and −2 − e^½/2 = −2.8244, over 5. SAPO: −4·(σ(.6487) + σ(−.3935) + ½) = −6.2384 and
+    4/1.05·(½ + σ(1.05·.6487)) = 4.4342, over 5."""
     loss, _ = grpo_rubric.grpo_loss(LOGPS, OLD, A, MASK, **options)
     assert loss.ndim == 0 and loss.item() == pytest.approx(expected, abs=1e-7)
 
@@ -96,15 +102,27 @@ def test_sums_for_the_log():
     assert found == pytest.approx(expected, abs=1e-7)
 
 
-def test_clip_case_by_case():
-    """(ratio 1.5, A 1) −1.28 and (.5, −1) .8 are clipped, and their gradient is exactly 0; (1.5, −1) 1.5 and (.5, 1) −.5 are
-    not: they pull back."""
-    logps = t([1.5], [0.5], [1.5], [0.5]).log().requires_grad_()
-    mask, advantages = on(*[[1]] * 4), t(1, -1, -1, 1)
-    losses, sums = grpo_rubric.token_losses(logps, t(*[[0]] * 4), advantages, mask)
+@pytest.mark.parametrize(
+    "loss, expected, slopes, clipped",
+    [
+        ("clip", [-1.28, 0.8, 1.5, -0.5, 6], [0, 0, 1.5, -0.5, 6], 2),
+        ("dual", [-1.28, 0.8, 1.5, -0.5, 3], [0, 0, 1.5, -0.5, 0], 3),
+        ("cispo", [-0.6081976622, -0.3465735903, 0.6081976622, 0.3465735903, 8.9587973461], [-1.5, 0.5, 1.5, -0.5, 5], 1),
+        ("sapo", [-2.4898373248, 1.4159383303, 2.3935854792, -1.5101626752, 3.7896376164], [-1.4100, 0.4671, 1.4012, -0.4700, 0.1246], 0),
+    ],
+)  # fmt: skip
+def test_clip_case_by_case(loss, expected, slopes, clipped):
+    """(ratio 1.5, A 1) and (.5, −1) are clipped to −1.28 and .8, with a gradient of exactly 0; (1.5, −1), (.5, 1) and (6, −1)
+    are not: they pull back, the last one by at most 3 with a dual clip. CISPO, with log π = log ρ here: −min(ρ, 5)·A·log ρ,
+    −1.5·log 1.5 = −.6082 and 5·log 6 = 8.9588, gradient −min(ρ, 5)·A. SAPO: −4·σ(.5) = −2.4898 and for A < 0
+    4/1.05·σ(1.05·½) = 2.3936; its gradient, −4·σ′·ρ·A, fades: −4·.235·1.5 = −1.41, and .1246 at ρ = 6."""
+    logps = t([1.5], [0.5], [1.5], [0.5], [6]).log().requires_grad_()
+    mask, advantages = on(*[[1]] * 5), t(1, -1, -1, 1, -1)
+    losses, sums = grpo_rubric.token_losses(logps, logps.detach() * 0, advantages, mask, loss=loss)
     losses.sum().backward()
-    assert close(losses.detach(), [[-1.28], [0.8], [1.5], [-0.5]]) and sums["clipped"] == 2
-    assert (logps.grad[:, 0] == 0).tolist() == [True, True, False, False]
+    assert close(losses.detach()[:, 0], expected) and sums["clipped"] == clipped
+    assert close(logps.grad[:, 0], slopes, 5e-5)
+    assert [x == 0 for x in logps.grad[:, 0]] == [x == 0 for x in slopes]
 
 
 INPUTS = "logps", "old_logps", "ref_logps", "advantages"
@@ -191,11 +209,11 @@ def test_recipe_names(capsys):
 def test_gspo_brings_its_own_bounds(capsys):
     """The mean log-ratio of an answer moves by thousandths: with the bounds of a token, .2 and .28, GSPO never clips, and a
     mean over tokens is another loss. Its own bounds and mean hold unless the user says otherwise, and then a line says so."""
-    args = grpo_rubric.parse_args(["--level", "sequence"])
+    args = grpo_rubric.parse_args(["--loss", "gspo"])
     assert grpo_rubric.CLIP[args.level] == (3e-4, 4e-4) and args.aggregation == "sequence"
-    grpo_rubric.parse_args(["--level", "sequence", "--aggregation", "token"])
+    grpo_rubric.parse_args(["--loss", "gspo", "--aggregation", "token"])
     told = capsys.readouterr().out
-    assert told == "--level sequence: GSPO goes with --aggregation sequence\n"
+    assert told == "--loss gspo: GSPO goes with --aggregation sequence\n"
 
 
 def test_pairs_and_flags_mix():
@@ -242,6 +260,7 @@ data_path=x.json dry_run=maybe | dry_run=maybe: expected true or false
 --reward rubric --reward rubric | each name once
 --reward model | --reward-model FOLDER go together
 --reward-model x | --reward-model FOLDER go together
+--scale maxrl --overlong penalty | --scale maxrl: expected rewards of at least 0
 """
 
 
@@ -385,7 +404,8 @@ def opened(graded, *flags, reference=None):
 LOSSES = [
     (),
     ("--aggregation", "sequence", "--num-substeps", 2, "--beta", 0.1),
-    ("--aggregation", "fixed", "--level", "sequence", "--num-substeps", 2),
+    ("--aggregation", "fixed", "--loss", "gspo", "--num-substeps", 2),
+    ("--loss", "cispo"),
 ]
 LOGGED = {"kl/token": "k1", "kl/k3": "k3", "clip_frac": "clipped", "ratio/mean": "ratio", "approx_kl": "approx_kl"}  # fmt: skip
 
@@ -432,7 +452,8 @@ def test_answers_without_advantage_cost_no_forward(aggregation, graded, monkeypa
     rows = b["ids"][in_loss], b["attention_mask"][in_loss], b["mask"][in_loss]
     logps, entropies = common.token_logps(run.model, *rows, 0.7, with_entropy=True)
     how = dict(aggregation=aggregation, max_tokens=args.max_new_tokens)
-    given = logps, logps.detach(), advantages[in_loss], rows[2]
+    weights = (logps.detach() - b["logps"][in_loss]).exp().clamp(max=2)  # policy / sampler
+    given = logps, logps.detach(), advantages[in_loss][:, None] * weights, rows[2]
     loss, _ = grpo_rubric.grpo_loss(*given, **how)
     found = torch.autograd.grad(loss, list(run.model.parameters()), allow_unused=True)
     expected = torch.cat([g.flatten() for g in found if g is not None])

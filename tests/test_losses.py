@@ -307,7 +307,13 @@ LOSSES = {  # one value a row or a token: the function, and its tensors by name
     "kl": (lambda **x: common.kl_estimates(**x), rows("logps", "ref_logps")),
     "policy": (lambda **x: ppo.ppo_policy_loss(**x), rows("logps", "old_logps", "advantages")),
     "value": (lambda **x: ppo.ppo_value_loss(**x), rows("values", "old_values", "returns")),
-    "grpo": (lambda **x: grpo_rubric.token_losses(**x, beta=0.1)[0], GRPO),
+    **{
+        f"grpo {loss}": (
+            lambda loss=loss, **x: grpo_rubric.token_losses(**x, beta=0.1, loss=loss)[0],
+            GRPO,
+        )
+        for loss in grpo_rubric.LOSSES[:-1]
+    },
 }
 MEASURES = {  # over all rows or tokens at once
     "gspo": (lambda **x: grpo_rubric.token_losses(**x, beta=0.1, level="sequence")[0], GRPO),

@@ -37,13 +37,14 @@ NAN = math.nan
 def test_shape_rewards_golden():
     """k1 = (.5, −1, 0), so −.1·k1 = (−.05, .1, 0), and the score 2 joins the last action of its row, wherever that is; an
     answer that was cut pays there. Columns that are no actions are 0, whatever stands in them."""
-    logps = t([NAN, -1, -2, -0.5], [NAN, -1, NAN, NAN])
-    ref = t([NAN, -1.5, -1, -0.5], [NAN, -1.5, NAN, NAN])
-    mask, scores = on([0, 1, 1, 1], [0, 1, 0, 0]), t(2, -1)
-    for more, first, second in (((), 2, -1.05), ((on(1, 0),), 2, -2.05), ((on(0, 1), 0.25), 1.75, -1.05)):  # fmt: skip
+    logps = t([NAN, -1, -2, -0.5], [NAN, -1, NAN, NAN], [NAN, -1, NAN, -1])
+    ref = t([NAN, -1.5, -1, -0.5], [NAN, -1.5, NAN, NAN], [NAN, -1.5, NAN, -1.5])
+    mask, scores = on([0, 1, 1, 1], [0, 1, 0, 0], [0, 1, 0, 1]), t(2, -1, 3)
+    cut = [(), (on(1, 0, 1),), (on(0, 1, 1), 0.25)]
+    for more, first, second in zip(cut, (2, 2, 1.75), (-1.05, -2.05, -1.05)):
         rewards, kl = ppo.shape_rewards(scores, logps, ref, mask, 0.1, *more)
-        assert close(rewards, [[0, -0.05, 0.1, first], [0, second, 0, 0]])
-        assert close(kl, [[0, 0.5, -1, 0], [0, 0.5, 0, 0]])
+        assert close(rewards, [[0, -0.05, 0.1, first], [0, second, 0, 0], [0, -0.05, 0, 2.95]])
+        assert close(kl, [[0, 0.5, -1, 0], [0, 0.5, 0, 0], [0, 0.5, 0, 0.5]])
 
 
 REWARDS, VALUES, ALL = t([-0.1, 0, 0.2, 1]), t([0.5, 0.4, 0.3, 0.2]), on([1, 1, 1, 1])
@@ -412,6 +413,9 @@ def test_gradient_for_every_cut(critic, world, monkeypatch):
         assert gap(seen[-1][0], seen[0][0]) < 2e-6
         assert seen[-1][1] == pytest.approx(seen[0][1], rel=2e-5, abs=1e-6)
     assert len(forwards.calls) > 1 + 2 + 8 + 1, "some parts, then eight"
+    row = seen[0][1]
+    terms = row["policy_loss"] - 0.01 * row["entropy"] + ppo.VALUE_COEF * row["value_loss"]
+    assert row["loss"] == pytest.approx(terms, rel=1e-5)
 
 
 def test_the_rollout_is_fixed_before_the_update(world):

@@ -4,7 +4,6 @@ import csv
 import json
 import random
 
-import numpy as np
 import pytest
 
 import common
@@ -12,7 +11,6 @@ import evaluate
 import tiny
 from parts import files
 from parts.files import UserError
-from parts.stats import kendall_tau
 
 
 def rank(monkeypatch, out, path, *more, value=len):
@@ -117,29 +115,6 @@ def test_quality_is_compared_per_role(monkeypatch, tmp_path, capsys):
     assert report_of(tmp_path / "none")["tau"]["value"] is None
 
 
-def test_one_role_has_an_interval_over_candidates(monkeypatch, tmp_path):
-    """With one role nothing can be said about the next role, but something about other candidates."""
-    rng = np.random.default_rng(0)
-    rows = [{"id": i, "profile": "x" * (i + 1), "role": "r", "q": i + rng.normal(0, 8)} for i in range(40)]  # fmt: skip
-    path = tiny.write_rows(tmp_path / "people.jsonl", rows)
-    rank(monkeypatch, tmp_path / "out", path, "--quality", "q")
-    tau = report_of(tmp_path / "out")["tau"]
-    expected = kendall_tau(list(range(40)), [row["q"] for row in rows])
-    assert tau["value"] == pytest.approx(expected, abs=1e-6)
-    assert tau["low"] < expected < tau["high"] < 1 and "candidates" in tau["method"]
-
-
-@pytest.mark.parametrize("text, warned", [
-    ("Ann led.", True), ("Mail ann@example.org", True), ("Call +49 170 1234567", True), ("Moved 51 boxes, 2019 to 2024.", False),
-])  # fmt: skip
-def test_names_and_contact_data_raise_one_warning(monkeypatch, tmp_path, capsys, text, warned):
-    people = [{"id": i, "name": "Ann", "profile": text, "role": "r"} for i in range(2)]
-    path = tiny.write_rows(tmp_path / "people.jsonl", people)
-    rank(monkeypatch, tmp_path / "out", path)
-    printed = capsys.readouterr().out
-    assert printed.count("warning:") == warned and printed.startswith("This is no decision")
-
-
 def test_blind_takes_the_names_out(monkeypatch, tmp_path, capsys):
     """The reward model reads "the candidate", in either order of the name, and the file keeps the name; the number of
     replacements is said; a row without its name is refused."""
@@ -155,7 +130,7 @@ def test_blind_takes_the_names_out(monkeypatch, tmp_path, capsys):
     found = rank(monkeypatch, tmp_path / "b", path, "--blind", "name", value=value)
     assert seen == ["the candidate, 3 years. the candidate led."]  # one text, scored once
     printed = capsys.readouterr().out
-    assert "warning" not in printed and "4 names replaced" in printed
+    assert "4 names replaced" in printed
     assert {row["profile"] for row in found} == {row["profile"] for row in people}
     assert {row["tie_group"] for row in found} == {"1"}
     path = tiny.write_rows(tmp_path / "c.jsonl", [people[1] | {"profile": "A. Lee led Leeds."}])
@@ -163,11 +138,11 @@ def test_blind_takes_the_names_out(monkeypatch, tmp_path, capsys):
 
 
 def test_what_is_printed(monkeypatch, tmp_path, capsys):
-    """The first line says that a score is no decision; a reason per candidate is in file and table; with --columns-for-audit
-    the last line is the audit's command."""
+    """The first line says that a score is no decision; a reason per candidate is in file and table; with
+    columns to audit by the last line is the audit's command."""
     people = [{"id": i, "profile": f"Baked {'bread ' * i}", "role": "Role: r\nMust have: bread, soup", "sex": "F", "race_ethnicity": "A"} for i in range(3)]  # fmt: skip
     path = tiny.write_rows(tmp_path / "people.jsonl", people)
-    found = rank(monkeypatch, tmp_path / "out", path, "--columns-for-audit", "sex,race_ethnicity")
+    found = rank(monkeypatch, tmp_path / "out", path)
     printed = capsys.readouterr().out.strip().splitlines()
     ranked = tmp_path / "out" / "ranked.csv"
     assert printed[-1] == f"next: python fairness.py audit {ranked} --score percentile --select 0.3"
@@ -217,7 +192,6 @@ WHOLE = '{"id": 1, "profile": "x", "role": "r"}\n'
     (WHOLE, ("--blind", "name"), "no column 'name'"),
     (WHOLE, ("--quality", "q"), "no column 'q'"),
     (WHOLE.replace("}", ', "quality": "good"}'), (), ":1: the 'quality' is 'good', no number"),
-    (WHOLE, ("--columns-for-audit", "sex"), "no column 'sex'"),
     (WHOLE.replace("}", ', "score": 1}'), (), "rename 'score'"),
     (WHOLE, ("--role", "role.txt"), "--role role.txt: no such file"),
     (WHOLE, ("--role", " "), "--role: it is empty"),
@@ -235,7 +209,7 @@ def test_bad_candidates_are_named(tmp_path, text, flags, message):
     (b"id,profile\n1,x,y\n", ":2: more cells than the 2 columns"),
     (b"id,profile\n1,x\n2\n", ":3: fewer cells"),
     (b'id,profile\n1,"x\n', "unexpected end of data"),
-    (b"id,profile\n1,\xff\n", "utf-8"),
+    (b"id,profile\n1,\xff\n", "UTF-8"),
     (b"", "is empty"),
     (b"id,profile\n", "is empty"),
 ])  # fmt: skip

@@ -187,7 +187,7 @@ def test_the_plan_and_the_rate_by_size(capsys):
         run = SimpleNamespace(args=arguments("--batch-size", 4, *flags))
         runs.Run.plan(run, 10, "rows", least)
         assert run.planned == steps
-    assert "10 rows in batches of 4, 3 steps per epoch: 5 steps" in capsys.readouterr().out
+    assert "10 rows in batches of 4; steps per epoch 3, in total 5" in capsys.readouterr().out
     rates = 1e-3, 1e-5, 1e-4
     small, large = (SimpleNamespace(num_parameters=lambda n=n: n) for n in (10**7, 10**8))
     assert [runs.default_lr(model, rates) for model in (small, large)] == [1e-3, 1e-5]

@@ -21,6 +21,7 @@ import grpo_rubric
 import ppo
 import reward_train
 from parts import runs
+from test_losses import t
 
 F64 = dict(dtype=torch.float64)
 REWARD = torch.tensor([0, 1, 0.5, 2], **F64)
@@ -177,15 +178,25 @@ def test_ppo_lands_on_the_optimum(whiten):
     assert kl(policy, optimum()) < 5e-5
 
 
-@pytest.mark.parametrize("scale, size, factor", [("loo", 8, 1), ("center", 8, 8 / 7), ("center", 4, 4 / 3)])  # fmt: skip
-def test_grpo_default_with_kl_in_the_loss(scale, size, factor):
+def all_groups(size):
+    """Every group of `size` answers (n, size), how often each answer is in it (n, 4), and the log of its orders (n,)."""
+    groups = torch.tensor(list(itertools.combinations_with_replacement(range(4), size)))
+    counts = torch.nn.functional.one_hot(groups, 4).sum(1).double()
+    return groups, counts, math.lgamma(size + 1) - torch.lgamma(counts + 1).sum(1)
+
+
+@pytest.mark.parametrize(
+    "scale, size, loss, factor",
+    [("loo", 8, "clip", 1), ("center", 8, "clip", 8 / 7), ("center", 4, "clip", 4 / 3)]
+    + [("loo", 4, loss, 1) for loss in ("dual", "cispo", "sapo")],
+)
+def test_grpo_default_with_kl_in_the_loss(scale, size, loss, factor):
     """One update a batch of every group that can be drawn (35 of four answers, 165 of eight), each weighted by its
     probability; ratio × k3 in the loss. With the mean of the *other* answers it lands on π*. With `--scale center` the mean
     contains the answer itself and shrinks every advantage by (G−1)/G, which is a larger β: π*(β·8/7), and π*(β·4/3) with
-    groups of four. A deviation, or a k3 without its ratio, lands elsewhere."""
-    groups = torch.tensor(list(itertools.combinations_with_replacement(range(4), size)))  # (n, G)
-    counts = torch.nn.functional.one_hot(groups, 4).sum(1).double()  # (n, 4)
-    orders = math.lgamma(size + 1) - torch.lgamma(counts + 1).sum(1)  # (n,) log of their number
+    groups of four. A deviation, or a k3 without its ratio, lands elsewhere. With one update per rollout every --loss has the
+    gradient of the plain one; a gate without its 4/τ would land on another β."""
+    groups, counts, orders = all_groups(size)
     advantages = grpo_rubric.group_advantages(REWARD[groups], scale)
     ref_logps = answer_rows(REF.log())
 
@@ -194,13 +205,29 @@ def test_grpo_default_with_kl_in_the_loss(scale, size, factor):
         weighed = (orders + counts @ share.log()).exp()[:, None] * advantages / size
         pull = torch.zeros(4, **F64).index_add(0, groups.flatten(), weighed.flatten())
         columns = logps, logps.detach(), pull / share, MASK, ref_logps
+        how = dict(beta=BETA, normalizer=1, loss=loss)
         losses = [  # each by itself, since the KL of an answer counts by its share as well
-            grpo_rubric.grpo_loss(*(x[i : i + 1] for x in columns), beta=BETA, normalizer=1)[0]
-            for i in range(4)
+            grpo_rubric.grpo_loss(*(x[i : i + 1] for x in columns), **how)[0] for i in range(4)
         ]
         return share @ torch.stack(losses)
 
     lands_on(torch.softmax(train(loss_of, REF.log())[0], -1), optimum(BETA * factor))
+
+
+def test_maxrl_is_nearly_the_gradient_of_the_log_pass_rate():
+    """Two of the four answers are right, p = .4. With `--scale center` the expected gradient is (G−1)/G·∇p; with maxrl it is
+    Σ (1−p)^k over k < G−1 times ∇p: 1 + .6 + .36 = 1.96 with groups of four. The whole series is 1/p, which makes it
+    ∇ log p: rare successes count for more."""
+    right, (groups, counts, orders) = t(0, 1, 0, 1), all_groups(4)
+    share = (orders + counts @ REF.log()).exp()  # (35,) probability of a group
+    pulls = []
+    for scale in ("center", "maxrl"):
+        advantages = grpo_rubric.group_advantages(right[groups], scale)
+        weighed = share[:, None] * advantages / 4
+        pulls.append(torch.zeros(4, **F64).index_add(0, groups.flatten(), weighed.flatten()))
+    slope = REF * (right - 0.4)  # ∇p on the logits
+    for pull, factor in zip(pulls, (3 / 4, 1.96), strict=True):
+        lands_on(pull - REF * pull.sum(), factor * slope, 1e-9)
 
 
 # ---- the same world through the stages: rows, masks, token_logps, forward, update ----

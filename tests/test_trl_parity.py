@@ -309,7 +309,7 @@ def shifted(logps, mask, noise):
     return torch.where(mask, logps.detach() + off, 0.0)
 
 
-def trl_grpo(world, tokenizer, batch, off_policy=True, **options):
+def trl_grpo(world, tokenizer, batch, off_policy=True, weighted=False, **options):
     """(loss, gradients) of TRL's GRPOTrainer on these ids: prompts padded on the left, answers
     on the right."""
     trl = needs("trl", reason=REASON.format("trl"))
@@ -343,6 +343,10 @@ def trl_grpo(world, tokenizer, batch, off_policy=True, **options):
     packed = torch.zeros(mask.shape).masked_scatter(mask, logps[response_mask])
     if off_policy:
         inputs["old_per_token_logps"] = shifted(packed, mask, noise[0])
+    if weighted:  # as if another engine had sampled
+        trainer.use_vllm = trainer.vllm_importance_sampling_correction = True
+        sampled = shifted(packed, mask, 5 * noise[0])
+        inputs["importance_sampling_ratio"] = (packed - sampled).exp().clamp(max=2)
     if options.get("beta"):
         inputs["ref_per_token_logps"] = shifted(packed, mask, noise[1])
     trainer.current_gradient_accumulation_steps = 1
@@ -362,7 +366,7 @@ def our_grpo(world, tokenizer, batch, off_policy=True, **options):
     ref = shifted(logps, rows[2], noise[1]) if options.get("beta") else None
     options["max_tokens"] = GRPO_LENGTH
     loss, sums = grpo_rubric.grpo_loss(logps, old, advantages, rows[2], ref, **options)
-    assert (sums["clipped"] > 0) == off_policy
+    assert (sums["clipped"] > 0) == (off_policy and options.get("loss") != "sapo")
     loss.backward()
     return loss.item(), gradients(model)
 
@@ -382,6 +386,28 @@ def test_grpo_loss_and_gradients(world, tokenizer, loss_type, beta):
     theirs = trl_grpo(world, tokenizer, batch, loss_type=loss_type, **options)
     own = dict(clip_high=0.28, beta=beta, aggregation=AGGREGATION[loss_type])
     assert_same(our_grpo(world, tokenizer, batch, **own), theirs)
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.1], ids=["no KL", "KL"])
+@pytest.mark.parametrize(
+    "options, own",
+    [
+        ({"loss_type": "cispo", "epsilon_high": 1.2}, {"loss": "cispo"}),
+        ({"loss_type": "sapo"}, {"loss": "sapo", "aggregation": "sequence"}),
+        ({"loss_type": "dapo", "delta": 1.5}, {"loss": "dual", "clip_high": 0.2}),
+    ],
+    ids=lambda x: x.get("loss_type", ""),
+)
+def test_other_losses_and_gradients(options, own, beta, world, tokenizer, monkeypatch):
+    """TRL's cispo and sapo, and its `delta` as our dual clip; bounds of 1.2 and 1.5, which the
+    ratios of this batch reach."""
+    monkeypatch.setattr(grpo_rubric, "CISPO_MAX", 1.2)
+    monkeypatch.setattr(grpo_rubric, "DUAL_MAX", 1.5)
+    batch = grpo_batch(tokenizer)
+    theirs = trl_grpo(
+        world, tokenizer, batch, beta=beta, use_bias_correction_kl=bool(beta), **options
+    )
+    assert_same(our_grpo(world, tokenizer, batch, beta=beta, **own), theirs)
 
 
 @pytest.mark.parametrize("loss_type", AGGREGATION)
@@ -419,10 +445,11 @@ def test_kl_without_its_ratio_is_another(world, tokenizer):
 @pytest.mark.parametrize("loss_type", AGGREGATION)
 def test_grpo_update_of_the_stage(world, tokenizer, loss_type, tmp_path, monkeypatch):
     """Not the function but `grpo_rubric.update`: micro-batches of a few tokens, the answer of
-    advantage 0 left out of the forwards, divided by the count of the whole step. Before its
+    advantage 0 left out of the forwards, divided by the count of the whole step, each token
+    weighed by policy / sampler, at most 2 (TRL's correction for vLLM, token_truncate). Before its
     first optimiser step it stands at TRL's loss and gradients for the whole batch."""
     batch = grpo_batch(tokenizer)
-    prompts, answers, advantages, _ = batch
+    prompts, answers, advantages, noise = batch
     flags = ["--group-size", "4", "--groups-per-batch", "2", "--max-new-tokens", str(GRPO_LENGTH)]
     flags += ["--aggregation", AGGREGATION[loss_type], "--micro-tokens", "40"]
     args = grpo_rubric.parse_args([*flags, "--out", str(tmp_path / "run")])
@@ -437,12 +464,14 @@ def test_grpo_update_of_the_stage(world, tokenizer, loss_type, tmp_path, monkeyp
     monkeypatch.setattr(runs.Run, "update", catch)
     ids, attention_mask, mask = common.pad_rows(prompts, answers, tokenizer.pad_token_id)
     b = {"ids": ids, "attention_mask": attention_mask, "mask": mask}
-    b["logps"] = torch.zeros(ids.shape)
+    with torch.no_grad():
+        logps = common.token_logps(run.model, ids, attention_mask, mask)
+    b["logps"] = shifted(logps, mask, 5 * noise[0])
     b["rows"] = [SimpleNamespace(task_id="batch")] * GRPO_N
     everything = torch.ones(GRPO_N, dtype=torch.bool)
     row = grpo_rubric.update(args, run, None, b, advantages, everything)
-    assert row["forwarded"] == GRPO_N - 1
-    theirs = trl_grpo(world, tokenizer, batch, off_policy=False, loss_type=loss_type)
+    assert row["forwarded"] == GRPO_N - 1 and 0 < row["importance_capped_frac"] < 1
+    theirs = trl_grpo(world, tokenizer, batch, False, weighted=True, loss_type=loss_type)
     assert_same(tuple(found), theirs)
 
 

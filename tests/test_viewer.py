@@ -1,4 +1,5 @@
-"""parts/viewer.py: the page of `watch.py RUN --html`, on logs of every trainer's shape and in a browser."""
+"""parts/viewer.py: the page of `watch.py RUN --html`, on logs of every trainer's shape and in a
+browser."""
 
 import json
 
@@ -11,7 +12,8 @@ HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\u202e"
 
 
 def write_run(folder, rollouts=None, torn=""):
-    """A run of twelve steps whose reward rises; `rollouts` as the rows of rollouts.jsonl, `torn` as its unfinished end."""
+    """A run of twelve steps whose reward rises; `rollouts` as the rows of rollouts.jsonl, `torn`
+    as its unfinished end."""
     folder.mkdir()
     rows = [
         {"step": k, "reward/mean": k / 20, "length/mean": 40 * (1 + 2 * (k // 6))}
@@ -25,7 +27,8 @@ def write_run(folder, rollouts=None, torn=""):
 
 
 def answers():
-    """Eight answers in the shape of grpo_rubric.py, one hostile; and one episode in the shape of grpo_agent.py."""
+    """Eight answers in the shape of grpo_rubric.py, one hostile; and one episode in the shape of
+    grpo_agent.py."""
     met = [{"id": 1, "kind": "judged", "verdict": True, "weight": 2.0, "reason": f"fine {HOSTILE}"}]
     rows = [
         {"step": 1 + i // 4, "prompt": "Assess.", "answer": f"answer {i}", "reward": i / 8, "criteria": met}
@@ -40,8 +43,9 @@ def answers():
 
 
 def test_page_in_a_browser(tmp_path, capsys):
-    """Curves with numbered alarms, answers with criteria; hostile text is text; the filter works, and without script all
-    answers are there; no request leaves the page; the last, unfinished line of a running run is left out."""
+    """Curves with numbered alarms, answers with criteria; hostile text is text; the filter works,
+    and without script all answers are there; no request leaves the page; the last, unfinished line
+    of a running run is left out."""
     sync_playwright, path = browser_or_skip()
     run = write_run(tmp_path / "run", answers(), torn='{"step": 3, "pro')
     watch.main([str(run), "--html"])
@@ -68,7 +72,8 @@ def test_page_in_a_browser(tmp_path, capsys):
 
 
 def test_folder_without_rollouts(tmp_path):
-    """An old folder still gets its curves, and is told what is missing; a sample without a reward is shown, too."""
+    """An old folder still gets its curves, and is told what is missing; a sample without a reward
+    is shown, too."""
     run = write_run(tmp_path / "run")
     watch.main([str(run), "--html"])
     assert "This run kept no answers" in (run / "watch.html").read_text(encoding="utf-8")
