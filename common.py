@@ -114,9 +114,8 @@ def _template_end(tokenizer):
         if tokenizer.chat_template is not None:
             turn = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "ANSWER"}]
             _, found, tail = render(tokenizer, turn).rpartition("ANSWER")
-            special = tokenizer.added_tokens_decoder
             ids = tokenizer.encode(tail, add_special_tokens=False) if found else []
-            end = next((i for i in ids if i in special), None)
+            end = next((i for i in ids if i in tokenizer.added_tokens_decoder), None)
         tokenizer.template_end = template, end
     return tokenizer.template_end[1]
 
@@ -924,9 +923,10 @@ def _decode(model, prompts, uniform, ends, temperature):
             if live < len(row):
                 holes = done[:live].nonzero().squeeze(1)
                 movers = (~done[live:]).nonzero().squeeze(1) + live
-                for x in (mask, position, row, token):
+                slots = mask, position, row, token
+                for x in slots:
                     x[holes] = x[movers]
-                mask, position, row, token = (x[:live] for x in (mask, position, row, token))
+                mask, position, row, token = (x[:live] for x in slots)
                 for layer in cache.layers:
                     layer.move(holes, movers, live)
         if t < most - 1:
