@@ -1162,7 +1162,7 @@ def score_twins(args, twins, people, models, extra):
     import common
 
     before, after, rewards = models
-    whole = {"people": people, "resumes": twins, "unit": "SD", "cut": 0.0, "measures": ()}
+    whole = {"people": people, "resumes": twins, "unit": "SD", "cut": 0.0}
 
     def has(rows, *fields):
         return bool(rows) and all(row.get(field) for row in rows for field in fields)
@@ -1194,11 +1194,9 @@ def score_twins(args, twins, people, models, extra):
             asked = list(itertools.product(rows, few))
             prompts = [filled(row["prompt"], person) for row, person in asked]
             texts = generated(model, tokenizer, f"{folder} (written)", prompts)
-            given = [row | {"pronoun": person.values["subj"]} for row, person in asked]
-            measures = [text_measures(text, row, words) for text, row in zip(texts, given)]
-            scores = np.array([m["advance"] for m in measures]).reshape(len(rows), len(few))
+            scores = np.array([decision_of(text, words) == words[0] for text in texts], float)
             part |= {"people": few, "resumes": rows, "unit": "pp", "cut": 0.5}
-            yield part | {"surface": "d", "scores": scores, "measures": measures}
+            yield part | {"surface": "d", "scores": scores.reshape(len(rows), len(few))}
         if extra:
             extra(model, tokenizer, folder)
         del model
@@ -1214,15 +1212,14 @@ def study_twins(args, models, extra=None):
     print(
         f"{len(twins)} résumés × {len(people)} names = {len(twins) * len(people)} texts a question"
     )
-    study = {key: [] for key in ("surfaces", "changes", "texts", "worst", "not_measured")}
+    study = {key: [] for key in ("surfaces", "changes", "worst", "not_measured")}
     cells = len({tuple(person.groups.values()) for person in people})
     study["twins"] = {"resumes": len(twins), "names": len(people), "delta": DELTA}
     study["twins"] |= {"names_a_cell": len(people) // cells, "path": path}
     lines, bases = [], {}
     # (2) score the twins
     for part in score_twins(args, twins, people, models, extra):
-        keys = ("scores", "people", "resumes", "measures")
-        scores, who, rows, measures = (part.pop(key) for key in keys)
+        scores, who, rows = (part.pop(key) for key in ("scores", "people", "resumes"))
         what, part["what"] = SURFACES[part["surface"]]
         if scores is None:
             study["not_measured"].append(
@@ -1235,8 +1232,6 @@ def study_twins(args, models, extra=None):
         table = twin_table(scores, groups, args.seed, part["unit"], cut=part["cut"])
         part |= {"R": R, "N": N, "sd": resume_sd(scores), "rows": table}
         study["surfaces"].append(part)
-        texts = text_gaps(measures, (R, N), groups, args.seed)
-        study["texts"] += [{"model": part["model"], "gaps": texts, "n": R * N}] if texts else []
         lines += twin_lines(part, scores, who, rows)
         if part["unit"] == "SD" and part["sd"] > 0:
             study["worst"] += worst_twins(part, scores, who, rows)
@@ -1253,17 +1248,6 @@ def study_twins(args, models, extra=None):
         raise UserError(f"--twins {path}: nothing to measure; expected {fields}")
     study["worst"] = sorted(study["worst"], key=lambda twin: -twin["gap"])[:10]
     return study, lines
-
-
-def text_gaps(measures, shape, groups, seed):
-    """Each measure of generated answers as group − reference: [{"measure", "overall", "rows"}]."""
-    out = []
-    for key in sorted(set(measures[0]) - {"advance"}) if measures else ():
-        matrix = np.array([m[key] for m in measures]).reshape(shape)
-        rows = [row for row in twin_table(matrix, groups, seed, "pp") if row["primary"]]
-        gaps = [{"group": r["group"], "reference": r["reference"], "gap": r["d"]} for r in rows]
-        out.append({"measure": key, "overall": float(matrix.mean()), "rows": gaps})
-    return out
 
 
 def twin_lines(part, scores, people, resumes):
@@ -2018,7 +2002,6 @@ def ll144_section(part):
     return pages.section(f"Layout of NYC Local Law 144: {part['title']}", sentences, tables=tables)
 
 
-GAPS = {"measure": "measure", "groups": "title", "mean": "overall", "gap [95 %]": "gap"}
 MEANS = {"measure": "measure", "group": "group", "mean [95 %]": "mean", "answers": "n"}
 HITS = {"code": "code", "severity": "severity", "hits": "n", "up to five quotes": "quotes"}
 DISCOURAGED = (
@@ -2030,10 +2013,6 @@ DISCOURAGED = (
 def text_sections(report):
     """What answers name, omit and ask."""
     out, errors = [], detector_words(report.get("word_lists"), "The word lists")
-    for part in report.get("texts", ()):
-        title = f"Words of {model_name(part['model'])}: {part['n']} answers"
-        rows = [gap | row for gap in part["gaps"] for row in gap["rows"]]
-        out.append(pages.section(title, errors, table_of(rows, GAPS)))
     rows = []
     for measure in report.get("measures", ()):
         for group, mean in measure["groups"].items():

@@ -65,7 +65,7 @@ BUDGETS = {  # code tokens at most, of each file that has its second edition
     "watch.py": 3860,  # planned 3800: with --html, the page that people ask of every RL toolkit
     "ppo.py": 4600,  # planned 4800
     "grpo_agent.py": 5920,  # planned 6000
-    "evaluate.py": 14_050,  # planned 11 000
+    "evaluate.py": 14_030,  # planned 11 000
     "judge.py": 7915,  # planned 7200; with `audit`, `ruler` on a file, and what a run will cost
     "checks/instructions.py": 2330,  # together planned 4200
     "checks/answers.py": 950,
@@ -74,7 +74,7 @@ BUDGETS = {  # code tokens at most, of each file that has its second edition
     "envs/twenty48.py": 930,
     "parts/votes.py": 1880,  # not planned: items and log of votes, for annotate.py and evaluate.py
     "parts/rows.py": 280,  # not planned: left common.py, so that what trains nothing does without torch
-    "fairness.py": 18200,  # planned 11500
+    "fairness.py": 17800,  # planned 11500
     "parts/files.py": 1490,  # planned 900; names the format of a file that is not JSONL, and the closest flag
     "parts/runs.py": 5425,  # planned 4500: with sample answers, the preflight's lines and the token strip
     "parts/rollouts.py": 1650,  # not planned: tensors, models, log rows, preflight, alarms and best weights of ppo and grpo_*
@@ -284,7 +284,7 @@ def test_what_a_learner_reads_in_an_evening():
     names = ["common.py", "sft.py", "dpo.py", *(f"parts/{part}.py" for part in parts)]
     weight = {name: code_tokens((REPO / name).read_text(encoding="utf-8")) for name in names}
     assert weight["common.py"] + weight["sft.py"] < 10_100
-    assert sum(weight.values()) - weight["sft.py"] < 20_550
+    assert sum(weight.values()) - weight["sft.py"] < 20_600
 
 
 @pytest.mark.parametrize("name", names(FILES))
