@@ -828,7 +828,7 @@ def parse_args(argv=None):
     for name in COMMANDS:
         add = parsers[name].add_argument
         if name != "audit":
-            add("--decision-words", metavar="WORDS", type=decision_words, default=DECISION_WORDS, help="mildest first (%(default)s)")
+            add("--decision-words", metavar="WORDS", type=decision_words, default=DECISION_WORDS, help="the mildest first (%(default)s)")
         add("--out", default="runs/fairness", help="folder of the report (default: %(default)s)")
         add("--overwrite", action="store_true", help="replace the report that is there")
         add("--fail-on", choices=FAIL_ON, metavar="VERDICT", help="for CI: difference (status 1), inconclusive (3), or both with a comma")
