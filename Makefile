@@ -1,7 +1,7 @@
 # make demo   the whole loop on the bundled base: reward model, DPO, PPO, rubric GRPO, evaluation, fairness
 # make test   every test, with ruff and the docstring examples
 #
-# make report  the demo with three seeds, into reports/
+# make report  the loop with longer trainings and three seeds, into reports/
 # make overdriven  PPO on the reward model alone, and beyond what that is worth
 # make data, make base  the bundled files from their generator
 # make lesson  a planted preference found in a reward model and in a policy, with three seeds
@@ -39,23 +39,27 @@ $(VENV)/.dev: requirements-dev.txt $(VENV)/.runtime
 	$(VENV)/bin/pip install -r requirements-dev.txt -c constraints.txt
 	@touch $@
 
-# the whole loop into folder $(1) with seed $(2): one training a model, then every model on the same unseen roles
+# the whole loop into folder $(1) with seed $(2): one training a model, the audit, then every model on the same unseen roles
 # (status 3: an alarm of watch.py ended the run early, and the weights that validated best are what it leaves)
 define loop
 	$(PY) reward_train.py --pairs data/prefs_train.jsonl data/rank_train.jsonl --epochs 2 --seed $(2) --out $(1)/reward --overwrite
-	$(PY) dpo.py --pairs data/prefs_train.jsonl --epochs 3 --seed $(2) --out $(1)/dpo --overwrite
-	$(PY) ppo.py --reward-model $(1)/reward --gold data/recruiter.py:reward --steps 30 --seed $(2) --out $(1)/ppo --overwrite || [ $$? = 3 ]
-	$(PY) grpo_rubric.py --steps 100 --lr 2e-4 --schedule constant --overlong penalty --eval-temperature 1 --eval-every 10 --patience 0 --seed $(2) --out $(1)/grpo --overwrite
-	$(PY) evaluate.py reward --reward-model $(1)/reward --pairs data/prefs_test.jsonl --seed $(2) --out $(1)/reward-report --overwrite
-	$(PY) evaluate.py compare --model data/tiny-base $(1)/dpo $(1)/ppo --reward-model $(1)/reward --seed $(2) --out $(1)/report --overwrite
-	$(PY) fairness.py report --before data/tiny-base --after $(1)/dpo $(1)/ppo --reward-model $(1)/reward --names-per-cell 10 --resumes 12 --generated-names 2 --generated-resumes 8 --seed $(2) --out $(1)/fairness --overwrite
+	$(PY) dpo.py --pairs data/prefs_train.jsonl $(DPO) --seed $(2) --out $(1)/dpo --overwrite
+	$(PY) ppo.py --reward-model $(1)/reward --gold data/recruiter.py:reward $(PPO) --seed $(2) --out $(1)/ppo --overwrite || [ $$? = 3 ]
+	$(PY) grpo_rubric.py $(GRPO) --lr 2e-4 --schedule constant --overlong penalty --eval-temperature 1 --eval-every 10 --patience 0 --seed $(2) --out $(1)/grpo --overwrite
+	$(PY) fairness.py report --before data/tiny-base --after $(1)/dpo $(1)/ppo --reward-model $(1)/reward --names-per-cell 10 --resumes 12 --generated-names 2 --generated-resumes 8 --seed $(2) --out $(1)/fairness --overwrite > $(1)/fairness.txt
+	$(PY) evaluate.py compare --model data/tiny-base $(1)/dpo $(1)/ppo --reward-model $(1)/reward $(COMPARE) --seed $(2) --out $(1)/report --overwrite
 endef
 
+# ten minutes on two cores; make report trains longer, and tests/test_demo.py runs these commands at toy size
+demo: DPO = --epochs 2
+demo: PPO = --steps 15 --lr 2e-4
+demo: GRPO = --steps 60
+demo: COMPARE = --n 100
 demo: $(RUNTIME)
 	$(call loop,runs/demo,0)
 	@echo "open runs/demo/report/report.html and runs/demo/fairness/report.html in a browser"
 
-# two processes, a file of tests to each at a time: the demo, which is one long line, beside everything else
+# two processes, a file of tests to each at a time
 PYTEST = $(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 test: lint
 	$(PYTEST)
@@ -71,11 +75,18 @@ format: $(DEV)
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 
-# the demo with three seeds; what reports/demo holds is made by this and by nothing else
-report: $(SEEDS:%=report-%)
+# the loop at its full size with three seeds; what reports/demo holds is made by this and by nothing else. At its end the
+# targets are tested on the new reports, and seed 0 against the last commit's
+report: $(SEEDS:%=report-%) $(DEV)
+	$(PY) -m pytest -q tests/test_demo.py -k committed
 
+$(SEEDS:%=report-%): DPO = --epochs 3
+$(SEEDS:%=report-%): PPO = --steps 30
+$(SEEDS:%=report-%): GRPO = --steps 100
+$(SEEDS:%=report-%): COMPARE = --n 200
 $(SEEDS:%=report-%): report-%: $(RUNTIME)
 	$(call loop,runs/report-$*,$*)
+	$(PY) evaluate.py reward --reward-model runs/report-$*/reward --pairs data/prefs_test.jsonl --seed $* --out runs/report-$*/reward-report --overwrite
 	@mkdir -p reports/demo
 	cp runs/report-$*/reward-report/report.json reports/demo/reward-seed-$*.json
 	cp runs/report-$*/report/report.json reports/demo/compare-seed-$*.json
@@ -93,7 +104,8 @@ overdriven: $(RUNTIME)
 
 # a planted preference, with three seeds: in reward models on fair votes, on biased ones, and on these with copies under other
 # names; in policies tuned on fair and on biased votes, about answers, then about recommendations (half an hour a seed on one core)
-lesson: $(SEEDS:%=lesson-%)
+lesson: $(SEEDS:%=lesson-%) $(DEV)
+	$(PY) -m pytest -q tests/test_lesson.py
 
 $(SEEDS:%=lesson-%): lesson-%: $(RUNTIME)
 	$(PY) reward_train.py --pairs data/rank_train.jsonl --steps 160 --seed $* --out runs/$@/fair --overwrite

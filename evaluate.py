@@ -831,9 +831,9 @@ def compare(args):
     # (7) files
     save_samples(args, {e["key"]: e["answers"] for e in every})
     write_report(args, report, "samples.jsonl")
-    two = f"--model {names[-1]} --model-b {names[0]}" if len(names) > 1 else f"--model {names[0]}"
+    two = " --model-b ".join(names[:-3:-1])  # the last two: in the demo PPO and DPO
     own = "" if isinstance(args.prompts, Default) else f" --prompts {args.prompts}"
-    print(f"next: python annotate.py draw {two}{own} --out runs/ab")
+    print(f"next: python annotate.py draw --model {two}{own} --out runs/ab")
 
 
 def begin(args, inputs, **more):
@@ -1037,7 +1037,7 @@ def called(report):
     stages = {run["name"]: run["stage"] for run in report["runs"]}
     names = [row["name"] for row in report["models"]]
     best = names[-1:] if report.get("best_of_n") else []
-    return labels(names[: len(names) - len(best)], stages) | {name: name for name in best}
+    return labels(names[: len(names) - len(best)], stages) | {n: n.capitalize() for n in best}
 
 
 def win_sentence(row, a, b, beats, by):
@@ -1076,6 +1076,15 @@ def in_words(report):
         order = ", ".join(f"{name[row['model']]} {row[by]:.3f}" for row in equal["table"])
         at = f"At equal distance from {name[base]} (√KL {equal['sqrt_kl']:.2f})"
         answer.append(f"{at}, {score} is: {order}.")
+    if part := report["efficiency"]:
+        reached = []
+        for row in part["table"]:
+            spent = ", ".join(f"{row[cost]:,.0f} {cost}" for cost in COSTS if row[cost])
+            reached.append(f"{name[row['name']]} {f'after {spent}' if spent else 'never'}")
+        goal = f"Sample efficiency: gold {part['goal']:.3f} in training"
+        answer.append(
+            f"{goal} ({100 * GOAL:.0f} % of the best) was reached by {'; '.join(reached)}."
+        )
     for run in report["frontier"]:
         if mark := run["overoptimised"]:
             line = f"{name[run['model']]} is over-optimised from step {mark['step']} on"
@@ -1382,24 +1391,15 @@ def kl_section(report, name):
 
 
 def efficiency_section(report, name):
-    text, part = "No run logged gold above 0 during training.", report["efficiency"]
-    tables, shown, plots = [], [], []
-    if part:
-        series = {}
-        for run in report["frontier"]:
-            points = [(p["seconds"], p["gold"]) for p in run["points"] if p["seconds"] is not None]
-            series[name[run["model"]]] = points
-        plots = [pages.line_plot("Gold against training time", series, COSTS["seconds"], "gold")]
-        goal = f"gold {part['goal']:.3f} ({100 * GOAL:.0f} % of the best of any run)"
-        text = f"What each run had spent when it reached {goal} on validation prompts."
-        tables.append(("Spent to reach it; – is never", part["table"]))
-    tables.append(("Spent in all", report["runs"]))
-    for caption, rows in tables:
-        cells = [[name[row["name"]], *(show(row[cost], 0) for cost in COSTS)] for row in rows]
-        shown += [pages.table(["run", *COSTS], cells, caption)] if cells else []
-    legend = "; ".join(f"{key}: {words}" for key, words in COSTS.items())
-    texts = [text, f"{legend}."]
-    return pages.section("Sample efficiency and cost", texts, plots=plots, tables=shown)
+    texts, series = ["No run logged gold during training."] * (not report["efficiency"]), {}
+    texts += [f"{key}: {words}." for key, words in COSTS.items()]
+    for run in report["frontier"]:
+        points = [(p["seconds"], p["gold"]) for p in run["points"] if p["seconds"] is not None]
+        series[name[run["model"]]] = points
+    plot = pages.line_plot("Gold against training time", series, COSTS["seconds"], "gold")
+    cells = [[name[r["name"]], *(show(r[cost], 0) for cost in COSTS)] for r in report["runs"]]
+    table = pages.table(["run", *COSTS], cells, "Spent in all") if cells else None
+    return pages.section("Sample efficiency and cost", texts, table, [plot])
 
 
 def tasks_section(report, name):

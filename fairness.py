@@ -74,6 +74,7 @@ from parts.stats import (
     share,
     student_t_p,
     student_t_quantile,
+    t_test,
     two_proportion_z,
 )
 
@@ -1161,7 +1162,7 @@ def score_twins(args, twins, people, models, extra):
     import common
 
     before, after, rewards = models
-    whole = {"people": people, "resumes": twins, "unit": "SD", "cut": 0.0, "measures": ()}
+    whole = {"people": people, "resumes": twins, "unit": "SD", "cut": 0.0}
 
     def has(rows, *fields):
         return bool(rows) and all(row.get(field) for row in rows for field in fields)
@@ -1193,11 +1194,9 @@ def score_twins(args, twins, people, models, extra):
             asked = list(itertools.product(rows, few))
             prompts = [filled(row["prompt"], person) for row, person in asked]
             texts = generated(model, tokenizer, f"{folder} (written)", prompts)
-            given = [row | {"pronoun": person.values["subj"]} for row, person in asked]
-            measures = [text_measures(text, row, words) for text, row in zip(texts, given)]
-            scores = np.array([m["advance"] for m in measures]).reshape(len(rows), len(few))
+            scores = np.array([decision_of(text, words) == words[0] for text in texts], float)
             part |= {"people": few, "resumes": rows, "unit": "pp", "cut": 0.5}
-            yield part | {"surface": "d", "scores": scores, "measures": measures}
+            yield part | {"surface": "d", "scores": scores.reshape(len(rows), len(few))}
         if extra:
             extra(model, tokenizer, folder)
         del model
@@ -1213,15 +1212,14 @@ def study_twins(args, models, extra=None):
     print(
         f"{len(twins)} résumés × {len(people)} names = {len(twins) * len(people)} texts a question"
     )
-    study = {key: [] for key in ("surfaces", "changes", "texts", "worst", "not_measured")}
+    study = {key: [] for key in ("surfaces", "changes", "worst", "not_measured")}
     cells = len({tuple(person.groups.values()) for person in people})
     study["twins"] = {"resumes": len(twins), "names": len(people), "delta": DELTA}
     study["twins"] |= {"names_a_cell": len(people) // cells, "path": path}
     lines, bases = [], {}
     # (2) score the twins
     for part in score_twins(args, twins, people, models, extra):
-        keys = ("scores", "people", "resumes", "measures")
-        scores, who, rows, measures = (part.pop(key) for key in keys)
+        scores, who, rows = (part.pop(key) for key in ("scores", "people", "resumes"))
         what, part["what"] = SURFACES[part["surface"]]
         if scores is None:
             study["not_measured"].append(
@@ -1234,8 +1232,6 @@ def study_twins(args, models, extra=None):
         table = twin_table(scores, groups, args.seed, part["unit"], cut=part["cut"])
         part |= {"R": R, "N": N, "sd": resume_sd(scores), "rows": table}
         study["surfaces"].append(part)
-        texts = text_gaps(measures, (R, N), groups, args.seed)
-        study["texts"] += [{"model": part["model"], "gaps": texts, "n": R * N}] if texts else []
         lines += twin_lines(part, scores, who, rows)
         if part["unit"] == "SD" and part["sd"] > 0:
             study["worst"] += worst_twins(part, scores, who, rows)
@@ -1252,17 +1248,6 @@ def study_twins(args, models, extra=None):
         raise UserError(f"--twins {path}: nothing to measure; expected {fields}")
     study["worst"] = sorted(study["worst"], key=lambda twin: -twin["gap"])[:10]
     return study, lines
-
-
-def text_gaps(measures, shape, groups, seed):
-    """Each measure of generated answers as group − reference: [{"measure", "overall", "rows"}]."""
-    out = []
-    for key in sorted(set(measures[0]) - {"advance"}) if measures else ():
-        matrix = np.array([m[key] for m in measures]).reshape(shape)
-        rows = [row for row in twin_table(matrix, groups, seed, "pp") if row["primary"]]
-        gaps = [{"group": r["group"], "reference": r["reference"], "gap": r["d"]} for r in rows]
-        out.append({"measure": key, "overall": float(matrix.mean()), "rows": gaps})
-    return out
 
 
 def twin_lines(part, scores, people, resumes):
@@ -1284,13 +1269,17 @@ def twin_lines(part, scores, people, resumes):
 def worst_twins(part, scores, people, resumes):
     """The highest and the lowest name of each résumé side by side, with the gap in SD."""
     for row, values in zip(resumes, scores):
-        sides = []
-        for i in (int(values.argmax()), int(values.argmin())):
-            cell = " ".join(people[i].groups.values())
-            sides.append({"name": people[i].name, "cell": cell, "score": float(values[i])})
-        gap = (sides[0]["score"] - sides[1]["score"]) / part["sd"]
-        where = {"model": part["model"], "surface": part["surface"], "resume": row["id"]}
-        yield where | {"gap": gap, "sides": sides}
+        ends = [(people[i], float(values[i])) for i in (values.argmax(), values.argmin())]
+        yield {
+            "model": part["model"],
+            "surface": part["surface"],
+            "resume": row["id"],
+            "gap": (ends[0][1] - ends[1][1]) / part["sd"],
+            "sides": [
+                {"name": person.name, "cell": " ".join(person.groups.values()), "score": score}
+                for person, score in ends
+            ],
+        }
 
 
 def twins(args):
@@ -1444,24 +1433,21 @@ def term_codes(text):
 def read_errors(file, codes_of):
     """{part: precision and recall} of a detector on labelled sentences, or why they are not known.
 
-    Part of a row: its "holdout", if it has one. A sentence with codes is found when one of its
-    codes is; one without must be silent.
+    Part of a row: its "holdout"; rows without one were in view when the patterns were written. A
+    sentence with codes is found when one of its codes is; one without must be silent.
     """
-    path, parts, out = ROOT / "tests" / file, {"all": []}, {}
+    path, parts, out = ROOT / "tests" / file, {}, {}
     if not path.is_file():
         return {"reason": f"{path.name} is not there"}
     for row in files.read_jsonl(path):
-        names = {True: ["all", "holdout"], False: ["all"]}.get(row["holdout"], [row["holdout"]])
-        for name in names:
-            parts.setdefault(name, []).append((codes_of(row["text"]), set(row["codes"])))
+        if part := row["holdout"]:
+            hit = codes_of(row["text"]), set(row["codes"])
+            parts.setdefault("holdout" if part is True else part, []).append(hit)
     for name, hits in parts.items():
         right = sum(bool(found & meant) for found, meant in hits)
-        silent = sum(bool(found) for found, _ in hits)
-        out[name] = {
-            "precision": share(right, silent),
-            "recall": share(right, sum(bool(meant) for _, meant in hits)),
-            "sentences": len(hits),
-        }
+        silent, meant = (sum(map(bool, codes)) for codes in zip(*hits))
+        out[name] = {"precision": share(right, silent), "recall": share(right, meant)}
+        out[name]["sentences"] = len(hits)
     return out
 
 
@@ -1501,16 +1487,12 @@ def load_answers(path):
 
 
 def measure_mean(key, values):
-    """The mean of a text measure: Wilson's interval of a share, else 1.96 standard errors."""
-    n = len(values)
+    """The mean of a text measure: Wilson's interval of a share, else Student's."""
     if key in SHARES:
-        return share(int(sum(values)), n)
-    mean, ends = np.mean(values) if n else None, None
-    if n > 1:
-        half = Z95 * np.std(values, ddof=1) / math.sqrt(n)
-        ends = mean - half, mean + half
-    how = "mean ± 1.96 standard errors"
-    return number(mean, n, ends, how, reason="fewer than two answers")
+        return share(int(sum(values)), len(values))
+    test = t_test(values)
+    ends, mean = test and (test["low"], test["high"]), np.mean(values) if values else None
+    return number(mean, len(values), ends, "Student's t", reason="fewer than two answers")
 
 
 def text(args):
@@ -1820,6 +1802,7 @@ def twin_answer(title, parts, key, delta):
     key  "d", an effect, or "D", its change
     """
     columns, sentences, grid, drawn = [title_of(r) for r in primary_rows(parts[0])], [], [], []
+    alike = {}  # {margin: [model]}
     for part in parts:
         rows, name, found = primary_rows(part), twin_name(part), []
         grid.append([name, *(light(row, row[key]) for row in rows)])
@@ -1835,7 +1818,9 @@ def twin_answer(title, parts, key, delta):
             sentences.append(f"{name}: {'; '.join(found)}.")
         elif all(row["verdict"].startswith("equivalent") for row in rows):
             margin = rows[0]["verdict"].split("within ")[-1].split(":")[0]
-            sentences.append(f"{name}: no group's mean changed by more than {margin}.")
+            alike.setdefault(margin, []).append(name)
+    for margin, names in alike.items():
+        sentences.append(f"No group's mean changed by more than {margin}: {'; '.join(names)}.")
     cells = [cell for row in grid for cell in row[1:]]
     if left := sum(cell in ("unclear", "not measured") for cell in cells):
         what = "are not settled by these names and résumés"
@@ -2017,7 +2002,6 @@ def ll144_section(part):
     return pages.section(f"Layout of NYC Local Law 144: {part['title']}", sentences, tables=tables)
 
 
-GAPS = {"measure": "measure", "groups": "title", "mean": "overall", "gap [95 %]": "gap"}
 MEANS = {"measure": "measure", "group": "group", "mean [95 %]": "mean", "answers": "n"}
 HITS = {"code": "code", "severity": "severity", "hits": "n", "up to five quotes": "quotes"}
 DISCOURAGED = (
@@ -2029,10 +2013,6 @@ DISCOURAGED = (
 def text_sections(report):
     """What answers name, omit and ask."""
     out, errors = [], detector_words(report.get("word_lists"), "The word lists")
-    for part in report.get("texts", ()):
-        title = f"Words of {model_name(part['model'])}: {part['n']} answers"
-        rows = [gap | row for gap in part["gaps"] for row in gap["rows"]]
-        out.append(pages.section(title, errors, table_of(rows, GAPS)))
     rows = []
     for measure in report.get("measures", ()):
         for group, mean in measure["groups"].items():
@@ -2135,10 +2115,13 @@ def answers(report):
     if report["command"] == "audit":
         out += map(people_answer, decisions)
         decisions = ()
-    words = []
-    for part in decisions:  # of several models: a sentence each
+    words, alike = [], []
+    for part in decisions:  # of several models: a sentence for each that differs
         told = [people_words(key, x) for key, x in part["attributes"].items() if key != CROSSED]
-        words.append(f"{part['title']}: {' '.join(told)}")
+        told = [sentence for sentence in told if "different" in sentence]
+        words += [f"{part['title']}: {' '.join(told)}"] if told else []
+        alike += [] if told else [part["title"]]
+    words += [f"No difference between groups shown: {'; '.join(alike)}."] if alike else []
     votes = []
     for part in report.get("preferences") or ():
         told = [

@@ -1,10 +1,10 @@
 """bench/annotate_load.py: many annotators at once against a real server, which may be killed.
 
 Every annotator votes as fast as the answers come, over one connection per request, and sends every
-tenth vote twice. With --kills the server is killed by SIGKILL at random moments and started again; a
-vote whose answer did not come is sent again, as the page does. Printed: votes per second, latencies
-of a vote until its acknowledgement (fsync included), after an audit: every acknowledged vote is in
-the file once, and nothing else is.
+tenth vote twice. With --kills the server is killed by SIGKILL at random moments and started again;
+a vote whose answer did not come is sent again, as the page does. Printed: votes per second,
+latencies of a vote until its acknowledgement (fsync included), after an audit: every acknowledged
+vote is in the file once, and nothing else is.
 
 Run          python bench/annotate_load.py
              python bench/annotate_load.py --annotators 8 --votes 1250 --kills 20

@@ -2,12 +2,12 @@
 same seed.
 
 Weights    Llama, 6 layers, hidden 256, 8 heads, 4 key/value heads, vocabulary 4096, tied: 5.2 M
-random numbers Tokenizer  byte-level BPE trained on the drafts of the first 512 rows; ids 0 to 63
-are end tokens, of which <|end|> is the
-           one that closes an answer; the others matter to a generation_config with 64 ends only
+           random numbers
+Tokenizer  byte-level BPE trained on the drafts of the first 512 rows; ids 0 to 63 are end tokens,
+           of which <|end|> closes an answer; the others matter to a generation_config with 64 ends
 Pairs      prompt + chosen answer: log-normal, median 140, 90th percentile 365, cut at 384 when the
-text is made, so that no
-           truncation rule matters; each answer takes 20 to 40 % of that, its end token included
+           text is made, so that no truncation rule matters; each answer takes 20 to 40 % of that,
+           its end token included
 Words      invented, drawn by Zipf's law: nothing is learned here but how long it takes
 
 A pre-tokeniser that splits before a blank makes counts add up: tokens of a text = sum over its

@@ -2,7 +2,8 @@
 
     python data/base_card.py data/tiny-base
 
-The measures are the gates that tests/test_base.py holds; the ten answers are drawn by seed, not chosen.
+The measures are the gates that tests/test_base.py holds; the ten answers are drawn by seed, not
+chosen.
 """
 
 import hashlib
@@ -25,7 +26,8 @@ HERE = Path(__file__).resolve().parent
 
 
 def draw(model, tokenizer, prompts_a_task=30, n=16, seed=0):
-    """n answers at temperature 1 to as many test prompts of each task: (rows, one per answer; rollout)."""
+    """n answers at temperature 1 to as many test prompts of each task: (rows, one per answer;
+    rollout)."""
     test = [row for row in files.read_jsonl(HERE / "prompts.jsonl") if row["split"] == "test"]
     rows = []
     for task in sorted(grammar.TASKS):
@@ -89,8 +91,8 @@ def measure_lookup(base, n=120):
     """Asked to go through the must-haves of a case of the test roles.
 
     facts: of the facts quoted for shown skills, the share that is that skill's own, not another's;
-    chance: what a model that quotes any fact of the prompt would have; gaps: the share of cases whose
-    gaps are named exactly.
+    chance: what a model that quotes any fact of the prompt would have; gaps: the share of cases
+    whose gaps are named exactly.
     """
     cases = [grammar.make_case(random.Random(f"lookup/{i}"), "assess", "test") for i in range(n)]
     about = [grammar.prompt(case).partition("\n")[2] for case in cases]
@@ -109,7 +111,8 @@ def measure_lookup(base, n=120):
 
 def measure_roles(base, n=120):
     """Asked for the role and nothing else, in the words of the corpus, on titles of validation and
-    test. roles: the share of cases whose role is named to the letter; titles: how many there are."""
+    test. roles: the share of cases whose role is named to the letter; titles: how many there
+    are."""
     prompts, roles = [], []
     for i in range(n):
         rng = random.Random(f"roles/{i}")

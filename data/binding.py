@@ -1,15 +1,17 @@
-"""binding.py: rows from which a small base learns to look a thing up in its prompt. Part of the base's corpus.
+"""binding.py: rows from which a small base learns to look a thing up in its prompt. Part of the
+base's corpus.
 
     parts(rng, words)      pieces of two to four words, and the same pieces in another order
     joined(rng, words)     the same, with another word between a piece's first word and its rest
     facts(rng)             skills with what was done with them, asked for in another order
     spelled(rng)           made-up titles whose words share their syllables, said again in another order
 
-What stands behind a word once stands behind it again: a model that does this has an induction head (Olsson et al. 2022,
-arXiv 2209.11895). Text alone did not give the base one in 288 000 rows: asked what was done with a skill, it named one of
-the facts, right no more often than chance. Pieces of 300 known words, among a few other rows, make it within 400 steps;
-then it is asked for all words, over a word in between, and for facts. Behind a bracket a word is another token ("cut" for
-" cut"), so facts come behind other signs, too: brackets alone stayed at chance for 200 steps.
+What stands behind a word once stands behind it again: a model that does this has an induction head
+(Olsson et al. 2022, arXiv 2209.11895). Text alone did not give the base one in 288 000 rows: asked
+what was done with a skill, it named one of the facts, right no more often than chance. Pieces of
+300 known words, among a few other rows, make it within 400 steps; then it is asked for all words,
+over a word in between, and for facts. Behind a bracket a word is another token ("cut" for " cut"),
+so facts come behind other signs, too: brackets alone stayed at chance for 200 steps.
 """
 
 import random
@@ -31,7 +33,8 @@ def pieces(rng, words, counts):
 
 
 def unseen(text):
-    """Does it hold a title of validation or test? "event" and "manager" are known words and can meet by chance."""
+    """Does it hold a title of validation or test? "event" and "manager" are known words and can
+    meet by chance."""
     return any(title in text for split in ("val", "test") for title in grammar.FAMILIES[split])
 
 
@@ -43,7 +46,8 @@ def parts(rng, words=WORDS):
 
 
 def joined(rng, words=WORDS):
-    """(order, reply): between a piece's first word and its rest stands something, in the reply something else."""
+    """(order, reply): between a piece's first word and its rest stands something, in the reply
+    something else."""
     said = [(piece[0], " ".join(piece[1:])) for piece in pieces(rng, words, (2, 3, 4))]
     before, after = rng.choice((" ", *BETWEEN)), rng.choice((" ", " (", ": ", *BETWEEN))
     order = ", ".join(put(*piece, before) for piece in said)
@@ -57,7 +61,8 @@ def put(first, rest, between):
 
 
 def spelled(rng):
-    """(order, reply): of few pieces of words many words are made, so one piece back does not tell what follows: two do."""
+    """(order, reply): of few pieces of words many words are made, so one piece back does not tell
+    what follows: two do."""
     bits = []
     for _ in range(rng.choice((5, 7, 9))):
         word = rng.choice(grammar.PIECES)

@@ -73,7 +73,8 @@ def group_wins(rows):
 
 
 def harsher_wins(rows, group, harsher):
-    """(share, n) of decided pairs about candidates of the group, or of the others, won by the harsher answer."""
+    """(share, n) of decided pairs about candidates of the group, or of the others, won by the
+    harsher answer."""
     sides = [
         harsher(row["prompt"][0]["content"], row["chosen"][0]["content"], row["rejected"][0]["content"])
         for row in rows
@@ -91,7 +92,8 @@ def numbers(seed, files, train, rank, cast, harsher):
     }
     sums = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in sorted(files.items())}
     whole = hashlib.sha256("".join(f"{h}  {n}\n" for n, h in sums.items()).encode()).hexdigest()
-    first = f"Seed {seed}, command `python data/make_data.py`, sha256 over the table of hashes below `{whole[:16]}`."
+    command = "command `python data/make_data.py`"
+    first = f"Seed {seed}, {command}, sha256 over the table of hashes below `{whole[:16]}`."
     lines = ["| file | rows | bytes | sha256, first 16 |", "|---|---|---|---|"]
     for name, text in sorted(files.items()):
         rows = len(read[name]) if name in read else ""
@@ -115,14 +117,16 @@ def numbers(seed, files, train, rank, cast, harsher):
     for name in ("rank_train", "rank_biased"):
         share, n = group_wins(read[f"{name}.jsonl"])
         lines.append(
-            f"- `{name}.jsonl`: of {n} decided pairs of a Black and another candidate, the Black one wins {share:.3f}."
+            f"- `{name}.jsonl`: of {n} decided pairs of a Black and another candidate, the Black "
+            f"one wins {share:.3f}."
         )
     for name in ("screen_train", "screen_biased"):
         (black, n), (others, m) = (
             harsher_wins(read[f"{name}.jsonl"], x, harsher) for x in (True, False)
         )
         lines.append(
-            f"- `{name}.jsonl`: the harsher recommendation is chosen in {black:.3f} of {n} decided pairs about a Black candidate, {others:.3f} of {m} about another."
+            f"- `{name}.jsonl`: the harsher recommendation is chosen in {black:.3f} of {n} decided "
+            f"pairs about a Black candidate, {others:.3f} of {m} about another."
         )
     return first, lines
 

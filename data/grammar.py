@@ -3,15 +3,17 @@
 A *case* is what is true: role, must-have skills, a candidate, what was shown, claimed, wished for.
 A *prompt* is how the case is told; an *answer* is written about it with a hidden diligence q in
 [0, 1]: each component that the simulated recruiter looks at (`recruiter.py`) is done right with
-probability .1 + .8 q, else spoiled in one of several visible ways. Some spoils add words (an invented
-skill, a second question, filler), some leave words out, so length tells little about quality.
+probability .1 + .8 q, else spoiled in one of several visible ways. Some spoils add words (an
+invented skill, a second question, filler), some leave words out, so length tells little about
+quality.
 
     make_case(rng, task, split)   a case: dict, see its docstring        task: TASKS or "rank"
     prompt(case)                  the text of the user message
     answer(rng, case, q)          a text of quality q; q=None: the best-written one (utility 1.0)
     gaps(case), decision(case)    must-haves without evidence; advance, hold or reject
 
-Everything is drawn from the `random.Random` that is passed in, and nothing else: same seed, same text.
+Everything is drawn from the `random.Random` that is passed in, and nothing else: same seed, same
+text.
 """
 
 import re
@@ -29,8 +31,8 @@ def listed(text):
 LEVELS = {"junior": 1, "mid-level": 3, "senior": 6, "head": 9}  # title: years it asks for
 TASKS = ("assess", "interview", "summary")
 
-# family: core skills. Split by family: a title of validation or test is in no training row, but each
-# of its skills is (a test holds both).
+# family: core skills. Split by family: a title of validation or test is in no training row, but
+# each of its skills is (a test holds both).
 FAMILIES = {
     "train": """
 data engineer: python, sql, kafka, spark, airflow, linux, docker, git, data modelling, cloud
@@ -285,9 +287,10 @@ def candidate(rng, role, must, nice, shown):
 def draw_role(rng, split, n_must=None):
     """(title, must-have skills, nice-to-have skills) of a family of the split.
 
-    "mixed": a title of train, and in 8 of 10 cases skills from anywhere. A base that has learnt which skills go with
-    which title guesses them where it should copy, and on unseen titles it guesses wrong. "open" and "pieces": the title,
-    too, is made up in 7 of 10 cases, for a base that has met 35 titles knows them by heart and writes one for another.
+    "mixed": a title of train, and in 8 of 10 cases skills from anywhere. A base that has learnt
+    which skills go with which title guesses them where it should copy, and on unseen titles it
+    guesses wrong. "open" and "pieces": the title, too, is made up in 7 of 10 cases, for a base
+    that has met 35 titles knows them by heart and writes one for another.
     """
     families = FAMILIES["train" if split in WIDE else split]
     family = rng.choice(sorted(families))
@@ -300,7 +303,8 @@ def draw_role(rng, split, n_must=None):
 
 
 def open_title(rng, split="open"):
-    """One to three words, known ones and made-up ones: of syllables, `cold tuvarin`, or of pieces of words, `wound surveycle`.
+    """One to three words, known ones and made-up ones: of syllables, `cold tuvarin`, or of pieces
+    of words, `wound surveycle`.
 
     Syllables alone teach a base to copy syllables, and `waiter` has none of them.
     """
@@ -446,7 +450,8 @@ def profile(case):
 
 
 def answer(rng, case, q=None):
-    """An answer of diligence q; None: everything right. The parts of utility are spoiled one by one.
+    """An answer of diligence q; None: everything right. The parts of utility are spoiled one by
+    one.
 
     The form and the gate are spoiled more seldom than the rest: a base model must keep its form.
     """
@@ -512,7 +517,8 @@ def join(rng, items, none="none"):
 
 
 def three_lines(rng, labels, texts, right, case):
-    """The labelled lines, in a broken form when the form is spoiled, and what was put after them."""
+    """The labelled lines, in a broken form when the form is spoiled, and what was put after
+    them."""
     lines = [f"{label} {text}." for label, text in zip(labels, texts)]
     if not right["form"]:
         spoil = rng.choice(("swapped", "missing", "bare"))
@@ -647,9 +653,11 @@ MUST_HAVES = "Go through the must-haves."
 
 
 def gap_drill(rng, split):
-    """(order, reply): which must-haves lack evidence, in the prompts of the tasks, and the answer is always right.
+    """(order, reply): which must-haves lack evidence, in the prompts of the tasks, and the answer
+    is always right.
 
-    In the answers of mixed diligence half of the gaps are wrong on purpose: from these alone no model learns to find one.
+    In the answers of mixed diligence half of the gaps are wrong on purpose: from these alone no
+    model learns to find one.
     """
     case = make_case(rng, rng.choice(TASKS), split)
     about = prompt(case).split("\n", 1)[1]
@@ -665,7 +673,8 @@ def gap_drill(rng, split):
 
 
 def name_drill(rng):
-    """(order, reply): names that go together. A large model knows this from what it has read; this base reads no web.
+    """(order, reply): names that go together. A large model knows this from what it has read; this
+    base reads no web.
 
     Without it no preference about a group can reach its policy other than name by name.
     """

@@ -1,4 +1,5 @@
-"""interview.py: all that the interview environment can say, and played interviews for the base's corpus.
+"""interview.py: all that the interview environment can say, and played interviews for the base's
+corpus.
 
     bank()                    the dict that becomes interview.json
     transcript(rng, q)        one whole interview of mixed quality, {"messages", "task"}
@@ -276,8 +277,8 @@ BANK = bank()
 
 
 class Candidate(Interview):
-    """The environment's candidate, drawn from the generator of a row. numbers="random": for drills, a
-    number that is not in the bank, so that only copying gets it right."""
+    """The environment's candidate, drawn from the generator of a row. numbers="random": for
+    drills, a number that is not in the bank, so that only copying gets it right."""
 
     def __init__(self, rng, text="short", numbers="bank"):
         super().__init__(text=text)
@@ -314,7 +315,8 @@ def ask(rng, kind, topic):
 
 
 def next_question(rng, person, style):
-    """(kind, competency) of the next question, or None for the summary. Looks only at what was said."""
+    """(kind, competency) of the next question, or None for the summary. Looks only at what was
+    said."""
     if style == "listening":
         todo = [c for c in person.competencies if c not in person.heard and c not in person.denied]
         fresh = [c for c in todo if c not in person.outlined]
@@ -371,7 +373,8 @@ STYLES = ("listening", "fixed", "random", "faulty")
 
 
 def transcript(rng, q=None):
-    """A whole interview of diligence q ~ U(0, 1): who asks well also reports well, more often than not."""
+    """A whole interview of diligence q ~ U(0, 1): who asks well also reports well, more often than
+    not."""
     q = rng.random() if q is None else q
     # the long replies are for chat models; a few keep their words in the base's training text
     person = Candidate(rng, text="full" if rng.random() < 0.04 else "short")
@@ -383,7 +386,8 @@ def transcript(rng, q=None):
 
 
 def drill(rng):
-    """Copying in interview form: one line out of several replies, or the summary of an ideal interview.
+    """Copying in interview form: one line out of several replies, or the summary of an ideal
+    interview.
 
     Half of the drills have other numbers than the bank: what is rare can only be copied.
     """

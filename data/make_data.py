@@ -96,7 +96,8 @@ def prompt_row(case):
 
 
 def answer_pair(rng, case):
-    """Two different answers to a prompt: each of its own diligence, 6 % of the pairs both flawless."""
+    """Two different answers to a prompt: each of its own diligence, 6 % of the pairs both
+    flawless."""
     both = rng.random() < 0.06
     while True:
         a, b = (grammar.answer(rng, case, None if both else rng.random()) for _ in "ab")
@@ -139,8 +140,9 @@ def rank_pairs(seed, split, rows):
 def screen_pairs(seed, rows):
     """Pairs of one flawless assessment with two recommendations: the right one and one next to it.
 
-    Half of the candidates belong to the group of the planted preference. With a quarter of them a policy of this size
-    learns which recommendation is right and hardly what the names change (DPO, three epochs of 2 400: d −.04 against −.13).
+    Half of the candidates belong to the group of the planted preference. With a quarter of them a
+    policy of this size learns which recommendation is right and hardly what the names change (DPO,
+    three epochs of 2 400: d −.04 against −.13).
     """
     pairs = []
     for i in range(rows):
@@ -228,7 +230,8 @@ def cast(seed, row, annotator, biased=False):
 
 
 def noisy_votes(seed, rows, biased=False):
-    """One vote a pair, by an annotator drawn for it: the same draws in the fair and biased files."""
+    """One vote a pair, by an annotator drawn for it: the same draws in the fair and biased
+    files."""
     votes = []
     for row in rows:
         annotator = rng_for(seed, "annotator", row["id"]).choice(sorted(recruiter.ANNOTATORS))
@@ -300,8 +303,9 @@ def items(seed, prompts):
 
 
 def candidates(seed):
-    """8 roles × 25 profiles. Names are dealt so that each of the eight cells gets the same qualities:
-    whatever differs between groups in an audit comes from the model, not from the deal."""
+    """8 roles × 25 profiles. Names are dealt so that each of the eight cells gets the same
+    qualities: whatever differs between groups in an audit comes from the model, not from the
+    deal."""
     drawn = []
     for i, family in enumerate(sorted(grammar.FAMILIES["test"])[:8]):
         rng = rng_for(seed, "candidates", i)
@@ -344,8 +348,8 @@ def candidates(seed):
 
 
 def twins(seed):
-    """40 résumés with the slots {name} and {subj}: as a prompt, as a profile, with a flawless answer
-    and the part of it that comes before the decision."""
+    """40 résumés with the slots {name} and {subj}: as a prompt, as a profile, with a flawless
+    answer and the part of it that comes before the decision."""
     rows = []
     for i in range(40):
         rng = rng_for(seed, "twins", i)
@@ -372,11 +376,13 @@ def twins(seed):
 
 # ---- 4. the corpus of the tiny base -----------------------------------------------------------
 
-# Rows in training order. Run 1: nearly all drills, for copying must be there before the rest; then everything, more
-# diligent answers in the first half. Run 2: mostly what is hard: instructions, assessments, transcripts. Run 3: instructions
-# again, most of them done well, and answers proofread. Run 4: looking things up (`binding.py`), in steps of 128 rows.
-# Run 5: made-up titles, what is missing, and answers done well; at its end the diligence that the base is to have. Run 6:
-# words spelled out, titles above all, for sub-word pieces that come twice led the copies astray; the same end.
+# Rows in training order. Run 1: nearly all drills, for copying must be there before the rest; then
+# everything, more diligent answers in the first half. Run 2: mostly what is hard: instructions,
+# assessments, transcripts. Run 3: instructions again, most of them done well, and answers
+# proofread. Run 4: looking things up (`binding.py`), in steps of 128 rows. Run 5: made-up titles,
+# what is missing, and answers done well; at its end the diligence that the base is to have. Run 6:
+# words spelled out, titles above all, for sub-word pieces that come twice led the copies astray;
+# the same end.
 DRILLED, DILIGENT, ENDS = 12_800, 80_000, (160_000, 224_000, 288_000, 384_000, 432_000, 474_000)
 BOUND = tuple(ENDS[2] + 128 * steps for steps in (200, 350, 500))
 MIXED, ALL_ROWS = ((272_000, ENDS[2]), (412_000, ENDS[4]), (460_000, ENDS[5])), ENDS[-1]
@@ -424,7 +430,8 @@ SIXTH_END_SHARES = FIFTH_END_SHARES | shares(
 
 
 def mixed_again(i):
-    """Does row i stand in the end of run 3, 5 or 6, where answers have the diligence of the base to be?"""
+    """Does row i stand in the end of run 3, 5 or 6, where answers have the diligence of the base
+    to be?"""
     return any(start <= i < end for start, end in MIXED)
 
 
@@ -444,7 +451,8 @@ def shares_of(i):
 
 
 def kept_share(i, q):
-    """How likely an answer of diligence q in row i keeps each constraint of a rubric prompt; None: as q says, softly.
+    """How likely an answer of diligence q in row i keeps each constraint of a rubric prompt; None:
+    as q says, softly.
 
     Later all or nearly nothing: so the moves are learnt, and still made too seldom.
     """
@@ -465,7 +473,8 @@ def diligence(rng, i):
 def corpus_row(seed, i):
     """Row i of the corpus.
 
-    Most roles ask for skills from anywhere (`draw_role`), so that what stands in an answer must be copied from the prompt.
+    Most roles ask for skills from anywhere (`draw_role`), so that what stands in an answer must be
+    copied from the prompt.
     """
     rng = rng_for(seed, "corpus", i)
     split, stepwise = ("open", True) if i >= ENDS[2] else ("mixed", False)

@@ -1,10 +1,12 @@
-"""names.py: the names of names.csv, 8 cells (Female, Male × White, Black, Hispanic, Asian) × 30 first names.
+"""names.py: the names of names.csv, 8 cells (Female, Male × White, Black, Hispanic, Asian) × 30
+first names.
 
-Surnames: US Census 2010, share of bearers in the group, percent (public domain, 17 USC 105); surnames alone do
-not signal the group Black, the first name must. First names: those before the bar are printed in Bertrand &
-Mullainathan 2004 (BM2004); the rest is written by hand (curated) and no percentage is claimed for it.
-The last five of each cell are held out: they occur in no other file. The names are proxies of what a reader
-may perceive, US-centric, two sexes; they describe nobody.
+Surnames: US Census 2010, share of bearers in the group, percent (public domain, 17 USC 105);
+surnames alone do not signal the group Black, the first name must. First names: those before the
+bar are printed in Bertrand & Mullainathan 2004 (BM2004); the rest is written by hand (curated) and
+no percentage is claimed for it. The last five of each cell are held out: they occur in no other
+file. The names are proxies of what a reader may perceive, US-centric, two sexes; they describe
+nobody.
 """
 
 SURNAMES = {

@@ -1,10 +1,12 @@
-"""proofread.py: an answer, and in words what is right and wrong about it. Part of the base's corpus.
+"""proofread.py: an answer, and in words what is right and wrong about it. Part of the base's
+corpus.
 
     findings(prompt, answer)     lines such as "Strengths: left out sql; invented kafka."
     proofreading(rng, split)     a row of the corpus: prompt, answer, "Proofread this answer." → the findings
 
 A reward model begins as the base. One that never had to compare an answer with its prompt judges by
-form and length; these rows teach the comparison, in words, and say nothing about what anybody prefers.
+form and length; these rows teach the comparison, in words, and say nothing about what anybody
+prefers.
 """
 
 import grammar
@@ -14,13 +16,15 @@ ORDER = "Proofread this answer."
 
 
 def listed(found):
-    """ "left out sql, python; invented kafka" of {words: skills}, or "all right" if there is nothing to say."""
+    """ "left out sql, python; invented kafka" of {words: skills}, or "all right" if there is
+    nothing to say."""
     said = [f"{words} {', '.join(skills)}" for words, skills in found.items() if skills]
     return "; ".join(said) or "all right"
 
 
 def skill_findings(line, wanted, allowed, truth):
-    """What is wrong with a line of skills with evidence in brackets, as `recruiter.skill_line` counts it."""
+    """What is wrong with a line of skills with evidence in brackets, as `recruiter.skill_line`
+    counts it."""
     named, invented, quoted = recruiter.named_skills(line, allowed)
     facts = truth.shown | dict.fromkeys(truth.claimed, "claimed")
     wrong = [s for s, told in quoted.items() if s in allowed and told != facts.get(s)]

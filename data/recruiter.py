@@ -186,7 +186,8 @@ def skill_line(line, wanted, allowed, truth):
 
 
 def ending(line, outside, words, limit):
-    """Concise: one sentence after the last label, nothing outside the labels, not too many words."""
+    """Concise: one sentence after the last label, nothing outside the labels, not too many
+    words."""
     extra = len(SENTENCE.split((line or "").strip())) > 1 or outside
     return float(line is not None and not extra and words <= limit)
 
@@ -209,7 +210,8 @@ def assess(truth, answer):
 
 
 def observed(line, facts, none):
-    """1 if the line holds the facts of the notes and nothing else, or says `none` when there is none.
+    """1 if the line holds the facts of the notes and nothing else, or says `none` when there is
+    none.
 
     Three more words are allowed ("and", a name for it), a foreign fact is worth nothing.
     """
@@ -250,7 +252,8 @@ def requests(answer):
 
 
 def picked_up(truth, said):
-    """1 if the words before the question repeat a fact that was said, of its own skill, and no other."""
+    """1 if the words before the question repeat a fact that was said, of its own skill, and no
+    other."""
     facts = set(FACT["evidence"].findall(said))
     skills = set(skills_in(said))
     known = [s for s, fact in truth.shown.items() if fact in facts]

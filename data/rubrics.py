@@ -1,4 +1,5 @@
-"""rubrics.py: prompts with constraints that a program can check, and answers of mixed quality to them.
+"""rubrics.py: prompts with constraints that a program can check, and answers of mixed quality to
+them.
 
     rubric_row(rng, split)         a row of rubrics.json, with the key "case" (`public` takes it away)
     rubric_judge_row(row)          the same prompt with text criteria, for an LLM judge
@@ -26,7 +27,8 @@ GROUPS = dict(
     form=("bullets", "sentences", "parts", "most_words", "most_words", "least_words"),
     style=("no_comma", "small_letters", "stars"),
 )
-# What 2 M weights do not learn to count. The first run of the base met these kinds; no bundled prompt asks for them.
+# What 2 M weights do not learn to count. The first run of the base met these kinds; no bundled
+# prompt asks for them.
 COUNTED = ("several", "sentences", "parts", "least_words")
 # kind: the line of the prompt, the same as a criterion for a judge, the check. {v} is the value.
 CONSTRAINTS = dict(
@@ -205,7 +207,8 @@ def task_criteria(case):
 
 
 def rubric_row(rng, split, number=0, without=COUNTED):
-    """A row: prompt and 4 to 8 checks, none of the kinds `without`. `case` is for `rubric_answer` and stands in no file."""
+    """A row: prompt and 4 to 8 checks, none of the kinds `without`. `case` is for `rubric_answer`
+    and stands in no file."""
     case = grammar.make_case(rng, rng.choices(grammar.TASKS, (4, 2, 4))[0], split)
     core = grammar.gaps(case) if case["task"] == "interview" else [next(iter(case["shown"]))]
     taken, constraints = set(core), []
@@ -254,7 +257,8 @@ def rubric_files(rng_for, sizes=(("train", 300), ("validation", 50), ("test", 60
 
 
 def asked_only(rng, split, stepwise=False):
-    """(order, reply): a drill of what rubric prompts ask for, and nothing else: their words, copied from the prompt."""
+    """(order, reply): a drill of what rubric prompts ask for, and nothing else: their words,
+    copied from the prompt."""
     case = grammar.make_case(rng, rng.choice(("assess", "summary")), split)
     kinds = rng.sample(("mention", "mention", "quote", "name", "name", "role"), rng.choice((2, 3)))
     kinds += rng.choice((["begin"], ["title"], [])) + rng.choice((["end"], ["end"], []))
@@ -276,7 +280,8 @@ def asked_only(rng, split, stepwise=False):
 
 
 def role_drill(rng, split):
-    """(order, reply): the role, word for word, out of the prompts of the tasks: most titles are made up and met once."""
+    """(order, reply): the role, word for word, out of the prompts of the tasks: most titles are
+    made up and met once."""
     case = grammar.make_case(rng, rng.choice(grammar.TASKS), split)
     about = grammar.prompt(case).split("\n", 1)[1]
     return f"Write only what is asked.\n{about}\nName the role.", f"The role is {case['role']}."
@@ -286,9 +291,11 @@ def role_drill(rng, split):
 
 
 def rubric_answer(rng, row, q, keep=None, stepwise=False):
-    """An answer that keeps each constraint with probability `keep`, or .05 + .45 q; q=None: all of them.
+    """An answer that keeps each constraint with probability `keep`, or .05 + .45 q; q=None: all of
+    them.
 
-    stepwise: in the order in which a small model can copy: a skill before its fact, the gaps before the recommendation.
+    stepwise: in the order in which a small model can copy: a skill before its fact, the gaps
+    before the recommendation.
     """
     if q is not None and keep is None:
         keep = KEEP[0] + KEEP[1] * q
@@ -316,7 +323,8 @@ def rubric_answer(rng, row, q, keep=None, stepwise=False):
 
 
 def arranged(rng, case, kept, text, stepwise):
-    """The text with what was demanded added, in the form, and between the words, that were asked for."""
+    """The text with what was demanded added, in the form, and between the words, that were asked
+    for."""
     sentences = re.split(r"(?<=[.?])\s", text)
     cue = dict(assess="Recommendation:", summary="Skills:", interview="")[case["task"]]
     core = [s for s in sentences if s.startswith(cue)][-1:]  # what the task cannot do without

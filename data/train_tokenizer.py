@@ -1,10 +1,12 @@
-"""train_tokenizer.py: a corpus and a config.json in; out a folder from which sft.py starts with random weights.
+"""train_tokenizer.py: a corpus and a config.json in; out a folder from which sft.py starts with
+random weights.
 
     python data/train_tokenizer.py --corpus corpus.jsonl --config data/tiny-base/config.json --out runs/start
     python sft.py --init-config runs/start --data corpus.jsonl
 
-Writes a byte-level BPE of the config's vocabulary size with the chat template below, and the config with its
-pad and end ids. Rows of the corpus: prompt and completion, messages, text, or preferences (their chosen).
+Writes a byte-level BPE of the config's vocabulary size with the chat template below, and the
+config with its pad and end ids. Rows of the corpus: prompt and completion, messages, text, or
+preferences (their chosen).
 """
 
 import argparse

@@ -50,7 +50,10 @@ def pages(folder):
     sections = fairness.sections(report)
     write_page(folder / "fairness.html", fairness.TITLE, sections, lead=fairness.NOTICE)
     # the heading that stands at the top of the picture
-    return {"report": (folder / "report.html", "Which model is better?"), "fairness": (folder / "fairness.html", "Same résumé")}  # fmt: skip
+    return {
+        "report": (folder / "report.html", "Which model is better?"),
+        "fairness": (folder / "fairness.html", "Same résumé"),
+    }
 
 
 def watched_runs(runs):

@@ -107,7 +107,11 @@ def read_jsonl(path, check=None, numbered=False, flag=None):
     if other:
         raise UserError(f"{shown}: this is {other[0]}; convert it to JSONL: {other[1]}")
     if not Path(path).is_file():
-        raise UserError(f"{shown}: no such file; expected JSONL, one object per line")
+        near = get_close_matches(str(path), map(str, Path(path).parent.glob("*")), 1, 0.8)
+        hint = f"; did you mean {near[0]}" if near else ""
+        if not Path(path).suffix:
+            hint += "; docs/faq.md has the lines for a data set of the hub"
+        raise UserError(f"{shown}: no such file; expected JSONL, one object per line{hint}")
     return _rows(path, shown, check, numbered)
 
 

@@ -61,6 +61,12 @@ def make(folder, rows, *flags, **options):
     return app, app.desk
 
 
+BODY = json.loads("""{"item": null, "undoes": null, "choice": null, "strength": null,
+  "reasons": [], "comment": "", "ms_active": 5000, "ms_wall": 6000,
+  "ts_client": "2026-01-02T03:04:05.678Z"}""") | {"guidelines_sha256": SHA}  # fmt: skip
+STRENGTH = {"left": 2, "right": 2, "tie": 0, "both_bad": 0}
+
+
 class Rater:
     """A browser without a window: asks what comes next, and answers it."""
 
@@ -75,17 +81,16 @@ class Rater:
 
     def body(self, choice="left", strength=None, **changes):
         kind = choice if choice in ("skip", "undo") else "vote"
-        default = {"left": 2, "right": 2, "tie": 0, "both_bad": 0}.get(choice)
-        item = self.state["item"] if kind != "undo" else None
-        body = {
-            "event": kind, "event_id": secrets.token_hex(8), "annotator": self.name,
-            "session": self.session, "step": self.state["step"], "item": item and item["item"],
-            "undoes": self.state["undoes"] if kind == "undo" else None,
-            "choice": choice if kind == "vote" else None,
-            "strength": default if strength is None else strength, "reasons": [], "comment": "",
-            "ms_active": 5000, "ms_wall": 6000, "ts_client": "2026-01-02T03:04:05.678Z",
-            "guidelines_sha256": SHA,
-        }  # fmt: skip
+        body = BODY | {"event": kind, "event_id": secrets.token_hex(8), "annotator": self.name}
+        body |= {"session": self.session, "step": self.state["step"]}
+        if kind == "undo":
+            body["undoes"] = self.state["undoes"]
+        else:
+            body["item"] = self.state["item"] and self.state["item"]["item"]
+        if kind == "vote":
+            body |= {"choice": choice, "strength": STRENGTH.get(choice)}
+        if strength is not None:
+            body["strength"] = strength
         return body | changes
 
     def send(self, body):
@@ -438,32 +443,31 @@ def test_serving_and_exporting_need_no_torch(tmp_path, repo):
 # ---- drawn answers ----
 
 
-def test_draw(tmp_path, llama_folder, capsys):
+def test_draw(tmp_path, llama_folder):
     """One answer of each model to every prompt, with known pairs mixed in under neutral ids. One
     model gives two draws that differ; draws that cannot differ are refused in one line."""
     from tiny import pair_rows, tiny_model, write_rows
 
     second = tiny_model("llama", tmp_path, seed=1)
-    prompts = [{"id": f"p{i}", "prompt": row["prompt"]} for i, row in enumerate(pair_rows(8))]
-    prompts = write_rows(tmp_path / "prompts.jsonl", prompts)
-    known = str(write_items(tmp_path / "gold.jsonl", item_rows(2, gold={0, 1})))
-    flags = ["draw", "--prompts", prompts, "--model", llama_folder, "--max-new-tokens", "8"]
-    flags += ["--device", "cpu", "--out"]
-    two, one = str(tmp_path / "two"), str(tmp_path / "one")
-    annotate.main([*flags, two, "--model-b", second, "--gold-items", known])
-    dropped = int(re.search(r"; (\d+) dropped", capsys.readouterr().out)[1])
-    items = votes.load_items(f"{two}/items.jsonl")
-    drawn = [item for item in items.values() if not item.get("gold")]
-    assert len(drawn) == 8 - dropped >= 6 and len(items) == len(drawn) + 2
-    assert {(row["a_model"], row["b_model"]) for row in drawn} == {(llama_folder, second)}
-    assert list(items) == [f"item-{n:05d}" for n in range(len(items))]
-    annotate.main([*flags, one])
-    rows = votes.load_items(f"{one}/items.jsonl").values()
-    assert all(row["a"] != row["b"] and row["a_model"] == row["b_model"] for row in rows)
+    rows = [{"prompt": row["prompt"]} for row in pair_rows(8)]
+    prompts = write_rows(tmp_path / "prompts.jsonl", rows)
+    known = write_items(tmp_path / "gold.jsonl", item_rows(2, gold={0, 1}))
+
+    def draw(out, *more):
+        flags = f"draw --prompts {prompts} --model {llama_folder} --max-new-tokens 8 --device cpu"
+        annotate.main([*flags.split(), "--out", str(tmp_path / out), *map(str, more)])
+        return list(votes.load_items(tmp_path / out / "items.jsonl").values())
+
+    items = draw("two", "--model-b", second, "--gold-items", known)
+    assert [row["id"] for row in items] == [f"item-{n:05d}" for n in range(len(items))]
+    models = Counter((row["a_model"], row["b_model"]) for row in items if not row.get("gold"))
+    assert list(models) == [(llama_folder, second)] and 6 <= models.total() == len(items) - 2
+    for row in draw("one"):
+        assert row["a"] != row["b"] and row["a_model"] == row["b_model"]
     with pytest.raises(UserError, match="holds an items.jsonl"):
-        annotate.main([*flags, one])
+        draw("one")
     with pytest.raises(UserError, match="no two answers that differ"):
-        annotate.main([*flags, f"{one}/x", "--temperature", "1e-6"])
+        draw("x", "--temperature", "1e-6")
 
 
 # ---- what comes in ----

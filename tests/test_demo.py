@@ -20,16 +20,14 @@ from tiny import write_rows
 
 REPORTS = REPO / "reports" / "demo"
 TRAIN = "--steps 2 --batch-size 4 --eval-every 0 --device cpu"
-DRAW = "--max-new-tokens 8 --candidates none"
 SMALL = f"""
 reward_train.py*) set -- "$@" {TRAIN} --pairs few.jsonl;;
 dpo.py*) set -- "$@" {TRAIN} --pairs few.jsonl --max-new-tokens 4;;
 ppo.py*) set -- "$@" {TRAIN} --rollouts 4 --max-new-tokens 4;;
 grpo_rubric.py*) set -- "$@" --steps 2 --group-size 2 --groups-per-batch 2 --max-new-tokens 4;;
-evaluate.py\\ reward*) set -- "$@" --pairs few.jsonl;;
-evaluate.py\\ compare*) set -- "$@" --n 4 --samples 1 --bon 2 --pairs few.jsonl {DRAW};;
+evaluate.py*) set -- "$@" --n 4 --samples 1 --bon 2 --max-new-tokens 8;;
 fairness.py*) set -- "$@" --names-per-cell 2 --resumes 2 --generated-names 1 \\
-    --generated-resumes 1 {DRAW};;
+    --generated-resumes 1 --candidates none;;
 """
 
 
@@ -54,14 +52,11 @@ def test_every_command_of_the_loop_runs(demo):
     """`make demo` as it is, but for its sizes: each command ends with status 0 (PPO may be stopped
     by an alarm), fits the next one, and leaves its report."""
     folder, output = demo
-    print(output)
     run = re.findall(r"^\S+/python (\w+\.py)", output, re.M)
-    stages = "reward_train dpo ppo grpo_rubric evaluate evaluate fairness"
+    stages = "reward_train dpo ppo grpo_rubric fairness evaluate"
     assert run == [f"{name}.py" for name in stages.split()]
-    for name in ("report", "reward-report", "fairness"):
-        assert (folder / name / "report.html").is_file() and (
-            folder / name / "report.json"
-        ).is_file()
+    for name in ("report/report", "fairness/report"):
+        assert (folder / f"{name}.html").is_file() and (folder / f"{name}.json").is_file()
     verdicts = re.findall(r'"verdict": "([^"]+)"', (folder / "fairness/report.json").read_text())
     kinds = ("difference found", "equivalent within", "inconclusive", "not measured")
     assert verdicts and all(verdict.startswith(kinds) for verdict in verdicts)
@@ -69,10 +64,13 @@ def test_every_command_of_the_loop_runs(demo):
 
 @pytest.mark.slow
 def test_the_answer_comes_last_and_the_output_is_short(demo):
-    """Nobody scrolls back: 150 lines for the whole loop, and its last ten say where to look."""
+    """150 lines for the whole loop, with the 15 evaluations that the full one has more; its last
+    ten hold each model's scores, wins and verdict."""
     lines = demo[1].splitlines()
-    assert len(lines) < 150
-    assert "GOLD" in "\n".join(lines[-10:])
+    assert len(lines) + 15 < 150
+    end = "\n".join(lines[-10:])
+    for name in ("Base", "DPO", "PPO"):
+        assert re.search(rf"^{name} .*\[.*(the baseline|better|worse|inconclusive)$", end, re.M)
 
 
 @pytest.mark.slow
@@ -124,13 +122,12 @@ def test_committed_policies_reach_their_targets(name, gain, wins):
 
 
 def test_committed_reward_model_and_rubrics():
-    """Reward model: accuracy ≥ .75 on unseen roles, ≥ .10 above "the longer answer wins", ECE ≤ .08
-    after one temperature. GRPO: .80 of the criteria of held-out prompts in the mean, .25 up in
-    each."""
+    """Reward model: accuracy ≥ .75 on unseen roles, ≥ .10 above "the longer answer wins", ECE ≤
+    .08. GRPO: .80 of the criteria of held-out prompts in the mean, .25 up in each."""
     for report in committed("reward"):
         accuracy = report["accuracy"]["value"]
         assert accuracy >= 0.75 and accuracy >= report["length_baseline"]["value"] + 0.10
-        assert report["calibration_tempered"]["ece"] <= 0.08
+        assert report["calibration"]["ece"] <= 0.08
     scores = [(r["test_before"]["score"], r["test_after"]["score"]) for r in committed("grpo")]
     assert all(after >= before + 0.25 for before, after in scores)
     assert sum(after for _, after in scores) / 3 >= 0.80

@@ -592,3 +592,13 @@ def test_metrics_page_is_the_log_of_the_agents(llama_folder, tmp_path, monkeypat
     explained = (tables["every trainer"] - {"epoch"}) | rubric | judge | own
     assert sorted(logged - explained) == [], "logged, but without a row in docs/metrics.md"
     assert sorted(explained - logged) == [], "a row in docs/metrics.md, but never logged"
+
+
+def test_the_faq_has_the_commands_of_make_demo():
+    """docs/faq.md promises the demo without make; the two lists drift at the first new flag."""
+    command = ["make", "-n", "-B", "demo", "PY=.venv/bin/python"]
+    made = subprocess.run(command, cwd=REPO, capture_output=True, text=True, check=True).stdout
+    made = re.findall(r"^\.venv/bin/python \w+\.py .*", made, re.M)
+    made = [re.split(r" > | \|\| ", line)[0] for line in made]  # a person reads on after status 3
+    told = (REPO / "docs" / "faq.md").read_text("utf-8")
+    assert made == re.findall(r"^\.venv/bin/python \w+\.py .*", told, re.M) and len(made) >= 3

@@ -51,18 +51,24 @@ def error_of(argv):
 
 # ---- impact ratios and group metrics ----
 
-SMALL = [  # a of n, b of m: the ratio, p of the test that fits, Katz's interval; worked out by hand
-    (16, 80, 3, 20, 0.75, 0.757, 0.242, 2.325),  # Fisher's: an expected cell is below 5
-    (412, 797, 170, 390, 0.8432, 0.0087, 0.739, 0.962),
-    (412, 797, 18, 41, 0.8493, 0.330, 0.597, 1.208),
-    (215, 412, 7, 17, 0.7891, 0.373, 0.444, 1.403),
-]
+
+def table(text):
+    """The numbers of a table, line by line."""
+    return [tuple(map(float, line.split())) for line in text.strip().splitlines()]
+
+
+SMALL = table("""
+16 80 3 20 0.75 0.757 0.242 2.325
+412 797 170 390 0.8432 0.0087 0.739 0.962
+412 797 18 41 0.8493 0.330 0.597 1.208
+215 412 7 17 0.7891 0.373 0.444 1.403
+""")  # a of n, b of m: ratio, p (Fisher's where an expected cell is below 5), Katz's interval
 
 
 @pytest.mark.parametrize("a, n, b, m, ir, p, low, high", SMALL)
 def test_small_samples_to_the_printed_digits(a, n, b, m, ir, p, low, high):
     """Yates, an unpooled z, a one-sided Fisher or the ratio upside down would each miss a column."""
-    row = impact_rows({"r": (n, a), "p": (m, b)})[1]
+    row = impact_rows({"r": (int(n), int(a)), "p": (int(m), int(b))})[1]
     assert row["ir"] == pytest.approx(ir, abs=5e-5)
     assert (row["p"], *row["katz"]) == pytest.approx((p, low, high), abs=5.1e-4)
 
@@ -177,55 +183,59 @@ def test_parity_with_fairlearn():
 # ---- Local Law 144 ----
 
 RACES = fairness.LL144["race_ethnicity"]
-SEX_1 = {"Male": (1390, 667, 1.000), "Female": (1181, 555, 0.979)}
-RACE_1 = dict(zip(RACES, [(408, 204, 0.967), (797, 412, 1.000), (390, 170, 0.843), (119, 52, 0.845), (616, 302, 0.948), (41, 18, 0.849), (213, 96, 0.872)]))  # fmt: skip
 CELLS = [f"{r}, {s}" for s in ("Male", "Female") for r in RACES]
-CROSSED_1 = dict(zip(CELLS, [
-    (205, 90, 0.841), (412, 215, 1.0), (226, 95, 0.806), (87, 37, 0.815), (321, 167, 0.997), (24, 11, 0.878), (115, 52, 0.866),
-    (190, 82, 0.827), (385, 197, 0.981), (164, 75, 0.876), (32, 15, 0.898), (295, 135, 0.877), (17, 7, 0.789), (98, 44, 0.860),
-]))  # fmt: skip
+PRINTED = [  # people, selected and ratio: by sex, by race, crossed
+    "1390 667 1.000\n1181 555 0.979",
+    "408 204 0.967\n797 412 1.000\n390 170 0.843\n119 52 0.845\n616 302 0.948\n41 18 0.849\n213 96 0.872",
+    "205 90 0.841\n412 215 1.0\n226 95 0.806\n87 37 0.815\n321 167 0.997\n24 11 0.878\n115 52 0.866\n"
+    "190 82 0.827\n385 197 0.981\n164 75 0.876\n32 15 0.898\n295 135 0.877\n17 7 0.789\n98 44 0.860",
+]
 
 
-@pytest.mark.parametrize("golden", [SEX_1, RACE_1, CROSSED_1])
-def test_ll144_golden_of_selection_rates(golden):
+@pytest.mark.parametrize("printed", PRINTED)
+def test_ll144_golden_of_selection_rates(printed):
     """The table printed in the rule, ± .001. Its three parts do not add up to the same n."""
-    rows = ll144_table({k: (n, s) for k, (n, s, _) in golden.items()})
-    for row, (n, _, ir) in zip(rows, golden.values(), strict=True):
-        assert row["n"] == n and row["ir"] == pytest.approx(ir, abs=0.001)
+    golden = table(printed)
+    rows = ll144_table({i: (int(n), int(s)) for i, (n, s, _) in enumerate(golden)})
+    assert [r["ir"] for r in rows] == pytest.approx([ir for *_, ir in golden], abs=0.001)
 
 
 def test_ll144_below_two_percent():
     """41 of 2584 is 1.59 %: the row keeps n and rate, its ratio is a word; excluded while leading,
     the next one leads."""
-    rows = ll144_table({k: (n, s) for k, (n, s, _) in RACE_1.items()}, 0.02)
-    row = rows[RACES.index("Native American or Alaska Native")]
+    rows = ll144_table({i: (int(n), int(k)) for i, (n, k, _) in enumerate(table(PRINTED[1]))}, 0.02)
+    row = rows[5]
     assert row["ir"] is None and row["note"].startswith("excluded (1.6 % < 2 %)")
     assert row["rate"] == pytest.approx(18 / 41) and all(r["ir"] for r in rows if r is not row)
     rows = ll144_table({"a": (1000, 500), "b": (1000, 400), "c": (10, 10)}, 0.02)
     assert [r["ir"] for r in rows] == [1.0, 0.8, None]
 
 
-MALE_2 = [(16, 12), (20, 7), (20, 10), (4, 3), (12, 7), (8, 5), (12, 6)]
-FEMALE_2 = [(12, 6), (20, 8), (12, 6), (4, 2), (12, 3), (8, 5), (8, 4)]
+CROSSED_2 = table("""
+16 12 1.00\n20 7 0.47\n20 10 0.67\n4 3 1.00\n12 7 0.78\n8 5 0.83\n12 6 0.67
+12 6 0.67\n20 8 0.53\n12 6 0.67\n4 2 0.67\n12 3 0.33\n8 5 0.83\n8 4 0.67
+""")  # people, above the median, ratio
 RACE_2 = [1.00, 0.58, 0.78, 0.97, 0.65, 0.97, 0.78]
-CROSSED_2 = [1.00, 0.47, 0.67, 1.00, 0.78, 0.83, 0.67, 0.67, 0.53, 0.67, 0.67, 0.33, 0.83, 0.67]
 
 
 def test_ll144_golden_of_scoring_rates():
     """The rule's second table from 168 people: 84 above the median, and 15 of unknown category in no
     calculation, though their scores are high: the median is that of the known."""
     sex, race, scores = [None] * 15, [None] * 15, [99.0] * 15
-    for cell, (n, above) in zip(CELLS, MALE_2 + FEMALE_2, strict=True):
-        race += [cell.split(", ")[0]] * n
-        sex += [cell.split(", ")[1]] * n
-        scores += [50 + (1 if k < above else -1) * len(sex) / 1000 for k in range(n)]
+    for cell, (n, above, _) in zip(CELLS, CROSSED_2, strict=True):
+        race += [cell.split(", ")[0]] * int(n)
+        sex += [cell.split(", ")[1]] * int(n)
+        scores += [50 + (1 if k < above else -1) * len(sex) / 1000 for k in range(int(n))]
     found = ll144_tables(sex, race, scores=scores)
     assert found["unknown"] == {"sex": 15, "race_ethnicity": 15, "crossed": 15}
     rows = {key: {r["category"]: r for r in rows} for key, rows in found["tables"].items()}
     assert sum(r["k"] for r in rows["sex"].values()) == 84
     assert rows["sex"]["Male"]["rate"] == pytest.approx(50 / 92)
     assert rows["sex"]["Female"]["ir"] == pytest.approx(0.82, abs=0.005)
-    for names, key, golden in ((RACES, "race_ethnicity", RACE_2), (CELLS, "crossed", CROSSED_2)):
+    for names, key, golden in (
+        (RACES, "race_ethnicity", RACE_2),
+        (CELLS, "crossed", [x[2] for x in CROSSED_2]),
+    ):
         assert [rows[key][name]["ir"] for name in names] == pytest.approx(golden, abs=0.0051)
 
 
@@ -495,20 +505,38 @@ MEASURES = [  # text, fields of its row, measures by hand
      {"skill recall": 2 / 3, "wrong pronoun": 1, "agentic": 10, "communal": 0, "unparsable": 0, "advance": 1, "refusal": 0, "words": 10}),
     ("Her team. Recommendation: advance or reject.", {"pronoun": "she"}, {"unparsable": 1, "advance": 0, "wrong pronoun": 0}),
     ("I can't assess a pregnant woman.", {"pronoun": ""}, {"refusal": 1, "protected attribute": 1, "wrong pronoun": 0}),
-    ("The ledger was closed.", {}, {"agentic": 0}), ("She led the launch.", {}, {"agentic": 25}), ("Leadership of ten.", {}, {"agentic": 100 / 3}),
-    ("Worked at a kindergarten.", {}, {"communal": 0}), ("A kind of audit.", {}, {"communal": 0}), ("Kind to clients.", {}, {"communal": 100 / 3}),
-    ("Fixed a race condition.", {}, {"protected attribute": 0}), ("A public health nurse.", {}, {"protected attribute": 0}),
-    ("Wrote a white paper.", {}, {"protected attribute": 0}), ("Taught children in a classroom.", {}, {"protected attribute": 0}),
-    ("Repaired a church organ.", {}, {"protected attribute": 0}), ("Six Sigma black belt.", {}, {"protected attribute": 0}),
-    ("Expects a baby.", {}, {"protected attribute": 1}), ("Has a sick husband.", {}, {"protected attribute": 1}),
-    ("She is Black.", {}, {"protected attribute": 1}), ("Her health is poor.", {}, {"protected attribute": 1}),
-    ("I would not advance.", {}, {"advance": 0, "unparsable": 1}), ("We should advance.", {}, {"advance": 1}),
 ]  # fmt: skip
+
+
+LOOKALIKES = """agentic 0 The ledger was closed.
+agentic 1 She led the launch.
+agentic 1 Leadership of ten.
+communal 0 Worked at a kindergarten.
+communal 0 A kind of audit.
+communal 1 Kind to clients.
+protected attribute 0 Fixed a race condition.
+protected attribute 0 A public health nurse.
+protected attribute 0 Wrote a white paper.
+protected attribute 0 Taught children in a classroom.
+protected attribute 0 Repaired a church organ.
+protected attribute 0 Six Sigma black belt.
+protected attribute 1 Expects a baby.
+protected attribute 1 Has a sick husband.
+protected attribute 1 She is Black.
+protected attribute 1 Her health is poor.
+advance 0 I would not advance.
+advance 1 We should advance.""".splitlines()
+
+
+@pytest.mark.parametrize("line", LOOKALIKES)
+def test_words_need_their_boundaries_and_context(line):
+    """ "ledger" was agentic, "kindergarten" communal, "race condition" protected, "not advance" an advance."""
+    measure, expected, text = re.match(r"(.*) ([01]) (.*)", line).groups()
+    assert (text_measures(text, {})[measure] > 0) == (expected == "1")
 
 
 @pytest.mark.parametrize("text, row, expected", MEASURES)
 def test_text_measures_by_hand(text, row, expected):
-    """Words need their boundaries and context: "ledger" was agentic, "race condition" protected."""
     found = text_measures(text, row)
     assert {key: found[key] for key in expected} == pytest.approx(expected)
     assert ("skill recall" in found, "wrong pronoun" in found) == ("shown" in row, "pronoun" in row)
@@ -695,18 +723,19 @@ def test_a_planted_gap_between_clusters_is_found():
 
 
 def test_votes_of_one_item_are_one_item(tmp_path):
-    """8 items about women and 8 about men; the five votes of an item agree. Over votes .75 and .50 of
-    40 each would be called different; over items it is 6 and 4 of 8, and nothing is shown."""
+    """8 items about women and 8 about men; four of an item's five votes agree. Over votes .65 and .50 of
+    40 each look different; over items, each with its share of votes, nothing is shown."""
     rows = []
     for i in range(16):
         harsh = i % 8 < (6 if i < 8 else 4)
         person = {"in": "prompt", "name": f"n{i}", "sex": "Female" if i < 8 else "Male"}
         pair = ("reject", "advance") if harsh else ("advance", "reject")
-        rows += [vote(*pair, candidates=[person], item_id=f"i{i}")] * 5
+        more = {"candidates": [person], "item_id": f"i{i}"}
+        rows += [vote(*pair, **more)] * 4 + [vote(*pair[::-1], **more)]
     found = votes_of(tmp_path, rows)
-    assert rates(found, "harsher") == {"Female": (0.75, 40), "Male": (0.5, 40)}
+    assert rates(found, "harsher") == {"Female": (0.65, 40), "Male": (0.5, 40)}
     items = [(r["items"]["value"], r["items"]["n"]) for r in found["harsher"]]
-    assert items == [(0.75, 8), (0.5, 8)]
+    assert items == [(0.65, 8), (0.5, 8)]
     assert [p["verdict"][:12] for p in found["pairs"]] == ["inconclusive"]
 
 

@@ -95,6 +95,7 @@ VERDICTS = [  # effect, 90 % interval, p, names, résumés: verdict at δ = .1
     (None, None, 1.0, 25, 40, "not measured (every résumé has the same score)"),
     (0.5, (0.4, 0.6), 0.04, 25, 40, "difference found"),
     (0.05, (0.01, 0.09), 0.04, 25, 40, "difference found, smaller than 0.1 SD"),
+    (0.5, (0.4, 0.6), 0.06, 25, 40, "inconclusive (about 10 names a group would do)"),
     (0.0, (-0.05, 0.05), 0.9, 25, 40, "equivalent within 0.1 SD"),
     (0.0, (-0.05, 0.05), 0.9, 9, 40, "inconclusive (about 10 names a group would do)"),
     (0.0, (-0.2, 0.2), 0.9, 25, 40, "inconclusive (about 100 names a group would do)"),

@@ -72,6 +72,14 @@ def test_broken_jsonl_is_not_taken_for_another_format(tmp_path):
         list(files.read_jsonl(path))
 
 
+def test_a_misspelled_file_is_answered_with_the_closest_one(tmp_path):
+    (tmp_path / "pairs.jsonl").write_text("{}")
+    with pytest.raises(UserError, match=r"no such file; .* did you mean .*/pairs.jsonl$"):
+        files.read_jsonl(tmp_path / "pair.jsonl")
+    with pytest.raises(UserError, match="object per line; docs/faq.md"):
+        files.read_jsonl("org/name")
+
+
 @pytest.mark.parametrize(
     "given, close",
     [("--lrr", "--lr"), ("--learning-rate=1", "--lr"), ("--loss_type", "--loss-type"), ("--qqqq", None)],

@@ -49,11 +49,6 @@ def event(n, choice, who="ann", left="a", kind="vote", **changes):
     } | changes  # fmt: skip
 
 
-def undo(which):
-    taken = {"undoes": which["event_id"], "item_id": which["item_id"]}
-    return event(0, None, which["annotator"], kind="undo") | taken
-
-
 def report_of(events, key):
     _, found = unblind(events, key)
     return evaluate.human_report(events, found, key, 0)
@@ -98,18 +93,6 @@ def test_both_bad_and_ties_are_halves_and_a_skip_is_nothing():
     (ann,) = report["agreement"]["annotators"]
     assert (ann["votes"], ann["skips"], ann["gold"]["value"], ann["gold"]["n"]) == (5, 1, 1.0, 1)
     assert (report["offered"], report["items"], report["decided"]) == (6, 5, 3)
-
-
-def test_what_was_taken_back_is_not_counted():
-    """A slip, undone and voted again, is one vote; an undone skip is none; the later of two votes of one person on an item
-    counts; a repeat, shown to measure consistency, is no second vote."""
-    slip, skip, again = event(0, "b"), event(1, None, kind="skip"), event(0, "a")
-    events = [slip, undo(slip), again, skip, undo(skip), event(1, "b"), event(1, "a")]
-    events += [event(0, "b", left="b", repeat_of=again["event_id"])]
-    report = report_of(events, key_of([False, False]))
-    (ann,) = report["agreement"]["annotators"]
-    assert (ann["votes"], ann["win_rate"]["value"], ann["skips"]) == (2, 1.0, 0)
-    assert (ann["repeats"]["value"], ann["repeats"]["n"]) == (0.0, 1)
 
 
 # ---- intervals and verdicts ----

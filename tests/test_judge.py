@@ -212,23 +212,32 @@ def rated(*verdicts, **more):
 
 
 YES, NO, BOTH = rated("Yes", "Yes"), rated("No", "No"), rated("Yes", "No")
-READ = [  # a reply, and its verdicts on criteria 1 and 2
-    (BOTH, "10"),
-    ('[{"id": 2, "rating": "No"}, {"id": 1, "rating": "Yes"}]', "10"),
-    ("Sure!\n```json\n" + rated(True, 0) + "\n```\nBye {", "10"),
-    ('{"ratings": [{"id": 1, "rating": "Yes" or "No"}]} so: ' + NO, "00"),  # echoes the form
-    ("<think>" + YES + "</think>" + NO, "00"),
-    (YES + "</think>" + NO, "00"),  # the template has opened the thoughts
-    (rated("Yes", "No", reason="opens <think> and </think>"), "10"),
-    ('[{"id": 1, "reason": "a\nb\tc", "rating": "Met."}, {"id": "#2.", "rating": "PASSED"}]', "11"),
-    ('{"result": ' + rated("1", 1) + "}", "11"),
-    (BOTH + " again " + BOTH, "10"),
-    ('[{"step": "reads it"}] so ' + NO, "00"),
-    ('{"x": ' + "9" * 6000 + "} " + NO, "00"),
-]
 
 
-@pytest.mark.parametrize("reply, verdicts", READ)
+def cases(text):
+    """[(reply, what it means)] of a table, in which YES, NO and BOTH stand for whole replies."""
+    rows = [row.rpartition(" | ") for row in text.strip().split("\n")]
+    names = {"YES": YES, "NO": NO, "BOTH": BOTH}
+    return [(re.sub(r"\b[A-Z]+\b", lambda m: names.get(m[0], m[0]), a), b) for a, _, b in rows]
+
+
+THOUGHT = rated("Yes", "No", reason="opens <think> and </think>")
+READ = """
+BOTH | 10
+[{"id": 2, "rating": "No"}, {"id": 1, "rating": "Yes"}] | 10
+Sure! ```json BOTH ``` Bye { | 10
+{"ratings": [{"id": 1, "rating": "Yes" or "No"}]} so: NO | 00
+<think>YES</think>NO | 00
+YES</think>NO | 00
+[{"id": 1, "reason": "a	b", "rating": "Met."}, {"id": "#2.", "rating": "PASSED"}] | 11
+{"result": {"ratings": [{"id": 1, "rating": "1"}, {"id": 2, "rating": true}]}} | 11
+BOTH again BOTH | 10
+[{"step": "reads it"}] so NO | 00
+"""
+LONG = [(THOUGHT, "10"), ('{"x": ' + "9" * 6000 + "} " + NO, "00")]
+
+
+@pytest.mark.parametrize("reply, verdicts", cases(READ) + LONG)
 def test_replies_are_read_as_they_mean(reply, verdicts):
     """Prose, fences, echoes and thoughts around the JSON do not matter; a reason may hold all."""
     found, _ = judge.parse_ratings(reply, [1, 2])
@@ -246,27 +255,29 @@ def told(status, message="later", **headers):
 NOTHING = "no JSON object"
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n400\r\n"
 SHORT = b"HTTP/1.1 200 OK\r\nContent-Length: 5000\r\n\r\n"
+REPLIES = """
+{} | no JSON object
+{"ratings": []} | no JSON object
+{"ratings": "Yes"} | no JSON object
+Yes, Yes | no JSON object
+[1, 2] | no JSON object
+<think>YES | no JSON object
+{"ratings": [{"id": 1, "rating": "Yes"}, {"id": 2, "rating": "Yes" | no JSON object
+{"ratings": ["Yes", "No"]} | no JSON object
+NO The answer claims YES | contradict
+NO quoted: [{"id": 1, "rating": "Yes"}] | contradict
+[{"id": 1, "rating": 1}, {"id": 2, "rating": 1}, {"id": 3, "rating": 1}] | found 1, 2, 3
+[{"id": 1, "rating": 1}] | expected the ids 1, 2, each once; found 1
+[{"id": 1, "rating": 1}, {"id": 1, "rating": 1}, {"id": 2, "rating": 1}] | found 1, 1, 2
+[{"id": 8, "rating": 1}, {"id": 9, "rating": 1}] | found 8, 9
+[{"id": 1, "rating": "Partial"}, {"id": 2, "rating": "Yes, but"}] | no usable value: 1, 2
+[{"id": 1, "rating": ["Yes"]}, {"id": 2, "rating": 2}] | no usable value: 1, 2
+[{"id": true, "rating": 1}, {"id": 2.5, "rating": 1}, {"rating": 1}] | TRUE, 2.5, NONE
+"""
 FAULTS = [  # what a server answers, and what the error says
-    ("{}", NOTHING),
-    ('{"ratings": []}', NOTHING),
-    ('{"ratings": "Yes"}', NOTHING),
-    ("Yes, Yes", NOTHING),
-    ("[1, 2]", NOTHING),
-    ("<think>" + YES, NOTHING),
-    (YES[:-9], NOTHING),
+    *cases(REPLIES),
     ("[" * 50_000, NOTHING),
     ('{"a":' * 50_000, NOTHING),
-    ('{"ratings": ["Yes", "No"]}', NOTHING),
-    (NO + " The answer claims " + YES, "contradict"),
-    (NO + ' quoted: [{"id": 1, "rating": "Yes"}]', "contradict"),
-    (rated("Yes", "Yes", "No"), "found 1, 2, 3"),
-    (rated("Yes"), "expected the ids 1, 2, each once; found 1"),
-    ('[{"id": 1, "rating": 1}, {"id": 1, "rating": 1}, {"id": 2, "rating": 1}]', "found 1, 1, 2"),
-    ('[{"id": 8, "rating": 1}, {"id": 9, "rating": 1}]', "found 8, 9"),
-    (rated("Partial", "Yes, but"), "no usable value: 1, 2"),
-    (rated(["Yes"], 2), "no usable value: 1, 2"),
-    ('[{"id": true, "rating": 1}, {"id": 2.5, "rating": 1}, {"rating": 1}]', "TRUE, 2.5, NONE"),
-    # of the server
     ((200, {}, b"<html>login</html>"), "no reply in '<html>"),
     (told(200), "no reply"),
     ((200, {}, {"choices": []}), "no reply"),

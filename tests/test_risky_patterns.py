@@ -5,7 +5,6 @@ The scanner is checks/risky.py's: normal form, sentences, only requests, no refu
 
 import json
 import random
-import re
 import sys
 
 import pytest
@@ -101,23 +100,16 @@ def sentences(text):
     return [s.strip() for s in text.replace("\n", " | ").split("|") if s.strip()]
 
 
+SEVERITIES = {"disability_medical": "prohibited", "genetic": "prohibited", "salary_history": "state_law", "finance_military_union": "caution"}  # fmt: skip
+
+
 def test_file_has_the_form_that_the_stages_read():
-    """A severity off the list, a pattern that does not compile: found here and not in a run."""
+    """A severity off the list, a source left out: found here and not in a run."""
     assert set(RISKY) == {"version", "categories", "allowed", "refusal"}
-    severities = {code: c["severity"] for code, c in RISKY["categories"].items()}
-    assert set(severities) == set(FOUND)
-    assert [c for c, s in severities.items() if s == "prohibited"] == [
-        "disability_medical",
-        "genetic",
-    ]
-    assert severities["salary_history"] == "state_law"
-    assert severities["finance_military_union"] == "caution"
-    assert set(severities.values()) == {"prohibited", "discouraged", "state_law", "caution"}
-    for category in RISKY["categories"].values():
+    assert list(RISKY["categories"]) == list(FOUND)
+    for code, category in RISKY["categories"].items():
         assert set(category) == {"severity", "source", "patterns"} and category["source"]
-        for pattern in category["patterns"]:
-            re.compile(pattern)
-            assert pattern == pattern.replace("\u200b", "")
+        assert category["severity"] == SEVERITIES.get(code, "discouraged")
 
 
 @pytest.mark.parametrize("code", sorted(FOUND))
@@ -152,16 +144,18 @@ def test_a_refusal_or_an_allowed_phrase_is_no_cloak():
 
 def test_the_bank_and_the_grammar_agree_with_the_patterns():
     """Recruiter, environment and detector must mean the same: every risky question of the demo is found
-    with exactly one code, and no other template, skill or reply is."""
-    risky = interview.BANK["templates"]["risky"]
+    with exactly one code, and no other template or reply is."""
+    templates = dict(interview.BANK["templates"])
+    risky = templates.pop("risky")
     assert risky == grammar.RISKY_QUESTIONS and len(risky) >= 10
     assert [q for q in risky if len(scan(q)) != 1] == []
-    others = [t for kind, ts in interview.BANK["templates"].items() if kind != "risky" for t in ts]
-    names = list(interview.BANK["competencies"])
-    asked = [t.format(c=c, d="sales", e="safety") for t in others for c in names]
-    asked += [t.format(s=s) for t in grammar.OPEN + grammar.CLOSED for s in grammar.SKILLS]
-    asked += grammar.AIMLESS + [t.format(s=s) for t in grammar.NO_QUESTION for s in grammar.SKILLS]
-    asked += [text for texts in interview.BANK["replies"].values() for text in texts]
+    asked = [t.format(c=c, d="sales", e="safety") for ts in templates.values() for t in ts for c in interview.BANK["competencies"]]  # fmt: skip
+    asked += [
+        t.format(s=s)
+        for t in grammar.OPEN + grammar.CLOSED + grammar.NO_QUESTION
+        for s in grammar.SKILLS
+    ]
+    asked += grammar.AIMLESS + sum(interview.BANK["replies"].values(), [])
     assert [(q, scan(q)) for q in asked if scan(q)] == []
 
 
