@@ -175,7 +175,7 @@ def parse_args(argv=None):
 
 
 def check_thumb(row):
-    """Make {"prompt", "completion", "label": true or false} a pair with one side, chosen if true."""
+    """Make {"prompt", "completion", "label"} a pair with one side: chosen if label is true."""
     common.check_prompt(row)
     common.check_response(row, "completion")
     if type(row.get("label")) is not bool:
