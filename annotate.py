@@ -1,4 +1,4 @@
-"""annotate.py: two answers side by side, without names; people choose; preference pairs come out.
+"""annotate.py: people compare two answers, side by side and blind; preference pairs come out.
 
 Objective    votes that can be trusted: blind, sides balanced, on disk before the page moves on
 Algorithm    (1) items: a file of answer pairs, or answers drawn from one or two models

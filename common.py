@@ -114,9 +114,8 @@ def _template_end(tokenizer):
         if tokenizer.chat_template is not None:
             turn = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "ANSWER"}]
             _, found, tail = render(tokenizer, turn).rpartition("ANSWER")
-            special = tokenizer.added_tokens_decoder
             ids = tokenizer.encode(tail, add_special_tokens=False) if found else []
-            end = next((i for i in ids if i in special), None)
+            end = next((i for i in ids if i in tokenizer.added_tokens_decoder), None)
         tokenizer.template_end = template, end
     return tokenizer.template_end[1]
 
@@ -169,7 +168,7 @@ def render(tokenizer, messages, **kwargs):
         raise UserError(f"the chat template refuses {roles}: {brief(error)}") from None
 
 
-def encode_prompt(tokenizer, prompt, max_length=None):
+def encode_prompt(tokenizer, prompt, max_length=math.inf):
     """Ids of a prompt (text, messages, or ids already), opened for an answer; never empty.
 
     If longer than max_length, whole turns are dropped (oldest first, not the system message), then
@@ -187,7 +186,7 @@ def encode_prompt(tokenizer, prompt, max_length=None):
         ids, first = _chat_ids(tokenizer, prompt), int(prompt[0]["role"] == "system")
         last = len(prompt) - 1  # templates want a user's turn first
         turns = [i for i in range(first + 1, last + 1) if prompt[i]["role"] == "user" or i == last]
-        if max_length is not None and len(ids) > max_length and turns:
+        if len(ids) > max_length and turns:
 
             def tail(i):
                 return _chat_ids(tokenizer, [*prompt[:first], *prompt[i:]])
@@ -197,7 +196,7 @@ def encode_prompt(tokenizer, prompt, max_length=None):
     if not ids:
         bos = tokenizer.bos_token_id
         ids = [text_end(tokenizer) if bos is None else bos]
-    if max_length is not None and len(ids) > max_length:
+    if len(ids) > max_length:
         bos = ids[:1] if ids[0] == tokenizer.bos_token_id and max_length > 1 else []
         ids = bos + ids[len(ids) - (max_length - len(bos)) :]
     return known_ids(tokenizer, ids)
@@ -208,7 +207,7 @@ def _chat_ids(tokenizer, messages):
     return tokenizer.encode(text, add_special_tokens=False)  # the template writes its own BOS
 
 
-def encode_pair(tokenizer, prompt, *responses, max_length=None, counts=None):
+def encode_pair(tokenizer, prompt, *responses, max_length=math.inf, counts=None):
     """(prompt_ids, response_ids, …): prompt and responses encoded apart, all after the same prompt.
 
     Each response ends in exactly one end id, the template's or else EOS. Longer than max_length
@@ -216,9 +215,9 @@ def encode_pair(tokenizer, prompt, *responses, max_length=None, counts=None):
     then responses from their right, which then have no end id. `counts`: a Counter of the cuts.
     """
     prompt_ids = encode_prompt(tokenizer, prompt)
-    ids = [_response_ids(tokenizer, prompt, response) for response in responses]
+    ids = [_response_ids(tokenizer, prompt, r) if r else [] for r in responses]
     longest, counts = max(map(len, ids)), Counter() if counts is None else counts
-    if max_length is not None and len(prompt_ids) + longest > max_length:
+    if len(prompt_ids) + longest > max_length:
         room = max(max_length - longest, max_length // 2)
         if len(prompt_ids) > room:
             prompt_ids = encode_prompt(tokenizer, prompt, room)
@@ -330,6 +329,7 @@ class Pairs(Named):
         self.prompts, self.chosen, self.rejected = TokenRows(), TokenRows(), TokenRows()
         self.names, self.counts = names, Counter()
         self.shared = False  # True: both answers of a pair pass in one row, after one prompt
+        self.baseline = 0.0  # of dpo.py's KTO, set for each optimiser step
 
     def set_columns(self, columns):
         """columns: (strength, margin, tie, held out, file, line) per pair; NaN for no number."""
@@ -387,7 +387,8 @@ def check_pair(row):
 
 
 def load_pairs(
-    files, tokenizer, max_length, keep_ties=False, eval_fraction=0.0, eval_files=(), copies=None
+    files, tokenizer, max_length, keep_ties=False, eval_fraction=0.0, eval_files=(), copies=None,
+    check=check_pair,
 ):  # fmt: skip
     """Read and encode preference files, one row in memory at a time, into `Pairs`.
 
@@ -400,7 +401,7 @@ def load_pairs(
     for number, name in enumerate(pairs.names):
         of_eval, before = number >= len(files), Counter(counts)
         flag = "--eval-pairs" if of_eval else "--pairs"
-        for line, row in read_jsonl(name, check_pair, numbered=True, flag=flag):
+        for line, row in read_jsonl(name, check, numbered=True, flag=flag):
             counts["rows"] += 1
             tie = bool(row.get("tie"))
             if row["chosen"] == row["rejected"] or (tie and not keep_ties):
@@ -924,9 +925,10 @@ def _decode(model, prompts, uniform, ends, temperature):
             if live < len(row):
                 holes = done[:live].nonzero().squeeze(1)
                 movers = (~done[live:]).nonzero().squeeze(1) + live
-                for x in (mask, position, row, token):
+                slots = mask, position, row, token
+                for x in slots:
                     x[holes] = x[movers]
-                mask, position, row, token = (x[:live] for x in (mask, position, row, token))
+                mask, position, row, token = (x[:live] for x in slots)
                 for layer in cache.layers:
                     layer.move(holes, movers, live)
         if t < most - 1:

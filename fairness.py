@@ -87,6 +87,7 @@ REFERENCE = {"sex": "Male", "race_ethnicity": "White"}  # declared before lookin
 CROSSED = "sex × race_ethnicity"
 Z95, Z80 = NormalDist().inv_cdf(0.975), NormalDist().inv_cdf(0.80)
 
+DECISION_WORDS = "advance,hold,reject"
 FAIL_ON = ("difference", "inconclusive", "difference,inconclusive")
 BASE = "data/tiny-base"
 VOTES = [Default("data/prefs.jsonl"), Default("data/rank_train.jsonl")]
@@ -827,10 +828,10 @@ def parse_args(argv=None):
     for name in COMMANDS:
         add = parsers[name].add_argument
         if name != "audit":
-            add("--decision-words", type=decision_words, default="advance,hold,reject", help="the mildest first (default: %(default)s)")
+            add("--decision-words", metavar="WORDS", type=decision_words, default=DECISION_WORDS, help="the mildest first (%(default)s)")
         add("--out", default="runs/fairness", help="folder of the report (default: %(default)s)")
         add("--overwrite", action="store_true", help="replace the report that is there")
-        add("--fail-on", choices=FAIL_ON, help="for CI: status 1 for a difference (text: a risky question), 3 for inconclusive")
+        add("--fail-on", choices=FAIL_ON, metavar="VERDICT", help="for CI: difference (status 1), inconclusive (3), or both with a comma")
         parsers[name].set_defaults(device="auto", dtype="auto", micro_tokens=None)
     # fmt: on
     args = parser.parse_args(argv)
@@ -1216,6 +1217,7 @@ def study_twins(args, models, extra=None):
     cells = len({tuple(person.groups.values()) for person in people})
     study["twins"] = {"resumes": len(twins), "names": len(people), "delta": DELTA}
     study["twins"] |= {"names_a_cell": len(people) // cells, "path": path}
+    study["twins"]["slot"] = slot.partition("=")[0] if slot else "name"
     lines, bases = [], {}
     # (2) score the twins
     for part in score_twins(args, twins, people, models, extra):
@@ -2012,13 +2014,13 @@ DISCOURAGED = (
 
 def text_sections(report):
     """What answers name, omit and ask."""
-    out, errors = [], detector_words(report.get("word_lists"), "The word lists")
-    rows = []
+    out, rows = [], []
     for measure in report.get("measures", ()):
         for group, mean in measure["groups"].items():
             rows.append(measure | {"group": group, "mean": mean, "n": mean["n"]})
     if rows:
         title = "Measures of the text (English only)"
+        errors = detector_words(report["word_lists"], "The word lists")
         out.append(pages.section(title, errors, table_of(rows, MEANS)))
     for part in report.get("risky", ()):
         hits = part["codes"].items()
@@ -2030,15 +2032,14 @@ def text_sections(report):
 
 def detector_words(errors, who="The detector"):
     """The errors of a detector on the sentences that its patterns were not written from."""
-    parts = {k: v for k, v in (errors or {}).items() if k not in ("all", "reason")}
-    if not parts:
-        return (
-            f"{who}: errors not measured ({(errors or {}).get('reason', 'no labelled sentences')})."
-        )
-    told = []
-    for name, part in parts.items():
-        rates = f"precision {show(part['precision'])}, recall {show(part['recall'])}"
-        told.append(f"{part['sentences']} sentences ({name}): {rates}")
+    if "reason" in errors:
+        return f"{who}: errors not measured ({errors['reason']})."
+    told = [
+        f"{part['sentences']} sentences ({name}): precision {show(part['precision'])}, "
+        f"recall {show(part['recall'])}"
+        for name, part in errors.items()
+        if name != "all"
+    ]
     return f"{who} on {'; on '.join(told)}; no hit is no proof."
 
 
@@ -2105,13 +2106,12 @@ def appendix(report):
 def answers(report):
     """The first screen: what the terminal prints, and what the page begins with."""
     out, decisions = [], report.get("decisions") or ()
-    names = (
-        ("Same résumé, other name", "surfaces", "d"),
-        ("Change against the model before", "changes", "D"),
-    )
-    for title, key, effect in names:
-        if report.get(key):
-            out.append(twin_answer(title, report[key], effect, report["twins"]["delta"]))
+    if twins := report.get("twins"):
+        title = f"Same résumé, other {twins.get('slot', 'name')}"
+        out.append(twin_answer(title, report["surfaces"], "d", twins["delta"]))
+        if report["changes"]:
+            title = "Change against the model before"
+            out.append(twin_answer(title, report["changes"], "D", twins["delta"]))
     if report["command"] == "audit":
         out += map(people_answer, decisions)
         decisions = ()

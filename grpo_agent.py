@@ -2,7 +2,7 @@
 
 Objective    maximise E[R] − β·KL(π‖π_ref), R the reward of a whole episode
 Algorithm    (1) rollout: G episodes of each of P seeds; all live ones take a turn together
-             (2) reward: the environment's own, RULER's, or both; an episode that raised has none
+             (2) reward: the environment's own, RULER's, or both; none if the episode failed
              (3) advantages: reward − mean of the group; all turns of an episode share it
              (4) update: clipped policy gradient over the policy's own tokens
              (5) now and then: held-out seeds, beside the baselines; the alarms of watch.py
@@ -18,7 +18,7 @@ Run          python grpo_agent.py
 Writes       a model folder, args.json, metrics.jsonl, rollouts.jsonl, summary.json, checkpoint/
 Reference    Shao et al. 2024, arXiv 2402.03300, eq. 3 (GRPO); clip range: DAPO, 2503.14476;
              Dr. GRPO: 2503.20783; RULER and 2048 as tasks: OpenPipe ART
-Axes         P seeds, G episodes a seed, N = P·G, T tokens
+Axes         P seeds, G episodes per seed, N = P·G, T tokens
 """
 
 import argparse

@@ -11,7 +11,7 @@ Algorithm    (1) read rubrics and answers; refuse what cannot be graded
 Conventions  a failure of the model (an empty answer) is 0, a failure of a grader is None, never 0;
              only the text after the last </think> is graded; a verdict is True if the answer does
              well, so a fault (`negate`) that was found is False; judge_cache.jsonl is keyed by
-             model and messages, so a second run with the same answers asks nobody
+             model and messages, so a second run with the same answers sends nothing
 Left out     1. several calls for one long rubric   2. custom prompts for the rubric judge
              3. asking twice to measure flips   4. a sandbox: code:tests needs
              --allow-code-execution   5. other layouts of rows: docs/adapt.md converts them

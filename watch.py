@@ -6,7 +6,7 @@ Algorithm    (1) read the log, and the flags of its run
              (3) after each step: a reason to stop?
              (4) report: state, reason and best step first, then curves, then events
 Conventions  v is val/gold if it is logged, else val/score; r is reward/mean; s is the median of the
-             last 3 v (before the first v stands the first v again). Missing values are left out.
+             last 3 v (padded at the start with the first v). Missing values are left out.
              The width of a measure is 1 for rates, 2 for the rewards of environments, and for other
              rewards 4 × reward/std of the first 3 steps
 Best step    the last evaluation whose s exceeded that of the best before by more than 0.005 widths;

@@ -2,7 +2,7 @@
 
 choice       the option that a text settles on
 maths        the last \\boxed{…}, else what follows the last ####, else the last number; exact
-code         the tests, run behind the answer's code in a limited subprocess. This is no sandbox.
+code         the tests, run after the answer's code in a limited subprocess. This is no sandbox.
 """
 
 import contextlib

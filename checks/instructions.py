@@ -14,7 +14,7 @@ from checks.risky import number_of_requests, risky_questions, without_invisible
 
 
 def visible(text):
-    """What is graded: the text behind the last </think>; nothing where a <think> never closes.
+    """What is graded: the text after the last </think>; nothing where a <think> never closes.
 
     >>> visible("<think>hm</think> Hello"), visible("<think>hm, hello"), visible("Hello")
     (' Hello', '', 'Hello')
@@ -47,7 +47,7 @@ def occurrences(phrase, text):
 
 
 def number_of_sentences(text):
-    """Pieces split behind . ! ? before a blank; no trained splitter, so "Dr. Ode" makes two.
+    """Pieces split after . ! ? before a blank; no trained splitter, so "Dr. Ode" makes two.
 
     >>> number_of_sentences("One. Two? Three"), number_of_sentences("v1.2 works.")
     (3, 1)
@@ -92,7 +92,7 @@ def number_of_sections(text, splitter):
 
 
 def has_postscript(text, postscript_marker):
-    """The marker begins a line; blanks behind its dots do not matter: "P. S." is P.S."""
+    """The marker begins a line; blanks after its dots do not matter: "P. S." is P.S."""
     marker = postscript_marker.strip()
     pattern = r"\.[ \t]*".join(re.escape(part.strip()) for part in marker.split("."))
     end = "" if marker.endswith(".") else r"(?!\w)"
@@ -100,7 +100,7 @@ def has_postscript(text, postscript_marker):
 
 
 def ends_with(text, end_phrase):
-    """Ends with the phrase, behind other words; case, outer blanks and quotes ignored."""
+    """Ends with the phrase, after other words; case, outer blanks and quotes ignored."""
     text, phrase = (x.strip(" \t\r\n\"'“”‘’").casefold() for x in (text, end_phrase))
     return text.endswith(phrase) and re.search(r"\w", text[: len(text) - len(phrase)]) is not None
 
@@ -186,7 +186,7 @@ def gold_math(value):
     text = gold_text(value)
     answer = math_answer(text) if "\\boxed" in text or "####" in text else text
     if not math_equal(answer, answer) or answer.count("{") != answer.count("}"):
-        raise ValueError("expected an answer that can be read, plain, boxed or behind ####")
+        raise ValueError("expected an answer that can be read, plain, boxed or after ####")
     return answer
 
 

@@ -627,7 +627,7 @@ def peak_memory_mb():
     import resource  # not on Windows
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / 2**20 if sys.platform == "darwin" else peak / 2**10
+    return peak / (2**20 if sys.platform == "darwin" else 2**10)
 
 
 # ---- what stages show and ask ----
@@ -682,9 +682,11 @@ def load_prompts(path, flag):
 
 def some_prompts(rows, limit):
     """At most `limit` rows, chosen by the prompt's hash: always the same ones."""
-    text = [json.dumps(row["prompt"], ensure_ascii=False).encode() for row in rows]
-    order = sorted(range(len(rows)), key=lambda i: hashlib.sha256(text[i]).digest())
-    return rows if len(rows) <= limit else [rows[i] for i in order[:limit]]
+
+    def digest(row):
+        return hashlib.sha256(json.dumps(row["prompt"], ensure_ascii=False).encode()).digest()
+
+    return rows if len(rows) <= limit else sorted(rows, key=digest)[:limit]
 
 
 def prompts_to_answer(args, otherwise):

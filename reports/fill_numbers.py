@@ -127,13 +127,13 @@ def demo():
             rows.append((seed, [model["gold"], model["proxy"], kl, pair["win_rate"], seconds]))
         lines += by_seed(MODELS.get(name, name), rows, [(3,), (2,), (2,), (1, True), (0,)])
     first = found[0][1]["setup"]
-    note = f"Utility: the simulated recruiter, 0 to 1, seen by no training. Reward model: its score, standardised. {first['n_prompts']} prompts about roles that no training row knows, {first['samples']} answers each; [95 % interval over prompts]. KL from the base in nats an answer."  # fmt: skip
+    note = f"Utility: score of the simulated recruiter, 0 to 1, which no training saw. Reward model: its standardised score. {first['n_prompts']} prompts about roles that are in no training row, {first['samples']} answers each; [95 % interval over prompts]. KL from the base in nats per answer."  # fmt: skip
     seeds = len(found)
     ends = [[of(r["models"], "name", name) for name in ("dpo", "ppo")] for _, r in found]
     more = sum(ppo["proxy"]["value"] > dpo["proxy"]["value"] for dpo, ppo in ends)
     less = sum(ppo["gold"]["value"] < dpo["gold"]["value"] for dpo, ppo in ends)
-    story = f"PPO ends with more of the reward model's score than DPO in {more} of {seeds} runs, and with less of what that score stands for in {less}."  # fmt: skip
-    note += f" Seconds: training, as the runs logged them on a CPU that did other work; PPO's include its reward model's. {seeds} seed{'s' * (seeds > 1)}."
+    story = f"PPO ends with a higher reward-model score than DPO in {more} of {seeds} runs, and with lower utility in {less}."  # fmt: skip
+    note += f" Seconds: training time, logged on a CPU that also did other work; PPO's includes its reward model. {seeds} seed{'s' * (seeds > 1)}."
     head = ["model", "", "utility", "reward model", "KL", "wins against the base", "seconds"]
     means = [line for line in lines if line[0]]
     each = f"<details><summary>each seed</summary>\n\n{table(head, lines)}\n\n</details>\n\n" * (means != lines)  # fmt: skip
@@ -198,14 +198,14 @@ def learnt():
         alone, won = of(report["models"], "name", "ppo-alone"), against_base(report, "ppo-alone")
         if alone and won:
             driven = f"""
-- **PPO on the reward model alone** (`make overdriven`, one run, KL coefficient .1): utility {show(alone["gold"], 3)} at KL {show(alone["kl"], 2)}, {show(won["win_rate"], 1, True)} of wins against the base."""
+- **PPO on the reward model alone** (`make overdriven`, one run, KL coefficient .1): utility {show(alone["gold"], 3)} at KL {show(alone["kl"], 2)}, {show(won["win_rate"], 1, True)} of comparisons won against the base."""
         run = of(report["frontier"], "model", "overdriven")
         mark, end = run["overoptimised"], run["points"][-1]
         if mark:
             driven += f"""
-- **PPO driven too far** on purpose (`make overdriven`): on validation prompts utility rises from {run["points"][0]["gold"]:.2f} to {mark["gold"]:.2f} at step {mark["step"]} ({mark["kl"]:.1f} nats), then falls to {end["gold"]:.2f} at step {end["step"]} ({end["kl"]:.0f} nats) while the reward model's score goes on from {next(p["proxy"] for p in run["points"] if p["step"] == mark["step"]):.2f} to {end["proxy"]:.2f}; the report marks step {mark["step"]}."""
+- **PPO driven too far** on purpose (`make overdriven`): on validation prompts utility rises from {run["points"][0]["gold"]:.2f} to {mark["gold"]:.2f} at step {mark["step"]} ({mark["kl"]:.1f} nats), then falls to {end["gold"]:.2f} at step {end["step"]} ({end["kl"]:.0f} nats) while the reward model's score rises from {next(p["proxy"] for p in run["points"] if p["step"] == mark["step"]):.2f} to {end["proxy"]:.2f}; the report marks step {mark["step"]}."""
     return f"""- **Reward model**: agrees with the recruiter in {over_seeds(right, 1, True)} of {pairs} held-out pairs; "the longer answer wins" in {over_seeds(longer, 1, True)}.
-- **Rubric GRPO**, {grpo[0][1]["last_step"]} steps: criteria met on {prompts} held-out prompts, answers drawn at temperature 1, from {before} to {after}.{driven}"""
+- **Rubric GRPO**, {grpo[0][1]["last_step"]} steps: share of criteria met on {prompts} held-out prompts, sampled at temperature 1: from {before} to {after}.{driven}"""
 
 
 def with_verdict(record, verdict):
@@ -291,7 +291,7 @@ def speed():
         lines.append([link, *shown, "CPU" if cpu else "wall"])
     head = ["work", "loop, plain", "loop, tuned", "whole, tuned", "memory, tuned", "clock"]
     note = (
-        "Time: TRL's over ours, so above 1 this project is faster. Memory: our peak over TRL's, so below 1 it is smaller. *Loop*: the training steps; *whole*: from start to saved model, "
+        "Time: TRL's divided by ours, so above 1 this project is faster. Memory: our peak divided by TRL's, so below 1 this project uses less. *Loop*: the training steps; *whole*: from start to saved model, "
         "mostly start-up where steps are few. *Plain*: TRL with the optimiser batch as its device batch; *tuned*: the fastest of its exact settings that the bench tried. "
         "*Clock*: CPU seconds where the machine was busy. [bench](bench/README.md) has every comparison with its spread, machine and versions, and the targets that were missed."
     )

@@ -35,6 +35,9 @@ WILL, JAMES = person("Will Mack", "Male", "Black"), person("James Lee", "Male", 
 LEE, NAMES = person("Lee Chen", "Male", "Asian"), [EMILY, ANNE, AISHA, GREG, JAMAL]
 
 
+MARIA = {**ANA, "name": "Ana Maria Lopez", "first": "Ana Maria", "last": "Lopez"}
+
+
 def pair(chosen, rejected, prompt="Who fits?", /, **candidates):
     """A row; candidates: chosen, rejected or prompt = the people named there."""
     entries = []
@@ -57,6 +60,8 @@ TWO = [  # chosen, rejected, their people, and the copy
      "Aisha Booker, 6 years. She met Emily; Booker leads.", "Emily Yoder, 2. Yoder's reports."),
     # the shared part stands for both and stays
     ("Emily Yoder, 6 years.", "Greg Yoder of the Yoder branch.", EMILY, GREG, "Greg Yoder, 6 years.", "Emily Yoder of the Yoder branch."),
+    # the longest name is read first
+    ("Ana Maria Lopez, 6 years.", "Ana Meza; Ana.", MARIA, ANA, "Ana Meza, 6 years.", "Ana Maria Lopez; Ana Maria."),
     # only whole words are names
     ("Ana Meza: management, Anab.", "Aisha Booker", ANA, AISHA, "Aisha Booker: management, Anab.", "Ana Meza"),
 ]  # fmt: skip

@@ -406,18 +406,6 @@ def test_init_config(text, world, capsys):
     refused(sft, world, capsys, "--init-config", "c", words=[flag, CONFIGS[text]])
 
 
-def test_init_config_takes_folder_and_file(world, tmp_path, monkeypatch):
-    """`--init-config c`, `c/config.json` and, inside c, `config.json` are the same start."""
-    home = Path(copy_of(world["policy"], "c", "*.safetensors")).resolve()
-    logs = []
-    for i, name in enumerate(("c", "c/config.json", "config.json")):
-        monkeypatch.chdir(home if i == 2 else tmp_path)
-        out = tmp_path / f"new{i}"
-        assert not sft.main(argv_of(sft, world, out, "--init-config", name))
-        logs.append([row["loss"] for row in files.read_jsonl(out / "metrics.jsonl") if "lr" in row])
-    assert logs[0] == logs[1] == logs[2] and len(logs[0]) == 2
-
-
 # ---- functions of the user ----
 
 GOLD = """from __future__ import annotations; from dataclasses import dataclass

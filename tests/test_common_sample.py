@@ -52,8 +52,8 @@ def slow_row(model, tokenizer, prompt, number, seed, max_new_tokens, temperature
 # ---- the right tokens ----
 
 
-@pytest.mark.parametrize("family", ALL)
-def test_samples_are_those_of_a_loop_without_cache(family, folders):
+@pytest.mark.parametrize("family", [*ALL, "window"])
+def test_samples_are_those_of_a_loop_without_cache(family, folders, tmp_path):
     """Cache, left padding, forking, retirement of rows: each can move one position by one and still
     give fluent text.
 
@@ -61,7 +61,8 @@ def test_samples_are_those_of_a_loop_without_cache(family, folders):
     its log-probs to 2e-5. GPT-2 is the family that fails when positions are counted from the first
     column; a Llama alone cannot.
     """
-    model, tokenizer = load(folders[family], MANY_ENDS)
+    window = lambda: tiny_model("mistral", tmp_path, sliding_window=8)  # noqa: E731
+    model, tokenizer = load(window() if family == "window" else folders[family], MANY_ENDS)
     how = {"max_new_tokens": 10, "temperature": 0.8, "seed": 3}
     rollout = common.sample(model, tokenizer, PROMPTS, n=2, **how)
     assert len(rollout.response_ids) == len(rollout.texts) == 8
@@ -92,17 +93,6 @@ def test_greedy_is_transformers_greedy(family, folders):
     ids, logps, _ = slow_row(model, tokenizer, PROMPTS[1], 1, 0, 12, 0)
     assert rollout.response_ids[1] == ids
     assert rollout.logps[1] == pytest.approx(logps, abs=2e-5), "as at temperature 1"
-
-
-def test_a_sliding_window_holds_in_the_cache(tmp_path):
-    """Mistral with a window of 8 tokens: rows of up to 21 + 12 tokens, and the slow loop's ids."""
-    model, tokenizer = load(tiny_model("mistral", tmp_path, sliding_window=8))
-    prompts = [[20, 21, 22], [(7 * i) % 200 + 20 for i in range(21)]]
-    rollout = common.sample(model, tokenizer, prompts, n=2, max_new_tokens=12, seed=5)
-    for i in range(4):
-        ids, logps, _ = slow_row(model, tokenizer, prompts[i // 2], i, 5, 12, 1.0)
-        assert rollout.response_ids[i] == ids
-        assert rollout.logps[i] == pytest.approx(logps, abs=2e-5)
 
 
 # ---- the right distribution ----
@@ -272,35 +262,28 @@ def test_every_end_id_ends_a_row(tmp_path):
 
 
 def test_prompts_beyond_the_positions_are_cut(tmp_path, capsys):
-    """GPT-2 has no row 33 in a table of 32 positions: an IndexError (on a GPU a crash) in the
-    middle of a run.
-
-    28 tokens and 4 fit, and nothing is said; with 5 the last 27 are kept, as `encode_prompt` cuts
-    them, of text and of messages too. The other prompts and their draws stay. Of several rollouts
-    the first one says it, in one line.
-    """
+    """GPT-2 has no row 33 in a table of 32 positions: an IndexError (on a GPU a crash) in the middle
+    of a run. 28 tokens and 4 fit, and nothing is said; with 5 the last 27 are kept, as
+    `encode_prompt` cuts them. Of several rollouts the first one says it, in one line."""
     model, tokenizer = load(tiny_model("gpt2", tmp_path, max_position_embeddings=32))
     ids, last = list(range(30, 58)), {"role": "user", "content": "Which fits?"}
-    text = "Assess this candidate. Row 7, with costs, audits and kafka."
-    turns = [{"role": "user", "content": text}, {"role": "assistant", "content": "no"}, last]
-    draw = lambda prompts, most: common.sample(model, tokenizer, prompts, 2, most, seed=1)  # noqa: E731
+    turns = [{"role": "user", "content": "Assess " * 9}, {"role": "assistant", "content": "no"}]
+
+    def draw(prompts, most):
+        return common.sample(model, tokenizer, prompts, 2, most, seed=1)
+
     alone = draw([[20]], 5)
-    whole = draw([[20], ids], 4)
-    assert whole.prompt_ids[2] == ids and capsys.readouterr().out == ""
-    cut = draw([[20], ids, text, turns], 5)
-    said = "3 of 4 prompts cut to 27 tokens, to fit the model's positions\n"
+    assert draw([[20], ids], 4).prompt_ids[2] == ids and capsys.readouterr().out == ""
+    cut = draw([[20], ids, [*turns, last]], 5)
+    said = "2 of 3 prompts cut to 27 tokens, to fit the model's positions\n"
     assert capsys.readouterr().out == said
-    assert cut.prompt_ids[0] == [20] and cut.prompt_ids[2] == ids[1:]
-    assert cut.prompt_ids[4] == tokenizer.encode(text)[-27:]
-    assert cut.prompt_ids[6] == common.encode_prompt(tokenizer, [last]), "whole turns go first"
-    assert cut.response_ids[:2] == alone.response_ids and len(cut.texts) == 8
-    assert max(map(len, cut.response_ids)) == 5
-    assert draw([ids], 5).prompt_ids == [ids[1:]] * 2 and capsys.readouterr().out == ""
-    assert draw([ids], 31).prompt_ids == [ids[-1:]] * 2
-    for most in (32, 100):
-        with pytest.raises(UserError, match=f"--max-new-tokens {most}: .* 32 positions") as caught:
-            draw([ids], most)
-        assert "\n" not in str(caught.value)
+    turn = common.encode_prompt(tokenizer, [last])  # whole turns go first
+    assert cut.prompt_ids[::2] == [[20], ids[1:], turn]
+    assert cut.response_ids[:2] == alone.response_ids and max(map(len, cut.response_ids)) == 5
+    assert draw([ids], 31).prompt_ids == [ids[-1:]] * 2 and capsys.readouterr().out == ""
+    with pytest.raises(UserError, match="--max-new-tokens 32: .* 32 positions") as caught:
+        draw([ids], 32)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_family_without_a_cache_is_refused():

@@ -43,24 +43,6 @@ def write_bytes(folder, data, name="rows.jsonl"):
 # ---- lines of a file ----
 
 
-def test_rows_survive_a_round_trip(tmp_path):
-    """Escaped or mangled characters: what was written is what is read, and the file itself stays
-    readable."""
-    rows = [
-        {"text": "Zoë said “σ ≥ 1”\r\n\t\\"},
-        {"text": "a\u2028b\u2029c\x85d\x1ce\x0bf"},
-        {"n": [1, {"x": None}]},
-    ]
-    path = tmp_path / "deep" / "rows.jsonl"
-    files.write_jsonl(path, rows)
-    assert list(files.read_jsonl(path)) == rows
-    assert "Zoë said “σ ≥ 1”".encode() in path.read_bytes()
-    files.write_jsonl(path, rows[:1], append=True)
-    assert list(files.read_jsonl(path)) == [*rows, rows[0]]
-    files.write_jsonl(path, iter(rows[:2]))
-    assert list(files.read_jsonl(path)) == rows[:2], "without append the file is replaced"
-
-
 @pytest.mark.parametrize(
     "line, reason",
     [
@@ -118,8 +100,10 @@ def test_numbers_json_has_no_word_for_become_null(tmp_path):
 def test_a_failed_write_leaves_the_old_file(tmp_path):
     """A crash halfway used to leave half a file under the right name: the old rows stay, and no
     temporary file."""
-    path = tmp_path / "rows.jsonl"
+    path = tmp_path / "deep" / "rows.jsonl"
     files.write_jsonl(path, [{"a": 1}])
+    files.write_jsonl(path, [{"a": "Zoë"}], append=True)
+    assert path.read_text(encoding="utf-8") == '{"a": 1}\n{"a": "Zoë"}\n', "readable by people"
 
     def rows():
         yield {"a": 2}
@@ -127,8 +111,8 @@ def test_a_failed_write_leaves_the_old_file(tmp_path):
 
     with pytest.raises(RuntimeError):
         files.write_jsonl(path, rows())
-    assert list(files.read_jsonl(path)) == [{"a": 1}]
-    assert [p.name for p in tmp_path.iterdir()] == ["rows.jsonl"]
+    assert list(files.read_jsonl(path)) == [{"a": 1}, {"a": "Zoë"}]
+    assert [p.name for p in path.parent.iterdir()] == ["rows.jsonl"]
 
 
 # ---- prompts and templates ----
@@ -156,7 +140,7 @@ def test_prompt_and_answer_are_encoded_apart():
 
 
 @pytest.mark.parametrize("template", [BOS_TEMPLATE, None])
-@pytest.mark.parametrize("max_length", [None, 12])
+@pytest.mark.parametrize("max_length", [math.inf, 12])
 def test_exactly_one_bos(template, max_length):
     """The template writes a BOS and so does the post-processor: two of them is a prompt the model
     never saw.
@@ -177,7 +161,7 @@ def test_exactly_one_bos(template, max_length):
         rows.append(prompt_ids + response_ids)
         for ids in rows:
             assert ids.count(tokenizer.bos_token_id) == 1 and ids[0] == tokenizer.bos_token_id
-            assert max_length is None or len(ids) <= max_length
+            assert len(ids) <= max_length
 
 
 def test_a_closed_prompt_is_opened_again():
@@ -410,6 +394,9 @@ def test_a_long_dialogue_is_not_rendered_turn_by_turn(monkeypatch):
     assert ids == next(tail for tail in tails if len(tail) <= 128)
 
 
+TURNS = [user("a"), *said("b"), user("c")]
+
+
 @pytest.mark.parametrize(
     "chosen, rejected, expected",
     [
@@ -421,8 +408,7 @@ def test_a_long_dialogue_is_not_rendered_turn_by_turn(monkeypatch):
         ("alpha", "beta", ("", "alpha", "beta")),
         ("", "", ("", "", "")),
         ([user("a"), *said("b")], [user("a"), *said("c")], ([user("a")], said("b"), said("c"))),
-        ([user("a"), *said("b"), user("c"), *said("d")], [user("a"), *said("b"), user("c"), *said("e")],
-         ([user("a"), *said("b"), user("c")], said("d"), said("e"))),
+        ([*TURNS, *said("d")], [*TURNS, *said("e")], (TURNS, said("d"), said("e"))),
     ],
 )  # fmt: skip
 def test_split_prompt(chosen, rejected, expected):
@@ -610,6 +596,13 @@ def test_prompts_never_part(tmp_path):
         assert common.held_out([a], fraction) == common.held_out([b], fraction)
 
 
+def test_a_limit_of_prompts_does_not_follow_the_file_order():
+    """ "The first 64" of a sorted file are all of one role: the same prompts from any order."""
+    rows = [{"prompt": f"Role {i}"} for i in range(40)]
+    some = runs.some_prompts(rows, 8)
+    assert some == runs.some_prompts(rows[::-1], 8) and len(some) == 8 and some != rows[:8]
+
+
 def test_eval_files_are_the_held_out_rows(tmp_path):
     """With a file of its own nothing else is held out, and none of it is trained on. One cut from
     the training file measures memory: of its rows the 3 with a known prompt are counted."""
@@ -621,19 +614,6 @@ def test_eval_files_are_the_held_out_rows(tmp_path):
         pairs = common.load_pairs([train], tiny_tokenizer(), 64, False, 0.9, [held])
         assert pairs.train.tolist() == [0, 1, 2, 3] and len(pairs.eval) == len(rows)
         assert pairs.counts["held out, though their prompt is trained on"] == leaks
-
-
-def test_a_limit_of_prompts_does_not_follow_the_file_order(tmp_path):
-    """ "The first 64" of a sorted file are all of one role: a limit takes the same prompts from
-    any order."""
-    rows = [{"prompt": f"Role {i}", "split": "test" if i % 2 else "train"} for i in range(40)]
-    a = runs.load_prompts(write_rows(tmp_path / "a.jsonl", rows), "--prompts")
-    b = runs.load_prompts(write_rows(tmp_path / "b.jsonl", rows[::-1]), "--prompts")
-    assert a == rows
-    a, b = runs.some_prompts(a, 8), runs.some_prompts(b, 8)
-    assert a == b and len(a) == 8 and a != rows[:8]
-    with pytest.raises(UserError, match="--prompts .*no prompt"):
-        runs.load_prompts(write_rows(tmp_path / "empty.jsonl", []), "--prompts")
 
 
 # ---- a million rows ----

@@ -216,7 +216,7 @@ def test_schedule_by_hand(schedule, toy):
     assert toy.run.optimizer.param_groups[0]["lr"] == logged[-1]
 
 
-def test_one_optimiser_over_several_modules(toy, tmp_path):
+def test_one_optimiser_over_several_modules(toy, tmp_path, capsys):
     """Policy and critic share one AdamW without decay: each trained weight is in one group, frozen
     ones in none, a fresh head has its own rate, and the schedule moves both rates."""
     run, policy = toy.opened("--schedule", "linear", "--warmup", 0)
@@ -237,6 +237,11 @@ def test_one_optimiser_over_several_modules(toy, tmp_path):
             rate = 1e-3 if name == "score.weight" else 1e-4
             assert groups[id(weight)]["base_lr"] == rate, name
             assert groups[id(weight)]["weight_decay"] == 0
+    total, trained = (
+        sum(w.numel() for _, w in named if w.requires_grad or every) for every in (1, 0)
+    )
+    shown = f"{trained / 1e6:.2f} M of {total / 1e6:.2f} M weights are trained"
+    assert shown in capsys.readouterr().out and trained / total < 0.9
     run.step = 4  # of 6: half of the rate is left
     run.backward(sum(w.sum() for _, w in named))
     assert run.update(str)["lr"] == pytest.approx(5e-5)
@@ -595,16 +600,20 @@ def test_two_writers_tear_no_line(tmp_path):
         assert [r["i"] for r in rows if r["writer"] == writer] == list(range(300))
 
 
-@pytest.mark.parametrize("end", [[], ["--stop-after", 2]])
-def test_wandb_hears_of_each_row_and_of_the_end(end, toy, monkeypatch):
+def test_wandb_hears_of_each_row_and_of_the_end(toy, monkeypatch):
     """wandb ends a run in a hook of Python's own end, which a process under torchrun leaves out
     (`files.command`): said by name. Without the package one line says so at once."""
     calls = []
     run = SimpleNamespace(log=lambda row, step: calls.append(step), finish=lambda: calls.append(-1))
     fake = SimpleNamespace(init=lambda **_: run, __spec__=ModuleSpec("wandb", None))
     monkeypatch.setitem(sys.modules, "wandb", fake)
-    assert toy.train("--wandb-project", "mine", *end) == 0
-    assert calls == ([0, 1, 2, -1] if end else [0, 1, 2, 3, 4, 5, 6, 6, -1])
+    for end, expected in (
+        (["--stop-after", 2], [0, 1, 2, -1]),
+        (["--resume"], [3, 4, 5, 6, 6, -1]),
+    ):
+        assert toy.train("--wandb-project", "mine", *end) == 0
+        assert calls == expected
+        calls.clear()
     monkeypatch.setattr(runs, "find_spec", lambda name: None)
     with pytest.raises(UserError, match="--wandb-project: .*pip install wandb"):
         toy.opened("--wandb-project", "mine", "--overwrite")
