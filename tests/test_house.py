@@ -284,7 +284,7 @@ def test_what_a_learner_reads_in_an_evening():
     names = ["common.py", "sft.py", "dpo.py", *(f"parts/{part}.py" for part in parts)]
     weight = {name: code_tokens((REPO / name).read_text(encoding="utf-8")) for name in names}
     assert weight["common.py"] + weight["sft.py"] < 10_000
-    assert sum(weight.values()) - weight["sft.py"] < 20_550
+    assert sum(weight.values()) - weight["sft.py"] < 21_150
 
 
 @pytest.mark.parametrize("name", names(FILES))
