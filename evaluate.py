@@ -762,7 +762,7 @@ def score_profiles(args, candidates):
     function = common.reward_function(args.reward_model, **placed(args))
     tokenizer = common.load_tokenizer(args.reward_model, "--reward-model")
     run, found = read_run(args.reward_model), {(c["role"], c["text"]): c for c in candidates}
-    longest = run["args"].get("max_length") if run else None
+    longest = run["args"].get("max_length", math.inf) if run else math.inf
     prompts, texts = ([c[key] for c in found.values()] for key in ("prompt", "text"))
     rows = []
     for prompt, text, score in zip(prompts, texts, function(prompts, texts), strict=True):
@@ -1374,20 +1374,14 @@ def pairs_section(report, name):
 
 
 def kl_section(report, name):
-    text = (
+    texts = [
         "During training: on validation prompts; in the end: on the test prompts. Best of n: the "
-        "answer of the baseline with the highest proxy, at its bound log n − (n−1)/n."
-    )
-    lines, tables, by = [text], [], report["scorers"][0]
-    if equal := report["equal_kl"]:
-        lines.append(
-            "Equal KL: linear in √KL between evaluations, or from the baseline to the end."
-        )
-        cells = [[name[r["model"]], r[by], r["gain"]] for r in equal["table"]]
-        title = f"At √KL {equal['sqrt_kl']:.2f}, the largest that all reach"
-        tables.append(pages.table(["model", by, "gain over its start"], cells, title))
+        "answer of the baseline with the highest proxy, at its bound log n − (n−1)/n.",
+        "Scores at equal distance: linear in √KL between evaluations, or from the baseline to the "
+        "end, as a gain over the start of the same curve.",
+    ]
     plots = [kl_plot(report, name, scorer) for scorer in report["scorers"][1:]]
-    return pages.section("Reward against KL", lines, plots=plots, tables=tables)
+    return pages.section("Reward against KL", texts, plots=plots)
 
 
 def efficiency_section(report, name):

@@ -1,11 +1,14 @@
-"""Living documentation: what README.md and docs/ tell a reader to type is typed here, and what they state is computed again.
+"""Living documentation: what README.md and docs/ tell a reader to type is typed here, and what
+they state is computed again.
 
-Every command of a fenced shell block runs, in a copy of the project with a reader's own files, in the order of its page;
-SMALL adds the flags that make it small and nothing else. A hub name such as Qwen/Qwen2.5-0.5B-Instruct is a folder of
-that name in the copy, so that the command is the printed one. What cannot run here stands in NOT_RUN with its reason, and
-is parsed. Elsewhere: docstring examples of the stages, the box against the loop, flags that nobody reads, and
-docs/metrics.md for sft, reward_train, dpo and ppo in test_house.py; for grpo_rubric.py and judge.py in
-test_grpo_judge.py and test_judge.py; the alarms' table in test_watch.py; the full demo in test_demo.py.
+Every command of a fenced shell block runs, in a copy of the project with a reader's own files, in
+the order of its page; SMALL adds the flags that make it small and nothing else. A hub name such as
+Qwen/Qwen2.5-0.5B-Instruct is a folder of that name in the copy, so that the command is the printed
+one. What cannot run here stands in NOT_RUN with its reason, and is parsed. Elsewhere: docstring
+examples of the stages, the box against the loop, flags that nobody reads, and docs/metrics.md for
+sft, reward_train, dpo and ppo in test_house.py; for grpo_rubric.py and judge.py in
+test_grpo_judge.py and test_judge.py; the alarms' table in test_watch.py; the full demo in
+test_demo.py.
 """
 
 import ast
@@ -23,14 +26,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 import common
-import evaluate
 from conftest import REPO, browser_or_skip
 from parts import files, runs
 from test_annotate import Rater, Server
 from test_grpo_judge import Rule
-from test_house import flags_of, metric_rows, reads_of
+from test_house import STAGES, flags_of, metric_rows, names, reads_of
 from tiny import write_rows
 
 sys.path[:0] = [str(REPO / "reports"), str(REPO / "docs")]
@@ -38,42 +41,52 @@ import fill_numbers  # noqa: E402
 import memory  # noqa: E402
 
 PAGES = [REPO / "README.md", REPO / "CONTRIBUTING.md", *sorted((REPO / "docs").glob("*.md"))]
-SCRIPTS = [*REPO.glob("data/*.py"), *REPO.glob("docs/*.py"), *REPO.glob("reports/*.py"), *REPO.glob("bench/*.py")]  # fmt: skip
+SCRIPTS = [path for x in ("data", "docs", "reports", "bench") for path in REPO.glob(f"{x}/*.py")]
 
-# what a line must match to be left unrun, and why; how it is looked at instead stands in `test_what_cannot_run_is_parsed`
-NOT_RUN = {
-    r"make demo": "half an hour: test_demo.py runs it, and its commands stand below it on the page",
-    r"make test": "it is what runs this test",
-    r"make test-fast": "a part of the tests, which cannot run inside them",
-    r"make format": "rewrites the project",
-    r"python3 -m venv|\.venv/bin/pip": "needs the package index",
-    r"\.venv/bin/python -m pytest": "a part of the tests",
-    r"python docs/screenshots\.py": "needs Chromium; a test of its own takes the pictures where there is one",
-    r"vllm serve": "needs vLLM and a GPU",
-    r"torchrun": "needs several GPUs; two processes on a CPU run in the tests of the distributed trainers",
-    r"(python )?bench/run\.py|python bench/run\.py": "needs half an hour of a quiet machine, and TRL",
-}
+
+def table(text):
+    """[(pattern, words)] of the lines "pattern → words"."""
+    return [tuple(part.strip() for part in line.split("→")) for line in text.strip().splitlines()]
+
+
+# what a line must match to be left unrun, and why; how it is looked at instead stands in
+# `test_what_cannot_run_is_parsed`
+NOT_RUN = table(r"""
+make demo → minutes: test_demo.py runs it at toy size
+make test → it is what runs this test
+make format → rewrites the project
+python3 -m venv|\.venv/bin/pip → needs the package index
+\.venv/bin/python -m pytest → a part of the tests
+python docs/screenshots\.py → a test of its own takes the pictures where there is a Chromium
+vllm serve → needs vLLM and a GPU
+torchrun → needs several GPUs; test_distributed.py runs two processes on a CPU
+(python )?bench/run\.py → needs half an hour of a quiet machine, and TRL
+""")
 TRAIN = "--steps 2 --batch-size 4 --eval-every 0 --device cpu"
-SMALL = [  # the first that matches adds its flags; a line that nothing matches fails
-    (r"grpo_agent\.py play", "--episodes 8"),
-    (r"grpo_agent\.py", "--steps 2 --group-size 2 --groups-per-batch 2 --val-episodes 2 --test-episodes 2 --max-new-tokens 8 --device cpu"),
-    (r"grpo_rubric\.py.* --judge-base-url", "--steps 2 --group-size 2 --groups-per-batch 2 --max-new-tokens 4 --eval-every 0 --device cpu --judge-base-url JUDGE"),
-    (r"grpo_rubric\.py", "--steps 2 --group-size 2 --groups-per-batch 2 --max-new-tokens 4 --eval-every 0 --device cpu"),
-    (r"ppo\.py", "--steps 2 --rollouts 4 --batch-size 4 --eval-every 0 --max-new-tokens 4 --device cpu"),
-    (r"dpo\.py.*--pairs data/", TRAIN + " --pairs few_pairs.jsonl --eval-pairs few_pairs.jsonl"),
-    (r"(dpo|reward_train)\.py.*--pairs data/", TRAIN + " --pairs few_pairs.jsonl"),
-    (r"dpo\.py.*--stop-after", TRAIN + " --stop-after 1"),
-    (r"(dpo|reward_train|sft)\.py", TRAIN),
-    (r"evaluate\.py reward", "--pairs few_pairs.jsonl"),
-    (r"evaluate\.py compare", "--n 4 --samples 1 --bon 2 --max-new-tokens 8"),
-    (r"evaluate\.py (rank|human)", ""),
-    (r"fairness\.py (audit|text)", ""),
-    (r"fairness\.py twins", "--names-per-cell 2 --resumes 2 --generated-names 1 --generated-resumes 1"),
-    (r"fairness\.py", "--names-per-cell 2 --resumes 2 --generated-names 1 --generated-resumes 1  --candidates none"),
-    (r"judge\.py", "--judge-base-url JUDGE"),
-    (r"annotate\.py draw", "--limit 4 --max-new-tokens 8"),
-    (r"annotate\.py|watch\.py|docs/memory\.py|reports/fill_numbers\.py|python -c|grep", ""),
-]  # fmt: skip
+DRAW = "--steps 2 --group-size 2 --groups-per-batch 2 --device cpu --max-new-tokens"
+TWINS = "--names-per-cell 2 --resumes 2 --generated-names 1 --generated-resumes 1"
+# the first that matches adds its flags; a line that nothing matches fails
+SMALL = table(rf"""
+grpo_agent\.py play → --episodes 8
+grpo_agent\.py → {DRAW} 8 --val-episodes 2 --test-episodes 2
+grpo_rubric\.py.* --judge-base-url → {DRAW} 4 --eval-every 0 --judge-base-url JUDGE
+grpo_rubric\.py → {DRAW} 4 --eval-every 0
+ppo\.py → {TRAIN} --rollouts 4 --max-new-tokens 4
+dpo\.py.*--pairs data/ → {TRAIN} --pairs few_pairs.jsonl --eval-pairs few_pairs.jsonl
+reward_train\.py.*--pairs data/ → {TRAIN} --pairs few_pairs.jsonl
+dpo\.py.*--stop-after → {TRAIN} --stop-after 1
+(dpo|reward_train|sft)\.py → {TRAIN}
+evaluate\.py reward → --pairs few_pairs.jsonl
+evaluate\.py compare → --n 4 --samples 1 --bon 2 --max-new-tokens 8
+evaluate\.py (rank|human) →
+fairness\.py (audit|text) →
+fairness\.py twins → {TWINS}
+fairness\.py → {TWINS} --candidates none
+judge\.py → --judge-base-url JUDGE
+annotate\.py draw → --limit 4 --max-new-tokens 8
+annotate\.py|watch\.py|docs/memory\.py|reports/fill_numbers\.py|python -c|grep →
+""")
+GOES_ON = r"--resume|annotate\.py (export|agreement)|^umask"
 HUB = r"\b[A-Z]\w+/[A-Z][\w.-]+"  # Qwen/Qwen2.5-0.5B
 
 
@@ -95,7 +108,7 @@ LINES = commands()
 
 
 def why_not(line):
-    return next((why for pattern, why in NOT_RUN.items() if re.match(pattern, line)), None)
+    return next((why for pattern, why in NOT_RUN if re.match(pattern, line)), None)
 
 
 def script_of(line):
@@ -129,10 +142,12 @@ def out_of(line):
 
 
 def reader_files(copy):
-    """What the pages call mine: pairs, prompts, a score, rubrics, ratings, answers, people, a role and candidates."""
+    """What the pages call mine: pairs, prompts, a score, rubrics, ratings, answers, people, a role
+    and candidates."""
     pairs = list(files.read_jsonl(REPO / "data/prefs_train.jsonl"))[:400:20]
     prompts = list(files.read_jsonl(REPO / "data/prompts.jsonl"))[:1600:100]
-    write_rows(copy / "mine.jsonl", [{k: row[k] for k in ("prompt", "chosen", "rejected")} for row in pairs])  # fmt: skip
+    keys = ("prompt", "chosen", "rejected")
+    write_rows(copy / "mine.jsonl", [{k: row[k] for k in keys} for row in pairs])
     write_rows(copy / "few_pairs.jsonl", pairs)
     write_rows(copy / "my_prompts.jsonl", [{"prompt": row["prompt"]} for row in prompts])
     page = (REPO / "docs/adapt.md").read_text("utf-8")
@@ -141,12 +156,20 @@ def reader_files(copy):
     rubrics = [{k: v for k, v in row.items() if k != "split"} for row in rubrics]
     own = json.loads(re.search(r"```json\n(\[.*?)```", page, re.S)[1])  # the page's own row
     (copy / "mine.json").write_text(json.dumps(rubrics + own))
-    answers = ["Strengths: charting.\nGaps: home visits.\nRecommendation: hold.", "How old are you?"]  # fmt: skip
-    rated = [row | {"response": answers[i % 2], "ratings": {str(n + 1): "yes" if (i + n) % 2 else "no" for n in range(len(row["rubrics"]))}} for i, row in enumerate(rubrics)]  # fmt: skip
+    good = "Strengths: charting.\nGaps: home visits.\nRecommendation: hold."
+    rated = []
+    for i, row in enumerate(rubrics):
+        ratings = {str(n): ("yes", "no")[(i + n) % 2] for n in range(1, len(row["rubrics"]) + 1)}
+        rated.append(row | {"response": (good, "How old are you?")[i % 2], "ratings": ratings})
     (copy / "rated.json").write_text(json.dumps(rated))
-    write_rows(copy / "answers.jsonl", [{"task_id": row["task_id"], "prompt": row["prompt"], "response": a} for row in rubrics for a in answers])  # fmt: skip
-    people = [f"{i % 2},{(i // 2) % 2},{'ab'[i % 3 == 0]},{i % 7},{'MF'[i % 2]},{('White', 'Black', 'Asian')[i % 3]}" for i in range(60)]  # fmt: skip
-    (copy / "people.csv").write_text("\n".join(["hired,advanced,race,score,sex,race_ethnicity", *people]) + "\n")  # fmt: skip
+    asked = [(row["task_id"], row["prompt"], a) for row in rubrics for a in (good, "How old?")]
+    answers = [dict(zip(("task_id", "prompt", "response"), one)) for one in asked]
+    write_rows(copy / "answers.jsonl", answers)
+    people = ["hired,advanced,race,score,sex,race_ethnicity"]
+    for i in range(60):
+        group = ("White", "Black", "Asian")[i % 3]
+        people.append(f"{i % 2},{i // 2 % 2},{'ab'[i % 3 == 0]},{i % 7},{'MF'[i % 2]},{group}")
+    (copy / "people.csv").write_text("\n".join(people) + "\n")
     (copy / "role.txt").write_text("Role: head content editor\nMust have: search ads, copy\n")
     profiles = [f'{i},"Asha Booker, {i} years. Used copy and sold {i} items."' for i in range(6)]
     (copy / "candidates.csv").write_text("\n".join(["id,profile", *profiles]) + "\n")
@@ -186,20 +209,22 @@ class Shop:
         return f"{line} {flags}".replace("JUDGE", self.judge).strip()
 
     def needs(self, n):
-        """Numbers of the lines whose results line n reads: those that write its inputs, or that began its own folder."""
+        """Numbers of the lines whose results line n reads: those that write its inputs, or that
+        began its own folder."""
         page, line = LINES[n]
         out = out_of(line)
-        goes_on = re.search(r"--resume|annotate\.py (export|agreement)|^umask", line)
         wanted = {w.rstrip("/") for w in shlex.split(line) if w.startswith("runs/") and w != out}
         wanted |= {w for w in shlex.split(line) if w == "moves.jsonl" and "--write" not in line}
-        wanted |= {out} if goes_on else set()
+        wanted |= {out} if re.search(GOES_ON, line) else set()
         for path in sorted(wanted):
-            makes = [
-                i for i, (_, other) in enumerate(LINES)
-                if i != n and not why_not(other) and (path + "/").startswith(f"{out_of(other)}/") or f"--write {path}" in other
-            ]  # fmt: skip
+            makes = []
+            for i, (_, other) in enumerate(LINES):
+                made = i != n and not why_not(other) and f"{path}/".startswith(f"{out_of(other)}/")
+                makes += [i] if made or f"--write {path}" in other else []
             here = [i for i in makes if LINES[i][0] == page and i < n]
-            yield from here or [i for i in makes if LINES[i][0] == "README.md" or i < n][:1]
+            yield from (
+                here or [i for i in makes if LINES[i][0] in ("README.md", "faq.md") or i < n][:1]
+            )
 
     def run(self, n):
         """Line n, after those it needs; once."""
@@ -211,7 +236,7 @@ class Shop:
         line = LINES[n][1]
         out = out_of(line)
         fed_by_its_own = any(w.startswith(f"{out}/") for w in shlex.split(line))
-        if out and not re.search(r"--resume|annotate\.py (export|agreement)|^umask", line) and not fed_by_its_own:  # fmt: skip
+        if out and not re.search(GOES_ON, line) and not fed_by_its_own:
             old = self.copy / out  # another page's run of that name
             shutil.rmtree(old) if old.is_dir() else old.unlink(missing_ok=True)
         self.execute(self.small(line))
@@ -268,18 +293,21 @@ RUN = [n for n, (_, line) in enumerate(LINES) if not why_not(line)]
 @pytest.mark.usefixtures("quiet_process")
 @pytest.mark.parametrize("n", RUN, ids=lambda n: f"{LINES[n][0]}: {LINES[n][1][:60]}")
 def test_every_command_of_the_pages_runs(n, shop, monkeypatch):
-    """A command that fails is the first thing a new user meets. It ends with status 0 and its --out is there. Lines of
-    one page run in order, and what an earlier page made is there as it would be for the reader."""
+    """A command that fails is the first thing a new user meets. It ends with status 0 and its
+    --out is there. Lines of one page run in order, and what an earlier page made is there as it
+    would be for the reader."""
     monkeypatch.chdir(shop.copy)
     shop.run(n)
 
 
 def test_what_cannot_run_is_parsed():
-    """The rest: a stage behind torchrun is given to the stage's own parser and torchrun's flags to torchrun's (before
-    --fsdp is there, without it); make targets exist; the environment is made as make makes it."""
+    """The rest: a stage behind torchrun is given to the stage's own parser and torchrun's flags to
+    torchrun's (before --fsdp is there, without it); make targets exist; the environment is made as
+    make makes it."""
     from torch.distributed.run import get_args_parser
 
-    made = subprocess.run(["make", "-n", "-B", "demo"], cwd=REPO, capture_output=True, text=True, check=True).stdout.splitlines()  # fmt: skip
+    command = ["make", "-n", "-B", "demo"]
+    made = subprocess.run(command, cwd=REPO, capture_output=True, text=True, check=True).stdout
     looked = []
     for _, line in LINES:
         if not why_not(line):
@@ -294,7 +322,7 @@ def test_what_cannot_run_is_parsed():
         elif words[0] == "make":
             subprocess.run([*words, "-n"], cwd=REPO, capture_output=True, check=True)
         elif re.match(r"python3 -m venv|\.venv/bin/pip", line):
-            assert line in made, line
+            assert line in made.splitlines(), line
         elif script_of(line):
             module(words[1]).parse_args(words[2:])
         else:  # a test file that exists; a folder or a hub name to serve
@@ -303,18 +331,10 @@ def test_what_cannot_run_is_parsed():
     assert len(looked) + len(RUN) == len(LINES)
 
 
-def test_an_unknown_command_is_not_passed_over():
-    """Three commands that no rule knows: each must fail, or a new kind of line would count as run."""
-    shop = Shop(None, "")
-    for line in ("npm install", "python new_stage.py --x", "curl example.org"):
-        assert why_not(line) is None
-        with pytest.raises(AssertionError, match="no entry"):
-            shop.small(line)
-
-
-@pytest.mark.parametrize("script", sorted(path.name for path in REPO.glob("*.py") if path.name != "common.py"))  # fmt: skip
+@pytest.mark.parametrize("script", names(STAGES))
 def test_the_headers_commands_parse(script):
-    """The header's two commands are what a reader of the script types: the stage's own parser takes each of them."""
+    """The header's two commands are what a reader of the script types: the stage's own parser
+    takes each of them."""
     header = ast.get_docstring(ast.parse((REPO / script).read_text("utf-8")))
     run = re.search(r"^Run\b(.*?)^Writes", header, re.M | re.S)[1]
     lines = re.findall(r"python (\S+\.py)(.*?)(?=\s{3,}|\n|$|\()", run)
@@ -327,9 +347,13 @@ def test_the_headers_commands_parse(script):
 # ---- examples, flags, links ----
 
 
-@pytest.mark.parametrize("script", [path for path in SCRIPTS if ">>>" in path.read_text("utf-8")], ids=lambda path: path.name)  # fmt: skip
+EXAMPLES = [path for path in SCRIPTS if ">>>" in path.read_text("utf-8")]
+
+
+@pytest.mark.parametrize("script", EXAMPLES, ids=lambda path: path.name)
 def test_examples_outside_the_stages(script):
-    """Docstring examples in data/, docs/, reports/ and bench/ run too; those of the stages in test_house.py."""
+    """Docstring examples in data/, docs/, reports/ and bench/ run too; those of the stages in
+    test_house.py."""
     result = doctest.testmod(module(script.relative_to(REPO)))
     assert result.failed == 0 and result.attempted > 0
 
@@ -346,7 +370,8 @@ def test_every_flag_of_the_helpers_is_read(script):
 def test_links_lead_somewhere(page):
     """A link or a picture that is not there; an anchor that no heading has."""
     text = page.read_text("utf-8")
-    for target in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)):  # fmt: skip
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose):
         if target.startswith("http"):
             continue
         name, _, anchor = target.partition("#")
@@ -363,85 +388,39 @@ def test_links_lead_somewhere(page):
 
 
 def test_numbers_of_the_pages_are_those_of_the_reports():
-    """README.md, docs/adapt.md and docs/scale.md say what reports/, the scripts' lines and the formulas say. Stale: run `python reports/fill_numbers.py`."""
+    """README.md, docs/adapt.md and docs/scale.md say what reports/, the scripts' lines and the
+    formulas say. Stale: run `python reports/fill_numbers.py`."""
     for page in fill_numbers.PAGES:
         text = (REPO / page).read_text("utf-8")
         assert "<!-- numbers:" in text and fill_numbers.filled(text) == text, page
-        assert text.count("<!-- numbers:") == text.count("<!-- /numbers -->") == len(re.findall(r"<!-- numbers:[\w-]+ -->\n", text))  # fmt: skip
+        marks = len(re.findall(r"<!-- numbers:[\w-]+ -->\n", text))
+        assert text.count("<!-- numbers:") == text.count("<!-- /numbers -->") == marks
 
 
 def test_no_number_of_the_readme_is_typed():
-    """A measured number outside the filled blocks would go stale unseen: outside them, code and names of papers and
-    models, README.md holds no percentage, no decimal, no interval."""
+    """A measured number outside the filled blocks would go stale unseen: outside them, code and
+    names of papers and models, README.md holds no percentage, no decimal, no interval."""
     text = (REPO / "README.md").read_text("utf-8")
-    for cut in (r"<!-- numbers:.*?<!-- /numbers -->", r"^```.*?^```", r"`[^`\n]*`", r"\[\d{4}\.\d{5}\]\(\S+\)"):  # fmt: skip
+    blocks = (r"<!-- numbers:.*?<!-- /numbers -->", r"^```.*?^```", r"`[^`\n]*`")
+    for cut in (*blocks, r"\[\d{4}\.\d{5}\]\(\S+\)"):
         text = re.sub(cut, "", text, flags=re.M | re.S)
     text = text.replace("Python 3.10", "")
     assert re.findall(r"\d+(?:\.\d+)? ?%|\d\.\d|\[\d", text) == []
 
 
-def test_more_seeds_give_mean_and_range(tmp_path, monkeypatch):
-    """Three seeds, utility of DPO shifted by 0, .03 and .06: mean +.03 and the range; below, folded, again, and a line a seed
-    with its own interval."""
-    folder = tmp_path / "reports" / "demo"
-    folder.mkdir(parents=True)
-    monkeypatch.setattr(fill_numbers, "REPO", tmp_path)
-    for file in (REPO / "reports/demo").glob("*-seed-0.json"):
-        report = json.loads(file.read_text("utf-8"))
-        for seed in range(3):
-            if file.name.startswith("compare"):
-                row = fill_numbers.of(report["models"], "name", "dpo")
-                row["gold"] = {"value": 0.5 + 0.03 * seed, "low": 0.4, "high": 0.6, "n": 800}
-            (folder / file.name.replace("seed-0", f"seed-{seed}")).write_text(json.dumps(report))
-    lines = fill_numbers.demo().splitlines()
-    short, start = (i for i, line in enumerate(lines) if "**DPO**" in line)
-    assert "| mean of 3 (range) | 0.530 (0.500 to 0.560) |" in lines[short] == lines[start]
-    assert "**PPO**" in lines[short + 1], "first the means alone"
-    assert [f"| seed {s} | {v} [0.400, 0.600] |" in lines[start + 1 + s] for s, v in enumerate(("0.500", "0.530", "0.560"))] == [True] * 3  # fmt: skip
-    for block in ("result", "frontier", "learnt", "fairness", "lesson", "speed"):
-        assert fill_numbers.BLOCKS[block]()
-
-
-def test_the_headlines_of_speed(tmp_path, monkeypatch):
-    """Three rounds of ours 2 s against TRL's 6, 8 and 10 s: 4.00, the median. Our whole process of 5 s against TRL's 4 is
-    0.80, below 1: what is slower is shown as well. A busy search for TRL's best setting does not change the clock."""
-    (tmp_path / "bench").mkdir()
-    shutil.copy(REPO / "bench" / "run.py", tmp_path / "bench")
-    folder = tmp_path / "reports" / "bench"
-    folder.mkdir(parents=True)
-    monkeypatch.setattr(fill_numbers, "REPO", tmp_path)
-    assert "Not measured yet" in fill_numbers.speed()
-    runs = [{"task": "dpo", "side": "tuning", "others_cores": 2.0}]
-    for n, loop in enumerate((6, 10, 8)):
-        for side, seconds in (("plain", loop), ("ours", 2), ("tuned", loop / 2)):
-            whole = 5 if side == "ours" else 4
-            runs.append({"task": "dpo", "side": side, "round": n, "others_cores": 0.1, "loop_s": seconds, "wall_s": whole, "peak_mb": 100})  # fmt: skip
-    text = "\n".join(map(json.dumps, [{"header": {}}, *runs]))
-    (folder / "dpo.jsonl").write_text(text, encoding="utf-8")
-    rows = [line for line in fill_numbers.speed().splitlines() if line.startswith("| [")]
-    assert rows == ["| [DPO](bench/dpo.md) | 4.00 | 2.00 | 0.80 | 1.00 | wall |"]
-
-
-def test_the_sample_sizes_are_the_formula(monkeypatch):
-    """60 % seen through votes of which 80 % are right is ½ + .1·.6 = .56: the table's cell is needed_n of that, 543."""
-    assert evaluate.needed_n(0.56) == 543
-    row = next(line for line in fill_numbers.comparisons().splitlines() if line.startswith("| 60 %"))  # fmt: skip
-    assert [cell.strip() for cell in row.split("|")][2:5] == ["194", "305", "543"]
-
-
 def test_pictures_are_small():
-    """A README that loads megabytes is not read: each picture below 150 kB, of each page one for a laptop and a phone."""
+    """A README that loads megabytes is not read: of each page one for a laptop and one for a
+    phone."""
     pictures = {path.name: path.stat().st_size for path in (REPO / "docs/img").glob("*.png")}
     pages = ("annotate", "fairness", "report", "watch-grpo", "watch-ppo")
     assert sorted(pictures) == [f"{p}-{w}.png" for p in pages for w in ("laptop", "phone")]
     assert max(pictures.values()) < 150_000
-    for path in (REPO / "docs/img").glob("*.png"):
-        assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
 @pytest.mark.slow
 def test_pictures_can_be_taken_again(tmp_path):
-    """docs/screenshots.py, from the annotation page as it is now and from the reports: the same names, none of them blank
+    """docs/screenshots.py, from the annotation page as it is now and from the reports: the same
+    names, none of them blank
     (a page in one colour is a few kilobytes), none too large."""
     import screenshots
 
@@ -460,57 +439,57 @@ def test_pictures_can_be_taken_again(tmp_path):
 
 @pytest.mark.parametrize("name, family", [("0.5B", "qwen2"), ("70B", "llama")])
 def test_weights_are_those_of_the_real_shape(name, family):
-    """The number of weights in docs/scale.md, against the model of that shape built without storage."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
+    """The number of weights in docs/scale.md, against the model of that shape without storage."""
     s = memory.SHAPES[name]
     config = AutoConfig.for_model(
-        family, hidden_size=s.hidden, num_hidden_layers=s.layers, intermediate_size=s.mlp, num_attention_heads=s.heads,
-        num_key_value_heads=s.kv_heads, head_dim=s.head_size, vocab_size=s.vocab, tie_word_embeddings=s.tied,
-    )  # fmt: skip
+        family,
+        hidden_size=s.hidden,
+        num_hidden_layers=s.layers,
+        intermediate_size=s.mlp,
+        num_attention_heads=s.heads,
+        num_key_value_heads=s.kv_heads,
+        head_dim=s.head_size,
+        vocab_size=s.vocab,
+        tie_word_embeddings=s.tied,
+    )
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     assert sum(p.numel() for p in model.parameters()) == s.weights
 
 
-def small_qwen(layers, hidden=128, mlp=512):
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    config = AutoConfig.for_model(
-        "qwen2", hidden_size=hidden, intermediate_size=mlp, num_hidden_layers=layers, num_attention_heads=8,
-        num_key_value_heads=8, vocab_size=64, tie_word_embeddings=True,
-    )  # fmt: skip
-    return AutoModelForCausalLM.from_config(config), config
-
-
 def test_a_trained_weight_has_sixteen_bytes(llama_folder):
-    """fp32 master, gradient, two moments: counted on a model after a step of the trainers' own optimiser. Adapters of
-    rank 4 have as many weights as the arithmetic says."""
+    """fp32 master, gradient, two moments: counted after a step of the trainers' own optimiser.
+    Adapters of rank 4 have as many weights as the arithmetic says."""
     model = common.load_policy(llama_folder)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     model(input_ids=torch.arange(9)[None]).logits.sum().backward()
     optimizer.step()
-    held = [p for p in model.parameters()] + [p.grad for p in model.parameters()]
-    held += [x for state in optimizer.state.values() for x in state.values() if x.ndim]
     weights = sum(p.numel() for p in model.parameters())
+    held = [x for p in model.parameters() for x in (p, p.grad)]
+    held += [x for state in optimizer.state.values() for x in state.values() if x.ndim]
     assert sum(x.numel() * x.element_size() for x in held) == 16 * weights
     c = model.config
+    layers, heads, kv = c.num_hidden_layers, c.num_attention_heads, c.num_key_value_heads
+    size = c.hidden_size // heads
     shape = memory.Shape(
-        c.num_hidden_layers, c.hidden_size, c.intermediate_size, c.num_attention_heads, c.num_key_value_heads,
-        c.hidden_size // c.num_attention_heads, c.vocab_size, c.tie_word_embeddings,
-    )  # fmt: skip
-    assert shape.weights == weights
+        layers, c.hidden_size, c.intermediate_size, heads, kv, size, c.vocab_size, True
+    )
     lora = common.load_policy(llama_folder, lora_rank=4)
+    assert shape.weights == weights
     assert shape.adapter(4) == sum(p.numel() for p in lora.parameters() if p.requires_grad)
 
 
 def test_activations_are_what_autograd_keeps():
-    """34·h + 8·m bytes a token and layer under autocast, counted by saved_tensors_hooks as the difference of three
-    layers and one; 4·h with checkpointing. Within 5 %: norms keep a few numbers a token more."""
+    """34·h + 8·m bytes a token and layer under autocast, counted by saved_tensors_hooks as the
+    difference of three layers and one; 4·h with checkpointing. Within 5 %: norms keep a few
+    numbers a token more."""
     tokens = 64
 
     def kept(layers, checkpoint):
-        model, _ = small_qwen(layers)
+        shape = dict(hidden_size=128, intermediate_size=512, vocab_size=64)
+        heads = dict(num_attention_heads=8, num_key_value_heads=8, num_hidden_layers=layers)
+        config = AutoConfig.for_model("qwen2", tie_word_embeddings=True, **shape, **heads)
+        model = AutoModelForCausalLM.from_config(config)
         args = SimpleNamespace(grad_checkpoint=checkpoint, fsdp=False)
         runs.prepare(model, args)
         own = {p.untyped_storage().data_ptr() for p in model.parameters()}
@@ -533,59 +512,35 @@ def test_activations_are_what_autograd_keeps():
     assert (kept(3, True) - kept(1, True)) / 2 == pytest.approx(4 * 128, rel=0.05)
 
 
-def test_the_cache_is_two_numbers_a_head_and_token(llama_folder, monkeypatch):
-    """Keys and values of every layer for every answer with room for all its tokens: the sampler's own buffers, in fp32
-    here (4 bytes), in the compute dtype on a GPU (2 bytes, as the page says)."""
-    model, tokenizer = common.load_policy(llama_folder, trainable=False), common.load_tokenizer(llama_folder)  # fmt: skip
-    held, fork = [], common._fork_cache
-
-    def watched(*args):
-        held.append(fork(*args))
-        return held[-1]
-
-    monkeypatch.setattr(common, "_fork_cache", watched)
-    common.sample(model, tokenizer, [[1, 2, 3]], n=5, max_new_tokens=4)
-    used = sum(b.numel() * b.element_size() for layer in held[0].layers for b in layer.buffers)
-    c = model.config
-    head = c.hidden_size // c.num_attention_heads
-    assert used == 2 * 4 * c.num_hidden_layers * c.num_key_value_heads * head * 5 * (3 + 4)
-    s = memory.SHAPES["0.5B"]
-    one = memory.parts("grpo", s)["cache"] / (memory.ANSWERS * memory.LENGTH)
-    assert one == 2 * 2 * s.layers * s.kv_heads * s.head_size
-
-
 # ---- the log of grpo_agent.py ----
 
 
 @pytest.mark.usefixtures("quiet_process")
 def test_metrics_page_is_the_log_of_the_agents(llama_folder, tmp_path, monkeypatch):
-    """Every key that two steps of both games log has a row, and every row a key. The rows of grpo_rubric.py hold here but
-    those that the page takes out; names that an environment gives stand there as <kind> and <name>."""
+    """Every key that two steps of both games log has a row, and every row a key. The rows of
+    grpo_rubric.py hold here but those that the page takes out; names that an environment gives
+    stand there as <kind> and <name>."""
     import grpo_agent
 
     monkeypatch.chdir(REPO)
     logged = set()
-    games = {
-        "interview.py:Interview": ["--reward", "env", "--reward", "ruler:0.5"],
-        "twenty48.py:TwentyFortyEight": [],
-    }
-    for env, more in games.items():
+    common_flags = """--device cpu --steps 2 --beta 0.01 --group-size 2 --groups-per-batch 2
+        --val-episodes 2 --test-episodes 0 --eval-every 1 --max-new-tokens 6 --max-length 256"""
+    games = {"interview.py:Interview": "--reward env --reward ruler:0.5 --judge-model rule"}
+    for env, more in (games | {"twenty48.py:TwentyFortyEight": ""}).items():
         with Rule(score=lambda answer: len(answer) % 5 / 5) as server:
-            flags = ["--judge-base-url", server.url, "--judge-model", "rule"] if more else []
             out = tmp_path / env
-            grpo_agent.main([
-                "--env", f"envs/{env}", "--model", llama_folder, "--out", str(out), "--device", "cpu", "--steps", "2", "--beta", "0.01",
-                "--group-size", "2", "--groups-per-batch", "2", "--val-episodes", "2", "--test-episodes", "0", "--eval-every", "1",
-                "--max-new-tokens", "6", "--max-length", "256", *more, *flags,
-            ])  # fmt: skip
+            flags = f"--env envs/{env} --model {llama_folder} --out {out} {common_flags} {more}"
+            flags += f" --judge-base-url {server.url}" if more else ""
+            grpo_agent.main(flags.split())
         logged |= {key for row in files.read_jsonl(out / "metrics.jsonl") for key in row}
-    named = {r"env/baseline/.*": "env/baseline/<name>", r"env/baseline_reward/.*": "env/baseline_reward/<name>",
-             r"env/fault/.*": "env/fault/<kind>", r"env/kind/.*": "env/kind/<kind>"}  # fmt: skip
-    for pattern, name in named.items():
-        assert any(re.fullmatch(pattern, key) for key in logged), name
-        logged = {name if re.fullmatch(pattern, key) else key for key in logged}
+    named = "env/baseline/<name> env/baseline_reward/<name> env/fault/<kind> env/kind/<kind>"
+    for name in named.split():
+        several = {key for key in logged if key.startswith(name.partition("<")[0])}
+        logged = logged - several | {name for _ in several}
     tables = metric_rows((REPO / "docs" / "metrics.md").read_text(encoding="utf-8"))
-    rubric = tables["grpo_rubric.py"] - {"val/strict", "val/loose", "val/gold", "reward/<part>", "epoch", "reward/voided"}  # fmt: skip
+    rubric = tables["grpo_rubric.py"] - {"val/strict", "val/loose", "val/gold", "reward/<part>"}
+    rubric -= {"epoch", "reward/voided"}
     rubric = {key for key in rubric if not key.startswith("pass_rate")}
     judge = {key for key in tables["judge.py"] if not key.startswith("judge/canary")}
     own = {key for cell in tables["grpo_agent.py"] for key in ([] if cell == "text/*" else [cell])}

@@ -1,14 +1,14 @@
-"""The notebooks are the first thing a newcomer opens: they must run from top to bottom, here and on a fresh machine.
+"""The notebooks are the first thing a newcomer opens: what is committed was made by running them.
 
-What is committed was made by running them, so a notebook also shows what it says without being run. The structure is
-checked in a second; the slow tests run all four in a copy of the repository, some four minutes on one core.
+The structure, the flags and what the lesson shows are checked in a second. The slow test runs one
+of the four from top to bottom in a copy of the repository; the command below runs and saves the
+others.
 
-    python tests/test_notebooks.py 3_closed_form.ipynb    # runs it in a copy and saves it with its outputs; no name: all
+    python tests/test_notebooks.py 3_closed_form.ipynb    # no name: all four
 """
 
 import ast
 import importlib
-import json
 import os
 import re
 import shlex
@@ -27,7 +27,8 @@ from conftest import REPO
 
 FOLDER = REPO / "notebooks"
 NAMES = [path.name for path in sorted(FOLDER.glob("*.ipynb"))]
-# a path that starts at the root of some machine: /home/…, C:\…; "/" in a URL or between words is none
+# a path that starts at the root of some machine: /home/…, C:\…; "/" in a URL or between words is
+# none
 ABSOLUTE = re.compile(r"(?<![\w.:/*])/(?:bin|content|home|mnt|opt|private|root|srv|tmp|usr|var|work|Users)/|\b[A-Z]:\\\w")  # fmt: skip
 BEST = [0.0464, 0.2572, 0.0631, 0.6334]  # π*, by hand in test_toy_world.py
 
@@ -63,36 +64,26 @@ def commands(notebook):
 # ---- as committed ----
 
 
-def test_there_are_four():
-    """A glob that finds nothing would make every test below pass."""
-    assert NAMES == [
-        "1_pipeline.ipynb", "2_rubric_grpo.ipynb", "3_closed_form.ipynb", "4_interview_agent.ipynb",
-    ]  # fmt: skip
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_a_notebook_is_a_lesson(name):
-    """It opens with words and one cell that clones, installs and finds the root; that cell is the same in all four, or one of
-    them is forgotten when it is mended. Prose stands before the code, and three to five exercises, each with a hint, at the end."""
+    """It opens with words and one cell that clones, installs and finds the root, the same in all
+    four; at the end stand three to five exercises, each with a hint."""
+    assert len(NAMES) == 4
     notebook = read(name)
     assert notebook.cells[0].cell_type == "markdown" and notebook.cells[0].source.startswith("# ")
     first = code(notebook)[0].source
     assert first == code(read(NAMES[0]))[0].source and notebook.cells[1].source == first
-    for part in ("REPO_URL = ", "PLACEHOLDER", '"git", "clone"', '"pip", "install"', "%cd -q"):
-        assert part in first, part
-    words = [cell for cell in notebook.cells if cell.cell_type == "markdown"]
-    assert len(words) >= 0.7 * len(code(notebook)) >= 5
-    assert notebook.cells[-1].cell_type == "markdown"
     exercises = notebook.cells[-1].source.split("## Exercises")[1]
     numbers = re.findall(r"^(\d)\. \*\*", exercises, re.M)
-    assert numbers == [str(n) for n in range(1, len(numbers) + 1)] and 3 <= len(numbers) <= 5
+    assert numbers == list("12345"[: len(numbers)]) and len(numbers) >= 3
     assert exercises.count("*Hint: ") == len(numbers)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_notebook_shows_what_it_did(name):
-    """Executed from top to bottom and then saved: GitHub shows the outputs. No error, no warning, no progress bar, no clock, no
-    path of the machine it ran on; and small enough to be shown at all."""
+    """Executed from top to bottom and then saved: GitHub shows the outputs. No error, no warning,
+    no progress bar, no clock, no path of the machine it ran on; and small enough to be shown at
+    all."""
     notebook = read(name)
     counts = [cell.execution_count for cell in code(notebook)]
     assert counts == list(range(1, len(counts) + 1)), "not run from top to bottom"
@@ -108,17 +99,10 @@ def test_a_notebook_shows_what_it_did(name):
     assert "image/svg+xml" in str(outputs), "no figure"
 
 
-def test_the_search_for_paths():
-    """It finds the paths that leak, and leaves alone what only looks like one."""
-    for leak in ("wrote /tmp/x", "File /usr/lib/python3", "in '/home/me/a.py'", "C:\\Users"):
-        assert ABSOLUTE.search(leak), leak
-    for fine in ("https://example.com/home/", "runs/tmp/x", "docs/var/", "and/or", "**/work/**"):
-        assert not ABSOLUTE.search(fine), fine
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_the_stages_know_the_flags(name):
-    """A flag that was renamed breaks a notebook without anybody noticing for weeks: each command goes through the stage's parser."""
+    """A flag that was renamed breaks a notebook without anybody noticing for weeks: each command
+    goes through the stage's parser."""
     for module, line in commands(read(name)):
         importlib.import_module(module).parse_args(shlex.split(line))
 
@@ -157,11 +141,20 @@ def execute(notebook, folder):
     return notebook
 
 
+SMALL = {"steps": 2, "eval-every": 1, "n": 8, "val-episodes": 2, "group-size": 2, "samples": 1}
+SMALL |= {"groups-per-batch": 2, "max-new-tokens": 16, "resumes": 2, "names-per-cell": 2}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_notebook_runs(name, copy):
-    """Every cell, in a fresh copy. What it prints names no folder of this machine: it would be committed with the next run."""
-    check_run(name, execute(read(name), copy / "notebooks"), copy)
+    """Every cell, in a fresh copy, the stages with the sizes of SMALL; the closed-form lesson,
+    which calls none, with the numbers that are committed."""
+    notebook = read(name)
+    for cell in code(notebook):
+        for flag, value in SMALL.items():
+            cell.source = re.sub(rf"--{flag} \d+", f"--{flag} {value}", cell.source)
+    check_run(name, execute(notebook, copy / "notebooks"), copy)
 
 
 def check_run(name, notebook, copy):
@@ -174,7 +167,8 @@ def check_run(name, notebook, copy):
 
 
 def check_closed_form(text):
-    """The table of the lesson: every right way within .001 of π* in each probability, every slip farther away."""
+    """The table of the lesson: every right way within .001 of π* in each probability, every slip
+    farther away."""
     rows = re.findall(r"^\| (right|slip) \| (.+?) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|", text, re.M)  # fmt: skip
     gaps = {
         name: (kind, max(abs(float(x) - best) for x, best in zip(numbers, BEST, strict=True)))
@@ -194,30 +188,27 @@ def test_the_committed_lesson_holds_too():
 
 @pytest.mark.slow
 def test_the_first_cell_on_a_fresh_machine(copy, monkeypatch, tmp_path):
-    """Colab: an empty folder somewhere else. The first cell clones, installs what is missing (here: nothing, and no index is
-    asked), and goes there, so that the stages can be imported. With the placeholder left in it says what to do."""
-    source = tmp_path / "published"
-    shutil.copytree(copy, source)
-    git = ["git", "-C", str(source), "-c", "user.name=x", "-c", "user.email=x@example.com"]
-    for line in (["init", "-q"], ["add", "-A"], ["commit", "-q", "-m", "published"]):
-        subprocess.run([*git, *line], check=True, stdout=subprocess.DEVNULL)
-    fresh = tmp_path / "content"
-    fresh.mkdir()
+    """Colab: an empty folder somewhere else. The first cell clones, installs what is missing (here
+    nothing, and no index is asked), and goes there, so that the stages can be imported. With the
+    placeholder left in it says what to do."""
+    git = ["git", "-C", str(copy), "-c", "user.name=x", "-c", "user.email=x@example.com"]
+    for line in ("init -q", "add -A", "commit -q -m published"):
+        subprocess.run([*git, *line.split()], check=True, stdout=subprocess.DEVNULL)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     first = code(read(NAMES[0]))[0].source
-    published = re.sub(r'REPO_URL = "[^"]+"', f'REPO_URL = "{source.as_uri()}"', first)
-    assert published != first
-    cells = [published, "import json\nfrom pathlib import Path\n\nimport dpo\nimport show"]
-    cells += ["print(json.dumps([Path.cwd().name, dpo.__file__, show.__file__]))"]
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in cells])
+    published = re.sub(r'REPO_URL = "[^"]+"', f'REPO_URL = "{copy.as_uri()}"', first)
+    then = "from pathlib import Path\n\nimport dpo\nimport show\n\nprint(Path.cwd(), dpo.__file__)"
+    notebook = nbformat.v4.new_notebook(
+        cells=list(map(nbformat.v4.new_code_cell, (published, then)))
+    )
+    fresh = tmp_path / "fresh"
+    fresh.mkdir()
     execute(notebook, fresh)
-    name, stage, helper = json.loads(texts(notebook.cells[2].outputs[0])[0])
-    assert name == "feedbackloop" and (fresh / "feedbackloop" / "dpo.py").samefile(stage)
-    assert (fresh / "feedbackloop" / "notebooks" / "show.py").samefile(helper)
-
+    here, stage = texts(notebook.cells[1].outputs[0])[0].split()
+    assert (fresh / "feedbackloop" / "dpo.py").samefile(stage) and here.endswith("feedbackloop")
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(first)])
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(first)])
     with pytest.raises(Exception, match="address of your copy"):
         execute(notebook, elsewhere)
     assert list(elsewhere.iterdir()) == []
