@@ -127,13 +127,14 @@ def test_a_soft_tie_has_no_gradient_at_equal_scores():
 
 def test_metrics_of_a_step_are_sums_divided_once():
     """The mean of micro-batch means: parts of 3 and 1 pairs with rewards 0, 0, 0 and 4 have the mean 1, not 2. `nll` is
-    per token: log-probs −6 and −2 over 3·2 + 2·1 = 8 tokens, 3·6 + 2 = 20: 2.5. Three equal pairs count as half."""
+    per token: log-probs −6 and −2 over 3·2 + 4 = 10 tokens, 3·6 + 2 = 20: 2, where a mean of means is 2.375. Three equal
+    pairs count as half."""
     numbers = [
         t(1, reward, 0, logp, logp, length, length)[:, None].expand(7, n)
-        for n, reward, logp, length in ((3, 0, -6, 2), (1, 4, -2, 2))
+        for n, reward, logp, length in ((3, 0, -6, 2), (1, 4, -2, 4))
     ]
     means = dpo.means(numbers, 0.1)
-    assert means["rewards/chosen"] == means["rewards/margins"] == 1 and means["nll"] == 2.5
+    assert means["rewards/chosen"] == means["rewards/margins"] == 1 and means["nll"] == 2
     assert means["rewards/accuracies"] == 0.625  # (3·½ + 1)/4
 
 
