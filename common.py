@@ -215,7 +215,7 @@ def encode_pair(tokenizer, prompt, *responses, max_length=math.inf, counts=None)
     then responses from their right, which then have no end id. `counts`: a Counter of the cuts.
     """
     prompt_ids = encode_prompt(tokenizer, prompt)
-    ids = [_response_ids(tokenizer, prompt, response) for response in responses]
+    ids = [_response_ids(tokenizer, prompt, r) if r else [] for r in responses]
     longest, counts = max(map(len, ids)), Counter() if counts is None else counts
     if len(prompt_ids) + longest > max_length:
         room = max(max_length - longest, max_length // 2)
@@ -329,6 +329,7 @@ class Pairs(Named):
         self.prompts, self.chosen, self.rejected = TokenRows(), TokenRows(), TokenRows()
         self.names, self.counts = names, Counter()
         self.shared = False  # True: both answers of a pair pass in one row, after one prompt
+        self.baseline = 0.0  # of dpo.py's KTO, set for each optimiser step
 
     def set_columns(self, columns):
         """columns: (strength, margin, tie, held out, file, line) per pair; NaN for no number."""
@@ -386,7 +387,8 @@ def check_pair(row):
 
 
 def load_pairs(
-    files, tokenizer, max_length, keep_ties=False, eval_fraction=0.0, eval_files=(), copies=None
+    files, tokenizer, max_length, keep_ties=False, eval_fraction=0.0, eval_files=(), copies=None,
+    check=check_pair,
 ):  # fmt: skip
     """Read and encode preference files, one row in memory at a time, into `Pairs`.
 
@@ -399,7 +401,7 @@ def load_pairs(
     for number, name in enumerate(pairs.names):
         of_eval, before = number >= len(files), Counter(counts)
         flag = "--eval-pairs" if of_eval else "--pairs"
-        for line, row in read_jsonl(name, check_pair, numbered=True, flag=flag):
+        for line, row in read_jsonl(name, check, numbered=True, flag=flag):
             counts["rows"] += 1
             tie = bool(row.get("tie"))
             if row["chosen"] == row["rejected"] or (tie and not keep_ties):

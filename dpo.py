@@ -12,13 +12,14 @@ Algorithm    (1) read pairs; render the prompt; mark the answer tokens
 Conventions  answer log-probs are sums over tokens, end token included; loss is the pair mean;
              reward = β·log(π/π_ref), so −log σ(margin) is eval/loss; the logged loss has the
              NLL term as well; the prompt is masked
-Left out     1. a moving or another reference   2. online DPO   3. packing   4. KTO, ORPO, others
+Left out     1. a moving or another reference   2. online DPO   3. packing   4. ORPO, others
 Run          python dpo.py --pairs data/prefs.jsonl
              python dpo.py --model Qwen/Qwen2.5-0.5B-Instruct --pairs mine.jsonl --out runs/dpo
              torchrun --nproc-per-node 8 dpo.py --fsdp --model Qwen/Qwen2.5-7B-Instruct
 Writes       a model folder, args.json, metrics.jsonl, samples.jsonl, checkpoint/
 Reference    Rafailov et al. 2023, arXiv 2305.18290, eq. 7; cDPO: Mitchell 2023; robust: 2403.00409;
-             IPO: 2310.12036; hinge: SLiC 2305.10425; SimPO: 2405.14734; NLL term: RPO 2404.19733
+             IPO: 2310.12036; hinge: SLiC 2305.10425; SimPO: 2405.14734; NLL term: RPO 2404.19733;
+             KTO: 2402.01306
 Axes         B pairs, T tokens, V vocabulary
 """
 
@@ -39,7 +40,7 @@ from common import (
     token_logps,
 )
 from parts import runs
-from parts.files import UserError, command, number
+from parts.files import UserError, command, number, read_jsonl
 from parts.lora import adapter_off
 from parts.parallel import add_up, all_sum, gather
 from parts.shared_prompt import can_share
@@ -49,7 +50,7 @@ RATES = 3e-4, 1e-6, 1e-5
 LEAST_STEPS = 24  # without --epochs, a small file is repeated until it makes this many steps
 SHOW = ("loss", "rewards/accuracies", "rewards/margins", "lr", "grad_norm")  # on the bar
 HEADLINE = ("eval/loss", "eval/rewards/accuracies", "val/gold", "val/score")  # before and after
-LOSS_TYPES = ("sigmoid", "robust", "hinge", "ipo", "sigmoid_norm", "simpo")
+LOSS_TYPES = ("sigmoid", "robust", "hinge", "ipo", "sigmoid_norm", "simpo", "kto")
 
 
 # ---- 3. the math ----
@@ -58,13 +59,15 @@ LOSS_TYPES = ("sigmoid", "robust", "hinge", "ipo", "sigmoid_norm", "simpo")
 def dpo_loss(
     policy_chosen_logps, policy_rejected_logps, ref_chosen_logps, ref_rejected_logps,
     beta=0.1, loss_type="sigmoid", label_smoothing=0.0,
-    chosen_lengths=None, rejected_lengths=None, simpo_gamma=1.0,
+    chosen_lengths=None, rejected_lengths=None, simpo_gamma=1.0, baseline=0.0,
 ):  # fmt: skip
     """L = −log σ(β·h),  h = log(π/π_ref)(chosen) − log(π/π_ref)(rejected)      [DPO eq. 7]
 
     log π        policy_chosen_logps, policy_rejected_logps  (B,) sum over response tokens
     log π_ref    ref_chosen_logps, ref_rejected_logps        (B,) the same, no gradient; 0 for simpo
-    n            chosen_lengths, rejected_lengths            (B,) for ipo, sigmoid_norm, simpo
+    n            chosen_lengths, rejected_lengths            (B,) for ipo, sigmoid_norm, simpo;
+                 for kto 0: a side that nobody gave, its log-probs are 0
+    k            baseline    `kl_baseline` of the optimiser step, kto only
     ε            label_smoothing   in [0, ½), or (B,) in [0, ½] (½: a tie); sigmoid and robust only
     returns      losses, chosen_rewards, rejected_rewards    (B,) reward = β·log(π/π_ref), detached
 
@@ -75,6 +78,7 @@ def dpo_loss(
       ipo           (h_c/n_c − h_r/n_r − 1/(2β))²
       sigmoid_norm  −log σ(β·(h_c/n_c − h_r/n_r))
       simpo         −log σ(β·(log π_c/n_c − log π_r/n_r) − γ)
+      kto           mean over the sides given of 1 − σ(β·(h_c − k)) and 1 − σ(β·(k − h_r))
 
     By hand: β = 0.5, h = (−5 + 6) − (−7 + 6) = 2, the margin is 1, L = log(1 + e⁻¹) = 0.3133.
     >>> pair = [torch.tensor([x]) for x in (-5.0, -7.0, -6.0, -6.0)]
@@ -108,6 +112,11 @@ def dpo_loss(
         losses = (per_token - 1 / (2 * beta)) ** 2
     elif loss_type == "sigmoid_norm":
         losses = -F.logsigmoid(beta * per_token)
+    elif loss_type == "kto":
+        given = torch.stack([chosen_lengths, rejected_lengths]) > 0  # (2, B)
+        better = torch.stack([chosen_rewards, -rejected_rewards])
+        better = better - beta * baseline * better.new_tensor([[1], [-1]])
+        losses = torch.where(given, 1 - better.sigmoid(), 0.0).sum(0) / given.sum(0)
     else:  # its reward is β times the mean log-prob
         losses = -F.logsigmoid(beta * per_token - simpo_gamma)
         chosen_rewards = chosen_rewards / chosen_lengths
@@ -126,7 +135,7 @@ def parse_args(argv=None):
     )
     add = parser.add_argument
     # fmt: off
-    add("--pairs", nargs="+", default=["data/prefs_train.jsonl"], help="JSONL of prompt, chosen, rejected (default: bundled)")
+    add("--pairs", nargs="+", default=["data/prefs_train.jsonl"], help="JSONL of prompt, chosen, rejected; kto: or completion, label")
     add("--eval-pairs", nargs="+", default=[], help="held-out JSONL (default: a share of the prompts)")
     add("--eval-fraction", type=number(at_least=0, below=1), default=0.1, help="share of prompts to hold out (default %(default)s)")
     add("--model", default=common.BASE, help="model folder or hub id (default %(default)s)")
@@ -162,15 +171,30 @@ def parse_args(argv=None):
 # ---- 5. the data ----
 # {"prompt": [{"role": "user", "content": "Assess this candidate. …"}],
 #  "chosen": [{"role": "assistant", …}], "rejected": [{"role": "assistant", …}], "tie": false}
+# kto also reads single answers: {"prompt": …, "completion": …, "label": true}
+
+
+def check_thumb(row):
+    """Make {"prompt", "completion", "label"} a pair with one side: chosen if label is true."""
+    common.check_prompt(row)
+    common.check_response(row, "completion")
+    if type(row.get("label")) is not bool:
+        raise ValueError(f'"label" is {row.get("label")!r}; expected true or false')
+    row["chosen"], row["rejected"] = None, row["completion"]
+    if row["label"]:
+        row["chosen"], row["rejected"] = row["completion"], None
 
 
 def load_data(args, policy, tokenizer):
     """(pairs, prompts, scorers): prompts to answer at evaluations, and what scores the answers."""
     longest = min(args.max_length, common.max_positions(policy.config))
+    first = next(read_jsonl(args.pairs[0], flag="--pairs"), {})
+    thumbs = args.loss_type == "kto" and "label" in first
     pairs = common.load_pairs(
-        args.pairs, tokenizer, longest, args.ties == "soft", args.eval_fraction, args.eval_pairs
-    )
-    pairs.shared = can_share(policy, pairs, pad_rows)
+        args.pairs, tokenizer, longest, args.ties == "soft", args.eval_fraction, args.eval_pairs,
+        check=check_thumb if thumbs else common.check_pair,
+    )  # fmt: skip
+    pairs.shared = not thumbs and can_share(policy, pairs, pad_rows)
     runs.describe(pairs.counts, pairs.train, pairs.eval)
     shown = (pairs.eval if len(pairs.eval) else pairs.train)[0]
     prompts, scorers = runs.prompts_to_answer(args, [{"prompt": pairs.prompts[shown].tolist()}])
@@ -202,6 +226,29 @@ def reference_logps(run, policy, pairs, pad):
     return found
 
 
+@torch.no_grad()
+def unrelated_logps(run, policy, pairs, indices, pad):
+    """(n,) fp32, 0 elsewhere: log π of an answer to another prompt, row i + n/2's, to prompt i."""
+    n, room = len(pairs.tie), int(pairs.lengths().max())
+    found = torch.zeros(n)
+    for part in run.micro_batches(indices, pairs.columns()):
+        others = [(i + n // 2) % n for i in part]
+        said = [pairs.chosen[i] if len(pairs.chosen[i]) else pairs.rejected[i] for i in others]
+        asked = [pairs.prompts[i][len(ids) - room :] for i, ids in zip(part, said)]
+        rows = (x.to(policy.device) for x in pad_rows(asked, said, pad))
+        found[part] = token_logps(policy, *rows).sum(1).cpu()
+    add_up([found])
+    return found
+
+
+def kl_baseline(args, run, policy, pairs, indices, pad):
+    """KTO's k = max(0, mean of log π/π_ref of unrelated answers), in nats; 0 for other losses."""
+    if args.loss_type != "kto" or not len(indices):
+        return 0.0
+    logps = unrelated_logps(run, policy, pairs, indices, pad)
+    return (logps - pairs.unrelated)[indices].mean().clamp(min=0).item()
+
+
 # ---- 7. preflight ----
 
 
@@ -215,7 +262,8 @@ def preflight(args, run, policy, tokenizer, pairs, ref_logps):
         parts = run.micro_batches(first, pairs.columns())
         seen = [forward(args, policy, pairs, p, pad_id(tokenizer), ref_logps)[2] for p in parts]
     found = means(seen, args.beta)
-    expected = {"hinge": 1.0, "ipo": 1 / (4 * args.beta**2)}.get(args.loss_type, math.log(2))
+    starts = {"hinge": 1.0, "ipo": 1 / (4 * args.beta**2), "kto": 0.5}
+    expected = starts.get(args.loss_type, math.log(2))
     bound = runs.rounding(policy) * max(1, expected, args.beta)  # β multiplies the rounding, too
     if args.loss_type == "simpo":
         print(f"preflight  loss before step one: {found['loss']:.4f} (simpo has no reference)")
@@ -242,8 +290,9 @@ def forward(args, policy, pairs, part, pad, ref_logps):
         tie = torch.from_numpy(pairs.tie[part]).to(logps.device)
         smoothing = torch.where(tie, 0.5, smoothing)
     losses, chosen_rewards, rejected_rewards = dpo_loss(
-        *logps, *ref, args.beta, args.loss_type, smoothing, *lengths, args.simpo_gamma
-    )
+        *logps, *ref, args.beta, args.loss_type, smoothing, *lengths, args.simpo_gamma,
+        pairs.baseline,
+    )  # fmt: skip
     numbers = torch.stack([losses, chosen_rewards, rejected_rewards, *logps, *lengths])
     return losses, logps[0], numbers.detach().cpu().double()
 
@@ -263,7 +312,7 @@ def means(numbers, beta):
         "rewards/margins": margins.mean().item(),
         "rewards/accuracies": right.mean().item(),
         "rewards/std": numbers[1:3].std().item(),  # of all rewards
-        "nll": -(chosen_logps.sum() / chosen_tokens.sum()).item(),  # per chosen token
+        "nll": -(chosen_logps.sum() / chosen_tokens.sum().clamp(min=1)).item(),  # per chosen token
     }
 
 
@@ -271,6 +320,7 @@ def means(numbers, beta):
 def evaluate(args, run, policy, tokenizer, pairs, ref_logps, prompts, scorers):
     """(metrics, samples): held-out loss and accuracy; sample answers, their score and their KL."""
     out, pad, seen = {}, pad_id(tokenizer), []
+    pairs.baseline = kl_baseline(args, run, policy, pairs, pairs.eval, pad)
     for part in run.micro_batches(pairs.eval, pairs.columns()):
         seen.append(forward(args, policy, pairs, part, pad, ref_logps)[2])
     if len(pairs.eval):
@@ -311,6 +361,11 @@ def main(argv=None):
     ref_logps = None
     if args.loss_type != "simpo":
         ref_logps = run.once("reference", lambda: reference_logps(run, policy, pairs, pad))
+    if args.loss_type == "kto":
+        every = range(len(pairs.tie))
+        pairs.unrelated = run.once(
+            "unrelated", lambda: unrelated_logps(run, policy, pairs, every, pad)
+        )
     run.state = {"policy": policy}
     run.start(tokenizer, args.lr or runs.default_lr(policy, RATES))
     evaluated = policy, tokenizer, pairs, ref_logps, prompts, scorers
@@ -321,7 +376,8 @@ def main(argv=None):
     for step in run.steps():
         batch, epoch = batch_indices(n, args.batch_size, args.seed, step)
         batch, seen = pairs.train[batch], []
-        chosen_tokens = int(pairs.chosen.lengths()[batch].sum())  # of the whole optimiser step
+        chosen_tokens = max(1, int(pairs.chosen.lengths()[batch].sum()))  # of the whole step
+        pairs.baseline = kl_baseline(args, run, policy, pairs, batch, pad)
         for part in run.micro_batches(batch, columns):
             # (3) policy: log-probs of both answers: `forward`
             # (4) loss and implicit rewards: a sum over this part, divided by the whole step's count

@@ -762,7 +762,7 @@ def score_profiles(args, candidates):
     function = common.reward_function(args.reward_model, **placed(args))
     tokenizer = common.load_tokenizer(args.reward_model, "--reward-model")
     run, found = read_run(args.reward_model), {(c["role"], c["text"]): c for c in candidates}
-    longest = run["args"].get("max_length") if run else None
+    longest = run["args"].get("max_length", math.inf) if run else math.inf
     prompts, texts = ([c[key] for c in found.values()] for key in ("prompt", "text"))
     rows = []
     for prompt, text, score in zip(prompts, texts, function(prompts, texts), strict=True):

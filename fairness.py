@@ -144,7 +144,7 @@ def group_metrics(groups, y_pred, y_true=None):
     for key, (title, label, decision) in RATES.items():
         if label is not None and y_true is None:
             continue
-        of = labels != "" if label is None else np.asarray(y_true) == label
+        of = labels != "" if label is None else np.asarray(y_true, int) == label
         rates, why = [], "one group: not a comparison" if len(names) < 2 else None
         for name in names:
             here = of & (labels == name)
@@ -1621,6 +1621,8 @@ def load_candidates(path):
             there = ", ".join(needed)
             raise UserError(f'--candidates {path}:{line}: "{gone[0]}" is missing; expected {there}')
         rows.append(row)
+    if not rows:
+        raise UserError(f"--candidates {path}: the file is empty; expected a candidate per line")
     return rows
 
 

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import re
 from pathlib import Path
 
@@ -128,7 +129,7 @@ def raw_scorer(folder, args):
     flag, run = "--reward-model", read_run(folder, "--reward-model")
     tokenizer = common.load_tokenizer(folder, flag)
     model = common.load_reward_model(folder, tokenizer, **placed(args), trainable=False, flag=flag)
-    max_length = run["args"].get("max_length") if run else None
+    max_length = run["args"].get("max_length", math.inf) if run else math.inf
     tokens = vars(args).get("micro_tokens") or common.micro_tokens(model)
 
     @torch.no_grad()

@@ -206,9 +206,12 @@ def test_an_environment_that_raises_costs_its_episode_only(policy, tmp_path):
 
 def test_the_environment_never_sees_thoughts():
     """What stands before </think> is neither a move nor a risky question; the transcript keeps it."""
-    text = "<think><move>left</move></think><move>down</move>"
-    (found,) = g.play(g.environment(arguments("--env", GAME)), [0], lambda live: [text])
-    assert set(found.moves) == {"down"} and found.said()[0] == text
+    texts = ["<think>no</think><move>down</move>", "<think><move>left</move></think>Hm."]
+    make, found = g.environment(arguments("--env", GAME)), []
+    for text in texts:
+        found += g.play(make, [0], lambda live, text=text: [text])
+    assert set(found[0].moves) == {"down"} and found[0].said()[0] == texts[0]
+    assert (found[1].metrics["invalid"], found[1].reward) == (1, -1), "a thought of a move is none"
 
 
 def test_what_ruler_returns_is_what_is_trained(monkeypatch):

@@ -394,6 +394,9 @@ def test_a_long_dialogue_is_not_rendered_turn_by_turn(monkeypatch):
     assert ids == next(tail for tail in tails if len(tail) <= 128)
 
 
+TURNS = [user("a"), *said("b"), user("c")]
+
+
 @pytest.mark.parametrize(
     "chosen, rejected, expected",
     [
@@ -405,8 +408,7 @@ def test_a_long_dialogue_is_not_rendered_turn_by_turn(monkeypatch):
         ("alpha", "beta", ("", "alpha", "beta")),
         ("", "", ("", "", "")),
         ([user("a"), *said("b")], [user("a"), *said("c")], ([user("a")], said("b"), said("c"))),
-        ([user("a"), *said("b"), user("c"), *said("d")], [user("a"), *said("b"), user("c"), *said("e")],
-         ([user("a"), *said("b"), user("c")], said("d"), said("e"))),
+        ([*TURNS, *said("d")], [*TURNS, *said("e")], (TURNS, said("d"), said("e"))),
     ],
 )  # fmt: skip
 def test_split_prompt(chosen, rejected, expected):

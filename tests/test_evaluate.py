@@ -41,8 +41,9 @@ REPO = Path(evaluate.__file__).parent
 
 
 def test_bootstrap_covers():
-    """60 prompts of 4 answers, prompt effect three times the answer's noise: the 95 % interval covers in 92 to 98 %. If
-    answers are resampled instead of prompts it covers in about 70 %: the same data without clusters shows it."""
+    """60 prompts of 4 answers, prompt effect three times the answer's noise: the 95 % interval
+    covers in 92 to 98 %. If answers are resampled instead of prompts it covers in about 70 %: the
+    same data without clusters shows it."""
     rng, covered, naive = np.random.default_rng(0), 0, 0
     prompts = np.repeat(np.arange(60), 4)
     for trial in range(500):
@@ -56,8 +57,8 @@ def test_bootstrap_covers():
 
 
 def test_bootstrap_by_hand():
-    """Three annotators who differ give a wide interval however many items they share; equal seeds, equal intervals; constants
-    give a point; one cluster gives None and no false point."""
+    """Three annotators who differ give a wide interval however many items they share; equal seeds,
+    equal intervals; constants give a point; one cluster gives None and no false point."""
     items, people = np.repeat(np.arange(100), 3), np.tile(np.arange(3), 100)
     votes = np.array([0.2, 0.5, 0.8])[people]
     assert bootstrap_ci(votes, items, seed=1) == pytest.approx((0.5, 0.5))
@@ -73,7 +74,8 @@ def test_bootstrap_by_hand():
 
 
 def test_numbers_carry_their_n():
-    """No NaN reaches the report: null with a reason. One prompt has a mean and no interval, and no "±0" is claimed."""
+    """No NaN reaches the report: null with a reason. One prompt has a mean and no interval, and no
+    "±0" is claimed."""
     assert number(NAN, 0) == {"value": None, "n": 0, "reason": "nothing to measure"}
     one = mean_number([[0.2, 0.4]], seed=0)
     assert one["value"] == pytest.approx(0.3) and one["low"] is None
@@ -88,8 +90,9 @@ SECOND = [1, 0, 1, 0.5, 1, 0, 1, 1, 0, 1, 0, 0]
 
 
 def test_length_controlled_goldens():
-    """Twelve comparisons: raw .625 is .61287 at equal length; raw .54167 hides a loss, .38058. Equal lengths: the raw rate. All
-    won: large and finite. A weight of 2 equals the row written twice."""
+    """Twelve comparisons: raw .625 is .61287 at equal length; raw .54167 hides a loss, .38058.
+    Equal lengths: the raw rate. All won: large and finite. A weight of 2 equals the row written
+    twice."""
     first = [1, 1, 1, 0.5, 0, 0, 1, 1, 0, 1, 1, 0]
     assert length_controlled(first, LENGTHS) == pytest.approx(0.61287, abs=5e-6)
     assert length_controlled(SECOND, LENGTHS) == pytest.approx(0.38058, abs=5e-6)
@@ -100,8 +103,8 @@ def test_length_controlled_goldens():
 
 
 def test_bon_curve_is_brute_force():
-    """For N = 6 each point is the mean over all subsets, a tie in the proxy drawn by lot; n = 1 is the plain mean; a constant
-    proxy chooses nothing."""
+    """For N = 6 each point is the mean over all subsets, a tie in the proxy drawn by lot; n = 1 is
+    the plain mean; a constant proxy chooses nothing."""
     rng = np.random.default_rng(1)
     for _ in range(5):
         proxy, gold = rng.integers(0, 4, 6).astype(float), rng.normal(size=6)
@@ -117,8 +120,8 @@ def test_bon_curve_is_brute_force():
 
 
 def test_distinct_n():
-    """A model that says more must not look more repetitive: only the first `budget` tokens count, and no pair crosses two
-    answers."""
+    """A model that says more must not look more repetitive: only the first `budget` tokens count,
+    and no pair crosses two answers."""
     assert distinct_n([list("ab"), list("ab")], 2, 4) == 0.5  # no "ba"
     assert distinct_n([list("abc"), list("aaaa")], 1, 3) == 1.0
     assert distinct_n([list("abab")], 2, 4) == pytest.approx(2 / 3)
@@ -126,8 +129,9 @@ def test_distinct_n():
 
 
 def test_calibration():
-    """Worked by hand: of Δ = 2, −.5, −.2, 0 one is right and one half. A constant model has NLL log 2 and no error; a sure one
-    that is wrong in half of its pairs an error of ½, with no overflow."""
+    """Worked by hand: of Δ = 2, −.5, −.2, 0 one is right and one half. A constant model has NLL log
+    2 and no error; a sure one that is wrong in half of its pairs an error of ½, with no
+    overflow."""
     found = calibration([2, -0.5, -0.2, 0])
     values = [found[key] for key in ("nll", "brier", "ece")]
     assert values == pytest.approx([0.6480727613, 0.2384955951, 0.3228740626], abs=1e-10)
@@ -149,8 +153,8 @@ def compared(a, b, lengths=7):
 
 
 def test_win_rates_by_hand():
-    """Prompts count alike: one win of one and one of four give (1 + ¼)/2. Against itself a model has ½ exactly. An unscored
-    answer is no loss, and a prompt without a score no ½."""
+    """Prompts count alike: one win of one and one of four give (1 + ¼)/2. Against itself a model
+    has ½ exactly. An unscored answer is no loss, and a prompt without a score no ½."""
     assert compared([[1, NAN], [3, 0]], [[0, NAN], [2, 4]])["win_rate"]["value"] == 0.625
     scores = np.random.default_rng(0).random((30, 4)).round(1)
     scores[3, 1] = scores[5] = NAN
@@ -171,8 +175,8 @@ def test_verdicts(wins, word):
 
 
 def test_verdicts_ask_for_both():
-    """3 prompts of 3 have a bootstrap interval of [1, 1] and no significance; a significant p with an interval around ½ decides
-    nothing either; of nothing there is no verdict."""
+    """3 prompts of 3 have a bootstrap interval of [1, 1] and no significance; a significant p with
+    an interval around ½ decides nothing either; of nothing there is no verdict."""
     few = compared([[1.0, 1.0]] * 3, [[0.0, 0.0]] * 3)
     assert (few["win_rate"]["low"], few["p"]) == (1.0, 0.25)
     for rate, p in ((few["win_rate"], 0.25), (number(0.6, 9, (0.4, 0.7)), 0.01), (number(None, 0), 0)):  # fmt: skip
@@ -180,15 +184,16 @@ def test_verdicts_ask_for_both():
 
 
 def test_answers_to_one_prompt_are_one_vote():
-    """Ten prompts of 40 answers, 7 won entirely: as 400 independent answers this would be 70 % [.65, .74]; ten prompts cannot
-    tell it from ½."""
+    """Ten prompts of 40 answers, 7 won entirely: as 400 independent answers this would be 70 %
+    [.65, .74]; ten prompts cannot tell it from ½."""
     row = compared([[1.0] * 40] * 7 + [[0.0] * 40] * 3, [[0.5]] * 10)
     assert row["win_rate"]["value"] == 0.7 and row["win_rate"]["low"] < 0.5
     assert row["prompts"] == {"won": 7, "lost": 3, "tied": 0} and row["p"] == pytest.approx(0.34375)
 
 
 def test_several_comparisons_are_adjusted():
-    """Two differences of 20 to 7 prompts, p = .0192, in a table of three: Holm makes the smallest .0576, inconclusive."""
+    """Two differences of 20 to 7 prompts, p = .0192, in a table of three: Holm makes the smallest
+    .0576, inconclusive."""
     wins = np.array([[1.0]] * 20 + [[-1.0]] * 7)
     scores = {"base": 0 * wins, "a": wins, "b": wins}
     entries = [{"name": n, "gold": x, "length": np.full((27, 1), 5)} for n, x in scores.items()]
@@ -206,8 +211,8 @@ def entries_of(*texts):
 
 
 def test_equal_answers_tie_exactly():
-    """A text is scored once per prompt, whoever gave it, so that rounding in another batch decides no win; .1 + .2 and .3 tie.
-    None is no 0: it is left out of mean and n."""
+    """A text is scored once per prompt, whoever gave it, so that rounding in another batch decides
+    no win; .1 + .2 and .3 tie. None is no 0: it is left out of mean and n."""
     seen, (a, b) = [], entries_of([["x", "x"], ["y", "z"]], [["y", "x"], ["x", "y"]])
 
     def scorer(prompts, texts, rows):
@@ -229,7 +234,8 @@ BAD_GOLD = {
 
 @pytest.mark.parametrize("message, function", [(m, f) for m, fs in BAD_GOLD.items() for f in fs])
 def test_a_bad_gold_function_is_one_line(function, message):
-    """Somebody else's function returns too few scores, nothing, inf or words: flag and reason, no traceback."""
+    """Somebody else's function returns too few scores, nothing, inf or words: flag and reason, no
+    traceback."""
     with pytest.raises(UserError, match=message) as error:
         score_answers(entries_of([["a", "b", "c"]]), "gold", "--gold f", function, [{"prompt": "p"}])  # fmt: skip
     assert str(error.value).startswith("--gold f: ") and "\n" not in str(error.value)
@@ -268,7 +274,8 @@ def run_folder(folder, base, seed, gold, stage="ppo", **args):
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    """A baseline, PPO twice (once driven too far), a DPO run, a reward model, prompts with hostile text, a gold function."""
+    """A baseline, PPO twice (once driven too far), a DPO run, a reward model, prompts with hostile
+    text, a gold function."""
     folder = tmp_path_factory.mktemp("world")
     base, rm = tiny.tiny_model("llama", folder), tiny.tiny_reward_model("llama", folder / "rm")
     good, bad = [0.4, 0.5, 0.6, 0.62, 0.65, 0.66], [0.4, 0.55, 0.7, 0.6, 0.5, 0.3]
@@ -303,7 +310,8 @@ SMALL = ("--n", "4", "--bon", "0")
 
 @pytest.fixture(scope="module")
 def written(world, tmp_path_factory):
-    """One report of everything; at temperature .5, so that a KL at temperature 1 is another number."""
+    """One report of everything; at temperature .5, so that a KL at temperature 1 is another
+    number."""
     out = tmp_path_factory.mktemp("report") / "out"
     models = ("base", "ppo", "over", "dpo")
     evaluate.main(command(world, out, "--temperature", "0.5", models=models))
@@ -328,8 +336,8 @@ def leaves(value):
 
 
 def test_every_number_says_how_it_was_made(written):
-    """Each has n; one with a value has an interval and its method, or a reason why not. Best of 4 stands at its bound,
-    log 4 − ¾ = .6363."""
+    """Each has n; one with a value has an interval and its method, or a reason why not. Best of 4
+    stands at its bound, log 4 − ¾ = .6363."""
     report = report_of(written)
     found = list(leaves(report))
     for each in found:
@@ -346,8 +354,9 @@ def test_every_number_says_how_it_was_made(written):
 
 
 def test_numbers_are_those_of_the_samples(written, world):
-    """A second way: scores by hand and by the reward model, averaged here; one win rate from every pair of answers. The answers
-    of best of 4 are draws of their own: one that met itself would tie."""
+    """A second way: scores by hand and by the reward model, averaged here; one win rate from every
+    pair of answers. The answers of best of 4 are draws of their own: one that met itself would
+    tie."""
     rows, report, parts = samples_of(written), report_of(written), {}
     for row in rows:
         parts.setdefault(row["key"], []).append(row)
@@ -370,9 +379,10 @@ def test_numbers_are_those_of_the_samples(written, world):
 
 
 def test_kl_is_that_of_the_sampled_answers(written, world):
-    """KL in nats per answer, end token included: log π − log π_base of the model's own answers, from the plain logits of
-    transformers over the temperature. It catches the ratio upside down, the baseline's answers, a mean over tokens and
-    temperature 1; the entropy is that of the sampling distribution."""
+    """KL in nats per answer, end token included: log π − log π_base of the model's own answers,
+    from the plain logits of transformers over the temperature. It catches the ratio upside down,
+    the baseline's answers, a mean over tokens and temperature 1; the entropy is that of the
+    sampling distribution."""
     from transformers import AutoModelForCausalLM
 
     models = [AutoModelForCausalLM.from_pretrained(world[name]).eval() for name in ("over", "base")]
@@ -394,8 +404,8 @@ def test_kl_is_that_of_the_sampled_answers(written, world):
 
 
 def test_frontier_costs_and_samples(written, world):
-    """The run driven too far is marked at its step 2; costs are those of the logs; equal KL is where DPO ends, √(.25 · 2²) = 1
-    at most; samples are drawn by seed, then by the largest gap."""
+    """The run driven too far is marked at its step 2; costs are those of the logs; equal KL is
+    where DPO ends, √(.25 · 2²) = 1 at most; samples are drawn by seed, then by the largest gap."""
     report = report_of(written)
     marks = {run["model"]: run["overoptimised"] for run in report["frontier"]}
     assert marks[world["over"]]["step"] == 2 and not marks[world["ppo"]]
@@ -416,7 +426,8 @@ def test_frontier_costs_and_samples(written, world):
 
 
 def test_every_sentence_is_in_the_table(written):
-    """A reader's check: verdict and win rate of each sentence are those of the comparison it is about, the winner first."""
+    """A reader's check: verdict and win rate of each sentence are those of the comparison it is
+    about, the winner first."""
     report = report_of(written)
     called, answer = evaluate.called(report), report["answer"]
     names = [row["name"] for row in report["models"]]
@@ -434,8 +445,9 @@ def test_every_sentence_is_in_the_table(written):
 
 
 def test_the_page_is_a_function_of_the_json(written, tmp_path, capsys):
-    """Made again from report.json alone the page is the same, byte for byte; the terminal gets at most 40 lines. No script, no
-    address, and the prompts' payloads are text (tests/test_pages.py has the rest)."""
+    """Made again from report.json alone the page is the same, byte for byte; the terminal gets at
+    most 40 lines. No script, no address, and the prompts' payloads are text (tests/test_pages.py
+    has the rest)."""
     title, sections = evaluate.PAGES["compare"]
     pages.write_page(tmp_path / "again.html", title, sections(report_of(written)))
     page = (written / "report.html").read_text(encoding="utf-8")
@@ -449,7 +461,8 @@ def test_the_page_is_a_function_of_the_json(written, tmp_path, capsys):
 
 
 def test_twice_the_same_bytes(world, tmp_path, monkeypatch):
-    """A second process, another folder, another order of its sets: the same files, byte for byte."""
+    """A second process, another folder, another order of its sets: the same files, byte for
+    byte."""
     argv = ["compare", *command(world, "out", *SMALL, models=("base", "dpo"))]
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
@@ -467,8 +480,8 @@ def test_twice_the_same_bytes(world, tmp_path, monkeypatch):
 
 
 def test_samples_are_reused_only_where_they_fit(world, tmp_path, capsys):
-    """The key holds weights, prompts and sampling. Same settings: no new draw. Another length, or other weights under the same
-    name: never the old answers."""
+    """The key holds weights, prompts and sampling. Same settings: no new draw. Another length, or
+    other weights under the same name: never the old answers."""
     model = Path(shutil.copytree(world["base"], tmp_path / "model"))
     argv = command(world | {"c": str(model)}, tmp_path / "out", *SMALL, models="c")
     argv += ["--reward-model", "none", "--overwrite"]
@@ -485,7 +498,8 @@ def test_samples_are_reused_only_where_they_fit(world, tmp_path, capsys):
 
 
 def test_gold_is_a_model_or_none(world, tmp_path):
-    """A second reward model as gold scores by itself; without gold the reward model decides, which is written down."""
+    """A second reward model as gold scores by itself; without gold the reward model decides, which
+    is written down."""
     other = tiny.tiny_reward_model("llama", tmp_path / "gold", seed=5)
     evaluate.main(command(world, tmp_path / "a", *SMALL, "--gold", other))
     assert report_of(tmp_path / "a")["scorers"] == ["gold", "proxy"]
@@ -557,7 +571,8 @@ def test_a_report_is_not_replaced_unasked(written, world):
 
 
 def test_a_curve_over_other_prompts_is_left_out(world, tmp_path, capsys):
-    """A run validated on another file, or trained from another model, keeps its end point and loses its curve."""
+    """A run validated on another file, or trained from another model, keeps its end point and loses
+    its curve."""
     names = [world["base"], world["dpo"]]
     for key, change in (("a", {"sha256": {"val.jsonl": "1" * 64}}), ("b", {"args": {"model": "x"}})):  # fmt: skip
         names.append(str(shutil.copytree(world["ppo"], tmp_path / key)))
@@ -570,8 +585,9 @@ def test_a_curve_over_other_prompts_is_left_out(world, tmp_path, capsys):
 
 
 def test_missing_defaults_are_named_and_skipped(world, tmp_path, monkeypatch, capsys):
-    """Defaults that do not exist are said and skipped; the same names on the line are errors. Prompts without a split are all
-    taken by the default, and refused when the split was asked for."""
+    """Defaults that do not exist are said and skipped; the same names on the line are errors.
+    Prompts without a split are all taken by the default, and refused when the split was asked
+    for."""
     monkeypatch.chdir(tmp_path)
     rows = [{"prompt": row["prompt"]} for row in tiny.pair_rows(6)]
     prompts = tiny.write_rows(tmp_path / "mine.jsonl", rows)
@@ -590,7 +606,8 @@ def test_missing_defaults_are_named_and_skipped(world, tmp_path, monkeypatch, ca
 
 @pytest.mark.parametrize("score", ["[1 / 0 for _ in answers]", "[None for _ in answers]"])
 def test_a_default_gold_that_does_not_fit_is_left_out(world, tmp_path, monkeypatch, capsys, score):
-    """The demo's recruiter knows nothing about the user's prompts: said before sampling, and the reward model decides."""
+    """The demo's recruiter knows nothing about the user's prompts: said before sampling, and the
+    reward model decides."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data").mkdir()
     code = f"def reward(prompts, answers, rows=None):\n    return {score}\n"
@@ -604,7 +621,8 @@ def test_a_default_gold_that_does_not_fit_is_left_out(world, tmp_path, monkeypat
 
 
 def test_defaults_look_where_runs_were_made(tmp_path, monkeypatch):
-    """`make demo` writes runs/demo/dpo, a plain dpo.py runs/dpo: the plain run is used if there is one."""
+    """`make demo` writes runs/demo/dpo, a plain dpo.py runs/dpo: the plain run is used if there is
+    one."""
     monkeypatch.chdir(tmp_path)
     assert evaluate.parse_args([]).model[1] == "runs/demo/dpo"
     (tmp_path / "runs" / "dpo").mkdir(parents=True)
@@ -615,7 +633,8 @@ def test_defaults_look_where_runs_were_made(tmp_path, monkeypatch):
 
 
 def quality_of(*groups, **columns):
-    """reward_quality of groups (n, score chosen, score rejected, tokens chosen, tokens rejected)."""
+    """reward_quality of groups (n, score chosen, score rejected, tokens chosen, tokens
+    rejected)."""
     table = np.array([pair for n, *pair in groups for _ in range(n)], float)
     rows = [{"tie": False, "task": "assess", "strength": 1} for _ in table]
     for i, row in enumerate(rows):
@@ -630,7 +649,8 @@ def quality_of(*groups, **columns):
     ([(39, 0, 1, 9, 1), (1, 1, 0, 1, 9)], 0.025, 0.975, "worse"),
 ])  # fmt: skip
 def test_reward_model_against_length(groups, right, rule, word):
-    """Beside the rule "the longer answer wins", on the same 40 pairs, of which every second one is strong; a tie leaves them."""
+    """Beside the rule "the longer answer wins", on the same 40 pairs, of which every second one is
+    strong; a tie leaves them."""
     report = quality_of(*groups, strength=[1, 3] * 20)
     assert (report["accuracy"]["value"], report["length_baseline"]["value"]) == (right, rule)
     ends = (report["accuracy"]["low"], report["accuracy"]["high"])
@@ -641,8 +661,9 @@ def test_reward_model_against_length(groups, right, rule, word):
 
 
 def test_pairs_of_one_prompt_are_one_vote():
-    """Four prompts of ten pairs, right in three of them: Wilson over 40 "independent" pairs says [.60, .86]; over prompts
-    nothing is excluded from ¼ to 1. And the verdict counts four prompts, not forty pairs."""
+    """Four prompts of ten pairs, right in three of them: Wilson over 40 "independent" pairs says
+    [.60, .86]; over prompts nothing is excluded from ¼ to 1. And the verdict counts four prompts,
+    not forty pairs."""
     prompts = [f"case {i // 10}" for i in range(40)]
     report = quality_of((30, 1, 0, 1, 9), (10, 0, 1, 1, 9), prompt=prompts)
     assert report["accuracy"]["value"] == report["accuracy_over_prompts"]["value"] == 0.75
@@ -651,8 +672,8 @@ def test_pairs_of_one_prompt_are_one_vote():
 
 
 def test_reward_command(world, tmp_path, capsys):
-    """The real path, prompts in the HH layout too: pairs.jsonl holds the scores that give the printed accuracy; equal pairs
-    and ties are counted."""
+    """The real path, prompts in the HH layout too: pairs.jsonl holds the scores that give the
+    printed accuracy; equal pairs and ties are counted."""
     pairs = tiny.write_pairs(tmp_path / "pairs.jsonl", n=24)
     rows = [*files.read_jsonl(pairs)]
     hh = {"chosen": "\n\nHuman: Case?\n\nAssistant: yes, hold", "rejected": "\n\nHuman: Case?\n\nAssistant: no"}  # fmt: skip

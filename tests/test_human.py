@@ -1,5 +1,5 @@
-"""evaluate.py human: are votes given to the right model, is every one counted once, and does the verdict say no more than
-the votes can tell?"""
+"""evaluate.py human: are votes given to the right model, is every one counted once, and does the
+verdict say no more than the votes can tell?"""
 
 import itertools
 import json
@@ -25,7 +25,8 @@ from tiny import pair_rows, tiny_model, write_rows
 
 
 def key_of(swapped, gold=()):
-    """{id: item}: an answer of ten words by runs/a and one of twenty by runs/b; those in `gold` are gold items."""
+    """{id: item}: an answer of ten words by runs/a and one of twenty by runs/b; those in `gold` are
+    gold items."""
     items = {}
     for n, turned in enumerate(swapped):
         words = {"a": "w " * (20 if turned else 10), "b": "w " * (10 if turned else 20)}
@@ -68,8 +69,9 @@ def said(wins, losses):
 
 
 def test_a_vote_goes_to_the_model_behind_the_answer():
-    """The classic slip is to count left and right, or a and b, for the models. Two coins stand between: whose answer is a, and
-    which answer stood on the left. All four combinations, with the same person liking A."""
+    """The classic slip is to count left and right, or a and b, for the models. Two coins stand
+    between: whose answer is a, and which answer stood on the left. All four combinations, with the
+    same person liking A."""
     swapped = [False, False, True, True]
     events = [event(n, "ab"[swapped[n]], left=left) for n, left in enumerate("abab")]
     names, found = unblind(events, key_of(swapped))
@@ -83,8 +85,8 @@ def test_a_vote_goes_to_the_model_behind_the_answer():
 
 
 def test_both_bad_and_ties_are_halves_and_a_skip_is_nothing():
-    """A, A, B, tie, both bad over five items is (1 + 1 + 0 + ½ + ½)/5 = .6. A gold item measures the annotator and not the
-    models; both-bad dropped instead of halved would give 2.5/4."""
+    """A, A, B, tie, both bad over five items is (1 + 1 + 0 + ½ + ½)/5 = .6. A gold item measures
+    the annotator and not the models; both-bad dropped instead of halved would give 2.5/4."""
     events = [event(n, c) for n, c in enumerate(["a", "a", "b", "tie", "both_bad"])]
     events += [event(5, None, kind="skip"), event(6, "a", gold_pass=True)]
     report = report_of(events, key_of([False] * 7, gold=[6]))
@@ -102,8 +104,8 @@ def test_both_bad_and_ties_are_halves_and_a_skip_is_nothing():
     (115, 85, "better"), (85, 115, "worse"), (60, 40, "inconclusive"), (5, 0, "inconclusive"), (6, 0, "better"),
 ])  # fmt: skip
 def test_verdict(wins, losses, word):
-    """60 of 100 has a Wilson interval that leaves ½ out (.502) but a sign test of .0569. Five of five is .0625, six of six
-    .03125."""
+    """60 of 100 has a Wilson interval that leaves ½ out (.502) but a sign test of .0569. Five of
+    five is .0625, six of six .03125."""
     row = report_of(decided(wins, losses), key_of([False] * (wins + losses)))["comparison"]
     assert row["verdict"] == word
     ends = (row["win_rate"]["low"], row["win_rate"]["high"])
@@ -117,13 +119,15 @@ def test_verdict(wins, losses, word):
     (0, 20, ("People prefer Base to DPO: Base wins 100.0 % [83.9, 100.0]",), "DPO wins"),
 ])  # fmt: skip
 def test_first_sentences(wins, losses, there, missing):
-    """The verdict with the winner first; how many items would show this rate; few votes are said."""
+    """The verdict with the winner first; how many items would show this rate; few votes are
+    said."""
     text = " ".join(said(wins, losses)[:3])
     assert all(words in text for words in there) and missing not in text, text
 
 
 def rate_of(*groups):
-    """The win rate of (items, choice, names) groups: each of the names votes so on each of the items."""
+    """The win rate of (items, choice, names) groups: each of the names votes so on each of the
+    items."""
     events, items = [], 0
     for count, choose, names in groups:
         for n in range(items, items + count):
@@ -137,8 +141,9 @@ FOUR = ("ann", "ben", "cleo", "dan")
 
 
 def test_votes_are_no_items():
-    """Twelve people who vote alike on ten items: n stays 10, no interval is narrower than that of ten items, and 7 of 10 does
-    not turn into 84 of 120. Items count alike however many were asked, and the interval is about the same mean."""
+    """Twelve people who vote alike on ten items: n stays 10, no interval is narrower than that of
+    ten items, and 7 of 10 does not turn into 84 of 120. Items count alike however many were asked,
+    and the interval is about the same mean."""
     many = rate_of((7, lambda n, k: "a", range_of(12)), (3, lambda n, k: "b", range_of(12)))
     one = wilson(7, 10)
     assert many["win_rate"]["n"] == 10 and many["verdict"] == "inconclusive"
@@ -153,8 +158,9 @@ def range_of(n):
 
 
 def test_people_differ_too():
-    """Half of the people like A everywhere, half like B: another four might say anything, so the interval is wide. Unanimous
-    votes have an interval, too: a bootstrap of equal values would be a point."""
+    """Half of the people like A everywhere, half like B: another four might say anything, so the
+    interval is wide. Unanimous votes have an interval, too: a bootstrap of equal values would be a
+    point."""
     split = rate_of((100, lambda n, k: "ab"[k % 2], FOUR))["win_rate"]
     assert split["value"] == 0.5 and split["low"] < 0.1 and split["high"] > 0.9
     assert "annotators" in split["method"]
@@ -165,8 +171,9 @@ def test_people_differ_too():
 
 @pytest.mark.slow
 def test_the_interval_covers():
-    """100 sessions of 40 items and 6 people with tastes of their own, true rate .6: the 95 % interval holds it in at least 86 %
-    (.93, as six people are few for a bootstrap, less three standard errors); one that forgets the people covers far less."""
+    """100 sessions of 40 items and 6 people with tastes of their own, true rate .6: the 95 %
+    interval holds it in at least 86 % (.93, as six people are few for a bootstrap, less three
+    standard errors); one that forgets the people covers far less."""
     rng, hits, narrow = np.random.default_rng(0), 0, 0
     items, people = np.repeat(np.arange(40), 6), np.tile(np.arange(6), 40)
     for session in range(100):
@@ -181,8 +188,8 @@ def test_the_interval_covers():
 
 
 def test_length_is_told_apart():
-    """A wins where it is longer and loses where it is shorter, 12 to 8: the raw rate is .6, at equal length ½ or below; A's
-    words are counted first, whichever side of the item A is."""
+    """A wins where it is longer and loses where it is shorter, 12 to 8: the raw rate is .6, at
+    equal length ½ or below; A's words are counted first, whichever side of the item A is."""
     key, events = key_of([n % 2 == 1 for n in range(20)]), []
     for n in range(20):
         a = "ab"[n % 2]  # the side of the item that is A's answer
@@ -196,7 +203,8 @@ def test_length_is_told_apart():
 
 
 def test_the_order_of_the_log_decides_nothing():
-    """Two people vote at the same time; who was first by a millisecond must not move a bootstrap."""
+    """Two people vote at the same time; who was first by a millisecond must not move a
+    bootstrap."""
     events = [event(n, random.Random(n).choice("ab"), who) for n in range(30) for who in FOUR[:2]]
     key = key_of([False] * 30)
     assert report_of(events, key) == report_of(events[::-1], key)
@@ -206,7 +214,8 @@ def test_the_order_of_the_log_decides_nothing():
 
 
 def vote_all(folder, raters, **options):
-    """Each rater, {name: function of (texts by side, number) → choice}, votes until nothing is left."""
+    """Each rater, {name: function of (texts by side, number) → choice}, votes until nothing is
+    left."""
     flags = [f"--{key}={value}" for key, value in options.items()]
     args = annotate.parse_args(["--out", str(folder), *flags])
     app = annotate.make_app(args, votes.load_items(folder / "items.jsonl"))
@@ -221,7 +230,8 @@ def vote_all(folder, raters, **options):
 
 @pytest.fixture(scope="module")
 def voted(tmp_path_factory):
-    """annotate.py draws 12 prompts with two gold pairs; ann likes A wherever it stands, ben likes the left side."""
+    """annotate.py draws 12 prompts with two gold pairs; ann likes A wherever it stands, ben likes
+    the left side."""
     folder = tmp_path_factory.mktemp("human")
     models = [tiny_model("llama", folder, seed=seed) for seed in (0, 1)]
     rows = [{"id": f"p{i}", "prompt": r["prompt"]} for i, r in enumerate(pair_rows(12))]
@@ -247,8 +257,9 @@ def command(folder, out, *more):
 
 
 def test_from_two_models_to_a_verdict(voted, tmp_path, capsys):
-    """draw → annotate's page → votes → human. ann chose A's text every time but one tie, on either side; ben the left side:
-    un-blinded, ann's rate is (n − ½)/n and ben's whatever the sides gave him. A slip in either coin gives ann about ½."""
+    """draw → annotate's page → votes → human. ann chose A's text every time but one tie, on either
+    side; ben the left side: un-blinded, ann's rate is (n − ½)/n and ben's whatever the sides gave
+    him. A slip in either coin gives ann about ½."""
     (folder, models), out = voted, tmp_path / "report"
     evaluate.main(command(folder, out))
     report = json.loads((out / "report.json").read_text())
@@ -291,7 +302,8 @@ def refused(argv, capsys):
     ({"choice": "left"}, "annotations.jsonl:3: "),
 ])  # fmt: skip
 def test_foreign_votes_are_refused_by_name(voted, tmp_path, capsys, changes, words):
-    """Votes on other texts (an older draw, another pair of models) would be un-blinded wrongly: nothing is skipped."""
+    """Votes on other texts (an older draw, another pair of models) would be un-blinded wrongly:
+    nothing is skipped."""
     folder = Path(shutil.copytree(voted[0], tmp_path / "ab"))
     path = folder / "annotations.jsonl"
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
@@ -314,7 +326,8 @@ ITEM = {"id": "x", "prompt": "p", "a": "1", "b": "2", "a_model": "m", "b_model":
     ("oops\n", ITEM, "annotations.jsonl:1: not valid JSON"),
 ])  # fmt: skip
 def test_refused_in_one_line(tmp_path, capsys, log, item, words):
-    """No log, no items, answers of one model, a log without a vote: one line with what is expected, status 2, no report."""
+    """No log, no items, answers of one model, a log without a vote: one line with what is expected,
+    status 2, no report."""
     if log is not None:
         (tmp_path / "annotations.jsonl").write_text(log)
     if item:

@@ -374,7 +374,9 @@ def test_a_judge_that_cannot_be_asked(monkeypatch):
 def test_waits_as_long_as_the_server_asks(asked, slept):
     """Retry-After in seconds; malformed counts as absent (½ to 1 s); beyond the cap: a failure."""
     clock = Clock()
-    grades, *_ = run(flaky((429, {"Retry-After": asked}, b"")), ["Once"], clock=clock)
+    fault = 429, {"Retry-After": asked}, b""
+    grades, _, subject = run(flaky(fault), ["Once"], clock=clock)
+    assert subject.metrics()["judge/latency_mean"] == clock.now
     assert grades[0].score == (None if asked == "90" else 1.0)
     assert clock.now == slept or (slept is None and 0.5 <= clock.now <= 1)
 

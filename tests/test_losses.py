@@ -19,7 +19,7 @@ import sft
 
 LN2 = math.log(2)
 F64 = dict(dtype=torch.float64)
-NEEDS_LENGTHS = ("ipo", "sigmoid_norm", "simpo")
+NEEDS_LENGTHS = ("ipo", "sigmoid_norm", "simpo", "kto")
 HAS_SMOOTHING = ("sigmoid", "robust")
 
 
@@ -67,6 +67,7 @@ def loss_of(loss_type, sides=PAIRS, **kwargs):
         ("ipo", 0.0, [20.7025, 27.7377777778]),
         ("sigmoid_norm", 0.0, [0.6709002842, 0.7065694001]),
         ("simpo", 0.0, [0.3132616875, 0.3132616875]),
+        ("kto", 0.0, [0.4750208125, 0.5249791875]),
     ],
 )
 def test_dpo_golden(loss_type, smoothing, expected):
@@ -85,6 +86,18 @@ def test_dpo_rewards_golden():
     losses, chosen, rejected = loss_of("simpo", simpo_gamma=0.5)
     assert close(chosen, [-4.0, -4.0]) and close(rejected, [-6.0, -6.0])
     assert close(losses, -torch.nn.functional.logsigmoid(chosen - rejected - 0.5))
+
+
+def test_kto_golden():
+    """A pair's two answers, each against k = 2 nats: h_c = 1, h_r = −1, β = .1: (1 − σ(.1·(1 − 2)) + 1 − σ(.1·(2 + 1)))/2 =
+    (.52498 + .42556)/2. A thumb alone is one of the two, and its other side, which is empty, has no gradient."""
+    policy, rejected = t(-10, -10, 0).requires_grad_(), t(-12, 0, -12).requires_grad_()
+    ref, lengths = (t(-11, -11, 0), t(-11, 0, -11)), (t(5, 5, 0), t(4, 0, 4))
+    losses, _, _ = dpo.dpo_loss(policy, rejected, *ref, 0.1, "kto", 0.0, *lengths, baseline=2.0)
+    assert close(losses.detach(), [0.4752683395, 0.5249791875, 0.4255574836])
+    losses.sum().backward()
+    up, down = (-0.1 * s * (1 - s) for s in (sigma(-0.1), sigma(0.3)))
+    assert close(policy.grad, [up / 2, up, 0]) and close(rejected.grad, [-down / 2, 0, -down])
 
 
 def test_batch_rows_keeps_pairs_together():
@@ -114,20 +127,21 @@ def test_a_soft_tie_has_no_gradient_at_equal_scores():
 
 def test_metrics_of_a_step_are_sums_divided_once():
     """The mean of micro-batch means: parts of 3 and 1 pairs with rewards 0, 0, 0 and 4 have the mean 1, not 2. `nll` is
-    per token: log-probs −6 and −2 over 3·2 + 2·1 = 8 tokens, 3·6 + 2 = 20: 2.5. Three equal pairs count as half."""
+    per token: log-probs −6 and −2 over 3·2 + 4 = 10 tokens, 3·6 + 2 = 20: 2, where a mean of means is 2.375. Three equal
+    pairs count as half."""
     numbers = [
         t(1, reward, 0, logp, logp, length, length)[:, None].expand(7, n)
-        for n, reward, logp, length in ((3, 0, -6, 2), (1, 4, -2, 2))
+        for n, reward, logp, length in ((3, 0, -6, 2), (1, 4, -2, 4))
     ]
     means = dpo.means(numbers, 0.1)
-    assert means["rewards/chosen"] == means["rewards/margins"] == 1 and means["nll"] == 2.5
+    assert means["rewards/chosen"] == means["rewards/margins"] == 1 and means["nll"] == 2
     assert means["rewards/accuracies"] == 0.625  # (3·½ + 1)/4
 
 
 @pytest.mark.parametrize(
     "flags, message",
     [
-        ("--loss-type kto", "kto"),
+        ("--loss-type orpo", "orpo"),
         *((f"--beta {value}", "--beta.*above 0") for value in (0, -0.1, math.nan, math.inf)),
         *((f"--label-smoothing {value}", "below 0.5") for value in (-0.01, 0.5, math.nan)),
         ("--loss-type hinge --label-smoothing 0.1", "hinge"),

@@ -1,4 +1,5 @@
-"""evaluate.py rank: a reward model's order of candidates, the same whatever the order of the file."""
+"""evaluate.py rank: a reward model's order of candidates, the same whatever the order of the
+file."""
 
 import csv
 import json
@@ -14,7 +15,8 @@ from parts.files import UserError
 
 
 def rank(monkeypatch, out, path, *more, value=len):
-    """The rows of ranked.csv, with value(text) in the place of a reward model; everything around it is the real thing."""
+    """The rows of ranked.csv, with value(text) in the place of a reward model; everything around it
+    is the real thing."""
 
     def score(args, candidates):
         keys = {(c["role"], c["text"]) for c in candidates}
@@ -46,8 +48,9 @@ PEOPLE = [
 
 
 def test_ranks_ties_and_percentiles_by_hand(monkeypatch, tmp_path):
-    """Chef: 8, 4, 4, 1. The fours share rank 2 and group 1, the last is 4th; percentile = share below + half of the equals:
-    (3 + ½)/4, (1 + 1)/4, ½/4. Baker has a ranking of its own. The input's columns follow as they came."""
+    """Chef: 8, 4, 4, 1. The fours share rank 2 and group 1, the last is 4th; percentile = share
+    below + half of the equals: (3 + ½)/4, (1 + 1)/4, ½/4. Baker has a ranking of its own. The
+    input's columns follow as they came."""
     path = tiny.write_rows(tmp_path / "people.jsonl", PEOPLE)
     rows = rank(monkeypatch, tmp_path / "out", path)
     assert list(rows[0]) == [*evaluate.RANKED, "profile", "role", "note"]
@@ -64,8 +67,9 @@ def rm(tmp_path_factory):
 
 
 def test_any_row_order_gives_the_same_file(rm, tmp_path):
-    """With a real (tiny) reward model: batches differ with the order of a file, and with them the last bits of a score. Three
-    orders, two formats: the same bytes; a profile alone has the same reward, and equal profiles tie."""
+    """With a real (tiny) reward model: batches differ with the order of a file, and with them the
+    last bits of a score. Three orders, two formats: the same bytes; a profile alone has the same
+    reward, and equal profiles tie."""
     rows = [{"id": f"c{i}", "profile": f"Used {'sql, ' * (i % 7)}{i % 5}.", "role": "x"} for i in range(60)]  # fmt: skip
     written = []
     for seed in (0, 1, 2):
@@ -88,7 +92,8 @@ def test_any_row_order_gives_the_same_file(rm, tmp_path):
 
 
 def test_csv_cells_come_through(monkeypatch, tmp_path):
-    """Commas, quotes, line breaks, umlauts, a byte-order mark, U+2028, a formula and an emoji come out as they went in."""
+    """Commas, quotes, line breaks, umlauts, a byte-order mark, U+2028, a formula and an emoji come
+    out as they went in."""
     cells = ['a,b "c"', "zwei\nZeilen", "Übergrößenträger\u2028x", "=1+1", "👩🏽\u200d🚒"]
     rows = [[i, cell, f"p{'x' * i}"] for i, cell in enumerate(cells)]
     path = write_csv(tmp_path / "in.csv", ["id", "notiz", "profile"], rows, "utf-8-sig")
@@ -98,8 +103,8 @@ def test_csv_cells_come_through(monkeypatch, tmp_path):
 
 
 def test_quality_is_compared_per_role(monkeypatch, tmp_path, capsys):
-    """tau-b of each role and their mean over roles: a is in perfect order (1), b upside down (−1), c has one quality only and
-    counts nowhere. Pooled candidates would give another number."""
+    """tau-b of each role and their mean over roles: a is in perfect order (1), b upside down (−1),
+    c has one quality only and counts nowhere. Pooled candidates would give another number."""
     rows = []
     for role, qualities in (("a", (1, 2, 3)), ("b", (13, 12, 11)), ("c", (5, 5, 5))):
         for i, quality in enumerate(qualities):
@@ -116,8 +121,8 @@ def test_quality_is_compared_per_role(monkeypatch, tmp_path, capsys):
 
 
 def test_blind_takes_the_names_out(monkeypatch, tmp_path, capsys):
-    """The reward model reads "the candidate", in either order of the name, and the file keeps the name; the number of
-    replacements is said; a row without its name is refused."""
+    """The reward model reads "the candidate", in either order of the name, and the file keeps the
+    name; the number of replacements is said; a row without its name is refused."""
     seen = []
 
     def value(text):
@@ -138,8 +143,8 @@ def test_blind_takes_the_names_out(monkeypatch, tmp_path, capsys):
 
 
 def test_what_is_printed(monkeypatch, tmp_path, capsys):
-    """The first line says that a score is no decision; a reason per candidate is in file and table; with
-    columns to audit by the last line is the audit's command."""
+    """The first line says that a score is no decision; a reason per candidate is in file and table;
+    with columns to audit by the last line is the audit's command."""
     people = [{"id": i, "profile": f"Baked {'bread ' * i}", "role": "Role: r\nMust have: bread, soup", "sex": "F", "race_ethnicity": "A"} for i in range(3)]  # fmt: skip
     path = tiny.write_rows(tmp_path / "people.jsonl", people)
     found = rank(monkeypatch, tmp_path / "out", path)
@@ -153,7 +158,8 @@ def test_what_is_printed(monkeypatch, tmp_path, capsys):
 
 
 def test_role_from_text_file_and_row(tmp_path):
-    """A title, the lines of a role, a file of them, the whole prompt: one template, the one of data/README.md."""
+    """A title, the lines of a role, a file of them, the whole prompt: one template, the one of
+    data/README.md."""
     text = "Role: chef\nMust have: soups"
     (tmp_path / "role.txt").write_text("\ufeff" + text + "\n", encoding="utf-8")
     wanted = [{"role": "user", "content": f"Which candidate fits this role?\n{text}"}]
@@ -214,7 +220,8 @@ def test_bad_candidates_are_named(tmp_path, text, flags, message):
     (b"id,profile\n", "is empty"),
 ])  # fmt: skip
 def test_bad_csv_is_named(tmp_path, data, message):
-    """A row with a cell too many would shift its columns in silence, an open quote would swallow the rest of the file."""
+    """A row with a cell too many would shift its columns in silence, an open quote would swallow
+    the rest of the file."""
     path = tmp_path / "c.csv"
     path.write_bytes(data)
     line = refused("--candidates", path, "--role", "chef", "--out", tmp_path / "out")
@@ -222,7 +229,8 @@ def test_bad_csv_is_named(tmp_path, data, message):
 
 
 def test_a_cut_profile_is_named(tmp_path, capsys):
-    """A reward model trained on 100 tokens reads the first of a long profile only: said with its id, and in a column."""
+    """A reward model trained on 100 tokens reads the first of a long profile only: said with its
+    id, and in a column."""
     rm = evaluate.Path(tiny.tiny_reward_model("llama", tmp_path))
     (rm / "args.json").write_text(json.dumps({"args": {"max_length": 100}, "sha256": {}}))
     people = [{"id": "long", "profile": "python " * 90}, {"id": "short", "profile": "x"}]

@@ -1,4 +1,5 @@
-"""evaluate.py's report: score against KL, what a gain cost, the tasks' own metrics, the judge, and text that stays text."""
+"""evaluate.py's report: score against KL, what a gain cost, the tasks' own metrics, the judge, and
+text that stays text."""
 
 import json
 import math
@@ -29,7 +30,8 @@ NAN = math.nan
 
 
 def test_a_noisy_plateau_is_not_overoptimised():
-    """Of 300 runs that rise and stay level, with noise, nearly all fall twice in a row somewhere; at most 3 % are marked."""
+    """Of 300 runs that rise and stay level, with noise, nearly all fall twice in a row somewhere;
+    at most 3 % are marked."""
     rng, marked, falls = np.random.default_rng(0), 0, 0
     for _ in range(300):
         gold = 0.6 - 0.2 * np.exp(-np.arange(25) / 2) + rng.normal(0, 0.01, 25)
@@ -60,8 +62,9 @@ def number_of(value):
 
 
 def test_equal_kl_in_the_report():
-    """Gains are over each curve's own start, as validation and test prompts have different levels: a starts at .30, and its
-    gain .2 at √KL 1 stands as .50 + .2 above the baseline's .50. A model without a log is a line from the baseline."""
+    """Gains are over each curve's own start, as validation and test prompts have different levels:
+    a starts at .30, and its gain .2 at √KL 1 stands as .50 + .2 above the baseline's .50. A model
+    without a log is a line from the baseline."""
     kl = {n: math.log(n) - (n - 1) / n for n in (1, 2, 16)}
     models = [("base", 0.5, 0), ("a", 0.71, 1.1), ("b", 0.9, 4.1), ("c", 0.7, 4.0), ("best of 16", 0.6, kl[16])]  # fmt: skip
     models = [{"name": n, "gold": number_of(g), "kl": number_of(k)} for n, g, k in models]
@@ -83,7 +86,8 @@ def test_equal_kl_in_the_report():
 
 
 def test_a_run_on_another_reward_has_no_proxy_curve():
-    """Its val/score is another score than the end point's: a line from one to the other would join two scores."""
+    """Its val/score is another score than the end point's: a line from one to the other would join
+    two scores."""
     points = [{"kl": i, "gold": 0.5, "proxy": i} for i in range(3)]
     names, one = ("base", "runs/one", "runs/two"), number_of(1.0)
     report = {
@@ -103,8 +107,9 @@ def test_a_run_on_another_reward_has_no_proxy_curve():
 
 
 def test_costs_of_ppo_and_dpo():
-    """64 answers a step are 64 reward calls and 640 tokens; evaluations are no training. DPO counts pairs and answers nothing;
-    PPO's pairs are those behind its reward model, spent before step one."""
+    """64 answers a step are 64 reward calls and 640 tokens; evaluations are no training. DPO counts
+    pairs and answers nothing; PPO's pairs are those behind its reward model, spent before step
+    one."""
     rows = [
         {"step": 0, "val/gold": 0.4, "val/score": 0.0, "val/kl": 0.0, "time_s": 5.0},
         {"step": 1, "loss": 0.1, "episodes": 64, "answer_tokens": 640, "time_s": 2.0},
@@ -123,7 +128,8 @@ def test_costs_of_ppo_and_dpo():
 
 @pytest.mark.parametrize("stage, there, pairs", [("ppo", 1, 320), ("dpo", 1, 8), ("ppo", 0, NAN)])
 def test_pairs_behind_a_reward_model(tmp_path, stage, there, pairs):
-    """The reward model's folder says how many pairs it saw; one that is gone is "not known", never 0. DPO's only watches."""
+    """The reward model's folder says how many pairs it saw; one that is gone is "not known", never
+    0. DPO's only watches."""
     record = {"args": {"pairs": ["x"], "batch_size": 32}, "sha256": {}}
     rows = [{"step": i, "loss": 0.5, "time_s": 2.0} for i in range(1, 11)]
     run = {"args": {"reward_model": str(tmp_path / "rm")}, "sha256": {}, "stage": stage}
@@ -139,8 +145,8 @@ def test_pairs_behind_a_reward_model(tmp_path, stage, there, pairs):
 
 
 def test_efficiency_by_hand():
-    """a reaches .9 · .70 = .63 at step 2: 20 calls and the 100 pairs behind its reward model. b never does. A cost that a
-    method does not have is empty: not 0 and not "reached at 0"."""
+    """a reaches .9 · .70 = .63 at step 2: 20 calls and the 100 pairs behind its reward model. b
+    never does. A cost that a method does not have is empty: not 0 and not "reached at 0"."""
 
     def log(name, golds, **costs):
         zero = dict.fromkeys(evaluate.COSTS, 0)
@@ -176,8 +182,8 @@ SUMMARY = {"task": "summary", "shown": ["sql", "kafka"], "claimed": ["go"], "pro
     (SUMMARY, "Nothing.", {"skill recall": 0.0, "skill precision": NAN}),
 ])  # fmt: skip
 def test_task_metrics_by_hand(row, answer, expected):
-    """A metric without its field is left out, never 0. "Holding" is no decision, a "hold" above the last line neither, and two
-    decisions are none; rust is a skill of the file and invented here."""
+    """A metric without its field is left out, never 0. "Holding" is no decision, a "hold" above the
+    last line neither, and two decisions are none; rust is a skill of the file and invented here."""
     found = task_metrics(row, answer, ["sql", "rust"])
     assert found == pytest.approx(expected, nan_ok=True)
 
@@ -186,7 +192,8 @@ def test_task_metrics_by_hand(row, answer, expected):
 
 
 class Asked:
-    """In the place of judge.Judge: replies as a server would send them, made by `score(text, place)`."""
+    """In the place of judge.Judge: replies as a server would send them, made by `score(text,
+    place)`."""
 
     def __init__(self, score, fails=()):
         self.score, self.fails, self.seed, self.n = score, fails, 0, 0
@@ -218,7 +225,8 @@ def good(text, place):
     (good, range(1, 99), None, 0, None, None, "inconclusive"),
 ])  # fmt: skip
 def test_a_judge_is_asked_in_both_orders(score, fails, rate, n, agree, first, word):
-    """A judge that takes what stands first decides nothing; a failed call takes its pair out of the rate and is counted."""
+    """A judge that takes what stands first decides nothing; a failed call takes its pair out of the
+    rate and is counted."""
     texts = {"base": [[f"plain {i}"] for i in range(20)], "good": [[f"good {i}"] for i in range(20)]}  # fmt: skip
     models = [{"name": m, "texts": t, "length": np.full((20, 1), 5)} for m, t in texts.items()]
     rows = [{"prompt": f"case {i}"} for i in range(20)]
@@ -234,8 +242,8 @@ def test_a_judge_is_asked_in_both_orders(score, fails, rate, n, agree, first, wo
 
 
 def test_hostile_names_and_texts_stay_text(tmp_path):
-    """A payload in every text of a committed report that comes from a model, from data or from a name: no tag of it is in the
-    page."""
+    """A payload in every text of a committed report that comes from a model, from data or from a
+    name: no tag of it is in the page."""
     payload = "</script><img src=x onerror=1><svg onload=1>\u202e"
     report = json.loads((REPO / "reports/demo/compare-seed-0.json").read_text(encoding="utf-8"))
 

@@ -50,7 +50,7 @@ ppo.ROLLOUTS_EVERY = 2  # so that six steps show it
 
 
 def kill_in(module, name, forward):
-    """SIGKILL at the forward-th call of token_logps inside module.name, such as the reference pass."""
+    """SIGKILL at the forward-th call of token_logps inside module.name: the reference pass."""
     inside, real, count = getattr(module, name), module.token_logps, 0
 
     def counted(*args, **kwargs):
@@ -70,7 +70,7 @@ def kill_in(module, name, forward):
 
 
 def count_and_kill(folder, kill_at, trace):
-    """SIGKILL at the kill_at-th thing that is done to the folder; the trace file gets a line for each."""
+    """SIGKILL at the kill_at-th thing done to the folder; the trace file gets a line for each."""
     done, log = 0, os.open(trace, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     write = os.write
 

@@ -277,7 +277,7 @@ class FourAnswers:
     prompts = [[PROMPT]] * 12
     chosen = [[i, END] for i in CHOSEN.tolist()]
     rejected = [[j, END] for j in REJECTED.tolist()]
-    shared = False
+    shared, baseline = False, 0.0
 
 
 def train_stage(loss_type="sigmoid"):

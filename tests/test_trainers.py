@@ -402,6 +402,44 @@ def test_every_loss_type_learns(loss_type, tmp_path, llama_folder, pairs_file):
     assert losses[-1] < losses[0]
 
 
+def test_kto_learns_from_thumbs(tmp_path, llama_folder, monkeypatch):
+    """Single answers, thumb up or down, every second of each: what was liked gains on the
+    reference and what was not loses. A label that is no bool is named with its line. The baseline
+    is the mean log-ratio of answers to other prompts, by hand, and never below 0."""
+    rows = [
+        {"prompt": r["prompt"], "completion": r[side], "label": side == "chosen"}
+        for r, side in zip(pair_rows(16), 8 * ["chosen", "rejected"])
+    ]
+    file, out = str(tmp_path / "thumbs.jsonl"), tmp_path / "out"
+    write_rows(file, rows)
+    real, seen = dpo.kl_baseline, []
+
+    def spy(args, run, policy, pairs, indices, pad):
+        seen.append(real(args, run, policy, pairs, indices, pad))
+        if not len(indices):
+            return 0.0  # nothing is held out
+        ids = [(i, (i + 8) % 16) for i in indices]
+        said = [pairs.chosen[j] if j % 2 == 0 else pairs.rejected[j] for _, j in ids]
+        both = common.pad_rows([pairs.prompts[i] for i, _ in ids], said, pad)
+        start = common.load_policy(llama_folder, trainable=False)
+        with torch.no_grad():
+            now, then = (common.token_logps(m, *both).sum(1) for m in (policy, start))
+        expected = max(0.0, (now - then).mean().item())
+        assert seen[-1] == pytest.approx(expected, abs=2e-3)
+        return seen[-1]
+
+    monkeypatch.setattr(dpo, "kl_baseline", spy)
+    flags = ("--steps", 8, "--lr", 1e-3, "--loss-type", "kto", "--eval-fraction", 0, *CURE)
+    log = train(dpo, file, llama_folder, out, *flags)
+    first, last = (next(r for r in log[::way] if "lr" in r) for way in (1, -1))
+    assert last["loss"] < first["loss"] and last["rewards/margins"] > 1e-3
+    assert first["loss"] == pytest.approx(0.5, abs=1e-4) and seen[1] < 1e-4 < max(seen)
+    with open(file, "a") as f:
+        f.write(json.dumps(rows[0] | {"label": 1}))
+    with pytest.raises(files.UserError, match=':17: "label" is 1; expected true or false'):
+        train(dpo, file, llama_folder, tmp_path / "no", *flags)
+
+
 # ---- E6: families and tokenizers ----
 
 

@@ -148,9 +148,11 @@ def trl_trainer(kind, world, tokenizer, rows=None, ref=None, **options):
     if ref:
         models["ref_model"] = head.from_pretrained(world[ref], dtype=torch.float32)
     return getattr(trl, f"{kind}Trainer")(
-        **models, args=getattr(trl, f"{kind}Config")(**trl_options(world["place"], **options)), processing_class=tokenizer,
+        **models,
+        args=getattr(trl, f"{kind}Config")(**trl_options(world["place"], **options)),
+        processing_class=tokenizer,
         train_dataset=datasets.Dataset.from_list(world["rows"] if rows is None else rows),
-    )  # fmt: skip
+    )
 
 
 def trl_dpo(world, tokenizer, check=None, ref="ref", **options):
@@ -238,11 +240,12 @@ def completions(rows):
     return [{"prompt": row["prompt"], "completion": row["chosen"]} for row in rows]
 
 
+RPO = dict(loss_type=["sigmoid", "sft"], loss_weights=[1.0, 0.3], beta=0.1)
 TRAINERS = {  # stage: TRL's trainer, our flags, its options
     sft: ("SFT", (), {}),
     reward_train: ("Reward", (), {}),
-    dpo: ("DPO", ("--nll-coef", 0.3), dict(loss_type=["sigmoid", "sft"], loss_weights=[1.0, 0.3], beta=0.1)),
-}  # fmt: skip
+    dpo: ("DPO", ("--nll-coef", 0.3), RPO),
+}
 
 
 @pytest.mark.parametrize("stage", TRAINERS, ids=lambda stage: stage.__name__)
@@ -261,11 +264,13 @@ def test_eight_steps(stage, tokenizer, world, monkeypatch, capsys):
     found = [row for row in files.read_jsonl(out / "metrics.jsonl") if "grad_norm" in row]
     rows = [rows[i] for step in range(1, 9) for i in common.batch_indices(16, 4, 0, step)[0]]
     rows = completions(rows) if stage is sft else rows
-    trainer = trl_trainer(
-        kind, world, tokenizer, rows, ref="policy" if stage is dpo else None, **options, per_device_train_batch_size=4,
-        learning_rate=1e-3, lr_scheduler_type="linear", warmup_steps=0, num_train_epochs=1, logging_steps=1,
-        train_sampling_strategy="sequential", save_strategy="no", disable_tqdm=True,
-    )  # fmt: skip
+    options = options | dict(
+        per_device_train_batch_size=4, learning_rate=1e-3, lr_scheduler_type="linear"
+    )
+    options |= dict(warmup_steps=0, num_train_epochs=1, logging_steps=1, save_strategy="no")
+    options |= dict(train_sampling_strategy="sequential", disable_tqdm=True)
+    ref = "policy" if stage is dpo else None
+    trainer = trl_trainer(kind, world, tokenizer, rows, ref=ref, **options)
     losses, training_step = [], trainer.training_step
     trainer.training_step = lambda *a, **k: losses.append(training_step(*a, **k)) or losses[-1]
     trainer.train()
@@ -433,10 +438,11 @@ def test_kl_without_its_ratio_is_another(world, tokenizer):
     a run moved from there is not the same. Both gradients are on the KL card in test_losses.py."""
     batch = grpo_batch(tokenizer)
     ours = our_grpo(world, tokenizer, batch, off_policy=False, beta=0.1, aggregation="token")
+    how = dict(off_policy=False, loss_type="dapo", beta=0.1)
     plain, corrected = (
-        trl_grpo(world, tokenizer, batch, off_policy=False, loss_type="dapo", beta=0.1, use_bias_correction_kl=flag)
+        trl_grpo(world, tokenizer, batch, use_bias_correction_kl=flag, **how)
         for flag in (False, True)
-    )  # fmt: skip
+    )
     assert_same(ours, corrected)
     assert abs(ours[0] - plain[0]) < TOLERANCE
     assert max((g - plain[1][k]).abs().max() for k, g in ours[1].items()) > 100 * TOLERANCE

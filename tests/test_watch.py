@@ -96,17 +96,20 @@ R3 the same fall, reward level | reward/mean 1*40; v 9*6 7.5*3 | 50 | 35 warn
 R3 exactly the limit | reward/mean 1*40; v 9*6 8*3 | 50 |
 R3 leaves a rise to R2 | reward/mean 0..39/1; v 9*6 7.5*3 | 50 |
 R3 noise of ±.1: MAD .148, σ .105, the bar .26, which .06 is not | v .5,.6*6 .46*3 | |
+R3 one lucky second evaluation | v .5,.9 .5*3 | |
 R3 without noise a fall of .06 is one | v .55*12 .49*3 | | 65 warn
 R4 four changes of 0.5 before | reward/mean 3*16 3.5*4 5*4 | 10 | 24 warn
 R4 exactly 0.10 of the width | reward/mean 3*20 4*4 | 10 |
 R4 more | reward/mean 3*20 4.25*4 | 10 | 24 warn
 R4 one of the four is not above | reward/mean 3,4*10 9,9,4,9 | 10 |
+R4 not above an earlier peak | reward/mean 3*10 9 3*9 8*4 | 10 |
 R4 below 4 usual changes | reward/mean 3*4 4*4 3*4 4*4 3*4 5*4 | 10 |
 R4 downwards | reward/mean 3,4*10 0*4 | 10 |
 R4 a jump of a rate | reward/mean .3,.32*10 .9*4 | | 24 warn
 R4 scores of given answers, as reward_train.py logs them | reward/mean .3,.32*10 .9*4; margin .1*24 | |
 R5 v below | reward/frac_perfect 0*3 .9*5; v .2,.949 | | 8 warn
 R5 v at 0.95 | reward/frac_perfect 0*3 .9*5; v .2,.95 | |
+R6 four steps are not five | reward/frac_mixed .25*4 | |
 R8 the first three have no start | text/same_answer 0,0,1 | |
 R10 exactly a fifth | judge/canary_empty .2; judge/canary_echo .2 | |
 R10 more | judge/canary_empty .2; judge/canary_echo .21 | | 1 warn
@@ -242,6 +245,7 @@ reward/mean 80..159/200; v 16..24/40 24..16/40 | | reward_hacking | 3
 reward/mean 80..159/200; v 16..24/40 24..16/40 | on_hack=warn patience=0 | None | 0
 v .2,.8,.7,.8,.8 | target=.8 | target_reached | 0
 v .2,.8,.79 | target=.8 | None | 0
+v .2,.7,.8 | target=.8 | None | 0
 v .9 | target=.8 | None | 0
 judge/usd 1*8 | judge_budget=9 | None | 0
 judge/usd 1*9 | judge_budget=9 | judge_budget | 0
@@ -493,7 +497,8 @@ UNLIKE = " ".join(f"{i * 7919 % 100003}" for i in range(4000))
     [
         ("", False), (PROSE + PROSE, False), ("a" * 1000, True), ("I see. " * 200, True), (PROSE * 3 + "and so on " * 150, True),
         ("and so on " * 150 + PROSE * 4, True), ("好的。" * 400, True), ("word " * 20, True), ("x" * 60, False),
-        ("one two three four five six seven eight nine ten " * 2, False), (UNLIKE, False), (UNLIKE + " so on and on" * 200 + PROSE * 3, True),
+        ("one two three four five six seven eight nine ten " * 2, False), (UNLIKE, False),
+        ((PROSE * 4)[:500] + "and so on " * 100 + (PROSE * 4)[500:1000], True), (UNLIKE + " so on and on" * 200 + PROSE * 3, True),
     ],
 )  # fmt: skip
 def test_repetition(text, loops):

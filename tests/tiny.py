@@ -1,13 +1,15 @@
 """tests/tiny.py: tokenizers and models small enough to build in a test, shaped like the real ones.
 
-    folder = tiny_model("gpt2", tmp_path)                       # a Hugging Face folder, random weights, template, pad
+    folder = tiny_model("gpt2", tmp_path)             # a folder: random weights, template, pad
     folder = tiny_model("llama", tmp_path, max_position_embeddings=64)
-    folder = tiny_model("gpt2", tmp_path, tokenizer=tiny_tokenizer(pad=None, template=None))   # as GPT-2 really comes
-    folder = tiny_reward_model("qwen2", tmp_path)                # AutoModelForSequenceClassification, one score
-    pairs = write_pairs(tmp_path / "pairs.jsonl", n=16)          # a file of preferences, message lists
+    bare = tiny_tokenizer(pad=None, template=None)    # as GPT-2 really comes
+    folder = tiny_model("gpt2", tmp_path, tokenizer=bare)
+    folder = tiny_reward_model("qwen2", tmp_path)     # a sequence classifier with one score
+    pairs = write_pairs(tmp_path / "pairs.jsonl", n=16)   # preferences, as message lists
 
-Everything depends on `seed` alone. The weights are drawn wide (INIT_RANGE), so that logits differ by whole nats: with the
-0.02 of the libraries a tiny model answers uniformly, and a slip in mask, shift or temperature would hide in it.
+Everything depends on `seed` alone. The weights are drawn wide (INIT_RANGE), so that logits differ
+by whole nats: with the 0.02 of the libraries a tiny model answers uniformly, and a slip in mask,
+shift or temperature would hide in it.
 """
 
 import json
@@ -24,7 +26,8 @@ from transformers import (
 
 INIT_RANGE = 0.3  # logits then have a deviation of about 1.7 nats in every family
 
-# The families that docs/adapt.md names, and Gemma 2 for its capped logits. Two layers, hidden size 32.
+# The families that docs/adapt.md names, and Gemma 2 for its capped logits. Two layers, hidden size
+# 32.
 _ROPE = dict(
     hidden_size=32,
     intermediate_size=64,
@@ -52,19 +55,22 @@ FAMILIES = {
 }
 EXTRA_FAMILIES = {"gemma2": dict(_ROPE, head_dim=8, final_logit_softcapping=5.0)}
 
-# One end token, no newline behind it; assistant turns carry the {% generation %} marks that sft.py looks for.
+# One end token, no newline behind it; assistant turns carry the {% generation %} marks that sft.py
+# looks for.
 TEMPLATE = (
     "{% for m in messages %}{% if m['role'] == 'assistant' %}<|assistant|>"
     "{% generation %}{{ m['content'] }}<|end|>{% endgeneration %}"
     "{% else %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
-# ChatML as Qwen writes it: a newline stands behind the end token, and there are no generation marks.
+# ChatML as Qwen writes it: a newline stands behind the end token, and there are no generation
+# marks.
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-# Llama's habit: the template writes the BOS that the tokenizer's post-processor would write as well.
+# Llama's habit: the template writes the BOS that the tokenizer's post-processor would write as
+# well.
 BOS_TEMPLATE = "{{ bos_token }}" + TEMPLATE
 
 SENTENCES = [
@@ -91,10 +97,10 @@ def tiny_tokenizer(
 ):
     """Byte-level BPE of about 300 entries on SENTENCES: no text has an unknown token.
 
-    pad, eos, bos   the token's text, or None for a tokenizer without one; pad=eos makes pad == EOS
-    template        TEMPLATE, CHATML, BOS_TEMPLATE, your own, or None for none
-    add_bos/add_eos the post-processor writes them around every text, as Llama's (BOS) or T5's (EOS) does
-    reserved        False leaves out the unused token `<|reserved|>`
+    pad, eos, bos the token's text, or None for a tokenizer without one; pad=eos makes pad == EOS
+    template TEMPLATE, CHATML, BOS_TEMPLATE, your own, or None for none add_bos/add_eos the
+    post-processor writes them around every text, as Llama's (BOS) or T5's (EOS) does reserved False
+    leaves out the unused token `<|reserved|>`
     """
     specials = [token for token in SPECIALS if reserved or token != "<|reserved|>"]
     for token in ("<|end|>", pad, eos, bos):
@@ -131,7 +137,8 @@ def tiny_tokenizer(
 
 
 def tiny_config(family, tokenizer, **config):
-    """The family's config at toy size, with the ids of this tokenizer (never the defaults of the library)."""
+    """The family's config at toy size, with the ids of this tokenizer (never the defaults of the
+    library)."""
     fields = dict((FAMILIES | EXTRA_FAMILIES)[family])
     fields.update(
         vocab_size=len(tokenizer),
@@ -152,16 +159,18 @@ def tiny_config(family, tokenizer, **config):
 
 
 def tiny_model(family, folder, tokenizer=None, seed=0, dtype=torch.float32, **config):
-    """A causal model of `family` with random weights, saved with its tokenizer; returns the folder as a string.
+    """A causal model of `family` with random weights, saved with its tokenizer; returns the folder
+    as a string.
 
-    `folder` is the place to put it (`tmp_path`): each call makes a new subfolder there. `config` overrides fields of
-    the model's config, for example `sliding_window=8` or `attn_pdrop=0.1`.
+    `folder` is the place to put it (`tmp_path`): each call makes a new subfolder there. `config`
+    overrides fields of the model's config, for example `sliding_window=8` or `attn_pdrop=0.1`.
     """
     return _build(AutoModelForCausalLM, family, folder, tokenizer, seed, dtype, config)
 
 
 def tiny_reward_model(family, folder, tokenizer=None, seed=0, dtype=torch.float32, **config):
-    """The same with one score in place of the vocabulary head (`num_labels=1`), the head drawn at random."""
+    """The same with one score in place of the vocabulary head (`num_labels=1`), the head drawn
+    at random."""
     config["num_labels"] = 1
     return _build(
         AutoModelForSequenceClassification, family, folder, tokenizer, seed, dtype, config
@@ -187,7 +196,8 @@ def _build(auto_class, family, folder, tokenizer, seed, dtype, config):
 
 
 def pair_rows(n=16, seed=0, as_messages=True):
-    """n preference rows of uneven length; the chosen answer says "hold", the rejected one "reject": separable."""
+    """n preference rows of uneven length; the chosen answer says "hold", the rejected one
+    "reject": separable."""
     generator = torch.Generator().manual_seed(seed)
     skills = ["python", "sql", "kafka", "audits", "costs", "teamwork"]
     rows = []
