@@ -784,8 +784,8 @@ def compare(args):
 
     check_out(args)
     names = list(dict.fromkeys(name for name in args.model if present(name)))
-    if not names:
-        raise UserError("--model: no folder to compare; give at least one")
+    if len(names) < 2 and all(isinstance(name, Default) for name in names):  # no run is there
+        raise UserError("--model: nothing to compare; train a model (python dpo.py), or name one")
     asker = load_judge(args) if args.judge_model else None
     # (1) prompts, and what each run has logged
     rows, skills = load_prompts(args)

@@ -622,9 +622,12 @@ def test_a_default_gold_that_does_not_fit_is_left_out(world, tmp_path, monkeypat
 
 def test_defaults_look_where_runs_were_made(tmp_path, monkeypatch):
     """`make demo` writes runs/demo/dpo, a plain dpo.py runs/dpo: the plain run is used if there is
-    one."""
+    one. With neither, the base alone is nothing to compare."""
     monkeypatch.chdir(tmp_path)
     assert evaluate.parse_args([]).model[1] == "runs/demo/dpo"
+    (tmp_path / "data" / "tiny-base").mkdir(parents=True)
+    with pytest.raises(UserError, match="nothing to compare"):
+        evaluate.compare(evaluate.parse_args([]))
     (tmp_path / "runs" / "dpo").mkdir(parents=True)
     assert evaluate.parse_args([]).model[1] == "runs/dpo"
 
