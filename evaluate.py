@@ -80,7 +80,7 @@ GOAL = 0.9  # sample efficiency: the cost of reaching this share of the best gol
 CALLS_FAILED = 0.2  # of a judge's pairs; beyond it there is no verdict
 LENGTH_MOVES = 0.10  # a win rate that differs by more at equal length is reported
 FEW = 100  # decided votes: below it a report of people's votes says so
-TOP = 10  # places that NDCG looks at, and candidates that `rank` prints
+TOP = 10  # candidates that `rank` prints
 SAMPLES = 8, 4  # answers shown side by side: drawn by seed, and of each extreme
 
 # ---- 3. the math ----

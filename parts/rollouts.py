@@ -69,15 +69,16 @@ def policy_logps(args, policy, reference, b):
                 leaves out the rounding of the sampler
     ref_logps   (n, T) of the reference; None without --beta
     weights     (n, T) min(π_old/π_sampler, 2): 1 to rounding in fp32, further off in bf16; the
-                advantage times it corrects for a sampler that is not quite the policy
-                [Yao et al. 2025, Your efficient RL framework brings off-policy training]
+                advantage times it corrects for a sampler that is not quite the policy; 1 where
+                the mask is 0, and with several updates per rollout, where π_old is the sampler
+                [Yao et al. 2025, Your Efficient RL Framework Secretly Brings You Off-Policy RL]
     gap         the largest difference between the policy and the draw
     """
     rows = b["ids"], b["attention_mask"], b["mask"], args.temperature
     logps, entropies = token_logps(policy, *rows, with_entropy=True)
     gap = (logps.detach() - b["logps"]).abs().max().item()
     old_logps = logps.detach() if args.num_substeps == 1 else b["logps"]
-    weights = (old_logps - b["logps"]).exp().clamp(max=IMPORTANCE_MAX)  # 1 outside the mask
+    weights = (old_logps.detach() - b["logps"]).exp().clamp(max=IMPORTANCE_MAX)  # (n, T)
     ref_logps = None
     if args.beta:
         with torch.no_grad(), adapter_off(reference):
