@@ -42,7 +42,7 @@ $(VENV)/.dev: requirements-dev.txt $(VENV)/.runtime
 # the whole loop into folder $(1) with seed $(2): one training a model, the audit, then every model on the same unseen roles
 # (status 3: an alarm of watch.py ended the run early, and the weights that validated best are what it leaves)
 define loop
-	$(PY) reward_train.py --pairs data/prefs_train.jsonl data/rank_train.jsonl --epochs 2 --seed $(2) --out $(1)/reward --overwrite
+	$(PY) reward_train.py --pairs data/prefs_train.jsonl data/rank_train.jsonl $(REWARD) --seed $(2) --out $(1)/reward --overwrite
 	$(PY) dpo.py --pairs data/prefs_train.jsonl $(DPO) --seed $(2) --out $(1)/dpo --overwrite
 	$(PY) ppo.py --reward-model $(1)/reward --gold data/recruiter.py:reward $(PPO) --seed $(2) --out $(1)/ppo --overwrite || [ $$? = 3 ]
 	$(PY) grpo_rubric.py $(GRPO) --lr 2e-4 --schedule constant --overlong penalty --eval-temperature 1 --eval-every 10 --patience 0 --seed $(2) --out $(1)/grpo --overwrite
@@ -51,6 +51,7 @@ define loop
 endef
 
 # ten minutes on two cores; make report trains longer, and tests/test_demo.py runs these commands at toy size
+demo: REWARD = --steps 160
 demo: DPO = --epochs 2
 demo: PPO = --steps 15 --lr 2e-4
 demo: GRPO = --steps 60
@@ -80,6 +81,7 @@ format: $(DEV)
 report: $(SEEDS:%=report-%) $(DEV)
 	$(PY) -m pytest -q tests/test_demo.py -k committed
 
+$(SEEDS:%=report-%): REWARD = --epochs 2
 $(SEEDS:%=report-%): DPO = --epochs 3
 $(SEEDS:%=report-%): PPO = --steps 30
 $(SEEDS:%=report-%): GRPO = --steps 100
