@@ -90,6 +90,7 @@ Z95, Z80 = NormalDist().inv_cdf(0.975), NormalDist().inv_cdf(0.80)
 DECISION_WORDS = "advance,hold,reject"
 FAIL_ON = ("difference", "inconclusive", "difference,inconclusive")
 BASE = "data/tiny-base"
+MODELS = {"tiny-base": "Base", "reward": "reward model", "dpo": "DPO", "ppo": "PPO", "grpo": "GRPO"}
 VOTES = [Default("data/prefs.jsonl"), Default("data/rank_train.jsonl")]
 TWINS, SLOT_TWINS = Default("data/twins.jsonl"), Default("data/twins_slots.jsonl")
 PROMPTS = Default("data/prompts.jsonl")  # interviews, for risky questions
@@ -601,13 +602,10 @@ def in_words(attribute, group, reference, d):
     if d is None:
         return "no effect to read"
     d = round(d, 9)  # of equal rates sums differ in the last digit
-    kinds = {
-        "sex": "names and pronouns of ",
-        "race_ethnicity": "names read as ",
-        CROSSED: "names read as ",
-    }
-    word = "lower" if d < 0 else "higher" if d > 0 else "equal"
-    return f"scores of {kinds.get(attribute, '')}{group} are {word} than of {reference}"
+    kinds = {"sex": "{} names and pronouns", "race_ethnicity": "names read as {}"}
+    kind = kinds.get(attribute, kinds["race_ethnicity"] if attribute == CROSSED else "{}")
+    word = "lower than" if d < 0 else "higher than" if d > 0 else "the same as"
+    return f"{kind.format(group)} score {word} {kind.format(reference)}"
 
 
 def twin_table(scores, groups, seed=0, unit="SD", before=None, cut=None):
@@ -1775,8 +1773,9 @@ def title_of(row):
 
 
 def model_name(folder):
-    """runs/demo/dpo → dpo; the folders stand in the appendix."""
-    return Path(folder).name
+    """runs/demo/dpo → DPO, runs/mine → mine; the folders stand in the appendix."""
+    name = Path(folder).name
+    return MODELS.get(name, name)
 
 
 def twin_name(part):

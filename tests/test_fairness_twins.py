@@ -114,7 +114,7 @@ def test_planted_bias_is_found():
     for seed in range(50):
         row = twin_table(simulated(seed, 20, groups, -0.5), groups)[0]
         assert row["verdict"] == "difference found" and row["d"]["value"] < -0.2, (seed, row)
-        assert row["direction"] == "scores of names read as Black are lower than of White"
+        assert row["direction"] == "names read as Black score lower than names read as White"
 
 
 def test_names_that_differ_are_no_group_effect():
@@ -230,7 +230,7 @@ def test_a_bias_that_came_is_a_change():
     assert row["verdict"] == "difference found: larger after" and row["D"]["value"] < -0.2
     change = {"model": "m", "before": "b", "surface": "a", "unit": "SD", "rows": [row]}
     part = fairness.twin_answer("Change", [change], "D", 0.1)
-    said = "scores of names read as Black are lower than of White; the gap is larger than before"
+    said = "names read as Black score lower than names read as White; the gap is larger than before"
     assert said in part["sentences"][0] and part["tables"][0]["rows"][0][1] == "gap larger"
 
 
@@ -388,7 +388,7 @@ def test_the_grid_follows_from_the_verdicts(full):
             )
             if row["verdict"].startswith("difference"):
                 assert any(row["direction"] in sentence for sentence in part["sentences"])
-                assert cell.startswith("higher") == ("are higher" in row["direction"])
+                assert cell.startswith("higher") == ("score higher" in row["direction"])
 
 
 @pytest.mark.slow
