@@ -675,6 +675,7 @@ def test_blind_on_the_wire(tmp_path):
 
 def run_server(argv, output, limit=None):
     """In the child: the stage's main, as the command line runs it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
     os.closerange(3, 1024)  # pipes of a browser that runs already: it would wait for us at its end
     sys.stdout = sys.stderr = open(output, "w", buffering=1)  # noqa: SIM115
     os.dup2(sys.stderr.fileno(), 2)
@@ -717,8 +718,12 @@ class Server:
 
     def stop(self, number=signal.SIGTERM):
         os.kill(self.process.pid, number)
-        self.process.join(30)
-        return self.process.exitcode
+        deadline = time.monotonic() + 30  # join() waits for a pipe that run_server has closed
+        while self.process.is_alive() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        code = self.process.exitcode
+        self.process.kill()
+        return code
 
 
 REAL = [LINUX, pytest.mark.filterwarnings("ignore::DeprecationWarning")]  # fork beside threads
