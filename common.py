@@ -458,10 +458,8 @@ def check_folder(name, flag):
             f"{flag} {name}: no such folder; expected a model folder or a hub id such as org/name"
         )
     elif not hub.try_to_load_from_cache(name, "config.json"):
-        with opening(name, flag):
-            hub.model_info(
-                name, timeout=10
-            )  # a typo fails here, not after half a minute of retries
+        with opening(name, flag):  # a typo fails here, not after half a minute of retries
+            hub.model_info(name, timeout=10)
 
 
 @contextlib.contextmanager

@@ -602,8 +602,9 @@ def in_words(attribute, group, reference, d):
     if d is None:
         return "no effect to read"
     d = round(d, 9)  # of equal rates sums differ in the last digit
-    kinds = {"sex": "{} names and pronouns", "race_ethnicity": "names read as {}"}
-    kind = kinds.get(attribute, kinds["race_ethnicity"] if attribute == CROSSED else "{}")
+    read = "names read as {}"
+    kinds = {"sex": "{} names and pronouns", "race_ethnicity": read, CROSSED: read}
+    kind = kinds.get(attribute, "{}")
     word = "lower than" if d < 0 else "higher than" if d > 0 else "the same as"
     return f"{kind.format(group)} score {word} {kind.format(reference)}"
 

@@ -89,7 +89,8 @@ def other_format(path):
     if path.is_dir():
         start = "/" * any(path.glob("*.arrow"))
     else:
-        start = path.open(encoding="latin-1").read(200).lstrip("\xef\xbb\xbf \t\r\n")
+        with path.open(encoding="latin-1") as file:
+            start = file.read(200).lstrip("\xef\xbb\xbf \t\r\n")
         start = "," if re.match(r'"?[\w ]+"?,', start) else start  # a header: prompt,chosen
     for key, (what, command) in OTHER_FORMATS.items():
         if start.startswith(key):
