@@ -279,7 +279,7 @@ def rows(*names):
 
 
 GRPO = rows("logps", "old_logps", "advantages", "ref_logps")
-LOSSES = {  # one value a row or a token: the function, and its tensors by name
+LOSSES = {  # one value per row or token: function (test_mutations.py swaps its module), tensors
     **{
         f"dpo {kind}": (
             lambda kind=kind, **x: dpo.dpo_loss(**x, loss_type=kind),
@@ -291,10 +291,10 @@ LOSSES = {  # one value a row or a token: the function, and its tensors by name
         lambda **x: reward_train.bradley_terry_loss(**x, center_coef=0.01),
         dict(chosen_rewards=REWARDS[0], rejected_rewards=REWARDS[1], margin=t(0.5, 1, 0), tie=TIE),
     ),
-    "sft": (sft.sft_loss, rows("logps")),
-    "kl": (common.kl_estimates, rows("logps", "ref_logps")),
-    "policy": (ppo.ppo_policy_loss, rows("logps", "old_logps", "advantages")),
-    "value": (ppo.ppo_value_loss, rows("values", "old_values", "returns")),
+    "sft": (lambda **x: sft.sft_loss(**x), rows("logps")),
+    "kl": (lambda **x: common.kl_estimates(**x), rows("logps", "ref_logps")),
+    "policy": (lambda **x: ppo.ppo_policy_loss(**x), rows("logps", "old_logps", "advantages")),
+    "value": (lambda **x: ppo.ppo_value_loss(**x), rows("values", "old_values", "returns")),
     **{
         f"grpo {loss}": (
             lambda loss=loss, **x: grpo_rubric.token_losses(**x, beta=0.1, loss=loss)[0],
@@ -306,15 +306,15 @@ LOSSES = {  # one value a row or a token: the function, and its tensors by name
 MEASURES = {  # over all rows or tokens at once
     "gspo": (lambda **x: grpo_rubric.token_losses(**x, beta=0.1, level="sequence")[0], GRPO),
     "group_advantages": (
-        grpo_rubric.group_advantages,
+        lambda **x: grpo_rubric.group_advantages(**x),
         dict(rewards=t([1, 0, 0, 1], [3, 1, 2, 0]), valid=on([1, 1, 1, 0], [1, 0, 1, 1])),
     ),
     "pair_metrics": (
-        reward_train.pair_metrics,
+        lambda **x: reward_train.pair_metrics(**x),
         dict(chosen_rewards=REWARDS[0], rejected_rewards=REWARDS[1], tie=TIE),
     ),
-    "masked_mean": (ppo.masked_mean, rows("x")),
-    "masked_whiten": (ppo.masked_whiten, rows("x")),
+    "masked_mean": (lambda **x: ppo.masked_mean(**x), rows("x")),
+    "masked_whiten": (lambda **x: ppo.masked_whiten(**x), rows("x")),
     "gae": (lambda **x: ppo.gae(**x, gamma=0.99, lam=0.9), rows("rewards", "values")),
     "shape_rewards": (
         lambda **x: ppo.shape_rewards(**x, kl_coef=0.1),
