@@ -120,8 +120,8 @@ def test_sums_for_the_log():
 )
 def test_clip_case_by_case(loss, expected, slopes, clipped):
     """(ratio 1.5, A 1) and (.5, −1) are clipped, gradient exactly 0; (1.5, −1), (.5, 1) and (6, −1)
-    pull back, the last by at most 3 with a dual clip. CISPO, log π = log ρ here: −min(ρ, 5)·A·log ρ,
-    5·log 6 = 8.9588. SAPO: −4·σ(.5) = −2.4898, for A < 0 4/1.05·σ(1.05·½) = 2.3936, and its
+    pull back, the last by at most 3 with a dual clip. CISPO, log π = log ρ here: −min(ρ, 5)·A·log
+    ρ, 5·log 6 = 8.9588. SAPO: −4·σ(.5) = −2.4898, for A < 0 4/1.05·σ(1.05·½) = 2.3936, and its
     gradient −4·σ′·ρ·A fades: −1.41, and .1246 at ρ = 6."""
     logps = t([1.5], [0.5], [1.5], [0.5], [6]).log().requires_grad_()
     mask, advantages = on(*[[1]] * 5), t(1, -1, -1, 1, -1)
@@ -191,9 +191,9 @@ data_path=x.json allow_code_execution=false wandb_project=none | allow_code_exec
 
 @pytest.mark.parametrize("row", LINES.strip().replace("\n|", " |").splitlines())
 def test_pairs_and_flags_mix(row, capsys):
-    """Flags win over the recipe's defaults; our own flags may be pairs too; the value behind a flag is
-    no pair; `none` is no value. --batch-size counts answers per optimiser step: 3 of 16 are 6 groups
-    of 8. GSPO brings its bounds, thousandths, and its mean; another mean is told."""
+    """Flags win over the recipe's defaults; our own flags may be pairs too; the value behind a flag
+    is no pair; `none` is no value. --batch-size counts answers per optimiser step: 3 of 16 are 6
+    groups of 8. GSPO brings its bounds, thousandths, and its mean; another mean is told."""
     line, expected = row.split(" | ")
     args = vars(grpo_rubric.parse_args(line.split()))
     for name, _, value in (pair.partition("=") for pair in expected.split()):
@@ -236,7 +236,8 @@ data_path=x.json dry_run=maybe | dry_run=maybe: expected true or false
 
 @pytest.mark.parametrize("row", BAD.strip().splitlines())
 def test_bad_lines(row):
-    """A mistyped flag is an error with the fix, before anything is loaded: one line, never a traceback."""
+    """A mistyped flag is an error with the fix, before anything is loaded: one line, never a
+    traceback."""
     line, message = row.split(" | ")
     with pytest.raises(files.UserError) as error:
         grpo_rubric.parse_args(line.split())
@@ -271,9 +272,10 @@ the run of 1 steps: 4 calls, about 2770 tokens in, 800 out, 0.0044 USD
 
 @pytest.mark.parametrize("case", DRY.strip().split("\n\n"))
 def test_dry_run_touches_neither_network_nor_model(case, tmp_path, monkeypatch, capsys):
-    """What one calls before paying: a call per answer (per group and pass with RULER) and per held-out
-    prompt, at the start and every --eval-every steps: 10·6 + 3·2 = 66. An answer is taken to be of
-    full length, 4 tokens more are 20 letters or 5 tokens; a reply is 50 per criterion + 20."""
+    """What one calls before paying: a call per answer (per group and pass with RULER) and per
+    held-out prompt, at the start and every --eval-every steps: 10·6 + 3·2 = 66. An answer is taken
+    to be of full length, 4 tokens more are 20 letters or 5 tokens; a reply is 50 per criterion +
+    20."""
     touched = (socket.socket, "connect"), (grpo_rubric, "load_models"), (common, "load_tokenizer")
     for home, name in touched:
         monkeypatch.setattr(home, name, lambda *a, **k: pytest.fail("touched network or model"))
@@ -309,8 +311,8 @@ def test_split_is_the_recipes(n, ratio, seed, tmp_path):
 
 
 def test_a_split_of_the_users_own_stays(tmp_path, capsys):
-    """{"train", "validation", "test"} is taken as it is; without validation the first half of test. A
-    held-out prompt that is also trained on, up to case and blanks, is left out, counted."""
+    """{"train", "validation", "test"} is taken as it is; without validation the first half of test.
+    A held-out prompt that is also trained on, up to case and blanks, is left out, counted."""
     file, rows = tmp_path / "r.json", numbered(10)
     rows[6]["prompt"], rows[7]["prompt"] = " ASK\n 1 .", [{"role": "user", "content": "ask2."}]
     cut = {"train": rows[:5], "validation": rows[5:7], "test": rows[7:9]}
@@ -364,8 +366,9 @@ def make_graded(folder):
 
 
 def opened(graded, *flags, reference=None):
-    """(args, run, reference, b, advantages, in_loss) before the first step: 4 groups of 4 of different
-    lengths, log-probs somewhat off the policy's; one group and one more answer have advantage 0."""
+    """(args, run, reference, b, advantages, in_loss) before the first step: 4 groups of 4 of
+    different lengths, log-probs somewhat off the policy's; one group and one more answer have
+    advantage 0."""
     argv = ["--model", graded["llama"], "--data", graded["data"], "--max-new-tokens", "7"]
     argv += ["--out", "runs/none", "--lr", "0.001", "--micro-tokens", "4096", "--warmup", "0"]
     argv += ["--group-size", "4", "--groups-per-batch", "4", *map(str, flags)]
@@ -403,9 +406,9 @@ LOGGED = {
 
 @pytest.mark.parametrize("flags", LOSSES, ids=lambda f: " ".join(map(str, f)) or "plain")
 def test_gradient_for_every_cut(flags, graded, monkeypatch):
-    """E2. Sixteen answers as one forward, as some, and one by one are the same update: sums are divided
-    by the count of the whole optimiser step (the HF accumulation bug; trl#5619). What is logged
-    are means over all tokens, not over micro-batches."""
+    """E2. Sixteen answers as one forward, as some, and one by one are the same update: sums are
+    divided by the count of the whole optimiser step (the HF accumulation bug; trl#5619). What is
+    logged are means over all tokens, not over micro-batches."""
     args, run, *made = opened(graded, *flags, reference="gpt2" if "--beta" in flags else None)
     real, calls, seen = grpo_rubric.grpo_loss, [], []
     spy = lambda *given: calls.append((len(given[0]), real(*given))) or calls[-1][1]  # noqa: E731
@@ -431,9 +434,10 @@ def test_gradient_for_every_cut(flags, graded, monkeypatch):
 
 @pytest.mark.parametrize("aggregation", grpo_rubric.AGGREGATIONS)
 def test_answers_without_advantage_cost_no_forward(aggregation, graded, monkeypatch):
-    """Rows 2 and 9 have no score: neither tokens nor count are in the loss, whatever stands in them.
-    Five others have advantage 0: without a KL they need no forward, and stay in the normaliser. The
-    gradient is that of one forward over the fourteen, each token times min(policy/sampler, 2)."""
+    """Rows 2 and 9 have no score: neither tokens nor count are in the loss, whatever stands in
+    them. Five others have advantage 0: without a KL they need no forward, and stay in the
+    normaliser. The gradient is that of one forward over the fourteen, each token times
+    min(policy/sampler, 2)."""
     flags = ("--aggregation", aggregation, "--temperature", 0.7)
     args, run, _, b, advantages, in_loss = opened(graded, *flags)
     in_loss[[2, 9]], advantages[[2, 9]] = False, 0.0
@@ -462,8 +466,8 @@ def test_answers_without_advantage_cost_no_forward(aggregation, graded, monkeypa
 
 
 def test_nothing_to_learn_from(graded):
-    """All advantages 0, or no answer with a score: no optimiser step at all (AdamW moves the weights by
-    its moments at a gradient of 0), and numbers that do not exist are None."""
+    """All advantages 0, or no answer with a score: no optimiser step at all (AdamW moves the
+    weights by its moments at a gradient of 0), and numbers that do not exist are None."""
     args, run, _, b, advantages, in_loss = opened(graded, "--num-substeps", 2)
     advantages[4:] = 0.0
     assert grpo_rubric.update(args, run, None, b, advantages, in_loss)["updates"] == 1
@@ -476,8 +480,9 @@ def test_nothing_to_learn_from(graded):
 
 
 def test_substeps_are_of_whole_groups(graded, monkeypatch):
-    """Four groups in three substeps: 2, 1, 1 whole groups, each answer once, in another order in the
-    next step. The old log-probs are the sampled ones in all of them: later the ratio leaves 1."""
+    """Four groups in three substeps: 2, 1, 1 whole groups, each answer once, in another order in
+    the next step. The old log-probs are the sampled ones in all of them: later the ratio leaves
+    1."""
     args, run, _, b, _, in_loss = opened(graded, "--num-substeps", 3, "--lr", 1e-2)
     given = args, run, None, b, torch.tensor([1.0, -1.0] * 8), in_loss
     with torch.no_grad():  # as sampled
@@ -498,8 +503,9 @@ def test_substeps_are_of_whole_groups(graded, monkeypatch):
 
 
 def test_the_row_of_a_rollout_by_hand():
-    """Four groups: mixed, and the longer answer pays (r = 1); all good; all bad; one score, which is no
-    group. A NaN is in no mean and no share, and the group with one score is skipped, not bad."""
+    """Four groups: mixed, and the longer answer pays (r = 1); all good; all bad; one score, which
+    is no group. A NaN is in no mean and no share, and the group with one score is skipped, not
+    bad."""
     rewards = t([1, 0, 0, 0], [1, 1, NAN, 1], [0, 0, 0, 0], [NAN, 1, NAN, NAN])
     advantages = grpo_rubric.group_advantages(rewards)
     third = dict.fromkeys(("mixed", "all_good", "all_bad"), 1 / 3)
@@ -517,8 +523,8 @@ def test_the_row_of_a_rollout_by_hand():
 
 
 def test_lora_reference_is_the_start(graded, monkeypatch):
-    """With LoRA the reference is the policy with its adapter off: gradient and KL are those against a
-    frozen copy of the start, also when the adapter has moved. Without --beta there is none."""
+    """With LoRA the reference is the policy with its adapter off: gradient and KL are those against
+    a frozen copy of the start, also when the adapter has moved. Without --beta there is none."""
     args, run, reference, *made = opened(graded, "--lora-rank", 4, "--beta", 0.3)
     assert reference is run.model
     for name, weight in run.model.named_parameters():
@@ -582,11 +588,11 @@ def test_one_group_as_a_table(capsys):
 
 
 def test_what_a_run_leaves(graded, tmp_path, capsys):
-    """E1. Before step one, at temperature .7: the rollout = teacher forcing, a token strip, one group
-    as a table. Reward: .75 × the share of the weight that was met + .25 × the reward model's score.
-    rollouts.jsonl holds every answer with its verdicts, from which reward, advantage and the log's
-    means follow; validation is by the reward model; the test rows are touched once, before and
-    after, with n and interval. What comes next fits the data."""
+    """E1. Before step one, at temperature .7: the rollout = teacher forcing, a token strip, one
+    group as a table. Reward: .75 × the share of the weight that was met + .25 × the reward model's
+    score. rollouts.jsonl holds every answer with its verdicts, from which reward, advantage and the
+    log's means follow; validation is by the reward model; the test rows are touched once, before
+    and after, with n and interval. What comes next fits the data."""
     out, score = tmp_path / "run", common.reward_function(graded["reward"])
     flags = ("--reward", "checks:3", "--reward", "model", "--reward-model", graded["reward"])
     flags += ("--val-metric", "model", "--eval-every", 2, "--temperature", 0.7, "--beta", 0.1)
@@ -636,9 +642,9 @@ def test_what_a_run_leaves(graded, tmp_path, capsys):
 
 
 def test_each_step_has_its_own_prompts_and_draws(graded, tmp_path, monkeypatch):
-    """The eight training prompts come in a permutation per epoch, in steps of three: the last of the
-    pass has two, step 4 opens the next. An evaluation in between changes nothing: its draws are its
-    own."""
+    """The eight training prompts come in a permutation per epoch, in steps of three: the last of
+    the pass has two, step 4 opens the next. An evaluation in between changes nothing: its draws are
+    its own."""
     kept, spy = {}, Spy(monkeypatch, grpo_rubric, "rollout")
     for every in (1, 0):
         out = tmp_path / str(every)
@@ -654,9 +660,9 @@ def test_each_step_has_its_own_prompts_and_draws(graded, tmp_path, monkeypatch):
 
 
 def test_a_lost_grade_is_no_zero(graded, tmp_path, monkeypatch):
-    """Answer 1 of group 0 and all but one of group 1 have no rubric score: the group of three has its
-    own mean, the group of one is skipped, and the logged reward is the mean of the twelve. Of the
-    lost four the reward model scored three, which `reward/voided` counts."""
+    """Answer 1 of group 0 and all but one of group 1 have no rubric score: the group of three has
+    its own mean, the group of one is skipped, and the logged reward is the mean of the twelve. Of
+    the lost four the reward model scored three, which `reward/voided` counts."""
     lost, real = (1, 4, 5, 6), judge.grade_answers
 
     def grade(rows, answers, *rest, **more):
@@ -710,9 +716,9 @@ def test_overlong(mode, graded, tmp_path, monkeypatch):
 
 
 def test_checks_alone_ask_nobody(graded, tmp_path, monkeypatch):
-    """--reward checks on rows that also have texts for a judge: no network, the texts left out of the
-    score; --reward rubric asks for a judge. --system stands before every prompt, in training and
-    validation; --max-length leaves so many tokens for a prompt."""
+    """--reward checks on rows that also have texts for a judge: no network, the texts left out of
+    the score; --reward rubric asks for a judge. --system stands before every prompt, in training
+    and validation; --max-length leaves so many tokens for a prompt."""
     rows = [{"prompt": p, "rubrics": ["Is polite.", *CHECKS[:2]]} for p in PROMPTS]
     own = graded | {"data": write_rows(tmp_path / "r.jsonl", rows)}
     monkeypatch.setattr(socket.socket, "connect", lambda *a: pytest.fail("asked the network"))

@@ -67,8 +67,9 @@ def loss_of(loss_type, **options):
     ],
 )
 def test_dpo_golden(loss_type, smoothing, expected):
-    """A sign, a β or a length in the wrong place. z = .1·(1 + 1) = .2: log(1 + e^−.2) = .5981; hinge
-    1 − .2; ipo (1/5 + 1/4 − 5)² = 20.7025; simpo 2·(−10/5 + 12/4) − 1 = 1, log(1 + e⁻¹) = .3133."""
+    """A sign, a β or a length in the wrong place. z = .1·(1 + 1) = .2: log(1 + e^−.2) = .5981;
+    hinge 1 − .2; ipo (1/5 + 1/4 − 5)² = 20.7025; simpo 2·(−10/5 + 12/4) − 1 = 1, log(1 + e⁻¹) =
+    .3133."""
     losses, _, _ = loss_of(loss_type, label_smoothing=smoothing)
     assert close(losses, expected)
 
@@ -85,8 +86,8 @@ def test_dpo_rewards_golden():
 
 
 def test_kto_golden():
-    """Two answers against k = 2 nats: h_c = 1, h_r = −1, β = .1: (1 − σ(.1·(1 − 2)) + 1 −
-    σ(.1·(2 + 1)))/2 = (.52498 + .42556)/2. A thumb alone is one of the two; its empty side has no
+    """Two answers against k = 2 nats: h_c = 1, h_r = −1, β = .1: (1 − σ(.1·(1 − 2)) + 1 − σ(.1·(2 +
+    1)))/2 = (.52498 + .42556)/2. A thumb alone is one of the two; its empty side has no
     gradient."""
     policy, rejected = t(-10, -10, 0).requires_grad_(), t(-12, 0, -12).requires_grad_()
     ref, lengths = (t(-11, -11, 0), t(-11, 0, -11)), (t(5, 5, 0), t(4, 0, 4))
@@ -114,8 +115,8 @@ def test_batch_rows_keeps_pairs_together():
 
 
 def test_a_soft_tie_has_no_gradient_at_equal_scores():
-    """ε is a row's own: a tie, ε = ½, costs log 2 at z = 0 and pulls nowhere; beside it, ε = 0 has the
-    gradient −β/2. At z = 2 the tie pulls back: dL/dz = σ(2) − ½ = .3808."""
+    """ε is a row's own: a tie, ε = ½, costs log 2 at z = 0 and pulls nowhere; beside it, ε = 0 has
+    the gradient −β/2. At z = 2 the tie pulls back: dL/dz = σ(2) − ½ = .3808."""
     policy, ref = t(-5, -5, -3).requires_grad_(), t(-5, -5, -5)
     losses, _, _ = dpo.dpo_loss(policy, ref, ref, ref, 1.0, label_smoothing=t(0.5, 0.0, 0.5))
     losses.sum().backward()
@@ -124,8 +125,9 @@ def test_a_soft_tie_has_no_gradient_at_equal_scores():
 
 
 def test_metrics_of_a_step_are_sums_divided_once():
-    """Parts of 3 and 1 pairs with rewards 0, 0, 0 and 4 have the mean 1; a mean of means is 2. `nll` is
-    per token: log-probs 3·−6 and −2 over 3·2 + 4 tokens are 2. Three equal pairs count as half."""
+    """Parts of 3 and 1 pairs with rewards 0, 0, 0 and 4 have the mean 1; a mean of means is 2.
+    `nll` is per token: log-probs 3·−6 and −2 over 3·2 + 4 tokens are 2. Three equal pairs count as
+    half."""
     numbers = [
         t(1, reward, 0, logp, logp, length, length)[:, None].expand(7, n)
         for n, reward, logp, length in ((3, 0, -6, 2), (1, 4, -2, 4))
@@ -171,16 +173,16 @@ ALL_OPTIONS = dict(margin=t(0.5, 0.5, 0.5), tie=TIE, label_smoothing=0.1, center
     ],
 )
 def test_bradley_terry_golden(options, expected):
-    """z = 1, 0, −1: −log σ is .3133, .6931, 1.3133, mean .7732. Centring adds .01·(1 + 16 + 1)/3. The
-    last row crosses all four: the tie has neither margin nor ε, but it is centred."""
+    """z = 1, 0, −1: −log σ is .3133, .6931, 1.3133, mean .7732. Centring adds .01·(1 + 16 + 1)/3.
+    The last row crosses all four: the tie has neither margin nor ε, but it is centred."""
     losses = reward_train.bradley_terry_loss(*REWARDS, **options)
     assert losses.shape == (3,)
     assert close(losses if isinstance(expected, list) else losses.mean(), expected)
 
 
 def test_bradley_terry_ties_pull_together():
-    """A tie scored as a win pushes equal answers apart. Its gradient is 0 at equal scores, σ(2) − ½ =
-    .3808 on chosen at a difference of 2. Its margin, NaN in the file, is not read."""
+    """A tie scored as a win pushes equal answers apart. Its gradient is 0 at equal scores, σ(2) − ½
+    = .3808 on chosen at a difference of 2. Its margin, NaN in the file, is not read."""
     chosen, rejected = t(1, 3).requires_grad_(), t(1, 1).requires_grad_()
     losses = reward_train.bradley_terry_loss(chosen, rejected, t(math.nan, math.nan), on(1, 1))
     losses.sum().backward()
@@ -189,9 +191,9 @@ def test_bradley_terry_ties_pull_together():
 
 
 def test_pair_metrics_golden():
-    """Δ = 2, −.5, −.2, 0: one right, two wrong, one equal, 1.5/4. Confidences .8808, .6225, .5498, .5
-    in ten bins of width .05 from ½: 7, 2, 0, 0. ece = ¼|1 − .8808| + ¼|0 − .6225| +
-    ½|¼ − .5249| = .3229. A tie is in no mean; a rate over nobody is NaN, never 0 %."""
+    """Δ = 2, −.5, −.2, 0: one right, two wrong, one equal, 1.5/4. Confidences .8808, .6225, .5498,
+    .5 in ten bins of width .05 from ½: 7, 2, 0, 0. ece = ¼|1 − .8808| + ¼|0 − .6225| + ½|¼ − .5249|
+    = .3229. A tie is in no mean; a rate over nobody is NaN, never 0 %."""
     chosen, rejected = t(2, 1, 9, 0, 0.5), t(0, 1.5, 0, 0.2, 0.5)
     metrics = reward_train.pair_metrics(chosen, rejected, on(0, 0, 1, 0, 0))
     expected = {"accuracy": 0.375, "margin": 1.3 / 4, "nll": 0.6480727613}
@@ -209,7 +211,8 @@ G = [0.4325, -0.2081, -0.2244]  # of KL(π‖π_ref) by the logits: π·(log(π/
 
 
 def test_kl_card_values():
-    """KL(π‖π_ref) = .6349 is the mean of k1 (deviation .99) and k3 (.61); k2 is biased (.6952, .34)."""
+    """KL(π‖π_ref) = .6349 is the mean of k1 (deviation .99) and k3 (.61); k2 is biased (.6952,
+    .34)."""
     k = common.kl_estimates(P.log()[:, None], P_REF.log()[:, None], on([1], [1], [1]))
     estimates = torch.cat(k, 1)  # (3, 3)
     means = P @ estimates
@@ -232,8 +235,8 @@ def test_kl_card_values():
     ],
 )
 def test_kl_card_gradients(place, j, expected):
-    """The right value with the wrong gradient is the KL slip that no log shows. k1 in the reward, k2
-    or ratio × k3 in the loss have that of the KL; the others pull elsewhere."""
+    """The right value with the wrong gradient is the KL slip that no log shows. k1 in the reward,
+    k2 or ratio × k3 in the loss have that of the KL; the others pull elsewhere."""
     logits = P.log().requires_grad_()
     logps = torch.log_softmax(logits, -1)  # (3,) of three symbols, drawn in the shares P
     k = common.kl_estimates(logps[:, None], P_REF.log()[:, None], on([1], [1], [1]))[j - 1][:, 0]
@@ -245,8 +248,8 @@ def test_kl_card_gradients(place, j, expected):
 
 
 def test_kl_far_from_the_reference():
-    """Log-ratios of ±50: k1 and k2 stay the true 50 and 1250 (clamped, a policy that ran away has no
-    gradient back); k3 is bounded, or e^50 would end the run."""
+    """Log-ratios of ±50: k1 and k2 stay the true 50 and 1250 (clamped, a policy that ran away has
+    no gradient back); k3 is bounded, or e^50 would end the run."""
     logps = torch.tensor([[-60.0, -10.0]])
     k1, k2, k3 = common.kl_estimates(logps, logps.flip(1), on([1, 1]))
     assert k1.tolist() == [[-50, 50]] and k2.tolist() == [[1250, 1250]]
@@ -379,8 +382,8 @@ def test_losses_are_per_example_and_differentiable(name):
 @pytest.mark.parametrize("name", MASKED)
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1e30])
 def test_masked_places_count_for_nothing(name, bad):
-    """0 · NaN is NaN: a mask that multiplies lets one bad pad position end the run, and `where` after
-    the arithmetic hands NaN to the gradient. The same values to the bit, 0 outside."""
+    """0 · NaN is NaN: a mask that multiplies lets one bad pad position end the run, and `where`
+    after the arithmetic hands NaN to the gradient. The same values to the bit, 0 outside."""
     function, tensors = EVERYTHING[name]
     fields = [key for key, x in tensors.items() if x.dtype == torch.float64 and x.ndim == 2]
     found = []
@@ -397,8 +400,8 @@ def test_masked_places_count_for_nothing(name, bad):
 @pytest.mark.parametrize("name", sorted({*LOSSES, "gspo"} - {"sft"}))
 @pytest.mark.parametrize("gap", [50.0, -50.0, 800.0])
 def test_far_log_ratios_stay_finite(name, gap):
-    """A policy that collapsed on a pair has log-ratios of ±50 nats: log(σ(z)) taken literally is −inf,
-    e^gap is inf, their gradient NaN, and one such pair ends the run. At β = 5, too."""
+    """A policy that collapsed on a pair has log-ratios of ±50 nats: log(σ(z)) taken literally is
+    −inf, e^gap is inf, their gradient NaN, and one such pair ends the run. At β = 5, too."""
     function, tensors = EVERYTHING[name]
     cast = {key: x.float() if x.is_floating_point() else x for key, x in tensors.items()}
     first, second = list(cast)[:2]

@@ -164,9 +164,9 @@ def trl_trainer(kind, world, tokenizer, rows=None, ref=None, **options):
     ],
 )
 def test_dpo_loss_and_gradients(world, tokenizer, loss_type, beta, smoothing):
-    """A user who moves a run from TRL must get the same curve: each loss that both have, from
-    the same messages, within 1e-5 in the loss and in every gradient; the ids and the trained
-    positions are equal to begin with."""
+    """A user who moves a run from TRL must get the same curve: each loss that both have, from the
+    same messages, within 1e-5 in the loss and in every gradient; the ids and the trained positions
+    are equal to begin with."""
     ours, (ids, attention_mask, response_mask) = our_dpo(world, loss_type, beta, smoothing)
 
     def same_batch(inputs):
@@ -206,8 +206,8 @@ def test_losses_of_cpo(world, tokenizer, loss_type, beta, options):
 @pytest.mark.parametrize("margin, center", [(False, 0.0), (True, 0.01)])
 def test_reward_loss_and_gradients(world, tokenizer, monkeypatch, capsys, margin, center):
     """RewardTrainer takes the margin column when there is one and centres by its coefficient:
-    `reward_train.py --margin margin --center-coef .01`, in micro-batches, has the same loss and
-    the same gradients, head included."""
+    `reward_train.py --margin margin --center-coef .01`, in micro-batches, has the same loss and the
+    same gradients, head included."""
     flags = ("--model", world["reward"], "--margin", "margin" if margin else "none")
     flags += ("--center-coef", center)
     ours = stage_result(reward_train, monkeypatch, world, *flags, "--micro-tokens", 150)
@@ -236,9 +236,9 @@ TRAINERS = {  # stage: TRL's trainer, our flags, its options
 
 @pytest.mark.parametrize("stage", TRAINERS, ids=lambda stage: stage.__name__)
 def test_eight_steps(stage, tokenizer, world, monkeypatch, capsys):
-    """Optimiser, clipping, learning rate, a fixed reference: two epochs of 16 rows in batches of
-    4, in the order in which ours shuffles them. Loss and gradient norm of each step, and the
-    weights at the end, are TRL's."""
+    """Optimiser, clipping, learning rate, a fixed reference: two epochs of 16 rows in batches of 4,
+    in the order in which ours shuffles them. Loss and gradient norm of each step, and the weights
+    at the end, are TRL's."""
     kind, flags, options = TRAINERS[stage]
     rows = pair_rows(16, seed=5)
     ours = {**world, "file": write_rows(world["place"] / "sixteen.jsonl", rows)}
@@ -278,8 +278,8 @@ GRPO_N, GRPO_LENGTH = 8, 6  # two prompts × four answers, of 1 to 6 tokens
 
 
 def grpo_batch(tokenizer):
-    """Ids of eight answers to two prompts of different lengths, one with the end token and one
-    of a single token; advantages of both signs, one of them 0; noise that puts old and reference
+    """Ids of eight answers to two prompts of different lengths, one with the end token and one of a
+    single token; advantages of both signs, one of them 0; noise that puts old and reference
     log-probs off the policy's, far enough to clip."""
     generator = torch.Generator().manual_seed(4)
     texts = ("sql", "Assess this candidate: kafka.")
@@ -300,8 +300,8 @@ def shifted(logps, mask, noise):
 
 
 def trl_grpo(world, tokenizer, batch, **options):
-    """(loss, gradients) of TRL's GRPOTrainer on these ids: prompts padded on the left, answers
-    on the right."""
+    """(loss, gradients) of TRL's GRPOTrainer on these ids: prompts padded on the left, answers on
+    the right."""
     trl = needs("trl", reason=REASON.format("trl"))
     datasets = needs("datasets", reason=REASON.format("datasets"))
     prompts, answers, advantages, noise = batch
@@ -366,8 +366,8 @@ GRPO_FORMS = [  # TRL's options, ours
 @pytest.mark.parametrize("beta", [0.0, 0.1], ids=["no KL", "KL"])
 @pytest.mark.parametrize("options, own", GRPO_FORMS, ids=lambda x: x.get("loss_type", ""))
 def test_grpo_loss_and_gradients(options, own, beta, world, tokenizer, monkeypatch):
-    """TRL's `grpo` is our "sequence", `dapo` "token", `dr_grpo` "fixed", its `delta` our dual
-    clip; bounds of 1.2 and 1.5, which the ratios of this batch reach. Its KL is ours with
+    """TRL's `grpo` is our "sequence", `dapo` "token", `dr_grpo` "fixed", its `delta` our dual clip;
+    bounds of 1.2 and 1.5, which the ratios of this batch reach. Its KL is ours with
     use_bias_correction_kl, its default in 1.16: without it k3 stands without its ratio, whose
     gradient is another (the KL card in test_losses.py)."""
     monkeypatch.setattr(grpo_rubric, "CISPO_MAX", 1.2)
