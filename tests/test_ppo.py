@@ -590,7 +590,7 @@ def test_best_weights_are_restored(restore, world, tmp_path, capsys):
     last line says that nothing was gained; --restore last keeps the last ones and says nothing."""
     out, flags = tmp_path / "run", ("--lr", 0.5, "--warmup", 0, "--eval-every", 1, "--patience", 0)
     run_of(world, out, *flags, "--reward-fn", "worse_each_time", "--restore", restore)
-    state = torch.load(out / "checkpoint" / "step-0000002" / "state.pt", weights_only=True)["state"]
+    state = torch.load(out / "checkpoint" / "step-0000002.pt", weights_only=True)["state"]
     saved = dict(AutoModelForCausalLM.from_pretrained(out).named_parameters())
     best = restore == "best"
     held, other = (state["best"]["weights"], state["policy"])[:: 1 if best else -1]
