@@ -90,7 +90,7 @@ def read_jsonl(path, check=None, numbered=False, flag=None):
                 raise UserError(f"{shown}: this is {what}; convert it to JSONL: {convert}")
     else:
         near = get_close_matches(str(path), map(str, path.parent.glob("*")), 1, 0.8)
-        hint = f"; did you mean {near[0]}" if near else ""
+        hint = f"; did you mean {near[0]}" if near and not path.exists() else ""
         if not path.suffix:
             hint += "; docs/faq.md shows how to convert a data set of the hub or a saved folder"
         raise UserError(f"{shown}: no such file; expected JSONL, one object per line{hint}")

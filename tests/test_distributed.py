@@ -291,7 +291,7 @@ def test_one_rank_is_stopped_then_one_is_killed(folder, tmp_path):
     said, _ = run.communicate(timeout=900)
     last = rows(out)[-1]["step"]
     assert f"stopped after step {last}" in said, said[-3000:]
-    assert [f.name for f in (out / "checkpoint").iterdir()] == [f"step-{last:07d}"]
+    assert [f.name for f in (out / "checkpoint").iterdir()] == [f"step-{last:07d}.pt"]
     assert said.count("preflight  our loss") == 1, "rank 0 alone prints"
 
     run = torchrun("sft.py", *argv, "--resume")
