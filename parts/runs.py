@@ -376,7 +376,7 @@ class Run:
             write_jsonl(self.out / name, rows, append=True)
 
     def _open(self):
-        """Before the first row: replace the run in --out, or cut its logs back to the checkpoint."""
+        """Before the first row: replace the run in --out, or cut its logs to the checkpoint."""
         if not self.opened:
             self.opened = True
             wait_for_all()  # all ranks have looked at the folder as it was

@@ -477,9 +477,9 @@ def test_one_scale_for_policy_and_critic(world):
     """fp16's scaler multiplies both losses and divides both gradients: the same weights as without
     it. A value loss that goes around `run.backward` would be a thousand times too small."""
     found = []
-    for scaler in (None, torch.amp.GradScaler("cpu", init_scale=2.0**10)):
+    for scaled in (False, True):
         args, run, models = begun(world)
-        run.scaler = scaler
+        run.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, enabled=scaled)
         ppo.update(args, run, models[0], models[2], filled(args, run, models))
         weights = [p for module in run.modules for p in module.parameters()]
         found.append(nn.utils.parameters_to_vector(weights).detach())
