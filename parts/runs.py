@@ -355,7 +355,8 @@ class Run:
     def rows(self, name="metrics.jsonl"):
         """Rows of a log up to the checkpoint, without a last line that a kill has cut."""
         file = self.out / name
-        lines = file.read_bytes().split(b"\n")[:-1] if self.step and file.is_file() else []
+        known = file.is_file() and (self.step or self.opened)  # else the log of a run before
+        lines = file.read_bytes().split(b"\n")[:-1] if known else []
         return [row for row in map(json.loads, lines) if row["step"] <= self.step]
 
     def evaluates(self, step):
@@ -378,10 +379,10 @@ class Run:
     def _open(self):
         """Before the first row: replace the run in --out, or cut its logs to the checkpoint."""
         if not self.opened:
-            self.opened = True
             wait_for_all()  # all ranks have looked at the folder as it was
             if not rank():
                 self._make_folder()
+            self.opened = True
             if self.step == 0:
                 self.save(during=True)  # a full disk or an unsavable config shows at once
 
