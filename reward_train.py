@@ -273,20 +273,19 @@ def load_models(args, run):
 
 def preflight(args, model, tokenizer, pairs):
     """Loss = log 2 under a fresh head; one row, marked."""
-    first, flag = pairs.train[:8], f"--model {args.model}"
-    rows = [x.to(model.device) for x in batch_rows(pairs, first, pad_id(tokenizer))]
+    rows = batch_rows(pairs, pairs.train[:8], pad_id(tokenizer))
+    ids, attention_mask, _ = (x.to(model.device) for x in rows)
     with torch.no_grad():
-        rewards = reward_scores(model, *rows)
+        rewards = reward_scores(model, ids, attention_mask)
     loss = bradley_terry_loss(*rewards.chunk(2)).mean().item()
     if model.fresh_head:
-        said = "loss before step one, with a zero head"
-        runs.identity(said, loss, math.log(2), runs.rounding(model), flag)
+        said, bound = "loss before step one, with a zero head", runs.rounding(model)
+        runs.identity(said, loss, math.log(2), bound, f"--model {args.model}")
     else:
         print(f"preflight  {args.model} is a reward model already: loss {loss:.4f}")
-    ids, attention_mask, _ = rows
     last = attention_mask & ~F.pad(attention_mask[:, 1:], (0, 1))  # where the score is read
-    legend = "· not read   ◆ carries the reward"
-    runs.show_row(tokenizer, (ids, attention_mask, last), pairs.name(first[:1]), legend)
+    legend, name = "· not read   ◆ carries the reward", pairs.name(pairs.train[:1])
+    runs.show_row(tokenizer, (ids, attention_mask, last), name, legend)
 
 
 # ---- 8. the loop ----

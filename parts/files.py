@@ -106,7 +106,7 @@ def _rows(path, shown, check, numbered):
                 row = parse_json(line)
                 if not isinstance(row, dict):
                     raise ValueError(f"expected a JSON object, found {type(row).__name__}")
-                if check is not None:
+                if check:
                     check(row)
             except ValueError as error:  # UnicodeDecodeError is one as well
                 raise UserError(f"{shown}:{line_number}: {error}") from None
@@ -173,7 +173,7 @@ def replacing(path, mode=0o644):
 
 def load_function(spec, flag):
     """The function named by FILE:FUNCTION, such as --gold: (prompts, answers, rows) → scores."""
-    path, _, name = str(spec).rpartition(":")
+    path, _, name = spec.rpartition(":")
     if not path.endswith(".py") or not Path(path).is_file():
         raise UserError(f"{flag} {spec}: expected FILE:FUNCTION with an existing Python file")
     sys.path.append(str(Path(path).resolve().parent))  # the file may import its neighbours
