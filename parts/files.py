@@ -204,7 +204,7 @@ class Parser(ArgumentParser):
     """Errors in one line; an unknown flag is answered with the closest one."""
 
     def __init__(self, **options):
-        super().__init__(**{"formatter_class": partial(Help, max_help_position=30), **options})
+        super().__init__(formatter_class=partial(Help, max_help_position=30), **options)
 
     def parse_known_args(self, args=None, namespace=None):
         found, unknown = super().parse_known_args(args, namespace)
