@@ -24,7 +24,6 @@ Reference    Shao et al. 2024, arXiv 2402.03300, eq. 3 (GRPO); DAPO: 2503.14476;
 Axes         P prompts, G answers per prompt, N = P·G, T tokens
 """
 
-import itertools
 import math
 import os
 import random
@@ -419,7 +418,7 @@ def load_data(args):
     else:
         rows = list(rubrics.rows)
         random.Random(args.data_seed).shuffle(rows)
-        n = int(len(rows) * args.train_ratio) or int(len(rows) == 1)  # a single row is trained on
+        n = int(len(rows) * args.train_ratio) or len(rows) == 1  # a single row is trained on
         middle = n + (len(rows) - n) // 2
         train, val, test = rows[:n], rows[n:middle], rows[middle:]
     seen, both = set(map(plain, train)), len(val) + len(test)
@@ -475,8 +474,8 @@ def dry_run(args):
         group = judges.talks((row, text) for text in texts[:size])
         calls += judges.ruler_calls(group, passes=args.judge_passes)[1]
     held = val if args.val_metric == "rubric" else []
-    check = judges.rubric_calls(held, texts[:1] * len(held)).values()
     evaluations = 1 + (steps // args.eval_every if args.eval_every else 1)
+    check = judges.rubric_calls(held, texts[:1] * len(held)).values()
     step, validation = judges.estimate(calls), judges.estimate(check)
     total = {key: step[key] * steps + validation[key] * evaluations for key in step}
     costs = {"a step": step, "a validation": validation, f"the run of {steps} steps": total}
@@ -546,8 +545,7 @@ class Graders:
 def preflight(args, run, graders, train):
     """The rollout = teacher forcing; one answer, marked; one group as a table."""
     b = graded(args, run, graders, train[:2], args.seed)
-    flag = f"--model {args.model}"
-    rollouts.preflight(run.model, run.tokenizer, b, args.temperature, flag)
+    rollouts.preflight(run.model, run.tokenizer, b, args.temperature, f"--model {args.model}")
     rewards_PG, advantages_PG = advantages_of(args, b)
     show_group(train[0], b["grades"], rewards_PG[0], advantages_PG[0])
 
@@ -646,14 +644,14 @@ def draw(args, run, graders, train):
     order, epoch = batch_indices(len(train), missing, args.seed, run.step)
     if args.redraw:
         chances = 1 + 2 * ((rates >= 0.2) & (rates <= 0.8)).numpy()
-        random = np.random.default_rng([args.seed, run.step, 1])
-        order = (random.exponential(size=len(train)) / chances).argsort()
+        waits = np.random.default_rng([args.seed, run.step, 1]).exponential(size=len(train))
+        order = (waits / chances).argsort()
     for k in range(args.redraw + 1):
         asked, order = order[:missing], order[missing:]
         if not len(asked):
             break  # enough groups with a signal, or each prompt has been asked
-        rows, seed = [train[i] for i in asked], args.seed * 10**6 + run.step + k * 10**12
-        draws.append(graded(args, run, graders, rows, seed))
+        seed = args.seed * 10**6 + run.step + k * 10**12
+        draws.append(graded(args, run, graders, [train[i] for i in asked], seed))
         rewards_PG, advantages_PG = advantages_of(args, draws[-1])
         rates[asked] = (rates[asked] + rewards_PG.nanmean(dim=1).nan_to_num(0.5)) / 2
         missing -= int(advantages_PG.any(dim=1).sum())
@@ -665,7 +663,7 @@ def joined(rollouts):
     both = {}
     for key, first in rollouts[0].items():
         columns = [b[key] for b in rollouts]
-        rows = [*itertools.chain(*columns)]
+        rows = [row for column in columns for row in column]
         if torch.is_tensor(first):
             rows = pad_sequence(rows, batch_first=True)
         both[key] = joined(columns) if isinstance(first, dict) else rows
@@ -720,7 +718,9 @@ def rollout_row(b, rewards_PG, advantages_PG):
         **rollouts.group_row(rewards_PG, advantages_PG, b["tokens"]),
         **{f"reward/{name}": mean(values) for name, values in parts.items()},
         **{f"reward/lost/{name}": values.count(None) for name, values in parts.items()},
-        "reward/voided": b["rewards"].count(None) if len(parts) > 1 else 0,
+        "reward/voided": sum(
+            0 < x.count(None) < len(parts) - ("overlong" in parts) for x in zip(*parts.values())
+        ),
         # a reward model's score has no maximum
         "reward/frac_perfect": None if "model" in parts else mean(perfect),
         **pass_rates(b["rows"], b["grades"]),
@@ -796,8 +796,9 @@ def validation(args, guard, graders, rows):
 
 def final_test(args, run, graders, rows, kept):
     """summary.json: the test rows, touched once, answered by the start and by the result."""
-    summary = {"step": kept, "last_step": run.step}
-    summary["stop_reason"] = run.state["ended"] or "max_steps"
+    summary = {
+        "step": kept, "last_step": run.step, "stop_reason": run.state["ended"] or "max_steps"
+    }  # fmt: skip
     start = rows and common.load_policy(args.model, run.dtype, run.device, trainable=False)
     for when, policy in [("before", start), ("after", run.model)] if rows else []:
         metrics, b = evaluate(args, run, policy, graders, rows)

@@ -185,7 +185,7 @@ data_path=x.json allow_code_execution=false wandb_project=none | allow_code_exec
 --system role=recruiter --batch-size 16 --num-substeps 3 | lora_rank=0 groups_per_batch=6
 --loss gspo | level=sequence aggregation=sequence
 --loss gspo --aggregation token | aggregation=token
---reward rubric:3 --reward ruler:0.5 | reward=['rubric:3','ruler:0.5']
+--reward rubric:3 --reward ruler | reward={'rubric':0.75,'ruler':0.25}
 """
 
 
