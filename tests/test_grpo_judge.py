@@ -156,7 +156,7 @@ def trained(rows):
 
 def state(out, step):
     """The policy's weights in a checkpoint."""
-    file = Path(out) / "checkpoint" / f"step-{step:07d}" / "state.pt"
+    file = Path(out) / "checkpoint" / f"step-{step:07d}.pt"
     return torch.load(file, weights_only=True)["state"]["policy"]
 
 
@@ -466,7 +466,7 @@ def test_hybrid_stops_on_reward_hacking(uniform, texts, tmp_path, capsys):
     assert sum(rewards[-5:]) / 5 > sum(rewards[best - 3 : best]) / 3 + 0.05
     summary = json.loads((out / "summary.json").read_text())
     assert summary["stop_reason"] == "reward_hacking" and summary["step"] == best
-    file = out / "checkpoint" / f"step-{last:07d}" / "state.pt"
+    file = out / "checkpoint" / f"step-{last:07d}.pt"
     state = torch.load(file, weights_only=True)["state"]
     saved, chosen = AutoModelForCausalLM.from_pretrained(out).state_dict(), state["best"]
     assert chosen["step"] == best
