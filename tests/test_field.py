@@ -250,7 +250,7 @@ def test_a_run_with_redrawn_groups_resumes(uneven, tmp_path, monkeypatch):
     run(uneven, tmp_path / "run", *flags, "--resume")
     states = []
     for name in ("whole", "run"):
-        file = tmp_path / name / "checkpoint/step-0000006/state.pt"
+        file = tmp_path / name / "checkpoint/step-0000006.pt"
         states.append(torch.load(file, weights_only=True)["state"])
     rates = states[0]["pass_rates"]
     assert (
