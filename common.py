@@ -11,8 +11,8 @@ trained                           ✓      ✓      ✓       logits[2:5] are sc
 
 Sections     1 from text to ids · 2 rows and batches · 3 models · 4 scoring answers · 5 log-probs
              6 sampling
-Conventions  prompt and answer are tokenised separately and joined; rows are right-padded; masks are bool
-             and made from lengths, never from the pad id; trainable weights are fp32 whatever the
+Conventions  prompt and answer are tokenised separately and joined; rows are right-padded; masks are
+             bool and made from lengths, never from the pad id; trainable weights are fp32 whatever the
              checkpoint holds; no dropout anywhere
 Left out     1. packing, 8-bit, custom kernels   2. what one stage alone needs
 Axes         B rows, T columns, V vocabulary, H hidden, N tokens
@@ -583,7 +583,7 @@ def dropout_off(config):
 def save_model(model, tokenizer, folder, dtype=torch.float32, adapter_only=False):
     """Write a folder that transformers opens with equal logits: weights, configs, tokenizer.
 
-    Each file is written under a temporary name and then renamed. An adapter goes to adapter/, in PEFT's
+    Each file is written under a temporary name, then renamed. An adapter goes to adapter/, in PEFT's
     layout, and is merged into the weights; adapter_only leaves these out.
     """
     folder, lora = Path(folder), hasattr(model, "lora_config")
