@@ -258,6 +258,8 @@ v 1..5/10 .5*8 | | val_plateau | 0
 v 1..5/10 .5*8 | patience=0 | None | 0
 v 1..5/10 .5*8; reward/mean 80..159/200 | | plateau_reward_rises | 3
 v 1..5/10 .5*8; reward/mean .5*80 | | val_plateau | 0
+v 1..5/10 .5*8; reward/mean 700..779/1400 | | val_plateau | 0
+v 1..5/10 .5*8; reward/mean 500..579/1000 | | plateau_reward_rises | 3
 v 1..5/10 .5*8; reward/mean 80..159/200 | on_hack=warn | val_plateau | 0
 v 1..5/10 .5*8 | baseline=.375 margin=.125 | val_plateau | 0
 v 1..5/10 .5*8 | baseline=.375 margin=.25 | plateau_below_baseline | 0
