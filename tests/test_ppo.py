@@ -314,6 +314,10 @@ def test_three_models_or_one(world):
         base = common.token_logps(base, b["ids"], b["attention_mask"], b["mask"])
     assert close(b["ref_logps"], base, 1e-4)
     assert (b["logps"] - base).abs().max() > 0.1, "the adapter must be on in the rollout"
+    b = ppo.rollout(args, run, models, ROWS, args.seed)
+    kl, lengths = (b["logps"] - b["ref_logps"]).sum().item() / 8, b["mask"].sum().item() / 8
+    expected = {"val/kl": kl, "val/score": b["scores"].mean().item(), "val/length": lengths}
+    assert ppo.evaluate(args, run, models, None, ROWS)[0] == pytest.approx(expected, rel=1e-5)
 
 
 FIRST = table("""
@@ -499,7 +503,7 @@ def test_one_scale_for_policy_and_critic(world):
 
 def run_of(world, out, *flags, family="llama"):
     """The rows of metrics.jsonl of a run of `main`."""
-    flags = "--steps", 2, "--batch-size", 4, "--max-new-tokens", 5, "--eval-fraction", 0.3, *flags
+    flags = "--epochs", 2, "--batch-size", 4, "--max-new-tokens", 5, "--eval-fraction", 0.3, *flags
     assert ppo.main(line(world, out, flags, family)) in (None, 0)
     return read(out / "metrics.jsonl")
 
@@ -513,6 +517,7 @@ def test_preflight(critic, world, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(runs.Run, "start", lambda run, *a: started.append(run) or start(run, *a))
     run_of(world, tmp_path / "run", "--critic", critic, "--temperature", 0.7, "--lr", 1e-4)
     printed = capsys.readouterr().out
+    assert "plan       2 steps of 8 answers; per step 2 passes in batches of 4 = 4 updates" in printed
     for said in ("the rollout's log-probs and teacher forcing", "policy and reference"):
         assert f"{said}: 0.0000, expected 0.0000" in printed
     zeros = f"preflight  critic {critic}: values 0.000 ± 0.000; scores "
