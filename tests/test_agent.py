@@ -354,6 +354,7 @@ def test_a_run_leaves_what_the_header_promises(run):
             expected |= {"length/mean": n, "length/truncated_frac": sum(cut) / 4, "ratio/mean": 1}
             expected |= {"answer_tokens": 4 * n, "episodes": 4, "exceptions": 0, "sample_gap": 0}
             assert [(r["group"], r["sample"]) for r in kept] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+            assert row["tokens"] > 2 * row["answer_tokens"], "the environment's words as well"
             for a, b in (kept[:2], kept[2:]):
                 gain = (a["reward"] - b["reward"]) / 2
                 assert a["seed"] == b["seed"] and a["advantage"] == pytest.approx(gain, abs=1e-6)
