@@ -174,7 +174,7 @@ data_path=x.json allow_code_execution=false wandb_project=none | allow_code_exec
 --system role=recruiter --batch-size 16 --num-substeps 3 | lora_rank=0 groups_per_batch=6
 --loss gspo | level=sequence aggregation=sequence
 --loss gspo --aggregation token | aggregation=token
---reward rubric:3 --reward ruler:0.5 | reward=['rubric:3','ruler:0.5']
+--reward rubric:3 --reward ruler | reward={'rubric':0.75,'ruler':0.25}
 """
 
 
@@ -205,8 +205,8 @@ def test_a_folder_that_exists(value, flags, tmp_path):
 
 
 BAD = """
-data_path=x.json group_sizes=4 | group_sizes=4: unknown name; the nearest one is group_size
-data_path=x.json judge_bas_url=u | nearest one is judge_base_url
+data_path=x.json group_sizes=4 | unrecognized argument --group-sizes, did you mean --group-size
+data_path=x.json judge_bas_url=u | did you mean --judge-base-url
 group_size=4 | data_path=FILE is missing: JSON or JSONL
 data_path=x.json behavior_if_log_dir_exists=append | expected delete, resume, raise or ask
 data_path=x.json dry_run=maybe | dry_run=maybe: expected true or false

@@ -489,9 +489,9 @@ def test_one_scale_for_policy_and_critic(world):
     """fp16's scaler multiplies both losses and divides both gradients: the same weights as without
     it. A value loss that goes around `run.backward` would be a thousand times too small."""
     found = []
-    for scaler in (None, torch.amp.GradScaler("cpu", init_scale=2.0**10)):
+    for scaled in (False, True):
         args, run, models = begun(world)
-        run.scaler = scaler
+        run.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, enabled=scaled)
         ppo.update(args, run, models[0], models[2], filled(args, run, models))
         weights = [p for module in run.modules for p in module.parameters()]
         found.append(nn.utils.parameters_to_vector(weights).detach())
@@ -585,7 +585,7 @@ def test_best_weights_are_restored(restore, world, tmp_path, capsys):
     the last ones, and the last line says that nothing was gained; --restore last keeps the last."""
     out, flags = tmp_path / "run", ("--lr", 0.5, "--warmup", 0, "--eval-every", 1, "--patience", 0)
     run_of(world, out, *flags, "--reward-fn", "worse_each_time", "--restore", restore)
-    state = torch.load(out / "checkpoint" / "step-0000002" / "state.pt", weights_only=True)["state"]
+    state = torch.load(out / "checkpoint" / "step-0000002.pt", weights_only=True)["state"]
     saved = dict(AutoModelForCausalLM.from_pretrained(out).named_parameters())
     best = restore == "best"
     held, other = (state["best"]["weights"], state["policy"])[:: 1 if best else -1]

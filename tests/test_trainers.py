@@ -1,10 +1,10 @@
 """The promises that sft, reward_train, dpo and ppo make alike, kept by their own `main`.
 
-Ordered as in the house's list: E1 the numbers before step one, E2 micro-batches, E3 padding and
-mates, E5 learning, E6 families and tokenizers, E8 NaN in padding (E4, resume, is test_resume.py, E7
-is test_common_model.py). Then what a single stage owes: the reference, the loss types, LoRA, the
-scores of sample answers, what the screen and --help say, a copy of the script in an empty folder.
-PPO draws its own rows, so its E1, E2, E3 and E5 are in test_ppo.py.
+In the order of the house's list: E1 the numbers before step one, E5 learning, E6 families and
+tokenizers (E2 micro-batches and E3 padding are in test_mutations.py and test_common_model.py, E4
+resume in test_resume.py, E7 PEFT in test_common_model.py; PPO draws its own rows, so its E1 and E5
+are in test_ppo.py). Then what a single stage owes: the reference, the loss types, LoRA, scores of
+sample answers, what the screen and --help say, a copy of the script in an empty folder.
 """
 
 import json
@@ -15,7 +15,6 @@ import runpy
 import shutil
 import sys
 import traceback
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -36,7 +35,6 @@ from tiny import (
     CHATML,
     EXTRA_FAMILIES,
     FAMILIES,
-    TEMPLATE,
     pair_rows,
     tiny_model,
     tiny_tokenizer,
@@ -52,12 +50,6 @@ every_stage = pytest.mark.parametrize("stage", STAGES, ids=lambda s: s.__name__)
 REWARD_FN = f"{Path(__file__).with_name('tiny.py')}:share_of_vowels"
 LOG2 = math.log(2)
 pytestmark = pytest.mark.usefixtures("quiet_process")
-
-
-@pytest.fixture(scope="session")
-def other_folder(tmp_path_factory):
-    """A second Llama of other weights: as a reference it makes every margin a generic number."""
-    return tiny_model("llama", tmp_path_factory.mktemp("models"), seed=7)
 
 
 def command(stage, data, model, out, *flags):
@@ -83,72 +75,6 @@ def read(path):
 def steps(rows, key):
     """The values of a key that belongs to the training rows."""
     return [row[key] for row in rows if "lr" in row]
-
-
-class Caught(Exception):
-    """Ends a run once the test has seen what it came for."""
-
-
-@contextmanager
-def watched(monkeypatch, stage, mask_nan=False, reference=None):
-    """Inside, a run is stopped before its first update; `seen` holds its loss, gradient, forwards.
-
-    mask_nan puts NaN into the hidden states of the padding, in forwards that record a gradient.
-    reference: a folder whose model takes the place of DPO's reference.
-    """
-    seen = {"forwards": 0}
-    name = "reward_scores" if stage is reward_train else "token_logps"
-    real = getattr(stage, name)
-
-    def forward(*args, **kwargs):
-        seen["forwards"] += torch.is_grad_enabled()
-        return real(*args, **kwargs)
-
-    def poison(module, args, kwargs, output):
-        mask = kwargs["attention_mask"]
-        if (
-            mask.ndim == 4
-        ):  # prompt | chosen | rejected: what a column sees shrinks where the next part begins
-            starts = F.pad(mask[:, 0].sum(-1).diff(dim=1) < 1, (1, 0))  # (b, S)
-            mask = starts.cumsum(1) < 2
-        if torch.is_grad_enabled() and mask.shape == output.last_hidden_state.shape[:2]:
-            seen["poisoned"] = seen.get("poisoned", 0) + int((mask == 0).sum())
-            hidden = output.last_hidden_state
-            output.last_hidden_state = torch.where(mask[..., None].bool(), hidden, torch.nan)
-        return output
-
-    def stopped(loss, weights):
-        seen["loss"] = loss
-        seen["gradient"] = torch.cat([w.grad.flatten() for w in weights if w.grad is not None])
-        raise Caught
-
-    def update(run, where):
-        if mask_nan:
-            assert seen["poisoned"] > 0, "no padding, no test"
-        stopped(run.loss, [w for group in run.optimizer.param_groups for w in group["params"]])
-
-    def prepare(model, args, real=runs.prepare):
-        real(model, args)
-        model.base_model.register_forward_hook(poison, with_kwargs=True)
-
-    def other_reference(run, policy, pairs, pad, real=dpo.reference_logps):
-        return real(run, common.load_policy(reference, trainable=False), pairs, pad)
-
-    with monkeypatch.context() as patch, pytest.raises(Caught):
-        patch.setattr(stage, name, forward)
-        patch.setattr(runs.Run, "update", update)
-        if mask_nan:
-            patch.setattr(runs, "prepare", prepare)
-        if reference:
-            patch.setattr(dpo, "reference_logps", other_reference)
-            patch.setattr(dpo, "preflight", lambda *args: None)
-        yield seen
-
-
-def gap(a, b):
-    """Distance of two gradients, relative to their size (fp32 itself has 1e-7)."""
-    assert a.norm() > 1e-3, "a gradient of zero passes anything"
-    return ((a - b).norm() / b.norm()).item()
 
 
 # ---- E1: the numbers before step one ----
@@ -214,7 +140,8 @@ def test_simpo_claims_no_number(tmp_path, llama_folder, pairs_file, capsys):
     Its reward is β · mean log-prob, β = 2: below zero for sure."""
     rows = train(dpo, pairs_file, llama_folder, tmp_path / "out", "--loss-type", "simpo")
     assert "simpo has no reference" in capsys.readouterr().out
-    assert not (tmp_path / "out" / "checkpoint" / "reference.pt").exists()
+    (last,) = (tmp_path / "out" / "checkpoint").iterdir()
+    assert "reference" not in torch.load(last, weights_only=True)["state"]
     assert steps(rows, "rewards/chosen")[0] < -2 and abs(steps(rows, "loss")[0] - LOG2) > 1e-2
 
 
@@ -226,108 +153,6 @@ def test_a_wrong_reference_is_refused(tmp_path, monkeypatch, llama_folder, pairs
     with pytest.raises(files.UserError, match="loss before step one is .*, expected 0.6931"):
         train(dpo, pairs_file, llama_folder, tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-# ---- E2: any cut into micro-batches; E3: padding, order, mates; E8: NaN in padding ----
-
-GENERIC = {  # a start at which nothing is zero or symmetric by accident
-    "sft": (sft, ()),
-    "reward": (reward_train, ("--center-coef", 0.01, "--label-smoothing", 0.1)),
-    "dpo": (dpo, ("--beta", 0.05, "--nll-coef", 0)),
-    "dpo with nll": (dpo, ("--beta", 0.05, "--nll-coef", 0.5)),
-    "ipo": (dpo, ("--loss-type", "ipo")),
-}
-
-
-@pytest.fixture(params=GENERIC)
-def generic(request, tmp_path, monkeypatch, llama_folder, reward_folder, other_folder):
-    """(stage, model, run): run(name, data, *flags) stops before the first update. The reward head
-    is random, the reference another model than the policy."""
-    stage, own = GENERIC[request.param]
-    model = reward_folder if stage is reward_train else llama_folder
-    reference = other_folder if stage is dpo else None
-
-    def run(name, data, *flags, **how):
-        with watched(monkeypatch, stage, reference=reference, **how) as seen:
-            train(stage, data, model, tmp_path / name, *own, *flags)
-        return seen
-
-    return stage, model, run
-
-
-def row_lengths(stage, tokenizer, rows):
-    """Columns of a row as the stage counts them: a pair is its prompt, once, and both answers."""
-    lengths = []
-    for row in rows:
-        texts = [row[key] for key in ("prompt", "chosen", "rejected")]
-        prompt, *answers = common.encode_pair(tokenizer, *texts)
-        lengths.append(len(prompt) + sum(map(len, answers[:1] if stage is sft else answers)))
-    return lengths
-
-
-def test_gradient_for_every_cut(generic, tmp_path):
-    """Eight rows of unequal length as 1×8, 2×4 and 8×1 are the same update. The classic slip
-    averages the means of the micro-batches, so that a short row weighs more than a long one
-    (Hugging Face's accumulation bug of 2024)."""
-    stage, model, run = generic
-    data = write_pairs(tmp_path / "pairs.jsonl", 8)
-    lengths = sorted(row_lengths(stage, AutoTokenizer.from_pretrained(model), pair_rows(8)))
-    assert len(set(lengths)) >= 3, "rows of one length could not show the slip"
-    seen = {}
-    for forwards, micro_tokens in ((1, 10**6), (2, 4 * lengths[-1]), (8, 1)):
-        seen[forwards] = run(f"out{forwards}", data, "--micro-tokens", micro_tokens)
-        assert seen[forwards]["forwards"] == forwards
-        assert seen[forwards]["loss"] == pytest.approx(seen[1]["loss"], rel=1e-6)
-        assert gap(seen[forwards]["gradient"], seen[1]["gradient"]) < 1e-6
-
-
-def padder(stage):
-    """Where the stage finds `pad_rows`: pairs come by common.batch_rows, PPO's by rollouts."""
-    return {reward_train: common, dpo: common, ppo: rollouts}.get(stage, stage)
-
-
-def test_padding_order_and_mates_change_nothing(generic, request, tmp_path, monkeypatch):
-    """Seven more columns of random ids behind every row, the file upside down, a tokenizer that
-    pads on the left: the same loss and gradient. With NaN in every hidden state of the padding the
-    same bits (0 · NaN is NaN: a mask must not multiply). And the whole is the mean of the rows
-    alone (for SFT weighted by its tokens), so that no row reads its mates."""
-    stage, model, run = generic
-    rows = pair_rows(8)
-    data = write_rows(tmp_path / "pairs.jsonl", rows)
-    turned = write_rows(tmp_path / "turned.jsonl", rows[::-1])
-    plain, real = run("plain", data), padder(stage).pad_rows
-
-    def wider(prompts, responses, pad_id):
-        ids, attention_mask, response_mask = real(prompts, responses, pad_id)
-        generator = torch.Generator().manual_seed(1)
-        junk = torch.randint(0, 100, (len(ids), 7), generator=generator)
-        none = torch.zeros(len(ids), 7, dtype=torch.bool)
-        columns = ((ids, junk), (attention_mask, none), (response_mask, none))
-        return tuple(torch.cat(pair, 1) for pair in columns)
-
-    others = {"order": run("turned", turned)}
-    with monkeypatch.context() as patch:
-        patch.setattr(padder(stage), "pad_rows", wider)
-        others["padding"] = run("padded", data)
-    tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left")
-    with monkeypatch.context() as patch:
-        patch.setattr(common, "load_tokenizer", lambda name, *a: tokenizer)
-        others["padding_side"] = run("left", data)
-    for name, other in others.items():
-        assert other["loss"] == pytest.approx(plain["loss"], rel=1e-6), name
-        assert gap(other["gradient"], plain["gradient"]) < 1e-6, name
-    poisoned = run("nan", data, mask_nan=True)
-    assert poisoned["loss"] == plain["loss"]
-    assert torch.equal(poisoned["gradient"], plain["gradient"])
-    if "nll" in request.node.name:
-        return  # two normalisers, pairs and tokens: no single weight a row
-    alone = [run(f"a{i}", write_rows(tmp_path / f"{i}.jsonl", [r])) for i, r in enumerate(rows)]
-    answers = [common.encode_pair(tokenizer, r["prompt"], r["chosen"])[1] for r in rows]
-    weights = torch.tensor([len(ids) if stage is sft else 1 for ids in answers]).float()
-    weights /= weights.sum()
-    assert gap(sum(w * r["gradient"] for w, r in zip(weights, alone)), plain["gradient"]) < 2e-6
-    loss = sum(w.item() * r["loss"] for w, r in zip(weights, alone))
-    assert loss == pytest.approx(plain["loss"], rel=1e-6)
 
 
 # ---- E5: it learns ----
@@ -482,6 +307,11 @@ def test_families(stage, family, tmp_path, monkeypatch, pairs_file):
     assert loaded.config.tie_word_embeddings == before.config.tie_word_embeddings
 
 
+def padder(stage):
+    """Where the stage finds `pad_rows`: pairs come by common.batch_rows, PPO's by rollouts."""
+    return {reward_train: common, dpo: common, ppo: rollouts}.get(stage, stage)
+
+
 TOKENIZERS = {  # kind: (options, as messages or as text)
     "no pad": (dict(pad=None), True),
     "no pad, nothing reserved": (dict(pad=None, reserved=False), False),
@@ -598,16 +428,6 @@ def test_reward_margin_column(tmp_path, llama_folder):
     for name, flags, expected in (("out", margin, 1.3133), ("plain", (), LOG2)):
         rows = train(reward_train, data, llama_folder, tmp_path / name, *flags)
         assert steps(rows, "loss")[0] == pytest.approx(expected, abs=1e-4)
-
-
-def test_a_tokenizer_with_templates_by_name(tmp_path, pairs_file):
-    """Some chat models bring a template for tools beside the default: a dict, once an error."""
-    found = []
-    for template in ({"default": CHATML, "tool_use": TEMPLATE}, CHATML):
-        model = tiny_model("llama", tmp_path, tokenizer=tiny_tokenizer(template=template))
-        rows = train(sft, pairs_file, model, tmp_path / f"out{len(found)}")
-        found.append((steps(rows, "loss"), steps(rows, "tokens")))
-    assert found[0] == found[1]
 
 
 def test_text_rows_end_once_and_are_cut_aloud(tmp_path, llama_folder, capsys):
@@ -857,14 +677,11 @@ def test_bundled_data_brings_its_prompts_and_score(stage, flag, monkeypatch):
     assert found(flag, "data/prefs.jsonl", "--gold", "my.py:f") == (theirs[0], "my.py:f")
 
 
-@pytest.mark.parametrize("stage, most", [(sft, 30), (reward_train, 32), (dpo, 36), (ppo, 44)])
-def test_help(stage, most, monkeypatch, capsys):
-    """--help: an example that parses, the stage's own flags explained, the 22 shared ones by name,
-    under 60 lines of 100 columns. --help-all explains every flag."""
+@every_stage
+def test_help(stage, monkeypatch, capsys):
+    """--help: an example that parses, the stage's own flags explained, the 22 shared ones and
+    watch.py's by name, under 60 lines of 100 columns. --help-all explains every flag."""
     monkeypatch.setenv("COLUMNS", "100")
-    made, real = [], runs.Parser.parse_args
-    watch = lambda parser, argv=None: made.append(parser) or real(parser, argv)  # noqa: E731
-    monkeypatch.setattr(runs.Parser, "parse_args", watch)
 
     def shown(flag):
         with pytest.raises(SystemExit) as stop:
@@ -873,16 +690,11 @@ def test_help(stage, most, monkeypatch, capsys):
         text = capsys.readouterr().out
         return text, re.findall(r"^  (--[a-z-]+)", text, re.MULTILINE)
 
-    (brief, explained), (_, full) = shown("--help"), shown("--help-all")
+    (brief, explained), (text, full) = shown("--help"), shown("--help-all")
     assert brief.startswith(f"usage: python {stage.__name__}.py --")
     stage.parse_args(brief.splitlines()[0].split()[3:])
     assert len(brief.splitlines()) < 60 and max(map(len, brief.splitlines())) <= 100
-    group = next(g for g in made[0]._action_groups if g.title == "flags of all trainers")
-    shared = [action.option_strings[0] for action in group._group_actions]
-    own = [a.option_strings[-1] for a in made[0]._actions if a.option_strings[-1] not in shared]
-    own = [name for name in own if not name.startswith("--help")]
-    assert len(shared) == 22 and len(own) + 22 <= most
-    watched = [name for name in own if re.search(rf"\(watch.py\): .*{name}\b", brief)]
-    assert explained == ["--help-all", *(name for name in own if name not in watched)]
-    assert " ".join(shared) in " ".join(brief.rpartition("flags of all")[2].split())
-    assert sorted(full) == sorted(["--help-all", *own, *shared])
+    named = re.findall(r"(?<=[ \n])--[a-z-]+", brief.partition("Explained by --help-all:")[2])
+    shared = re.findall(r"^  (--[a-z-]+)", text.partition("flags of all trainers:")[2], re.M)
+    assert len(shared) == 22 and set(shared) <= set(named)
+    assert sorted(full) == sorted([*explained, *named])

@@ -123,6 +123,7 @@ R13 at .9, 3 turns, 8 episodes | env/blind_share .9; env/turns 3; env/episodes 8
 R13 below .9 | env/blind_share .89; env/turns 3; env/episodes 8 | |
 R13 short episodes | env/blind_share 1; env/turns 2.9; env/episodes 8 | |
 R13 few episodes | env/blind_share 1; env/turns 3; env/episodes 7 | |
+R14 one answer lost, none, then two | reward/voided 0,1,0,2 | | 2 warn, 4 warn
 """)
 
 
@@ -261,8 +262,8 @@ v 1..5/10 .5*8; reward/mean .5*80 | | val_plateau | 0
 v 1..5/10 .5*8; reward/mean 700..779/1400 | | val_plateau | 0
 v 1..5/10 .5*8; reward/mean 500..579/1000 | | plateau_reward_rises | 3
 v 1..5/10 .5*8; reward/mean 80..159/200 | on_hack=warn | val_plateau | 0
-v 1..5/10 .5*8 | baseline=.375 margin=.125 | val_plateau | 0
-v 1..5/10 .5*8 | baseline=.375 margin=.25 | plateau_below_baseline | 0
+v 1..5/10 .5*8 | baseline=.5 | val_plateau | 0
+v 1..5/10 .5*8 | baseline=.625 | plateau_below_baseline | 0
 reward/mean .5*59 | | None | 0
 reward/mean .5*60 | | reward_plateau | 0
 reward/mean .5*60 | patience=0 | None | 0
@@ -498,11 +499,9 @@ def test_a_trainer_asks_with_its_own_flags():
     watch.add_watch_arguments(parser)
     assert Watcher(parser.parse_args([])).options == Watcher().options
     parser.add_argument("--judge-budget", type=float)
-    argv = "--patience 3 --target 0.8 --baseline 0.5 --margin 0.1 --on-hack warn --judge-budget 4"
-    given = dict(patience=3, target=0.8, baseline=0.5, margin=0.1, on_hack="warn", judge_budget=4)
+    argv = "--patience 3 --target 0.8 --baseline 0.5 --on-hack warn --judge-budget 4"
+    given = dict(patience=3, target=0.8, baseline=0.5, on_hack="warn", judge_budget=4)
     assert Watcher(parser.parse_args(argv.split())).options == Watcher(**given).options
-    with pytest.raises(UserError, match="--margin"):
-        watch.promise(argparse.Namespace(margin=1))
 
 
 START = table("""
