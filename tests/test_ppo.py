@@ -515,9 +515,12 @@ def test_preflight(critic, world, tmp_path, capsys, monkeypatch):
     learns with its trunk."""
     started, start = [], runs.Run.start
     monkeypatch.setattr(runs.Run, "start", lambda run, *a: started.append(run) or start(run, *a))
-    run_of(world, tmp_path / "run", "--critic", critic, "--temperature", 0.7, "--lr", 1e-4)
+    flags = "--critic", critic, "--temperature", 0.7, "--lr", 1e-4, "--batch-size", 3
+    run_of(world, tmp_path / "run", *flags)
     printed = capsys.readouterr().out
-    assert "plan       2 steps of 8 answers; per step 2 passes in batches of 4 = 4 updates" in printed
+    assert (
+        "plan       2 steps of 8 answers; per step 2 passes in batches of 3 = 6 updates" in printed
+    )
     for said in ("the rollout's log-probs and teacher forcing", "policy and reference"):
         assert f"{said}: 0.0000, expected 0.0000" in printed
     zeros = f"preflight  critic {critic}: values 0.000 ± 0.000; scores "

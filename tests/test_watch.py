@@ -113,6 +113,7 @@ R8 the first three have no start | text/same_answer 0,0,1 | |
 R10 exactly a fifth | judge/canary_empty .2; judge/canary_echo .2 | |
 R10 more | judge/canary_empty .2; judge/canary_echo .21 | | 1 warn
 R10 one above the empty | judge/canary_empty 0; judge/canary_echo .11; judge/canary_b 0 | | 1 warn
+R10 one where the empty text was not asked | judge/canary_echo .15 | |
 R10 one by exactly a tenth | judge/canary_empty 0; judge/canary_echo .1; judge/canary_b 0 | |
 R12 exactly half | judge/failed_frac .5*3 | | 1 warn
 R12 more than half | judge/failed_frac .51*3 | | 1 warn, 3 stop
