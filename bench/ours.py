@@ -1,32 +1,29 @@
-"""bench/ours.py: one run of this project, as a fresh process: the stage's own main() with a clock
+"""bench/ours.py: one run of this project as a fresh process: the stage's own main() with a clock
 around its loop.
 
-`loop` is from the first optimiser step to the end of the last; DPO's pass of the reference is
-added to it, under its own name.
+The loop is timed from the first optimiser step to the end of the last; for DPO the reference pass
+is added.
 """
 
 import importlib
 import json
+import resource
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM  # noqa: F401  (what a stage imports when it loads a model)
-from work import STAGES, Clock, memory_mb, pair_flags, sampler_flags, settings
+from work import Clock, peak_mb, settings, stage_flags
 
 import common
-from parts import files, runs
+from parts import runs
 
 s = settings()
 clock, folder = Clock(), Path(s["folder"])
-PPO_SUMS = {"tokens": "answer_tokens", "updates": "updates"}
 
 
-def train(name, flags):
-    """stage.main(flags); returns the rows of the optimiser steps in its metrics.jsonl."""
-    stage = importlib.import_module(name)
-    clock.imported()
-    began = []
-
+def train():
+    """The stage's main() with the flags of the task."""
+    name, flags = stage_flags(**s)
+    stage, began = importlib.import_module(name), []
     first_rows = "prompts_of_step" if name == "ppo" else "batch_indices"
     draw, update = getattr(stage, first_rows), runs.Run.update
 
@@ -34,7 +31,7 @@ def train(name, flags):
         began or began.append(clock.now())
         return draw(*args, **kwargs)
 
-    def end(*args, **kwargs):  # each step, after its update; the time since the last end is added
+    def end(*args, **kwargs):  # each step, after its update; adds the time since the last end
         out = update(*args, **kwargs)
         clock.add(began[0])
         began[0] = clock.now()
@@ -44,40 +41,20 @@ def train(name, flags):
     runs.Run.update = end
     if name == "dpo":
         stage.reference_logps = clock.timed(stage.reference_logps)
-    stage.main([str(word) for flag in flags.items() for word in flag])
-    return [row for row in files.read_jsonl(Path(s["out"]) / "metrics.jsonl") if "grad_norm" in row]
-
-
-def pairs_stage():
-    rows = train(STAGES[s["task"]], pair_flags(**s))
-    losses, norms = zip(*((row["loss"], row["grad_norm"]) for row in rows))
-    return {"losses": losses, "grad_norms": norms}
-
-
-sft = reward = dpo = pairs_stage
-
-
-def grpo():
-    rows = train("grpo_rubric", sampler_flags(**s))
-    return {"tokens": sum(row["answer_tokens"] for row in rows)}
-
-
-def ppo():
-    rows = train("ppo", sampler_flags(**s))
-    return {key: sum(row[name] for row in rows) for key, name in PPO_SUMS.items()}
+    stage.main([word for flag in flags.items() for word in flag])
+    return {}
 
 
 def rollout():
-    """common.sample for 8 prompts × 8 answers, several times; then its log-probs against teacher
-    forcing."""
-    clock.imported()
+    """common.sample for 8 prompts × 8 answers, several times; then its log-probs are compared with
+    teacher forcing."""
     tokenizer = common.load_tokenizer(str(folder / "model"))
     model = common.load_policy(str(folder / "model"), trainable=False)
     prompts = json.loads((folder / "prompt_ids.json").read_text())[:8]
     draw = clock.timed(common.sample)
     seed, longest = s.get("seed", 0), s["new_tokens"]
     drawn = [draw(model, tokenizer, prompts, 8, longest, seed=seed + k) for k in range(s["rounds"])]
-    peak = memory_mb("VmHWM")  # before the check below, which is no part of sampling
+    peak = peak_mb(resource.getrusage(resource.RUSAGE_SELF))  # before the check below
     rows = common.pad_rows(drawn[0].prompt_ids, drawn[0].response_ids, common.pad_id(tokenizer))
     with torch.no_grad():
         forced = common.token_logps(model, *rows)[rows[2]]
@@ -89,4 +66,4 @@ def rollout():
 
 if __name__ == "__main__":
     torch.set_num_threads(s["threads"])
-    clock.write(s["result"], **globals()[s["task"]]())
+    clock.write(s["result"], **(rollout if s["task"] == "rollout" else train)())

@@ -15,7 +15,7 @@ import torch
 import transformers
 import trl
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from work import Clock, grpo_prompts, letter_reward, settings
+from work import BATCH, Clock, grpo_prompts, letter_reward, settings
 
 s = settings()
 folder, out, flags = Path(s["folder"]), Path(s["out"]), s.get("flags", {})
@@ -51,7 +51,7 @@ def options(batch, **more):
 def trained(config, trainer, folder_of="model", change=lambda data, args: data):
     """One of TRL's trainers of pairs, run on peer.jsonl in its order."""
     order = {"train_sampling_strategy": "sequential", "model_init_kwargs": {"dtype": "float32"}}
-    args = config(**options(s["batch"], **order))
+    args = config(**options(BATCH, **order))
     data = datasets.load_dataset("json", data_files=str(folder / "peer.jsonl"), split="train")
     return run(trainer(str(folder / folder_of), args=args, train_dataset=change(data, args)))
 
@@ -194,5 +194,4 @@ if __name__ == "__main__":
     torch.set_num_threads(s["threads"])
     datasets.disable_progress_bars()
     transformers.logging.set_verbosity_error()
-    clock.imported()
     clock.write(s["result"], **globals()[s["task"]](), trl=trl.__version__)

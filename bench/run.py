@@ -45,7 +45,7 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
-from work import REPO, SAMPLERS, STAGES, pair_flags, sampler_flags, weight_norm
+from work import BATCH, REPO, SAMPLERS, STAGES, peak_mb, stage_flags, weight_norm
 
 BUSY = 0.5  # cores that others may use before wall time is no longer believed
 EDGES = (4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 255)  # bins of answer lengths
@@ -142,10 +142,8 @@ def run_child(args, words, root=REPO, result=None):
             log.seek(0)
             raise SystemExit(f"{' '.join(words)[:300]} failed:\n{log.read()[-3000:]}")
     cpu = usage.ru_utime + usage.ru_stime
-    # the peak is exact while this process weighs less than the child, which inherits it
-    peak = usage.ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
     others = max(0.0, (after - before - cpu) / wall)
-    row = dict(wall_s=wall, cpu_s=cpu, others_cores=others, peak_mb=peak)
+    row = dict(wall_s=wall, cpu_s=cpu, others_cores=others, peak_mb=peak_mb(usage))
     return row | (json.loads(result.read_text()) if result and result.exists() else {})
 
 
@@ -160,38 +158,32 @@ def known_flags(root, script):
 def command_line(args, side, s):
     """(words after `python`, folder to run in) for one run of a side with the settings s."""
     root = Path(args.edition).resolve() if side == "edition" else REPO
-    stage = {**STAGES, **SAMPLERS}.get(s["task"])
-    if not args.edition or not stage:
-        script = "ours.py" if side in ("ours", "edition") else "peer_trl.py"
+    if not args.edition or s["task"] == "rollout":
+        script = "peer_trl.py" if side in ("plain", "tuned", "tuning") else "ours.py"
         return [f"bench/{script}", json.dumps(s)], root
-    script = f"{stage}.py"
-    flags = sampler_flags(**s) if s["task"] in SAMPLERS else pair_flags(**s)
-    # the first edition keeps the reference's log-probs in a folder for all runs: here an empty one
+    stage, flags = stage_flags(**s)
+    # the first edition keeps the reference's log-probs in a folder shared by all runs: use an empty one
     flags["--ref-cache"] = f"{s['out']}-cache"
-    known = known_flags(root, script)
-    return [script, *(str(w) for pair in flags.items() if pair[0] in known for w in pair)], root
+    known = known_flags(root, f"{stage}.py")
+    words = [word for pair in flags.items() if pair[0] in known for word in pair]
+    return [f"{stage}.py", *words], root
 
 
 def one_run(args, place, side, **settings):
     """`run_child` of one side in a folder of its own, as a row of the results."""
     task, out = args.task, Path(tempfile.mkdtemp(dir=place)) / "run"  # beside it: its caches
-    result = out.parent / "result.json"
-    if side in ("ours", "edition") and args.micro_tokens:
-        settings["micro_tokens"] = args.micro_tokens
-    given = dict(
-        task=task, threads=args.threads, folder=str(place), out=str(out), result=str(result)
-    )
-    row = run_child(args, *command_line(args, side, {**settings, **given}), result)
+    result, ours = out.parent / "result.json", side in ("ours", "edition")
+    settings |= dict(task=task, folder=str(place), out=str(out), result=str(result))
+    settings |= dict(threads=args.threads, micro_tokens=args.micro_tokens)
+    row = run_child(args, *command_line(args, side, settings), result)
     if task in STAGES:
         row["weight_norm"] = weight_norm(out)
-    if args.edition and task != "rollout":
+    if ours and task != "rollout":
         lines = map(json.loads, open(out / "metrics.jsonl", encoding="utf-8"))
         steps = [line for line in lines if "grad_norm" in line]
         row["losses"] = [line["loss"] for line in steps]
         row["tokens"] = sum(line.get("answer_tokens", 0) for line in steps)
         row["updates"] = sum(line.get("updates", 0) for line in steps)
-    if "import_mb" in row:
-        row["net_mb"] = row["peak_mb"] - row["import_mb"]
     row = {"task": task, "side": side, "flags": settings.get("flags", {}), **row}
     times = ", ".join(f"{k} {row[k]:.1f}" for k in ("wall_s", "cpu_s", "loop_cpu_s") if k in row)
     others = f"others {row['others_cores']:.1f} cores"
@@ -219,7 +211,7 @@ def candidates(task, base):
 
 
 def tune(args, place, base, settings):
-    """(flags of the fastest candidate, the runs): a few steps each, only the loop counts."""
+    """A short run of each candidate."""
     runs = []
     for flags in candidates(args.task, base):
         few = {**settings, "steps": args.tune_steps, "rounds": 1, "flags": flags}
@@ -227,8 +219,13 @@ def tune(args, place, base, settings):
             runs.append(one_run(args, place, "tuning", **few))
         except SystemExit as error:  # a setting that does not run here is no candidate
             print(f"  {flags} does not run: {str(error).strip().splitlines()[-1][:150]}")
-    rows = per_token(runs) if args.task in DRAWN else runs
-    return min(rows, key=lambda run: run["loop_cpu_s"])["flags"] if rows else None, runs
+    return runs
+
+
+def fastest(runs):
+    """The flags of the candidate with the fastest loop."""
+    rows = per_token(runs) if runs[0]["task"] in DRAWN else runs
+    return min(rows, key=lambda run: run["loop_cpu_s"])["flags"]
 
 
 def compare(args, place, settings):
@@ -237,11 +234,9 @@ def compare(args, place, settings):
     base, runs = {"precompute_ref_log_probs": True} if args.precompute else {}, []
     sides = [("ours", {}), ("edition", {})]
     if not args.edition:
-        tuned = args.tuned
-        if tuned is None:
-            tuned, runs = tune(args, place, base, settings)
+        runs = tune(args, place, base, settings) if args.tuned is None else []
+        tuned = fastest(runs) if runs else args.tuned
         sides = [("plain", base), ("ours", {}), ("tuned", tuned)]
-        sides = sides if tuned is not None else sides[:2]
     for number in range(args.rounds):
         done = []
         for side, flags in sides if number % 2 == 0 else sides[::-1]:
@@ -292,7 +287,6 @@ def table(runs):
         "time, whole process": whole,
         "time, loop alone": loop,
         "peak memory": "peak_mb",
-        "less what imports take": "net_mb",
     }
     columns = {head: key for head, key in columns.items() if key in timed[0]}
     both = {clock: "seconds", "peak_mb": "MiB"}
@@ -384,7 +378,6 @@ def parse_args(argv=None):
     # fmt: off
     add("task", choices=(*STAGES, *DRAWN))
     add("--pairs", type=int, help="rows (default 512; grpo and rollout 32)")
-    add("--batch", type=int, default=16, help="rows per optimiser step (default %(default)s)")
     add("--rounds", type=int, default=5, help="ratios per opponent (default %(default)s)")
     add("--steps", type=int, default=3, help="steps of grpo and ppo, rollouts of rollout (default %(default)s)")
     add("--tune-steps", type=int, default=2, help="steps of each setting tried for `tuned` (default %(default)s)")
@@ -411,17 +404,17 @@ def parse_args(argv=None):
 
 def main(argv=None):
     args = parse_args(argv)
-    task, steps = args.task, math.ceil(args.pairs / args.batch)
+    task, steps = args.task, math.ceil(args.pairs / BATCH)
     name = task + "-precomputed" * args.precompute + "-full" * args.full
     name += ("-edition" if args.edition else "") + f"-{args.micro_tokens}" * bool(args.micro_tokens)
-    settings, work = {"batch": args.batch}, f"{steps} steps of {args.batch}"
+    settings, work = {}, f"{steps} steps of {BATCH}"
     if task in DRAWN:  # of rollout, rounds are whole rollouts inside one process
         count = "rounds" if task == "rollout" else "steps"
         settings = {count: args.steps, "new_tokens": args.new_tokens}
         work = f"{args.steps} × 64 answers of at most {args.new_tokens} tokens"
     with tempfile.TemporaryDirectory(prefix="bench-") as place:
         given = dict(
-            folder=place, seed=0, n=args.pairs, batch=args.batch,
+            folder=place, n=args.pairs,
             ends=64 if task == "grpo" or (task == "rollout" and not args.full) else 1,
             num_hidden_layers=args.layers, hidden_size=args.hidden,
             intermediate_size=args.hidden * 5 // 2,

@@ -1,5 +1,4 @@
-"""bench/work.py: what both sides are given, and the clock that both carry. The same bytes for the
-same seed.
+"""bench/work.py: what both sides are given, the same bytes every time, and the clock both carry.
 
 Weights    Llama, 6 layers, hidden 256, 8 heads, 4 key/value heads, vocabulary 4096, tied: 5.2 M
            random numbers
@@ -18,7 +17,6 @@ joined.
 import functools
 import json
 import math
-import resource
 import sys
 import time
 from pathlib import Path
@@ -30,6 +28,7 @@ sys.path.insert(0, str(REPO))  # a script's own folder is on the path, the proje
 from parts import files  # noqa: E402
 
 LONGEST, MEDIAN = 384, 140
+BATCH = 16  # rows per optimiser step
 SIGMA = math.log(365 / MEDIAN) / 1.2816  # 1.2816: the 90th percentile of N(0, 1)
 ENDS = ["<|end|>"] + [f"<|end{i}|>" for i in range(1, 64)]
 TEMPLATE = (
@@ -53,9 +52,9 @@ MODEL = dict(
 
 
 @functools.cache
-def words(seed):
+def words():
     """6000 invented words, the likeliest first, and their probabilities."""
-    rng = np.random.default_rng([seed, 1])
+    rng = np.random.default_rng([0, 1])
     syllables = [a + b for a in "bdfghklmnprstvz" for b in "a e i o u an er is".split()]
     found = dict.fromkeys(" " + "".join(rng.choice(syllables, 1 + i % 4)) for i in range(20_000))
     found = np.array(list(found)[:6000])
@@ -63,26 +62,25 @@ def words(seed):
     return found, weights / weights.sum()
 
 
-def row_lengths(i, seed):
+def row_lengths(i):
     """Tokens of (prompt, chosen, rejected) of row i; the end token counts as the answer's."""
-    rng = np.random.default_rng([seed, 2, i])
+    rng = np.random.default_rng([0, 2, i])
     total = int(np.clip(round(math.exp(rng.normal(math.log(MEDIAN), SIGMA))), 16, LONGEST))
     chosen, rejected = (max(3, round(total * share)) for share in rng.uniform(0.2, 0.4, 2))
     return total - chosen, chosen, min(rejected, LONGEST - (total - chosen))
 
 
-def draft(i, seed, probabilities):
+def draft(i, probabilities):
     """Word numbers enough for the three texts of row i, whatever their lengths."""
-    return np.random.default_rng([seed, 3, i]).choice(
-        len(probabilities), (3, LONGEST), p=probabilities
-    )
+    rng = np.random.default_rng([0, 3, i])
+    return rng.choice(len(probabilities), (3, LONGEST), p=probabilities)
 
 
-def make_tokenizer(seed):
+def make_tokenizer():
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
-    vocabulary, probabilities = words(seed)
+    vocabulary, probabilities = words()
     bpe = Tokenizer(models.BPE())
     apart = pre_tokenizers.Split(Regex(" ?[^ ]+"), "isolated")
     as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -94,7 +92,7 @@ def make_tokenizer(seed):
         show_progress=False,
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
     )
-    texts = ("".join(vocabulary[draft(i, seed, probabilities)].ravel()) for i in range(512))
+    texts = ("".join(vocabulary[draft(i, probabilities)].ravel()) for i in range(512))
     bpe.train_from_iterator(texts, trainer)
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=bpe,
@@ -106,15 +104,15 @@ def make_tokenizer(seed):
     return tokenizer
 
 
-def make_rows(n, seed, tokenizer):
-    """Yield n preference rows; row i depends on the seed and i alone."""
-    vocabulary, probabilities = words(seed)
+def make_rows(n, tokenizer):
+    """Yield n preference rows; row i depends on i alone."""
+    vocabulary, probabilities = words()
     counts = np.array([len(ids) for ids in tokenizer(vocabulary.tolist())["input_ids"]])
     singles = np.flatnonzero(counts == 1)
     for i in range(n):
-        a, b, c = row_lengths(i, seed)
+        a, b, c = row_lengths(i)
         texts = []
-        for drawn, tokens in zip(draft(i, seed, probabilities), (a, b - 1, c - 1), strict=True):
+        for drawn, tokens in zip(draft(i, probabilities), (a, b - 1, c - 1), strict=True):
             spent = counts[drawn].cumsum()
             kept = drawn[spent <= tokens]
             left = tokens - (spent[len(kept) - 1] if len(kept) else 0)
@@ -122,7 +120,7 @@ def make_rows(n, seed, tokenizer):
         yield dict(zip(("prompt", "chosen", "rejected"), texts, strict=True))
 
 
-def make_folder(folder, seed, n, batch, ends=1, **shape):
+def make_folder(folder, n, ends=1, **shape):
     """Weights (`model`, and `reward` with a score head), and the rows in two orders: `pairs.jsonl`,
     which ours shuffles, and `peer.jsonl` as shuffled, for a peer that reads from the top."""
     import torch
@@ -130,14 +128,14 @@ def make_folder(folder, seed, n, batch, ends=1, **shape):
 
     import common
 
-    folder, tokenizer = Path(folder), make_tokenizer(seed)
-    rows = list(make_rows(n, seed, tokenizer))
+    folder, tokenizer = Path(folder), make_tokenizer()
+    rows = list(make_rows(n, tokenizer))
     files.write_jsonl(folder / "pairs.jsonl", rows)
-    steps = range(1, math.ceil(n / batch) + 1)
-    order = [int(i) for s in steps for i in common.batch_indices(n, batch, 0, s)[0]]
+    steps = range(1, math.ceil(n / BATCH) + 1)
+    order = [int(i) for s in steps for i in common.batch_indices(n, BATCH, 0, s)[0]]
     files.write_jsonl(folder / "peer.jsonl", (rows[i] for i in order))
     config = LlamaConfig(**{**MODEL, **shape})
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     model = LlamaForCausalLM(config)
     model.generation_config.eos_token_id = list(range(ends)) if ends > 1 else 0
     model.save_pretrained(folder / "model")
@@ -170,33 +168,27 @@ OWN = {
 }
 
 
-def flags_of(line, micro_tokens):
-    """{flag: value} of a command line."""
-    line += f" --micro-tokens {micro_tokens}" if micro_tokens else ""
-    words = f"{line} {EVERY_RUN}".split()
-    return dict(zip(words[::2], words[1::2]))
+def stage_flags(task, folder, out, steps=None, new_tokens=None, seed=0, **more):
+    """(stage, {flag: value}) of our run of a task: no evaluation, a constant learning rate.
 
-
-def sampler_flags(task, folder, out, steps, new_tokens, seed=0, micro_tokens=None, **_):
-    """The command line of one of SAMPLERS as {flag: value}; no evaluation, a constant rate."""
-    line = f"{OWN[task]} --model {{0}}/model --out {out} --max-new-tokens {new_tokens}"
-    line += f" --steps {steps} --restore last --seed {seed}"
-    return flags_of(line.format(folder), micro_tokens)
-
-
-def pair_flags(task, folder, out, batch, steps=None, micro_tokens=None, **_):
-    """The command line of one of STAGES as {flag: value}: one pass in the peer's order."""
+    The stages of pairs make one pass in the peer's order, unless `steps` is given.
+    """
     start = "reward" if task == "reward" else "model"
-    line = f"{OWN[task]} --model {{0}}/{start} --out {out} --batch-size {batch} --lr 1e-4"
-    line += f" --max-length {LONGEST} --seed 0 --eval-fraction 0"
-    line += f" --steps {steps}" if steps else " --epochs 1"
-    return flags_of(line.format(folder), micro_tokens)
+    line = f"{OWN[task]} --model {{0}}/{start} --out {out} {EVERY_RUN}"
+    if task in SAMPLERS:
+        line += f" --max-new-tokens {new_tokens} --steps {steps} --restore last --seed {seed}"
+    else:
+        line += f" --batch-size {BATCH} --lr 1e-4 --max-length {LONGEST} --seed 0 --eval-fraction 0"
+        line += f" --steps {steps}" if steps else " --epochs 1"
+    if more.get("micro_tokens"):
+        line += f" --micro-tokens {more['micro_tokens']}"
+    words = line.format(folder).split()
+    return {**STAGES, **SAMPLERS}[task], dict(zip(words[::2], words[1::2]))
 
 
 def grpo_prompts(folder, n):
     """The first n prompts as messages, for both sides."""
-    with open(Path(folder) / "pairs.jsonl", encoding="utf-8") as file:
-        rows = [json.loads(line) for line, _ in zip(file, range(n))]
+    rows = list(files.read_jsonl(Path(folder) / "prompts.jsonl"))[:n]
     return [[{"role": "user", "content": row["prompt"]}] for row in rows]
 
 
@@ -218,23 +210,18 @@ def rubric_rows(prompts):
 
 
 class Clock:
-    """Seconds, CPU seconds and memory of this process; `write` leaves them where the driver
-    looks."""
+    """Wall and CPU seconds of this process; `write` leaves them where the driver looks."""
 
     def __init__(self):
-        self.spent, self.import_mb = np.zeros(2), None
-
-    def imported(self):
-        """All modules are there, nothing is loaded: what the process weighs before its work."""
-        self.import_mb = memory_mb("VmRSS")
-
-    def add(self, start):
-        """Add what went by since `start = clock.now()`."""
-        self.spent += self.now() - start
+        self.spent = np.zeros(2)
 
     @staticmethod
     def now():
         return np.array([time.perf_counter(), time.process_time()])
+
+    def add(self, start):
+        """Add the time since `start = clock.now()`."""
+        self.spent += self.now() - start
 
     def timed(self, function):
         """The same function with its time added."""
@@ -248,20 +235,12 @@ class Clock:
         return wrapper
 
     def write(self, path, **more):
-        row = dict(zip(("loop_s", "loop_cpu_s"), self.spent))
-        row |= dict(import_mb=self.import_mb, peak_mb=memory_mb("VmHWM"))
-        Path(path).write_text(json.dumps(row | more))
+        Path(path).write_text(json.dumps(dict(zip(("loop_s", "loop_cpu_s"), self.spent)) | more))
 
 
-def memory_mb(key):
-    """VmRSS (now) or VmHWM (peak) in MiB; ru_maxrss would count what the parent weighed when it
-    started us."""
-    try:
-        with open("/proc/self/status") as file:
-            return next(int(line.split()[1]) for line in file if line.startswith(key)) / 1024
-    except OSError:  # no /proc: the peak is all there is
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return peak / (2**20 if sys.platform == "darwin" else 2**10)
+def peak_mb(usage):
+    """Peak memory in MiB. A child inherits its parent's peak, so the driver must weigh less."""
+    return usage.ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
 
 
 def weight_norm(folder):

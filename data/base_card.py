@@ -7,7 +7,6 @@ chosen.
 """
 
 import hashlib
-import json
 import random
 import re
 import sys
@@ -81,7 +80,7 @@ def measure_summaries(base, n=60):
         truth.append(interview.summary(rng, person).split("\n")[1:])
     claimed, lines = [], []
     for text, correct in zip(greedy(base, prompts, 120), truth):
-        said = [line for line in text.split("\n")[1:] if re.match(r"\w+: ", line)]
+        said = re.findall(r"^\w+: .*", text.partition("\n")[2], re.M)
         claimed += [line in correct for line in said if "no evidence" not in line]
         lines.append(sum(line in correct for line in said) / len(correct))
     return dict(heard=sum(claimed) / max(len(claimed), 1), lines=mean(lines), claims=len(claimed))
@@ -171,7 +170,6 @@ def write_card(folder):
         prompt = rows[i]["prompt"][0]["content"]
         lines += ["```", prompt, "→", drawn.texts[i].replace("```", "'''"), "```", ""]
     (Path(folder) / "README.md").write_text("\n".join(lines), encoding="utf-8")
-    print(json.dumps(found, indent=1))
 
 
 if __name__ == "__main__":

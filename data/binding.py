@@ -60,7 +60,7 @@ def put(first, rest, between):
     return f"{first}{between}{rest}" + ")" * (between == " (")
 
 
-def spelled(rng):
+def spelled(rng, _split):
     """(order, reply): of few pieces of words many words are made, so one piece back does not tell
     what follows: two do."""
     bits = []
@@ -73,10 +73,10 @@ def spelled(rng):
         for words in rng.choices((1, 2, 2, 3), k=rng.choice((3, 4, 5)))
     ]
     order, reply = f"Parts: {', '.join(titles)}.", f"Again: {', '.join(rng.sample(titles, len(titles)))}."  # fmt: skip
-    return spelled(rng) if unseen(order + reply) else (order, reply)
+    return spelled(rng, _split) if unseen(order + reply) else (order, reply)
 
 
-def facts(rng):
+def facts(rng, _split):
     """(order, reply): of each skill what was done with it, as the notes of the tasks tell it."""
     skills = rng.sample(grammar.SKILLS, rng.choice((2, 3, 4)))
     told = [fact.format(n=rng.randrange(2, 99)) for fact in rng.sample(FACTS, len(skills))]

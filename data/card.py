@@ -3,20 +3,10 @@
 import hashlib
 import json
 import statistics
-from collections import Counter
 from itertools import combinations
 
 import grammar
 import recruiter
-
-
-def alpha(units):
-    """Krippendorff's α, nominal, of complete units: 1 − observed / expected disagreement."""
-    total = Counter(label for unit in units for label in unit)
-    n, m = sum(total.values()), len(units[0])
-    observed = sum(c * (m - c) for unit in units for c in Counter(unit).values()) / (m - 1)
-    expected = sum(c * (n - c) for c in total.values()) / (n - 1)
-    return 1 - observed / expected
 
 
 def answer_numbers(rows):
@@ -40,6 +30,8 @@ def answer_numbers(rows):
 
 def vote_numbers(rows, cast):
     """How far the five annotators agree when all vote on the same pairs; cast(row, annotator)."""
+    from parts.stats import krippendorff_alpha  # needs numpy; the data itself does not
+
     voters = sorted(recruiter.ANNOTATORS)
     votes = {who: [cast(row, who)[0] for row in rows] for who in voters}
     agree = {
@@ -50,7 +42,7 @@ def vote_numbers(rows, cast):
     ties = statistics.fmean(vote == "tie" for who in voters for vote in votes[who])
     return (
         f"agreement of two annotators from {agree[low]:.3f} ({low}) to {agree[high]:.3f} ({high}), "
-        f"Krippendorff's α {alpha(list(zip(*votes.values()))):.3f}, ties {ties:.3f} "
+        f"Krippendorff's α {krippendorff_alpha(zip(*votes.values())):.3f}, ties {ties:.3f} "
         f"({len(rows)} pairs, five votes each)"
     )
 

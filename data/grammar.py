@@ -240,9 +240,11 @@ DECISIONS = ("advance", "hold", "reject")
 
 WIDE = ("mixed", "open", "pieces")  # the splits of the base's corpus, see `draw_role`
 
-# what words for titles are cut from
-PIECES = {word for n in NAMES if n["split"] == "corpus" for word in n["name"].lower().split()}
-PIECES = sorted(PIECES | {word for skill in SKILLS for word in skill.split()})
+# titles are made up of known words, and of pieces of the words of names and skills
+SKILL_WORDS = {word for skill in SKILLS for word in skill.split()}
+KNOWN = sorted(SKILL_WORDS | {word for title in FAMILIES["train"] for word in title.split()})
+NAME_WORDS = {word for n in NAMES if n["split"] == "corpus" for word in n["name"].lower().split()}
+PIECES = sorted(SKILL_WORDS | NAME_WORDS)
 
 
 # ---- 2. cases ---------------------------------------------------------------------------------
@@ -308,25 +310,20 @@ def open_title(rng, split="open"):
 
     Syllables alone teach a base to copy syllables, and `waiter` has none of them.
     """
-    known = {word for title in FAMILIES["train"] for word in title.split()}
-    known |= {word for skill in SKILLS for word in skill.split()}
     words = []
     for _ in range(rng.choice((1, 2, 2, 3))):
         if split == "pieces":
             front, back = rng.choice(PIECES), rng.choice(PIECES)
             made_up = front[: rng.randrange(1, 6)] + back[-rng.randrange(2, 6) :]
-            words.append(made_up if rng.random() < 0.7 else rng.choice(sorted(known)))
+            words.append(made_up if rng.random() < 0.7 else rng.choice(KNOWN))
             continue
         syllables = [rng.choice("bcdfghklmnprstvw") + rng.choice("aeiou") for _ in range(rng.choice((2, 2, 3)))]  # fmt: skip
         made_up = "".join(syllables) + rng.choice(("", "l", "n", "r", "s", "t", "nd", "st"))
-        words.append(made_up if rng.random() < 0.5 else rng.choice(sorted(known)))
+        words.append(made_up if rng.random() < 0.5 else rng.choice(KNOWN))
     title = " ".join(words)
     # "event" and "manager" are known words: what is held out stays unseen
-    return (
-        open_title(rng, split)
-        if any(title in FAMILIES[split] for split in ("val", "test"))
-        else title
-    )
+    held_out = title in FAMILIES["val"] or title in FAMILIES["test"]
+    return open_title(rng, split) if held_out else title
 
 
 def make_case(rng, task, split):
@@ -448,6 +445,9 @@ def profile(case):
 
 # ---- 4. answers -------------------------------------------------------------------------------
 
+SPOILED = """recall invented evidence gaps decision concise teamwork concerns single named aim open
+picked""".split()  # what diligence decides, in the order of the draws
+
 
 def answer(rng, case, q=None):
     """An answer of diligence q; None: everything right. The parts of utility are spoiled one by
@@ -457,11 +457,7 @@ def answer(rng, case, q=None):
     """
     chance = 1.0 if q is None else 0.1 + 0.8 * q
     care = 1.0 if q is None else q
-    right = {
-        name: rng.random() < chance
-        for name in ("recall", "invented", "evidence", "gaps", "decision", "concise")
-        + ("teamwork", "concerns", "single", "named", "aim", "open", "picked")
-    }
+    right = {name: rng.random() < chance for name in SPOILED}
     right["form"] = rng.random() < 1 - 0.12 * (1 - care)
     right["gate"] = rng.random() < 1 - 0.2 * (1 - care)
     return dict(assess=assess, interview=interview, summary=summary)[case["task"]](rng, case, right)
@@ -495,14 +491,10 @@ def strengths(rng, case, right, must_only):
         for i, skill in enumerate(named):
             if spoil == "none" or not facts:
                 brackets[skill] = ""
+            elif spoil == "moved" and brackets[skill] in facts and len(facts) > 1:
+                brackets[skill] = facts[(facts.index(brackets[skill]) + 1) % len(facts)]
             elif spoil == "moved":
-                brackets[skill] = (
-                    facts[(facts.index(brackets[skill]) + 1) % len(facts)]
-                    if (brackets[skill] in facts and len(facts) > 1)
-                    else facts[i % len(facts)]
-                    if skill not in case["shown"]
-                    else ""
-                )
+                brackets[skill] = "" if skill in case["shown"] else facts[i % len(facts)]
             elif i == 0:
                 brackets[skill] = re.sub(r"\d+", str(rng.randrange(2, 99)), brackets[skill])
     listed = [f"{s} ({brackets[s]})" if brackets[s] else s for s in named]
@@ -672,7 +664,7 @@ def gap_drill(rng, split):
     return f"{MUST_HAVES}\n{about}", "\n".join([*lines, f"Gaps: {missing}."])
 
 
-def name_drill(rng):
+def name_drill(rng, _split):
     """(order, reply): names that go together. A large model knows this from what it has read; this
     base reads no web.
 

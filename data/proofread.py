@@ -22,6 +22,10 @@ def listed(found):
     return "; ".join(said) or "all right"
 
 
+def right_or(right, words):
+    return "all right" if right else words
+
+
 def skill_findings(line, wanted, allowed, truth):
     """What is wrong with a line of skills with evidence in brackets, as `recruiter.skill_line`
     counts it."""
@@ -43,13 +47,13 @@ def assess(truth, answer):
         "left out": [s for s in truth.gaps if s not in told],
         "not a gap:": [s for s in told if s not in truth.gaps],
     }
-    decided = recruiter.DECISION.findall(verdict or "")
-    right = decided == [truth.decision]
+    right = recruiter.DECISION.findall(verdict or "") == [truth.decision]
+    short = recruiter.ending(verdict, outside, len(answer.split()), 70)
     return [
         f"Strengths: {skill_findings(strong or '', proven, truth.shown, truth)}.",
         f"Gaps: {listed(found)}.",
-        f"Recommendation: {'all right' if right else f'has to be {truth.decision}'}.",
-        f"Length: {'all right' if recruiter.ending(verdict, outside, len(answer.split()), 70) else 'too much'}.",
+        f"Recommendation: {right_or(right, f'has to be {truth.decision}')}.",
+        f"Length: {right_or(short, 'too much')}.",
     ]
 
 
@@ -58,25 +62,27 @@ def summary(truth, answer):
         answer, recruiter.LABELS["summary"]
     )
     known = list(truth.shown) + truth.claimed
-    lines = [f"Skills: {skill_findings(skills or '', known, known, truth)}."]
-    for label, line, facts, none in (
-        ("Teamwork", teamwork, truth.teamwork, "not discussed"),
-        ("Concerns", concerns, truth.concerns, "none"),
-    ):
-        right = recruiter.observed(line, facts, none)
-        lines.append(
-            f"{label}: {'all right' if right else 'has to be ' + (', '.join(facts) or none)}."
-        )
-    enough = recruiter.ending(concerns, outside, len(answer.split()), 80)
-    return [*lines, f"Length: {'all right' if enough else 'too much'}."]
+    short = recruiter.ending(concerns, outside, len(answer.split()), 80)
+    return [
+        f"Skills: {skill_findings(skills or '', known, known, truth)}.",
+        f"Teamwork: {told(teamwork, truth.teamwork, 'not discussed')}.",
+        f"Concerns: {told(concerns, truth.concerns, 'none')}.",
+        f"Length: {right_or(short, 'too much')}.",
+    ]
+
+
+def told(line, facts, none):
+    """What is wrong with a line of teamwork or concerns."""
+    right = recruiter.observed(line, facts, none)
+    return right_or(right, f"has to be {', '.join(facts) or none}")
 
 
 def interview(truth, answer):
-    parts = {name: value for name, (_, value) in recruiter.interview(truth, answer).items()}
+    parts = recruiter.interview(truth, answer)
     asked = recruiter.requests(answer)
     named = sorted(set(recruiter.skills_in(" ".join(asked))))
     kinds = [f"{s}, a gap" if s in truth.gaps else f"{s}, shown" if s in truth.shown else f"{s}, not asked for" for s in named]  # fmt: skip
-    yes = {name: "all right" if value else "no" for name, value in parts.items()}
+    yes = {name: right_or(value, "no") for name, (_, value) in parts.items()}
     return [
         f"One question: {yes['one question']}.",
         f"Skill: {'; '.join(kinds) or 'none'}.",

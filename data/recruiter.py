@@ -119,9 +119,7 @@ def read(prompt):
         FACT["concerns"].findall(told),
         gaps,
         grammar.DECISIONS[min(2, len(gaps))],
-        grammar.LEVELS[lines["role"].split()[0]]
-        if lines["role"].split()[0] in grammar.LEVELS
-        else 1,
+        grammar.LEVELS.get(lines["role"].split()[0], 1),
         text,
     )
 
@@ -132,8 +130,8 @@ def read(prompt):
 def components(prompt, answer):
     """{name: (weight, value in [0, 1])} of the prompt's task; the weights add to 1."""
     truth = read(text_of(prompt))
-    parts = dict(assess=assess, interview=interview, summary=summary, rank=rank)
-    return parts[truth.task](truth, text_of(answer).strip().lower())
+    of_task = dict(assess=assess, interview=interview, summary=summary, rank=rank)[truth.task]
+    return of_task(truth, text_of(answer).strip().lower())
 
 
 def labelled(answer, labels):
@@ -158,20 +156,22 @@ def f1(named, true):
 def named_skills(line, allowed):
     """(named, invented, quoted): skills of a line, those not allowed, skill → its bracket."""
     named, quoted = [], {}
-    for item in re.findall(r"([^(]*)(?:\(([^)]*)\))?", line or ""):
-        skills = skills_in(item[0])
+    for before, bracket in re.findall(r"([^(]*)(?:\(([^)]*)\))?", line):
+        skills = skills_in(before)
         named += skills
-        if skills and item[1]:
-            quoted[skills[-1]] = item[1].strip()
+        if skills and bracket:
+            quoted[skills[-1]] = bracket.strip()
     invented = [s for s in named if s not in allowed]
     return set(named), invented, quoted
 
 
 def skill_line(line, wanted, allowed, truth):
-    """(recall, no invention, evidence) of a line of skills with evidence in brackets.
+    """(recall, no invention, evidence) of a line of skills with evidence in brackets; 0 without it.
 
     An invention counts twice in the denominator of the recall, or naming every skill would pay.
     """
+    if not line:
+        return 0.0, 0.0, 0.0
     named, invented, quoted = named_skills(line, allowed)
     recall = len(named & set(wanted)) / (len(wanted) + 2 * len(invented)) if wanted else 1.0
     honest = max(0.0, 1 - 0.5 * len(invented)) if named - set(invented) or not wanted else 0.0
@@ -200,9 +200,9 @@ def assess(truth, answer):
     decided = DECISION.findall(verdict or "")
     return {
         "form": (0.10, float(form)),
-        "recall": (0.20, recall if strong else 0.0),
-        "no invention": (0.15, honest if strong else 0.0),
-        "evidence": (0.15, evidence if strong else 0.0),
+        "recall": (0.20, recall),
+        "no invention": (0.15, honest),
+        "evidence": (0.15, evidence),
         "gaps": (0.10, f1(listed, truth.gaps) if gaps and (listed or "none" in gaps) else 0.0),
         "decision": (0.20, float(decided == [truth.decision])),
         "concise": (0.10, ending(verdict, outside, len(answer.split()), 70)),
@@ -233,9 +233,9 @@ def summary(truth, answer):
     recall, honest, evidence = skill_line(skills, known, known, truth)
     return {
         "form": (0.10, float(form)),
-        "recall": (0.25, recall if skills else 0.0),
-        "no invention": (0.15, honest if skills else 0.0),
-        "evidence": (0.15, evidence if skills else 0.0),
+        "recall": (0.25, recall),
+        "no invention": (0.15, honest),
+        "evidence": (0.15, evidence),
         "teamwork": (0.15, observed(teamwork, truth.teamwork, "not discussed")),
         "concerns": (0.10, observed(concerns, truth.concerns, "none")),
         "concise": (0.10, ending(concerns, outside, len(answer.split()), 80)),
@@ -357,6 +357,15 @@ def vote(annotator, prompt, a, b, rng, shift=0.0):
     draw = min(max(rng.random(), 1e-9), 1 - 1e-9)
     gap = utility(prompt, a, weigh) - utility(prompt, b, weigh)
     gap += shift + tau * math.log(draw / (1 - draw))
+    return choice_of(gap)
+
+
+def choice_of(gap):
+    """(choice, strength) of an annotator who sees the gap u_a − u_b.
+
+    >>> choice_of(0.02), choice_of(-0.2), choice_of(0.4)
+    (('tie', 0), ('b', 2), ('a', 3))
+    """
     if abs(gap) < TIE:
         return "tie", 0
     return "a" if gap > 0 else "b", 1 + (abs(gap) >= CLEAR) + (abs(gap) >= MUCH)

@@ -12,6 +12,7 @@ serves many prompts. An answer keeps each constraint with a probability that gro
 trained on them has all the moves and makes them too seldom, so that GRPO has something to choose.
 """
 
+import json
 import re
 
 import grammar
@@ -21,125 +22,65 @@ BEGIN = (
 )
 END = "That is all.; Please call me.; Best wishes.; Thank you all.; Over to you.; More next week.; This is my view."
 GROUPS = dict(
-    content=("mention", "mention", "several", "quote", "leave_out", "name", "role"),
-    opening=("begin", "begin", "title"),
-    closing=("end", "end", "postscript"),
-    form=("bullets", "sentences", "parts", "most_words", "most_words", "least_words"),
-    style=("no_comma", "small_letters", "stars"),
+    content="mention mention several quote leave_out name role".split(),
+    opening="begin begin title".split(),
+    closing="end end postscript".split(),
+    form="bullets sentences parts most_words most_words least_words".split(),
+    style="no_comma small_letters stars".split(),
 )
 # What 2 M weights do not learn to count. The first run of the base met these kinds; no bundled
 # prompt asks for them.
-COUNTED = ("several", "sentences", "parts", "least_words")
-# kind: the line of the prompt, the same as a criterion for a judge, the check. {v} is the value.
-CONSTRAINTS = dict(
-    mention=(
-        "Mention {v}.",
-        "The answer mentions {v}.",
-        {"check": "keywords:existence", "keywords": ["{v}"]},
-    ),
-    several=(
-        "Write {v} at least {n} times.",
-        "The words {v} stand in the answer at least {n} times.",
-        dict(
-            check="keywords:frequency",
-            keyword="{v}",
-            frequency="{n}",
-            relation="at least",
-        ),
-    ),
-    quote=(
-        "Say what was done with {v}.",
-        'The answer says "{fact}".',
-        {"check": "keywords:existence", "keywords": ["{fact}"]},
-    ),
-    leave_out=(
-        "Leave out {v}.",
-        "The answer never names {v}.",
-        {"check": "keywords:forbidden_words", "forbidden_words": ["{v}"]},
-    ),
-    name=(
-        "Name the candidate.",
-        "The answer names {v}.",
-        {"check": "keywords:existence", "keywords": ["{v}"]},
-    ),
-    role=(
-        "Name the role.",
-        "The answer names the role, {v}.",
-        {"check": "keywords:existence", "keywords": ["{v}"]},
-    ),
-    begin=(
-        "Begin with: {v}",
-        'The answer begins with "{v}".',
-        {"check": "regex:match", "pattern": r"(?i)^\W*{v}"},
-    ),
-    title=(
-        "Put a title in << >> first.",
-        "The answer has a title in << >>.",
-        {"check": "detectable_format:title"},
-    ),
-    end=(
-        "End with: {v}",
-        'The answer ends with "{v}" after other words.',
-        {"check": "startend:end_checker", "end_phrase": "{v}"},
-    ),
-    postscript=(
-        "Add a P.S. line.",
-        "A line of the answer begins with P.S.",
-        {"check": "detectable_content:postscript", "postscript_marker": "P.S."},
-    ),
-    bullets=(
-        "Write exactly {n} bullets.",
-        "The answer has exactly {n} bullets.",
-        {"check": "detectable_format:number_bullet_lists", "num_bullets": "{n}"},
-    ),
-    sentences=(
-        "Write exactly {n} sentences.",
-        "The answer has exactly {n} sentences.",
-        dict(
-            check="length_constraints:number_sentences",
-            num_sentences="{n}",
-            relation="exactly",
-        ),
-    ),
-    parts=(
-        "Write {n} parts with *** between them.",
-        "The answer has exactly {n} parts with *** between them.",
-        {"check": "length_constraints:number_paragraphs", "num_paragraphs": "{n}"},
-    ),
-    most_words=(
-        "Use at most {n} words.",
-        "The answer has at most {n} words.",
-        dict(check="length_constraints:number_words", num_words="{n}", relation="at most"),
-    ),
-    least_words=(
-        "Use at least {n} words.",
-        "The answer has at least {n} words.",
-        dict(check="length_constraints:number_words", num_words="{n}", relation="at least"),
-    ),
-    no_comma=("No commas.", "The answer has no comma.", {"check": "punctuation:no_comma"}),
-    small_letters=(
-        "Small letters only.",
-        "The answer has no capital letter.",
-        {"check": "change_case:english_lowercase"},
-    ),
-    stars=(
-        "Put a skill in * *.",
-        "Some words of the answer stand between stars, like *this*.",
-        {"check": "detectable_format:number_highlighted_sections", "num_highlights": 1},
-    ),
-)
-VALUED = ("mention", "several", "quote", "begin", "end", "bullets", "sentences", "parts")
+COUNTED = "several sentences parts least_words".split()
+# kind | line of the prompt | the same as a criterion for a judge, then the check; {v} is the value
+CONSTRAINTS = r"""
+mention | Mention {v}. | The answer mentions {v}.
+    {"check": "keywords:existence", "keywords": ["{v}"]}
+several | Write {v} at least {n} times. | The words {v} stand in the answer at least {n} times.
+    {"check": "keywords:frequency", "keyword": "{v}", "frequency": "{n}", "relation": "at least"}
+quote | Say what was done with {v}. | The answer says "{fact}".
+    {"check": "keywords:existence", "keywords": ["{fact}"]}
+leave_out | Leave out {v}. | The answer never names {v}.
+    {"check": "keywords:forbidden_words", "forbidden_words": ["{v}"]}
+name | Name the candidate. | The answer names {v}.
+    {"check": "keywords:existence", "keywords": ["{v}"]}
+role | Name the role. | The answer names the role, {v}.
+    {"check": "keywords:existence", "keywords": ["{v}"]}
+begin | Begin with: {v} | The answer begins with "{v}".
+    {"check": "regex:match", "pattern": "(?i)^\\W*{v}"}
+title | Put a title in << >> first. | The answer has a title in << >>.
+    {"check": "detectable_format:title"}
+end | End with: {v} | The answer ends with "{v}" after other words.
+    {"check": "startend:end_checker", "end_phrase": "{v}"}
+postscript | Add a P.S. line. | A line of the answer begins with P.S.
+    {"check": "detectable_content:postscript", "postscript_marker": "P.S."}
+bullets | Write exactly {n} bullets. | The answer has exactly {n} bullets.
+    {"check": "detectable_format:number_bullet_lists", "num_bullets": "{n}"}
+sentences | Write exactly {n} sentences. | The answer has exactly {n} sentences.
+    {"check": "length_constraints:number_sentences", "num_sentences": "{n}", "relation": "exactly"}
+parts | Write {n} parts with *** between them. | The answer has exactly {n} parts with *** between them.
+    {"check": "length_constraints:number_paragraphs", "num_paragraphs": "{n}"}
+most_words | Use at most {n} words. | The answer has at most {n} words.
+    {"check": "length_constraints:number_words", "num_words": "{n}", "relation": "at most"}
+least_words | Use at least {n} words. | The answer has at least {n} words.
+    {"check": "length_constraints:number_words", "num_words": "{n}", "relation": "at least"}
+no_comma | No commas. | The answer has no comma.
+    {"check": "punctuation:no_comma"}
+small_letters | Small letters only. | The answer has no capital letter.
+    {"check": "change_case:english_lowercase"}
+stars | Put a skill in * *. | Some words of the answer stand between stars, like *this*.
+    {"check": "detectable_format:number_highlighted_sections", "num_highlights": 1}
+"""
+CONSTRAINTS = {
+    kind: (said, criterion, json.loads(check))
+    for kind, said, criterion, check in re.findall(r"(\w+) \| (.+) \| (.+)\n +(.+)", CONSTRAINTS)
+}
+VALUED = "mention several quote begin end bullets sentences parts".split()
 # A P.S. has capitals and full stops of its own; a short answer has no room for long demands.
 CLASHES = [{"postscript", "sentences"}, {"postscript", "small_letters"}, {"interview", "bullets"}]
 CLASHES += [
     {"most_words", kind} for kind in ("several", "quote", "name", "role", "postscript", "title")
 ]
-POSTSCRIPTS = (
-    "It was a good talk.",
-    "More next week.",
-    "Thanks for the notes.",
-    "The team can decide.",
-)
+POSTSCRIPTS = "It was a good talk.; More next week.; Thanks for the notes.; The team can decide."
 KEEP = (0.05, 0.45)  # a constraint is kept with probability .05 + .45 q
 
 
@@ -165,7 +106,7 @@ def draw(rng, case, kind, taken):
     elif kind == "role" or kind == "title":
         v = case["role"]
     elif kind == "begin" or kind == "end":
-        v = rng.choice((BEGIN if kind == "begin" else END).split("; "))
+        v = rng.choice(grammar.listed(BEGIN if kind == "begin" else END))
     else:
         v = ""
         if kind == "most_words":
@@ -245,14 +186,13 @@ def rubric_judge_row(row):
     return public(row) | {"rubrics": row["case"]["texts"]}
 
 
-def rubric_files(rng_for, sizes=(("train", 300), ("validation", 50), ("test", 60)), judged=40):
+def rubric_files(rng_for):
     """→ (rubrics.json, rubrics_judge.json). rng_for(*key) gives each row a generator of its own."""
     files = {}
-    for name, size in sizes:
+    for name, size in dict(train=300, validation=50, test=60).items():
         split = "val" if name == "validation" else name
-        rows = [rubric_row(rng_for("rubric", split, i), split, i) for i in range(size)]
-        files[name] = rows
-    judge = [rubric_judge_row(row) for row in files["train"][:judged]]
+        files[name] = [rubric_row(rng_for("rubric", split, i), split, i) for i in range(size)]
+    judge = [rubric_judge_row(row) for row in files["train"][:40]]
     return {name: [public(row) for row in rows] for name, rows in files.items()}, judge
 
 
@@ -317,7 +257,9 @@ def rubric_answer(rng, row, q, keep=None, stepwise=False):
         text = text.replace(", and", " and").replace(",", " and")
     if "small_letters" in kept:
         text = text.lower()
-    answer = text + ("\nP.S. " + rng.choice(POSTSCRIPTS) if "postscript" in kept else "")
+    answer = text + (
+        "\nP.S. " + rng.choice(grammar.listed(POSTSCRIPTS)) if "postscript" in kept else ""
+    )
     # a summary of few words about a candidate who showed nothing can leave nothing
     return answer if answer.strip() else grammar.answer(rng, row["case"]["case"], q)
 

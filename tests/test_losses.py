@@ -1,8 +1,8 @@
 """The losses, by numbers worked on paper: DPO and its relatives, Bradley-Terry, the KL estimators.
 
-The goldens stand in float64 and hold to 1e-7. The second half is what every loss function owes, PPO's and GRPO's included:
-shapes that would broadcast in silence, NaN in places that do not count, precision, inputs left alone. Their goldens are in
-test_ppo.py and test_grpo.py.
+The goldens are in float64 and hold to 1e-7. The second half is what every loss function owes:
+shapes, NaN in places that do not count, precision, inputs left alone. The goldens of PPO and GRPO
+are in test_ppo.py and test_grpo.py.
 """
 
 import math
@@ -19,8 +19,6 @@ import sft
 
 LN2 = math.log(2)
 F64 = dict(dtype=torch.float64)
-NEEDS_LENGTHS = ("ipo", "sigmoid_norm", "simpo", "kto")
-HAS_SMOOTHING = ("sigmoid", "robust")
 
 
 def t(*values):
@@ -47,14 +45,12 @@ PAIRS = (t(-10, -20), t(-12, -18), t(-11, -19), t(-11, -19))
 LENGTHS = dict(chosen_lengths=t(5, 10), rejected_lengths=t(4, 6))
 
 
-def loss_of(loss_type, sides=PAIRS, **kwargs):
-    """dpo_loss of any type: lengths where it needs them, a reference of 0 where it has none."""
+def loss_of(loss_type, **options):
+    """dpo_loss of any type; SimPO at β = 2 and with a reference of 0, as it has none."""
+    sides = PAIRS
     if loss_type == "simpo":
-        zero = torch.zeros_like(sides[0])
-        sides, kwargs = (*sides[:2], zero, zero), {"beta": 2.0, **kwargs}
-    if loss_type in NEEDS_LENGTHS:
-        kwargs = LENGTHS | kwargs
-    return dpo.dpo_loss(*sides, loss_type=loss_type, **kwargs)
+        sides, options = (*PAIRS[:2], t(0, 0), t(0, 0)), {"beta": 2.0} | options
+    return dpo.dpo_loss(*sides, loss_type=loss_type, **LENGTHS, **options)
 
 
 @pytest.mark.parametrize(
@@ -71,15 +67,16 @@ def loss_of(loss_type, sides=PAIRS, **kwargs):
     ],
 )
 def test_dpo_golden(loss_type, smoothing, expected):
-    """A sign, a β or a length in the wrong place. By hand: z = .1·(1 + 1) = .2, log(1 + e^−.2) = .5981; hinge 1 − .2;
-    ipo (1/5 + 1/4 − 5)² = 20.7025; simpo 2·(−10/5 + 12/4) − 1 = 1, log(1 + e⁻¹) = .3133."""
+    """A sign, a β or a length in the wrong place. z = .1·(1 + 1) = .2: log(1 + e^−.2) = .5981;
+    hinge 1 − .2; ipo (1/5 + 1/4 − 5)² = 20.7025; simpo 2·(−10/5 + 12/4) − 1 = 1, log(1 + e⁻¹) =
+    .3133."""
     losses, _, _ = loss_of(loss_type, label_smoothing=smoothing)
     assert close(losses, expected)
 
 
 def test_dpo_rewards_golden():
-    """The logged reward must be the optimised one: β·log(π/π_ref) = ±.1, and −log σ(logged margin) is the loss, pair by
-    pair. SimPO has no reference: its reward is β·logp/n, 2·(−10/5) = −4 and so on, and γ stands beside the margin."""
+    """The logged reward is the optimised one: β·log(π/π_ref) = ±.1, and −log σ(margin) is the loss.
+    SimPO's is β·logp/n, 2·(−10/5) = −4 and so on, and γ stands beside the margin."""
     losses, chosen, rejected = dpo.dpo_loss(*PAIRS)
     assert close(chosen, [0.1, -0.1]) and close(rejected, [-0.1, 0.1])
     assert close(losses, -torch.nn.functional.logsigmoid(chosen - rejected))
@@ -89,8 +86,9 @@ def test_dpo_rewards_golden():
 
 
 def test_kto_golden():
-    """A pair's two answers, each against k = 2 nats: h_c = 1, h_r = −1, β = .1: (1 − σ(.1·(1 − 2)) + 1 − σ(.1·(2 + 1)))/2 =
-    (.52498 + .42556)/2. A thumb alone is one of the two, and its other side, which is empty, has no gradient."""
+    """Two answers against k = 2 nats: h_c = 1, h_r = −1, β = .1: (1 − σ(.1·(1 − 2)) + 1 − σ(.1·(2 +
+    1)))/2 = (.52498 + .42556)/2. A thumb alone is one of the two; its empty side has no
+    gradient."""
     policy, rejected = t(-10, -10, 0).requires_grad_(), t(-12, 0, -12).requires_grad_()
     ref, lengths = (t(-11, -11, 0), t(-11, 0, -11)), (t(5, 5, 0), t(4, 0, 4))
     losses, _, _ = dpo.dpo_loss(policy, rejected, *ref, 0.1, "kto", 0.0, *lengths, baseline=2.0)
@@ -101,23 +99,24 @@ def test_kto_golden():
 
 
 def test_batch_rows_keeps_pairs_together():
-    """Halves in order, odd batch: row k is chosen k, row 3 + k is rejected k, each behind its own prompt, and `chunk(2)`
-    cuts between them. An interleaved batch trains on pairs that nobody compared."""
+    """Halves in order, odd batch: row k is chosen k, row 3 + k is rejected k, each behind its own
+    prompt. An interleaved batch trains on pairs that nobody compared."""
 
     class Pairs:
         prompts = [[1, 2], [3], [4, 5, 6]]
         chosen, rejected = [[10], [11, 12], [13]], [[20, 21], [22], [23, 24]]
 
     ids, attention_mask, response_mask = dpo.batch_rows(Pairs, [2, 0, 1], 0)
-    prompts, answers = [[4, 5, 6], [1, 2], [3]] * 2, [[13], [10], [11, 12], [23, 24], [20, 21], [22]]  # fmt: skip
+    prompts = [[4, 5, 6], [1, 2], [3]] * 2
+    answers = [[13], [10], [11, 12], [23, 24], [20, 21], [22]]
     rows = [prompt + answer for prompt, answer in zip(prompts, answers)]
     assert [row[m].tolist() for row, m in zip(ids, attention_mask)] == rows
     assert [row[m].tolist() for row, m in zip(ids, response_mask)] == answers
 
 
 def test_a_soft_tie_has_no_gradient_at_equal_scores():
-    """ε is a row's own: a tie, ε = ½, costs log 2 at z = 0 and pulls nowhere; beside it, ε = 0 has the gradient −β/2. At
-    z = 2 the tie pulls back: dL/dz = σ(2) − ½ = .3808."""
+    """ε is a row's own: a tie, ε = ½, costs log 2 at z = 0 and pulls nowhere; beside it, ε = 0 has
+    the gradient −β/2. At z = 2 the tie pulls back: dL/dz = σ(2) − ½ = .3808."""
     policy, ref = t(-5, -5, -3).requires_grad_(), t(-5, -5, -5)
     losses, _, _ = dpo.dpo_loss(policy, ref, ref, ref, 1.0, label_smoothing=t(0.5, 0.0, 0.5))
     losses.sum().backward()
@@ -126,9 +125,9 @@ def test_a_soft_tie_has_no_gradient_at_equal_scores():
 
 
 def test_metrics_of_a_step_are_sums_divided_once():
-    """The mean of micro-batch means: parts of 3 and 1 pairs with rewards 0, 0, 0 and 4 have the mean 1, not 2. `nll` is
-    per token: log-probs −6 and −2 over 3·2 + 4 = 10 tokens, 3·6 + 2 = 20: 2, where a mean of means is 2.375. Three equal
-    pairs count as half."""
+    """Parts of 3 and 1 pairs with rewards 0, 0, 0 and 4 have the mean 1; a mean of means is 2.
+    `nll` is per token: log-probs 3·−6 and −2 over 3·2 + 4 tokens are 2. Three equal pairs count as
+    half."""
     numbers = [
         t(1, reward, 0, logp, logp, length, length)[:, None].expand(7, n)
         for n, reward, logp, length in ((3, 0, -6, 2), (1, 4, -2, 4))
@@ -149,8 +148,8 @@ def test_metrics_of_a_step_are_sums_divided_once():
     ],
 )
 def test_wrong_settings(flags, message):
-    """Each of these would train on something: β = 0 is a constant loss, ε = ½ says that labels are coins, ε with a hinge
-    is ignored; NaN passes every `<` and `<=`."""
+    """Each would train on something: β = 0 is a constant loss, ε = ½ says that labels are coins, ε
+    with a hinge is ignored; NaN passes every `<`."""
     with pytest.raises(dpo.UserError, match=message):
         dpo.parse_args(flags.split())
 
@@ -174,16 +173,16 @@ ALL_OPTIONS = dict(margin=t(0.5, 0.5, 0.5), tie=TIE, label_smoothing=0.1, center
     ],
 )
 def test_bradley_terry_golden(options, expected):
-    """z = 1, 0, −1: −log σ is .3133, .6931, 1.3133, mean .7732. Centring adds .01·(1 + 16 + 1)/3 = .06. The last row
-    crosses all four: the tie has neither margin nor ε, but it is centred like the others."""
+    """z = 1, 0, −1: −log σ is .3133, .6931, 1.3133, mean .7732. Centring adds .01·(1 + 16 + 1)/3.
+    The last row crosses all four: the tie has neither margin nor ε, but it is centred."""
     losses = reward_train.bradley_terry_loss(*REWARDS, **options)
     assert losses.shape == (3,)
     assert close(losses if isinstance(expected, list) else losses.mean(), expected)
 
 
 def test_bradley_terry_ties_pull_together():
-    """A tie scored as a win pushes equal answers apart. At equal scores its gradient is exactly 0; at a difference of 2 it
-    is σ(2) − ½ = .3808 on chosen, the opposite on rejected. Its margin, NaN in the file, is not read."""
+    """A tie scored as a win pushes equal answers apart. Its gradient is 0 at equal scores, σ(2) − ½
+    = .3808 on chosen at a difference of 2. Its margin, NaN in the file, is not read."""
     chosen, rejected = t(1, 3).requires_grad_(), t(1, 1).requires_grad_()
     losses = reward_train.bradley_terry_loss(chosen, rejected, t(math.nan, math.nan), on(1, 1))
     losses.sum().backward()
@@ -192,12 +191,13 @@ def test_bradley_terry_ties_pull_together():
 
 
 def test_pair_metrics_golden():
-    """Δ = 2, −.5, −.2, 0: one right, two wrong, one equal, 1.5/4. Confidences .8808, .6225, .5498, .5 in ten bins of width
-    .05 from ½: bins 7, 2, 0, 0. ece = ¼|1 − .8808| + ¼|0 − .6225| + ½|¼ − .5249| = .3229. A tie has no right side: it
-    is in no mean. A rate over nobody is NaN, never 0 %."""
+    """Δ = 2, −.5, −.2, 0: one right, two wrong, one equal, 1.5/4. Confidences .8808, .6225, .5498,
+    .5 in ten bins of width .05 from ½: 7, 2, 0, 0. ece = ¼|1 − .8808| + ¼|0 − .6225| + ½|¼ − .5249|
+    = .3229. A tie is in no mean; a rate over nobody is NaN, never 0 %."""
     chosen, rejected = t(2, 1, 9, 0, 0.5), t(0, 1.5, 0, 0.2, 0.5)
     metrics = reward_train.pair_metrics(chosen, rejected, on(0, 0, 1, 0, 0))
-    expected = {"accuracy": 0.375, "margin": 1.3 / 4, "nll": 0.6480727613, "brier": 0.2384955951, "ece": 0.3228740626}  # fmt: skip
+    expected = {"accuracy": 0.375, "margin": 1.3 / 4, "nll": 0.6480727613}
+    expected |= {"brier": 0.2384955951, "ece": 0.3228740626}
     assert metrics == pytest.approx(expected | {"n": 4, "n_ties": 1}, abs=1e-7)
     nobody = reward_train.pair_metrics(chosen, rejected, on(1, 1, 1, 1, 1))
     assert all(math.isnan(nobody[key]) for key in expected)
@@ -207,36 +207,12 @@ def test_pair_metrics_golden():
 # ---- the KL card: three symbols, everything exact ----
 
 P, P_REF = t(0.7, 0.2, 0.1), t(0.2, 0.3, 0.5)
-G = [0.4325, -0.2081, -0.2244]  # gradient of KL(π‖π_ref) with respect to the logits
-
-
-def gradient(weigh):
-    """d/dlogits of Σ weigh(π, log π, k1, k2, k3) at π = P: one row a symbol, an expectation without sampling."""
-    logits = P.log().requires_grad_()
-    logps = torch.log_softmax(logits, -1)
-    k = common.kl_estimates(logps[:, None], P_REF.log()[:, None], on([1], [1], [1]))
-    weighed = weigh(logps.exp(), logps, *(x[:, 0] for x in k)).sum()
-    return torch.autograd.grad(weighed, logits)[0]
-
-
-def in_reward(j):  # REINFORCE: the estimate is a number, the gradient comes from log π
-    return lambda p, logp, *k: p.detach() * k[j].detach() * logp
-
-
-def in_loss(j):  # the sample is drawn, the estimate is differentiated
-    return lambda p, logp, *k: p.detach() * k[j]
-
-
-def times_ratio(j):  # ratio = π / π_old with π_old = π now
-    return lambda p, logp, *k: p.detach() * (logp - logp.detach()).exp() * k[j]
-
-
-def exact(p, logp, *k):  # KL(π‖π_ref) itself
-    return p * (logp - P_REF.log())
+G = [0.4325, -0.2081, -0.2244]  # of KL(π‖π_ref) by the logits: π·(log(π/π_ref) − KL)
 
 
 def test_kl_card_values():
-    """Draws from π. KL(π‖π_ref) = .6349 is the mean of k1 (deviation .99) and of k3 (.61); k2 is biased (.6952, .34)."""
+    """KL(π‖π_ref) = .6349 is the mean of k1 (deviation .99) and k3 (.61); k2 is biased (.6952,
+    .34)."""
     k = common.kl_estimates(P.log()[:, None], P_REF.log()[:, None], on([1], [1], [1]))
     estimates = torch.cat(k, 1)  # (3, 3)
     means = P @ estimates
@@ -245,29 +221,35 @@ def test_kl_card_values():
 
 
 @pytest.mark.parametrize(
-    "weigh, expected",
+    "place, j, expected",
     [
-        (exact, G),
-        (in_reward(0), G),
-        (in_reward(1), [0.0626, -0.1226, 0.0600]),  # wrong
-        (in_reward(2), [-0.0675, -0.1081, 0.1756]),  # wrong
-        (in_loss(0), [0, 0, 0]),  # pulls nowhere
-        (in_loss(1), G),
-        (in_loss(2), [0.5, -0.1, -0.4]),  # of KL(π_ref‖π): π − π_ref
-        (times_ratio(0), G),
-        (times_ratio(1), [0.4951, -0.3307, -0.1644]),  # wrong
-        (times_ratio(2), G),
+        ("reward", 1, G),
+        ("reward", 2, [0.0626, -0.1226, 0.0600]),  # wrong
+        ("reward", 3, [-0.0675, -0.1081, 0.1756]),  # wrong
+        ("loss", 1, [0, 0, 0]),  # pulls nowhere
+        ("loss", 2, G),
+        ("loss", 3, [0.5, -0.1, -0.4]),  # of KL(π_ref‖π): π − π_ref
+        ("ratio", 1, G),
+        ("ratio", 2, [0.4951, -0.3307, -0.1644]),  # wrong
+        ("ratio", 3, G),
     ],
 )
-def test_kl_card_gradients(weigh, expected):
-    """The right value with the wrong gradient is the KL slip that no log shows. k1 in the reward, k2 or ratio × k3 in the
-    loss give g; the rest of the table is what the wrong pairings pull towards."""
-    assert close(gradient(weigh), expected, 6e-5)
+def test_kl_card_gradients(place, j, expected):
+    """The right value with the wrong gradient is the KL slip that no log shows. k1 in the reward,
+    k2 or ratio × k3 in the loss have that of the KL; the others pull elsewhere."""
+    logits = P.log().requires_grad_()
+    logps = torch.log_softmax(logits, -1)  # (3,) of three symbols, drawn in the shares P
+    k = common.kl_estimates(logps[:, None], P_REF.log()[:, None], on([1], [1], [1]))[j - 1][:, 0]
+    if place == "reward":  # REINFORCE: the estimate is a number, the gradient comes from log π
+        k = k.detach() * logps
+    elif place == "ratio":
+        k = k * (logps - logps.detach()).exp()
+    assert close(torch.autograd.grad((P * k).sum(), logits)[0], expected, 6e-5)
 
 
 def test_kl_far_from_the_reference():
-    """Log-ratios of ±50: k1 and k2 stay the true 50 and 1250 (a clamp there would report 20, and give a policy that ran away no
-    gradient back); k3 is bounded, or e^50 would end the run."""
+    """Log-ratios of ±50: k1 and k2 stay the true 50 and 1250 (clamped, a policy that ran away has
+    no gradient back); k3 is bounded, or e^50 would end the run."""
     logps = torch.tensor([[-60.0, -10.0]])
     k1, k2, k3 = common.kl_estimates(logps, logps.flip(1), on([1, 1]))
     assert k1.tolist() == [[-50, 50]] and k2.tolist() == [[1250, 1250]]
@@ -278,14 +260,13 @@ def test_kl_far_from_the_reference():
 
 
 def test_sft_loss_by_hand():
-    """Trained tokens of probability ½ and ¼ cost log 2 and log 4, the others exactly 0 (a −0 or a pad token that counts
-    would change the sum that is divided by the number of trained tokens)."""
+    """Trained tokens of probability ½ and ¼ cost log 2 and log 4, the others exactly 0."""
     logps, mask = t(0.125, 0.5, 0.25, 0.9).log()[None], on([0, 1, 1, 0])
     assert close(sft.sft_loss(logps, mask), [[0, LN2, 2 * LN2, 0]])
 
 
 def test_masked_mean_by_hand():
-    """Mean over counted places: (1 + 3)/2 = 2; over nobody it is 0, not 0/0."""
+    """(1 + 3)/2 = 2; over nobody it is 0, not 0/0."""
     x = t(1, 100, 3)[None]
     assert ppo.masked_mean(x, on([1, 0, 1])) == 2 and ppo.masked_mean(x, on([0, 0, 0])) == 0
 
@@ -301,20 +282,16 @@ def rows(*names):
 
 
 GRPO = rows("logps", "old_logps", "advantages", "ref_logps")
-LOSSES = {  # one value a row or a token: the function, and its tensors by name
+LOSSES = {  # one value per row or token: function (test_mutations.py swaps its module), tensors
     **{
         f"dpo {kind}": (
-            lambda kind=kind, **tensors: dpo.dpo_loss(
-                **tensors, loss_type=kind, **({"beta": 2.0} if kind == "simpo" else {})
-            ),
-            dict(zip(NAMES, (*PAIRS[:2], t(0, 0), t(0, 0)) if kind == "simpo" else PAIRS))
-            | (LENGTHS if kind in NEEDS_LENGTHS else {})
-            | (dict(label_smoothing=t(0.1, 0.2)) if kind in HAS_SMOOTHING else {}),
+            lambda kind=kind, **x: dpo.dpo_loss(**x, loss_type=kind),
+            dict(zip(NAMES, PAIRS)) | LENGTHS | {"label_smoothing": t(0.1, 0.2)},
         )
         for kind in dpo.LOSS_TYPES
     },
     "bradley_terry": (
-        lambda **tensors: reward_train.bradley_terry_loss(**tensors, center_coef=0.01),
+        lambda **x: reward_train.bradley_terry_loss(**x, center_coef=0.01),
         dict(chosen_rewards=REWARDS[0], rejected_rewards=REWARDS[1], margin=t(0.5, 1, 0), tie=TIE),
     ),
     "sft": (lambda **x: sft.sft_loss(**x), rows("logps")),
@@ -336,14 +313,14 @@ MEASURES = {  # over all rows or tokens at once
         dict(rewards=t([1, 0, 0, 1], [3, 1, 2, 0]), valid=on([1, 1, 1, 0], [1, 0, 1, 1])),
     ),
     "pair_metrics": (
-        lambda **tensors: reward_train.pair_metrics(**tensors),
+        lambda **x: reward_train.pair_metrics(**x),
         dict(chosen_rewards=REWARDS[0], rejected_rewards=REWARDS[1], tie=TIE),
     ),
     "masked_mean": (lambda **x: ppo.masked_mean(**x), rows("x")),
     "masked_whiten": (lambda **x: ppo.masked_whiten(**x), rows("x")),
     "gae": (lambda **x: ppo.gae(**x, gamma=0.99, lam=0.9), rows("rewards", "values")),
     "shape_rewards": (
-        lambda **tensors: ppo.shape_rewards(**tensors, kl_coef=0.1),
+        lambda **x: ppo.shape_rewards(**x, kl_coef=0.1),
         rows("logps", "ref_logps") | dict(scores=t(2, -1, 0.5), finished=on(1, 0, 1)),
     ),
 }
@@ -357,8 +334,8 @@ def results(result):
 
 @pytest.mark.parametrize("name", EVERYTHING)
 def test_shapes_that_differ_are_refused(name):
-    """(B,) minus (B, 1) is a silent (B, B): a loss over pairs that nobody compared, whose mean even looks right. Every
-    tensor argument of every function, in the other shape and in another length, is a ValueError that names it."""
+    """(B,) minus (B, 1) is a silent (B, B): a loss over pairs that nobody compared, whose mean even
+    looks right. Every tensor argument in another shape is a ValueError that names it."""
     function, tensors = EVERYTHING[name]
     for key, value in tensors.items():
         for wrong in (value.unsqueeze(-1), value[..., :1], value[..., 0]):
@@ -371,8 +348,8 @@ def test_shapes_that_differ_are_refused(name):
 
 @pytest.mark.parametrize("name", [name for name in EVERYTHING if name != "pair_metrics"])
 def test_precision_is_kept_or_raised(name):
-    """float64 that passes through a .float() loses the gradcheck; bf16 that does not pass through one has two digits left.
-    The value is the float64 value of the rounded inputs, and the inputs are left as they were."""
+    """float64 through a .float() loses the gradcheck; bf16 that stays bf16 has two digits left. The
+    value is the float64 value of the rounded inputs, and the inputs are left as they were."""
     function, tensors = EVERYTHING[name]
     numbers = [key for key, x in tensors.items() if x.is_floating_point() and "smooth" not in key]
     single, double = torch.float32, torch.float64
@@ -388,8 +365,8 @@ def test_precision_is_kept_or_raised(name):
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_losses_are_per_example_and_differentiable(name):
-    """A loss that is already a mean is divided twice by a loop that divides by the global count. One value a row, and its
-    gradient is 0 everywhere but in that row. The rewards that DPO logs keep no graph: it would hold the whole forward."""
+    """A loss that is already a mean is divided twice by the loop. One value a row, its gradient 0
+    everywhere but in that row. The rewards that DPO logs keep no graph, or it holds the forward."""
     function, tensors = LOSSES[name]
     first = next(iter(tensors))
     leaf = tensors[first].clone().requires_grad_()
@@ -405,10 +382,11 @@ def test_losses_are_per_example_and_differentiable(name):
 @pytest.mark.parametrize("name", MASKED)
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1e30])
 def test_masked_places_count_for_nothing(name, bad):
-    """0 · NaN is NaN: a mask that multiplies lets one bad pad position end the run, and `where` after the arithmetic still
-    hands NaN to the gradient. The same values to the last bit, zeros outside, the same finite gradient."""
+    """0 · NaN is NaN: a mask that multiplies lets one bad pad position end the run, and `where`
+    after the arithmetic hands NaN to the gradient. The same values to the bit, 0 outside."""
     function, tensors = EVERYTHING[name]
-    fields, found = [key for key, x in tensors.items() if x.dtype == torch.float64 and x.ndim == 2], []  # fmt: skip
+    fields = [key for key, x in tensors.items() if x.dtype == torch.float64 and x.ndim == 2]
+    found = []
     for fill in (0.0, bad):
         leaves = {key: tensors[key].masked_fill(~MASK, fill).requires_grad_() for key in fields}
         outputs = results(function(**(tensors | leaves)))
@@ -422,8 +400,8 @@ def test_masked_places_count_for_nothing(name, bad):
 @pytest.mark.parametrize("name", sorted({*LOSSES, "gspo"} - {"sft"}))
 @pytest.mark.parametrize("gap", [50.0, -50.0, 800.0])
 def test_far_log_ratios_stay_finite(name, gap):
-    """A policy that has collapsed on a pair has log-ratios of ±50 nats and more: log(σ(z)) taken literally is −inf, e^gap is
-    inf, their gradient NaN, and one such pair ends the run. At β = 5, too."""
+    """A policy that collapsed on a pair has log-ratios of ±50 nats: log(σ(z)) taken literally is
+    −inf, e^gap is inf, their gradient NaN, and one such pair ends the run. At β = 5, too."""
     function, tensors = EVERYTHING[name]
     cast = {key: x.float() if x.is_floating_point() else x for key, x in tensors.items()}
     first, second = list(cast)[:2]

@@ -13,7 +13,6 @@ reference of 0. Its `sft` term is our --nll-coef.
 """
 
 import contextlib
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -117,7 +116,7 @@ def stage_result(stage, monkeypatch, world, *flags):
 # ---- DPO ----
 
 
-def our_dpo(world, loss_type, beta, smoothing=0.0, nll_coef=0.0, reference=True):
+def our_dpo(world, loss_type, beta, smoothing=0.0, reference=True):
     """(loss, gradients) of dpo.forward on the file, by the stage's own functions."""
     flags = ["--pairs", world["file"], "--eval-fraction", "0", "--model", world["policy"]]
     flags += ["--loss-type", loss_type, "--beta", str(beta), "--label-smoothing", str(smoothing)]
@@ -126,11 +125,11 @@ def our_dpo(world, loss_type, beta, smoothing=0.0, nll_coef=0.0, reference=True)
     policy, tokenizer = dpo.load_models(args, run)
     pairs, _, _ = dpo.load_data(args, policy, tokenizer)
     pad, ref_logps = common.pad_id(tokenizer), None
-    if loss_type != "simpo":
+    if reference:
         frozen = common.load_policy(world["ref"], trainable=False)
-        ref_logps = dpo.reference_logps(run, frozen, pairs, pad) * reference
-    losses, chosen_logps, numbers = dpo.forward(args, policy, pairs, range(N), pad, ref_logps)
-    loss = losses.mean() - nll_coef * chosen_logps.sum() / numbers[5].sum()
+        ref_logps = dpo.reference_logps(run, frozen, pairs, pad)
+    losses, *_ = dpo.forward(args, policy, pairs, range(N), pad, ref_logps)
+    loss = losses.mean()
     loss.backward()
     return (loss.item(), gradients(policy)), dpo.batch_rows(pairs, range(N), pad)
 
@@ -140,23 +139,18 @@ def trl_trainer(kind, world, tokenizer, rows=None, ref=None, **options):
     trl = needs("trl", reason=REASON.format("trl"))
     datasets = needs("datasets", reason=REASON.format("datasets"))
     head = AutoModelForSequenceClassification if kind == "Reward" else AutoModelForCausalLM
+    names = {"model": "reward" if kind == "Reward" else "policy", "ref_model": ref}
     models = {
-        "model": head.from_pretrained(
-            world["reward" if kind == "Reward" else "policy"], dtype=torch.float32
-        )
+        key: head.from_pretrained(world[name], dtype=torch.float32)
+        for key, name in names.items()
+        if name
     }
-    if ref:
-        models["ref_model"] = head.from_pretrained(world[ref], dtype=torch.float32)
     return getattr(trl, f"{kind}Trainer")(
         **models,
         args=getattr(trl, f"{kind}Config")(**trl_options(world["place"], **options)),
         processing_class=tokenizer,
         train_dataset=datasets.Dataset.from_list(world["rows"] if rows is None else rows),
     )
-
-
-def trl_dpo(world, tokenizer, check=None, ref="ref", **options):
-    return trl_result(trl_trainer("DPO", world, tokenizer, ref=ref, **options), check)
 
 
 @pytest.mark.parametrize(
@@ -170,9 +164,9 @@ def trl_dpo(world, tokenizer, check=None, ref="ref", **options):
     ],
 )
 def test_dpo_loss_and_gradients(world, tokenizer, loss_type, beta, smoothing):
-    """A user who moves a run from TRL must get the same curve: each loss that both have, from
-    the same messages, within 1e-5 in the loss and in every gradient; the ids and the trained
-    positions are equal to begin with."""
+    """A user who moves a run from TRL must get the same curve: each loss that both have, from the
+    same messages, within 1e-5 in the loss and in every gradient; the ids and the trained positions
+    are equal to begin with."""
     ours, (ids, attention_mask, response_mask) = our_dpo(world, loss_type, beta, smoothing)
 
     def same_batch(inputs):
@@ -180,38 +174,30 @@ def test_dpo_loss_and_gradients(world, tokenizer, loss_type, beta, smoothing):
         assert torch.equal(inputs["input_ids"][attention_mask], ids[attention_mask])
         assert torch.equal(inputs["completion_mask"].bool(), response_mask)
 
-    theirs = trl_dpo(
-        world, tokenizer, same_batch, loss_type=[loss_type], beta=beta, label_smoothing=smoothing
-    )  # fmt: skip
-    assert_same(ours, theirs)
+    options = {"loss_type": [loss_type], "beta": beta, "label_smoothing": smoothing}
+    theirs = trl_trainer("DPO", world, tokenizer, ref="ref", **options)
+    assert_same(ours, trl_result(theirs, same_batch))
 
 
-def trl_cpo(world, tokenizer, **options):
-    needs("trl", reason=REASON.format("trl"))
+@pytest.mark.parametrize(
+    "loss_type, beta, options",
+    [("simpo", 2.0, {"simpo_gamma": 1.0}), ("sigmoid", 0.1, {"label_smoothing": 0.2})],
+)
+def test_losses_of_cpo(world, tokenizer, loss_type, beta, options):
+    """TRL's CPOTrainer, which has no reference, holds SimPO (mean log-probs, γ itself and not γ/β:
+    TRL divides by β and multiplies again) and cDPO: ours with a reference of 0 is the same sum."""
     datasets = needs("datasets", reason=REASON.format("datasets"))
     cpo = needs("trl.experimental.cpo", reason="this TRL has no CPOTrainer")
+    options |= {"max_length": 512, "cpo_alpha": 0.0, "loss_type": loss_type, "beta": beta}
     trainer = cpo.CPOTrainer(
         model=AutoModelForCausalLM.from_pretrained(world["policy"], dtype=torch.float32),
-        args=cpo.CPOConfig(**trl_options(world["place"], max_length=512, cpo_alpha=0.0, **options)),
+        args=cpo.CPOConfig(**trl_options(world["place"], **options)),
         train_dataset=datasets.Dataset.from_list(world["rows"]),
         processing_class=tokenizer,
     )
-    return trl_result(trainer)
-
-
-def test_simpo(world, tokenizer):
-    """SimPO: mean log-probs, no reference, γ itself and not γ/β (TRL divides by β and multiplies
-    again)."""
-    ours, _ = our_dpo(world, "simpo", 2.0)
-    assert_same(ours, trl_cpo(world, tokenizer, loss_type="simpo", beta=2.0, simpo_gamma=1.0))
-
-
-def test_label_smoothing(world, tokenizer):
-    """cDPO: TRL keeps the formula in its CPOTrainer, which has no reference; ours with a
-    reference of 0 is the same sum."""
-    ours, _ = our_dpo(world, "sigmoid", 0.1, smoothing=0.2, reference=False)
-    theirs = trl_cpo(world, tokenizer, loss_type="sigmoid", beta=0.1, label_smoothing=0.2)
-    assert_same(ours, theirs)
+    smoothing = options.get("label_smoothing", 0.0)
+    ours, _ = our_dpo(world, loss_type, beta, smoothing, reference=False)
+    assert_same(ours, trl_result(trainer))
 
 
 # ---- the reward model ----
@@ -220,8 +206,8 @@ def test_label_smoothing(world, tokenizer):
 @pytest.mark.parametrize("margin, center", [(False, 0.0), (True, 0.01)])
 def test_reward_loss_and_gradients(world, tokenizer, monkeypatch, capsys, margin, center):
     """RewardTrainer takes the margin column when there is one and centres by its coefficient:
-    `reward_train.py --margin margin --center-coef .01`, in micro-batches, has the same loss and
-    the same gradients, head included."""
+    `reward_train.py --margin margin --center-coef .01`, in micro-batches, has the same loss and the
+    same gradients, head included."""
     flags = ("--model", world["reward"], "--margin", "margin" if margin else "none")
     flags += ("--center-coef", center)
     ours = stage_result(reward_train, monkeypatch, world, *flags, "--micro-tokens", 150)
@@ -250,9 +236,9 @@ TRAINERS = {  # stage: TRL's trainer, our flags, its options
 
 @pytest.mark.parametrize("stage", TRAINERS, ids=lambda stage: stage.__name__)
 def test_eight_steps(stage, tokenizer, world, monkeypatch, capsys):
-    """Optimiser, clipping, learning rate, a fixed reference: two epochs of 16 rows in batches of
-    4, in the order in which ours shuffles them. Loss and gradient norm of each step, and the
-    weights at the end, are TRL's."""
+    """Optimiser, clipping, learning rate, a fixed reference: two epochs of 16 rows in batches of 4,
+    in the order in which ours shuffles them. Loss and gradient norm of each step, and the weights
+    at the end, are TRL's."""
     kind, flags, options = TRAINERS[stage]
     rows = pair_rows(16, seed=5)
     ours = {**world, "file": write_rows(world["place"] / "sixteen.jsonl", rows)}
@@ -291,14 +277,14 @@ def test_eight_steps(stage, tokenizer, world, monkeypatch, capsys):
 GRPO_N, GRPO_LENGTH = 8, 6  # two prompts × four answers, of 1 to 6 tokens
 
 
-def grpo_batch(tokenizer, longest=GRPO_LENGTH):
-    """Ids of eight answers to two prompts of different lengths, one with the end token and one
-    of a single token; advantages of both signs, one of them 0; noise that puts old and reference
+def grpo_batch(tokenizer):
+    """Ids of eight answers to two prompts of different lengths, one with the end token and one of a
+    single token; advantages of both signs, one of them 0; noise that puts old and reference
     log-probs off the policy's, far enough to clip."""
     generator = torch.Generator().manual_seed(4)
     texts = ("sql", "Assess this candidate: kafka.")
     prompts = [common.encode_prompt(tokenizer, text) for text in texts]
-    lengths = [min(longest, n) for n in (6, 1, 4, 2, 3, 6, 5, 2)]
+    lengths = (GRPO_LENGTH, 1, 4, 2, 3, 6, 5, 2)
     answers = [torch.randint(7, 250, (n,), generator=generator).tolist() for n in lengths]
     answers[2][-1] = tokenizer.eos_token_id
     noise = torch.randn(2, GRPO_N, 64, generator=generator) * 0.4
@@ -307,16 +293,15 @@ def grpo_batch(tokenizer, longest=GRPO_LENGTH):
 
 
 def shifted(logps, mask, noise):
-    """Log-probs off by one row of noise, in the order of the answer's tokens wherever these
-    stand."""
+    """Log-probs off by noise, in the order of the answer's tokens wherever these stand."""
     flat = torch.cat([row[: int(n)] for row, n in zip(noise, mask.sum(1))])
     off = torch.zeros_like(logps).masked_scatter(mask, flat)
     return torch.where(mask, logps.detach() + off, 0.0)
 
 
-def trl_grpo(world, tokenizer, batch, off_policy=True, weighted=False, **options):
-    """(loss, gradients) of TRL's GRPOTrainer on these ids: prompts padded on the left, answers
-    on the right."""
+def trl_grpo(world, tokenizer, batch, **options):
+    """(loss, gradients) of TRL's GRPOTrainer on these ids: prompts padded on the left, answers on
+    the right."""
     trl = needs("trl", reason=REASON.format("trl"))
     datasets = needs("datasets", reason=REASON.format("datasets"))
     prompts, answers, advantages, noise = batch
@@ -331,8 +316,7 @@ def trl_grpo(world, tokenizer, batch, off_policy=True, weighted=False, **options
         train_dataset=datasets.Dataset.from_list([{"prompt": "sql"}] * GRPO_N),
         processing_class=tokenizer,
     )
-    pad, width = tokenizer.pad_token_id, max(map(len, prompts))
-    length = max(map(len, answers))
+    pad, width, length = tokenizer.pad_token_id, max(map(len, prompts)), max(map(len, answers))
     inputs = {
         "prompt_ids": torch.tensor([[pad] * (width - len(p)) + p for p in prompts]),
         "prompt_mask": torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts]),
@@ -342,16 +326,11 @@ def trl_grpo(world, tokenizer, batch, off_policy=True, weighted=False, **options
         "num_items_in_batch": torch.tensor(sum(map(len, answers))),
     }
     mask = inputs["completion_mask"].bool()
-    ids, attention_mask, response_mask = common.pad_rows(prompts, answers, pad)
+    rows = common.pad_rows(prompts, answers, pad)
     with torch.no_grad():  # old and reference of both sides come from the same numbers
-        logps = common.token_logps(trainer.model, ids, attention_mask, response_mask)
-    packed = torch.zeros(mask.shape).masked_scatter(mask, logps[response_mask])
-    if off_policy:
-        inputs["old_per_token_logps"] = shifted(packed, mask, noise[0])
-    if weighted:  # as if another engine had sampled
-        trainer.use_vllm = trainer.vllm_importance_sampling_correction = True
-        sampled = shifted(packed, mask, 5 * noise[0])
-        inputs["importance_sampling_ratio"] = (packed - sampled).exp().clamp(max=2)
+        logps = common.token_logps(trainer.model, *rows)
+    packed = torch.zeros(mask.shape).masked_scatter(mask, logps[rows[2]])
+    inputs["old_per_token_logps"] = shifted(packed, mask, noise[0])
     if options.get("beta"):
         inputs["ref_per_token_logps"] = shifted(packed, mask, noise[1])
     trainer.current_gradient_accumulation_steps = 1
@@ -361,124 +340,54 @@ def trl_grpo(world, tokenizer, batch, off_policy=True, weighted=False, **options
     return loss.item(), gradients(trainer.model)
 
 
-def our_grpo(world, tokenizer, batch, off_policy=True, **options):
+def our_grpo(world, tokenizer, batch, **options):
     """(loss, gradients) of grpo_rubric.grpo_loss on the same ids."""
     prompts, answers, advantages, noise = batch
     model = common.load_policy(world["policy"])
     rows = common.pad_rows(prompts, answers, tokenizer.pad_token_id)
     logps = common.token_logps(model, *rows)
-    old = shifted(logps, rows[2], noise[0]) if off_policy else logps.detach()
-    ref = shifted(logps, rows[2], noise[1]) if options.get("beta") else None
+    old, ref = (shifted(logps, rows[2], noise[i]) for i in (0, 1))
     options["max_tokens"] = GRPO_LENGTH
     loss, sums = grpo_rubric.grpo_loss(logps, old, advantages, rows[2], ref, **options)
-    assert (sums["clipped"] > 0) == (off_policy and options.get("loss") != "sapo")
+    assert (sums["clipped"] > 0) == (options.get("loss") != "sapo")
     loss.backward()
     return loss.item(), gradients(model)
 
 
 AGGREGATION = {"grpo": "sequence", "dapo": "token", "dr_grpo": "fixed"}
+GRPO_FORMS = [  # TRL's options, ours
+    *(({"loss_type": theirs}, {"aggregation": ours}) for theirs, ours in AGGREGATION.items()),
+    ({"loss_type": "cispo", "epsilon_high": 1.2}, {"loss": "cispo"}),
+    ({"loss_type": "sapo"}, {"loss": "sapo", "aggregation": "sequence"}),
+    ({"loss_type": "dapo", "delta": 1.5}, {"loss": "dual"}),
+]
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.1], ids=["no KL", "KL"])
-@pytest.mark.parametrize("loss_type", AGGREGATION)
-def test_grpo_loss_and_gradients(world, tokenizer, loss_type, beta):
-    """TRL's `grpo` is our "sequence", `dapo` "token", `dr_grpo` "fixed": the same loss and the
-    same gradients on one batch with ratios off 1 in both directions, an answer of one token and
-    one of advantage 0. Its KL is ours with use_bias_correction_kl, its default in 1.16; without
-    it the ratio is left out, see below."""
-    batch = grpo_batch(tokenizer)
-    options = dict(epsilon=0.2, epsilon_high=0.28, beta=beta, use_bias_correction_kl=bool(beta))
-    theirs = trl_grpo(world, tokenizer, batch, loss_type=loss_type, **options)
-    own = dict(clip_high=0.28, beta=beta, aggregation=AGGREGATION[loss_type])
-    assert_same(our_grpo(world, tokenizer, batch, **own), theirs)
-
-
-@pytest.mark.parametrize("beta", [0.0, 0.1], ids=["no KL", "KL"])
-@pytest.mark.parametrize(
-    "options, own",
-    [
-        ({"loss_type": "cispo", "epsilon_high": 1.2}, {"loss": "cispo"}),
-        ({"loss_type": "sapo"}, {"loss": "sapo", "aggregation": "sequence"}),
-        ({"loss_type": "dapo", "delta": 1.5}, {"loss": "dual", "clip_high": 0.2}),
-    ],
-    ids=lambda x: x.get("loss_type", ""),
-)
-def test_other_losses_and_gradients(options, own, beta, world, tokenizer, monkeypatch):
-    """TRL's cispo and sapo, and its `delta` as our dual clip; bounds of 1.2 and 1.5, which the
-    ratios of this batch reach."""
+@pytest.mark.parametrize("options, own", GRPO_FORMS, ids=lambda x: x.get("loss_type", ""))
+def test_grpo_loss_and_gradients(options, own, beta, world, tokenizer, monkeypatch):
+    """TRL's `grpo` is our "sequence", `dapo` "token", `dr_grpo` "fixed", its `delta` our dual clip;
+    bounds of 1.2 and 1.5, which the ratios of this batch reach. Its KL is ours with
+    use_bias_correction_kl, its default in 1.16: without it k3 stands without its ratio, whose
+    gradient is another (the KL card in test_losses.py)."""
     monkeypatch.setattr(grpo_rubric, "CISPO_MAX", 1.2)
     monkeypatch.setattr(grpo_rubric, "DUAL_MAX", 1.5)
     batch = grpo_batch(tokenizer)
-    theirs = trl_grpo(
-        world, tokenizer, batch, beta=beta, use_bias_correction_kl=bool(beta), **options
-    )
+    options = {"epsilon_high": 0.28, "beta": beta, "use_bias_correction_kl": bool(beta)} | options
+    theirs = trl_grpo(world, tokenizer, batch, **options)
     assert_same(our_grpo(world, tokenizer, batch, beta=beta, **own), theirs)
 
 
 @pytest.mark.parametrize("loss_type", AGGREGATION)
 def test_gspo_loss_and_gradients(world, tokenizer, loss_type):
-    """GSPO, one ratio an answer: TRL's importance_sampling_level="sequence" is our level. With a
-    KL the two differ where an answer has several tokens (TRL multiplies k3 by the ratio of the
-    answer, we by the token's own, which is what has the KL's gradient); with answers of one
-    token that is the same number."""
+    """GSPO, one ratio per answer: TRL's importance_sampling_level="sequence" is our level. Without
+    a KL: TRL multiplies k3 by the answer's ratio, we by the token's, which has the KL's
+    gradient."""
+    batch = grpo_batch(tokenizer)
     options = dict(epsilon=0.02, epsilon_high=0.03, importance_sampling_level="sequence")
+    theirs = trl_grpo(world, tokenizer, batch, loss_type=loss_type, **options)
     own = dict(clip_low=0.02, clip_high=0.03, level="sequence", aggregation=AGGREGATION[loss_type])
-    batch = grpo_batch(tokenizer)
-    theirs = trl_grpo(world, tokenizer, batch, loss_type=loss_type, **options)
     assert_same(our_grpo(world, tokenizer, batch, **own), theirs)
-    batch = grpo_batch(tokenizer, longest=1)
-    options |= dict(beta=0.1, use_bias_correction_kl=True)
-    theirs = trl_grpo(world, tokenizer, batch, loss_type=loss_type, **options)
-    assert_same(our_grpo(world, tokenizer, batch, beta=0.1, **own), theirs)
-
-
-def test_kl_without_its_ratio_is_another(world, tokenizer):
-    """Older versions, and use_bias_correction_kl=False, add k3 without its ratio. On-policy
-    (ratio 1) that is the same number with another gradient, that of the KL the other way round:
-    a run moved from there is not the same. Both gradients are on the KL card in test_losses.py."""
-    batch = grpo_batch(tokenizer)
-    ours = our_grpo(world, tokenizer, batch, off_policy=False, beta=0.1, aggregation="token")
-    how = dict(off_policy=False, loss_type="dapo", beta=0.1)
-    plain, corrected = (
-        trl_grpo(world, tokenizer, batch, use_bias_correction_kl=flag, **how)
-        for flag in (False, True)
-    )
-    assert_same(ours, corrected)
-    assert abs(ours[0] - plain[0]) < TOLERANCE
-    assert max((g - plain[1][k]).abs().max() for k, g in ours[1].items()) > 100 * TOLERANCE
-
-
-@pytest.mark.parametrize("loss_type", AGGREGATION)
-def test_grpo_update_of_the_stage(world, tokenizer, loss_type, tmp_path, monkeypatch):
-    """Not the function but `grpo_rubric.update`: micro-batches of a few tokens, the answer of
-    advantage 0 left out of the forwards, divided by the count of the whole step, each token
-    weighed by policy / sampler, at most 2 (TRL's correction for vLLM, token_truncate). Before its
-    first optimiser step it stands at TRL's loss and gradients for the whole batch."""
-    batch = grpo_batch(tokenizer)
-    prompts, answers, advantages, noise = batch
-    flags = ["--group-size", "4", "--groups-per-batch", "2", "--max-new-tokens", str(GRPO_LENGTH)]
-    flags += ["--aggregation", AGGREGATION[loss_type], "--micro-tokens", "40"]
-    args = grpo_rubric.parse_args([*flags, "--out", str(tmp_path / "run")])
-    run, found = runs.Run("grpo_rubric", args, [], (), ()), []
-    run.state, run.planned, run.step = {"policy": common.load_policy(world["policy"])}, 1, 1
-    run.start(tokenizer, 1e-3)
-
-    def catch(self, where):
-        found.extend([self.loss, gradients(self.model)])
-        return {"loss": self.loss, "grad_norm": 1.0, "skipped_steps": 0}
-
-    monkeypatch.setattr(runs.Run, "update", catch)
-    ids, attention_mask, mask = common.pad_rows(prompts, answers, tokenizer.pad_token_id)
-    b = {"ids": ids, "attention_mask": attention_mask, "mask": mask}
-    with torch.no_grad():
-        logps = common.token_logps(run.model, ids, attention_mask, mask)
-    b["logps"] = shifted(logps, mask, 5 * noise[0])
-    b["rows"] = [SimpleNamespace(task_id="batch")] * GRPO_N
-    everything = torch.ones(GRPO_N, dtype=torch.bool)
-    row = grpo_rubric.update(args, run, None, b, advantages, everything)
-    assert row["forwarded"] == GRPO_N - 1 and 0 < row["importance_capped_frac"] < 1
-    theirs = trl_grpo(world, tokenizer, batch, False, weighted=True, loss_type=loss_type)
-    assert_same(tuple(found), theirs)
 
 
 # ---- adapters ----
