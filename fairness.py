@@ -868,7 +868,7 @@ def load_people(args):
         people["decided"] = [int(score >= (args.cutoff or 0)) for score in cells[what]]
         people["cutoff"] = f"score ≥ {args.cutoff}"
     if args.select:
-        roles = [row.get(args.within) for row in rows]
+        roles = [row[args.within] for row in rows] if args.within else None
         people["decided"], tied = select_top(cells[what], args.select, roles)
         people["cutoff"] = f"top {100 * args.select:g} %, {tied} tied at the cut-off, all in"
     people["ids"] = [row.get("entity_id") or row["id"] for row in rows]
@@ -1483,7 +1483,7 @@ def twin_section(part):
         words.append("Levels before and after: a bias that was there before and stays is in both.")
     rows, gone = [], {"d"} if "before" in part else {"before", "after", "D"}
     for row in part["rows"]:
-        levels = dict(zip(("before", "after"), row["levels"]))
+        levels = dict(zip(("before", "after"), row.get("levels", ())))
         rows.append(row | levels | {"title": title_of(row)})
     columns = {header: key for header, key in EFFECTS.items() if key not in gone}
     return pages.section(twin_name(part), words, table_of(rows, columns))

@@ -311,6 +311,9 @@ def test_scores_and_ll144_command(tmp_path):
     rows = [[i, i, "MF"[i % 2] * (i < 40), ["weiß", "Black"][i % 2] * (i >= 40), 0] for i in range(80)]  # fmt: skip
     write(tmp_path / "t.csv", rows, header)
     assert "'weiß' is no category of race_ethnicity; rename it to one of" in error_of([*argv, *top])
+    assert fairness.main([*argv, "--select", "0.3"]) == 0  # the 24 highest of all roles
+    part = json.loads((out / "report.json").read_text())["decisions"][0]
+    assert "24 selected; top 30 %" in part["words"][0]
     assert fairness.main([*argv, "--cutoff", "40"]) == 0
     part = json.loads((out / "report.json").read_text())["decisions"][0]
     assert part["tables"]["sex × race_ethnicity"] == [] and "40 selected; score ≥ 40" in part["words"][0]  # fmt: skip
