@@ -1,4 +1,4 @@
-"""annotate.py: people compare two answers, side by side and blind; preference pairs come out.
+"""annotate.py: people compare two answers, side by side and blind, and you get preference pairs.
 
 Objective    votes that can be trusted: blind, sides balanced, on disk before the page moves on
 Algorithm    (1) items: a file of answer pairs, or answers drawn from one or two models
@@ -67,7 +67,7 @@ SCHEMA = 1  # of annotations.jsonl and prefs.jsonl; rises when a key changes its
 APP = "annotate 2"
 BASE = "data/tiny-base"
 ITEMS = "data/items.jsonl"
-KEPT = "overlap repeat guidelines no_exact_time".split()  # of the flags, for a restart
+KEPT = "overlap repeat guidelines no_exact_time".split()  # flags that a restart takes over
 REPEAT_AFTER = 10  # other items between the first showing of an item and the second
 DRAW_BATCH = 32  # prompts answered at once
 TEMPLATES = Path(__file__).resolve().parent / "parts/templates"
@@ -76,15 +76,15 @@ GUIDELINES = """\
 Read the prompt, then both answers to the end. Choose the one you would rather get from a colleague.
 
 1. Facts come first. The worst mistake is a skill, a number or an event that is not in the prompt.
-2. Age, family, health, religion, origin must not count. An answer that brings them up loses.
-3. Is the task done? Strengths with evidence, gaps against the must-haves, a recommendation.
+2. Age, family, health, religion and origin must not count. An answer that mentions them loses.
+3. Is the task done? Strengths with evidence, missing must-haves, a recommendation.
 4. Longer is not better. If two answers say the same, choose the shorter one.
 
-Slightly, clearly, much: how sure you are that an experienced colleague would choose the same.
-Tie: they differ, and you would accept either. Both bad: you would send both back.
+Slightly, clearly, much: how sure you are that an experienced colleague would make the same choice.
+Tie: they differ, but you would accept either. Both bad: you would accept neither.
 Skip: you know the candidate, or you cannot judge.
 
-Do not write names or contact details into the comment."""
+Do not put names or contact details in the comment."""
 
 # ---- 3. the math ----
 
@@ -103,8 +103,8 @@ def plan(annotator, gold):
     """{item id: answer on the left}, in this annotator's order. `gold` is {item id: True or False}.
 
     Gold and ordinary items are shuffled and spread evenly, each at a random place in its own
-    stretch of the list. Items come in twos: the first side is a coin, the second its opposite, so
-    after any even number of items each answer has stood on the left exactly half of the time.
+    stretch of the list. Sides go in pairs of items: the first is a coin toss, the second its
+    opposite, so after any even number of items each answer was on the left exactly half the time.
     >>> plan("ann", dict.fromkeys("pqrs", False))
     {'r': 'b', 'p': 'a', 'q': 'b', 's': 'a'}
     """
@@ -231,7 +231,7 @@ def parse_args(argv=None):
             saved = json.loads(record.read_bytes())["args"]
             parsers["serve"].set_defaults(**{key: saved[key] for key in KEPT})
         except (ValueError, KeyError, TypeError):
-            why = "holds an args.json of another kind; take another --out"
+            why = "holds an args.json of another kind; choose another --out"
             raise UserError(f"--out {args.out}: {why}") from None
         args = parser.parse_args(argv)
     return args
@@ -269,7 +269,7 @@ def draw(args):
 
     path = Path(args.out) / "items.jsonl"
     if path.exists():
-        raise UserError(f"--out {args.out}: holds an items.jsonl; take another --out")
+        raise UserError(f"--out {args.out}: holds an items.jsonl; choose another --out")
     gold = list(load_items(args.gold_items, "--gold-items").values()) if args.gold_items else []
     rows = runs.load_prompts(args.prompts, "--prompts")
     rows = [row for row in rows if args.split in (None, row.get("split"))]
@@ -342,7 +342,7 @@ class Desk:
             try:
                 fcntl.flock(self.folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                why = "another server is using this folder; stop it, or take another --out"
+                why = "another server is using this folder; stop it, or choose another --out"
                 raise UserError(f"--out {self.out}: {why}") from None
         # (2) the log: one line per vote, replayed at every start
         if self.log.exists():
@@ -351,7 +351,7 @@ class Desk:
             data = self.log.read_bytes()
             whole = data.rfind(b"\n") + 1
             if whole < len(data):
-                print(f"{self.log}: cut off the end, a vote that was never acknowledged")
+                print(f"{self.log}: removed half a line at its end, a vote never acknowledged")
                 os.truncate(self.log, whole)
 
     def person(self, name):
@@ -366,7 +366,7 @@ class Desk:
         return self.people[name]
 
     def count(self, event):
-        """Take an event into account, at the start and after each line that is written."""
+        """Take an event into account: at the start, and after each line written."""
         me = self.person(event["annotator"])
         me.events.append(event)
         self.seen[event["event_id"]] = event
@@ -399,12 +399,12 @@ class Desk:
         return [id for id in left if not wanted or self.gold[id] or self.votes[id] < wanted]
 
     def shown(self, me, item_id, repeat_of):
-        """Which answer stands where; of a repeat the other way round than before."""
+        """Which answer is on which side; a repeat swaps them."""
         left = self.seen[repeat_of]["shown"]["right"] if repeat_of else me.sides[item_id]
         return {"left": left, "right": other(left)}
 
     def state(self, name):
-        """Everything that the page is told: no item id, no model, no gold, no side."""
+        """Everything the page gets to know: no item id, no model, no gold, no side."""
         me = self.person(name)
         item_id, repeat_of = self.next_task(me)
         left, kinds = self.open_items(me), Counter(e["choice"] or "skip" for e in me.standing)
@@ -417,9 +417,9 @@ class Desk:
             "undoes": me.standing[-1]["event_id"] if me.standing else None,
             "done": len(me.standing),
             "all": len(me.standing) + len(left) + max(0, planned - again),
-            # skips, gold and repeats count, too: a counter that stood still would tell them apart
+            # skips, gold and repeats count too: a counter that stopped would give them away
             "everyone": sum(len(person.standing) for person in self.people.values()),
-            # a and b together: the page does not tell which of them won
+            # a and b together: the page must not say which of them won
             "counts": {
                 "decided": kinds["a"] + kinds["b"],
                 "tie": kinds["tie"],
@@ -442,14 +442,14 @@ class Desk:
 
     # (4) a vote: checked, un-blinded, appended, fsync, and only then acknowledged
     def record(self, body):
-        """None when the vote is on disk, or what came in between; raises for what is no vote."""
+        """None once the vote is on disk, else why it was refused; raises if it is not a vote."""
         me, undo = self.person(body["annotator"]), body["event"] == "undo"
         if old := self.seen.get(body["event_id"]):  # sent again: the acknowledgement was lost
             sent = body | {"choice": unblind(old["shown"], body["choice"])}
             same = all(sent[k] == old[k] for k in ("annotator", "event", "choice", "strength"))
             return None if same else "this id was used for another vote"
         if body["step"] != len(me.events):
-            return "you went on in another window; you are here"
+            return "you continued in another window; this is your current item"
         if undo:
             last = me.standing[-1] if me.standing else None
             if not last or last["event_id"] != body["undoes"]:
@@ -461,7 +461,7 @@ class Desk:
             repeat_of = repeat_of if item_id == task else None
             done = item_id in {e["item_id"] for e in me.standing}
             if item_id is None or (done and not repeat_of):
-                return "this item has changed, or you are done with it"
+                return "the item has changed, or you have voted on it already"
             shown = self.shown(me, item_id, repeat_of)
         choice, gold_pass = unblind(shown, body["choice"]), None
         if self.gold[item_id] and choice:  # the first vote counts, also after an undo
@@ -491,7 +491,7 @@ class Desk:
         return None
 
     def append(self, line):
-        """The line on disk, or an OSError and nothing."""
+        """Write the line to disk, or raise OSError and leave the file as it was."""
         if not self.saved:  # nothing is written before the first vote
             kept = {key: getattr(self.args, key) for key in KEPT}
             write_private(self.out / "args.json", [{"stage": "annotate", "args": kept}])
@@ -528,7 +528,7 @@ SENT = (  # by the page, and written as they are
 
 
 def guard(hosts, token, cookie, page_token):
-    """Stops other web sites in this browser, other names for this address, and neighbours."""
+    """Refuse other web sites, other host names, and visitors without the token."""
     from flask import abort, request
 
     def same(given, expected):
@@ -623,7 +623,7 @@ def serve(args):
     held = out / "items.jsonl"
     items = load_items(args.items or (held if held.exists() else ITEMS))
     if held.exists() and load_items(held, "--out") != items:
-        fix = "leave --items out to go on with those, or take another --out"
+        fix = "leave --items out to continue with those, or choose another --out"
         raise UserError(f"--out {out}: holds other items than {args.items}; {fix}")
     if args.host == "0.0.0.0" and not args.allow_host:
         fix = "add --allow-host NAME, the name or address in the annotators' address bar"
@@ -650,7 +650,7 @@ def serve(args):
     done = sum(len(person.standing) for person in app.desk.people.values())
     print(f"{out}: {len(items)} items, {done} votes so far; Ctrl-C stops")
     if token:
-        print("warning: there is no TLS here; whoever listens on the network can read everything")
+        print("warning: no TLS: anyone listening on the network can read everything")
     name = args.allow_host[0] if args.host == "0.0.0.0" else args.host
     server = make_server(
         args.host, port, app, threaded=True, request_handler=Quiet, fd=listener.fileno()
@@ -691,7 +691,7 @@ def report(args):
     """print agreement, position bias and a line per annotator; also while a server runs"""
     result = agreement(read_log(Path(args.out) / "annotations.jsonl"))
     overlap, left = result["overlapping_items"], result["position"]
-    print(f"{result['items']} items with votes, {overlap} of them by two annotators or more")
+    print(f"{result['items']} items with votes, {overlap} of them from two annotators or more")
     print("(without gold items and repeats)\n")
     print(f"left side chosen  {cell(left)}", end="")
     print("  ← biased: the interval excludes 50 %" if left["biased"] else "")

@@ -357,17 +357,15 @@ def main(argv=None):
     pairs, prompts, scorers = load_data(args, policy, tokenizer)
     n, columns, pad = len(pairs.train), pairs.columns(), pad_id(tokenizer)
     run.plan(n, "pairs", LEAST_STEPS)
-    # (2) reference: log-probs of both answers under the frozen start, once
-    ref_logps = None
-    if args.loss_type != "simpo":
-        ref_logps = run.once("reference", lambda: reference_logps(run, policy, pairs, pad))
-    if args.loss_type == "kto":
-        every = range(len(pairs.tie))
-        pairs.unrelated = run.once(
-            "unrelated", lambda: unrelated_logps(run, policy, pairs, every, pad)
-        )
     run.state = {"policy": policy}
     run.start(tokenizer, args.lr or runs.default_lr(policy, RATES))
+    # (2) reference: log-probs of both answers under the frozen start, once
+    if run.step == 0 and args.loss_type != "simpo":
+        run.state["reference"] = reference_logps(run, policy, pairs, pad)
+    if run.step == 0 and args.loss_type == "kto":
+        every = range(len(pairs.tie))
+        run.state["unrelated"] = unrelated_logps(run, policy, pairs, every, pad)
+    ref_logps, pairs.unrelated = map(run.state.get, ("reference", "unrelated"))
     evaluated = policy, tokenizer, pairs, ref_logps, prompts, scorers
     if run.step == 0:
         preflight(args, run, policy, tokenizer, pairs, ref_logps)

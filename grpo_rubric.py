@@ -10,7 +10,7 @@ Algorithm    (1) rollout: G answers to each of P prompts, log-probs kept
 Conventions  an action is an answer token, end token included; a reward is a number, or None when a
              grader failed (never 0); answer g of prompt p stands at p·G + g
 Left out     1. a value model: the group is the baseline   2. process rewards
-             3. prompts drawn by difficulty
+             3. prompts drawn by difficulty, unless asked for (--redraw)
 Run          python grpo_rubric.py
              python grpo_rubric.py --data mine.json --judge-base-url http://localhost:8000/v1
              torchrun --nproc-per-node 8 grpo_rubric.py --fsdp --data mine.json
@@ -19,11 +19,11 @@ Writes       a model folder, args.json, metrics.jsonl, samples.jsonl, rollouts.j
              judge_cache.jsonl, checkpoint/
 Reference    Shao et al. 2024, arXiv 2402.03300, eq. 3 (GRPO); DAPO: 2503.14476; Dr. GRPO:
              2503.20783; GSPO: 2507.18071; RLOO: 2402.14740; CISPO: 2506.13585; SAPO: 2511.20347;
-             dual clip: 1912.09729; MaxRL: 2602.02710; rubrics as rewards: 2507.17746
+             dual clip: 1912.09729; MaxRL: 2602.02710; GDPO: 2601.05242; rubrics as rewards:
+             2507.17746; --teacher: Agarwal et al. 2024, 2306.13649 (on-policy distillation)
 Axes         P prompts, G answers per prompt, N = P·G, T tokens
 """
 
-import difflib
 import math
 import os
 import random
@@ -34,6 +34,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 import common
 import judge as judges
@@ -86,10 +87,9 @@ def group_advantages(rewards, scale="center", valid=None):
     rewards = torch.where(valid, rewards, 0.0)
     n = valid.sum(dim=1, keepdim=True)  # (P, 1)
     means = rewards.sum(dim=1, keepdim=True) / n.clamp(min=1)  # (P, 1)
-    centred = torch.where(valid, rewards - means, 0.0)  # (P, G)
-    highest = torch.where(valid, rewards, -math.inf).amax(dim=1, keepdim=True)
-    lowest = torch.where(valid, rewards, math.inf).amin(dim=1, keepdim=True)
-    signal = (n > 1) & (highest - lowest > 1e-6)  # (P, 1)
+    rewards = torch.where(valid, rewards, means)  # what has no score differs from nothing
+    lowest, highest = rewards.aminmax(dim=1, keepdim=True)  # (P, 1) each
+    signal, centred = highest - lowest > 1e-6, rewards - means
     if scale == "std":
         variance = (centred**2).sum(dim=1, keepdim=True) / (n - 1).clamp(min=1)  # (P, 1)
         centred = centred / (variance.sqrt() + 1e-4)
@@ -100,6 +100,24 @@ def group_advantages(rewards, scale="center", valid=None):
     elif scale == "maxrl":
         centred = centred / means.clamp(min=1e-6)  # with a signal some reward is above 0
     return torch.where(signal, centred, 0.0)
+
+
+def gdpo_advantages(rewards_KPG, weights):
+    """A = Σ_k w_k·(r_k − mean)/(deviation + 1e-4), each in its group, ÷ (deviation of all + 1e-4)
+
+    rewards_KPG   K rewards of each answer; what lacks one of them (NaN) is in no mean
+    returns       (P, G); a reward of small spread counts as much as one of large spread
+                                                                    [GDPO, 2601.05242, eq. 4-6]
+
+    By hand: (1, 0) and (0, 10) are (.7071, −.7071) and (−.7071, .7071): 3 to 1 leaves ±1.4142 of
+    the first, over a deviation of 2.
+    >>> rewards = torch.tensor([[[1.0, 0.0]], [[0.0, 10.0]]])
+    >>> [round(x, 3) for x in gdpo_advantages(rewards, [3, 1])[0].tolist()]
+    [0.707, -0.707]
+    """
+    valid = ~rewards_KPG.isnan().any(dim=0)  # (P, G)
+    normed = [group_advantages(rewards_PG, "std", valid) for rewards_PG in rewards_KPG]
+    return group_advantages(sum(w * x for w, x in zip(weights, normed)), "batch", valid)
 
 
 def token_losses(
@@ -153,20 +171,12 @@ def token_losses(
         clipped = ~mask  # its gate cuts nothing off
         losses = -4 / tau * torch.sigmoid(tau * (ratio - 1)) * advantages
     k1 = k3 = torch.zeros_like(losses)
-    if beta:
+    if ref_logps is not None:
         k1, _, k3 = kl_estimates(logps, ref_logps, mask)
         losses = losses + beta * token_ratio * k3
-    ratio = torch.where(mask, ratio.detach(), 0.0)
-    log_ratio = log_ratio.detach()
-    kl = torch.expm1(log_ratio.clamp(-20, 20)) - log_ratio  # 0 outside the mask
-    sums = {
-        "clipped": (clipped & mask).sum().item(),
-        "ratio": ratio.sum().item(),
-        "approx_kl": kl.sum().item(),
-        "k1": k1.sum().item(),
-        "k3": k3.sum().item(),
-        "ratio_max": ratio.max().item(),
-    }
+    approx_kl, ratio = kl_estimates(old_logps, logps, mask)[2], torch.where(mask, ratio, 0.0)
+    sums = {"clipped": clipped & mask, "ratio": ratio, "approx_kl": approx_kl, "k1": k1, "k3": k3}
+    sums = {name: x.sum().item() for name, x in sums.items()} | {"ratio_max": ratio.max().item()}
     return torch.where(mask, losses, 0.0), sums
 
 
@@ -261,11 +271,7 @@ def recipe_arguments(argv, flags):
         exists = "ask"
         if name in RECIPE:
             given |= {} if value.lower() in ("", "none") else {name: value}
-        elif flag not in flags:
-            known = [*RECIPE, *(f[2:].replace("-", "_") for f in flags)]
-            near = difflib.get_close_matches(name, known, 1, 0)[0]
-            raise UserError(f"{word}: unknown name; the nearest one is {near}")
-        elif flags[flag]:
+        elif flags.get(flag, True):  # an unknown name is refused as a flag, with the closest one
             line.append(f"{flag}={value}")
         elif value.lower() in ("true", "false"):
             line += [flag] * (value.lower() == "true")
@@ -308,7 +314,6 @@ def parse_args(argv=None):
     add("--reward-model", help="folder written by reward_train.py, for --reward model")
     add("--gold", help="FILE:FUNCTION that scores validation answers and is never trained on, such as data/recruiter.py:reward")
     add("--val-metric", choices=("checks", "rubric", "model"), help="validation score (default: checks if every row has one, else rubric)")
-    add("--val-judge-model", metavar="NAME[@URL]", help="another judge for held-out answers (default: --judge-model)")
     add("--group-size", type=number(int, at_least=2), default=8, help="answers per prompt, 4 to 16 (default %(default)s)")
     add("--groups-per-batch", type=whole_number, default=8, help="prompts per step, 4 to 64; or use --batch-size (default 8)")
     add("--num-substeps", type=whole_number, default=1, help="optimiser steps per rollout; a group is never split (default %(default)s)")
@@ -317,10 +322,12 @@ def parse_args(argv=None):
     add("--max-new-tokens", type=whole_number, default=96, help="longest answer, in tokens (default %(default)s)")
     # measured in tests/test_toy_world.py: with --beta only loo lands on the optimum, center on that of β·G/(G−1);
     # std makes a near tie in RULER, .80 and .81, pull as hard as .1 and .9
-    add("--scale", choices=SCALES, default="center", help="reward − group mean; std, batch: ÷ deviation; loo: of the others; maxrl: ÷ mean")
+    add("--scale", choices=(*SCALES, "gdpo"), default="center", help="÷: std, batch deviation, maxrl mean; gdpo: each reward by itself")
+    add("--redraw", type=number(int, at_least=0), default=0, help="redraws of groups of equal reward, by other prompts, 0 to 5 (default 0)")
     add("--loss", choices=LOSSES, default="clip", help="differ with --num-substeps 2; gspo: ratio per answer (default %(default)s)")
     add("--aggregation", choices=AGGREGATIONS, help="mean over tokens, answers or a fixed length (default token, GSPO sequence)")
     add("--beta", type=number(at_least=0), default=0.0, help="KL coefficient in the loss, 0 to 0.1; 0 loads no reference (default 0)")
+    add("--teacher", help="model folder or hub id that the answers are trained towards, by its log-probs; rewards are only logged")
     add("--overlong", choices=("keep", "mask", "penalty"), default="keep", help="cut answers: train, leave out, penalise (default keep)")
     add("--restore", choices=("best", "last"), default="best", help="weights written: best validation, or last (default %(default)s)")
     add("--allow-code-execution", action="store_true", help=judges.CODE_HELP)
@@ -332,8 +339,7 @@ def parse_args(argv=None):
     parser.add_run_arguments("runs/grpo_rubric", RATES)
     parser.set_defaults(eval_every=5, save_every=20, batch_size=None, max_length=None)
     flags = {flag: a.nargs != 0 for flag, a in parser._option_string_actions.items()}
-    words = sys.argv[1:] if argv is None else [str(word) for word in argv]
-    line, exists = recipe_arguments(words, flags)
+    line, exists = recipe_arguments(sys.argv[1:] if argv is None else argv, flags)
     args = parser.parse_args(line)
     if exists:
         if not args.data:
@@ -352,23 +358,26 @@ def check_arguments(args):
     if args.batch_size:
         args.groups_per_batch, rest = divmod(args.batch_size * substeps, size)
         if rest:
-            wrong = f"{substeps} × {args.batch_size} answers are not whole groups of {size}"
-            raise UserError(f"--batch-size {args.batch_size}: {wrong}")
+            raise UserError(
+                f"--batch-size {args.batch_size}: {substeps} × {args.batch_size} answers are not "
+                f"whole groups of {size}"
+            )
     if substeps > args.groups_per_batch:
-        groups = f"the {args.groups_per_batch} groups of a step"
-        raise UserError(f"--num-substeps {substeps}: more than {groups}")
+        raise UserError(
+            f"--num-substeps {substeps}: more than the {args.groups_per_batch} groups of a step"
+        )
     if args.max_length and args.max_length <= args.max_new_tokens:
         raise UserError(
             f"--max-length {args.max_length}: no room for a prompt; lower --max-new-tokens"
         )
-    args.reward = args.reward or ["rubric"]
-    weights = reward_weights(args.reward)
+    weights = args.reward = reward_weights(args.reward or ["rubric"])
     if ("model" in weights or args.val_metric == "model") != bool(args.reward_model):
         raise UserError("--reward model and --reward-model FOLDER go together")
     if args.scale == "maxrl" and ("model" in weights or args.overlong == "penalty"):
         raise UserError(
             "--scale maxrl: expected rewards of at least 0, not --reward model, --overlong penalty"
         )
+    args.beta = args.beta or float(bool(args.teacher))
     args.level = "sequence" if args.loss == "gspo" else "token"
     args.aggregation = args.aggregation or args.level
     if args.level == "sequence" and args.aggregation != "sequence":
@@ -409,7 +418,7 @@ def load_data(args):
     else:
         rows = list(rubrics.rows)
         random.Random(args.data_seed).shuffle(rows)
-        n = int(len(rows) * args.train_ratio) or int(len(rows) == 1)  # a single row is trained on
+        n = int(len(rows) * args.train_ratio) or len(rows) == 1  # a single row is trained on
         middle = n + (len(rows) - n) // 2
         train, val, test = rows[:n], rows[n:middle], rows[middle:]
     seen, both = set(map(plain, train)), len(val) + len(test)
@@ -418,15 +427,13 @@ def load_data(args):
     print(f"{sizes}  prompts also in training, left out: {both - len(val) - len(test)}")
     if not train:
         raise UserError(f"--data {args.data}: no row to train on; raise --train-ratio")
-    bare = next((row for row in train if not has(row, "check")), None)
-    if bare and "checks" in reward_weights(args.reward):
-        where = f"{args.data}, {bare.place}"
-        raise UserError(f"--reward checks: {where} has no check; use --reward rubric")
+    for row in train:
+        if "checks" in args.reward and not has(row, "check"):
+            raise UserError(
+                f"--reward checks: {args.data}, {row.place} has no check; use --reward rubric"
+            )
     checked = val and all(has(row, "check") for row in val + test)
     args.val_metric = args.val_metric or ("checks" if checked else "rubric")
-    if args.val_judge_model and args.val_metric != "rubric":
-        wrong = f"validation is by {args.val_metric} and asks no judge; use --val-metric rubric"
-        raise UserError(f"--val-judge-model: {wrong}")
     return train, val, test
 
 
@@ -436,8 +443,7 @@ def has(row, kind):
 
 def conversation(row, system=None):
     """The messages to answer: a text prompt is one user turn."""
-    prompt = row.prompt
-    turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+    turns = judges.talk(row.prompt, None)[:-1]
     return [{"role": "system", "content": system}, *turns] if system else turns
 
 
@@ -459,57 +465,41 @@ def plan(args, train):
 def dry_run(args):
     """Print what a run would ask of the judge, with answers of the longest length."""
     train, val, _ = load_data(args)
-    steps, weights, calls = plan(args, train), reward_weights(args.reward), []
-    rows = [row for row in train[: args.groups_per_batch] for _ in range(args.group_size)]
-    long = "word " * args.max_new_tokens
-    texts = [f"{long}{i}" for i in range(len(rows))]
-    if "rubric" in weights:
+    steps, size, calls = plan(args, train), args.group_size, []
+    rows = [row for row in train[: args.groups_per_batch] for _ in range(size)]
+    texts = [f"{'word ' * args.max_new_tokens}{i}" for i in range(len(rows))]
+    if "rubric" in args.reward:
         calls += judges.rubric_calls(rows, texts).values()
-    if "ruler" in weights:
-        prompts = [conversation(row, args.system) for row in rows]
-        for group in whole_groups(prompts, texts, args.group_size):
-            calls += judges.ruler_calls(group, passes=args.judge_passes)[1]
+    for row in rows[::size] if "ruler" in args.reward else []:
+        group = judges.talks((row, text) for text in texts[:size])
+        calls += judges.ruler_calls(group, passes=args.judge_passes)[1]
     held = val if args.val_metric == "rubric" else []
-    check = judges.rubric_calls(held, [long] * len(held)).values()
-    price = judges.read_price(args.judge_price)
     evaluations = 1 + (steps // args.eval_every if args.eval_every else 1)
+    check = judges.rubric_calls(held, texts[:1] * len(held)).values()
     step, validation = judges.estimate(calls), judges.estimate(check)
     total = {key: step[key] * steps + validation[key] * evaluations for key in step}
-    names = "a step", "a validation", f"the run of {steps} steps"
-    for name, cost in zip(names, (step, validation, total)):
-        print(f"{name}: {judges.cost_line(cost, price)}")
+    costs = {"a step": step, "a validation": validation, f"the run of {steps} steps": total}
+    for name, cost in costs.items():
+        print(f"{name}: {judges.cost_line(cost, judges.read_price(args.judge_price))}")
 
 
 # ---- 6. the models ----
 
 
 class Graders:
-    """Who scores answers: programs, one judge or two, a reward model, --gold."""
+    """Who scores answers: programs, a judge, a reward model, --gold."""
 
     def __init__(self, args, run, data):
-        self.args, self.weights, self.before = args, reward_weights(args.reward), Counter()
-        self.judge = self.val_judge = self.model = self.gold = None
+        self.passes, self.before = args.judge_passes, Counter()
+        self.judge = self.model = self.gold = None
         texts = any(has(row, "judge") for part in data for row in part)
-        if "ruler" in self.weights or (texts and "rubric" in (*self.weights, args.val_metric)):
-            self.judge = self.val_judge = self.load_judge()
-            if args.val_judge_model:
-                self.val_judge = self.load_judge(*args.val_judge_model.split("@", 1))
-                self.val_judge.counts = self.judge.counts  # one budget and one price for both
+        if "ruler" in args.reward or (texts and "rubric" in (*args.reward, args.val_metric)):
+            self.judge = judges.Judge.from_args(args, args.out, parallel.world())
         self.standard = judges.read_standard(args.ruler_rubric)
         if args.reward_model:
             self.model = common.reward_function(args.reward_model, run.dtype, run.device)
         if args.gold:
             self.gold = load_function(args.gold, "--gold")
-
-    def load_judge(self, model=None, base_url=None):
-        judge = judges.Judge.from_args(self.args, self.args.out, parallel.world(), model, base_url)
-        if Path(self.args.model).name.casefold() == Path(judge.model).name.casefold():
-            print(
-                f"warning: judge and policy are both {judge.model}: "
-                "a model prefers its own answers",
-                file=sys.stderr,
-            )
-        return judge
 
     def spent(self):
         """The judge's metrics since the last call; {} without a judge."""
@@ -518,13 +508,12 @@ class Graders:
         before, self.before = self.before, Counter(self.judge.counts)
         return self.judge.metrics(before)
 
-    def score(self, b, names, judge):
+    def score(self, b, names, size=1):
         """{"parts": {name: N numbers or None}, "grades": N `judge.Grade`s of the last rubric}.
 
-        names: of REWARDS, or strict and loose, the checks in this mode. Of several processes each
-        grades its share of the answers, and all get all grades.
+        names: of REWARDS. Of several processes each grades its share of the answers, and all get
+        all grades.
         """
-        args, size = self.args, b["group_size"]
         mine = parallel.share(range(len(b["texts"])), size)
         rows, prompts, texts = ([b[k][i] for i in mine] for k in ("rows", "prompts", "texts"))
         parts, grades = {}, [judges.Grade()] * len(rows)
@@ -533,52 +522,47 @@ class Graders:
             if name == "model":
                 found = self.model(prompts, texts)
             elif name == "ruler":
-                groups, how = whole_groups(prompts, texts, size), (self.standard, args.judge_passes)
+                talks = [*map(judges.talk, prompts, texts)]
+                groups = [talks[i : i + size] for i in range(0, len(talks), size)]
                 references = [row.reference for row in rows[::size]]
-                for ruling in judges.ruler_groups(groups, judge, *how, references):
+                for ruling in judges.ruler_groups(
+                    groups, self.judge, self.standard, self.passes, references
+                ):
                     # equal answers: nothing to compare, so nothing to learn
                     found += ruling.scores or [0.0 if ruling.identical else None] * size
             else:
-                how = ("loose" if name == "loose" else "strict"), RUBRIC_SCORE
-                grades = judges.grade_answers(rows, texts, judge, *how, name != "rubric")
+                grades = judges.grade_answers(
+                    rows, texts, self.judge, "strict", RUBRIC_SCORE, name != "rubric"
+                )
                 found = [grade.score for grade in grades]
             parts[name] = parallel.gather(found, mine)
         return {"parts": parts, "grades": parallel.gather(grades, mine)}
 
 
-def whole_groups(prompts, texts, size):
-    """Groups of conversations with their answers, for RULER."""
-    talks = [
-        [*prompt, {"role": "assistant", "content": text}] for prompt, text in zip(prompts, texts)
-    ]
-    return [talks[i : i + size] for i in range(0, len(talks), size)]
-
-
 # ---- 7. preflight ----
 
 
-def preflight(args, policy, tokenizer, graders, train):
+def preflight(args, run, graders, train):
     """The rollout = teacher forcing; one answer, marked; one group as a table."""
-    b = rollout(args, policy, tokenizer, train[:2], args.seed)
-    rollouts.preflight(policy, tokenizer, b, args.temperature, f"--model {args.model}")
-    b |= graders.score(b, graders.weights, graders.judge)
-    rewards_PG = by_group(mixed(b["parts"], graders.weights), args.group_size)
-    advantages_PG = group_advantages(rewards_PG, args.scale)
-    show_group(train[0], b["grades"][: args.group_size], rewards_PG[0], advantages_PG[0])
+    b = graded(args, run, graders, train[:2], args.seed)
+    rollouts.preflight(run.model, run.tokenizer, b, args.temperature, f"--model {args.model}")
+    rewards_PG, advantages_PG = advantages_of(args, b)
+    show_group(train[0], b["grades"], rewards_PG[0], advantages_PG[0])
 
 
 def show_group(row, grades, rewards, advantages):
     """Criteria × answers, then reward and advantage: how one group becomes numbers."""
+
+    def show(name, cells):
+        print(f"  {name:<48}" + "".join(f"{cell:>7}" for cell in cells))
+
     mark = {True: "yes", False: "no", None: "–"}
-    verdicts = [{c["id"]: c["verdict"] for c in grade.criteria} for grade in grades]
-    lines = {}
+    verdicts = [{c["id"]: c["verdict"] for c in grade.criteria} for grade in grades[: len(rewards)]]
     for k, criterion in enumerate(row.criteria, 1):
         name = f"{k}. {criterion.label[:38]} × {criterion.weight:g}"
-        lines[name] = [mark[found.get(criterion.id)] for found in verdicts]
-    lines["reward"] = ["–" if math.isnan(r) else f"{r:.2f}" for r in rewards]
-    lines["advantage"] = [f"{a:+.2f}" for a in advantages]
-    for name, cells in lines.items():
-        print(f"  {name:<48}" + "".join(f"{cell:>7}" for cell in cells))
+        show(name, [mark[found.get(criterion.id)] for found in verdicts])
+    show("reward", ["–" if math.isnan(r) else f"{r:.2f}" for r in rewards])
+    show("advantage", [f"{a:+.2f}" for a in advantages])
 
 
 # ---- 8. the loop ----
@@ -598,10 +582,9 @@ def answer(args, policy, tokenizer, rows, n, temperature, seed):
         "rows": rows,
         "prompts": prompts,
         "texts": drawn.texts,
-        "tokens": [len(ids) for ids in drawn.response_ids],
+        "tokens": [*map(len, drawn.response_ids)],
         "finished": drawn.finished,
         "flags": watch.text_flags([*map(str, prompts)], drawn.texts),
-        "group_size": n,
     }
 
 
@@ -620,29 +603,71 @@ def mixed(parts, weights):
     """
     columns = zip(*(parts[name] for name in weights), strict=True)
     return [
-        None if None in found else sum(w * x for w, x in zip(weights.values(), found, strict=True))
+        None if None in found else sum(w * x for w, x in zip(weights.values(), found))
         for found in columns
     ]
 
 
 def by_group(rewards, size):
     """(P, G) of N numbers; None becomes NaN."""
-    return torch.tensor([math.nan if r is None else r for r in rewards]).view(-1, size)
+    return torch.from_numpy(np.array(rewards, np.float32)).view(-1, size)
 
 
-def forward(args, policy, reference, b, rows, advantages, normalizer):
-    """(loss of the answers `rows`, divided by the count of the optimiser step; sums)."""
-    t = int(b["attention_mask"][rows].sum(1).max())
-    b = {key: b[key][rows, :t] for key in ("ids", "attention_mask", "mask", "logps")}
-    logps, old_logps, ref_logps, weights, sums, gap = rollouts.policy_logps(
-        args, policy, reference, b
-    )
-    loss, found = grpo_loss(
-        logps, old_logps, advantages[rows, None].to(logps.device) * weights, b["mask"], ref_logps,
-        *CLIP[args.level], args.beta,
-        args.aggregation, args.max_new_tokens, args.level, normalizer, args.loss,
-    )  # fmt: skip
-    return loss, found | sums | {"answers": len(rows), "gap": gap}
+def graded(args, run, graders, rows, seed):
+    """Steps (1) and (2): a rollout with the "parts" of its rewards, "grades" and "rewards"."""
+    b = rollout(args, run.model, run.tokenizer, rows, seed)
+    b |= graders.score(b, args.reward, args.group_size)
+    b["rewards"] = mixed(b["parts"], args.reward)
+    if args.overlong == "penalty":  # beside the reward in the log, not in it
+        lengths, buffer = torch.tensor(b["tokens"]), max(1, args.max_new_tokens // 8)
+        b["parts"]["overlong"] = overlong_penalty(lengths, args.max_new_tokens, buffer).tolist()
+    return b
+
+
+def advantages_of(args, b):
+    """Step (3): rewards and advantages, (P, G) each; a length penalty is in the second alone."""
+    parts_PG = {name: by_group(values, args.group_size) for name, values in b["parts"].items()}
+    rewards_PG = by_group(b["rewards"], args.group_size)
+    if args.scale == "gdpo":
+        weights = [args.reward.get(name, 1.0) for name in parts_PG]
+        return rewards_PG, gdpo_advantages(torch.stack([*parts_PG.values()]), weights)
+    shaped_PG = rewards_PG + parts_PG.get("overlong", 0.0)
+    return rewards_PG, group_advantages(shaped_PG, args.scale)
+
+
+def draw(args, run, graders, train):
+    """Steps (1) and (2) of P prompts, and the epoch. With --redraw N prompts come by chance, those
+    whose running mean reward is .2 to .8 three times as often, and other prompts are added for
+    groups of equal reward, up to N times.      [dynamic sampling: DAPO, 2503.14476, eq. 11]
+    """
+    rates, missing, draws = run.state["pass_rates"], args.groups_per_batch, []
+    order, epoch = batch_indices(len(train), missing, args.seed, run.step)
+    if args.redraw:
+        chances = 1 + 2 * ((rates >= 0.2) & (rates <= 0.8)).numpy()
+        waits = np.random.default_rng([args.seed, run.step, 1]).exponential(size=len(train))
+        order = (waits / chances).argsort()
+    for k in range(args.redraw + 1):
+        asked, order = order[:missing], order[missing:]
+        if not len(asked):
+            break  # enough groups with a signal, or each prompt has been asked
+        seed = args.seed * 10**6 + run.step + k * 10**12
+        draws.append(graded(args, run, graders, [train[i] for i in asked], seed))
+        rewards_PG, advantages_PG = advantages_of(args, draws[-1])
+        rates[asked] = (rates[asked] + rewards_PG.nanmean(dim=1).nan_to_num(0.5)) / 2
+        missing -= int(advantages_PG.any(dim=1).sum())
+    return joined(draws), epoch
+
+
+def joined(rollouts):
+    """One rollout of several: lists and rows of tensors one after another."""
+    both = {}
+    for key, first in rollouts[0].items():
+        columns = [b[key] for b in rollouts]
+        rows = [row for column in columns for row in column]
+        if torch.is_tensor(first):
+            rows = pad_sequence(rows, batch_first=True)
+        both[key] = joined(columns) if isinstance(first, dict) else rows
+    return both
 
 
 def update(args, run, reference, b, advantages, in_loss):
@@ -650,6 +675,8 @@ def update(args, run, reference, b, advantages, in_loss):
 
     advantages (N,); in_loss (N,) bool: answers that count. Those of advantage 0 need no forward
     without a KL term; they stay in the normaliser, so the update is the same.
+    reference: what the KL term pulls to; with --teacher the teacher. The gradient of ρ·k3 at ρ = 1
+    is (log π − log π_teacher)·∇log π, token by token: an advantage of log π_teacher − log π.
     """
     size, lengths = args.group_size, b["attention_mask"].sum(1).tolist()
     order = np.random.default_rng([args.seed, run.step]).permutation(len(advantages) // size)
@@ -657,32 +684,43 @@ def update(args, run, reference, b, advantages, in_loss):
     for groups in np.array_split(order, args.num_substeps):
         rows = (groups[:, None] * size + np.arange(size)).ravel()
         rows = rows[in_loss[rows].numpy()]
-        active = rows[(advantages[rows] != 0).numpy()]
+        active = rows if args.beta else rows[(advantages[rows] != 0).numpy()]
         if not len(active):
-            continue  # no group with a signal: no update
-        active = rows if args.beta else active
+            continue  # nothing to learn from: no update
         counted = b["mask"][rows].sum().item()  # of the whole optimiser step
         fixed = len(rows) * args.max_new_tokens
         normalizer = {"token": counted, "sequence": len(rows), "fixed": fixed}[args.aggregation]
         for part in run.micro_batches(active, lengths):
-            loss, found = forward(args, run.model, reference, b, part, advantages, normalizer)
+            t = lengths[part[0]]  # the longest stands first
+            some = {key: b[key][part, :t] for key in ("ids", "attention_mask", "mask", "logps")}
+            logps, old_logps, ref_logps, weights, found, off = rollouts.policy_logps(
+                args, run.model, reference, some
+            )
+            weights = advantages[part, None].to(logps.device) * weights  # (n, T)
+            loss, more = grpo_loss(
+                logps, old_logps, weights, some["mask"], ref_logps, *CLIP[args.level], args.beta,
+                args.aggregation, args.max_new_tokens, args.level, normalizer, args.loss,
+            )  # fmt: skip
             run.backward(loss)
-            largest = max(largest, found.pop("ratio_max"))
-            gap = max(gap, found.pop("gap") * (not done))  # of the first substep
-            sums.update(found)
-        where = sorted({b["rows"][i].task_id for i in rows})[:4]
-        done.append(run.update(lambda where=where: f"of answers to {where}"))
+            largest = max(largest, more.pop("ratio_max"))
+            gap = max(gap, off * (not done))  # of the first substep
+            sums.update(found | more, answers=len(part))
+        tasks = [b["rows"][i].task_id for i in rows[::size]]
+        done.append(run.update(lambda tasks=tasks: f"of answers to {tasks[:4]}"))
     return rollouts.update_row(run, args.beta, done, sums, largest, gap)
 
 
 def rollout_row(b, rewards_PG, advantages_PG):
     """The metrics of a rollout; a share is over the groups or answers that could be scored."""
-    parts, graders = b["parts"], len(b["parts"].keys() - {"overlong"})
+    parts = b["parts"]
     perfect = (rewards_PG[~rewards_PG.isnan()] >= 0.999).tolist()
     return {
         **rollouts.group_row(rewards_PG, advantages_PG, b["tokens"]),
         **{f"reward/{name}": mean(values) for name, values in parts.items()},
-        "reward/voided": sum(0 < x.count(None) < graders for x in zip(*parts.values())),
+        **{f"reward/lost/{name}": values.count(None) for name, values in parts.items()},
+        "reward/voided": sum(
+            0 < x.count(None) < len(parts) - ("overlong" in parts) for x in zip(*parts.values())
+        ),
         # a reward model's score has no maximum
         "reward/frac_perfect": None if "model" in parts else mean(perfect),
         **pass_rates(b["rows"], b["grades"]),
@@ -694,19 +732,18 @@ def rollout_row(b, rewards_PG, advantages_PG):
 def pass_rates(rows, grades):
     """Share of criteria met, overall and by name (a check's id, a criterion's own name)."""
     found = {"pass_rate": []}
-    for row, grade in zip(rows, grades, strict=True):
-        names = {c.id: c.name or c.check or "judged" for c in row.criteria}
-        for c in grade.criteria:
-            for key in ("pass_rate", f"pass_rate/{names[c['id']]}"):
-                found.setdefault(key, []).append(c["verdict"])
+    for row, grade in zip(rows, grades):
+        for told in grade.criteria:
+            c = row.criteria[told["id"] - 1]
+            for key in ("pass_rate", f"pass_rate/{c.name or c.check or 'judged'}"):
+                found.setdefault(key, []).append(told["verdict"])
     return {key: mean(verdicts) for key, verdicts in found.items()}
 
 
 def keep_rollout(run, split, b, advantages=None):
     """Write each answer with verdict and reason of every criterion, for people to read."""
-    rows, size, of_judge = [], b["group_size"], ("latency", "attempts", "cached", "error")
-    for i, (row, grade) in enumerate(zip(b["rows"], b["grades"], strict=True)):
-        labels = {c.id: c.label for c in row.criteria}
+    rows, size = [], run.args.group_size if advantages else 1
+    for i, (row, grade) in enumerate(zip(b["rows"], b["grades"])):
         rows.append({
             "step": run.step,
             "split": split,
@@ -719,58 +756,58 @@ def keep_rollout(run, split, b, advantages=None):
             "reward": b["rewards"][i],
             "components": {name: values[i] for name, values in b["parts"].items()},
             "advantage": advantages[i] if advantages else None,
-            "criteria": [told | {"criterion": labels[told["id"]]} for told in grade.criteria],
-            "judge": {key: getattr(grade, key) for key in of_judge},
+            "criteria": [
+                told | {"criterion": row.criteria[told["id"] - 1].label} for told in grade.criteria
+            ],
+            "judge": {
+                key: getattr(grade, key) for key in ("latency", "attempts", "cached", "error")
+            },
         })  # fmt: skip
     run.write("rollouts.jsonl", rows)
 
 
-def evaluate(args, policy, tokenizer, graders, rows):
+def evaluate(args, run, policy, graders, rows):
     """(metrics, b): one answer to each held-out prompt, and its grades."""
-    metric = args.val_metric
-    _, b = answer(args, policy, tokenizer, rows, 1, args.eval_temperature, args.seed)
-    names = ["strict", "loose", metric] if metric == "checks" else [metric]
-    b |= graders.score(b, names, graders.val_judge)
-    metrics = {f"val/{name}": mean(b["parts"][name]) for name in names}
-    b["rewards"], metrics["val/score"] = b["parts"][metric], metrics.pop(f"val/{metric}")
+    _, b = answer(args, policy, run.tokenizer, rows, 1, args.eval_temperature, args.seed)
+    b |= graders.score(b, [args.val_metric])
+    b["rewards"] = b["parts"][args.val_metric]
+    metrics = {"val/score": mean(b["rewards"]), "val/length": mean(b["tokens"])}
     if graders.gold:
-        raw = [r.raw | {"prompt": p} for r, p in zip(rows, b["prompts"], strict=True)]
-        scores = parallel.score_answers(graders.gold, "--gold", raw, b["prompts"], b["texts"])
-        metrics["val/gold"] = mean(scores)
-    return metrics | {"val/length": mean(b["tokens"])}, b
+        raw = [r.raw | {"prompt": p} for r, p in zip(rows, b["prompts"])]
+        metrics["val/gold"] = mean(
+            parallel.score_answers(graders.gold, "--gold", raw, b["prompts"], b["texts"])
+        )
+    return metrics, b
 
 
-def validation(args, guard, tokenizer, graders, rows):
+def validation(args, guard, graders, rows):
     """Step (5): evaluate the validation rows, and what the judge gives to empty talk."""
     if not rows:
         return
-    metrics, b = evaluate(args, guard.run.model, tokenizer, graders, rows)
+    metrics, b = evaluate(args, guard.run, guard.run.model, graders, rows)
     if graders.judge:
-        found = {} if parallel.rank() else judges.canaries(rows, graders.judge)
-        metrics |= parallel.from_rank_0(found)
+        metrics |= parallel.from_rank_0(
+            {} if parallel.rank() else judges.canaries(rows, graders.judge)
+        )
         metrics["judge/usd"] = graders.spent()["judge/usd"]
     guard.evaluation(metrics, [{"prompt": str(rows[0].prompt), "answer": b["texts"][0]}])
     keep_rollout(guard.run, "validation", b)
 
 
-def final_test(args, run, tokenizer, graders, rows, kept):
+def final_test(args, run, graders, rows, kept):
     """summary.json: the test rows, touched once, answered by the start and by the result."""
-    summary = {"step": kept, "last_step": run.step}
-    summary["stop_reason"] = run.state["ended"] or "max_steps"
-    policies = []
-    if rows:
-        start = common.load_policy(args.model, run.dtype, run.device, trainable=False)
-        policies = [("before", start), ("after", run.model)]
-    for when, policy in policies:
-        metrics, b = evaluate(args, policy, tokenizer, graders, rows)
+    summary = {
+        "step": kept, "last_step": run.step, "stop_reason": run.state["ended"] or "max_steps"
+    }  # fmt: skip
+    start = rows and common.load_policy(args.model, run.dtype, run.device, trainable=False)
+    for when, policy in [("before", start), ("after", run.model)] if rows else []:
+        metrics, b = evaluate(args, run, policy, graders, rows)
         found = [score for score in b["rewards"] if score is not None]
-        bounds = bootstrap_ci(found)
-        low, high = bounds or (None, None)  # one answer has no interval
+        low, high = bootstrap_ci(found) or (None, None)  # one answer has no interval
         metrics = {key.replace("val/", ""): value for key, value in metrics.items()}
         summary[f"test_{when}"] = {**metrics, "n": len(found), "low": low, "high": high}
-        interval = f" [{low:.3f}, {high:.3f}]" if bounds else ""
-        shown = f"{mean(found):.3f}" if found else "–"
-        print(f"test {when}: {shown}{interval}, n = {len(found)}")
+        shown = metrics["score"] if low is None else f"{mean(found):.3f} [{low:.3f}, {high:.3f}]"
+        print(f"test {when}: {shown}, n = {len(found)}")
     if not parallel.rank():
         write_json(run.out / "summary.json", summary)
 
@@ -779,55 +816,46 @@ def main(argv=None):
     args = parse_args(argv)
     if args.dry_run:
         return dry_run(args)
-    inputs = [args.model, args.data, args.reward_model, args.ruler_rubric]
+    inputs = [args.model, args.data, args.reward_model, args.ruler_rubric, args.teacher]
     run = runs.Run("grpo_rubric", args, inputs, SHOW, HEADLINE)
     train, val, test = data = load_data(args)
     run.planned = plan(args, train)
     print(watch.promise(args, bool(val)))
     graders = Graders(args, run, data)
     policy, reference, tokenizer = load_models(args, run)
-    run.state = {"policy": policy}
+    run.state = {"policy": policy, "pass_rates": torch.full((len(train),), 0.5)}
     run.start(tokenizer, args.lr or runs.default_lr(policy, RATES))
     guard = rollouts.Guard(run, watch.Watcher(args, run.rows()))
     if run.step == 0:
-        preflight(args, policy, tokenizer, graders, train)
-        validation(args, guard, tokenizer, graders, val)
+        preflight(args, run, graders, train)
+        validation(args, guard, graders, val)
 
     for step in run.steps():
-        batch, epoch = batch_indices(len(train), args.groups_per_batch, args.seed, step)
         # (1) rollout: G answers to each of P prompts, log-probs kept
-        b = rollout(args, policy, tokenizer, [train[i] for i in batch], args.seed * 10**6 + step)
         # (2) grade: programs and the judge decide each criterion; one reward per answer
-        b |= graders.score(b, graders.weights, graders.judge)
-        b["rewards"] = mixed(b["parts"], graders.weights)
-        rewards_PG = shaped_PG = by_group(b["rewards"], args.group_size)
-        if args.overlong == "penalty":  # beside the reward in the log, not in it
-            lengths, buffer = torch.tensor(b["tokens"]), max(1, args.max_new_tokens // 8)
-            penalty = overlong_penalty(lengths, args.max_new_tokens, buffer)
-            b["parts"]["overlong"] = penalty.tolist()
-            shaped_PG = rewards_PG + penalty.view_as(rewards_PG)
+        b, epoch = draw(args, run, graders, train)
         # (3) advantages: reward − mean of the group; what could not be graded is left out
-        advantages_PG = group_advantages(shaped_PG, args.scale)
+        rewards_PG, advantages_PG = advantages_of(args, b)
         scored_PG = ~rewards_PG.isnan()
-        in_loss = (scored_PG & (scored_PG.sum(dim=1, keepdim=True) > 1)).view(-1)
+        counts = advantages_PG if args.redraw else scored_PG.sum(dim=1, keepdim=True) > 1
+        in_loss = (scored_PG & counts.any(dim=1, keepdim=True)).view(-1)
         if args.overlong == "mask":
             in_loss &= torch.tensor(b["finished"])
         # (4) update: clipped policy gradient, --num-substeps optimiser steps of whole groups
-        row = update(args, run, reference, b, advantages_PG.view(-1), in_loss)
-        row = {"epoch": epoch, **row, **rollout_row(b, rewards_PG, advantages_PG)}
-        guard.log({**row, **graders.spent()})
+        told = advantages_PG.view(-1) * (not args.teacher)  # which teaches by its KL alone
+        row = update(args, run, reference, b, told, in_loss)
+        row |= {"epoch": epoch, "groups/redrawn": max(0, len(rewards_PG) - args.groups_per_batch)}
+        guard.log(row | rollout_row(b, rewards_PG, advantages_PG) | graders.spent())
         keep_rollout(run, "train", b, advantages_PG.view(-1).tolist())
         # (5) now and then: the held-out prompts, greedy; the alarms of watch.py
         if run.evaluates(step):
-            validation(args, guard, tokenizer, graders, val)
+            validation(args, guard, graders, val)
         guard.end_step()
 
     # ---- 9. save ----
     if not run.stopped:
-        final_test(args, run, tokenizer, graders, test, guard.restore(args.restore))
-    bundled = args.data == "data/rubrics.json"
-    compare = f"python evaluate.py compare --model {args.model} {args.out}"
-    status = guard.finish(args.restore, compare if bundled else f"python watch.py {args.out}")
+        final_test(args, run, graders, test, guard.restore(args.restore))
+    status = guard.finish(args.restore, f"python watch.py {args.out}")
     return status or watch.exit_code(run.state["ended"])
 
 

@@ -217,7 +217,7 @@ def load_names(path):
     try:
         with open(path, encoding="utf-8-sig", newline="") as file:
             rows = list(csv.DictReader(file))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{flag}: cannot be read as CSV ({brief(error)})") from None
     for line, row in enumerate(rows, 2):
         if not all((row.get(column) or "").strip() for column in columns):
@@ -229,7 +229,7 @@ def load_names(path):
 
 
 def load_data(args, model, tokenizer):
-    """(pairs, margins): margins is None, or (n,) float32 in reward units."""
+    """(pairs, margins): margins (n,) float32 in reward units."""
     made, rng = Counter(), random.Random(args.seed)
     names = load_names(args.counterfactual_augment) if args.counterfactual_augment else []
 
@@ -248,7 +248,7 @@ def load_data(args, model, tokenizer):
     pairs.shared = can_share(model, pairs, pad_rows)
     runs.describe(pairs.counts + made, pairs.train, pairs.eval)
     if args.margin == "none":
-        return pairs, None
+        return pairs, torch.zeros(len(pairs.tie))
     column = getattr(pairs, args.margin) * args.margin_scale
     used = pairs.train[~pairs.tie[pairs.train]]
     missing = used[np.isnan(column[used])]
@@ -272,29 +272,19 @@ def load_models(args, run):
 
 
 def preflight(args, model, tokenizer, pairs):
-    """Loss = log 2 under a fresh head; four rows alone score as in a batch; one row, marked."""
+    """Loss = log 2 under a fresh head; one row, marked."""
     first, flag = pairs.train[:8], f"--model {args.model}"
     rows = [x.to(model.device) for x in batch_rows(pairs, first, pad_id(tokenizer))]
-    ids, attention_mask, _ = rows
     with torch.no_grad():
-        rewards = reward_scores(model, ids, attention_mask)
-        lengths = attention_mask.sum(1)[:4].tolist()
-        alone = [
-            reward_scores(model, *(x[i : i + 1, :n] for x in rows)) for i, n in enumerate(lengths)
-        ]
+        rewards = reward_scores(model, *rows)
     loss = bradley_terry_loss(*rewards.chunk(2)).mean().item()
-    bound = runs.rounding(model)
     if model.fresh_head:
-        runs.identity("loss before step one, with a zero head", loss, math.log(2), bound, flag)
+        said = "loss before step one, with a zero head"
+        runs.identity(said, loss, math.log(2), runs.rounding(model), flag)
     else:
         print(f"preflight  {args.model} is a reward model already: loss {loss:.4f}")
-    gap, largest = (torch.cat(alone) - rewards[:4]).abs().max().item(), rewards.abs().max().item()
-    if not model.fresh_head:  # whose scores are all 0
-        said = "largest gap between scores of rows alone and in a batch"
-        runs.identity(said, gap, 0.0, bound * (1 + largest), flag)
-    last = attention_mask & ~F.pad(
-        attention_mask[:, 1:], (0, 1)
-    )  # the score is read at a row's end
+    ids, attention_mask, _ = rows
+    last = attention_mask & ~F.pad(attention_mask[:, 1:], (0, 1))  # where the score is read
     legend = "· not read   ◆ carries the reward"
     runs.show_row(tokenizer, (ids, attention_mask, last), pairs.name(first[:1]), legend)
 
@@ -342,6 +332,7 @@ def main(argv=None):
     # (1) read pairs; render the prompt; mark the answer tokens
     pairs, margins = load_data(args, model, tokenizer)
     n, columns, pad = len(pairs.train), pairs.columns(), pad_id(tokenizer)
+    ties = torch.from_numpy(pairs.tie)
     run.plan(n, "pairs")
     run.state = {"model": model}
     lr = args.lr or runs.default_lr(model, RATES)
@@ -356,23 +347,13 @@ def main(argv=None):
         for part in run.micro_batches(batch, columns):
             rows = (x.to(model.device) for x in batch_rows(pairs, part, pad))
             # (2) rewards of both answers, read at the last token
-            chosen_rewards, rejected_rewards = reward_scores(
-                model, *rows, shared=pairs.shared
-            ).chunk(2)
+            rewards = reward_scores(model, *rows, shared=pairs.shared).chunk(2)
             # (3) loss: Bradley-Terry; sum over this part, divided by the pairs of the whole step
-            tie = torch.from_numpy(pairs.tie[part]).to(model.device)
-            margin = None if margins is None else margins[part].to(model.device)
-            losses = bradley_terry_loss(
-                chosen_rewards,
-                rejected_rewards,
-                margin,
-                tie,
-                args.label_smoothing,
-                args.center_coef,
-            )  # (b,)
+            labels = [x[part].to(model.device) for x in (margins, ties)]
+            losses = bradley_terry_loss(*rewards, *labels, args.label_smoothing, args.center_coef)
             # (4) update: backward, clip the gradient, step
             run.backward(losses.sum() / len(batch))
-            seen.append([x.detach().cpu() for x in (chosen_rewards, rejected_rewards, tie)])
+            seen.append([*(x.detach().cpu() for x in rewards), ties[part]])
         update = run.update(lambda batch=batch: pairs.name(batch))
         chosen, rejected, tie = map(torch.cat, zip(*gather(seen), strict=True))
         both = torch.cat([chosen, rejected])

@@ -39,7 +39,7 @@ from parts.files import Parser, UserError, command, number, write_json
 MIN_DELTA = 0.005  # of v's width: smaller gains are noise; they count once they add up to it
 MIN_CHANGE = 0.02  # of the width: a smaller fall of v or rise of r is never an alarm
 WIDTHS = None  # (of r, of v) for measures of your own, such as (5, 5); None: see Conventions
-OPTIONS = {"patience": 5, "target": None, "baseline": None, "margin": 0, "on_hack": "stop",
+OPTIONS = {"patience": 5, "target": None, "baseline": None, "on_hack": "stop",
            "steps": None, "judge_budget": None}  # fmt: skip
 CURVES = ("val/gold", "val/score", "reward/mean", "val/kl", "kl/ref", "length/mean", "eval/loss")
 CANARY_LEAD = "judge/canary_* − judge/canary_empty"  # of the canary that passes most
@@ -233,10 +233,6 @@ class Event:
 def options_of(args=None, **given):
     """The options of a Watcher: those in `given`, else the flags in `args`, else the defaults."""
     found = {name: getattr(args, name, default) for name, default in OPTIONS.items()} | given
-    if found["margin"] and found["baseline"] is None:
-        raise UserError(
-            f"--margin {found['margin']:g} is added to --baseline SCORE, which is missing"
-        )
     return argparse.Namespace(**found)
 
 
@@ -349,7 +345,7 @@ class Watcher:
             if change > 1.5 * limit and options.on_hack == "stop":
                 return "plateau_reward_rises"
             best, baseline = points[-1].best.s, options.baseline
-            below = baseline is not None and best < baseline + options.margin
+            below = baseline is not None and best < baseline
             return "plateau_below_baseline" if below else "val_plateau"
         return "max_steps" if options.steps and self.step >= options.steps else None
 
@@ -499,6 +495,7 @@ RULES = [
         ("R12 judge_fails", "judge/failed_frac", Limit(gt, 0.2), 1, "this step, judge.error"),
         ("R12 judge_down", "judge/down", Limit(ge, 1.0), 3, "3 steps, judge.error", "stop"),
         ("R13 blind_policy", "env/blind_share", Limit(ge, 0.9), 1, "validation"),
+        ("R14 part_lost", "reward/voided", Limit(gt, 0.0), 1, "this step, components"),
     )
 ]
 
@@ -512,7 +509,6 @@ def add_watch_arguments(parser):
     add("--patience", type=number(int, at_least=0), default=5, help="evaluations without a better score, 0: off (default %(default)s)")
     add("--target", type=number(), help="stop once two evaluations in a row reach this validation score")
     add("--baseline", type=number(), help="score of what you have now; a plateau below it is reported as such")
-    add("--margin", type=number(at_least=0), default=0.0, help="by how much to beat --baseline (default %(default)s)")
     add("--on-hack", choices=("stop", "warn"), default="stop", help="when the reward rises and validation falls (default %(default)s)")
     # fmt: on
 

@@ -6,12 +6,12 @@ import math
 import os
 import re
 import runpy
-import shutil
 import sys
 import tempfile
 import traceback
 from argparse import ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 
 
@@ -19,9 +19,10 @@ class UserError(ValueError):
     """What the user can fix: `command` prints it as one line on stderr and exits with status 2."""
 
 
-FIXES = {
+FIXES = {  # of errors that are known by their class's name, without importing their package
     "OutOfMemoryError": "; lower --micro-tokens, or add --grad-checkpoint or --lora-rank 16",
     "SafetensorError": "; is the disk full?",
+    "ModuleNotFoundError": "; install it with pip",
 }
 
 
@@ -34,7 +35,7 @@ def command(main):
     except Exception as error:
         if isinstance(error, RuntimeError) and isinstance(error.__context__, OSError):
             error = error.__context__  # torch.save hides a full disk
-        kind = type(error).__name__  # of torch and safetensors, without importing them
+        kind = type(error).__name__
         if kind in FIXES:
             error = brief(error) + FIXES[kind]
         elif not isinstance(error, (UserError, OSError)):
@@ -59,59 +60,39 @@ def told(counts):
     return ", ".join(f"{key} {n}" for key, n in counts.items() if n) or "the file is empty"
 
 
-# how a file starts that is not JSONL: what it is, and the command that converts it
 # fmt: off
-OTHER_FORMATS = {
+OTHER_FORMATS = {  # how a file starts that is not JSONL: what it is, the command that converts it
     "\x1f\x8b": ("a gzip file", "gunzip -k '{0}'"),
-    "PAR1": (
-        "a parquet file",
-        """python -c "import pandas; pandas.read_parquet('{0}').to_json('{1}', orient='records', lines=True)\"""",
-    ),
-    "[": (
-        "a JSON array",
-        """python -c "import json; [print(json.dumps(row)) for row in json.load(open('{0}'))]" > '{1}'""",
-    ),
-    ",": (
-        "a CSV file",
-        """python -c "import csv, json; [print(json.dumps(row)) for row in csv.DictReader(open('{0}', encoding='utf-8-sig'))]" > '{1}'""",
-    ),
-    "/": (
-        "a folder of the datasets library",
-        """python -c "import datasets; datasets.load_from_disk('{0}').to_json('{1}')\"""",
-    ),
+    "PAR1": ("a parquet file",
+        """python -c "import pandas; pandas.read_parquet('{0}').to_json('{1}', orient='records', lines=True)\""""),
+    r"\[": ("a JSON array",
+        """python -c "import json; [print(json.dumps(row)) for row in json.load(open('{0}'))]" > '{1}'"""),
+    r'"?[\w ]+"?,': ("a CSV file",  # its header: prompt,chosen
+        """python -c "import csv, json; [print(json.dumps(row)) for row in csv.DictReader(open('{0}', encoding='utf-8-sig'))]" > '{1}'"""),
 }
 # fmt: on
-
-
-def other_format(path):
-    """(what it is, how to make JSONL of it) of a file or folder in OTHER_FORMATS, else None."""
-    path = path / "train" if (path / "train").is_dir() else path
-    if path.is_dir():
-        start = "/" * any(path.glob("*.arrow"))
-    else:
-        with path.open(encoding="latin-1") as file:
-            start = file.read(200).lstrip("\xef\xbb\xbf \t\r\n")
-        start = "," if re.match(r'"?[\w ]+"?,', start) else start  # a header: prompt,chosen
-    for key, (what, command) in OTHER_FORMATS.items():
-        if start.startswith(key):
-            return what, command.format(path, path.with_suffix(".jsonl"))
 
 
 def read_jsonl(path, check=None, numbered=False, flag=None):
     """Iterate over the rows of a JSONL file; with `numbered`, over (line number, row).
 
     Blank lines and a byte-order mark are skipped. Raises UserError("flag file:line: reason") for
-    broken JSON, for a row that is not an object, and for a ValueError raised by check(row).
+    broken JSON, for a row that is not an object, and for a ValueError raised by check(row). A file
+    in another format is named at once, with the command that converts it.
     """
-    shown = f"{flag} {path}" if flag else path
-    other = other_format(Path(path)) if Path(path).exists() else None
-    if other:
-        raise UserError(f"{shown}: this is {other[0]}; convert it to JSONL: {other[1]}")
-    if not Path(path).is_file():
-        near = get_close_matches(str(path), map(str, Path(path).parent.glob("*")), 1, 0.8)
-        hint = f"; did you mean {near[0]}" if near else ""
-        if not Path(path).suffix:
-            hint += "; docs/faq.md has the lines for a data set of the hub"
+    shown, path = f"{flag} {path}" if flag else path, Path(path)
+    if path.is_file():
+        with path.open(encoding="latin-1") as file:
+            start = file.read(200).lstrip("\xef\xbb\xbf \t\r\n")
+        for pattern, (what, convert) in OTHER_FORMATS.items():
+            if re.match(pattern, start):
+                convert = convert.format(path, path.with_suffix(".jsonl"))
+                raise UserError(f"{shown}: this is {what}; convert it to JSONL: {convert}")
+    else:
+        near = get_close_matches(str(path), map(str, path.parent.glob("*")), 1, 0.8)
+        hint = f"; did you mean {near[0]}" if near and not path.exists() else ""
+        if not path.suffix:
+            hint += "; docs/faq.md shows how to convert a data set of the hub or a saved folder"
         raise UserError(f"{shown}: no such file; expected JSONL, one object per line{hint}")
     return _rows(path, shown, check, numbered)
 
@@ -119,11 +100,10 @@ def read_jsonl(path, check=None, numbered=False, flag=None):
 def _rows(path, shown, check, numbered):
     with open(path, "rb") as file:  # binary: splits at \n only (a text may hold U+2028)
         for line_number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
             try:
-                text = line.decode("utf-8-sig")
-                if not text.strip():
-                    continue
-                row = parse_json(text)
+                row = parse_json(line)
                 if not isinstance(row, dict):
                     raise ValueError(f"expected a JSON object, found {type(row).__name__}")
                 if check is not None:
@@ -139,8 +119,6 @@ def parse_json(text):
         return json.loads(text, parse_constant=no_constant)
     except json.JSONDecodeError as error:
         raise ValueError(f"not valid JSON: {error.msg}, column {error.colno}") from None
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
 
 
 def no_constant(name):
@@ -178,7 +156,7 @@ def finite(value):
 @contextlib.contextmanager
 def replacing(path, mode=0o644):
     """A binary file that replaces `path` once it is complete and flushed to disk."""
-    handle, temporary = tempfile.mkstemp(dir=Path(path).parent, prefix=f".{Path(path).name}.")
+    handle, temporary = tempfile.mkstemp(dir=Path(path).parent, prefix=".writing-")
     try:
         with os.fdopen(handle, "wb") as file:
             yield file
@@ -198,13 +176,11 @@ def load_function(spec, flag):
     path, _, name = str(spec).rpartition(":")
     if not path.endswith(".py") or not Path(path).is_file():
         raise UserError(f"{flag} {spec}: expected FILE:FUNCTION with an existing Python file")
-    sys.path.insert(0, str(Path(path).resolve().parent))  # the file may import its neighbours
+    sys.path.append(str(Path(path).resolve().parent))  # the file may import its neighbours
     try:
         found = runpy.run_path(path, run_name=Path(path).stem).get(name)
     except (Exception, SystemExit) as error:  # the user's own code may raise anything
         raise UserError(f"{flag} {spec}: {where_raised(error)}") from error
-    finally:
-        sys.path.pop(0)
     if not callable(found):
         raise UserError(f"{flag} {spec}: {path} has no function {name!r}")
     return found
@@ -220,10 +196,6 @@ def where_raised(error):
 class Help(RawDescriptionHelpFormatter):
     """--reward-model MODEL, --max-new-tokens N: one short word for the value of a flag."""
 
-    def __init__(self, prog):
-        width = shutil.get_terminal_size((100, 24)).columns
-        super().__init__(prog, max_help_position=30, width=width)
-
     def _get_default_metavar_for_optional(self, action):
         return "N" if action.type else action.dest.split("_")[-1].upper()
 
@@ -231,8 +203,8 @@ class Help(RawDescriptionHelpFormatter):
 class Parser(ArgumentParser):
     """Errors in one line; an unknown flag is answered with the closest one."""
 
-    def __init__(self, formatter_class=Help, **options):
-        super().__init__(formatter_class=formatter_class, **options)
+    def __init__(self, **options):
+        super().__init__(**{"formatter_class": partial(Help, max_help_position=30), **options})
 
     def parse_known_args(self, args=None, namespace=None):
         found, unknown = super().parse_known_args(args, namespace)
@@ -259,10 +231,10 @@ def number(kind=float, above=-math.inf, at_least=-math.inf, below=math.inf):
     def parse(text):
         try:
             value = kind(text)
-            if above < value < below and value >= at_least:  # NaN and inf fail, too
-                return value
         except ValueError:
-            pass
+            value = math.nan
+        if above < value < below and value >= at_least:  # NaN and inf fail, too
+            return value
         noun = "a whole number" if kind is int else "a number"
         raise ArgumentTypeError(f"{text!r} given, expected {noun} {' and '.join(named)}")
 

@@ -2,7 +2,7 @@
 
 One forward hook per layer, so that names are PEFT's: <path>.lora_A.weight, <path>.lora_B.weight.
 Every linear layer inside the blocks gets an adapter (GPT-2's Conv1D too), the embedding and the
-head do not; α is 2r. A fresh adapter changes nothing (B = 0), and with the adapter off the model is
+head do not. A fresh adapter changes nothing (B = 0), and with the adapter off the model is
 its own reference.
 
 Left out     1. a choice of layers, dropout, DoRA, rsLoRA: PEFT has them, and merges into a folder
@@ -21,34 +21,33 @@ from torch import nn
 from parts.files import UserError, write_json
 from parts.parallel import whole
 
+SCALE = 2.0  # α/r
+
 
 def is_conv1d(module):
     return type(module).__name__ == "Conv1D"  # GPT-2's linear layer, its weight is (in, out)
 
 
-def add_lora(model, rank, alpha=None, paths=None):
-    """Freeze the model and give each layer A (r, in), random, and B (out, r), zero; returns it.
-
-    paths: the layers' names; default: every linear layer of the blocks. A score head is trained.
-    """
-    alpha, generator = alpha or 2 * rank, torch.Generator().manual_seed(0)
+def add_lora(model, rank):
+    """Freeze the model and give each linear layer of the blocks A (r, in), random, and B (out, r),
+    zero; returns it. A score head is trained."""
+    generator, names = torch.Generator().manual_seed(0), set()
     model.requires_grad_(False)
-    names = set()
     for path, module in list(model.named_modules()):
         linear = isinstance(module, nn.Linear) or is_conv1d(module)
-        if not linear or not (path in paths if paths else re.search(r"\.\d+\.", path)):
+        if not linear or not re.search(r"\.\d+\.", path):
             continue
         n_in, n_out = module.weight.shape if is_conv1d(module) else module.weight.shape[::-1]
         module.lora_A, module.lora_B = nn.Linear(n_in, rank, False), nn.Linear(rank, n_out, False)
         bound = n_in**-0.5  # kaiming_uniform(a=√5), the usual start of A
         module.lora_A.weight.data.uniform_(-bound, bound, generator=generator)
         nn.init.zeros_(module.lora_B.weight)
-        module.lora_scale, module.lora_on = alpha / rank, True
+        module.lora_on = True
         module.register_forward_hook(_lora_hook)
         names.add(path.split(".")[-1])
     if hasattr(model, "score"):
         model.score.requires_grad_(True)
-    model.lora_config = {"r": rank, "lora_alpha": alpha, "target_modules": sorted(names)}
+    model.lora_config = {"r": rank, "lora_alpha": SCALE * rank, "target_modules": sorted(names)}
     return model.to(model.device)
 
 
@@ -56,7 +55,7 @@ def _lora_hook(module, args, output):
     if not module.lora_on:
         return None
     delta = module.lora_B(module.lora_A(args[0].to(module.lora_A.weight.dtype)))
-    return output + (delta * module.lora_scale).to(output.dtype)
+    return output + (delta * SCALE).to(output.dtype)
 
 
 def lora_layers(model):
@@ -76,16 +75,19 @@ def adapter_off(model):
             module.lora_on = True
 
 
-def _merged_weight(module):
-    """(weight's shape) fp32, whatever dtype the base is held in."""
-    delta = module.lora_scale * module.lora_B.weight.float() @ module.lora_A.weight.float()
-    return module.weight.detach().float() + (delta.T if is_conv1d(module) else delta)
+@torch.no_grad()
+def merged_weight(module, A, B, scale):
+    """W + scale·B·A, in fp32 whatever dtype the base is held in."""
+    delta = scale * B.float() @ A.float()
+    return module.weight.float() + (delta.T if is_conv1d(module) else delta)
 
 
 def merged_state(model):
-    """The state_dict with every adapter added to its layer in fp32, without the adapters' keys."""
+    """The state_dict with every adapter added to its layer, without the adapters' keys."""
     state = {k: whole(v) for k, v in model.state_dict().items() if ".lora_" not in k}
-    return state | {f"{path}.weight": _merged_weight(m) for path, m in lora_layers(model)}
+    for path, m in lora_layers(model):
+        state[f"{path}.weight"] = merged_weight(m, m.lora_A.weight, m.lora_B.weight, SCALE)
+    return state
 
 
 def read_adapter(folder):
@@ -94,12 +96,9 @@ def read_adapter(folder):
     if not file.is_file() or (Path(folder) / "config.json").is_file():
         return None
     adapter = json.loads(file.read_text(encoding="utf-8"))
-    needed, odd = (
-        ("r", "lora_alpha", "base_model_name_or_path"),
-        ("use_dora", "use_rslora", "rank_pattern", "alpha_pattern"),
-    )
+    odd = "use_dora", "use_rslora", "rank_pattern", "alpha_pattern"
     plain = adapter["peft_type"] == "LORA" and adapter.get("bias", "none") == "none"
-    if not plain or any(map(adapter.get, odd)) or not all(map(adapter.get, needed)):
+    if not plain or any(map(adapter.get, odd)):
         raise UserError(f"{folder}: not a plain LoRA adapter; merge it into its base with PEFT")
     return adapter
 
@@ -108,22 +107,18 @@ def merge_adapter(model, folder, adapter):
     """Add the adapter in a PEFT folder to the model's weights for good."""
     from safetensors.torch import load_file
 
-    weights = load_file(Path(folder) / "adapter_model.safetensors")
-    state = {key.removeprefix("base_model.model."): value for key, value in weights.items()}
-    # the weights say which layers; target_modules may be a pattern
-    paths = {key.split(".lora_")[0] for key in state if ".lora_" in key}
-    add_lora(model, adapter["r"], adapter["lora_alpha"], paths or {""})
-    missing, unexpected = model.load_state_dict(state, strict=False)
-    if wrong := unexpected + [key for key in missing if ".lora_" in key]:
-        raise UserError(f"{folder}: adapter and base do not fit: {wrong[0]} is in only one of them")
+    state = load_file(Path(folder) / "adapter_model.safetensors")
     table = model.get_input_embeddings().weight
-    if any(module.weight is table for _, module in lora_layers(model)):
-        raise UserError(f"{folder}: an adapter on a head tied to the embedding cannot be merged")
-    for _, module in lora_layers(model):
-        module.weight.data = _merged_weight(module).to(module.weight.dtype)
-        module._forward_hooks.clear()
-        del module.lora_A, module.lora_B
-    del model.lora_config
+    for key, value in state.items():
+        path, _, kind = key.removeprefix("base_model.model.").rpartition(".lora_")
+        if kind == "A.weight":
+            module, B = model.get_submodule(path), state[key.replace("lora_A", "lora_B")]
+            if module.weight is table:
+                raise UserError(f"{folder}: an adapter on a tied embedding cannot be merged")
+            scale, dtype = adapter["lora_alpha"] / adapter["r"], module.weight.dtype
+            module.weight.data = merged_weight(module, value, B, scale).to(dtype)
+        elif kind != "B.weight":  # a score head
+            model.get_parameter(key.removeprefix("base_model.model.")).data.copy_(value)
 
 
 def save_adapter(model, folder):

@@ -217,13 +217,6 @@ def add_up_gradients(weights):
     add_up([weight.grad for weight in weights if not hasattr(weight, "full_tensor")])
 
 
-def check_equal_weights(model):
-    """Every rank must start from the same weights, or the summed gradient belongs to no model."""
-    if world() > 1:
-        sums = [p.detach().double().sum().item() for p in model.parameters()]
-        assert len(set(gather([str(sums)]))) == 1, "the ranks have loaded different weights"
-
-
 # ---- FSDP2: each rank holds a shard; a block is gathered for its forward and its backward ----
 
 

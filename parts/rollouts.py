@@ -12,16 +12,14 @@ best, and ends the run when a rule says so. Best weights and the reason lie in `
 resumed run restores the same weights, and a run that an alarm ended does not train on.
 """
 
-import sys
-
 import torch
 from tqdm import tqdm
 
 import common
 from common import pad_rows, token_logps
 from parts import parallel, runs
+from parts.files import UserError
 from parts.lora import adapter_off
-from parts.parallel import all_max, all_sum
 from parts.stats import mean
 
 IMPORTANCE_MAX = 2.0  # a token's largest weight, policy / sampler, in `policy_logps`
@@ -43,21 +41,24 @@ def preflight(model, tokenizer, b, temperature, flag):
     runs.check_head(model, *rows, flag)
     logps = token_logps(model, *rows, temperature)
     gap = (logps - b["logps"]).abs().max().item()
-    said = "largest gap between the rollout's log-probs and teacher forcing"
-    wrong = f"{flag}: what is scored is not what was sampled"
-    runs.identity(said, gap, 0.0, runs.rounding(model), wrong)
+    runs.identity(
+        "largest gap between the rollout's log-probs and teacher forcing", gap, 0.0,
+        runs.rounding(model), f"{flag}: what is scored is not what was sampled",
+    )  # fmt: skip
     runs.show_row(tokenizer, rows, "first answer", "· given   ▮ action   ◆ the last action")
     return logps
 
 
 def load_models(args, run):
     """(policy, reference, tokenizer): the reference is a frozen copy of the start, with LoRA the
-    policy with its adapter off, without --beta None."""
+    policy with its adapter off, without --beta None; with --teacher it is the teacher."""
     tokenizer = common.load_tokenizer(args.model)
     policy = common.load_policy(args.model, run.dtype, run.device, lora_rank=args.lora_rank)
-    reference = policy if args.beta else None
-    if args.beta and not args.lora_rank:
-        reference = common.load_policy(args.model, run.dtype, run.device, trainable=False)
+    start, reference = getattr(args, "teacher", None) or args.model, policy if args.beta else None
+    if args.beta and (start != args.model or not args.lora_rank):
+        reference = common.load_policy(start, run.dtype, run.device, False, flag="--teacher")
+        if common.load_tokenizer(start).get_vocab() != tokenizer.get_vocab():
+            raise UserError(f"--teacher {start}: its tokens are not those of --model {args.model}")
     return policy, reference, tokenizer
 
 
@@ -145,11 +146,12 @@ def update_row(run, beta, done, sums, largest, gap):
         "clip_frac": "clipped", "ratio/mean": "ratio", "approx_kl": "approx_kl",
         "importance_capped_frac": "capped", "entropy": "entropy", "kl/token": "k1", "kl/k3": "k3",
     }  # fmt: skip
-    totals = all_sum(sums["answers"], sums["tokens"], *(sums[name] for name in means.values()))
-    (answers, tokens), totals = totals[:2], totals[2:]
+    answers, tokens, *totals = parallel.all_sum(
+        sums["answers"], sums["tokens"], *(sums[name] for name in means.values())
+    )
     row = {key: total / max(1, tokens) for key, total in zip(means, totals)}
     row["kl/ref"] = row["kl/token"] * tokens / max(1, answers)
-    row["ratio/max"], row["sample_gap"] = all_max(largest, gap)
+    row["ratio/max"], row["sample_gap"] = parallel.all_max(largest, gap)
     row = {k: x if done and (beta or "kl/" not in k) else None for k, x in row.items()}
     return row | {
         "loss": mean(each["loss"] for each in done),
@@ -204,16 +206,15 @@ class Guard:
 
     def finish(self, restore, next):
         """`Run.finish` with the weights of the best validation, unless restore is "last"."""
-        run, ended = self.run, self.run.state["ended"]
+        run = self.run
         if run.stopped:
             return run.finish(next)
         step = self.restore(restore)
         if step < run.step:
             print(f"weights of step {step}, the best validation")
-        if ended:
-            print(f"stopped by watch.py after step {run.step}: {ended}")
+        if run.state["ended"]:
+            print(f"stopped by watch.py after step {run.step}: {run.state['ended']}")
         status = run.finish(next, step)
         if step == 0:
-            bold, plain = ("\033[1m", "\033[0m") if sys.stdout.isatty() else ("", "")
-            print(f"{bold}no improvement on validation: this is the starting model{plain}")
+            print("no improvement on validation: this is the starting model")
         return status

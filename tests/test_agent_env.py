@@ -1,7 +1,8 @@
-"""The bundled environments without a model: the rules of 2048, the reading of an interview, what pays and what not.
+"""The bundled environments without a model: the rules of 2048, the reading of an interview, what
+pays and what not.
 
-Every exploit here was a way to a good score in some public environment: a move cycle that never looks, one question
-that names everything, a summary that claims what nobody said.
+Every exploit here was a way to a good score in some public environment: a move cycle that never
+looks, one question that names everything, a summary that claims what nobody said.
 """
 
 import json
@@ -15,6 +16,7 @@ from conftest import REPO
 from envs.interview import Interview, read_bank, read_turn
 from envs.twenty48 import MOVES, TwentyFortyEight, after, legal_moves
 from parts.files import UserError
+from tiny import table
 
 BANK = REPO / "data" / "interview.json"
 
@@ -41,8 +43,8 @@ def at(rows, **how):
 
 
 def test_the_four_directions():
-    """Each direction slides to its own side; a transposition that is forgotten moves columns like rows. The merges of one
-    row are in the doctest of `slide`."""
+    """Each direction slides to its own side. The merges of one row are in the doctest of
+    `slide`."""
     board = [[0, 2], [2, 2]]
     assert after(board, "left") == [[2, 0], [4, 0]] and after(board, "right") == [[0, 2], [0, 4]]
     assert after(board, "up") == [[2, 4], [0, 0]] and after(board, "down") == [[0, 0], [2, 4]]
@@ -50,8 +52,8 @@ def test_the_four_directions():
 
 
 def test_a_move_that_changes_nothing_is_illegal_and_spawns_nothing():
-    """In ART's rules it passed the turn, and a blind cycle won 92 %. The game ends when no move is legal: a full board with
-    a merge left goes on."""
+    """In ART's rules it passed the turn, and a blind cycle won 92 %. The game ends when no move is
+    legal: a full board with a merge left goes on."""
     env = at([[2, 4], [0, 0]], illegal="ignore", show_legal=True)
     assert legal_moves(env.board) == ["down"]
     assert env.step("<move>left</move>")[0]["content"] == "2 4\n_ _\nlegal: down"
@@ -61,7 +63,8 @@ def test_a_move_that_changes_nothing_is_illegal_and_spawns_nothing():
 
 
 def test_spawns_are_2_in_nine_of_ten_and_come_from_the_seed():
-    """2 000 spawns: .9 ± .02 is three standard errors; the same seed and moves give the same board."""
+    """2 000 spawns: .9 ± .02 is three standard errors; the same seed and moves give the same
+    board."""
     env, twin = (TwentyFortyEight(illegal="ignore") for _ in range(2))
     tiles = []
     for seed in range(1000):
@@ -73,15 +76,18 @@ def test_spawns_are_2_in_nine_of_ten_and_come_from_the_seed():
         assert env.step(f"<move>{move}</move>") == twin.step(f"<move>{move}</move>")
 
 
-@pytest.mark.parametrize(
-    "text, moves",
-    [
-        ("up? <move> UP </move>", ["up"]), ("<move>left</move> no, <move>down</move>", ["down"]),  # the last one
-        ("left", []), ("<move>sideways</move>", []), ("<move>left", []),
-    ],
-)  # fmt: skip
+MOVED = table("""
+up? <move> UP </move> | ["up"]
+<move>left</move> no, <move>down</move> | ["down"]
+left | []
+<move>sideways</move> | []
+<move>left | []
+""")
+
+
+@pytest.mark.parametrize("text, moves", MOVED)
 def test_moves_are_read_and_never_guessed(text, moves):
-    """What is not a move costs the game, once, and is counted."""
+    """The last move counts; what is not a move costs the game, once, and is counted."""
     env = TwentyFortyEight()
     env.reset(1)
     _, reward, done, info = env.step(text)
@@ -89,16 +95,18 @@ def test_moves_are_read_and_never_guessed(text, moves):
     assert moves or (reward, done, info["invalid"], info["win"]) == (-1.0, True, 1, 0.0)
 
 
-@pytest.mark.parametrize(
-    "board, illegal, rewards",
-    [
-        ([[8, 4], [2, 0]], "end", [0.35]), ([[16, 16], [2, 0]], "end", [1.0]),
-        ([[8, 4], [4, 0]], "ignore", [0, 0, 0.45]), ([[8, 4], [4, 0]], "penalty", [0, 0, 0.25]),
-    ],
-)  # fmt: skip
+REWARDS = table("""
+[[8, 4], [2, 0]] | end | [0.35]
+[[16, 16], [2, 0]] | end | [1.0]
+[[8, 4], [4, 0]] | ignore | [0, 0, 0.45]
+[[8, 4], [4, 0]] | penalty | [0, 0, 0.25]
+""")
+
+
+@pytest.mark.parametrize("board, illegal, rewards", REWARDS)
 def test_rewards_of_2048(board, illegal, rewards):
-    """p = (log₂ max − 1)/(log₂ target − 1): with target 32 a largest 8 is p = 2/4 = .5, so .9·p = .45, less .1 for an
-    illegal end or move; the target itself is 1. A game that goes on earns at its end, here when its turns run out."""
+    """p = (log₂ max − 1)/(log₂ target − 1): with target 32 a largest 8 is p = 2/4, so .9·p = .45,
+    less .1 for each illegal move; the target itself is 1. Here the turns run out."""
     env, found, done = at(board, illegal=illegal), [], False
     while len(found) < min(2, len(rewards)):
         _, reward, done, _ = env.step("<move>left</move>")
@@ -108,15 +116,15 @@ def test_rewards_of_2048(board, illegal, rewards):
 
 
 def test_baselines_of_2048():
-    """3 × 3, target 32, an illegal move ends: random .62, corner .90, a blind cycle a quarter; 300 games, so ± .09 is three
-    standard errors."""
+    """3 × 3, target 32, an illegal move ends: random .62, corner .90, a blind cycle a quarter; 300
+    games, so ± .09 is three standard errors."""
     wins = {name: means(TwentyFortyEight, name)[0] for name in TwentyFortyEight.baselines}
     assert wins == pytest.approx({"random": 0.62, "corner": 0.90, "blind": 0.27}, abs=0.09)
 
 
 def test_the_alarm_fires_on_a_blind_cycle_and_not_on_who_looks():
-    """R13: the number of the turn alone tells every move of a cycle. With `ignore` such a cycle wins like a good player
-    (.79), and the win rate says nothing: the alarm must."""
+    """R13: the turn's number alone tells every move of a cycle. With `ignore` it wins like a good
+    player (.79), and the win rate says nothing: the alarm must."""
     for name, fires in (("blind", True), ("random", False)):
         found = played(lambda: TwentyFortyEight(illegal="ignore"), name, range(40))
         row = {"step": 5, "val/score": 0.5, **g.episode_metrics(found)}
@@ -139,17 +147,16 @@ I see. | 0 other
 
 @pytest.mark.parametrize("row", FREE.strip().splitlines())
 def test_free_questions_are_read(row):
-    """A chat model's politeness, bold and full-width letters; a competency named beside the request counts where the
-    request names none."""
+    """A chat model's politeness, bold and full-width letters; a competency named beside the request
+    counts where the request names none."""
     text, expected = row.split(" | ")
     n, kind, topics = read_turn(read_bank(str(BANK)), text)
     assert f"{n} {kind} {' '.join(topics)}".strip() == expected
 
 
 def test_free_questions_are_read_rightly_nine_times_in_ten():
-    """153 questions by hand, labelled by what a person would say before the reader saw them: all kinds, double questions,
-    near misses, a chat model's politeness. Count, kind and competency are each right on 90 %; below that the environment
-    would punish good questions."""
+    """153 questions, labelled by hand before the reader saw them. Count, kind and competency are
+    each right on 90 %; below that the environment would punish good questions."""
     text = (REPO / "tests" / "interview_questions.tsv").read_text(encoding="utf-8")
     rows, right = [line.split("\t") for line in text.splitlines()], [0, 0, 0]
     for requests, kind, topic, question in rows:
@@ -163,7 +170,8 @@ def test_free_questions_are_read_rightly_nine_times_in_ten():
     "key, message", [("overtime row", "the same first key"), ("red car", "lacks its keys")]
 )
 def test_a_broken_bank_is_refused(key, message, tmp_path):
-    """With two equal facts a line would be correct by accident; the error names the file and the fact."""
+    """With two equal facts a line would be correct by accident; the error names the file and the
+    fact."""
     bank, file = json.loads(BANK.read_text(encoding="utf-8")), tmp_path / "bank.json"
     bank["competencies"]["sales"]["evidence"][0]["keys"][0] = [key]
     file.write_text(json.dumps(bank), encoding="utf-8")
@@ -193,8 +201,8 @@ def short(env, c):
 
 
 def test_a_good_interview_earns_one():
-    """An open competency, two reserved ones with their follow-ups, and one of which there is none: a line for each, however it
-    is marked, and R = 1."""
+    """An open competency, two reserved ones with their follow-ups, and one of which there is none:
+    a line for each, however it is marked, and R = 1."""
     env = with_states("open", "reserved", "reserved", "none")
     a, b, c, d = env.competencies
     say(
@@ -227,38 +235,43 @@ LINES = """
 @pytest.mark.parametrize("row", LINES.strip().splitlines())
 @pytest.mark.parametrize("asked", [1, 2])
 def test_a_summary_line_is_worth(row, asked):
-    """1/4 for a correct line of four, nothing for less than was said, −.15 for more: an invented number, and a fact of
-    another line even if the candidate told it (else every reply copied to every line would be four correct lines)."""
+    """1/4 for a correct line of four, nothing for less than was said, −.15 for more: an invented
+    number, and a fact of another line even if the candidate told it."""
     env = with_states()
     a, b, *_ = env.competencies
     say(env, *(f"Tell me about a time you dealt with {c}." for c in (a, b)[:asked]))
     other = short(env, b).split(": ")[1]
     thing, number = (group[0].strip() for group in env.items[a]["keys"])
     reward, text, _ = row.split(" | ")
-    text = text.format(own=f"{thing}, {number}", thing=thing, number=number, other=other, word="word " * 40)  # fmt: skip
+    own = f"{thing}, {number}"
+    text = text.format(own=own, thing=thing, number=number, other=other, word="word " * 40)
     assert say(env, f"SUMMARY\n{a}: {text}")[1] == pytest.approx(float(reward))
 
 
-@pytest.mark.parametrize(
-    "text, fine",
-    [
-        ("Are you married?", 0.25),  # discouraged
-        ("Do you have a disability? Are you married?", 0.6),  # the worst, and two questions
-        ("Tell me about a time you dealt with {}, {} and {}.", 0.1),
-        ("Describe how you handled {} " + "on some day or other " * 9 + ".", 0.1),
-        ("How would you handle {}?", 0),
-    ],
-)
-def test_faults_and_what_they_cost(text, fine):
-    """A fault reveals nothing and costs what docs/agents.md says. Which reply it gets: test_data.py's hash of the
-    corpus, whose interviews were played with it."""
+FAULTS = table("""
+Are you married? | 0.25 | risky
+Do you have a disability? Are you married? | 0.6 | risky many_questions
+Tell me about a time you dealt with {}, {} and {}. | 0.1 | many_topics
+Describe how you handled {}{long}. | 0.1 | over_long
+How would you handle {}? | 0 |
+I see. | 0 |
+""")
+
+
+@pytest.mark.parametrize("text, fine, faults", FAULTS)
+def test_faults_and_what_they_cost(text, fine, faults):
+    """A fault reveals nothing, is counted, and costs what docs/agents.md says. Which reply it gets:
+    test_data.py's hash of the corpus, whose interviews were played with it."""
     env = with_states()
-    env.step(text.format(*env.competencies))
-    assert env.fines == pytest.approx(fine) and not env.heard
+    *_, info = env.step(text.format(*env.competencies, long=" on some day or other " * 9))
+    assert env.fines == pytest.approx(fine) and info["revealed"] == 0
+    assert [key[6:] for key, n in info.items() if key[:6] == "fault/" and n] == faults.split()
+    assert info["invalid"] == (text == "I see.")
 
 
 def test_no_summary_costs_and_ends():
-    """Turn N + 1 is no summary, or none of its lines can be read: −.25; so does a context that is used up."""
+    """Turn N + 1 is no summary, or none of its lines can be read: −.25; so does a context that is
+    used up."""
     env = with_states()
     questions = [f"Are you good at {c}?" for c in env.competencies] + ["Are you ok?", "Is it you?"]
     _, reward, done, info = say(env, *questions, "Goodbye.")
@@ -267,8 +280,9 @@ def test_no_summary_costs_and_ends():
 
 
 def test_baselines_of_the_interview():
-    """Who reads the last reply earns 1; a fixed list .5; with blind follow-ups .65, correct / K .75; random a quarter or so;
-    everything, risky questions too, loses. 300 candidates: ± .03 is three standard errors of the fixed+ reward."""
+    """Who reads the last reply earns 1; a fixed list .5; with blind follow-ups .65, correct / K
+    .75; random a quarter or so; everything, risky questions too, loses. 300 candidates: ± .03 is
+    three standard errors of the fixed+ reward."""
     found = {name: means(Interview, name) for name in Interview.baselines}
     assert found["oracle"] == (1, 1) and found["fixed"] == (0.5, 0.5)
     assert found["fixed+"] == (pytest.approx(0.75, abs=0.02), pytest.approx(0.65, abs=0.03))
@@ -276,13 +290,12 @@ def test_baselines_of_the_interview():
 
 
 def test_a_listener_is_not_blind_and_a_list_is():
-    """R13's limit is .9: a list asked in order whatever is said is 1, who follows up on outlines about .63."""
-    share = {name: g.blind_share([t.moves for t in played(Interview, name, range(100))]) for name in ("oracle", "fixed")}  # fmt: skip
+    """R13's limit is .9: a list asked in order whatever is said is 1, who follows up on outlines
+    about .63."""
+    share = {}
+    for name in ("oracle", "fixed"):
+        share[name] = g.blind_share([t.moves for t in played(Interview, name, range(100))])
     assert share["fixed"] == 1 and 0.55 < share["oracle"] < 0.7
-
-
-def each(env, text):
-    return "".join(f"{c}: {text}\n" for c in env.competencies)
 
 
 def whole_bank(env):
@@ -290,33 +303,35 @@ def whole_bank(env):
     return " ".join(key for item in items for group in item["keys"] for key in group)
 
 
-EXPLOITS = {  # a summary's lines: before a question is asked, and after all four competencies were told
-    "no evidence everywhere": (lambda env: each(env, "no evidence"), 0, 0),
-    "invented evidence": (lambda env: each(env, "led the red car project, 77 percent."), -0.6, -0.6),
-    "all items of the bank on each line": (lambda env: each(env, whole_bank(env)), -0.6, -0.6),
-    "the truth": (lambda env: "\n".join(short(env, c) for c in env.competencies), -0.6, 1),
-    "all replies on each line": (lambda env: each(env, " ".join(i["short"] for i in env.items.values())), -0.6, -0.6),
-    "two lines each": (lambda env: "\n".join(short(env, c) for c in env.competencies) + "\n" + each(env, "no evidence"), -1, -1),
-}  # fmt: skip
+EXPLOITS = table("""
+{c}: no evidence | 0 | 0
+{c}: led the red car project, 77 percent. | -0.6 | -0.6
+{c}: {bank} | -0.6 | -0.6
+{own} | -0.6 | 1
+{c}: {replies} | -0.6 | -0.6
+{own}\\n{c}: no evidence | -1 | -1
+""")
 
 
-@pytest.mark.parametrize("name", EXPLOITS)
-def test_exploits_do_not_win(name):
-    """A summary that claims what nobody said, in a first turn inside a question, and after a good interview."""
-    lines, unasked, asked = EXPLOITS[name]
-    env = with_states()
-    assert say(env, f"Tell me about sales.\nSUMMARY\n{lines(env)}")[1:3] == (
-        pytest.approx(unasked),
-        True,
-    )
-    env = with_states()
-    say(env, *(f"Tell me about a time you dealt with {c}." for c in env.competencies))
-    assert say(env, f"SUMMARY\n{lines(env)}")[1] == pytest.approx(asked)
+@pytest.mark.parametrize("line, unasked, asked", EXPLOITS)
+def test_exploits_do_not_win(line, unasked, asked):
+    """A line per competency that claims what nobody said (the whole bank, every reply, the truth
+    that was not asked for, two lines), in a first turn inside a question, and after all were
+    told."""
+    for told, reward in ((False, unasked), (True, asked)):
+        env = with_states()
+        replies = " ".join(item["short"] for item in env.items.values())
+        given = {"bank": whole_bank(env), "replies": replies}
+        lines = [line.format(c=c, own=short(env, c), **given) for c in env.competencies]
+        if told:
+            say(env, *(f"Tell me about a time you dealt with {c}." for c in env.competencies))
+        found = say(env, "Tell me about sales.\nSUMMARY\n" + "\n".join(lines).replace("\\n", "\n"))
+        assert found[1:3] == (pytest.approx(reward), True)
 
 
 def test_profiles_are_as_dealt():
-    """K = 4: two reserved, an open one, and one open or none with equal chance; N = 6. Episodes share one bank and leave it as
-    it was."""
+    """K = 4: two reserved, an open one, and one open or none with equal chance; N = 6. Episodes
+    share one bank and leave it as it was."""
     env, states = Interview(), []
     before = json.dumps(env.bank["competencies"])
     for seed in range(400):

@@ -186,7 +186,7 @@ def test_a_session_by_keyboard(serve, open_page):
     tab.act(lambda: page.click('[data-choice="both_bad"]'))
     tab.act(lambda: page.click(TIE))
     assert tab.text("#title") == "Thank you, ann" and tab.errors == []
-    told = "You compared 9 pairs: 5 decided, 2 ties, 2 with both bad. You skipped 1."
+    told = "You compared 9 pairs: 5 decided, 2 ties, 2 both bad. You skipped 1."
     assert tab.text("#numbers") == told
     events = log_of(server.out)
     assert [e["strength"] for e in events if e["choice"] in ("a", "b")] == [3, 2, 1, 2, 2, 2]
@@ -245,7 +245,7 @@ def test_two_tabs_and_another_person(serve, open_page):
     assert ben.text("#known-words") == "ann has 1 vote: continue as ann?"
     ben.page.click("#rename")
     ben.start("ben")
-    assert ben.text("#title") == "Item 1 of 6" and "1 vote by everyone" in ben.text("#everyone")
+    assert ben.text("#title") == "Item 1 of 6" and "1 vote in total" in ben.text("#everyone")
     ben.press("t")
     assert {v["annotator"] for v in votes_of.replay(log_of(server.out))} == {"ann", "ben"}
 

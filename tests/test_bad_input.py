@@ -116,7 +116,7 @@ SFT_ROWS = {
     '{"text": " "}': ['expected "prompt" and "completion"', "found ['text']"],
     '{"text": 7}': ['expected "prompt" and "completion"'],
 }
-CASES = [(stage, *case) for stage in ALL[:3] for case in ROWS.items()]
+CASES = [(sft, *case) for case in ROWS.items()]
 CASES += [(sft, line.encode(), words) for line, words in SFT_ROWS.items()]
 
 
@@ -135,7 +135,6 @@ def test_missing_and_empty_files(stage, world, capsys):
     Path("empty.jsonl").write_text("\n \n")
     flag, nothing = FLAGS[stage], "no usable row (the file is empty)"
     refused(stage, world, capsys, flag, "nope.jsonl", words=[f"{flag} nope.jsonl: no such file"])
-    refused(stage, world, capsys, flag, ".", words=[f"{flag} .: no such file", "expected JSONL"])
     empty = f"{flag} empty.jsonl: {'no prompt' if stage is ppo else nothing}"
     refused(stage, world, capsys, flag, "empty.jsonl", words=[empty])
     if stage is not ppo:
@@ -143,23 +142,6 @@ def test_missing_and_empty_files(stage, world, capsys):
     if stage in (reward_train, dpo):
         words = ["--eval-pairs no.jsonl: no"]
         refused(stage, world, capsys, "--eval-pairs", "no.jsonl", words=words)
-
-
-@each_stage
-def test_long_and_odd_rows(stage, world, capsys, tmp_path):
-    """A prompt beyond --max-length loses its beginning and is counted; the answer stays. What is
-    odd but right must pass: a byte-order mark, blank lines, U+2028 inside a text, an empty system
-    turn, an empty prompt, an unknown column."""
-    odd = {**GOOD, "chosen": message("assistant", "one\u2028two"), "annotator": {"id": 3}}
-    odd["prompt"] = message("system", "") + GOOD["prompt"]
-    long = {**GOOD, "prompt": message("user", "sql " * 60 + "Which one?")}
-    empty = {"prompt": "", "chosen": "yes", "rejected": "no"}
-    lines = [json.dumps(row, ensure_ascii=False) for row in (odd, long, empty)]
-    Path("mine.jsonl").write_bytes(b"\xef\xbb\xbf" + "\n\n".join(lines).encode() + b"\n")
-    flags = (FLAGS[stage], "mine.jsonl", "--max-length", 95, "--eval-fraction", 0)
-    assert not stage.main(argv_of(stage, world, tmp_path / "new", *flags))
-    said = capsys.readouterr().out
-    assert "rows 3" in said and "prompts cut 1" in said and "training 3" in said
 
 
 @every_stage
@@ -211,24 +193,15 @@ def test_a_folder_that_is_no_reward_model(world, capsys, tmp_path):
     """A random head scored by mistake would be climbed for hours. An adapter folder is half a
     model: where its base has gone, both names are in the line."""
     untrained = ["--reward-model ", "not a reward model; train one with reward_train.py"]
-    bare = copy_of(world["reward"], "bare", "*.safetensors")
-    for stage in (dpo, ppo):
-        flags = ("--prompts", world["pairs"], "--reward-model")
-        refused(stage, world, capsys, *flags, world["policy"], words=untrained)
-        refused(stage, world, capsys, *flags, bare, words=["--reward-model bare: cannot be loaded"])
-    flags = ("--reward-model", world["policy"], "--critic", "rm")
-    refused(ppo, world, capsys, *flags, words=untrained)
-    three = Path(tiny_reward_model("gpt2", ".", seed=1)) / "config.json"
-    labels = {"id2label": {i: f"L{i}" for i in range(3)}, "label2id": {}}
-    three.write_text(json.dumps({**json.loads(three.read_text()), **labels}))
-    words = ["--reward-model gpt2-0: a classifier with 3 labels, not one"]
-    refused(ppo, world, capsys, "--reward-model", "gpt2-0", words=words)
+    for stage, *more in ((dpo,), (ppo,), (ppo, "--critic", "rm")):
+        flags = ("--prompts", world["pairs"], "--reward-model", world["policy"], *more)
+        refused(stage, world, capsys, *flags, words=untrained)
     base = copy_of(world["policy"], "base")
     flags = ("--model", base, "--lora-rank", 2, "--steps", 1)
     assert not reward_train.main(argv_of(reward_train, world, tmp_path / "lora", *flags))
-    wrong = "this is a reward model"
-    refused(dpo, world, capsys, "--model", "lora", words=[f"--model lora: {wrong}"])
-    refused(dpo, world, capsys, "--model", "lora/adapter", words=[f"lora/adapter: {wrong}"])
+    for name in ("lora", "lora/adapter"):
+        words = [f"--model {name}: this is a reward model"]
+        refused(dpo, world, capsys, "--model", name, words=words)
     shutil.rmtree(base)
     words = ["--model lora/adapter: cannot be loaded (its base model base: no such folder"]
     refused(sft, world, capsys, "--model", "lora/adapter", words=words)
@@ -361,7 +334,7 @@ def test_what_is_not_there(stage, world, capsys, monkeypatch):
     for name in ("cuda", "tpu9", "meta"):
         words = [f"--device {name}: expected auto, cpu, cuda, cuda:1 or mps ("]
         refused(stage, world, capsys, "--device", name, words=words)
-    words = ["--wandb-project: the package ", "; pip install wandb"]
+    words = ["wandb", "; install it with pip"]
     refused(stage, world, capsys, "--wandb-project", "mine", words=words)
 
 
@@ -387,20 +360,17 @@ def test_flags_that_do_not_fit_together(stage, flags, words, world, capsys):
 
 CONFIGS = {  # content of config.json: words of the line
     None: "no such folder",
-    "[1]": "cannot be loaded (",
     '{"model_type": "vit"}': "cannot be loaded (",
-    '{"model_type": "llama", "hidden_size": 30, "num_attention_heads": 4}': "not a multiple of",
     '{"model_type": "gpt2", "vocab_size": 99, "n_layer": 1}': "no place in the embedding of 99 rows",
-    '{"model_type": "gpt2", "vocab_size": 300}': "cannot be loaded (",
 }
 
 
 @pytest.mark.parametrize("text", CONFIGS)
 def test_init_config(text, world, capsys):
     """From scratch: what is wrong with the folder, in one line; a vocabulary that is too small is
-    told with the row; the last one lacks its tokenizer."""
+    named with the row."""
     if text is not None:
-        copy_of(world["policy"], "c", "*.safetensors", *["token*"] * (text == [*CONFIGS][-1]))
+        copy_of(world["policy"], "c", "*.safetensors")
         Path("c/config.json").write_text(text)
     flag = "--data " if "99" in str(text) else "--init-config c: "
     refused(sft, world, capsys, "--init-config", "c", words=[flag, CONFIGS[text]])
@@ -422,7 +392,6 @@ def good(prompts, answers, rows): return [Score(1.0).value] * len(answers)
 """
 BROKEN = {"leaves.py": "raise SystemExit", "broken.py": "def f(:", "needs.py": "import no_package"}
 FUNCTIONS = {
-    "g.py": ["expected FILE:FUNCTION"],
     "no.py:f": ["expected FILE:FUNCTION with an existing Python file"],
     "g.py:value": ["g.py has no function 'value'"],
     "g.jsonl:f": ["expected FILE:FUNCTION with an existing Python file"],
@@ -468,14 +437,13 @@ def test_prompts(world, capsys):
     bad = write_rows("mine.jsonl", [{"prompt": "fine"}, {"text": "no"}])
     moon = write_rows("split.jsonl", [{"prompt": "a", "split": "moon"}, {"prompt": "b"}])
     two = write_rows("two.jsonl", [{"prompt": "a"}, {"prompt": "b"}])
-    for stage in (sft, dpo, ppo):
-        flags = () if stage is ppo else ("--gold", VOWELS)
-        words = ["--prompts mine.jsonl:2: ", '"prompt"']
-        refused(stage, world, capsys, *flags, "--prompts", bad, words=words)
-    words = ['--prompts split.jsonl: no row has "split": "train"']
-    refused(ppo, world, capsys, "--prompts", moon, words=words)
-    words = ["--prompts two.jsonl: all 2 prompts are held out", "lower"]
-    refused(ppo, world, capsys, "--prompts", two, "--eval-fraction", 0.999, words=words)
+    cases = [(stage, ["--prompts", bad], '--prompts mine.jsonl:2: "prompt"') for stage in FLAGS]
+    cases += [(ppo, ["--prompts", moon], '--prompts split.jsonl: no row has "split": "train"')]
+    held = "--prompts two.jsonl: all 2 prompts are held out"
+    cases += [(ppo, ["--prompts", two, "--eval-fraction", 0.999], held)]
+    for stage, flags, words in cases:
+        if stage is not reward_train:
+            refused(stage, world, capsys, *flags, words=[words])
     argv = ["--model", world["policy"], "--prompts", two, "--out", "new"]
     with pytest.raises(files.UserError, match="only one.*--reward-model FOLDER .*--reward-fn FILE"):
         ppo.main(argv)
@@ -487,10 +455,7 @@ def test_prompts(world, capsys):
 @every_stage
 def test_the_run_of_a_stage_is_guarded(stage, world, capsys, tmp_path):
     """Each input of a stage is one that --resume compares and that --out may not hold; a run of
-    another stage is named. The messages are tabled in test_runs.py."""
-    refused(stage, world, capsys, mode="", words=["holds a run; pass --resume to "])
-    words = ["--resume: ", "not the run in ", "--seed was 0, is 7"]
-    refused(stage, world, capsys, "--seed", 7, mode="--resume", words=words)
+    another stage is named. (test_runs.py has the table of messages.)"""
     data, model = shutil.copy(world["pairs"], "own.jsonl"), copy_of(world["policy"], "own")
     inputs = {FLAGS[stage]: data, "--model": model}
     if stage in (dpo, ppo):
@@ -499,7 +464,7 @@ def test_the_run_of_a_stage_is_guarded(stage, world, capsys, tmp_path):
     assert not stage.main(argv_of(stage, world, tmp_path / "run", *flags, "--steps", 1))
     for path in inputs.values():
         out = path if Path(path).is_dir() else "."
-        words = [f"--out {out}: the input", "lies in it"]
+        words = [f"--out {out}: it contains the input"]
         refused(stage, world, capsys, "--out", out, *flags, words=words)
     for path in {*inputs.values()}:
         file = Path(path) / "config.json" if Path(path).is_dir() else Path(path)
@@ -510,8 +475,7 @@ def test_the_run_of_a_stage_is_guarded(stage, world, capsys, tmp_path):
     for path in inputs.values():
         assert f"{path} has changed" in str(caught.value)
     other = ALL[ALL.index(stage) - 1]
-    match = f"made by {stage.__name__}.py|of a run of {other.__name__}.py"
-    with pytest.raises(files.UserError, match=match):
+    with pytest.raises(files.UserError, match=f"made by {stage.__name__}.py"):
         other.main(argv_of(other, world, world["runs"] / stage.__name__, "--resume"))
 
 

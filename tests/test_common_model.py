@@ -7,7 +7,6 @@ plain transformers and by PEFT.
 
 import copy
 import json
-import math
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -149,19 +148,6 @@ def test_chunks_of_the_head_change_nothing(family, folders, monkeypatch):
         assert (logps[~mask] == 0).all() and (entropies[~mask] == 0).all()
         ((logps + 0.3 * entropies) * weight).sum().backward()
         same_gradients(gradients(model), expected)
-
-
-@torch.no_grad()
-def test_a_sliding_window_is_the_models_own(tmp_path):
-    """A window of 8 tokens that some path forgets is right on short rows and wrong on long ones."""
-    model = common.load_policy(tiny_model("mistral", tmp_path, sliding_window=8))
-    row = [(17 * i) % 290 + 8 for i in range(40)]
-    expected = plain_logps(model, row)[19:]
-    rows = left(*common.pad_rows([row[:20], [9]], [row[20:], [6]], 7))
-    logps = common.token_logps(model, *rows)
-    assert logps[0, 20:].tolist() == pytest.approx(expected.tolist(), abs=2e-5)
-    far = common.load_policy(tiny_model("mistral", tmp_path, sliding_window=None))
-    assert (plain_logps(far, row)[19:] - expected).abs().max() > 0.1, "the window matters here"
 
 
 def test_check_head_finds_scaled_logits():
@@ -333,27 +319,21 @@ def test_weights_that_are_missing_are_not_drawn(gone, tmp_path, tokenizer):
 
 def test_the_wrong_folder_is_named(folders, reward_folders, tmp_path, tokenizer):
     """A folder of the wrong kind loads with random weights and a warning among many: here it is one
-    line with the flag. BERT's classifier reads the first token through layers of its own."""
+    line with the flag."""
     (tmp_path / "x").mkdir()
-    (tmp_path / "x" / "note.txt").write_text("not a model")
     for name, content in (("torn", b"\x00" * 100), ("empty", None)):
         file = Path(shutil.copytree(folders["llama"], tmp_path / name)) / "model.safetensors"
         file.write_bytes(content) if content else file.unlink()
     shutil.copytree(reward_folders["gpt2"], tmp_path / "three")
     damage(tmp_path / "three", "config.json", {"id2label": {"0": "a", "1": "b", "2": "c"}})
-    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "intermediate_size": 64, "num_labels": 1}
-    bert = AutoConfig.for_model("bert", vocab_size=300, num_attention_heads=4, **sizes)
-    AutoModelForSequenceClassification.from_config(bert).save_pretrained(tmp_path / "bert")
     policy, reward = common.load_policy, common.load_reward_model
     frozen = lambda folder, **how: reward(folder, tokenizer, trainable=False, **how)  # noqa: E731
     cases = [
         (policy, reward_folders["llama"], "this is a reward model"),
         (frozen, folders["llama"], "not a reward model; train one with reward_train.py"),
         (frozen, tmp_path / "three", "3 labels"),
-        (frozen, tmp_path / "bert", "cannot be loaded ('BertForSequenceClassification' object has"),
         (policy, tmp_path / "x", "config.json"),
         (policy, tmp_path / "none", "no such folder"),
-        (policy, tmp_path / "x" / "note.txt", "no such folder"),
         (policy, tmp_path / "torn", "cannot be loaded (Error while deserializing"),
         (policy, tmp_path / "empty", "cannot be loaded (Error no file named model.safetensors"),
     ]
@@ -368,26 +348,12 @@ def test_the_wrong_folder_is_named(folders, reward_folders, tmp_path, tokenizer)
 # what a damaged folder holds: file, content (a dict changes the file's JSON), who trips over it
 EVERYBODY = "tokenizer policy reward scorer"
 DAMAGED = [
-    ("config.json", {"architectures": 3}, EVERYBODY),
-    ("config.json", {"architectures": [3]}, EVERYBODY),
-    ("config.json", {"eos_token_id": "1"}, EVERYBODY),
-    ("config.json", {"max_position_embeddings": "64"}, EVERYBODY),
-    ("config.json", "[1]", EVERYBODY),
     ("config.json", '{"model_type": "lla', EVERYBODY),
-    ("tokenizer_config.json", {"model_max_length": "512"}, "tokenizer scorer"),
     ("tokenizer_config.json", '{"a": ', "tokenizer scorer"),
     ("chat_template.jinja", "{% for", "tokenizer scorer"),
-    ("tokenizer.json", '{"a": ', "tokenizer scorer"),
     # transformers then takes the ends from config.json, as for a folder without this file
     ("generation_config.json", '{"a": ', ""),
-    ("generation_config.json", "[1]", "policy"),
-    ("generation_config.json", {"eos_token_id": {"a": 1}}, "policy"),
     ("args.json", '{"args": ', "scorer"),
-    ("args.json", {"args": 3}, "scorer"),
-    ("args.json", {"args": {"max_length": "512"}}, "scorer"),
-    # scores divided by 0 are NaN, by −1 they teach the policy what people reject
-    *(("config.json", {"reward_std": value}, EVERYBODY) for value in (0, -1, "x", math.nan)),
-    *(("config.json", {"reward_mean": value}, EVERYBODY) for value in (math.inf, None)),
 ]
 
 
@@ -522,31 +488,37 @@ def test_a_half_precision_base_merges_in_fp32(folders):
     layer = model.model.layers[0].mlp.up_proj
     layer.weight.data = torch.ones_like(layer.weight).bfloat16()
     layer.lora_A.weight.data.fill_(1.0)
-    layer.lora_B.weight.data.fill_(0.001 / (2 * layer.lora_scale))  # B·A adds two products
+    layer.lora_B.weight.data.fill_(0.001 / (2 * lora.SCALE))  # B·A adds two products
     merged = lora.merged_state(model)["model.layers.0.mlp.up_proj.weight"]
     assert merged.dtype == torch.float32 and torch.allclose(merged, torch.tensor(1.001))
 
 
 def test_a_broken_adapter_is_one_line(folders, tmp_path, tokenizer):
-    """Hand-edited, half copied or of another base: the folder and the reason, and no endless
-    search."""
+    """Half copied, of another kind or another base: the folder and the reason."""
     good = common.load_policy(folders["llama"], lora_rank=2)
     common.save_model(good, tokenizer, tmp_path, adapter_only=True)
-    config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
     loop, other = str(tmp_path / "loop"), folders["gpt2"]
-    cases = {  # name: (file, its content, words of the refusal)
-        "broken": ("adapter_config.json", "{", "cannot be loaded"),
-        "listed": ("adapter_config.json", "[1]", "cannot be loaded"),
-        "junk": ("adapter_model.safetensors", "junk" * 20, "cannot be loaded"),
-        "alpha": ("adapter_config.json", {"lora_alpha": None}, "not a plain LoRA adapter"),
-        "rank": ("adapter_config.json", {"r": 8}, "cannot be loaded .*size mismatch"),
-        "other": ("adapter_config.json", {"base_model_name_or_path": other}, "and base do not fit"),
-        "loop": ("adapter_config.json", {"base_model_name_or_path": loop}, "cannot be loaded"),
-    }
-    for name, (file, content, words) in cases.items():
+    weights = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    (second, *_) = (name for name in weights if "lora_B" in name)
+    for name, change in {
+        "broken": "{",
+        "junk": None,
+        "dora": {"use_dora": True},
+        "bias": {"bias": "all"},
+        "other": {"base_model_name_or_path": other},
+        "loop": {"base_model_name_or_path": loop},
+        "half": {second: None},
+        "more": {"base_model.model.model.embed_tokens.lora_embedding_A": torch.ones(2, 2)},
+    }.items():
         folder = shutil.copytree(tmp_path / "adapter", tmp_path / name)
-        text = content if isinstance(content, str) else json.dumps({**config, **content})
-        (folder / file).write_text(text)
+        if name in ("half", "more"):
+            kept = {k: v for k, v in {**weights, **change}.items() if v is not None}
+            save_file(kept, folder / "adapter_model.safetensors")
+        elif name == "junk":
+            (folder / "adapter_model.safetensors").write_text("junk" * 20)
+        else:
+            damage(folder, "adapter_config.json", change)
+        words = "not a plain LoRA adapter" if name in ("dora", "bias") else "cannot be loaded"
         with pytest.raises(UserError, match=words) as caught:
             common.load_policy(str(folder))
         assert "\n" not in str(caught.value) and str(folder) in str(caught.value)

@@ -1,8 +1,6 @@
 """From a file to token ids: what every stage trusts `common.py` with before a model is loaded.
 
-The tests stand in the order of the pipeline: lines of a file, prompts and templates, the one end
-token, cutting, flat arrays, whole preference files. Numbers in the docstrings are worked out by
-hand from the lengths in the test.
+The tests are ordered like the pipeline. Numbers in the docstrings follow by hand from the lengths.
 """
 
 import json
@@ -43,37 +41,33 @@ def write_bytes(folder, data, name="rows.jsonl"):
 # ---- lines of a file ----
 
 
-@pytest.mark.parametrize(
-    "line, reason",
-    [
-        (b'{"a": 1', "not valid JSON"),
-        (b"{'a': 1}", "not valid JSON"),
-        (b'{"a": 1} {"a": 2}', "not valid JSON"),
-        (b"[1, 2]", "found list"),
-        (b"17", "found int"),
-        (b"null", "found NoneType"),
-        (b'{"a": NaN}', "NaN"),
-        (b'{"a": -Infinity}', "Infinity"),
-        (b'{"a": "\xff\xfe"}', "utf-8"),
-        (b'{"a": "' + b"9" * 10 + b'", "n": ' + b"9" * 6000 + b"}", "digit"),
-        (b"[" * 100_000, "nested"),
-    ],
-)
-def test_a_broken_line_is_named(tmp_path, line, reason):
-    """Every way in which a line is no row ends in one line `file:5: reason`: a traceback tells a
-    recruiter nothing."""
+BROKEN = {
+    b'{"a": 1': "not valid JSON",
+    b"{'a': 1}": "not valid JSON",
+    b'{"a": 1} {"a": 2}': "not valid JSON",
+    b"[1, 2]": "found list",
+    b"null": "found NoneType",
+    b'{"a": NaN}': "NaN",
+    b'{"a": -Infinity}': "Infinity",
+    b'{"a": "\xff\xfe"}': "utf-8",
+    b'{"n": ' + b"9" * 6000 + b"}": "digit",
+}
+
+
+@pytest.mark.parametrize("line", BROKEN)
+def test_a_broken_line_is_named(tmp_path, line):
+    """Every way in which a line is no row ends in one line `file:5: reason`, not a traceback."""
     path = write_bytes(tmp_path, b'{"a": 1}\n\n\n{"a": 2}\n' + line + b"\n")
     with pytest.raises(UserError) as caught:
         list(files.read_jsonl(path))
-    message = str(caught.value)
-    assert message.startswith(f"{path}:5: ") and reason in message and "\n" not in message
+    said = str(caught.value)
+    assert said.startswith(f"{path}:5: ") and BROKEN[line] in said and "\n" not in said
 
 
 def test_lines_of_a_file(tmp_path):
-    """A byte-order mark, blank lines, Windows' \\r\\n and no newline at the end are no errors, and
-    line numbers count blank lines. `str.splitlines` also splits at U+2028 and U+0085: such an
-    answer would be cut in two. Rows come one at a time; a file that is missing is said by the call
-    itself, not at the first row, after the model was loaded."""
+    """A byte-order mark, blank lines, \\r\\n and no newline at the end are no errors, and line
+    numbers count blank lines. `str.splitlines` would also split at U+2028 and U+0085. Rows come one
+    at a time; a missing file is reported by the call itself, not at the first row."""
     odd = '{"text": "one\u2028two\u2029three\x85four"}'
     data = f'\ufeff{odd}\r\n\n  \t\n{{"a": 2}}\n\n{{"a": 3}}'.encode()
     rows = list(files.read_jsonl(write_bytes(tmp_path, data), numbered=True))
@@ -87,23 +81,14 @@ def test_lines_of_a_file(tmp_path):
             files.read_jsonl(path, flag="--pairs")
 
 
-def test_numbers_json_has_no_word_for_become_null(tmp_path):
-    """`NaN` in a log breaks every other reader: NaN and ±inf, also deep and in numpy's types,
-    are written as null."""
-    row = {"a": math.nan, "b": [np.float32("inf"), (1.5, -math.inf)], "e": np.int64(3)}
-    row["c"] = {"d": np.float64(2)}
-    files.write_jsonl(tmp_path / "x.jsonl", [row])
-    text = (tmp_path / "x.jsonl").read_text()
-    assert json.loads(text) == {"a": None, "b": [None, [1.5, None]], "c": {"d": 2.0}, "e": 3}
-
-
-def test_a_failed_write_leaves_the_old_file(tmp_path):
-    """A crash halfway used to leave half a file under the right name: the old rows stay, and no
-    temporary file."""
+def test_what_is_written(tmp_path):
+    """NaN and ±inf, also deep and in numpy's types, become null. After a failed write the old rows
+    are there, and no temporary file."""
     path = tmp_path / "deep" / "rows.jsonl"
-    files.write_jsonl(path, [{"a": 1}])
+    row = {"a": math.nan, "b": [np.float32("inf"), (1.5, -math.inf)], "e": np.int64(3)}
+    files.write_jsonl(path, [{**row, "c": {"d": np.float64(2)}}])
     files.write_jsonl(path, [{"a": "Zoë"}], append=True)
-    assert path.read_text(encoding="utf-8") == '{"a": 1}\n{"a": "Zoë"}\n', "readable by people"
+    text = '{"a": null, "b": [null, [1.5, null]], "e": 3, "c": {"d": 2.0}}\n{"a": "Zoë"}\n'
 
     def rows():
         yield {"a": 2}
@@ -111,22 +96,16 @@ def test_a_failed_write_leaves_the_old_file(tmp_path):
 
     with pytest.raises(RuntimeError):
         files.write_jsonl(path, rows())
-    assert list(files.read_jsonl(path)) == [{"a": 1}, {"a": "Zoë"}]
+    assert path.read_text(encoding="utf-8") == text
     assert [p.name for p in path.parent.iterdir()] == ["rows.jsonl"]
 
 
 # ---- prompts and templates ----
 
 
-def test_prompt_and_answer_are_encoded_apart():
+def test_prompt_and_answer_are_encoded_apart(tokenizer):
     """A BPE that merges across the boundary gives ids that no sampler would ever produce:
-    "Recommend" + "ation".
-
-    The whole encodes to other ids than the parts (asserted, or the test would prove nothing); ours
-    are those of the parts, the same prompt ids stand before both answers, and the masked ids decode
-    to the answer.
-    """
-    tokenizer = tiny_tokenizer()
+    "Recommend" + "ation". Ours are those of the parts, and the masked ids decode to the answer."""
     prompt, good, bad = "Assess: Recommend", "ation: hold.", "ation: reject."
     apart = tokenizer.encode(prompt) + tokenizer.encode(good)
     assert tokenizer.encode(prompt + good) != apart, "pick a prompt whose end merges"
@@ -142,34 +121,23 @@ def test_prompt_and_answer_are_encoded_apart():
 @pytest.mark.parametrize("template", [BOS_TEMPLATE, None])
 @pytest.mark.parametrize("max_length", [math.inf, 12])
 def test_exactly_one_bos(template, max_length):
-    """The template writes a BOS and so does the post-processor: two of them is a prompt the model
-    never saw.
-
-    One, from every builder, text or messages, whole or cut from the left, with a template or with
-    the plain fallback.
-    """
-    tokenizer = tiny_tokenizer(bos="<s>", template=template and TEMPLATE)  # Qwen's habit: it
-    for prompt in ("Assess", USER):  # knows a BOS and writes none
+    """The template writes a BOS and so does the post-processor: one, from every builder, text or
+    messages, whole or cut. None from a tokenizer that knows a BOS and writes none (Qwen's)."""
+    tokenizer = tiny_tokenizer(bos="<s>", template=template and TEMPLATE)
+    for prompt in ("Assess", USER):
         assert tokenizer.bos_token_id not in common.encode_prompt(tokenizer, prompt)
     tokenizer = tiny_tokenizer(bos="<s>", add_bos=True, template=template)
     long = "Assess this candidate. Role: senior data engineer. Must have: python, sql, kafka."
     for prompt, answer in ((long, "Recommendation: hold."), ([user(long)], said("hold."))):
-        rows = [common.encode_prompt(tokenizer, prompt, max_length)]
-        prompt_ids, response_ids = common.encode_pair(
-            tokenizer, prompt, answer, max_length=max_length
-        )
-        rows.append(prompt_ids + response_ids)
-        for ids in rows:
+        pair = common.encode_pair(tokenizer, prompt, answer, max_length=max_length)
+        for ids in (common.encode_prompt(tokenizer, prompt, max_length), sum(pair, [])):
             assert ids.count(tokenizer.bos_token_id) == 1 and ids[0] == tokenizer.bos_token_id
             assert len(ids) <= max_length
 
 
 def test_a_closed_prompt_is_opened_again():
     """A post-processor that appends EOS (T5's habit) would end the dialogue before the answer: that
-    EOS goes.
-
-    An EOS that the user's own text ends in stays: one, not two.
-    """
+    EOS goes. An EOS that the user's own text ends in stays: one, not two."""
     tokenizer = tiny_tokenizer(bos="<s>", add_bos=True, add_eos=True)
     plain = tokenizer.encode("Assess", add_special_tokens=False)
     bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
@@ -180,12 +148,8 @@ def test_a_closed_prompt_is_opened_again():
 
 
 def test_plain_template_is_saved_with_the_tokenizer(tmp_path):
-    """Trained on `user: …` lines and served without a template: the answers would come from another
-    prompt.
-
-    GPT-2 as it comes has no template; after a save and a load there is one, and the prompt ids are
-    the same.
-    """
+    """Trained on `user: …` lines and served without a template, the answers would come from another
+    prompt. GPT-2 has no template; after a save and a load it has one, and the ids are the same."""
     folder = tiny_model("gpt2", tmp_path, tokenizer=tiny_tokenizer(pad=None, template=None))
     tokenizer = common.load_tokenizer(folder)
     assert tokenizer.chat_template is None
@@ -196,9 +160,7 @@ def test_plain_template_is_saved_with_the_tokenizer(tmp_path):
     assert again.chat_template == tokenizer.chat_template
     assert common.encode_prompt(again, USER) == ids
     text = again.apply_chat_template(USER, tokenize=False, add_generation_prompt=True)
-    assert again.encode(text, add_special_tokens=False) == ids, (
-        "what transformers alone makes of it"
-    )
+    assert again.encode(text, add_special_tokens=False) == ids, "as transformers alone encodes it"
 
 
 def test_a_template_that_refuses_is_one_line(tmp_path):
@@ -213,51 +175,31 @@ def test_a_template_that_refuses_is_one_line(tmp_path):
 # ---- the one end token ----
 
 
-@pytest.mark.parametrize("template", [TEMPLATE, CHATML, None])
-@pytest.mark.parametrize("chat", [False, True])
-def test_each_answer_ends_in_exactly_one_end_id(template, chat):
-    """No end id: the model never learns to stop; two, or a newline behind it: it learns to go on
-    after the end.
-
-    ChatML writes `<|im_end|>\\n`: the answer ends at the id. Text ends in EOS, chat in what the
-    template writes.
-    """
-    tokenizer = tiny_tokenizer(template=template)
-    prompt, answer = (USER, ANSWER) if chat else ("Which fits?", "The first one.")
-    _, ids = common.encode_pair(tokenizer, prompt, answer)
-    end = "<|im_end|>" if chat and template == CHATML else "<|end|>"
-    assert ids[-1] == tokenizer.convert_tokens_to_ids(end)
-    assert not set(ids[:-1]) & set(common.end_ids(tokenizer))
-    assert tokenizer.decode(ids, skip_special_tokens=True).strip() == "The first one."
+LOWER = "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] | lower }}{% endfor %}"
 
 
-def test_a_template_that_changes_the_words_names_no_end():
-    """Lower case hides the probe that the end of a turn is looked for behind; the first special
-    token of the whole text, `<|user|>`, was then taken for it, and every answer was trained to
-    end as if the user spoke next."""
-    template = "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] | lower }}{% endfor %}"
-    tokenizer = tiny_tokenizer(template=template)
-    answer = common.encode_pair(tokenizer, [user("who")], said("Her"))[1]
-    assert tokenizer.decode(answer) == "<|assistant|>her<|end|>"
-
-
-def test_text_behind_an_end_token_is_cut():
-    """An answer that already holds its end token gets no second one, and what stands behind it
-    is not trained."""
-    tokenizer = tiny_tokenizer()
-    whole = common.encode_pair(tokenizer, "Assess", "hold.")[1]
-    assert common.encode_pair(tokenizer, "Assess", "hold.<|end|>")[1] == whole
-    assert common.encode_pair(tokenizer, "Assess", "hold.<|end|> and more<|end|>")[1] == whole
-    assert common.encode_pair(tokenizer, "Assess", "<|end|>")[1] == [tokenizer.eos_token_id]
+def test_each_answer_ends_in_exactly_one_end_id():
+    """No end id: the model never learns to stop; two, or ChatML's newline behind it: it learns to
+    go on after the end. Text ends in EOS, chat in what the template writes. Lower case hides the
+    probe that the end is looked for behind: `<|user|>` was once taken for it."""
+    for template in (TEMPLATE, CHATML, None, LOWER):
+        tokenizer = tiny_tokenizer(template=template)
+        for prompt, answer in (("Which fits?", "The first one."), (USER, ANSWER)):
+            ids = common.encode_pair(tokenizer, prompt, answer)[1]
+            end = "<|im_end|>" if prompt is USER and template == CHATML else "<|end|>"
+            assert ids[-1] == tokenizer.convert_tokens_to_ids(end)
+            assert not set(ids[:-1]) & set(common.end_ids(tokenizer))
+            text = tokenizer.decode(ids, skip_special_tokens=True).strip().lower()
+            assert text == "the first one."
+        hold = common.encode_pair(tokenizer, "Assess", "hold.")[1]
+        for more in ("<|end|>", "<|end|> and more<|end|>"):  # what follows the end is not trained
+            assert common.encode_pair(tokenizer, "Assess", f"hold.{more}")[1] == hold
+        assert common.encode_pair(tokenizer, "Assess", "<|end|>")[1] == [tokenizer.eos_token_id]
 
 
 def test_end_ids_are_a_union(tmp_path):
-    """Llama 3 ends turns by one id and texts by another; the generation config knows both: whoever
-    misses one samples on.
-
-    EOS from the tokenizer, a list in the config, an int in the generation config, the template's:
-    four, sorted.
-    """
+    """Llama 3 ends turns by one id and texts by another; the generation config knows both. EOS from
+    the tokenizer, a list in the config, an int in the generation config, the template's: four."""
     tokenizer = tiny_tokenizer(template=CHATML)
     im_end, eos = tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|end|>"])
     assert common.end_ids(tokenizer) == sorted([im_end, eos])
@@ -290,13 +232,9 @@ def test_end_token_comes_from_the_template_where_eos_is_missing(tmp_path):
 # ---- padding ----
 
 
-def test_pad_id_never_ends_an_answer_and_adds_no_row(tmp_path):
+def test_pad_id_never_ends_an_answer_and_adds_no_row():
     """pad = EOS makes transformers' reward pooling read the wrong token; a new pad token shifts
-    every logit's table.
-
-    An own pad is kept; else the reserved token; else any id of the vocabulary, but none that ends
-    an answer.
-    """
+    every logit's table. An own pad is kept; else the reserved token; else any id but an end."""
     own = tiny_tokenizer()
     assert common.pad_id(own) == own.pad_token_id
     for pad in (None, "<|end|>"):
@@ -305,18 +243,13 @@ def test_pad_id_never_ends_an_answer_and_adds_no_row(tmp_path):
         bare = tiny_tokenizer(pad=pad, reserved=False, bos="<s>", template=CHATML)
         assert common.pad_id(bare) not in (*common.end_ids(bare), bare.bos_token_id)
         assert 0 <= common.pad_id(bare) < len(bare)
-    chatml = tiny_tokenizer(
-        pad="<|im_end|>", template=CHATML
-    )  # the end of every turn is no padding
+    chatml = tiny_tokenizer(pad="<|im_end|>", template=CHATML)
     assert common.pad_id(chatml) not in common.end_ids(chatml)
 
 
 def test_masks_are_made_from_lengths():
-    """A mask by `ids != pad` loses the EOS wherever pad = EOS, and the model never stops: here pad
-    stands everywhere.
-
-    Prompts of 1 and 3, answers of 4 and 1: rows of 5 and 4, masks of 4 and 1, whatever the ids are.
-    """
+    """A mask by `ids != pad` loses the EOS where pad = EOS; here pad stands everywhere. Prompts of
+    1 and 3, answers of 4 and 1: rows of 5 and 4, masks of 4 and 1, whatever the ids are."""
     ids, attention_mask, mask = common.pad_rows([[7], [7, 7, 7]], [[7, 7, 7, 7], [7]], 7)
     assert ids.dtype == torch.int64 and ids.tolist() == [[7] * 5, [7] * 5]
     assert attention_mask.dtype == mask.dtype == torch.bool
@@ -347,10 +280,10 @@ CUTS = [  # tokens of prompt and answers without their end; the limit; what is l
 
 
 @pytest.mark.parametrize("n, answers, limit, lengths, counted", CUTS)
-def test_cutting(n, answers, limit, lengths, counted):
+def test_cutting(n, answers, limit, lengths, counted, tokenizer):
     """Truncation that eats the answer trains on nothing: the prompt is cut from its left first,
     then answers from their right, which then end in no end id: they did not stop there."""
-    tokenizer, counts = tiny_tokenizer(), Counter()
+    counts = Counter()
     prompt, *texts = map(numbers_as_text, (n, *answers))
     ids = common.encode_pair(tokenizer, prompt, *texts, max_length=limit, counts=counts)
     assert tuple(map(len, ids)) == lengths and counts == Counter(counted)
@@ -360,11 +293,11 @@ def test_cutting(n, answers, limit, lengths, counted):
         assert row == whole[: len(row)]
 
 
-def test_a_dialogue_loses_its_oldest_turns_whole():
+def test_a_dialogue_loses_its_oldest_turns_whole(tokenizer, monkeypatch):
     """A prompt that starts in the middle of a sentence, or without its instructions: the system
     message stays, the oldest turns go, and the template's user turn comes first. What is left is
-    exactly the short dialogue's own rendering."""
-    tokenizer = tiny_tokenizer()
+    exactly the short dialogue's own rendering. Rendering anew for each turn would be quadratic:
+    halving 301 turns needs at most 2 + log2(150) renderings."""
     system, last = {"role": "system", "content": "Be fair."}, user("Third question?")
     turns = [system, user("First question?"), *said("First answer.")]
     turns += [user("Second question?"), *said("Second."), last]
@@ -376,16 +309,7 @@ def test_a_dialogue_loses_its_oldest_turns_whole():
     assert common.encode_prompt(tokenizer, turns, len(middle) - 1) == short
     assert common.encode_prompt(tokenizer, turns, len(short) - 4) == short[4:], "then by tokens"
     assert turns[0] == system and len(turns) == 6, "the user's list is not edited"
-
-
-# ---- files without a prompt column ----
-
-
-def test_a_long_dialogue_is_not_rendered_turn_by_turn(monkeypatch):
-    """Rendering anew for each turn that goes is quadratic: 300 turns took seconds a row. Halving
-    needs at most 2 + log2(150) renderings, and finds the same turns: the longest tail that fits,
-    begun by a user."""
-    tokenizer, real, calls = tiny_tokenizer(), common.render, []
+    real, calls = common.render, []
     turns = [{"role": ("user", "assistant")[i % 2], "content": f"turn {i}"} for i in range(301)]
     monkeypatch.setattr(common, "render", lambda *a, **k: calls.append(1) or real(*a, **k))
     ids = common.encode_prompt(tokenizer, turns, 128)
@@ -393,6 +317,8 @@ def test_a_long_dialogue_is_not_rendered_turn_by_turn(monkeypatch):
     tails = [common.encode_prompt(tokenizer, turns[i:]) for i in range(0, 301, 2)]
     assert ids == next(tail for tail in tails if len(tail) <= 128)
 
+
+# ---- files without a prompt column ----
 
 TURNS = [user("a"), *said("b"), user("c")]
 
@@ -421,22 +347,15 @@ def test_split_prompt(chosen, rejected, expected):
     assert prompt + c == chosen and prompt + r == rejected, "nothing is lost"
 
 
-@pytest.mark.parametrize("as_messages", [False, True])
-def test_rows_without_prompt_give_the_ids_of_rows_with_one(tmp_path, as_messages):
-    """Whole dialogues in both columns are the same data in another layout: the same arrays."""
-    rows = pair_rows(6, as_messages=as_messages)
-    if not as_messages:
-        for row in rows:
-            row["prompt"] += "\n\nAssistant:"
-            row["chosen"], row["rejected"] = " " + row["chosen"], " " + row["rejected"]
-    whole = [{k: row["prompt"] + row[k] for k in ("chosen", "rejected")} for row in rows]
-    tokenizer = tiny_tokenizer()
-    a, b = (
-        common.load_pairs([write_rows(tmp_path / n, r)], tokenizer, 99, False)
-        for n, r in (("a.jsonl", rows), ("b.jsonl", whole))
-    )
-    for name in ("prompts", "chosen", "rejected"):
-        assert [x.tolist() for x in getattr(a, name)] == [x.tolist() for x in getattr(b, name)]
+def test_ultrafeedback_is_read():
+    """The prompt as text and whole dialogues: the prompt becomes their common beginning. A text
+    that is not their first message is a mistake."""
+    question, yes, no = user("Why?"), *said("So."), *said("No.")
+    row = {"prompt": "Why?", "chosen": [question, yes], "rejected": [question, no]}
+    common.check_pair(row)
+    assert row == {"prompt": [question], "chosen": [yes], "rejected": [no]}
+    with pytest.raises(ValueError, match='leave the column "prompt" out'):
+        common.check_pair({"prompt": "How?", "chosen": [question, yes], "rejected": [question, no]})
 
 
 # ---- flat arrays ----
@@ -451,12 +370,8 @@ def test_token_rows_return_what_was_appended():
     held = rows[0]
     assert len(rows) == 5 and [r.tolist() for r in rows] == kept
     assert held.dtype == np.int32 and rows.lengths().tolist() == [3, 0, 1, 2, 0]
-    with pytest.raises(IndexError):
-        rows[5]
-    for i in range(1000):
-        rows.append([i])
-    assert held.tolist() == rows[0].tolist() == [1, 2, 3] and rows[1004].tolist() == [999]
-    assert common.TokenRows().lengths().tolist() == []
+    rows.append([7] * 1000)
+    assert held.tolist() == rows[0].tolist() == [1, 2, 3] and rows[5].tolist() == [7] * 1000
 
 
 # ---- whole preference files ----
@@ -496,24 +411,21 @@ MALFORMED = [
 
 
 @pytest.mark.parametrize("row, reason", MALFORMED)
-def test_a_malformed_row_stops_with_file_and_line(tmp_path, row, reason):
+def test_a_malformed_row_stops_with_file_and_line(tmp_path, row, reason, tokenizer):
     """A row that cannot mean what its writer meant is refused, not skipped: flag, file, line 4
     (one is blank), reason."""
     lines = [json.dumps(GOOD), "", json.dumps(GOOD), json.dumps(row)]
     path = write_bytes(tmp_path, "\n".join(lines).encode())
     with pytest.raises(UserError) as caught:
-        common.load_pairs([path], tiny_tokenizer(), 64, True)
+        common.load_pairs([path], tokenizer, 64, True)
     message = str(caught.value)
     assert message.startswith(f"--pairs {path}:4: ") and reason in message and "\n" not in message
 
 
-def test_unusable_rows_are_counted_and_nothing_vanishes(tmp_path):
-    """Rows dropped in silence are results nobody can repeat: kept + dropped, reason by reason, are
-    the rows of the file.
-
-    8 rows: 2 equal pairs, 1 tie, 1 pair whose answers agree in all tokens that fit; 4 kept. With
-    ties kept: 5.
-    """
+def test_unusable_rows_are_counted_and_nothing_vanishes(tmp_path, tokenizer):
+    """kept + dropped, reason by reason, are the rows of the file. 8 rows: 2 equal pairs, 1 tie, 1
+    pair whose answers agree in all tokens that fit; 4 kept. With ties kept: 5. Each row is found
+    again by file and line, blank and dropped lines counted."""
     long = numbers_as_text(30)
     rows = [
         GOOD,
@@ -527,7 +439,7 @@ def test_unusable_rows_are_counted_and_nothing_vanishes(tmp_path):
     ]
     path = write_rows(tmp_path / "pairs.jsonl", rows)
     for keep_ties, kept in ((False, 4), (True, 5)):
-        pairs = common.load_pairs([path], tiny_tokenizer(), 16, keep_ties)
+        pairs = common.load_pairs([path], tokenizer, 16, keep_ties)
         dropped = {k: n for k, n in pairs.counts.items() if k.startswith("dropped")}
         expected = {"dropped: chosen = rejected": 2, "dropped: equal after cutting": 1}
         assert dropped == expected | ({} if keep_ties else {"dropped: tie": 1})
@@ -537,49 +449,38 @@ def test_unusable_rows_are_counted_and_nothing_vanishes(tmp_path):
     assert np.isnan(pairs.strength).tolist() == [True, False, False, True, True]
     assert pairs.strength[1] == 3 and pairs.margin[1] == 0.5
     assert pairs.lengths().tolist()[3] == 16 and len(pairs.chosen[3]) == 16 - len(pairs.prompts[3])
+    other = write_bytes(tmp_path, ("\n\n\n" + json.dumps(GOOD)).encode(), "b.jsonl")
+    pairs = common.load_pairs([path, other], tokenizer, 64, False)
+    assert pairs.name([5, 0, 2]) == f"{other}:4; {path}:1; {path}:6"
 
 
-def test_a_row_is_found_again(tmp_path):
-    """ "Row 17 of the batch" helps nobody: file and line, blank and dropped lines counted."""
-    good, equal = json.dumps(GOOD), json.dumps({**GOOD, "rejected": "hold"})
-    a = write_bytes(tmp_path, f"{good}\n\n{equal}\n{good}".encode(), "a.jsonl")
-    b = write_bytes(tmp_path, ("\n\n\n" + json.dumps(GOOD)).encode(), "b.jsonl")
-    pairs = common.load_pairs([a, b], tiny_tokenizer(), 64, False)
-    assert pairs.name([2, 0, 1]) == f"{b}:4; {a}:1; {a}:4"
+NOTHING = {"empty": [], "tie 2": [{**GOOD, "tie": True}] * 2}
+NOTHING["chosen = rejected 1"] = [{**GOOD, "rejected": "hold"}]
 
 
-def test_no_usable_row_stops_and_says_why(tmp_path):
+@pytest.mark.parametrize("reason", NOTHING)
+def test_no_usable_row_stops_and_says_why(tmp_path, tokenizer, reason):
     """Training on nothing is a division by zero: an empty file, only ties, only equal pairs, in
     whichever file it is."""
     good = write_rows(tmp_path / "good.jsonl", [GOOD])
-    for rows, reason in (
-        ([], "empty"),
-        ([{**GOOD, "tie": True}] * 2, "tie 2"),
-        ([{**GOOD, "rejected": "hold"}], "chosen = rejected 1"),
-    ):
-        bad = write_rows(tmp_path / "bad.jsonl", rows)
-        for names in ([bad], [good, bad]):
-            with pytest.raises(UserError, match=rf"--pairs .*bad\.jsonl: no usable row .*{reason}"):
-                common.load_pairs(names, tiny_tokenizer(), 64, False)
-        with pytest.raises(
-            UserError, match=rf"--eval-pairs .*bad\.jsonl: no usable row .*{reason}"
-        ):
-            common.load_pairs([good], tiny_tokenizer(), 64, False, 0, [bad])
+    bad, said = (
+        write_rows(tmp_path / "bad.jsonl", NOTHING[reason]),
+        r".*bad\.jsonl: no usable row .*",
+    )
+    for names, flag, held in (([bad], "", ()), ([good, bad], "", ()), ([good], "eval-", [bad])):
+        with pytest.raises(UserError, match=rf"--{flag}pairs {said}{reason}"):
+            common.load_pairs(names, tokenizer, 64, False, 0, held)
 
 
-def test_prompts_never_part(tmp_path):
-    """Rows of one prompt on both sides of the split make the held-out accuracy a memory test.
-
-    300 prompts with three rows each, some as text and some as messages: no prompt on both sides,
-    the same prompts held out in any row order, and their share of 0.2 within 3 standard deviations
-    (300·.2 = 60 ± 21).
-    """
-    rows = []
+def test_prompts_never_part(tmp_path, tokenizer):
+    """Rows of one prompt on both sides of the split make the held-out accuracy a memory test. 300
+    prompts with three rows each, text and messages: none on both sides, the same ones in any row
+    order, and their share of 0.2 within 3 standard deviations (60 ± 21)."""
+    rows, held = [], []
     for i in range(900):
         texts = {"prompt": f"Role {i // 3}", "chosen": f"hold {i % 3}", "rejected": "reject"}
         chat = {k: [user(v)] if k == "prompt" else said(v) for k, v in texts.items()}
         rows.append(chat if i % 6 < 3 else texts)
-    tokenizer, held = tiny_tokenizer(), []
     for seed in (0, 1):
         random.Random(seed).shuffle(rows)
         file = write_rows(tmp_path / "p.jsonl", rows)
@@ -603,7 +504,7 @@ def test_a_limit_of_prompts_does_not_follow_the_file_order():
     assert some == runs.some_prompts(rows[::-1], 8) and len(some) == 8 and some != rows[:8]
 
 
-def test_eval_files_are_the_held_out_rows(tmp_path):
+def test_eval_files_are_the_held_out_rows(tmp_path, tokenizer):
     """With a file of its own nothing else is held out, and none of it is trained on. One cut from
     the training file measures memory: of its rows the 3 with a known prompt are counted."""
     train, known = write_rows(tmp_path / "a.jsonl", pair_rows(4)), pair_rows(5)[2:]
@@ -611,7 +512,7 @@ def test_eval_files_are_the_held_out_rows(tmp_path):
     known[2] = {**pair_rows(1)[0], "chosen": said("another answer")}
     for rows, leaks in (([*known, *fresh], 3), (fresh, 0)):
         held = write_rows(tmp_path / "b.jsonl", rows)
-        pairs = common.load_pairs([train], tiny_tokenizer(), 64, False, 0.9, [held])
+        pairs = common.load_pairs([train], tokenizer, 64, False, 0.9, [held])
         assert pairs.train.tolist() == [0, 1, 2, 3] and len(pairs.eval) == len(rows)
         assert pairs.counts["held out, though their prompt is trained on"] == leaks
 
@@ -642,19 +543,23 @@ def memory_rows(path, n):
     return str(path)
 
 
-def test_the_token_strip_is_made_from_the_tensors():
+def test_the_token_strip_is_made_from_the_tensors(tokenizer, capsys):
     """A strip drawn from the strings shows what was meant, not what is trained. Without its marks
     it is the text; of a long row what is far from the first trained token is left out."""
-    tokenizer = tiny_tokenizer()
+
+    def strip(ids, trained):
+        rows = torch.tensor([[*ids, 7]]), torch.tensor([[1] * len(ids) + [0]]), [*trained, False]
+        runs.show_row(tokenizer, (*rows[:2], torch.tensor([rows[2]])), "file:1", "legend")
+        return capsys.readouterr().out.splitlines()
+
     ids = common.encode_pair(tokenizer, "1\n", "34")
-    strip = runs.token_strip(tokenizer, sum(ids, []), [False, False, True, True, True], "◆")
-    shown = "·1·\\n▮3▮4◆<|end|>"
-    assert strip == f"{shown}\n3 of 5 tokens trained; the first is predicted from position 1"
-    assert runs.token_strip(tokenizer, ids[0], [False] * 2) == "·1·\\n\n0 of 2 tokens trained"
-    long, shown = tokenizer.encode(numbers_as_text(200)), numbers_as_text(200)
-    strip = runs.token_strip(tokenizer, long, [i >= 100 for i in range(200)]).split("\n")[0]
-    expected = f"{shown[:12]} … {shown[88:140]} … {shown[194:]}"
-    assert re.sub("[·▮]", "", strip) == expected and strip.count("▮") == 46
+    shown = ["file:1   legend", "·1·\\n▮3▮4◆<|end|>"]
+    shown += ["3 of 5 tokens trained; the first is predicted from position 1"]
+    assert strip(sum(ids, []), [False, False, True, True, True]) == shown
+    assert strip(ids[0], [False] * 2)[1:] == ["·1·\\n", "0 of 2 tokens trained"]
+    text = numbers_as_text(200)
+    long = strip(tokenizer.encode(text), [i >= 100 for i in range(200)])[1]
+    assert re.sub("[·▮◆]", "", long) == f"{text[88:140]} … {text[194:]}" and long.count("▮") == 45
 
 
 @pytest.mark.slow

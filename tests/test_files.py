@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-import common
 from parts import files
 from parts.files import UserError
 
@@ -29,12 +28,6 @@ def as_parquet(path):
     pandas.DataFrame(ROWS).to_parquet(path)
 
 
-def as_folder(path):
-    import datasets
-
-    datasets.DatasetDict({"train": datasets.Dataset.from_list(ROWS)}).save_to_disk(path)
-
-
 def as_gzip(path):
     with gzip.open(path, "wt", encoding="utf-8") as file:
         file.writelines(json.dumps(row) + "\n" for row in ROWS)
@@ -47,7 +40,6 @@ def as_gzip(path):
         ("mine.parquet", as_parquet, "a parquet file"),
         ("mine.json", lambda path: path.write_text(json.dumps(ROWS, indent=1)), "a JSON array"),
         ("mine.jsonl.gz", as_gzip, "a gzip file"),
-        ("folder", as_folder, "a folder of the datasets library"),
     ],
 )
 def test_another_format_is_named_with_the_command_that_converts_it(
@@ -64,20 +56,18 @@ def test_another_format_is_named_with_the_command_that_converts_it(
     assert list(files.read_jsonl(made)) == ROWS
 
 
-def test_broken_jsonl_is_not_taken_for_another_format(tmp_path):
-    """A torn first line with commas is broken JSON, not a CSV."""
-    path = tmp_path / "mine.jsonl"
+def test_what_is_not_taken_for_another_format(tmp_path):
+    """A torn first line with commas is broken JSON, not a CSV; a folder is no file; a misspelled
+    name is answered with the closest one, a hub id with the page that converts it."""
+    path = tmp_path / "pairs.jsonl"
     path.write_text('{"prompt": "a", "chosen": "b", \n')
-    with pytest.raises(UserError, match=r"mine.jsonl:1: not valid JSON"):
+    with pytest.raises(UserError, match=r"pairs.jsonl:1: not valid JSON"):
         list(files.read_jsonl(path))
-
-
-def test_a_misspelled_file_is_answered_with_the_closest_one(tmp_path):
-    (tmp_path / "pairs.jsonl").write_text("{}")
     with pytest.raises(UserError, match=r"no such file; .* did you mean .*/pairs.jsonl$"):
         files.read_jsonl(tmp_path / "pair.jsonl")
-    with pytest.raises(UserError, match="object per line; docs/faq.md"):
-        files.read_jsonl("org/name")
+    for name in ("org/name", tmp_path):
+        with pytest.raises(UserError, match="object per line; docs/faq.md"):
+            files.read_jsonl(name)
 
 
 @pytest.mark.parametrize(
@@ -94,17 +84,3 @@ def test_an_unknown_flag_is_answered_with_the_closest_one(given, close):
         parser.parse_args(["train", given, "1"])
     said = f"{given.partition('=')[0]}, did you mean {close}; " if close else given
     assert said in str(caught.value) and "--help lists" in str(caught.value)
-
-
-def test_ultrafeedback_is_read():
-    """prompt as text, chosen and rejected as whole dialogues: the prompt becomes the common beginning. A text that is not
-    their first message is a mistake."""
-    question, yes, no = (
-        {"role": role, "content": text}
-        for role, text in (("user", "Why?"), ("assistant", "So."), ("assistant", "No."))
-    )
-    row = {"prompt": "Why?", "chosen": [question, yes], "rejected": [question, no]}
-    common.check_pair(row)
-    assert row == {"prompt": [question], "chosen": [yes], "rejected": [no]}
-    with pytest.raises(ValueError, match='leave the column "prompt" out'):
-        common.check_pair({"prompt": "How?", "chosen": [question, yes], "rejected": [question, no]})

@@ -20,7 +20,7 @@ import judge
 from parts import files, rollouts, runs
 from test_losses import close, on, t
 from test_ppo import Spy, gap, gradients, read, trained
-from tiny import pair_rows, tiny_model, tiny_reward_model, write_rows
+from tiny import pair_rows, table, tiny_model, tiny_reward_model, write_rows
 
 NAN = math.nan
 pytestmark = pytest.mark.usefixtures("quiet_process")
@@ -29,16 +29,16 @@ pytestmark = pytest.mark.usefixtures("quiet_process")
 # ---- advantages ----
 
 
-@pytest.mark.parametrize(
-    "scale, first, second",
-    [
-        ("center", 0.5, [1, -1, 0, 0]),
-        ("std", 0.8658754298, [0.9999000100, -0.9999000100, 0, 0]),
-        ("loo", 0.6666666667, [1.5, -1.5, 0, 0]),
-        ("batch", 0.6014607693, [1.2029215385, -1.2029215385, 0, 0]),
-        ("maxrl", 1.0, [0.5, -0.5, 0, 0]),
-    ],
-)
+SCALED = table("""
+center | 0.5 | [1, -1, 0, 0]
+std | 0.8658754298 | [0.9999000100, -0.9999000100, 0, 0]
+loo | 0.6666666667 | [1.5, -1.5, 0, 0]
+batch | 0.6014607693 | [1.2029215385, -1.2029215385, 0, 0]
+maxrl | 1.0 | [0.5, -0.5, 0, 0]
+""")
+
+
+@pytest.mark.parametrize("scale, first, second", SCALED)
 def test_group_advantages_golden(scale, first, second):
     """(1, 0, 0, 1): minus the mean ±½; ÷ the sample deviation .57735 + 1e-4 ±.8659; × 4/3, the mean
     of the others, ±⅔; ÷ .8312, the deviation of all eleven scores, ±.6015; ÷ the group's mean ±1.
@@ -66,25 +66,24 @@ NANS = [NAN] * 3
 MASK = on([1, 1, 1], [1, 1, 0], [0, 0, 0])
 LOGPS, OLD = t([-1, -1, -1], [-2, -0.5, NAN], NANS), t([-1.5, -0.5, -1], [-2, -1, NAN], NANS)
 REF, A = t([-1.2, -1, -1.5], [-2, -0.8, NAN], NANS), t(1, -1, 1)
-KL = dict(ref_logps=REF, beta=0.1)
 
 
-@pytest.mark.parametrize(
-    "expected, options",
-    [
-        (-0.0475618778, {}),
-        (0.1810918744, dict(aggregation="sequence")),
-        (-0.0198174491, dict(aggregation="fixed", max_tokens=4)),
-        (-0.0434676714, KL),
-        (0.1420127083, dict(level="sequence", aggregation="sequence")),
-        (0.1459853626, dict(level="sequence", aggregation="sequence") | KL),
-    ],
-)
+GOLDEN = table("""
+-0.0475618778 | {}
+0.1810918744 | {"aggregation": "sequence"}
+-0.0198174491 | {"aggregation": "fixed", "max_tokens": 4}
+-0.0434676714 | {"beta": 0.1}
+0.1420127083 | {"level": "sequence", "aggregation": "sequence"}
+0.1459853626 | {"level": "sequence", "aggregation": "sequence", "beta": 0.1}
+""")
+
+
+@pytest.mark.parametrize("expected, options", GOLDEN)
 def test_grpo_loss_golden(expected, options):
     """Ratios (e^½, e^−½, 1) with A = 1 are clipped at 1.28 above only: −1.28 − .6065 − 1; (1, e^½)
     with A = −1 are not clipped from above: 1 + 1.6487. Over 5 tokens, as a mean of the two answers
     that have tokens, or over 3·4 places. Per answer e^0 and e^¼; the KL keeps its token's ratio."""
-    loss, _ = grpo_rubric.grpo_loss(LOGPS, OLD, A, MASK, **options)
+    loss, _ = grpo_rubric.grpo_loss(LOGPS, OLD, A, MASK, REF, **options)
     assert loss.ndim == 0 and loss.item() == pytest.approx(expected, abs=1e-7)
 
 
@@ -95,29 +94,19 @@ def test_sums_for_the_log():
     expected = {"clipped": 1, "ratio": 2 * up + down + 2, "ratio_max": up, "k1": 1}
     expected["approx_kl"] = 2 * (up - 1.5) + (down - 0.5)
     expected["k3"] = sum(math.exp(d) - 1 - d for d in (-0.2, -0.5, -0.3))
-    found = grpo_rubric.grpo_loss(LOGPS, OLD, A, MASK, **KL)[1]
+    found = grpo_rubric.grpo_loss(LOGPS, OLD, A, MASK, REF, beta=0.1)[1]
     assert found == pytest.approx(expected, abs=1e-7)
 
 
-@pytest.mark.parametrize(
-    "loss, expected, slopes, clipped",
-    [
-        ("clip", [-1.28, 0.8, 1.5, -0.5, 6], [0, 0, 1.5, -0.5, 6], 2),
-        ("dual", [-1.28, 0.8, 1.5, -0.5, 3], [0, 0, 1.5, -0.5, 0], 3),
-        (
-            "cispo",
-            [-0.6081976622, -0.3465735903, 0.6081976622, 0.3465735903, 8.9587973461],
-            [-1.5, 0.5, 1.5, -0.5, 5],
-            1,
-        ),
-        (
-            "sapo",
-            [-2.4898373248, 1.4159383303, 2.3935854792, -1.5101626752, 3.7896376164],
-            [-1.4100, 0.4671, 1.4012, -0.4700, 0.1246],
-            0,
-        ),
-    ],
-)
+CLIPPED = table("""
+clip | [-1.28, 0.8, 1.5, -0.5, 6] | [0, 0, 1.5, -0.5, 6] | 2
+dual | [-1.28, 0.8, 1.5, -0.5, 3] | [0, 0, 1.5, -0.5, 0] | 3
+cispo | [-0.60819766, -0.34657359, 0.60819766, 0.34657359, 8.95879735] | [-1.5, .5, 1.5, -.5, 5] | 1
+sapo | [-2.48983732,1.41593833,2.39358548,-1.51016268,3.78963762] | [-1.41,.4671,1.4012,-.47,.1246] | 0
+""")
+
+
+@pytest.mark.parametrize("loss, expected, slopes, clipped", CLIPPED)
 def test_clip_case_by_case(loss, expected, slopes, clipped):
     """(ratio 1.5, A 1) and (.5, −1) are clipped, gradient exactly 0; (1.5, −1), (.5, 1) and (6, −1)
     pull back, the last by at most 3 with a dual clip. CISPO, log π = log ρ here: −min(ρ, 5)·A·log
@@ -185,7 +174,7 @@ data_path=x.json allow_code_execution=false wandb_project=none | allow_code_exec
 --system role=recruiter --batch-size 16 --num-substeps 3 | lora_rank=0 groups_per_batch=6
 --loss gspo | level=sequence aggregation=sequence
 --loss gspo --aggregation token | aggregation=token
---reward rubric:3 --reward ruler:0.5 | reward=['rubric:3','ruler:0.5']
+--reward rubric:3 --reward ruler | reward={'rubric':0.75,'ruler':0.25}
 """
 
 
@@ -216,8 +205,8 @@ def test_a_folder_that_exists(value, flags, tmp_path):
 
 
 BAD = """
-data_path=x.json group_sizes=4 | group_sizes=4: unknown name; the nearest one is group_size
-data_path=x.json judge_bas_url=u | nearest one is judge_base_url
+data_path=x.json group_sizes=4 | unrecognized argument --group-sizes, did you mean --group-size
+data_path=x.json judge_bas_url=u | did you mean --judge-base-url
 group_size=4 | data_path=FILE is missing: JSON or JSONL
 data_path=x.json behavior_if_log_dir_exists=append | expected delete, resume, raise or ask
 data_path=x.json dry_run=maybe | dry_run=maybe: expected true or false

@@ -156,7 +156,7 @@ def trained(rows):
 
 def state(out, step):
     """The policy's weights in a checkpoint."""
-    file = Path(out) / "checkpoint" / f"step-{step:07d}" / "state.pt"
+    file = Path(out) / "checkpoint" / f"step-{step:07d}.pt"
     return torch.load(file, weights_only=True)["state"]["policy"]
 
 
@@ -198,28 +198,14 @@ def test_verdicts_reach_the_log(uniform, texts, tmp_path):
     assert len(server.asked) == len(server.paid)
 
 
-def test_validation_may_have_a_judge_of_its_own(uniform, texts, tmp_path):
-    """--val-judge-model asks another server: training answers are rewarded by the one rule,
-    validation answers scored by its opposite, and no training answer is sent to the second judge.
-    Each answer carries the flags that text/* counts."""
-    with Rule(vowel) as server, Rule(lambda *a: not vowel(*a)) as second:
-        flags = ("--val-judge-model", f"other@{second.url}")
-        rows, kept = run(uniform, texts["text"], tmp_path / "run", server, *flags)
-    asked = [r for r in kept if r["criteria"][0]["reason"]]
-    for row in asked:
-        says = VOWEL.search(row["answer"]) is not None
-        assert row["reward"] == float(says if row["split"] == "train" else not says), row
-    assert {r["split"] for r in asked} == {"train", "validation"}
-    assert {json.loads(body)["model"] for body in second.bodies} == {"other"}
-    trained_on = {r["answer"] for r in asked if r["split"] == "train"}
-    held = {r["answer"] for r in kept if r["split"] == "validation"}
-    assert {a.answer for a in second.asked}.isdisjoint(trained_on - held)
+def test_each_answer_carries_the_flags_that_are_counted(uniform, texts, tmp_path):
+    """text/same_answer of the log is the share of answers flagged so in rollouts.jsonl."""
+    with Rule(vowel) as server:
+        rows, kept = run(uniform, texts["text"], tmp_path / "run", server)
     for row in trained(rows):
         group = [r for r in kept if r["step"] == row["step"] and r["split"] == "train"]
         share = sum("same_answer" in r["flags"] for r in group) / 16
         assert share == row["text/same_answer"]
-    with pytest.raises(judge.UserError, match="--val-judge-model: validation is by checks"):
-        run(uniform, texts["mixed"], tmp_path / "no", server, *flags)
 
 
 def test_mixed_rows_and_the_metrics_page(uniform, texts, tmp_path):
@@ -242,7 +228,8 @@ def test_mixed_rows_and_the_metrics_page(uniform, texts, tmp_path):
         assert kinds == {**judged, "check": kinds["check"]}
     logged = {key for row in rows for key in row}
     names = {
-        r"reward/(rubric|overlong)$": "reward/<part>", r"pass_rate/.+": "pass_rate/<id or name>"
+        r"reward/(rubric|overlong)$": "reward/<part>", r"reward/lost/.+": "reward/lost/<part>",
+        r"pass_rate/.+": "pass_rate/<id or name>",
     }  # fmt: skip
     for pattern, name in names.items():
         assert any(re.match(pattern, key) for key in logged), name
@@ -479,7 +466,7 @@ def test_hybrid_stops_on_reward_hacking(uniform, texts, tmp_path, capsys):
     assert sum(rewards[-5:]) / 5 > sum(rewards[best - 3 : best]) / 3 + 0.05
     summary = json.loads((out / "summary.json").read_text())
     assert summary["stop_reason"] == "reward_hacking" and summary["step"] == best
-    file = out / "checkpoint" / f"step-{last:07d}" / "state.pt"
+    file = out / "checkpoint" / f"step-{last:07d}.pt"
     state = torch.load(file, weights_only=True)["state"]
     saved, chosen = AutoModelForCausalLM.from_pretrained(out).state_dict(), state["best"]
     assert chosen["step"] == best

@@ -16,6 +16,7 @@ import grpo_rubric
 import ppo
 import reward_train
 import sft
+from tiny import table
 
 LN2 = math.log(2)
 F64 = dict(dtype=torch.float64)
@@ -53,19 +54,19 @@ def loss_of(loss_type, **options):
     return dpo.dpo_loss(*sides, loss_type=loss_type, **LENGTHS, **options)
 
 
-@pytest.mark.parametrize(
-    "loss_type, smoothing, expected",
-    [
-        ("sigmoid", 0.0, [0.5981388694, 0.7981388694]),
-        ("sigmoid", 0.1, [0.6181388694, 0.7781388694]),
-        ("robust", 0.1, [0.5731388694, 0.8231388694]),
-        ("hinge", 0.0, [0.8, 1.2]),
-        ("ipo", 0.0, [20.7025, 27.7377777778]),
-        ("sigmoid_norm", 0.0, [0.6709002842, 0.7065694001]),
-        ("simpo", 0.0, [0.3132616875, 0.3132616875]),
-        ("kto", 0.0, [0.4750208125, 0.5249791875]),
-    ],
-)
+GOLDEN = table("""
+sigmoid | 0.0 | [0.5981388694, 0.7981388694]
+sigmoid | 0.1 | [0.6181388694, 0.7781388694]
+robust | 0.1 | [0.5731388694, 0.8231388694]
+hinge | 0.0 | [0.8, 1.2]
+ipo | 0.0 | [20.7025, 27.7377777778]
+sigmoid_norm | 0.0 | [0.6709002842, 0.7065694001]
+simpo | 0.0 | [0.3132616875, 0.3132616875]
+kto | 0.0 | [0.4750208125, 0.5249791875]
+""")
+
+
+@pytest.mark.parametrize("loss_type, smoothing, expected", GOLDEN)
 def test_dpo_golden(loss_type, smoothing, expected):
     """A sign, a β or a length in the wrong place. z = .1·(1 + 1) = .2: log(1 + e^−.2) = .5981;
     hinge 1 − .2; ipo (1/5 + 1/4 − 5)² = 20.7025; simpo 2·(−10/5 + 12/4) − 1 = 1, log(1 + e⁻¹) =
@@ -137,16 +138,20 @@ def test_metrics_of_a_step_are_sums_divided_once():
     assert means["rewards/accuracies"] == 0.625  # (3·½ + 1)/4
 
 
-@pytest.mark.parametrize(
-    "flags, message",
-    [
-        ("--loss-type orpo", "orpo"),
-        *((f"--beta {value}", "--beta.*above 0") for value in (0, -0.1, math.nan, math.inf)),
-        *((f"--label-smoothing {value}", "below 0.5") for value in (-0.01, 0.5, math.nan)),
-        ("--loss-type hinge --label-smoothing 0.1", "hinge"),
-        ("--loss-type ipo --ties soft", "ipo"),
-    ],
-)
+WRONG = table("""
+--loss-type orpo | orpo
+--beta 0 | --beta.*above 0
+--beta nan | --beta.*above 0
+--beta inf | --beta.*above 0
+--label-smoothing -0.01 | below 0.5
+--label-smoothing 0.5 | below 0.5
+--label-smoothing nan | below 0.5
+--loss-type hinge --label-smoothing 0.1 | hinge
+--loss-type ipo --ties soft | ipo
+""")
+
+
+@pytest.mark.parametrize("flags, message", WRONG)
 def test_wrong_settings(flags, message):
     """Each would train on something: β = 0 is a constant loss, ε = ½ says that labels are coins, ε
     with a hinge is ignored; NaN passes every `<`."""
@@ -207,7 +212,17 @@ def test_pair_metrics_golden():
 # ---- the KL card: three symbols, everything exact ----
 
 P, P_REF = t(0.7, 0.2, 0.1), t(0.2, 0.3, 0.5)
-G = [0.4325, -0.2081, -0.2244]  # of KL(π‖π_ref) by the logits: π·(log(π/π_ref) − KL)
+CARD = table("""
+reward | 1 | [0.4325, -0.2081, -0.2244]
+reward | 2 | [0.0626, -0.1226, 0.0600]
+reward | 3 | [-0.0675, -0.1081, 0.1756]
+loss | 1 | [0, 0, 0]
+loss | 2 | [0.4325, -0.2081, -0.2244]
+loss | 3 | [0.5, -0.1, -0.4]
+ratio | 1 | [0.4325, -0.2081, -0.2244]
+ratio | 2 | [0.4951, -0.3307, -0.1644]
+ratio | 3 | [0.4325, -0.2081, -0.2244]
+""")
 
 
 def test_kl_card_values():
@@ -220,23 +235,11 @@ def test_kl_card_values():
     assert close((P @ (estimates - means) ** 2).sqrt(), [0.99, 0.34, 0.61], 5e-3)
 
 
-@pytest.mark.parametrize(
-    "place, j, expected",
-    [
-        ("reward", 1, G),
-        ("reward", 2, [0.0626, -0.1226, 0.0600]),  # wrong
-        ("reward", 3, [-0.0675, -0.1081, 0.1756]),  # wrong
-        ("loss", 1, [0, 0, 0]),  # pulls nowhere
-        ("loss", 2, G),
-        ("loss", 3, [0.5, -0.1, -0.4]),  # of KL(π_ref‖π): π − π_ref
-        ("ratio", 1, G),
-        ("ratio", 2, [0.4951, -0.3307, -0.1644]),  # wrong
-        ("ratio", 3, G),
-    ],
-)
+@pytest.mark.parametrize("place, j, expected", CARD)
 def test_kl_card_gradients(place, j, expected):
-    """The right value with the wrong gradient is the KL slip that no log shows. k1 in the reward,
-    k2 or ratio × k3 in the loss have that of the KL; the others pull elsewhere."""
+    """The right value with the wrong gradient is the KL slip that no log shows. That of KL(π‖π_ref)
+    is π·(log(π/π_ref) − KL) = (.4325, …): k1 in the reward, k2 or ratio × k3 in the loss. k3 in the
+    loss pulls towards KL(π_ref‖π), π − π_ref, k1 in the loss nowhere."""
     logits = P.log().requires_grad_()
     logps = torch.log_softmax(logits, -1)  # (3,) of three symbols, drawn in the shares P
     k = common.kl_estimates(logps[:, None], P_REF.log()[:, None], on([1], [1], [1]))[j - 1][:, 0]

@@ -23,6 +23,7 @@ from test_losses import F64, close, on, t
 from tiny import (
     CHATML,
     pair_rows,
+    table,
     tiny_model,
     tiny_reward_model,
     tiny_tokenizer,
@@ -52,18 +53,19 @@ def test_shape_rewards_golden():
 REWARDS, VALUES, ALL = t([-0.1, 0, 0.2, 1]), t([0.5, 0.4, 0.3, 0.2]), on([1, 1, 1, 1])
 
 
-@pytest.mark.parametrize(
-    "options, expected",
-    [
-        ({}, [0.48115, 0.717, 0.86, 0.8]),
-        ({"bootstrap": t(0.6)}, [0.995575, 1.2585, 1.43, 1.4]),
-        ({"gamma": 0.9, "lam": 0.5}, [-0.2094, 0.068, 0.44, 0.8]),
-    ],
-)
+GAE = table("""
+{} | [0.48115, 0.717, 0.86, 0.8]
+{"bootstrap": 0.6} | [0.995575, 1.2585, 1.43, 1.4]
+{"gamma": 0.9, "lam": 0.5} | [-0.2094, 0.068, 0.44, 0.8]
+""")
+
+
+@pytest.mark.parametrize("options, expected", GAE)
 def test_gae_golden(options, expected):
     """λ = .95: A₃ = 1 − .2 = .8, A₂ = .2 + .2 − .3 + .95·.8 = .86, …; returns = A + V. A bootstrap
     is the value after the last action; γ discounts the next value and the next advantage."""
-    advantages, returns = ppo.gae(REWARDS, VALUES, ALL, **options)
+    after = {key: t(x) if key == "bootstrap" else x for key, x in options.items()}
+    advantages, returns = ppo.gae(REWARDS, VALUES, ALL, **after)
     assert close(advantages, [expected]) and close(returns - advantages, VALUES)
 
 
@@ -116,14 +118,13 @@ def test_value_loss_golden():
     assert close(values.grad, [[0, -0.5, -1, -0.4]])
 
 
-@pytest.mark.parametrize("kl, expected", [(9, 0.204), (3, 0.196), (6.6, 0.202)])
-def test_adaptive_kl_golden(kl, expected):
+def test_adaptive_kl_golden():
     """β ← β·(1 + .1·clip(kl/6 − 1, ±.2)): 9 is clipped to +.2, 3 to −.2, 6.6 gives +.1. No target:
-    β."""
-    for target, value in ((6, expected), (None, 0.2)):
+    β stays."""
+    for kl, target, expected in ((9, 6, 0.204), (3, 6, 0.196), (6.6, 6, 0.202), (9, None, 0.2)):
         control = ppo.AdaptiveKL(0.2, target)
         control.update(kl)
-        assert control.value == pytest.approx(value, abs=1e-12)
+        assert control.value == pytest.approx(expected, abs=1e-12)
 
 
 def test_explained_variance_golden():
@@ -477,9 +478,9 @@ def test_one_scale_for_policy_and_critic(world):
     """fp16's scaler multiplies both losses and divides both gradients: the same weights as without
     it. A value loss that goes around `run.backward` would be a thousand times too small."""
     found = []
-    for scaler in (None, torch.amp.GradScaler("cpu", init_scale=2.0**10)):
+    for scaled in (False, True):
         args, run, models = begun(world)
-        run.scaler = scaler
+        run.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, enabled=scaled)
         ppo.update(args, run, models[0], models[2], filled(args, run, models))
         weights = [p for module in run.modules for p in module.parameters()]
         found.append(nn.utils.parameters_to_vector(weights).detach())
@@ -575,7 +576,7 @@ def test_best_weights_are_restored(restore, world, tmp_path, capsys):
     the last ones, and the last line says that nothing was gained; --restore last keeps the last."""
     out, flags = tmp_path / "run", ("--lr", 0.5, "--warmup", 0, "--eval-every", 1, "--patience", 0)
     run_of(world, out, *flags, "--reward-fn", "worse_each_time", "--restore", restore)
-    state = torch.load(out / "checkpoint" / "step-0000002" / "state.pt", weights_only=True)["state"]
+    state = torch.load(out / "checkpoint" / "step-0000002.pt", weights_only=True)["state"]
     saved = dict(AutoModelForCausalLM.from_pretrained(out).named_parameters())
     best = restore == "best"
     held, other = (state["best"]["weights"], state["policy"])[:: 1 if best else -1]

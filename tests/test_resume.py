@@ -49,26 +49,6 @@ torch.set_num_threads(1)
 ppo.ROLLOUTS_EVERY = 2  # so that six steps show it
 
 
-def kill_in(module, name, forward):
-    """SIGKILL at the forward-th call of token_logps inside module.name: the reference pass."""
-    inside, real, count = getattr(module, name), module.token_logps, 0
-
-    def counted(*args, **kwargs):
-        nonlocal count
-        count += 1
-        if count == forward:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return real(*args, **kwargs)
-
-    def pass_(*args, **kwargs):
-        module.token_logps = counted
-        found = inside(*args, **kwargs)
-        module.token_logps = real
-        return found
-
-    setattr(module, name, pass_)
-
-
 def count_and_kill(folder, kill_at, trace):
     """SIGKILL at the kill_at-th thing done to the folder; the trace file gets a line for each."""
     done, log = 0, os.open(trace, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -105,7 +85,7 @@ def count_and_kill(folder, kill_at, trace):
     def saved(state, file, real=torch.save):
         real(state, file)
         file.flush()
-        happened("half of state.pt", lambda: os.truncate(file.fileno(), file.tell() // 2))
+        happened("half of a checkpoint", lambda: os.truncate(file.fileno(), file.tell() // 2))
 
     sys.addaudithook(hook)
     files.open, os.fsync, torch.save = opened, flushed, saved
@@ -114,8 +94,6 @@ def count_and_kill(folder, kill_at, trace):
 def child(job):
     out = os.open(job["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(out, 1), os.dup2(out, 2)
-    if job["kill_in_reference"]:
-        kill_in(dpo, "reference_logps", job["kill_in_reference"])
     if job["largest_file"]:  # a disk that is full: writes beyond this fail
         import resource
 
@@ -156,11 +134,10 @@ class Launcher:
         self.process = subprocess.Popen(argv, stdin=-1, stdout=-1, text=True, env=env)
         assert self.process.stdout.readline() == "ready\n"
 
-    def run(self, stage, argv, out, kill_at=None, largest_file=0, kill_in_reference=0):
+    def run(self, stage, argv, out, kill_at=None, largest_file=0):
         """The exit code; kill_at: the number of the thing done to `out` that is its last."""
         job = {"stage": stage, "argv": [str(a) for a in argv], "folder": str(out)}
         job |= {"kill_at": kill_at, "largest_file": largest_file}
-        job |= {"kill_in_reference": kill_in_reference}
         job |= {"log": str(self.log), "trace": str(self.trace)}
         self.trace.unlink(missing_ok=True)
         self.process.stdin.write(json.dumps(job) + "\n")
@@ -173,7 +150,7 @@ class Launcher:
 
     def traced(self):
         """Without the random part of temporary names, which differs from run to run."""
-        text = re.sub(r"(\.(?:saving-|\w+\.(?:jsonl?|pt)\.))\w+", r"\1", self.trace.read_text())
+        text = re.sub(r"(\.writing-)\w+", r"\1", self.trace.read_text())
         return text.splitlines()
 
 
@@ -307,7 +284,7 @@ def test_all_that_is_trained_resumes(stage, flag, value, launcher, world, tmp_pa
     out, kill = tmp_path / "cut", random.Random(value).randint(5, 40)
     argv = command(stage, world, out, *flags)
     assert launcher.run(stage, [*argv, "--stop-after", 3], out) == 0, launcher.said()
-    saved = torch.load(out / "checkpoint" / "step-0000003" / "state.pt", weights_only=True)
+    saved = torch.load(out / "checkpoint" / "step-0000003.pt", weights_only=True)
     if stage == "ppo":
         state, moments = saved["state"], saved["optimizer"]["state"]
         assert len(state["critic"]) == (2 if value == "shared" else 22)
@@ -343,43 +320,6 @@ def test_an_alarm_is_final(stage, target, flags, last, launcher, world, tmp_path
         assert_same(out, outcome(whole))
     if stage == "grpo_rubric":
         assert (out / "summary.json").read_bytes() == (whole / "summary.json").read_bytes()
-
-
-@pytest.mark.parametrize("stage", ["dpo", "ppo"])
-def test_a_longer_plan_may_be_resumed(stage, launcher, world, tmp_path):
-    """--steps may grow: with a constant rate, 3 steps and then 6 are 6 steps. It may not shrink."""
-    flags = ("--schedule", "constant", "--warmup", 0, "--eval-every", 0)
-    # else the end of the short plan is a validation more
-    flags += ("--restore", "last") if stage == "ppo" else ()
-    expected = finished(launcher, stage, world, tmp_path / "whole", *flags)
-    out = tmp_path / "grown"
-    argv = command(stage, world, out, *flags)
-    assert launcher.run(stage, [*argv, "--steps", 3], out) == 0
-    assert launcher.run(stage, [*argv, "--resume"], out) == 0, launcher.said()
-    assert outcome(out)[3] == expected[3]
-    assert launcher.run(stage, [*argv, "--steps", 4, "--resume"], out) == 2
-    assert "--steps 4: this run is at step 6 already" in launcher.said()
-
-
-def test_killed_around_the_reference_pass(launcher, world, unstopped, tmp_path):
-    """In the pass itself nothing is written yet; then its log-probs are, before the first step. A
-    kill in the pass, one at each third point of that file, and one in the pass that the resumed run
-    makes again where the file is missing."""
-    expected, trace = unstopped("dpo")
-    points = [i + 1 for i, what in enumerate(trace) if "reference.pt" in what or "half" in what]
-    points = [i for i in points if i < trace.index("write /metrics.jsonl")]
-    assert len(points) >= 4, trace[:40]
-    for point in (points[0], points[len(points) // 2], points[-1]):
-        out = tmp_path / f"run{point}"
-        argv = command("dpo", world, out)
-        assert launcher.run("dpo", argv, out, kill_in_reference=2) == KILLED
-        assert not out.exists(), "nothing is written before the reference is known"
-        assert go_on(launcher, "dpo", argv, out, kill_at=point) == KILLED
-        known = (out / "checkpoint" / "reference.pt").exists()
-        code = go_on(launcher, "dpo", argv, out, kill_in_reference=1)
-        assert code == (0 if known else KILLED), launcher.said()
-        assert known or go_on(launcher, "dpo", argv, out) == 0, launcher.said()
-        assert_same(out, expected)
 
 
 def test_full_disk(launcher, world, unstopped, tmp_path):

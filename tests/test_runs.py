@@ -12,8 +12,6 @@ import shutil
 import signal
 import sys
 import traceback
-from collections import Counter
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -54,10 +52,6 @@ class Toy:
         self.data = write_rows(folder / "rows.jsonl", [{"text": "a"}, {"text": "b"}])
         self.argv = ["--out", self.out, "--data", self.data, "--model", model, "--lr", 1e-2]
         self.argv += ["--batch-size", 2, "--steps", 6, "--save-every", 1]
-
-    def without(self, flag):
-        place = self.argv.index(flag)
-        del self.argv[place : place + 2]
 
     def opened(self, *flags, stage="toy"):
         """(run, model) after `Run` has looked at the folder and the model is loaded."""
@@ -105,7 +99,7 @@ class Toy:
 
     def steps(self):
         """The checkpoints that are there."""
-        return sorted(int(p.name[-7:]) for p in (self.out / "checkpoint").glob("step-*"))
+        return sorted(int(p.stem[-7:]) for p in (self.out / "checkpoint").glob("step-*"))
 
     def outcome(self):
         """Weights, log and samples, without the columns of the clock."""
@@ -166,14 +160,13 @@ def test_an_epoch_is_a_permutation_with_its_short_last_batch():
 
 
 def test_micro_batches_cut_but_never_reshape():
-    """Rows of like length go together and none is lost; a row beyond the limit goes alone.
-
-    Lengths 9, 2, 3, 8, 30, 2 and 18 tokens a forward: 30 | 9, 8 (2·9 = 18) | 3, 2, 2 (3·3 = 9).
-    """
+    """Rows of like length go together and none is lost; a row beyond the limit goes alone. Lengths
+    9, 2, 3, 8, 30, 2 and 18 tokens per forward: 30 | 9, 8 (2·9 = 18) | 3, 2, 2 (3·3 = 9)."""
     lengths = np.array([9, 2, 3, 8, 30, 2, 99])
     parts = common.micro_batches([0, 1, 2, 3, 4, 5], lengths, 18)
     assert [p.tolist() for p in parts] == [[4], [0, 3], [2, 1, 5]]
     assert common.micro_batches([3, 1], [5, 5, 5, 5], 1)[0].tolist() == [3], "ties keep their order"
+    assert common.micro_batches([], lengths, 18) == []
 
 
 # ---- plan, schedule, optimiser, update ----
@@ -332,56 +325,40 @@ def test_an_fp16_overflow_skips_the_step(toy):
 # ---- the run folder ----
 
 
-def test_a_folder_in_use_is_refused_and_untouched(toy, tmp_path, monkeypatch):
-    """Without a flag nothing of a run is touched: not its log, its weights, nor an input in it. An
-    empty name (`--out "$OUT"` with OUT unset) is no folder: Path("") is the working folder."""
+def test_a_folder_that_may_not_be_used_is_untouched(toy, tmp_path, monkeypatch):
+    """A run, a model that no run of ours made (a mistyped `--out my-model --overwrite` would delete
+    it), a folder with an input of the run. A folder with other things is free, but for --resume."""
     assert toy.train() == 0
-    model = tmp_path / "model"
+    model, mine = tmp_path / "model", shutil.copytree(toy.model, tmp_path / "mine")
     shutil.copytree(toy.model, model)
     inside = write_rows(model / "rows.jsonl", [{"text": "a"}])
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    (notes / "notes.txt").write_text("mine")
     content = contents(tmp_path)
-    cases = [((), r"holds a run; pass --resume .* --overwrite .*another --out")]
-    cases.append((("--resume", "--overwrite"), "--resume .* and --overwrite .*; pass one of them"))
-    cases.append((("--out", ""), "expected the name of a folder"))
+    cases = [
+        ((), r"holds a run; pass --resume .* --overwrite .*another --out"),
+        (("--resume", "--overwrite"), "--resume .*, --overwrite .*; pass one of them"),
+        (("--out", notes, "--resume"), "notes holds no run with a checkpoint/"),
+    ]
     for flags in ((), ("--overwrite",), ("--resume",)):
         own = ("--out", model, "--model", model, *flags)
-        cases.append((own, f"the input {model} lies in it; write somewhere else"))
+        cases.append((own, f"it contains the input {model}; choose another folder"))
         data = ("--out", model, "--model", "hub/name", "--data", inside, *flags)
-        cases.append((data, f"the input {inside} lies in it"))
-        below = ("--out", model / "config.json" / "x", *flags)
-        cases.append((below, "expected the name of a folder, not .*config.json"))
+        cases.append((data, f"it contains the input {inside}"))
+        cases.append((("--out", mine, *flags), "holds config.json but no args.json"))
     for flags, message in cases:
         with pytest.raises(UserError, match=message):
             toy.opened(*flags)
+    toy.opened("--out", notes, "--overwrite")
     assert content == contents(tmp_path)
-
-
-@pytest.mark.parametrize("flag", ["--overwrite", "--resume"])
-def test_a_model_that_is_no_run_is_spared(flag, toy, tmp_path):
-    """`--out my-model --overwrite` with a mistyped name would delete weights that no run of ours
-    made. A folder with other things in it is free to use, but for --resume."""
-    mine = shutil.copytree(toy.model, tmp_path / "mine")
-    with pytest.raises(UserError, match="holds config.json but no args.json, so it can be neither"):
-        toy.opened("--out", mine, flag)
-    (tmp_path / "notes").mkdir()
-    (tmp_path / "notes" / "notes.txt").write_text("mine")
-    if flag == "--overwrite":
-        toy.opened("--out", tmp_path / "notes", flag)
-    else:
-        with pytest.raises(UserError, match="notes: holds no run"):
-            toy.opened("--out", tmp_path / "notes", flag)
-    assert {p.name: c for p, c in contents(mine).items()} == {
-        p.name: c for p, c in contents(toy.model).items()
-    }
 
 
 def test_overwrite_removes_the_run_and_nothing_else(toy):
     """--overwrite on `--out .` must not be `rm -r`: of a folder with a run and a user's own files
     exactly the run goes, with its tokenizer: another model's template would stay in its file."""
     toy.train()
-    old = ["adapter/old", "checkpoint/old", "checkpoint/reference.pt", "added_tokens.json"]
+    old = ["adapter/old", "checkpoint/old", "added_tokens.json"]
     old += ["merges.txt", "additional_chat_templates/old.jinja", "rollouts.jsonl"]
     mine = ["notes.txt", "thesis/chapter.tex", "report.json", "data.jsonl", ".env", ".git/config"]
     for name in [*old, *mine]:
@@ -415,7 +392,6 @@ def test_args_json_says_what_made_the_run(toy):
 CHANGES = {
     ("--seed", 1): "--seed was 0, is 1",
     ("--lr", 2e-4): "--lr was 0.01, is 0.0002",
-    ("--batch-size", 16): "--batch-size was 2, is 16",
     ("--loss-type", "ipo"): "--loss-type was 'sigmoid', is 'ipo'",
     ("--gold", "g.py:f"): "--gold was None, is 'g.py:f'",
     ("--seed", 1, "--lora-rank", 4): "--seed was 0, is 1; --lora-rank|--lora-rank was 0, is 4; -",
@@ -433,7 +409,7 @@ def test_resume_refuses_another_run_by_name(toy, tmp_path):
         with pytest.raises(UserError, match=f"--resume: not the run in .*({message})") as caught:
             toy.opened("--resume", *flags)
         assert "\n" not in str(caught.value)
-    with pytest.raises(UserError, match="not the run in .*: it was made by toy.py"):
+    with pytest.raises(UserError, match="--resume: .*run was made by toy.py"):
         toy.opened("--resume", stage="reward_train")
     for file, name in ((Path(toy.data), "rows.jsonl"), (model / "model.safetensors", "model")):
         content = file.read_bytes()
@@ -443,10 +419,6 @@ def test_resume_refuses_another_run_by_name(toy, tmp_path):
         file.write_bytes(content)
     toy.opened("--resume")
     assert contents(toy.out) == before
-    for text in ("[]", "{}", '{"args": 3, "sha256": {}}', "not json", "\udcff"):
-        (toy.out / "args.json").write_bytes(text.encode(errors="surrogateescape"))
-        with pytest.raises(UserError, match="args.json is not the args.json of a run"):
-            toy.opened("--resume")
 
 
 def test_what_was_left_to_a_default_stays_what_it_was(toy, monkeypatch):
@@ -454,7 +426,9 @@ def test_what_was_left_to_a_default_stays_what_it_was(toy, monkeypatch):
     a resume that leaves --lr or --steps out must not follow another schedule to another end."""
     toy.train("--stop-after", 2)
     monkeypatch.setattr(runs.parallel, "micro_tokens", lambda run: 99)
-    toy.without("--lr"), toy.without("--steps")
+    for flag in ("--lr", "--steps"):
+        place = toy.argv.index(flag)
+        del toy.argv[place : place + 2]
     run, _ = toy.opened("--resume")
     assert (run.args.micro_tokens, run.args.lr) == (1024, 1e-2)
     assert toy.train("--resume") == 0 and toy.numbers()[-1] == 6
@@ -487,8 +461,7 @@ def test_a_resumed_run_is_the_run_in_one_go(toy, whole, capsys):
     assert toy.train("--resume") == 0, "a run that has ended: only its end is repeated"
     assert toy.outcome() == whole and toy.run.state["sum"] == 21
     assert toy.train("--resume", "--steps", 8) == 0 and toy.numbers()[-1] == 8
-    with pytest.raises(UserError, match="--steps 6: this run is at step 8 already"):
-        toy.train("--resume")
+    assert toy.train("--resume") == 0 and toy.numbers()[-1] == 8, "a plan that is behind it"
 
 
 def test_a_run_that_has_ended_stays_ended(toy):
@@ -502,62 +475,34 @@ def test_a_run_that_has_ended_stays_ended(toy):
     assert toy.train("--resume") == 0 and toy.outcome() == before
 
 
-def test_once_is_computed_once(toy):
-    """The reference pass over all pairs is made in the first session; a resumed one reads its bits.
-    Nothing is written before the folder is opened; a run that replaces another computes its own."""
-    made, file = [], toy.out / "checkpoint" / "reference.pt"
-
-    def compute():
-        made.append(torch.tensor([0.1, len(made)]))
-        return made[-1]
-
-    sessions = (("--stop-after", 2), 1, 0), (("--resume",), 1, 1), (("--overwrite",), 2, 1)
-    for flags, passes, there in sessions:
-        run, model = toy.opened(*flags)
-        value = run.once("reference", compute)
-        assert torch.equal(value, made[passes - 1]) and len(made) == passes
-        assert file.exists() == there
-        run.plan(8, "rows")
-        run.state = {"model": model}
-        run.start(toy.tokenizer, 1e-2)
-        for _ in run.steps():
-            run.backward(model.transformer.wpe.weight.sum())
-            run.log(run.update(str))
-        run.finish("")
-    assert torch.equal(torch.load(file, weights_only=True), made[1])
-
-
 # ---- logs ----
 
 
-@pytest.mark.parametrize("tail", [b"", b'{"step": 2}', '{"step": 4, "answer": "é'.encode()[:-1]])
-def test_a_log_is_cut_back_to_the_checkpoint(tail, toy, whole):
+@pytest.mark.parametrize("tail", [b'{"step": 2}', '{"step": 4, "answer": "é'.encode()[:-1]])
+def test_a_log_is_cut_back_to_the_checkpoint(tail, toy, whole, capsys):
     """Rows after the checkpoint would stand twice in the log, and a line torn by a kill, in the
     middle of a character even, would break every reader. The checkpoint is of step 2; steps 3 and
-    4 were logged, and half a line."""
+    4 were logged, and half a line. Without any checkpoint the run starts from step 0."""
     with pytest.raises(KeyboardInterrupt):
         toy.train("--save-every", 2, "--eval-every", 3, during=interrupted_at(5))
-    shutil.rmtree(toy.out / "checkpoint" / "step-0000004")
     assert toy.numbers() == [0, 1, 2, 3, 3, 4]
     for name in ("metrics", "samples"):
         with open(toy.out / f"{name}.jsonl", "ab") as file:
             file.write(tail)
+    (toy.out / "checkpoint" / "step-0000004.pt").unlink()
+    again = shutil.copytree(toy.out, toy.out.parent / "again")
     assert toy.train("--resume") == 0 and toy.outcome() == whole
-
-
-def test_a_run_without_a_checkpoint_begins_its_log_anew(toy, whole, capsys):
-    """Killed before the first checkpoint: --resume starts from step 0, with one row for step 0."""
-    with pytest.raises(KeyboardInterrupt):
-        toy.train("--save-every", 100, during=interrupted_at(2))
-    assert toy.steps() == [] and len(toy.rows()) == 2
-    assert toy.train("--resume") == 0
-    assert "resumed at step 0" in capsys.readouterr().out and toy.outcome() == whole
+    (again / "checkpoint" / "step-0000002.pt").unlink()
+    toy.out, capsys_out = again, capsys.readouterr().out
+    assert toy.train("--out", again, "--resume") == 0 and toy.outcome() == whole
+    assert "resumed at step 2" in capsys_out
+    assert "resumed at step 0" in capsys.readouterr().out
 
 
 def test_rows_are_written_at_once(toy, capsys):
     """A log that is flushed at the end shows nothing of a run that was killed. NaN and inf are
-    null; rows from before the folder is opened wait, and stand in front. The last lines show each
-    headline number that there is, and one prompt with its answer before and after."""
+    null. The last lines show each headline number that there is, and one prompt with its answer
+    before and after."""
     seen = []
 
     def read(run, step):
@@ -578,34 +523,12 @@ def test_rows_are_written_at_once(toy, capsys):
     assert "val/gold" not in said, "not measured here"
 
 
-def test_two_writers_tear_no_line(tmp_path):
-    """2 processes (a run and its evaluation) append 300 rows of up to 9 000 characters to one file:
-    600 whole rows, each writer's in order."""
-    path, children = tmp_path / "log.jsonl", []
-    for writer in range(2):
-        child = os.fork()
-        if child == 0:
-            code = 1
-            try:
-                for i in range(300):
-                    row = {"writer": writer, "i": i, "text": chr(97 + writer) * (30 * i)}
-                    files.write_jsonl(path, [row], append=True)
-                code = 0
-            finally:
-                os._exit(code)
-        children.append(child)
-    assert [os.waitpid(c, 0)[1] for c in children] == [0, 0]
-    rows = list(files.read_jsonl(path))
-    for writer in range(2):
-        assert [r["i"] for r in rows if r["writer"] == writer] == list(range(300))
-
-
 def test_wandb_hears_of_each_row_and_of_the_end(toy, monkeypatch):
     """wandb ends a run in a hook of Python's own end, which a process under torchrun leaves out
-    (`files.command`): said by name. Without the package one line says so at once."""
+    (`files.command`): so it is told."""
     calls = []
     run = SimpleNamespace(log=lambda row, step: calls.append(step), finish=lambda: calls.append(-1))
-    fake = SimpleNamespace(init=lambda **_: run, __spec__=ModuleSpec("wandb", None))
+    fake = SimpleNamespace(init=lambda **_: run)
     monkeypatch.setitem(sys.modules, "wandb", fake)
     for end, expected in (
         (["--stop-after", 2], [0, 1, 2, -1]),
@@ -614,9 +537,6 @@ def test_wandb_hears_of_each_row_and_of_the_end(toy, monkeypatch):
         assert toy.train("--wandb-project", "mine", *end) == 0
         assert calls == expected
         calls.clear()
-    monkeypatch.setattr(runs, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match="--wandb-project: .*pip install wandb"):
-        toy.opened("--wandb-project", "mine", "--overwrite")
 
 
 # ---- checkpoints ----
@@ -627,7 +547,7 @@ def test_two_checkpoints_are_kept_and_the_newest_is_loaded(toy, capsys):
     so many steps, at --stop-after and at the last one."""
     assert toy.train("--steps", 12, "--stop-after", 10) == 0
     names = sorted(p.name for p in (toy.out / "checkpoint").iterdir())
-    assert names == ["step-0000009", "step-0000010"]
+    assert names == ["step-0000009.pt", "step-0000010.pt"]
     toy.train("--steps", 12, "--resume", "--stop-after", 11)
     assert "resumed at step 10" in capsys.readouterr().out
     seen, flags = {}, ("--steps", 8, "--save-every", 3)
@@ -647,26 +567,23 @@ class Bomb:
 
 
 def test_a_damaged_checkpoint_is_named(toy, whole, tmp_path, monkeypatch):
-    """A silent start from an older step, or from 0, would cut the log. One line says which folder
-    to delete to resume from the one before; then the run ends as if nothing had happened. A pickle
-    is never run. Where all checkpoints are gone, to start again takes an --overwrite."""
+    """A silent start from an older step, or from 0, would cut the log. One line names the file to
+    delete to resume from the one before; then the run ends as if nothing had happened. A pickle is
+    never run. If checkpoint/ is gone, --resume is refused."""
     monkeypatch.setenv("BOMB", str(tmp_path / "exploded"))
     toy.train("--stop-after", 4)
-    file = toy.out / "checkpoint" / "step-0000004" / "state.pt"
+    file = toy.out / "checkpoint" / "step-0000004.pt"
     content = file.read_bytes()
     torch.save({"step": 4, "state": Bomb()}, tmp_path / "bomb")
     pickled = (tmp_path / "bomb").read_bytes()
-    for damaged in (content[: len(content) // 2], b"", b"\x80\x02x" * 100, b"{}", pickled):
+    for damaged in (content[: len(content) // 2], b"", pickled):
         file.write_bytes(damaged)
         before = contents(toy.out)
-        with pytest.raises(UserError, match="step-0000004 cannot be read .*delete this fol") as e:
+        with pytest.raises(UserError, match="--resume .*step-0000004.pt: cannot be loaded") as e:
             toy.train("--resume")
         assert "\n" not in str(e.value) and contents(toy.out) == before
     assert not (tmp_path / "exploded").exists()
     file.unlink()
-    with pytest.raises(UserError, match="step-0000004 cannot be read"):
-        toy.train("--resume")
-    shutil.rmtree(file.parent)
     assert toy.train("--resume") == 0 and toy.outcome() == whole
     run, _ = toy.opened("--resume", "--steps", 9)
     run.plan(8, "rows")
@@ -675,7 +592,7 @@ def test_a_damaged_checkpoint_is_named(toy, whole, tmp_path, monkeypatch):
         run.start(toy.tokenizer, 1e-2)
     shutil.rmtree(toy.out / "checkpoint")
     before = contents(toy.out)
-    with pytest.raises(UserError, match="checkpoint is gone; pass --overwrite"):
+    with pytest.raises(UserError, match="holds no run with a checkpoint/"):
         toy.train("--resume")
     assert contents(toy.out) == before
 
@@ -688,31 +605,6 @@ def failing(error):
 
 
 FULL = OSError(28, "No space left on device")
-
-
-def test_a_full_disk_while_a_checkpoint_is_written(toy, whole, monkeypatch, capsys):
-    """torch.save hides the OSError behind a RuntimeError of its own; after making room the run goes
-    on. A RuntimeError of torch itself is a bug and stays one."""
-    real = torch.save
-
-    def full(state, file):
-        if isinstance(state, dict) and state["step"] == 4:
-            try:
-                raise FULL
-            except OSError:
-                raise RuntimeError("unexpected pos 64 vs 0")  # noqa: B904
-        real(state, file)
-
-    monkeypatch.setattr(torch, "save", full)
-    with pytest.raises(SystemExit):
-        files.command(toy.train)
-    assert "error: [Errno 28] No space left on device" in capsys.readouterr().err
-    assert toy.steps() == [2, 3]
-    monkeypatch.setattr(torch, "save", failing(RuntimeError("a bug")))
-    with pytest.raises(RuntimeError, match="a bug"):
-        files.command(lambda: toy.train("--resume"))
-    monkeypatch.setattr(torch, "save", real)
-    assert toy.train("--resume") == 0 and toy.outcome() == whole
 
 
 # ---- killed at each change of the disk ----
@@ -784,35 +676,6 @@ def restored(folder, source):
     shutil.copytree(source, folder)
 
 
-def test_a_kill_while_a_checkpoint_is_written(toy, tmp_path, whole):
-    """Steps 2 and 3 are there, 4 is written and 2 removed, killed at each disk operation: the
-    newest is 3 or 4, whole; the run that resumes from it ends in the same bits and leaves nothing
-    of what the kill had begun."""
-    toy.train("--stop-after", 3)
-    shutil.copytree(toy.out, tmp_path / "three")
-    history = {"steps": [1, 2, 3], "last": torch.ones(2)}
-    run, _ = toy.started("--resume", sum=6, history=history)
-    run.step, seen = 4, Counter()
-
-    def check(lived):
-        steps = toy.steps()
-        seen[steps[-1]] += 1
-        assert steps in ([3, 4],) if lived else steps in ([2, 3], [2, 3, 4], [3, 4])
-        for step in steps:
-            file = toy.out / "checkpoint" / f"step-{step:07d}" / "state.pt"
-            assert torch.load(file, weights_only=True)["step"] == step
-
-    def prepare():
-        restored(toy.out, tmp_path / "three")
-
-    assert every_kill(run._save_checkpoint, check, prepare) >= 8
-    assert seen[3] >= 5 and seen[4] >= 2, "killed before and after the instant that counts"
-    prepare()
-    assert not killed_at(4, run._save_checkpoint), "killed while state.pt is written"
-    assert toy.train("--resume") == 0 and toy.outcome() == whole
-    assert [p.name for p in toy.out.rglob(".*")] == []
-
-
 def test_a_kill_while_a_run_is_opened_or_replaced(toy, tmp_path, monkeypatch):
     """Killed between the files of the old run that --overwrite removes: what is left can be
     replaced by the same command, and never looks like a run that can be resumed with the new
@@ -826,7 +689,6 @@ def test_a_kill_while_a_run_is_opened_or_replaced(toy, tmp_path, monkeypatch):
 
     def act():
         run, _ = toy.started("--overwrite", *new)
-        run.kept = {"reference": torch.ones(3)}
         run._open()
 
     def check(lived):
@@ -835,10 +697,9 @@ def test_a_kill_while_a_run_is_opened_or_replaced(toy, tmp_path, monkeypatch):
         if replaced:
             assert toy.steps() == [] and not (toy.out / "metrics.jsonl").exists()
         else:
-            with pytest.raises(UserError, match="--seed was 0, is 5"):
+            with pytest.raises(UserError, match="--seed was 0, is 5|no run with a checkpoint"):
                 toy.opened("--resume", *new)
         act()
-        assert (toy.out / "checkpoint" / "reference.pt").is_file()
         assert [p.name for p in toy.out.rglob(".*")] == []
 
     assert every_kill(act, check, lambda: restored(toy.out, tmp_path / "old")) >= 12
@@ -911,7 +772,8 @@ def test_errors_of_the_user_end_in_one_line_and_status_2(capsys):
     """A traceback for a mistyped path frightens and hides the path. Other errors are bugs."""
     for error, code, text in (
         (UserError("--pairs x: no such file"), 2, "error: --pairs x: no such file\n"),
-        (FULL, 2, "No space left"),
+        (OSError(28, "No space left on device"), 2, "No space left"),
+        (ModuleNotFoundError("No module named 'wandb'"), 2, "'wandb'; install it with pip"),
         (KeyboardInterrupt(), 130, ""),
     ):
         with pytest.raises(SystemExit) as caught:
@@ -937,9 +799,8 @@ def test_a_large_file_is_not_known_by_its_ends_alone(tmp_path):
     assert runs.fingerprint(file) != before
 
 
-def test_a_folder_is_known_by_its_weights_configs_and_base(tmp_path, toy):
-    """The log of a run may grow and a report may be added; a config, a template, the base of an
-    adapter may not change."""
+def test_a_folder_is_known_by_its_weights_and_configs(tmp_path, toy):
+    """The log of a run may grow and a report may be added; a config or a template may not change."""
     folder = Path(shutil.copytree(toy.model, tmp_path / "model"))
     before = runs.fingerprint(folder)
     for name in ("args.json", "report.json", "metrics.jsonl", "notes.txt"):
@@ -949,8 +810,3 @@ def test_a_folder_is_known_by_its_weights_configs_and_base(tmp_path, toy):
     changed = runs.fingerprint(folder)
     shutil.copy(folder / "config.json", folder / "other.json")
     assert len({before, changed, runs.fingerprint(folder)}) == 3
-    model = common.load_policy(str(folder), lora_rank=2)
-    common.save_model(model, toy.tokenizer, tmp_path / "tuned", adapter_only=True)
-    before = runs.fingerprint(tmp_path / "tuned" / "adapter")
-    (folder / "other.json").write_text("3")
-    assert runs.fingerprint(tmp_path / "tuned" / "adapter") != before, "its base has changed"

@@ -24,7 +24,7 @@ import grpo_rubric
 import reward_train
 import sft
 from parts import files, runs
-from tiny import pair_rows, tiny_model, tiny_reward_model, write_rows
+from tiny import pair_rows, table, tiny_model, tiny_reward_model, write_rows
 
 needs = pytest.importorskip  # name, reason: the test, or the file, is skipped with its reason
 REASON = "needs the development dependency {} (requirements-dev.txt)"
@@ -153,16 +153,16 @@ def trl_trainer(kind, world, tokenizer, rows=None, ref=None, **options):
     )
 
 
-@pytest.mark.parametrize(
-    "loss_type, beta, smoothing",
-    [
-        ("sigmoid", 0.1, 0.0),
-        ("hinge", 0.1, 0.0),
-        ("ipo", 0.5, 0.0),
-        ("robust", 0.1, 0.1),
-        ("sigmoid_norm", 1.0, 0.0),
-    ],
-)
+FORMS = table("""
+sigmoid | 0.1 | 0.0
+hinge | 0.1 | 0.0
+ipo | 0.5 | 0.0
+robust | 0.1 | 0.1
+sigmoid_norm | 1.0 | 0.0
+""")
+
+
+@pytest.mark.parametrize("loss_type, beta, smoothing", FORMS)
 def test_dpo_loss_and_gradients(world, tokenizer, loss_type, beta, smoothing):
     """A user who moves a run from TRL must get the same curve: each loss that both have, from the
     same messages, within 1e-5 in the loss and in every gradient; the ids and the trained positions

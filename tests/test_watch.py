@@ -15,6 +15,7 @@ import pytest
 import watch
 from conftest import REPO
 from parts.files import UserError
+from tiny import table
 from watch import Watcher, replay
 
 sys.path.insert(0, str(REPO / "bench"))
@@ -70,11 +71,6 @@ def numbers(text):
     return found
 
 
-def table(text):
-    """The rows of a table, as lists of cells."""
-    return [[cell.strip() for cell in line.split("|")] for line in text.strip().splitlines()]
-
-
 def curves(cell):
     """ "key numbers; key numbers" as the columns of a run and, under the name v, its
     evaluations."""
@@ -127,6 +123,7 @@ R13 at .9, 3 turns, 8 episodes | env/blind_share .9; env/turns 3; env/episodes 8
 R13 below .9 | env/blind_share .89; env/turns 3; env/episodes 8 | |
 R13 short episodes | env/blind_share 1; env/turns 2.9; env/episodes 8 | |
 R13 few episodes | env/blind_share 1; env/turns 3; env/episodes 7 | |
+R14 one answer lost, none, then two | reward/voided 0,1,0,2 | | 2 warn, 4 warn
 """)
 
 
@@ -205,16 +202,16 @@ def test_a_row_may_hold_a_step_and_its_evaluation():
     assert replay(list(whole.values()))[1] == replay(made(*HACK))[1] != []
 
 
-@pytest.mark.parametrize(
-    "columns, widths",
-    [
-        ({R: [9.0]}, (4, 4)),
-        ({R: [0.1], "env/turns": [4.0]}, (2, 1)),
-        ({R: [0.1], PERFECT: [0.0]}, (1, 1)),
-        ({R: [3.0], "val/gold": [0.5]}, (4, 1)),
-        ({R: [0.1], "reward/std": ()}, (1, 1)),
-    ],
-)
+WIDE = table("""
+{"reward/mean": [9.0]} | (4, 4)
+{"reward/mean": [0.1], "env/turns": [4.0]} | (2, 1)
+{"reward/mean": [0.1], "reward/frac_perfect": [0.0]} | (1, 1)
+{"reward/mean": [3.0], "val/gold": [0.5]} | (4, 1)
+{"reward/mean": [0.1], "reward/std": []} | (1, 1)
+""")
+
+
+@pytest.mark.parametrize("columns, widths", WIDE)
 def test_widths_are_told_by_the_keys(columns, widths):
     """0.02 is a fiftieth of a rate and nothing on a reward model's scale: there 4 × reward/std of
     the first 3 steps counts."""
@@ -225,11 +222,14 @@ def test_widths_are_told_by_the_keys(columns, widths):
 # ---- health, stop reasons, best step ----
 
 
-@pytest.mark.parametrize("turned, states", [
-    (0.02, ["healthy"] * 3),
-    (0.0, ["converged", "plateau", "plateau"]),
-    (-0.1, ["reward_hacking", "regressed", "degraded"]),
-])  # fmt: skip
+HEALTH = table("""
+0.02 | healthy | healthy | healthy
+0 | converged | plateau | plateau
+-0.1 | reward_hacking | regressed | degraded
+""")
+
+
+@pytest.mark.parametrize("turned, states", [(row[0], row[1:]) for row in HEALTH])
 def test_health_is_the_table(turned, states):
     """The nine cells of the table in its docstring: v up, level or down, then r; each with advice.
     Five evaluations are no trend, none are no validation."""
@@ -260,8 +260,8 @@ v 1..5/10 .5*8 | patience=0 | None | 0
 v 1..5/10 .5*8; reward/mean 80..159/200 | | plateau_reward_rises | 3
 v 1..5/10 .5*8; reward/mean .5*80 | | val_plateau | 0
 v 1..5/10 .5*8; reward/mean 80..159/200 | on_hack=warn | val_plateau | 0
-v 1..5/10 .5*8 | baseline=.375 margin=.125 | val_plateau | 0
-v 1..5/10 .5*8 | baseline=.375 margin=.25 | plateau_below_baseline | 0
+v 1..5/10 .5*8 | baseline=.5 | val_plateau | 0
+v 1..5/10 .5*8 | baseline=.625 | plateau_below_baseline | 0
 reward/mean .5*59 | | None | 0
 reward/mean .5*60 | | reward_plateau | 0
 reward/mean .5*60 | patience=0 | None | 0
@@ -278,7 +278,7 @@ def test_stop_reasons_and_exit_codes(cell, options, expected, code):
     given = dict(option.split("=") for option in options.split())
     given = {key: x if key == "on_hack" else float(x) for key, x in given.items()}
     found = reason(*curves(cell), **given)
-    assert (str(found), watch.exit_code(found)) == (expected, int(code))
+    assert (found, watch.exit_code(found)) == (expected, code)
 
 
 def test_the_graver_reason_comes_first():
@@ -304,10 +304,15 @@ def test_one_lucky_evaluation_is_not_the_best(spike):
     assert best in (6, 7, 8, 9)
 
 
-@pytest.mark.parametrize(
-    "v, best",
-    [([0.2, 0.3, 0.6, 0.6, 0.5], 15), ([0.2, 0.7], 5), ([0.9, 0.3, 0.4, 0.5], 0), ([], None)],
-)
+BEST = table("""
+[0.2, 0.3, 0.6, 0.6, 0.5] | 15
+[0.2, 0.7] | 5
+[0.9, 0.3, 0.4, 0.5] | 0
+[] | None
+""")
+
+
+@pytest.mark.parametrize("v, best", BEST)
 def test_best_step(v, best):
     """The first of equals; of two evaluations the better; the start if nothing beats it; None
     without validation."""
@@ -492,22 +497,20 @@ def test_a_trainer_asks_with_its_own_flags():
     watch.add_watch_arguments(parser)
     assert Watcher(parser.parse_args([])).options == Watcher().options
     parser.add_argument("--judge-budget", type=float)
-    argv = "--patience 3 --target 0.8 --baseline 0.5 --margin 0.1 --on-hack warn --judge-budget 4"
-    given = dict(patience=3, target=0.8, baseline=0.5, margin=0.1, on_hack="warn", judge_budget=4)
+    argv = "--patience 3 --target 0.8 --baseline 0.5 --on-hack warn --judge-budget 4"
+    given = dict(patience=3, target=0.8, baseline=0.5, on_hack="warn", judge_budget=4)
     assert Watcher(parser.parse_args(argv.split())).options == Watcher(**given).options
-    with pytest.raises(UserError, match="--margin"):
-        watch.promise(argparse.Namespace(margin=1))
 
 
-@pytest.mark.parametrize(
-    "every, patience, validation, said",
-    [
-        (20, 5, True, "5 evaluations = 100 steps"),
-        (20, 5, False, "goes unnoticed"),
-        (20, 0, True, "no plateau"),
-        (0, 5, True, "goes unnoticed"),
-    ],
-)
+START = table("""
+20 | 5 | True | 5 evaluations = 100 steps
+20 | 5 | False | goes unnoticed
+20 | 0 | True | no plateau
+0 | 5 | True | goes unnoticed
+""")
+
+
+@pytest.mark.parametrize("every, patience, validation, said", START)
 def test_the_start_says_when_it_will_stop(every, patience, validation, said):
     """Users think in steps, so both are printed; and that over-optimisation goes unnoticed without
     validation."""
@@ -609,17 +612,17 @@ def test_text_metrics_of_nothing():
 # ---- simulated runs of known truth: bench/alarms.py with 100 in place of 300 ----
 
 
-@pytest.mark.parametrize(
-    "kind, missed, median, false, reason, share",
-    [
-        ("healthy", 0, 0, 0.01, "plateau_reward_rises", (0, 0.05)),
-        ("healthy, correlated", 0, 0, 0.10, "plateau_reward_rises", (0, 0.05)),
-        ("slow hack", 0.05, 30, 0.01, "val_plateau", (0, 0.15)),
-        ("jump", 0.01, 3, 0.0, None, (0, 0.1)),
-        ("jump, correlated", 0.15, 3, 0.0, None, (0, 0.1)),
-        ("collapse", 0.01, 16, 0.01, "val_plateau", (0.9, 1)),
-    ],
-)
+SIMULATED = table("""
+healthy | 0 | 0 | 0.01 | plateau_reward_rises | (0, 0.05)
+healthy, correlated | 0 | 0 | 0.10 | plateau_reward_rises | (0, 0.05)
+slow hack | 0.05 | 30 | 0.01 | val_plateau | (0, 0.15)
+jump | 0.01 | 3 | 0.0 | None | (0, 0.1)
+jump, correlated | 0.15 | 3 | 0.0 | None | (0, 0.1)
+collapse | 0.01 | 16 | 0.01 | val_plateau | (0.9, 1)
+""")
+
+
+@pytest.mark.parametrize("kind, missed, median, false, reason, share", SIMULATED)
 def test_alarms_on_simulated_runs(kind, missed, median, false, reason, share):
     """R2 and R4 stop runs or wake people: seldom false (R4 also where the noise of rewards is
     correlated), seldom missed, soon after the onset; and a hack must not end as a clean plateau.

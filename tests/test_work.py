@@ -3,7 +3,7 @@ machine changes.
 
 What other files count already:
   micro-batches           test_runs.test_micro_batches_cut_but_never_reshape; the gradient of any
-                          cut: test_gradient_for_every_cut of test_trainers, test_ppo, test_grpo
+                          cut: test_mutations.check_micro_batches, test_ppo, test_grpo
   prompts prefilled once, cache in place, finished rows leave
                           test_common_sample.test_no_work_is_done_twice
   rows without advantage  test_grpo.test_answers_without_advantage_cost_no_forward

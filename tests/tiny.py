@@ -12,6 +12,8 @@ by whole nats: with the 0.02 of the libraries a tiny model answers uniformly, an
 shift or temperature would hide in it.
 """
 
+import ast
+import contextlib
 import json
 from pathlib import Path
 
@@ -230,3 +232,16 @@ def write_pairs(path, n=16, seed=0, as_messages=True):
 def share_of_vowels(prompts, answers, rows=None):
     """A reward in the signature of --reward-fn: any number that depends on the text."""
     return [sum(c in "aeiou" for c in a) / (1 + len(a)) for a in answers]
+
+
+def table(text):
+    """The rows of a table of cases: cells between |, Python literals where they are some, else text.
+
+    table("a | [1, 2] | 0.5")  is  [["a", [1, 2], 0.5]]
+    """
+    rows = [[cell.strip() for cell in line.split("|")] for line in text.strip().splitlines()]
+    for row in rows:
+        for i, cell in enumerate(row):
+            with contextlib.suppress(ValueError, SyntaxError):
+                row[i] = ast.literal_eval(cell)
+    return rows

@@ -132,7 +132,7 @@ async function enter(given, sure) {
   if (status === 400) return trouble("This pseudonym is not accepted: " + data.error + ".");
   if (status === 403) return renew(data.error);
   if (status !== 200) return trouble(data.error, true);
-  if (!sure && data.done) {  // somebody votes under this name already
+  if (!sure && data.done) {  // somebody has already voted under this name
     trouble("");
     $("known-words").textContent = given + " has " + data.done + (data.done === 1 ? " vote" : " votes") + ": continue as " + given + "?";
     $("known").hidden = false;
@@ -169,7 +169,7 @@ function show(data, said) {
   const { item, counts } = data;
   $("bar").max = data.all || 1;
   $("bar").value = data.done;
-  $("everyone").textContent = name + " · " + data.everyone + (data.everyone === 1 ? " vote" : " votes") + " by everyone";
+  $("everyone").textContent = name + " · " + data.everyone + (data.everyone === 1 ? " vote" : " votes") + " in total";
   $("undo").disabled = !data.undoes;
   $("skip").hidden = !item;
   document.body.dataset.step = data.step;
@@ -185,7 +185,7 @@ function show(data, said) {
   } else {
     const pairs = data.done - counts.skip;
     $("numbers").textContent = "You compared " + pairs + (pairs === 1 ? " pair: " : " pairs: ") + counts.decided + " decided, "
-      + counts.tie + (counts.tie === 1 ? " tie, " : " ties, ") + counts.both_bad + " with both bad. You skipped " + counts.skip + ".";
+      + counts.tie + (counts.tie === 1 ? " tie, " : " ties, ") + counts.both_bad + " both bad. You skipped " + counts.skip + ".";
     view("end", "Thank you, " + name);
   }
   $("live").textContent = said + " " + $("title").textContent;
@@ -229,7 +229,7 @@ function submit(button, body) {
   const now = performance.now();
   if (pending || now - shownAt < PAUSE) return;
   const comment = body.event === "undo" ? "" : $("comment").value.trim();
-  if (new TextEncoder().encode(comment).length > LONGEST) return trouble("The comment is too long: shorten it to " + LONGEST + " bytes.");
+  if (new TextEncoder().encode(comment).length > LONGEST) return trouble("The comment is too long: at most " + LONGEST + " bytes, please.");
   const reasons = body.event === "undo" ? [] : Array.from(document.querySelectorAll("#reasons input:checked"), (box) => box.value);
   pending = {
     ...body, event_id: newId(), annotator: name, session, step: state.step, reasons, comment,
@@ -259,7 +259,7 @@ async function send() {
     return trouble("Not saved: " + data.error);
   }
   if (status === 403) return renew(data.error);
-  trouble("Not saved yet: " + data.error + " Your choice is kept here and sent again by itself.", true);
+  trouble("Not saved yet: " + data.error + " Your choice is kept here and will be sent again automatically.", true);
   timer = setTimeout(send, delay);
   delay = Math.min(delay * 2, 15000);
 }

@@ -1,0 +1,332 @@
+"""grpo_rubric.py, what came with the papers of 2025 and 2026: several rewards each normalised by
+itself (GDPO), groups of equal reward drawn again, a teacher in the reference's place.
+
+The losses are in test_grpo.py; where the teacher takes the toy policy is in test_toy_world.py.
+"""
+
+import json
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+import common
+import grpo_rubric
+import judge
+from parts import files, rollouts
+from test_grpo import kept_of, make_graded, run
+from test_losses import F64, close, on, t
+from test_ppo import Spy, read, trained
+from test_trl_parity import REASON, needs
+from tiny import tiny_model
+
+NAN = math.nan
+pytestmark = pytest.mark.usefixtures("quiet_process")
+CLOCK = {"time_s", "tokens_per_s", "peak_mem_mb"}
+
+
+@pytest.fixture(scope="module")
+def graded(tmp_path_factory):
+    return make_graded(tmp_path_factory.mktemp("graded"))
+
+
+# ---- GDPO ----
+
+
+def test_gdpo_golden():
+    """Weights ¾ and ¼. Group 1: (1, 0) and (0, 10), ±.5/(.70711 + 1e-4) = ±.7070068 and ∓.7070968:
+    ¾·.7070068 − ¼·.7070968 = .3534809. Group 2: (1, 1) says nothing, (0, 4) gives ∓¼·.7070818 =
+    ∓.1767704. The deviation of the four, √(2·(.3534809² + .1767704²)/3) = .3226934, + 1e-4: 1.0950686
+    and .5476272. A fifth and a sixth answer that lack one reward each are in no mean and get 0. Summed
+    first, 10 would outweigh 1: the first group's sign would turn."""
+    first, second = t([1, 0], [1, 1]), t([0, 10], [0, 4])
+    expected = t([1.0950686, -1.0950686], [-0.5476272, 0.5476272])
+    found = grpo_rubric.gdpo_advantages(torch.stack([first, second]), [0.75, 0.25])
+    assert close(found, expected, 1e-6)
+    lost = torch.stack([t([1, 0, NAN], [1, 1, 9]), t([0, 10, 7], [0, 4, NAN])])
+    found = grpo_rubric.gdpo_advantages(lost, [0.75, 0.25])
+    assert close(found[:, :2], expected, 1e-6) and not found[:, 2].any()
+    summed = grpo_rubric.group_advantages(0.75 * first + 0.25 * second, "batch")
+    assert summed[0, 0] < 0 < found[0, 0]
+
+
+def test_gdpo_is_trls(tmp_path, tokenizer):
+    """TRL 1.16 calls it multi_objective_aggregation="normalize_then_sum": the advantages of two
+    reward functions, weighted 3 to 1, for 2 prompts × 4 answers."""
+    trl = needs("trl", reason=REASON.format("trl"))
+    datasets = needs("datasets", reason=REASON.format("datasets"))
+    rewards = torch.rand(2, 8, generator=torch.Generator().manual_seed(0), **F64)
+    rewards[1] *= 10
+    first, second = rewards.tolist()
+    functions = [lambda completions, **_: first, lambda completions, **_: second]
+    args = trl.GRPOConfig(
+        output_dir=str(tmp_path), per_device_train_batch_size=8, num_generations=4, report_to="none",
+        max_completion_length=2, use_cpu=True, reward_weights=[0.75, 0.25],
+        multi_objective_aggregation="normalize_then_sum",
+    )  # fmt: skip
+    trainer = trl.GRPOTrainer(
+        model=tiny_model("llama", tmp_path), reward_funcs=functions, args=args,
+        train_dataset=datasets.Dataset.from_list([{"prompt": "sql"}] * 8), processing_class=tokenizer,
+    )  # fmt: skip
+    asked = [{"prompt": prompt} for prompt in ["sql"] * 4 + ["python"] * 4]
+    theirs = trainer._generate_and_score_completions(asked)["advantages"]
+    ours = grpo_rubric.gdpo_advantages(rewards.view(2, 2, 4), [0.75, 0.25])
+    assert close(ours.flatten(), theirs.double(), 1e-5)
+
+
+def test_the_step_normalises_each_part(graded):
+    """--scale gdpo from b["parts"] to advantages: parts in their order with the weights of --reward,
+    the length penalty as one more of weight 1, rewards as they were. Other scales add the penalty to
+    the sum."""
+    argv = [
+        "--reward",
+        "rubric:3",
+        "--reward",
+        "ruler",
+        "--group-size",
+        "2",
+        "--groups-per-batch",
+        "1",
+    ]
+    parts = {"rubric": [1.0, 0.0], "ruler": [0.0, 0.5], "overlong": [0.0, -0.25]}
+    b = {"parts": parts, "rewards": grpo_rubric.mixed(parts, {"rubric": 0.75, "ruler": 0.25})}
+    for scale in ("gdpo", "center"):
+        args = grpo_rubric.parse_args([*argv, "--scale", scale])
+        rewards, advantages = grpo_rubric.advantages_of(args, b)
+        assert rewards.tolist() == [[0.75, 0.125]]
+        if scale == "center":
+            assert close(advantages, t([0.4375, -0.4375]), 1e-6)  # ± (.75 − (.125 − .25))/2
+        else:  # ±.7071·(.75 − .25 + 1) = ±1.0607 over the deviation 1.5
+            three = torch.stack([torch.tensor([parts[name]]) for name in parts])
+            assert close(advantages, grpo_rubric.gdpo_advantages(three, [0.75, 0.25, 1.0]), 1e-6)
+            assert close(advantages, t([0.7071, -0.7071]), 1e-4)
+    assert grpo_rubric.by_group([None, 0.1], 2)[0].isnan().tolist() == [True, False]
+
+
+def test_a_lost_part_is_counted_and_told_once(graded, tmp_path, monkeypatch, capsys):
+    """Of sixteen answers the rubric could not grade three, the model one other: sums over fewer parts
+    cannot be compared, so the four have no reward, each part's count is in the log, and the watch says
+    so once, in the first of the two steps."""
+    real = judge.grade_answers
+
+    def grade(rows, answers, *rest, **more):
+        grades = real(rows, answers, *rest, **more)
+        for i in (1, 4, 5) if len(answers) == 16 else ():
+            grades[i].score = None
+        return grades
+
+    scores = [None if i == 9 else i / 16 for i in range(16)]
+    monkeypatch.setattr(judge, "grade_answers", grade)
+    monkeypatch.setattr(common, "reward_function", lambda *a: lambda p, texts: scores[: len(texts)])
+    flags = ("--reward", "rubric", "--reward", "model", "--reward-model", graded["reward"])
+    rows = trained(run(graded, tmp_path / "run", *flags, "--scale", "gdpo", "--eval-every", 0))
+    for row in rows:
+        assert (row["reward/lost/rubric"], row["reward/lost/model"]) == (3, 1)
+        assert row["reward/voided"] == 4 and row["reward/unscored_frac"] == 0.25
+    assert capsys.readouterr().out.count("R14 part_lost") == 1
+    kept = kept_of(tmp_path / "run", step=1)
+    assert [i for i, r in enumerate(kept) if r["reward"] is None] == [1, 4, 5, 9]
+    assert not any(kept[i]["advantage"] for i in (1, 4, 5, 9))
+
+
+# ---- groups drawn again ----
+
+
+def ask(monkeypatch, args, n, rewards_of, step=1, rates=None):
+    """(b, prompts asked in each draw, their seeds, pass rates) of one `draw` from n prompts.
+    rewards_of(prompt) gives the rewards of its group; nothing is sampled."""
+    asked, seeds = [], []
+
+    def graded(args, run, graders, rows, seed):
+        asked.append(rows)
+        seeds.append(seed)
+        rewards = [x for row in rows for x in rewards_of(row)]
+        of = [row for row in rows for _ in range(args.group_size)]
+        ids = torch.tensor(of)[:, None].repeat(1, 1 + len(seeds))  # each draw has its own width
+        return {"rows": of, "rewards": rewards, "parts": {"rubric": rewards}, "ids": ids}
+
+    monkeypatch.setattr(grpo_rubric, "graded", graded)
+    rates = torch.full((n,), 0.5) if rates is None else rates
+    run = SimpleNamespace(state={"pass_rates": rates}, step=step)
+    b, _ = grpo_rubric.draw(args, run, None, list(range(n)))
+    return b, asked, seeds, rates
+
+
+def parsed(*flags):
+    flags = map(str, ("--group-size", 2, *flags))
+    return grpo_rubric.parse_args([*flags])
+
+
+def test_equal_groups_are_drawn_again(monkeypatch):
+    """Twelve prompts, of which those divisible by 3 give a mixed group: with a bound that suffices,
+    draws go on until three groups have a signal, each with as many prompts as are missing, none asked
+    twice, each draw with a seed of its own. The rollout is all that was drawn, one after another, its
+    rows padded with 0; a bound of 1 ends after one more draw; without --redraw there is one."""
+    mixed = lambda i: [1.0, 0.0] if i % 3 == 0 else [1.0, 1.0]  # noqa: E731
+    b, asked, seeds, _ = ask(
+        monkeypatch, parsed("--groups-per-batch", 3, "--redraw", 12), 12, mixed
+    )
+    flat, missing = sum(asked, []), 3
+    for prompts in asked:
+        assert len(prompts) == min(missing, 12 - (flat.index(prompts[0])))
+        missing -= sum(i % 3 == 0 for i in prompts)
+    assert missing == 0 and len(asked) > 2
+    assert len(set(flat)) == len(flat) and len(set(seeds)) == len(seeds) and seeds[0] == 1
+    assert b["rows"] == [i for i in flat for _ in range(2)]
+    assert b["rewards"] == b["parts"]["rubric"] == [x for i in flat for x in mixed(i)]
+    width = 1 + len(asked)
+    first = [flat[0]] * 2 + [0] * (width - 2)
+    assert b["ids"].shape == (2 * len(flat), width) and b["ids"][0].tolist() == first
+    args = parsed("--groups-per-batch", 3, "--redraw", 1)
+    one = ask(monkeypatch, args, 12, lambda i: [1.0, 1.0])[1]
+    assert [len(prompts) for prompts in one] == [3, 3]
+    args = parsed("--groups-per-batch", 3)
+    assert [len(x) for x in ask(monkeypatch, args, 12, mixed)[1]] == [3]
+    few = ask(monkeypatch, parsed("--groups-per-batch", 3, "--redraw", 5), 4, lambda i: [1.0, 1.0])[
+        1
+    ]
+    assert [len(prompts) for prompts in few] == [3, 1], "each prompt once per step"
+
+
+def test_the_running_pass_rate(monkeypatch):
+    """It begins at ½ and moves half of the way to the group's mean: 1 → ¾, 0 → ¼; what has no score
+    moves it to ½. A lost answer of a group is in no mean."""
+    rewards = {0: [1.0, 1.0], 1: [0.0, 0.0], 2: [None, None], 3: [None, 1.0]}
+    rates = torch.tensor([0.5, 0.5, 1.0, 0.5, 0.9])
+    args = parsed("--groups-per-batch", 4)
+    for step in (1, 3):  # two steps of an epoch each
+        _, asked, _, rates = ask(monkeypatch, args, 4, rewards.get, step, rates)
+    assert sorted(sum(asked, [])) == [0, 1, 2, 3]
+    assert close(rates.double(), t(0.875, 0.125, 0.625, 0.875, 0.9), 1e-6)
+
+
+def test_prompts_that_are_neither_easy_nor_hard_come_first(monkeypatch):
+    """Three times the chance between .2 and .8, ends included: of prompts with rates .2, .8, .9, .1
+    the first of a step is one of the first two with 6/8, each of the others with 1/8 (1 000 steps:
+    ± .04 is three standard errors). The order is a function of seed and step."""
+    args = parsed("--groups-per-batch", 1, "--redraw", 1)
+    rates = torch.tensor([0.2, 0.8, 0.9, 0.1], **F64)
+    first = [
+        ask(monkeypatch, args, 4, lambda i: [1.0, 0.0], step, rates.clone())[1][0][0]
+        for step in range(1, 1001)
+    ]
+    shares = np.bincount(first, minlength=4) / 1000
+    assert np.abs(shares - [3 / 8, 3 / 8, 1 / 8, 1 / 8]).max() < 0.04, shares
+    again = ask(monkeypatch, args, 4, lambda i: [1.0, 0.0], 7, rates.clone())[1][0][0]
+    assert again == first[6]
+
+
+EASY = [{"check": "text:max_chars", "max_chars": 999}]
+HARD = [{"check": "regex:match", "pattern": "no answer says this"}]
+VOWEL = [{"check": "regex:match", "pattern": "[aeiou]"}]
+
+
+@pytest.fixture(scope="module")
+def uneven(graded, tmp_path_factory):
+    """Twelve prompts: four that every answer solves, four that none does, four in between."""
+    rows = [{"prompt": f"Ask {i}.", "rubrics": (EASY, HARD, VOWEL)[i % 3]} for i in range(12)]
+    file = tmp_path_factory.mktemp("uneven") / "r.json"
+    file.write_text(json.dumps({"train": rows, "validation": [], "test": []}))
+    return graded | {"data": str(file)}
+
+
+def test_a_run_with_redrawn_groups_resumes(uneven, tmp_path, monkeypatch):
+    """Two groups wanted, most have no signal: groups/redrawn counts those beyond, and none without a
+    signal is in the loss or in its normaliser. Stopped after step 3 and resumed, the run has the log,
+    the answers and the weights of one that was not, to the bit: the pass rates, by then beyond .2 and
+    .8, lie in the checkpoint."""
+    spy = Spy(monkeypatch, grpo_rubric, "update")
+    flags = ("--redraw", 3, "--groups-per-batch", 2, "--steps", 6, "--save-every", 3)
+    whole = trained(run(uneven, tmp_path / "whole", *flags))
+    assert sum(row["groups/redrawn"] for row in whole) > 3
+    for call, row in zip(spy.calls, whole, strict=True):
+        b, advantages, in_loss = call[3:6]
+        assert row["groups/redrawn"] == max(0, len(b["rewards"]) // 4 - 2)
+        signal = (advantages.view(-1, 4) != 0).any(dim=1).repeat_interleave(4)
+        assert in_loss.tolist() == signal.tolist() and row["episodes"] == len(b["rewards"])
+    run(uneven, tmp_path / "run", *flags, "--stop-after", 3)
+    run(uneven, tmp_path / "run", *flags, "--resume")
+    states = []
+    for name in ("whole", "run"):
+        file = tmp_path / name / "checkpoint/step-0000006.pt"
+        states.append(torch.load(file, weights_only=True)["state"])
+    rates = states[0]["pass_rates"]
+    assert (
+        (rates < 0.2).any() and (rates > 0.8).any() and torch.equal(rates, states[1]["pass_rates"])
+    )
+    assert all(torch.equal(x, states[1]["policy"][k]) for k, x in states[0]["policy"].items())
+    for log in ("metrics.jsonl", "rollouts.jsonl"):
+        rows = [read(tmp_path / name / log) for name in ("whole", "run")]
+        rows = [[{k: x for k, x in row.items() if k not in CLOCK} for row in each] for each in rows]
+        assert rows[0] == rows[1]
+
+
+# ---- the teacher ----
+
+
+def test_the_gradient_of_the_kl_is_the_advantage_of_a_teacher():
+    """A = 0, β = 1: the gradient of ρ·k3 at ρ = 1 is log π − log π_teacher, token by token, so one
+    update per rollout is a policy gradient with the advantage log π_teacher − log π; d of .5, −1, .25
+    here. Under the mask there is none."""
+    logps = t([-1.0, -2.0, -0.5, 9]).requires_grad_()
+    teacher, mask = t([-1.5, -1.0, -0.75, 0]), on([1, 1, 1, 0])
+    losses, _ = grpo_rubric.token_losses(logps, logps.detach(), t(0), mask, teacher, beta=1.0)
+    losses.sum().backward()
+    assert close(logps.grad, [[0.5, -1.0, 0.25, 0]])
+
+
+def test_a_run_with_a_teacher(graded, tmp_path, monkeypatch):
+    """--teacher: its log-probs are the reference's, β is 1 unless told, the graders' rewards are logged
+    and reach no update, and the policy comes nearer: kl/token, the KL from the teacher, falls by a third
+    in forty steps. A group of equal reward is trained on as any other."""
+    teacher = tiny_model("llama", tmp_path, seed=9)
+    spy = Spy(monkeypatch, grpo_rubric, "update")
+    flags = ("--teacher", teacher, "--steps", 40, "--lr", 0.03, "--eval-every", 0, "--warmup", 0)
+    rows = trained(run(graded, tmp_path / "run", *flags, "--schedule", "constant"))
+    assert [row["kl/coef"] for row in rows] == [1.0] * 40
+    assert rows[-1]["kl/token"] < 0.67 * rows[0]["kl/token"], [row["kl/token"] for row in rows]
+    for *_, advantages, in_loss in spy.calls:
+        assert not advantages.any() and in_loss.all()
+    assert all(row["forwarded"] == 16 and row["updates"] == 1 for row in rows)
+    assert rows[0]["reward/mean"] > 0 and rows[0]["advantage/abs_mean"] > 0
+    reference = spy.calls[0][2]
+    b = spy.calls[0][3]
+    seen = b["ids"], b["attention_mask"], b["mask"]
+    with torch.no_grad():
+        expected = common.token_logps(common.load_policy(teacher, trainable=False), *seen)
+        assert torch.equal(common.token_logps(reference, *seen), expected)
+
+
+def test_a_teacher_of_other_tokens_is_refused(graded, tmp_path, tokenizer):
+    """Ids that mean other words would be compared without a word: one line that names both."""
+    teacher = tiny_model("llama", tmp_path)
+    file = f"{teacher}/tokenizer.json"
+    told = json.loads(open(file).read())
+    vocab = told["model"]["vocab"]
+    last = max(vocab, key=vocab.get)
+    vocab[last + "x"] = vocab.pop(last)
+    told["model"]["merges"] = [m for m in told["model"]["merges"] if last not in ("".join(m), m)]
+    open(file, "w").write(json.dumps(told))
+    with pytest.raises(files.UserError, match=f"--teacher {teacher}: its tokens are not those of"):
+        run(graded, tmp_path / "run", "--teacher", teacher)
+    with pytest.raises(files.UserError, match="--teacher no/such"):
+        run(graded, tmp_path / "run", "--teacher", "no/such")
+
+
+@pytest.mark.parametrize("rank", [0, 4])
+def test_without_a_teacher_the_reference_is_the_start(rank, graded):
+    """--beta alone: a frozen copy of --model, with LoRA the policy itself; no --beta, none."""
+    argv = ["--model", graded["llama"], "--data", graded["data"], "--out", "runs/none"]
+    for beta in (0.0, 0.1):
+        args = grpo_rubric.parse_args([*argv, "--beta", str(beta), "--lora-rank", str(rank)])
+        device = SimpleNamespace(dtype=None, device=None)
+        policy, reference, _ = rollouts.load_models(args, device)
+        if not beta:
+            assert reference is None
+        elif rank:
+            assert reference is policy
+        else:
+            assert reference is not policy
+            assert not any(w.requires_grad for w in reference.parameters())
