@@ -11,9 +11,9 @@ trained                           ✓      ✓      ✓       logits[2:5] are sc
 
 Sections     1 from text to ids · 2 rows and batches · 3 models · 4 scoring answers · 5 log-probs
              6 sampling
-Conventions  prompt and answer are tokenised separately and joined; rows are right-padded; masks are bool
-             and made from lengths, never from the pad id; trainable weights are fp32 whatever the
-             checkpoint holds; no dropout anywhere
+Conventions  prompt and answer are tokenised separately and joined; rows are right-padded; masks are
+             bool and made from lengths, never from the pad id; trainable weights are fp32 whatever
+             the checkpoint holds; no dropout anywhere
 Left out     1. packing, 8-bit, custom kernels   2. what one stage alone needs
 Axes         B rows, T columns, V vocabulary, H hidden, N tokens
 """
@@ -583,8 +583,8 @@ def dropout_off(config):
 def save_model(model, tokenizer, folder, dtype=torch.float32, adapter_only=False):
     """Write a folder that transformers opens with equal logits: weights, configs, tokenizer.
 
-    Each file is written under a temporary name and then renamed. An adapter goes to adapter/, in PEFT's
-    layout, and is merged into the weights; adapter_only leaves these out.
+    Each file is written under a temporary name, then renamed. An adapter goes to adapter/, in
+    PEFT's layout, and is merged into the weights; adapter_only leaves these out.
     """
     folder, lora = Path(folder), hasattr(model, "lora_config")
     folder.mkdir(parents=True, exist_ok=True)
@@ -840,8 +840,8 @@ def sample(
     One uniform number per (row, position), drawn from (seed, row), picks the token by the
     cumulative distribution in float64, so row i depends on the seed and i alone, not on its batch.
     temperature=0 is greedy. No top-p and no top-k: what is sampled is what is scored. Prompts that
-    do not fit are cut. rows: answers decoded together. numbers: one int per answer, used in place of
-    i. With several processes each decodes its share and receives all answers, unless alone=True.
+    do not fit are cut. rows: answers decoded together. numbers: one int per answer, used in place
+    of i. With several processes each decodes its share and receives all answers, unless alone=True.
     """
     N = len(prompts) * n
     numbers = numbers or range(N)

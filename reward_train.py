@@ -79,7 +79,7 @@ def bradley_terry_loss(
 
 
 def pair_metrics(chosen_rewards, rejected_rewards, tie=None, bins=10):
-    """How often, and by how much, chosen scores higher: P(chosen) = σ(Δ), Δ = r_chosen − r_rejected.
+    """How often and how surely chosen scores higher: P(chosen) = σ(Δ), Δ = r_chosen − r_rejected.
 
     chosen_rewards, rejected_rewards  (B,);  tie  (B,) bool or None: a tie is in no mean
     accuracy  share with Δ > 0, equal scores ½          margin  mean Δ
