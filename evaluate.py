@@ -530,7 +530,7 @@ def read_candidate(row, args, fixed):
     if args.blind:
         text, replaced = blinded(text, str(row[args.blind]))
     if not replaced:
-        raise ValueError(f"--blind {args.blind}: {row[args.blind]!r} is not in the text")
+        raise ValueError(f"--blind {args.blind}: {row[args.blind]!r:.60} is not in the text")
     answer = text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
     found = {"id": str(row["id"]), "role": plain_text(prompt), "prompt": prompt, "text": text}
     return found | {"answer": answer, "row": row}
