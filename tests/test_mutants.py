@@ -138,7 +138,7 @@ def test_two_hundred_mutants(tmp_path, capsys, read, rows):
 def test_two_hundred_tables(tmp_path):
     """The same of CSV: a byte changed, added or gone."""
     rng, path = random.Random(0), tmp_path / "people.csv"
-    good = 'id,name,profile\n1,Ann Li,"Ann Li, cook"\n2,Bo,Bo bakes\n'.encode()
+    good = b'id,name,profile\n1,Ann Li,"Ann Li, cook"\n2,Bo,Bo bakes\n'
     for _ in range(200):
         at = rng.randrange(len(good))
         path.write_bytes(good[:at] + bytes([rng.choice(b'",\n\r\x00;\xff')]) + good[at + rng.randrange(2) :])  # fmt: skip
