@@ -1125,7 +1125,7 @@ def pairs_table(report, scorer):
     for r in (r for r in report["comparisons"] if r["scorer"] == scorer):
         word, needed = r["verdict"], r["needed_n"]
         if word == "inconclusive" and needed:
-            word += f"; to find it: {needed:,} prompts"
+            word += f"; would take {needed:,} prompts"
         rates = [show(r[key], 1, True) for key in ("win_rate", "length_controlled")]
         cells.append([f"{r['a']} against {r['b']}", *rates, show(r["p_holm"], 4), word])
     header = ["pair", "wins", "wins at equal length", "p (Holm)", "verdict"]
