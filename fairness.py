@@ -810,7 +810,7 @@ def read_score(cell):
 def load_people(args):
     """(ids, groups, decided, labels, scores, clusters, cutoff) of the table: (n,) lists.
 
-    groups  {column: labels, None = unknown}: --group; else, or for LL144 too, sex and race_ethnicity
+    groups  {column: labels, None = unknown}: --group, or sex and race_ethnicity
     """
     what, path = args.y_pred or args.score, f"audit {args.table}"
     if bool(args.y_pred) == bool(args.score):
@@ -841,7 +841,7 @@ def load_people(args):
         groups[column] = [None if x.lower() in ("", "unknown") else x for x in labels]
     counts = {column: len(set(labels) - {None}) for column, labels in groups.items()}
     if args.ll144 and not set(REFERENCE) & set(groups) or min(counts.values(), default=0) < 2:
-        why = "expected --group COLUMN, or columns sex and race_ethnicity, of two known groups or more"
+        why = "expected --group COLUMN, or columns sex and race_ethnicity, of two groups or more"
         raise UserError(
             f"{path}: {why}; found {files.told(counts) if counts else ', '.join(header)}"
         )

@@ -322,7 +322,7 @@ def test_scores_and_ll144_command(tmp_path):
 BAD = [
     ("--y-pred nope --group g", "no column 'nope'"),
     ("--y-pred third --group g", "t.csv:3: third: '2'; expected 0 or 1"),
-    ("--y-pred p --group same", "of two known groups or more; found same 1"),
+    ("--y-pred p --group same", "of two groups or more; found same 1"),
     ("--y-pred p", "expected --group COLUMN, or columns sex and race_ethnicity"),
     ("--group g", "--y-pred, --score: expected one"),
     ("--score s --group g", "expected --cutoff X or --select SHARE"),
