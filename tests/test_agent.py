@@ -408,6 +408,8 @@ def test_a_start_that_knows_no_move_is_told_so(folder, tmp_path, capsys):
     assert """--env-args '{"show_legal": true}' --policy""" in printed
     (row,) = [r for r in logged(tmp_path / "run") if "updates" in r]
     assert row["updates"] == 0 and row["env/invalid_frac"] == 1 and row["reward/mean"] == -1
+    row = logged(tmp_path / "run")[0]
+    assert (row["val/score"], row["val/reward"]) == (0, -1), "no win, and the game is lost"
 
 
 # ---- play ----
