@@ -11,9 +11,9 @@ trained                           ✓      ✓      ✓       logits[2:5] are sc
 
 Sections     1 from text to ids · 2 rows and batches · 3 models · 4 scoring answers · 5 log-probs
              6 sampling
-Conventions  prompt and answer are tokenised apart and joined; rows are right-padded; masks are bool
-             and made from lengths, never from the pad id; trainable weights are fp32 whatever the
-             checkpoint holds; no dropout anywhere
+Conventions  prompt and answer are tokenised separately and joined; rows are right-padded; masks are
+             bool and made from lengths, never from the pad id; trainable weights are fp32 whatever
+             the checkpoint holds; no dropout anywhere
 Left out     1. packing, 8-bit, custom kernels   2. what one stage alone needs
 Axes         B rows, T columns, V vocabulary, H hidden, N tokens
 """
@@ -120,7 +120,7 @@ def text_end(tokenizer):
 
 
 def pad_id(tokenizer):
-    """An id to fill rows with that ends no response; the embedding never grows for it.
+    """An id for padding that ends no response; the embedding is never resized for it.
 
     Masks are made from lengths, so any id would do here; transformers' own reward pooling looks for
     the last id that is not pad, so a reward folder needs one that ends no response.
@@ -202,7 +202,7 @@ def _chat_ids(tokenizer, messages):
 
 
 def encode_pair(tokenizer, prompt, *responses, max_length=math.inf, counts=None):
-    """(prompt_ids, response_ids, …): prompt and responses encoded apart, all after the same prompt.
+    """(prompt_ids, response_ids, …): prompt and responses encoded separately.
 
     Each response ends in exactly one end id, the template's or else EOS. Longer than max_length
     together: the prompt is cut from its left to max(max_length − longest response, max_length / 2),
@@ -284,7 +284,8 @@ def batch_indices(n, batch_size, seed, step, keep_order=False):
 
 
 def micro_batches(indices, lengths, micro_tokens):
-    """Cut a batch into forwards of at most micro_tokens padded tokens, like lengths together.
+    """Cut a batch into forwards of at most micro_tokens padded tokens, rows of similar length
+    together.
 
     The batch stays what it is: sums over its micro-batches are divided by the count of the whole
     batch, so the update is that of one big forward.
@@ -300,7 +301,7 @@ def micro_batches(indices, lengths, micro_tokens):
 
 
 def held_out(prompt, fraction):
-    """True if this prompt is held out: by its hash, so rows of one prompt never part."""
+    """True if this prompt is held out; its hash decides, so all its rows are on the same side."""
     if not isinstance(prompt, str):
         prompt = json.dumps(prompt, sort_keys=True, ensure_ascii=False)
     digest = hashlib.sha256(prompt.encode()).digest()
@@ -308,7 +309,7 @@ def held_out(prompt, fraction):
 
 
 class Named:
-    """Rows of which row i is line `line[i]` of the file `names[file[i]]`."""
+    """Rows; row i is line `line[i]` of the file `names[file[i]]`."""
 
     def name(self, indices):
         """Where the first four of these rows stand, for an error message."""
@@ -386,7 +387,7 @@ def load_pairs(
 ):  # fmt: skip
     """Read and encode preference files, one row in memory at a time, into `Pairs`.
 
-    Equal pairs, pairs that became equal by cutting and (without keep_ties) ties are dropped and
+    Equal pairs, pairs that are equal after cutting and (without keep_ties) ties are dropped and
     counted. Held out are `eval_files`, else a share of the prompts. copies(row) → more rows for the
     same line, on its side of the split; rows of `eval_files` get none.
     """
@@ -467,7 +468,7 @@ def opening(name, flag):
     try:
         yield
     except Exception as error:  # OSError, ValueError, KeyError, SafetensorError …
-        hub = "" if Path(name).exists() else "no such folder, and from the hub it "
+        hub = "" if Path(name).exists() else "no such folder, and as a hub id it "
         raise UserError(f"{flag} {name}: {hub}cannot be loaded ({brief(error)})") from None
 
 
@@ -547,7 +548,7 @@ def _load(kind, name, dtype, device, trainable, lora_rank, flag, reward_pad=None
         # what the files lack is drawn at random; a new reward head is meant to be
         lost = [key for key in info["missing_keys"] if has_head or not key.startswith("score.")]
         if lost:
-            raise ValueError(f"its files hold no {lost[0]}, {len(lost)} missing")
+            raise ValueError(f"its weight files lack {lost[0]} ({len(lost)} missing)")
         if reward_pad is not None:
             model.score.float()  # head and score are fp32 in every precision
             if not has_head:
@@ -582,8 +583,8 @@ def dropout_off(config):
 def save_model(model, tokenizer, folder, dtype=torch.float32, adapter_only=False):
     """Write a folder that transformers opens with equal logits: weights, configs, tokenizer.
 
-    Each file is written next to its place and then renamed. An adapter goes to adapter/, in PEFT's
-    layout, and is merged into the weights; adapter_only leaves these out.
+    Each file is written under a temporary name, then renamed. An adapter goes to adapter/, in
+    PEFT's layout, and is merged into the weights; adapter_only leaves these out.
     """
     folder, lora = Path(folder), hasattr(model, "lora_config")
     folder.mkdir(parents=True, exist_ok=True)
@@ -678,7 +679,7 @@ def reward_scale(config, raw=False):
 
 # ---- 5. log-probs ----
 
-# fp32 logits alive at once: a CPU's cache, a slice of a GPU
+# bytes of fp32 logits held at once: what a CPU's cache holds, a small part of a GPU's memory
 HEAD_CHUNK_BYTES = {"cpu": 8 * 2**20, "cuda": 256 * 2**20}
 
 
@@ -772,8 +773,8 @@ def kl_estimates(logps, ref_logps, mask):
 
     d = logp − ref:  k1 = d,  k2 = d²/2,  k3 = e⁻ᵈ − 1 + d  (never negative)
     [Schulman 2020, joschu.net/blog/kl-approx]
-    Only k1 has the right gradient in the reward, k2 or ratio × k3 in the loss; k3 is the quiet one
-    for the log.
+    Only k1 has the right gradient in the reward, k2 or ratio × k3 in the loss; k3 has the least
+    variance, for the log.
     >>> d = torch.tensor([[-1.0]]), torch.tensor([[-1.5]]), torch.tensor([[True]])
     >>> [round(k.item(), 4) for k in kl_estimates(*d)]
     [0.5, 0.125, 0.1065]
@@ -839,8 +840,8 @@ def sample(
     One uniform number per (row, position), drawn from (seed, row), picks the token by the
     cumulative distribution in float64, so row i depends on the seed and i alone, not on its batch.
     temperature=0 is greedy. No top-p and no top-k: what is sampled is what is scored. Prompts that
-    do not fit are cut. rows: answers decoded together. numbers: one int per answer that stands for
-    i in the draws. Of several processes each decodes its share and gets all, unless alone=True.
+    do not fit are cut. rows: answers decoded together. numbers: one int per answer, used in place
+    of i. With several processes each decodes its share and receives all answers, unless alone=True.
     """
     N = len(prompts) * n
     numbers = numbers or range(N)
@@ -904,7 +905,7 @@ def _decode(model, prompts, uniform, ends, temperature):
         tokens[row, t] = token
         logps[row, t] = logits.gather(-1, token[:, None]).squeeze(-1) - logits.logsumexp(-1)
         # (4) finished rows leave: the last live rows move into their slots
-        if device.type == "cpu" or t % 8 == 7:  # a GPU does not wait for the answer at every token
+        if device.type == "cpu" or t % 8 == 7:  # on a GPU the check is a wait
             done = torch.isin(tokens[row, : t + 1], ends).any(1)
             live = len(row) - int(done.sum())
             if live == 0:

@@ -79,7 +79,7 @@ def bradley_terry_loss(
 
 
 def pair_metrics(chosen_rewards, rejected_rewards, tie=None, bins=10):
-    """How often, and how surely, chosen scores higher: P(chosen) = σ(Δ), Δ = r_chosen − r_rejected.
+    """How often and how surely chosen scores higher: P(chosen) = σ(Δ), Δ = r_chosen − r_rejected.
 
     chosen_rewards, rejected_rewards  (B,);  tie  (B,) bool or None: a tie is in no mean
     accuracy  share with Δ > 0, equal scores ½          margin  mean Δ
@@ -152,7 +152,7 @@ def counterfactual_copy(row, names, rng):
     One candidate takes a name from another cell (sex × race_ethnicity), cells drawn evenly. Two
     swap names, so each name has won once and lost once: a preference for a name cancels. Names are
     replaced as whole words, all at once. Left alone: a name that is not in its text, or is there in
-    another spelling (aisha.booker@…; "will" beside a Will, for one of the two is a word).
+    another spelling (aisha.booker@…; "will" beside a Will, where one is a word).
 
     >>> emily = {"in": "chosen", "name": "Emily Yoder", "first": "Emily", "last": "Yoder"}
     >>> aisha = {"in": "rejected", "name": "Aisha Booker", "first": "Aisha", "last": "Booker"}
@@ -212,7 +212,7 @@ def cell(person):
 
 
 def load_names(path):
-    """Rows of a CSV of names; not those whose `split` is heldout, which belong to the audits."""
+    """Rows of a CSV of names, without those whose `split` is heldout: these are for the audits."""
     flag, columns = f"--counterfactual-augment {path}", (*NAME_PARTS, *CELL)
     try:
         with open(path, encoding="utf-8-sig", newline="") as file:
@@ -273,20 +273,19 @@ def load_models(args, run):
 
 def preflight(args, model, tokenizer, pairs):
     """Loss = log 2 under a fresh head; one row, marked."""
-    first, flag = pairs.train[:8], f"--model {args.model}"
-    rows = [x.to(model.device) for x in batch_rows(pairs, first, pad_id(tokenizer))]
+    rows = batch_rows(pairs, pairs.train[:8], pad_id(tokenizer))
+    ids, attention_mask, _ = (x.to(model.device) for x in rows)
     with torch.no_grad():
-        rewards = reward_scores(model, *rows)
+        rewards = reward_scores(model, ids, attention_mask)
     loss = bradley_terry_loss(*rewards.chunk(2)).mean().item()
     if model.fresh_head:
-        said = "loss before step one, with a zero head"
-        runs.identity(said, loss, math.log(2), runs.rounding(model), flag)
+        said, bound = "loss before step one, with a zero head", runs.rounding(model)
+        runs.identity(said, loss, math.log(2), bound, f"--model {args.model}")
     else:
         print(f"preflight  {args.model} is a reward model already: loss {loss:.4f}")
-    ids, attention_mask, _ = rows
     last = attention_mask & ~F.pad(attention_mask[:, 1:], (0, 1))  # where the score is read
-    legend = "· not read   ◆ carries the reward"
-    runs.show_row(tokenizer, (ids, attention_mask, last), pairs.name(first[:1]), legend)
+    legend, name = "· not read   ◆ carries the reward", pairs.name(pairs.train[:1])
+    runs.show_row(tokenizer, (ids, attention_mask, last), name, legend)
 
 
 # ---- 8. the loop ----

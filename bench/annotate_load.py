@@ -145,7 +145,8 @@ def main():
     add("--votes", type=int, default=200, help="votes per person (default 200)")
     add("--kills", type=int, default=0, help="SIGKILLs of the server, evenly spread (default 0)")
     add("--folder", help="where to write, to measure that disk (default: the temporary folder)")
-    print(json.dumps(run(**vars(parser.parse_args()))))
+    args = parser.parse_args()
+    print(json.dumps(run(args.annotators, args.votes, args.kills, args.folder)))
 
 
 if __name__ == "__main__":

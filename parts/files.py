@@ -106,7 +106,7 @@ def _rows(path, shown, check, numbered):
                 row = parse_json(line)
                 if not isinstance(row, dict):
                     raise ValueError(f"expected a JSON object, found {type(row).__name__}")
-                if check is not None:
+                if check:
                     check(row)
             except ValueError as error:  # UnicodeDecodeError is one as well
                 raise UserError(f"{shown}:{line_number}: {error}") from None
@@ -173,7 +173,7 @@ def replacing(path, mode=0o644):
 
 def load_function(spec, flag):
     """The function named by FILE:FUNCTION, such as --gold: (prompts, answers, rows) → scores."""
-    path, _, name = str(spec).rpartition(":")
+    path, _, name = spec.rpartition(":")
     if not path.endswith(".py") or not Path(path).is_file():
         raise UserError(f"{flag} {spec}: expected FILE:FUNCTION with an existing Python file")
     sys.path.append(str(Path(path).resolve().parent))  # the file may import its neighbours
@@ -204,7 +204,7 @@ class Parser(ArgumentParser):
     """Errors in one line; an unknown flag is answered with the closest one."""
 
     def __init__(self, **options):
-        super().__init__(**{"formatter_class": partial(Help, max_help_position=30), **options})
+        super().__init__(formatter_class=partial(Help, max_help_position=30), **options)
 
     def parse_known_args(self, args=None, namespace=None):
         found, unknown = super().parse_known_args(args, namespace)

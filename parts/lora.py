@@ -114,7 +114,9 @@ def merge_adapter(model, folder, adapter):
         if kind == "A.weight":
             module, B = model.get_submodule(path), state[key.replace("lora_A", "lora_B")]
             if module.weight is table:
-                raise UserError(f"{folder}: an adapter on a tied embedding cannot be merged")
+                raise UserError(
+                    f"{folder}: an adapter of a head tied to the embedding cannot be merged"
+                )
             scale, dtype = adapter["lora_alpha"] / adapter["r"], module.weight.dtype
             module.weight.data = merged_weight(module, value, B, scale).to(dtype)
         elif kind != "B.weight":  # a score head

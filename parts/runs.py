@@ -235,8 +235,8 @@ class Run:
         args, per_epoch = self.args, math.ceil(rows / self.args.batch_size)
         epochs = args.epochs or max(1, math.ceil(least / per_epoch))
         self.planned = args.steps or epochs * per_epoch
-        batches = f"{rows} {unit} in batches of {args.batch_size}"
-        print(f"plan       {batches}; steps per epoch {per_epoch}, in total {self.planned}")
+        steps = f"steps per epoch {per_epoch}, in total {self.planned}"
+        print(f"plan       {rows} {unit} in batches of {args.batch_size}; {steps}")
 
     def start(self, tokenizer, lr, head_lr=None):
         """Prepare the modules of `state` for training; with --resume load the newest checkpoint.
@@ -572,7 +572,7 @@ def show_row(tokenizer, rows, where, legend="· context   ▮ trained   ◆ the 
     on = [t for t, trained in enumerate(mask) if trained]
     marks = {t: "▮" for t in on} | {t: "◆" for t in on[-1:]}
     first = on[0] if on else 0
-    near = {*range(first - 12, first + 40), *range(n - 6, n)}
+    near = {*range(12), *range(first - 12, first + 40), *range(n - 6, n)}
     shown = ""
     for t, i in enumerate(ids):
         if t in near:
@@ -636,7 +636,7 @@ def answer(args, model, tokenizer, prompts, scorers):
     for key, flag, function in scorers:
         metrics[key] = mean(parallel.score_answers(function, flag, prompts, asked, drawn.texts))
     texts = [tokenizer.decode(ids) for ids in drawn.prompt_ids[:2]]
-    samples = [{"prompt": p, "answer": a} for p, a in zip(texts, drawn.texts, strict=False)]
+    samples = [{"prompt": p, "answer": a} for p, a in zip(texts, drawn.texts)]
     return metrics, samples, drawn
 
 

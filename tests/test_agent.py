@@ -19,6 +19,7 @@ import grpo_agent as g
 import judge
 from conftest import REPO
 from parts.files import UserError
+from test_ppo import Spy
 from tiny import CHATML, TEMPLATE, tiny_model, tiny_tokenizer
 
 ECHO = """
@@ -353,6 +354,7 @@ def test_a_run_leaves_what_the_header_promises(run):
             expected |= {"length/mean": n, "length/truncated_frac": sum(cut) / 4, "ratio/mean": 1}
             expected |= {"answer_tokens": 4 * n, "episodes": 4, "exceptions": 0, "sample_gap": 0}
             assert [(r["group"], r["sample"]) for r in kept] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+            assert row["tokens"] > 2 * row["answer_tokens"], "the environment's words as well"
             for a, b in (kept[:2], kept[2:]):
                 gain = (a["reward"] - b["reward"]) / 2
                 assert a["seed"] == b["seed"] and a["advantage"] == pytest.approx(gain, abs=1e-6)
@@ -377,19 +379,22 @@ def test_what_a_run_prints(run):
     assert g.transcript(t).splitlines() == [*lines, "  reward 0.25  turns 1  vowels 0.5"]
 
 
-def test_failures_within_the_limit_are_counted_and_the_run_goes_on(folder, tmp_path):
+def test_failures_within_the_limit_are_counted_and_the_run_goes_on(folder, tmp_path, monkeypatch):
     """A third of the seeds raise: with a limit of .9 the run ends well, the log counts them, their
     episodes carry an error and no reward; the group of the others is a group of its own."""
     fault = "if self.seed % 3 == 1 and self.seed < 10**9: raise RuntimeError('gone')"
     out = tmp_path / "run"
-    flags = "--steps", 3, "--max-exceptions", 0.9, "--test-episodes", 0
+    flags = "--steps", 3, "--max-exceptions", 0.9, "--test-episodes", 0, "--seed", 2
+    spy = Spy(monkeypatch, g, "play_model")
     assert g.main(line(folder, echo(tmp_path, fault), out, *flags)) == 0
     errors = [r for r in logged(out, "rollouts") if r["error"]]
     assert all(r["reward"] is None and r["advantage"] == 0 for r in errors)
     for row in (r for r in logged(out) if "exceptions" in r):
-        n = sum(seed % 3 == 1 for seed in g.training_seeds(arguments(), row["step"]))
+        n = sum(seed % 3 == 1 for seed in g.training_seeds(arguments("--seed", 2), row["step"]))
         assert row["exceptions"] == n == sum(r["step"] == row["step"] for r in errors)
         assert row["reward/unscored_frac"] == n / 4
+    draws = [call[6] for call in spy.calls]  # preflight, validation, steps 1 and 2, …
+    assert draws == [2, 2, 2000001, 2000002, 2, 2000003, 2], "each step has draws of its own"
     assert "RuntimeError: gone" in errors[0]["error"]
 
 

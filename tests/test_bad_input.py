@@ -11,7 +11,6 @@ import hashlib
 import json
 import math
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -100,13 +99,6 @@ def message(role, content):
     return [{"role": role, "content": content}]
 
 
-ROWS = {  # second line of the file: words of the answer
-    b'{"prompt": ': ["not valid JSON", "column"],
-    b'{"prompt": "caf\xe9"}': ["'utf-8'", "0xe9", "position 15"],
-    b'{"question": "a", "answer": "b"}': ["expected", "prompt", "'question'"],
-    json.dumps({**GOOD, "chosen": 3}).encode(): ['"chosen" is int', "text or a list of"],
-    json.dumps({**GOOD, "rejected": None}).encode(): ['"rejected" is missing', FIX],
-}
 SFT_ROWS = {
     '{"prompt": "a", "completion": ""}': ['"completion" is empty', FIX],
     '{"prompt": "a", "completion": [{"role": "assistant", "content": "b"}]}': ["both"],
@@ -116,17 +108,15 @@ SFT_ROWS = {
     '{"text": " "}': ['expected "prompt" and "completion"', "found ['text']"],
     '{"text": 7}': ['expected "prompt" and "completion"'],
 }
-CASES = [(sft, *case) for case in ROWS.items()]
-CASES += [(sft, line.encode(), words) for line, words in SFT_ROWS.items()]
 
 
-@pytest.mark.parametrize("stage, second, words", CASES)
-def test_malformed_row(stage, second, words, world, capsys):
+@pytest.mark.parametrize("second", SFT_ROWS)
+def test_malformed_row(second, world, capsys):
     """A row that cannot be meant is refused with flag, file and line. Skipping it in silence would
-    train on less than the user thinks."""
-    Path("mine.jsonl").write_bytes(json.dumps(GOOD).encode() + b"\n" + second + b"\n")
-    words = [f"error: {FLAGS[stage]} mine.jsonl:2: ", *words]
-    refused(stage, world, capsys, FLAGS[stage], "mine.jsonl", words=words)
+    train on less than the user thinks. (test_common_text.py has the table of pairs.)"""
+    Path("mine.jsonl").write_text(f"{json.dumps(GOOD)}\n{second}\n")
+    words = ["error: --data mine.jsonl:2: ", *SFT_ROWS[second]]
+    refused(sft, world, capsys, "--data", "mine.jsonl", words=words)
 
 
 @every_stage
@@ -172,21 +162,6 @@ def copy_of(folder, name, *without):
         for file in Path(name).glob(pattern):
             file.unlink()
     return name
-
-
-@every_stage
-def test_a_folder_that_is_no_policy(stage, world, capsys):
-    """Each broken folder is named with what is wrong in it; none leads to a search on the hub."""
-    copy_of(world["policy"], "mute", "token*")
-    Path("empty").mkdir()
-    names = {"runs/nope": "no such folder; expected a model folder or a hub id such as org/name"}
-    names["empty"] = "not a model folder (config.json is missing)"
-    names |= {"mute": "cannot be loaded ("}
-    names["org/name"] = "no such folder, and from the hub it cannot be loaded ("
-    if stage is not reward_train:
-        names[world["reward"]] = "this is a reward model; pass it as --reward-model"
-    for name, why in names.items():
-        refused(stage, world, capsys, "--model", name, words=[f"--model {name}: {why}"])
 
 
 def test_a_folder_that_is_no_reward_model(world, capsys, tmp_path):
@@ -477,13 +452,3 @@ def test_the_run_of_a_stage_is_guarded(stage, world, capsys, tmp_path):
     other = ALL[ALL.index(stage) - 1]
     with pytest.raises(files.UserError, match=f"made by {stage.__name__}.py"):
         other.main(argv_of(other, world, world["runs"] / stage.__name__, "--resume"))
-
-
-def test_the_command_line(world, tmp_path):
-    """Once as a process: status 2, one line on stderr, nothing on stdout, no folder made."""
-    argv = argv_of(dpo, world, tmp_path / "new", "--pairs", "no.jsonl")
-    run = subprocess.run([sys.executable, REPO / "dpo.py", *argv], capture_output=True, text=True)
-    assert (run.returncode, run.stdout) == (2, "")
-    assert run.stderr.startswith("error: --pairs no.jsonl: no such file")
-    assert run.stderr.count("\n") == 1
-    assert not (tmp_path / "new").exists()

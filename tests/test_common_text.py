@@ -385,23 +385,19 @@ MALFORMED = [
     ({"prompt": "Assess", "completion": "hold"}, "completion"),
     ({**GOOD, "rejected": None}, '"rejected" is missing'),
     ({**GOOD, "rejected": " \n "}, '"rejected" is empty'),
-    ({**GOOD, "chosen": 5}, "int"),
     ({**GOOD, "chosen": {"role": "assistant", "content": "x"}}, "dict"),
     ({**GOOD, "prompt": 5}, '"prompt" is int'),
     ({**GOOD, "chosen": ANSWER}, BOTH),
     ({**CHAT, "prompt": []}, '"prompt"'),
-    ({**CHAT, "chosen": []}, "one assistant message"),
     ({**CHAT, "chosen": said("")}, '"chosen" is empty'),
     ({**CHAT, "chosen": [*ANSWER, user("and?")]}, "one assistant message"),
     ({**CHAT, "prompt": [*USER, *ANSWER]}, "assistant"),
     ({**CHAT, "prompt": [{"role": "boss", "content": "x"}]}, '"role" (system'),
-    ({**CHAT, "prompt": [{"role": "user"}]}, '"content"'),
     ({**CHAT, "prompt": [{"role": "user", "content": ["x"]}]}, "text"),
     ({**GOOD, "chosen": [*USER, *ANSWER]}, 'leave the column "prompt" out'),
     ({**GOOD, "tie": True, "strength": 2}, "strength"),
     ({**GOOD, "tie": "yes"}, '"tie"'),
     ({**GOOD, "strength": "big"}, '"strength"'),
-    ({**GOOD, "margin": True}, '"margin"'),
     ({**GOOD, "margin": 1e39}, '"margin"'),  # JSON reads 1e999 as infinity
     ({**GOOD, "chosen": "half \ud800"}, "surrogate"),
     ({**CHAT, "prompt": [user("\udfff")]}, "surrogate"),
@@ -559,7 +555,8 @@ def test_the_token_strip_is_made_from_the_tensors(tokenizer, capsys):
     assert strip(ids[0], [False] * 2)[1:] == ["·1·\\n", "0 of 2 tokens trained"]
     text = numbers_as_text(200)
     long = strip(tokenizer.encode(text), [i >= 100 for i in range(200)])[1]
-    assert re.sub("[·▮◆]", "", long) == f"{text[88:140]} … {text[194:]}" and long.count("▮") == 45
+    assert re.sub("[·▮◆]", "", long) == f"{text[:12]} … {text[88:140]} … {text[194:]}"
+    assert long.count("▮") == 45
 
 
 @pytest.mark.slow

@@ -82,7 +82,7 @@ evaluate\.py compare → --n 4 --samples 1 --bon 2 --max-new-tokens 8
 evaluate\.py (rank|human) →
 fairness\.py (audit|text) →
 fairness\.py twins → {TWINS}
-fairness\.py → {TWINS} --candidates none
+fairness\.py → {TWINS}
 judge\.py → --judge-base-url JUDGE
 annotate\.py draw → --limit 4 --max-new-tokens 8
 annotate\.py|watch\.py|docs/memory\.py|reports/fill_numbers\.py|python -c|grep →

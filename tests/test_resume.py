@@ -1,8 +1,7 @@
 """A run that was stopped, killed or cut off ends in the same bits as one that never was.
 
 Every run here is a process of its own, so that a SIGKILL is one. To keep the file fast they are
-forked from one process that has imported torch and the stages (`Launcher`); the command line's own
-start is tested once. A killer that waits for the clock would hit the imports on a slow machine and
+forked from one process that has imported torch and the stages (`Launcher`). A killer that waits for the clock would hit the imports on a slow machine and
 miss the run on a fast one: a child counts what it does to its run folder (every open, mkdir,
 rename, remove, flush and line of the log, of which it writes half) and kills itself at a chosen or
 a random one of them. What a toy trainer shows (each point of a checkpoint, of a saved model, of an
@@ -16,7 +15,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -332,23 +330,3 @@ def test_full_disk(launcher, world, unstopped, tmp_path):
         assert "error: " in launcher.said() and "Traceback" not in launcher.said()
     assert launcher.run("sft", [*argv, "--resume"], out) == 0, launcher.said()
     assert_same(out, expected)
-
-
-def test_the_command_itself(world, tmp_path):
-    """Once without the launcher: `python dpo.py …` as typed, SIGTERM, exit code 143, --resume."""
-    out = tmp_path / "run"
-    argv = [sys.executable, str(REPO / "dpo.py"), *map(str, command("dpo", world, out))]
-    argv += ["--steps", "2000", "--eval-every", "0", "--save-every", "5000"]
-    how = {"cwd": tmp_path, "stdout": -1, "stderr": -1, "text": True}
-    run, log = subprocess.Popen(argv, **how), out / "metrics.jsonl"
-    while run.poll() is None and not (log.exists() and '"step": 1,' in log.read_text()):
-        time.sleep(0.01)
-    run.send_signal(signal.SIGTERM)
-    printed, complained = run.communicate(timeout=120)
-    assert run.returncode == 143, complained
-    assert "Traceback" not in complained
-    assert "continue with the same command and --resume" in printed
-    done = rows(out)[-1]["step"]
-    run = subprocess.run([*argv, "--resume", "--stop-after", str(done + 1)], **how)
-    assert run.returncode == 0, run.stderr
-    assert f"resumed at step {done}" in run.stdout and rows(out)[-1]["step"] == done + 1

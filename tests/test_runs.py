@@ -154,8 +154,7 @@ def test_an_epoch_is_a_permutation_with_its_short_last_batch():
         assert sorted(orders[-1]) == list(range(10))
     assert len({tuple(o) for o in orders}) == 3
     assert common.batch_indices(10, 4, 1, 1)[0].tolist() != orders[0][:4]
-    kept = [i for s in (1, 2, 3) for i in common.batch_indices(10, 4, 0, s, keep_order=True)[0]]
-    assert kept == list(range(10))
+    assert common.batch_indices(10, 4, 0, 3, keep_order=True)[0].tolist() == [8, 9]
     assert common.batch_indices(3, 8, 0, 5)[1] == 4, "a batch larger than the data: an epoch a step"
 
 
@@ -230,11 +229,9 @@ def test_one_optimiser_over_several_modules(toy, tmp_path, capsys):
             rate = 1e-3 if name == "score.weight" else 1e-4
             assert groups[id(weight)]["base_lr"] == rate, name
             assert groups[id(weight)]["weight_decay"] == 0
-    total, trained = (
-        sum(w.numel() for _, w in named if w.requires_grad or every) for every in (1, 0)
-    )
-    shown = f"{trained / 1e6:.2f} M of {total / 1e6:.2f} M weights are trained"
-    assert shown in capsys.readouterr().out and trained / total < 0.9
+    trained = sum(w.numel() for _, w in named if w.requires_grad) / 1e6
+    total = sum(w.numel() for _, w in named) / 1e6
+    assert f"{trained:.2f} M of {total:.2f} M weights are trained" in capsys.readouterr().out
     run.step = 4  # of 6: half of the rate is left
     run.backward(sum(w.sum() for _, w in named))
     assert run.update(str)["lr"] == pytest.approx(5e-5)

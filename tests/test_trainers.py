@@ -1,10 +1,10 @@
 """The promises that sft, reward_train, dpo and ppo make alike, kept by their own `main`.
 
-Ordered as in the house's list: E1 the numbers before step one, E3 padding and
-mates, E5 learning, E6 families and tokenizers, E8 NaN in padding (E4, resume, is test_resume.py, E7
-is test_common_model.py). Then what a single stage owes: the reference, the loss types, LoRA, the
-scores of sample answers, what the screen and --help say, a copy of the script in an empty folder.
-PPO draws its own rows, so its E1, E3 and E5 are in test_ppo.py.
+In the order of the house's list: E1 the numbers before step one, E5 learning, E6 families and
+tokenizers (E2 micro-batches and E3 padding are in test_mutations.py and test_common_model.py, E4
+resume in test_resume.py, E7 PEFT in test_common_model.py; PPO draws its own rows, so its E1 and E5
+are in test_ppo.py). Then what a single stage owes: the reference, the loss types, LoRA, scores of
+sample answers, what the screen and --help say, a copy of the script in an empty folder.
 """
 
 import json
@@ -15,7 +15,6 @@ import runpy
 import shutil
 import sys
 import traceback
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -53,12 +52,6 @@ LOG2 = math.log(2)
 pytestmark = pytest.mark.usefixtures("quiet_process")
 
 
-@pytest.fixture(scope="session")
-def other_folder(tmp_path_factory):
-    """A second Llama of other weights: as a reference it makes every margin a generic number."""
-    return tiny_model("llama", tmp_path_factory.mktemp("models"), seed=7)
-
-
 def command(stage, data, model, out, *flags):
     """The flags that every run here shares; later flags win."""
     flag = {sft: "--data", ppo: "--prompts"}.get(stage, "--pairs")
@@ -82,63 +75,6 @@ def read(path):
 def steps(rows, key):
     """The values of a key that belongs to the training rows."""
     return [row[key] for row in rows if "lr" in row]
-
-
-class Caught(Exception):
-    """Ends a run once the test has seen what it came for."""
-
-
-@contextmanager
-def watched(monkeypatch, mask_nan=False, reference=None):
-    """Inside, a run is stopped before its first update; `seen` holds its loss and gradient.
-
-    mask_nan puts NaN into the hidden states of the padding, in forwards that record a gradient.
-    reference: a folder whose model takes the place of DPO's reference.
-    """
-    seen = {}
-
-    def poison(module, args, kwargs, output):
-        mask = kwargs["attention_mask"]
-        if mask.ndim == 4:  # prompt | chosen | rejected: a part begins where a column sees less
-            starts = F.pad(mask[:, 0].sum(-1).diff(dim=1) < 1, (1, 0))  # (b, S)
-            mask = starts.cumsum(1) < 2
-        if torch.is_grad_enabled() and mask.shape == output.last_hidden_state.shape[:2]:
-            seen["poisoned"] = seen.get("poisoned", 0) + int((mask == 0).sum())
-            hidden = output.last_hidden_state
-            output.last_hidden_state = torch.where(mask[..., None].bool(), hidden, torch.nan)
-        return output
-
-    def stopped(loss, weights):
-        seen["loss"] = loss
-        seen["gradient"] = torch.cat([w.grad.flatten() for w in weights if w.grad is not None])
-        raise Caught
-
-    def update(run, where):
-        if mask_nan:
-            assert seen["poisoned"] > 0, "no padding, no test"
-        stopped(run.loss, [w for group in run.optimizer.param_groups for w in group["params"]])
-
-    def prepare(model, args, real=runs.prepare):
-        real(model, args)
-        model.base_model.register_forward_hook(poison, with_kwargs=True)
-
-    def other_reference(run, policy, pairs, pad, real=dpo.reference_logps):
-        return real(run, common.load_policy(reference, trainable=False), pairs, pad)
-
-    with monkeypatch.context() as patch, pytest.raises(Caught):
-        patch.setattr(runs.Run, "update", update)
-        if mask_nan:
-            patch.setattr(runs, "prepare", prepare)
-        if reference:
-            patch.setattr(dpo, "reference_logps", other_reference)
-            patch.setattr(dpo, "preflight", lambda *args: None)
-        yield seen
-
-
-def gap(a, b):
-    """Distance of two gradients, relative to their size (fp32 itself has 1e-7)."""
-    assert a.norm() > 1e-3, "a gradient of zero passes anything"
-    return ((a - b).norm() / b.norm()).item()
 
 
 # ---- E1: the numbers before step one ----
@@ -217,82 +153,6 @@ def test_a_wrong_reference_is_refused(tmp_path, monkeypatch, llama_folder, pairs
     with pytest.raises(files.UserError, match="loss before step one is .*, expected 0.6931"):
         train(dpo, pairs_file, llama_folder, tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-# ---- E3: padding, order, mates; E8: NaN in padding ----
-
-GENERIC = {  # a start at which nothing is zero or symmetric by accident
-    "sft": (sft, ()),
-    "reward": (reward_train, ("--center-coef", 0.01, "--label-smoothing", 0.1)),
-    "dpo": (dpo, ("--beta", 0.05, "--nll-coef", 0)),
-    "dpo with nll": (dpo, ("--beta", 0.05, "--nll-coef", 0.5)),
-    "ipo": (dpo, ("--loss-type", "ipo")),
-}
-
-
-@pytest.fixture(params=GENERIC)
-def generic(request, tmp_path, monkeypatch, llama_folder, reward_folder, other_folder):
-    """(stage, model, run): run(name, data, *flags) stops before the first update. The reward head
-    is random, the reference another model than the policy."""
-    stage, own = GENERIC[request.param]
-    model = reward_folder if stage is reward_train else llama_folder
-    reference = other_folder if stage is dpo else None
-
-    def run(name, data, *flags, **how):
-        with watched(monkeypatch, reference=reference, **how) as seen:
-            train(stage, data, model, tmp_path / name, *own, *flags)
-        return seen
-
-    return stage, model, run
-
-
-def padder(stage):
-    """Where the stage finds `pad_rows`: pairs come by common.batch_rows, PPO's by rollouts."""
-    return {reward_train: common, dpo: common, ppo: rollouts}.get(stage, stage)
-
-
-def test_padding_order_and_mates_change_nothing(generic, request, tmp_path, monkeypatch):
-    """Seven more columns of random ids behind every row, the file upside down, a tokenizer that
-    pads on the left: the same loss and gradient. With NaN in every hidden state of the padding the
-    same bits (0 · NaN is NaN: a mask must not multiply). And the whole is the mean of the rows
-    alone (for SFT weighted by its tokens), so that no row reads its mates."""
-    stage, model, run = generic
-    rows = pair_rows(8)
-    data = write_rows(tmp_path / "pairs.jsonl", rows)
-    turned = write_rows(tmp_path / "turned.jsonl", rows[::-1])
-    plain, real = run("plain", data), padder(stage).pad_rows
-
-    def wider(prompts, responses, pad_id):
-        ids, attention_mask, response_mask = real(prompts, responses, pad_id)
-        generator = torch.Generator().manual_seed(1)
-        junk = torch.randint(0, 100, (len(ids), 7), generator=generator)
-        none = torch.zeros(len(ids), 7, dtype=torch.bool)
-        columns = ((ids, junk), (attention_mask, none), (response_mask, none))
-        return tuple(torch.cat(pair, 1) for pair in columns)
-
-    others = {"order": run("turned", turned)}
-    with monkeypatch.context() as patch:
-        patch.setattr(padder(stage), "pad_rows", wider)
-        others["padding"] = run("padded", data)
-    tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left")
-    with monkeypatch.context() as patch:
-        patch.setattr(common, "load_tokenizer", lambda name, *a: tokenizer)
-        others["padding_side"] = run("left", data)
-    for name, other in others.items():
-        assert other["loss"] == pytest.approx(plain["loss"], rel=1e-6), name
-        assert gap(other["gradient"], plain["gradient"]) < 1e-6, name
-    poisoned = run("nan", data, mask_nan=True)
-    assert poisoned["loss"] == plain["loss"]
-    assert torch.equal(poisoned["gradient"], plain["gradient"])
-    if "nll" in request.node.name:
-        return  # two normalisers, pairs and tokens: no single weight a row
-    alone = [run(f"a{i}", write_rows(tmp_path / f"{i}.jsonl", [r])) for i, r in enumerate(rows)]
-    answers = [common.encode_pair(tokenizer, r["prompt"], r["chosen"])[1] for r in rows]
-    weights = torch.tensor([len(ids) if stage is sft else 1 for ids in answers]).float()
-    weights /= weights.sum()
-    assert gap(sum(w * r["gradient"] for w, r in zip(weights, alone)), plain["gradient"]) < 2e-6
-    loss = sum(w.item() * r["loss"] for w, r in zip(weights, alone))
-    assert loss == pytest.approx(plain["loss"], rel=1e-6)
 
 
 # ---- E5: it learns ----
@@ -445,6 +305,11 @@ def test_families(stage, family, tmp_path, monkeypatch, pairs_file):
     embedding = [m.get_input_embeddings().weight for m in (before, loaded)]
     assert embedding[0].shape == embedding[1].shape and not torch.equal(*embedding)
     assert loaded.config.tie_word_embeddings == before.config.tie_word_embeddings
+
+
+def padder(stage):
+    """Where the stage finds `pad_rows`: pairs come by common.batch_rows, PPO's by rollouts."""
+    return {reward_train: common, dpo: common, ppo: rollouts}.get(stage, stage)
 
 
 TOKENIZERS = {  # kind: (options, as messages or as text)

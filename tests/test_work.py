@@ -8,16 +8,14 @@ What other files count already:
                           test_common_sample.test_no_work_is_done_twice
   rows without advantage  test_grpo.test_answers_without_advantage_cost_no_forward
   memory of the data      test_common_text.test_a_token_costs_four_bytes
-Here: the head, the prompt that a pair shares, the reference over epochs, the rollout's log-probs,
+  the head                test_common_model.test_chunks_of_the_head_change_nothing
+Here: the prompt that a pair shares, the reference over epochs, the rollout's log-probs,
 the agent's rows.
 """
-
-import math
 
 import numpy as np
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import common
 import dpo
@@ -31,43 +29,6 @@ from test_trainers import train
 from tiny import EXTRA_FAMILIES, FAMILIES, tiny_model, write_pairs
 
 pytestmark = pytest.mark.usefixtures("quiet_process")
-
-
-# ---- the head ----
-
-
-class Largest(TorchDispatchMode):
-    """Inside, `elements` is the size of the largest tensor that any operation returned, backward
-    included."""
-
-    elements = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        for x in out if isinstance(out, (tuple, list)) else (out,):
-            if torch.is_tensor(x):
-                self.elements = max(self.elements, x.numel())
-        return out
-
-
-def test_the_head_sees_response_tokens_and_no_more(tmp_path, monkeypatch):
-    """All columns through the head are a tensor of rows × columns × vocabulary, 2.5 GB for 8 ×
-    512 at 151 936 words, and autograd keeps two or three. Here 16 rows, 8 000 words, chunks of
-    64 rows: one row of logits for each response token (in the backward once more), and no tensor
-    in forward or backward is a quarter of the full size."""
-    model = common.load_policy(tiny_model("llama", tmp_path, vocab_size=8000))
-    tokenizer = common.load_tokenizer(model.lora_base)
-    pairs = common.load_pairs([write_pairs(tmp_path / "p.jsonl", 8)], tokenizer, 256, False)
-    rows = dpo.batch_rows(pairs, range(8), common.pad_id(tokenizer))
-    heads, answers = [], int(rows[2].sum())
-    model.get_output_embeddings().register_forward_hook(lambda m, i, o: heads.append(len(o)))
-    monkeypatch.setitem(common.HEAD_CHUNK_BYTES, "cpu", 64 * 8000 * 4)
-    with Largest() as largest:
-        logps = common.token_logps(model, *rows, shared=True)
-        assert sum(heads) == answers and len(heads) == math.ceil(answers / 64) > 2
-        logps.sum().backward()
-    assert sum(heads) == 2 * answers
-    assert 64 * 8000 <= largest.elements < rows[0].numel() * 8000 / 4
 
 
 # ---- the prompt that a pair shares, and the reference ----
