@@ -76,6 +76,7 @@ reward_train\.py.*--pairs data/ → {TRAIN} --pairs few_pairs.jsonl
 dpo\.py.*--stop-after → {TRAIN} --stop-after 1
 (dpo|reward_train|sft)\.py → {TRAIN}
 evaluate\.py reward → --pairs few_pairs.jsonl
+evaluate\.py compare.* --bon 0 → --n 4 --max-new-tokens 8
 evaluate\.py compare → --n 4 --samples 1 --bon 2 --max-new-tokens 8
 evaluate\.py (rank|human) →
 fairness\.py (audit|text) →
