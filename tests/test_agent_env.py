@@ -245,7 +245,9 @@ def test_a_summary_line_is_worth(row, asked):
     reward, text, _ = row.split(" | ")
     own = f"{thing}, {number}"
     text = text.format(own=own, thing=thing, number=number, other=other, word="word " * 40)
-    assert say(env, f"SUMMARY\n{a}: {text}")[1] == pytest.approx(float(reward))
+    *_, found, _, info = say(env, f"SUMMARY\n{a}: {text}")
+    assert found == pytest.approx(float(reward)) and info["revealed"] == asked / 4
+    assert info["reported"] == (reward == "0.25") / asked
 
 
 FAULTS = table("""
