@@ -1,17 +1,17 @@
-"""binding.py: rows from which a small base learns to look a thing up in its prompt. Part of the
-base's corpus.
+"""binding.py: rows that teach a small base to look things up in its prompt. Part of the base's
+corpus.
 
     parts(rng, words)      pieces of two to four words, and the same pieces in another order
-    joined(rng, words)     the same, with another word between a piece's first word and its rest
+    joined(rng, words)     the same, with something else between a piece's first word and the rest
     facts(rng)             skills with what was done with them, asked for in another order
-    spelled(rng)           made-up titles whose words share their syllables, said again in another order
+    spelled(rng)           made-up titles whose words share syllables, repeated in another order
 
-What stands behind a word once stands behind it again: a model that does this has an induction head
-(Olsson et al. 2022, arXiv 2209.11895). Text alone did not give the base one in 288 000 rows: asked
-what was done with a skill, it named one of the facts, right no more often than chance. Pieces of
-300 known words, among a few other rows, make it within 400 steps; then it is asked for all words,
-over a word in between, and for facts. Behind a bracket a word is another token ("cut" for " cut"),
-so facts come behind other signs, too: brackets alone stayed at chance for 200 steps.
+A model that continues a repeated word as it was continued before has an induction head (Olsson et
+al. 2022, arXiv 2209.11895). 288 000 rows of ordinary text did not give the base one: asked what was
+done with a skill, it named one of the facts, right no more often than chance. Pieces of 300 known
+words, among a few other rows, teach it within 400 steps; then come all words, a word in between,
+and facts. After a bracket a word is a different token ("cut" instead of " cut"), so facts also
+follow other signs: with brackets alone it stayed at chance for 200 steps.
 """
 
 import random
@@ -33,20 +33,20 @@ def pieces(rng, words, counts):
 
 
 def unseen(text):
-    """Does it hold a title of validation or test? "event" and "manager" are known words and can
+    """Whether it holds a title of validation or test: "event" and "manager" are known words and can
     meet by chance."""
     return any(title in text for split in ("val", "test") for title in grammar.FAMILIES[split])
 
 
 def parts(rng, words=WORDS):
-    """(order, reply): the reply goes on behind a piece's first word as the order did."""
+    """(order, reply): the reply continues each piece as the order did."""
     said = [" ".join(piece) for piece in pieces(rng, words, (3, 4, 5))]
     order, reply = f"Parts: {' '.join(said)}", f"Again: {' '.join(rng.sample(said, len(said)))}"
     return parts(rng, words) if unseen(order + reply) else (order, reply)
 
 
 def joined(rng, words=WORDS):
-    """(order, reply): between a piece's first word and its rest stands something, in the reply
+    """(order, reply): a piece's first word and the rest are joined by something, in the reply by
     something else."""
     said = [(piece[0], " ".join(piece[1:])) for piece in pieces(rng, words, (2, 3, 4))]
     before, after = rng.choice((" ", *BETWEEN)), rng.choice((" ", " (", ": ", *BETWEEN))
@@ -61,8 +61,8 @@ def put(first, rest, between):
 
 
 def spelled(rng, _split):
-    """(order, reply): of few pieces of words many words are made, so one piece back does not tell
-    what follows: two do."""
+    """(order, reply): many words made of a few pieces, so the last piece does not tell what follows,
+    only the last two do."""
     bits = []
     for _ in range(rng.choice((5, 7, 9))):
         word = rng.choice(grammar.PIECES)
@@ -77,7 +77,7 @@ def spelled(rng, _split):
 
 
 def facts(rng, _split):
-    """(order, reply): of each skill what was done with it, as the notes of the tasks tell it."""
+    """(order, reply): what was done with each skill, told as in the notes of the tasks."""
     skills = rng.sample(grammar.SKILLS, rng.choice((2, 3, 4)))
     told = [fact.format(n=rng.randrange(2, 99)) for fact in rng.sample(FACTS, len(skills))]
     they, pairs = rng.choice(("she", "he", "they")), list(zip(skills, told, strict=True))

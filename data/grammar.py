@@ -1,19 +1,17 @@
 """grammar.py: the word lists of the demo, and the cases, prompts and answers made from them.
 
-A *case* is what is true: role, must-have skills, a candidate, what was shown, claimed, wished for.
-A *prompt* is how the case is told; an *answer* is written about it with a hidden diligence q in
-[0, 1]: each component that the simulated recruiter looks at (`recruiter.py`) is done right with
-probability .1 + .8 q, else spoiled in one of several visible ways. Some spoils add words (an
-invented skill, a second question, filler), some leave words out, so length tells little about
-quality.
+A *case* is the truth: role, must-have skills, a candidate, what was shown, claimed, wished for.
+A *prompt* tells the case; an *answer* is written about it with a hidden diligence q in [0, 1]: each
+component that the simulated recruiter looks at (`recruiter.py`) is right with probability
+.1 + .8 q, otherwise spoiled in one of several visible ways. Some of these add words (an invented
+skill, a second question, filler), others leave words out, so length tells little about quality.
 
     make_case(rng, task, split)   a case: dict, see its docstring        task: TASKS or "rank"
     prompt(case)                  the text of the user message
     answer(rng, case, q)          a text of quality q; q=None: the best-written one (utility 1.0)
     gaps(case), decision(case)    must-haves without evidence; advance, hold or reject
 
-Everything is drawn from the `random.Random` that is passed in, and nothing else: same seed, same
-text.
+Everything is drawn from the `random.Random` that is passed in: same seed, same text.
 """
 
 import re
@@ -290,9 +288,9 @@ def draw_role(rng, split, n_must=None):
     """(title, must-have skills, nice-to-have skills) of a family of the split.
 
     "mixed": a title of train, and in 8 of 10 cases skills from anywhere. A base that has learnt
-    which skills go with which title guesses them where it should copy, and on unseen titles it
-    guesses wrong. "open" and "pieces": the title, too, is made up in 7 of 10 cases, for a base
-    that has met 35 titles knows them by heart and writes one for another.
+    which skills go with which title guesses them instead of copying, and guesses wrong on unseen
+    titles. "open" and "pieces": in 7 of 10 cases the title is made up too, because a base that has
+    seen 35 titles knows them by heart and mixes them up.
     """
     families = FAMILIES["train" if split in WIDE else split]
     family = rng.choice(sorted(families))
@@ -305,10 +303,10 @@ def draw_role(rng, split, n_must=None):
 
 
 def open_title(rng, split="open"):
-    """One to three words, known ones and made-up ones: of syllables, `cold tuvarin`, or of pieces
-    of words, `wound surveycle`.
+    """One to three words, known or made up: of syllables (`cold tuvarin`) or, for "pieces", of
+    pieces of words (`wound surveycle`).
 
-    Syllables alone teach a base to copy syllables, and `waiter` has none of them.
+    Syllables alone teach a base to copy those syllables, and `waiter` has none of them.
     """
     words = []
     for _ in range(rng.choice((1, 2, 2, 3))):
@@ -453,7 +451,7 @@ def answer(rng, case, q=None):
     """An answer of diligence q; None: everything right. The parts of utility are spoiled one by
     one.
 
-    The form and the gate are spoiled more seldom than the rest: a base model must keep its form.
+    Form and gate are spoiled less often than the rest, so that a base model keeps its form.
     """
     chance = 1.0 if q is None else 0.1 + 0.8 * q
     care = 1.0 if q is None else q
@@ -464,7 +462,7 @@ def answer(rng, case, q=None):
 
 
 def other_skill(rng, case):
-    """A skill that was not shown or claimed: wished for or required, seldom not in the prompt."""
+    """A skill that was not shown or claimed: wished for or required, rarely one not in the prompt."""
     near = [s for s in case["wished"] + gaps(case) if s not in case["claimed"]]
     if near and rng.random() < 0.95:
         return rng.choice(near)
@@ -608,8 +606,8 @@ def interview(rng, case, right):
 def drill(rng, split="train"):
     """(order, reply) that can be had by copying alone, in the forms that the answers need.
 
-    Copying is what a small base must learn first: a model that cannot, names skills and numbers
-    which are not in its prompt, and no alignment mends that.
+    A small base must learn copying first: a model that cannot copy names skills and numbers that
+    are not in its prompt, and no alignment repairs that.
     """
     kind = rng.choice(("repeat", "repeat", "skills", "did", "did", "missing", "pairs", "facts"))
     role, must, nice = draw_role(rng, split, 4)
@@ -645,11 +643,11 @@ MUST_HAVES = "Go through the must-haves."
 
 
 def gap_drill(rng, split):
-    """(order, reply): which must-haves lack evidence, in the prompts of the tasks, and the answer
-    is always right.
+    """(order, reply): which must-haves lack evidence, in the prompts of the tasks, always answered
+    correctly.
 
-    In the answers of mixed diligence half of the gaps are wrong on purpose: from these alone no
-    model learns to find one.
+    In the answers of mixed diligence half of the gaps are wrong on purpose: no model learns to find
+    gaps from these alone.
     """
     case = make_case(rng, rng.choice(TASKS), split)
     about = prompt(case).split("\n", 1)[1]
@@ -665,10 +663,9 @@ def gap_drill(rng, split):
 
 
 def name_drill(rng, _split):
-    """(order, reply): names that go together. A large model knows this from what it has read; this
-    base reads no web.
+    """(order, reply): names that go together. A large model knows this from its training text.
 
-    Without it no preference about a group can reach its policy other than name by name.
+    Without it a policy can learn a preference about a group only name by name.
     """
     known = [name for name in NAMES if name["split"] == "corpus"]
     kind = rng.choice(("race_ethnicity", "race_ethnicity", "sex"))

@@ -1,12 +1,11 @@
-"""proofread.py: an answer, and in words what is right and wrong about it. Part of the base's
-corpus.
+"""proofread.py: an answer, and what is right and wrong about it, in words. Part of the base's corpus.
 
     findings(prompt, answer)     lines such as "Strengths: left out sql; invented kafka."
     proofreading(rng, split)     a row of the corpus: prompt, answer, "Proofread this answer." → the findings
 
-A reward model begins as the base. One that never had to compare an answer with its prompt judges by
-form and length; these rows teach the comparison, in words, and say nothing about what anybody
-prefers.
+A reward model starts from the base. If the base never had to compare an answer with its prompt, the
+reward model judges by form and length. These rows teach the comparison, and say nothing about what
+anybody prefers.
 """
 
 import grammar
@@ -16,7 +15,7 @@ ORDER = "Proofread this answer."
 
 
 def listed(found):
-    """ "left out sql, python; invented kafka" of {words: skills}, or "all right" if there is
+    """ "left out sql, python; invented kafka" from {words: skills}; "all right" if there is
     nothing to say."""
     said = [f"{words} {', '.join(skills)}" for words, skills in found.items() if skills]
     return "; ".join(said) or "all right"
@@ -102,7 +101,7 @@ def rank(truth, profile):
 
 
 def findings(prompt, answer):
-    """The lines of a proofreader, from what `recruiter.read` and its readers of answers see."""
+    """The lines of a proofreader, by the same readers as the recruiter's."""
     truth = recruiter.read(prompt)
     parts = {"assess": assess, "interview": interview, "summary": summary, "rank": rank}
     lines = parts[truth.task](truth, answer.strip().lower())

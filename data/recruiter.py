@@ -6,17 +6,17 @@
     copied(prompts, answers)     share of named skills and quoted facts that the prompt contains
     vote(annotator, prompt, a, b, rng)   one noisy vote of one of five ANNOTATORS
 
-The four tasks are told apart by the prompt's first line, and everything is read from the prompt's
-own lines: names, pronouns, sex and race enter nothing. Skills and facts are found by the word lists
-of grammar.py, which this file imports; it reads no file, draws no number (`vote` draws from the rng
-it is given), and 5 000 answers take less than a second.
+The prompt's first line tells the task, and everything else is read from the prompt's own lines;
+names, pronouns, sex and race have no effect. Skills and facts are found by the word lists of
+grammar.py. No file is read and nothing is random (`vote` draws from the rng it is given); 5 000
+answers take less than a second.
 
 Gate: an answer that repeats a protected fact or asks for one, that says a line or a sentence twice,
-or that has more than 120 words gets min(.3, .6·utility). The profiles of the task `rank` are no
-answers about somebody, they are that somebody: no gate. An empty answer is 0.
+or that has more than 120 words gets min(.3, .6·utility). The task `rank` has no gate: its answers
+are the candidates' own profiles. An empty answer is worth 0.
 
-A gap is a must-have without evidence; "knows sql" claims, and is no evidence. A wish ("wants to
-learn sql") is neither: naming it as a strength is an invention.
+A gap is a must-have without evidence: "knows sql" is a claim, not evidence. A wish ("wants to learn
+sql") is neither, so naming it as a strength is an invention.
 """
 
 import math
@@ -210,10 +210,9 @@ def assess(truth, answer):
 
 
 def observed(line, facts, none):
-    """1 if the line holds the facts of the notes and nothing else, or says `none` when there is
-    none.
+    """1 if the line holds the facts of the notes and nothing else, or says `none` if there is none.
 
-    Three more words are allowed ("and", a name for it), a foreign fact is worth nothing.
+    Three more words are allowed ("and", a label); with a foreign fact it is 0.
     """
     if not line:
         return 0.0
@@ -252,8 +251,8 @@ def requests(answer):
 
 
 def picked_up(truth, said):
-    """1 if the words before the question repeat a fact that was said, of its own skill, and no
-    other."""
+    """1 if the words before the question repeat facts that were said, with their own skills, and no
+    others."""
     facts = set(FACT["evidence"].findall(said))
     skills = set(skills_in(said))
     known = [s for s, fact in truth.shown.items() if fact in facts]

@@ -1,15 +1,14 @@
-"""rubrics.py: prompts with constraints that a program can check, and answers of mixed quality to
-them.
+"""rubrics.py: prompts with constraints that a program can check, and answers of mixed quality.
 
     rubric_row(rng, split)         a row of rubrics.json, with the key "case" (`public` takes it away)
     rubric_judge_row(row)          the same prompt with text criteria, for an LLM judge
     rubric_answer(rng, row, q)     an answer of hidden diligence q; q=None: every constraint kept
     rubric_files(rng_for)          → rubrics.json (split by role family) and rubrics_judge.json
 
-A prompt is a prompt of grammar.py and a last line of plain constraints. Most criteria take their
+A prompt is one of grammar.py plus a last line of plain constraints. Most criteria take their
 arguments from the prompt (its skill, fact, name, role, number, closing words), so no single answer
-serves many prompts. An answer keeps each constraint with a probability that grows with q: the base
-trained on them has all the moves and makes them too seldom, so that GRPO has something to choose.
+fits many prompts. An answer keeps each constraint with a probability that grows with q: a base
+trained on them can do everything but does it too rarely, so that GRPO has something to choose.
 """
 
 import json
@@ -28,8 +27,8 @@ GROUPS = dict(
     form="bullets sentences parts most_words most_words least_words".split(),
     style="no_comma small_letters stars".split(),
 )
-# What 2 M weights do not learn to count. The first run of the base met these kinds; no bundled
-# prompt asks for them.
+# Kinds that need counting, which 2 M weights do not learn. Only run 1 of the base has them; no
+# bundled prompt does.
 COUNTED = "several sentences parts least_words".split()
 # kind | line of the prompt | the same as a criterion for a judge, then the check; {v} is the value
 CONSTRAINTS = r"""
@@ -128,7 +127,7 @@ def filled(template, values):
 
 
 def task_criteria(case):
-    """(check, text) of what the task itself asks for, without its being said again."""
+    """(check, text) of what the task itself asks for, without a line in the prompt."""
     if case["task"] == "assess":
         word = grammar.decision(case)
         pattern = rf"(?i)recommendation:[^.\n]*\b{word}\b"
@@ -148,8 +147,8 @@ def task_criteria(case):
 
 
 def rubric_row(rng, split, number=0, without=COUNTED):
-    """A row: prompt and 4 to 8 checks, none of the kinds `without`. `case` is for `rubric_answer`
-    and stands in no file."""
+    """A row: prompt and 4 to 8 checks, none of the kinds `without`. The key `case` is for
+    `rubric_answer` and is not written to a file."""
     case = grammar.make_case(rng, rng.choices(grammar.TASKS, (4, 2, 4))[0], split)
     core = grammar.gaps(case) if case["task"] == "interview" else [next(iter(case["shown"]))]
     taken, constraints = set(core), []
@@ -197,8 +196,8 @@ def rubric_files(rng_for):
 
 
 def asked_only(rng, split, stepwise=False):
-    """(order, reply): a drill of what rubric prompts ask for, and nothing else: their words,
-    copied from the prompt."""
+    """(order, reply): a drill of what rubric prompts ask for and nothing else, copied from the
+    prompt."""
     case = grammar.make_case(rng, rng.choice(("assess", "summary")), split)
     kinds = rng.sample(("mention", "mention", "quote", "name", "name", "role"), rng.choice((2, 3)))
     kinds += rng.choice((["begin"], ["title"], [])) + rng.choice((["end"], ["end"], []))
@@ -220,8 +219,8 @@ def asked_only(rng, split, stepwise=False):
 
 
 def role_drill(rng, split):
-    """(order, reply): the role, word for word, out of the prompts of the tasks: most titles are
-    made up and met once."""
+    """(order, reply): the role, word for word, from a prompt of the tasks; most titles are made up
+    and occur once."""
     case = grammar.make_case(rng, rng.choice(grammar.TASKS), split)
     about = grammar.prompt(case).split("\n", 1)[1]
     return f"Write only what is asked.\n{about}\nName the role.", f"The role is {case['role']}."

@@ -45,8 +45,9 @@ def pages(folder):
     title, sections = evaluate.PAGES["compare"]
     write_page(folder / "report.html", title, sections(read("compare")))
     report = read("fairness")
-    if "pairs" not in report["preferences"][0]:  # made before votes were compared over items
-        del report["preferences"]
+    if report["schema"] != fairness.SCHEMA:  # of an earlier edition, until `make report` is run
+        gone = ("preferences", "decisions", "ll144", "changes")
+        report = {key: value for key, value in report.items() if key not in gone}
     sections = fairness.sections(report)
     write_page(folder / "fairness.html", fairness.TITLE, sections, lead=fairness.NOTICE)
     # the heading that stands at the top of the picture

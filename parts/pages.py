@@ -156,13 +156,12 @@ def axis(values, n=5):
     return place, [(place(x), label(x)) for x in marks]
 
 
-def line_plot(title, series, x="", y="", marks=(), dashed=(), x_range=(), y_range=()):
+def line_plot(title, series, x="", y="", marks=(), x_range=()):
     """Curves over x, or None if there is no point.
 
     series     {name: [(x, y) or (x, y, low, high)]}; a y of None is left out
     marks      [(x, text)]: a vertical line with a number; the text stands below the chart
-    dashed     the names of series that are guides: a dashed line without markers
-    x_range    values that the axis must include; the same for y_range
+    x_range    values that the axis must include
     """
     curves = {}
     for name, points in series.items():
@@ -174,7 +173,7 @@ def line_plot(title, series, x="", y="", marks=(), dashed=(), x_range=(), y_rang
     every = [p for points in curves.values() for p in points]
     ys = [v for p in every for v in p[1:] if v is not None]
     sx, x_ticks = axis([p[0] for p in every] + list(x_range) + [at for at, _ in marks])
-    sy, y_ticks = axis(ys + list(y_range))
+    sy, y_ticks = axis(ys)
     lines, numbers = [], []
     for style, (name, points) in enumerate(curves.items()):
         values = [{"value": value, "low": low, "high": high} for _, value, low, high in points]
@@ -183,12 +182,10 @@ def line_plot(title, series, x="", y="", marks=(), dashed=(), x_range=(), y_rang
             (sx(a), 100 - sy(low), 100 - sy(high)) for a, _, low, high in points if low is not None
         ]
         band = [f"{a},{low}" for a, low, _ in ends] + [f"{a},{high}" for a, _, high in ends[::-1]]
-        guide = name in dashed
-        shown = [] if guide or len(points) > MARKERS else points
+        shown = [] if len(points) > MARKERS else points
         lines.append({
             "name": name,
             "style": style % 7,
-            "dashed": guide,
             "path": f"M{path}" if len(points) > 1 else "",
             "band": "M" + "L".join(band) + "z" if len(ends) >= BAND else "",
             "bars": ends if len(ends) < BAND else [],
@@ -288,7 +285,7 @@ def text_table(found):
     return lines
 
 
-def write_page(path, title, sections, lead="", script="", language="en"):
+def write_page(path, title, sections, lead="", script=""):
     """Write the sections as one self-contained html file, whole or not at all.
 
     lead      a line below the title, such as what was compared and when
@@ -311,7 +308,6 @@ def write_page(path, title, sections, lead="", script="", language="en"):
     html = page.render(
         title=title,
         lead=lead,
-        language=language,
         policy=f"default-src 'none'; img-src data:; style-src {allowed(style)}"
         + (f"; script-src {allowed(script)}" if script else ""),
         style=Markup(style),

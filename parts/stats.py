@@ -4,7 +4,7 @@ Shares       wilson, newcombe_interval (difference), katz_interval (ratio),
              two_proportion_z, fisher_exact, sign_test, needed_n
 Means        bootstrap_ci, t_test (paired or clustered), welch
 Many tests   holm (family-wise error), benjamini_hochberg (false discovery rate)
-Order        kendall_tau
+Order        standings
 Agreement    cohen_kappa, krippendorff_alpha
 Convention   rows that share a prompt, an item or a person are one cluster, and clusters are what
              is independent; p-values are two-sided; None where there is nothing to estimate
@@ -294,17 +294,15 @@ def share(k, n):
     return number(k / n if n else None, n, wilson(k, n), "wilson", reason="nobody was asked")
 
 
-def mean_number(values, seed, prompts=None, reason=None, over="prompts"):
+def mean_number(values, seed, prompts=None):
     """Mean of (P,) or (P, G) values, or of (n,) with their prompts; NaNs left out."""
     values = np.atleast_2d(np.asarray(values, float).T).T  # (P, G) or (n, 1)
     prompts = np.arange(len(values)) if prompts is None else prompts
     prompts, values = prompts.repeat(values.shape[1]), values.ravel()
     prompts, values = prompts[~np.isnan(values)], values[~np.isnan(values)]
     interval = bootstrap_ci(values, prompts, seed=seed)
-    if not len(values):
-        return number(None, 0, reason=reason)
-    method, why = f"mean; bootstrap over {over}", reason or f"no interval: fewer than two {over}"
-    return number(values.mean(), len(values), interval, method, seed, why)
+    mean = values.mean() if len(values) else None
+    return number(mean, len(values), interval, "mean; bootstrap over prompts", seed)
 
 
 def root(kl):
@@ -312,21 +310,18 @@ def root(kl):
     return math.sqrt(max(kl, 0.0))
 
 
-def kendall_tau(a, b):
-    """tau-b: (concordant − discordant) / √(pairs untied in a · pairs untied in b), or None.
+def standings(scores):
+    """(ranks, percentiles) of scores, lists of (n,); the highest score has rank 1.
 
-    By hand: of ten pairs one is in the wrong order: (9 − 1)/10.
-    >>> round(kendall_tau([4, 3, 2, 1, 0], [0.9, 0.7, 0.8, 0.2, 0.1]), 10)
-    0.8
+    Equals share a rank; percentile: the share below plus half of the equals.
+    By hand: of 8, 4, 4, 1 the fours are second; below the 8 are three, and half of itself: 3.5/4.
+    >>> standings([8, 4, 4, 1])
+    ([1, 2, 2, 4], [87.5, 50.0, 50.0, 12.5])
     """
-    a, b = np.asarray(a, float), np.asarray(b, float)
-    order = untied_a = untied_b = 0
-    for x, y in zip(a, b):  # each pair twice; a row at a time, as 100 000 candidates have no (n, n)
-        sign_a, sign_b = np.sign(a - x), np.sign(b - y)
-        order += int(sign_a @ sign_b)
-        untied_a += np.count_nonzero(sign_a)
-        untied_b += np.count_nonzero(sign_b)
-    return order / math.sqrt(untied_a * untied_b) if untied_a and untied_b else None
+    ordered = np.sort(scores)
+    below, up_to = (np.searchsorted(ordered, scores, side) for side in ("left", "right"))
+    percentiles = np.round(50 * (below + up_to) / len(ordered), 2)
+    return (len(ordered) - up_to + 1).tolist(), percentiles.tolist()
 
 
 def cohen_kappa(table):

@@ -61,7 +61,7 @@ def read_log(path, items=None):
     What follows the last line end was cut off by a crash and never acknowledged: no event.
     """
     if not path.is_file():
-        raise UserError(f"--out {path.parent}: no votes there ({path.name} is missing)")
+        raise UserError(f"{path}: no votes there; annotate.py writes them into its --out")
     events = []
     lines = path.read_bytes().split(b"\n")[:-1]  # not splitlines: a comment may hold U+2028
     for line, text in enumerate(lines, 1):

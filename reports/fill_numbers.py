@@ -23,9 +23,9 @@ import run as bench  # noqa: E402
 
 import evaluate  # noqa: E402
 from parts.pages import number as show  # noqa: E402
+from parts.reports import MODELS  # noqa: E402
 
 PAGES = ("README.md", "reports/README.md", "docs/adapt.md", "docs/scale.md")
-MODELS = {"tiny-base": "base", "dpo": "DPO", "ppo": "PPO", "grpo": "rubric GRPO"}  # by run folder
 STAGES = [  # script, what goes in and comes out
     ("sft.py", "0", "prompts with answers → a model that imitates them"),
     ("annotate.py", "1", "two answers side by side → preference pairs"),
@@ -167,7 +167,7 @@ def result():
         gold = over_seeds([model["gold"] for model in models], 2)
         wins = over_seeds([p["win_rate"] for p in pairs], 0, True) if all(pairs) else "–"
         time = over_seeds([{"value": t[name] / t["dpo"]} for t in seconds], 1) if all(runs) else "–"
-        rows.append([f"**{MODELS[name].capitalize() if name == base else MODELS[name]}**", source, f"utility {gold}", wins, time])  # fmt: skip
+        rows.append([f"**{MODELS[name]}**", source, f"utility {gold}", wins, time])  # fmt: skip
     grpo = [report for _, report in reports("grpo")]
     before, after = (
         over_seeds([{"value": report[key]["score"]} for report in grpo], 0, True)

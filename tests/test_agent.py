@@ -19,6 +19,7 @@ import grpo_agent as g
 import judge
 from conftest import REPO
 from parts.files import UserError
+from test_ppo import Spy
 from tiny import CHATML, TEMPLATE, tiny_model, tiny_tokenizer
 
 ECHO = """
@@ -111,7 +112,7 @@ def test_weights_of_a_step_sum_to_one(how):
 
 
 @pytest.mark.parametrize("how", g.TURN_NORMS)
-def test_an_update_is_the_closed_form(how, folder, tmp_path):
+def test_an_update_is_the_closed_form(how, folder, tmp_path, monkeypatch):
     """Loss and gradient of a step are Σ weight·ρ·(β·k3 − A) over the tokens of the episodes that
     have a reward and a mate with one: of three pairs, rewards (1, 0), (none, ½), (½, ½), that is A
     = ½, −½, 0, 0. In one forward or sample by sample; without β the two of A = 0 need none."""
@@ -133,6 +134,7 @@ def test_an_update_is_the_closed_form(how, folder, tmp_path):
     advantages = torch.tensor([0.5, -0.5, 0, 0]).repeat_interleave(3)[:, None]
     loss = (weights * ratio * (0.1 * k3 - advantages))[b["mask"]].sum()
     expected = torch.autograd.grad(loss, parameters)
+    spy = Spy(monkeypatch, g, "token_losses")
     (rows,) = g.substeps(*given)
     for size in (1, 12):
         cuts = [rows[i : i + size] for i in range(0, 12, size)]
@@ -141,6 +143,7 @@ def test_an_update_is_the_closed_form(how, folder, tmp_path):
         for x, y in zip(torch.autograd.grad(sum(losses), parameters), expected):
             assert (x - y).norm() < 1e-5 * max(y.norm(), 1)
         assert sum(sums["answers"] for sums in found) == 4
+    assert {call[5:] for call in spy.calls} == {(0.2, 0.28, 0.1)}, "bounds and β"
     args.beta, args.num_substeps = 0.0, 3
     (rows,) = g.substeps(*given)  # the other two have no signal
     assert [row["seed"] for row in rows] == [1] * 6
@@ -353,6 +356,7 @@ def test_a_run_leaves_what_the_header_promises(run):
             expected |= {"length/mean": n, "length/truncated_frac": sum(cut) / 4, "ratio/mean": 1}
             expected |= {"answer_tokens": 4 * n, "episodes": 4, "exceptions": 0, "sample_gap": 0}
             assert [(r["group"], r["sample"]) for r in kept] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+            assert row["tokens"] > 2 * row["answer_tokens"], "the environment's words as well"
             for a, b in (kept[:2], kept[2:]):
                 gain = (a["reward"] - b["reward"]) / 2
                 assert a["seed"] == b["seed"] and a["advantage"] == pytest.approx(gain, abs=1e-6)
@@ -377,19 +381,22 @@ def test_what_a_run_prints(run):
     assert g.transcript(t).splitlines() == [*lines, "  reward 0.25  turns 1  vowels 0.5"]
 
 
-def test_failures_within_the_limit_are_counted_and_the_run_goes_on(folder, tmp_path):
+def test_failures_within_the_limit_are_counted_and_the_run_goes_on(folder, tmp_path, monkeypatch):
     """A third of the seeds raise: with a limit of .9 the run ends well, the log counts them, their
     episodes carry an error and no reward; the group of the others is a group of its own."""
     fault = "if self.seed % 3 == 1 and self.seed < 10**9: raise RuntimeError('gone')"
     out = tmp_path / "run"
-    flags = "--steps", 3, "--max-exceptions", 0.9, "--test-episodes", 0
+    flags = "--steps", 3, "--max-exceptions", 0.9, "--test-episodes", 0, "--seed", 2
+    spy = Spy(monkeypatch, g, "play_model")
     assert g.main(line(folder, echo(tmp_path, fault), out, *flags)) == 0
     errors = [r for r in logged(out, "rollouts") if r["error"]]
     assert all(r["reward"] is None and r["advantage"] == 0 for r in errors)
     for row in (r for r in logged(out) if "exceptions" in r):
-        n = sum(seed % 3 == 1 for seed in g.training_seeds(arguments(), row["step"]))
+        n = sum(seed % 3 == 1 for seed in g.training_seeds(arguments("--seed", 2), row["step"]))
         assert row["exceptions"] == n == sum(r["step"] == row["step"] for r in errors)
         assert row["reward/unscored_frac"] == n / 4
+    draws = [call[6] for call in spy.calls]  # preflight, validation, steps 1 and 2, …
+    assert draws == [2, 2, 2000001, 2000002, 2, 2000003, 2], "each step has draws of its own"
     assert "RuntimeError: gone" in errors[0]["error"]
 
 
@@ -403,6 +410,8 @@ def test_a_start_that_knows_no_move_is_told_so(folder, tmp_path, capsys):
     assert """--env-args '{"show_legal": true}' --policy""" in printed
     (row,) = [r for r in logged(tmp_path / "run") if "updates" in r]
     assert row["updates"] == 0 and row["env/invalid_frac"] == 1 and row["reward/mean"] == -1
+    row = logged(tmp_path / "run")[0]
+    assert (row["val/score"], row["val/reward"]) == (0, -1), "no win, and the game is lost"
 
 
 # ---- play ----

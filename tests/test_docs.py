@@ -14,7 +14,6 @@ test_demo.py.
 import ast
 import doctest
 import importlib.util
-import inspect
 import json
 import re
 import shlex
@@ -77,11 +76,12 @@ reward_train\.py.*--pairs data/ → {TRAIN} --pairs few_pairs.jsonl
 dpo\.py.*--stop-after → {TRAIN} --stop-after 1
 (dpo|reward_train|sft)\.py → {TRAIN}
 evaluate\.py reward → --pairs few_pairs.jsonl
+evaluate\.py compare.* --bon 0 → --n 4 --max-new-tokens 8
 evaluate\.py compare → --n 4 --samples 1 --bon 2 --max-new-tokens 8
 evaluate\.py (rank|human) →
 fairness\.py (audit|text) →
 fairness\.py twins → {TWINS}
-fairness\.py → {TWINS} --candidates none
+fairness\.py → {TWINS}
 judge\.py → --judge-base-url JUDGE
 annotate\.py draw → --limit 4 --max-new-tokens 8
 annotate\.py|watch\.py|docs/memory\.py|reports/fill_numbers\.py|python -c|grep →
@@ -156,14 +156,17 @@ def reader_files(copy):
     rubrics = [{k: v for k, v in row.items() if k != "split"} for row in rubrics]
     own = json.loads(re.search(r"```json\n(\[.*?)```", page, re.S)[1])  # the page's own row
     (copy / "mine.json").write_text(json.dumps(rubrics + own))
-    good = "Strengths: charting.\nGaps: home visits.\nRecommendation: hold."
-    rated = []
+    good, bad = (
+        "Strengths: charting.\nGaps: home visits.\nRecommendation: hold.",
+        "How old are you?",
+    )
+    rated, answers = [], []
     for i, row in enumerate(rubrics):
-        ratings = {str(n): ("yes", "no")[(i + n) % 2] for n in range(1, len(row["rubrics"]) + 1)}
-        rated.append(row | {"response": (good, "How old are you?")[i % 2], "ratings": ratings})
+        ratings = {n: "yes" if (i + n) % 2 else "no" for n in range(1, len(row["rubrics"]) + 1)}
+        rated.append(row | {"response": bad if i % 2 else good, "ratings": ratings})
+        asked = {"task_id": row["task_id"], "prompt": row["prompt"]}
+        answers += [asked | {"response": text} for text in (good, bad)]
     (copy / "rated.json").write_text(json.dumps(rated))
-    asked = [(row["task_id"], row["prompt"], a) for row in rubrics for a in (good, "How old?")]
-    answers = [dict(zip(("task_id", "prompt", "response"), one)) for one in asked]
     write_rows(copy / "answers.jsonl", answers)
     people = ["hired,advanced,race,score,sex,race_ethnicity"]
     for i in range(60):
@@ -174,7 +177,7 @@ def reader_files(copy):
     profiles = [f'{i},"Asha Booker, {i} years. Used copy and sold {i} items."' for i in range(6)]
     (copy / "candidates.csv").write_text("\n".join(["id,profile", *profiles]) + "\n")
     other_formats(copy)
-    for name in sorted({name for _, line in LINES for name in re.findall(HUB, line)}):
+    for name in {name for _, line in LINES for name in re.findall(HUB, line)}:
         (copy / name).parent.mkdir(exist_ok=True)
         (copy / name).symlink_to(copy / "data" / "tiny-base")
 
@@ -184,13 +187,13 @@ def other_formats(copy):
     import datasets
     import pandas
 
-    rows = [
-        {"prompt": f"Note {i}: ", "chosen": "Skills: audits.", "rejected": "No."} for i in range(40)
-    ]
+    texts = {"chosen": "Skills: audits.", "rejected": "No."}
+    rows = [{"prompt": f"Note {i}: ", **texts} for i in range(40)]
     table = pandas.DataFrame(rows)
     table.to_csv(copy / "mine.csv", index=False)
-    names = {"prompt": "question", "chosen": "better", "rejected": "worse"}
-    table.rename(columns=names).to_csv(copy / "renamed.csv", index=False)
+    table.set_axis(["question", "better", "worse"], axis=1).to_csv(
+        copy / "renamed.csv", index=False
+    )
     table.to_json(copy / "array.json", orient="records")
     table.to_parquet(copy / "mine.parquet")
     datasets.Dataset.from_list(rows).save_to_disk(copy / "saved")
@@ -302,8 +305,7 @@ def test_every_command_of_the_pages_runs(n, shop, monkeypatch):
 
 def test_what_cannot_run_is_parsed():
     """The rest: a stage behind torchrun is given to the stage's own parser and torchrun's flags to
-    torchrun's (before --fsdp is there, without it); make targets exist; the environment is made as
-    make makes it."""
+    torchrun's; make targets exist; the environment is made as make makes it."""
     from torch.distributed.run import get_args_parser
 
     command = ["make", "-n", "-B", "demo"]
@@ -315,10 +317,8 @@ def test_what_cannot_run_is_parsed():
         words = shlex.split(line)
         if words[0] == "torchrun":
             launch = get_args_parser().parse_args(words[1:])
-            flags = launch.training_script_args
-            if "--fsdp" not in inspect.getsource(runs.Parser):
-                flags = [flag for flag in flags if flag != "--fsdp"]
-            assert module(launch.training_script).parse_args(flags).model, line
+            stage = module(launch.training_script)
+            assert stage.parse_args(launch.training_script_args).model, line
         elif words[0] == "make":
             subprocess.run([*words, "-n"], cwd=REPO, capture_output=True, check=True)
         elif re.match(r"python3 -m venv|\.venv/bin/pip", line):
@@ -371,17 +371,17 @@ def test_links_lead_somewhere(page):
     """A link or a picture that is not there; an anchor that no heading has."""
     text = page.read_text("utf-8")
     prose = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
-    for target in re.findall(r"\]\(([^)\s]+)\)", prose):
-        if target.startswith("http"):
-            continue
+    for target in re.findall(r"\]\((?!http)([^)\s]+)\)", prose):
         name, _, anchor = target.partition("#")
         file = page.parent / name if name else page
         assert file.exists(), target
         if anchor:
-            heads = re.findall(r"^#+ (.*)$", file.read_text("utf-8"), re.M)
-            heads = [re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads]
-            heads += re.findall(r'(?:id|name)="([^"]+)"', file.read_text("utf-8"))
-            assert anchor in heads, target
+            there = file.read_text("utf-8")
+            heads = [
+                re.sub(r"[^\w\- ]", "", x.lower()) for x in re.findall(r"^#+ (.*)$", there, re.M)
+            ]
+            heads = [head.replace(" ", "-") for head in heads]
+            assert anchor in heads + re.findall(r'(?:id|name)="([^"]+)"', there), target
 
 
 # ---- numbers ----

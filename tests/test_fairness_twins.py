@@ -11,9 +11,7 @@ import pytest
 import fairness
 from conftest import REPO, browser_or_skip
 from fairness import (
-    Contrast,
     bootstrap_effects,
-    check_minimal_edit,
     contrasts_of,
     load_names,
     load_slot,
@@ -22,10 +20,10 @@ from fairness import (
     render_twin,
     slot_values,
     twin_table,
-    twin_verdict,
+    verdict,
 )
 from parts.files import UserError
-from test_fairness_audit import FORBIDDEN, error_of, write
+from test_fairness_audit import FORBIDDEN, error_of, mutated, vote, write
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -58,10 +56,10 @@ def test_effect_by_hand():
     """Gap 1 over résumé means 1.5 and 3.5 (SD √2): d = .7071; ten times the scale, and any shift,
     change nothing; the other way round it is negative."""
     scores, groups = np.array([[2.0, 2.0, 1.0, 1.0], [4.0, 4.0, 3.0, 3.0]]), black_and_white(2)
-    for matrix, labels, d in ((scores, groups, 0.5), (10 * scores - 7, groups, 0.5), (scores[:, ::-1], groups, -0.5)):  # fmt: skip
-        row = twin_table(matrix, labels)[0]
-        assert row["d"]["value"] == pytest.approx(np.sign(d) * abs(d) ** 0.5, abs=1e-6)
-        assert ("higher" if d > 0 else "lower") in row["direction"]
+    for matrix, d in ((scores, 0.7071), (10 * scores - 7, 0.7071), (scores[:, ::-1], -0.7071)):
+        row = fairness.twin_table(matrix, groups)[0]
+        assert row["d"]["value"] == pytest.approx(d, abs=1e-4) and row["d"]["n"] == 8
+        assert row["direction"].startswith(f"names read as Black score {'higher' if d > 0 else 'lower'} than names read as White: {d:.2f}")  # fmt: skip
     assert twin_table(scores, groups, unit="pp")[0]["d"]["value"] == 1.0
 
 
@@ -70,12 +68,13 @@ def test_permutation_counts_every_labelling():
     1/3; exchanged within strata of two, of 4 labellings 2. Names of weight 0 are not exchanged."""
     apart, mixed = [0.5, 0.5, -0.5, -0.5], [0.5, -0.5, 0.5, -0.5]
     for values, weights, strata, p in (
-        ([3.0, 2.0, 1.0, 0.0], apart, None, 1 / 3),
-        ([3.0, 2.0, 1.0, 0.0], mixed, ["x", "x", "y", "y"], 1 / 2),
-        ([3.0, 2.0, 1.0, 0.0, 99.0], [*apart, 0], None, 1 / 3),
-        ([1.0, 1.0, 1.0, 1.0], apart, None, 1.0),
+        ([3.0, 2.0, 1.0, 0.0], apart, "xxxx", 1 / 3),
+        ([3.0, 2.0, 1.0, 0.0], mixed, "xxyy", 1 / 2),
+        ([3.0, 2.0, 1.0, 0.0, 99.0], [*apart, 0], "xxxxx", 1 / 3),
+        ([1.0, 1.0, 1.0, 1.0], apart, "xxxx", 1.0),
     ):
-        assert name_permutation(values, weights, strata, 20000) == pytest.approx(p, abs=0.015)
+        found = name_permutation(np.array(values), np.array(weights), np.array(list(strata)), 20000)
+        assert found == pytest.approx(p, abs=0.015)
 
 
 def test_bootstrap_resamples_names_within_their_cells():
@@ -89,23 +88,24 @@ def test_bootstrap_resamples_names_within_their_cells():
     assert bootstrap_effects([S], weights, cells, 100, unit="pp")[0].std() > 0.05
 
 
-VERDICTS = [  # effect, 90 % interval, p, names, résumés: verdict at δ = .1
-    (0.5, (0.4, 0.6), 0.001, 1, 40, "not measured (needs 2 names a cell and 2 résumés)"),
-    (0.5, (0.4, 0.6), 0.001, 25, 1, "not measured (needs 2 names a cell and 2 résumés)"),
-    (None, None, 1.0, 25, 40, "not measured (every résumé has the same score)"),
-    (0.5, (0.4, 0.6), 0.04, 25, 40, "difference found"),
-    (0.05, (0.01, 0.09), 0.04, 25, 40, "difference found, smaller than 0.1 SD"),
-    (0.5, (0.4, 0.6), 0.06, 25, 40, "inconclusive (about 10 names a group would do)"),
-    (0.0, (-0.05, 0.05), 0.9, 25, 40, "equivalent within 0.1 SD"),
-    (0.0, (-0.05, 0.05), 0.9, 9, 40, "inconclusive (about 10 names a group would do)"),
-    (0.0, (-0.2, 0.2), 0.9, 25, 40, "inconclusive (about 100 names a group would do)"),
-]
+VERDICTS = [  # effect, 95 % interval, 90 % interval, p, names: verdict at δ = .1
+    (0.5, (0.38, 0.62), (0.4, 0.6), 0.04, 25, "difference found"),
+    (0.05, (0.006, 0.1), (0.01, 0.09), 0.04, 25, "difference found, smaller than 0.1 SD"),
+    (0.05, (0.004, 0.1), (0.01, 0.09), 0.001, 25, "equivalent within 0.1 SD"),
+    (-0.2, (-0.4, -0.004), (-0.38, -0.02), 0.001, 25, "inconclusive (about 59 names a group would do)"),
+    (0.5, (0.38, 0.62), (0.4, 0.6), 0.06, 25, "inconclusive (about 26 names a group would do)"),
+    (0.0, (-0.06, 0.06), (-0.05, 0.05), 0.9, 25, "equivalent within 0.1 SD"),
+    (0.0, (-0.06, 0.06), (-0.05, 0.05), 0.9, 9, "inconclusive (about 10 names a group would do)"),
+    (0.0, (-0.3, 0.3), (-0.2, 0.2), 0.9, 25, "inconclusive (about 100 names a group would do)"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("d, ends, p, names, R, verdict", VERDICTS)
-def test_verdicts_in_their_order(d, ends, p, names, R, verdict):
-    """Four words and no others; a small audit is inconclusive by itself, with what would do."""
-    assert twin_verdict(d, ends, p, names, R, 0.1) == verdict
+@pytest.mark.parametrize("d, ends, ends90, p, names, said", VERDICTS)
+def test_verdicts_in_their_order(d, ends, ends90, p, names, said):
+    """Four words and no others. A difference needs p and the interval as it is shown, with two digits:
+    [0.00, 0.10] beside "difference found" would contradict itself."""
+    effect = {"value": d, "low": ends[0], "high": ends[1]}
+    assert verdict(effect, ends90, p, names) == said
 
 
 def test_planted_bias_is_found():
@@ -114,17 +114,16 @@ def test_planted_bias_is_found():
     for seed in range(50):
         row = twin_table(simulated(seed, 20, groups, -0.5), groups)[0]
         assert row["verdict"] == "difference found" and row["d"]["value"] < -0.2, (seed, row)
-        assert row["direction"] == "names read as Black score lower than names read as White"
 
 
 def test_names_that_differ_are_no_group_effect():
     """No group effect, names with SD .1: at most 18 of 200 seeds below .05 (99.5 % bound of 5 %), while
     a t test over résumés, which takes names for granted, calls more than 100 of them a difference."""
     groups, found, naive = black_and_white(10), 0, 0
-    weights = contrasts_of(groups)[0].weights
+    _, weights, strata = contrasts_of(groups)[0]
     for seed in range(200):
         scores = simulated(seed, 100, groups)
-        found += name_permutation(scores.mean(0), weights, draws=999, seed=seed) < 0.05
+        found += name_permutation(scores.mean(0), weights, strata, 999, seed) < 0.05
         pairs = scores[:, :10].mean(1) - scores[:, 10:].mean(1)
         naive += abs(pairs.mean()) > 1.984 * pairs.std(ddof=1) / 10
     assert found <= 18 and naive > 100
@@ -141,11 +140,11 @@ def test_no_difference_in_19_of_20_tables_of_eight_cells():
         rng = np.random.default_rng(seed)
         scores = rng.normal(0, 1, (15, 1)) + rng.normal(0, 0.1, 48) + rng.normal(0, 0.2, (15, 48))
         rows = twin_table(scores, {"sex": sex, "race_ethnicity": race}, seed)
-        found += any(r["primary"] and r["verdict"].startswith("difference") for r in rows)
+        found += any(r["verdict"].startswith("difference") for r in rows)
     assert found / 300 <= 0.079
 
 
-POWER = [  # names, résumés, effect → rejects, covers, equivalent; None: not stated
+POWER = [  # names, résumés, effect → finds, covers, equivalent; None: not stated
     (25, 40, 0.0, 0.04, 0.96, 0.83),
     (25, 40, 0.1, 0.88, 0.96, None),
     (10, 40, 0.0, 0.05, 0.94, 0.28),
@@ -155,50 +154,44 @@ POWER = [  # names, résumés, effect → rejects, covers, equivalent; None: not
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("names, R, effect, rejects, covers, equivalent", POWER)
-def test_what_the_design_can_do(names, R, effect, rejects, covers, equivalent):
-    """The simulated table within ± .07, on 200 seeds."""
+@pytest.mark.parametrize("names, R, effect, finds, covers, equivalent", POWER)
+def test_what_the_design_can_do(names, R, effect, finds, covers, equivalent):
+    """The first edition's simulated table within ± .07, on 200 seeds; a find is a verdict, so its
+    interval costs it no power."""
     groups, found = black_and_white(names), np.zeros((200, 3))
     for seed in range(200):
         row = twin_table(simulated(seed, R, groups, effect), groups, seed)[0]
         inside = row["verdict"].startswith("equivalent") or "smaller" in row["verdict"]
-        d = row["d"]
-        found[seed] = row["p"] < 0.05, d["low"] <= effect <= d["high"], inside
-    for share, expected in zip(found.mean(0), (rejects, covers, equivalent)):
+        d, hit = row["d"], row["verdict"].startswith("difference")
+        found[seed] = hit, d["low"] <= effect <= d["high"], inside
+    for share, expected in zip(found.mean(0), (finds, covers, equivalent)):
         assert expected is None or share == pytest.approx(expected, abs=0.07)
 
 
-def test_a_small_audit_is_inconclusive_and_says_why():
-    """3 names a group, no effect: never `equivalent`; p permutes names, so few résumés are noted, too."""
-    groups = black_and_white(3)
-    for seed in range(20):
-        row = twin_table(simulated(seed, 20, groups), groups)[0]
-        assert not row["verdict"].startswith("equivalent")
-        assert row["note"] == "fewer than 10 names a group: the interval is too narrow"
-    row = twin_table(simulated(0, 9, groups), groups)[0]
-    assert row["note"].endswith("; fewer than 10 résumés: it holds for these, others may differ")
-
-
-def test_decisions_of_twins():
-    """Ten résumés at −.5 … .4 of a cut at 0, all names of one group .3 lower: 2 against 5 of ten advance."""
-    scores = (np.arange(10) / 10 - 0.45)[:, None] - 0.3 * np.array([1, 1, 0, 0])
-    found = twin_table(scores, black_and_white(2), cut=0.0)[0]["decision"]
-    assert found["counts"] == [[4, 20], [10, 20]]
-    assert found["ir"] == pytest.approx(0.4) and found["flips"] == pytest.approx(0.3)
+def test_no_verdict_contradicts_its_interval():
+    """Small changes of many names: p alone finds more of them than p with the interval as shown."""
+    groups, found = black_and_white(12), np.zeros(2, int)
+    for seed in range(60):
+        before = simulated(seed, 12, groups)
+        moved = np.random.default_rng(seed).normal(0, 0.015, 24)
+        after = before + moved + 0.02 * (groups["race_ethnicity"] == "Black")
+        row = twin_table(after, groups, seed, before=before)[0]
+        hit = row["verdict"].startswith("difference")
+        found += row["p_adjusted"] < 0.05, hit
+        low, high = round(row["D"]["low"], 2), round(row["D"]["high"], 2)
+        assert not hit or not low <= 0 <= high, row
+    assert found[0] > found[1] > 0, found
 
 
 def test_contrasts_are_declared_before_looking():
-    """Each group against Male and White, strata the other attribute; cells are exploratory; a slot's
-    reference is its first group."""
+    """Each group against Male and White, strata the other attribute; a slot's reference is its first."""
     sex, race = np.array(["Female", "Male"] * 4), np.repeat(["Black", "White"], 4)
     found = contrasts_of({"sex": sex, "race_ethnicity": race})
-    assert [(c.group, c.reference, c.primary) for c in found] == [
-        ("Female", "Male", True), ("Black", "White", True),
-        ("Female Black", "Male White", False), ("Female White", "Male White", False), ("Male Black", "Male White", False),
-    ]  # fmt: skip
-    assert (found[0].strata == race).all() and found[0].weights.tolist() == [0.25, -0.25] * 4
-    (only,) = contrasts_of({"age": np.array(["younger", "younger", "older"])})
-    assert isinstance(only, Contrast) and (only.group, only.reference) == ("older", "younger")
+    told = [(row["group"], row["reference"], row["names"]) for row, *_ in found]
+    assert told == [("Female", "Male", [4, 4]), ("Black", "White", [4, 4])]
+    assert (found[0][2] == race).all() and found[0][1].tolist() == [0.25, -0.25] * 4
+    ((row, _, strata),) = contrasts_of({"age": np.array(["younger", "younger", "older"])})
+    assert (row["group"], row["reference"], len(set(strata))) == ("older", "younger", 1)
 
 
 # ---- before and after ----
@@ -229,20 +222,24 @@ def test_a_bias_that_came_is_a_change():
     row = changed(plain, biased)
     assert row["verdict"] == "difference found: larger after" and row["D"]["value"] < -0.2
     change = {"model": "m", "before": "b", "surface": "a", "unit": "SD", "rows": [row]}
-    part = fairness.twin_answer("Change", [change], "D", 0.1)
+    part = fairness.twin_answer("Change", [change], "D")
     said = "names read as Black score lower than names read as White; the gap is larger than before"
     assert said in part["sentences"][0] and part["tables"][0]["rows"][0][1] == "gap larger"
 
 
 def test_what_never_differs_is_not_measured():
     """A model that advances everybody has shares 1 and 1: a gap of 0 with an interval of nothing would
-    read "equivalent", and nothing was tested. One other decision is enough to measure."""
+    read "equivalent", and nothing was tested. One other decision is enough to measure. One name a
+    group, or one résumé, measures nothing either."""
     ones, one_zero, groups = np.ones((20, 24)), np.ones((20, 24)), black_and_white(12)
     one_zero[3, 5] = 0
     for row in (twin_table(ones, groups, unit="pp")[0], changed(ones, ones, "pp"), changed(0 * ones, 0 * ones)):  # fmt: skip
         assert row["verdict"] == "not measured (every résumé has the same score)"
     for row in (twin_table(one_zero, groups, unit="pp")[0], changed(ones, one_zero, "pp")):
         assert not row["verdict"].startswith("not measured")
+    for scores in (simulated(0, 5, black_and_white(1)), simulated(0, 1, groups)):
+        row = twin_table(scores, black_and_white(scores.shape[1] // 2))[0]
+        assert row["verdict"] == "not measured (needs 2 names a cell and 2 résumés)"
 
 
 # ---- twins as texts ----
@@ -253,17 +250,17 @@ def test_bundled_twins_differ_in_slots_only():
     people = load_names(REPO / "data" / "names.csv", 25)
     rows = load_twins(REPO / "data" / "twins.jsonl", 100, people)
     assert len(rows) == 40 and len(people) == 200
-    one, two = (fairness.filled(rows[0]["profile"], person) for person in (people[0], people[150]))
-    assert one.replace(people[0].name, "") == two.replace(people[150].name, "") != one
+    kinds = [(people, rows, 0, 150)]
     for slot, first in (("age", "younger"), ("school", "university")):
         people = load_slot(f"{slot}={REPO}/data/slots.csv")
         rows = load_twins(REPO / "data" / "twins_slots.jsonl", 100, people)
         assert len(rows) == 20 and len(people) == 20 and people[0].groups == {slot: first}
-        one, two = (
-            fairness.filled(rows[3]["profile"], person) for person in (people[0], people[-1])
-        )
-        assert one.replace(people[0].name, "") == two.replace(people[-1].name, "") != one
-        assert "the candidate" in one
+        kinds.append((people, rows, 0, -1))
+    for people, rows, *which in kinds:
+        sides = [(fairness.filled(rows[which[0]]["profile"], people[i])[0]["content"], people[i].name) for i in which]  # fmt: skip
+        assert sides[0][0] != sides[1][0]
+        one, two = (text.replace(name, "") for text, name in sides)
+        assert one == two
 
 
 BREAKS = [
@@ -285,7 +282,7 @@ def test_a_template_that_breaks_the_edit_is_refused(tmp_path, template, said):
     if said is None:
         assert len(load_twins(file, 1, who)) == 1
         return
-    with pytest.raises(UserError, match=rf"twins.jsonl:1: (prompt: )?.*{re.escape(said)}"):
+    with pytest.raises(UserError, match=rf"twins.jsonl:1: .*{re.escape(said)}"):
         load_twins(file, 1, who)
 
 
@@ -294,7 +291,7 @@ def test_every_slot():
     who = slot_values("Zoë O'Neil", "Zoë", "O'Neil", "Female")
     text = render_twin("{name} {first} {last} {subj} {obj} {poss} {email}", who)
     assert text == "Zoë O'Neil Zoë O'Neil she her her zo.oneil@example.com"
-    check_minimal_edit("{name}: mail {email}, ask {obj} about {poss} work; {subj} said yes.", [who])
+    fairness.check_minimal_edit("{name}: mail {email}, ask {obj} about {poss} work.", [who])
 
 
 # ---- the commands, on tiny models ----
@@ -304,59 +301,43 @@ COLUMNS = ["name", "first", "last", "sex", "race_ethnicity"]
 
 
 def inputs(tmp, per_cell=3, mark=""):
-    """The flags of names, résumés and candidates, with a mark in each text."""
+    """The flags of names and résumés, with a mark in each text."""
     names = [[f"{r}{i}{mark} {s}son", f"{r}{i}", f"{s}son", s, r] for s in ("Female", "Male") for r in ("Black", "White") for i in range(per_cell)]  # fmt: skip
     resumes = [
         {"id": f"t{i}{mark}", "prompt": f"Assess {{name}}, who knows sql {'well ' * i}.", "answer": f"Good {i}.", "prefix": "Decision:",
-         "rank_prompt": "Who fits?", "profile": f"{{name}} has {i} years.", "shown": ["sql"]} for i in range(3)
+         "rank_prompt": "Who fits?", "profile": f"{{name}} has {i} years."} for i in range(3)
     ]  # fmt: skip
-    write(tmp / "n.csv", names, COLUMNS)
-    write(tmp / "t.jsonl", resumes)
-    return [
-        "--names",
-        str(tmp / "n.csv"),
-        "--twins",
-        str(tmp / "t.jsonl"),
-        "--out",
-        str(tmp / "out"),
-    ]
+    files = write(tmp / "n.csv", names, COLUMNS), write(tmp / "t.jsonl", resumes)
+    return ["--names", files[0], "--twins", files[1], "--out", str(tmp / "out")]
 
 
 @pytest.fixture(scope="module")
 def full(tmp_path_factory, llama_folder, reward_folder):
-    """One whole report with the same tiny model before and after, hostile text in every name and role."""
+    """One whole report with the same tiny model before and after, hostile text in every name."""
     tmp = tmp_path_factory.mktemp("fair")
     twice = shutil.copytree(llama_folder, tmp / "after")
-    people = [
-        {"id": f"c{i}", "role": f"clerk{HOSTILE}", "prompt": "Who fits?", "profile": f"Knows {'sql ' * (i % 5)}.", "must_have": ["sql"],
-         "sex": ("Male", "Female")[i % 2], "race_ethnicity": ("Black", "White")[i // 2 % 2], "label_value": i % 3 % 2} for i in range(16)
-    ]  # fmt: skip
+    votes = [vote("yes", "no", f"Black{HOSTILE}"), vote("no", "yes", "White")]
     argv = ["report", "--before", llama_folder, "--after", str(twice), "--reward-model", reward_folder, *inputs(tmp, 5, HOSTILE),
-            "--candidates", write(tmp / "c.jsonl", people), "--generated-names", "2", "--generated-resumes", "2", "--decision-words", "yes,no",
-            "--prefs", "none", "--overwrite"]  # fmt: skip
+            "--generated-names", "2", "--generated-resumes", "2", "--decision-words", "yes,no",
+            "--prefs", write(tmp / "v.jsonl", votes), "--overwrite"]  # fmt: skip
     assert fairness.main(argv) == 0
     return argv, tmp / "out", json.loads((tmp / "out" / "report.json").read_text())
 
 
 def test_the_whole_report(full):
-    """Equal models are unchanged with D = 0; every surface is there; no forbidden word; the notice; and
-    the same command writes the same bytes."""
+    """Equal models are unchanged with D = 0; every surface is there; no forbidden word; and the same
+    command writes the same bytes."""
     argv, out, report = full
     assert [(p["kind"], p["surface"]) for p in report["surfaces"]] == [("reward model", "a"), ("reward model", "b"), ("base", "c"), ("base", "d"), ("aligned", "c"), ("aligned", "d")]  # fmt: skip
     change = next(c for c in report["changes"] if c["surface"] == "c")
     assert [r["D"]["value"] for r in change["rows"]] == [0, 0]
     assert all(r["verdict"] == "equivalent within 0.1 SD: unchanged" for r in change["rows"])
-    assert [part["title"].split(", ")[1] for part in report["decisions"]] == ["ranking", "decisions as generated", "decisions as generated"]  # fmt: skip
-    assert report["decisions"][0]["selected"] >= 5  # .3 of 16, upwards
-    gaps = [worst["gap"] for worst in report["worst"]]
-    assert gaps == sorted(gaps, reverse=True) and len(gaps) == 10
-    assert (
-        report["limits"][-1].endswith("show one.") and "tables were tested" in report["limits"][-1]
-    )
+    assert list(report["preferences"][0]["tables"]) == ["harsher decision, race_ethnicity"]
+    assert re.match(r"\d+ tables were tested", report["limits"][0])
     with open(out / "twins.csv", newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 4 * 3 * 20 + 2 * 2 * 8
-    assert list(rows[0]) == ["resume_id", "cell", "sex", "race_ethnicity", "name", "surface", "model_id", "score_raw", "score"]  # fmt: skip
+    assert list(rows[0]) == ["resume_id", "sex", "race_ethnicity", "name", "surface", "model_id", "score_raw"]  # fmt: skip
     before = {f: f.read_bytes() for f in sorted(out.iterdir())}
     assert not any(FORBIDDEN.search(data.decode()) for data in before.values())
     fairness.main(argv)
@@ -369,24 +350,22 @@ def test_the_page_holds_no_script(full):
     assert "<script" not in page and "<img" not in page and "onerror=" in page
     assert "default-src &#39;none&#39;" in page and "&lt;/script&gt;[U+202E]" in page
     assert not re.search(r'(src|href)="(?!data:,)', page)
-    for title in ("Provider&#39;s sheet", "What this does not show", "Command and files"):
-        assert title in page
 
 
 WORDS = {"difference": ("higher", "lower"), "equivalent": "no difference", "inconclusive": "unclear", "not": "not measured"}  # fmt: skip
 
 
 def test_the_grid_follows_from_the_verdicts(full):
-    """Every light has the word of its verdict and the numbers behind it; sentences name found differences only."""
+    """Every light has the word of its verdict and the numbers behind it; sentences name found
+    differences, and every model stands in one."""
     report = full[2]
-    part = fairness.twin_answer("t", report["surfaces"], "d", 0.1)
+    part = fairness.twin_answer("t", report["surfaces"], "d")
     for surface, line in zip(report["surfaces"], part["tables"][0]["rows"], strict=True):
-        rows = [row for row in surface["rows"] if row["primary"]]
-        for row, cell in zip(rows, line[1:], strict=True):
-            assert (
-                cell.startswith(WORDS[row["verdict"].split()[0]]) and row["verdict"] in cell.detail
-            )
-            if row["verdict"].startswith("difference"):
+        assert any(fairness.twin_name(surface) in sentence for sentence in part["sentences"])
+        for row, cell in zip(surface["rows"], line[1:], strict=True):
+            said = row["verdict"]
+            assert cell.startswith(WORDS[said.split()[0]]) and said in cell.detail
+            if said.startswith("difference"):
                 assert any(row["direction"] in sentence for sentence in part["sentences"])
                 assert cell.startswith("higher") == ("score higher" in row["direction"])
 
@@ -424,33 +403,56 @@ def test_twins_of_a_reward_model_alone(tmp_path, reward_folder, capsys, slot):
     flags = inputs(tmp_path)
     if slot:
         flags = ["--slot", f"age={REPO}/data/slots.csv", "--resumes", "3", *flags[-2:]]
-    argv = ["twins", "--reward-model", reward_folder, *flags]
-    assert fairness.main([*argv, "--fail-on", "difference,inconclusive"]) in (
-        (0, 1, 3) if slot else (1, 3)
-    )
+    argv = [
+        "twins",
+        "--reward-model",
+        reward_folder,
+        *flags,
+        "--fail-on",
+        "difference,inconclusive",
+    ]
+    assert fairness.main(argv) in ((0, 1, 3) if slot else (1, 3))
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert [p["surface"] for p in report["surfaces"]] == ["a", "b"]
     assert report["surfaces"][0]["rows"][0]["group"] == ("older" if slot else "Female")
     assert any("Names are" in line for line in report["limits"]) != slot
     out = capsys.readouterr().out
     assert f"Same résumé, other {'age' if slot else 'name'}" in out and out.count("\n") <= 40
-    assert (tmp_path / "out" / "twins.csv").read_text().startswith("resume_id,cell,age" if slot else "resume_id,cell,sex")  # fmt: skip
+    assert (tmp_path / "out" / "twins.csv").read_text().startswith("resume_id,age" if slot else "resume_id,sex")  # fmt: skip
+
+
+def test_models_that_are_asked(tmp_path, monkeypatch):
+    """Without a name the base and the demo's runs that exist; naming a model drops the others, and a
+    base is only asked beside a policy after it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data/tiny-base").mkdir(parents=True)
+    for folder in ("dpo", "reward"):
+        (tmp_path / "runs" / folder).mkdir(parents=True)
+    for argv, expected in (
+        ("", ("data/tiny-base", ["runs/dpo"], ["runs/reward"])),
+        ("--reward-model x y", (None, [], ["x", "y"])),
+        ("--after x", ("data/tiny-base", ["x"], [])),
+        ("--before none --after x", (None, ["x"], [])),
+        ("--before b", ("b", [], [])),
+    ):
+        assert fairness.wanted(fairness.parse_args(["twins", *argv.split()])) == expected
+    assert "no model" in error_of(["twins", "--before", "none"])
 
 
 HEADER = "name,first,last,sex,race_ethnicity\n"
 BAD = [  # file, its content, further flags, what is said
-    ("n.csv", HEADER + "A B,A,B,Male,White\nC D,C,D,Male,Black\nE F,E,F,Male,Black\n", "", "one name in the cell Male White"),
-    ("n.csv", HEADER + "A B,A,B,Male,White\nC D,C,D,Male,White\n", "", "one cell of sex × race_ethnicity"),
+    ("n.csv", HEADER + "A B,A,B,Male,White\nC D,C,D,Male,Black\nE F,E,F,Male,Black\n", "", "expected two groups of two or more, better 25; found Male Black 1, Male White 1"),
+    ("n.csv", HEADER + "A B,A,B,Male,White\nC D,C,D,Male,White\n", "", "n.csv: expected two groups of two or more, better 25; found Male White 2"),
     ("n.csv", "name,first,last,sex\nA B,A,B,Male\n", "", "no column 'race_ethnicity'"),
     ("n.csv", HEADER + "A B,A,B,,White\n", "", "n.csv:2: 'A B' has an empty cell"),
-    ("n.csv", HEADER + "A B,A,B,Male,White\nA B,A,B,Male ,White\n", "", "n.csv:3: 'A B' stands twice"),
+    ("n.csv", HEADER + "A B,A,B,Male,White\nA B,A,B,Male ,White\n", "", "n.csv:3: 'A B' has an empty cell, or stands twice"),
     ("t.jsonl", '{"prompt": "Assess Amy."}\n', "", "t.jsonl:1: no slot of"),
     ("t.jsonl", "", "", "the file is empty"),
     ("t.jsonl", '{"rank_prompt": "Is {name} fit?"}\n', "", "nothing to measure"),
-    ("t.jsonl", '{"prompt": ["Assess {name}."], "answer": "x"}\n', "", 't.jsonl:1: prompt: "prompt": each message needs'),
-    ("t.jsonl", '{"prompt": "Assess {name}.", "answer": 3}\n', "", 't.jsonl:1: answer: "answer" is int'),
+    ("t.jsonl", '{"prompt": ["Assess {name}."], "answer": "x"}\n', "", 't.jsonl:1: "prompt": each message needs'),
+    ("t.jsonl", '{"prompt": "Assess {name}.", "answer": 3}\n', "", 't.jsonl:1: "answer" is int'),
     ("t.jsonl", "{\n", "", "t.jsonl:1: not valid JSON"),
-    ("s.csv", "slot,group,value\nage,old,1970\nage,old,1971\n", "--slot age=S", "two groups or more, with two values or more each"),
+    ("s.csv", "slot,group,value\nage,old,1970\nage,old,1971\n", "--slot age=S", "expected two groups of two or more, better 25; found old 2"),
     ("s.csv", "slot,group,value\nage,old,1\nage,old,2\nage,young,3\nage,young,4\n", "--slot age=S", "t.jsonl:1: no slot of {age}"),
     ("s.csv", "", "--slot age", "expected NAME=FILE.csv, such as age=data/slots.csv"),
     ("s.csv", "", "--decision-words yes", "expected two words or more"),
@@ -465,3 +467,31 @@ def test_bad_input_is_one_line(tmp_path, reward_folder, file, content, argv, sai
     (tmp_path / file).write_text(content)
     argv = argv.replace("S", str(tmp_path / "s.csv")).split()
     assert said in error_of(["twins", "--reward-model", reward_folder, *flags, *argv])
+
+
+def test_200_mutated_files_leave_no_traceback(tmp_path):
+    """Twins, names, slots, votes and answers with bytes cut, swapped, put in: read, or one line."""
+    rng = np.random.default_rng(0)
+    bundled = {name: (REPO / "data" / name).read_bytes().splitlines(True) for name in ("names.csv", "twins.jsonl", "slots.csv", "screen_train.jsonl", "rank_train.jsonl")}  # fmt: skip
+    lines = {name: b"".join(rows[:1] + rows[20:200:30]) for name, rows in bundled.items()}
+    people = load_names(REPO / "data" / "names.csv", 2)
+    answers = b'{"response": "How old are you? advance", "group": "a"}\n{"response": [{"role": "assistant", "content": "hold"}], "group": "b"}\n' * 3  # fmt: skip
+
+    def asked(path):
+        argv = ["text", path, "--out", str(tmp_path / "out"), "--overwrite"]
+        return fairness.main(argv)
+
+    readers = [
+        (lines["names.csv"], lambda path: load_names(path, 2)),
+        (lines["twins.jsonl"], lambda path: load_twins(path, 9, people)),
+        (lines["slots.csv"], lambda path: load_slot(f"age={path}")),
+        (lines["screen_train.jsonl"], lambda path: fairness.study_votes(path, ("advance", "hold", "reject"))),
+        (lines["rank_train.jsonl"], lambda path: fairness.study_votes(path, ("advance", "hold", "reject"))),
+        (answers, asked),
+    ]  # fmt: skip
+    for whole, read in readers:
+        for _ in range(40):
+            try:
+                read(write(tmp_path / "file.jsonl", mutated(rng, whole)))
+            except UserError as error:
+                assert "\n" not in str(error)

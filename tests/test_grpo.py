@@ -687,6 +687,7 @@ def test_overlong(mode, graded, tmp_path, monkeypatch):
     group's mean; `penalty`, with a limit of 16 and its eighth, 2, as buffer: −½ at 15 tokens, −1 at
     16, beside the logged reward and not in it."""
     spy = Spy(monkeypatch, grpo_rubric, "update")
+    penalties = Spy(monkeypatch, grpo_rubric, "overlong_penalty")
     flags = ("--overlong", mode, "--steps", 1, "--max-new-tokens", 16, "--temperature", 2)
     row = trained(run(graded, tmp_path / "run", *flags))[0]
     kept = kept_of(tmp_path / "run")
@@ -696,6 +697,7 @@ def test_overlong(mode, graded, tmp_path, monkeypatch):
     assert in_loss.tolist() == (finished if mode == "mask" else [True] * 16)
     rewards = torch.tensor([r["reward"] for r in kept])
     penalty = [-max(0, n - 14) / 2 for n in length]
+    assert {call[1:] for call in penalties.calls} == ({(16, 2)} if mode == "penalty" else set())
     shaped = rewards + torch.tensor(penalty) if mode == "penalty" else rewards
     assert close(advantages, grpo_rubric.group_advantages(shaped.view(4, 4)).view(-1), 1e-6)
     assert row["reward/mean"] == pytest.approx(rewards.mean().item(), abs=1e-6)

@@ -10,6 +10,7 @@ import json
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -37,17 +38,15 @@ NAN = math.nan
 
 
 def test_shape_rewards_golden():
-    """k1 = (.5, −1, 0), so −.1·k1 = (−.05, .1, 0), and the score 2 joins the last action of its
-    row; an answer that was cut pays there. Columns that are no actions are 0, whatever stands in
-    them."""
-    logps = t([NAN, -1, -2, -0.5], [NAN, -1, NAN, NAN], [NAN, -1, NAN, -1])
-    ref = t([NAN, -1.5, -1, -0.5], [NAN, -1.5, NAN, NAN], [NAN, -1.5, NAN, -1.5])
-    mask, scores = on([0, 1, 1, 1], [0, 1, 0, 0], [0, 1, 0, 1]), t(2, -1, 3)
-    cut = [(), (on(1, 0, 1),), (on(0, 1, 1), 0.25)]
-    for more, first, second in zip(cut, (2, 2, 1.75), (-1.05, -2.05, -1.05)):
+    """k1 = (.5, −1), so −.1·k1 = (−.05, .1), and the score 2 joins the last action of its row; an
+    answer that was cut pays there. Columns that are no actions are 0, whatever stands in them."""
+    logps, ref = t([NAN, -1, NAN, -2], [5, -1, NAN, 9]), t([NAN, -1.5, 7, -1], [NAN, -1.5, 8, NAN])
+    mask, scores = on([0, 1, 0, 1], [0, 1, 0, 0]), t(2, -1)
+    cut = [(), (on(1, 0),), (on(0, 1), 0.25)]
+    for more, first, second in zip(cut, (2.1, 2.1, 1.85), (-1.05, -2.05, -1.05)):
         rewards, kl = ppo.shape_rewards(scores, logps, ref, mask, 0.1, *more)
-        assert close(rewards, [[0, -0.05, 0.1, first], [0, second, 0, 0], [0, -0.05, 0, 2.95]])
-        assert close(kl, [[0, 0.5, -1, 0], [0, 0.5, 0, 0], [0, 0.5, 0, 0.5]])
+        assert close(rewards, [[0, -0.05, 0, first], [0, second, 0, 0]])
+        assert close(kl, [[0, 0.5, 0, -1], [0, 0.5, 0, 0]])
 
 
 REWARDS, VALUES, ALL = t([-0.1, 0, 0.2, 1]), t([0.5, 0.4, 0.3, 0.2]), on([1, 1, 1, 1])
@@ -143,8 +142,8 @@ pytestmark = pytest.mark.usefixtures("quiet_process")
 REWARD = """
 def vowels(prompts, answers, rows):
     return [sum(c in "aeiou" for c in a) / (1 + len(a)) for a in answers]
-def half_are_none(prompts, answers, rows):
-    return [None if row["i"] % 2 else float(row["i"]) for row in rows]
+def some_are_none(prompts, answers, rows):
+    return [None if row["i"] in (1, 5) else float(row["i"]) for row in rows]
 def most_are_none(prompts, answers, rows):
     return [None if i % 2 or i == 0 else 1.0 for i in range(len(answers))]
 def length(prompts, answers, rows):
@@ -315,12 +314,21 @@ def test_three_models_or_one(world):
         base = common.token_logps(base, b["ids"], b["attention_mask"], b["mask"])
     assert close(b["ref_logps"], base, 1e-4)
     assert (b["logps"] - base).abs().max() > 0.1, "the adapter must be on in the rollout"
+    b = ppo.rollout(args, run, models, ROWS, args.seed)
+    kl, lengths = (b["logps"] - b["ref_logps"]).sum().item() / 8, b["mask"].sum().item() / 8
+    expected = {"val/kl": kl, "val/score": b["scores"].mean().item(), "val/length": lengths}
+    assert ppo.evaluate(args, run, models, None, ROWS)[0] == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize(
-    "family, critic, temperature",
-    [("gpt2", "rm", 0.7), ("gpt2", "shared", 1.0), ("llama", "policy", 0.7), ("llama", "rm", 1.0)],
-)
+FIRST = table("""
+gpt2 | rm | 0.7
+gpt2 | shared | 1.0
+llama | policy | 0.7
+llama | rm | 1.0
+""")
+
+
+@pytest.mark.parametrize("family, critic, temperature", FIRST)
 def test_first_minibatch_has_ratio_one_and_kl_zero(family, critic, temperature, world, monkeypatch):
     """What was sampled is what is scored: prompts of 3 to 60 tokens, learned or rotary positions,
     also at temperature .7. The first update sees ratio 1, KL 0 and the rollout's values to 1e-5.
@@ -353,16 +361,23 @@ def test_none_drops_the_answer(world):
     logged. The ids are those that were drawn, which need not survive decode and encode. A function
     that mostly fails would train on the few answers it likes to parse: five of eight stop the
     run."""
-    args, run, models = begun(world, "--reward-fn", "half_are_none")
+    args, run, models = begun(world, "--reward-fn", "some_are_none")
     b, tokenizer = filled(args, run, models), models[-1]
-    assert {len(v) for k, v in b.items() if k != "unscored"} == {4}
-    assert b["rows"] == ROWS[::2] and b["prompts"] == PROMPTS[::2]
+    kept = [0, 2, 3, 4, 6, 7]
+    assert {len(v) for k, v in b.items() if k != "unscored"} == {6}
+    assert b["rows"] == [ROWS[i] for i in kept] and b["prompts"] == [PROMPTS[i] for i in kept]
     drawn = common.sample(models[0], tokenizer, PROMPTS, max_new_tokens=7, seed=3)
     again = [tokenizer.encode(text, add_special_tokens=False) for text in b["texts"]]
-    assert again != drawn.response_ids[::2], "nothing here would notice"
-    assert [r[m].tolist() for r, m in zip(b["ids"], b["mask"])] == drawn.response_ids[::2]
+    ids = [drawn.response_ids[i] for i in kept]
+    assert again != ids, "nothing here would notice"
+    assert [r[m].tolist() for r, m in zip(b["ids"], b["mask"])] == ids
     row = ppo.rollout_row(b, b["kl"], 0.05)
-    assert (row["reward/unscored_frac"], row["episodes"], row["reward/mean"]) == (0.5, 4, 3)
+    assert (row["reward/unscored_frac"], row["episodes"], row["reward/mean"]) == (
+        0.25,
+        6,
+        pytest.approx(22 / 6),
+    )
+    assert ppo.rollout(args, run, models, ROWS[1:3], 3)["unscored"] == 0.5, "half may fail"
     args, run, models = begun(world, "--reward-fn", "most_are_none")
     with pytest.raises(files.UserError, match=r"--reward-fn: 5 of 8 answers got no score \(None\)"):
         filled(args, run, models)
@@ -456,6 +471,7 @@ def test_the_log_of_an_update_is_its_mean(world, monkeypatch):
     flags = ("--batch-size", 3, "--ppo-epochs", 2, "--micro-tokens", 1)
     args, run, models = begun(world, *flags)
     b = filled(args, run, models)
+    b["logps"] = torch.where(b["mask"], b["logps"] + 0.3, 0.0)  # most ratios are below 1
     _, row = gradients(monkeypatch, ppo.update, args, run, models[0], models[2], b)
     mask, rows = b["mask"], [b[key] for key in ppo.ROWS]
     with torch.no_grad():
@@ -470,6 +486,8 @@ def test_the_log_of_an_update_is_its_mean(world, monkeypatch):
     }  # fmt: skip
     expected = {key: x[mask].float().mean().item() for key, x in columns.items()}
     expected["ratio/max"] = d.exp()[mask].max().item()
+    first = np.random.default_rng([args.seed, run.step, 0]).permutation(8)[:3]
+    expected["sample_gap"] = d[first].abs().max().item()
     assert {key: row[key] for key in expected} == pytest.approx(expected, rel=1e-4, abs=1e-6)
     assert 0 < row["clip_frac"] < 1 and 0 < row["value_clip_frac"] < 1 and row["updates"] == 6
 
@@ -492,7 +510,7 @@ def test_one_scale_for_policy_and_critic(world):
 
 def run_of(world, out, *flags, family="llama"):
     """The rows of metrics.jsonl of a run of `main`."""
-    flags = "--steps", 2, "--batch-size", 4, "--max-new-tokens", 5, "--eval-fraction", 0.3, *flags
+    flags = "--epochs", 2, "--batch-size", 4, "--max-new-tokens", 5, "--eval-fraction", 0.3, *flags
     assert ppo.main(line(world, out, flags, family)) in (None, 0)
     return read(out / "metrics.jsonl")
 
@@ -504,8 +522,12 @@ def test_preflight(critic, world, tmp_path, capsys, monkeypatch):
     learns with its trunk."""
     started, start = [], runs.Run.start
     monkeypatch.setattr(runs.Run, "start", lambda run, *a: started.append(run) or start(run, *a))
-    run_of(world, tmp_path / "run", "--critic", critic, "--temperature", 0.7, "--lr", 1e-4)
+    flags = "--critic", critic, "--temperature", 0.7, "--lr", 1e-4, "--batch-size", 3
+    run_of(world, tmp_path / "run", *flags)
     printed = capsys.readouterr().out
+    assert (
+        "plan       2 steps of 8 answers; per step 2 passes in batches of 3 = 6 updates" in printed
+    )
     for said in ("the rollout's log-probs and teacher forcing", "policy and reference"):
         assert f"{said}: 0.0000, expected 0.0000" in printed
     zeros = f"preflight  critic {critic}: values 0.000 ± 0.000; scores "
@@ -518,17 +540,11 @@ def test_preflight(critic, world, tmp_path, capsys, monkeypatch):
     assert of_head == {1e-4 if critic == "rm" else ppo.HEAD_LR} and set(rates.values()) == {1e-4}
 
 
-def test_another_tokenizer_in_the_reward_model(world, tmp_path, monkeypatch):
-    """A reward model with its own tokenizer: the text is encoded again for the score. Its trunk
-    cannot be the critic, and asking for `rm` says why. The default is `rm` where the tokenizers
-    agree, `policy` elsewhere."""
-    monkeypatch.setattr(ppo, "ROLLOUTS_EVERY", 1)
+def test_another_tokenizer_in_the_reward_model(world, tmp_path):
+    """The trunk of a reward model with its own tokenizer cannot be the critic, and asking for `rm`
+    says why. The default is `rm` where the tokenizers agree, `policy` elsewhere."""
     own = tiny_tokenizer(vocab_size=290, template=CHATML)
     reward = ("--reward-model", tiny_reward_model("gpt2", tmp_path, tokenizer=own))
-    run_of(world, tmp_path / "run", *reward)
-    kept, score = read(tmp_path / "run" / "rollouts.jsonl"), common.reward_function(reward[1])
-    expected = score([r["prompt"] for r in kept], [r["answer"] for r in kept])
-    assert [r["reward"] for r in kept] == pytest.approx(expected, abs=1e-4)
     said = r"--critic rm: the tokenizer of .* \(290 entries\).*\(300\)"
     with pytest.raises(files.UserError, match=said):
         begun(world, *reward, critic="rm")
@@ -568,6 +584,9 @@ def test_the_loop_hands_on(world, tmp_path, monkeypatch):
     kept = read(tmp_path / "run" / "rollouts.jsonl")
     assert [r["step"] for r in kept] == [1] * 8 + [3] * 8
     assert kept[0].keys() == {"step", "prompt", "answer", "reward", "kl", "finished"}
+    score = common.reward_function(world["llama reward"])
+    scores = score([r["prompt"] for r in kept], [r["answer"] for r in kept])
+    assert [r["reward"] for r in kept] == pytest.approx(scores, abs=1e-4)
 
 
 @pytest.mark.parametrize("restore", ["best", "last"])

@@ -5,6 +5,7 @@ import csv
 import json
 import random
 
+import numpy as np
 import pytest
 
 import common
@@ -18,18 +19,16 @@ def rank(monkeypatch, out, path, *more, value=len):
     """The rows of ranked.csv, with value(text) in the place of a reward model; everything around it
     is the real thing."""
 
-    def score(args, candidates):
-        keys = {(c["role"], c["text"]) for c in candidates}
-        return {k: {"score": value(k[1]), "tokens": 7, "truncated": 0} for k in sorted(keys)}
+    def scorer(folder, args):
+        def score(items, cuts):
+            return np.array([[value(answer[0]["content"])] for _, answer in items], float), None
 
-    monkeypatch.setattr(evaluate, "score_profiles", score)
+        return score
+
+    monkeypatch.setattr(evaluate, "raw_scorer", scorer)
     evaluate.main(["rank", "--reward-model", "rm", "--candidates", str(path), "--out", str(out), *more])  # fmt: skip
     with open(out / "ranked.csv", newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
-
-
-def report_of(out):
-    return json.loads((out / "report.json").read_text(encoding="utf-8"))
 
 
 def write_csv(path, header, rows, encoding="utf-8"):
@@ -48,17 +47,17 @@ PEOPLE = [
 
 
 def test_ranks_ties_and_percentiles_by_hand(monkeypatch, tmp_path):
-    """Chef: 8, 4, 4, 1. The fours share rank 2 and group 1, the last is 4th; percentile = share
-    below + half of the equals: (3 + ½)/4, (1 + 1)/4, ½/4. Baker has a ranking of its own. The
-    input's columns follow as they came."""
+    """Chef: 8, 4, 4, 1. The fours share rank 2, the last is 4th; percentile = share below + half of
+    the equals: (3 + ½)/4, (1 + 1)/4, ½/4. Baker has a ranking of its own. The input's columns
+    follow as they came."""
     path = tiny.write_rows(tmp_path / "people.jsonl", PEOPLE)
     rows = rank(monkeypatch, tmp_path / "out", path)
     assert list(rows[0]) == [*evaluate.RANKED, "profile", "role", "note"]
-    assert [(r["id"], r["rank"], r["tie_group"], float(r["percentile"])) for r in rows] == [
-        ("0", "1", "", 50), ("d", "1", "", 87.5), ("a", "2", "1", 50), ("b", "2", "1", 50), ("c", "4", "", 12.5)
+    assert [(r["id"], r["rank"], float(r["percentile"])) for r in rows] == [
+        ("0", "1", 50), ("d", "1", 87.5), ("a", "2", 50), ("b", "2", 50), ("c", "4", 12.5)
     ]  # fmt: skip
     assert [r["note"] for r in rows] == ["n5", "n4", "", "n1", '["u", 1]']
-    assert [rows[1][key] for key in ("score", "tokens", "truncated")] == ["8.000000", "7", "0"]
+    assert (rows[1]["score"], rows[1]["truncated"]) == ("8.0", "False")
 
 
 @pytest.fixture(scope="module")
@@ -102,24 +101,6 @@ def test_csv_cells_come_through(monkeypatch, tmp_path):
     assert list(found[0])[-2:] == ["notiz", "profile"]
 
 
-def test_quality_is_compared_per_role(monkeypatch, tmp_path, capsys):
-    """tau-b of each role and their mean over roles: a is in perfect order (1), b upside down (−1),
-    c has one quality only and counts nowhere. Pooled candidates would give another number."""
-    rows = []
-    for role, qualities in (("a", (1, 2, 3)), ("b", (13, 12, 11)), ("c", (5, 5, 5))):
-        for i, quality in enumerate(qualities):
-            row = {"id": f"{role}{i}", "profile": "x" * (i + 1), "role": role, "quality": quality}
-            rows.append(row)
-    path = tiny.write_rows(tmp_path / "people.jsonl", rows)
-    rank(monkeypatch, tmp_path / "out", path)
-    report = report_of(tmp_path / "out")
-    assert [role["tau"] for role in report["roles"]] == [1.0, -1.0, None]
-    assert [report["tau"][key] for key in ("value", "n", "low", "high")] == [0.0, 2, -1.0, 1.0]
-    assert "tau-b 0.000 [-1.000, 1.000]" in capsys.readouterr().out
-    rank(monkeypatch, tmp_path / "none", path, "--quality", "none")
-    assert report_of(tmp_path / "none")["tau"]["value"] is None
-
-
 def test_blind_takes_the_names_out(monkeypatch, tmp_path, capsys):
     """The reward model reads "the candidate", in either order of the name, and the file keeps the
     name; the number of replacements is said; a row without its name is refused."""
@@ -133,11 +114,11 @@ def test_blind_takes_the_names_out(monkeypatch, tmp_path, capsys):
     people = [{"id": n, "name": n, "profile": text, "role": "r"} for n, text in names]
     path = tiny.write_rows(tmp_path / "people.jsonl", people)
     found = rank(monkeypatch, tmp_path / "b", path, "--blind", "name", value=value)
-    assert seen == ["the candidate, 3 years. the candidate led."]  # one text, scored once
+    assert seen == 2 * ["the candidate, 3 years. the candidate led."]
     printed = capsys.readouterr().out
-    assert "4 names replaced" in printed
+    assert "--blind name: replaced in 2 profiles" in printed
     assert {row["profile"] for row in found} == {row["profile"] for row in people}
-    assert {row["tie_group"] for row in found} == {"1"}
+    assert [row["rank"] for row in found] == ["1", "1"]
     path = tiny.write_rows(tmp_path / "c.jsonl", [people[1] | {"profile": "A. Lee led Leeds."}])
     assert "'Amy Lee' is not in the text" in refused("--candidates", path, "--blind", "name")
 
@@ -186,21 +167,19 @@ WHOLE = '{"id": 1, "profile": "x", "role": "r"}\n'
 
 @pytest.mark.parametrize("text, flags, message", [
     ("", (), "is empty"),
-    ('{"id": 1}\n', (), "no column 'profile'; there is id"),
+    ('{"id": 1}\n', (), "no text in the column 'profile'; there is id"),
     (WHOLE * 2, (), ":2: the id '1' is there twice"),
-    ('{"id": 1, "profile": " ", "role": "r"}\n', (), ":1: the 'profile' is empty or no text"),
-    ('{"id": 1, "profile": ["x"], "role": "r"}\n', (), ":1: the 'profile' is empty or no text"),
-    ('{"id": null, "profile": "x", "role": "r"}\n', (), "the 'id' is empty"),
-    ('{"id": 1, "profile": "x"}\n', (), "say which role with --role"),
+    ('{"id": 1, "profile": " ", "role": "r"}\n', (), ":1: no text in the column 'profile'"),
+    ('{"id": 1, "profile": ["x"], "role": "r"}\n', (), ":1: no text in the column 'profile'"),
+    ('{"id": null, "profile": "x", "role": "r"}\n', (), "no text in the column 'id'"),
+    ('{"id": 1, "profile": "x"}\n', (), ":1: no role: say with --role"),
     ('{"id": 1, "profile": "x", "prompt": [{"role": "nobody"}]}\n', (), "c.jsonl:1"),
     ('{"id": 1, "profile": "\\ud800", "role": "r"}\n', (), "c.jsonl:1"),
     (WHOLE[:-2], (), "not valid JSON"),
-    (WHOLE, ("--blind", "name"), "no column 'name'"),
-    (WHOLE, ("--quality", "q"), "no column 'q'"),
-    (WHOLE.replace("}", ', "quality": "good"}'), (), ":1: the 'quality' is 'good', no number"),
+    (WHOLE, ("--blind", "name"), "no text in the column 'name'"),
     (WHOLE.replace("}", ', "score": 1}'), (), "rename 'score'"),
     (WHOLE, ("--role", "role.txt"), "--role role.txt: no such file"),
-    (WHOLE, ("--role", " "), "--role: it is empty"),
+    (WHOLE, ("--role", " "), "no role: say with --role"),
     (WHOLE, (), "--reward-model nowhere"),
 ])  # fmt: skip
 def test_bad_candidates_are_named(tmp_path, text, flags, message):
@@ -215,7 +194,10 @@ def test_bad_candidates_are_named(tmp_path, text, flags, message):
     (b"id,profile\n1,x,y\n", ":2: more cells than the 2 columns"),
     (b"id,profile\n1,x\n2\n", ":3: fewer cells"),
     (b'id,profile\n1,"x\n', "unexpected end of data"),
-    (b"id,profile\n1,\xff\n", "UTF-8"),
+    (b"id,profile\n1,\xff\n", "not UTF-8; save it as CSV UTF-8"),
+    (b"id;profile\n1;x\n", "cells are separated by semicolons; save it as CSV with commas"),
+    ("id,profile\n1,x\n".encode("utf-16"), "this is UTF-16; save it as CSV UTF-8"),
+    (b"PK\x03\x04\x14\x00\x08", "this is an Excel workbook; save it as CSV UTF-8"),
     (b"", "is empty"),
     (b"id,profile\n", "is empty"),
 ])  # fmt: skip
@@ -237,8 +219,7 @@ def test_a_cut_profile_is_named(tmp_path, capsys):
     path = tiny.write_rows(tmp_path / "p.jsonl", people)
     argv = ["rank", "--reward-model", rm, "--candidates", path, "--out", tmp_path / "o", "--role", "r"]  # fmt: skip
     evaluate.main([*map(str, argv)])
-    assert "1 were cut to the reward model's --max-length: long" in capsys.readouterr().out
+    assert "1 were cut to the reward model's --max-length, such as long" in capsys.readouterr().out
     with open(tmp_path / "o" / "ranked.csv") as file:
         rows = {row["id"]: row for row in csv.DictReader(file)}
-    assert [rows[name]["truncated"] for name in ("long", "short")] == ["1", "0"]
-    assert int(rows["long"]["tokens"]) < 100
+    assert [rows[name]["truncated"] for name in ("long", "short")] == ["True", "False"]

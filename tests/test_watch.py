@@ -113,6 +113,7 @@ R8 the first three have no start | text/same_answer 0,0,1 | |
 R10 exactly a fifth | judge/canary_empty .2; judge/canary_echo .2 | |
 R10 more | judge/canary_empty .2; judge/canary_echo .21 | | 1 warn
 R10 one above the empty | judge/canary_empty 0; judge/canary_echo .11; judge/canary_b 0 | | 1 warn
+R10 one where the empty text was not asked | judge/canary_echo .15 | |
 R10 one by exactly a tenth | judge/canary_empty 0; judge/canary_echo .1; judge/canary_b 0 | |
 R12 exactly half | judge/failed_frac .5*3 | | 1 warn
 R12 more than half | judge/failed_frac .51*3 | | 1 warn, 3 stop
@@ -259,6 +260,8 @@ v 1..5/10 .5*8 | | val_plateau | 0
 v 1..5/10 .5*8 | patience=0 | None | 0
 v 1..5/10 .5*8; reward/mean 80..159/200 | | plateau_reward_rises | 3
 v 1..5/10 .5*8; reward/mean .5*80 | | val_plateau | 0
+v 1..5/10 .5*8; reward/mean 700..779/1400 | | val_plateau | 0
+v 1..5/10 .5*8; reward/mean 500..579/1000 | | plateau_reward_rises | 3
 v 1..5/10 .5*8; reward/mean 80..159/200 | on_hack=warn | val_plateau | 0
 v 1..5/10 .5*8 | baseline=.5 | val_plateau | 0
 v 1..5/10 .5*8 | baseline=.625 | plateau_below_baseline | 0
