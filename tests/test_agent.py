@@ -112,7 +112,7 @@ def test_weights_of_a_step_sum_to_one(how):
 
 
 @pytest.mark.parametrize("how", g.TURN_NORMS)
-def test_an_update_is_the_closed_form(how, folder, tmp_path):
+def test_an_update_is_the_closed_form(how, folder, tmp_path, monkeypatch):
     """Loss and gradient of a step are Σ weight·ρ·(β·k3 − A) over the tokens of the episodes that
     have a reward and a mate with one: of three pairs, rewards (1, 0), (none, ½), (½, ½), that is A
     = ½, −½, 0, 0. In one forward or sample by sample; without β the two of A = 0 need none."""
@@ -134,6 +134,7 @@ def test_an_update_is_the_closed_form(how, folder, tmp_path):
     advantages = torch.tensor([0.5, -0.5, 0, 0]).repeat_interleave(3)[:, None]
     loss = (weights * ratio * (0.1 * k3 - advantages))[b["mask"]].sum()
     expected = torch.autograd.grad(loss, parameters)
+    spy = Spy(monkeypatch, g, "token_losses")
     (rows,) = g.substeps(*given)
     for size in (1, 12):
         cuts = [rows[i : i + size] for i in range(0, 12, size)]
@@ -142,6 +143,7 @@ def test_an_update_is_the_closed_form(how, folder, tmp_path):
         for x, y in zip(torch.autograd.grad(sum(losses), parameters), expected):
             assert (x - y).norm() < 1e-5 * max(y.norm(), 1)
         assert sum(sums["answers"] for sums in found) == 4
+    assert {call[5:] for call in spy.calls} == {(0.2, 0.28, 0.1)}, "bounds and β"
     args.beta, args.num_substeps = 0.0, 3
     (rows,) = g.substeps(*given)  # the other two have no signal
     assert [row["seed"] for row in rows] == [1] * 6
@@ -408,6 +410,8 @@ def test_a_start_that_knows_no_move_is_told_so(folder, tmp_path, capsys):
     assert """--env-args '{"show_legal": true}' --policy""" in printed
     (row,) = [r for r in logged(tmp_path / "run") if "updates" in r]
     assert row["updates"] == 0 and row["env/invalid_frac"] == 1 and row["reward/mean"] == -1
+    row = logged(tmp_path / "run")[0]
+    assert (row["val/score"], row["val/reward"]) == (0, -1), "no win, and the game is lost"
 
 
 # ---- play ----

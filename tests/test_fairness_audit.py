@@ -281,7 +281,7 @@ def test_unknown_and_missing(tmp_path):
     assert all(all(row.values()) for row in rows) and rows[-2]["race"] == "unknown"
     table = people_file(tmp_path, [["u3", 1, "", "White"]])
     argv = ["audit", table, "--y-pred", "pred", "--group", "race", "--out", str(tmp_path / "o")]
-    assert "people.csv:1189: pred is empty" in error_of(argv)
+    assert "people.csv:1189: pred is empty; fill it in" in error_of(argv)
     assert len((run_audit(tmp_path, "--allow-missing", table=table)[2] / "audit.csv").read_text().splitlines()) == 1188  # fmt: skip
 
 
@@ -322,15 +322,15 @@ def test_scores_and_ll144_command(tmp_path):
 BAD = [
     ("--y-pred nope --group g", "no column 'nope'"),
     ("--y-pred third --group g", "t.csv:3: third: '2'; expected 0 or 1"),
-    ("--y-pred p --group same", "same: fewer than two known groups"),
-    ("--y-pred p", "no column is called sex or race_ethnicity; or name one with --group"),
+    ("--y-pred p --group same", "of two groups or more; found same 1"),
+    ("--y-pred p", "expected --group COLUMN, or columns sex and race_ethnicity"),
     ("--group g", "--y-pred, --score: expected one"),
     ("--score s --group g", "expected --cutoff X or --select SHARE"),
     ("--score g --select 0.3 --group g", "t.csv:2: g: 'a'; expected a number"),
     ("--score s --select 30 --group g", "expected a number above 0 and below 1"),
     ("--score s --group g --cutoff nan", "argument --cutoff"),
-    ("--y-pred p --group model_id", "model_id: audit.csv has a column of this name"),
-    ("--y-pred p --group g --ll144 selection", "no column is called sex or race_ethnicity"),
+    ("--y-pred p --group model_id", "--group model_id: audit.csv has a column of this name"),
+    ("--y-pred p --group g --ll144 selection", "or columns sex and race_ethnicity"),
     ("--y-pred p --group g --fail-on all", "argument --fail-on"),
     ("--y-pred p --group g --reference x", "--reference x: expected one of a, b"),
 ]

@@ -12,6 +12,7 @@ import torch
 
 import common
 import dpo
+import evaluate
 import grpo_rubric
 import ppo
 import reward_train
@@ -207,6 +208,15 @@ def test_pair_metrics_golden():
     nobody = reward_train.pair_metrics(chosen, rejected, on(1, 1, 1, 1, 1))
     assert all(math.isnan(nobody[key]) for key in expected)
     assert (nobody["n"], nobody["n_ties"]) == (0, 5)
+
+
+def test_bins_of_calibration():
+    """Ten bins of .05: .549 (wrong) and .551 (right) lie in two, gaps .549 and .449; in nine bins
+    or eleven they share one, gap .1. Certainty, σ = 1, lies in the last bin: (.549 + .449 +
+    0)/3."""
+    delta = t(0.549, 0.551, 1).logit().clamp(max=800) * t(-1, 1, 1)
+    for found in (reward_train.pair_metrics(delta, 0 * delta), evaluate.calibration(delta)):
+        assert found["ece"] == pytest.approx(0.998 / 3, abs=1e-9)
 
 
 # ---- the KL card: three symbols, everything exact ----

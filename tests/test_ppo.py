@@ -142,8 +142,8 @@ pytestmark = pytest.mark.usefixtures("quiet_process")
 REWARD = """
 def vowels(prompts, answers, rows):
     return [sum(c in "aeiou" for c in a) / (1 + len(a)) for a in answers]
-def half_are_none(prompts, answers, rows):
-    return [None if row["i"] % 2 else float(row["i"]) for row in rows]
+def some_are_none(prompts, answers, rows):
+    return [None if row["i"] in (1, 5) else float(row["i"]) for row in rows]
 def most_are_none(prompts, answers, rows):
     return [None if i % 2 or i == 0 else 1.0 for i in range(len(answers))]
 def length(prompts, answers, rows):
@@ -361,16 +361,23 @@ def test_none_drops_the_answer(world):
     logged. The ids are those that were drawn, which need not survive decode and encode. A function
     that mostly fails would train on the few answers it likes to parse: five of eight stop the
     run."""
-    args, run, models = begun(world, "--reward-fn", "half_are_none")
+    args, run, models = begun(world, "--reward-fn", "some_are_none")
     b, tokenizer = filled(args, run, models), models[-1]
-    assert {len(v) for k, v in b.items() if k != "unscored"} == {4}
-    assert b["rows"] == ROWS[::2] and b["prompts"] == PROMPTS[::2]
+    kept = [0, 2, 3, 4, 6, 7]
+    assert {len(v) for k, v in b.items() if k != "unscored"} == {6}
+    assert b["rows"] == [ROWS[i] for i in kept] and b["prompts"] == [PROMPTS[i] for i in kept]
     drawn = common.sample(models[0], tokenizer, PROMPTS, max_new_tokens=7, seed=3)
     again = [tokenizer.encode(text, add_special_tokens=False) for text in b["texts"]]
-    assert again != drawn.response_ids[::2], "nothing here would notice"
-    assert [r[m].tolist() for r, m in zip(b["ids"], b["mask"])] == drawn.response_ids[::2]
+    ids = [drawn.response_ids[i] for i in kept]
+    assert again != ids, "nothing here would notice"
+    assert [r[m].tolist() for r, m in zip(b["ids"], b["mask"])] == ids
     row = ppo.rollout_row(b, b["kl"], 0.05)
-    assert (row["reward/unscored_frac"], row["episodes"], row["reward/mean"]) == (0.5, 4, 3)
+    assert (row["reward/unscored_frac"], row["episodes"], row["reward/mean"]) == (
+        0.25,
+        6,
+        pytest.approx(22 / 6),
+    )
+    assert ppo.rollout(args, run, models, ROWS[1:3], 3)["unscored"] == 0.5, "half may fail"
     args, run, models = begun(world, "--reward-fn", "most_are_none")
     with pytest.raises(files.UserError, match=r"--reward-fn: 5 of 8 answers got no score \(None\)"):
         filled(args, run, models)
