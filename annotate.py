@@ -201,9 +201,9 @@ def parse_args(argv=None):
     add("--items", help=f"JSONL of id, prompt, a, b, optional task, a_model, b_model, gold (default: items.jsonl in --out, else {ITEMS})")
     add("--overlap", type=number(int, at_least=0), default=1, help="votes per item, 1 to 5; 0: everyone sees every item (default 1)")
     add("--repeat", type=number(at_least=0, below=0.5), default=0.05, help="share of items shown twice, 0 to 0.2 (default 0.05)")
-    add("--guidelines", help="text file shown before and during the session (default: built in, for the bundled tasks)")
+    add("--guidelines", help="text file shown before and during the session (default: a text for the bundled tasks)")
     add("--no-exact-time", action="store_true", help="store only the day of a vote, and no durations")
-    add("--host", default="127.0.0.1", help="address to listen on; others than this machine need the printed link (default %(default)s)")
+    add("--host", default="127.0.0.1", help="address to listen on; other machines need the printed link (default %(default)s)")
     add("--port", type=number(int, at_least=0, below=65536), default=5050, help="port; 0: any free one (default %(default)s)")
     add("--allow-host", action="append", default=[], help="also answer under this host name, such as that of a tunnel")
     # fmt: on
@@ -211,7 +211,7 @@ def parse_args(argv=None):
     # fmt: off
     add("--prompts", default="data/prompts.jsonl", help="JSONL of prompts (default %(default)s)")
     add("--split", help='only the prompts with this "split"')
-    add("--limit", type=number(int, at_least=1), help="at most this many prompts, chosen by hash, 20 to 1000")
+    add("--limit", type=number(int, at_least=1), help="at most this many prompts, 20 to 1000, chosen by hash")
     add("--model", default=BASE, help="folder or hub id (default %(default)s)")
     add("--model-b", help="second model: one answer from each, a blind comparison (default: two answers of --model)")
     add("--gold-items", help="JSONL of prompt, a, b, gold (a or b): pairs with a known better answer to mix in")
@@ -611,7 +611,7 @@ def make_app(args, items, guidelines=GUIDELINES, hosts=("127.0.0.1:5050",), toke
 
 
 def serve(args):
-    """show the pairs in the browser and write down the votes (the default)"""
+    """show the pairs in the browser and record the votes (default)"""
     from werkzeug.serving import WSGIRequestHandler, make_server
 
     out, guidelines = Path(args.out), GUIDELINES
@@ -671,7 +671,7 @@ def serve(args):
 
 # (5) export: the votes that stand → prefs.jsonl for reward_train.py, dpo.py and TRL
 def export(args):
-    """write prefs.jsonl from the votes; also while a server runs"""
+    """write prefs.jsonl from the votes (works while a server runs)"""
     out = Path(args.out)
     items = load_items(out / "items.jsonl", "--out")
     events = read_log(out / "annotations.jsonl", items)
@@ -688,7 +688,7 @@ def export(args):
 
 
 def report(args):
-    """print agreement, position bias and a line per annotator; also while a server runs"""
+    """print agreement, position bias and a line per annotator (works while a server runs)"""
     result = agreement(read_log(Path(args.out) / "annotations.jsonl"))
     overlap, left = result["overlapping_items"], result["position"]
     print(f"{result['items']} items with votes, {overlap} of them from two annotators or more")

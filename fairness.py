@@ -633,12 +633,12 @@ def parse_args(argv=None):
     add("--group", help="column of groups (default: the columns sex and race_ethnicity)")
     add("--allow-missing", action="store_true", help="drop and count rows without decision or label")
     add("--reference", help="group of --group that the others are compared with (default: the highest rate, with p over all pairs)")
-    add("--within", help="column such as the role: --select and scores stay within it")
+    add("--within", help="column such as the role: --select stays within it")
     add("--cluster", help="column of what rows share, such as the person (default: id, where it repeats)")
     add("--ll144", choices=("selection", "scoring"), help="tables in the layout of NYC Local Law 144")
 
     add = parsers["text"].add_argument
-    add("answers", help="JSONL of answers: response, and where known shown, pronoun, group")
+    add("answers", help="JSONL of answers: response, and where known group")
 
     for name in COMMANDS:
         add = parsers[name].add_argument
@@ -807,87 +807,61 @@ def read_score(cell):
     return value if cell.strip() else None
 
 
-def load_groups(args, rows):
-    """{column: labels, None = unknown}: --group; else, or for LL144 too, sex and race_ethnicity."""
-    columns, groups = [args.group] if args.group else [], {}
-    if args.ll144 or not args.group:
-        columns += [column for column in REFERENCE if column in rows[0] and column != args.group]
-    if not columns or (args.ll144 and not set(columns) & set(REFERENCE)):
-        need = (
-            "sex or race_ethnicity"
-            if args.ll144
-            else "sex or race_ethnicity; or name one with --group"
-        )
-        raise UserError(
-            f"audit {args.table}: no column is called {need}; there is {', '.join(rows[0])}"
-        )
-    for column in columns:
-        labels = [row[column].strip() for row in rows]
-        groups[column] = [None if x.lower() in ("", "unknown") else x for x in labels]
-        if column in OWN_COLUMNS or len(set(groups[column]) - {None}) < 2:
-            why = (
-                "audit.csv has a column of this name"
-                if column in OWN_COLUMNS
-                else "fewer than two known groups"
-            )
-            raise UserError(f"audit {args.table}: {column}: {why}")
-    return groups
-
-
 def load_people(args):
-    """{"ids", "groups": {column: labels}, "decided", "labels", "scores", …} of the table."""
-    what = args.y_pred or args.score
+    """(ids, groups, decided, labels, scores, clusters, cutoff) of the table: (n,) lists.
+
+    groups  {column: labels, None = unknown}: --group, or sex and race_ethnicity
+    """
+    what, path = args.y_pred or args.score, f"audit {args.table}"
     if bool(args.y_pred) == bool(args.score):
         raise UserError("--y-pred, --score: expected one, a decision column or a score")
     if args.score and (args.cutoff is None) == (args.select is None):
         raise UserError("--score: expected --cutoff X or --select SHARE with it, one of them")
-    needed = filter(None, (args.y_true, what, args.group, args.within, args.cluster))
-    reads = {what: read_decision if args.y_pred else read_score}
+    reads, rows, cells = {what: read_decision if args.y_pred else read_score}, [], []
     reads |= {args.y_true: read_decision} if args.y_true else {}
-    rows, cells = [], {column: [] for column in reads}
+    needed = filter(None, (*reads, args.group, args.within, args.cluster))
     for line, row in read_csv(args.table, "audit", needed):
-        found, at = {}, f"audit {args.table}:{line}"
+        found = []
         for column, read in reads.items():
             try:
-                found[column] = read(row[column])
+                found.append(read(row[column]))
             except ValueError as error:
-                raise UserError(f"{at}: {column}: {row[column]!r}; {error}") from None
-            if found[column] is None and not args.allow_missing:
-                drop = "fill it in, or drop such rows with --allow-missing"
-                raise UserError(f"{at}: {column} is empty; {drop}")
-        if None not in found.values():
+                raise UserError(f"{path}:{line}: {column}: {row[column]!r}; {error}") from None
+        if None not in found:
             rows.append({"id": str(line)} | row)
-            for column, value in found.items():
-                cells[column].append(value)
-    if not rows:
-        raise UserError(f"audit {args.table}: every row has an empty cell")
-    people = {"groups": load_groups(args, rows), "decided": cells[what], "scores": None}
-    people |= {"labels": cells.get(args.y_true), "cutoff": f"decision in column {what}"}
-    if args.score:
-        people["scores"] = cells[what]
-        people["decided"] = [int(score >= (args.cutoff or 0)) for score in cells[what]]
-        people["cutoff"] = f"score ≥ {args.cutoff}"
+            cells.append(found)
+        elif not args.allow_missing:
+            drop = "fill it in, or drop such rows with --allow-missing"
+            raise UserError(f"{path}:{line}: {' or '.join(reads)} is empty; {drop}")
+    header = rows[0] if rows else {}
+    columns = list(dict.fromkeys(c for c in (args.group, *REFERENCE) if c in header))
+    groups = {}
+    for column in columns if args.ll144 else columns[: 1 if args.group else 2]:
+        labels = [row[column].strip() for row in rows]
+        groups[column] = [None if x.lower() in ("", "unknown") else x for x in labels]
+    counts = {column: len(set(labels) - {None}) for column, labels in groups.items()}
+    if args.ll144 and not set(REFERENCE) & set(groups) or min(counts.values(), default=0) < 2:
+        why = "expected --group COLUMN, or columns sex and race_ethnicity, of two groups or more"
+        raise UserError(
+            f"{path}: {why}; found {files.told(counts) if counts else ', '.join(header)}"
+        )
+    if args.group in OWN_COLUMNS:
+        raise UserError(f"--group {args.group}: audit.csv has a column of this name; rename it")
+    decided, *labels = zip(*cells)
+    scores, cutoff = None if args.y_pred else decided, f"decision in column {what}"
     if args.select:
         roles = [row[args.within] for row in rows] if args.within else None
-        people["decided"], tied = select_top(cells[what], args.select, roles)
-        people["cutoff"] = f"top {100 * args.select:g} %, {tied} tied at the cut-off, all in"
-    people["ids"] = [row.get("entity_id") or row["id"] for row in rows]
-    return people | {
-        "clusters": [row[args.cluster] for row in rows] if args.cluster else people["ids"]
-    }
-
-
-def answer_of(row):
-    """The text of an answer's row, whose answer may be a dialogue."""
-    answer = row.get("response", row.get("answer"))
-    if isinstance(answer, list) and answer and isinstance(answer[-1], dict):
-        answer = answer[-1].get("content")
-    return answer
+        decided, tied = select_top(scores, args.select, roles)
+        cutoff = f"top {100 * args.select:g} %, {tied} tied at the cut-off, all in"
+    elif args.score:
+        decided, cutoff = [int(x >= args.cutoff) for x in scores], f"score ≥ {args.cutoff:g}"
+    ids = [row.get("entity_id") or row["id"] for row in rows]
+    clusters = [row[args.cluster] for row in rows] if args.cluster else ids
+    return ids, groups, decided, labels[0] if labels else None, scores, clusters, cutoff
 
 
 def check_answer(row):
-    """A row of `text`: an answer, and where known what its résumé and its person are."""
-    if not isinstance(answer_of(row), str):
+    if not isinstance(row.get("response"), str):
         raise ValueError('no text in "response"; expected the answer')
 
 
@@ -938,16 +912,14 @@ def decision_matrix(model, tokenizer, folder, twins, people, words):
     import common
 
     prompts, firsts = [], []
-    for row, person in itertools.product(twins, people):
+    for row in twins:
         start, pair = decision_ids(tokenizer, row["prefix"], words)
-        ids = common.encode_prompt(tokenizer, filled(row["prompt"], person)) + start
-        firsts.append(pair)
-        prompts.append(ids)
+        asked = [filled(row["prompt"], person) for person in people]
+        prompts += [common.encode_prompt(tokenizer, prompt) + start for prompt in asked]
+        firsts += [pair] * len(people)
     lengths = [len(prompt) + 1 for prompt in prompts]
     if max(lengths) > common.max_positions(model.config):
-        raise UserError(
-            f"{folder}: a résumé has {max(lengths)} tokens, more than the model has positions"
-        )
+        raise UserError(f"{folder}: {max(lengths)} tokens of a résumé, more than its positions")
     out = np.empty(len(prompts))
     parts = common.micro_batches(range(len(prompts)), lengths, common.micro_tokens(model))
     for part in tqdm(parts, desc=f"{folder} (decision)", disable=None):
@@ -1102,22 +1074,18 @@ def ll144_part(title, groups, decided, scores):
 def audit(args):
     """a table of people: group metrics, impact ratios, LL144-layout tables, BiasGuard's numbers"""
     check_out(args)
-    people, table = load_people(args), Path(args.out) / "audit.csv"
-    groups, decided, labels = (people[key] for key in ("groups", "decided", "labels"))
+    ids, groups, decided, labels, scores, clusters, cutoff = load_people(args)
     if args.ll144 == "scoring" and not args.score:
         raise UserError("--ll144 scoring: it needs --score COLUMN")
-    how = labels, args.reference, [people["clusters"]]
-    part = study_people(args.table, people["cutoff"], groups, decided, *how)
-    report = {"decisions": [part], "ll144": []}
+    how = labels, args.reference, [clusters]
+    part = study_people(args.table, cutoff, groups, decided, *how)
+    report, table, rows = {"decisions": [part], "ll144": []}, Path(args.out) / "audit.csv", []
     if args.ll144:
-        scores = people["scores"] if args.ll144 == "scoring" else None
-        report["ll144"] = [ll144_part(args.table, groups, decided, scores)]
-    rows = []
-    for i, entity in enumerate(people["ids"]):  # no cell is empty: a missing category is unknown
+        used = scores if args.ll144 == "scoring" else None
+        report["ll144"] = [ll144_part(args.table, groups, decided, used)]
+    for i, entity in enumerate(ids):  # no cell is empty: a missing category is unknown
         row = {"entity_id": entity} | ({"label_value": labels[i]} if labels else {})
-        row |= {"score": int(decided[i])} | (
-            {"score_raw": people["scores"][i]} if args.score else {}
-        )
+        row |= {"score": int(decided[i])} | ({"score_raw": scores[i]} if scores else {})
         row |= dict.fromkeys(REFERENCE, "unknown")
         row |= {key: values[i] or "unknown" for key, values in groups.items()}
         rows.append(row | {"model_id": "table", "prompt_id": entity})
@@ -1199,7 +1167,7 @@ def text(args):
     check_out(args)
     rows = load_rows(args.answers, "answers", check_answer)
     texts, groups = (
-        [answer_of(row) for row in rows],
+        [row["response"] for row in rows],
         [str(row.get("group") or "all") for row in rows],
     )
     said = [decision_of(answer, args.decision_words) for answer in texts]

@@ -1,4 +1,4 @@
-"""bench/alarms.py: the alarms of watch.py on simulated runs of known truth; prints a table.
+"""bench/alarms.py: the alarms of watch.py on simulated runs whose truth is known; prints a table.
 
     python bench/alarms.py            300 runs of each kind, about half a minute
 

@@ -1,29 +1,29 @@
-"""bench/run.py: the same work by this project and by TRL, as whole processes in alternation.
+"""bench/run.py: the same work by this project and by TRL, in alternating processes.
 
     python bench/run.py dpo                     TRL computes its reference on the fly; --precompute:
                                                 before training
     python bench/run.py reward | sft | grpo     one trainer each
-    python bench/run.py rollout                 common.sample against model.generate; with --full
-                                                hardly an answer ends early
-    python bench/run.py ppo --peer-path FOLDER  against TRL 1.12, the last release that had it:
+    python bench/run.py rollout                 common.sample against model.generate; with --full,
+                                                answers rarely end early
+    python bench/run.py ppo --peer-path FOLDER  against TRL 1.12, the last release with PPO:
                                                 pip install --no-deps --target FOLDER trl==1.12.0
-    python bench/run.py dpo --edition FOLDER    any task, not beside TRL but beside another commit
-                                                of this project: git worktree add FOLDER COMMIT
+    python bench/run.py dpo --edition FOLDER    any task, against another commit of this project
+                                                instead of TRL: git worktree add FOLDER COMMIT
     python bench/run.py dpo --threads 1 --core 1 --pairs 128 --rounds 3    on a busy machine
 
 Opponents    plain: the optimiser batch is the device batch, all else TRL's default (which has
-             gradient checkpointing); tuned: the fastest of TRL's exact settings, found here first
-             by short runs (`candidates`)
-Order        plain ours tuned, tuned ours plain, …: each run of ours stands between the two it is
+             gradient checkpointing); tuned: the fastest of TRL's exact settings, found first by
+             short runs (`candidates`)
+Order        plain ours tuned, tuned ours plain, …: each of our runs is next to both that it is
              compared with
-Ratio        of neighbours; printed is the median [smallest, largest]. Time is TRL / ours, memory
+Ratio        of neighbouring runs, as median [smallest, largest]. Time is TRL / ours, memory
              ours / TRL. Where the two draw their own answers, time is per token
 Edition      both run from their own folder by command line (`python dpo.py …`; rollout:
-             bench/ours.py) with the same flags, less those that the --help of one does not know.
+             bench/ours.py) with the same flags, except those that are missing in one's --help.
              Time and memory are ours / theirs
 Time         wall seconds, or CPU seconds if other processes used more than half a core
-Refused      no ratio if the two did not do the same work (`differs`, `same_distribution`); that the
-             losses of GRPO and PPO equal TRL's is tested in tests/test_trl_parity.py
+Refused      no ratio if the two did not do the same work (`differs`, `same_distribution`);
+             tests/test_trl_parity.py checks that the losses of GRPO and PPO equal TRL's
 Writes       reports/bench/TASK.jsonl, one run per line, and TASK.md
 """
 
@@ -195,8 +195,8 @@ def one_run(args, place, side, **settings):
 
 
 def candidates(task, base):
-    """TRL's exact settings among which `tuned` is sought; batch_rebalance sorts inside the batch,
-    which is exact for SFT alone."""
+    """TRL's exact settings to search for `tuned`; batch_rebalance sorts inside the batch, which is
+    exact for SFT only."""
     off = {**base, "gradient_checkpointing": False}
     if task == "rollout":
         return [{}, {"cache_implementation": "static"}]
