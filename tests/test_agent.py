@@ -358,6 +358,7 @@ def test_a_run_leaves_what_the_header_promises(run):
         expected = {"env/vowels": v, "env/turns": 3, "env/invalid_frac": 1 / 3}
         if split == "validation":
             expected |= {"val/score": v, "val/reward": v, "val/length": n}
+            assert [(r["group"], r["sample"]) for r in kept] == [(i, 0) for i in range(4)]
         else:
             expected |= {"reward/mean": v, "reward/env": v, "reward/frac_perfect": 0}
             expected |= {"length/mean": n, "length/truncated_frac": sum(cut) / 4, "ratio/mean": 1}

@@ -91,7 +91,7 @@ def test_moves_are_read_and_never_guessed(text, moves):
     env = TwentyFortyEight()
     env.reset(1)
     _, reward, done, info = env.step(text)
-    assert env.moves == moves
+    assert env.moves == moves and info["moves"] == len(moves)
     assert moves or (reward, done, info["invalid"], info["win"]) == (-1.0, True, 1, 0.0)
 
 
