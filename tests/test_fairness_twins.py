@@ -86,6 +86,9 @@ def test_bootstrap_resamples_names_within_their_cells():
     assert np.allclose(one, 1.0) and np.array_equal(one, two)
     S = S + np.array([0.0] * 4 + [0.3, -0.3, 0.1, -0.1])
     assert bootstrap_effects([S], weights, cells, 100, unit="pp")[0].std() > 0.05
+    S = np.array([[2.0, 2.0, 1.0, 1.0], [4.0, 4.0, 3.0, 3.0]])  # SD √2, or one résumé twice: none
+    drawn = bootstrap_effects([S], 2 * weights[2:6], list("bbww"), 40)[0]
+    assert set(np.round(drawn[~np.isnan(drawn)], 4)) == {0.7071} and np.isnan(drawn).any()
 
 
 VERDICTS = [  # effect, 95 % interval, 90 % interval, p, names: verdict at δ = .1
