@@ -228,6 +228,8 @@ def test_a_bias_that_came_is_a_change():
     part = fairness.twin_answer("Change", [change], "D")
     said = "names read as Black score lower than names read as White; the gap is larger than before"
     assert said in part["sentences"][0] and part["tables"][0]["rows"][0][1] == "gap larger"
+    twice = {"changes": [change, change | {"model": "runs/m"}]}  # runs of one name stay two tables
+    assert len(fairness.verdict_tables(twice)) == 2
 
 
 def test_what_never_differs_is_not_measured():
