@@ -92,8 +92,6 @@ def start_processes(args):
                 f"start it as torchrun --nproc-per-node 2 {script} …"
             )
         return
-    if args.device not in ("auto", "cpu", "cuda"):
-        raise UserError(f"--device {args.device}: under torchrun each process takes its own GPU")
     on_gpu = torch.cuda.is_available() and args.device != "cpu"
     if on_gpu:
         place, gpus = int(os.environ.get("LOCAL_RANK", 0)), torch.cuda.device_count()

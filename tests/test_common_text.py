@@ -96,7 +96,9 @@ def test_what_is_written(tmp_path):
 
     with pytest.raises(RuntimeError):
         files.write_jsonl(path, rows())
-    assert path.read_text(encoding="utf-8") == text
+    with open(path, encoding="utf-8") as reader:  # the file is replaced, not written over
+        files.write_jsonl(path.parent / "rows.jsonl", [{"a": 3}])
+        assert reader.read() == text
     assert [p.name for p in path.parent.iterdir()] == ["rows.jsonl"]
 
 
@@ -487,6 +489,10 @@ def test_prompts_never_part(tmp_path, tokenizer):
         assert 39 <= len(sides[1]) <= 81
         held.append(sides[1])
     assert held[0] == held[1]
+    few = common.load_pairs(
+        [write_rows(tmp_path / "few.jsonl", [GOOD])], tokenizer, 64, False, 0.999
+    )
+    assert (len(few.train), len(few.eval)) == (1, 0), "if all were held out, none are"
     assert not common.held_out("x", 0.0) and common.held_out("x", 1.0)
     a, b = {"role": "user", "content": "x"}, {"content": "x", "role": "user"}
     for fraction in np.linspace(0, 1, 20):  # the order of the keys in the file is no difference

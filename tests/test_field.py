@@ -316,8 +316,9 @@ def test_a_teacher_of_other_tokens_is_refused(graded, tmp_path, tokenizer):
 
 
 @pytest.mark.parametrize("rank", [0, 4])
-def test_without_a_teacher_the_reference_is_the_start(rank, graded):
-    """--beta alone: a frozen copy of --model, with LoRA the policy itself; no --beta, none."""
+def test_the_reference_is_the_start_or_the_teacher(rank, graded, tmp_path):
+    """--beta alone: a frozen copy of --model, with LoRA the policy itself; no --beta, none. A teacher
+    is a model of its own, also beside LoRA."""
     argv = ["--model", graded["llama"], "--data", graded["data"], "--out", "runs/none"]
     for beta in (0.0, 0.1):
         args = grpo_rubric.parse_args([*argv, "--beta", str(beta), "--lora-rank", str(rank)])
@@ -330,3 +331,8 @@ def test_without_a_teacher_the_reference_is_the_start(rank, graded):
         else:
             assert reference is not policy
             assert not any(w.requires_grad for w in reference.parameters())
+    teacher = tiny_model("llama", tmp_path, seed=9)
+    args = grpo_rubric.parse_args([*argv, "--teacher", teacher, "--lora-rank", str(rank)])
+    _, reference, _ = rollouts.load_models(args, device)
+    own = common.load_policy(teacher, trainable=False).state_dict()
+    assert all(torch.equal(weight, own[name]) for name, weight in reference.state_dict().items())

@@ -1,11 +1,11 @@
 """A run that was stopped, killed or cut off ends in the same bits as one that never was.
 
 Every run here is a process of its own, so that a SIGKILL is one. To keep the file fast they are
-forked from one process that has imported torch and the stages (`Launcher`). A killer that waits for the clock would hit the imports on a slow machine and
-miss the run on a fast one: a child counts what it does to its run folder (every open, mkdir,
-rename, remove, flush and line of the log, of which it writes half) and kills itself at a chosen or
-a random one of them. What a toy trainer shows (each point of a checkpoint, of a saved model, of an
-opened run; signals; a torn log) is in test_runs.py.
+forked from one process that has imported torch and the stages (`Launcher`). A killer that waits for
+the clock would hit the imports on a slow machine and miss the run on a fast one: a child counts
+what it does to its run folder (every open, mkdir, rename, remove, flush and line of the log, of
+which it writes half) and kills itself at a chosen or a random one of them. What a toy trainer shows
+(each point of a saved model, of an opened run; signals; a torn log) is in test_runs.py.
 """
 
 import json

@@ -450,8 +450,11 @@ def test_a_resumed_run_is_the_run_in_one_go(toy, whole, capsys):
     """Weights, moments, schedule, log, samples, and whatever else lies in `state`."""
     assert toy.train("--stop-after", 2) == 0
     assert "stopped after step 2 of 6" in capsys.readouterr().out
+    for folder in (toy.out, toy.out / "checkpoint"):
+        (folder / ".writing-half").write_text("left by a kill")
     assert toy.train("--resume", "--stop-after", 2) == 0, "already there: on to the end"
     assert "resumed at step 2" in capsys.readouterr().out and toy.outcome() == whole
+    assert [*toy.out.rglob(".*")] == []
     state = toy.run.state
     assert state["sum"] == 21 and state["history"]["steps"] == [1, 2, 3, 4, 5, 6]
     assert state["history"]["last"].tolist() == [6, 0.5]

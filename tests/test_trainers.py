@@ -103,7 +103,9 @@ def test_reward_preflight_is_log_2(tmp_path, llama_folder, reward_folder, pairs_
     """A fresh head is zero, so both answers score 0 and the loss is exactly log 2 = 0.6931. A
     folder that is a reward model already has no such number, and must not claim it."""
     rows = train(reward_train, pairs_file, llama_folder, tmp_path / "fresh")
-    assert "with a zero head: 0.6931, expected 0.6931" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "with a zero head: 0.6931, expected 0.6931" in printed
+    assert printed.count("◆<|end|>") == 1 and "▮" not in printed, "one token carries the reward"
     assert steps(rows, "loss")[0] == pytest.approx(LOG2, abs=1e-6)
     rows = train(reward_train, pairs_file, reward_folder, tmp_path / "again")
     printed = capsys.readouterr().out
