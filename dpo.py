@@ -229,7 +229,7 @@ def reference_logps(run, policy, pairs, pad):
 
 @torch.no_grad()
 def unrelated_logps(run, policy, pairs, indices, pad):
-    """(n,) fp32, 0 elsewhere: log π(answer of row i + n/2 | prompt of row i), which do not match."""
+    """(n,) fp32, 0 elsewhere: log π(answer of row i + n/2 | prompt of row i): no match."""
     n, room = len(pairs.tie), int(pairs.lengths().max())
     found = torch.zeros(n)
     for part in run.micro_batches(indices, pairs.columns()):
