@@ -197,6 +197,14 @@ def test_contrasts_are_declared_before_looking():
     assert (row["group"], row["reference"], len(set(strata))) == ("older", "younger", 1)
 
 
+def test_the_smaller_group_decides_what_is_equivalent():
+    """9 names against 15, hardly any noise: the interval of 9 names is too narrow to say equivalent."""
+    race = np.repeat(["Black", "White"], [9, 15])
+    groups = {"sex": np.full(24, "Male"), "race_ethnicity": race}
+    row = twin_table(simulated(0, 20, groups, 0, 0.01, 0.01), groups)[0]
+    assert row["names"] == [9, 15] and row["verdict"].startswith("inconclusive (about 10 names")
+
+
 # ---- before and after ----
 
 
