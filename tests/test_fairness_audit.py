@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import re
 import stat
 import sys
@@ -652,18 +653,30 @@ def test_rows_of_one_cluster_count_once(tmp_path):
     assert row["gap"]["method"] == "clustered" and row["p"] > 0.1
 
 
+def test_clusters_by_hand():
+    """1 … 6 against 3 … 8, each its own cluster: gap −2 ± 2.5706 · √(3.5/6 + 3.5/6), five degrees of
+    freedom. Ones and zeros that cancel in every item, but not by name: two kinds are never surer than
+    one. Where every cluster of a group is alike the test is Fisher's; below five there is none."""
+    a = np.arange(12) < 6
+    found = clustered_difference([1, 2, 3, 4, 5, 6, 3, 4, 5, 6, 7, 8], a, ~a, np.arange(12))
+    assert found["ends"] == pytest.approx((-4.7765, 0.7765), abs=1e-4)
+    rows = np.arange(40)
+    a, values, item, name = rows < 20, 1 - rows % 2, rows // 2, rows % 10 + 10 * (rows < 20)
+    both, names = (clustered_difference(values, a, ~a, *k) for k in ((item, name), (name,)))
+    assert both["ends"] == pytest.approx(names["ends"]) and both["ends"][1] > 0.1
+    found = clustered_difference(a, a, ~a, rows)
+    assert found["p"] == pytest.approx(2 / math.comb(40, 20)) and found["ends"] == (1, 1)
+    assert clustered_difference(a, a, ~a, rows // 5) is None
+
+
 def test_a_planted_gap_between_clusters_is_found():
-    """Power: half a standard deviation between groups of 40 items is found in most of 60 draws. Where
-    every cluster of a group is alike the test is Fisher's over clusters; below five there is none."""
+    """Power: half a standard deviation between groups of 40 items is found in most of 60 draws."""
     rng, hits, group = np.random.default_rng(0), 0, np.repeat([True, False], 200)
     item = np.repeat(np.arange(80), 5)
     for _ in range(60):
         values = rng.normal(0, 0.5, 80)[item] + rng.normal(0, 1, 400) + 0.5 * group
         hits += clustered_difference(values, group, ~group, item)["p"] < 0.05
     assert hits >= 50, hits
-    found = clustered_difference(group[150:250], group[150:250], ~group[150:250], item[150:250])
-    assert found["p"] == pytest.approx(2 / 184756) and found["ends"] == (1, 1)
-    assert clustered_difference(group, group, ~group, np.arange(400) // 50) is None
 
 
 def test_scores_are_selected_within_the_role():
@@ -674,3 +687,5 @@ def test_scores_are_selected_within_the_role():
     assert fairness.select_top(scores, 0.5, roles)[0].tolist() == [1, 1, 0, 0, 0, 0, 1, 1]
     chosen, tied = fairness.select_top([3, 2, 2, 1], 0.5)
     assert (chosen.tolist(), tied) == ([1, 1, 1, 0], 2)
+    counts = [int(fairness.select_top(range(n), x)[0].sum()) for n, x in ((10, 0.25), (100, 0.07))]
+    assert counts == [3, 7]  # upwards, though .07 · 100 is 7.000000000000001 in floats
