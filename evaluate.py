@@ -530,7 +530,7 @@ def read_candidate(row, args, fixed):
     if args.blind:
         text, replaced = blinded(text, str(row[args.blind]))
     if not replaced:
-        raise ValueError(f"--blind {args.blind}: {row[args.blind]!r} is not in the text")
+        raise ValueError(f"--blind {args.blind}: {row[args.blind]!r:.60} is not in the text")
     answer = text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
     found = {"id": str(row["id"]), "role": plain_text(prompt), "prompt": prompt, "text": text}
     return found | {"answer": answer, "row": row}
@@ -1125,7 +1125,7 @@ def pairs_table(report, scorer):
     for r in (r for r in report["comparisons"] if r["scorer"] == scorer):
         word, needed = r["verdict"], r["needed_n"]
         if word == "inconclusive" and needed:
-            word += f"; to find it: {needed:,} prompts"
+            word += f"; would take {needed:,} prompts"
         rates = [show(r[key], 1, True) for key in ("win_rate", "length_controlled")]
         cells.append([f"{r['a']} against {r['b']}", *rates, show(r["p_holm"], 4), word])
     header = ["pair", "wins", "wins at equal length", "p (Holm)", "verdict"]

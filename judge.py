@@ -25,6 +25,7 @@ Axes         P prompts, G answers per prompt, K criteria
 """
 
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -575,7 +576,10 @@ def read_criterion(value, allow_code=False):
 
 
 def read_responses(path, rubrics=None):
-    """[(row, answer)] in file order; without rubrics each distinct prompt is a row of its own."""
+    """[(row, answer, model)] in file order; without rubrics each distinct prompt is its own row.
+
+    model  who answered, where the file says so, as samples.jsonl of evaluate.py does
+    """
     rows, items = rubrics.rows if rubrics else [], []
     known = {row.task_id: row for row in rows}
     for row in rows:
@@ -591,7 +595,7 @@ def read_responses(path, rubrics=None):
             if known.get(key) is None:
                 named = f"{key[:60]} names no row of {rubrics.path}, or several"
                 raise ValueError(f'{named}; give the "task_id" of one')
-            items.append((known[key], answer))
+            items.append((known[key], answer, raw.get("model")))
         except ValueError as error:
             raise UserError(f"--responses {path}:{n}: {error}") from None
     if not items:
@@ -610,7 +614,7 @@ def response_text(value):
 
 
 def read_people(rubrics):
-    """[(row, answer)] of rows with "response" and "ratings", which become `row.human`."""
+    """[(row, answer, None)] of rows with "response" and "ratings", which become `row.human`."""
     items = []
     for row in rubrics.rows:
         ratings, ids = row.raw.get("ratings"), {str(c.id): c.id for c in row.criteria}
@@ -620,7 +624,7 @@ def read_people(rubrics):
             row.human = {ids.get(i): read_verdict(rating) for i, rating in ratings.items()}
             if None in row.human or None in row.human.values():
                 raise ValueError(f'"ratings" is {ratings}; expected {{number: yes or no}}')
-            items.append((row, response_text(row.raw.get("response"))))
+            items.append((row, response_text(row.raw.get("response")), None))
         except ValueError as error:
             raise UserError(f"--data {rubrics.path}, {row.place}: {error}") from None
     return items
@@ -936,7 +940,7 @@ def grade_answers(rows, answers, judge=None, mode="strict", how="fraction", chec
     return grades
 
 
-# by RULER: a group at a time; two answers in both orders
+# by RULER: a group at a time
 
 
 @dataclass
@@ -944,9 +948,7 @@ class Ruling:
     """RULER's scores of a group. scores None: the judge failed, or there was nothing to compare."""
 
     scores: list = None  # (G,) in [0, 1], mean over the passes
-    passes: list = field(default_factory=list)  # a list of (G,) for each pass
     reasons: list = field(default_factory=list)  # (G,) text
-    shown_first: int = None  # the answer shown first in the first pass
     identical: bool = False
     error: str = None
 
@@ -1004,49 +1006,13 @@ def ruler_groups(groups, judge, standard=RULER_RUBRIC, passes=1, references=None
         if ruling.identical or error:
             continue
         told = [reply.value | {None: (0.0, "")} for reply in found]
-        ruling.passes = [[said[key][0] for key in keys] for said in told]
-        ruling.scores = [mean(column) for column in zip(*ruling.passes)]
+        scores = [[said[key][0] for said in told] for key in keys]  # (G, passes)
+        ruling.scores = [mean(row) for row in scores]
         ruling.reasons = [" / ".join(said[key][1] for said in told) for key in keys]
-        ruling.shown_first = keys.index(next(iter(told[0])))
         if passes == 2:
-            judge.counts["disagreement"] += sum(abs(a - b) for a, b in zip(*ruling.passes))
+            judge.counts["disagreement"] += sum(abs(a - b) for a, b in scores)
             judge.counts["ordered"] += len(keys)
     return rulings
-
-
-@dataclass
-class PairVerdict:
-    """A against B in both orders: 1 A won both, 0 B won both, ½ a tie or no agreement."""
-
-    outcome: float = None  # None: the judge failed
-    agree: bool = None  # both orders named the same winner (or both a tie); None: nobody was asked
-    first_wins: float = None  # wins of the answer that was shown first in the two orders, 0 to 2
-    error: str = None
-
-
-def compare_pairs(prompts, answers_a, answers_b, judge):
-    """A PairVerdict for each prompt (text or messages) and its two answers: two calls per pair.
-
-    Equal answers tie and an empty one loses, without a call.
-    """
-    verdicts, asked, groups = [], [], []
-    for prompt, *texts in zip(prompts, answers_a, answers_b, strict=True):
-        no_a, no_b = (blank(visible(text)) for text in texts)
-        verdicts.append(PairVerdict(0.5 + (no_b - no_a) / 2))
-        if not (no_a or no_b):
-            asked.append(verdicts[-1])
-            groups.append([talk(prompt, text) for text in texts])
-    for verdict, ruling in zip(asked, ruler_groups(groups, judge, passes=2)):
-        if ruling.error:
-            verdict.outcome, verdict.error = None, ruling.error
-        elif not ruling.identical:
-            first, second = [(a > b) - (a < b) for a, b in ruling.passes]  # 1: A won this pass
-            verdict.agree = first == second
-            verdict.outcome = (1 + first) / 2 if verdict.agree else 0.5
-            # A was shown first in one pass and second in the other
-            lead = (first - second) / 2
-            verdict.first_wins = 1 + (lead if ruling.shown_first == 0 else -lead)
-    return verdicts
 
 
 # is the judge any good? bad answers that it must fail, and people's ratings
@@ -1080,7 +1046,7 @@ def audit(items, grades):
     people's yes; unrated: no verdict.
     """
     found, table = {}, []
-    for (row, _), grade in zip(items, grades, strict=True):
+    for (row, *_), grade in zip(items, grades, strict=True):
         for c, logged in zip(row.criteria, grade.criteria):
             if c.id in row.human:
                 verdict = logged["verdict"]
@@ -1090,13 +1056,11 @@ def audit(items, grades):
         equal = [None if met is None else met == human for met, human, _ in triples]
         agreement = mean_number(equal, 0, np.array([task for *_, task in triples]))
         n = Counter((met, human) for met, human, _ in triples)
-        kappa = cohen_kappa([[n[i, j] for j in (True, False)] for i in (True, False)])
-        table.append([
-            kind, agreement["n"], pages.number(agreement, 2), pages.number(kappa, 2),
-            f"{n[True, False]}/{n[True, False] + n[False, False]}",
-            f"{n[False, True]}/{n[False, True] + n[True, True]}",
-            n[None, True] + n[None, False],
-        ])  # fmt: skip
+        both, credit, refusal, neither = (n[x] for x in itertools.product((True, False), repeat=2))
+        kappa = cohen_kappa([[both, credit], [refusal, neither]])
+        shares = f"{credit}/{credit + neither}", f"{refusal}/{refusal + both}"
+        numbers = pages.number(agreement, 2), pages.number(kappa, 2)
+        table.append([kind, agreement["n"], *numbers, *shares, equal.count(None)])
     columns = "criteria, n, agreement, κ, false credit, false refusal, unrated".split(", ")
     return pages.table(columns, table)
 
@@ -1106,17 +1070,13 @@ def audit(items, grades):
 
 def ruler_grades(rows, answers, judge, standard, passes):
     """A Grade for each answer of a group."""
-    group = talks(zip(rows, answers))
+    group = [talk(row.prompt, answer) for row, answer in zip(rows, answers)]
     (ruling,) = ruler_groups([group], judge, standard, passes, [rows[0].reference])
     if ruling.scores is None:
         error = ruling.error or "one answer, or equal ones: nothing to compare"
         return [Grade(error=error) for _ in rows]
     reasons = ruling.reasons or [None] * len(rows)
     return [Grade(score, reason=reason) for score, reason in zip(ruling.scores, reasons)]
-
-
-def talks(items):
-    return [talk(row.prompt, answer) for row, answer in items]
 
 
 def main(argv=None):
@@ -1129,8 +1089,10 @@ def main(argv=None):
         items, groups = read_responses(args.responses), {}
         for item in items:
             groups.setdefault(item[0].task_id, []).append(item)
-        parts = list(groups.values())
-        plan = [ruler_calls(talks(part), *how, part[0][0].reference)[1] for part in parts]
+        parts, plan = list(groups.values()), []
+        for part in parts:
+            group = [talk(row.prompt, answer) for row, answer, _ in part]
+            plan.append(ruler_calls(group, *how, part[0][0].reference)[1])
         if not any(plan):
             different = "RULER needs two different answers to a prompt"
             raise UserError(f"--responses {args.responses}: {different}")
@@ -1141,7 +1103,8 @@ def main(argv=None):
         people = args.command == "audit"
         items = read_people(rubrics) if people else read_responses(args.responses, rubrics)
         parts = [items[i : i + PART] for i in range(0, len(items), PART)]
-        plan = [rubric_calls(*zip(*items)).values()]
+        rows, answers, _ = zip(*items)
+        plan = [rubric_calls(rows, answers).values()]
     calls = [call for some in plan for call in some]
     print(f"{len(items)} answers: {cost_line(estimate(calls), price)}")
     if args.dry_run:
@@ -1151,7 +1114,8 @@ def main(argv=None):
         judge = Judge.from_args(args, out.parent)
         judge.budget = args.judge_budget
     for part in tqdm(parts, desc="grading", disable=None):
-        grades += grade(*zip(*part), judge, *how)
+        rows, answers, _ = zip(*part)
+        grades += grade(rows, answers, judge, *how)
     items = sum(parts, [])
     write_grades(args.out, items, grades)
     if args.command == "audit":
@@ -1172,7 +1136,7 @@ def main(argv=None):
 def write_grades(out, items, grades):
     # (5) write every answer with its verdicts; mean, interval, cost
     rows, sample = [], Counter()
-    for (row, answer), grade in zip(items, grades, strict=True):
+    for (row, answer, model), grade in zip(items, grades, strict=True):
         rated = [c for c in grade.criteria if c["verdict"] is not None]
         rows.append({
             "task_id": row.task_id,
@@ -1182,6 +1146,7 @@ def write_grades(out, items, grades):
             "total": len(grade.criteria),
             "weight_rated": sum(c["weight"] for c in rated),
             "human": row.human,
+            "model": model,
             "answer": answer,
         })  # fmt: skip
         sample[row.task_id] += 1
@@ -1190,15 +1155,20 @@ def write_grades(out, items, grades):
 
 def print_scores(items, grades):
     """The mean with its interval, why scores are missing, the criteria that fail most."""
-    tasks = np.array([row.task_id for row, _ in items])
+    tasks = np.array([row.task_id for row, *_ in items])
     score = mean_number([grade.score for grade in grades], 0, tasks)
     lost = Counter(grade.error for grade in grades if grade.score is None)
     n = f"n = {score['n']}; brackets: 95 % interval over prompts"
     print(f"score: {pages.number(score)} ({n}); without a score: {lost.total()}")
     for error, n in lost.most_common(3):
         print(f"  {n} × {error}")
+    models = np.array([str(model) for *_, model in items])
+    scores = np.array([grade.score for grade in grades], float)
+    for model in sorted(set(models) - {"None"}):
+        each = mean_number(scores[models == model], 0, tasks[models == model])
+        print(f"  {pages.visible(model)}: {pages.number(each)}")
     pairs = zip(items, grades)
-    logged = [pair for (row, _), g in pairs for pair in zip(row.criteria, g.criteria)]
+    logged = [pair for (row, *_), g in pairs for pair in zip(row.criteria, g.criteria)]
     failed = Counter(c.label for c, log in logged if log["verdict"] is False)
     for label, n in failed.most_common(5):
         print(f"  failed {n} ×: {pages.visible(label)[:80]}")

@@ -80,16 +80,19 @@ def read_run(name):
     if not file.is_file():
         return None
     try:
-        run = json.loads(file.read_text(encoding="utf-8"))
+        run = json.loads(file.read_bytes())
         run["args"].get, run["sha256"].get
     except (ValueError, KeyError, TypeError, AttributeError):
         raise UserError(f"{file}: this is not the args.json of a run") from None
     return run | {"rows": list(files.read_jsonl(log, check_log)) if log.is_file() else []}
 
 
+LOGGED = re.compile("step|episodes|answer_tokens|length/mean|time_s|val/(gold|score|kl)")
+
+
 def check_log(row):
-    for key in ("step", "val/gold", "val/score", "val/kl"):
-        if not isinstance(row.get(key), int | float | None):
+    for key in filter(LOGGED.fullmatch, row):
+        if not isinstance(row[key], int | float | None):
             raise ValueError(f"{key!r}: expected a number, as a trainer logs it")
 
 

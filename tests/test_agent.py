@@ -307,6 +307,13 @@ def test_what_ruler_returns_is_what_is_trained(monkeypatch):
     total, parts = graded("good bad same same", "--reward", "env:3", "--reward", "ruler")
     assert total[:2] == pytest.approx([0.75 * 0.25 + 0.25 * 0.9, 0.75 * 0.25 + 0.25 * 0.1])
     assert parts["env"] == [0.25] * 4
+    args, env = (
+        arguments("--reward", "env", "--reward", "ruler"),
+        g.environment(arguments("--env", GAME))(),
+    )
+    played, rewards = [g.Trajectory(1, i) for i in range(2)], torch.tensor([[1.0, 0.99]])
+    row = g.rollout_row(args, env, played, {}, rewards, 0 * rewards)
+    assert row["reward/frac_perfect"] == 0.5, "of (−1, 1) and (0, 1), half each, the highest is 1"
 
 
 def test_seeds_never_meet():
@@ -351,6 +358,7 @@ def test_a_run_leaves_what_the_header_promises(run):
         expected = {"env/vowels": v, "env/turns": 3, "env/invalid_frac": 1 / 3}
         if split == "validation":
             expected |= {"val/score": v, "val/reward": v, "val/length": n}
+            assert [(r["group"], r["sample"]) for r in kept] == [(i, 0) for i in range(4)]
         else:
             expected |= {"reward/mean": v, "reward/env": v, "reward/frac_perfect": 0}
             expected |= {"length/mean": n, "length/truncated_frac": sum(cut) / 4, "ratio/mean": 1}
@@ -387,6 +395,7 @@ def test_failures_within_the_limit_are_counted_and_the_run_goes_on(folder, tmp_p
     fault = "if self.seed % 3 == 1 and self.seed < 10**9: raise RuntimeError('gone')"
     out = tmp_path / "run"
     flags = "--steps", 3, "--max-exceptions", 0.9, "--test-episodes", 0, "--seed", 2
+    flags += "--num-substeps", 2, "--lr", 0.1, "--warmup", 0
     spy = Spy(monkeypatch, g, "play_model")
     assert g.main(line(folder, echo(tmp_path, fault), out, *flags)) == 0
     errors = [r for r in logged(out, "rollouts") if r["error"]]
@@ -395,6 +404,8 @@ def test_failures_within_the_limit_are_counted_and_the_run_goes_on(folder, tmp_p
         n = sum(seed % 3 == 1 for seed in g.training_seeds(arguments("--seed", 2), row["step"]))
         assert row["exceptions"] == n == sum(r["step"] == row["step"] for r in errors)
         assert row["reward/unscored_frac"] == n / 4
+    two = [row for row in logged(out) if row.get("updates") == 2]
+    assert two and all(row["sample_gap"] < 1e-4 and row["ratio/max"] > 1.01 for row in two)
     draws = [call[6] for call in spy.calls]  # preflight, validation, steps 1 and 2, …
     assert draws == [2, 2, 2000001, 2000002, 2, 2000003, 2], "each step has draws of its own"
     assert "RuntimeError: gone" in errors[0]["error"]

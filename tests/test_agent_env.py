@@ -91,7 +91,7 @@ def test_moves_are_read_and_never_guessed(text, moves):
     env = TwentyFortyEight()
     env.reset(1)
     _, reward, done, info = env.step(text)
-    assert env.moves == moves
+    assert env.moves == moves and info["moves"] == len(moves)
     assert moves or (reward, done, info["invalid"], info["win"]) == (-1.0, True, 1, 0.0)
 
 
@@ -245,7 +245,9 @@ def test_a_summary_line_is_worth(row, asked):
     reward, text, _ = row.split(" | ")
     own = f"{thing}, {number}"
     text = text.format(own=own, thing=thing, number=number, other=other, word="word " * 40)
-    assert say(env, f"SUMMARY\n{a}: {text}")[1] == pytest.approx(float(reward))
+    *_, found, _, info = say(env, f"SUMMARY\n{a}: {text}")
+    assert found == pytest.approx(float(reward)) and info["revealed"] == asked / 4
+    assert info["reported"] == (reward == "0.25") / asked
 
 
 FAULTS = table("""

@@ -96,7 +96,9 @@ def test_what_is_written(tmp_path):
 
     with pytest.raises(RuntimeError):
         files.write_jsonl(path, rows())
-    assert path.read_text(encoding="utf-8") == text
+    with open(path, encoding="utf-8") as reader:  # the file is replaced, not written over
+        files.write_jsonl(path.parent / "rows.jsonl", [{"a": 3}])
+        assert reader.read() == text
     assert [p.name for p in path.parent.iterdir()] == ["rows.jsonl"]
 
 

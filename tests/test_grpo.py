@@ -701,6 +701,7 @@ def test_overlong(mode, graded, tmp_path, monkeypatch):
     shaped = rewards + torch.tensor(penalty) if mode == "penalty" else rewards
     assert close(advantages, grpo_rubric.group_advantages(shaped.view(4, 4)).view(-1), 1e-6)
     assert row["reward/mean"] == pytest.approx(rewards.mean().item(), abs=1e-6)
+    assert row["reward/frac_perfect"] == (rewards > 0.999).float().mean()
     if mode == "penalty":
         assert row["reward/overlong"] == pytest.approx(sum(penalty) / 16)
         assert [r["components"]["overlong"] for r in kept] == penalty

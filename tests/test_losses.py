@@ -17,7 +17,8 @@ import grpo_rubric
 import ppo
 import reward_train
 import sft
-from tiny import table
+from parts import runs
+from tiny import table, tiny_model
 
 LN2 = math.log(2)
 F64 = dict(dtype=torch.float64)
@@ -114,6 +115,25 @@ def test_batch_rows_keeps_pairs_together():
     rows = [prompt + answer for prompt, answer in zip(prompts, answers)]
     assert [row[m].tolist() for row, m in zip(ids, attention_mask)] == rows
     assert [row[m].tolist() for row, m in zip(ids, response_mask)] == answers
+
+
+@pytest.mark.usefixtures("quiet_process")
+def test_kl_of_sample_answers(tokenizer, llama_folder, tmp_path):
+    """val/kl is against the start, in nats: the mean over answers of Σ log(π/π_ref), which is k1."""
+    args = dpo.parse_args(["--model", llama_folder, "--out", "no/folder"])
+    policy, pad = (
+        common.load_policy(tiny_model("llama", tmp_path, seed=1)),
+        common.pad_id(tokenizer),
+    )
+    answers = common.sample(policy, tokenizer, ["sql", "Assess: kafka."], max_new_tokens=5, seed=1)
+    rows = common.pad_rows(answers.prompt_ids, answers.response_ids, pad)
+    with torch.no_grad():
+        logps, ref = (
+            common.token_logps(model, *rows).sum().item()
+            for model in (policy, common.load_policy(llama_folder))
+        )
+        kl = dpo.kl_to_reference(args, runs.Run("dpo", args, [], (), ()), policy, answers, pad)
+    assert kl == pytest.approx((logps - ref) / 2, rel=1e-4)
 
 
 def test_a_soft_tie_has_no_gradient_at_equal_scores():

@@ -102,6 +102,7 @@ R4 exactly 0.10 of the width | reward/mean 3*20 4*4 | 10 |
 R4 more | reward/mean 3*20 4.25*4 | 10 | 24 warn
 R4 one of the four is not above | reward/mean 3,4*10 9,9,4,9 | 10 |
 R4 not above an earlier peak | reward/mean 3*10 9 3*9 8*4 | 10 |
+R4 a peak before those 20 | reward/mean 9 3*20 8*4 | 10 | 25 warn
 R4 below 4 usual changes | reward/mean 3*4 4*4 3*4 4*4 3*4 5*4 | 10 |
 R4 downwards | reward/mean 3,4*10 0*4 | 10 |
 R4 a jump of a rate | reward/mean .3,.32*10 .9*4 | | 24 warn
