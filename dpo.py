@@ -45,7 +45,8 @@ from parts.lora import adapter_off
 from parts.parallel import add_up, all_sum, gather
 from parts.shared_prompt import can_share
 
-# learning rates: below 100 M parameters (worked on the bundled base, not swept), full weights, LoRA
+# learning rates for models below 100 M parameters (worked on the bundled base, not swept), larger
+# ones, and LoRA
 RATES = 3e-4, 1e-6, 1e-5
 LEAST_STEPS = 24  # without --epochs, a small file is repeated until it makes this many steps
 SHOW = ("loss", "rewards/accuracies", "rewards/margins", "lr", "grad_norm")  # on the bar
@@ -228,7 +229,7 @@ def reference_logps(run, policy, pairs, pad):
 
 @torch.no_grad()
 def unrelated_logps(run, policy, pairs, indices, pad):
-    """(n,) fp32, 0 elsewhere: log π of an answer to another prompt, row i + n/2's, to prompt i."""
+    """(n,) fp32, 0 elsewhere: log π(answer of row i + n/2 | prompt of row i): no match."""
     n, room = len(pairs.tie), int(pairs.lengths().max())
     found = torch.zeros(n)
     for part in run.micro_batches(indices, pairs.columns()):
@@ -392,7 +393,11 @@ def main(argv=None):
             run.evaluation(*evaluate(args, run, *evaluated))
 
     # ---- 9. save ----
-    return run.finish(f"python evaluate.py --model {args.model} {args.out}")
+    following = f"python evaluate.py --model {args.model} {args.out}"
+    if args.prompts != "data/prompts.jsonl":  # pairs of your own
+        following += f" --prompts {args.prompts or args.pairs[0]} --gold {args.gold or 'none'}"
+        following += " --reward-model runs/reward"
+    return run.finish(following)
 
 
 if __name__ == "__main__":

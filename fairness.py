@@ -1284,8 +1284,8 @@ def finish(args, inputs, found, tables):
     report |= {"commit": commit, "sha256": hashes(inputs)} | found
     report["versions"] = {name: version(name) for name in ("torch", "numpy")}
     planned = verdict_tables(found)
-    verdicts = [row["verdict"] for rows in planned.values() for row in rows if "verdict" in row]
-    n = sum(any("p" in row for row in rows) for rows in planned.values())
+    verdicts = [row["verdict"] for _, rows in planned for row in rows if "verdict" in row]
+    n = sum(any("p" in row for row in rows) for _, rows in planned)
     chance = "each with a chance of at most 5 % of any false finding: by chance at most"
     report["limits"] = [f"{n} tables were tested, {chance} {0.05 * n:.1f} of them show one."]
     report["limits"] += [limit for key, limit in LIMITS.items() if key in found]
@@ -1322,11 +1322,11 @@ def rate_parts(report):
 
 
 def verdict_tables(report):
-    """{title: rows} of each table of planned comparisons."""
-    tables = {twin_name(part): part["rows"] for part in twin_parts(report)}
+    """[(title, rows)] of each table of planned comparisons."""
+    tables = [(twin_name(part), part["rows"]) for part in twin_parts(report)]
     for part in rate_parts(report):
         known = part["tables"].items()
-        tables |= {f"{part['title']}, {key}": rows for key, rows in known if key != CROSSED}
+        tables += [(f"{part['title']}, {key}", rows) for key, rows in known if key != CROSSED]
     return tables
 
 
@@ -1346,9 +1346,9 @@ def twin_name(part):
 
 
 def summary(tables):
-    """Sentences on {title: rows}: one where there is a difference, one for each other verdict."""
+    """Sentences on [(title, rows)]: one where there is a difference, one for each other verdict."""
     out, others = [], {}
-    for title, rows in tables.items():
+    for title, rows in tables:
         said = {re.split(r" \(|:", row["verdict"])[0] for row in rows if "verdict" in row}
         told = [row["direction"] for row in rows if row.get("verdict", "").startswith("difference")]
         if told:
@@ -1390,7 +1390,7 @@ def twin_answer(title, parts, key):
             drawn.append((f"{twin_name(part)}: {title_of(row)}", *ends_of(row[key])))
     delta, axis = MARGINS["SD"][0], "group − reference in SD; shaded: counts as none"
     plot = pages.interval_plot(title, drawn, zero=0, zone=(-delta, delta), x=axis, digits=2)
-    said = summary({twin_name(part): part["rows"] for part in parts})
+    said = summary((twin_name(part), part["rows"]) for part in parts)
     return pages.section(title, said, tables=tables, plots=[plot], level="answer")
 
 
@@ -1436,7 +1436,7 @@ def people_answer(part):
             drawn = [(row["group"], *ends_of(row["rate"])) for row in rows]
             look = {"x": "selection rate", "digits": 1, "percent": True}
             plots.append(pages.interval_plot(f"Selected, by {attribute}", drawn, **look))
-    said = summary(part["tables"])
+    said = summary(part["tables"].items())
     return pages.section(part["title"], said, tables=tables, plots=plots, level="answer")
 
 
@@ -1539,14 +1539,14 @@ NAME_LIMITS = [
 
 def appendix(report):
     """How to read the numbers, and the provider's sheet: what it takes to judge and repeat this."""
-    groups = {
-        key: ", ".join(row["group"] for row in rows) for key, rows in verdict_tables(report).items()
-    }
+    groups = []
+    for title, rows in verdict_tables(report):
+        groups.append(f"{title}: {', '.join(row['group'] for row in rows)}")
     versions = [f"{key} {value}" for key, value in report["versions"].items()]
     use = "to compare groups before a tool is used on people; not to decide about a person"
     sheet = [
         ["intended use", use],
-        ["tested groups", "; ".join(f"{key}: {found}" for key, found in groups.items())],
+        ["tested groups", "; ".join(groups)],
         ["known limits", " ".join(report["limits"])],
         ["not measured", ", ".join(report.get("not_measured", ()))],
         ["versions", f"FeedbackLoop {report['commit'] or 'unknown'}, {', '.join(versions)}"],

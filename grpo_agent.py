@@ -53,7 +53,8 @@ from parts.files import (
 )
 from parts.stats import bootstrap_ci, mean
 
-# learning rates: below 100 M parameters (worked on the bundled base, not swept), full weights, LoRA
+# learning rates for models below 100 M parameters (worked on the bundled base, not swept), larger
+# ones, and LoRA
 RATES = 3e-4, 1e-6, 4e-5
 STEPS = 40  # without --steps; seeds have no end, so there are no epochs
 CLIP_LOW, CLIP_HIGH = 0.2, 0.28  # the ratio stays in [1 − low, 1 + high]: DAPO's values, not swept

@@ -45,7 +45,8 @@ from parts.files import UserError, command, load_function, number, write_json
 from parts.rollouts import load_models
 from parts.stats import bootstrap_ci, mean
 
-# learning rates: below 100 M parameters (worked on the bundled base, not swept), full weights, LoRA
+# learning rates for models below 100 M parameters (worked on the bundled base, not swept), larger
+# ones, and LoRA
 RATES = 3e-4, 1e-6, 4e-5
 RUBRIC_SCORE = "fraction"  # share of the weight that was met; "all": 1 only if all of it was
 CLIP = {"token": (0.2, 0.28), "sequence": (3e-4, 4e-4)}  # DAPO's clip-higher; GSPO, section 5.1

@@ -9,9 +9,9 @@ Algorithm    (1) rollout: one answer to each prompt, log-probs kept
              (6) update: several passes of clipped policy and value loss over minibatches
              (7) KL coefficient: fixed, or steered to a target
              (8) now and then: score, gold and KL on validation prompts; the alarms of watch.py
-Conventions  an action is an answer token, end token included; KL is k1 inside the reward; kl/ref is
-             a sum over the answer's tokens, in nats; rollout and update see the full
-             softmax(logits / temperature)
+Conventions  an action is an answer token, end token included; KL is k1 = log π − log π_ref of the
+             sampled token, inside the reward; kl/ref is a sum over the answer's tokens, in nats;
+             rollout and update see the full softmax(logits / temperature)
 Left out     1. rewards before the end of an answer   2. PPO-ptx   3. asynchronous rollouts
 Run          python ppo.py --reward-model runs/reward
              python ppo.py --prompts my.jsonl --reward-fn my.py:score --critic shared --lora-rank 16
@@ -45,7 +45,8 @@ from parts.lora import adapter_off
 from parts.parallel import add_up, all_max, all_sum, as_forward, score_answers
 from parts.stats import mean
 
-# learning rates: below 100 M parameters (3e-4 spends twice the KL for less), full weights, LoRA
+# learning rates for models below 100 M parameters (3e-4 spends twice the KL for less), larger ones,
+# and LoRA
 RATES = 1e-4, 1e-6, 1e-5
 HEAD_LR = 1e-3  # of a fresh value head, which would hardly move at the trunk's rate
 GAMMA, LAM = 1.0, 0.95  # no discount within an answer; λ 1 trusts the critic less
@@ -81,7 +82,7 @@ def shape_rewards(scores, logps, ref_logps, mask, kl_coef, finished=None, no_end
     mask              (B, T) True at actions
     finished          (B,) bool, ended by an end token; None: all did
     returns           (rewards, kl), both (B, T), 0 outside the mask; kl is k1: any other estimate
-                      has the wrong gradient in the reward (the KL card in the tests)
+                      has the wrong gradient in the reward (tests/test_losses.py, the KL card)
 
     >>> logps, ref = torch.tensor([[9., -1, -2, -.5]]), torch.tensor([[9., -1.5, -1, -.5]])
     >>> mask = torch.tensor([[False, True, True, True]])

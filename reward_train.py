@@ -38,8 +38,10 @@ from parts.parallel import add_up, gather
 from parts.shared_prompt import can_share
 from parts.stats import wilson
 
-# learning rates: below 100 M parameters (worked on the bundled base, not swept), full weights, LoRA
+# learning rates for models below 100 M parameters (worked on the bundled base, not swept), larger
+# ones, and LoRA
 RATES = 5e-4, 1e-5, 1e-4
+PAIRS = ["data/prefs_train.jsonl", "data/rank_train.jsonl"]
 HEAD_LR = 1e-3  # of a fresh head: after 32 steps the loss is still log 2 at 1e-5, but .677 at 1e-3
 SHOW = ("loss", "accuracy", "margin", "lr", "grad_norm")  # on the bar
 HEADLINE = ("eval/loss", "eval/accuracy", "eval/accuracy_longer")  # before and after
@@ -121,7 +123,7 @@ def parse_args(argv=None):
     )
     add = parser.add_argument
     # fmt: off
-    add("--pairs", nargs="+", default=["data/prefs_train.jsonl", "data/rank_train.jsonl"], help="JSONL of prompt, chosen, rejected")
+    add("--pairs", nargs="+", default=PAIRS, help="JSONL of prompt, chosen, rejected")
     add("--eval-pairs", nargs="+", default=[], help="held-out JSONL (default: a share of the prompts)")
     add("--eval-fraction", type=number(at_least=0, below=1), default=0.1, help="share of prompts to hold out (default %(default)s)")
     add("--model", default=common.BASE, help="model folder or hub id (default %(default)s)")
@@ -372,7 +374,8 @@ def main(argv=None):
         both = score_pairs(run, model, pairs, some, pad)
         model.config.reward_mean = both.mean().item()
         model.config.reward_std = max(both.std().item(), 1e-6)
-    return run.finish(f"python evaluate.py reward --reward-model {args.out}")
+    own = "" if args.pairs == PAIRS else f" --pairs {(args.eval_pairs or ['HELD_OUT.jsonl'])[0]}"
+    return run.finish(f"python evaluate.py reward --reward-model {args.out}{own}")
 
 
 if __name__ == "__main__":

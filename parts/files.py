@@ -63,12 +63,16 @@ def told(counts):
 # fmt: off
 OTHER_FORMATS = {  # how a file starts that is not JSONL: what it is, the command that converts it
     "\x1f\x8b": ("a gzip file", "gunzip -k '{0}'"),
-    "PAR1": ("a parquet file",
+    "PK\x03\x04": ("a zip file, such as an Excel workbook", "in Excel, save it as 'CSV UTF-8' first"),
+    "\xff\xfe|\xfe\xff": ("a UTF-16 file",
+        """python -c "open('{1}', 'w', encoding='utf-8').write(open('{0}', encoding='utf-16').read())\""""),
+    "PAR1": ("a parquet file (pip install pandas pyarrow)",
         """python -c "import pandas; pandas.read_parquet('{0}').to_json('{1}', orient='records', lines=True)\""""),
     r"\[": ("a JSON array",
-        """python -c "import json; [print(json.dumps(row)) for row in json.load(open('{0}'))]" > '{1}'"""),
-    r'"?[\w ]+"?,': ("a CSV file",  # its header: prompt,chosen
-        """python -c "import csv, json; [print(json.dumps(row)) for row in csv.DictReader(open('{0}', encoding='utf-8-sig'))]" > '{1}'"""),
+        """python -c "import json; open('{1}', 'w').writelines(json.dumps(row) + '\\n' for row in json.load(open('{0}', 'rb')))\""""),
+    r'(?:(?!":)[^{\n])*[,;\t]': ("a CSV file (for columns of other names see docs/faq.md)",
+        """python -c "import csv, json; rows = csv.DictReader(open('{0}', encoding='utf-8-sig'), delimiter='{2}'); """
+        """open('{1}', 'w').writelines(json.dumps(row) + '\\n' for row in rows)\""""),
 }
 # fmt: on
 
@@ -83,10 +87,12 @@ def read_jsonl(path, check=None, numbered=False, flag=None):
     shown, path = f"{flag} {path}" if flag else path, Path(path)
     if path.is_file():
         with path.open(encoding="latin-1") as file:
-            start = file.read(200).lstrip("\xef\xbb\xbf \t\r\n")
+            start = file.read(1000).lstrip("\xef\xbb\xbf \t\r\n")
+        delimiter = max(",;\t", key=start.partition("\n")[0].count).replace("\t", "\\t")
         for pattern, (what, convert) in OTHER_FORMATS.items():
             if re.match(pattern, start):
-                convert = convert.format(path, path.with_suffix(".jsonl"))
+                to = path.with_suffix(".jsonl" if path.suffix != ".jsonl" else ".converted.jsonl")
+                convert = convert.format(path, to, delimiter)
                 raise UserError(f"{shown}: this is {what}; convert it to JSONL: {convert}")
     else:
         near = get_close_matches(str(path), map(str, path.parent.glob("*")), 1, 0.8)

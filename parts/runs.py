@@ -472,7 +472,7 @@ class Run:
         both = [row for row in samples if row["prompt"] == samples[0]["prompt"]]
         texts = [both[0]["prompt"], both[0]["answer"], both[-1]["answer"]] if both else []
         for name, text in zip(("prompt", "before", "after"), texts):
-            print(f"{name:10} {textwrap.shorten(text, 300, placeholder=' …')}")
+            print(f"{name:10} {textwrap.shorten(text, 300, placeholder=' …') or '(empty)'}")
         print(f"wrote {self.out}: the model, args.json, its logs (*.jsonl), checkpoint/")
         print(f"next: {next}")
         return 0

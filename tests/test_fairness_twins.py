@@ -8,6 +8,7 @@ import shutil
 import numpy as np
 import pytest
 
+import common
 import fairness
 from conftest import REPO
 from fairness import (
@@ -86,6 +87,9 @@ def test_bootstrap_resamples_names_within_their_cells():
     assert np.allclose(one, 1.0) and np.array_equal(one, two)
     S = S + np.array([0.0] * 4 + [0.3, -0.3, 0.1, -0.1])
     assert bootstrap_effects([S], weights, cells, 100, unit="pp")[0].std() > 0.05
+    S = np.array([[2.0, 2.0, 1.0, 1.0], [4.0, 4.0, 3.0, 3.0]])  # SD √2, or one résumé twice: none
+    drawn = bootstrap_effects([S], 2 * weights[2:6], list("bbww"), 40)[0]
+    assert set(np.round(drawn[~np.isnan(drawn)], 4)) == {0.7071} and np.isnan(drawn).any()
 
 
 VERDICTS = [  # effect, 95 % interval, 90 % interval, p, names: verdict at δ = .1
@@ -194,6 +198,14 @@ def test_contrasts_are_declared_before_looking():
     assert (row["group"], row["reference"], len(set(strata))) == ("older", "younger", 1)
 
 
+def test_the_smaller_group_decides_what_is_equivalent():
+    """9 names against 15, hardly any noise: the interval of 9 names is too narrow to say equivalent."""
+    race = np.repeat(["Black", "White"], [9, 15])
+    groups = {"sex": np.full(24, "Male"), "race_ethnicity": race}
+    row = twin_table(simulated(0, 20, groups, 0, 0.01, 0.01), groups)[0]
+    assert row["names"] == [9, 15] and row["verdict"].startswith("inconclusive (about 10 names")
+
+
 # ---- before and after ----
 
 
@@ -225,6 +237,8 @@ def test_a_bias_that_came_is_a_change():
     part = fairness.twin_answer("Change", [change], "D")
     said = "names read as Black score lower than names read as White; the gap is larger than before"
     assert said in part["sentences"][0] and part["tables"][0]["rows"][0][1] == "gap larger"
+    twice = {"changes": [change, change | {"model": "runs/m"}]}  # runs of one name stay two tables
+    assert len(fairness.verdict_tables(twice)) == 2
 
 
 def test_what_never_differs_is_not_measured():
@@ -292,6 +306,23 @@ def test_every_slot():
     text = render_twin("{name} {first} {last} {subj} {obj} {poss} {email}", who)
     assert text == "Zoë O'Neil Zoë O'Neil she her her zo.oneil@example.com"
     fairness.check_minimal_edit("{name}: mail {email}, ask {obj} about {poss} work.", [who])
+
+
+def test_log_odds_by_teacher_forcing(llama_folder):
+    """log p(yes) − log p(no) after prompt and prefix, the mildest word first; two names of uneven length."""
+    tokenizer = common.load_tokenizer(llama_folder)
+    model, words = common.load_policy(llama_folder, trainable=False), ("yes", "hm", "no")
+    names = ("Amy Lee", "Amy", "Lee", "Female"), ("Bartholomew Ek", "Bartholomew", "Ek", "Male")
+    who = [fairness.Person(name[0], {}, slot_values(*name)) for name in names]
+    twins = [{"prompt": "Assess {name}.", "prefix": "Decision:"}]
+    found = fairness.decision_matrix(model, tokenizer, "m", twins, who, words)[0]
+    start, firsts = fairness.decision_ids(tokenizer, "Decision:", words)
+    assert "yes".startswith(tokenizer.decode([firsts[0]]).strip())
+    for person, odds in zip(who, found, strict=True):
+        ids = common.encode_prompt(tokenizer, f"Assess {person.name}.") + start
+        batches = [common.pad_rows([ids], [[first]], 0) for first in firsts]
+        yes, no = (common.token_logps(model, *batch).sum().item() for batch in batches)
+        assert odds == pytest.approx(yes - no, abs=1e-4) and abs(odds) > 1e-4
 
 
 # ---- the commands, on tiny models ----

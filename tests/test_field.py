@@ -24,6 +24,7 @@ from tiny import tiny_model
 
 NAN = math.nan
 pytestmark = pytest.mark.usefixtures("quiet_process")
+CHECKED = ["text:max_chars", "punctuation:no_comma", "keywords:letter_frequency"]
 CLOCK = {"time_s", "tokens_per_s", "peak_mem_mb"}
 
 
@@ -128,6 +129,8 @@ def test_a_lost_part_is_counted_and_told_once(graded, tmp_path, monkeypatch, cap
     assert capsys.readouterr().out.count("R14 part_lost") == 1
     kept = kept_of(tmp_path / "run", step=1)
     assert [i for i, r in enumerate(kept) if r["reward"] is None] == [1, 4, 5, 9]
+    labels = [c["criterion"] for c in kept[0]["criteria"]]  # each verdict with its own criterion
+    assert labels == [*CHECKED[:2], "vowel", CHECKED[2]]
     assert not any(kept[i]["advantage"] for i in (1, 4, 5, 9))
 
 

@@ -15,11 +15,18 @@ from parts.files import UserError
 ROWS = [{"prompt": f"{i}", "chosen": "yes, \u00e9", "rejected": 'no "x"'} for i in range(3)]
 
 
-def as_csv(path):
-    with path.open("w", newline="", encoding="utf-8-sig") as file:  # as Excel writes it
-        table = csv.DictWriter(file, ROWS[0])
-        table.writeheader()
-        table.writerows(ROWS)
+def as_csv(delimiter, quoting=csv.QUOTE_MINIMAL):
+    def write(path):
+        with path.open("w", newline="", encoding="utf-8-sig") as file:  # as Excel writes it
+            table = csv.DictWriter(file, ROWS[0], delimiter=delimiter, quoting=quoting)
+            table.writeheader()
+            table.writerows(ROWS)
+
+    return write
+
+
+def as_utf16(path):
+    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS), encoding="utf-16")
 
 
 def as_parquet(path):
@@ -36,7 +43,11 @@ def as_gzip(path):
 @pytest.mark.parametrize(
     "name, write, what",
     [
-        ("my pairs.csv", as_csv, "a CSV file"),
+        ("my pairs.csv", as_csv(","), "a CSV file"),
+        ("excel.csv", as_csv(";", csv.QUOTE_ALL), "a CSV file"),
+        ("mine.tsv", as_csv("\t"), "a CSV file"),
+        ("named.jsonl", as_csv(","), "a CSV file"),  # and the command must not empty it
+        ("windows.txt", as_utf16, "a UTF-16 file"),
         ("mine.parquet", as_parquet, "a parquet file"),
         ("mine.json", lambda path: path.write_text(json.dumps(ROWS, indent=1)), "a JSON array"),
         ("mine.jsonl.gz", as_gzip, "a gzip file"),
@@ -48,11 +59,11 @@ def test_another_format_is_named_with_the_command_that_converts_it(
     """The message's command, typed as it is printed, makes a file with the same rows."""
     monkeypatch.chdir(tmp_path)
     write(Path(name))
-    with pytest.raises(UserError, match=f"--pairs {name}: this is {what}; convert") as caught:
+    with pytest.raises(UserError, match=f"--pairs {name}: this is {what}.*; convert") as caught:
         files.read_jsonl(name, flag="--pairs")
     command = str(caught.value).partition("JSONL: ")[2].replace("python", sys.executable, 1)
     subprocess.run(command, shell=True, check=True, capture_output=True)
-    (made,) = Path().rglob("*.jsonl")
+    (made,) = set(Path().rglob("*.jsonl")) - {Path(name)}
     assert list(files.read_jsonl(made)) == ROWS
 
 
@@ -60,9 +71,13 @@ def test_what_is_not_taken_for_another_format(tmp_path):
     """A torn first line with commas is broken JSON, not a CSV; a folder is no file; a misspelled
     name is answered with the closest one, a hub id with the page that converts it."""
     path = tmp_path / "pairs.jsonl"
-    path.write_text('{"prompt": "a", "chosen": "b", \n')
-    with pytest.raises(UserError, match=r"pairs.jsonl:1: not valid JSON"):
-        list(files.read_jsonl(path))
+    for torn in ('{"prompt": "a", "chosen": "b", \n', '"prompt": "a", "chosen": "b"}\n'):
+        path.write_text(torn)
+        with pytest.raises(UserError, match=r"pairs.jsonl:1: not valid JSON"):
+            list(files.read_jsonl(path))
+    (tmp_path / "book.jsonl").write_bytes(b"PK\x03\x04" + bytes(40))
+    with pytest.raises(UserError, match="Excel workbook; .* save it as 'CSV UTF-8' first"):
+        files.read_jsonl(tmp_path / "book.jsonl")
     with pytest.raises(UserError, match=r"no such file; .* did you mean .*/pairs.jsonl$"):
         files.read_jsonl(tmp_path / "pair.jsonl")
     for name in ("org/name", tmp_path):

@@ -573,7 +573,8 @@ def test_the_screen(stage, tmp_path, capfd):
     steps_made = len(steps(read(out / "metrics.jsonl"), "lr"))
     assert steps_made == (24 if stage is dpo else 4)
     end = lines[places[-1] :]
-    assert end[-1].startswith("next: python")
+    own = {"dpo": f"--prompts {prompts} --gold {REWARD_FN} --re", "reward_train": f"--pairs {data}"}
+    assert end[-1].startswith("next: python") and own.get(stage.__name__, "") in end[-1]
     if stage is not reward_train:
         shown = {line.split()[0]: line.split(maxsplit=1)[1] for line in end}
         assert shown["before"] != shown["after"] and "val/gold" in shown
