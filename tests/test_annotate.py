@@ -310,9 +310,13 @@ def test_two_tabs(tmp_path):
     is current, and nothing is written."""
     app = make(tmp_path, item_rows(4))
     one, two = Rater(app), Rater(app)
+    stale = two.body("left")
     one.vote("left")
     status, data = two.send(two.body("right"))
     assert status == 409 and data["item"] == one.state["item"] and "saved" not in data
+    assert (
+        two.send(stale | {"item": one.state["item"]["item"]})[0] == 409
+    )  # an open item, an old step
     for item in (99, -1):
         assert two.send(two.body("left", item=item))[0] == 409
     assert len(log_of(tmp_path)) == 1

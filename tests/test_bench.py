@@ -98,6 +98,8 @@ def test_ratios_of_neighbours():
     assert bench.ratios(runs, "loop_s", "tuned") == [1.5, 5]
     assert bench.ratios(runs, "peak_mb", "plain") == [0.5, 0.5]
     assert bench.shown([4, 6]) == "5.00 [4.00, 6.00]"
+    tried = [pair_run("tuning", loop=loop, flags={"device_batch": loop}) for loop in (2, 1, 3)]
+    assert bench.fastest(tried) == {"device_batch": 1}
     pair = [pair_run("ours", cpu_s=3.0), pair_run("edition", cpu_s=4.0, tokens=500)]
     assert bench.ratios(pair, "cpu_s", "edition") == [0.75]
     assert bench.ratios(bench.per_token(pair), "cpu_s", "edition") == [0.375]

@@ -214,12 +214,14 @@ def test_equal_answers_tie_exactly():
 
     def scorer(prompts, texts, rows):
         seen.extend(zip(prompts, texts))
-        return [{"x": 0.1 + 0.2, "y": 0.3, "z": None}[text] for text in texts]
+        known = {"x": 0.1 + 0.2, "y": 0.3}
+        pairs = zip(prompts, texts)
+        return [known[text] + (prompt == "q") if text in known else None for prompt, text in pairs]
 
     score_answers(models, "gold", "--gold f", scorer, [{"prompt": "p"}, {"prompt": "q"}])
     assert seen == [("p", "x"), ("q", "y"), ("q", "z"), ("p", "y"), ("q", "x")]
     a, b = (evaluate.column(answers, "gold") for answers in models)
-    assert (outcomes(a, b)[0] == 0.5).all()
+    assert (outcomes(a, b)[0] == 0.5).all() and b[1] == pytest.approx([1.3, 1.3])  # of its prompt
     assert mean_number(a, 0)["n"] == 3 and np.isnan(a[1, 1])
 
 

@@ -574,6 +574,7 @@ def test_bundled_votes_show_what_was_planted(name, low, high):
     assert low < races.pop("Black")[0] < high and len(races) == 3
     assert all(0.45 < rate < 0.55 for rate, _ in races.values())
     rows = found["tables"]["harsher decision, race_ethnicity"]
+    assert all(r["gap"]["method"] == "clustered" for r in rows if "gap" in r)  # by names
     told = [r["group"] for r in rows if r.get("verdict", "").startswith("difference")]
     assert told == (["Asian", "Hispanic", "White"] if "biased" in name else [])
 

@@ -8,6 +8,7 @@ import shutil
 import numpy as np
 import pytest
 
+import common
 import fairness
 from conftest import REPO
 from fairness import (
@@ -197,6 +198,14 @@ def test_contrasts_are_declared_before_looking():
     assert (row["group"], row["reference"], len(set(strata))) == ("older", "younger", 1)
 
 
+def test_the_smaller_group_decides_what_is_equivalent():
+    """9 names against 15, hardly any noise: the interval of 9 names is too narrow to say equivalent."""
+    race = np.repeat(["Black", "White"], [9, 15])
+    groups = {"sex": np.full(24, "Male"), "race_ethnicity": race}
+    row = twin_table(simulated(0, 20, groups, 0, 0.01, 0.01), groups)[0]
+    assert row["names"] == [9, 15] and row["verdict"].startswith("inconclusive (about 10 names")
+
+
 # ---- before and after ----
 
 
@@ -297,6 +306,23 @@ def test_every_slot():
     text = render_twin("{name} {first} {last} {subj} {obj} {poss} {email}", who)
     assert text == "Zoë O'Neil Zoë O'Neil she her her zo.oneil@example.com"
     fairness.check_minimal_edit("{name}: mail {email}, ask {obj} about {poss} work.", [who])
+
+
+def test_log_odds_by_teacher_forcing(llama_folder):
+    """log p(yes) − log p(no) after prompt and prefix, the mildest word first; two names of uneven length."""
+    tokenizer = common.load_tokenizer(llama_folder)
+    model, words = common.load_policy(llama_folder, trainable=False), ("yes", "hm", "no")
+    names = ("Amy Lee", "Amy", "Lee", "Female"), ("Bartholomew Ek", "Bartholomew", "Ek", "Male")
+    who = [fairness.Person(name[0], {}, slot_values(*name)) for name in names]
+    twins = [{"prompt": "Assess {name}.", "prefix": "Decision:"}]
+    found = fairness.decision_matrix(model, tokenizer, "m", twins, who, words)[0]
+    start, firsts = fairness.decision_ids(tokenizer, "Decision:", words)
+    assert "yes".startswith(tokenizer.decode([firsts[0]]).strip())
+    for person, odds in zip(who, found, strict=True):
+        ids = common.encode_prompt(tokenizer, f"Assess {person.name}.") + start
+        batches = [common.pad_rows([ids], [[first]], 0) for first in firsts]
+        yes, no = (common.token_logps(model, *batch).sum().item() for batch in batches)
+        assert odds == pytest.approx(yes - no, abs=1e-4) and abs(odds) > 1e-4
 
 
 # ---- the commands, on tiny models ----

@@ -313,13 +313,12 @@ def said(line, rows, part):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("effect, at_least, at_most", [(0.0, 0.0, 0.06), (0.35, 0.8, 1.0)])
-def test_verdicts_under_the_null_and_with_a_planted_difference(
-    effect, at_least, at_most, monkeypatch
-):
-    """Three models, 100 prompts of four answers whose scores share half of their spread within a
+@pytest.mark.parametrize("effect", [0.0, 0.7])
+def test_how_often_a_verdict_is_wrong_and_how_often_a_difference_is_found(effect, monkeypatch):
+    """Three models, 100 prompts of four answers, whose scores share half of their variance within a
     prompt. Of 300 tables without a difference at most 6 % say anything (Holm promises 5 %); with
-    every answer of the last model .35 sd better, its verdict against the base is found in 80 %."""
+    every answer of the last model .7 better, where a prompt's mean differs by sd 1.58 between
+    models, 80 % find it against the base, and at most 6 % tell the two others apart."""
 
     def quick(
         values, *_, seed, statistic=None, **more
@@ -327,14 +326,12 @@ def test_verdicts_under_the_null_and_with_a_planted_difference(
         return None if statistic else bootstrap_ci(values, seed=seed, draws=200)
 
     monkeypatch.setattr(evaluate, "bootstrap_ci", quick)
-    rng, said, wrong = np.random.default_rng(0), 0, 0
+    rng, wrong, found = np.random.default_rng(0), 0, 0
     for _ in range(300):
         shifts = {"base": 0.0, "a": 0.0, "b": effect}
         models = {name: planted(rng, 100, shift) for name, shift in shifts.items()}
-        table = evaluate.comparisons(models, "gold", 0)
-        verdicts = {(row["a"], row["b"]): row["verdict"] for row in table}
-        said += any(word != "inconclusive" for word in verdicts.values())
-        wrong += verdicts["a", "base"] != "inconclusive"
-        if effect:
-            said += (verdicts["b", "base"] == "better") - 1
-    assert at_least <= said / 300 <= at_most and wrong / 300 <= 0.06
+        said = {(r["a"], r["b"]): r["verdict"] for r in evaluate.comparisons(models, "gold", 0)}
+        equal = [("a", "base")] if effect else said
+        wrong += any(said[pair] != "inconclusive" for pair in equal)
+        found += said["b", "base"] == "better"
+    assert wrong / 300 <= 0.06 and (not effect or found / 300 >= 0.8)
