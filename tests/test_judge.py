@@ -920,10 +920,10 @@ def test_the_command_from_the_shell(command, capsys):
 
 
 def test_audit_by_hand(command, capsys):
-    """The judge says yes to c1 and no to c2. People: c1 yes, yes, yes, no; c2 no, yes, no, no. Of
-    8: agree on 3 + 3 = 6; said yes 4, people yes 4, so p_e = .5, κ = (.75 − .5)/.5 = .5; false
-    credit 1/4, false refusal 1/4."""
-    people = [("yes", "no"), ("yes", True), ("met", 0), ("no", False)]
+    """The judge says yes to c1 and no to c2. People: c1 yes, yes, no, no; c2 no, yes, no, no. Of 8:
+    agree on 2 + 3 = 5; said yes 4, people yes 3, so p_e = .5, κ = (.625 − .5)/.5 = .25; false
+    credit 2 of people's 5 no, false refusal 1 of their 3 yes."""
+    people = [("met", "no"), ("yes", True), ("no", 0), ("no", False)]
     rows = []
     for i, rates in enumerate(people):
         row = {"prompt": f"r{i}?", "rubrics": ["c1", "c2"], "response": f"A{i}"}
@@ -933,7 +933,7 @@ def test_audit_by_hand(command, capsys):
         assert command("audit", server) == 0 and len(server.requests) == 4
     found = [line.split() for line in capsys.readouterr().out.splitlines()]
     table = {cells[0]: [*cells[1:3], *cells[-4:]] for cells in found if cells}
-    assert table["judge"] == ["8", "0.75", "0.50", "1/4", "1/4", "0"]
+    assert table["judge"] == ["8", "0.62", "0.25", "2/5", "1/3", "0"]
     assert rows_of("human")[0] == {"1": True, "2": False}
 
 
