@@ -649,5 +649,8 @@ def test_reward_command(world, tmp_path, capsys):
     right = np.mean([row["scores"][0] > row["scores"][1] for row in rows])
     assert report["accuracy"]["value"] == pytest.approx(right, abs=1e-6)
     assert report["counts"] == {"rows": 27, "equal": 1, "ties": 1} and len(rows) == 25
+    pair = (rows[0][key] for key in ("prompt", "chosen", "rejected"))
+    _, *answers = common.encode_pair(common.load_tokenizer(world["rm"]), *pair)
+    assert rows[0]["tokens"] == [*map(len, answers)]
     printed = capsys.readouterr().out
     assert "the rule “the longer answer wins”" in printed and f"{100 * right:.1f} %" in printed

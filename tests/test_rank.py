@@ -43,6 +43,7 @@ PEOPLE = [
     {"id": "c", "profile": "x", "role": "chef", "note": ["u", 1]},
     {"id": "d", "profile": "xxxxxxxx", "role": "chef", "note": "n4"},
     {"id": 0, "profile": "zz", "role": "baker", "note": "n5"},
+    {"id": "e", "profile": "z", "role": "baker", "note": "n6"},
 ]
 
 
@@ -54,10 +55,10 @@ def test_ranks_ties_and_percentiles_by_hand(monkeypatch, tmp_path):
     rows = rank(monkeypatch, tmp_path / "out", path)
     assert list(rows[0]) == [*evaluate.RANKED, "profile", "role", "note"]
     assert [(r["id"], r["rank"], float(r["percentile"])) for r in rows] == [
-        ("0", "1", 50), ("d", "1", 87.5), ("a", "2", 50), ("b", "2", 50), ("c", "4", 12.5)
+        ("0", "1", 75), ("e", "2", 25), ("d", "1", 87.5), ("a", "2", 50), ("b", "2", 50), ("c", "4", 12.5)
     ]  # fmt: skip
-    assert [r["note"] for r in rows] == ["n5", "n4", "", "n1", '["u", 1]']
-    assert (rows[1]["score"], rows[1]["truncated"]) == ("8.0", "False")
+    assert [r["note"] for r in rows] == ["n5", "n6", "n4", "", "n1", '["u", 1]']
+    assert (rows[2]["score"], rows[2]["truncated"]) == ("8.0", "False")
 
 
 @pytest.fixture(scope="module")
