@@ -114,7 +114,8 @@ def _rows(path, shown, check, numbered):
                     raise ValueError(f"expected a JSON object, found {type(row).__name__}")
                 if check:
                     check(row)
-            except ValueError as error:  # UnicodeDecodeError is one as well
+            # UnicodeDecodeError is a ValueError; a RecursionError comes of a row nested too deeply
+            except (ValueError, RecursionError) as error:
                 raise UserError(f"{shown}:{line_number}: {error}") from None
             yield (line_number, row) if numbered else row
 

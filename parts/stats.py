@@ -3,7 +3,7 @@
 Shares       wilson, newcombe_interval (difference), katz_interval (ratio),
              two_proportion_z, fisher_exact, sign_test, needed_n
 Means        bootstrap_ci, t_test (paired or clustered), welch
-Many tests   holm (family-wise error), benjamini_hochberg (false discovery rate)
+Many tests   holm (family-wise error)
 Order        standings
 Agreement    cohen_kappa, krippendorff_alpha
 Convention   rows that share a prompt, an item or a person are one cluster, and clusters are what
@@ -261,19 +261,6 @@ def holm(p_values):
     for i, j in enumerate(sorted(range(m), key=lambda j: p_values[j])):
         highest = max(highest, min(1.0, (m - i) * p_values[j]))
         adjusted[j] = highest
-    return adjusted
-
-
-def benjamini_hochberg(p_values):
-    """Adjusted p for m tests: the i-th smallest times m / i, never falling (false discovery rate).
-
-    >>> benjamini_hochberg([0.01, 0.04, 0.03, 0.005])
-    [0.02, 0.04, 0.04, 0.02]
-    """
-    m, lowest, adjusted = len(p_values), 1.0, [0.0] * len(p_values)
-    for i, j in reversed(list(enumerate(sorted(range(m), key=lambda j: p_values[j]), 1))):
-        lowest = min(lowest, p_values[j] * m / i)
-        adjusted[j] = lowest
     return adjusted
 
 

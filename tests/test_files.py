@@ -75,6 +75,9 @@ def test_what_is_not_taken_for_another_format(tmp_path):
         path.write_text(torn)
         with pytest.raises(UserError, match=r"pairs.jsonl:1: not valid JSON"):
             list(files.read_jsonl(path))
+    path.write_text('{"prompt": ' + "[" * 100_000)  # no traceback
+    with pytest.raises(UserError, match=r"pairs.jsonl:1: "):
+        list(files.read_jsonl(path))
     (tmp_path / "book.jsonl").write_bytes(b"PK\x03\x04" + bytes(40))
     with pytest.raises(UserError, match="Excel workbook; .* save it as 'CSV UTF-8' first"):
         files.read_jsonl(tmp_path / "book.jsonl")
