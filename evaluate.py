@@ -1102,18 +1102,19 @@ def answer_section(report):
     by, setup, cells = report["scorers"][0], report["setup"], []
     equal = report["equal_kl"] or {"sqrt_kl": 0, "table": ()}
     there = {row["model"]: row[by] for row in equal["table"]}
-    for row in report["models"]:
-        numbers = [show(row[scorer]) for scorer in report["scorers"]] + [show(row["kl"], 2)]
-        numbers += [show(row["length"], 0), show(there.get(row["name"]))]
-        cells.append([row["name"], *numbers])
-    caption = f"{setup['n_prompts']} prompts, {setup['samples']} answers to each; 95 % intervals; "
-    caption += f"equal KL: √KL {equal['sqrt_kl']:.2f}"
-    columns = ["model", *report["scorers"], "KL, nats per answer", "tokens", f"{by} at equal KL"]
-    tables = pages.table(columns, cells, caption), pairs_table(report, by), cost_table(report)
-    wins = {}
+    wins, found = {}, {}
     for row in report["comparisons"]:
         if row["scorer"] == by:
             wins[f"{row['a']} against {row['b']}"] = row["win_rate"]
+            found.setdefault(row["a"], row["verdict"])  # the first is against the baseline
+    for row in report["models"]:
+        numbers = [show(row[scorer]) for scorer in report["scorers"]] + [show(row["kl"], 2)]
+        cells.append([row["name"], *numbers, show(there.get(row["name"]))])
+        cells[-1].append(found.get(row["name"], "the baseline"))
+    caption = f"{setup['n_prompts']} prompts, {setup['samples']} answers to each; 95 % intervals; "
+    caption += f"equal KL: √KL {equal['sqrt_kl']:.2f}"
+    columns = ["model", *report["scorers"], "KL, nats per answer", f"{by} at equal KL", "verdict"]
+    tables = pages.table(columns, cells, caption), pairs_table(report, by), cost_table(report)
     charts = rates("Win rates", wins, f"comparisons won by {by}, ties ½")[1], kl_plot(report, by)
     texts = [*report["answer"], *report["notes"]]
     return pages.section("Which model is better?", texts, None, charts, "answer", tables=tables)

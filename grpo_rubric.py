@@ -472,7 +472,7 @@ def dry_run(args):
     if "rubric" in args.reward:
         calls += judges.rubric_calls(rows, texts).values()
     for row in rows[::size] if "ruler" in args.reward else []:
-        group = judges.talks((row, text) for text in texts[:size])
+        group = [judges.talk(row.prompt, text) for text in texts[:size]]
         calls += judges.ruler_calls(group, passes=args.judge_passes)[1]
     held = val if args.val_metric == "rubric" else []
     evaluations = 1 + (steps // args.eval_every if args.eval_every else 1)

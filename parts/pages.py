@@ -248,12 +248,12 @@ def interval_plot(title, rows, zero=None, zone=(), x="", digits=3, percent=False
 
 
 def print_report(title, sections, file=None):
-    """Print the answer sections as plain text: title, sentences, aligned tables.
+    """Print the answer sections as plain text: title, sentences, aligned tables, the first one last.
 
     At most LINES lines: sentences give way to the tables, and a last line counts what is left out.
     """
     answers = [part for part in sections if part["level"] == "answer"]
-    tables = [sum(map(text_table, part["tables"]), []) for part in answers]
+    tables = [sum(map(text_table, reversed(part["tables"])), []) for part in answers]
     room = LINES - 2 - 2 * len(answers) - sum(map(len, tables))
     lines, left_out = [title], 0
     for part, rows in zip(answers, tables, strict=True):

@@ -253,9 +253,13 @@ def shard(model):
     for block in max(lists, key=lambda blocks: sum(p.numel() for p in blocks.parameters())):
         fsdp.fully_shard(block, mesh=mesh, mp_policy=policy)
     fsdp.fully_shard(model, mesh=mesh)
-    for module in _shards(model):
+    root, *blocks = shards = _shards(model)
+    for module, before in zip(shards, [blocks[-1], root, *blocks]):
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)  # gloo has no scaled sum
+        # by default FSDP gathers what last ran in this process, which may be the end of a rollout
+        # that another rank had no rows of: then each rank waits for the other
+        module.set_modules_to_backward_prefetch([before])
     model.run_as_forward = lambda function, *args, **kwargs: function(model, *args, **kwargs)
     fsdp.register_fsdp_forward_method(model, "run_as_forward")
     # FSDP takes the first module that runs for the root, and a rollout would begin with a block

@@ -284,7 +284,7 @@ def said(line, rows, part):
         assert row[-1].startswith(wanted) and f"{a} wins {row[1]} of" in line
         return ["verdict"]
     if match := re.match("At equal KL from Base, (.+) has the highest gold.", line):
-        at = {key: float(row[-1]) for key, row in rows.items() if re.fullmatch(r"-?[\d.]+", str(row[-1])) and len(row) == 6}  # fmt: skip
+        at = {key: float(row[-2]) for key, row in rows.items() if re.fullmatch(r"-?[\d.]+", str(row[-2])) and len(row) == 6}  # fmt: skip
         assert at[match[1]] == max(at.values())
         return ["equal KL"]
     if match := re.match(r"(.+) is over-optimised from step (\d+) on", line):
