@@ -248,7 +248,7 @@ def interval_plot(title, rows, zero=None, zone=(), x="", digits=3, percent=False
 
 
 def print_report(title, sections, file=None):
-    """Print the answer sections as plain text: title, sentences, aligned tables, the first one last.
+    """Print the answer sections as text: title, sentences, aligned tables, the first one last.
 
     At most LINES lines: sentences give way to the tables, and a last line counts what is left out.
     """

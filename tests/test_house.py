@@ -56,17 +56,17 @@ ARROWS = {  # who may import whom, downwards only: stages, parts/runs.py, common
     "fairness": {"common", "parts.pages", "parts.reports", "parts.runs", *LOWER, *CHECKS},
 }
 BUDGETS = {  # code tokens at most, of each file that has its second edition
-    "common.py": 7225,  # planned 7200
+    "common.py": 7100,  # planned 7200
     "sft.py": 2600,
     "annotate.py": 4995,  # planned 5000
-    "reward_train.py": 2910,  # planned 2600: counterfactual copies are a quarter of it
+    "reward_train.py": 2800,  # planned 2600: counterfactual copies are a quarter of it
     "grpo_rubric.py": 6600,  # as planned: with five losses and five scales
     "dpo.py": 3200,  # as planned; its sample answers and their scores are in parts/runs.py
-    "watch.py": 3860,  # planned 3800: with --html, the page that people ask of every RL toolkit
+    "watch.py": 3825,  # planned 3800: with --html, the page that people ask of every RL toolkit
     "ppo.py": 4600,  # planned 4800
     "grpo_agent.py": 5920,  # planned 6000
-    "evaluate.py": 13_960,  # planned 11 000
-    "judge.py": 7915,  # planned 7200; with `audit`, `ruler` on a file, and what a run will cost
+    "evaluate.py": 11_030,  # planned 11 000
+    "judge.py": 7750,  # planned 7200; with `audit`, `ruler` on a file, and what a run will cost
     "checks/instructions.py": 2330,  # together planned 4200
     "checks/answers.py": 950,
     "checks/risky.py": 740,
@@ -74,25 +74,25 @@ BUDGETS = {  # code tokens at most, of each file that has its second edition
     "envs/twenty48.py": 930,
     "parts/votes.py": 1880,  # not planned: items and log of votes, for annotate.py and evaluate.py
     "parts/rows.py": 280,  # not planned: left common.py, so that what trains nothing does without torch
-    "fairness.py": 17845,  # planned 11500
-    "parts/files.py": 1495,  # planned 900; names the format of a file that is not JSONL, and the closest flag
-    "parts/runs.py": 5425,  # planned 4500: with sample answers, the preflight's lines and the token strip
-    "parts/rollouts.py": 1654,  # not planned: tensors, models, log rows, preflight, alarms and best weights of ppo and grpo_*
+    "fairness.py": 13_390,  # planned 11500
+    "parts/files.py": 1415,  # planned 900; names the format of a file that is not JSONL, and the closest flag
+    "parts/runs.py": 4680,  # planned 4500: with sample answers, the preflight's lines and the token strip
+    "parts/rollouts.py": 1655,  # not planned: tensors, models, log rows, preflight, alarms and best weights of ppo and grpo_*
     "parts/shared_prompt.py": 705,  # planned 700
-    "parts/lora.py": 1055,  # planned 950
-    "parts/parallel.py": 1800,
-    "parts/stats.py": 2700,  # with the two coefficients of agreement
+    "parts/lora.py": 975,  # planned 950
+    "parts/parallel.py": 1755,
+    "parts/stats.py": 2560,  # with the two coefficients of agreement
     "parts/reports.py": 1125,  # not planned: default paths, folders and tables of evaluate and fairness
-    "parts/pages.py": 2110,  # planned 2400
+    "parts/pages.py": 2085,  # planned 2400
     "parts/viewer.py": 1330,  # not planned (900): reads three layouts of answers, so that the page of any run can be read
 }
 BUDGETS |= {  # the sum of a folder's files
-    "data": 21_200,  # planned 20 000: what makes the bytes of the base's corpus cannot change
-    "bench": 9000,  # planned 8000
+    "data": 20_000,  # planned 20 000: what makes the bytes of the base's corpus cannot change
+    "bench": 8480,  # planned 8000
     "docs": 2250,
     "reports": 3400,
     "notebooks": 950,
-    "tests": 165_000,  # planned 130 000; to be lowered as tests merge
+    "tests": 158_400,  # planned 130 000; to be lowered as tests merge
 }
 RUNTIME = {"torch", "transformers", "tokenizers", "safetensors", "flask", "numpy", "tqdm"}
 RUNTIME |= {"requests", "wandb"}  # wandb only where it is asked for, inside a function
@@ -276,15 +276,14 @@ def test_every_python_file_has_a_budget():
 
 
 def test_what_a_learner_reads_in_an_evening():
-    """common.py and sft.py together, and dpo.py with all that it stands on (planned 20 000: `Run`
-    also ends a run early and trains several modules, which spares each RL trainer a loop of its
-    own)."""
+    """common.py and sft.py together, and dpo.py with all that it stands on (planned 20 000: the
+    rest names a file that is CSV, UTF-16 or a workbook)."""
     # of parts/stats.py the trainers call `mean` alone, of 26 tokens
     parts = ("files", "rows", "runs", "shared_prompt", "lora", "parallel")
     names = ["common.py", "sft.py", "dpo.py", *(f"parts/{part}.py" for part in parts)]
     weight = {name: code_tokens((REPO / name).read_text(encoding="utf-8")) for name in names}
     assert weight["common.py"] + weight["sft.py"] < 10_000
-    assert sum(weight.values()) - weight["sft.py"] < 21_150
+    assert sum(weight.values()) - weight["sft.py"] < 20_090
 
 
 @pytest.mark.parametrize("name", names(FILES))
