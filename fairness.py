@@ -1356,7 +1356,9 @@ def summary(tables):
         elif said:
             what = said.pop() if len(said) == 1 else "no difference shown, not all settled"
             others.setdefault(what, []).append(title)
-    return out + [f"{what.capitalize()}: {'; '.join(titles)}." for what, titles in others.items()]
+    for what, titles in others.items():
+        out.append(f"{what[0].upper()}{what[1:]}: {'; '.join(titles)}.")
+    return out
 
 
 def light(row, key):

@@ -44,11 +44,7 @@ def pages(folder):
 
     title, sections = evaluate.PAGES["compare"]
     write_page(folder / "report.html", title, sections(read("compare")))
-    report = read("fairness")
-    if report["schema"] != fairness.SCHEMA:  # of an earlier edition, until `make report` is run
-        gone = ("preferences", "decisions", "ll144", "changes")
-        report = {key: value for key, value in report.items() if key not in gone}
-    sections = fairness.sections(report)
+    sections = fairness.sections(read("fairness"))
     write_page(folder / "fairness.html", fairness.TITLE, sections, lead=fairness.NOTICE)
     # the heading that stands at the top of the picture
     return {
