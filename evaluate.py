@@ -1109,8 +1109,8 @@ def answer_section(report):
             found.setdefault(row["a"], row["verdict"])  # the first is against the baseline
     for row in report["models"]:
         numbers = [show(row[scorer]) for scorer in report["scorers"]] + [show(row["kl"], 2)]
-        cells.append([row["name"], *numbers, show(there.get(row["name"]))])
-        cells[-1].append(found.get(row["name"], "the baseline"))
+        numbers += [show(there.get(row["name"])), found.get(row["name"], "the baseline")]
+        cells.append([row["name"], *numbers])
     caption = f"{setup['n_prompts']} prompts, {setup['samples']} answers to each; 95 % intervals; "
     caption += f"equal KL: √KL {equal['sqrt_kl']:.2f}"
     columns = ["model", *report["scorers"], "KL, nats per answer", f"{by} at equal KL", "verdict"]

@@ -52,6 +52,7 @@ from parts import files, pages, stats
 from parts.files import UserError
 from parts.pages import number as show
 from parts.reports import (
+    MODELS,
     Default,
     check_out,
     hashes,
@@ -74,7 +75,6 @@ REFERENCE = {"sex": "Male", "race_ethnicity": "White"}  # declared before lookin
 CROSSED = "sex × race_ethnicity"
 
 BASE = "data/tiny-base"
-MODELS = {"tiny-base": "Base", "reward": "reward model", "dpo": "DPO", "ppo": "PPO", "grpo": "GRPO"}
 VOTES = [Default("data/prefs.jsonl"), Default("data/rank_train.jsonl")]
 TWINS, SLOT_TWINS = Default("data/twins.jsonl"), Default("data/twins_slots.jsonl")
 PROMPTS = Default("data/prompts.jsonl")  # interviews, for risky questions

@@ -54,11 +54,12 @@ def load_models(args, run):
     policy with its adapter off, without --beta None; with --teacher it is the teacher."""
     tokenizer = common.load_tokenizer(args.model)
     policy = common.load_policy(args.model, run.dtype, run.device, lora_rank=args.lora_rank)
-    start, reference = getattr(args, "teacher", None) or args.model, policy if args.beta else None
-    if args.beta and (start != args.model or not args.lora_rank):
-        reference = common.load_policy(start, run.dtype, run.device, False, flag="--teacher")
-        if common.load_tokenizer(start).get_vocab() != tokenizer.get_vocab():
-            raise UserError(f"--teacher {start}: its tokens are not those of --model {args.model}")
+    teacher, reference = getattr(args, "teacher", None), policy if args.beta else None
+    if args.beta and (teacher or not args.lora_rank):
+        frozen = teacher or args.model
+        reference = common.load_policy(frozen, run.dtype, run.device, False, flag="--teacher")
+    if teacher and common.load_tokenizer(teacher).get_vocab() != tokenizer.get_vocab():
+        raise UserError(f"--teacher {teacher}: its tokens are not those of --model {args.model}")
     return policy, reference, tokenizer
 
 
