@@ -46,6 +46,7 @@ import numpy as np
 from checks.risky import asked_sentences, is_open, number_of_requests
 from parts import files, pages
 from parts.files import Parser, UserError
+from parts.pages import ends
 from parts.pages import number as show
 from parts.reports import (
     Default,
@@ -881,10 +882,11 @@ def efficiency(curves):
     return {"goal": GOAL * best, "table": table} if best > 0 else None
 
 
+SCORES = {"gold": "recruiter's score", "proxy": "reward model's score"}
 WORDS = {  # a verdict about a and b
-    "better": "{} beats {}",
-    "worse": "{} loses to {}",
-    "inconclusive": "Between {} and {} no difference was found",
+    "better": "{0} beats {1}: {0} wins",
+    "worse": "{1} beats {0}: {0} wins only",
+    "inconclusive": "Between {0} and {1} no difference was found: {0} wins",
 }
 
 
@@ -896,20 +898,25 @@ def in_words(report):
     for row in report["comparisons"]:
         a, b, rate = row["a"], row["b"], row["win_rate"]
         if row["scorer"] == by and (b == base or "best of" not in a) and rate["value"] is not None:
-            said = WORDS[row["verdict"]].format(a, b)
-            answer.append(f"{said}: {a} wins {show(rate, 1, True)} of the comparisons by {by}.")
+            said = f"{WORDS[row['verdict']].format(a, b)} {show(rate, 1, True)}"
+            answer.append(f"{said} of the comparisons by the {SCORES[by]}.")
     if equal := report["equal_kl"]:
-        best = equal["table"][0]["model"]
-        answer.append(f"At equal KL from {base}, {best} has the highest {by}.")
+        found = ", ".join(f"{row['model']} {show(row[by])}" for row in equal["table"])
+        answer.append(
+            f"At the same distance from {base} (√KL {equal['sqrt_kl']:.2f}) the {SCORES[by]} is: "
+            f"{found}."
+        )
     for run in report["frontier"]:
         if mark := run["overoptimised"]:
-            line = f"{run['model']} is over-optimised from step {mark['step']} on"
-            answer.append(f"{line}: gold falls while the training score still rises.")
+            answer.append(
+                f"{run['model']} is over-optimised from step {mark['step']} on: the "
+                f"{SCORES['gold']} falls while the training score rises."
+            )
     if by == "proxy":
         notes.append("No gold score: the reward model decides, and training may have used it.")
     for row in report["models"]:
         if unscored := row["length"]["n"] - row[by]["n"]:
-            notes.append(f"{row['name']}: {unscored} answers could not be scored by {by}.")
+            notes.append(f"{row['name']}: {unscored} answers have no {SCORES[by]}.")
     return answer, notes
 
 
@@ -1070,11 +1077,6 @@ def human_report(votes, items, seed):
 # ---- 9. save ----
 
 
-def ends(record):
-    """(value, low, high) of a `number`, as plots take it."""
-    return record["value"], record.get("low"), record.get("high")
-
-
 def rates(title, records, axis):
     """(table, chart) of shares with their intervals; ½ is no difference."""
     cells = [[key, show(part, 1, True), part["n"]] for key, part in records.items()]
@@ -1111,11 +1113,18 @@ def answer_section(report):
         numbers = [show(row[scorer]) for scorer in report["scorers"]] + [show(row["kl"], 2)]
         numbers += [show(there.get(row["name"])), found.get(row["name"], "the baseline")]
         cells.append([row["name"], *numbers])
-    caption = f"{setup['n_prompts']} prompts, {setup['samples']} answers to each; 95 % intervals; "
-    caption += f"equal KL: √KL {equal['sqrt_kl']:.2f}"
-    columns = ["model", *report["scorers"], "KL, nats per answer", f"{by} at equal KL", "verdict"]
+    caption = (
+        f"{setup['n_prompts']} prompts of {setup['prompts']}, {setup['samples']} answers to each; "
+        f"95 % intervals; recruiter's score: {setup['gold']}, unseen in training; reward model: "
+        f"{setup['reward_model']}; equal KL: √KL {equal['sqrt_kl']:.2f}"
+    )
+    scores = [SCORES[scorer] for scorer in report["scorers"]]
+    columns = ["model", *scores, "KL, nats per answer", f"{scores[0]} at equal KL", "verdict"]
     tables = pages.table(columns, cells, caption), pairs_table(report, by), cost_table(report)
-    charts = rates("Win rates", wins, f"comparisons won by {by}, ties ½")[1], kl_plot(report, by)
+    charts = (
+        rates("Win rates", wins, f"comparisons won by {scores[0]}, ties ½")[1],
+        kl_plot(report, by),
+    )
     texts = [*report["answer"], *report["notes"]]
     return pages.section("Which model is better?", texts, None, charts, "answer", tables=tables)
 
@@ -1130,7 +1139,7 @@ def pairs_table(report, scorer):
         rates = [show(r[key], 1, True) for key in ("win_rate", "length_controlled")]
         cells.append([f"{r['a']} against {r['b']}", *rates, show(r["p_holm"], 4), word])
     header = ["pair", "wins", "wins at equal length", "p (Holm)", "verdict"]
-    return pages.table(header, cells, f"By {scorer}")
+    return pages.table(header, cells, f"By the {SCORES[scorer]}")
 
 
 def kl_plot(report, scorer):
@@ -1145,14 +1154,14 @@ def kl_plot(report, scorer):
         series[row["name"]] = curve_of([row], scorer)
     if best:  # of N and of fewer
         series[report["models"][-1]["name"]] = curve_of(best, scorer)
-    axes = "√KL, nats per answer", scorer
-    return pages.line_plot(f"{scorer.capitalize()} against KL", series, *axes, x_range=(0,))
+    title = f"The {SCORES[scorer]} against KL"
+    return pages.line_plot(title, series, "√KL, nats per answer", SCORES[scorer], x_range=(0,))
 
 
 def proxy_section(report):
     texts = [
         "During training: on validation prompts; in the end: on the test prompts. Best of n: the "
-        "answer of the baseline with the highest proxy, at its bound log n − (n−1)/n.",
+        "answer of the baseline that the reward model likes best, at its bound log n − (n−1)/n.",
         "Scores at equal √KL: linear between evaluations, or from the baseline to the end, as a "
         "gain over the start of the same curve.",
         f"Costs: {'; '.join(COSTS.values())}.",
@@ -1166,12 +1175,12 @@ def cost_table(report):
     """What each run spent, in all and until its gold was near the best."""
     part = report["efficiency"] or {"table": ()}
     rows = [(f"{row['name']}, in all", row) for row in report["runs"]]
-    rows += [(f"{row['name']}, to gold {part['goal']:.3f}", row) for row in part["table"]]
+    rows += [(f"{row['name']}, to a score of {part['goal']:.3f}", row) for row in part["table"]]
     for run in report["frontier"]:
         if mark := run["overoptimised"]:
             rows.append((f"{run['model']}, until over-optimised, step {mark['step']}", mark))
     cells = [[label, *(show(row[cost], 0) for cost in COSTS)] for label, row in rows]
-    caption = f"Spent in all, and to reach {100 * GOAL:.0f} % of the best gold of any evaluation"
+    caption = f"Spent in all, and to {100 * GOAL:.0f} % of the best {SCORES['gold']} in training"
     return pages.table(["run", *COSTS], cells, caption) if cells else None
 
 
@@ -1276,9 +1285,8 @@ def human_sections(report):
     """The report of people's votes, for the terminal and the page."""
     a, b, row = report["a"], report["b"], report["comparison"]
     rate, needed = row["win_rate"], row["needed_n"]
-    words = {"better": f"People prefer {a} to {b}", "worse": f"People prefer {b} to {a}"}
-    text = words.get(row["verdict"], WORDS["inconclusive"].format(a, b))
-    texts = [f"{text}: {a} wins {show(rate, 1, True)} of the items."]
+    text = WORDS[row["verdict"]].format(a, b)
+    texts = [f"{text} {show(rate, 1, True)} of the items that people compared."]
     if row["verdict"] == "inconclusive" and needed:
         texts.append(f"To find a true rate of this size takes {needed:,} items.")
     records = {f"items that {a} wins, ties ½": rate}

@@ -71,6 +71,11 @@ def number(value, digits=3, percent=False, interval=True):
     return f"{shown} [{text(record['low'])}, {text(record['high'])}]"
 
 
+def ends(record):
+    """(value, low, high) of a `number`, as plots take it."""
+    return record["value"], record.get("low"), record.get("high")
+
+
 # ---- the parts of a report ----
 
 

@@ -98,10 +98,10 @@ def test_both_bad_and_ties_are_halves_and_a_skip_is_nothing():
 
 
 @pytest.mark.parametrize("wins, losses, there, missing", [
-    (60, 40, ("Between DPO and Base no difference was found", "60.0 %", "takes 194 items"), "prefer"),
+    (60, 40, ("Between DPO and Base no difference was found", "60.0 %", "takes 194 items"), "beats"),
     (30, 30, ("no difference was found: DPO wins 50.0 %",), "takes"),
-    (20, 0, ("People prefer DPO to Base: DPO wins 100.0 %",), "takes"),
-    (0, 20, ("People prefer Base to DPO: DPO wins 0.0 % [0.0, 16.1]",), "Base wins"),
+    (20, 0, ("DPO beats Base: DPO wins 100.0 %",), "takes"),
+    (0, 20, ("Base beats DPO: DPO wins only 0.0 % [0.0, 16.1]",), "Base wins"),
 ])  # fmt: skip
 def test_first_sentences(wins, losses, there, missing):
     """The verdict, and how many items would show this rate."""

@@ -204,7 +204,11 @@ def compared(seed=0, effect=0.0, clusters=True, prompts=60, turn=None):
     report["runs"] = [{"name": "runs/dpo", "reward_model": None} | points[-1]]
     report["efficiency"] = efficiency(report["frontier"])
     report["equal_kl"] = equal_kl(report, "gold")
-    report |= {"tasks": [], "samples": [], "setup": dict.fromkeys(("gold", "reward_model"), "x")}
+    report |= {
+        "tasks": [],
+        "samples": [],
+        "setup": dict.fromkeys(("gold", "reward_model", "prompts"), "x"),
+    }
     report["setup"] |= {"temperature": 1.0, "n_prompts": prompts, "samples": 4, "sha256": {}}
     report["setup"]["run"] = "python evaluate.py"
     report["answer"], report["notes"] = evaluate.in_words(report)
@@ -274,18 +278,19 @@ def test_every_sentence_is_in_the_table_below_it(name):
 def said(line, rows, part):
     """What kind of sentence a line is, checked against the rows of the tables."""
     pair = re.match(
-        r"(?:(.+) (beats|loses to) (.+?)|Between (.+) and (.+) no difference .+?): ", line
+        r"(?:(.+) beats (.+?)|Between (.+) and (.+) no difference .+?): (.+) wins (?:only )?", line
     )
-    if " of the comparisons by gold." in line:
-        a, word, b, *others = pair.groups()
-        a, b = (a, b) if word else others
+    if pair and " of the comparisons by the recruiter's score." in line:
+        winner, loser, *equal, a = pair.groups()
+        b = next(name for name in (winner, loser, *equal) if name not in (a, None))
         row = rows[f"{a} against {b}"]
-        wanted = {"beats": "better", "loses to": "worse", None: "inconclusive"}[word]
-        assert row[-1].startswith(wanted) and f"{a} wins {row[1]} of" in line
+        wanted = "inconclusive" if not winner else "better" if a == winner else "worse"
+        assert row[-1].startswith(wanted) and line[pair.end() :].startswith(f"{row[1]} of")
         return ["verdict"]
-    if match := re.match("At equal KL from Base, (.+) has the highest gold.", line):
-        at = {key: float(row[-2]) for key, row in rows.items() if re.fullmatch(r"-?[\d.]+", str(row[-2])) and len(row) == 6}  # fmt: skip
-        assert at[match[1]] == max(at.values())
+    if match := re.match(r"At the same distance from Base .+ score is: (.+)\.", line):
+        at = dict(part.rsplit(" ", 1) for part in match[1].split(", "))
+        assert at == {key: row[-2] for key, row in rows.items() if key in at}
+        assert [*map(float, at.values())] == sorted(map(float, at.values()), reverse=True)
         return ["equal KL"]
     if match := re.match(r"(.+) is over-optimised from step (\d+) on", line):
         assert f"{match[1]}, until over-optimised, step {match[2]}" in rows
@@ -297,13 +302,11 @@ def said(line, rows, part):
         word = "is better than" if float(low) > 0 else "is worse than" if float(high) < 0 else None
         assert match[1] == (word or "cannot be told from")
         return ["verdict"]
-    if match := re.search(r": DPO wins (.+) of the items\.", line):
+    if match := re.search(r": DPO wins (?:only )?(.+) of the items that people compared\.", line):
         rate = rows["items that DPO wins, ties ½"][1]
         low, high = re.findall(r"[\d.]+(?=[,\]])", rate)
-        word = (
-            "DPO to Base" if float(low) > 50 else "Base to DPO" if float(high) < 50 else "no diff"
-        )
-        assert match[1] == rate and word in line
+        word = "DPO b" if float(low) > 50 else "Base b" if float(high) < 50 else "Between"
+        assert match[1] == rate and line.startswith(word)
         return ["verdict"]
     known = "One seed: a statement", "To find a true rate of this size takes"
     return [] if line.startswith(known) else ["unread"]
