@@ -118,7 +118,7 @@ def dpo_loss(
         better = torch.stack([chosen_rewards, -rejected_rewards])
         better = better - beta * baseline * better.new_tensor([[1], [-1]])
         losses = torch.where(given, 1 - better.sigmoid(), 0.0).sum(0) / given.sum(0)
-    else:  # its reward is β times the mean log-prob
+    else:  # simpo: its reward is β times the mean log-prob
         losses = -F.logsigmoid(beta * per_token - simpo_gamma)
         chosen_rewards = chosen_rewards / chosen_lengths
         rejected_rewards = rejected_rewards / rejected_lengths
@@ -140,7 +140,7 @@ def parse_args(argv=None):
     add("--eval-pairs", nargs="+", default=[], help="held-out JSONL (default: a share of the prompts)")
     add("--eval-fraction", type=number(at_least=0, below=1), default=0.1, help="share of prompts to hold out (default %(default)s)")
     add("--model", default=common.BASE, help="model folder or hub id (default %(default)s)")
-    add("--loss-type", choices=LOSS_TYPES, default="sigmoid", help="(default %(default)s)")
+    add("--loss-type", choices=LOSS_TYPES, default="sigmoid", help="ipo, sigmoid_norm, simpo: means per token (default %(default)s)")
     add("--beta", type=number(above=0), help="how strongly the reference holds, 0.01 to 0.5 (default 0.1, simpo 2.0)")
     add("--label-smoothing", type=number(at_least=0, below=0.5), default=0.0, help="chance of a wrong label; sigmoid, robust (default 0)")
     add("--simpo-gamma", type=number(at_least=0), default=1.0, help="target margin of simpo, 0.3 to 2 (default %(default)s)")
@@ -173,6 +173,11 @@ def parse_args(argv=None):
 # {"prompt": [{"role": "user", "content": "Assess this candidate. …"}],
 #  "chosen": [{"role": "assistant", …}], "rejected": [{"role": "assistant", …}], "tie": false}
 # kto also reads single answers: {"prompt": …, "completion": …, "label": true}
+#
+# In memory (`common.load_pairs`): pairs.prompts, pairs.chosen, pairs.rejected are rows of token ids,
+# one per pair; pairs.train and pairs.eval are the indices of pairs to learn from and to hold out.
+# A batch of b pairs has 2b rows, all chosen answers first, then all rejected ones in the same
+# order: .view(2, -1) takes them apart again.
 
 
 def check_thumb(row):

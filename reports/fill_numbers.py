@@ -141,14 +141,14 @@ def demo():
 
 
 def frontier():
-    """Who has more utility at the same KL, in a sentence."""
-    said = []
+    """Utility at the same distance from the base: a row per seed, a column per model."""
+    rows = []
     for seed, report in reports("compare"):
         if at := report["equal_kl"]:
-            gold = {MODELS.get(r["model"].rsplit("/", 1)[-1], r["model"]): r["gold"] for r in at["table"]}  # fmt: skip
-            values = ", ".join(f"{name} {value:.3f}" for name, value in gold.items())
-            said.append(f"seed {seed}, √KL {at['sqrt_kl']:.2f}: {values}")
-    return f"Utility at equal KL: {'; '.join(said)}."
+            golds = {r["model"].rsplit("/", 1)[-1]: f"{r['gold']:.3f}" for r in at["table"]}
+            columns = sorted(golds)
+            rows.append([seed, f"{at['sqrt_kl']:.2f}", *map(golds.get, columns)])
+    return table(["seed", "√KL", *(MODELS.get(name, name) for name in columns)], rows)
 
 
 def result():
