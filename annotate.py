@@ -25,8 +25,10 @@ Left out     1. accounts, a database, TLS: put a reverse proxy in front   2. ran
              reader: two people may vote on one item at once, and both votes are kept
 Run          python annotate.py --items data/items.jsonl
              python annotate.py draw --model runs/dpo --model-b runs/ppo --out runs/ab
+             python annotate.py --thumbs --out runs/thumbs
              python annotate.py agreement --out runs/ab      python annotate.py export --out runs/ab
-Writes       annotations.jsonl, items.jsonl, args.json, prefs.jsonl in --out, readable by you alone
+Writes       annotations.jsonl, items.jsonl, args.json and prefs.jsonl (or thumbs.jsonl) in --out,
+             readable by you alone
 Reference    Cohen 1960; Krippendorff 2011, Computing Krippendorff's alpha-reliability; Wilson 1927
 """
 
@@ -47,6 +49,7 @@ from types import SimpleNamespace
 
 from parts import files, pages
 from parts.files import Parser, UserError, number
+from parts.reports import placed
 from parts.votes import (
     NAME,
     agreement,
@@ -67,24 +70,33 @@ SCHEMA = 1  # of annotations.jsonl and prefs.jsonl; rises when a key changes its
 APP = "annotate 2"
 BASE = "data/tiny-base"
 ITEMS = "data/items.jsonl"
-KEPT = "overlap repeat guidelines no_exact_time".split()  # flags that a restart takes over
+KEPT = "overlap repeat guidelines no_exact_time thumbs".split()  # flags that a restart takes over
 REPEAT_AFTER = 10  # other items between the first showing of an item and the second
 DRAW_BATCH = 32  # prompts answered at once
 TEMPLATES = Path(__file__).resolve().parent / "parts/templates"
 REASONS = "accuracy, relevance, tone, invented facts, risky question, fairness concern".split(", ")
-GUIDELINES = """\
-Read the prompt, then both answers to the end. Choose the one you would rather get from a colleague.
-
+RULES = """\
 1. Facts come first. The worst mistake is a skill, a number or an event that is not in the prompt.
 2. Age, family, health, religion and origin must not count. An answer that mentions them loses.
 3. Is the task done? Strengths with evidence, missing must-haves, a recommendation.
-4. Longer is not better. If two answers say the same, choose the shorter one.
-
-Slightly, clearly, much: how sure you are that an experienced colleague would make the same choice.
-Tie: they differ, but you would accept either. Both bad: you would accept neither.
+4. Longer is not better. Of two answers that say the same, the shorter one is better.
+"""
+LAST = """\
 Skip: you know the candidate, or you cannot judge.
 
 Do not put names or contact details in the comment."""
+GUIDELINES = f"""\
+Read the prompt, then both answers to the end. Choose the one you would rather get from a colleague.
+
+{RULES}
+Slightly, clearly, much: how sure you are that an experienced colleague would make the same choice.
+Tie: they differ, but you would accept either. Both bad: you would accept neither.
+{LAST}"""
+THUMBS_GUIDELINES = f"""\
+Read the prompt, then the answer to the end. Good: you would accept it from a colleague as it is.
+
+{RULES}
+{LAST}"""
 
 # ---- 3. the math ----
 
@@ -124,6 +136,19 @@ def plan(annotator, gold):
 def unblind(shown, place):
     """left or right → a or b; a tie, both bad and None stay what they are."""
     return {**shown, "tie": "tie", "both_bad": "both_bad", None: None}[place]
+
+
+def to_thumbs(items, votes):
+    """Rows of thumbs.jsonl, one per vote on an ordinary item: TRL's layout for KTO.
+
+    Only the answer on the left was shown: to choose it is a thumb up, the other one a thumb down.
+    """
+    rows = []
+    for vote in counted(votes):
+        item, shown = items[vote["item_id"]], vote["shown"]["left"]
+        row = {"prompt": plain(item["prompt"]), "completion": plain(item[shown])}
+        rows.append(row | {"label": vote["choice"] == shown})
+    return rows
 
 
 def plain(value):
@@ -185,6 +210,7 @@ def parse_args(argv=None):
     example = "example: python annotate.py"
     epilog = f"{example} --items {ITEMS} --out runs/annotate"
     parser = Parser(prog="annotate.py", description=__doc__.splitlines()[0], epilog=epilog)
+    parser.set_defaults(thumbs=False)  # what a session has shown stands in its args.json
     commands = parser.add_subparsers(dest="command", metavar="command", required=True)
     parsers = {}
     for name, (run, flags) in COMMANDS.items():
@@ -201,6 +227,7 @@ def parse_args(argv=None):
     add("--items", help=f"JSONL of id, prompt, a, b, optional task, a_model, b_model, gold (default: items.jsonl in --out, else {ITEMS})")
     add("--overlap", type=number(int, at_least=0), default=1, help="votes per item, 1 to 5; 0: everyone sees every item (default 1)")
     add("--repeat", type=number(at_least=0, below=0.5), default=0.05, help="share of items shown twice, 0 to 0.2 (default 0.05)")
+    add("--thumbs", action="store_true", help="show one answer of each item, good or bad: thumbs.jsonl for dpo.py --loss-type kto")
     add("--guidelines", help="text file shown before and during the session (default: a text for the bundled tasks)")
     add("--no-exact-time", action="store_true", help="store only the day of a vote, and no durations")
     add("--host", default="127.0.0.1", help="address to listen on; other machines need the printed link (default %(default)s)")
@@ -226,10 +253,10 @@ def parse_args(argv=None):
     # fmt: on
     args = parser.parse_args(argv)
     record = Path(args.out) / "args.json"
-    if args.command == "serve" and record.is_file():  # a session goes on with its own settings
+    if args.command != "draw" and record.is_file():  # a session goes on with its own settings
         try:
-            saved = json.loads(record.read_bytes())["args"]
-            parsers["serve"].set_defaults(**{key: saved[key] for key in KEPT})
+            saved = {"thumbs": False} | json.loads(record.read_bytes())["args"]
+            parsers[args.command].set_defaults(**{key: saved[key] for key in KEPT})
         except (ValueError, KeyError, TypeError):
             why = "holds an args.json of another kind; choose another --out"
             raise UserError(f"--out {args.out}: {why}") from None
@@ -265,7 +292,7 @@ def turns(value):
 def draw(args):
     """write items.jsonl: two answers to each prompt, from one model or from two"""
     import common
-    from parts import parallel, runs
+    from parts import runs
 
     path = Path(args.out) / "items.jsonl"
     if path.exists():
@@ -277,13 +304,11 @@ def draw(args):
         raise UserError(f'--prompts {args.prompts}: no prompt with "split": "{args.split}"')
     rows = runs.some_prompts(rows, args.limit or len(rows))
     prompts, texts, items = [row["prompt"] for row in rows], [], []
-    device = parallel.pick_device(args.device)
-    dtype = parallel.pick_precision(device, "auto")[0]
     for k, flag in enumerate(["--model", "--model-b"]):
         if k == 0 or args.model_b:
             name = args.model_b if k else args.model
             tokenizer = common.load_tokenizer(name, flag)
-            model = common.load_policy(name, dtype, device, trainable=False, flag=flag)
+            model = common.load_policy(name, **placed(args), trainable=False, flag=flag)
         print(f"drawing {len(rows)} answers from {name}", flush=True)
         drawn = common.sample(
             model,
@@ -359,7 +384,8 @@ class Desk:
         if not NAME.fullmatch(name):
             raise ValueError("use 1 to 32 letters, digits, dots, dashes or underscores")
         if name not in self.people:
-            sides = plan(name, self.gold)
+            # of a thumb everyone sees the same answer, so that votes on an item can agree
+            sides = plan("everyone" if self.args.thumbs else name, self.gold)
             self.people[name] = SimpleNamespace(
                 sides=sides, order=list(sides), events=[], standing=[], returned=None
             )
@@ -399,8 +425,9 @@ class Desk:
         return [id for id in left if not wanted or self.gold[id] or self.votes[id] < wanted]
 
     def shown(self, me, item_id, repeat_of):
-        """Which answer is on which side; a repeat swaps them."""
-        left = self.seen[repeat_of]["shown"]["right"] if repeat_of else me.sides[item_id]
+        """Which answer is on which side; a repeat swaps them, as far as both are shown."""
+        again = repeat_of and not self.args.thumbs
+        left = self.seen[repeat_of]["shown"]["right"] if again else me.sides[item_id]
         return {"left": left, "right": other(left)}
 
     def state(self, name):
@@ -420,12 +447,8 @@ class Desk:
             # skips, gold and repeats count too: a counter that stopped would give them away
             "everyone": sum(len(person.standing) for person in self.people.values()),
             # a and b together: the page must not say which of them won
-            "counts": {
-                "decided": kinds["a"] + kinds["b"],
-                "tie": kinds["tie"],
-                "both_bad": kinds["both_bad"],
-                "skip": kinds["skip"],
-            },
+            "decided": kinds["a"] + kinds["b"],
+            "others": {kind: kinds[kind] for kind in ("tie", "both_bad", "skip")},
             "item": None,
         }
         if item_id:
@@ -585,6 +608,7 @@ def make_app(args, items, guidelines=GUIDELINES, hosts=("127.0.0.1:5050",), toke
             guidelines=guidelines,
             sha256=hashlib.sha256(guidelines.encode()).hexdigest(),
             reasons=REASONS,
+            thumbs=args.thumbs,
             token=page_token,
         )
 
@@ -614,7 +638,7 @@ def serve(args):
     """show the pairs in the browser and record the votes (default)"""
     from werkzeug.serving import WSGIRequestHandler, make_server
 
-    out, guidelines = Path(args.out), GUIDELINES
+    out, guidelines = Path(args.out), THUMBS_GUIDELINES if args.thumbs else GUIDELINES
     if args.guidelines:
         try:
             guidelines = Path(args.guidelines).read_text(encoding="utf-8")
@@ -676,15 +700,17 @@ def export(args):
     items = load_items(out / "items.jsonl", "--out")
     events = read_log(out / "annotations.jsonl", items)
     votes = replay(events)
-    usable, path = counted(votes), out / "prefs.jsonl"
+    usable, path, stage = counted(votes), out / "prefs.jsonl", "reward_train.py"
     rows = to_prefs(items, votes, getattr(args, "ties", "keep"))
+    if args.thumbs:
+        rows, path, stage = to_thumbs(items, votes), out / "thumbs.jsonl", "dpo.py --loss-type kto"
     write_private(path, rows)
     choices = Counter(vote["choice"] for vote in usable)
     gold = sum(vote["gold_pass"] is not None for vote in votes)
-    print(f"{path}: {len(rows)} pairs from {len(usable)} votes, ties {choices['tie']}, ", end="")
+    print(f"{path}: {len(rows)} rows from {len(usable)} votes, ties {choices['tie']}, ", end="")
     print(f"both bad {choices['both_bad']}, gold {gold}, repeats {len(votes) - len(usable) - gold}")
     if rows:
-        print(f"next: python reward_train.py --pairs {shlex.quote(str(path))}")
+        print(f"next: python {stage} --pairs {shlex.quote(str(path))}")
 
 
 def report(args):
@@ -693,8 +719,8 @@ def report(args):
     overlap, left = result["overlapping_items"], result["position"]
     print(f"{result['items']} items with votes, {overlap} of them from two annotators or more")
     print("(without gold items and repeats)\n")
-    print(f"left side chosen  {cell(left)}", end="")
-    print("  ← biased: the interval excludes 50 %" if left["biased"] else "")
+    print(f"{'thumbs up       ' if args.thumbs else 'left side chosen'}  {cell(left)}", end="")
+    print("  ← biased: the interval excludes 50 %" if left["biased"] and not args.thumbs else "")
     if overlap:
         print(f"raw agreement     {cell(result['raw'])}")
         print(f"Krippendorff's α  {cell(result['alpha_nominal'])} (a, b, tie), ", end="")

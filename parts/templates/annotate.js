@@ -4,6 +4,8 @@ const $ = (id) => document.getElementById(id);
 const PAUSE = 300;  // ms: the second click of a double click must not vote on the next item
 const LONGEST = 4096;  // bytes of a comment
 const session = newId();
+const thumbs = document.body.dataset.thumbs === "yes";  // one answer at a time, good or bad
+const TITLE = thumbs ? "Judge an answer" : "Compare two answers";
 let state = null, pending = null, sending = false, delay = 1000, timer = 0;
 let name = "", shownAt = 0, active = 0, activeSince = 0;
 
@@ -123,12 +125,12 @@ function begin() {
   trouble("");
   $("name").value = tab("name") || local("name") || "";
   if (tab("name")) enter(tab("name"), true);
-  else view("start", "Compare two answers");
+  else view("start", TITLE);
 }
 
 async function enter(given, sure) {
   const [status, data] = await call("/next", given);
-  if (status !== 200 && $("start").hidden && $("work").hidden) view("start", "Compare two answers");
+  if (status !== 200 && $("start").hidden && $("work").hidden) view("start", TITLE);
   if (status === 400) return trouble("This pseudonym is not accepted: " + data.error + ".");
   if (status === 403) return renew(data.error);
   if (status !== 200) return trouble(data.error, true);
@@ -166,7 +168,7 @@ function show(data, said) {
   state = data;
   trouble("");
   lock(false);
-  const { item, counts } = data;
+  const { item, others } = data;
   $("bar").max = data.all || 1;
   $("bar").value = data.done;
   $("everyone").textContent = name + " · " + data.everyone + (data.everyone === 1 ? " vote" : " votes") + " in total";
@@ -183,9 +185,11 @@ function show(data, said) {
     void document.body.offsetWidth;  // restarts the fade
     document.body.classList.add("fresh");
   } else {
-    const pairs = data.done - counts.skip;
-    $("numbers").textContent = "You compared " + pairs + (pairs === 1 ? " pair: " : " pairs: ") + counts.decided + " decided, "
-      + counts.tie + (counts.tie === 1 ? " tie, " : " ties, ") + counts.both_bad + " both bad. You skipped " + counts.skip + ".";
+    const pairs = data.done - others.skip;
+    const compared = "You compared " + pairs + (pairs === 1 ? " pair: " : " pairs: ") + data.decided + " decided, "
+      + others.tie + (others.tie === 1 ? " tie, " : " ties, ") + others.both_bad + " both bad.";
+    const judged = "You judged " + pairs + (pairs === 1 ? " answer." : " answers.");
+    $("numbers").textContent = (thumbs ? judged : compared) + " You skipped " + others.skip + ".";
     view("end", "Thank you, " + name);
   }
   $("live").textContent = said + " " + $("title").textContent;
@@ -216,6 +220,7 @@ function lock(on) {
 function choose(choice, strength) {
   if (!state || !state.item) return;
   const button = document.querySelector('[data-choice="' + choice + '"]' + (choice === "skip" ? "" : '[data-strength="' + strength + '"]'));
+  if (!button) return;  // with thumbs there is no tie and no strength
   submit(button, choice === "skip"
     ? { event: "skip", item: state.item.item, choice: null, strength: null, undoes: null }
     : { event: "vote", item: state.item.item, choice, strength, undoes: null });
@@ -274,7 +279,7 @@ document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.altKey || event.metaKey || event.isComposing) return;
   if (!$("shortcuts").checked || typing(event.target) || document.querySelector("dialog[open]")) return;
   if (key.startsWith("Arrow") && event.target.closest(".words")) return;  // they scroll this text
-  const strong = shiftKey ? 3 : 2;
+  const strong = shiftKey && !thumbs ? 3 : 2;
   const digit = code.match(/^(?:Digit|Numpad)([123])$/);
   const what = digit ? digit[1] : key.length === 1 ? key.toLowerCase() : key;
   const actions = {
