@@ -23,6 +23,7 @@ import requests
 
 import annotate
 import common
+import dpo
 from conftest import REPO
 from parts import files, stats, votes
 from parts.files import UserError
@@ -402,6 +403,23 @@ def test_rows_of_prefs(tmp_path):
     of_ann = next(row for row in rows if row["id"] == "item-000:ann")
     assert [c["in"] for c in of_ann["candidates"]] == ["prompt", "chosen"]
     assert len(export(tmp_path, "--ties", "drop")) == 3
+
+
+def test_thumbs(tmp_path):
+    """One answer of each item, the same for everyone and again when it is repeated; thumb up is
+    its label, whichever side of the pair it is. dpo.py reads the rows; a restart knows the mode."""
+    app = make(tmp_path, item_rows(40), "--thumbs", "--overlap", "2", "--repeat", "0.1")
+    for name in ("ann", "ben"):
+        Rater(app, name).vote_all(lambda r: ("right", "left")[r.better() == "left"])
+    votes = log_of(stopped(app))
+    assert len({(vote["item_id"], vote["shown"]["left"]) for vote in votes}) == 40
+    assert sum(vote["repeat_of"] is not None for vote in votes) == 8
+    annotate.main(["export", "--out", str(tmp_path)])
+    rows = list(files.read_jsonl(tmp_path / "thumbs.jsonl", dpo.check_thumb))
+    labels = {row["completion"][0]["content"][:5]: row["label"] for row in rows}
+    assert (labels, len(rows)) == ({"bette": True, "worse": False}, 80)
+    assert not (tmp_path / "prefs.jsonl").exists()
+    assert annotate.parse_args(["--out", str(tmp_path)]).thumbs
 
 
 def test_draw(tmp_path, llama_folder):
