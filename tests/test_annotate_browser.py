@@ -13,7 +13,8 @@ import pytest
 import annotate
 from conftest import browser_or_skip
 from parts import votes as votes_of
-from test_annotate import LINUX, Server, export, item_rows, log_of, write_items
+from test_annotate import LINUX, Server, export, item_rows, log_of
+from tiny import write_rows
 
 pytestmark = [LINUX, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 PAUSE = 330  # ms, a little more than in annotate.js
@@ -110,7 +111,7 @@ def serve(tmp_path):
     servers = []
 
     def make(rows, *flags):
-        items = rows and write_items(tmp_path / "items.jsonl", rows)
+        items = rows and write_rows(tmp_path / "items.jsonl", rows)
         servers.append(Server(tmp_path / "run", *flags, items=items))
         return servers[-1]
 
@@ -314,6 +315,22 @@ def look(page):
     assert page.evaluate(WIDE) == []
     found = axe.Axe().run(page).response["violations"]
     assert [(v["id"], v["nodes"][0]["html"]) for v in found] == []
+
+
+@pytest.mark.parametrize("name", ("desk, dark", "phone, dark"))
+def test_thumbs(serve, open_page, name):
+    """One answer, good or bad by key; the keys of pairs do nothing; axe finds nothing."""
+    server = serve(item_rows(3), "--thumbs")
+    tab = open_page(server, **VIEWS[name])
+    tab.start()
+    assert tab.page.is_hidden("#right") and tab.page.get_by_role("button", name="Bad").count() == 1
+    look(tab.page)
+    tab.nothing("q", "w", "3", "b")
+    for _ in range(3):
+        tab.press(str(tab.better()))  # 1 is good, 2 is bad
+    assert tab.text("#numbers") == "You judged 3 answers. You skipped 0."
+    votes = log_of(server.out)
+    assert [vote["choice"] == "ab"[int(vote["item_id"][-3:]) % 2] for vote in votes] == [True] * 3
 
 
 @pytest.mark.parametrize("name", VIEWS)
