@@ -5,13 +5,13 @@ Every exploit here was a way to a good score in some public environment: a move 
 looks, one question that names everything, a summary that claims what nobody said.
 """
 
+import functools
 import json
 import statistics
 
 import pytest
 
 import grpo_agent as g
-import watch
 from conftest import REPO
 from envs.interview import Interview, read_bank, read_turn
 from envs.twenty48 import MOVES, TwentyFortyEight, after, legal_moves
@@ -32,6 +32,10 @@ def means(make, name, seeds=range(300)):
     return statistics.mean(t.score for t in found), statistics.mean(t.reward for t in found)
 
 
+def blind_share(make, name, seeds):
+    return g.blind_share([t.moves for t in played(make, name, seeds)])
+
+
 # ---- 2048 ----
 
 
@@ -42,13 +46,20 @@ def at(rows, **how):
     return env
 
 
-def test_the_four_directions():
-    """Each direction slides to its own side. The merges of one row are in the doctest of
-    `slide`."""
+DIRECTIONS = table("""
+left | [[2, 0], [4, 0]]
+right | [[0, 2], [0, 4]]
+up | [[2, 4], [0, 0]]
+down | [[0, 0], [2, 4]]
+""")
+
+
+@pytest.mark.parametrize("move, moved", DIRECTIONS)
+def test_the_four_directions(move, moved):
+    """Each direction slides to its own side, and looking changes nothing. The merges of one row are
+    in the doctest of `slide`."""
     board = [[0, 2], [2, 2]]
-    assert after(board, "left") == [[2, 0], [4, 0]] and after(board, "right") == [[0, 2], [0, 4]]
-    assert after(board, "up") == [[2, 4], [0, 0]] and after(board, "down") == [[0, 0], [2, 4]]
-    assert board == [[0, 2], [2, 2]]  # looking changes nothing
+    assert after(board, move) == moved and board == [[0, 2], [2, 2]]
 
 
 def test_a_move_that_changes_nothing_is_illegal_and_spawns_nothing():
@@ -117,19 +128,12 @@ def test_rewards_of_2048(board, illegal, rewards):
 
 def test_baselines_of_2048():
     """3 × 3, target 32, an illegal move ends: random .62, corner .90, a blind cycle a quarter; 300
-    games, so ± .09 is three standard errors."""
+    games, so ± .09 is three standard errors. With `ignore` the cycle wins like a good player (.79):
+    R13 must tell it by the share of its moves that the turn's number alone foretells."""
     wins = {name: means(TwentyFortyEight, name)[0] for name in TwentyFortyEight.baselines}
     assert wins == pytest.approx({"random": 0.62, "corner": 0.90, "blind": 0.27}, abs=0.09)
-
-
-def test_the_alarm_fires_on_a_blind_cycle_and_not_on_who_looks():
-    """R13: the turn's number alone tells every move of a cycle. With `ignore` it wins like a good
-    player (.79), and the win rate says nothing: the alarm must."""
-    for name, fires in (("blind", True), ("random", False)):
-        found = played(lambda: TwentyFortyEight(illegal="ignore"), name, range(40))
-        row = {"step": 5, "val/score": 0.5, **g.episode_metrics(found)}
-        row["env/blind_share"] = g.blind_share([t.moves for t in found])
-        assert ("R13" in " ".join(map(str, watch.Watcher().add(row)))) is fires, name
+    ignore = functools.partial(TwentyFortyEight, illegal="ignore")
+    assert blind_share(ignore, "random", range(40)) < 0.9 <= blind_share(ignore, "blind", range(40))
 
 
 # ---- the interview: reading ----
@@ -166,9 +170,10 @@ def test_free_questions_are_read_rightly_nine_times_in_ten():
     assert len(rows) >= 150 and min(right) >= 0.9 * len(rows), right
 
 
-@pytest.mark.parametrize(
-    "key, message", [("overtime row", "the same first key"), ("red car", "lacks its keys")]
-)
+BROKEN = table("overtime row | the same first key\nred car | lacks its keys")
+
+
+@pytest.mark.parametrize("key, message", BROKEN)
 def test_a_broken_bank_is_refused(key, message, tmp_path):
     """With two equal facts a line would be correct by accident; the error names the file and the
     fact."""
@@ -205,16 +210,13 @@ def test_a_good_interview_earns_one():
     a line for each, however it is marked, and R = 1."""
     env = with_states("open", "reserved", "reserved", "none")
     a, b, c, d = env.competencies
-    say(
-        env,
-        *(f"Tell me about a time you dealt with {x}." for x in (a, b)),
-        "What exactly did you do?",
-    )
+    deal = "Tell me about a time you dealt with"
+    say(env, f"{deal} {a}.", f"{deal} {b}.", "What exactly did you do?")
     say(env, f"When did you last deal with {c}?", f"What was the result of your work on {c}?")
     last = say(env, f"Give me an example of your work on {d}.")
     assert last[0]["content"].endswith("Please write the summary now.") and not last[2]
-    told = {x: short(env, x).split(": ")[1] for x in (a, b, c)}
-    lines = f"**Summary**\n- {b}: {told[b]}\n* **{a}**: {told[a]}\n{c}: {told[c]}\n{d}: no evidence"
+    told = [short(env, x).split(": ")[1] for x in (a, b, c)]
+    lines = f"**Summary**\n- {b}: {told[1]}\n* **{a}**: {told[0]}\n{c}: {told[2]}\n{d}: no evidence"
     message, reward, done, info = say(env, lines)
     assert (message, reward, done, info["correct"]) == (None, 1.0, True, 1)
     assert info["kind/behavioural"] == 4 / 6 and info["kind/specific"] == 2 / 6
@@ -284,25 +286,14 @@ def test_no_summary_costs_and_ends():
 def test_baselines_of_the_interview():
     """Who reads the last reply earns 1; a fixed list .5; with blind follow-ups .65, correct / K
     .75; random a quarter or so; everything, risky questions too, loses. 300 candidates: ± .03 is
-    three standard errors of the fixed+ reward."""
+    three standard errors of the fixed+ reward. R13's limit is .9: a list asked in order whatever
+    is said is 1, who follows up on outlines about .63."""
     found = {name: means(Interview, name) for name in Interview.baselines}
     assert found["oracle"] == (1, 1) and found["fixed"] == (0.5, 0.5)
     assert found["fixed+"] == (pytest.approx(0.75, abs=0.02), pytest.approx(0.65, abs=0.03))
     assert 0.15 < found["random"][1] < 0.4 and -0.55 < found["uniform"][1] < -0.3
-
-
-def test_a_listener_is_not_blind_and_a_list_is():
-    """R13's limit is .9: a list asked in order whatever is said is 1, who follows up on outlines
-    about .63."""
-    share = {}
-    for name in ("oracle", "fixed"):
-        share[name] = g.blind_share([t.moves for t in played(Interview, name, range(100))])
-    assert share["fixed"] == 1 and 0.55 < share["oracle"] < 0.7
-
-
-def whole_bank(env):
-    items = [item for c in env.bank["competencies"].values() for item in c["evidence"]]
-    return " ".join(key for item in items for group in item["keys"] for key in group)
+    assert blind_share(Interview, "fixed", range(100)) == 1
+    assert 0.55 < blind_share(Interview, "oracle", range(100)) < 0.7
 
 
 EXPLOITS = table("""
@@ -322,8 +313,11 @@ def test_exploits_do_not_win(line, unasked, asked):
     told."""
     for told, reward in ((False, unasked), (True, asked)):
         env = with_states()
-        replies = " ".join(item["short"] for item in env.items.values())
-        given = {"bank": whole_bank(env), "replies": replies}
+        items = [item for c in env.bank["competencies"].values() for item in c["evidence"]]
+        given = {
+            "bank": " ".join(key for item in items for group in item["keys"] for key in group),
+            "replies": " ".join(item["short"] for item in env.items.values()),
+        }
         lines = [line.format(c=c, own=short(env, c), **given) for c in env.competencies]
         if told:
             say(env, *(f"Tell me about a time you dealt with {c}." for c in env.competencies))
@@ -332,16 +326,15 @@ def test_exploits_do_not_win(line, unasked, asked):
 
 
 def test_profiles_are_as_dealt():
-    """K = 4: two reserved, an open one, and one open or none with equal chance; N = 6. Episodes
-    share one bank and leave it as it was."""
+    """K = 4: two reserved, an open one, and one open or none with equal chance (± four standard
+    errors); N = 6. Episodes share one bank and leave it as it was."""
     env, states = Interview(), []
     before = json.dumps(env.bank["competencies"])
     for seed in range(400):
         env.reset(seed)
         states.append(sorted(env.states.values()))
     assert all(s.count("reserved") == 2 and "open" in s for s in states)
-    share = sum("none" in s for s in states) / 400
-    assert abs(share - 0.5) < 4 * 0.5 / 400**0.5  # four standard errors
+    assert sum("none" in s for s in states) / 400 == pytest.approx(0.5, abs=0.1)
     assert (env.turns, env.max_turns) == (6, 7)
     played(Interview, "uniform", range(20))
     assert json.dumps(env.bank["competencies"]) == before

@@ -106,8 +106,13 @@ change_case:capital_word_frequency {"capital_frequency": 2, "capital_relation": 
 + ["SQL and HR", "I am A."]
 - ["Sql and HR", "12 HR"]
 punctuation:no_comma {}
-+ ["a b"]
++ ["a b", "<think>a, b</think>c, d</think>e"]
 - ["a, b"]
+keywords:existence {"keywords": ["sql"]}
+- ["<think>sql</think>no", "sql</think>no"]
+keywords:existence {"keywords": ["sorry"], "negate": true}
++ ["hello"]
+- ["sorry"]
 text:max_chars {"max_chars": 3}
 + ["abc"]
 - ["abcd"]
@@ -169,7 +174,8 @@ def table():
 
 @pytest.mark.parametrize("check, arguments, good, bad", table())
 def test_what_passes_and_what_only_looks_so(check, arguments, good, bad):
-    """A check that is blind to the near misses pays for the wrong thing."""
+    """A check that is blind to the near misses pays for the wrong thing. A forbidden word in the
+    thoughts is none in the answer, a keyword there is none either; negate names a fault."""
     assert [a for a in good if not holds(check, a, **arguments)] == []
     assert [a for a in bad if holds(check, a, **arguments)] == []
 
@@ -183,45 +189,22 @@ def test_the_table_above_has_every_check():
 def test_an_empty_answer_never_passes(check):
     """Saying nothing avoids commas and risky questions: it must not be worth 1, negated or not."""
     examples = {row[0]: row[1] for row in table()} | {"code:tests": {"tests": "assert True"}}
-    empty = [
-        "",
-        " \n",
-        "<think>I will say nothing, in 3 parts",
-        "<think>x</think>\n",
-        "\u200b\u2060",
-        "x</think> ",
-    ]
+    empty = ["", " \n", "<think>in 3 parts", "<think>x</think>\n", "\u200b\u2060", "x</think> "]
     for negate in (False, True):
         for answer in empty:
             for mode in ("strict", "loose"):
-                assert not holds(check, answer, mode, **examples[check], negate=negate)
-
-
-def test_thoughts_are_not_the_answer():
-    """A forbidden word in the thoughts is none in the answer; a keyword there is none either."""
-    assert holds("punctuation:no_comma", "<think>a, b</think>c, d</think>e")
-    assert not holds("keywords:existence", "<think>sql</think>no", keywords=["sql"])
-    assert not holds("keywords:existence", "sql</think>no", keywords=["sql"])
+                assert not holds(check, answer, mode, **examples[check] | {"negate": negate})
 
 
 def test_deep_json_is_none():
     assert not holds("detectable_format:json_format", "[" * 100_000)
 
 
-def test_negate_turns_the_verdict():
-    """negate names a fault: found counts as failed."""
-    for answer, passed in (("sorry", False), ("hello", True)):
-        found = holds("keywords:existence", answer, keywords=["sorry"], negate=True)
-        assert found is passed
-
-
 def test_loose_forgives_a_first_line_a_last_line_and_stars():
     """IFEval's eight variants: `Sure, here it is:` before the answer costs nothing, alone it
     does."""
-    small, cases = (
-        "change_case:english_lowercase",
-        ("Here it is:\nhello", "hello\nBye", "Hi\nhello\nBye"),
-    )
+    small = "change_case:english_lowercase"
+    cases = "Here it is:\nhello", "hello\nBye", "Hi\nhello\nBye"
     assert not any(holds(small, text) for text in cases)
     assert all(holds(small, text, "loose") for text in cases)
     assert holds("regex:match", "*a* b", "loose", pattern="a b")
@@ -305,25 +288,23 @@ def test_math_equality(case):
     assert not math_equal("", "")
 
 
-@pytest.mark.parametrize(
-    "text, answer",
-    [
-        (r"\boxed{\frac{1}{2}} then \boxed{a{b}c}", "a{b}c"),
-        (r"\boxed{3", None),
-        ("no box 7 #### 8 \n", "8 "),
-        ("say 7", None),
-    ],
-)
-def test_math_prediction(text, answer):
-    """The last box by counting braces; what does not close is no answer."""
-    assert math_answer(text) == answer
+PREDICTED = r"""
+\boxed{\frac{1}{2}} then \boxed{a{b}c} | a{b}c
+\boxed{3 | None
+no box 7 #### 8 | 8
+say 7 | None
+2 of 7 | None
++2 of 7 | 7
++from -1,200.5 on | -1,200.5
+""".strip().split("\n")
 
 
-def test_last_number_is_taken_only_when_allowed():
-    """ "2 of 7" would pass as 7 by accident."""
-    assert math_answer("2 of 7") is None
-    assert math_answer("2 of 7", last_number=True) == "7"
-    assert math_answer("from -1,200.5 on", last_number=True) == "-1,200.5"
+@pytest.mark.parametrize("case", PREDICTED)
+def test_math_prediction(case):
+    """The last box by counting braces; what does not close is no answer. The last number (+) is
+    taken only when allowed: "2 of 7" would pass as 7 by accident."""
+    text, answer = case.split(" | ")
+    assert str(math_answer(text.lstrip("+"), last_number=text[0] == "+")) == answer
 
 
 TESTS = "assert double(2) == 4\nassert double(-1) == -2"
@@ -376,10 +357,8 @@ def test_one_definition_of_a_question():
     ):  # fmt: skip
         found = evaluate.task_metrics(row, text)
         assert found == {"one question": float(count == 1), "open": is_open}, text
-        assert (
-            holds("interview:question_count", text, num_questions=count, relation="exactly")
-            or not count
-        )
+        asked = holds("interview:question_count", text, num_questions=count, relation="exactly")
+        assert asked or not count
 
 
 def test_requests_agree_with_the_interview_bank():
@@ -409,11 +388,12 @@ def test_risky_question_offsets_are_those_of_the_text():
 
 
 def test_bundled_rubrics_load():
-    """410 rows of checks in the generator's three splits; rubrics_judge.json is text alone."""
+    """410 rows of checks in the generator's three splits; rubrics_judge.json has 40 of them in words."""
     bundled = judge.read_rubrics(REPO / "data" / "rubrics.json")
     assert [len(part) for part in bundled.splits.values()] == [300, 50, 60]
     assert all(c.kind == "check" for r in bundled.rows for c in r.criteria)
     judged = judge.read_rubrics(REPO / "data" / "rubrics_judge.json")
-    assert len(judged.rows) == 40 and all(
-        c.kind == "judge" for r in judged.rows for c in r.criteria
-    )
+    sizes = {row.task_id: len(row.criteria) for row in bundled.rows}
+    assert all(c.kind == "judge" for r in judged.rows for c in r.criteria)
+    assert [sizes[r.task_id] for r in judged.rows] == [len(r.criteria) for r in judged.rows]
+    assert len(judged.rows) == 40
