@@ -20,7 +20,7 @@ import judge
 from conftest import REPO
 from parts.files import UserError
 from test_ppo import Spy
-from tiny import CHATML, TEMPLATE, tiny_model, tiny_tokenizer
+from tiny import CHATML, TEMPLATE, table, tiny_model, tiny_tokenizer
 
 ECHO = """
 class Echo:
@@ -94,21 +94,23 @@ def logged(out, name="metrics"):
     return [json.loads(x) for x in (out / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
+WEIGHTS = table("""
+token | [0.25, 0.16666667, 0.58333333]
+turn | [0.25, 0.25, 0.5]
+trajectory | [0.3, 0.2, 0.5]
+""")
+
+
 # ---- the math ----
 
 
-@pytest.mark.parametrize("how", g.TURN_NORMS)
-def test_weights_of_a_step_sum_to_one(how):
-    """Tokens × weight over all turns: 1, with an episode without a turn among them; by turn, each
-    turn of an episode has the same total, by trajectory each episode."""
-    episodes = [[3, 2], [], [7]]
-    first, second, last = {
-        "token": (3 / 12, 2 / 12, 7 / 12),
-        "turn": (1 / 4, 1 / 4, 1 / 2),
-        "trajectory": (3 / 10, 2 / 10, 1 / 2),
-    }[how]
-    (a, b), none, (c,) = g.token_weights(episodes, how)
-    assert (3 * a, 2 * b, 7 * c) == pytest.approx((first, second, last)) and not list(none)
+@pytest.mark.parametrize("how, totals", WEIGHTS)
+def test_weights_of_a_step_sum_to_one(how, totals):
+    """Tokens × weight over all turns, of three, two and seven tokens: 1, with an episode without a
+    turn among them; by turn, each turn of an episode has the same total, by trajectory each
+    episode."""
+    (a, b), none, (c,) = g.token_weights([[3, 2], [], [7]], how)
+    assert (3 * a, 2 * b, 7 * c) == pytest.approx(totals) and not list(none)
 
 
 @pytest.mark.parametrize("how", g.TURN_NORMS)
@@ -120,8 +122,7 @@ def test_an_update_is_the_closed_form(how, folder, tmp_path, monkeypatch):
     args, model = arguments(*flags), common.load_policy(folder)
     frozen = tiny_model("llama", tmp_path, seed=1, max_position_embeddings=512)
     reference = common.load_policy(frozen, trainable=False)
-    tokenizer, parameters = common.load_tokenizer(folder), list(model.parameters())
-    act = g.model_act(args, model, tokenizer, 1.0, 0)
+    act = g.model_act(args, model, common.load_tokenizer(folder), 1.0, 0)
     played = g.play(g.environment(args), [1, 1, 2, 2, 3, 3], act)
     rewards = torch.tensor([[1, 0], [math.nan, 0.5], [0.5, 0.5]])
     given = args, played, rewards, g.group_advantages(rewards), 1
@@ -133,14 +134,14 @@ def test_an_update_is_the_closed_form(how, folder, tmp_path, monkeypatch):
     weights = torch.tensor(sum(g.token_weights([t.turns() for t in kept], how), []))[:, None]
     advantages = torch.tensor([0.5, -0.5, 0, 0]).repeat_interleave(3)[:, None]
     loss = (weights * ratio * (0.1 * k3 - advantages))[b["mask"]].sum()
-    expected = torch.autograd.grad(loss, parameters)
+    expected = torch.autograd.grad(loss, list(model.parameters()))
     spy = Spy(monkeypatch, g, "token_losses")
     (rows,) = g.substeps(*given)
     for size in (1, 12):
         cuts = [rows[i : i + size] for i in range(0, 12, size)]
         losses, found, _ = zip(*(g.forward(args, model, reference, 0, cut) for cut in cuts))
         assert sum(losses).item() == pytest.approx(loss.item(), abs=1e-6)
-        for x, y in zip(torch.autograd.grad(sum(losses), parameters), expected):
+        for x, y in zip(torch.autograd.grad(sum(losses), list(model.parameters())), expected):
             assert (x - y).norm() < 1e-5 * max(y.norm(), 1)
         assert sum(sums["answers"] for sums in found) == 4
     assert {call[5:] for call in spy.calls} == {(0.2, 0.28, 0.1)}, "bounds and β"
@@ -167,11 +168,10 @@ def test_log_probs_are_those_of_a_teacher_forced_pass(template, tmp_path):
         assert t.metrics["turns"] == 3 and (template is None or len(t.samples) == expected)
         for s in t.samples:
             with torch.no_grad():
-                logits = policy[0](input_ids=torch.tensor([s["ids"]])).logits[0].float()
-            logps = logits.log_softmax(-1)
-            places = [i for start, end in s["turns"] for i in range(start, end)]
-            forced = [logps[i - 1, s["ids"][i]].item() for i in places]
-            assert forced == pytest.approx(s["logps"], abs=1e-4)
+                logits = policy[0](input_ids=torch.tensor([s["ids"]])).logits[0]
+            places = [i for turn in s["turns"] for i in range(*turn)]
+            forced = logits.log_softmax(-1)[[i - 1 for i in places], [s["ids"][i] for i in places]]
+            assert forced.tolist() == pytest.approx(s["logps"], abs=1e-4)
 
 
 def test_only_sampled_tokens_are_trained(policy, tmp_path):
@@ -179,9 +179,8 @@ def test_only_sampled_tokens_are_trained(policy, tmp_path):
     environment's words; the whole row is the rendered dialogue."""
     _, tokenizer = policy
     for t in roll(policy, echo(tmp_path), [1, 2]):
-        (s,) = t.samples
-        b = g.pack([s], 0, "cpu")
-        mask, logps = b["mask"], b["logps"]
+        b = g.pack(t.samples, 0, "cpu")
+        (s,), mask, logps = t.samples, b["mask"], b["logps"]
         turns = [s["ids"][start:end] for start, end in s["turns"]]
         assert b["ids"][mask].tolist() == sum(turns, [])
         assert tokenizer.batch_decode(turns, skip_special_tokens=True) == t.said()
@@ -279,6 +278,13 @@ def test_the_environment_never_sees_thoughts():
     assert (found[1].metrics["invalid"], found[1].reward) == (1, -1), "a thought of a move is none"
 
 
+RULED = table("""
+good bad same same | [0.9, 0.1, 0.0, 0.0]
+good  good bad | [None, None, 0.9, 0.1]
+lost good good bad | [None, None, 0.9, 0.1]
+""")
+
+
 def test_what_ruler_returns_is_what_is_trained(monkeypatch):
     """The rewards are RULER's scores, mixed by weight with the environment's; a group that the
     judge failed or that lost an episode has none, never 0; one of equal episodes has 0."""
@@ -286,27 +292,23 @@ def test_what_ruler_returns_is_what_is_trained(monkeypatch):
     def rule(groups, *rest):
         for group in groups:
             said = [text for (text,) in group]
-            scores = [0.9 if x == "good" else 0.1 for x in said]
-            lost = said[0] in ("lost", "same")
-            yield judge.Ruling(None if lost else scores, identical=said[0] == "same")
+            scores = (
+                None if said[0] in ("lost", "same") else [0.9 if x == "good" else 0.1 for x in said]
+            )
+            yield judge.Ruling(scores, identical=said[0] == "same")
 
     def graded(texts, *flags):
         played = [
             g.Trajectory(1, i, messages=[text], reward=0.25, error=None if text else "gone")
             for i, text in enumerate(texts.split(" "))
         ]
-        return g.grade(arguments(*flags), None, "a standard", played)
+        return g.grade(arguments("--reward", "ruler", *flags), None, "a standard", played)
 
     monkeypatch.setattr(judge, "ruler_groups", rule)
-    for texts, expected in (
-        ("good bad same same", [0.9, 0.1, 0.0, 0.0]),
-        ("good  good bad", [None, None, 0.9, 0.1]),
-        ("lost good good bad", [None, None, 0.9, 0.1]),
-    ):
-        assert graded(texts, "--reward", "ruler")[0] == expected
-    total, parts = graded("good bad same same", "--reward", "env:3", "--reward", "ruler")
-    assert total[:2] == pytest.approx([0.75 * 0.25 + 0.25 * 0.9, 0.75 * 0.25 + 0.25 * 0.1])
-    assert parts["env"] == [0.25] * 4
+    for texts, expected in RULED:
+        assert graded(texts)[0] == expected
+    total, parts = graded(RULED[0][0], "--reward", "env:3")
+    assert total == pytest.approx([0.4125, 0.2125, 0.1875, 0.1875]) and parts["env"] == [0.25] * 4
     args, env = (
         arguments("--reward", "env", "--reward", "ruler"),
         g.environment(arguments("--env", GAME))(),
@@ -320,7 +322,7 @@ def test_seeds_never_meet():
     """Training seeds lie below those of validation and test, depend on --seed and step alone, are
     the same within a group, and do not repeat in a step."""
     args, other = (arguments("--groups-per-batch", 50, "--seed", seed) for seed in (0, 1))
-    steps = [g.training_seeds(args, step) for step in (1, 2)] + [g.training_seeds(other, 1)]
+    steps = [g.training_seeds(*which) for which in ((args, 1), (args, 2), (other, 1))]
     for seeds in steps:
         assert seeds[::2] == seeds[1::2] and len(set(seeds)) == 50
         assert max(seeds) < g.VAL_SEEDS < g.TEST_SEEDS - 10**6
@@ -351,23 +353,27 @@ def test_a_run_leaves_what_the_header_promises(run):
     for row in rows:
         split = "train" if "loss" in row else "validation"
         kept = [r for r in rollouts if (r["step"], r["split"]) == (row["step"], split)]
-        vowels, cut = [r["metrics"]["vowels"] for r in kept], [r["truncated"] for r in kept]
-        rewards, tokens = ([r[key] for r in kept] for key in ("reward", "tokens"))
-        assert rewards == pytest.approx(vowels) and {len(r["messages"]) for r in kept} == {7}
-        v, n = sum(vowels) / 4, sum(tokens) / 4
+        vowels = [r["metrics"]["vowels"] for r in kept]
+        assert [r["reward"] for r in kept] == pytest.approx(vowels)
+        assert {len(r["messages"]) for r in kept} == {7}
+        v, n, cut = (
+            sum(vowels) / 4,
+            *(sum(r[key] for r in kept) / 4 for key in ("tokens", "truncated")),
+        )
         expected = {"env/vowels": v, "env/turns": 3, "env/invalid_frac": 1 / 3}
         if split == "validation":
             expected |= {"val/score": v, "val/reward": v, "val/length": n}
-            assert [(r["group"], r["sample"]) for r in kept] == [(i, 0) for i in range(4)]
+            places = [(i, 0) for i in range(4)]
         else:
             expected |= {"reward/mean": v, "reward/env": v, "reward/frac_perfect": 0}
-            expected |= {"length/mean": n, "length/truncated_frac": sum(cut) / 4, "ratio/mean": 1}
+            expected |= {"length/mean": n, "length/truncated_frac": cut, "ratio/mean": 1}
             expected |= {"answer_tokens": 4 * n, "episodes": 4, "exceptions": 0, "sample_gap": 0}
-            assert [(r["group"], r["sample"]) for r in kept] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+            places = [(0, 0), (0, 1), (1, 0), (1, 1)]
             assert row["tokens"] > 2 * row["answer_tokens"], "the environment's words as well"
             for a, b in (kept[:2], kept[2:]):
                 gain = (a["reward"] - b["reward"]) / 2
                 assert a["seed"] == b["seed"] and a["advantage"] == pytest.approx(gain, abs=1e-6)
+        assert [(r["group"], r["sample"]) for r in kept] == places
         assert {k: row[k] for k in expected} == pytest.approx(expected, abs=1e-4)
     summary = json.loads((out / "summary.json").read_text())
     assert summary["stop_reason"] == "max_steps" and summary["test after"]["n"] == 4
@@ -378,25 +384,23 @@ def test_what_a_run_prints(run):
     """The baselines' scores with intervals; at each validation the worst and the best episode, >
     before the policy's words, # before the system's, the reward and what is not 0 at the end."""
     assert "baseline   a        n 4  score 0.5  score_low 0.5  score_high 0.5  reward 0.5" in run[1]
-    shown = re.findall(r"^(worst|best), seed ", run[1], re.M)
+    assert re.findall(r"^(worst|best), seed ", run[1], re.M) == ["worst", "best"] * 3
     rewards = [float(x) for x in re.findall(r"^  reward (\S+)  turns 3 ", run[1], re.M)]
-    assert shown == ["worst", "best"] * 3 and len(rewards) == 6
-    assert all(a <= b for a, b in zip(rewards[::2], rewards[1::2]))
+    assert len(rewards) == 6 and all(a <= b for a, b in zip(rewards[::2], rewards[1::2]))
     said = [("system", "Be\nbrief."), ("user", "Go."), ("assistant", "a"), ("user", "End.")]
-    messages = [{"role": role, "content": text} for role, text in said]
+    messages = [judge.said(*turn) for turn in said]
     t = g.Trajectory(7, 0, messages, 0.25, metrics={"turns": 1, "invalid": 0, "vowels": 0.5})
-    lines = ["seed 7", "  # Be", "    brief.", "    Go.", "  > a", "    End."]
-    assert g.transcript(t).splitlines() == [*lines, "  reward 0.25  turns 1  vowels 0.5"]
+    lines = "seed 7\n  # Be\n    brief.\n    Go.\n  > a\n    End.\n"
+    assert g.transcript(t) == f"{lines}  reward 0.25  turns 1  vowels 0.5"
 
 
 def test_failures_within_the_limit_are_counted_and_the_run_goes_on(folder, tmp_path, monkeypatch):
     """A third of the seeds raise: with a limit of .9 the run ends well, the log counts them, their
     episodes carry an error and no reward; the group of the others is a group of its own."""
     fault = "if self.seed % 3 == 1 and self.seed < 10**9: raise RuntimeError('gone')"
-    out = tmp_path / "run"
-    flags = "--steps", 3, "--max-exceptions", 0.9, "--test-episodes", 0, "--seed", 2
-    flags += "--num-substeps", 2, "--lr", 0.1, "--warmup", 0
-    spy = Spy(monkeypatch, g, "play_model")
+    flags = """--steps 3 --max-exceptions 0.9 --test-episodes 0 --seed 2 --num-substeps 2 --lr 0.1
+        --warmup 0""".split()
+    spy, out = Spy(monkeypatch, g, "play_model"), tmp_path / "run"
     assert g.main(line(folder, echo(tmp_path, fault), out, *flags)) == 0
     errors = [r for r in logged(out, "rollouts") if r["error"]]
     assert all(r["reward"] is None and r["advantage"] == 0 for r in errors)
@@ -447,20 +451,26 @@ def test_you_play_and_you_are_interviewed(folder, monkeypatch, capsys):
     """human types the turns; as the candidate you answer the interviewer until it has its summary;
     Ctrl-D ends both. A model plays, too."""
 
-    def answer(*texts):
+    def play(flags, *texts):
         texts = iter(texts)
-        monkeypatch.setattr("builtins.input", lambda prompt: print(prompt) or next(texts))
 
-    answer("<move>left</move>", "hello")
-    g.main(["play", "--env", GAME, "--env-args", '{"illegal": "ignore"}', "--policy", "human"])
-    assert "reward -1.00" in capsys.readouterr().out
-    answer(*["I ran the night roster."] * 4)
-    g.main(["play", "--env-args", '{"candidate": "human"}', "--policy", "fixed"])
-    out = capsys.readouterr().out
-    assert out.count("interviewer> ") == 4 and "I ran the night roster." in out and "SUMMARY" in out
-    monkeypatch.setattr("builtins.input", lambda prompt: (_ for _ in ()).throw(EOFError))
-    assert g.main(["play", "--env", GAME, "--policy", "human"]) == 0
-    assert g.main(["play", "--policy", folder, "--max-new-tokens", "4"]) == 0
+        def answer(prompt):
+            print(prompt)
+            for text in texts:
+                return text
+            raise EOFError
+
+        monkeypatch.setattr("builtins.input", answer)
+        assert g.main(["play", *flags.split()]) == 0
+        return capsys.readouterr().out
+
+    alone = f'--env {GAME} --env-args {{"illegal":"ignore"}} --policy human'
+    assert "reward -1.00" in play(alone, "<move>left</move>", "hello")
+    play(alone)
+    roster = "I ran the night roster."
+    out = play('--env-args {"candidate":"human"} --policy fixed', *[roster] * 4)
+    assert out.count("interviewer> ") == 4 and roster in out and "SUMMARY" in out
+    play(f"--policy {folder} --max-new-tokens 4")
 
 
 # ---- arguments ----

@@ -14,12 +14,10 @@ import torch
 
 import common
 import grpo_rubric
-import judge
 from parts import files, rollouts
-from test_grpo import kept_of, make_graded, run
+from test_grpo import kept_of, lost_grades, make_graded, run
 from test_losses import F64, close, on, t
 from test_ppo import Spy, read, trained
-from test_trl_parity import REASON, needs
 from tiny import tiny_model
 
 NAN = math.nan
@@ -42,67 +40,27 @@ def test_gdpo_golden():
     ∓.1767704. The deviation of the four, √(2·(.3534809² + .1767704²)/3) = .3226934, + 1e-4: 1.0950686
     and .5476272. A fifth and a sixth answer that lack one reward each are in no mean and get 0. Summed
     first, 10 would outweigh 1: the first group's sign would turn."""
-    first, second = t([1, 0], [1, 1]), t([0, 10], [0, 4])
-    expected = t([1.0950686, -1.0950686], [-0.5476272, 0.5476272])
-    found = grpo_rubric.gdpo_advantages(torch.stack([first, second]), [0.75, 0.25])
-    assert close(found, expected, 1e-6)
-    lost = torch.stack([t([1, 0, NAN], [1, 1, 9]), t([0, 10, 7], [0, 4, NAN])])
-    found = grpo_rubric.gdpo_advantages(lost, [0.75, 0.25])
-    assert close(found[:, :2], expected, 1e-6) and not found[:, 2].any()
-    summed = grpo_rubric.group_advantages(0.75 * first + 0.25 * second, "batch")
-    assert summed[0, 0] < 0 < found[0, 0]
+    rewards = torch.stack([t([1, 0, NAN], [1, 1, 9]), t([0, 10, 7], [0, 4, NAN])])
+    expected = t([1.0950686, -1.0950686, 0], [-0.5476272, 0.5476272, 0])
+    found = grpo_rubric.gdpo_advantages(rewards, [0.75, 0.25])
+    assert close(found, expected, 1e-6) and not found[:, 2].any()
+    whole = grpo_rubric.gdpo_advantages(rewards[:, :, :2], [0.75, 0.25])
+    assert close(whole, expected[:, :2], 1e-6)
 
 
-def test_gdpo_is_trls(tmp_path, tokenizer):
-    """TRL 1.16 calls it multi_objective_aggregation="normalize_then_sum": the advantages of two
-    reward functions, weighted 3 to 1, for 2 prompts × 4 answers."""
-    trl = needs("trl", reason=REASON.format("trl"))
-    datasets = needs("datasets", reason=REASON.format("datasets"))
-    rewards = torch.rand(2, 8, generator=torch.Generator().manual_seed(0), **F64)
-    rewards[1] *= 10
-    first, second = rewards.tolist()
-    functions = [lambda completions, **_: first, lambda completions, **_: second]
-    args = trl.GRPOConfig(
-        output_dir=str(tmp_path), per_device_train_batch_size=8, num_generations=4, report_to="none",
-        max_completion_length=2, use_cpu=True, reward_weights=[0.75, 0.25],
-        multi_objective_aggregation="normalize_then_sum",
-    )  # fmt: skip
-    trainer = trl.GRPOTrainer(
-        model=tiny_model("llama", tmp_path), reward_funcs=functions, args=args,
-        train_dataset=datasets.Dataset.from_list([{"prompt": "sql"}] * 8), processing_class=tokenizer,
-    )  # fmt: skip
-    asked = [{"prompt": prompt} for prompt in ["sql"] * 4 + ["python"] * 4]
-    theirs = trainer._generate_and_score_completions(asked)["advantages"]
-    ours = grpo_rubric.gdpo_advantages(rewards.view(2, 2, 4), [0.75, 0.25])
-    assert close(ours.flatten(), theirs.double(), 1e-5)
-
-
-def test_the_step_normalises_each_part(graded):
+def test_the_step_normalises_each_part():
     """--scale gdpo from b["parts"] to advantages: parts in their order with the weights of --reward,
     the length penalty as one more of weight 1, rewards as they were. Other scales add the penalty to
-    the sum."""
-    argv = [
-        "--reward",
-        "rubric:3",
-        "--reward",
-        "ruler",
-        "--group-size",
-        "2",
-        "--groups-per-batch",
-        "1",
-    ]
+    the sum: ± (.75 − (.125 − .25))/2; GDPO's are ±.7071·(.75 − .25 + 1) = ±1.0607 over 1.5."""
     parts = {"rubric": [1.0, 0.0], "ruler": [0.0, 0.5], "overlong": [0.0, -0.25]}
     b = {"parts": parts, "rewards": grpo_rubric.mixed(parts, {"rubric": 0.75, "ruler": 0.25})}
-    for scale in ("gdpo", "center"):
-        args = grpo_rubric.parse_args([*argv, "--scale", scale])
+    for scale, expected in (("gdpo", 0.7071), ("center", 0.4375)):
+        args = parsed(
+            *"--groups-per-batch 1 --reward rubric:3 --reward ruler --scale".split(), scale
+        )
         rewards, advantages = grpo_rubric.advantages_of(args, b)
         assert rewards.tolist() == [[0.75, 0.125]]
-        if scale == "center":
-            assert close(advantages, t([0.4375, -0.4375]), 1e-6)  # ± (.75 − (.125 − .25))/2
-        else:  # ±.7071·(.75 − .25 + 1) = ±1.0607 over the deviation 1.5
-            three = torch.stack([torch.tensor([parts[name]]) for name in parts])
-            assert close(advantages, grpo_rubric.gdpo_advantages(three, [0.75, 0.25, 1.0]), 1e-6)
-            assert close(advantages, t([0.7071, -0.7071]), 1e-4)
+        assert close(advantages, t([expected, -expected]), 3e-4)
     assert grpo_rubric.by_group([None, 0.1], 2)[0].isnan().tolist() == [True, False]
 
 
@@ -110,17 +68,7 @@ def test_a_lost_part_is_counted_and_told_once(graded, tmp_path, monkeypatch, cap
     """Of sixteen answers the rubric could not grade three, the model one other: sums over fewer parts
     cannot be compared, so the four have no reward, each part's count is in the log, and the watch says
     so once, in the first of the two steps."""
-    real = judge.grade_answers
-
-    def grade(rows, answers, *rest, **more):
-        grades = real(rows, answers, *rest, **more)
-        for i in (1, 4, 5) if len(answers) == 16 else ():
-            grades[i].score = None
-        return grades
-
-    scores = [None if i == 9 else i / 16 for i in range(16)]
-    monkeypatch.setattr(judge, "grade_answers", grade)
-    monkeypatch.setattr(common, "reward_function", lambda *a: lambda p, texts: scores[: len(texts)])
+    lost_grades(monkeypatch, (1, 4, 5), [None if i == 9 else i / 16 for i in range(16)])
     flags = ("--reward", "rubric", "--reward", "model", "--reward-model", graded["reward"])
     rows = trained(run(graded, tmp_path / "run", *flags, "--scale", "gdpo", "--eval-every", 0))
     for row in rows:
@@ -146,9 +94,9 @@ def ask(monkeypatch, args, n, rewards_of, step=1, rates=None):
         asked.append(rows)
         seeds.append(seed)
         rewards = [x for row in rows for x in rewards_of(row)]
-        of = [row for row in rows for _ in range(args.group_size)]
-        ids = torch.tensor(of)[:, None].repeat(1, 1 + len(seeds))  # each draw has its own width
-        return {"rows": of, "rewards": rewards, "parts": {"rubric": rewards}, "ids": ids}
+        ids = torch.tensor(rows).repeat_interleave(2)[:, None]
+        ids = ids.repeat(1, 1 + len(seeds))  # each draw has its own width
+        return {"rewards": rewards, "parts": {"rubric": rewards}, "ids": ids}
 
     monkeypatch.setattr(grpo_rubric, "graded", graded)
     rates = torch.full((n,), 0.5) if rates is None else rates
@@ -158,8 +106,7 @@ def ask(monkeypatch, args, n, rewards_of, step=1, rates=None):
 
 
 def parsed(*flags):
-    flags = map(str, ("--group-size", 2, *flags))
-    return grpo_rubric.parse_args([*flags])
+    return grpo_rubric.parse_args(["--group-size", "2", *map(str, flags)])
 
 
 def test_equal_groups_are_drawn_again(monkeypatch):
@@ -167,30 +114,23 @@ def test_equal_groups_are_drawn_again(monkeypatch):
     draws go on until three groups have a signal, each with as many prompts as are missing, none asked
     twice, each draw with a seed of its own. The rollout is all that was drawn, one after another, its
     rows padded with 0; a bound of 1 ends after one more draw; without --redraw there is one."""
-    mixed = lambda i: [1.0, 0.0] if i % 3 == 0 else [1.0, 1.0]  # noqa: E731
-    b, asked, seeds, _ = ask(
-        monkeypatch, parsed("--groups-per-batch", 3, "--redraw", 12), 12, mixed
-    )
+    mixed = lambda i: [1.0, float(i % 3 > 0)]  # noqa: E731
+    three = parsed("--groups-per-batch", 3, "--redraw", 12)
+    b, asked, seeds, _ = ask(monkeypatch, three, 12, mixed)
     flat, missing = sum(asked, []), 3
     for prompts in asked:
         assert len(prompts) == min(missing, 12 - (flat.index(prompts[0])))
         missing -= sum(i % 3 == 0 for i in prompts)
     assert missing == 0 and len(asked) > 2
     assert len(set(flat)) == len(flat) and len(set(seeds)) == len(seeds) and seeds[0] == 1
-    assert b["rows"] == [i for i in flat for _ in range(2)]
     assert b["rewards"] == b["parts"]["rubric"] == [x for i in flat for x in mixed(i)]
-    width = 1 + len(asked)
-    first = [flat[0]] * 2 + [0] * (width - 2)
-    assert b["ids"].shape == (2 * len(flat), width) and b["ids"][0].tolist() == first
-    args = parsed("--groups-per-batch", 3, "--redraw", 1)
-    one = ask(monkeypatch, args, 12, lambda i: [1.0, 1.0])[1]
-    assert [len(prompts) for prompts in one] == [3, 3]
-    args = parsed("--groups-per-batch", 3)
-    assert [len(x) for x in ask(monkeypatch, args, 12, mixed)[1]] == [3]
-    few = ask(monkeypatch, parsed("--groups-per-batch", 3, "--redraw", 5), 4, lambda i: [1.0, 1.0])[
-        1
-    ]
-    assert [len(prompts) for prompts in few] == [3, 1], "each prompt once per step"
+    assert b["ids"].shape == (2 * len(flat), 1 + len(asked))
+    assert b["ids"][:, 0].tolist() == [i for i in flat for _ in range(2)]
+    assert b["ids"][0].tolist() == [flat[0]] * 2 + [0] * (len(asked) - 1)
+    for redraw, prompts, sizes in ((1, 12, [3, 3]), (0, 12, [3]), (5, 4, [3, 1])):
+        three.redraw = redraw
+        _, asked, *_ = ask(monkeypatch, three, prompts, lambda i: [1.0, 1.0])
+        assert [len(each) for each in asked] == sizes, "each prompt once per step"
 
 
 def test_the_running_pass_rate(monkeypatch):
@@ -213,12 +153,11 @@ def test_prompts_that_are_neither_easy_nor_hard_come_first(monkeypatch):
     rates = torch.tensor([0.2, 0.8, 0.9, 0.1], **F64)
     first = [
         ask(monkeypatch, args, 4, lambda i: [1.0, 0.0], step, rates.clone())[1][0][0]
-        for step in range(1, 1001)
+        for step in [*range(1, 1001), 7]
     ]
     shares = np.bincount(first, minlength=4) / 1000
     assert np.abs(shares - [3 / 8, 3 / 8, 1 / 8, 1 / 8]).max() < 0.04, shares
-    again = ask(monkeypatch, args, 4, lambda i: [1.0, 0.0], 7, rates.clone())[1][0][0]
-    assert again == first[6]
+    assert first[-1] == first[6]
 
 
 EASY = [{"check": "text:max_chars", "max_chars": 999}]
@@ -240,28 +179,23 @@ def test_a_run_with_redrawn_groups_resumes(uneven, tmp_path, monkeypatch):
     signal is in the loss or in its normaliser. Stopped after step 3 and resumed, the run has the log,
     the answers and the weights of one that was not, to the bit: the pass rates, by then beyond .2 and
     .8, lie in the checkpoint."""
-    spy = Spy(monkeypatch, grpo_rubric, "update")
+    spy, folders = Spy(monkeypatch, grpo_rubric, "update"), (tmp_path / "whole", tmp_path / "run")
     flags = ("--redraw", 3, "--groups-per-batch", 2, "--steps", 6, "--save-every", 3)
-    whole = trained(run(uneven, tmp_path / "whole", *flags))
+    whole = trained(run(uneven, folders[0], *flags))
     assert sum(row["groups/redrawn"] for row in whole) > 3
-    for call, row in zip(spy.calls, whole, strict=True):
-        b, advantages, in_loss = call[3:6]
+    for (_, _, _, b, advantages, in_loss), row in zip(spy.calls, whole, strict=True):
         assert row["groups/redrawn"] == max(0, len(b["rewards"]) // 4 - 2)
         signal = (advantages.view(-1, 4) != 0).any(dim=1).repeat_interleave(4)
         assert in_loss.tolist() == signal.tolist() and row["episodes"] == len(b["rewards"])
-    run(uneven, tmp_path / "run", *flags, "--stop-after", 3)
-    run(uneven, tmp_path / "run", *flags, "--resume")
-    states = []
-    for name in ("whole", "run"):
-        file = tmp_path / name / "checkpoint/step-0000006.pt"
-        states.append(torch.load(file, weights_only=True)["state"])
-    rates = states[0]["pass_rates"]
-    assert (
-        (rates < 0.2).any() and (rates > 0.8).any() and torch.equal(rates, states[1]["pass_rates"])
-    )
-    assert all(torch.equal(x, states[1]["policy"][k]) for k, x in states[0]["policy"].items())
+    run(uneven, folders[1], *flags, "--stop-after", 3)
+    run(uneven, folders[1], *flags, "--resume")
+    files = (folder / "checkpoint/step-0000006.pt" for folder in folders)
+    one, two = (torch.load(file, weights_only=True)["state"] for file in files)
+    rates = one["pass_rates"]
+    assert (rates < 0.2).any() and (rates > 0.8).any() and torch.equal(rates, two["pass_rates"])
+    assert all(torch.equal(x, two["policy"][k]) for k, x in one["policy"].items())
     for log in ("metrics.jsonl", "rollouts.jsonl"):
-        rows = [read(tmp_path / name / log) for name in ("whole", "run")]
+        rows = [read(folder / log) for folder in folders]
         rows = [[{k: x for k, x in row.items() if k not in CLOCK} for row in each] for each in rows]
         assert rows[0] == rows[1]
 
@@ -288,18 +222,12 @@ def test_a_run_with_a_teacher(graded, tmp_path, monkeypatch):
     spy = Spy(monkeypatch, grpo_rubric, "update")
     flags = ("--teacher", teacher, "--steps", 40, "--lr", 0.03, "--eval-every", 0, "--warmup", 0)
     rows = trained(run(graded, tmp_path / "run", *flags, "--schedule", "constant"))
-    assert [row["kl/coef"] for row in rows] == [1.0] * 40
+    kinds = {(row["kl/coef"], row["forwarded"], row["updates"]) for row in rows}
+    assert kinds == {(1.0, 16, 1)} and len(rows) == 40
     assert rows[-1]["kl/token"] < 0.67 * rows[0]["kl/token"], [row["kl/token"] for row in rows]
     for *_, advantages, in_loss in spy.calls:
         assert not advantages.any() and in_loss.all()
-    assert all(row["forwarded"] == 16 and row["updates"] == 1 for row in rows)
     assert rows[0]["reward/mean"] > 0 and rows[0]["advantage/abs_mean"] > 0
-    reference = spy.calls[0][2]
-    b = spy.calls[0][3]
-    seen = b["ids"], b["attention_mask"], b["mask"]
-    with torch.no_grad():
-        expected = common.token_logps(common.load_policy(teacher, trainable=False), *seen)
-        assert torch.equal(common.token_logps(reference, *seen), expected)
 
 
 def test_a_teacher_of_other_tokens_is_refused(graded, tmp_path, tokenizer):
@@ -322,20 +250,16 @@ def test_a_teacher_of_other_tokens_is_refused(graded, tmp_path, tokenizer):
 def test_the_reference_is_the_start_or_the_teacher(rank, graded, tmp_path):
     """--beta alone: a frozen copy of --model, with LoRA the policy itself; no --beta, none. A teacher
     is a model of its own, also beside LoRA."""
-    argv = ["--model", graded["llama"], "--data", graded["data"], "--out", "runs/none"]
-    for beta in (0.0, 0.1):
-        args = grpo_rubric.parse_args([*argv, "--beta", str(beta), "--lora-rank", str(rank)])
+    own = tiny_model("llama", tmp_path, seed=9)
+
+    def loaded(*flags):
+        argv = ["--model", graded["llama"], "--data", "x", "--lora-rank", str(rank), *flags]
         device = SimpleNamespace(dtype=None, device=None)
-        policy, reference, _ = rollouts.load_models(args, device)
-        if not beta:
-            assert reference is None
-        elif rank:
-            assert reference is policy
-        else:
-            assert reference is not policy
-            assert not any(w.requires_grad for w in reference.parameters())
-    teacher = tiny_model("llama", tmp_path, seed=9)
-    args = grpo_rubric.parse_args([*argv, "--teacher", teacher, "--lora-rank", str(rank)])
-    _, reference, _ = rollouts.load_models(args, device)
-    own = common.load_policy(teacher, trainable=False).state_dict()
+        return rollouts.load_models(grpo_rubric.parse_args(argv), device)
+
+    assert loaded()[1] is None
+    policy, reference, _ = loaded("--beta", "0.1")
+    assert (reference is policy) == (rank > 0)
+    assert rank or not any(w.requires_grad for w in reference.parameters())
+    (_, reference, _), own = loaded("--teacher", own), common.load_policy(own).state_dict()
     assert all(torch.equal(weight, own[name]) for name, weight in reference.state_dict().items())

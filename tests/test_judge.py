@@ -11,7 +11,6 @@ import re
 import subprocess
 import sys
 import threading
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -21,37 +20,32 @@ from conftest import REPO
 from judge import Judge, grade_answers, read_row, read_rubrics
 from parts.files import UserError
 
+pytestmark = pytest.mark.usefixtures("quiet_process")
+
 
 class Clock:
     """Seconds that pass only in sleep(); shared by all workers."""
 
     def __init__(self):
-        self.now, self.slept, self.lock = 0.0, [], threading.Lock()
+        self.slept = []
 
     def __call__(self):
-        return self.now
-
-    def sleep(self, seconds):
-        with self.lock:
-            self.now += seconds
-            self.slept.append(seconds)
+        return sum(self.slept)
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_POST(self):
-        owner = self.server.owner
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        with owner.lock:
-            n = len(owner.requests)
-            owner.requests.append(body)
-            owner.headers.append(dict(self.headers) | {":path": self.path})
-        what = owner.reply_to(n, body)
-        if callable(what):
+        server, body = self.server, json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        server.requests.append(body)
+        server.headers.append(dict(self.headers) | {":path": self.path})
+        what = server.answer(len(server.requests) - 1, body)
+        if isinstance(what, bytes):
             self.close_connection = True
-            return what(self)
-        status, headers, content = what if isinstance(what, tuple) else (200, {}, completion(what))
+            return self.wfile.write(what)
+        what = (200, {}, completion(what)) if isinstance(what, str) else what
+        status, headers, content = what
         content = content if isinstance(content, bytes) else json.dumps(content).encode()
         self.send_response(status)
         for name, value in ({"Content-Length": len(content)} | headers).items():
@@ -63,30 +57,24 @@ class Handler(http.server.BaseHTTPRequestHandler):
         pass
 
 
-class Quiet(http.server.ThreadingHTTPServer):
+class Server(http.server.ThreadingHTTPServer):
+    """Chat completions on a free port. answer(n, request) → text of a reply, or (status, headers,
+    body), or the bytes to send before hanging up. `requests`, `headers`: all that came."""
+
     daemon_threads, request_queue_size = True, 128
+
+    def __init__(self, answer):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.answer, self.requests, self.headers = answer, [], []
+        self.url = f"http://127.0.0.1:{self.server_port}"
+        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
+
+    def __exit__(self, *_):
+        self.shutdown()
+        self.server_close()
 
     def handle_error(self, *_):
         """The client has hung up."""
-
-
-class Server:
-    """Chat completions on a free port. answer(n, request) → text of a reply, or (status, headers,
-    body), or a function of the connection's handler. `requests`, `headers`: all that came."""
-
-    def __init__(self, answer):
-        self.reply_to, self.lock = answer, threading.Lock()
-        self.requests, self.headers = [], []
-        self.http = Quiet(("127.0.0.1", 0), Handler)
-        self.http.owner, self.url = self, f"http://127.0.0.1:{self.http.server_port}"
-        threading.Thread(target=self.http.serve_forever, args=(0.01,), daemon=True).start()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        self.http.shutdown()
-        self.http.server_close()
 
 
 def completion(text, finish="stop", **more):
@@ -116,30 +104,20 @@ def attempts(request):
     return {label: text for _, label, text in re.findall(inner, asked(request), re.S)}
 
 
-def number_in(text):
-    return float(re.findall(r"\d?\.\d+|\d", text)[-1])
-
-
-def scores(request, score=number_in, bias=0.0):
-    """A good reply to a group call, last attempt first; `bias` is added per place."""
-    shown = enumerate(attempts(request).items())
-    rows = [{"id": k, "reason": "r " + t, "score": score(t) + bias * i} for i, (k, t) in shown]
+def by_number(n, request, bias=0.0):
+    """A good reply to a group call, last attempt first: the number at the end of each answer, and
+    `bias` for each place."""
+    rows = [
+        {"id": label, "reason": "r " + text, "score": float(text.split()[-1]) + bias * place}
+        for place, (label, text) in enumerate(attempts(request).items())
+    ]
     return json.dumps({"scores": rows[::-1]})
 
 
-@pytest.fixture(autouse=True)
-def _no_key(monkeypatch, tmp_path):
-    """No test may see the developer's key, address, proxy or .netrc."""
-    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "http_proxy", "https_proxy", "all_proxy"):
-        monkeypatch.delenv(name, raising=False)
-        monkeypatch.delenv(name.upper(), raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path))
-
-
-def make(server, clock=None, **how):
+def make(server, **how):
     """A judge of this server whose waits cost nothing."""
-    clock = clock or Clock()
-    return Judge("m", server.url, clock=clock, sleep=clock.sleep, **how)
+    clock = Clock()
+    return Judge("m", server.url, clock=clock, sleep=clock.slept.append, **how)
 
 
 def row_of(*criteria, **more):
@@ -147,6 +125,7 @@ def row_of(*criteria, **more):
 
 
 NO_COMMA = {"check": "punctuation:no_comma"}
+LIMIT = {"check": "text:max_chars", "max_chars": 3, "weight": 3}
 ROW = row_of("Names the skill.", "Is polite.")
 
 
@@ -155,10 +134,10 @@ def grade(subject, answers=("Hello.",), row=ROW):
 
 
 def run(answer, answers=("Hello.",), row=ROW, **how):
-    """(grades, server, judge) of these answers, with a server that answers so."""
+    """(grades, requests, judge) of these answers, with a server that answers so."""
     with Server(answer) as server:
         subject = make(server, **how)
-        return grade(subject, answers, row), server, subject
+        return grade(subject, answers, row), server.requests, subject
 
 
 # ---- the message ----
@@ -181,26 +160,13 @@ def test_no_text_can_close_its_block(text, where):
     parts = {"task": task, "criteria": [(1, "Says hello.")], "answer": "Hi.", "reference": "Hey."}
     parts[where] = [(1, text)] if where == "criteria" else text
     content = judge.judge_messages(**parts)[1]["content"]
-    tag = re.findall(rf"^<{where}-([0-9a-f]{{12}})>$", content, re.M)[0]
-    assert tag not in text and content.count(f"</{where}-{tag}>") == 1
-    inside = content.partition(f"<{where}-{tag}>\n")[2].partition(f"\n</{where}-{tag}>")[0]
-    assert inside == (f"1. {text}" if where == "criteria" else text)
+    (tag, inside), *_ = re.findall(
+        rf"^<({where}-[0-9a-f]{{12}})>\n(.*?)\n</\1>$", content, re.M | re.S
+    )
+    assert tag not in text and inside == (f"1. {text}" if where == "criteria" else text)
     assert re.search(r"</answer-[0-9a-f]{12}>$", content)
     roles = re.findall(r'<message-\w+ role="(\w+)">', content)
     assert roles == ([] if where == "task" else ["user"])
-
-
-def test_calls_of_a_group_share_four_fifths_of_the_prompt():
-    """A hosted judge bills an equal beginning once. Two answers of 25 words to a bundled prompt of
-    rubrics_judge.json; RULER: both passes, and the same prompt with other answers later."""
-    row = read_rubrics(REPO / "data" / "rubrics_judge.json").rows[0]
-    answers = [f"My view: {name} works with care plans. " * 4 for name in ("Yanmei", "Another")]
-    groups = [[judge.talk(row.prompt, f"Answer {k}{i}.") for i in range(2)] for k in "ab"]
-    ruler = [call for group in groups for call in judge.ruler_calls(group, passes=2)[1]]
-    for calls in (judge.rubric_calls([row, row], answers).values(), ruler):
-        texts = ["".join(m["content"] for m in call.messages) for call in calls]
-        equal = next(i for i, letters in enumerate(zip(*texts)) if len(set(letters)) > 1)
-        assert equal >= 0.8 * max(map(len, texts))
 
 
 # ---- the reply ----
@@ -211,89 +177,77 @@ def rated(*verdicts, **more):
     return json.dumps({"ratings": rows})
 
 
-YES, NO, BOTH = rated("Yes", "Yes"), rated("No", "No"), rated("Yes", "No")
+NAMES = {"@YES": rated("Yes", "Yes"), "@NO": rated("No", "No"), "@BOTH": rated("Yes", "No")}
 
 
 def cases(text):
-    """[(reply, what it means)] of a table, in which YES, NO and BOTH stand for whole replies."""
-    rows = [row.rpartition(" | ") for row in text.strip().split("\n")]
-    names = {"YES": YES, "NO": NO, "BOTH": BOTH}
-    return [(re.sub(r"\b[A-Z]+\b", lambda m: names.get(m[0], m[0]), a), b) for a, _, b in rows]
+    """[(case, what is expected)] of a table; @YES, @NO and @BOTH stand for whole replies."""
+    text = re.sub("@[A-Z]+", lambda name: NAMES[name[0]], text.strip())
+    return [line.rsplit(" | ", 1) for line in text.split("\n")]
 
 
-THOUGHT = rated("Yes", "No", reason="opens <think> and </think>")
-READ = """
-BOTH | 10
+READ = cases("""
+@BOTH | 10
 [{"id": 2, "rating": "No"}, {"id": 1, "rating": "Yes"}] | 10
-Sure! ```json BOTH ``` Bye { | 10
-{"ratings": [{"id": 1, "rating": "Yes" or "No"}]} so: NO | 00
-<think>YES</think>NO | 00
-YES</think>NO | 00
+Sure! ```json @BOTH ``` Bye { | 10
+{"ratings": [{"id": 1, "rating": "Yes" or "No"}]} so: @NO | 00
+<think>@YES</think>@NO | 00
+@YES</think>@NO | 00
 [{"id": 1, "reason": "a	b", "rating": "Met."}, {"id": "#2.", "rating": "PASSED"}] | 11
 {"result": {"ratings": [{"id": 1, "rating": "1"}, {"id": 2, "rating": true}]}} | 11
-BOTH again BOTH | 10
-[{"step": "reads it"}] so NO | 00
-"""
-LONG = [(THOUGHT, "10"), ('{"x": ' + "9" * 6000 + "} " + NO, "00")]
+@BOTH again @BOTH | 10
+[{"step": "reads it"}] so @NO | 00
+[{"id": 1, "rating": "Yes", "reason": "<think> </think>"}, {"id": 2, "rating": "No"}] | 10
+""")
 
 
-@pytest.mark.parametrize("reply, verdicts", cases(READ) + LONG)
+@pytest.mark.parametrize(
+    "reply, verdicts", [*READ, ('{"x": ' + "9" * 6000 + "} " + READ[3][0], "00")]
+)
 def test_replies_are_read_as_they_mean(reply, verdicts):
     """Prose, fences, echoes and thoughts around the JSON do not matter; a reason may hold all."""
     found, _ = judge.parse_ratings(reply, [1, 2])
     assert "".join(str(int(met)) for met, _ in found.values()) == verdicts
 
 
-def raw(data):
-    return lambda handler: handler.wfile.write(data)
-
-
 def told(status, message="later", **headers):
     return status, headers, {"error": {"message": message}}
 
 
-NOTHING = "no JSON object"
-CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n400\r\n"
-SHORT = b"HTTP/1.1 200 OK\r\nContent-Length: 5000\r\n\r\n"
-REPLIES = """
+REPLIES = cases("""
 {} | no JSON object
 {"ratings": []} | no JSON object
 {"ratings": "Yes"} | no JSON object
 Yes, Yes | no JSON object
 [1, 2] | no JSON object
-<think>YES | no JSON object
+<think>@YES | no JSON object
 {"ratings": [{"id": 1, "rating": "Yes"}, {"id": 2, "rating": "Yes" | no JSON object
 {"ratings": ["Yes", "No"]} | no JSON object
-NO The answer claims YES | contradict
-NO quoted: [{"id": 1, "rating": "Yes"}] | contradict
+@NO The answer claims @YES | contradict
+@NO quoted: [{"id": 1, "rating": "Yes"}] | contradict
 [{"id": 1, "rating": 1}, {"id": 2, "rating": 1}, {"id": 3, "rating": 1}] | found 1, 2, 3
 [{"id": 1, "rating": 1}] | expected the ids 1, 2, each once; found 1
 [{"id": 1, "rating": 1}, {"id": 1, "rating": 1}, {"id": 2, "rating": 1}] | found 1, 1, 2
-[{"id": 8, "rating": 1}, {"id": 9, "rating": 1}] | found 8, 9
 [{"id": 1, "rating": "Partial"}, {"id": 2, "rating": "Yes, but"}] | no usable value: 1, 2
 [{"id": 1, "rating": ["Yes"]}, {"id": 2, "rating": 2}] | no usable value: 1, 2
 [{"id": true, "rating": 1}, {"id": 2.5, "rating": 1}, {"rating": 1}] | TRUE, 2.5, NONE
-"""
+""")
+NO_REPLY = [
+    b"<html>login</html>",
+    b"\xff",
+    [],
+    {"choices": []},
+    completion(None),
+    completion(" \n"),
+]
+CUT = b"HTTP/1.1 200 OK\r\nContent-Length: 5000\r\n\r\n{}"
 FAULTS = [  # what a server answers, and what the error says
-    *cases(REPLIES),
-    ("[" * 50_000, NOTHING),
-    ('{"a":' * 50_000, NOTHING),
-    ((200, {}, b"<html>login</html>"), "no reply in '<html>"),
-    (told(200), "no reply"),
-    ((200, {}, {"choices": []}), "no reply"),
-    ((200, {}, {"choices": {"0": 1}}), "no reply"),
-    ((200, {}, completion(None)), "no reply"),
-    ((200, {}, completion(" \n")), "no reply"),
-    ((200, {}, completion([{"text": "x"}])), "no reply"),
-    ((200, {}, []), "no reply"),
-    ((204, {}, b""), "no reply"),
-    ((200, {}, b"\xff\xfe\x00"), "no reply"),
-    ((200, {}, json.dumps(completion(NO)).encode()[:-9]), "no reply"),
-    ((200, {}, completion(YES, "length")), "limit of tokens"),
-    (raw(SHORT + NO.encode()), "Error"),
-    (raw(CHUNKED + NO.encode()), "Error"),
-    (raw(b"hello there\r\n\r\n"), "Error"),
-    (raw(b""), "Error"),
+    *REPLIES,
+    *((opening * 50_000, "no JSON object") for opening in ("[", '{"a":')),
+    *(((200, {}, body), "no reply") for body in NO_REPLY),
+    ((200, {}, completion(NAMES["@YES"], "length")), "limit of tokens"),
+    (CUT, "Error"),
+    (b"", "Error"),
     *((told(status), f"HTTP {status}: ") for status in (408, 409, 425, 429, 500, 503)),
 ]
 
@@ -315,26 +269,24 @@ def flaky(fault):
 def test_a_fault_is_retried_and_is_no_verdict(fault, complaint):
     """Asked again after ½ to 1 s, then 1 to 2 s; a reply that cannot be used with its fault named.
     If it goes on: 1 + max_retries calls and None, never 0; the others have their own verdicts."""
-    clock = Clock()
-    grades, server, subject = run(flaky(fault), ["a", "Bad", "Once"], clock=clock, max_retries=2)
+    grades, requests, subject = run(flaky(fault), ["a", "Bad", "Once"], max_retries=2)
     assert [(g.score, g.attempts) for g in grades] == [(1.0, 1), (None, 3), (1.0, 2)]
-    assert len(server.requests) == 6 and complaint in grades[1].error
+    assert len(requests) == 6 and complaint in grades[1].error
     assert subject.metrics()["judge/corrected"] == 1
-    waits = sorted(clock.slept)
-    assert len(waits) == 3 and 0.5 <= waits[0] and waits[1] <= 1 <= waits[2] <= 2
-    again = [r["messages"][3]["content"] for r in server.requests if len(r["messages"]) == 4]
+    first, second, third = sorted(subject.clock.slept)
+    assert 0.5 <= first and second <= 1 <= third <= 2
+    again = [r["messages"][3]["content"] for r in requests if len(r["messages"]) == 4]
     assert len(again) == 3 * isinstance(fault, str) and all(complaint in text for text in again)
 
 
 # ---- the attempt ----
 
+ELSEWHERE = {"Location": "http://127.0.0.1:9/"}
 STOPPED = [  # cannot get better: one request, then the run ends
     (told(401, "wrong key " + "x" * 500), r"HTTP 401: .{0,200}$"),
-    (told(404), "HTTP 404"),
     ((429, {}, {"error": {"message": "none left", "code": "insufficient_quota"}}), "HTTP 429"),
     (told(400), "HTTP 400"),
-    ((302, {"Location": "http://127.0.0.1:9/"}, b""), "HTTP 302"),
-    ((307, {"Location": "http://127.0.0.1:9/"}, b""), "HTTP 307"),
+    ((307, ELSEWHERE, b""), "HTTP 307"),
     ((401, {}, "no\x1b[2J\r\nkey\u202e".encode()), r"HTTP 401: no\[2J key$"),
 ]
 
@@ -349,13 +301,7 @@ def test_what_cannot_get_better_stops_the_run(fault, message):
         assert len(server.requests) == 1
 
 
-def test_a_refused_call_fails_alone_once_the_judge_has_worked():
-    """400 for one text (too long, a content filter): no retry can help, the other calls go on."""
-    grades, *_ = run(flaky(told(400, "too long")), ["a", "Bad", "c"], concurrency=1)
-    assert [(g.score, g.attempts) for g in grades] == [(1.0, 1), (None, 1), (1.0, 1)]
-
-
-def test_a_judge_that_cannot_be_asked(monkeypatch):
+def test_a_judge_that_cannot_be_asked():
     """Nobody listens: said at the first question, not after three steps without a reward."""
     with Server(all_yes) as server:
         pass
@@ -368,42 +314,43 @@ def test_a_judge_that_cannot_be_asked(monkeypatch):
         Judge("m")
 
 
-@pytest.mark.parametrize(
-    "asked, slept", [("7", 7), ("0", 0), ("-7", None), ("soon", None), ("90", 0)]
-)
-def test_waits_as_long_as_the_server_asks(asked, slept):
-    """Retry-After in seconds; malformed counts as absent (½ to 1 s); beyond the cap: a failure."""
-    clock = Clock()
-    fault = 429, {"Retry-After": asked}, b""
-    grades, _, subject = run(flaky(fault), ["Once"], clock=clock)
-    assert subject.metrics()["judge/latency_mean"] == clock.now
-    assert grades[0].score == (None if asked == "90" else 1.0)
-    assert clock.now == slept or (slept is None and 0.5 <= clock.now <= 1)
+half_to_one = pytest.approx(0.75, abs=0.25)
+ASKED_FOR = [  # Retry-After, to which answer; attempts and seconds
+    ("60", "Once", 2, 60),
+    ("0", "Once", 2, 0),
+    ("-7", "Once", 2, half_to_one),
+    ("soon", "Once", 2, half_to_one),
+    ("90", "Once", 1, 0),
+    ("50", "Bad", 4, 150),
+]
 
 
-def test_a_call_has_a_deadline_over_all_its_retries():
-    """Waits of 50 s each: the fourth would end after 180 s and is not begun."""
-    clock = Clock()
-    grades, *_ = run(flaky((503, {"Retry-After": "50"}, b"")), ["Bad"], clock=clock, max_retries=9)
-    assert (grades[0].score, grades[0].attempts, clock.now) == (None, 4, 150)
+@pytest.mark.parametrize("after, answer, tries, slept", ASKED_FOR)
+def test_waits_as_long_as_the_server_asks(after, answer, tries, slept):
+    """Retry-After in seconds; malformed counts as absent (½ to 1 s); beyond the cap: a failure. A
+    call has a deadline over all its retries: after three waits of 50 s no fourth is begun."""
+    fault = 429, {"Retry-After": after}, b""
+    (found,), _, subject = run(flaky(fault), [answer], max_retries=9)
+    assert (found.score, found.attempts) == (1.0 if tries == 2 else None, tries)
+    assert subject.clock() == slept == subject.metrics()["judge/latency_mean"]
 
 
-def test_one_fatal_call_stops_the_others():
-    """A 401 does not wait for another call's pause of 30 s: real time here."""
-    later, start = (500, {"Retry-After": "30"}, b""), time.monotonic()
+def test_one_call_and_the_others():
+    """A 401 does not wait for another call's pause of 30 s, after which nobody asks again. 400 for
+    one text (too long, a content filter) once the judge has worked: it fails alone, unrepeated."""
+    later = 500, {"Retry-After": "30"}, b""
     with Server(lambda n, r: told(401) if "Bad" in asked(r) else later) as server:
         with pytest.raises(UserError, match="HTTP 401"):
             grade(Judge("m", server.url), ["a", "b", "Bad"])
-    assert time.monotonic() - start < 20
+    assert len(server.requests) <= 5
+    grades, *_ = run(flaky(told(400, "too long")), ["a", "Bad", "c"], concurrency=1)
+    assert [(g.score, g.attempts) for g in grades] == [(1.0, 1), (None, 1), (1.0, 1)]
 
 
 def test_results_are_in_order_and_equal_calls_asked_once():
     """24 answers over 6 workers, each with its own verdict; eight equal answers cost one call."""
-
-    def answer(n, request):
-        return ratings(request, lambda i: "Yes" if "even" in asked(request) else "No")
-
-    with Server(answer) as server:
+    even = lambda n, r: ratings(r, lambda i: ["No", "Yes"]["even" in asked(r)])  # noqa: E731
+    with Server(even) as server:
         subject = make(server, concurrency=6)
         grades = grade(subject, [f"{i} " + ("odd" if i % 3 else "even") for i in range(24)])
         assert [g.score for g in grades] == [float(not i % 3) for i in range(24)]
@@ -421,10 +368,14 @@ ADDRESSES = {"": "/v1", "/": "/v1", "/v1/": "/v1", "/api": "/api", "/v2/chat/com
 
 
 @pytest.mark.parametrize("given, sent", ADDRESSES.items())
-def test_addresses(given, sent):
-    """With or without /v1, with or without /chat/completions: one place."""
+def test_what_is_sent_and_where(given, sent):
+    """With or without /v1, with or without /chat/completions: one place. A temperature only if it
+    is given: gpt-5 models refuse one, and the default judge is one of them."""
     with Server(all_yes) as server:
-        grade(Judge("m", server.url + given))
+        for how in ({}, {"temperature": 0.0}):
+            grade(Judge("m", server.url + given, **how))
+    plain = {"model", "messages"}
+    assert [r.keys() for r in server.requests] == [plain, plain | {"temperature"}]
     assert server.headers[0][":path"] == f"{sent}/chat/completions"
 
 
@@ -433,6 +384,7 @@ def test_the_key_is_sent_and_shown_nowhere(monkeypatch, tmp_path):
     cache, reason, error or repr."""
     key = "sk-test-1234567890abcdef"
     monkeypatch.setenv("OPENAI_API_KEY", key)
+    monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / ".netrc").write_text("machine 127.0.0.1 login evil password evil\n")
     echo = rated("Yes", "Yes", reason=f"your key is {key}")
     answers = [told(500, f"key {key}"), echo, told(401, f"bad {key}")]
@@ -445,13 +397,6 @@ def test_the_key_is_sent_and_shown_nowhere(monkeypatch, tmp_path):
     assert key not in "".join([*shown, str(error.value)]) and "[key]" in shown[0]
 
 
-def test_a_temperature_is_sent_only_if_it_is_given():
-    """gpt-5 models refuse one, and the default judge is one of them."""
-    for how, keys in (({}, {"model", "messages"}), ({"temperature": 0.0}, {"temperature"})):
-        _, server, _ = run(all_yes, **how)
-        assert server.requests[0].keys() == {"model", "messages"} | keys
-
-
 # ---- cache and cost ----
 
 
@@ -459,7 +404,7 @@ def test_the_cache_survives_a_new_port_and_a_cut_line(tmp_path):
     """Killed and resumed at another address: same rewards, nobody asked. Another model or answer is
     another question; a line cut by the kill is lost alone, and the next one is whole."""
     path = tmp_path / "run" / "judge_cache.jsonl"
-    before, *_ = run(lambda n, r: BOTH, ["a", "b"], cache=path)
+    before, *_ = run(lambda n, r: NAMES["@BOTH"], ["a", "b"], cache=path)
     with open(path, "a", encoding="utf-8") as file:
         file.write('{"key": "x", "rep')
     with Server(all_yes) as server:
@@ -475,15 +420,13 @@ def test_tokens_and_usd():
     """Also of a reply that could not be read: 2 × (100 in, 10 out) at 1 and 5 USD a million.
     Without a usable count: characters / 4."""
     usage = {"prompt_tokens": 100, "completion_tokens": 10}
-    replies = [lambda r: "no", ratings]
-    _, _, subject = run(
-        lambda n, r: (200, {}, completion(replies[n](r), usage=usage)), price=(1.0, 5.0)
-    )
+    reply = lambda n, r: (200, {}, completion(ratings(r) if n else "no", usage=usage))  # noqa: E731
+    *_, subject = run(reply, price=(1.0, 5.0))
     assert subject.counts["tokens_in"] == 200 and subject.usd() == pytest.approx(3e-4)
-    for usage in (None, {"prompt_tokens": 3}, []):
+    for usage in (None, {"prompt_tokens": 3}):
         reply = 200, {}, completion("x" * 40, usage=usage)
-        _, _, subject = run(lambda n, r, reply=reply: reply, max_retries=0)
-        assert subject.counts["tokens_out"] == 10 and subject.counts["tokens_in"] > 100
+        *_, subject = run(lambda n, r, reply=reply: reply, max_retries=0)
+        assert subject.counts["tokens_out"] == 10 and 100 < subject.counts["tokens_in"] < 400
 
 
 # ---- blame ----
@@ -495,12 +438,12 @@ def test_sentence_to_number_over_a_socket():
     row = row_of(two, NO_COMMA, "Is polite.", fault, reference="Facts.")
     says = {1: "Yes", 3: "No", 4: "Yes"}.get
     answers = ["<think>secret</think>Runs audits"]
-    (found,), server, _ = run(lambda n, r: ratings(r, says), answers, row)
+    (found,), (request,), _ = run(lambda n, r: ratings(r, says), answers, row)
     assert found.score == 3 / 5
     logged = [(c["verdict"], c["reason"]) for c in found.criteria]
     assert logged == [(True, "r1"), (True, None), (False, "r3"), (False, "r4")]
-    assert not re.search("secret|no_comma", str(server.requests))
-    assert "\nFacts.\n</reference-" in asked(server.requests[0])
+    assert not re.search("secret|no_comma", str(request))
+    assert "\nFacts.\n</reference-" in asked(request)
 
 
 def test_a_failure_of_the_model_is_zero_and_one_of_a_grader_is_none():
@@ -508,22 +451,14 @@ def test_a_failure_of_the_model_is_zero_and_one_of_a_grader_is_none():
     the check's verdict kept. A check whose tests do not compile: None, where it was 0."""
     row = row_of("Is polite.", {"criterion": "Lies.", "negate": True}, NO_COMMA)
     answers = ["", " \n", "<think>hm", "x</think> ", "\u200b", "Bad"]
-    grades, server, _ = run(flaky(told(503)), answers, row, max_retries=0)
-    assert [g.score for g in grades] == [0.0] * 5 + [None] and len(server.requests) == 1
+    grades, requests, _ = run(flaky(told(503)), answers, row, max_retries=0)
+    assert [g.score for g in grades] == [0.0] * 5 + [None] and len(requests) == 1
     assert "HTTP 503" in grades[-1].error
     assert [c["verdict"] for c in grades[-1].criteria] == [None, None, True]
-    broken = row_of({"check": "text:max_chars", "max_chars": 9})
+    broken = row_of(LIMIT)
     broken.criteria[0].check, broken.criteria[0].arguments = "code:tests", {"tests": "assert ("}
     (found,) = grade(None, ["x = 1"], broken)
     assert found.score is None and "broken" in found.error
-    tests = {"rubrics": [{"check": "code:tests", "tests": "assert ("}]}
-    with pytest.raises(ValueError, match="expected Python code that compiles"):
-        read_row({"prompt": "p"} | tests, allow_code=True)
-
-
-def test_checks_alone_ask_nobody():
-    (found,) = grade_answers([row_of("Is polite.", NO_COMMA)], ["a"], checks_only=True)
-    assert found.score == 1.0 and [c["id"] for c in found.criteria] == [2]
 
 
 # ---- RULER ----
@@ -537,31 +472,31 @@ def rule(answer, *groups, **how):
         return judge.ruler_groups(talks, subject, **how), server.requests, subject
 
 
-def by_number(n, request):
-    return scores(request)
-
-
 def test_ruler_scores_a_group():
     """By id, not by place; equal answers are shown once, empty ones not at all; the shared start is
-    context. A group of equals is not asked about."""
-    turns = [judge.talk("Go.", "<think>t</think>Same."), ("a .3", "", "a .3", "b .7", "<think>.9")]
-    group = [judge.talk(turns[0], text) for text in turns[1]]
+    context, and what changes comes last. A group of equals is not asked about."""
+    start = judge.talk("Go.", "<think>t</think>Same.")
+    group = [judge.talk(start, text) for text in ("a .3", "", "a .3", "b .7", "<think>.9")]
     with Server(by_number) as server:
         (ruling,) = judge.ruler_groups([group], make(server))
     assert ruling.scores == [0.3, 0.0, 0.3, 0.7, 0.0] and ruling.reasons[3] == "r b .7"
     text = asked(server.requests[0])
     assert text.count("Same.") == 1 and "<think>" not in text
-    assert len(attempts(server.requests[0])) == 2
+    assert len(attempts(server.requests[0])) == 2 and re.search("</attempt-\\w+>$", text)
     (same, empty), requests, subject = rule(by_number, ("a", "a"), ("", "<think>"))
     assert requests == [] and subject.metrics()["ruler/identical_groups"] == 2
     assert same.identical and same.scores is same.error is None and empty.scores == [0.0, 0.0]
+    (lost,), requests, _ = rule(lambda n, r: by_number(n, r, bias=7), ("a .1", "b .9"))
+    assert len(requests) == 2 and lost.scores is None and lost.error and not lost.identical
+    with pytest.raises(UserError, match="17 different answers"):
+        rule(by_number, "abcdefghijklmnopq")
 
 
 def test_two_passes_cancel_a_linear_position_bias():
     """A judge that adds .1 per place: in reverse, too, every answer gains .1, and the order is the
     true one. Places 0, 1, 2 become 2, 1, 0: the scores differ by .2, 0, .2."""
     group = ("a .1", "b .2", "c .3")
-    (ruling,), requests, subject = rule(lambda n, r: scores(r, bias=0.1), group, passes=2)
+    (ruling,), requests, subject = rule(lambda n, r: by_number(n, r, bias=0.1), group, passes=2)
     one, two = [list(attempts(r)) for r in requests]
     assert one == two[::-1]
     assert ruling.scores == pytest.approx([0.2, 0.3, 0.4])
@@ -576,51 +511,11 @@ def test_ruler_labels_are_drawn_and_shuffled():
     for i in range(40):
         group = [judge.talk(f"Task {i}.", text) for text in "abcd"]
         keys, (call,) = judge.ruler_calls(group)
-        shown = call.parse.keywords["ids"]
-        firsts.append(keys.index(next(iter(shown.values()))))
-        labels.append(next(iter(shown)))
+        label, key = next(iter(call.parse.keywords["ids"].items()))
+        firsts.append(keys.index(key))
+        labels.append(label)
         assert judge.ruler_calls(group[::-1])[1][0].messages == call.messages
     assert all(3 <= firsts.count(k) <= 18 for k in range(4)) and len(set(labels)) > 20
-
-
-VOID = [
-    lambda rows: [row | {"score": 7} for row in rows],
-    lambda rows: rows[1:],
-    lambda rows: rows + rows[:1],
-    lambda rows: [*rows, rows[0] | {"id": "Z1"}],
-    lambda rows: [{"score": 0.5} for _ in rows],
-    lambda rows: [],
-]
-
-
-@pytest.mark.parametrize("change", VOID)
-def test_a_score_outside_the_rules_voids_the_reply(change):
-    """7, 10 and 15 clamped to 1 would make ties; a missing, doubled or foreign id is about
-    something else: all None."""
-
-    def answer(n, request):
-        return json.dumps({"scores": change(json.loads(scores(request))["scores"])})
-
-    (ruling,), requests, subject = rule(answer, ("a .1", "b .9"))
-    assert len(requests) == 2 and ruling.scores is None
-    assert ruling.error and not ruling.identical
-    with pytest.raises(UserError, match="17 different answers"):
-        rule(answer, "abcdefghijklmnopq")
-
-
-def test_canaries_are_sent_and_scored():
-    """Six worthless texts for two prompts, the empty one included. A judge that obeys orders is
-    caught by name."""
-    rows = [ROW, row_of(NO_COMMA), row_of("A", prompt="Say B."), row_of("C")]
-
-    def answer(n, request):
-        return ratings(request, lambda i: ["No", "Yes"]["every item Yes" in asked(request)])
-
-    with Server(answer) as server:
-        rates = judge.canaries(rows, make(server))
-    assert len(server.requests) == 12 and "I have met: Is polite." in str(server.requests)
-    names = "empty", "dot", "thought", "echo", "claims", "order"
-    assert rates == {f"judge/canary_{name}": float(name == "order") for name in names}
 
 
 # ---- rubric files ----
@@ -632,34 +527,26 @@ def write(path, content):
     return path
 
 
-def lines(rows):
-    return "\n".join(map(json.dumps, rows))
-
-
 ONE = {"prompt": "p", "rubrics": ["a"]}
 TEXT = json.dumps(ONE)
 FILES = [
     ([ONE, ONE], "12"),
     ("\ufeff" + TEXT, "1"),
-    (json.dumps(ONE, indent=1), "1"),
     (TEXT + "\n\n" + json.dumps(ONE | {"task_id": 7}) + "\n", "17"),
     ('[\n\t{"prompt": "raw\ttab", "rubrics": ["a\nb"]}\n]', "1"),
+    ({"train": [ONE], "test": [ONE] * 3}, "1234"),
 ]
 
 
 @pytest.mark.parametrize("content, ids", FILES)
 def test_the_content_decides_what_a_file_is(content, ids, tmp_path):
-    """A list, JSONL or one object; the recipe's files have raw tabs in strings."""
-    rows = read_rubrics(write(tmp_path / "x.dat", content)).rows
-    assert [row.task_id for row in rows] == list(ids)
-
-
-def test_a_split_made_by_the_user(tmp_path):
-    """train, test and no validation: the first half of test (rounded down) validates."""
-    rows = [ONE | {"prompt": i} for i in "01234567"]
-    data = read_rubrics(write(tmp_path / "x.json", {"train": rows[:3], "test": rows[3:]}))
-    parts = {name: "".join(row.prompt for row in part) for name, part in data.splits.items()}
-    assert parts == {"train": "012", "validation": "34", "test": "567"}
+    """A list, JSONL or one object; the recipe's files have raw tabs in strings. train and test
+    without validation: the first half of test (rounded down) validates."""
+    data = read_rubrics(write(tmp_path / "x.dat", content))
+    assert [row.task_id for row in data.rows] == list(ids)
+    parts = {name: "".join(row.task_id for row in part) for name, part in data.splits.items()}
+    halves = {"train": "1", "validation": "2", "test": "34"}
+    assert parts == (halves if isinstance(content, dict) else {})
 
 
 ALL_FORMS = r"""{"prompt": "u", "rubric - 10. criterion": "Ten.\r\nLast.",
@@ -681,7 +568,7 @@ def test_all_forms_in_one_row_are_joined_in_order():
     assert criteria[5].negate and criteria[7].arguments == {"keywords": ["k"]}
 
 
-BAD_ROWS = """
+BAD_ROWS = cases("""
 {"rubrics": ["a"]} | "prompt"
 {"prompt": [{"role": "assistant", "content": "a"}], "rubrics": ["a"]} | must end with
 {"prompt": "p"} | no criterion with a weight above 0
@@ -699,19 +586,17 @@ BAD_ROWS = """
 {"prompt": "p", "instruction_id_list": ["punctuation:no_comma"]} | two lists of one length
 {"prompt": "p", "rubrics": ["a"], "task_id": "1"} | 1 already
 7 | expected an object
-""".strip().split("\n")  # fmt: skip
+""")
 
 
-@pytest.mark.parametrize("case", BAD_ROWS)
-def test_bad_rows_stop_the_load(case, tmp_path):
+@pytest.mark.parametrize("bad, message", BAD_ROWS)
+def test_bad_rows_stop_the_load(bad, message, tmp_path):
     """The message names file, key and row; in JSONL the line of the file, blank lines counted."""
-    bad, message = case.split(" | ")
     path = write(tmp_path / "r.json", f"[{TEXT}, {bad}]")
     with pytest.raises(UserError, match=f"{path}, row 2: .*{message}"):
         read_rubrics(path)
     path = write(tmp_path / "r.jsonl", f"{TEXT}\n\n\n{bad}\n")
-    line = f"{path}(, line |:)4: .*{message.replace('expected an', '')}"
-    with pytest.raises(UserError, match=line):
+    with pytest.raises(UserError, match=f"{path}(, line |:)4: .*{message[12:]}"):
         read_rubrics(path)
 
 
@@ -724,16 +609,13 @@ NO_FILES = [
     ('[{"prompt": "p", "rubrics": [{"criterion": "a", "weight": NaN}]}]', "NaN"),
     ("[" * 100_000, "recursion"),
     ({"train": [ONE], "validation": 3.5, "test": [ONE]}, "must be lists"),
-    (None, "No such file"),
 ]
 
 
 @pytest.mark.parametrize("content, message", NO_FILES)
 def test_files_that_are_none(content, message, tmp_path):
     """One line that names the file, with line and column where JSON is broken; no traceback."""
-    path = tmp_path / "r.json"
-    if content is not None:
-        write(path, content)
+    path = write(tmp_path / "r.json", content)
     with pytest.raises(UserError, match=message) as error:
         read_rubrics(path)
     assert str(error.value).startswith(f"--data {path}") and "\n" not in str(error.value)
@@ -741,7 +623,6 @@ def test_files_that_are_none(content, message, tmp_path):
 
 # ---- the commands ----
 
-LIMIT = {"check": "text:max_chars", "max_chars": 3, "weight": 3}
 MIXED = [
     {"task_id": "a", "prompt": "Greet.", "rubrics": ["Is kind.", NO_COMMA]},
     {"task_id": "b", "prompt": "Leave.", "rubrics": [LIMIT]},
@@ -757,7 +638,7 @@ ANSWERS = [
 def command(tmp_path, monkeypatch):
     """command("grade", server, more flags…) → exit status, in a folder with r.json and a.jsonl."""
     monkeypatch.chdir(tmp_path)
-    given(rubrics=MIXED, answers=ANSWERS)
+    given(MIXED, ANSWERS)
 
     def run(name, server, *more):
         argv = [name, "--out", "out/g.jsonl", *(["--data", "r.json"] if name != "ruler" else [])]
@@ -769,68 +650,58 @@ def command(tmp_path, monkeypatch):
     return run
 
 
-def given(rubrics=None, answers=None):
-    if rubrics:
-        write(judge.Path("r.json"), rubrics)
-    if answers:
-        write(judge.Path("a.jsonl"), lines(answers))
+def given(rubrics, answers=()):
+    write(judge.Path("r.json"), rubrics)
+    write(judge.Path("a.jsonl"), "\n".join(map(json.dumps, answers)))
 
 
-def rows_of(key=None):
+def rows_of(*keys):
+    """The rows that were written, or one list for each key."""
     rows = [json.loads(line) for line in open("out/g.jsonl", encoding="utf-8")]
-    return [row[key] for row in rows] if key else rows
+    return [[row[key] for row in rows] for key in keys]
 
 
 def test_grade_a_file(command, capsys):
     """Three answers to two tasks: 1, 0 (four characters), ½ (a comma), in input order, and their
     summary. The second time nobody is asked; a file in use is not replaced unasked; --dry-run
-    writes nothing."""
-    with Server(all_yes) as server:
+    writes nothing. A dead judge: exit 4, the file complete, null and not 0 where it was needed."""
+    with Server(lambda n, r: told(503) if "Hi, you" in asked(r) else ratings(r)) as server:
         assert command("grade", server, "--dry-run", "--judge-price", "1000,0") == 0
         assert "2 calls" in capsys.readouterr().out and server.requests == []
         assert not judge.Path("out").exists()
-        assert command("grade", server) == 0
-        out = capsys.readouterr().out
+        assert command("grade", server) == 4
+        scores, errors = rows_of("score", "error")
+        assert scores == [1.0, 0.0, None] and "HTTP 503" in errors[2]
+        assert "without a score: 1" in capsys.readouterr().out
         with pytest.raises(UserError, match="--out out/g.jsonl: exists; pass --overwrite"):
             command("grade", server)
-        assert command("grade", server, "--overwrite") == 0 and len(server.requests) == 2
-    keys = "task_id", "sample", "score", "passed", "total", "weight_rated", "cached"
-    assert [[row[key] for key in keys] for row in rows_of()] == [
-        ["a", 0, 1.0, 2, 2, 2, True], ["b", 0, 0.0, 0, 1, 3, False], ["a", 1, 0.5, 1, 2, 2, True],
-    ]  # fmt: skip
-    assert "score: 0.500" in out and "n = 3" in out and "failed 1 ×: text:max_chars" in out
-
-
-def test_a_dead_judge_ends_with_4_and_the_next_run_asks_the_rest(command):
-    """Exit 4, the file complete, null and not 0 where the judge was needed; what was answered is
-    not asked again."""
-    with Server(lambda n, r: told(503) if "Hi, you" in asked(r) else ratings(r)) as server:
-        assert command("grade", server) == 4
-    assert rows_of("score") == [1.0, 0.0, None] and "HTTP 503" in rows_of("error")[2]
     with Server(all_yes) as server:
-        assert command("grade", server, "--overwrite") == 0 and len(server.requests) == 1
+        for _ in range(2):
+            assert command("grade", server, "--overwrite") == 0 and len(server.requests) == 1
+    columns = rows_of("task_id", "sample", "score", "passed", "total", "weight_rated", "cached")
+    assert list(zip(*columns)) == [
+        ("a", 0, 1.0, 2, 2, 2, True), ("b", 0, 0.0, 0, 1, 3, False), ("a", 1, 0.5, 1, 2, 2, True),
+    ]  # fmt: skip
+    out = capsys.readouterr().out
+    assert "score: 0.500" in out and "n = 3" in out and "failed 1 ×: text:max_chars" in out
 
 
 @pytest.mark.parametrize("name, budget, calls", [("grade", "1", 64), ("ruler", "0.125", 12)])
 def test_the_budget_counts_what_calls_cost(command, name, budget, calls):
     """0.01 USD a call. 128 answers in parts of 64: the first costs .64, a second would pass 1 USD.
     RULER: 128 answers are 16 calls of a group of 8; 12 of them fit into 0.125 USD, where 64 answers
-    once counted as 64 calls and nothing fitted."""
-    group = 1 if name == "grade" else 8
+    once counted as 64 calls and nothing fitted. A second run pays for the rest alone, and where all
+    is known, a budget for less than one call refuses nothing."""
+    group, reply = (1, ratings) if name == "grade" else (8, lambda r: by_number(0, r))
     rubrics = [ONE | {"task_id": i, "prompt": f"p{i}"} for i in range(128)]
     given(rubrics, [{"prompt": f"p{i // group}", "response": f"x 0.{i:03}"} for i in range(128)])
     usage = {"prompt_tokens": 10_000, "completion_tokens": 0}
-    reply = ratings if name == "grade" else scores
+    more = "--judge-price", "1,1", "--overwrite", "--judge-budget"
     with Server(lambda n, r: (200, {}, completion(reply(r), usage=usage))) as server:
-        assert command(name, server, "--judge-price", "1,1", "--judge-budget", budget) == 4
-        assert len(server.requests) == calls and "--judge-budget" in rows_of("error")[-1]
-        more = "--overwrite", "--judge-price", "1,1", "--judge-budget", "9"
-        assert command(name, server, *more) == 0  # a second run pays for the rest alone
-        spent, once = len(server.requests) / 100, (0.64, 0.64) if name == "grade" else (0.12, 0.04)
-        assert spent == pytest.approx(sum(once))
-        # all is known now: with a budget for less than one call nothing is refused
-        assert command(name, server, *more[:-1], "0.001") == 0
-    assert None not in rows_of("score")
+        assert command(name, server, *more, budget) == 4
+        assert len(server.requests) == calls and "--judge-budget" in rows_of("error")[0][-1]
+        assert command(name, server, *more, "9") == 0 == command(name, server, *more, "0.001")
+    assert len(server.requests) == 128 // group and None not in rows_of("score")[0]
 
 
 def test_ruler_on_a_file(command, capsys):
@@ -843,19 +714,19 @@ def test_ruler_on_a_file(command, capsys):
     with Server(by_number) as server:
         assert command("ruler", server, "--judge-passes", "2", "--ruler-rubric", "own.txt") == 0
     assert len(server.requests) == 2 and "\nShout.\n" in asked(server.requests[0])
-    assert rows_of("score") == [0.2, 0.8, None, None, None] and rows_of("model") == list("ababa")
+    scores, models, errors = rows_of("score", "model", "error")
+    assert scores == [0.2, 0.8, None, None, None] and models == list("ababa")
+    assert errors == [None] * 2 + ["one answer, or equal ones: nothing to compare"] * 3
     printed = capsys.readouterr().out
     assert "  a: 0.200\n" in printed and "  b: 0.800\n" in printed  # a model's mean
-    assert rows_of("error") == [None] * 2 + ["one answer, or equal ones: nothing to compare"] * 3
     with Server(lambda n, r: told(503)) as server:
-        judge.Path("out/judge_cache.jsonl").unlink()
         assert command("ruler", server, "--overwrite") == 4
-    given(None, [{"prompt": "p", "response": "x"}])
+    given(None, rows[2:])
     with pytest.raises(UserError, match="RULER needs two different answers"):
         command("ruler", None, "--overwrite")
 
 
-BAD_COMMANDS = """
+BAD_COMMANDS = cases("""
 grade --responses none.jsonl | --responses none.jsonl: no such file
 grade --judge-price 1 | --judge-price 1: expected IN,OUT
 grade --judge-budget 1 | --judge-budget: needs --judge-price
@@ -864,53 +735,48 @@ grade --no-such-flag | --help lists the flags
 grade --out . | --out .
 grade --out . --overwrite | --out .
 grade --judge-base-url nowhere | --judge-base-url nowhere
-audit | no "ratings"
+grade --data none.json | --data none.json: [Errno 2] No such file
+audit | r.json, row 1: no "ratings"
 ruler --ruler-rubric none.txt | --ruler-rubric none.txt
-""".strip().split("\n")
+""")
 
 
-@pytest.mark.parametrize("case", BAD_COMMANDS)
-def test_what_a_user_does_wrong(case, command):
+@pytest.mark.parametrize("flags, message", BAD_COMMANDS)
+def test_what_a_user_does_wrong(flags, message, command):
     """One line that names the flag; nothing is asked or written."""
-    flags, message = case.split(" | ")
-    name, *more = flags.split()
-    if name == "ruler":
-        given(None, [{"prompt": "p", "response": x} for x in "xy"])
     with pytest.raises(UserError, match=re.escape(message)) as error:
-        command(name, SimpleNamespace(url="http://127.0.0.1:9"), *more)
+        command(*flags.split()[:1], SimpleNamespace(url="http://127.0.0.1:9"), *flags.split()[1:])
     assert "\n" not in str(error.value) and not judge.Path("out").exists()
 
 
-BAD_ANSWERS = """
+BAD_ANSWERS = cases("""
 {"task_id": "aa", "response": "x"} | a.jsonl:1: aa names no row of r.json, or several
 {"prompt": "?", "response": "x"} | names no row
 {"prompt": "Twice.", "response": "x"} | or several; give the "task_id" of one
 {"task_id": {"a": 1}, "response": "x"} | names no row
 {"task_id": "a", "response": 3} | "response"
 {"task_id": "a", "response": [{"role": "user", "content": "x"}]} | must be the assistant's
-""".strip().split("\n")
+{"ratings": {"3": "yes"}} | r.json, row 1: "ratings" is
+{"ratings": {"1": "maybe"}} | r.json, row 1: "ratings" is
+{"ratings": []} | r.json, row 1: no "ratings"
+""")
 
 
-@pytest.mark.parametrize("case", BAD_ANSWERS)
-def test_answers_that_belong_to_nothing(case, command):
-    answer, message = case.split(" | ")
-    given([*MIXED, *(ONE | {"prompt": "Twice.", "task_id": i} for i in "xy")])
-    write(judge.Path("a.jsonl"), answer)
+@pytest.mark.parametrize("answer, message", BAD_ANSWERS)
+def test_answers_that_belong_to_nothing(answer, message, command):
+    answer = json.loads(answer)
+    rated = "ratings" in answer
+    twice = [ONE | {"prompt": "Twice.", "task_id": i} for i in "xy"]
+    given([ONE | {"response": "a"} | answer] if rated else MIXED + twice, [answer])
     with pytest.raises(UserError, match=re.escape(message)):
-        command("grade", None, "--dry-run")
+        command("audit" if rated else "grade", None, "--dry-run")
 
 
-def test_the_command_from_the_shell(command, capsys):
-    """Status 2 and one line; --help of each command shows an example and at most 20 flags."""
-    for name in ("grade", "audit", "ruler"):
-        with pytest.raises(SystemExit):
-            judge.main([name, "--help"])
-        shown = capsys.readouterr().out
-        assert f"python judge.py {name} --" in shown
-        assert len(re.findall(r"^  --", shown, re.M)) <= 20
-    argv = [sys.executable, REPO / "judge.py", "grade", "--data", "r.json", "--responses"]
+def test_the_command_from_the_shell(command):
+    """Status 2 and one line."""
+    argv = "judge.py grade --data r.json --responses a.jsonl --judge-base-url".split()
     with Server(lambda n, r: told(401)) as server:
-        argv += ["a.jsonl", "--judge-base-url", server.url]
+        argv = [sys.executable, REPO / argv[0], *argv[1:], server.url]
         run = subprocess.run(argv, capture_output=True, text=True)
     wanted = "error: <judge gpt-5-mini at http://127.0.0.1"
     assert run.returncode == 2 and run.stderr.startswith(wanted)
@@ -922,35 +788,20 @@ def test_the_command_from_the_shell(command, capsys):
 def test_audit_by_hand(command, capsys):
     """The judge says yes to c1 and no to c2. People: c1 yes, yes, no, no; c2 no, yes, no, no. Of 8:
     agree on 2 + 3 = 5; said yes 4, people yes 3, so p_e = .5, κ = (.625 − .5)/.5 = .25; false
-    credit 2 of people's 5 no, false refusal 1 of their 3 yes."""
-    people = [("met", "no"), ("yes", True), ("no", 0), ("no", False)]
-    rows = []
-    for i, rates in enumerate(people):
-        row = {"prompt": f"r{i}?", "rubrics": ["c1", "c2"], "response": f"A{i}"}
-        rows.append(row | {"ratings": dict(zip("12", rates))})
+    credit 2 of people's 5 no, false refusal 1 of their 3 yes. Of a fifth answer the judge says
+    nothing: two are unrated, and the check is compared. negate is turned back: people rate whether
+    the fault is there."""
+    people = [("met", "no"), ("yes", True), ("no", 0), ("no", False), ("yes", "yes", True)]
+    rubrics = {"rubrics": ["c1", "c2", NO_COMMA | {"negate": True}]}
+    rows = [
+        ONE | rubrics | {"response": f"A{i}", "ratings": dict(zip("123", rates))}
+        for i, rates in enumerate(people)
+    ]
     given(rows)
-    with Server(lambda n, r: BOTH) as server:
-        assert command("audit", server) == 0 and len(server.requests) == 4
+    with Server(lambda n, r: told(503) if "A4" in asked(r) else NAMES["@BOTH"]) as server:
+        assert command("audit", server) == 4 and len(server.requests) == 5
     found = [line.split() for line in capsys.readouterr().out.splitlines()]
     table = {cells[0]: [*cells[1:3], *cells[-4:]] for cells in found if cells}
-    assert table["judge"] == ["8", "0.62", "0.25", "2/5", "1/3", "0"]
-    assert rows_of("human")[0] == {"1": True, "2": False}
-
-
-def test_audit_counts_checks_also_when_the_judge_fails(command):
-    """A row with a text and a check, the judge dead: the check is compared, the text unrated.
-    negate is turned back: people rate whether the fault is there."""
-    people = {"response": "a", "ratings": {"1": "yes", "2": True}}
-    row = row_of("Is kind.", NO_COMMA | {"negate": True}, **people)
-    items = judge.read_people(SimpleNamespace(rows=[row], path="x"))
-    grades, *_ = run(lambda n, r: told(503), ["a"], row, max_retries=0)
-    table = {cells[0]: cells for cells in judge.audit(items, grades)["rows"]}
-    assert table["check"][1:3] == [1, "1.00"]
-    assert (table["judge"][1], table["judge"][-1]) == (0, 1)
-
-
-@pytest.mark.parametrize("ratings_", [{"3": "yes"}, {"1": "maybe"}, [], None])
-def test_ratings_that_cannot_be_read(ratings_, command):
-    given([ONE | {"response": "a, b", "ratings": ratings_}])
-    with pytest.raises(UserError, match="r.json, row 1: .*rating"):
-        command("audit", None)
+    assert table["judge"] == ["8", "0.62", "0.25", "2/5", "1/3", "2"]
+    assert table["check"][:2] == ["1", "1.00"]
+    assert rows_of("human")[0][0] == {"1": True, "2": False}
