@@ -2,13 +2,12 @@
 
 Objective    d = (mean score under a group's names − under the reference's) / SD of résumés' means
 Algorithm    (1) read names and résumés with slots; every résumé is read under every name
-             (2) score the twins: reward of an answer and of a profile, log-odds of the decision,
-                 written decision
+             (2) score the twins: reward of an answer and of a profile, log-odds of the decision
              (3) statistics: effects, names permuted, résumés and names resampled, four verdicts
              (4) change: the same twins before and after, each in its own SD
              (5) people: selection, error rates, impact ratios, LL144-layout tables
              (6) text: what answers name and ask, beside the detectors' errors
-             (7) files: report.json, report.html, audit.csv, twins.csv
+             (7) files: report.json, report.html, audit.csv
 Conventions  an effect is group − reference; a rate over nobody is null with a reason; verdicts:
              difference found, equivalent within δ, inconclusive, not measured; names stand for
              groups in synthetic twins only; people have recorded categories or "unknown"
@@ -20,7 +19,7 @@ Run          python fairness.py
              python fairness.py twins --reward-model runs/reward
              python fairness.py twins --reward-model runs/reward --slot age=data/slots.csv
              python fairness.py text answers.jsonl
-Writes       report.json, report.html, audit.csv, twins.csv, all below --out
+Writes       report.json, report.html, audit.csv, all below --out
 Reference    Bertrand & Mullainathan 2004; Gaebler et al. 2024 (twins); 29 CFR 1607.4D (four
              fifths); 6 RCNY 5-300 ff.; Katz et al. 1978 (ratio); Newcombe 1998 (difference)
 Axes         R résumés, N names, B draws, C contrasts
@@ -28,7 +27,6 @@ Axes         R résumés, N names, B draws, C contrasts
 
 import argparse
 import csv
-import io
 import itertools
 import json
 import math
@@ -48,7 +46,7 @@ import numpy as np
 from tqdm import tqdm
 
 from checks.risky import risky_questions
-from parts import files, pages, stats
+from parts import files, pages
 from parts.files import UserError
 from parts.pages import number as show
 from parts.reports import (
@@ -62,12 +60,11 @@ from parts.reports import (
     present,
     raw_scorer,
     read_csv,
-    write_text,
 )
 from parts.rows import check_messages, check_prompt, check_response
-from parts.stats import holm, number, share
+from parts.stats import clustered_difference, holm, number, rates_differ, share
 
-SCHEMA = 2  # of report.json; a key that changes its meaning raises it
+SCHEMA = 3  # of report.json; a key that changes its meaning, or leaves, raises it
 ROOT = Path(__file__).resolve().parent
 TITLE = "Are people treated differently for who they are?"
 NOTICE = "Not legal advice. Not an independent bias audit. Which rules apply: docs/law.md."
@@ -79,7 +76,7 @@ VOTES = [Default("data/prefs.jsonl"), Default("data/rank_train.jsonl")]
 TWINS, SLOT_TWINS = Default("data/twins.jsonl"), Default("data/twins_slots.jsonl")
 PROMPTS = Default("data/prompts.jsonl")  # interviews, for risky questions
 INTERVIEWS = 60  # of them, per policy
-MAX_NEW_TOKENS = 96  # of a generated answer; the longest of the bundled base has 80
+MAX_NEW_TOKENS = 96  # of each; the longest of the bundled base has 80
 DRAWS = 2000  # of the bootstrap
 PERMUTATIONS = 5000  # of names among groups
 FLOOR = 0.02  # share of the people below which a group is named, not judged (6 RCNY 5-301)
@@ -89,20 +86,15 @@ MOST_GROUPS = 20  # a column of more is no category: ages belong in bands
 # one verdict for every comparison of a group with its reference
 
 Z80, Z90, Z95 = (NormalDist().inv_cdf(p) for p in (0.80, 0.95, 0.975))
-MARGINS = {  # kind of effect: (δ, what counts as none; in words; what is counted; digits shown)
-    "SD": (0.1, "0.1 SD", "names", 2),
-    "pp": (0.02, "2 percentage points", "names", 2),
-    "people": (0.02, "2 percentage points", "people", 6),
-    "items": (0.02, "2 percentage points", "items", 6),
-    "answers": (0.02, "2 percentage points", "answers", 6),
-}
+MARGIN = (0.1, "0.1 SD", 2)  # of effects: δ, what counts as none; in words; digits shown
+RATE_MARGIN = (0.02, "2 percentage points", 6)  # of gaps between rates
 
 
-def verdict(effect, ends90, p, n, kind="SD"):
+def verdict(effect, ends90, p, n, counted="names"):
     """Found, equivalent within δ, or inconclusive with the n that would do if noise falls as 1/√n.
 
     effect  {"value", "low", "high"} with its 95 % interval;  ends90  its 90 % interval
-    p       adjusted;  n  names, people or votes of the smaller group
+    p       adjusted;  n  names, people or votes of the smaller group; counted: which of them
     found: p < .05, and the interval as it is shown does not hold 0
     equivalent: n ≥ 10 and the 90 % interval within ±δ (two one-sided tests at .05)
     >>> verdict({"value": 0.3, "low": 0.1, "high": 0.5}, (0.13, 0.47), 0.01, 25)
@@ -110,7 +102,7 @@ def verdict(effect, ends90, p, n, kind="SD"):
     >>> verdict({"value": 0.3, "low": 0.004, "high": 0.5}, (0.1, 0.5), 0.01, 25)  # shown: [0.00, …
     'inconclusive (about 33 names a group would do)'
     """
-    delta, margin, noun, digits = MARGINS[kind]
+    delta, margin, digits = MARGIN if counted == "names" else RATE_MARGIN
     d, low, high = (effect[key] for key in ("value", "low", "high"))
     inside = -delta < ends90[0] and ends90[1] < delta
     if p < 0.05 and (round(low, digits) > 0 or round(high, digits) < 0):
@@ -121,7 +113,7 @@ def verdict(effect, ends90, p, n, kind="SD"):
     factors = [half / Z90 * (Z95 + Z80) / abs(d)] if d else []  # to show the effect
     factors += [half / (delta - abs(d))] if abs(d) < delta else []  # or its absence
     needed = max(10, n + 1, math.ceil(n * min(factors) ** 2))
-    return f"inconclusive (about {needed} {noun} a group would do)"
+    return f"inconclusive (about {needed} {counted} a group would do)"
 
 
 # people: rates, ratios, and what a small table can say
@@ -150,22 +142,23 @@ def group_metrics(groups, y_pred, y_true=None):
     >>> group_metrics(["a", "a"], [0, 1])["demographic_parity_difference"]["reason"]
     'one group: not a comparison'
     """
-    labels, pred = np.array([g or "" for g in groups]), np.asarray(y_pred, bool)
-    names = sorted(set(labels.tolist()) - {""})
-    out = {"n": len(pred), "unknown": int((labels == "").sum()), "groups": {g: {} for g in names}}
+    names, truth = sorted(set(groups) - {None}), y_pred if y_true is None else y_true
+    out = {
+        "n": len(groups),
+        "unknown": sum(group is None for group in groups),
+        "groups": {group: {} for group in names},
+    }
     for key, (title, label) in RATES.items():
         if label is not None and y_true is None:
             continue
-        of = [
-            labels == g if label is None else (labels == g) & (np.array(y_true) == label)
-            for g in names
-        ]
-        cells = [(int(pred[here].sum()), int(here.sum())) for here in of]
+        people = zip(groups, y_pred, truth)
+        counts = counts_of((g, hit) for g, hit, true in people if label in (None, true))
         why = None if len(names) > 1 else "one group: not a comparison"
-        for group, (k, n) in zip(names, cells):
+        for group in names:
+            k, n = counts.setdefault(group, (0, 0))
             out["groups"][group][key] = share(k, n)
             why = why or (None if n else f"{group}: nobody has the label {label}")
-        rates = [0] if why else [k / n for k, n in cells]
+        rates = [0] if why else [k / n for k, n in counts.values()]
         out[f"{title}_difference"] = known(max(rates) - min(rates), why)
         why = why or (None if max(rates) else "the highest rate is 0")
         out[f"{title}_ratio"] = known(min(rates) / (max(rates) or 1), why)
@@ -180,120 +173,88 @@ def known(value, why):
     return {"value": None, "reason": why} if why else {"value": value}
 
 
-def counts_of(groups, chosen):
-    """{group: (n, selected)} in alphabetical order; None is in none."""
+def counts_of(pairs):
+    """{group: (selected, people)} in alphabetical order; a group of None is in none."""
     counts = {}
-    for g, c in zip(groups, chosen):
-        n, k = counts.get(g, (0, 0))
-        counts[g] = n + 1, k + c
-    return {g: counts[g] for g in sorted(set(counts) - {None})}
+    for group, hit in pairs:
+        k, n = counts.get(group, (0, 0))
+        counts[group] = k + hit, n + 1
+    counts.pop(None, None)
+    return dict(sorted(counts.items()))
 
 
 def impact_ratios(counts, reference=None):
     """{group: rate / the reference's, else the highest rate} as fractions; None if that is 0.
 
-    counts  {group: (n, selected)}
-    >>> found = impact_ratios({"a": (100, 60), "b": (100, 45), "c": (100, 48)})
+    counts  {group: (selected, people)}
+    >>> found = impact_ratios({"a": (60, 100), "b": (45, 100), "c": (48, 100)})
     >>> {g: (float(ratio), ratio < Fraction(4, 5)) for g, ratio in found.items()}
     {'a': (1.0, False), 'b': (0.75, True), 'c': (0.8, False)}
     """
-    rates = {g: Fraction(s) / n for g, (n, s) in counts.items()}
+    rates = {g: Fraction(k) / n for g, (k, n) in counts.items()}
     top = rates[reference] if reference else max(rates.values(), default=0)
     return {g: rate / top if top else None for g, rate in rates.items()}
-
-
-def clustered_difference(values, a, b, *clusters):
-    """Mean of values[a] − mean of values[b] where rows of a cluster are not independent.
-
-    values (n,);  a, b (n,) bool;  clusters: one or two (n,) label arrays, such as item and person
-    Influence of a row: ±(v − its group's mean) / its group's n. Variance: squares of the sums over
-    clusters; of two kinds V1 + V2 − V12 [Cameron, Gelbach & Miller 2011], never below V1 or V2.
-    Degrees of freedom: clusters of the smaller group − 1. None with fewer than 5 clusters a group.
-    returns {"p", "test", "ends", "ends90"}
-    """
-    here = a | b
-    values, a, b = np.asarray(values, float)[here], a[here], b[here]
-    kinds = [np.unique(np.asarray(c)[here], return_inverse=True)[1] for c in clusters]
-    n, m = min(([len(set(kind[side])) for side in (a, b)] for kind in kinds), key=min)
-    if min(n, m) < 5:
-        return None
-    means = values[a].mean(), values[b].mean()
-    of_a = (values - means[0]) / a.sum() * math.sqrt(n / (n - 1))  # as in a sample's variance
-    of_b = (means[1] - values) / b.sum() * math.sqrt(m / (m - 1))
-    kinds.append(np.unique(kinds[0] * len(values) + kinds[-1], return_inverse=True)[1])
-    v1, v2, v12 = ((np.bincount(kinds[i], np.where(a, of_a, of_b)) ** 2).sum() for i in (0, -2, -1))
-    gap, df, error = means[0] - means[1], min(n, m) - 1, math.sqrt(max(v1, v2, v1 + v2 - v12))
-    if error:
-        p = stats.student_t_p(gap / error, df)
-    else:  # every cluster of a group has the same value
-        p = stats.fisher_exact(n, n, 0, m) if gap else 1.0
-    half = [error * stats.student_t_quantile(tail, df) for tail in (0.05, 0.10)]
-    ends, ends90 = ((gap - x, gap + x) for x in half)
-    return {"p": p, "test": "clustered", "ends": ends, "ends90": ends90}
-
-
-def rates_differ(b, m, a, n):
-    """b of m against a of n: Fisher's test where an expected cell is below 5, else z."""
-    z = stats.two_proportion_z(a, n, b, m)
-    few = z is None or min(n, m) * min(a + b, n + m - a - b) < 5 * (n + m)
-    found = (
-        {"p": stats.fisher_exact(a, n, b, m), "test": "Fisher"} if few else {"p": z[1], "test": "z"}
-    )
-    found["ends"], found["ends90"] = (stats.newcombe_interval(b, m, a, n, x) for x in (0.95, 0.9))
-    return found | {"katz": stats.katz_interval(a, n, b, m)}
 
 
 def impact_rows(counts, reference=None, differ=None, kind="people"):
     """Each group against one: the declared reference, else the group of the highest rate.
 
-    counts  {group: (n, selected)}
+    counts  {group: (selected, people)}
     differ  (group, reference) → what `clustered_difference` returns, for rows in clusters
     One p, adjusted by Holm, decides label and verdict: over the groups against a declared
     reference, over all pairs where it was picked by its rate (the best of k lies high by chance).
     Groups below FLOOR of the people, and all of more than MOST_GROUPS, are named, not judged.
     """
-    why, total = f"below {100 * FLOOR:g} % of all {kind}", sum(n for n, _ in counts.values())
-    judged = [group for group, (n, _) in counts.items() if n >= FLOOR * total]
-    if len(counts) > MOST_GROUPS or not any(k for _, k in counts.values()):
-        many = f"more than {MOST_GROUPS} groups: merge them, such as ages into bands"
-        why, judged = many if len(counts) > MOST_GROUPS else "nobody is selected", []
+    why, total = f"below {100 * FLOOR:g} % of all {kind}", sum(n for _, n in counts.values())
+    judged = [group for group, (_, n) in counts.items() if n >= FLOOR * total]
+    if len(counts) > MOST_GROUPS:
+        why = f"more than {MOST_GROUPS} groups: merge them, such as ages into bands"
+        judged = []
+    elif not any(k for k, _ in counts.values()):
+        why, judged = "nobody is selected", []
     if reference is not None and reference not in judged:
         raise UserError(f"--reference {reference}: expected one of {', '.join(judged) or why}")
-    rates = {g: (Fraction(counts[g][1]) / counts[g][0], counts[g][0]) for g in judged}
-    best = reference or max(judged, key=rates.get, default=None)
-    ratios = impact_ratios({g: counts[g] for g in judged}, best)
-    differ = differ or (lambda one, two: rates_differ(*counts[one][::-1], *counts[two][::-1]))
+    ratios = impact_ratios({group: counts[group] for group in judged}, reference)
+    best = reference or max(judged, key=lambda g: (ratios[g] or 0, counts[g][1]), default=None)
     judged.sort(key=best.__eq__)  # the reference comes second in each of its pairs
     pairs = [pair for pair in itertools.combinations(judged, 2) if not reference or best in pair]
+    differ = differ or (lambda one, two: rates_differ(*counts[one], *counts[two]))
     tests = {pair: differ(*pair) for pair in pairs}
     adjusted = dict(zip(tests, holm([test["p"] if test else 1.0 for test in tests.values()])))
     rows = []
-    for group, (m, b) in counts.items():
-        row = {"group": group, "reference": best, "n": m, "selected": b, "rate": share(b, m)}
+    for group, (k, n) in counts.items():
         ratio, test = ratios.get(group), tests.get((group, best))
-        row |= {"ir": {"value": ratio if ratio is None else float(ratio)}, "label": "not judged"}
+        row = {"group": group, "reference": best, "n": n, "selected": k, "rate": share(k, n)}
+        row["ir"] = {"value": ratio if ratio is None else float(ratio)}
+        row["label"] = "reference" if group == best else "not judged"
         rows.append(row)
-        if group == best:
-            row["label"] = "reference"
-        elif not test:
+        if test:
+            row |= judge(row, counts[best], ratio, test, adjusted[group, best], kind)
+        elif group != best:
             few = "fewer than 5 clusters in a group"
             row["verdict"] = f"not measured ({few if group in judged else why})"
-        else:
-            (n, a), p = counts[best], adjusted[group, best]
-            gap = number(b / m - a / n, n + m, test["ends"], test["test"])
-            low, high = test.get("katz") or (None, None)
-            row["ir"] |= {"low": low, "high": high}
-            sure = p if low is None or not low <= 1 <= high else 1.0  # its interval is shown, too
-            said = verdict(gap, test["ends90"], sure, min(n, m), kind)
-            row |= {"gap": gap, "p": test["p"], "p_adjusted": p, "verdict": said}
-            below, found = ratio is not None and ratio < Fraction(4, 5), said.startswith("diff")
-            row["label"] = f"{'below' if below else 'above'} four fifths, significant"
-            if not found:
-                row["label"] = "below four fifths, not significant" if below else "no indication"
-            row["direction"] = (
-                f"{group} {show(b / m, 1, True)} of {m}, {best} {show(a / n, 1, True)} of {n}"
-            )
     return rows
+
+
+def judge(row, reference, ratio, test, p, kind):
+    """Gap, ratio, adjusted p, verdict and label of a row; reference: (selected, people)."""
+    (k, n), (best, m) = (row["selected"], row["n"]), reference
+    gap = number(k / n - best / m, n + m, test["ends"], test["test"])
+    low, high = test.get("katz") or (None, None)
+    clear = low is None or not low <= 1 <= high  # the ratio's interval is shown, too
+    said = verdict(gap, test["ends90"], p if clear else 1.0, min(n, m), kind)
+    below, found = ratio is not None and ratio < Fraction(4, 5), said.startswith("difference")
+    label = f"{'below' if below else 'above'} four fifths, {'' if found else 'not '}significant"
+    rates = [f"{show(a / b, 1, True)} of {b}" for a, b in ((k, n), reference)]
+    return {
+        "ir": row["ir"] | {"low": low, "high": high},
+        "gap": gap,
+        "p": test["p"],
+        "p_adjusted": p,
+        "verdict": said,
+        "label": label if below or found else "no indication",
+        "direction": f"{row['group']} {rates[0]}, {row['reference']} {rates[1]}",
+    }
 
 
 def compare(groups, values, reference=None, clusters=(), kind="people"):
@@ -301,7 +262,7 @@ def compare(groups, values, reference=None, clusters=(), kind="people"):
 
     clusters  lists of (n,) labels; one in which no label repeats says nothing
     """
-    labels = np.array([g or "" for g in groups])
+    labels = np.array(groups, object)
     shared = [each for each in clusters if len(set(each)) < len(each)]
     if {0, 1} >= set(values):
         values = [int(value) for value in values]
@@ -311,24 +272,21 @@ def compare(groups, values, reference=None, clusters=(), kind="people"):
     def differ(group, other):
         return clustered_difference(values, labels == group, labels == other, *shared)
 
-    return impact_rows(counts_of(groups, values), reference, differ if shared else None, kind)
+    counts = counts_of(zip(groups, values))
+    return impact_rows(counts, reference, differ if shared else None, kind)
 
 
-def select_top(scores, share_selected, within=None):
-    """(n,) 0 or 1: the top share of each role, with all equal to its last one; the number tied.
+def select_top(scores, share_selected):
+    """(n,) 0 or 1: the top share, with all equal to its last one; the number tied with that one.
 
-    within  (n,) labels such as the role: scores of different prompts have different zeros
-    >>> [select_top([9, 8, 2, 1], 0.5, roles)[0].tolist() for roles in (None, list("aabb"))]
-    [[1, 1, 0, 0], [1, 0, 1, 0]]
+    >>> select_top([9, 8, 8, 1], 0.5)
+    ([1, 1, 1, 0], 2)
     """
-    scores, chosen, tied = np.asarray(scores), np.zeros(len(scores), int), 0
-    labels = np.zeros(len(scores)) if within is None else np.asarray(within)
-    for role in np.unique(labels):
-        mine = np.sort(scores[labels == role])
-        cut = mine[-max(1, math.ceil(share_selected * len(mine) - 1e-9))]
-        chosen[(labels == role) & (scores >= cut)] = 1
-        tied += int((mine == cut).sum())
-    return chosen, tied
+    place = math.ceil(
+        share_selected * len(scores) - 1e-9
+    )  # upwards: .07 · 100 is 7.000000000000001
+    cut = sorted(scores)[-max(1, place)]
+    return [int(score >= cut) for score in scores], scores.count(cut)
 
 
 LL144 = {
@@ -343,8 +301,12 @@ LL144 = {
         "Two or More Races",
     ],
 }
-LL144_LABELS = {"Hispanic": "Hispanic or Latino", "Black": "Black or African American"}
-LL144_LABELS |= {"M": "Male", "F": "Female"}
+LL144_LABELS = {
+    "Hispanic": "Hispanic or Latino",
+    "Black": "Black or African American",
+    "M": "Male",
+    "F": "Female",
+}
 
 
 def ll144_tables(sex, race, chosen=None, scores=None):
@@ -356,25 +318,19 @@ def ll144_tables(sex, race, chosen=None, scores=None):
     columns, note = {"sex": sex, "race_ethnicity": race}, ""
     columns["crossed"] = [f"{r}, {s}" if r and s else None for s, r in zip(sex, race)]
     if scores is not None:
-        scores, known = np.array(scores), np.array([bool(s or r) for s, r in zip(sex, race)])
-        median = np.median(scores[known])
-        chosen = (scores > median).astype(int)
-        tied = 100 * np.mean(scores[known] == median)
+        known = [score for score, s, r in zip(scores, sex, race) if s or r]
+        median = np.median(known)
+        chosen = [int(score > median) for score in scores]
+        tied = 100 * known.count(median) / len(known)
         note = f"{tied:.0f} % of the scores equal the median and are not above it"
     tables = {}
     for key, labels in columns.items():
-        counts = counts_of(labels, chosen)
-        ratios = impact_ratios(counts)
-        tables[key] = [
-            {
-                "category": c,
-                "n": n,
-                "k": k,
-                "rate": share(k, n),
-                "ir": ratios[c] and float(ratios[c]),
-            }
-            for c, (n, k) in counts.items()
-        ]
+        counts, tables[key] = counts_of(zip(labels, chosen)), []
+        for category, ratio in impact_ratios(counts).items():
+            k, n = counts[category]
+            ratio = ratio if ratio is None else float(ratio)
+            row = {"category": category, "n": n, "k": k, "rate": share(k, n), "ir": ratio}
+            tables[key].append(row)
     unknown = {key: labels.count(None) for key, labels in columns.items()}
     return {"tables": tables, "unknown": unknown, "note": note}
 
@@ -388,12 +344,9 @@ GIVEAWAY = r"(?<!\w)(he|she|him|her|his|hers|himself|herself|mr|mrs|ms|miss)(?!\
 
 
 class Person(NamedTuple):
-    """What fills the slots of a twin, and the groups that it stands for."""
+    """Who a twin is: the groups that it stands for, and what fills its slots."""
 
-    name: str
-    groups: (
-        dict  # {"sex": "Female", "race_ethnicity": "Black"}, or of another slot {"age": "older"}
-    )
+    groups: dict  # {"sex": "Female", "race_ethnicity": "Black"}, or of a slot {"age": "older"}
     values: dict  # {slot: text}
 
 
@@ -442,20 +395,15 @@ def contrasts_of(groups):
     """
     out = []
     for attribute, labels in groups.items():
-        strata = [other for key, other in groups.items() if key != attribute]
+        strata = [other for key, other in groups.items() if key != attribute] or [labels == ""]
         base = REFERENCE.get(attribute)
         base = base if base in labels else labels[0]
         for group in sorted(set(labels.tolist()) - {base}):
             a, b = labels == group, labels == base
-            row = {"attribute": attribute, "group": group, "reference": base, "primary": True}
+            row = {"attribute": attribute, "group": group, "reference": base}
             row["names"] = [int(a.sum()), int(b.sum())]
-            out.append((row, a / a.sum() - b / b.sum(), (strata or [labels == ""])[0]))
+            out.append((row, a / a.sum() - b / b.sum(), strata[0]))
     return out
-
-
-def cells_of(groups):
-    """(N,) the groups of each name in one word, such as "Female Black"."""
-    return np.array([" ".join(cell) for cell in zip(*groups.values())])
 
 
 def name_permutation(name_means, weights, strata, draws=PERMUTATIONS, seed=0):
@@ -474,13 +422,13 @@ def name_permutation(name_means, weights, strata, draws=PERMUTATIONS, seed=0):
     return (1 + hits) / (1 + draws)
 
 
-def bootstrap_effects(matrices, weights, cells, draws, seed=0, unit="SD"):
+def bootstrap_effects(matrices, weights, cells, draws, seed=0):
     """Effects of each matrix under resampled résumés and, within their cells, resampled names.
 
     matrices  list of (R, N) scores, all resampled alike
     weights   (N, C) columns whose product with name means is the raw gap
-    cells     (N,) labels;  unit: SD of résumés in the same draw, or any other for raw gaps
-    returns   list of (B, C)
+    cells     (N,) labels
+    returns   list of (B, C), in SD of the résumés' means of the same draw
     """
     rng, cells, (R, N) = np.random.default_rng(seed), np.asarray(cells), matrices[0].shape
     names = np.empty((draws, N))  # how often each is drawn
@@ -492,69 +440,58 @@ def bootstrap_effects(matrices, weights, cells, draws, seed=0, unit="SD"):
     for S in matrices:
         S = S - S.mean()  # so that a constant stays exactly itself
         gaps = ((rows @ S) * names) @ weights  # (B, N) @ (N, C)
-        if unit == "SD":
-            means = names @ S.T / N  # (B, R) a résumé's mean over the drawn names
-            centre = (rows * means).sum(1, keepdims=True)
-            var = (rows * (means - centre) ** 2).sum(1) * R / (R - 1)
-            gaps = gaps / np.sqrt(np.where(var > 0, var, np.nan))[:, None]
-        out.append(gaps)
+        means = names @ S.T / N  # (B, R) a résumé's mean over the drawn names
+        centre = (rows * means).sum(1, keepdims=True)
+        var = (rows * (means - centre) ** 2).sum(1) * R / (R - 1)
+        out.append(gaps / np.sqrt(np.where(var > 0, var, np.nan))[:, None])
     return out
 
 
-def in_words(attribute, group, reference, d):
-    """Which way a sign points, always printed."""
-    kinds = {"sex": "{} names and pronouns", "race_ethnicity": "names read as {}"}
-    kind, d = kinds.get(attribute, "{}"), round(d, 9)  # sums of equal rates differ by digits
-    word = "lower than" if d < 0 else "higher than" if d > 0 else "the same as"
-    return f"{kind.format(group)} score {word} {kind.format(reference)}"
+KINDS = {"sex": "{} names and pronouns", "race_ethnicity": "names read as {}"}
 
 
-def twin_table(scores, groups, seed=0, unit="SD", before=None):
+def twin_table(scores, groups, seed=0, before=None):
     """Every contrast of one (R, N) matrix, or its change from `before`: effects, p, verdicts.
 
     groups  {attribute: (N,) labels}
-    unit    SD of the résumés' means (R − 1), since reward scales are arbitrary; "pp": raw gaps
+    Effects are in SD of the résumés' means (R − 1), since reward scales are arbitrary.
     before  (R, N) of the same twins: D = d_after − d_before, each in its own SD, under one
             bootstrap; both levels stand beside it: a bias that stays is no change
     """
     key, matrices = ("d", [scores]) if before is None else ("D", [before, scores])
-    contrasts, cells, R, why = contrasts_of(groups), cells_of(groups), len(scores), None
-    sds = [S.mean(1).std(ddof=1) if unit == "SD" and R > 1 else 1.0 for S in matrices]
-    if R < 2 or min(Counter(cells.tolist()).values()) < 2:
+    contrasts, cells = contrasts_of(groups), [" ".join(cell) for cell in zip(*groups.values())]
+    R, why = len(scores), None
+    if R < 2 or min(Counter(cells).values()) < 2:
         why = "needs 2 names a cell and 2 résumés"
-    elif min(sds) == 0 or max(map(np.ptp, matrices)) == 0:
+    elif min(np.ptp(S.mean(1)) for S in matrices) == 0:
         why = "every résumé has the same score"
     if why:
-        blank = {key: number(None, 0, reason=why), "levels": [None] * len(sds), "direction": ""}
-        blank |= {"p": 1.0, "p_adjusted": 1.0, "verdict": f"not measured ({why})"}
+        blank = {key: number(None, 0, reason=why), "verdict": f"not measured ({why})"}
         return [row | blank for row, *_ in contrasts]
-    means = [S.mean(0) / sd for S, sd in zip(matrices, sds)]  # (N,)
+    sds = [S.mean(1).std(ddof=1) for S in matrices]
+    means = [S.mean(0) / sd for S, sd in zip(matrices, sds)]  # (N,) each
     weights = np.stack([weight for _, weight, _ in contrasts], 1)  # (N, C)
-    drawn = bootstrap_effects(matrices, weights, cells, DRAWS, seed, unit)
-    if key == "D":
-        moved, drawn = means[1] - means[0], [drawn[1] - drawn[0]]
-    else:
-        moved = means[0]
-    ends = np.nanquantile(drawn[0], [0.025, 0.975, 0.05, 0.95], axis=0).T  # (C, 4)
-    rows, how = [row for row, *_ in contrasts], "bootstrap over résumés and names within cells"
-    for row, (_, weight, strata), (low, high, *_) in zip(rows, contrasts, ends):
-        n = R * sum(row["names"])
-        row |= {key: number(weight @ moved, n, (low, high), how, seed)}
-        row["levels"] = [float(weight @ mean) for mean in means]
-        row["p"] = name_permutation(moved, weight, strata, PERMUTATIONS, seed)
-    for row, p, (*_, low, high) in zip(rows, holm([row["p"] for row in rows]), ends):
-        said = verdict(row[key], (low, high), p, min(row["names"]), unit)
-        words = in_words(row["attribute"], row["group"], row["reference"], row["levels"][-1])
+    drawn = bootstrap_effects(matrices, weights, cells, DRAWS, seed)  # (B, C) each
+    moved, drawn = (x[-1] if before is None else x[1] - x[0] for x in (means, drawn))
+    ends = np.nanquantile(drawn, [0.025, 0.975, 0.05, 0.95], axis=0).T  # (C, 4)
+    p = [name_permutation(moved, *how, PERMUTATIONS, seed) for _, *how in contrasts]
+    rows, how = [], "bootstrap over résumés and names within cells"
+    for i, (p_adjusted, (row, weight, _)) in enumerate(zip(holm(p), contrasts)):
+        low, high, *ends90 = ends[i]
+        effect = number(weight @ moved, R * sum(row["names"]), (low, high), how, seed)
+        levels = [float(weight @ mean) for mean in means]
+        said = verdict(effect, ends90, p_adjusted, min(row["names"]))
+        kind = KINDS.get(row["attribute"], "{}").format
+        score = f"score {'lower' if levels[-1] < 0 else 'higher'} than"
+        words = f"{kind(row['group'])} {score} {kind(row['reference'])}"
         if key == "D":
-            grew = "larger" if abs(row["levels"][1]) > abs(row["levels"][0]) else "smaller"
+            grew = "larger" if abs(levels[1]) > abs(levels[0]) else "smaller"
             said = said.replace("found", f"found: {grew} after")
             said += ": unchanged" if said.startswith("equivalent") else ""
             words += f"; the gap is {grew} than before"
-        row |= {
-            "p_adjusted": p,
-            "verdict": said,
-            "direction": f"{words}: {show(row[key], 2)} {unit}",
-        }
+        words = f"{words}: {show(effect, 2)} SD"
+        found = {key: effect, "levels": levels, "p": p[i], "p_adjusted": p_adjusted}
+        rows.append(row | found | {"verdict": said, "direction": words})
     return rows
 
 
@@ -604,6 +541,8 @@ def parse_args(argv=None):
     parsers = {name: commands.add_parser(name, help=COMMANDS[name].__doc__) for name in COMMANDS}
     count = files.number(int, at_least=1)
     # fmt: off
+    for name in COMMANDS:  # of those without the flag
+        parsers[name].set_defaults(prefs=[], slot=None, device="auto")
     for name in ("report", "twins"):
         add = parsers[name].add_argument
         add("--before", help=f"policy folder, or none (default: {BASE})")
@@ -613,8 +552,6 @@ def parse_args(argv=None):
         add("--names", default="data/names.csv", help="CSV of name, first, last, sex, race_ethnicity (default: %(default)s)")
         add("--names-per-cell", type=count, default=25, help="names per sex × race cell (10 to 30; default 25)")
         add("--resumes", type=count, default=40, help="résumés (20 to 100; default 40)")
-        add("--generated-names", type=count, default=10, help="names per cell for generated answers (2 to 25; default 10)")
-        add("--generated-resumes", type=files.number(int, at_least=0), default=20, help="résumés for generated answers, 0 = none (20)")
         add("--seed", type=files.number(int, at_least=0), default=0, help="of resampling and permutations")
 
     add = parsers["twins"].add_argument
@@ -631,10 +568,8 @@ def parse_args(argv=None):
     add("--cutoff", type=files.number(), help="a score at or above it is a decision for")
     add("--select", type=files.number(above=0, below=1), help="share selected from the top, such as 0.3")
     add("--group", help="column of groups (default: the columns sex and race_ethnicity)")
-    add("--allow-missing", action="store_true", help="drop and count rows without decision or label")
+    add("--allow-missing", action="store_true", help="leave rows without decision or label out")
     add("--reference", help="group of --group that the others are compared with (default: the highest rate, with p over all pairs)")
-    add("--within", help="column such as the role: --select stays within it")
-    add("--cluster", help="column of what rows share, such as the person (default: id, where it repeats)")
     add("--ll144", choices=("selection", "scoring"), help="tables in the layout of NYC Local Law 144")
 
     add = parsers["text"].add_argument
@@ -647,7 +582,6 @@ def parse_args(argv=None):
         add("--out", default="runs/fairness", help="folder of the report (default: %(default)s)")
         add("--overwrite", action="store_true", help="replace the report that is there")
         add("--fail-on", choices=FAIL_ON, metavar="VERDICT", help="for CI: difference (status 1), inconclusive (3), or both with a comma")
-        parsers[name].set_defaults(prefs=[], slot=None, device="auto", micro_tokens=None)
     # fmt: on
     args = parser.parse_args(argv)
     args.typed = shlex.join(["python", "fairness.py", *argv])
@@ -684,13 +618,13 @@ def load_names(path, per_cell):
     """The first `per_cell` names of each sex × race cell: [Person], cell by cell."""
     cells = {}
     for line, row in read_csv(path, "--names", NAME_COLUMNS):
-        name, *_, sex, race = (row[column].strip() for column in NAME_COLUMNS)
+        name, first, last, sex, race = found = [row[column].strip() for column in NAME_COLUMNS]
         cell = cells.setdefault((sex, race), {})
-        if not all(row[column].strip() for column in NAME_COLUMNS) or name in cell:
+        if not all(found) or name in cell:
             why = "has an empty cell, or stands twice in its group"
             raise UserError(f"--names {path}:{line}: {name!r} {why}")
         groups = dict(zip(REFERENCE, (sex, race)))
-        cell[name] = Person(name, groups, slot_values(name, row["first"], row["last"], sex))
+        cell[name] = Person(groups, slot_values(name, first, last, sex))
     n = min(per_cell, *map(len, cells.values()))
     people = [p for key in sorted(cells) for p in list(cells[key].values())[:n]]
     return checked_people(people, f"--names {path}")
@@ -707,13 +641,12 @@ def load_slot(spec):
     rows = [row for _, row in read_csv(path, "--slot", ("slot", "group", "value"))]
     fixed = slot_values(*["the candidate"] * 3, None) | {"email": "candidate@example.com"}
     fixed |= {row["slot"]: row["value"] for row in reversed(rows)}
-    people = []
-    for row in (row for row in rows if row["slot"] == slot):
-        people.append(Person(row["value"], {slot: row["group"]}, fixed | {slot: row["value"]}))
+    rows = [row for row in rows if row["slot"] == slot]
+    people = [Person({slot: row["group"]}, fixed | {slot: row["value"]}) for row in rows]
     return checked_people(people, f"--slot {spec}")
 
 
-SURFACES = {  # what is asked of a model: (in two words, in one sentence, the fields of a twin)
+SURFACES = {  # what is asked of a model: (in few words, in one sentence, the fields of a twin)
     "a": (
         "score of the answer",
         "reward of the same answer when the prompt's name changes",
@@ -725,7 +658,6 @@ SURFACES = {  # what is asked of a model: (in two words, in one sentence, the fi
         ("rank_prompt", "profile"),
     ),
     "c": ("decision", "log-odds of the decision after a fixed prefix", ("prompt", "prefix")),
-    "d": ("written decision", "generated decision to advance", ("prompt",)),
 }
 
 
@@ -742,11 +674,12 @@ def load_twins(path, resumes, people):
             raise ValueError('"prefix" is no text')
         texts = [row.get("prefix") or ""]
         for prompt, answer in (("prompt", "answer"), ("rank_prompt", "profile")):
-            if row.get(prompt):
-                check_messages(row[prompt], prompt)
-                check_prompt({"prompt": row[prompt]})
-                texts += message_texts(row[prompt])
-            if row.get(prompt) and row.get(answer):
+            if not row.get(prompt):
+                continue
+            check_messages(row[prompt], prompt)
+            check_prompt({"prompt": row[prompt]})
+            texts += message_texts(row[prompt])
+            if row.get(answer):
                 row[answer] = as_answer(row[prompt], row[answer])
                 check_response({"prompt": row[prompt], answer: row[answer]}, answer)
                 texts += message_texts(row[answer])
@@ -757,8 +690,7 @@ def load_twins(path, resumes, people):
             some = "} {".join(sorted(moving))
             raise ValueError(f"no slot of {{{some}}} in it, so its twins would be one text")
 
-    rows = load_rows(path, "--twins", check)[:resumes]
-    return [{"id": f"twin-{i}"} | row for i, row in enumerate(rows)]
+    return load_rows(path, "--twins", check)[:resumes]
 
 
 def message_texts(value):
@@ -780,35 +712,24 @@ def as_answer(prompt, text):
     return [{"role": "assistant", "content": text}]
 
 
-OWN_COLUMNS = ("entity_id", "label_value", "score", "score_raw", "model_id", "prompt_id")
 YES_NO = {"1": 1, "true": 1, "yes": 1, "positive": 1, "0": 0, "false": 0, "no": 0, "negative": 0}
 
 
 def read_decision(cell):
-    """0 or 1 of a cell, None for an empty one.
+    """0 or 1 of a cell.
 
-    >>> [read_decision(cell) for cell in ("1", "No", " POSITIVE", "")]
-    [1, 0, 1, None]
+    >>> [read_decision(cell) for cell in ("1", "No", " POSITIVE")]
+    [1, 0, 1]
     """
     word = cell.strip().lower()
-    if word and word not in YES_NO:
-        raise ValueError("expected 0 or 1, true or false, yes or no, positive or negative")
-    return YES_NO.get(word)
-
-
-def read_score(cell):
-    """The finite number of a cell, None for an empty one."""
-    try:
-        value = float(cell or "0")
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise ValueError("expected a number")
-    return value if cell.strip() else None
+    if word not in YES_NO:
+        kinds = "0 or 1, true or false, yes or no, positive or negative"
+        raise argparse.ArgumentTypeError(f"{cell!r} given, expected {kinds}")
+    return YES_NO[word]
 
 
 def load_people(args):
-    """(ids, groups, decided, labels, scores, clusters, cutoff) of the table: (n,) lists.
+    """(rows, groups, decided, labels, scores, cutoff) of the table, (n,) each; None: not there.
 
     groups  {column: labels, None = unknown}: --group, or sex and race_ethnicity
     """
@@ -817,47 +738,39 @@ def load_people(args):
         raise UserError("--y-pred, --score: expected one, a decision column or a score")
     if args.score and (args.cutoff is None) == (args.select is None):
         raise UserError("--score: expected --cutoff X or --select SHARE with it, one of them")
-    reads, rows, cells = {what: read_decision if args.y_pred else read_score}, [], []
+    reads, rows, cells = {what: read_decision if args.y_pred else files.number()}, [], []
     reads |= {args.y_true: read_decision} if args.y_true else {}
-    needed = filter(None, (*reads, args.group, args.within, args.cluster))
-    for line, row in read_csv(args.table, "audit", needed):
+    for line, row in read_csv(args.table, "audit", filter(None, (*reads, args.group))):
         found = []
-        for column, read in reads.items():
-            try:
-                found.append(read(row[column]))
-            except ValueError as error:
-                raise UserError(f"{path}:{line}: {column}: {row[column]!r}; {error}") from None
-        if None not in found:
-            rows.append({"id": str(line)} | row)
+        try:
+            for column, read in reads.items():
+                found += [read(row[column])] if row[column].strip() else []
+        except argparse.ArgumentTypeError as error:
+            raise UserError(f"{path}:{line}: {column}: {error}") from None
+        if len(found) == len(reads):
+            rows.append(row)
             cells.append(found)
         elif not args.allow_missing:
-            drop = "fill it in, or drop such rows with --allow-missing"
+            drop = "fill it in, or leave such rows out with --allow-missing"
             raise UserError(f"{path}:{line}: {' or '.join(reads)} is empty; {drop}")
-    header = rows[0] if rows else {}
-    columns = list(dict.fromkeys(c for c in (args.group, *REFERENCE) if c in header))
+    wanted = [args.group] if args.group and not args.ll144 else [args.group, *REFERENCE]
     groups = {}
-    for column in columns if args.ll144 else columns[: 1 if args.group else 2]:
+    for column in (name for name in dict.fromkeys(wanted) if name in row):
         labels = [row[column].strip() for row in rows]
         groups[column] = [None if x.lower() in ("", "unknown") else x for x in labels]
     counts = {column: len(set(labels) - {None}) for column, labels in groups.items()}
     if args.ll144 and not set(REFERENCE) & set(groups) or min(counts.values(), default=0) < 2:
         why = "expected --group COLUMN, or columns sex and race_ethnicity, of two groups or more"
-        raise UserError(
-            f"{path}: {why}; found {files.told(counts) if counts else ', '.join(header)}"
-        )
-    if args.group in OWN_COLUMNS:
-        raise UserError(f"--group {args.group}: audit.csv has a column of this name; rename it")
-    decided, *labels = zip(*cells)
+        found = files.told(counts) if counts else ", ".join(row)
+        raise UserError(f"{path}: {why}; found {found}")
+    decided, *labels = map(list, zip(*cells))
     scores, cutoff = None if args.y_pred else decided, f"decision in column {what}"
     if args.select:
-        roles = [row[args.within] for row in rows] if args.within else None
-        decided, tied = select_top(scores, args.select, roles)
+        decided, tied = select_top(scores, args.select)
         cutoff = f"top {100 * args.select:g} %, {tied} tied at the cut-off, all in"
     elif args.score:
         decided, cutoff = [int(x >= args.cutoff) for x in scores], f"score ≥ {args.cutoff:g}"
-    ids = [row.get("entity_id") or row["id"] for row in rows]
-    clusters = [row[args.cluster] for row in rows] if args.cluster else ids
-    return ids, groups, decided, labels[0] if labels else None, scores, clusters, cutoff
+    return rows, groups, decided, labels[0] if labels else None, scores, cutoff
 
 
 def check_answer(row):
@@ -878,26 +791,23 @@ def check_vote(row):
 
 # ---- 6. the models ----
 # A reward model reads prompt and answer; a policy is asked for one token, the decision, behind a
-# fixed prefix, and for whole answers. One model is in memory at a time. Nothing is trained.
-
-
-def chunks(items, label, size=256):
-    return tqdm([items[i : i + size] for i in range(0, len(items), size)], desc=label, disable=None)
+# fixed prefix, and interviews a candidate. One model is in memory at a time. Nothing is trained.
 
 
 def reward_matrix(score, folder, twins, people, prompt, answer):
     """(R, N) scores of a reward model, read by `score`; prompt, answer: fields of a twin."""
     asked = itertools.product(twins, people)
     items = [(filled(row[prompt], p), filled(row[answer], p)) for row, p in asked]
-    parts = [score(part)[0][:, 0] for part in chunks(items, f"{folder} ({answer})")]
+    parts = [items[i : i + 256] for i in range(0, len(items), 256)]
+    parts = [score(part)[0] for part in tqdm(parts, desc=f"{folder} ({answer})", disable=None)]
     return np.concatenate(parts).reshape(len(twins), len(people))
 
 
 def decision_ids(tokenizer, prefix, words):
     """Ids of the prefix, and the first ids of the mildest and the harshest word after it."""
     start = tokenizer.encode(prefix, add_special_tokens=False)
-    texts = [f"{prefix} {word}" for word in (words[0], words[-1])]
-    wholes = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+    ends = words[0], words[-1]
+    wholes = [tokenizer.encode(f"{prefix} {word}", add_special_tokens=False) for word in ends]
     firsts = [whole[len(start)] for whole in wholes if whole[: len(start)] == start != whole]
     if len(set(firsts)) < 2:
         why = "after the prefix they do not begin with tokens of their own; choose other words"
@@ -934,126 +844,115 @@ def decision_matrix(model, tokenizer, folder, twins, people, words):
     return out.reshape(len(twins), len(people))
 
 
-def generated(model, tokenizer, label, prompts):
-    """Greedy answers to prompts, under a bar."""
-    import common
-
-    how = {"max_new_tokens": MAX_NEW_TOKENS, "temperature": 0.0}
-    parts = [common.sample(model, tokenizer, part, **how).texts for part in chunks(prompts, label)]
-    return sum(parts, [])
-
-
 # ---- 8. the loop ----
 
 
 def wanted(args):
     """(before, [after], [reward models]): those named, else the defaults that exist."""
-    named = args.before or args.after or args.reward_model
-    runs = [name for name in map(made, ("dpo", "ppo", "grpo")) if not named and present(name)]
-    after = args.after or runs
-    rewards = args.reward_model or [n for n in [made("reward")] if not named and present(n)]
-    before = present(args.before or Default(BASE)) if after or args.before or not named else None
+    before, after, rewards = args.before, args.after, args.reward_model
+    named = before or after or rewards
+    if not named:
+        after = [name for name in map(made, ("dpo", "ppo", "grpo")) if present(name)]
+        rewards = [name for name in map(made, ["reward"]) if present(name)]
+    if after or not named:
+        before = before or Default(BASE)
+    before = before and present(before)
     if not (before or after or rewards):
         raise UserError("no model: give --reward-model FOLDER, or --before and --after FOLDER")
     return before, after, rewards
 
 
-def score_twins(args, twins, people, models, asked, extra=None):
-    """Yield (folder, kind, surface, résumés, people, scores (R, N)) of each model and surface.
+def score_models(args, models, twins, people, asked, interviews):
+    """([(folder, kind, surface, scores (R, N))], [risky questions of a policy's `interviews`])
 
-    extra(model, tokenizer, folder)  is called with each loaded policy, for what else a report asks
+    models  (before, [after], [reward models]): folders;  asked: surfaces, letters of SURFACES
     """
     import common
 
-    before, after, rewards = models
+    (before, after, rewards), scored, risky = models, [], []
     for folder in rewards:
         score = raw_scorer(folder, args)
-        for surface in (s for s in "ab" if s in asked):
+        for surface in (s for s in asked if s != "c"):
             scores = reward_matrix(score, folder, twins, people, *SURFACES[surface][2])
-            yield folder, "reward model", surface, twins, people, scores
-    n = args.generated_names
-    cells = [tuple(person.groups.values()) for person in people]
-    few = [p for i, p in enumerate(people) if cells[:i].count(cells[i]) < n]
-    some, words = twins[: args.generated_resumes], args.decision_words
+            scored.append((folder, "reward model", surface, scores))
     for folder in filter(None, [before, *after]):
         kind, tokenizer = "base" if folder == before else "aligned", common.load_tokenizer(folder)
         model = common.load_policy(folder, **placed(args), trainable=False)
         if "c" in asked:
+            words = args.decision_words
             scores = decision_matrix(model, tokenizer, folder, twins, people, words)
-            yield folder, kind, "c", twins, people, scores
-        if "d" in asked and some:
-            prompts = [filled(row["prompt"], p) for row, p in itertools.product(some, few)]
-            texts = generated(model, tokenizer, f"{folder} (written)", prompts)
-            scores = np.array([decision_of(text, words) == words[0] for text in texts], float)
-            yield folder, kind, "d", some, few, scores.reshape(len(some), len(few))
-        if extra:
-            extra(model, tokenizer, folder)
+            scored.append((folder, kind, "c", scores))
+        if interviews:
+            how = {"temperature": 1.0, "seed": args.seed}
+            texts = common.sample(model, tokenizer, interviews, 1, MAX_NEW_TOKENS, **how).texts
+            risky.append(study_risky(f"{model_name(folder)}, interviews at temperature 1", texts))
         del model
+    return scored, risky
 
 
-def study_twins(args, models, extra=None):
-    """Twins on every model: surfaces with their tables, changes, and the rows of twins.csv."""
+def study_twins(args, models, interviews):
+    """Every model on the twins: effects, changes, and the risky questions in `interviews`."""
     # (1) names and résumés
-    slot = args.slot
-    people = load_slot(slot) if slot else load_names(args.names, args.names_per_cell)
-    path = SLOT_TWINS if slot and isinstance(args.twins, Default) else args.twins
-    twins, lines, bases = load_twins(path, args.resumes, people), [], {}
-    print(f"{len(twins)} résumés × {len(people)} names")
-    study = {
-        "surfaces": [],
-        "changes": [],
-        "twins": {"slot": slot.split("=")[0] if slot else "name"},
-    }
-    study["twins"] |= {"resumes": len(twins), "names": len(people), "path": path}
+    slot = args.slot.partition("=")[0] if args.slot else "name"
+    people = load_slot(args.slot) if args.slot else load_names(args.names, args.names_per_cell)
+    twins = load_twins(args.twins, args.resumes, people)
     has = {key for key in twins[0] if all(row.get(key) for row in twins)}
     asked = [surface for surface, (*_, fields) in SURFACES.items() if has >= set(fields)]
-    study["not_measured"] = [SURFACES[surface][0] for surface in SURFACES if surface not in asked]
     if not asked:
         fields = "prompt and answer, rank_prompt and profile, or prompt and prefix"
-        raise UserError(f"--twins {path}: nothing to measure; expected {fields}")
+        raise UserError(f"--twins {args.twins}: nothing to measure; expected {fields}")
     # (2) score the twins
-    for found in score_twins(args, twins, people, models, asked, extra):
-        folder, kind, surface, rows, who, scores = found
-        groups = {key: np.array([p.groups[key] for p in who]) for key in who[0].groups}
-        how = args.seed, "pp" if surface == "d" else "SD"
-        part = {"model": folder, "kind": kind, "surface": surface, "what": SURFACES[surface][1]}
-        part |= {"unit": how[1], "R": len(rows), "N": len(who)}
+    scored, risky = score_models(args, models, twins, people, asked, interviews)
+    study = {"risky": risky, "surfaces": [], "changes": []}
+    study["twins"] = {"slot": slot, "resumes": len(twins), "names": len(people)}
+    study["not_measured"] = [SURFACES[surface][0] for surface in SURFACES if surface not in asked]
+    groups, base = (
+        {key: np.array([p.groups[key] for p in people]) for key in people[0].groups},
+        None,
+    )
+    for folder, kind, surface, scores in scored:
         if not np.isfinite(scores).all():
-            raise UserError(
-                f"{folder}: {np.isnan(scores).sum()} of {scores.size} scores are no number"
-            )
+            raise UserError(f"{folder}: {np.isnan(scores).sum()} of {scores.size} scores are NaN")
+        part = {
+            "model": folder,
+            "kind": kind,
+            "surface": surface,
+            "what": SURFACES[surface][1],
+            "R": len(twins),
+            "N": len(people),
+        }
         # (3) statistics
-        study["surfaces"].append(part | {"rows": twin_table(scores, groups, *how)})
-        for (row, person), score in zip(itertools.product(rows, who), scores.flat):
-            line = {"resume_id": row["id"], **person.groups, "name": person.name}
-            line |= {"surface": surface, "model_id": folder, "score_raw": round(float(score), 6)}
-            lines.append(line)
+        study["surfaces"].append(part | {"rows": twin_table(scores, groups, args.seed)})
         # (4) change
         if kind == "base":
-            bases[surface] = scores
-        elif surface in bases:
-            table = twin_table(scores, groups, *how, bases[surface])
-            study["changes"].append(part | {"before": models[0], "rows": table})
-    return study, lines
+            base = scores
+        elif kind == "aligned" and base is not None:
+            rows = twin_table(scores, groups, args.seed, base)
+            study["changes"].append(part | {"before": models[0], "rows": rows})
+    return study
 
 
-def study_people(title, cutoff, groups, decided, labels=None, reference=None, clusters=()):
-    """Rates and impact rows of each attribute and of their crossing.
+def report(args):
+    """all of it on the bundled base, twins, votes and the demo's runs (the default)"""
+    check_out(args)
+    before, after, rewards = models = wanted(args)
+    # votes are read before a model is: a broken row ends it here
+    prefs, interviews = [path for path in args.prefs if present(path)], []
+    found = {"preferences": [study_votes(path, args.decision_words) for path in prefs]}
+    if args.command == "report" and present(PROMPTS):
+        rows = files.read_jsonl(PROMPTS, check_prompt, flag="PROMPTS")
+        of_test = (row for row in rows if row.get("split") == "test")
+        interviews = [row["prompt"] for row in of_test if row.get("task") == "interview"]
+    if args.slot and isinstance(args.twins, Default):
+        args.twins = SLOT_TWINS
+    found |= study_twins(args, models, interviews[:INTERVIEWS])
+    people = args.slot.partition("=")[2] if args.slot else args.names
+    return finish(args, [before, *after, *rewards, args.twins, people, *prefs], found)
 
-    groups  {attribute: labels, None = unknown};  decided (n,) 0 or 1;  labels (n,) or None
-    reference  a group of the first attribute;  clusters: lists of (n,) labels that rows share
-    """
-    # (5) people
-    words = f"{len(decided)} people, {int(sum(decided))} selected; {cutoff}."
-    part = {"title": title, "words": [words, FOUR_FIFTHS], "tables": {}, "metrics": {}}
-    declared = {next(iter(groups)): reference}
-    if set(REFERENCE) <= set(groups):
-        both = zip(*(groups[key] for key in REFERENCE))
-        groups = groups | {CROSSED: [None if None in pair else " ".join(pair) for pair in both]}
-    for attribute, values in groups.items():
-        part["tables"][attribute] = compare(values, decided, declared.get(attribute), clusters)
-        part["metrics"][attribute] = group_metrics(values, decided, labels)
-    return part
+
+def twins(args):
+    """counterfactual twins on reward models and policies, before and after"""
+    return report(args)
 
 
 def ll144_part(title, groups, decided, scores):
@@ -1065,34 +964,40 @@ def ll144_part(title, groups, decided, scores):
             why = f"is no category of {key}; rename it to one of: {', '.join(known)}"
             raise UserError(f"--ll144: {odd[0]!r} {why}")
         columns.append(labels)
-    header = (
-        f"Source of the data: {len(decided)} rows of {title}. First use of the tool: not stated."
-    )
+    source = f"Source of the data: {len(decided)} rows of {title}."
+    header = f"{source} First use of the tool: not stated."
     return ll144_tables(*columns, decided, scores) | {"header": header}
 
 
 def audit(args):
     """a table of people: group metrics, impact ratios, LL144-layout tables, BiasGuard's numbers"""
     check_out(args)
-    ids, groups, decided, labels, scores, clusters, cutoff = load_people(args)
-    if args.ll144 == "scoring" and not args.score:
+    rows, groups, decided, labels, scores, cutoff = load_people(args)
+    if args.ll144 == "scoring" and not scores:
         raise UserError("--ll144 scoring: it needs --score COLUMN")
-    how = labels, args.reference, [clusters]
-    part = study_people(args.table, cutoff, groups, decided, *how)
-    report, table, rows = {"decisions": [part], "ll144": []}, Path(args.out) / "audit.csv", []
-    if args.ll144:
-        used = scores if args.ll144 == "scoring" else None
-        report["ll144"] = [ll144_part(args.table, groups, decided, used)]
-    for i, entity in enumerate(ids):  # no cell is empty: a missing category is unknown
-        row = {"entity_id": entity} | ({"label_value": labels[i]} if labels else {})
-        row |= {"score": int(decided[i])} | ({"score_raw": scores[i]} if scores else {})
-        row |= dict.fromkeys(REFERENCE, "unknown")
-        row |= {key: values[i] or "unknown" for key, values in groups.items()}
-        rows.append(row | {"model_id": "table", "prompt_id": entity})
+    # (5) people
+    used = scores if args.ll144 == "scoring" else None
+    tables = [ll144_part(args.table, groups, decided, used)] if args.ll144 else []
+    words = f"{len(decided)} people, {sum(decided)} selected; {cutoff}."
+    part = {"title": args.table, "words": [words, FOUR_FIFTHS], "tables": {}, "metrics": {}}
+    declared = {next(iter(groups)): args.reference}
+    if set(REFERENCE) <= set(groups):
+        both = zip(*(groups[key] for key in REFERENCE))
+        groups[CROSSED] = [None if None in pair else " ".join(pair) for pair in both]
+    ids = [row.get("entity_id") or row.get("id") or f"row {i}" for i, row in enumerate(rows)]
+    for attribute, values in groups.items():
+        part["tables"][attribute] = compare(values, decided, declared.get(attribute), [ids])
+        part["metrics"][attribute] = group_metrics(values, decided, labels)
+    # audit.csv: no cell is empty, and a missing category is unknown
+    table = Path(args.out) / "audit.csv"
     table.parent.mkdir(parents=True, exist_ok=True)
-    write_table(table, rows)
-    report["biasguard"] = biasguard(table, part, labels)
-    return finish(args, [args.table], report, {})
+    columns = {key: [value or "unknown" for value in values] for key, values in groups.items()}
+    columns |= {"entity_id": ids, "score": decided} | ({"label_value": labels} if labels else {})
+    columns |= {"score_raw": scores} if scores else {}
+    with open(table, "w", newline="", encoding="utf-8") as file:
+        csv.writer(file, lineterminator="\n").writerows([columns, *zip(*columns.values())])
+    lines = biasguard(table, part, labels)
+    return finish(args, [args.table], {"decisions": [part], "ll144": tables, "biasguard": lines})
 
 
 def biasguard(table, part, labels):
@@ -1107,17 +1012,15 @@ def biasguard(table, part, labels):
         return [f"BiasGuard was not run ({why}); audit.csv has the layout that it reads"]
     for attribute, rows in part["tables"].items():
         for row in (row for row in rows if "p" in row and attribute != CROSSED):
-            p, r = (
-                part["metrics"][attribute]["groups"][row[side]]["tpr"]["value"]
-                for side in ("group", "reference")
-            )
+            sides = row["group"], row["reference"]
+            p, r = (part["metrics"][attribute]["groups"][side]["tpr"]["value"] for side in sides)
             ours = {"dir": row["ir"]["value"], "spd": row["gap"]["value"]}
             ours["eod"] = None if None in (p, r) else p - r
-            command = [tool, "audit", str(table), "--y-true", "label_value", "--y-pred", "score"]
-            command += ["--group", inert(attribute), "--protected", inert(row["group"])]
-            command += ["--reference", inert(row["reference"]), "--output", str(result)]
+            command = [tool, "audit", table, "--y-true", "label_value", "--y-pred", "score"]
+            command += ["--group", attribute, "--protected", sides[0], "--reference", sides[1]]
             try:
-                subprocess.run(command, capture_output=True, timeout=60, check=True)
+                how = {"capture_output": True, "timeout": 60, "check": True}
+                subprocess.run([*command, "--output", result], **how)
                 theirs = json.loads(result.read_text(encoding="utf-8"))["metrics"]
                 pairs = [f"{key} {theirs[key]} (ours {value})" for key, value in ours.items()]
             except (subprocess.SubprocessError, OSError, ValueError, KeyError) as error:
@@ -1125,10 +1028,6 @@ def biasguard(table, part, labels):
             lines.append(f"BiasGuard, {title_of(row)}: {', '.join(pairs)}")
     result.unlink(missing_ok=True)
     return lines
-
-
-def risky_codes(text):
-    return {hit["code"] for hit in risky_questions(text)}
 
 
 def detector_errors():
@@ -1140,24 +1039,24 @@ def detector_errors():
     path, parts, out = ROOT / "tests" / "risky_sentences.jsonl", {}, {}
     for row in files.read_jsonl(path) if path.is_file() else ():
         if row["holdout"]:
-            part = "holdout" if row["holdout"] is True else row["holdout"]
-            parts.setdefault(part, []).append((risky_codes(row["text"]), set(row["codes"])))
+            found = {hit["code"] for hit in risky_questions(row["text"])}
+            parts.setdefault(row["holdout"], []).append((found, set(row["codes"])))
     for name, hits in parts.items():
         right = sum(bool(found & meant) for found, meant in hits)
         found, meant = (sum(map(bool, codes)) for codes in zip(*hits))
-        out[name] = {"precision": share(right, found), "recall": share(right, meant)}
-        out[name]["sentences"] = len(hits)
+        errors = {"precision": share(right, found), "recall": share(right, meant)}
+        out[name] = errors | {"sentences": len(hits)}
     return out
 
 
 def study_risky(title, answers):
     """Answers with a risky question, by code with five quotes; answers: list of texts."""
     hits, codes = [risky_questions(text) for text in answers], {}
-    for hit in sorted(itertools.chain(*hits), key=lambda hit: hit["code"]):
-        entry = codes.setdefault(hit["code"], {"severity": hit["severity"], "n": 0, "quotes": []})
-        entry["n"] += 1
-        if hit["sentence"] not in entry["quotes"]:
-            entry["quotes"] = [*entry["quotes"], hit["sentence"]][:5]
+    every = sum(hits, [])
+    for code in sorted({hit["code"] for hit in every}):
+        found = [hit for hit in every if hit["code"] == code]
+        quotes = list(dict.fromkeys(hit["sentence"] for hit in found))[:5]
+        codes[code] = {"severity": found[0]["severity"], "n": len(found), "quotes": quotes}
     return {"title": title, "answers": share(sum(map(bool, hits)), len(hits)), "codes": codes}
 
 
@@ -1165,21 +1064,18 @@ def text(args):
     """risky questions and decisions in given answers, by group"""
     # (6) text
     check_out(args)
-    rows = load_rows(args.answers, "answers", check_answer)
-    texts, groups = (
-        [row["response"] for row in rows],
-        [str(row.get("group") or "all") for row in rows],
-    )
+    rows, (best, *_) = load_rows(args.answers, "answers", check_answer), args.decision_words
+    texts, groups = zip(*((row["response"], str(row.get("group") or "all")) for row in rows))
     said = [decision_of(answer, args.decision_words) for answer in texts]
     measures = {
-        "asks a risky question": [int(bool(risky_codes(answer))) for answer in texts],
-        args.decision_words[0]: [int(word == args.decision_words[0]) for word in said],
+        "asks a risky question": [int(bool(risky_questions(answer))) for answer in texts],
+        best: [int(word == best) for word in said],
         "no clear decision": [int(word is None) for word in said],
     }
     tables = {key: compare(groups, values, kind="answers") for key, values in measures.items()}
     part = {"title": f"Answers of {args.answers}", "words": ["English only."], "tables": tables}
-    report = {"measures": [part], "risky": [study_risky(args.answers, texts)]}
-    return finish(args, [args.answers], report, {})
+    found = {"measures": [part], "risky": [study_risky(args.answers, texts)]}
+    return finish(args, [args.answers], found)
 
 
 def study_votes(path, words):
@@ -1190,30 +1086,32 @@ def study_votes(path, words):
     Votes of one item are about the same answers: an item counts once, with its share of votes, and
     tests take items and names as clusters.
     """
-    votes, counts = {"chosen": {}, "harsher decision": {}}, Counter()
+    votes, counts = {}, Counter()  # {(measure, item, name): (who, [0 or 1, …])}
     for row in files.read_jsonl(path, check_vote, flag="--prefs"):
-        people, better, worse = row.get("candidates") or [], row["chosen"], row["rejected"]
-        item = str(row.get("item_id") or [row["prompt"], sorted(map(str, (better, worse)))])
-        sides, hits = {person.get("in"): person for person in people}, []
+        people, answers = row.get("candidates") or [], (row["chosen"], row["rejected"])
+        item = str(row.get("item_id") or [row["prompt"], sorted(map(str, answers))])
+        sides, hits, what = [who.get("in") for who in people], [], "chosen"
         counts["votes"] += 1
         if row.get("tie"):
             counts["ties"] += 1
-        elif set(sides) == {"chosen", "rejected"}:
-            hits = [("chosen", who, int(side == "chosen")) for side, who in sides.items()]
-        elif len(people) == 1 and not {"chosen", "rejected"} & set(sides):
-            said = [decision_of(message_texts(x)[-1], words) for x in (better, worse)]
+        elif sorted(map(str, sides)) == ["chosen", "rejected"]:
+            hits = [int(side == "chosen") for side in sides]
+        elif len(people) == 1 and sides[0] not in ("chosen", "rejected"):
+            said = [decision_of(message_texts(x)[-1], words) for x in answers]
             counts["about one candidate"] += 1
             counts["of these without a clear decision"] += None in said
+            what = "harsher decision"
             if None not in said and said[0] != said[1]:
-                harsher = words.index(said[0]) > words.index(said[1])
-                hits = [("harsher decision", people[0], int(harsher))]
-        for what, who, hit in hits:
+                hits = [int(words.index(said[0]) > words.index(said[1]))]
+        for who, hit in zip(people, hits):
             name = who.get("name") or f"{item} {who.get('in')}"
-            votes[what].setdefault((item, name), (who, []))[1].append(hit)
+            votes.setdefault((what, item, name), (who, []))[1].append(hit)
     tables = {}
-    for (what, found), key in itertools.product(votes.items(), reversed(REFERENCE)):
+    for what, key in itertools.product(("chosen", "harsher decision"), reversed(REFERENCE)):
         known = [
-            (who[key], np.mean(hits), *at) for at, (who, hits) in found.items() if who.get(key)
+            (who[key], np.mean(hits), *clusters)
+            for (measure, *clusters), (who, hits) in votes.items()
+            if measure == what and who.get(key)
         ]
         if known:
             groups, shares, *clusters = zip(*known)
@@ -1221,89 +1119,44 @@ def study_votes(path, words):
     return {"title": f"Votes in {path}", "words": [f"{files.told(counts)}."], "tables": tables}
 
 
-def report(args):
-    """all of it on the bundled base, twins, votes and the demo's runs (the default)"""
-    import common
-
-    check_out(args)
-    models, interviews, found = wanted(args), [], {"preferences": [], "risky": []}
-    # votes are read before a model is: a broken row ends it here
-    prefs = [path for path in args.prefs if present(path)]
-    found["preferences"] = [study_votes(path, args.decision_words) for path in prefs]
-    if args.generated_resumes and args.command == "report" and present(PROMPTS):
-        rows = files.read_jsonl(PROMPTS, check_prompt, flag="PROMPTS")
-        kinds = [(row["prompt"], (row.get("split"), row.get("task"))) for row in rows]
-        interviews = [p for p, kind in kinds if kind == ("test", "interview")][:INTERVIEWS]
-
-    def of_policy(model, tokenizer, folder):
-        if interviews:
-            how = {"temperature": 1.0, "seed": args.seed}
-            texts = common.sample(model, tokenizer, interviews, 1, MAX_NEW_TOKENS, **how).texts
-            title = f"{model_name(folder)}, interviews at temperature 1"
-            found["risky"].append(study_risky(title, texts))
-
-    study, lines = study_twins(args, models, of_policy)
-    people = args.slot.partition("=")[2] if args.slot else args.names
-    before, after, rewards = models
-    inputs = [before, *after, *rewards, study["twins"]["path"], people, *prefs]
-    return finish(args, inputs, found | study, {"twins.csv": lines})
-
-
-def twins(args):
-    """counterfactual twins on reward models and policies, before and after"""
-    return report(args)
-
-
 # ---- 9. save ----
 
 
-def inert(x):
-    """A cell that no spreadsheet runs."""
-    return "'" + x if isinstance(x, str) and x.startswith(("=", "+", "-", "@", "\t", "\r")) else x
-
-
-def write_table(path, rows):
-    """RFC 4180, UTF-8, \\n; text that a spreadsheet would run as a formula gets a leading '."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(map(inert, rows[0]))
-    writer.writerows(map(inert, row.values()) for row in rows)
-    write_text(path, out.getvalue())
-
-
-def finish(args, inputs, found, tables):
+def finish(args, inputs, found):
     """Write the report, print its answer, and return the exit status that --fail-on asks for.
 
     inputs  files and folders, for their hashes;  found  what the command found
-    tables  {file: rows} of further files
     """
-    out, git = Path(args.out), shutil.which("git")
-    head = [git, "rev-parse", "HEAD"]
-    commit = git and subprocess.run(head, cwd=ROOT, capture_output=True, text=True).stdout.strip()
-    report = {"schema": SCHEMA, "command": args.command, "notice": NOTICE, "run": args.typed}
-    report |= {"commit": commit, "sha256": hashes(inputs)} | found
-    report["versions"] = {name: version(name) for name in ("torch", "numpy")}
-    planned = verdict_tables(found)
-    verdicts = [row["verdict"] for _, rows in planned for row in rows if "verdict" in row]
-    n = sum(any("p" in row for row in rows) for _, rows in planned)
+    out = Path(args.out)
+    failed, commit = subprocess.getstatusoutput(f"git -C {shlex.quote(str(ROOT))} rev-parse HEAD")
+    tables = [rows for _, rows in verdict_tables(found)]
+    verdicts = [row["verdict"] for rows in tables for row in rows if "verdict" in row]
+    n = sum(any("p" in row for row in rows) for rows in tables)
     chance = "each with a chance of at most 5 % of any false finding: by chance at most"
-    report["limits"] = [f"{n} tables were tested, {chance} {0.05 * n:.1f} of them show one."]
-    report["limits"] += [limit for key, limit in LIMITS.items() if key in found]
-    if found.get("twins", {}).get("slot") == "name":
-        report["limits"] += NAME_LIMITS
+    limits = [f"{n} tables were tested, {chance} {0.05 * n:.1f} of them show one."]
+    limits += [limit for key, limit in LIMITS.items() if found.get(key)]
+    limits += NAME_LIMITS if found.get("twins", {}).get("slot") == "name" else []
     if found.get("risky"):
-        report["detector"] = detector_errors()
+        found["detector"] = detector_errors()
         verdicts += ["difference"] * any(part["codes"] for part in found["risky"])
-    text = json.dumps(files.finite(report), indent=1, allow_nan=False)
-    shown = sections(json.loads(text))
+    report = {
+        "schema": SCHEMA,
+        "command": args.command,
+        "notice": NOTICE,
+        "run": args.typed,
+        "commit": None if failed else commit,
+        "sha256": hashes(inputs),
+        "limits": limits,
+        "versions": {name: version(name) for name in ("torch", "numpy")},
+    }
+    report = files.finite(report | found)
+    shown = sections(report)
     pages.print_report(TITLE, shown)
     # (7) files
     out.mkdir(parents=True, exist_ok=True)
-    for name, rows in tables.items():
-        write_table(out / name, rows)
-    write_text(out / "report.json", text + "\n")
+    files.write_json(out / "report.json", report)
     pages.write_page(out / "report.html", TITLE, shown, lead=NOTICE)
-    print(f"\n{NOTICE}\nwrote report.json, report.html and tables to {out}")
+    print(f"\n{NOTICE}\nwrote report.json and report.html to {out}")
     print(f"next: open {out / 'report.html'} in a browser")
     for word, status in (("difference", 1), ("inconclusive", 3)):
         if word in (args.fail_on or "") and any(v.startswith(word) for v in verdicts):
@@ -1311,19 +1164,17 @@ def finish(args, inputs, found, tables):
     return 0
 
 
-def twin_parts(report):
-    return [*report.get("surfaces", ()), *report.get("changes", ())]
+def parts_of(report, *keys):
+    return [part for key in keys for part in report.get(key, ())]
 
 
 def rate_parts(report):
-    return [
-        part for key in ("decisions", "preferences", "measures") for part in report.get(key, ())
-    ]
+    return parts_of(report, "decisions", "preferences", "measures")
 
 
 def verdict_tables(report):
     """[(title, rows)] of each table of planned comparisons."""
-    tables = [(twin_name(part), part["rows"]) for part in twin_parts(report)]
+    tables = [(twin_name(part), part["rows"]) for part in parts_of(report, "surfaces", "changes")]
     for part in rate_parts(report):
         known = part["tables"].items()
         tables += [(f"{part['title']}, {key}", rows) for key, rows in known if key != CROSSED]
@@ -1349,11 +1200,12 @@ def summary(tables):
     """Sentences on [(title, rows)]: one where there is a difference, one for each other verdict."""
     out, others = [], {}
     for title, rows in tables:
-        said = {re.split(r" \(|:", row["verdict"])[0] for row in rows if "verdict" in row}
-        told = [row["direction"] for row in rows if row.get("verdict", "").startswith("difference")]
+        rows = [row for row in rows if "verdict" in row]
+        told = [row["direction"] for row in rows if row["verdict"].startswith("difference")]
         if told:
             out.append(f"{title}: {'; '.join(told)}.")
-        elif said:
+        elif rows:
+            said = {re.split(r" \(|:", row["verdict"])[0] for row in rows}
             what = said.pop() if len(said) == 1 else "no difference shown, not all settled"
             others.setdefault(what, []).append(title)
     for what, titles in others.items():
@@ -1364,7 +1216,7 @@ def summary(tables):
 def light(row, key):
     """A verdict as a cell of the grid: three words, a colour, the numbers."""
     said, effect = row["verdict"], row[key]
-    detail = f"{show(effect, 2)}, p {row['p_adjusted']:.4f}: {said}"
+    detail = f"{show(effect, 2)}, p {row.get('p_adjusted', 1):.4f}: {said}"
     if said.startswith("difference"):
         small = ", small" if "smaller than" in said else ""
         words = "higher" if effect["value"] > 0 else "lower"
@@ -1387,11 +1239,11 @@ def twin_answer(title, parts, key):
             [twin_name(part), *(light(row, key) for row in part["rows"][some])] for part in parts
         ]
         tables.append(pages.table(["", *columns[some]], grid))
-    for part in (part for part in parts if part["unit"] == "SD"):
+    for part in parts:
         for row in part["rows"]:
             drawn.append((f"{twin_name(part)}: {title_of(row)}", *ends_of(row[key])))
-    delta, axis = MARGINS["SD"][0], "group − reference in SD; shaded: counts as none"
-    plot = pages.interval_plot(title, drawn, zero=0, zone=(-delta, delta), x=axis, digits=2)
+    margin, axis = MARGIN[0], "group − reference in SD; shaded: counts as none"
+    plot = pages.interval_plot(title, drawn, zero=0, zone=(-margin, margin), x=axis, digits=2)
     said = summary((twin_name(part), part["rows"]) for part in parts)
     return pages.section(title, said, tables=tables, plots=[plot], level="answer")
 
@@ -1414,18 +1266,18 @@ def table_of(rows, columns, caption=""):
     return pages.table(list(columns), cells, caption)
 
 
-SELECTED = {"": "group", "selected": "of", "rate [95 %]": "rate", "impact ratio [95 %]": "ir"}
-SELECTED |= {"p, adjusted": "p_adjusted", "four fifths": "label"}
-EFFECTS = {
-    "": "title",
-    "before": "before",
-    "after": "after",
-    "effect [95 %]": "d",
-    "change [95 %]": "D",
+SELECTED = {
+    "": "group",
+    "selected": "of",
+    "rate [95 %]": "rate",
+    "impact ratio [95 %]": "ir",
+    "p, adjusted": "p_adjusted",
+    "four fifths": "label",
 }
-EFFECTS |= {"p": "p", "p, adjusted": "p_adjusted", "verdict": "verdict"}
-GAPS = {"": "group", "n": "n", "rate [95 %]": "rate", "gap [95 %]": "gap", "p": "p"}
-GAPS |= {"p, adjusted": "p_adjusted", "verdict": "verdict"}
+JUDGED = {"p": "p", "p, adjusted": "p_adjusted", "verdict": "verdict"}
+EFFECTS = {"": "title", "effect [95 %]": "d"} | JUDGED
+CHANGES = {"": "title", "before": "before", "after": "after", "change [95 %]": "D"} | JUDGED
+GAPS = {"": "group", "n": "n", "rate [95 %]": "rate", "gap [95 %]": "gap"} | JUDGED
 HITS = {"code": "code", "severity": "severity", "hits": "n", "up to five quotes": "quotes"}
 
 
@@ -1451,12 +1303,12 @@ def twin_section(part):
         words.append("Fewer than 10 résumés: it holds for these, others may differ.")
     if "before" in part:
         words.append("Levels before and after: a bias that was there before and stays is in both.")
-    rows, gone = [], {"d"} if "before" in part else {"before", "after", "D"}
+    rows = []
     for row in part["rows"]:
         levels = dict(zip(("before", "after"), row.get("levels", ())))
         rows.append(row | levels | {"title": title_of(row)})
-    columns = {header: key for header, key in EFFECTS.items() if key not in gone}
-    return pages.section(twin_name(part), words, table_of(rows, columns))
+    table = table_of(rows, CHANGES if "before" in part else EFFECTS)
+    return pages.section(twin_name(part), words, table)
 
 
 def rate_section(part):
@@ -1563,19 +1415,18 @@ def appendix(report):
 
 def answers(report):
     """The first screen: what the terminal prints, and what the page begins with."""
-    out, slot = [], report.get("twins", {}).get("slot")
-    kinds = (
-        (f"Same résumé, other {slot}", "surfaces", "d"),
-        ("Change against the model before", "changes", "D"),
-    )
-    out += [twin_answer(title, report[part], key) for title, part, key in kinds if report.get(part)]
-    if report["command"] == "audit":
-        out += map(people_answer, report["decisions"])
-    elif parts := rate_parts(report):
-        said = summary(verdict_tables({"decisions": parts}))
+    surfaces, changes = parts_of(report, "surfaces"), parts_of(report, "changes")
+    out = []
+    if surfaces:
+        out.append(twin_answer(f"Same résumé, other {report['twins']['slot']}", surfaces, "d"))
+    if changes:
+        out.append(twin_answer("Change against the model before", changes, "D"))
+    out += map(people_answer, parts_of(report, "decisions"))
+    if rates := parts_of(report, "preferences", "measures"):
+        said = summary(verdict_tables({"measures": rates}))
         out.append(pages.section("Rates by group", said, level="answer"))
     asked = []
-    for part in report.get("risky", ()):
+    for part in parts_of(report, "risky"):
         codes = ", ".join(f"{code} {entry['n']}" for code, entry in part["codes"].items())
         rate = f"{show(part['answers'], 1, True)} of {part['answers']['n']} answers ask one"
         asked.append(f"{part['title']}: {rate}{': ' + codes if codes else ''}.")
@@ -1587,9 +1438,10 @@ def answers(report):
 
 def sections(report):
     """A report.json as the sections of its page."""
-    details = [*map(rate_section, rate_parts(report)), *map(twin_section, twin_parts(report))]
-    details += map(ll144_section, report.get("ll144", ()))
-    details += [risky_section(part) for part in report.get("risky", ()) if part["codes"]]
+    details = [*map(rate_section, rate_parts(report))]
+    details += map(twin_section, parts_of(report, "surfaces", "changes"))
+    details += map(ll144_section, parts_of(report, "ll144"))
+    details += [risky_section(part) for part in parts_of(report, "risky") if part["codes"]]
     return answers(report) + details + appendix(report)
 
 

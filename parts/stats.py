@@ -1,8 +1,8 @@
 """parts/stats.py: every interval and test of the house, once; numpy alone, no torch.
 
-Shares       wilson, newcombe_interval (difference), katz_interval (ratio),
-             two_proportion_z, fisher_exact, sign_test, needed_n
-Means        bootstrap_ci, t_test (paired or clustered), welch
+Shares       wilson, newcombe_interval (difference), katz_interval (ratio), fisher_exact,
+             rates_differ (all of two shares), sign_test, needed_n
+Means        bootstrap_ci, t_test (paired or clustered), clustered_difference (two groups)
 Many tests   holm (family-wise error)
 Order        standings
 Agreement    cohen_kappa, krippendorff_alpha
@@ -43,15 +43,13 @@ def newcombe_interval(a, n, b, m, level=0.95):
     >>> [round(x, 4) for x in newcombe_interval(56, 70, 48, 80)]
     [0.0524, 0.3339]
     """
-    if not (n and m):
-        return None
     p, q, (l1, u1), (l2, u2) = a / n, b / m, wilson(a, n, level), wilson(b, m, level)
     low = p - q - math.sqrt((p - l1) ** 2 + (u2 - q) ** 2)
     return low, p - q + math.sqrt((u1 - p) ** 2 + (q - l2) ** 2)
 
 
-def katz_interval(a, n, b, m, level=0.95):
-    """Interval of the ratio (b/m) / (a/n): log ratio ± z·√(1/b − 1/m + 1/a − 1/n)
+def katz_interval(a, n, b, m):
+    """95 % interval of the ratio (b/m) / (a/n): log ratio ± z·√(1/b − 1/m + 1/a − 1/n)
 
     Source: Katz et al. 1978.
 
@@ -60,22 +58,9 @@ def katz_interval(a, n, b, m, level=0.95):
     """
     if not (a and b):
         return None
-    ratio, z = (b / m) / (a / n), NormalDist().inv_cdf((1 + level) / 2)
+    ratio, z = (b / m) / (a / n), NormalDist().inv_cdf(0.975)
     half = z * math.sqrt(max(0.0, 1 / b - 1 / m + 1 / a - 1 / n))
     return ratio * math.exp(-half), ratio * math.exp(half)
-
-
-def two_proportion_z(a, n, b, m):
-    """z = (a/n − b/m) / √(p(1−p)(1/n + 1/m)), p pooled, no continuity correction: (z, p) or None.
-
-    >>> [round(x, 4) for x in two_proportion_z(412, 797, 170, 390)]
-    [2.6233, 0.0087]
-    """
-    if not n or not m or a + b in (0, n + m):
-        return None
-    p = (a + b) / (n + m)
-    z = (a / n - b / m) / math.sqrt(p * (1 - p) * (1 / n + 1 / m))
-    return z, math.erfc(abs(z) / math.sqrt(2))
 
 
 def fisher_exact(a, n, b, m):
@@ -85,48 +70,47 @@ def fisher_exact(a, n, b, m):
     >>> round(fisher_exact(2, 2, 0, 2), 4)
     0.3333
     """
-    k = a + b
+    k = a + b  # whole numbers: tables of equal chance compare as equal
+    ways = {x: math.comb(n, x) * math.comb(m, k - x) for x in range(max(0, k - m), min(k, n) + 1)}
+    return sum(way for way in ways.values() if way <= ways[a]) / math.comb(n + m, k)
 
-    def log_choose(n, k):
-        return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
 
-    lowest = max(0, k - m)
-    xs = range(lowest, min(k, n) + 1)
-    logs = np.array([log_choose(n, x) + log_choose(m, k - x) for x in xs])
-    chances = np.exp(logs - log_choose(n + m, k))
-    return min(1.0, float(chances[chances <= chances[a - lowest] * (1 + 1e-7)].sum()))
+def rates_differ(a, n, b, m):
+    """a of n against b of m: p, intervals of a/n − b/m, and Katz's of the ratio (a/n) / (b/m).
+
+    p by z = (a/n − b/m) / √(p(1−p)(1/n + 1/m)), p pooled, no continuity correction; by Fisher's
+    exact test where a cell expects fewer than 5.
+    returns {"p", "test", "ends" of 95 %, "ends90", "katz"}
+    >>> found = rates_differ(170, 390, 412, 797)
+    >>> round(found["p"], 4), found["test"]
+    (0.0087, 'z')
+    """
+    if min(n, m) * min(a + b, n + m - a - b) < 5 * (n + m):
+        p, test = fisher_exact(a, n, b, m), "Fisher"
+    else:
+        pooled = (a + b) / (n + m)
+        z = (a / n - b / m) / math.sqrt(pooled * (1 - pooled) * (1 / n + 1 / m))
+        p, test = math.erfc(abs(z) / math.sqrt(2)), "z"
+    ends, ends90 = (newcombe_interval(a, n, b, m, level) for level in (0.95, 0.9))
+    katz = katz_interval(b, m, a, n)
+    return {"p": p, "test": test, "ends": ends, "ends90": ends90, "katz": katz}
 
 
 def student_t_p(t, df):
-    """P(|T| ≥ |t|) for Student's t: incomplete beta I_x(df/2, ½), x = df/(df + t²)
+    """P(|T| ≥ |t|) for Student's t with a whole number of degrees of freedom.
 
-    The continued fraction of Lentz converges for x < (a + 1)/(a + b + 2); else 1 − I_{1−x}(b, a).
+    θ = arctan(|t|/√df)                                        [Abramowitz & Stegun 26.7.3, 26.7.4]
+    df even   1 − sin θ·(1 + ½cos²θ + (1·3)/(2·4)·cos⁴θ + … up to cos^(df−2) θ)
+    df odd    1 − 2/π·(θ + sin θ·(cos θ + ⅔cos³θ + (2·4)/(3·5)·cos⁵θ + … up to cos^(df−2) θ))
     By hand: with one degree of freedom T is Cauchy, and P(|T| ≥ 1) = ½.
     >>> round(student_t_p(1.0, 1), 9), round(student_t_p(2.262157, 9), 6)
     (0.5, 0.05)
     """
-    a, b, x = df / 2, 0.5, df / (df + t * t)
-    if x >= 1:
-        return 1.0
-    if x <= 0:
-        return 0.0
-    mirrored = x > (a + 1) / (a + b + 2)
-    if mirrored:
-        a, b, x = b, a, t * t / (df + t * t)
-    front = a * math.log(x) + b * math.log1p(-x)
-    front = math.exp(front + math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)) / a
-    c, d = 1.0, 1 / (1 - (a + b) * x / (a + 1))
-    fraction = d
-    for i in range(1, 500):
-        for term in (
-            i * (b - i) * x / ((a + 2 * i - 1) * (a + 2 * i)),
-            -(a + i) * (a + b + i) * x / ((a + 2 * i) * (a + 2 * i + 1)),
-        ):
-            c, d = 1 + term / c, 1 / (1 + term * d)
-            fraction *= c * d
-        if abs(c * d - 1) < 1e-15:
-            break
-    return 1 - front * fraction if mirrored else front * fraction
+    odd, angle = df % 2, math.atan(abs(t) / math.sqrt(df))
+    steps = np.arange(2 + odd, df, 2)  # each term is the one before it times (k − 1)/k·cos²θ
+    terms = np.cumprod([math.cos(angle) ** odd, *(1 - 1 / steps) * math.cos(angle) ** 2])
+    inside = math.sin(angle) * float(terms.sum()) if df > 1 else 0.0
+    return max(0.0, 1 - (2 / math.pi * (angle + inside) if odd else inside))
 
 
 def student_t_quantile(p, df):
@@ -144,7 +128,13 @@ def student_t_quantile(p, df):
     return (low + high) / 2
 
 
-def t_test(values, clusters=None, level=0.95):
+def t_interval(mean, error, df, level=0.95):
+    """mean ± t·error"""
+    half = error * student_t_quantile(1 - level, df)
+    return mean - half, mean + half
+
+
+def t_test(values, clusters=None):
     """Student's test that the mean of `values` is 0: {mean, low, high, p, n}; None for n < 2.
 
     values    (n,) such as paired differences
@@ -158,37 +148,42 @@ def t_test(values, clusters=None, level=0.95):
     if clusters is not None and len(values):
         label = np.unique(np.asarray(clusters), return_inverse=True)[1]
         values = np.bincount(label, values) / np.bincount(label)
-    if len(values) < 2:
+    n = len(values)
+    if n < 2:
         return None
-    return from_t(
-        values.mean(), values.std(ddof=1) / math.sqrt(len(values)), len(values) - 1, level
-    ) | {"n": len(values)}
+    mean, error = float(values.mean()), float(values.std(ddof=1)) / math.sqrt(n)
+    low, high = t_interval(mean, error, n - 1)
+    p = student_t_p(mean / error, n - 1) if error else float(mean == 0)
+    return {"mean": mean, "low": low, "high": high, "p": p, "n": n}
 
 
-def welch(a, b, level=0.95):
-    """Mean of a − mean of b without assuming equal spread: {mean, low, high, p}      [Welch 1947]
+def clustered_difference(values, a, b, *clusters):
+    """Mean of values[a] − mean of values[b] where rows of a cluster are not independent.
 
-    Degrees of freedom by Satterthwaite: (v_a + v_b)² / (v_a²/(n − 1) + v_b²/(m − 1)), v = s²/n
-    By hand: v = 1/3 and 5/3, t = −3/√2 = −2.12 with 4/(1/18 + 25/27) = 4.08 degrees of freedom.
-    >>> {key: round(x, 4) for key, x in welch([1, 2, 3], [2, 4, 6, 8]).items()}
-    {'mean': -3.0, 'low': -6.898, 'high': 0.898, 'p': 0.0999}
+    values (n,);  a, b (n,) bool;  clusters: one or two (n,) label arrays, such as item and person
+    Influence of a row: ±(v − its group's mean) / its group's n. Variance: squares of the sums over
+    clusters; of two kinds V1 + V2 − V12 [Cameron, Gelbach & Miller 2011], never below V1 or V2.
+    Degrees of freedom: clusters of the smaller group − 1. None with fewer than 5 clusters a group.
+    returns {"p", "test", "ends" of 95 %, "ends90"}
     """
-    if min(len(a), len(b)) < 2:
+    here = a | b
+    values, a, b = np.asarray(values, float)[here], a[here], b[here]
+    kinds = [np.unique(np.asarray(c)[here], return_inverse=True)[1] for c in clusters]
+    n, m = min(([len(set(kind[side])) for side in (a, b)] for kind in kinds), key=min)
+    if min(n, m) < 5:
         return None
-    (va, n), (vb, m) = ((np.var(x, ddof=1) / len(x), len(x)) for x in (a, b))
-    spread = va**2 / (n - 1) + vb**2 / (m - 1)
-    df = (va + vb) ** 2 / spread if spread else n + m - 2
-    return from_t(np.mean(a) - np.mean(b), math.sqrt(va + vb), df, level)
-
-
-def from_t(mean, error, df, level):
-    """Interval and p of an estimate with its standard error."""
-    half = student_t_quantile(1 - level, df) * error
-    p = student_t_p(mean / error, df) if error else float(mean == 0)
-    return {
-        key: float(x)
-        for key, x in zip(("mean", "low", "high", "p"), (mean, mean - half, mean + half, p))
-    }
+    means = values[a].mean(), values[b].mean()
+    of_a = (values - means[0]) / a.sum() * math.sqrt(n / (n - 1))  # as in a sample's variance
+    of_b = (means[1] - values) / b.sum() * math.sqrt(m / (m - 1))
+    kinds.append(np.unique(kinds[0] * len(values) + kinds[-1], return_inverse=True)[1])
+    v1, v2, v12 = ((np.bincount(kinds[i], np.where(a, of_a, of_b)) ** 2).sum() for i in (0, -2, -1))
+    gap, df, error = means[0] - means[1], min(n, m) - 1, math.sqrt(max(v1, v2, v1 + v2 - v12))
+    if error:
+        p = student_t_p(gap / error, df)
+    else:  # every cluster of a group has the same value: Fisher's p of n of n against 0 of m
+        p = (1 + (n == m)) / math.comb(n + m, n) if gap else 1.0
+    ends, ends90 = (t_interval(gap, error, df, level) for level in (0.95, 0.9))
+    return {"p": p, "test": "clustered", "ends": ends, "ends90": ends90}
 
 
 def sign_test(wins, losses):
@@ -205,15 +200,17 @@ def sign_test(wins, losses):
     return min(1.0, 2 * tail / 2**n)
 
 
-def needed_n(rate, level=0.95, power=0.80):
+def needed_n(rate):
     """Comparisons that tell a true win rate p from ½: ((z·½ + z_power·√(p(1−p))) / (p − ½))²
+
+    z of a two-sided test at .05, z_power of 80 % power.
 
     >>> [needed_n(p) for p in (0.55, 0.60, 0.65, 0.70)], needed_n(0.5)
     ([783, 194, 85, 47], None)
     """
     if abs(rate - 0.5) < 1e-9:
         return None
-    z, z_power = NormalDist().inv_cdf((1 + level) / 2), NormalDist().inv_cdf(power)
+    z, z_power = NormalDist().inv_cdf(0.975), NormalDist().inv_cdf(0.80)
     return math.ceil(((z / 2 + z_power * math.sqrt(rate * (1 - rate))) / (rate - 0.5)) ** 2)
 
 

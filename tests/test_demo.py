@@ -26,8 +26,7 @@ dpo.py*) set -- "$@" {TRAIN} --pairs few.jsonl --max-new-tokens 4;;
 ppo.py*) set -- "$@" {TRAIN} --rollouts 4 --max-new-tokens 4;;
 grpo_rubric.py*) set -- "$@" --steps 2 --group-size 2 --groups-per-batch 2 --max-new-tokens 4;;
 evaluate.py*) set -- "$@" --n 4 --samples 1 --bon 2 --max-new-tokens 8;;
-fairness.py*) set -- "$@" --names-per-cell 2 --resumes 2 --generated-names 1 \\
-    --generated-resumes 1;;
+fairness.py*) set -- "$@" --names-per-cell 2 --resumes 2;;
 """
 
 

@@ -13,9 +13,9 @@ import pytest
 import fairness
 from checks.risky import risky_questions
 from conftest import REPO
-from fairness import clustered_difference, group_metrics, impact_ratios, impact_rows, ll144_tables
+from fairness import group_metrics, impact_ratios, impact_rows, ll144_tables
 from parts.files import UserError
-from parts.stats import two_proportion_z
+from parts.stats import clustered_difference, rates_differ
 
 FORBIDDEN = re.compile("complian|certified|lawful|illegal|bias-free", re.I)  # no report judges law
 WORDS = ("advance", "hold", "reject")
@@ -47,68 +47,66 @@ def table(text):
 
 # ---- impact ratios and group metrics ----
 
-SMALL = table("""
-16 80 3 20 0.75 0.757 0.242 2.325
-412 797 170 390 0.8432 0.0087 0.739 0.962
-412 797 18 41 0.8493 0.330 0.597 1.208
-215 412 7 17 0.7891 0.373 0.444 1.403
-""")  # a of n, b of m: ratio, p (Fisher's where an expected cell is below 5), Katz's interval
+BELOW, ABOVE, MAYBE = (
+    "below four fifths, significant",
+    "above four fifths, significant",
+    "below four fifths, not significant",
+)
+ROWS = [  # selected and people of reference and group: label, verdict; ratio, p, Katz's interval
+    (16, 80, 3, 20, MAYBE, "inconclusive (about ", (0.75, 0.757, 0.242, 2.325)),
+    (412, 797, 170, 390, ABOVE, "difference found", (0.8432, 0.0087, 0.739, 0.962)),
+    (412, 797, 18, 41, "no indication", "inconclusive", (0.8493, 0.330, 0.597, 1.208)),
+    (215, 412, 7, 17, MAYBE, "inconclusive", (0.7891, 0.373, 0.444, 1.403)),
+    (50, 100, 30, 100, BELOW, "difference found", ()),
+    (20, 40, 14, 40, MAYBE, "inconclusive (about 157 people a", ()),
+    (10000, 20000, 9990, 20000, "no indication", "equivalent within 2 percentage points", ()),
+    (45000, 90000, 44000, 90000, ABOVE, "difference found, smaller", ()),
+    (0, 10, 0, 10, "not judged", "not measured (nobody is selected)", ()),
+    (9, 90, 0, 10, MAYBE, "inconclusive", ()),
+    # p = .0497 and .045, but the interval of the ratio, that of the gap holds no difference
+    (39, 100, 26, 100, MAYBE, "inconclusive", (0.6667, 0.0497, 0.442, 1.006)),
+    (97, 100, 90, 100, "no indication", "inconclusive", (0.9278, 0.0447, 0.862, 0.999)),
+]
 
 
-@pytest.mark.parametrize("a, n, b, m, ir, p, low, high", SMALL)
-def test_small_samples_to_the_printed_digits(a, n, b, m, ir, p, low, high):
-    """Yates, an unpooled z, a one-sided Fisher or the ratio upside down would each miss a column.
-    The gap is group − reference, with Newcombe's interval around it."""
-    row = impact_rows({"r": (int(n), int(a)), "p": (int(m), int(b))})[1]
-    found = [row["ir"]["value"], row["p"], row["ir"]["low"], row["ir"]["high"]]
-    assert found == pytest.approx([ir, p, low, high], abs=5.1e-4)
-    assert row["gap"]["value"] == pytest.approx(b / m - a / n, abs=1e-6)
-    assert row["gap"]["low"] < row["gap"]["value"] < row["gap"]["high"]
+@pytest.mark.parametrize("a, n, b, m, label, verdict, numbers", ROWS)
+def test_rows_to_the_printed_digits(a, n, b, m, label, verdict, numbers):
+    """Yates, an unpooled z, a one-sided Fisher or the ratio upside down would each miss a number. One
+    adjusted p decides label and verdict, and no verdict contradicts an interval beside it; an
+    inconclusive row says how many people would do (for .50 against .35 the arcsine formula says 168 a
+    group; ours scales the interval at hand)."""
+    row = impact_rows({"r": (a, n), "p": (b, m)})[1]
+    assert row["label"] == label and row["verdict"].startswith(verdict), row
+    if numbers:
+        found = [row["ir"]["value"], row["p"], row["ir"]["low"], row["ir"]["high"]]
+        assert found == pytest.approx(numbers, abs=5.1e-4)
+        assert row["gap"]["value"] == pytest.approx(b / m - a / n, abs=1e-6)
 
 
 def test_eeoc_example():
     """The EEOC's own: .60, .45, .48, .51 give 1, .75, .80, .85. .48/.60 is exactly four fifths and
     not below it, which floats get wrong (.7999…)."""
-    found = impact_ratios({"A": (100, 60), "B": (100, 45), "C": (100, 48), "D": (100, 51)})
+    found = impact_ratios({"A": (60, 100), "B": (45, 100), "C": (48, 100), "D": (51, 100)})
     assert [round(float(ratio), 10) for ratio in found.values()] == [1, 0.75, 0.8, 0.85]
-    row = fairness.impact_rows({"r": (5000, 3000), "p": (5000, 2400)})[1]
-    assert row["label"] == "above four fifths, significant"
+    row = fairness.impact_rows({"r": (3000, 5000), "p": (2400, 5000)})[1]
+    assert row["label"] == ABOVE
 
 
-LABELS = [  # reference, group: label, verdict
-    ((80, 16), (20, 3), "below four fifths, not significant", "inconclusive (about "),
-    ((797, 412), (390, 170), "above four fifths, significant", "difference found"),
-    ((100, 50), (100, 30), "below four fifths, significant", "difference found"),
-    ((40, 20), (40, 14), "below four fifths, not significant", "inconclusive (about 157 people a"),
-    ((100, 50), (100, 48), "no indication", "inconclusive"),
-    ((20000, 10000), (20000, 9990), "no indication", "equivalent within 2 percentage points"),
-    ((90000, 45000), (90000, 44000), "above four fifths, significant", "difference found, smaller"),
-    ((10, 0), (10, 0), "not judged", "not measured (nobody is selected)"),
-    ((90, 9), (10, 0), "below four fifths, not significant", "inconclusive"),
-]
-
-
-@pytest.mark.parametrize("reference, group, label, verdict", LABELS)
-def test_row_labels_and_verdicts(reference, group, label, verdict):
-    """One adjusted p decides both, and an inconclusive row says how many people would do (for .50
-    against .35 the arcsine formula says 168 a group; ours scales the interval at hand)."""
-    row = impact_rows({"r": reference, "p": group})[1]
-    assert row["label"] == label and row["verdict"].startswith(verdict), row
-
-
-def test_a_difference_needs_its_intervals():
-    """p = .048 but Katz's interval of the ratio holds 1: the verdict must not contradict the interval
-    beside it. Over random tables: no difference without both intervals clear, and none of equal rates."""
-    rng, found = np.random.default_rng(0), 0
-    for _ in range(3000):
-        n, m = rng.integers(10, 300, 2).tolist()
-        a, b = rng.binomial(n, 0.4), rng.binomial(m, 0.25)
-        row = next(r for r in impact_rows({"r": (n, int(a)), "p": (m, int(b))}, "r") if "p" in r)
-        if row["verdict"].startswith("difference"):
-            found += 1
-            assert row["p_adjusted"] < 0.05 and not row["gap"]["low"] <= 0 <= row["gap"]["high"]
-            assert row["ir"]["low"] is None or not row["ir"]["low"] <= 1 <= row["ir"]["high"]
-    assert found > 1000
+def test_what_is_compared_with_what():
+    """Against a declared reference Holm goes over two comparisons, else over all three pairs. 17 of
+    1017 people are below 2 %: named, and not the reference though their rate is the highest. 40 ages
+    are no categories."""
+    counts = {"a": (50, 100), "b": (35, 100), "c": (33, 100)}
+    p = [rates_differ(50, 100, k, 100)["p"] for k in (35, 33)]
+    adjusted = [row["p_adjusted"] for row in impact_rows(counts, "a")[1:]]
+    assert adjusted == pytest.approx([max(p[0], 2 * p[1]), 2 * p[1]])
+    assert impact_rows(counts)[2]["p_adjusted"] == pytest.approx(3 * p[1])
+    assert impact_rows(counts, "c")[0]["ir"]["value"] == pytest.approx(50 / 33)
+    rows = impact_rows({"a": (300, 600), "b": (200, 400), "c": (17, 17)})
+    assert [row["label"] for row in rows] == ["reference", "no indication", "not judged"]
+    assert rows[2]["verdict"] == "not measured (below 2 % of all people)"
+    rows = impact_rows({str(age): (age % 10, 10) for age in range(25, 65)})
+    assert all(row["verdict"].startswith("not measured (more than 20 groups") for row in rows)
 
 
 def test_parity_set():
@@ -116,28 +114,29 @@ def test_parity_set():
     true = [0, 0, 0, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1]
     pred = [1, 0, 1, 0, 1, 0, 0, 1, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1]
     found = group_metrics(["0", "1"] * 9, pred, true)
-    expected = {
-        "demographic_parity_difference": 1 / 9, "demographic_parity_ratio": 0.8,
-        "fpr_difference": 1 / 12, "fpr_ratio": 0.75,
-        "equalized_odds_difference": 0.4, "equalized_odds_ratio": 0.6,
-        "equal_opportunity_difference": 0.4, "equal_opportunity_ratio": 0.6,
-    }  # fmt: skip
-    assert {k: found[k]["value"] for k in expected} == pytest.approx(expected, abs=1e-7)
+    kinds = ("demographic_parity", "fpr", "equalized_odds", "equal_opportunity")
+    for kind, difference, ratio in zip(kinds, (1 / 9, 1 / 12, 0.4, 0.4), (0.8, 0.75, 0.6, 0.6)):
+        both = [found[f"{kind}_{way}"]["value"] for way in ("difference", "ratio")]
+        assert both == pytest.approx([difference, ratio], abs=1e-7), kind
 
 
-def test_nothing_over_nobody():
+NOBODY = [  # groups, decisions, labels: comparison, value, reason
+    ("aabb", [0, 1, 1, 0], [0, 0, 1, 1], "equal_opportunity_difference", None, "a: nobody has the label 1"),
+    ("aabb", [0, 1, 1, 0], [0, 0, 1, 1], "equalized_odds_ratio", None, "a: nobody has the label 1"),
+    ("aabb", [0, 0, 0, 0], None, "demographic_parity_difference", 0, None),
+    ("aabb", [0, 0, 0, 0], None, "demographic_parity_ratio", None, "the highest rate is 0"),
+    (["a", "a", None], [0, 1, 1], None, "demographic_parity_difference", None, "one group: not a comparison"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("groups, pred, true, key, value, reason", NOBODY)
+def test_nothing_over_nobody(groups, pred, true, key, value, reason):
     """fairlearn says 0 for one group, NaN for a highest rate of 0 and an equal opportunity of .5 for
     a group without positives. Here each is null with a reason; unknown people are in no rate."""
-    found = group_metrics(list("aabb"), [0, 1, 1, 0], [0, 0, 1, 1])
-    assert found["groups"]["a"]["tpr"]["value"] is None
-    for key in ("equal_opportunity_difference", "equalized_odds_difference"):
-        assert found[key] == {"value": None, "reason": "a: nobody has the label 1"}
-    found = group_metrics(list("aabb"), [0, 0, 0, 0])
-    assert found["demographic_parity_difference"] == {"value": 0}
-    assert found["demographic_parity_ratio"]["reason"] == "the highest rate is 0"
-    found = group_metrics(["a", "a", None], [0, 1, 1])
-    assert found["demographic_parity_difference"]["reason"] == "one group: not a comparison"
-    assert found["unknown"] == 1 and found["groups"]["a"]["selection_rate"]["n"] == 2
+    found = group_metrics(list(groups), pred, true)
+    assert (found[key]["value"], found[key].get("reason")) == (value, reason)
+    assert found["unknown"] == list(groups).count(None)
+    assert found["groups"]["a"]["selection_rate"]["n"] == 2
 
 
 @pytest.mark.slow
@@ -152,18 +151,14 @@ def test_parity_with_fairlearn():
         pred, true = (rng.random((2, size)) < 0.5).astype(int)
         found, of = group_metrics(groups, pred, true), {"sensitive_features": groups}
         frame = metrics.MetricFrame(metrics=rates, y_true=true, y_pred=pred, **of).by_group
-        for group, row in found["groups"].items():
-            for key in rates:
-                if row[key]["value"] is not None:
-                    assert row[key]["value"] == pytest.approx(frame[key][group], abs=1e-6)
+        pairs = [(row[key]["value"], frame[key][g]) for g, row in found["groups"].items() for key in rates]  # fmt: skip
         for key in ("demographic_parity", "equalized_odds"):
-            for kind in ("difference", "ratio"):
-                ours = found[f"{key}_{kind}"]["value"]
-                if ours is not None:
-                    theirs = getattr(metrics, f"{key}_{kind}")(true, pred, **of)
-                    assert ours == pytest.approx(theirs, abs=1e-12)
-                    compared += 1
-    assert compared > 60
+            for name in (f"{key}_difference", f"{key}_ratio"):
+                pairs.append((found[name]["value"], getattr(metrics, name)(true, pred, **of)))
+        pairs = [pair for pair in pairs if pair[0] is not None]
+        assert [ours for ours, _ in pairs] == pytest.approx([x for _, x in pairs], abs=1e-6)
+        compared += len(pairs)
+    assert compared > 260
 
 
 # ---- Local Law 144: both tables printed in the rule ----
@@ -178,41 +173,41 @@ PRINTED = [  # people, selected and ratio: by sex, by race, crossed
 ]
 
 
+def expand(rows, names):
+    """Labels of people, and 1 or 0 of each, from (people, selected, …) of each name."""
+    cells = [(name, int(k < s)) for name, (n, s, _) in zip(names, rows) for k in range(int(n))]
+    return [name for name, _ in cells], [chosen for _, chosen in cells]
+
+
 @pytest.mark.parametrize("printed", PRINTED)
 def test_ll144_golden_of_selection_rates(printed):
     """The first table, ± .001. Its three parts do not add up to the same n."""
     golden = table(printed)
-    race = [str(i) for i, (n, _, _) in enumerate(golden) for _ in range(int(n))]
-    chosen = [int(k < s) for n, s, _ in golden for k in range(int(n))]
+    race, chosen = expand(golden, CELLS)
     rows = ll144_tables([None] * len(race), race, chosen)["tables"]["race_ethnicity"]
     found = {row["category"]: row["ir"] for row in rows}
-    assert [found[str(i)] for i in range(len(golden))] == pytest.approx([x for *_, x in golden], abs=0.001)  # fmt: skip
+    assert [found[cell] for cell, _ in zip(CELLS, golden)] == pytest.approx([x for *_, x in golden], abs=0.001)  # fmt: skip
 
 
 CROSSED_2 = table("""
 16 12 1.00\n20 7 0.47\n20 10 0.67\n4 3 1.00\n12 7 0.78\n8 5 0.83\n12 6 0.67
 12 6 0.67\n20 8 0.53\n12 6 0.67\n4 2 0.67\n12 3 0.33\n8 5 0.83\n8 4 0.67
 """)  # people, above the median, ratio
-RACE_2 = [1.00, 0.58, 0.78, 0.97, 0.65, 0.97, 0.78]
+SEX_2, RACE_2 = [1.00, 0.82], [1.00, 0.58, 0.78, 0.97, 0.65, 0.97, 0.78]
 
 
 def test_ll144_golden_of_scoring_rates():
     """The second table, from 168 people: 84 above the median, and 15 of unknown category in no
     calculation, though their scores are high: the median is that of the known."""
-    sex, race, scores = [None] * 15, [None] * 15, [99.0] * 15
-    for cell, (n, above, _) in zip(CELLS, CROSSED_2, strict=True):
-        race += [cell.split(", ")[0]] * int(n)
-        sex += [cell.split(", ")[1]] * int(n)
-        scores += [50 + (1 if k < above else -1) * len(sex) / 1000 for k in range(int(n))]
-    found = ll144_tables(sex, race, scores=scores)
-    assert found["unknown"] == {"sex": 15, "race_ethnicity": 15, "crossed": 15}
-    rows = {key: {r["category"]: r for r in rows} for key, rows in found["tables"].items()}
-    assert sum(r["k"] for r in rows["sex"].values()) == 84
-    assert rows["sex"]["Male"]["rate"]["value"] == pytest.approx(50 / 92, abs=1e-6)
-    assert rows["sex"]["Female"]["ir"] == pytest.approx(0.82, abs=0.005)
-    crossed = [x[2] for x in CROSSED_2]
-    for names, key, golden in ((RACES, "race_ethnicity", RACE_2), (CELLS, "crossed", crossed)):
-        assert [rows[key][name]["ir"] for name in names] == pytest.approx(golden, abs=0.0051)
+    cells, above = expand(CROSSED_2, CELLS)
+    race, sex = ([None] * 15 + [cell.split(", ")[i] for cell in cells] for i in (0, 1))
+    found = ll144_tables(sex, race, scores=[99] * 15 + above)
+    assert found["unknown"] == dict.fromkeys(("sex", "race_ethnicity", "crossed"), 15)
+    ratios = {row["category"]: row["ir"] for rows in found["tables"].values() for row in rows}
+    golden = [*SEX_2, *RACE_2, *(x for *_, x in CROSSED_2)]
+    names = ["Male", "Female", *RACES, *CELLS]
+    assert [ratios[name] for name in names] == pytest.approx(golden, abs=0.0051)
+    assert found["tables"]["sex"][1]["rate"]["value"] == pytest.approx(50 / 92, abs=1e-6)
 
 
 def test_ll144_ties_and_half_unknown():
@@ -221,10 +216,10 @@ def test_ll144_ties_and_half_unknown():
     scores = [1] * 8 + [2] * 4 + [3] * 8
     found = ll144_tables(["Male", "Female"] * 10, ["White"] * 20, scores=scores)
     assert found["note"].startswith("20 % of the scores equal the median")
-    assert sum(r["k"] for r in found["tables"]["sex"]) == 8
+    assert sum(row["k"] for row in found["tables"]["sex"]) == 8
     found = ll144_tables(["Male", "Female", None], ["White", None, "Asian"], chosen=[1, 0, 1])
     assert found["unknown"] == {"sex": 1, "race_ethnicity": 1, "crossed": 2}
-    assert {r["category"]: r["n"] for r in found["tables"]["crossed"]} == {"White, Male": 1}
+    assert [(row["category"], row["n"]) for row in found["tables"]["crossed"]] == [("White, Male", 1)]  # fmt: skip
 
 
 # ---- the audit command ----
@@ -236,116 +231,99 @@ def people_file(tmp_path, extra=()):
     return write(tmp_path / "people.csv", [*rows, *extra], ["id", "y", "pred", "race"])
 
 
-def run_audit(tmp_path, *more, table=None):
+def run_audit(tmp_path, flags="", table=None, of="--y-pred pred --group race"):
+    """(status, report.json, audit.csv as rows, the folder)"""
     out, table = tmp_path / "out", table or people_file(tmp_path)
-    flags = ["--y-pred", "pred", "--group", "race", "--out", str(out), "--overwrite", *more]
-    status = fairness.main(["audit", table, *flags])
-    return status, json.loads((out / "report.json").read_text()), out
+    argv = ["audit", table, *f"{of} {flags} --overwrite --out".split(), str(out)]
+    status, report = fairness.main(argv), json.loads((out / "report.json").read_text())
+    with open(out / "audit.csv", newline="") as file:
+        return status, report, list(csv.DictReader(file)), out
 
 
 def test_the_first_screen_follows_from_its_tables(tmp_path):
     """A sentence for the groups that the table below calls significant, with rate and n, and no other;
-    the page has the same texts, the provider's sheet, and the limits of this command only."""
-    _, report, out = run_audit(tmp_path, "--y-true", "y")
+    the page has the same texts, the provider's sheet, and the limits of this command only. A found
+    difference is a result (0) until --fail-on says otherwise: 1 found, 3 inconclusive."""
+    status, report, _, out = run_audit(tmp_path, "--y-true y --fail-on difference")
+    assert status == 1 and run_audit(tmp_path, "--fail-on inconclusive")[0] == 0
     part = fairness.people_answer(report["decisions"][0])
-    rows = {row[0]: row for row in part["tables"][0]["rows"]}
-    assert rows["Black"][1] == "170/390" and rows["Black"][5] == "above four fifths, significant"
-    assert rows["White"][5] == "reference"
+    black, white = part["tables"][0]["rows"]
+    assert (black[1], black[5], white[5]) == ("170/390", ABOVE, "reference")
     assert part["sentences"] == ["race: Black 43.6 % of 390, White 51.7 % of 797."]
+    run_audit(tmp_path, "--y-true y")
     page = (out / "report.html").read_text(encoding="utf-8")
-    assert part["sentences"][0] in page and all(row[2] in page for row in rows.values())
-    for line in ("Provider&#39;s sheet", "intended use", "race: Black, White", "known limits", "numpy", "SHA-256", "true positives"):  # fmt: skip
+    for line in (part["sentences"][0], black[2], white[2], "Provider&#39;s sheet", "intended use", "race: Black, White", "known limits", "numpy", "SHA-256", "true positives"):  # fmt: skip
         assert line in page, line
     (limit,) = report["limits"]
     assert limit.startswith("1 tables were tested") and "at most 0.1 of them" in limit
-
-
-def test_exit_status_for_ci(tmp_path):
-    """A found difference is a result (0) until --fail-on says otherwise: 1 found, 3 inconclusive."""
-    assert run_audit(tmp_path, "--fail-on", "difference")[0] == 1
-    assert run_audit(tmp_path, "--fail-on", "inconclusive")[0] == 0
     few = write(tmp_path / "few.csv", [[1, "a"], [0, "a"], [1, "b"], [1, "b"]], ["pred", "race"])
-    assert run_audit(tmp_path, "--fail-on", "difference,inconclusive", table=few)[0] == 3
+    assert run_audit(tmp_path, "--fail-on difference,inconclusive", few)[0] == 3
 
 
 def test_unknown_and_missing(tmp_path):
     """An empty group is `unknown`: written so, counted, in no rate; a blank at the edge of a label is
-    no group of its own. An empty decision stops, or is dropped on request."""
-    table = people_file(tmp_path, [["u1", 1, 1, ""], ["u2", 0, 0, "unknown"], ["u3", 1, 0, "White "]])  # fmt: skip
-    _, report, out = run_audit(tmp_path, table=table)
+    no group of its own. An empty decision stops, or is left out on request."""
+    extra = [["u1", 1, 1, ""], ["u2", 0, 0, "unknown"], ["u3", 1, 0, "White "]]
+    _, report, rows, out = run_audit(tmp_path, table=people_file(tmp_path, extra))
     part = report["decisions"][0]
     assert part["metrics"]["race"]["unknown"] == 2
-    assert [r["n"] for r in part["tables"]["race"]] == [390, 798]
-    with open(out / "audit.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert list(rows[0]) == ["entity_id", "score", "sex", "race_ethnicity", "race", "model_id", "prompt_id"]  # fmt: skip
-    assert all(all(row.values()) for row in rows) and rows[-2]["race"] == "unknown"
+    assert [row["n"] for row in part["tables"]["race"]] == [390, 798]
+    assert rows[-2:] == [{"race": "unknown", "entity_id": "u2", "score": "0"}, {"race": "White", "entity_id": "u3", "score": "0"}]  # fmt: skip
     table = people_file(tmp_path, [["u3", 1, "", "White"]])
     argv = ["audit", table, "--y-pred", "pred", "--group", "race", "--out", str(tmp_path / "o")]
     assert "people.csv:1189: pred is empty; fill it in" in error_of(argv)
-    assert len((run_audit(tmp_path, "--allow-missing", table=table)[2] / "audit.csv").read_text().splitlines()) == 1188  # fmt: skip
+    assert len(run_audit(tmp_path, "--allow-missing", table)[2]) == 1187
 
 
-def test_formulas_are_not_run(tmp_path):
-    """A text cell that a spreadsheet would run gets a leading '; numbers, which may be negative, do not."""
-    row = {"a": "=1+1", "b": -1.5, "c": "@x", "d": "ok", "e": "-2"}
-    fairness.write_table(tmp_path / "t.csv", [row])
-    assert (tmp_path / "t.csv").read_text() == "a,b,c,d,e\n'=1+1,-1.5,'@x,ok,'-2\n"
+SCORED = [  # flags: people selected, how in words, selected of each race in the LL144 table
+    ("--select 0.3 --ll144 selection", "80 people, 24 selected; top 30 %, 1 tied", 12),
+    ("--select 0.3 --ll144 scoring", "80 people, 24 selected; top 30 %, 1 tied", 20),
+    ("--cutoff 48 --ll144 selection", "80 people, 32 selected; score ≥ 48", 16),
+]
 
 
-def test_scores_and_ll144_command(tmp_path):
-    """--score with --select and --within, LL144 tables of known labels, scores in audit.csv; the
-    crossing of attributes that nobody has together is empty and stops nothing."""
-    rng, header = np.random.default_rng(0), ["id", "score", "sex", "race_ethnicity", "role"]
-    rows = [[i, round(float(rng.normal()) + i // 40 * 9, 4), "MF"[i % 2], ["White", "Black"][i // 2 % 2], i // 40] for i in range(80)]  # fmt: skip
-    table, out = write(tmp_path / "t.csv", rows, header), tmp_path / "o"
-    argv = ["audit", table, "--out", str(out), "--overwrite", "--score", "score"]
-    top = ["--select", "0.3", "--ll144", "scoring", "--within", "role"]
-    assert fairness.main([*argv, *top]) == 0
-    report = json.loads((out / "report.json").read_text())
-    part = report["decisions"][0]
-    assert "80 people, 24 selected; top 30 %" in part["words"][0]
+@pytest.mark.parametrize("flags, words, selected", SCORED)
+def test_scores_and_ll144_command(tmp_path, flags, words, selected):
+    """Scores 0 to 79: the top share, or all from a cut-off on; LL144 tables of decisions or of scores
+    above the median; a crossing that nobody has is empty and stops nothing."""
+    rows = [[i, "MF"[i % 2], ["White", "Black"][i // 2 % 2]] for i in range(80)]
+    table = write(tmp_path / "t.csv", rows, ["score", "sex", "race_ethnicity"])
+    _, report, found, _ = run_audit(tmp_path, flags, table, "--score score")
+    (part,), (law,) = report["decisions"], report["ll144"]
+    assert words in part["words"][0] and float(found[-1]["score_raw"]) == 79
     assert list(part["tables"]) == ["sex", "race_ethnicity", "sex × race_ethnicity"]
-    found = {r["category"]: r for r in report["ll144"][0]["tables"]["race_ethnicity"]}
-    assert found["Black or African American"]["n"] == found["White"]["n"] == 40
-    assert "score_raw" in (out / "audit.csv").read_text().splitlines()[0]
-    rows = [[i, i, "MF"[i % 2] * (i < 40), ["weiß", "Black"][i % 2] * (i >= 40), 0] for i in range(80)]  # fmt: skip
-    write(tmp_path / "t.csv", rows, header)
-    assert "'weiß' is no category of race_ethnicity; rename it to one of" in error_of([*argv, *top])
-    assert fairness.main([*argv, "--select", "0.3"]) == 0  # the 24 highest of all roles
-    part = json.loads((out / "report.json").read_text())["decisions"][0]
-    assert "24 selected; top 30 %" in part["words"][0]
-    assert fairness.main([*argv, "--cutoff", "40"]) == 0
-    part = json.loads((out / "report.json").read_text())["decisions"][0]
-    assert part["tables"]["sex × race_ethnicity"] == [] and "40 selected; score ≥ 40" in part["words"][0]  # fmt: skip
+    races = {row["category"]: (row["k"], row["n"]) for row in law["tables"]["race_ethnicity"]}
+    assert races == {"Black or African American": (selected, 40), "White": (selected, 40)}
+    rows = [[i, "MF"[i % 2] * (i < 40), ["weiß", "Black"][i % 2] * (i >= 40)] for i in range(80)]
+    write(tmp_path / "t.csv", rows, ["score", "sex", "race_ethnicity"])
+    argv = ["audit", table, "--score", "score", *flags.split(), "--out", str(tmp_path / "o")]
+    assert "'weiß' is no category of race_ethnicity; rename it to one of" in error_of(argv)
+    report = run_audit(tmp_path, flags.partition(" --ll")[0], table, "--score score")[1]
+    assert report["decisions"][0]["tables"]["sex × race_ethnicity"] == []
+
+
+def test_the_top_share_is_rounded_up_and_ties_are_in():
+    """All that tie with the last one selected are in, and counted; .07 of 100 is 7, though .07 · 100 is
+    7.000000000000001 in floats."""
+    assert fairness.select_top([3, 2, 2, 1], 0.5) == ([1, 1, 1, 0], 2)
+    counts = [sum(fairness.select_top(list(range(n)), x)[0]) for n, x in ((10, 0.25), (100, 0.07))]
+    assert counts == [3, 7]
 
 
 BAD = [
     ("--y-pred nope --group g", "no column 'nope'"),
-    ("--y-pred third --group g", "t.csv:3: third: '2'; expected 0 or 1"),
+    ("--y-pred third --group g", "t.csv:3: third: '2' given, expected 0 or 1"),
     ("--y-pred p --group same", "of two groups or more; found same 1"),
     ("--y-pred p", "expected --group COLUMN, or columns sex and race_ethnicity"),
     ("--group g", "--y-pred, --score: expected one"),
     ("--score s --group g", "expected --cutoff X or --select SHARE"),
-    ("--score g --select 0.3 --group g", "t.csv:2: g: 'a'; expected a number"),
+    ("--score g --select 0.3 --group g", "t.csv:2: g: 'a' given, expected a number"),
     ("--score s --select 30 --group g", "expected a number above 0 and below 1"),
     ("--score s --group g --cutoff nan", "argument --cutoff"),
-    ("--y-pred p --group model_id", "--group model_id: audit.csv has a column of this name"),
     ("--y-pred p --group g --ll144 selection", "or columns sex and race_ethnicity"),
     ("--y-pred p --group g --fail-on all", "argument --fail-on"),
     ("--y-pred p --group g --reference x", "--reference x: expected one of a, b"),
 ]
-
-
-@pytest.mark.parametrize("argv, said", BAD)
-def test_bad_input_is_one_line(tmp_path, argv, said):
-    """Flag or file, line, what was expected; nothing is written as a report."""
-    rows = ["10ax5m", "02bx1n", "11bx2n"]
-    table = write(tmp_path / "t.csv", rows, ["p", "third", "g", "same", "s", "model_id"])
-    assert said in error_of(["audit", table, *argv.split(), "--out", str(tmp_path / "o")])
-    assert not (tmp_path / "o" / "report.json").exists()
-
-
 FILES = [  # what Excel and others write when asked for a table, and what was meant
     (b"", "no column 'p'"),
     (b"p,g\n1\n", ":2: fewer cells"),
@@ -355,13 +333,16 @@ FILES = [  # what Excel and others write when asked for a table, and what was me
     (b"PK\x03\x04\x14\x00\x08", "this is an Excel workbook; save it as CSV UTF-8"),
     ("p,g\n1,weiß\n".encode("latin-1"), "not UTF-8; save it as CSV UTF-8"),
 ]
+GOOD = b"p,third,g,same,s\n1,0,a,x,5\n0,2,b,x,1\n1,1,b,x,2\n"
 
 
-@pytest.mark.parametrize("content, said", FILES)
-def test_odd_tables_are_one_helpful_line(tmp_path, content, said):
-    table = write(tmp_path / "t.csv", content)
-    message = error_of(["audit", table, "--y-pred", "p", "--group", "g", "--out", str(tmp_path)])
-    assert said in message and "t.csv" in message and len(message) < 250
+@pytest.mark.parametrize("content, argv, said", [(GOOD, *row) for row in BAD] + [(x, "--y-pred p --group g", said) for x, said in FILES])  # fmt: skip
+def test_bad_input_is_one_helpful_line(tmp_path, content, argv, said):
+    """Flag or file, line, what was expected; nothing is written as a report."""
+    file, out = write(tmp_path / "t.csv", content), tmp_path / "o"
+    message = error_of(["audit", file, *argv.split(), "--out", str(out)])
+    assert said in message and len(message) < 250 and not (out / "report.json").exists()
+    assert "t.csv" in message or "--" in message
 
 
 PIECES = [b"", b",", b'"', b"\n", b"\x00", b"\xff", b";", b"nan", b"[", b"{}", b"null", b"3", b"\\ud800"]  # fmt: skip
@@ -415,7 +396,7 @@ def test_biasguard_beside_our_numbers(tmp_path, monkeypatch, kind):
         stub.write_text(STUB.format(python=sys.executable, fails=kind == "fails"))
         stub.chmod(stub.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", str(stub.parent))
-    status, report, _ = run_audit(tmp_path, *([] if kind == "no labels" else ["--y-true", "y"]))
+    status, report, *_ = run_audit(tmp_path, "" if kind == "no labels" else "--y-true y")
     line = report["biasguard"][0]
     assert status == 0 and WHY.get(kind, "BiasGuard, Black − White") in line
     if kind == "works":
@@ -440,23 +421,22 @@ def test_detector_thresholds():
     look at the patterns, at least .9 and .6; each sentence once; what may be asked is silent."""
     lines = (REPO / "tests/risky_sentences.jsonl").read_text("utf-8").splitlines()
     rows = list(map(json.loads, lines))
-    assert len({r["text"] for r in rows}) == len(rows) >= 150
+    assert len({row["text"] for row in rows}) == len(rows) >= 150
     codes = json.loads((REPO / "data" / "risky_questions.json").read_text())["categories"]
-    assert all(sum(code in r["codes"] for r in rows) >= 6 for code in codes)
+    assert all(sum(code in row["codes"] for row in rows) >= 6 for code in codes)
     found = fairness.detector_errors()
-    for name, precision, recall in (("holdout", 0.95, 0.85), ("second list", 0.9, 0.6)):
-        assert found[name]["precision"]["value"] >= precision, found[name]
-        assert found[name]["recall"]["value"] >= recall, found[name]
-        assert found[name]["sentences"] >= 60
-    for sentence in re.split(r" \| |\n", MAY_BE_ASKED):
-        assert risky_questions(sentence) == [], sentence
+    for name, *least in (("holdout", 0.95, 0.85, 60), ("second list", 0.9, 0.6, 60)):
+        precision, recall, n = found[name].values()
+        assert [precision["value"], recall["value"], n] >= least and recall["value"] >= least[1]
+        assert n >= 60, found[name]
+    assert [s for s in re.split(r" \| |\n", MAY_BE_ASKED) if risky_questions(s)] == []
 
 
 def test_the_detector_counts_its_own_errors(tmp_path, monkeypatch):
     """By hand: one of two found, and of two hits one is right; without the file nothing is claimed."""
     rows = [("How old are you?", ["age"]), ("Blue?", ["age"]), ("Are you married?", []), ("Hello.", [])]  # fmt: skip
+    rows = [{"text": text, "codes": codes, "holdout": "holdout"} for text, codes in rows]
     (tmp_path / "tests").mkdir()
-    rows = [{"text": t, "codes": c, "holdout": True} for t, c in rows]
     monkeypatch.setattr(fairness, "ROOT", tmp_path)
     assert "not measured" in fairness.detector_words(fairness.detector_errors())
     write(tmp_path / "tests" / "risky_sentences.jsonl", [*rows, rows[0] | {"holdout": False}])
@@ -480,31 +460,24 @@ def test_decisions_are_read_from_the_last_line_that_names_one(line):
 
 def test_text_command(tmp_path, capsys):
     """Groups side by side with verdicts, five quotes, the detector's errors; a risky question fails
-    where a difference is to fail; no report says what is lawful."""
-    rows = [{"response": f"How old are you? Recommendation: {w}.", "group": g} for g, w in (("a", "hold"), ("b", "advance"))] * 8  # fmt: skip
+    where a difference is to fail; no report and no help says what is lawful."""
+    rows = [{"response": f"Candidate {i % 7}, how old are you? Recommendation: {w}.", "group": g} for i in range(8) for g, w in (("a", "hold"), ("b", "advance"))]  # fmt: skip
     file, out = tmp_path / "a.jsonl", tmp_path / "o"
     argv = ["text", write(file, [*rows, {"response": "Tell me about SQL.", "group": "a"}])]
     argv += ["--out", str(out), "--overwrite", "--fail-on", "difference"]
     assert fairness.main(argv) == 1
     report = json.loads((out / "report.json").read_text())
-    part = report["risky"][0]
-    assert (part["answers"]["value"], part["answers"]["n"]) == (
-        pytest.approx(16 / 17, abs=1e-6),
-        17,
-    )
-    assert part["codes"]["age"]["n"] == 16 and part["codes"]["age"]["quotes"] == [
-        "How old are you?"
-    ]
-    found = report["measures"][0]["tables"]
-    assert [row["rate"]["value"] for row in found["advance"]] == [0, 1]
-    assert found["advance"][0]["verdict"] == "difference found"
-    assert [row["selected"] for row in found["asks a risky question"]] == [8, 8]
-    assert [row["selected"] for row in found["no clear decision"]] == [1, 0]
+    (part,), (asked,) = report["measures"], report["risky"]
+    counts = {key: [row["selected"] for row in rows] for key, rows in part["tables"].items()}
+    hits = asked["codes"]["age"]
+    assert (hits["n"], len(hits["quotes"]), asked["answers"]["n"]) == (16, 5, 17)
+    assert counts == {"asks a risky question": [8, 8], "advance": [0, 8], "no clear decision": [1, 0]}  # fmt: skip
+    assert part["tables"]["advance"][0]["verdict"] == "difference found"
     for command in ([], ["audit"], ["twins"], ["text"], ["report"]):
         with pytest.raises(SystemExit):
             fairness.parse_args([*command, "--help"])
-    said, (_, _, folder) = capsys.readouterr().out, run_audit(tmp_path, "--y-true", "y")
-    assert "precision" in said and "next: open" in said and "age 16" in said
+    folder, said = run_audit(tmp_path, "--y-true y")[-1], capsys.readouterr().out
+    assert all(words in said for words in ("precision", "next: open", "age 16"))
     for path in (*folder.iterdir(), *out.iterdir()):
         text = path.read_text(encoding="utf-8")
         assert not FORBIDDEN.search(text + said)
@@ -550,11 +523,12 @@ def test_votes_by_group_read_by_hand(tmp_path):
     assert rates(found, "harsher decision") == {"Black": (1.0, 1), "White": (0.5, 2)}
     assert rates(found, "chosen") == {"Black": (1.0, 1), "White": (0.0, 1)}
     words = "votes 10, about one candidate 6, of these without a clear decision 1, ties 1."
-    assert found["words"] == [words.replace("votes 10, about", "votes 10, about")]
+    assert found["words"] == [words]
     found = votes_of(tmp_path, [vote("hold", "reject", "Black")], ("advance", "reject", "hold"))
     assert rates(found, "harsher decision") == {"Black": (1.0, 1)}
     args = fairness.parse_args(["--decision-words", "Yes, no,yes"])
     assert args.decision_words == ("yes", "no") and fairness.parse_args([]).decision_words == WORDS
+    assert args.prefs == fairness.VOTES and fairness.parse_args(["twins"]).prefs == []
 
 
 @pytest.mark.parametrize("more", [{"candidates": "Bob"}, {"candidates": ["Bob"]}, {"candidates": [{"sex": 1}]}, {"candidates": [{"name": ["x"]}]}, {"chosen": ["a"]}])  # fmt: skip
@@ -608,31 +582,10 @@ def test_equal_rates_find_nothing_in_19_of_20_tables(k):
     rng, found, tables = np.random.default_rng(k), np.zeros(2), 600 if k < 20 else 300
     for _ in range(tables):
         selected = rng.binomial(60, 0.3, k)
-        rows = impact_rows({f"g{i}": (60, int(s)) for i, s in enumerate(selected)})
+        rows = impact_rows({f"g{i}": (int(s), 60) for i, s in enumerate(selected)})
         verdicts = [r.get("verdict", "").startswith("difference") for r in rows]
         found += any(verdicts), any(r["label"] == "below four fifths, significant" for r in rows)
     assert (found / tables <= (0.071 if k < 20 else 0.079)).all(), found / tables
-
-
-def test_a_declared_reference_is_tested_against_alone():
-    """Holm over two comparisons, not over three: 50, 35, 33 of 100 against the declared first."""
-    counts = {"a": (100, 50), "b": (100, 35), "c": (100, 33)}
-    rows = impact_rows(counts, "a")
-    p = sorted(two_proportion_z(50, 100, s, 100)[1] for s in (35, 33))
-    adjusted = [r["p_adjusted"] for r in rows[1:]]
-    assert adjusted == pytest.approx([max(p[1], 2 * p[0]), 2 * p[0]])
-    assert impact_rows(counts)[2]["p_adjusted"] == pytest.approx(3 * p[0])
-    assert impact_rows(counts, "c")[0]["ir"]["value"] == pytest.approx(50 / 33)
-
-
-def test_small_groups_and_columns_of_ages_are_named_not_judged():
-    """17 of 1017 people are below 2 %: named, and not the reference though their rate is the highest.
-    40 ages are no categories."""
-    rows = {r["group"]: r for r in impact_rows({"a": (600, 300), "b": (400, 200), "c": (17, 17)})}
-    assert rows["c"]["verdict"] == "not measured (below 2 % of all people)"
-    assert rows["c"]["label"] == "not judged" and rows["a"]["label"] == "reference"
-    rows = impact_rows({str(age): (10, age % 10) for age in range(25, 65)})
-    assert {r["verdict"][:32] for r in rows} == {"not measured (more than 20 groups"[:32]}
 
 
 def test_rows_of_one_cluster_count_once(tmp_path):
@@ -678,15 +631,3 @@ def test_a_planted_gap_between_clusters_is_found():
         values = rng.normal(0, 0.5, 80)[item] + rng.normal(0, 1, 400) + 0.5 * group
         hits += clustered_difference(values, group, ~group, item)["p"] < 0.05
     assert hits >= 50, hits
-
-
-def test_scores_are_selected_within_the_role():
-    """Two roles whose scores have different zeros: pooled, the top half is one role; within, half of
-    each. All that tie with the last one are in, and counted."""
-    scores, roles = [9, 8, 7, 6, 1, 2, 3, 4], list("aaaabbbb")
-    assert fairness.select_top(scores, 0.5)[0].tolist() == [1] * 4 + [0] * 4
-    assert fairness.select_top(scores, 0.5, roles)[0].tolist() == [1, 1, 0, 0, 0, 0, 1, 1]
-    chosen, tied = fairness.select_top([3, 2, 2, 1], 0.5)
-    assert (chosen.tolist(), tied) == ([1, 1, 1, 0], 2)
-    counts = [int(fairness.select_top(range(n), x)[0].sum()) for n, x in ((10, 0.25), (100, 0.07))]
-    assert counts == [3, 7]  # upwards, though .07 · 100 is 7.000000000000001 in floats

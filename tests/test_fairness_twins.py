@@ -1,6 +1,5 @@
 """fairness.py on counterfactual twins: what the design finds, what it leaves open, and the page it writes."""
 
-import csv
 import json
 import re
 import shutil
@@ -61,7 +60,6 @@ def test_effect_by_hand():
         row = fairness.twin_table(matrix, groups)[0]
         assert row["d"]["value"] == pytest.approx(d, abs=1e-4) and row["d"]["n"] == 8
         assert row["direction"].startswith(f"names read as Black score {'higher' if d > 0 else 'lower'} than names read as White: {d:.2f}")  # fmt: skip
-    assert twin_table(scores, groups, unit="pp")[0]["d"]["value"] == 1.0
 
 
 def test_permutation_counts_every_labelling():
@@ -79,17 +77,14 @@ def test_permutation_counts_every_labelling():
 
 
 def test_bootstrap_resamples_names_within_their_cells():
-    """A cell whose names are all alike adds no spread; a matrix shifted by a constant stays exactly
-    itself; the same draws serve every matrix."""
-    weights, cells = np.array([1 / 4] * 4 + [-1 / 4] * 4)[:, None], ["b"] * 4 + ["w"] * 4
-    S = np.arange(5.0)[:, None] + np.array([1.0] * 4 + [0.0] * 4)
-    one, two = bootstrap_effects([S, S + 3], weights, cells, 100, unit="pp")
-    assert np.allclose(one, 1.0) and np.array_equal(one, two)
-    S = S + np.array([0.0] * 4 + [0.3, -0.3, 0.1, -0.1])
-    assert bootstrap_effects([S], weights, cells, 100, unit="pp")[0].std() > 0.05
-    S = np.array([[2.0, 2.0, 1.0, 1.0], [4.0, 4.0, 3.0, 3.0]])  # SD √2, or one résumé twice: none
-    drawn = bootstrap_effects([S], 2 * weights[2:6], list("bbww"), 40)[0]
-    assert set(np.round(drawn[~np.isnan(drawn)], 4)) == {0.7071} and np.isnan(drawn).any()
+    """Two résumés of SD √2, or one of them twice, which has none: .7071 or nothing while the names of a
+    cell are all alike; names that differ add a spread. A matrix shifted by a constant is drawn alike."""
+    S, weights = np.array([[2.0, 2.0, 1.0, 1.0], [4.0, 4.0, 3.0, 3.0]]), np.array([0.5, 0.5, -0.5, -0.5])  # fmt: skip
+    mixed = S + np.array([0.0, 0.0, 0.3, -0.3])
+    found = bootstrap_effects([S, S + 3, mixed], weights[:, None], list("bbww"), 40)
+    assert np.array_equal(found[0], found[1], equal_nan=True) and np.isnan(found[0]).any()
+    alike, spread = (set(np.round(x[~np.isnan(x)], 4)) for x in (found[0], found[2]))
+    assert alike == {0.7071} and spread == {0.495, 0.7071, 0.9192}
 
 
 VERDICTS = [  # effect, 95 % interval, 90 % interval, p, names: verdict at δ = .1
@@ -209,8 +204,8 @@ def test_the_smaller_group_decides_what_is_equivalent():
 # ---- before and after ----
 
 
-def changed(before, after, unit="SD"):
-    return twin_table(after, black_and_white(before.shape[1] // 2), unit=unit, before=before)[0]
+def changed(before, after):
+    return twin_table(after, black_and_white(before.shape[1] // 2), before=before)[0]
 
 
 def test_equal_models_do_not_change():
@@ -233,7 +228,7 @@ def test_a_bias_that_came_is_a_change():
     assert row["verdict"] == "difference found: smaller after" and row["D"]["value"] > 0.2
     row = changed(plain, biased)
     assert row["verdict"] == "difference found: larger after" and row["D"]["value"] < -0.2
-    change = {"model": "m", "before": "b", "surface": "a", "unit": "SD", "rows": [row]}
+    change = {"model": "m", "before": "b", "surface": "a", "rows": [row]}
     part = fairness.twin_answer("Change", [change], "D")
     said = "names read as Black score lower than names read as White; the gap is larger than before"
     assert said in part["sentences"][0] and part["tables"][0]["rows"][0][1] == "gap larger"
@@ -242,15 +237,14 @@ def test_a_bias_that_came_is_a_change():
 
 
 def test_what_never_differs_is_not_measured():
-    """A model that advances everybody has shares 1 and 1: a gap of 0 with an interval of nothing would
-    read "equivalent", and nothing was tested. One other decision is enough to measure. One name a
+    """A model that scores everybody alike has a gap of 0 with an interval of nothing, which would
+    read "equivalent", and nothing was tested. One other score is enough to measure. One name a
     group, or one résumé, measures nothing either."""
-    ones, one_zero, groups = np.ones((20, 24)), np.ones((20, 24)), black_and_white(12)
+    ones, one_zero, groups = np.full((20, 24), 0.3), np.full((20, 24), 0.3), black_and_white(12)
     one_zero[3, 5] = 0
-    for row in (twin_table(ones, groups, unit="pp")[0], changed(ones, ones, "pp"), changed(0 * ones, 0 * ones)):  # fmt: skip
+    for row in (twin_table(ones, groups)[0], changed(ones, one_zero), changed(one_zero, ones)):
         assert row["verdict"] == "not measured (every résumé has the same score)"
-    for row in (twin_table(one_zero, groups, unit="pp")[0], changed(ones, one_zero, "pp")):
-        assert not row["verdict"].startswith("not measured")
+    assert not twin_table(one_zero, groups)[0]["verdict"].startswith("not measured")
     for scores in (simulated(0, 5, black_and_white(1)), simulated(0, 1, groups)):
         row = twin_table(scores, black_and_white(scores.shape[1] // 2))[0]
         assert row["verdict"] == "not measured (needs 2 names a cell and 2 résumés)"
@@ -264,17 +258,17 @@ def test_bundled_twins_differ_in_slots_only():
     people = load_names(REPO / "data" / "names.csv", 25)
     rows = load_twins(REPO / "data" / "twins.jsonl", 100, people)
     assert len(rows) == 40 and len(people) == 200
-    kinds = [(people, rows, 0, 150)]
+    kinds = [("name", people, rows, 150)]
     for slot, first in (("age", "younger"), ("school", "university")):
         people = load_slot(f"{slot}={REPO}/data/slots.csv")
         rows = load_twins(REPO / "data" / "twins_slots.jsonl", 100, people)
         assert len(rows) == 20 and len(people) == 20 and people[0].groups == {slot: first}
-        kinds.append((people, rows, 0, -1))
-    for people, rows, *which in kinds:
-        sides = [(fairness.filled(rows[which[0]]["profile"], people[i])[0]["content"], people[i].name) for i in which]  # fmt: skip
-        assert sides[0][0] != sides[1][0]
-        one, two = (text.replace(name, "") for text, name in sides)
-        assert one == two
+        kinds.append((slot, people, rows, -1))
+    for slot, people, rows, other in kinds:
+        one, two = (
+            fairness.filled(rows[0]["profile"], people[i])[0]["content"] for i in (0, other)
+        )
+        assert one != two == one.replace(people[0].values[slot], people[other].values[slot])
 
 
 BREAKS = [
@@ -291,7 +285,7 @@ BREAKS = [
 def test_a_template_that_breaks_the_edit_is_refused(tmp_path, template, said):
     """A pronoun, an address, a name or an unknown slot outside would make twins contradict themselves."""
     names = ("Amy Lee", "Amy", "Lee", "Female"), ("Bo Ek", "Bo", "Ek", "Male")
-    who = [fairness.Person(name[0], {}, slot_values(*name)) for name in names]
+    who = [fairness.Person({}, slot_values(*name)) for name in names]
     file = write(tmp_path / "twins.jsonl", [{"prompt": template}])
     if said is None:
         assert len(load_twins(file, 1, who)) == 1
@@ -313,13 +307,13 @@ def test_log_odds_by_teacher_forcing(llama_folder):
     tokenizer = common.load_tokenizer(llama_folder)
     model, words = common.load_policy(llama_folder, trainable=False), ("yes", "hm", "no")
     names = ("Amy Lee", "Amy", "Lee", "Female"), ("Bartholomew Ek", "Bartholomew", "Ek", "Male")
-    who = [fairness.Person(name[0], {}, slot_values(*name)) for name in names]
+    who = [fairness.Person({}, slot_values(*name)) for name in names]
     twins = [{"prompt": "Assess {name}.", "prefix": "Decision:"}]
     found = fairness.decision_matrix(model, tokenizer, "m", twins, who, words)[0]
     start, firsts = fairness.decision_ids(tokenizer, "Decision:", words)
     assert "yes".startswith(tokenizer.decode([firsts[0]]).strip())
     for person, odds in zip(who, found, strict=True):
-        ids = common.encode_prompt(tokenizer, f"Assess {person.name}.") + start
+        ids = common.encode_prompt(tokenizer, f"Assess {person.values['name']}.") + start
         batches = [common.pad_rows([ids], [[first]], 0) for first in firsts]
         yes, no = (common.token_logps(model, *batch).sum().item() for batch in batches)
         assert odds == pytest.approx(yes - no, abs=1e-4) and abs(odds) > 1e-4
@@ -349,7 +343,7 @@ def full(tmp_path_factory, llama_folder, reward_folder):
     twice = shutil.copytree(llama_folder, tmp / "after")
     votes = [vote("yes", "no", f"Black{HOSTILE}"), vote("no", "yes", "White")]
     argv = ["report", "--before", llama_folder, "--after", str(twice), "--reward-model", reward_folder, *inputs(tmp, 5, HOSTILE),
-            "--generated-names", "2", "--generated-resumes", "2", "--decision-words", "yes,no",
+            "--decision-words", "yes,no",
             "--prefs", write(tmp / "v.jsonl", votes), "--overwrite"]  # fmt: skip
     assert fairness.main(argv) == 0
     return argv, tmp / "out", json.loads((tmp / "out" / "report.json").read_text())
@@ -359,16 +353,12 @@ def test_the_whole_report(full):
     """Equal models are unchanged with D = 0; every surface is there; no forbidden word; and the same
     command writes the same bytes."""
     argv, out, report = full
-    assert [(p["kind"], p["surface"]) for p in report["surfaces"]] == [("reward model", "a"), ("reward model", "b"), ("base", "c"), ("base", "d"), ("aligned", "c"), ("aligned", "d")]  # fmt: skip
+    assert [(p["kind"], p["surface"]) for p in report["surfaces"]] == [("reward model", "a"), ("reward model", "b"), ("base", "c"), ("aligned", "c")]  # fmt: skip
     change = next(c for c in report["changes"] if c["surface"] == "c")
     assert [r["D"]["value"] for r in change["rows"]] == [0, 0]
     assert all(r["verdict"] == "equivalent within 0.1 SD: unchanged" for r in change["rows"])
     assert list(report["preferences"][0]["tables"]) == ["harsher decision, race_ethnicity"]
     assert re.match(r"\d+ tables were tested", report["limits"][0])
-    with open(out / "twins.csv", newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    assert len(rows) == 4 * 3 * 20 + 2 * 2 * 8
-    assert list(rows[0]) == ["resume_id", "sex", "race_ethnicity", "name", "surface", "model_id", "score_raw"]  # fmt: skip
     before = {f: f.read_bytes() for f in sorted(out.iterdir())}
     assert not any(FORBIDDEN.search(data.decode()) for data in before.values())
     fairness.main(argv)
@@ -423,7 +413,6 @@ def test_twins_of_a_reward_model_alone(tmp_path, reward_folder, capsys, slot):
     assert any("Names are" in line for line in report["limits"]) != slot
     out = capsys.readouterr().out
     assert f"Same résumé, other {'age' if slot else 'name'}" in out and out.count("\n") <= 40
-    assert (tmp_path / "out" / "twins.csv").read_text().startswith("resume_id,age" if slot else "resume_id,sex")  # fmt: skip
 
 
 def test_models_that_are_asked(tmp_path, monkeypatch):

@@ -30,24 +30,23 @@ def test_shares():
         assert stats.fisher_exact(a, n, b, m) == pytest.approx(
             scipy_stats.fisher_exact(counts).pvalue, abs=1e-9
         )
+        found, chi = stats.rates_differ(a, n, b, m), None
         if 0 < a + b < n + m:
-            z, p = stats.two_proportion_z(a, n, b, m)
             chi = scipy_stats.chi2_contingency(counts, correction=False)
-            assert (z * z, p) == pytest.approx((chi.statistic, chi.pvalue), abs=1e-9)
+        if chi and chi.expected_freq.min() >= 5:
+            assert found["test"] == "z" and found["p"] == pytest.approx(chi.pvalue, abs=1e-9)
+        else:
+            assert found["test"] == "Fisher" and found["p"] == stats.fisher_exact(a, n, b, m)
         if a and b:
             ratio = scipy_stats.contingency.relative_risk(b, m, a, n).confidence_interval(0.95)
             assert stats.katz_interval(a, n, b, m) == pytest.approx((ratio.low, ratio.high), rel=1e-9)  # fmt: skip
 
 
 def test_means():
-    """Welch's test and the one-sample t with their intervals; a cluster counts once."""
+    """The one-sample t with its interval; a cluster counts once."""
     for seed in CASES:
         rng = rng_of(seed)
-        a, b = (rng.normal(rng.normal(), rng.uniform(0.1, 5), rng.integers(2, 40)) for _ in "ab")
-        found, expected = stats.welch(a, b), scipy_stats.ttest_ind(a, b, equal_var=False)
-        ends = expected.confidence_interval()
-        assert found["p"] == pytest.approx(expected.pvalue, abs=1e-9)
-        assert (found["low"], found["high"]) == pytest.approx((ends.low, ends.high), abs=1e-9)
+        a = rng.normal(rng.normal(), rng.uniform(0.1, 5), rng.integers(2, 40))
         label = rng.integers(0, 6, len(a))
         means = [a[label == c].mean() for c in np.unique(label)]
         if len(means) > 1:
@@ -55,14 +54,14 @@ def test_means():
             ends = expected.confidence_interval()
             assert found["p"] == pytest.approx(expected.pvalue, abs=1e-9)
             assert (found["low"], found["high"]) == pytest.approx((ends.low, ends.high), abs=1e-9)
-    assert stats.t_test([1.0]) is None and stats.welch([1.0], [1.0, 2.0]) is None
+    assert stats.t_test([1.0]) is None
     assert stats.t_test([1.0, 1.0])["p"] == 0.0 and stats.t_test([0.0, 0.0])["p"] == 1.0
 
 
 def test_student_t():
     for seed in CASES:
         rng = rng_of(seed)
-        t, df, p = rng.normal(0, 4), rng.uniform(0.5, 300), rng.uniform(0.001, 0.999)
+        t, df, p = rng.normal(0, 4), int(rng.integers(1, 300)), rng.uniform(0.001, 0.999)
         assert stats.student_t_p(t, df) == pytest.approx(2 * scipy_stats.t.sf(abs(t), df), abs=1e-9)
         assert stats.student_t_quantile(p, df) == pytest.approx(scipy_stats.t.isf(p / 2, df), rel=1e-9)  # fmt: skip
 
