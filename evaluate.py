@@ -288,7 +288,7 @@ def task_metrics(row, answer, skills=(), decisions=("advance", "hold", "reject")
     if task == "assess" and row.get("expected_decision"):
         lines = [mentioned(line, decisions) for line in answer.split("\n")]
         said = next(filter(None, reversed(lines)), None)
-        found["decision"] = said == {row["expected_decision"]}
+        found["decision"] = said == {str(row["expected_decision"])}
     elif task == "interview":
         asked = [sentence for _, _, sentence in asked_sentences(answer)]
         found["one question"] = number_of_requests(answer) == 1
