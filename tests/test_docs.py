@@ -32,7 +32,7 @@ from conftest import REPO, browser_or_skip
 from parts import files, runs
 from test_annotate import Rater, Server
 from test_grpo_judge import Rule
-from test_house import STAGES, flags_of, metric_rows, names, reads_of
+from test_house import SCRIPTS, STAGES, check_metrics, metric_rows, names
 from tiny import write_rows
 
 sys.path[:0] = [str(REPO / "reports"), str(REPO / "docs")]
@@ -40,7 +40,6 @@ import fill_numbers  # noqa: E402
 import memory  # noqa: E402
 
 PAGES = [REPO / "README.md", REPO / "CONTRIBUTING.md", *sorted((REPO / "docs").glob("*.md"))]
-SCRIPTS = [path for x in ("data", "docs", "reports", "bench") for path in REPO.glob(f"{x}/*.py")]
 
 
 def table(text):
@@ -63,7 +62,7 @@ torchrun → needs several GPUs; test_distributed.py runs two processes on a CPU
 """)
 TRAIN = "--steps 2 --batch-size 4 --eval-every 0 --device cpu"
 DRAW = "--steps 2 --group-size 2 --groups-per-batch 2 --device cpu --max-new-tokens"
-TWINS = "--names-per-cell 2 --resumes 2"
+TWINS = "--names-per-cell 2 --resumes 2 --generated-names 1 --generated-resumes 1"
 # the first that matches adds its flags; a line that nothing matches fails
 SMALL = table(rf"""
 grpo_agent\.py play → --episodes 8
@@ -143,7 +142,10 @@ def out_of(line):
 
 def reader_files(copy):
     """What the pages call mine: pairs, prompts, a score, rubrics, ratings, answers, people, a role
-    and candidates."""
+    and candidates, and the formats that docs/faq.md converts."""
+    import datasets
+    import pandas
+
     pairs = list(files.read_jsonl(REPO / "data/prefs_train.jsonl"))[:400:20]
     prompts = list(files.read_jsonl(REPO / "data/prompts.jsonl"))[:1600:100]
     keys = ("prompt", "chosen", "rejected")
@@ -162,87 +164,52 @@ def reader_files(copy):
     )
     rated, answers = [], []
     for i, row in enumerate(rubrics):
-        ratings = {n: "yes" if (i + n) % 2 else "no" for n in range(1, len(row["rubrics"]) + 1)}
-        rated.append(row | {"response": bad if i % 2 else good, "ratings": ratings})
+        ratings = {n: ("no", "yes")[(i + n) % 2] for n in range(1, len(row["rubrics"]) + 1)}
+        rated.append(row | {"response": (good, bad)[i % 2], "ratings": ratings})
         asked = {"task_id": row["task_id"], "prompt": row["prompt"]}
         answers += [asked | {"response": text} for text in (good, bad)]
     (copy / "rated.json").write_text(json.dumps(rated))
     write_rows(copy / "answers.jsonl", answers)
-    people = ["hired,advanced,race,score,sex,race_ethnicity"]
+    groups, people = ("White", "Black", "Asian"), ["hired,advanced,race,score,sex,race_ethnicity"]
     for i in range(60):
-        group = ("White", "Black", "Asian")[i % 3]
-        people.append(f"{i % 2},{i // 2 % 2},{'ab'[i % 3 == 0]},{i % 7},{'MF'[i % 2]},{group}")
+        people.append(f"{i % 2},{i // 2 % 2},{'baa'[i % 3]},{i % 7},{'MF'[i % 2]},{groups[i % 3]}")
     (copy / "people.csv").write_text("\n".join(people) + "\n")
     (copy / "role.txt").write_text("Role: head content editor\nMust have: search ads, copy\n")
     profiles = [f'{i},"Asha Booker, {i} years. Used copy and sold {i} items."' for i in range(6)]
     (copy / "candidates.csv").write_text("\n".join(["id,profile", *profiles]) + "\n")
-    other_formats(copy)
+    texts = {"chosen": "Skills: audits.", "rejected": "No."}
+    table = pandas.DataFrame([{"prompt": f"Note {i}: "} | texts for i in range(40)])
+    table.to_csv(copy / "mine.csv", index=False)
+    renamed = table.set_axis(["question", "better", "worse"], axis=1)
+    renamed.to_csv(copy / "renamed.csv", index=False)
+    table.to_json(copy / "array.json", orient="records")
+    table.to_parquet(copy / "mine.parquet")
+    datasets.Dataset.from_pandas(table).save_to_disk(copy / "saved")
     for name in {name for _, line in LINES for name in re.findall(HUB, line)}:
         (copy / name).parent.mkdir(exist_ok=True)
         (copy / name).symlink_to(copy / "data" / "tiny-base")
-
-
-def other_formats(copy):
-    """The files that docs/faq.md converts."""
-    import datasets
-    import pandas
-
-    texts = {"chosen": "Skills: audits.", "rejected": "No."}
-    rows = [{"prompt": f"Note {i}: ", **texts} for i in range(40)]
-    table = pandas.DataFrame(rows)
-    table.to_csv(copy / "mine.csv", index=False)
-    table.set_axis(["question", "better", "worse"], axis=1).to_csv(
-        copy / "renamed.csv", index=False
-    )
-    table.to_json(copy / "array.json", orient="records")
-    table.to_parquet(copy / "mine.parquet")
-    datasets.Dataset.from_list(rows).save_to_disk(copy / "saved")
 
 
 class Shop:
     """The copy of the project, the judge's address, and which lines have run in it."""
 
     def __init__(self, copy, judge):
-        self.copy, self.judge, self.done = copy, judge, []
-
-    def small(self, line):
-        """The line with the flags that make it small."""
-        flags = next((flags for pattern, flags in SMALL if re.search(pattern, line)), None)
-        assert flags is not None, f"no entry of SMALL or NOT_RUN for: {line}"
-        return f"{line} {flags}".replace("JUDGE", self.judge).strip()
-
-    def needs(self, n):
-        """Numbers of the lines whose results line n reads: those that write its inputs, or that
-        began its own folder."""
-        page, line = LINES[n]
-        out = out_of(line)
-        wanted = {w.rstrip("/") for w in shlex.split(line) if w.startswith("runs/") and w != out}
-        wanted |= {w for w in shlex.split(line) if w == "moves.jsonl" and "--write" not in line}
-        wanted |= {out} if re.search(GOES_ON, line) else set()
-        for path in sorted(wanted):
-            makes = []
-            for i, (_, other) in enumerate(LINES):
-                made = i != n and not why_not(other) and f"{path}/".startswith(f"{out_of(other)}/")
-                makes += [i] if made or f"--write {path}" in other else []
-            here = [i for i in makes if LINES[i][0] == page and i < n]
-            yield from (
-                here or [i for i in makes if LINES[i][0] in ("README.md", "faq.md") or i < n][:1]
-            )
+        self.copy, self.judge, self.done = copy, judge, set()
 
     def run(self, n):
-        """Line n, after those it needs; once."""
+        """Line n with the flags that make it small, once."""
         if n in self.done:
             return
-        self.done.append(n)
-        for i in self.needs(n):
-            self.run(i)
+        self.done.add(n)
         line = LINES[n][1]
+        flags = next((flags for pattern, flags in SMALL if re.search(pattern, line)), None)
+        assert flags is not None, f"no entry of SMALL or NOT_RUN for: {line}"
         out = out_of(line)
         fed_by_its_own = any(w.startswith(f"{out}/") for w in shlex.split(line))
         if out and not re.search(GOES_ON, line) and not fed_by_its_own:
             old = self.copy / out  # another page's run of that name
             shutil.rmtree(old) if old.is_dir() else old.unlink(missing_ok=True)
-        self.execute(self.small(line))
+        self.execute(f"{line} {flags}".replace("JUDGE", self.judge).strip())
         if out:
             assert (self.copy / out).exists(), f"{line}\nwrote no {out}"
 
@@ -297,10 +264,12 @@ RUN = [n for n, (_, line) in enumerate(LINES) if not why_not(line)]
 @pytest.mark.parametrize("n", RUN, ids=lambda n: f"{LINES[n][0]}: {LINES[n][1][:60]}")
 def test_every_command_of_the_pages_runs(n, shop, monkeypatch):
     """A command that fails is the first thing a new user meets. It ends with status 0 and its
-    --out is there. Lines of one page run in order, and what an earlier page made is there as it
-    would be for the reader."""
+    --out is there. All lines run in order, behind those of the demo, so that what an earlier line
+    made is there as it would be for the reader."""
     monkeypatch.chdir(shop.copy)
-    shop.run(n)
+    demo = [i for i in RUN if "--out runs/demo/" in LINES[i][1]]
+    for i in [*demo, n]:
+        shop.run(i)
 
 
 def test_what_cannot_run_is_parsed():
@@ -358,29 +327,18 @@ def test_examples_outside_the_stages(script):
     assert result.failed == 0 and result.attempted > 0
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
-def test_every_flag_of_the_helpers_is_read(script):
-    """As for the stages in test_house.py: a flag that nobody reads is a lie in the help."""
-    tree = ast.parse(script.read_text("utf-8"))
-    unread = [flag for flag, _ in flags_of(tree) if flag not in reads_of(tree)]
-    assert not unread
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 def test_links_lead_somewhere(page):
     """A link or a picture that is not there; an anchor that no heading has."""
-    text = page.read_text("utf-8")
-    prose = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
+    prose = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.M | re.S)
     for target in re.findall(r"\]\((?!http)([^)\s]+)\)", prose):
         name, _, anchor = target.partition("#")
         file = page.parent / name if name else page
         assert file.exists(), target
         if anchor:
             there = file.read_text("utf-8")
-            heads = [
-                re.sub(r"[^\w\- ]", "", x.lower()) for x in re.findall(r"^#+ (.*)$", there, re.M)
-            ]
-            heads = [head.replace(" ", "-") for head in heads]
+            heads = re.findall(r"^#+ (.*)$", there, re.M)
+            heads = [re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads]
             assert anchor in heads + re.findall(r'(?:id|name)="([^"]+)"', there), target
 
 
@@ -408,94 +366,67 @@ def test_no_number_of_the_readme_is_typed():
     assert re.findall(r"\d+(?:\.\d+)? ?%|\d\.\d|\[\d", text) == []
 
 
-def test_pictures_are_small():
-    """A README that loads megabytes is not read: of each page one for a laptop and one for a
-    phone."""
-    pictures = {path.name: path.stat().st_size for path in (REPO / "docs/img").glob("*.png")}
-    pages = ("annotate", "fairness", "report", "watch-grpo", "watch-ppo")
-    assert sorted(pictures) == [f"{p}-{w}.png" for p in pages for w in ("laptop", "phone")]
-    assert max(pictures.values()) < 150_000
-
-
 @pytest.mark.slow
 def test_pictures_can_be_taken_again(tmp_path):
     """docs/screenshots.py, from the annotation page as it is now and from the reports: the same
-    names, none of them blank
-    (a page in one colour is a few kilobytes), none too large."""
+    names, none of them blank (a page in one colour is a few kilobytes), none too large to load."""
     import screenshots
 
     browser_or_skip()
     screenshots.main(["--out", str(tmp_path)])
-    sizes = {path.name: path.stat().st_size for path in tmp_path.glob("*.png")}
-    kept = {path.name for path in (REPO / "docs/img").glob("*.png")}
+    taken, kept = ({f.name: f.stat().st_size for f in x.glob("*.png")} for x in (tmp_path, REPO / "docs/img"))  # fmt: skip
+    pages = ("annotate", "fairness", "report", "watch-grpo", "watch-ppo")
+    assert sorted(kept) == [f"{p}-{w}.png" for p in pages for w in ("laptop", "phone")]
     # those of watch.py need the runs of make demo
-    assert kept - set(sizes) <= {name for name in kept if name.startswith("watch-")}
-    assert set(sizes) <= kept
-    assert all(20_000 < size < 150_000 for size in sizes.values()), sizes
+    assert {name for name in kept if not name.startswith("watch-")} <= taken.keys() <= kept.keys()
+    assert all(20_000 < size < 150_000 for size in [*taken.values(), *kept.values()]), taken
 
 
 # ---- what fits where ----
 
 
-@pytest.mark.parametrize("name, family", [("0.5B", "qwen2"), ("70B", "llama")])
-def test_weights_are_those_of_the_real_shape(name, family):
-    """The number of weights in docs/scale.md, against the model of that shape without storage."""
-    s = memory.SHAPES[name]
-    config = AutoConfig.for_model(
-        family,
-        hidden_size=s.hidden,
-        num_hidden_layers=s.layers,
-        intermediate_size=s.mlp,
-        num_attention_heads=s.heads,
-        num_key_value_heads=s.kv_heads,
-        head_dim=s.head_size,
-        vocab_size=s.vocab,
-        tie_word_embeddings=s.tied,
-    )
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
-    assert sum(p.numel() for p in model.parameters()) == s.weights
-
-
 def test_a_trained_weight_has_sixteen_bytes(llama_folder):
     """fp32 master, gradient, two moments: counted after a step of the trainers' own optimiser.
     Adapters of rank 4 have as many weights as the arithmetic says."""
-    model = common.load_policy(llama_folder)
+    model, lora = (common.load_policy(llama_folder, lora_rank=rank) for rank in (0, 4))
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     model(input_ids=torch.arange(9)[None]).logits.sum().backward()
     optimizer.step()
-    weights = sum(p.numel() for p in model.parameters())
-    held = [x for p in model.parameters() for x in (p, p.grad)]
+    c, held = model.config, [x for p in model.parameters() for x in (p, p.grad)]
     held += [x for state in optimizer.state.values() for x in state.values() if x.ndim]
-    assert sum(x.numel() * x.element_size() for x in held) == 16 * weights
-    c = model.config
-    layers, heads, kv = c.num_hidden_layers, c.num_attention_heads, c.num_key_value_heads
-    size = c.hidden_size // heads
-    shape = memory.Shape(
-        layers, c.hidden_size, c.intermediate_size, heads, kv, size, c.vocab_size, True
-    )
-    lora = common.load_policy(llama_folder, lora_rank=4)
-    assert shape.weights == weights
+    heads = c.num_attention_heads, c.num_key_value_heads, c.hidden_size // c.num_attention_heads
+    sizes = c.num_hidden_layers, c.hidden_size, c.intermediate_size
+    shape = memory.Shape(*sizes, *heads, c.vocab_size, True)
+    assert shape.weights == sum(p.numel() for p in model.parameters())
+    assert sum(x.numel() * x.element_size() for x in held) == 16 * shape.weights
     assert shape.adapter(4) == sum(p.numel() for p in lora.parameters() if p.requires_grad)
 
 
-def test_activations_are_what_autograd_keeps():
+@pytest.mark.parametrize(
+    "checkpoint, bytes_of_a_layer", [(False, 34 * 128 + 8 * 512), (True, 4 * 128)]
+)
+def test_activations_are_what_autograd_keeps(checkpoint, bytes_of_a_layer):
     """34·h + 8·m bytes a token and layer under autocast, counted by saved_tensors_hooks as the
     difference of three layers and one; 4·h with checkpointing. Within 5 %: norms keep a few
     numbers a token more."""
-    tokens = 64
-
-    def kept(layers, checkpoint):
-        shape = dict(hidden_size=128, intermediate_size=512, vocab_size=64)
-        heads = dict(num_attention_heads=8, num_key_value_heads=8, num_hidden_layers=layers)
-        config = AutoConfig.for_model("qwen2", tie_word_embeddings=True, **shape, **heads)
+    tokens, kept = 64, []
+    for layers in (1, 3):
+        config = AutoConfig.for_model(
+            "qwen2",
+            hidden_size=128,
+            intermediate_size=512,
+            vocab_size=64,
+            num_attention_heads=8,
+            num_key_value_heads=8,
+            num_hidden_layers=layers,
+            tie_word_embeddings=True,
+        )
         model = AutoModelForCausalLM.from_config(config)
-        args = SimpleNamespace(grad_checkpoint=checkpoint, fsdp=False)
-        runs.prepare(model, args)
+        runs.prepare(model, SimpleNamespace(grad_checkpoint=checkpoint, fsdp=False))
         own = {p.untyped_storage().data_ptr() for p in model.parameters()}
         seen, alive = {}, []
 
-        def pack(x):
+        def pack(x, own=own, seen=seen, alive=alive):
             storage = x.untyped_storage()
             if storage.data_ptr() not in own and tokens in x.shape:  # not the cast weights
                 seen[storage.data_ptr()] = storage.nbytes()
@@ -506,10 +437,8 @@ def test_activations_are_what_autograd_keeps():
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
             with torch.autocast("cpu", torch.bfloat16):
                 model.base_model(input_ids=ids, use_cache=False)
-        return sum(seen.values()) / tokens
-
-    assert (kept(3, False) - kept(1, False)) / 2 == pytest.approx(34 * 128 + 8 * 512, rel=0.05)
-    assert (kept(3, True) - kept(1, True)) / 2 == pytest.approx(4 * 128, rel=0.05)
+        kept.append(sum(seen.values()) / tokens)
+    assert (kept[1] - kept[0]) / 2 == pytest.approx(bytes_of_a_layer, rel=0.05)
 
 
 # ---- the log of grpo_agent.py ----
@@ -524,29 +453,28 @@ def test_metrics_page_is_the_log_of_the_agents(llama_folder, tmp_path, monkeypat
 
     monkeypatch.chdir(REPO)
     logged = set()
-    common_flags = """--device cpu --steps 2 --beta 0.01 --group-size 2 --groups-per-batch 2
+    short = """--device cpu --steps 2 --beta 0.01 --group-size 2 --groups-per-batch 2
         --val-episodes 2 --test-episodes 0 --eval-every 1 --max-new-tokens 6 --max-length 256"""
-    games = {"interview.py:Interview": "--reward env --reward ruler:0.5 --judge-model rule"}
-    for env, more in (games | {"twenty48.py:TwentyFortyEight": ""}).items():
-        with Rule(score=lambda answer: len(answer) % 5 / 5) as server:
+    with Rule(score=lambda answer: len(answer) % 5 / 5) as server:
+        ruler = f"--reward env --reward ruler:0.5 --judge-model rule --judge-base-url {server.url}"
+        for env, more in {
+            "interview.py:Interview": ruler,
+            "twenty48.py:TwentyFortyEight": "",
+        }.items():
             out = tmp_path / env
-            flags = f"--env envs/{env} --model {llama_folder} --out {out} {common_flags} {more}"
-            flags += f" --judge-base-url {server.url}" if more else ""
+            flags = f"--env envs/{env} --model {llama_folder} --out {out} {short} {more}"
             grpo_agent.main(flags.split())
-        logged |= {key for row in files.read_jsonl(out / "metrics.jsonl") for key in row}
-    named = "env/baseline/<name> env/baseline_reward/<name> env/fault/<kind> env/kind/<kind>"
-    for name in named.split():
-        several = {key for key in logged if key.startswith(name.partition("<")[0])}
-        logged = logged - several | {name for _ in several}
+            logged |= {key for row in files.read_jsonl(out / "metrics.jsonl") for key in row}
+    for kind, name in re.findall(r"(\S+/)(<\w+>)", "env/baseline/<name> env/baseline_reward/<name> env/fault/<kind> env/kind/<kind>"):  # fmt: skip
+        logged = {kind + name if key.startswith(kind) else key for key in logged}
     tables = metric_rows((REPO / "docs" / "metrics.md").read_text(encoding="utf-8"))
     rubric = tables["grpo_rubric.py"] - {"val/gold", "reward/<part>", "reward/lost/<part>"}
-    rubric -= {"epoch", "reward/voided", "groups/redrawn"}
-    rubric = {key for key in rubric if not key.startswith("pass_rate")}
+    rubric = {
+        key for key in rubric if not re.match("epoch|reward/voided|groups/redrawn|pass_rate", key)
+    }
     judge = {key for key in tables["judge.py"] if not key.startswith("judge/canary")}
-    own = {key for cell in tables["grpo_agent.py"] for key in ([] if cell == "text/*" else [cell])}
-    explained = (tables["every trainer"] - {"epoch"}) | rubric | judge | own
-    assert sorted(logged - explained) == [], "logged, but without a row in docs/metrics.md"
-    assert sorted(explained - logged) == [], "a row in docs/metrics.md, but never logged"
+    own = tables["grpo_agent.py"] - {"text/*"}
+    check_metrics(logged, (tables["every trainer"] - {"epoch"}) | rubric | judge | own)
 
 
 def test_the_faq_has_the_commands_of_make_demo():
