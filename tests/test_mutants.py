@@ -1,16 +1,19 @@
 """What a user's file can hold that no row of ours holds: files with a line cut, swapped or of another
-type are read, or refused in one line that names them, and never end in a traceback."""
+type are read, or refused in one line that names them, and never end in a traceback. The same of CSV
+in test_fairness_audit.py."""
 
 import json
 import random
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 import evaluate
 from parts.files import UserError
-from parts.reports import read_csv, read_run
+from parts.reports import read_run
 from parts.votes import counted, item_sha256, load_items, read_log
+from tiny import write_rows
 
 VALUES = [None, True, 0, -1, 1e400, "", " ", "x", "\ud800", [], [None], {}, {"role": "user"}, "é" * 5000]  # fmt: skip
 PROMPT = {"prompt": "Assess.", "split": "test", "task": "assess", "expected_decision": "hold"}
@@ -40,24 +43,22 @@ LOG += [{"step": 1, "loss": 0.1, "episodes": 8, "length/mean": 3.5, "time_s": 1.
 
 
 def mutant(rows, rng):
-    """The bytes of a JSONL file with one thing wrong."""
-    rows = json.loads(json.dumps(rows))
+    """The bytes of a JSONL file with one thing wrong: a value, a key gone or renamed, the end cut
+    off, bytes that are no text."""
+    rows, how = json.loads(json.dumps(rows)), rng.randrange(5)
     row = rng.choice(rows)
     key = rng.choice(list(row))
-    how = rng.randrange(5)
-    if how == 0:
-        row[key] = rng.choice(VALUES)
-    elif how == 1:
-        del row[key]
-    elif how == 2:
-        row[rng.choice([*row, "new"])] = row[key]
+    if how < 3:
+        value = row.pop(key)
+        if how == 0:
+            row[key] = rng.choice(VALUES)
+        if how == 1:
+            row[rng.choice([*row, "new"])] = value
     data = "\n".join(json.dumps(row) for row in rows).encode() + b"\n"
     at = rng.randrange(len(data))
     if how == 3:
-        data = data[:at]
-    elif how == 4:
-        data = data[:at] + bytes(rng.randrange(256) for _ in range(3)) + data[at + 1 :]
-    return data
+        return data[:at]
+    return data[:at] + rng.randbytes(3) + data[at + 1 :] if how == 4 else data
 
 
 def prompts(path):
@@ -114,14 +115,15 @@ def record(path):
     evaluate.load_runs([str(path.parent)])
 
 
-READ = [(prompts, PROMPTS), (pairs, [PAIR] * 3), (candidates, PEOPLE), (votes, VOTES), (items, ITEMS), (log, LOG), (record, [RUN])]  # fmt: skip
+READ = [(prompts, PROMPTS), (pairs, [PAIR] * 3), (candidates, PEOPLE), (votes, VOTES)]
+READ += [(items, ITEMS), (log, LOG), (record, [RUN])]
 
 
 @pytest.mark.parametrize("read, rows", READ, ids=[read.__name__ for read, _ in READ])
 def test_two_hundred_mutants(tmp_path, capsys, read, rows):
     """The file as it is is read; of 200 mutants some are refused, each in one line."""
-    rng, refused, path = random.Random(0), 0, tmp_path / "file.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    rng, refused = random.Random(0), 0
+    path = Path(write_rows(tmp_path / "file.jsonl", rows))
     read(path)
     for _ in range(200):
         path.write_bytes(data := mutant(rows, rng))
@@ -133,16 +135,3 @@ def test_two_hundred_mutants(tmp_path, capsys, read, rows):
         except Exception as error:
             raise AssertionError(f"{type(error).__name__}: {error} of {data[:2000]}") from error
     assert refused > 20
-
-
-def test_two_hundred_tables(tmp_path):
-    """The same of CSV: a byte changed, added or gone."""
-    rng, path = random.Random(0), tmp_path / "people.csv"
-    good = b'id,name,profile\n1,Ann Li,"Ann Li, cook"\n2,Bo,Bo bakes\n'
-    for _ in range(200):
-        at = rng.randrange(len(good))
-        path.write_bytes(good[:at] + bytes([rng.choice(b'",\n\r\x00;\xff')]) + good[at + rng.randrange(2) :])  # fmt: skip
-        try:
-            assert all(set(row) <= set(row) for _, row in read_csv(path, "--candidates"))
-        except UserError as error:
-            assert "\n" not in str(error) and "people.csv" in str(error)
