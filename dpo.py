@@ -174,8 +174,8 @@ def parse_args(argv=None):
 #  "chosen": [{"role": "assistant", …}], "rejected": [{"role": "assistant", …}], "tie": false}
 # kto also reads single answers: {"prompt": …, "completion": …, "label": true}
 #
-# In memory (`common.load_pairs`): pairs.prompts, pairs.chosen and pairs.rejected are rows of ids, one
-# per pair; pairs.train and pairs.eval are the indices of pairs to learn from and to hold out.
+# In memory (`common.load_pairs`): pairs.prompts, pairs.chosen and pairs.rejected are rows of ids,
+# one per pair; pairs.train and pairs.eval are the indices of pairs to learn from and to hold out.
 # A batch of b pairs has 2b rows, all chosen answers first, then all rejected ones in the same
 # order: .view(2, -1) takes them apart again.
 

@@ -62,7 +62,7 @@ torchrun → needs several GPUs; test_distributed.py runs two processes on a CPU
 """)
 TRAIN = "--steps 2 --batch-size 4 --eval-every 0 --device cpu"
 DRAW = "--steps 2 --group-size 2 --groups-per-batch 2 --device cpu --max-new-tokens"
-TWINS = "--names-per-cell 2 --resumes 2 --generated-names 1 --generated-resumes 1"
+TWINS = "--names-per-cell 2 --resumes 2"
 # the first that matches adds its flags; a line that nothing matches fails
 SMALL = table(rf"""
 grpo_agent\.py play → --episodes 8
