@@ -271,7 +271,7 @@ def distinct_n(tokens, n, budget):
     return len(set(grams)) / len(grams) if grams else None
 
 
-def task_metrics(row, answer, skills=(), decisions=("advance", "hold", "reject")):
+def task_metrics(row, answer, skills=(), decisions=()):
     """{metric: number} of an answer, by the fields of its prompt's row; absent fields are skipped.
 
     assess     decision: its last line with a decision has one, the row's expected_decision
@@ -310,17 +310,6 @@ def task_metrics(row, answer, skills=(), decisions=("advance", "hold", "reject")
 # people's votes
 
 WON = {"A": 1.0, "B": 0.0, "tie": 0.5, "both_bad": 0.5}  # both bad: no preference either
-
-
-def winner(choice, swapped):
-    """The model behind a vote; swapped: the item's answer a is model B's.
-
-    >>> [winner(choice, swapped) for swapped in (False, True) for choice in ("a", "b", "tie")]
-    ['A', 'B', 'tie', 'B', 'A', 'tie']
-    """
-    if choice not in ("a", "b"):
-        return choice
-    return "A" if (choice == "a") is not swapped else "B"
 
 
 # ---- 4. the arguments ----
@@ -577,10 +566,10 @@ def unblind(events, items):
         raise UserError(f"--votes: expected answers of two models; {found}: {fix}")
     for vote in replay(events):
         item = items[vote["item_id"]]
-        swapped = item.get("a_model") != names[0]
-        words = [len(plain_text(item[side]).split()) for side in ("ba" if swapped else "ab")]
-        won = None if item.get("gold") else winner(vote["choice"], swapped)
-        votes.append(vote | {"winner": won, "words": words})
+        sides = "ab" if item.get("a_model") == names[0] else "ba"  # who wrote them: A, B
+        words = [len(plain_text(item[side]).split()) for side in sides]
+        won = dict(zip(sides, "AB")).get(vote["choice"], vote["choice"])
+        votes.append(vote | {"winner": None if item.get("gold") else won, "words": words})
     return names, votes
 
 
@@ -938,10 +927,11 @@ def reward(args):
     """how good a reward model is on held-out pairs, beside the rule 'the longer answer wins'"""
     check_out(args)
     rows, counts = load_pairs(args.pairs)
-    score = raw_scorer(args.reward_model, args)
-    scores, lengths = score([(row["prompt"], row["chosen"], row["rejected"]) for row in rows])
-    report = begin(args, [args.reward_model, args.pairs]) | {"counts": counts}
-    report |= reward_quality(rows, scores, lengths, args.seed)
+    pairs = [(row["prompt"], row["chosen"], row["rejected"]) for row in rows]
+    scores, lengths = raw_scorer(args.reward_model, args)(pairs)
+    report, run = begin(args, [args.reward_model, args.pairs]), read_run(args.reward_model)
+    report["seen"] = run and report["setup"]["sha256"][args.pairs] in run["sha256"].values()
+    report |= {"counts": counts} | reward_quality(rows, scores, lengths, args.seed)
     for row, *pair in zip(rows, scores.tolist(), lengths.tolist()):
         row["scores"], row["tokens"] = pair  # of the chosen and of the rejected answer
     files.write_jsonl(Path(args.out) / "pairs.jsonl", rows)
@@ -976,11 +966,9 @@ def reward_quality(rows, scores, lengths, seed):
         "against_length": paired and paired | {"value": paired["mean"]},
     }
     for key in ("task", "strength"):
-        groups = {}
-        for row, value in zip(rows, delta):
-            if row.get(key) is not None:
-                groups.setdefault(str(row[key]), []).append(value)
-        report[f"by_{key}"] = {group: right(np.array(groups[group])) for group in sorted(groups)}
+        group = np.array([str(row.get(key)) for row in rows])
+        found = sorted({*group.tolist()} - {"None"})
+        report[f"by_{key}"] = {name: right(delta[group == name]) for name in found}
     return report
 
 
@@ -1042,8 +1030,7 @@ def human(args):
     path = Path(args.votes)
     items_path = path.with_name("items.jsonl")
     items = load_items(items_path, "--votes")
-    events = read_log(path, items)
-    names, votes = unblind(events, items)
+    names, votes = unblind(read_log(path, items), items)
     if not counted(votes):
         raise UserError(f"--votes {path}: no vote on an ordinary item; vote first")
     report = begin(args, [path, items_path]) | {"models": names}
@@ -1241,6 +1228,10 @@ def reward_sections(report):
         f"The reward model {word} the rule “the longer answer wins”: it is right on {right} of the "
         f"pairs, the rule on {longer}."
     ]
+    if report["seen"]:
+        texts.append(
+            "It was trained on this file: on pairs it has not seen it is right less often."
+        )
     rows["prompts, not pairs, as independent"] = report["accuracy_over_prompts"]
     for key in ("task", "strength"):
         rows |= {f"{key} {value}": part for value, part in report[f"by_{key}"].items()}
@@ -1285,8 +1276,10 @@ def human_sections(report):
     """The report of people's votes, for the terminal and the page."""
     a, b, row = report["a"], report["b"], report["comparison"]
     rate, needed = row["win_rate"], row["needed_n"]
-    text = WORDS[row["verdict"]].format(a, b)
-    texts = [f"{text} {show(rate, 1, True)} of the items that people compared."]
+    texts = [
+        f"{WORDS[row['verdict']].format(a, b)} {show(rate, 1, True)} of the items that people "
+        "compared."
+    ]
     if row["verdict"] == "inconclusive" and needed:
         texts.append(f"To find a true rate of this size takes {needed:,} items.")
     records = {f"items that {a} wins, ties ½": rate}

@@ -182,7 +182,7 @@ SUMMARY = {"task": "summary", "shown": ["sql", "kafka"], "claimed": ["go"], "pro
 def test_task_metrics_by_hand(row, answer, expected):
     """A metric without its field is left out, never 0. "Holding" is no decision, a "hold" above the
     last line neither, and two decisions are not the right one; rust is a skill of the file and invented here."""
-    found = task_metrics(row, answer, ["sql", "rust"])
+    found = task_metrics(row, answer, ["sql", "rust"], ["advance", "hold", "reject"])
     assert found == pytest.approx(expected, nan_ok=True)
 
 
@@ -231,7 +231,7 @@ def judged(right, wrong, length):
     rows = [{"prompt": f"p{i}", "task": "assess", "strength": i % 3} for i in range(n)]
     scores = np.array([[1.0, 0]] * right + [[0, 1.0]] * wrong)
     report = evaluate.reward_quality(rows, scores, np.array([length] * n), 0)
-    report |= {"counts": {"ties": 2, "equal": 1}, "setup": {"sha256": {}, "run": "x"}}
+    report |= {"counts": {"ties": 2, "equal": 1}, "setup": {"sha256": {}, "run": "x"}, "seen": 0}
     return evaluate.reward_sections(report)[0]
 
 
