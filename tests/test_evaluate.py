@@ -23,7 +23,7 @@ import evaluate
 import tiny
 from conftest import REPO
 from evaluate import bon_curve, calibration, compare_outcomes, distinct_n, outcomes, verdict
-from parts import files, pages
+from parts import files, pages, runs
 from parts.files import UserError
 from parts.stats import bootstrap_ci, mean_number, number, wilson
 
@@ -562,3 +562,10 @@ def test_reward_command(world, tmp_path, capsys):
     assert rows[0]["tokens"] == [*map(len, answers)]
     printed = capsys.readouterr().out
     assert "“the longer answer wins”" in printed and f"{100 * right:.1f} %" in printed
+    assert "trained on this file" not in printed
+    copy = shutil.copytree(world["rm"], tmp_path / "rm")  # as if these were its training pairs
+    record = {"args": {}, "sha256": {"elsewhere": runs.fingerprint(pairs)}}
+    (copy / "args.json").write_text(json.dumps(record))
+    argv = ["--reward-model", str(copy), "--pairs", pairs, "--out", str(tmp_path / "b")]
+    evaluate.main(["reward", *argv])
+    assert "trained on this file" in capsys.readouterr().out
