@@ -27,7 +27,7 @@ from markupsafe import Markup
 
 from parts.files import replacing
 
-WIDTH, LINES = 100, 40  # columns of the terminal, and lines of a report there
+WIDTH, LINES = 100, 36  # columns of the terminal; lines of a report there, before a command's own
 BAND = 12  # from so many points on, intervals are drawn as a band
 MARKERS = 40  # a line of more points is drawn without markers
 STEERING = re.compile(

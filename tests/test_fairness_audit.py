@@ -2,7 +2,6 @@
 
 import csv
 import json
-import math
 import re
 import stat
 import sys
@@ -15,7 +14,7 @@ from checks.risky import risky_questions
 from conftest import REPO
 from fairness import group_metrics, impact_ratios, impact_rows, ll144_tables
 from parts.files import UserError
-from parts.stats import clustered_difference, rates_differ
+from parts.stats import rates_differ
 
 FORBIDDEN = re.compile("complian|certified|lawful|illegal|bias-free", re.I)  # no report judges law
 WORDS = ("advance", "hold", "reject")
@@ -114,10 +113,13 @@ def test_parity_set():
     true = [0, 0, 0, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1]
     pred = [1, 0, 1, 0, 1, 0, 0, 1, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1]
     found = group_metrics(["0", "1"] * 9, pred, true)
-    kinds = ("demographic_parity", "fpr", "equalized_odds", "equal_opportunity")
-    for kind, difference, ratio in zip(kinds, (1 / 9, 1 / 12, 0.4, 0.4), (0.8, 0.75, 0.6, 0.6)):
-        both = [found[f"{kind}_{way}"]["value"] for way in ("difference", "ratio")]
-        assert both == pytest.approx([difference, ratio], abs=1e-7), kind
+    expected = {
+        "demographic_parity_difference": 1 / 9, "demographic_parity_ratio": 0.8,
+        "fpr_difference": 1 / 12, "fpr_ratio": 0.75,
+        "equalized_odds_difference": 0.4, "equalized_odds_ratio": 0.6,
+        "equal_opportunity_difference": 0.4, "equal_opportunity_ratio": 0.6,
+    }  # fmt: skip
+    assert {k: found[k]["value"] for k in expected} == pytest.approx(expected, abs=1e-7)
 
 
 NOBODY = [  # groups, decisions, labels: comparison, value, reason
@@ -252,7 +254,8 @@ def test_the_first_screen_follows_from_its_tables(tmp_path):
     assert part["sentences"] == ["race: Black 43.6 % of 390, White 51.7 % of 797."]
     run_audit(tmp_path, "--y-true y")
     page = (out / "report.html").read_text(encoding="utf-8")
-    for line in (part["sentences"][0], black[2], white[2], "Provider&#39;s sheet", "intended use", "race: Black, White", "known limits", "numpy", "SHA-256", "true positives"):  # fmt: skip
+    assert not FORBIDDEN.search(page)
+    for line in (fairness.NOTICE, part["sentences"][0], black[2], white[2], "Provider&#39;s sheet", "intended use", "race: Black, White", "known limits", "numpy", "SHA-256", "true positives"):  # fmt: skip
         assert line in page, line
     (limit,) = report["limits"]
     assert limit.startswith("1 tables were tested") and "at most 0.1 of them" in limit
@@ -467,21 +470,17 @@ def test_text_command(tmp_path, capsys):
     argv += ["--out", str(out), "--overwrite", "--fail-on", "difference"]
     assert fairness.main(argv) == 1
     report = json.loads((out / "report.json").read_text())
-    (part,), (asked,) = report["measures"], report["risky"]
-    counts = {key: [row["selected"] for row in rows] for key, rows in part["tables"].items()}
-    hits = asked["codes"]["age"]
+    tables, (asked,) = report["measures"][0]["tables"], report["risky"]
+    hits, said = asked["codes"]["age"], capsys.readouterr().out
     assert (hits["n"], len(hits["quotes"]), asked["answers"]["n"]) == (16, 5, 17)
-    assert counts == {"asks a risky question": [8, 8], "advance": [0, 8], "no clear decision": [1, 0]}  # fmt: skip
-    assert part["tables"]["advance"][0]["verdict"] == "difference found"
+    assert {key: [row["selected"] for row in rows] for key, rows in tables.items()} == {"asks a risky question": [8, 8], "advance": [0, 8], "no clear decision": [1, 0]}  # fmt: skip
+    assert tables["advance"][0]["verdict"] == "difference found"
+    assert all(words in said for words in ("precision", "next: open", "age 16"))
     for command in ([], ["audit"], ["twins"], ["text"], ["report"]):
         with pytest.raises(SystemExit):
             fairness.parse_args([*command, "--help"])
-    folder, said = run_audit(tmp_path, "--y-true y")[-1], capsys.readouterr().out
-    assert all(words in said for words in ("precision", "next: open", "age 16"))
-    for path in (*folder.iterdir(), *out.iterdir()):
-        text = path.read_text(encoding="utf-8")
-        assert not FORBIDDEN.search(text + said)
-        assert path.suffix != ".html" or fairness.NOTICE in text
+    texts = [said, capsys.readouterr().out, *(path.read_text() for path in out.iterdir())]
+    assert not FORBIDDEN.search(" ".join(texts))
     write(file, [{"response": "Tell me about SQL."}])
     assert fairness.main(argv) == 0
     write(file, [{"prompt": "x"}])
@@ -588,46 +587,11 @@ def test_equal_rates_find_nothing_in_19_of_20_tables(k):
     assert (found / tables <= (0.071 if k < 20 else 0.079)).all(), found / tables
 
 
-def test_rows_of_one_cluster_count_once(tmp_path):
+def test_rows_of_one_person_are_one_cluster(tmp_path):
     """Ten people a group, each with 30 equal rows: over rows p is below 1e-9, over people it is a
-    coin's. Under a null with clusters and crossed names at most 6 % are found (400 simulations, 2.3
-    standard errors: 8.5 %); ignoring either kind finds more than twice as many."""
-    rng, hits = np.random.default_rng(0), np.zeros(3)
-    group, item = np.repeat([True, False], 200), np.repeat(np.arange(80), 5)
-    for _ in range(400):
-        name = rng.integers(0, 20, 400) + 20 * group
-        values = rng.normal(0, 1, 80)[item] + rng.normal(0, 0.5, 40)[name] + rng.normal(0, 1, 400)
-        kinds = (item, name), (item,), (np.arange(400),)
-        hits += [clustered_difference(values, group, ~group, *kind)["p"] < 0.05 for kind in kinds]
-    assert hits[0] / 400 <= 0.085 and hits[2] > hits[1] > hits[0] and hits[2] > 2 * hits[0], hits
+    coin's."""
     rows = [[f"p{i}", int(i % 10 < (7 if i < 10 else 4)), "ab"[i // 10]] for i in range(20) for _ in range(30)]  # fmt: skip
     table = write(tmp_path / "t.csv", rows, ["id", "pred", "race"])
     part = run_audit(tmp_path, table=table)[1]["decisions"][0]
-    row = next(r for r in part["tables"]["race"] if "p" in r)
+    row = next(row for row in part["tables"]["race"] if "p" in row)
     assert row["gap"]["method"] == "clustered" and row["p"] > 0.1
-
-
-def test_clusters_by_hand():
-    """1 … 6 against 3 … 8, each its own cluster: gap −2 ± 2.5706 · √(3.5/6 + 3.5/6), five degrees of
-    freedom. Ones and zeros that cancel in every item, but not by name: two kinds are never surer than
-    one. Where every cluster of a group is alike the test is Fisher's; below five there is none."""
-    a = np.arange(12) < 6
-    found = clustered_difference([1, 2, 3, 4, 5, 6, 3, 4, 5, 6, 7, 8], a, ~a, np.arange(12))
-    assert found["ends"] == pytest.approx((-4.7765, 0.7765), abs=1e-4)
-    rows = np.arange(40)
-    a, values, item, name = rows < 20, 1 - rows % 2, rows // 2, rows % 10 + 10 * (rows < 20)
-    both, names = (clustered_difference(values, a, ~a, *k) for k in ((item, name), (name,)))
-    assert both["ends"] == pytest.approx(names["ends"]) and both["ends"][1] > 0.1
-    found = clustered_difference(a, a, ~a, rows)
-    assert found["p"] == pytest.approx(2 / math.comb(40, 20)) and found["ends"] == (1, 1)
-    assert clustered_difference(a, a, ~a, rows // 5) is None
-
-
-def test_a_planted_gap_between_clusters_is_found():
-    """Power: half a standard deviation between groups of 40 items is found in most of 60 draws."""
-    rng, hits, group = np.random.default_rng(0), 0, np.repeat([True, False], 200)
-    item = np.repeat(np.arange(80), 5)
-    for _ in range(60):
-        values = rng.normal(0, 0.5, 80)[item] + rng.normal(0, 1, 400) + 0.5 * group
-        hits += clustered_difference(values, group, ~group, item)["p"] < 0.05
-    assert hits >= 50, hits

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from parts import stats
+from parts.stats import clustered_difference
 
 scipy_stats = pytest.importorskip("scipy.stats")
 CASES = range(300)
@@ -19,27 +20,28 @@ def table_of(rng):
 
 
 def test_shares():
-    """Wilson's interval, the exact sign test, Fisher's p and the pooled z (its square is the uncorrected chi-square)."""
+    """Wilson's interval, the exact sign test, Fisher's p, the pooled z (its square is the uncorrected
+    chi-square), Newcombe's interval of the difference from two of Wilson's, Katz's of the ratio."""
     for seed in CASES:
         a, n, b, m = table_of(rng_of(seed))
-        wilson = scipy_stats.binomtest(a, n).proportion_ci(method="wilson")
-        assert stats.wilson(a, n) == pytest.approx((wilson.low, wilson.high), abs=1e-9)
+        x, y = (scipy_stats.binomtest(k, t).proportion_ci(method="wilson") for k, t in ((a, n), (b, m)))  # fmt: skip
+        assert stats.wilson(a, n) == pytest.approx((x.low, x.high), abs=1e-9)
         signs = scipy_stats.binomtest(a, a + b).pvalue if a + b else 1.0
         assert stats.sign_test(a, b) == pytest.approx(signs, abs=1e-9)
-        counts = [[a, n - a], [b, m - b]]
-        assert stats.fisher_exact(a, n, b, m) == pytest.approx(
-            scipy_stats.fisher_exact(counts).pvalue, abs=1e-9
-        )
-        found, chi = stats.rates_differ(a, n, b, m), None
+        counts, found = [[a, n - a], [b, m - b]], stats.rates_differ(a, n, b, m)
         if 0 < a + b < n + m:
             chi = scipy_stats.chi2_contingency(counts, correction=False)
-        if chi and chi.expected_freq.min() >= 5:
-            assert found["test"] == "z" and found["p"] == pytest.approx(chi.pvalue, abs=1e-9)
-        else:
-            assert found["test"] == "Fisher" and found["p"] == stats.fisher_exact(a, n, b, m)
+        few = not 0 < a + b < n + m or chi.expected_freq.min() < 5
+        p = scipy_stats.fisher_exact(counts).pvalue if few else chi.pvalue
+        assert (found["p"], found["test"]) == (pytest.approx(p, abs=1e-9), "Fisher" if few else "z")
+        gap = a / n - b / m
+        low = gap - math.hypot(a / n - x.low, y.high - b / m)
+        high = gap + math.hypot(x.high - a / n, b / m - y.low)
+        assert found["ends"] == pytest.approx((low, high), abs=1e-9)
+        assert found["ends90"] == stats.newcombe_interval(a, n, b, m, 0.9)
         if a and b:
-            ratio = scipy_stats.contingency.relative_risk(b, m, a, n).confidence_interval(0.95)
-            assert stats.katz_interval(a, n, b, m) == pytest.approx((ratio.low, ratio.high), rel=1e-9)  # fmt: skip
+            ratio = scipy_stats.contingency.relative_risk(a, n, b, m).confidence_interval(0.95)
+            assert found["katz"] == pytest.approx((ratio.low, ratio.high), rel=1e-9)
 
 
 def test_means():
@@ -66,14 +68,38 @@ def test_student_t():
         assert stats.student_t_quantile(p, df) == pytest.approx(scipy_stats.t.isf(p / 2, df), rel=1e-9)  # fmt: skip
 
 
-def test_newcombe_against_two_wilson_intervals():
-    for seed in CASES:
-        a, n, b, m = table_of(rng_of(seed))
-        x, y = (scipy_stats.binomtest(k, t).proportion_ci(method="wilson") for k, t in ((a, n), (b, m)))  # fmt: skip
-        d = a / n - b / m
-        low = d - math.hypot(a / n - x.low, y.high - b / m)
-        high = d + math.hypot(x.high - a / n, b / m - y.low)
-        assert stats.newcombe_interval(a, n, b, m) == pytest.approx((low, high), abs=1e-9)
+def test_clusters_by_hand():
+    """1 … 6 against 3 … 8, each its own cluster: gap −2 ± 2.5706 · √(3.5/6 + 3.5/6), five degrees of
+    freedom. Ones and zeros that cancel in every item, but not by name: two kinds are never surer than
+    one. Where every cluster of a group is alike the test is Fisher's; below five there is none."""
+    a = np.arange(12) < 6
+    found = clustered_difference([1, 2, 3, 4, 5, 6, 3, 4, 5, 6, 7, 8], a, ~a, np.arange(12))
+    assert found["ends"] == pytest.approx((-4.7765, 0.7765), abs=1e-4)
+    rows = np.arange(40)
+    a, values, item, name = rows < 20, 1 - rows % 2, rows // 2, rows % 10 + 10 * (rows < 20)
+    both, names = (clustered_difference(values, a, ~a, *k) for k in ((item, name), (name,)))
+    assert both["ends"] == pytest.approx(names["ends"]) and both["ends"][1] > 0.1
+    for here, p in ((rows >= 0, stats.fisher_exact(20, 20, 0, 20)), (rows < 35, stats.fisher_exact(20, 20, 0, 15))):  # fmt: skip
+        found = clustered_difference(a[here], a[here], ~a[here], rows[here])
+        assert found["p"] == pytest.approx(p) and found["ends"] == (1, 1)
+    assert clustered_difference(a, a, ~a, rows // 5) is None
+
+
+def test_clusters_keep_their_level_and_their_power():
+    """Under a null with clusters and crossed names at most 6 % are found (400 simulations, 2.3 standard
+    errors: 8.5 %); ignoring either kind finds more than twice as many. A gap of one standard deviation
+    is found in most of 60 draws."""
+    rng, group, item = np.random.default_rng(0), np.repeat([True, False], 200), np.repeat(np.arange(80), 5)  # fmt: skip
+
+    def found(effect):
+        name = rng.integers(0, 20, 400) + 20 * group
+        values = rng.normal(0, 1, 80)[item] + rng.normal(0, 0.5, 40)[name] + rng.normal(0, 1, 400)
+        kinds, values = ((item, name), (item,), (np.arange(400),)), values + effect * group
+        return [clustered_difference(values, group, ~group, *kind)["p"] < 0.05 for kind in kinds]
+
+    both, items, rows = sum(np.array(found(0)) for _ in range(400))
+    assert both / 400 <= 0.085 and rows > items > both and rows > 2 * both, (both, items, rows)
+    assert sum(found(1)[0] for _ in range(60)) >= 45
 
 
 def test_many_tests_and_orders():
