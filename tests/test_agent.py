@@ -176,33 +176,26 @@ def test_log_probs_are_those_of_a_teacher_forced_pass(template, tmp_path):
 
 def test_only_sampled_tokens_are_trained(policy, tmp_path):
     """The tokens under the mask decode to the assistant's turns, all others to the template and the
-    environment's words; the whole row is the rendered dialogue."""
+    environment's words; the whole row is the rendered dialogue. A turn that ended by itself brings
+    its end token, one that was cut gets the template's as context: one end token either way."""
     _, tokenizer = policy
-    for t in roll(policy, echo(tmp_path), [1, 2]):
+    seen = set()
+    for t in (t for seed in range(6) for t in roll(policy, echo(tmp_path), [1, 2], seed=seed)):
         b = g.pack(t.samples, 0, "cpu")
         (s,), mask, logps = t.samples, b["mask"], b["logps"]
         turns = [s["ids"][start:end] for start, end in s["turns"]]
+        ended = [turn[-1] == tokenizer.eos_token_id for turn in turns]
         assert b["ids"][mask].tolist() == sum(turns, [])
         assert tokenizer.batch_decode(turns, skip_special_tokens=True) == t.said()
         said = "".join(m["content"] for m in t.messages if m["role"] != "assistant")
         assert re.sub(r"<\|\w+\|>", "", tokenizer.decode(b["ids"][~mask])) == said
+        row = tokenizer.decode(s["ids"]) + "<|end|>" * (not ended[-1])
+        whole = common.render(tokenizer, t.messages)  # a turn may hold a sampled <|user|>
+        row, whole = (re.sub(r"<\|(?!end)\w+\|>", "", text) for text in (row, whole))
+        assert row == whole
         assert logps[mask].tolist() == pytest.approx(s["logps"]) and not logps[~mask].any()
-
-
-def test_the_end_of_turn_stands_once(policy, tmp_path):
-    """A turn that ended by itself brings its end token, one that was cut gets the template's as
-    context: one end token either way."""
-    end = policy[1].convert_tokens_to_ids("<|end|>")
-    seen = set()
-    for seed in range(6):
-        for t in roll(policy, echo(tmp_path), [1, 2], seed=seed):
-            (s,) = t.samples
-            ended = [s["ids"][stop - 1] == end for _, stop in s["turns"]]
-            for (_, stop), own in zip(s["turns"][:-1], ended):
-                behind = s["ids"][stop - 1 if own else stop :]
-                assert behind[0] == end and behind[1] != end
-            assert t.truncated == (not all(ended))
-            seen |= {*ended[:-1]}
+        assert t.truncated == (not all(ended))
+        seen |= {*ended[:-1]}
     assert seen == {True, False}, "both kinds occurred, or the test says nothing"
 
 

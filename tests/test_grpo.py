@@ -170,7 +170,7 @@ data_path=x.json judge_base_url=http://localhost:1/v1 dry_run=true load_checkpoi
 | judge_base_url=http://localhost:1/v1 dry_run=True model=meta-llama/Llama-3.1-8B
 data_path=x.json allow_code_execution=false wandb_project=none | allow_code_execution=False
 --system role=recruiter --batch-size 16 --num-substeps 3 | lora_rank=0 groups_per_batch=6
---seed 1 | judge_max_retries=3 judge_concurrency=16 judge_passes=1 group_size=8 temperature=1.0
+--seed 1 | judge_model=gpt-5-mini judge_max_retries=3 judge_concurrency=16 judge_passes=1 group_size=8 temperature=1.0
 --seed 1 | groups_per_batch=8 num_substeps=1 max_new_tokens=96 train_ratio=0.8 data_seed=42 redraw=0
 --seed 1 | reward={'rubric':1.0} scale=center loss=clip overlong=keep restore=best eval_temperature=0.0
 --loss gspo | level=sequence aggregation=sequence
@@ -524,31 +524,6 @@ def kept_of(out, split="train", step=None):
     return [r for r in rows if step in (None, r["step"])]
 
 
-def lost_grades(monkeypatch, lost, scores):
-    """Of 16 answers the rubric cannot grade those in `lost`; the reward model gives `scores`."""
-    real = judge.grade_answers
-
-    def grade(rows, answers, *rest, **more):
-        grades = real(rows, answers, *rest, **more)
-        for i in lost if len(answers) == 16 else ():
-            grades[i].score, grades[i].error = None, "no reply"
-        return grades
-
-    monkeypatch.setattr(judge, "grade_answers", grade)
-    monkeypatch.setattr(common, "reward_function", lambda *a: lambda p, texts: scores[: len(texts)])
-
-
-def test_preflight_refuses_another_temperature(graded, tmp_path, monkeypatch):
-    """If rollout and update see different distributions the run must not start: here the sampler
-    forgets --temperature."""
-    real = grpo_rubric.sample
-    forgets = lambda *given, seed: real(*given[:5], 1.0, seed=seed)  # noqa: E731
-    monkeypatch.setattr(grpo_rubric, "sample", forgets)
-    with pytest.raises(files.UserError, match="what is scored is not what was sampled"):
-        run(graded, tmp_path / "run", "--temperature", 0.5)
-    assert not (tmp_path / "run").exists()
-
-
 def test_one_group_as_a_table(capsys):
     """Criteria × answers, then reward and advantage; – where there is no verdict or no reward."""
     rubrics = [{"criterion": "Names a gap.", "weight": 2}, {"check": "punctuation:no_comma"}]
@@ -634,11 +609,21 @@ def test_each_step_has_its_own_prompts_and_draws(graded, tmp_path, monkeypatch):
 
 
 def test_a_lost_grade_is_no_zero(graded, tmp_path, monkeypatch):
-    """Answer 1 of group 0 and all but one of group 1 have no rubric score: the group of three has
-    its own mean, the group of one is skipped, and the logged reward is the mean of the twelve. Of
-    the lost four the reward model scored three, which `reward/voided` counts."""
-    lost = (1, 4, 5, 6)
-    lost_grades(monkeypatch, lost, [None if i == 6 else 0.5 for i in range(16)])
+    """Answer 1 of group 0 and all but one of group 1 have no rubric score, and answer 9 none of the
+    model: sums over fewer parts cannot be compared. The group of three has its own mean, the group
+    of one is skipped, and the logged reward is the mean of the eleven. Each part's count is in the
+    log, and `reward/voided` counts those that the other part scored."""
+    lost, real = (1, 4, 5, 6, 9), judge.grade_answers
+    scores = [None if i in (6, 9) else i / 16 for i in range(16)]
+
+    def grade(rows, answers, *rest, **more):
+        grades = real(rows, answers, *rest, **more)
+        for i in lost[:4] if len(answers) == 16 else ():
+            grades[i].score, grades[i].error = None, "no reply"
+        return grades
+
+    monkeypatch.setattr(judge, "grade_answers", grade)
+    monkeypatch.setattr(common, "reward_function", lambda *a: lambda p, texts: scores[: len(texts)])
     spy = Spy(monkeypatch, grpo_rubric, "update")
     flags = ("--reward", "rubric", "--reward", "model", "--reward-model", graded["reward"])
     flags += ("--overlong", "penalty", "--steps", 1)
@@ -646,14 +631,17 @@ def test_a_lost_grade_is_no_zero(graded, tmp_path, monkeypatch):
     kept = kept_of(tmp_path / "run")
     rewards = [r["reward"] for r in kept]
     assert tuple(i for i, r in enumerate(rewards) if r is None) == lost
-    expected = {"reward/mean": sum(filter(None, rewards)) / 12, "reward/unscored_frac": 0.25}
-    expected |= {"groups/scored": 3, "reward/voided": 3}
+    expected = {"reward/mean": sum(filter(None, rewards)) / 11, "reward/unscored_frac": 5 / 16}
+    expected |= {"reward/lost/rubric": 4, "reward/lost/model": 2, "reward/voided": 4}
     assert {key: row[key] for key in expected} == pytest.approx(expected, abs=1e-6)
-    advantages, in_loss = spy.calls[-1][4:6]
+    assert row["groups/scored"] == 3
+    advantages, in_loss = spy.calls[0][4:6]
     assert in_loss.tolist() == [i not in (*lost, 7) for i in range(16)]
     three = torch.tensor([rewards[i] + kept[i]["components"]["overlong"] for i in (0, 2, 3)])
     assert close(advantages[[0, 2, 3]], three - three.mean(), 1e-6)
     assert not advantages[[*lost, 7]].any()
+    labels = [c["criterion"] for c in kept[0]["criteria"]]  # each verdict with its own criterion
+    assert labels == [CHECKS[i].get("name", CHECKS[i]["check"]) for i in range(4)]
 
 
 @pytest.mark.parametrize("mode", ["keep", "mask", "penalty"])

@@ -8,15 +8,12 @@ waits, which are not slept.
 import http.server
 import json
 import re
-import subprocess
-import sys
 import threading
 from types import SimpleNamespace
 
 import pytest
 
 import judge
-from conftest import REPO
 from judge import Judge, grade_answers, read_row, read_rubrics
 from parts.files import UserError
 
@@ -770,16 +767,6 @@ def test_answers_that_belong_to_nothing(answer, message, command):
     given([ONE | {"response": "a"} | answer] if rated else MIXED + twice, [answer])
     with pytest.raises(UserError, match=re.escape(message)):
         command("audit" if rated else "grade", None, "--dry-run")
-
-
-def test_the_command_from_the_shell(command):
-    """Status 2 and one line."""
-    argv = "judge.py grade --data r.json --responses a.jsonl --judge-base-url".split()
-    with Server(lambda n, r: told(401)) as server:
-        argv = [sys.executable, REPO / argv[0], *argv[1:], server.url]
-        run = subprocess.run(argv, capture_output=True, text=True)
-    wanted = "error: <judge gpt-5-mini at http://127.0.0.1"
-    assert run.returncode == 2 and run.stderr.startswith(wanted)
 
 
 # ---- audit ----

@@ -94,6 +94,7 @@ R3 the same fall, reward level | reward/mean 1*40; v 9*6 7.5*3 | 50 | 35 warn
 R3 exactly the limit | reward/mean 1*40; v 9*6 8*3 | 50 |
 R3 leaves a rise to R2 | reward/mean 0..39/1; v 9*6 7.5*3 | 50 |
 R3 noise of ±.1: MAD .148, σ .105, the bar .26, which .06 is not | v .5,.6*6 .46*3 | |
+R3 a fall of .3 is above that bar | v .5,.6*6 .3*3 | | 65 warn
 R3 one lucky second evaluation | v .5,.9 .5*3 | |
 R3 without noise a fall of .06 is one | v .55*12 .49*3 | | 65 warn
 R4 four changes of 0.5 before | reward/mean 3*16 3.5*4 5*4 | 10 | 24 warn
