@@ -2,7 +2,7 @@
 # make test   every test, with ruff and the docstring examples
 #
 # make report  the loop with longer trainings and three seeds, into reports/
-# make overdriven  PPO on the reward model alone, and beyond what that is worth
+# make overdriven  PPO driven beyond what its reward model is worth, to see the alarm and the mark
 # make data, make base  the bundled files from their generator
 # make lesson  a planted preference found in a reward model and in a policy, with three seeds
 # make test-fast, make lint, make format, make clean
@@ -95,12 +95,10 @@ $(SEEDS:%=report-%): report-%: $(RUNTIME)
 	cp runs/report-$*/fairness/report.json reports/demo/fairness-seed-$*.json
 	cp runs/report-$*/grpo/summary.json reports/demo/grpo-seed-$*.json
 
-# PPO on the reward model alone, at a higher price of the KL; then driven too far on purpose: nearly no KL term, no alarm
-# obeyed, the last weights kept; the report marks where gold falls
+# PPO driven too far on purpose: nearly no KL term, no alarm obeyed, the last weights kept; the report marks where gold falls
 overdriven: $(RUNTIME)
-	$(PY) ppo.py --reward-model runs/report-0/reward --gold data/recruiter.py:reward --ppo-epochs 2 --batch-size 32 --beta 0.1 --steps 50 --out runs/ppo-alone --overwrite || [ $$? = 3 ]
 	$(PY) ppo.py --reward-model runs/report-0/reward --gold data/recruiter.py:reward --ppo-epochs 2 --batch-size 32 --beta 0.003 --lr 3e-4 --schedule constant --steps 60 --eval-every 4 --patience 0 --on-hack warn --restore last --out runs/overdriven --overwrite
-	$(PY) evaluate.py compare --model data/tiny-base runs/report-0/ppo runs/ppo-alone runs/overdriven --reward-model runs/report-0/reward --out runs/overdriven-report --overwrite
+	$(PY) evaluate.py compare --model data/tiny-base runs/report-0/ppo runs/overdriven --reward-model runs/report-0/reward --out runs/overdriven-report --overwrite
 	@mkdir -p reports/demo
 	cp runs/overdriven-report/report.json reports/demo/overdriven-seed-0.json
 

@@ -195,14 +195,10 @@ def learnt():
     pairs, prompts = reward[0][1]["accuracy"]["n"], grpo[0][1]["test_after"]["n"]
     driven = ""
     for _, report in reports("overdriven"):  # one seed: it shows what happens, not how often
-        alone, won = of(report["models"], "name", "ppo-alone"), against_base(report, "ppo-alone")
-        if alone and won:
-            driven = f"""
-- **PPO on the reward model alone** (`make overdriven`, one run, KL coefficient .1): utility {show(alone["gold"], 3)} at KL {show(alone["kl"], 2)}, {show(won["win_rate"], 1, True)} of comparisons won against the base."""
         run = of(report["frontier"], "model", "overdriven")
         mark, end = run["overoptimised"], run["points"][-1]
         if mark:
-            driven += f"""
+            driven = f"""
 - **PPO driven too far** on purpose (`make overdriven`): on validation prompts utility rises from {run["points"][0]["gold"]:.2f} to {mark["gold"]:.2f} at step {mark["step"]} ({mark["kl"]:.1f} nats), then falls to {end["gold"]:.2f} at step {end["step"]} ({end["kl"]:.0f} nats) while the reward model's score rises from {next(p["proxy"] for p in run["points"] if p["step"] == mark["step"]):.2f} to {end["proxy"]:.2f}; the report marks step {mark["step"]}."""
     return f"""- **Reward model**: agrees with the recruiter in {over_seeds(right, 1, True)} of {pairs} held-out pairs; "the longer answer wins" in {over_seeds(longer, 1, True)}.
 - **Rubric GRPO**, {grpo[0][1]["last_step"]} steps: share of criteria met on {prompts} held-out prompts, sampled at temperature 1: from {before} to {after}.{driven}"""
