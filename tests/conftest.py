@@ -7,6 +7,9 @@ import os
 # cores slow one another tenfold; and with one thread a sum has one order, so that equality to the
 # bit can be asked for.
 os.environ["OMP_NUM_THREADS"] = "1"
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a test that needs the network is a wrong test
+os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import shutil
 import signal
@@ -16,11 +19,10 @@ from pathlib import Path
 import pytest
 import torch
 
+import tiny
+
 REPO = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPO))
-os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a test that needs the network is a wrong test
-os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 torch.set_num_threads(1)
 
 
@@ -66,39 +68,42 @@ def repo():
 def tokenizer():
     """The plain tiny tokenizer: template, end token, pad != end. Never change it in a test:
     build your own."""
-    from tiny import tiny_tokenizer
+    return tiny.tiny_tokenizer()
 
-    return tiny_tokenizer()
+
+class Folders(dict):
+    """family → folder of a tiny random model, made when it is asked for; never to be written."""
+
+    def __init__(self, make, home):
+        self.make, self.home = make, home
+
+    def __missing__(self, family):
+        self[family] = self.make(family, self.home)
+        return self[family]
 
 
 @pytest.fixture(scope="session")
 def folders(tmp_path_factory):
-    """family → folder of a tiny random policy, of every family; to be read and never written."""
-    from tiny import EXTRA_FAMILIES, FAMILIES, tiny_model
-
-    home = tmp_path_factory.mktemp("policies")
-    return {family: tiny_model(family, home) for family in [*FAMILIES, *EXTRA_FAMILIES]}
+    return Folders(tiny.tiny_model, tmp_path_factory.mktemp("policies"))
 
 
 @pytest.fixture(scope="session")
-def llama_folder(tmp_path_factory):
-    """A tiny random Llama, to be read and never written."""
-    from tiny import tiny_model
-
-    return tiny_model("llama", tmp_path_factory.mktemp("models"))
+def reward_folders(tmp_path_factory):
+    """The same of reward models with a random head."""
+    return Folders(tiny.tiny_reward_model, tmp_path_factory.mktemp("rewards"))
 
 
 @pytest.fixture(scope="session")
-def reward_folder(tmp_path_factory):
-    """A tiny random reward model of the Llama shape, to be read and never written."""
-    from tiny import tiny_reward_model
+def llama_folder(folders):
+    return folders["llama"]
 
-    return tiny_reward_model("llama", tmp_path_factory.mktemp("models"))
+
+@pytest.fixture(scope="session")
+def reward_folder(reward_folders):
+    return reward_folders["llama"]
 
 
 @pytest.fixture
 def pairs_file(tmp_path):
     """Sixteen separable pairs as message lists."""
-    from tiny import write_pairs
-
-    return write_pairs(tmp_path / "pairs.jsonl")
+    return tiny.write_pairs(tmp_path / "pairs.jsonl")

@@ -24,25 +24,19 @@ def base():
     return common.load_policy(BASE, trainable=False), common.load_tokenizer(BASE)
 
 
-def test_every_id_of_every_bundled_text_is_known(base):
-    """A byte-level vocabulary has no unknown token: decode(encode(text)) is the text, on bundled
-    prompts and profiles."""
+def test_size_shape_and_vocabulary(base):
+    """2 to 4 M weights, tied, context 512, a folder below 10 MB. A byte-level vocabulary has no
+    unknown token: decode(encode(text)) is the text, on bundled prompts and profiles."""
     model, tokenizer = base
+    assert 2e6 <= sum(p.numel() for p in model.parameters()) <= 4e6
+    assert model.config.tie_word_embeddings and model.config.max_position_embeddings == 512
+    assert sum(f.stat().st_size for f in BASE.iterdir()) < 10e6
     assert tokenizer.unk_token_id is None and len(tokenizer) <= model.config.vocab_size
     assert common.pad_id(tokenizer) not in common.end_ids(tokenizer, model)
     for name in ("prompts", "prefs_train", "rank_test"):
         for row in list(files.read_jsonl(REPO / "data" / f"{name}.jsonl"))[::40]:
             text = row["prompt"][0]["content"]
             assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
-
-
-def test_size_and_shape(base):
-    """2 to 4 M weights, tied, context 512, a folder below 10 MB."""
-    model, _ = base
-    weights = sum(p.numel() for p in model.parameters())
-    assert 2e6 <= weights <= 4e6 and model.config.tie_word_embeddings
-    assert model.config.max_position_embeddings == 512
-    assert sum(f.stat().st_size for f in BASE.iterdir()) < 10e6
 
 
 def test_a_model_from_scratch(base, tmp_path, quiet_process):
@@ -59,14 +53,13 @@ def test_a_model_from_scratch(base, tmp_path, quiet_process):
             train_tokenizer.main([*argv, str(out)])
     config.write_text(json.dumps(shape))
     train_tokenizer.main([*argv, str(out)])
-    tokenizer = common.load_tokenizer(str(out))
+    tokenizer, text = common.load_tokenizer(str(out)), "größer 1987 \U0001f600 \x00"
     assert tokenizer.chat_template == base[1].chat_template and len(tokenizer) == 400
-    text = "größer 1987 \U0001f600 \x00"
-    ids = tokenizer.encode(text, add_special_tokens=False)
-    assert tokenizer.decode(ids) == text and len(tokenizer.encode("1987")) == 4
+    assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
+    assert len(tokenizer.encode("1987")) == 4
     assert json.loads((out / "config.json").read_text())["eos_token_id"] == tokenizer.eos_token_id
     flags = f"--data {corpus} --out {tmp_path / 'run'} --init-config {out} --steps 1 --batch-size 2"
-    sft.main([*flags.split(), "--eval-fraction", "0", "--max-new-tokens", "2"])
+    sft.main(f"{flags} --eval-fraction 0 --max-new-tokens 2".split())
     assert common.load_tokenizer(str(tmp_path / "run")).get_vocab() == tokenizer.get_vocab()
     with pytest.raises(files.UserError, match="holds a model"):
         train_tokenizer.main([*argv, str(tmp_path / "run")])

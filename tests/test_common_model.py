@@ -22,19 +22,20 @@ import common
 from common import UserError
 from parts import lora, parallel
 from parts.runs import check_head, prepare
-from tiny import _ROPE, EXTRA_FAMILIES, FAMILIES, tiny_model, tiny_reward_model, tiny_tokenizer
+from tiny import (
+    _ROPE,
+    EXTRA_FAMILIES,
+    FAMILIES,
+    table,
+    tiny_model,
+    tiny_reward_model,
+    tiny_tokenizer,
+)
 
 ALL = [*FAMILIES, *EXTRA_FAMILIES]
 every_family = pytest.mark.parametrize("family", ALL)
 PROMPTS = [[20], [30, 31, 32, 33, 34, 35, 36], [40, 41, 42]]
 ANSWERS = [[50, 51, 52, 6], [60, 6], [70, 71, 72, 73, 74, 6]]
-
-
-@pytest.fixture(scope="module")
-def reward_folders(tmp_path_factory):
-    """family → folder of a reward model with a random head."""
-    home = tmp_path_factory.mktemp("rewards")
-    return {family: tiny_reward_model(family, home) for family in ALL}
 
 
 def batch(pad=7):
@@ -72,8 +73,8 @@ def gradients(model):
 def same_gradients(a, b, tolerance=1e-5):
     assert a.keys() == b.keys() and a
     for name in a:
-        scale = max(1.0, b[name].abs().max().item())
-        assert (a[name] - b[name]).abs().max() <= tolerance * scale, name
+        near = dict(rtol=0, atol=tolerance * max(1.0, b[name].abs().max().item()))
+        torch.testing.assert_close(a[name], b[name], **near)
 
 
 # ---- log-probs ----
@@ -108,8 +109,8 @@ def test_rows_with_nothing_to_train(folders):
         some = mask.clone()
         some[rows] = False
         logps = common.token_logps(model, ids, attention_mask, some)
+        torch.testing.assert_close(logps, whole * some, atol=1e-5, rtol=0)
         assert (logps[~some] == 0).all()
-        torch.testing.assert_close(logps[some], whole[some], atol=1e-5, rtol=0)
         logps.sum().backward()
         assert all(torch.isfinite(p.grad).all() for p in model.parameters())
     mask[1, 0] = True
@@ -122,31 +123,27 @@ def test_chunks_of_the_head_change_nothing(family, folders, monkeypatch):
     """The head runs in chunks that the backward computes again; a chunk border in the wrong place,
     a cap forgotten (Gemma 2), or a tied head without its gradient shows in values or gradients.
     Chunks of 1, 7 and all of the 12 tokens, against full logits."""
-    model = common.load_policy(folders[family])
-    ids, attention_mask, mask = batch()
+    model, (ids, attention_mask, mask) = common.load_policy(folders[family]), batch()
     weight = torch.randn(ids.shape, generator=torch.Generator().manual_seed(0))
     logits = model(ids, attention_mask=attention_mask.long()).logits[:, :-1].float() / 0.8
-    all_logps = F.log_softmax(logits, -1)
-    plain = all_logps.gather(-1, ids[:, 1:, None]).squeeze(-1)
-    entropy = -(all_logps.exp() * all_logps).sum(-1)
-    on = mask[:, 1:]
-    (((plain + 0.3 * entropy) * weight[:, 1:])[on]).sum().backward()
-    expected = gradients(model)
-    heads = []
+    full, on = F.log_softmax(logits, -1), mask[:, 1:]
+    top = (logits.argmax(-1) == ids[:, 1:]).float()
+    plain = full.gather(-1, ids[:, 1:, None]).squeeze(-1), -(full.exp() * full).sum(-1), top
+    plain = [F.pad(x * on, (1, 0)) for x in plain]
+    ((plain[0] + 0.3 * plain[1]) * weight).sum().backward()
+    expected, heads = gradients(model), []
     model.get_output_embeddings().register_forward_hook(lambda m, i, o: heads.append(len(o)))
     for rows, chunks in ((1, 12), (7, 2), (10**6, 1)):
         size = 4 * model.config.vocab_size * rows
         monkeypatch.setitem(common.HEAD_CHUNK_BYTES, "cpu", size)
         heads.clear()
-        logps, entropies, top = common.token_logps(
-            model, ids, attention_mask, mask, 0.8, with_entropy=True, with_top=True
-        )
+        how = {"with_entropy": True, "with_top": True}
+        found = common.token_logps(model, ids, attention_mask, mask, 0.8, **how)
         assert len(heads) == chunks and sum(heads) == mask.sum() == 12, "only answer tokens pass"
-        assert (logps[:, 1:][on] - plain[on]).abs().max() < 1e-5
-        assert (entropies[:, 1:][on] - entropy[on]).abs().max() < 1e-5
-        assert torch.equal(top[:, 1:][on], (logits.argmax(-1) == ids[:, 1:])[on].float())
-        assert (logps[~mask] == 0).all() and (entropies[~mask] == 0).all()
-        ((logps + 0.3 * entropies) * weight).sum().backward()
+        for ours, theirs in zip(found, plain):
+            torch.testing.assert_close(ours * mask, theirs, atol=1e-5, rtol=0)
+        assert (found[0][~mask] == 0).all() and (found[1][~mask] == 0).all()
+        ((found[0] + 0.3 * found[1]) * weight).sum().backward()
         assert sum(heads) == 12 * (1 + (chunks > 1)), "chunks are computed again, not kept"
         same_gradients(gradients(model), expected)
 
@@ -167,18 +164,15 @@ def test_check_head_finds_scaled_logits():
 @torch.no_grad()
 def test_log_softmax_is_fp32_for_bf16_models(tmp_path):
     """bf16 has 3 digits: log-softmax in it is off by some 0.01 a token, a sum over 1000 tokens
-    by whole nats. V = 32 000: the sum is within 0.1 of the fp32 log-softmax of the same bf16
-    logits."""
+    by whole nats. V = 32 000: the sum is that of float64 from the same bf16 logits, to 0.1."""
     folder = tiny_model("llama", tmp_path, vocab_size=32000, max_position_embeddings=1100)
-    model = common.load_policy(folder).bfloat16()
-    row = [(7919 * i) % 32000 for i in range(1001)]
+    model, row = common.load_policy(folder).bfloat16(), [(7919 * i) % 32000 for i in range(1001)]
     logps = common.token_logps(model, *common.pad_rows([row[:1]], [row[1:]], 0))
-    logits = model.lm_head(model.model(torch.tensor([row])).last_hidden_state[0, :-1])
+    logits, at = model(torch.tensor([row])).logits[0, :-1], torch.tensor(row[1:])[:, None]
     assert logits.dtype == torch.bfloat16 and logps.dtype == torch.float32
-    at = torch.tensor(row[1:])[:, None]
-    expected = F.log_softmax(logits.double(), -1).gather(-1, at).sum().item()
-    assert logps.sum().item() == pytest.approx(expected, abs=0.1)
-    assert abs(F.log_softmax(logits, -1).gather(-1, at).double().sum().item() - expected) > 0.1
+    half, double = (F.log_softmax(x, -1).gather(-1, at).double() for x in (logits, logits.double()))
+    assert logps.sum().item() == pytest.approx(double.sum().item(), abs=0.1)
+    assert abs(half.sum() - double.sum()) > 0.1
 
 
 def test_precision_is_picked_by_capability(monkeypatch):
@@ -192,22 +186,13 @@ def test_precision_is_picked_by_capability(monkeypatch):
     assert pick("cpu", "fp16") == fp16 and pick("cpu", "bf16") == bf16
 
 
-def test_weights_are_fp32_masters(tmp_path, tokenizer):
-    """AdamW at 1e-6 adds less than half a bf16 step to most weights: trained in bf16 they never
-    move. A folder in bf16 is loaded in fp32."""
-    policy = tiny_model("llama", tmp_path, dtype=torch.bfloat16)
-    reward = tiny_reward_model("llama", tmp_path / "r", dtype=torch.bfloat16)
-    for model in (common.load_policy(policy), common.load_reward_model(reward, tokenizer)):
-        assert {p.dtype for p in model.parameters()} == {torch.float32}
-
-
 def test_autocast_does_not_outlive_an_optimiser_step(folders):
     """Autocast caches the low-precision copy of a weight for the length of its context: one around
     the whole loop would go on with the weights of step 0. After a step the output is that of a
     fresh copy, bit for bit."""
     model = common.load_policy(folders["llama"], dtype=torch.bfloat16)
-    rows, optimizer = batch(), torch.optim.SGD(model.parameters(), lr=0.1)
-    first = common.token_logps(model, *rows)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    first = common.token_logps(model, *batch())
     first.sum().backward()
     assert {p.grad.dtype for p in model.parameters()} == {torch.float32}
     optimizer.step()
@@ -249,21 +234,19 @@ def test_gradient_checkpointing_acts_and_is_exact(family, lora_rank, folders):
     """`from_pretrained` returns eval mode, in which checkpointing sleeps and saves nothing; with
     LoRA its inputs need no gradient, and without a hook every adapter gradient is missing. Each of
     2 blocks runs twice, gradients are equal."""
-    found, runs = [], []
+    found, calls = [], []
     for on in (False, True):
         model = filled(common.load_policy(folders[family], lora_rank=lora_rank))
         prepare(model, SimpleNamespace(grad_checkpoint=on, fsdp=False))
         blocks = next(m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == 2)
-        calls = []
         for block in blocks:  # their first part: the recomputation stops once it has what it needs
             part = next(block.children())
-            part.register_forward_pre_hook(lambda *_, c=calls: c.append(1))
+            part.register_forward_pre_hook(lambda *_, on=on: calls.append(on))
         common.token_logps(model, *batch()).sum().backward()
         found.append(gradients(model))
-        runs.append(len(calls))
         assert found[-1].keys() == {n for n, p in model.named_parameters() if p.requires_grad}
     same_gradients(found[1], found[0], 1e-6)
-    assert runs == [2, 4]
+    assert calls == [False] * 2 + [True] * 4
 
 
 # ---- reward scores ----
@@ -288,96 +271,86 @@ def test_reward_scores_are_transformers_own(family, reward_folders):
 
 # ---- broken folders ----
 
-GONE = ["lm_head.weight", "model.layers.1.mlp.up_proj.weight", "score.weight"]
 
-
-@pytest.mark.parametrize("gone", GONE)
+@pytest.mark.parametrize(
+    "gone", ["lm_head.weight", "model.layers.1.mlp.up_proj.weight", "score.weight"]
+)
 def test_weights_that_are_missing_are_not_drawn(gone, tmp_path, tokenizer):
     """A folder saved without its head loads with a random one, and the only word about it is a
     warning that is off here. A reward head alone may be missing, from a language model."""
-    head = gone == "score.weight"
-    folder = Path((tiny_reward_model if head else tiny_model)("qwen3", tmp_path))
-    load = (lambda f: common.load_reward_model(f, tokenizer)) if head else common.load_policy
-    assert load(str(folder)) is not None
-    weights = load_file(folder / "model.safetensors")
+    make, load = tiny_model, common.load_policy
+    if gone == "score.weight":
+        make, load = tiny_reward_model, lambda f: common.load_reward_model(f, tokenizer)
+    file = Path(make("qwen3", tmp_path)) / "model.safetensors"
+    weights = load_file(file)
     del weights[gone]
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(weights, file, metadata={"format": "pt"})
     with pytest.raises(UserError, match=rf"its weight files lack {gone} \(1 missing\)"):
-        load(str(folder))
-
-
-def test_the_wrong_folder_is_named(folders, reward_folders, tmp_path, tokenizer):
-    """A folder of the wrong kind loads with random weights and a warning among many: here it is one
-    line with the flag."""
-    (tmp_path / "x").mkdir()
-    for name, content in (("torn", b"\x00" * 100), ("empty", None)):
-        file = Path(shutil.copytree(folders["llama"], tmp_path / name)) / "model.safetensors"
-        file.write_bytes(content) if content else file.unlink()
-    shutil.copytree(reward_folders["gpt2"], tmp_path / "three")
-    damage(tmp_path / "three", "config.json", {"id2label": {"0": "a", "1": "b", "2": "c"}})
-    policy, reward = common.load_policy, common.load_reward_model
-    frozen = lambda folder, **how: reward(folder, tokenizer, trainable=False, **how)  # noqa: E731
-    cases = [
-        (policy, reward_folders["llama"], "this is a reward model"),
-        (frozen, folders["llama"], "not a reward model; train one with reward_train.py"),
-        (frozen, tmp_path / "three", "3 labels"),
-        (policy, tmp_path / "x", "config.json"),
-        (policy, tmp_path / "none", "no such folder"),
-        (policy, "org/name", "no such folder, and as a hub id it cannot be loaded ("),
-        (policy, tmp_path / "torn", "cannot be loaded (Error while deserializing"),
-        (policy, tmp_path / "empty", "cannot be loaded (Error no file named model.safetensors"),
-    ]
-    for load, folder, reason in cases:
-        with pytest.raises(UserError) as caught:
-            load(str(folder), flag="--reward-model")
-        message = str(caught.value)
-        assert message.startswith(f"--reward-model {folder}: ") and reason in message
-        assert "\n" not in message
-
-
-# what a damaged folder holds: file, content (a dict changes the file's JSON), who trips over it
-EVERYBODY = "tokenizer policy reward scorer"
-DAMAGED = [
-    ("config.json", '{"model_type": "lla', EVERYBODY),
-    ("tokenizer_config.json", '{"a": ', "tokenizer scorer"),
-    ("chat_template.jinja", "{% for", "tokenizer scorer"),
-    # transformers then takes the ends from config.json, as for a folder without this file
-    ("generation_config.json", '{"a": ', ""),
-    ("args.json", '{"args": ', "scorer"),
-]
+        load(str(file.parent))
 
 
 def damage(folder, file, content):
+    """Write text or bytes to a file of a folder, or change its JSON by a dict; None removes it."""
     path = Path(folder) / file
-    if not isinstance(content, str):
+    if isinstance(content, dict):
         held = json.loads(path.read_text()) if path.is_file() else {}
         content = json.dumps({**held, **content})
-    path.write_text(content)
+    if content is None:
+        path.unlink()
+    else:
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
-@pytest.mark.parametrize("file, content, wrong", DAMAGED)
-def test_damaged_json_is_one_line(
-    file, content, wrong, folders, reward_folders, tmp_path, tokenizer
+LOADERS = {
+    "tokenizer": lambda f: common.load_tokenizer(f, "--x"),
+    "policy": lambda f: common.load_policy(f, flag="--x"),
+    "reward": lambda f: common.load_reward_model(f, tiny_tokenizer(), trainable=False, flag="--x"),
+    "scorer": lambda f: common.reward_function(f, flag="--x")(["a"], ["b"]),
+}
+# who loads which folder ("own": the kind that it should be), the reason, what one of its files holds
+WRONG = table("""
+policy | reward | this is a reward model | |
+reward scorer | policy | not a reward model; train one with reward_train.py | |
+reward | own | 3 labels | config.json | {"id2label": {"0": "a", "1": "b", "2": "c"}}
+policy | own | config.json | config.json | None
+policy | none | no such folder | |
+policy | org/name | no such folder, and as a hub id it cannot be loaded ( | |
+policy | own | cannot be loaded (Error while deserializing | model.safetensors | torn
+policy | own | cannot be loaded (Error no file named model.safetensors | model.safetensors | None
+tokenizer policy reward scorer | own | | config.json | {"model_type": "lla
+tokenizer scorer | own | | tokenizer_config.json | {"a":
+tokenizer scorer | own | | chat_template.jinja | {% for
+scorer | own | | args.json | {"args":
+policy reward | own | fine | tokenizer_config.json | {"a":
+policy reward | own | fine | chat_template.jinja | {% for
+tokenizer policy reward scorer | own | fine | generation_config.json | {"a":
+tokenizer policy reward | own | fine | args.json | {"args":
+""")
+WRONG = [(who, *row) for several, *row in WRONG for who in several.split()]
+
+
+@pytest.mark.parametrize("who, folder, reason, file, content", WRONG)
+def test_a_wrong_or_damaged_folder_is_one_line(
+    who, folder, reason, file, content, folders, reward_folders, tmp_path
 ):
-    """A value of another type, half a file: nine kinds of traceback, some in the middle of a run.
-    One line names flag and folder where it enters; who does not read the file does not mind."""
-    use = {
-        "tokenizer": lambda f: common.load_tokenizer(f, "--x"),
-        "policy": lambda f: common.load_policy(f, flag="--x"),
-        "reward": lambda f: common.load_reward_model(f, tokenizer, trainable=False, flag="--x"),
-        "scorer": lambda f: common.reward_function(f, flag="--x")(["a"], ["b"]),
-    }
-    for who, load in use.items():
-        whole = (reward_folders if who in ("reward", "scorer") else folders)["llama"]
-        folder = shutil.copytree(whole, tmp_path / who)
+    """A folder of the wrong kind loads with random weights and a warning among many; a value of
+    another type, or half a file, gives nine kinds of traceback. Here it is one line with flag and
+    folder; who does not read the file does not mind. (Without a whole generation_config.json
+    transformers takes the ends from config.json.)"""
+    held = {"policy": folders, "reward": reward_folders}
+    held["own"] = folders if who in ("tokenizer", "policy") else reward_folders
+    if folder in held:
+        folder = str(shutil.copytree(held[folder]["llama"], tmp_path / "x"))
+    if file:
         damage(folder, file, content)
-        if who not in wrong.split():
-            load(str(folder))
-            continue
-        with pytest.raises(UserError) as caught:
-            load(str(folder))
-        message = str(caught.value)
-        assert message.startswith(f"--x {folder}: ") and "\n" not in message and len(message) < 600
+    if reason == "fine":
+        LOADERS[who](folder)
+        return
+    with pytest.raises(UserError) as caught:
+        LOADERS[who](folder)
+    said = str(caught.value)
+    assert said.startswith(f"--x {folder}: ") and reason in said
+    assert "\n" not in said and len(said) < 600
 
 
 def test_a_reward_model_keeps_its_scale(tmp_path, reward_folders, tokenizer):
@@ -421,15 +394,19 @@ def outputs(model):
 @every_family
 def test_lora_starts_as_the_identity_and_switches_off(family, folders):
     """With B = 0 the policy is its reference, to the last bit; with B filled it is not, and
-    adapter_off brings it back, also when the block inside raises. Only A and B are trained, in each
-    linear layer of the two blocks (GPT-2 hides its own in Conv1D), no embedding, no head. By hand:
-    GPT-2 and GPT-NeoX have 4 a block, OPT 6, the Llama kin 7. After one backward B has a gradient
-    everywhere and A, behind B = 0, has exactly 0."""
+    adapter_off brings it back, also when the block inside raises. Only A and B are trained (and the
+    score head), in each linear layer of the two blocks (GPT-2 hides its own in Conv1D), no
+    embedding, no head: GPT-2 and GPT-NeoX have 4 a block, OPT 6, the Llama kin 7. After one
+    backward B has a gradient everywhere and A, behind B = 0, has exactly 0."""
     base = outputs(common.load_policy(folders[family]))
     model = common.load_policy(folders[family], lora_rank=4)
+    reward = common.load_reward_model(folders[family], tiny_tokenizer(), lora_rank=4)
     assert torch.equal(outputs(model), base)
-    trained = {n for n, p in model.named_parameters() if p.requires_grad}
-    assert trained and all(".lora_A." in n or ".lora_B." in n for n in trained)
+    trained, scored = (
+        {n for n, p in m.named_parameters() if p.requires_grad} for m in (model, reward)
+    )
+    assert {name.rpartition(".lora_")[2] for name in trained} == {"A.weight", "B.weight"}
+    assert {name for name in scored if ".lora_" not in name} == {"score.weight"}
     layers = lora.lora_layers(model)
     assert len(layers) == 2 * {"gpt2": 4, "gpt_neox": 4, "opt": 6}.get(family, 7)
     common.token_logps(model, *batch()).sum().backward()
@@ -445,28 +422,14 @@ def test_lora_starts_as_the_identity_and_switches_off(family, folders):
     assert torch.equal(outputs(model), changed)
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama"])
-def test_lora_is_w_plus_alpha_over_r_times_b_a(family, folders):
-    """The scale is α/r with α = 2r, and Conv1D's weight lies the other way round. The merged weight
-    is W + (α/r)·B·A entry by entry; in a plain model it computes the same."""
-    model, plain = common.load_policy(folders[family]), common.load_policy(folders[family])
-    filled(lora.add_lora(model, 8))
-    path, layer = lora.lora_layers(model)[0]
-    delta = 2 * layer.lora_B.weight @ layer.lora_A.weight
-    delta = delta.T if family == "gpt2" else delta
-    merged = lora.merged_state(model)
-    assert torch.allclose(merged[f"{path}.weight"], layer.weight + delta, atol=1e-6)
-    assert merged.keys() == plain.state_dict().keys()
-    plain.load_state_dict(merged)
-    assert (outputs(plain) - outputs(model)).abs().max() < 1e-4
-
-
 @pytest.mark.parametrize("rank, stored", [(0, torch.float32), (4, torch.bfloat16)])
-def test_the_base_of_an_adapter_is_held_in_the_compute_dtype(rank, stored, folders, monkeypatch):
-    """On a GPU fp32 masters of weights that no step changes are twice the memory; asked of
-    transformers, as no GPU is here."""
+def test_the_base_of_an_adapter_is_held_in_the_compute_dtype(rank, stored, tmp_path, monkeypatch):
+    """AdamW at 1e-6 adds less than half a bf16 step to most weights: trained in bf16 they never
+    move, so a folder in bf16 is loaded in fp32. On a GPU fp32 masters of weights that no step
+    changes are twice the memory. (No GPU is here.)"""
+    folder = tiny_model("llama", tmp_path, dtype=torch.bfloat16)
     monkeypatch.setattr(common.nn.Module, "to", lambda self, *_, **__: self)  # stays on the CPU
-    model = common.load_policy(folders["llama"], torch.bfloat16, "cuda", lora_rank=rank)
+    model = common.load_policy(folder, torch.bfloat16, "cuda", lora_rank=rank)
     assert model.lm_head.weight.dtype == stored
     assert {w.dtype for w in model.parameters() if w.requires_grad} == {torch.float32}
 
@@ -483,34 +446,48 @@ def test_a_half_precision_base_merges_in_fp32(folders):
     assert merged.dtype == torch.float32 and torch.allclose(merged, torch.tensor(1.001))
 
 
-def test_a_broken_adapter_is_one_line(folders, tmp_path, tokenizer):
-    """Half copied, of another kind or another base: the folder and the reason."""
+BROKEN = table("""
+adapter_config.json | { | cannot be loaded
+adapter_config.json | {"bias": "all"} | not a plain LoRA adapter
+adapter_config.json | {"use_rslora": True} | not a plain LoRA adapter
+adapter_config.json | {"use_dora": True} | not a plain LoRA adapter
+adapter_config.json | {"rank_pattern": {"q_proj": 2}} | not a plain LoRA adapter
+adapter_config.json | {"base_model_name_or_path": "gpt2"} | cannot be loaded
+adapter_config.json | {"base_model_name_or_path": "x/adapter"} | cannot be loaded
+adapter_model.safetensors | junk | cannot be loaded
+adapter_model.safetensors | half | cannot be loaded
+adapter_model.safetensors | more | cannot be loaded
+adapter_model.safetensors | head | head tied to the embedding
+""")
+
+
+@pytest.mark.parametrize("file, content, words", BROKEN)
+def test_a_broken_adapter_is_one_line(
+    file, content, words, folders, tmp_path, tokenizer, monkeypatch
+):
+    """Half copied, of another base, its own base: the folder and the reason. rsLoRA scales by α/√r,
+    DoRA has a magnitude, a pattern has other ranks: read as plain LoRA they would answer nonsense.
+    Where head and embedding are one tensor, merging an adapter of the head would change both."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(folders["gpt2"], "gpt2")
     good = common.load_policy(folders["llama"], lora_rank=2)
-    common.save_model(good, tokenizer, tmp_path, adapter_only=True)
-    loop, other = str(tmp_path / "loop"), folders["gpt2"]
-    weights = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
-    (second, *_) = (name for name in weights if "lora_B" in name)
-    for name, change in {
-        "broken": "{",
-        "junk": None,
-        "bias": {"bias": "all"},
-        "other": {"base_model_name_or_path": other},
-        "loop": {"base_model_name_or_path": loop},
-        "half": {second: None},
-        "more": {"base_model.model.model.embed_tokens.lora_embedding_A": torch.ones(2, 2)},
-    }.items():
-        folder = shutil.copytree(tmp_path / "adapter", tmp_path / name)
-        if name in ("half", "more"):
-            kept = {k: v for k, v in {**weights, **change}.items() if v is not None}
-            save_file(kept, folder / "adapter_model.safetensors")
-        elif name == "junk":
-            (folder / "adapter_model.safetensors").write_text("junk" * 20)
-        else:
-            damage(folder, "adapter_config.json", change)
-        words = "not a plain LoRA adapter" if name == "bias" else "cannot be loaded"
-        with pytest.raises(UserError, match=words) as caught:
-            common.load_policy(str(folder))
-        assert "\n" not in str(caught.value) and str(folder) in str(caught.value)
+    common.save_model(good, tokenizer, "x", adapter_only=True)
+    weights = load_file("x/adapter/adapter_model.safetensors")
+    weights = {name: w.clone() for name, w in weights.items()}  # of a file that is rewritten
+    if content == "half":
+        del weights[next(name for name in weights if "lora_B" in name)]
+    elif content == "more":
+        weights["base_model.model.model.embed_tokens.lora_embedding_A"] = torch.ones(2, 2)
+    elif content == "head":
+        for name, shape in (("A", (2, 32)), ("B", (300, 2))):
+            weights[f"base_model.model.lm_head.lora_{name}.weight"] = torch.ones(shape)
+    else:
+        damage("x/adapter", file, content)
+    if content in ("half", "more", "head"):
+        save_file(weights, f"x/adapter/{file}")
+    with pytest.raises(UserError, match=words) as caught:
+        common.load_policy("x/adapter")
+    assert "\n" not in str(caught.value) and "x/adapter" in str(caught.value)
 
 
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning")  # peft's own
@@ -531,72 +508,79 @@ def test_adapter_folders_are_pefts(family, kind, folders, tmp_path, tokenizer):
     merged, alone = tmp_path / "merged", tmp_path / "alone"
     common.save_model(model, tokenizer, merged)
     common.save_model(model, tokenizer, alone, adapter_only=True)
-    assert not (alone / "model.safetensors").exists() and not (alone / "config.json").exists()
+    assert [path.name for path in alone.glob("*.safetensors")] == []
     for name in (merged, merged / "adapter", alone / "adapter"):
         assert (outputs(load(str(name))) - expected).abs().max() < 1e-4, name
-
-    def their_outputs(theirs):
-        ids, attention_mask, mask = batch()
-        with torch.no_grad():
-            logits = theirs(ids, attention_mask=attention_mask.long()).logits
-        if kind == "reward":
-            return logits[:, 0]
-        logps = F.log_softmax(logits[:, :-1], -1).gather(-1, ids[:, 1:, None]).squeeze(-1)
-        return F.pad(logps, (1, 0)) * mask
-
-    theirs = peft.PeftModel.from_pretrained(
-        auto.from_pretrained(folder, **options), alone / "adapter"
-    )
-    assert (their_outputs(theirs.eval()) - expected).abs().max() < 1e-5
+    base, (ids, attention_mask, mask) = auto.from_pretrained(folder, **options), batch()
+    theirs = peft.PeftModel.from_pretrained(base, alone / "adapter").eval()
+    with torch.no_grad():
+        logits = theirs(ids, attention_mask=attention_mask.long()).logits
+    found = logits[:, 0]
+    if kind == "policy":
+        found = F.log_softmax(logits[:, :-1], -1).gather(-1, ids[:, 1:, None]).squeeze(-1)
+        found = F.pad(found, (1, 0)) * mask
+    assert (found - expected).abs().max() < 1e-5
 
 
 # ---- saving ----
 
 
-def test_folders_open_in_plain_transformers(tmp_path, folders, reward_folders, tokenizer):
+FOLDERS = {  # name: kind, precision
+    "tied": ("policy", torch.float32),
+    "untied": ("policy", torch.float32),
+    "half": ("policy", torch.float16),
+    "half reward": ("reward", torch.float16),
+    "fresh": ("reward", torch.float32),  # from a language model
+}
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_folders_open_in_plain_transformers(name, tmp_path, folders, reward_folders, tokenizer):
     """After hours of training a folder that opens with "newly initialized" weights is nothing: no
-    missing key, equal logits, still tied, template there. (test_trainers.py opens every family.)"""
-    reward = lambda folder: common.load_reward_model(folder, tokenizer)  # noqa: E731
-    untied = tiny_model("llama", tmp_path / "m", tie_word_embeddings=False)
-    models = {
-        "llama": common.load_policy(folders["llama"]),
-        "half": common.load_policy(folders["llama"]),
-        "untied": common.load_policy(untied),
-        "half-reward": reward(reward_folders["llama"]),
-        "fresh": reward(folders["llama"]),
-    }
-    fresh = models["fresh"]
-    assert fresh.fresh_head and common.reward_scores(fresh, *batch()[:2]).tolist() == [0, 0, 0]
-    ids, attention_mask, _ = batch()
-    for name, model in models.items():
-        out, filled_model = tmp_path / name, filled(model)
-        dtype = torch.float16 if "half" in name else torch.float32
-        before = copy.deepcopy(model.state_dict())
-        common.save_model(filled_model, tokenizer, out, dtype)
-        assert all(torch.equal(w, before[k]) for k, w in model.state_dict().items())
-        head = hasattr(model, "score")
-        auto = AutoModelForSequenceClassification if head else AutoModelForCausalLM
-        opened, info = auto.from_pretrained(out, output_loading_info=True)
-        assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-        assert next(opened.parameters()).dtype == dtype, name
-        with torch.no_grad():
-            logits = [m(ids, attention_mask=attention_mask.long()).logits for m in (model, opened)]
-        gap = (logits[0] - logits[1].float()).abs()
-        assert (gap if head else gap[attention_mask]).max() < (0.1 if "half" in name else 3e-5)
-        assert common.load_tokenizer(str(out)).chat_template == tokenizer.chat_template
-        assert all(path.stat().st_mode & 0o777 == 0o644 for path in out.glob("*.*")), "readable"
-        if not head:
-            tied = opened.get_output_embeddings().weight is opened.get_input_embeddings().weight
-            assert tied == (name != "untied") == model.config.tie_word_embeddings
-            assert opened.generation_config.eos_token_id == [tokenizer.eos_token_id]
-    sizes = {n: (tmp_path / n / "model.safetensors").stat().st_size for n in models}
-    assert sizes["untied"] - sizes["llama"] > 0.9 * 4 * 300 * 32, "a tied matrix is written once"
-    weights = load_file(tmp_path / "half-reward" / "model.safetensors")
-    assert weights["score.weight"].dtype == torch.float32, "scores rank close answers"
-    config = json.loads((tmp_path / "fresh" / "config.json").read_text())
-    assert config["architectures"] == ["LlamaForSequenceClassification"]
-    assert config["pad_token_id"] == common.pad_id(tokenizer) != tokenizer.eos_token_id
-    assert not [p for p in tmp_path.rglob(".writing-*")]
+    missing key, equal logits, tied as before and written once, readable, template there. A score
+    stays fp32, for it ranks close answers. (test_trainers.py opens every family.)"""
+    kind, dtype = FOLDERS[name]
+    source = (reward_folders if name == "half reward" else folders)["llama"]
+    if name == "untied":
+        source = tiny_model("llama", tmp_path, tie_word_embeddings=False)
+    out, (ids, attention_mask, _) = tmp_path / "out", batch()
+    if kind == "policy":
+        model, auto = common.load_policy(source), AutoModelForCausalLM
+    else:
+        model, auto = (
+            common.load_reward_model(source, tokenizer),
+            AutoModelForSequenceClassification,
+        )
+        zeros = common.reward_scores(model, ids, attention_mask).tolist() == [0, 0, 0]
+        assert model.fresh_head == zeros == (name == "fresh")
+    filled(model)
+    before = copy.deepcopy(model.state_dict())
+    common.save_model(model, tokenizer, out, dtype)
+    assert all(torch.equal(w, before[k]) for k, w in model.state_dict().items())
+    opened, info = auto.from_pretrained(out, output_loading_info=True)
+    assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    with torch.no_grad():
+        logits = [m(ids, attention_mask=attention_mask.long()).logits for m in (model, opened)]
+    gap = (logits[0] - logits[1].float()).abs()
+    gap = gap if kind == "reward" else gap[attention_mask]
+    assert gap.max() < (0.1 if dtype == torch.float16 else 3e-5)
+    assert common.load_tokenizer(str(out)).chat_template == tokenizer.chat_template
+    assert all(path.stat().st_mode & 0o777 == 0o644 for path in out.glob("*.*"))
+    assert not [*tmp_path.rglob(".writing-*")]
+    weights = load_file(out / "model.safetensors")
+    stored = {w.dtype for k, w in weights.items() if k != "score.weight"}
+    assert stored == {dtype} == {next(opened.parameters()).dtype}
+    if kind == "policy":
+        embeddings = opened.get_output_embeddings().weight, opened.get_input_embeddings().weight
+        tied = name != "untied"
+        assert (embeddings[0] is embeddings[1]) == tied == model.config.tie_word_embeddings
+        assert ("lm_head.weight" in weights) != tied
+        assert opened.generation_config.eos_token_id == [tokenizer.eos_token_id]
+    else:
+        assert weights["score.weight"].dtype == torch.float32
+        config = json.loads((out / "config.json").read_text())
+        assert config["architectures"] == ["LlamaForSequenceClassification"]
+        assert config["pad_token_id"] == common.pad_id(tokenizer) != tokenizer.eos_token_id
 
 
 @pytest.mark.parametrize("sampling", [False, True])

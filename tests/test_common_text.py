@@ -1,14 +1,12 @@
 """From a file to token ids: what every stage trusts `common.py` with before a model is loaded.
 
-The tests are ordered like the pipeline. Numbers in the docstrings follow by hand from the lengths.
+Ordered like the pipeline. Numbers in the docstrings follow by hand from the lengths.
 """
 
 import json
 import math
 import random
 import re
-import subprocess
-import sys
 from collections import Counter
 
 import numpy as np
@@ -18,10 +16,17 @@ import torch
 import common
 from common import UserError
 from parts import files, runs
-from tiny import BOS_TEMPLATE, CHATML, TEMPLATE, pair_rows, tiny_model, tiny_tokenizer, write_rows
-
-USER = [{"role": "user", "content": "Which candidate fits this role?"}]
-ANSWER = [{"role": "assistant", "content": "The first one."}]
+from tiny import (
+    BOS_TEMPLATE,
+    CHATML,
+    SENTENCES,
+    TEMPLATE,
+    pair_rows,
+    table,
+    tiny_model,
+    tiny_tokenizer,
+    write_rows,
+)
 
 
 def user(text):
@@ -30,6 +35,9 @@ def user(text):
 
 def said(text):
     return [{"role": "assistant", "content": text}]
+
+
+USER, ANSWER = [user("Which candidate fits this role?")], said("The first one.")
 
 
 def write_bytes(folder, data, name="rows.jsonl"):
@@ -107,17 +115,13 @@ def test_what_is_written(tmp_path):
 
 def test_prompt_and_answer_are_encoded_apart(tokenizer):
     """A BPE that merges across the boundary gives ids that no sampler would ever produce:
-    "Recommend" + "ation". Ours are those of the parts, and the masked ids decode to the answer."""
-    prompt, good, bad = "Assess: Recommend", "ation: hold.", "ation: reject."
-    apart = tokenizer.encode(prompt) + tokenizer.encode(good)
-    assert tokenizer.encode(prompt + good) != apart, "pick a prompt whose end merges"
-    prompt_ids, chosen, rejected = common.encode_pair(tokenizer, prompt, good, bad)
-    assert prompt_ids + chosen[:-1] == apart
-    assert prompt_ids == common.encode_prompt(tokenizer, prompt)
-    ids, _, mask = common.pad_rows([prompt_ids] * 2, [chosen, rejected], common.pad_id(tokenizer))
-    for row, text in enumerate((good, bad)):
-        assert ids[row, : len(prompt_ids)].tolist() == prompt_ids
-        assert tokenizer.decode(ids[row][mask[row]], skip_special_tokens=True) == text
+    "Recommend" + "ation". Ours are those of the parts."""
+    prompt, answer = "Assess: Recommend", "ation: hold."
+    apart = tokenizer.encode(prompt), tokenizer.encode(answer)
+    assert tokenizer.encode(prompt + answer) != sum(apart, []), "pick a prompt whose end merges"
+    ids, chosen, rejected = common.encode_pair(tokenizer, prompt, answer, "ation: reject.")
+    assert (ids, chosen[:-1]) == apart and ids == common.encode_prompt(tokenizer, prompt)
+    assert tokenizer.decode(rejected, skip_special_tokens=True) == "ation: reject."
 
 
 @pytest.mark.parametrize("template", [BOS_TEMPLATE, None])
@@ -129,8 +133,7 @@ def test_exactly_one_bos(template, max_length):
     for prompt in ("Assess", USER):
         assert tokenizer.bos_token_id not in common.encode_prompt(tokenizer, prompt)
     tokenizer = tiny_tokenizer(bos="<s>", add_bos=True, template=template)
-    long = "Assess this candidate. Role: senior data engineer. Must have: python, sql, kafka."
-    for prompt, answer in ((long, "Recommendation: hold."), ([user(long)], said("hold."))):
+    for prompt, answer in ((SENTENCES[0], "hold."), ([user(SENTENCES[0])], said("hold."))):
         pair = common.encode_pair(tokenizer, prompt, answer, max_length=max_length)
         for ids in (common.encode_prompt(tokenizer, prompt, max_length), sum(pair, [])):
             assert ids.count(tokenizer.bos_token_id) == 1 and ids[0] == tokenizer.bos_token_id
@@ -154,12 +157,10 @@ def test_plain_template_is_saved_with_the_tokenizer(tmp_path):
     prompt. GPT-2 has no template; after a save and a load it has one, and the ids are the same."""
     folder = tiny_model("gpt2", tmp_path, tokenizer=tiny_tokenizer(pad=None, template=None))
     tokenizer = common.load_tokenizer(folder)
-    assert tokenizer.chat_template is None
     ids = common.encode_prompt(tokenizer, USER)
     assert tokenizer.decode(ids) == "user: Which candidate fits this role?\nassistant:"
     common.save_model(common.load_policy(folder), tokenizer, tmp_path / "out")
     again = common.load_tokenizer(str(tmp_path / "out"))
-    assert again.chat_template == tokenizer.chat_template
     assert common.encode_prompt(again, USER) == ids
     text = again.apply_chat_template(USER, tokenize=False, add_generation_prompt=True)
     assert again.encode(text, add_special_tokens=False) == ids, "as transformers alone encodes it"
@@ -219,16 +220,14 @@ def test_end_token_comes_from_the_template_where_eos_is_missing(tmp_path):
         own = tiny_tokenizer(**options)
         first = own.eos_token_id if own.bos_token_id is None else own.bos_token_id
         assert common.encode_prompt(own, "") == [first]
-    bare = tiny_tokenizer(eos=None)
-    end = bare.convert_tokens_to_ids("<|end|>")
-    tokenizer = common.load_tokenizer(tiny_model("llama", tmp_path, bare))
+    tokenizer = common.load_tokenizer(tiny_model("llama", tmp_path, tiny_tokenizer(eos=None)))
+    end = tokenizer.convert_tokens_to_ids("<|end|>")
     assert tokenizer.eos_token_id is None and common.end_ids(tokenizer) == [end]
-    assert common.encode_pair(tokenizer, "Assess", "hold")[1][-1] == end
+    assert common.encode_pair(tokenizer, "", "hold")[1][-1] == end
     assert common.encode_prompt(tokenizer, "") == [end]
+    bare = tiny_model("llama", tmp_path, tiny_tokenizer(eos=None, template=None))
     with pytest.raises(UserError, match="without end token"):
-        common.load_tokenizer(
-            tiny_model("llama", tmp_path, tiny_tokenizer(eos=None, template=None))
-        )
+        common.load_tokenizer(bare)
 
 
 # ---- padding ----
@@ -269,16 +268,18 @@ def numbers_as_text(n):
     return "".join(chr(ord("0") + i % 10) for i in range(n))
 
 
-CUTS = [  # tokens of prompt and answers without their end; the limit; what is left; what is counted
-    # room for the prompt is max(20 − 9, 10) = 11; both answers stay whole and keep their end
-    (40, (4, 8), 20, (11, 5, 9), {"prompts cut": 1}),
-    # max(20 − 31, 10) = 10 for the prompt and 10 for each answer: the long one loses its end
-    (40, (4, 30), 20, (10, 5, 10), {"prompts cut": 1, "responses cut": 1}),
-    (10, (9,), 20, (10, 10), {}),  # 10 + 9 + end fits
-    (10, (9,), 19, (9, 10), {"prompts cut": 1}),
-    (3, (30,), 20, (3, 17), {"responses cut": 1}),
-    (0, (30, 2), 2, (1, 1, 1), {"responses cut": 2}),  # an empty prompt is its first token
-]
+# tokens of prompt and answers without their end; the limit; what is left; what is counted. First:
+# room for the prompt is max(20 − 9, 10) = 11; both answers stay whole and keep their end. Second:
+# max(20 − 31, 10) = 10 for the prompt and 10 for each answer: the long one loses its end. An empty
+# prompt is its first token
+CUTS = table("""
+40 | [4, 8] | 20 | [11, 5, 9] | {"prompts cut": 1}
+40 | [4, 30] | 20 | [10, 5, 10] | {"prompts cut": 1, "responses cut": 1}
+10 | [9] | 20 | [10, 10] | {}
+10 | [9] | 19 | [9, 10] | {"prompts cut": 1}
+3 | [30] | 20 | [3, 17] | {"responses cut": 1}
+0 | [30, 2] | 2 | [1, 1, 1] | {"responses cut": 2}
+""")
 
 
 @pytest.mark.parametrize("n, answers, limit, lengths, counted", CUTS)
@@ -288,65 +289,53 @@ def test_cutting(n, answers, limit, lengths, counted, tokenizer):
     counts = Counter()
     prompt, *texts = map(numbers_as_text, (n, *answers))
     ids = common.encode_pair(tokenizer, prompt, *texts, max_length=limit, counts=counts)
-    assert tuple(map(len, ids)) == lengths and counts == Counter(counted)
+    assert [*map(len, ids)] == lengths and counts == Counter(counted)
     assert ids[0] == (tokenizer.encode(prompt)[-lengths[0] :] or [tokenizer.eos_token_id])
     for row, text in zip(ids[1:], texts):
         whole = [*tokenizer.encode(text), tokenizer.eos_token_id]
         assert row == whole[: len(row)]
 
 
-def test_a_dialogue_loses_its_oldest_turns_whole(tokenizer, monkeypatch):
+def test_a_dialogue_loses_its_oldest_turns_whole(tokenizer):
     """A prompt that starts in the middle of a sentence, or without its instructions: the system
     message stays, the oldest turns go, and the template's user turn comes first. What is left is
-    exactly the short dialogue's own rendering. Rendering anew for each turn would be quadratic:
-    halving 301 turns needs at most 2 + log2(150) renderings."""
+    exactly the short dialogue's own rendering."""
     system, last = {"role": "system", "content": "Be fair."}, user("Third question?")
     turns = [system, user("First question?"), *said("First answer.")]
     turns += [user("Second question?"), *said("Second."), last]
-    short = common.encode_prompt(tokenizer, [system, last])
-    middle = common.encode_prompt(tokenizer, [system, *turns[3:]])
-    whole = common.encode_prompt(tokenizer, turns)
-    assert common.encode_prompt(tokenizer, turns, len(whole)) == whole
-    assert common.encode_prompt(tokenizer, turns, len(whole) - 1) == middle
-    assert common.encode_prompt(tokenizer, turns, len(middle) - 1) == short
+    parts = ([system, *turns[i:]] for i in (1, 3, 5))
+    whole, middle, short = (common.encode_prompt(tokenizer, part) for part in parts)
+    for limit, ids in ((len(whole), whole), (len(whole) - 1, middle), (len(middle) - 1, short)):
+        assert common.encode_prompt(tokenizer, turns, limit) == ids
     assert common.encode_prompt(tokenizer, turns, len(short) - 4) == short[4:], "then by tokens"
     assert turns[0] == system and len(turns) == 6, "the user's list is not edited"
-    real, calls = common.render, []
-    turns = [{"role": ("user", "assistant")[i % 2], "content": f"turn {i}"} for i in range(301)]
-    monkeypatch.setattr(common, "render", lambda *a, **k: calls.append(1) or real(*a, **k))
-    ids = common.encode_prompt(tokenizer, turns, 128)
-    assert len(calls) <= 11
+    turns = [user(f"turn {i}") if i % 2 == 0 else said(f"turn {i}")[0] for i in range(301)]
     tails = [common.encode_prompt(tokenizer, turns[i:]) for i in range(0, 301, 2)]
+    ids = common.encode_prompt(tokenizer, turns, 128)
     assert ids == next(tail for tail in tails if len(tail) <= 128)
 
 
 # ---- files without a prompt column ----
 
-TURNS = [user("a"), *said("b"), user("c")]
+# Anthropic's layout first: the blank before the answer belongs to the answer
+SPLIT = table(r"""
+"\n\nHuman: Hi\n\nAssistant:" | " Yes, do" | " Yesterday"
+"Q: a" | " b" | " b c"
+"same" | " words" | " words"
+"" | "alpha" | "beta"
+"" | "" | ""
+""")
+SPLIT += [[[user("a"), *more], said("d"), said("e")] for more in ([], [*said("b"), user("c")])]
 
 
-@pytest.mark.parametrize(
-    "chosen, rejected, expected",
-    [
-        # Anthropic's layout: the blank before the answer belongs to the answer
-        ("\n\nHuman: Hi\n\nAssistant: Yes, do", "\n\nHuman: Hi\n\nAssistant: Yesterday",
-         ("\n\nHuman: Hi\n\nAssistant:", " Yes, do", " Yesterday")),
-        ("Q: a b", "Q: a b c", ("Q: a", " b", " b c")),  # one is the other's beginning
-        ("same words", "same words", ("same", " words", " words")),
-        ("alpha", "beta", ("", "alpha", "beta")),
-        ("", "", ("", "", "")),
-        ([user("a"), *said("b")], [user("a"), *said("c")], ([user("a")], said("b"), said("c"))),
-        ([*TURNS, *said("d")], [*TURNS, *said("e")], (TURNS, said("d"), said("e"))),
-    ],
-)  # fmt: skip
-def test_split_prompt(chosen, rejected, expected):
+@pytest.mark.parametrize("prompt, chosen, rejected", SPLIT)
+def test_split_prompt(prompt, chosen, rejected):
     """The longest common beginning, back to a white space: in the middle of a word it would cut
-    "Yes" from "Yesterday"."""
-    before = json.dumps([chosen, rejected])
-    assert common.split_prompt(chosen, rejected) == expected
-    assert json.dumps([chosen, rejected]) == before
-    prompt, c, r = expected
-    assert prompt + c == chosen and prompt + r == rejected, "nothing is lost"
+    "Yes" from "Yesterday". Nothing is lost or changed."""
+    whole = [prompt + chosen, prompt + rejected]
+    before = json.dumps(whole)
+    assert common.split_prompt(*whole) == (prompt, chosen, rejected)
+    assert json.dumps(whole) == before
 
 
 def test_ultrafeedback_is_read():
@@ -354,10 +343,11 @@ def test_ultrafeedback_is_read():
     that is not their first message is a mistake."""
     question, yes, no = user("Why?"), *said("So."), *said("No.")
     row = {"prompt": "Why?", "chosen": [question, yes], "rejected": [question, no]}
+    wrong = {**row, "prompt": "How?"}
     common.check_pair(row)
     assert row == {"prompt": [question], "chosen": [yes], "rejected": [no]}
     with pytest.raises(ValueError, match='leave the column "prompt" out'):
-        common.check_pair({"prompt": "How?", "chosen": [question, yes], "rejected": [question, no]})
+        common.check_pair(wrong)
 
 
 # ---- flat arrays ----
@@ -381,38 +371,37 @@ def test_token_rows_return_what_was_appended():
 GOOD = {"prompt": "Assess", "chosen": "hold", "rejected": "reject"}
 
 
-BOTH = "both be text or both be message lists"
-CHAT = {"prompt": USER, "chosen": ANSWER, "rejected": said("no")}
-MALFORMED = [
-    ({"prompt": "Assess", "completion": "hold"}, "completion"),
-    ({**GOOD, "rejected": None}, '"rejected" is missing'),
-    ({**GOOD, "rejected": " \n "}, '"rejected" is empty'),
-    ({**GOOD, "chosen": {"role": "assistant", "content": "x"}}, "dict"),
-    ({**GOOD, "prompt": 5}, '"prompt" is int'),
-    ({**GOOD, "chosen": ANSWER}, BOTH),
-    ({**CHAT, "prompt": []}, '"prompt"'),
-    ({**CHAT, "chosen": said("")}, '"chosen" is empty'),
-    ({**CHAT, "chosen": [*ANSWER, user("and?")]}, "one assistant message"),
-    ({**CHAT, "prompt": [*USER, *ANSWER]}, "assistant"),
-    ({**CHAT, "prompt": [{"role": "boss", "content": "x"}]}, '"role" (system'),
-    ({**CHAT, "prompt": [{"role": "user", "content": ["x"]}]}, "text"),
-    ({**GOOD, "chosen": [*USER, *ANSWER]}, 'leave the column "prompt" out'),
-    ({**GOOD, "tie": True, "strength": 2}, "strength"),
-    ({**GOOD, "tie": "yes"}, '"tie"'),
-    ({**GOOD, "strength": "big"}, '"strength"'),
-    ({**GOOD, "margin": 1e39}, '"margin"'),  # JSON reads 1e999 as infinity
-    ({**GOOD, "chosen": "half \ud800"}, "surrogate"),
-    ({**CHAT, "prompt": [user("\udfff")]}, "surrogate"),
-    ({"chosen": "alpha", "rejected": "beta"}, "share no beginning"),
-    ({"chosen": "alpha", "rejected": ANSWER}, BOTH),
-]
+BASES = {"good": GOOD, "chat": {"prompt": USER, "chosen": ANSWER, "rejected": said("no")}, "": {}}
+MALFORMED = table(r"""
+| {"prompt": "Assess", "completion": "hold"} | completion
+| {"chosen": "alpha", "rejected": "beta"} | share no beginning
+| {"chosen": "alpha", "rejected": [{"role": "assistant", "content": "x"}]} | both be text or both be
+good | {"rejected": None} | "rejected" is missing
+good | {"rejected": " \n "} | "rejected" is empty
+good | {"chosen": {"role": "assistant", "content": "x"}} | dict
+good | {"prompt": 5} | "prompt" is int
+good | {"chosen": [{"role": "assistant", "content": "x"}]} | both be text or both be message lists
+good | {"chosen": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "x"}]} | leave the column "prompt" out
+good | {"tie": True, "strength": 2} | strength
+good | {"tie": "yes"} | "tie"
+good | {"strength": "big"} | "strength"
+good | {"margin": 1e39} | "margin"
+good | {"chosen": "half \ud800"} | surrogate
+chat | {"prompt": []} | "prompt"
+chat | {"chosen": [{"role": "assistant", "content": ""}]} | "chosen" is empty
+chat | {"chosen": [{"role": "assistant", "content": "x"}, {"role": "user", "content": "x"}]} | one assistant message
+chat | {"prompt": [{"role": "assistant", "content": "x"}]} | assistant
+chat | {"prompt": [{"role": "boss", "content": "x"}]} | "role" (system
+chat | {"prompt": [{"role": "user", "content": ["x"]}]} | text
+chat | {"prompt": [{"role": "user", "content": "\udfff"}]} | surrogate
+""")
 
 
-@pytest.mark.parametrize("row, reason", MALFORMED)
-def test_a_malformed_row_stops_with_file_and_line(tmp_path, row, reason, tokenizer):
+@pytest.mark.parametrize("base, change, reason", MALFORMED)
+def test_a_malformed_row_stops_with_file_and_line(tmp_path, base, change, reason, tokenizer):
     """A row that cannot mean what its writer meant is refused, not skipped: flag, file, line 4
-    (one is blank), reason."""
-    lines = [json.dumps(GOOD), "", json.dumps(GOOD), json.dumps(row)]
+    (one is blank), reason. JSON reads 1e999 as infinity; 1e39 is one in fp32."""
+    lines = [json.dumps(GOOD), "", json.dumps(GOOD), json.dumps({**BASES[base], **change})]
     path = write_bytes(tmp_path, "\n".join(lines).encode())
     with pytest.raises(UserError) as caught:
         common.load_pairs([path], tokenizer, 64, True)
@@ -424,25 +413,24 @@ def test_unusable_rows_are_counted_and_nothing_vanishes(tmp_path, tokenizer):
     """kept + dropped, reason by reason, are the rows of the file. 8 rows: 2 equal pairs, 1 tie, 1
     pair whose answers agree in all tokens that fit; 4 kept. With ties kept: 5. Each row is found
     again by file and line, blank and dropped lines counted."""
-    long = numbers_as_text(30)
+    long, tie = numbers_as_text(30), {**GOOD, "tie": True, "strength": 0}
     rows = [
         GOOD,
         {**GOOD, "prompt": "B", "strength": 3, "margin": 0.5, "annotator": "kim"},
         {**GOOD, "rejected": "hold"},
         {"chosen": "Q: a b", "rejected": "Q: a b"},
-        {**GOOD, "tie": True, "strength": 0},
+        tie,
         {**GOOD, "chosen": long + "x", "rejected": long + "y"},
-        {**GOOD, "tie": False, "chosen": numbers_as_text(30)},
+        {**GOOD, "tie": False, "chosen": long},
         {**GOOD, "tie": None, "strength": None},
     ]
     path = write_rows(tmp_path / "pairs.jsonl", rows)
-    for keep_ties, kept in ((False, 4), (True, 5)):
+    dropped = {"dropped: chosen = rejected": 2, "dropped: equal after cutting": 1}
+    for keep_ties, more in ((False, {"dropped: tie": 1}), (True, {})):
         pairs = common.load_pairs([path], tokenizer, 16, keep_ties)
-        dropped = {k: n for k, n in pairs.counts.items() if k.startswith("dropped")}
-        expected = {"dropped: chosen = rejected": 2, "dropped: equal after cutting": 1}
-        assert dropped == expected | ({} if keep_ties else {"dropped: tie": 1})
-        assert pairs.counts["rows"] == 8 == kept + sum(dropped.values())
-        assert len(pairs.prompts) == len(pairs.tie) == len(pairs.train) == kept
+        found = {k: n for k, n in pairs.counts.items() if k.startswith("dropped") or k == "rows"}
+        assert found == {"rows": 8} | dropped | more
+        assert len(pairs.prompts) == len(pairs.tie) == len(pairs.train) == 4 + keep_ties
         assert pairs.tie.tolist().count(True) == keep_ties
     assert np.isnan(pairs.strength).tolist() == [True, False, False, True, True]
     assert pairs.strength[1] == 3 and pairs.margin[1] == 0.5
@@ -452,21 +440,22 @@ def test_unusable_rows_are_counted_and_nothing_vanishes(tmp_path, tokenizer):
     assert pairs.name([5, 0, 2]) == f"{other}:4; {path}:1; {path}:6"
 
 
-NOTHING = {"empty": [], "tie 2": [{**GOOD, "tie": True}] * 2}
-NOTHING["chosen = rejected 1"] = [{**GOOD, "rejected": "hold"}]
+NOTHING = {
+    "the file is empty": [],
+    "tie 2": [{**GOOD, "tie": True}] * 2,
+    "chosen = rejected 1": [{**GOOD, "rejected": "hold"}],
+}
 
 
 @pytest.mark.parametrize("reason", NOTHING)
 def test_no_usable_row_stops_and_says_why(tmp_path, tokenizer, reason):
-    """Training on nothing is a division by zero: an empty file, only ties, only equal pairs, in
-    whichever file it is."""
+    """Training on nothing is a division by zero: in whichever file it is."""
     good = write_rows(tmp_path / "good.jsonl", [GOOD])
-    bad, said = (
-        write_rows(tmp_path / "bad.jsonl", NOTHING[reason]),
-        r".*bad\.jsonl: no usable row .*",
-    )
+    bad = write_rows(tmp_path / "bad.jsonl", NOTHING[reason])
     for names, flag, held in (([bad], "", ()), ([good, bad], "", ()), ([good], "eval-", [bad])):
-        with pytest.raises(UserError, match=rf"--{flag}pairs {said}{reason}"):
+        with pytest.raises(
+            UserError, match=rf"--{flag}pairs .*bad\.jsonl: no usable row .*{reason}"
+        ):
             common.load_pairs(names, tokenizer, 64, False, 0, held)
 
 
@@ -474,29 +463,26 @@ def test_prompts_never_part(tmp_path, tokenizer):
     """Rows of one prompt on both sides of the split make the held-out accuracy a memory test. 300
     prompts with three rows each, text and messages: none on both sides, the same ones in any row
     order, and their share of 0.2 within 3 standard deviations (60 ± 21)."""
-    rows, held = [], []
+    rows, held, file = [], [], tmp_path / "p.jsonl"
     for i in range(900):
         texts = {"prompt": f"Role {i // 3}", "chosen": f"hold {i % 3}", "rejected": "reject"}
         chat = {k: [user(v)] if k == "prompt" else said(v) for k, v in texts.items()}
         rows.append(chat if i % 6 < 3 else texts)
     for seed in (0, 1):
         random.Random(seed).shuffle(rows)
-        file = write_rows(tmp_path / "p.jsonl", rows)
-        pairs = common.load_pairs([file], tokenizer, 64, False, 0.2)
+        pairs = common.load_pairs([write_rows(file, rows)], tokenizer, 64, False, 0.2)
         sides = [{tuple(pairs.prompts[i]) for i in part} for part in (pairs.train, pairs.eval)]
         assert not sides[0] & sides[1] and len(sides[0] | sides[1]) == 300
         assert sorted([*pairs.train, *pairs.eval]) == list(range(900))
-        assert 39 <= len(sides[1]) <= 81
         held.append(sides[1])
-    assert held[0] == held[1]
-    few = common.load_pairs(
-        [write_rows(tmp_path / "few.jsonl", [GOOD])], tokenizer, 64, False, 0.999
-    )
+    assert held[0] == held[1] and 39 <= len(held[0]) <= 81
+    few = common.load_pairs([write_rows(file, [GOOD])], tokenizer, 64, False, 0.999)
     assert (len(few.train), len(few.eval)) == (1, 0), "if all were held out, none are"
     assert not common.held_out("x", 0.0) and common.held_out("x", 1.0)
-    a, b = {"role": "user", "content": "x"}, {"content": "x", "role": "user"}
+    turn = user("x")
     for fraction in np.linspace(0, 1, 20):  # the order of the keys in the file is no difference
-        assert common.held_out([a], fraction) == common.held_out([b], fraction)
+        turned = [dict(reversed(turn.items()))]
+        assert common.held_out([turn], fraction) == common.held_out(turned, fraction)
 
 
 def test_a_limit_of_prompts_does_not_follow_the_file_order():
@@ -519,30 +505,7 @@ def test_eval_files_are_the_held_out_rows(tmp_path, tokenizer):
         assert pairs.counts["held out, though their prompt is trained on"] == leaks
 
 
-# ---- a million rows ----
-
-MEASURE = """
-import os, sys
-sys.path[:0] = sys.argv[1:3]
-import common, tiny
-
-tokenizer = tiny.tiny_tokenizer()
-common.load_pairs([sys.argv[3]], tokenizer, 64, False, 0.1)  # once before: caches, allocator
-before = int(open("/proc/self/statm").read().split()[1])
-pairs = common.load_pairs([sys.argv[4]], tokenizer, 64, False, 0.1)
-pages = int(open("/proc/self/statm").read().split()[1]) - before
-tokens = sum(int(x.lengths().sum()) for x in (pairs.prompts, pairs.chosen, pairs.rejected))
-print(pages * os.sysconf("SC_PAGE_SIZE"), tokens, len(pairs.tie))
-"""
-
-
-def memory_rows(path, n):
-    text = (
-        '{"prompt": "Role %d: sql", "chosen": "hold, she led a team %d", "rejected": "reject %d"}\n'
-    )
-    with open(path, "w") as file:
-        file.writelines(text % (i % 97, i % 89, i % 83) for i in range(n))
-    return str(path)
+# ---- what is shown ----
 
 
 def test_the_token_strip_is_made_from_the_tensors(tokenizer, capsys):
@@ -550,35 +513,16 @@ def test_the_token_strip_is_made_from_the_tensors(tokenizer, capsys):
     it is the text; of a long row what is far from the first trained token is left out."""
 
     def strip(ids, trained):
-        rows = torch.tensor([[*ids, 7]]), torch.tensor([[1] * len(ids) + [0]]), [*trained, False]
-        runs.show_row(tokenizer, (*rows[:2], torch.tensor([rows[2]])), "file:1", "legend")
+        rows = [*ids, 7], [1] * len(ids) + [0], [*map(bool, trained), False]
+        runs.show_row(tokenizer, [torch.tensor([row]) for row in rows], "file:1", "legend")
         return capsys.readouterr().out.splitlines()
 
     ids = common.encode_pair(tokenizer, "1\n", "34")
     shown = ["file:1   legend", "·1·\\n▮3▮4◆<|end|>"]
     shown += ["3 of 5 tokens trained; the first is predicted from position 1"]
-    assert strip(sum(ids, []), [False, False, True, True, True]) == shown
-    assert strip(ids[0], [False] * 2)[1:] == ["·1·\\n", "0 of 2 tokens trained"]
+    assert strip(sum(ids, []), [0, 0, 1, 1, 1]) == shown
+    assert strip(ids[0], [0, 0])[1:] == ["·1·\\n", "0 of 2 tokens trained"]
     text = numbers_as_text(200)
     long = strip(tokenizer.encode(text), [i >= 100 for i in range(200)])[1]
     assert re.sub("[·▮◆]", "", long) == f"{text[:12]} … {text[88:140]} … {text[194:]}"
     assert long.count("▮") == 45
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_a_token_costs_four_bytes(tmp_path, repo):
-    """A Python list of ints costs 8 bytes a token for the pointers alone, and a million rows then
-    need many gigabytes.
-
-    50 000 pairs of 1.8 million tokens grow a process by at most 4 · 9/8 bytes a token (what an
-    array grows ahead) and 160 bytes a row (its numbers, a tuple until all are read): 16 MB, where
-    lists would be 30.
-    """
-    small, large = memory_rows(tmp_path / "1k", 1_000), memory_rows(tmp_path / "50k", 50_000)
-    argv = [sys.executable, "-c", MEASURE, str(repo), str(repo / "tests"), small, large]
-    out = subprocess.run(argv, capture_output=True, text=True, check=True).stdout.split()
-    grown, tokens, rows = map(int, out)
-    assert rows == 50_000 and tokens > 1_250_000
-    allowed = 4.5 * tokens + 160 * rows
-    assert grown <= allowed, f"{grown} bytes for {tokens} tokens, allowed {allowed}"

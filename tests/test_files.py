@@ -2,6 +2,7 @@
 
 import csv
 import gzip
+import io
 import json
 import subprocess
 import sys
@@ -16,49 +17,40 @@ ROWS = [{"prompt": f"{i}", "chosen": "yes, \u00e9", "rejected": 'no "x"'} for i 
 
 
 def as_csv(delimiter, quoting=csv.QUOTE_MINIMAL):
-    def write(path):
-        with path.open("w", newline="", encoding="utf-8-sig") as file:  # as Excel writes it
-            table = csv.DictWriter(file, ROWS[0], delimiter=delimiter, quoting=quoting)
-            table.writeheader()
-            table.writerows(ROWS)
-
-    return write
-
-
-def as_utf16(path):
-    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS), encoding="utf-16")
+    """The rows as Excel writes them."""
+    text = io.StringIO(newline="")
+    table = csv.DictWriter(text, ROWS[0], delimiter=delimiter, quoting=quoting)
+    table.writeheader()
+    table.writerows(ROWS)
+    return text.getvalue().encode("utf-8-sig")
 
 
-def as_parquet(path):
+def as_parquet():
     import pandas
 
-    pandas.DataFrame(ROWS).to_parquet(path)
+    return pandas.DataFrame(ROWS).to_parquet()
 
 
-def as_gzip(path):
-    with gzip.open(path, "wt", encoding="utf-8") as file:
-        file.writelines(json.dumps(row) + "\n" for row in ROWS)
+JSONL = "".join(json.dumps(row) + "\n" for row in ROWS)
+FORMATS = [
+    ("my pairs.csv", as_csv(","), "a CSV file"),
+    ("excel.csv", as_csv(";", csv.QUOTE_ALL), "a CSV file"),
+    ("mine.tsv", as_csv("\t"), "a CSV file"),
+    ("named.jsonl", as_csv(","), "a CSV file"),  # and the command must not empty it
+    ("windows.txt", JSONL.encode("utf-16"), "a UTF-16 file"),
+    ("mine.parquet", as_parquet, "a parquet file"),
+    ("mine.json", json.dumps(ROWS, indent=1).encode(), "a JSON array"),
+    ("mine.jsonl.gz", gzip.compress(JSONL.encode()), "a gzip file"),
+]
 
 
-@pytest.mark.parametrize(
-    "name, write, what",
-    [
-        ("my pairs.csv", as_csv(","), "a CSV file"),
-        ("excel.csv", as_csv(";", csv.QUOTE_ALL), "a CSV file"),
-        ("mine.tsv", as_csv("\t"), "a CSV file"),
-        ("named.jsonl", as_csv(","), "a CSV file"),  # and the command must not empty it
-        ("windows.txt", as_utf16, "a UTF-16 file"),
-        ("mine.parquet", as_parquet, "a parquet file"),
-        ("mine.json", lambda path: path.write_text(json.dumps(ROWS, indent=1)), "a JSON array"),
-        ("mine.jsonl.gz", as_gzip, "a gzip file"),
-    ],
-)
+@pytest.mark.parametrize("name, content, what", FORMATS, ids=[name for name, *_ in FORMATS])
 def test_another_format_is_named_with_the_command_that_converts_it(
-    name, write, what, tmp_path, monkeypatch
+    name, content, what, tmp_path, monkeypatch
 ):
     """The message's command, typed as it is printed, makes a file with the same rows."""
     monkeypatch.chdir(tmp_path)
-    write(Path(name))
+    Path(name).write_bytes(content() if callable(content) else content)
     with pytest.raises(UserError, match=f"--pairs {name}: this is {what}.*; convert") as caught:
         files.read_jsonl(name, flag="--pairs")
     command = str(caught.value).partition("JSONL: ")[2].replace("python", sys.executable, 1)
@@ -67,25 +59,26 @@ def test_another_format_is_named_with_the_command_that_converts_it(
     assert list(files.read_jsonl(made)) == ROWS
 
 
-def test_what_is_not_taken_for_another_format(tmp_path):
-    """A torn first line with commas is broken JSON, not a CSV; a folder is no file; a misspelled
-    name is answered with the closest one, a hub id with the page that converts it."""
-    path = tmp_path / "pairs.jsonl"
-    for torn in ('{"prompt": "a", "chosen": "b", \n', '"prompt": "a", "chosen": "b"}\n'):
-        path.write_text(torn)
-        with pytest.raises(UserError, match=r"pairs.jsonl:1: not valid JSON"):
-            list(files.read_jsonl(path))
-    path.write_text('{"prompt": ' + "[" * 100_000)  # no traceback
-    with pytest.raises(UserError, match=r"pairs.jsonl:1: "):
-        list(files.read_jsonl(path))
-    (tmp_path / "book.jsonl").write_bytes(b"PK\x03\x04" + bytes(40))
-    with pytest.raises(UserError, match="Excel workbook; .* save it as 'CSV UTF-8' first"):
-        files.read_jsonl(tmp_path / "book.jsonl")
-    with pytest.raises(UserError, match=r"no such file; .* did you mean .*/pairs.jsonl$"):
-        files.read_jsonl(tmp_path / "pair.jsonl")
-    for name in ("org/name", tmp_path):
-        with pytest.raises(UserError, match="object per line; docs/faq.md"):
-            files.read_jsonl(name)
+# content of pairs.jsonl; another name that is read; what is said. A misspelled name is answered with
+# the closest one, a hub id with the page that converts it
+TAKEN = [
+    (b'{"prompt": "a", "chosen": "b", \n', "pairs.jsonl", "pairs.jsonl:1: not valid JSON"),
+    (b'"prompt": "a", "chosen": "b"}\n', "pairs.jsonl", "pairs.jsonl:1: not valid JSON"),
+    (b'{"prompt": ' + b"[" * 100_000, "pairs.jsonl", "pairs.jsonl:1: "),
+    (b"PK\x03\x04" + bytes(40), "pairs.jsonl", "Excel workbook; .* save it as 'CSV UTF-8' first"),
+    (b"", "pair.jsonl", "no such file; .* did you mean pairs.jsonl$"),
+    (b"", "org/name", "object per line; docs/faq.md"),
+    (b"", "..", "object per line; docs/faq.md"),
+]
+
+
+@pytest.mark.parametrize("content, name, said", TAKEN, ids=range(len(TAKEN)))
+def test_what_is_not_taken_for_another_format(content, name, said, tmp_path, monkeypatch):
+    """A torn first line with commas is broken JSON, not a CSV; a folder is no file."""
+    monkeypatch.chdir(tmp_path)
+    Path("pairs.jsonl").write_bytes(content)
+    with pytest.raises(UserError, match=said):
+        list(files.read_jsonl(name))
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,6 @@
-"""The losses, by numbers worked on paper: DPO and its relatives, Bradley-Terry, the KL estimators.
-
-The goldens are in float64 and hold to 1e-7. The second half is what every loss function owes:
-shapes, NaN in places that do not count, precision, inputs left alone. The goldens of PPO and GRPO
-are in test_ppo.py and test_grpo.py.
-"""
+"""The losses, by numbers worked on paper: DPO and its relatives, Bradley-Terry, the KL estimators
+(of PPO and GRPO in test_ppo.py and test_grpo.py); in float64, to 1e-7. The second half is what every
+loss function owes: shapes, NaN in places that do not count, precision, inputs left alone."""
 
 import math
 
@@ -90,8 +87,7 @@ def test_dpo_rewards_golden():
 
 def test_kto_golden():
     """Two answers against k = 2 nats: h_c = 1, h_r = −1, β = .1: (1 − σ(.1·(1 − 2)) + 1 − σ(.1·(2 +
-    1)))/2 = (.52498 + .42556)/2. A thumb alone is one of the two; its empty side has no
-    gradient."""
+    1)))/2. A thumb alone is one of the two; its empty side has no gradient."""
     policy, rejected = t(-10, -10, 0).requires_grad_(), t(-12, 0, -12).requires_grad_()
     ref, lengths = (t(-11, -11, 0), t(-11, 0, -11)), (t(5, 5, 0), t(4, 0, 4))
     losses, _, _ = dpo.dpo_loss(policy, rejected, *ref, 0.1, "kto", 0.0, *lengths, baseline=2.0)
@@ -102,7 +98,7 @@ def test_kto_golden():
 
 
 def test_batch_rows_keeps_pairs_together():
-    """Halves in order, odd batch: row k is chosen k, row 3 + k is rejected k, each behind its own
+    """Odd batch, halves in order: row k is chosen k, row 3 + k is rejected k, each behind its own
     prompt. An interleaved batch trains on pairs that nobody compared."""
 
     class Pairs:
@@ -110,40 +106,24 @@ def test_batch_rows_keeps_pairs_together():
         chosen, rejected = [[10], [11, 12], [13]], [[20, 21], [22], [23, 24]]
 
     ids, attention_mask, response_mask = dpo.batch_rows(Pairs, [2, 0, 1], 0)
-    prompts = [[4, 5, 6], [1, 2], [3]] * 2
     answers = [[13], [10], [11, 12], [23, 24], [20, 21], [22]]
-    rows = [prompt + answer for prompt, answer in zip(prompts, answers)]
-    assert [row[m].tolist() for row, m in zip(ids, attention_mask)] == rows
     assert [row[m].tolist() for row, m in zip(ids, response_mask)] == answers
+    prompts = [row[m].tolist() for row, m in zip(ids, attention_mask & ~response_mask)]
+    assert prompts == [[4, 5, 6], [1, 2], [3]] * 2
 
 
 @pytest.mark.usefixtures("quiet_process")
 def test_kl_of_sample_answers(tokenizer, llama_folder, tmp_path):
     """val/kl is against the start, in nats: the mean over answers of Σ log(π/π_ref), which is k1."""
     args = dpo.parse_args(["--model", llama_folder, "--out", "no/folder"])
-    policy, pad = (
-        common.load_policy(tiny_model("llama", tmp_path, seed=1)),
-        common.pad_id(tokenizer),
-    )
+    folders, pad = (tiny_model("llama", tmp_path, seed=1), llama_folder), tokenizer.pad_token_id
+    policy, start = (common.load_policy(folder, trainable=False) for folder in folders)
     answers = common.sample(policy, tokenizer, ["sql", "Assess: kafka."], max_new_tokens=5, seed=1)
     rows = common.pad_rows(answers.prompt_ids, answers.response_ids, pad)
     with torch.no_grad():
-        logps, ref = (
-            common.token_logps(model, *rows).sum().item()
-            for model in (policy, common.load_policy(llama_folder))
-        )
+        logps, ref = (common.token_logps(model, *rows).sum().item() for model in (policy, start))
         kl = dpo.kl_to_reference(args, runs.Run("dpo", args, [], (), ()), policy, answers, pad)
     assert kl == pytest.approx((logps - ref) / 2, rel=1e-4)
-
-
-def test_a_soft_tie_has_no_gradient_at_equal_scores():
-    """ε is a row's own: a tie, ε = ½, costs log 2 at z = 0 and pulls nowhere; beside it, ε = 0 has
-    the gradient −β/2. At z = 2 the tie pulls back: dL/dz = σ(2) − ½ = .3808."""
-    policy, ref = t(-5, -5, -3).requires_grad_(), t(-5, -5, -5)
-    losses, _, _ = dpo.dpo_loss(policy, ref, ref, ref, 1.0, label_smoothing=t(0.5, 0.0, 0.5))
-    losses.sum().backward()
-    assert close(losses[:2].detach(), [LN2, LN2])
-    assert policy.grad[0] == 0 and close(policy.grad, [0, -0.5, sigma(2) - 0.5])
 
 
 def test_metrics_of_a_step_are_sums_divided_once():
@@ -184,23 +164,22 @@ def test_wrong_settings(flags, message):
 
 REWARDS = (t(1, 2, 0), t(0, 2, 1))
 TIE = on(1, 0, 0)
-ALL_OPTIONS = dict(margin=t(0.5, 0.5, 0.5), tie=TIE, label_smoothing=0.1, center_coef=0.01)
+BRADLEY_TERRY = table("""
+{} | 0.7732235185
+{"margin": [0.5, 0.5, 0.5]} | 1.0498557488
+{"center_coef": 0.01} | 0.8332235185
+{"label_smoothing": 0.1} | [0.4132616875, 0.6931471806, 1.2132616875]
+{"tie": [1, 0, 0]} | [0.8132616875, 0.6931471806, 1.3132616875]
+{"margin": [0.5, 0.5, 0.5], "tie": [1, 0, 0], "label_smoothing": 0.1, "center_coef": 0.01} | 1.1562506499
+""")
 
 
-@pytest.mark.parametrize(
-    "options, expected",
-    [
-        (dict(), 0.7732235185),
-        (dict(margin=t(0.5, 0.5, 0.5)), 1.0498557488),
-        (dict(center_coef=0.01), 0.8332235185),
-        (dict(label_smoothing=0.1), [0.4132616875, 0.6931471806, 1.2132616875]),
-        (dict(tie=TIE), [0.8132616875, 0.6931471806, 1.3132616875]),
-        (ALL_OPTIONS, 1.1562506499),
-    ],
-)
+@pytest.mark.parametrize("options, expected", BRADLEY_TERRY)
 def test_bradley_terry_golden(options, expected):
     """z = 1, 0, −1: −log σ is .3133, .6931, 1.3133, mean .7732. Centring adds .01·(1 + 16 + 1)/3.
     The last row crosses all four: the tie has neither margin nor ε, but it is centred."""
+    make = {"margin": t, "tie": on}
+    options = {key: make[key](*x) if key in make else x for key, x in options.items()}
     losses = reward_train.bradley_terry_loss(*REWARDS, **options)
     assert losses.shape == (3,)
     assert close(losses if isinstance(expected, list) else losses.mean(), expected)
@@ -308,74 +287,74 @@ NAMES = ("policy_chosen_logps", "policy_rejected_logps", "ref_chosen_logps", "re
 MASK = on([0, 1, 1, 1, 1], [0, 0, 1, 0, 0], [0, 1, 1, 0, 0])
 
 
-def rows(*names):
+def rows(names):
     """(3, 5) numbers for each name, and the mask."""
-    numbers = torch.randn(len(names), 3, 5, generator=torch.Generator().manual_seed(3), **F64)
+    names, generator = names.split(), torch.Generator().manual_seed(3)
+    numbers = torch.randn(len(names), 3, 5, generator=generator, **F64)
     return dict(zip(names, numbers)) | {"mask": MASK}
 
 
-GRPO = rows("logps", "old_logps", "advantages", "ref_logps")
-LOSSES = {  # one value per row or token: function (test_mutations.py swaps its module), tensors
-    **{
-        f"dpo {kind}": (
-            lambda kind=kind, **x: dpo.dpo_loss(**x, loss_type=kind),
-            dict(zip(NAMES, PAIRS)) | LENGTHS | {"label_smoothing": t(0.1, 0.2)},
-        )
-        for kind in dpo.LOSS_TYPES
-    },
+GRPO = rows("logps old_logps advantages ref_logps")
+SCORES = dict(chosen_rewards=REWARDS[0], rejected_rewards=REWARDS[1], tie=TIE)
+DPO = dict(zip(NAMES, PAIRS)) | LENGTHS | {"label_smoothing": t(0.1, 0.2)}
+# name: module and function (test_mutations.py swaps the module), what is fixed, its tensors
+LOSSES = {  # one value per row or token
+    **{f"dpo {kind}": ("dpo.dpo_loss", {"loss_type": kind}, DPO) for kind in dpo.LOSS_TYPES},
     "bradley_terry": (
-        lambda **x: reward_train.bradley_terry_loss(**x, center_coef=0.01),
-        dict(chosen_rewards=REWARDS[0], rejected_rewards=REWARDS[1], margin=t(0.5, 1, 0), tie=TIE),
+        "reward_train.bradley_terry_loss",
+        {"center_coef": 0.01},
+        SCORES | {"margin": t(0.5, 1, 0)},
     ),
-    "sft": (lambda **x: sft.sft_loss(**x), rows("logps")),
-    "kl": (lambda **x: common.kl_estimates(**x), rows("logps", "ref_logps")),
-    "policy": (lambda **x: ppo.ppo_policy_loss(**x), rows("logps", "old_logps", "advantages")),
-    "value": (lambda **x: ppo.ppo_value_loss(**x), rows("values", "old_values", "returns")),
+    "sft": ("sft.sft_loss", {}, rows("logps")),
+    "kl": ("common.kl_estimates", {}, rows("logps ref_logps")),
+    "policy": ("ppo.ppo_policy_loss", {}, rows("logps old_logps advantages")),
+    "value": ("ppo.ppo_value_loss", {}, rows("values old_values returns")),
     **{
-        f"grpo {loss}": (
-            lambda loss=loss, **x: grpo_rubric.token_losses(**x, beta=0.1, loss=loss)[0],
-            GRPO,
-        )
+        f"grpo {loss}": ("grpo_rubric.token_losses", {"beta": 0.1, "loss": loss}, GRPO)
         for loss in grpo_rubric.LOSSES[:-1]
     },
 }
 MEASURES = {  # over all rows or tokens at once
-    "gspo": (lambda **x: grpo_rubric.token_losses(**x, beta=0.1, level="sequence")[0], GRPO),
+    "gspo": ("grpo_rubric.token_losses", {"beta": 0.1, "level": "sequence"}, GRPO),
     "group_advantages": (
-        lambda **x: grpo_rubric.group_advantages(**x),
+        "grpo_rubric.group_advantages",
+        {},
         dict(rewards=t([1, 0, 0, 1], [3, 1, 2, 0]), valid=on([1, 1, 1, 0], [1, 0, 1, 1])),
     ),
-    "pair_metrics": (
-        lambda **x: reward_train.pair_metrics(**x),
-        dict(chosen_rewards=REWARDS[0], rejected_rewards=REWARDS[1], tie=TIE),
-    ),
-    "masked_mean": (lambda **x: ppo.masked_mean(**x), rows("x")),
-    "masked_whiten": (lambda **x: ppo.masked_whiten(**x), rows("x")),
-    "gae": (lambda **x: ppo.gae(**x, gamma=0.99, lam=0.9), rows("rewards", "values")),
+    "pair_metrics": ("reward_train.pair_metrics", {}, SCORES),
+    "masked_mean": ("ppo.masked_mean", {}, rows("x")),
+    "masked_whiten": ("ppo.masked_whiten", {}, rows("x")),
+    "gae": ("ppo.gae", {"gamma": 0.99, "lam": 0.9}, rows("rewards values")),
     "shape_rewards": (
-        lambda **x: ppo.shape_rewards(**x, kl_coef=0.1),
-        rows("logps", "ref_logps") | dict(scores=t(2, -1, 0.5), finished=on(1, 0, 1)),
+        "ppo.shape_rewards",
+        {"kl_coef": 0.1},
+        rows("logps ref_logps") | dict(scores=t(2, -1, 0.5), finished=on(1, 0, 1)),
     ),
 }
 EVERYTHING = LOSSES | MEASURES
-MASKED = [name for name, (_, tensors) in EVERYTHING.items() if "mask" in tensors]
+MASKED = [name for name, (*_, tensors) in EVERYTHING.items() if "mask" in tensors]
 
 
-def results(result):
-    return result if isinstance(result, tuple) else (result,)
+def results(name, **changed):
+    """What the function of that name returns, as a tuple, some of its arguments changed."""
+    path, fixed, tensors = EVERYTHING[name]
+    module, _, function = path.partition(".")
+    result = getattr(globals()[module], function)(**(fixed | tensors | changed))
+    if not isinstance(result, tuple):
+        return (result,)
+    return result[:1] if path.endswith("token_losses") else result
 
 
 @pytest.mark.parametrize("name", EVERYTHING)
 def test_shapes_that_differ_are_refused(name):
     """(B,) minus (B, 1) is a silent (B, B): a loss over pairs that nobody compared, whose mean even
     looks right. Every tensor argument in another shape is a ValueError that names it."""
-    function, tensors = EVERYTHING[name]
-    for key, value in tensors.items():
+    for key, value in EVERYTHING[name][-1].items():
         for wrong in (value.unsqueeze(-1), value[..., :1], value[..., 0]):
             if (key, wrong.ndim) == ("label_smoothing", 0) or (name[0], wrong.ndim) == ("g", 1):
                 continue  # one ε for all rows, one advantage for each answer
             with pytest.raises(ValueError, match="shape") as error:
-                function(**(tensors | {key: wrong}))
+                results(name, **{key: wrong})
             assert str(tuple(wrong.shape)) in str(error.value)
 
 
@@ -383,14 +362,14 @@ def test_shapes_that_differ_are_refused(name):
 def test_precision_is_kept_or_raised(name):
     """float64 through a .float() loses the gradcheck; bf16 that stays bf16 has two digits left. The
     value is the float64 value of the rounded inputs, and the inputs are left as they were."""
-    function, tensors = EVERYTHING[name]
+    tensors = EVERYTHING[name][-1]
     numbers = [key for key, x in tensors.items() if x.is_floating_point() and "smooth" not in key]
     single, double = torch.float32, torch.float64
     for dtype, out in ((double, double), (single, single), (torch.bfloat16, single)):
         cast = tensors | {key: tensors[key].to(dtype) for key in numbers}
         held = {key: x.clone() for key, x in cast.items()}
-        rounded = tensors | {key: cast[key].double() for key in numbers}
-        for a, b in zip(results(function(**cast)), results(function(**rounded))):
+        rounded = {key: cast[key].double() for key in numbers}
+        for a, b in zip(results(name, **cast), results(name, **rounded)):
             assert a.dtype in (out, torch.bool)
             assert close(a, b, 1e-12 if dtype == double else 2e-5 * max(1, b.double().abs().max()))
         assert all(torch.equal(x, held[key]) for key, x in cast.items())
@@ -400,10 +379,10 @@ def test_precision_is_kept_or_raised(name):
 def test_losses_are_per_example_and_differentiable(name):
     """A loss that is already a mean is divided twice by the loop. One value a row, its gradient 0
     everywhere but in that row. The rewards that DPO logs keep no graph, or it holds the forward."""
-    function, tensors = LOSSES[name]
+    tensors = LOSSES[name][-1]
     first = next(iter(tensors))
     leaf = tensors[first].clone().requires_grad_()
-    losses = results(function(**(tensors | {first: leaf})))
+    losses = results(name, **{first: leaf})
     loss = losses[1] if name == "kl" else losses[0]  # k2
     assert loss.shape == leaf.shape
     assert name == "kl" or not any(x.requires_grad for x in losses[1:])
@@ -417,12 +396,11 @@ def test_losses_are_per_example_and_differentiable(name):
 def test_masked_places_count_for_nothing(name, bad):
     """0 · NaN is NaN: a mask that multiplies lets one bad pad position end the run, and `where`
     after the arithmetic hands NaN to the gradient. The same values to the bit, 0 outside."""
-    function, tensors = EVERYTHING[name]
+    tensors, found = EVERYTHING[name][-1], []
     fields = [key for key, x in tensors.items() if x.dtype == torch.float64 and x.ndim == 2]
-    found = []
     for fill in (0.0, bad):
         leaves = {key: tensors[key].masked_fill(~MASK, fill).requires_grad_() for key in fields}
-        outputs = results(function(**(tensors | leaves)))
+        outputs = results(name, **leaves)
         sum(x.sum() for x in outputs if x.is_floating_point()).backward()
         found.append([x.detach() for x in outputs] + [x.grad for x in leaves.values()])
     for plain, poisoned in zip(*found):
@@ -435,12 +413,12 @@ def test_masked_places_count_for_nothing(name, bad):
 def test_far_log_ratios_stay_finite(name, gap):
     """A policy that collapsed on a pair has log-ratios of ±50 nats: log(σ(z)) taken literally is
     −inf, e^gap is inf, their gradient NaN, and one such pair ends the run. At β = 5, too."""
-    function, tensors = EVERYTHING[name]
+    tensors = EVERYTHING[name][-1]
     cast = {key: x.float() if x.is_floating_point() else x for key, x in tensors.items()}
     first, second = list(cast)[:2]
     for more in ({}, {"beta": 5.0} if name in ("dpo sigmoid", "dpo hinge") else {}):
         leaf = (cast[second] + gap).requires_grad_()
-        losses = results(function(**(cast | more | {first: leaf})))
+        losses = results(name, **(cast | more | {first: leaf}))
         assert all(x.isfinite().all() for x in losses)
         (slope,) = torch.autograd.grad(sum(x.sum() for x in losses if x.requires_grad), leaf)
         assert slope.isfinite().all()

@@ -30,7 +30,7 @@ NAMES = [path.name for path in sorted(FOLDER.glob("*.ipynb"))]
 # a path that starts at the root of some machine: /home/…, C:\…; "/" in a URL or between words is
 # none
 ABSOLUTE = re.compile(r"(?<![\w.:/*])/(?:bin|content|home|mnt|opt|private|root|srv|tmp|usr|var|work|Users)/|\b[A-Z]:\\\w")  # fmt: skip
-BEST = [0.0464, 0.2572, 0.0631, 0.6334]  # π*, by hand in test_toy_world.py
+BEST = [0.0464, 0.2572, 0.0631, 0.6334]  # π*, as in test_toy_world.py
 
 
 def read(name):

@@ -33,16 +33,18 @@ N = 5  # odd, so that halves cut in the wrong place do not go unseen
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory, tokenizer):
-    """Two tiny Llamas (policy, reference), a reward model, and a file of pairs of uneven length
-    with margins."""
+def world(tmp_path_factory):
+    """Two tiny Llamas (policy, reference), a reward model, and files of pairs of uneven length, the
+    sixteen with margins."""
     place = tmp_path_factory.mktemp("parity")
-    rows = pair_rows(N, seed=3)
-    for i, row in enumerate(rows):
-        row["margin"] = 0.25 * i
+    rows, sixteen = pair_rows(N, seed=3), pair_rows(16, seed=5)
+    for i, row in enumerate(sixteen):
+        row["margin"] = i
     return {
         "rows": rows,
         "file": write_rows(place / "pairs.jsonl", rows),
+        "sixteen": sixteen,
+        "sixteen file": write_rows(place / "sixteen.jsonl", sixteen),
         "policy": tiny_model("llama", place, seed=1),
         "ref": tiny_model("llama", place, seed=2),
         "reward": tiny_reward_model("llama", place, seed=3),
@@ -50,213 +52,131 @@ def world(tmp_path_factory, tokenizer):
     }
 
 
-def gradients(model):
-    return {k: p.grad.detach().clone() for k, p in model.named_parameters() if p.grad is not None}
+def result(loss, model):
+    """(loss, gradients)."""
+    loss.backward()
+    return loss.detach(), {k: p.grad for k, p in model.named_parameters() if p.grad is not None}
 
 
 def assert_same(ours, theirs):
-    """(loss, gradients) twice: within 1e-5 each, the same parameters, and gradients that are not
-    all 0."""
-    assert abs(ours[0] - theirs[0]) < TOLERANCE, f"loss {ours[0]} and {theirs[0]}"
-    assert ours[1].keys() == theirs[1].keys()
-    gap = {k: (g - theirs[1][k]).abs().max().item() for k, g in ours[1].items()}
-    worst = max(gap, key=gap.get)
-    assert gap[worst] < TOLERANCE, f"{worst}: {gap[worst]}"
+    """Within 1e-5 each, the same parameters, and gradients that are not all 0."""
+    torch.testing.assert_close(ours, theirs, atol=TOLERANCE, rtol=0)
     assert max(g.abs().max() for g in ours[1].values()) > 100 * TOLERANCE
 
 
-def trl_options(place, **options):
-    return dict(
-        output_dir=str(place / "trl"), use_cpu=True, bf16=False,
-        gradient_checkpointing=False, report_to=[],
-        **{"max_length": None, "per_device_train_batch_size": N, **options},
+def trl_trainer(kind, world, tokenizer, rows, ref=None, **options):
+    """TRL's SFT, Reward, DPO, CPO or GRPO trainer on these rows, in the file's order."""
+    trl, datasets = (needs(name, reason=REASON.format(name)) for name in ("trl", "datasets"))
+    home = needs("trl.experimental.cpo", reason="no CPOTrainer") if kind == "CPO" else trl
+    head = AutoModelForSequenceClassification if kind == "Reward" else AutoModelForCausalLM
+    models = {"model": "reward" if kind == "Reward" else "policy"} | (
+        {"ref_model": ref} if ref else {}
+    )
+    models = {key: head.from_pretrained(world[x], dtype=torch.float32) for key, x in models.items()}
+    if kind == "GRPO":
+        models["reward_funcs"] = lambda completions, **_: [0.0] * len(completions)
+    else:
+        options = {"max_length": None, **options}
+    args = getattr(home, f"{kind}Config")(
+        output_dir=str(world["place"] / "trl"), use_cpu=True, bf16=False,
+        gradient_checkpointing=False, report_to=[], **options,
     )  # fmt: skip
-
-
-def trl_result(trainer, check=None):
-    """(loss, gradients) of the trainer's own loss on its own batch of all rows, in the file's
-    order."""
-    rows = [trainer.train_dataset[i] for i in range(N)]
-    inputs = trainer.data_collator(rows)
-    if check is not None:
-        check(inputs)
-    trainer.model.train()
-    loss = trainer.compute_loss(trainer.model, inputs)
-    loss.backward()
-    return loss.item(), gradients(trainer.model)
-
-
-class Stopped(Exception):
-    """Thrown where the first update would happen."""
-
-
-def run_stage(stage, monkeypatch, world, *flags):
-    """A stage's own main() on the file, whose rows are all trained on; returns its --out."""
-    monkeypatch.setattr(runs, "stop_signals", lambda: contextlib.nullcontext([0]))  # no handlers
-    out = world["place"] / f"ours{len(list(world['place'].iterdir()))}"
-    data = "--data" if stage is sft else "--pairs"
-    stage.main([data, world["file"], "--eval-fraction", "0", "--out", str(out), *map(str, flags)])
-    return out
-
-
-def stage_result(stage, monkeypatch, world, *flags):
-    """(loss, gradients) at its first update: file, reference, forward, micro-batches and all."""
-    found = []
-
-    def catch(run, where):
-        found.extend([run.loss, gradients(run.model)])
-        raise Stopped
-
-    with monkeypatch.context() as patch, pytest.raises(Stopped):
-        patch.setattr(runs.Run, "update", catch)
-        run_stage(stage, patch, world, "--batch-size", N, *flags)
-    return tuple(found)
+    data = datasets.Dataset.from_list(rows)
+    trainer = getattr(home, f"{kind}Trainer")
+    return trainer(**models, args=args, processing_class=tokenizer, train_dataset=data)
 
 
 # ---- DPO ----
 
-
-def our_dpo(world, loss_type, beta, smoothing=0.0, reference=True):
-    """(loss, gradients) of dpo.forward on the file, by the stage's own functions."""
-    flags = ["--pairs", world["file"], "--eval-fraction", "0", "--model", world["policy"]]
-    flags += ["--loss-type", loss_type, "--beta", str(beta), "--label-smoothing", str(smoothing)]
-    args = dpo.parse_args([*flags, "--out", str(world["place"] / "none")])
-    run = runs.Run("dpo", args, [], (), ())
-    policy, tokenizer = dpo.load_models(args, run)
-    pairs, _, _ = dpo.load_data(args, policy, tokenizer)
-    pad, ref_logps = common.pad_id(tokenizer), None
-    if reference:
-        frozen = common.load_policy(world["ref"], trainable=False)
-        ref_logps = dpo.reference_logps(run, frozen, pairs, pad)
-    losses, *_ = dpo.forward(args, policy, pairs, range(N), pad, ref_logps)
-    loss = losses.mean()
-    loss.backward()
-    return (loss.item(), gradients(policy)), dpo.batch_rows(pairs, range(N), pad)
-
-
-def trl_trainer(kind, world, tokenizer, rows=None, ref=None, **options):
-    """TRL's SFT, Reward or DPO trainer on these rows, in the file's order."""
-    trl = needs("trl", reason=REASON.format("trl"))
-    datasets = needs("datasets", reason=REASON.format("datasets"))
-    head = AutoModelForSequenceClassification if kind == "Reward" else AutoModelForCausalLM
-    names = {"model": "reward" if kind == "Reward" else "policy", "ref_model": ref}
-    models = {
-        key: head.from_pretrained(world[name], dtype=torch.float32)
-        for key, name in names.items()
-        if name
-    }
-    return getattr(trl, f"{kind}Trainer")(
-        **models,
-        args=getattr(trl, f"{kind}Config")(**trl_options(world["place"], **options)),
-        processing_class=tokenizer,
-        train_dataset=datasets.Dataset.from_list(world["rows"] if rows is None else rows),
-    )
-
-
 FORMS = table("""
-sigmoid | 0.1 | 0.0
-hinge | 0.1 | 0.0
-ipo | 0.5 | 0.0
-robust | 0.1 | 0.1
-sigmoid_norm | 1.0 | 0.0
+DPO | sigmoid | 0.1 | 0.0
+DPO | hinge | 0.1 | 0.0
+DPO | ipo | 0.5 | 0.0
+DPO | robust | 0.1 | 0.1
+DPO | sigmoid_norm | 1.0 | 0.0
+CPO | simpo | 2.0 | 0.0
+CPO | sigmoid | 0.1 | 0.2
 """)
 
 
-@pytest.mark.parametrize("loss_type, beta, smoothing", FORMS)
-def test_dpo_loss_and_gradients(world, tokenizer, loss_type, beta, smoothing):
+@pytest.mark.parametrize("kind, loss_type, beta, smoothing", FORMS)
+def test_dpo_loss_and_gradients(kind, loss_type, beta, smoothing, world, tokenizer):
     """A user who moves a run from TRL must get the same curve: each loss that both have, from the
-    same messages, within 1e-5 in the loss and in every gradient; the ids and the trained positions
-    are equal to begin with."""
-    ours, (ids, attention_mask, response_mask) = our_dpo(world, loss_type, beta, smoothing)
-
-    def same_batch(inputs):
+    same messages, within 1e-5 in the loss and in every gradient; ids and trained positions are
+    equal. CPOTrainer has no reference: ours of 0 is the same sum. Its SimPO has mean log-probs, and
+    γ itself and not γ/β: TRL divides by β and multiplies again."""
+    flags = f"--pairs {world['file']} --eval-fraction 0 --model {world['policy']} --loss-type"
+    flags += f" {loss_type} --beta {beta} --label-smoothing {smoothing} --out {world['place']}/none"
+    args = dpo.parse_args(flags.split())
+    run = runs.Run("dpo", args, [], (), ())
+    policy, own = dpo.load_models(args, run)
+    pairs, _, _ = dpo.load_data(args, policy, own)
+    pad, ref_logps = common.pad_id(own), None
+    if kind == "DPO":
+        frozen = common.load_policy(world["ref"], trainable=False)
+        ref_logps = dpo.reference_logps(run, frozen, pairs, pad)
+    losses, *_ = dpo.forward(args, policy, pairs, range(N), pad, ref_logps)
+    options = {"beta": beta, "label_smoothing": smoothing, "per_device_train_batch_size": N}
+    if kind == "DPO":
+        options["loss_type"] = [loss_type]
+    else:
+        options |= {"loss_type": loss_type, "max_length": 512, "cpo_alpha": 0.0, "simpo_gamma": 1.0}
+    ref = "ref" if kind == "DPO" else None
+    trainer = trl_trainer(kind, world, tokenizer, world["rows"], ref, **options)
+    inputs = trainer.data_collator([trainer.train_dataset[i] for i in range(N)])
+    if kind == "DPO":
+        ids, attention_mask, response_mask = dpo.batch_rows(pairs, range(N), pad)
         assert torch.equal(inputs["attention_mask"].bool(), attention_mask)
         assert torch.equal(inputs["input_ids"][attention_mask], ids[attention_mask])
         assert torch.equal(inputs["completion_mask"].bool(), response_mask)
-
-    options = {"loss_type": [loss_type], "beta": beta, "label_smoothing": smoothing}
-    theirs = trl_trainer("DPO", world, tokenizer, ref="ref", **options)
-    assert_same(ours, trl_result(theirs, same_batch))
-
-
-@pytest.mark.parametrize(
-    "loss_type, beta, options",
-    [("simpo", 2.0, {"simpo_gamma": 1.0}), ("sigmoid", 0.1, {"label_smoothing": 0.2})],
-)
-def test_losses_of_cpo(world, tokenizer, loss_type, beta, options):
-    """TRL's CPOTrainer, which has no reference, holds SimPO (mean log-probs, γ itself and not γ/β:
-    TRL divides by β and multiplies again) and cDPO: ours with a reference of 0 is the same sum."""
-    datasets = needs("datasets", reason=REASON.format("datasets"))
-    cpo = needs("trl.experimental.cpo", reason="this TRL has no CPOTrainer")
-    options |= {"max_length": 512, "cpo_alpha": 0.0, "loss_type": loss_type, "beta": beta}
-    trainer = cpo.CPOTrainer(
-        model=AutoModelForCausalLM.from_pretrained(world["policy"], dtype=torch.float32),
-        args=cpo.CPOConfig(**trl_options(world["place"], **options)),
-        train_dataset=datasets.Dataset.from_list(world["rows"]),
-        processing_class=tokenizer,
-    )
-    smoothing = options.get("label_smoothing", 0.0)
-    ours, _ = our_dpo(world, loss_type, beta, smoothing, reference=False)
-    assert_same(ours, trl_result(trainer))
+    trainer.model.train()
+    theirs = trainer.compute_loss(trainer.model, inputs)
+    assert_same(result(losses.mean(), policy), result(theirs, trainer.model))
 
 
-# ---- the reward model ----
-
-
-@pytest.mark.parametrize("margin, center", [(False, 0.0), (True, 0.01)])
-def test_reward_loss_and_gradients(world, tokenizer, monkeypatch, capsys, margin, center):
-    """RewardTrainer takes the margin column when there is one and centres by its coefficient:
-    `reward_train.py --margin margin --center-coef .01`, in micro-batches, has the same loss and the
-    same gradients, head included."""
-    flags = ("--model", world["reward"], "--margin", "margin" if margin else "none")
-    flags += ("--center-coef", center)
-    ours = stage_result(reward_train, monkeypatch, world, *flags, "--micro-tokens", 150)
-    rows = [{k: v for k, v in row.items() if margin or k != "margin"} for row in world["rows"]]
-    theirs = trl_trainer(
-        "Reward", world, tokenizer, rows, center_rewards_coefficient=center or None
-    )
-    assert_same(ours, trl_result(theirs))
-    assert "score.weight" in ours[1]
-
-
-# ---- SFT, and eight steps of each ----
-
-
-def completions(rows):
-    return [{"prompt": row["prompt"], "completion": row["chosen"]} for row in rows]
-
+# ---- eight steps of each ----
 
 RPO = dict(loss_type=["sigmoid", "sft"], loss_weights=[1.0, 0.3], beta=0.1)
 TRAINERS = {  # stage: TRL's trainer, our flags, its options
-    sft: ("SFT", (), {}),
-    reward_train: ("Reward", (), {}),
-    dpo: ("DPO", ("--nll-coef", 0.3), RPO),
+    sft: ("SFT", "--data {} --max-new-tokens 2", {}),
+    reward_train: (
+        "Reward",
+        "--pairs {} --margin margin --margin-scale 0.25 --center-coef 0.01",
+        {"center_rewards_coefficient": 0.01},
+    ),
+    dpo: ("DPO", "--pairs {} --nll-coef 0.3 --max-new-tokens 2", RPO),
 }
+SHARED = """--eval-fraction 0 --batch-size 4 --epochs 2 --lr 1e-3 --schedule linear --warmup 0
+--eval-every 0 --micro-tokens 150 --overwrite"""
 
 
 @pytest.mark.parametrize("stage", TRAINERS, ids=lambda stage: stage.__name__)
 def test_eight_steps(stage, tokenizer, world, monkeypatch, capsys):
-    """Optimiser, clipping, learning rate, a fixed reference: two epochs of 16 rows in batches of 4,
-    in the order in which ours shuffles them. Loss and gradient norm of each step, and the weights
-    at the end, are TRL's."""
+    """Optimiser, clipping, learning rate, a fixed reference, margins and centring: two epochs of 16
+    rows in batches of 4, in the order in which ours shuffles them. Loss and gradient norm of each
+    step, and the weights at the end, are TRL's."""
     kind, flags, options = TRAINERS[stage]
-    rows = pair_rows(16, seed=5)
-    ours = {**world, "file": write_rows(world["place"] / "sixteen.jsonl", rows)}
-    start = world["reward" if kind == "Reward" else "policy"]
-    flags += ("--model", start, "--batch-size", 4, "--epochs", 2, "--lr", 1e-3)
-    flags += ("--schedule", "linear", "--warmup", 0, "--eval-every", 0, "--micro-tokens", 150)
-    flags += () if stage is reward_train else ("--max-new-tokens", 2)
-    out = run_stage(stage, monkeypatch, ours, *flags)
+    start, out = world["reward" if kind == "Reward" else "policy"], world["place"] / kind
+    monkeypatch.setattr(runs, "stop_signals", lambda: contextlib.nullcontext([0]))  # no handlers
+    flags = f"{flags.format(world['sixteen file'])} {SHARED} --model {start} --out {out}"
+    assert stage.main(flags.split()) in (None, 0)
     found = [row for row in files.read_jsonl(out / "metrics.jsonl") if "grad_norm" in row]
-    rows = [rows[i] for step in range(1, 9) for i in common.batch_indices(16, 4, 0, step)[0]]
-    rows = completions(rows) if stage is sft else rows
+    order = [i for step in range(1, 9) for i in common.batch_indices(16, 4, 0, step)[0]]
+    rows = [dict(world["sixteen"][i]) for i in order]
+    for row in rows:
+        row["margin"] *= 0.25
+        if stage is not reward_train:
+            del row["margin"]
+        if stage is sft:
+            row["completion"] = row.pop("chosen")
+            del row["rejected"]
     options = options | dict(
-        per_device_train_batch_size=4, learning_rate=1e-3, lr_scheduler_type="linear"
-    )
-    options |= dict(warmup_steps=0, num_train_epochs=1, logging_steps=1, save_strategy="no")
-    options |= dict(train_sampling_strategy="sequential", disable_tqdm=True)
+        per_device_train_batch_size=4, learning_rate=1e-3, lr_scheduler_type="linear",
+        warmup_steps=0, num_train_epochs=1, logging_steps=1, save_strategy="no",
+        train_sampling_strategy="sequential", disable_tqdm=True,
+    )  # fmt: skip
     ref = "policy" if stage is dpo else None
-    trainer = trl_trainer(kind, world, tokenizer, rows, ref=ref, **options)
+    trainer = trl_trainer(kind, world, tokenizer, rows, ref, **options)
     losses, training_step = [], trainer.training_step
     trainer.training_step = lambda *a, **k: losses.append(training_step(*a, **k)) or losses[-1]
     trainer.train()
@@ -268,13 +188,11 @@ def test_eight_steps(stage, tokenizer, world, monkeypatch, capsys):
         assert row["lr"] == pytest.approx(logged["learning_rate"])
     before, after = (type(trainer.model).from_pretrained(x).state_dict() for x in (start, out))
     theirs = trainer.model.state_dict()
-    assert max((after[k] - theirs[k]).abs().max() for k in theirs) < 10 * TOLERANCE
+    torch.testing.assert_close(after, dict(theirs), atol=10 * TOLERANCE, rtol=0)
     assert max((after[k] - before[k]).abs().max() for k in theirs) > 100 * TOLERANCE
 
 
 # ---- GRPO ----
-
-GRPO_N, GRPO_LENGTH = 8, 6  # two prompts × four answers, of 1 to 6 tokens
 
 
 def grpo_batch(tokenizer):
@@ -282,14 +200,13 @@ def grpo_batch(tokenizer):
     single token; advantages of both signs, one of them 0; noise that puts old and reference
     log-probs off the policy's, far enough to clip."""
     generator = torch.Generator().manual_seed(4)
-    texts = ("sql", "Assess this candidate: kafka.")
-    prompts = [common.encode_prompt(tokenizer, text) for text in texts]
-    lengths = (GRPO_LENGTH, 1, 4, 2, 3, 6, 5, 2)
-    answers = [torch.randint(7, 250, (n,), generator=generator).tolist() for n in lengths]
+    texts = ["sql"] * 4 + ["Assess this candidate: kafka."] * 4
+    answers = [torch.randint(7, 250, (n,), generator=generator) for n in (6, 1, 4, 2, 3, 6, 5, 2)]
+    answers = [answer.tolist() for answer in answers]
     answers[2][-1] = tokenizer.eos_token_id
-    noise = torch.randn(2, GRPO_N, 64, generator=generator) * 0.4
+    noise = torch.randn(2, 8, 64, generator=generator) * 0.4
     advantages = torch.tensor([1.0, -0.5, 0.25, -0.75, 0.0, 1.5, -1.0, -0.5])
-    return [prompts[i // 4] for i in range(GRPO_N)], answers, advantages, noise
+    return [common.encode_prompt(tokenizer, text) for text in texts], answers, advantages, noise
 
 
 def shifted(logps, mask, noise):
@@ -302,42 +219,32 @@ def shifted(logps, mask, noise):
 def trl_grpo(world, tokenizer, batch, **options):
     """(loss, gradients) of TRL's GRPOTrainer on these ids: prompts padded on the left, answers on
     the right."""
-    trl = needs("trl", reason=REASON.format("trl"))
-    datasets = needs("datasets", reason=REASON.format("datasets"))
     prompts, answers, advantages, noise = batch
-    args = trl_options(world["place"], **options)
-    args.pop("max_length")
-    args |= {"per_device_train_batch_size": GRPO_N, "num_generations": 4}
-    args |= {"max_completion_length": GRPO_LENGTH}
-    trainer = trl.GRPOTrainer(
-        model=AutoModelForCausalLM.from_pretrained(world["policy"], dtype=torch.float32),
-        reward_funcs=lambda completions, **_: [0.0] * len(completions),
-        args=trl.GRPOConfig(**args),
-        train_dataset=datasets.Dataset.from_list([{"prompt": "sql"}] * GRPO_N),
-        processing_class=tokenizer,
-    )
-    pad, width, length = tokenizer.pad_token_id, max(map(len, prompts)), max(map(len, answers))
-    inputs = {
-        "prompt_ids": torch.tensor([[pad] * (width - len(p)) + p for p in prompts]),
-        "prompt_mask": torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts]),
-        "completion_ids": torch.tensor([a + [pad] * (length - len(a)) for a in answers]),
-        "completion_mask": torch.tensor([[1] * len(a) + [0] * (length - len(a)) for a in answers]),
-        "advantages": advantages,
-        "num_items_in_batch": torch.tensor(sum(map(len, answers))),
+    options |= {"per_device_train_batch_size": 8, "num_generations": 4, "max_completion_length": 6}
+    trainer = trl_trainer("GRPO", world, tokenizer, [{"prompt": "sql"}] * 8, **options)
+    pad, width = tokenizer.pad_token_id, max(map(len, prompts))
+    filled = {
+        "prompt": [
+            ([pad] * (width - len(p)) + p, [0] * (width - len(p)) + [1] * len(p)) for p in prompts
+        ],
+        "completion": [
+            (a + [pad] * (6 - len(a)), [1] * len(a) + [0] * (6 - len(a))) for a in answers
+        ],
     }
-    mask = inputs["completion_mask"].bool()
-    rows = common.pad_rows(prompts, answers, pad)
+    inputs = {"advantages": advantages, "num_items_in_batch": torch.tensor(sum(map(len, answers)))}
+    for name, rows in filled.items():
+        ids, mask = zip(*rows)
+        inputs |= {f"{name}_ids": torch.tensor(ids), f"{name}_mask": torch.tensor(mask)}
+    mask, rows = inputs["completion_mask"].bool(), common.pad_rows(prompts, answers, pad)
     with torch.no_grad():  # old and reference of both sides come from the same numbers
-        logps = common.token_logps(trainer.model, *rows)
-    packed = torch.zeros(mask.shape).masked_scatter(mask, logps[rows[2]])
+        logps = common.token_logps(trainer.model, *rows)[rows[2]]
+    packed = torch.zeros(mask.shape).masked_scatter(mask, logps)
     inputs["old_per_token_logps"] = shifted(packed, mask, noise[0])
     if options.get("beta"):
         inputs["ref_per_token_logps"] = shifted(packed, mask, noise[1])
     trainer.current_gradient_accumulation_steps = 1
     trainer.model.train()
-    loss = trainer._compute_loss(trainer.model, inputs)
-    loss.backward()
-    return loss.item(), gradients(trainer.model)
+    return result(trainer._compute_loss(trainer.model, inputs), trainer.model)
 
 
 def our_grpo(world, tokenizer, batch, **options):
@@ -347,47 +254,38 @@ def our_grpo(world, tokenizer, batch, **options):
     rows = common.pad_rows(prompts, answers, tokenizer.pad_token_id)
     logps = common.token_logps(model, *rows)
     old, ref = (shifted(logps, rows[2], noise[i]) for i in (0, 1))
-    options["max_tokens"] = GRPO_LENGTH
-    loss, sums = grpo_rubric.grpo_loss(logps, old, advantages, rows[2], ref, **options)
+    how = options | {"max_tokens": 6}
+    loss, sums = grpo_rubric.grpo_loss(logps, old, advantages, rows[2], ref, **how)
     assert (sums["clipped"] > 0) == (options.get("loss") != "sapo")
-    loss.backward()
-    return loss.item(), gradients(model)
+    return result(loss, model)
 
 
 AGGREGATION = {"grpo": "sequence", "dapo": "token", "dr_grpo": "fixed"}
-GRPO_FORMS = [  # TRL's options, ours
-    *(({"loss_type": theirs}, {"aggregation": ours}) for theirs, ours in AGGREGATION.items()),
+ONE_RATIO = {"epsilon": 0.02, "epsilon_high": 0.03, "importance_sampling_level": "sequence"}
+GSPO = {"clip_low": 0.02, "clip_high": 0.03, "level": "sequence"}
+GRPO_FORMS = [({"loss_type": their}, {"aggregation": our}) for their, our in AGGREGATION.items()]
+GRPO_FORMS += [
     ({"loss_type": "cispo", "epsilon_high": 1.2}, {"loss": "cispo"}),
     ({"loss_type": "sapo"}, {"loss": "sapo", "aggregation": "sequence"}),
     ({"loss_type": "dapo", "delta": 1.5}, {"loss": "dual"}),
 ]
+GRPO_FORMS = [(*form, beta) for form in GRPO_FORMS for beta in (0.0, 0.1)]
+GRPO_FORMS += [(ONE_RATIO | theirs, GSPO | ours, 0.0) for theirs, ours, beta in GRPO_FORMS[:6:2]]
 
 
-@pytest.mark.parametrize("beta", [0.0, 0.1], ids=["no KL", "KL"])
-@pytest.mark.parametrize("options, own", GRPO_FORMS, ids=lambda x: x.get("loss_type", ""))
+@pytest.mark.parametrize("options, own, beta", GRPO_FORMS, ids=lambda x: str(x)[:40])
 def test_grpo_loss_and_gradients(options, own, beta, world, tokenizer, monkeypatch):
     """TRL's `grpo` is our "sequence", `dapo` "token", `dr_grpo` "fixed", its `delta` our dual clip;
     bounds of 1.2 and 1.5, which the ratios of this batch reach. Its KL is ours with
     use_bias_correction_kl, its default in 1.16: without it k3 stands without its ratio, whose
-    gradient is another (the KL card in test_losses.py)."""
+    gradient is another (the KL card in test_losses.py). GSPO without a KL: TRL multiplies k3 by the
+    answer's ratio, we by the token's, which has the KL's gradient."""
     monkeypatch.setattr(grpo_rubric, "CISPO_MAX", 1.2)
     monkeypatch.setattr(grpo_rubric, "DUAL_MAX", 1.5)
     batch = grpo_batch(tokenizer)
     options = {"epsilon_high": 0.28, "beta": beta, "use_bias_correction_kl": bool(beta)} | options
     theirs = trl_grpo(world, tokenizer, batch, **options)
     assert_same(our_grpo(world, tokenizer, batch, beta=beta, **own), theirs)
-
-
-@pytest.mark.parametrize("loss_type", AGGREGATION)
-def test_gspo_loss_and_gradients(world, tokenizer, loss_type):
-    """GSPO, one ratio per answer: TRL's importance_sampling_level="sequence" is our level. Without
-    a KL: TRL multiplies k3 by the answer's ratio, we by the token's, which has the KL's
-    gradient."""
-    batch = grpo_batch(tokenizer)
-    options = dict(epsilon=0.02, epsilon_high=0.03, importance_sampling_level="sequence")
-    theirs = trl_grpo(world, tokenizer, batch, loss_type=loss_type, **options)
-    own = dict(clip_low=0.02, clip_high=0.03, level="sequence", aggregation=AGGREGATION[loss_type])
-    assert_same(our_grpo(world, tokenizer, batch, **own), theirs)
 
 
 # ---- adapters ----
@@ -426,24 +324,3 @@ def test_peft_adapter_opens_here(tmp_path, tokenizer, targets, folders):
     found = logits(common.load_policy(str(tmp_path / "peft")))
     assert (found - logits(theirs)).abs().max() < TOLERANCE
     assert (found - logits(common.load_policy(folders[family]))).abs().max() > 0.1
-
-
-ODD = {
-    "use_rslora": dict(use_rslora=True),
-    "use_dora": dict(use_dora=True),
-    "rank_pattern": dict(rank_pattern={"q_proj": 2}),
-    "tied head": dict(target_modules=["q_proj", "lm_head"]),
-}
-
-
-@pytest.mark.parametrize("odd", ODD)
-def test_unusual_adapter_is_refused(tmp_path, odd, llama_folder):
-    """rsLoRA scales by α/√r, DoRA has a magnitude, a pattern has other ranks: read as plain LoRA
-    they would load without a word and answer nonsense. Where head and embedding are one tensor,
-    merging an adapter of the head would change the embedding too."""
-    peft = needs("peft", reason=REASON.format("peft"))
-    config = peft.LoraConfig(task_type="CAUSAL_LM", r=4, **ODD[odd])
-    model = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(llama_folder), config)
-    model.save_pretrained(tmp_path / "odd", save_embedding_layers=False)
-    with pytest.raises(files.UserError, match="not a plain LoRA|head tied to the embedding"):
-        common.load_policy(str(tmp_path / "odd"))

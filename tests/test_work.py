@@ -7,7 +7,7 @@ What other files count already:
   prompts prefilled once, cache in place, finished rows leave
                           test_common_sample.test_no_work_is_done_twice
   rows without advantage  test_grpo.test_answers_without_advantage_cost_no_forward
-  memory of the data      test_common_text.test_a_token_costs_four_bytes
+  memory of the data      test_common_text.test_token_rows_return_what_was_appended
   the head                test_common_model.test_chunks_of_the_head_change_nothing
 Here: the prompt that a pair shares, the reference over epochs, the rollout's log-probs,
 the agent's rows.

@@ -1,15 +1,12 @@
-"""tests/tiny.py: tokenizers and models small enough to build in a test, shaped like the real ones.
+"""Tokenizers and models small enough to build in a test, shaped like the real ones.
 
-    folder = tiny_model("gpt2", tmp_path)             # a folder: random weights, template, pad
     folder = tiny_model("llama", tmp_path, max_position_embeddings=64)
     bare = tiny_tokenizer(pad=None, template=None)    # as GPT-2 really comes
-    folder = tiny_model("gpt2", tmp_path, tokenizer=bare)
-    folder = tiny_reward_model("qwen2", tmp_path)     # a sequence classifier with one score
+    folder = tiny_reward_model("gpt2", tmp_path, tokenizer=bare)
     pairs = write_pairs(tmp_path / "pairs.jsonl", n=16)   # preferences, as message lists
 
 Everything depends on `seed` alone. The weights are drawn wide (INIT_RANGE), so that logits differ
-by whole nats: with the 0.02 of the libraries a tiny model answers uniformly, and a slip in mask,
-shift or temperature would hide in it.
+by whole nats: with the 0.02 of the libraries a slip in mask, shift or temperature would hide.
 """
 
 import ast
@@ -28,15 +25,11 @@ from transformers import (
 
 INIT_RANGE = 0.3  # logits then have a deviation of about 1.7 nats in every family
 
-# The families that docs/adapt.md names, and Gemma 2 for its capped logits. Two layers, hidden size
-# 32.
-_ROPE = dict(
-    hidden_size=32,
-    intermediate_size=64,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-)
+# the families that docs/adapt.md names, and Gemma 2 for its capped logits
+_SIZE = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4)
+_ROPE = dict(_SIZE, intermediate_size=64, num_key_value_heads=2)
+
+
 FAMILIES = {
     "gpt2": dict(n_embd=32, n_layer=2, n_head=4),
     "llama": dict(_ROPE, tie_word_embeddings=True),
@@ -44,35 +37,26 @@ FAMILIES = {
     "qwen3": dict(_ROPE, head_dim=8, tie_word_embeddings=False),
     "mistral": dict(_ROPE, tie_word_embeddings=False),
     "gemma": dict(_ROPE, head_dim=8),
-    "gpt_neox": dict(
-        hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4
-    ),
-    "opt": dict(
-        hidden_size=32,
-        ffn_dim=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        word_embed_proj_dim=32,
-    ),
+    "gpt_neox": dict(_SIZE, intermediate_size=64),
+    "opt": dict(_SIZE, ffn_dim=64, word_embed_proj_dim=32),
 }
+
+
 EXTRA_FAMILIES = {"gemma2": dict(_ROPE, head_dim=8, final_logit_softcapping=5.0)}
 
-# One end token, no newline behind it; assistant turns carry the {% generation %} marks that sft.py
-# looks for.
+# one end token, no newline behind it; {% generation %} marks around assistant turns
 TEMPLATE = (
     "{% for m in messages %}{% if m['role'] == 'assistant' %}<|assistant|>"
     "{% generation %}{{ m['content'] }}<|end|>{% endgeneration %}"
     "{% else %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
-# ChatML as Qwen writes it: a newline stands behind the end token, and there are no generation
-# marks.
+# as Qwen writes it: a newline stands behind the end token
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-# Llama's habit: the template writes the BOS that the tokenizer's post-processor would write as
-# well.
+# as Llama's, whose post-processor would write the BOS as well
 BOS_TEMPLATE = "{{ bos_token }}" + TEMPLATE
 
 SENTENCES = [
@@ -99,15 +83,13 @@ def tiny_tokenizer(
 ):
     """Byte-level BPE of about 300 entries on SENTENCES: no text has an unknown token.
 
-    pad, eos, bos the token's text, or None for a tokenizer without one; pad=eos makes pad == EOS
-    template TEMPLATE, CHATML, BOS_TEMPLATE, your own, or None for none add_bos/add_eos the
-    post-processor writes them around every text, as Llama's (BOS) or T5's (EOS) does reserved False
-    leaves out the unused token `<|reserved|>`
+    pad, eos, bos: the token's text, or None for a tokenizer without one; pad=eos makes pad == EOS
+    add_bos, add_eos: the post-processor writes them around every text, as Llama's or T5's does
+    reserved: False leaves out the unused token `<|reserved|>`
     """
     specials = [token for token in SPECIALS if reserved or token != "<|reserved|>"]
-    for token in ("<|end|>", pad, eos, bos):
-        if token is not None and token not in specials:
-            specials.append(token)
+    used = [token for token in ("<|end|>", pad, eos, bos) if token is not None]
+    specials = [*dict.fromkeys([*specials, *used])]
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -118,80 +100,68 @@ def tiny_tokenizer(
         show_progress=False,
     )
     backend.train_from_iterator(SENTENCES, trainer)
-    around = [f"{bos}:0"] if add_bos else []
-    around += ["$A:0"]
-    around += [f"{eos}:0"] if add_eos else []
     if add_bos or add_eos:
-        used = [(t, backend.token_to_id(t)) for t in (bos, eos) if t is not None]
+        around = f"{bos}:0 " * add_bos + "$A:0" + f" {eos}:0" * add_eos
+        known = [(t, backend.token_to_id(t)) for t in (bos, eos) if t is not None]
         backend.post_processor = processors.TemplateProcessing(
-            single=" ".join(around), pair=None, special_tokens=used
+            single=around, pair=None, special_tokens=known
         )
-    tokenizer = PreTrainedTokenizerFast(
+    return PreTrainedTokenizerFast(
         tokenizer_object=backend,
         pad_token=pad,
         eos_token=eos,
         bos_token=bos,
         additional_special_tokens=specials,
         clean_up_tokenization_spaces=False,
+        chat_template=template,
     )
-    tokenizer.chat_template = template
-    return tokenizer
 
 
 def tiny_config(family, tokenizer, **config):
     """The family's config at toy size, with the ids of this tokenizer (never the defaults of the
     library)."""
-    fields = dict((FAMILIES | EXTRA_FAMILIES)[family])
-    fields.update(
-        vocab_size=len(tokenizer),
-        max_position_embeddings=256,
-        initializer_range=INIT_RANGE,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
+    fields = (
+        dict(
+            (FAMILIES | EXTRA_FAMILIES)[family],
+            vocab_size=len(tokenizer),
+            max_position_embeddings=256,
+            initializer_range=INIT_RANGE,
+            bos_token_id=tokenizer.bos_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+        | config
     )
     if family == "gpt2":
         fields["n_positions"] = fields.pop("max_position_embeddings")
-        if "max_position_embeddings" in config:
-            config["n_positions"] = config.pop("max_position_embeddings")
     if family == "opt":
         fields["init_std"] = fields.pop("initializer_range")
-    fields.update(config)
     return AutoConfig.for_model(family, **fields)
 
 
 def tiny_model(family, folder, tokenizer=None, seed=0, dtype=torch.float32, **config):
     """A causal model of `family` with random weights, saved with its tokenizer; returns the folder
-    as a string.
-
-    `folder` is the place to put it (`tmp_path`): each call makes a new subfolder there. `config`
-    overrides fields of the model's config, for example `sliding_window=8` or `attn_pdrop=0.1`.
-    """
+    as a string: a new one inside `folder`. `config` overrides fields, such as `sliding_window=8`."""
     return _build(AutoModelForCausalLM, family, folder, tokenizer, seed, dtype, config)
 
 
 def tiny_reward_model(family, folder, tokenizer=None, seed=0, dtype=torch.float32, **config):
-    """The same with one score in place of the vocabulary head (`num_labels=1`), the head drawn
-    at random."""
-    config["num_labels"] = 1
-    return _build(
-        AutoModelForSequenceClassification, family, folder, tokenizer, seed, dtype, config
-    )
+    """The same with one score in place of the vocabulary head, drawn at random."""
+    head, config = AutoModelForSequenceClassification, {"num_labels": 1, **config}
+    return _build(head, family, folder, tokenizer, seed, dtype, config)
 
 
 def _build(auto_class, family, folder, tokenizer, seed, dtype, config):
     tokenizer = tokenizer or tiny_tokenizer()
-    state = torch.get_rng_state()
-    torch.manual_seed(seed)
-    model = auto_class.from_config(tiny_config(family, tokenizer, **config)).to(dtype)
-    for name, weight in model.named_parameters():
-        if weight.ndim > 1:  # some families scale their own draws: every matrix gets the same width
-            torch.nn.init.normal_(weight, std=INIT_RANGE)
-        elif name.endswith("bias"):  # zero biases would hide a bias that is dropped on the way
-            torch.nn.init.normal_(weight, std=0.02)
-    torch.set_rng_state(state)
-    folder = Path(folder)
-    folder = folder / f"{family}-{sum(1 for _ in folder.glob(family + '-*'))}"
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = auto_class.from_config(tiny_config(family, tokenizer, **config)).to(dtype)
+        for name, weight in model.named_parameters():
+            if weight.ndim > 1:  # some families scale their own draws: every matrix the same width
+                torch.nn.init.normal_(weight, std=INIT_RANGE)
+            elif name.endswith("bias"):  # zero biases would hide a bias that is dropped on the way
+                torch.nn.init.normal_(weight, std=0.02)
+    folder = Path(folder) / f"{family}-{len([*Path(folder).glob(family + '-*')])}"
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return str(folder)
