@@ -282,9 +282,8 @@ def select_top(scores, share_selected):
     >>> select_top([9, 8, 8, 1], 0.5)
     ([1, 1, 1, 0], 2)
     """
-    place = math.ceil(
-        share_selected * len(scores) - 1e-9
-    )  # upwards: .07 · 100 is 7.000000000000001
+    # upwards; .07 · 100 is 7.000000000000001
+    place = math.ceil(share_selected * len(scores) - 1e-9)
     cut = sorted(scores)[-max(1, place)]
     return [int(score >= cut) for score in scores], scores.count(cut)
 
@@ -1220,7 +1219,7 @@ def light(row, key):
     if said.startswith("difference"):
         small = ", small" if "smaller than" in said else ""
         words = "higher" if effect["value"] > 0 else "lower"
-        words = f"gap {said.split()[2].strip(',')}" if key == "D" else words
+        words = f"gap {said.split()[2]}" if key == "D" else words
         return pages.Light(words + small, "amber" if small else "red", detail)
     kinds = {"equivalent": ("no difference", "green"), "inconclusive": ("unclear", "amber")}
     return pages.Light(*kinds.get(said.split()[0], ("not measured", "grey")), detail)

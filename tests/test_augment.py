@@ -7,7 +7,6 @@ is said twice; what they said about the names is said once for each side, and ca
 import json
 import random
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,27 +14,25 @@ import pytest
 import common
 import reward_train
 from common import UserError
+from conftest import REPO
 from parts import files
 from reward_train import counterfactual_copy
 from test_trainers import read
 from tiny import pair_rows, tiny_tokenizer, write_rows
 
-REPO = Path(__file__).resolve().parent.parent
 COLUMNS = ("name", "first", "last", "sex", "race_ethnicity")
+LIST = """Emily Yoder Female White, Anne Klein Female White, Aisha Booker Female Black, Greg Yoder Male White,
+Jamal Mack Male Black, Ana Meza Female White, Will Mack Male Black, James Lee Male White, Lee Chen Male Asian,
+Malik Banks Male Black"""
 
 
-def person(name, sex, group):
-    return dict(zip(COLUMNS, (name, *name.split(), sex, group)))
+def person(first, last, sex, group):
+    return dict(zip(COLUMNS, (f"{first} {last}", first, last, sex, group)))
 
 
-EMILY, ANNE = (person(name, "Female", "White") for name in ("Emily Yoder", "Anne Klein"))
-AISHA, GREG = person("Aisha Booker", "Female", "Black"), person("Greg Yoder", "Male", "White")
-JAMAL, ANA = person("Jamal Mack", "Male", "Black"), person("Ana Meza", "Female", "White")
-WILL, JAMES = person("Will Mack", "Male", "Black"), person("James Lee", "Male", "White")
-LEE, NAMES = person("Lee Chen", "Male", "Asian"), [EMILY, ANNE, AISHA, GREG, JAMAL]
-
-
-MARIA = {**ANA, "name": "Ana Maria Lopez", "first": "Ana Maria", "last": "Lopez"}
+EVERYBODY = [person(*words.split()) for words in LIST.split(",")]
+EMILY, ANNE, AISHA, GREG, JAMAL, ANA, WILL, JAMES, LEE, MALIK = EVERYBODY
+NAMES, MARIA = EVERYBODY[:5], person("Ana Maria", "Lopez", "Female", "White")
 
 
 def pair(chosen, rejected, prompt="Who fits?", /, **candidates):
@@ -85,16 +82,12 @@ def test_one_candidate_takes_a_name_from_another_cell():
     """Own cell never (Anne Klein would cancel nothing), the three others evenly, whatever their number
     of names: of 600 draws 200 each, three standard errors are 35. The answers follow."""
     row = pair("Emily is good.", "Reject Yoder.", "Assess Emily Yoder, 6 years.", prompt=[EMILY])
-    drawn, names = Counter(), [*NAMES, person("Malik Banks", "Male", "Black")]
+    drawn, names = Counter(), [*NAMES, MALIK]
     for seed in range(600):
         copy, _ = copied(row, names, seed)
-        new = next(n for n in names if n["name"] in copy["prompt"])
-        texts = (
-            f"{new['first']} is good.",
-            f"Reject {new['last']}.",
-            f"Assess {new['name']}, 6 years.",
-        )
-        assert copy == pair(*texts, prompt=[new])
+        new = next(who for who in names if who["name"] in copy["prompt"])
+        answers = f"{new['first']} is good.", f"Reject {new['last']}."
+        assert copy == pair(*answers, f"Assess {new['name']}, 6 years.", prompt=[new])
         drawn[reward_train.cell(new)] += 1
     assert ("Female", "White") not in drawn and len(drawn) == 3
     assert all(abs(n - 200) < 35 for n in drawn.values()), drawn
@@ -145,8 +138,8 @@ def test_bundled_pairs():
 
 
 def write_names(path, names=NAMES):
-    lines = [",".join((*COLUMNS, "split"))]
-    lines += [",".join((*n.values(), "heldout" if n is WILL else "corpus")) for n in [*names, WILL]]
+    lines = [",".join((*COLUMNS, "split")), ",".join((*WILL.values(), "heldout"))]
+    lines += [",".join((*who.values(), "corpus")) for who in names]
     path.write_text("\ufeff" + "\n".join(lines), encoding="utf-8")
     return str(path)
 
@@ -157,12 +150,12 @@ def named_rows(n):
     for i, row in enumerate(pair_rows(n)):
         prompt, chosen, rejected = (row[k][0]["content"] for k in ("prompt", "chosen", "rejected"))
         one, two = (EMILY, AISHA) if i % 2 else (JAMAL, ANNE)
-        named = pair(chosen, rejected, prompt)
-        if i % 3 == 0:
-            named = pair(chosen, rejected, f"{one['name']}. {prompt}", prompt=[one])
-        elif i % 3 == 1:
-            texts = (f"{who['name']}: {text}" for who, text in ((one, chosen), (two, rejected)))
-            named = pair(*texts, prompt, chosen=[one], rejected=[two])
+        one_name, two_name = one["name"], two["name"]
+        named = [
+            pair(chosen, rejected, f"{one_name}. {prompt}", prompt=[one]),
+            pair(f"{one_name}: {chosen}", f"{two_name}: {rejected}", prompt, chosen=[one], rejected=[two]),
+            pair(chosen, rejected, prompt),
+        ][i % 3]  # fmt: skip
         rows.append(named | {"tie": i % 5 == 4})
     return rows
 
@@ -184,21 +177,15 @@ def load(llama_folder, tmp_path):
 def test_copies_stay_on_their_side_of_the_split(tmp_path, load):
     """The split is by the prompt's hash, and a copy with a name in the prompt has another hash: split by its own, half of the
     held-out pairs would be trained on under another name. A line lies on one side, with all its copies, and its tie."""
-    flags = (
-        "--pairs",
-        write_rows(tmp_path / "pairs.jsonl", named_rows(90)),
-        "--eval-fraction",
-        0.4,
-    )
+    flags = "--pairs", write_rows(tmp_path / "pairs.jsonl", named_rows(90)), "--eval-fraction", 0.4
     plain, pairs = load(*flags, augment=False), load(*flags)
     for side in ("train", "eval"):
         lines = {int(plain.line[i]) for i in getattr(plain, side)}
         expected = Counter({line: 1 + ((line - 1) % 3 != 2) for line in lines})
         assert Counter(int(pairs.line[i]) for i in getattr(pairs, side)) == expected
         assert len(lines) > 20
-    ties = {int(plain.line[i]): bool(plain.tie[i]) for i in range(90)}
-    assert [ties[line] for line in pairs.line.tolist()] == pairs.tie.tolist()
-    assert pairs.counts["rows"] == 90 and len(pairs.tie) == 150
+    ties = [bool(plain.tie[line - 1]) for line in pairs.line.tolist()]
+    assert ties == pairs.tie.tolist() and pairs.counts["rows"] == 90 and len(ties) == 150
 
 
 def test_which_rows_are_copied_and_how(tmp_path, load):
@@ -207,50 +194,31 @@ def test_which_rows_are_copied_and_how(tmp_path, load):
     train, held = (write_rows(tmp_path / f"{k}.jsonl", named_rows(30)) for k in ("a", "b"))
     flags = ("--pairs", train, "--eval-pairs", held)
     found = load(*flags), load(*flags), load(*flags, "--seed", 1)
-    prompts = [[tuple(pairs.prompts[i]) for i in pairs.train] for pairs in found]
-    assert prompts[0] == prompts[1] != prompts[2]
-    assert len(found[0].train) == 50 and len(found[0].eval) == 30
-    assert (
-        WILL not in (names := reward_train.load_names(tmp_path / "names.csv")) and len(names) == 5
-    )
+    one, again, other = ([tuple(pairs.prompts[i]) for i in pairs.train] for pairs in found)
+    assert one == again != other and (len(one), len(found[0].eval)) == (50, 30)
+    names = reward_train.load_names(tmp_path / "names.csv")
+    assert WILL not in names and len(names) == 5
 
 
 # ---- whole runs ----
 
 
-def run(folder, *flags):
-    return reward_train.main(
-        ["--steps", "2", "--batch-size", "8", "--model", folder, *map(str, flags)]
-    )
-
-
 def test_a_run_counts_votes_and_keeps_its_names(tmp_path, llama_folder, capsys):
     """Copies and what was left alone are printed. A pair and its copy are one vote, so the interval of the held-out accuracy
     is that of the votes: counted twice it would be too narrow by √2. A resumed run needs the same list of names."""
-    data, names = (
-        write_rows(tmp_path / "pairs.jsonl", named_rows(60)),
-        write_names(tmp_path / "names.csv"),
-    )
-    flags = (
-        "--pairs",
-        data,
-        "--eval-fraction",
-        0.4,
-        "--out",
-        tmp_path / "run",
-        "--counterfactual-augment",
-        names,
-    )
-    assert run(llama_folder, *flags, "--stop-after", 1) == 0
+    data, names = write_rows(tmp_path / "pairs.jsonl", named_rows(60)), tmp_path / "names.csv"
+    argv = ["--steps", "2", "--batch-size", "8", "--model", llama_folder, "--pairs", str(data), "--eval-fraction", "0.4",
+            "--out", str(tmp_path / "run"), "--counterfactual-augment", write_names(names)]  # fmt: skip
+    assert reward_train.main([*argv, "--stop-after", "1"]) == 0
     printed = capsys.readouterr().out
     assert "copies under other names 40" in printed
     assert "left alone: no candidates recorded 20" in printed
-    write_names(tmp_path / "names.csv", NAMES[:4])
+    write_names(names, NAMES[:4])
     with pytest.raises(UserError, match="names.csv has changed"):
-        run(llama_folder, *flags, "--resume")
-    write_names(tmp_path / "names.csv")
-    assert run(llama_folder, *flags, "--resume") in (None, 0)
-    row = [r for r in read(tmp_path / "run/metrics.jsonl") if "eval/n" in r][-1]
+        reward_train.main([*argv, "--resume"])
+    write_names(names)
+    assert reward_train.main([*argv, "--resume"]) in (None, 0)
+    row = [row for row in read(tmp_path / "run/metrics.jsonl") if "eval/n" in row][-1]
     held = [r for r in named_rows(60) if common.held_out(r["prompt"], 0.4) and not r["tie"]]
     assert row["eval/n"] == len(held) + sum(bool(r["candidates"]) for r in held) > len(held)
     ends = reward_train.wilson(row["eval/accuracy"] * len(held), len(held))
@@ -274,9 +242,7 @@ def test_bad_names_are_one_line(content, said, tmp_path):
     path = tmp_path / "names.csv"
     if content is not None:
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(
-        UserError, match=f"--counterfactual-augment .*names.csv.*{said[-30:]}"
-    ) as caught:
+    with pytest.raises(UserError, match="--counterfactual-augment .*names.csv") as caught:
         reward_train.load_names(path)
     assert said in str(caught.value) and "\n" not in str(caught.value)
 

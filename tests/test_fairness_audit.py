@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import fairness
-from checks.risky import risky_questions
 from conftest import REPO
 from fairness import group_metrics, impact_ratios, impact_rows, ll144_tables
 from parts.files import UserError
@@ -62,6 +61,7 @@ ROWS = [  # selected and people of reference and group: label, verdict; ratio, p
     (45000, 90000, 44000, 90000, ABOVE, "difference found, smaller", ()),
     (0, 10, 0, 10, "not judged", "not measured (nobody is selected)", ()),
     (9, 90, 0, 10, MAYBE, "inconclusive", ()),
+    (7, 10, 3, 10, MAYBE, "inconclusive", (0.4286, 0.0736, 0.153, 1.201)),  # cells expect 5: z
     # p = .0497 and .045, but the interval of the ratio, that of the gap holds no difference
     (39, 100, 26, 100, MAYBE, "inconclusive", (0.6667, 0.0497, 0.442, 1.006)),
     (97, 100, 90, 100, "no indication", "inconclusive", (0.9278, 0.0447, 0.862, 0.999)),
@@ -360,15 +360,39 @@ def mutated(rng, whole):
     return bytes(text)
 
 
-def test_400_mutated_tables_leave_no_traceback(tmp_path):
-    """An audit, or one line."""
-    rng, whole = np.random.default_rng(0), b"id,p,g\n" + b"".join(b"%d,%d,%s\n" % (i, i % 2, b"aabb"[i % 4 : i % 4 + 1]) for i in range(8))  # fmt: skip
-    for _ in range(400):
-        argv = ["audit", write(tmp_path / "t.csv", mutated(rng, whole)), "--y-pred", "p", "--group", "g"]  # fmt: skip
-        try:
-            fairness.load_people(fairness.parse_args(argv))
-        except UserError as error:
-            assert "\n" not in str(error)
+def test_mutated_files_leave_no_traceback(tmp_path):
+    """Tables of people, names, twins, slots, votes and answers with bytes cut, swapped, put in: read, or
+    one line."""
+    rng, data = np.random.default_rng(0), REPO / "data"
+    people = b"id,p,g\n" + b"".join(b"%d,%d,%c\n" % (i, i % 2, b"aabb"[i % 4]) for i in range(8))
+    answers = [{"response": "How old are you? advance", "group": "a"}, {"response": [{"role": "assistant", "content": "hold"}]}] * 3  # fmt: skip
+    answers = "\n".join(map(json.dumps, answers)).encode()
+    names = fairness.load_names(data / "names.csv", 2)
+
+    def audit(path):
+        return fairness.load_people(fairness.parse_args(["audit", path, "--y-pred", "p", "--group", "g"]))  # fmt: skip
+
+    def text(path):
+        return fairness.main(["text", path, "--out", str(tmp_path / "out"), "--overwrite"])
+
+    for times, name, read in (
+        (400, people, audit),
+        (40, "names.csv", lambda path: fairness.load_names(path, 2)),
+        (40, "twins.jsonl", lambda path: fairness.load_twins(path, 9, names)),
+        (40, "slots.csv", lambda path: fairness.load_slot(f"age={path}")),
+        (40, "screen_train.jsonl", lambda path: fairness.study_votes(path, WORDS)),
+        (40, "rank_train.jsonl", lambda path: fairness.study_votes(path, WORDS)),
+        (40, answers, text),
+    ):
+        whole = name
+        if isinstance(name, str):
+            first, *rows = (data / name).read_bytes().splitlines(True)
+            whole = b"".join([first, *rows[19:199:30]])
+        for _ in range(times):
+            try:
+                read(write(tmp_path / "file", mutated(rng, whole)))
+            except UserError as error:
+                assert "\n" not in str(error)
 
 
 STUB = """#!{python}
@@ -411,28 +435,19 @@ def test_biasguard_beside_our_numbers(tmp_path, monkeypatch, kind):
 
 # ---- answers and risky questions ----
 
-MAY_BE_ASKED = """Are you legally authorised to work in the US? | Are you at least 18?
-Can you perform the essential functions with or without reasonable accommodation?
-How fluent are you in Spanish (the role needs it)? | Can you work the weekend shifts listed?
-What salary range are you expecting? | Have you worked with children in a classroom?
-Where are you located, open to relocating? | How old was the codebase? | Do you have a portfolio?
-Tell me about your family of products. | I can't ask about your age. | I am not allowed to ask if you are married."""
-
 
 def test_detector_thresholds():
     """On the sentences held out: precision ≥ .95, recall ≥ .85; on a second list, written without a
-    look at the patterns, at least .9 and .6; each sentence once; what may be asked is silent."""
+    look at the patterns, at least .9 and .6; each sentence once."""
     lines = (REPO / "tests/risky_sentences.jsonl").read_text("utf-8").splitlines()
     rows = list(map(json.loads, lines))
     assert len({row["text"] for row in rows}) == len(rows) >= 150
     codes = json.loads((REPO / "data" / "risky_questions.json").read_text())["categories"]
     assert all(sum(code in row["codes"] for row in rows) >= 6 for code in codes)
     found = fairness.detector_errors()
-    for name, *least in (("holdout", 0.95, 0.85, 60), ("second list", 0.9, 0.6, 60)):
-        precision, recall, n = found[name].values()
-        assert [precision["value"], recall["value"], n] >= least and recall["value"] >= least[1]
-        assert n >= 60, found[name]
-    assert [s for s in re.split(r" \| |\n", MAY_BE_ASKED) if risky_questions(s)] == []
+    for name, *least in (("holdout", 0.95, 0.85), ("second list", 0.9, 0.6)):
+        errors = [found[name][key]["value"] for key in ("precision", "recall")]
+        assert np.greater_equal(errors, least).all() and found[name]["sentences"] >= 60, found
 
 
 def test_the_detector_counts_its_own_errors(tmp_path, monkeypatch):
@@ -472,7 +487,7 @@ def test_text_command(tmp_path, capsys):
     report = json.loads((out / "report.json").read_text())
     tables, (asked,) = report["measures"][0]["tables"], report["risky"]
     hits, said = asked["codes"]["age"], capsys.readouterr().out
-    assert (hits["n"], len(hits["quotes"]), asked["answers"]["n"]) == (16, 5, 17)
+    assert (hits["n"], len(set(hits["quotes"])), asked["answers"]["n"]) == (16, 5, 17)
     assert {key: [row["selected"] for row in rows] for key, rows in tables.items()} == {"asks a risky question": [8, 8], "advance": [0, 8], "no clear decision": [1, 0]}  # fmt: skip
     assert tables["advance"][0]["verdict"] == "difference found"
     assert all(words in said for words in ("precision", "next: open", "age 16"))
@@ -503,8 +518,8 @@ def votes_of(tmp_path, rows, words=WORDS):
 
 
 def rates(found, key):
-    rows = found["tables"].get(f"{key}, race_ethnicity") or found["tables"][f"{key}, sex"]
-    return {r["group"]: (r["rate"]["value"], r["n"]) for r in rows}
+    rows = found["tables"][f"{key}, race_ethnicity"]
+    return {row["group"]: (row["rate"]["value"], row["n"]) for row in rows}
 
 
 def test_votes_by_group_read_by_hand(tmp_path):
@@ -538,35 +553,36 @@ def test_a_broken_vote_is_named(tmp_path, more):
         votes_of(tmp_path, rows)
 
 
-@pytest.mark.parametrize("name, low, high", [("screen_train", 0.45, 0.55), ("screen_biased", 0.68, 0.78)])  # fmt: skip
-def test_bundled_votes_show_what_was_planted(name, low, high):
+@pytest.mark.parametrize("name, black, told", [("screen_train", 0.508, []), ("screen_biased", 0.725, ["Asian", "Hispanic", "White"])])  # fmt: skip
+def test_bundled_votes_show_what_was_planted(name, black, told):
     """The data card's .508 and .725 of the decided pairs about Black candidates, the others at a half;
     the planted one is found."""
     found = fairness.study_votes(REPO / "data" / f"{name}.jsonl", WORDS)
     races = rates(found, "harsher decision")
-    assert low < races.pop("Black")[0] < high and len(races) == 3
+    assert races.pop("Black")[0] == pytest.approx(black, abs=0.03) and len(races) == 3
     assert all(0.45 < rate < 0.55 for rate, _ in races.values())
-    rows = found["tables"]["harsher decision, race_ethnicity"]
-    assert all(r["gap"]["method"] == "clustered" for r in rows if "gap" in r)  # by names
-    told = [r["group"] for r in rows if r.get("verdict", "").startswith("difference")]
-    assert told == (["Asian", "Hispanic", "White"] if "biased" in name else [])
+    rows = [row for row in found["tables"]["harsher decision, race_ethnicity"] if "p" in row]
+    assert {row["gap"]["method"] for row in rows} == {"clustered"}  # by names
+    assert [row["group"] for row in rows if row["verdict"].startswith("difference")] == told
 
 
 def test_votes_of_one_item_are_one_item(tmp_path):
-    """8 items about women and 8 about men; four of an item's five votes agree, and one item more has
-    40 votes. Over votes the rates would be .82 and .50; an item counts once, and nothing is shown."""
+    """8 items about Black candidates and 8 about White; four of an item's five votes agree, and one item
+    more has 40 votes. Over votes the rates would be .82 and .50; an item counts once, and nothing is
+    shown."""
     rows = []
     for i in range(17):
-        harsh = i % 8 < (6 if i < 8 or i == 16 else 4)
-        sex = "Female" if i < 8 or i == 16 else "Male"
-        pair = ("reject", "advance") if harsh else ("advance", "reject")
-        more = {"candidates": [{"in": "prompt", "name": f"n{i}", "sex": sex}], "item_id": f"i{i}"}
-        rows += [vote(*pair, **more)] * (4 if i < 16 else 40)
-        rows += [vote(*pair[::-1], **more)] * (i < 16)
+        group = "White" if 8 <= i < 16 else "Black"
+        pair = [
+            vote(*words, group, item_id=f"i{i}")
+            for words in (("reject", "hold"), ("hold", "reject"))
+        ]
+        harsh, mild = pair if i % 8 < (4 if group == "White" else 6) else pair[::-1]
+        rows += [harsh] * 4 + [mild] if i < 16 else [harsh] * 40
     found = votes_of(tmp_path, rows)
-    women = (6 * 0.8 + 2 * 0.2 + 1) / 9
-    assert rates(found, "harsher decision") == {"Female": (pytest.approx(women, abs=1e-6), 9), "Male": (0.5, 8)}  # fmt: skip
-    row = next(r for r in found["tables"]["harsher decision, sex"] if "p" in r)
+    black = pytest.approx((6 * 0.8 + 2 * 0.2 + 1) / 9, abs=1e-6), 9
+    assert rates(found, "harsher decision") == {"Black": black, "White": (0.5, 8)}
+    row = found["tables"]["harsher decision, race_ethnicity"][1]
     assert row["verdict"].startswith("inconclusive") and row["gap"]["method"] == "clustered"
 
 

@@ -23,7 +23,7 @@ from fairness import (
     verdict,
 )
 from parts.files import UserError
-from test_fairness_audit import FORBIDDEN, error_of, mutated, vote, write
+from test_fairness_audit import FORBIDDEN, error_of, vote, write
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -167,30 +167,17 @@ def test_what_the_design_can_do(names, R, effect, finds, covers, equivalent):
         assert expected is None or share == pytest.approx(expected, abs=0.07)
 
 
-def test_no_verdict_contradicts_its_interval():
-    """Small changes of many names: p alone finds more of them than p with the interval as shown."""
-    groups, found = black_and_white(12), np.zeros(2, int)
-    for seed in range(60):
-        before = simulated(seed, 12, groups)
-        moved = np.random.default_rng(seed).normal(0, 0.015, 24)
-        after = before + moved + 0.02 * (groups["race_ethnicity"] == "Black")
-        row = twin_table(after, groups, seed, before=before)[0]
-        hit = row["verdict"].startswith("difference")
-        found += row["p_adjusted"] < 0.05, hit
-        low, high = round(row["D"]["low"], 2), round(row["D"]["high"], 2)
-        assert not hit or not low <= 0 <= high, row
-    assert found[0] > found[1] > 0, found
-
-
 def test_contrasts_are_declared_before_looking():
     """Each group against Male and White, strata the other attribute; a slot's reference is its first."""
-    sex, race = np.array(["Female", "Male"] * 4), np.repeat(["Black", "White"], 4)
-    found = contrasts_of({"sex": sex, "race_ethnicity": race})
-    told = [(row["group"], row["reference"], row["names"]) for row, *_ in found]
-    assert told == [("Female", "Male", [4, 4]), ("Black", "White", [4, 4])]
-    assert (found[0][2] == race).all() and found[0][1].tolist() == [0.25, -0.25] * 4
-    ((row, _, strata),) = contrasts_of({"age": np.array(["younger", "younger", "older"])})
-    assert (row["group"], row["reference"], len(set(strata))) == ("older", "younger", 1)
+    groups = {"sex": np.array(["Female", "Male"] * 4), "race_ethnicity": np.repeat(["Black", "White"], 4)}  # fmt: skip
+    found = contrasts_of(groups) + contrasts_of({"age": np.array(["younger", "younger", "older"])})
+    told = [(row["group"], row["reference"], row["names"], sorted(set(strata.tolist()))) for row, _, strata in found]  # fmt: skip
+    assert told == [
+        ("Female", "Male", [4, 4], ["Black", "White"]),
+        ("Black", "White", [4, 4], ["Female", "Male"]),
+        ("older", "younger", [1, 2], [False]),
+    ]
+    assert found[0][1].tolist() == [0.25, -0.25] * 4
 
 
 def test_the_smaller_group_decides_what_is_equivalent():
@@ -208,27 +195,20 @@ def changed(before, after):
     return twin_table(after, black_and_white(before.shape[1] // 2), before=before)[0]
 
 
-def test_equal_models_do_not_change():
-    """The same scores before and after: D = 0 exactly, an interval of nothing, p 1, equivalent; also in
-    another unit, since each level has its own SD; both levels are shown: a bias that stays is no change."""
-    before = simulated(0, 20, black_and_white(12), -0.5)
-    row, scaled = changed(before, before.copy()), changed(before, 10 * before - 3)
-    assert row["D"]["value"] == 0 == row["D"]["low"] == row["D"]["high"] and row["p"] == 1.0
-    assert row["levels"][0] == row["levels"][1] < -0.2
-    for found in (row, scaled):
-        assert found["verdict"] == "equivalent within 0.1 SD: unchanged"
-        assert found["D"]["value"] == pytest.approx(0, abs=1e-9)
-
-
-def test_a_bias_that_came_is_a_change():
-    """Planted in "after" alone it is found, as larger; taken away again, as smaller; the first screen
-    says which way, and the grid that the gap is larger."""
+def test_what_a_change_is_called():
+    """The same scores before and after: D = 0 exactly, an interval of nothing, p 1; also in another unit,
+    since each level has its own SD; both levels are shown: a bias that stays is no change. Planted in
+    "after" alone it is found, as larger; taken away again, as smaller; the first screen says which way."""
     plain, biased = (simulated(0, 20, black_and_white(12), effect) for effect in (0, -0.5))
-    row = changed(biased, plain)
-    assert row["verdict"] == "difference found: smaller after" and row["D"]["value"] > 0.2
-    row = changed(plain, biased)
-    assert row["verdict"] == "difference found: larger after" and row["D"]["value"] < -0.2
-    change = {"model": "m", "before": "b", "surface": "a", "rows": [row]}
+    same, scaled = changed(biased, biased.copy()), changed(biased, 10 * biased - 3)
+    smaller, larger = changed(biased, plain), changed(plain, biased)
+    verdicts = [row["verdict"] for row in (same, scaled, smaller, larger)]
+    unchanged, found = "equivalent within 0.1 SD: unchanged", "difference found: {} after"
+    assert verdicts == [unchanged] * 2 + [found.format(word) for word in ("smaller", "larger")]
+    assert same["D"]["value"] == 0 == same["D"]["low"] == same["D"]["high"] and same["p"] == 1.0
+    assert same["levels"][0] == same["levels"][1] < -0.2
+    assert smaller["D"]["value"] == pytest.approx(-larger["D"]["value"]) and smaller["D"]["low"] > 0
+    change = {"model": "m", "before": "b", "surface": "a", "rows": [larger]}
     part = fairness.twin_answer("Change", [change], "D")
     said = "names read as Black score lower than names read as White; the gap is larger than before"
     assert said in part["sentences"][0] and part["tables"][0]["rows"][0][1] == "gap larger"
@@ -253,24 +233,35 @@ def test_what_never_differs_is_not_measured():
 # ---- twins as texts ----
 
 
-def test_bundled_twins_differ_in_slots_only():
+SETS = [  # slot, file of people, of twins: people, résumés, first group
+    ("name", "names.csv", "twins.jsonl", 200, 40, "Female"),
+    ("age", "slots.csv", "twins_slots.jsonl", 20, 20, "younger"),
+    ("school", "slots.csv", "twins_slots.jsonl", 20, 20, "university"),
+]
+
+
+@pytest.mark.parametrize("slot, who, resumes, n, r, first", SETS)
+def test_bundled_twins_differ_in_slots_only(slot, who, resumes, n, r, first):
     """Every bundled résumé under every bundled name, and under graduation years and schools."""
-    people = load_names(REPO / "data" / "names.csv", 25)
-    rows = load_twins(REPO / "data" / "twins.jsonl", 100, people)
-    assert len(rows) == 40 and len(people) == 200
-    kinds = [("name", people, rows, 150)]
-    for slot, first in (("age", "younger"), ("school", "university")):
-        people = load_slot(f"{slot}={REPO}/data/slots.csv")
-        rows = load_twins(REPO / "data" / "twins_slots.jsonl", 100, people)
-        assert len(rows) == 20 and len(people) == 20 and people[0].groups == {slot: first}
-        kinds.append((slot, people, rows, -1))
-    for slot, people, rows, other in kinds:
-        one, two = (
-            fairness.filled(rows[0]["profile"], people[i])[0]["content"] for i in (0, other)
-        )
-        assert one != two == one.replace(people[0].values[slot], people[other].values[slot])
+    data = REPO / "data"
+    people = load_names(data / who, 25) if slot == "name" else load_slot(f"{slot}={data / who}")
+    rows = load_twins(data / resumes, 100, people)
+    assert (len(people), len(rows), *people[0].groups.values())[:3] == (n, r, first)
+    if slot == "age":  # the other slot of the file keeps its first value
+        other = load_slot(f"school={data / who}")
+        assert {person.values["school"] for person in people} == {other[0].values["school"]}
+    one, *_, two = people if slot != "name" else people[:25]  # names of one sex: equal pronouns
+    texts = [fairness.filled(rows[0]["profile"], who)[0]["content"] for who in (one, two)]
+    assert texts[0] != texts[1] == texts[0].replace(one.values[slot], two.values[slot])
 
 
+def persons(*lines):
+    """People of first name, last name and sex."""
+    named = [(f"{first} {last}", first, last, sex) for first, last, sex in map(str.split, lines)]
+    return [fairness.Person({}, slot_values(*name)) for name in named]
+
+
+SLOTS = ["{name}", "{first}", "{last}", "{subj}", "{obj}", "{poss}", "{email}"]
 BREAKS = [
     ("{name} led her team.", "'her' stands outside a slot"),
     ("{name}, ann.lee@example.com, sold 3 cars.", "stands outside a slot"),
@@ -284,8 +275,7 @@ BREAKS = [
 @pytest.mark.parametrize("template, said", BREAKS)
 def test_a_template_that_breaks_the_edit_is_refused(tmp_path, template, said):
     """A pronoun, an address, a name or an unknown slot outside would make twins contradict themselves."""
-    names = ("Amy Lee", "Amy", "Lee", "Female"), ("Bo Ek", "Bo", "Ek", "Male")
-    who = [fairness.Person({}, slot_values(*name)) for name in names]
+    who = persons("Amy Lee Female", "Bo Ek Male")
     file = write(tmp_path / "twins.jsonl", [{"prompt": template}])
     if said is None:
         assert len(load_twins(file, 1, who)) == 1
@@ -296,18 +286,16 @@ def test_a_template_that_breaks_the_edit_is_refused(tmp_path, template, said):
 
 def test_every_slot():
     """The seven slots, the handle of the address cut to what an address may hold."""
-    who = slot_values("Zoë O'Neil", "Zoë", "O'Neil", "Female")
-    text = render_twin("{name} {first} {last} {subj} {obj} {poss} {email}", who)
-    assert text == "Zoë O'Neil Zoë O'Neil she her her zo.oneil@example.com"
-    fairness.check_minimal_edit("{name}: mail {email}, ask {obj} about {poss} work.", [who])
+    who, template = slot_values("Zoë O'Neil", "Zoë", "O'Neil", "Female"), " ".join(SLOTS)
+    fairness.check_minimal_edit(template, [who])
+    assert render_twin(template, who) == "Zoë O'Neil Zoë O'Neil she her her zo.oneil@example.com"
 
 
 def test_log_odds_by_teacher_forcing(llama_folder):
     """log p(yes) − log p(no) after prompt and prefix, the mildest word first; two names of uneven length."""
     tokenizer = common.load_tokenizer(llama_folder)
     model, words = common.load_policy(llama_folder, trainable=False), ("yes", "hm", "no")
-    names = ("Amy Lee", "Amy", "Lee", "Female"), ("Bartholomew Ek", "Bartholomew", "Ek", "Male")
-    who = [fairness.Person({}, slot_values(*name)) for name in names]
+    who = persons("Amy Lee Female", "Bartholomew Ek Male")
     twins = [{"prompt": "Assess {name}.", "prefix": "Decision:"}]
     found = fairness.decision_matrix(model, tokenizer, "m", twins, who, words)[0]
     start, firsts = fairness.decision_ids(tokenizer, "Decision:", words)
@@ -321,74 +309,67 @@ def test_log_odds_by_teacher_forcing(llama_folder):
 
 # ---- the commands, on tiny models ----
 
-HOSTILE = '<img src=x onerror="window.__xss=1"><script>window.__xss=2</script>\u202e&'
 COLUMNS = ["name", "first", "last", "sex", "race_ethnicity"]
 
 
-def inputs(tmp, per_cell=3, mark=""):
-    """The flags of names and résumés, with a mark in each text."""
-    names = [[f"{r}{i}{mark} {s}son", f"{r}{i}", f"{s}son", s, r] for s in ("Female", "Male") for r in ("Black", "White") for i in range(per_cell)]  # fmt: skip
+def inputs(tmp, per_cell=3):
+    """The flags of names and résumés."""
+    cells = [(s, r) for s in ("Female", "Male") for r in ("Black", "White")]
+    names = [
+        [f"{r}{i} {s}son", f"{r}{i}", f"{s}son", s, r] for s, r in cells for i in range(per_cell)
+    ]
     resumes = [
-        {"id": f"t{i}{mark}", "prompt": f"Assess {{name}}, who knows sql {'well ' * i}.", "answer": f"Good {i}.", "prefix": "Decision:",
+        {"prompt": f"Assess {{name}}, who knows sql {'well ' * i}.", "answer": f"Good {i}.", "prefix": "Decision:",
          "rank_prompt": "Who fits?", "profile": f"{{name}} has {i} years."} for i in range(3)
     ]  # fmt: skip
     files = write(tmp / "n.csv", names, COLUMNS), write(tmp / "t.jsonl", resumes)
     return ["--names", files[0], "--twins", files[1], "--out", str(tmp / "out")]
 
 
-@pytest.fixture(scope="module")
-def full(tmp_path_factory, llama_folder, reward_folder):
-    """One whole report with the same tiny model before and after, hostile text in every name."""
-    tmp = tmp_path_factory.mktemp("fair")
-    twice = shutil.copytree(llama_folder, tmp / "after")
-    votes = [vote("yes", "no", f"Black{HOSTILE}"), vote("no", "yes", "White")]
-    argv = ["report", "--before", llama_folder, "--after", str(twice), "--reward-model", reward_folder, *inputs(tmp, 5, HOSTILE),
-            "--decision-words", "yes,no",
-            "--prefs", write(tmp / "v.jsonl", votes), "--overwrite"]  # fmt: skip
+def test_the_whole_report(tmp_path, llama_folder, reward_folder):
+    """Equal models are unchanged with D = 0; every surface is there, every model in a sentence; no
+    forbidden word; and the same command writes the same bytes."""
+    twice, out = shutil.copytree(llama_folder, tmp_path / "after"), tmp_path / "out"
+    votes = [vote("yes", "no", "Black"), vote("no", "yes", "White")]
+    argv = ["report", "--before", llama_folder, "--after", str(twice), "--reward-model", reward_folder, *inputs(tmp_path, 5),
+            "--decision-words", "yes,no", "--prefs", write(tmp_path / "v.jsonl", votes), "--overwrite"]  # fmt: skip
     assert fairness.main(argv) == 0
-    return argv, tmp / "out", json.loads((tmp / "out" / "report.json").read_text())
-
-
-def test_the_whole_report(full):
-    """Equal models are unchanged with D = 0; every surface is there; no forbidden word; and the same
-    command writes the same bytes."""
-    argv, out, report = full
-    assert [(p["kind"], p["surface"]) for p in report["surfaces"]] == [("reward model", "a"), ("reward model", "b"), ("base", "c"), ("aligned", "c")]  # fmt: skip
-    change = next(c for c in report["changes"] if c["surface"] == "c")
-    assert [r["D"]["value"] for r in change["rows"]] == [0, 0]
-    assert all(r["verdict"] == "equivalent within 0.1 SD: unchanged" for r in change["rows"])
+    report = json.loads((out / "report.json").read_text())
+    surfaces = [(part["kind"], part["surface"]) for part in report["surfaces"]]
+    assert surfaces == [
+        ("reward model", "a"),
+        ("reward model", "b"),
+        ("base", "c"),
+        ("aligned", "c"),
+    ]
+    (change,) = report["changes"]
+    assert [(row["D"]["value"], row["verdict"]) for row in change["rows"]] == [(0, "equivalent within 0.1 SD: unchanged")] * 2  # fmt: skip
     assert list(report["preferences"][0]["tables"]) == ["harsher decision, race_ethnicity"]
-    assert re.match(r"\d+ tables were tested", report["limits"][0])
+    assert report["limits"][0].startswith("5 tables were tested")
+    told = " ".join(sum((part["sentences"] for part in fairness.answers(report)), []))
+    assert all(fairness.twin_name(part) in told for part in report["surfaces"] + [change])
     before = {f: f.read_bytes() for f in sorted(out.iterdir())}
     assert not any(FORBIDDEN.search(data.decode()) for data in before.values())
     fairness.main(argv)
     assert {f: f.read_bytes() for f in sorted(out.iterdir())} == before
 
 
-def test_the_page_holds_no_script(full):
-    """Hostile text stands there as text; nothing on the page loads or runs anything."""
-    page = (full[1] / "report.html").read_text(encoding="utf-8")
-    assert "<script" not in page and "<img" not in page and "onerror=" in page
-    assert "default-src &#39;none&#39;" in page and "&lt;/script&gt;[U+202E]" in page
-    assert not re.search(r'(src|href)="(?!data:,)', page)
+LIGHTS = [  # verdict, effect, kind: words and colour
+    ("difference found", 0.3, "d", "higher", "red"),
+    ("difference found, smaller than 0.1 SD", -0.05, "d", "lower, small", "amber"),
+    ("difference found: larger after", -0.3, "D", "gap larger", "red"),
+    ("difference found: smaller after, smaller than 0.1 SD", 0.05, "D", "gap smaller, small", "amber"),
+    ("equivalent within 0.1 SD", 0.0, "d", "no difference", "green"),
+    ("inconclusive (about 26 names a group would do)", 0.2, "d", "unclear", "amber"),
+    ("not measured (every résumé has the same score)", None, "d", "not measured", "grey"),
+]  # fmt: skip
 
 
-WORDS = {"difference": ("higher", "lower"), "equivalent": "no difference", "inconclusive": "unclear", "not": "not measured"}  # fmt: skip
-
-
-def test_the_grid_follows_from_the_verdicts(full):
-    """Every light has the word of its verdict and the numbers behind it; sentences name found
-    differences, and every model stands in one."""
-    report = full[2]
-    part = fairness.twin_answer("t", report["surfaces"], "d")
-    for surface, line in zip(report["surfaces"], part["tables"][0]["rows"], strict=True):
-        assert any(fairness.twin_name(surface) in sentence for sentence in part["sentences"])
-        for row, cell in zip(surface["rows"], line[1:], strict=True):
-            said = row["verdict"]
-            assert cell.startswith(WORDS[said.split()[0]]) and said in cell.detail
-            if said.startswith("difference"):
-                assert any(row["direction"] in sentence for sentence in part["sentences"])
-                assert cell.startswith("higher") == ("score higher" in row["direction"])
+@pytest.mark.parametrize("said, value, key, words, tone", LIGHTS)
+def test_the_grid_follows_from_the_verdicts(said, value, key, words, tone):
+    """Every light has the words of its verdict, a colour, and the numbers behind it."""
+    cell = fairness.light({"verdict": said, key: {"value": value}}, key)
+    assert (cell, cell.tone) == (words, tone) and said in cell.detail
 
 
 @pytest.mark.parametrize("slot", [False, True])
@@ -398,14 +379,7 @@ def test_twins_of_a_reward_model_alone(tmp_path, reward_folder, capsys, slot):
     flags = inputs(tmp_path)
     if slot:
         flags = ["--slot", f"age={REPO}/data/slots.csv", "--resumes", "3", *flags[-2:]]
-    argv = [
-        "twins",
-        "--reward-model",
-        reward_folder,
-        *flags,
-        "--fail-on",
-        "difference,inconclusive",
-    ]
+    argv = ["twins", "--reward-model", reward_folder, *flags, "--fail-on", "difference,inconclusive"]  # fmt: skip
     assert fairness.main(argv) in ((0, 1, 3) if slot else (1, 3))
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert [p["surface"] for p in report["surfaces"]] == ["a", "b"]
@@ -461,31 +435,3 @@ def test_bad_input_is_one_line(tmp_path, reward_folder, file, content, argv, sai
     (tmp_path / file).write_text(content)
     argv = argv.replace("S", str(tmp_path / "s.csv")).split()
     assert said in error_of(["twins", "--reward-model", reward_folder, *flags, *argv])
-
-
-def test_200_mutated_files_leave_no_traceback(tmp_path):
-    """Twins, names, slots, votes and answers with bytes cut, swapped, put in: read, or one line."""
-    rng = np.random.default_rng(0)
-    bundled = {name: (REPO / "data" / name).read_bytes().splitlines(True) for name in ("names.csv", "twins.jsonl", "slots.csv", "screen_train.jsonl", "rank_train.jsonl")}  # fmt: skip
-    lines = {name: b"".join(rows[:1] + rows[20:200:30]) for name, rows in bundled.items()}
-    people = load_names(REPO / "data" / "names.csv", 2)
-    answers = b'{"response": "How old are you? advance", "group": "a"}\n{"response": [{"role": "assistant", "content": "hold"}], "group": "b"}\n' * 3  # fmt: skip
-
-    def asked(path):
-        argv = ["text", path, "--out", str(tmp_path / "out"), "--overwrite"]
-        return fairness.main(argv)
-
-    readers = [
-        (lines["names.csv"], lambda path: load_names(path, 2)),
-        (lines["twins.jsonl"], lambda path: load_twins(path, 9, people)),
-        (lines["slots.csv"], lambda path: load_slot(f"age={path}")),
-        (lines["screen_train.jsonl"], lambda path: fairness.study_votes(path, ("advance", "hold", "reject"))),
-        (lines["rank_train.jsonl"], lambda path: fairness.study_votes(path, ("advance", "hold", "reject"))),
-        (answers, asked),
-    ]  # fmt: skip
-    for whole, read in readers:
-        for _ in range(40):
-            try:
-                read(write(tmp_path / "file.jsonl", mutated(rng, whole)))
-            except UserError as error:
-                assert "\n" not in str(error)

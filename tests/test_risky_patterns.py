@@ -93,7 +93,10 @@ Did you lead the black box tests? | How did you store medications on the ward? |
 How do you handle a criminal records check for new staff? | What was your role in the union negotiation?
 Where did the parts come from? | What was the birth of that project like? | How do you manage expecting clients?
 Do you have experience with depression support groups? | Tell me about the photo layout you designed.
-She asked how old I am. | The form wants my date of birth. | My husband is a nurse."""
+She asked how old I am. | The form wants my date of birth. | My husband is a nurse.
+Can you perform the essential functions with or without reasonable accommodation?
+How fluent are you in Spanish (the role needs it)? | Where are you located, open to relocating?
+I am not allowed to ask if you are married."""
 
 
 def sentences(text):
