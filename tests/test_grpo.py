@@ -650,6 +650,7 @@ def test_overlong(mode, graded, tmp_path, monkeypatch):
     group's mean; `penalty`, with a limit of 16 and its eighth, 2, as buffer: −½ at 15 tokens, −1 at
     16, beside the logged reward and not in it."""
     spy = Spy(monkeypatch, grpo_rubric, "update")
+    penalties = Spy(monkeypatch, grpo_rubric, "overlong_penalty")
     flags = ("--overlong", mode, "--steps", 1, "--max-new-tokens", 16, "--temperature", 2)
     row = trained(run(graded, tmp_path / "run", *flags))[0]
     kept = kept_of(tmp_path / "run")
@@ -660,6 +661,7 @@ def test_overlong(mode, graded, tmp_path, monkeypatch):
     shaped = rewards = torch.tensor([r["reward"] for r in kept])
     if mode == "penalty":
         penalty = [-max(0, n - 14) / 2 for n in length]
+        assert {call[1:] for call in penalties.calls} == {(16, 2)}
         shaped = rewards + torch.tensor(penalty)
         assert row["reward/overlong"] == pytest.approx(sum(penalty) / 16)
         assert [r["components"]["overlong"] for r in kept] == penalty

@@ -333,9 +333,9 @@ def test_waits_as_long_as_the_server_asks(after, answer, tries, slept):
 
 
 def test_one_call_and_the_others():
-    """A 401 does not wait for another call's pause of 30 s, after which nobody asks again. 400 for
+    """A 401 does not wait for another call's pause of 5 s, after which nobody asks again. 400 for
     one text (too long, a content filter) once the judge has worked: it fails alone, unrepeated."""
-    later = 500, {"Retry-After": "30"}, b""
+    later = 500, {"Retry-After": "5"}, b""
     with Server(lambda n, r: told(401) if "Bad" in asked(r) else later) as server:
         with pytest.raises(UserError, match="HTTP 401"):
             grade(Judge("m", server.url), ["a", "b", "Bad"])
