@@ -481,7 +481,7 @@ def dry_run(args):
     total = {key: step[key] * steps + validation[key] * evaluations for key in step}
     costs = {"a step": step, "a validation": validation, f"the run of {steps} steps": total}
     for name, cost in costs.items():
-        print(f"{name}: {judges.cost_line(cost, judges.read_price(args.judge_price))}")
+        print(f"{name}: {judges.cost_line(cost, args.judge_price)}")
 
 
 # ---- 6. the models ----

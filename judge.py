@@ -24,6 +24,7 @@ Reference    Zhou et al. 2023, arXiv 2311.07911 (IFEval); RULER: OpenPipe ART; C
 Axes         P prompts, G answers per prompt, K criteria
 """
 
+import contextlib
 import hashlib
 import itertools
 import json
@@ -33,7 +34,8 @@ import random
 import re
 import threading
 import time
-from collections import Counter
+from argparse import ArgumentTypeError
+from collections import Counter, defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -53,7 +55,7 @@ TIMEOUT = 60  # seconds without a byte from the server
 DEADLINE = 180  # seconds for a call with its retries and waits
 MAX_WAIT = 60  # seconds; a server that asks for more (Retry-After) fails the call
 RETRIED = (408, 409, 425, 429)  # and 5xx
-PART = 64  # answers graded between two looks at --judge-budget
+PART = 64  # answers graded between two moves of the bar
 
 # ---- 3. the math ----
 # From a sentence to a number: `judge_messages` is sent, `parse_ratings` reads the reply, and
@@ -186,20 +188,15 @@ def parse_entries(reply, key, field, read, ids):
     'two lists of ratings that contradict each other'
     """
     readings = [
-        [
-            (read_id(e.get("id")), read(e.get(field)), str(e.get("reason", ""))[:500])
-            for e in entries
-        ]
-        for entries in lists_in(reply, key)
+        [(read_id(e.get("id")), read(e[field]), str(e.get("reason", ""))[:500]) for e in entries]
+        for entries in lists_in(reply, key, field)
     ]
-    useful = [found for found in readings if any(value is not None for _, value, _ in found)]
-    readings = useful or readings[-1:]
     if not readings:
         return None, f"no JSON object with a list of {key} was found"
     if len({frozenset(entry[:2] for entry in found) for found in readings}) > 1:
         return None, f"two lists of {key} that contradict each other"
     told = {name: (value, reason) for name, value, reason in readings[-1]}
-    names = [name for name, _, _ in readings[-1]]
+    names = [name for name, *_ in readings[-1]]
     if sorted(names) != sorted(ids):
         expected = f"expected the ids {', '.join(ids)}, each once"
         return None, f"{expected}; found {', '.join(names)[:200]}"
@@ -208,29 +205,26 @@ def parse_entries(reply, key, field, read, ids):
     return {what: told[name] for name, what in ids.items()}, None
 
 
-def lists_in(reply, key):
-    """Each {key: [...]} and each list of objects in a reply, outside its thoughts.
+def lists_in(reply, key, field):
+    """Each {key: [...]} and each list in a reply, after its thoughts, of objects with `field`.
 
-    >>> lists_in('<think>[{"id": 1}]</think> {"reply": {"ratings": [{"id": 2}]}} [2].', "ratings")
-    [[{'id': 2}]]
+    >>> reply = '<think>[{"rating": 1}]</think> {"reply": {"ratings": [{"rating": 2}]}} [2].'
+    >>> lists_in(reply, "ratings", "rating")
+    [[{'rating': 2}]]
     """
-    if reply.lstrip().startswith("<think>") and "</think>" not in reply:
-        return []
-    decoder, found, at = json.JSONDecoder(strict=False), [], 0
+    reply, decoder, found, at = visible(reply), json.JSONDecoder(strict=False), [], 0
     for _ in range(1000):  # a reply of brackets alone must not hold a worker for minutes
-        match = re.compile(r"[{\[]|</think>").search(reply, at)
+        match = re.compile(r"[{\[]").search(reply, at)
         if match is None:
             break
         at = match.end()
-        if match[0] == "</think>":  # one that stands inside a value has been passed over
-            found = []
-            continue
         try:
             value, end = decoder.raw_decode(reply, match.start())
         except (ValueError, RecursionError):  # a ValueError also for a number of 5000 digits
             continue
-        entries = value.get(key) if isinstance(value, dict) else value
-        if entries and isinstance(entries, list) and all(isinstance(e, dict) for e in entries):
+        value = value.get(key) if isinstance(value, dict) else value
+        entries = value if isinstance(value, list) else []
+        if entries and all(isinstance(entry, dict) and field in entry for entry in entries):
             found.append(entries)
             at = end
     return found
@@ -317,6 +311,15 @@ def read_score(value):
 # ---- 4. the arguments ----
 
 
+def price(text):
+    """An argparse type: "0.25,2" → [0.25, 2.0]."""
+    try:
+        price_in, price_out = map(float, text.split(","))
+    except ValueError:
+        raise ArgumentTypeError(f"{text!r} given, expected IN,OUT, such as 0.25,2") from None
+    return [price_in, price_out]
+
+
 def add_judge_arguments(parser):
     """The judge's flags, for every stage that asks one."""
     add, whole = parser.add_argument_group("judge").add_argument, number(int, at_least=1)
@@ -326,8 +329,8 @@ def add_judge_arguments(parser):
     add("--judge-temperature", type=number(at_least=0), help="only sent if given: some models refuse any (default: the server's)")
     add("--judge-max-retries", type=number(int, at_least=0), default=3, help="retries per call (default %(default)s)")
     add("--judge-concurrency", type=whole, default=16, help="parallel calls, 1 to 64 (default %(default)s)")
-    add("--judge-price", metavar="IN,OUT", help="USD per million tokens in and out, such as 0.25,2")
-    add("--judge-budget", type=number(above=0), metavar="USD", help="stop before the step that would cost more; needs --judge-price")
+    add("--judge-price", type=price, metavar="IN,OUT", help="USD per million tokens in and out, such as 0.25,2")
+    add("--judge-budget", type=number(above=0), metavar="USD", help="training stops before the step that would cost more, a command when it is spent; needs --judge-price")
     # fmt: on
 
 
@@ -343,17 +346,6 @@ CODE_HELP = (
     "run code:tests, which runs code from the answers with your rights; limits on time and memory, "
     "but no sandbox"
 )
-
-
-def read_price(text):
-    """ "0.25,2" → (0.25, 2.0); None stays None."""
-    if text is None:
-        return None
-    try:
-        price_in, price_out = map(float, text.split(","))
-    except ValueError:
-        raise UserError(f"--judge-price {text}: expected IN,OUT, such as 0.25,2") from None
-    return price_in, price_out
 
 
 def read_standard(path):
@@ -494,13 +486,11 @@ def json_rows(path, flag):
     decoder = json.JSONDecoder(strict=False, parse_constant=files.no_constant)  # raw tabs are read
     try:
         data = decoder.decode(Path(path).read_text(encoding="utf-8-sig").strip())
-    except json.JSONDecodeError as error:
-        if error.msg == "Extra data":  # a second line
+    except (OSError, ValueError, RecursionError) as error:
+        if "Extra data" in str(error):  # a second line
             lines = files.read_jsonl(path, numbered=True, flag=flag)
             return [("", f"line {n}", row) for n, row in lines]
-        raise UserError(f"{flag} {path}: not valid JSON: {error}") from None
-    except (OSError, ValueError, RecursionError) as error:  # not there, not UTF-8, NaN, too deep
-        raise UserError(f"{flag} {path}: {files.brief(error)}") from None
+        raise UserError(f"{flag} {path}: cannot be read as JSON: {files.brief(error)}") from None
     if isinstance(data, dict) and "train" in data:
         if "validation" not in data and isinstance(data.get("test"), list):
             half = len(data["test"]) // 2
@@ -619,11 +609,11 @@ def read_people(rubrics):
     for row in rubrics.rows:
         ratings, ids = row.raw.get("ratings"), {str(c.id): c.id for c in row.criteria}
         try:
-            if not isinstance(ratings, dict):
-                raise ValueError('no "ratings", an object {number of a criterion: yes or no}')
-            row.human = {ids.get(i): read_verdict(rating) for i, rating in ratings.items()}
-            if None in row.human or None in row.human.values():
-                raise ValueError(f'"ratings" is {ratings}; expected {{number: yes or no}}')
+            given = ratings.items() if isinstance(ratings, dict) else ()
+            row.human = {ids.get(i): read_verdict(rating) for i, rating in given}
+            if not given or None in [*row.human, *row.human.values()]:
+                expected = "expected an object {number of a criterion: yes or no}"
+                raise ValueError(f'"ratings" is {ratings}; {expected}')
             items.append((row, response_text(row.raw.get("response")), None))
         except ValueError as error:
             raise UserError(f"--data {rubrics.path}, {row.place}: {error}") from None
@@ -660,11 +650,11 @@ class Judge:
     """
 
     def __init__(
-        self, model="gpt-5-mini", base_url=None, api_key_env="OPENAI_API_KEY", *, temperature=None,
-        max_retries=3, concurrency=16, cache=None, price=None, clock=time.monotonic, sleep=None,
+        self, model, base_url=None, temperature=None, max_retries=3, concurrency=16, cache=None,
+        price=None, clock=time.monotonic, sleep=None,
     ):  # fmt: skip
         url = base_url or os.environ.get("OPENAI_BASE_URL") or "https://api.openai.com/v1"
-        key = os.environ.get(api_key_env, "").strip()
+        key = os.environ.get("OPENAI_API_KEY", "").strip()
         url = url.strip().rstrip("/").removesuffix("/chat/completions")
         address = re.fullmatch(r"https?://[^/?#]+(/[^?#]*)?", url)
         if not address:
@@ -673,7 +663,7 @@ class Judge:
         if not key and url.startswith("https://api.openai.com"):
             raise UserError(
                 f"--judge-model {model} needs a judge: give --judge-base-url (a local server needs "
-                f"no key), set {api_key_env}, or use checks alone"
+                "no key), set OPENAI_API_KEY, or use checks alone"
             )
         self.url = f"{url}{'' if address[1] else '/v1'}/chat/completions"
         self.model, self.max_retries, self.workers = model, max_retries, concurrency
@@ -694,26 +684,23 @@ class Judge:
         self._session.auth = authorize
         self.cache, self.replies = cache and Path(cache), {}
         if self.cache and self.cache.exists():
-            for line in self.cache.read_text(encoding="utf-8", errors="replace").split("\n"):
-                try:
+            for line in self.cache.read_bytes().split(b"\n"):
+                with contextlib.suppress(ValueError, LookupError, TypeError):  # cut by a kill
                     row = files.parse_json(line)
-                    self.replies[row["key"]] = str(row["reply"])
-                except (ValueError, LookupError, TypeError):  # a line that a kill has cut
-                    continue
+                    self.replies[row["key"]] = row["reply"]
             with open(self.cache, "ab") as file:
                 file.write(b"\n")  # the next line must not join a cut one
 
     @classmethod
-    def from_args(cls, args, folder, world=1, model=None, base_url=None):
+    def from_args(cls, args, folder, world=1):
         """The judge of a command line; `folder` is where judge_cache.jsonl goes."""
-        price = read_price(args.judge_price)
-        if args.judge_budget and not price:
+        if args.judge_budget and not args.judge_price:
             raise UserError("--judge-budget: needs --judge-price IN,OUT (USD per million tokens)")
         return cls(
-            model or args.judge_model, base_url or args.judge_base_url,
+            args.judge_model, args.judge_base_url,
             temperature=args.judge_temperature, max_retries=args.judge_max_retries,
             concurrency=max(1, args.judge_concurrency // world),
-            cache=Path(folder) / "judge_cache.jsonl", price=price,
+            cache=Path(folder) / "judge_cache.jsonl", price=args.judge_price,
         )  # fmt: skip
 
     def __repr__(self):
@@ -721,8 +708,6 @@ class Judge:
 
     def ask(self, calls):
         """A Reply for each call, in order; equal calls are asked once, known ones not at all."""
-        if not self.affords(calls):
-            return [Reply(error="--judge-budget: not asked") for _ in calls]
         self._stop.clear()
         keys = [self._key(call) for call in calls]
         once = dict(zip(keys, calls))
@@ -735,11 +720,12 @@ class Judge:
         if calls and not self.reached and all(r.value is None for r in replies.values()):
             raise UserError(f"{self}: {replies[keys[0]].error}; is it running?")
         for key, n in Counter(keys).items():
-            reply, fresh = replies[key], int(not replies[key].cached)
+            reply = replies[key]
+            sent, answered = min(1, reply.attempts), reply.value is not None
             self.counts.update({
-                "requests": n, "cached": n - fresh, "calls": fresh, "latency": reply.latency,
-                "failed": n if reply.value is None else 0,
-                "corrected": int(reply.value is not None and reply.attempts > 1),
+                "requests": n, "calls": sent, "cached": n - sent if answered else 0,
+                "failed": 0 if answered else n, "corrected": answered and reply.attempts > 1,
+                "latency": reply.latency,
             })  # fmt: skip
         return [replies[key] for key in keys]
 
@@ -748,6 +734,8 @@ class Judge:
         value, complaint = call.parse(self.replies.get(key, ""))
         if complaint is None:
             return Reply(value, cached=True)
+        if self.budget is not None and usd(self.counts, self.price) >= self.budget:
+            return Reply(error="--judge-budget is spent: not asked")
         start, messages, reply = self.clock(), call.messages, Reply()
         while True:
             reply.attempts += 1
@@ -785,12 +773,12 @@ class Judge:
         body = self._hide(sent.content.decode("utf-8", "replace"))
         if status < 300:
             text, usage, finish = read_completion(body)
-            try:  # as the server counts, also for a reply that cannot be read; else characters / 4
-                used = int(usage["prompt_tokens"]), int(usage["completion_tokens"])
-            except (TypeError, KeyError, ValueError):
-                used = sum(len(m["content"]) for m in messages) // 4, len(text) // 4
+            # as the server counts, also for a reply that cannot be read; else characters / 4
+            letters = sum(len(message["content"]) for message in messages)
+            tokens_in = usage.get("prompt_tokens") or letters // 4
+            tokens_out = usage.get("completion_tokens") or len(text) // 4
             with self._lock:
-                self.counts.update(tokens_in=used[0], tokens_out=used[1], replies=bool(text))
+                self.counts.update(tokens_in=tokens_in, tokens_out=tokens_out, replies=bool(text))
             if finish == "length":
                 return None, "the reply was cut at the server's limit of tokens", None
             return (text, None, None) if text else (None, f"no reply in {body[:60]!r}", None)
@@ -803,39 +791,24 @@ class Judge:
         self._stop.set()  # the other calls stop waiting
         raise UserError(f"{self}: {told}")
 
-    # cost and cache
-
-    def usd(self, counts=None):
-        """What was spent, or None without --judge-price."""
-        return usd(counts or self.counts, self.price)
-
-    def affords(self, calls):
-        """False if these calls, at the mean cost so far (or by `estimate`), pass the budget."""
-        if self.budget is None:
-            return True
-        new = estimate([call for call in calls if self._key(call) not in self.replies])
-        cost = usd(new, self.price)
-        if self.counts["calls"]:
-            cost = self.usd() / self.counts["calls"] * new["calls"]
-        return self.usd() + cost <= self.budget
-
     def metrics(self, since=None):
         """The judge/ and ruler/ keys of metrics.jsonl; `since` an earlier copy of `counts`."""
         from parts import parallel
 
         mine = self.counts - (since or Counter())
         c = sum(parallel.gather([mine]), Counter())  # of all processes
-        row = {
-            f"judge/{key}": c[key]
-            for key in ("calls", "cached", "corrected", "tokens_in", "tokens_out")
+        counted = "calls", "cached", "corrected", "tokens_in", "tokens_out"
+
+        def share(part, whole):
+            return c[part] / c[whole] if c[whole] else None
+
+        return {f"judge/{key}": c[key] for key in counted} | {
+            "judge/failed_frac": share("failed", "requests"),
+            "judge/latency_mean": share("latency", "calls"),
+            "judge/order_disagreement": share("disagreement", "ordered"),
+            "judge/usd": usd(c, self.price),
+            "ruler/identical_groups": c["identical_groups"],
         }
-        means = {
-            "judge/failed_frac": (c["failed"], c["requests"]),
-            "judge/latency_mean": (c["latency"], c["calls"]),
-            "judge/order_disagreement": (c["disagreement"], c["ordered"]),
-        }
-        row |= {name: total / n if n else None for name, (total, n) in means.items()}
-        return row | {"judge/usd": self.usd(c), "ruler/identical_groups": c["identical_groups"]}
 
     def _key(self, call):
         """All that the question is made of; not the address, so another port finds the reply."""
@@ -848,9 +821,9 @@ def read_completion(body):
         data = json.loads(body, strict=False)
         choice = data["choices"][0]
         text = choice["message"]["content"].strip()
-        return text, data.get("usage"), choice.get("finish_reason")
+        return text, dict(data.get("usage") or {}), choice.get("finish_reason")
     except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
-        return "", None, None
+        return "", {}, None
 
 
 def estimate(calls):
@@ -932,9 +905,8 @@ def grade_answers(rows, answers, judge=None, mode="strict", how="fraction", chec
             criteria.append(logged | {"reason": reason})
         # (4) verdicts: reply → yes, no or nothing for each id → score, None if a grader failed
         weights, passed = [c["weight"] for c in criteria], [c["verdict"] for c in criteria]
-        error = reply.error
-        if None in passed:
-            error = error or "a check is broken: its tests do not compile"
+        broken = "a check is broken: its tests do not compile" if None in passed else None
+        error = reply.error or broken
         score = None if error else rubric_score(weights, passed, how)
         grades.append(Grade(score, criteria, reply.cached, reply.attempts, reply.latency, error))
     return grades
@@ -974,8 +946,6 @@ def ruler_calls(group, standard=RULER_RUBRIC, passes=1, reference=None):
     attempts = sorted({key for key in keys if key is not None})
     if len(set(keys)) == 1:  # nothing to compare, so nothing to ask
         return keys, []
-    if len(attempts) > 16:
-        raise UserError(f"RULER: {len(attempts)} different answers in one group; at most 16")
     rng = random.Random(canonical([group[0][:shared], attempts]))
     names = [a + d for a in "ABCDEFGHJKLMNPQRTUVWXYZ" for d in "23456789"]
     order = list(zip(rng.sample(names, len(attempts)), rng.sample(attempts, len(attempts))))
@@ -997,21 +967,21 @@ def ruler_groups(groups, judge, standard=RULER_RUBRIC, passes=1, references=None
     replies, rulings = iter(judge.ask([call for _, calls in plans for call in calls])), []
     for keys, calls in plans:
         found = [next(replies) for _ in calls]
-        error = next((reply.error for reply in found if reply.value is None), None)
-        ruling = Ruling(identical=not calls, error=error)
-        rulings.append(ruling)
-        judge.counts["identical_groups"] += ruling.identical
-        if ruling.identical and keys[0] is None:
-            ruling.scores = [0.0] * len(keys)
-        if ruling.identical or error:
-            continue
-        told = [reply.value | {None: (0.0, "")} for reply in found]
-        scores = [[said[key][0] for said in told] for key in keys]  # (G, passes)
-        ruling.scores = [mean(row) for row in scores]
-        ruling.reasons = [" / ".join(said[key][1] for said in told) for key in keys]
-        if passes == 2:
-            judge.counts["disagreement"] += sum(abs(a - b) for a, b in scores)
-            judge.counts["ordered"] += len(keys)
+        failed = [reply.error for reply in found if reply.error]
+        if failed:
+            rulings.append(Ruling(error=failed[0]))
+        elif not calls:
+            judge.counts["identical_groups"] += 1
+            nothing = None if keys[0] else [0.0] * len(keys)
+            rulings.append(Ruling(nothing, identical=True))
+        else:
+            told = [reply.value | {None: (0.0, "")} for reply in found]
+            scores = [[said[key][0] for said in told] for key in keys]  # (G, passes)
+            reasons = [" / ".join(said[key][1] for said in told) for key in keys]
+            rulings.append(Ruling([mean(row) for row in scores], reasons))
+            if passes == 2:
+                judge.counts["disagreement"] += sum(abs(a - b) for a, b in scores)
+                judge.counts["ordered"] += len(keys)
     return rulings
 
 
@@ -1042,20 +1012,19 @@ def canaries(rows, judge, count=2):
 def audit(items, grades):
     """Table of the agreement with people, of the judge and of the checks; items: `read_people`.
 
-    The interval is over rows; false credit: the judge says yes of people's no; false refusal: no of
-    people's yes; unrated: no verdict.
+    The interval is over rows; false credit: a yes where people say no; false refusal: a no where
+    they say yes (of a criterion with `negate`, yes: the fault is not there); unrated: no verdict.
     """
-    found, table = {}, []
+    found, table = defaultdict(list), []
     for (row, *_), grade in zip(items, grades, strict=True):
         for c, logged in zip(row.criteria, grade.criteria):
             if c.id in row.human:
-                verdict = logged["verdict"]
-                met = None if verdict is None else verdict != c.negate  # as people rated
-                found.setdefault(c.kind, []).append((met, row.human[c.id], row.task_id))
-    for kind, triples in found.items():
-        equal = [None if met is None else met == human for met, human, _ in triples]
-        agreement = mean_number(equal, 0, np.array([task for *_, task in triples]))
-        n = Counter((met, human) for met, human, _ in triples)
+                people = row.human[c.id] != c.negate
+                found[c.kind].append((logged["verdict"], people, row.task_id))
+    for kind, rated in found.items():
+        equal = [None if verdict is None else verdict == people for verdict, people, _ in rated]
+        agreement = mean_number(equal, 0, np.array([task for *_, task in rated]))
+        n = Counter((verdict, people) for verdict, people, _ in rated)
         both, credit, refusal, neither = (n[x] for x in itertools.product((True, False), repeat=2))
         kappa = cohen_kappa([[both, credit], [refusal, neither]])
         shares = f"{credit}/{credit + neither}", f"{refusal}/{refusal + both}"
@@ -1067,33 +1036,34 @@ def audit(items, grades):
 
 # the commands
 
+ALONE = "one answer, or equal ones: nothing to compare"
+
 
 def ruler_grades(rows, answers, judge, standard, passes):
     """A Grade for each answer of a group."""
     group = [talk(row.prompt, answer) for row, answer in zip(rows, answers)]
     (ruling,) = ruler_groups([group], judge, standard, passes, [rows[0].reference])
     if ruling.scores is None:
-        error = ruling.error or "one answer, or equal ones: nothing to compare"
-        return [Grade(error=error) for _ in rows]
+        return [Grade(error=ruling.error or ALONE) for _ in rows]
     reasons = ruling.reasons or [None] * len(rows)
     return [Grade(score, reason=reason) for score, reason in zip(ruling.scores, reasons)]
 
 
 def main(argv=None):
     args = parse_args(argv)
-    out, price = Path(args.out), read_price(args.judge_price)
+    out, calls = Path(args.out), []
     if out.exists() and not (args.overwrite and out.is_file()):
         raise UserError(f"--out {out}: exists; pass --overwrite, or name another file")
     if args.command == "ruler":
         grade, how = ruler_grades, (read_standard(args.ruler_rubric), args.judge_passes)
-        items, groups = read_responses(args.responses), {}
+        items, groups = read_responses(args.responses), defaultdict(list)
         for item in items:
-            groups.setdefault(item[0].task_id, []).append(item)
-        parts, plan = list(groups.values()), []
+            groups[item[0].task_id].append(item)
+        parts = list(groups.values())
         for part in parts:
             group = [talk(row.prompt, answer) for row, answer, _ in part]
-            plan.append(ruler_calls(group, *how, part[0][0].reference)[1])
-        if not any(plan):
+            calls += ruler_calls(group, *how, part[0][0].reference)[1]
+        if not calls:
             different = "RULER needs two different answers to a prompt"
             raise UserError(f"--responses {args.responses}: {different}")
     else:
@@ -1104,9 +1074,8 @@ def main(argv=None):
         items = read_people(rubrics) if people else read_responses(args.responses, rubrics)
         parts = [items[i : i + PART] for i in range(0, len(items), PART)]
         rows, answers, _ = zip(*items)
-        plan = [rubric_calls(rows, answers).values()]
-    calls = [call for some in plan for call in some]
-    print(f"{len(items)} answers: {cost_line(estimate(calls), price)}")
+        calls += rubric_calls(rows, answers).values()
+    print(f"{len(items)} answers: {cost_line(estimate(calls), args.judge_price)}")
     if args.dry_run:
         return 0
     judge, grades = None, []
@@ -1117,17 +1086,16 @@ def main(argv=None):
         rows, answers, _ = zip(*part)
         grades += grade(rows, answers, judge, *how)
     items = sum(parts, [])
-    write_grades(args.out, items, grades)
+    write_grades(out, items, grades)
     if args.command == "audit":
         print(*pages.text_table(audit(items, grades)), sep="\n")
     else:
         print_scores(items, grades)
     if judge:
         c = judge.counts
-        print(f"{cost_line(c, price)}; {c['cached']} from the cache, {c['failed']} failed")
-    print(f"wrote {args.out}")
-    lost = [g.error for g in grades if g.score is None and "nothing to compare" not in g.error]
-    return 4 if lost else 0
+        print(f"{cost_line(c, judge.price)}; {c['cached']} from the cache, {c['failed']} failed")
+    print(f"wrote {out}")
+    return 4 if any(g.score is None and g.error != ALONE for g in grades) else 0
 
 
 # ---- 9. save ----
@@ -1156,20 +1124,23 @@ def write_grades(out, items, grades):
 def print_scores(items, grades):
     """The mean with its interval, why scores are missing, the criteria that fail most."""
     tasks = np.array([row.task_id for row, *_ in items])
-    score = mean_number([grade.score for grade in grades], 0, tasks)
+    models = np.array([str(model) for *_, model in items])
+    scores = np.array([grade.score for grade in grades], float)
     lost = Counter(grade.error for grade in grades if grade.score is None)
+    score = mean_number(scores, 0, tasks)
     n = f"n = {score['n']}; brackets: 95 % interval over prompts"
     print(f"score: {pages.number(score)} ({n}); without a score: {lost.total()}")
     for error, n in lost.most_common(3):
         print(f"  {n} × {error}")
-    models = np.array([str(model) for *_, model in items])
-    scores = np.array([grade.score for grade in grades], float)
     for model in sorted(set(models) - {"None"}):
-        each = mean_number(scores[models == model], 0, tasks[models == model])
-        print(f"  {pages.visible(model)}: {pages.number(each)}")
-    pairs = zip(items, grades)
-    logged = [pair for (row, *_), g in pairs for pair in zip(row.criteria, g.criteria)]
-    failed = Counter(c.label for c, log in logged if log["verdict"] is False)
+        score = mean_number(scores[models == model], 0, tasks[models == model])
+        print(f"  {pages.visible(model)}: {pages.number(score)}")
+    failed = Counter(
+        c.label
+        for (row, *_), grade in zip(items, grades)
+        for c, logged in zip(row.criteria, grade.criteria)
+        if logged["verdict"] is False
+    )
     for label, n in failed.most_common(5):
         print(f"  failed {n} ×: {pages.visible(label)[:80]}")
 

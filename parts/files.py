@@ -65,45 +65,38 @@ OTHER_FORMATS = {  # how a file starts that is not JSONL: what it is, the comman
     "\x1f\x8b": ("a gzip file", "gunzip -k '{0}'"),
     "PK\x03\x04": ("a zip file, such as an Excel workbook", "in Excel, save it as 'CSV UTF-8' first"),
     "\xff\xfe|\xfe\xff": ("a UTF-16 file",
-        """python -c "open('{1}', 'w', encoding='utf-8').write(open('{0}', encoding='utf-16').read())\""""),
+        """python -c "open('{0}.jsonl', 'w', encoding='utf-8').write(open('{0}', encoding='utf-16').read())\""""),
     "PAR1": ("a parquet file (pip install pandas pyarrow)",
-        """python -c "import pandas; pandas.read_parquet('{0}').to_json('{1}', orient='records', lines=True)\""""),
+        """python -c "import pandas; pandas.read_parquet('{0}').to_json('{0}.jsonl', orient='records', lines=True)\""""),
     r"\[": ("a JSON array",
-        """python -c "import json; open('{1}', 'w').writelines(json.dumps(row) + '\\n' for row in json.load(open('{0}', 'rb')))\""""),
+        """python -c "import json; open('{0}.jsonl', 'w').writelines(json.dumps(row) + '\\n' for row in json.load(open('{0}', 'rb')))\""""),
     r'(?:(?!":)[^{\n])*[,;\t]': ("a CSV file (for columns of other names see docs/faq.md)",
-        """python -c "import csv, json; rows = csv.DictReader(open('{0}', encoding='utf-8-sig'), delimiter='{2}'); """
-        """open('{1}', 'w').writelines(json.dumps(row) + '\\n' for row in rows)\""""),
+        """python -c "import csv, json; rows = csv.DictReader(open('{0}', encoding='utf-8-sig'), delimiter='{1}'); """
+        """open('{0}.jsonl', 'w').writelines(json.dumps(row) + '\\n' for row in rows)\""""),
 }
 # fmt: on
 
 
 def read_jsonl(path, check=None, numbered=False, flag=None):
-    """Iterate over the rows of a JSONL file; with `numbered`, over (line number, row).
+    """Yield the rows of a JSONL file; with `numbered`, (line number, row).
 
     Blank lines and a byte-order mark are skipped. Raises UserError("flag file:line: reason") for
     broken JSON, for a row that is not an object, and for a ValueError raised by check(row). A file
-    in another format is named at once, with the command that converts it.
+    in another format is named, with the command that converts it.
     """
     shown, path = f"{flag} {path}" if flag else path, Path(path)
-    if path.is_file():
-        with path.open(encoding="latin-1") as file:
-            start = file.read(1000).lstrip("\xef\xbb\xbf \t\r\n")
-        delimiter = max(",;\t", key=start.partition("\n")[0].count).replace("\t", "\\t")
-        for pattern, (what, convert) in OTHER_FORMATS.items():
-            if re.match(pattern, start):
-                to = path.with_suffix(".jsonl" if path.suffix != ".jsonl" else ".converted.jsonl")
-                convert = convert.format(path, to, delimiter)
-                raise UserError(f"{shown}: this is {what}; convert it to JSONL: {convert}")
-    else:
-        near = get_close_matches(str(path), map(str, path.parent.glob("*")), 1, 0.8)
-        hint = f"; did you mean {near[0]}" if near and not path.exists() else ""
-        if not path.suffix:
-            hint += "; docs/faq.md shows how to convert a data set of the hub or a saved folder"
-        raise UserError(f"{shown}: no such file; expected JSONL, one object per line{hint}")
-    return _rows(path, shown, check, numbered)
-
-
-def _rows(path, shown, check, numbered):
+    if not path.is_file():
+        near = get_close_matches(str(path), map(str, path.parent.glob("*.*")), 1, 0.8)
+        hint = "docs/faq.md converts a data set of the hub or a saved folder"
+        hint = f"did you mean {near[0]}" if near else hint
+        raise UserError(f"{shown}: no such file; expected JSONL, one object per line; {hint}")
+    with open(path, encoding="latin-1") as file:
+        start = file.read(1000).lstrip("\xef\xbb\xbf \t\r\n")
+    for pattern, (what, convert) in OTHER_FORMATS.items():
+        if re.match(pattern, start):
+            delimiter = max(",;\t", key=start.partition("\n")[0].count).replace("\t", "\\t")
+            convert = convert.format(path, delimiter)
+            raise UserError(f"{shown}: this is {what}; convert it to JSONL: {convert}")
     with open(path, "rb") as file:  # binary: splits at \n only (a text may hold U+2028)
         for line_number, line in enumerate(file, 1):
             if not line.strip():
@@ -151,13 +144,13 @@ def write_json(path, value):
 
 
 def finite(value):
-    """The same value with NaN and inf as None, because JSON has no word for them."""
-    if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [finite(item) for item in value]
-    value = value.item() if hasattr(value, "item") else value  # a numpy number
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    """The same value as JSON holds it, with NaN and inf as None; numpy's numbers become Python's.
+
+    >>> finite({"loss": float("nan"), "steps": (1, 2)})
+    {'loss': None, 'steps': [1, 2]}
+    """
+    text = json.dumps(value, default=lambda number: number.item())
+    return json.loads(text, parse_constant=lambda name: None)
 
 
 @contextlib.contextmanager
@@ -215,11 +208,11 @@ class Parser(ArgumentParser):
 
     def parse_known_args(self, args=None, namespace=None):
         found, unknown = super().parse_known_args(args, namespace)
-        flags = [flag for flag in self._option_string_actions if flag.startswith("--")]
-        for flag in re.findall(r"^--[^\s=]+", "\n".join(unknown), re.M):
-            initials = "--" + "".join(re.findall(r"[-_](\w)", flag))  # --learning-rate: --lr
-            for close in [initials] * (initials in flags) or get_close_matches(flag, flags, 1):
-                self.error(f"unrecognized argument {flag}, did you mean {close}")
+        for flag in unknown:
+            flag = flag.partition("=")[0]
+            near = get_close_matches(flag, self._option_string_actions, 1, 0.7)
+            if flag.startswith("--") and near:
+                self.error(f"unrecognized argument {flag}, did you mean {near[0]}")
         return found, unknown
 
     def error(self, message):

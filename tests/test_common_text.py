@@ -75,7 +75,7 @@ def test_a_broken_line_is_named(tmp_path, line):
 def test_lines_of_a_file(tmp_path):
     """A byte-order mark, blank lines, \\r\\n and no newline at the end are no errors, and line
     numbers count blank lines. `str.splitlines` would also split at U+2028 and U+0085. Rows come one
-    at a time; a missing file is reported by the call itself, not at the first row."""
+    at a time."""
     odd = '{"text": "one\u2028two\u2029three\x85four"}'
     data = f'\ufeff{odd}\r\n\n  \t\n{{"a": 2}}\n\n{{"a": 3}}'.encode()
     rows = list(files.read_jsonl(write_bytes(tmp_path, data), numbered=True))
@@ -86,7 +86,7 @@ def test_lines_of_a_file(tmp_path):
         next(rows)
     for path in (tmp_path / "none.jsonl", tmp_path):
         with pytest.raises(UserError, match="--pairs"):
-            files.read_jsonl(path, flag="--pairs")
+            next(files.read_jsonl(path, flag="--pairs"))
 
 
 def test_what_is_written(tmp_path):

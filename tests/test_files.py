@@ -52,7 +52,7 @@ def test_another_format_is_named_with_the_command_that_converts_it(
     monkeypatch.chdir(tmp_path)
     Path(name).write_bytes(content() if callable(content) else content)
     with pytest.raises(UserError, match=f"--pairs {name}: this is {what}.*; convert") as caught:
-        files.read_jsonl(name, flag="--pairs")
+        next(files.read_jsonl(name, flag="--pairs"))
     command = str(caught.value).partition("JSONL: ")[2].replace("python", sys.executable, 1)
     subprocess.run(command, shell=True, check=True, capture_output=True)
     (made,) = set(Path().rglob("*.jsonl")) - {Path(name)}
@@ -83,10 +83,10 @@ def test_what_is_not_taken_for_another_format(content, name, said, tmp_path, mon
 
 @pytest.mark.parametrize(
     "given, close",
-    [("--lrr", "--lr"), ("--learning-rate=1", "--lr"), ("--loss_type", "--loss-type"), ("--qqqq", None)],
-)  # fmt: skip
+    [("--lrr=1", "--lr"), ("--loss_type", "--loss-type"), ("--qqqq", None)],
+)
 def test_an_unknown_flag_is_answered_with_the_closest_one(given, close):
-    """Of a sub-command, too; initials count: --learning-rate is --lr."""
+    """Of a sub-command, too."""
     parser = files.Parser()
     command = parser.add_subparsers().add_parser("train")
     for flag in ("--lr", "--loss-type", "--train-ratio"):

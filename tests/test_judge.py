@@ -194,7 +194,6 @@ Sure! ```json @BOTH ``` Bye { | 10
 {"result": {"ratings": [{"id": 1, "rating": "1"}, {"id": 2, "rating": true}]}} | 11
 @BOTH again @BOTH | 10
 [{"step": "reads it"}] so @NO | 00
-[{"id": 1, "rating": "Yes", "reason": "<think> </think>"}, {"id": 2, "rating": "No"}] | 10
 """)
 
 
@@ -202,7 +201,7 @@ Sure! ```json @BOTH ``` Bye { | 10
     "reply, verdicts", [*READ, ('{"x": ' + "9" * 6000 + "} " + READ[3][0], "00")]
 )
 def test_replies_are_read_as_they_mean(reply, verdicts):
-    """Prose, fences, echoes and thoughts around the JSON do not matter; a reason may hold all."""
+    """Prose, fences, echoes and thoughts around the JSON do not matter."""
     found, _ = judge.parse_ratings(reply, [1, 2])
     assert "".join(str(int(met)) for met, _ in found.values()) == verdicts
 
@@ -419,8 +418,9 @@ def test_tokens_and_usd():
     usage = {"prompt_tokens": 100, "completion_tokens": 10}
     reply = lambda n, r: (200, {}, completion(ratings(r) if n else "no", usage=usage))  # noqa: E731
     *_, subject = run(reply, price=(1.0, 5.0))
-    assert subject.counts["tokens_in"] == 200 and subject.usd() == pytest.approx(3e-4)
-    for usage in (None, {"prompt_tokens": 3}):
+    assert subject.counts["tokens_in"] == 200
+    assert subject.metrics()["judge/usd"] == pytest.approx(3e-4)
+    for usage in (None, []):
         reply = 200, {}, completion("x" * 40, usage=usage)
         *_, subject = run(lambda n, r, reply=reply: reply, max_retries=0)
         assert subject.counts["tokens_out"] == 10 and 100 < subject.counts["tokens_in"] < 400
@@ -485,8 +485,6 @@ def test_ruler_scores_a_group():
     assert same.identical and same.scores is same.error is None and empty.scores == [0.0, 0.0]
     (lost,), requests, _ = rule(lambda n, r: by_number(n, r, bias=7), ("a .1", "b .9"))
     assert len(requests) == 2 and lost.scores is None and lost.error and not lost.identical
-    with pytest.raises(UserError, match="17 different answers"):
-        rule(by_number, "abcdefghijklmnopq")
 
 
 def test_two_passes_cancel_a_linear_position_bias():
@@ -598,7 +596,7 @@ def test_bad_rows_stop_the_load(bad, message, tmp_path):
 
 
 NO_FILES = [
-    ("", "not valid JSON"),
+    ("", "cannot be read as JSON: Expecting value: line 1 column 1"),
     ("[]", "no row"),
     ('[{"prompt": "x",]', "line 1 column"),
     (TEXT + '\n{"prompt": }\n', ":2: not valid JSON.*column 12"),
@@ -683,17 +681,16 @@ def test_grade_a_file(command, capsys):
     assert "score: 0.500" in out and "n = 3" in out and "failed 1 ×: text:max_chars" in out
 
 
-@pytest.mark.parametrize("name, budget, calls", [("grade", "1", 64), ("ruler", "0.125", 12)])
+@pytest.mark.parametrize("name, budget, calls", [("grade", "1", 100), ("ruler", "0.125", 13)])
 def test_the_budget_counts_what_calls_cost(command, name, budget, calls):
-    """0.01 USD a call. 128 answers in parts of 64: the first costs .64, a second would pass 1 USD.
-    RULER: 128 answers are 16 calls of a group of 8; 12 of them fit into 0.125 USD, where 64 answers
-    once counted as 64 calls and nothing fitted. A second run pays for the rest alone, and where all
-    is known, a budget for less than one call refuses nothing."""
+    """0.01 USD a call, one at a time: 100 of 128 calls spend 1 USD. RULER: 128 answers are 16 calls
+    of a group of 8; 13 spend 0.125 USD. A second run pays for the rest alone, and where all is
+    known, a budget for less than one call refuses nothing."""
     group, reply = (1, ratings) if name == "grade" else (8, lambda r: by_number(0, r))
     rubrics = [ONE | {"task_id": i, "prompt": f"p{i}"} for i in range(128)]
     given(rubrics, [{"prompt": f"p{i // group}", "response": f"x 0.{i:03}"} for i in range(128)])
     usage = {"prompt_tokens": 10_000, "completion_tokens": 0}
-    more = "--judge-price", "1,1", "--overwrite", "--judge-budget"
+    more = "--judge-concurrency", "1", "--judge-price", "1,1", "--overwrite", "--judge-budget"
     with Server(lambda n, r: (200, {}, completion(reply(r), usage=usage))) as server:
         assert command(name, server, *more, budget) == 4
         assert len(server.requests) == calls and "--judge-budget" in rows_of("error")[0][-1]
@@ -725,15 +722,15 @@ def test_ruler_on_a_file(command, capsys):
 
 BAD_COMMANDS = cases("""
 grade --responses none.jsonl | --responses none.jsonl: no such file
-grade --judge-price 1 | --judge-price 1: expected IN,OUT
+grade --judge-price 1 | --judge-price: '1' given, expected IN,OUT
 grade --judge-budget 1 | --judge-budget: needs --judge-price
 grade --judge-concurrency 0 | --judge-concurrency
 grade --no-such-flag | --help lists the flags
 grade --out . | --out .
 grade --out . --overwrite | --out .
 grade --judge-base-url nowhere | --judge-base-url nowhere
-grade --data none.json | --data none.json: [Errno 2] No such file
-audit | r.json, row 1: no "ratings"
+grade --data none.json | --data none.json: cannot be read as JSON: [Errno 2] No such file
+audit | r.json, row 1: "ratings" is
 ruler --ruler-rubric none.txt | --ruler-rubric none.txt
 """)
 
@@ -755,7 +752,7 @@ BAD_ANSWERS = cases("""
 {"task_id": "a", "response": [{"role": "user", "content": "x"}]} | must be the assistant's
 {"ratings": {"3": "yes"}} | r.json, row 1: "ratings" is
 {"ratings": {"1": "maybe"}} | r.json, row 1: "ratings" is
-{"ratings": []} | r.json, row 1: no "ratings"
+{"ratings": []} | r.json, row 1: "ratings" is
 """)
 
 
