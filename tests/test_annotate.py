@@ -1,19 +1,20 @@
 """annotate.py without a browser: blind sides, the log, agreement, export, attacks on the wire.
 
 The same promises in a real Chromium are in test_annotate_browser.py. Servers that are killed here
-are real processes on a real port, forked from this one.
+are real processes on a real port.
 """
 
 import concurrent.futures
 import errno
 import hashlib
 import json
-import multiprocessing
 import os
 import re
 import secrets
 import signal
+import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from pathlib import Path
@@ -29,7 +30,6 @@ from parts import files, stats, votes
 from parts.files import UserError
 from tiny import pair_rows, tiny_model, write_rows
 
-LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="forks and signals")
 ORIGIN = "http://127.0.0.1:5050"
 
 
@@ -62,7 +62,7 @@ def stopped(app):
 SHA = hashlib.sha256(annotate.GUIDELINES.encode()).hexdigest()
 BODY = {"guidelines_sha256": SHA, "ts_client": "2026-01-02T03:04:05.678Z", "comment": ""}
 BODY |= {"reasons": [], "ms_active": 5000, "ms_wall": 6000, "undoes": None, "item": None}
-BODY |= {"choice": None, "strength": None}
+BODY |= {"event": "vote"}
 
 
 class Rater:
@@ -71,7 +71,7 @@ class Rater:
 
     def __init__(self, to, name="ann"):
         self.post = client_post(to) if hasattr(to, "test_client") else to
-        self.name, self.session = name, secrets.token_hex(8)
+        self.name = name
         self.ask()
 
     def ask(self):
@@ -80,14 +80,17 @@ class Rater:
         return self.state
 
     def body(self, choice="left", **changes):
-        kind, item = choice if choice in ("skip", "undo") else "vote", self.state["item"]
-        body = BODY | {"event": kind, "event_id": secrets.token_hex(8), "annotator": self.name}
-        body |= {"session": self.session, "step": self.state["step"]}
-        if kind == "undo":
-            return body | {"undoes": self.state["undoes"]} | changes
-        if kind == "vote":
-            body |= {"choice": choice, "strength": 2 if choice in ("left", "right") else 0}
-        return body | {"item": item and item["item"]} | changes
+        """What the page sends for left, right, tie, both_bad, skip or undo."""
+        body = BODY | {"event_id": secrets.token_hex(8), "annotator": self.name, "choice": choice}
+        body |= {"session": self.name, "step": self.state["step"]}
+        body |= {"strength": 2 if choice in ("left", "right") else 0}
+        if choice in ("skip", "undo"):
+            body |= {"event": choice, "choice": None, "strength": None}
+        if choice == "undo":
+            body |= {"undoes": self.state["undoes"]}
+        elif self.state["item"]:
+            body |= {"item": self.state["item"]["item"]}
+        return body | changes
 
     def send(self, body):
         status, data = self.post("/vote", body)
@@ -611,33 +614,30 @@ def test_blind_on_the_wire(tmp_path):
 # ---- real processes ----
 
 
-def run_server(argv, output):
-    """In the child: the stage's main, as the command line runs it."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
-    os.closerange(3, 1024)  # pipes of a browser that runs already: it would wait for us at its end
-    sys.stdout = sys.stderr = open(output, "w", buffering=1)  # noqa: SIM115
-    files.command(lambda: annotate.main(argv))
-
-
 class Server:
-    """annotate.py in a process of its own, on a free port."""
+    """annotate.py in a process of its own, on a free port; `folder` holds the project."""
 
-    def __init__(self, out, *flags, items=None):
-        self.out, self.output = Path(out), Path(f"{out}.txt")
-        self.output.write_text("")
-        given = ["--items", str(items)] if items else []
-        argv = ["--out", str(out), "--port", "0", "--repeat", "0", *given, *flags]
-        context = multiprocessing.get_context("fork")
-        self.process = context.Process(target=run_server, args=(argv, self.output), daemon=True)
-        self.process.start()
+    def __init__(self, *words, port=0, folder=REPO):
+        command = [sys.executable, "annotate.py", *map(str, words), "--port", str(port)]
+        self.output = tempfile.NamedTemporaryFile()  # noqa: SIM115
+        self.process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=os.environ | {"PYTHONUNBUFFERED": "1"},
+            stdout=self.output,
+            stderr=subprocess.STDOUT,
+            # a background job ignores Ctrl-C
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
         found = None
-        while not found and self.process.is_alive():
+        while not found and self.process.poll() is None:
             time.sleep(0.02)
             found = re.search(r"http://127.0.0.1:(\d+)", self.text())
-        self.port = int(found[1]) if found else None
+        assert found, self.text()
+        self.port = int(found[1])
 
     def text(self):
-        return self.output.read_text()
+        return Path(self.output.name).read_text()
 
     def poster(self):
         """post(path, body) → (status, JSON) over a real connection."""
@@ -651,13 +651,8 @@ class Server:
         return post
 
     def stop(self, number=signal.SIGTERM):
-        os.kill(self.process.pid, number)
-        deadline = time.monotonic() + 30  # join() waits for a pipe that run_server has closed
-        while self.process.is_alive() and time.monotonic() < deadline:
-            time.sleep(0.02)
-        code = self.process.exitcode
-        self.process.kill()
-        return code
+        self.process.send_signal(number)
+        return self.process.wait(30)
 
 
 @pytest.mark.slow
@@ -672,8 +667,6 @@ def test_kills_under_load(monkeypatch, tmp_path):
     assert (numbers["votes"], numbers["kills"]) == (240, 3)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # fork beside threads
-@LINUX
 def test_start_stop_and_go_on(tmp_path):
     """Stopped before its first vote it leaves no trace and starts again, also with other items.
     With votes the same command goes on, with the flags of before; other items and a second
@@ -681,10 +674,10 @@ def test_start_stop_and_go_on(tmp_path):
     with its token and a warning about TLS."""
     one, two = (write_rows(tmp_path / f"{n}.jsonl", item_rows(n)) for n in (6, 7))
     out, new = tmp_path / "run", tmp_path / "new"
-    tunnel = Server(out, "--allow-host", "tunnel.example", items=two)
+    tunnel = Server("--out", out, "--allow-host", "tunnel.example", "--items", two)
     assert len(re.findall(r"/\?token=[\w-]{43}", tunnel.text())) == 1 and "no TLS" in tunnel.text()
     assert tunnel.stop() == 0 and list(out.iterdir()) == []
-    first = Server(out, "--overlap", "3", "--no-exact-time", items=one)
+    first = Server("--out", out, "--overlap", 3, "--no-exact-time", "--items", one)
     Rater(first.poster()).vote("left")
     again = ["--out", str(out), "--port", "0"]
     with pytest.raises(UserError, match="another server is using this folder"):
@@ -698,5 +691,5 @@ def test_start_stop_and_go_on(tmp_path):
     assert (args.overlap, args.no_exact_time) == (3, True)
     with pytest.raises(UserError, match="holds other items than"):
         annotate.main([*again, "--items", two])
-    third = Server(out, items=one)
+    third = Server("--out", out, "--items", one)
     assert "1 votes so far" in third.text() and third.stop() == 0

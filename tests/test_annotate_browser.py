@@ -10,12 +10,10 @@ import threading
 
 import pytest
 
-import annotate
 from conftest import browser_or_skip
-from test_annotate import LINUX, Server, export, item_rows, log_of
+from test_annotate import Server, export, item_rows, log_of
 from tiny import write_rows
 
-pytestmark = [LINUX, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 PAUSE = 330  # ms, a little more than in annotate.js
 TIE = '[data-choice="tie"]'
 
@@ -118,21 +116,22 @@ def serve(tmp_path):
     """serve(rows, *flags): a running server; stopped at the end."""
     servers = []
 
-    def make(rows, *flags):
-        items = rows and write_rows(tmp_path / "items.jsonl", rows)
-        servers.append(Server(tmp_path / "run", *flags, items=items))
+    def make(rows, *flags, **options):
+        if rows:
+            flags += ("--items", write_rows(tmp_path / "items.jsonl", rows))
+        servers.append(Server("--out", tmp_path / "run", "--repeat", 0, *flags, **options))
         return servers[-1]
 
     yield make
     for server in servers:
-        if server.process.is_alive():
+        if server.process.poll() is None:
             server.stop()
 
 
 # ---- a session ----
 
 
-def test_a_session_by_keyboard(serve, open_page):
+def test_a_session_by_keyboard(serve, open_page, tmp_path):
     """Ten items with every key and not one touch of the mouse until the keys are switched off. The
     log holds what was pressed: one vote for each intention, un-blinded; the console is silent."""
     server = serve(item_rows(10))
@@ -194,15 +193,15 @@ def test_a_session_by_keyboard(serve, open_page):
     assert tab.text("#title") == "Thank you, ann" and tab.errors == []
     told = "You compared 9 pairs: 5 decided, 2 ties, 2 both bad. You skipped 1."
     assert tab.text("#numbers") == told
-    events = log_of(server.out)
+    events = log_of(tmp_path / "run")
     assert [e["strength"] for e in events if e["choice"] in ("a", "b")] == [3, 2, 1, 2, 2, 2]
     assert [e["reasons"] for e in events if e["comment"]] == [["accuracy"]] * 2
     assert all(200 < e["ms_active"] <= e["ms_wall"] for e in events)
-    rows = export(server.out)
+    rows = export(tmp_path / "run")
     assert {row["chosen_model"] for row in rows if not row["tie"]} == {"good"} and len(rows) == 7
 
 
-def test_trouble_and_back(serve, open_page):
+def test_trouble_and_back(serve, open_page, tmp_path):
     """Offline, a lost acknowledgement, a reload meanwhile, a server that starts anew: the choice
     stays on the screen, the page sends it again by itself, and it is one vote."""
     server = serve(item_rows(8))
@@ -212,7 +211,7 @@ def test_trouble_and_back(serve, open_page):
     tab.press("1", wait=False)
     assert "Not saved yet" in tab.trouble() and "Clearly" in tab.text(".chosen")
     tab.nothing("2")  # no second choice while the first one waits
-    assert log_of(server.out) == []
+    assert log_of(tmp_path / "run") == []
     page.context.set_offline(False)
     tab.until(1)
     assert page.is_hidden("#banner")
@@ -227,14 +226,14 @@ def test_trouble_and_back(serve, open_page):
     server.stop()
     tab.press("b", wait=False)
     tab.trouble()
-    serve(None, "--port", str(server.port))
+    serve(None, port=server.port)
     tab.until(4)
     tab.press("u")
     assert tab.text("#title") == "Item 4 of 8"
-    assert [e["choice"] for e in log_of(server.out)][2:] == ["tie", "both_bad", None]
+    assert [e["choice"] for e in log_of(tmp_path / "run")][2:] == ["tie", "both_bad", None]
 
 
-def test_two_tabs_and_another_person(serve, open_page):
+def test_two_tabs_and_another_person(serve, open_page, tmp_path):
     """The second tab learns that the first went on, and its vote is not written. A pseudonym with
     votes asks before it goes on. The counter shows the votes of everyone."""
     server = serve(item_rows(6), "--overlap", "2")
@@ -243,7 +242,7 @@ def test_two_tabs_and_another_person(serve, open_page):
     two.start()
     one.press("1")
     two.press("2")
-    assert "another window" in two.text("#banner") and len(log_of(server.out)) == 1
+    assert "another window" in two.text("#banner") and len(log_of(tmp_path / "run")) == 1
     assert two.text("#title") == "Item 2 of 6" and two.text("#left") == one.text("#left")
     ben.page.fill("#name", "ann")
     ben.keys.press("Enter")
@@ -322,7 +321,7 @@ def look(page):
 
 
 @pytest.mark.parametrize("name", ("desk, dark", "phone, dark"))
-def test_thumbs(serve, open_page, name):
+def test_thumbs(serve, open_page, tmp_path, name):
     """One answer, good or bad by key; the keys of pairs do nothing; axe finds nothing."""
     server = serve(item_rows(3), "--thumbs")
     tab = open_page(server, **VIEWS[name])
@@ -333,7 +332,7 @@ def test_thumbs(serve, open_page, name):
     for _ in range(3):
         tab.press(tab.better("1", "2"))  # 1 is good, 2 is bad
     assert tab.text("#numbers") == "You judged 3 answers. You skipped 0."
-    votes = log_of(server.out)
+    votes = log_of(tmp_path / "run")
     assert [vote["choice"] == "ab"[int(vote["item_id"][-3:]) % 2] for vote in votes] == [True] * 3
 
 
@@ -442,8 +441,8 @@ def with_inner_html(route):
 
 
 @pytest.mark.parametrize("layer", ["text", "policy"])
-def test_hostile_texts_do_nothing(serve, open_page, stranger, tmp_path, monkeypatch, layer):
-    """Stored XSS in prompt, answers, ids, tasks, model names, guidelines, tags, comment, pseudonym.
+def test_hostile_texts_do_nothing(serve, open_page, stranger, tmp_path, layer):
+    """Stored XSS in prompt, answers, ids, tasks, model names, guidelines, comment, pseudonym.
     Each layer holds alone: with the policy stripped the text is text, and with innerHTML patched in
     the policy lets nothing run or load."""
     texts = payloads(stranger.port)
@@ -452,7 +451,6 @@ def test_hostile_texts_do_nothing(serve, open_page, stranger, tmp_path, monkeypa
     everything = "\n".join(texts)
     shown = everything.replace("\x00", "")
     (tmp_path / "guide.md").write_text(everything, encoding="utf-8")
-    monkeypatch.setattr(annotate, "REASONS", [text for text in texts if "\x00" not in text])
     row = dict.fromkeys(("id", "task", "a_model", "b_model"), everything)
     row["prompt"] = [{"role": role, "content": everything} for role in ("system", "user")]
     row |= {side: [{"role": "assistant", "content": side + everything}] for side in "ab"}
@@ -473,11 +471,10 @@ def test_hostile_texts_do_nothing(serve, open_page, stranger, tmp_path, monkeypa
             assert all(word in answer for word in ("onerror", "U+202E", "javascript:"))
         made = "main :is(img, svg, iframe, style, a, form form, link, b)"
         assert page.locator(made).count() == 0
-        assert page.locator("#reasons label").all_text_contents() == annotate.REASONS
         assert page.text_content("#guidelines-text") == shown
     page.fill("#comment", shown)
     tab.keys.press("Escape")
     tab.press("1")
     page.wait_for_timeout(300)
     assert page.evaluate("window.__xss") is None and stranger.calls == []
-    assert log_of(server.out)[0]["comment"] == shown.strip()
+    assert log_of(tmp_path / "run")[0]["comment"] == shown.strip()

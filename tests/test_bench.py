@@ -4,9 +4,9 @@ taken, what both sides are given; and one comparison from end to end at toy size
 import importlib
 import json
 import math
-import statistics
 import sys
 
+import numpy as np
 import pytest
 
 import common
@@ -29,46 +29,43 @@ def pair_run(side, loop=1.0, losses=(0.7, 0.6), **more):
 # ---- what must agree ----
 
 
-@pytest.mark.parametrize(
-    "task, change, word",
-    [
-        ("dpo", {"losses": (0.7, 0.60009)}, None),  # 9e-5 off: rounding
-        ("dpo", {"losses": (0.7, 0.60011)}, "step 2"),  # 1.1e-4 off: another computation
-        ("dpo", {"losses": (0.7,)}, "2 steps against 1"),  # a peer that stops early would be fast
-        ("dpo", {"losses": (0.7, math.nan)}, "step 2"),  # NaN compares as False
-        ("dpo", {"losses": ()}, "2 steps against 0"),
-        ("dpo", {"weight_norm": 100.0 * (1 + 0.9e-5)}, None),
-        ("dpo", {"weight_norm": 100.0 * (1 + 1.1e-5)}, "weights"),
-        ("dpo", {"weight_norm": math.nan}, "weights"),
-        ("ppo", {"tokens": 1029}, None),
-        ("ppo", {"tokens": 1040}, "tokens"),
-        ("ppo", {"updates": 4}, "updates"),
-        ("grpo", {"tokens": 500, "losses": ()}, None),  # they draw their own: time is per token
-    ],
-)
+@pytest.mark.parametrize("task, change, word", [
+    ("dpo", {"losses": (0.7, 0.60009)}, None),  # 9e-5 off: rounding
+    ("dpo", {"losses": (0.7, 0.60011)}, "step 2"),  # 1.1e-4 off: another computation
+    ("dpo", {"losses": (0.7,)}, "2 steps against 1"),  # a peer that stops early would be fast
+    ("dpo", {"losses": (0.7, math.nan)}, "step 2"),  # NaN compares as False
+    ("dpo", {"weight_norm": 100.0 * (1 + 0.9e-5)}, None),
+    ("dpo", {"weight_norm": 100.0 * (1 + 1.1e-5)}, "weights"),
+    ("dpo", {"weight_norm": math.nan}, "weights"),
+    ("ppo", {"tokens": 1029}, None),
+    ("ppo", {"tokens": 1040}, "tokens"),
+    ("ppo", {"updates": 4}, "updates"),
+    ("grpo", {"tokens": 500, "losses": ()}, None),  # they draw their own: time is per token
+])  # fmt: skip
 def test_runs_that_may_not_be_compared(task, change, word):
     """A step skipped, rows dropped or another schedule would all be faster, and all show here."""
-    ours, theirs = pair_run("ours", updates=16), pair_run("plain", **{"updates": 16, **change})
-    for why in (bench.differs(task, ours, theirs), bench.differs(task, theirs, ours)):
-        assert (why is None) == (word is None)
-    assert word is None or word in bench.differs(task, ours, theirs)
+    ours, theirs = pair_run("ours", updates=16), pair_run("plain", **{"updates": 16} | change)
+    one, two = bench.differs(task, ours, theirs), bench.differs(task, theirs, ours)
+    assert (one is None) == (two is None) == (word is None) and (word or "") in (one or "")
 
 
-@pytest.mark.parametrize("last", [0.6, 0.5])
-def test_no_table_when_the_losses_differ(last, monkeypatch, tmp_path):
+def test_no_table_when_the_losses_differ(monkeypatch, tmp_path):
     """The refusal ends the command before anything is written; with equal losses the same command
     writes table and rows."""
+    last = {"plain": 0.5}
 
     def told(args, place, side, **settings):
-        return pair_run(side, losses=(0.7, last if side == "plain" else 0.6))
+        return pair_run(side, losses=(0.7, last.get(side, 0.6)))
 
     monkeypatch.setattr(bench, "one_run", told)
     monkeypatch.setattr(bench, "run_child", lambda *args: None)
-    try:
-        bench.main(["dpo", "--rounds", "1", "--out", str(tmp_path)])
-    except bench.Refused as error:
-        assert "losses of step 2" in str(error) and "no ratio" in str(error) and last == 0.5
-    assert sorted(f.name for f in tmp_path.iterdir()) == ["dpo.jsonl", "dpo.md"] * (last == 0.6)
+    command = ["dpo", "--rounds", "1", "--out", str(tmp_path)]
+    with pytest.raises(bench.Refused, match="(?s)losses of step 2.*no ratio"):
+        bench.main(command)
+    assert list(tmp_path.iterdir()) == []
+    last.clear()
+    bench.main(command)
+    assert sorted(f.name for f in tmp_path.iterdir()) == ["dpo.jsonl", "dpo.md"]
 
 
 def test_two_samples_of_one_distribution():
@@ -125,14 +122,16 @@ def test_command_lines_of_two_editions(task, monkeypatch, tmp_path):
     args = bench.parse_args(["dpo", "--edition", str(tmp_path)])
     s = dict(task=task, folder="work", out="run", micro_tokens=64, steps=2, new_tokens=8)
     stage, flags = work.stage_flags(**s)
-    more = {tmp_path: {"--ref-cache"}, REPO: set()}
-    monkeypatch.setattr(bench, "known_flags", lambda root, script: {*flags} | more[root])
-    words, here = bench.command_line(args, "ours", s)
-    assert here == REPO and words == [f"{stage}.py", *(x for pair in flags.items() for x in pair)]
-    known = importlib.import_module(stage).parse_args(words[1:])
-    assert (known.micro_tokens, str(known.out), known.steps) == (64, "run", 2)
-    there = bench.command_line(args, "edition", s)
-    assert there == ([*words, "--ref-cache", "run-cache"], tmp_path)
+    known = {tmp_path: {*flags, "--ref-cache"}, REPO: {*flags}}
+    monkeypatch.setattr(bench, "known_flags", lambda root, script: known[root])
+    words = [f"{stage}.py", *(x for pair in flags.items() for x in pair)]
+    assert bench.command_line(args, "ours", s) == (words, REPO)
+    assert bench.command_line(args, "edition", s) == (
+        [*words, "--ref-cache", "run-cache"],
+        tmp_path,
+    )
+    read = importlib.import_module(stage).parse_args(words[1:])
+    assert (read.micro_tokens, str(read.out), read.steps) == (64, "run", 2)
 
 
 # ---- what both are given ----
@@ -145,14 +144,12 @@ def tokenizer():
 
 def test_lengths_of_the_work():
     """prompt + chosen: median 140, 90th percentile 365, nothing above 384 with either answer, 30 %
-    of it the answer. Of 4000 rows the median is within 3 standard errors, 3 · 1.25 · .748 /
-    √4000."""
-    lengths = [work.row_lengths(i) for i in range(4000)]
-    total = sorted(a + b for a, b, _ in lengths)
-    assert statistics.median(total) == pytest.approx(140, rel=0.044)
-    assert total[3600] == pytest.approx(365, rel=0.06)
-    assert total[-1] == 384 and max(a + c for a, _, c in lengths) <= 384
-    assert sum(b for _, b, _ in lengths) / sum(total) == pytest.approx(0.3, abs=0.01)
+    of it the answer."""
+    prompt, chosen, rejected = np.array([work.row_lengths(i) for i in range(4000)]).T
+    total = prompt + chosen
+    assert np.quantile(total, (0.5, 0.9)) == pytest.approx((140, 365), rel=0.044)
+    assert total.max() == 384 and (prompt + rejected).max() <= 384
+    assert chosen.sum() / total.sum() == pytest.approx(0.3, abs=0.01)
 
 
 def test_rows_have_these_lengths(tokenizer):
@@ -171,11 +168,10 @@ def test_rubric_and_letter_reward_agree(tokenizer):
     """GRPO: ours is paid by a rubric of checks, TRL by a function; both must pay the same."""
     texts = [row["chosen"] * k for row in work.make_rows(6, tokenizer) for k in (1, 2, 5)]
     texts += [texts[-1].upper(), ""]
-    row = judge.read_row(work.rubric_rows(["x"])[0])
-    grades = judge.grade_answers([row] * len(texts), texts, None)
-    expected = [work.letter_reward(text) for text in texts]
-    assert [grade.score for grade in grades] == pytest.approx(expected)
-    assert len(set(expected)) > 3  # a constant reward would train nothing
+    rows = [judge.read_row(work.rubric_rows(["x"])[0])] * len(texts)
+    scores = [grade.score for grade in judge.grade_answers(rows, texts, None)]
+    assert scores == pytest.approx([work.letter_reward(text) for text in texts])
+    assert len(set(scores)) > 3  # a constant reward would train nothing
 
 
 @pytest.mark.slow

@@ -94,10 +94,13 @@ def committed(kind):
     return found
 
 
+def model_of(report, name):
+    return next(row for row in report["models"] if row["name"].endswith(name))
+
+
 def utility(report, name):
     """A model's mean utility by the simulated recruiter."""
-    row = next(row for row in report["models"] if row["name"].endswith(name))
-    return row["gold"]["value"]
+    return model_of(report, name)["gold"]["value"]
 
 
 @pytest.mark.parametrize("name, gain, wins", [("dpo", 0.20, 0.75), ("ppo", 0.15, 0.65)])
@@ -107,16 +110,10 @@ def test_committed_policies_reach_their_targets(name, gain, wins):
     gains, rates = [], []
     for report in committed("compare"):
         gains.append(utility(report, name) - utility(report, "tiny-base"))
-        (pair,) = (
-            row
-            for row in report["comparisons"]
-            if row["scorer"] == "gold"
-            and row["a"].endswith(name)
-            and row["b"].endswith("tiny-base")
-        )
+        pairs = (row for row in report["comparisons"] if row["scorer"] == "gold")
+        (pair,) = (r for r in pairs if r["a"].endswith(name) and r["b"].endswith("tiny-base"))
         rates.append(pair["win_rate"]["value"])
-        assert pair["verdict"] == "better"
-        assert next(m for m in report["models"] if m["name"].endswith(name))["kl"]["low"] > 0
+        assert pair["verdict"] == "better" and model_of(report, name)["kl"]["low"] > 0
     assert sum(gains) / 3 >= gain and sum(rates) / 3 >= wins
 
 

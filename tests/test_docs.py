@@ -228,22 +228,12 @@ class Shop:
 
     def session(self, words):
         """A served page: two people vote on everything, then it is stopped."""
-        command = [sys.executable, "annotate.py", *words, "--port", "0"]
-        with subprocess.Popen(command, cwd=self.copy, stdout=subprocess.PIPE, text=True) as server:
-            seen = []
-            for text in server.stdout:
-                seen.append(text)
-                if port := re.search(r"http://127\.0\.0\.1:(\d+)", text):
-                    break
-            assert seen and port, "".join(seen)
-            post = Server.poster(SimpleNamespace(port=int(port[1])))
-            for name in ("ann", "ben"):
-                rater = Rater(post, name)
-                while rater.state["item"]:
-                    rater.vote("left" if rater.state["item"]["item"] % 2 else "right")
-            server.terminate()
-            server.stdout.read()
-            assert server.wait(30) == 0
+        server = Server(*words, folder=self.copy)
+        for name in ("ann", "ben"):
+            Rater(server.poster(), name).vote_all(
+                lambda r: ("right", "left")[r.state["item"]["item"] % 2]
+            )
+        assert server.stop() == 0
 
 
 @pytest.fixture(scope="module")

@@ -93,7 +93,7 @@ BUDGETS |= {  # the sum of a folder's files
     "docs": 2250,
     "reports": 3400,
     "notebooks": 950,
-    "tests": 158_400,  # planned 130 000; to be lowered as tests merge
+    "tests": 136_500,  # planned 130 000; to be lowered as tests merge
 }
 RUNTIME = {"torch", "transformers", "tokenizers", "safetensors", "flask", "numpy", "tqdm"}
 RUNTIME |= {"requests", "wandb"}  # wandb only where it is asked for, inside a function

@@ -12,25 +12,23 @@ HOSTILE = (
 
 
 def report(text="A"):
-    """A normal report: two answers, two charts, two tables, statistics, texts and an appendix; `text` in every slot."""
+    """A normal report: two answers, two charts, two tables, statistics, texts and an appendix;
+    `text` in every slot."""
     wins = {"value": 0.84, "low": 0.78, "high": 0.88}
     points = [(k, 0.4 + k / 100, 0.35 + k / 100, 0.45 + k / 100) for k in range(20)]
     models = [[f"{name} {text}", number(wins, 1, percent=True), 41.5] for name in ("DPO", "PPO")]
     grid = [["Women", Light(f"none {text}", "green", f"d 0.02 {text}"), Light("difference", "red")]]
     plots = [
-        line_plot(
-            f"Score {text}", {f"DPO {text}": points}, f"x {text}", "y", [(3, f"jump {text}")]
-        ),
-        interval_plot(f"Wins {text}", [(f"DPO {text}", 0.84, 0.78, 0.88)], 0.5, (0.45, 0.55), text),
+        line_plot(f"Score {text}", {f"DPO {text}": points}, text, "y", [(3, f"jump {text}")]),
+        interval_plot(f"Wins {text}", [(f"DPO {text}", *wins.values())], 0.5, (0.45, 0.55), text),
     ]
-    names = ["model", f"wins {text}", "tokens"]
+    models = table(["model", f"wins {text}", "tokens"], models, text)
+    hashes = table(["file", "hash"], [[text, text]])
     return [
-        section(f"Who wins {text}", f"DPO. {text}", table(names, models, text), plots, "answer"),
+        section(f"Who wins {text}", f"DPO. {text}", models, plots, "answer"),
         section("Is anyone harmed", "No.", table(["group", "Base", "DPO"], grid), level="answer"),
         section("Answers", cards=[card(text, [(f"prompt {text}", text)], kinds=["best"])]),
-        section(
-            "Method", [text, "By hand."], table(["file", "hash"], [[text, text]]), (), "appendix"
-        ),
+        section("Method", [text, "By hand."], hashes, (), "appendix"),
     ]
 
 
@@ -43,65 +41,68 @@ def browser():
         browser.close()
 
 
-def visit(browser, path, width=1280, scheme="light"):
-    """(page, addresses asked for, what the console and dialogs said)."""
-    page = browser.new_context(
-        viewport={"width": width, "height": 800}, color_scheme=scheme
-    ).new_page()
-    asked, said = [], []
-    page.on("request", lambda request: asked.append(request.url))
-    page.on("console", lambda message: said.append(message.text))
-    page.on("dialog", lambda dialog: (said.append(dialog.message), dialog.dismiss()))
-    page.goto(path.as_uri())
-    return page, asked, said
+@pytest.fixture
+def visit(tmp_path, browser):
+    """visit(text, *what write_page takes, slip, **context): (page, its HTML, addresses asked for,
+    what the console and dialogs said) of `report(text)`; `slip` is HTML in the place of a text."""
+
+    def open_page(text="A", *more, slip="By hand.", width=1280, scheme="light"):
+        path = tmp_path / "page.html"
+        pages.write_page(path, text, report(text), *more)
+        html = path.read_text(encoding="utf-8").replace("By hand.", slip)
+        path.write_text(html, encoding="utf-8")
+        window = {"width": width, "height": 800}
+        page = browser.new_context(viewport=window, color_scheme=scheme).new_page()
+        asked, said = [], []
+        page.on("request", lambda request: asked.append(request.url))
+        page.on("console", lambda message: said.append(message.text))
+        page.on("dialog", lambda dialog: (said.append(dialog.message), dialog.dismiss()))
+        page.goto(path.as_uri())
+        return page, html, asked, said
+
+    return open_page
 
 
-def test_hostile_text_is_text_in_every_slot(tmp_path, browser):
-    """A model's answer, a name of a folder, a column of a user's CSV: each may hold markup. It is shown letter by letter, a
-    steering character by its code point, and nothing runs, asks the network or changes the page's structure."""
-    pages.write_page(tmp_path / "bad.html", HOSTILE, report(HOSTILE), HOSTILE, "let fine = 1")
-    pages.write_page(tmp_path / "good.html", "A", report(), "A", "let fine = 1")
-    bad, asked, said = visit(browser, tmp_path / "bad.html")
-    good, *_ = visit(browser, tmp_path / "good.html")
-    assert (len(asked), said) == (1, [])
-    count = "document.querySelectorAll('*').length"
-    assert bad.evaluate(count) == good.evaluate(count)
-    html = (tmp_path / "bad.html").read_text(encoding="utf-8")
+def test_hostile_text_is_text_in_every_slot(visit):
+    """A model's answer, a name of a folder, a column of a user's CSV: each may hold markup. It is
+    shown letter by letter, a steering character by its code point, and nothing runs, asks the
+    network or changes the page's structure."""
+    good, *_ = visit("A", "A", "let fine = 1")
+    elements = good.locator("*").count()
+    bad, html, asked, said = visit(HOSTILE, HOSTILE, "let fine = 1")
+    assert (len(asked), said) == (1, []) and bad.locator("*").count() == elements
     assert "\u202e" not in html and "\x1b" not in html and "<img" not in html
     assert html.count("{{7*7}}[U+001B]") == html.count("[U+202E]") > 15
 
 
-def test_policy_refuses_what_slips_in(tmp_path, browser):
-    """Were a text ever unescaped, the page's policy still stops it: no script but ours, no request."""
-    pages.write_page(tmp_path / "page.html", "A", report(), script="document.title = 'ran'")
-    html = (tmp_path / "page.html").read_text(encoding="utf-8")
+def test_policy_refuses_what_slips_in(visit):
+    """Were a text ever unescaped, the page's policy still stops it: no script but ours, no
+    request."""
     slip = "<script>document.title = 'evil'</script><img src='https://evil.example/x'>"
-    (tmp_path / "page.html").write_text(html.replace("By hand.", slip), encoding="utf-8")
-    page, _, said = visit(browser, tmp_path / "page.html")
+    page, _, _, said = visit("A", "", "document.title = 'ran'", slip=slip)
     assert page.title() == "ran" and len(said) == 2
     assert "script-src" in said[0] and "img-src" in said[1] and "has been blocked" in said[1]
 
 
 @pytest.mark.parametrize("width", [390, 1280])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_and_width(tmp_path, browser, width, scheme):
-    """Phone and laptop, light and dark: nothing wider than the window, no finding of axe-core with all details open."""
+def test_axe_and_width(visit, width, scheme):
+    """Phone and laptop, light and dark: nothing wider than the window, no finding of axe-core with
+    all details open."""
     axe = pytest.importorskip("axe_playwright_python.sync_playwright")
-    pages.write_page(tmp_path / "page.html", "Which model is better?", report("B"))
-    page, *_ = visit(browser, tmp_path / "page.html", width, scheme)
+    page, *_ = visit("B", width=width, scheme=scheme)
     page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     found = axe.Axe().run(page).response["violations"]
     assert [(each["id"], each["nodes"][0]["html"]) for each in found] == []
 
 
-def test_first_screen_and_print(tmp_path, browser):
-    """The sentences stand above the charts, the charts above the tables; statistics are folded away. On paper: two pages."""
-    pages.write_page(tmp_path / "page.html", "Which model is better?", report())
-    page, *_ = visit(browser, tmp_path / "page.html")
-    top = [
-        page.locator(s).first.bounding_box()["y"] for s in ("section p", "figure", "main > .scroll")
-    ]
+def test_first_screen_and_print(visit, tmp_path):
+    """The sentences stand above the charts, the charts above the tables; statistics are folded
+    away. On paper: two pages."""
+    page, *_ = visit()
+    order = ("section p", "figure", "main > .scroll")
+    top = [page.locator(selector).first.bounding_box()["y"] for selector in order]
     assert top == sorted(top) and top[0] < 200
     assert not page.get_by_text("By hand.").is_visible()
     page.pdf(path=tmp_path / "page.pdf", format="A4")
@@ -109,7 +110,8 @@ def test_first_screen_and_print(tmp_path, browser):
 
 
 def test_printed_report(capsys):
-    """The terminal shows the answers alone, in aligned columns, and no escape sequence of a text reaches it."""
+    """The terminal shows the answers alone, in aligned columns, and no escape sequence of a text
+    reaches it."""
     pages.print_report("Which model is better?", report())
     lines = capsys.readouterr().out.splitlines()
     assert lines[:4] == ["Which model is better?", "", "Who wins A", "DPO. A"]
@@ -120,27 +122,23 @@ def test_printed_report(capsys):
 
 
 def test_table_of_the_first_screen():
-    """More than six columns are statistics, not an answer. Numbers are aligned to the right, texts to the left."""
+    """More than six columns are statistics, not an answer. Numbers are aligned to the right, texts
+    to the left."""
     with pytest.raises(ValueError, match="six columns"):
         section("x", "", table(list("abcdefg"), []), level="answer")
-    cells = table(
-        ["", "n", "p", "word"], [["7", 1, "< 0.001", "9 of 10"], ["8", None, "–", "none"]]
-    )
-    assert cells["numeric"] == [False, True, True, False]
+    rows = [["7", 1, "< 0.001", "9 of 10"], ["8", None, "–", "none"]]
+    assert table(["", "n", "p", "word"], rows)["numeric"] == [False, True, True, False]
 
 
-def test_geometry_of_a_line_plot():
-    """Axis 0 to 4 and 0 to 1 (by hand): (1, 0.5) lies at 25 % and 50 %; without any point there is no chart."""
-    plot = line_plot(
-        "t", {"a": [(0, 0.0), (1, 0.5), (2, None), (4, 1.0)]}, marks=[(2, "one"), (2, "two")]
-    )
+def test_geometry_of_plots():
+    """Axis 0 to 4 and 0 to 1 (by hand): (1, 0.5) lies at 25 % and 50 %; without any point there is
+    no chart. A filled marker claims an effect: [0.1, 0.3] has one, [-0.1, 0.3] has none; a number
+    alone claims what it is."""
+    points = {"a": [(0, 0.0), (1, 0.5), (2, None), (4, 1.0)]}
+    plot = line_plot("t", points, marks=[(2, "one"), (2, "two")])
     assert plot["lines"][0]["path"] == "M0.0,100.0L25.0,50.0L100.0,0.0"
     assert plot["marks"] == [{"at": 50.0, "text": "x 2: one; two"}]
     assert line_plot("t", {"a": [(0, None)]}) is None and interval_plot("t", []) is None
-
-
-def test_interval_marker_says_whether_zero_is_outside():
-    """A filled marker claims an effect: [0.1, 0.3] has one, [-0.1, 0.3] has none; a number alone claims what it is."""
     rows = [("a", 0.2, 0.1, 0.3), ("b", 0.1, -0.1, 0.3), ("c", 0.2, None, None), ("d", None, 0, 1)]
     drawn = interval_plot("t", rows, zero=0)["rows"]
     assert [(row["name"], row["full"]) for row in drawn] == [("a", True), ("b", False), ("c", True)]

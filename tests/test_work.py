@@ -95,40 +95,33 @@ def test_an_inexact_family_computes_two_rows(dtype, tmp_path, monkeypatch, capsy
     model.compute_dtype = dtype
     assert shared_prompt.can_share(model, pairs, common.pad_rows) is True
     real = shared_prompt.layer_masks
-    no_window = torch.zeros((), dtype=torch.long)
-    monkeypatch.setattr(
-        shared_prompt, "layer_masks", lambda m, sees, p: real(m, sees, p * no_window)
-    )
+    monkeypatch.setattr(shared_prompt, "layer_masks", lambda m, sees, p: real(m, sees, 0 * p))
     assert shared_prompt.can_share(model, pairs, common.pad_rows) is False
-    assert (
-        "computed twice per pair: one shared row is not exact here (differs by"
-        in capsys.readouterr().out
-    )
+    assert "one shared row is not exact here (differs by" in capsys.readouterr().out
     monkeypatch.setitem(EXTRA_FAMILIES, "bloom", dict(hidden_size=32, n_layer=1, n_head=2))
     bloom = common.load_policy(tiny_model("bloom", tmp_path))
     assert shared_prompt.can_share(bloom, pairs, common.pad_rows) is False
     assert np.array_equal(pairs.columns(), 2 * pairs.lengths())
 
 
-def columns_of(monkeypatch, stage, data, model, out, *flags):
+def columns_of(monkeypatch, stage, *argv):
     """Columns that pass through the trunk in forwards that record a gradient, and in the others,
     of one run."""
     seen = {True: 0, False: 0}
     real = common.load_policy if stage is dpo else common.load_reward_model
 
+    def count(module, args, kwargs):
+        columns = (args[0] if args else kwargs["input_ids"]).numel()
+        seen[torch.is_grad_enabled()] += columns
+
     def load(*args, **kwargs):
         model = real(*args, **kwargs)
-
-        def count(module, args, kwargs):
-            columns = (args[0] if args else kwargs["input_ids"]).numel()
-            seen[torch.is_grad_enabled()] += columns
-
         model.base_model.register_forward_pre_hook(count, with_kwargs=True)
         return model
 
     with monkeypatch.context() as patch:
         patch.setattr(common, real.__name__, load)
-        train(stage, data, model, out, *flags)
+        train(stage, *argv, "--micro-tokens", 1, "--eval-every", 0)
     return seen
 
 
@@ -139,22 +132,18 @@ def test_each_prompt_is_computed_once(tmp_path, monkeypatch, llama_folder):
     three epochs as in one of one, and SimPO, which has no reference, leaves out that sum."""
     data, tokenizer = write_pairs(tmp_path / "p.jsonl", 8), common.load_tokenizer(llama_folder)
     pairs = common.load_pairs([data], tokenizer, 512)
-    once = int(pairs.prompts.lengths().sum() + pairs.chosen.lengths().sum())
-    once += int(pairs.rejected.lengths().sum())
+    parts = pairs.prompts, pairs.chosen, pairs.rejected
+    once = sum(int(part.lengths().sum()) for part in parts)
     assert 2 * pairs.lengths().sum() > 1.4 * once
-    runs = {
-        "simpo": (dpo, "--loss-type", "simpo", "--max-new-tokens", 1),
-        "one": (dpo, "--max-new-tokens", 1),
-        "three": (dpo, "--steps", 3, "--max-new-tokens", 1),
-        "reward": (reward_train,),
-    }
-    seen = {}
-    for name, (stage, *flags) in runs.items():
-        flags = ("--micro-tokens", 1, "--eval-every", 0, *flags)
-        seen[name] = columns_of(monkeypatch, stage, data, llama_folder, tmp_path / name, *flags)
-    assert seen["reward"][True] == seen["one"][True] == once
-    assert seen["one"][False] - seen["simpo"][False] == once
-    assert seen["three"] == {True: 3 * once, False: seen["one"][False]}
+
+    def seen(name, stage, *flags):
+        return columns_of(monkeypatch, stage, data, llama_folder, tmp_path / name, *flags)
+
+    short = "--max-new-tokens", 1
+    one = seen("one", dpo, *short)
+    assert seen("reward", reward_train)[True] == one[True] == once
+    assert one[False] - seen("simpo", dpo, "--loss-type", "simpo", *short)[False] == once
+    assert seen("three", dpo, "--steps", 3, *short) == {True: 3 * once, False: one[False]}
 
 
 # ---- the rollout ----
