@@ -149,7 +149,7 @@ def command(name, world, out, *flags):
     return stage, [*map(str, argv), *map(str, flags)]
 
 
-SHARDED = ["sft", "reward_train", "dpo", "ppo-rm", "ppo-shared", "grpo_rubric", "grpo_agent"]
+SHARDED = "sft reward_train dpo ppo-rm ppo-shared grpo_rubric grpo_agent".split()
 # LoRA is refused with --fsdp, and the judge knows no shards
 NAMES = [*SHARDED, "dpo-lora", "grpo_rubric-judge"]
 CASES = [(name, "two") for name in NAMES] + [(name, "fsdp") for name in SHARDED]

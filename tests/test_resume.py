@@ -63,10 +63,11 @@ def outcome(out):
     return metrics, statistics, logs, (out / "model.safetensors").read_bytes()
 
 
-NAMES = [*STAGES, "ppo-rm", "ppo-policy", "ppo-shared", "reward_train-lora", "dpo-lora"]
+NAMES = """sft reward_train dpo ppo-rm ppo-policy ppo-shared grpo_rubric grpo_agent
+reward_train-lora dpo-lora""".split()
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "ppo"])
+@pytest.mark.parametrize("name", NAMES)
 def test_cut_off_and_resumed(name, train, cut_off, tmp_path, capsys):
     """Stopped after step 1, cut off in step 5, resumed from 3. Forgotten moments, a restarted
     schedule, a batch drawn twice, a reference built from the resumed policy, rows of step 4 that
