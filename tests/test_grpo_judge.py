@@ -11,6 +11,7 @@ import hashlib
 import json
 import random
 import re
+import threading
 import time
 from pathlib import Path
 
@@ -307,6 +308,9 @@ def test_resume_repeats_no_paid_call(uniform, texts, tmp_path, capsys):
         with pytest.raises(UserError, match="HTTP 401"):
             run(uniform, texts["text"], out, server, *flags)
         assert [row["step"] for row in trained(read(out / "metrics.jsonl"))] == [1, 2]
+        for worker in threading.enumerate():  # what it still asks is refused, too
+            if worker.name.startswith("judge"):
+                worker.join()
         server.script = lambda asked: None
         run(uniform, texts["text"], out, server, *flags, "--resume")
     assert "resumed at step 2" in capsys.readouterr().out
