@@ -20,6 +20,7 @@ import common
 import dpo
 import grpo_rubric
 import ppo
+import reward_train
 from parts import runs
 
 F64 = dict(dtype=torch.float64)
@@ -65,32 +66,105 @@ def answer_rows(logits):
     return torch.stack([torch.zeros_like(letter), letter, torch.zeros_like(letter)], 1)
 
 
+# ---- DPO's relatives and the reward model, by their losses ----
+
+ONE, TWO = (dict.fromkeys(("chosen_lengths", "rejected_lengths"), n) for n in (1.0, 2.0))
+OBJECTIVES = [  # share of the labels, options, where it lands
+    (SHARE, {}, optimum()),
+    (SHARE, {"beta": 50.0}, optimum(50.0)),
+    (SHARE, {"label_smoothing": 0.1}, [0.0969, 0.3276, 0.1023, 0.4732]),
+    (0.8 * SHARE + 0.1 / 6, {"loss_type": "robust", "label_smoothing": 0.1}, optimum()),
+    (SHARE, {"loss_type": "ipo", **ONE}, [0.2993, 0.3445, 0.1843, 0.1719]),
+    (SHARE, {"loss_type": "sigmoid_norm", **TWO}, optimum(BETA / 2)),
+    (SHARE, {"loss_type": "kto", **ONE}, [0, 0.1440, 0, 0.8560]),
+    (SHARE, {"loss_type": "kto", "baseline": 0.5, **ONE}, [0, 0.1218, 0, 0.8782]),
+]
+
+
+@pytest.mark.parametrize("share, options, expected", OBJECTIVES)
+def test_where_the_objectives_land(share, options, expected):
+    """DPO finds the policy that RL is after. Smoothing shrinks labels that are probabilities
+    already; one label in ten flipped, and `robust` told so, is π*. IPO: h_i is the mean over j of
+    P(i over j) − P(j over i), over 2β = 1. `sigmoid_norm` over two tokens halves every ratio.
+    KTO: answer i is chosen in a share D and rejected in a share U; 0 and 2, with D < U, are
+    dropped, and (D − U)·σ′(β·(h − k))/π is equal for the others."""
+    ref_logps = answer_rows(REF.log()).sum(1)
+    full = {key: torch.full((12,), x, **F64) for key, x in options.items() if key in ONE}
+
+    def loss_of(logits):
+        logps = answer_rows(logits).sum(1)
+        sides = logps[CHOSEN], logps[REJECTED], ref_logps[CHOSEN], ref_logps[REJECTED]
+        losses, _, _ = dpo.dpo_loss(*sides, **{"beta": BETA} | options | full)
+        return (share * losses).sum()  # an expectation: the shares sum to 1
+
+    lands_on(torch.softmax(train(loss_of, REF.log())[0], -1), expected)
+
+
+def test_reward_model_recovers_the_reward():
+    """Scores are known up to a constant only, which centring chooses; it shrinks the differences,
+    here by less than .02. The loss ends at the entropy of the labels."""
+    for coef, bound in ((0.0, 0.001), (0.001, 0.02)):
+
+        def loss_of(r, coef=coef):
+            sides = r[CHOSEN], r[REJECTED]
+            return (SHARE * reward_train.bradley_terry_loss(*sides, center_coef=coef)).sum()
+
+        scores, loss = train(loss_of, torch.zeros(4, **F64))
+        assert (scores - scores[0] - REWARD).abs().max() < bound
+        assert not coef or abs(scores.mean()) < 0.05
+        assert loss == pytest.approx(0.5551, abs=5e-3 if coef else 5e-5)
+
+
 # ---- GRPO, by the exact expectation over all groups ----
 
 
-@pytest.mark.parametrize("scale, factor", [("loo", 1), ("center", 8 / 7)])
-def test_grpo_default_with_kl_in_the_loss(scale, factor):
-    """Every group of eight that can be drawn (165), weighted by its probability; ratio × k3 in the
-    loss. With the mean of the *other* answers it lands on π*; with `center` the mean contains the
-    answer and shrinks every advantage by (G−1)/G: π*(β·8/7)."""
-    groups = torch.tensor(list(itertools.combinations_with_replacement(range(4), 8)))
-    counts = torch.nn.functional.one_hot(groups, 4).sum(1).double()  # (165, 4)
-    orders = math.lgamma(9) - torch.lgamma(counts + 1).sum(1)  # the log of how many
+def all_groups(size):
+    """Every group of `size` answers (n, size), and a function of the policy: the expectation of
+    (n, size) advantages as a pull on each answer (4,)."""
+    groups = torch.tensor(list(itertools.combinations_with_replacement(range(4), size)))
+    counts = torch.nn.functional.one_hot(groups, 4).sum(1).double()  # (n, 4)
+    orders = math.lgamma(size + 1) - torch.lgamma(counts + 1).sum(1)  # the log of how many
+
+    def pull(advantages, share):
+        weighed = (orders + counts @ share.log()).exp()[:, None] * advantages / size
+        return torch.zeros(4, **F64).index_add(0, groups.flatten(), weighed.flatten())
+
+    return groups, pull
+
+
+SCALES = [("loo", 8, "clip", 1), ("center", 8, "clip", 8 / 7)]
+SCALES += [("loo", 4, loss, 1) for loss in ("dual", "cispo", "sapo")]
+
+
+@pytest.mark.parametrize("scale, size, loss, factor", SCALES)
+def test_grpo_default_with_kl_in_the_loss(scale, size, loss, factor):
+    """Every group that can be drawn (35 of four answers, 165 of eight), weighted by its
+    probability; ratio × k3 in the loss. With the mean of the *other* answers it lands on π*; with
+    `center` the mean contains the answer and shrinks every advantage by (G−1)/G: π*(β·8/7). With
+    one update per rollout every --loss has the gradient of the plain one."""
+    groups, pull = all_groups(size)
     advantages = grpo_rubric.group_advantages(REWARD[groups], scale)
     ref_logps = answer_rows(REF.log())
 
     def loss_of(logits):
         logps, share = answer_rows(logits), torch.softmax(logits, -1).detach()
-        weighed = (orders + counts @ share.log()).exp()[:, None] * advantages / 8
-        pull = torch.zeros(4, **F64).index_add(0, groups.flatten(), weighed.flatten())
-        columns = logps, logps.detach(), pull / share, MASK, ref_logps
+        columns = logps, logps.detach(), pull(advantages, share) / share, MASK, ref_logps
+        how = dict(beta=BETA, normalizer=1, loss=loss)
         losses = [  # each by itself, since the KL of an answer counts by its share as well
-            grpo_rubric.grpo_loss(*(x[i : i + 1] for x in columns), beta=BETA, normalizer=1)[0]
-            for i in range(4)
+            grpo_rubric.grpo_loss(*(x[i : i + 1] for x in columns), **how)[0] for i in range(4)
         ]
         return share @ torch.stack(losses)
 
     lands_on(torch.softmax(train(loss_of, REF.log())[0], -1), optimum(BETA * factor))
+
+
+def test_maxrl_is_nearly_the_gradient_of_the_log_pass_rate():
+    """Two of four answers are right, p = .4. `center` has the expected gradient (G−1)/G·∇p; maxrl Σ
+    (1−p)^k over k < G−1 times ∇p: 1 + .6 + .36 = 1.96. The whole series is 1/p, ∇ log p."""
+    right, (groups, pull) = torch.tensor([0, 1, 0, 1], **F64), all_groups(4)
+    for scale, factor in (("center", 3 / 4), ("maxrl", 1.96)):
+        found = pull(grpo_rubric.group_advantages(right[groups], scale), REF)
+        lands_on(found - REF * found.sum(), factor * REF * (right - 0.4), 1e-9)
 
 
 # ---- the same world through the stages: rows, masks, token_logps, forward, update ----
