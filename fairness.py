@@ -276,16 +276,19 @@ def compare(groups, values, reference=None, clusters=(), kind="people"):
     return impact_rows(counts, reference, differ if shared else None, kind)
 
 
-def select_top(scores, share_selected):
-    """(n,) 0 or 1: the top share, with all equal to its last one; the number tied with that one.
+def select_top(scores, share_selected, roles):
+    """(n,) 0 or 1: the top share of each role, with all equal to its last one; the number tied.
 
-    >>> select_top([9, 8, 8, 1], 0.5)
-    ([1, 1, 1, 0], 2)
+    roles  (n,) labels: scores of answers to different prompts have different zeros
+    >>> [select_top([9, 8, 8, 1], 0.5, roles) for roles in (list("aaaa"), list("aabb"))]
+    [([1, 1, 1, 0], 2), ([1, 0, 1, 0], 2)]
     """
-    # upwards; .07 · 100 is 7.000000000000001
-    place = math.ceil(share_selected * len(scores) - 1e-9)
-    cut = sorted(scores)[-max(1, place)]
-    return [int(score >= cut) for score in scores], scores.count(cut)
+    scores, roles, cuts = np.array(scores), np.array(roles), np.zeros(len(scores))
+    for role in set(roles):
+        found = np.sort(scores[roles == role])
+        # rounded upwards: .07 · 100 is 7.000000000000001
+        cuts[roles == role] = found[-max(1, math.ceil(share_selected * len(found) - 1e-9))]
+    return (scores >= cuts).astype(int).tolist(), int((scores == cuts).sum())
 
 
 LL144 = {
@@ -566,6 +569,7 @@ def parse_args(argv=None):
     add("--score", help="column of a score, in place of --y-pred, with --cutoff or --select")
     add("--cutoff", type=files.number(), help="a score at or above it is a decision for")
     add("--select", type=files.number(above=0, below=1), help="share selected from the top, such as 0.3")
+    add("--within", help="column such as the role: --select stays within it")
     add("--group", help="column of groups (default: the columns sex and race_ethnicity)")
     add("--allow-missing", action="store_true", help="leave rows without decision or label out")
     add("--reference", help="group of --group that the others are compared with (default: the highest rate, with p over all pairs)")
@@ -739,7 +743,7 @@ def load_people(args):
         raise UserError("--score: expected --cutoff X or --select SHARE with it, one of them")
     reads, rows, cells = {what: read_decision if args.y_pred else files.number()}, [], []
     reads |= {args.y_true: read_decision} if args.y_true else {}
-    for line, row in read_csv(args.table, "audit", filter(None, (*reads, args.group))):
+    for line, row in read_csv(args.table, "audit", filter(None, (*reads, args.group, args.within))):
         found = []
         try:
             for column, read in reads.items():
@@ -765,7 +769,8 @@ def load_people(args):
     decided, *labels = map(list, zip(*cells))
     scores, cutoff = None if args.y_pred else decided, f"decision in column {what}"
     if args.select:
-        decided, tied = select_top(scores, args.select)
+        roles = [row[args.within] if args.within else "" for row in rows]
+        decided, tied = select_top(scores, args.select, roles)
         cutoff = f"top {100 * args.select:g} %, {tied} tied at the cut-off, all in"
     elif args.score:
         decided, cutoff = [int(x >= args.cutoff) for x in scores], f"score ≥ {args.cutoff:g}"

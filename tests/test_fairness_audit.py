@@ -308,9 +308,21 @@ def test_scores_and_ll144_command(tmp_path, flags, words, selected):
 def test_the_top_share_is_rounded_up_and_ties_are_in():
     """All that tie with the last one selected are in, and counted; .07 of 100 is 7, though .07 · 100 is
     7.000000000000001 in floats."""
-    assert fairness.select_top([3, 2, 2, 1], 0.5) == ([1, 1, 1, 0], 2)
-    counts = [sum(fairness.select_top(list(range(n)), x)[0]) for n, x in ((10, 0.25), (100, 0.07))]
+    assert fairness.select_top([3, 2, 2, 1], 0.5, [""] * 4) == ([1, 1, 1, 0], 2)
+    counts = [
+        sum(fairness.select_top(range(n), x, [""] * n)[0]) for n, x in ((10, 0.25), (100, 0.07))
+    ]
     assert counts == [3, 7]
+
+
+def test_scores_are_selected_within_the_role(tmp_path):
+    """Two roles whose scores have different zeros: pooled, the top half is one role; within, half
+    of each."""
+    rows = [[i + 100 * (i >= 20), "MF"[i % 2], "ab"[i >= 20]] for i in range(40)]
+    table = write(tmp_path / "t.csv", rows, ["score", "sex", "role"])
+    for flags, of_a in (("", 0), ("--within role", 10)):
+        found = run_audit(tmp_path, f"--select 0.5 {flags}", table, "--score score")[2]
+        assert sum(int(row["score"]) for row in found if float(row["score_raw"]) < 20) == of_a
 
 
 BAD = [
