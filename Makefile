@@ -84,7 +84,7 @@ report: $(SEEDS:%=report-%) $(DEV)
 $(SEEDS:%=report-%): REWARD = --epochs 2
 $(SEEDS:%=report-%): DPO = --epochs 3
 $(SEEDS:%=report-%): PPO = --steps 30
-$(SEEDS:%=report-%): GRPO = --steps 150
+$(SEEDS:%=report-%): GRPO = --steps 100
 $(SEEDS:%=report-%): COMPARE = --n 200
 $(SEEDS:%=report-%): report-%: $(RUNTIME)
 	$(call loop,runs/report-$*,$*)
