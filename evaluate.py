@@ -1228,7 +1228,7 @@ def reward_sections(report):
         f"The reward model {word} the rule “the longer answer wins”: it is right on {right} of the "
         f"pairs, the rule on {longer}."
     ]
-    if report["seen"]:
+    if report.get("seen"):
         texts.append(
             "It was trained on this file: on pairs it has not seen it is right less often."
         )

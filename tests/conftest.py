@@ -22,6 +22,8 @@ import torch
 import tiny
 
 REPO = Path(__file__).resolve().parent.parent
+for name in ("MAKEFLAGS", "MAKELEVEL"):  # of `make test`; a make that a test starts is a user's own
+    os.environ.pop(name, None)
 sys.path.insert(0, str(REPO))
 torch.set_num_threads(1)
 
