@@ -1245,16 +1245,11 @@ def twin_answer(title, parts, key):
         tables.append(pages.table(["", *columns[some]], grid))
     for part in parts:
         for row in part["rows"]:
-            drawn.append((f"{twin_name(part)}: {title_of(row)}", *ends_of(row[key])))
+            drawn.append((f"{twin_name(part)}: {title_of(row)}", *pages.ends(row[key])))
     margin, axis = MARGIN[0], "group − reference in SD; shaded: counts as none"
     plot = pages.interval_plot(title, drawn, zero=0, zone=(-margin, margin), x=axis, digits=2)
     said = summary((twin_name(part), part["rows"]) for part in parts)
     return pages.section(title, said, tables=tables, plots=[plot], level="answer")
-
-
-def ends_of(effect):
-    """(value, low, high) of a number, for a chart."""
-    return tuple(effect.get(key) for key in ("value", "low", "high"))
 
 
 def table_of(rows, columns, caption=""):
@@ -1291,7 +1286,7 @@ def people_answer(part):
     for attribute, rows in part["tables"].items():
         if attribute != CROSSED and len(rows) <= MOST_ROWS:
             tables.append(table_of(rows, SELECTED, attribute))
-            drawn = [(row["group"], *ends_of(row["rate"])) for row in rows]
+            drawn = [(row["group"], *pages.ends(row["rate"])) for row in rows]
             look = {"x": "selection rate", "digits": 1, "percent": True}
             plots.append(pages.interval_plot(f"Selected, by {attribute}", drawn, **look))
     said = summary(part["tables"].items())
