@@ -402,6 +402,9 @@ def load_pairs(
             if row["chosen"] == row["rejected"] or (tie and not keep_ties):
                 counts["dropped: tie" if tie else "dropped: chosen = rejected"] += 1
                 continue
+            if isinstance(row["prompt"], str):  # joined as they are: "…two audits.Skills"
+                seam = row["prompt"][-1:] + row["chosen"][:1]
+                counts["no space between prompt and answer"] += seam == seam.strip()
             held = of_eval if eval_files else held_out(row["prompt"], eval_fraction)
             values = [math.nan if row.get(k) is None else row[k] for k in ("strength", "margin")]
             try:

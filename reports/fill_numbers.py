@@ -179,8 +179,8 @@ def result():
     proxy = sum(ppo["proxy"]["value"] > dpo["proxy"]["value"] for dpo, ppo in ends)
     seeds, head = len(found), ["model", "learns from", "on unseen roles", "wins against the base", "training time, DPO = 1"]  # fmt: skip
     story = (
-        f"DPO wins in {higher} of {seeds} runs and costs less: PPO also needs a reward model (included in its time). PPO gets the higher reward-model score in {proxy} of {seeds} runs, yet less utility, the score (0 to 1) "
-        f"of a simulated recruiter that no training saw. Means of {seeds} seeds (range); `make demo` trains less long, and machines differ."
+        f"DPO wins in {higher} of {seeds} runs and costs less: PPO also needs a reward model (included in its time). PPO gets the higher reward-model score in {proxy} of {seeds} runs, yet less utility: the score (0 to 1) "
+        f"of a simulated recruiter, who judges the comparisons and whom no training saw. Means of {seeds} seeds (range); `make demo` trains less long, and machines differ."
     )
     return f"{table(head, rows)}\n\n{story}"
 

@@ -57,7 +57,7 @@ ARROWS = {  # who may import whom, downwards only: stages, parts/runs.py, common
     "fairness": {"common", "parts.pages", "parts.reports", "parts.runs", *LOWER, *CHECKS},
 }
 BUDGETS = {  # code tokens at most, of each file that has its second edition
-    "common.py": 7100,  # planned 7200
+    "common.py": 7140,  # planned 7200
     "sft.py": 2600,
     "annotate.py": 5124,  # planned 5000: thumbs, which a reader of a tool in use collects
     "reward_train.py": 2800,  # planned 2600: counterfactual copies are a quarter of it
