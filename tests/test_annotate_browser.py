@@ -1,9 +1,5 @@
 """annotate.py in a real Chromium: what a person does there, how it looks, and what a hostile text
-tries.
-
-Needs the packages playwright and axe-playwright-python, and a Chromium of the system (CHROME_BIN,
-or one on the PATH). Without them these tests are skipped; with CI_BROWSER=1 they fail.
-"""
+tries. Skipped without playwright, axe-playwright-python and Chromium; with CI_BROWSER=1 failed."""
 
 import http.server
 import threading
@@ -28,7 +24,7 @@ def browser():
 
 
 class Page:
-    """A tab with its console and its requests, and the few things that a person does."""
+    """A tab with its console, and the few things that a person does."""
 
     def __init__(self, context, server):
         self.page, self.errors = context.new_page(), []
@@ -38,14 +34,19 @@ class Page:
         self.page.goto(f"http://127.0.0.1:{server.port}/")
         self.keys = self.page.keyboard
 
+    def appear(self, selector):
+        """Wait until it is there, and its text."""
+        self.page.wait_for_selector(f"{selector}:not([hidden])")
+        return self.text(selector)
+
     def reload(self):
         self.page.reload()
-        self.page.wait_for_selector("#work:not([hidden])")
+        self.appear("#work")
 
     def start(self, name="ann"):
         self.page.fill("#name", name)
         self.keys.press("Enter")
-        self.page.wait_for_selector("#work:not([hidden])")
+        self.appear("#work")
         return self
 
     def until(self, step):
@@ -67,7 +68,7 @@ class Page:
         return self.page.evaluate("+document.body.dataset.step || 0")
 
     def act(self, action, wait=True):
-        """Do it when the page listens again, and wait until the server has it."""
+        """Do it when the page listens again; wait until the server has it."""
         before = self.step()
         self.page.wait_for_timeout(PAUSE)
         action()
@@ -78,7 +79,6 @@ class Page:
         self.act(lambda: self.keys.press(key), wait)
 
     def nothing(self, *keys):
-        """These keys send nothing."""
         before = self.step()
         for key in keys:
             self.press(key, wait=False)
@@ -89,17 +89,12 @@ class Page:
         return self.page.inner_text(selector)
 
     def better(self, left, right):
-        """What chooses the better answer, from what chooses the left and the right one."""
         return left if self.text("#left").startswith("better") else right
-
-    def trouble(self):
-        self.page.wait_for_selector("#banner:not([hidden])")
-        return self.text("#banner")
 
 
 @pytest.fixture
 def open_page(browser):
-    """open_page(server, **context options): a tab, closed at the end."""
+    """open_page(server, **context options)"""
     contexts = []
 
     def make(server, **options):
@@ -113,7 +108,7 @@ def open_page(browser):
 
 @pytest.fixture
 def serve(tmp_path):
-    """serve(rows, *flags): a running server; stopped at the end."""
+    """serve(rows, *flags)"""
     servers = []
 
     def make(rows, *flags, **options):
@@ -128,20 +123,17 @@ def serve(tmp_path):
             server.stop()
 
 
-# ---- a session ----
-
-
 def test_a_session_by_keyboard(serve, open_page, tmp_path):
-    """Ten items with every key and not one touch of the mouse until the keys are switched off. The
-    log holds what was pressed: one vote for each intention, un-blinded; the console is silent."""
+    """Ten items with every key, no mouse until the keys are switched off: one vote for each
+    intention, un-blinded; the console is silent."""
     server = serve(item_rows(10))
     tab = open_page(server)
     page, keys = tab.page, tab.keys
-    page.wait_for_selector("#start:not([hidden])")
+    tab.appear("#start")
     tab.tab_to("id == 'name'")
     keys.type("ann")
     keys.press("Enter")
-    page.wait_for_selector("#work:not([hidden])")
+    tab.appear("#work")
     assert page.title() == "Item 1 of 10 · FeedbackLoop"
     assert page.get_by_role("button", name="A is much better").count() == 1
     tab.press(tab.better("Shift+Digit1", "Shift+Digit2"))
@@ -202,14 +194,14 @@ def test_a_session_by_keyboard(serve, open_page, tmp_path):
 
 
 def test_trouble_and_back(serve, open_page, tmp_path):
-    """Offline, a lost acknowledgement, a reload meanwhile, a server that starts anew: the choice
-    stays on the screen, the page sends it again by itself, and it is one vote."""
+    """Offline, a lost acknowledgement, a reload meanwhile, a new server: the choice stays on the
+    screen, the page sends it again by itself, and it is one vote."""
     server = serve(item_rows(8))
     tab = open_page(server).start()
     page = tab.page
     page.context.set_offline(True)
     tab.press("1", wait=False)
-    assert "Not saved yet" in tab.trouble() and "Clearly" in tab.text(".chosen")
+    assert "Not saved yet" in tab.appear("#banner") and "Clearly" in tab.text(".chosen")
     tab.nothing("2")  # no second choice while the first one waits
     assert log_of(tmp_path / "run") == []
     page.context.set_offline(False)
@@ -219,13 +211,13 @@ def test_trouble_and_back(serve, open_page, tmp_path):
     tab.press("1")  # on the disk, but the answer got lost
     page.route("**/vote", lambda route: route.abort())
     tab.press("3", wait=False)
-    tab.trouble()
+    tab.appear("#banner")
     page.unroute("**/vote")
     page.reload()
     tab.until(3)
     server.stop()
     tab.press("b", wait=False)
-    tab.trouble()
+    tab.appear("#banner")
     serve(None, port=server.port)
     tab.until(4)
     tab.press("u")
@@ -235,7 +227,7 @@ def test_trouble_and_back(serve, open_page, tmp_path):
 
 def test_two_tabs_and_another_person(serve, open_page, tmp_path):
     """The second tab learns that the first went on, and its vote is not written. A pseudonym with
-    votes asks before it goes on. The counter shows the votes of everyone."""
+    votes asks before it goes on."""
     server = serve(item_rows(6), "--overlap", "2")
     one, two, ben = (open_page(server) for _ in range(3))
     one.start()
@@ -246,7 +238,7 @@ def test_two_tabs_and_another_person(serve, open_page, tmp_path):
     assert two.text("#title") == "Item 2 of 6" and two.text("#left") == one.text("#left")
     ben.page.fill("#name", "ann")
     ben.keys.press("Enter")
-    ben.page.wait_for_selector("#known:not([hidden])")
+    ben.appear("#known")
     assert ben.text("#known-words") == "ann has 1 vote: continue as ann?"
     ben.page.click("#rename")
     ben.start("ben")
@@ -269,8 +261,7 @@ if a < b:
 
 
 def test_markdown_and_code(serve, open_page):
-    """Formatted as elements, never as HTML; a switch shows the plain text; a character that
-    reverses text is shown by its number."""
+    """Elements, never HTML; a character that reverses text is shown by its number."""
     rows = item_rows(1)
     rows[0]["a"][0]["content"], rows[0]["b"][0]["content"] = MARKDOWN, MARKDOWN + "!"
     tab = open_page(serve(rows)).start()
@@ -288,9 +279,6 @@ def test_markdown_and_code(serve, open_page):
     tab.page.uncheck("#format")
     tab.keys.press("Escape")
     assert "**bold**" in tab.text("#left") and texts("strong") == []
-
-
-# ---- looks, sizes, accessibility ----
 
 
 def view(width, height, **options):
@@ -322,7 +310,6 @@ def look(page):
 
 @pytest.mark.parametrize("name", ("desk, dark", "phone, dark"))
 def test_thumbs(serve, open_page, tmp_path, name):
-    """One answer, good or bad by key; the keys of pairs do nothing; axe finds nothing."""
     server = serve(item_rows(3), "--thumbs")
     tab = open_page(server, **VIEWS[name])
     tab.start()
@@ -338,9 +325,8 @@ def test_thumbs(serve, open_page, tmp_path, name):
 
 @pytest.mark.parametrize("name", VIEWS)
 def test_looks(serve, open_page, tmp_path, name):
-    """Start, reading, dialogs, trouble and end, also with 3000 letters without a blank and with
-    wide spacing: the votes stay in view at one place, take two fifths of the window at most, and
-    no button is too small for a finger. On a phone A stands above B, on a desk beside it."""
+    """Also with 3000 letters without a blank and with wide spacing: the votes stay in view at one
+    place, in two fifths of the window at most. On a phone A stands above B, on a desk beside it."""
     (tmp_path / "guide.md").write_text("A rule of one line.\n" * 80, encoding="utf-8")
     answers = ("word " * 900, "x" * 3000), ("שלום עולם, mixed", "مرحبا"), (MARKDOWN, "short")
     rows = item_rows(3)
@@ -357,7 +343,7 @@ def test_looks(serve, open_page, tmp_path, name):
         _, y, _, tall = box(selector)
         return y >= 0 and y + tall <= height
 
-    page.wait_for_selector("#start:not([hidden])")
+    tab.appear("#start")
     look(page)
     tab.start()
     look(page)
@@ -388,11 +374,8 @@ def test_looks(serve, open_page, tmp_path, name):
     tab.keys.press("Escape")
     page.route("**/vote", lambda route: route.abort())
     tab.act(lambda: page.click(TIE), wait=False)
-    tab.trouble()
+    tab.appear("#banner")
     look(page)
-
-
-# ---- attacks in the browser ----
 
 
 @pytest.fixture
@@ -416,19 +399,6 @@ def stranger():
     server.shutdown()
 
 
-def payloads(port):
-    call, run = f"http://127.0.0.1:{port}", "window.__xss=1"
-    return [
-        f"<img src=x onerror={run}>", f"<svg onload={run}>", f"</script><script>{run}</script>",
-        f"<a href='javascript:{run}'>x</a>", f"[x](javascript:{run})", f"![x]({call}/markdown)",
-        f"<img src={call}/image>", f"<iframe srcdoc='<script>parent.{run}</script>'></iframe>",
-        f"<style>@import '{call}/style';</style>", "<form id=app><button>go</button></form>",
-        "<input name=textContent>", "\u202egnp.exe", "nul \x00 here", "{{7*7}}", "{% raw %}",
-        f"<link rel=stylesheet href={call}/link>", f"<script src={call}/script></script>",
-        "\"'><b>bold</b>", "&lt;b&gt;",
-    ]  # fmt: skip
-
-
 def without_policy(route):
     reply = route.fetch()
     headers = {k: v for k, v in reply.headers.items() if k.lower() != "content-security-policy"}
@@ -442,12 +412,20 @@ def with_inner_html(route):
 
 @pytest.mark.parametrize("layer", ["text", "policy"])
 def test_hostile_texts_do_nothing(serve, open_page, stranger, tmp_path, layer):
-    """Stored XSS in prompt, answers, ids, tasks, model names, guidelines, comment, pseudonym.
-    Each layer holds alone: with the policy stripped the text is text, and with innerHTML patched in
-    the policy lets nothing run or load."""
-    texts = payloads(stranger.port)
+    """Stored XSS in every text. Each layer holds alone: with the policy stripped the text is text,
+    and with innerHTML patched in the policy lets nothing run or load."""
+    call, run = f"http://127.0.0.1:{stranger.port}", "window.__xss=1"
+    texts = [
+        f"<img src=x onerror={run}>", f"<svg onload={run}>", f"</script><script>{run}</script>",
+        f"<a href='javascript:{run}'>x</a>", f"[x](javascript:{run})", f"![x]({call}/markdown)",
+        f"<img src={call}/image>", f"<iframe srcdoc='<script>parent.{run}</script>'></iframe>",
+        f"<style>@import '{call}/style';</style>", "<form id=app><button>go</button></form>",
+        "<input name=textContent>", "\u202egnp.exe", "nul \x00 here", "{{7*7}}", "{% raw %}",
+        f"<link rel=stylesheet href={call}/link>", f"<script src={call}/script></script>",
+        "\"'><b>bold</b>", "&lt;b&gt;",
+    ]  # fmt: skip
     if layer == "text":  # no policy forbids a navigation: there the text layer stands alone
-        texts.append(f"<meta http-equiv=refresh content='0;url=http://127.0.0.1:{stranger.port}'>")
+        texts.append(f"<meta http-equiv=refresh content='0;url={call}'>")
     everything = "\n".join(texts)
     shown = everything.replace("\x00", "")
     (tmp_path / "guide.md").write_text(everything, encoding="utf-8")
@@ -457,14 +435,12 @@ def test_hostile_texts_do_nothing(serve, open_page, stranger, tmp_path, layer):
     server = serve([row], "--guidelines", str(tmp_path / "guide.md"))
     tab = open_page(server)
     page = tab.page
-    if layer == "text":
-        page.route("**/*", without_policy)
-    else:
-        page.route("**/annotate.js", with_inner_html)
+    change = {"text": ("**/*", without_policy), "policy": ("**/annotate.js", with_inner_html)}
+    page.route(*change[layer])
     page.reload()
     page.fill("#name", "<img src=x onerror=x()>")
     tab.keys.press("Enter")
-    assert "not accepted" in tab.trouble()
+    assert "not accepted" in tab.appear("#banner")
     tab.start()
     if layer == "text":
         for answer in page.locator("#left, #right").all_text_contents():

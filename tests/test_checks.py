@@ -1,8 +1,5 @@
-"""The programmatic checks in checks/: what passes, what only looks as if it did, what is refused.
-
-A check that passes by accident is a reward for nothing, and a policy will find it. Each id of the
-table stands here with answers that pass and near misses that do not.
-"""
+"""The checks in checks/: what passes, what only looks as if it did, what is refused. One that passes
+by accident is a reward for nothing, and a policy will find it."""
 
 import json
 import random
@@ -13,7 +10,7 @@ import pytest
 import judge
 from checks import answers, instructions, risky
 from checks.answers import math_answer, math_equal
-from checks.instructions import check_arguments, passes
+from checks.instructions import passes
 from conftest import REPO
 from judge import read_criterion
 
@@ -21,7 +18,7 @@ sys.path.insert(0, str(REPO / "data"))
 
 
 def holds(check, answer, mode="strict", /, **arguments):
-    """One check on one answer, through the reader that the files go through."""
+    """One check on one answer, through the reader of the files."""
     criterion = read_criterion({"check": check, **arguments}, allow_code=True)
     return passes(criterion, answer, mode)
 
@@ -29,32 +26,23 @@ def holds(check, answer, mode="strict", /, **arguments):
 # id and arguments; + answers that pass, - answers that do not
 TABLE = r"""
 keywords:existence {"keywords": ["art", "C++"]}
-+ ["Art and c++.", "(art), C++!"]
-- ["start, C++", "art and C", "artful c++"]
++ ["Art and c++.", "(art), C++!"] - ["start, C++", "art and C", "artful c++"]
 keywords:forbidden_words {"forbidden_words": ["art", "a b"]}
-+ ["start", "a  c b"]
-- ["Start: ART.", "x, A B."]
++ ["start", "a  c b"] - ["Start: ART.", "x, A B."]
 keywords:frequency {"keyword": "to do", "frequency": 2, "relation": "at least"}
-+ ["To do, to do", "to do. To do. to do"]
-- ["to do todo", "to do"]
++ ["To do, to do", "to do. To do. to do"] - ["to do todo", "to do"]
 keywords:letter_frequency {"letter": "E", "let_frequency": 2, "let_relation": "exactly"}
-+ ["eE", "see"]
-- ["e", "eee", "a"]
++ ["eE", "see"] - ["e", "eee", "a"]
 length_constraints:number_words {"num_words": 3, "relation": "less than"}
-+ ["one two", "don't"]
-- ["one two three", "I don't"]
++ ["one two", "don't"] - ["one two three", "I don't"]
 length_constraints:number_words {"num_words": 3, "relation": "more than"}
-+ ["a b c d"]
-- ["a b c"]
++ ["a b c d"] - ["a b c"]
 length_constraints:number_words {"num_words": 3, "relation": "at most"}
-+ ["a b c"]
-- ["a b c d"]
++ ["a b c"] - ["a b c d"]
 length_constraints:number_sentences {"num_sentences": 2, "relation": "exactly"}
-+ ["A b. C?", "v1.2 works. Fine"]
-- ["A b.", "A. B. C."]
++ ["A b. C?", "v1.2 works. Fine"] - ["A b.", "A. B. C."]
 length_constraints:number_paragraphs {"num_paragraphs": 2}
-+ ["a\n***\nb", "***\na *** b\n***"]
-- ["a", "a *** *** b", "a***", "***", "a***b***c"]
++ ["a\n***\nb", "***\na *** b\n***"] - ["a", "a *** *** b", "a***", "***", "a***b***c"]
 length_constraints:number_paragraphs {"num_paragraphs": 3}
 - ["a *** *** b"]
 length_constraints:nth_paragraph_first_word {"num_paragraphs": 2, "nth_paragraph": 2, "first_word": "don't"}
@@ -64,17 +52,14 @@ detectable_format:number_bullet_lists {"num_bullets": 2}
 + ["* a\n- b", "x\n  - a\n- **b** c"]
 - ["- a", "---\n- a\n**b**", "- a\n- b\n- c", "a - b\nc * d", "- - -\n- a"]
 detectable_format:json_format {}
-+ ["{\"a\": 1}", "```json\n[1]\n```", " [] "]
-- ["1", "\"a\"", "so: {}", "{\"a\": NaN}x", "{"]
++ ["{\"a\": 1}", "```json\n[1]\n```", " [] "] - ["1", "\"a\"", "so: {}", "{\"a\": NaN}x", "{"]
 json:keys {"keys": ["a", "b"]}
 + ["{\"a\": 1, \"b\": null, \"c\": 2}"]
 - ["{\"a\": 1}", "[\"a\", \"b\"]", "{\"x\": {\"a\": 1, \"b\": 2}}"]
 detectable_format:title {}
-+ ["<<A title>>\ntext"]
-- ["<< >>", "<<>>", "<a>", "<<a\nb>>"]
++ ["<<A title>>\ntext"] - ["<< >>", "<<>>", "<a>", "<<a\nb>>"]
 detectable_format:constrained_response {}
-+ ["Well. My answer is no."]
-- ["My answer is no", "My answer is sure.", "my answer is no."]
++ ["Well. My answer is no."] - ["My answer is no", "My answer is sure.", "my answer is no."]
 detectable_format:number_highlighted_sections {"num_highlights": 2}
 + ["*a* and **b c**", "*a*\n*b*"]
 - ["*a*", "**a**", "**** and ** **", "* a\n* b", "*a\nb*", "*a* and * *"]
@@ -82,113 +67,84 @@ detectable_format:multiple_sections {"section_spliter": "Part", "num_sections": 
 + ["Part 1 a\nPart 2 b"]
 - ["Part 1 a", "Part 1\nPart 2", "Apart 1 x, apart 2 y", "Part one, Part two"]
 detectable_content:number_placeholders {"num_placeholders": 2}
-+ ["[name], [date]"]
-- ["[name]", "[] []", "[a\nb] [c]"]
++ ["[name], [date]"] - ["[name]", "[] []", "[a\nb] [c]"]
 detectable_content:postscript {"postscript_marker": "P.S."}
-+ ["a\nP.S. b", "a\n  p. s. b"]
-- ["a P.S. b", "a\nPS b", "a\nP.P.S. b"]
++ ["a\nP.S. b", "a\n  p. s. b"] - ["a P.S. b", "a\nPS b", "a\nP.P.S. b"]
 detectable_content:postscript {"postscript_marker": "P.P.S"}
-+ ["a\nP.P.S b", "a\nP. P. S. b"]
-- ["a\nP.S. b", "a\nP.P.Sample"]
++ ["a\nP.P.S b", "a\nP. P. S. b"] - ["a\nP.S. b", "a\nP.P.Sample"]
 startend:end_checker {"end_phrase": "Over to you."}
 + ["So: over to you.", "I say \"Over to you.\"\n"]
 - ["Over to you.", "\"Over to you.\"", "Over to you. So", "... over to you."]
 startend:quotation {}
-+ ["\"a b\"", " \"a \"b\" c\"\n"]
-- ["\"a\" b", "\"", "\"\"", "\" \"", "'a'"]
++ ["\"a b\"", " \"a \"b\" c\"\n"] - ["\"a\" b", "\"", "\"\"", "\" \"", "'a'"]
 change_case:english_lowercase {}
-+ ["a b 1."]
-- ["A b", "1 2.", "İ"]
++ ["a b 1."] - ["A b", "1 2.", "İ"]
 change_case:english_capital {}
-+ ["A B 1."]
-- ["A b", "1 2."]
++ ["A B 1."] - ["A b", "1 2."]
 change_case:capital_word_frequency {"capital_frequency": 2, "capital_relation": "at least"}
-+ ["SQL and HR", "I am A."]
-- ["Sql and HR", "12 HR"]
++ ["SQL and HR", "I am A."] - ["Sql and HR", "12 HR"]
 punctuation:no_comma {}
-+ ["a b", "<think>a, b</think>c, d</think>e"]
-- ["a, b"]
++ ["a b", "<think>a, b</think>c, d</think>e"] - ["a, b"]
 keywords:existence {"keywords": ["sql"]}
 - ["<think>sql</think>no", "sql</think>no"]
 keywords:existence {"keywords": ["sorry"], "negate": true}
-+ ["hello"]
-- ["sorry"]
-text:max_chars {"max_chars": 3}
-+ ["abc"]
-- ["abcd"]
++ ["hello"] - ["sorry"]
+text:max_chars {"max_chars": 3.0}
++ ["abc"] - ["abcd"]
 combination:repeat_prompt {"prompt_to_repeat": "Say hi."}
-+ ["say hi. Hi!"]
-- ["Say hi.", "Hi! Say hi.", "Say hi. \n"]
++ ["say hi. Hi!"] - ["Say hi.", "Hi! Say hi.", "Say hi. \n"]
 combination:two_responses {}
-+ ["a\n******\nb"]
-- ["a ****** a", "a ******", "a", "a ****** b ****** c"]
++ ["a\n******\nb"] - ["a ****** a", "a ******", "a", "a ****** b ****** c"]
 regex:match {"pattern": "\\bhire\\b"}
-+ ["we hire"]
-- ["we hired", "Hire"]
++ ["we hire"] - ["we hired", "Hire"]
 regex:absent {"pattern": "\\bhire\\b"}
-+ ["we hired"]
-- ["we hire"]
++ ["we hired"] - ["we hire"]
 text:contains {"answer": "New York"}
-+ ["In new york."]
-- ["New Yorker", "York"]
++ ["In new york."] - ["New Yorker", "York"]
 text:contains {"answer": 12}
-+ ["It is 12."]
-- ["It is 112."]
++ ["It is 12."] - ["It is 112."]
 choice:equal {"answer": "B"}
 + ["B", "(B)", "B.", "**b**", "The answer is B", "First A. The answer is (B)."]
 + ["Answer: B, not C", "The answer is A. No, the answer is B.", "The answer is B because of C"]
 - ["A", "B and C", "AB", "The answer is A. Or B?", "The answer is not B"]
 choice:equal {"answer": "(A)"}
-+ ["A", "the answer is A."]
-- ["The answer is a trap.", "A trap"]
++ ["A", "the answer is A."] - ["The answer is a trap.", "A trap"]
 math:equal {"answer": "1/2"}
 + ["so \\boxed{0.5}", "\\boxed{1} no, \\boxed{\\frac12}", "…\n#### 0.50"]
 + ["$\\boxed{\\dfrac{1}{2}}$."]
 - ["1/2", "\\boxed{50%}", "\\boxed{0.5} or \\boxed{2}", "#### 2", "\\boxed{0.5"]
 math:equal {"answer": "#### 1,000", "last_number": true}
-+ ["It is 1000", "5 then 1,000.0"]
-- ["1000 and 5", "none", "It is -1000"]
++ ["It is 1000", "5 then 1,000.0"] - ["1000 and 5", "none", "It is -1000"]
 math:equal {"answer": "7", "strict_boxed": true}
-+ ["\\boxed 7", "\\boxed{7}, \\boxed{7.0}"]
-- ["\\boxed{6} \\boxed{7}"]
++ ["\\boxed 7", "\\boxed{7}, \\boxed{7.0}"] - ["\\boxed{6} \\boxed{7}"]
 interview:question_count {"num_questions": 2, "relation": "exactly"}
-+ ["How? Why?", "Tell me about it, and what came of it."]
-- ["How?", "How? And why? Who?", "Well."]
++ ["How? Why?", "Tell me about it, and what came of it."] - ["How?", "How? And why? Who?", "Well."]
 interview:no_risky_question {}
 + ["How did you sell it?", "I can't ask about your age."]
 - ["How old are you?", "Fine. Are you married?"]
 """.strip()
 
 
-def table():
-    """[(id, arguments, answers that pass, answers that do not)]"""
-    rows = []
-    for line in TABLE.split("\n"):
-        word, _, value = line.partition(" ")
-        if word in ("+", "-"):
-            rows[-1]["+-".index(word) + 2].extend(json.loads(value))
-        else:
-            rows.append((word, json.loads(value), [], []))
-    return rows
+ROWS = []  # (id, arguments, answers that pass, answers that do not)
+for line in TABLE.replace("] - [", "]\n- [").split("\n"):
+    word, _, value = line.partition(" ")
+    if word in ("+", "-"):
+        ROWS[-1]["+-".index(word) + 2].extend(json.loads(value))
+    else:
+        ROWS.append((word, json.loads(value), [], []))
+ROWS.append(("detectable_format:json_format", {}, [], ["[" * 100_000]))
 
 
-@pytest.mark.parametrize("check, arguments, good, bad", table())
+@pytest.mark.parametrize("check, arguments, good, bad", ROWS)
 def test_what_passes_and_what_only_looks_so(check, arguments, good, bad):
-    """A check that is blind to the near misses pays for the wrong thing. A forbidden word in the
-    thoughts is none in the answer, a keyword there is none either; negate names a fault."""
     assert [a for a in good if not holds(check, a, **arguments)] == []
     assert [a for a in bad if holds(check, a, **arguments)] == []
 
 
-def test_the_table_above_has_every_check():
-    """An id without an example is an id nobody looked at."""
-    assert set(instructions.CHECKS) - {row[0] for row in table()} == {"code:tests"}
-
-
 @pytest.mark.parametrize("check", sorted(instructions.CHECKS))
 def test_an_empty_answer_never_passes(check):
-    """Saying nothing avoids commas and risky questions: it must not be worth 1, negated or not."""
-    examples = {row[0]: row[1] for row in table()} | {"code:tests": {"tests": "assert True"}}
+    """Saying nothing avoids commas and risky questions, negated or not. Every id has an example."""
+    examples = {row[0]: row[1] for row in ROWS} | {"code:tests": {"tests": "assert True"}}
     empty = ["", " \n", "<think>in 3 parts", "<think>x</think>\n", "\u200b\u2060", "x</think> "]
     for negate in (False, True):
         for answer in empty:
@@ -196,13 +152,8 @@ def test_an_empty_answer_never_passes(check):
                 assert not holds(check, answer, mode, **examples[check] | {"negate": negate})
 
 
-def test_deep_json_is_none():
-    assert not holds("detectable_format:json_format", "[" * 100_000)
-
-
 def test_loose_forgives_a_first_line_a_last_line_and_stars():
-    """IFEval's eight variants: `Sure, here it is:` before the answer costs nothing, alone it
-    does."""
+    """IFEval's eight variants."""
     small = "change_case:english_lowercase"
     cases = "Here it is:\nhello", "hello\nBye", "Hi\nhello\nBye"
     assert not any(holds(small, text) for text in cases)
@@ -241,47 +192,21 @@ BAD = r"""
 
 @pytest.mark.parametrize("case", BAD)
 def test_a_bad_check_is_refused_at_load(case):
-    """An unknown id that silently fails (or passes) every answer is the worst kind of reward."""
     criterion, message = case.split(" | ")
     with pytest.raises(ValueError, match=message):
         read_criterion(json.loads(criterion))
 
 
-def test_whole_floats_are_counts():
-    """Files that went through a table have 3.0 for 3."""
-    assert check_arguments("text:max_chars", {"max_chars": 3.0}) == {"max_chars": 3}
-
-
 MATH = r"""
-0.5 = 1/2
-\frac{1}{2} = .5
-\frac12 = \dfrac{1}{2}
--\frac34 = -0.75
-1,000 = 1000
-1,00 ≠ 100
-50% ≠ 0.5
-0.5 ≠ 0.501
-50\% = 50%
-3 = 3.
-\left(1, 2\right) = (1,2)
-(1/2,3) = (0.5, 3.0)
-(1,2) ≠ (2,1)
-(1,2) ≠ [1,2]
-((1,2),3) = ((1.0,2),3)
-(1,2) ≠ (1,2,3)
-x+1 ≠ 1+x
-\text{even} = even
-1/0 = 1/0
-1/0 ≠ 2/0
-−2 = -2
-1e3 ≠ 1000
-x ≠ X
-""".strip().split("\n")
+0.5 = 1/2 ; \frac{1}{2} = .5 ; \frac12 = \dfrac{1}{2} ; -\frac34 = -0.75 ; 1,000 = 1000
+1,00 ≠ 100 ; 50% ≠ 0.5 ; 0.5 ≠ 0.501 ; 50\% = 50% ; 3 = 3. ; \left(1, 2\right) = (1,2)
+(1/2,3) = (0.5, 3.0) ; (1,2) ≠ (2,1) ; (1,2) ≠ [1,2] ; ((1,2),3) = ((1.0,2),3) ; (1,2) ≠ (1,2,3)
+x+1 ≠ 1+x ; \text{even} = even ; 1/0 = 1/0 ; 1/0 ≠ 2/0 ; −2 = -2 ; 1e3 ≠ 1000 ; x ≠ X
+""".strip().replace("\n", " ; ")
 
 
-@pytest.mark.parametrize("case", MATH)
+@pytest.mark.parametrize("case", MATH.split(" ; "))
 def test_math_equality(case):
-    """Exact fractions and tuples, never floats; 1/0 or 5000 digits must not raise."""
     a, sign, b = case.rpartition(" = ") if " = " in case else case.rpartition(" ≠ ")
     assert math_equal(a, b) is math_equal(b, a) is (sign == " = ")
     assert math_equal("9" * 5000, "9" * 5000) and not math_equal("9" * 5000, "1")
@@ -301,8 +226,7 @@ say 7 | None
 
 @pytest.mark.parametrize("case", PREDICTED)
 def test_math_prediction(case):
-    """The last box by counting braces; what does not close is no answer. The last number (+) is
-    taken only when allowed: "2 of 7" would pass as 7 by accident."""
+    """The last number (+) is taken only when allowed: "2 of 7" would pass as 7 by accident."""
     text, answer = case.split(" | ")
     assert str(math_answer(text.lstrip("+"), last_number=text[0] == "+")) == answer
 
@@ -314,18 +238,12 @@ CODE = [
     ("def double(x):\n    return x * x", False),
     ("import sys; sys.exit(0)", False),
     ("import os; os._exit(0)", False),
-    (
-        "import atexit\natexit.register(print, 'done')\ndef double(x): return 2 * x",
-        False,
-    ),
+    ("import atexit\natexit.register(print, 'done')\ndef double(x): return 2 * x", False),
     ("def double(x", False),
     ("import time\ntime.sleep(60)", False),
     ("while True: pass", False),
     ("x = ' ' * (1 << 40)", False),
-    (
-        "import os\nassert not os.environ.get('JUDGE_TEST_SECRET')\ndef double(x): return 2 * x",
-        True,
-    ),
+    ("import os\nassert not os.environ.get('SECRET')\ndef double(x): return 2 * x", True),
     ("print(open('token').read(), end='', flush=True)\nimport os; os._exit(0)", False),
     ("```py\nx = 1\n```\nso\n```py\ndef double(x): return 2 * x\n```", True),
 ]
@@ -334,28 +252,23 @@ CODE = [
 @pytest.mark.skipif(sys.platform == "win32", reason="limits need POSIX")
 @pytest.mark.parametrize("answer, passed", CODE)
 def test_code_passes_only_behind_the_last_test(answer, passed, monkeypatch):
-    """sys.exit(0) in the answer ends with exit code 0 and proves nothing: the token is printed
-    behind the last test only. The environment is empty, and a loop is killed (after 1 s of CPU
-    here)."""
-    monkeypatch.setenv("JUDGE_TEST_SECRET", "1")
+    """sys.exit(0) proves nothing: the token is printed behind the last test only. The environment
+    is empty, and a loop is killed, after 1 s of CPU here."""
+    monkeypatch.setenv("SECRET", "1")
     assert answers.run_tests(answer, TESTS, seconds=1) is passed
 
 
-# ---- questions ----
-
-
 def test_one_definition_of_a_question():
-    """“However, do you know SQL?” begins with “how” and is a closed question; an order is a
-    question. The check, the report of evaluate.py and the interview mean the same."""
+    """Of the check and of evaluate.py's report: “However, do you know SQL?” begins with “how” and
+    is closed, an order is a question."""
     import evaluate
 
-    row = {"task": "interview"}
     for text, count, is_open in (
         ("However, do you know SQL?", 1, 0.0), ("Thanks. Could you tell me about SQL?", 1, 1.0),
         ("How did you use SQL? Do you like it?", 2, 0.0), ("Tell me about SQL.", 1, 1.0),
         ("Good.", 0, 0.0),
     ):  # fmt: skip
-        found = evaluate.task_metrics(row, text)
+        found = evaluate.task_metrics({"task": "interview"}, text)
         assert found == {"one question": float(count == 1), "open": is_open}, text
         asked = holds("interview:question_count", text, num_questions=count, relation="exactly")
         assert asked or not count
@@ -376,24 +289,20 @@ def test_requests_agree_with_the_interview_bank():
 
 
 def test_risky_question_offsets_are_those_of_the_text():
-    """Offsets into the original, also behind characters that the normal form drops, widens or
-    joins."""
+    """Also behind characters that the normal form drops, widens or joins."""
     text = "Gut ﬁt ½… “Well”\u200b. ＡＲＥ yo\u200bu  married？ 50% sure(s)."
     (hit,) = risky.risky_questions(text)
     assert (hit["code"], hit["severity"]) == ("sex_family", "discouraged")
     assert text[hit["start"] : hit["end"]] == hit["sentence"] == "ＡＲＥ yo\u200bu  married？"
 
 
-# ---- the bundled rubrics ----
-
-
 def test_bundled_rubrics_load():
-    """410 rows of checks in the generator's three splits; rubrics_judge.json has 40 of them in words."""
+    """rubrics_judge.json has 40 of the 410 rows of checks in words."""
     bundled = judge.read_rubrics(REPO / "data" / "rubrics.json")
     assert [len(part) for part in bundled.splits.values()] == [300, 50, 60]
-    assert all(c.kind == "check" for r in bundled.rows for c in r.criteria)
     judged = judge.read_rubrics(REPO / "data" / "rubrics_judge.json")
+    for rubrics, kind in ((bundled, "check"), (judged, "judge")):
+        assert {c.kind for row in rubrics.rows for c in row.criteria} == {kind}
     sizes = {row.task_id: len(row.criteria) for row in bundled.rows}
-    assert all(c.kind == "judge" for r in judged.rows for c in r.criteria)
-    assert [sizes[r.task_id] for r in judged.rows] == [len(r.criteria) for r in judged.rows]
+    assert all(sizes[row.task_id] == len(row.criteria) for row in judged.rows)
     assert len(judged.rows) == 40

@@ -17,18 +17,11 @@ ROWS = [{"prompt": f"{i}", "chosen": "yes, \u00e9", "rejected": 'no "x"'} for i 
 
 
 def as_csv(delimiter, quoting=csv.QUOTE_MINIMAL):
-    """The rows as Excel writes them."""
     text = io.StringIO(newline="")
     table = csv.DictWriter(text, ROWS[0], delimiter=delimiter, quoting=quoting)
     table.writeheader()
     table.writerows(ROWS)
     return text.getvalue().encode("utf-8-sig")
-
-
-def as_parquet():
-    import pandas
-
-    return pandas.DataFrame(ROWS).to_parquet()
 
 
 JSONL = "".join(json.dumps(row) + "\n" for row in ROWS)
@@ -38,19 +31,21 @@ FORMATS = [
     ("mine.tsv", as_csv("\t"), "a CSV file"),
     ("named.jsonl", as_csv(","), "a CSV file"),  # and the command must not empty it
     ("windows.txt", JSONL.encode("utf-16"), "a UTF-16 file"),
-    ("mine.parquet", as_parquet, "a parquet file"),
+    ("mine.parquet", None, "a parquet file"),
     ("mine.json", json.dumps(ROWS, indent=1).encode(), "a JSON array"),
     ("mine.jsonl.gz", gzip.compress(JSONL.encode()), "a gzip file"),
 ]
 
 
 @pytest.mark.parametrize("name, content, what", FORMATS, ids=[name for name, *_ in FORMATS])
-def test_another_format_is_named_with_the_command_that_converts_it(
-    name, content, what, tmp_path, monkeypatch
-):
+def test_another_format_is_named_and_converted(name, content, what, tmp_path, monkeypatch):
     """The message's command, typed as it is printed, makes a file with the same rows."""
     monkeypatch.chdir(tmp_path)
-    Path(name).write_bytes(content() if callable(content) else content)
+    if content is None:
+        import pandas
+
+        content = pandas.DataFrame(ROWS).to_parquet()
+    Path(name).write_bytes(content)
     with pytest.raises(UserError, match=f"--pairs {name}: this is {what}.*; convert") as caught:
         next(files.read_jsonl(name, flag="--pairs"))
     command = str(caught.value).partition("JSONL: ")[2].replace("python", sys.executable, 1)
@@ -59,9 +54,7 @@ def test_another_format_is_named_with_the_command_that_converts_it(
     assert list(files.read_jsonl(made)) == ROWS
 
 
-# content of pairs.jsonl; another name that is read; what is said. A misspelled name is answered with
-# the closest one, a hub id with the page that converts it
-TAKEN = [
+TAKEN = [  # content of pairs.jsonl; the name that is read; what is said
     (b'{"prompt": "a", "chosen": "b", \n', "pairs.jsonl", "pairs.jsonl:1: not valid JSON"),
     (b'"prompt": "a", "chosen": "b"}\n', "pairs.jsonl", "pairs.jsonl:1: not valid JSON"),
     (b'{"prompt": ' + b"[" * 100_000, "pairs.jsonl", "pairs.jsonl:1: "),
@@ -81,12 +74,11 @@ def test_what_is_not_taken_for_another_format(content, name, said, tmp_path, mon
         list(files.read_jsonl(name))
 
 
-@pytest.mark.parametrize(
-    "given, close",
-    [("--lrr=1", "--lr"), ("--loss_type", "--loss-type"), ("--qqqq", None)],
-)
+CLOSEST = {"--lrr=1": "--lr", "--loss_type": "--loss-type", "--qqqq": None}
+
+
+@pytest.mark.parametrize("given, close", CLOSEST.items())
 def test_an_unknown_flag_is_answered_with_the_closest_one(given, close):
-    """Of a sub-command, too."""
     parser = files.Parser()
     command = parser.add_subparsers().add_parser("train")
     for flag in ("--lr", "--loss-type", "--train-ratio"):

@@ -1,11 +1,5 @@
-"""grpo_rubric.py with a judge behind HTTP: a server on this machine that answers by a rule it is
-told, and fails as it is scripted to.
-
-What is asked of the loop: a failure of the judge is never a reward; the order of replies is
-nothing; a reply that was paid for is not asked again. The real client and the real loop run here,
-with tiny models; the client by itself, with every way in which a reply can fail, is tested in
-test_judge.py.
-"""
+"""grpo_rubric.py with a judge behind HTTP that answers by a rule and fails as it is scripted to: a
+failure is never a reward, and a reply that was paid for is not asked again."""
 
 import hashlib
 import json
@@ -13,7 +7,6 @@ import random
 import re
 import threading
 import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -31,44 +24,37 @@ from tiny import tiny_model, write_rows
 pytestmark = pytest.mark.usefixtures("quiet_process")
 
 
-# ---- the server ----
-
-
 class Asked:
     """One request, read: the criteria or the attempts."""
 
     def __init__(self, body):
-        text = body["messages"][1]["content"]
+        text, self.attempts = body["messages"][1]["content"], attempts(body)
         self.key, self.ruler = hashlib.sha256(text.encode()).hexdigest(), "<standard-" in text
-        self.attempts = attempts(body)
         block = dict(re.findall(r"^<(\w+)-\w+>\n(.*?)\n</\1-\w+>$", text, re.S | re.M))
         self.task, self.answer = block.get("task"), block.get("answer")
         self.criteria = dict(re.findall(r"^(\d+)\. (.*)$", block.get("criteria", ""), re.M))
 
 
 class Rule(Server):
-    """A judge by rule: meets(task, criterion, answer) → bool; score(answer) → number for RULER;
-    script(asked) → None for a good reply, or what `Server` may answer.
-
-    reverse: ratings last id first, replies held back by milliseconds from the question's hash
-    """
+    """meets(task, criterion, answer) → bool; score(answer) → number for RULER; script(asked) → None
+    for a good reply, or what `Server` may answer. reverse: last id first, late by milliseconds."""
 
     def __init__(self, meets=None, score=None, script=lambda asked: None, reverse=False):
         self.meets, self.score, self.script, self.reverse = meets, score, script, reverse
         self.asked, self.paid = [], []
         super().__init__(self.answer)
 
-    def answer(self, n, body):
+    def answer(self, body):
         asked = Asked(body)
         self.asked.append(asked)
         what = self.script(asked)
-        if what is None:
-            if self.reverse:
-                time.sleep(int(asked.key[:2], 16) / 20_000)
-            self.paid.append(asked.key)
-            usage = {"prompt_tokens": 100, "completion_tokens": 10}
-            what = 200, {}, completion(self.reply(asked), usage=usage)
-        return what
+        if what is not None:
+            return what
+        if self.reverse:
+            time.sleep(int(asked.key[:2], 16) / 20_000)
+        self.paid.append(asked.key)
+        usage = {"prompt_tokens": 100, "completion_tokens": 10}
+        return 200, {}, completion(self.reply(asked), usage=usage)
 
     def reply(self, asked):
         told = {"reason": "by rule"}
@@ -79,8 +65,6 @@ class Rule(Server):
         found = [told | {"id": i, "rating": "Yes" if m else "No"} for i, m in met.items()]
         return json.dumps({"ratings": found[::-1] if self.reverse else found})
 
-
-# ---- a small world: tokens are letters or not, and a criterion asks for vowels ----
 
 TEXT = "The answer holds a vowel."
 VOWEL = re.compile("[aeiouAEIOU]")
@@ -98,8 +82,7 @@ def vowel_score(answer):
 
 @pytest.fixture(scope="module")
 def uniform(tmp_path_factory):
-    """A model whose every token is equally likely: its head is zero. V = 300, 256 of them single
-    bytes."""
+    """Every token is equally likely: the head is zero. V = 300, 256 of them single bytes."""
     name = tiny_model("qwen3", tmp_path_factory.mktemp("uniform"))
     model = AutoModelForCausalLM.from_pretrained(name)
     nn.init.zeros_(model.lm_head.weight)
@@ -109,7 +92,7 @@ def uniform(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory):
-    """Rows with the text criterion alone, and the same rows with the check beside it."""
+    """Rows with the text criterion alone, and with the check beside it."""
     folder, paths = tmp_path_factory.mktemp("rows"), {}
     for name, rubrics in {"text": [TEXT], "mixed": [TEXT, CHECK]}.items():
         rows = [{"task_id": f"t{i}", "prompt": f"Ask {i}.", "rubrics": rubrics} for i in range(12)]
@@ -119,31 +102,24 @@ def texts(tmp_path_factory):
     return paths
 
 
-def line(model, data, out, server, *flags):
-    """16 answers of one token a step; a client that waits 20 ms at most, so that failures cost no
-    time."""
-    argv = ["--model", model, "--data", data, "--out", out, "--judge-base-url", server.url]
-    argv += """--judge-model rule --judge-concurrency 8 --group-size 4 --groups-per-batch 4 --steps 4
+def run(model, data, out, server, *flags, code=(None, 0)):
+    """(rows of metrics.jsonl, rows of rollouts.jsonl) of a run: 16 answers of one token a step."""
+    argv = f"--model {model} --data {data} --out {out} --judge-base-url {server.url}"
+    argv += """ --judge-model rule --judge-concurrency 8 --group-size 4 --groups-per-batch 4 --steps 4
         --max-new-tokens 1 --lr 3e-3 --schedule constant --patience 0 --eval-every 2 --save-every 1
-        --restore last""".split()
-    return [*map(str, argv), *map(str, flags)]
-
-
-def run(*args, code=(None, 0)):
-    """(rows of metrics.jsonl, rows of rollouts.jsonl) of a run of `main`."""
-    assert grpo_rubric.main(line(*args)) in code
-    return read(args[2] / "metrics.jsonl"), read(args[2] / "rollouts.jsonl")
+        --restore last"""
+    assert grpo_rubric.main([*argv.split(), *map(str, flags)]) in code
+    return read(out / "metrics.jsonl"), read(out / "rollouts.jsonl")
 
 
 def of_step(kept, row):
-    """The training answers of a logged step."""
     return [r for r in kept if (r["step"], r["split"]) == (row["step"], "train")]
 
 
 def state(out, step):
-    """The policy's weights in a checkpoint."""
-    file = Path(out) / "checkpoint" / f"step-{step:07d}.pt"
-    return torch.load(file, weights_only=True)["state"]["policy"]
+    """What a checkpoint holds."""
+    file = out / "checkpoint" / f"step-{step:07d}.pt"
+    return torch.load(file, weights_only=True)["state"]
 
 
 def assert_honest(kept, rule=vowel):
@@ -154,13 +130,9 @@ def assert_honest(kept, rule=vowel):
         assert row["reward"] is not None or row["judge"]["error"]
 
 
-# ---- what the judge's answers become ----
-
-
 def test_verdicts_reach_the_log(uniform, texts, tmp_path):
-    """From a socket to a row: each answer's reward is the rule's verdict, its reason and its flags
-    are kept, calls and tokens are counted, the canaries are asked at every evaluation and their
-    pass rates logged: of the six, all that hold a vowel fool this rule."""
+    """Each answer's reward, reason and flags, calls and tokens; at every evaluation the six
+    canaries, of which all that hold a vowel fool this rule."""
     with Rule(vowel) as server:
         rows, kept = run(uniform, texts["text"], tmp_path / "run", server)
     assert_honest(kept)
@@ -184,11 +156,10 @@ def test_verdicts_reach_the_log(uniform, texts, tmp_path):
 
 
 def test_mixed_rows_and_the_metrics_page(uniform, texts, tmp_path):
-    """A row with a text and a check: the check is decided here, and no text of it, name, id or
-    argument, is in any request; validation is by the checks, which no judge sets. Every key of the
-    log has a row in docs/metrics.md and every row a key: two steps with a gold function and an
-    overlong penalty. Names that the user's file gives stand there as <part>, <id or name>."""
-    from test_house import metric_rows
+    """No text of a check, name, id or argument, is in any request; validation is by the checks,
+    which no judge sets. Every key of the log has a row in docs/metrics.md and every row a key;
+    names that the user's file gives stand there as <part>, <id or name>."""
+    from test_house import check_metrics, metric_rows
 
     gold = tmp_path / "gold.py"
     gold.write_text("def f(prompts, answers, rows):\n    return [0.5] * len(answers)\n")
@@ -210,26 +181,16 @@ def test_mixed_rows_and_the_metrics_page(uniform, texts, tmp_path):
         assert any(re.match(pattern, key) for key in logged), name
         logged = {name if re.match(pattern, key) else key for key in logged}
     tables = metric_rows((REPO / "docs" / "metrics.md").read_text(encoding="utf-8"))
-    explained = tables["every trainer"] | tables["grpo_rubric.py"] | tables["judge.py"]
-    assert sorted(logged - explained) == [], "logged, but without a row in docs/metrics.md"
-    assert sorted(explained - logged) == [], "a row in docs/metrics.md, but never logged"
-
-
-# ---- a judge that fails ----
+    check_metrics(logged, tables["every trainer"] | tables["grpo_rubric.py"] | tables["judge.py"])
 
 
 BROKEN = 500, {}, b"oops"
 
 
 def test_no_reward_is_invented(uniform, texts, tmp_path):
-    """One question in four never gets a usable reply, the others come back last id first and late
-    by a few milliseconds. The answer of a lost call has no reward, an error that says why, and no
-    part in the mean; the share is logged; every other answer has its own verdict, not its
-    neighbour's; the run goes on and ends with exit code 0."""
-
-    def script(asked):
-        return BROKEN if int(asked.key[:2], 16) < 64 else None
-
+    """One question in four never gets a usable reply, the others come back in disorder. A lost
+    answer has no reward, an error, and no part in the mean; each other its own verdict."""
+    script = lambda asked: BROKEN if asked.key[0] in "0123" else None  # noqa: E731
     with Rule(vowel, script=script, reverse=True) as server:
         flags = ("--judge-max-retries", 1)
         rows, kept = run(uniform, texts["text"], tmp_path / "run", server, *flags)
@@ -249,14 +210,13 @@ def test_no_reward_is_invented(uniform, texts, tmp_path):
 
 
 def test_a_dead_judge_ends_the_run(uniform, texts, tmp_path, capsys):
-    """The server dies behind step 2 for good. Three steps without a scorable group: exit code 4,
-    "judge_down"; nothing was learnt from them, no reward of 0 is in the log, and the folder is
-    whole, with the weights of step 2. --resume says the same and trains no sixth step."""
+    """It dies behind step 2. Three steps without a scorable group: exit code 4, "judge_down"; the
+    folder has the weights of step 2. --resume says the same and trains no sixth step."""
     given = uniform, texts["text"], tmp_path / "run"
     flags = ("--steps", 9, "--eval-every", 0, "--judge-max-retries", 0, "--max-new-tokens", 4)
     with Rule(vowel) as server:
         run(*given, server, *flags, "--stop-after", 2)
-        two = state(given[2], 2)
+        two = state(given[2], 2)["policy"]
         server.script = lambda asked: BROKEN
         rows, kept = run(*given, server, *flags, "--resume", code=(4,))
         assert run(*given, server, *flags, "--resume", code=(4,)) == (rows, kept)
@@ -268,7 +228,7 @@ def test_a_dead_judge_ends_the_run(uniform, texts, tmp_path, capsys):
     assert any(row["reward/mean"] is None for row in log)
     assert_honest(kept)
     saved = AutoModelForCausalLM.from_pretrained(given[2]).state_dict()
-    for weights in (state(given[2], 5), saved):
+    for weights in (state(given[2], 5)["policy"], saved):
         assert all(torch.equal(weights[k], x) for k, x in two.items())
     summary = json.loads((given[2] / "summary.json").read_text())
     assert summary["stop_reason"] == "judge_down" and summary["last_step"] == 5
@@ -276,8 +236,6 @@ def test_a_dead_judge_ends_the_run(uniform, texts, tmp_path, capsys):
 
 
 def test_a_reference_reaches_the_judge_and_never_the_policy(uniform, tmp_path, monkeypatch):
-    """A row's "reference" in each of the judge's prompts, rubric and RULER, and in no prompt that
-    is given to the sampler."""
     row = {"reference": "Kafka is the gap.", "rubrics": [TEXT]}
     data = write_rows(tmp_path / "r.jsonl", [row | {"prompt": f"Ask {i}."} for i in range(8)])
     spy = Spy(monkeypatch, grpo_rubric, "sample")
@@ -290,14 +248,9 @@ def test_a_reference_reaches_the_judge_and_never_the_policy(uniform, tmp_path, m
     assert given.count("Ask") > 8 and "Kafka" not in given
 
 
-# ---- killed and resumed ----
-
-
 def test_resume_repeats_no_paid_call(uniform, texts, tmp_path, capsys):
-    """A run that dies in the middle of grading step 3, with checkpoints every second step: resumed,
-    it draws step 3 again, finds the replies that were paid for in judge_cache.jsonl, asks only
-    what was never answered, and ends with the weights, the log and the rollouts of a run that
-    never died, to the bit."""
+    """A run that dies while grading step 3, resumed, asks only what was never answered, and ends
+    with the weights and the rollouts of a run that never died, to the bit."""
     flags = ("--judge-concurrency", 1, "--save-every", 2, "--eval-every", 0)
     whole, out = tmp_path / "whole", tmp_path / "run"
     with Rule(vowel) as server:
@@ -324,12 +277,10 @@ def test_resume_repeats_no_paid_call(uniform, texts, tmp_path, capsys):
 
 
 def test_no_ruler_score_is_invented(uniform, texts, tmp_path):
-    """A group whose reply misses a label is void as a whole: the group of four has no rewards at
-    all, where half a reply would make a mean of half a group. All others have the rule's
-    scores."""
+    """A group whose reply misses a label is void as a whole; all others have the rule's scores."""
 
     def script(asked):
-        if asked.ruler and int(asked.key[:2], 16) < 128:
+        if asked.ruler and asked.key[0] in "01234567":
             return json.dumps({"scores": [{"id": k, "score": 0.5} for k in asked.attempts][1:]})
 
     with Rule(vowel, vowel_score, script) as server:
@@ -348,33 +299,28 @@ def test_no_ruler_score_is_invented(uniform, texts, tmp_path):
     assert 2 < lost < 16
 
 
-# ---- hybrid: the judge trains, labels decide when to stop ----
-
 PHRASE = re.compile(r"[0-9!-/:-@\[-`{-~]")  # punctuation, digits: what the flawed judge falls for
 
 
 def flawed(answer):
-    """An honest .6 for a vowel, and a planted flaw: full marks for punctuation, whatever else is
-    there."""
+    """An honest .6 for a vowel, and a planted flaw: full marks for punctuation."""
     return 1.0 if PHRASE.search(answer) else 0.6 if VOWEL.search(answer) else 0.0
 
 
 @pytest.mark.slow
-def test_hybrid_stops_on_reward_hacking(uniform, tmp_path, capsys):
-    """--reward ruler --val-metric checks. At first both rise, since nonsense is given up; then the
-    policy finds the flaw: reward up, vowels down. R2 sees it at two evaluations running, the run
-    ends with exit code 3, and the folder holds the earlier, better weights, not the hacked ones,
-    which stay in checkpoint/ to be studied."""
+def test_hybrid_stops_on_reward_hacking(uniform, tmp_path):
+    """At first both rise; then the policy finds the flaw: reward up, vowels down. R2 sees it at two
+    evaluations running: exit code 3, and the folder holds the earlier, better weights."""
     rows = [{"prompt": f"Ask {i}.", "rubrics": [TEXT, CHECK]} for i in range(192)]
     random.Random(42).shuffle(rows)
     data, out = tmp_path / "rows.json", tmp_path / "run"
-    split = {"train": rows[:28], "validation": rows[28:181], "test": rows[181:]}
-    data.write_text(json.dumps(split))
+    data.write_text(
+        json.dumps({"train": rows[:28], "validation": rows[28:181], "test": rows[181:]})
+    )
     flags = """--steps 80 --group-size 8 --groups-per-batch 8 --eval-every 4 --lr 2e-3 --restore best
         --reward ruler --val-metric checks --eval-temperature 1""".split()
     with Rule(vowel, flawed) as server:
         rows, _ = run(uniform, data, out, server, *flags, code=(3,))
-    assert ": reward_hacking" in capsys.readouterr().out
     values = {row["step"]: row["val/score"] for row in rows if "val/score" in row}
     best, last = watch.Watcher(rows=rows).best_step(), trained(rows)[-1]["step"]
     # the run ends as soon as R2 is sure: four steps between evaluations show fall and rise
@@ -382,10 +328,7 @@ def test_hybrid_stops_on_reward_hacking(uniform, tmp_path, capsys):
     rewards = [row["reward/mean"] for row in trained(rows)]
     assert sum(rewards[-5:]) / 5 > sum(rewards[best - 3 : best]) / 3 + 0.05
     summary = json.loads((out / "summary.json").read_text())
-    assert summary["stop_reason"] == "reward_hacking" and summary["step"] == best
-    file = out / "checkpoint" / f"step-{last:07d}.pt"
-    kept = torch.load(file, weights_only=True)["state"]
-    saved = AutoModelForCausalLM.from_pretrained(out).state_dict()
+    assert (summary["stop_reason"], summary["step"]) == ("reward_hacking", best)
+    kept, saved = state(out, last), AutoModelForCausalLM.from_pretrained(out).state_dict()
     assert all(torch.equal(saved[k], weight) for k, weight in kept["best"]["weights"].items())
     assert not torch.equal(saved["lm_head.weight"], kept["policy"]["lm_head.weight"])
-    assert watch.main([str(out)]) == 3 and "reward_hacking" in capsys.readouterr().out

@@ -1,5 +1,5 @@
-"""evaluate.py human: are votes given to the right model, is every one counted once, and does the
-verdict say no more than the votes can tell?"""
+"""evaluate.py human: votes go to the right model, each counts once, and the verdict says no more
+than they can tell."""
 
 import itertools
 import json
@@ -20,12 +20,9 @@ from parts.stats import wilson
 from test_annotate import Rater
 from tiny import pair_rows, tiny_model, write_rows
 
-# ---- votes by hand ----
-
 
 def key_of(swapped, gold=()):
-    """{id: item}: an answer of ten words by runs/a and one of twenty by runs/b; those in `gold` are
-    gold items."""
+    """{id: item}: an answer of ten words by runs/a and one of twenty by runs/b, or gold items."""
     items = {}
     for n, turned in enumerate(swapped):
         a, b = "ba" if turned else "ab"
@@ -53,9 +50,8 @@ def report_of(events, key):
 
 
 def test_a_vote_goes_to_the_model_behind_the_answer():
-    """The classic slip is to count left and right, or a and b, for the models. Two coins stand
-    between: whose answer is a, and which answer stood on the left. All four combinations, with the
-    same person liking A; with the key mirrored the same votes are all for B."""
+    """Whose answer is a, and which answer stood on the left: all four combinations, with the same
+    person liking A; with the key mirrored the same votes are all for B."""
     swapped = [False, False, True, True]
     events = [event(n, "ab"[swapped[n]], left=left) for n, left in enumerate("abab")]
     for key, who, rate in ((swapped, "A", 1.0), ([not s for s in swapped], "B", 0.0)):
@@ -67,8 +63,7 @@ def test_a_vote_goes_to_the_model_behind_the_answer():
 
 
 def test_both_bad_and_ties_are_halves_and_a_skip_is_nothing():
-    """A, A, B, tie, both bad over five items is (1 + 1 + 0 + ½ + ½)/5 = .6. A gold item measures
-    the annotator and not the models; both-bad dropped instead of halved would give 2.5/4."""
+    """(1 + 1 + 0 + ½ + ½)/5 = .6. A gold item measures the annotator and not the models."""
     events = [event(n, c) for n, c in enumerate(["a", "a", "b", "tie", "both_bad"])]
     events += [event(5, None, kind="skip"), event(6, "a", gold_pass=True)]
     report = report_of(events, key_of([False] * 7, gold=[6]))
@@ -78,9 +73,6 @@ def test_both_bad_and_ties_are_halves_and_a_skip_is_nothing():
     assert (report["offered"], report["items"], report["decided"]) == (6, 5, 3)
 
 
-# ---- intervals and verdicts ----
-
-
 @pytest.mark.parametrize("wins, losses, there, missing", [
     (60, 40, ("Between DPO and Base no difference", "60.0 %", "takes 194 items"), "beats"),
     (30, 30, ("no difference was found: DPO wins 50.0 %",), "takes"),
@@ -88,7 +80,6 @@ def test_both_bad_and_ties_are_halves_and_a_skip_is_nothing():
     (0, 20, ("Base beats DPO", "0.0 % [0.0, 16.1]"), "Base wins"),
 ])  # fmt: skip
 def test_first_sentences(wins, losses, there, missing):
-    """The verdict, and how many items would show this rate."""
     events = [event(n, "a" if n < wins else "b") for n in range(wins + losses)]
     report = report_of(events, key_of([False] * (wins + losses)))
     report |= {"a": "DPO", "b": "Base", "models": ["runs/a", "runs/b"]}
@@ -98,8 +89,7 @@ def test_first_sentences(wins, losses, there, missing):
 
 
 def rate_of(*groups):
-    """The win rate of (items, choice, names) groups: each of the names votes so on each of the
-    items."""
+    """Of (items, choice, names) groups: each of the names votes so on each of the items."""
     events, items = [], 0
     for count, choose, names in groups:
         for n in range(items, items + count):
@@ -113,9 +103,8 @@ FOUR = ("ann", "ben", "cleo", "dan")
 
 
 def test_votes_are_no_items():
-    """Twelve people who vote alike on ten items: n stays 10, no interval is narrower than that of
-    ten items, and 7 of 10 does not turn into 84 of 120. Items count alike however many were asked,
-    and the interval is about the same mean."""
+    """Twelve people who vote alike on ten items: n stays 10, and 7 of 10 is not 84 of 120. Items
+    count alike however many were asked."""
     twelve = [f"rater{k}" for k in range(12)]
     many = rate_of((7, lambda n, k: "a", twelve), (3, lambda n, k: "b", twelve))
     assert many["win_rate"]["n"] == 10 and many["verdict"] == "inconclusive"
@@ -127,9 +116,8 @@ def test_votes_are_no_items():
 
 
 def test_people_differ_too():
-    """Half of the people like A everywhere, half like B: another four might say anything, so the
-    interval is wide. Unanimous votes have an interval, too: a bootstrap of equal values would be a
-    point."""
+    """Half like A everywhere, half B: another four might say anything. Unanimous votes have an
+    interval, too: a bootstrap of equal values would be a point."""
     split = rate_of((100, lambda n, k: "ab"[k % 2], FOUR))["win_rate"]
     assert split["value"] == 0.5 and split["low"] < 0.1 and split["high"] > 0.9
     assert "annotators" in split["method"]
@@ -139,8 +127,7 @@ def test_people_differ_too():
 
 
 def test_length_is_told_apart():
-    """A wins where it is longer and loses where it is shorter, 12 to 8: the raw rate is .6, at
-    equal length ½ or below; A's words are counted first, whichever side of the item A is."""
+    """A wins where it is longer and loses where it is shorter, 12 to 8: at equal length ½ or below."""
     key, events = key_of([n % 2 == 1 for n in range(20)]), []
     for n in range(20):
         a, b = "ab" if n % 2 == 0 else "ba"  # the side of the item that is A's answer
@@ -153,28 +140,24 @@ def test_length_is_told_apart():
 
 
 def test_the_order_of_the_log_decides_nothing():
-    """Two people vote at the same time; who was first by a millisecond must not move a
-    bootstrap."""
     events = [event(n, random.Random(n).choice("ab"), who) for n in range(30) for who in FOUR[:2]]
     key = key_of([False] * 30)
     assert report_of(events, key) == report_of(events[::-1], key)
 
 
-# ---- from two models to a verdict ----
-
-
 @pytest.fixture(scope="module")
 def voted(tmp_path_factory):
-    """annotate.py draws 12 prompts with two gold pairs; ann likes A wherever it stands, ben likes
-    the left side."""
+    """12 prompts with two gold pairs; ann likes A wherever it stands, ben the left side."""
     home = tmp_path_factory.mktemp("human")
     folder, models = home / "ab", [tiny_model("llama", home, seed=seed) for seed in (0, 1)]
     rows = [{"prompt": row["prompt"]} for row in pair_rows(12)]
-    gold = [{"id": f"g{i}", "prompt": r["prompt"], "a": r["chosen"], "b": r["rejected"], "gold": "a"} for i, r in enumerate(pair_rows(2, seed=9))]  # fmt: skip
-    argv = ["draw", "--model", models[0], "--model-b", models[1], "--max-new-tokens", "8"]
-    argv += ["--prompts", write_rows(home / "prompts.jsonl", rows), "--device", "cpu"]
-    argv += ["--gold-items", write_rows(home / "gold.jsonl", gold), "--out", str(folder)]
-    annotate.main(argv)
+    gold = [
+        {"id": f"g{i}", "prompt": r["prompt"], "a": r["chosen"], "b": r["rejected"], "gold": "a"}
+        for i, r in enumerate(pair_rows(2, seed=9))
+    ]
+    argv = f"draw --model {models[0]} --model-b {models[1]} --max-new-tokens 8 --device cpu"
+    argv += f" --prompts {write_rows(home / 'prompts.jsonl', rows)} --out {folder}"
+    annotate.main(f"{argv} --gold-items {write_rows(home / 'gold.jsonl', gold)}".split())
     items = votes.load_items(folder / "items.jsonl")
     a = {x["a"][0]["content"] for x in items.values() if x.get("a_model") == models[0]}
 
@@ -193,13 +176,12 @@ def voted(tmp_path_factory):
 
 
 def command(folder, out):
-    return ["human", "--votes", str(folder / "annotations.jsonl"), "--out", str(out)]
+    return f"human --votes {folder}/annotations.jsonl --out {out}".split()
 
 
 def test_from_two_models_to_a_verdict(voted, tmp_path, capsys):
-    """draw → annotate's page → votes → human. ann chose A's text every time but one tie, on either
-    side; ben the left side: un-blinded, ann's rate is (n − ½)/n and ben's whatever the sides gave
-    him. A slip in either coin gives ann about ½."""
+    """ann chose A's text every time but one tie, ben the left side: un-blinded, ann's rate is
+    (n − ½)/n. A slip in either coin gives about ½."""
     (folder, models), out = voted, tmp_path / "report"
     evaluate.main(command(folder, out))
     report = json.loads((out / "report.json").read_text())
@@ -220,24 +202,18 @@ def test_from_two_models_to_a_verdict(voted, tmp_path, capsys):
     assert report["setup"]["sha256"].keys() == read
 
 
-# ---- what comes in ----
-
-
 def refused(folder, words):
-    """One line for the user that holds the words, and no report."""
     with pytest.raises(UserError, match=words) as error:
         evaluate.main(command(folder, folder / "out"))
     assert "\n" not in str(error.value) and not (folder / "out").exists()
 
 
 def test_foreign_votes_are_refused_by_name(voted, tmp_path):
-    """Votes on other texts (an older draw, another pair of models) would be un-blinded wrongly:
-    nothing is skipped. (test_annotate.py has the table of bad lines.)"""
+    """Votes on other texts (an older draw, other models) would be un-blinded wrongly."""
     folder = Path(shutil.copytree(voted[0], tmp_path / "ab"))
-    path = folder / "annotations.jsonl"
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    lines[2] = json.dumps(json.loads(lines[2]) | {"item_sha256": "0" * 64}) + "\n"
-    path.write_text("".join(lines), encoding="utf-8")
+    rows = list(files.read_jsonl(folder / "annotations.jsonl"))
+    rows[2]["item_sha256"] = "0" * 64
+    write_rows(folder / "annotations.jsonl", rows)
     refused(folder, r"annotations.jsonl:3: item 'item-\d+' has other texts")
 
 
@@ -252,7 +228,6 @@ ITEM = {"id": "x", "prompt": "p", "a": "1", "b": "2", "a_model": "m", "b_model":
     ("", ITEM | {"gold": "a"}, "found gold items alone"),
 ])  # fmt: skip
 def test_refused_in_one_line(tmp_path, log, item, words):
-    """No log, no items, answers of one model, a log without a vote."""
     if log is not None:
         (tmp_path / "annotations.jsonl").write_text(log)
     if item:

@@ -1,7 +1,5 @@
-"""data/risky_questions.json: each category is found, what an interviewer may ask stays silent.
-
-The scanner is checks/risky.py's: normal form, sentences, only requests, no refusal, nothing allowed.
-"""
+"""data/risky_questions.json as checks/risky.py reads it: each category is found, what an interviewer
+may ask stays silent."""
 
 import json
 import random
@@ -65,7 +63,6 @@ Share your salary history. | How much are you paid at the moment?""",
 What type of discharge did you get? | Are you a union member? | Do you belong to a union?
 How do you feel about unions? | What is your credit score? | Were you honorably discharged?""",
 }
-# the list of kinds
 MUST_NOT_FIRE = """Are you legally authorised to work in the US? | Are you legally authorized to work in the United States?
 Are you at least 18? | Are you at least 18 years old? | Are you over 18?
 Can you perform the essential functions of this job with or without reasonable accommodation?
@@ -103,67 +100,62 @@ def sentences(text):
     return [s.strip() for s in text.replace("\n", " | ").split("|") if s.strip()]
 
 
-SEVERITIES = {"disability_medical": "prohibited", "genetic": "prohibited", "salary_history": "state_law", "finance_military_union": "caution"}  # fmt: skip
+SEVERITIES = dict.fromkeys(FOUND, "discouraged") | {
+    "disability_medical": "prohibited", "genetic": "prohibited", "salary_history": "state_law",
+    "finance_military_union": "caution",
+}  # fmt: skip
 
 
 def test_file_has_the_form_that_the_stages_read():
-    """A severity off the list, a source left out: found here and not in a run."""
     assert set(RISKY) == {"version", "categories", "allowed", "refusal"}
-    assert list(RISKY["categories"]) == list(FOUND)
-    for code, category in RISKY["categories"].items():
+    found = RISKY["categories"]
+    assert {code: category["severity"] for code, category in found.items()} == SEVERITIES
+    for category in found.values():
         assert set(category) == {"severity", "source", "patterns"} and category["source"]
-        assert category["severity"] == SEVERITIES.get(code, "discouraged")
 
 
 @pytest.mark.parametrize("code", sorted(FOUND))
 def test_risky_requests_are_found_under_their_code(code):
-    """A category that nothing matches would pass every interviewer: at least 6 sentences a code."""
-    asked = sentences(FOUND[code])
-    assert len(asked) >= 6
-    assert [s for s in asked if code not in scan(s)] == []
+    assert [s for s in sentences(FOUND[code]) if code not in scan(s)] == []
 
 
 @pytest.mark.parametrize("text", [MUST_NOT_FIRE, HARMLESS], ids=["the page's list", "near misses"])
 def test_what_may_be_asked_is_silent(text):
-    """A scanner that fires on `children in a classroom` teaches the policy not to ask teachers anything."""
+    """Fired on `children in a classroom`, it would teach the policy not to ask teachers anything."""
     assert [(s, scan(s)) for s in sentences(text) if scan(s)] == []
 
 
-def test_disguise_does_not_help():
-    """Zero-width characters, capitals, full-width letters and curly quotes are read as plain text."""
-    assert scan("How o\u200bld are\u2060 you?") == ["age"]
-    assert scan("ＡＲＥ ＹＯＵ ＭＡＲＲＩＥＤ？") == ["sex_family"]
-    assert scan("Have you filed for workers’ compensation?") == ["disability_medical"]
-    assert scan("Great. Thanks, now please tell me: how old are you?") == ["age"]
+CLOAKED = {
+    "How o\u200bld are\u2060 you?": "age",
+    "ＡＲＥ ＹＯＵ ＭＡＲＲＩＥＤ？": "sex_family",
+    "Have you filed for workers’ compensation?": "disability_medical",
+    "Great. Thanks, now please tell me: how old are you?": "age",
+    "I can't ask your age, but how old are you?": "age",
+    "I can't ask your age; how old are you?": "age",
+    "Are you at least 18, and are you married?": "sex_family",
+    "Are you authorised to work here and where were you born?": "national_origin",
+}
 
 
-def test_a_refusal_or_an_allowed_phrase_is_no_cloak():
-    """`I can't ask, but how old are you?` asks all the same; so does a harmless half before `and`."""
-    assert scan("I can't ask your age, but how old are you?") == ["age"]
-    assert scan("I can't ask your age; how old are you?") == ["age"]
-    assert scan("Are you at least 18, and are you married?") == ["sex_family"]
-    assert scan("Are you authorised to work here and where were you born?") == ["national_origin"]
+def test_a_disguise_a_refusal_or_an_allowed_phrase_is_no_cloak():
+    assert {text: scan(text) for text in CLOAKED} == {text: [c] for text, c in CLOAKED.items()}
 
 
 def test_the_bank_and_the_grammar_agree_with_the_patterns():
-    """Recruiter, environment and detector must mean the same: every risky question of the demo is found
-    with exactly one code, and no other template or reply is."""
+    """Every risky question of the demo has exactly one code, and no other template or reply any."""
     templates = dict(interview.BANK["templates"])
     risky = templates.pop("risky")
     assert risky == grammar.RISKY_QUESTIONS and len(risky) >= 10
     assert [q for q in risky if len(scan(q)) != 1] == []
-    asked = [t.format(c=c, d="sales", e="safety") for ts in templates.values() for t in ts for c in interview.BANK["competencies"]]  # fmt: skip
-    asked += [
-        t.format(s=s)
-        for t in grammar.OPEN + grammar.CLOSED + grammar.NO_QUESTION
-        for s in grammar.SKILLS
-    ]
+    bank, competencies = sum(templates.values(), []), interview.BANK["competencies"]
+    asked = [t.format(c=c, d="sales", e="safety") for t in bank for c in competencies]
+    bank = grammar.OPEN + grammar.CLOSED + grammar.NO_QUESTION
+    asked += [t.format(s=s) for t in bank for s in grammar.SKILLS]
     asked += grammar.AIMLESS + sum(interview.BANK["replies"].values(), [])
     assert [(q, scan(q)) for q in asked if scan(q)] == []
 
 
 def test_the_recruiter_gate_and_the_detector_agree_on_bundled_answers():
-    """An answer that the grammar made risky is found, one that it did not is silent: 600 interviews."""
     for i in range(600):
         rng = random.Random(f"risky {i}")
         case = grammar.make_case(rng, "interview", "train")

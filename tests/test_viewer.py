@@ -1,51 +1,40 @@
-"""parts/viewer.py: the page of `watch.py RUN --html`, on logs of every trainer's shape and in a
-browser."""
-
-import json
+"""parts/viewer.py: the page of `watch.py RUN --html`, on logs of every shape and in a browser."""
 
 import pytest
 
 import watch
 from conftest import browser_or_skip
+from tiny import write_rows
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\u202e"
 
 
 def write_run(folder, rollouts=None, torn=""):
-    """A run of twelve steps whose reward rises; `rollouts` as the rows of rollouts.jsonl, `torn`
-    as its unfinished end."""
+    """Twelve steps whose reward rises, rows of rollouts.jsonl and its unfinished end."""
     folder.mkdir()
-    rows = [
-        {"step": k, "reward/mean": k / 20, "length/mean": 40 * (1 + 2 * (k // 6))}
-        for k in range(12)
-    ]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
-    if rollouts is not None:
-        lines = "".join(json.dumps(row) + "\n" for row in rollouts)
-        (folder / "rollouts.jsonl").write_text(lines + torn)
+    curve = [{"reward/mean": k / 20, "length/mean": 40 * (1 + 2 * (k // 6))} for k in range(12)]
+    write_rows(folder / "metrics.jsonl", [{"step": k} | row for k, row in enumerate(curve)])
+    if rollouts:
+        write_rows(folder / "rollouts.jsonl", rollouts)
+        with open(folder / "rollouts.jsonl", "a") as file:
+            file.write(torn)
     return folder
 
 
 def answers():
-    """Eight answers in the shape of grpo_rubric.py, one hostile; and one episode in the shape of
-    grpo_agent.py."""
+    """Eight answers in the shape of grpo_rubric.py, one hostile; an episode of grpo_agent.py's."""
     met = [{"id": 1, "kind": "judged", "verdict": True, "weight": 2.0, "reason": f"fine {HOSTILE}"}]
-    rows = [
-        {"step": 1 + i // 4, "prompt": "Assess.", "answer": f"answer {i}", "reward": i / 8, "criteria": met}
-        for i in range(8)
-    ]  # fmt: skip
+    row = {"prompt": "Assess.", "criteria": met}
+    rows = [row | {"step": 1 + i // 4, "answer": f"{i}", "reward": i / 8} for i in range(8)]
     rows[0] |= {"answer": HOSTILE, "flags": ["judge_directed"], "judge": {"error": "timed out"}}
-    said = [
-        {"role": "user", "content": "Ask."},
-        {"role": "assistant", "content": "Do you know SQL?"},
-    ]
+    said = {"user": "Ask.", "assistant": "Do you know SQL?"}
+    said = [{"role": role, "content": content} for role, content in said.items()]
     return [*rows, {"step": 3, "messages": said, "reward": 0.5, "error": None, "truncated": True}]
 
 
 def test_page_in_a_browser(tmp_path, capsys):
-    """Curves with numbered alarms, answers with criteria; hostile text is text; the filter works,
-    and without script all answers are there; no request leaves the page; the last, unfinished line
-    of a running run is left out."""
+    """Hostile text is text; without script all answers are there; no request leaves the page; the
+    unfinished line of a running run is left out."""
     sync_playwright, path = browser_or_skip()
     run = write_run(tmp_path / "run", answers(), torn='{"step": 3, "pro')
     watch.main([str(run), "--html"])
@@ -71,19 +60,15 @@ def test_page_in_a_browser(tmp_path, capsys):
         browser.close()
 
 
-def test_folder_without_rollouts(tmp_path):
-    """An old folder still gets its curves, and is told what is missing; a sample without a reward
-    is shown, too."""
+def test_folders_without_rollouts_or_with_broken_ones(tmp_path):
+    """An old folder gets its curves, and a sample without a reward is shown. A complete line that
+    is no answer is damage, not the end of a running run."""
     run = write_run(tmp_path / "run")
     watch.main([str(run), "--html"])
     assert "This run kept no answers" in (run / "watch.html").read_text(encoding="utf-8")
-    (run / "samples.jsonl").write_text('{"step": 0, "prompt": "p", "answer": "only here"}\n')
+    write_rows(run / "samples.jsonl", [{"step": 0, "prompt": "p", "answer": "only here"}])
     watch.main([str(run), "--html"])
     assert "only here" in (run / "watch.html").read_text(encoding="utf-8")
-
-
-def test_broken_rollouts_name_their_line(tmp_path):
-    """A complete line that is no answer is damage, not the end of a running run."""
-    run = write_run(tmp_path / "run", [{"step": 1, "answer": "a"}], torn="[1]\n")
+    run = write_run(tmp_path / "broken", [{"step": 1, "answer": "a"}], torn="[1]\n")
     with pytest.raises(watch.UserError, match=r"rollouts.jsonl:2: expected an answer"):
         watch.main([str(run), "--html"])
