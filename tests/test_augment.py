@@ -1,8 +1,4 @@
-"""reward_train.py --counterfactual-augment: the cure for a reward model that learnt to like names.
-
-A pair is joined by a copy of it in which the two candidates have changed names. What the voters said about the candidates
-is said twice; what they said about the names is said once for each side, and cancels.
-"""
+"""reward_train.py --counterfactual-augment: what voters said about names must cancel."""
 
 import json
 import random
@@ -50,8 +46,6 @@ def copied(row, names=NAMES, seed=0):
     return found
 
 
-# ---- one pair ----
-
 TWO = [  # chosen, rejected, their people, and the copy
     ("Emily Yoder, 6 years. She met Aisha; Yoder leads.", "Aisha Booker, 2. Booker's reports.", EMILY, AISHA,
      "Aisha Booker, 6 years. She met Emily; Booker leads.", "Emily Yoder, 2. Yoder's reports."),
@@ -66,8 +60,7 @@ TWO = [  # chosen, rejected, their people, and the copy
 
 @pytest.mark.parametrize("chosen, rejected, one, two, new_chosen, new_rejected", TWO)
 def test_two_candidates_change_names(chosen, rejected, one, two, new_chosen, new_rejected):
-    """The profile stays where it won: only names change, for both at once (one after the other would
-    turn Emily into Aisha and both back). All else is the original's; twice is the original again."""
+    """For both at once: one after the other would turn Emily into Aisha and both back."""
     message = lambda text: [{"role": "assistant", "content": text}]  # noqa: E731
     row = pair(message(chosen), message(rejected), f"{one['name']}?", chosen=[one], rejected=[two])
     row |= {"strength": 3, "tie": False, "id": "x-1"}
@@ -79,8 +72,7 @@ def test_two_candidates_change_names(chosen, rejected, one, two, new_chosen, new
 
 
 def test_one_candidate_takes_a_name_from_another_cell():
-    """Own cell never (Anne Klein would cancel nothing), the three others evenly, whatever their number
-    of names: of 600 draws 200 each, three standard errors are 35. The answers follow."""
+    """Own cell never, the three others evenly: 200 of 600 draws, three standard errors are 35."""
     row = pair("Emily is good.", "Reject Yoder.", "Assess Emily Yoder, 6 years.", prompt=[EMILY])
     drawn, names = Counter(), [*NAMES, MALIK]
     for seed in range(600):
@@ -109,15 +101,12 @@ LEFT = [  # the chosen answer, people in it and in the rejected one, why it is l
 
 @pytest.mark.parametrize("chosen, one, two, reason", LEFT)
 def test_what_cannot_be_exchanged_exactly_is_left_alone(chosen, one, two, reason):
-    """A half exchanged text would teach that Aisha's e-mail belongs to Emily, or that Jamal is a verb."""
     rejected = " ".join(who["name"] for who in two if who is not EMILY) or "No."
     assert copied(pair(chosen, rejected, chosen=one, rejected=two)) == (None, reason)
 
 
 def test_bundled_pairs():
-    """Every `rank` pair of the biased file can be exchanged, twice is the original, and the recruiter, who reads no names,
-    gives each side the utility it had. How often a name read as Black stands on the losing side against another group falls
-    from the planted surplus to exactly half, over originals and copies."""
+    """Twice is the original, utilities stay, and names read as Black lose in exactly half."""
     utility = files.load_function(f"{REPO}/data/recruiter.py:utility", "--gold")
     names = reward_train.load_names(REPO / "data" / "names.csv")
     assert len(names) == 200, "8 cells of 25; the 5 held-out names of each belong to the audits"
@@ -132,9 +121,6 @@ def test_bundled_pairs():
             lost.append([side[1] for side in black])
     before, after = np.mean(lost, axis=0)[0], np.mean(lost)
     assert before > 0.58 and after == 0.5, (before, after)
-
-
-# ---- a file of pairs ----
 
 
 def write_names(path, names=NAMES):
@@ -175,9 +161,10 @@ def load(llama_folder, tmp_path):
 
 
 def test_copies_stay_on_their_side_of_the_split(tmp_path, load):
-    """The split is by the prompt's hash, and a copy with a name in the prompt has another hash: split by its own, half of the
-    held-out pairs would be trained on under another name. A line lies on one side, with all its copies, and its tie."""
-    flags = "--pairs", write_rows(tmp_path / "pairs.jsonl", named_rows(90)), "--eval-fraction", 0.4
+    """A copy with a name in the prompt has another hash: by its own it would cross the split. Names
+    are drawn by seed, none of those held out; --eval-pairs are measured as they are."""
+    data = write_rows(tmp_path / "pairs.jsonl", named_rows(90))
+    flags = "--pairs", data, "--eval-fraction", 0.4
     plain, pairs = load(*flags, augment=False), load(*flags)
     for side in ("train", "eval"):
         lines = {int(plain.line[i]) for i in getattr(plain, side)}
@@ -186,26 +173,16 @@ def test_copies_stay_on_their_side_of_the_split(tmp_path, load):
         assert len(lines) > 20
     ties = [bool(plain.tie[line - 1]) for line in pairs.line.tolist()]
     assert ties == pairs.tie.tolist() and pairs.counts["rows"] == 90 and len(ties) == 150
-
-
-def test_which_rows_are_copied_and_how(tmp_path, load):
-    """The same names at each start with a seed, others with another; --eval-pairs are measured as they
-    are; held-out names occur in no copy."""
-    train, held = (write_rows(tmp_path / f"{k}.jsonl", named_rows(30)) for k in ("a", "b"))
-    flags = ("--pairs", train, "--eval-pairs", held)
+    flags = "--pairs", data, "--eval-pairs", write_rows(tmp_path / "held.jsonl", named_rows(30))
     found = load(*flags), load(*flags), load(*flags, "--seed", 1)
     one, again, other = ([tuple(pairs.prompts[i]) for i in pairs.train] for pairs in found)
-    assert one == again != other and (len(one), len(found[0].eval)) == (50, 30)
+    assert one == again != other and (len(one), len(found[0].eval)) == (150, 30)
     names = reward_train.load_names(tmp_path / "names.csv")
     assert WILL not in names and len(names) == 5
 
 
-# ---- whole runs ----
-
-
 def test_a_run_counts_votes_and_keeps_its_names(tmp_path, llama_folder, capsys):
-    """Copies and what was left alone are printed. A pair and its copy are one vote, so the interval of the held-out accuracy
-    is that of the votes: counted twice it would be too narrow by √2. A resumed run needs the same list of names."""
+    """A pair and its copy are one vote: counted twice the interval would be too narrow by √2."""
     data, names = write_rows(tmp_path / "pairs.jsonl", named_rows(60)), tmp_path / "names.csv"
     argv = ["--steps", "2", "--batch-size", "8", "--model", llama_folder, "--pairs", str(data), "--eval-fraction", "0.4",
             "--out", str(tmp_path / "run"), "--counterfactual-augment", write_names(names)]  # fmt: skip
@@ -247,18 +224,12 @@ def test_bad_names_are_one_line(content, said, tmp_path):
     assert said in str(caught.value) and "\n" not in str(caught.value)
 
 
-ENTRIES = [
-    "Emily",
-    [3],
-    [{"in": "chosen"}],
-    [{**EMILY, "in": "title"}],
-    [{**EMILY, "in": "chosen", "first": ""}],
-]
+ENTRIES = ["Emily", [3], [{"in": "chosen"}]]
+ENTRIES += [[{**EMILY, "in": "title"}], [{**EMILY, "in": "chosen", "first": ""}]]
 
 
 @pytest.mark.parametrize("entries", ENTRIES)
 def test_rows_that_cannot_be_copied_are_one_line(tmp_path, load, entries):
-    """A malformed entry is named with its line; a cure that would copy nothing does not run in silence."""
     rows = named_rows(6)
     rows[3]["candidates"] = entries
     with pytest.raises(UserError, match=r'--pairs .*bad.jsonl:4: "candidates": expected a list of'):

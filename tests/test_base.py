@@ -1,5 +1,4 @@
-"""The bundled base writes on-format, varied answers of mixed quality, on roles it never saw.
-data/base_card.py measures, this file holds the numbers."""
+"""The bundled base writes on-format, varied answers: data/base_card.py measures."""
 
 import json
 import sys
@@ -25,8 +24,7 @@ def base():
 
 
 def test_size_shape_and_vocabulary(base):
-    """2 to 4 M weights, tied, context 512, a folder below 10 MB. A byte-level vocabulary has no
-    unknown token: decode(encode(text)) is the text, on bundled prompts and profiles."""
+    """2 to 4 M weights, below 10 MB, and no unknown token: decode(encode(text)) is the text."""
     model, tokenizer = base
     assert 2e6 <= sum(p.numel() for p in model.parameters()) <= 4e6
     assert model.config.tie_word_embeddings and model.config.max_position_embeddings == 512
@@ -40,9 +38,7 @@ def test_size_shape_and_vocabulary(base):
 
 
 def test_a_model_from_scratch(base, tmp_path, quiet_process):
-    """A corpus and a config.json become a tokenizer with the bundled template in which each byte
-    and each digit has a token, and sft.py starts from its folder. A vocabulary without room for
-    the bytes and a folder that holds a model are refused."""
+    """A corpus and a config.json become a tokenizer in which each byte and digit has a token."""
     corpus, config, out = REPO / "data/prefs.jsonl", tmp_path / "config.json", tmp_path / "start"
     shape = json.loads((BASE / "config.json").read_text()) | {"vocab_size": 400, "eos_token_id": 7}
     argv = ["--corpus", str(corpus), "--config", str(config), "--out"]
@@ -85,8 +81,7 @@ def test_a_model_from_scratch(base, tmp_path, quiet_process):
     ids=["answers", "summaries", "lookup", "roles"],
 )
 def test_the_base_passes_its_gates(base, measures, gates):
-    """What a base cannot copy no reward can teach, and one whose answers are all alike leaves
-    nothing to choose; each gate is one that an earlier base failed."""
+    """What a base cannot copy no reward can teach; each gate is one that an earlier base failed."""
     found = measures(base)
     low = {key: found[key] for key, gate in gates.items() if found[key] < gate}
     assert not low and found.get("utility", 0) < 0.55 and found.get("chance", 0) < 0.4

@@ -1,5 +1,4 @@
-"""bench/: nobody wins by doing less. What must agree before a ratio is printed, how ratios are
-taken, what both sides are given; and one comparison from end to end at toy size."""
+"""bench/: nobody wins by doing less: what must agree, how ratios are taken, what both are given."""
 
 import importlib
 import json
@@ -26,9 +25,6 @@ def pair_run(side, loop=1.0, losses=(0.7, 0.6), **more):
     return row | {"peak_mb": 500} | more
 
 
-# ---- what must agree ----
-
-
 @pytest.mark.parametrize("task, change, word", [
     ("dpo", {"losses": (0.7, 0.60009)}, None),  # 9e-5 off: rounding
     ("dpo", {"losses": (0.7, 0.60011)}, "step 2"),  # 1.1e-4 off: another computation
@@ -43,15 +39,13 @@ def pair_run(side, loop=1.0, losses=(0.7, 0.6), **more):
     ("grpo", {"tokens": 500, "losses": ()}, None),  # they draw their own: time is per token
 ])  # fmt: skip
 def test_runs_that_may_not_be_compared(task, change, word):
-    """A step skipped, rows dropped or another schedule would all be faster, and all show here."""
+    """A step skipped, rows dropped or another schedule would all be faster."""
     ours, theirs = pair_run("ours", updates=16), pair_run("plain", **{"updates": 16} | change)
     one, two = bench.differs(task, ours, theirs), bench.differs(task, theirs, ours)
     assert (one is None) == (two is None) == (word is None) and (word or "") in (one or "")
 
 
 def test_no_table_when_the_losses_differ(monkeypatch, tmp_path):
-    """The refusal ends the command before anything is written; with equal losses the same command
-    writes table and rows."""
     last = {"plain": 0.5}
 
     def told(args, place, side, **settings):
@@ -69,8 +63,7 @@ def test_no_table_when_the_losses_differ(monkeypatch, tmp_path):
 
 
 def test_two_samples_of_one_distribution():
-    """Equal samples have p = 1; shorter answers, or a part of the vocabulary never drawn, are
-    seen."""
+    """Shorter answers, or a part of the vocabulary never drawn, are seen."""
     flat = [[i % 4096 for i in range(7 * k, 7 * k + 60)] for k in range(200)]
     assert min(bench.same_distribution(flat, flat)) == pytest.approx(1.0)
     with pytest.raises(bench.Refused, match="lengths"):
@@ -79,13 +72,8 @@ def test_two_samples_of_one_distribution():
         bench.same_distribution(flat, [[i // 4 for i in ids] for ids in flat])
 
 
-# ---- how ratios are taken ----
-
-
 def test_ratios_of_neighbours():
-    """plain ours tuned | tuned ours plain: each run of ours is compared with the runs beside it in
-    its own round. Time is theirs / ours (4, 6: median 5), memory ours / theirs (500 / 1000); beside
-    another edition time is ours / theirs, too. Drawn answers count per token."""
+    """Each run of ours against the runs beside it in its round; drawn answers per token."""
     order = "plain 8 0, ours 2 0, tuned 3 0, tuned 5 1, ours 1 1, plain 6 1"
     runs = [pair_run("tuning", loop=99)]
     for side, loop, n in map(str.split, order.split(", ")):
@@ -104,8 +92,7 @@ def test_ratios_of_neighbours():
 
 @pytest.mark.parametrize("others, word, ratio", [(0.4, "wall", 3), (0.6, "CPU", 1)])
 def test_the_table_says_which_time_it_prints(others, word, ratio):
-    """A busy machine stretches wall time and not (much) CPU time: above half a core of others the
-    table changes over."""
+    """Above half a core of others wall time is stretched: CPU time."""
     seconds = {"plain": 9.0, "ours": 3.0, "tuned": 6.0}
     runs = [pair_run(x, s, loop_cpu_s=1.0, others_cores=others) for x, s in seconds.items()]
     text = "\n".join(bench.table(runs))
@@ -115,8 +102,7 @@ def test_the_table_says_which_time_it_prints(others, word, ratio):
 
 @pytest.mark.parametrize("task", [*work.STAGES, *work.SAMPLERS])
 def test_command_lines_of_two_editions(task, monkeypatch, tmp_path):
-    """Each from its own folder with the same flags, all of which today's stage accepts; --ref-cache
-    goes only to the edition that has it."""
+    """The same flags, which today's stage accepts; --ref-cache where the edition has it."""
     with pytest.raises(SystemExit):  # TRL has no PPO any more: without a folder there is no peer
         bench.parse_args(["ppo"])
     args = bench.parse_args(["dpo", "--edition", str(tmp_path)])
@@ -126,15 +112,10 @@ def test_command_lines_of_two_editions(task, monkeypatch, tmp_path):
     monkeypatch.setattr(bench, "known_flags", lambda root, script: known[root])
     words = [f"{stage}.py", *(x for pair in flags.items() for x in pair)]
     assert bench.command_line(args, "ours", s) == (words, REPO)
-    assert bench.command_line(args, "edition", s) == (
-        [*words, "--ref-cache", "run-cache"],
-        tmp_path,
-    )
+    cached = [*words, "--ref-cache", "run-cache"]
+    assert bench.command_line(args, "edition", s) == (cached, tmp_path)
     read = importlib.import_module(stage).parse_args(words[1:])
     assert (read.micro_tokens, str(read.out), read.steps) == (64, "run", 2)
-
-
-# ---- what both are given ----
 
 
 @pytest.fixture(scope="module")
@@ -142,19 +123,14 @@ def tokenizer():
     return work.make_tokenizer()
 
 
-def test_lengths_of_the_work():
-    """prompt + chosen: median 140, 90th percentile 365, nothing above 384 with either answer, 30 %
-    of it the answer."""
+def test_the_rows_of_the_work(tokenizer):
+    """Median 140, 90th percentile 365, none above 384, 30 % of it the answer; the same ids apart (ours)
+    and joined (TRL's), and row i the same whatever n."""
     prompt, chosen, rejected = np.array([work.row_lengths(i) for i in range(4000)]).T
     total = prompt + chosen
     assert np.quantile(total, (0.5, 0.9)) == pytest.approx((140, 365), rel=0.044)
     assert total.max() == 384 and (prompt + rejected).max() <= 384
     assert chosen.sum() / total.sum() == pytest.approx(0.3, abs=0.01)
-
-
-def test_rows_have_these_lengths(tokenizer):
-    """Tokens as promised, prompt and answer the same ids apart (ours) and joined (TRL's), and row i
-    the same whatever n."""
     rows = list(work.make_rows(40, tokenizer))
     assert rows[:10] == list(work.make_rows(10, tokenizer))
     for i, row in enumerate(rows):
@@ -165,7 +141,7 @@ def test_rows_have_these_lengths(tokenizer):
 
 
 def test_rubric_and_letter_reward_agree(tokenizer):
-    """GRPO: ours is paid by a rubric of checks, TRL by a function; both must pay the same."""
+    """GRPO: ours is paid by a rubric of checks, TRL by a function."""
     texts = [row["chosen"] * k for row in work.make_rows(6, tokenizer) for k in (1, 2, 5)]
     texts += [texts[-1].upper(), ""]
     rows = [judge.read_row(work.rubric_rows(["x"])[0])] * len(texts)

@@ -1,9 +1,5 @@
-"""Log-probs, rewards, precision, LoRA and saving, for every family that the project names.
-
-`token_logps` is the one place where all stages meet, so it is compared with the slowest true thing
-there is: the model itself, fed one row at a time, without padding. Saved folders are opened by
-plain transformers and by PEFT.
-"""
+"""Log-probs, rewards, precision, LoRA and saving, for every family that the project names: against
+the model itself, fed one row at a time without padding, plain transformers and PEFT."""
 
 import copy
 import json
@@ -22,15 +18,7 @@ import common
 from common import UserError
 from parts import lora, parallel
 from parts.runs import check_head, prepare
-from tiny import (
-    _ROPE,
-    EXTRA_FAMILIES,
-    FAMILIES,
-    table,
-    tiny_model,
-    tiny_reward_model,
-    tiny_tokenizer,
-)
+from tiny import EXTRA_FAMILIES, FAMILIES, table, tiny_model, tiny_reward_model, tiny_tokenizer
 
 ALL = [*FAMILIES, *EXTRA_FAMILIES]
 every_family = pytest.mark.parametrize("family", ALL)
@@ -59,7 +47,7 @@ def paddings():
 
 
 def plain_logps(model, ids, temperature=1.0):
-    """log p of tokens 1 … of one row (a list), from the model's own logits in float64."""
+    """log p of tokens 1 … of one row, from the model's own logits in float64."""
     logits = model(torch.tensor([ids])).logits[0, :-1].double() / temperature
     return F.log_softmax(logits, -1).gather(-1, torch.tensor(ids[1:])[:, None]).squeeze(-1)
 
@@ -77,16 +65,10 @@ def same_gradients(a, b, tolerance=1e-5):
         torch.testing.assert_close(a[name], b[name], **near)
 
 
-# ---- log-probs ----
-
-
 @every_family
 @torch.no_grad()
 def test_log_probs_are_those_of_each_row_alone(family, folders):
-    """Every slip of shift, mask, padding and temperature at once. GPT-2 counts its positions from
-    the first column and OPT from the mask: without explicit positions left padding moves GPT-2's
-    sums by whole nats, while a test with Llama alone cannot fail. `check_head`, which compares with
-    the model's own head, must not cry wolf."""
+    """GPT-2 counts positions from the first column, OPT from the mask; Llama alone sees no slip."""
     model = common.load_policy(folders[family])
     for temperature in (1.0, 0.7):
         expected = torch.cat(
@@ -100,8 +82,8 @@ def test_log_probs_are_those_of_each_row_alone(family, folders):
 
 
 def test_rows_with_nothing_to_train(folders):
-    """A batch, or one of its rows, without a counted token: zeros and finite gradients, not a crash
-    and not a NaN. Column 0 is predicted from nothing; the row's last column must not score it."""
+    """Zeros and finite gradients. Column 0 is predicted from nothing, and refused; so is Granite, which
+    divides its logits by 8 behind the head: without that they are another model's."""
     model = common.load_policy(folders["llama"])
     ids, attention_mask, mask = batch()
     whole = common.token_logps(model, ids, attention_mask, mask).detach()
@@ -116,13 +98,16 @@ def test_rows_with_nothing_to_train(folders):
     mask[1, 0] = True
     with pytest.raises(ValueError, match=r"response_mask\[:, 0\]"):
         common.token_logps(model, ids, attention_mask, mask)
+    fields = FAMILIES["gemma"] | dict(vocab_size=300, initializer_range=0.3, logits_scaling=8.0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("granite", **fields)).eval()
+    model.compute_dtype = torch.float32
+    with pytest.raises(UserError, match="logits are scaled"):
+        check_head(model, *batch(), "--model")
 
 
 @every_family
 def test_chunks_of_the_head_change_nothing(family, folders, monkeypatch):
-    """The head runs in chunks that the backward computes again; a chunk border in the wrong place,
-    a cap forgotten (Gemma 2), or a tied head without its gradient shows in values or gradients.
-    Chunks of 1, 7 and all of the 12 tokens, against full logits."""
+    """A border in the wrong place, Gemma 2's cap or a tied head's gradient forgotten: all show."""
     model, (ids, attention_mask, mask) = common.load_policy(folders[family]), batch()
     weight = torch.randn(ids.shape, generator=torch.Generator().manual_seed(0))
     logits = model(ids, attention_mask=attention_mask.long()).logits[:, :-1].float() / 0.8
@@ -148,23 +133,9 @@ def test_chunks_of_the_head_change_nothing(family, folders, monkeypatch):
         same_gradients(gradients(model), expected)
 
 
-def test_check_head_finds_scaled_logits():
-    """Granite divides its logits by 8 behind the head; log-probs without that are another
-    model's."""
-    fields = dict(_ROPE, vocab_size=300, initializer_range=0.3, logits_scaling=8.0)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("granite", **fields)).eval()
-    model.compute_dtype = torch.float32
-    with pytest.raises(UserError, match="logits are scaled"):
-        check_head(model, *batch(), "--model")
-
-
-# ---- precision ----
-
-
 @torch.no_grad()
 def test_log_softmax_is_fp32_for_bf16_models(tmp_path):
-    """bf16 has 3 digits: log-softmax in it is off by some 0.01 a token, a sum over 1000 tokens
-    by whole nats. V = 32 000: the sum is that of float64 from the same bf16 logits, to 0.1."""
+    """In bf16 it is off by .01 a token: the sum of 1000 must be float64's, to 0.1."""
     folder = tiny_model("llama", tmp_path, vocab_size=32000, max_position_embeddings=1100)
     model, row = common.load_policy(folder).bfloat16(), [(7919 * i) % 32000 for i in range(1001)]
     logps = common.token_logps(model, *common.pad_rows([row[:1]], [row[1:]], 0))
@@ -176,8 +147,7 @@ def test_log_softmax_is_fp32_for_bf16_models(tmp_path):
 
 
 def test_precision_is_picked_by_capability(monkeypatch):
-    """A T4 (7, 5) says that bf16 is supported because torch counts emulation, which is slower than
-    fp32: fp16 + scaler."""
+    """A T4 (7, 5) emulates bf16, slower than fp32, and says that it is supported."""
     pick, fp16, bf16 = parallel.pick_precision, (torch.float16, True), (torch.bfloat16, False)
     for capability, expected in {(7, 5): fp16, (6, 1): fp16, (8, 0): bf16, (9, 0): bf16}.items():
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *a, c=capability: c)
@@ -187,9 +157,7 @@ def test_precision_is_picked_by_capability(monkeypatch):
 
 
 def test_autocast_does_not_outlive_an_optimiser_step(folders):
-    """Autocast caches the low-precision copy of a weight for the length of its context: one around
-    the whole loop would go on with the weights of step 0. After a step the output is that of a
-    fresh copy, bit for bit."""
+    """One context around the loop would cache the weights of step 0."""
     model = common.load_policy(folders["llama"], dtype=torch.bfloat16)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     first = common.token_logps(model, *batch())
@@ -202,8 +170,6 @@ def test_autocast_does_not_outlive_an_optimiser_step(folders):
     assert 1e-5 < gap < 0.5, "bf16 was really used, and is close"
 
 
-# ---- dropout and gradient checkpointing ----
-
 DROPOUT = {
     "gpt2": dict(attn_pdrop=0.1, resid_pdrop=0.1, embd_pdrop=0.1),
     "opt": dict(dropout=0.1, attention_dropout=0.1, layerdrop=0.5),
@@ -213,9 +179,7 @@ DROPOUT = {
 
 @pytest.mark.parametrize("family", DROPOUT)
 def test_dropout_is_off_and_kept_in_the_saved_config(family, tmp_path):
-    """Dropout in the policy and not in the reference: the loss at step 0 is not log 2, and no ratio
-    is 1. Forwards in train mode are equal (OPT also drops whole layers), and the saved config still
-    says .1, and that the cache, which training turns off, is on."""
+    """Dropout in the policy alone: no loss starts at log 2. OPT also drops whole layers."""
     folder = tiny_model(family, tmp_path, **DROPOUT[family])
     model, tokenizer = common.load_policy(folder), common.load_tokenizer(folder)
     prepare(model, SimpleNamespace(grad_checkpoint=False, fsdp=False))
@@ -231,9 +195,7 @@ def test_dropout_is_off_and_kept_in_the_saved_config(family, tmp_path):
 @pytest.mark.parametrize("family", ["gpt2", "llama", "opt"])
 @pytest.mark.parametrize("lora_rank", [0, 4])
 def test_gradient_checkpointing_acts_and_is_exact(family, lora_rank, folders):
-    """`from_pretrained` returns eval mode, in which checkpointing sleeps and saves nothing; with
-    LoRA its inputs need no gradient, and without a hook every adapter gradient is missing. Each of
-    2 blocks runs twice, gradients are equal."""
+    """It sleeps in eval mode, and under LoRA loses all gradients without a hook."""
     found, calls = [], []
     for on in (False, True):
         model = filled(common.load_policy(folders[family], lora_rank=lora_rank))
@@ -249,15 +211,10 @@ def test_gradient_checkpointing_acts_and_is_exact(family, lora_rank, folders):
     assert calls == [False] * 2 + [True] * 4
 
 
-# ---- reward scores ----
-
-
 @every_family
 @torch.no_grad()
 def test_reward_scores_are_transformers_own(family, reward_folders):
-    """A score that only our code can compute is of no use in TRL: transformers' own of each row
-    alone, whatever the mates and the padding, the end id itself as padding (where pooling by "last
-    id that is not pad" reads the token before the end), left or right."""
+    """Also padded with the end id, where pooling by "last id that is not pad" errs."""
     folder = reward_folders[family]
     model = common.load_reward_model(folder, tiny_tokenizer(), trainable=False)
     theirs = AutoModelForSequenceClassification.from_pretrained(folder)
@@ -269,15 +226,11 @@ def test_reward_scores_are_transformers_own(family, reward_folders):
     assert not any(p.requires_grad for p in model.parameters())
 
 
-# ---- broken folders ----
+GONE = ["lm_head.weight", "model.layers.1.mlp.up_proj.weight", "score.weight"]
 
 
-@pytest.mark.parametrize(
-    "gone", ["lm_head.weight", "model.layers.1.mlp.up_proj.weight", "score.weight"]
-)
+@pytest.mark.parametrize("gone", GONE)
 def test_weights_that_are_missing_are_not_drawn(gone, tmp_path, tokenizer):
-    """A folder saved without its head loads with a random one, and the only word about it is a
-    warning that is off here. A reward head alone may be missing, from a language model."""
     make, load = tiny_model, common.load_policy
     if gone == "score.weight":
         make, load = tiny_reward_model, lambda f: common.load_reward_model(f, tokenizer)
@@ -333,10 +286,6 @@ WRONG = [(who, *row) for several, *row in WRONG for who in several.split()]
 def test_a_wrong_or_damaged_folder_is_one_line(
     who, folder, reason, file, content, folders, reward_folders, tmp_path
 ):
-    """A folder of the wrong kind loads with random weights and a warning among many; a value of
-    another type, or half a file, gives nine kinds of traceback. Here it is one line with flag and
-    folder; who does not read the file does not mind. (Without a whole generation_config.json
-    transformers takes the ends from config.json.)"""
     held = {"policy": folders, "reward": reward_folders}
     held["own"] = folders if who in ("tokenizer", "policy") else reward_folders
     if folder in held:
@@ -344,8 +293,7 @@ def test_a_wrong_or_damaged_folder_is_one_line(
     if file:
         damage(folder, file, content)
     if reason == "fine":
-        LOADERS[who](folder)
-        return
+        return LOADERS[who](folder)
     with pytest.raises(UserError) as caught:
         LOADERS[who](folder)
     said = str(caught.value)
@@ -354,8 +302,7 @@ def test_a_wrong_or_damaged_folder_is_one_line(
 
 
 def test_a_reward_model_keeps_its_scale(tmp_path, reward_folders, tokenizer):
-    """PPO standardises rewards by the mean and deviation that the reward model's config keeps; the
-    head itself is not rescaled, and an answer is cut as in the model's training."""
+    """Mean and deviation are in its config; an answer is cut as in training."""
     model = common.load_reward_model(reward_folders["gpt2"], tokenizer)
     model.config.reward_mean, model.config.reward_std = 0.25, 2.0
     before, out = outputs(model), str(tmp_path / "out")
@@ -369,9 +316,6 @@ def test_a_reward_model_keeps_its_scale(tmp_path, reward_folders, tokenizer):
     for flag, expected in ((True, raw), (False, (raw - 0.25) / 2)):
         score = common.reward_function(out, raw=flag)(["Assess this candidate."], ["hold"])
         assert score == pytest.approx([expected], abs=1e-5)
-
-
-# ---- LoRA ----
 
 
 def filled(model, std=0.1):
@@ -393,20 +337,15 @@ def outputs(model):
 
 @every_family
 def test_lora_starts_as_the_identity_and_switches_off(family, folders):
-    """With B = 0 the policy is its reference, to the last bit; with B filled it is not, and
-    adapter_off brings it back, also when the block inside raises. Only A and B are trained (and the
-    score head), in each linear layer of the two blocks (GPT-2 hides its own in Conv1D), no
-    embedding, no head: GPT-2 and GPT-NeoX have 4 a block, OPT 6, the Llama kin 7. After one
-    backward B has a gradient everywhere and A, behind B = 0, has exactly 0."""
+    """Only A, B and the score head are trained, in each linear layer of the blocks: GPT-2 and NeoX
+    have 4, OPT 6, the Llama kin 7. Behind B = 0 A has a gradient of exactly 0."""
     base = outputs(common.load_policy(folders[family]))
     model = common.load_policy(folders[family], lora_rank=4)
     reward = common.load_reward_model(folders[family], tiny_tokenizer(), lora_rank=4)
     assert torch.equal(outputs(model), base)
-    trained, scored = (
-        {n for n, p in m.named_parameters() if p.requires_grad} for m in (model, reward)
-    )
-    assert {name.rpartition(".lora_")[2] for name in trained} == {"A.weight", "B.weight"}
-    assert {name for name in scored if ".lora_" not in name} == {"score.weight"}
+    for m, kinds in ((model, ()), (reward, ["score.weight"])):
+        names = [name for name, p in m.named_parameters() if p.requires_grad]
+        assert {x.rpartition(".lora_")[2] for x in names} == {"A.weight", "B.weight", *kinds}
     layers = lora.lora_layers(model)
     assert len(layers) == 2 * {"gpt2": 4, "gpt_neox": 4, "opt": 6}.get(family, 7)
     common.token_logps(model, *batch()).sum().backward()
@@ -423,27 +362,21 @@ def test_lora_starts_as_the_identity_and_switches_off(family, folders):
 
 
 @pytest.mark.parametrize("rank, stored", [(0, torch.float32), (4, torch.bfloat16)])
-def test_the_base_of_an_adapter_is_held_in_the_compute_dtype(rank, stored, tmp_path, monkeypatch):
-    """AdamW at 1e-6 adds less than half a bf16 step to most weights: trained in bf16 they never
-    move, so a folder in bf16 is loaded in fp32. On a GPU fp32 masters of weights that no step
-    changes are twice the memory. (No GPU is here.)"""
+def test_precision_of_the_base_and_of_a_merge(rank, stored, tmp_path, monkeypatch):
+    """At 1e-6 most bf16 weights never move: fp32, but for a base that no step changes. Merged in bf16 a
+    step of 0.001 beside a weight of 1 would be rounded away."""
     folder = tiny_model("llama", tmp_path, dtype=torch.bfloat16)
     monkeypatch.setattr(common.nn.Module, "to", lambda self, *_, **__: self)  # stays on the CPU
     model = common.load_policy(folder, torch.bfloat16, "cuda", lora_rank=rank)
     assert model.lm_head.weight.dtype == stored
     assert {w.dtype for w in model.parameters() if w.requires_grad} == {torch.float32}
-
-
-def test_a_half_precision_base_merges_in_fp32(folders):
-    """bf16 has 8 bits: a step of 0.001 beside a weight of 1 is rounded away. The saved sum has
-    it."""
-    model = common.load_policy(folders["llama"], lora_rank=2)
-    layer = model.model.layers[0].mlp.up_proj
-    layer.weight.data = torch.ones_like(layer.weight).bfloat16()
-    layer.lora_A.weight.data.fill_(1.0)
-    layer.lora_B.weight.data.fill_(0.001 / (2 * lora.SCALE))  # B·A adds two products
-    merged = lora.merged_state(model)["model.layers.0.mlp.up_proj.weight"]
-    assert merged.dtype == torch.float32 and torch.allclose(merged, torch.tensor(1.001))
+    if rank:
+        layer = model.model.layers[0].mlp.up_proj
+        layer.weight.data.fill_(1.0)
+        layer.lora_A.weight.data.fill_(1.0)
+        layer.lora_B.weight.data.fill_(0.001 / (rank * lora.SCALE))  # B·A adds `rank` products
+        merged = lora.merged_state(model)["model.layers.0.mlp.up_proj.weight"]
+        assert merged.dtype == torch.float32 and torch.allclose(merged, torch.tensor(1.001))
 
 
 BROKEN = table("""
@@ -465,9 +398,7 @@ adapter_model.safetensors | head | head tied to the embedding
 def test_a_broken_adapter_is_one_line(
     file, content, words, folders, tmp_path, tokenizer, monkeypatch
 ):
-    """Half copied, of another base, its own base: the folder and the reason. rsLoRA scales by α/√r,
-    DoRA has a magnitude, a pattern has other ranks: read as plain LoRA they would answer nonsense.
-    Where head and embedding are one tensor, merging an adapter of the head would change both."""
+    """rsLoRA, DoRA and rank patterns read as plain LoRA would answer nonsense."""
     monkeypatch.chdir(tmp_path)
     shutil.copytree(folders["gpt2"], "gpt2")
     good = common.load_policy(folders["llama"], lora_rank=2)
@@ -494,9 +425,7 @@ def test_a_broken_adapter_is_one_line(
 @pytest.mark.parametrize("family", ["gpt2", "llama", "gpt_neox", "opt"])
 @pytest.mark.parametrize("kind", ["policy", "reward"])
 def test_adapter_folders_are_pefts(family, kind, folders, tmp_path, tokenizer):
-    """An adapter only we can read is lost: `peft` loads ours unchanged (theirs here: test_trl_parity
-    .py), to 1e-5. Merged folder, adapter beside it, adapter alone; for a reward model the score
-    head travels with the adapter (`modules_to_save`)."""
+    """`peft` loads ours unchanged, to 1e-5, with the score head (theirs: test_trl_parity.py)."""
     peft = pytest.importorskip("peft")
     folder, load, auto, options = folders[family], common.load_policy, AutoModelForCausalLM, {}
     if kind == "reward":
@@ -522,9 +451,6 @@ def test_adapter_folders_are_pefts(family, kind, folders, tmp_path, tokenizer):
     assert (found - expected).abs().max() < 1e-5
 
 
-# ---- saving ----
-
-
 FOLDERS = {  # name: kind, precision
     "tied": ("policy", torch.float32),
     "untied": ("policy", torch.float32),
@@ -536,9 +462,7 @@ FOLDERS = {  # name: kind, precision
 
 @pytest.mark.parametrize("name", FOLDERS)
 def test_folders_open_in_plain_transformers(name, tmp_path, folders, reward_folders, tokenizer):
-    """After hours of training a folder that opens with "newly initialized" weights is nothing: no
-    missing key, equal logits, tied as before and written once, readable, template there. A score
-    stays fp32, for it ranks close answers. (test_trainers.py opens every family.)"""
+    """No missing key, equal logits, tied as before; a score, which ranks close answers, in fp32."""
     kind, dtype = FOLDERS[name]
     source = (reward_folders if name == "half reward" else folders)["llama"]
     if name == "untied":
@@ -547,10 +471,8 @@ def test_folders_open_in_plain_transformers(name, tmp_path, folders, reward_fold
     if kind == "policy":
         model, auto = common.load_policy(source), AutoModelForCausalLM
     else:
-        model, auto = (
-            common.load_reward_model(source, tokenizer),
-            AutoModelForSequenceClassification,
-        )
+        model = common.load_reward_model(source, tokenizer)
+        auto = AutoModelForSequenceClassification
         zeros = common.reward_scores(model, ids, attention_mask).tolist() == [0, 0, 0]
         assert model.fresh_head == zeros == (name == "fresh")
     filled(model)
@@ -585,9 +507,7 @@ def test_folders_open_in_plain_transformers(name, tmp_path, folders, reward_fold
 
 @pytest.mark.parametrize("sampling", [False, True])
 def test_a_generation_config_that_refuses_to_be_saved(sampling, tmp_path):
-    """transformers raises on *saving* temperature .6 with sampling off, after hours of training:
-    cleaned when loaded. With sampling on .6 is what the author meant and stays; all end ids are
-    written for those who generate."""
+    """transformers raises on saving temperature .6 with sampling off, after hours of training."""
     folder, out = tiny_model("llama", tmp_path), str(tmp_path / "out")
     tokenizer = common.load_tokenizer(folder)
     ends = sorted([tokenizer.eos_token_id, 9])

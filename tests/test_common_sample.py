@@ -1,6 +1,4 @@
-"""The sampler against things too slow to be wrong: the whole row fed again for each token, and
-transformers' `generate`. One that differs from the scorer in one detail gives PPO and GRPO ratios
-that are not 1, and nothing in their logs says why."""
+"""The sampler against a row that is fed again for each token, and against `generate`."""
 
 import json
 import math
@@ -25,15 +23,13 @@ MANY_ENDS = list(range(9, 300, 9))
 
 def load(folder, ends=()):
     model, tokenizer = common.load_policy(folder), common.load_tokenizer(folder)
-    if ends:
-        model.generation_config.eos_token_id = list(ends)
+    model.generation_config.eos_token_id = list(ends) or model.generation_config.eos_token_id
     return model, tokenizer
 
 
 @torch.no_grad()
 def slow_row(model, tokenizer, prompt, number, seed, max_new_tokens, temperature):
-    """(ids, log-probs, finished) of row `number`, one full forward a token: no cache, no
-    padding, no batch."""
+    """(ids, log-probs, finished) of a row: a full forward a token, no cache or padding."""
     uniform = np.random.default_rng([seed, number]).random(max_new_tokens)
     ends, ids, logps = common.end_ids(tokenizer, model), [], []
     for u in uniform:
@@ -46,18 +42,12 @@ def slow_row(model, tokenizer, prompt, number, seed, max_new_tokens, temperature
     return ids, logps, ids[-1] in ends
 
 
-# ---- the right tokens ----
-
-
 @pytest.mark.parametrize("family", [*ALL, "window"])
 def test_samples_are_those_of_a_loop_without_cache(family, folders, tmp_path):
-    """Cache, left padding, forking, retirement of rows: each can move one position by one and still
-    give fluent text. 8 rows from 4 prompts, with ends everywhere: the ids of the slow loop, its
-    log-probs to 2e-5. GPT-2 is the family that fails when positions are counted from the first
-    column; a Llama alone cannot."""
-    window = family == "window"
-    folder = tiny_model("mistral", tmp_path, sliding_window=8) if window else folders[family]
-    model, tokenizer = load(folder, MANY_ENDS)
+    """GPT-2 fails when positions are counted from the first column; a Llama alone cannot. The outside
+    witness of temperature 0, whose log-probs are those at 1: `generate`, a row at a time."""
+    window = family == "window" and tiny_model("mistral", tmp_path, sliding_window=8)
+    model, tokenizer = load(window or folders[family], MANY_ENDS)
     how = {"max_new_tokens": 10, "temperature": 0.8, "seed": 3}
     rollout = common.sample(model, tokenizer, PROMPTS, n=2, **how)
     for i in range(8):
@@ -69,13 +59,6 @@ def test_samples_are_those_of_a_loop_without_cache(family, folders, tmp_path):
     assert rollout.texts == expected and type(rollout.logps[0][0]) is float
     lengths = {len(r) for r in rollout.response_ids}
     assert len(lengths) > 2 and 0 < sum(rollout.finished), "rows must end at different places"
-
-
-@pytest.mark.parametrize("family", ALL)
-def test_greedy_is_transformers_greedy(family, folders):
-    """The outside witness: `generate(do_sample=False)`, a row at a time, stops at the same end
-    ids with the same tokens. The log-probs are those at temperature 1."""
-    model, tokenizer = load(folders[family], MANY_ENDS)
     rollout = common.sample(model, tokenizer, PROMPTS, max_new_tokens=12, temperature=0)
     ends = common.end_ids(tokenizer, model)
     how = {"do_sample": False, "max_new_tokens": 12, "eos_token_id": ends, "pad_token_id": 7}
@@ -87,13 +70,8 @@ def test_greedy_is_transformers_greedy(family, folders):
     assert rollout.logps[1] == pytest.approx(logps, abs=2e-5)
 
 
-# ---- the right distribution ----
-
-
 def test_nothing_of_the_generation_config_cuts_the_vocabulary(tmp_path):
-    """A folder that asks for top_k 1, a repetition penalty or greedy search would collapse every
-    rollout in silence. Uniform logits over 300 ids, 5000 draws: about 300 different ones (a missing
-    id has a chance of e⁻¹⁶), at log p −log 300."""
+    """Uniform logits over 300 ids, 5000 draws: an id is missing with a chance of e⁻¹⁶."""
     folder = tiny_model("llama", tmp_path, tie_word_embeddings=False)
     file = Path(folder) / "generation_config.json"
     wanted = """{"do_sample": true, "top_k": 1, "top_p": 0.1, "temperature": 0.1,
@@ -109,20 +87,13 @@ def test_nothing_of_the_generation_config_cuts_the_vocabulary(tmp_path):
 
 
 def test_inverse_cdf_by_hand():
-    """p = (0, .5, .3, .2): u < .5 draws token 1, u < .8 token 2, else 3; token 0 is never drawn,
-    not even by u = 0."""
+    """p = (0, .5, .3, .2): token 0 is never drawn, not even by u = 0."""
     probs = torch.tensor([0.0, 0.5, 0.3, 0.2], dtype=torch.float64)
     u = torch.tensor([0.0, 0.49, 0.51, 0.79, 0.81, 1 - 2**-53], dtype=torch.float64)
     assert common._draw(probs.log().expand(6, 4), u).tolist() == [1, 1, 2, 2, 3, 3]
 
 
-# ---- the same row whatever happens around it ----
-
-
 def test_a_row_depends_on_the_seed_and_its_number_alone(folders):
-    """Results that change with the batch size cannot be repeated on another machine. 12 rows in
-    chunks of 1, 3, 8 and 256, with other mates, fewer new tokens, or after other random numbers
-    were drawn."""
     model, tokenizer = load(folders["gpt2"], MANY_ENDS)
 
     def draw(prompts=PROMPTS, **options):
@@ -150,8 +121,6 @@ def test_a_row_depends_on_the_seed_and_its_number_alone(folders):
 
 
 def test_train_mode_is_restored_and_no_graph_is_kept(folders, monkeypatch):
-    """Sampling switches to eval mode; a run that stays there trains without what it asked for.
-    Also after an error."""
     model, tokenizer = load(folders["gpt2"])
     for mode in (False, True):
         model.train(mode)
@@ -164,13 +133,8 @@ def test_train_mode_is_restored_and_no_graph_is_kept(folders, monkeypatch):
     assert all(p.requires_grad and p.grad is None for p in model.parameters())
 
 
-# ---- where a row ends ----
-
-
 def test_prompts_beyond_the_positions_are_cut(tmp_path, capsys):
-    """GPT-2 has no row 33 in a table of 32 positions: an IndexError (on a GPU a crash) in the middle
-    of a run. 28 tokens and 4 fit, and nothing is said; with 5 the last 27 are kept, as
-    `encode_prompt` cuts them. Of several rollouts the first one says it, in one line."""
+    """GPT-2 with 32 positions: 28 tokens and 4 fit; with 5 the last 27 are kept."""
     model, tokenizer = load(tiny_model("gpt2", tmp_path, max_position_embeddings=32))
     ids, last = list(range(30, 58)), {"role": "user", "content": "Which fits?"}
     turns = [{"role": "user", "content": "Assess " * 9}, {"role": "assistant", "content": "no"}]
@@ -192,8 +156,7 @@ def test_prompts_beyond_the_positions_are_cut(tmp_path, capsys):
 
 
 def test_a_family_without_a_cache_is_refused():
-    """Mamba keeps its state elsewhere: decoded one token at a time without it, every token is
-    the first, in silence."""
+    """Mamba keeps its state elsewhere: every token would be the first, in silence."""
     tokenizer = tiny_tokenizer()
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 4}
     config = AutoConfig.for_model("mamba", vocab_size=len(tokenizer), **sizes)
@@ -202,13 +165,8 @@ def test_a_family_without_a_cache_is_refused():
         common.sample(model, tokenizer, [[20, 21]], max_new_tokens=3)
 
 
-# ---- the work that is done ----
-
-
 def test_no_work_is_done_twice(folders):
-    """Speed is work that is not done, and a count does not depend on the machine. The 3 distinct of
-    4 prompts pass once; then one column at a time, each row once for every token but its last. The
-    cache of every layer keeps its address from the first decoded column to the last."""
+    """3 distinct prompts pass once, then each row a column a token; caches keep their address."""
     model, tokenizer = load(folders["llama"], MANY_ENDS)
     shapes, addresses, heads = [], [], []
 

@@ -1,7 +1,4 @@
-"""From a file to token ids: what every stage trusts `common.py` with before a model is loaded.
-
-Ordered like the pipeline. Numbers in the docstrings follow by hand from the lengths.
-"""
+"""From a file to token ids: what every stage trusts `common.py` with before a model is loaded."""
 
 import json
 import math
@@ -16,17 +13,7 @@ import torch
 import common
 from common import UserError
 from parts import files, runs
-from tiny import (
-    BOS_TEMPLATE,
-    CHATML,
-    SENTENCES,
-    TEMPLATE,
-    pair_rows,
-    table,
-    tiny_model,
-    tiny_tokenizer,
-    write_rows,
-)
+from tiny import CHATML, TEMPLATE, pair_rows, table, tiny_model, tiny_tokenizer, write_rows
 
 
 def user(text):
@@ -41,12 +28,8 @@ USER, ANSWER = [user("Which candidate fits this role?")], said("The first one.")
 
 
 def write_bytes(folder, data, name="rows.jsonl"):
-    path = folder / name
-    path.write_bytes(data)
-    return path
-
-
-# ---- lines of a file ----
+    (folder / name).write_bytes(data)
+    return folder / name
 
 
 BROKEN = {
@@ -64,7 +47,6 @@ BROKEN = {
 
 @pytest.mark.parametrize("line", BROKEN)
 def test_a_broken_line_is_named(tmp_path, line):
-    """Every way in which a line is no row ends in one line `file:5: reason`, not a traceback."""
     path = write_bytes(tmp_path, b'{"a": 1}\n\n\n{"a": 2}\n' + line + b"\n")
     with pytest.raises(UserError) as caught:
         list(files.read_jsonl(path))
@@ -73,9 +55,7 @@ def test_a_broken_line_is_named(tmp_path, line):
 
 
 def test_lines_of_a_file(tmp_path):
-    """A byte-order mark, blank lines, \\r\\n and no newline at the end are no errors, and line
-    numbers count blank lines. `str.splitlines` would also split at U+2028 and U+0085. Rows come one
-    at a time."""
+    """`str.splitlines` would also split at U+2028 and U+0085. Rows come one at a time."""
     odd = '{"text": "one\u2028two\u2029three\x85four"}'
     data = f'\ufeff{odd}\r\n\n  \t\n{{"a": 2}}\n\n{{"a": 3}}'.encode()
     rows = list(files.read_jsonl(write_bytes(tmp_path, data), numbered=True))
@@ -90,8 +70,7 @@ def test_lines_of_a_file(tmp_path):
 
 
 def test_what_is_written(tmp_path):
-    """NaN and ±inf, also deep and in numpy's types, become null. After a failed write the old rows
-    are there, and no temporary file."""
+    """NaN and ±inf become null; after a failed write the old rows are there and nothing else."""
     path = tmp_path / "deep" / "rows.jsonl"
     row = {"a": math.nan, "b": [np.float32("inf"), (1.5, -math.inf)], "e": np.int64(3)}
     files.write_jsonl(path, [{**row, "c": {"d": np.float64(2)}}])
@@ -110,12 +89,8 @@ def test_what_is_written(tmp_path):
     assert [p.name for p in path.parent.iterdir()] == ["rows.jsonl"]
 
 
-# ---- prompts and templates ----
-
-
 def test_prompt_and_answer_are_encoded_apart(tokenizer):
-    """A BPE that merges across the boundary gives ids that no sampler would ever produce:
-    "Recommend" + "ation". Ours are those of the parts."""
+    """A BPE that merges "Recommend" + "ation" gives ids that no sampler would ever produce."""
     prompt, answer = "Assess: Recommend", "ation: hold."
     apart = tokenizer.encode(prompt), tokenizer.encode(answer)
     assert tokenizer.encode(prompt + answer) != sum(apart, []), "pick a prompt whose end merges"
@@ -124,16 +99,16 @@ def test_prompt_and_answer_are_encoded_apart(tokenizer):
     assert tokenizer.decode(rejected, skip_special_tokens=True) == "ation: reject."
 
 
-@pytest.mark.parametrize("template", [BOS_TEMPLATE, None])
+@pytest.mark.parametrize("template", ["{{ bos_token }}" + TEMPLATE, None])
 @pytest.mark.parametrize("max_length", [math.inf, 12])
 def test_exactly_one_bos(template, max_length):
-    """The template writes a BOS and so does the post-processor: one, from every builder, text or
-    messages, whole or cut. None from a tokenizer that knows a BOS and writes none (Qwen's)."""
+    """Template and post-processor each write one; Qwen's knows one and writes none."""
     tokenizer = tiny_tokenizer(bos="<s>", template=template and TEMPLATE)
     for prompt in ("Assess", USER):
         assert tokenizer.bos_token_id not in common.encode_prompt(tokenizer, prompt)
     tokenizer = tiny_tokenizer(bos="<s>", add_bos=True, template=template)
-    for prompt, answer in ((SENTENCES[0], "hold."), ([user(SENTENCES[0])], said("hold."))):
+    text = numbers_as_text(40)
+    for prompt, answer in ((text, "hold."), ([user(text)], said("hold."))):
         pair = common.encode_pair(tokenizer, prompt, answer, max_length=max_length)
         for ids in (common.encode_prompt(tokenizer, prompt, max_length), sum(pair, [])):
             assert ids.count(tokenizer.bos_token_id) == 1 and ids[0] == tokenizer.bos_token_id
@@ -141,8 +116,7 @@ def test_exactly_one_bos(template, max_length):
 
 
 def test_a_closed_prompt_is_opened_again():
-    """A post-processor that appends EOS (T5's habit) would end the dialogue before the answer: that
-    EOS goes. An EOS that the user's own text ends in stays: one, not two."""
+    """A post-processor that appends EOS (T5's) would end the dialogue before the answer."""
     tokenizer = tiny_tokenizer(bos="<s>", add_bos=True, add_eos=True)
     plain = tokenizer.encode("Assess", add_special_tokens=False)
     bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
@@ -153,8 +127,7 @@ def test_a_closed_prompt_is_opened_again():
 
 
 def test_plain_template_is_saved_with_the_tokenizer(tmp_path):
-    """Trained on `user: …` lines and served without a template, the answers would come from another
-    prompt. GPT-2 has no template; after a save and a load it has one, and the ids are the same."""
+    """GPT-2 has no template; after a save and a load it has one, and the ids are the same."""
     folder = tiny_model("gpt2", tmp_path, tokenizer=tiny_tokenizer(pad=None, template=None))
     tokenizer = common.load_tokenizer(folder)
     ids = common.encode_prompt(tokenizer, USER)
@@ -167,7 +140,6 @@ def test_plain_template_is_saved_with_the_tokenizer(tmp_path):
 
 
 def test_a_template_that_refuses_is_one_line(tmp_path):
-    """Gemma's template raises for a system turn: the roles and its words, not a jinja traceback."""
     template = "{{ raise_exception('System role not supported') }}"
     with pytest.raises(UserError, match=r"refuses \['user'\]: System role not supported"):
         common.encode_prompt(tiny_tokenizer(template=template), USER)
@@ -175,17 +147,9 @@ def test_a_template_that_refuses_is_one_line(tmp_path):
         common.load_tokenizer(tiny_model("llama", tmp_path, tiny_tokenizer(template=template)))
 
 
-# ---- the one end token ----
-
-
-LOWER = "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] | lower }}{% endfor %}"
-
-
 def test_each_answer_ends_in_exactly_one_end_id():
-    """No end id: the model never learns to stop; two, or ChatML's newline behind it: it learns to
-    go on after the end. Text ends in EOS, chat in what the template writes. Lower case hides the
-    probe that the end is looked for behind: `<|user|>` was once taken for it."""
-    for template in (TEMPLATE, CHATML, None, LOWER):
+    lower = "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] | lower }}{% endfor %}"
+    for template in (TEMPLATE, CHATML, None, lower):
         tokenizer = tiny_tokenizer(template=template)
         for prompt, answer in (("Which fits?", "The first one."), (USER, ANSWER)):
             ids = common.encode_pair(tokenizer, prompt, answer)[1]
@@ -201,8 +165,6 @@ def test_each_answer_ends_in_exactly_one_end_id():
 
 
 def test_end_ids_are_a_union(tmp_path):
-    """Llama 3 ends turns by one id and texts by another; the generation config knows both. EOS from
-    the tokenizer, a list in the config, an int in the generation config, the template's: four."""
     tokenizer = tiny_tokenizer(template=CHATML)
     im_end, eos = tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|end|>"])
     assert common.end_ids(tokenizer) == sorted([im_end, eos])
@@ -214,8 +176,6 @@ def test_end_ids_are_a_union(tmp_path):
 
 
 def test_end_token_comes_from_the_template_where_eos_is_missing(tmp_path):
-    """A tokenizer without EOS: `None` among the ids is a crash far away. What the template ends
-    a turn with takes its place; without a template either, the folder is refused."""
     for options in ({}, {"bos": "<s>"}, {"template": CHATML}):  # here <|im_end|> has the smaller id
         own = tiny_tokenizer(**options)
         first = own.eos_token_id if own.bos_token_id is None else own.bos_token_id
@@ -230,12 +190,8 @@ def test_end_token_comes_from_the_template_where_eos_is_missing(tmp_path):
         common.load_tokenizer(bare)
 
 
-# ---- padding ----
-
-
 def test_pad_id_never_ends_an_answer_and_adds_no_row():
-    """pad = EOS makes transformers' reward pooling read the wrong token; a new pad token shifts
-    every logit's table. An own pad is kept; else the reserved token; else any id but an end."""
+    """An own pad is kept; else the reserved token; else any id but an end."""
     own = tiny_tokenizer()
     assert common.pad_id(own) == own.pad_token_id
     for pad in (None, "<|end|>"):
@@ -249,8 +205,7 @@ def test_pad_id_never_ends_an_answer_and_adds_no_row():
 
 
 def test_masks_are_made_from_lengths():
-    """A mask by `ids != pad` loses the EOS where pad = EOS; here pad stands everywhere. Prompts of
-    1 and 3, answers of 4 and 1: rows of 5 and 4, masks of 4 and 1, whatever the ids are."""
+    """A mask by `ids != pad` loses the EOS where pad = EOS; here pad stands everywhere."""
     ids, attention_mask, mask = common.pad_rows([[7], [7, 7, 7]], [[7, 7, 7, 7], [7]], 7)
     assert ids.dtype == torch.int64 and ids.tolist() == [[7] * 5, [7] * 5]
     assert attention_mask.dtype == mask.dtype == torch.bool
@@ -258,9 +213,6 @@ def test_masks_are_made_from_lengths():
     assert mask.int().tolist() == [[0, 1, 1, 1, 1], [0, 0, 0, 1, 0]]
     ids, _, _ = common.pad_rows([[1], [2, 3]], [[4, 5, 6], [8]], 0)
     assert ids.tolist() == [[1, 4, 5, 6], [2, 3, 8, 0]]
-
-
-# ---- cutting ----
 
 
 def numbers_as_text(n):
@@ -284,8 +236,7 @@ CUTS = table("""
 
 @pytest.mark.parametrize("n, answers, limit, lengths, counted", CUTS)
 def test_cutting(n, answers, limit, lengths, counted, tokenizer):
-    """Truncation that eats the answer trains on nothing: the prompt is cut from its left first,
-    then answers from their right, which then end in no end id: they did not stop there."""
+    """First the prompt from its left, then answers from their right, without their end id."""
     counts = Counter()
     prompt, *texts = map(numbers_as_text, (n, *answers))
     ids = common.encode_pair(tokenizer, prompt, *texts, max_length=limit, counts=counts)
@@ -297,9 +248,7 @@ def test_cutting(n, answers, limit, lengths, counted, tokenizer):
 
 
 def test_a_dialogue_loses_its_oldest_turns_whole(tokenizer):
-    """A prompt that starts in the middle of a sentence, or without its instructions: the system
-    message stays, the oldest turns go, and the template's user turn comes first. What is left is
-    exactly the short dialogue's own rendering."""
+    """What is left is exactly the short dialogue's own rendering, system message first."""
     system, last = {"role": "system", "content": "Be fair."}, user("Third question?")
     turns = [system, user("First question?"), *said("First answer.")]
     turns += [user("Second question?"), *said("Second."), last]
@@ -315,8 +264,6 @@ def test_a_dialogue_loses_its_oldest_turns_whole(tokenizer):
     assert ids == next(tail for tail in tails if len(tail) <= 128)
 
 
-# ---- files without a prompt column ----
-
 # Anthropic's layout first: the blank before the answer belongs to the answer
 SPLIT = table(r"""
 "\n\nHuman: Hi\n\nAssistant:" | " Yes, do" | " Yesterday"
@@ -330,8 +277,7 @@ SPLIT += [[[user("a"), *more], said("d"), said("e")] for more in ([], [*said("b"
 
 @pytest.mark.parametrize("prompt, chosen, rejected", SPLIT)
 def test_split_prompt(prompt, chosen, rejected):
-    """The longest common beginning, back to a white space: in the middle of a word it would cut
-    "Yes" from "Yesterday". Nothing is lost or changed."""
+    """The longest common beginning, back to a white space: not within "Yes" and "Yesterday"."""
     whole = [prompt + chosen, prompt + rejected]
     before = json.dumps(whole)
     assert common.split_prompt(*whole) == (prompt, chosen, rejected)
@@ -339,8 +285,7 @@ def test_split_prompt(prompt, chosen, rejected):
 
 
 def test_ultrafeedback_is_read():
-    """The prompt as text and whole dialogues: the prompt becomes their common beginning. A text
-    that is not their first message is a mistake."""
+    """The prompt as text and whole dialogues: it becomes their common beginning."""
     question, yes, no = user("Why?"), *said("So."), *said("No.")
     row = {"prompt": "Why?", "chosen": [question, yes], "rejected": [question, no]}
     wrong = {**row, "prompt": "How?"}
@@ -350,12 +295,8 @@ def test_ultrafeedback_is_read():
         common.check_pair(wrong)
 
 
-# ---- flat arrays ----
-
-
 def test_token_rows_return_what_was_appended():
-    """Offsets off by one give each row its neighbour's token; empty rows are the case that shows
-    it. A row in the hands of a caller neither forbids an append nor changes with it."""
+    """Offsets off by one show at empty rows; a row held neither forbids an append nor changes."""
     rows, kept = common.TokenRows(), [[1, 2, 3], [], [4], [5, 6], []]
     for ids in kept:
         rows.append(ids)
@@ -365,8 +306,6 @@ def test_token_rows_return_what_was_appended():
     rows.append([7] * 1000)
     assert held.tolist() == rows[0].tolist() == [1, 2, 3] and rows[5].tolist() == [7] * 1000
 
-
-# ---- whole preference files ----
 
 GOOD = {"prompt": "Assess", "chosen": "hold", "rejected": "reject"}
 
@@ -399,8 +338,7 @@ chat | {"prompt": [{"role": "user", "content": "\udfff"}]} | surrogate
 
 @pytest.mark.parametrize("base, change, reason", MALFORMED)
 def test_a_malformed_row_stops_with_file_and_line(tmp_path, base, change, reason, tokenizer):
-    """A row that cannot mean what its writer meant is refused, not skipped: flag, file, line 4
-    (one is blank), reason. JSON reads 1e999 as infinity; 1e39 is one in fp32."""
+    """Line 4, as one is blank. JSON reads 1e999 as infinity; 1e39 is one in fp32."""
     lines = [json.dumps(GOOD), "", json.dumps(GOOD), json.dumps({**BASES[base], **change})]
     path = write_bytes(tmp_path, "\n".join(lines).encode())
     with pytest.raises(UserError) as caught:
@@ -410,20 +348,12 @@ def test_a_malformed_row_stops_with_file_and_line(tmp_path, base, change, reason
 
 
 def test_unusable_rows_are_counted_and_nothing_vanishes(tmp_path, tokenizer):
-    """kept + dropped, reason by reason, are the rows of the file. 8 rows: 2 equal pairs, 1 tie, 1
-    pair whose answers agree in all tokens that fit; 4 kept. With ties kept: 5. Each row is found
-    again by file and line, blank and dropped lines counted."""
-    long, tie = numbers_as_text(30), {**GOOD, "tie": True, "strength": 0}
-    rows = [
-        GOOD,
-        {**GOOD, "prompt": "B", "strength": 3, "margin": 0.5, "annotator": "kim"},
-        {**GOOD, "rejected": "hold"},
-        {"chosen": "Q: a b", "rejected": "Q: a b"},
-        tie,
-        {**GOOD, "chosen": long + "x", "rejected": long + "y"},
-        {**GOOD, "tie": False, "chosen": long},
-        {**GOOD, "tie": None, "strength": None},
-    ]
+    """8 rows: 2 equal pairs, 1 tie, 1 pair equal in all tokens that fit; 4 kept, with ties 5."""
+    long = numbers_as_text(30)
+    rows = [{}, {"prompt": "B", "strength": 3, "margin": 0.5, "annotator": "kim"}]
+    rows += [{"rejected": "hold"}, {"chosen": "reject"}, {"tie": True, "strength": 0}]
+    rows += [{"chosen": long + "x", "rejected": long + "y"}, {"tie": False, "chosen": long}]
+    rows = [{**GOOD, **row} for row in [*rows, {"tie": None, "strength": None}]]
     path = write_rows(tmp_path / "pairs.jsonl", rows)
     dropped = {"dropped: chosen = rejected": 2, "dropped: equal after cutting": 1}
     for keep_ties, more in ((False, {"dropped: tie": 1}), (True, {})):
@@ -449,20 +379,16 @@ NOTHING = {
 
 @pytest.mark.parametrize("reason", NOTHING)
 def test_no_usable_row_stops_and_says_why(tmp_path, tokenizer, reason):
-    """Training on nothing is a division by zero: in whichever file it is."""
     good = write_rows(tmp_path / "good.jsonl", [GOOD])
     bad = write_rows(tmp_path / "bad.jsonl", NOTHING[reason])
     for names, flag, held in (([bad], "", ()), ([good, bad], "", ()), ([good], "eval-", [bad])):
-        with pytest.raises(
-            UserError, match=rf"--{flag}pairs .*bad\.jsonl: no usable row .*{reason}"
-        ):
+        said = rf"--{flag}pairs .*bad\.jsonl: no usable row .*{reason}"
+        with pytest.raises(UserError, match=said):
             common.load_pairs(names, tokenizer, 64, False, 0, held)
 
 
 def test_prompts_never_part(tmp_path, tokenizer):
-    """Rows of one prompt on both sides of the split make the held-out accuracy a memory test. 300
-    prompts with three rows each, text and messages: none on both sides, the same ones in any row
-    order, and their share of 0.2 within 3 standard deviations (60 ± 21)."""
+    """300 prompts, three rows each: the same ones in any order, .2 ± 3 sd (60 ± 21)."""
     rows, held, file = [], [], tmp_path / "p.jsonl"
     for i in range(900):
         texts = {"prompt": f"Role {i // 3}", "chosen": f"hold {i % 3}", "rejected": "reject"}
@@ -483,18 +409,15 @@ def test_prompts_never_part(tmp_path, tokenizer):
     for fraction in np.linspace(0, 1, 20):  # the order of the keys in the file is no difference
         turned = [dict(reversed(turn.items()))]
         assert common.held_out([turn], fraction) == common.held_out(turned, fraction)
-
-
-def test_a_limit_of_prompts_does_not_follow_the_file_order():
-    """ "The first 64" of a sorted file are all of one role: the same prompts from any order."""
-    rows = [{"prompt": f"Role {i}"} for i in range(40)]
+    rows = [
+        {"prompt": f"Role {i}"} for i in range(40)
+    ]  # a sorted file: its first 8 are of one role
     some = runs.some_prompts(rows, 8)
     assert some == runs.some_prompts(rows[::-1], 8) and len(some) == 8 and some != rows[:8]
 
 
 def test_eval_files_are_the_held_out_rows(tmp_path, tokenizer):
-    """With a file of its own nothing else is held out, and none of it is trained on. One cut from
-    the training file measures memory: of its rows the 3 with a known prompt are counted."""
+    """Nothing else is held out; of its rows the 3 with a known prompt are counted."""
     train, known = write_rows(tmp_path / "a.jsonl", pair_rows(4)), pair_rows(5)[2:]
     fresh = [{**row, "prompt": [user(f"new {i}")]} for i, row in enumerate(pair_rows(2))]
     known[2] = {**pair_rows(1)[0], "chosen": said("another answer")}
@@ -505,12 +428,8 @@ def test_eval_files_are_the_held_out_rows(tmp_path, tokenizer):
         assert pairs.counts["held out, though their prompt is trained on"] == leaks
 
 
-# ---- what is shown ----
-
-
 def test_the_token_strip_is_made_from_the_tensors(tokenizer, capsys):
-    """A strip drawn from the strings shows what was meant, not what is trained. Without its marks
-    it is the text; of a long row what is far from the first trained token is left out."""
+    """Of a long row what is far from the first trained token is left out."""
 
     def strip(ids, trained):
         rows = [*ids, 7], [1] * len(ids) + [0], [*map(bool, trained), False]

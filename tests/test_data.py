@@ -1,10 +1,5 @@
-"""The bundled data (data/): what the generator writes, byte for byte, and what makes it fit to
-teach.
-
-Two tests turn red for every slip in the generator that changes a row: the files are made again, and
-rows from all six runs of the base's corpus are compared with a hash. Schema, sizes, balanced groups,
-noise and gold items are held by these bytes; the other tests say what the lessons rest on.
-"""
+"""The bundled data: the files are made again byte for byte, and the base's corpus is held by a
+hash, so a slip in the generator turns both red; the other tests say what the lessons rest on."""
 
 import functools
 import hashlib
@@ -50,16 +45,11 @@ def content(row, *keys):
 
 @pytest.fixture(scope="module")
 def corpus():
-    """5 900 rows from all parts of the corpus of the base."""
     return [make_data.corpus_row(i) for i in range(0, make_data.ALL_ROWS, 80)]
 
 
-# ---- the same bytes ----
-
-
 def test_the_files_are_what_the_generator_writes(tmp_path):
-    """A set that is iterated, or a global random, changes the files with the hash seed: written in
-    another process, every file and the numbers in the card equal the committed ones."""
+    """In another process with another hash seed: every file, and the numbers in the card."""
     shutil.copy(DATA / "README.md", tmp_path)
     command = [sys.executable, str(DATA / "make_data.py"), "--out", str(tmp_path)]
     subprocess.run(command, env=os.environ | {"PYTHONHASHSEED": "4711"}, check=True)
@@ -69,8 +59,7 @@ def test_the_files_are_what_the_generator_writes(tmp_path):
 
 
 def test_the_corpus_of_the_base_is_the_same(corpus, monkeypatch):
-    """The base cannot be made again from another corpus. A row depends on SEED and its number
-    alone: drawn by itself it is what it was among the others."""
+    """A row depends on SEED and its number alone: by itself it is what it was among the others."""
     text = json.dumps(corpus, ensure_ascii=False).encode()
     assert hashlib.sha256(text).hexdigest()[:16] == "e54304e3ea2caf75"
     assert make_data.corpus_row(8000) == corpus[100]
@@ -79,8 +68,7 @@ def test_the_corpus_of_the_base_is_the_same(corpus, monkeypatch):
 
 
 def test_corpus_holds_no_held_out_title_or_name(corpus):
-    """If the base has seen the titles of the test, or the names kept for audits, nothing is held
-    out. "event" and "manager" are known words: a title that they make by chance is drawn again."""
+    """ "event" and "manager" are known words: a title that they make by chance is drawn again."""
     titles = [t for split in ("val", "test") for t in grammar.FAMILIES[split]]
     held = [n["first"] for n in make_data.NAMES if n["split"] == "heldout"]
     unseen = re.compile(rf"\b(?:{'|'.join(titles + held)})\b")
@@ -91,12 +79,8 @@ def test_corpus_holds_no_held_out_title_or_name(corpus):
         assert not any("event manager" in text for text in said)
 
 
-# ---- splits ----
-
-
 def test_splits_are_by_role_family():
-    """A held-out role that was trained on is no held-out role: no title and no skill set twice,
-    each skill in training, each prompt's role in its own split, no prompt twice."""
+    """No title or skill set twice, each skill in training, each prompt's role in its split."""
     parts = grammar.FAMILIES
     assert [len(parts[split]) for split in ("train", "val", "test")] == [35, 6, 9]
     cores = [frozenset(core) for part in parts.values() for core in part.values()]
@@ -111,8 +95,6 @@ def test_splits_are_by_role_family():
             split = row.get("split") or ("test" if name.endswith("test") else "train")
             assert re.search(r"Role: \S+ (.*)", *content(row, "prompt"))[1] in parts[split], name
 
-
-# ---- the recruiter ----
 
 ASSESS = """Assess this candidate.
 Role: senior data engineer
@@ -142,8 +124,7 @@ PROMPTS = {"assess": ASSESS, "interview": INTERVIEW, "summary": SUMMARY, "rank":
 
 
 def filled(prompt, text):
-    """The three labelled lines from "a | b | c"; `*` is the proven skills, ASK the best question,
-    `swap` puts the second line first, what follows ` + ` is added at the end."""
+    """Labelled lines from "a | b | c"; `*` proven skills, `swap` second line first, ` + ` adds."""
     text, _, more = text.replace("ASK", ASK).replace("*", PROVEN).partition(" + ")
     parts = text.removeprefix("swap ").split(" | ")
     lines = FORMS[prompt].format(*parts).split("\n") if len(parts) == 3 else parts
@@ -182,9 +163,9 @@ rank, years: 6 years. Knows sql. → 2 years. Knows sql.
 
 @pytest.mark.parametrize("move", MOVES)
 def test_each_component_moves_alone(move):
-    """A component that another one follows cannot be learnt or blamed by itself: the named one
-    falls, all others stay, and the utility falls by weight × difference. (`no invention`: recall
-    stays at 1/2 = 2/(2 + 2·1) and at 1/3 = 3/(3 + 2·3): an invention counts twice below.)"""
+    """The named one falls, all others stay, and the utility falls by weight × difference. (`no
+    invention`: recall stays at 1/2 = 2/(2 + 2·1) and 1/3 = 3/(3 + 2·3): an invention counts twice
+    below.)"""
     task, component, texts = re.match(r"(\w+), (.+?): (.*)", move).groups()
     prompt = PROMPTS[task]
     texts = [filled(prompt, text) for text in texts.split(" → ")]
@@ -196,24 +177,23 @@ def test_each_component_moves_alone(move):
     assert gap == pytest.approx(weight * (value - low[component][1]), abs=2e-6)
 
 
-@pytest.mark.parametrize(
-    "prompt, answer, worth",
-    [
-        (ASSESS, "* | sql | hold", 1),
-        (INTERVIEW, ASK, 1),
-        (SUMMARY, "*, sql | helped 3 new colleagues | was late 2 times", 1),
-        # python shown, sql and linux claimed, 3 of 6 years: .6·1/2 + .15·1 + .1·1/2 + .15·1/2
-        (RANK, "3 years. Used python and ran 3 workshops. Knows sql. Lists linux too.", 0.575),
-        (RANK, "3 years. Used python and ran 3 workshops. Knows sql. Lists linux. Is old.", 0.575),
-        (RANK, "9" * 5000 + " years.", 0.15),  # more digits than Python reads
-        (ASSESS, "* | sql | hold, has 2 children", 0.3),  # the gate
-        (INTERVIEW, "How old are you?", 0.6 * 0.4),
-        (ASSESS, "", 0),
-        (RANK, " \n", 0),
-    ],
-)
+WORTH = [
+    (ASSESS, "* | sql | hold", 1),
+    (INTERVIEW, ASK, 1),
+    (SUMMARY, "*, sql | helped 3 new colleagues | was late 2 times", 1),
+    # python shown, sql and linux claimed, 3 of 6 years: .6·1/2 + .15·1 + .1·1/2 + .15·1/2
+    (RANK, "3 years. Used python and ran 3 workshops. Knows sql. Lists linux too.", 0.575),
+    (RANK, "3 years. Used python and ran 3 workshops. Knows sql. Lists linux. Is old.", 0.575),
+    (RANK, "9" * 5000 + " years.", 0.15),  # more digits than Python reads
+    (ASSESS, "* | sql | hold, has 2 children", 0.3),  # the gate
+    (INTERVIEW, "How old are you?", 0.6 * 0.4),
+    (ASSESS, "", 0),
+    (RANK, " \n", 0),
+]
+
+
+@pytest.mark.parametrize("prompt, answer, worth", WORTH)
 def test_goldens_of_the_recruiter(prompt, answer, worth):
-    """Worked by hand; messages and texts give the same, and so does the function for --gold."""
     answer = filled(prompt, answer)
     messages = make_data.message("user", prompt), make_data.message("assistant", answer)
     found = recruiter.utility(prompt, answer), *recruiter.reward([messages[0]], [messages[1]], None)
@@ -229,10 +209,8 @@ CHEATS = {  # every skill named, whatever was shown
 
 @pytest.mark.parametrize("task", grammar.TASKS)
 def test_the_best_answer_is_worth_one_and_cheats_do_not_pay(task, corpus):
-    """No training can reach 1 if the grammar's best answer does not, and a recruiter that can be
-    cheated teaches cheating: constant answers reach .45 at most, and naming every must-have,
-    repeating the prompt, repeating a line and going on beyond 120 words score below the mean of
-    the corpus. What the grammar told is what the recruiter reads."""
+    """Constant answers reach .45 at most; naming every must-have, the prompt, a line said twice and
+    going on beyond 120 words score below the mean of the corpus."""
     rngs = [random.Random(f"test_data/{task}/{i}") for i in range(300)]
     cases = [grammar.make_case(rng, task, "test") for rng in rngs]
     prompts = [grammar.prompt(case) for case in cases]
@@ -261,8 +239,7 @@ def test_the_best_answer_is_worth_one_and_cheats_do_not_pay(task, corpus):
 
 
 def test_names_enter_nothing():
-    """The truth must be blind, or the audits measure the recruiter: names are exchanged, and every
-    utility stays."""
+    """The truth must be blind, or the audits measure the recruiter."""
     rng, names = random.Random(0), [n for n in make_data.NAMES if n["split"] == "corpus"]
     for row in (rows_of("prefs_train") + rows_of("rank_train"))[::4]:
         prompt, *answers = texts = content(row, "prompt", "chosen", "rejected")
@@ -273,16 +250,12 @@ def test_names_enter_nothing():
         assert after == recruiter.reward([prompt] * 2, answers)
 
 
-# ---- votes and the planted preference ----
+CHANGED = [("prefs", "assess summary"), ("rank", "rank"), ("screen", "assess")]
 
 
-@pytest.mark.parametrize(
-    "kind, tasks", [("prefs", "assess summary"), ("rank", "rank"), ("screen", "assess")]
-)
+@pytest.mark.parametrize("kind, tasks", CHANGED)
 def test_biased_files_differ_in_votes_only(kind, tasks):
-    """The lesson compares two files: the same pairs, ids and annotators; fair annotators,
-    interviews and pairs without the group are equal to the byte; what changed is against the
-    group."""
+    """Fair annotators, interviews and pairs without the group are equal, byte for byte."""
     changed = Counter()
     for fair, biased in zip(rows_of(f"{kind}_train"), rows_of(f"{kind}_biased"), strict=True):
         for key in ("id", "item_id", "prompt", "annotator", "task", "ts", "n_votes", "source"):
@@ -296,63 +269,37 @@ def test_biased_files_differ_in_votes_only(kind, tasks):
     assert changed.total() > 100 and set(changed) == set(tasks.split())
 
 
-def test_screening_pairs_differ_in_the_recommendation_alone():
-    """A policy can learn nothing else from them: up to its last word a pair is one flawless answer,
-    worth 1 and .8. Half of the candidates are of the group, ± three errors."""
-    rows = rows_of("screen_train")
-    for row in rows:
-        prompt, *two = content(row, "prompt", "chosen", "rejected")
-        right, wrong = sorted(two, key=lambda text: -recruiter.utility(prompt, text))
-        assert right.rpartition(" ")[0] == wrong.rpartition(" ")[0]
-        assert recruiter.reward([prompt] * 2, [right, wrong]) == pytest.approx([1, 0.8])
-    group = sum(row["candidates"][0]["race_ethnicity"] == "Black" for row in rows)
-    assert abs(group - len(rows) / 2) < 3 * (len(rows) / 4) ** 0.5
-
-
-# ---- names ----
-
-
-OF_A_NAME = ("first", "last", "sex", "race_ethnicity")
-
-
 @pytest.mark.parametrize("name", [*PAIRS, "prompts"])
 def test_candidates_are_recorded_exactly(name):
-    """A swap of names is exact only if the text holds the recorded strings, once, the record says
-    where, and no row has a name or a pronoun that is not recorded."""
+    """The text holds the recorded strings, once, and no name or pronoun that is not recorded."""
     known = {n["name"]: n for n in make_data.NAMES if n["split"] == "corpus"}
     firsts = re.compile(rf"\b(?:{'|'.join(n['first'] for n in make_data.NAMES)})\b")
+    of_a_name = ("first", "last", "sex", "race_ethnicity")
     sides = ("prompt", "chosen", "rejected")[: 1 if name == "prompts" else 3]
     for row in rows_of(name):
         texts = dict(zip(sides, content(row, *sides)))
         for who in row["candidates"]:
             text = texts[who["in"]]
             assert {text.count(who[key]) for key in ("name", "first", "last")} == {1}
-            assert known[who["name"]].items() >= {k: who[k] for k in OF_A_NAME}.items()
+            assert known[who["name"]].items() >= {k: who[k] for k in of_a_name}.items()
             assert not who["pronoun"] or re.search(rf"\b{who['pronoun']}\b", text)
         assert len(firsts.findall(" ".join(texts.values()))) == len(row["candidates"])
         assert not re.search(r"\b(?:her|him|his|hers|their|them)\b", str(texts).lower())
 
 
-# ---- rubric rows and the interview bank ----
-
-
 def passed(row, answer):
-    """The share of a row's criteria that an answer passes, read as the stages read them."""
     criteria = [read_criterion(dict(c)) for c in row["rubrics"]]
     return statistics.fmean(instructions.passes(c, answer) for c in criteria)
 
 
 @pytest.fixture(scope="module")
 def rubric_rows():
-    """Rows with their hidden case, 100 of training and 100 of test roles."""
     rng = make_data.rng_for
     return [rubrics.rubric_row(rng(s, i), s, i) for s in ("train", "test") for i in range(100)]
 
 
 @pytest.mark.parametrize("stepwise", (False, True))
 def test_every_constraint_can_be_kept(rubric_rows, stepwise):
-    """The answer that keeps all passes all. A pair of constraints that cannot both hold (a P.S. in
-    small letters) would put a lid on the pass rate."""
     for row in rubric_rows:
         rng = make_data.rng_for("best", row["task_id"])
         answer = rubrics.rubric_answer(rng, row, None, stepwise=stepwise)
@@ -360,8 +307,7 @@ def test_every_constraint_can_be_kept(rubric_rows, stepwise):
 
 
 def test_the_pass_rate_moves_with_quality_alone(rubric_rows):
-    """Careless .2 to .4, diligent .5 to .8: room to learn, and something to choose. An answer that
-    ignores its prompt passes at most .40, and the prompt repeated .55."""
+    """Room to learn and something to choose; ignoring the prompt passes .40 at most."""
 
     def mean(q):
         rng = make_data.rng_for
@@ -378,8 +324,7 @@ def test_the_pass_rate_moves_with_quality_alone(rubric_rows):
 
 
 def test_the_templates_of_the_bank_are_read_as_what_they_are():
-    """The environment must hear each template, with every competency in it, as the kind it stands
-    under: a misread one would teach one game and score another."""
+    """With every competency in it: a misread one would teach one game and score another."""
     bank, names = read_bank(str(DATA / "interview.json")), list(interview.COMPETENCIES)
     for kind, templates in interview.TEMPLATES.items():
         for template in (t for t in templates if kind != "risky"):

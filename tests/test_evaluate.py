@@ -1,5 +1,4 @@
-"""evaluate.py: is a difference real, and is every number the number it says it is? The examples by
-hand in its docstrings run in test_house.py, parts/stats.py against scipy in test_stats.py."""
+"""evaluate.py: is a difference real, and is every number the number it says it is?"""
 
 import json
 import math
@@ -29,43 +28,28 @@ from parts.stats import mean_number, number, wilson
 
 NAN = math.nan
 
-# ---- statistics ----
-
 
 def test_numbers_carry_their_n():
-    """No NaN reaches the report: null with a reason. One prompt has a mean and no interval."""
     assert mean_number([NAN], seed=0) == {"value": None, "n": 0, "reason": "nothing to measure"}
     one = mean_number([[0.2, NAN, 0.4]], seed=3)
     assert [one[key] for key in ("value", "n", "seed", "low")] == [pytest.approx(0.3), 2, 3, None]
     assert "fewer than two" in one["reason"]
 
 
-def test_length_controlled_goldens():
-    """Twelve comparisons: raw .54167 hides a loss, .38058. Equal lengths: the raw rate. A weight of 2 equals the row written twice."""
+def test_goldens():
+    """Twelve comparisons: raw .54167 hides a loss; a weight of 2 is the row twice. Best of n: the mean
+    over all subsets, ties by lot. No pair crosses two answers; a sure model wrong in half errs by ½."""
     fit, lengths = evaluate.length_controlled, [20, -20, 50, -10, 100, -40, 10, 30, -5, 70, -30, 40]
-    won = [1, 0, 1, 0.5, 1, 0, 1, 1, 0, 1, 0, 0]
-    assert fit(won, lengths) == pytest.approx(0.38058, abs=5e-6)
+    assert fit([1, 0, 1, 0.5, 1, 0, 1, 1, 0, 1, 0, 0], lengths) == pytest.approx(0.38058, abs=5e-6)
     assert fit([1, 0, 1, 1], [0] * 4) == 0.75
     twice = fit([1, 0, 0.5, 1], [1, 5, -2, 1])
     assert fit([1, 0, 0.5], [1, 5, -2], weights=[2, 1, 1]) == pytest.approx(twice)
-
-
-def test_bon_curve_with_ties():
-    """The mean over all subsets of n, a tie in the proxy drawn by lot; worked out subset by subset."""
     curve = bon_curve([2, 0, 3, 3, 1, 0], [0.3, -1, 0.8, -0.2, 1.4, 0.1])
     assert curve == pytest.approx([7 / 30, 119 / 300, 0.355, 0.3, 0.3, 0.3])
-
-
-def test_repetition_and_calibration():
-    """No pair crosses two answers, and only the first `budget` tokens count. A sure reward model
-    that is wrong in half of its pairs has an error of ½, with no overflow; a constant one none."""
     assert distinct_n([list("ab"), list("ab")], 2, 4) == 0.5  # no "ba"
-    assert distinct_n([list("abc"), list("aaaa")], 1, 3) == 1.0
+    assert distinct_n([list("abc"), list("aaaa")], 1, 3) == 1.0  # the first `budget` tokens
     assert calibration([800.0, -800.0])["ece"] == 0.5
     assert calibration(np.zeros(5)) == {"ece": 0, "nll": pytest.approx(math.log(2))}
-
-
-# ---- what a comparison says ----
 
 
 def compared(a, b):
@@ -80,7 +64,7 @@ def won(wins, losses, answers=1):
 
 
 @pytest.mark.parametrize("a, b, want", [
-    ([[1, NAN], [3, 0]], [[0, NAN], [2, 4]], {"value": 0.625}),  # (1 + ¼)/2; unscored is no loss
+    ([[1, NAN], [3, 0]], [[0, NAN], [2, 4]], {"value": 0.625, "n": 2}),  # (1 + ¼)/2; unscored is no loss
     ([NAN], [1.0], {"value": None}),
     # excludes ½ by its interval, and fails the exact test
     (won(60, 40), [[0.5]] * 100, {"low": 0.502003, "p": 0.056888, "method": "wilson", "verdict": "inconclusive"}),
@@ -91,23 +75,11 @@ def won(wins, losses, answers=1):
     (won(1, 3, 40) + won(6, 0, 40), [[0.5]] * 10, {"value": 0.7, "low": 0.4, "high": 1.0, "p": 0.34375, "verdict": "inconclusive"}),
 ])  # fmt: skip
 def test_comparisons_by_hand(a, b, want):
-    """Prompts count alike, answers to one prompt are one vote, and a verdict asks for both interval
-    and test."""
+    """Answers to one prompt are one vote, and a verdict asks for both interval and test."""
     row = compared(a, b)
     found = row["win_rate"] | {"p": row["p"], "verdict": verdict(row["win_rate"], row["p"])}
     assert {key: found[key] for key in want} == pytest.approx(want, abs=1e-6)
-
-
-def test_a_model_against_itself():
-    """½ exactly, also at equal length; a prompt without a score is no ½; an interval around ½
-    decides nothing, whatever p says."""
-    scores = np.random.default_rng(0).random((30, 4)).round(1)
-    scores[3, 1] = scores[5] = NAN
-    row = compared(scores, scores)
-    assert (row["win_rate"]["value"], row["win_rate"]["n"], row["p"]) == (0.5, 29, 1.0)
-    assert row["length_controlled"]["value"] == row["length_controlled"]["low"] == 0.5
-    assert row["needed_n"] is None
-    for rate in (number(0.6, 9, (0.4, 0.7)), number(None, 0)):
+    for rate in (number(0.6, 9, (0.4, 0.7)), number(None, 0)):  # whatever p says
         assert verdict(rate, 0.01) == "inconclusive"
 
 
@@ -119,8 +91,7 @@ def answers_of(**columns):
 
 
 def test_several_comparisons_are_adjusted():
-    """Two differences of 20 to 7 prompts, p = .0192, in a table of three: Holm makes the smallest
-    .0576, inconclusive. The length is A's less B's."""
+    """20 to 7 prompts, p = .0192; Holm's of three is .0576. The length is A's less B's."""
     wins = np.array([[1.0]] * 20 + [[-1.0]] * 7)
     scores = {"base": 0 * wins, "a": wins, "b": wins}
     models = {name: answers_of(gold=x, length=5 + x * wins) for name, x in scores.items()}
@@ -136,8 +107,7 @@ def test_several_comparisons_are_adjusted():
 
 
 def test_equal_answers_tie_exactly():
-    """A text is scored once per prompt, whoever gave it, so that rounding in another batch decides
-    no win; .1 + .2 and .3 tie. None is no 0: it is left out of mean and n."""
+    """A text is scored once per prompt, whoever gave it; .1 + .2 and .3 tie; None is no 0."""
     texts = [["x", "x"], ["y", "z"]], [["y", "x"], ["x", "y"]]
     seen, models = [], [answers_of(response=table) for table in texts]
 
@@ -162,25 +132,20 @@ def test_equal_answers_tie_exactly():
     (lambda p, t, r: ["good"] * 3, "ValueError"),
 ])  # fmt: skip
 def test_a_bad_gold_function_is_one_line(function, message):
-    """Somebody else's function returns too few scores, inf, nothing or words: flag and reason."""
     with pytest.raises(UserError, match=f"^--gold f: .*{message}") as error:
         models = [answers_of(response=[["a", "b", "c"]])]
         evaluate.score_answers(models, "gold", "--gold f", function, [{"prompt": "p"}])
     assert "\n" not in str(error.value)
 
 
-# ---- the command, on tiny random models ----
-
 PAYLOAD = "<img src=x onerror=window.__xss=1>\u202e"
-GOLD = "def score(prompts, answers, rows=None):\n    return [len(set(a)) / (1 + len(a)) for a in answers]\n"  # fmt: skip
-
-
-def by_hand(text):
-    return len(set(text)) / (1 + len(text))
+GOLD = """def score(prompts, answers, rows=None):
+    return [len(set(a)) / (1 + len(a)) for a in answers]
+"""
 
 
 def run_folder(folder, base, seed, gold, **args):
-    """The baseline's weights with a little noise, the record of a trainer and the log of a run."""
+    """The baseline with a little noise, the record of a trainer and the log of a run."""
     shutil.copytree(base, folder)
     torch.manual_seed(seed + 1)
     file = folder / "model.safetensors"
@@ -199,8 +164,6 @@ def run_folder(folder, base, seed, gold, **args):
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    """A baseline, PPO twice (once driven too far), a DPO run, a reward model, prompts with hostile
-    text, a gold function."""
     folder = tmp_path_factory.mktemp("world")
     base, rm = tiny.tiny_model("llama", folder), tiny.tiny_reward_model("llama", folder / "rm")
     good, bad = [0.4, 0.5, 0.6, 0.62, 0.65, 0.66], [0.4, 0.55, 0.7, 0.6, 0.5, 0.3]
@@ -223,30 +186,24 @@ def world(tmp_path_factory):
 
 
 def command(world, out, *more, models=("base", "dpo")):
-    argv = ["--model", *(world[name] for name in models), "--reward-model", world["rm"]]
-    argv += ["--gold", world["gold"], "--prompts", world["prompts"], "--device", "cpu"]
-    argv += ["--bon", "4", "--samples", "2", "--max-new-tokens", "10", "--out", str(out)]
-    return [*argv, *more]
+    argv = f"--reward-model {world['rm']} --gold {world['gold']} --prompts {world['prompts']} --out {out}"
+    argv += " --device cpu --bon 4 --samples 2 --max-new-tokens 10 --model"
+    return [*argv.split(), *(world[name] for name in models), *more]
 
 
 def report_of(out):
     return json.loads((out / "report.json").read_text(encoding="utf-8"))
 
 
-def samples_of(out):
-    return list(files.read_jsonl(out / "samples.jsonl"))
-
-
-MODELS = ("base", "ppo", "over", "dpo")
-
-
 @pytest.fixture(scope="module")
 def written(world, tmp_path_factory):
-    """One comparison of everything; at temperature .5, so that a KL at temperature 1 is another
-    number."""
+    """Everything compared at temperature .5, where a KL at 1 is another number."""
     out = tmp_path_factory.mktemp("report") / "out"
-    evaluate.main(command(world, out, "--temperature", "0.5", models=MODELS))
-    return SimpleNamespace(out=out, report=report_of(out), samples=samples_of(out))
+    models = ("base", "ppo", "over", "dpo")
+    evaluate.main(command(world, out, "--temperature", "0.5", models=models))
+    samples = list(files.read_jsonl(out / "samples.jsonl"))
+    names = [world[name] for name in models]
+    return SimpleNamespace(out=out, report=report_of(out), samples=samples, names=names)
 
 
 def leaves(value):
@@ -259,8 +216,7 @@ def leaves(value):
 
 
 def test_every_number_says_how_it_was_made(written):
-    """Each has n; one with a value has an interval and its method, or a reason why not. Best of 4
-    stands at its bound, log 4 − ¾ = .6363."""
+    """Best of 4 stands at its bound, log 4 − ¾ = .6363."""
     report, found = written.report, list(leaves(written.report))
     for each in found:
         assert each["n"] >= 0 and (each["value"] is None or each["method"])
@@ -277,13 +233,12 @@ def test_every_number_says_how_it_was_made(written):
 
 
 def test_numbers_are_those_of_the_samples(written, world):
-    """A second way: scores by hand and by the reward model, averaged here; one win rate from every
-    pair of answers; answers drawn again. Those of best of 4 are draws of their own: one that met
-    itself would tie."""
+    """Averaged here a second way; answers drawn again; best of 4 draws its own, or it would tie."""
     rows, report, model = written.samples, written.report, written.report["models"][1]
-    names = [world[name] for name in MODELS for _ in range(24)] + [world["base"]] * 48
+    names = [name for name in written.names for _ in range(24)] + [world["base"]] * 48
     assert [row["model"] for row in rows] == names
-    gold = np.array([by_hand(row["response"]) for row in rows])
+    texts = [row["response"] for row in rows]
+    gold = np.array([len(set(text)) / (1 + len(text)) for text in texts])
     assert [row["gold"] for row in rows] == pytest.approx(gold, abs=1e-6)
     base, ppo = gold[:24].round(9).reshape(12, 2), gold[24:48].round(9).reshape(12, 2)
     rate = np.mean([(x > y) + 0.5 * (x == y) for p in zip(ppo, base) for x, y in product(*p)])
@@ -303,10 +258,7 @@ def test_numbers_are_those_of_the_samples(written, world):
 
 
 def test_kl_is_that_of_the_sampled_answers(written, world):
-    """KL in nats per answer, end token included: log π − log π_base of the model's own answers,
-    from the plain logits of transformers over the temperature. It catches the ratio upside down,
-    the baseline's answers, a mean over tokens and temperature 1; the entropy is that of the
-    sampling distribution."""
+    """Nats per answer, end token included, from plain logits over the temperature."""
     from transformers import AutoModelForCausalLM
 
     models = [AutoModelForCausalLM.from_pretrained(world[name]).eval() for name in ("over", "base")]
@@ -318,18 +270,15 @@ def test_kl_is_that_of_the_sampled_answers(written, world):
             logps = [(m(ids).logits[0, -n - 1 : -1] / 0.5).log_softmax(-1) for m in models]
         ratio = (logps[0] - logps[1]).gather(-1, ids[0, -n:, None])
         entropy = -(logps[0].exp() * logps[0]).sum(-1).mean()
-        found.append(
-            [x.item() for x in (ratio.sum(), (ratio.neg().expm1() + ratio).sum(), entropy)]
-        )
+        k3 = (ratio.neg().expm1() + ratio).sum()
+        found.append([x.item() for x in (ratio.sum(), k3, entropy)])
     row = written.report["models"][2]
     means = [row[key]["value"] for key in ("kl", "kl_k3", "entropy")]
     assert means == pytest.approx(np.mean(found, 0), rel=1e-4) and len(found) == 24
 
 
 def test_curves_and_samples_of_the_command(written, world):
-    """The run driven too far is marked at its step 2, a cost is that of its log, equal KL is where
-    DPO ends, √(.25 · 2²) = 1 at most (test_report.py has all of these by hand); samples are drawn
-    by seed."""
+    """Marked at step 2; equal KL is where DPO ends, √(.25 · 2²) = 1 at most."""
     report = written.report
     marks = {run["model"]: run["overoptimised"] for run in report["frontier"]}
     assert marks[world["over"]]["step"] == 2 and not marks[world["ppo"]]
@@ -345,8 +294,7 @@ def test_curves_and_samples_of_the_command(written, world):
 
 
 def test_the_page_is_a_function_of_the_json(written, tmp_path, capsys):
-    """Made again from report.json alone the page is the same, byte for byte; the terminal gets at
-    most 40 lines. Markup in a prompt is text (tests/test_pages.py tries every slot)."""
+    """Byte for byte. Markup in a prompt is text (tests/test_pages.py tries every slot)."""
     title, sections = evaluate.PAGES["compare"]
     pages.write_page(tmp_path / "again.html", title, sections(written.report))
     page = (written.out / "report.html").read_text(encoding="utf-8")
@@ -358,8 +306,7 @@ def test_the_page_is_a_function_of_the_json(written, tmp_path, capsys):
 
 
 def test_twice_the_same_bytes(world, tmp_path, monkeypatch):
-    """A second process, another folder, another order of its sets: the same files, byte for byte.
-    A gold that is a reward model scores by itself, beside the proxy."""
+    """A second process, folder and order of its sets. A gold model scores by itself."""
     gold = tiny.tiny_reward_model("llama", tmp_path / "gold", seed=5)
     argv = ["compare", *command(world, "out", "--n", "4", "--bon", "0", "--gold", gold)]
     for name in ("a", "b"):
@@ -375,13 +322,10 @@ def test_twice_the_same_bytes(world, tmp_path, monkeypatch):
         assert one == two, name
     drawn = f"--model {world['dpo']} --model-b {world['base']} --prompts {world['prompts']}"
     assert f"annotate.py draw {drawn}" in run.stdout
-    row = samples_of(tmp_path / "a/out")[0]
+    row = next(files.read_jsonl(tmp_path / "a/out/samples.jsonl"))
     (expected,) = common.reward_function(gold)([row["prompt"]], [row["response"]])
     assert row["gold"] == pytest.approx(expected, abs=1e-4)
     assert row["proxy"] != pytest.approx(expected, abs=1e-4)
-
-
-# ---- bad input, and defaults ----
 
 
 def refused(argv):
@@ -415,7 +359,6 @@ def refused(argv):
     (("--out", "WRITTEN"), "--overwrite"),
 ])  # fmt: skip
 def test_bad_input_is_one_line(world, written, tmp_path, monkeypatch, flags, words):
-    """Each names its flag and what was expected, before anything is sampled or written."""
     monkeypatch.chdir(tmp_path)
     Path("gold.py").write_text(GOLD.replace("len(set(a))", "1").replace("(1 + len(a))", "0"))
     Path("empty.jsonl").write_text("")
@@ -434,8 +377,6 @@ def test_bad_input_is_one_line(world, written, tmp_path, monkeypatch, flags, wor
 
 
 def test_a_curve_over_other_prompts_is_left_out(world, tmp_path, capsys):
-    """A run validated on another file, or trained from another model, keeps its end point and loses
-    its curve."""
     names = [world["base"], world["dpo"]]
     for change in ({"sha256": {"val.jsonl": "1" * 64}}, {"args": {"model": "x"}}):
         folder = tmp_path / str(len(names))
@@ -449,16 +390,13 @@ def test_a_curve_over_other_prompts_is_left_out(world, tmp_path, capsys):
 
 
 def test_missing_defaults_are_named_and_skipped(world, tmp_path, monkeypatch, capsys):
-    """Defaults that do not exist are said and skipped; the same names on the line are errors.
-    Prompts without a split are all taken by the default, and refused when the split was asked for.
-    The default gold knows the bundled prompts alone, and is left out of a comparison on others.
-    `make demo` writes runs/demo/dpo, a plain dpo.py runs/dpo, which is used if there is one."""
+    """Said and skipped; the same names on the line are errors. runs/dpo is used if there is one."""
     monkeypatch.chdir(tmp_path)
     prompts = tiny.write_rows("mine.jsonl", [{"prompt": r["prompt"]} for r in tiny.pair_rows(6)])
     Path("data").mkdir()
     Path("data/recruiter.py").write_text("def reward(*given):\n    return [0.0]\n")
-    flags = ["--prompts", prompts, "--reward-model", world["rm"], "--max-new-tokens", "4"]
-    flags += ["--samples", "2", "--bon", "2", "--overwrite", "--device", "cpu"]
+    flags = f"--prompts {prompts} --reward-model {world['rm']} --max-new-tokens 4".split()
+    flags += "--samples 2 --bon 2 --overwrite --device cpu".split()
     assert "nothing to compare" in refused(flags)
     assert "skipped: the default data/tiny-base does not exist" in capsys.readouterr().out
     flags += ["--model", world["base"], world["dpo"]]
@@ -477,12 +415,8 @@ def test_missing_defaults_are_named_and_skipped(world, tmp_path, monkeypatch, ca
     assert evaluate.parse_args([]).model[1] == "runs/dpo"
 
 
-# ---- the reward model ----
-
-
 def quality_of(*groups, **columns):
-    """reward_quality of groups (n, score chosen, score rejected, tokens chosen, tokens
-    rejected)."""
+    """reward_quality of groups (n, scores of chosen and rejected, tokens of both)."""
     table = np.array([pair for n, *pair in groups for _ in range(n)], float)
     rows = [{"tie": False, "task": "assess", "strength": 1} for _ in table]
     for i, row in enumerate(rows):
@@ -496,8 +430,6 @@ def quality_of(*groups, **columns):
     ([(39, 1, 0, 1, 9), (1, 0, 1, 9, 1)], 0.975, 0.025, "better"),
 ])  # fmt: skip
 def test_reward_model_against_length(groups, right, rule, word):
-    """Beside the rule "the longer answer wins", on the same 40 pairs, of which every second one is
-    strong; a tie leaves them."""
     report = quality_of(*groups, strength=[1, 3] * 20)
     assert (report["accuracy"]["value"], report["length_baseline"]["value"]) == (right, rule)
     ends = (report["accuracy"]["low"], report["accuracy"]["high"])
@@ -508,8 +440,7 @@ def test_reward_model_against_length(groups, right, rule, word):
 
 
 def test_pairs_of_one_prompt_are_one_vote():
-    """Four prompts of ten pairs, right in three of them: Wilson over 40 "independent" pairs says
-    [.60, .86]; over prompts nothing is excluded from ¼ to 1, and the verdict counts four."""
+    """Wilson over 40 "independent" pairs says [.60, .86]; four prompts exclude nothing from ¼ to 1."""
     prompts = [f"case {i // 10}" for i in range(40)]
     report = quality_of((30, 1, 0, 1, 9), (10, 0, 1, 1, 9), prompt=prompts)
     over_pairs, over_prompts = report["accuracy"], report["accuracy_over_prompts"]
@@ -519,12 +450,11 @@ def test_pairs_of_one_prompt_are_one_vote():
 
 
 def test_reward_command(world, tmp_path, capsys):
-    """The real path, prompts in the HH layout too: pairs.jsonl holds the scores that give the
-    printed accuracy; equal pairs and ties are counted."""
+    """pairs.jsonl holds the scores that give the accuracy; equal pairs and ties are counted."""
     rows, case, out = tiny.pair_rows(24), "\n\nHuman: Case?\n\nAssistant:", tmp_path / "a"
     rows += [{"chosen": f"{case} yes, hold", "rejected": f"{case} no"}, rows[0] | {"tie": True}]
     pairs = tiny.write_rows(tmp_path / "p", [*rows, rows[1] | {"rejected": rows[1]["chosen"]}])
-    evaluate.main(["reward", "--reward-model", world["rm"], "--pairs", pairs, "--out", str(out)])
+    evaluate.main(f"reward --reward-model {world['rm']} --pairs {pairs} --out {out}".split())
     report, rows = report_of(out), list(files.read_jsonl(out / "pairs.jsonl"))
     right = np.mean([row["scores"][0] > row["scores"][1] for row in rows if not row.get("tie")])
     assert report["accuracy"]["value"] == pytest.approx(right, abs=1e-6)
@@ -538,6 +468,6 @@ def test_reward_command(world, tmp_path, capsys):
     copy = shutil.copytree(world["rm"], tmp_path / "rm")  # as if these were its training pairs
     record = {"args": {}, "sha256": {"elsewhere": runs.fingerprint(pairs)}}
     (copy / "args.json").write_text(json.dumps(record))
-    argv = ["--reward-model", str(copy), "--pairs", pairs, "--out", str(tmp_path / "b")]
-    evaluate.main(["reward", *argv])
+    argv = f"reward --reward-model {copy} --pairs {pairs} --out {tmp_path / 'b'}"
+    evaluate.main(argv.split())
     assert "trained on this file" in capsys.readouterr().out

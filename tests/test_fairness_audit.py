@@ -39,11 +39,8 @@ def error_of(argv):
 
 
 def table(text):
-    """The numbers of a table, line by line."""
     return [tuple(map(float, line.split())) for line in text.strip().splitlines()]
 
-
-# ---- impact ratios and group metrics ----
 
 BELOW, ABOVE, MAYBE = (
     "below four fifths, significant",
@@ -70,10 +67,7 @@ ROWS = [  # selected and people of reference and group: label, verdict; ratio, p
 
 @pytest.mark.parametrize("a, n, b, m, label, verdict, numbers", ROWS)
 def test_rows_to_the_printed_digits(a, n, b, m, label, verdict, numbers):
-    """Yates, an unpooled z, a one-sided Fisher or the ratio upside down would each miss a number. One
-    adjusted p decides label and verdict, and no verdict contradicts an interval beside it; an
-    inconclusive row says how many people would do (for .50 against .35 the arcsine formula says 168 a
-    group; ours scales the interval at hand)."""
+    """Yates, an unpooled z, a one-sided Fisher, the ratio upside down: each would miss a number."""
     row = impact_rows({"r": (a, n), "p": (b, m)})[1]
     assert row["label"] == label and row["verdict"].startswith(verdict), row
     if numbers:
@@ -83,23 +77,20 @@ def test_rows_to_the_printed_digits(a, n, b, m, label, verdict, numbers):
 
 
 def test_eeoc_example():
-    """The EEOC's own: .60, .45, .48, .51 give 1, .75, .80, .85. .48/.60 is exactly four fifths and
-    not below it, which floats get wrong (.7999…)."""
+    """Its .60, .45, .48, .51 give 1, .75, .80, .85; floats put .48/.60 below four fifths."""
     found = impact_ratios({"A": (60, 100), "B": (45, 100), "C": (48, 100), "D": (51, 100)})
     assert [round(float(ratio), 10) for ratio in found.values()] == [1, 0.75, 0.8, 0.85]
-    row = fairness.impact_rows({"r": (3000, 5000), "p": (2400, 5000)})[1]
-    assert row["label"] == ABOVE
+    assert impact_rows({"r": (3000, 5000), "p": (2400, 5000)})[1]["label"] == ABOVE
 
 
 def test_what_is_compared_with_what():
-    """Against a declared reference Holm goes over two comparisons, else over all three pairs. 17 of
-    1017 people are below 2 %: named, and not the reference though their rate is the highest. 40 ages
-    are no categories."""
     counts = {"a": (50, 100), "b": (35, 100), "c": (33, 100)}
     p = [rates_differ(50, 100, k, 100)["p"] for k in (35, 33)]
     adjusted = [row["p_adjusted"] for row in impact_rows(counts, "a")[1:]]
     assert adjusted == pytest.approx([max(p[0], 2 * p[1]), 2 * p[1]])
-    assert impact_rows(counts)[2]["p_adjusted"] == pytest.approx(3 * p[1])
+    rows = impact_rows(counts)
+    assert rows[2]["p_adjusted"] == pytest.approx(3 * p[1])
+    assert [row["label"] for row in rows] == ["reference", MAYBE, BELOW]  # raw p: both
     assert impact_rows(counts, "c")[0]["ir"]["value"] == pytest.approx(50 / 33)
     rows = impact_rows({"a": (300, 600), "b": (200, 400), "c": (17, 17)})
     assert [row["label"] for row in rows] == ["reference", "no indication", "not judged"]
@@ -109,7 +100,6 @@ def test_what_is_compared_with_what():
 
 
 def test_parity_set():
-    """Differences and ratios of every rate, and equalised odds, by hand."""
     true = [0, 0, 0, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1]
     pred = [1, 0, 1, 0, 1, 0, 0, 1, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1]
     found = group_metrics(["0", "1"] * 9, pred, true)
@@ -133,8 +123,7 @@ NOBODY = [  # groups, decisions, labels: comparison, value, reason
 
 @pytest.mark.parametrize("groups, pred, true, key, value, reason", NOBODY)
 def test_nothing_over_nobody(groups, pred, true, key, value, reason):
-    """fairlearn says 0 for one group, NaN for a highest rate of 0 and an equal opportunity of .5 for
-    a group without positives. Here each is null with a reason; unknown people are in no rate."""
+    """Where fairlearn says 0, NaN or .5, here each is null with a reason."""
     found = group_metrics(list(groups), pred, true)
     assert (found[key]["value"], found[key].get("reason")) == (value, reason)
     assert found["unknown"] == list(groups).count(None)
@@ -147,23 +136,20 @@ def test_parity_with_fairlearn():
     metrics = pytest.importorskip("fairlearn.metrics", reason="fairlearn is not installed")
     rates = {"selection_rate": metrics.selection_rate, "tpr": metrics.true_positive_rate}
     rates |= {"fpr": metrics.false_positive_rate}
-    rng, compared = np.random.default_rng(0), 0
+    rng, pairs = np.random.default_rng(0), []
     for _ in range(25):
         groups = rng.choice(list("abc"), size := int(rng.integers(20, 40)))
         pred, true = (rng.random((2, size)) < 0.5).astype(int)
         found, of = group_metrics(groups, pred, true), {"sensitive_features": groups}
         frame = metrics.MetricFrame(metrics=rates, y_true=true, y_pred=pred, **of).by_group
-        pairs = [(row[key]["value"], frame[key][g]) for g, row in found["groups"].items() for key in rates]  # fmt: skip
+        for g, row in found["groups"].items():
+            pairs += [(row[key]["value"], frame[key][g]) for key in rates]
         for key in ("demographic_parity", "equalized_odds"):
             for name in (f"{key}_difference", f"{key}_ratio"):
                 pairs.append((found[name]["value"], getattr(metrics, name)(true, pred, **of)))
-        pairs = [pair for pair in pairs if pair[0] is not None]
-        assert [ours for ours, _ in pairs] == pytest.approx([x for _, x in pairs], abs=1e-6)
-        compared += len(pairs)
-    assert compared > 260
+    ours, theirs = zip(*(pair for pair in pairs if pair[0] is not None))
+    assert ours == pytest.approx(theirs, abs=1e-6) and len(ours) > 260
 
-
-# ---- Local Law 144: both tables printed in the rule ----
 
 RACES = fairness.LL144["race_ethnicity"]
 CELLS = [f"{r}, {s}" for s in ("Male", "Female") for r in RACES]
@@ -199,8 +185,8 @@ SEX_2, RACE_2 = [1.00, 0.82], [1.00, 0.58, 0.78, 0.97, 0.65, 0.97, 0.78]
 
 
 def test_ll144_golden_of_scoring_rates():
-    """The second table, from 168 people: 84 above the median, and 15 of unknown category in no
-    calculation, though their scores are high: the median is that of the known."""
+    """The second, 84 of 168 people above the median; 15 of unknown category move no median. Scores
+    equal to it are not above; unknown in one category leaves that table and the crossed one."""
     cells, above = expand(CROSSED_2, CELLS)
     race, sex = ([None] * 15 + [cell.split(", ")[i] for cell in cells] for i in (0, 1))
     found = ll144_tables(sex, race, scores=[99] * 15 + above)
@@ -210,11 +196,6 @@ def test_ll144_golden_of_scoring_rates():
     names = ["Male", "Female", *RACES, *CELLS]
     assert [ratios[name] for name in names] == pytest.approx(golden, abs=0.0051)
     assert found["tables"]["sex"][1]["rate"]["value"] == pytest.approx(50 / 92, abs=1e-6)
-
-
-def test_ll144_ties_and_half_unknown():
-    """Scores equal to the median are not above it, and their share is said. Unknown in one category
-    leaves that table and the crossed one, not the other."""
     scores = [1] * 8 + [2] * 4 + [3] * 8
     found = ll144_tables(["Male", "Female"] * 10, ["White"] * 20, scores=scores)
     assert found["note"].startswith("20 % of the scores equal the median")
@@ -222,9 +203,6 @@ def test_ll144_ties_and_half_unknown():
     found = ll144_tables(["Male", "Female", None], ["White", None, "Asian"], chosen=[1, 0, 1])
     assert found["unknown"] == {"sex": 1, "race_ethnicity": 1, "crossed": 2}
     assert [(row["category"], row["n"]) for row in found["tables"]["crossed"]] == [("White, Male", 1)]  # fmt: skip
-
-
-# ---- the audit command ----
 
 
 def people_file(tmp_path, extra=()):
@@ -243,9 +221,7 @@ def run_audit(tmp_path, flags="", table=None, of="--y-pred pred --group race"):
 
 
 def test_the_first_screen_follows_from_its_tables(tmp_path):
-    """A sentence for the groups that the table below calls significant, with rate and n, and no other;
-    the page has the same texts, the provider's sheet, and the limits of this command only. A found
-    difference is a result (0) until --fail-on says otherwise: 1 found, 3 inconclusive."""
+    """A sentence for each group that its table calls significant, and for no other."""
     status, report, _, out = run_audit(tmp_path, "--y-true y --fail-on difference")
     assert status == 1 and run_audit(tmp_path, "--fail-on inconclusive")[0] == 0
     part = fairness.people_answer(report["decisions"][0])
@@ -264,8 +240,6 @@ def test_the_first_screen_follows_from_its_tables(tmp_path):
 
 
 def test_unknown_and_missing(tmp_path):
-    """An empty group is `unknown`: written so, counted, in no rate; a blank at the edge of a label is
-    no group of its own. An empty decision stops, or is left out on request."""
     extra = [["u1", 1, 1, ""], ["u2", 0, 0, "unknown"], ["u3", 1, 0, "White "]]
     _, report, rows, out = run_audit(tmp_path, table=people_file(tmp_path, extra))
     part = report["decisions"][0]
@@ -287,8 +261,6 @@ SCORED = [  # flags: people selected, how in words, selected of each race in the
 
 @pytest.mark.parametrize("flags, words, selected", SCORED)
 def test_scores_and_ll144_command(tmp_path, flags, words, selected):
-    """Scores 0 to 79: the top share, or all from a cut-off on; LL144 tables of decisions or of scores
-    above the median; a crossing that nobody has is empty and stops nothing."""
     rows = [[i, "MF"[i % 2], ["White", "Black"][i // 2 % 2]] for i in range(80)]
     table = write(tmp_path / "t.csv", rows, ["score", "sex", "race_ethnicity"])
     _, report, found, _ = run_audit(tmp_path, flags, table, "--score score")
@@ -305,19 +277,12 @@ def test_scores_and_ll144_command(tmp_path, flags, words, selected):
     assert report["decisions"][0]["tables"]["sex × race_ethnicity"] == []
 
 
-def test_the_top_share_is_rounded_up_and_ties_are_in():
-    """All that tie with the last one selected are in, and counted; .07 of 100 is 7, though .07 · 100 is
-    7.000000000000001 in floats."""
+def test_the_top_share(tmp_path):
+    """Rounded up with all ties in, though .07 · 100 is 7.000000000000001 in floats. Of two roles whose
+    scores have different zeros the pooled top half is one role; --within takes half of each."""
     assert fairness.select_top([3, 2, 2, 1], 0.5, [""] * 4) == ([1, 1, 1, 0], 2)
-    counts = [
-        sum(fairness.select_top(range(n), x, [""] * n)[0]) for n, x in ((10, 0.25), (100, 0.07))
-    ]
-    assert counts == [3, 7]
-
-
-def test_scores_are_selected_within_the_role(tmp_path):
-    """Two roles whose scores have different zeros: pooled, the top half is one role; within, half
-    of each."""
+    for n, share, top in ((10, 0.25, 3), (100, 0.07, 7)):
+        assert sum(fairness.select_top(range(n), share, [""] * n)[0]) == top
     rows = [[i + 100 * (i >= 20), "MF"[i % 2], "ab"[i >= 20]] for i in range(40)]
     table = write(tmp_path / "t.csv", rows, ["score", "sex", "role"])
     for flags, of_a in (("", 0), ("--within role", 10)):
@@ -353,7 +318,6 @@ GOOD = b"p,third,g,same,s\n1,0,a,x,5\n0,2,b,x,1\n1,1,b,x,2\n"
 
 @pytest.mark.parametrize("content, argv, said", [(GOOD, *row) for row in BAD] + [(x, "--y-pred p --group g", said) for x, said in FILES])  # fmt: skip
 def test_bad_input_is_one_helpful_line(tmp_path, content, argv, said):
-    """Flag or file, line, what was expected; nothing is written as a report."""
     file, out = write(tmp_path / "t.csv", content), tmp_path / "o"
     message = error_of(["audit", file, *argv.split(), "--out", str(out)])
     assert said in message and len(message) < 250 and not (out / "report.json").exists()
@@ -363,23 +327,12 @@ def test_bad_input_is_one_helpful_line(tmp_path, content, argv, said):
 PIECES = [b"", b",", b'"', b"\n", b"\x00", b"\xff", b";", b"nan", b"[", b"{}", b"null", b"3", b"\\ud800"]  # fmt: skip
 
 
-def mutated(rng, whole):
-    """Bytes swapped, cut, doubled or put in."""
-    text = bytearray(whole)
-    for _ in range(rng.integers(1, 4)):
-        at = int(rng.integers(len(text)))
-        text[at : at + int(rng.integers(0, 3))] = rng.choice(PIECES)
-    return bytes(text)
-
-
 def test_mutated_files_leave_no_traceback(tmp_path):
-    """Tables of people, names, twins, slots, votes and answers with bytes cut, swapped, put in: read, or
-    one line."""
-    rng, data = np.random.default_rng(0), REPO / "data"
+    """Tables, names, twins, slots, votes and answers with bytes cut, swapped or put in."""
+    rng, names = np.random.default_rng(0), fairness.load_names(REPO / "data/names.csv", 2)
     people = b"id,p,g\n" + b"".join(b"%d,%d,%c\n" % (i, i % 2, b"aabb"[i % 4]) for i in range(8))
     answers = [{"response": "How old are you? advance", "group": "a"}, {"response": [{"role": "assistant", "content": "hold"}]}] * 3  # fmt: skip
     answers = "\n".join(map(json.dumps, answers)).encode()
-    names = fairness.load_names(data / "names.csv", 2)
 
     def audit(path):
         return fairness.load_people(fairness.parse_args(["audit", path, "--y-pred", "p", "--group", "g"]))  # fmt: skip
@@ -387,7 +340,7 @@ def test_mutated_files_leave_no_traceback(tmp_path):
     def text(path):
         return fairness.main(["text", path, "--out", str(tmp_path / "out"), "--overwrite"])
 
-    for times, name, read in (
+    for times, whole, read in (
         (400, people, audit),
         (40, "names.csv", lambda path: fairness.load_names(path, 2)),
         (40, "twins.jsonl", lambda path: fairness.load_twins(path, 9, names)),
@@ -396,13 +349,16 @@ def test_mutated_files_leave_no_traceback(tmp_path):
         (40, "rank_train.jsonl", lambda path: fairness.study_votes(path, WORDS)),
         (40, answers, text),
     ):
-        whole = name
-        if isinstance(name, str):
-            first, *rows = (data / name).read_bytes().splitlines(True)
+        if isinstance(whole, str):
+            first, *rows = (REPO / "data" / whole).read_bytes().splitlines(True)
             whole = b"".join([first, *rows[19:199:30]])
         for _ in range(times):
+            text = bytearray(whole)
+            for _ in range(rng.integers(1, 4)):
+                at = int(rng.integers(len(text)))
+                text[at : at + int(rng.integers(0, 3))] = rng.choice(PIECES)
             try:
-                read(write(tmp_path / "file", mutated(rng, whole)))
+                read(write(tmp_path / "file", bytes(text)))
             except UserError as error:
                 assert "\n" not in str(error)
 
@@ -427,8 +383,7 @@ WHY = {"fails": "no result", "absent": "not installed", "no labels": "needs --y-
 
 @pytest.mark.parametrize("kind", ["works", *WHY])
 def test_biasguard_beside_our_numbers(tmp_path, monkeypatch, kind):
-    """A stub on PATH that recomputes DIR, SPD and EOD from audit.csv: its three numbers are ours; where
-    it fails, is absent or has no ground truth, the audit goes on and says so."""
+    """A stub on PATH that recomputes DIR, SPD and EOD from audit.csv."""
     stub = tmp_path / "bin" / "biasguard"
     stub.parent.mkdir()
     if kind != "absent":
@@ -445,12 +400,9 @@ def test_biasguard_beside_our_numbers(tmp_path, monkeypatch, kind):
         assert float(pairs[0][2]) == pytest.approx(0.843228777694797, abs=1e-14)
 
 
-# ---- answers and risky questions ----
-
-
-def test_detector_thresholds():
-    """On the sentences held out: precision ≥ .95, recall ≥ .85; on a second list, written without a
-    look at the patterns, at least .9 and .6; each sentence once."""
+def test_detector_thresholds(tmp_path, monkeypatch):
+    """On the sentences held out, and on a second list written without a look at the patterns. By hand
+    one of two is found, and of two hits one is right; without the file nothing is claimed."""
     lines = (REPO / "tests/risky_sentences.jsonl").read_text("utf-8").splitlines()
     rows = list(map(json.loads, lines))
     assert len({row["text"] for row in rows}) == len(rows) >= 150
@@ -460,10 +412,6 @@ def test_detector_thresholds():
     for name, *least in (("holdout", 0.95, 0.85), ("second list", 0.9, 0.6)):
         errors = [found[name][key]["value"] for key in ("precision", "recall")]
         assert np.greater_equal(errors, least).all() and found[name]["sentences"] >= 60, found
-
-
-def test_the_detector_counts_its_own_errors(tmp_path, monkeypatch):
-    """By hand: one of two found, and of two hits one is right; without the file nothing is claimed."""
     rows = [("How old are you?", ["age"]), ("Blue?", ["age"]), ("Are you married?", []), ("Hello.", [])]  # fmt: skip
     rows = [{"text": text, "codes": codes, "holdout": "holdout"} for text, codes in rows]
     (tmp_path / "tests").mkdir()
@@ -483,14 +431,11 @@ None | The advancement of sql.""".splitlines()
 
 @pytest.mark.parametrize("line", DECISIONS)
 def test_decisions_are_read_from_the_last_line_that_names_one(line):
-    """ "not advance" was an advance, "advancement" as well."""
     word, text = line.split(" | ")
     assert str(fairness.decision_of(text.replace("\\n", "\n"), WORDS)) == word
 
 
 def test_text_command(tmp_path, capsys):
-    """Groups side by side with verdicts, five quotes, the detector's errors; a risky question fails
-    where a difference is to fail; no report and no help says what is lawful."""
     rows = [{"response": f"Candidate {i % 7}, how old are you? Recommendation: {w}.", "group": g} for i in range(8) for g, w in (("a", "hold"), ("b", "advance"))]  # fmt: skip
     file, out = tmp_path / "a.jsonl", tmp_path / "o"
     argv = ["text", write(file, [*rows, {"response": "Tell me about SQL.", "group": "a"}])]
@@ -514,11 +459,7 @@ def test_text_command(tmp_path, capsys):
     assert 'a.jsonl:1: no text in "response"' in error_of(argv)
 
 
-# ---- votes ----
-
-
 def vote(better, worse, group="", **more):
-    """A vote between two decisions about one candidate."""
     row = {"prompt": [{"role": "user", "content": "p"}]}
     for key, word in (("chosen", better), ("rejected", worse)):
         row[key] = [{"role": "assistant", "content": f"Recommendation: {word}."}]
@@ -535,9 +476,7 @@ def rates(found, key):
 
 
 def test_votes_by_group_read_by_hand(tmp_path):
-    """Answers about one candidate that decide differently: the harsher wins 1 of 1 Black (the tie does
-    not count), 1 of 2 White. Two profiles: the Black one is chosen. A pair without a candidate or a
-    group, with one decision or with none is in no rate."""
+    """The harsher answer wins 1 of 1 Black (the tie does not count) and 1 of 2 White."""
     two = [{"in": side, "race_ethnicity": g} for side, g in (("chosen", "Black"), ("rejected", "White"))]  # fmt: skip
     rows = [
         vote("hold", "advance", "Black"), vote("reject", "hold", "Black", tie=True), vote("advance", "reject", "White"),
@@ -557,9 +496,12 @@ def test_votes_by_group_read_by_hand(tmp_path):
     assert args.prefs == fairness.VOTES and fairness.parse_args(["twins"]).prefs == []
 
 
-@pytest.mark.parametrize("more", [{"candidates": "Bob"}, {"candidates": ["Bob"]}, {"candidates": [{"sex": 1}]}, {"candidates": [{"name": ["x"]}]}, {"chosen": ["a"]}])  # fmt: skip
+BROKEN = [{"candidates": "Bob"}, {"candidates": ["Bob"]}, {"candidates": [{"sex": 1}]}]
+BROKEN += [{"candidates": [{"name": ["x"]}]}, {"chosen": ["a"]}]
+
+
+@pytest.mark.parametrize("more", BROKEN)
 def test_a_broken_vote_is_named(tmp_path, more):
-    """One line with flag, file, line and key, not a traceback in the middle of a report."""
     rows = [vote("hold", "reject", "Black"), vote("hold", "reject", "Black") | more]
     with pytest.raises(UserError, match=rf'--prefs \S+votes\.jsonl:2: "{next(iter(more))}"'):
         votes_of(tmp_path, rows)
@@ -567,8 +509,6 @@ def test_a_broken_vote_is_named(tmp_path, more):
 
 @pytest.mark.parametrize("name, black, told", [("screen_train", 0.508, []), ("screen_biased", 0.725, ["Asian", "Hispanic", "White"])])  # fmt: skip
 def test_bundled_votes_show_what_was_planted(name, black, told):
-    """The data card's .508 and .725 of the decided pairs about Black candidates, the others at a half;
-    the planted one is found."""
     found = fairness.study_votes(REPO / "data" / f"{name}.jsonl", WORDS)
     races = rates(found, "harsher decision")
     assert races.pop("Black")[0] == pytest.approx(black, abs=0.03) and len(races) == 3
@@ -579,45 +519,21 @@ def test_bundled_votes_show_what_was_planted(name, black, told):
 
 
 def test_votes_of_one_item_are_one_item(tmp_path):
-    """8 items about Black candidates and 8 about White; four of an item's five votes agree, and one item
-    more has 40 votes. Over votes the rates would be .82 and .50; an item counts once, and nothing is
-    shown."""
+    """Four of an item's five votes agree, and one item more has 40: over votes the rates would be .82
+    and .50. Over the rows of one person p is below 1e-9, over people it is a coin's."""
     rows = []
     for i in range(17):
         group = "White" if 8 <= i < 16 else "Black"
-        pair = [
-            vote(*words, group, item_id=f"i{i}")
-            for words in (("reject", "hold"), ("hold", "reject"))
-        ]
-        harsh, mild = pair if i % 8 < (4 if group == "White" else 6) else pair[::-1]
-        rows += [harsh] * 4 + [mild] if i < 16 else [harsh] * 40
+        words, item = ["reject", "hold"], {"item_id": f"i{i}"}
+        if i % 8 >= (4 if group == "White" else 6):
+            words.reverse()
+        more, less = vote(*words, group, **item), vote(*words[::-1], group, **item)
+        rows += [more] * 4 + [less] if i < 16 else [more] * 40
     found = votes_of(tmp_path, rows)
     black = pytest.approx((6 * 0.8 + 2 * 0.2 + 1) / 9, abs=1e-6), 9
     assert rates(found, "harsher decision") == {"Black": black, "White": (0.5, 8)}
     row = found["tables"]["harsher decision, race_ethnicity"][1]
     assert row["verdict"].startswith("inconclusive") and row["gap"]["method"] == "clustered"
-
-
-# ---- statistics that hold ----
-
-
-@pytest.mark.parametrize("k", [2, 4, 7, pytest.param(20, marks=pytest.mark.slow)])
-def test_equal_rates_find_nothing_in_19_of_20_tables(k):
-    """The best of k groups lies high by chance: without all pairs, 4.5, 7.2, 10.5 % of tables with 2,
-    4, 7 groups show a difference, and 23 and 44 % a ratio "below four fifths, significant" by a raw
-    p. 600 tables (20 groups: 300): 5 % and 2.3 standard errors are 7.1 % (7.9 %)."""
-    rng, found, tables = np.random.default_rng(k), np.zeros(2), 600 if k < 20 else 300
-    for _ in range(tables):
-        selected = rng.binomial(60, 0.3, k)
-        rows = impact_rows({f"g{i}": (int(s), 60) for i, s in enumerate(selected)})
-        verdicts = [r.get("verdict", "").startswith("difference") for r in rows]
-        found += any(verdicts), any(r["label"] == "below four fifths, significant" for r in rows)
-    assert (found / tables <= (0.071 if k < 20 else 0.079)).all(), found / tables
-
-
-def test_rows_of_one_person_are_one_cluster(tmp_path):
-    """Ten people a group, each with 30 equal rows: over rows p is below 1e-9, over people it is a
-    coin's."""
     rows = [[f"p{i}", int(i % 10 < (7 if i < 10 else 4)), "ab"[i // 10]] for i in range(20) for _ in range(30)]  # fmt: skip
     table = write(tmp_path / "t.csv", rows, ["id", "pred", "race"])
     part = run_audit(tmp_path, table=table)[1]["decisions"][0]

@@ -10,19 +10,9 @@ import pytest
 import common
 import fairness
 from conftest import REPO
-from fairness import (
-    bootstrap_effects,
-    contrasts_of,
-    load_names,
-    load_slot,
-    load_twins,
-    name_permutation,
-    render_twin,
-    slot_values,
-    twin_table,
-    verdict,
-)
+from fairness import contrasts_of, load_names, load_twins, twin_table, verdict
 from parts.files import UserError
+from parts.stats import holm
 from test_fairness_audit import FORBIDDEN, error_of, vote, write
 
 
@@ -37,34 +27,28 @@ def fewer_draws():
 
 
 def black_and_white(per_cell):
-    """{attribute: labels} of men's names."""
     races = np.repeat(["Black", "White"], per_cell)
     return {"sex": np.full(2 * per_cell, "Male"), "race_ethnicity": races}
 
 
 def simulated(seed, R, groups, effect=0.0, name_sd=0.1, noise=0.2):
-    """(R, N): quality of the résumé (SD 1) + an effect of the name + noise + `effect` for names read as Black."""
+    """(R, N): the résumé's quality (SD 1) + name + noise + `effect` for names read as Black."""
     rng, black = np.random.default_rng(seed), groups["race_ethnicity"] == "Black"
     quality, names = rng.normal(0, 1, (R, 1)), rng.normal(0, name_sd, len(black))
     return quality + names + rng.normal(0, noise, (R, len(black))) + effect * black
 
 
-# ---- statistics ----
-
-
 def test_effect_by_hand():
-    """Gap 1 over résumé means 1.5 and 3.5 (SD √2): d = .7071; ten times the scale, and any shift,
-    change nothing; the other way round it is negative."""
+    """Gap 1 over résumé means 1.5 and 3.5 (SD √2): d = .7071, whatever the scale and shift."""
     scores, groups = np.array([[2.0, 2.0, 1.0, 1.0], [4.0, 4.0, 3.0, 3.0]]), black_and_white(2)
     for matrix, d in ((scores, 0.7071), (10 * scores - 7, 0.7071), (scores[:, ::-1], -0.7071)):
-        row = fairness.twin_table(matrix, groups)[0]
+        row = twin_table(matrix, groups)[0]
         assert row["d"]["value"] == pytest.approx(d, abs=1e-4) and row["d"]["n"] == 8
         assert row["direction"].startswith(f"names read as Black score {'higher' if d > 0 else 'lower'} than names read as White: {d:.2f}")  # fmt: skip
 
 
 def test_permutation_counts_every_labelling():
-    """Names 3, 2, 1, 0 with the highest two in one group: of 6 labellings 2 are as extreme, so p is near
-    1/3; exchanged within strata of two, of 4 labellings 2. Names of weight 0 are not exchanged."""
+    """Of 6 labellings 2 are as extreme, p = 1/3; within strata of two, 2 of 4. Weight 0 stays."""
     apart, mixed = [0.5, 0.5, -0.5, -0.5], [0.5, -0.5, 0.5, -0.5]
     for values, weights, strata, p in (
         ([3.0, 2.0, 1.0, 0.0], apart, "xxxx", 1 / 3),
@@ -72,16 +56,17 @@ def test_permutation_counts_every_labelling():
         ([3.0, 2.0, 1.0, 0.0, 99.0], [*apart, 0], "xxxxx", 1 / 3),
         ([1.0, 1.0, 1.0, 1.0], apart, "xxxx", 1.0),
     ):
-        found = name_permutation(np.array(values), np.array(weights), np.array(list(strata)), 20000)
+        found = fairness.name_permutation(
+            np.array(values), np.array(weights), np.array(list(strata)), 20000
+        )
         assert found == pytest.approx(p, abs=0.015)
 
 
 def test_bootstrap_resamples_names_within_their_cells():
-    """Two résumés of SD √2, or one of them twice, which has none: .7071 or nothing while the names of a
-    cell are all alike; names that differ add a spread. A matrix shifted by a constant is drawn alike."""
+    """Two résumés of SD √2, or one twice: .7071 or nothing where a cell's names are alike."""
     S, weights = np.array([[2.0, 2.0, 1.0, 1.0], [4.0, 4.0, 3.0, 3.0]]), np.array([0.5, 0.5, -0.5, -0.5])  # fmt: skip
     mixed = S + np.array([0.0, 0.0, 0.3, -0.3])
-    found = bootstrap_effects([S, S + 3, mixed], weights[:, None], list("bbww"), 40)
+    found = fairness.bootstrap_effects([S, S + 3, mixed], weights[:, None], list("bbww"), 40)
     assert np.array_equal(found[0], found[1], equal_nan=True) and np.isnan(found[0]).any()
     alike, spread = (set(np.round(x[~np.isnan(x)], 4)) for x in (found[0], found[2]))
     assert alike == {0.7071} and spread == {0.495, 0.7071, 0.9192}
@@ -101,46 +86,21 @@ VERDICTS = [  # effect, 95 % interval, 90 % interval, p, names: verdict at δ = 
 
 @pytest.mark.parametrize("d, ends, ends90, p, names, said", VERDICTS)
 def test_verdicts_in_their_order(d, ends, ends90, p, names, said):
-    """Four words and no others. A difference needs p and the interval as it is shown, with two digits:
-    [0.00, 0.10] beside "difference found" would contradict itself."""
+    """A difference needs p and the interval as shown: none is found beside [0.00, 0.10]."""
     effect = {"value": d, "low": ends[0], "high": ends[1]}
     assert verdict(effect, ends90, p, names) == said
 
 
-def test_planted_bias_is_found():
-    """Score = quality − .5 for names read as Black: found 50 times of 50, with its direction in words."""
-    groups = black_and_white(10)
-    for seed in range(50):
-        row = twin_table(simulated(seed, 20, groups, -0.5), groups)[0]
-        assert row["verdict"] == "difference found" and row["d"]["value"] < -0.2, (seed, row)
-
-
 def test_names_that_differ_are_no_group_effect():
-    """No group effect, names with SD .1: at most 18 of 200 seeds below .05 (99.5 % bound of 5 %), while
-    a t test over résumés, which takes names for granted, calls more than 100 of them a difference."""
+    """18 of 200 seeds are the 99.5 % bound of 5 %; a t test over résumés finds more than 100."""
     groups, found, naive = black_and_white(10), 0, 0
     _, weights, strata = contrasts_of(groups)[0]
     for seed in range(200):
         scores = simulated(seed, 100, groups)
-        found += name_permutation(scores.mean(0), weights, strata, 999, seed) < 0.05
+        found += fairness.name_permutation(scores.mean(0), weights, strata, 999, seed) < 0.05
         pairs = scores[:, :10].mean(1) - scores[:, 10:].mean(1)
         naive += abs(pairs.mean()) > 1.984 * pairs.std(ddof=1) / 10
     assert found <= 18 and naive > 100
-
-
-@pytest.mark.slow
-def test_no_difference_in_19_of_20_tables_of_eight_cells():
-    """Family-wise error of the planned contrasts (sex, three races) under names that differ: 5 % and 2.3
-    standard errors of 300 tables are 7.9 %."""
-    cells = [(s, r) for s in ("Female", "Male") for r in ("Asian", "Black", "Hispanic", "White")]
-    sex, race = (np.repeat([cell[i] for cell in cells], 6) for i in (0, 1))
-    found = 0
-    for seed in range(300):
-        rng = np.random.default_rng(seed)
-        scores = rng.normal(0, 1, (15, 1)) + rng.normal(0, 0.1, 48) + rng.normal(0, 0.2, (15, 48))
-        rows = twin_table(scores, {"sex": sex, "race_ethnicity": race}, seed)
-        found += any(r["verdict"].startswith("difference") for r in rows)
-    assert found / 300 <= 0.079
 
 
 POWER = [  # names, résumés, effect → finds, covers, equivalent; None: not stated
@@ -155,8 +115,7 @@ POWER = [  # names, résumés, effect → finds, covers, equivalent; None: not s
 @pytest.mark.slow
 @pytest.mark.parametrize("names, R, effect, finds, covers, equivalent", POWER)
 def test_what_the_design_can_do(names, R, effect, finds, covers, equivalent):
-    """The first edition's simulated table within ± .07, on 200 seeds; a find is a verdict, so its
-    interval costs it no power."""
+    """The first edition's simulated table within ± .07, on 200 seeds."""
     groups, found = black_and_white(names), np.zeros((200, 3))
     for seed in range(200):
         row = twin_table(simulated(seed, R, groups, effect), groups, seed)[0]
@@ -180,15 +139,18 @@ def test_contrasts_are_declared_before_looking():
     assert found[0][1].tolist() == [0.25, -0.25] * 4
 
 
-def test_the_smaller_group_decides_what_is_equivalent():
-    """9 names against 15, hardly any noise: the interval of 9 names is too narrow to say equivalent."""
-    race = np.repeat(["Black", "White"], [9, 15])
-    groups = {"sex": np.full(24, "Male"), "race_ethnicity": race}
+def test_what_a_verdict_rests_on():
+    """9 names against 15 are too few for "equivalent", whatever the noise. Of four contrasts of eight
+    equal cells one has a raw p of .03 and an interval without 0: the verdict is by Holm's."""
+    groups = {"sex": np.full(24, "Male"), "race_ethnicity": np.repeat(["Black", "White"], [9, 15])}
     row = twin_table(simulated(0, 20, groups, 0, 0.01, 0.01), groups)[0]
     assert row["names"] == [9, 15] and row["verdict"].startswith("inconclusive (about 10 names")
-
-
-# ---- before and after ----
+    sex, race = ["Female", "Male"], np.repeat(["Asian", "Black", "Hispanic", "White"], 6)
+    groups = {"sex": np.repeat(sex, 24), "race_ethnicity": np.tile(race, 2)}
+    rows = twin_table(simulated(4, 15, groups), groups)
+    assert [row["p_adjusted"] for row in rows] == holm([row["p"] for row in rows])
+    row = rows[1]
+    assert row["p"] < 0.04 and row["d"]["high"] < 0 and row["verdict"].startswith("inconclusive")
 
 
 def changed(before, after):
@@ -196,9 +158,7 @@ def changed(before, after):
 
 
 def test_what_a_change_is_called():
-    """The same scores before and after: D = 0 exactly, an interval of nothing, p 1; also in another unit,
-    since each level has its own SD; both levels are shown: a bias that stays is no change. Planted in
-    "after" alone it is found, as larger; taken away again, as smaller; the first screen says which way."""
+    """Equal scores, in any unit, are unchanged: a bias that stays is no change."""
     plain, biased = (simulated(0, 20, black_and_white(12), effect) for effect in (0, -0.5))
     same, scaled = changed(biased, biased.copy()), changed(biased, 10 * biased - 3)
     smaller, larger = changed(biased, plain), changed(plain, biased)
@@ -217,9 +177,7 @@ def test_what_a_change_is_called():
 
 
 def test_what_never_differs_is_not_measured():
-    """A model that scores everybody alike has a gap of 0 with an interval of nothing, which would
-    read "equivalent", and nothing was tested. One other score is enough to measure. One name a
-    group, or one résumé, measures nothing either."""
+    """Else one score for everybody, with its interval of nothing, would read "equivalent"."""
     ones, one_zero, groups = np.full((20, 24), 0.3), np.full((20, 24), 0.3), black_and_white(12)
     one_zero[3, 5] = 0
     for row in (twin_table(ones, groups)[0], changed(ones, one_zero), changed(one_zero, ones)):
@@ -228,9 +186,6 @@ def test_what_never_differs_is_not_measured():
     for scores in (simulated(0, 5, black_and_white(1)), simulated(0, 1, groups)):
         row = twin_table(scores, black_and_white(scores.shape[1] // 2))[0]
         assert row["verdict"] == "not measured (needs 2 names a cell and 2 résumés)"
-
-
-# ---- twins as texts ----
 
 
 SETS = [  # slot, file of people, of twins: people, résumés, first group
@@ -242,13 +197,14 @@ SETS = [  # slot, file of people, of twins: people, résumés, first group
 
 @pytest.mark.parametrize("slot, who, resumes, n, r, first", SETS)
 def test_bundled_twins_differ_in_slots_only(slot, who, resumes, n, r, first):
-    """Every bundled résumé under every bundled name, and under graduation years and schools."""
     data = REPO / "data"
-    people = load_names(data / who, 25) if slot == "name" else load_slot(f"{slot}={data / who}")
+    people = (
+        load_names(data / who, 25) if slot == "name" else fairness.load_slot(f"{slot}={data / who}")
+    )
     rows = load_twins(data / resumes, 100, people)
     assert (len(people), len(rows), *people[0].groups.values())[:3] == (n, r, first)
     if slot == "age":  # the other slot of the file keeps its first value
-        other = load_slot(f"school={data / who}")
+        other = fairness.load_slot(f"school={data / who}")
         assert {person.values["school"] for person in people} == {other[0].values["school"]}
     one, *_, two = people if slot != "name" else people[:25]  # names of one sex: equal pronouns
     texts = [fairness.filled(rows[0]["profile"], who)[0]["content"] for who in (one, two)]
@@ -256,12 +212,10 @@ def test_bundled_twins_differ_in_slots_only(slot, who, resumes, n, r, first):
 
 
 def persons(*lines):
-    """People of first name, last name and sex."""
     named = [(f"{first} {last}", first, last, sex) for first, last, sex in map(str.split, lines)]
-    return [fairness.Person({}, slot_values(*name)) for name in named]
+    return [fairness.Person({}, fairness.slot_values(*name)) for name in named]
 
 
-SLOTS = ["{name}", "{first}", "{last}", "{subj}", "{obj}", "{poss}", "{email}"]
 BREAKS = [
     ("{name} led her team.", "'her' stands outside a slot"),
     ("{name}, ann.lee@example.com, sold 3 cars.", "stands outside a slot"),
@@ -274,7 +228,6 @@ BREAKS = [
 
 @pytest.mark.parametrize("template, said", BREAKS)
 def test_a_template_that_breaks_the_edit_is_refused(tmp_path, template, said):
-    """A pronoun, an address, a name or an unknown slot outside would make twins contradict themselves."""
     who = persons("Amy Lee Female", "Bo Ek Male")
     file = write(tmp_path / "twins.jsonl", [{"prompt": template}])
     if said is None:
@@ -285,14 +238,15 @@ def test_a_template_that_breaks_the_edit_is_refused(tmp_path, template, said):
 
 
 def test_every_slot():
-    """The seven slots, the handle of the address cut to what an address may hold."""
-    who, template = slot_values("Zoë O'Neil", "Zoë", "O'Neil", "Female"), " ".join(SLOTS)
+    who = fairness.slot_values("Zoë O'Neil", "Zoë", "O'Neil", "Female")
+    template = "{name} {first} {last} {subj} {obj} {poss} {email}"
     fairness.check_minimal_edit(template, [who])
-    assert render_twin(template, who) == "Zoë O'Neil Zoë O'Neil she her her zo.oneil@example.com"
+    said = fairness.render_twin(template, who)
+    assert said == "Zoë O'Neil Zoë O'Neil she her her zo.oneil@example.com"
 
 
 def test_log_odds_by_teacher_forcing(llama_folder):
-    """log p(yes) − log p(no) after prompt and prefix, the mildest word first; two names of uneven length."""
+    """log p(yes) − log p(no) after prompt and prefix; two names of uneven length."""
     tokenizer = common.load_tokenizer(llama_folder)
     model, words = common.load_policy(llama_folder, trainable=False), ("yes", "hm", "no")
     who = persons("Amy Lee Female", "Bartholomew Ek Male")
@@ -307,13 +261,10 @@ def test_log_odds_by_teacher_forcing(llama_folder):
         assert odds == pytest.approx(yes - no, abs=1e-4) and abs(odds) > 1e-4
 
 
-# ---- the commands, on tiny models ----
-
 COLUMNS = ["name", "first", "last", "sex", "race_ethnicity"]
 
 
 def inputs(tmp, per_cell=3):
-    """The flags of names and résumés."""
     cells = [(s, r) for s in ("Female", "Male") for r in ("Black", "White")]
     names = [
         [f"{r}{i} {s}son", f"{r}{i}", f"{s}son", s, r] for s, r in cells for i in range(per_cell)
@@ -327,21 +278,15 @@ def inputs(tmp, per_cell=3):
 
 
 def test_the_whole_report(tmp_path, llama_folder, reward_folder):
-    """Equal models are unchanged with D = 0; every surface is there, every model in a sentence; no
-    forbidden word; and the same command writes the same bytes."""
+    """Equal models are unchanged with D = 0, and the same command writes the same bytes."""
     twice, out = shutil.copytree(llama_folder, tmp_path / "after"), tmp_path / "out"
     votes = [vote("yes", "no", "Black"), vote("no", "yes", "White")]
     argv = ["report", "--before", llama_folder, "--after", str(twice), "--reward-model", reward_folder, *inputs(tmp_path, 5),
             "--decision-words", "yes,no", "--prefs", write(tmp_path / "v.jsonl", votes), "--overwrite"]  # fmt: skip
     assert fairness.main(argv) == 0
     report = json.loads((out / "report.json").read_text())
-    surfaces = [(part["kind"], part["surface"]) for part in report["surfaces"]]
-    assert surfaces == [
-        ("reward model", "a"),
-        ("reward model", "b"),
-        ("base", "c"),
-        ("aligned", "c"),
-    ]
+    surfaces = ["{kind} {surface}".format(**part) for part in report["surfaces"]]
+    assert surfaces == ["reward model a", "reward model b", "base c", "aligned c"]
     (change,) = report["changes"]
     assert [(row["D"]["value"], row["verdict"]) for row in change["rows"]] == [(0, "equivalent within 0.1 SD: unchanged")] * 2  # fmt: skip
     assert list(report["preferences"][0]["tables"]) == ["harsher decision, race_ethnicity"]
@@ -367,15 +312,13 @@ LIGHTS = [  # verdict, effect, kind: words and colour
 
 @pytest.mark.parametrize("said, value, key, words, tone", LIGHTS)
 def test_the_grid_follows_from_the_verdicts(said, value, key, words, tone):
-    """Every light has the words of its verdict, a colour, and the numbers behind it."""
     cell = fairness.light({"verdict": said, key: {"value": value}}, key)
     assert (cell, cell.tone) == (words, tone) and said in cell.detail
 
 
 @pytest.mark.parametrize("slot", [False, True])
 def test_twins_of_a_reward_model_alone(tmp_path, reward_folder, capsys, slot):
-    """`twins --reward-model` asks no policy, prints at most 40 lines, and fails only when told to; with
-    --slot the twins differ in that slot, and the limits of names are not those of ages."""
+    """No policy is asked; with --slot the limits are not those of names."""
     flags = inputs(tmp_path)
     if slot:
         flags = ["--slot", f"age={REPO}/data/slots.csv", "--resumes", "3", *flags[-2:]]
@@ -390,8 +333,7 @@ def test_twins_of_a_reward_model_alone(tmp_path, reward_folder, capsys, slot):
 
 
 def test_models_that_are_asked(tmp_path, monkeypatch):
-    """Without a name the base and the demo's runs that exist; naming a model drops the others, and a
-    base is only asked beside a policy after it."""
+    """Without a name the base and the demo's runs that exist; naming a model drops the others."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data/tiny-base").mkdir(parents=True)
     for folder in ("dpo", "reward"):
@@ -430,7 +372,6 @@ BAD = [  # file, its content, further flags, what is said
 
 @pytest.mark.parametrize("file, content, argv, said", BAD)
 def test_bad_input_is_one_line(tmp_path, reward_folder, file, content, argv, said):
-    """One line that names flag, file and line, and says what was expected."""
     flags = inputs(tmp_path)
     (tmp_path / file).write_text(content)
     argv = argv.replace("S", str(tmp_path / "s.csv")).split()

@@ -1,8 +1,6 @@
 """The notebooks are the first thing a newcomer opens: what is committed was made by running them.
 
-The structure, the flags and what the lesson shows are checked in a second. The slow test runs one
-of the four from top to bottom in a copy of the repository; the command below runs and saves the
-others.
+The slow test runs them in a copy of the repository; this command runs and saves them:
 
     python tests/test_notebooks.py 3_closed_form.ipynb    # no name: all four
 """
@@ -27,8 +25,7 @@ from conftest import REPO
 
 FOLDER = REPO / "notebooks"
 NAMES = [path.name for path in sorted(FOLDER.glob("*.ipynb"))]
-# a path that starts at the root of some machine: /home/…, C:\…; "/" in a URL or between words is
-# none
+# a path that starts at the root of some machine: /home/…, C:\…; none is "/" in a URL or of words
 ABSOLUTE = re.compile(r"(?<![\w.:/*])/(?:bin|content|home|mnt|opt|private|root|srv|tmp|usr|var|work|Users)/|\b[A-Z]:\\\w")  # fmt: skip
 BEST = [0.0464, 0.2572, 0.0631, 0.6334]  # π*, as in test_toy_world.py
 
@@ -57,14 +54,9 @@ def commands(notebook):
                 yield node.args[0].id, node.args[1].value
 
 
-# ---- as committed ----
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_a_notebook_is_a_lesson(name):
-    """It opens with words and one cell that clones, installs and finds the root, the same in all
-    four; at the end stand three to five exercises, each with a hint. Links lead somewhere, and each
-    command goes through the stage's parser: a flag that was renamed breaks a notebook unseen."""
+    """One first cell for all, exercises with hints, links that lead somewhere, flags that parse."""
     assert len(NAMES) == 4
     notebook = read(name)
     title, first, *_, last = (cell.source for cell in notebook.cells)
@@ -100,9 +92,6 @@ def test_a_notebook_shows_what_it_did(name):
     assert "image/svg+xml" in str(outputs), "no figure"
 
 
-# ---- run ----
-
-
 def copy_of_the_repository(target):
     """Without what the commands make: nothing that lies in runs/ here may help."""
     leave = shutil.ignore_patterns(".git", "runs", ".venv", "*cache*", ".ipynb_checkpoints")
@@ -133,8 +122,7 @@ SMALL |= {"groups-per-batch": 2, "max-new-tokens": 16, "resumes": 2, "names-per-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_notebook_runs(name, copy):
-    """Every cell, in a fresh copy, the stages with the sizes of SMALL; the closed-form lesson,
-    which calls none, with the numbers that are committed."""
+    """Every cell, in a fresh copy, the stages with the sizes of SMALL."""
     notebook = read(name)
     for cell in code(notebook):
         for flag, value in SMALL.items():
@@ -153,8 +141,7 @@ def check_shown(name, text, *leaks):
 
 
 def check_closed_form(text):
-    """The table of the lesson: every right way within .001 of π* in each probability, every slip
-    farther away."""
+    """Every right way within .001 of π* in each probability, every slip farther away."""
     rows = re.findall(r"^\| (right|slip) \| .+? \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|", text, re.M)  # fmt: skip
     gaps = {"right": [], "slip": []}
     for kind, *numbers in rows:
@@ -167,9 +154,7 @@ def check_closed_form(text):
 
 @pytest.mark.slow
 def test_the_first_cell_on_a_fresh_machine(copy, monkeypatch, tmp_path):
-    """Colab: an empty folder somewhere else. The first cell clones, installs what is missing (here
-    nothing, and no index is asked), and goes there, so that the stages can be imported. With the
-    placeholder left in it says what to do."""
+    """Colab's empty folder: it clones, installs (here nothing) and goes there."""
     git = ["git", "-C", str(copy), "-c", "user.name=x", "-c", "user.email=x@example.com"]
     for line in ("init -q", "add -A", "commit -q -m published"):
         subprocess.run([*git, *line.split()], check=True, stdout=subprocess.DEVNULL)
@@ -186,9 +171,6 @@ def test_the_first_cell_on_a_fresh_machine(copy, monkeypatch, tmp_path):
     with pytest.raises(Exception, match="address of your copy"):
         execute(notebooks[1], places[1])
     assert list(places[1].iterdir()) == []
-
-
-# ---- the command: run and save ----
 
 
 def save(name):

@@ -12,8 +12,7 @@ HOSTILE = (
 
 
 def report(text="A"):
-    """A normal report: two answers, two charts, two tables, statistics, texts and an appendix;
-    `text` in every slot."""
+    """Answers, charts, tables, statistics, texts and an appendix; `text` in every slot."""
     wins = {"value": 0.84, "low": 0.78, "high": 0.88}
     points = [(k, 0.4 + k / 100, 0.35 + k / 100, 0.45 + k / 100) for k in range(20)]
     models = [[f"{name} {text}", number(wins, 1, percent=True), 41.5] for name in ("DPO", "PPO")]
@@ -43,8 +42,8 @@ def browser():
 
 @pytest.fixture
 def visit(tmp_path, browser):
-    """visit(text, *what write_page takes, slip, **context): (page, its HTML, addresses asked for,
-    what the console and dialogs said) of `report(text)`; `slip` is HTML in the place of a text."""
+    """visit(text, *more of write_page, slip=HTML): (page, its HTML, addresses asked for, what it
+    said)."""
 
     def open_page(text="A", *more, slip="By hand.", width=1280, scheme="light"):
         path = tmp_path / "page.html"
@@ -64,9 +63,8 @@ def visit(tmp_path, browser):
 
 
 def test_hostile_text_is_text_in_every_slot(visit):
-    """A model's answer, a name of a folder, a column of a user's CSV: each may hold markup. It is
-    shown letter by letter, a steering character by its code point, and nothing runs, asks the
-    network or changes the page's structure."""
+    """Letter by letter, a steering character by its code point; nothing runs or asks the
+    network."""
     good, *_ = visit("A", "A", "let fine = 1")
     elements = good.locator("*").count()
     bad, html, asked, said = visit(HOSTILE, HOSTILE, "let fine = 1")
@@ -76,8 +74,7 @@ def test_hostile_text_is_text_in_every_slot(visit):
 
 
 def test_policy_refuses_what_slips_in(visit):
-    """Were a text ever unescaped, the page's policy still stops it: no script but ours, no
-    request."""
+    """Were a text ever unescaped: no script but ours, no request."""
     slip = "<script>document.title = 'evil'</script><img src='https://evil.example/x'>"
     page, _, _, said = visit("A", "", "document.title = 'ran'", slip=slip)
     assert page.title() == "ran" and len(said) == 2
@@ -87,8 +84,7 @@ def test_policy_refuses_what_slips_in(visit):
 @pytest.mark.parametrize("width", [390, 1280])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_and_width(visit, width, scheme):
-    """Phone and laptop, light and dark: nothing wider than the window, no finding of axe-core with
-    all details open."""
+    """Nothing wider than the window, no finding of axe-core with all details open."""
     axe = pytest.importorskip("axe_playwright_python.sync_playwright")
     page, *_ = visit("B", width=width, scheme=scheme)
     page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
@@ -98,8 +94,7 @@ def test_axe_and_width(visit, width, scheme):
 
 
 def test_first_screen_and_print(visit, tmp_path):
-    """The sentences stand above the charts, the charts above the tables; statistics are folded
-    away. On paper: two pages."""
+    """Sentences above charts above tables; statistics are folded away. On paper: two pages."""
     page, *_ = visit()
     order = ("section p", "figure", "main > .scroll")
     top = [page.locator(selector).first.bounding_box()["y"] for selector in order]
@@ -110,8 +105,7 @@ def test_first_screen_and_print(visit, tmp_path):
 
 
 def test_printed_report(capsys):
-    """The terminal shows the answers alone, in aligned columns, and no escape sequence of a text
-    reaches it."""
+    """The answers alone, in aligned columns, and no escape sequence of a text."""
     pages.print_report("Which model is better?", report())
     lines = capsys.readouterr().out.splitlines()
     assert lines[:4] == ["Which model is better?", "", "Who wins A", "DPO. A"]
@@ -121,19 +115,13 @@ def test_printed_report(capsys):
     assert "\x1b" not in capsys.readouterr().out
 
 
-def test_table_of_the_first_screen():
-    """More than six columns are statistics, not an answer. Numbers are aligned to the right, texts
-    to the left."""
+def test_tables_and_plots():
+    """More than six columns are no answer; numbers are aligned to the right. Axis 0 to 4 and 0 to 1:
+    (1, 0.5) lies at 25 % and 50 %. A filled marker claims an effect: [0.1, 0.3] has one."""
     with pytest.raises(ValueError, match="six columns"):
         section("x", "", table(list("abcdefg"), []), level="answer")
     rows = [["7", 1, "< 0.001", "9 of 10"], ["8", None, "–", "none"]]
     assert table(["", "n", "p", "word"], rows)["numeric"] == [False, True, True, False]
-
-
-def test_geometry_of_plots():
-    """Axis 0 to 4 and 0 to 1 (by hand): (1, 0.5) lies at 25 % and 50 %; without any point there is
-    no chart. A filled marker claims an effect: [0.1, 0.3] has one, [-0.1, 0.3] has none; a number
-    alone claims what it is."""
     points = {"a": [(0, 0.0), (1, 0.5), (2, None), (4, 1.0)]}
     plot = line_plot("t", points, marks=[(2, "one"), (2, "two")])
     assert plot["lines"][0]["path"] == "M0.0,100.0L25.0,50.0L100.0,0.0"

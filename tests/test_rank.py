@@ -1,5 +1,4 @@
-"""evaluate.py rank: a reward model's order of candidates, the same whatever the order of the
-file."""
+"""evaluate.py rank: a reward model's order of candidates, whatever the order of the file."""
 
 import csv
 import json
@@ -19,8 +18,8 @@ from parts.files import UserError
 
 @pytest.fixture
 def rank(monkeypatch, tmp_path):
-    """rank(rows or file, *flags): the rows of ranked.csv, with the length of a profile in the place
-    of a reward model; everything around it is the real thing. `rank.seen`: what it has read."""
+    """rank(rows or file, *flags): ranked.csv with a profile's length for a reward; seen: what it
+    read."""
 
     def scorer(folder, args):
         def score(items, cuts):
@@ -62,9 +61,7 @@ PEOPLE = [
 
 
 def test_ranks_ties_and_percentiles_by_hand(rank):
-    """Chef: 8, 4, 4, 1. The fours share rank 2, the last is 4th; percentile = share below + half of
-    the equals: (3 + ½)/4, (1 + 1)/4, ½/4. Baker has a ranking of its own. The input's columns
-    follow as they came."""
+    """Percentile = share below + half of the equals; chef: (3 + ½)/4, (1 + 1)/4, ½/4."""
     rows = rank(PEOPLE)
     assert list(rows[0]) == [*evaluate.RANKED, "profile", "role", "note"]
     found = [(r["id"], r["rank"], float(r["percentile"]), r["note"]) for r in rows]
@@ -81,9 +78,7 @@ def rm(tmp_path_factory):
 
 
 def test_any_row_order_gives_the_same_file(rm, tmp_path):
-    """With a real (tiny) reward model: batches differ with the order of a file, and with them the
-    last bits of a score. Two orders, two formats: the same bytes; a profile alone has the same
-    reward, and equal profiles tie."""
+    """Batches differ with the order, and with them the last bits of a score: the same bytes."""
     rows = [{"id": f"c{i}", "profile": f"Used {'sql, ' * (i % 7)}{i % 5}.", "role": "x"} for i in range(60)]  # fmt: skip
     found = ranked(rm, tiny.write_rows(tmp_path / "a.jsonl", rows), tmp_path / "a")
     random.Random(0).shuffle(rows)
@@ -99,8 +94,6 @@ def test_any_row_order_gives_the_same_file(rm, tmp_path):
 
 
 def test_csv_cells_come_through(rank, tmp_path):
-    """Commas, quotes, line breaks, umlauts, a byte-order mark, U+2028, a formula and an emoji come
-    out as they went in."""
     cells = ['a,b "c"', "zwei\nZeilen", "Übergrößenträger\u2028x", "=1+1", "👩🏽\u200d🚒"]
     rows = [[i, cell, f"p{'x' * i}"] for i, cell in enumerate(cells)]
     path = write_csv(tmp_path / "in.csv", ["id", "notiz", "profile"], rows, "utf-8-sig")
@@ -110,8 +103,7 @@ def test_csv_cells_come_through(rank, tmp_path):
 
 
 def test_blind_takes_the_names_out(rank, capsys):
-    """The reward model reads "the candidate", in either order of the name, and the file keeps the
-    name; the number of replacements is said; a row without its name is refused."""
+    """The reward model reads "the candidate" for either order of a name; the file keeps it."""
     texts = {"Ann Li": "Ann Li, 3 years. Ann Li led.", "Amy Lee": "LEE, Amy, 3 years. amy lee led."}
     people = [{"id": n, "name": n, "profile": text, "role": "r"} for n, text in texts.items()]
     found = rank(people, "--blind", "name")
@@ -123,8 +115,6 @@ def test_blind_takes_the_names_out(rank, capsys):
 
 
 def test_what_is_printed(rank, tmp_path, capsys):
-    """A reason per candidate is in file and table; with columns to audit by the last line is the
-    audit's command."""
     more = {"role": "Role: r\nMust have: bread, soup", "sex": "F", "race_ethnicity": "A"}
     found = rank([{"id": i, "profile": f"Baked {'bread ' * i}"} | more for i in range(3)])
     printed = capsys.readouterr().out.strip().splitlines()
@@ -136,8 +126,7 @@ def test_what_is_printed(rank, tmp_path, capsys):
 
 
 def test_role_from_text_file_and_row(tmp_path):
-    """A title, the lines of a role, a file of them, the whole prompt: one template, the one of
-    data/README.md."""
+    """A title, the lines of a role, a file of them, the whole prompt: one template."""
     text, ask = "Role: chef\nMust have: soups", "Which candidate fits this role?\n"
     (tmp_path / "role.txt").write_text("\ufeff" + text + "\n", encoding="utf-8")
     bundled = next(files.read_jsonl(REPO / "data/candidates.jsonl"))["prompt"][0]["content"]
@@ -145,9 +134,6 @@ def test_role_from_text_file_and_row(tmp_path):
     roles |= {"chef": f"{ask}Role: chef", bundled.removeprefix(ask): bundled}
     for role, wanted in roles.items():
         assert evaluate.role_prompt(role) == [{"role": "user", "content": wanted}]
-
-
-# ---- bad input ----
 
 
 WHOLE = '{"id": 1, "profile": "x", "role": "r"}\n'
@@ -185,8 +171,6 @@ def test_bad_candidates_are_named(tmp_path, text, flags, message):
 
 
 def test_a_cut_profile_is_named(tmp_path, capsys):
-    """A reward model trained on 100 tokens reads the first of a long profile only: said with its
-    id, and in a column."""
     rm = Path(tiny.tiny_reward_model("llama", tmp_path))
     (rm / "args.json").write_text(json.dumps({"args": {"max_length": 100}, "sha256": {}}))
     people = [{"id": "long", "profile": "python " * 90}, {"id": "short", "profile": "x"}]
