@@ -102,7 +102,8 @@ def test_prompt_and_answer_are_encoded_apart(tokenizer):
 @pytest.mark.parametrize("template", ["{{ bos_token }}" + TEMPLATE, None])
 @pytest.mark.parametrize("max_length", [math.inf, 12])
 def test_exactly_one_bos(template, max_length):
-    """Template and post-processor each write one; Qwen's knows one and writes none."""
+    """Template and post-processor each write one; Qwen's knows one and writes none. An EOS that is
+    appended (T5's) would end the dialogue before the answer, and goes; a user's own stays."""
     tokenizer = tiny_tokenizer(bos="<s>", template=template and TEMPLATE)
     for prompt in ("Assess", USER):
         assert tokenizer.bos_token_id not in common.encode_prompt(tokenizer, prompt)
@@ -113,10 +114,6 @@ def test_exactly_one_bos(template, max_length):
         for ids in (common.encode_prompt(tokenizer, prompt, max_length), sum(pair, [])):
             assert ids.count(tokenizer.bos_token_id) == 1 and ids[0] == tokenizer.bos_token_id
             assert len(ids) <= max_length
-
-
-def test_a_closed_prompt_is_opened_again():
-    """A post-processor that appends EOS (T5's) would end the dialogue before the answer."""
     tokenizer = tiny_tokenizer(bos="<s>", add_bos=True, add_eos=True)
     plain = tokenizer.encode("Assess", add_special_tokens=False)
     bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
@@ -164,18 +161,18 @@ def test_each_answer_ends_in_exactly_one_end_id():
         assert common.encode_pair(tokenizer, "Assess", "<|end|>")[1] == [tokenizer.eos_token_id]
 
 
-def test_end_ids_are_a_union(tmp_path):
+def test_end_ids(tmp_path):
+    """Of tokenizer and template, a list in the config, an int in the generation config. Without an EOS
+    the template's end takes its place; without a template either, the folder is refused."""
     tokenizer = tiny_tokenizer(template=CHATML)
     im_end, eos = tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|end|>"])
     assert common.end_ids(tokenizer) == sorted([im_end, eos])
     model = common.load_policy(tiny_model("llama", tmp_path, tokenizer))
-    model.config.eos_token_id, model.generation_config.eos_token_id = [eos, 77], 42
-    assert common.end_ids(tokenizer, model) == sorted([im_end, eos, 77, 42])
-    model.config.eos_token_id, model.generation_config.eos_token_id = None, None
-    assert common.end_ids(tokenizer, model) == sorted([im_end, eos])
-
-
-def test_end_token_comes_from_the_template_where_eos_is_missing(tmp_path):
+    for of_config, of_generation in (([eos, 77], 42), (None, None)):
+        model.config.eos_token_id = of_config
+        model.generation_config.eos_token_id = of_generation
+        more = [77, 42] if of_config else []
+        assert common.end_ids(tokenizer, model) == sorted([im_end, eos, *more])
     for options in ({}, {"bos": "<s>"}, {"template": CHATML}):  # here <|im_end|> has the smaller id
         own = tiny_tokenizer(**options)
         first = own.eos_token_id if own.bos_token_id is None else own.bos_token_id

@@ -215,21 +215,33 @@ def leaves(value):
             yield from leaves(item)
 
 
-def test_every_number_says_how_it_was_made(written):
-    """Best of 4 stands at its bound, log 4 − ¾ = .6363."""
+def test_every_number_says_how_it_was_made(written, world):
+    """Best of 4 stands at its bound, log 4 − ¾ = .6363; a run is marked at step 2; equal KL is where
+    DPO ends, √(.25 · 2²) = 1 at most."""
     report, found = written.report, list(leaves(written.report))
     for each in found:
         assert each["n"] >= 0 and (each["value"] is None or each["method"])
         assert each.get("low") is not None or each["reason"]
     base, *_, dpo, best = report["models"]
     assert len(found) > 50 and base["kl"]["value"] == 0 and dpo["kl"]["n"] == 24
-    assert best["kl"]["value"] == pytest.approx(math.log(4) - 3 / 4, abs=1e-6)
+    bound = math.log(4) - 3 / 4
+    assert best["kl"]["value"] == pytest.approx(bound, abs=1e-6)
     assert [point["n"] for point in report["best_of_n"]] == [1, 2, 4]
     assert best["proxy"]["value"] == report["best_of_n"][-1]["proxy"]["value"]
     assert report["setup"]["n_prompts"] == 12 and len(report["setup"]["sha256"]) == 7
     assert len(report["comparisons"]) == 2 * 10
     measured = {row["metric"] for row in report["tasks"]}
     assert measured == {"gold", "decision", "skill recall", "skill precision"}
+    marks = {run["model"]: run["overoptimised"] for run in report["frontier"]}
+    assert marks[world["over"]]["step"] == 2 and not marks[world["ppo"]]
+    assert [row["calls"] for row in report["efficiency"]["table"]] == [40, 24, None]
+    assert report["equal_kl"]["sqrt_kl"] == pytest.approx(min(1.0, math.sqrt(bound)), abs=1e-5)
+    rows = [row for row in files.read_jsonl(world["prompts"]) if row["split"] == "test"]
+    assert [row["id"] for row in report["samples"]] == [row["id"] for row in rows]  # all twelve
+    models = {"a": answers_of(response=[["x"]] * 40, gold=[[1.0]] * 40)}
+    prompts = [{"prompt": f"p{i}"} for i in range(40)]
+    drawn = [int(row["id"]) for row in evaluate.side_by_side(models, prompts, "gold", seed=3)]
+    assert drawn == sorted(random.Random(3).sample(range(40), 12))
 
 
 def test_numbers_are_those_of_the_samples(written, world):
@@ -275,22 +287,6 @@ def test_kl_is_that_of_the_sampled_answers(written, world):
     row = written.report["models"][2]
     means = [row[key]["value"] for key in ("kl", "kl_k3", "entropy")]
     assert means == pytest.approx(np.mean(found, 0), rel=1e-4) and len(found) == 24
-
-
-def test_curves_and_samples_of_the_command(written, world):
-    """Marked at step 2; equal KL is where DPO ends, √(.25 · 2²) = 1 at most."""
-    report = written.report
-    marks = {run["model"]: run["overoptimised"] for run in report["frontier"]}
-    assert marks[world["over"]]["step"] == 2 and not marks[world["ppo"]]
-    assert [row["calls"] for row in report["efficiency"]["table"]] == [40, 24, None]
-    best = math.sqrt(math.log(4) - 3 / 4)
-    assert report["equal_kl"]["sqrt_kl"] == pytest.approx(min(1.0, best), abs=1e-5)
-    rows = [row for row in files.read_jsonl(world["prompts"]) if row["split"] == "test"]
-    assert [row["id"] for row in report["samples"]] == [row["id"] for row in rows]  # all twelve
-    models = {"a": answers_of(response=[["x"]] * 40, gold=[[1.0]] * 40)}
-    prompts = [{"prompt": f"p{i}"} for i in range(40)]
-    drawn = [int(row["id"]) for row in evaluate.side_by_side(models, prompts, "gold", seed=3)]
-    assert drawn == sorted(random.Random(3).sample(range(40), 12))
 
 
 def test_the_page_is_a_function_of_the_json(written, tmp_path, capsys):

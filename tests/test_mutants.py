@@ -1,6 +1,4 @@
-"""What a user's file can hold that no row of ours holds: files with a line cut, swapped or of another
-type are read, or refused in one line that names them, and never end in a traceback. The same of CSV
-in test_fairness_audit.py."""
+"""A broken file is read, or refused in one line that names it (CSV: test_fairness_audit.py)."""
 
 import json
 import random
@@ -24,7 +22,8 @@ PROMPTS = [
     {"prompt": [{"role": "user", "content": "Hi."}], "split": "test", "task": "assess"},
 ]
 PAIR = {"prompt": "p", "chosen": "a b", "rejected": "c", "task": "t", "strength": 2, "tie": False}
-PEOPLE = [{"id": i, "name": "Ann Li", "profile": f"Ann Li, {i} years.", "role": "chef", "note": None} for i in range(4)]  # fmt: skip
+ANN = {"name": "Ann Li", "profile": "Ann Li, 2 years.", "role": "chef", "note": None}
+PEOPLE = [{"id": i} | ANN for i in range(4)]
 ITEM = {"id": "i", "task": "t", "prompt": "p", "a": "x y", "b": "z", "a_model": "m", "b_model": "n"}
 ITEMS = [ITEM | {"id": f"i{k}", "gold": None if k else "a"} for k in range(3)]
 VOTE = {
@@ -43,8 +42,7 @@ LOG += [{"step": 1, "loss": 0.1, "episodes": 8, "length/mean": 3.5, "time_s": 1.
 
 
 def mutant(rows, rng):
-    """The bytes of a JSONL file with one thing wrong: a value, a key gone or renamed, the end cut
-    off, bytes that are no text."""
+    """JSONL with one thing wrong: a value, a key gone or renamed, the end cut off, other bytes."""
     rows, how = json.loads(json.dumps(rows)), rng.randrange(5)
     row = rng.choice(rows)
     key = rng.choice(list(row))

@@ -1,10 +1,6 @@
-"""The "break it" gallery: one line of a stage is broken, and a named check must turn red.
-
-A test that passes proves little until it has been seen to fail. Each entry of docs/gallery.md is a
-patch of one or two lines, applied to a copy of the source that is executed as a module; the check
-it names is a test of this folder or one of the few below. The page is the only list: where a line
-of the code moved or changed, edit the entry's patch there.
-"""
+"""The "break it" gallery: each entry of docs/gallery.md, a patch of one or two lines, is applied to
+a copy of the source, and the test or check that it names must turn red. Where a line of the code
+changed, edit the entry there."""
 
 import contextlib
 import doctest
@@ -44,9 +40,6 @@ SLIPS = ENTRY.findall(PAGE)
 CASES = [(f"{n}-{stage}", stage, patch, check) for n, _, stage, patch, check, _ in SLIPS]
 
 
-# ---- the checks that no other file here has in this form ----
-
-
 def check_shared_prompt(tokenizer, tmp_path):
     """Both answers after one prompt, in one row and in two rows; a Mistral with window 8."""
     model = common.load_policy(tiny_model("mistral", tmp_path, sliding_window=8), trainable=False)
@@ -57,7 +50,6 @@ def check_shared_prompt(tokenizer, tmp_path):
 
 
 def check_docstring_examples(stage):
-    """The examples worked by hand in the stage's docstrings say what they say."""
     result = doctest.testmod(stage)
     assert result.attempted > 0 and result.failed == 0, f"{result.failed} examples differ"
 
@@ -82,8 +74,7 @@ def first_gradient(stage, folder, flags):
 
 
 def check_micro_batches(stage, llama_folder, reward_folder, tmp_path):
-    """The gradient of 6 uneven rows is the same in one forward and row by row: divided by the
-    count of the whole step."""
+    """The gradient of 6 uneven rows is the same in one forward and row by row."""
     file = write_rows(tmp_path / "rows.jsonl", pair_rows(6))
     flags = {
         "dpo": f"--pairs {file} --model {llama_folder} --nll-coef 1 --max-new-tokens 2",
@@ -97,17 +88,13 @@ def check_micro_batches(stage, llama_folder, reward_folder, tmp_path):
 
 
 def check_preflight(llama_folder, tmp_path):
-    """A run from the reference itself starts at log 2; the stage insists on it before the first
-    update."""
+    """A run from the reference itself starts at log 2; the stage insists on it."""
     file = write_rows(tmp_path / "rows.jsonl", pair_rows(6))
     flags = ["--pairs", file, "--model", llama_folder, "--max-new-tokens", "2"]
     try:
         first_gradient(dpo, tmp_path / "out", flags)
     except files.UserError as error:
         raise AssertionError(f"preflight: {error}") from error
-
-
-# ---- the machine ----
 
 
 @pytest.fixture(scope="session")
@@ -126,8 +113,7 @@ def fixtures(tokenizer, llama_folder, reward_folder, folders, reward_folders, tm
 
 
 def load_modules(monkeypatch, broken_one=None, patch=None):
-    """{name: fresh copy} of the modules, one of them with a slip made; they import each other's
-    copies."""
+    """{name: fresh copy} of the modules, one with a slip made; they import each other's copies."""
     copies = {}
     for path in MODULES:
         name, short = path.replace("/", "."), path.rpartition("/")[2]
@@ -182,8 +168,7 @@ RED = (AssertionError, pytest.fail.Exception)  # a crash is no verdict: the chec
 def test_slip_turns_its_check_red(
     entry, stage, patch, check, fixtures, tmp_path, monkeypatch, capsys
 ):
-    """The slip on the page, made on purpose: its check must see it. If this fails, a bug of that
-    kind would go in unseen."""
+    """If this fails, a bug of that kind would go in unseen."""
     copies = load_modules(monkeypatch, stage, patch)
     with pytest.raises(RED):
         run_check(check, stage, copies, fixtures, tmp_path, monkeypatch)
@@ -195,30 +180,22 @@ CHECKS = sorted({(c[3], c[1] if c[3].endswith(OF_A_STAGE) else "") for c in CASE
 
 @pytest.mark.parametrize("check, stage", CHECKS)
 def test_check_is_green_on_the_code_as_it_is(check, stage, fixtures, tmp_path, monkeypatch, capsys):
-    """A check that is always red would pass the gallery as well. On unbroken copies every one of
-    them is green."""
+    """A check that is always red would pass the gallery as well."""
     run_check(check, stage, load_modules(monkeypatch), fixtures, tmp_path, monkeypatch)
 
 
 def test_preflight_cannot_see_swapped_sides(fixtures, tmp_path, monkeypatch, capsys):
-    """What the gallery teaches beside the slips: the loss of swapped sides still starts at log 2,
-    so a green preflight is no proof. The toy world sees it (above)."""
+    """Swapped sides still start at log 2, so a green preflight is no proof. The toy world sees
+    it."""
     patch = next(patch for _, _, patch, _ in CASES if "+z = rejected_rewards - chosen" in patch)
     copies = load_modules(monkeypatch, "dpo", patch)
     run_check("test_mutations.check_preflight", "dpo", copies, fixtures, tmp_path, monkeypatch)
 
 
-# ---- the page ----
-
-
-def test_the_page_is_whole():
-    """Each entry is read and numbered, and each answer gives a reason. (Links: test_docs.py.)"""
+def test_the_page_is_whole(monkeypatch):
+    """Each entry is read, numbered and gives a reason; one whose patch no longer applies fails."""
     assert [int(entry[0]) for entry in SLIPS] == list(range(1, PAGE.count("```diff") + 1))
     assert f"{len(SLIPS)} slips" in PAGE
     assert all(len(why.split()) >= 8 for *_, why in SLIPS)
-
-
-def test_an_entry_that_lost_its_line_fails(monkeypatch):
-    """A gallery whose patches silently no longer apply protects nothing."""
     with pytest.raises(AssertionError, match="correct the entry: nobody wrote this"):
         load_modules(monkeypatch, "dpo", "-nobody wrote this\n+pass\n")

@@ -10,6 +10,7 @@ import pytest
 import evaluate
 import tiny
 from evaluate import at_equal_kl, efficiency, equal_kl, overoptimised, spending, task_metrics
+from parts.stats import number
 
 NAN = math.nan
 
@@ -41,16 +42,12 @@ def test_overoptimised_by_hand(gold, proxy, at):
     assert overoptimised(gold, proxy) == at
 
 
-def number_of(value):
-    return {"value": value, "low": None, "high": None, "n": 9}
-
-
 def test_equal_kl_in_the_report():
     """Gains are over each curve's own start: a's .2 at √KL 1 stands .2 above the baseline."""
     kl = {n: math.log(n) - (n - 1) / n for n in (1, 2, 16)}
     models = [("base", 0.5, 0), ("a", 0.71, 1.1), ("b", 0.9, 4.1), ("c", 0.7, 4.0), ("best of 16", 0.6, kl[16])]  # fmt: skip
-    models = [{"name": n, "gold": number_of(g), "kl": number_of(k)} for n, g, k in models]
-    best = [{"kl": number_of(x), "gold": number_of(0.48 + 0.1 * x)} for x in kl.values()]
+    models = [{"name": n, "gold": number(g, 9), "kl": number(k, 9)} for n, g, k in models]
+    best = [{"kl": number(x, 9), "gold": number(0.48 + 0.1 * x, 9)} for x in kl.values()]
     curves = []
     for name, points in (("a", [(0, 0.3), (1, 0.5)]), ("b", [(0, 0.3), (4, 0.7)])):
         points = [{"step": i, "kl": k, "gold": g} for i, (k, g) in enumerate(points)]
@@ -70,7 +67,7 @@ def test_equal_kl_in_the_report():
 def test_a_run_on_another_reward_has_no_proxy_curve():
     """A line from its val/score to the end point would join two scores."""
     points = [{"kl": i, "gold": 0.5, "proxy": i} for i in range(3)]
-    names, one = ("base", "runs/one", "runs/two"), number_of(1.0)
+    names, one = ("base", "runs/one", "runs/two"), number(1.0, 9)
     report = {
         "models": [{"name": n, "kl": one, "gold": one, "proxy": one} for n in names],
         "frontier": [{"model": n, "points": points} for n in names[1:]],
@@ -262,5 +259,5 @@ def test_every_sentence_is_in_the_table_below_it(part, said):
     shown = " | ".join([*cells, *(table["caption"] for table in part["tables"])])
     for line, start in zip(part["sentences"], said.split("\n"), strict=True):
         assert line.startswith(start)
-        for number in re.findall(r"\d[\d.,]*\d|\d", line):
-            assert re.search(rf"(?<![\d.]){re.escape(number)}(?![\d])", shown), (number, line)
+        for digits in re.findall(r"\d[\d.,]*\d|\d", line):
+            assert re.search(rf"(?<![\d.]){re.escape(digits)}(?![\d])", shown), (digits, line)
