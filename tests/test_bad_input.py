@@ -92,19 +92,27 @@ def files_of(folder):
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def refused(stage, world, capsys, *flags, words=()):
-    """Run over a finished run, which must stay; the one line holds the words."""
-    run = world["folder"] / stage.__name__
-    before = files_of(run)
-    argv = argv_of(stage, world, run, "--overwrite", *flags)
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as stop:
-        files.command(lambda: stage.main(argv))
-    said = capsys.readouterr().err
-    assert stop.value.code == 2 and said.startswith("error: ") and said.count("\n") == 1, said
-    assert len(said) < 600 and files_of(run) == before, "the run that lay there was damaged"
-    for word in words:
-        assert word in said, f"{word!r} is not in {said!r}"
+@pytest.fixture
+def run(world):
+    return lambda stage, *given: stage.main(argv_of(stage, world, *given))
+
+
+@pytest.fixture
+def refused(run, world, capsys):
+    """refused(stage, words, *flags): over a finished run, which stays; one line with the words."""
+
+    def check(stage, words, *flags):
+        out = world["folder"] / stage.__name__
+        before = files_of(out)
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as stop:
+            files.command(lambda: run(stage, out, "--overwrite", *flags))
+        said = capsys.readouterr().err
+        assert stop.value.code == 2 and said.startswith("error: ") and said.count("\n") == 1, said
+        assert len(said) < 600 and files_of(out) == before, "the run that lay there was damaged"
+        assert [word for word in words.split(" ~ ") if word not in said] == [], said
+
+    return check
 
 
 # stages, flags ({} for the data's), words of the line, between ~. A flag that would be ignored is
@@ -153,12 +161,11 @@ sft dpo | --prompts {pairs} --gold g.py:short | --gold ~ expected 12 finite numb
 
 
 @pytest.mark.parametrize("stages, flags, words", REFUSED)
-def test_one_line_names_what_is_wrong(stages, flags, words, world, capsys, monkeypatch):
+def test_one_line_names_what_is_wrong(stages, flags, words, world, monkeypatch, refused):
     monkeypatch.chdir(world["folder"])
     for stage in [stage for stage in ALL if stage.__name__ in stages.split()]:
         argv = [flag.format(FLAGS[stage], gold=VOWELS, **world) for flag in flags.split()]
-        said = words.replace("{}", FLAGS[stage]).split(" ~ ")
-        refused(stage, world, capsys, *argv, words=said)
+        refused(stage, words.replace("{}", FLAGS[stage]), *argv)
 
 
 SFT_ROWS = table("""
@@ -173,27 +180,26 @@ SFT_ROWS = table("""
 
 
 @pytest.mark.parametrize("row, words", SFT_ROWS)
-def test_malformed_row(row, words, world, capsys):
+def test_malformed_row(row, words, refused):
     data = write_rows("mine.jsonl", [GOOD, row])
-    words = ["error: --data mine.jsonl:2: ", *words.split(" ~ ")]
-    refused(sft, world, capsys, "--data", data, words=words)
+    refused(sft, f"error: --data mine.jsonl:2: ~ {words}", "--data", data)
 
 
 @every_stage
-def test_longer_than_the_model(stage, world, capsys):
+def test_longer_than_the_model(stage, world, capsys, run, refused):
     """GPT-2 has a table of positions. Rows are cut to it, and prompts so that an answer still fits,
     both aloud; with no room for any prompt the line names both numbers."""
     policy = tiny_model("gpt2", ".", max_position_embeddings=40, n_layer=1)
     if stage is not ppo:
-        assert not stage.main(argv_of(stage, world, "new", "--model", policy))
+        assert not run(stage, "new", "--model", policy)
         said = capsys.readouterr().out
         assert "rows 12, " in said and ("cut 12" if stage is sft else "prompts cut 12") in said
     if stage is not reward_train:
         flags = ("--prompts", world["pairs"], "--model", policy, "--max-new-tokens")
-        assert not stage.main(argv_of(stage, world, "cut", *flags, 8))
+        assert not run(stage, "cut", *flags, 8)
         assert " prompts cut to 32 tokens" in capsys.readouterr().out
-        words = ["--max-new-tokens 40: leaves no room for a prompt in the model's 40 positions"]
-        refused(stage, world, capsys, *flags, 40, words=words)
+        words = "--max-new-tokens 40: leaves no room for a prompt in the model's 40 positions"
+        refused(stage, words, *flags, 40)
 
 
 def copy_of(folder, name, *without):
@@ -203,21 +209,20 @@ def copy_of(folder, name, *without):
     return name
 
 
-def test_a_folder_that_is_no_policy(world, capsys):
+def test_a_folder_that_is_no_policy(world, run, refused):
     """Nor is an adapter's whose base has gone: both names are in the line."""
     base = copy_of(world["policy"], "base")
     flags = ("--model", base, "--lora-rank", 2, "--steps", 1)
-    assert not reward_train.main(argv_of(reward_train, world, "lora", *flags))
+    assert not run(reward_train, "lora", *flags)
     for name in ("lora", "lora/adapter"):
-        words = [f"--model {name}: this is a reward model"]
-        refused(dpo, world, capsys, "--model", name, words=words)
+        refused(dpo, f"--model {name}: this is a reward model", "--model", name)
     shutil.rmtree(base)
-    words = ["--model lora/adapter: cannot be loaded (its base model base: no such folder"]
-    refused(sft, world, capsys, "--model", "lora/adapter", words=words)
+    words = "--model lora/adapter: cannot be loaded (its base model base: no such folder"
+    refused(sft, words, "--model", "lora/adapter")
 
 
 @each_stage
-def test_a_tokenizer_that_does_not_fit(stage, world, capsys):
+def test_a_tokenizer_that_does_not_fit(stage, world, run, refused):
     """A token beyond the embedding, a template that allows no system turn: the row is named. A
     surplus that is never used (Qwen2's class adds one) passes."""
     more = common.load_tokenizer(world["policy"])
@@ -227,37 +232,36 @@ def test_a_tokenizer_that_does_not_fit(stage, world, capsys):
     new = {**GOOD, "chosen": [{"role": "assistant", "content": "The <|new|> one."}]}
     system = {**GOOD, "prompt": [{"role": "system", "content": "Be kind."}, *GOOD["prompt"]]}
     for name, tokenizer, row, words in (
-        ("more", more, new, ["the token '<|new|>' (id 300)", "300 rows", "resize"]),
-        ("strict", strict, system, ["the chat template refuses ['system', 'user'", "no system"]),
+        ("more", more, new, "the token '<|new|>' (id 300) ~ 300 rows ~ resize"),
+        ("strict", strict, system, "the chat template refuses ['system', 'user' ~ no system"),
     ):
         copy_of(world["policy"], name, "token*", "*.jinja", "generation*")
         tokenizer.save_pretrained(name)
         flags = ("--model", name, FLAGS[stage], write_rows("mine.jsonl", [GOOD, row]))
-        words = [f"{FLAGS[stage]} mine.jsonl:2: ", *words]
-        refused(stage, world, capsys, *flags, words=words)
-    assert not stage.main(argv_of(stage, world, "new", "--model", "more"))
+        refused(stage, f"{FLAGS[stage]} mine.jsonl:2: ~ {words}", *flags)
+    assert not run(stage, "new", "--model", "more")
 
 
 @pytest.mark.parametrize("lora", [0, 2])
 @every_stage
-def test_nan_in_the_weights(stage, lora, world, capsys):
+def test_nan_in_the_weights(stage, lora, world, refused):
     """One NaN weight is refused before the first step, by an identity of the preflight."""
     file = Path(copy_of(world["policy"], "broken")) / "model.safetensors"
     weights = load_file(file)
     weights["model.layers.0.mlp.down_proj.weight"][0, 0] = math.nan
     save_file(weights, file, metadata={"format": "pt"})
-    words = ["--model broken: ", " is nan, expected ", "broken weights"]
-    refused(stage, world, capsys, "--model", "broken", "--lora-rank", lora, words=words)
+    words = "--model broken: ~ is nan, expected ~ broken weights"
+    refused(stage, words, "--model", "broken", "--lora-rank", lora)
 
 
 @every_stage
-def test_nan_while_training(stage, world):
+def test_nan_while_training(stage, run):
     """A rate of 1e30 breaks the weights in the first step. The second stops before its update, and
     names the rows; nothing is saved of the broken weights."""
     flags = "--lr 1e30 --schedule constant --warmup 0 --steps 9 --eval-every 0".split()
     rows = r"rows \[.*\] of step " if stage is ppo else "rows .*pairs.jsonl:"
     with pytest.raises(files.UserError, match=f"^loss .*not finite; {rows}.*Lower --lr"):
-        stage.main(argv_of(stage, world, "new", *flags))
+        run(stage, "new", *flags)
     weights = load_file("new/model.safetensors")
     assert all(torch.isfinite(w).all() for w in weights.values())
     assert [*Path("new/checkpoint").iterdir()] == []
@@ -320,17 +324,17 @@ def test_a_flag_outside_its_range(stage):
             ppo.main(["--prompts", "two.jsonl"])
 
 
-def test_a_good_gold_function_and_an_empty_prompt(world):
+def test_a_good_gold_function_and_an_empty_prompt(world, run):
     """A dataclass in the user's file looks its module up by name."""
     gold = f"{world['folder'] / 'g.py'}:good"
     flags = ("--prompts", write_rows("empty.jsonl", [{"prompt": ""}]), "--gold", gold)
     for stage in (sft, dpo):
-        assert not stage.main(argv_of(stage, world, stage.__name__, *flags))
+        assert not run(stage, stage.__name__, *flags)
         assert '"val/gold": 1.0' in Path(stage.__name__, "metrics.jsonl").read_text()
 
 
 @every_stage
-def test_the_run_of_a_stage_is_guarded(stage, world, capsys):
+def test_the_run_of_a_stage_is_guarded(stage, world, run, refused):
     """Each input is one that --resume compares and that --out may not hold; a run of another stage
     is named."""
     data, model = shutil.copy(world["pairs"], "own.jsonl"), copy_of(world["policy"], "own")
@@ -338,16 +342,15 @@ def test_the_run_of_a_stage_is_guarded(stage, world, capsys):
     if stage in (dpo, ppo):
         inputs |= {"--prompts": data, "--reward-model": copy_of(world["reward"], "rm")}
     flags = [*(each for pair in inputs.items() for each in pair), "--steps", 1]
-    assert not stage.main(argv_of(stage, world, "run", *flags))
+    assert not run(stage, "run", *flags)
     inputs = sorted({*inputs.values()})
     for path in inputs:
         out = path if Path(path).is_dir() else "."
-        words = [f"--out {out}: it contains the input"]
-        refused(stage, world, capsys, "--out", out, *flags, words=words)
+        refused(stage, f"--out {out}: it contains the input", "--out", out, *flags)
         file = Path(path) / "config.json" if Path(path).is_dir() else Path(path)
         file.write_text(file.read_text() + "\n")
     other = ALL[ALL.index(stage) - 1]
     with pytest.raises(files.UserError, match=".*".join(f"{path} has changed" for path in inputs)):
-        stage.main(argv_of(stage, world, "run", *flags, "--resume"))
+        run(stage, "run", *flags, "--resume")
     with pytest.raises(files.UserError, match=f"made by {stage.__name__}.py"):
-        other.main(argv_of(other, world, world["folder"] / stage.__name__, "--resume"))
+        run(other, world["folder"] / stage.__name__, "--resume")

@@ -88,40 +88,33 @@ def test_first_sentences(wins, losses, there, missing):
     assert all(words in text for words in there) and missing not in text, text
 
 
-def rate_of(*groups):
-    """Of (items, choice, names) groups: each of the names votes so on each of the items."""
-    events, items = [], 0
-    for count, choose, names in groups:
-        for n in range(items, items + count):
-            said = [(choose(n - items, k), who) for k, who in enumerate(names)]
-            events += [event(n, choice, who) for choice, who in said if choice]
-        items += count
-    return report_of(events, key_of([False] * items))["comparison"]
-
-
-FOUR = ("ann", "ben", "cleo", "dan")
+def rate_of(items):
+    """The comparison; an item is a letter for each person, "." for one who did not vote on it."""
+    said = [
+        (n, choice, f"rater{k}") for n, item in enumerate(items) for k, choice in enumerate(item)
+    ]
+    events = [event(*vote) for vote in said if vote[1] != "."]
+    return report_of(events, key_of([False] * len(items)))["comparison"]
 
 
 def test_votes_are_no_items():
     """Twelve people who vote alike on ten items: n stays 10, and 7 of 10 is not 84 of 120. Items
     count alike however many were asked."""
-    twelve = [f"rater{k}" for k in range(12)]
-    many = rate_of((7, lambda n, k: "a", twelve), (3, lambda n, k: "b", twelve))
+    many = rate_of(["a" * 12] * 7 + ["b" * 12] * 3)
     assert many["win_rate"]["n"] == 10 and many["verdict"] == "inconclusive"
     assert many["win_rate"]["low"] <= wilson(7, 10)[0] + 1e-6
     assert many["p"] == pytest.approx(0.34375)
-    lone = lambda n, k: "b" if k == n % 4 else None  # noqa: E731
-    most = rate_of((20, lambda n, k: "a", FOUR), (20, lone, FOUR))["win_rate"]
+    most = rate_of(["aaaa"] * 20 + ["b...", ".b..", "..b.", "...b"] * 5)["win_rate"]
     assert most["value"] == 0.5 and most["low"] > 0.25 and most["high"] < 0.75  # over votes .8
 
 
 def test_people_differ_too():
     """Half like A everywhere, half B: another four might say anything. Unanimous votes have an
     interval, too: a bootstrap of equal values would be a point."""
-    split = rate_of((100, lambda n, k: "ab"[k % 2], FOUR))["win_rate"]
+    split = rate_of(["abab"] * 100)["win_rate"]
     assert split["value"] == 0.5 and split["low"] < 0.1 and split["high"] > 0.9
     assert "annotators" in split["method"]
-    alike = rate_of((8, lambda n, k: "a", FOUR[:2]))["win_rate"]
+    alike = rate_of(["aa"] * 8)["win_rate"]
     assert (alike["value"], alike["high"]) == (1.0, 1.0)
     assert alike["low"] == pytest.approx(wilson(8, 8)[0], abs=1e-6)
 
@@ -140,35 +133,31 @@ def test_length_is_told_apart():
 
 
 def test_the_order_of_the_log_decides_nothing():
-    events = [event(n, random.Random(n).choice("ab"), who) for n in range(30) for who in FOUR[:2]]
+    events = [
+        event(n, random.Random(n).choice("ab"), who) for n in range(30) for who in ("ann", "ben")
+    ]
     key = key_of([False] * 30)
     assert report_of(events, key) == report_of(events[::-1], key)
 
 
 @pytest.fixture(scope="module")
 def voted(tmp_path_factory):
-    """12 prompts with two gold pairs; ann likes A wherever it stands, ben the left side."""
+    """Answers of two models to 12 prompts; ann likes A wherever it stands, ben the left side."""
     home = tmp_path_factory.mktemp("human")
     folder, models = home / "ab", [tiny_model("llama", home, seed=seed) for seed in (0, 1)]
-    rows = [{"prompt": row["prompt"]} for row in pair_rows(12)]
-    gold = [
-        {"id": f"g{i}", "prompt": r["prompt"], "a": r["chosen"], "b": r["rejected"], "gold": "a"}
-        for i, r in enumerate(pair_rows(2, seed=9))
-    ]
+    prompts = write_rows(home / "p.jsonl", [{"prompt": row["prompt"]} for row in pair_rows(12)])
     argv = f"draw --model {models[0]} --model-b {models[1]} --max-new-tokens 8 --device cpu"
-    argv += f" --prompts {write_rows(home / 'prompts.jsonl', rows)} --out {folder}"
-    annotate.main(f"{argv} --gold-items {write_rows(home / 'gold.jsonl', gold)}".split())
+    annotate.main(f"{argv} --prompts {prompts} --out {folder}".split())
     items = votes.load_items(folder / "items.jsonl")
-    a = {x["a"][0]["content"] for x in items.values() if x.get("a_model") == models[0]}
+    a = {x["a"][0]["content"] for x in items.values() if x["a_model"] == models[0]}
 
     def ann(rater):
-        left = rater.state["item"]["left"]
-        if rater.state["done"] == 3:
-            return "tie"
-        return "left" if left in a or "hold" in left else "right"
+        left = rater.state["item"]["left"] in a
+        return "tie" if rater.state["done"] == 3 else ("right", "left")[left]
 
-    args = annotate.parse_args(["--out", str(folder), "--overlap=2", "--repeat=0.2"])
-    app = annotate.make_app(args, items)
+    app = annotate.make_app(
+        annotate.parse_args(["--out", str(folder), "--overlap=2", "--repeat=0.2"]), items
+    )
     Rater(app, "ann").vote_all(ann)
     Rater(app, "ben").vote_all(lambda rater: "left")
     os.close(app.desk.folder)
