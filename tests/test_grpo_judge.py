@@ -102,14 +102,19 @@ def texts(tmp_path_factory):
     return paths
 
 
-def run(model, data, out, server, *flags, code=(None, 0)):
-    """(rows of metrics.jsonl, rows of rollouts.jsonl) of a run: 16 answers of one token a step."""
-    argv = f"--model {model} --data {data} --out {out} --judge-base-url {server.url}"
-    argv += """ --judge-model rule --judge-concurrency 8 --group-size 4 --groups-per-batch 4 --steps 4
-        --max-new-tokens 1 --lr 3e-3 --schedule constant --patience 0 --eval-every 2 --save-every 1
-        --restore last"""
-    assert grpo_rubric.main([*argv.split(), *map(str, flags)]) in code
-    return read(out / "metrics.jsonl"), read(out / "rollouts.jsonl")
+@pytest.fixture
+def train(uniform, texts, tmp_path):
+    """train(server, *flags): (rows of metrics.jsonl, rows of rollouts.jsonl) of a run."""
+
+    def run(server, *flags, data="text", out="run", code=(None, 0)):
+        argv = f"--model {uniform} --data {texts.get(data, data)} --judge-base-url {server.url}"
+        argv += f""" --judge-model rule --judge-concurrency 8 --group-size 4 --groups-per-batch 4
+            --steps 4 --max-new-tokens 1 --lr 3e-3 --schedule constant --patience 0 --eval-every 2
+            --save-every 1 --restore last --out {tmp_path / out}"""
+        assert grpo_rubric.main([*argv.split(), *map(str, flags)]) in code
+        return [read(tmp_path / out / name) for name in ("metrics.jsonl", "rollouts.jsonl")]
+
+    return run
 
 
 def of_step(kept, row):
@@ -130,11 +135,11 @@ def assert_honest(kept, rule=vowel):
         assert row["reward"] is not None or row["judge"]["error"]
 
 
-def test_verdicts_reach_the_log(uniform, texts, tmp_path):
+def test_verdicts_reach_the_log(train):
     """Each answer's reward, reason and flags, calls and tokens; at every evaluation the six
     canaries, of which all that hold a vowel fool this rule."""
     with Rule(vowel) as server:
-        rows, kept = run(uniform, texts["text"], tmp_path / "run", server)
+        rows, kept = train(server)
     assert_honest(kept)
     asked = [r for r in kept if r["criteria"][0]["reason"]]
     assert len(asked) > 40 and {r["criteria"][0]["reason"] for r in asked} == {"by rule"}
@@ -155,7 +160,7 @@ def test_verdicts_reach_the_log(uniform, texts, tmp_path):
     assert len(server.asked) == len(server.paid)
 
 
-def test_mixed_rows_and_the_metrics_page(uniform, texts, tmp_path):
+def test_mixed_rows_and_the_metrics_page(train, tmp_path):
     """No text of a check, name, id or argument, is in any request; validation is by the checks,
     which no judge sets. Every key of the log has a row in docs/metrics.md and every row a key;
     names that the user's file gives stand there as <part>, <id or name>."""
@@ -165,7 +170,7 @@ def test_mixed_rows_and_the_metrics_page(uniform, texts, tmp_path):
     gold.write_text("def f(prompts, answers, rows):\n    return [0.5] * len(answers)\n")
     with Rule(vowel) as server:
         flags = ("--gold", f"{gold}:f", "--overlong", "penalty", "--beta", 0.01, "--steps", 2)
-        rows, kept = run(uniform, texts["mixed"], tmp_path / "run", server, *flags)
+        rows, kept = train(server, *flags, data="mixed")
     assert len(server.requests) > 10
     assert not re.search(r"regex|aeiou|gold|check|pattern", str(server.requests), re.I)
     for row in kept:
@@ -187,13 +192,12 @@ def test_mixed_rows_and_the_metrics_page(uniform, texts, tmp_path):
 BROKEN = 500, {}, b"oops"
 
 
-def test_no_reward_is_invented(uniform, texts, tmp_path):
+def test_no_reward_is_invented(train):
     """One question in four never gets a usable reply, the others come back in disorder. A lost
     answer has no reward, an error, and no part in the mean; each other its own verdict."""
     script = lambda asked: BROKEN if asked.key[0] in "0123" else None  # noqa: E731
     with Rule(vowel, script=script, reverse=True) as server:
-        flags = ("--judge-max-retries", 1)
-        rows, kept = run(uniform, texts["text"], tmp_path / "run", server, *flags)
+        rows, kept = train(server, "--judge-max-retries", 1)
     assert_honest(kept)
     lost = 0
     for row in trained(rows):
@@ -209,17 +213,17 @@ def test_no_reward_is_invented(uniform, texts, tmp_path):
     assert 4 < lost < 40
 
 
-def test_a_dead_judge_ends_the_run(uniform, texts, tmp_path, capsys):
+def test_a_dead_judge_ends_the_run(train, tmp_path, capsys):
     """It dies behind step 2. Three steps without a scorable group: exit code 4, "judge_down"; the
     folder has the weights of step 2. --resume says the same and trains no sixth step."""
-    given = uniform, texts["text"], tmp_path / "run"
+    out = tmp_path / "run"
     flags = ("--steps", 9, "--eval-every", 0, "--judge-max-retries", 0, "--max-new-tokens", 4)
     with Rule(vowel) as server:
-        run(*given, server, *flags, "--stop-after", 2)
-        two = state(given[2], 2)["policy"]
+        train(server, *flags, "--stop-after", 2)
+        two = state(out, 2)["policy"]
         server.script = lambda asked: BROKEN
-        rows, kept = run(*given, server, *flags, "--resume", code=(4,))
-        assert run(*given, server, *flags, "--resume", code=(4,)) == (rows, kept)
+        rows, kept = train(server, *flags, "--resume", code=(4,))
+        assert train(server, *flags, "--resume", code=(4,)) == [rows, kept]
     assert capsys.readouterr().out.count("stopped by watch.py after step 5: judge_down") == 2
     log = trained(rows)
     assert [row["step"] for row in log] == [1, 2, 3, 4, 5]
@@ -227,56 +231,54 @@ def test_a_dead_judge_ends_the_run(uniform, texts, tmp_path, capsys):
         assert row["loss"] is None and row["updates"] == 0 and row["judge/failed_frac"] > 0.9
     assert any(row["reward/mean"] is None for row in log)
     assert_honest(kept)
-    saved = AutoModelForCausalLM.from_pretrained(given[2]).state_dict()
-    for weights in (state(given[2], 5)["policy"], saved):
+    saved = AutoModelForCausalLM.from_pretrained(out).state_dict()
+    for weights in (state(out, 5)["policy"], saved):
         assert all(torch.equal(weights[k], x) for k, x in two.items())
-    summary = json.loads((given[2] / "summary.json").read_text())
+    summary = json.loads((out / "summary.json").read_text())
     assert summary["stop_reason"] == "judge_down" and summary["last_step"] == 5
     assert summary["test_after"]["n"] <= 1  # an empty answer at most
 
 
-def test_a_reference_reaches_the_judge_and_never_the_policy(uniform, tmp_path, monkeypatch):
+def test_a_reference_reaches_the_judge_and_never_the_policy(train, tmp_path, monkeypatch):
     row = {"reference": "Kafka is the gap.", "rubrics": [TEXT]}
     data = write_rows(tmp_path / "r.jsonl", [row | {"prompt": f"Ask {i}."} for i in range(8)])
     spy = Spy(monkeypatch, grpo_rubric, "sample")
     with Rule(vowel, vowel_score) as server:
-        flags = ("--reward", "rubric", "--reward", "ruler", "--steps", 1)
-        run(uniform, data, tmp_path / "run", server, *flags)
+        train(server, "--reward", "rubric", "--reward", "ruler", "--steps", 1, data=data)
     assert {a.ruler for a in server.asked} == {True, False}
     assert all("\\nKafka is the gap.\\n</reference-" in json.dumps(r) for r in server.requests)
     given = str([call[2] for call in spy.calls])
     assert given.count("Ask") > 8 and "Kafka" not in given
 
 
-def test_resume_repeats_no_paid_call(uniform, texts, tmp_path, capsys):
+def test_resume_repeats_no_paid_call(train, tmp_path, capsys):
     """A run that dies while grading step 3, resumed, asks only what was never answered, and ends
     with the weights and the rollouts of a run that never died, to the bit."""
     flags = ("--judge-concurrency", 1, "--save-every", 2, "--eval-every", 0)
-    whole, out = tmp_path / "whole", tmp_path / "run"
     with Rule(vowel) as server:
-        run(uniform, texts["text"], whole, server, *flags)
+        train(server, *flags, out="whole")
         once = list(server.paid)
         server.paid.clear()
         server.script = lambda asked: (401, {}, b"") if len(server.paid) == 44 else None
         with pytest.raises(UserError, match="HTTP 401"):
-            run(uniform, texts["text"], out, server, *flags)
-        assert [row["step"] for row in trained(read(out / "metrics.jsonl"))] == [1, 2]
+            train(server, *flags)
+        assert [row["step"] for row in trained(read(tmp_path / "run/metrics.jsonl"))] == [1, 2]
         for worker in threading.enumerate():  # what it still asks is refused, too
             if worker.name.startswith("judge"):
                 worker.join()
         server.script = lambda asked: None
-        run(uniform, texts["text"], out, server, *flags, "--resume")
+        train(server, *flags, "--resume")
     assert "resumed at step 2" in capsys.readouterr().out
     assert sorted(server.paid) == sorted(once) and len({*once}) == len(once) > 44
-    weights = [(folder / "model.safetensors").read_bytes() for folder in (whole, out)]
-    assert weights[0] == weights[1]
-    # where a reply came from, and how long it took, differs
-    paths = whole / "rollouts.jsonl", out / "rollouts.jsonl"
-    logs = [[row | {"judge": None} for row in read(path)] for path in paths]
-    assert logs[0] == logs[1]
+    made = []
+    for out in (tmp_path / "whole", tmp_path / "run"):
+        # where a reply came from, and how long it took, differs
+        log = [row | {"judge": None} for row in read(out / "rollouts.jsonl")]
+        made.append(((out / "model.safetensors").read_bytes(), log))
+    assert made[0] == made[1]
 
 
-def test_no_ruler_score_is_invented(uniform, texts, tmp_path):
+def test_no_ruler_score_is_invented(train):
     """A group whose reply misses a label is void as a whole; all others have the rule's scores."""
 
     def script(asked):
@@ -285,7 +287,7 @@ def test_no_ruler_score_is_invented(uniform, texts, tmp_path):
 
     with Rule(vowel, vowel_score, script) as server:
         flags = ("--reward", "ruler", "--judge-max-retries", 0, "--val-metric", "checks")
-        rows, kept = run(uniform, texts["mixed"], tmp_path / "run", server, *flags)
+        rows, kept = train(server, *flags, data="mixed")
     lost = 0
     for row in trained(rows):
         answers = of_step(kept, row)
@@ -308,7 +310,7 @@ def flawed(answer):
 
 
 @pytest.mark.slow
-def test_hybrid_stops_on_reward_hacking(uniform, tmp_path):
+def test_hybrid_stops_on_reward_hacking(train, tmp_path):
     """At first both rise; then the policy finds the flaw: reward up, vowels down. R2 sees it at two
     evaluations running: exit code 3, and the folder holds the earlier, better weights."""
     rows = [{"prompt": f"Ask {i}.", "rubrics": [TEXT, CHECK]} for i in range(192)]
@@ -320,7 +322,7 @@ def test_hybrid_stops_on_reward_hacking(uniform, tmp_path):
     flags = """--steps 80 --group-size 8 --groups-per-batch 8 --eval-every 4 --lr 2e-3 --restore best
         --reward ruler --val-metric checks --eval-temperature 1""".split()
     with Rule(vowel, flawed) as server:
-        rows, _ = run(uniform, data, out, server, *flags, code=(3,))
+        rows, _ = train(server, *flags, data=data, code=(3,))
     values = {row["step"]: row["val/score"] for row in rows if "val/score" in row}
     best, last = watch.Watcher(rows=rows).best_step(), trained(rows)[-1]["step"]
     # the run ends as soon as R2 is sure: four steps between evaluations show fall and rise
