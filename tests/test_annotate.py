@@ -44,10 +44,10 @@ def item_rows(n, gold=(), **extra):
     return rows
 
 
-def make(folder, rows, *flags, **options):
+def make(folder, rows, flags="", **options):
     """The app of a session in `folder`, without a port; rows: items, or how many."""
     rows = item_rows(rows) if isinstance(rows, int) else rows
-    args = annotate.parse_args(["--out", str(folder), "--repeat", "0", *flags])
+    args = annotate.parse_args(f"--out {folder} --repeat 0 {flags}".split())
     return annotate.make_app(args, {row["id"]: row for row in rows}, **options)
 
 
@@ -155,7 +155,7 @@ def test_alpha_of_krippendorffs_own_table():
 def test_agreement_compares_answers_not_sides(tmp_path):
     """Two people always choose the same answer, on different sides half of the time: 20 of 20; on
     the screen they would agree by chance."""
-    app = make(tmp_path, 20, "--overlap", "2")
+    app = make(tmp_path, 20, "--overlap 2")
     for name in ("ann", "ben"):
         Rater(app, name).vote_all(Rater.better)
     events = log_of(tmp_path)
@@ -199,7 +199,7 @@ def test_sides_are_balanced_at_any_time():
 def test_repeats_come_late_and_swapped(tmp_path, capsys):
     """A quarter of 40 items comes again, each after at least ten others, with sides swapped; none
     is a row of prefs.jsonl, and a repeat that is skipped does not come a third time."""
-    app = make(tmp_path, 40, "--repeat", "0.25", "--overlap", "2")
+    app = make(tmp_path, 40, "--repeat 0.25 --overlap 2")
     rater, skipper, seen = Rater(app), Rater(app, "x"), Counter()
     assert rater.state["all"] == 50
     while skipper.state["item"]:
@@ -240,7 +240,7 @@ def test_gold_cannot_be_told_apart(tmp_path, capsys):
 @pytest.mark.parametrize("overlap, votes_of", [(1, [5, 1, 1]), (2, [5, 5, 1]), (0, [5, 5, 5])])
 def test_overlap(tmp_path, overlap, votes_of):
     """Votes of each item; 0: everybody gets all. Gold goes to everybody, a late vote is kept."""
-    app = make(tmp_path, item_rows(5, gold={3}), "--overlap", str(overlap))
+    app = make(tmp_path, item_rows(5, gold={3}), f"--overlap {overlap}")
     late = Rater(app, "late")
     for k, n in enumerate(votes_of):
         rater = Rater(app, f"ann{k}")
@@ -357,7 +357,7 @@ def test_rows_of_prefs(tmp_path):
     """Two of three prefer the better answer of item 0 (.67); a tie keeps the item's order; both bad
     and skip give no row. Keys and types are those of the bundled pairs."""
     people = [{"in": "prompt", "name": "Asha"}, {"in": "a", "name": "Ben"}]
-    app = make(tmp_path, item_rows(2, candidates=people), "--overlap", "3")
+    app = make(tmp_path, item_rows(2, candidates=people), "--overlap 3")
     answers = {"ann": (Rater.better, "tie"), "ben": (Rater.better, "both_bad")}
     for name, (first, second) in (answers | {"cleo": (Rater.worse, "skip")}).items():
         Rater(app, name).vote_all(lambda r, f=first, s=second: f(r) if r.sees(0) else s)
@@ -379,9 +379,9 @@ def test_rows_of_prefs(tmp_path):
 def test_thumbs(tmp_path):
     """One answer of each item, the same for everyone and when it is repeated; thumb up is its label,
     whichever side of the pair it is. A restart knows the mode."""
-    app = make(tmp_path, 40, "--thumbs", "--overlap", "2", "--repeat", "0.1")
+    app = make(tmp_path, 40, "--thumbs --overlap 2 --repeat 0.1")
     for name in ("ann", "ben"):
-        Rater(app, name).vote_all(lambda r: ("right", "left")[r.better() == "left"])
+        Rater(app, name).vote_all(Rater.better)
     votes = log_of(stopped(app))
     assert len({(vote["item_id"], vote["shown"]["left"]) for vote in votes}) == 40
     assert sum(vote["repeat_of"] is not None for vote in votes) == 8
@@ -545,7 +545,7 @@ def test_blind_on_the_wire(tmp_path):
     """Ids, models and gold say who is better: none of it is in any answer of the server."""
     extra = {"a_model": "checkpoint-alpha", "b_model": "checkpoint-beta", "note": "unblinding"}
     rows = item_rows(60, gold=range(0, 60, 7), **extra)
-    app = make(tmp_path, [row | {"id": f"gold-{row['id']}"} for row in rows], "--repeat", "0.1")
+    app = make(tmp_path, [row | {"id": f"gold-{row['id']}"} for row in rows], "--repeat 0.1")
     rater, seen = Rater(app), []
     while rater.state["item"]:
         seen.append(json.dumps(rater.state))

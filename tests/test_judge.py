@@ -152,28 +152,25 @@ NAMES = {"@YES": rated("Yes", "Yes"), "@NO": rated("No", "No"), "@BOTH": rated("
 
 
 def cases(text):
-    """[(case, what is expected)] of a table; @YES, @NO and @BOTH stand for whole replies."""
+    """[(case, what is expected)] of "case ~ case | what"; @YES, @NO, @BOTH stand for replies."""
     text = re.sub("@[A-Z]+", lambda name: NAMES[name[0]], text.strip())
-    return [line.rsplit(" | ", 1) for line in text.split("\n")]
+    rows = [line.rsplit(" | ", 1) for line in text.split("\n")]
+    return [(case, said) for given, said in rows for case in given.split(" ~ ")]
 
 
 READ = cases("""
-@BOTH | 10
 [{"id": 2, "rating": "No"}, {"id": 1, "rating": "Yes"}] | 10
-Sure! ```json @BOTH ``` Bye { | 10
+@BOTH ~ Sure! ```json @BOTH ``` Bye { ~ @BOTH again @BOTH | 10
 {"ratings": [{"id": 1, "rating": "Yes" or "No"}]} so: @NO | 00
-<think>@YES</think>@NO | 00
-@YES</think>@NO | 00
+<think>@YES</think>@NO ~ @YES</think>@NO | 00
 [{"id": 1, "reason": "a	b", "rating": "Met."}, {"id": "#2.", "rating": "PASSED"}] | 11
 {"result": {"ratings": [{"id": 1, "rating": "1"}, {"id": 2, "rating": true}]}} | 11
-@BOTH again @BOTH | 10
 [{"step": "reads it"}] so @NO | 00
 """)
+READ.append(('{"x": ' + "9" * 6000 + "} " + READ[-1][0], "00"))
 
 
-@pytest.mark.parametrize(
-    "reply, verdicts", [*READ, ('{"x": ' + "9" * 6000 + "} " + READ[3][0], "00")]
-)
+@pytest.mark.parametrize("reply, verdicts", READ)
 def test_replies_are_read_as_they_mean(reply, verdicts):
     found, _ = judge.parse_ratings(reply, [1, 2])
     assert "".join(str(int(met)) for met, _ in found.values()) == verdicts
@@ -184,16 +181,10 @@ def told(status, message="later", **headers):
 
 
 REPLIES = cases("""
-{} | no JSON object
-{"ratings": []} | no JSON object
-{"ratings": "Yes"} | no JSON object
-Yes, Yes | no JSON object
-[1, 2] | no JSON object
-<think>@YES | no JSON object
+{} ~ {"ratings": []} ~ {"ratings": "Yes"} ~ Yes, Yes ~ [1, 2] ~ <think>@YES | no JSON object
 {"ratings": [{"id": 1, "rating": "Yes"}, {"id": 2, "rating": "Yes" | no JSON object
 {"ratings": ["Yes", "No"]} | no JSON object
-@NO The answer claims @YES | contradict
-@NO quoted: [{"id": 1, "rating": "Yes"}] | contradict
+@NO The answer claims @YES ~ @NO quoted: [{"id": 1, "rating": "Yes"}] | contradict
 [{"id": 1, "rating": 1}, {"id": 2, "rating": 1}, {"id": 3, "rating": 1}] | found 1, 2, 3
 [{"id": 1, "rating": 1}] | expected the ids 1, 2, each once; found 1
 [{"id": 1, "rating": 1}, {"id": 1, "rating": 1}, {"id": 2, "rating": 1}] | found 1, 1, 2
@@ -543,10 +534,8 @@ def test_files_that_are_none(content, message, tmp_path):
     assert str(error.value).startswith(f"--data {path}") and "\n" not in str(error.value)
 
 
-MIXED = [
-    {"task_id": "a", "prompt": "Greet.", "rubrics": ["Is kind.", NO_COMMA]},
-    {"task_id": "b", "prompt": "Leave.", "rubrics": [LIMIT]},
-]
+MIXED = [{"task_id": "a", "prompt": "Greet.", "rubrics": ["Is kind.", NO_COMMA]}]
+MIXED += [{"task_id": "b", "prompt": "Leave.", "rubrics": [LIMIT]}]
 ANSWERS = [
     {"task_id": "a", "response": "Hi"},
     {"prompt": "Leave.", "response": judge.talk("?", "Bye!")},
@@ -646,21 +635,17 @@ grade --judge-price 1 | --judge-price: '1' given, expected IN,OUT
 grade --judge-budget 1 | --judge-budget: needs --judge-price
 grade --judge-concurrency 0 | --judge-concurrency
 grade --no-such-flag | --help lists the flags
-grade --out . | --out .
-grade --out . --overwrite | --out .
+grade --out . ~ grade --out . --overwrite | --out .
 grade --judge-base-url nowhere | --judge-base-url nowhere
 grade --data none.json | --data none.json: cannot be read as JSON: [Errno 2] No such file
 audit | r.json, row 1: "ratings" is
 ruler --ruler-rubric none.txt | --ruler-rubric none.txt
 {"task_id": "aa", "response": "x"} | a.jsonl:1: aa names no row of r.json, or several
-{"prompt": "?", "response": "x"} | names no row
 {"prompt": "Twice.", "response": "x"} | or several; give the "task_id" of one
-{"task_id": {"a": 1}, "response": "x"} | names no row
+{"task_id": {"a": 1}, "response": "x"} ~ {"prompt": "?", "response": "x"} | names no row
 {"task_id": "a", "response": 3} | "response"
 {"task_id": "a", "response": [{"role": "user", "content": "x"}]} | must be the assistant's
-{"ratings": {"3": "yes"}} | r.json, row 1: "ratings" is
-{"ratings": {"1": "maybe"}} | r.json, row 1: "ratings" is
-{"ratings": []} | r.json, row 1: "ratings" is
+{"ratings": {"3": "yes"}} ~ {"ratings": {"1": "maybe"}} ~ {"ratings": []} | row 1: "ratings" is
 """)
 
 
