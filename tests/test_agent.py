@@ -1,12 +1,6 @@
 """grpo_agent.py with tiny random models: what was sampled is what is trained, whatever stands
-between two turns.
+between two turns. ECHO, most tests' environment: three turns, paid by the share of vowels."""
 
-The environment of most tests is a dozen lines in a file of its own (ECHO): three turns, paid by the
-share of vowels that the policy says.
-"""
-
-import contextlib
-import io
 import json
 import math
 import re
@@ -19,8 +13,8 @@ import grpo_agent as g
 import judge
 from conftest import REPO
 from parts.files import UserError
-from test_ppo import Spy
-from tiny import CHATML, TEMPLATE, table, tiny_model, tiny_tokenizer
+from test_ppo import Spy, near, read
+from tiny import CHATML, TEMPLATE, cases, tiny_model, tiny_tokenizer, words
 
 ECHO = """
 class Echo:
@@ -74,7 +68,7 @@ def policy(folder):
 
 def arguments(*flags):
     small = "--max-new-tokens 6 --group-size 2 --groups-per-batch 2"
-    return g.parse_args([*small.split(), *map(str, flags)])
+    return g.parse_args(words(small, *flags))
 
 
 def roll(policy, env, seeds, *flags, temperature=1.0, seed=0):
@@ -86,40 +80,29 @@ def roll(policy, env, seeds, *flags, temperature=1.0, seed=0):
 def line(folder, env, out, *flags):
     small = """--device cpu --group-size 2 --groups-per-batch 2 --max-new-tokens 6 --val-episodes 4
     --test-episodes 4 --eval-every 2 --save-every 1 --patience 0 --on-hack warn"""
-    argv = ["--model", folder, "--env", env, "--out", str(out), *small.split()]
-    return [*argv, *map(str, flags)]
+    return words("--model", folder, "--env", env, "--out", out, small, *flags)
 
 
-def logged(out, name="metrics"):
-    return [json.loads(x) for x in (out / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()]
-
-
-WEIGHTS = table("""
+@cases("""
+how | totals
 token | [0.25, 0.16666667, 0.58333333]
 turn | [0.25, 0.25, 0.5]
 trajectory | [0.3, 0.2, 0.5]
 """)
-
-
-# ---- the math ----
-
-
-@pytest.mark.parametrize("how, totals", WEIGHTS)
 def test_weights_of_a_step_sum_to_one(how, totals):
-    """Tokens × weight over all turns, of three, two and seven tokens: 1, with an episode without a
-    turn among them; by turn, each turn of an episode has the same total, by trajectory each
-    episode."""
+    """Of two, three and seven tokens: by turn each turn has the same total, by trajectory each
+    episode; one without a turn is among them."""
     (a, b), none, (c,) = g.token_weights([[3, 2], [], [7]], how)
     assert (3 * a, 2 * b, 7 * c) == pytest.approx(totals) and not list(none)
 
 
 @pytest.mark.parametrize("how", g.TURN_NORMS)
 def test_an_update_is_the_closed_form(how, folder, tmp_path, monkeypatch):
-    """Loss and gradient of a step are Σ weight·ρ·(β·k3 − A) over the tokens of the episodes that
-    have a reward and a mate with one: of three pairs, rewards (1, 0), (none, ½), (½, ½), that is A
-    = ½, −½, 0, 0. In one forward or sample by sample; without β the two of A = 0 need none."""
-    flags = "--env", echo(tmp_path), "--turn-norm", how, "--beta", 0.1, "--history", 1
-    args, model = arguments(*flags), common.load_policy(folder)
+    """Σ weight·ρ·(β·k3 − A) over the episodes that have a reward and a mate with one: rewards (1,
+    0), (none, ½), (½, ½) are A = ½, −½, 0, 0. In one forward or by sample; without β the two of A =
+    0 need none."""
+    flags = f"--turn-norm {how} --beta 0.1 --history 1"
+    args, model = arguments("--env", echo(tmp_path), flags), common.load_policy(folder)
     frozen = tiny_model("llama", tmp_path, seed=1, max_position_embeddings=512)
     reference = common.load_policy(frozen, trainable=False)
     act = g.model_act(args, model, common.load_tokenizer(folder), 1.0, 0)
@@ -151,14 +134,10 @@ def test_an_update_is_the_closed_form(how, folder, tmp_path, monkeypatch):
     assert g.pack(rows, 0, "cpu")["weights"].sum() == pytest.approx(1)
 
 
-# ---- trajectories ----
-
-
 @pytest.mark.parametrize("template", [TEMPLATE, CHATML, FORGETFUL, None])
 def test_log_probs_are_those_of_a_teacher_forced_pass(template, tmp_path):
-    """The kept log-probs equal those of one plain forward over the same tokens, for templates that
-    extend (a sample an episode), one with a newline after the end token, one that rewrites what was
-    said (a sample a turn), and none."""
+    """For templates that extend (a sample an episode), with a newline behind the end token, one
+    that rewrites what was said (a sample a turn), and none."""
     eos = "<|im_end|>" if template == CHATML else "<|end|>"
     tokenizer = tiny_tokenizer(template=template, eos=eos)
     folder = tiny_model("llama", tmp_path, tokenizer=tokenizer, max_position_embeddings=512)
@@ -175,9 +154,8 @@ def test_log_probs_are_those_of_a_teacher_forced_pass(template, tmp_path):
 
 
 def test_only_sampled_tokens_are_trained(policy, tmp_path):
-    """The tokens under the mask decode to the assistant's turns, all others to the template and the
-    environment's words; the whole row is the rendered dialogue. A turn that ended by itself brings
-    its end token, one that was cut gets the template's as context: one end token either way."""
+    """All others decode to the template and the environment's words, the row to the dialogue. A
+    turn that was cut gets the template's end token as context: one end token either way."""
     _, tokenizer = policy
     seen = set()
     for t in (t for seed in range(6) for t in roll(policy, echo(tmp_path), [1, 2], seed=seed)):
@@ -200,8 +178,7 @@ def test_only_sampled_tokens_are_trained(policy, tmp_path):
 
 
 def test_batch_mates_do_not_change_an_episode(policy, tmp_path):
-    """Greedy, six episodes together, in another order, and alone: the same transcripts, also when a
-    mate is gone after a turn (seed 4)."""
+    """Greedy: also when a mate is gone after a turn (seed 4)."""
     env = echo(tmp_path, "if self.seed == 4 and self.n == 1: raise RuntimeError('gone')")
     together, *parts = (
         {t.seed: t.messages for t in roll(policy, env, seeds, temperature=0)}
@@ -225,10 +202,9 @@ def test_history_shows_the_last_exchanges(policy, tmp_path):
 def test_a_cut_turn_is_counted_and_a_full_context_is_as_if_turns_ran_out(
     policy, tmp_path, monkeypatch
 ):
-    """With two tokens a turn hardly one ends by itself: the episode goes on, marked truncated. No
-    room for turn 2 or 3: the environment's run_out is asked, its −.5 is in the reward."""
+    """No room for turn 2 or 3: run_out is asked, its −.5 is in the reward."""
     env = echo(tmp_path)
-    found = roll(policy, env, range(8), "--max-new-tokens", 2)
+    found = roll(policy, env, range(8), "--max-new-tokens 2")
     assert all(t.metrics["turns"] == 3 and max(t.turns()) <= 2 for t in found)
     assert sum(t.truncated for t in found) >= 4
     room = len(found[1].samples[0]["ids"]) - 4
@@ -248,8 +224,7 @@ def test_a_cut_turn_is_counted_and_a_full_context_is_as_if_turns_ran_out(
 
 
 def test_an_environment_that_raises_costs_its_episode_only(policy, tmp_path):
-    """Seeds 1 and 4 raise in their second turn. --max-exceptions is a number of episodes or a share
-    below 1; the message counts them and names file and line of the first."""
+    """--max-exceptions is a number of episodes or a share below 1."""
     fault = "if self.seed % 3 == 1 and self.n == 1: raise RuntimeError('the server is gone')"
     found = roll(policy, echo(tmp_path, fault), range(6))
     assert [bool(t.error) for t in found] == [False, True, False, False, True, False]
@@ -261,8 +236,6 @@ def test_an_environment_that_raises_costs_its_episode_only(policy, tmp_path):
 
 
 def test_the_environment_never_sees_thoughts():
-    """What stands before </think> is neither a move nor a risky question; the transcript keeps
-    it."""
     texts = ["<think>no</think><move>down</move>", "<think><move>left</move></think>Hm."]
     make, found = g.environment(arguments("--env", GAME)), []
     for text in texts:
@@ -271,50 +244,39 @@ def test_the_environment_never_sees_thoughts():
     assert (found[1].metrics["invalid"], found[1].reward) == (1, -1), "a thought of a move is none"
 
 
-RULED = table("""
-good bad same same | [0.9, 0.1, 0.0, 0.0]
-good  good bad | [None, None, 0.9, 0.1]
-lost good good bad | [None, None, 0.9, 0.1]
-""")
-
-
 def test_what_ruler_returns_is_what_is_trained(monkeypatch):
-    """The rewards are RULER's scores, mixed by weight with the environment's; a group that the
-    judge failed or that lost an episode has none, never 0; one of equal episodes has 0."""
+    """A group that the judge failed or that lost an episode has no reward, never 0; equals have
+    0."""
 
     def rule(groups, *rest):
         for group in groups:
             said = [text for (text,) in group]
-            scores = (
-                None if said[0] in ("lost", "same") else [0.9 if x == "good" else 0.1 for x in said]
-            )
-            yield judge.Ruling(scores, identical=said[0] == "same")
+            scores = [0.9 if x == "good" else 0.1 for x in said]
+            lost, same = said[0] == "lost", said[0] == "same"
+            yield judge.Ruling(None if lost or same else scores, identical=same)
 
     def graded(texts, *flags):
-        played = [
-            g.Trajectory(1, i, messages=[text], reward=0.25, error=None if text else "gone")
-            for i, text in enumerate(texts.split(" "))
-        ]
-        return g.grade(arguments("--reward", "ruler", *flags), None, "a standard", played)
+        played = []
+        for i, text in enumerate(texts.split(" ")):
+            error = None if text else "gone"
+            played.append(g.Trajectory(1, i, messages=[text], reward=0.25, error=error))
+        return g.grade(arguments("--reward ruler", *flags), None, "a standard", played)
 
     monkeypatch.setattr(judge, "ruler_groups", rule)
-    for texts, expected in RULED:
-        assert graded(texts)[0] == expected
-    total, parts = graded(RULED[0][0], "--reward", "env:3")
+    assert graded("good bad same same")[0] == [0.9, 0.1, 0, 0]
+    for texts in ("good  good bad", "lost good good bad"):
+        assert graded(texts)[0] == [None, None, 0.9, 0.1]
+    total, parts = graded("good bad same same", "--reward env:3")
     assert total == pytest.approx([0.4125, 0.2125, 0.1875, 0.1875]) and parts["env"] == [0.25] * 4
-    args, env = (
-        arguments("--reward", "env", "--reward", "ruler"),
-        g.environment(arguments("--env", GAME))(),
-    )
+    args, env = arguments("--reward env --reward ruler"), g.environment(arguments("--env", GAME))()
     played, rewards = [g.Trajectory(1, i) for i in range(2)], torch.tensor([[1.0, 0.99]])
     row = g.rollout_row(args, env, played, {}, rewards, 0 * rewards)
     assert row["reward/frac_perfect"] == 0.5, "of (−1, 1) and (0, 1), half each, the highest is 1"
 
 
 def test_seeds_never_meet():
-    """Training seeds lie below those of validation and test, depend on --seed and step alone, are
-    the same within a group, and do not repeat in a step."""
-    args, other = (arguments("--groups-per-batch", 50, "--seed", seed) for seed in (0, 1))
+    """They depend on --seed and step alone, and lie below those of validation and test."""
+    args, other = (arguments(f"--groups-per-batch 50 --seed {seed}") for seed in (0, 1))
     steps = [g.training_seeds(*which) for which in ((args, 1), (args, 2), (other, 1))]
     for seeds in steps:
         assert seeds[::2] == seeds[1::2] and len(set(seeds)) == 50
@@ -322,25 +284,13 @@ def test_seeds_never_meet():
     assert steps[0] == g.training_seeds(args, 1) and steps[0] not in steps[1:]
 
 
-# ---- the run ----
-
-
-@pytest.fixture(scope="module")
-def run(folder, tmp_path_factory):
-    """A whole run of four steps: its folder, and what it printed."""
-    home, printed = tmp_path_factory.mktemp("run"), io.StringIO()
-    argv = line(folder, echo(home), home / "run", "--steps", 4, "--lr", 1e-2)
-    with contextlib.redirect_stdout(printed):
-        assert g.main(argv) == 0
-    return home / "run", printed.getvalue()
-
-
-def test_a_run_leaves_what_the_header_promises(run):
-    """A row per step and evaluation, whose numbers follow from the episodes in rollouts.jsonl, word
-    for word; a summary with intervals. No samples.jsonl: it would be empty."""
-    out, _ = run
+def test_a_run_leaves_what_the_header_promises(folder, tmp_path, capsys):
+    """Four steps, whose numbers follow from rollouts.jsonl (samples.jsonl would be empty). It
+    prints baselines, and at each validation the worst and the best episode."""
+    out = tmp_path / "run"
+    assert g.main(line(folder, echo(tmp_path), out, "--steps 4 --lr 1e-2")) == 0
     assert not (out / "samples.jsonl").exists()
-    rows, rollouts = logged(out), logged(out, "rollouts")
+    rows, rollouts = read(out / "metrics.jsonl"), read(out / "rollouts.jsonl")
     assert [r["step"] for r in rows] == [0, 1, 2, 2, 3, 4, 4]
     assert rows[0]["env/baseline/a"] == 0.5 and rows[0]["env/baseline/b"] == 0
     for row in rows:
@@ -349,10 +299,7 @@ def test_a_run_leaves_what_the_header_promises(run):
         vowels = [r["metrics"]["vowels"] for r in kept]
         assert [r["reward"] for r in kept] == pytest.approx(vowels)
         assert {len(r["messages"]) for r in kept} == {7}
-        v, n, cut = (
-            sum(vowels) / 4,
-            *(sum(r[key] for r in kept) / 4 for key in ("tokens", "truncated")),
-        )
+        v, n, cut = sum(vowels) / 4, *(sum(r[x] for r in kept) / 4 for x in ("tokens", "truncated"))
         expected = {"env/vowels": v, "env/turns": 3, "env/invalid_frac": 1 / 3}
         if split == "validation":
             expected |= {"val/score": v, "val/reward": v, "val/length": n}
@@ -367,18 +314,16 @@ def test_a_run_leaves_what_the_header_promises(run):
                 gain = (a["reward"] - b["reward"]) / 2
                 assert a["seed"] == b["seed"] and a["advantage"] == pytest.approx(gain, abs=1e-6)
         assert [(r["group"], r["sample"]) for r in kept] == places
-        assert {k: row[k] for k in expected} == pytest.approx(expected, abs=1e-4)
+        assert near(row, expected, abs=1e-4)
     summary = json.loads((out / "summary.json").read_text())
     assert summary["stop_reason"] == "max_steps" and summary["test after"]["n"] == 4
     assert summary["test baseline a"]["score"] == 0.5 and "score_low" in summary["test before"]
-
-
-def test_what_a_run_prints(run):
-    """The baselines' scores with intervals; at each validation the worst and the best episode, >
-    before the policy's words, # before the system's, the reward and what is not 0 at the end."""
-    assert "baseline   a        n 4  score 0.5  score_low 0.5  score_high 0.5  reward 0.5" in run[1]
-    assert re.findall(r"^(worst|best), seed ", run[1], re.M) == ["worst", "best"] * 3
-    rewards = [float(x) for x in re.findall(r"^  reward (\S+)  turns 3 ", run[1], re.M)]
+    printed = capsys.readouterr().out
+    assert (
+        "baseline   a        n 4  score 0.5  score_low 0.5  score_high 0.5  reward 0.5" in printed
+    )
+    assert re.findall(r"^(worst|best), seed ", printed, re.M) == ["worst", "best"] * 3
+    rewards = [float(x) for x in re.findall(r"^  reward (\S+)  turns 3 ", printed, re.M)]
     assert len(rewards) == 6 and all(a <= b for a, b in zip(rewards[::2], rewards[1::2]))
     said = [("system", "Be\nbrief."), ("user", "Go."), ("assistant", "a"), ("user", "End.")]
     messages = [judge.said(*turn) for turn in said]
@@ -388,20 +333,19 @@ def test_what_a_run_prints(run):
 
 
 def test_failures_within_the_limit_are_counted_and_the_run_goes_on(folder, tmp_path, monkeypatch):
-    """A third of the seeds raise: with a limit of .9 the run ends well, the log counts them, their
-    episodes carry an error and no reward; the group of the others is a group of its own."""
+    """A third of the seeds raise; the others of a group are a group of their own."""
     fault = "if self.seed % 3 == 1 and self.seed < 10**9: raise RuntimeError('gone')"
     flags = """--steps 3 --max-exceptions 0.9 --test-episodes 0 --seed 2 --num-substeps 2 --lr 0.1
-        --warmup 0""".split()
+        --warmup 0"""
     spy, out = Spy(monkeypatch, g, "play_model"), tmp_path / "run"
-    assert g.main(line(folder, echo(tmp_path, fault), out, *flags)) == 0
-    errors = [r for r in logged(out, "rollouts") if r["error"]]
+    assert g.main(line(folder, echo(tmp_path, fault), out, flags)) == 0
+    errors = [r for r in read(out / "rollouts.jsonl") if r["error"]]
     assert all(r["reward"] is None and r["advantage"] == 0 for r in errors)
-    for row in (r for r in logged(out) if "exceptions" in r):
-        n = sum(seed % 3 == 1 for seed in g.training_seeds(arguments("--seed", 2), row["step"]))
+    for row in (r for r in read(out / "metrics.jsonl") if "exceptions" in r):
+        n = sum(seed % 3 == 1 for seed in g.training_seeds(arguments("--seed 2"), row["step"]))
         assert row["exceptions"] == n == sum(r["step"] == row["step"] for r in errors)
         assert row["reward/unscored_frac"] == n / 4
-    two = [row for row in logged(out) if row.get("updates") == 2]
+    two = [row for row in read(out / "metrics.jsonl") if row.get("updates") == 2]
     assert two and all(row["sample_gap"] < 1e-4 and row["ratio/max"] > 1.01 for row in two)
     draws = [call[6] for call in spy.calls]  # preflight, validation, steps 1 and 2, …
     assert draws == [2, 2, 2000001, 2000002, 2, 2000003, 2], "each step has draws of its own"
@@ -409,29 +353,24 @@ def test_failures_within_the_limit_are_counted_and_the_run_goes_on(folder, tmp_p
 
 
 def test_a_start_that_knows_no_move_is_told_so(folder, tmp_path, capsys):
-    """A model that has never seen a move: every turn is unreadable, no group has a signal. The run
-    says so before step one, ends without an update, and its next command plays the same game."""
-    flags = ["--env-args", '{"show_legal": true}', "--steps", 1, "--test-episodes", 0]
+    """Before step one; no update; its next command plays the same game."""
+    flags = ["--env-args", '{"show_legal": true}', "--steps 1 --test-episodes 0"]
     g.main(line(folder, GAME, tmp_path / "run", *flags))
     printed = capsys.readouterr().out
     assert "turns could not be read, so there is nothing to learn from" in printed
     assert """--env-args '{"show_legal": true}' --policy""" in printed
-    (row,) = [r for r in logged(tmp_path / "run") if "updates" in r]
+    (row,) = [r for r in read(tmp_path / "run" / "metrics.jsonl") if "updates" in r]
     assert row["updates"] == 0 and row["env/invalid_frac"] == 1 and row["reward/mean"] == -1
-    row = logged(tmp_path / "run")[0]
+    row = read(tmp_path / "run" / "metrics.jsonl")[0]
     assert (row["val/score"], row["val/reward"]) == (0, -1), "no win, and the game is lost"
 
 
-# ---- play ----
-
-
 def test_play_shows_a_baseline_and_writes_rows_that_sft_reads(tmp_path, capsys):
-    """Every board and move, the reward; the same twice. --write: prompt and completion, what the
-    policy saw before its move (history 0: the board alone)."""
-    argv = ["play", "--env", GAME, "--policy", "corner", "--seed", "7", "--write"]
+    """The same twice; --write: what the policy saw (history 0: the board alone)."""
+    argv = "play", "--env", GAME, "--policy corner --seed 7 --write"
     files = [tmp_path / "a", tmp_path / "b"]
     for file in files:
-        g.main([*argv, str(file), "--episodes", "2"])
+        g.main(words(*argv, file, "--episodes 2"))
     assert "2048, corner, seed 7" in (out := capsys.readouterr().out) and "reward" in out
     assert files[0].read_text() == files[1].read_text()
     for text in files[0].read_text().splitlines():
@@ -441,8 +380,7 @@ def test_play_shows_a_baseline_and_writes_rows_that_sft_reads(tmp_path, capsys):
 
 
 def test_you_play_and_you_are_interviewed(folder, monkeypatch, capsys):
-    """human types the turns; as the candidate you answer the interviewer until it has its summary;
-    Ctrl-D ends both. A model plays, too."""
+    """Ctrl-D ends both."""
 
     def play(flags, *texts):
         texts = iter(texts)
@@ -466,10 +404,8 @@ def test_you_play_and_you_are_interviewed(folder, monkeypatch, capsys):
     play(f"--policy {folder} --max-new-tokens 4")
 
 
-# ---- arguments ----
-
-
-BAD = f"""
+@cases(f"""
+flags | message
 --env chess | --env chess: expected FILE:FUNCTION
 --env-args {{k:4}} | --env-args '{{k:4}}': JSONDecodeError
 --env-args {{"k":7}} | k 7: expected 2 to 6
@@ -479,19 +415,15 @@ BAD = f"""
 --epochs 3 | --epochs 3: seeds have no end; use --steps
 --batch-size 5 | --batch-size 5: no whole groups of 8
 play --policy nobody | --policy nobody: expected human, a model folder, or a baseline
-"""
-
-
-@pytest.mark.parametrize("row", BAD.strip().splitlines())
-def test_bad_arguments_are_one_line(row, tmp_path, monkeypatch):
-    """The flag, its value and what was expected."""
+""")
+def test_bad_arguments_are_one_line(flags, message, tmp_path, monkeypatch):
     monkeypatch.chdir(REPO)
-    flags, message = row.split(" | ")
     with pytest.raises(UserError, match=re.escape(message)):
         g.main([*flags.split(), "--out", str(tmp_path / "run")])
 
 
-FAULTY = """
+@cases("""
+old | new | message
 class Echo: | class Other: | has no function 'Echo'
 def step( | def turn( | 'Echo' object has no attribute 'step'
 lambda env, rng: "a" | lambda env, rng: 1 / 0 | a baseline raised: ZeroDivisionError: .*echo_env.py
@@ -499,18 +431,12 @@ lambda env, rng: "a" | lambda env, rng: 1 / 0 | a baseline raised: ZeroDivisionE
 "vowels", (0 | "score", (0 | 4 of 4 episodes raised; .* lacks 'score', its val_key
 "content": f"Go | "text": f"Go | 4 of 4 episodes raised; .* needs a "role" .* and a "content"
 got, done | float('nan'), done | 4 of 4 episodes raised; .* expected finite numbers
-"""
-
-
-@pytest.mark.parametrize("row", FAULTY.strip().splitlines())
-def test_a_faulty_environment_is_one_line(row, folder, tmp_path):
-    """What a first environment of one's own gets wrong: said before anything is trained, nothing
-    written."""
-    old, new, message = row.split(" | ")
-    env = echo(tmp_path)
-    path = tmp_path / "echo_env.py"
+""")
+def test_a_faulty_environment_is_one_line(old, new, message, folder, tmp_path):
+    """Said before anything is trained, nothing written."""
+    env, path = echo(tmp_path), tmp_path / "echo_env.py"
     assert old in path.read_text()
     path.write_text(path.read_text().replace(old, new))
     with pytest.raises(UserError, match=message):
-        g.main(line(folder, env, tmp_path / "run", "--steps", 1))
+        g.main(line(folder, env, tmp_path / "run", "--steps 1"))
     assert not (tmp_path / "run").exists()

@@ -1,9 +1,5 @@
 """The bundled environments without a model: the rules of 2048, the reading of an interview, what
-pays and what not.
-
-Every exploit here was a way to a good score in some public environment: a move cycle that never
-looks, one question that names everything, a summary that claims what nobody said.
-"""
+pays and what not. Every exploit here was a way to a good score in some public environment."""
 
 import functools
 import json
@@ -16,7 +12,7 @@ from conftest import REPO
 from envs.interview import Interview, read_bank, read_turn
 from envs.twenty48 import MOVES, TwentyFortyEight, after, legal_moves
 from parts.files import UserError
-from tiny import table
+from tiny import cases, table
 
 BANK = REPO / "data" / "interview.json"
 
@@ -36,9 +32,6 @@ def blind_share(make, name, seeds):
     return g.blind_share([t.moves for t in played(make, name, seeds)])
 
 
-# ---- 2048 ----
-
-
 def at(rows, **how):
     env = TwentyFortyEight(size=len(rows), **how)
     env.reset(0)
@@ -46,25 +39,17 @@ def at(rows, **how):
     return env
 
 
-DIRECTIONS = table("""
-left | [[2, 0], [4, 0]]
-right | [[0, 2], [0, 4]]
-up | [[2, 4], [0, 0]]
-down | [[0, 0], [2, 4]]
-""")
-
-
-@pytest.mark.parametrize("move, moved", DIRECTIONS)
-def test_the_four_directions(move, moved):
-    """Each direction slides to its own side, and looking changes nothing. The merges of one row are
-    in the doctest of `slide`."""
-    board = [[0, 2], [2, 2]]
-    assert after(board, move) == moved and board == [[0, 2], [2, 2]]
-
-
-def test_a_move_that_changes_nothing_is_illegal_and_spawns_nothing():
-    """In ART's rules it passed the turn, and a blind cycle won 92 %. The game ends when no move is
-    legal: a full board with a merge left goes on."""
+def test_moves_slide_and_one_that_changes_nothing_is_illegal():
+    """In ART's rules it passed the turn, and a blind cycle won 92 %."""
+    board = [[0, 2], [2, 2]]  # the merges of one row: doctest of `slide`
+    for move, moved in table("""
+        left | [[2, 0], [4, 0]]
+        right | [[0, 2], [0, 4]]
+        up | [[2, 4], [0, 0]]
+        down | [[0, 0], [2, 4]]
+    """):
+        assert after(board, move) == moved
+    assert board == [[0, 2], [2, 2]], "looking changes nothing"
     env = at([[2, 4], [0, 0]], illegal="ignore", show_legal=True)
     assert legal_moves(env.board) == ["down"]
     assert env.step("<move>left</move>")[0]["content"] == "2 4\n_ _\nlegal: down"
@@ -74,8 +59,7 @@ def test_a_move_that_changes_nothing_is_illegal_and_spawns_nothing():
 
 
 def test_spawns_are_2_in_nine_of_ten_and_come_from_the_seed():
-    """2 000 spawns: .9 ± .02 is three standard errors; the same seed and moves give the same
-    board."""
+    """2 000 spawns: .9 ± .02 is three standard errors."""
     env, twin = (TwentyFortyEight(illegal="ignore") for _ in range(2))
     tiles = []
     for seed in range(1000):
@@ -87,18 +71,16 @@ def test_spawns_are_2_in_nine_of_ten_and_come_from_the_seed():
         assert env.step(f"<move>{move}</move>") == twin.step(f"<move>{move}</move>")
 
 
-MOVED = table("""
+@cases("""
+text | moves
 up? <move> UP </move> | ["up"]
 <move>left</move> no, <move>down</move> | ["down"]
 left | []
 <move>sideways</move> | []
 <move>left | []
 """)
-
-
-@pytest.mark.parametrize("text, moves", MOVED)
 def test_moves_are_read_and_never_guessed(text, moves):
-    """The last move counts; what is not a move costs the game, once, and is counted."""
+    """The last move counts; what is none costs the game, once, and is counted."""
     env = TwentyFortyEight()
     env.reset(1)
     _, reward, done, info = env.step(text)
@@ -106,18 +88,16 @@ def test_moves_are_read_and_never_guessed(text, moves):
     assert moves or (reward, done, info["invalid"], info["win"]) == (-1.0, True, 1, 0.0)
 
 
-REWARDS = table("""
+@cases("""
+board | illegal | rewards
 [[8, 4], [2, 0]] | end | [0.35]
 [[16, 16], [2, 0]] | end | [1.0]
 [[8, 4], [4, 0]] | ignore | [0, 0, 0.45]
 [[8, 4], [4, 0]] | penalty | [0, 0, 0.25]
 """)
-
-
-@pytest.mark.parametrize("board, illegal, rewards", REWARDS)
 def test_rewards_of_2048(board, illegal, rewards):
-    """p = (log₂ max − 1)/(log₂ target − 1): with target 32 a largest 8 is p = 2/4, so .9·p = .45,
-    less .1 for each illegal move; the target itself is 1. Here the turns run out."""
+    """p = (log₂ max − 1)/(log₂ target − 1): of 32 an 8 is 2/4, .9·p = .45, less .1 an illegal
+    move."""
     env, found, done = at(board, illegal=illegal), [], False
     while len(found) < min(2, len(rewards)):
         _, reward, done, _ = env.step("<move>left</move>")
@@ -127,40 +107,31 @@ def test_rewards_of_2048(board, illegal, rewards):
 
 
 def test_baselines_of_2048():
-    """3 × 3, target 32, an illegal move ends: random .62, corner .90, a blind cycle a quarter; 300
-    games, so ± .09 is three standard errors. With `ignore` the cycle wins like a good player (.79):
-    R13 must tell it by the share of its moves that the turn's number alone foretells."""
+    """300 games: ± .09 is three standard errors. With `ignore` the cycle wins like a good player
+    (.79): R13 must tell it by the share of its moves that the turn's number foretells."""
     wins = {name: means(TwentyFortyEight, name)[0] for name in TwentyFortyEight.baselines}
     assert wins == pytest.approx({"random": 0.62, "corner": 0.90, "blind": 0.27}, abs=0.09)
     ignore = functools.partial(TwentyFortyEight, illegal="ignore")
     assert blind_share(ignore, "random", range(40)) < 0.9 <= blind_share(ignore, "blind", range(40))
 
 
-# ---- the interview: reading ----
-
-
-FREE = """
+@cases("""
+text | expected
 Thank you. Now, could you please tell me about a time you calmed a dispute? | 1 behavioural conflict
 Great work on the budget. What exactly did you do? | 1 specific budgeting
 Tell me about a time you coached a junior, and how did it end? | 2 behavioural coaching
 **Describe how you** keep to a schedule. | 1 behavioural planning
 I see. | 0 other
 Ｗhat was the result of the neg\u200botiation？ | 1 specific negotiation
-"""
-
-
-@pytest.mark.parametrize("row", FREE.strip().splitlines())
-def test_free_questions_are_read(row):
-    """A chat model's politeness, bold and full-width letters; a competency named beside the request
-    counts where the request names none."""
-    text, expected = row.split(" | ")
+""")
+def test_free_questions_are_read(text, expected):
+    """A competency named beside the request counts where the request names none."""
     n, kind, topics = read_turn(read_bank(str(BANK)), text)
     assert f"{n} {kind} {' '.join(topics)}".strip() == expected
 
 
 def test_free_questions_are_read_rightly_nine_times_in_ten():
-    """153 questions, labelled by hand before the reader saw them. Count, kind and competency are
-    each right on 90 %; below that the environment would punish good questions."""
+    """153 questions, labelled by hand before the reader saw them."""
     text = (REPO / "tests" / "interview_questions.tsv").read_text(encoding="utf-8")
     rows, right = [line.split("\t") for line in text.splitlines()], [0, 0, 0]
     for requests, kind, topic, question in rows:
@@ -170,21 +141,14 @@ def test_free_questions_are_read_rightly_nine_times_in_ten():
     assert len(rows) >= 150 and min(right) >= 0.9 * len(rows), right
 
 
-BROKEN = table("overtime row | the same first key\nred car | lacks its keys")
-
-
-@pytest.mark.parametrize("key, message", BROKEN)
+@cases("key | message\novertime row | the same first key\nred car | lacks its keys")
 def test_a_broken_bank_is_refused(key, message, tmp_path):
-    """With two equal facts a line would be correct by accident; the error names the file and the
-    fact."""
+    """With two equal facts a line would be correct by accident."""
     bank, file = json.loads(BANK.read_text(encoding="utf-8")), tmp_path / "bank.json"
     bank["competencies"]["sales"]["evidence"][0]["keys"][0] = [key]
     file.write_text(json.dumps(bank), encoding="utf-8")
     with pytest.raises(UserError, match=f"bank.json.*{message}"):
         g.environment(g.parse_args(["--env-args", json.dumps({"bank": str(file)})]))
-
-
-# ---- the interview: what pays ----
 
 
 def with_states(*states, seed=0):
@@ -206,8 +170,7 @@ def short(env, c):
 
 
 def test_a_good_interview_earns_one():
-    """An open competency, two reserved ones with their follow-ups, and one of which there is none:
-    a line for each, however it is marked, and R = 1."""
+    """An open competency, two reserved ones with follow-ups, one of which there is none."""
     env = with_states("open", "reserved", "reserved", "none")
     a, b, c, d = env.competencies
     deal = "Tell me about a time you dealt with"
@@ -222,7 +185,8 @@ def test_a_good_interview_earns_one():
     assert info["kind/behavioural"] == 4 / 6 and info["kind/specific"] == 2 / 6
 
 
-LINES = """
+@cases("""
+reward | text | why
 0.25 | Solved the {thing}; complaints fell by {number}. | free words around the keys
 0 | no evidence. | it was told: nothing
 0 | {thing}. | the right item in part: nothing
@@ -231,28 +195,25 @@ LINES = """
 -0.15 | {own} {other} | the same, beside its own
 -0.15 | a great talent. | praise without evidence
 -0.15 | {word}{own} | after the 40th word nothing is read
-"""
-
-
-@pytest.mark.parametrize("row", LINES.strip().splitlines())
+""")
 @pytest.mark.parametrize("asked", [1, 2])
-def test_a_summary_line_is_worth(row, asked):
-    """1/4 for a correct line of four, nothing for less than was said, −.15 for more: an invented
-    number, and a fact of another line even if the candidate told it."""
+def test_a_summary_line_is_worth(reward, text, why, asked):
+    """1/4 for a correct line of four, nothing for less than was said, −.15 for more: also a fact of
+    another line that the candidate did tell."""
     env = with_states()
     a, b, *_ = env.competencies
     say(env, *(f"Tell me about a time you dealt with {c}." for c in (a, b)[:asked]))
     other = short(env, b).split(": ")[1]
     thing, number = (group[0].strip() for group in env.items[a]["keys"])
-    reward, text, _ = row.split(" | ")
     own = f"{thing}, {number}"
     text = text.format(own=own, thing=thing, number=number, other=other, word="word " * 40)
     *_, found, _, info = say(env, f"SUMMARY\n{a}: {text}")
-    assert found == pytest.approx(float(reward)) and info["revealed"] == asked / 4
-    assert info["reported"] == (reward == "0.25") / asked
+    assert found == pytest.approx(reward) and info["revealed"] == asked / 4
+    assert info["reported"] == (reward > 0) / asked
 
 
-FAULTS = table("""
+@cases("""
+text | fine | faults
 Are you married? | 0.25 | risky
 Do you have a disability? Are you married? | 0.6 | risky many_questions
 Tell me about a time you dealt with {}, {} and {}. | 0.1 | many_topics
@@ -260,12 +221,8 @@ Describe how you handled {}{long}. | 0.1 | over_long
 How would you handle {}? | 0 |
 I see. | 0 |
 """)
-
-
-@pytest.mark.parametrize("text, fine, faults", FAULTS)
 def test_faults_and_what_they_cost(text, fine, faults):
-    """A fault reveals nothing, is counted, and costs what docs/agents.md says. Which reply it gets:
-    test_data.py's hash of the corpus, whose interviews were played with it."""
+    """As docs/agents.md says. (The replies: test_data.py's hash of the corpus.)"""
     env = with_states()
     *_, info = env.step(text.format(*env.competencies, long=" on some day or other " * 9))
     assert env.fines == pytest.approx(fine) and info["revealed"] == 0
@@ -274,8 +231,7 @@ def test_faults_and_what_they_cost(text, fine, faults):
 
 
 def test_no_summary_costs_and_ends():
-    """Turn N + 1 is no summary, or none of its lines can be read: −.25; so does a context that is
-    used up."""
+    """Turn N + 1 is none, none of its lines can be read, or the context is used up: −.25."""
     env = with_states()
     questions = [f"Are you good at {c}?" for c in env.competencies] + ["Are you ok?", "Is it you?"]
     _, reward, done, info = say(env, *questions, "Goodbye.")
@@ -284,10 +240,8 @@ def test_no_summary_costs_and_ends():
 
 
 def test_baselines_of_the_interview():
-    """Who reads the last reply earns 1; a fixed list .5; with blind follow-ups .65, correct / K
-    .75; random a quarter or so; everything, risky questions too, loses. 300 candidates: ± .03 is
-    three standard errors of the fixed+ reward. R13's limit is .9: a list asked in order whatever
-    is said is 1, who follows up on outlines about .63."""
+    """Who reads the last reply earns 1, a fixed list .5, with blind follow-ups .65; 300 candidates:
+    ± .03 is three standard errors. R13's limit is .9."""
     found = {name: means(Interview, name) for name in Interview.baselines}
     assert found["oracle"] == (1, 1) and found["fixed"] == (0.5, 0.5)
     assert found["fixed+"] == (pytest.approx(0.75, abs=0.02), pytest.approx(0.65, abs=0.03))
@@ -296,7 +250,8 @@ def test_baselines_of_the_interview():
     assert 0.55 < blind_share(Interview, "oracle", range(100)) < 0.7
 
 
-EXPLOITS = table("""
+@cases("""
+line | unasked | asked
 {c}: no evidence | 0 | 0
 {c}: led the red car project, 77 percent. | -0.6 | -0.6
 {c}: {bank} | -0.6 | -0.6
@@ -304,13 +259,9 @@ EXPLOITS = table("""
 {c}: {replies} | -0.6 | -0.6
 {own}\\n{c}: no evidence | -1 | -1
 """)
-
-
-@pytest.mark.parametrize("line, unasked, asked", EXPLOITS)
 def test_exploits_do_not_win(line, unasked, asked):
-    """A line per competency that claims what nobody said (the whole bank, every reply, the truth
-    that was not asked for, two lines), in a first turn inside a question, and after all were
-    told."""
+    """A line per competency that claims what nobody said, in a first turn inside a question, and
+    after all were told."""
     for told, reward in ((False, unasked), (True, asked)):
         env = with_states()
         items = [item for c in env.bank["competencies"].values() for item in c["evidence"]]
@@ -326,8 +277,7 @@ def test_exploits_do_not_win(line, unasked, asked):
 
 
 def test_profiles_are_as_dealt():
-    """K = 4: two reserved, an open one, and one open or none with equal chance (± four standard
-    errors); N = 6. Episodes share one bank and leave it as it was."""
+    """K = 4: two reserved, an open one, and one open or none with equal chance; N = 6."""
     env, states = Interview(), []
     before = json.dumps(env.bank["competencies"])
     for seed in range(400):

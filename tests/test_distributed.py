@@ -1,9 +1,6 @@
 """Several processes under torchrun train what one process trains: the same log, weights and files.
-
-Two gloo ranks on a CPU stand for two GPUs. One torchrun runs all the stages one after the other
-(RUNNER), and the process of the tests runs them alone. Eleven rows in batches of five make three
-steps of 5, 5 and 1 rows: 3 and 2 to a rank, and in the last step none for the second.
-"""
+Two gloo ranks stand for two GPUs. Eleven rows in batches of five: 3 and 2 to a rank, and in the
+last step none for the second."""
 
 import json
 import os
@@ -12,7 +9,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -29,10 +25,9 @@ import sft
 from common import UserError
 from conftest import REPO
 from parts import files, parallel
-from parts.runs import Run
 from test_agent import echo
 from test_grpo_judge import TEXT, Rule, vowel, vowel_score
-from tiny import pair_rows, tiny_model, tiny_reward_model, write_pairs, write_rows
+from tiny import pair_rows, tiny_model, tiny_reward_model, words, write_pairs, write_rows
 
 pytestmark = pytest.mark.usefixtures("quiet_process")
 STAGES = {m.__name__: m for m in (sft, reward_train, dpo, ppo, grpo_rubric, grpo_agent)}
@@ -42,7 +37,7 @@ CHECKS = [
     {"check": "text:max_chars", "max_chars": 4},
 ]
 # watch.py is not to stop these runs
-QUIET = ["--patience", 0, "--on-hack", "warn", "--restore", "last"]
+QUIET = "--patience 0 --on-hack warn --restore last"
 
 RUNNER = """
 import importlib, json, sys
@@ -87,28 +82,18 @@ def torchrun(*command):
     return subprocess.Popen(argv, cwd=REPO, stdout=-1, stderr=subprocess.STDOUT, text=True)
 
 
-def run_on_two(jobs, home):
-    """Each (stage, argv) in turn, in the same two processes."""
-    script, paths = home / "runner.py", json.dumps([str(REPO), str(REPO / "tests"), str(home)])
-    script.write_text(RUNNER)
-    process = torchrun(script, paths, json.dumps(jobs))
-    said, _ = process.communicate(timeout=1800)
-    assert process.returncode == 0, said[-6000:]
-
-
 def make_world(home):
-    """Yields what the runs read: a model, a reward model, pairs, rubrics, an environment, a judge
-    that answers by a rule."""
+    """Yields what the runs read; the judge answers by a rule."""
     prompts = [row["prompt"] for row in pair_rows(9)]
     with Rule(vowel, vowel_score) as judge:
         yield {
             "home": home,
+            "env": echo(home),
+            "judge": judge.url,
             "model": tiny_model("llama", home, max_position_embeddings=512),
             "reward": tiny_reward_model("llama", home / "reward"),
             "pairs": write_pairs(home / "pairs.jsonl", 11),
             "held": write_pairs(home / "held.jsonl", 5, seed=1),
-            "env": echo(home),
-            "judge": judge.url,
         } | {
             name: write_rows(home / name, [{"prompt": p, "rubrics": rubrics} for p in prompts])
             for name, rubrics in (("checked.jsonl", CHECKS), ("judged.jsonl", [TEXT]))
@@ -123,30 +108,27 @@ def world(tmp_path_factory):
 def command(name, world, out, *flags):
     """(stage, argv) of a job; `name` is a stage's, with a hyphen and what is special."""
     stage, _, kind = name.partition("-")
-    argv = ["--model", world["model"], "--out", out, "--steps", 3, "--lr", 1e-3, "--device", "cpu"]
-    argv += ["--eval-every", 2, "--save-every", 1, "--warmup", 0]
-    argv += [] if stage == "reward_train" else ["--max-new-tokens", 4]
-    pairs = ["--pairs", world["pairs"], "--eval-pairs", world["held"], "--batch-size", 5]
-    pairs += ["--micro-tokens", 150]
-    groups = ["--group-size", 2, "--groups-per-batch", 3, *QUIET]
-    scored = ["--reward-model", world["reward"]]
-    own = {
-        "sft": ["--data", world["pairs"], "--eval-fraction", 0, "--batch-size", 5]
-        + ["--micro-tokens", 60],
-        "reward_train": pairs,
-        "dpo": [*pairs, "--prompts", world["held"], "--nll-coef", 0.1, *scored],
-        "ppo": ["--prompts", world["pairs"], "--eval-fraction", 0.3, "--critic", kind, *scored]
-        + ["--rollouts", 4, "--batch-size", 3, "--kl-target", 2, *QUIET],
+    argv = ["--model", world["model"], "--out", out, "--steps 3 --lr 1e-3 --device cpu --warmup 0"]
+    argv += ["--eval-every 2 --save-every 1"]
+    argv += [] if stage == "reward_train" else ["--max-new-tokens 4"]
+    pairs, held, scored = world["pairs"], world["held"], f"--reward-model {world['reward']}"
+    compared = f"--pairs {pairs} --eval-pairs {held} --batch-size 5 --micro-tokens 150"
+    groups = f"--group-size 2 --groups-per-batch 3 {QUIET}"
+    argv += {
+        "sft": [f"--data {pairs} --eval-fraction 0 --batch-size 5 --micro-tokens 60"],
+        "reward_train": [compared],
+        "dpo": [compared, f"--nll-coef 0.1 --prompts {held}", scored],
+        "ppo": [f"--prompts {pairs} --eval-fraction 0.3 --critic {kind}", scored, QUIET]
+        + ["--rollouts 4 --batch-size 3 --kl-target 2"],
         "grpo_rubric": ["--data", world["judged.jsonl" if kind == "judge" else "checked.jsonl"]]
-        + ["--num-substeps", 2, "--beta", 0.05, *groups],
-        "grpo_agent": ["--env", world["env"], "--val-episodes", 3, "--test-episodes", 3, *groups],
-    }
-    argv += own[stage]
-    argv += ["--lora-rank", 2] if kind == "lora" else []
+        + ["--num-substeps 2 --beta 0.05", groups],
+        "grpo_agent": ["--env", world["env"], "--val-episodes 3 --test-episodes 3", groups],
+    }[stage]
+    argv += ["--lora-rank 2"] if kind == "lora" else []
     if kind == "judge":
-        argv += ["--judge-base-url", world["judge"], "--judge-model", "rule"]
-        argv += ["--judge-price", "1,1", "--reward", "rubric", "--reward", "ruler"]
-    return stage, [*map(str, argv), *map(str, flags)]
+        argv += ["--judge-base-url", world["judge"], "--judge-model rule --judge-price 1,1"]
+        argv += ["--reward rubric --reward ruler"]
+    return stage, words(*argv, *flags)
 
 
 SHARDED = "sft reward_train dpo ppo-rm ppo-shared grpo_rubric grpo_agent".split()
@@ -172,12 +154,17 @@ def runs(world):
 
     alone(*(job(name, "one") for name in NAMES))
     # begun here, ended there: one process, then two with shards; two with shards, then one
-    alone(*(job(name, "one-two", "--stop-after", 2) for name in MOVING))
+    alone(*(job(name, "one-two", "--stop-after 2") for name in MOVING))
     jobs = [job(name, "two") for name in NAMES] + [job(name, "fsdp", "--fsdp") for name in SHARDED]
-    jobs += [job(name, "one-two", "--resume", "--fsdp") for name in MOVING]
-    jobs += [job(name, "two-one", "--stop-after", 2, "--fsdp") for name in MOVING]
+    jobs += [job(name, "one-two", "--resume --fsdp") for name in MOVING]
+    jobs += [job(name, "two-one", "--stop-after 2 --fsdp") for name in MOVING]
     (home / "unused_weights.py").write_text(UNUSED)
-    run_on_two([*jobs, ("unused_weights", [str(home / "two" / "unused.pt")])], home)
+    jobs.append(("unused_weights", [str(home / "two" / "unused.pt")]))
+    (home / "runner.py").write_text(RUNNER)
+    paths = json.dumps([str(REPO), str(REPO / "tests"), str(home)])
+    process = torchrun(home / "runner.py", paths, json.dumps(jobs))
+    said, _ = process.communicate(timeout=1800)
+    assert process.returncode == 0, said[-6000:]
     alone(*(job(name, "two-one", "--resume") for name in MOVING))
     return outs
 
@@ -196,20 +183,6 @@ def plain(out):
         yield {k: v for k, v in row.items() if k not in left_out} | {"asked": asked}
 
 
-def assert_near(out, expected, tolerance=1e-5):
-    """The same rows with the same numbers, the same words drawn, the same weights."""
-    for got, want in zip(plain(out), plain(expected), strict=True):
-        for key, value in want.items():
-            if isinstance(value, (int, float)):
-                want[key] = pytest.approx(value, rel=tolerance, abs=tolerance)
-        assert got == want
-    if (expected / "rollouts.jsonl").exists():
-        keys = ("step", "answer", "messages")
-        said = [[[*map(r.get, keys)] for r in rows(x, "rollouts")] for x in (out, expected)]
-        assert said[0] == said[1]
-    torch.testing.assert_close(*map(weights, (out, expected)), rtol=0, atol=tolerance)
-
-
 def weights(folder):
     return load_file(Path(folder) / "model.safetensors")
 
@@ -217,13 +190,19 @@ def weights(folder):
 @pytest.mark.slow
 @pytest.mark.parametrize("name, how", CASES)
 def test_two_ranks_are_one_process(name, how, runs, world):
-    """Losses are divided by the count of the whole optimiser step, gradients are summed: two ranks
-    are one process to rounding, whatever their shares. A mean of the ranks' means would differ at
-    once, for the shares are never equal here. A checkpoint holds whole weights and optimiser
-    states, and draws come from (seed, step, row): another number of ranks goes on as if nothing had
-    happened."""
-    out = runs[name, how]
-    assert_near(out, runs[name, "one"])
+    """Losses are divided by the count of the whole optimiser step: a mean of the ranks' means would
+    differ, for shares are never equal. Draws come from (seed, step, row)."""
+    out, expected = runs[name, how], runs[name, "one"]
+    for got, want in zip(plain(out), plain(expected), strict=True):
+        for key, value in want.items():
+            if isinstance(value, (int, float)):
+                want[key] = pytest.approx(value, rel=1e-5, abs=1e-5)
+        assert got == want
+    if (expected / "rollouts.jsonl").exists():
+        keys = ("step", "answer", "messages")
+        said = [[[*map(r.get, keys)] for r in rows(x, "rollouts")] for x in (out, expected)]
+        assert said[0] == said[1]
+    torch.testing.assert_close(*map(weights, (out, expected)), rtol=0, atol=1e-5)
     before, after = weights(world["model"]), weights(out)
     moved = max((after[k] - before[k]).abs().max() for k in before.keys() & after.keys())
     assert moved > 5e-4, "a run that learns nothing is equal to any other"
@@ -236,17 +215,12 @@ def test_two_ranks_are_one_process(name, how, runs, world):
 
 @pytest.mark.slow
 def test_a_weight_that_no_rank_used_stays(runs, world):
-    """One process skips a weight without gradient: no decay, no step by its moments. Filled with
-    zeros for the sum over the ranks it would have both: the third weight here, never used, would
-    decay from .5 to .43 in three steps."""
+    """Filled with zeros for the sum over ranks, the third would decay from .5 to .43."""
     home = world["home"]
     files.load_function(f"{home / 'unused_weights.py'}:main", "--test")([home / "unused.pt"])
     alone, two = (torch.load(path) for path in (home / "unused.pt", home / "two" / "unused.pt"))
     torch.testing.assert_close(two, alone, rtol=1e-6, atol=1e-6)
     assert (two["2"] == 0.5).all() and (two["1"] < 0.45).all(), "the second is used by rank 0 alone"
-
-
-# ---- the command itself, and its end ----
 
 
 def wait_for(run, done):
@@ -268,12 +242,10 @@ def signal_rank_1(run, number):
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_one_rank_is_stopped_then_one_is_killed(world, tmp_path):
-    """A signal that reaches one rank stops all of them behind the same step, with a checkpoint
-    from which all go on. A rank that dies takes the others with it, where they would wait for
-    its share for ever."""
+    """A signal to one rank stops all behind the same step; a dead rank takes the others along."""
     out = tmp_path / "run"
-    _, argv = command("sft", world, out, "--steps", 10**6, "--eval-every", 0)
-    argv, log = [*argv, "--save-every", str(10**6)], out / "metrics.jsonl"
+    flags, log = "--steps 1000000 --eval-every 0 --save-every 1000000", out / "metrics.jsonl"
+    _, argv = command("sft", world, out, flags)
     run = torchrun("sft.py", *argv)
     wait_for(run, lambda: log.is_file() and log.read_bytes().count(b"\n") > 3)
     said, last = signal_rank_1(run, signal.SIGTERM), rows(out)[-1]["step"]
@@ -287,12 +259,8 @@ def test_one_rank_is_stopped_then_one_is_killed(world, tmp_path):
     assert [r["step"] for r in rows(out)[:last]] == list(range(1, last + 1))
 
 
-# ---- what is refused, and one process ----
-
-
 def test_what_cannot_be_sharded_is_said(world, tmp_path):
-    """`python sft.py --fsdp` would quietly train a whole copy. Adapters and fp16's scaler have no
-    place in the shards: one line, not a wrong gradient."""
+    """`python sft.py --fsdp` would quietly train a whole copy: one line."""
     stage, argv = command("sft", world, tmp_path / "run", "--fsdp")
     with pytest.raises(UserError, match="--fsdp splits .*weights .* and this is one process"):
         sft.main(argv)
@@ -302,23 +270,9 @@ def test_what_cannot_be_sharded_is_said(world, tmp_path):
             parallel.shard(common.load_policy(world["model"], **how))
 
 
-def test_one_process_is_left_as_it_is():
-    """Without torchrun every helper hands back what it was given: the same objects, the same
-    kinds of number."""
-    rows = list(range(7))
-    assert parallel.share(rows) is parallel.from_rank_0(rows) is rows
-    assert parallel.gather(rows, rows) == rows and (parallel.rank(), parallel.world()) == (0, 1)
-    assert parallel.all_sum(3) == 3 and parallel.all_sum(1, 2.5) == (1, 2.5)
-    assert parallel.all_max(1, 2.5) == (1, 2.5)
-    run = SimpleNamespace(args=SimpleNamespace(micro_tokens=6), state={})
-    found = Run.micro_batches(run, rows, [3] * 7)
-    assert [part.tolist() for part in found] == [[0, 1], [2, 3], [4, 5], [6]]
-
-
 @pytest.mark.parametrize("world, n, group", [(2, 7, 1), (3, 12, 4), (5, 2, 1)])
 def test_shares_are_all_rows_once_and_groups_whole(world, n, group, monkeypatch):
-    """What the ranks take is every row, none twice; the answers of a group stay on one rank, for
-    their mean is its baseline."""
+    """The answers of a group stay on one rank, for their mean is its baseline."""
     monkeypatch.setattr(parallel, "world", lambda: world)
     owner = []
     for rank in range(world):

@@ -1,8 +1,5 @@
 """grpo_rubric.py, what came with the papers of 2025 and 2026: several rewards each normalised by
-itself (GDPO), groups of equal reward drawn again, a teacher in the reference's place.
-
-The losses are in test_grpo.py; where the teacher takes the toy policy is in test_toy_world.py.
-"""
+itself (GDPO), groups of equal reward drawn again, a teacher in the reference's place."""
 
 import json
 import math
@@ -18,7 +15,7 @@ from parts import files, rollouts
 from test_grpo import make_graded, run
 from test_losses import F64, close, t
 from test_ppo import Spy, read, trained
-from tiny import tiny_model, tiny_tokenizer
+from tiny import tiny_model, tiny_tokenizer, words
 
 NAN = math.nan
 pytestmark = pytest.mark.usefixtures("quiet_process")
@@ -30,15 +27,11 @@ def graded(tmp_path_factory):
     return make_graded(tmp_path_factory.mktemp("graded"))
 
 
-# ---- GDPO ----
-
-
 def test_gdpo_golden():
     """Weights ¾ and ¼. Group 1: (1, 0) and (0, 10), ±.5/(.70711 + 1e-4) = ±.7070068 and ∓.7070968:
-    ¾·.7070068 − ¼·.7070968 = .3534809. Group 2: (1, 1) says nothing, (0, 4) gives ∓¼·.7070818 =
-    ∓.1767704. The deviation of the four, √(2·(.3534809² + .1767704²)/3) = .3226934, + 1e-4: 1.0950686
-    and .5476272. A fifth and a sixth answer that lack one reward each are in no mean and get 0. Summed
-    first, 10 would outweigh 1: the first group's sign would turn."""
+    ¾·.7070068 − ¼·.7070968 = .3534809. Group 2: (1, 1) says nothing, (0, 4) gives ∓¼·.7070818. Over
+    the deviation of the four, .3226934 + 1e-4: 1.0950686, .5476272. An answer that lacks a reward
+    is in no mean. Summed first, the first group's sign would turn."""
     rewards = torch.stack([t([1, 0, NAN], [1, 1, 9]), t([0, 10, 7], [0, 4, NAN])])
     expected = t([1.0950686, -1.0950686, 0], [-0.5476272, 0.5476272, 0])
     found = grpo_rubric.gdpo_advantages(rewards, [0.75, 0.25])
@@ -48,22 +41,16 @@ def test_gdpo_golden():
 
 
 def test_the_step_normalises_each_part():
-    """--scale gdpo from b["parts"] to advantages: parts in their order with the weights of --reward,
-    the length penalty as one more of weight 1, rewards as they were. Other scales add the penalty to
-    the sum: ± (.75 − (.125 − .25))/2; GDPO's are ±.7071·(.75 − .25 + 1) = ±1.0607 over 1.5."""
+    """The length penalty is one more part of weight 1: GDPO's are ±.7071·(.75 − .25 + 1) = ±1.0607
+    over 1.5. Other scales add it to the sum: ±(.75 − (.125 − .25))/2."""
     parts = {"rubric": [1.0, 0.0], "ruler": [0.0, 0.5], "overlong": [0.0, -0.25]}
     b = {"parts": parts, "rewards": grpo_rubric.mixed(parts, {"rubric": 0.75, "ruler": 0.25})}
     for scale, expected in (("gdpo", 0.7071), ("center", 0.4375)):
-        args = parsed(
-            *"--groups-per-batch 1 --reward rubric:3 --reward ruler --scale".split(), scale
-        )
+        args = parsed(f"--groups-per-batch 1 --reward rubric:3 --reward ruler --scale {scale}")
         rewards, advantages = grpo_rubric.advantages_of(args, b)
         assert rewards.tolist() == [[0.75, 0.125]]
         assert close(advantages, t([expected, -expected]), 3e-4)
     assert grpo_rubric.by_group([None, 0.1], 2)[0].isnan().tolist() == [True, False]
-
-
-# ---- groups drawn again ----
 
 
 def ask(monkeypatch, args, n, rewards_of, step=1, rates=None):
@@ -87,16 +74,15 @@ def ask(monkeypatch, args, n, rewards_of, step=1, rates=None):
 
 
 def parsed(*flags):
-    return grpo_rubric.parse_args(["--group-size", "2", *map(str, flags)])
+    return grpo_rubric.parse_args(words("--group-size 2", *flags))
 
 
 def test_equal_groups_are_drawn_again(monkeypatch):
-    """Twelve prompts, of which those divisible by 3 give a mixed group: with a bound that suffices,
-    draws go on until three groups have a signal, each with as many prompts as are missing, none asked
-    twice, each draw with a seed of its own. The rollout is all that was drawn, one after another, its
-    rows padded with 0; a bound of 1 ends after one more draw; without --redraw there is one."""
+    """Prompts divisible by 3 give a mixed group: draws go on until three have a signal, each with
+    as many prompts as are missing, none asked twice, each with a seed of its own. The rollout is
+    all that was drawn, its rows padded with 0; without --redraw there is one draw."""
     mixed = lambda i: [1.0, float(i % 3 > 0)]  # noqa: E731
-    three = parsed("--groups-per-batch", 3, "--redraw", 12)
+    three = parsed("--groups-per-batch 3 --redraw 12")
     b, asked, seeds, _ = ask(monkeypatch, three, 12, mixed)
     flat, missing = sum(asked, []), 3
     for prompts in asked:
@@ -115,11 +101,10 @@ def test_equal_groups_are_drawn_again(monkeypatch):
 
 
 def test_the_running_pass_rate(monkeypatch):
-    """It begins at ½ and moves half of the way to the group's mean: 1 → ¾, 0 → ¼; what has no score
-    moves it to ½. A lost answer of a group is in no mean."""
+    """From ½ half of the way to the group's mean: 1 → ¾, 0 → ¼; no score moves it to ½."""
     rewards = {0: [1.0, 1.0], 1: [0.0, 0.0], 2: [None, None], 3: [None, 1.0]}
     rates = torch.tensor([0.5, 0.5, 1.0, 0.5, 0.9])
-    args = parsed("--groups-per-batch", 4)
+    args = parsed("--groups-per-batch 4")
     for step in (1, 3):  # two steps of an epoch each
         _, asked, _, rates = ask(monkeypatch, args, 4, rewards.get, step, rates)
     assert sorted(sum(asked, [])) == [0, 1, 2, 3]
@@ -127,49 +112,39 @@ def test_the_running_pass_rate(monkeypatch):
 
 
 def test_prompts_that_are_neither_easy_nor_hard_come_first(monkeypatch):
-    """Three times the chance between .2 and .8, ends included: of prompts with rates .2, .8, .9, .1
-    the first of a step is one of the first two with 6/8, each of the others with 1/8 (1 000 steps:
-    ± .04 is three standard errors). The order is a function of seed and step."""
-    args = parsed("--groups-per-batch", 1, "--redraw", 1)
+    """Three times the chance between .2 and .8, ends included: 3/8 and 1/8; 1 000 steps: ± .04 is
+    three standard errors."""
+    args = parsed("--groups-per-batch 1 --redraw 1")
     rates = torch.tensor([0.2, 0.8, 0.9, 0.1], **F64)
-    first = [
-        ask(monkeypatch, args, 4, lambda i: [1.0, 0.0], step, rates.clone())[1][0][0]
-        for step in [*range(1, 1001), 7]
-    ]
+    mixed, steps = (monkeypatch, args, 4, lambda i: [1.0, 0.0]), [*range(1, 1001), 7]
+    first = [ask(*mixed, step, rates.clone())[1][0][0] for step in steps]
     shares = np.bincount(first, minlength=4) / 1000
     assert np.abs(shares - [3 / 8, 3 / 8, 1 / 8, 1 / 8]).max() < 0.04, shares
     assert first[-1] == first[6]
 
 
-EASY = [{"check": "text:max_chars", "max_chars": 999}]
-HARD = [{"check": "regex:match", "pattern": "no answer says this"}]
-VOWEL = [{"check": "regex:match", "pattern": "[aeiou]"}]
-
-
-@pytest.fixture(scope="module")
-def uneven(graded, tmp_path_factory):
-    """Twelve prompts: four that every answer solves, four that none does, four in between."""
-    rows = [{"prompt": f"Ask {i}.", "rubrics": (EASY, HARD, VOWEL)[i % 3]} for i in range(12)]
-    file = tmp_path_factory.mktemp("uneven") / "r.json"
-    file.write_text(json.dumps({"train": rows, "validation": [], "test": []}))
-    return graded | {"data": str(file)}
-
-
-def test_a_run_with_redrawn_groups_resumes(uneven, tmp_path, monkeypatch):
-    """Two groups wanted, most have no signal: groups/redrawn counts those beyond, and none without a
-    signal is in the loss or in its normaliser. Stopped after step 3 and resumed, the run has the log,
-    the answers and the weights of one that was not, to the bit: the pass rates, by then beyond .2 and
-    .8, lie in the checkpoint."""
+def test_a_run_with_redrawn_groups_resumes(graded, tmp_path, monkeypatch):
+    """To the bit: the pass rates, by then beyond .2 and .8, lie in the checkpoint."""
+    easy, hard, vowel = (
+        {"check": "text:max_chars", "max_chars": 999},
+        "no answer says this",
+        "[aeiou]",
+    )
+    hard, vowel = ({"check": "regex:match", "pattern": pattern} for pattern in (hard, vowel))
+    kinds = [easy], [hard], [vowel]  # every answer solves it, none does, in between
+    rows = [{"prompt": f"Ask {i}.", "rubrics": kinds[i % 3]} for i in range(12)]
+    (tmp_path / "r.json").write_text(json.dumps({"train": rows, "validation": [], "test": []}))
+    uneven = graded | {"data": str(tmp_path / "r.json")}
     spy, folders = Spy(monkeypatch, grpo_rubric, "update"), (tmp_path / "whole", tmp_path / "run")
-    flags = ("--redraw", 3, "--groups-per-batch", 2, "--steps", 6, "--save-every", 3)
-    whole = trained(run(uneven, folders[0], *flags))
+    flags = "--redraw 3 --groups-per-batch 2 --steps 6 --save-every 3"
+    whole = trained(run(uneven, folders[0], flags))
     assert sum(row["groups/redrawn"] for row in whole) > 3
     for (_, _, _, b, advantages, in_loss), row in zip(spy.calls, whole, strict=True):
         assert row["groups/redrawn"] == max(0, len(b["rewards"]) // 4 - 2)
         signal = (advantages.view(-1, 4) != 0).any(dim=1).repeat_interleave(4)
         assert in_loss.tolist() == signal.tolist() and row["episodes"] == len(b["rewards"])
-    run(uneven, folders[1], *flags, "--stop-after", 3)
-    run(uneven, folders[1], *flags, "--resume")
+    run(uneven, folders[1], flags, "--stop-after 3")
+    run(uneven, folders[1], flags, "--resume")
     files = (folder / "checkpoint/step-0000006.pt" for folder in folders)
     one, two = (torch.load(file, weights_only=True)["state"] for file in files)
     rates = one["pass_rates"]
@@ -181,47 +156,37 @@ def test_a_run_with_redrawn_groups_resumes(uneven, tmp_path, monkeypatch):
         assert rows[0] == rows[1]
 
 
-# ---- the teacher ----
-
-
 def test_a_run_with_a_teacher(graded, tmp_path, monkeypatch):
-    """--teacher: its log-probs are the reference's, β is 1 unless told, the graders' rewards are logged
-    and reach no update, and the policy comes nearer: kl/token, the KL from the teacher, falls by a third
-    in forty steps. A group of equal reward is trained on as any other."""
+    """Its log-probs are the reference's, β is 1 unless told, rewards reach no update; kl/token, the
+    KL from the teacher, falls by a third. A group of equal reward is trained on as any other."""
     teacher = tiny_model("llama", tmp_path, seed=9)
     spy = Spy(monkeypatch, grpo_rubric, "update")
-    flags = ("--teacher", teacher, "--steps", 40, "--lr", 0.03, "--eval-every", 0, "--warmup", 0)
-    rows = trained(run(graded, tmp_path / "run", *flags, "--schedule", "constant"))
+    flags = "--steps 40 --lr 0.03 --eval-every 0 --warmup 0 --schedule constant --teacher"
+    rows = trained(run(graded, tmp_path / "run", flags, teacher))
     kinds = {(row["kl/coef"], row["forwarded"], row["updates"]) for row in rows}
     assert kinds == {(1.0, 16, 1)} and len(rows) == 40
     assert rows[-1]["kl/token"] < 0.67 * rows[0]["kl/token"], [row["kl/token"] for row in rows]
     for *_, advantages, in_loss in spy.calls:
         assert not advantages.any() and in_loss.all()
     assert rows[0]["reward/mean"] > 0 and rows[0]["advantage/abs_mean"] > 0
-
-
-def test_a_teacher_of_other_tokens_is_refused(graded, tmp_path):
-    """Ids that mean other words would be compared without a word: one line that names both."""
-    teacher = tiny_model("llama", tmp_path, tokenizer=tiny_tokenizer(pad="<|other|>"))
-    for path, said in ((teacher, "its tokens are not those of"), ("no/such", "")):
+    other = tiny_model("llama", tmp_path, tokenizer=tiny_tokenizer(pad="<|other|>"))
+    for path, said in ((other, "its tokens are not those of"), ("no/such", "")):
         with pytest.raises(files.UserError, match=f"--teacher {path}.*{said}"):
-            run(graded, tmp_path / "run", "--teacher", path)
+            run(graded, tmp_path / "no", "--teacher", path)
 
 
 @pytest.mark.parametrize("rank", [0, 4])
 def test_the_reference_is_the_start_or_the_teacher(rank, graded, tmp_path):
-    """--beta alone: a frozen copy of --model, with LoRA the policy itself; no --beta, none. A teacher
-    is a model of its own, also beside LoRA."""
+    """A frozen copy of --model, with LoRA the policy; a teacher is a model of its own."""
     own = tiny_model("llama", tmp_path, seed=9)
 
     def loaded(*flags):
-        argv = ["--model", graded["llama"], "--data", "x", "--lora-rank", str(rank), *flags]
-        device = SimpleNamespace(dtype=None, device=None)
-        return rollouts.load_models(grpo_rubric.parse_args(argv), device)
+        args = parsed("--model", graded["llama"], f"--data x --lora-rank {rank}", *flags)
+        return rollouts.load_models(args, SimpleNamespace(dtype=None, device=None))
 
     assert loaded()[1] is None
-    policy, reference, _ = loaded("--beta", "0.1")
+    policy, reference, _ = loaded("--beta 0.1")
     assert (reference is policy) == (rank > 0)
     assert rank or not any(w.requires_grad for w in reference.parameters())
-    (_, reference, _), own = loaded("--teacher", own), common.load_policy(own).state_dict()
+    (_, reference, _), own = loaded(f"--teacher {own}"), common.load_policy(own).state_dict()
     assert all(torch.equal(weight, own[name]) for name, weight in reference.state_dict().items())

@@ -1,9 +1,5 @@
-"""grpo_rubric.py from the inside out: advantages and losses by numbers worked on paper, the
-recipe's command line, the split, one update, whole runs with checks as graders.
-
-The goldens are in float64 and hold to 1e-7. Resume is in test_resume.py, where each loss lands in
-test_toy_world.py, TRL's numbers in test_trl_parity.py, a judge behind HTTP in test_grpo_judge.py.
-"""
+"""grpo_rubric.py: advantages and losses by numbers worked on paper (in float64, to 1e-7), the
+recipe's command line, the split, one update, whole runs with checks as graders."""
 
 import json
 import math
@@ -18,31 +14,25 @@ import grpo_rubric
 import judge
 from parts import files, rollouts, runs
 from test_losses import close, on, t
-from test_ppo import Spy, gap, gradients, read, trained
-from tiny import pair_rows, table, tiny_model, tiny_reward_model, write_rows
+from test_ppo import Spy, gap, gradients, near, read, trained
+from tiny import cases, pair_rows, table, tiny_model, tiny_reward_model, words, write_rows
 
 NAN = math.nan
 pytestmark = pytest.mark.usefixtures("quiet_process")
 
 
-# ---- advantages ----
-
-
-SCALED = table("""
+@cases("""
+scale | first | second
 center | 0.5 | [1, -1, 0, 0]
 std | 0.8658754298 | [0.9999000100, -0.9999000100, 0, 0]
 loo | 0.6666666667 | [1.5, -1.5, 0, 0]
 batch | 0.6014607693 | [1.2029215385, -1.2029215385, 0, 0]
 maxrl | 1.0 | [0.5, -0.5, 0, 0]
 """)
-
-
-@pytest.mark.parametrize("scale, first, second", SCALED)
 def test_group_advantages_golden(scale, first, second):
     """(1, 0, 0, 1): minus the mean ±½; ÷ the sample deviation .57735 + 1e-4 ±.8659; × 4/3, the mean
-    of the others, ±⅔; ÷ .8312, the deviation of all eleven scores, ±.6015; ÷ the group's mean ±1.
-    NaN, or what `valid` rules out, is no score: the rest is a group of three, the lost one gets
-    exactly 0. The rewards are left as they were."""
+    of the others, ±⅔; ÷ .8312, that of all eleven scores, ±.6015; ÷ the group's mean ±1. NaN, or
+    what `valid` rules out, is no score: the rest is a group of three."""
     rewards = t([1, 0, 0, 1], [3, 1, 2, NAN], [1, 1, 1, 1])
     filled = rewards.nan_to_num(99)
     for given, valid in ((rewards, None), (filled, ~rewards.isnan())):
@@ -59,15 +49,14 @@ def test_groups_without_signal(scale):
         assert not grpo_rubric.group_advantages(given, scale).any()
 
 
-# ---- the loss ----
-
 NANS = [NAN] * 3
 MASK = on([1, 1, 1], [1, 1, 0], [0, 0, 0])
 LOGPS, OLD = t([-1, -1, -1], [-2, -0.5, NAN], NANS), t([-1.5, -0.5, -1], [-2, -1, NAN], NANS)
 REF, A = t([-1.2, -1, -1.5], [-2, -0.8, NAN], NANS), t(1, -1, 1)
 
 
-GOLDEN = table("""
+@cases("""
+expected | options
 -0.0475618778 | {}
 0.1810918744 | {"aggregation": "sequence"}
 -0.0198174491 | {"aggregation": "fixed", "max_tokens": 4}
@@ -75,41 +64,34 @@ GOLDEN = table("""
 0.1420127083 | {"level": "sequence", "aggregation": "sequence"}
 0.1459853626 | {"level": "sequence", "aggregation": "sequence", "beta": 0.1}
 """)
-
-
-@pytest.mark.parametrize("expected, options", GOLDEN)
 def test_grpo_loss_golden(expected, options):
-    """Ratios (e^½, e^−½, 1) with A = 1 are clipped at 1.28 above only: −1.28 − .6065 − 1; (1, e^½)
-    with A = −1 are not clipped from above: 1 + 1.6487. Over 5 tokens, as a mean of the two answers
-    that have tokens, or over 3·4 places. Per answer e^0 and e^¼; the KL keeps its token's ratio."""
+    """Ratios (e^½, e^−½, 1), A = 1, clipped at 1.28 above only: −1.28 − .6065 − 1; (1, e^½), A =
+    −1: 1 + 1.6487. Over 5 tokens, as a mean of two answers, or over 3·4 places. Per answer e^0 and
+    e^¼; the KL keeps its token's ratio."""
     loss, _ = grpo_rubric.grpo_loss(LOGPS, OLD, A, MASK, REF, **options)
     assert loss.ndim == 0 and loss.item() == pytest.approx(expected, abs=1e-7)
 
 
 def test_sums_for_the_log():
-    """One token of five clipped, ratios 2·e^½ + e^−½ + 2, the largest e^½, k3 of new against old
-    2·(e^½ − 1.5) + e^−½ − .5; against the reference d = ref − logp is −.2, 0, −.5, 0, −.3: k1 = 1,
-    k3 = Σ e^d − 1 − d."""
+    """Ratios 2·e^½ + e^−½ + 2, k3 against old 2·(e^½ − 1.5) + e^−½ − .5; against the reference d =
+    −.2, 0, −.5, 0, −.3: k1 = 1, k3 = Σ e^d − 1 − d."""
     found = grpo_rubric.grpo_loss(LOGPS, OLD, A, MASK, REF, beta=0.1)[1]
     expected = {"clipped": 1, "ratio": 5.9039732011, "ratio_max": 1.6487212707}
     expected |= {"approx_kl": 0.4039732011, "k1": 1, "k3": 0.1660796335}
     assert found == pytest.approx(expected, abs=1e-7)
 
 
-CLIPPED = table("""
+@cases("""
+loss | expected | slopes | clipped
 clip | [-1.28, 0.8, 1.5, -0.5, 6] | [0, 0, 1.5, -0.5, 6] | 2
 dual | [-1.28, 0.8, 1.5, -0.5, 3] | [0, 0, 1.5, -0.5, 0] | 3
 cispo | [-0.60819766, -0.34657359, 0.60819766, 0.34657359, 8.95879735] | [-1.5, .5, 1.5, -.5, 5] | 1
 sapo | [-2.48983732,1.41593833,2.39358548,-1.51016268,3.78963762] | [-1.41,.4671,1.4012,-.47,.1246] | 0
 """)
-
-
-@pytest.mark.parametrize("loss, expected, slopes, clipped", CLIPPED)
 def test_clip_case_by_case(loss, expected, slopes, clipped):
-    """(ratio 1.5, A 1) and (.5, −1) are clipped, gradient exactly 0; (1.5, −1), (.5, 1) and (6, −1)
-    pull back, the last by at most 3 with a dual clip. CISPO, log π = log ρ here: −min(ρ, 5)·A·log
-    ρ, 5·log 6 = 8.9588. SAPO: −4·σ(.5) = −2.4898, for A < 0 4/1.05·σ(1.05·½) = 2.3936, and its
-    gradient −4·σ′·ρ·A fades: −1.41, and .1246 at ρ = 6."""
+    """(ratio 1.5, A 1) and (.5, −1) are clipped, gradient exactly 0; (1.5, −1), (.5, 1), (6, −1)
+    pull back, the last by at most 3 with a dual clip. CISPO: −min(ρ, 5)·A·log ρ. SAPO: −4·σ(.5) =
+    −2.4898, for A < 0 4/1.05·σ(1.05·½); its gradient −4·σ′·ρ·A fades: .1246 at ρ = 6."""
     logps = t([1.5], [0.5], [1.5], [0.5], [6]).log().requires_grad_()
     mask, advantages = on(*[[1]] * 5), t(1, -1, -1, 1, -1)
     losses, sums = grpo_rubric.token_losses(logps, logps.detach() * 0, advantages, mask, loss=loss)
@@ -119,45 +101,38 @@ def test_clip_case_by_case(loss, expected, slopes, clipped):
     assert [x == 0 for x in logps.grad[:, 0]] == [x == 0 for x in slopes]
 
 
-# ---- the command line, and the recipe's ----
-
-# the table of the page: recipe's name, a value, where it must arrive, and the recipe's default
-RECIPE = """
-model_name | some/model | model | meta-llama/Llama-3.1-8B
-lora_rank | 16 | lora_rank | 32
-data_path | other.json | data | x.json
-train_ratio | 0.7 | train_ratio | 0.9
-data_seed | 7 | data_seed | 42
-group_size | 4 | group_size | 8
-groups_per_batch | 16 | groups_per_batch | 32
-learning_rate | 0.0001 | lr | 4e-05
-max_tokens | 512 | max_new_tokens | 2048
-temperature | 0.7 | temperature | 1.0
-kl_penalty_coef | 0.05 | beta | 0.0
-num_substeps | 2 | num_substeps | 1
-judge_model | qwen3 | judge_model | gpt-5-mini
-judge_temperature | 0.3 | judge_temperature | None
-judge_max_retries | 5 | judge_max_retries | 3
-log_path | runs/mine | out | runs/grpo-Llama-3.1-8B-x
-wandb_project | hiring | wandb_project | None
-eval_every | 3 | eval_every | 10
-save_every | 9 | save_every | 20
-system_message | Brief. | system | None
-load_checkpoint_path | runs/before | model | meta-llama/Llama-3.1-8B
-"""
-
-
 def test_recipe_names(capsys):
-    """Every name=value line of the recipe works as it stands, and one such pair brings the recipe's
-    defaults for all that the line leaves out. A printed line says which."""
-    rows = [row.split(" | ") for row in RECIPE.strip().splitlines()]
+    """Every name=value works; one brings the recipe's defaults for all that the line leaves out."""
+    rows = table("""
+        model_name | some/model | model | meta-llama/Llama-3.1-8B
+        lora_rank | 16 | lora_rank | 32
+        data_path | other.json | data | x.json
+        train_ratio | 0.7 | train_ratio | 0.9
+        data_seed | 7 | data_seed | 42
+        group_size | 4 | group_size | 8
+        groups_per_batch | 16 | groups_per_batch | 32
+        learning_rate | 0.0001 | lr | 4e-05
+        max_tokens | 512 | max_new_tokens | 2048
+        temperature | 0.7 | temperature | 1.0
+        kl_penalty_coef | 0.05 | beta | 0.0
+        num_substeps | 2 | num_substeps | 1
+        judge_model | qwen3 | judge_model | gpt-5-mini
+        judge_temperature | 0.3 | judge_temperature | None
+        judge_max_retries | 5 | judge_max_retries | 3
+        log_path | runs/mine | out | runs/grpo-Llama-3.1-8B-x
+        wandb_project | hiring | wandb_project | None
+        eval_every | 3 | eval_every | 10
+        save_every | 9 | save_every | 20
+        system_message | Brief. | system | None
+        load_checkpoint_path | runs/before | model | meta-llama/Llama-3.1-8B
+    """)  # its name, a value, where it must arrive, and the recipe's default
     args = vars(grpo_rubric.parse_args([f"{name}={value}" for name, value, *_ in rows]))
     for _, value, arrives, _ in rows[1:]:  # load_checkpoint_path wins over model_name
-        assert str(args[arrives]) == value
+        assert args[arrives] == value
     assert "the line leaves out: \n" in capsys.readouterr().out
     args = vars(grpo_rubric.parse_args(["data_path=x.json"]))
     for *_, arrives, default in rows:
-        assert str(args[arrives]) == default
+        assert args[arrives] == default
     assert "leaves out: model_name, lora_rank, train_ratio, data_seed" in capsys.readouterr().out
     names = {row[0] for row in rows} | {"behavior_if_log_dir_exists", "wandb_name"}
     assert names == set(grpo_rubric.RECIPE)
@@ -185,10 +160,9 @@ data_path=x.json log_path=RUN behavior_if_log_dir_exists=raise | overwrite=False
 
 @pytest.mark.parametrize("row", LINES.strip().replace("\n|", " |").splitlines())
 def test_pairs_and_flags_mix(row, tmp_path, capsys):
-    """Flags win over the recipe's defaults; our own flags may be pairs too; the value behind a flag
-    is no pair; `none` is no value. --batch-size counts answers per optimiser step: 3 of 16 are 6
-    groups of 8. GSPO brings its bounds, thousandths, and its mean; another mean is told. A folder
-    that exists: delete → --overwrite, resume → --resume where there is a run, raise → neither."""
+    """Flags win over the recipe's defaults, and may be pairs too; the value behind a flag is no
+    pair; `none` is no value. 3 × 16 answers are 6 groups of 8. GSPO brings its bounds and its
+    mean."""
     (tmp_path / "args.json").touch()
     line, expected = row.replace("RUN", str(tmp_path)).split(" | ")
     args = vars(grpo_rubric.parse_args(line.split()))
@@ -199,7 +173,8 @@ def test_pairs_and_flags_mix(row, tmp_path, capsys):
     assert grpo_rubric.CLIP["sequence"] == (3e-4, 4e-4)
 
 
-BAD = """
+@cases("""
+line | message
 data_path=x.json group_sizes=4 | unrecognized argument --group-sizes, did you mean --group-size
 data_path=x.json judge_bas_url=u | did you mean --judge-base-url
 group_size=4 | data_path=FILE is missing: JSON or JSONL
@@ -217,15 +192,9 @@ data_path=x.json dry_run=maybe | dry_run=maybe: expected true or false
 --scale maxrl --overlong penalty | --scale maxrl: expected rewards of at least 0
 --data ROWS --train-ratio 0.1 | no row to train on; raise --train-ratio
 --data ROWS --train-ratio 0.99 --reward checks | line 5 has no check; use --reward rubric
-"""
-
-
-@pytest.mark.parametrize("row", BAD.strip().splitlines())
-def test_bad_lines(row, tmp_path):
-    """A mistyped flag is an error with the fix, before anything is loaded: one line, never a
-    traceback; so is a share that leaves no training row, or --reward checks with a row that has
-    none."""
-    line, message = row.split(" | ")
+""")
+def test_bad_lines(line, message, tmp_path):
+    """One line with the fix, before anything is loaded."""
     rows = numbered(6)
     rows[4]["rubrics"] = ["Is polite."]
     line = line.replace("ROWS", write_rows(tmp_path / "r.jsonl", rows))
@@ -262,10 +231,8 @@ the run of 1 steps: 4 calls, about 2770 tokens in, 800 out, 0.0044 USD
 
 @pytest.mark.parametrize("case", DRY.strip().split("\n\n"))
 def test_dry_run_touches_neither_network_nor_model(case, tmp_path, monkeypatch, capsys):
-    """What one calls before paying: a call per answer (per group and pass with RULER) and per
-    held-out prompt, at the start and every --eval-every steps: 10·6 + 3·2 = 66. An answer is taken
-    to be of full length, 4 tokens more are 20 letters or 5 tokens; a reply is 50 per criterion +
-    20."""
+    """A call per answer (per group and pass with RULER) and per held-out prompt, at the start and
+    every --eval-every steps: 10·6 + 3·2 = 66; a reply is 50 per criterion + 20."""
     touched = (socket.socket, "connect"), (grpo_rubric, "load_models"), (common, "load_tokenizer")
     for home, name in touched:
         monkeypatch.setattr(home, name, lambda *a, **k: pytest.fail("touched network or model"))
@@ -279,30 +246,25 @@ def test_dry_run_touches_neither_network_nor_model(case, tmp_path, monkeypatch, 
     assert not (tmp_path / "run").exists()
 
 
-# ---- the split ----
-
-
 def splits_of(path, *flags):
-    args = grpo_rubric.parse_args(["--data", str(path), *map(str, flags)])
+    args = grpo_rubric.parse_args(words("--data", path, *flags))
     return [[row.task_id for row in part] for part in grpo_rubric.load_data(args)]
 
 
-@pytest.mark.parametrize("n, ratio, seed", [(20, 0.8, 42), (23, 0.9, 7), (10, 0.55, 0)])
-def test_split_is_the_recipes(n, ratio, seed, tmp_path):
-    """The recipe's own training rows: shuffle a copy by random.Random(seed), the first int(n·ratio)
-    train. Of the rest the first half, rounded down, validates."""
-    rows = [f"t{i}" for i in range(n)]
-    file = write_rows(tmp_path / "r.jsonl", numbered(n))
-    random.Random(seed).shuffle(rows)
-    cut = int(n * ratio)
-    middle = cut + (n - cut) // 2
-    found = splits_of(file, "--train-ratio", ratio, "--data-seed", seed)
-    assert found == [rows[:cut], rows[cut:middle], rows[middle:]]
+def test_split_is_the_recipes(tmp_path):
+    """random.Random(seed) shuffles a copy; the first int(n·ratio) train, half of the rest
+    validate."""
+    for n, ratio, seed in ((20, 0.8, 42), (23, 0.9, 7), (10, 0.55, 0)):
+        rows, file = [f"t{i}" for i in range(n)], write_rows(tmp_path / "r.jsonl", numbered(n))
+        random.Random(seed).shuffle(rows)
+        cut = int(n * ratio)
+        middle = cut + (n - cut) // 2
+        found = splits_of(file, f"--train-ratio {ratio} --data-seed {seed}")
+        assert found == [rows[:cut], rows[cut:middle], rows[middle:]]
 
 
 def test_a_split_of_the_users_own_stays(tmp_path, capsys):
-    """{"train", "validation", "test"} is taken as it is. A held-out prompt that is also trained on,
-    up to case and blanks, is left out, counted."""
+    """A held-out prompt also trained on, up to case and blanks, is left out, counted."""
     file, rows = tmp_path / "r.json", numbered(9)
     rows[6]["prompt"], rows[7]["prompt"] = " ASK\n 1 .", [{"role": "user", "content": "ask2."}]
     file.write_text(json.dumps({"train": rows[:5], "validation": rows[5:7], "test": rows[7:]}))
@@ -325,7 +287,6 @@ PROMPTS = ["sql", "Assess this: python.", *(r["prompt"] for r in pair_rows(10))]
 
 @pytest.fixture(scope="module")
 def graded(tmp_path_factory):
-    """As `make_graded` says."""
     return make_graded(tmp_path_factory.mktemp("graded"))
 
 
@@ -341,12 +302,11 @@ def make_graded(folder):
 
 def opened(graded, *flags, reference=None):
     """(args, run, reference, b, advantages, in_loss) before the first step: 4 groups of 4 of
-    different lengths, log-probs somewhat off the policy's; one group and one more answer have
-    advantage 0."""
-    argv = ["--model", graded["llama"], "--data", graded["data"], *map(str, flags)]
+    different lengths, log-probs off the policy's; one group and one more answer have advantage
+    0."""
     small = """--max-new-tokens 7 --out runs/none --lr 0.001 --micro-tokens 4096 --warmup 0
-        --group-size 4 --groups-per-batch 4"""
-    args = grpo_rubric.parse_args([*small.split(), *argv])
+        --group-size 4 --groups-per-batch 4 --model"""
+    args = grpo_rubric.parse_args(words(small, graded["llama"], "--data", graded["data"], *flags))
     run = runs.Run("grpo_rubric", args, [], (), ())
     policy, own, tokenizer = grpo_rubric.load_models(args, run)
     run.state, run.planned, run.step = {"policy": policy}, 5, 1
@@ -364,24 +324,17 @@ def opened(graded, *flags, reference=None):
     return args, run, own, b, advantages, torch.ones(16, dtype=torch.bool)
 
 
-LOSSES = [
-    (),
-    ("--aggregation", "sequence", "--num-substeps", 2, "--beta", 0.1),
-    ("--aggregation", "fixed", "--loss", "gspo", "--num-substeps", 2),
-    ("--loss", "cispo"),
-]
-LOGGED = {
-    "kl/token": "k1", "kl/k3": "k3", "clip_frac": "clipped", "ratio/mean": "ratio",
-    "approx_kl": "approx_kl",
-}  # fmt: skip
+@cases("""
+flags
 
-
-@pytest.mark.parametrize("flags", LOSSES, ids=lambda f: " ".join(map(str, f)) or "plain")
+--aggregation sequence --num-substeps 2 --beta 0.1
+--aggregation fixed --loss gspo --num-substeps 2
+--loss cispo
+""")
 def test_gradient_for_every_cut(flags, graded, monkeypatch):
-    """E2. Sixteen answers as one forward, as some, and one by one are the same update: sums are
-    divided by the count of the whole optimiser step (the HF accumulation bug; trl#5619). What is
-    logged are means over all tokens, not over micro-batches."""
-    args, run, *made = opened(graded, *flags, reference="gpt2" if "--beta" in flags else None)
+    """E2. Sums are divided by the count of the whole optimiser step (the HF accumulation bug;
+    trl#5619); what is logged are means over all tokens, not over micro-batches."""
+    args, run, *made = opened(graded, flags, reference="gpt2" if "--beta" in flags else None)
     real, calls, seen = grpo_rubric.grpo_loss, [], []
     spy = lambda *given: calls.append((len(given[0]), real(*given))) or calls[-1][1]  # noqa: E731
     monkeypatch.setattr(grpo_rubric, "grpo_loss", spy)
@@ -396,7 +349,8 @@ def test_gradient_for_every_cut(flags, graded, monkeypatch):
     assert len(one) < len(seen[1][2]) < len(cuts) and {n for n, _ in cuts} == {1}
     if args.beta:
         n = int(made[1]["mask"].sum())
-        for key, name in LOGGED.items():
+        logged_as = {"kl/token": "k1", "kl/k3": "k3", "clip_frac": "clipped", "ratio/mean": "ratio"}
+        for key, name in (logged_as | {"approx_kl": "approx_kl"}).items():
             assert logged[key] == pytest.approx(sum(sums[name] for _, (_, sums) in one) / n)
         assert logged["kl/ref"] == pytest.approx(logged["kl/token"] * n / 16)
         assert 0 < logged["clip_frac"] < 1 and logged["kl/k3"] > 0.1
@@ -404,12 +358,11 @@ def test_gradient_for_every_cut(flags, graded, monkeypatch):
 
 @pytest.mark.parametrize("aggregation", grpo_rubric.AGGREGATIONS)
 def test_answers_without_advantage_cost_no_forward(aggregation, graded, monkeypatch):
-    """Rows 2 and 9 have no score: neither tokens nor count are in the loss, whatever stands in
-    them. Five others have advantage 0: without a KL they need no forward, and stay in the
-    normaliser. The gradient is that of one forward over the fourteen, each token times
-    min(policy/sampler, 2)."""
-    flags = ("--aggregation", aggregation, "--temperature", 0.7)
-    args, run, _, b, advantages, in_loss = opened(graded, *flags)
+    """Rows 2 and 9 have no score: in no loss, whatever stands in them. Five have advantage 0: no
+    forward without a KL, and they stay in the normaliser. Each token times min(policy/sampler,
+    2)."""
+    flags = f"--aggregation {aggregation} --temperature 0.7"
+    args, run, _, b, advantages, in_loss = opened(graded, flags)
     in_loss[[2, 9]], advantages[[2, 9]] = False, 0.0
     made = b, advantages, in_loss
     plain, row = gradients(monkeypatch, grpo_rubric.update, args, run, None, *made)
@@ -436,9 +389,8 @@ def test_answers_without_advantage_cost_no_forward(aggregation, graded, monkeypa
 
 
 def test_nothing_to_learn_from(graded):
-    """All advantages 0, or no answer with a score: no optimiser step at all (AdamW moves the
-    weights by its moments at a gradient of 0), and numbers that do not exist are None."""
-    args, run, _, b, advantages, in_loss = opened(graded, "--num-substeps", 2)
+    """No step at all: AdamW moves the weights by its moments at a gradient of 0."""
+    args, run, _, b, advantages, in_loss = opened(graded, "--num-substeps 2")
     advantages[4:] = 0.0
     assert grpo_rubric.update(args, run, None, b, advantages, in_loss)["updates"] == 1
     before = torch.nn.utils.parameters_to_vector(run.model.parameters()).detach()
@@ -450,10 +402,9 @@ def test_nothing_to_learn_from(graded):
 
 
 def test_substeps_are_of_whole_groups(graded, monkeypatch):
-    """Four groups in three substeps: 2, 1, 1 whole groups, each answer once, in another order in
-    the next step. The old log-probs are the sampled ones in all of them: later the ratio leaves
-    1."""
-    args, run, _, b, _, in_loss = opened(graded, "--num-substeps", 3, "--lr", 1e-2)
+    """Four groups in three: 2, 1, 1, shuffled anew each step; old log-probs are the sampled
+    ones."""
+    args, run, _, b, _, in_loss = opened(graded, "--num-substeps 3 --lr 1e-2")
     given = args, run, None, b, torch.tensor([1.0, -1.0] * 8), in_loss
     with torch.no_grad():  # as sampled
         b["logps"] = common.token_logps(run.model, b["ids"], b["attention_mask"], b["mask"])
@@ -472,9 +423,8 @@ def test_substeps_are_of_whole_groups(graded, monkeypatch):
 
 
 def test_the_row_of_a_rollout_by_hand():
-    """Four groups: mixed, and the longer answer pays (r = 1); all good; all bad; one score, which
-    is no group. A NaN is in no mean and no share, and the group with one score is skipped, not
-    bad."""
+    """Mixed (the longer answer pays), all good, all bad, one score, which is no group but
+    skipped."""
     rewards = t([1, 0, 0, 0], [1, 1, NAN, 1], [0, 0, 0, 0], [NAN, 1, NAN, NAN])
     advantages = grpo_rubric.group_advantages(rewards)
     expected = {
@@ -491,18 +441,15 @@ def test_the_row_of_a_rollout_by_hand():
 
 
 def test_lora_reference_is_the_start(graded, monkeypatch):
-    """With LoRA the reference is the policy with its adapter off: gradient and KL are those against
-    a frozen copy of the start, also when the adapter has moved. Without --beta there is none."""
-    args, run, reference, *made = opened(graded, "--lora-rank", 4, "--beta", 0.3)
+    """Gradient and KL as against a frozen copy of the start, also when the adapter has moved."""
+    args, run, reference, *made = opened(graded, "--lora-rank 4 --beta 0.3")
     assert reference is run.model
     for name, weight in run.model.named_parameters():
         if "lora_B" in name:
             weight.data.normal_(0, 0.1, generator=torch.Generator().manual_seed(0))
     frozen = common.load_policy(graded["llama"], trainable=False)
-    (own, row), (other, expected) = (
-        gradients(monkeypatch, grpo_rubric.update, args, run, each, *made)
-        for each in (reference, frozen)
-    )
+    given = monkeypatch, grpo_rubric.update, args, run
+    (own, row), (other, expected) = (gradients(*given, x, *made) for x in (reference, frozen))
     assert gap(own, other) < 1e-5
     assert row == pytest.approx(expected, rel=1e-4, abs=1e-6) and row["kl/k3"] > 0.01
     assert opened(graded)[2] is None, "beta 0 loads no reference"
@@ -513,9 +460,9 @@ def test_lora_reference_is_the_start(graded, monkeypatch):
 
 def run(graded, out, *flags):
     """The rows of metrics.jsonl of a run of `main`."""
-    argv = "--steps 2 --group-size 4 --groups-per-batch 4 --max-new-tokens 6 --patience 0".split()
-    argv += ["--model", graded["llama"], "--data", graded["data"], "--out", str(out)]
-    assert grpo_rubric.main([*argv, *map(str, flags)]) in (None, 0)
+    argv = "--steps 2 --group-size 4 --groups-per-batch 4 --max-new-tokens 6 --patience 0 --model"
+    argv = words(argv, graded["llama"], "--data", graded["data"], "--out", out, *flags)
+    assert grpo_rubric.main(argv) in (None, 0)
     return read(out / "metrics.jsonl")
 
 
@@ -525,13 +472,12 @@ def kept_of(out, split="train", step=None):
 
 
 def test_one_group_as_a_table(capsys):
-    """Criteria × answers, then reward and advantage; – where there is no verdict or no reward."""
+    """– where there is no verdict or no reward."""
     rubrics = [{"criterion": "Names a gap.", "weight": 2}, {"check": "punctuation:no_comma"}]
     row, grades = judge.read_row({"prompt": "p", "rubrics": rubrics}), []
-    for pair in ((True, False), (None, True), (None, None)):
-        grades.append(
-            judge.Grade(criteria=[{"id": n, "verdict": v} for n, v in enumerate(pair, 1)])
-        )
+    for a, b in ((True, False), (None, True), (None, None)):
+        criteria = [{"id": 1, "verdict": a}, {"id": 2, "verdict": b}]
+        grades.append(judge.Grade(criteria=criteria))
     grpo_rubric.show_group(row, grades, t(2 / 3, 1 / 3, NAN), t(1 / 6, -1 / 6, 0))
     assert [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()] == [
         "1. Names a gap. × 2 yes – –",
@@ -542,18 +488,15 @@ def test_one_group_as_a_table(capsys):
 
 
 def test_what_a_run_leaves(graded, tmp_path, capsys):
-    """E1. Before step one, at temperature .7: the rollout = teacher forcing, a token strip, one
-    group as a table. Reward: .75 × the share of the weight that was met + .25 × the reward model's
-    score. rollouts.jsonl holds every answer with its verdicts, from which reward, advantage and the
-    log's means follow; validation is by the reward model; the test rows are touched once, before
-    and after, with n and interval. What comes next fits the data."""
+    """E1. Reward: .75 × the share of the weight met + .25 × the reward model's score; from the
+    verdicts in rollouts.jsonl follow reward, advantage and the log's means. The test rows are
+    touched before and after alone."""
     out, score = tmp_path / "run", common.reward_function(graded["reward"])
     flags = "--reward checks:3 --reward model --val-metric model --eval-every 2 --temperature 0.7"
-    flags = (*flags.split(), "--reward-model", graded["reward"], "--beta", 0.1)
-    rows, printed = run(graded, out, *flags), capsys.readouterr().out
+    flags += f" --reward-model {graded['reward']} --beta 0.1"
+    rows, printed = run(graded, out, flags), capsys.readouterr().out
     assert "gap between the rollout's log-probs and teacher forcing: 0.0" in printed
     assert "3. vowel × 2 " in printed and "validation by model" in printed
-
     kept, group, first = kept_of(out), kept_of(out, step=1), trained(rows)[0]
     places = [(r["step"], r["group"], r["sample"]) for r in kept]
     assert places == [(s, p, g) for s in (1, 2) for p in range(4) for g in range(4)]
@@ -572,7 +515,7 @@ def test_what_a_run_leaves(graded, tmp_path, capsys):
     expected |= {"reward/mean": rewards.mean().item(), "reward/voided": 0, "ratio/mean": 1}
     expected |= {"pass_rate": sum(passed) / 64, "pass_rate/vowel": sum(passed[2::4]) / 16}
     expected |= {"clip_frac": 0, "kl/coef": 0.1, "sample_gap": 0, "kl/ref": 0}
-    assert {k: first[k] for k in expected} == pytest.approx(expected, abs=5e-5)
+    assert near(first, expected, abs=5e-5)
     assert first["reward/frac_perfect"] is None, "a reward model's score has no maximum"
     advantages = grpo_rubric.group_advantages(rewards.view(4, 4)).flatten().tolist()
     assert [r["advantage"] for r in group] == pytest.approx(advantages, abs=1e-6)
@@ -580,7 +523,6 @@ def test_what_a_run_leaves(graded, tmp_path, capsys):
         part = kept_of(out, "validation", row["step"])
         assert row["val/score"] == pytest.approx(sum(r["components"]["model"] for r in part) / 2)
         assert [r["prompt"] for r in part] == PROMPTS[8:10]
-
     summary = json.loads((out / "summary.json").read_text())
     before = summary["test_before"]
     assert before["n"] == summary["test_after"]["n"] == 2
@@ -591,14 +533,13 @@ def test_what_a_run_leaves(graded, tmp_path, capsys):
 
 
 def test_each_step_has_its_own_prompts_and_draws(graded, tmp_path, monkeypatch):
-    """The eight training prompts come in a permutation per epoch, in steps of three: the last of
-    the pass has two, step 4 opens the next. An evaluation in between changes nothing: its draws are
-    its own."""
+    """Eight prompts by three: 3, 3, 2, then the next pass; an evaluation in between changes
+    nothing."""
     kept, spy = {}, Spy(monkeypatch, grpo_rubric, "rollout")
     for every in (1, 0):
         out = tmp_path / str(every)
-        flags = ("--steps", 4, "--groups-per-batch", 3, "--restore", "last")
-        rows = trained(run(graded, out, *flags, "--eval-every", every))
+        flags = f"--steps 4 --groups-per-batch 3 --restore last --eval-every {every}"
+        rows = trained(run(graded, out, flags))
         kept[every] = kept_of(out)
     assert kept[0] == kept[1]
     assert [call[4] for call in spy.calls] == 2 * [0, 1, 2, 3, 4]  # of the preflight, then a step
@@ -609,10 +550,9 @@ def test_each_step_has_its_own_prompts_and_draws(graded, tmp_path, monkeypatch):
 
 
 def test_a_lost_grade_is_no_zero(graded, tmp_path, monkeypatch):
-    """Answer 1 of group 0 and all but one of group 1 have no rubric score, and answer 9 none of the
-    model: sums over fewer parts cannot be compared. The group of three has its own mean, the group
-    of one is skipped, and the logged reward is the mean of the eleven. Each part's count is in the
-    log, and `reward/voided` counts those that the other part scored."""
+    """Sums over fewer parts cannot be compared: answer 1 of group 0, all but one of group 1, answer
+    9. The group of three has its own mean, that of one is skipped; `reward/voided` counts those
+    that the other part scored."""
     lost, real = (1, 4, 5, 6, 9), judge.grade_answers
     scores = [None if i in (6, 9) else i / 16 for i in range(16)]
 
@@ -625,15 +565,14 @@ def test_a_lost_grade_is_no_zero(graded, tmp_path, monkeypatch):
     monkeypatch.setattr(judge, "grade_answers", grade)
     monkeypatch.setattr(common, "reward_function", lambda *a: lambda p, texts: scores[: len(texts)])
     spy = Spy(monkeypatch, grpo_rubric, "update")
-    flags = ("--reward", "rubric", "--reward", "model", "--reward-model", graded["reward"])
-    flags += ("--overlong", "penalty", "--steps", 1)
-    row = trained(run(graded, tmp_path / "run", *flags))[0]
+    flags = f"--reward rubric --reward model --reward-model {graded['reward']}"
+    row = trained(run(graded, tmp_path / "run", flags, "--overlong penalty --steps 1"))[0]
     kept = kept_of(tmp_path / "run")
     rewards = [r["reward"] for r in kept]
     assert tuple(i for i, r in enumerate(rewards) if r is None) == lost
     expected = {"reward/mean": sum(filter(None, rewards)) / 11, "reward/unscored_frac": 5 / 16}
     expected |= {"reward/lost/rubric": 4, "reward/lost/model": 2, "reward/voided": 4}
-    assert {key: row[key] for key in expected} == pytest.approx(expected, abs=1e-6)
+    assert near(row, expected, abs=1e-6)
     assert row["groups/scored"] == 3
     advantages, in_loss = spy.calls[0][4:6]
     assert in_loss.tolist() == [i not in (*lost, 7) for i in range(16)]
@@ -646,13 +585,12 @@ def test_a_lost_grade_is_no_zero(graded, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("mode", ["keep", "mask", "penalty"])
 def test_overlong(mode, graded, tmp_path, monkeypatch):
-    """An answer that was cut: `keep` as any other; `mask` out of the loss, its reward still in its
-    group's mean; `penalty`, with a limit of 16 and its eighth, 2, as buffer: −½ at 15 tokens, −1 at
-    16, beside the logged reward and not in it."""
+    """`mask` leaves the loss, its reward still in its group's mean; `penalty`, with a limit of 16
+    and its eighth, 2, as buffer: −½ at 15 tokens, −1 at 16, beside the logged reward."""
     spy = Spy(monkeypatch, grpo_rubric, "update")
     penalties = Spy(monkeypatch, grpo_rubric, "overlong_penalty")
-    flags = ("--overlong", mode, "--steps", 1, "--max-new-tokens", 16, "--temperature", 2)
-    row = trained(run(graded, tmp_path / "run", *flags))[0]
+    flags = f"--overlong {mode} --steps 1 --max-new-tokens 16 --temperature 2"
+    row = trained(run(graded, tmp_path / "run", flags))[0]
     kept = kept_of(tmp_path / "run")
     finished, length = ([r[k] for r in kept] for k in ("finished", "tokens"))
     assert 0 < sum(finished) < 16 and max(length) == 16
@@ -671,14 +609,12 @@ def test_overlong(mode, graded, tmp_path, monkeypatch):
 
 
 def test_checks_alone_ask_nobody(graded, tmp_path, monkeypatch):
-    """--reward checks on rows that also have texts for a judge: no network, the texts left out of
-    the score; --reward rubric asks for a judge. --system stands before every prompt, in training
-    and validation; --max-length leaves so many tokens for a prompt."""
+    """--system stands before every prompt; --max-length leaves so many tokens for a prompt."""
     rows = [{"prompt": p, "rubrics": ["Is polite.", *CHECKS[:2]]} for p in PROMPTS]
     own = graded | {"data": write_rows(tmp_path / "r.jsonl", rows)}
     monkeypatch.setattr(socket.socket, "connect", lambda *a: pytest.fail("asked the network"))
     spy = Spy(monkeypatch, grpo_rubric, "sample")
-    run(own, tmp_path / "run", "--reward", "checks", "--system", "Be brief.", "--steps", 1)
+    run(own, tmp_path / "run", "--reward checks --system", "Be brief.", "--steps 1")
     assert {c["id"] for r in read(tmp_path / "run/rollouts.jsonl") for c in r["criteria"]} == {2, 3}
     asked = [prompt for call in spy.calls for prompt in call[2]]
     assert len(asked) > 8 and {p[0]["content"] for p in asked} == {"Be brief."}
@@ -686,5 +622,5 @@ def test_checks_alone_ask_nobody(graded, tmp_path, monkeypatch):
     with pytest.raises(files.UserError, match="needs a judge"):
         run(own, tmp_path / "no")
     assert not (tmp_path / "no").exists()
-    run(graded, tmp_path / "short", "--max-length", 26, "--steps", 1)
+    run(graded, tmp_path / "short", "--max-length 26 --steps 1")
     assert max(len(prompt) for call in spy.calls for prompt in call[2]) == 20

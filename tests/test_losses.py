@@ -1,8 +1,8 @@
-"""The losses, by numbers worked on paper: DPO and its relatives, Bradley-Terry, the KL estimators
-(of PPO and GRPO in test_ppo.py and test_grpo.py); in float64, to 1e-7. The second half is what every
-loss function owes: shapes, NaN in places that do not count, precision, inputs left alone."""
+"""The losses, by numbers worked on paper (those of PPO and GRPO in test_ppo.py and test_grpo.py),
+in float64, to 1e-7; then what every loss function owes."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ import ppo
 import reward_train
 import sft
 from parts import runs
-from tiny import table, tiny_model
+from tiny import cases, tiny_model
 
 LN2 = math.log(2)
 F64 = dict(dtype=torch.float64)
@@ -38,8 +38,6 @@ def sigma(x):
     return 1 / (1 + math.exp(-x))
 
 
-# ---- DPO ----
-
 # two pairs, sums of log-probs: chosen, rejected, and the reference of each; z = ±.2 at β = .1
 PAIRS = (t(-10, -20), t(-12, -18), t(-11, -19), t(-11, -19))
 LENGTHS = dict(chosen_lengths=t(5, 10), rejected_lengths=t(4, 6))
@@ -53,7 +51,8 @@ def loss_of(loss_type, **options):
     return dpo.dpo_loss(*sides, loss_type=loss_type, **LENGTHS, **options)
 
 
-GOLDEN = table("""
+@cases("""
+loss_type | smoothing | expected
 sigmoid | 0.0 | [0.5981388694, 0.7981388694]
 sigmoid | 0.1 | [0.6181388694, 0.7781388694]
 robust | 0.1 | [0.5731388694, 0.8231388694]
@@ -63,20 +62,16 @@ sigmoid_norm | 0.0 | [0.6709002842, 0.7065694001]
 simpo | 0.0 | [0.3132616875, 0.3132616875]
 kto | 0.0 | [0.4750208125, 0.5249791875]
 """)
-
-
-@pytest.mark.parametrize("loss_type, smoothing, expected", GOLDEN)
 def test_dpo_golden(loss_type, smoothing, expected):
-    """A sign, a β or a length in the wrong place. z = .1·(1 + 1) = .2: log(1 + e^−.2) = .5981;
-    hinge 1 − .2; ipo (1/5 + 1/4 − 5)² = 20.7025; simpo 2·(−10/5 + 12/4) − 1 = 1, log(1 + e⁻¹) =
-    .3133."""
+    """z = .1·(1 + 1) = .2: log(1 + e^−.2) = .5981; hinge 1 − .2; ipo (1/5 + 1/4 − 5)² = 20.7025;
+    simpo 2·(−10/5 + 12/4) − 1 = 1, log(1 + e⁻¹) = .3133."""
     losses, _, _ = loss_of(loss_type, label_smoothing=smoothing)
     assert close(losses, expected)
 
 
 def test_dpo_rewards_golden():
-    """The logged reward is the optimised one: β·log(π/π_ref) = ±.1, and −log σ(margin) is the loss.
-    SimPO's is β·logp/n, 2·(−10/5) = −4 and so on, and γ stands beside the margin."""
+    """The logged reward is the optimised one: β·log(π/π_ref) = ±.1, SimPO's β·logp/n =
+    2·(−10/5)."""
     losses, chosen, rejected = dpo.dpo_loss(*PAIRS)
     assert close(chosen, [0.1, -0.1]) and close(rejected, [-0.1, 0.1])
     assert close(losses, -torch.nn.functional.logsigmoid(chosen - rejected))
@@ -86,8 +81,8 @@ def test_dpo_rewards_golden():
 
 
 def test_kto_golden():
-    """Two answers against k = 2 nats: h_c = 1, h_r = −1, β = .1: (1 − σ(.1·(1 − 2)) + 1 − σ(.1·(2 +
-    1)))/2. A thumb alone is one of the two; its empty side has no gradient."""
+    """Two answers against k = 2 nats: h = ±1, β = .1: (1 − σ(.1·(1 − 2)) + 1 − σ(.1·(2 + 1)))/2. A
+    thumb alone is one of the two; its empty side has no gradient."""
     policy, rejected = t(-10, -10, 0).requires_grad_(), t(-12, 0, -12).requires_grad_()
     ref, lengths = (t(-11, -11, 0), t(-11, 0, -11)), (t(5, 5, 0), t(4, 0, 4))
     losses, _, _ = dpo.dpo_loss(policy, rejected, *ref, 0.1, "kto", 0.0, *lengths, baseline=2.0)
@@ -98,14 +93,10 @@ def test_kto_golden():
 
 
 def test_batch_rows_keeps_pairs_together():
-    """Odd batch, halves in order: row k is chosen k, row 3 + k is rejected k, each behind its own
-    prompt. An interleaved batch trains on pairs that nobody compared."""
-
-    class Pairs:
-        prompts = [[1, 2], [3], [4, 5, 6]]
-        chosen, rejected = [[10], [11, 12], [13]], [[20, 21], [22], [23, 24]]
-
-    ids, attention_mask, response_mask = dpo.batch_rows(Pairs, [2, 0, 1], 0)
+    """Row k is chosen k, row 3 + k rejected k. Interleaved, nobody compared the pairs."""
+    chosen, rejected = [[10], [11, 12], [13]], [[20, 21], [22], [23, 24]]
+    pairs = SimpleNamespace(prompts=[[1, 2], [3], [4, 5, 6]], chosen=chosen, rejected=rejected)
+    ids, attention_mask, response_mask = dpo.batch_rows(pairs, [2, 0, 1], 0)
     answers = [[13], [10], [11, 12], [23, 24], [20, 21], [22]]
     assert [row[m].tolist() for row, m in zip(ids, response_mask)] == answers
     prompts = [row[m].tolist() for row, m in zip(ids, attention_mask & ~response_mask)]
@@ -114,7 +105,7 @@ def test_batch_rows_keeps_pairs_together():
 
 @pytest.mark.usefixtures("quiet_process")
 def test_kl_of_sample_answers(tokenizer, llama_folder, tmp_path):
-    """val/kl is against the start, in nats: the mean over answers of Σ log(π/π_ref), which is k1."""
+    """In nats, against the start: the mean over answers of Σ log(π/π_ref), which is k1."""
     args = dpo.parse_args(["--model", llama_folder, "--out", "no/folder"])
     folders, pad = (tiny_model("llama", tmp_path, seed=1), llama_folder), tokenizer.pad_token_id
     policy, start = (common.load_policy(folder, trainable=False) for folder in folders)
@@ -127,19 +118,16 @@ def test_kl_of_sample_answers(tokenizer, llama_folder, tmp_path):
 
 
 def test_metrics_of_a_step_are_sums_divided_once():
-    """Parts of 3 and 1 pairs with rewards 0, 0, 0 and 4 have the mean 1; a mean of means is 2.
-    `nll` is per token: log-probs 3·−6 and −2 over 3·2 + 4 tokens are 2. Three equal pairs count as
-    half."""
-    numbers = [
-        t(1, reward, 0, logp, logp, length, length)[:, None].expand(7, n)
-        for n, reward, logp, length in ((3, 0, -6, 2), (1, 4, -2, 4))
-    ]
-    means = dpo.means(numbers, 0.1)
+    """Parts of 3 and 1 pairs, rewards 0, 0, 0 and 4: the mean is 1, a mean of means 2. `nll`: 3·6 +
+    2 over 3·2 + 4 tokens. Three equal pairs count as half."""
+    three, one = t(1, 0, 0, -6, -6, 2, 2), t(1, 4, 0, -2, -2, 4, 4)
+    means = dpo.means([three[:, None].expand(7, 3), one[:, None]], 0.1)
     assert means["rewards/chosen"] == means["rewards/margins"] == 1 and means["nll"] == 2
     assert means["rewards/accuracies"] == 0.625  # (3·½ + 1)/4
 
 
-WRONG = table("""
+@cases("""
+flags | message
 --loss-type orpo | orpo
 --beta 0 | --beta.*above 0
 --beta nan | --beta.*above 0
@@ -150,21 +138,18 @@ WRONG = table("""
 --loss-type hinge --label-smoothing 0.1 | hinge
 --loss-type ipo --ties soft | ipo
 """)
-
-
-@pytest.mark.parametrize("flags, message", WRONG)
 def test_wrong_settings(flags, message):
-    """Each would train on something: β = 0 is a constant loss, ε = ½ says that labels are coins, ε
-    with a hinge is ignored; NaN passes every `<`."""
+    """Each would train on something; NaN passes every `<`."""
     with pytest.raises(dpo.UserError, match=message):
         dpo.parse_args(flags.split())
 
 
-# ---- Bradley-Terry and its metrics ----
-
 REWARDS = (t(1, 2, 0), t(0, 2, 1))
 TIE = on(1, 0, 0)
-BRADLEY_TERRY = table("""
+
+
+@cases("""
+options | expected
 {} | 0.7732235185
 {"margin": [0.5, 0.5, 0.5]} | 1.0498557488
 {"center_coef": 0.01} | 0.8332235185
@@ -172,12 +157,9 @@ BRADLEY_TERRY = table("""
 {"tie": [1, 0, 0]} | [0.8132616875, 0.6931471806, 1.3132616875]
 {"margin": [0.5, 0.5, 0.5], "tie": [1, 0, 0], "label_smoothing": 0.1, "center_coef": 0.01} | 1.1562506499
 """)
-
-
-@pytest.mark.parametrize("options, expected", BRADLEY_TERRY)
 def test_bradley_terry_golden(options, expected):
-    """z = 1, 0, −1: −log σ is .3133, .6931, 1.3133, mean .7732. Centring adds .01·(1 + 16 + 1)/3.
-    The last row crosses all four: the tie has neither margin nor ε, but it is centred."""
+    """z = 1, 0, −1: −log σ is .3133, .6931, 1.3133. Centring adds .01·(1 + 16 + 1)/3. The last row
+    crosses all four: the tie has neither margin nor ε, but it is centred."""
     make = {"margin": t, "tie": on}
     options = {key: make[key](*x) if key in make else x for key, x in options.items()}
     losses = reward_train.bradley_terry_loss(*REWARDS, **options)
@@ -186,8 +168,7 @@ def test_bradley_terry_golden(options, expected):
 
 
 def test_bradley_terry_ties_pull_together():
-    """A tie scored as a win pushes equal answers apart. Its gradient is 0 at equal scores, σ(2) − ½
-    = .3808 on chosen at a difference of 2. Its margin, NaN in the file, is not read."""
+    """The gradient is 0 at equal scores, σ(2) − ½ at a difference of 2; its margin is not read."""
     chosen, rejected = t(1, 3).requires_grad_(), t(1, 1).requires_grad_()
     losses = reward_train.bradley_terry_loss(chosen, rejected, t(math.nan, math.nan), on(1, 1))
     losses.sum().backward()
@@ -196,9 +177,8 @@ def test_bradley_terry_ties_pull_together():
 
 
 def test_pair_metrics_golden():
-    """Δ = 2, −.5, −.2, 0: one right, two wrong, one equal, 1.5/4. Confidences .8808, .6225, .5498,
-    .5 in ten bins of width .05 from ½: 7, 2, 0, 0. ece = ¼|1 − .8808| + ¼|0 − .6225| + ½|¼ − .5249|
-    = .3229. A tie is in no mean; a rate over nobody is NaN, never 0 %."""
+    """Δ = 2, −.5, −.2, 0: 1.5/4 are right; ece = ¼|1 − .8808| + ¼|0 − .6225| + ½|¼ − .5249| =
+    .3229. A tie is in no mean; a rate over nobody is NaN, never 0 %."""
     chosen, rejected = t(2, 1, 9, 0, 0.5), t(0, 1.5, 0, 0.2, 0.5)
     metrics = reward_train.pair_metrics(chosen, rejected, on(0, 0, 1, 0, 0))
     expected = {"accuracy": 0.375, "margin": 1.3 / 4, "nll": 0.6480727613}
@@ -210,9 +190,8 @@ def test_pair_metrics_golden():
 
 
 def test_bins_of_calibration():
-    """Ten bins of .05: .549 (wrong) and .551 (right) lie in two, gaps .549 and .449; in nine bins
-    or eleven they share one, gap .1. Certainty, σ = 1, lies in the last bin: (.549 + .449 +
-    0)/3."""
+    """Ten bins of .05: .549 (wrong) and .551 (right) lie in two, 1 in the last: (.549 + .449 +
+    0)/3. In nine or eleven bins they share one, gap .1."""
     delta = t(0.549, 0.551, 1).logit().clamp(max=800) * t(-1, 1, 1)
     for found in (reward_train.pair_metrics(delta, 0 * delta), evaluate.calibration(delta)):
         assert found["ece"] == pytest.approx(0.998 / 3, abs=1e-9)
@@ -221,7 +200,19 @@ def test_bins_of_calibration():
 # ---- the KL card: three symbols, everything exact ----
 
 P, P_REF = t(0.7, 0.2, 0.1), t(0.2, 0.3, 0.5)
-CARD = table("""
+
+
+def test_kl_card_values():
+    """KL(π‖π_ref) = .6349 is the mean of k1 and k3; k2 is biased."""
+    k = common.kl_estimates(P.log()[:, None], P_REF.log()[:, None], on([1], [1], [1]))
+    estimates = torch.cat(k, 1)  # (3, 3)
+    means = P @ estimates
+    assert close(means, [0.6349, 0.6952, 0.6349], 5e-5)
+    assert close((P @ (estimates - means) ** 2).sqrt(), [0.99, 0.34, 0.61], 5e-3)
+
+
+@cases("""
+place | j | expected
 reward | 1 | [0.4325, -0.2081, -0.2244]
 reward | 2 | [0.0626, -0.1226, 0.0600]
 reward | 3 | [-0.0675, -0.1081, 0.1756]
@@ -232,23 +223,10 @@ ratio | 1 | [0.4325, -0.2081, -0.2244]
 ratio | 2 | [0.4951, -0.3307, -0.1644]
 ratio | 3 | [0.4325, -0.2081, -0.2244]
 """)
-
-
-def test_kl_card_values():
-    """KL(π‖π_ref) = .6349 is the mean of k1 (deviation .99) and k3 (.61); k2 is biased (.6952,
-    .34)."""
-    k = common.kl_estimates(P.log()[:, None], P_REF.log()[:, None], on([1], [1], [1]))
-    estimates = torch.cat(k, 1)  # (3, 3)
-    means = P @ estimates
-    assert close(means, [0.6349, 0.6952, 0.6349], 5e-5)
-    assert close((P @ (estimates - means) ** 2).sqrt(), [0.99, 0.34, 0.61], 5e-3)
-
-
-@pytest.mark.parametrize("place, j, expected", CARD)
 def test_kl_card_gradients(place, j, expected):
-    """The right value with the wrong gradient is the KL slip that no log shows. That of KL(π‖π_ref)
-    is π·(log(π/π_ref) − KL) = (.4325, …): k1 in the reward, k2 or ratio × k3 in the loss. k3 in the
-    loss pulls towards KL(π_ref‖π), π − π_ref, k1 in the loss nowhere."""
+    """The right value with the wrong gradient is the slip that no log shows. That of KL(π‖π_ref) is
+    π·(log(π/π_ref) − KL) = (.4325, …): k1 in the reward, k2 or ratio × k3 in the loss. k3 in the
+    loss pulls towards KL(π_ref‖π), k1 in the loss nowhere."""
     logits = P.log().requires_grad_()
     logps = torch.log_softmax(logits, -1)  # (3,) of three symbols, drawn in the shares P
     k = common.kl_estimates(logps[:, None], P_REF.log()[:, None], on([1], [1], [1]))[j - 1][:, 0]
@@ -260,8 +238,7 @@ def test_kl_card_gradients(place, j, expected):
 
 
 def test_kl_far_from_the_reference():
-    """Log-ratios of ±50: k1 and k2 stay the true 50 and 1250 (clamped, a policy that ran away has
-    no gradient back); k3 is bounded, or e^50 would end the run."""
+    """Clamped, a policy that ran away has no gradient back; k3 is bounded, or e^50 ends the run."""
     logps = torch.tensor([[-60.0, -10.0]])
     k1, k2, k3 = common.kl_estimates(logps, logps.flip(1), on([1, 1]))
     assert k1.tolist() == [[-50, 50]] and k2.tolist() == [[1250, 1250]]
@@ -271,16 +248,12 @@ def test_kl_far_from_the_reference():
 # ---- what every loss function owes ----
 
 
-def test_sft_loss_by_hand():
-    """Trained tokens of probability ½ and ¼ cost log 2 and log 4, the others exactly 0."""
+def test_sft_loss_and_masked_mean_by_hand():
     logps, mask = t(0.125, 0.5, 0.25, 0.9).log()[None], on([0, 1, 1, 0])
     assert close(sft.sft_loss(logps, mask), [[0, LN2, 2 * LN2, 0]])
-
-
-def test_masked_mean_by_hand():
-    """(1 + 3)/2 = 2; over nobody it is 0, not 0/0."""
     x = t(1, 100, 3)[None]
-    assert ppo.masked_mean(x, on([1, 0, 1])) == 2 and ppo.masked_mean(x, on([0, 0, 0])) == 0
+    assert ppo.masked_mean(x, on([1, 0, 1])) == 2
+    assert ppo.masked_mean(x, on([0, 0, 0])) == 0, "over nobody, not 0/0"
 
 
 NAMES = ("policy_chosen_logps", "policy_rejected_logps", "ref_chosen_logps", "ref_rejected_logps")
@@ -295,41 +268,30 @@ def rows(names):
 
 
 GRPO = rows("logps old_logps advantages ref_logps")
+SHAPED = rows("logps ref_logps") | dict(scores=t(2, -1, 0.5), finished=on(1, 0, 1))
+GROUPS = dict(rewards=t([1, 0, 0, 1], [3, 1, 2, 0]), valid=on([1, 1, 1, 0], [1, 0, 1, 1]))
 SCORES = dict(chosen_rewards=REWARDS[0], rejected_rewards=REWARDS[1], tie=TIE)
+MARGINS = SCORES | {"margin": t(0.5, 1, 0)}
 DPO = dict(zip(NAMES, PAIRS)) | LENGTHS | {"label_smoothing": t(0.1, 0.2)}
 # name: module and function (test_mutations.py swaps the module), what is fixed, its tensors
 LOSSES = {  # one value per row or token
     **{f"dpo {kind}": ("dpo.dpo_loss", {"loss_type": kind}, DPO) for kind in dpo.LOSS_TYPES},
-    "bradley_terry": (
-        "reward_train.bradley_terry_loss",
-        {"center_coef": 0.01},
-        SCORES | {"margin": t(0.5, 1, 0)},
-    ),
+    "bradley_terry": ("reward_train.bradley_terry_loss", {"center_coef": 0.01}, MARGINS),
     "sft": ("sft.sft_loss", {}, rows("logps")),
     "kl": ("common.kl_estimates", {}, rows("logps ref_logps")),
     "policy": ("ppo.ppo_policy_loss", {}, rows("logps old_logps advantages")),
     "value": ("ppo.ppo_value_loss", {}, rows("values old_values returns")),
-    **{
-        f"grpo {loss}": ("grpo_rubric.token_losses", {"beta": 0.1, "loss": loss}, GRPO)
-        for loss in grpo_rubric.LOSSES[:-1]
-    },
 }
+for kind in grpo_rubric.LOSSES[:-1]:
+    LOSSES[f"grpo {kind}"] = ("grpo_rubric.token_losses", {"beta": 0.1, "loss": kind}, GRPO)
 MEASURES = {  # over all rows or tokens at once
     "gspo": ("grpo_rubric.token_losses", {"beta": 0.1, "level": "sequence"}, GRPO),
-    "group_advantages": (
-        "grpo_rubric.group_advantages",
-        {},
-        dict(rewards=t([1, 0, 0, 1], [3, 1, 2, 0]), valid=on([1, 1, 1, 0], [1, 0, 1, 1])),
-    ),
+    "group_advantages": ("grpo_rubric.group_advantages", {}, GROUPS),
     "pair_metrics": ("reward_train.pair_metrics", {}, SCORES),
     "masked_mean": ("ppo.masked_mean", {}, rows("x")),
     "masked_whiten": ("ppo.masked_whiten", {}, rows("x")),
     "gae": ("ppo.gae", {"gamma": 0.99, "lam": 0.9}, rows("rewards values")),
-    "shape_rewards": (
-        "ppo.shape_rewards",
-        {"kl_coef": 0.1},
-        rows("logps ref_logps") | dict(scores=t(2, -1, 0.5), finished=on(1, 0, 1)),
-    ),
+    "shape_rewards": ("ppo.shape_rewards", {"kl_coef": 0.1}, SHAPED),
 }
 EVERYTHING = LOSSES | MEASURES
 MASKED = [name for name, (*_, tensors) in EVERYTHING.items() if "mask" in tensors]
@@ -347,8 +309,7 @@ def results(name, **changed):
 
 @pytest.mark.parametrize("name", EVERYTHING)
 def test_shapes_that_differ_are_refused(name):
-    """(B,) minus (B, 1) is a silent (B, B): a loss over pairs that nobody compared, whose mean even
-    looks right. Every tensor argument in another shape is a ValueError that names it."""
+    """(B,) minus (B, 1) is a silent (B, B): a loss over pairs that nobody compared."""
     for key, value in EVERYTHING[name][-1].items():
         for wrong in (value.unsqueeze(-1), value[..., :1], value[..., 0]):
             if (key, wrong.ndim) == ("label_smoothing", 0) or (name[0], wrong.ndim) == ("g", 1):
@@ -360,8 +321,7 @@ def test_shapes_that_differ_are_refused(name):
 
 @pytest.mark.parametrize("name", [name for name in EVERYTHING if name != "pair_metrics"])
 def test_precision_is_kept_or_raised(name):
-    """float64 through a .float() loses the gradcheck; bf16 that stays bf16 has two digits left. The
-    value is the float64 value of the rounded inputs, and the inputs are left as they were."""
+    """float64 through a .float() loses the gradcheck; bf16 that stays bf16 has two digits left."""
     tensors = EVERYTHING[name][-1]
     numbers = [key for key, x in tensors.items() if x.is_floating_point() and "smooth" not in key]
     single, double = torch.float32, torch.float64
@@ -377,8 +337,8 @@ def test_precision_is_kept_or_raised(name):
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_losses_are_per_example_and_differentiable(name):
-    """A loss that is already a mean is divided twice by the loop. One value a row, its gradient 0
-    everywhere but in that row. The rewards that DPO logs keep no graph, or it holds the forward."""
+    """A loss that is already a mean is divided twice by the loop. The rewards that DPO logs keep no
+    graph, or it holds the forward."""
     tensors = LOSSES[name][-1]
     first = next(iter(tensors))
     leaf = tensors[first].clone().requires_grad_()
@@ -394,8 +354,7 @@ def test_losses_are_per_example_and_differentiable(name):
 @pytest.mark.parametrize("name", MASKED)
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1e30])
 def test_masked_places_count_for_nothing(name, bad):
-    """0 · NaN is NaN: a mask that multiplies lets one bad pad position end the run, and `where`
-    after the arithmetic hands NaN to the gradient. The same values to the bit, 0 outside."""
+    """0 · NaN is NaN, and `where` behind the arithmetic hands NaN to the gradient. To the bit."""
     tensors, found = EVERYTHING[name][-1], []
     fields = [key for key, x in tensors.items() if x.dtype == torch.float64 and x.ndim == 2]
     for fill in (0.0, bad):
@@ -411,8 +370,7 @@ def test_masked_places_count_for_nothing(name, bad):
 @pytest.mark.parametrize("name", sorted({*LOSSES, "gspo"} - {"sft"}))
 @pytest.mark.parametrize("gap", [50.0, -50.0, 800.0])
 def test_far_log_ratios_stay_finite(name, gap):
-    """A policy that collapsed on a pair has log-ratios of ±50 nats: log(σ(z)) taken literally is
-    −inf, e^gap is inf, their gradient NaN, and one such pair ends the run. At β = 5, too."""
+    """A policy that collapsed on a pair: log(σ(z)) taken literally is −inf, its gradient NaN."""
     tensors = EVERYTHING[name][-1]
     cast = {key: x.float() if x.is_floating_point() else x for key, x in tensors.items()}
     first, second = list(cast)[:2]

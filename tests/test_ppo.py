@@ -1,10 +1,5 @@
-"""ppo.py from the inside out: the math by numbers worked on paper, the models, one rollout, one
-update, whole runs.
-
-The goldens are in float64 and hold to 1e-7; what every loss owes is in test_losses.py, the promises
-that all trainers make in test_trainers.py (E1 preflight, E2 micro-batches and E3 padding have PPO's
-own form here), resume in test_resume.py, where PPO lands in test_toy_world.py.
-"""
+"""ppo.py: the math by numbers worked on paper (in float64, to 1e-7), the models, one rollout, one
+update, whole runs."""
 
 import json
 import math
@@ -23,23 +18,24 @@ from parts import files, runs
 from test_losses import F64, close, on, t
 from tiny import (
     CHATML,
+    cases,
     pair_rows,
-    table,
     tiny_model,
     tiny_reward_model,
     tiny_tokenizer,
+    words,
     write_rows,
 )
 
 NAN = math.nan
-
-
-# ---- the math ----
+REWARDS, VALUES, ALL = t([-0.1, 0, 0.2, 1]), t([0.5, 0.4, 0.3, 0.2]), on([1, 1, 1, 1])
+pytestmark = pytest.mark.usefixtures("quiet_process")
+each_critic = pytest.mark.parametrize("critic", ["rm", "policy", "shared"])
 
 
 def test_shape_rewards_golden():
-    """k1 = (.5, −1), so −.1·k1 = (−.05, .1), and the score 2 joins the last action of its row; an
-    answer that was cut pays there. Columns that are no actions are 0, whatever stands in them."""
+    """k1 = (.5, −1), so −.1·k1 = (−.05, .1), and the score 2 joins the last action; a cut answer
+    pays there. Columns that are no actions are 0, whatever stands in them."""
     logps, ref = t([NAN, -1, NAN, -2], [5, -1, NAN, 9]), t([NAN, -1.5, 7, -1], [NAN, -1.5, 8, NAN])
     given = t(2, -1), logps, ref, on([0, 1, 0, 1], [0, 1, 0, 0]), 0.1
     cuts = ((), 2.1, -1.05), ((on(1, 0),), 2.1, -2.05), ((on(0, 1), 0.25), 1.85, -1.05)
@@ -49,28 +45,22 @@ def test_shape_rewards_golden():
         assert close(kl, [[0, 0.5, 0, -1], [0, 0.5, 0, 0]])
 
 
-REWARDS, VALUES, ALL = t([-0.1, 0, 0.2, 1]), t([0.5, 0.4, 0.3, 0.2]), on([1, 1, 1, 1])
-
-
-GAE = table("""
+@cases("""
+options | expected
 {} | [0.48115, 0.717, 0.86, 0.8]
 {"bootstrap": 0.6} | [0.995575, 1.2585, 1.43, 1.4]
 {"gamma": 0.9, "lam": 0.5} | [-0.2094, 0.068, 0.44, 0.8]
 """)
-
-
-@pytest.mark.parametrize("options, expected", GAE)
 def test_gae_golden(options, expected):
-    """λ = .95: A₃ = 1 − .2 = .8, A₂ = .2 + .2 − .3 + .95·.8 = .86, …; returns = A + V. A bootstrap
-    is the value after the last action; γ discounts the next value and the next advantage."""
+    """λ = .95: A₃ = 1 − .2 = .8, A₂ = .2 + .2 − .3 + .95·.8 = .86; a bootstrap is the value behind
+    the last action, γ discounts the next value and the next advantage."""
     after = {key: t(x) if key == "bootstrap" else x for key, x in options.items()}
     advantages, returns = ppo.gae(REWARDS, VALUES, ALL, **after)
     assert close(advantages, [expected]) and close(returns - advantages, VALUES)
 
 
 def test_a_gap_hands_on_what_is_behind_it():
-    """Columns that are no actions, between two that are or around them: the advantage flows through
-    them as if they were not there, and nothing flows in from behind the end."""
+    """As if columns that are no actions were not there; nothing flows in from behind the end."""
     mask = on([0, 1, 0, 1, 1, 0, 1, 0, 0])
     rows = [torch.full(mask.shape, 7.0, **F64).masked_scatter(mask, x) for x in (REWARDS, VALUES)]
     plain = ppo.gae(REWARDS, VALUES, ALL, 0.9, 0.5, t(0.6))
@@ -80,8 +70,7 @@ def test_a_gap_hands_on_what_is_behind_it():
 
 def test_whiten_golden():
     """{1, 2, 3, 4}: mean 2.5, unbiased variance 5/3, so ±1.1619 and ±.3873 (the population's:
-    ±1.3416). 1e9 in the padding counts for nothing; a single position and equal values give 0. Half
-    of a rollout, whitened with the sums of the whole, has the numbers of the whole."""
+    ±1.3416); equal values give 0. Half of a rollout is whitened with the sums of the whole."""
     x = t([1, 2, 1e9, 3, 4], [NAN, 1e9, math.inf, 1e9, NAN])
     white = [-1.1618950004, -0.3872983335, 0, 0.3872983335, 1.1618950004]
     assert close(ppo.masked_whiten(x, on([1, 1, 0, 1, 1], [0] * 5)), [white, [0] * 5])
@@ -91,8 +80,7 @@ def test_whiten_golden():
 
 
 def test_policy_loss_case_by_case():
-    """The four sign cases at ratios 1.5 and .5; the gradient is exactly 0 where the clipped branch
-    is the larger, −A·ρ elsewhere (−A at ratio 1). Clip-higher .28 moves the first case alone."""
+    """The gradient is exactly 0 where the clipped branch is the larger, −A·ρ elsewhere."""
     logps, advantages = t([1.5, 1.5, 0.5, 0.5, 1.1, 1.0]).log(), t([1, -1, 1, -1, 1, -1])
     logps.requires_grad_()
     given = logps, t([0] * 6), advantages, on([1] * 6)
@@ -104,9 +92,8 @@ def test_policy_loss_case_by_case():
 
 
 def test_value_loss_golden():
-    """R = 1, V_old = .5, ε = .2. V = 1 is perfect but moved by .5, so it is charged as .7: ½·.09 =
-    .045; V = .5: ½·.25. The clip stands around the rollout's value. The gradient is V − R inside
-    it, exactly 0 where the clipped branch is the larger."""
+    """R = 1, V_old = .5, ε = .2: V = 1 is perfect, but moved by .5, so charged as .7: ½·.09 = .045.
+    The gradient is V − R inside the clip, exactly 0 where the clipped branch is the larger."""
     values = t([1, 0.5, 0, 0.6]).requires_grad_()
     losses, clipped = ppo.ppo_value_loss(values, t([0.5] * 4), t([1] * 4), ALL)
     losses.sum().backward()
@@ -116,8 +103,7 @@ def test_value_loss_golden():
 
 
 def test_adaptive_kl_golden():
-    """β ← β·(1 + .1·clip(kl/6 − 1, ±.2)): 9 is clipped to +.2, 3 to −.2, 6.6 gives +.1. No target:
-    β stays."""
+    """β·(1 + .1·clip(kl/6 − 1, ±.2)): 9 is clipped to +.2, 3 to −.2, 6.6 gives +.1."""
     for kl, target, expected in ((9, 6, 0.204), (3, 6, 0.196), (6.6, 6, 0.202), (9, None, 0.2)):
         control = ppo.AdaptiveKL(0.2, target)
         control.update(kl)
@@ -125,16 +111,13 @@ def test_adaptive_kl_golden():
 
 
 def test_explained_variance_golden():
-    """R = (1, 2, 3, 4), V = (8, 9, 9, 12): R − V has variance 2/3, R 5/3, so 1 − .4 = .6, though V
-    is off by a constant. Where all returns agree there is nothing to explain."""
+    """R − V has variance 2/3, R 5/3, so 1 − .4 = .6, though V is off by a constant."""
     R, V, mask = t([1, 2, 3, 4, NAN]), t([8, 9, 9, 12, 1e9]), on([1, 1, 1, 1, 0])
     assert ppo.explained_variance(R, V, mask) == pytest.approx(0.6, abs=1e-12)
     assert math.isnan(ppo.explained_variance(R * 0, V, mask))
 
 
 # ---- the world of the other tests ----
-
-pytestmark = pytest.mark.usefixtures("quiet_process")
 
 REWARD = """
 def vowels(prompts, answers, rows):
@@ -157,13 +140,11 @@ ROWS = [{"prompt": prompt, "i": i} for i, prompt in enumerate(PROMPTS)]
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    """As `make_world` says."""
     return make_world(tmp_path_factory.mktemp("world"))
 
 
 def make_world(folder):
-    """A GPT-2 and a Llama, a reward model of each with a mean and a deviation, prompts of mixed
-    length, reward functions."""
+    """A GPT-2, a Llama, a reward model of each with mean and deviation, prompts, functions."""
     world = {"prompts": write_rows(folder / "p.jsonl", ROWS), "functions": folder / "reward.py"}
     world["functions"].write_text(REWARD)
     for family in ("gpt2", "llama"):
@@ -177,9 +158,9 @@ def make_world(folder):
 
 
 def line(world, out, flags, family):
-    """A command line; a flag that names a reward function of the world gives its name alone."""
-    argv = ["--model", world[family], "--prompts", world["prompts"], "--out", str(out)]
-    argv += ["--rollouts", "8", *map(str, flags)]
+    """A flag that names a reward function of the world gives its name alone."""
+    argv = ["--model", world[family], "--prompts", world["prompts"], "--out", out, "--rollouts 8"]
+    argv = words(*argv, *flags)
     for i, flag in enumerate(argv):
         if flag in ("--reward-fn", "--gold"):
             argv[i + 1] = f"{world['functions']}:{argv[i + 1]}"
@@ -190,9 +171,9 @@ def line(world, out, flags, family):
 
 def begun(world, *flags, family="llama", critic="policy"):
     """(args, run, models) of a run before its first step, the fresh value head filled at random."""
-    flags = "--critic", critic, "--batch-size", 8, "--ppo-epochs", 1, "--max-new-tokens", 7, *flags
-    flags = "--lr", 1e-3, "--warmup", 0, "--schedule", "constant", *flags
-    args = ppo.parse_args(line(world, "no/such/folder", flags, family))
+    own = f"--critic {critic} --batch-size 8 --ppo-epochs 1 --max-new-tokens 7 --lr 1e-3"
+    own += " --warmup 0 --schedule constant"
+    args = ppo.parse_args(line(world, "no/such/folder", (own, *flags), family))
     run = runs.Run("ppo", args, [], (), ())
     models = ppo.load_models(args, run)
     head = models[2].score.weight
@@ -205,8 +186,7 @@ def begun(world, *flags, family="llama", critic="policy"):
 
 
 def filled(args, run, models, rows=ROWS, generic=True, seed=3):
-    """One rollout with advantages and returns; `generic`: as if policy and critic had moved since,
-    so that no ratio is 1 and no value is the old one."""
+    """One rollout, advantages and returns; `generic`: policy and critic have moved since."""
     b = ppo.rollout(args, run, models, rows, seed)
     generator = torch.Generator().manual_seed(7)
     for key in ("logps", "values") if generic else ():
@@ -220,12 +200,11 @@ def filled(args, run, models, rows=ROWS, generic=True, seed=3):
 
 
 def per_row(b, change):
-    """The rollout with `change` made to each tensor and each column of it."""
     return {k: v if isinstance(v, float) else change(v) for k, v in b.items()}
 
 
 def gradients(monkeypatch, update, args, run, *rest):
-    """(gradient of all trained modules as one vector, for each optimiser step; the logged row)"""
+    """(gradient of all trained modules as a vector, for each optimiser step; the logged row)"""
     found = []
 
     def caught(where):
@@ -247,8 +226,6 @@ def gap(a, b):
 
 
 class Spy:
-    """Wraps a function of a stage, or a method of a run, and keeps what it was called with."""
-
     def __init__(self, monkeypatch, home, name):
         self.calls, self.real = [], getattr(home, name)
         monkeypatch.setattr(home, name, self)
@@ -256,6 +233,11 @@ class Spy:
     def __call__(self, *args, **kwargs):
         self.calls.append(args)
         return self.real(*args, **kwargs)
+
+
+def near(row, expected, **tolerance):
+    """The keys of `expected` in a row of a log are its numbers."""
+    return {key: row[key] for key in expected} == pytest.approx(expected, **tolerance)
 
 
 def read(path):
@@ -266,15 +248,8 @@ def trained(rows):
     return [row for row in rows if "lr" in row]
 
 
-each_critic = pytest.mark.parametrize("critic", ["rm", "policy", "shared"])
-
-
-# ---- the models and one rollout ----
-
-
 def test_critic_from_the_reward_model_starts_as_the_score(world):
-    """At the last column, where the answer is whole, the copied head says what the reward says: the
-    raw score − .7, over 2.5. A head in another unit starts with advantages of that size."""
+    """At the last column: (raw score − .7)/2.5. In another unit it starts with such advantages."""
     _, _, (_, _, critic, _, tokenizer) = begun(world, critic="rm")
     texts = ["Hold.", "Strengths: sql, kafka.", "x"]
     prompts = [row["prompt"] for row in pair_rows(len(texts))]
@@ -288,12 +263,11 @@ def test_critic_from_the_reward_model_starts_as_the_score(world):
 
 
 def test_three_models_or_one(world):
-    """The reference is a frozen copy of the start, with LoRA the policy itself with its adapters
-    off: no second model. The critic `shared` is a head of 33 numbers."""
+    """With LoRA the reference is the policy with its adapters off; `shared` is a head of 33."""
     _, _, (_, reference, critic, *_) = begun(world, critic="shared")
     assert not any(p.requires_grad for p in reference.parameters())
     assert sum(p.numel() for p in critic.parameters()) == 33
-    args, run, models = begun(world, "--lora-rank", 2, critic="shared")
+    args, run, models = begun(world, "--lora-rank 2", critic="shared")
     assert models[0] is models[1]
     for name, weight in models[0].named_parameters():
         if "lora_B" in name:
@@ -310,22 +284,18 @@ def test_three_models_or_one(world):
     assert ppo.evaluate(args, run, models, None, ROWS)[0] == pytest.approx(expected, rel=1e-5)
 
 
-FIRST = table("""
+@cases("""
+family | critic | temperature
 gpt2 | rm | 0.7
 gpt2 | shared | 1.0
 llama | policy | 0.7
 llama | rm | 1.0
 """)
-
-
-@pytest.mark.parametrize("family, critic, temperature", FIRST)
 def test_first_minibatch_has_ratio_one_and_kl_zero(family, critic, temperature, world, monkeypatch):
-    """What was sampled is what is scored: prompts of 3 to 60 tokens, learned or rotary positions,
-    also at temperature .7. The first update sees ratio 1, KL 0 and the rollout's values to 1e-5.
-    The values are the head on the hidden state one column to the left, of the trunk that --critic
-    names: here from transformers, row by row without padding."""
-    flags = ("--temperature", temperature, "--micro-tokens", 140)
-    args, run, models = begun(world, *flags, family=family, critic=critic)
+    """What was sampled is scored, at any length, position and temperature; the values are the head
+    on the state one column to the left: here by transformers, row by row without padding."""
+    flags = f"--temperature {temperature} --micro-tokens 140"
+    args, run, models = begun(world, flags, family=family, critic=critic)
     b = filled(args, run, models, generic=False)
     mask = b["mask"]
     assert b["ids"].shape[1] - b["lengths"].min() > 20, "prompts of one length"
@@ -334,7 +304,7 @@ def test_first_minibatch_has_ratio_one_and_kl_zero(family, critic, temperature, 
     expected = dict.fromkeys("approx_kl sample_gap kl/ref kl/token kl/k3".split(), 0)
     expected |= {"ratio/mean": 1, "ratio/max": 1, "clip_frac": 0, "value_clip_frac": 0}
     expected["value_loss"] = ((b["values"] - b["returns"])[mask] ** 2).mean().item() / 2
-    assert {k: row[k] for k in expected} == pytest.approx(expected, rel=1e-5, abs=1e-5)
+    assert near(row, expected, rel=1e-5, abs=1e-5)
     trunk = models[0] if critic == "shared" else models[2]
     for i, length in enumerate(b["lengths"].tolist()):
         with torch.no_grad():
@@ -345,11 +315,9 @@ def test_first_minibatch_has_ratio_one_and_kl_zero(family, critic, temperature, 
 
 
 def test_none_drops_the_answer(world):
-    """An answer without a score is not worth 0: it leaves the rollout whole, and its share is
-    logged. The ids are those that were drawn, which need not survive decode and encode. A function
-    that mostly fails would train on the few answers it likes to parse: five of eight stop the
-    run."""
-    args, run, models = begun(world, "--reward-fn", "some_are_none")
+    """No score is not 0. The ids are those drawn, which need not survive decode and encode; a
+    function that fails on five of eight would train on what it likes to parse."""
+    args, run, models = begun(world, "--reward-fn some_are_none")
     b, kept = filled(args, run, models), [0, 2, 3, 4, 6, 7]
     assert {len(v) for k, v in b.items() if k != "unscored"} == {6}
     assert b["rows"] == [ROWS[i] for i in kept] and b["prompts"] == [PROMPTS[i] for i in kept]
@@ -361,14 +329,13 @@ def test_none_drops_the_answer(world):
     assert (row["reward/unscored_frac"], row["episodes"]) == (0.25, 6)
     assert row["reward/mean"] == pytest.approx(22 / 6)
     assert ppo.rollout(args, run, models, ROWS[1:3], 3)["unscored"] == 0.5, "half may fail"
-    args, run, models = begun(world, "--reward-fn", "most_are_none")
+    args, run, models = begun(world, "--reward-fn most_are_none")
     with pytest.raises(files.UserError, match=r"--reward-fn: 5 of 8 answers got no score"):
         filled(args, run, models)
 
 
 def test_the_log_of_a_rollout(world):
-    """kl/ref is a sum over an answer's tokens and a mean over answers, kl/token and
-    advantage/abs_mean are means over actions."""
+    """kl/ref is a mean over answers of sums, kl/token and advantage/abs_mean are over actions."""
     args, run, models = begun(world)
     b = filled(args, run, models)
     row, mask, scores = ppo.rollout_row(b, b["kl"], 0.3), b["mask"], b["scores"]
@@ -381,18 +348,14 @@ def test_the_log_of_a_rollout(world):
         "length/max": lengths.max(), "length/truncated_frac": 1 - b["finished"].float().mean(),
     }  # fmt: skip
     expected = {key: float(x) for key, x in expected.items()}
-    assert {key: row[key] for key in expected} == pytest.approx(expected, rel=1e-4, abs=1e-6)
-
-
-# ---- one update ----
+    assert near(row, expected, rel=1e-4, abs=1e-6)
 
 
 @each_critic
 def test_gradient_for_every_cut(critic, world, monkeypatch):
-    """E2, E3. Eight answers of unequal length as 1×8, some parts, and 8×1 forwards are the same
-    update; so are nine more columns of random ids, and the rows upside down. The classic slip
+    """E2, E3. In any forwards, wider by random ids, upside down: one update. The classic slip
     divides by the actions of the micro-batch, so that a short answer weighs more."""
-    args, run, models = begun(world, "--entropy-coef", 0.01, critic=critic)
+    args, run, models = begun(world, "--entropy-coef 0.01", critic=critic)
     b = filled(args, run, models)
     for key in ("mask", "attention_mask"):  # answers of different lengths
         b[key][3, b["lengths"][3] - 4 :] = False
@@ -417,10 +380,9 @@ def test_gradient_for_every_cut(critic, world, monkeypatch):
 
 
 def test_the_rollout_is_fixed_before_the_update(world):
-    """Old log-probs, values and advantages carry no gradient and stay what they were: ratio 1 in
-    the first optimiser step, not 1 later. Recomputed each pass, the clip would never act."""
-    flags = ("--batch-size", 4, "--ppo-epochs", 2, "--micro-tokens", 140, "--lr", 1e-2)
-    args, run, models = begun(world, *flags)
+    """Recomputed in each pass, old log-probs would never let the clip act."""
+    flags = "--batch-size 4 --ppo-epochs 2 --micro-tokens 140 --lr 1e-2"
+    args, run, models = begun(world, flags)
     b = filled(args, run, models, generic=False)
     held = {k: v.clone() for k, v in b.items() if torch.is_tensor(v)}
     row = ppo.update(args, run, models[0], models[2], b)
@@ -430,10 +392,9 @@ def test_the_rollout_is_fixed_before_the_update(world):
 
 
 def test_ragged_tail(world, monkeypatch):
-    """Ten answers in batches of four are three optimiser steps a pass, the last over two: no answer
-    is lost, each pass has its own order, and a step is divided by its own actions."""
-    flags = ("--batch-size", 4, "--ppo-epochs", 2, "--micro-tokens", 10**6)
-    args, run, models = begun(world, *flags, "--reward-fn", "vowels")
+    """Ten answers by four: 4, 4, 2 in each pass; a step is divided by its own actions."""
+    flags = "--batch-size 4 --ppo-epochs 2 --micro-tokens 1000000 --reward-fn vowels"
+    args, run, models = begun(world, flags)
     b = filled(args, run, models, rows=[*ROWS, *ROWS[3:5]])
     spy, given = Spy(monkeypatch, run, "micro_batches"), (args, run, models[0], models[2])
     found, row = gradients(monkeypatch, ppo.update, *given, b)
@@ -446,10 +407,8 @@ def test_ragged_tail(world, monkeypatch):
 
 
 def test_the_log_of_an_update_is_its_mean(world, monkeypatch):
-    """Weights that do not move: the logged means over 2 passes of 3 uneven batches, each in several
-    forwards, are the plain means over all actions; a mean of means, or the last batch, is not."""
-    flags = ("--batch-size", 3, "--ppo-epochs", 2, "--micro-tokens", 1)
-    args, run, models = begun(world, *flags)
+    """Over all actions of 2 passes of 3 uneven batches; a mean of means is another number."""
+    args, run, models = begun(world, "--batch-size 3 --ppo-epochs 2 --micro-tokens 1")
     b = filled(args, run, models)
     mask, rows = b["mask"], [b[key] for key in ppo.ROWS]
     b["logps"] += 0.3 * mask  # most ratios are below 1
@@ -469,12 +428,11 @@ def test_the_log_of_an_update_is_its_mean(world, monkeypatch):
     first = np.random.default_rng([args.seed, run.step, 0]).permutation(8)[:3]
     expected |= {"ratio/max": d.exp()[mask].max().item(), "updates": 6}
     expected["sample_gap"] = d[first].abs().max().item()
-    assert {key: row[key] for key in expected} == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    assert near(row, expected, rel=1e-4, abs=1e-6)
 
 
 def test_one_scale_for_policy_and_critic(world):
-    """fp16's scaler multiplies both losses and divides both gradients: the same weights as without
-    it. A value loss that goes around `run.backward` would be a thousand times too small."""
+    """fp16's scaler: a value loss that goes around `run.backward` is 1000 times too small."""
     found = []
     for scaled in (False, True):
         args, run, models = begun(world)
@@ -490,27 +448,22 @@ def test_one_scale_for_policy_and_critic(world):
 
 def run_of(world, out, *flags, family="llama"):
     """The rows of metrics.jsonl of a run of `main`."""
-    flags = "--epochs", 2, "--batch-size", 4, "--max-new-tokens", 5, "--eval-fraction", 0.3, *flags
+    flags = "--epochs 2 --batch-size 4 --max-new-tokens 5 --eval-fraction 0.3", *flags
     assert ppo.main(line(world, out, flags, family)) in (None, 0)
     return read(out / "metrics.jsonl")
 
 
 @each_critic
 def test_preflight(critic, world, tmp_path, capsys, monkeypatch):
-    """E1. Before step one: log-probs of the rollout = teacher forcing, KL 0; a token strip whose
-    last action carries the score. A fresh head is zero and learns at HEAD_LR; the reward model's
-    learns with its trunk."""
+    """E1. A fresh head is zero and learns at HEAD_LR; the reward model's learns with its trunk."""
     started, start = [], runs.Run.start
     monkeypatch.setattr(runs.Run, "start", lambda run, *a: started.append(run) or start(run, *a))
-    flags = "--critic", critic, "--temperature", 0.7, "--lr", 1e-4, "--batch-size", 3
-    run_of(world, tmp_path / "run", *flags)
+    flags = f"--critic {critic} --temperature 0.7 --lr 1e-4 --batch-size 3"
+    run_of(world, tmp_path / "run", flags)
     printed = capsys.readouterr().out
-    plan = "2 steps of 8 answers; per step 2 passes in batches of 3 = 6 updates"
-    for said in (
-        f"plan       {plan}",
-        "the rollout's log-probs and teacher forcing: 0.0000, expected 0.0000",
-        "policy and reference: 0.0000, expected 0.0000",
-    ):
+    plan = "plan       2 steps of 8 answers; per step 2 passes in batches of 3 = 6 updates"
+    zero = ("log-probs and teacher forcing: {0}", "reference: {0}")
+    for said in (plan, *(text.format("0.0000, expected 0.0000") for text in zero)):
         assert said in printed
     zeros = f"preflight  critic {critic}: values 0.000 ± 0.000; scores "
     assert (zeros in printed) == (critic != "rm")
@@ -523,31 +476,28 @@ def test_preflight(critic, world, tmp_path, capsys, monkeypatch):
 
 
 def test_another_tokenizer_in_the_reward_model(world, tmp_path):
-    """The trunk of a reward model with its own tokenizer cannot be the critic, and asking for `rm`
-    says why. The default is `rm` where the tokenizers agree, `policy` elsewhere."""
+    """Its trunk cannot be the critic; the default is then `policy`."""
     own = tiny_tokenizer(vocab_size=290, template=CHATML)
     reward = ("--reward-model", tiny_reward_model("gpt2", tmp_path, tokenizer=own))
     said = r"--critic rm: the tokenizer of .* \(290 entries\).*\(300\)"
     with pytest.raises(files.UserError, match=said):
         begun(world, *reward, critic="rm")
-    for flags, critic in ((reward, "policy"), ((), "rm"), (("--reward-fn", "vowels"), "policy")):
+    for flags, critic in ((reward, "policy"), ((), "rm"), (["--reward-fn vowels"], "policy")):
         args = ppo.parse_args(line(world, "no/folder", flags, "llama"))
         ppo.load_models(args, runs.Run("ppo", args, [], (), ()))
         assert args.critic == critic
 
 
 def test_the_loop_hands_on(world, tmp_path, monkeypatch):
-    """main between its functions: β, moved by --kl-target and logged as it was used, the unfinished
-    answers and the penalty reach the rewards, γ and λ the advantages, whitened advantages the
-    update; each rollout has a seed of its own, each evaluation the same one. Of rollouts every
-    second is kept, of gold scores each."""
+    """main between its functions: β as it moved, the penalty, γ and λ, whitened advantages,
+    seeds."""
     names = "rollout", "shape_rewards", "gae", "update"
     rollout, shape, gae, update = (Spy(monkeypatch, ppo, name) for name in names)
     for name, value in (("GAMMA", 0.9), ("LAM", 0.8), ("ROLLOUTS_EVERY", 2)):
         monkeypatch.setattr(ppo, name, value)
     flags = """--no-end-penalty 0.4 --beta 0.07 --kl-target 3 --steps 3 --eval-every 1 --seed 2
         --lr 1e-2 --gold length"""
-    rows = run_of(world, tmp_path / "run", *flags.split())
+    rows = run_of(world, tmp_path / "run", flags)
     control, betas = ppo.AdaptiveKL(0.07, 3), set()
     for row, call in zip(trained(rows), shape.calls, strict=True):
         scores, _, _, _, beta, finished, penalty = call
@@ -573,10 +523,10 @@ def test_the_loop_hands_on(world, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("restore", ["best", "last"])
 def test_best_weights_are_restored(restore, world, tmp_path, capsys):
-    """A score that only falls: the start is the best. The folder holds its weights, the checkpoint
-    the last ones, and the last line says that nothing was gained; --restore last keeps the last."""
-    out, flags = tmp_path / "run", ("--lr", 0.5, "--warmup", 0, "--eval-every", 1, "--patience", 0)
-    run_of(world, out, *flags, "--reward-fn", "worse_each_time", "--restore", restore)
+    """A score that only falls: the start is best, and the last line says that nothing was
+    gained."""
+    out, flags = tmp_path / "run", "--lr 0.5 --warmup 0 --eval-every 1 --patience 0"
+    run_of(world, out, flags, f"--reward-fn worse_each_time --restore {restore}")
     state = torch.load(out / "checkpoint" / "step-0000002.pt", weights_only=True)["state"]
     saved = AutoModelForCausalLM.from_pretrained(out).state_dict()
     start = AutoModelForCausalLM.from_pretrained(world["llama"]).state_dict()
@@ -591,21 +541,10 @@ def test_best_weights_are_restored(restore, world, tmp_path, capsys):
     assert (before == after) == best, "the last lines are about the written weights"
 
 
-# ---- prompts ----
-
-
-def test_prompts_come_round_in_permutations():
-    """Twelve prompts in steps of eight: three steps are two whole passes in different orders; a
-    step is a function of its number alone, so that a resumed run needs no cursor."""
-    places, epochs = zip(*(ppo.prompts_of_step(12, 8, 0, step) for step in (1, 2, 3)))
-    drawn = sum(places, [])
-    assert sorted(drawn[:12]) == sorted(drawn[12:]) == list(range(12)) and drawn[:12] != drawn[12:]
-    assert epochs == (0, 0, 1) and ppo.prompts_of_step(12, 8, 1, 1)[0] != places[0]
-
-
 def test_prompts_and_splits(world, tmp_path, capsys):
-    """Rows with a split train on "train" and validate on "val"; without, a share by the prompt's
-    hash is held out, at most 64. Validation never holds a training prompt."""
+    """A split of the rows, or a share by the prompt's hash, at most 64. Prompts come round in
+    permutations, by the step's number alone: a resumed run needs no cursor. 32 tokens with room for
+    7 leave a prompt its last 25."""
 
     def loaded(rows, *flags):
         prompts = write_rows(tmp_path / "p.jsonl", rows)
@@ -617,14 +556,13 @@ def test_prompts_and_splits(world, tmp_path, capsys):
     cut = loaded([{"prompt": f"{name} {i}", "split": name} for i, name in enumerate(names)])
     assert cut == [["train 0", "train 3", "train 6"], ["val 1", "val 4", "val 7"]]
     assert "prompts 9; training 3, held out 3" in capsys.readouterr().out
-    train, val = loaded([{"prompt": f"Ask {i}"} for i in range(400)], "--eval-fraction", 0.3)
+    train, val = loaded([{"prompt": f"Ask {i}"} for i in range(400)], "--eval-fraction 0.3")
     assert len(val) == 64 and 240 < len(train) < 320 and not {*train} & {*val}
-
-
-def test_long_prompts_are_cut_from_the_left(world, capsys):
-    """--max-length holds a prompt and its answer: a longer prompt loses its beginning, counted
-    aloud, and keeps its end. 32 tokens with room for 7 leave 25 to the prompt."""
-    args, run, models = begun(world, "--max-length", 32, "--eval-fraction", 0)
+    places, epochs = zip(*(ppo.prompts_of_step(12, 8, 0, step) for step in (1, 2, 3)))
+    drawn = sum(places, [])
+    assert sorted(drawn[:12]) == sorted(drawn[12:]) == list(range(12)) and drawn[:12] != drawn[12:]
+    assert epochs == (0, 0, 1) and ppo.prompts_of_step(12, 8, 1, 1)[0] != places[0]
+    args, run, models = begun(world, "--max-length 32 --eval-fraction 0")
     whole = [common.encode_prompt(models[-1], row["prompt"]) for row in ROWS]
     long = sum(len(ids) > 25 for ids in whole)
     ppo.load_data(args, models[-1])

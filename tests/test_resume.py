@@ -1,8 +1,5 @@
-"""A run that was stopped, cut off and resumed ends in the same bits as one that never was.
-
-Every trainer, in this process; what a SIGKILL leaves on the disk at each of its operations is
-tried with a toy trainer in test_runs.py, another number of ranks in test_distributed.py.
-"""
+"""A run that was stopped, cut off and resumed ends in the same bits as one that never was: every
+trainer, in this process. (A SIGKILL at each disk operation: test_runs.py.)"""
 
 import json
 import resource
@@ -15,6 +12,8 @@ from parts import files, runs
 from test_distributed import CLOCK, STAGES, command, make_world, rows
 
 pytestmark = pytest.mark.usefixtures("quiet_process")
+NAMES = """sft reward_train dpo ppo-rm ppo-policy ppo-shared grpo_rubric grpo_agent
+reward_train-lora dpo-lora""".split()
 
 
 @pytest.fixture(scope="module")
@@ -28,8 +27,8 @@ def train(world, monkeypatch):
     monkeypatch.setattr(ppo, "ROLLOUTS_EVERY", 2)  # so that six steps show it
 
     def train(name, out, *flags):
-        stage, argv = command(name, world, out, "--steps", 6, "--save-every", 3)
-        return STAGES[stage].main([*argv, *map(str, flags)]) or 0
+        stage, argv = command(name, world, out, "--steps 6 --save-every 3", *flags)
+        return STAGES[stage].main(argv) or 0
 
     return train
 
@@ -63,25 +62,18 @@ def outcome(out):
     return metrics, statistics, logs, (out / "model.safetensors").read_bytes()
 
 
-NAMES = """sft reward_train dpo ppo-rm ppo-policy ppo-shared grpo_rubric grpo_agent
-reward_train-lora dpo-lora""".split()
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_cut_off_and_resumed(name, train, cut_off, tmp_path, capsys):
-    """Stopped after step 1, cut off in step 5, resumed from 3. Forgotten moments, a restarted
-    schedule, a batch drawn twice, a reference built from the resumed policy, rows of step 4 that
-    stand twice: all show here. With LoRA a checkpoint holds the adapters alone. PPO's holds policy,
-    critic, the moments of both, the KL coefficient, which has moved, and the best weights so far
-    (trl#2657)."""
-    whole, out, flags = tmp_path / "whole", tmp_path / "cut", ["--lr", 1e-2]
-    flags += ["--eval-fraction", 0.3] if name == "sft" else []
-    assert train(name, whole, *flags) == 0
+    """Forgotten moments, a restarted schedule, a batch drawn twice, a reference built from the
+    resumed policy, rows of step 4 that stand twice: all show here (trl#2657)."""
+    whole, out, flags = tmp_path / "whole", tmp_path / "cut", "--lr 1e-2"
+    flags += " --eval-fraction 0.3" if name == "sft" else ""
+    assert train(name, whole, flags) == 0
     steps = [row["step"] for row in rows(whole)]
     assert steps == [0, 1, 2, 2, 3, 4, 4, 5, 6, 6]  # an evaluation is a row of its own
-    assert train(name, out, *flags, "--stop-after", 1) == 0
+    assert train(name, out, flags, "--stop-after 1") == 0
     assert "stopped after step 1 of 6; its weights are in" in capsys.readouterr().out
-    cut_off("log", 5, name, out, *flags, "--resume")
+    cut_off("log", 5, name, out, flags, "--resume")
     assert (out / "model.safetensors").exists() == ("lora" not in name)
     saved = torch.load(out / "checkpoint" / "step-0000003.pt", weights_only=True)
     if name.startswith("ppo"):
@@ -91,7 +83,7 @@ def test_cut_off_and_resumed(name, train, cut_off, tmp_path, capsys):
         assert state["kl_coef"] != 0.05 and state["best"]["step"] in (0, 2)
         assert len(state["best"]["weights"]) > 10
     capsys.readouterr()
-    assert train(name, out, *flags, "--resume") == 0
+    assert train(name, out, flags, "--resume") == 0
     said = capsys.readouterr().out
     assert "resumed at step 3" in said and "preflight" not in said
     assert outcome(out) == outcome(whole)
@@ -99,29 +91,26 @@ def test_cut_off_and_resumed(name, train, cut_off, tmp_path, capsys):
 
 @pytest.mark.parametrize("name, target, last", [("ppo-rm", -1e9, 2), ("grpo_rubric-lora", -1, 2)])
 def test_an_alarm_is_final(name, target, last, train, cut_off, tmp_path, capsys):
-    """A run that a rule of watch.py ended does not train on: cut off where it would write its last
-    weights, and resumed twice, it has the weights, the log and the status of the run that was never
-    killed. Forgotten, the reason would cost one step each."""
-    whole, out, flags = tmp_path / "whole", tmp_path / "run", ("--target", target)
-    assert train(name, whole, *flags) == 0 and rows(whole)[-1]["step"] == last
-    cut_off("finish", last, name, out, *flags)
+    """Ended by a rule of watch.py, cut off at its last weights, and resumed twice."""
+    whole, out, flags = tmp_path / "whole", tmp_path / "run", f"--target {target}"
+    assert train(name, whole, flags) == 0 and rows(whole)[-1]["step"] == last
+    cut_off("finish", last, name, out, flags)
     for _ in range(2):
         capsys.readouterr()
-        assert train(name, out, *flags, "--resume") == 0
+        assert train(name, out, flags, "--resume") == 0
         reason = f"stopped by watch.py after step {last}: target_reached"
         assert reason in capsys.readouterr().out and outcome(out) == outcome(whole)
 
 
 def test_full_disk(train, tmp_path, capsys):
-    """No room for the start, then none for a checkpoint: an error without a traceback, status 2,
-    and after making room --resume goes on from the last whole checkpoint."""
+    """No room for the start, then none for a checkpoint: status 2, and --resume goes on after."""
     out, before = tmp_path / "run", resource.getrlimit(resource.RLIMIT_FSIZE)
     assert train("sft", tmp_path / "whole") == 0
     size = (tmp_path / "whole" / "model.safetensors").stat().st_size
-    for share, flags in ((0.5, []), (1.5, ["--overwrite"])):
+    for share, flags in ((0.5, ""), (1.5, "--overwrite")):
         resource.setrlimit(resource.RLIMIT_FSIZE, (int(size * share), before[1]))
         with pytest.raises(SystemExit) as stop:
-            files.command(lambda flags=flags: train("sft", out, *flags))
+            files.command(lambda flags=flags: train("sft", out, flags))
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         said = capsys.readouterr().err
         assert stop.value.code == 2 and "error: " in said and "Traceback" not in said

@@ -1,8 +1,6 @@
-"""parts/runs.py: the optimiser step, log, checkpoint, resume and stop of a trainer; its batches.
+"""parts/runs.py with a toy trainer on `Run`: step, log, checkpoint, resume, stop; its batches."""
 
-Here a toy trainer runs on `Run`; test_resume.py cuts off the real ones.
-"""
-
+import functools
 import io
 import itertools
 import json
@@ -15,6 +13,7 @@ import sys
 import traceback
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -23,7 +22,7 @@ import torch
 import common
 from parts import files, runs
 from parts.files import UserError
-from tiny import tiny_model, tiny_reward_model, write_rows
+from tiny import table, tiny_model, tiny_reward_model, words, write_rows
 
 if sys.platform != "linux":
     pytest.skip("forks and signals as on Linux", allow_module_level=True)
@@ -32,16 +31,13 @@ CLOCK = {"time_s", "tokens_per_s", "peak_mem_mb"}
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-# ---- a toy trainer ----
-
-
 def arguments(*argv):
     parser = runs.Parser("toy.py --data mine.jsonl --out runs/toy", "A toy.")
     parser.add_argument("--data", nargs="+", default=["data/prefs.jsonl"])
     parser.add_argument("--model", default="base")
     parser.add_argument("--gold")
     parser.add_run_arguments("runs/toy", (1e-3, 1e-5, 1e-4))
-    return parser.parse_args([str(a) for a in argv])
+    return parser.parse_args(words(*argv))
 
 
 class Toy:
@@ -50,8 +46,8 @@ class Toy:
     def __init__(self, folder, model, tokenizer):
         self.out, self.model, self.tokenizer = folder / "run", model, tokenizer
         self.data = write_rows(folder / "rows.jsonl", [{"text": "a"}, {"text": "b"}])
-        self.argv = ["--out", self.out, "--data", self.data, "--model", model, "--lr", 1e-2]
-        self.argv += ["--batch-size", 2, "--steps", 6, "--save-every", 1]
+        self.argv = ["--out", self.out, "--data", self.data, "--model", model]
+        self.argv += words("--lr 1e-2 --batch-size 2 --steps 6 --save-every 1")
 
     def opened(self, *flags, stage="toy"):
         """(run, model) after `Run` has looked at the folder and the model is loaded."""
@@ -138,11 +134,7 @@ def contents(folder):
     return {p: p.read_bytes() for p in Path(folder).rglob("*") if p.is_file()}
 
 
-# ---- batches, plan, schedule ----
-
-
 def test_an_epoch_is_a_permutation_with_its_short_last_batch():
-    """10 rows in batches of 4, 4 and 2; the next epoch and another seed have another order."""
     drawn = [common.batch_indices(10, 4, 0, step) for step in range(1, 10)]
     assert [(len(b), epoch) for b, epoch in drawn] == [(n, e) for e in range(3) for n in (4, 4, 2)]
     orders = [tuple(np.concatenate([b for b, _ in drawn[i : i + 3]])) for i in (0, 3, 6)]
@@ -153,7 +145,7 @@ def test_an_epoch_is_a_permutation_with_its_short_last_batch():
 
 
 def test_micro_batches_cut_but_never_reshape():
-    """Lengths 9, 2, 3, 8, 30, 2, and 18 tokens per forward: 30 | 9, 8 (2·9 = 18) | 3, 2, 2."""
+    """18 tokens per forward: 30 | 9, 8 (2·9 = 18) | 3, 2, 2."""
     lengths = np.array([9, 2, 3, 8, 30, 2, 99])
     parts = common.micro_batches([0, 1, 2, 3, 4, 5], lengths, 18)
     assert [p.tolist() for p in parts] == [[4], [0, 3], [2, 1, 5]]
@@ -161,44 +153,29 @@ def test_micro_batches_cut_but_never_reshape():
     assert common.micro_batches([], lengths, 18) == []
 
 
-PLANS = [("", 1, 3), ("--epochs 2", 1, 6), ("", 7, 9), ("--epochs 2", 7, 6), ("--steps 5", 7, 5)]
-
-
-def test_the_plan_and_the_rate_by_size(capsys):
-    """--steps; else --epochs; else as many passes as make `least` steps. The rate: below 100 M
-    parameters, above, and LoRA whatever the size."""
-    for flags, least, steps in PLANS:
-        run = SimpleNamespace(args=arguments("--batch-size", 4, *flags.split()))
+def test_the_plan_and_the_rate(capsys):
+    """--steps; else --epochs; else as many passes as make `least` steps. The default rate is by
+    size, and LoRA's whatever the size. 10 steps with a warm-up of .2: ½, 1, then down, never 0."""
+    plans = ("", 1, 3), ("--epochs 2", 1, 6), ("", 7, 9), ("--epochs 2", 7, 6), ("--steps 5", 7, 5)
+    for flags, least, steps in plans:
+        run = SimpleNamespace(args=arguments("--batch-size 4", flags))
         runs.Run.plan(run, 10, "rows", least)
         assert run.planned == steps
     assert "10 rows in batches of 4; steps per epoch 3, in total 5" in capsys.readouterr().out
     small, large = (SimpleNamespace(num_parameters=lambda n=n: n) for n in (10**7, 10**8))
     adapted = SimpleNamespace(**vars(small), lora_config={})
     assert [runs.default_lr(m, (1, 2, 3)) for m in (small, large, adapted)] == [1, 2, 3]
-
-
-SCHEDULES = {
-    "constant": [1] * 8,
-    "linear": [1 - i / 8 for i in range(8)],
-    "cosine": [(1 + math.cos(math.pi * i / 8)) / 2 for i in range(8)],
-}
-
-
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_schedule_by_hand(schedule):
-    """10 steps with a warm-up of .2: half the rate, the rate, then down; the first is never 0."""
-    factors = [runs.lr_factor(step, 10, 0.2, schedule) for step in range(1, 11)]
-    assert factors == pytest.approx([0.5, 1, *SCHEDULES[schedule]])
-    assert runs.lr_factor(1, 1, 0.0, schedule) == 1, "one step without warm-up is a whole one"
-
-
-# ---- optimiser, update ----
+    cosine = [(1 + math.cos(math.pi * i / 8)) / 2 for i in range(8)]
+    downs = {"constant": [1] * 8, "linear": [1 - i / 8 for i in range(8)], "cosine": cosine}
+    for schedule, down in downs.items():
+        factors = [runs.lr_factor(step, 10, 0.2, schedule) for step in range(1, 11)]
+        assert factors == pytest.approx([0.5, 1, *down])
+        assert runs.lr_factor(1, 1, 0.0, schedule) == 1, "one step without warm-up is a whole one"
 
 
 def test_one_optimiser_over_several_modules(toy, tmp_path, capsys):
-    """Policy and critic share one AdamW without decay: each trained weight is in one group, frozen
-    ones in none, a fresh head has its own rate, and the schedule moves both."""
-    run, policy = toy.opened("--schedule", "linear", "--warmup", 0.34)
+    """One AdamW without decay: frozen weights are in no group, a fresh head has its own rate."""
+    run, policy = toy.opened("--schedule linear --warmup 0.34")
     critic = tiny_reward_model("gpt2", tmp_path, n_layer=1)
     critic = common.load_reward_model(critic, toy.tokenizer)
     critic.transformer.wpe.requires_grad_(False)
@@ -223,14 +200,10 @@ def test_one_optimiser_over_several_modules(toy, tmp_path, capsys):
 
 
 def test_the_loss_is_summed_and_the_gradient_clipped(toy):
-    """Micro-batches of .25 and .75 are logged as the whole; the norm is the one before clipping
-    at 1 (AdamW hides the scale of what it sees); nothing is left over."""
-    run, model = toy.started("--schedule", "constant", "--warmup", 0)
+    """Logged are the sum of two micro-batches and the norm before clipping (AdamW hides scale)."""
+    run, model = toy.started("--schedule constant --warmup 0")
     run.step, twin, seen = 1, common.load_policy(toy.model), []
-
-    def norm(model):
-        return torch.cat([w.grad.flatten() for w in model.parameters()]).norm().item()
-
+    norm = lambda m: sum(w.grad.square().sum() for w in m.parameters()).sqrt().item()  # noqa: E731
     run.optimizer.register_step_pre_hook(lambda *_: seen.append(norm(model)))
     for part in (0.25, 0.75):
         run.backward(sum((w - 3).square().sum() for w in model.parameters()) * part)
@@ -243,38 +216,31 @@ def test_the_loss_is_summed_and_the_gradient_clipped(toy):
 
 
 def test_what_is_not_finite_stops_the_run(toy):
-    """NaN in one batch is NaN in all weights: the run stops in front of the update and names the
-    rows; the checkpoint is of the step before. Weights that the last step broke are not saved."""
+    """NaN in one batch is NaN in all weights: stopped in front of the update, the rows named."""
 
-    def loss(run, step):
-        if step == 3:
+    def interfere(kind, run, step):
+        if kind == "loss" and step == 3:
             run.backward(next(run.model.parameters()).sum() * math.nan)
-
-    def gradient(run, step):
-        next(run.model.parameters()).grad[0, 0] = math.inf
-
-    def weights(run, step):
-        if step == 6:
+        if kind == "gradient":
+            next(run.model.parameters()).grad[0, 0] = math.inf
+        if kind == "weights" and step == 6:
             run.model.transformer.wte.weight.data[0, 0] = math.nan
             run.optimizer.zero_grad()
             run.backward(run.model.transformer.ln_f.weight.sum())
 
-    for during, message, logged in (
-        (loss, "loss nan.* not finite; rows file:3. Lower --lr, or look at these", [0, 1, 2]),
-        (gradient, "gradient norm (inf|nan): not finite; rows file:1", [0]),
-        (weights, "--lr: the weights are no longer finite; lower it", [0, 1, 2, 3, 4, 5, 6, 6]),
-    ):
+    for kind, message, logged in table("""
+        loss | loss nan.* not finite; rows file:3. Lower --lr, or look at these | [0, 1, 2]
+        gradient | gradient norm [infa]+: not finite; rows file:1 | [0]
+        weights | --lr: the weights are no longer finite; lower it | [0, 1, 2, 3, 4, 5, 6, 6]
+    """):
         with pytest.raises(UserError, match=message):
-            toy.train("--overwrite", during=during)
+            toy.train("--overwrite", during=functools.partial(interfere, kind))
         assert toy.numbers() == logged and toy.steps() == sorted({*logged[1:]})[-2:]
     common.load_policy(toy.out)
 
 
 def test_an_fp16_overflow_skips_the_step(toy):
-    """torch's own scaler. Steps 2 and 3 of six overflow: they are counted, the weights stay, the
-    scale is halved, in a resumed run too. Sixteen in a row are survived; from 65536 seventeen
-    halvings are a scale below 1, where overflow is not the cause."""
-    scales, before, flags = [], [], ("--dtype", "fp16")
+    """Steps 2 and 3 of six overflow and halve torch's scale; from 65536 the 17th is no overflow."""
 
     def overflow(*at):
         def spoil(run, step):
@@ -286,26 +252,23 @@ def test_an_fp16_overflow_skips_the_step(toy):
 
         return spoil
 
-    assert toy.train(*flags, "--stop-after", 4, during=overflow(2, 3)) == 0
-    assert toy.train(*flags, "--resume", during=overflow()) == 0
+    scales, before = [], []
+    assert toy.train("--dtype fp16 --stop-after 4", during=overflow(2, 3)) == 0
+    assert toy.train("--dtype fp16 --resume", during=overflow()) == 0
     rows = [r for r in toy.rows() if "lr" in r]
     assert [r["skipped_steps"] for r in rows] == [0, 1, 1, 0, 0, 0]
     assert scales == [2.0**16, 2.0**16, 2.0**15, *[2.0**14] * 3]
     assert [torch.equal(a, b) for a, b in itertools.pairwise(before)] == [0, 1, 1, 0, 0]
     assert max(r["loss"] for r in rows) < 1000, "what is logged is not scaled"
-    flags += ("--overwrite", "--steps", 20, "--save-every", 50)
-    assert toy.train(*flags, during=overflow(*range(2, 18))) == 0
+    flags = "--dtype fp16 --overwrite --steps 20 --save-every 50"
+    assert toy.train(flags, during=overflow(*range(2, 18))) == 0
     with pytest.raises(UserError, match="gradient norm (inf|nan): not finite; rows file:18"):
-        toy.train(*flags, during=overflow(*range(2, 19)))
-
-
-# ---- the run folder ----
+        toy.train(flags, during=overflow(*range(2, 19)))
 
 
 def test_a_folder_that_may_not_be_used_is_untouched(toy, tmp_path):
-    """A run, a model that no run of ours made (a mistyped `--out my-model --overwrite` would delete
-    it), a folder with an input of the run. A folder with other things is free, but for --resume."""
-    toy.train("--stop-after", 1)
+    """A mistyped `--out my-model --overwrite` would delete a model that no run of ours made."""
+    toy.train("--stop-after 1")
     model, mine, notes = (tmp_path / name for name in ("model", "mine", "notes"))
     for folder in (model, mine):
         shutil.copytree(toy.model, folder)
@@ -313,20 +276,19 @@ def test_a_folder_that_may_not_be_used_is_untouched(toy, tmp_path):
     notes.mkdir()
     (notes / "notes.txt").write_text("mine")
     toy.refuses("holds a run; pass --resume .* --overwrite .*another --out")
-    toy.refuses("--resume .*, --overwrite .*; pass one of them", "--resume", "--overwrite")
+    toy.refuses("--resume .*, --overwrite .*; pass one of them", "--resume --overwrite")
     toy.refuses("notes holds no run with a checkpoint/", "--out", notes, "--resume")
-    for how in ([], ["--overwrite"], ["--resume"]):
-        toy.refuses(f"contains the input {model}; choose", "--out", model, "--model", model, *how)
-        data = ("--out", model, "--model", "hub/name", "--data", inside)
-        toy.refuses(f"it contains the input {inside}", *data, *how)
-        toy.refuses("holds config.json but no args.json", "--out", mine, *how)
+    for how in ("", "--overwrite", "--resume"):
+        toy.refuses(f"contains the input {model}; choose", "--out", model, "--model", model, how)
+        data = ("--out", model, "--model hub/name --data", inside)
+        toy.refuses(f"it contains the input {inside}", *data, how)
+        toy.refuses("holds config.json but no args.json", "--out", mine, how)
     toy.opened("--out", notes, "--overwrite")
     assert [p.name for p in notes.iterdir()] == ["notes.txt"]
 
 
 def test_overwrite_removes_the_run_and_nothing_else(toy):
-    """--overwrite on `--out .` must not be `rm -r`: of a folder with a run and a user's own files
-    exactly the run goes, with its tokenizer: another model's template would stay in its file."""
+    """Also the tokenizer of the run, or another model's template stays in its file."""
     toy.train()
     old = "adapter/old checkpoint/old added_tokens.json merges.txt rollouts.jsonl"
     mine = "notes.txt thesis/chapter.tex report.json data.jsonl .env .git/config".split()
@@ -335,31 +297,25 @@ def test_overwrite_removes_the_run_and_nothing_else(toy):
         (toy.out / name).write_text("mine")
     seen = []
     watch = lambda run, step: seen.append(contents(toy.out))  # noqa: E731
-    assert toy.train("--overwrite", "--seed", 5, during=watch) == 0
+    assert toy.train("--overwrite --seed 5", during=watch) == 0
     assert all((toy.out / name).read_text() == "mine" for name in mine)
-    new = "args.json metrics.jsonl samples.jsonl config.json generation_config.json " + (
-        "model.safetensors tokenizer.json tokenizer_config.json chat_template.jinja"
-    )
+    new = """args.json metrics.jsonl samples.jsonl config.json generation_config.json
+        model.safetensors tokenizer.json tokenizer_config.json chat_template.jinja"""
     now = {str(path.relative_to(toy.out)) for path in seen[0]} - {"special_tokens_map.json"}
     assert now == {*new.split(), *mine}, "as the first step found it"
     assert toy.record()["args"]["seed"] == 5 and toy.numbers() == [0, 1, 2, 3, 4, 5, 6, 6]
 
 
-# ---- resume ----
-
-
 def test_resume_refuses_another_run_by_name(toy, tmp_path):
-    """Resumed with another seed, rate, data file, model or stage, a run becomes one that nobody
-    can repeat: what differs is named, also one byte of the data or one weight of the model."""
     model = Path(shutil.copytree(toy.model, tmp_path / "model"))
     toy.argv += ["--model", model]
-    toy.train("--stop-after", 1)
+    toy.train("--stop-after 1")
     for flags, message in {
         "--lr 2e-4": "--lr was 0.01, is 0.0002",
         "--gold g.py:f": "--gold was None, is 'g.py:f'",
         "--seed 1 --lora-rank 4": "(--seed was 0, is 1; )?--lora-rank was 0, is 4(; --seed|$)",
     }.items():
-        toy.refuses(f"--resume: not the run in .*: {message}", "--resume", *flags.split())
+        toy.refuses(f"--resume: not the run in .*: {message}", "--resume", flags)
     toy.refuses("--resume: .*run was made by toy.py", "--resume", stage="reward_train")
     for file, name in ((Path(toy.data), "rows.jsonl"), (model / "model.safetensors", "model")):
         content = file.read_bytes()
@@ -369,72 +325,58 @@ def test_resume_refuses_another_run_by_name(toy, tmp_path):
     toy.opened("--resume")
 
 
-def test_what_was_left_to_a_default_stays_what_it_was(toy, monkeypatch):
-    """On another machine --micro-tokens may have another default, and it changes the order of sums;
-    a resume that leaves --lr or --steps out must not follow another schedule to another end."""
-    toy.train("--stop-after", 2)
-    monkeypatch.setattr(runs.parallel, "micro_tokens", lambda run: 99)
-    for flag in ("--lr", "--steps"):
-        place = toy.argv.index(flag)
-        del toy.argv[place : place + 2]
-    for how, expected in (("--resume", (1024, 1e-2, 6)), ("--overwrite", (99, None, None))):
-        args = toy.opened(how)[0].args
-        assert (args.micro_tokens, args.lr, args.steps) == expected
-
-
-def test_args_json_and_what_resume_may_change(toy):
-    """Stage, resolved arguments, versions, and a hash of each input: what a repetition needs. How
-    often to save and evaluate, when to stop, and a longer plan are the user's to change."""
-    toy.train("--stop-after", 2)
+def test_args_json_and_what_resume_may_change(toy, monkeypatch):
+    """A machine's default of --micro-tokens changes the order of sums: what was left out stays."""
+    toy.train("--stop-after 2")
     before = toy.record()
     assert before["stage"] == "toy" and {"torch", "numpy"} < before["versions"].keys()
     assert (before["args"]["lr"], before["args"]["micro_tokens"]) == (1e-2, 1024)
     assert before["sha256"] == {name: runs.fingerprint(name) for name in (toy.data, toy.model)}
-    toy.train("--resume", "--save-every", 3, "--eval-every", 1, "--stop-after", 4, "--steps", 60)
+    toy.train("--resume --save-every 3 --eval-every 1 --stop-after 4 --steps 60")
     after = toy.record()
     changed = {k for k, v in after["args"].items() if before["args"][k] != v}
     assert changed == {"save_every", "eval_every", "steps", "stop_after", "resume"}
     assert {**before, "args": 0} == {**after, "args": 0}
     assert toy.steps() == [3, 4] and toy.numbers() == [0, 1, 2, 3, 3, 4, 4]
     assert toy.train("--resume") == 0, "back to the plan of before"
+    monkeypatch.setattr(runs.parallel, "micro_tokens", lambda run: 99)
+    for place in map(toy.argv.index, ("--lr", "--steps")):
+        del toy.argv[place : place + 2]
+    for how, expected in (("--resume", (1024, 1e-2, 6)), ("--overwrite", (99, None, None))):
+        args = toy.opened(how)[0].args
+        assert (args.micro_tokens, args.lr, args.steps) == expected
 
 
 def test_a_resumed_run_is_the_run_in_one_go(toy, whole, capsys):
-    """Weights, moments, schedule, log, samples, and whatever else lies in `state`. state["ended"],
-    a rule's reason, ends a run after its step, and again on --resume."""
-    assert toy.train("--stop-after", 2) == 0
+    """state["ended"], a rule's reason, ends a run after its step, and again on --resume."""
+    assert toy.train("--stop-after 2") == 0
     assert "stopped after step 2 of 6" in capsys.readouterr().out
     for folder in (toy.out, toy.out / "checkpoint"):
         (folder / ".writing-half").write_text("left by a kill")
     for said in ("resumed at step 2", "resumed at step 6"):  # then only its end is repeated
-        assert toy.train("--resume", "--stop-after", 2) == 0, "already there: on to the end"
+        assert toy.train("--resume --stop-after 2") == 0, "already there: on to the end"
         assert said in capsys.readouterr().out and toy.outcome() == whole
         assert toy.run.state["steps"] == [1, 2, 3, 4, 5, 6]
         assert toy.run.state["last"].tolist() == [6, 0.5]
-    for plan in (["--steps", 8], []):  # longer, then one that is behind it
-        assert toy.train("--resume", *plan) == 0 and toy.numbers()[-1] == 8
+    for plan in ("--steps 8", ""):  # longer, then one that is behind it
+        assert toy.train("--resume " + plan) == 0 and toy.numbers()[-1] == 8
     alarm = lambda run, step: run.state.update(ended="a rule" if step == 3 else None)  # noqa: E731
     for how in ("--overwrite", "--resume"):
         assert toy.train(how, during=alarm) == 0
         assert toy.numbers()[-1] == 3 and toy.steps() == [2, 3]
 
 
-# ---- logs ----
-
-
 @pytest.mark.parametrize("tail", [b'{"step": 2}', '{"step": 4, "answer": "é'.encode()[:-1]])
 @pytest.mark.parametrize("last", [2, 0])
 def test_a_log_is_cut_back_to_the_checkpoint(last, tail, toy, whole, capsys):
-    """Rows after the checkpoint would stand twice in the log, and a line torn by a kill, in the
-    middle of a character even, would break every reader. Steps 3 and 4 were logged, and half a
-    line; the last checkpoint is of step 2, or there is none."""
+    """Rows behind the checkpoint would stand twice; a torn line, cut within é, breaks readers."""
 
     def kill(run, step):
         if step == 5:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        toy.train("--save-every", 2, "--eval-every", 3, during=kill)
+        toy.train("--save-every 2 --eval-every 3", during=kill)
     assert toy.numbers() == [0, 1, 2, 3, 3, 4] and toy.steps() == [2, 4]
     for name in ("metrics", "samples"):
         with open(toy.out / f"{name}.jsonl", "ab") as file:
@@ -446,16 +388,21 @@ def test_a_log_is_cut_back_to_the_checkpoint(last, tail, toy, whole, capsys):
     assert f"resumed at step {last}" in capsys.readouterr().out
 
 
-def test_rows_are_written_at_once(toy, capsys):
-    """A log that is flushed at the end shows nothing of a run that was killed. NaN and inf are
-    null. The last lines show each headline number, and one prompt with both answers."""
-    seen = []
+def test_rows_are_written_at_once(toy, monkeypatch, capsys):
+    """Each row at once, NaN as null; the last lines show before and after. wandb is told of each
+    row and of the end: its own hook is left out under torchrun (`files.command`)."""
 
     def read(run, step):
         run.write("rollouts.jsonl", [{"step": step, "x": math.inf}])
         seen.append((len(toy.rows()), toy.rows("rollouts")[-1]))
 
-    assert toy.train(during=read) == 0
+    seen, calls = [], []
+    wandb_run = dict(log=lambda row, step: calls.append(step), finish=lambda: calls.append(-1))
+    wandb = SimpleNamespace(init=lambda **_: SimpleNamespace(**wandb_run))
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    for end in ("--stop-after 2", "--resume"):
+        assert toy.train("--wandb-project mine", end, during=read) == 0
+    assert calls == [0, 1, 2, -1, 3, 4, 5, 6, 6, -1]
     assert seen == [(step, {"step": step, "x": None}) for step in range(1, 7)]
     first, second, *_ = toy.rows()
     assert (first["step"], first["eval/loss"], first["val/gold"]) == (0, 2.0, None)
@@ -463,36 +410,21 @@ def test_rows_are_written_at_once(toy, capsys):
     assert toy.rows("samples") == [{"step": s, "prompt": "p", "answer": f"é {s}"} for s in (0, 6)]
     said = " ".join(capsys.readouterr().out.split())
     model = "model 0.03 M of 0.03 M weights are trained, lr 0.01, on cpu in torch.float32"
-    for words in (model, "eval/loss before 2.0000 after 0.1667", "before é 0", "after é 6"):
-        assert words in said
+    for part in (model, "eval/loss before 2.0000 after 0.1667", "before é 0", "after é 6"):
+        assert part in said
     assert said.endswith("next: python evaluate.py")
     assert "val/gold" not in said, "not measured here"
 
 
-def test_wandb_hears_of_each_row_and_of_the_end(toy, monkeypatch):
-    """wandb ends a run in a hook of Python's own end, which a process under torchrun leaves out
-    (`files.command`): so it is told."""
-    calls = []
-    run = SimpleNamespace(log=lambda row, step: calls.append(step), finish=lambda: calls.append(-1))
-    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=lambda **_: run))
-    for end in (["--stop-after", 2], ["--resume"]):
-        assert toy.train("--wandb-project", "mine", *end) == 0
-    assert calls == [0, 1, 2, -1, 3, 4, 5, 6, 6, -1]
-
-
-# ---- checkpoints ----
-
-
 def test_two_checkpoints_are_kept_and_the_newest_is_loaded(toy, capsys):
-    """Steps are sorted as numbers: as text, step-9 would be newer than step-10. They are due every
-    so many steps, at --stop-after and at the last one."""
-    assert toy.train("--steps", 12, "--stop-after", 10) == 0 and toy.steps() == [9, 10]
-    toy.train("--steps", 12, "--resume", "--stop-after", 11)
+    """Sorted as numbers: as text, step-9 would be newer than step-10."""
+    assert toy.train("--steps 12 --stop-after 10") == 0 and toy.steps() == [9, 10]
+    toy.train("--steps 12 --resume --stop-after 11")
     assert "resumed at step 10" in capsys.readouterr().out
-    seen, flags = {}, ("--steps", 8, "--save-every", 3)
+    seen, flags = {}, "--steps 8 --save-every 3"
     watch = lambda run, step: seen.update({step: toy.steps()})  # noqa: E731
-    assert toy.train(*flags, "--overwrite", "--stop-after", 5, during=watch) == 0
-    assert toy.steps() == [3, 5] and toy.train(*flags, "--resume", during=watch) == 0
+    assert toy.train(flags, "--overwrite --stop-after 5", during=watch) == 0
+    assert toy.steps() == [3, 5] and toy.train(flags, "--resume", during=watch) == 0
     assert toy.steps() == [6, 8] and [seen[step] for step in (1, 4, 7)] == [[], [3], [5, 6]]
 
 
@@ -504,10 +436,9 @@ class Bomb:
 
 
 def test_a_damaged_checkpoint_is_named(toy, tmp_path, monkeypatch):
-    """A silent start from an older step, or from 0, would cut the log. One line names the file to
-    delete. A pickle is never run. If checkpoint/ is gone, --resume is refused."""
+    """A silent start from an older step would cut the log. A pickle is never run."""
     monkeypatch.setenv("BOMB", str(tmp_path / "exploded"))
-    toy.train("--stop-after", 4)
+    toy.train("--stop-after 4")
     file = toy.out / "checkpoint" / "step-0000004.pt"
     content, bomb = file.read_bytes(), io.BytesIO()
     torch.save({"step": 4, "state": Bomb()}, bomb)
@@ -528,14 +459,8 @@ def test_a_damaged_checkpoint_is_named(toy, tmp_path, monkeypatch):
     toy.refuses("holds no run with a checkpoint/", "--resume")
 
 
-# ---- killed at each change of the disk ----
-
-CALLS = ("rename", "replace", "fsync", "mkdir", "rmdir", "unlink", "chmod")
-
-
 def killed_at(number, act):
-    """Run act() in a child that dies by SIGKILL at its `number`-th change of the disk; True if it
-    lived to the end."""
+    """act() in a child killed at its n-th change of the disk; True if it lived to the end."""
     child = os.fork()
     if child:
         status = os.waitpid(child, 0)[1]
@@ -559,7 +484,7 @@ def killed_at(number, act):
         tick()
 
     try:
-        for name in CALLS:
+        for name in ("rename", "replace", "fsync", "mkdir", "rmdir", "unlink", "chmod"):
             setattr(os, name, counted(getattr(os, name)))
         os.fsync = counted(lambda descriptor: None)  # no power fails here
         torch.save = in_halves
@@ -572,17 +497,16 @@ def killed_at(number, act):
 
 @pytest.mark.slow
 def test_killed_at_each_change_of_the_disk(toy, tmp_path):
-    """A run replaces another, is stopped and resumed; killed on its way at each disk operation, it
-    never looks like one that can be resumed as the other, its model opens once it has a checkpoint,
-    and with the next command it ends in the bits of the run in one go, with nothing left over."""
-    toy.train("--stop-after", 1)
-    old, new = shutil.copytree(toy.out, tmp_path / "old"), ("--seed", 5, "--steps", 3)
-    toy.train("--overwrite", *new)
+    """One run replaces another, is stopped and resumed; wherever it is killed, the next command
+    ends in the bits of the run in one go, with nothing left over."""
+    toy.train("--stop-after 1")
+    old, new = shutil.copytree(toy.out, tmp_path / "old"), "--seed 5 --steps 3"
+    toy.train("--overwrite", new)
     expected = toy.outcome()
 
     def act():
-        toy.train("--overwrite", *new, "--stop-after", 2)
-        toy.train("--resume", *new)
+        toy.train("--overwrite --stop-after 2", new)
+        toy.train("--resume", new)
 
     for number in itertools.count(1):
         shutil.rmtree(toy.out)
@@ -591,24 +515,19 @@ def test_killed_at_each_change_of_the_disk(toy, tmp_path):
         try:
             if toy.record()["args"]["seed"] == 5 and toy.steps():
                 common.load_policy(toy.out), common.load_tokenizer(toy.out)
-            toy.train("--resume", *new)
+            toy.train("--resume", new)
         except UserError as error:
             assert re.search("--seed was 0, is 5|no run with a checkpoint", str(error))
-            toy.train("--overwrite", *new)
+            toy.train("--overwrite", new)
         assert toy.outcome() == expected
         if lived:
             break
     assert number > 50
 
 
-# ---- stopping ----
-
-
 @pytest.mark.parametrize("number", SIGNALS)
 def test_signals(number, toy, whole, capfd):
-    """Ctrl-C in the middle of a step must not lose the step: it ends, with a checkpoint and a
-    model, the exit code is 128 + signal, and --resume goes on. Who presses it twice means it. The
-    handlers of before come back however a run ends: a notebook calls main() and goes on."""
+    """It ends the step, saves, 128 + signal; pressed twice it kills; the handlers come back."""
     before, presses = [signal.getsignal(n) for n in SIGNALS], [number]
 
     def press(run, step):
@@ -616,7 +535,7 @@ def test_signals(number, toy, whole, capfd):
         for pressed in presses if step == 3 else ():
             os.kill(os.getpid(), pressed)
 
-    assert toy.train("--save-every", 100, during=press) == 128 + number
+    assert toy.train("--save-every 100", during=press) == 128 + number
     out, err = capfd.readouterr()
     assert "stopping after this step; --resume continues" in err
     assert f"stopped after step 3 of 6; its weights are in {toy.out}" in out
@@ -629,34 +548,23 @@ def test_signals(number, toy, whole, capfd):
     assert [signal.getsignal(n) for n in SIGNALS] == before
 
 
-@pytest.mark.parametrize(
-    "error, code, text",
-    [
+def test_errors_of_the_user_end_in_one_line_and_status_2(capsys):
+    ends = [
         (UserError("--pairs x: no such file"), 2, "error: --pairs x: no such file\n"),
         (OSError(28, "No space left on device"), 2, "No space left"),
         (ModuleNotFoundError("No module named 'wandb'"), 2, "'wandb'; install it with pip"),
         (KeyboardInterrupt(), 130, ""),
         (ZeroDivisionError(), None, ""),
-    ],
-)
-def test_errors_of_the_user_end_in_one_line_and_status_2(error, code, text, capsys):
-    """A traceback for a mistyped path frightens and hides the path. Other errors are bugs."""
-
-    def main():
-        raise error
-
-    with pytest.raises(SystemExit if code else type(error)) as caught:
-        files.command(main)
-    assert getattr(caught.value, "code", None) == code and text in capsys.readouterr().err
-
-
-# ---- fingerprints ----
+    ]
+    for error, code, text in ends:
+        with pytest.raises(SystemExit if code else type(error)) as caught:
+            files.command(Mock(side_effect=error))
+        assert getattr(caught.value, "code", None) == code and text in capsys.readouterr().err
 
 
 def test_fingerprints(tmp_path, toy):
-    """A fine-tune that moves some layers only has the first and the last MiB of its start: of 300
-    MiB 256 samples of 1 MiB stand 1.17 MiB apart; one byte of the hundredth is changed. Of a run
-    the log may grow and a report may be added; a config or a template may not change."""
+    """A fine-tune of some layers has the start's first and last MiB: of 300 MiB 256 samples stand
+    1.17 MiB apart. A run's log may grow; a config or a template may not change."""
     file, found = tmp_path / "model.bin", []
     file.touch()
     os.truncate(file, 300 * 2**20)

@@ -10,6 +10,7 @@ slip; notebooks/3_closed_form.ipynb shows where each of them lands.
 """
 
 import argparse
+import functools
 import itertools
 import math
 
@@ -31,6 +32,8 @@ BETA = 0.5
 CHOSEN, REJECTED = torch.tensor([(i, j) for i in range(4) for j in range(4) if i != j]).T
 SHARE = torch.sigmoid(REWARD[CHOSEN] - REWARD[REJECTED]) / 6
 MASK = torch.tensor([[False, True, True]] * 4)  # the prompt, the letter, the end token
+PROMPT, END = 4, 5  # ids 0 to 3 are the letters
+SAMPLED = "--schedule linear --warmup 0 --micro-tokens 1000000 --out no/folder".split()
 
 
 def optimum(beta=BETA):
@@ -43,8 +46,8 @@ def kl(p, q):
 
 
 def train(loss_of, start, steps=1000):
-    """(weights, last loss) after one update of the exact expectation a step."""
-    weights = start.clone().requires_grad_()
+    """(weights, last loss) after one update of the exact expectation a step; a parameter is moved."""
+    weights = start if start.requires_grad else start.clone().requires_grad_()
     optimizer = torch.optim.Adam([weights], lr=0.1)
     for step in range(steps):
         optimizer.param_groups[0]["lr"] = 0.1 * (1 - step / steps)
@@ -66,8 +69,6 @@ def answer_rows(logits):
     return torch.stack([torch.zeros_like(letter), letter, torch.zeros_like(letter)], 1)
 
 
-# ---- DPO's relatives and the reward model, by their losses ----
-
 ONE, TWO = (dict.fromkeys(("chosen_lengths", "rejected_lengths"), n) for n in (1.0, 2.0))
 OBJECTIVES = [  # share of the labels, options, where it lands
     (SHARE, {}, optimum()),
@@ -83,11 +84,11 @@ OBJECTIVES = [  # share of the labels, options, where it lands
 
 @pytest.mark.parametrize("share, options, expected", OBJECTIVES)
 def test_where_the_objectives_land(share, options, expected):
-    """DPO finds the policy that RL is after. Smoothing shrinks labels that are probabilities
-    already; one label in ten flipped, and `robust` told so, is π*. IPO: h_i is the mean over j of
-    P(i over j) − P(j over i), over 2β = 1. `sigmoid_norm` over two tokens halves every ratio.
-    KTO: answer i is chosen in a share D and rejected in a share U; 0 and 2, with D < U, are
-    dropped, and (D − U)·σ′(β·(h − k))/π is equal for the others."""
+    """Smoothing shrinks labels that are probabilities already; one label in ten flipped, and
+    `robust` told so, is π*. IPO: h_i is the mean over j of P(i over j) − P(j over i), over 2β = 1.
+    `sigmoid_norm` over two tokens halves every ratio. KTO: answer i is chosen in a share D and
+    rejected in a share U; 0 and 2, with D < U, are dropped, and (D − U)·σ′(β·(h − k))/π is equal
+    for the others."""
     ref_logps = answer_rows(REF.log()).sum(1)
     full = {key: torch.full((12,), x, **F64) for key, x in options.items() if key in ONE}
 
@@ -101,15 +102,14 @@ def test_where_the_objectives_land(share, options, expected):
 
 
 def test_reward_model_recovers_the_reward():
-    """Scores are known up to a constant only, which centring chooses; it shrinks the differences,
-    here by less than .02. The loss ends at the entropy of the labels."""
+    """Up to a constant, which centring chooses; the loss ends at the entropy of the labels."""
+
+    def loss_of(coef, r):
+        losses = reward_train.bradley_terry_loss(r[CHOSEN], r[REJECTED], center_coef=coef)
+        return (SHARE * losses).sum()
+
     for coef, bound in ((0.0, 0.001), (0.001, 0.02)):
-
-        def loss_of(r, coef=coef):
-            sides = r[CHOSEN], r[REJECTED]
-            return (SHARE * reward_train.bradley_terry_loss(*sides, center_coef=coef)).sum()
-
-        scores, loss = train(loss_of, torch.zeros(4, **F64))
+        scores, loss = train(functools.partial(loss_of, coef), torch.zeros(4, **F64))
         assert (scores - scores[0] - REWARD).abs().max() < bound
         assert not coef or abs(scores.mean()) < 0.05
         assert loss == pytest.approx(0.5551, abs=5e-3 if coef else 5e-5)
@@ -119,8 +119,8 @@ def test_reward_model_recovers_the_reward():
 
 
 def all_groups(size):
-    """Every group of `size` answers (n, size), and a function of the policy: the expectation of
-    (n, size) advantages as a pull on each answer (4,)."""
+    """Every group of `size` answers (n, size), and a function of the policy: the expectation of (n,
+    size) advantages as a pull on each answer (4,)."""
     groups = torch.tensor(list(itertools.combinations_with_replacement(range(4), size)))
     counts = torch.nn.functional.one_hot(groups, 4).sum(1).double()  # (n, 4)
     orders = math.lgamma(size + 1) - torch.lgamma(counts + 1).sum(1)  # the log of how many
@@ -138,10 +138,9 @@ SCALES += [("loo", 4, loss, 1) for loss in ("dual", "cispo", "sapo")]
 
 @pytest.mark.parametrize("scale, size, loss, factor", SCALES)
 def test_grpo_default_with_kl_in_the_loss(scale, size, loss, factor):
-    """Every group that can be drawn (35 of four answers, 165 of eight), weighted by its
-    probability; ratio × k3 in the loss. With the mean of the *other* answers it lands on π*; with
-    `center` the mean contains the answer and shrinks every advantage by (G−1)/G: π*(β·8/7). With
-    one update per rollout every --loss has the gradient of the plain one."""
+    """All groups (35 of four answers, 165 of eight) by their probability; ratio × k3 in the loss.
+    With the mean of the *other* answers: π*; with `center` it contains the answer and shrinks every
+    advantage by (G−1)/G: π*(β·8/7). One update per rollout: every --loss has the plain gradient."""
     groups, pull = all_groups(size)
     advantages = grpo_rubric.group_advantages(REWARD[groups], scale)
     ref_logps = answer_rows(REF.log())
@@ -159,8 +158,8 @@ def test_grpo_default_with_kl_in_the_loss(scale, size, loss, factor):
 
 
 def test_maxrl_is_nearly_the_gradient_of_the_log_pass_rate():
-    """Two of four answers are right, p = .4. `center` has the expected gradient (G−1)/G·∇p; maxrl Σ
-    (1−p)^k over k < G−1 times ∇p: 1 + .6 + .36 = 1.96. The whole series is 1/p, ∇ log p."""
+    """p = .4. `center` has the expected gradient (G−1)/G·∇p; maxrl Σ (1−p)^k over k < G−1 times ∇p:
+    1 + .6 + .36 = 1.96. The whole series is 1/p, ∇ log p."""
     right, (groups, pull) = torch.tensor([0, 1, 0, 1], **F64), all_groups(4)
     for scale, factor in (("center", 3 / 4), ("maxrl", 1.96)):
         found = pull(grpo_rubric.group_advantages(right[groups], scale), REF)
@@ -169,16 +168,11 @@ def test_maxrl_is_nearly_the_gradient_of_the_log_pass_rate():
 
 # ---- the same world through the stages: rows, masks, token_logps, forward, update ----
 
-PROMPT, END = 4, 5  # ids 0 to 3 are the letters
-
 
 class FourLogits(torch.nn.Module):
-    """A model of the world with the face of a Hugging Face model: four weights, the rest is fixed.
-
-    Behind the prompt it draws a letter from the four logits, behind a letter the end token with
-    certainty. It is its own output embedding, fed with one-hot states: [behind a letter, behind the
-    prompt].
-    """
+    """A model of the world with the face of a Hugging Face model: behind the prompt it draws a
+    letter from its four weights, behind a letter the end token. It is its own output embedding, fed
+    with one-hot states: [behind a letter, behind the prompt]."""
 
     def __init__(self):
         super().__init__()
@@ -210,30 +204,10 @@ class FourLogits(torch.nn.Module):
 
 
 class FourAnswers:
-    """The twelve ordered pairs, as the stage holds its data."""
-
     prompts = [[PROMPT]] * 12
     chosen = [[i, END] for i in CHOSEN.tolist()]
     rejected = [[j, END] for j in REJECTED.tolist()]
     shared, baseline = False, 0.0
-
-
-def train_stage(loss_type="sigmoid"):
-    """The policy that `dpo.forward` trains from rows, against a reference scored by the stage's own
-    functions."""
-    args = dpo.parse_args(["--beta", str(BETA), "--loss-type", loss_type])
-    model, everything, steps = FourLogits(), list(range(12)), 600
-    with torch.no_grad():
-        rows = dpo.batch_rows(FourAnswers, everything, END)
-        ref_logps = common.token_logps(model, *rows).sum(1).view(2, -1)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
-    for step in range(steps):
-        optimizer.param_groups[0]["lr"] = 0.1 * (1 - step / steps)
-        optimizer.zero_grad()
-        losses, *_ = dpo.forward(args, model, FourAnswers, everything, END, ref_logps)
-        (SHARE * losses).sum().backward()
-        optimizer.step()
-    return model.policy()
 
 
 H = torch.zeros(4, **F64).index_add(0, CHOSEN, SHARE).index_add(0, REJECTED, -SHARE) * 6 / 4
@@ -243,9 +217,16 @@ STAGES = {"sigmoid": optimum(), "ipo": torch.softmax(REF.log() + 2 * H, -1)}
 @pytest.mark.parametrize("loss_type", STAGES)
 def test_the_stage_lands_on_the_optimum(loss_type):
     """The formula may be right and its inputs wrong: a mean of token log-probs, an end token left
-    out, a mask that slid into the prompt, halves swapped. From rows of ids: π*, to .001 (fp32).
-    Per-token IPO over 2 tokens at β is the paper's at β/2; with the prompt they would be 3."""
-    lands_on(train_stage(loss_type), STAGES[loss_type])
+    out, a mask that slid into the prompt, halves swapped. Per-token IPO over 2 tokens at β is the
+    paper's at β/2."""
+    args = dpo.parse_args(["--beta", str(BETA), "--loss-type", loss_type])
+    model, everything = FourLogits(), list(range(12))
+    with torch.no_grad():
+        rows = dpo.batch_rows(FourAnswers, everything, END)
+        ref_logps = common.token_logps(model, *rows).sum(1).view(2, -1)
+    given = args, model, FourAnswers, everything, END, ref_logps
+    train(lambda _: (SHARE * dpo.forward(*given)[0]).sum(), model.weight, steps=600)
+    lands_on(model.policy(), STAGES[loss_type])
 
 
 def begun(stage, args, state, steps):
@@ -256,14 +237,9 @@ def begun(stage, args, state, steps):
     return run
 
 
-SAMPLED = "--schedule linear --warmup 0 --micro-tokens 1000000 --out no/folder".split()
-
-
 def test_sampled_ppo():
-    """512 drawn answers a step, values of a learned critic (one for the prompt, one behind a
-    letter), `ppo.update` itself, two passes in batches of 256, 150 steps: within .01 of π* in KL,
-    where the start is at .9541 and half the β at .2746. λ is 1, since this critic cannot tell the
-    letters."""
+    """Values of a learned critic, two passes in batches of 256: within .01 of π* in KL, where the
+    start is at .9541 and half the β at .2746. λ is 1: this critic cannot tell the letters."""
     argv = ["--reward-fn", "r.py:f", "--rollouts", "512", "--batch-size", "256", "--lr", "0.02"]
     args = ppo.parse_args([*argv, "--critic", "shared", *SAMPLED])
     model, reference, critic = FourLogits(), FourLogits(), torch.nn.Module()
@@ -291,10 +267,9 @@ UPDATES = [  # flags, the reference's policy, steps, the bound
 
 @pytest.mark.parametrize("flags, start, steps, bound", UPDATES)
 def test_grpo_update_lands_on_the_optimum(flags, start, steps, bound, monkeypatch):
-    """The same through `grpo_rubric.update`: 64 drawn groups of 8, mean of the others, KL by
-    --beta, two substeps whose old log-probs are those of the draw: within .005 of π* in KL, where
-    half the β is at .2746 and the plain group mean at .0133. On-policy distillation has no reward,
-    and its teacher, π*, in the reference's place: each token's advantage is log π_teacher − log π."""
+    """64 drawn groups of 8, two substeps: within .005 of π* in KL, where half the β is at .2746 and
+    the plain group mean at .0133. Distillation has no reward, its teacher, π*, in the reference's
+    place: each token's advantage is log π_teacher − log π."""
     argv = [*flags.split(), "--lr", "0.03", "--groups-per-batch", "64", *SAMPLED]
     args = grpo_rubric.parse_args(argv)
     monkeypatch.setattr(runs, "MAX_GRAD_NORM", 100.0)

@@ -1,8 +1,5 @@
-"""The promises that sft, reward_train, dpo and ppo make alike, kept by their own `main`.
-
-The numbers before step one, learning, families and tokenizers; then what a single stage owes: the
-loss types, LoRA, scores of sample answers, the screen and --help, a copy in an empty folder.
-"""
+"""The promises that sft, reward_train, dpo and ppo make alike, kept by their own `main`: the
+numbers before step one, learning, tokenizers; then what a single stage owes."""
 
 import json
 import math
@@ -32,13 +29,16 @@ import ppo
 import reward_train
 import sft
 from parts import files, rollouts, runs
+from test_ppo import near, read
 from tiny import (
     BOS_TEMPLATE,
     CHATML,
+    cases,
     pair_rows,
     table,
     tiny_model,
     tiny_tokenizer,
+    words,
     write_pairs,
     write_rows,
 )
@@ -50,27 +50,23 @@ each_stage = pytest.mark.parametrize("stage", PAIR_STAGES, ids=lambda s: s.__nam
 every_stage = pytest.mark.parametrize("stage", STAGES, ids=lambda s: s.__name__)
 REWARD_FN = f"{Path(__file__).with_name('tiny.py')}:share_of_vowels"
 LOG2 = math.log(2)
+CURE = "--schedule constant --warmup 0 --eval-every 0"
 pytestmark = pytest.mark.usefixtures("quiet_process")
 
 
 def command(stage, data, model, out, *flags):
     """The flags that every run here shares; later flags win."""
     flag = {sft: "--data", ppo: "--prompts"}.get(stage, "--pairs")
-    argv = [flag, data, "--model", model, "--out", str(out)]
-    argv += ["--batch-size", "8", "--steps", "1", "--eval-fraction", "0"]
-    argv += [] if stage is reward_train else ["--max-new-tokens", "4"]
-    argv += ["--reward-fn", REWARD_FN, "--rollouts", "8"] if stage is ppo else []
-    return [*argv, *map(str, flags)]
+    argv = [flag, data, "--model", model, "--batch-size 8 --steps 1 --eval-fraction 0 --out", out]
+    argv += [] if stage is reward_train else ["--max-new-tokens 4"]
+    argv += ["--reward-fn", REWARD_FN, "--rollouts 8"] if stage is ppo else []
+    return words(*argv, *flags)
 
 
 def train(stage, data, model, out, *flags):
-    """Run the stage to its end; returns the rows of metrics.jsonl."""
+    """The rows of metrics.jsonl of a whole run."""
     assert stage.main(command(stage, data, model, out, *flags)) in (None, 0)
     return read(Path(out) / "metrics.jsonl")
-
-
-def read(path):
-    return [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
 
 
 def steps(rows, key):
@@ -78,12 +74,9 @@ def steps(rows, key):
     return [row[key] for row in rows if "lr" in row]
 
 
-# ---- E1: the numbers before step one ----
-
-
 def test_sft_preflight_loss_is_cross_entropy(tmp_path, llama_folder, capsys):
-    """The printed loss must be what any textbook loop gets: cross_entropy of the answer and its end
-    token, and of nothing else. The row is built here by hand from the template's text."""
+    """E1, as any textbook loop computes it, of a row built here by hand from the template's
+    text."""
     turns = [{"role": "user", "content": "Which fits?"}, {"role": "assistant", "content": "First."}]
     data = write_rows(tmp_path / "one.jsonl", [{"prompt": turns[:1], "completion": turns[1:]}])
     train(sft, data, llama_folder, tmp_path / "out")
@@ -99,8 +92,7 @@ def test_sft_preflight_loss_is_cross_entropy(tmp_path, llama_folder, capsys):
 
 
 def test_reward_preflight_is_log_2(tmp_path, llama_folder, reward_folder, pairs_file, capsys):
-    """A fresh head is zero, so both answers score 0 and the loss is exactly log 2 = 0.6931. A
-    folder that is a reward model already has no such number, and must not claim it."""
+    """A fresh head is zero: log 2 = 0.6931. What is a reward model already must not claim it."""
     rows = train(reward_train, pairs_file, llama_folder, tmp_path / "fresh")
     printed = capsys.readouterr().out
     assert "with a zero head: 0.6931, expected 0.6931" in printed
@@ -112,7 +104,8 @@ def test_reward_preflight_is_log_2(tmp_path, llama_folder, reward_folder, pairs_
     assert abs(steps(rows, "loss")[0] - LOG2) > 1e-3
 
 
-STARTS = table("""
+@cases("""
+loss_type | beta | expected
 sigmoid | 0.1 | 0.693147
 sigmoid | 100.0 | 0.693147
 robust | 0.1 | 0.693147
@@ -121,15 +114,11 @@ hinge | 0.1 | 1.0
 ipo | 0.25 | 4.0
 ipo | 0.01 | 2500.0
 """)
-
-
-@pytest.mark.parametrize("loss_type, beta, expected", STARTS)
 def test_dpo_preflight(tmp_path, llama_folder, pairs_file, capsys, loss_type, beta, expected):
-    """Policy = reference at the start, so z = 0 and the loss is known: log 2, 1 (hinge) or 1/(4β²)
-    (IPO). A reference from other weights, tokens or masks gives another number. β = 100 multiplies
-    the rounding of the log-probs, too."""
-    flags = ("--loss-type", loss_type, "--beta", beta, "--nll-coef", 0)
-    rows = train(dpo, pairs_file, llama_folder, tmp_path / "out", *flags)
+    """Policy = reference, so z = 0: log 2, 1 (hinge), 1/(4β²) (IPO); β = 100 multiplies
+    rounding."""
+    flags = f"--loss-type {loss_type} --beta {beta} --nll-coef 0"
+    rows = train(dpo, pairs_file, llama_folder, tmp_path / "out", flags)
     printed = capsys.readouterr().out
     assert f"loss before step one: {expected:.4f}, expected {expected:.4f}" in printed
     assert "implicit rewards: 0.0000, expected 0.0000" in printed
@@ -137,16 +126,10 @@ def test_dpo_preflight(tmp_path, llama_folder, pairs_file, capsys, loss_type, be
     assert steps(rows, "rewards/accuracies") == [0.5]  # equal scores count one half
 
 
-# ---- E5: it learns ----
-
-CURE = ("--schedule", "constant", "--warmup", 0, "--eval-every", 0)
-
-
 def test_sft_learns_its_answers(tmp_path, llama_folder):
-    """Every answer of the file is "… Recommendation: hold.": held-out loss must fall by nats; an
-    off-by-one target would learn the prompt's bigrams instead."""
+    """E5. Every answer is "… hold."; an off-by-one target learns the prompt's bigrams instead."""
     data = write_pairs(tmp_path / "pairs.jsonl", 48)
-    flags = ("--steps", 40, "--lr", 5e-3, "--eval-fraction", 0.2, *CURE)
+    flags = CURE, "--steps 40 --lr 5e-3 --eval-fraction 0.2"
     rows = train(sft, data, llama_folder, tmp_path / "out", *flags)
     before, after = (row for row in rows if "eval/loss" in row)
     assert before["eval/loss"] > 4 and after["eval/loss"] < 1.5
@@ -155,10 +138,9 @@ def test_sft_learns_its_answers(tmp_path, llama_folder):
 
 
 def test_reward_model_learns_a_separable_set(tmp_path, llama_folder):
-    """Chosen answers say "hold", rejected ones "reject": 100 % on held-out prompts, and scores
-    whose difference means a probability (NLL well below log 2)."""
+    """Scores whose difference means a probability: NLL well below log 2."""
     data, held = (write_pairs(tmp_path / f"{n}.jsonl", n, seed=n) for n in (48, 24))
-    flags = ("--steps", 40, "--lr", 2e-3, "--eval-pairs", held, *CURE)
+    flags = CURE, "--steps 40 --lr 2e-3 --eval-pairs", held
     rows = train(reward_train, data, llama_folder, tmp_path / "out", *flags)
     before, after = (row for row in rows if "eval/accuracy" in row)
     assert before["eval/accuracy"] == 0.5  # a zero head: every pair is equal
@@ -170,10 +152,8 @@ def test_reward_model_learns_a_separable_set(tmp_path, llama_folder):
 
 @pytest.mark.parametrize("loss_type", dpo.LOSS_TYPES)
 def test_every_loss_type_learns(loss_type, tmp_path, llama_folder, pairs_file):
-    """Each type through the whole stage, lengths and reference included; rounding is no
-    preference."""
-    flags = ("--steps", 8, "--lr", 3e-4, "--loss-type", loss_type, *CURE)
-    flags += ("--eval-pairs", pairs_file)
+    """Through the whole stage, lengths and reference included; rounding is no preference."""
+    flags = CURE, f"--steps 8 --lr 3e-4 --loss-type {loss_type} --eval-pairs", pairs_file
     rows = train(dpo, pairs_file, llama_folder, tmp_path / "out", *flags)
     for part in ("", "eval/"):
         log = [row for row in rows if f"{part}loss" in row]
@@ -183,14 +163,11 @@ def test_every_loss_type_learns(loss_type, tmp_path, llama_folder, pairs_file):
 
 
 def test_kto_learns_from_thumbs(tmp_path, llama_folder, monkeypatch):
-    """Single answers, thumb up or down: what was liked gains on the reference and what was not
-    loses. The baseline is the mean log-ratio of answers to other prompts, by hand, and never below
-    0. A label that is no bool is named with its line."""
-    sides = 8 * ["chosen", "rejected"]
-    rows = [
-        {"prompt": r["prompt"], "completion": r[side], "label": side == "chosen"}
-        for r, side in zip(pair_rows(16), sides)
-    ]
+    """The baseline is the mean log-ratio of answers to other prompts, by hand, never below 0."""
+    sides, rows = 8 * ["chosen", "rejected"], pair_rows(16)
+    for row, side in zip(rows, sides):
+        row |= {"completion": row[side], "label": side == "chosen"}
+        del row["chosen"], row["rejected"]
     file, start = tmp_path / "thumbs.jsonl", common.load_policy(llama_folder, trainable=False)
     real, seen = dpo.kl_baseline, []
 
@@ -206,7 +183,7 @@ def test_kto_learns_from_thumbs(tmp_path, llama_folder, monkeypatch):
         return found
 
     monkeypatch.setattr(dpo, "kl_baseline", spy)
-    flags = ("--steps", 8, "--lr", 1e-3, "--loss-type", "kto", *CURE)
+    flags = CURE, "--steps 8 --lr 1e-3 --loss-type kto"
     log = train(dpo, write_rows(file, rows), llama_folder, tmp_path / "out", *flags)
     losses = steps(log, "loss")
     assert losses[0] == pytest.approx(0.5, abs=1e-4) and losses[-1] < losses[0]
@@ -214,9 +191,6 @@ def test_kto_learns_from_thumbs(tmp_path, llama_folder, monkeypatch):
     write_rows(file, [*rows, rows[0] | {"label": 1}])
     with pytest.raises(files.UserError, match=':17: "label" is 1; expected true or false'):
         train(dpo, str(file), llama_folder, tmp_path / "no", *flags)
-
-
-# ---- tokenizers ----
 
 
 TOKENIZERS = table("""
@@ -236,11 +210,9 @@ TOKENIZERS += [  # their texts hold a |
 @pytest.mark.parametrize("kind, options, as_messages", TOKENIZERS)
 @every_stage
 def test_tokenizers(stage, kind, options, as_messages, tmp_path, monkeypatch):
-    """Real tokenizers come without pad, with pad = EOS (the end token is then masked away in many
-    trainers), without a template, with a BOS in template and post-processor, with two end tokens.
-    Every row that enters a forward must hold one BOS or none, end in exactly one end id, and have
-    it trained; the vocabulary must not grow. (PPO's answers are drawn: an end id is their last
-    token or none of them.)"""
+    """Without pad, pad = EOS (many trainers then mask the end token away), without a template, a
+    BOS in template and post-processor, two end tokens: each row that enters a forward holds one BOS
+    or none, and one end id, last and trained. (PPO's answers are drawn.)"""
     model = tiny_model("gpt2", tmp_path, tokenizer=tiny_tokenizer(**options))
     tokenizer = common.load_tokenizer(model)
     names = ["<|end|>", "<|im_end|>"][: 2 if kind == "two end ids" else 1]
@@ -252,22 +224,18 @@ def test_tokenizers(stage, kind, options, as_messages, tmp_path, monkeypatch):
     home, batches = {sft: sft, ppo: rollouts}.get(stage, common), []
     real, out = home.pad_rows, tmp_path / "out"
     monkeypatch.setattr(home, "pad_rows", lambda *args: batches.append(args[:2]) or real(*args))
-    assert steps(train(stage, data, model, out, "--steps", 3, "--lr", 1e-2), "grad_norm")[0] > 0
+    assert steps(train(stage, data, model, out, "--steps 3 --lr 1e-2"), "grad_norm")[0] > 0
     kind = AutoModelForSequenceClassification if stage is reward_train else AutoModelForCausalLM
     loaded, info = kind.from_pretrained(out, output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"], "newly initialized"
     saved, size = AutoTokenizer.from_pretrained(out), AutoConfig.from_pretrained(model).vocab_size
     assert loaded.get_input_embeddings().num_embeddings == size
     assert set(common.end_ids(saved, loaded)) == set(ends)
-    rows = [
-        # sft marks context as ~id, and its second call holds masks
-        [[~i if i < 0 else i for i in part] for part in row]
-        for batch in batches
-        for row in zip(*batch)
-        if not (len(row[0]) and isinstance(row[0][0], (bool, np.bool_)))
-    ]
+    rows = [row for batch in batches for row in zip(*batch)]
+    rows = [r for r in rows if not (len(r[0]) and isinstance(r[0][0], (bool, np.bool_)))]
     assert len(rows) >= 8
-    for prompt, response in rows:
+    for row in rows:  # sft marks context as ~id, and its second call held masks
+        prompt, response = ([~i if i < 0 else i for i in part] for part in row)
         ids = prompt if stage is ppo else [*prompt, *response]  # PPO may draw a BOS
         if saved.bos_token_id is not None:
             assert ids.count(saved.bos_token_id) == 1 and ids[0] == saved.bos_token_id
@@ -286,22 +254,17 @@ def test_tokenizers(stage, kind, options, as_messages, tmp_path, monkeypatch):
         assert set(np.atleast_1d(loaded.generation_config.eos_token_id)) == set(ends)
 
 
-# ---- the flags of a single stage ----
-
-
 def test_nll_term(tmp_path, llama_folder, pairs_file):
-    """At step one the margin is 0, so the loss is log 2 + coef · (mean −log π of the chosen
-    tokens), the logged `nll`. The default is 1 for sigmoid, 0 for the others."""
+    """At step one the margin is 0: log 2 + coef · `nll`. The default is 1 for sigmoid, else 0."""
     for coef, flags in ((0.3, "--nll-coef 0.3"), (1, ""), (0, "--loss-type robust")):
-        out = (tmp_path / "out", "--overwrite", *flags.split())
-        (row,) = (r for r in train(dpo, pairs_file, llama_folder, *out) if "lr" in r)
+        log = train(dpo, pairs_file, llama_folder, tmp_path / "out", "--overwrite", flags)
+        (row,) = (r for r in log if "lr" in r)
         assert row["loss"] == pytest.approx(LOG2 + coef * row["nll"], rel=1e-5)
 
 
 def test_ties(tmp_path, llama_folder, capsys):
-    """A tie says: equally good. As half a win for each it costs log 2 and has no gradient at equal
-    scores; dropped (DPO's default), it is counted, as are pairs whose answers are equal, or are
-    after cutting."""
+    """As half a win for each a tie costs log 2, without gradient at equal scores; dropped, it is
+    counted, as are answers that are equal, or are after cutting."""
     ties = [{**row, "tie": True} for row in pair_rows(8)]
     only = write_rows(tmp_path / "ties.jsonl", ties)
     long = dict(ties[0], tie=None)
@@ -311,23 +274,20 @@ def test_ties(tmp_path, llama_folder, capsys):
     mixed = write_rows(tmp_path / "mixed.jsonl", rows)
     counted = "rows 13, dropped: tie 3, dropped: chosen = rejected 1, responses cut 2, "
     counted += "dropped: equal after cutting 1; training 8, held out 0"
-    for stage, soft, drop in (
-        (reward_train, (), ("--ties", "drop")),
-        (dpo, ("--ties", "soft", "--nll-coef", 0), ()),
-    ):
-        log = train(stage, only, llama_folder, tmp_path / stage.__name__, *soft)
+    ways = (reward_train, "", "--ties drop"), (dpo, "--ties soft --nll-coef 0", "")
+    for stage, soft, drop in ways:
+        log = train(stage, only, llama_folder, tmp_path / stage.__name__, soft)
         assert steps(log, "loss")[0] == pytest.approx(LOG2, abs=1e-6)
         assert steps(log, "grad_norm")[0] < 1e-5
         capsys.readouterr()
-        drop = ("--overwrite", "--max-length", 120, *drop)
-        train(stage, mixed, llama_folder, tmp_path / stage.__name__, *drop)
+        flags = "--overwrite --max-length 120", drop
+        train(stage, mixed, llama_folder, tmp_path / stage.__name__, *flags)
         assert counted in capsys.readouterr().out
 
 
-def test_text_rows_end_once_and_are_cut_aloud(tmp_path, llama_folder, capsys):
-    """A text that brings its end token had two; a tokenizer whose end only the template names had
-    None, a TypeError; and what `--max-length` took from text and messages was in no count. "abcd"
-    is 4 tokens and the end: 4 of them trained."""
+def test_sft_reads_its_four_forms(tmp_path, llama_folder, capsys):
+    """prompt + completion, messages and a preference train the same tokens, text all but its first.
+    "abcd" is 4 tokens and the end, also if it brings it or the template alone names it."""
     texts = [{"text": "abcd"}, {"text": "abcd<|end|>"}]
     endless = tiny_model("llama", tmp_path, tokenizer=tiny_tokenizer(eos=None))
     data = write_rows(tmp_path / "text.jsonl", texts)
@@ -336,13 +296,8 @@ def test_text_rows_end_once_and_are_cut_aloud(tmp_path, llama_folder, capsys):
     turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b" * 20}]
     rows = [*texts, {"text": "x y " * 20}, {"messages": turns}, {"messages": turns * 2}]
     data = write_rows(tmp_path / "long.jsonl", rows)
-    train(sft, data, llama_folder, tmp_path / "cut", "--max-length", 12)
+    train(sft, data, llama_folder, tmp_path / "cut", "--max-length 12")
     assert "rows 5, rows cut 3; training 5" in capsys.readouterr().out
-
-
-def test_sft_reads_its_four_forms(tmp_path, llama_folder):
-    """prompt + completion, messages, text, and a preference file (its chosen): the same dialogue
-    gives the same trained tokens in each form that holds it; of plain text all but the first."""
     row, seen = pair_rows(1)[0], []
     text, turns = row["chosen"][0]["content"], [*row["prompt"], *row["chosen"]]
     completion = {"prompt": row["prompt"], "completion": row["chosen"]}
@@ -355,32 +310,24 @@ def test_sft_reads_its_four_forms(tmp_path, llama_folder):
     assert seen[3][:2] == [[n], [n + 1]]  # n tokens and the end; nothing predicts the first
 
 
-# ---- precision ----
-
-
-PRECISIONS = {
-    "--lora-rank 2": torch.bfloat16,
-    "": torch.float32,
-    "--lora-rank 2 --save-dtype fp16": torch.float16,
-    "--save-dtype bf16": torch.bfloat16,
-}
-
-
-@pytest.mark.parametrize("flags", PRECISIONS)
-def test_precision_of_the_written_weights(flags, tmp_path, pairs_file):
-    """A merged LoRA is a new version of its checkpoint, so it has the checkpoint's precision: bf16
-    here. Full training writes fp32, for the updates are finer than bf16; --save-dtype decides for
-    both. config.json names it: transformers and vLLM load in the dtype that it names."""
+@cases("""
+flags | dtype
+--lora-rank 2 | bfloat16
+ | float32
+--lora-rank 2 --save-dtype fp16 | float16
+--save-dtype bf16 | bfloat16
+""")
+def test_precision_of_the_written_weights(flags, dtype, tmp_path, pairs_file):
+    """A merged LoRA has its checkpoint's precision, full training writes fp32: updates are finer
+    than bf16. config.json names it: transformers and vLLM load so."""
     base, out = tiny_model("llama", tmp_path, dtype=torch.bfloat16), tmp_path / "out"
-    train(sft, pairs_file, base, out, *flags.split())
+    train(sft, pairs_file, base, out, flags)
     written = {w.dtype for w in load_file(out / "model.safetensors").values()}
     loaded = AutoModelForCausalLM.from_pretrained(out, dtype="auto")
-    assert written == {loaded.dtype} == {PRECISIONS[flags]}
+    assert written == {loaded.dtype} == {getattr(torch, dtype)}
     for file in out.glob("adapter/*.safetensors"):  # what was trained is not rounded
         assert {w.dtype for w in load_file(file).values()} == {torch.float32}
 
-
-# ---- scores of sample answers, the log ----
 
 GOLD = '''
 def score(prompts, answers, rows):
@@ -391,40 +338,32 @@ def score(prompts, answers, rows):
 
 
 def test_prompts_gold_and_reward_model(tmp_path, llama_folder, reward_folder, pairs_file):
-    """val/gold and val/score must be the functions' means over the answers to --prompts, with the
-    row beside each answer, and val/kl the KL to the reference: 0 before the first step."""
+    """The functions' means over the answers, each with its row; val/kl is 0 before step one."""
     rows = [{"prompt": r["prompt"], "note": f"n{i}"} for i, r in enumerate(pair_rows(6))]
     prompts, gold = write_rows(tmp_path / "prompts.jsonl", rows), tmp_path / "gold.py"
     gold.write_text(GOLD)
-    flags = ("--prompts", prompts, "--gold", f"{gold}:score", "--max-new-tokens", 12, "--lr", 1e-2)
-    flags += ("--warmup", 0, "--steps", 2, "--overwrite")
+    flags = ("--prompts", prompts, "--gold", f"{gold}:score")
+    flags += ("--max-new-tokens 12 --lr 1e-2 --warmup 0 --steps 2 --overwrite",)
     model, tokenizer = common.load_policy(llama_folder), common.load_tokenizer(llama_folder)
     asked = [r["prompt"] for r in runs.some_prompts(rows, 64)]
     answers = common.sample(model, tokenizer, asked, max_new_tokens=12, seed=0).texts
     shares = [sum(c in "aeiou" for c in a) / len(a) for a in answers if a]
     scores = common.reward_function(reward_folder)(asked, answers)
     expected = {"val/gold": np.mean(shares), "val/score": np.mean(scores), "val/kl": 0}
-    for stage, more in (  # with LoRA the reference is the policy with its adapter off
-        (dpo, ("--reward-model", reward_folder)),
-        (dpo, ("--reward-model", reward_folder, "--lora-rank", 4)),
-        (sft, ()),
-    ):
+    scored = "--reward-model", reward_folder  # with LoRA: the policy with its adapter off
+    for stage, more in ((dpo, scored), (dpo, (*scored, "--lora-rank 4")), (sft, ())):
         log = train(stage, pairs_file, llama_folder, tmp_path / "out", *flags, *more)
         first, last = (row for row in log if "val/gold" in row)
         keys = expected if more else ["val/gold"]
-        near = pytest.approx({key: expected[key] for key in keys}, rel=1e-5, abs=1e-4)
-        assert {key: first[key] for key in keys} == near and last.get("val/kl", 1) > 1e-3
+        assert near(first, {key: expected[key] for key in keys}, rel=1e-5, abs=1e-4)
+        assert last.get("val/kl", 1) > 1e-3
         assert read(tmp_path / "out" / "samples.jsonl")[0]["answer"] == answers[0]
-
-
-# ---- what a user types first, and sees ----
 
 
 @each_stage
 def test_the_screen(stage, tmp_path, capfd):
-    """At most 24 lines before the bar and ten after it, none beyond 400 characters, however long
-    the rows are; the last show one prompt, its answer and the score before and after. DPO without
-    --epochs makes 24 steps of a small file: 32 pairs in batches of 8 are 4 a pass, so 6 passes."""
+    """At most 24 lines before the bar, ten after it, none beyond 400 characters. DPO without
+    --epochs makes 24 steps of a small file: 32 pairs in batches of 8 are 4 a pass."""
     rows = pair_rows(32)
     for row in rows:
         row["prompt"][0]["content"] *= 5
@@ -432,9 +371,9 @@ def test_the_screen(stage, tmp_path, capfd):
     data = write_rows(tmp_path / "pairs.jsonl", rows)
     prompts = write_rows(tmp_path / "prompts.jsonl", [{"prompt": r["prompt"]} for r in rows[:3]])
     model, out = tiny_model("llama", tmp_path, max_position_embeddings=1024), tmp_path / "out"
-    flags = ["--max-new-tokens", 60, "--prompts", prompts, "--gold", REWARD_FN]
+    flags = ["--max-new-tokens 60 --prompts", prompts, "--gold", REWARD_FN]
     flags = ["--eval-pairs", data] if stage is reward_train else flags
-    argv = command(stage, data, model, out, *flags, "--lr", 3e-4)
+    argv = command(stage, data, model, out, *flags, "--lr 3e-4")
     del argv[argv.index("--steps") : argv.index("--steps") + 2]
     assert stage.main(argv) == 0
     said = capfd.readouterr()
@@ -452,6 +391,8 @@ def test_the_screen(stage, tmp_path, capfd):
 
 
 GRPO = "watch.py judge.py checks"
+EPISODES = """--env mine.py:Guess --val-episodes 2 --test-episodes 2 --group-size 2
+    --groups-per-batch 2"""
 COPIES = {  # what is copied beside common.py and parts/, the flags beside --model and --out
     "sft": ("", "--data mine.jsonl"),
     "reward_train": ("", "--pairs mine.jsonl"),
@@ -459,10 +400,7 @@ COPIES = {  # what is copied beside common.py and parts/, the flags beside --mod
     "ppo": ("watch.py", "--prompts mine.jsonl --reward-fn mine.py:score --rollouts 8"),
     # the recipe's own line: its rank is 32
     "grpo_rubric": (GRPO, "data_path=rubrics.json group_size=2 groups_per_batch=2 max_tokens=4"),
-    "grpo_agent": (
-        f"{GRPO} grpo_rubric.py",
-        "--env mine.py:Guess --val-episodes 2 --test-episodes 2 --group-size 2 --groups-per-batch 2",
-    ),
+    "grpo_agent": (f"{GRPO} grpo_rubric.py", EPISODES),
 }
 
 
@@ -505,8 +443,7 @@ def run_in_fork(home, argv):
 
 @pytest.mark.parametrize("stage", COPIES)
 def test_a_copy_trains_on_a_users_file(stage, tmp_path, llama_folder):
-    """Who copies one script with what it imports has a trainer: no file of data/, no other stage,
-    nothing installed."""
+    """No file of data/, no other stage, nothing installed."""
     copied, flags = COPIES[stage]
     home = tmp_path / "copy"
     shutil.copytree(llama_folder, home / "model")
@@ -526,31 +463,27 @@ def test_a_copy_trains_on_a_users_file(stage, tmp_path, llama_folder):
     assert (home / "run" / "adapter").is_dir() == (stage == "grpo_rubric")
 
 
-BUNDLED = ("data/prompts.jsonl", "data/recruiter.py:reward")
-BROUGHT = {  # flags, {} for the data's: what --prompts and --gold are
-    "": BUNDLED,
-    "{} data/prefs.jsonl": BUNDLED,
-    "{} mine.jsonl": (None, None),
-    "{} data/prefs.jsonl mine.jsonl": (None, None),
-    "{} data/prefs.jsonl --prompts mine.jsonl": ("mine.jsonl", None),
-    "{} data/prefs.jsonl --gold my.py:f": (BUNDLED[0], "my.py:f"),
-}
-
-
 @pytest.mark.parametrize("stage, flag", [(sft, "--data"), (dpo, "--pairs")])
 def test_bundled_data_brings_its_prompts_and_score(stage, flag, monkeypatch):
-    """The command on the card must show what was learnt: bundled files alone get the bundled
-    prompts and the recruiter, whose score would say nothing of a user's own file."""
+    """The recruiter's score would say nothing of a user's own file."""
     monkeypatch.chdir(REPO)
-    for flags, expected in BROUGHT.items():
+    bundled = ("data/prompts.jsonl", "data/recruiter.py:reward")
+    for flags, expected in {
+        "": bundled,
+        "{} data/prefs.jsonl": bundled,
+        "{} mine.jsonl": (None, None),
+        "{} data/prefs.jsonl mine.jsonl": (None, None),
+        "{} data/prefs.jsonl --prompts mine.jsonl": ("mine.jsonl", None),
+        "{} data/prefs.jsonl --gold my.py:f": (bundled[0], "my.py:f"),
+    }.items():
         args = stage.parse_args(flags.format(flag).split())
         assert (args.prompts, args.gold) == expected
 
 
 @every_stage
 def test_help(stage, monkeypatch, capsys):
-    """--help: an example that parses, the stage's own flags explained, the 22 shared ones and
-    watch.py's by name, under 60 lines of 100 columns. --help-all explains every flag."""
+    """An example that parses, the own flags explained, the 22 shared ones by name, under 60
+    lines."""
     monkeypatch.setenv("COLUMNS", "100")
 
     def shown(flag):

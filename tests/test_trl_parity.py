@@ -1,15 +1,9 @@
-"""The same batch through TRL and through ours: loss and gradients, number by number, and eight
-steps of training; and adapters through PEFT.
+"""The same batch through TRL and through ours, from the same file of messages on: loss and gradients,
+eight steps of training; and adapters through PEFT. Skipped without these two.
 
-TRL and PEFT are what our users come from. Where the two disagree one of us has a bug, or a
-convention that a user must be told of. Compared from the same file of messages on, so that
-template, masks and end token are compared as well. Development dependencies: without them
-everything here is skipped.
-
-How TRL (1.16) must be set to compute the same: bf16 off (its default), no gradient checkpointing,
-no max_length. Its `ipo` and `sigmoid_norm` divide by the answer's tokens, as ours. Its DPOTrainer
-no longer smooths labels in `sigmoid`; cDPO and SimPO are compared with its CPOTrainer, cDPO with a
-reference of 0. Its `sft` term is our --nll-coef.
+TRL (1.16) computes the same with bf16 off (its default), no gradient checkpointing, no max_length.
+Its `ipo` and `sigmoid_norm` divide by the answer's tokens, as ours. Its DPOTrainer no longer smooths
+labels in `sigmoid`: cDPO is compared with CPOTrainer and a reference of 0. Its `sft` is --nll-coef.
 """
 
 import contextlib
@@ -24,7 +18,7 @@ import grpo_rubric
 import reward_train
 import sft
 from parts import files, runs
-from tiny import pair_rows, table, tiny_model, tiny_reward_model, write_rows
+from tiny import cases, pair_rows, tiny_model, tiny_reward_model, write_rows
 
 needs = pytest.importorskip  # name, reason: the test, or the file, is skipped with its reason
 REASON = "needs the development dependency {} (requirements-dev.txt)"
@@ -34,8 +28,8 @@ N = 5  # odd, so that halves cut in the wrong place do not go unseen
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    """Two tiny Llamas (policy, reference), a reward model, and files of pairs of uneven length, the
-    sixteen with margins."""
+    """Two Llamas (policy, reference), a reward model, files of uneven pairs; sixteen have
+    margins."""
     place = tmp_path_factory.mktemp("parity")
     rows, sixteen = pair_rows(N, seed=3), pair_rows(16, seed=5)
     for i, row in enumerate(sixteen):
@@ -53,7 +47,6 @@ def world(tmp_path_factory):
 
 
 def result(loss, model):
-    """(loss, gradients)."""
     loss.backward()
     return loss.detach(), {k: p.grad for k, p in model.named_parameters() if p.grad is not None}
 
@@ -69,9 +62,8 @@ def trl_trainer(kind, world, tokenizer, rows, ref=None, **options):
     trl, datasets = (needs(name, reason=REASON.format(name)) for name in ("trl", "datasets"))
     home = needs("trl.experimental.cpo", reason="no CPOTrainer") if kind == "CPO" else trl
     head = AutoModelForSequenceClassification if kind == "Reward" else AutoModelForCausalLM
-    models = {"model": "reward" if kind == "Reward" else "policy"} | (
-        {"ref_model": ref} if ref else {}
-    )
+    models = {"model": "reward" if kind == "Reward" else "policy"}
+    models |= {"ref_model": ref} if ref else {}
     models = {key: head.from_pretrained(world[x], dtype=torch.float32) for key, x in models.items()}
     if kind == "GRPO":
         models["reward_funcs"] = lambda completions, **_: [0.0] * len(completions)
@@ -81,14 +73,12 @@ def trl_trainer(kind, world, tokenizer, rows, ref=None, **options):
         output_dir=str(world["place"] / "trl"), use_cpu=True, bf16=False,
         gradient_checkpointing=False, report_to=[], **options,
     )  # fmt: skip
-    data = datasets.Dataset.from_list(rows)
-    trainer = getattr(home, f"{kind}Trainer")
-    return trainer(**models, args=args, processing_class=tokenizer, train_dataset=data)
+    how = dict(models, args=args, processing_class=tokenizer)
+    return getattr(home, f"{kind}Trainer")(train_dataset=datasets.Dataset.from_list(rows), **how)
 
 
-# ---- DPO ----
-
-FORMS = table("""
+@cases("""
+kind | loss_type | beta | smoothing
 DPO | sigmoid | 0.1 | 0.0
 DPO | hinge | 0.1 | 0.0
 DPO | ipo | 0.5 | 0.0
@@ -97,14 +87,10 @@ DPO | sigmoid_norm | 1.0 | 0.0
 CPO | simpo | 2.0 | 0.0
 CPO | sigmoid | 0.1 | 0.2
 """)
-
-
-@pytest.mark.parametrize("kind, loss_type, beta, smoothing", FORMS)
 def test_dpo_loss_and_gradients(kind, loss_type, beta, smoothing, world, tokenizer):
-    """A user who moves a run from TRL must get the same curve: each loss that both have, from the
-    same messages, within 1e-5 in the loss and in every gradient; ids and trained positions are
-    equal. CPOTrainer has no reference: ours of 0 is the same sum. Its SimPO has mean log-probs, and
-    γ itself and not γ/β: TRL divides by β and multiplies again."""
+    """From the same messages to 1e-5; ids and trained positions are equal. CPOTrainer has no
+    reference: ours of 0 is the same sum. Its SimPO has mean log-probs, and γ itself and not γ/β:
+    TRL divides by β and multiplies again."""
     flags = f"--pairs {world['file']} --eval-fraction 0 --model {world['policy']} --loss-type"
     flags += f" {loss_type} --beta {beta} --label-smoothing {smoothing} --out {world['place']}/none"
     args = dpo.parse_args(flags.split())
@@ -134,16 +120,11 @@ def test_dpo_loss_and_gradients(kind, loss_type, beta, smoothing, world, tokeniz
     assert_same(result(losses.mean(), policy), result(theirs, trainer.model))
 
 
-# ---- eight steps of each ----
-
+MARGINS = "--pairs {} --margin margin --margin-scale 0.25 --center-coef 0.01"
 RPO = dict(loss_type=["sigmoid", "sft"], loss_weights=[1.0, 0.3], beta=0.1)
 TRAINERS = {  # stage: TRL's trainer, our flags, its options
     sft: ("SFT", "--data {} --max-new-tokens 2", {}),
-    reward_train: (
-        "Reward",
-        "--pairs {} --margin margin --margin-scale 0.25 --center-coef 0.01",
-        {"center_rewards_coefficient": 0.01},
-    ),
+    reward_train: ("Reward", MARGINS, {"center_rewards_coefficient": 0.01}),
     dpo: ("DPO", "--pairs {} --nll-coef 0.3 --max-new-tokens 2", RPO),
 }
 SHARED = """--eval-fraction 0 --batch-size 4 --epochs 2 --lr 1e-3 --schedule linear --warmup 0
@@ -152,9 +133,8 @@ SHARED = """--eval-fraction 0 --batch-size 4 --epochs 2 --lr 1e-3 --schedule lin
 
 @pytest.mark.parametrize("stage", TRAINERS, ids=lambda stage: stage.__name__)
 def test_eight_steps(stage, tokenizer, world, monkeypatch, capsys):
-    """Optimiser, clipping, learning rate, a fixed reference, margins and centring: two epochs of 16
-    rows in batches of 4, in the order in which ours shuffles them. Loss and gradient norm of each
-    step, and the weights at the end, are TRL's."""
+    """Optimiser, clipping, rate, margins, centring: loss and norm of each step and the weights are
+    TRL's over two epochs of 16 rows by four, in the order in which ours shuffles them."""
     kind, flags, options = TRAINERS[stage]
     start, out = world["reward" if kind == "Reward" else "policy"], world["place"] / kind
     monkeypatch.setattr(runs, "stop_signals", lambda: contextlib.nullcontext([0]))  # no handlers
@@ -192,13 +172,10 @@ def test_eight_steps(stage, tokenizer, world, monkeypatch, capsys):
     assert max((after[k] - before[k]).abs().max() for k in theirs) > 100 * TOLERANCE
 
 
-# ---- GRPO ----
-
-
 def grpo_batch(tokenizer):
-    """Ids of eight answers to two prompts of different lengths, one with the end token and one of a
-    single token; advantages of both signs, one of them 0; noise that puts old and reference
-    log-probs off the policy's, far enough to clip."""
+    """Ids of eight answers to two prompts, one with the end token, one of a single token;
+    advantages of both signs and 0; noise that puts old and reference log-probs far enough to
+    clip."""
     generator = torch.Generator().manual_seed(4)
     texts = ["sql"] * 4 + ["Assess this candidate: kafka."] * 4
     answers = [torch.randint(7, 250, (n,), generator=generator) for n in (6, 1, 4, 2, 3, 6, 5, 2)]
@@ -217,23 +194,17 @@ def shifted(logps, mask, noise):
 
 
 def trl_grpo(world, tokenizer, batch, **options):
-    """(loss, gradients) of TRL's GRPOTrainer on these ids: prompts padded on the left, answers on
-    the right."""
+    """(loss, gradients) of TRL's GRPOTrainer: prompts padded on the left, answers on the right."""
     prompts, answers, advantages, noise = batch
     options |= {"per_device_train_batch_size": 8, "num_generations": 4, "max_completion_length": 6}
     trainer = trl_trainer("GRPO", world, tokenizer, [{"prompt": "sql"}] * 8, **options)
-    pad, width = tokenizer.pad_token_id, max(map(len, prompts))
-    filled = {
-        "prompt": [
-            ([pad] * (width - len(p)) + p, [0] * (width - len(p)) + [1] * len(p)) for p in prompts
-        ],
-        "completion": [
-            (a + [pad] * (6 - len(a)), [1] * len(a) + [0] * (6 - len(a))) for a in answers
-        ],
-    }
+    pad = tokenizer.pad_token_id
     inputs = {"advantages": advantages, "num_items_in_batch": torch.tensor(sum(map(len, answers)))}
-    for name, rows in filled.items():
-        ids, mask = zip(*rows)
+    for name, rows in (("prompt", prompts), ("completion", answers)):
+        width = max(map(len, rows))
+        side = slice(None, None, -1 if name == "prompt" else 1)  # prompts are padded on the left
+        ids = [[*row[side], *[pad] * (width - len(row))][side] for row in rows]
+        mask = [[*[1] * len(row), *[0] * (width - len(row))][side] for row in rows]
         inputs |= {f"{name}_ids": torch.tensor(ids), f"{name}_mask": torch.tensor(mask)}
     mask, rows = inputs["completion_mask"].bool(), common.pad_rows(prompts, answers, pad)
     with torch.no_grad():  # old and reference of both sides come from the same numbers
@@ -245,19 +216,6 @@ def trl_grpo(world, tokenizer, batch, **options):
     trainer.current_gradient_accumulation_steps = 1
     trainer.model.train()
     return result(trainer._compute_loss(trainer.model, inputs), trainer.model)
-
-
-def our_grpo(world, tokenizer, batch, **options):
-    """(loss, gradients) of grpo_rubric.grpo_loss on the same ids."""
-    prompts, answers, advantages, noise = batch
-    model = common.load_policy(world["policy"])
-    rows = common.pad_rows(prompts, answers, tokenizer.pad_token_id)
-    logps = common.token_logps(model, *rows)
-    old, ref = (shifted(logps, rows[2], noise[i]) for i in (0, 1))
-    how = options | {"max_tokens": 6}
-    loss, sums = grpo_rubric.grpo_loss(logps, old, advantages, rows[2], ref, **how)
-    assert (sums["clipped"] > 0) == (options.get("loss") != "sapo")
-    return result(loss, model)
 
 
 AGGREGATION = {"grpo": "sequence", "dapo": "token", "dr_grpo": "fixed"}
@@ -275,20 +233,24 @@ GRPO_FORMS += [(ONE_RATIO | theirs, GSPO | ours, 0.0) for theirs, ours, beta in 
 
 @pytest.mark.parametrize("options, own, beta", GRPO_FORMS, ids=lambda x: str(x)[:40])
 def test_grpo_loss_and_gradients(options, own, beta, world, tokenizer, monkeypatch):
-    """TRL's `grpo` is our "sequence", `dapo` "token", `dr_grpo` "fixed", its `delta` our dual clip;
-    bounds of 1.2 and 1.5, which the ratios of this batch reach. Its KL is ours with
-    use_bias_correction_kl, its default in 1.16: without it k3 stands without its ratio, whose
-    gradient is another (the KL card in test_losses.py). GSPO without a KL: TRL multiplies k3 by the
-    answer's ratio, we by the token's, which has the KL's gradient."""
+    """TRL's `delta` is our dual clip; bounds of 1.2 and 1.5, which this batch reaches. Its KL is
+    ours with use_bias_correction_kl, its default in 1.16: without it k3 stands without its ratio.
+    GSPO without a KL: TRL multiplies k3 by the answer's ratio, we by the token's, the KL's
+    gradient."""
     monkeypatch.setattr(grpo_rubric, "CISPO_MAX", 1.2)
     monkeypatch.setattr(grpo_rubric, "DUAL_MAX", 1.5)
     batch = grpo_batch(tokenizer)
     options = {"epsilon_high": 0.28, "beta": beta, "use_bias_correction_kl": bool(beta)} | options
-    theirs = trl_grpo(world, tokenizer, batch, **options)
-    assert_same(our_grpo(world, tokenizer, batch, beta=beta, **own), theirs)
+    prompts, answers, advantages, noise = batch
+    model = common.load_policy(world["policy"])
+    rows = common.pad_rows(prompts, answers, tokenizer.pad_token_id)
+    logps = common.token_logps(model, *rows)
+    old, ref = (shifted(logps, rows[2], noise[i]) for i in (0, 1))
+    given = logps, old, advantages, rows[2], ref
+    loss, sums = grpo_rubric.grpo_loss(*given, beta=beta, max_tokens=6, **own)
+    assert (sums["clipped"] > 0) == (own.get("loss") != "sapo")
+    assert_same(result(loss, model), trl_grpo(world, tokenizer, batch, **options))
 
-
-# ---- adapters ----
 
 TARGETS = {  # family, how PEFT's config names the layers
     "default": ("gpt2", {}),
@@ -301,17 +263,13 @@ TARGETS = {  # family, how PEFT's config names the layers
 
 @pytest.mark.parametrize("targets", TARGETS)
 def test_peft_adapter_opens_here(tmp_path, tokenizer, targets, folders):
-    """An adapter that PEFT wrote is a valid --model, whatever way its config names the layers:
-    logits within 1e-5, in float64 arithmetic, for these wide random models turn the rounding of one
-    fp32 forward into 1e-5. Ours in PEFT is in test_common_model.py."""
+    """A valid --model, whatever way its config names the layers; in float64, for fp32 rounds to
+    1e-5. Ours in PEFT: test_common_model.py."""
     peft = needs("peft", reason=REASON.format("peft"))
     family, options = TARGETS[targets]
     ids = torch.tensor([tokenizer.encode("Role: python, sql")])
 
-    def logits(model):
-        with torch.no_grad():
-            return model.double()(input_ids=ids).logits
-
+    logits = torch.no_grad()(lambda model: model.double()(input_ids=ids).logits)
     plain = AutoModelForCausalLM.from_pretrained(folders[family])
     options |= {"r": 4, "lora_alpha": 12, "fan_in_fan_out": family == "gpt2"}
     theirs = peft.get_peft_model(plain, peft.LoraConfig(task_type="CAUSAL_LM", **options)).eval()

@@ -1,5 +1,4 @@
-"""watch.py: what fires a rule and what does not; the best step; live, resumed and replayed logs
-say the same."""
+"""watch.py: what fires a rule and what does not; live, resumed and replayed logs say the same."""
 
 import argparse
 import functools
@@ -14,11 +13,13 @@ import pytest
 import watch
 from conftest import REPO
 from parts.files import UserError
-from tiny import table
+from tiny import cases, table
 from watch import Watcher, replay
 
 sys.path.insert(0, str(REPO / "bench"))
 import alarms
+
+outcome = functools.cache(alarms.outcome)  # runs of known truth, 100 in place of its 300
 
 R, PERFECT = "reward/mean", "reward/frac_perfect"
 UP = [0.4 + 0.025 * k for k in range(9)]  # v at steps 0 to 40
@@ -38,10 +39,6 @@ def made(columns, v=(), every=5):
     return rows
 
 
-def reason(columns, v=(), **options):
-    return Watcher(rows=made(columns, v), **options).stop_reason()
-
-
 def write_log(folder, rows, tail=""):
     path = folder / "metrics.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows) + tail, encoding="utf-8")
@@ -51,9 +48,6 @@ def write_log(folder, rows, tail=""):
 def run(capsys, *argv):
     status = watch.main(list(map(str, argv)))
     return status, capsys.readouterr().out
-
-
-# ---- each rule, on both sides of each edge ----
 
 
 def numbers(text):
@@ -71,8 +65,7 @@ def numbers(text):
 
 
 def curves(cell):
-    """ "key numbers; key numbers" as the columns of a run and, under the name v, its
-    evaluations."""
+    """ "key numbers; key numbers" as columns of a run and, under the name v, its evaluations."""
     columns = {key: numbers(x) for key, _, x in (c.strip().partition(" ") for c in cell.split(";"))}
     return {key: x for key, x in columns.items() if x and key != "v"}, columns.get("v", [])
 
@@ -154,8 +147,7 @@ for rule, key, before, *ends in table(LIMITS):  # the last value that is silent,
 
 @pytest.mark.parametrize("name, cell, width, expected", EDGES, ids=[row[0] for row in EDGES])
 def test_rules_at_their_edges(name, cell, width, expected, monkeypatch):
-    """`>` written as `>=`, a window one short, a threshold in the wrong unit: each rule stands on
-    both sides of its numbers."""
+    """`>` written as `>=`, a window one short, a threshold in the wrong unit."""
     monkeypatch.setattr(watch, "WIDTHS", (int(width),) * 2 if width else None)
     events = replay(made(*curves(cell)))[1]
     fired = [f"{e.step} {e.level}" for e in events if e.rule.split()[0] == name.split()[0]]
@@ -163,8 +155,7 @@ def test_rules_at_their_edges(name, cell, width, expected, monkeypatch):
 
 
 def test_an_event_is_a_beginning_and_says_where_to_look():
-    """Once, not once a step: silent and back, it is two. With its numbers, and the rollouts to
-    read."""
+    """Once, not once a step: silent and back, it is two."""
     shares = [0.0] * 3 + [0.5] * 10 + [0.0] * 5 + [0.5] * 5
     events = replay(made({"text/same_answer": shares}))[1]
     assert [e.step for e in events] == [4, 19]
@@ -172,57 +163,40 @@ def test_an_event_is_a_beginning_and_says_where_to_look():
     assert str(events[0]) == f"step 4  R8 same_answer (warn): {told}"
 
 
-# ---- v, r and their widths ----
-
-
-def test_gold_is_v_where_it_is_logged():
-    """val/score is the proxy that the run optimises: beside a gold score it may only lie, also
-    where gold is missing once."""
-    v, lie = [None, *HACK[1]], {"val/score": 9}
+def test_which_values_are_v_and_r():
+    """Beside a gold score val/score may lie, also where gold is missing once. What is null or no
+    number is left out: as 0 it would look like a collapse, and NaN would poison each mean. A row
+    may hold a step and its evaluation."""
+    v, lie, whole = [None, *HACK[1]], {"val/score": 9}, {}
     rows = [{"step": 5 * i, "val/gold": x} | lie for i, x in enumerate(v)]
     assert [p.v for p in Watcher(rows=rows).points] == HACK[1]
-
-
-def test_missing_values_are_left_out():
-    """A judge that was down logs null: counted as 0 it would look like a collapse, and NaN would
-    poison each mean."""
     odd = [None, math.nan, math.inf, 1e300, "1", [1]]
     rows = [{"step": i, R: x, "val/score": x} for i, x in enumerate([0.5, *odd, 0.5])]
     watcher = Watcher(rows=rows)
     assert watcher[R] == [0.5] * 2 == [p.v for p in watcher.points]
-
-
-def test_a_row_may_hold_a_step_and_its_evaluation():
-    """The trainers write an evaluation as a row of its own; others write one row: the same
-    events."""
-    whole = {}
     for row in made(*HACK):
         whole.setdefault(row["step"], {}).update(row)
     assert replay(list(whole.values()))[1] == replay(made(*HACK))[1] != []
 
 
-WIDE = table("""
+@cases("""
+columns | widths
 {"reward/mean": [9.0]} | (4, 4)
 {"reward/mean": [0.1], "env/turns": [4.0]} | (2, 1)
 {"reward/mean": [0.1], "reward/frac_perfect": [0.0]} | (1, 1)
 {"reward/mean": [3.0], "val/gold": [0.5]} | (4, 1)
 {"reward/mean": [0.1], "reward/std": []} | (1, 1)
 """)
-
-
-@pytest.mark.parametrize("columns, widths", WIDE)
 def test_widths_are_told_by_the_keys(columns, widths):
-    """0.02 is a fiftieth of a rate and nothing on a reward model's scale: there 4 × reward/std of
-    the first 3 steps counts."""
+    """0.02 is nothing on a reward model's scale: there 4 × reward/std of the first 3 steps
+    counts."""
     columns = {"reward/std": [0.5, 1.0, 1.5, 99.0]} | columns
     assert Watcher(rows=made(columns, [0.2])).widths() == widths
 
 
-# ---- health, stop reasons, best step ----
-
-
 # v up, level or down; then r; then how few evaluations say nothing
-HEALTH = table("""
+@cases("""
+cell | state
 v 15..27/50; reward/mean .5*41 50..68/100 | healthy
 v 15..27/50; reward/mean .5*60 | healthy
 v 15..27/50; reward/mean .5*41 50..32/100 | healthy
@@ -236,17 +210,14 @@ reward/mean .5*60 | no_validation
 v 15..19/50; reward/mean .5*60 | warming_up
 v 15..20/50; reward/mean .5*60 | healthy
 """)
-
-
-@pytest.mark.parametrize("cell, state", HEALTH)
 def test_health_is_the_table(cell, state):
-    """The nine cells of the table in its docstring, each with advice. Five evaluations are no
-    trend, none are no validation."""
+    """The nine cells of its docstring. Five evaluations are no trend, none are no validation."""
     assert Watcher(rows=made(*curves(cell))).health() == state
     assert state in watch.ADVICE
 
 
-STOPS = table("""
+@cases("""
+cell | options | expected | code
 judge/failed_frac .9*3 | | judge_down | 4
 reward/mean 80..159/200; v 16..24/40 24..16/40 | | reward_hacking | 3
 reward/mean 80..159/200; v 16..24/40 24..16/40 | on_hack=warn patience=0 | None | 0
@@ -276,21 +247,18 @@ reward/mean 80..159/200; v 16..24/40 24..16/40 | target=.1 judge_budget=0 | rewa
 judge/usd 1*80; v 16..24/40 24..16/40 | target=.1 judge_budget=0 steps=80 | target_reached | 0
 judge/usd 1*80; v 16..24/40 24..16/40 | judge_budget=0 steps=80 | judge_budget | 0
 """)
-
-
-@pytest.mark.parametrize("cell, options, expected, code", STOPS)
 def test_stop_reasons_and_exit_codes(cell, options, expected, code):
-    """Each reason with the run that has it and one that just has not; a script must notice 3 and
-    4."""
+    """Each reason with the run that has it and one that just has not."""
     given = dict(option.split("=") for option in options.split())
     given = {key: x if key == "on_hack" else float(x) for key, x in given.items()}
-    found = reason(*curves(cell), **given)
+    found = Watcher(rows=made(*curves(cell)), **given).stop_reason()
     assert (found, watch.exit_code(found)) == (expected, code)
 
 
 # the first of equals; of two evaluations the better; the start if nothing beats it; the top is at
 # 35, and one value .4 too high must not win unless its neighbours are as high as the best
-BEST = table("""
+@cases("""
+v | best
 [0.2, 0.3, 0.6, 0.6, 0.5] | 15
 [0.2, 0.7] | 5
 [0.9, 0.3, 0.4, 0.5] | 0
@@ -301,14 +269,8 @@ BEST = table("""
 [0.3, 0.32, 0.36, 0.4, 0.45, 0.5, 0.55, 0.6, 0.58, 0.5, 0.42, 0.8] | 40
 [] | None
 """)
-
-
-@pytest.mark.parametrize("v, best", BEST)
 def test_best_step(v, best):
     assert Watcher(rows=made({R: [0.5] * 30}, v)).best_step() == best
-
-
-# ---- live = replay ----
 
 
 KEYS = f"""{R} {PERFECT} reward/frac_mixed reward/length_corr length/mean length/truncated_frac
@@ -328,8 +290,7 @@ def busy_rows(seed):
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_live_is_replay_is_resume(seed, tmp_path, capsys):
-    """A rule with a memory of its own would say something else after --resume, or in the replay of
-    the log."""
+    """A rule with a memory of its own would say something else after --resume, or in a replay."""
     rows, live, told, said = busy_rows(seed), Watcher(patience=3), [], []
     path = write_log(tmp_path, rows)
     for row in rows:
@@ -352,8 +313,7 @@ def test_live_is_replay_is_resume(seed, tmp_path, capsys):
 
 
 def test_a_long_log_costs_no_more_per_row():
-    """A rule that walks through the whole run at each row makes 5 000 rows a quarter of an hour.
-    What a row reads of the columns does not grow with the log."""
+    """Walking through the whole run at each row makes 5 000 rows a quarter of an hour."""
 
     class Counted(list):
         read = 0
@@ -372,24 +332,17 @@ def test_a_long_log_costs_no_more_per_row():
     assert costs[-1] - costs[-101] <= costs[300] - costs[200]
 
 
-# ---- the command ----
-
-
 def test_the_report_answers_first(tmp_path, capsys):
-    """State, reason to stop and best step in the first lines; curves, events, and what could not be
-    judged; on one screen."""
+    """State, reason to stop and best step first; on one screen."""
     status, out = run(capsys, write_log(tmp_path, made(*HACK)), "--patience", 0)
     lines = out.splitlines()
     assert status == 3 and len(lines) <= 40
     assert lines[0] == f"state       reward_hacking: {watch.ADVICE['reward_hacking']}"
     assert lines[1] == "stop        reward_hacking at step 55 of 85 (exit status 3)"
     assert lines[2] == "best step   45"
-    for part in (
-        "0.400 → 0.400, from 0.400 to 0.600",
-        "R2 reward_hacking (stop): fall of s",
-        "not judged  R1 plateau (v), R5 suspiciously_perfect (reward/frac_perfect)",
-    ):
-        assert part in out, part
+    assert "0.400 → 0.400, from 0.400 to 0.600" in out
+    assert "R2 reward_hacking (stop): fall of s" in out
+    assert "not judged  R1 plateau (v), R5 suspiciously_perfect (reward/frac_perfect)" in out
     busy = run(capsys, write_log(tmp_path, busy_rows(0)))[1]
     assert len(busy.splitlines()) <= 40
 
@@ -404,66 +357,48 @@ def test_a_rule_without_its_keys_is_never_passed(tmp_path, capsys):
     assert "R4 reward_jump (reward/mean)" in out and "R9 length_doubled" not in out
 
 
-def test_a_cut_last_line_is_said_and_left_out(tmp_path, capsys):
-    """A killed run tears its last line. Refusing the whole log would lose the night; silence would
-    be a lie."""
-    path = write_log(tmp_path, made({R: [0.5] * 3}), tail='{"step": 4, "reward/me')
+ROW = '{"step": 1}\n'
+NO_LOGS = {
+    "": ": no complete row",
+    '{"step": 1, "re': ": no complete row",
+    ROW + '{"step": 2, "re\n' + ROW: ":2: expected",
+    ROW + "[1, 2]\n": ":2: expected",
+    '{"step": 1.5}\n': ":1: expected",
+    "\x89PNG\r\n\x1a\n\0\n": ":1: expected",
+}
+
+
+def test_what_is_no_log(tmp_path, capsys):
+    """The error names file and line; a last line that a kill cut off is said and left out."""
+    path = tmp_path / "metrics.jsonl"
+    for content, told in ({None: ": no such file"} | NO_LOGS).items():
+        if content is not None:
+            path.write_bytes(content.encode("latin-1"))
+        with pytest.raises(UserError) as error:
+            watch.main([str(path)])
+        assert str(error.value).startswith(f"{path}{told}")
+    write_log(tmp_path, made({R: [0.5] * 3}), tail='{"step": 4, "reward/me')
     assert "3 rows, line 4 is cut off" in run(capsys, path)[1]
 
 
-ROW = '{"step": 1}\n'
-
-
-@pytest.mark.parametrize(
-    "content, told",
-    [
-        (None, ": no such file"),
-        ("", ": no complete row"),
-        ('{"step": 1, "re', ": no complete row"),
-        (ROW + '{"step": 2, "re\n' + ROW, ":2: expected"),
-        (ROW + "[1, 2]\n", ":2: expected"),
-        ('{"step": 1.5}\n', ":1: expected"),
-        ("\x89PNG\r\n\x1a\n\0\n", ":1: expected"),
-    ],
-)
-def test_what_is_no_log(content, told, tmp_path):
-    """Missing, empty, foreign, broken: an error that names the file and the line."""
-    path = tmp_path / "metrics.jsonl"
-    if content is not None:
-        path.write_bytes(content.encode("latin-1"))
-    with pytest.raises(UserError) as error:
-        watch.main([str(path)])
-    assert str(error.value).startswith(f"{path}{told}")
-
-
-STATUS = table("""
-text/repetition 0*3 .5 | | 0
-text/repetition 0*3 .5 | --strict | 1
-reward/mean .5*5 | --strict | 0
-judge/failed_frac .9*3 | --strict | 4
-""")
-
-
-@pytest.mark.parametrize("cell, flags, status", STATUS)
-def test_strict_turns_a_warning_into_a_status(cell, flags, status, tmp_path, capsys):
-    """A build server reads the exit status: 1 for any warning with --strict, 0 without; 3 and 4
-    come first."""
-    assert run(capsys, write_log(tmp_path, made(*curves(cell))), *flags.split())[0] == status
-
-
 def test_the_flags_of_the_run_are_the_replays(tmp_path, capsys):
-    """The flags are read from the run's args.json, and the command line wins."""
+    """Those of the run's args.json; the command line wins. --strict: 1 for any warning."""
     write_log(tmp_path, made(*curves("v 1..5/10 .5*8")))
     assert "val_plateau at step 50 " in run(capsys, tmp_path)[1]
     saved = {"patience": 2, "steps": 60, "out": "elsewhere", "lr": 1}
     (tmp_path / "args.json").write_text(json.dumps({"args": saved}))
     assert "val_plateau at step 35 " in run(capsys, tmp_path)[1]
     assert "max_steps at step 60 " in run(capsys, tmp_path, "--patience", 0)[1]
+    for cell, flags, status in table("""
+        text/repetition 0*3 .5 | | 0
+        text/repetition 0*3 .5 | --strict | 1
+        reward/mean .5*5 | --strict | 0
+        judge/failed_frac .9*3 | --strict | 4
+    """):
+        assert run(capsys, write_log(tmp_path, made(*curves(cell))), *flags.split())[0] == status
 
 
 def test_a_trainer_asks_with_its_own_flags():
-    """Each flag reaches the watcher; --steps and --judge-budget are the trainer's own; the rest is
-    the default."""
     parser = argparse.ArgumentParser()
     watch.add_watch_arguments(parser)
     assert Watcher(parser.parse_args([])).options == Watcher().options
@@ -471,25 +406,15 @@ def test_a_trainer_asks_with_its_own_flags():
     argv = "--patience 3 --target 0.8 --baseline 0.5 --on-hack warn --judge-budget 4"
     given = dict(patience=3, target=0.8, baseline=0.5, on_hack="warn", judge_budget=4)
     assert Watcher(parser.parse_args(argv.split())).options == Watcher(**given).options
+    for every, patience, validation, said in (
+        (20, 5, True, "5 evaluations = 100 steps"),
+        (20, 5, False, "goes unnoticed"),
+        (20, 0, True, "no plateau"),
+        (0, 5, True, "goes unnoticed"),
+    ):
+        args = argparse.Namespace(eval_every=every, patience=patience)
+        assert said in watch.promise(args, validation)
 
-
-START = table("""
-20 | 5 | True | 5 evaluations = 100 steps
-20 | 5 | False | goes unnoticed
-20 | 0 | True | no plateau
-0 | 5 | True | goes unnoticed
-""")
-
-
-@pytest.mark.parametrize("every, patience, validation, said", START)
-def test_the_start_says_when_it_will_stop(every, patience, validation, said):
-    """Users think in steps, so both are printed; and that over-optimisation goes unnoticed without
-    validation."""
-    args = argparse.Namespace(eval_every=every, patience=patience)
-    assert said in watch.promise(args, validation)
-
-
-# ---- text ----
 
 PROSE = (
     "Asha led two audits of the warehouse and cut overtime by 34 percent. She explained how the "
@@ -497,8 +422,6 @@ PROSE = (
     "evidence yet on budgeting, so the next interview should ask when she planned one. "
 )
 UNLIKE = " ".join(f"{i * 7919 % 100003}" for i in range(4000))
-
-
 LOOPS = [
     "a" * 1000, "I see. " * 200, PROSE * 3 + "and so on " * 150, "and so on " * 150 + PROSE * 4,
     "好的。" * 400, "word " * 20, (PROSE * 4)[:500] + "and so on " * 100 + (PROSE * 4)[500:1000],
@@ -506,18 +429,23 @@ LOOPS = [
 ]  # fmt: skip
 NO_LOOPS = ["", PROSE + PROSE, "x" * 60, "one two three four five six seven eight nine ten " * 2]
 NO_LOOPS.append(UNLIKE)
+HOSTILE = [
+    "ignore" + " " * 10**6, "a" * 10**6, "</" * 500_000, "every item " * 90_000,
+    '"ratings"' + " " * 10**6, "".join(map(chr, range(0x300, 0x370))) * 9000, "give " * 200_000,
+]  # fmt: skip
 
 
 def test_repetition():
-    """A loop is a loop at the front, in the middle, in the tail, in any script; prose said twice is
-    not."""
+    """At the front, in the middle, in the tail, in any script; prose said twice is none."""
     assert [t[:40] for t in LOOPS if not watch.repetition(t)] == []
     assert [t[:40] for t in NO_LOOPS if watch.repetition(t)] == []
+    assert set(watch.text_metrics([], []).values()) == {None}, "a share of nobody"
+    assert watch.text_metrics(["a"], [""])["text/distinct_2"] is None
 
 
 def test_same_answer():
-    """Equal answers to one prompt are a group's; to different prompts they are a policy that
-    stopped reading. Blanks, case and what comes after 200 characters do not tell answers apart."""
+    """Of one prompt they are a group's. Blanks, case, what comes after 200 characters do not
+    count."""
     a, b = ([{"role": "user", "content": text}] for text in "ab")
     texts = ["Hire  her", "hire her\n", *(x + d for x in ("x" * 200, "y" * 199) for d in "12")]
     same = watch.same_answer([a, b, a, b, a, b, a, a], [*texts, "same", "same"])
@@ -550,37 +478,21 @@ I give her full marks for patience.
 
 
 def test_judge_directed():
-    """Orders to the judge, forged verdicts and closed blocks are found through case, blanks,
-    invisible and wide characters; what a recruiter writes about marks, ratings and answers is
-    not."""
+    """Orders, forged verdicts, closed blocks; not what a recruiter writes about marks and
+    ratings."""
     for texts, directed in ((TO_THE_JUDGE, True), (TO_THE_RECRUITER, False)):
         said = [text.strip() for row in texts.strip().splitlines() for text in row.split("|")]
         assert [text for text in said if watch.judge_directed(text) != directed] == []
 
 
-HOSTILE = [
-    "ignore" + " " * 10**6, "a" * 10**6, "</" * 500_000, "every item " * 90_000,
-    '"ratings"' + " " * 10**6, "".join(map(chr, range(0x300, 0x370))) * 9000, "give " * 200_000,
-]  # fmt: skip
-
-
 @pytest.mark.parametrize("text", HOSTILE, ids=lambda text: text[:6])
 def test_hostile_text_does_not_hang(text):
-    """A policy may write a megabyte of anything: a pattern that backtracks would hang the run.
-    Measured: 0.1 to 2 s."""
+    """A pattern that backtracks would hang the run on a megabyte of anything."""
     assert watch.text_metrics(["a"], [text])["text/same_answer"] == 0
 
 
-def test_text_metrics_of_nothing():
-    """A share of nobody is null, not 0 and not an error."""
-    assert set(watch.text_metrics([], []).values()) == {None}
-    assert watch.text_metrics(["a"], [""])["text/distinct_2"] is None
-
-
-# ---- simulated runs of known truth: bench/alarms.py with 100 in place of 300 ----
-
-
-SIMULATED = table("""
+@cases("""
+kind | rule | share
 healthy | R2 | (0, 0.01)
 healthy | R4 | (0, 0.01)
 healthy, correlated | R4 | (0, 0.1)
@@ -591,12 +503,7 @@ jump, correlated | R4 | (0.85, 1)
 collapse | R2 | (0, 0.01)
 collapse | R3 | (0.95, 1)
 """)
-outcome = functools.cache(alarms.outcome)
-
-
-@pytest.mark.parametrize("kind, rule, share", SIMULATED)
 def test_alarms_on_simulated_runs(kind, rule, share):
-    """R2 and R4 stop runs or wake people: seldom false (R4 also where the noise of rewards is
-    correlated), seldom missed."""
+    """R2 and R4 stop runs or wake people: seldom false, seldom missed."""
     first = [outcome(kind, seed)[0] for seed in range(100)]
     assert share[0] <= sum(rule in fired for fired in first) / 100 <= share[1]

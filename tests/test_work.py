@@ -1,16 +1,13 @@
-"""Speed is work that is not done: each technique that saves some is held to a count, which no
-machine changes.
+"""Speed is work that is not done: what saves some is held to a count, which no machine changes. Here
+the prompt that a pair shares, the reference over epochs, the rollout's log-probs. Elsewhere:
 
-What other files count already:
-  micro-batches           test_runs.test_micro_batches_cut_but_never_reshape; the gradient of any
-                          cut: test_mutations.check_micro_batches, test_ppo, test_grpo
-  prompts prefilled once, cache in place, finished rows leave
-                          test_common_sample.test_no_work_is_done_twice
+  micro-batches           test_runs.test_micro_batches_cut_but_never_reshape
+  their gradient          test_mutations.check_micro_batches, test_ppo, test_grpo
+  one prefill and cache   test_common_sample.test_no_work_is_done_twice
   rows without advantage  test_grpo.test_answers_without_advantage_cost_no_forward
+  episodes without one    test_agent.test_an_update_is_the_closed_form
   memory of the data      test_common_text.test_token_rows_return_what_was_appended
   the head                test_common_model.test_chunks_of_the_head_change_nothing
-Here: the prompt that a pair shares, the reference over epochs, the rollout's log-probs,
-the agent's rows.
 """
 
 import numpy as np
@@ -19,10 +16,8 @@ import torch
 
 import common
 import dpo
-import grpo_agent
 import grpo_rubric
 import reward_train
-import test_agent
 import test_grpo
 from parts import rollouts, runs, shared_prompt
 from test_trainers import train
@@ -30,8 +25,6 @@ from tiny import EXTRA_FAMILIES, FAMILIES, tiny_model, write_pairs
 
 pytestmark = pytest.mark.usefixtures("quiet_process")
 
-
-# ---- the prompt that a pair shares, and the reference ----
 
 WINDOW = dict(use_sliding_window=True, sliding_window=8)
 WINDOWS = {  # a window in every layer, in one of two, in none
@@ -62,18 +55,15 @@ def value_and_gradient(model, score, rows, shared):
     """(values, gradient of their weighted sum): one vector each."""
     values = score(model, *rows, shared=shared).flatten()
     weights = torch.randn(len(values), generator=torch.Generator().manual_seed(0))
-    gradients = torch.autograd.grad(
-        (weights * values).sum(), list(model.parameters()), allow_unused=True
-    )
+    total, trained = (weights * values).sum(), list(model.parameters())
+    gradients = torch.autograd.grad(total, trained, allow_unused=True)
     return values.detach(), torch.cat([g.flatten() for g in gradients if g is not None])
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_a_shared_prompt_changes_no_number(name, tmp_path):
-    """A position that goes on behind the chosen answer, an answer that sees the other one, a
-    first rejected token read at the chosen answer's end, a window of columns in place of
-    positions: each moves log-probs by whole tenths. In one row and in two rows: log-probs and
-    scores of every family to 1e-5, gradients to 3e-6 of their size (fp32 itself rounds to 1e-6)."""
+    """A position that goes on behind the chosen answer, an answer that sees the other one, a window
+    of columns in place of positions: each moves log-probs by tenths; fp32 rounds to 1e-6."""
     for reward in (False, True):
         model, pairs, pad_id = loaded(name, tmp_path, reward)
         rows = common.batch_rows(pairs, [4, 0, 6, 1, 2, 3, 5], pad_id)
@@ -88,8 +78,7 @@ def test_a_shared_prompt_changes_no_number(name, tmp_path):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_an_inexact_family_computes_two_rows(dtype, tmp_path, monkeypatch, capsys):
-    """Where one row is not two rows, the run must not use it, and say so: a Mistral whose window
-    the mask forgets, in either precision; a Bloom, whose positions are made from a mask of
+    """A Mistral whose window the mask forgets; a Bloom, whose positions are made from a mask of
     another form, so that it raises."""
     model, pairs, pad_id = loaded("mistral, window 8", tmp_path)
     model.compute_dtype = dtype
@@ -104,32 +93,9 @@ def test_an_inexact_family_computes_two_rows(dtype, tmp_path, monkeypatch, capsy
     assert np.array_equal(pairs.columns(), 2 * pairs.lengths())
 
 
-def columns_of(monkeypatch, stage, *argv):
-    """Columns that pass through the trunk in forwards that record a gradient, and in the others,
-    of one run."""
-    seen = {True: 0, False: 0}
-    real = common.load_policy if stage is dpo else common.load_reward_model
-
-    def count(module, args, kwargs):
-        columns = (args[0] if args else kwargs["input_ids"]).numel()
-        seen[torch.is_grad_enabled()] += columns
-
-    def load(*args, **kwargs):
-        model = real(*args, **kwargs)
-        model.base_model.register_forward_pre_hook(count, with_kwargs=True)
-        return model
-
-    with monkeypatch.context() as patch:
-        patch.setattr(common, real.__name__, load)
-        train(stage, *argv, "--micro-tokens", 1, "--eval-every", 0)
-    return seen
-
-
 def test_each_prompt_is_computed_once(tmp_path, monkeypatch, llama_folder):
-    """Steps over eight pairs, pair by pair, so without padding: the trunk computes Σ (prompt +
-    chosen + rejected) columns with a gradient; as two rows it would be half as many again. The
-    reference passes before step one: forwards without a gradient are as many columns in a run of
-    three epochs as in one of one, and SimPO, which has no reference, leaves out that sum."""
+    """Pair by pair, so without padding, Σ (prompt + chosen + rejected) columns have a gradient; the
+    reference passes before step one, in three epochs as in one; SimPO has none."""
     data, tokenizer = write_pairs(tmp_path / "p.jsonl", 8), common.load_tokenizer(llama_folder)
     pairs = common.load_pairs([data], tokenizer, 512)
     parts = pairs.prompts, pairs.chosen, pairs.rejected
@@ -137,67 +103,44 @@ def test_each_prompt_is_computed_once(tmp_path, monkeypatch, llama_folder):
     assert 2 * pairs.lengths().sum() > 1.4 * once
 
     def seen(name, stage, *flags):
-        return columns_of(monkeypatch, stage, data, llama_folder, tmp_path / name, *flags)
+        """Columns through the trunk in forwards with a gradient (True) and without, of one run."""
+        loader = "load_policy" if stage is dpo else "load_reward_model"
+        found, real = {True: 0, False: 0}, getattr(common, loader)
 
-    short = "--max-new-tokens", 1
-    one = seen("one", dpo, *short)
+        def count(module, args, kwargs):
+            columns = (args[0] if args else kwargs["input_ids"]).numel()
+            found[torch.is_grad_enabled()] += columns
+
+        def load(*args, **kwargs):
+            model = real(*args, **kwargs)
+            model.base_model.register_forward_pre_hook(count, with_kwargs=True)
+            return model
+
+        with monkeypatch.context() as patch:
+            patch.setattr(common, loader, load)
+            flags += ("--micro-tokens 1 --eval-every 0",)
+            train(stage, data, llama_folder, tmp_path / name, *flags)
+        return found
+
+    one = seen("one", dpo, "--max-new-tokens 1")
     assert seen("reward", reward_train)[True] == one[True] == once
-    assert one[False] - seen("simpo", dpo, "--loss-type", "simpo", *short)[False] == once
-    assert seen("three", dpo, "--steps", 3, *short) == {True: 3 * once, False: one[False]}
-
-
-# ---- the rollout ----
+    assert one[False] - seen("simpo", dpo, "--loss-type simpo --max-new-tokens 1")[False] == once
+    three = seen("three", dpo, "--steps 3 --max-new-tokens 1")
+    assert three == {True: 3 * once, False: one[False]}
 
 
 def test_no_forward_between_the_rollout_and_the_first_gradient(tmp_path, monkeypatch):
-    """The sampler returns the log-probs of what it drew, so nothing recomputes them: in each of
-    three steps without a KL the first forward behind the rollout is one with a gradient, and
-    none without comes until the next rollout."""
-    graded = test_grpo.make_graded(tmp_path)
-    events = []
+    """The sampler returns the log-probs of what it drew: nothing recomputes them."""
 
-    def rollout(*args):
-        made = real_rollout(*args)
-        events.append("rollout")
-        return made
+    def noted(home, name, event):
+        real = getattr(home, name)
+        call = lambda *args, **kwargs: (events.append(event()), real(*args, **kwargs))[1]  # noqa: E731
+        monkeypatch.setattr(home, name, call)
 
-    def token_logps(*args, **kwargs):
-        events.append("gradient" if torch.is_grad_enabled() else "plain")
-        return real_logps(*args, **kwargs)
-
-    def steps(self):
-        events.clear()  # the preflight compares the two on purpose
-        return real_steps(self)
-
-    real_rollout, real_logps, real_steps = grpo_rubric.rollout, common.token_logps, runs.Run.steps
-    monkeypatch.setattr(grpo_rubric, "rollout", rollout)
-    monkeypatch.setattr(rollouts, "token_logps", token_logps)
-    monkeypatch.setattr(runs.Run, "steps", steps)
-    test_grpo.run(
-        graded, tmp_path / "run", "--steps", 3, "--eval-every", 0, "--micro-tokens", 10**6
-    )
+    events, steps, graded = [], runs.Run.steps, test_grpo.make_graded(tmp_path)
+    noted(grpo_rubric, "rollout", lambda: "rollout")
+    noted(rollouts, "token_logps", lambda: "gradient" if torch.is_grad_enabled() else "plain")
+    # the preflight compares the two on purpose
+    monkeypatch.setattr(runs.Run, "steps", lambda run: events.clear() or steps(run))
+    test_grpo.run(graded, tmp_path / "run", "--steps 3 --eval-every 0 --micro-tokens 1000000")
     assert events == ["rollout", "gradient"] * 3
-
-
-# ---- rows without advantage ----
-
-
-def test_episodes_without_advantage_cost_no_forward(tmp_path):
-    """The twin of test_grpo.test_answers_without_advantage_cost_no_forward for grpo_agent.py: of
-    four episodes a group of equals has advantage 0. Two pass, and the gradient is bit for bit
-    that of all four (β = 1e-300 underflows to 0 in the loss)."""
-    folder = tiny_model("llama", tmp_path, max_position_embeddings=512)
-    tokenizer, model = common.load_tokenizer(folder), common.load_policy(folder)
-    rewards = torch.tensor([[1.0, 1.0], [1.0, 0.0]])
-    advantages = torch.tensor([[0.0, 0.0], [0.5, -0.5]])
-    args = test_agent.arguments("--env", test_agent.echo(tmp_path))
-    played = test_agent.roll((model, tokenizer), args.env, [1, 1, 2, 2])
-    forwarded, gradients = [], []
-    for args.beta in (0.0, 1e-300):
-        (rows,) = grpo_agent.substeps(args, played, rewards, advantages, step=1)
-        model.zero_grad()
-        for row in rows:  # one by one: else padding would differ
-            grpo_agent.forward(args, model, model, common.pad_id(tokenizer), [row])[0].backward()
-        forwarded.append(len(rows))
-        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
-    assert forwarded == [2, 4] and gradients[0].any() and torch.equal(*gradients)

@@ -14,6 +14,7 @@ import contextlib
 import json
 from pathlib import Path
 
+import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import (
@@ -215,3 +216,18 @@ def table(text):
             with contextlib.suppress(ValueError, SyntaxError):
                 row[i] = ast.literal_eval(cell)
     return rows
+
+
+def cases(text):
+    """`table` as a parametrize mark; its first row names the arguments of the test."""
+    names, *rows = table(text)
+    values = rows if len(names) > 1 else [row[0] for row in rows]
+    ids = [str(row[0]) for row in rows]
+    return pytest.mark.parametrize(",".join(names), values, ids=ids)
+
+
+def words(*flags):
+    """A command line: "--a 1 --b" is three words, "" none; what begins otherwise is one, such as a
+    path with blanks."""
+    parts = (flag.split() if flag[:2] in ("", "--") else [flag] for flag in map(str, flags))
+    return [word for part in parts for word in part]
