@@ -90,17 +90,15 @@ turn | [0.25, 0.25, 0.5]
 trajectory | [0.3, 0.2, 0.5]
 """)
 def test_weights_of_a_step_sum_to_one(how, totals):
-    """Of two, three and seven tokens: by turn each turn has the same total, by trajectory each
-    episode; one without a turn is among them."""
+    """Of two, three, seven tokens; an episode without a turn is among them."""
     (a, b), none, (c,) = g.token_weights([[3, 2], [], [7]], how)
     assert (3 * a, 2 * b, 7 * c) == pytest.approx(totals) and not list(none)
 
 
 @pytest.mark.parametrize("how", g.TURN_NORMS)
 def test_an_update_is_the_closed_form(how, folder, tmp_path, monkeypatch):
-    """Σ weight·ρ·(β·k3 − A) over the episodes that have a reward and a mate with one: rewards (1,
-    0), (none, ½), (½, ½) are A = ½, −½, 0, 0. In one forward or by sample; without β the two of A =
-    0 need none."""
+    """Σ weight·ρ·(β·k3 − A) over episodes that have a reward and a mate with one: (1, 0), (none,
+    ½), (½, ½) are A = ½, −½, 0, 0. Without β those of A = 0 need no forward."""
     flags = f"--turn-norm {how} --beta 0.1 --history 1"
     args, model = arguments("--env", echo(tmp_path), flags), common.load_policy(folder)
     frozen = tiny_model("llama", tmp_path, seed=1, max_position_embeddings=512)
@@ -245,8 +243,7 @@ def test_the_environment_never_sees_thoughts():
 
 
 def test_what_ruler_returns_is_what_is_trained(monkeypatch):
-    """A group that the judge failed or that lost an episode has no reward, never 0; equals have
-    0."""
+    """A group that the judge failed or that lost an episode has no reward, never 0."""
 
     def rule(groups, *rest):
         for group in groups:

@@ -96,8 +96,7 @@ board | illegal | rewards
 [[8, 4], [4, 0]] | penalty | [0, 0, 0.25]
 """)
 def test_rewards_of_2048(board, illegal, rewards):
-    """p = (log₂ max − 1)/(log₂ target − 1): of 32 an 8 is 2/4, .9·p = .45, less .1 an illegal
-    move."""
+    """p = (log₂ max − 1)/(log₂ target − 1): of 32 an 8 is 2/4, .9·p = .45, less .1 a fault."""
     env, found, done = at(board, illegal=illegal), [], False
     while len(found) < min(2, len(rewards)):
         _, reward, done, _ = env.step("<move>left</move>")
@@ -198,8 +197,7 @@ reward | text | why
 """)
 @pytest.mark.parametrize("asked", [1, 2])
 def test_a_summary_line_is_worth(reward, text, why, asked):
-    """1/4 for a correct line of four, nothing for less than was said, −.15 for more: also a fact of
-    another line that the candidate did tell."""
+    """1/4 of four for a correct line, 0 for less than was said, −.15 for more."""
     env = with_states()
     a, b, *_ = env.competencies
     say(env, *(f"Tell me about a time you dealt with {c}." for c in (a, b)[:asked]))
@@ -260,8 +258,7 @@ line | unasked | asked
 {own}\\n{c}: no evidence | -1 | -1
 """)
 def test_exploits_do_not_win(line, unasked, asked):
-    """A line per competency that claims what nobody said, in a first turn inside a question, and
-    after all were told."""
+    """Lines that claim what nobody said, in a first turn, and after all were told."""
     for told, reward in ((False, unasked), (True, asked)):
         env = with_states()
         items = [item for c in env.bank["competencies"].values() for item in c["evidence"]]

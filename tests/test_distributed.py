@@ -1,6 +1,5 @@
-"""Several processes under torchrun train what one process trains: the same log, weights and files.
-Two gloo ranks stand for two GPUs. Eleven rows in batches of five: 3 and 2 to a rank, and in the
-last step none for the second."""
+"""Several processes under torchrun train what one process trains. Two gloo ranks stand for two
+GPUs; eleven rows in batches of five: 3 and 2 to a rank, at last none for the second."""
 
 import json
 import os

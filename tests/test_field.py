@@ -112,8 +112,7 @@ def test_the_running_pass_rate(monkeypatch):
 
 
 def test_prompts_that_are_neither_easy_nor_hard_come_first(monkeypatch):
-    """Three times the chance between .2 and .8, ends included: 3/8 and 1/8; 1 000 steps: ± .04 is
-    three standard errors."""
+    """Three times the chance from .2 to .8: 3/8 and 1/8; ± .04 is three standard errors."""
     args = parsed("--groups-per-batch 1 --redraw 1")
     rates = torch.tensor([0.2, 0.8, 0.9, 0.1], **F64)
     mixed, steps = (monkeypatch, args, 4, lambda i: [1.0, 0.0]), [*range(1, 1001), 7]

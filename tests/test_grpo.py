@@ -160,9 +160,8 @@ data_path=x.json log_path=RUN behavior_if_log_dir_exists=raise | overwrite=False
 
 @pytest.mark.parametrize("row", LINES.strip().replace("\n|", " |").splitlines())
 def test_pairs_and_flags_mix(row, tmp_path, capsys):
-    """Flags win over the recipe's defaults, and may be pairs too; the value behind a flag is no
-    pair; `none` is no value. 3 × 16 answers are 6 groups of 8. GSPO brings its bounds and its
-    mean."""
+    """Flags win over the recipe's defaults, and may be pairs too; what stands behind a flag is
+    none; `none` is no value. 3 × 16 answers are 6 groups of 8."""
     (tmp_path / "args.json").touch()
     line, expected = row.replace("RUN", str(tmp_path)).split(" | ")
     args = vars(grpo_rubric.parse_args(line.split()))
@@ -252,8 +251,7 @@ def splits_of(path, *flags):
 
 
 def test_split_is_the_recipes(tmp_path):
-    """random.Random(seed) shuffles a copy; the first int(n·ratio) train, half of the rest
-    validate."""
+    """random.Random(seed) shuffles; the first int(n·ratio) train, half of the rest validate."""
     for n, ratio, seed in ((20, 0.8, 42), (23, 0.9, 7), (10, 0.55, 0)):
         rows, file = [f"t{i}" for i in range(n)], write_rows(tmp_path / "r.jsonl", numbered(n))
         random.Random(seed).shuffle(rows)
@@ -301,9 +299,8 @@ def make_graded(folder):
 
 
 def opened(graded, *flags, reference=None):
-    """(args, run, reference, b, advantages, in_loss) before the first step: 4 groups of 4 of
-    different lengths, log-probs off the policy's; one group and one more answer have advantage
-    0."""
+    """(args, run, reference, b, advantages, in_loss) before the first step: 4 uneven groups of 4,
+    log-probs off the policy's; one group and one more answer have advantage 0."""
     small = """--max-new-tokens 7 --out runs/none --lr 0.001 --micro-tokens 4096 --warmup 0
         --group-size 4 --groups-per-batch 4 --model"""
     args = grpo_rubric.parse_args(words(small, graded["llama"], "--data", graded["data"], *flags))
@@ -358,9 +355,8 @@ def test_gradient_for_every_cut(flags, graded, monkeypatch):
 
 @pytest.mark.parametrize("aggregation", grpo_rubric.AGGREGATIONS)
 def test_answers_without_advantage_cost_no_forward(aggregation, graded, monkeypatch):
-    """Rows 2 and 9 have no score: in no loss, whatever stands in them. Five have advantage 0: no
-    forward without a KL, and they stay in the normaliser. Each token times min(policy/sampler,
-    2)."""
+    """Rows 2 and 9 have no score: in no loss. Five have advantage 0: no forward without a KL, and
+    still in the normaliser. Each token times min(policy/sampler, 2)."""
     flags = f"--aggregation {aggregation} --temperature 0.7"
     args, run, _, b, advantages, in_loss = opened(graded, flags)
     in_loss[[2, 9]], advantages[[2, 9]] = False, 0.0
@@ -402,8 +398,7 @@ def test_nothing_to_learn_from(graded):
 
 
 def test_substeps_are_of_whole_groups(graded, monkeypatch):
-    """Four groups in three: 2, 1, 1, shuffled anew each step; old log-probs are the sampled
-    ones."""
+    """Four groups in three: 2, 1, 1, shuffled each step; old log-probs are the sampled ones."""
     args, run, _, b, _, in_loss = opened(graded, "--num-substeps 3 --lr 1e-2")
     given = args, run, None, b, torch.tensor([1.0, -1.0] * 8), in_loss
     with torch.no_grad():  # as sampled
@@ -423,8 +418,7 @@ def test_substeps_are_of_whole_groups(graded, monkeypatch):
 
 
 def test_the_row_of_a_rollout_by_hand():
-    """Mixed (the longer answer pays), all good, all bad, one score, which is no group but
-    skipped."""
+    """Mixed (the longer answer pays), all good, all bad, one score: no group, and skipped."""
     rewards = t([1, 0, 0, 0], [1, 1, NAN, 1], [0, 0, 0, 0], [NAN, 1, NAN, NAN])
     advantages = grpo_rubric.group_advantages(rewards)
     expected = {
@@ -488,9 +482,8 @@ def test_one_group_as_a_table(capsys):
 
 
 def test_what_a_run_leaves(graded, tmp_path, capsys):
-    """E1. Reward: .75 × the share of the weight met + .25 × the reward model's score; from the
-    verdicts in rollouts.jsonl follow reward, advantage and the log's means. The test rows are
-    touched before and after alone."""
+    """E1. Reward: .75 × the weight met + .25 × the reward model's score. From rollouts.jsonl follow
+    reward, advantage, means. The test rows are touched before and after alone."""
     out, score = tmp_path / "run", common.reward_function(graded["reward"])
     flags = "--reward checks:3 --reward model --val-metric model --eval-every 2 --temperature 0.7"
     flags += f" --reward-model {graded['reward']} --beta 0.1"
@@ -533,8 +526,7 @@ def test_what_a_run_leaves(graded, tmp_path, capsys):
 
 
 def test_each_step_has_its_own_prompts_and_draws(graded, tmp_path, monkeypatch):
-    """Eight prompts by three: 3, 3, 2, then the next pass; an evaluation in between changes
-    nothing."""
+    """Eight prompts by three: 3, 3, 2, then the next pass; an evaluation changes nothing."""
     kept, spy = {}, Spy(monkeypatch, grpo_rubric, "rollout")
     for every in (1, 0):
         out = tmp_path / str(every)
@@ -550,9 +542,8 @@ def test_each_step_has_its_own_prompts_and_draws(graded, tmp_path, monkeypatch):
 
 
 def test_a_lost_grade_is_no_zero(graded, tmp_path, monkeypatch):
-    """Sums over fewer parts cannot be compared: answer 1 of group 0, all but one of group 1, answer
-    9. The group of three has its own mean, that of one is skipped; `reward/voided` counts those
-    that the other part scored."""
+    """Sums over fewer parts cannot be compared. The group of three has its own mean, that of one is
+    skipped; `reward/voided` counts what the other part scored."""
     lost, real = (1, 4, 5, 6, 9), judge.grade_answers
     scores = [None if i in (6, 9) else i / 16 for i in range(16)]
 

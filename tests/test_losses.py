@@ -70,8 +70,7 @@ def test_dpo_golden(loss_type, smoothing, expected):
 
 
 def test_dpo_rewards_golden():
-    """The logged reward is the optimised one: β·log(π/π_ref) = ±.1, SimPO's β·logp/n =
-    2·(−10/5)."""
+    """The logged reward is the optimised one: β·log(π/π_ref) = ±.1, SimPO's β·logp/n."""
     losses, chosen, rejected = dpo.dpo_loss(*PAIRS)
     assert close(chosen, [0.1, -0.1]) and close(rejected, [-0.1, 0.1])
     assert close(losses, -torch.nn.functional.logsigmoid(chosen - rejected))
@@ -337,8 +336,7 @@ def test_precision_is_kept_or_raised(name):
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_losses_are_per_example_and_differentiable(name):
-    """A loss that is already a mean is divided twice by the loop. The rewards that DPO logs keep no
-    graph, or it holds the forward."""
+    """A mean would be divided twice. Rewards that DPO logs keep no graph."""
     tensors = LOSSES[name][-1]
     first = next(iter(tensors))
     leaf = tensors[first].clone().requires_grad_()

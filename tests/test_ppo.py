@@ -1,5 +1,4 @@
-"""ppo.py: the math by numbers worked on paper (in float64, to 1e-7), the models, one rollout, one
-update, whole runs."""
+"""ppo.py: the math by numbers worked on paper (float64, to 1e-7), models, rollout, update, runs."""
 
 import json
 import math
@@ -489,8 +488,7 @@ def test_another_tokenizer_in_the_reward_model(world, tmp_path):
 
 
 def test_the_loop_hands_on(world, tmp_path, monkeypatch):
-    """main between its functions: β as it moved, the penalty, γ and λ, whitened advantages,
-    seeds."""
+    """main between its functions: β as it moved, penalty, γ and λ, whitened advantages, seeds."""
     names = "rollout", "shape_rewards", "gae", "update"
     rollout, shape, gae, update = (Spy(monkeypatch, ppo, name) for name in names)
     for name, value in (("GAMMA", 0.9), ("LAM", 0.8), ("ROLLOUTS_EVERY", 2)):
@@ -523,8 +521,7 @@ def test_the_loop_hands_on(world, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("restore", ["best", "last"])
 def test_best_weights_are_restored(restore, world, tmp_path, capsys):
-    """A score that only falls: the start is best, and the last line says that nothing was
-    gained."""
+    """A score that only falls: the start is best, and the last line says so."""
     out, flags = tmp_path / "run", "--lr 0.5 --warmup 0 --eval-every 1 --patience 0"
     run_of(world, out, flags, f"--reward-fn worse_each_time --restore {restore}")
     state = torch.load(out / "checkpoint" / "step-0000002.pt", weights_only=True)["state"]
@@ -542,9 +539,8 @@ def test_best_weights_are_restored(restore, world, tmp_path, capsys):
 
 
 def test_prompts_and_splits(world, tmp_path, capsys):
-    """A split of the rows, or a share by the prompt's hash, at most 64. Prompts come round in
-    permutations, by the step's number alone: a resumed run needs no cursor. 32 tokens with room for
-    7 leave a prompt its last 25."""
+    """A split of the rows, or a share by hash, at most 64. Permutations by the step's number alone:
+    a resumed run needs no cursor. 32 tokens with room for 7 leave the last 25."""
 
     def loaded(rows, *flags):
         prompts = write_rows(tmp_path / "p.jsonl", rows)

@@ -86,9 +86,8 @@ OBJECTIVES = [  # share of the labels, options, where it lands
 def test_where_the_objectives_land(share, options, expected):
     """Smoothing shrinks labels that are probabilities already; one label in ten flipped, and
     `robust` told so, is π*. IPO: h_i is the mean over j of P(i over j) − P(j over i), over 2β = 1.
-    `sigmoid_norm` over two tokens halves every ratio. KTO: answer i is chosen in a share D and
-    rejected in a share U; 0 and 2, with D < U, are dropped, and (D − U)·σ′(β·(h − k))/π is equal
-    for the others."""
+    KTO: answer i is chosen in a share D and rejected in a share U; 0 and 2, with D < U, are
+    dropped, and (D − U)·σ′(β·(h − k))/π is equal for the others."""
     ref_logps = answer_rows(REF.log()).sum(1)
     full = {key: torch.full((12,), x, **F64) for key, x in options.items() if key in ONE}
 
@@ -216,9 +215,8 @@ STAGES = {"sigmoid": optimum(), "ipo": torch.softmax(REF.log() + 2 * H, -1)}
 
 @pytest.mark.parametrize("loss_type", STAGES)
 def test_the_stage_lands_on_the_optimum(loss_type):
-    """The formula may be right and its inputs wrong: a mean of token log-probs, an end token left
-    out, a mask that slid into the prompt, halves swapped. Per-token IPO over 2 tokens at β is the
-    paper's at β/2."""
+    """The formula may be right, its inputs wrong: an end token left out, a mask that slid, halves
+    swapped. Per-token IPO over 2 tokens at β is the paper's at β/2."""
     args = dpo.parse_args(["--beta", str(BETA), "--loss-type", loss_type])
     model, everything = FourLogits(), list(range(12))
     with torch.no_grad():

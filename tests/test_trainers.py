@@ -75,8 +75,7 @@ def steps(rows, key):
 
 
 def test_sft_preflight_loss_is_cross_entropy(tmp_path, llama_folder, capsys):
-    """E1, as any textbook loop computes it, of a row built here by hand from the template's
-    text."""
+    """E1, as a textbook loop computes it, of a row built by hand from the template's text."""
     turns = [{"role": "user", "content": "Which fits?"}, {"role": "assistant", "content": "First."}]
     data = write_rows(tmp_path / "one.jsonl", [{"prompt": turns[:1], "completion": turns[1:]}])
     train(sft, data, llama_folder, tmp_path / "out")
@@ -115,8 +114,7 @@ ipo | 0.25 | 4.0
 ipo | 0.01 | 2500.0
 """)
 def test_dpo_preflight(tmp_path, llama_folder, pairs_file, capsys, loss_type, beta, expected):
-    """Policy = reference, so z = 0: log 2, 1 (hinge), 1/(4β²) (IPO); β = 100 multiplies
-    rounding."""
+    """Policy = reference, so z = 0: log 2, 1 (hinge), 1/(4β²) (IPO); β = 100 scales rounding."""
     flags = f"--loss-type {loss_type} --beta {beta} --nll-coef 0"
     rows = train(dpo, pairs_file, llama_folder, tmp_path / "out", flags)
     printed = capsys.readouterr().out
@@ -482,8 +480,7 @@ def test_bundled_data_brings_its_prompts_and_score(stage, flag, monkeypatch):
 
 @every_stage
 def test_help(stage, monkeypatch, capsys):
-    """An example that parses, the own flags explained, the 22 shared ones by name, under 60
-    lines."""
+    """An example that parses, own flags explained, the 22 shared ones by name, under 60 lines."""
     monkeypatch.setenv("COLUMNS", "100")
 
     def shown(flag):

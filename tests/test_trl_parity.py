@@ -28,8 +28,7 @@ N = 5  # odd, so that halves cut in the wrong place do not go unseen
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    """Two Llamas (policy, reference), a reward model, files of uneven pairs; sixteen have
-    margins."""
+    """Two Llamas (policy, reference), a reward model, uneven pairs; sixteen have margins."""
     place = tmp_path_factory.mktemp("parity")
     rows, sixteen = pair_rows(N, seed=3), pair_rows(16, seed=5)
     for i, row in enumerate(sixteen):
@@ -88,9 +87,8 @@ CPO | simpo | 2.0 | 0.0
 CPO | sigmoid | 0.1 | 0.2
 """)
 def test_dpo_loss_and_gradients(kind, loss_type, beta, smoothing, world, tokenizer):
-    """From the same messages to 1e-5; ids and trained positions are equal. CPOTrainer has no
-    reference: ours of 0 is the same sum. Its SimPO has mean log-probs, and γ itself and not γ/β:
-    TRL divides by β and multiplies again."""
+    """Ids and trained positions are equal. CPOTrainer has no reference: ours of 0 is the same. Its
+    SimPO has mean log-probs, and γ itself: TRL divides by β and multiplies again."""
     flags = f"--pairs {world['file']} --eval-fraction 0 --model {world['policy']} --loss-type"
     flags += f" {loss_type} --beta {beta} --label-smoothing {smoothing} --out {world['place']}/none"
     args = dpo.parse_args(flags.split())
@@ -173,9 +171,8 @@ def test_eight_steps(stage, tokenizer, world, monkeypatch, capsys):
 
 
 def grpo_batch(tokenizer):
-    """Ids of eight answers to two prompts, one with the end token, one of a single token;
-    advantages of both signs and 0; noise that puts old and reference log-probs far enough to
-    clip."""
+    """Ids of eight answers to two prompts, one with the end token, one of a single token; noise
+    that puts old and reference log-probs far enough to clip."""
     generator = torch.Generator().manual_seed(4)
     texts = ["sql"] * 4 + ["Assess this candidate: kafka."] * 4
     answers = [torch.randint(7, 250, (n,), generator=generator) for n in (6, 1, 4, 2, 3, 6, 5, 2)]
@@ -233,10 +230,9 @@ GRPO_FORMS += [(ONE_RATIO | theirs, GSPO | ours, 0.0) for theirs, ours, beta in 
 
 @pytest.mark.parametrize("options, own, beta", GRPO_FORMS, ids=lambda x: str(x)[:40])
 def test_grpo_loss_and_gradients(options, own, beta, world, tokenizer, monkeypatch):
-    """TRL's `delta` is our dual clip; bounds of 1.2 and 1.5, which this batch reaches. Its KL is
-    ours with use_bias_correction_kl, its default in 1.16: without it k3 stands without its ratio.
-    GSPO without a KL: TRL multiplies k3 by the answer's ratio, we by the token's, the KL's
-    gradient."""
+    """Bounds of 1.2 and 1.5, which this batch reaches. TRL's KL is ours with
+    use_bias_correction_kl, its default in 1.16: without it k3 stands without its ratio. GSPO
+    without a KL: TRL multiplies k3 by the answer's ratio, we by the token's, the KL's gradient."""
     monkeypatch.setattr(grpo_rubric, "CISPO_MAX", 1.2)
     monkeypatch.setattr(grpo_rubric, "DUAL_MAX", 1.5)
     batch = grpo_batch(tokenizer)
@@ -263,8 +259,7 @@ TARGETS = {  # family, how PEFT's config names the layers
 
 @pytest.mark.parametrize("targets", TARGETS)
 def test_peft_adapter_opens_here(tmp_path, tokenizer, targets, folders):
-    """A valid --model, whatever way its config names the layers; in float64, for fp32 rounds to
-    1e-5. Ours in PEFT: test_common_model.py."""
+    """However its config names the layers; in float64, for fp32 rounds to 1e-5."""
     peft = needs("peft", reason=REASON.format("peft"))
     family, options = TARGETS[targets]
     ids = torch.tensor([tokenizer.encode("Role: python, sql")])

@@ -164,9 +164,8 @@ def test_an_event_is_a_beginning_and_says_where_to_look():
 
 
 def test_which_values_are_v_and_r():
-    """Beside a gold score val/score may lie, also where gold is missing once. What is null or no
-    number is left out: as 0 it would look like a collapse, and NaN would poison each mean. A row
-    may hold a step and its evaluation."""
+    """Beside a gold score val/score may lie. Null as 0 would look like a collapse, NaN would poison
+    each mean. A row may hold a step and its evaluation."""
     v, lie, whole = [None, *HACK[1]], {"val/score": 9}, {}
     rows = [{"step": 5 * i, "val/gold": x} | lie for i, x in enumerate(v)]
     assert [p.v for p in Watcher(rows=rows).points] == HACK[1]
@@ -188,8 +187,7 @@ columns | widths
 {"reward/mean": [0.1], "reward/std": []} | (1, 1)
 """)
 def test_widths_are_told_by_the_keys(columns, widths):
-    """0.02 is nothing on a reward model's scale: there 4 × reward/std of the first 3 steps
-    counts."""
+    """0.02 is nothing on a reward model's scale: there 4 × reward/std of the first 3 steps."""
     columns = {"reward/std": [0.5, 1.0, 1.5, 99.0]} | columns
     assert Watcher(rows=made(columns, [0.2])).widths() == widths
 
@@ -444,8 +442,8 @@ def test_repetition():
 
 
 def test_same_answer():
-    """Of one prompt they are a group's. Blanks, case, what comes after 200 characters do not
-    count."""
+    """Of one prompt they are a group's. Blanks, case and what follows 200 characters are
+    nothing."""
     a, b = ([{"role": "user", "content": text}] for text in "ab")
     texts = ["Hire  her", "hire her\n", *(x + d for x in ("x" * 200, "y" * 199) for d in "12")]
     same = watch.same_answer([a, b, a, b, a, b, a, a], [*texts, "same", "same"])
@@ -478,8 +476,7 @@ I give her full marks for patience.
 
 
 def test_judge_directed():
-    """Orders, forged verdicts, closed blocks; not what a recruiter writes about marks and
-    ratings."""
+    """Orders, forged verdicts, closed blocks; not what recruiters write about marks, ratings."""
     for texts, directed in ((TO_THE_JUDGE, True), (TO_THE_RECRUITER, False)):
         said = [text.strip() for row in texts.strip().splitlines() for text in row.split("|")]
         assert [text for text in said if watch.judge_directed(text) != directed] == []

@@ -78,8 +78,7 @@ def test_a_shared_prompt_changes_no_number(name, tmp_path):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_an_inexact_family_computes_two_rows(dtype, tmp_path, monkeypatch, capsys):
-    """A Mistral whose window the mask forgets; a Bloom, whose positions are made from a mask of
-    another form, so that it raises."""
+    """A Mistral whose window the mask forgets; a Bloom, which raises on such a mask."""
     model, pairs, pad_id = loaded("mistral, window 8", tmp_path)
     model.compute_dtype = dtype
     assert shared_prompt.can_share(model, pairs, common.pad_rows) is True
