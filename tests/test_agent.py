@@ -127,7 +127,7 @@ def test_an_update_is_the_closed_form(how, folder, tmp_path, monkeypatch):
         assert sum(sums["answers"] for sums in found) == 4
     assert {call[5:] for call in spy.calls} == {(0.2, 0.28, 0.1)}, "bounds and β"
     args.beta = 0.0
-    for args.num_substeps in (1, 3):  # the episodes of A = 0 need no forward, their step is left out
+    for args.num_substeps in (1, 3):  # A = 0 needs no forward, and no step
         (rows,) = g.substeps(*given)
         assert [row["seed"] for row in rows] == [1] * 6
     assert g.pack(rows, 0, "cpu")["weights"].sum() == pytest.approx(1)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -24,6 +25,7 @@ import sft
 from common import UserError
 from conftest import REPO
 from parts import files, parallel
+from parts.runs import Run
 from test_agent import echo
 from test_grpo_judge import TEXT, Rule, vowel, vowel_score
 from tiny import pair_rows, tiny_model, tiny_reward_model, words, write_pairs, write_rows
@@ -279,3 +281,15 @@ def test_shares_are_all_rows_once_and_groups_whole(world, n, group, monkeypatch)
         owner += [(i, rank) for i in parallel.share(range(n), group)]
     assert sorted(i for i, _ in owner) == list(range(n))
     assert all(dict(owner)[i] == dict(owner)[i // group * group] for i in range(n))
+
+
+def test_one_process_is_left_as_it_is():
+    """Without torchrun every helper hands back what it was given: the same kinds of number."""
+    rows = list(range(7))
+    assert parallel.share(rows) is parallel.from_rank_0(rows) is rows
+    assert parallel.gather(rows, rows) == rows and (parallel.rank(), parallel.world()) == (0, 1)
+    assert parallel.all_sum(3) == 3 and parallel.all_sum(1, 2.5) == (1, 2.5)
+    assert parallel.all_max(1, 2.5) == (1, 2.5)
+    run = SimpleNamespace(args=SimpleNamespace(micro_tokens=6), state={})
+    found = Run.micro_batches(run, rows, [3] * 7)
+    assert [part.tolist() for part in found] == [[0, 1], [2, 3], [4, 5], [6]]
