@@ -145,9 +145,12 @@ def run_check(check, stage, copies, fixtures, tmp_path, monkeypatch):
     copies."""
     file, name = check.split(".")
     home = importlib.import_module(file)
-    for alias, module in list(vars(home).items()):  # also `import grpo_agent as g`
-        if isinstance(module, types.ModuleType) and module.__name__ in copies:
-            monkeypatch.setattr(home, alias, copies[module.__name__])
+    for alias, value in list(vars(home).items()):  # `import a as b`, `from a import b`
+        if isinstance(value, types.ModuleType) and value.__name__ in copies:
+            monkeypatch.setattr(home, alias, copies[value.__name__])
+        elif getattr(value, "__module__", None) in copies and hasattr(value, "__qualname__"):
+            new = getattr(copies[value.__module__], value.__qualname__, value)
+            monkeypatch.setattr(home, alias, new)
     function, choices = getattr(home, name), []
     for mark in getattr(function, "pytestmark", []):
         assert mark.name == "parametrize", f"{check}: the gallery cannot apply the mark {mark.name}"
