@@ -208,7 +208,7 @@ def parse_args(argv=None):
     if not argv or (argv[0].startswith("-") and argv[0] not in ("-h", "--help")):
         argv.insert(0, "serve")
     example = "example: python annotate.py"
-    epilog = f"{example} --items {ITEMS} --out runs/annotate"
+    epilog = f"{example} --items {ITEMS} --out runs/annotate; flags: annotate.py serve --help"
     parser = Parser(prog="annotate.py", description=__doc__.splitlines()[0], epilog=epilog)
     parser.set_defaults(thumbs=False)  # what a session has shown stands in its args.json
     commands = parser.add_subparsers(dest="command", metavar="command", required=True)

@@ -10,8 +10,9 @@ Algorithm    (1) read pairs; render the prompt; mark the answer tokens
              (5) update: backward, clip the gradient, step
              (6) now and then: held-out loss and accuracy, sample answers and their score
 Conventions  answer log-probs are sums over tokens, end token included; loss is the pair mean;
-             reward = β·log(π/π_ref), so −log σ(margin) is eval/loss; the logged loss has the
-             NLL term as well; the prompt is masked
+             reward = β·log(π/π_ref), so −log σ(margin) is eval/loss (sigmoid); the logged loss
+             has the NLL term as well; the prompt is masked; ipo divides the log-probs by the
+             answer's length, as TRL does (the paper does not)
 Left out     1. a moving or another reference   2. online DPO   3. packing   4. ORPO, others
 Run          python dpo.py --pairs data/prefs.jsonl
              python dpo.py --model Qwen/Qwen2.5-0.5B-Instruct --pairs mine.jsonl --out runs/dpo
@@ -141,7 +142,7 @@ def parse_args(argv=None):
     add("--eval-fraction", type=number(at_least=0, below=1), default=0.1, help="share of prompts to hold out (default %(default)s)")
     add("--model", default=common.BASE, help="model folder or hub id (default %(default)s)")
     add("--loss-type", choices=LOSS_TYPES, default="sigmoid", help="ipo, sigmoid_norm, simpo: means per token (default %(default)s)")
-    add("--beta", type=number(above=0), help="how strongly the reference holds, 0.01 to 0.5 (default 0.1, simpo 2.0)")
+    add("--beta", type=number(above=0), help="how strongly the reference holds, 0.01 to 0.5 (default 0.1); simpo 2 to 10 (default 2)")
     add("--label-smoothing", type=number(at_least=0, below=0.5), default=0.0, help="chance of a wrong label; sigmoid, robust (default 0)")
     add("--simpo-gamma", type=number(at_least=0), default=1.0, help="target margin of simpo, 0.3 to 2 (default %(default)s)")
     add("--nll-coef", type=number(at_least=0), help="weight of −log π per chosen token, 0 to 1 (default 1 for sigmoid, else 0)")
@@ -224,8 +225,8 @@ def load_models(args, run):
 def reference_logps(run, policy, pairs, pad):
     """(2, n) fp32: log π_ref of chosen and rejected of every pair, by the untrained policy."""
     found = torch.zeros(2, len(pairs.tie))
-    parts = run.micro_batches(range(len(pairs.tie)), pairs.columns())
-    for part in tqdm(parts, "reference", leave=False, disable=runs.no_bar()):
+    cuts = run.micro_batches(range(len(pairs.tie)), pairs.columns())
+    for part in tqdm(cuts, "reference", leave=False, disable=runs.no_bar()):
         rows = (x.to(policy.device) for x in batch_rows(pairs, part, pad))
         found[:, part] = token_logps(policy, *rows, shared=pairs.shared).sum(1).view(2, -1).cpu()
     add_up([found])
@@ -234,7 +235,7 @@ def reference_logps(run, policy, pairs, pad):
 
 @torch.no_grad()
 def unrelated_logps(run, policy, pairs, indices, pad):
-    """(n,) fp32, 0 elsewhere: log π(answer of row i + n/2 | prompt of row i): no match."""
+    """(n,) fp32, 0 elsewhere: log π(answer of row i + n/2 | prompt of row i)."""
     n, room = len(pairs.tie), int(pairs.lengths().max())
     found = torch.zeros(n)
     for part in run.micro_batches(indices, pairs.columns()):
@@ -265,8 +266,8 @@ def preflight(args, run, policy, tokenizer, pairs, ref_logps):
     rows = [x.to(policy.device) for x in batch_rows(pairs, longest, pad_id(tokenizer))]
     runs.check_head(policy, *rows, flag)
     with torch.no_grad():
-        parts = run.micro_batches(first, pairs.columns())
-        seen = [forward(args, policy, pairs, p, pad_id(tokenizer), ref_logps)[2] for p in parts]
+        cuts = run.micro_batches(first, pairs.columns())
+        seen = [forward(args, policy, pairs, p, pad_id(tokenizer), ref_logps)[2] for p in cuts]
     found = means(seen, args.beta)
     starts = {"hinge": 1.0, "ipo": 1 / (4 * args.beta**2), "kto": 0.5}
     expected = starts.get(args.loss_type, math.log(2))
@@ -400,8 +401,8 @@ def main(argv=None):
     # ---- 9. save ----
     following = f"python evaluate.py --model {args.model} {args.out}"
     if args.prompts != "data/prompts.jsonl":  # pairs of your own
-        following += f" --prompts {args.prompts or args.pairs[0]} --gold {args.gold or 'none'}"
-        following += " --reward-model runs/reward"
+        following += f" --prompts {args.prompts or 'HELD_OUT.jsonl'} --gold {args.gold or 'none'}"
+        following += f" --reward-model {args.reward_model or 'runs/reward'}"
     return run.finish(following)
 
 

@@ -319,7 +319,7 @@ def parse_args(argv=None):
     argv = list(sys.argv[1:] if argv is None else argv)
     if not {*argv[:1]} & {*COMMANDS, "-h", "--help"}:
         argv.insert(0, "compare")
-    example = "example: python evaluate.py compare --model A B --out runs/evaluate"
+    example = "example: python evaluate.py compare --model A B; flags: evaluate.py compare --help"
     parser = Parser(prog="evaluate.py", description=__doc__.splitlines()[0], epilog=example)
     commands, adders = parser.add_subparsers(dest="command", metavar="command"), {}
     for name, (run, _) in COMMANDS.items():
@@ -606,7 +606,10 @@ def load_scorers(args, rows):
         scorers[scorer] = f"{flag} {name}", function
         score_answers([trial], scorer, *scorers[scorer], rows)
     if not scorers:
-        raise UserError("--gold, --reward-model: neither is there; a comparison needs a score")
+        raise UserError(
+            "--gold, --reward-model: neither is there, and a comparison needs a score "
+            "(docs/adapt.md), or people: python annotate.py draw"
+        )
     return scorers
 
 
@@ -875,7 +878,7 @@ SCORES = {"gold": "recruiter's score", "proxy": "reward model's score"}
 WORDS = {  # a verdict about a and b
     "better": "{0} beats {1}: {0} wins",
     "worse": "{1} beats {0}: {0} wins only",
-    "inconclusive": "Between {0} and {1} no difference was found: {0} wins",
+    "inconclusive": "Between {0} and {1} no difference was found (p = {2:.2f}): {0} wins",
 }
 
 
@@ -887,7 +890,7 @@ def in_words(report):
     for row in report["comparisons"]:
         a, b, rate = row["a"], row["b"], row["win_rate"]
         if row["scorer"] == by and (b == base or "best of" not in a) and rate["value"] is not None:
-            said = f"{WORDS[row['verdict']].format(a, b)} {show(rate, 1, True)}"
+            said = f"{WORDS[row['verdict']].format(a, b, row['p_holm'])} {show(rate, 1, True)}"
             answer.append(f"{said} of the comparisons by the {SCORES[by]}.")
     if equal := report["equal_kl"]:
         found = ", ".join(f"{row['model']} {show(row[by])}" for row in equal["table"])
@@ -904,6 +907,8 @@ def in_words(report):
     if by == "proxy":
         notes.append("No gold score: the reward model decides, and training may have used it.")
     for row in report["models"]:
+        if row["length"]["value"] < 2:
+            notes.append(f"{row['name']}: answers are empty; do prompts end as in training?")
         if unscored := row["length"]["n"] - row[by]["n"]:
             notes.append(f"{row['name']}: {unscored} answers have no {SCORES[by]}.")
     return answer, notes
@@ -1102,7 +1107,7 @@ def answer_section(report):
         cells.append([row["name"], *numbers])
     caption = (
         f"{setup['n_prompts']} prompts of {setup['prompts']}, {setup['samples']} answers to each; "
-        f"95 % intervals; recruiter's score: {setup['gold']}, unseen in training; reward model: "
+        f"95 % intervals; recruiter's score: {setup['gold']}; reward model: "
         f"{setup['reward_model']}; equal KL: √KL {equal['sqrt_kl']:.2f}"
     )
     scores = [SCORES[scorer] for scorer in report["scorers"]]
@@ -1277,8 +1282,8 @@ def human_sections(report):
     a, b, row = report["a"], report["b"], report["comparison"]
     rate, needed = row["win_rate"], row["needed_n"]
     texts = [
-        f"{WORDS[row['verdict']].format(a, b)} {show(rate, 1, True)} of the items that people "
-        "compared."
+        f"{WORDS[row['verdict']].format(a, b, row['p'])} {show(rate, 1, True)} of the items that "
+        "people compared."
     ]
     if row["verdict"] == "inconclusive" and needed:
         texts.append(f"To find a true rate of this size takes {needed:,} items.")

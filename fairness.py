@@ -531,7 +531,9 @@ def decision_words(text):
 
 
 WORDS, FAIL_ON = "advance,hold,reject", ("difference", "inconclusive", "difference,inconclusive")
-EXAMPLE = "fairness.py audit people.csv --y-pred hired --group race --out runs/audit"
+EXAMPLE = (
+    "example: python fairness.py audit people.csv --y-pred hired; flags: fairness.py audit --help"
+)
 
 
 def parse_args(argv=None):

@@ -313,7 +313,7 @@ def parse_args(argv=None):
     add("--system", help="system message before every prompt")
     add("--reward", action="append", metavar="NAME[:WEIGHT]", help=f"{', '.join(REWARDS)}; repeat to mix (default rubric)")
     add("--reward-model", help="folder written by reward_train.py, for --reward model")
-    add("--gold", help="FILE:FUNCTION that scores validation answers and is never trained on, such as data/recruiter.py:reward")
+    add("--gold", help="FILE:FUNCTION, such as data/recruiter.py:reward; on validation answers alone, to choose weights and stop")
     add("--val-metric", choices=("checks", "rubric", "model"), help="validation score (default: checks if every row has one, else rubric)")
     add("--group-size", type=number(int, at_least=2), default=8, help="answers per prompt, 4 to 16 (default %(default)s)")
     add("--groups-per-batch", type=whole_number, default=8, help="prompts per step, 4 to 64; or use --batch-size (default 8)")
@@ -323,9 +323,9 @@ def parse_args(argv=None):
     add("--max-new-tokens", type=whole_number, default=96, help="longest answer, in tokens (default %(default)s)")
     # measured in tests/test_toy_world.py: with --beta only loo lands on the optimum, center on that of β·G/(G−1);
     # std makes a near tie in RULER, .80 and .81, pull as hard as .1 and .9
-    add("--scale", choices=(*SCALES, "gdpo"), default="center", help="÷: std, batch deviation, maxrl mean; gdpo: each reward by itself")
+    add("--scale", choices=(*SCALES, "gdpo"), default="center", help="what centred rewards are divided by; gdpo: each by itself (default %(default)s)")
     add("--redraw", type=number(int, at_least=0), default=0, help="redraws of groups of equal reward, by other prompts, 0 to 5 (default 0)")
-    add("--loss", choices=LOSSES, default="clip", help="differ with --num-substeps 2; gspo: ratio per answer (default %(default)s)")
+    add("--loss", choices=LOSSES, default="clip", help="differ if --num-substeps is above 1; gspo: ratio per answer (default %(default)s)")
     add("--aggregation", choices=AGGREGATIONS, help="mean over tokens, answers or a fixed length (default token, GSPO sequence)")
     add("--beta", type=number(at_least=0), default=0.0, help="KL coefficient in the loss, 0 to 0.1; 0 loads no reference (default 0)")
     add("--teacher", help="model folder or hub id that the answers are trained towards, by its log-probs; rewards are only logged")

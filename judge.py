@@ -377,7 +377,10 @@ COMMANDS = {
 def parse_args(argv=None):
     example = "example: python judge.py"
     said = "Grade answers, or find out how good a judge is."
-    parser = Parser(description=said, epilog=f"{example} grade {COMMANDS['grade'][1]}")
+    parser = Parser(
+        description=said,
+        epilog=f"{example} grade {COMMANDS['grade'][1]}; flags: judge.py grade --help",
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     for name, (said, flags) in COMMANDS.items():
         epilog = f"{example} {name} {flags}"

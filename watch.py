@@ -533,7 +533,9 @@ def parse_args(argv=None):
     parser = Parser(description="What the alarms say of a run, from its log.")
     parser.add_argument("log", type=Path, help="run folder, or its metrics.jsonl")
     parser.add_argument("--strict", action="store_true", help="exit status 1 if any rule warned")
-    parser.add_argument("--out", type=Path, help="also write the report to this new JSON file")
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="also write the report to this new JSON file"
+    )
     parser.add_argument(
         "--html", action="store_true", help="also write RUN/watch.html: curves, alarms, answers"
     )

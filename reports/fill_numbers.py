@@ -127,7 +127,7 @@ def demo():
             rows.append((seed, [model["gold"], model["proxy"], kl, pair["win_rate"], seconds]))
         lines += by_seed(MODELS.get(name, name), rows, [(3,), (2,), (2,), (1, True), (0,)])
     first = found[0][1]["setup"]
-    note = f"Utility: score of the simulated recruiter, 0 to 1, which no training saw. Reward model: its standardised score. {first['n_prompts']} prompts about roles that are in no training row, {first['samples']} answers each; [95 % interval over prompts]. KL from the base in nats per answer."  # fmt: skip
+    note = f"Utility: score of the simulated recruiter, 0 to 1. Reward model: its standardised score. {first['n_prompts']} prompts about roles that are in no training row, {first['samples']} answers each; [95 % interval over prompts]. KL from the base in nats per answer."  # fmt: skip
     seeds = len(found)
     ends = [[of(r["models"], "name", name) for name in ("dpo", "ppo")] for _, r in found]
     more = sum(ppo["proxy"]["value"] > dpo["proxy"]["value"] for dpo, ppo in ends)
@@ -158,7 +158,7 @@ def result():
     seconds = [{run["name"].rsplit("/", 1)[-1]: run["seconds"] for run in r["runs"]} for _, r in found]  # fmt: skip
     for name, source in (
         (base, "–"),
-        ("dpo", "votes"),
+        ("dpo", "votes (loss with an NLL term)"),
         ("ppo", "a reward model of the same votes"),
     ):
         models = [of(report["models"], "name", name) for _, report in found]
@@ -179,8 +179,8 @@ def result():
     proxy = sum(ppo["proxy"]["value"] > dpo["proxy"]["value"] for dpo, ppo in ends)
     seeds, head = len(found), ["model", "learns from", "on unseen roles", "wins against the base", "training time, DPO = 1"]  # fmt: skip
     story = (
-        f"DPO wins in {higher} of {seeds} runs and costs less: PPO also needs a reward model (included in its time). PPO gets the higher reward-model score in {proxy} of {seeds} runs, yet less utility: the score (0 to 1) "
-        f"of a simulated recruiter, who judges the comparisons and whom no training saw. Means of {seeds} seeds (range); `make demo` trains less long, and machines differ."
+        f"DPO wins in {higher} of {seeds} runs and costs less: PPO also needs a reward model (included in its time). PPO gets the higher reward-model score in {proxy} of {seeds} runs, yet less utility. "
+        f"Utility is the score (0 to 1) by the simulated recruiter whose noisy votes trained them; it decides the wins. Means of {seeds} seeds (range); `make demo` trains for fewer steps, and machines differ."
     )
     return f"{table(head, rows)}\n\n{story}"
 
