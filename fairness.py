@@ -531,9 +531,7 @@ def decision_words(text):
 
 
 WORDS, FAIL_ON = "advance,hold,reject", ("difference", "inconclusive", "difference,inconclusive")
-EXAMPLE = (
-    "example: python fairness.py audit people.csv --y-pred hired; flags: fairness.py audit --help"
-)
+EXAMPLE = "example: python fairness.py audit people.csv --y-pred hired; all flags: audit --help"
 
 
 def parse_args(argv=None):

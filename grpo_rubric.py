@@ -323,7 +323,7 @@ def parse_args(argv=None):
     add("--max-new-tokens", type=whole_number, default=96, help="longest answer, in tokens (default %(default)s)")
     # measured in tests/test_toy_world.py: with --beta only loo lands on the optimum, center on that of β·G/(G−1);
     # std makes a near tie in RULER, .80 and .81, pull as hard as .1 and .9
-    add("--scale", choices=(*SCALES, "gdpo"), default="center", help="what centred rewards are divided by; gdpo: each by itself (default %(default)s)")
+    add("--scale", choices=(*SCALES, "gdpo"), default="center", help="divisor of centred rewards; gdpo: each its own (default %(default)s)")
     add("--redraw", type=number(int, at_least=0), default=0, help="redraws of groups of equal reward, by other prompts, 0 to 5 (default 0)")
     add("--loss", choices=LOSSES, default="clip", help="differ if --num-substeps is above 1; gspo: ratio per answer (default %(default)s)")
     add("--aggregation", choices=AGGREGATIONS, help="mean over tokens, answers or a fixed length (default token, GSPO sequence)")

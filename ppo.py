@@ -233,7 +233,7 @@ def parse_args(argv=None):
     add("--reward-model", help="folder of a reward model; scores are standardised by its training mean and deviation")
     add("--reward-fn", help="FILE:FUNCTION instead: (prompts, answers, rows) → a list of numbers, None where there is no score")
     add("--gold", help="FILE:FUNCTION, such as data/recruiter.py:reward; on validation answers alone, to choose weights and stop")
-    add("--critic", choices=("rm", "policy", "shared"), help="trunk: reward model's, policy's or shared (default rm, policy if tokenizers differ)")
+    add("--critic", choices=("rm", "policy", "shared"), help="trunk: reward model's, policy's or shared (default rm or policy)")
     add("--rollouts", type=number(int, at_least=2), default=64, help="answers per step, 32 to 512 (default %(default)s)")
     add("--ppo-epochs", type=number(int, at_least=1), default=2, help="passes over a rollout, 1 to 4 (default %(default)s)")
     add("--temperature", type=number(above=0), default=1.0, help="temperature of rollouts and updates (default %(default)s)")
