@@ -35,8 +35,6 @@ def check_prompt(row):
     check_messages(prompt, "prompt")
     if isinstance(prompt, list) and (not prompt or prompt[-1]["role"] == "assistant"):
         raise ValueError('"prompt" must end with a message to answer, not with the assistant\'s')
-    if isinstance(prompt, str) and not prompt.strip():
-        raise ValueError('"prompt" is empty; fill it in or delete the line')
 
 
 def check_response(row, key):
