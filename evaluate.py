@@ -954,6 +954,8 @@ def reward_quality(rows, scores, lengths, seed):
     rows = [rows[i] for i in kept]
     prompts = np.array([json.dumps(row["prompt"], sort_keys=True) for row in rows])
 
+    drawn = np.array([bool(row.get("chosen_model")) for row in rows])
+
     def right(delta):
         return share((np.sign(delta).sum() + len(delta)) / 2, len(delta))  # equal scores ½
 
@@ -966,6 +968,7 @@ def reward_quality(rows, scores, lengths, seed):
         "length_baseline": right(longer),
         # Wilson's interval takes pairs of one prompt for independent; this one does not
         "accuracy_over_prompts": mean_number((np.sign(delta) + 1) / 2, seed, prompts),
+        "drawn": right(delta[drawn]),  # pairs of answers that models wrote, as annotate.py exports
         "calibration": calibration(delta),
         "verdict": word,
         "against_length": paired and paired | {"value": paired["mean"]},
@@ -1237,6 +1240,13 @@ def reward_sections(report):
         texts.append(
             "It was trained on this file: on pairs it has not seen it is right less often."
         )
+    drawn = report["drawn"]
+    texts.append(
+        f"On the {drawn['n']} pairs that models wrote it is right on {show(drawn, 1, True)}."
+        if drawn["n"]
+        else "Pairs of the tuned policy's own answers predict better what PPO gains: draw some "
+        "with annotate.py draw, and see reports/reward-model.md."
+    )
     rows["prompts, not pairs, as independent"] = report["accuracy_over_prompts"]
     for key in ("task", "strength"):
         rows |= {f"{key} {value}": part for value, part in report[f"by_{key}"].items()}

@@ -63,8 +63,8 @@ def picture(width, height, body):
     display(SVG(f"{head}{white}{''.join(body)}</svg>"))
 
 
-def lines(title, series, x_label="step", y_label=""):
-    """Curves {name: [(x, y)]} in one picture, each axis from its smallest to its largest value."""
+def lines(title, series, x_label="step", y_label="", joined=True):
+    """Curves {name: [(x, y)]} in one picture, each axis from its smallest to its largest value; or points that are not joined."""
     points = [p for curve in series.values() for p in curve]
     (left, right), (low, high) = ((min(v), max(v)) for v in zip(*points, strict=True))
     high = high if high > low else low + 1
@@ -82,7 +82,8 @@ def lines(title, series, x_label="step", y_label=""):
     for i, (name, curve) in enumerate(series.items()):
         colour, x, y = COLOURS[i], 64 + 250 * (i % 2), 42 + 18 * (i // 2)
         path = "L".join(f"{sx(a):.1f},{sy(b):.1f}" for a, b in curve)
-        body.append(f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        if joined:
+            body.append(f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
         body += [f'<circle cx="{sx(a):.1f}" cy="{sy(b):.1f}" r="3" fill="{colour}"/>' for a, b in curve if len(curve) < 40]  # fmt: skip
         body.append(f'<path d="M{x},{y - 4}h22" stroke="{colour}" stroke-width="3"/>')
         body.append(text(x + 28, y, name))

@@ -19,13 +19,20 @@ REPO = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(REPO), str(REPO / "docs"), str(REPO / "bench")]
 
 import memory  # noqa: E402
+import numpy as np  # noqa: E402
 import run as bench  # noqa: E402
 
 import evaluate  # noqa: E402
 from parts.pages import number as show  # noqa: E402
 from parts.reports import MODELS  # noqa: E402
 
-PAGES = ("README.md", "reports/README.md", "docs/adapt.md", "docs/scale.md")
+PAGES = (
+    "README.md",
+    "reports/README.md",
+    "reports/reward-model.md",
+    "docs/adapt.md",
+    "docs/scale.md",
+)
 STAGES = [  # script, what goes in and comes out
     ("sft.py", "0", "prompts with answers → a model that imitates them"),
     ("annotate.py", "1", "two answers side by side → preference pairs"),
@@ -185,6 +192,45 @@ def result():
     return f"{table(head, rows)}\n\n{story}"
 
 
+RM_KNOWS = {
+    "accuracy": "right on held-out pairs", "accuracy_base": "on the base's answers", "accuracy_tuned": "on a DPO policy's answers",
+    "ece": "calibration error",
+}  # fmt: skip
+RM_WORTH = {
+    "best_of_4": "best of 4", "best_of_16": "best of 16", "best_of_64": "best of 64", "gold": "policy", "kl": "its KL",
+    "gold_at_kl": "policy at 2.5 nats",
+}  # fmt: skip
+
+
+def reward_model():
+    """What each reward model of reports/demo/reward-model.jsonl knows, what it is worth, and which of these go together."""
+    file = REPO / "reports" / "demo" / "reward-model.jsonl"
+    runs = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    names = list(dict.fromkeys(run["variant"] for run in runs))
+
+    def of_variant(name, key):
+        return [{"value": run.get(key)} for run in runs if run["variant"] == name]
+
+    def rows(columns, names):
+        return [[name, *(over_seeds(of_variant(name, key), 2 + (key != "kl")) for key in columns)] for name in names]  # fmt: skip
+
+    trained = [name for name in names if of_variant(name, "accuracy")[0]["value"] is not None]
+    means = {
+        key: [np.mean([x["value"] for x in of_variant(name, key)]) for name in trained]
+        for key in (*RM_KNOWS, *RM_WORTH)
+    }
+    together = [[(RM_KNOWS | RM_WORTH)[key], f"{np.corrcoef(means[key], means['gold'])[0, 1]:.2f}"] for key in list(means)[:7]]  # fmt: skip
+    return "\n\n".join(
+        [
+            table(["reward model", *RM_KNOWS.values()], rows(RM_KNOWS, trained)),
+            table(["utility of", *RM_WORTH.values()], rows(RM_WORTH, names)),
+            table(
+                [f"over {len(trained)} reward models", "correlation with PPO's utility"], together
+            ),
+        ]
+    )
+
+
 def learnt():
     """What the reward model and rubric GRPO learnt, in a sentence each."""
     reward, grpo = reports("reward"), reports("grpo")
@@ -324,7 +370,7 @@ def intervals():
 
 
 BLOCKS = {
-    "result": result, "demo": demo, "frontier": frontier, "learnt": learnt, "fairness": fairness, "lesson": lesson, "speed": speed, "sizes": sizes,
+    "result": result, "reward-model": reward_model, "demo": demo, "frontier": frontier, "learnt": learnt, "fairness": fairness, "lesson": lesson, "speed": speed, "sizes": sizes,
     "comparisons": comparisons, "intervals": intervals, "memory-by-hand": memory.by_hand, "memory-parts": memory.parts_table,
     "memory-full": memory.fits_table, "memory-lora": lambda: memory.fits_table(rank=16),
 }  # fmt: skip
