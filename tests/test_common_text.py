@@ -344,6 +344,15 @@ def test_a_malformed_row_stops_with_file_and_line(tmp_path, base, change, reason
     assert message.startswith(f"--pairs {path}:4: ") and reason in message and "\n" not in message
 
 
+def test_a_prompt_that_touches_its_answer_is_counted(tmp_path, tokenizer):
+    """Texts are joined as they are; messages have a template between them."""
+    pairs = [("two audits.", "Skills"), ("two audits.\n", "Skills"), ("two audits.", " Skills")]
+    rows = [{"prompt": p, "chosen": c, "rejected": " none"} for p, c in pairs]
+    file = write_rows(tmp_path / "pairs.jsonl", [*rows, *pair_rows(1)])
+    counts = common.load_pairs([file], tokenizer, 64, False).counts
+    assert counts["no space between prompt and answer"] == 1
+
+
 def test_unusable_rows_are_counted_and_nothing_vanishes(tmp_path, tokenizer):
     """8 rows: 2 equal pairs, 1 tie, 1 pair equal in all tokens that fit; 4 kept, with ties 5."""
     long = numbers_as_text(30)

@@ -458,12 +458,17 @@ def test_reward_command(world, tmp_path, capsys):
     pair = (rows[0][key] for key in ("prompt", "chosen", "rejected"))
     _, *answers = common.encode_pair(common.load_tokenizer(world["rm"]), *pair)
     assert rows[0]["tokens"] == [*map(len, answers)]
-    printed = capsys.readouterr().out
+    printed = " ".join(capsys.readouterr().out.split())
     assert "“the longer answer wins”" in printed and f"{100 * right:.1f} %" in printed
-    assert "trained on this file" not in printed
+    assert "trained on this file" not in printed and "annotate.py draw" in printed
+    rows = [row | {"chosen_model": "dpo" if i < 3 else ""} for i, row in enumerate(rows)]
+    right = sum(row["scores"][0] > row["scores"][1] for row in rows[:3])
+    tiny.write_rows(pairs, rows)
     copy = shutil.copytree(world["rm"], tmp_path / "rm")  # as if these were its training pairs
     record = {"args": {}, "sha256": {"elsewhere": runs.fingerprint(pairs)}}
     (copy / "args.json").write_text(json.dumps(record))
     argv = f"reward --reward-model {copy} --pairs {pairs} --out {tmp_path / 'b'}"
     evaluate.main(argv.split())
-    assert "trained on this file" in capsys.readouterr().out
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "trained on this file" in printed
+    assert f"On the 3 pairs that models wrote it is right on {100 * right / 3:.1f} %" in printed

@@ -66,7 +66,7 @@ BUDGETS = {  # code tokens at most, of each file that has its second edition
     "watch.py": 3825,  # planned 3800: with --html, the page that people ask of every RL toolkit
     "ppo.py": 4600,  # planned 4800
     "grpo_agent.py": 5920,  # planned 6000
-    "evaluate.py": 11_030,  # planned 11 000
+    "evaluate.py": 11_065,  # planned 11 000
     "judge.py": 7455,  # planned 7200; with `audit`, `ruler` on a file, and what a run will cost
     "checks/instructions.py": 2330,  # together planned 4200
     "checks/answers.py": 950,
@@ -91,9 +91,9 @@ BUDGETS |= {  # the sum of a folder's files
     "data": 20_000,  # planned 20 000: what makes the bytes of the base's corpus cannot change
     "bench": 8480,  # planned 8000
     "docs": 2250,
-    "reports": 3400,
+    "reports": 3650,
     "notebooks": 950,
-    "tests": 131_100,  # planned 130 000
+    "tests": 131_400,  # planned 130 000
 }
 RUNTIME = {"torch", "transformers", "tokenizers", "safetensors", "flask", "numpy", "tqdm"}
 RUNTIME |= {"requests", "wandb"}  # wandb only where it is asked for, inside a function
