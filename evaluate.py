@@ -423,8 +423,8 @@ def spending(run, before=None):
     for row in run["rows"]:
         kinds = {key.partition("/")[0] for key in row}
         if "val" in kinds:
-            values = {"kl": row.get("val/kl"), "gold": row.get("val/gold")}
-            points.append({"step": row.get("step"), "proxy": row.get("val/score")} | values | spent)
+            keys = {"step": "step", "proxy": "val/score", "kl": "val/kl", "gold": "val/gold"}
+            points.append({name: row.get(key) for name, key in keys.items()} | spent)
         elif "eval" not in kinds:  # an optimiser step
             answers = row.get("episodes") or 0
             tokens = row.get("answer_tokens") or answers * (row.get("length/mean") or 0)
@@ -455,8 +455,7 @@ def load_runs(names):
         if points and measured != asked:
             print(f"{name}: its curve is left out (other prompts, or not trained from {names[0]})")
             points = []
-        row = {"name": name, "reward_model": reward_model}
-        logged[name] = row | spent, points
+        logged[name] = {"name": name, "reward_model": reward_model} | spent, points
     return logged
 
 
@@ -522,8 +521,14 @@ def read_candidate(row, args, fixed):
     if not replaced:
         raise ValueError(f"--blind {args.blind}: {row[args.blind]!r:.60} is not in the text")
     answer = text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
-    found = {"id": str(row["id"]), "role": plain_text(prompt), "prompt": prompt, "text": text}
-    return found | {"answer": answer, "row": row}
+    return {
+        "id": str(row["id"]),
+        "role": plain_text(prompt),
+        "prompt": prompt,
+        "text": text,
+        "answer": answer,
+        "row": row,
+    }
 
 
 def blinded(text, name):
@@ -561,9 +566,10 @@ def unblind(events, items):
     ordinary, votes = [item for item in items.values() if not item.get("gold")], []
     names = sorted({str(item.get(key)) for item in ordinary for key in ("a_model", "b_model")})
     if len(names) != 2:
-        found = f"found {', '.join(names) or 'gold items alone'}"
-        fix = "python annotate.py draw --model A --model-b B"
-        raise UserError(f"--votes: expected answers of two models; {found}: {fix}")
+        raise UserError(
+            f"--votes: expected answers of two models; found {', '.join(names) or 'gold items alone'}"
+            ": python annotate.py draw --model A --model-b B"
+        )
     for vote in replay(events):
         item = items[vote["item_id"]]
         sides = "ab" if item.get("a_model") == names[0] else "ba"  # who wrote them: A, B
@@ -622,9 +628,16 @@ def draw(args, model, tokenizer, name, rows, ids, n, seed):
     answers = []
     for i, (text, tokens) in enumerate(zip(drawn.texts, drawn.response_ids, strict=True)):
         row = rows[i // n]
-        answer = {"model": name, "id": row.get("id", i // n)}
-        answer |= {"prompt": row["prompt"], "response": text, "response_ids": tokens}
-        answers.append(answer | {"length": len(tokens), "ended": bool(drawn.finished[i])})
+        answer = {
+            "model": name,
+            "id": row.get("id", i // n),
+            "prompt": row["prompt"],
+            "response": text,
+            "response_ids": tokens,
+            "length": len(tokens),
+            "ended": bool(drawn.finished[i]),
+        }
+        answers.append(answer)
     return np.array(answers, object).reshape(-1, n)
 
 
@@ -776,8 +789,8 @@ def best_of(models, pool, table, scorers, seed):
         points.append({"n": n, "kl": kl} | scores)
     best, name = pool[np.arange(P), proxy.argmax(1)][:, None], f"best of {N}"  # the first of equals
     models[name] = best
-    row = {"name": name, "kl": kl, "kl_k3": None}
-    table.append(row | means(best, (*scorers, "length", "ended"), seed))
+    found = means(best, (*scorers, "length", "ended"), seed)
+    table.append({"name": name, "kl": kl, "kl_k3": None} | found)
     return points
 
 
@@ -817,8 +830,8 @@ def side_by_side(models, rows, scorer, seed):
     for p in sorted(random.Random(seed).sample(range(len(rows)), min(SAMPLES, len(rows)))):
         firsts = {name: answers[p, 0] for name, answers in models.items()}
         told = [{"model": k, "text": x["response"], "score": x[scorer]} for k, x in firsts.items()]
-        row = {"id": str(rows[p].get("id", p)), "prompt": plain_text(rows[p]["prompt"])}
-        shown.append(row | {"answers": told})
+        prompt = plain_text(rows[p]["prompt"])
+        shown.append({"id": str(rows[p].get("id", p)), "prompt": prompt, "answers": told})
     return shown
 
 
@@ -1009,10 +1022,12 @@ def rank(args):
     path = Path(args.out) / "ranked.csv"
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, table.getvalue())
-    report = begin(args, [args.reward_model, args.candidates])
-    report |= {"n": len(candidates), "roles": len({c["role"] for c in candidates})}
-    report["cut"] = [c["id"] for c in candidates if c["truncated"]]
-    report["first"] = [{key: c[key] for key in RANKED} for c in candidates[:TOP]]
+    report = begin(args, [args.reward_model, args.candidates]) | {
+        "n": len(candidates),
+        "roles": len({c["role"] for c in candidates}),
+        "cut": [c["id"] for c in candidates if c["truncated"]],
+        "first": [{key: c[key] for key in RANKED} for c in candidates[:TOP]],
+    }
     write_report(args, report, "ranked.csv")
     if {"sex", "race_ethnicity"} & set(columns):
         # a score has an arbitrary offset per role; the percentile is within the role
@@ -1064,8 +1079,8 @@ def human_report(votes, items, seed):
     }
     for name in sorted(set(people)):
         own = [x for x, who in zip(won, people) if who == name]
-        each = {"annotator": name, "win_rate": share(sum(own), len(own))}
-        report["annotators"].append(each)
+        rate = share(sum(own), len(own))
+        report["annotators"].append({"annotator": name, "win_rate": rate})
     return report
 
 
@@ -1120,8 +1135,8 @@ def answer_section(report):
         rates("Win rates", wins, f"comparisons won by {scores[0]}, ties ½")[1],
         kl_plot(report, by),
     )
-    texts = [*report["answer"], *report["notes"]]
-    return pages.section("Which model is better?", texts, None, charts, "answer", tables=tables)
+    title, texts = "Which model is better?", report["answer"] + report["notes"]
+    return pages.section(title, texts, None, charts, "answer", tables=tables)
 
 
 def pairs_table(report, scorer):
@@ -1302,8 +1317,9 @@ def human_sections(report):
     for person in report["annotators"]:
         records[f"votes of {person['annotator']} for {a}"] = person["win_rate"]
     table, chart = rates(f"{a} against {b}", records, "share, ties ½")
-    counts = {"items with a vote": report["items"], "items offered": report["offered"]}
-    counts |= {
+    counts = {
+        "items with a vote": report["items"],
+        "items offered": report["offered"],
         "decided votes": report["decided"],
         "items that would show this rate": show(needed, 0),
     }
@@ -1314,8 +1330,9 @@ def human_sections(report):
         "Prompts to which both models gave the same answer were not shown.",
         "Agreement, position bias and each annotator: python annotate.py agreement.",
     ]
-    title = "Which model do people prefer?"
-    answer = pages.section(title, texts, None, [chart], "answer", tables=tables)
+    answer = pages.section(
+        "Which model do people prefer?", texts, None, [chart], "answer", tables=tables
+    )
     return [answer, *appendix(report, limits, dict(zip(report["models"], (a, b))))]
 
 
@@ -1327,8 +1344,7 @@ def write_report(args, report, beside):
     found = sections(files.finite(report))
     pages.print_report(title, found)
     pages.write_page(out / "report.html", title, found)
-    written = ", ".join(str(out / name) for name in ("report.json", "report.html", beside))
-    print(f"\nwrote {written}")
+    print(f"\nwrote {out / 'report.json'}, {out / 'report.html'}, {out / beside}")
 
 
 PAGES = {  # title, and the sections of a report

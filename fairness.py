@@ -224,9 +224,15 @@ def impact_rows(counts, reference=None, differ=None, kind="people"):
     rows = []
     for group, (k, n) in counts.items():
         ratio, test = ratios.get(group), tests.get((group, best))
-        row = {"group": group, "reference": best, "n": n, "selected": k, "rate": share(k, n)}
-        row["ir"] = {"value": ratio if ratio is None else float(ratio)}
-        row["label"] = "reference" if group == best else "not judged"
+        row = {
+            "group": group,
+            "reference": best,
+            "n": n,
+            "selected": k,
+            "rate": share(k, n),
+            "ir": {"value": ratio if ratio is None else float(ratio)},
+            "label": "reference" if group == best else "not judged",
+        }
         rows.append(row)
         if test:
             row |= judge(row, counts[best], ratio, test, adjusted[group, best], kind)
@@ -491,9 +497,17 @@ def twin_table(scores, groups, seed=0, before=None):
             said = said.replace("found", f"found: {grew} after")
             said += ": unchanged" if said.startswith("equivalent") else ""
             words += f"; the gap is {grew} than before"
-        words = f"{words}: {show(effect, 2)} SD"
-        found = {key: effect, "levels": levels, "p": p[i], "p_adjusted": p_adjusted}
-        rows.append(row | found | {"verdict": said, "direction": words})
+        rows.append(
+            row
+            | {
+                key: effect,
+                "levels": levels,
+                "p": p[i],
+                "p_adjusted": p_adjusted,
+                "verdict": said,
+                "direction": f"{words}: {show(effect, 2)} SD",
+            }
+        )
     return rows
 
 
@@ -673,9 +687,9 @@ def load_twins(path, resumes, people):
     moving = {slot for slot in values[0] if len({v[slot] for v in values}) > 1}
 
     def check(row):
-        if not isinstance(row.get("prefix") or "", str):
-            raise ValueError('"prefix" is no text')
         texts = [row.get("prefix") or ""]
+        if not isinstance(texts[0], str):
+            raise ValueError('"prefix" is no text')
         for prompt, answer in (("prompt", "answer"), ("rank_prompt", "profile")):
             if not row.get(prompt):
                 continue
@@ -726,8 +740,9 @@ def read_decision(cell):
     """
     word = cell.strip().lower()
     if word not in YES_NO:
-        kinds = "0 or 1, true or false, yes or no, positive or negative"
-        raise argparse.ArgumentTypeError(f"{cell!r} given, expected {kinds}")
+        raise argparse.ArgumentTypeError(
+            f"{cell!r} given, expected 0 or 1, true or false, yes or no, positive or negative"
+        )
     return YES_NO[word]
 
 
@@ -856,8 +871,8 @@ def wanted(args):
     before, after, rewards = args.before, args.after, args.reward_model
     named = before or after or rewards
     if not named:
-        after = [name for name in map(made, ("dpo", "ppo", "grpo")) if present(name)]
-        rewards = [name for name in map(made, ["reward"]) if present(name)]
+        after = list(filter(present, map(made, ("dpo", "ppo", "grpo"))))
+        rewards = list(filter(present, [made("reward")]))
     if after or not named:
         before = before or Default(BASE)
     before = before and present(before)
@@ -887,9 +902,10 @@ def score_models(args, models, twins, people, asked, interviews):
             scores = decision_matrix(model, tokenizer, folder, twins, people, words)
             scored.append((folder, kind, "c", scores))
         if interviews:
-            how = {"temperature": 1.0, "seed": args.seed}
-            texts = common.sample(model, tokenizer, interviews, 1, MAX_NEW_TOKENS, **how).texts
-            risky.append(study_risky(f"{model_name(folder)}, interviews at temperature 1", texts))
+            drawn = common.sample(model, tokenizer, interviews, 1, MAX_NEW_TOKENS, 1.0, args.seed)
+            risky.append(
+                study_risky(f"{model_name(folder)}, interviews at temperature 1", drawn.texts)
+            )
         del model
     return scored, risky
 
@@ -910,10 +926,8 @@ def study_twins(args, models, interviews):
     study = {"risky": risky, "surfaces": [], "changes": []}
     study["twins"] = {"slot": slot, "resumes": len(twins), "names": len(people)}
     study["not_measured"] = [SURFACES[surface][0] for surface in SURFACES if surface not in asked]
-    groups, base = (
-        {key: np.array([p.groups[key] for p in people]) for key in people[0].groups},
-        None,
-    )
+    groups = {key: np.array([p.groups[key] for p in people]) for key in people[0].groups}
+    base = None
     for folder, kind, surface, scores in scored:
         if not np.isfinite(scores).all():
             raise UserError(f"{folder}: {np.isnan(scores).sum()} of {scores.size} scores are NaN")
@@ -941,7 +955,7 @@ def report(args):
     check_out(args)
     before, after, rewards = models = wanted(args)
     # votes are read before a model is: a broken row ends it here
-    prefs, interviews = [path for path in args.prefs if present(path)], []
+    prefs, interviews = list(filter(present, args.prefs)), []
     found = {"preferences": [study_votes(path, args.decision_words) for path in prefs]}
     if args.command == "report" and present(PROMPTS):
         rows = files.read_jsonl(PROMPTS, check_prompt, flag="PROMPTS")
@@ -968,9 +982,10 @@ def ll144_part(title, groups, decided, scores):
             why = f"is no category of {key}; rename it to one of: {', '.join(known)}"
             raise UserError(f"--ll144: {odd[0]!r} {why}")
         columns.append(labels)
-    source = f"Source of the data: {len(decided)} rows of {title}."
-    header = f"{source} First use of the tool: not stated."
-    return ll144_tables(*columns, decided, scores) | {"header": header}
+    return ll144_tables(*columns, decided, scores) | {
+        "header": f"Source of the data: {len(decided)} rows of {title}. "
+        "First use of the tool: not stated."
+    }
 
 
 def audit(args):
@@ -1023,8 +1038,8 @@ def biasguard(table, part, labels):
             command = [tool, "audit", table, "--y-true", "label_value", "--y-pred", "score"]
             command += ["--group", attribute, "--protected", sides[0], "--reference", sides[1]]
             try:
-                how = {"capture_output": True, "timeout": 60, "check": True}
-                subprocess.run([*command, "--output", result], **how)
+                command += ["--output", result]
+                subprocess.run(command, capture_output=True, timeout=60, check=True)
                 theirs = json.loads(result.read_text(encoding="utf-8"))["metrics"]
                 pairs = [f"{key} {theirs[key]} (ours {value})" for key, value in ours.items()]
             except (subprocess.SubprocessError, OSError, ValueError, KeyError) as error:
@@ -1136,8 +1151,10 @@ def finish(args, inputs, found):
     tables = [rows for _, rows in verdict_tables(found)]
     verdicts = [row["verdict"] for rows in tables for row in rows if "verdict" in row]
     n = sum(any("p" in row for row in rows) for rows in tables)
-    chance = "each with a chance of at most 5 % of any false finding: by chance at most"
-    limits = [f"{n} tables were tested, {chance} {0.05 * n:.1f} of them show one."]
+    limits = [
+        f"{n} tables were tested, each with a chance of at most 5 % of any false finding: by "
+        f"chance at most {0.05 * n:.1f} of them show one."
+    ]
     limits += [limit for key, limit in LIMITS.items() if found.get(key)]
     limits += NAME_LIMITS if found.get("twins", {}).get("slot") == "name" else []
     if found.get("risky"):
@@ -1180,8 +1197,9 @@ def verdict_tables(report):
     """[(title, rows)] of each table of planned comparisons."""
     tables = [(twin_name(part), part["rows"]) for part in parts_of(report, "surfaces", "changes")]
     for part in rate_parts(report):
-        known = part["tables"].items()
-        tables += [(f"{part['title']}, {key}", rows) for key, rows in known if key != CROSSED]
+        for key, rows in part["tables"].items():
+            if key != CROSSED:
+                tables.append((f"{part['title']}, {key}", rows))
     return tables
 
 
@@ -1287,8 +1305,10 @@ def people_answer(part):
         if attribute != CROSSED and len(rows) <= MOST_ROWS:
             tables.append(table_of(rows, SELECTED, attribute))
             drawn = [(row["group"], *pages.ends(row["rate"])) for row in rows]
-            look = {"x": "selection rate", "digits": 1, "percent": True}
-            plots.append(pages.interval_plot(f"Selected, by {attribute}", drawn, **look))
+            plot = pages.interval_plot(
+                f"Selected, by {attribute}", drawn, x="selection rate", digits=1, percent=True
+            )
+            plots.append(plot)
     said = summary(part["tables"].items())
     return pages.section(part["title"], said, tables=tables, plots=plots, level="answer")
 
