@@ -567,8 +567,9 @@ def unblind(events, items):
     names = sorted({str(item.get(key)) for item in ordinary for key in ("a_model", "b_model")})
     if len(names) != 2:
         raise UserError(
-            f"--votes: expected answers of two models; found {', '.join(names) or 'gold items alone'}"
-            ": python annotate.py draw --model A --model-b B"
+            "--votes: expected answers of two models; found "
+            f"{', '.join(names) or 'gold items alone'}: "
+            "python annotate.py draw --model A --model-b B"
         )
     for vote in replay(events):
         item = items[vote["item_id"]]
