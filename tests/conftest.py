@@ -1,5 +1,4 @@
-"""Shared by all tests: the stages are importable, nothing asks the network, CPU sums keep their
-order."""
+"""Shared by all tests: the stages are importable, nothing asks the network."""
 
 import os
 
@@ -30,8 +29,7 @@ torch.set_num_threads(1)
 
 @pytest.fixture
 def quiet_process(monkeypatch):
-    """Trainers take over Ctrl-C and SIGTERM and seed the global generators: tests give both
-    back. No key, address or proxy of the developer's is seen."""
+    """Trainers take over Ctrl-C and SIGTERM and seed the global generators."""
     for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "HTTP_PROXY", "http_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
     handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
@@ -43,8 +41,6 @@ def quiet_process(monkeypatch):
 
 
 def browser_or_skip():
-    """Chromium through playwright. Where CI_BROWSER=1 says that it must be there, its absence
-    fails."""
     path = os.environ.get("CHROME_BIN") or next(
         filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
     )
@@ -62,14 +58,12 @@ def browser_or_skip():
 
 @pytest.fixture(scope="session")
 def repo():
-    """The root of the project."""
     return REPO
 
 
 @pytest.fixture(scope="session")
 def tokenizer():
-    """The plain tiny tokenizer: template, end token, pad != end. Never change it in a test:
-    build your own."""
+    """The plain tiny tokenizer: template, end token, pad != end."""
     return tiny.tiny_tokenizer()
 
 
@@ -91,7 +85,6 @@ def folders(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def reward_folders(tmp_path_factory):
-    """The same of reward models with a random head."""
     return Folders(tiny.tiny_reward_model, tmp_path_factory.mktemp("rewards"))
 
 
@@ -107,5 +100,4 @@ def reward_folder(reward_folders):
 
 @pytest.fixture
 def pairs_file(tmp_path):
-    """Sixteen separable pairs as message lists."""
     return tiny.write_pairs(tmp_path / "pairs.jsonl")

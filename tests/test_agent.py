@@ -1,5 +1,4 @@
-"""grpo_agent.py with tiny random models: what was sampled is what is trained, whatever stands
-between two turns. ECHO, most tests' environment: three turns, paid by the share of vowels."""
+"""grpo_agent.py with tiny random models: what was sampled is what is trained."""
 
 import json
 import math
@@ -72,7 +71,6 @@ def arguments(*flags):
 
 
 def roll(policy, env, seeds, *flags, temperature=1.0, seed=0):
-    """Episodes of the model."""
     args = arguments("--env", env, *flags)
     return g.play(g.environment(args), seeds, g.model_act(args, *policy, temperature, seed))
 
@@ -90,7 +88,6 @@ turn | [0.25, 0.25, 0.5]
 trajectory | [0.3, 0.2, 0.5]
 """)
 def test_weights_of_a_step_sum_to_one(how, totals):
-    """Of two, three, seven tokens; an episode without a turn is among them."""
     (a, b), none, (c,) = g.token_weights([[3, 2], [], [7]], how)
     assert (3 * a, 2 * b, 7 * c) == pytest.approx(totals) and not list(none)
 
@@ -153,8 +150,7 @@ def test_log_probs_are_those_of_a_teacher_forced_pass(template, tmp_path):
 
 
 def test_only_sampled_tokens_are_trained(policy, tmp_path):
-    """All others decode to the template and the environment's words, the row to the dialogue. A
-    turn that was cut gets the template's end token as context: one end token either way."""
+    """All others decode to the template and the environment's words, the row to the dialogue."""
     _, tokenizer = policy
     seen = set()
     for t in (t for seed in range(6) for t in roll(policy, echo(tmp_path), [1, 2], seed=seed)):
@@ -188,7 +184,6 @@ def test_batch_mates_do_not_change_an_episode(policy, tmp_path):
 
 
 def test_history_shows_the_last_exchanges(policy, tmp_path):
-    """history k: system message, k exchanges, the newest message; a turn is a sample."""
     for k in (0, 1):
         (t,) = roll(policy, echo(tmp_path), [1], "--history", k)
         assert [len(s["turns"]) for s in t.samples] == [1, 1, 1]
@@ -223,7 +218,6 @@ def test_a_cut_turn_is_counted_and_a_full_context_is_as_if_turns_ran_out(
 
 
 def test_an_environment_that_raises_costs_its_episode_only(policy, tmp_path):
-    """--max-exceptions is a number of episodes or a share below 1."""
     fault = "if self.seed % 3 == 1 and self.n == 1: raise RuntimeError('the server is gone')"
     found = roll(policy, echo(tmp_path, fault), range(6))
     assert [bool(t.error) for t in found] == [False, True, False, False, True, False]
@@ -273,7 +267,6 @@ def test_what_ruler_returns_is_what_is_trained(monkeypatch):
 
 
 def test_seeds_never_meet():
-    """They depend on --seed and step alone, and lie below those of validation and test."""
     args, other = (arguments(f"--groups-per-batch 50 --seed {seed}") for seed in (0, 1))
     steps = [g.training_seeds(*which) for which in ((args, 1), (args, 2), (other, 1))]
     for seeds in steps:
@@ -283,8 +276,7 @@ def test_seeds_never_meet():
 
 
 def test_a_run_leaves_what_the_header_promises(folder, tmp_path, capsys):
-    """Four steps, whose numbers follow from rollouts.jsonl (samples.jsonl would be empty). It
-    prints baselines, and at each validation the worst and the best episode."""
+    """Four steps, whose numbers follow from rollouts.jsonl (samples.jsonl would be empty)."""
     out = tmp_path / "run"
     assert g.main(line(folder, echo(tmp_path), out, "--steps 4 --lr 1e-2")) == 0
     assert not (out / "samples.jsonl").exists()
@@ -331,7 +323,6 @@ def test_a_run_leaves_what_the_header_promises(folder, tmp_path, capsys):
 
 
 def test_failures_within_the_limit_are_counted_and_the_run_goes_on(folder, tmp_path, monkeypatch):
-    """A third of the seeds raise; the others of a group are a group of their own."""
     fault = "if self.seed % 3 == 1 and self.seed < 10**9: raise RuntimeError('gone')"
     flags = """--steps 3 --max-exceptions 0.9 --test-episodes 0 --seed 2 --num-substeps 2 --lr 0.1
         --warmup 0"""
@@ -351,7 +342,6 @@ def test_failures_within_the_limit_are_counted_and_the_run_goes_on(folder, tmp_p
 
 
 def test_a_start_that_knows_no_move_is_told_so(folder, tmp_path, capsys):
-    """Before step one; no update; its next command plays the same game."""
     flags = ["--env-args", '{"show_legal": true}', "--steps 1 --test-episodes 0"]
     g.main(line(folder, GAME, tmp_path / "run", *flags))
     printed = capsys.readouterr().out
@@ -364,7 +354,6 @@ def test_a_start_that_knows_no_move_is_told_so(folder, tmp_path, capsys):
 
 
 def test_play_shows_a_baseline_and_writes_rows_that_sft_reads(tmp_path, capsys):
-    """The same twice; --write: what the policy saw (history 0: the board alone)."""
     argv = "play", "--env", GAME, "--policy corner --seed 7 --write"
     files = [tmp_path / "a", tmp_path / "b"]
     for file in files:
@@ -378,8 +367,6 @@ def test_play_shows_a_baseline_and_writes_rows_that_sft_reads(tmp_path, capsys):
 
 
 def test_you_play_and_you_are_interviewed(folder, monkeypatch, capsys):
-    """Ctrl-D ends both."""
-
     def play(flags, *texts):
         texts = iter(texts)
 
@@ -431,7 +418,6 @@ lambda env, rng: "a" | lambda env, rng: 1 / 0 | a baseline raised: ZeroDivisionE
 got, done | float('nan'), done | 4 of 4 episodes raised; .* expected finite numbers
 """)
 def test_a_faulty_environment_is_one_line(old, new, message, folder, tmp_path):
-    """Said before anything is trained, nothing written."""
     env, path = echo(tmp_path), tmp_path / "echo_env.py"
     assert old in path.read_text()
     path.write_text(path.read_text().replace(old, new))

@@ -1,5 +1,4 @@
-"""The bundled environments without a model: the rules of 2048, the reading of an interview, what
-pays and what not. Every exploit here was a way to a good score in some public environment."""
+"""The bundled environments without a model: the rules of 2048, the reading of an interview."""
 
 import functools
 import json
@@ -18,12 +17,10 @@ BANK = REPO / "data" / "interview.json"
 
 
 def played(make, name, seeds):
-    """The episodes of a baseline on the seeds."""
     return g.survivors(g.play(make, seeds, g.baseline_act(make().baselines[name])), 0)
 
 
 def means(make, name, seeds=range(300)):
-    """(success, reward) of a baseline."""
     found = played(make, name, seeds)
     return statistics.mean(t.score for t in found), statistics.mean(t.reward for t in found)
 
@@ -106,8 +103,7 @@ def test_rewards_of_2048(board, illegal, rewards):
 
 
 def test_baselines_of_2048():
-    """300 games: ± .09 is three standard errors. With `ignore` the cycle wins like a good player
-    (.79): R13 must tell it by the share of its moves that the turn's number foretells."""
+    """300 games: ± .09 is three standard errors."""
     wins = {name: means(TwentyFortyEight, name)[0] for name in TwentyFortyEight.baselines}
     assert wins == pytest.approx({"random": 0.62, "corner": 0.90, "blind": 0.27}, abs=0.09)
     ignore = functools.partial(TwentyFortyEight, illegal="ignore")
@@ -124,7 +120,6 @@ I see. | 0 other
 Ｗhat was the result of the neg\u200botiation？ | 1 specific negotiation
 """)
 def test_free_questions_are_read(text, expected):
-    """A competency named beside the request counts where the request names none."""
     n, kind, topics = read_turn(read_bank(str(BANK)), text)
     assert f"{n} {kind} {' '.join(topics)}".strip() == expected
 
@@ -158,7 +153,6 @@ def with_states(*states, seed=0):
 
 
 def say(env, *texts):
-    """The last step of these turns."""
     for text in texts:
         last = env.step(text)
     return last
@@ -238,8 +232,7 @@ def test_no_summary_costs_and_ends():
 
 
 def test_baselines_of_the_interview():
-    """Who reads the last reply earns 1, a fixed list .5, with blind follow-ups .65; 300 candidates:
-    ± .03 is three standard errors. R13's limit is .9."""
+    """Who reads the last reply earns 1, a fixed list .5, with blind follow-ups .65."""
     found = {name: means(Interview, name) for name in Interview.baselines}
     assert found["oracle"] == (1, 1) and found["fixed"] == (0.5, 0.5)
     assert found["fixed+"] == (pytest.approx(0.75, abs=0.02), pytest.approx(0.65, abs=0.03))
@@ -258,7 +251,6 @@ line | unasked | asked
 {own}\\n{c}: no evidence | -1 | -1
 """)
 def test_exploits_do_not_win(line, unasked, asked):
-    """Lines that claim what nobody said, in a first turn, and after all were told."""
     for told, reward in ((False, unasked), (True, asked)):
         env = with_states()
         items = [item for c in env.bank["competencies"].values() for item in c["evidence"]]

@@ -1,5 +1,4 @@
-"""annotate.py without a browser: blind sides, the log, agreement, export, attacks on the wire.
-test_annotate_browser.py asks the same of a real Chromium."""
+"""annotate.py without a browser: blind sides, the log, agreement, export."""
 
 import concurrent.futures
 import errno
@@ -45,14 +44,12 @@ def item_rows(n, gold=(), **extra):
 
 
 def make(folder, rows, flags="", **options):
-    """The app of a session in `folder`, without a port; rows: items, or how many."""
     rows = item_rows(rows) if isinstance(rows, int) else rows
     args = annotate.parse_args(f"--out {folder} --repeat 0 {flags}".split())
     return annotate.make_app(args, {row["id"]: row for row in rows}, **options)
 
 
 def stopped(app):
-    """The folder of a session, given back by its server."""
     os.close(app.desk.folder)
     return app.desk.out
 
@@ -72,7 +69,6 @@ class Rater:
         assert status == 200, self.state
 
     def body(self, choice="left", **changes):
-        """What the page sends for left, right, tie, both_bad, skip, undo."""
         body = BODY | {"event_id": secrets.token_hex(8), "annotator": self.name, "choice": choice}
         body |= {"session": self.name, "step": self.state["step"]}
         body["strength"] = 2 if choice in ("left", "right") else 0
@@ -113,7 +109,6 @@ def page_token(page):
 
 
 def visitor(app):
-    """A client and the headers of its posts."""
     client = app.test_client()
     token = page_token(client.get("/", base_url=ORIGIN).get_data(as_text=True))
     return client, {"Origin": ORIGIN, "Content-Type": "application/json", "X-Token": token}
@@ -153,8 +148,7 @@ def test_alpha_of_krippendorffs_own_table():
 
 
 def test_agreement_compares_answers_not_sides(tmp_path):
-    """Two people always choose the same answer, on different sides half of the time: 20 of 20; on
-    the screen they would agree by chance."""
+    """Two people always choose the same answer, on different sides half of the time: 20 of 20."""
     app = make(tmp_path, 20, "--overlap 2")
     for name in ("ann", "ben"):
         Rater(app, name).vote_all(Rater.better)
@@ -183,8 +177,7 @@ def test_numbers_of_an_annotator(tmp_path, capsys):
 
 
 def test_sides_are_balanced_at_any_time():
-    """Of any 2k items from the start, k have a on the left. Gold is spread: 6 of 60, at most 3 in a
-    fifth of the list. Another annotator has another order, a restart the same."""
+    """Of any 2k items from the start, k have a on the left."""
     gold = {f"item-{i}": i % 10 == 4 for i in range(60)}
     sides = annotate.plan("ann", gold)
     order = list(sides)
@@ -197,8 +190,7 @@ def test_sides_are_balanced_at_any_time():
 
 
 def test_repeats_come_late_and_swapped(tmp_path, capsys):
-    """A quarter of 40 items comes again, each after at least ten others, with sides swapped; none
-    is a row of prefs.jsonl, and a repeat that is skipped does not come a third time."""
+    """A quarter of 40 items comes again, each after at least ten others, with sides swapped."""
     app = make(tmp_path, 40, "--repeat 0.25 --overlap 2")
     rater, skipper, seen = Rater(app), Rater(app, "x"), Counter()
     assert rater.state["all"] == 50
@@ -251,8 +243,6 @@ def test_overlap(tmp_path, overlap, votes_of):
 
 
 def test_every_key_in_every_line(tmp_path):
-    """A key that comes late makes `datasets` fail. A separator in a comment does not split a line.
-    Day only: no durations, no time of day."""
     app = make(tmp_path, item_rows(3, gold={1}), "--no-exact-time")
     rater, comment = Rater(app), "bad\u2028line, 😀 and \x00"
     rater.vote("left", reasons=["accuracy", "tone"], comment=comment)
@@ -269,8 +259,7 @@ def test_every_key_in_every_line(tmp_path):
 
 
 def test_a_retry_or_a_stale_tab_is_no_second_vote(tmp_path):
-    """Nor twenty at once, nor one after a restart; the same id for another choice is refused. A tab
-    whose item another has answered gets 409 and the current item."""
+    """Nor twenty at once, nor one after a restart; the same id for another choice is refused."""
     app = make(tmp_path, 4)
     body = Rater(app).body("left")
     with concurrent.futures.ThreadPoolExecutor(20) as pool:
@@ -292,8 +281,6 @@ def test_a_retry_or_a_stale_tab_is_no_second_vote(tmp_path):
 
 
 def test_undo_and_restart(tmp_path):
-    """Two undos take back the last two votes; the item comes back with its comment and reasons, also
-    after a restart, and the vote that follows is the one that counts."""
     app = make(tmp_path, 5)
     rater = Rater(app)
     first = rater.state["item"]
@@ -354,8 +341,7 @@ def test_a_torn_last_line(tmp_path, capsys):
 
 
 def test_rows_of_prefs(tmp_path):
-    """Two of three prefer the better answer of item 0 (.67); a tie keeps the item's order; both bad
-    and skip give no row. Keys and types are those of the bundled pairs."""
+    """Two of three prefer the better answer of item 0 (.67); a tie keeps the item's order."""
     people = [{"in": "prompt", "name": "Asha"}, {"in": "a", "name": "Ben"}]
     app = make(tmp_path, item_rows(2, candidates=people), "--overlap 3")
     answers = {"ann": (Rater.better, "tie"), "ben": (Rater.better, "both_bad")}
@@ -377,8 +363,7 @@ def test_rows_of_prefs(tmp_path):
 
 
 def test_thumbs(tmp_path):
-    """One answer of each item, the same for everyone and when it is repeated; thumb up is its label,
-    whichever side of the pair it is. A restart knows the mode."""
+    """One answer of each item, the same for everyone and when it is repeated."""
     app = make(tmp_path, 40, "--thumbs --overlap 2 --repeat 0.1")
     for name in ("ann", "ben"):
         Rater(app, name).vote_all(Rater.better)
@@ -394,8 +379,7 @@ def test_thumbs(tmp_path):
 
 
 def test_draw(tmp_path, llama_folder):
-    """One answer of each model to every prompt, known pairs mixed in under neutral ids. One model
-    gives two draws that differ; where they cannot, the line says so."""
+    """One answer of each model to every prompt, known pairs mixed in under neutral ids."""
     second = tiny_model("llama", tmp_path, seed=1)
     rows = [{"prompt": row["prompt"]} for row in pair_rows(8)]
     prompts = write_rows(tmp_path / "prompts.jsonl", rows)
@@ -501,7 +485,6 @@ WIRE = """
 
 @pytest.mark.parametrize("case", WIRE)
 def test_another_site_cannot_vote(tmp_path, case):
-    """DNS rebinding (a foreign Host), another page of this browser: each check stops it alone."""
     app = make(tmp_path, 4)
     (client, ours), body = visitor(app), Rater(app).body("left")
     request = {"data": json.dumps(body), "base_url": ORIGIN}
@@ -576,7 +559,6 @@ class Server:
         return Path(self.output.name).read_text()
 
     def poster(self):
-        """post(path, body) → (status, JSON) over a real connection."""
         root = f"http://127.0.0.1:{self.port}"
         headers = {"X-Token": page_token(requests.get(root, timeout=20).text)}
 
@@ -593,7 +575,6 @@ class Server:
 
 @pytest.mark.slow
 def test_kills_under_load(monkeypatch, tmp_path):
-    """Eight people vote: every acknowledged vote is in the file once, every line parses."""
     monkeypatch.syspath_prepend(str(REPO / "bench"))
     import annotate_load
 
@@ -602,9 +583,6 @@ def test_kills_under_load(monkeypatch, tmp_path):
 
 
 def test_start_stop_and_go_on(tmp_path):
-    """Stopped before its first vote it leaves no trace. With votes the same command goes on, with
-    the flags of before; other items and a second server are refused; the port is bound before
-    anything is written. --allow-host prints a link with its token and a warning about TLS."""
     one, two = (write_rows(tmp_path / f"{n}.jsonl", item_rows(n)) for n in (6, 7))
     out, new = tmp_path / "run", tmp_path / "new"
     tunnel = Server("--out", out, "--allow-host", "tunnel.example", "--items", two)

@@ -1,5 +1,4 @@
-"""annotate.py in a real Chromium: what a person does there, how it looks, and what a hostile text
-tries. Skipped without playwright, axe-playwright-python and Chromium; with CI_BROWSER=1 failed."""
+"""annotate.py in a real Chromium: what a person does there, how it looks."""
 
 import socket
 
@@ -34,7 +33,6 @@ class Page:
         self.keys = self.page.keyboard
 
     def appear(self, selector):
-        """Wait until it is there, and its text."""
         self.page.wait_for_selector(f"{selector}:not([hidden])")
         return self.text(selector)
 
@@ -67,7 +65,6 @@ class Page:
         return self.page.evaluate("+document.body.dataset.step || 0")
 
     def act(self, action, wait=True):
-        """Do it when the page listens again; wait until the server has it."""
         before = self.step()
         self.page.wait_for_timeout(PAUSE)
         action()
@@ -93,7 +90,6 @@ class Page:
 
 @pytest.fixture
 def open_page(browser):
-    """open_page(server, **context options)"""
     yield lambda server, **options: Page(browser.new_context(**options), server)
     for context in browser.contexts:
         context.close()
@@ -101,7 +97,6 @@ def open_page(browser):
 
 @pytest.fixture
 def serve(tmp_path):
-    """serve(rows, *flags)"""
     servers = []
 
     def make(rows, *flags, **options):
@@ -117,8 +112,7 @@ def serve(tmp_path):
 
 
 def test_a_session_by_keyboard(serve, open_page, tmp_path):
-    """Ten items with every key, no mouse until the keys are switched off: one vote for each
-    intention, un-blinded; the console is silent."""
+    """Ten items with every key, no mouse until the keys are switched off."""
     tab = open_page(serve(item_rows(10)))
     page, keys = tab.page, tab.keys
     tab.appear("#start")
@@ -186,8 +180,7 @@ def test_a_session_by_keyboard(serve, open_page, tmp_path):
 
 
 def test_trouble_and_back(serve, open_page, tmp_path):
-    """Offline, a lost acknowledgement, a reload meanwhile, a new server: the choice stays on the
-    screen, the page sends it again by itself, and it is one vote."""
+    """Offline, a lost acknowledgement, a reload meanwhile, a new server."""
     server = serve(item_rows(8))
     tab = open_page(server).start()
     page = tab.page
@@ -218,8 +211,7 @@ def test_trouble_and_back(serve, open_page, tmp_path):
 
 
 def test_two_tabs_and_another_person(serve, open_page, tmp_path):
-    """The second tab learns that the first went on, and its vote is not written. A pseudonym with
-    votes asks before it goes on."""
+    """The second tab learns that the first went on, and its vote is not written."""
     server = serve(item_rows(6), "--overlap", "2")
     one, two, ben = (open_page(server) for _ in range(3))
     one.start()
@@ -253,7 +245,6 @@ if a < b:
 
 
 def test_markdown_and_code(serve, open_page):
-    """Elements, never HTML; a character that reverses text is shown by its number."""
     rows = item_rows(1)
     rows[0]["a"][0]["content"], rows[0]["b"][0]["content"] = MARKDOWN, MARKDOWN + "!"
     tab = open_page(serve(rows)).start()
@@ -292,7 +283,6 @@ SPACED = "line-height: 1.5; letter-spacing: .12em; word-spacing: .16em"
 
 
 def look(page):
-    """Nothing scrolls sideways, and axe-core finds nothing at all."""
     axe = pytest.importorskip("axe_playwright_python.sync_playwright")
     page.wait_for_timeout(250)  # the fade is over: half-transparent text has half the contrast
     assert page.evaluate(WIDE) == []
@@ -315,8 +305,6 @@ def test_thumbs(serve, open_page, tmp_path, name):
 
 @pytest.mark.parametrize("name", VIEWS)
 def test_looks(serve, open_page, tmp_path, name):
-    """Also with 3000 letters without a blank and with wide spacing: the votes stay in view at one
-    place, in two fifths of the window at most. On a phone A stands above B, on a desk beside it."""
     (tmp_path / "guide.md").write_text("A rule of one line.\n" * 80, encoding="utf-8")
     answers = ("word " * 900, "x" * 3000), ("שלום עולם, mixed", "مرحبا"), (MARKDOWN, "short")
     rows = item_rows(3)
@@ -370,7 +358,6 @@ def test_looks(serve, open_page, tmp_path, name):
 
 @pytest.fixture
 def stranger():
-    """Another port of this machine, which nobody calls."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setblocking(False)
         yield listener.getsockname()[1]
@@ -391,8 +378,6 @@ def with_inner_html(route):
 
 @pytest.mark.parametrize("layer", ["text", "policy"])
 def test_hostile_texts_do_nothing(serve, open_page, stranger, tmp_path, layer):
-    """Stored XSS in every text. Each layer holds alone: with the policy stripped the text is text,
-    and with innerHTML patched in the policy lets nothing run or load."""
     call, run = f"http://127.0.0.1:{stranger}", "window.__xss=1"
     texts = [
         f"<img src=x onerror={run}>", f"<svg onload={run}>", f"</script><script>{run}</script>",

@@ -32,7 +32,6 @@ NAMES, MARIA = EVERYBODY[:5], person("Ana Maria", "Lopez", "Female", "White")
 
 
 def pair(chosen, rejected, prompt="Who fits?", /, **candidates):
-    """A row; candidates: chosen, rejected or prompt = the people named there."""
     entries = []
     for place, people in candidates.items():
         entries += [{"in": place, **who, "pronoun": "she"} for who in people]
@@ -131,7 +130,6 @@ def write_names(path, names=NAMES):
 
 
 def named_rows(n):
-    """Of each three pairs: one candidate in the prompt, two in the answers, none."""
     rows = []
     for i, row in enumerate(pair_rows(n)):
         prompt, chosen, rejected = (row[k][0]["content"] for k in ("prompt", "chosen", "rejected"))
@@ -148,7 +146,6 @@ def named_rows(n):
 
 @pytest.fixture
 def load(llama_folder, tmp_path):
-    """load_data of these flags, with a list of names: the pairs."""
     model, tokenizer = common.load_policy(llama_folder), tiny_tokenizer()
     names = write_names(tmp_path / "names.csv")
 
@@ -161,8 +158,7 @@ def load(llama_folder, tmp_path):
 
 
 def test_copies_stay_on_their_side_of_the_split(tmp_path, load):
-    """A copy with a name in the prompt has another hash: by its own it would cross the split. Names
-    are drawn by seed, none of those held out; --eval-pairs are measured as they are."""
+    """A copy with a name in the prompt has another hash: by its own it would cross the split."""
     data = write_rows(tmp_path / "pairs.jsonl", named_rows(90))
     flags = "--pairs", data, "--eval-fraction", 0.4
     plain, pairs = load(*flags, augment=False), load(*flags)

@@ -1,5 +1,4 @@
-"""What a user does wrong, and the one line that tells him: flag, file, line, the fix; status 2. What
-every stage refuses alike is tabled in test_common_text.py, test_common_model.py, test_runs.py."""
+"""What a user does wrong, and the one line that tells him: flag, file, line, the fix; status 2."""
 
 import math
 import shutil
@@ -28,7 +27,6 @@ GOOD = pair_rows(1)[0]
 
 @pytest.fixture(autouse=True)
 def _own_folder(tmp_path, monkeypatch, quiet_process):
-    """Relative names, as a user types them. There is no GPU and no wandb."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setitem(sys.modules, "wandb", None)
@@ -61,7 +59,6 @@ def good(prompts, answers, rows): return [Score(1.0).value] * len(answers)
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    """Models and pairs, and a finished run of each stage to be damaged."""
     folder = tmp_path_factory.mktemp("world")
     world = {
         "folder": folder,
@@ -79,7 +76,6 @@ def world(tmp_path_factory):
 
 
 def argv_of(stage, world, out, *flags):
-    """A short run; a flag given again replaces its value here."""
     argv = f"{FLAGS[stage]} {world['pairs']} --model {world['policy']} --steps 2 --batch-size 4"
     argv += "" if stage is reward_train else " --max-new-tokens 4"
     if stage is ppo:
@@ -187,8 +183,6 @@ def test_malformed_row(row, words, refused):
 
 @every_stage
 def test_longer_than_the_model(stage, world, capsys, run, refused):
-    """GPT-2 has a table of positions. Rows are cut to it, and prompts so that an answer still fits,
-    both aloud; with no room for any prompt the line names both numbers."""
     policy = tiny_model("gpt2", ".", max_position_embeddings=40, n_layer=1)
     if stage is not ppo:
         assert not run(stage, "new", "--model", policy)
@@ -210,7 +204,6 @@ def copy_of(folder, name, *without):
 
 
 def test_a_folder_that_is_no_policy(world, run, refused):
-    """Nor is an adapter's whose base has gone: both names are in the line."""
     base = copy_of(world["policy"], "base")
     flags = ("--model", base, "--lora-rank", 2, "--steps", 1)
     assert not run(reward_train, "lora", *flags)
@@ -223,8 +216,7 @@ def test_a_folder_that_is_no_policy(world, run, refused):
 
 @each_stage
 def test_a_tokenizer_that_does_not_fit(stage, world, run, refused):
-    """A token beyond the embedding, a template that allows no system turn: the row is named. A
-    surplus that is never used (Qwen2's class adds one) passes."""
+    """A token beyond the embedding, a template that allows no system turn: the row is named."""
     more = common.load_tokenizer(world["policy"])
     more.add_tokens(["<|new|>"])
     refuse = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
@@ -245,7 +237,6 @@ def test_a_tokenizer_that_does_not_fit(stage, world, run, refused):
 @pytest.mark.parametrize("lora", [0, 2])
 @every_stage
 def test_nan_in_the_weights(stage, lora, world, refused):
-    """One NaN weight is refused before the first step, by an identity of the preflight."""
     file = Path(copy_of(world["policy"], "broken")) / "model.safetensors"
     weights = load_file(file)
     weights["model.layers.0.mlp.down_proj.weight"][0, 0] = math.nan
@@ -256,8 +247,7 @@ def test_nan_in_the_weights(stage, lora, world, refused):
 
 @every_stage
 def test_nan_while_training(stage, run):
-    """A rate of 1e30 breaks the weights in the first step. The second stops before its update, and
-    names the rows; nothing is saved of the broken weights."""
+    """A rate of 1e30 breaks the weights in the first step."""
     flags = "--lr 1e30 --schedule constant --warmup 0 --steps 9 --eval-every 0".split()
     rows = r"rows \[.*\] of step " if stage is ppo else "rows .*pairs.jsonl:"
     with pytest.raises(files.UserError, match=f"^loss .*not finite; {rows}.*Lower --lr"):
@@ -335,8 +325,7 @@ def test_a_good_gold_function_and_an_empty_prompt(world, run):
 
 @every_stage
 def test_the_run_of_a_stage_is_guarded(stage, world, run, refused):
-    """Each input is one that --resume compares and that --out may not hold; a run of another stage
-    is named."""
+    """Each input is one that --resume compares and that --out may not hold."""
     data, model = shutil.copy(world["pairs"], "own.jsonl"), copy_of(world["policy"], "own")
     inputs = {FLAGS[stage]: data, "--model": model}
     if stage in (dpo, ppo):

@@ -38,7 +38,6 @@ def test_size_shape_and_vocabulary(base):
 
 
 def test_a_model_from_scratch(base, tmp_path, quiet_process):
-    """A corpus and a config.json become a tokenizer in which each byte and digit has a token."""
     corpus, config, out = REPO / "data/prefs.jsonl", tmp_path / "config.json", tmp_path / "start"
     shape = json.loads((BASE / "config.json").read_text()) | {"vocab_size": 400, "eos_token_id": 7}
     argv = ["--corpus", str(corpus), "--config", str(config), "--out"]

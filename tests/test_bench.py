@@ -63,7 +63,6 @@ def test_no_table_when_the_losses_differ(monkeypatch, tmp_path):
 
 
 def test_two_samples_of_one_distribution():
-    """Shorter answers, or a part of the vocabulary never drawn, are seen."""
     flat = [[i % 4096 for i in range(7 * k, 7 * k + 60)] for k in range(200)]
     assert min(bench.same_distribution(flat, flat)) == pytest.approx(1.0)
     with pytest.raises(bench.Refused, match="lengths"):
@@ -102,7 +101,6 @@ def test_the_table_says_which_time_it_prints(others, word, ratio):
 
 @pytest.mark.parametrize("task", [*work.STAGES, *work.SAMPLERS])
 def test_command_lines_of_two_editions(task, monkeypatch, tmp_path):
-    """The same flags, which today's stage accepts; --ref-cache where the edition has it."""
     with pytest.raises(SystemExit):  # TRL has no PPO any more: without a folder there is no peer
         bench.parse_args(["ppo"])
     args = bench.parse_args(["dpo", "--edition", str(tmp_path)])
@@ -124,8 +122,7 @@ def tokenizer():
 
 
 def test_the_rows_of_the_work(tokenizer):
-    """Median 140, 90th percentile 365, none above 384, 30 % of it the answer; the same ids apart (ours)
-    and joined (TRL's), and row i the same whatever n."""
+    """Median 140, 90th percentile 365, none above 384, 30 % of it the answer."""
     prompt, chosen, rejected = np.array([work.row_lengths(i) for i in range(4000)]).T
     total = prompt + chosen
     assert np.quantile(total, (0.5, 0.9)) == pytest.approx((140, 365), rel=0.044)
@@ -141,7 +138,6 @@ def test_the_rows_of_the_work(tokenizer):
 
 
 def test_rubric_and_letter_reward_agree(tokenizer):
-    """GRPO: ours is paid by a rubric of checks, TRL by a function."""
     texts = [row["chosen"] * k for row in work.make_rows(6, tokenizer) for k in (1, 2, 5)]
     texts += [texts[-1].upper(), ""]
     rows = [judge.read_row(work.rubric_rows(["x"])[0])] * len(texts)
@@ -152,7 +148,6 @@ def test_rubric_and_letter_reward_agree(tokenizer):
 
 @pytest.mark.slow
 def test_end_to_end(monkeypatch, tmp_path):
-    """SFT at toy size against the TRL that is installed: whole processes, equal losses."""
     for name in ("trl", "datasets"):
         pytest.importorskip(name, reason=f"needs the development dependency {name}")
     only = [{"device_batch": 2, "gradient_checkpointing": False}]

@@ -1,5 +1,4 @@
-"""The checks in checks/: what passes, what only looks as if it did, what is refused. One that passes
-by accident is a reward for nothing, and a policy will find it."""
+"""The checks in checks/: what passes, what only looks as if it did, what is refused."""
 
 import json
 import random
@@ -18,7 +17,6 @@ sys.path.insert(0, str(REPO / "data"))
 
 
 def holds(check, answer, mode="strict", /, **arguments):
-    """One check on one answer, through the reader of the files."""
     criterion = read_criterion({"check": check, **arguments}, allow_code=True)
     return passes(criterion, answer, mode)
 
@@ -153,7 +151,6 @@ def test_an_empty_answer_never_passes(check):
 
 
 def test_loose_forgives_a_first_line_a_last_line_and_stars():
-    """IFEval's eight variants."""
     small = "change_case:english_lowercase"
     cases = "Here it is:\nhello", "hello\nBye", "Hi\nhello\nBye"
     assert not any(holds(small, text) for text in cases)
@@ -252,15 +249,12 @@ CODE = [
 @pytest.mark.skipif(sys.platform == "win32", reason="limits need POSIX")
 @pytest.mark.parametrize("answer, passed", CODE)
 def test_code_passes_only_behind_the_last_test(answer, passed, monkeypatch):
-    """sys.exit(0) proves nothing: the token is printed behind the last test only. The environment
-    is empty, and a loop is killed, after 1 s of CPU here."""
+    """sys.exit(0) proves nothing: the token is printed behind the last test only."""
     monkeypatch.setenv("SECRET", "1")
     assert answers.run_tests(answer, TESTS, seconds=1) is passed
 
 
 def test_one_definition_of_a_question():
-    """Of the check and of evaluate.py's report: “However, do you know SQL?” begins with “how” and
-    is closed, an order is a question."""
     import evaluate
 
     for text, count, is_open in (
@@ -275,7 +269,6 @@ def test_one_definition_of_a_question():
 
 
 def test_requests_agree_with_the_interview_bank():
-    """Questions are counted as the interview environment does: turns of the bank's templates."""
     import interview
 
     rng = random.Random(0)
@@ -289,7 +282,6 @@ def test_requests_agree_with_the_interview_bank():
 
 
 def test_risky_question_offsets_are_those_of_the_text():
-    """Also behind characters that the normal form drops, widens or joins."""
     text = "Gut ﬁt ½… “Well”\u200b. ＡＲＥ yo\u200bu  married？ 50% sure(s)."
     (hit,) = risky.risky_questions(text)
     assert (hit["code"], hit["severity"]) == ("sex_family", "discouraged")
@@ -297,7 +289,6 @@ def test_risky_question_offsets_are_those_of_the_text():
 
 
 def test_bundled_rubrics_load():
-    """rubrics_judge.json has 40 of the 410 rows of checks in words."""
     bundled = judge.read_rubrics(REPO / "data" / "rubrics.json")
     assert [len(part) for part in bundled.splits.values()] == [300, 50, 60]
     judged = judge.read_rubrics(REPO / "data" / "rubrics_judge.json")

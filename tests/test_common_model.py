@@ -31,7 +31,6 @@ def batch(pad=7):
 
 
 def left(ids, attention_mask, mask, extra=0, pad=7):
-    """The same rows, padded on the left and by `extra` more columns."""
     n, width = ids.shape[0], ids.shape[1] + extra
     out = torch.full((n, width), pad), torch.zeros(n, width).bool(), torch.zeros(n, width).bool()
     for row in range(n):
@@ -42,12 +41,10 @@ def left(ids, attention_mask, mask, extra=0, pad=7):
 
 
 def paddings():
-    """The batch, with another pad id, padded on the left, and with ten more columns of the end."""
     return batch(), batch(pad=6), left(*batch()), left(*batch(6), extra=10, pad=6)
 
 
 def plain_logps(model, ids, temperature=1.0):
-    """log p of tokens 1 … of one row, from the model's own logits in float64."""
     logits = model(torch.tensor([ids])).logits[0, :-1].double() / temperature
     return F.log_softmax(logits, -1).gather(-1, torch.tensor(ids[1:])[:, None]).squeeze(-1)
 
@@ -82,8 +79,7 @@ def test_log_probs_are_those_of_each_row_alone(family, folders):
 
 
 def test_rows_with_nothing_to_train(folders):
-    """Zeros and finite gradients. Column 0 is predicted from nothing, and refused; so is Granite, which
-    divides its logits by 8 behind the head: without that they are another model's."""
+    """Zeros and finite gradients."""
     model = common.load_policy(folders["llama"])
     ids, attention_mask, mask = batch()
     whole = common.token_logps(model, ids, attention_mask, mask).detach()
@@ -243,7 +239,6 @@ def test_weights_that_are_missing_are_not_drawn(gone, tmp_path, tokenizer):
 
 
 def damage(folder, file, content):
-    """Write text or bytes to a file of a folder, or change its JSON by a dict; None removes it."""
     path = Path(folder) / file
     if isinstance(content, dict):
         held = json.loads(path.read_text()) if path.is_file() else {}
@@ -337,8 +332,7 @@ def outputs(model):
 
 @every_family
 def test_lora_starts_as_the_identity_and_switches_off(family, folders):
-    """Only A, B and the score head are trained, in each linear layer of the blocks: GPT-2 and NeoX
-    have 4, OPT 6, the Llama kin 7. Behind B = 0 A has a gradient of exactly 0."""
+    """Only A, B and the score head are trained, in each linear layer of the blocks."""
     base = outputs(common.load_policy(folders[family]))
     model = common.load_policy(folders[family], lora_rank=4)
     reward = common.load_reward_model(folders[family], tiny_tokenizer(), lora_rank=4)
@@ -363,8 +357,7 @@ def test_lora_starts_as_the_identity_and_switches_off(family, folders):
 
 @pytest.mark.parametrize("rank, stored", [(0, torch.float32), (4, torch.bfloat16)])
 def test_precision_of_the_base_and_of_a_merge(rank, stored, tmp_path, monkeypatch):
-    """At 1e-6 most bf16 weights never move: fp32, but for a base that no step changes. Merged in bf16 a
-    step of 0.001 beside a weight of 1 would be rounded away."""
+    """At 1e-6 most bf16 weights never move: fp32, but for a base that no step changes."""
     folder = tiny_model("llama", tmp_path, dtype=torch.bfloat16)
     monkeypatch.setattr(common.nn.Module, "to", lambda self, *_, **__: self)  # stays on the CPU
     model = common.load_policy(folder, torch.bfloat16, "cuda", lora_rank=rank)
@@ -462,7 +455,6 @@ FOLDERS = {  # name: kind, precision
 
 @pytest.mark.parametrize("name", FOLDERS)
 def test_folders_open_in_plain_transformers(name, tmp_path, folders, reward_folders, tokenizer):
-    """No missing key, equal logits, tied as before; a score, which ranks close answers, in fp32."""
     kind, dtype = FOLDERS[name]
     source = (reward_folders if name == "half reward" else folders)["llama"]
     if name == "untied":

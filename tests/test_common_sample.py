@@ -29,7 +29,6 @@ def load(folder, ends=()):
 
 @torch.no_grad()
 def slow_row(model, tokenizer, prompt, number, seed, max_new_tokens, temperature):
-    """(ids, log-probs, finished) of a row: a full forward a token, no cache or padding."""
     uniform = np.random.default_rng([seed, number]).random(max_new_tokens)
     ends, ids, logps = common.end_ids(tokenizer, model), [], []
     for u in uniform:
@@ -44,8 +43,7 @@ def slow_row(model, tokenizer, prompt, number, seed, max_new_tokens, temperature
 
 @pytest.mark.parametrize("family", [*ALL, "window"])
 def test_samples_are_those_of_a_loop_without_cache(family, folders, tmp_path):
-    """GPT-2 fails when positions are counted from the first column; a Llama alone cannot. The outside
-    witness of temperature 0, whose log-probs are those at 1: `generate`, a row at a time."""
+    """GPT-2 fails when positions are counted from the first column; a Llama alone cannot."""
     window = family == "window" and tiny_model("mistral", tmp_path, sliding_window=8)
     model, tokenizer = load(window or folders[family], MANY_ENDS)
     how = {"max_new_tokens": 10, "temperature": 0.8, "seed": 3}

@@ -1,5 +1,4 @@
-"""The bundled data: the files are made again byte for byte, and the base's corpus is held by a
-hash, so a slip in the generator turns both red; the other tests say what the lessons rest on."""
+"""The bundled data: the files are made again byte for byte."""
 
 import functools
 import hashlib
@@ -80,7 +79,6 @@ def test_corpus_holds_no_held_out_title_or_name(corpus):
 
 
 def test_splits_are_by_role_family():
-    """No title or skill set twice, each skill in training, each prompt's role in its split."""
     parts = grammar.FAMILIES
     assert [len(parts[split]) for split in ("train", "val", "test")] == [35, 6, 9]
     cores = [frozenset(core) for part in parts.values() for core in part.values()]
@@ -124,7 +122,6 @@ PROMPTS = {"assess": ASSESS, "interview": INTERVIEW, "summary": SUMMARY, "rank":
 
 
 def filled(prompt, text):
-    """Labelled lines from "a | b | c"; `*` proven skills, `swap` second line first, ` + ` adds."""
     text, _, more = text.replace("ASK", ASK).replace("*", PROVEN).partition(" + ")
     parts = text.removeprefix("swap ").split(" | ")
     lines = FORMS[prompt].format(*parts).split("\n") if len(parts) == 3 else parts
@@ -209,8 +206,7 @@ CHEATS = {  # every skill named, whatever was shown
 
 @pytest.mark.parametrize("task", grammar.TASKS)
 def test_the_best_answer_is_worth_one_and_cheats_do_not_pay(task, corpus):
-    """Constant answers reach .45 at most; naming every must-have, the prompt, a line said twice and
-    going on beyond 120 words score below the mean of the corpus."""
+    """Constant answers reach .45 at most."""
     rngs = [random.Random(f"test_data/{task}/{i}") for i in range(300)]
     cases = [grammar.make_case(rng, task, "test") for rng in rngs]
     prompts = [grammar.prompt(case) for case in cases]
@@ -271,7 +267,6 @@ def test_biased_files_differ_in_votes_only(kind, tasks):
 
 @pytest.mark.parametrize("name", [*PAIRS, "prompts"])
 def test_candidates_are_recorded_exactly(name):
-    """The text holds the recorded strings, once, and no name or pronoun that is not recorded."""
     known = {n["name"]: n for n in make_data.NAMES if n["split"] == "corpus"}
     firsts = re.compile(rf"\b(?:{'|'.join(n['first'] for n in make_data.NAMES)})\b")
     of_a_name = ("first", "last", "sex", "race_ethnicity")

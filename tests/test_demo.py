@@ -32,7 +32,6 @@ fairness.py*) set -- "$@" --names-per-cell 2 --resumes 2;;
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory):
-    """(folder, output) of `make demo` in a copy of the project, each command with SMALL's flags."""
     copy = tmp_path_factory.mktemp("clone") / "feedbackloop"
     skip = shutil.ignore_patterns(".git", ".venv", "runs", ".*_cache", "__pycache__", "tests")
     shutil.copytree(REPO, copy, ignore=skip)
@@ -48,8 +47,6 @@ def demo(tmp_path_factory):
 
 @pytest.mark.slow
 def test_every_command_of_the_loop_runs(demo):
-    """`make demo` as it is, but for its sizes: each command ends with status 0 (PPO may be stopped
-    by an alarm), fits the next one, and leaves its report."""
     folder, output = demo
     run = re.findall(r"^\S+/python (\w+\.py)", output, re.M)
     stages = "reward_train dpo ppo grpo_rubric fairness evaluate"
@@ -63,8 +60,7 @@ def test_every_command_of_the_loop_runs(demo):
 
 @pytest.mark.slow
 def test_the_answer_comes_last_and_the_output_is_short(demo):
-    """150 lines for the whole loop, with the 15 evaluations that the full one has more; its last
-    ten hold each model's scores, wins and verdict."""
+    """150 lines for the whole loop, with the 15 evaluations that the full one has more."""
     lines = demo[1].splitlines()
     assert len(lines) + 15 < 150
     end = "\n".join(lines[-10:])
@@ -88,7 +84,6 @@ def test_run_folders_open_in_plain_transformers(demo):
 
 
 def committed(kind):
-    """The reports of that kind, one per seed."""
     found = [json.loads(f.read_text()) for f in sorted(REPORTS.glob(f"{kind}-seed-?.json"))]
     assert len(found) == 3
     return found
@@ -99,7 +94,6 @@ def model_of(report, name):
 
 
 def utility(report, name):
-    """A model's mean utility by the simulated recruiter."""
     return model_of(report, name)["gold"]["value"]
 
 
@@ -130,8 +124,7 @@ def test_committed_reward_model_and_rubrics():
 
 
 def test_committed_numbers_come_out_again():
-    """After `make report` seed 0 lands within .05 of the last commit; another processor may round
-    otherwise, and PPO trains on what it drew, so one other draw changes all that follow: .08."""
+    """After `make report` seed 0 lands within .05 of the last commit."""
     fresh = REPO / "runs" / "report-0" / "report" / "report.json"
     if not fresh.is_file():
         pytest.skip("`make report` has not run here")

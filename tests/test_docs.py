@@ -43,7 +43,6 @@ PAGES = [REPO / "README.md", REPO / "CONTRIBUTING.md", *sorted((REPO / "docs").g
 
 
 def table(text):
-    """[(pattern, words)] of the lines "pattern → words"."""
     return [tuple(part.strip() for part in line.split("→")) for line in text.strip().splitlines()]
 
 
@@ -93,7 +92,6 @@ HUB = r"\b[A-Z]\w+/[A-Z][\w.-]+"  # Qwen/Qwen2.5-0.5B
 
 
 def commands():
-    """[(page, line)] of every fenced shell block, comments cut off, continued lines joined."""
     found = []
     for page in PAGES:
         blocks = re.findall(r"^```(?:bash|sh)\n(.*?)^```", page.read_text("utf-8"), re.M | re.S)
@@ -111,14 +109,12 @@ def why_not(line):
 
 
 def script_of(line):
-    """(script, its words) of `python SCRIPT …`; None of any other line."""
     words = shlex.split(line)
     python = words[0] in ("python", ".venv/bin/python") and words[1].endswith(".py")
     return (words[1], words[2:]) if python else None
 
 
 def module(script):
-    """A script's module, wherever in the project it lies."""
     name = Path(script).stem
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, REPO / script)
@@ -129,7 +125,6 @@ def module(script):
 
 
 def out_of(line):
-    """The folder or file that a line writes to; of a pipe the folder it works in."""
     if found := re.search(r"--out (\S+)", line):
         return found[1]
     if re.search(r"grpo_agent\.py play|--dry-run|watch\.py", line):  # they show, and write nothing
@@ -141,8 +136,6 @@ def out_of(line):
 
 
 def reader_files(copy):
-    """What the pages call mine: pairs, prompts, a score, rubrics, ratings, answers, people, a role
-    and candidates, and the formats that docs/faq.md converts."""
     import datasets
     import pandas
 
@@ -197,7 +190,6 @@ class Shop:
         self.copy, self.judge, self.done = copy, judge, set()
 
     def run(self, n):
-        """Line n with the flags that make it small, once."""
         if n in self.done:
             return
         self.done.add(n)
@@ -227,7 +219,6 @@ class Shop:
             subprocess.run(["bash", "-c", shell], cwd=self.copy, check=True, timeout=600)
 
     def session(self, words):
-        """A served page: two people vote on everything, then it is stopped."""
         server = Server(*words, folder=self.copy)
         for name in ("ann", "ben"):
             Rater(server.poster(), name).vote_all(
@@ -253,9 +244,6 @@ RUN = [n for n, (_, line) in enumerate(LINES) if not why_not(line)]
 @pytest.mark.usefixtures("quiet_process")
 @pytest.mark.parametrize("n", RUN, ids=lambda n: f"{LINES[n][0]}: {LINES[n][1][:60]}")
 def test_every_command_of_the_pages_runs(n, shop, monkeypatch):
-    """A command that fails is the first thing a new user meets. It ends with status 0 and its
-    --out is there. All lines run in order, behind those of the demo, so that what an earlier line
-    made is there as it would be for the reader."""
     monkeypatch.chdir(shop.copy)
     demo = [i for i in RUN if "--out runs/demo/" in LINES[i][1]]
     for i in [*demo, n]:
@@ -292,8 +280,6 @@ def test_what_cannot_run_is_parsed():
 
 @pytest.mark.parametrize("script", names(STAGES))
 def test_the_headers_commands_parse(script):
-    """The header's two commands are what a reader of the script types: the stage's own parser
-    takes each of them."""
     header = ast.get_docstring(ast.parse((REPO / script).read_text("utf-8")))
     run = re.search(r"^Run\b(.*?)^Writes", header, re.M | re.S)[1]
     lines = re.findall(r"python (\S+\.py)(.*?)(?=\s{3,}|\n|$|\()", run)
@@ -311,15 +297,12 @@ EXAMPLES = [path for path in SCRIPTS if ">>>" in path.read_text("utf-8")]
 
 @pytest.mark.parametrize("script", EXAMPLES, ids=lambda path: path.name)
 def test_examples_outside_the_stages(script):
-    """Docstring examples in data/, docs/, reports/ and bench/ run too; those of the stages in
-    test_house.py."""
     result = doctest.testmod(module(script.relative_to(REPO)))
     assert result.failed == 0 and result.attempted > 0
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 def test_links_lead_somewhere(page):
-    """A link or a picture that is not there; an anchor that no heading has."""
     prose = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.M | re.S)
     for target in re.findall(r"\]\((?!http)([^)\s]+)\)", prose):
         name, _, anchor = target.partition("#")
@@ -346,8 +329,7 @@ def test_numbers_of_the_pages_are_those_of_the_reports():
 
 
 def test_no_number_of_the_readme_is_typed():
-    """A measured number outside the filled blocks would go stale unseen: outside them, code and
-    names of papers and models, README.md holds no percentage, no decimal, no interval."""
+    """A measured number outside the filled blocks would go stale unseen."""
     text = (REPO / "README.md").read_text("utf-8")
     blocks = (r"<!-- numbers:.*?<!-- /numbers -->", r"^```.*?^```", r"`[^`\n]*`")
     for cut in (*blocks, r"\[\d{4}\.\d{5}\]\(\S+\)"):
@@ -358,8 +340,7 @@ def test_no_number_of_the_readme_is_typed():
 
 @pytest.mark.slow
 def test_pictures_can_be_taken_again(tmp_path):
-    """docs/screenshots.py, from the annotation page as it is now and from the reports: the same
-    names, none of them blank (a page in one colour is a few kilobytes), none too large to load."""
+    """docs/screenshots.py, from the annotation page as it is now and from the reports."""
     import screenshots
 
     browser_or_skip()
@@ -376,8 +357,7 @@ def test_pictures_can_be_taken_again(tmp_path):
 
 
 def test_a_trained_weight_has_sixteen_bytes(llama_folder):
-    """fp32 master, gradient, two moments: counted after a step of the trainers' own optimiser.
-    Adapters of rank 4 have as many weights as the arithmetic says."""
+    """fp32 master, gradient, two moments: counted after a step of the trainers' own optimiser."""
     model, lora = (common.load_policy(llama_folder, lora_rank=rank) for rank in (0, 4))
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     model(input_ids=torch.arange(9)[None]).logits.sum().backward()
@@ -436,9 +416,7 @@ def test_activations_are_what_autograd_keeps(checkpoint, bytes_of_a_layer):
 
 @pytest.mark.usefixtures("quiet_process")
 def test_metrics_page_is_the_log_of_the_agents(llama_folder, tmp_path, monkeypatch):
-    """Every key that two steps of both games log has a row, and every row a key. The rows of
-    grpo_rubric.py hold here but those that the page takes out; names that an environment gives
-    stand there as <kind> and <name>."""
+    """Every key that two steps of both games log has a row, and every row a key."""
     import grpo_agent
 
     monkeypatch.chdir(REPO)

@@ -20,7 +20,6 @@ WORDS = ("advance", "hold", "reject")
 
 
 def write(path, content, header=None):
-    """A file of text, of bytes, of JSONL rows, or with a header of CSV rows."""
     if header:
         with open(path, "w", newline="", encoding="utf-8") as file:
             csv.writer(file).writerows([header, *content])
@@ -162,7 +161,6 @@ PRINTED = [  # people, selected and ratio: by sex, by race, crossed
 
 
 def expand(rows, names):
-    """Labels of people, and 1 or 0 of each, from (people, selected, …) of each name."""
     cells = [(name, int(k < s)) for name, (n, s, _) in zip(names, rows) for k in range(int(n))]
     return [name for name, _ in cells], [chosen for _, chosen in cells]
 
@@ -185,8 +183,7 @@ SEX_2, RACE_2 = [1.00, 0.82], [1.00, 0.58, 0.78, 0.97, 0.65, 0.97, 0.78]
 
 
 def test_ll144_golden_of_scoring_rates():
-    """The second, 84 of 168 people above the median; 15 of unknown category move no median. Scores
-    equal to it are not above; unknown in one category leaves that table and the crossed one."""
+    """The second, 84 of 168 people above the median; 15 of unknown category move no median."""
     cells, above = expand(CROSSED_2, CELLS)
     race, sex = ([None] * 15 + [cell.split(", ")[i] for cell in cells] for i in (0, 1))
     found = ll144_tables(sex, race, scores=[99] * 15 + above)
@@ -206,13 +203,11 @@ def test_ll144_golden_of_scoring_rates():
 
 
 def people_file(tmp_path, extra=()):
-    """412 of 797 White and 170 of 390 Black selected; labels are equal for both."""
     rows = [[f"p{g}{i}", i % 2, int(i < k), g] for g, n, k in (("White", 797, 412), ("Black", 390, 170)) for i in range(n)]  # fmt: skip
     return write(tmp_path / "people.csv", [*rows, *extra], ["id", "y", "pred", "race"])
 
 
 def run_audit(tmp_path, flags="", table=None, of="--y-pred pred --group race"):
-    """(status, report.json, audit.csv as rows, the folder)"""
     out, table = tmp_path / "out", table or people_file(tmp_path)
     argv = ["audit", table, *f"{of} {flags} --overwrite --out".split(), str(out)]
     status, report = fairness.main(argv), json.loads((out / "report.json").read_text())
@@ -221,7 +216,6 @@ def run_audit(tmp_path, flags="", table=None, of="--y-pred pred --group race"):
 
 
 def test_the_first_screen_follows_from_its_tables(tmp_path):
-    """A sentence for each group that its table calls significant, and for no other."""
     status, report, _, out = run_audit(tmp_path, "--y-true y --fail-on difference")
     assert status == 1 and run_audit(tmp_path, "--fail-on inconclusive")[0] == 0
     part = fairness.people_answer(report["decisions"][0])
@@ -278,8 +272,7 @@ def test_scores_and_ll144_command(tmp_path, flags, words, selected):
 
 
 def test_the_top_share(tmp_path):
-    """Rounded up with all ties in, though .07 · 100 is 7.000000000000001 in floats. Of two roles whose
-    scores have different zeros the pooled top half is one role; --within takes half of each."""
+    """Rounded up with all ties in, though .07 · 100 is 7.000000000000001 in floats."""
     assert fairness.select_top([3, 2, 2, 1], 0.5, [""] * 4) == ([1, 1, 1, 0], 2)
     for n, share, top in ((10, 0.25, 3), (100, 0.07, 7)):
         assert sum(fairness.select_top(range(n), share, [""] * n)[0]) == top
@@ -328,7 +321,6 @@ PIECES = [b"", b",", b'"', b"\n", b"\x00", b"\xff", b";", b"nan", b"[", b"{}", b
 
 
 def test_mutated_files_leave_no_traceback(tmp_path):
-    """Tables, names, twins, slots, votes and answers with bytes cut, swapped or put in."""
     rng, names = np.random.default_rng(0), fairness.load_names(REPO / "data/names.csv", 2)
     people = b"id,p,g\n" + b"".join(b"%d,%d,%c\n" % (i, i % 2, b"aabb"[i % 4]) for i in range(8))
     answers = [{"response": "How old are you? advance", "group": "a"}, {"response": [{"role": "assistant", "content": "hold"}]}] * 3  # fmt: skip
@@ -383,7 +375,6 @@ WHY = {"fails": "no result", "absent": "not installed", "no labels": "needs --y-
 
 @pytest.mark.parametrize("kind", ["works", *WHY])
 def test_biasguard_beside_our_numbers(tmp_path, monkeypatch, kind):
-    """A stub on PATH that recomputes DIR, SPD and EOD from audit.csv."""
     stub = tmp_path / "bin" / "biasguard"
     stub.parent.mkdir()
     if kind != "absent":
@@ -401,8 +392,7 @@ def test_biasguard_beside_our_numbers(tmp_path, monkeypatch, kind):
 
 
 def test_detector_thresholds(tmp_path, monkeypatch):
-    """On the sentences held out, and on a second list written without a look at the patterns. By hand
-    one of two is found, and of two hits one is right; without the file nothing is claimed."""
+    """On the sentences held out, and on a second list written without a look at the patterns."""
     lines = (REPO / "tests/risky_sentences.jsonl").read_text("utf-8").splitlines()
     rows = list(map(json.loads, lines))
     assert len({row["text"] for row in rows}) == len(rows) >= 150
@@ -519,8 +509,7 @@ def test_bundled_votes_show_what_was_planted(name, black, told):
 
 
 def test_votes_of_one_item_are_one_item(tmp_path):
-    """Four of an item's five votes agree, and one item more has 40: over votes the rates would be .82
-    and .50. Over the rows of one person p is below 1e-9, over people it is a coin's."""
+    """Four of an item's five votes agree, and one item more has 40."""
     rows = []
     for i in range(17):
         group = "White" if 8 <= i < 16 else "Black"

@@ -18,7 +18,6 @@ from test_fairness_audit import FORBIDDEN, error_of, vote, write
 
 @pytest.fixture(autouse=True, scope="module")
 def fewer_draws():
-    """Enough for these tests: 2000 and 5000 in an audit."""
     with pytest.MonkeyPatch.context() as patch:
         settings = {"DRAWS": 200, "PERMUTATIONS": 400, "PROMPTS": "none", "MAX_NEW_TOKENS": 4}
         for name, value in settings.items():
@@ -128,8 +127,7 @@ def test_contrasts_are_declared_before_looking():
 
 
 def test_what_a_verdict_rests_on():
-    """9 names against 15 are too few for "equivalent", whatever the noise. Of four contrasts of eight
-    equal cells one has a raw p of .03 and an interval without 0: the verdict is by Holm's."""
+    """9 names against 15 are too few for "equivalent", whatever the noise."""
     groups = {"sex": np.full(24, "Male"), "race_ethnicity": np.repeat(["Black", "White"], [9, 15])}
     row = twin_table(simulated(0, 20, groups, 0, 0.01, 0.01), groups)[0]
     assert row["names"] == [9, 15] and row["verdict"].startswith("inconclusive (about 10 names")
@@ -266,7 +264,6 @@ def inputs(tmp, per_cell=3):
 
 
 def test_the_whole_report(tmp_path, llama_folder, reward_folder):
-    """Equal models are unchanged with D = 0, and the same command writes the same bytes."""
     twice, out = shutil.copytree(llama_folder, tmp_path / "after"), tmp_path / "out"
     votes = [vote("yes", "no", "Black"), vote("no", "yes", "White")]
     argv = ["report", "--before", llama_folder, "--after", str(twice), "--reward-model", reward_folder, *inputs(tmp_path, 5),
@@ -306,7 +303,6 @@ def test_the_grid_follows_from_the_verdicts(said, value, key, words, tone):
 
 @pytest.mark.parametrize("slot", [False, True])
 def test_twins_of_a_reward_model_alone(tmp_path, reward_folder, capsys, slot):
-    """No policy is asked; with --slot the limits are not those of names."""
     flags = inputs(tmp_path)
     if slot:
         flags = ["--slot", f"age={REPO}/data/slots.csv", "--resumes", "3", *flags[-2:]]
@@ -321,7 +317,6 @@ def test_twins_of_a_reward_model_alone(tmp_path, reward_folder, capsys, slot):
 
 
 def test_models_that_are_asked(tmp_path, monkeypatch):
-    """Without a name the base and the demo's runs that exist; naming a model drops the others."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data/tiny-base").mkdir(parents=True)
     for folder in ("dpo", "reward"):

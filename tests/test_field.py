@@ -1,5 +1,4 @@
-"""grpo_rubric.py, what came with the papers of 2025 and 2026: several rewards each normalised by
-itself (GDPO), groups of equal reward drawn again, a teacher in the reference's place."""
+"""grpo_rubric.py, what came with the papers of 2025 and 2026."""
 
 import json
 import math
@@ -54,8 +53,7 @@ def test_the_step_normalises_each_part():
 
 
 def ask(monkeypatch, args, n, rewards_of, step=1, rates=None):
-    """(b, prompts asked in each draw, their seeds, pass rates) of one `draw` from n prompts.
-    rewards_of(prompt) gives the rewards of its group; nothing is sampled."""
+    """(b, prompts asked in each draw, their seeds, pass rates) of one `draw` from n prompts."""
     asked, seeds = [], []
 
     def graded(args, run, graders, rows, seed):
@@ -78,9 +76,6 @@ def parsed(*flags):
 
 
 def test_equal_groups_are_drawn_again(monkeypatch):
-    """Prompts divisible by 3 give a mixed group: draws go on until three have a signal, each with
-    as many prompts as are missing, none asked twice, each with a seed of its own. The rollout is
-    all that was drawn, its rows padded with 0; without --redraw there is one draw."""
     mixed = lambda i: [1.0, float(i % 3 > 0)]  # noqa: E731
     three = parsed("--groups-per-batch 3 --redraw 12")
     b, asked, seeds, _ = ask(monkeypatch, three, 12, mixed)
@@ -156,8 +151,7 @@ def test_a_run_with_redrawn_groups_resumes(graded, tmp_path, monkeypatch):
 
 
 def test_a_run_with_a_teacher(graded, tmp_path, monkeypatch):
-    """Its log-probs are the reference's, β is 1 unless told, rewards reach no update; kl/token, the
-    KL from the teacher, falls by a third. A group of equal reward is trained on as any other."""
+    """Its log-probs are the reference's, β is 1 unless told, rewards reach no update."""
     teacher = tiny_model("llama", tmp_path, seed=9)
     spy = Spy(monkeypatch, grpo_rubric, "update")
     flags = "--steps 40 --lr 0.03 --eval-every 0 --warmup 0 --schedule constant --teacher"
@@ -176,7 +170,6 @@ def test_a_run_with_a_teacher(graded, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("rank", [0, 4])
 def test_the_reference_is_the_start_or_the_teacher(rank, graded, tmp_path):
-    """A frozen copy of --model, with LoRA the policy; a teacher is a model of its own."""
     own = tiny_model("llama", tmp_path, seed=9)
 
     def loaded(*flags):

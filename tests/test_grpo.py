@@ -1,5 +1,4 @@
-"""grpo_rubric.py: advantages and losses by numbers worked on paper (in float64, to 1e-7), the
-recipe's command line, the split, one update, whole runs with checks as graders."""
+"""grpo_rubric.py: advantages and losses by numbers worked on paper (in float64, to 1e-7)."""
 
 import json
 import math
@@ -102,7 +101,6 @@ def test_clip_case_by_case(loss, expected, slopes, clipped):
 
 
 def test_recipe_names(capsys):
-    """Every name=value works; one brings the recipe's defaults for all that the line leaves out."""
     rows = table("""
         model_name | some/model | model | meta-llama/Llama-3.1-8B
         lora_rank | 16 | lora_rank | 32
@@ -160,8 +158,7 @@ data_path=x.json log_path=RUN behavior_if_log_dir_exists=raise | overwrite=False
 
 @pytest.mark.parametrize("row", LINES.strip().replace("\n|", " |").splitlines())
 def test_pairs_and_flags_mix(row, tmp_path, capsys):
-    """Flags win over the recipe's defaults, and may be pairs too; what stands behind a flag is
-    none; `none` is no value. 3 × 16 answers are 6 groups of 8."""
+    """Flags win over the recipe's defaults, and may be pairs too."""
     (tmp_path / "args.json").touch()
     line, expected = row.replace("RUN", str(tmp_path)).split(" | ")
     args = vars(grpo_rubric.parse_args(line.split()))
@@ -193,7 +190,6 @@ data_path=x.json dry_run=maybe | dry_run=maybe: expected true or false
 --data ROWS --train-ratio 0.99 --reward checks | line 5 has no check; use --reward rubric
 """)
 def test_bad_lines(line, message, tmp_path):
-    """One line with the fix, before anything is loaded."""
     rows = numbered(6)
     rows[4]["rubrics"] = ["Is polite."]
     line = line.replace("ROWS", write_rows(tmp_path / "r.jsonl", rows))
@@ -289,7 +285,6 @@ def graded(tmp_path_factory):
 
 
 def make_graded(folder):
-    """A GPT-2, a Llama, a reward model; twelve rows with four checks: eight train, two validate."""
     rows = [{"prompt": p, "rubrics": CHECKS} for p in PROMPTS]
     data = folder / "rubrics.json"
     data.write_text(json.dumps({"train": rows[:8], "validation": rows[8:10], "test": rows[10:]}))
@@ -299,8 +294,7 @@ def make_graded(folder):
 
 
 def opened(graded, *flags, reference=None):
-    """(args, run, reference, b, advantages, in_loss) before the first step: 4 uneven groups of 4,
-    log-probs off the policy's; one group and one more answer have advantage 0."""
+    """(args, run, reference, b, advantages, in_loss) before the first step."""
     small = """--max-new-tokens 7 --out runs/none --lr 0.001 --micro-tokens 4096 --warmup 0
         --group-size 4 --groups-per-batch 4 --model"""
     args = grpo_rubric.parse_args(words(small, graded["llama"], "--data", graded["data"], *flags))
@@ -355,8 +349,7 @@ def test_gradient_for_every_cut(flags, graded, monkeypatch):
 
 @pytest.mark.parametrize("aggregation", grpo_rubric.AGGREGATIONS)
 def test_answers_without_advantage_cost_no_forward(aggregation, graded, monkeypatch):
-    """Rows 2 and 9 have no score: in no loss. Five have advantage 0: no forward without a KL, and
-    still in the normaliser. Each token times min(policy/sampler, 2)."""
+    """Rows 2 and 9 have no score: in no loss."""
     flags = f"--aggregation {aggregation} --temperature 0.7"
     args, run, _, b, advantages, in_loss = opened(graded, flags)
     in_loss[[2, 9]], advantages[[2, 9]] = False, 0.0
@@ -435,7 +428,6 @@ def test_the_row_of_a_rollout_by_hand():
 
 
 def test_lora_reference_is_the_start(graded, monkeypatch):
-    """Gradient and KL as against a frozen copy of the start, also when the adapter has moved."""
     args, run, reference, *made = opened(graded, "--lora-rank 4 --beta 0.3")
     assert reference is run.model
     for name, weight in run.model.named_parameters():
@@ -453,7 +445,6 @@ def test_lora_reference_is_the_start(graded, monkeypatch):
 
 
 def run(graded, out, *flags):
-    """The rows of metrics.jsonl of a run of `main`."""
     argv = "--steps 2 --group-size 4 --groups-per-batch 4 --max-new-tokens 6 --patience 0 --model"
     argv = words(argv, graded["llama"], "--data", graded["data"], "--out", out, *flags)
     assert grpo_rubric.main(argv) in (None, 0)
@@ -466,7 +457,6 @@ def kept_of(out, split="train", step=None):
 
 
 def test_one_group_as_a_table(capsys):
-    """– where there is no verdict or no reward."""
     rubrics = [{"criterion": "Names a gap.", "weight": 2}, {"check": "punctuation:no_comma"}]
     row, grades = judge.read_row({"prompt": "p", "rubrics": rubrics}), []
     for a, b in ((True, False), (None, True), (None, None)):
@@ -482,8 +472,7 @@ def test_one_group_as_a_table(capsys):
 
 
 def test_what_a_run_leaves(graded, tmp_path, capsys):
-    """E1. Reward: .75 × the weight met + .25 × the reward model's score. From rollouts.jsonl follow
-    reward, advantage, means. The test rows are touched before and after alone."""
+    """E1. Reward: .75 × the weight met + .25 × the reward model's score."""
     out, score = tmp_path / "run", common.reward_function(graded["reward"])
     flags = "--reward checks:3 --reward model --val-metric model --eval-every 2 --temperature 0.7"
     flags += f" --reward-model {graded['reward']} --beta 0.1"
@@ -542,8 +531,7 @@ def test_each_step_has_its_own_prompts_and_draws(graded, tmp_path, monkeypatch):
 
 
 def test_a_lost_grade_is_no_zero(graded, tmp_path, monkeypatch):
-    """Sums over fewer parts cannot be compared. The group of three has its own mean, that of one is
-    skipped; `reward/voided` counts what the other part scored."""
+    """Sums over fewer parts cannot be compared."""
     lost, real = (1, 4, 5, 6, 9), judge.grade_answers
     scores = [None if i in (6, 9) else i / 16 for i in range(16)]
 
@@ -576,8 +564,7 @@ def test_a_lost_grade_is_no_zero(graded, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("mode", ["keep", "mask", "penalty"])
 def test_overlong(mode, graded, tmp_path, monkeypatch):
-    """`mask` leaves the loss, its reward still in its group's mean; `penalty`, with a limit of 16
-    and its eighth, 2, as buffer: −½ at 15 tokens, −1 at 16, beside the logged reward."""
+    """`mask` leaves the loss, its reward still in its group's mean."""
     spy = Spy(monkeypatch, grpo_rubric, "update")
     penalties = Spy(monkeypatch, grpo_rubric, "overlong_penalty")
     flags = f"--overlong {mode} --steps 1 --max-new-tokens 16 --temperature 2"
@@ -600,7 +587,6 @@ def test_overlong(mode, graded, tmp_path, monkeypatch):
 
 
 def test_checks_alone_ask_nobody(graded, tmp_path, monkeypatch):
-    """--system stands before every prompt; --max-length leaves so many tokens for a prompt."""
     rows = [{"prompt": p, "rubrics": ["Is polite.", *CHECKS[:2]]} for p in PROMPTS]
     own = graded | {"data": write_rows(tmp_path / "r.jsonl", rows)}
     monkeypatch.setattr(socket.socket, "connect", lambda *a: pytest.fail("asked the network"))

@@ -1,5 +1,4 @@
-"""grpo_rubric.py with a judge behind HTTP that answers by a rule and fails as it is scripted to: a
-failure is never a reward, and a reply that was paid for is not asked again."""
+"""grpo_rubric.py with a judge behind HTTP that answers by a rule and fails as it is scripted to."""
 
 import hashlib
 import json
@@ -25,8 +24,6 @@ pytestmark = pytest.mark.usefixtures("quiet_process")
 
 
 class Asked:
-    """One request, read: the criteria or the attempts."""
-
     def __init__(self, body):
         text, self.attempts = body["messages"][1]["content"], attempts(body)
         self.key, self.ruler = hashlib.sha256(text.encode()).hexdigest(), "<standard-" in text
@@ -92,7 +89,6 @@ def uniform(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory):
-    """Rows with the text criterion alone, and with the check beside it."""
     folder, paths = tmp_path_factory.mktemp("rows"), {}
     for name, rubrics in {"text": [TEXT], "mixed": [TEXT, CHECK]}.items():
         rows = [{"task_id": f"t{i}", "prompt": f"Ask {i}.", "rubrics": rubrics} for i in range(12)]
@@ -104,8 +100,6 @@ def texts(tmp_path_factory):
 
 @pytest.fixture
 def train(uniform, texts, tmp_path):
-    """train(server, *flags): (rows of metrics.jsonl, rows of rollouts.jsonl) of a run."""
-
     def run(server, *flags, data="text", out="run", code=(None, 0)):
         argv = f"--model {uniform} --data {texts.get(data, data)} --judge-base-url {server.url}"
         argv += f""" --judge-model rule --judge-concurrency 8 --group-size 4 --groups-per-batch 4
@@ -122,7 +116,6 @@ def of_step(kept, row):
 
 
 def state(out, step):
-    """What a checkpoint holds."""
     file = out / "checkpoint" / f"step-{step:07d}.pt"
     return torch.load(file, weights_only=True)["state"]
 
@@ -136,8 +129,7 @@ def assert_honest(kept, rule=vowel):
 
 
 def test_verdicts_reach_the_log(train):
-    """Each answer's reward, reason and flags, calls and tokens; at every evaluation the six
-    canaries, of which all that hold a vowel fool this rule."""
+    """Each answer's reward, reason and flags, calls and tokens."""
     with Rule(vowel) as server:
         rows, kept = train(server)
     assert_honest(kept)
@@ -161,9 +153,7 @@ def test_verdicts_reach_the_log(train):
 
 
 def test_mixed_rows_and_the_metrics_page(train, tmp_path):
-    """No text of a check, name, id or argument, is in any request; validation is by the checks,
-    which no judge sets. Every key of the log has a row in docs/metrics.md and every row a key;
-    names that the user's file gives stand there as <part>, <id or name>."""
+    """No text of a check, name, id or argument, is in any request."""
     from test_house import check_metrics, metric_rows
 
     gold = tmp_path / "gold.py"
@@ -193,8 +183,7 @@ BROKEN = 500, {}, b"oops"
 
 
 def test_no_reward_is_invented(train):
-    """One question in four never gets a usable reply, the others come back in disorder. A lost
-    answer has no reward, an error, and no part in the mean; each other its own verdict."""
+    """One question in four never gets a usable reply, the others come back in disorder."""
     script = lambda asked: BROKEN if asked.key[0] in "0123" else None  # noqa: E731
     with Rule(vowel, script=script, reverse=True) as server:
         rows, kept = train(server, "--judge-max-retries", 1)
@@ -305,14 +294,12 @@ PHRASE = re.compile(r"[0-9!-/:-@\[-`{-~]")  # punctuation, digits: what the flaw
 
 
 def flawed(answer):
-    """An honest .6 for a vowel, and a planted flaw: full marks for punctuation."""
     return 1.0 if PHRASE.search(answer) else 0.6 if VOWEL.search(answer) else 0.0
 
 
 @pytest.mark.slow
 def test_hybrid_stops_on_reward_hacking(train, tmp_path):
-    """At first both rise; then the policy finds the flaw: reward up, vowels down. R2 sees it at two
-    evaluations running: exit code 3, and the folder holds the earlier, better weights."""
+    """At first both rise; then the policy finds the flaw: reward up, vowels down."""
     rows = [{"prompt": f"Ask {i}.", "rubrics": [TEXT, CHECK]} for i in range(192)]
     random.Random(42).shuffle(rows)
     data, out = tmp_path / "rows.json", tmp_path / "run"

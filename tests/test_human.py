@@ -1,5 +1,4 @@
-"""evaluate.py human: votes go to the right model, each counts once, and the verdict says no more
-than they can tell."""
+"""evaluate.py human: votes go to the right model, each counts once."""
 
 import itertools
 import json
@@ -36,7 +35,6 @@ NUMBERS = itertools.count()
 
 
 def event(n, choice, who="ann", left="a", kind="vote", **changes):
-    """A line of annotations.jsonl, as far as `human` reads it."""
     return {
         "event": kind, "event_id": f"e{next(NUMBERS):06d}", "item_id": f"i{n}", "annotator": who,
         "shown": {"left": left, "right": annotate.other(left)}, "choice": choice,
@@ -50,8 +48,6 @@ def report_of(events, key):
 
 
 def test_a_vote_goes_to_the_model_behind_the_answer():
-    """Whose answer is a, and which answer stood on the left: all four combinations, with the same
-    person liking A; with the key mirrored the same votes are all for B."""
     swapped = [False, False, True, True]
     events = [event(n, "ab"[swapped[n]], left=left) for n, left in enumerate("abab")]
     for key, who, rate in ((swapped, "A", 1.0), ([not s for s in swapped], "B", 0.0)):
@@ -89,7 +85,6 @@ def test_first_sentences(wins, losses, there, missing):
 
 
 def rate_of(items):
-    """The comparison; an item is a letter for each person, "." for one who did not vote on it."""
     said = [
         (n, choice, f"rater{k}") for n, item in enumerate(items) for k, choice in enumerate(item)
     ]
@@ -98,8 +93,7 @@ def rate_of(items):
 
 
 def test_votes_are_no_items():
-    """Twelve people who vote alike on ten items: n stays 10, and 7 of 10 is not 84 of 120. Items
-    count alike however many were asked."""
+    """Twelve people who vote alike on ten items: n stays 10, and 7 of 10 is not 84 of 120."""
     many = rate_of(["a" * 12] * 7 + ["b" * 12] * 3)
     assert many["win_rate"]["n"] == 10 and many["verdict"] == "inconclusive"
     assert many["win_rate"]["low"] <= wilson(7, 10)[0] + 1e-6
@@ -109,8 +103,7 @@ def test_votes_are_no_items():
 
 
 def test_people_differ_too():
-    """Half like A everywhere, half B: another four might say anything. Unanimous votes have an
-    interval, too: a bootstrap of equal values would be a point."""
+    """Half like A everywhere, half B: another four might say anything."""
     split = rate_of(["abab"] * 100)["win_rate"]
     assert split["value"] == 0.5 and split["low"] < 0.1 and split["high"] > 0.9
     assert "annotators" in split["method"]
@@ -142,7 +135,6 @@ def test_the_order_of_the_log_decides_nothing():
 
 @pytest.fixture(scope="module")
 def voted(tmp_path_factory):
-    """Answers of two models to 12 prompts; ann likes A wherever it stands, ben the left side."""
     home = tmp_path_factory.mktemp("human")
     folder, models = home / "ab", [tiny_model("llama", home, seed=seed) for seed in (0, 1)]
     prompts = write_rows(home / "p.jsonl", [{"prompt": row["prompt"]} for row in pair_rows(12)])
@@ -169,8 +161,7 @@ def command(folder, out):
 
 
 def test_from_two_models_to_a_verdict(voted, tmp_path, capsys):
-    """ann chose A's text every time but one tie, ben the left side: un-blinded, ann's rate is
-    (n − ½)/n. A slip in either coin gives about ½."""
+    """ann chose A's text every time but one tie, ben the left side."""
     (folder, models), out = voted, tmp_path / "report"
     evaluate.main(command(folder, out))
     report = json.loads((out / "report.json").read_text())

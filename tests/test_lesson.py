@@ -1,5 +1,4 @@
-"""The reports that `make lesson` made (hours; it ends with these tests). A planted preference is
-found in the reward model and in the policy tuned on it, and cured in the model."""
+"""The reports that `make lesson` made (hours; it ends with these tests)."""
 
 import json
 
@@ -9,7 +8,6 @@ REPORTS = REPO / "reports" / "demo"
 
 
 def committed(name):
-    """{seed: report}, of the three seeds that `make lesson` has."""
     found = {
         int(f.stem[-1]): json.loads(f.read_text("utf-8")) for f in REPORTS.glob(f"{name}-seed-?.json")
     }  # fmt: skip
@@ -22,7 +20,6 @@ def black(rows):
 
 
 def in_profiles(report, name):
-    """Black against White names in a profile, surface b of a reward model."""
     part = next(s for s in report["surfaces"] if (s["surface"], s["model"].rsplit("/", 1)[-1]) == ("b", name))  # fmt: skip
     return black(part["rows"])
 

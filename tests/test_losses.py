@@ -1,5 +1,4 @@
-"""The losses, by numbers worked on paper (those of PPO and GRPO in test_ppo.py and test_grpo.py),
-in float64, to 1e-7; then what every loss function owes."""
+"""The losses."""
 
 import math
 from types import SimpleNamespace
@@ -44,7 +43,6 @@ LENGTHS = dict(chosen_lengths=t(5, 10), rejected_lengths=t(4, 6))
 
 
 def loss_of(loss_type, **options):
-    """dpo_loss of any type; SimPO at β = 2 and with a reference of 0, as it has none."""
     sides = PAIRS
     if loss_type == "simpo":
         sides, options = (*PAIRS[:2], t(0, 0), t(0, 0)), {"beta": 2.0} | options
@@ -260,7 +258,6 @@ MASK = on([0, 1, 1, 1, 1], [0, 0, 1, 0, 0], [0, 1, 1, 0, 0])
 
 
 def rows(names):
-    """(3, 5) numbers for each name, and the mask."""
     names, generator = names.split(), torch.Generator().manual_seed(3)
     numbers = torch.randn(len(names), 3, 5, generator=generator, **F64)
     return dict(zip(names, numbers)) | {"mask": MASK}
@@ -297,7 +294,6 @@ MASKED = [name for name, (*_, tensors) in EVERYTHING.items() if "mask" in tensor
 
 
 def results(name, **changed):
-    """What the function of that name returns, as a tuple, some of its arguments changed."""
     path, fixed, tensors = EVERYTHING[name]
     module, _, function = path.partition(".")
     result = getattr(globals()[module], function)(**(fixed | tensors | changed))

@@ -42,7 +42,6 @@ LOG += [{"step": 1, "loss": 0.1, "episodes": 8, "length/mean": 3.5, "time_s": 1.
 
 
 def mutant(rows, rng):
-    """JSONL with one thing wrong: a value, a key gone or renamed, the end cut off, other bytes."""
     rows, how = json.loads(json.dumps(rows)), rng.randrange(5)
     row = rng.choice(rows)
     key = rng.choice(list(row))

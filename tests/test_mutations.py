@@ -1,6 +1,4 @@
-"""The "break it" gallery: each entry of docs/gallery.md, a patch of one or two lines, is applied to
-a copy of the source, and the test or check that it names must turn red. Where a line of the code
-changed, edit the entry there."""
+"""The "break it" gallery: each entry of docs/gallery.md, a patch of one or two lines."""
 
 import contextlib
 import doctest
@@ -74,7 +72,6 @@ def first_gradient(stage, folder, flags):
 
 
 def check_micro_batches(stage, llama_folder, reward_folder, tmp_path):
-    """The gradient of 6 uneven rows is the same in one forward and row by row."""
     file = write_rows(tmp_path / "rows.jsonl", pair_rows(6))
     flags = {
         "dpo": f"--pairs {file} --model {llama_folder} --nll-coef 1 --max-new-tokens 2",
@@ -88,7 +85,6 @@ def check_micro_batches(stage, llama_folder, reward_folder, tmp_path):
 
 
 def check_preflight(llama_folder, tmp_path):
-    """A run from the reference itself starts at log 2; the stage insists on it."""
     file = write_rows(tmp_path / "rows.jsonl", pair_rows(6))
     flags = ["--pairs", file, "--model", llama_folder, "--max-new-tokens", "2"]
     try:
@@ -171,7 +167,6 @@ RED = (AssertionError, pytest.fail.Exception)  # a crash is no verdict: the chec
 def test_slip_turns_its_check_red(
     entry, stage, patch, check, fixtures, tmp_path, monkeypatch, capsys
 ):
-    """If this fails, a bug of that kind would go in unseen."""
     copies = load_modules(monkeypatch, stage, patch)
     with pytest.raises(RED):
         run_check(check, stage, copies, fixtures, tmp_path, monkeypatch)
@@ -183,13 +178,11 @@ CHECKS = sorted({(c[3], c[1] if c[3].endswith(OF_A_STAGE) else "") for c in CASE
 
 @pytest.mark.parametrize("check, stage", CHECKS)
 def test_check_is_green_on_the_code_as_it_is(check, stage, fixtures, tmp_path, monkeypatch, capsys):
-    """A check that is always red would pass the gallery as well."""
     run_check(check, stage, load_modules(monkeypatch), fixtures, tmp_path, monkeypatch)
 
 
 def test_preflight_cannot_see_swapped_sides(fixtures, tmp_path, monkeypatch, capsys):
-    """Swapped sides still start at log 2, so a green preflight is no proof. The toy world sees
-    it."""
+    """Swapped sides still start at log 2, so a green preflight is no proof."""
     patch = next(patch for _, _, patch, _ in CASES if "+z = rejected_rewards - chosen" in patch)
     copies = load_modules(monkeypatch, "dpo", patch)
     run_check("test_mutations.check_preflight", "dpo", copies, fixtures, tmp_path, monkeypatch)

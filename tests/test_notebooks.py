@@ -39,14 +39,12 @@ def code(notebook):
 
 
 def shown(notebook):
-    """Every text of its outputs: what was printed, or the texts of all forms of a result."""
     outputs = (out for cell in code(notebook) for out in cell.outputs)
     forms = (out.get("data", {"": out.get("text", "")}).values() for out in outputs)
     return "\n".join(str(text) for texts in forms for text in texts)
 
 
 def commands(notebook):
-    """(module, line) of every `stage(module, "line")`."""
     for cell in code(notebook):
         source = re.sub(r"^%.*$", "", cell.source, flags=re.M)
         for node in ast.walk(ast.parse(source)):
@@ -74,9 +72,7 @@ def test_a_notebook_is_a_lesson(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_notebook_shows_what_it_did(name):
-    """Executed from top to bottom and then saved: GitHub shows the outputs. No error, no warning,
-    no progress bar, no clock, no path of the machine it ran on; and small enough to be shown at
-    all."""
+    """Executed from top to bottom and then saved: GitHub shows the outputs."""
     notebook = read(name)
     counts = [cell.execution_count for cell in code(notebook)]
     assert counts == list(range(1, len(counts) + 1)), "not run from top to bottom"
@@ -104,7 +100,6 @@ def copy(tmp_path_factory):
 
 
 def execute(notebook, folder):
-    """Run it as a reader would, in `folder`; a cell that fails raises."""
     options = dict(timeout=1800, kernel_name="python3", record_timing=False, coalesce_streams=True)
     with tempfile.TemporaryDirectory() as history, pytest.MonkeyPatch.context() as patch:
         patch.setenv("IPYTHONDIR", history)  # no history in the home folder
@@ -122,7 +117,6 @@ SMALL |= {"groups-per-batch": 2, "max-new-tokens": 16, "resumes": 2, "names-per-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_notebook_runs(name, copy):
-    """Every cell, in a fresh copy, the stages with the sizes of SMALL."""
     notebook = read(name)
     for cell in code(notebook):
         for flag, value in SMALL.items():
@@ -131,7 +125,6 @@ def test_a_notebook_runs(name, copy):
 
 
 def check_shown(name, text, *leaks):
-    """No path of the machine, and the numbers of the closed-form lesson."""
     leaks += str(REPO), sys.prefix, os.path.expanduser("~") + "/"
     assert not [leak for leak in leaks if leak in text]
     found = ABSOLUTE.search(text)

@@ -12,7 +12,6 @@ HOSTILE = (
 
 
 def report(text="A"):
-    """Answers, charts, tables, statistics, texts and an appendix; `text` in every slot."""
     wins = {"value": 0.84, "low": 0.78, "high": 0.88}
     points = [(k, 0.4 + k / 100, 0.35 + k / 100, 0.45 + k / 100) for k in range(20)]
     models = [[f"{name} {text}", number(wins, 1, percent=True), 41.5] for name in ("DPO", "PPO")]
@@ -42,9 +41,6 @@ def browser():
 
 @pytest.fixture
 def visit(tmp_path, browser):
-    """visit(text, *more of write_page, slip=HTML): (page, its HTML, addresses asked for, what it
-    said)."""
-
     def open_page(text="A", *more, slip="By hand.", width=1280, scheme="light"):
         path = tmp_path / "page.html"
         pages.write_page(path, text, report(text), *more)
@@ -63,8 +59,7 @@ def visit(tmp_path, browser):
 
 
 def test_hostile_text_is_text_in_every_slot(visit):
-    """Letter by letter, a steering character by its code point; nothing runs or asks the
-    network."""
+    """Letter by letter, a steering character by its code point."""
     good, *_ = visit("A", "A", "let fine = 1")
     elements = good.locator("*").count()
     bad, html, asked, said = visit(HOSTILE, HOSTILE, "let fine = 1")
@@ -84,7 +79,6 @@ def test_policy_refuses_what_slips_in(visit):
 @pytest.mark.parametrize("width", [390, 1280])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_and_width(visit, width, scheme):
-    """Nothing wider than the window, no finding of axe-core with all details open."""
     axe = pytest.importorskip("axe_playwright_python.sync_playwright")
     page, *_ = visit("B", width=width, scheme=scheme)
     page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
@@ -105,7 +99,6 @@ def test_first_screen_and_print(visit, tmp_path):
 
 
 def test_printed_report(capsys):
-    """The answers alone, in aligned columns, and no escape sequence of a text."""
     pages.print_report("Which model is better?", report())
     lines = capsys.readouterr().out.splitlines()
     assert lines[:4] == ["Which model is better?", "", "Who wins A", "DPO. A"]
@@ -116,8 +109,7 @@ def test_printed_report(capsys):
 
 
 def test_tables_and_plots():
-    """More than six columns are no answer; numbers are aligned to the right. Axis 0 to 4 and 0 to 1:
-    (1, 0.5) lies at 25 % and 50 %. A filled marker claims an effect: [0.1, 0.3] has one."""
+    """More than six columns are no answer; numbers are aligned to the right."""
     with pytest.raises(ValueError, match="six columns"):
         section("x", "", table(list("abcdefg"), []), level="answer")
     rows = [["7", 1, "< 0.001", "9 of 10"], ["8", None, "–", "none"]]

@@ -143,7 +143,6 @@ def world(tmp_path_factory):
 
 
 def make_world(folder):
-    """A GPT-2, a Llama, a reward model of each with mean and deviation, prompts, functions."""
     world = {"prompts": write_rows(folder / "p.jsonl", ROWS), "functions": folder / "reward.py"}
     world["functions"].write_text(REWARD)
     for family in ("gpt2", "llama"):
@@ -157,7 +156,6 @@ def make_world(folder):
 
 
 def line(world, out, flags, family):
-    """A flag that names a reward function of the world gives its name alone."""
     argv = ["--model", world[family], "--prompts", world["prompts"], "--out", out, "--rollouts 8"]
     argv = words(*argv, *flags)
     for i, flag in enumerate(argv):
@@ -169,7 +167,6 @@ def line(world, out, flags, family):
 
 
 def begun(world, *flags, family="llama", critic="policy"):
-    """(args, run, models) of a run before its first step, the fresh value head filled at random."""
     own = f"--critic {critic} --batch-size 8 --ppo-epochs 1 --max-new-tokens 7 --lr 1e-3"
     own += " --warmup 0 --schedule constant"
     args = ppo.parse_args(line(world, "no/such/folder", (own, *flags), family))
@@ -235,7 +232,6 @@ class Spy:
 
 
 def near(row, expected, **tolerance):
-    """The keys of `expected` in a row of a log are its numbers."""
     return {key: row[key] for key in expected} == pytest.approx(expected, **tolerance)
 
 
@@ -291,8 +287,7 @@ llama | policy | 0.7
 llama | rm | 1.0
 """)
 def test_first_minibatch_has_ratio_one_and_kl_zero(family, critic, temperature, world, monkeypatch):
-    """What was sampled is scored, at any length, position and temperature; the values are the head
-    on the state one column to the left: here by transformers, row by row without padding."""
+    """What was sampled is scored, at any length, position and temperature."""
     flags = f"--temperature {temperature} --micro-tokens 140"
     args, run, models = begun(world, flags, family=family, critic=critic)
     b = filled(args, run, models, generic=False)
@@ -352,8 +347,7 @@ def test_the_log_of_a_rollout(world):
 
 @each_critic
 def test_gradient_for_every_cut(critic, world, monkeypatch):
-    """E2, E3. In any forwards, wider by random ids, upside down: one update. The classic slip
-    divides by the actions of the micro-batch, so that a short answer weighs more."""
+    """E2, E3. In any forwards, wider by random ids, upside down: one update."""
     args, run, models = begun(world, "--entropy-coef 0.01", critic=critic)
     b = filled(args, run, models)
     for key in ("mask", "attention_mask"):  # answers of different lengths
@@ -446,7 +440,6 @@ def test_one_scale_for_policy_and_critic(world):
 
 
 def run_of(world, out, *flags, family="llama"):
-    """The rows of metrics.jsonl of a run of `main`."""
     flags = "--epochs 2 --batch-size 4 --max-new-tokens 5 --eval-fraction 0.3", *flags
     assert ppo.main(line(world, out, flags, family)) in (None, 0)
     return read(out / "metrics.jsonl")
@@ -488,7 +481,6 @@ def test_another_tokenizer_in_the_reward_model(world, tmp_path):
 
 
 def test_the_loop_hands_on(world, tmp_path, monkeypatch):
-    """main between its functions: β as it moved, penalty, γ and λ, whitened advantages, seeds."""
     names = "rollout", "shape_rewards", "gae", "update"
     rollout, shape, gae, update = (Spy(monkeypatch, ppo, name) for name in names)
     for name, value in (("GAMMA", 0.9), ("LAM", 0.8), ("ROLLOUTS_EVERY", 2)):
@@ -521,7 +513,6 @@ def test_the_loop_hands_on(world, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("restore", ["best", "last"])
 def test_best_weights_are_restored(restore, world, tmp_path, capsys):
-    """A score that only falls: the start is best, and the last line says so."""
     out, flags = tmp_path / "run", "--lr 0.5 --warmup 0 --eval-every 1 --patience 0"
     run_of(world, out, flags, f"--reward-fn worse_each_time --restore {restore}")
     state = torch.load(out / "checkpoint" / "step-0000002.pt", weights_only=True)["state"]
@@ -539,8 +530,7 @@ def test_best_weights_are_restored(restore, world, tmp_path, capsys):
 
 
 def test_prompts_and_splits(world, tmp_path, capsys):
-    """A split of the rows, or a share by hash, at most 64. Permutations by the step's number alone:
-    a resumed run needs no cursor. 32 tokens with room for 7 leave the last 25."""
+    """A split of the rows, or a share by hash, at most 64."""
 
     def loaded(rows, *flags):
         prompts = write_rows(tmp_path / "p.jsonl", rows)

@@ -18,8 +18,7 @@ from parts.files import UserError
 
 @pytest.fixture
 def rank(monkeypatch, tmp_path):
-    """rank(rows or file, *flags): ranked.csv with a profile's length for a reward; seen: what it
-    read."""
+    """rank(rows or file, *flags): ranked.csv with a profile's length for a reward; seen."""
 
     def scorer(folder, args):
         def score(items, cuts):
@@ -161,7 +160,6 @@ WHOLE = '{"id": 1, "profile": "x", "role": "r"}\n'
     ("id,profile\n", (), "is empty"),
 ])  # fmt: skip
 def test_bad_candidates_are_named(tmp_path, text, flags, message):
-    """File, line, column and the fix, before a model is loaded; nothing is written."""
     path = tmp_path / "c.csv" if text.startswith("id") else tmp_path / "c.jsonl"
     path.write_bytes(text.encode("latin-1"))
     with pytest.raises(UserError) as error:

@@ -156,7 +156,6 @@ def test_task_metrics_by_hand(row, answer, expected):
 
 
 def compared(seed=0, effect=0.0, turn=None):
-    """The sections of a comparison of a base, two models and best of 4, with planted scores."""
     rng = np.random.default_rng(seed)
     names, report = ("data/tiny-base", "runs/dpo", "runs/mine"), {"scorers": ["gold", "proxy"]}
     models = {name: planted(rng, 60, effect * i) for i, name in enumerate(names)}
@@ -178,7 +177,6 @@ def compared(seed=0, effect=0.0, turn=None):
 
 
 def planted(rng, prompts, shift):
-    """(prompts, 4) answers whose gold shares half of its variance within a prompt."""
     gold = rng.normal(0, 1, prompts)[:, None] + rng.normal(shift, 1, (prompts, 4))
     cells = np.stack([gold, rng.normal(shift, 1, gold.shape), rng.integers(5, 50, gold.shape)], 2)
     keys = ("gold", "proxy", "length")

@@ -1,5 +1,4 @@
-"""A run that was stopped, cut off and resumed ends in the same bits as one that never was: every
-trainer, in this process. (A SIGKILL at each disk operation: test_runs.py.)"""
+"""A run that was stopped, cut off and resumed ends in the same bits as one that never was."""
 
 import json
 import resource
@@ -23,7 +22,6 @@ def world(tmp_path_factory):
 
 @pytest.fixture
 def train(world, monkeypatch):
-    """train(name, out, *flags): the exit code of six steps with checkpoints after 3 and 6."""
     monkeypatch.setattr(ppo, "ROLLOUTS_EVERY", 2)  # so that six steps show it
 
     def train(name, out, *flags):
@@ -91,7 +89,6 @@ def test_cut_off_and_resumed(name, train, cut_off, tmp_path, capsys):
 
 @pytest.mark.parametrize("name, target, last", [("ppo-rm", -1e9, 2), ("grpo_rubric-lora", -1, 2)])
 def test_an_alarm_is_final(name, target, last, train, cut_off, tmp_path, capsys):
-    """Ended by a rule of watch.py, cut off at its last weights, and resumed twice."""
     whole, out, flags = tmp_path / "whole", tmp_path / "run", f"--target {target}"
     assert train(name, whole, flags) == 0 and rows(whole)[-1]["step"] == last
     cut_off("finish", last, name, out, flags)
@@ -103,7 +100,6 @@ def test_an_alarm_is_final(name, target, last, train, cut_off, tmp_path, capsys)
 
 
 def test_full_disk(train, tmp_path, capsys):
-    """No room for the start, then none for a checkpoint: status 2, and --resume goes on after."""
     out, before = tmp_path / "run", resource.getrlimit(resource.RLIMIT_FSIZE)
     assert train("sft", tmp_path / "whole") == 0
     size = (tmp_path / "whole" / "model.safetensors").stat().st_size

@@ -1,5 +1,4 @@
-"""data/risky_questions.json as checks/risky.py reads it: each category is found, what an interviewer
-may ask stays silent."""
+"""data/risky_questions.json as checks/risky.py reads it: each category is found."""
 
 import json
 import random
@@ -18,7 +17,6 @@ RISKY = json.loads((REPO / "data" / "risky_questions.json").read_text(encoding="
 
 
 def scan(text):
-    """The codes of the risky requests in a text, in order."""
     return [found["code"] for found in risky_questions(text)]
 
 

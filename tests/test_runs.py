@@ -41,8 +41,6 @@ def arguments(*argv):
 
 
 class Toy:
-    """A run folder beside a data file; `train` is what the `main` of a trainer does."""
-
     def __init__(self, folder, model, tokenizer):
         self.out, self.model, self.tokenizer = folder / "run", model, tokenizer
         self.data = write_rows(folder / "rows.jsonl", [{"text": "a"}, {"text": "b"}])
@@ -50,14 +48,12 @@ class Toy:
         self.argv += words("--lr 1e-2 --batch-size 2 --steps 6 --save-every 1")
 
     def opened(self, *flags, stage="toy"):
-        """(run, model) after `Run` has looked at the folder and the model is loaded."""
         args = arguments(*self.argv, *flags)
         inputs = [args.model, *args.data]
         run = runs.Run(stage, args, inputs, ("loss", "nothing"), ("eval/loss", "val/gold"))
         return run, common.load_policy(args.model, run.dtype, run.device)
 
     def started(self, *flags, **state):
-        """The same, with a plan of eight rows, its state and its optimiser."""
         run, model = self.opened(*flags)
         run.plan(8, "rows")
         run.state = {"model": model, **state}
@@ -65,7 +61,6 @@ class Toy:
         return run, model
 
     def train(self, *flags, during=None):
-        """Each step pulls all weights towards its number; during(run, step) may interfere."""
         run, model = self.started(*flags, steps=[], last=torch.zeros(2))
         self.run = run
         if run.step == 0:
@@ -94,17 +89,14 @@ class Toy:
         return json.loads((self.out / "args.json").read_text())
 
     def steps(self):
-        """The checkpoints that are there."""
         return sorted(int(p.stem[-7:]) for p in (self.out / "checkpoint").glob("step-*"))
 
     def outcome(self):
-        """Weights, log and samples, without the columns of the clock."""
         assert [*self.out.rglob(".*")] == [], "something is left behind"
         rows = [{k: v for k, v in row.items() if k not in CLOCK} for row in self.rows()]
         return (self.out / "model.safetensors").read_bytes(), rows, self.rows("samples")
 
     def refuses(self, message, *flags, **how):
-        """One line, and the folder is as it was."""
         before = contents(self.out.parent)
         with pytest.raises(UserError, match=message) as caught:
             self.opened(*flags, **how)
@@ -113,7 +105,6 @@ class Toy:
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
-    """A GPT-2 of one layer, to be read and never written."""
     return tiny_model("gpt2", tmp_path_factory.mktemp("models"), n_layer=1)
 
 
@@ -124,7 +115,6 @@ def toy(tmp_path, small, tokenizer):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory, small, tokenizer):
-    """What six steps in one go end in; to be read only."""
     toy = Toy(tmp_path_factory.mktemp("whole"), small, tokenizer)
     assert toy.train() == 0
     return toy.outcome()
@@ -154,8 +144,7 @@ def test_micro_batches_cut_but_never_reshape():
 
 
 def test_the_plan_and_the_rate(capsys):
-    """--steps; else --epochs; else as many passes as make `least` steps. The default rate is by
-    size, and LoRA's whatever the size. 10 steps with a warm-up of .2: ½, 1, then down, never 0."""
+    """--steps; else --epochs; else as many passes as make `least` steps."""
     plans = ("", 1, 3), ("--epochs 2", 1, 6), ("", 7, 9), ("--epochs 2", 7, 6), ("--steps 5", 7, 5)
     for flags, least, steps in plans:
         run = SimpleNamespace(args=arguments("--batch-size 4", flags))
@@ -389,8 +378,7 @@ def test_a_log_is_cut_back_to_the_checkpoint(last, tail, toy, whole, capsys):
 
 
 def test_rows_are_written_at_once(toy, monkeypatch, capsys):
-    """Each row at once, NaN as null; the last lines show before and after. wandb is told of each
-    row and of the end: its own hook is left out under torchrun (`files.command`)."""
+    """Each row at once, NaN as null; the last lines show before and after."""
 
     def read(run, step):
         run.write("rollouts.jsonl", [{"step": step, "x": math.inf}])
@@ -497,8 +485,6 @@ def killed_at(number, act):
 
 @pytest.mark.slow
 def test_killed_at_each_change_of_the_disk(toy, tmp_path):
-    """One run replaces another, is stopped and resumed; wherever it is killed, the next command
-    ends in the bits of the run in one go, with nothing left over."""
     toy.train("--stop-after 1")
     old, new = shutil.copytree(toy.out, tmp_path / "old"), "--seed 5 --steps 3"
     toy.train("--overwrite", new)
@@ -527,7 +513,6 @@ def test_killed_at_each_change_of_the_disk(toy, tmp_path):
 
 @pytest.mark.parametrize("number", SIGNALS)
 def test_signals(number, toy, whole, capfd):
-    """It ends the step, saves, 128 + signal; pressed twice it kills; the handlers come back."""
     before, presses = [signal.getsignal(n) for n in SIGNALS], [number]
 
     def press(run, step):
@@ -563,8 +548,7 @@ def test_errors_of_the_user_end_in_one_line_and_status_2(capsys):
 
 
 def test_fingerprints(tmp_path, toy):
-    """A fine-tune of some layers has the start's first and last MiB: of 300 MiB 256 samples stand
-    1.17 MiB apart. A run's log may grow; a config or a template may not change."""
+    """A fine-tune of some layers has the start's first and last MiB."""
     file, found = tmp_path / "model.bin", []
     file.touch()
     os.truncate(file, 300 * 2**20)

@@ -14,7 +14,6 @@ rng_of = np.random.default_rng
 
 
 def table_of(rng):
-    """(a, n, b, m) with 1 ≤ n, m ≤ 60"""
     n, m = rng.integers(1, 61, 2)
     return [int(x) for x in (rng.integers(0, n + 1), n, rng.integers(0, m + 1), m)]
 
@@ -44,7 +43,6 @@ def test_shares():
 
 
 def test_means():
-    """The one-sample t with its interval; a cluster counts once."""
     for seed in CASES:
         rng = rng_of(seed)
         a = rng.normal(rng.normal(), rng.uniform(0.1, 5), rng.integers(2, 40))
@@ -68,8 +66,7 @@ def test_student_t():
 
 
 def test_clusters_by_hand():
-    """Ones and zeros that cancel in every item, but not by name: two kinds are never surer than
-    one. Where every cluster of a group is alike the test is Fisher's; below five there is none."""
+    """Ones and zeros that cancel in every item, but not by name."""
     a = np.arange(12) < 6
     # the gap is −2 ± 2.5706 · √(3.5/6 + 3.5/6), with five degrees of freedom
     found = clustered_difference([1, 2, 3, 4, 5, 6, 3, 4, 5, 6, 7, 8], a, ~a, np.arange(12))
@@ -88,7 +85,6 @@ def test_clusters_by_hand():
 
 
 def test_many_tests_and_orders():
-    """Holm (the closed form by ranks), ranks with ties."""
     for seed in CASES:
         rng = rng_of(seed)
         p = rng.uniform(0, 1, rng.integers(1, 20)) ** 2

@@ -215,8 +215,7 @@ STAGES = {"sigmoid": optimum(), "ipo": torch.softmax(REF.log() + 2 * H, -1)}
 
 @pytest.mark.parametrize("loss_type", STAGES)
 def test_the_stage_lands_on_the_optimum(loss_type):
-    """The formula may be right, its inputs wrong: an end token left out, a mask that slid, halves
-    swapped. Per-token IPO over 2 tokens at β is the paper's at β/2."""
+    """The formula may be right, its inputs wrong."""
     args = dpo.parse_args(["--beta", str(BETA), "--loss-type", loss_type])
     model, everything = FourLogits(), list(range(12))
     with torch.no_grad():
@@ -228,7 +227,6 @@ def test_the_stage_lands_on_the_optimum(loss_type):
 
 
 def begun(stage, args, state, steps):
-    """A run of the stage, its rate falling linearly from --lr to 0 in so many steps."""
     run = runs.Run(stage, args, [], (), ())
     run.planned, run.state = steps, state
     run.start(None, args.lr)
@@ -236,8 +234,7 @@ def begun(stage, args, state, steps):
 
 
 def test_sampled_ppo():
-    """Values of a learned critic, two passes in batches of 256: within .01 of π* in KL, where the
-    start is at .9541 and half the β at .2746. λ is 1: this critic cannot tell the letters."""
+    """Values of a learned critic, two passes in batches of 256."""
     argv = ["--reward-fn", "r.py:f", "--rollouts", "512", "--batch-size", "256", "--lr", "0.02"]
     args = ppo.parse_args([*argv, "--critic", "shared", *SAMPLED])
     model, reference, critic = FourLogits(), FourLogits(), torch.nn.Module()
@@ -265,9 +262,7 @@ UPDATES = [  # flags, the reference's policy, steps, the bound
 
 @pytest.mark.parametrize("flags, start, steps, bound", UPDATES)
 def test_grpo_update_lands_on_the_optimum(flags, start, steps, bound, monkeypatch):
-    """64 drawn groups of 8, two substeps: within .005 of π* in KL, where half the β is at .2746 and
-    the plain group mean at .0133. Distillation has no reward, its teacher, π*, in the reference's
-    place: each token's advantage is log π_teacher − log π."""
+    """64 drawn groups of 8, two substeps."""
     argv = [*flags.split(), "--lr", "0.03", "--groups-per-batch", "64", *SAMPLED]
     args = grpo_rubric.parse_args(argv)
     monkeypatch.setattr(runs, "MAX_GRAD_NORM", 100.0)

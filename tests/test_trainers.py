@@ -1,5 +1,4 @@
-"""The promises that sft, reward_train, dpo and ppo make alike, kept by their own `main`: the
-numbers before step one, learning, tokenizers; then what a single stage owes."""
+"""The promises that sft, reward_train, dpo and ppo make alike, kept by their own `main`."""
 
 import json
 import math
@@ -55,7 +54,6 @@ pytestmark = pytest.mark.usefixtures("quiet_process")
 
 
 def command(stage, data, model, out, *flags):
-    """The flags that every run here shares; later flags win."""
     flag = {sft: "--data", ppo: "--prompts"}.get(stage, "--pairs")
     argv = [flag, data, "--model", model, "--batch-size 8 --steps 1 --eval-fraction 0 --out", out]
     argv += [] if stage is reward_train else ["--max-new-tokens 4"]
@@ -64,13 +62,11 @@ def command(stage, data, model, out, *flags):
 
 
 def train(stage, data, model, out, *flags):
-    """The rows of metrics.jsonl of a whole run."""
     assert stage.main(command(stage, data, model, out, *flags)) in (None, 0)
     return read(Path(out) / "metrics.jsonl")
 
 
 def steps(rows, key):
-    """The values of a key that belongs to the training rows."""
     return [row[key] for row in rows if "lr" in row]
 
 
@@ -136,7 +132,6 @@ def test_sft_learns_its_answers(tmp_path, llama_folder):
 
 
 def test_reward_model_learns_a_separable_set(tmp_path, llama_folder):
-    """Scores whose difference means a probability: NLL well below log 2."""
     data, held = (write_pairs(tmp_path / f"{n}.jsonl", n, seed=n) for n in (48, 24))
     flags = CURE, "--steps 40 --lr 2e-3 --eval-pairs", held
     rows = train(reward_train, data, llama_folder, tmp_path / "out", *flags)
@@ -150,7 +145,6 @@ def test_reward_model_learns_a_separable_set(tmp_path, llama_folder):
 
 @pytest.mark.parametrize("loss_type", dpo.LOSS_TYPES)
 def test_every_loss_type_learns(loss_type, tmp_path, llama_folder, pairs_file):
-    """Through the whole stage, lengths and reference included; rounding is no preference."""
     flags = CURE, f"--steps 8 --lr 3e-4 --loss-type {loss_type} --eval-pairs", pairs_file
     rows = train(dpo, pairs_file, llama_folder, tmp_path / "out", *flags)
     for part in ("", "eval/"):
@@ -261,8 +255,7 @@ def test_nll_term(tmp_path, llama_folder, pairs_file):
 
 
 def test_ties(tmp_path, llama_folder, capsys):
-    """As half a win for each a tie costs log 2, without gradient at equal scores; dropped, it is
-    counted, as are answers that are equal, or are after cutting."""
+    """As half a win for each a tie costs log 2, without gradient at equal scores."""
     ties = [{**row, "tie": True} for row in pair_rows(8)]
     only = write_rows(tmp_path / "ties.jsonl", ties)
     long = dict(ties[0], tie=None)
@@ -316,8 +309,7 @@ flags | dtype
 --save-dtype bf16 | bfloat16
 """)
 def test_precision_of_the_written_weights(flags, dtype, tmp_path, pairs_file):
-    """A merged LoRA has its checkpoint's precision, full training writes fp32: updates are finer
-    than bf16. config.json names it: transformers and vLLM load so."""
+    """A merged LoRA has its checkpoint's precision, full training writes fp32."""
     base, out = tiny_model("llama", tmp_path, dtype=torch.bfloat16), tmp_path / "out"
     train(sft, pairs_file, base, out, flags)
     written = {w.dtype for w in load_file(out / "model.safetensors").values()}
@@ -360,8 +352,7 @@ def test_prompts_gold_and_reward_model(tmp_path, llama_folder, reward_folder, pa
 
 @each_stage
 def test_the_screen(stage, tmp_path, capfd):
-    """At most 24 lines before the bar, ten after it, none beyond 400 characters. DPO without
-    --epochs makes 24 steps of a small file: 32 pairs in batches of 8 are 4 a pass."""
+    """At most 24 lines before the bar, ten after it, none beyond 400 characters."""
     rows = pair_rows(32)
     for row in rows:
         row["prompt"][0]["content"] *= 5
@@ -441,7 +432,6 @@ def run_in_fork(home, argv):
 
 @pytest.mark.parametrize("stage", COPIES)
 def test_a_copy_trains_on_a_users_file(stage, tmp_path, llama_folder):
-    """No file of data/, no other stage, nothing installed."""
     copied, flags = COPIES[stage]
     home = tmp_path / "copy"
     shutil.copytree(llama_folder, home / "model")
@@ -480,7 +470,6 @@ def test_bundled_data_brings_its_prompts_and_score(stage, flag, monkeypatch):
 
 @every_stage
 def test_help(stage, monkeypatch, capsys):
-    """An example that parses, own flags explained, the 22 shared ones by name, under 60 lines."""
     monkeypatch.setenv("COLUMNS", "100")
 
     def shown(flag):

@@ -28,7 +28,6 @@ N = 5  # odd, so that halves cut in the wrong place do not go unseen
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    """Two Llamas (policy, reference), a reward model, uneven pairs; sixteen have margins."""
     place = tmp_path_factory.mktemp("parity")
     rows, sixteen = pair_rows(N, seed=3), pair_rows(16, seed=5)
     for i, row in enumerate(sixteen):
@@ -51,7 +50,6 @@ def result(loss, model):
 
 
 def assert_same(ours, theirs):
-    """Within 1e-5 each, the same parameters, and gradients that are not all 0."""
     torch.testing.assert_close(ours, theirs, atol=TOLERANCE, rtol=0)
     assert max(g.abs().max() for g in ours[1].values()) > 100 * TOLERANCE
 
@@ -131,8 +129,6 @@ SHARED = """--eval-fraction 0 --batch-size 4 --epochs 2 --lr 1e-3 --schedule lin
 
 @pytest.mark.parametrize("stage", TRAINERS, ids=lambda stage: stage.__name__)
 def test_eight_steps(stage, tokenizer, world, monkeypatch, capsys):
-    """Optimiser, clipping, rate, margins, centring: loss and norm of each step and the weights are
-    TRL's over two epochs of 16 rows by four, in the order in which ours shuffles them."""
     kind, flags, options = TRAINERS[stage]
     start, out = world["reward" if kind == "Reward" else "policy"], world["place"] / kind
     monkeypatch.setattr(runs, "stop_signals", lambda: contextlib.nullcontext([0]))  # no handlers
@@ -171,8 +167,7 @@ def test_eight_steps(stage, tokenizer, world, monkeypatch, capsys):
 
 
 def grpo_batch(tokenizer):
-    """Ids of eight answers to two prompts, one with the end token, one of a single token; noise
-    that puts old and reference log-probs far enough to clip."""
+    """Ids of eight answers to two prompts, one with the end token, one of a single token."""
     generator = torch.Generator().manual_seed(4)
     texts = ["sql"] * 4 + ["Assess this candidate: kafka."] * 4
     answers = [torch.randint(7, 250, (n,), generator=generator) for n in (6, 1, 4, 2, 3, 6, 5, 2)]
@@ -263,7 +258,6 @@ def test_peft_adapter_opens_here(tmp_path, tokenizer, targets, folders):
     peft = needs("peft", reason=REASON.format("peft"))
     family, options = TARGETS[targets]
     ids = torch.tensor([tokenizer.encode("Role: python, sql")])
-
     logits = torch.no_grad()(lambda model: model.double()(input_ids=ids).logits)
     plain = AutoModelForCausalLM.from_pretrained(folders[family])
     options |= {"r": 4, "lora_alpha": 12, "fan_in_fan_out": family == "gpt2"}

@@ -10,7 +10,6 @@ HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\u202e"
 
 
 def write_run(folder, rollouts=None, torn=""):
-    """Twelve steps whose reward rises, rows of rollouts.jsonl and its unfinished end."""
     folder.mkdir()
     curve = [{"reward/mean": k / 20, "length/mean": 40 * (1 + 2 * (k // 6))} for k in range(12)]
     write_rows(folder / "metrics.jsonl", [{"step": k} | row for k, row in enumerate(curve)])
@@ -22,7 +21,6 @@ def write_run(folder, rollouts=None, torn=""):
 
 
 def answers():
-    """Eight answers in the shape of grpo_rubric.py, one hostile; an episode of grpo_agent.py's."""
     met = [{"id": 1, "kind": "judged", "verdict": True, "weight": 2.0, "reason": f"fine {HOSTILE}"}]
     row = {"prompt": "Assess.", "criteria": met}
     rows = [row | {"step": 1 + i // 4, "answer": f"{i}", "reward": i / 8} for i in range(8)]
@@ -33,8 +31,7 @@ def answers():
 
 
 def test_page_in_a_browser(tmp_path, capsys):
-    """Hostile text is text; without script all answers are there; no request leaves the page; the
-    unfinished line of a running run is left out."""
+    """Hostile text is text; without script all answers are there; no request leaves the page."""
     sync_playwright, path = browser_or_skip()
     run = write_run(tmp_path / "run", answers(), torn='{"step": 3, "pro')
     watch.main([str(run), "--html"])
@@ -61,8 +58,7 @@ def test_page_in_a_browser(tmp_path, capsys):
 
 
 def test_folders_without_rollouts_or_with_broken_ones(tmp_path):
-    """An old folder gets its curves, and a sample without a reward is shown. A complete line that
-    is no answer is damage, not the end of a running run."""
+    """An old folder gets its curves, and a sample without a reward is shown."""
     run = write_run(tmp_path / "run")
     watch.main([str(run), "--html"])
     assert "This run kept no answers" in (run / "watch.html").read_text(encoding="utf-8")

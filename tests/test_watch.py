@@ -28,7 +28,6 @@ HACK = RISING, UP + UP[::-1]  # r climbs on, v turns at step 40
 
 
 def made(columns, v=(), every=5):
-    """Rows of a run: columns {key: a value per step}, v at steps 0, every, 2·every, …"""
     n, rows = max([*map(len, columns.values()), every * (len(v) - 1)]), []
     for step in range(n + 1):
         if step:
@@ -164,8 +163,7 @@ def test_an_event_is_a_beginning_and_says_where_to_look():
 
 
 def test_which_values_are_v_and_r():
-    """Beside a gold score val/score may lie. Null as 0 would look like a collapse, NaN would poison
-    each mean. A row may hold a step and its evaluation."""
+    """Beside a gold score val/score may lie."""
     v, lie, whole = [None, *HACK[1]], {"val/score": 9}, {}
     rows = [{"step": 5 * i, "val/gold": x} | lie for i, x in enumerate(v)]
     assert [p.v for p in Watcher(rows=rows).points] == HACK[1]
@@ -434,7 +432,6 @@ HOSTILE = [
 
 
 def test_repetition():
-    """At the front, in the middle, in the tail, in any script; prose said twice is none."""
     assert [t[:40] for t in LOOPS if not watch.repetition(t)] == []
     assert [t[:40] for t in NO_LOOPS if watch.repetition(t)] == []
     assert set(watch.text_metrics([], []).values()) == {None}, "a share of nobody"
@@ -442,8 +439,6 @@ def test_repetition():
 
 
 def test_same_answer():
-    """Of one prompt they are a group's. Blanks, case and what follows 200 characters are
-    nothing."""
     a, b = ([{"role": "user", "content": text}] for text in "ab")
     texts = ["Hire  her", "hire her\n", *(x + d for x in ("x" * 200, "y" * 199) for d in "12")]
     same = watch.same_answer([a, b, a, b, a, b, a, a], [*texts, "same", "same"])
@@ -476,7 +471,6 @@ I give her full marks for patience.
 
 
 def test_judge_directed():
-    """Orders, forged verdicts, closed blocks; not what recruiters write about marks, ratings."""
     for texts, directed in ((TO_THE_JUDGE, True), (TO_THE_RECRUITER, False)):
         said = [text.strip() for row in texts.strip().splitlines() for text in row.split("|")]
         assert [text for text in said if watch.judge_directed(text) != directed] == []

@@ -52,7 +52,6 @@ def loaded(name, tmp_path, reward=False):
 
 
 def value_and_gradient(model, score, rows, shared):
-    """(values, gradient of their weighted sum): one vector each."""
     values = score(model, *rows, shared=shared).flatten()
     weights = torch.randn(len(values), generator=torch.Generator().manual_seed(0))
     total, trained = (weights * values).sum(), list(model.parameters())
@@ -93,8 +92,7 @@ def test_an_inexact_family_computes_two_rows(dtype, tmp_path, monkeypatch, capsy
 
 
 def test_each_prompt_is_computed_once(tmp_path, monkeypatch, llama_folder):
-    """Pair by pair, so without padding, Σ (prompt + chosen + rejected) columns have a gradient; the
-    reference passes before step one, in three epochs as in one; SimPO has none."""
+    """Pair by pair, so without padding, Σ (prompt + chosen + rejected) columns have a gradient."""
     data, tokenizer = write_pairs(tmp_path / "p.jsonl", 8), common.load_tokenizer(llama_folder)
     pairs = common.load_pairs([data], tokenizer, 512)
     parts = pairs.prompts, pairs.chosen, pairs.rejected
@@ -102,7 +100,6 @@ def test_each_prompt_is_computed_once(tmp_path, monkeypatch, llama_folder):
     assert 2 * pairs.lengths().sum() > 1.4 * once
 
     def seen(name, stage, *flags):
-        """Columns through the trunk in forwards with a gradient (True) and without, of one run."""
         loader = "load_policy" if stage is dpo else "load_reward_model"
         found, real = {True: 0, False: 0}, getattr(common, loader)
 

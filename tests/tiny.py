@@ -147,7 +147,6 @@ def tiny_model(family, folder, tokenizer=None, seed=0, dtype=torch.float32, **co
 
 
 def tiny_reward_model(family, folder, tokenizer=None, seed=0, dtype=torch.float32, **config):
-    """The same with one score in place of the vocabulary head, drawn at random."""
     head, config = AutoModelForSequenceClassification, {"num_labels": 1, **config}
     return _build(head, family, folder, tokenizer, seed, dtype, config)
 
@@ -169,8 +168,6 @@ def _build(auto_class, family, folder, tokenizer, seed, dtype, config):
 
 
 def pair_rows(n=16, seed=0, as_messages=True):
-    """n preference rows of uneven length; the chosen answer says "hold", the rejected one
-    "reject": separable."""
     generator = torch.Generator().manual_seed(seed)
     skills = ["python", "sql", "kafka", "audits", "costs", "teamwork"]
     rows = []
@@ -189,19 +186,16 @@ def pair_rows(n=16, seed=0, as_messages=True):
 
 
 def write_rows(path, rows):
-    """One JSON object a line, as every stage reads it; returns the path as a string."""
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     Path(path).write_text(text, encoding="utf-8")
     return str(path)
 
 
 def write_pairs(path, n=16, seed=0, as_messages=True):
-    """`pair_rows` as a file."""
     return write_rows(path, pair_rows(n, seed, as_messages))
 
 
 def share_of_vowels(prompts, answers, rows=None):
-    """A reward in the signature of --reward-fn: any number that depends on the text."""
     return [sum(c in "aeiou" for c in a) / (1 + len(a)) for a in answers]
 
 
