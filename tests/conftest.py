@@ -29,7 +29,6 @@ torch.set_num_threads(1)
 
 @pytest.fixture
 def quiet_process(monkeypatch):
-    """Trainers take over Ctrl-C and SIGTERM and seed the global generators."""
     for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "HTTP_PROXY", "http_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
     handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}

@@ -43,8 +43,6 @@ FORGETFUL = (  # rewrites earlier turns: of all but the last answer only dots re
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 GAME = str(REPO / "envs/twenty48.py:TwentyFortyEight")
-
-
 pytestmark = pytest.mark.usefixtures("quiet_process")
 
 
@@ -150,7 +148,6 @@ def test_log_probs_are_those_of_a_teacher_forced_pass(template, tmp_path):
 
 
 def test_only_sampled_tokens_are_trained(policy, tmp_path):
-    """All others decode to the template and the environment's words, the row to the dialogue."""
     _, tokenizer = policy
     seen = set()
     for t in (t for seed in range(6) for t in roll(policy, echo(tmp_path), [1, 2], seed=seed)):

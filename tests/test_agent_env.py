@@ -77,7 +77,6 @@ left | []
 <move>left | []
 """)
 def test_moves_are_read_and_never_guessed(text, moves):
-    """The last move counts; what is none costs the game, once, and is counted."""
     env = TwentyFortyEight()
     env.reset(1)
     _, reward, done, info = env.step(text)
@@ -163,7 +162,6 @@ def short(env, c):
 
 
 def test_a_good_interview_earns_one():
-    """An open competency, two reserved ones with follow-ups, one of which there is none."""
     env = with_states("open", "reserved", "reserved", "none")
     a, b, c, d = env.competencies
     deal = "Tell me about a time you dealt with"

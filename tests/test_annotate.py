@@ -24,7 +24,7 @@ import dpo
 from conftest import REPO
 from parts import files, stats, votes
 from parts.files import UserError
-from tiny import pair_rows, tiny_model, write_rows
+from tiny import cases, pair_rows, tiny_model, write_rows
 
 ORIGIN = "http://127.0.0.1:5050"
 
@@ -215,7 +215,6 @@ def test_repeats_come_late_and_swapped(tmp_path, capsys):
 
 
 def test_gold_cannot_be_told_apart(tmp_path, capsys):
-    """Counters and undo treat gold as any item, but its first vote is the one that counts."""
     rater, n = Rater(make(tmp_path, item_rows(12, gold={1, 5, 9}))), 0
     while rater.state["item"]:
         rater.vote(rater.worse())
@@ -229,7 +228,12 @@ def test_gold_cannot_be_told_apart(tmp_path, capsys):
     assert len(export(tmp_path)) == 9 and "gold 3" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("overlap, votes_of", [(1, [5, 1, 1]), (2, [5, 5, 1]), (0, [5, 5, 5])])
+@cases("""
+overlap | votes_of
+1 | [5, 1, 1]
+2 | [5, 5, 1]
+0 | [5, 5, 5]
+""")
 def test_overlap(tmp_path, overlap, votes_of):
     """Votes of each item; 0: everybody gets all. Gold goes to everybody, a late vote is kept."""
     app = make(tmp_path, item_rows(5, gold={3}), f"--overlap {overlap}")
@@ -259,7 +263,6 @@ def test_every_key_in_every_line(tmp_path):
 
 
 def test_a_retry_or_a_stale_tab_is_no_second_vote(tmp_path):
-    """Nor twenty at once, nor one after a restart; the same id for another choice is refused."""
     app = make(tmp_path, 4)
     body = Rater(app).body("left")
     with concurrent.futures.ThreadPoolExecutor(20) as pool:
@@ -327,7 +330,6 @@ def test_no_acknowledgement_before_fsync(tmp_path, monkeypatch):
 
 
 def test_a_torn_last_line(tmp_path, capsys):
-    """It is no vote, and is cut off at the next start: the next vote has a line of its own."""
     app = make(tmp_path, 3)
     Rater(app).vote()
     path = stopped(app) / "annotations.jsonl"
@@ -363,7 +365,6 @@ def test_rows_of_prefs(tmp_path):
 
 
 def test_thumbs(tmp_path):
-    """One answer of each item, the same for everyone and when it is repeated."""
     app = make(tmp_path, 40, "--thumbs --overlap 2 --repeat 0.1")
     for name in ("ann", "ben"):
         Rater(app, name).vote_all(Rater.better)
@@ -379,7 +380,6 @@ def test_thumbs(tmp_path):
 
 
 def test_draw(tmp_path, llama_folder):
-    """One answer of each model to every prompt, known pairs mixed in under neutral ids."""
     second = tiny_model("llama", tmp_path, seed=1)
     rows = [{"prompt": row["prompt"]} for row in pair_rows(8)]
     prompts = write_rows(tmp_path / "prompts.jsonl", rows)
@@ -439,7 +439,6 @@ flags | nonsense | invalid
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_refused_in_one_line(tmp_path, monkeypatch, case):
-    """An item, a line of the log, a flag: named before anything is served or written."""
     monkeypatch.chdir(tmp_path)
     (kind, given, words), rows, log = case.split(" | "), item_rows(3), Path("out/annotations.jsonl")
     argv = given.split()
@@ -525,7 +524,6 @@ def test_a_token_where_others_can_reach_it(tmp_path):
 
 
 def test_blind_on_the_wire(tmp_path):
-    """Ids, models and gold say who is better: none of it is in any answer of the server."""
     extra = {"a_model": "checkpoint-alpha", "b_model": "checkpoint-beta", "note": "unblinding"}
     rows = item_rows(60, gold=range(0, 60, 7), **extra)
     app = make(tmp_path, [row | {"id": f"gold-{row['id']}"} for row in rows], "--repeat 0.1")

@@ -112,7 +112,6 @@ def serve(tmp_path):
 
 
 def test_a_session_by_keyboard(serve, open_page, tmp_path):
-    """Ten items with every key, no mouse until the keys are switched off."""
     tab = open_page(serve(item_rows(10)))
     page, keys = tab.page, tab.keys
     tab.appear("#start")
@@ -180,7 +179,6 @@ def test_a_session_by_keyboard(serve, open_page, tmp_path):
 
 
 def test_trouble_and_back(serve, open_page, tmp_path):
-    """Offline, a lost acknowledgement, a reload meanwhile, a new server."""
     server = serve(item_rows(8))
     tab = open_page(server).start()
     page = tab.page
@@ -211,7 +209,6 @@ def test_trouble_and_back(serve, open_page, tmp_path):
 
 
 def test_two_tabs_and_another_person(serve, open_page, tmp_path):
-    """The second tab learns that the first went on, and its vote is not written."""
     server = serve(item_rows(6), "--overlap", "2")
     one, two, ben = (open_page(server) for _ in range(3))
     one.start()

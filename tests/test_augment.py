@@ -105,7 +105,6 @@ def test_what_cannot_be_exchanged_exactly_is_left_alone(chosen, one, two, reason
 
 
 def test_bundled_pairs():
-    """Twice is the original, utilities stay, and names read as Black lose in exactly half."""
     utility = files.load_function(f"{REPO}/data/recruiter.py:utility", "--gold")
     names = reward_train.load_names(REPO / "data" / "names.csv")
     assert len(names) == 200, "8 cells of 25; the 5 held-out names of each belong to the audits"

@@ -216,7 +216,6 @@ def test_a_folder_that_is_no_policy(world, run, refused):
 
 @each_stage
 def test_a_tokenizer_that_does_not_fit(stage, world, run, refused):
-    """A token beyond the embedding, a template that allows no system turn: the row is named."""
     more = common.load_tokenizer(world["policy"])
     more.add_tokens(["<|new|>"])
     refuse = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
@@ -315,7 +314,6 @@ def test_a_flag_outside_its_range(stage):
 
 
 def test_a_good_gold_function_and_an_empty_prompt(world, run):
-    """A dataclass in the user's file looks its module up by name."""
     gold = f"{world['folder'] / 'g.py'}:good"
     flags = ("--prompts", write_rows("empty.jsonl", [{"prompt": ""}]), "--gold", gold)
     for stage in (sft, dpo):

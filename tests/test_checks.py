@@ -121,8 +121,6 @@ interview:no_risky_question {}
 + ["How did you sell it?", "I can't ask about your age."]
 - ["How old are you?", "Fine. Are you married?"]
 """.strip()
-
-
 ROWS = []  # (id, arguments, answers that pass, answers that do not)
 for line in TABLE.replace("] - [", "]\n- [").split("\n"):
     word, _, value = line.partition(" ")
@@ -141,7 +139,6 @@ def test_what_passes_and_what_only_looks_so(check, arguments, good, bad):
 
 @pytest.mark.parametrize("check", sorted(instructions.CHECKS))
 def test_an_empty_answer_never_passes(check):
-    """Saying nothing avoids commas and risky questions, negated or not. Every id has an example."""
     examples = {row[0]: row[1] for row in ROWS} | {"code:tests": {"tests": "assert True"}}
     empty = ["", " \n", "<think>in 3 parts", "<think>x</think>\n", "\u200b\u2060", "x</think> "]
     for negate in (False, True):

@@ -79,7 +79,6 @@ def test_log_probs_are_those_of_each_row_alone(family, folders):
 
 
 def test_rows_with_nothing_to_train(folders):
-    """Zeros and finite gradients."""
     model = common.load_policy(folders["llama"])
     ids, attention_mask, mask = batch()
     whole = common.token_logps(model, ids, attention_mask, mask).detach()
@@ -297,7 +296,6 @@ def test_a_wrong_or_damaged_folder_is_one_line(
 
 
 def test_a_reward_model_keeps_its_scale(tmp_path, reward_folders, tokenizer):
-    """Mean and deviation are in its config; an answer is cut as in training."""
     model = common.load_reward_model(reward_folders["gpt2"], tokenizer)
     model.config.reward_mean, model.config.reward_std = 0.25, 2.0
     before, out = outputs(model), str(tmp_path / "out")
@@ -332,7 +330,6 @@ def outputs(model):
 
 @every_family
 def test_lora_starts_as_the_identity_and_switches_off(family, folders):
-    """Only A, B and the score head are trained, in each linear layer of the blocks."""
     base = outputs(common.load_policy(folders[family]))
     model = common.load_policy(folders[family], lora_rank=4)
     reward = common.load_reward_model(folders[family], tiny_tokenizer(), lora_rank=4)

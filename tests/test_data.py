@@ -58,7 +58,6 @@ def test_the_files_are_what_the_generator_writes(tmp_path):
 
 
 def test_the_corpus_of_the_base_is_the_same(corpus, monkeypatch):
-    """A row depends on SEED and its number alone: by itself it is what it was among the others."""
     text = json.dumps(corpus, ensure_ascii=False).encode()
     assert hashlib.sha256(text).hexdigest()[:16] == "e54304e3ea2caf75"
     assert make_data.corpus_row(8000) == corpus[100]
@@ -251,7 +250,6 @@ CHANGED = [("prefs", "assess summary"), ("rank", "rank"), ("screen", "assess")]
 
 @pytest.mark.parametrize("kind, tasks", CHANGED)
 def test_biased_files_differ_in_votes_only(kind, tasks):
-    """Fair annotators, interviews and pairs without the group are equal, byte for byte."""
     changed = Counter()
     for fair, biased in zip(rows_of(f"{kind}_train"), rows_of(f"{kind}_biased"), strict=True):
         for key in ("id", "item_id", "prompt", "annotator", "task", "ts", "n_votes", "source"):

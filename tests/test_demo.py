@@ -70,8 +70,6 @@ def test_the_answer_comes_last_and_the_output_is_short(demo):
 
 @pytest.mark.slow
 def test_run_folders_open_in_plain_transformers(demo):
-    """AutoModel classes open both folders with no missing key, and the tokenizer has its
-    template."""
     kinds = {"dpo": AutoModelForCausalLM, "reward": AutoModelForSequenceClassification}
     for name, kind in kinds.items():
         model, info = kind.from_pretrained(demo[0] / name, output_loading_info=True)

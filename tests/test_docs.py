@@ -251,8 +251,6 @@ def test_every_command_of_the_pages_runs(n, shop, monkeypatch):
 
 
 def test_what_cannot_run_is_parsed():
-    """The rest: a stage behind torchrun is given to the stage's own parser and torchrun's flags to
-    torchrun's; make targets exist; the environment is made as make makes it."""
     from torch.distributed.run import get_args_parser
 
     command = ["make", "-n", "-B", "demo"]
@@ -340,7 +338,6 @@ def test_no_number_of_the_readme_is_typed():
 
 @pytest.mark.slow
 def test_pictures_can_be_taken_again(tmp_path):
-    """docs/screenshots.py, from the annotation page as it is now and from the reports."""
     import screenshots
 
     browser_or_skip()
@@ -416,7 +413,6 @@ def test_activations_are_what_autograd_keeps(checkpoint, bytes_of_a_layer):
 
 @pytest.mark.usefixtures("quiet_process")
 def test_metrics_page_is_the_log_of_the_agents(llama_folder, tmp_path, monkeypatch):
-    """Every key that two steps of both games log has a row, and every row a key."""
     import grpo_agent
 
     monkeypatch.chdir(REPO)

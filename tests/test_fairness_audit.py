@@ -14,6 +14,7 @@ from conftest import REPO
 from fairness import group_metrics, impact_ratios, impact_rows, ll144_tables
 from parts.files import UserError
 from parts.stats import rates_differ
+from tiny import cases
 
 FORBIDDEN = re.compile("complian|certified|lawful|illegal|bias-free", re.I)  # no report judges law
 WORDS = ("advance", "hold", "reject")
@@ -46,25 +47,26 @@ BELOW, ABOVE, MAYBE = (
     "above four fifths, significant",
     "below four fifths, not significant",
 )
-ROWS = [  # selected and people of reference and group: label, verdict; ratio, p, Katz's interval
-    (16, 80, 3, 20, MAYBE, "inconclusive (about ", (0.75, 0.757, 0.242, 2.325)),
-    (412, 797, 170, 390, ABOVE, "difference found", (0.8432, 0.0087, 0.739, 0.962)),
-    (412, 797, 18, 41, "no indication", "inconclusive", (0.8493, 0.330, 0.597, 1.208)),
-    (215, 412, 7, 17, MAYBE, "inconclusive", (0.7891, 0.373, 0.444, 1.403)),
-    (50, 100, 30, 100, BELOW, "difference found", ()),
-    (20, 40, 14, 40, MAYBE, "inconclusive (about 157 people a", ()),
-    (10000, 20000, 9990, 20000, "no indication", "equivalent within 2 percentage points", ()),
-    (45000, 90000, 44000, 90000, ABOVE, "difference found, smaller", ()),
-    (0, 10, 0, 10, "not judged", "not measured (nobody is selected)", ()),
-    (9, 90, 0, 10, MAYBE, "inconclusive", ()),
-    (7, 10, 3, 10, MAYBE, "inconclusive", (0.4286, 0.0736, 0.153, 1.201)),  # cells expect 5: z
-    # p = .0497 and .045, but the interval of the ratio, that of the gap holds no difference
-    (39, 100, 26, 100, MAYBE, "inconclusive", (0.6667, 0.0497, 0.442, 1.006)),
-    (97, 100, 90, 100, "no indication", "inconclusive", (0.9278, 0.0447, 0.862, 0.999)),
-]
 
 
-@pytest.mark.parametrize("a, n, b, m, label, verdict, numbers", ROWS)
+# selected and people of reference and group: label, verdict; ratio, p, Katz's interval. Of the
+# last two p is .0497 and .045, but the interval of the ratio, that of the gap holds no difference
+@cases("""
+a | n | b | m | label | verdict | numbers
+16 | 80 | 3 | 20 | below four fifths, not significant | 'inconclusive (about ' | (0.75, 0.757, 0.242, 2.325)
+412 | 797 | 170 | 390 | above four fifths, significant | difference found | (0.8432, 0.0087, 0.739, 0.962)
+412 | 797 | 18 | 41 | no indication | inconclusive | (0.8493, 0.33, 0.597, 1.208)
+215 | 412 | 7 | 17 | below four fifths, not significant | inconclusive | (0.7891, 0.373, 0.444, 1.403)
+50 | 100 | 30 | 100 | below four fifths, significant | difference found | ()
+20 | 40 | 14 | 40 | below four fifths, not significant | inconclusive (about 157 people a | ()
+10000 | 20000 | 9990 | 20000 | no indication | equivalent within 2 percentage points | ()
+45000 | 90000 | 44000 | 90000 | above four fifths, significant | difference found, smaller | ()
+0 | 10 | 0 | 10 | not judged | not measured (nobody is selected) | ()
+9 | 90 | 0 | 10 | below four fifths, not significant | inconclusive | ()
+7 | 10 | 3 | 10 | below four fifths, not significant | inconclusive | (0.4286, 0.0736, 0.153, 1.201)
+39 | 100 | 26 | 100 | below four fifths, not significant | inconclusive | (0.6667, 0.0497, 0.442, 1.006)
+97 | 100 | 90 | 100 | no indication | inconclusive | (0.9278, 0.0447, 0.862, 0.999)
+""")
 def test_rows_to_the_printed_digits(a, n, b, m, label, verdict, numbers):
     """Yates, an unpooled z, a one-sided Fisher, the ratio upside down: each would miss a number."""
     row = impact_rows({"r": (a, n), "p": (b, m)})[1]
@@ -111,16 +113,15 @@ def test_parity_set():
     assert {k: found[k]["value"] for k in expected} == pytest.approx(expected, abs=1e-7)
 
 
-NOBODY = [  # groups, decisions, labels: comparison, value, reason
-    ("aabb", [0, 1, 1, 0], [0, 0, 1, 1], "equal_opportunity_difference", None, "a: nobody has the label 1"),
-    ("aabb", [0, 1, 1, 0], [0, 0, 1, 1], "equalized_odds_ratio", None, "a: nobody has the label 1"),
-    ("aabb", [0, 0, 0, 0], None, "demographic_parity_difference", 0, None),
-    ("aabb", [0, 0, 0, 0], None, "demographic_parity_ratio", None, "the highest rate is 0"),
-    (["a", "a", None], [0, 1, 1], None, "demographic_parity_difference", None, "one group: not a comparison"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("groups, pred, true, key, value, reason", NOBODY)
+# comparison, value and reason of groups, decisions, labels
+@cases("""
+groups | pred | true | key | value | reason
+aabb | [0, 1, 1, 0] | [0, 0, 1, 1] | equal_opportunity_difference | None | a: nobody has the label 1
+aabb | [0, 1, 1, 0] | [0, 0, 1, 1] | equalized_odds_ratio | None | a: nobody has the label 1
+aabb | [0, 0, 0, 0] | None | demographic_parity_difference | 0 | None
+aabb | [0, 0, 0, 0] | None | demographic_parity_ratio | None | the highest rate is 0
+['a', 'a', None] | [0, 1, 1] | None | demographic_parity_difference | None | one group: not a comparison
+""")
 def test_nothing_over_nobody(groups, pred, true, key, value, reason):
     """Where fairlearn says 0, NaN or .5, here each is null with a reason."""
     found = group_metrics(list(groups), pred, true)
@@ -131,7 +132,6 @@ def test_nothing_over_nobody(groups, pred, true, key, value, reason):
 
 @pytest.mark.slow
 def test_parity_with_fairlearn():
-    """Rates of each group are MetricFrame's, and comparisons fairlearn's where both are defined."""
     metrics = pytest.importorskip("fairlearn.metrics", reason="fairlearn is not installed")
     rates = {"selection_rate": metrics.selection_rate, "tpr": metrics.true_positive_rate}
     rates |= {"fpr": metrics.false_positive_rate}
@@ -392,7 +392,6 @@ def test_biasguard_beside_our_numbers(tmp_path, monkeypatch, kind):
 
 
 def test_detector_thresholds(tmp_path, monkeypatch):
-    """On the sentences held out, and on a second list written without a look at the patterns."""
     lines = (REPO / "tests/risky_sentences.jsonl").read_text("utf-8").splitlines()
     rows = list(map(json.loads, lines))
     assert len({row["text"] for row in rows}) == len(rows) >= 150
@@ -497,7 +496,11 @@ def test_a_broken_vote_is_named(tmp_path, more):
         votes_of(tmp_path, rows)
 
 
-@pytest.mark.parametrize("name, black, told", [("screen_train", 0.508, []), ("screen_biased", 0.725, ["Asian", "Hispanic", "White"])])  # fmt: skip
+@cases("""
+name | black | told
+screen_train | 0.508 | []
+screen_biased | 0.725 | ['Asian', 'Hispanic', 'White']
+""")
 def test_bundled_votes_show_what_was_planted(name, black, told):
     found = fairness.study_votes(REPO / "data" / f"{name}.jsonl", WORDS)
     races = rates(found, "harsher decision")

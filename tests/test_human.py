@@ -17,7 +17,7 @@ from parts import files, votes
 from parts.files import UserError
 from parts.stats import wilson
 from test_annotate import Rater
-from tiny import pair_rows, tiny_model, write_rows
+from tiny import cases, pair_rows, tiny_model, write_rows
 
 
 def key_of(swapped, gold=()):
@@ -69,12 +69,13 @@ def test_both_bad_and_ties_are_halves_and_a_skip_is_nothing():
     assert (report["offered"], report["items"], report["decided"]) == (6, 5, 3)
 
 
-@pytest.mark.parametrize("wins, losses, there, missing", [
-    (60, 40, ("Between DPO and Base no difference", "60.0 %", "takes 194 items"), "beats"),
-    (30, 30, ("no difference was found: DPO wins 50.0 %",), "takes"),
-    (20, 0, ("DPO beats Base", "100.0 %"), "takes"),
-    (0, 20, ("Base beats DPO", "0.0 % [0.0, 16.1]"), "Base wins"),
-])  # fmt: skip
+@cases("""
+wins | losses | there | missing
+60 | 40 | ('Between DPO and Base no difference', '60.0 %', 'takes 194 items') | beats
+30 | 30 | ('no difference was found: DPO wins 50.0 %',) | takes
+20 | 0 | ('DPO beats Base', '100.0 %') | takes
+0 | 20 | ('Base beats DPO', '0.0 % [0.0, 16.1]') | Base wins
+""")
 def test_first_sentences(wins, losses, there, missing):
     events = [event(n, "a" if n < wins else "b") for n in range(wins + losses)]
     report = report_of(events, key_of([False] * (wins + losses)))
@@ -103,7 +104,6 @@ def test_votes_are_no_items():
 
 
 def test_people_differ_too():
-    """Half like A everywhere, half B: another four might say anything."""
     split = rate_of(["abab"] * 100)["win_rate"]
     assert split["value"] == 0.5 and split["low"] < 0.1 and split["high"] > 0.9
     assert "annotators" in split["method"]
@@ -161,7 +161,6 @@ def command(folder, out):
 
 
 def test_from_two_models_to_a_verdict(voted, tmp_path, capsys):
-    """ann chose A's text every time but one tie, ben the left side."""
     (folder, models), out = voted, tmp_path / "report"
     evaluate.main(command(folder, out))
     report = json.loads((out / "report.json").read_text())

@@ -198,7 +198,6 @@ FAULTS = [  # what a server answers, and what the error says
 
 
 def flaky(fault):
-    """A judge that says yes, but "Bad" gets this fault always, and "Once" the first time."""
     seen = []
 
     def answer(request):
@@ -234,7 +233,6 @@ STOPPED = [  # cannot get better: one request, then the run ends
 
 @pytest.mark.parametrize("fault, message", STOPPED)
 def test_what_cannot_get_better_stops_the_run(fault, message):
-    """Also every redirect: it could carry the task to another host. No message steers a terminal."""
     with Server(lambda r: fault) as server:
         with pytest.raises(UserError, match=f"judge m at {server.url}.*{message}"):
             grade(make(server))
@@ -307,7 +305,6 @@ def test_what_is_sent_and_where():
 
 
 def test_the_key_is_sent_and_shown_nowhere(monkeypatch, tmp_path):
-    """No .netrc replaces it; a server that echoes it gets it into no cache, reason, error, repr."""
     key = "sk-test-1234567890abcdef"
     monkeypatch.setenv("OPENAI_API_KEY", key)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -385,7 +382,6 @@ def rule(answer, *groups, start="Greet.", **how):
 
 
 def test_ruler_scores_a_group():
-    """By id, not by place; equal answers are shown once, empty ones not at all."""
     start = judge.talk("Go.", "<think>t</think>Same.")
     group = "a .3", "", "a .3", "b .7", "<think>.9"
     (ruling,), (request,), _ = rule(by_number, group, start=start)
@@ -438,7 +434,6 @@ FILES = [
 
 @pytest.mark.parametrize("content, ids", FILES)
 def test_the_content_decides_what_a_file_is(content, ids, tmp_path):
-    """Without "validation", the first half of "test" (rounded down) is it."""
     data = read_rubrics(write(tmp_path / "x.dat", content))
     assert [row.task_id for row in data.rows] == list(ids)
     parts = {name: "".join(row.task_id for row in part) for name, part in data.splits.items()}
@@ -627,7 +622,6 @@ ruler --ruler-rubric none.txt | --ruler-rubric none.txt
 
 @pytest.mark.parametrize("wrong, message", WRONG)
 def test_what_a_user_does_wrong(wrong, message, command):
-    """Of commands and of an answer, or a row with people's ratings: nothing is asked or written."""
     name, *flags = wrong.split()
     if wrong[0] == "{":
         answer, twice = json.loads(wrong), [ONE | {"prompt": "Twice.", "task_id": i} for i in "xy"]

@@ -27,7 +27,6 @@ MODULES = """parts/files parts/stats parts/parallel parts/lora parts/shared_prom
 parts/rollouts checks/answers checks/risky checks/instructions watch judge sft reward_train dpo ppo
 grpo_rubric grpo_agent evaluate fairness""".split()  # in import order
 TEXTS = ["Assess this candidate.", "Role: data engineer, python and sql.", "hold", "Ask: kafka?"]
-
 PAGE = (REPO / "docs" / "gallery.md").read_text(encoding="utf-8")
 ENTRY = re.compile(  # number, title, module, patch, check, why
     r"^### (\d+)\. (.+)\n[^#]*?```diff\n--- (\S+)\.py\n.*\n((?:[-+].*\n)+)```\n\n"
@@ -189,7 +188,6 @@ def test_preflight_cannot_see_swapped_sides(fixtures, tmp_path, monkeypatch, cap
 
 
 def test_the_page_is_whole(monkeypatch):
-    """Each entry is read, numbered and gives a reason; one whose patch no longer applies fails."""
     assert [int(entry[0]) for entry in SLIPS] == list(range(1, PAGE.count("```diff") + 1))
     assert f"{len(SLIPS)} slips" in PAGE
     assert all(len(why.split()) >= 8 for *_, why in SLIPS)

@@ -54,7 +54,6 @@ def commands(notebook):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_notebook_is_a_lesson(name):
-    """One first cell for all, exercises with hints, links that lead somewhere, flags that parse."""
     assert len(NAMES) == 4
     notebook = read(name)
     title, first, *_, last = (cell.source for cell in notebook.cells)
@@ -72,7 +71,6 @@ def test_a_notebook_is_a_lesson(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_notebook_shows_what_it_did(name):
-    """Executed from top to bottom and then saved: GitHub shows the outputs."""
     notebook = read(name)
     counts = [cell.execution_count for cell in code(notebook)]
     assert counts == list(range(1, len(counts) + 1)), "not run from top to bottom"
@@ -147,7 +145,6 @@ def check_closed_form(text):
 
 @pytest.mark.slow
 def test_the_first_cell_on_a_fresh_machine(copy, monkeypatch, tmp_path):
-    """Colab's empty folder: it clones, installs (here nothing) and goes there."""
     git = ["git", "-C", str(copy), "-c", "user.name=x", "-c", "user.email=x@example.com"]
     for line in ("init -q", "add -A", "commit -q -m published"):
         subprocess.run([*git, *line.split()], check=True, stdout=subprocess.DEVNULL)

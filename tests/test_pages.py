@@ -59,7 +59,6 @@ def visit(tmp_path, browser):
 
 
 def test_hostile_text_is_text_in_every_slot(visit):
-    """Letter by letter, a steering character by its code point."""
     good, *_ = visit("A", "A", "let fine = 1")
     elements = good.locator("*").count()
     bad, html, asked, said = visit(HOSTILE, HOSTILE, "let fine = 1")
@@ -69,7 +68,6 @@ def test_hostile_text_is_text_in_every_slot(visit):
 
 
 def test_policy_refuses_what_slips_in(visit):
-    """Were a text ever unescaped: no script but ours, no request."""
     slip = "<script>document.title = 'evil'</script><img src='https://evil.example/x'>"
     page, _, _, said = visit("A", "", "document.title = 'ran'", slip=slip)
     assert page.title() == "ran" and len(said) == 2
@@ -88,7 +86,6 @@ def test_axe_and_width(visit, width, scheme):
 
 
 def test_first_screen_and_print(visit, tmp_path):
-    """Sentences above charts above tables; statistics are folded away. On paper: two pages."""
     page, *_ = visit()
     order = ("section p", "figure", "main > .scroll")
     top = [page.locator(selector).first.bounding_box()["y"] for selector in order]

@@ -287,7 +287,6 @@ llama | policy | 0.7
 llama | rm | 1.0
 """)
 def test_first_minibatch_has_ratio_one_and_kl_zero(family, critic, temperature, world, monkeypatch):
-    """What was sampled is scored, at any length, position and temperature."""
     flags = f"--temperature {temperature} --micro-tokens 140"
     args, run, models = begun(world, flags, family=family, critic=critic)
     b = filled(args, run, models, generic=False)
@@ -468,7 +467,6 @@ def test_preflight(critic, world, tmp_path, capsys, monkeypatch):
 
 
 def test_another_tokenizer_in_the_reward_model(world, tmp_path):
-    """Its trunk cannot be the critic; the default is then `policy`."""
     own = tiny_tokenizer(vocab_size=290, template=CHATML)
     reward = ("--reward-model", tiny_reward_model("gpt2", tmp_path, tokenizer=own))
     said = r"--critic rm: the tokenizer of .* \(290 entries\).*\(300\)"

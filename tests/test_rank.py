@@ -14,6 +14,7 @@ import tiny
 from conftest import REPO
 from parts import files
 from parts.files import UserError
+from tiny import cases
 
 
 @pytest.fixture
@@ -102,7 +103,6 @@ def test_csv_cells_come_through(rank, tmp_path):
 
 
 def test_blind_takes_the_names_out(rank, capsys):
-    """The reward model reads "the candidate" for either order of a name; the file keeps it."""
     texts = {"Ann Li": "Ann Li, 3 years. Ann Li led.", "Amy Lee": "LEE, Amy, 3 years. amy lee led."}
     people = [{"id": n, "name": n, "profile": text, "role": "r"} for n, text in texts.items()]
     found = rank(people, "--blind", "name")
@@ -125,7 +125,6 @@ def test_what_is_printed(rank, tmp_path, capsys):
 
 
 def test_role_from_text_file_and_row(tmp_path):
-    """A title, the lines of a role, a file of them, the whole prompt: one template."""
     text, ask = "Role: chef\nMust have: soups", "Which candidate fits this role?\n"
     (tmp_path / "role.txt").write_text("\ufeff" + text + "\n", encoding="utf-8")
     bundled = next(files.read_jsonl(REPO / "data/candidates.jsonl"))["prompt"][0]["content"]
@@ -135,30 +134,27 @@ def test_role_from_text_file_and_row(tmp_path):
         assert evaluate.role_prompt(role) == [{"role": "user", "content": wanted}]
 
 
-WHOLE = '{"id": 1, "profile": "x", "role": "r"}\n'
-
-
-@pytest.mark.parametrize("text, flags, message", [
-    ("", (), "is empty"),
-    ('{"id": 1}\n', (), "no text in the column 'profile'; there is id"),
-    (WHOLE * 2, (), ":2: the id '1' is there twice"),
-    ('{"id": 1, "profile": " ", "role": "r"}\n', (), ":1: no text in the column 'profile'"),
-    ('{"id": 1, "profile": ["x"], "role": "r"}\n', (), ":1: no text in the column 'profile'"),
-    ('{"id": null, "profile": "x", "role": "r"}\n', (), "no text in the column 'id'"),
-    ('{"id": 1, "profile": "x"}\n', (), ":1: no role: say with --role"),
-    ('{"id": 1, "profile": "x", "prompt": [{"role": "nobody"}]}\n', (), "c.jsonl:1"),
-    ('{"id": 1, "profile": "\\ud800", "role": "r"}\n', (), "c.jsonl:1"),
-    (WHOLE[:-2], (), "not valid JSON"),
-    (WHOLE, ("--blind", "name"), "no text in the column 'name'"),
-    (WHOLE.replace("}", ', "score": 1}'), (), "rename 'score'"),
-    (WHOLE, ("--role", "role.txt"), "--role role.txt: no such file"),
-    (WHOLE, ("--role", " "), "no role: say with --role"),
-    (WHOLE, (), "--reward-model nowhere"),
-    # test_fairness_audit.py has the other tables that a spreadsheet writes
-    ("id,profile\n1,x,y\n", (), "c.csv:2: more cells than the 2 columns"),
-    ('id,profile\n1,"x\n', (), "unexpected end of data"),
-    ("id,profile\n", (), "is empty"),
-])  # fmt: skip
+@cases(r"""
+text | flags | message
+ | () | is empty
+'{"id": 1}\n' | () | no text in the column 'profile'; there is id
+'{"id": 1, "profile": "x", "role": "r"}\n{"id": 1, "profile": "x", "role": "r"}\n' | () | :2: the id '1' is there twice
+'{"id": 1, "profile": " ", "role": "r"}\n' | () | :1: no text in the column 'profile'
+'{"id": 1, "profile": ["x"], "role": "r"}\n' | () | :1: no text in the column 'profile'
+'{"id": null, "profile": "x", "role": "r"}\n' | () | no text in the column 'id'
+'{"id": 1, "profile": "x"}\n' | () | :1: no role: say with --role
+'{"id": 1, "profile": "x", "prompt": [{"role": "nobody"}]}\n' | () | c.jsonl:1
+'{"id": 1, "profile": "\\ud800", "role": "r"}\n' | () | c.jsonl:1
+{"id": 1, "profile": "x", "role": "r" | () | not valid JSON
+'{"id": 1, "profile": "x", "role": "r"}\n' | ('--blind', 'name') | no text in the column 'name'
+'{"id": 1, "profile": "x", "role": "r", "score": 1}\n' | () | rename 'score'
+'{"id": 1, "profile": "x", "role": "r"}\n' | ('--role', 'role.txt') | --role role.txt: no such file
+'{"id": 1, "profile": "x", "role": "r"}\n' | ('--role', ' ') | no role: say with --role
+'{"id": 1, "profile": "x", "role": "r"}\n' | () | --reward-model nowhere
+'id,profile\n1,x,y\n' | () | c.csv:2: more cells than the 2 columns
+'id,profile\n1,"x\n' | () | unexpected end of data
+'id,profile\n' | () | is empty
+""")
 def test_bad_candidates_are_named(tmp_path, text, flags, message):
     path = tmp_path / "c.csv" if text.startswith("id") else tmp_path / "c.jsonl"
     path.write_bytes(text.encode("latin-1"))

@@ -150,7 +150,6 @@ SUMMARY = {"task": "summary", "shown": ["sql", "kafka"], "claimed": ["go"], "pro
     (SUMMARY, "Nothing.", {"skill recall": 0.0, "skill precision": NAN}),
 ])  # fmt: skip
 def test_task_metrics_by_hand(row, answer, expected):
-    """A metric without its field is left out. "Holding" is no decision; rust is invented here."""
     found = task_metrics(row, answer, ["sql", "rust"], ["advance", "hold", "reject"])
     assert found == pytest.approx(expected, nan_ok=True)
 

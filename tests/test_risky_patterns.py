@@ -140,7 +140,6 @@ def test_a_disguise_a_refusal_or_an_allowed_phrase_is_no_cloak():
 
 
 def test_the_bank_and_the_grammar_agree_with_the_patterns():
-    """Every risky question of the demo has exactly one code, and no other template or reply any."""
     templates = dict(interview.BANK["templates"])
     risky = templates.pop("risky")
     assert risky == grammar.RISKY_QUESTIONS and len(risky) >= 10

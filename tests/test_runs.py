@@ -163,7 +163,6 @@ def test_the_plan_and_the_rate(capsys):
 
 
 def test_one_optimiser_over_several_modules(toy, tmp_path, capsys):
-    """One AdamW without decay: frozen weights are in no group, a fresh head has its own rate."""
     run, policy = toy.opened("--schedule linear --warmup 0.34")
     critic = tiny_reward_model("gpt2", tmp_path, n_layer=1)
     critic = common.load_reward_model(critic, toy.tokenizer)
@@ -277,7 +276,6 @@ def test_a_folder_that_may_not_be_used_is_untouched(toy, tmp_path):
 
 
 def test_overwrite_removes_the_run_and_nothing_else(toy):
-    """Also the tokenizer of the run, or another model's template stays in its file."""
     toy.train()
     old = "adapter/old checkpoint/old added_tokens.json merges.txt rollouts.jsonl"
     mine = "notes.txt thesis/chapter.tex report.json data.jsonl .env .git/config".split()
@@ -548,7 +546,6 @@ def test_errors_of_the_user_end_in_one_line_and_status_2(capsys):
 
 
 def test_fingerprints(tmp_path, toy):
-    """A fine-tune of some layers has the start's first and last MiB."""
     file, found = tmp_path / "model.bin", []
     file.touch()
     os.truncate(file, 300 * 2**20)

@@ -19,7 +19,6 @@ def table_of(rng):
 
 
 def test_shares():
-    """Wilson, sign test, Fisher, pooled z (squared: chi-square), Newcombe's gap, Katz's ratio."""
     for seed in CASES:
         a, n, b, m = table_of(rng_of(seed))
         x, y = (scipy_stats.binomtest(k, t).proportion_ci(method="wilson") for k, t in ((a, n), (b, m)))  # fmt: skip
@@ -66,7 +65,6 @@ def test_student_t():
 
 
 def test_clusters_by_hand():
-    """Ones and zeros that cancel in every item, but not by name."""
     a = np.arange(12) < 6
     # the gap is −2 ± 2.5706 · √(3.5/6 + 3.5/6), with five degrees of freedom
     found = clustered_difference([1, 2, 3, 4, 5, 6, 3, 4, 5, 6, 7, 8], a, ~a, np.arange(12))

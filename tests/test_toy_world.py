@@ -10,7 +10,6 @@ slip; notebooks/3_closed_form.ipynb shows where each of them lands.
 """
 
 import argparse
-import functools
 import itertools
 import math
 
@@ -21,7 +20,6 @@ import common
 import dpo
 import grpo_rubric
 import ppo
-import reward_train
 from parts import runs
 
 F64 = dict(dtype=torch.float64)
@@ -100,20 +98,6 @@ def test_where_the_objectives_land(share, options, expected):
     lands_on(torch.softmax(train(loss_of, REF.log())[0], -1), expected)
 
 
-def test_reward_model_recovers_the_reward():
-    """Up to a constant, which centring chooses; the loss ends at the entropy of the labels."""
-
-    def loss_of(coef, r):
-        losses = reward_train.bradley_terry_loss(r[CHOSEN], r[REJECTED], center_coef=coef)
-        return (SHARE * losses).sum()
-
-    for coef, bound in ((0.0, 0.001), (0.001, 0.02)):
-        scores, loss = train(functools.partial(loss_of, coef), torch.zeros(4, **F64))
-        assert (scores - scores[0] - REWARD).abs().max() < bound
-        assert not coef or abs(scores.mean()) < 0.05
-        assert loss == pytest.approx(0.5551, abs=5e-3 if coef else 5e-5)
-
-
 # ---- GRPO, by the exact expectation over all groups ----
 
 
@@ -154,15 +138,6 @@ def test_grpo_default_with_kl_in_the_loss(scale, size, loss, factor):
         return share @ torch.stack(losses)
 
     lands_on(torch.softmax(train(loss_of, REF.log())[0], -1), optimum(BETA * factor))
-
-
-def test_maxrl_is_nearly_the_gradient_of_the_log_pass_rate():
-    """p = .4. `center` has the expected gradient (G−1)/G·∇p; maxrl Σ (1−p)^k over k < G−1 times ∇p:
-    1 + .6 + .36 = 1.96. The whole series is 1/p, ∇ log p."""
-    right, (groups, pull) = torch.tensor([0, 1, 0, 1], **F64), all_groups(4)
-    for scale, factor in (("center", 3 / 4), ("maxrl", 1.96)):
-        found = pull(grpo_rubric.group_advantages(right[groups], scale), REF)
-        lands_on(found - REF * found.sum(), factor * REF * (right - 0.4), 1e-9)
 
 
 # ---- the same world through the stages: rows, masks, token_logps, forward, update ----
@@ -215,7 +190,6 @@ STAGES = {"sigmoid": optimum(), "ipo": torch.softmax(REF.log() + 2 * H, -1)}
 
 @pytest.mark.parametrize("loss_type", STAGES)
 def test_the_stage_lands_on_the_optimum(loss_type):
-    """The formula may be right, its inputs wrong."""
     args = dpo.parse_args(["--beta", str(BETA), "--loss-type", loss_type])
     model, everything = FourLogits(), list(range(12))
     with torch.no_grad():

@@ -391,8 +391,6 @@ COPIES = {  # what is copied beside common.py and parts/, the flags beside --mod
     "grpo_rubric": (GRPO, "data_path=rubrics.json group_size=2 groups_per_batch=2 max_tokens=4"),
     "grpo_agent": (f"{GRPO} grpo_rubric.py", EPISODES),
 }
-
-
 MINE = """
 def score(prompts, answers, rows):
     return [float("a" in answer) for answer in answers]

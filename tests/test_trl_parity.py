@@ -55,7 +55,6 @@ def assert_same(ours, theirs):
 
 
 def trl_trainer(kind, world, tokenizer, rows, ref=None, **options):
-    """TRL's SFT, Reward, DPO, CPO or GRPO trainer on these rows, in the file's order."""
     trl, datasets = (needs(name, reason=REASON.format(name)) for name in ("trl", "datasets"))
     home = needs("trl.experimental.cpo", reason="no CPOTrainer") if kind == "CPO" else trl
     head = AutoModelForSequenceClassification if kind == "Reward" else AutoModelForCausalLM
@@ -179,7 +178,6 @@ def grpo_batch(tokenizer):
 
 
 def shifted(logps, mask, noise):
-    """Log-probs off by noise, in the order of the answer's tokens wherever these stand."""
     flat = torch.cat([row[: int(n)] for row, n in zip(noise, mask.sum(1))])
     off = torch.zeros_like(logps).masked_scatter(mask, flat)
     return torch.where(mask, logps.detach() + off, 0.0)

@@ -31,7 +31,6 @@ def answers():
 
 
 def test_page_in_a_browser(tmp_path, capsys):
-    """Hostile text is text; without script all answers are there; no request leaves the page."""
     sync_playwright, path = browser_or_skip()
     run = write_run(tmp_path / "run", answers(), torn='{"step": 3, "pro')
     watch.main([str(run), "--html"])
@@ -58,7 +57,6 @@ def test_page_in_a_browser(tmp_path, capsys):
 
 
 def test_folders_without_rollouts_or_with_broken_ones(tmp_path):
-    """An old folder gets its curves, and a sample without a reward is shown."""
     run = write_run(tmp_path / "run")
     watch.main([str(run), "--html"])
     assert "This run kept no answers" in (run / "watch.html").read_text(encoding="utf-8")

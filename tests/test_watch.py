@@ -20,7 +20,6 @@ sys.path.insert(0, str(REPO / "bench"))
 import alarms
 
 outcome = functools.cache(alarms.outcome)  # runs of known truth, 100 in place of its 300
-
 R, PERFECT = "reward/mean", "reward/frac_perfect"
 UP = [0.4 + 0.025 * k for k in range(9)]  # v at steps 0 to 40
 RISING = {R: [0.4 + 0.005 * t for t in range(80)]}
@@ -119,8 +118,6 @@ R13 short episodes | env/blind_share 1; env/turns 2.9; env/episodes 8 | |
 R13 few episodes | env/blind_share 1; env/turns 3; env/episodes 7 | |
 R14 one answer lost, none, then two | reward/voided 0,1,0,2 | | 2 warn, 4 warn
 """)
-
-
 LIMITS = """
 R5 | reward/frac_perfect | 0*3 .9*4 | .89 | .9
 R6 | reward/frac_mixed | .5*4 | .5 | .25
@@ -154,7 +151,6 @@ def test_rules_at_their_edges(name, cell, width, expected, monkeypatch):
 
 
 def test_an_event_is_a_beginning_and_says_where_to_look():
-    """Once, not once a step: silent and back, it is two."""
     shares = [0.0] * 3 + [0.5] * 10 + [0.0] * 5 + [0.5] * 5
     events = replay(made({"text/same_answer": shares}))[1]
     assert [e.step for e in events] == [4, 19]
@@ -163,7 +159,6 @@ def test_an_event_is_a_beginning_and_says_where_to_look():
 
 
 def test_which_values_are_v_and_r():
-    """Beside a gold score val/score may lie."""
     v, lie, whole = [None, *HACK[1]], {"val/score": 9}, {}
     rows = [{"step": 5 * i, "val/gold": x} | lie for i, x in enumerate(v)]
     assert [p.v for p in Watcher(rows=rows).points] == HACK[1]
@@ -207,7 +202,6 @@ v 15..19/50; reward/mean .5*60 | warming_up
 v 15..20/50; reward/mean .5*60 | healthy
 """)
 def test_health_is_the_table(cell, state):
-    """The nine cells of its docstring. Five evaluations are no trend, none are no validation."""
     assert Watcher(rows=made(*curves(cell))).health() == state
     assert state in watch.ADVICE
 
@@ -244,7 +238,6 @@ judge/usd 1*80; v 16..24/40 24..16/40 | target=.1 judge_budget=0 steps=80 | targ
 judge/usd 1*80; v 16..24/40 24..16/40 | judge_budget=0 steps=80 | judge_budget | 0
 """)
 def test_stop_reasons_and_exit_codes(cell, options, expected, code):
-    """Each reason with the run that has it and one that just has not."""
     given = dict(option.split("=") for option in options.split())
     given = {key: x if key == "on_hack" else float(x) for key, x in given.items()}
     found = Watcher(rows=made(*curves(cell)), **given).stop_reason()
@@ -329,7 +322,6 @@ def test_a_long_log_costs_no_more_per_row():
 
 
 def test_the_report_answers_first(tmp_path, capsys):
-    """State, reason to stop and best step first; on one screen."""
     status, out = run(capsys, write_log(tmp_path, made(*HACK)), "--patience", 0)
     lines = out.splitlines()
     assert status == 3 and len(lines) <= 40
@@ -365,7 +357,6 @@ NO_LOGS = {
 
 
 def test_what_is_no_log(tmp_path, capsys):
-    """The error names file and line; a last line that a kill cut off is said and left out."""
     path = tmp_path / "metrics.jsonl"
     for content, told in ({None: ": no such file"} | NO_LOGS).items():
         if content is not None:

@@ -24,8 +24,6 @@ from test_trainers import train
 from tiny import EXTRA_FAMILIES, FAMILIES, tiny_model, write_pairs
 
 pytestmark = pytest.mark.usefixtures("quiet_process")
-
-
 WINDOW = dict(use_sliding_window=True, sliding_window=8)
 WINDOWS = {  # a window in every layer, in one of two, in none
     "mistral, window 8": ("mistral", dict(sliding_window=8)),
@@ -77,7 +75,6 @@ def test_a_shared_prompt_changes_no_number(name, tmp_path):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_an_inexact_family_computes_two_rows(dtype, tmp_path, monkeypatch, capsys):
-    """A Mistral whose window the mask forgets; a Bloom, which raises on such a mask."""
     model, pairs, pad_id = loaded("mistral, window 8", tmp_path)
     model.compute_dtype = dtype
     assert shared_prompt.can_share(model, pairs, common.pad_rows) is True
@@ -126,8 +123,6 @@ def test_each_prompt_is_computed_once(tmp_path, monkeypatch, llama_folder):
 
 
 def test_no_forward_between_the_rollout_and_the_first_gradient(tmp_path, monkeypatch):
-    """The sampler returns the log-probs of what it drew: nothing recomputes them."""
-
     def noted(home, name, event):
         real = getattr(home, name)
         call = lambda *args, **kwargs: (events.append(event()), real(*args, **kwargs))[1]  # noqa: E731

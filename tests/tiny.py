@@ -25,12 +25,9 @@ from transformers import (
 )
 
 INIT_RANGE = 0.3  # logits then have a deviation of about 1.7 nats in every family
-
 # the families that docs/adapt.md names, and Gemma 2 for its capped logits
 _SIZE = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4)
 _ROPE = dict(_SIZE, intermediate_size=64, num_key_value_heads=2)
-
-
 FAMILIES = {
     "gpt2": dict(n_embd=32, n_layer=2, n_head=4),
     "llama": dict(_ROPE, tie_word_embeddings=True),
@@ -41,10 +38,7 @@ FAMILIES = {
     "gpt_neox": dict(_SIZE, intermediate_size=64),
     "opt": dict(_SIZE, ffn_dim=64, word_embed_proj_dim=32),
 }
-
-
 EXTRA_FAMILIES = {"gemma2": dict(_ROPE, head_dim=8, final_logit_softcapping=5.0)}
-
 # one end token, no newline behind it; {% generation %} marks around assistant turns
 TEMPLATE = (
     "{% for m in messages %}{% if m['role'] == 'assistant' %}<|assistant|>"
@@ -59,7 +53,6 @@ CHATML = (
 )
 # as Llama's, whose post-processor would write the BOS as well
 BOS_TEMPLATE = "{{ bos_token }}" + TEMPLATE
-
 SENTENCES = [
     "Assess this candidate. Role: senior data engineer. Must have: python, sql, kafka.",
     "Asha Booker, six years. Used kafka and led a team of four. Wants to learn sql.",
