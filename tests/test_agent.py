@@ -170,7 +170,6 @@ def test_only_sampled_tokens_are_trained(policy, tmp_path):
 
 
 def test_batch_mates_do_not_change_an_episode(policy, tmp_path):
-    """Greedy: also when a mate is gone after a turn (seed 4)."""
     env = echo(tmp_path, "if self.seed == 4 and self.n == 1: raise RuntimeError('gone')")
     together, *parts = (
         {t.seed: t.messages for t in roll(policy, env, seeds, temperature=0)}
@@ -190,9 +189,7 @@ def test_history_shows_the_last_exchanges(policy, tmp_path):
         assert policy[1].decode(t.samples[2]["ids"][:start]) == want
 
 
-def test_a_cut_turn_is_counted_and_a_full_context_is_as_if_turns_ran_out(
-    policy, tmp_path, monkeypatch
-):
+def test_a_cut_turn_is_counted_and_a_full_context_ends_the_turns(policy, tmp_path, monkeypatch):
     """No room for turn 2 or 3: run_out is asked, its −.5 is in the reward."""
     env = echo(tmp_path)
     found = roll(policy, env, range(8), "--max-new-tokens 2")
@@ -306,9 +303,8 @@ def test_a_run_leaves_what_the_header_promises(folder, tmp_path, capsys):
     assert summary["stop_reason"] == "max_steps" and summary["test after"]["n"] == 4
     assert summary["test baseline a"]["score"] == 0.5 and "score_low" in summary["test before"]
     printed = capsys.readouterr().out
-    assert (
-        "baseline   a        n 4  score 0.5  score_low 0.5  score_high 0.5  reward 0.5" in printed
-    )
+    line_of_a = "baseline   a        n 4  score 0.5  score_low 0.5  score_high 0.5  reward 0.5"
+    assert line_of_a in printed
     assert re.findall(r"^(worst|best), seed ", printed, re.M) == ["worst", "best"] * 3
     rewards = [float(x) for x in re.findall(r"^  reward (\S+)  turns 3 ", printed, re.M)]
     assert len(rewards) == 6 and all(a <= b for a, b in zip(rewards[::2], rewards[1::2]))

@@ -102,7 +102,6 @@ def test_rewards_of_2048(board, illegal, rewards):
 
 
 def test_baselines_of_2048():
-    """300 games: ± .09 is three standard errors."""
     wins = {name: means(TwentyFortyEight, name)[0] for name in TwentyFortyEight.baselines}
     assert wins == pytest.approx({"random": 0.62, "corner": 0.90, "blind": 0.27}, abs=0.09)
     ignore = functools.partial(TwentyFortyEight, illegal="ignore")
@@ -136,7 +135,6 @@ def test_free_questions_are_read_rightly_nine_times_in_ten():
 
 @cases("key | message\novertime row | the same first key\nred car | lacks its keys")
 def test_a_broken_bank_is_refused(key, message, tmp_path):
-    """With two equal facts a line would be correct by accident."""
     bank, file = json.loads(BANK.read_text(encoding="utf-8")), tmp_path / "bank.json"
     bank["competencies"]["sales"]["evidence"][0]["keys"][0] = [key]
     file.write_text(json.dumps(bank), encoding="utf-8")
@@ -230,7 +228,6 @@ def test_no_summary_costs_and_ends():
 
 
 def test_baselines_of_the_interview():
-    """Who reads the last reply earns 1, a fixed list .5, with blind follow-ups .65."""
     found = {name: means(Interview, name) for name in Interview.baselines}
     assert found["oracle"] == (1, 1) and found["fixed"] == (0.5, 0.5)
     assert found["fixed+"] == (pytest.approx(0.75, abs=0.02), pytest.approx(0.65, abs=0.03))

@@ -148,7 +148,6 @@ def test_alpha_of_krippendorffs_own_table():
 
 
 def test_agreement_compares_answers_not_sides(tmp_path):
-    """Two people always choose the same answer, on different sides half of the time: 20 of 20."""
     app = make(tmp_path, 20, "--overlap 2")
     for name in ("ann", "ben"):
         Rater(app, name).vote_all(Rater.better)
@@ -162,7 +161,6 @@ def test_agreement_compares_answers_not_sides(tmp_path):
 
 
 def test_numbers_of_an_annotator(tmp_path, capsys):
-    """Six votes: median 4.5 s, two under 3 s; a tie; always left; one gold item, wrong."""
     rater = Rater(make(tmp_path, item_rows(6, gold={2})))
     for ms in (1000, 2000, 4000, 5000, 6000, 7000):
         choice = "tie" if ms == 7000 else "left"
@@ -177,7 +175,6 @@ def test_numbers_of_an_annotator(tmp_path, capsys):
 
 
 def test_sides_are_balanced_at_any_time():
-    """Of any 2k items from the start, k have a on the left."""
     gold = {f"item-{i}": i % 10 == 4 for i in range(60)}
     sides = annotate.plan("ann", gold)
     order = list(sides)
@@ -190,7 +187,6 @@ def test_sides_are_balanced_at_any_time():
 
 
 def test_repeats_come_late_and_swapped(tmp_path, capsys):
-    """A quarter of 40 items comes again, each after at least ten others, with sides swapped."""
     app = make(tmp_path, 40, "--repeat 0.25 --overlap 2")
     rater, skipper, seen = Rater(app), Rater(app, "x"), Counter()
     assert rater.state["all"] == 50
@@ -235,7 +231,6 @@ overlap | votes_of
 0 | [5, 5, 5]
 """)
 def test_overlap(tmp_path, overlap, votes_of):
-    """Votes of each item; 0: everybody gets all. Gold goes to everybody, a late vote is kept."""
     app = make(tmp_path, item_rows(5, gold={3}), f"--overlap {overlap}")
     late = Rater(app, "late")
     for k, n in enumerate(votes_of):

@@ -246,7 +246,6 @@ def test_nan_in_the_weights(stage, lora, world, refused):
 
 @every_stage
 def test_nan_while_training(stage, run):
-    """A rate of 1e30 breaks the weights in the first step."""
     flags = "--lr 1e30 --schedule constant --warmup 0 --steps 9 --eval-every 0".split()
     rows = r"rows \[.*\] of step " if stage is ppo else "rows .*pairs.jsonl:"
     with pytest.raises(files.UserError, match=f"^loss .*not finite; {rows}.*Lower --lr"):
@@ -323,7 +322,6 @@ def test_a_good_gold_function_and_an_empty_prompt(world, run):
 
 @every_stage
 def test_the_run_of_a_stage_is_guarded(stage, world, run, refused):
-    """Each input is one that --resume compares and that --out may not hold."""
     data, model = shutil.copy(world["pairs"], "own.jsonl"), copy_of(world["policy"], "own")
     inputs = {FLAGS[stage]: data, "--model": model}
     if stage in (dpo, ppo):

@@ -24,7 +24,6 @@ def base():
 
 
 def test_size_shape_and_vocabulary(base):
-    """2 to 4 M weights, below 10 MB, and no unknown token: decode(encode(text)) is the text."""
     model, tokenizer = base
     assert 2e6 <= sum(p.numel() for p in model.parameters()) <= 4e6
     assert model.config.tie_word_embeddings and model.config.max_position_embeddings == 512

@@ -48,7 +48,6 @@ def corpus():
 
 
 def test_the_files_are_what_the_generator_writes(tmp_path):
-    """In another process with another hash seed: every file, and the numbers in the card."""
     shutil.copy(DATA / "README.md", tmp_path)
     command = [sys.executable, str(DATA / "make_data.py"), "--out", str(tmp_path)]
     subprocess.run(command, env=os.environ | {"PYTHONHASHSEED": "4711"}, check=True)
@@ -205,7 +204,6 @@ CHEATS = {  # every skill named, whatever was shown
 
 @pytest.mark.parametrize("task", grammar.TASKS)
 def test_the_best_answer_is_worth_one_and_cheats_do_not_pay(task, corpus):
-    """Constant answers reach .45 at most."""
     rngs = [random.Random(f"test_data/{task}/{i}") for i in range(300)]
     cases = [grammar.make_case(rng, task, "test") for rng in rngs]
     prompts = [grammar.prompt(case) for case in cases]

@@ -122,7 +122,6 @@ def test_committed_reward_model_and_rubrics():
 
 
 def test_committed_numbers_come_out_again():
-    """After `make report` seed 0 lands within .05 of the last commit."""
     fresh = REPO / "runs" / "report-0" / "report" / "report.json"
     if not fresh.is_file():
         pytest.skip("`make report` has not run here")

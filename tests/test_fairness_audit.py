@@ -42,11 +42,8 @@ def table(text):
     return [tuple(map(float, line.split())) for line in text.strip().splitlines()]
 
 
-BELOW, ABOVE, MAYBE = (
-    "below four fifths, significant",
-    "above four fifths, significant",
-    "below four fifths, not significant",
-)
+BELOW, ABOVE = "below four fifths, significant", "above four fifths, significant"
+MAYBE = "below four fifths, not significant"
 
 
 # selected and people of reference and group: label, verdict; ratio, p, Katz's interval. Of the
@@ -512,7 +509,6 @@ def test_bundled_votes_show_what_was_planted(name, black, told):
 
 
 def test_votes_of_one_item_are_one_item(tmp_path):
-    """Four of an item's five votes agree, and one item more has 40."""
     rows = []
     for i in range(17):
         group = "White" if 8 <= i < 16 else "Black"

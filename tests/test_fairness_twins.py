@@ -56,9 +56,8 @@ def test_permutation_counts_every_labelling():
         ([3.0, 2.0, 1.0, 0.0, 99.0], [*apart, 0], "xxxxx", 1 / 3),
         ([1.0, 1.0, 1.0, 1.0], apart, "xxxx", 1.0),
     ):
-        found = fairness.name_permutation(
-            np.array(values), np.array(weights), np.array(list(strata)), 20000
-        )
+        arrays = np.array(values), np.array(weights), np.array(list(strata))
+        found = fairness.name_permutation(*arrays, 20000)
         assert found == pytest.approx(p, abs=0.015)
 
 
@@ -183,9 +182,8 @@ SETS = [  # slot, file of people, of twins: people, résumés, first group
 @pytest.mark.parametrize("slot, who, resumes, n, r, first", SETS)
 def test_bundled_twins_differ_in_slots_only(slot, who, resumes, n, r, first):
     data = REPO / "data"
-    people = (
-        load_names(data / who, 25) if slot == "name" else fairness.load_slot(f"{slot}={data / who}")
-    )
+    slots = f"{slot}={data / who}"
+    people = load_names(data / who, 25) if slot == "name" else fairness.load_slot(slots)
     rows = load_twins(data / resumes, 100, people)
     assert (len(people), len(rows), *people[0].groups.values())[:3] == (n, r, first)
     if slot == "age":  # the other slot of the file keeps its first value
@@ -251,9 +249,8 @@ COLUMNS = ["name", "first", "last", "sex", "race_ethnicity"]
 
 def inputs(tmp, per_cell=3):
     cells = [(s, r) for s in ("Female", "Male") for r in ("Black", "White")]
-    names = [
-        [f"{r}{i} {s}son", f"{r}{i}", f"{s}son", s, r] for s, r in cells for i in range(per_cell)
-    ]
+    cells = [(s, r, f"{r}{i}") for s, r in cells for i in range(per_cell)]
+    names = [[f"{first} {s}son", first, f"{s}son", s, r] for s, r, first in cells]
     resumes = [
         {"prompt": f"Assess {{name}}, who knows sql {'well ' * i}.", "answer": f"Good {i}.", "prefix": "Decision:",
          "rank_prompt": "Who fits?", "profile": f"{{name}} has {i} years."} for i in range(3)

@@ -142,7 +142,6 @@ def test_a_run_with_redrawn_groups_resumes(graded, tmp_path, monkeypatch):
 
 
 def test_a_run_with_a_teacher(graded, tmp_path, monkeypatch):
-    """Its log-probs are the reference's, β is 1 unless told, rewards reach no update."""
     teacher = tiny_model("llama", tmp_path, seed=9)
     spy = Spy(monkeypatch, grpo_rubric, "update")
     flags = "--steps 40 --lr 0.03 --eval-every 0 --warmup 0 --schedule constant --teacher"

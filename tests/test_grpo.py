@@ -42,7 +42,6 @@ def test_group_advantages_golden(scale, first, second):
 
 @pytest.mark.parametrize("scale", grpo_rubric.SCALES)
 def test_groups_without_signal(scale):
-    """Equal scores, also where floats differ in the last digit, one score, none: exactly 0."""
     rewards = t([0.1 + 0.2, 0.3, 0.3], [NAN, 7, NAN], [NAN, NAN, NAN], [5, 5, NAN])
     for given in (rewards, rewards.float()):
         assert not grpo_rubric.group_advantages(given, scale).any()
@@ -347,7 +346,6 @@ def test_gradient_for_every_cut(flags, graded, monkeypatch):
 
 @pytest.mark.parametrize("aggregation", grpo_rubric.AGGREGATIONS)
 def test_answers_without_advantage_cost_no_forward(aggregation, graded, monkeypatch):
-    """Rows 2 and 9 have no score: in no loss."""
     flags = f"--aggregation {aggregation} --temperature 0.7"
     args, run, _, b, advantages, in_loss = opened(graded, flags)
     in_loss[[2, 9]], advantages[[2, 9]] = False, 0.0
@@ -469,7 +467,6 @@ def test_one_group_as_a_table(capsys):
 
 
 def test_what_a_run_leaves(graded, tmp_path, capsys):
-    """E1. Reward: .75 × the weight met + .25 × the reward model's score."""
     out, score = tmp_path / "run", common.reward_function(graded["reward"])
     flags = "--reward checks:3 --reward model --val-metric model --eval-every 2 --temperature 0.7"
     flags += f" --reward-model {graded['reward']} --beta 0.1"

@@ -271,9 +271,8 @@ def test_hybrid_stops_on_reward_hacking(train, tmp_path):
     rows = [{"prompt": f"Ask {i}.", "rubrics": [TEXT, CHECK]} for i in range(192)]
     random.Random(42).shuffle(rows)
     data, out = tmp_path / "rows.json", tmp_path / "run"
-    data.write_text(
-        json.dumps({"train": rows[:28], "validation": rows[28:181], "test": rows[181:]})
-    )
+    split = {"train": rows[:28], "validation": rows[28:181], "test": rows[181:]}
+    data.write_text(json.dumps(split))
     flags = """--steps 80 --group-size 8 --groups-per-batch 8 --eval-every 4 --lr 2e-3 --restore best
         --reward ruler --val-metric checks --eval-temperature 1""".split()
     with Rule(vowel, flawed) as server:

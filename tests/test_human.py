@@ -86,9 +86,7 @@ def test_first_sentences(wins, losses, there, missing):
 
 
 def rate_of(items):
-    said = [
-        (n, choice, f"rater{k}") for n, item in enumerate(items) for k, choice in enumerate(item)
-    ]
+    said = [(n, a, f"rater{k}") for n, item in enumerate(items) for k, a in enumerate(item)]
     events = [event(*vote) for vote in said if vote[1] != "."]
     return report_of(events, key_of([False] * len(items)))["comparison"]
 
@@ -126,9 +124,8 @@ def test_length_is_told_apart():
 
 
 def test_the_order_of_the_log_decides_nothing():
-    events = [
-        event(n, random.Random(n).choice("ab"), who) for n in range(30) for who in ("ann", "ben")
-    ]
+    likes = [random.Random(n).choice("ab") for n in range(30)]
+    events = [event(n, like, who) for n, like in enumerate(likes) for who in ("ann", "ben")]
     key = key_of([False] * 30)
     assert report_of(events, key) == report_of(events[::-1], key)
 
@@ -147,9 +144,8 @@ def voted(tmp_path_factory):
         left = rater.state["item"]["left"] in a
         return "tie" if rater.state["done"] == 3 else ("right", "left")[left]
 
-    app = annotate.make_app(
-        annotate.parse_args(["--out", str(folder), "--overlap=2", "--repeat=0.2"]), items
-    )
+    args = annotate.parse_args(["--out", str(folder), "--overlap=2", "--repeat=0.2"])
+    app = annotate.make_app(args, items)
     Rater(app, "ann").vote_all(ann)
     Rater(app, "ben").vote_all(lambda rater: "left")
     os.close(app.desk.folder)

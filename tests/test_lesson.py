@@ -55,9 +55,7 @@ def test_the_committed_policies_show_the_preference():
         biased = change_of(report, "policy-biased")
         assert biased["verdict"].startswith("difference found: larger after")
         assert biased["D"]["high"] < 0 and biased["levels"][1] < 0
-        assert biased["direction"].startswith(
-            "names read as Black score lower than names read as W"
-        )
+        assert "names read as Black score lower than names read as White" in biased["direction"]
         assert abs(biased["levels"][1]) > abs(biased["levels"][0])
         for name in ("policy-fair", "answers-fair", "answers-biased"):
             assert change_of(report, name)["verdict"].startswith("equivalent within"), name

@@ -118,7 +118,6 @@ READ += [(items, ITEMS), (log, LOG), (record, [RUN])]
 
 @pytest.mark.parametrize("read, rows", READ, ids=[read.__name__ for read, _ in READ])
 def test_two_hundred_mutants(tmp_path, capsys, read, rows):
-    """The file as it is is read; of 200 mutants some are refused, each in one line."""
     rng, refused = random.Random(0), 0
     path = Path(write_rows(tmp_path / "file.jsonl", rows))
     read(path)

@@ -95,11 +95,9 @@ def check_preflight(llama_folder, tmp_path):
 @pytest.fixture(scope="session")
 def fixtures(tokenizer, llama_folder, reward_folder, folders, reward_folders, tmp_path_factory):
     long = tiny_model("llama", tmp_path_factory.mktemp("agent"), max_position_embeddings=512)
-    return {
+    known = dict(tokenizer=tokenizer, llama_folder=llama_folder, reward_folder=reward_folder)
+    return known | {
         "policy": (common.load_policy(long, trainable=False), common.load_tokenizer(long)),
-        "tokenizer": tokenizer,
-        "llama_folder": llama_folder,
-        "reward_folder": reward_folder,
         "folders": folders,
         "reward_folders": reward_folders,
         "world": test_ppo.make_world(tmp_path_factory.mktemp("ppo")),

@@ -106,7 +106,6 @@ def test_printed_report(capsys):
 
 
 def test_tables_and_plots():
-    """More than six columns are no answer; numbers are aligned to the right."""
     with pytest.raises(ValueError, match="six columns"):
         section("x", "", table(list("abcdefg"), []), level="answer")
     rows = [["7", 1, "< 0.001", "9 of 10"], ["8", None, "–", "none"]]

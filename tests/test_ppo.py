@@ -384,7 +384,6 @@ def test_the_rollout_is_fixed_before_the_update(world):
 
 
 def test_ragged_tail(world, monkeypatch):
-    """Ten answers by four: 4, 4, 2 in each pass; a step is divided by its own actions."""
     flags = "--batch-size 4 --ppo-epochs 2 --micro-tokens 1000000 --reward-fn vowels"
     args, run, models = begun(world, flags)
     b = filled(args, run, models, rows=[*ROWS, *ROWS[3:5]])
@@ -528,7 +527,6 @@ def test_best_weights_are_restored(restore, world, tmp_path, capsys):
 
 
 def test_prompts_and_splits(world, tmp_path, capsys):
-    """A split of the rows, or a share by hash, at most 64."""
 
     def loaded(rows, *flags):
         prompts = write_rows(tmp_path / "p.jsonl", rows)

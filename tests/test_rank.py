@@ -19,7 +19,6 @@ from tiny import cases
 
 @pytest.fixture
 def rank(monkeypatch, tmp_path):
-    """rank(rows or file, *flags): ranked.csv with a profile's length for a reward; seen."""
 
     def scorer(folder, args):
         def score(items, cuts):

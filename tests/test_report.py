@@ -100,7 +100,6 @@ def test_costs_of_ppo_and_dpo():
 
 @pytest.mark.parametrize("stage, there, pairs", [("ppo", 1, 320), ("dpo", 1, 8), ("ppo", 0, NAN)])
 def test_pairs_behind_a_reward_model(tmp_path, stage, there, pairs):
-    """One that is gone is "not known", never 0. DPO's only watches."""
     record = {"args": {"pairs": ["x"], "batch_size": 32}, "sha256": {}}
     rows = [{"step": i, "loss": 0.5, "time_s": 2.0} for i in range(1, 11)]
     run = {"args": {"reward_model": str(tmp_path / "rm")}, "sha256": {}, "stage": stage}
@@ -251,7 +250,6 @@ To find a true rate of this size takes 1,128 items.
 
 @pytest.mark.parametrize("part, said", zip(SCREENS, SAID.strip().split("\n\n")))
 def test_every_sentence_is_in_the_table_below_it(part, said):
-    """How each sentence begins; each of its numbers is a cell or stands in a caption."""
     cells = [str(x) for table in part["tables"] for row in table["rows"] for x in row]
     shown = " | ".join([*cells, *(table["caption"] for table in part["tables"])])
     for line, start in zip(part["sentences"], said.split("\n"), strict=True):

@@ -144,7 +144,6 @@ def test_micro_batches_cut_but_never_reshape():
 
 
 def test_the_plan_and_the_rate(capsys):
-    """--steps; else --epochs; else as many passes as make `least` steps."""
     plans = ("", 1, 3), ("--epochs 2", 1, 6), ("", 7, 9), ("--epochs 2", 7, 6), ("--steps 5", 7, 5)
     for flags, least, steps in plans:
         run = SimpleNamespace(args=arguments("--batch-size 4", flags))
@@ -376,7 +375,6 @@ def test_a_log_is_cut_back_to_the_checkpoint(last, tail, toy, whole, capsys):
 
 
 def test_rows_are_written_at_once(toy, monkeypatch, capsys):
-    """Each row at once, NaN as null; the last lines show before and after."""
 
     def read(run, step):
         run.write("rollouts.jsonl", [{"step": step, "x": math.inf}])

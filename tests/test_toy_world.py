@@ -140,6 +140,15 @@ def test_grpo_default_with_kl_in_the_loss(scale, size, loss, factor):
     lands_on(torch.softmax(train(loss_of, REF.log())[0], -1), optimum(BETA * factor))
 
 
+def test_maxrl_is_nearly_the_gradient_of_the_log_pass_rate():
+    """p = .4. `center` has the expected gradient (G−1)/G·∇p; maxrl Σ (1−p)^k over k < G−1 times ∇p:
+    1 + .6 + .36 = 1.96. The whole series is 1/p, ∇ log p."""
+    right, (groups, pull) = torch.tensor([0, 1, 0, 1], **F64), all_groups(4)
+    for scale, factor in (("center", 3 / 4), ("maxrl", 1.96)):
+        found = pull(grpo_rubric.group_advantages(right[groups], scale), REF)
+        lands_on(found - REF * found.sum(), factor * REF * (right - 0.4), 1e-9)
+
+
 # ---- the same world through the stages: rows, masks, token_logps, forward, update ----
 
 
@@ -208,7 +217,6 @@ def begun(stage, args, state, steps):
 
 
 def test_sampled_ppo():
-    """Values of a learned critic, two passes in batches of 256."""
     argv = ["--reward-fn", "r.py:f", "--rollouts", "512", "--batch-size", "256", "--lr", "0.02"]
     args = ppo.parse_args([*argv, "--critic", "shared", *SAMPLED])
     model, reference, critic = FourLogits(), FourLogits(), torch.nn.Module()
@@ -236,7 +244,6 @@ UPDATES = [  # flags, the reference's policy, steps, the bound
 
 @pytest.mark.parametrize("flags, start, steps, bound", UPDATES)
 def test_grpo_update_lands_on_the_optimum(flags, start, steps, bound, monkeypatch):
-    """64 drawn groups of 8, two substeps."""
     argv = [*flags.split(), "--lr", "0.03", "--groups-per-batch", "64", *SAMPLED]
     args = grpo_rubric.parse_args(argv)
     monkeypatch.setattr(runs, "MAX_GRAD_NORM", 100.0)

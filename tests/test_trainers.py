@@ -255,7 +255,6 @@ def test_nll_term(tmp_path, llama_folder, pairs_file):
 
 
 def test_ties(tmp_path, llama_folder, capsys):
-    """As half a win for each a tie costs log 2, without gradient at equal scores."""
     ties = [{**row, "tie": True} for row in pair_rows(8)]
     only = write_rows(tmp_path / "ties.jsonl", ties)
     long = dict(ties[0], tie=None)
@@ -309,7 +308,6 @@ flags | dtype
 --save-dtype bf16 | bfloat16
 """)
 def test_precision_of_the_written_weights(flags, dtype, tmp_path, pairs_file):
-    """A merged LoRA has its checkpoint's precision, full training writes fp32."""
     base, out = tiny_model("llama", tmp_path, dtype=torch.bfloat16), tmp_path / "out"
     train(sft, pairs_file, base, out, flags)
     written = {w.dtype for w in load_file(out / "model.safetensors").values()}
@@ -352,7 +350,6 @@ def test_prompts_gold_and_reward_model(tmp_path, llama_folder, reward_folder, pa
 
 @each_stage
 def test_the_screen(stage, tmp_path, capfd):
-    """At most 24 lines before the bar, ten after it, none beyond 400 characters."""
     rows = pair_rows(32)
     for row in rows:
         row["prompt"][0]["content"] *= 5

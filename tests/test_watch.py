@@ -369,7 +369,6 @@ def test_what_is_no_log(tmp_path, capsys):
 
 
 def test_the_flags_of_the_run_are_the_replays(tmp_path, capsys):
-    """Those of the run's args.json; the command line wins. --strict: 1 for any warning."""
     write_log(tmp_path, made(*curves("v 1..5/10 .5*8")))
     assert "val_plateau at step 50 " in run(capsys, tmp_path)[1]
     saved = {"patience": 2, "steps": 60, "out": "elsewhere", "lr": 1}

@@ -87,45 +87,28 @@ def tiny_tokenizer(
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=specials,
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    options = dict(vocab_size=vocab_size, initial_alphabet=alphabet, show_progress=False)
+    trainer = trainers.BpeTrainer(special_tokens=specials, **options)
     backend.train_from_iterator(SENTENCES, trainer)
     if add_bos or add_eos:
         around = f"{bos}:0 " * add_bos + "$A:0" + f" {eos}:0" * add_eos
         known = [(t, backend.token_to_id(t)) for t in (bos, eos) if t is not None]
-        backend.post_processor = processors.TemplateProcessing(
-            single=around, pair=None, special_tokens=known
-        )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        pad_token=pad,
-        eos_token=eos,
-        bos_token=bos,
-        additional_special_tokens=specials,
-        clean_up_tokenization_spaces=False,
-        chat_template=template,
-    )
+        post = dict(single=around, pair=None, special_tokens=known)
+        backend.post_processor = processors.TemplateProcessing(**post)
+    options = dict(pad_token=pad, eos_token=eos, bos_token=bos, chat_template=template)
+    options |= dict(additional_special_tokens=specials, clean_up_tokenization_spaces=False)
+    return PreTrainedTokenizerFast(tokenizer_object=backend, **options)
 
 
 def tiny_config(family, tokenizer, **config):
     """The family's config at toy size, with the ids of this tokenizer (never the defaults of the
     library)."""
-    fields = (
-        dict(
-            (FAMILIES | EXTRA_FAMILIES)[family],
-            vocab_size=len(tokenizer),
-            max_position_embeddings=256,
-            initializer_range=INIT_RANGE,
-            bos_token_id=tokenizer.bos_token_id,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-        )
-        | config
-    )
+    fields = (FAMILIES | EXTRA_FAMILIES)[family] | {"vocab_size": len(tokenizer)}
+    fields |= {
+        f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")
+    }
+    fields |= {"max_position_embeddings": 256, "initializer_range": INIT_RANGE} | config
     if family == "gpt2":
         fields["n_positions"] = fields.pop("max_position_embeddings")
     if family == "opt":
