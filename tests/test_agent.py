@@ -270,7 +270,6 @@ def test_seeds_never_meet():
 
 
 def test_a_run_leaves_what_the_header_promises(folder, tmp_path, capsys):
-    """Four steps, whose numbers follow from rollouts.jsonl (samples.jsonl would be empty)."""
     out = tmp_path / "run"
     assert g.main(line(folder, echo(tmp_path), out, "--steps 4 --lr 1e-2")) == 0
     assert not (out / "samples.jsonl").exists()

@@ -123,7 +123,6 @@ def test_free_questions_are_read(text, expected):
 
 
 def test_free_questions_are_read_rightly_nine_times_in_ten():
-    """153 questions, labelled by hand before the reader saw them."""
     text = (REPO / "tests" / "interview_questions.tsv").read_text(encoding="utf-8")
     rows, right = [line.split("\t") for line in text.splitlines()], [0, 0, 0]
     for requests, kind, topic, question in rows:
@@ -219,7 +218,6 @@ def test_faults_and_what_they_cost(text, fine, faults):
 
 
 def test_no_summary_costs_and_ends():
-    """Turn N + 1 is none, none of its lines can be read, or the context is used up: −.25."""
     env = with_states()
     questions = [f"Are you good at {c}?" for c in env.competencies] + ["Are you ok?", "Is it you?"]
     _, reward, done, info = say(env, *questions, "Goodbye.")
@@ -261,7 +259,6 @@ def test_exploits_do_not_win(line, unasked, asked):
 
 
 def test_profiles_are_as_dealt():
-    """K = 4: two reserved, an open one, and one open or none with equal chance; N = 6."""
     env, states = Interview(), []
     before = json.dumps(env.bank["competencies"])
     for seed in range(400):

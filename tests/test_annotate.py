@@ -338,7 +338,6 @@ def test_a_torn_last_line(tmp_path, capsys):
 
 
 def test_rows_of_prefs(tmp_path):
-    """Two of three prefer the better answer of item 0 (.67); a tie keeps the item's order."""
     people = [{"in": "prompt", "name": "Asha"}, {"in": "a", "name": "Ben"}]
     app = make(tmp_path, item_rows(2, candidates=people), "--overlap 3")
     answers = {"ann": (Rater.better, "tie"), "ben": (Rater.better, "both_bad")}

@@ -79,7 +79,6 @@ def test_a_model_from_scratch(base, tmp_path, quiet_process):
     ids=["answers", "summaries", "lookup", "roles"],
 )
 def test_the_base_passes_its_gates(base, measures, gates):
-    """What a base cannot copy no reward can teach; each gate is one that an earlier base failed."""
     found = measures(base)
     low = {key: found[key] for key, gate in gates.items() if found[key] < gate}
     assert not low and found.get("utility", 0) < 0.55 and found.get("chance", 0) < 0.4

@@ -39,7 +39,6 @@ def pair_run(side, loop=1.0, losses=(0.7, 0.6), **more):
     ("grpo", {"tokens": 500, "losses": ()}, None),  # they draw their own: time is per token
 ])  # fmt: skip
 def test_runs_that_may_not_be_compared(task, change, word):
-    """A step skipped, rows dropped or another schedule would all be faster."""
     ours, theirs = pair_run("ours", updates=16), pair_run("plain", **{"updates": 16} | change)
     one, two = bench.differs(task, ours, theirs), bench.differs(task, theirs, ours)
     assert (one is None) == (two is None) == (word is None) and (word or "") in (one or "")
@@ -72,7 +71,6 @@ def test_two_samples_of_one_distribution():
 
 
 def test_ratios_of_neighbours():
-    """Each run of ours against the runs beside it in its round; drawn answers per token."""
     order = "plain 8 0, ours 2 0, tuned 3 0, tuned 5 1, ours 1 1, plain 6 1"
     runs = [pair_run("tuning", loop=99)]
     for side, loop, n in map(str.split, order.split(", ")):
@@ -91,7 +89,6 @@ def test_ratios_of_neighbours():
 
 @pytest.mark.parametrize("others, word, ratio", [(0.4, "wall", 3), (0.6, "CPU", 1)])
 def test_the_table_says_which_time_it_prints(others, word, ratio):
-    """Above half a core of others wall time is stretched: CPU time."""
     seconds = {"plain": 9.0, "ours": 3.0, "tuned": 6.0}
     runs = [pair_run(x, s, loop_cpu_s=1.0, others_cores=others) for x, s in seconds.items()]
     text = "\n".join(bench.table(runs))

@@ -298,7 +298,6 @@ def test_every_constraint_can_be_kept(rubric_rows, stepwise):
 
 
 def test_the_pass_rate_moves_with_quality_alone(rubric_rows):
-    """Room to learn and something to choose; ignoring the prompt passes .40 at most."""
 
     def mean(q):
         rng = make_data.rng_for

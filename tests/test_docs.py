@@ -352,7 +352,6 @@ def test_pictures_can_be_taken_again(tmp_path):
 
 
 def test_a_trained_weight_has_sixteen_bytes(llama_folder):
-    """fp32 master, gradient, two moments: counted after a step of the trainers' own optimiser."""
     model, lora = (common.load_policy(llama_folder, lora_rank=rank) for rank in (0, 4))
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     model(input_ids=torch.arange(9)[None]).logits.sum().backward()

@@ -164,7 +164,6 @@ def expand(rows, names):
 
 @pytest.mark.parametrize("printed", PRINTED)
 def test_ll144_golden_of_selection_rates(printed):
-    """The first table, ± .001. Its three parts do not add up to the same n."""
     golden = table(printed)
     race, chosen = expand(golden, CELLS)
     rows = ll144_tables([None] * len(race), race, chosen)["tables"]["race_ethnicity"]
@@ -180,7 +179,6 @@ SEX_2, RACE_2 = [1.00, 0.82], [1.00, 0.58, 0.78, 0.97, 0.65, 0.97, 0.78]
 
 
 def test_ll144_golden_of_scoring_rates():
-    """The second, 84 of 168 people above the median; 15 of unknown category move no median."""
     cells, above = expand(CROSSED_2, CELLS)
     race, sex = ([None] * 15 + [cell.split(", ")[i] for cell in cells] for i in (0, 1))
     found = ll144_tables(sex, race, scores=[99] * 15 + above)
@@ -243,14 +241,12 @@ def test_unknown_and_missing(tmp_path):
     assert len(run_audit(tmp_path, "--allow-missing", table)[2]) == 1187
 
 
-SCORED = [  # flags: people selected, how in words, selected of each race in the LL144 table
-    ("--select 0.3 --ll144 selection", "80 people, 24 selected; top 30 %, 1 tied", 12),
-    ("--select 0.3 --ll144 scoring", "80 people, 24 selected; top 30 %, 1 tied", 20),
-    ("--cutoff 48 --ll144 selection", "80 people, 32 selected; score ≥ 48", 16),
-]
-
-
-@pytest.mark.parametrize("flags, words, selected", SCORED)
+@cases("""
+flags | words | selected
+--select 0.3 --ll144 selection | 80 people, 24 selected; top 30 %, 1 tied | 12
+--select 0.3 --ll144 scoring | 80 people, 24 selected; top 30 %, 1 tied | 20
+--cutoff 48 --ll144 selection | 80 people, 32 selected; score ≥ 48 | 16
+""")
 def test_scores_and_ll144_command(tmp_path, flags, words, selected):
     rows = [[i, "MF"[i % 2], ["White", "Black"][i // 2 % 2]] for i in range(80)]
     table = write(tmp_path / "t.csv", rows, ["score", "sex", "race_ethnicity"])
@@ -462,7 +458,6 @@ def rates(found, key):
 
 
 def test_votes_by_group_read_by_hand(tmp_path):
-    """The harsher answer wins 1 of 1 Black (the tie does not count) and 1 of 2 White."""
     two = [{"in": side, "race_ethnicity": g} for side, g in (("chosen", "Black"), ("rejected", "White"))]  # fmt: skip
     rows = [
         vote("hold", "advance", "Black"), vote("reject", "hold", "Black", tie=True), vote("advance", "reject", "White"),

@@ -89,17 +89,16 @@ def test_verdicts_in_their_order(d, ends, ends90, p, names, said):
     assert verdict(effect, ends90, p, names) == said
 
 
-POWER = [  # names, résumés, effect → finds, covers, equivalent; None: not stated
-    (25, 40, 0.0, 0.04, 0.96, 0.83),
-    (25, 40, 0.1, 0.88, 0.96, None),
-    (10, 40, 0.0, 0.05, 0.94, 0.28),
-    (10, 40, 0.1, 0.53, 0.94, None),
-    (5, 40, 0.0, None, 0.91, 0.0),
-]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("names, R, effect, finds, covers, equivalent", POWER)
+# names, résumés, effect → finds, covers, equivalent; None: not stated
+@cases("""
+names | R | effect | finds | covers | equivalent
+25 | 40 | 0.0 | 0.04 | 0.96 | 0.83
+25 | 40 | 0.1 | 0.88 | 0.96 | None
+10 | 40 | 0.0 | 0.05 | 0.94 | 0.28
+10 | 40 | 0.1 | 0.53 | 0.94 | None
+5 | 40 | 0.0 | None | 0.91 | 0.0
+""")
 def test_what_the_design_can_do(names, R, effect, finds, covers, equivalent):
     """The first edition's simulated table within ± .07, on 200 seeds."""
     groups, found = black_and_white(names), np.zeros((200, 3))
@@ -229,7 +228,6 @@ def test_every_slot():
 
 
 def test_log_odds_by_teacher_forcing(llama_folder):
-    """log p(yes) − log p(no) after prompt and prefix; two names of uneven length."""
     tokenizer = common.load_tokenizer(llama_folder)
     model, words = common.load_policy(llama_folder, trainable=False), ("yes", "hm", "no")
     who = persons("Amy Lee Female", "Bartholomew Ek Male")
@@ -280,18 +278,16 @@ def test_the_whole_report(tmp_path, llama_folder, reward_folder):
     assert {f: f.read_bytes() for f in sorted(out.iterdir())} == before
 
 
-LIGHTS = [  # verdict, effect, kind: words and colour
-    ("difference found", 0.3, "d", "higher", "red"),
-    ("difference found, smaller than 0.1 SD", -0.05, "d", "lower, small", "amber"),
-    ("difference found: larger after", -0.3, "D", "gap larger", "red"),
-    ("difference found: smaller after, smaller than 0.1 SD", 0.05, "D", "gap smaller, small", "amber"),
-    ("equivalent within 0.1 SD", 0.0, "d", "no difference", "green"),
-    ("inconclusive (about 26 names a group would do)", 0.2, "d", "unclear", "amber"),
-    ("not measured (every résumé has the same score)", None, "d", "not measured", "grey"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("said, value, key, words, tone", LIGHTS)
+@cases("""
+said | value | key | words | tone
+difference found | 0.3 | d | higher | red
+difference found, smaller than 0.1 SD | -0.05 | d | lower, small | amber
+difference found: larger after | -0.3 | D | gap larger | red
+difference found: smaller after, smaller than 0.1 SD | 0.05 | D | gap smaller, small | amber
+equivalent within 0.1 SD | 0.0 | d | no difference | green
+inconclusive (about 26 names a group would do) | 0.2 | d | unclear | amber
+not measured (every résumé has the same score) | None | d | not measured | grey
+""")
 def test_the_grid_follows_from_the_verdicts(said, value, key, words, tone):
     cell = fairness.light({"verdict": said, key: {"value": value}}, key)
     assert (cell, cell.tone) == (words, tone) and said in cell.detail

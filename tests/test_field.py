@@ -118,7 +118,6 @@ def test_prompts_that_are_neither_easy_nor_hard_come_first(monkeypatch):
 
 
 def test_a_run_with_redrawn_groups_resumes(graded, tmp_path, monkeypatch):
-    """To the bit: the pass rates, by then beyond .2 and .8, lie in the checkpoint."""
     easy, hard = {"check": "text:max_chars", "max_chars": 999}, {"check": "regex:match"}
     hard["pattern"] = "no answer says this"
     kinds = [easy], [hard], [hard | {"pattern": "[aeiou]"}]  # all solve it, none does, in between

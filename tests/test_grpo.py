@@ -387,7 +387,6 @@ def test_nothing_to_learn_from(graded):
 
 
 def test_substeps_are_of_whole_groups(graded, monkeypatch):
-    """Four groups in three: 2, 1, 1, shuffled each step; old log-probs are the sampled ones."""
     args, run, _, b, _, in_loss = opened(graded, "--num-substeps 3 --lr 1e-2")
     given = args, run, None, b, torch.tensor([1.0, -1.0] * 8), in_loss
     with torch.no_grad():  # as sampled
@@ -509,7 +508,6 @@ def test_what_a_run_leaves(graded, tmp_path, capsys):
 
 
 def test_each_step_has_its_own_prompts_and_draws(graded, tmp_path, monkeypatch):
-    """Eight prompts by three: 3, 3, 2, then the next pass; an evaluation changes nothing."""
     kept, spy = {}, Spy(monkeypatch, grpo_rubric, "rollout")
     for every in (1, 0):
         out = tmp_path / str(every)

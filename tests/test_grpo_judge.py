@@ -224,8 +224,12 @@ def test_a_reference_reaches_the_judge_and_never_the_policy(train, tmp_path, mon
     row = {"reference": "Kafka is the gap.", "rubrics": [TEXT]}
     data = write_rows(tmp_path / "r.jsonl", [row | {"prompt": f"Ask {i}."} for i in range(8)])
     spy = Spy(monkeypatch, grpo_rubric, "sample")
-    with Rule(vowel, lambda answer: 0.25) as server:
-        train(server, "--reward", "rubric", "--reward", "ruler", "--steps", 1, data=data)
+    flags = "--reward rubric --reward ruler --steps 2 --judge-max-retries 0".split()
+    script = lambda asked: BROKEN if asked.ruler and asked.key[0] in "0123456" else None  # noqa: E731
+    with Rule(vowel, lambda answer: 0.25, script) as server:
+        kept = [r["reward"] for r in train(server, *flags, data=data)[1] if r["split"] == "train"]
+    lost = [[x is None for x in kept[i : i + 4]] for i in range(0, len(kept), 4)]
+    assert [True] * 4 in lost and [False] * 4 in lost, "a group is lost as a whole"
     assert {a.ruler for a in server.asked} == {True, False}
     assert all("\\nKafka is the gap.\\n</reference-" in json.dumps(r) for r in server.requests)
     given = str([call[2] for call in spy.calls])

@@ -211,7 +211,6 @@ def flaky(fault):
 
 @pytest.mark.parametrize("fault, complaint", FAULTS)
 def test_a_fault_is_retried_and_is_no_verdict(fault, complaint):
-    """Asked again after ½ to 1 s, then 1 to 2 s, with the fault of an unusable reply named."""
     grades, requests, subject = run(flaky(fault), ["a", "Bad", "Once"], max_retries=2)
     assert [(g.score, g.attempts) for g in grades] == [(1.0, 1), (None, 3), (1.0, 2)]
     assert len(requests) == 6 and complaint in grades[1].error
@@ -269,7 +268,6 @@ def test_waits_as_long_as_the_server_asks(after, answer, tries, slept):
 
 
 def test_one_call_and_the_others():
-    """A 401 does not wait for another call's pause of 5 s, after which nobody asks again."""
     later = 500, {"Retry-After": "5"}, b""
     with Server(lambda r: told(401) if "Bad" in asked(r) else later) as server:
         with pytest.raises(UserError, match="HTTP 401"):

@@ -258,7 +258,6 @@ def test_critic_from_the_reward_model_starts_as_the_score(world):
 
 
 def test_three_models_or_one(world):
-    """With LoRA the reference is the policy with its adapters off; `shared` is a head of 33."""
     _, _, (_, reference, critic, *_) = begun(world, critic="shared")
     assert not any(p.requires_grad for p in reference.parameters())
     assert sum(p.numel() for p in critic.parameters()) == 33

@@ -81,7 +81,6 @@ def test_a_run_on_another_reward_has_no_proxy_curve():
 
 
 def test_costs_of_ppo_and_dpo():
-    """64 answers are 64 reward calls; DPO's pairs are its own, PPO's were spent before step one."""
     rows = [
         {"step": 0, "val/gold": 0.4, "val/score": 0.0, "val/kl": 0.0, "time_s": 5.0},
         {"step": 1, "loss": 0.1, "episodes": 64, "answer_tokens": 640, "time_s": 2.0},
@@ -115,7 +114,6 @@ def test_pairs_behind_a_reward_model(tmp_path, stage, there, pairs):
 
 
 def test_efficiency_by_hand():
-    """a reaches .9 · .70 = .63 at step 2, b never; a cost that a method does not have is empty."""
 
     def log(name, golds, **costs):
         zero = dict.fromkeys(evaluate.COSTS, 0)

@@ -326,7 +326,6 @@ def score(prompts, answers, rows):
 
 
 def test_prompts_gold_and_reward_model(tmp_path, llama_folder, reward_folder, pairs_file):
-    """The functions' means over the answers, each with its row; val/kl is 0 before step one."""
     rows = [{"prompt": r["prompt"], "note": f"n{i}"} for i, r in enumerate(pair_rows(6))]
     prompts, gold = write_rows(tmp_path / "prompts.jsonl", rows), tmp_path / "gold.py"
     gold.write_text(GOLD)
@@ -448,7 +447,6 @@ def test_a_copy_trains_on_a_users_file(stage, tmp_path, llama_folder):
 
 @pytest.mark.parametrize("stage, flag", [(sft, "--data"), (dpo, "--pairs")])
 def test_bundled_data_brings_its_prompts_and_score(stage, flag, monkeypatch):
-    """The recruiter's score would say nothing of a user's own file."""
     monkeypatch.chdir(REPO)
     bundled = ("data/prompts.jsonl", "data/recruiter.py:reward")
     for flags, expected in {
