@@ -968,8 +968,6 @@ def reward_quality(rows, scores, lengths, seed):
     rows = [rows[i] for i in kept]
     prompts = np.array([json.dumps(row["prompt"], sort_keys=True) for row in rows])
 
-    drawn = np.array([bool(row.get("chosen_model")) for row in rows])
-
     def right(delta):
         return share((np.sign(delta).sum() + len(delta)) / 2, len(delta))  # equal scores ½
 
@@ -982,7 +980,8 @@ def reward_quality(rows, scores, lengths, seed):
         "length_baseline": right(longer),
         # Wilson's interval takes pairs of one prompt for independent; this one does not
         "accuracy_over_prompts": mean_number((np.sign(delta) + 1) / 2, seed, prompts),
-        "drawn": right(delta[drawn]),  # pairs of answers that models wrote, as annotate.py exports
+        # pairs of answers that models wrote: annotate.py exports their names
+        "drawn": right(delta[[bool(row.get("chosen_model")) for row in rows]]),
         "calibration": calibration(delta),
         "verdict": word,
         "against_length": paired and paired | {"value": paired["mean"]},
@@ -1260,8 +1259,7 @@ def reward_sections(report):
     texts.append(
         f"On the {drawn['n']} pairs that models wrote it is right on {show(drawn, 1, True)}."
         if drawn["n"]
-        else "Pairs of the tuned policy's own answers predict better what PPO gains: draw some "
-        "with annotate.py draw, and see reports/reward-model.md."
+        else "Pairs that a tuned policy wrote (annotate.py draw) predict better what PPO gains."
     )
     rows["prompts, not pairs, as independent"] = report["accuracy_over_prompts"]
     for key in ("task", "strength"):

@@ -66,7 +66,7 @@ BUDGETS = {  # code tokens at most, of each file that has its second edition
     "watch.py": 3825,  # planned 3800: with --html, the page that people ask of every RL toolkit
     "ppo.py": 4600,  # planned 4800
     "grpo_agent.py": 5920,  # planned 6000
-    "evaluate.py": 10_960,  # planned 11 000
+    "evaluate.py": 11_000,  # as planned
     "judge.py": 7455,  # planned 7200; with `audit`, `ruler` on a file, and what a run will cost
     "checks/instructions.py": 2330,  # together planned 4200
     "checks/answers.py": 950,
@@ -93,7 +93,7 @@ BUDGETS |= {  # the sum of a folder's files
     "docs": 2250,
     "reports": 3650,
     "notebooks": 950,
-    "tests": 131_400,  # planned 130 000
+    "tests": 129_700,  # planned 130 000
 }
 RUNTIME = {"torch", "transformers", "tokenizers", "safetensors", "flask", "numpy", "tqdm"}
 RUNTIME |= {"requests", "wandb"}  # wandb only where it is asked for, inside a function
