@@ -73,6 +73,10 @@ def vowel(task, criterion, answer):
     return bool(VOWEL.search(answer))
 
 
+def vowel_score(answer):
+    return 1.0 if VOWEL.search(answer) else 0.25
+
+
 @pytest.fixture(scope="module")
 def uniform(tmp_path_factory):
     """Every token is equally likely: the head is zero. V = 300, 256 of them single bytes."""
@@ -226,7 +230,7 @@ def test_a_reference_reaches_the_judge_and_never_the_policy(train, tmp_path, mon
     spy = Spy(monkeypatch, grpo_rubric, "sample")
     flags = "--reward rubric --reward ruler --steps 2 --judge-max-retries 0".split()
     script = lambda asked: BROKEN if asked.ruler and asked.key[0] in "0123456" else None  # noqa: E731
-    with Rule(vowel, lambda answer: 0.25, script) as server:
+    with Rule(vowel, vowel_score, script) as server:
         kept = [r["reward"] for r in train(server, *flags, data=data)[1] if r["split"] == "train"]
     lost = [[x is None for x in kept[i : i + 4]] for i in range(0, len(kept), 4)]
     assert [True] * 4 in lost and [False] * 4 in lost, "a group is lost as a whole"
