@@ -614,8 +614,7 @@ def load_scorers(args, rows):
         score_answers([trial], scorer, *scorers[scorer], rows)
     if not scorers:
         raise UserError(
-            "--gold, --reward-model: neither is there, and a comparison needs a score "
-            "(docs/adapt.md), or people: python annotate.py draw"
+            "--gold, --reward-model: neither is there; to let people judge: annotate.py draw"
         )
     return scorers
 
@@ -892,7 +891,7 @@ SCORES = {"gold": "recruiter's score", "proxy": "reward model's score"}
 WORDS = {  # a verdict about a and b
     "better": "{0} beats {1}: {0} wins",
     "worse": "{1} beats {0}: {0} wins only",
-    "inconclusive": "Between {0} and {1} no difference was found (p = {2:.2f}): {0} wins",
+    "inconclusive": "Between {0} and {1} no difference was found: {0} wins",
 }
 
 
@@ -904,7 +903,7 @@ def in_words(report):
     for row in report["comparisons"]:
         a, b, rate = row["a"], row["b"], row["win_rate"]
         if row["scorer"] == by and (b == base or "best of" not in a) and rate["value"] is not None:
-            said = f"{WORDS[row['verdict']].format(a, b, row['p_holm'])} {show(rate, 1, True)}"
+            said = f"{WORDS[row['verdict']].format(a, b)} {show(rate, 1, True)}"
             answer.append(f"{said} of the comparisons by the {SCORES[by]}.")
     if equal := report["equal_kl"]:
         found = ", ".join(f"{row['model']} {show(row[by])}" for row in equal["table"])
@@ -1252,22 +1251,20 @@ def reward_sections(report):
         f"pairs, the rule on {longer}."
     ]
     if report.get("seen"):
-        texts.append(
-            "It was trained on this file: on pairs it has not seen it is right less often."
-        )
-    drawn = report["drawn"]
-    texts.append(
-        f"On the {drawn['n']} pairs that models wrote it is right on {show(drawn, 1, True)}."
-        if drawn["n"]
-        else "Pairs that a tuned policy wrote (annotate.py draw) predict better what PPO gains."
-    )
+        texts += ["It was trained on this file: on pairs it has not seen it is right less often."]
+    if (drawn := report["drawn"])["n"]:
+        rows["pairs that models wrote"] = drawn
+    texts += ["Pairs that a tuned policy wrote (annotate.py draw) predict better what PPO gains."]
     rows["prompts, not pairs, as independent"] = report["accuracy_over_prompts"]
     for key in ("task", "strength"):
         rows |= {f"{key} {value}": part for value, part in report[f"by_{key}"].items()}
     table, chart = rates("Pairs on which it is right", rows, "share right")
     sure, gain = report["calibration"], show(report["against_length"], 1, True)
-    cells = [["right more often than the rule", gain], ["NLL", sure["nll"]]]
-    cells.append(["expected calibration error", sure["ece"]])
+    cells = [
+        ["right more often than the rule", gain],
+        ["NLL", sure["nll"]],
+        ["expected calibration error", sure["ece"]],
+    ]
     caption = f"{counts['ties']} ties and {counts['equal']} pairs of equal answers are left out"
     tables = [table, pages.table(["", "value"], cells, caption)]
     limits = [

@@ -346,8 +346,7 @@ def test_a_malformed_row_stops_with_file_and_line(tmp_path, base, change, reason
 
 def test_a_prompt_that_touches_its_answer_is_counted(tmp_path, tokenizer):
     """Texts are joined as they are; messages have a template between them."""
-    pairs = [("two audits.", "Skills"), ("two audits.\n", "Skills"), ("two audits.", " Skills")]
-    rows = [{"prompt": p, "chosen": c, "rejected": " none"} for p, c in pairs]
+    rows = [GOOD | {"prompt": prompt} for prompt in ("two audits.", "two audits.\n")]
     file = write_rows(tmp_path / "pairs.jsonl", [*rows, *pair_rows(1)])
     counts = common.load_pairs([file], tokenizer, 64, False).counts
     assert counts["no space between prompt and answer"] == 1

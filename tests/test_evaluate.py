@@ -461,14 +461,15 @@ def test_reward_command(world, tmp_path, capsys):
     printed = " ".join(capsys.readouterr().out.split())
     assert "“the longer answer wins”" in printed and f"{100 * right:.1f} %" in printed
     assert "trained on this file" not in printed and "annotate.py draw" in printed
-    rows = [row | {"chosen_model": "dpo" if i < 3 else ""} for i, row in enumerate(rows)]
-    right = sum(row["scores"][0] > row["scores"][1] for row in rows[:3])
-    tiny.write_rows(pairs, rows)
+    drawn = [row | {"chosen_model": "dpo"} for row in rows[:3]]
+    right = np.mean([row["scores"][0] > row["scores"][1] for row in drawn])
+    tiny.write_rows(pairs, [*drawn, *rows[3:]])
     copy = shutil.copytree(world["rm"], tmp_path / "rm")  # as if these were its training pairs
     record = {"args": {}, "sha256": {"elsewhere": runs.fingerprint(pairs)}}
     (copy / "args.json").write_text(json.dumps(record))
     argv = f"reward --reward-model {copy} --pairs {pairs} --out {tmp_path / 'b'}"
     evaluate.main(argv.split())
-    printed = " ".join(capsys.readouterr().out.split())
-    assert "trained on this file" in printed
-    assert f"On the 3 pairs that models wrote it is right on {100 * right / 3:.1f} %" in printed
+    printed = capsys.readouterr().out
+    assert "trained on this file" in printed and "pairs that models wrote" in printed
+    found = report_of(tmp_path / "b")["drawn"]
+    assert (found["value"], found["n"]) == (pytest.approx(right, abs=1e-6), 3)

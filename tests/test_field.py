@@ -13,7 +13,7 @@ import grpo_rubric
 from parts import files, rollouts
 from test_grpo import make_graded, run
 from test_losses import F64, close, t
-from test_ppo import Spy, trained
+from test_ppo import Spy, read, trained
 from tiny import tiny_model, tiny_tokenizer, words
 
 NAN = math.nan
@@ -138,6 +138,11 @@ def test_a_run_with_redrawn_groups_resumes(graded, tmp_path, monkeypatch):
     one, two = (torch.load(file, weights_only=True)["state"] for file in files)
     rates = one["pass_rates"]
     assert (rates < 0.2).any() and (rates > 0.8).any() and torch.equal(rates, two["pass_rates"])
+    assert all(torch.equal(x, two["policy"][k]) for k, x in one["policy"].items())
+    for log in ("metrics.jsonl", "rollouts.jsonl"):
+        rows = [read(folder / log) for folder in folders]
+        rows = [[{k: x for k, x in row.items() if k not in CLOCK} for row in each] for each in rows]
+        assert rows[0] == rows[1]
 
 
 def test_a_run_with_a_teacher(graded, tmp_path, monkeypatch):

@@ -267,6 +267,29 @@ def test_resume_repeats_no_paid_call(train, tmp_path, capsys):
     assert made[0] == made[1]
 
 
+def test_no_ruler_score_is_invented(train):
+    """A group whose reply misses a label is void as a whole; all others have the rule's scores."""
+
+    def script(asked):
+        if asked.ruler and asked.key[0] in "01234567":
+            return json.dumps({"scores": [{"id": k, "score": 0.5} for k in asked.attempts][1:]})
+
+    with Rule(vowel, vowel_score, script) as server:
+        flags = ("--reward", "ruler", "--judge-max-retries", 0, "--val-metric", "checks")
+        rows, kept = train(server, *flags, data="mixed")
+    lost = 0
+    for row in trained(rows):
+        answers = of_step(kept, row)
+        groups = [answers[i : i + 4] for i in range(0, 16, 4)]
+        for group in groups:
+            truth = [vowel_score(r["answer"]) if r["answer"].strip() else 0.0 for r in group]
+            assert [r["reward"] for r in group] in ([None] * 4, truth, [0.0] * 4)
+        void = sum(group[0]["reward"] is None for group in groups)
+        assert row["groups/scored"] == 4 - void
+        lost += void
+    assert 2 < lost < 16
+
+
 PHRASE = re.compile(r"[0-9!-/:-@\[-`{-~]")  # punctuation, digits: what the flawed judge falls for
 
 

@@ -72,7 +72,7 @@ def test_both_bad_and_ties_are_halves_and_a_skip_is_nothing():
 @cases("""
 wins | losses | there | missing
 60 | 40 | ('Between DPO and Base no difference', '60.0 %', 'takes 194 items') | beats
-30 | 30 | ('no difference was found (p = 1.00): DPO wins 50.0 %',) | takes
+30 | 30 | ('no difference was found: DPO wins 50.0 %',) | takes
 20 | 0 | ('DPO beats Base', '100.0 %') | takes
 0 | 20 | ('Base beats DPO', '0.0 % [0.0, 16.1]') | Base wins
 """)

@@ -232,10 +232,13 @@ DPO is over-optimised from step 1 on
 One seed: a statement
 
 The reward model is better than the rule “the longer answer wins”: it is right on 87.5 % [78.5, 9
+Pairs that a tuned policy wrote
 
 The reward model is worse than the rule “the longer answer wins”: it is right on 87.5 % [78.5, 93
+Pairs that a tuned policy wrote
 
 The reward model cannot be told from the rule
+Pairs that a tuned policy wrote
 
 DPO beats Base: DPO wins 73.5 %
 
@@ -246,7 +249,7 @@ To find a true rate of this size takes 1,128 items.
 """
 
 
-@pytest.mark.parametrize("part, said", zip(SCREENS, SAID.strip().split("\n\n")))
+@pytest.mark.parametrize("part, said", list(zip(SCREENS, SAID.strip().split("\n\n"))))
 def test_every_sentence_is_in_the_table_below_it(part, said):
     cells = [str(x) for table in part["tables"] for row in table["rows"] for x in row]
     shown = " | ".join([*cells, *(table["caption"] for table in part["tables"])])
