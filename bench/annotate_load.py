@@ -95,9 +95,9 @@ def annotate(server, name, votes, acknowledged, seconds):
         acknowledged.append(body["event_id"])
 
 
-def run(annotators=20, votes=200, kills=0, folder=None):
+def run(annotators=20, votes=200, kills=0):
     """One measurement, as a dict."""
-    with tempfile.TemporaryDirectory(dir=folder) as temporary:
+    with tempfile.TemporaryDirectory() as temporary:
         items, out = Path(temporary) / "items.jsonl", Path(temporary) / "run"
         row = json.loads((REPO / "data/items.jsonl").read_text("utf-8").partition("\n")[0])
         rows = [json.dumps(row | {"id": f"item-{i}"}) + "\n" for i in range(votes + 5)]
@@ -144,9 +144,8 @@ def main():
     add("--annotators", type=int, default=20, help="people at once, 1 to 50 (default 20)")
     add("--votes", type=int, default=200, help="votes per person (default 200)")
     add("--kills", type=int, default=0, help="SIGKILLs of the server, evenly spread (default 0)")
-    add("--folder", help="where to write, to measure that disk (default: the temporary folder)")
     args = parser.parse_args()
-    print(json.dumps(run(args.annotators, args.votes, args.kills, args.folder)))
+    print(json.dumps(run(args.annotators, args.votes, args.kills)))
 
 
 if __name__ == "__main__":

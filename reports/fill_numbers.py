@@ -323,19 +323,17 @@ def speed():
     for work, file in files.items():
         _, *runs = map(json.loads, file.read_text(encoding="utf-8").splitlines())
         timed = [run for run in runs if run["side"] != "tuning"]
-        cpu = max(run["others_cores"] or 0 for run in timed) > bench.BUSY
-        loop, whole = ("loop_cpu_s", "cpu_s") if cpu else ("loop_s", "wall_s")
         rows = bench.per_token(timed) if runs[0]["task"] in bench.DRAWN else timed
-        asked = (loop, "plain"), (loop, "tuned"), (whole, "tuned"), ("peak_mb", "tuned")
+        asked = ("loop_cpu_s", "plain"), ("loop_cpu_s", "tuned"), ("cpu_s", "tuned"), ("peak_mb", "tuned")
         found = [bench.ratios(rows, key, opponent) for key, opponent in asked]
         shown = [f"{median(ratios):.2f}" if ratios else "–" for ratios in found]
         link = f"[{HEADLINES[work]}](bench/{work}.md)"
-        lines.append([link, *shown, "CPU" if cpu else "wall"])
-    head = ["work", "loop, plain", "loop, tuned", "whole, tuned", "memory, tuned", "clock"]
+        lines.append([link, *shown])
+    head = ["work", "loop, plain", "loop, tuned", "whole, tuned", "memory, tuned"]
     note = (
-        "Time: TRL's divided by ours, so above 1 this project is faster. Memory: our peak divided by TRL's, so below 1 this project uses less. *Loop*: the training steps; *whole*: from start to saved model, "
+        "Time: TRL's CPU seconds divided by ours, so above 1 this project is faster. Memory: our peak divided by TRL's, so below 1 this project uses less. *Loop*: the training steps; *whole*: from start to saved model, "
         "mostly start-up where steps are few. *Plain*: TRL with the optimiser batch as its device batch; *tuned*: the fastest of its exact settings that the bench tried. "
-        "*Clock*: CPU seconds where the machine was busy. [bench](bench/README.md) has every comparison with its spread, machine and versions, and the targets that were missed."
+        "[bench](bench/README.md) has every comparison with its spread, machine and versions, and the targets that were missed."
     )
     return f"{table(head, lines)}\n\n{note}"
 

@@ -287,7 +287,8 @@ def test_a_wrong_or_damaged_folder_is_one_line(
     if file:
         damage(folder, file, content)
     if reason == "fine":
-        return LOADERS[who](folder)
+        LOADERS[who](folder)
+        return
     with pytest.raises(UserError) as caught:
         LOADERS[who](folder)
     said = str(caught.value)
