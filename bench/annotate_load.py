@@ -131,7 +131,6 @@ def run(annotators=20, votes=200, kills=0):
         annotators=annotators,
         votes=len(written),
         kills=kills,
-        seconds=round(spent, 1),
         votes_per_second=round(len(written) / spent, 1),
         p50_ms=round(1000 * seconds[len(seconds) // 2], 1),
         p99_ms=round(1000 * seconds[int(0.99 * len(seconds))], 1),

@@ -51,9 +51,9 @@ def rollout():
     model = common.load_policy(str(folder / "model"), trainable=False)
     prompts = json.loads((folder / "prompt_ids.json").read_text())[:8]
     draw = clock.timed(common.sample)
-    seed, longest = s.get("seed", 0), s["new_tokens"]
-    drawn = [draw(model, tokenizer, prompts, 8, longest, seed=seed + k) for k in range(s["rounds"])]
-    answers = [ids for r in drawn for ids in r.response_ids]
+    answers, seed = [], s.get("seed", 0)
+    for k in range(s["rounds"]):
+        answers += draw(model, tokenizer, prompts, 8, s["new_tokens"], seed=seed + k).response_ids
     return dict(tokens=sum(map(len, answers)), answers=answers)
 
 

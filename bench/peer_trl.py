@@ -16,7 +16,7 @@ import torch
 import transformers
 import trl
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from work import BATCH, Clock, grpo_prompts, letter_reward, settings
+from work import BATCH, Clock, letter_reward, settings
 
 s = settings()
 folder, out, flags = Path(s["folder"]), Path(s["out"]), s.get("flags", {})
@@ -70,8 +70,7 @@ def run(trainer):
     trainer.training_step = step
     clock.timed(trainer.train)()
     trainer.save_model(str(out))
-    norms = [row["grad_norm"] for row in trainer.state.log_history if "grad_norm" in row]
-    return {"losses": [losses[i] for i in sorted(losses)], "grad_norms": norms}
+    return {"losses": [losses[i] for i in sorted(losses)]}
 
 
 def dpo():
@@ -98,7 +97,9 @@ def sft():
 
 
 def grpo():
-    prompts = datasets.Dataset.from_list([{"prompt": p} for p in grpo_prompts(folder, 8)])
+    texts = [json.loads(line)["prompt"] for line in open(folder / "prompts.jsonl")][:8]
+    chats = [{"prompt": [{"role": "user", "content": text}]} for text in texts]
+    prompts = datasets.Dataset.from_list(chats)
     settings = dict(
         train_sampling_strategy="sequential",
         model_init_kwargs={"dtype": "float32"},

@@ -9,7 +9,7 @@
                                                 pip install --no-deps --target FOLDER trl==1.12.0
     python bench/run.py dpo --edition FOLDER    any task, against another commit of this project
                                                 instead of TRL: git worktree add FOLDER COMMIT
-    python bench/run.py dpo --threads 1 --core 1 --pairs 128 --rounds 3    on a busy machine
+    taskset -c 1 python bench/run.py dpo --threads 1 --pairs 128 --rounds 3    on a busy machine
 
 Opponents    plain: the optimiser batch is the device batch, all else TRL's default (which has
              gradient checkpointing); tuned: the fastest of TRL's exact settings, found first by
@@ -123,9 +123,8 @@ def run_child(args, words, root=REPO, result=None):
         environment["HF_DATASETS_CACHE"] = str(result.parent / "datasets")
     if "peer_trl.py" in words[0] and args.peer_path:
         environment["PYTHONPATH"] = str(Path(args.peer_path).resolve())
-    pin = (lambda: os.sched_setaffinity(0, {args.core})) if args.core is not None else None
     with tempfile.TemporaryFile("w+") as log:
-        where = dict(stdout=log, stderr=log, env=environment, cwd=root, preexec_fn=pin)
+        where = dict(stdout=log, stderr=log, env=environment, cwd=root)
         process = subprocess.Popen([sys.executable, *words], **where)
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
@@ -212,8 +211,7 @@ def tune(args, place, base, settings):
 
 def fastest(runs):
     """The flags of the candidate with the fastest loop."""
-    rows = per_token(runs) if runs[0]["task"] in DRAWN else runs
-    return min(rows, key=lambda run: run["loop_cpu_s"])["flags"]
+    return min(per_token(runs), key=lambda run: run["loop_cpu_s"])["flags"]
 
 
 def compare(args, place, settings):
@@ -254,7 +252,9 @@ def ratios(runs, key, opponent):
 
 
 def per_token(runs):
-    """Drawn answers differ in tokens by chance: their times become seconds per token."""
+    """The runs; drawn answers differ in tokens by chance, so their times become seconds per token."""
+    if runs[0]["task"] not in DRAWN:
+        return runs
     times = ("cpu_s", "loop_cpu_s")
     return [{**run, **{k: run[k] / run["tokens"] for k in times if k in run}} for run in runs]
 
@@ -266,7 +266,7 @@ def shown(values):
 def table(runs):
     """The lines of one comparison's table: a row per opponent."""
     timed = [run for run in runs if run["side"] != "tuning"]
-    rows = per_token(timed) if runs[0]["task"] in DRAWN else timed
+    rows = per_token(timed)
     columns = {head: key for head, key in COLUMNS.items() if key in timed[0]}
     clock = list(columns.values())[-2]  # a command line has no clock around its loop
     both = {clock: "CPU seconds", "peak_mb": "MiB"}
@@ -357,7 +357,6 @@ def parse_args(argv=None):
     add("--full", action="store_true", help="rollout: one end id in 4096 in place of 64, so that answers are long")
     add("--new-tokens", type=int, help="longest answer (default grpo 128, ppo 64, rollout 256)")
     add("--threads", type=int, default=2, help="of every process (default %(default)s)")
-    add("--core", type=int, help="pin every process to this core (with --threads 1)")
     add("--peer-path", help="ppo: folder with trl 1.12.0")
     add("--edition", help="folder of another commit of this project to compare with, in place of TRL")
     add("--micro-tokens", type=int, help="passed to our trainers (default: theirs)")

@@ -186,12 +186,6 @@ def stage_flags(task, folder, out, steps=None, new_tokens=None, seed=0, **more):
     return {**STAGES, **SAMPLERS}[task], dict(zip(words[::2], words[1::2]))
 
 
-def grpo_prompts(folder, n):
-    """The first n prompts as messages, for both sides."""
-    rows = list(files.read_jsonl(Path(folder) / "prompts.jsonl"))[:n]
-    return [[{"role": "user", "content": row["prompt"]}] for row in rows]
-
-
 # what an answer is worth in the GRPO bench: the share of letters met often enough; cheap, and
 # seldom equal in a group
 LETTERS = {"a": 20, "e": 30, "i": 40, "n": 25, "s": 10}

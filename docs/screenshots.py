@@ -1,7 +1,7 @@
 """docs/screenshots.py: the pictures of README.md, taken in Chromium from the real page and from the committed reports.
 
 Needs playwright (requirements-dev.txt) and a Chromium on the PATH or in CHROME_BIN. Of each page one picture of a laptop's
-window and one of a phone's, into docs/img.
+window and one of a phone's, of the reports also one of a dark screen, into docs/img.
 
 Run          python docs/screenshots.py
 """
@@ -81,6 +81,10 @@ def take(browser, folder, out, watched):
                 page.goto(file.as_uri())
                 page.locator("h2", has_text=heading).first.evaluate("e => e.scrollIntoView()")
                 page.screenshot(path=out / f"{name}-{window}.png")
+                if window == "laptop":
+                    page.emulate_media(color_scheme="dark")
+                    page.screenshot(path=out / f"{name}-dark.png")
+                    page.emulate_media(color_scheme="light")
             for name, file in watched.items():
                 page.goto(file.as_uri())
                 page.screenshot(path=out / f"watch-{name}-{window}.png")

@@ -323,8 +323,13 @@ def speed():
     for work, file in files.items():
         _, *runs = map(json.loads, file.read_text(encoding="utf-8").splitlines())
         timed = [run for run in runs if run["side"] != "tuning"]
-        rows = bench.per_token(timed) if runs[0]["task"] in bench.DRAWN else timed
-        asked = ("loop_cpu_s", "plain"), ("loop_cpu_s", "tuned"), ("cpu_s", "tuned"), ("peak_mb", "tuned")
+        rows = bench.per_token(timed)
+        asked = (
+            ("loop_cpu_s", "plain"),
+            ("loop_cpu_s", "tuned"),
+            ("cpu_s", "tuned"),
+            ("peak_mb", "tuned"),
+        )
         found = [bench.ratios(rows, key, opponent) for key, opponent in asked]
         shown = [f"{median(ratios):.2f}" if ratios else "–" for ratios in found]
         link = f"[{HEADLINES[work]}](bench/{work}.md)"
