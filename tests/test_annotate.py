@@ -566,11 +566,11 @@ class Server:
 
 
 @pytest.mark.slow
-def test_kills_under_load(monkeypatch, tmp_path):
+def test_kills_under_load(monkeypatch):
     monkeypatch.syspath_prepend(str(REPO / "bench"))
     import annotate_load
 
-    numbers = annotate_load.run(annotators=8, votes=30, kills=3, folder=tmp_path)
+    numbers = annotate_load.run(annotators=8, votes=30, kills=3)
     assert (numbers["votes"], numbers["kills"]) == (240, 3)
 
 
