@@ -50,7 +50,7 @@ define loop
 	$(PY) evaluate.py compare --model data/tiny-base $(1)/dpo $(1)/ppo --reward-model $(1)/reward $(COMPARE) --seed $(2) --out $(1)/report --overwrite
 endef
 
-# ten minutes on two cores; make report trains longer, and tests/test_demo.py runs these commands at toy size
+# seven minutes on two cores; make report trains longer, and tests/test_demo.py runs these commands at toy size
 demo: REWARD = --steps 160
 demo: DPO = --epochs 2
 demo: PPO = --steps 15 --lr 2e-4

@@ -273,7 +273,7 @@ def load_data(args, tokenizer):
     rows = runs.load_prompts(args.prompts, "--prompts")
     if any("split" in row for row in rows):
         train, val = ([r for r in rows if r.get("split") == name] for name in ("train", "val"))
-        fix = 'no row has "split": "train"'
+        fix = 'no row has "split": "train"; without that column a part is held out by itself'
     else:
         held = [common.held_out(row["prompt"], args.eval_fraction) for row in rows]
         train, val = ([r for r, h in zip(rows, held) if h == side] for side in (False, True))

@@ -8,6 +8,7 @@ from conftest import browser_or_skip
 from test_annotate import Server, export, item_rows, log_of
 from tiny import write_rows
 
+pytestmark = pytest.mark.slow
 PAUSE = 330  # ms, a little more than in annotate.js
 TIE = '[data-choice="tie"]'
 
