@@ -18,6 +18,8 @@ import trl
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from work import BATCH, Clock, letter_reward, settings
 
+from parts import files
+
 s = settings()
 folder, out, flags = Path(s["folder"]), Path(s["out"]), s.get("flags", {})
 clock = Clock()
@@ -97,8 +99,8 @@ def sft():
 
 
 def grpo():
-    texts = [json.loads(line)["prompt"] for line in open(folder / "prompts.jsonl")][:8]
-    chats = [{"prompt": [{"role": "user", "content": text}]} for text in texts]
+    rows = list(files.read_jsonl(folder / "prompts.jsonl"))[:8]
+    chats = [{"prompt": [{"role": "user", "content": row["prompt"]}]} for row in rows]
     prompts = datasets.Dataset.from_list(chats)
     settings = dict(
         train_sampling_strategy="sequential",
