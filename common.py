@@ -20,6 +20,7 @@ Axes         B rows, T columns, V vocabulary, H hidden, N tokens
 
 import contextlib
 import copy
+import functools
 import hashlib
 import json
 import math
@@ -30,6 +31,7 @@ from array import array
 from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -47,6 +49,7 @@ from parts.parallel import (
     gather,
     micro_tokens,
     pick_precision,
+    progress,
     rank,
     share,
 )  # fmt: skip
@@ -72,6 +75,7 @@ def load_tokenizer(name, flag="--model"):
         from transformers import AutoTokenizer
 
         tokenizer = AutoTokenizer.from_pretrained(name)
+        tokenizer.is_chat = tokenizer.chat_template is not None  # `render` may add a plain one
         # some classes (Qwen2's) add tokens of their own that a small embedding has no row for
         tokenizer.embedding_rows = config.get_text_config().vocab_size
         if len(tokenizer) < 2 or not end_ids(tokenizer):  # 1: transformers found no tokenizer
@@ -114,6 +118,13 @@ def _template_end(tokenizer):
     return tokenizer.template_end[1]
 
 
+def _template_opening(tokenizer):
+    """What the chat template writes to open an answer, such as "<|im_start|>assistant\n"."""
+    turn = [{"role": "user", "content": "x"}]
+    opened, closed = render(tokenizer, turn, add_generation_prompt=True), render(tokenizer, turn)
+    return opened[len(closed) :] or opened
+
+
 def text_end(tokenizer):
     """EOS; without one, what the chat template ends a turn with."""
     return end_ids(tokenizer)[0] if tokenizer.eos_token_id is None else tokenizer.eos_token_id
@@ -149,6 +160,34 @@ def split_prompt(chosen, rejected):
     return chosen[:n], chosen[n:], rejected[n:]
 
 
+# text that brings its own roles: a turn of an assistant, or a last line that asks for an answer
+OWN_ROLES = re.compile(r"^\W*assistant\s*:|^\W*(?:response|answer|output)\s*:\s*\Z", re.I | re.M)
+
+
+def as_turns(tokenizer, prompt, *answers):
+    """[prompt, answers…], the one rule for text in every stage.
+
+    With a chat template a text is a user's turn, and its answer an assistant's. A text is continued
+    as it stands where the model has no template, or where the text is opened for an answer: by a line
+    "Assistant:", a last line "Response:", "Answer:" or "Output:", or as the template would open it.
+    """
+    if not isinstance(prompt, str):
+        return [prompt, *answers]
+    if not getattr(tokenizer, "is_chat", tokenizer.chat_template):
+        as_it_stands = "the model has no chat template"
+    elif OWN_ROLES.search(prompt) or prompt.endswith(_template_opening(tokenizer)):
+        as_it_stands = "it is opened for an answer"
+    else:
+        say_once("text       a prompt given as text is a user's turn of the chat template")
+        answers = [answer and [{"role": "assistant", "content": answer}] for answer in answers]
+        return [[{"role": "user", "content": prompt}], *answers]
+    say_once(f"text       a prompt given as text is continued as it stands: {as_it_stands}")
+    return [prompt, *answers]
+
+
+say_once = functools.cache(print)
+
+
 def render(tokenizer, messages, **kwargs):
     """Messages as text by the chat template (PLAIN_TEMPLATE if there is none)."""
     if tokenizer.chat_template is None:
@@ -165,15 +204,12 @@ def render(tokenizer, messages, **kwargs):
 def encode_prompt(tokenizer, prompt, max_length=math.inf):
     """Ids of a prompt (text, messages, or ids already), opened for an answer; never empty.
 
-    If longer than max_length, whole turns are dropped (oldest first, not the system message), then
+    Text is what `as_turns` makes of it. If longer than max_length, whole turns are dropped (oldest first, not the system message), then
     tokens from the left; a BOS stays.
     """
+    (prompt,) = as_turns(tokenizer, prompt)
     if isinstance(prompt, str):
-        ids = list(tokenizer(prompt)["input_ids"])
-        if ids[-1:] == [tokenizer.eos_token_id]:
-            plain = tokenizer.encode(prompt, add_special_tokens=False)
-            if ids[-1 - len(plain) : -1] == plain:
-                ids.pop()  # a post-processor's: it would end the dialogue before the answer
+        ids = encode_text(tokenizer, prompt)
     elif prompt and isinstance(prompt[0], int):
         ids = list(prompt)
     else:
@@ -196,6 +232,16 @@ def encode_prompt(tokenizer, prompt, max_length=math.inf):
     return known_ids(tokenizer, ids)
 
 
+def encode_text(tokenizer, text):
+    """Ids of plain text, its BOS included, without the EOS that some post-processors add."""
+    ids = list(tokenizer(text)["input_ids"])
+    if ids[-1:] == [tokenizer.eos_token_id]:
+        plain = tokenizer.encode(text, add_special_tokens=False)
+        if ids[-1 - len(plain) : -1] == plain:
+            ids.pop()  # it would end the dialogue before the answer
+    return known_ids(tokenizer, ids)
+
+
 def _chat_ids(tokenizer, messages):
     text = render(tokenizer, messages, add_generation_prompt=True)
     return tokenizer.encode(text, add_special_tokens=False)  # the template writes its own BOS
@@ -208,6 +254,7 @@ def encode_pair(tokenizer, prompt, *responses, max_length=math.inf, counts=None)
     together: the prompt is cut from its left to max(max_length − longest response, max_length / 2),
     then responses from their right, which then have no end id. `counts`: a Counter of the cuts.
     """
+    prompt, *responses = as_turns(tokenizer, prompt, *responses)
     prompt_ids = encode_prompt(tokenizer, prompt)
     ids = [_response_ids(tokenizer, prompt, r) if r else [] for r in responses]
     longest, counts = max(map(len, ids)), Counter() if counts is None else counts
@@ -324,7 +371,6 @@ class Pairs(Named):
         self.prompts, self.chosen, self.rejected = TokenRows(), TokenRows(), TokenRows()
         self.names, self.counts = names, Counter()
         self.shared = False  # True: both answers of a pair pass in one row, after one prompt
-        self.baseline = 0.0  # of dpo.py's KTO, set for each optimiser step
 
     def set_columns(self, columns):
         """columns: (strength, margin, tie, held out, file, line) per pair; NaN for no number."""
@@ -381,39 +427,48 @@ def check_pair(row):
         raise ValueError(f'"tie" is true and "strength" is {row["strength"]}; a tie has strength 0')
 
 
+def read_rows(path, check, flag):
+    """(line number, row) of a JSONL file, with a bar where that takes more than seconds."""
+    rows = read_jsonl(path, check, numbered=True, flag=flag)
+    return progress(rows, f"reading {path}", delay=3)
+
+
 def load_pairs(
     files, tokenizer, max_length, keep_ties=False, eval_fraction=0.0, eval_files=(), copies=None,
-    check=check_pair,
+    check=check_pair, prompt_of=itemgetter("prompt"),
 ):  # fmt: skip
     """Read and encode preference files, one row in memory at a time, into `Pairs`.
+
+    prompt_of(row) → the prompt that the model sees; the held-out side is that of row["prompt"].
 
     Equal pairs, pairs that are equal after cutting and (without keep_ties) ties are dropped and
     counted. Held out are `eval_files`, else a share of the prompts. copies(row) → more rows for the
     same line, on its side of the split; rows of `eval_files` get none.
     """
     pairs, columns = Pairs([str(file) for file in [*files, *eval_files]]), []
-    counts, keys = pairs.counts, ("prompt", "chosen", "rejected")
+    counts = pairs.counts
     for number, name in enumerate(pairs.names):
         of_eval, before = number >= len(files), Counter(counts)
         flag = "--eval-pairs" if of_eval else "--pairs"
-        for line, row in read_jsonl(name, check, numbered=True, flag=flag):
+        for line, row in read_rows(name, check, flag):
             counts["rows"] += 1
             tie = bool(row.get("tie"))
             if row["chosen"] == row["rejected"] or (tie and not keep_ties):
                 counts["dropped: tie" if tie else "dropped: chosen = rejected"] += 1
                 continue
-            if isinstance(row["prompt"], str):  # joined as they are: "…two audits.Skills"
-                seam = row["prompt"][-1:] + row["chosen"][:1]
+            if isinstance(as_turns(tokenizer, row["prompt"])[0], str):  # "…two audits.Skills"
+                seam = row["prompt"][-1:] + (row["chosen"] or row["rejected"])[:1]
                 counts["no space between prompt and answer"] += seam == seam.strip()
             held = of_eval if eval_files else held_out(row["prompt"], eval_fraction)
             values = [math.nan if row.get(k) is None else row[k] for k in ("strength", "margin")]
             try:
                 encoded = [
                     encode_pair(
-                        tokenizer, *map(each.get, keys), max_length=max_length, counts=counts
+                        tokenizer, prompt_of(each), each["chosen"], each["rejected"],
+                        max_length=max_length, counts=counts,
                     )
                     for each in (row, *(copies(row) if copies and not of_eval else ()))
-                ]
+                ]  # fmt: skip
             except UserError as error:
                 raise UserError(f"{flag} {name}:{line}: {error}") from None
             for ids in encoded:
@@ -450,7 +505,10 @@ def check_folder(name, flag):
     folder = Path(name)
     if folder.is_dir():
         if not any((folder / f).is_file() for f in ("config.json", "adapter_config.json")):
-            raise UserError(f"{flag} {name}: not a model folder (config.json is missing)")
+            why = "not a model folder (config.json is missing)"
+            if (folder / "checkpoint").is_dir():  # a run writes its model at the end
+                why = "this run has not finished, so it holds no model yet; --resume continues it"
+            raise UserError(f"{flag} {name}: {why}")
     elif folder.exists() or not re.fullmatch(r"(?!runs/|data/|\.)[^/]+/[^/]+", str(name)):
         raise UserError(
             f"{flag} {name}: no such folder; expected a model folder or a hub id such as org/name"
@@ -506,8 +564,8 @@ def _is_classifier(config):
 def load_policy(name, dtype=None, device=None, trainable=True, lora_rank=0, flag="--model"):
     """A causal language model from a folder, an adapter folder or a hub id; dropout off, eval mode.
 
-    Trainable weights are fp32; a frozen model is in the compute dtype on GPU, in fp32 on CPU. An
-    adapter folder is merged into its base. lora_rank > 0 freezes the weights and adds adapters.
+    Trainable weights are fp32, a frozen model's are in the compute dtype. An adapter folder is merged
+    into its base. lora_rank > 0 freezes the weights and adds adapters.
     """
     if has_reward_head(name, flag):
         raise UserError(f"{flag} {name}: this is a reward model; pass it as --reward-model")
@@ -538,7 +596,7 @@ def _load(kind, name, dtype, device, trainable, lora_rank, flag, reward_pad=None
         raise UserError(f"{flag} {name}: an adapter already; train from the folder it is merged in")
     device = torch.device(device or "cpu")
     compute = dtype or pick_precision(device)[0]
-    half = device.type != "cpu" and (lora_rank or not trainable)
+    frozen = lora_rank or not trainable
     has_head, original, stored_as = _is_classifier(config), dropout_off(config), config.dtype
     if reward_pad is not None:
         if has_head and config.num_labels != 1:
@@ -546,7 +604,7 @@ def _load(kind, name, dtype, device, trainable, lora_rank, flag, reward_pad=None
         config.num_labels, config.pad_token_id = 1, reward_pad
     with opening(name, flag):
         model, info = getattr(transformers, kind).from_pretrained(
-            base, config=config, dtype=compute if half else torch.float32, output_loading_info=True
+            base, config=config, dtype=compute if frozen else torch.float32, output_loading_info=True
         )  # fmt: skip
         # what the files lack is drawn at random; a new reward head is meant to be
         lost = [key for key in info["missing_keys"] if has_head or not key.startswith("score.")]
@@ -558,18 +616,31 @@ def _load(kind, name, dtype, device, trainable, lora_rank, flag, reward_pad=None
                 nn.init.zeros_(model.score.weight)
         if adapter:
             merge_adapter(model, name, adapter)
-        generation = getattr(model, "generation_config", None)
-        if generation:  # transformers would refuse to save some of its other settings
-            keys = ["bos_token_id", "eos_token_id", "pad_token_id"]
-            keys += ["do_sample", "temperature", "top_p", "top_k"] if generation.do_sample else []
-            kept = {key: getattr(generation, key) for key in keys}
-            model.generation_config = transformers.GenerationConfig(**kept)
+        if getattr(model, "generation_config", None):
+            model.generation_config = savable(model.generation_config)
     model.original_config, model.stored_as = original, stored_as
     model.compute_dtype, model.lora_base = compute, str(name)
     model.requires_grad_(trainable)
     if lora_rank:
         add_lora(model, lora_rank)
     return model.to(device).eval()
+
+
+def savable(generation):
+    """The generation config without settings that contradict one another: `transformers` reads a
+    temperature beside do_sample = false, but refuses to save it."""
+    from transformers import GenerationConfig
+
+    settings, sampling = generation.to_diff_dict(), ("temperature", "top_p", "top_k", "min_p")
+    if not generation.do_sample:
+        settings = {key: value for key, value in settings.items() if key not in sampling}
+    config = GenerationConfig(**settings)
+    try:
+        config.validate(strict=True)
+    except ValueError:
+        ids = ("bos_token_id", "eos_token_id", "pad_token_id")
+        config = GenerationConfig(**{key: getattr(generation, key) for key in ids})
+    return config
 
 
 def dropout_off(config):
@@ -591,19 +662,13 @@ def save_model(model, tokenizer, folder, dtype=torch.float32, adapter_only=False
     """
     folder, lora = Path(folder), hasattr(model, "lora_config")
     folder.mkdir(parents=True, exist_ok=True)
-    state = {} if adapter_only else merged_state(model)  # on all ranks: each has its shards
+    state = {} if adapter_only else merged_state(model, dtype)  # on all ranks: each has its shards
     if rank():
         return
+    if hasattr(model, "score"):  # a padded batch is scored at the last token that is not this one
+        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(model.config.pad_token_id)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".writing-") as temporary:
         if state:
-            if not all(v.isfinite().all() for v in state.values()):
-                raise UserError("--lr: the weights are no longer finite; lower it, and --overwrite")
-            cast = (k for k, v in state.items() if v.is_floating_point() and k != "score.weight")
-            state |= {key: state[key].to(dtype) for key in cast}
-            first = {}  # tied tensors must stay one tensor, or they would be written twice
-            for key, value in model.state_dict(keep_vars=True).items():
-                if key in state:
-                    state[key] = first.setdefault(id(value), state[key])
             if getattr(model, "generation_config", None):
                 model.generation_config.eos_token_id = end_ids(tokenizer, model)
             model.save_pretrained(temporary, state_dict=state)
@@ -614,7 +679,9 @@ def save_model(model, tokenizer, folder, dtype=torch.float32, adapter_only=False
             save_adapter(model, Path(temporary) / "adapter")
             tokenizer.save_pretrained(Path(temporary) / "adapter")
         tokenizer.save_pretrained(temporary)
-        for file in Path(temporary).rglob("*.*"):
+        # config.json comes last: without it a folder is no model, wherever a kill falls
+        files = sorted(Path(temporary).rglob("*.*"), key=lambda file: file.name == "config.json")
+        for file in files:
             target = folder / file.relative_to(temporary)
             target.parent.mkdir(exist_ok=True)
             os.chmod(file, 0o644)  # safetensors writes 0600, which no other user's server can read
@@ -647,6 +714,7 @@ def reward_function(
 
     Scores as PPO sees them, (raw − reward_mean) / reward_std as training stored them, unless raw.
     Rendered and cut as in its training, by its own tokenizer; an answer is text or one message.
+    tokens: padded tokens per forward, a number or a function that returns one.
     """
     tokenizer = load_tokenizer(folder, flag)
     model = load_reward_model(folder, tokenizer, dtype, device, trainable=False, flag=flag)
@@ -665,7 +733,8 @@ def reward_function(
                 answer = [{"role": "assistant", "content": answer}]
             encoded.append(encode_pair(tokenizer, prompt, answer, max_length=max_length))
         scores, lengths = np.zeros(len(encoded)), [len(p) + len(a) for p, a in encoded]
-        for part in micro_batches(range(len(encoded)), lengths, tokens or micro_tokens(model)):
+        most = tokens() if callable(tokens) else tokens or micro_tokens(model)
+        for part in micro_batches(range(len(encoded)), lengths, most):
             batch = pad_rows(*zip(*(encoded[i] for i in part)), pad_id(tokenizer))
             scores[part] = reward_scores(model, *(x.to(model.device) for x in batch)).cpu()
         return ((scores - mean) / std).tolist()
@@ -703,23 +772,59 @@ def positions(attention_mask):
     return (attention_mask.long().cumsum(1) - 1).clamp(min=0)
 
 
-def head_logits(model, hidden):
-    """(N, V) fp32 logits of hidden states (N, H), soft cap included."""
+def half_matmul(hidden, weight):
+    """What `HalfMatmul` returns, in plain operations, for a CPU."""
+    return hidden.float() @ weight.float().T
+
+
+class HalfMatmul(torch.autograd.Function):
+    """hidden (N, H) @ weight (V, H).T of fp16 or bf16 with sums and result in fp32, on CUDA.
+
+    A half-precision result would round a logit of 20 by up to .06 in bf16.
+    """
+
+    @staticmethod
+    def forward(ctx, hidden, weight):
+        ctx.save_for_backward(hidden, weight)
+        return torch.mm(hidden, weight.T, out_dtype=torch.float32)
+
+    @staticmethod
+    def backward(ctx, grad):
+        hidden, weight = ctx.saved_tensors
+        grad = grad.to(hidden.dtype)  # (N, V)
+        return grad @ weight, grad.T @ hidden
+
+
+def head_weight(model):
+    """(V, H) weight of the head, on a GPU in the compute dtype: cast once per pass, not per chunk."""
+    weight = model.get_output_embeddings().weight
+    return weight.to(model.compute_dtype) if weight.is_cuda else weight
+
+
+def head_logits(model, hidden, weight=None):
+    """(N, V) fp32 logits of hidden states (N, H), soft cap included; weight: `head_weight`."""
+    weight = head_weight(model) if weight is None else weight
     head = model.get_output_embeddings()
-    with autocast(model):
-        logits = head(hidden.to(head.weight.dtype)).float()
-    cap = getattr(model.config, "final_logit_softcapping", None)
+    with torch.autocast(hidden.device.type, enabled=False):
+        if weight.dtype == torch.float32:
+            logits = head(hidden.float())
+        else:
+            multiply = HalfMatmul.apply if weight.is_cuda else half_matmul
+            logits = multiply(hidden.to(weight.dtype), weight)
+            logits = logits if head.bias is None else logits + head.bias.float()
+    cap = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
     return logits if cap is None else torch.tanh(logits / cap) * cap
 
 
-def _score_chunk(model, hidden, tokens, temperature, with_entropy, with_top):
+def _score_chunk(model, hidden, weight, tokens, temperature, with_entropy, entropy_grad, with_top):
     """Per token (n,): log p; if asked, the distribution's entropy; if it was the likeliest."""
-    logits = head_logits(model, hidden) / temperature  # (n, V) fp32
+    logits = head_logits(model, hidden, weight) / temperature  # (n, V) fp32
     log_z = logits.logsumexp(-1)
     picked = logits.gather(-1, tokens[:, None]).squeeze(-1)
     out = [picked - log_z]
     if with_entropy:
-        out.append(log_z - (F.softmax(logits, -1) * logits).sum(-1))
+        with torch.set_grad_enabled(entropy_grad and torch.is_grad_enabled()):
+            out.append(log_z - (F.softmax(logits, -1) * logits).sum(-1))
     if with_top:
         out.append((picked.detach() >= logits.detach().amax(-1)).float())
     return out
@@ -742,22 +847,22 @@ def token_hidden(model, input_ids, attention_mask, response_mask, shared=False):
 @as_forward
 def token_logps(
     model, input_ids, attention_mask, response_mask, temperature=1.0,
-    with_entropy=False, with_top=False, with_hidden=False, shared=False,
+    with_entropy=False, entropy_grad=False, with_top=False, with_hidden=False, shared=False,
 ):  # fmt: skip
     """(B, T) fp32, aligned with input_ids: column t is log p(token t | tokens before t), else 0.
 
     softmax(logits / temperature) over the full vocabulary. (B, T, V) never exists: only columns
     that predict a response token pass through the head, in chunks that the backward recomputes.
-    with_entropy: also (B, T) −Σ p log p; with_top: also (B, T) 1 where the token was the likeliest;
+    with_entropy: also (B, T) −Σ p log p, with a gradient only if entropy_grad; with_top: also (B, T) 1 where the token was the likeliest;
     with_hidden: also `token_hidden`, (N, H). shared: as in `token_hidden`.
     """
     # column t−1 predicts token t
     hidden = token_hidden(model, input_ids, attention_mask, response_mask, shared)
     tokens = input_ids[response_mask]  # (N,)
-    vocabulary = model.config.get_text_config().vocab_size
+    weight, vocabulary = head_weight(model), model.config.get_text_config().vocab_size
     rows = max(1, HEAD_CHUNK_BYTES.get(hidden.device.type, 8 * 2**20) // (4 * vocabulary))
     chunks = [
-        (model, h, t, temperature, with_entropy, with_top)
+        (model, h, weight, t, temperature, with_entropy, entropy_grad, with_top)
         for h, t in zip(hidden.split(rows), tokens.split(rows), strict=True)
     ]
     if len(chunks) > 1 and torch.is_grad_enabled():
@@ -852,7 +957,7 @@ def sample(
     ends, mine = end_ids(tokenizer, model), range(N) if alone else share(range(N), n)
     index = sorted(mine, key=lambda i: (len(ids[i // n]), ids[i // n], i))  # equal prompts together
     drawn = {}
-    with decoding(model):
+    with decoding(model), autocast(model):  # one context: each weight is cast once
         for start in range(0, len(index), rows):
             part = index[start : start + rows]
             random = [
@@ -892,15 +997,15 @@ def _decode(model, prompts, uniform, ends, temperature):
     cache = DynamicCache()
     hidden = hidden_states(model, input_ids, mask, cache=cache)[:, -1][fork]  # (R, H)
     # (2) the cache is forked for the answers of a prompt, allocated once for all their tokens
-    cache = _fork_cache(cache, fork, L + most)
+    cache = _fork_cache(cache, fork, L + most, getattr(model, "compute_dtype", torch.float32))
     mask = F.pad(mask[fork], (0, most), value=True)  # (R, L + most)
     position = lengths[fork]  # (R,) of the next token
     row = torch.arange(R, device=device)  # which answer lives in which slot
     tokens = torch.zeros(R, most, dtype=torch.long, device=device)
-    logps = torch.zeros(R, most, device=device)
+    logps, weight = torch.zeros(R, most, device=device), head_weight(model)
     for t in range(most):
         # (3) one token for each live row
-        logits = head_logits(model, hidden) / (temperature or 1.0)  # (R, V) fp32
+        logits = head_logits(model, hidden, weight) / (temperature or 1.0)  # (R, V) fp32
         if temperature:
             token = _draw(logits.to(home), uniform[row.to(home), t]).to(device)
         else:
@@ -936,8 +1041,11 @@ def _draw(logits, uniform):
     return token.clamp(max=cdf.shape[-1] - 1)
 
 
-def _fork_cache(prompt_cache, fork, room):
-    """A cache of views [:live, :, :used] into buffers allocated once and written in place."""
+def _fork_cache(prompt_cache, fork, room, dtype):
+    """A cache of views [:live, :, :used] into buffers allocated once and written in place.
+
+    dtype: the compute dtype, in which attention reads it; another would be cast at every token
+    """
     from transformers import DynamicCache
     from transformers.cache_utils import DynamicLayer
 
@@ -946,10 +1054,10 @@ def _fork_cache(prompt_cache, fork, room):
             super().__init__()
             self.used, self.buffers = layer.keys.shape[2], []
             for x in (layer.keys, layer.values):  # (P, heads, used, size)
-                buffer = x.new_empty(len(fork), x.shape[1], room, x.shape[3])
+                buffer = x.new_empty(len(fork), x.shape[1], room, x.shape[3], dtype=dtype)
                 buffer[:, :, : self.used] = x[fork]
                 self.buffers.append(buffer)
-            self.is_initialized, self.dtype, self.device = True, x.dtype, x.device
+            self.is_initialized, self.dtype, self.device = True, dtype, x.device
 
         def update(self, *new, **kwargs):
             start, self.used = self.used, self.used + new[0].shape[2]

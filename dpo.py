@@ -24,11 +24,12 @@ Reference    Rafailov et al. 2023, arXiv 2305.18290, eq. 7; cDPO: Mitchell 2023;
 Axes         B pairs, T tokens, V vocabulary
 """
 
+import functools
 import math
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from tqdm import tqdm
 
 import common
 from common import (
@@ -43,7 +44,8 @@ from common import (
 from parts import runs
 from parts.files import UserError, command, number, read_jsonl
 from parts.lora import adapter_off
-from parts.parallel import add_up, all_sum, gather
+from parts.means import half_interval
+from parts.parallel import add_up, all_sum, gather, progress
 from parts.shared_prompt import can_share
 
 # learning rates for models below 100 M parameters (worked on the bundled base, not swept), larger
@@ -147,11 +149,9 @@ def parse_args(argv=None):
     add("--simpo-gamma", type=number(at_least=0), default=1.0, help="target margin of simpo, 0.3 to 2 (default %(default)s)")
     add("--nll-coef", type=number(at_least=0), help="weight of −log π per chosen token, 0 to 1 (default 1 for sigmoid, else 0)")
     add("--ties", choices=("drop", "soft"), default="drop", help="soft: a tie is half a win for each, sigmoid only (default %(default)s)")
-    add("--prompts", help='JSONL; 64 (of "split": "val", if any) are answered at each evaluation (default: bundled for bundled pairs)')
-    add("--gold", help="FILE:FUNCTION that scores these answers, such as data/recruiter.py:reward")
     add("--reward-model", help="reward model folder that scores these answers")
-    add("--max-new-tokens", type=number(int, at_least=1), default=96, help="length of sample answers (default %(default)s)")
     # fmt: on
+    parser.add_answer_arguments()
     parser.add_run_arguments("runs/dpo", RATES, epochs=f"1, or what makes {LEAST_STEPS} steps")
     args = parser.parse_args(argv)
     if args.beta is None:
@@ -200,13 +200,15 @@ def load_data(args, policy, tokenizer):
     pairs = common.load_pairs(
         args.pairs, tokenizer, longest, args.ties == "soft", args.eval_fraction, args.eval_pairs,
         check=check_thumb if thumbs else common.check_pair,
+        prompt_of=functools.partial(runs.after_examples, runs.load_examples(args.examples)),
     )  # fmt: skip
     pairs.shared = not thumbs and can_share(policy, pairs, pad_rows)
     runs.describe(pairs.counts, pairs.train, pairs.eval)
     shown = (pairs.eval if len(pairs.eval) else pairs.train)[0]
     prompts, scorers = runs.prompts_to_answer(args, [{"prompt": pairs.prompts[shown].tolist()}])
     if args.reward_model:
-        score = common.reward_function(args.reward_model, policy.compute_dtype, policy.device)
+        place = policy.compute_dtype, policy.device
+        score = common.reward_function(args.reward_model, *place, lambda: args.micro_tokens)
         scorers.append(("val/score", "--reward-model", score))
     return pairs, prompts, scorers
 
@@ -215,185 +217,243 @@ def load_data(args, policy, tokenizer):
 
 
 def load_models(args, run):
-    """(policy, tokenizer): the policy is trained; the reference is the policy before step one."""
+    """(policy, tokenizer, load_reference): the policy is trained; its reference is itself before step
+    one. load_reference() is for the KL of sampled answers: with LoRA the policy, whose adapter can be
+    off; else a frozen copy, read from disk at the first evaluation after step 0."""
     tokenizer = common.load_tokenizer(args.model)
     policy = common.load_policy(args.model, run.dtype, run.device, lora_rank=args.lora_rank)
-    return policy, tokenizer
+
+    @functools.cache
+    def load_reference():
+        if args.lora_rank:
+            return policy
+        return common.load_policy(args.model, run.dtype, run.device, trainable=False)
+
+    return policy, tokenizer, load_reference
 
 
 @torch.no_grad()
-def reference_logps(run, policy, pairs, pad):
-    """(2, n) fp32: log π_ref of chosen and rejected of every pair, by the untrained policy."""
-    found = torch.zeros(2, len(pairs.tie))
-    cuts = run.micro_batches(range(len(pairs.tie)), pairs.columns())
-    for part in tqdm(cuts, "reference", leave=False, disable=runs.no_bar()):
+def answer_logps(run, policy, pairs, indices, pad):
+    """(2, n) fp32, 0 elsewhere: log π of chosen and rejected of the pairs in `indices`."""
+    logps = torch.zeros(2, len(pairs.tie))
+    parts = run.micro_batches(indices, pairs.columns())
+    for part in progress(parts, "reference", delay=3):
         rows = (x.to(policy.device) for x in batch_rows(pairs, part, pad))
-        found[:, part] = token_logps(policy, *rows, shared=pairs.shared).sum(1).view(2, -1).cpu()
-    add_up([found])
-    return found
+        logps[:, part] = token_logps(policy, *rows, shared=pairs.shared).sum(1).view(2, -1).cpu()
+    add_up([logps])
+    return logps
 
 
 @torch.no_grad()
 def unrelated_logps(run, policy, pairs, indices, pad):
     """(n,) fp32, 0 elsewhere: log π(answer of row i + n/2 | prompt of row i)."""
     n, room = len(pairs.tie), int(pairs.lengths().max())
-    found = torch.zeros(n)
+    logps = torch.zeros(n)
     for part in run.micro_batches(indices, pairs.columns()):
         others = [(i + n // 2) % n for i in part]
-        said = [pairs.chosen[i] if len(pairs.chosen[i]) else pairs.rejected[i] for i in others]
-        asked = [pairs.prompts[i][len(ids) - room :] for i, ids in zip(part, said)]
-        rows = (x.to(policy.device) for x in pad_rows(asked, said, pad))
-        found[part] = token_logps(policy, *rows).sum(1).cpu()
-    add_up([found])
-    return found
+        answers = [pairs.chosen[i] if len(pairs.chosen[i]) else pairs.rejected[i] for i in others]
+        prompts = [pairs.prompts[i][len(ids) - room :] for i, ids in zip(part, answers)]
+        rows = (x.to(policy.device) for x in pad_rows(prompts, answers, pad))
+        logps[part] = token_logps(policy, *rows).sum(1).cpu()
+    add_up([logps])
+    return logps
 
 
-def kl_baseline(args, run, policy, pairs, indices, pad):
+def kl_baseline(args, run, policy, pairs, ref_unrelated_logps, indices, pad):
     """KTO's k = max(0, mean of log π/π_ref of unrelated answers), in nats; 0 for other losses."""
     if args.loss_type != "kto" or not len(indices):
         return 0.0
     logps = unrelated_logps(run, policy, pairs, indices, pad)
-    return (logps - pairs.unrelated)[indices].mean().clamp(min=0).item()
+    return (logps - ref_unrelated_logps)[indices].mean().clamp(min=0).item()
 
 
 # ---- 7. preflight ----
 
 
-def preflight(args, run, policy, tokenizer, pairs, ref_logps):
-    """Log-probs = the model's; rewards 0 and the loss at its value for z = 0; one row, marked."""
-    first, flag = pairs.train[:64], f"--model {args.model}"
+def preflight(args, run, policy, tokenizer, pairs):
+    """Log-probs = the model's; the reference = the policy; the loss at its value for z = 0; one row,
+    marked. On one micro-batch, before the reference pass over all pairs."""
+    first, pad, flag = pairs.train[:64], pad_id(tokenizer), f"--model {args.model}"
     longest = first[[pairs.lengths()[first].argmax()]]  # short rows prove nothing about windows
-    rows = [x.to(policy.device) for x in batch_rows(pairs, longest, pad_id(tokenizer))]
+    rows = [x.to(policy.device) for x in batch_rows(pairs, longest, pad)]
     runs.check_head(policy, *rows, flag)
+    part = run.micro_batches(first, pairs.columns())[0]
+    simpo = args.loss_type == "simpo"
+    ref_logps = None if simpo else answer_logps(run, policy, pairs, part, pad)
     with torch.no_grad():
-        cuts = run.micro_batches(first, pairs.columns())
-        seen = [forward(args, policy, pairs, p, pad_id(tokenizer), ref_logps)[2] for p in cuts]
-    found = means(seen, args.beta)
-    starts = {"hinge": 1.0, "ipo": 1 / (4 * args.beta**2), "kto": 0.5}
-    expected = starts.get(args.loss_type, math.log(2))
-    bound = runs.rounding(policy) * max(1, expected, args.beta)  # β multiplies the rounding, too
-    if args.loss_type == "simpo":
-        print(f"preflight  loss before step one: {found['loss']:.4f} (simpo has no reference)")
+        stats = forward(args, policy, pairs, part, pad, ref_logps)[1]
+    loss = stats.losses.mean().item()
+    if simpo:
+        print(f"preflight  loss before step one: {loss:.4f} (simpo has no reference)")
     else:
-        runs.identity("loss before step one", found["loss"], expected, bound, flag)
-        runs.identity("implicit rewards", found["rewards/margins"], 0.0, 10 * bound, flag)
-    rows = batch_rows(pairs, first[:1], pad_id(tokenizer))
+        starts = {"hinge": 1.0, "ipo": 1 / (4 * args.beta**2), "kto": 0.5}
+        expected = starts.get(args.loss_type, math.log(2))
+        logps = torch.stack([stats.chosen_logps, stats.rejected_logps])
+        gaps = (logps - ref_logps[:, part]).abs() / stats.tokens().clamp(min=1)
+        wrong = f"{flag}: the reference is not the policy"
+        runs.check_gaps(policy, "policy and reference, per token", gaps, wrong)
+        bound = 1e-4 if run.dtype == torch.float32 else 1e-2
+        bound *= max(1, expected, args.beta)  # β multiplies the rounding, too
+        runs.identity("loss before step one", loss, expected, bound, flag)
+        margin = (stats.chosen_rewards - stats.rejected_rewards).mean().item()
+        runs.identity("implicit rewards", margin, 0.0, 10 * bound, flag)
+    rows = batch_rows(pairs, first[:1], pad)
     runs.show_row(tokenizer, rows, pairs.name(first[:1]))
 
 
 # ---- 8. the loop ----
 
 
-def forward(args, policy, pairs, part, pad, ref_logps):
-    """Steps (3) and (4) for the pairs in `part`: losses and log π(chosen), (b,); numbers (7, b)."""
-    ids, attention_mask, mask = (x.to(policy.device) for x in batch_rows(pairs, part, pad))
+@dataclass
+class PairStats:
+    """What the log needs of b pairs, (b,) float64 each; a side that nobody gave has 0 tokens."""
+
+    losses: torch.Tensor
+    chosen_rewards: torch.Tensor
+    rejected_rewards: torch.Tensor
+    chosen_logps: torch.Tensor
+    rejected_logps: torch.Tensor
+    chosen_tokens: torch.Tensor
+    rejected_tokens: torch.Tensor
+
+    def tokens(self):
+        """(2, b)"""
+        return torch.stack([self.chosen_tokens, self.rejected_tokens])
+
+
+def forward(args, policy, pairs, part, pad, ref_logps, baseline=0.0, untrained=False):
+    """Steps (3) and (4) for the pairs in `part`: (losses (b,), `PairStats`, log π(chosen) (b,)).
+
+    untrained: the policy is still the reference, whose log-probs are known
+    """
+    ref = None if ref_logps is None else ref_logps[:, part].to(policy.device)  # (2, b)
     # (3) policy: log-probs of both answers, in one forward
-    logps = token_logps(policy, ids, attention_mask, mask, shared=pairs.shared).sum(1).view(2, -1)
-    lengths = mask.sum(1).view(2, -1)  # (2, b) response tokens
+    if untrained and ref is not None:
+        logps = ref
+    else:
+        rows = (x.to(policy.device) for x in batch_rows(pairs, part, pad))
+        logps = token_logps(policy, *rows, shared=pairs.shared).sum(1).view(2, -1)
     # (4) loss and implicit rewards
-    ref = torch.zeros_like(logps) if ref_logps is None else ref_logps[:, part].to(logps.device)
+    ref = torch.zeros_like(logps) if ref is None else ref
+    lengths = (torch.from_numpy(side.lengths()[part]) for side in (pairs.chosen, pairs.rejected))
+    lengths = torch.stack([*lengths]).to(logps.device)  # (2, b) response tokens
     smoothing = args.label_smoothing
     if args.ties == "soft":
         tie = torch.from_numpy(pairs.tie[part]).to(logps.device)
         smoothing = torch.where(tie, 0.5, smoothing)
     losses, chosen_rewards, rejected_rewards = dpo_loss(
-        *logps, *ref, args.beta, args.loss_type, smoothing, *lengths, args.simpo_gamma,
-        pairs.baseline,
-    )  # fmt: skip
-    numbers = torch.stack([losses, chosen_rewards, rejected_rewards, *logps, *lengths])
-    return losses, logps[0], numbers.detach().cpu().double()
+        *logps, *ref, args.beta, args.loss_type, smoothing, *lengths, args.simpo_gamma, baseline
+    )
+    columns = losses, chosen_rewards, rejected_rewards, *logps, *lengths
+    return losses, PairStats(*(x.detach().cpu().double() for x in columns)), logps[0]
 
 
-def means(numbers, beta):
-    """Means over all pairs of an update or evaluation, from `forward`'s numbers; TRL's names."""
-    numbers = torch.cat(gather(numbers), 1)  # (7, pairs), those of all ranks
-    _, chosen, rejected, chosen_logps, rejected_logps, chosen_tokens, _ = numbers
-    margins = chosen - rejected
+def means(batch_stats, beta):
+    """Means over all pairs of an update or evaluation, those of all ranks; TRL's names.
+
+    A mean over one side counts the pairs that have this side (all, but for KTO's single answers).
+    """
+    columns = zip(*(vars(stats).values() for stats in gather(batch_stats)))
+    stats = PairStats(*map(torch.cat, columns))
+    chosen, rejected = stats.chosen_tokens > 0, stats.rejected_tokens > 0
+    sides = {
+        "rewards/chosen": stats.chosen_rewards[chosen].mean().item(),
+        "rewards/rejected": stats.rejected_rewards[rejected].mean().item(),
+        "logps/chosen": stats.chosen_logps[chosen].mean().item(),
+        "logps/rejected": stats.rejected_logps[rejected].mean().item(),
+    }
+    margins = stats.chosen_rewards - stats.rejected_rewards
     # at the start the two differ by rounding only, which counts as equal: half right
-    equal = margins.abs() <= 1e-6 * beta * (chosen_logps + rejected_logps).abs()
+    equal = margins.abs() <= 1e-6 * beta * (stats.chosen_logps + stats.rejected_logps).abs()
     right = ((margins > 0) & ~equal).double() + 0.5 * equal
-    sides = ("rewards/chosen", "rewards/rejected", "logps/chosen", "logps/rejected")
+    rewards = torch.cat([stats.chosen_rewards[chosen], stats.rejected_rewards[rejected]])
+    nll = -stats.chosen_logps.sum() / stats.chosen_tokens.sum().clamp(min=1)
     return {
-        "loss": numbers[0].mean().item(),
-        **dict(zip(sides, numbers[1:5].mean(1).tolist(), strict=True)),
-        "rewards/margins": margins.mean().item(),
+        "loss": stats.losses.mean().item(),
+        **sides,
+        "rewards/margins": sides["rewards/chosen"] - sides["rewards/rejected"],
         "rewards/accuracies": right.mean().item(),
-        "rewards/std": numbers[1:3].std().item(),  # of all rewards
-        "nll": -(chosen_logps.sum() / chosen_tokens.sum().clamp(min=1)).item(),  # per chosen token
+        "rewards/accuracies_ci": half_interval(right.tolist()),
+        "rewards/std": rewards.std().item(),
+        "nll": nll.item(),  # per chosen token
     }
 
 
 @torch.no_grad()
-def evaluate(args, run, policy, tokenizer, pairs, ref_logps, prompts, scorers):
+def evaluate(args, run, models, pairs, refs, prompts, scorers):
     """(metrics, samples): held-out loss and accuracy; sample answers, their score and their KL."""
-    out, pad, seen = {}, pad_id(tokenizer), []
-    pairs.baseline = kl_baseline(args, run, policy, pairs, pairs.eval, pad)
-    for part in run.micro_batches(pairs.eval, pairs.columns()):
-        seen.append(forward(args, policy, pairs, part, pad, ref_logps)[2])
+    policy, tokenizer, load_reference = models
+    metrics, pad = {}, pad_id(tokenizer)
+    baseline = kl_baseline(args, run, policy, pairs, refs.get("unrelated"), pairs.eval, pad)
+    batch_stats = [
+        forward(args, policy, pairs, part, pad, refs.get("reference"), baseline, not run.step)[1]
+        for part in run.micro_batches(pairs.eval, pairs.columns())
+    ]
     if len(pairs.eval):
-        out = {f"eval/{key}": value for key, value in means(seen, args.beta).items()}
-    scores, samples, answers = runs.answer(args, policy, tokenizer, prompts, scorers)
-    if args.prompts and ref_logps is not None:
-        scores["val/kl"] = kl_to_reference(args, run, policy, answers, pad)
-    return {**out, **scores}, samples
+        metrics = {f"eval/{key}": value for key, value in means(batch_stats, args.beta).items()}
+        metrics["eval/n"] = len(pairs.eval)
+    scores, samples, rollout = runs.answer(args, policy, tokenizer, prompts, scorers)
+    if args.prompts and args.loss_type != "simpo" and args.eval_temperature:
+        kl = kl_to_reference(args, run, policy, load_reference(), rollout, pad) if run.step else 0.0
+        scores["val/kl"] = kl
+    return {**metrics, **scores}, samples
 
 
-def kl_to_reference(args, run, policy, answers, pad):
-    """Mean over answers of Σ_t k1, in nats; a reference of its own is in memory only here."""
-    reference, total = policy, 0.0  # LoRA: the policy with its adapter off
-    if not args.lora_rank:
-        # loaded each time, so that training holds one model in memory
-        reference = common.load_policy(args.model, run.dtype, run.device, trainable=False)
-    asked, said = answers.prompt_ids, answers.response_ids
-    lengths = [len(prompt) + len(answer) for prompt, answer in zip(asked, said, strict=True)]
-    for part in run.micro_batches(range(len(asked)), lengths):
-        rows = pad_rows([asked[i] for i in part], [said[i] for i in part], pad)
-        rows = [x.to(policy.device) for x in rows]
+def kl_to_reference(args, run, policy, reference, rollout, pad):
+    """Mean over answers of Σ_t k1 at --eval-temperature, in nats."""
+    prompts, answers, total = rollout.prompt_ids, rollout.response_ids, 0.0
+    lengths = [len(prompt) + len(answer) for prompt, answer in zip(prompts, answers, strict=True)]
+    for part in run.micro_batches(range(len(prompts)), lengths):
+        rows = pad_rows([prompts[i] for i in part], [answers[i] for i in part], pad)
+        rows = [*(x.to(policy.device) for x in rows), args.eval_temperature]
         with adapter_off(reference):
             ref_logps = token_logps(reference, *rows)
         total += kl_estimates(token_logps(policy, *rows), ref_logps, rows[2])[0].sum().item()
-    return all_sum(total) / len(asked)
+    return all_sum(total) / len(prompts)
 
 
 def main(argv=None):
     args = parse_args(argv)
     inputs = [args.model, *args.pairs, *args.eval_pairs, args.prompts, args.reward_model]
-    run = runs.Run("dpo", args, inputs, SHOW, HEADLINE)
-    policy, tokenizer = load_models(args, run)
+    run = runs.Run("dpo", args, [*inputs, args.examples], SHOW, HEADLINE)
+    models = policy, tokenizer, _ = load_models(args, run)
     # (1) read pairs; render the prompt; mark the answer tokens
     pairs, prompts, scorers = load_data(args, policy, tokenizer)
     n, columns, pad = len(pairs.train), pairs.columns(), pad_id(tokenizer)
     run.plan(n, "pairs", LEAST_STEPS)
     run.state = {"policy": policy}
-    run.start(tokenizer, args.lr or runs.default_lr(policy, RATES))
-    # (2) reference: log-probs of both answers under the frozen start, once
-    if run.step == 0 and args.loss_type != "simpo":
-        run.state["reference"] = reference_logps(run, policy, pairs, pad)
-    if run.step == 0 and args.loss_type == "kto":
-        every = range(len(pairs.tie))
-        run.state["unrelated"] = unrelated_logps(run, policy, pairs, every, pad)
-    ref_logps, pairs.unrelated = map(run.state.get, ("reference", "unrelated"))
-    evaluated = policy, tokenizer, pairs, ref_logps, prompts, scorers
+    run.start(tokenizer, args.lr or runs.default_lr(policy, RATES), longest=columns.max())
     if run.step == 0:
-        preflight(args, run, policy, tokenizer, pairs, ref_logps)
+        preflight(args, run, policy, tokenizer, pairs)
+        # (2) reference: log-probs of both answers under the frozen start, once
+        every = range(len(pairs.tie))
+        if args.loss_type != "simpo":
+            run.state["reference"] = answer_logps(run, policy, pairs, every, pad)
+        if args.loss_type == "kto":
+            run.state["unrelated"] = unrelated_logps(run, policy, pairs, every, pad)
+    evaluated = models, pairs, run.state, prompts, scorers
+    ref_logps, ref_unrelated_logps = map(run.state.get, ("reference", "unrelated"))
+    if run.step == 0:
         run.evaluation(*evaluate(args, run, *evaluated))
 
     for step in run.steps():
         batch, epoch = batch_indices(n, args.batch_size, args.seed, step)
-        batch, seen = pairs.train[batch], []
+        batch, batch_stats = pairs.train[batch], []
         chosen_tokens = max(1, int(pairs.chosen.lengths()[batch].sum()))  # of the whole step
-        pairs.baseline = kl_baseline(args, run, policy, pairs, batch, pad)
+        baseline = kl_baseline(args, run, policy, pairs, ref_unrelated_logps, batch, pad)
         for part in run.micro_batches(batch, columns):
             # (3) policy: log-probs of both answers: `forward`
             # (4) loss and implicit rewards: a sum over this part, divided by the whole step's count
-            losses, chosen_logps, numbers = forward(args, policy, pairs, part, pad, ref_logps)
+            losses, stats, chosen_logps = forward(
+                args, policy, pairs, part, pad, ref_logps, baseline
+            )
             loss = losses.sum() / len(batch) - args.nll_coef * chosen_logps.sum() / chosen_tokens
             # (5) update: backward, clip the gradient, step
             run.backward(loss)
-            seen.append(numbers)
+            batch_stats.append(stats)
         update = run.update(lambda batch=batch: pairs.name(batch))
         tokens = int(pairs.tokens()[batch].sum())
-        run.log({"epoch": epoch, **means(seen, args.beta), **update, "tokens": tokens})
+        run.log({"epoch": epoch, **means(batch_stats, args.beta), **update, "tokens": tokens})
         # (6) now and then: held-out loss and accuracy, sample answers and their score
         if run.evaluates(step):
             run.evaluation(*evaluate(args, run, *evaluated))

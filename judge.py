@@ -48,8 +48,9 @@ from tqdm import tqdm
 from checks.instructions import a_text, blank, check_arguments, is_number, passes, visible
 from parts import files, pages
 from parts.files import Parser, UserError, number
+from parts.means import mean
 from parts.rows import check_messages, check_prompt
-from parts.stats import cohen_kappa, mean, mean_number
+from parts.stats import cohen_kappa, mean_number
 
 TIMEOUT = 60  # seconds without a byte from the server
 DEADLINE = 180  # seconds for a call with its retries and waits

@@ -21,6 +21,7 @@ Axes         B pairs, T tokens
 """
 
 import csv
+import functools
 import math
 import random
 import re
@@ -134,8 +135,11 @@ def parse_args(argv=None):
     add("--center-coef", type=number(at_least=0), default=0.0, help="weight of the pull of rewards towards 0, 0.001 to 0.1 (default 0)")
     add("--counterfactual-augment", metavar="NAMES", help="CSV of names, such as data/names.csv: adds copies of pairs under other names")
     # fmt: on
+    parser.add_examples_argument()
     parser.add_run_arguments("runs/reward", RATES)
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    runs.default_examples(args, args.pairs)
+    return args
 
 
 # ---- 5. the data ----
@@ -242,7 +246,8 @@ def load_data(args, model, tokenizer):
 
     longest = min(args.max_length, common.max_positions(model.config))
     files = args.pairs, tokenizer, longest, args.ties == "soft", args.eval_fraction, args.eval_pairs
-    pairs = common.load_pairs(*files, copies if names else None)
+    prompt_of = functools.partial(runs.after_examples, runs.load_examples(args.examples))
+    pairs = common.load_pairs(*files, copies if names else None, prompt_of=prompt_of)
     if names and not made["copies under other names"]:
         raise UserError(
             f"--counterfactual-augment: no pair could be copied ({told(made)}); leave it out"
@@ -281,8 +286,8 @@ def preflight(args, model, tokenizer, pairs):
         rewards = reward_scores(model, ids, attention_mask)
     loss = bradley_terry_loss(*rewards.chunk(2)).mean().item()
     if model.fresh_head:
-        said, bound = "loss before step one, with a zero head", runs.rounding(model)
-        runs.identity(said, loss, math.log(2), bound, f"--model {args.model}")
+        name = "loss before step one, with a zero head"
+        runs.identity(name, loss, math.log(2), 1e-4, f"--model {args.model}")
     else:
         print(f"preflight  {args.model} is a reward model already: loss {loss:.4f}")
     last = attention_mask & ~F.pad(attention_mask[:, 1:], (0, 1))  # where the score is read
@@ -327,7 +332,7 @@ def evaluate(run, model, pairs, pad):
 
 def main(argv=None):
     args = parse_args(argv)
-    inputs = [args.model, *args.pairs, *args.eval_pairs, args.counterfactual_augment]
+    inputs = [args.model, *args.pairs, *args.eval_pairs, args.counterfactual_augment, args.examples]
     run = runs.Run("reward_train", args, inputs, SHOW, HEADLINE)
     model, tokenizer = load_models(args, run)
     # (1) read pairs; render the prompt; mark the answer tokens
@@ -337,7 +342,7 @@ def main(argv=None):
     run.plan(n, "pairs")
     run.state = {"model": model}
     lr = args.lr or runs.default_lr(model, RATES)
-    run.start(tokenizer, lr, HEAD_LR if model.fresh_head else None)
+    run.start(tokenizer, lr, HEAD_LR if model.fresh_head else None, columns.max())
     if run.step == 0:
         preflight(args, model, tokenizer, pairs)
         run.evaluation(*evaluate(run, model, pairs, pad))

@@ -24,13 +24,12 @@ from collections import Counter
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 import common
 from common import batch_indices, encode_pair, pad_id, pad_rows, render, token_logps
 from parts import runs
-from parts.files import UserError, command, number, read_jsonl, told
-from parts.parallel import all_sum, autocast
+from parts.files import UserError, command, number, told
+from parts.parallel import all_sum
 
 # learning rates for models below 100 M parameters (made the bundled base; not swept otherwise),
 # larger ones, and LoRA
@@ -113,10 +112,8 @@ def parse_args(argv=None):
     add("--init-config", help="folder with config.json and tokenizer: start from random weights of that shape")
     add("--keep-order", action="store_true", help="do not shuffle: rows in the order of the files, for a curriculum")
     add("--eval-fraction", type=number(at_least=0, below=1), default=0.02, help="share of the prompts held out (default %(default)s)")
-    add("--prompts", help='JSONL; 64 (of "split": "val", if any) are answered at each evaluation (default: bundled for bundled data)')
-    add("--gold", help="FILE:FUNCTION that scores these answers, such as data/recruiter.py:reward")
-    add("--max-new-tokens", type=number(int, at_least=1), default=96, help="length of sample answers (default %(default)s)")
     # fmt: on
+    parser.add_answer_arguments()
     parser.add_run_arguments("runs/sft", RATES)
     args = parser.parse_args(argv)
     if args.init_config:
@@ -181,19 +178,26 @@ def load_data(args, model, tokenizer):
     """(rows, indices to train on, indices to evaluate on, prompts, scorers)"""
     rows, held, prompts = Rows(args.data), [], []
     longest = min(args.max_length, common.max_positions(model.config))
+    examples = runs.load_examples(args.examples)
     for file, name in enumerate(args.data):
         before, counts = len(held), Counter(rows.counts)
-        for line, row in read_jsonl(name, check_row, numbered=True, flag="--data"):
+        for line, row in common.read_rows(name, check_row, "--data"):
             rows.counts["rows"] += 1
             try:
-                ids, mask, prompt = encode_row(tokenizer, row, longest, rows.counts)
+                shown = (
+                    {**row, "prompt": runs.after_examples(examples, row)}
+                    if "prompt" in row
+                    else row
+                )
+                ids, mask, prompt = encode_row(tokenizer, shown, longest, rows.counts)
             except UserError as error:
                 raise UserError(f"--data {name}:{line}: {error}") from None
             if not any(mask[1:]):
                 rows.counts["dropped: nothing to train after cutting"] += 1
                 continue
             rows.add(ids, mask, file, line)
-            held.append(prompt is not None and common.held_out(prompt, args.eval_fraction))
+            side = row.get("prompt", prompt)  # without its examples
+            held.append(side is not None and common.held_out(side, args.eval_fraction))
             if held[-1] and len(prompts) < 2:
                 prompts.append({"prompt": prompt})
         if len(held) == before:
@@ -217,8 +221,8 @@ def encode_row(tokenizer, row, max_length, counts):
         prompt, answer = encode_pair(tokenizer, *texts, max_length=max_length, counts=counts)
         return prompt + answer, [False] * len(prompt) + [True] * len(answer), row["prompt"]
     else:
-        ids, end = common.encode_prompt(tokenizer, row["text"]), common.text_end(tokenizer)
-        ids += [end] * (ids[-1] != end)  # a corpus may bring its own
+        ids, end = common.encode_text(tokenizer, row["text"]), common.text_end(tokenizer)
+        ids += [end] * (ids[-1:] != [end])  # a corpus may bring its own
         mask, prompt = [True] * len(ids), None
     counts["rows cut"] += len(ids) > max_length
     return ids[:max_length], mask[:max_length], prompt
@@ -248,24 +252,14 @@ def load_models(args, run):
 
 
 def preflight(args, model, tokenizer, rows, train):
-    """Loss = F.cross_entropy on the same tokens; an untrained model's ≈ log V; one row, marked."""
+    """Our log-probs = the model's; an untrained model's loss ≈ log V; one row, marked."""
     pad, first = pad_id(tokenizer), train[:64]
-    longest = first[
-        np.argmax(rows.store.lengths()[first])
-    ]  # short rows prove nothing about windows
-    ids, attention_mask, mask = (x.to(model.device) for x in rows.batch([longest, train[0]], pad))
-    with torch.no_grad():
-        ours = sft_loss(token_logps(model, ids, attention_mask, mask), mask).sum() / mask.sum()
-        with autocast(model):
-            logits = model(input_ids=ids, attention_mask=attention_mask.long()).logits.float()
-        target = torch.where(mask, ids, -100)[:, 1:]
-        theirs = F.cross_entropy(logits[:, :-1].flatten(0, 1), target.flatten()).item()
-    wrong = f"--model {args.model}"
-    said = "our loss against F.cross_entropy's"
-    runs.identity(said, ours.item(), theirs, runs.rounding(model), wrong)
+    longest = first[[rows.store.lengths()[first].argmax()]]  # a short row proves nothing of windows
+    batch = [x.to(model.device) for x in rows.batch(longest, pad)]
+    logps = runs.check_head(model, *batch, f"--model {args.model}")
     if args.init_config:
-        log_v = math.log(model.config.vocab_size)
-        print(f"preflight  random weights: loss {theirs:.4f}, log V {log_v:.4f}")
+        loss, log_v = -logps[batch[2]].mean().item(), math.log(model.config.vocab_size)
+        print(f"preflight  random weights: loss {loss:.4f}, log V {log_v:.4f}")
     runs.show_row(tokenizer, rows.batch(train[:1], pad), rows.name(train[:1]))
 
 
@@ -297,7 +291,7 @@ def evaluate(args, run, model, tokenizer, rows, held, prompts, scorers):
 
 def main(argv=None):
     args = parse_args(argv)
-    inputs = [args.model, *args.data, args.prompts]
+    inputs = [args.model, *args.data, args.prompts, args.examples]
     run = runs.Run("sft", args, inputs, SHOW, HEADLINE)
     model, tokenizer = load_models(args, run)
     # (1) read rows; render the prompt; mark the answer tokens
@@ -305,7 +299,7 @@ def main(argv=None):
     n, lengths, pad = len(train), rows.store.lengths(), pad_id(tokenizer)
     run.plan(n, "rows")
     run.state = {"model": model}
-    run.start(tokenizer, args.lr or runs.default_lr(model, RATES))
+    run.start(tokenizer, args.lr or runs.default_lr(model, RATES), longest=lengths.max())
     evaluated = model, tokenizer, rows, held, prompts, scorers
     if run.step == 0:
         preflight(args, model, tokenizer, rows, train)

@@ -113,6 +113,37 @@ def read_jsonl(path, check=None, numbered=False, flag=None):
             yield (line_number, row) if numbered else row
 
 
+def read_log(path):
+    """The rows of a log that a run appends to; without a last line that a kill has torn.
+
+    Raises UserError("file:line: reason") for any other line that is not a row with a "step".
+    """
+    *lines, torn = Path(path).read_bytes().split(b"\n")
+    rows = []
+    for number, line in enumerate(lines, 1):
+        try:
+            row = parse_json(line)
+            if type(row.get("step") if isinstance(row, dict) else None) is not int:
+                raise ValueError('expected an object with a "step"')
+        except ValueError as error:
+            raise UserError(f"{path}:{number}: {error}; delete this line") from None
+        rows.append(row)
+    return rows
+
+
+def read_record(folder, flag):
+    """args.json of a run folder: {"stage", "args", "sha256", …}; UserError if it is not one."""
+    file = Path(folder) / "args.json"
+    try:
+        record = parse_json(file.read_text(encoding="utf-8"))
+        if not isinstance(record, dict) or not isinstance(record.get("args"), dict):
+            raise ValueError('expected the object that a run writes, with "stage" and "args"')
+        return record
+    except (OSError, ValueError) as error:
+        reason = f"cannot be read ({brief(error)}); start the run anew in another folder"
+        raise UserError(f"{flag}: {file}: {reason}") from None
+
+
 def parse_json(text):
     """json.loads, strictly (no NaN or Infinity); ValueError in one line for whatever is wrong."""
     try:

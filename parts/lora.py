@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from parts.files import UserError, write_json
-from parts.parallel import whole
+from parts.parallel import rank, whole
 
 SCALE = 2.0  # α/r
 
@@ -54,7 +54,7 @@ def add_lora(model, rank):
 def _lora_hook(module, args, output):
     if not module.lora_on:
         return None
-    delta = module.lora_B(module.lora_A(args[0].to(module.lora_A.weight.dtype)))
+    delta = module.lora_B(module.lora_A(args[0]))  # autocast takes both to the compute dtype
     return output + (delta * SCALE).to(output.dtype)
 
 
@@ -82,11 +82,31 @@ def merged_weight(module, A, B, scale):
     return module.weight.float() + (delta.T if is_conv1d(module) else delta)
 
 
-def merged_state(model):
-    """The state_dict with every adapter added to its layer, without the adapters' keys."""
-    state = {k: whole(v) for k, v in model.state_dict().items() if ".lora_" not in k}
-    for path, m in lora_layers(model):
-        state[f"{path}.weight"] = merged_weight(m, m.lora_A.weight, m.lora_B.weight, SCALE)
+def merged_state(model, dtype):
+    """{name: tensor on the CPU} as a checkpoint holds it: adapters added to their layers, floats in
+    `dtype` (a score head in fp32). One tensor at a time, so that no device holds a second model.
+
+    Tied tensors stay one tensor. With --fsdp every rank must ask; only rank 0 keeps what it gets.
+    """
+    layers, tensors, state = dict(lora_layers(model)), {}, {}
+    for key, weight in model.state_dict(keep_vars=True).items():
+        if ".lora_" in key:
+            continue
+        if id(weight) not in tensors:
+            value, module = (
+                whole(weight.detach(), rank_0_only=True),
+                layers.get(key.removesuffix(".weight")),
+            )
+            if rank():
+                continue
+            if module is not None and key.endswith(".weight"):
+                value = merged_weight(module, module.lora_A.weight, module.lora_B.weight, SCALE)
+            if value.is_floating_point() and not value.isfinite().all():
+                raise UserError("--lr: the weights are no longer finite; lower it, and --overwrite")
+            if value.is_floating_point() and key != "score.weight":
+                value = value.to(dtype)
+            tensors[id(weight)] = value.cpu()
+        state[key] = tensors[id(weight)]
     return state
 
 

@@ -22,6 +22,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import nn
+from tqdm import tqdm
 
 from parts.files import UserError, brief, where_raised
 
@@ -64,8 +65,38 @@ def autocast(model):
 
 
 def micro_tokens(model):
-    """Default padded tokens per forward: enough to fill a GPU, few enough for a CPU's cache."""
+    """Padded tokens per forward without gradient: enough for a GPU, few enough for a CPU's cache."""
     return 1024 if model.device.type == "cpu" else 16384
+
+
+def progress(rows, name, total=None, initial=0, delay=0):
+    """A tqdm bar on rank 0; without a terminal a line per minute, and none in the first one."""
+    patience = {} if sys.stderr.isatty() else {"delay": 60, "mininterval": 60}
+    settings = {"delay": delay, "disable": bool(rank()), "leave": total is not None, **patience}
+    return tqdm(rows, name, total, initial=initial, **settings)
+
+
+def say(line):
+    """Print a line; above the bar where there is one."""
+    if sys.stderr.isatty():
+        tqdm.write(line)
+    else:
+        print(line, flush=True)
+
+
+def peak_memory_mb(device):
+    """MiB: on a GPU what this process has allocated there at most, else its resident memory.
+
+    NaN where the system does not say (Windows).
+    """
+    if torch.device(device).type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**20
+    try:
+        import resource  # not on Windows
+    except ImportError:
+        return math.nan
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (2**20 if sys.platform == "darwin" else 2**10)
 
 
 # ---- ranks ----
@@ -297,9 +328,15 @@ def trained_weights(model):
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
-def whole(value):
-    """An FSDP tensor with all its shards, on the CPU (every rank must ask); else unchanged."""
-    return value.full_tensor().cpu() if hasattr(value, "full_tensor") else value
+def whole(value, rank_0_only=False):
+    """An FSDP tensor with all its shards, on the CPU (every rank must ask); else unchanged.
+
+    rank_0_only: the other ranks get None, so that a node does not hold a model per GPU.
+    """
+    if not hasattr(value, "full_tensor"):
+        return value
+    value = value.full_tensor()
+    return None if rank_0_only and rank() else value.cpu()
 
 
 def sharded_like(weight, value):

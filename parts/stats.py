@@ -16,12 +16,6 @@ from statistics import NormalDist
 import numpy as np
 
 
-def mean(values):
-    """Mean of the numbers that are not None; None if there are none."""
-    values = [value for value in values if value is not None]
-    return sum(values) / len(values) if values else None
-
-
 def wilson(k, n, level=0.95):
     """Score interval of a share k/n: all rates p with |k/n − p| ≤ z·√(p(1−p)/n)      [Wilson 1927]
 

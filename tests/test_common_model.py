@@ -117,7 +117,7 @@ def test_chunks_of_the_head_change_nothing(family, folders, monkeypatch):
         size = 4 * model.config.vocab_size * rows
         monkeypatch.setitem(common.HEAD_CHUNK_BYTES, "cpu", size)
         heads.clear()
-        how = {"with_entropy": True, "with_top": True}
+        how = {"with_entropy": True, "entropy_grad": True, "with_top": True}
         found = common.token_logps(model, ids, attention_mask, mask, 0.8, **how)
         assert len(heads) == chunks and sum(heads) == mask.sum() == 12, "only answer tokens pass"
         for ours, theirs in zip(found, plain):
@@ -366,7 +366,7 @@ def test_precision_of_the_base_and_of_a_merge(rank, stored, tmp_path, monkeypatc
         layer.weight.data.fill_(1.0)
         layer.lora_A.weight.data.fill_(1.0)
         layer.lora_B.weight.data.fill_(0.001 / (rank * lora.SCALE))  # B·A adds `rank` products
-        merged = lora.merged_state(model)["model.layers.0.mlp.up_proj.weight"]
+        merged = lora.merged_state(model, torch.float32)["model.layers.0.mlp.up_proj.weight"]
         assert merged.dtype == torch.float32 and torch.allclose(merged, torch.tensor(1.001))
 
 

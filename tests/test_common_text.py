@@ -24,6 +24,12 @@ def said(text):
     return [{"role": "assistant", "content": text}]
 
 
+@pytest.fixture(scope="module")
+def plain():
+    """A tokenizer without chat template, for which text is continued as it stands."""
+    return tiny_tokenizer(template=None)
+
+
 USER, ANSWER = [user("Which candidate fits this role?")], said("The first one.")
 
 
@@ -89,8 +95,9 @@ def test_what_is_written(tmp_path):
     assert [p.name for p in path.parent.iterdir()] == ["rows.jsonl"]
 
 
-def test_prompt_and_answer_are_encoded_apart(tokenizer):
+def test_prompt_and_answer_are_encoded_apart(plain):
     """A BPE that merges "Recommend" + "ation" gives ids that no sampler would ever produce."""
+    tokenizer = plain
     prompt, answer = "Assess: Recommend", "ation: hold."
     apart = tokenizer.encode(prompt), tokenizer.encode(answer)
     assert tokenizer.encode(prompt + answer) != sum(apart, []), "pick a prompt whose end merges"
@@ -114,13 +121,43 @@ def test_exactly_one_bos(template, max_length):
         for ids in (common.encode_prompt(tokenizer, prompt, max_length), sum(pair, [])):
             assert ids.count(tokenizer.bos_token_id) == 1 and ids[0] == tokenizer.bos_token_id
             assert len(ids) <= max_length
-    tokenizer = tiny_tokenizer(bos="<s>", add_bos=True, add_eos=True)
+    tokenizer = tiny_tokenizer(bos="<s>", add_bos=True, add_eos=True, template=None)
     plain = tokenizer.encode("Assess", add_special_tokens=False)
     bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
     assert tokenizer("Assess")["input_ids"] == [bos, *plain, eos]
     assert common.encode_prompt(tokenizer, "Assess") == [bos, *plain]
     assert common.encode_prompt(tokenizer, "Assess<|end|>") == [bos, *plain, eos]
     assert common.encode_pair(tokenizer, "Assess", "Assess")[1] == [*plain, eos]
+
+
+def test_text_is_a_turn_where_there_is_a_chat_template(capsys):
+    """One rule for every stage, said once: dpo.py and ppo.py continued a text that grpo_rubric.py
+    sent as a turn. A text that is opened for an answer is continued, as TRL continues it."""
+    common.say_once.cache_clear()
+    tokenizer, text = tiny_tokenizer(template=CHATML), "Which candidate fits this role?"
+    assert common.encode_prompt(tokenizer, text) == common.encode_prompt(tokenizer, USER)
+    assert common.encode_pair(tokenizer, text, "The first one.") == common.encode_pair(
+        tokenizer, USER, ANSWER
+    )
+    for opened in (
+        f"\n\nHuman: {text}\n\nAssistant:",
+        f"{text}\n### Response:\n",
+        f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n",
+    ):
+        ids = tokenizer.encode(opened)
+        assert common.encode_pair(tokenizer, opened, "Yes.")[0] == ids
+        assert common.encode_prompt(tokenizer, opened) == ids
+    bare = tiny_tokenizer(template=None)
+    assert common.encode_prompt(bare, text) == bare.encode(text)
+    assert common.encode_prompt(bare, USER) != bare.encode(text)
+    bare.is_chat = False  # `load_tokenizer` sets it: a plain template that messages need is no chat
+    assert common.encode_prompt(bare, text) == bare.encode(text)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition("given as text ")[2] for line in lines] == [
+        "is a user's turn of the chat template",
+        "is continued as it stands: it is opened for an answer",
+        "is continued as it stands: the model has no chat template",
+    ]
 
 
 def test_plain_template_is_saved_with_the_tokenizer(tmp_path):
@@ -150,11 +187,12 @@ def test_each_answer_ends_in_exactly_one_end_id():
         tokenizer = tiny_tokenizer(template=template)
         for prompt, answer in (("Which fits?", "The first one."), (USER, ANSWER)):
             ids = common.encode_pair(tokenizer, prompt, answer)[1]
-            end = "<|im_end|>" if prompt is USER and template == CHATML else "<|end|>"
+            end = "<|im_end|>" if template == CHATML else "<|end|>"
             assert ids[-1] == tokenizer.convert_tokens_to_ids(end)
             assert not set(ids[:-1]) & set(common.end_ids(tokenizer))
             text = tokenizer.decode(ids, skip_special_tokens=True).strip().lower()
             assert text == "the first one."
+        tokenizer = tiny_tokenizer(template=None)
         hold = common.encode_pair(tokenizer, "Assess", "hold.")[1]
         for more in ("<|end|>", "<|end|> and more<|end|>"):  # what follows the end is not trained
             assert common.encode_pair(tokenizer, "Assess", f"hold.{more}")[1] == hold
@@ -173,15 +211,14 @@ def test_end_ids(tmp_path):
         model.generation_config.eos_token_id = of_generation
         more = [77, 42] if of_config else []
         assert common.end_ids(tokenizer, model) == sorted([im_end, eos, *more])
-    for options in ({}, {"bos": "<s>"}, {"template": CHATML}):  # here <|im_end|> has the smaller id
-        own = tiny_tokenizer(**options)
+    for options in ({}, {"bos": "<s>"}):
+        own = tiny_tokenizer(**options, template=None)
         first = own.eos_token_id if own.bos_token_id is None else own.bos_token_id
         assert common.encode_prompt(own, "") == [first]
     tokenizer = common.load_tokenizer(tiny_model("llama", tmp_path, tiny_tokenizer(eos=None)))
     end = tokenizer.convert_tokens_to_ids("<|end|>")
     assert tokenizer.eos_token_id is None and common.end_ids(tokenizer) == [end]
-    assert common.encode_pair(tokenizer, "", "hold")[1][-1] == end
-    assert common.encode_prompt(tokenizer, "") == [end]
+    assert common.encode_pair(tokenizer, "Assistant:", "hold")[1][-1] == end
     bare = tiny_model("llama", tmp_path, tiny_tokenizer(eos=None, template=None))
     with pytest.raises(UserError, match="without end token"):
         common.load_tokenizer(bare)
@@ -232,9 +269,9 @@ CUTS = table("""
 
 
 @pytest.mark.parametrize("n, answers, limit, lengths, counted", CUTS)
-def test_cutting(n, answers, limit, lengths, counted, tokenizer):
+def test_cutting(n, answers, limit, lengths, counted, plain):
     """First the prompt from its left, then answers from their right, without their end id."""
-    counts = Counter()
+    counts, tokenizer = Counter(), plain
     prompt, *texts = map(numbers_as_text, (n, *answers))
     ids = common.encode_pair(tokenizer, prompt, *texts, max_length=limit, counts=counts)
     assert [*map(len, ids)] == lengths and counts == Counter(counted)
@@ -345,7 +382,8 @@ def test_a_malformed_row_stops_with_file_and_line(tmp_path, base, change, reason
 
 
 def test_a_prompt_that_touches_its_answer_is_counted(tmp_path, tokenizer):
-    """Texts are joined as they are; messages have a template between them."""
+    """Text that is continued is joined as it is; turns have a template between them."""
+    tokenizer = tiny_tokenizer(template=None)
     rows = [GOOD | {"prompt": prompt} for prompt in ("two audits.", "two audits.\n")]
     file = write_rows(tmp_path / "pairs.jsonl", [*rows, *pair_rows(1)])
     counts = common.load_pairs([file], tokenizer, 64, False).counts
@@ -441,7 +479,7 @@ def test_the_token_strip_is_made_from_the_tensors(tokenizer, capsys):
         runs.show_row(tokenizer, [torch.tensor([row]) for row in rows], "file:1", "legend")
         return capsys.readouterr().out.splitlines()
 
-    ids = common.encode_pair(tokenizer, "1\n", "34")
+    ids = common.encode_pair(tiny_tokenizer(template=None), "1\n", "34")
     shown = ["file:1   legend", "·1·\\n▮3▮4◆<|end|>"]
     shown += ["3 of 5 tokens trained; the first is predicted from position 1"]
     assert strip(sum(ids, []), [0, 0, 1, 1, 1]) == shown

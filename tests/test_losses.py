@@ -103,14 +103,18 @@ def test_batch_rows_keeps_pairs_together():
 @pytest.mark.usefixtures("quiet_process")
 def test_kl_of_sample_answers(tokenizer, llama_folder, tmp_path):
     """In nats, against the start: the mean over answers of Σ log(π/π_ref), which is k1."""
-    args = dpo.parse_args(["--model", llama_folder, "--out", "no/folder"])
+    args = dpo.parse_args(
+        ["--model", llama_folder, "--out", "no/folder", "--eval-temperature", "1"]
+    )
+    args.micro_tokens = 1024
     folders, pad = (tiny_model("llama", tmp_path, seed=1), llama_folder), tokenizer.pad_token_id
     policy, start = (common.load_policy(folder, trainable=False) for folder in folders)
     answers = common.sample(policy, tokenizer, ["sql", "Assess: kafka."], max_new_tokens=5, seed=1)
     rows = common.pad_rows(answers.prompt_ids, answers.response_ids, pad)
     with torch.no_grad():
         logps, ref = (common.token_logps(model, *rows).sum().item() for model in (policy, start))
-        kl = dpo.kl_to_reference(args, runs.Run("dpo", args, [], (), ()), policy, answers, pad)
+        run = runs.Run("dpo", args, [], (), ())
+        kl = dpo.kl_to_reference(args, run, policy, start, answers, pad)
     assert kl == pytest.approx((logps - ref) / 2, rel=1e-4)
 
 
@@ -118,9 +122,23 @@ def test_metrics_of_a_step_are_sums_divided_once():
     """Parts of 3 and 1 pairs, rewards 0, 0, 0 and 4: the mean is 1, a mean of means 2. `nll`: 3·6 +
     2 over 3·2 + 4 tokens. Three equal pairs count as half."""
     three, one = t(1, 0, 0, -6, -6, 2, 2), t(1, 4, 0, -2, -2, 4, 4)
-    means = dpo.means([three[:, None].expand(7, 3), one[:, None]], 0.1)
+    parts = [dpo.PairStats(*three[:, None].expand(7, 3)), dpo.PairStats(*one[:, None])]
+    means = dpo.means(parts, 0.1)
     assert means["rewards/chosen"] == means["rewards/margins"] == 1 and means["nll"] == 2
     assert means["rewards/accuracies"] == 0.625  # (3·½ + 1)/4
+    assert means["rewards/std"] == pytest.approx(2**0.5)  # 4 and seven 0s: both sides, unbiased
+
+
+def test_a_side_that_nobody_gave_is_in_no_mean():
+    """KTO's single answers: of rewards 2, –, 4 and –, 1, – the means are 3 and 1, as TRL divides; all
+    rows as divisor would say 2 and ⅓."""
+    stats = dpo.PairStats(
+        t(0, 0, 0), t(2, 0, 4), t(0, 1, 0), t(-3, 0, -5), t(0, -2, 0), t(1, 0, 2), t(0, 1, 0)
+    )
+    means = dpo.means([stats], 0.1)
+    assert (means["rewards/chosen"], means["rewards/rejected"]) == (3, 1)
+    assert (means["logps/chosen"], means["logps/rejected"]) == (-4, -2)
+    assert means["rewards/margins"] == 2 and means["rewards/std"] == pytest.approx(1.5275, abs=1e-4)
 
 
 @cases("""

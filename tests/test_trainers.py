@@ -70,11 +70,11 @@ def steps(rows, key):
     return [row[key] for row in rows if "lr" in row]
 
 
-def test_sft_preflight_loss_is_cross_entropy(tmp_path, llama_folder, capsys):
+def test_sft_loss_before_step_one_is_cross_entropy(tmp_path, llama_folder, capsys):
     """E1, as a textbook loop computes it, of a row built by hand from the template's text."""
     turns = [{"role": "user", "content": "Which fits?"}, {"role": "assistant", "content": "First."}]
     data = write_rows(tmp_path / "one.jsonl", [{"prompt": turns[:1], "completion": turns[1:]}])
-    train(sft, data, llama_folder, tmp_path / "out")
+    log = train(sft, data, llama_folder, tmp_path / "out")
     tokenizer = AutoTokenizer.from_pretrained(llama_folder)
     texts = "<|user|>Which fits?<|end|><|assistant|>", "First.<|end|>"
     context, answer = (tokenizer.encode(text, add_special_tokens=False) for text in texts)
@@ -82,7 +82,8 @@ def test_sft_preflight_loss_is_cross_entropy(tmp_path, llama_folder, capsys):
     logits = AutoModelForCausalLM.from_pretrained(llama_folder)(ids).logits
     expected = F.cross_entropy(logits[0, -n - 1 : -1], ids[0, -n:]).item()
     printed = capsys.readouterr().out
-    assert f"F.cross_entropy's: {expected:.4f}, expected {expected:.4f}" in printed
+    assert steps(log, "loss")[0] == pytest.approx(expected, abs=1e-5)
+    assert "our log-probs and the model's: 0.0000, expected 0.0000 (± 1e-04)" in printed
     assert f"{n} of {ids.numel()} tokens trained" in printed and printed.count("◆<|end|>") == 1
 
 
@@ -164,8 +165,8 @@ def test_kto_learns_from_thumbs(tmp_path, llama_folder, monkeypatch):
     real, seen = dpo.kl_baseline, []
 
     @torch.no_grad()
-    def spy(args, run, policy, pairs, indices, pad):
-        found = real(args, run, policy, pairs, indices, pad)
+    def spy(args, run, policy, pairs, refs, indices, pad):
+        found = real(args, run, policy, pairs, refs, indices, pad)
         if len(indices):  # nothing is held out
             said = [getattr(pairs, sides[(i + 8) % 16])[(i + 8) % 16] for i in indices]
             both = common.pad_rows([pairs.prompts[i] for i in indices], said, pad)
@@ -180,6 +181,15 @@ def test_kto_learns_from_thumbs(tmp_path, llama_folder, monkeypatch):
     losses = steps(log, "loss")
     assert losses[0] == pytest.approx(0.5, abs=1e-4) and losses[-1] < losses[0]
     assert steps(log, "rewards/margins")[-1] > 1e-3 and seen[0] < 1e-4 < max(seen)
+    one_side = [row for row in log if "rewards/chosen" in row][
+        -1
+    ]  # 8 of 16 rows have a chosen side
+    assert one_side["rewards/margins"] == pytest.approx(
+        one_side["rewards/chosen"] - one_side["rewards/rejected"]
+    )
+    text = [{"prompt": "Role: x.\n", "completion": f"{i}.", "label": i % 2 == 0} for i in range(16)]
+    texts = write_rows(tmp_path / "text.jsonl", text)
+    train(dpo, texts, llama_folder, tmp_path / "text", "--steps 1 --loss-type kto")
     write_rows(file, [*rows, rows[0] | {"label": 1}])
     with pytest.raises(files.UserError, match=':17: "label" is 1; expected true or false'):
         train(dpo, str(file), llama_folder, tmp_path / "no", *flags)
@@ -232,10 +242,12 @@ def test_tokenizers(stage, kind, options, as_messages, tmp_path, monkeypatch):
         if saved.bos_token_id is not None:
             assert ids.count(saved.bos_token_id) == 1 and ids[0] == saved.bos_token_id
         if stage is ppo:
-            assert not set(ends) & {*response[:-1], *([] if as_messages else prompt)}
+            raw = not as_messages and options.get("template", True) is None
+            assert not set(ends) & {*response[:-1], *(prompt if raw else [])}
         else:
             assert ids[-1] == ends[-1], "the answer's end is trained, whatever pads"
-            assert as_messages or sum(i in ends for i in ids) == 1
+            turns = as_messages or options.get("template", True)  # each turn has its end
+            assert turns or sum(i in ends for i in ids) == 1
     if as_messages:
         prompt = pair_rows(1)[0]["prompt"]
         assert common.encode_prompt(saved, prompt) == common.encode_prompt(tokenizer, prompt)
@@ -302,7 +314,7 @@ def test_sft_reads_its_four_forms(tmp_path, llama_folder, capsys):
 
 @cases("""
 flags | dtype
---lora-rank 2 | bfloat16
+--lora-rank 2 | float32
  | float32
 --lora-rank 2 --save-dtype fp16 | float16
 --save-dtype bf16 | bfloat16
@@ -331,9 +343,11 @@ def test_prompts_gold_and_reward_model(tmp_path, llama_folder, reward_folder, pa
     gold.write_text(GOLD)
     flags = ("--prompts", prompts, "--gold", f"{gold}:score")
     flags += ("--max-new-tokens 12 --lr 1e-2 --warmup 0 --steps 2 --overwrite",)
+    flags += ("--eval-temperature 1",)
     model, tokenizer = common.load_policy(llama_folder), common.load_tokenizer(llama_folder)
     asked = [r["prompt"] for r in runs.some_prompts(rows, 64)]
     answers = common.sample(model, tokenizer, asked, max_new_tokens=12, seed=0).texts
+    greedy = common.sample(model, tokenizer, asked, max_new_tokens=12, temperature=0).texts
     shares = [sum(c in "aeiou" for c in a) / len(a) for a in answers if a]
     scores = common.reward_function(reward_folder)(asked, answers)
     expected = {"val/gold": np.mean(shares), "val/score": np.mean(scores), "val/kl": 0}
@@ -344,7 +358,11 @@ def test_prompts_gold_and_reward_model(tmp_path, llama_folder, reward_folder, pa
         keys = expected if more else ["val/gold"]
         assert near(first, {key: expected[key] for key in keys}, rel=1e-5, abs=1e-4)
         assert last.get("val/kl", 1) > 1e-3
-        assert read(tmp_path / "out" / "samples.jsonl")[0]["answer"] == answers[0]
+        half = 1.96 * np.std(shares, ddof=1) / len(shares) ** 0.5
+        assert first["val/gold_ci"] == pytest.approx(half, abs=1e-4) and first["val/n"] == 6
+        assert read(tmp_path / "out" / "samples.jsonl")[0]["answer"] == greedy[0], (
+            "the first choice"
+        )
 
 
 @each_stage

@@ -1,0 +1,24 @@
+"""parts/means.py: a mean and its interval; no torch, no numpy."""
+
+import math
+
+
+def mean(values):
+    """Mean of the numbers that are not None; None if there are none."""
+    values = [value for value in values if value is not None]
+    return sum(values) / len(values) if values else None
+
+
+def half_interval(values):
+    """Half the width of the 95 % interval of their mean, 1.96·s/√n; None for fewer than two.
+
+    By hand: 0 and 1 have s = √½ and √n = √2, so 1.96·½.
+    >>> half_interval([0, None, 1])
+    0.98
+    """
+    values = [float(value) for value in values if value is not None]
+    if len(values) < 2:
+        return None
+    centre = mean(values)
+    variance = sum((value - centre) ** 2 for value in values) / (len(values) - 1)
+    return round(1.96 * math.sqrt(variance / len(values)), 12)
