@@ -21,7 +21,6 @@ Reference    Shao et al. 2024, arXiv 2402.03300, eq. 3 (GRPO); clip range: DAPO,
 Axes         P seeds, G episodes per seed, N = P·G, T tokens
 """
 
-import argparse
 import contextlib
 import functools
 import json
@@ -42,16 +41,10 @@ import watch
 from checks.instructions import visible
 from grpo_rubric import SCALES, group_advantages, token_losses
 from parts import parallel, rollouts, runs
-from parts.files import (
-    UserError,
-    command,
-    load_function,
-    number,
-    where_raised,
-    write_json,
-    write_jsonl,
-)
-from parts.stats import bootstrap_ci, mean
+from parts.files import UserError, command, load_function, number, where_raised, write_jsonl
+from parts.means import mean
+from parts.rollouts import by_group, weighted_sums
+from parts.stats import bootstrap_ci
 
 # learning rates for models below 100 M parameters (worked on the bundled base, not swept), larger
 # ones, and LoRA
@@ -71,7 +64,7 @@ HEADLINE = ("val/score", "val/reward", "reward/mean")  # before and after
 # ---- 3. the math ----
 
 
-def token_weights(episodes, how="token"):
+def token_weights(episodes, norm="token"):
     """Weight of a token in each turn; episodes: a list of [tokens of turn 1, tokens of turn 2, …]
 
     "token"        1 / tokens of all episodes: every token of the step weighs the same
@@ -84,9 +77,9 @@ def token_weights(episodes, how="token"):
     [[0.125, 0.041666666666666664], [0.0625]]
     """
     total, n = sum(map(sum, episodes)), sum(map(bool, episodes))
-    if how == "token":
+    if norm == "token":
         return [[1 / total for _ in turns] for turns in episodes]
-    if how == "turn":
+    if norm == "turn":
         return [[1 / (tokens * len(turns) * n) for tokens in turns] for turns in episodes]
     return [[1 / (sum(turns) * n) for _ in turns] for turns in episodes]
 
@@ -102,11 +95,11 @@ def blind_share(episodes):
     """
     n, best = sum(map(len, episodes)), 0
     for k in range(1, 9):
-        seen = defaultdict(Counter)
+        counts = defaultdict(Counter)
         for moves in episodes:
             for i, move in enumerate(moves):
-                seen[i % k][move] += 1
-        best = max(best, sum(max(counts.values()) for counts in seen.values()))
+                counts[i % k][move] += 1
+        best = max(best, sum(max(moves.values()) for moves in counts.values()))
     return best / max(1, n)
 
 
@@ -125,23 +118,17 @@ def parse_args(argv=None):
     add("--env-args", default="{}", metavar="JSON", help="keyword arguments of the class, such as '{\"k\": 4}' (default none)")
     add("--history", help="what a turn sees: all, or how many earlier exchanges (default: the environment's)")
     add("--model", default=common.BASE, help="model folder or hub id (default %(default)s)")
-    add("--reward", action="append", type=weighted, metavar="NAME[:WEIGHT]", help=f"{', '.join(REWARDS)}; repeat it to mix (default env)")
-    add("--group-size", type=number(int, at_least=2), default=8, help="episodes per seed, 4 to 16 (default %(default)s)")
-    add("--groups-per-batch", type=whole_number, default=8, help="seeds per step; --batch-size counts episodes (default %(default)s)")
-    add("--num-substeps", type=whole_number, default=1, help="optimiser steps per rollout; a group is never split (default %(default)s)")
-    add("--temperature", type=number(above=0), default=1.0, help="temperature of rollouts and updates (default %(default)s)")
-    add("--max-new-tokens", type=whole_number, default=96, help="longest turn, in tokens (default %(default)s)")
+    add("--reward", action="append", metavar="NAME[:WEIGHT]", help=f"{', '.join(REWARDS)}; repeat it to mix (default env)")
     add("--scale", choices=SCALES[:4], default="center", help="how rewards of a group are centred and scaled (default %(default)s)")
     add("--turn-norm", choices=TURN_NORMS, default="token", help="what has equal weight in the loss (default %(default)s)")
-    add("--beta", type=number(at_least=0), default=0.0, help="KL coefficient in the loss, 0 to 0.1; 0 loads no reference (default 0)")
     add("--max-exceptions", type=number(at_least=0), default=0.0, help="episodes of a step that may raise, or a share below 1 (default 0)")
     add("--val-episodes", type=whole_number, default=64, help="held-out seeds of a validation (default %(default)s)")
     add("--test-episodes", type=number(int, at_least=0), default=128, help="seeds played once, at the end (default %(default)s)")
-    add("--restore", choices=("best", "last"), default="best", help="weights written: best validation, or last (default %(default)s)")
     add("--policy", default="random", help="play: a baseline, a model folder, or human: you (default %(default)s)")
     add("--episodes", type=whole_number, default=1, help="play: how many, from --seed on (default %(default)s)")
     add("--write", metavar="FILE", help="play: also write the policy's turns as rows for sft.py")
     # fmt: on
+    rollouts.add_group_arguments(parser)
     judges.add_ruler_arguments(parser)
     judges.add_judge_arguments(parser)
     watch.add_watch_arguments(parser)
@@ -152,21 +139,9 @@ def parse_args(argv=None):
         raise UserError(f"--epochs {args.epochs}: seeds have no end; use --steps (default {STEPS})")
     if args.history not in (None, "all") and not args.history.isdecimal():
         raise UserError(f"--history {args.history}: expected all, or a number of exchanges")
-    if args.batch_size:
-        args.groups_per_batch, rest = divmod(args.batch_size * args.num_substeps, args.group_size)
-        if rest:
-            raise UserError(f"--batch-size {args.batch_size}: no whole groups of {args.group_size}")
-    weights = dict(args.reward or [["env", 1.0]])  # divided by their sum: rewards keep their range
-    args.reward = {name: weight / sum(weights.values()) for name, weight in weights.items()}
+    rollouts.check_groups(args)
+    args.reward = rollouts.reward_weights(args.reward or ["env"], REWARDS)
     return args
-
-
-def weighted(text):
-    """NAME or NAME:WEIGHT of a --reward as [name, weight]."""
-    name, _, weight = text.partition(":")
-    if name not in REWARDS:
-        raise argparse.ArgumentTypeError(f"{text!r} given, expected {' or '.join(REWARDS)}")
-    return [name, number(above=0)(weight or "1")]
 
 
 # ---- 5. the data ----
@@ -187,7 +162,7 @@ def environment(args):
         env = make()
         for name in NEEDED:
             getattr(env, name)
-        seen([], env.history)
+        shown_messages([], env.history)
     except Exception as error:  # of the user's own file
         raised = f"--env {args.env} --env-args '{args.env_args}': {where_raised(error)}"
         raise UserError(f"{raised}; see docs/agents.md") from error
@@ -209,7 +184,8 @@ class Trajectory:
     truncated: bool = False  # a turn was cut, or the context was full
     error: str = None  # what the environment raised, with file and line
 
-    def said(self):
+    def texts(self):
+        """What the policy wrote, turn by turn."""
         return [m["content"] for m in self.messages if m["role"] == "assistant"]
 
     def turns(self):
@@ -230,7 +206,7 @@ def play(make, seeds, act, numbers=None):
         texts = act(live)
         live = [p for p, text in zip(live, texts, strict=True) if guarded(p[0], turn, p[1], text)]
     for t, env in zip(played, envs, strict=True):
-        t.moves, t.score = getattr(env, "moves", 0) or t.said(), t.metrics.get(env.val_key, 0.0)
+        t.moves, t.score = getattr(env, "moves", 0) or t.texts(), t.metrics.get(env.val_key, 0.0)
     return played
 
 
@@ -280,6 +256,12 @@ def note(t, reward, info):
     """Add a turn's reward and remember its info."""
     if not all(map(math.isfinite, (reward, *info.values()))):
         raise ValueError(f"reward {reward}, info {info}: expected finite numbers")
+    before, now = t.metrics.get("invalid", 0), info.get("invalid", 0)
+    if now > t.metrics.get("turns", 0) or ("invalid" in info and now < before):
+        raise ValueError(
+            f'info["invalid"] is {now:g} after {before:g}; expected the number of invalid turns '
+            "since the episode began, which never falls"
+        )
     t.reward += reward
     t.metrics |= info
 
@@ -295,12 +277,13 @@ def survivors(played, most=math.inf):
 
 def baseline_act(policy):
     """`act` of a policy (env, rng) → text, which may look into its environment."""
-    drawn = {}
+    rng_of_episode = {}
 
     def act(live):
-        rngs = [drawn.setdefault(t.number, random.Random(f"policy {t.seed}")) for t, _ in live]
+        for t, _ in live:
+            rng_of_episode.setdefault(t.number, random.Random(f"policy {t.seed}"))
         try:
-            return [policy(env, rng) for (_, env), rng in zip(live, rngs, strict=True)]
+            return [policy(env, rng_of_episode[t.number]) for t, env in live]
         except Exception as error:  # of the user's own file
             raise UserError(f"a baseline raised: {where_raised(error)}") from error
 
@@ -309,11 +292,10 @@ def baseline_act(policy):
 
 def play_baselines(args, make, seeds):
     """{name: episodes} of each baseline of the environment on the seeds."""
-    found = {}
-    for name, policy in make().baselines.items():
-        played = play(make, seeds, baseline_act(policy))
-        found[name] = survivors(played, args.max_exceptions)
-    return found
+    return {
+        name: survivors(play(make, seeds, baseline_act(policy)), args.max_exceptions)
+        for name, policy in make().baselines.items()
+    }
 
 
 def scores_of(alive):
@@ -340,12 +322,12 @@ def training_seeds(args, step):
 # ---- 6. the models ----
 
 
-def seen(messages, history):
+def shown_messages(messages, history):
     """What a turn sees: all, or system messages, the last k exchanges and the newest message."""
     if history == "all":
         return messages
-    said = [m for m in messages if m["role"] != "system"]
-    return [m for m in messages if m["role"] == "system"] + said[-2 * int(history) - 1 :]
+    exchanges = [m for m in messages if m["role"] != "system"]
+    return [m for m in messages if m["role"] == "system"] + exchanges[-2 * int(history) - 1 :]
 
 
 def next_prompt(tokenizer, t, history="all"):
@@ -357,13 +339,13 @@ def next_prompt(tokenizer, t, history="all"):
     """
     if history == "all" and t.samples:
         answered = common.render(tokenizer, t.messages[:-2], add_generation_prompt=True)
-        answered += t.said()[-1]
+        answered += t.texts()[-1]
         whole = common.render(tokenizer, t.messages, add_generation_prompt=True)
         if whole.startswith(answered):
             ids = t.samples[-1]["ids"]
             new = tokenizer.encode(whole[len(answered) :], add_special_tokens=False)
             return ids + new[ids[-1] == new[0] :]  # the end of turn stands there once
-    return common.encode_prompt(tokenizer, seen(t.messages, history))
+    return common.encode_prompt(tokenizer, shown_messages(t.messages, history))
 
 
 def model_act(args, model, tokenizer, temperature, seed):
@@ -380,20 +362,20 @@ def model_act(args, model, tokenizer, temperature, seed):
         turns, history = turns + 1, args.history or live[0][1].history
         prompts = [next_prompt(tokenizer, t, history) for t, _ in live]
         fit, texts = [i for i, ids in enumerate(prompts) if len(ids) <= room], [None] * len(live)
-        drawn = common.sample(
+        answers = common.sample(
             model, tokenizer, [prompts[i] for i in fit], 1, args.max_new_tokens, temperature,
             seed=1000 * seed + turns, numbers=[live[i][0].number for i in fit], alone=True,
         )  # fmt: skip
         for n, i in enumerate(fit):
-            t, ids, new = live[i][0], prompts[i], drawn.response_ids[n]
+            t, ids, new = live[i][0], prompts[i], answers.response_ids[n]
             if not t.samples or t.samples[-1]["ids"] != ids[: len(t.samples[-1]["ids"])]:
                 t.samples.append({"ids": [], "logps": [], "turns": []})
-            held = t.samples[-1]
-            held["turns"].append((len(ids), len(ids) + len(new)))
-            held["ids"] = ids + new
-            held["logps"] += drawn.logps[n]
-            t.truncated |= not drawn.finished[n]
-            texts[i] = drawn.texts[n]
+            sample = t.samples[-1]
+            sample["turns"].append((len(ids), len(ids) + len(new)))
+            sample["ids"] = ids + new
+            sample["logps"] += answers.logps[n]
+            t.truncated |= not answers.finished[n]
+            texts[i] = answers.texts[n]
         return texts
 
     return act
@@ -401,11 +383,11 @@ def model_act(args, model, tokenizer, temperature, seed):
 
 def play_model(args, model, tokenizer, make, seeds, temperature, seed, group=1):
     """Episodes of a model, groups of neighbours dealt out over the processes; see `survivors`."""
-    mine = parallel.share(range(len(seeds)), group)
+    local = parallel.share(range(len(seeds)), group)
     act = model_act(args, model, tokenizer, temperature, seed)
     with parallel.decoding(model):
-        played = play(make, [seeds[i] for i in mine], act, mine)
-    played = parallel.gather(played, mine)
+        played = play(make, [seeds[i] for i in local], act, local)
+    played = parallel.gather(played, local)
     survivors(played, args.max_exceptions)
     return played
 
@@ -431,7 +413,7 @@ def pack(samples, pad, device):
     return {name: x.to(device) for name, x in {**b, "logps": logps, "weights": weights}.items()}
 
 
-def preflight(args, policy, tokenizer, make):
+def preflight(args, run, policy, tokenizer, make):
     """Rollout log-probs = a teacher-forced pass; some turns can be read; one episode, marked."""
     seeds = training_seeds(args, 0)[: 2 * args.group_size]
     played = play_model(args, policy, tokenizer, make, seeds, args.temperature, args.seed)
@@ -440,7 +422,7 @@ def preflight(args, policy, tokenizer, make):
     if not longest:
         raise UserError(f"--max-length {args.max_length}: no opening fits in it with a turn")
     b = pack(longest, common.pad_id(tokenizer), policy.device)
-    rollouts.preflight(policy, tokenizer, b, args.temperature, f"--model {args.model}")
+    rollouts.preflight(run, policy, tokenizer, b, f"--model {args.model}")
     unread = episode_metrics(alive)["env/invalid_frac"]
     if unread and unread >= 0.9:
         wrong = f"{unread:.0%} of the turns could not be read, so there is nothing to learn from"
@@ -452,18 +434,19 @@ def preflight(args, policy, tokenizer, make):
 
 def ruler_scores(args, judge, standard, played):
     """RULER's score of each episode, N numbers or None: it raised, or the judge failed."""
-    g, found = args.group_size, {}
+    g, scores = args.group_size, [None] * len(played)
     starts = range(0, len(played), g)
     groups = [[i for i in range(s, s + g) if not played[i].error] for s in starts]
     groups = [group for group in groups if len(group) > 1]
-    mine = parallel.share(range(len(groups)))
-    talks = [[played[i].messages for i in groups[n]] for n in mine]
+    local = parallel.share(range(len(groups)))
+    talks = [[played[i].messages for i in groups[n]] for n in local]
     rulings = judges.ruler_groups(talks, judge, standard, args.judge_passes)
-    for group, ruling in zip(groups, parallel.gather(rulings, mine), strict=True):
+    for group, ruling in zip(groups, parallel.gather(rulings, local), strict=True):
         # equal episodes everywhere: nothing to compare, so nothing to learn
         same = [0.0 if ruling.identical else None] * len(group)
-        found |= zip(group, ruling.scores or same, strict=True)
-    return [found.get(i) for i in range(len(played))]
+        for i, score in zip(group, ruling.scores or same, strict=True):
+            scores[i] = score
+    return scores
 
 
 def grade(args, judge, standard, played):
@@ -472,56 +455,41 @@ def grade(args, judge, standard, played):
     for name in args.reward:
         env = [None if t.error else t.reward for t in played]
         parts[name] = env if name == "env" else ruler_scores(args, judge, standard, played)
-    total = [
-        None if None in column else sum(w * x for w, x in zip(args.reward.values(), column))
-        for column in zip(*parts.values(), strict=True)
-    ]
-    return total, parts
+    return weighted_sums(parts, args.reward), parts
 
 
-def substeps(args, played, rewards_PG, advantages_PG, step):
-    """The samples of each optimiser step, of whole groups, with weights and advantage; a list each.
-
-    Episodes with advantage 0 count in the weights, but they need no forward unless there is a KL
-    term. An optimiser step without a signal is left out.
-    """
-    scored, g = ~rewards_PG.isnan(), args.group_size
-    advantages = advantages_PG.view(-1).tolist()
-    kept = (scored & (scored.sum(dim=1, keepdim=True) > 1)).view(-1).tolist()
-    order = np.random.default_rng([args.seed, step]).permutation(len(scored))
-    for groups in np.array_split(order, args.num_substeps):
-        members = [i for p in groups for i in range(p * g, p * g + g) if kept[i]]
-        if not any(advantages[i] for i in members):
-            continue
-        lengths = [played[i].turns() for i in members]
-        weights = (w for each in token_weights(lengths, args.turn_norm) for w in each)
-        rows = [
-            {
-                **s,
-                "weights": [next(weights) for _ in s["turns"]],
-                "advantage": advantages[i],
-                "seed": played[i].seed,
-                "first": s is played[i].samples[0],
-            }
-            for i in members
-            for s in played[i].samples
-        ]
-        yield [row for row in rows if args.beta or row["advantage"]]
-
-
-def forward(args, policy, reference, pad, rows):
-    """(their part of the step's loss, sums for the log, gap to the rollout) of some samples."""
-    b = pack(rows, pad, policy.device)
-    logps, old_logps, ref_logps, importance, sums, gap = rollouts.policy_logps(
-        args, policy, reference, b
-    )
-    advantages = torch.tensor([row["advantage"] for row in rows], device=logps.device)  # (N,)
-    losses, found = token_losses(
-        logps, old_logps, advantages[:, None] * importance, b["mask"], ref_logps,
-        CLIP_LOW, CLIP_HIGH, args.beta,
+def part_loss(args, b, samples, part, policy):
+    """(what the samples in `part` add to the loss of their step, its sums for the log)."""
+    advantages = policy.logps.new_tensor([samples[i]["advantage"] for i in part])  # (n,)
+    losses, sums = token_losses(
+        policy.logps, policy.old_logps, advantages[:, None] * policy.weights, policy.mask,
+        policy.ref_logps, CLIP_LOW, CLIP_HIGH, args.beta,
     )  # fmt: skip
-    found |= sums | {"answers": sum(row["first"] for row in rows)}
-    return (losses * b["weights"]).sum(), found, gap  # a step's weights sum to 1 over its tokens
+    weights = b["weights"][part, : losses.shape[1]]  # those of a step sum to 1 over its tokens
+    return (losses * weights).sum(), sums | {"answers": sum(samples[i]["first"] for i in part)}
+
+
+def update(args, run, reference, played, advantages, in_loss):
+    """Step (4): --num-substeps optimiser steps of whole groups; their metrics over all tokens.
+
+    advantages (N,); in_loss (N,) bool: episodes that count, see `rollouts.split_groups`.
+    """
+    samples, steps = [], []
+    for episodes, active in rollouts.split_groups(args, run.step, advantages, in_loss):
+        start, active = len(samples), {*active}
+        weights = token_weights([played[i].turns() for i in episodes], args.turn_norm)
+        for i, episode_weights in zip(episodes, weights):
+            turn_weights = iter(episode_weights)
+            for s in played[i].samples if i in active else ():
+                own = {"weights": [next(turn_weights) for _ in s["turns"]]}
+                own |= {"advantage": advantages[i].item(), "first": s is played[i].samples[0]}
+                samples.append(s | own)
+        where = f"of the seeds {sorted({played[i].seed for i in active})[:4]}"
+        steps.append((range(start, len(samples)), where))
+    b = pack(samples, common.pad_id(run.tokenizer), run.device) if samples else {}
+    loss = functools.partial(part_loss, args, b, samples)
+    substeps = [rollouts.Substep(rows, loss, where) for rows, where in steps]
+    return rollouts.update(args, run, reference, b, substeps)
 
 
 def episode_metrics(alive):
@@ -542,21 +510,19 @@ def rollout_row(args, env, played, parts, rewards_PG, advantages_PG):
     low, high = (sum(w * ranges[name][end] for name, w in args.reward.items()) for end in (0, 1))
     perfect, prose = rewards_PG[~rewards_PG.isnan()] >= high - 0.001 * (high - low), {}
     if getattr(env, "prose", True):
-        said = ["\n".join(t.said()) for t in alive]
-        prose = watch.text_metrics([t.messages[0]["content"] for t in alive], said)
+        texts = ["\n".join(t.texts()) for t in alive]
+        prose = watch.text_metrics([t.messages[0]["content"] for t in alive], texts)
     return {
         **rollouts.group_row(rewards_PG, advantages_PG, lengths, (low + high) / 2),
         **{f"reward/{name}": mean(values) for name, values in parts.items()},
         "reward/frac_perfect": mean(perfect.tolist()),
         **episode_metrics(alive),
         **prose,
-        "length/mean": mean(lengths),
-        "length/min": min(lengths),
-        "length/max": max(lengths),
-        "length/truncated_frac": mean([t.truncated for t in alive]),
-        "tokens": sum(len(s["ids"]) for t in alive for s in t.samples),
-        "answer_tokens": sum(lengths),
-        "episodes": len(played),
+        **rollouts.length_row(
+            lengths,
+            [t.truncated for t in alive],
+            sum(len(s["ids"]) for t in alive for s in t.samples),
+        ),
         "exceptions": len(played) - len(alive),
     }
 
@@ -589,9 +555,11 @@ def evaluate(args, model, tokenizer, make, seeds):
     played = play_model(args, model, tokenizer, make, seeds, EVAL_TEMPERATURE, args.seed)
     alive = survivors(played)
     return {
-        "val/score": mean([t.score for t in alive]),
-        "val/reward": mean([t.reward for t in alive]),
+        **rollouts.scored("val/score", [t.score for t in alive]),
+        **rollouts.scored("val/reward", [t.reward for t in alive]),
         "val/length": mean([sum(t.turns()) for t in alive]),
+        "val/n": len(alive),
+        "val/cut": mean([t.truncated for t in alive]),
         **episode_metrics(alive),
         "env/blind_share": blind_share([t.moves for t in alive]),
     }, played
@@ -630,26 +598,23 @@ def baselines_row(args, make):
     return metrics
 
 
-def write_summary(args, run, tokenizer, make, kept):
+def final_test(args, run, tokenizer, make, step):
     """summary.json: baselines, start and trained policy on test seeds, played once, here."""
-    summary = {
-        "step": kept,
-        "last_step": run.step,
-        "stop_reason": run.state["ended"] or "max_steps",
-    }
-    seeds, found = range(TEST_SEEDS, TEST_SEEDS + args.test_episodes), {}
+    seeds, results = range(TEST_SEEDS, TEST_SEEDS + args.test_episodes), {}
+
+    def test(policy):
+        metrics, played = evaluate(args, policy, tokenizer, make, seeds)
+        return scores_of(survivors(played)), metrics
+
     if seeds:
-        start = common.load_policy(args.model, run.dtype, run.device, trainable=False)
         for name, alive in play_baselines(args, make, seeds).items():
-            found[f"test baseline {name}"] = {}, alive
-        found["test before"] = evaluate(args, start, tokenizer, make, seeds)
-        found["test after"] = evaluate(args, run.model, tokenizer, make, seeds)
-    for name, (metrics, played) in found.items():
-        row = scores_of(survivors(played))
-        summary[name] = metrics | row
-        print(f"{name:22} {in_words(row)}")
-    if not parallel.rank():
-        write_json(run.out / "summary.json", summary)
+            results[f"test baseline {name}"] = scores_of(alive), {}
+        results["test before"] = rollouts.by_the_start(args, run, test)
+        results["test after"] = test(run.model)
+    for name, (scores, _) in results.items():
+        print(f"{name:22} {in_words(scores)}")
+    summary = {name: metrics | scores for name, (scores, metrics) in results.items()}
+    rollouts.write_summary(run, step, summary)
 
 
 def play_command(args, make):
@@ -660,7 +625,7 @@ def play_command(args, make):
 
     def typed(live):
         t = live[0][0]
-        print(*(m["content"] for m in t.messages[-1 if t.said() else 0 :]), sep="\n")
+        print(*(m["content"] for m in t.messages[-1 if t.texts() else 0 :]), sep="\n")
         return [input("you> ")]
 
     if args.policy == "human":
@@ -684,7 +649,9 @@ def play_command(args, make):
         for t in alive:
             for i, m in enumerate(t.messages):
                 if m["role"] == "assistant":
-                    rows.append({"prompt": seen(t.messages[:i], history), "completion": [m]})
+                    rows.append(
+                        {"prompt": shown_messages(t.messages[:i], history), "completion": [m]}
+                    )
         write_jsonl(args.write, rows)
         print(f"wrote {args.write}; next: python sft.py --data {args.write} --out runs/agent_start")
 
@@ -703,17 +670,17 @@ def main(argv=None):
     print(f"plan       {run.planned} steps of {p} seeds × {g} episodes of {env.name}, "
           f"at most {env.max_turns} turns, {args.num_substeps} updates a step")  # fmt: skip
     print(watch.promise(args, True))
+    args.restore = rollouts.weights_to_write(args.restore, args.val_episodes, "episodes")
     judge, standard = None, judges.read_standard(args.ruler_rubric)
     if "ruler" in args.reward:
         judge = judges.Judge.from_args(args, args.out, parallel.world())
     policy, reference, tokenizer = rollouts.load_models(args, run)
-    pad = common.pad_id(tokenizer)
     run.state = {"policy": policy}
     run.start(tokenizer, args.lr or runs.default_lr(policy, RATES))
-    guard = rollouts.Guard(run, watch.Watcher(args, run.rows()))
+    guard = rollouts.Guard(run, watch.Watcher(args, run.rows()), "episodes")
     validated = args, run, guard, policy, tokenizer, make
     if run.step == 0:
-        preflight(args, policy, tokenizer, make)
+        preflight(args, run, policy, tokenizer, make)
         validate(*validated, baselines_row(args, make))
 
     for step in run.steps():
@@ -723,26 +690,16 @@ def main(argv=None):
         played = play_model(args, policy, tokenizer, make, seeds, args.temperature, draw, g)
         # (2) reward: the environment's own, RULER's, or both; an episode that raised has none
         rewards, parts = grade(args, judge, standard, played)
-        rewards_PG = torch.tensor([math.nan if r is None else r for r in rewards]).view(p, g)
+        rewards_PG = by_group(rewards, g)
         # (3) advantages: reward − mean of the group; all turns of an episode share it
         advantages_PG = group_advantages(rewards_PG, args.scale)
         # (4) update: clipped policy gradient over the policy's own tokens
-        sums, done, largest, gap = Counter(), [], 0.0, 0.0
-        for rows in substeps(args, played, rewards_PG, advantages_PG, step):
-            for part in run.micro_batches(range(len(rows)), [len(row["ids"]) for row in rows]):
-                part = [rows[i] for i in part]
-                loss, found, apart = forward(args, policy, reference, pad, part)
-                run.backward(loss)
-                largest = max(largest, found.pop("ratio_max"))
-                gap = max(gap, apart * (not done))  # of the first substep
-                sums.update(found)
-            where = sorted({row["seed"] for row in rows})[:4]
-            done.append(run.update(lambda where=where: f"of the seeds {where}"))
-        row = rollouts.update_row(run, args.beta, done, sums, largest, gap)
+        in_loss = rollouts.comparable(rewards_PG)
+        row = update(args, run, reference, played, advantages_PG.view(-1), in_loss)
         row |= rollout_row(args, env, played, parts, rewards_PG, advantages_PG)
         guard.log(row | judge.metrics(spent) if judge else row)
-        flat = advantages_PG.view(-1).tolist()
-        rows = rollout_rows(step, "train", played, g, parts, rewards, flat)
+        advantages = advantages_PG.view(-1).tolist()
+        rows = rollout_rows(step, "train", played, g, parts, rewards, advantages)
         run.write("rollouts.jsonl", rows)
         # (5) now and then: held-out seeds, beside the baselines; the alarms of watch.py
         if run.evaluates(step):
@@ -751,10 +708,10 @@ def main(argv=None):
 
     # ---- 9. save ----
     if not run.stopped:
-        write_summary(args, run, tokenizer, make, guard.restore(args.restore))
+        final_test(args, run, tokenizer, make, guard.save())
     game = shlex.join(["--env", args.env, "--env-args", args.env_args])
     following = f"python grpo_agent.py play {game} --policy {args.out} --seed 7"
-    return guard.finish(args.restore, following) or watch.exit_code(run.state["ended"])
+    return guard.finish(following) or watch.exit_code(run.state["ended"])
 
 
 if __name__ == "__main__":

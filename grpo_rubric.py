@@ -25,11 +25,10 @@ Axes         P prompts, G answers per prompt, N = P·G, T tokens
 """
 
 import math
-import os
 import random
-import re
 import sys
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -41,13 +40,16 @@ import judge as judges
 import watch
 from common import at_least_fp32, batch_indices, kl_estimates, pad_id, sample
 from parts import parallel, rollouts, runs
-from parts.files import UserError, command, load_function, number, write_json
-from parts.rollouts import load_models
-from parts.stats import bootstrap_ci, mean
+from parts.files import UserError, command, load_function, number
+from parts.means import mean
+from parts.recipe import recipe_arguments
+from parts.rollouts import LEAST_STEPS, LEAST_VALIDATION, by_group, load_models, weighted_sums
+from parts.stats import bootstrap_ci
 
 # learning rates for models below 100 M parameters (worked on the bundled base, not swept), larger
 # ones, and LoRA
 RATES = 3e-4, 1e-6, 4e-5
+TRAIN_RATIO = 0.8  # of the rows, if the file has no split and is not small
 RUBRIC_SCORE = "fraction"  # share of the weight that was met; "all": 1 only if all of it was
 CLIP = {"token": (0.2, 0.28), "sequence": (3e-4, 4e-4)}  # DAPO's clip-higher; GSPO, section 5.1
 DUAL_MAX, CISPO_MAX = 3.0, 5.0  # largest ratio with A < 0; largest weight, ScaleRL's (2510.13786)
@@ -225,89 +227,16 @@ def overlong_penalty(lengths, max_tokens, buffer):
 
 # ---- 4. the arguments ----
 
-# the recipe's names, our flags, and the recipe's defaults, which hold once one name=value is given
-RECIPE = {
-    "model_name": "--model=meta-llama/Llama-3.1-8B",
-    "load_checkpoint_path": "--model",  # after model_name: a checkpoint is the model
-    "lora_rank": "--lora-rank=32",
-    "data_path": "--data=",
-    "train_ratio": "--train-ratio=0.9",
-    "data_seed": "--data-seed=42",
-    "group_size": "--group-size=8",
-    "groups_per_batch": "--groups-per-batch=32",
-    "learning_rate": "--lr=4e-5",
-    "max_tokens": "--max-new-tokens=2048",
-    "temperature": "--temperature=1.0",
-    "kl_penalty_coef": "--beta=0.0",
-    "num_substeps": "--num-substeps=1",
-    "judge_model": "--judge-model=gpt-5-mini",
-    "judge_temperature": "--judge-temperature",  # the recipe's gpt-5-mini refuses its default, 0
-    "judge_max_retries": "--judge-max-retries=3",
-    "log_path": "--out=",
-    "wandb_project": "--wandb-project",
-    "wandb_name": "",
-    "eval_every": "--eval-every=10",
-    "save_every": "--save-every=20",
-    "system_message": "--system",
-    "behavior_if_log_dir_exists": "",
-}
-
-
-def recipe_arguments(argv, flags):
-    """(our flags for a line of the recipe's name=value pairs, what to do if --out exists).
-
-    flags   {flag: does it take a value?}; any of our flags may be given as name=value, too
-    Without a pair the line comes back as it is, with None.
-
-    >>> recipe_arguments(["--seed", "1"], {})
-    (['--seed', '1'], None)
-    """
-    given, line, exists = {}, [], None
-    for before, word in zip(["", *argv], argv):
-        name, equals, value = word.partition("=")
-        flag = "--" + name.replace("_", "-")
-        if not equals or not name.isidentifier() or flags.get(before):
-            line.append(word)
-            continue
-        exists = "ask"
-        if name in RECIPE:
-            given |= {} if value.lower() in ("", "none") else {name: value}
-        elif flags.get(flag, True):  # an unknown name is refused as a flag, with the closest one
-            line.append(f"{flag}={value}")
-        elif value.lower() in ("true", "false"):
-            line += [flag] * (value.lower() == "true")
-        else:
-            raise UserError(f"{word}: expected true or false")
-    if not exists:
-        return line, None
-    if "wandb_name" in given:
-        os.environ["WANDB_NAME"] = given.pop("wandb_name")
-    exists = given.pop("behavior_if_log_dir_exists", exists)
-    if exists not in ("delete", "resume", "raise", "ask"):
-        raise UserError(
-            f"behavior_if_log_dir_exists={exists}: expected delete, resume, raise or ask"
-        )
-    told, ours, left_out = {word.partition("=")[0] for word in line}, [], []
-    for name, spec in RECIPE.items():
-        flag, equals, default = spec.partition("=")
-        if name in given or equals:
-            ours.append(f"{flag}={given.get(name, default)}")
-        if default and name not in given and flag not in told:
-            left_out.append(name)
-    print(f"recipe: its defaults hold for what the line leaves out: {', '.join(left_out)}")
-    return ours + line, exists
-
 
 def parse_args(argv=None):
     parser = runs.Parser(
         "grpo_rubric.py --data mine.json --judge-base-url http://localhost:8000/v1 --judge-model M",
         "Group-relative policy optimisation on graded answers.",
     )
-    add, whole_number = parser.add_argument, number(int, at_least=1)
-    share = number(above=0, below=1)
+    add, share = parser.add_argument, number(above=0, below=1)
     # fmt: off
     add("--data", default="data/rubrics.json", help="rubric file, JSON or JSONL (default %(default)s)")
-    add("--train-ratio", type=share, default=0.8, help="share to train on if the file has no split (default 0.8)")
+    add("--train-ratio", type=share, help="share to train on if the file has no split (default 0.8, of few rows 0.5 or more)")
     add("--data-seed", type=number(int, at_least=0), default=42, help="seed of that split (default %(default)s)")
     add("--model", default=common.BASE, help="model folder or hub id (default %(default)s)")
     add("--system", help="system message before every prompt")
@@ -315,29 +244,23 @@ def parse_args(argv=None):
     add("--reward-model", help="folder written by reward_train.py, for --reward model")
     add("--gold", help="FILE:FUNCTION, such as data/recruiter.py:reward; on validation answers alone, to choose weights and stop")
     add("--val-metric", choices=("checks", "rubric", "model"), help="validation score (default: checks if every row has one, else rubric)")
-    add("--group-size", type=number(int, at_least=2), default=8, help="answers per prompt, 4 to 16 (default %(default)s)")
-    add("--groups-per-batch", type=whole_number, default=8, help="prompts per step, 4 to 64; or use --batch-size (default 8)")
-    add("--num-substeps", type=whole_number, default=1, help="optimiser steps per rollout; a group is never split (default %(default)s)")
-    add("--temperature", type=number(above=0), default=1.0, help="temperature of rollouts and updates (default %(default)s)")
     add("--eval-temperature", type=number(at_least=0), default=0.0, help="temperature of validation, 0: greedy (default %(default)s)")
-    add("--max-new-tokens", type=whole_number, default=96, help="longest answer, in tokens (default %(default)s)")
     # measured in tests/test_toy_world.py: with --beta only loo lands on the optimum, center on that of β·G/(G−1);
     # std makes a near tie in RULER, .80 and .81, pull as hard as .1 and .9
     add("--scale", choices=(*SCALES, "gdpo"), default="center", help="divisor of centred rewards; gdpo: each its own (default %(default)s)")
     add("--redraw", type=number(int, at_least=0), default=0, help="redraws of groups of equal reward, by other prompts, 0 to 5 (default 0)")
     add("--loss", choices=LOSSES, default="clip", help="differ if --num-substeps is above 1; gspo: ratio per answer (default %(default)s)")
     add("--aggregation", choices=AGGREGATIONS, help="mean over tokens, answers or a fixed length (default token, GSPO sequence)")
-    add("--beta", type=number(at_least=0), default=0.0, help="KL coefficient in the loss, 0 to 0.1; 0 loads no reference (default 0)")
     add("--teacher", help="model folder or hub id that the answers are trained towards, by its log-probs; rewards are only logged")
     add("--overlong", choices=("keep", "mask", "penalty"), default="keep", help="cut answers: train, leave out, penalise (default keep)")
-    add("--restore", choices=("best", "last"), default="best", help="weights written: best validation, or last (default %(default)s)")
     add("--allow-code-execution", action="store_true", help=judges.CODE_HELP)
     add("--dry-run", action="store_true", help="print rows, calls, tokens and USD; load no model, send nothing")
     # fmt: on
+    rollouts.add_group_arguments(parser)
     judges.add_ruler_arguments(parser)
     judges.add_judge_arguments(parser)
     watch.add_watch_arguments(parser)
-    parser.add_run_arguments("runs/grpo_rubric", RATES)
+    parser.add_run_arguments("runs/grpo_rubric", RATES, f"1, or what makes {LEAST_STEPS} steps")
     parser.set_defaults(eval_every=5, save_every=20, batch_size=None, max_length=None)
     flags = {flag: a.nargs != 0 for flag, a in parser._option_string_actions.items()}
     line, exists = recipe_arguments(sys.argv[1:] if argv is None else argv, flags)
@@ -355,23 +278,9 @@ def parse_args(argv=None):
 
 def check_arguments(args):
     """Fill in what depends on other flags; UserError for flags that contradict each other."""
-    size, substeps = args.group_size, args.num_substeps
-    if args.batch_size:
-        args.groups_per_batch, rest = divmod(args.batch_size * substeps, size)
-        if rest:
-            raise UserError(
-                f"--batch-size {args.batch_size}: {substeps} × {args.batch_size} answers are not "
-                f"whole groups of {size}"
-            )
-    if substeps > args.groups_per_batch:
-        raise UserError(
-            f"--num-substeps {substeps}: more than the {args.groups_per_batch} groups of a step"
-        )
-    if args.max_length and args.max_length <= args.max_new_tokens:
-        raise UserError(
-            f"--max-length {args.max_length}: no room for a prompt; lower --max-new-tokens"
-        )
-    weights = args.reward = reward_weights(args.reward or ["rubric"])
+    rollouts.check_groups(args)
+    rollouts.check_lengths(args)
+    weights = args.reward = rollouts.reward_weights(args.reward or ["rubric"], REWARDS)
     if ("model" in weights or args.val_metric == "model") != bool(args.reward_model):
         raise UserError("--reward model and --reward-model FOLDER go together")
     if args.scale == "maxrl" and ("model" in weights or args.overlong == "penalty"):
@@ -384,22 +293,6 @@ def check_arguments(args):
     if args.level == "sequence" and args.aggregation != "sequence":
         print("--loss gspo: GSPO goes with --aggregation sequence")
     return args
-
-
-def reward_weights(specs):
-    """{name: weight}, divided by their sum, so that rewards in [0, 1] stay there.
-
-    >>> reward_weights(["rubric:3", "ruler"])
-    {'rubric': 0.75, 'ruler': 0.25}
-    """
-    weights = {}
-    for spec in specs:
-        found = re.fullmatch(rf"({'|'.join(REWARDS)})(?::(\d*\.?\d+))?", spec)
-        if not found or found[1] in weights or not float(found[2] or 1):
-            expected = f"NAME or NAME:WEIGHT, each name once, of {', '.join(REWARDS)}"
-            raise UserError(f"--reward {spec}: expected {expected}, weight above 0")
-        weights[found[1]] = float(found[2] or 1)
-    return {name: weight / sum(weights.values()) for name, weight in weights.items()}
 
 
 # ---- 5. the data ----
@@ -419,13 +312,14 @@ def load_data(args):
     else:
         rows = list(rubrics.rows)
         random.Random(args.data_seed).shuffle(rows)
-        n = int(len(rows) * args.train_ratio) or len(rows) == 1  # a single row is trained on
+        ratio = args.train_ratio or min(TRAIN_RATIO, max(0.5, 1 - 2 * LEAST_VALIDATION / len(rows)))
+        n = int(len(rows) * ratio) or len(rows) == 1  # a single row is trained on
         middle = n + (len(rows) - n) // 2
         train, val, test = rows[:n], rows[n:middle], rows[middle:]
-    seen, both = set(map(plain, train)), len(val) + len(test)
-    val, test = ([row for row in part if plain(row) not in seen] for part in (val, test))
+    trained_on, held_out = set(map(plain, train)), len(val) + len(test)
+    val, test = ([row for row in part if plain(row) not in trained_on] for part in (val, test))
     sizes = f"training {len(train)}  validation {len(val)}  test {len(test)}"
-    print(f"{sizes}  prompts also in training, left out: {both - len(val) - len(test)}")
+    print(f"{sizes}  prompts also in training, left out: {held_out - len(val) - len(test)}")
     if not train:
         raise UserError(f"--data {args.data}: no row to train on; raise --train-ratio")
     for row in train:
@@ -443,21 +337,22 @@ def has(row, kind):
 
 
 def conversation(row, system=None):
-    """The messages to answer: a text prompt is one user turn."""
-    turns = judges.talk(row.prompt, None)[:-1]
-    return [{"role": "system", "content": system}, *turns] if system else turns
+    """The prompt to answer; `common.encode_prompt` decides what a text is to the model."""
+    if not system:
+        return row.prompt
+    return [{"role": "system", "content": system}, *judges.talk(row.prompt, None)[:-1]]
 
 
 def plain(row):
     """A prompt without case and blanks: what makes a held-out row a leak."""
-    text = "".join(str(turn["content"]) for turn in conversation(row))
+    text = "".join(str(turn["content"]) for turn in judges.talk(row.prompt, None)[:-1])
     return "".join(text.split()).casefold()
 
 
 def plan(args, train):
     """The number of steps; the sizes of a step, printed."""
     p, g, k = args.groups_per_batch, args.group_size, args.num_substeps
-    steps = args.steps or (args.epochs or 1) * math.ceil(len(train) / p)
+    steps = rollouts.planned_steps(args, math.ceil(len(train) / p))
     step = f"{p} prompts × {g} answers = {p * g} answers = {k} × {p * g / k:g} per optimiser step"
     print(f"plan       {steps} steps of {step}; validation by {args.val_metric}")
     return steps
@@ -498,7 +393,9 @@ class Graders:
             self.judge = judges.Judge.from_args(args, args.out, parallel.world())
         self.standard = judges.read_standard(args.ruler_rubric)
         if args.reward_model:
-            self.model = common.reward_function(args.reward_model, run.dtype, run.device)
+            self.model = common.reward_function(
+                args.reward_model, run.dtype, run.device, tokens=lambda: args.micro_tokens
+            )
         if args.gold:
             self.gold = load_function(args.gold, "--gold")
 
@@ -515,29 +412,33 @@ class Graders:
         names: of REWARDS. Of several processes each grades its share of the answers, and all get
         all grades.
         """
-        mine = parallel.share(range(len(b["texts"])), size)
-        rows, prompts, texts = ([b[k][i] for i in mine] for k in ("rows", "prompts", "texts"))
+        local = parallel.share(range(len(b["texts"])), size)
+        rows, prompts, texts = ([b[k][i] for i in local] for k in ("rows", "prompts", "texts"))
         parts, grades = {}, [judges.Grade()] * len(rows)
         for name in names:
-            found = []
             if name == "model":
-                found = self.model(prompts, texts)
+                scores = self.model(prompts, texts)
             elif name == "ruler":
-                talks = [*map(judges.talk, prompts, texts)]
-                groups = [talks[i : i + size] for i in range(0, len(talks), size)]
-                references = [row.reference for row in rows[::size]]
-                for ruling in judges.ruler_groups(
-                    groups, self.judge, self.standard, self.passes, references
-                ):
-                    # equal answers: nothing to compare, so nothing to learn
-                    found += ruling.scores or [0.0 if ruling.identical else None] * size
+                scores = self.ruler_scores(rows, prompts, texts, size)
             else:
                 grades = judges.grade_answers(
                     rows, texts, self.judge, "strict", RUBRIC_SCORE, name != "rubric"
                 )
-                found = [grade.score for grade in grades]
-            parts[name] = parallel.gather(found, mine)
-        return {"parts": parts, "grades": parallel.gather(grades, mine)}
+                scores = [grade.score for grade in grades]
+            parts[name] = parallel.gather(scores, local)
+        return {"parts": parts, "grades": parallel.gather(grades, local)}
+
+    def ruler_scores(self, rows, prompts, texts, size):
+        """RULER's score of each answer, compared with its group; None where the judge failed."""
+        talks = [*map(judges.talk, prompts, texts)]
+        groups = [talks[i : i + size] for i in range(0, len(talks), size)]
+        references = [row.reference for row in rows[::size]]
+        rulings = judges.ruler_groups(groups, self.judge, self.standard, self.passes, references)
+        scores = []
+        for ruling in rulings:
+            # equal answers: nothing to compare, so nothing to learn
+            scores += ruling.scores or [0.0 if ruling.identical else None] * size
+        return scores
 
 
 # ---- 7. preflight ----
@@ -546,7 +447,7 @@ class Graders:
 def preflight(args, run, graders, train):
     """The rollout = teacher forcing; one answer, marked; one group as a table."""
     b = graded(args, run, graders, train[:2], args.seed)
-    rollouts.preflight(run.model, run.tokenizer, b, args.temperature, f"--model {args.model}")
+    rollouts.preflight(run, run.model, run.tokenizer, b, f"--model {args.model}")
     rewards_PG, advantages_PG = advantages_of(args, b)
     show_group(train[0], b["grades"], rewards_PG[0], advantages_PG[0])
 
@@ -561,7 +462,7 @@ def show_group(row, grades, rewards, advantages):
     verdicts = [{c["id"]: c["verdict"] for c in grade.criteria} for grade in grades[: len(rewards)]]
     for k, criterion in enumerate(row.criteria, 1):
         name = f"{k}. {criterion.label[:38]} × {criterion.weight:g}"
-        show(name, [mark[found.get(criterion.id)] for found in verdicts])
+        show(name, [mark[by_id.get(criterion.id)] for by_id in verdicts])
     show("reward", ["–" if math.isnan(r) else f"{r:.2f}" for r in rewards])
     show("advantage", [f"{a:+.2f}" for a in advantages])
 
@@ -572,53 +473,33 @@ def show_group(row, grades, rewards, advantages):
 @torch.no_grad()
 def answer(args, policy, tokenizer, rows, n, temperature, seed):
     """(`common.Rollout`, lists of N for the graders and the log) of n answers per row."""
-    prompts = [conversation(row, args.system) for row in rows]
-    asked = prompts
+    prompts = ids = [conversation(row, args.system) for row in rows]
     if args.max_length:
         room = args.max_length - args.max_new_tokens
-        asked = [common.encode_prompt(tokenizer, prompt, room) for prompt in prompts]
-    drawn = sample(policy, tokenizer, asked, n, args.max_new_tokens, temperature, seed=seed)
+        ids = [common.encode_prompt(tokenizer, prompt, room) for prompt in prompts]
+    answers = sample(policy, tokenizer, ids, n, args.max_new_tokens, temperature, seed=seed)
     rows, prompts = ([x for x in column for _ in range(n)] for column in (rows, prompts))
-    return drawn, {
+    return answers, {
         "rows": rows,
         "prompts": prompts,
-        "texts": drawn.texts,
-        "tokens": [*map(len, drawn.response_ids)],
-        "finished": drawn.finished,
-        "flags": watch.text_flags([*map(str, prompts)], drawn.texts),
+        "texts": answers.texts,
+        "tokens": [*map(len, answers.response_ids)],
+        "finished": answers.finished,
+        "flags": watch.text_flags([*map(str, prompts)], answers.texts),
     }
 
 
 def rollout(args, policy, tokenizer, rows, seed):
     """Step (1): G answers to the prompt of each row; (N, T) tensors and lists of N."""
-    drawn, b = answer(args, policy, tokenizer, rows, args.group_size, args.temperature, seed)
-    return b | rollouts.rollout_tensors(drawn, pad_id(tokenizer), policy.device)
-
-
-def mixed(parts, weights):
-    """Σ weight · part for each answer; one part that is None makes the sum None.
-
-    What a grader could not score is in no mean and no gradient.
-    >>> mixed({"rubric": [1.0, 1.0], "ruler": [0.5, None]}, {"rubric": 0.75, "ruler": 0.25})
-    [0.875, None]
-    """
-    columns = zip(*(parts[name] for name in weights), strict=True)
-    return [
-        None if None in found else sum(w * x for w, x in zip(weights.values(), found))
-        for found in columns
-    ]
-
-
-def by_group(rewards, size):
-    """(P, G) of N numbers; None becomes NaN."""
-    return torch.from_numpy(np.array(rewards, np.float32)).view(-1, size)
+    answers, b = answer(args, policy, tokenizer, rows, args.group_size, args.temperature, seed)
+    return b | rollouts.rollout_tensors(answers, pad_id(tokenizer), policy.device)
 
 
 def graded(args, run, graders, rows, seed):
     """Steps (1) and (2): a rollout with the "parts" of its rewards, "grades" and "rewards"."""
     b = rollout(args, run.model, run.tokenizer, rows, seed)
     b |= graders.score(b, args.reward, args.group_size)
-    b["rewards"] = mixed(b["parts"], args.reward)
+    b["rewards"] = weighted_sums(b["parts"], args.reward)
     if args.overlong == "penalty":  # beside the reward in the log, not in it
         lengths, buffer = torch.tensor(b["tokens"]), max(1, args.max_new_tokens // 8)
         b["parts"]["overlong"] = overlong_penalty(lengths, args.max_new_tokens, buffer).tolist()
@@ -648,67 +529,55 @@ def draw(args, run, graders, train):
         waits = np.random.default_rng([args.seed, run.step, 1]).exponential(size=len(train))
         order = (waits / chances).argsort()
     for k in range(args.redraw + 1):
-        asked, order = order[:missing], order[missing:]
-        if not len(asked):
+        places, order = order[:missing], order[missing:]
+        if not len(places):
             break  # enough groups with a signal, or each prompt has been asked
         seed = args.seed * 10**6 + run.step + k * 10**12
-        draws.append(graded(args, run, graders, [train[i] for i in asked], seed))
+        draws.append(graded(args, run, graders, [train[i] for i in places], seed))
         rewards_PG, advantages_PG = advantages_of(args, draws[-1])
-        rates[asked] = (rates[asked] + rewards_PG.nanmean(dim=1).nan_to_num(0.5)) / 2
+        rates[places] = (rates[places] + rewards_PG.nanmean(dim=1).nan_to_num(0.5)) / 2
         missing -= int(advantages_PG.any(dim=1).sum())
     return joined(draws), epoch
 
 
-def joined(rollouts):
+def joined(draws):
     """One rollout of several: lists and rows of tensors one after another."""
-    both = {}
-    for key, first in rollouts[0].items():
-        columns = [b[key] for b in rollouts]
+    whole = {}
+    for key, first in draws[0].items():
+        columns = [b[key] for b in draws]
         rows = [row for column in columns for row in column]
         if torch.is_tensor(first):
             rows = pad_sequence(rows, batch_first=True)
-        both[key] = joined(columns) if isinstance(first, dict) else rows
-    return both
+        whole[key] = joined(columns) if isinstance(first, dict) else rows
+    return whole
+
+
+def part_loss(args, advantages, normalizer, part, policy):
+    """(what the answers in `part` add to the loss of their step, its sums for the log)."""
+    weights = advantages[part, None].to(policy.logps.device) * policy.weights  # (n, T)
+    loss, sums = grpo_loss(
+        policy.logps, policy.old_logps, weights, policy.mask, policy.ref_logps, *CLIP[args.level],
+        args.beta, args.aggregation, args.max_new_tokens, args.level, normalizer, args.loss,
+    )  # fmt: skip
+    return loss, sums | {"answers": len(part)}
 
 
 def update(args, run, reference, b, advantages, in_loss):
     """Step (4): --num-substeps optimiser steps of whole groups; their metrics over all tokens.
 
-    advantages (N,); in_loss (N,) bool: answers that count. Those of advantage 0 need no forward
-    without a KL term; they stay in the normaliser, so the update is the same.
+    advantages (N,); in_loss (N,) bool: answers that count, see `rollouts.split_groups`.
     reference: what the KL term pulls to; with --teacher the teacher. The gradient of ρ·k3 at ρ = 1
     is (log π − log π_teacher)·∇log π, token by token: an advantage of log π_teacher − log π.
     """
-    size, lengths = args.group_size, b["attention_mask"].sum(1).tolist()
-    order = np.random.default_rng([args.seed, run.step]).permutation(len(advantages) // size)
-    sums, done, largest, gap = Counter(), [], 0.0, 0.0
-    for groups in np.array_split(order, args.num_substeps):
-        rows = (groups[:, None] * size + np.arange(size)).ravel()
-        rows = rows[in_loss[rows].numpy()]
-        active = rows if args.beta else rows[(advantages[rows] != 0).numpy()]
-        if not len(active):
-            continue  # nothing to learn from: no update
+    substeps = []
+    for rows, active in rollouts.split_groups(args, run.step, advantages, in_loss):
         counted = b["mask"][rows].sum().item()  # of the whole optimiser step
         fixed = len(rows) * args.max_new_tokens
         normalizer = {"token": counted, "sequence": len(rows), "fixed": fixed}[args.aggregation]
-        for part in run.micro_batches(active, lengths):
-            t = lengths[part[0]]  # the longest stands first
-            some = {key: b[key][part, :t] for key in ("ids", "attention_mask", "mask", "logps")}
-            logps, old_logps, ref_logps, weights, found, off = rollouts.policy_logps(
-                args, run.model, reference, some
-            )
-            weights = advantages[part, None].to(logps.device) * weights  # (n, T)
-            loss, more = grpo_loss(
-                logps, old_logps, weights, some["mask"], ref_logps, *CLIP[args.level], args.beta,
-                args.aggregation, args.max_new_tokens, args.level, normalizer, args.loss,
-            )  # fmt: skip
-            run.backward(loss)
-            largest = max(largest, more.pop("ratio_max"))
-            gap = max(gap, off * (not done))  # of the first substep
-            sums.update(found | more, answers=len(part))
-        tasks = [b["rows"][i].task_id for i in rows[::size]]
-        done.append(run.update(lambda tasks=tasks: f"of answers to {tasks[:4]}"))
-    return rollouts.update_row(run, args.beta, done, sums, largest, gap)
+        tasks = [b["rows"][i].task_id for i in rows[:: args.group_size]][:4]
+        loss = partial(part_loss, args, advantages, normalizer)
+        substeps.append(rollouts.Substep(active, loss, f"of answers to {tasks}"))
+    return rollouts.update(args, run, reference, b, substeps)
 
 
 def rollout_row(b, rewards_PG, advantages_PG):
@@ -725,23 +594,25 @@ def rollout_row(b, rewards_PG, advantages_PG):
         # a reward model's score has no maximum
         "reward/frac_perfect": None if "model" in parts else mean(perfect),
         **pass_rates(b["rows"], b["grades"]),
-        **rollouts.length_row(b, b["finished"]),
+        **rollouts.length_row(
+            b["tokens"], [not x for x in b["finished"]], int(b["attention_mask"].sum())
+        ),
         **watch.text_shares(b["flags"], b["texts"]),
     }
 
 
 def pass_rates(rows, grades):
     """Share of criteria met, overall and by name (a check's id, a criterion's own name)."""
-    found = {"pass_rate": []}
+    verdicts = {"pass_rate": []}
     for row, grade in zip(rows, grades):
-        for told in grade.criteria:
-            c = row.criteria[told["id"] - 1]
+        for judged in grade.criteria:
+            c = row.criteria[judged["id"] - 1]
             for key in ("pass_rate", f"pass_rate/{c.name or c.check or 'judged'}"):
-                found.setdefault(key, []).append(told["verdict"])
-    return {key: mean(verdicts) for key, verdicts in found.items()}
+                verdicts.setdefault(key, []).append(judged["verdict"])
+    return {key: mean(column) for key, column in verdicts.items()}
 
 
-def keep_rollout(run, split, b, advantages=None):
+def write_rollout(run, split, b, advantages=None):
     """Write each answer with verdict and reason of every criterion, for people to read."""
     rows, size = [], run.args.group_size if advantages else 1
     for i, (row, grade) in enumerate(zip(b["rows"], b["grades"])):
@@ -758,7 +629,8 @@ def keep_rollout(run, split, b, advantages=None):
             "components": {name: values[i] for name, values in b["parts"].items()},
             "advantage": advantages[i] if advantages else None,
             "criteria": [
-                told | {"criterion": row.criteria[told["id"] - 1].label} for told in grade.criteria
+                judged | {"criterion": row.criteria[judged["id"] - 1].label}
+                for judged in grade.criteria
             ],
             "judge": {
                 key: getattr(grade, key) for key in ("latency", "attempts", "cached", "error")
@@ -769,15 +641,19 @@ def keep_rollout(run, split, b, advantages=None):
 
 def evaluate(args, run, policy, graders, rows):
     """(metrics, b): one answer to each held-out prompt, and its grades."""
-    _, b = answer(args, policy, run.tokenizer, rows, 1, args.eval_temperature, args.seed)
-    b |= graders.score(b, [args.val_metric])
+    answers, b = answer(args, policy, run.tokenizer, rows, 1, args.eval_temperature, args.seed)
+    b |= graders.score(b, [args.val_metric]) | {"prompt_ids": answers.prompt_ids}
     b["rewards"] = b["parts"][args.val_metric]
-    metrics = {"val/score": mean(b["rewards"]), "val/length": mean(b["tokens"])}
+    metrics = {
+        **rollouts.scored("val/score", b["rewards"]),
+        "val/length": mean(b["tokens"]),
+        "val/n": len(rows) - b["rewards"].count(None),
+        "val/cut": 1 - mean(b["finished"]),
+    }
     if graders.gold:
         raw = [r.raw | {"prompt": p} for r, p in zip(rows, b["prompts"])]
-        metrics["val/gold"] = mean(
-            parallel.score_answers(graders.gold, "--gold", raw, b["prompts"], b["texts"])
-        )
+        scores = parallel.score_answers(graders.gold, "--gold", raw, b["prompts"], b["texts"])
+        metrics |= rollouts.scored("val/gold", scores)
     return metrics, b
 
 
@@ -785,32 +661,37 @@ def validation(args, guard, graders, rows):
     """Step (5): evaluate the validation rows, and what the judge gives to empty talk."""
     if not rows:
         return
-    metrics, b = evaluate(args, guard.run, guard.run.model, graders, rows)
+    run = guard.run
+    metrics, b = evaluate(args, run, run.model, graders, rows)
     if graders.judge:
         metrics |= parallel.from_rank_0(
             {} if parallel.rank() else judges.canaries(rows, graders.judge)
         )
         metrics["judge/usd"] = graders.spent()["judge/usd"]
-    guard.evaluation(metrics, [{"prompt": str(rows[0].prompt), "answer": b["texts"][0]}])
-    keep_rollout(guard.run, "validation", b)
+    samples = rollouts.greedy_samples(args, run.model, run.tokenizer, b["prompt_ids"])
+    guard.evaluation(metrics, samples)
+    write_rollout(run, "validation", b)
 
 
-def final_test(args, run, graders, rows, kept):
+def final_test(args, run, graders, rows, step):
     """summary.json: the test rows, touched once, answered by the start and by the result."""
-    summary = {
-        "step": kept, "last_step": run.step, "stop_reason": run.state["ended"] or "max_steps"
-    }  # fmt: skip
-    start = rows and common.load_policy(args.model, run.dtype, run.device, trainable=False)
-    for when, policy in [("before", start), ("after", run.model)] if rows else []:
+
+    def test(policy):
         metrics, b = evaluate(args, run, policy, graders, rows)
-        found = [score for score in b["rewards"] if score is not None]
-        low, high = bootstrap_ci(found) or (None, None)  # one answer has no interval
+        scores = [score for score in b["rewards"] if score is not None]
+        low, high = bootstrap_ci(scores) or (None, None)  # one answer has no interval
         metrics = {key.replace("val/", ""): value for key, value in metrics.items()}
-        summary[f"test_{when}"] = {**metrics, "n": len(found), "low": low, "high": high}
-        shown = metrics["score"] if low is None else f"{mean(found):.3f} [{low:.3f}, {high:.3f}]"
-        print(f"test {when}: {shown}, n = {len(found)}")
-    if not parallel.rank():
-        write_json(run.out / "summary.json", summary)
+        return metrics | {"low": low, "high": high}
+
+    results = {}
+    if rows:
+        results["test_before"] = rollouts.by_the_start(args, run, test)
+        results["test_after"] = test(run.model)
+    for name, row in results.items():
+        score, low, high = row["score"], row["low"], row["high"]
+        shown = score if low is None else f"{score:.3f} [{low:.3f}, {high:.3f}]"
+        print(f"{name.replace('_', ' ')}: {shown}, n = {row['n']}")
+    rollouts.write_summary(run, step, results)
 
 
 def main(argv=None):
@@ -822,6 +703,7 @@ def main(argv=None):
     train, val, test = data = load_data(args)
     run.planned = plan(args, train)
     print(watch.promise(args, bool(val)))
+    args.restore = rollouts.weights_to_write(args.restore, len(val), "prompts")
     graders = Graders(args, run, data)
     policy, reference, tokenizer = load_models(args, run)
     run.state = {"policy": policy, "pass_rates": torch.full((len(train),), 0.5)}
@@ -837,17 +719,17 @@ def main(argv=None):
         b, epoch = draw(args, run, graders, train)
         # (3) advantages: reward − mean of the group; what could not be graded is left out
         rewards_PG, advantages_PG = advantages_of(args, b)
-        scored_PG = ~rewards_PG.isnan()
-        counts = advantages_PG if args.redraw else scored_PG.sum(dim=1, keepdim=True) > 1
-        in_loss = (scored_PG & counts.any(dim=1, keepdim=True)).view(-1)
+        in_loss = rollouts.comparable(rewards_PG)
+        if args.redraw:  # groups without a signal were replaced
+            in_loss &= advantages_PG.any(dim=1).repeat_interleave(args.group_size)
         if args.overlong == "mask":
             in_loss &= torch.tensor(b["finished"])
         # (4) update: clipped policy gradient, --num-substeps optimiser steps of whole groups
-        told = advantages_PG.view(-1) * (not args.teacher)  # which teaches by its KL alone
-        row = update(args, run, reference, b, told, in_loss)
+        advantages = advantages_PG.view(-1) * (not args.teacher)  # which teaches by its KL alone
+        row = update(args, run, reference, b, advantages, in_loss)
         row |= {"epoch": epoch, "groups/redrawn": max(0, len(rewards_PG) - args.groups_per_batch)}
         guard.log(row | rollout_row(b, rewards_PG, advantages_PG) | graders.spent())
-        keep_rollout(run, "train", b, advantages_PG.view(-1).tolist())
+        write_rollout(run, "train", b, advantages_PG.view(-1).tolist())
         # (5) now and then: the held-out prompts, greedy; the alarms of watch.py
         if run.evaluates(step):
             validation(args, guard, graders, val)
@@ -855,9 +737,8 @@ def main(argv=None):
 
     # ---- 9. save ----
     if not run.stopped:
-        final_test(args, run, graders, test, guard.restore(args.restore))
-    status = guard.finish(args.restore, f"python watch.py {args.out}")
-    return status or watch.exit_code(run.state["ended"])
+        final_test(args, run, graders, test, guard.save())
+    return guard.finish(f"python watch.py {args.out}") or watch.exit_code(run.state["ended"])
 
 
 if __name__ == "__main__":

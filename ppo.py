@@ -43,7 +43,7 @@ from parts import rollouts, runs
 from parts.files import UserError, command, load_function, number
 from parts.lora import adapter_off
 from parts.parallel import add_up, all_max, all_sum, as_forward, score_answers
-from parts.stats import mean
+from parts.rollouts import LEAST_STEPS, ROWS
 
 # learning rates for models below 100 M parameters (3e-4 spends twice the KL for less), larger ones,
 # and LoRA
@@ -56,11 +56,9 @@ KL_GAIN = 0.1  # with --kl-target a rollout moves β by at most a fifth of this,
 ROLLOUTS_EVERY = 5  # steps between the rollouts kept in rollouts.jsonl
 SHOW = ("reward/mean", "kl/ref", "entropy", "clip_frac", "length/mean")  # on the bar
 HEADLINE = ("val/score", "val/gold", "val/kl", "reward/mean")  # before and after
-ROWS = ("ids", "attention_mask", "mask")
-OF_THE_UPDATE = (
-    "policy_loss", "value_loss", "entropy", "approx_kl", "ratio/mean", "clip_frac",
-    "value_clip_frac", "actions",
-)  # fmt: skip
+# of an update, over its actions
+MEANS = """policy_loss value_loss entropy approx_kl ratio/mean clip_frac value_clip_frac
+    importance_capped_frac""".split()
 
 
 # ---- 3. the math ----
@@ -228,32 +226,26 @@ def parse_args(argv=None):
     add, share = parser.add_argument, number(at_least=0, below=1)
     # fmt: off
     add("--prompts", default="data/prompts.jsonl", help='JSONL of prompts; if rows have a "split", train and val (default %(default)s)')
-    add("--eval-fraction", type=share, default=0.05, help="share of prompts to validate on, if rows have no split (default %(default)s)")
+    add("--eval-fraction", type=share, help="share of prompts to validate on, if rows have no split (default 0.05, of few more)")
     add("--model", default=common.BASE, help="model folder or hub id (default %(default)s)")
     add("--reward-model", help="folder of a reward model; scores are standardised by its training mean and deviation")
     add("--reward-fn", help="FILE:FUNCTION instead: (prompts, answers, rows) → a list of numbers, None where there is no score")
     add("--gold", help="FILE:FUNCTION, such as data/recruiter.py:reward; on validation answers alone, to choose weights and stop")
-    add("--critic", choices=("rm", "policy", "shared"), help="trunk: reward model's, policy's or shared (default rm or policy)")
+    add("--critic", choices=("rm", "policy", "shared"), help="trunk: reward model's, policy's or shared (default: the first that fits)")
     add("--rollouts", type=number(int, at_least=2), default=64, help="answers per step, 32 to 512 (default %(default)s)")
     add("--ppo-epochs", type=number(int, at_least=1), default=2, help="passes over a rollout, 1 to 4 (default %(default)s)")
-    add("--temperature", type=number(above=0), default=1.0, help="temperature of rollouts and updates (default %(default)s)")
-    add("--max-new-tokens", type=number(int, at_least=1), default=96, help="longest answer, in tokens (default %(default)s)")
     add("--beta", type=number(at_least=0), default=0.05, help="KL coefficient, 0.01 to 0.2 (default %(default)s)")
     add("--kl-target", type=number(above=0), help="steer --beta to this KL per answer, in nats, 3 to 10 (default: --beta is fixed)")
     add("--clip-high", type=number(above=0), default=0.2, help="ratio kept below 1 + this; 0.28 is clip-higher (default %(default)s)")
     add("--entropy-coef", type=number(at_least=0), default=0.0, help="weight of an entropy bonus, 0 to 0.01 (default 0)")
     add("--no-end-penalty", type=number(at_least=0), default=1.0, help="subtracted from the reward of a cut answer (default %(default)s)")
-    add("--restore", choices=("best", "last"), default="best", help="which weights to write: the best or the last (default %(default)s)")
     # fmt: on
+    rollouts.add_rollout_arguments(parser)
     watch.add_watch_arguments(parser)
-    parser.add_run_arguments("runs/ppo", RATES)
+    parser.add_run_arguments("runs/ppo", RATES, f"1, or what makes {LEAST_STEPS} steps")
     parser.set_defaults(eval_every=5, save_every=20)  # a step is a whole rollout
     args = parser.parse_args(argv)
-    if args.max_length <= args.max_new_tokens:
-        raise UserError(
-            f"--max-length {args.max_length}: leaves no room for a prompt beside --max-new-tokens "
-            f"{args.max_new_tokens}; raise it"
-        )
+    rollouts.check_lengths(args)
     if (args.reward_model is None) == (args.reward_fn is None):
         raise UserError(
             "a reward is needed, and only one: --reward-model FOLDER (train it with "
@@ -275,7 +267,7 @@ def load_data(args, tokenizer):
         train, val = ([r for r in rows if r.get("split") == name] for name in ("train", "val"))
         fix = 'no row has "split": "train"; without that column a part is held out by itself'
     else:
-        held = [common.held_out(row["prompt"], args.eval_fraction) for row in rows]
+        held = rollouts.is_held_out(rows, args.eval_fraction)
         train, val = ([r for r, h in zip(rows, held) if h == side] for side in (False, True))
         fix = f"all {len(rows)} prompts are held out; lower --eval-fraction"
     if not train:
@@ -316,7 +308,9 @@ def load_models(args, run):
     if args.reward_fn:
         reward, same = load_function(args.reward_fn, "--reward-fn"), False
     else:
-        reward = common.reward_function(args.reward_model, run.dtype, run.device)
+        reward = common.reward_function(
+            args.reward_model, run.dtype, run.device, tokens=lambda: args.micro_tokens
+        )
         own = common.load_tokenizer(args.reward_model, "--reward-model").get_vocab()
         same = own == tokenizer.get_vocab()
         if args.critic == "rm" and not same:
@@ -374,10 +368,9 @@ def preflight(args, run, models, rows):
     """Rollout log-probs = teacher forcing; KL 0 to the reference; where the critic starts."""
     policy, *_, tokenizer = models
     flag, b = f"--model {args.model}", rollout(args, run, models, rows[:8], args.seed)
-    logps = rollouts.preflight(policy, tokenizer, b, args.temperature, flag)
-    gap = (logps - b["ref_logps"]).abs().max().item()
-    said = "largest gap between the log-probs of policy and reference"
-    runs.identity(said, gap, 0.0, runs.rounding(policy), flag)
+    logps = rollouts.preflight(run, policy, tokenizer, b, flag)
+    name = "the log-probs of policy and reference"
+    runs.gap_between(policy, name, logps, b["ref_logps"], b["mask"], flag)
     values, scores = b["values"][b["mask"]], b["scores"]
     start = f"values {values.mean():.3f} ± {values.std():.3f}"
     print(
@@ -397,19 +390,19 @@ def rollout(args, run, models, rows, seed):
     policy, reference, critic, reward, tokenizer = models
     # (1) rollout: one answer to each prompt, log-probs kept
     prompts, room = [row["prompt"] for row in rows], args.max_length - args.max_new_tokens
-    asked = [common.encode_prompt(tokenizer, prompt, room) for prompt in prompts]
-    drawn = sample(policy, tokenizer, asked, 1, args.max_new_tokens, args.temperature, seed)
+    ids = [common.encode_prompt(tokenizer, prompt, room) for prompt in prompts]
+    answers = sample(policy, tokenizer, ids, 1, args.max_new_tokens, args.temperature, seed)
     # (2) score: the reward model, or a function, reads the whole answer
     flag = "--reward-fn" if args.reward_fn else "--reward-model"
-    scores = score_answers(reward, flag, rows, prompts, drawn.texts)
+    scores = score_answers(reward, flag, rows, prompts, answers.texts)
     keep = [i for i, score in enumerate(scores) if score is not None]
     if 2 * len(keep) < len(rows):
         none = f"{len(rows) - len(keep)} of {len(rows)} answers got no score (None)"
         raise UserError(f"{flag}: {none}; more than half stops the run")
-    columns = rows, prompts, scores, *vars(drawn).values()
-    rows, prompts, scores, *drawn = ([column[i] for i in keep] for column in columns)
-    drawn = Rollout(*drawn)
-    b = rollouts.rollout_tensors(drawn, pad_id(tokenizer), policy.device)
+    rows, prompts, scores = ([column[i] for i in keep] for column in (rows, prompts, scores))
+    answers = Rollout(**{name: [x[i] for i in keep] for name, x in vars(answers).items()})
+    b = rollouts.rollout_tensors(answers, pad_id(tokenizer), policy.device)
+    rollouts.rescore(run, policy, b, args.temperature, minibatches(args, run, len(keep), epoch=0))
     # (3) reference log-probs of the same tokens, and the critic's values
     ref_logps, values = torch.zeros_like(b["logps"]), torch.zeros_like(b["logps"])
     lengths = b["attention_mask"].sum(1).cpu()
@@ -424,27 +417,29 @@ def rollout(args, run, models, rows, seed):
     return b | {
         "ref_logps": ref_logps, "values": values, "lengths": lengths,
         "scores": torch.tensor(scores, dtype=torch.float32, device=policy.device),
-        "finished": torch.tensor(drawn.finished, device=policy.device),
-        "unscored": 1 - len(keep) / len(asked),
-        "rows": rows, "prompts": prompts, "prompt_ids": drawn.prompt_ids, "texts": drawn.texts,
+        "finished": torch.tensor(answers.finished, device=policy.device),
+        "unscored": 1 - len(keep) / len(ids),
+        "rows": rows, "prompts": prompts, "prompt_ids": answers.prompt_ids, "texts": answers.texts,
     }  # fmt: skip
 
 
 def backward(args, run, policy, critic, b, part, actions):
-    """The gradient of the answers in `part`: ({key: sum over its actions}, largest ρ and |log ρ|).
+    """The gradient of the answers in `part`; returns ({key of MEANS, or "actions": sum}, maxima).
 
     actions: those of the whole optimiser step. The policy's graph is gone before a critic of its
     own runs; with --fsdp this is also the order in which all ranks gather weights.
     """
     t = int(b["lengths"][part].max())
-    ids, attention_mask, mask, old_logps, old_values, advantages, returns = (
-        b[key][part, :t] for key in (*ROWS, "logps", "values", "advantages", "returns")
-    )
+    b = {key: x[part, :t] for key, x in b.items() if torch.is_tensor(x) and x.ndim == 2}
+    mask, old_logps, rows = b["mask"], b["logps"], [b[key] for key in ROWS]
     logps, entropies, hidden = token_logps(
-        policy, ids, attention_mask, mask, args.temperature, with_entropy=True, with_hidden=True
-    )
+        policy, *rows, args.temperature, with_entropy=True, with_hidden=True,
+        entropy_grad=args.entropy_coef > 0,
+    )  # fmt: skip
+    sampler_logps = b.get("sampler_logps", old_logps)
+    weights = rollouts.importance_weights(old_logps, sampler_logps)
     policy_losses, clipped = ppo_policy_loss(
-        logps, old_logps, advantages, mask, CLIP_LOW, args.clip_high
+        logps, old_logps, b["advantages"] * weights, mask, CLIP_LOW, args.clip_high
     )
     # sums over this part's actions, divided by the actions of the whole optimiser step
     loss = (policy_losses - args.entropy_coef * entropies).sum() / actions
@@ -452,40 +447,46 @@ def backward(args, run, policy, critic, b, part, actions):
         values = read_values(critic, hidden, mask)
     else:
         run.backward(loss)
-        loss, values = 0.0, values_of(critic, critic, ids, attention_mask, mask)
-    value_losses, value_clipped = ppo_value_loss(values, old_values, returns, mask, VALUE_CLIP)
+        loss, values = 0.0, values_of(critic, critic, *rows)
+    value_losses, value_clipped = ppo_value_loss(
+        values, b["values"], b["returns"], mask, VALUE_CLIP
+    )
     run.backward(loss + VALUE_COEF * value_losses.sum() / actions)
-    log_ratio = (logps - old_logps).detach()
-    ratio = torch.where(mask, log_ratio.clamp(-20, 20).exp(), 0.0)
-    k3 = kl_estimates(old_logps, logps.detach(), mask)[2]
-    found = policy_losses, value_losses, entropies, k3, ratio, clipped, value_clipped, mask
-    sums = torch.stack([x.detach().float().sum() for x in found]).tolist()
-    largest = ratio.max().item(), log_ratio.abs().max().item()
-    return dict(zip(OF_THE_UPDATE, sums, strict=True)), *largest
+    ratio = torch.where(mask, (logps.detach() - old_logps).clamp(-20, 20).exp(), 0.0)
+    columns = {
+        "policy_loss": policy_losses, "value_loss": value_losses, "entropy": entropies,
+        "approx_kl": kl_estimates(old_logps, logps.detach(), mask)[2], "ratio/mean": ratio,
+        "clip_frac": clipped, "value_clip_frac": value_clipped, "actions": mask,
+        "importance_capped_frac": weights == rollouts.IMPORTANCE_MAX,
+    }  # fmt: skip
+    sums = torch.stack([x.detach().float().sum() for x in columns.values()]).tolist()
+    gap = (logps.detach() - sampler_logps).abs().max().item()
+    return dict(zip(columns, sums)), Counter({"ratio/max": ratio.max().item(), "sample_gap": gap})
+
+
+def minibatches(args, run, n, epoch):
+    """The rows of each optimiser step in one pass over a rollout of n answers."""
+    order = np.random.default_rng([args.seed, run.step, epoch]).permutation(n)
+    return [order[start : start + args.batch_size] for start in range(0, n, args.batch_size)]
 
 
 def update(args, run, policy, critic, b):
     """Step (6): --ppo-epochs passes over the rollout `b`; metrics are means over all of them."""
-    n, sums, largest, sample_gap, updates = len(b["texts"]), Counter(), 0.0, 0.0, []
+    n, sums, largest, steps = len(b["texts"]), Counter(), Counter(), []
     for epoch in range(args.ppo_epochs):
-        order = np.random.default_rng([args.seed, run.step, epoch]).permutation(n)
-        for start in range(0, n, args.batch_size):
-            batch = order[start : start + args.batch_size]
+        for batch in minibatches(args, run, n, epoch):
             actions = int(b["mask"][batch].sum())  # of the whole optimiser step
             for part in run.micro_batches(batch, b["lengths"]):
-                of_part, ratio, gap = backward(args, run, policy, critic, b, part, actions)
-                sums.update(of_part)
-                largest = max(largest, ratio)
-                sample_gap = sample_gap if updates else max(sample_gap, gap)
-            updates.append(run.update(lambda rows=batch: f"{rows.tolist()} of step {run.step}"))
-    *totals, count = all_sum(*(sums[key] for key in OF_THE_UPDATE))
-    largest, sample_gap = all_max(largest, sample_gap)
+                part_sums, part_largest = backward(args, run, policy, critic, b, part, actions)
+                sums.update(part_sums)
+                part_largest["sample_gap"] *= not steps  # later the policy itself has moved
+                largest |= part_largest
+            steps.append(run.update(lambda rows=batch: f"{rows.tolist()} of step {run.step}"))
+    count, *totals = all_sum(sums["actions"], *(sums[key] for key in MEANS))
+    ratio_max, sample_gap = all_max(largest["ratio/max"], largest["sample_gap"])
     return {
-        **{key: mean([row[key] for row in updates]) for key in ("loss", "grad_norm")},
-        "lr": updates[-1]["lr"], "updates": len(updates),
-        "skipped_steps": sum(row["skipped_steps"] for row in updates),
-        **{key: total / count for key, total in zip(OF_THE_UPDATE, totals)},
-        "ratio/max": largest, "sample_gap": sample_gap,
+        **rollouts.steps_row(run, steps), "ratio/max": ratio_max, "sample_gap": sample_gap,
+        **{key: total / count for key, total in zip(MEANS, totals)},
     }  # fmt: skip
 
 
@@ -502,28 +503,43 @@ def rollout_row(b, kl, kl_coef):
         "objective": scores.mean().item() - kl_coef * kl_ref,
         "explained_variance": explained_variance(b["returns"], b["values"], mask),
         "advantage/abs_mean": masked_mean(b["advantages"].abs(), mask).item(),
-        **rollouts.length_row(b, b["finished"].tolist()),
+        **rollouts.length_row(
+            mask.sum(1).tolist(), (~b["finished"]).tolist(), int(b["attention_mask"].sum())
+        ),
         **watch.text_metrics(b["prompts"], b["texts"]),
     }  # fmt: skip
 
 
+def rollout_rows(step, b, kl):
+    """What rollouts.jsonl holds of each answer."""
+    columns = {
+        "prompt": b["prompts"], "answer": b["texts"], "reward": b["scores"].tolist(),
+        "kl": kl.sum(1).tolist(), "finished": b["finished"].tolist(),
+    }  # fmt: skip
+    return [{"step": step, **dict(zip(columns, row))} for row in zip(*columns.values())]
+
+
 def evaluate(args, run, models, gold, rows):
-    """(metrics, samples) of one answer to each validation prompt, the same draws each time."""
+    """(metrics, samples) of one answer to each validation prompt, the same draws each time.
+
+    The metrics are of answers at the training temperature, which the KL needs; samples are greedy.
+    """
     if not rows:
         return {}, []
+    policy, *_, tokenizer = models
     b = rollout(args, run, models, rows, args.seed)
     kl = kl_estimates(b["logps"], b["ref_logps"], b["mask"])[0]
     metrics = {
-        "val/score": b["scores"].mean().item(),
+        **rollouts.scored("val/score", b["scores"].tolist()),
         "val/kl": kl.sum(1).mean().item(),
         "val/length": b["mask"].sum(1).float().mean().item(),
+        "val/n": len(b["texts"]),
+        "val/cut": 1 - b["finished"].float().mean().item(),
     }
     if gold:
-        metrics["val/gold"] = mean(
-            score_answers(gold, "--gold", b["rows"], b["prompts"], b["texts"])
-        )
-    shown = zip(b["prompt_ids"][:2], b["texts"][:2])
-    return metrics, [{"prompt": models[-1].decode(ids), "answer": text} for ids, text in shown]
+        scores = score_answers(gold, "--gold", b["rows"], b["prompts"], b["texts"])
+        metrics |= rollouts.scored("val/gold", scores)
+    return metrics, rollouts.greedy_samples(args, policy, tokenizer, b["prompt_ids"])
 
 
 def main(argv=None):
@@ -535,11 +551,12 @@ def main(argv=None):
     models = load_models(args, run)
     policy, _, critic, _, tokenizer = models
     train, val = load_data(args, tokenizer)
-    run.planned = args.steps or (args.epochs or 1) * math.ceil(len(train) / args.rollouts)
+    run.planned = rollouts.planned_steps(args, math.ceil(len(train) / args.rollouts))
     updates = args.ppo_epochs * math.ceil(args.rollouts / args.batch_size)
     passes = f"{args.ppo_epochs} passes in batches of {args.batch_size} = {updates} updates"
     print(f"plan       {run.planned} steps of {args.rollouts} answers; per step {passes}")
     print(watch.promise(args, bool(val)))
+    args.restore = rollouts.weights_to_write(args.restore, len(val), "prompts")
     run.state = {"policy": policy, "critic": critic, "kl_coef": args.beta}
     lr = args.lr or runs.default_lr(policy, RATES)
     run.start(tokenizer, lr, HEAD_LR if critic.fresh_head else None)
@@ -554,8 +571,8 @@ def main(argv=None):
         # (2) score: the reward model, or a function, reads the whole answer
         # (3) reference log-probs of the same tokens, and the critic's values
         places, epoch = prompts_of_step(len(train), args.rollouts, args.seed, step)
-        asked = [train[i] for i in places]
-        b = rollout(args, run, models, asked, args.seed * 10**6 + step)
+        rows = [train[i] for i in places]
+        b = rollout(args, run, models, rows, args.seed * 10**6 + step)
         # (4) rewards: −β·k1 at every token; the score at the last one
         rewards, kl = shape_rewards(
             b["scores"], b["logps"], b["ref_logps"], b["mask"], kl_control.value,
@@ -569,10 +586,7 @@ def main(argv=None):
         row = {"epoch": epoch, **trained, **rollout_row(b, kl, kl_control.value)}
         guard.log(row)
         if (step - 1) % ROLLOUTS_EVERY == 0:
-            columns = b["prompts"], b["texts"], b["scores"], kl.sum(1), b["finished"]
-            names = "step", "prompt", "answer", "reward", "kl", "finished"
-            kept = [dict(zip(names, (step, *each), strict=True)) for each in zip(*columns)]
-            run.write("rollouts.jsonl", kept)
+            run.write("rollouts.jsonl", rollout_rows(step, b, kl))
         # (7) KL coefficient: fixed, or steered to a target
         kl_control.update(row["kl/ref"])
         run.state["kl_coef"] = kl_control.value
@@ -582,17 +596,20 @@ def main(argv=None):
         guard.end_step()
 
     # ---- 9. save ----
-    return guard.finish(args.restore, next_command(args)) or watch.exit_code(run.state["ended"])
+    if not run.stopped:
+        guard.save()
+    return guard.finish(next_command(args)) or watch.exit_code(run.state["ended"])
 
 
 def next_command(args):
     """How to compare base and result: by the gold or reward function, and by the reward model."""
-    words = f"python evaluate.py --model {args.model} {args.out}"
-    if args.prompts != "data/prompts.jsonl":
-        words += f" --prompts {args.prompts}"
-    if args.gold or args.reward_fn:
-        words += f" --gold {args.gold or args.reward_fn}"
-    return f"{words} --reward-model {args.reward_model or 'none'}"
+    command, scorer = (
+        f"python evaluate.py --model {args.model} {args.out}",
+        args.gold or args.reward_fn,
+    )
+    command += f" --prompts {args.prompts}" * (args.prompts != "data/prompts.jsonl")
+    command += f" --gold {scorer}" * bool(scorer)
+    return f"{command} --reward-model {args.reward_model or 'none'}"
 
 
 # ---- 10. the guard ----

@@ -7,46 +7,187 @@ token        p0     p1     p2     a0     a1     end
 mask                              ✓      ✓      ✓       the actions: what the policy chose
 logps                             of a0  of a1  of end  at the sampling temperature, 0 elsewhere
 
+`logps` are log π_old, by the sampler. In half precision the sampler differs from a forward by
+tenths on single tokens, enough to clip by rounding alone; `rescore` then puts those of a forward in
+their place and keeps the others as `sampler_logps`.
+
 `Guard` connects a run to the alarms of watch.py: it prints them, keeps the weights that validate
 best, and ends the run when a rule says so. Best weights and the reason lie in `run.state`, so a
 resumed run restores the same weights, and a run that an alarm ended does not train on.
 """
 
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
 import torch
 from tqdm import tqdm
 
 import common
-from common import pad_rows, token_logps
+from common import pad_rows, sample, token_logps
 from parts import parallel, runs
-from parts.files import UserError
+from parts.files import UserError, number, write_json
 from parts.lora import adapter_off
-from parts.stats import mean
+from parts.means import half_interval, mean
 
-IMPORTANCE_MAX = 2.0  # a token's largest weight, policy / sampler, in `policy_logps`
+IMPORTANCE_MAX = 2.0  # a token's largest weight, policy / sampler
+LEAST_STEPS = 24  # without --epochs, a small file is repeated until it makes this many steps
+EVAL_FRACTION = 0.05  # of the prompts, if the file has no split and is not small
+LEAST_VALIDATION = 8  # answers; fewer are no ground to choose weights by
+MANY_CUT = 0.05  # share of cut answers beyond which the limit should be raised
+ROWS = ("ids", "attention_mask", "mask")
 
 
-def rollout_tensors(drawn, pad_id, device):
+# ---- arguments and prompts ----
+
+
+def add_rollout_arguments(parser):
+    """The flags that ppo.py and grpo_*.py share."""
+    add = parser.add_argument
+    # fmt: off
+    add("--temperature", type=number(above=0), default=1.0, help="temperature of rollouts and updates (default %(default)s)")
+    add("--max-new-tokens", type=number(int, at_least=1), default=96, help="longest answer or turn, in tokens (default %(default)s)")
+    add("--restore", choices=("best", "last"), help=f"weights written: best by validation (default, from {LEAST_VALIDATION} answers on) or last")
+    # fmt: on
+
+
+def add_group_arguments(parser):
+    """The flags that grpo_rubric.py and grpo_agent.py share; an answer may be an episode."""
+    add, whole_number = parser.add_argument, number(int, at_least=1)
+    # fmt: off
+    add("--group-size", type=number(int, at_least=2), default=8, help="answers per prompt or seed, 4 to 16 (default %(default)s)")
+    add("--groups-per-batch", type=whole_number, default=8, help="groups per step, 4 to 64; or use --batch-size (default %(default)s)")
+    add("--num-substeps", type=whole_number, default=1, help="optimiser steps per rollout; a group is never split (default %(default)s)")
+    add("--beta", type=number(at_least=0), default=0.0, help="KL coefficient in the loss, 0 to 0.1; 0 loads no reference (default 0)")
+    # fmt: on
+    add_rollout_arguments(parser)
+
+
+def check_lengths(args):
+    """UserError unless --max-length leaves room for a prompt."""
+    if args.max_length and args.max_length <= args.max_new_tokens:
+        raise UserError(
+            f"--max-length {args.max_length}: leaves no room for a prompt beside --max-new-tokens "
+            f"{args.max_new_tokens}; raise it, or lower that"
+        )
+
+
+def check_groups(args):
+    """Set --groups-per-batch from --batch-size, answers per optimiser step, if that is given."""
+    size, substeps = args.group_size, args.num_substeps
+    if args.batch_size:
+        args.groups_per_batch, rest = divmod(args.batch_size * substeps, size)
+        if rest:
+            raise UserError(
+                f"--batch-size {args.batch_size}: {substeps} × {args.batch_size} answers are not "
+                f"whole groups of {size}"
+            )
+    if substeps > args.groups_per_batch:
+        raise UserError(
+            f"--num-substeps {substeps}: more than the {args.groups_per_batch} groups of a step"
+        )
+
+
+def reward_weights(specs, names):
+    """{name: weight} of NAME or NAME:WEIGHT, divided by their sum: rewards keep their range.
+
+    >>> reward_weights(["rubric:3", "ruler"], ("rubric", "ruler"))
+    {'rubric': 0.75, 'ruler': 0.25}
+    """
+    weights = {}
+    for spec in specs:
+        match = re.fullmatch(rf"({'|'.join(names)})(?::(\d*\.?\d+))?", spec)
+        if not match or match[1] in weights or not float(match[2] or 1):
+            expected = f"NAME or NAME:WEIGHT, each name once, of {', '.join(names)}"
+            raise UserError(f"--reward {spec}: expected {expected}, weight above 0")
+        weights[match[1]] = float(match[2] or 1)
+    return {name: weight / sum(weights.values()) for name, weight in weights.items()}
+
+
+def planned_steps(args, per_epoch):
+    """--steps, else --epochs, else as many passes as make LEAST_STEPS steps."""
+    return args.steps or per_epoch * (args.epochs or math.ceil(LEAST_STEPS / per_epoch))
+
+
+def is_held_out(rows, fraction):
+    """For each row, whether it validates: by its prompt's hash, so equal prompts are together.
+
+    fraction: None for EVAL_FRACTION; of a small file LEAST_VALIDATION prompts, at most half.
+    """
+    share = EVAL_FRACTION if fraction is None else fraction
+    held = [common.held_out(row["prompt"], share) for row in rows]
+    if fraction is None and sum(held) < LEAST_VALIDATION:
+        chosen = runs.some_prompts(rows, min(LEAST_VALIDATION, len(rows) // 2))
+        prompts = [row["prompt"] for row in chosen]
+        held = [row["prompt"] in prompts for row in rows]
+    return held
+
+
+# ---- log-probs ----
+
+
+def rollout_tensors(rollout, pad_id, device):
     """{"ids", "attention_mask", "mask", "logps"}, each (N, T), of a `common.Rollout`."""
-    rows = pad_rows(drawn.prompt_ids, drawn.response_ids, pad_id)
+    rows = pad_rows(rollout.prompt_ids, rollout.response_ids, pad_id)
     ids, attention_mask, mask = (x.to(device) for x in rows)
-    flat = torch.tensor([x for row in drawn.logps for x in row], device=device)
+    flat = torch.tensor([x for row in rollout.logps for x in row], device=device)
     logps = torch.zeros(ids.shape, device=device).masked_scatter(mask, flat)
     return {"ids": ids, "attention_mask": attention_mask, "mask": mask, "logps": logps}
 
 
 @torch.no_grad()
-def preflight(model, tokenizer, b, temperature, flag):
-    """Log-probs of the rollout = a teacher-forced pass; one answer, marked. Returns that pass."""
-    rows = b["ids"], b["attention_mask"], b["mask"]
-    runs.check_head(model, *rows, flag)
-    logps = token_logps(model, *rows, temperature)
-    gap = (logps - b["logps"]).abs().max().item()
-    runs.identity(
-        "largest gap between the rollout's log-probs and teacher forcing", gap, 0.0,
-        runs.rounding(model), f"{flag}: what is scored is not what was sampled",
+def teacher_forced(run, policy, b, temperature, batches):
+    """(N, T) log-probs of the actions by forwards of the policy, cut as an update cuts them.
+
+    batches: lists of rows that are not mixed in a forward; rows in none of them stay 0.
+    """
+    lengths, logps = b["attention_mask"].sum(1).tolist(), torch.zeros_like(b["logps"])
+    for rows in batches:
+        for part in run.micro_batches(rows, lengths, [policy]):
+            t = lengths[part[0]]  # the longest stands first
+            part_rows = (b[key][part, :t] for key in ROWS)
+            logps[part, :t] = token_logps(policy, *part_rows, temperature)
+    parallel.add_up([logps])
+    return logps
+
+
+def rescore(run, policy, b, temperature, batches):
+    """In half precision, make `logps` those of `teacher_forced` and keep the sampler's.
+
+    In fp32 the two are equal to 1e-6, and no forward is spent.
+    """
+    if run.dtype != torch.float32:
+        b["sampler_logps"] = b["logps"]
+        b["logps"] = teacher_forced(run, policy, b, temperature, batches)
+
+
+def importance_weights(old_logps, sampler_logps):
+    """(n, T) min(π_old/π_sampler, 2), which multiplies the advantage; 1 where the mask is 0.
+
+    It corrects for a sampler that is not quite the policy: 1 to rounding in fp32.
+    [Yao et al. 2025, Your Efficient RL Framework Secretly Brings You Off-Policy RL]
+    """
+    return (old_logps - sampler_logps).exp().clamp(max=IMPORTANCE_MAX)
+
+
+def preflight(run, policy, tokenizer, b, flag):
+    """Log-probs of the rollout = a teacher-forced pass, which is returned; one answer, marked."""
+    rows = [b[key] for key in ROWS]
+    runs.check_head(policy, *rows, flag)
+    logps = teacher_forced(run, policy, b, run.args.temperature, [range(len(b["ids"]))])
+    runs.gap_between(
+        policy, "the rollout's log-probs and teacher forcing", logps,
+        b.get("sampler_logps", b["logps"]), b["mask"],
+        f"{flag}: what is scored is not what was sampled",
     )  # fmt: skip
     runs.show_row(tokenizer, rows, "first answer", "· given   ▮ action   ◆ the last action")
     return logps
+
+
+# ---- the models of GRPO ----
 
 
 def load_models(args, run):
@@ -56,51 +197,171 @@ def load_models(args, run):
     policy = common.load_policy(args.model, run.dtype, run.device, lora_rank=args.lora_rank)
     teacher, reference = getattr(args, "teacher", None), policy if args.beta else None
     if args.beta and (teacher or not args.lora_rank):
-        frozen = teacher or args.model
-        reference = common.load_policy(frozen, run.dtype, run.device, False, flag="--teacher")
+        frozen, flag = (teacher, "--teacher") if teacher else (args.model, "--model")
+        reference = common.load_policy(frozen, run.dtype, run.device, False, flag=flag)
     if teacher and common.load_tokenizer(teacher).get_vocab() != tokenizer.get_vocab():
         raise UserError(f"--teacher {teacher}: its tokens are not those of --model {args.model}")
     return policy, reference, tokenizer
 
 
-def policy_logps(args, policy, reference, b):
-    """(logps, old_logps, ref_logps, weights, sums for the log, gap) of some rows of a rollout.
+def scored(key, scores):
+    """{key: mean, key_ci: half of its 95 % interval} of scores, of which some may be None."""
+    return {key: mean(scores), f"{key}_ci": half_interval(scores)}
 
-    logps       (n, T) of the policy, with gradient
-    old_logps   (n, T) of the draw; with one update per rollout they are the policy's own, which
-                leaves out the rounding of the sampler
-    ref_logps   (n, T) of the reference; None without --beta
-    weights     (n, T) min(π_old/π_sampler, 2): 1 to rounding in fp32, further off in bf16; the
-                advantage times it corrects for a sampler that is not quite the policy; 1 where
-                the mask is 0, and with several updates per rollout, where π_old is the sampler
-                [Yao et al. 2025, Your Efficient RL Framework Secretly Brings You Off-Policy RL]
-    gap         the largest difference between the policy and the draw
+
+def by_the_start(args, run, evaluate):
+    """evaluate(policy before step one): with LoRA the policy with its adapter off, else loaded for
+    this call alone."""
+    if args.lora_rank:
+        with adapter_off(run.model):
+            return evaluate(run.model)
+    return evaluate(common.load_policy(args.model, run.dtype, run.device, trainable=False))
+
+
+# ---- the update of GRPO ----
+
+
+@dataclass
+class PolicyPass:
+    """One forward of the policy over n rows of a rollout; all (n, T), 0 outside the mask."""
+
+    logps: torch.Tensor  # with gradient
+    old_logps: torch.Tensor  # π_old, without gradient
+    ref_logps: torch.Tensor | None  # of the reference, without --beta None
+    weights: torch.Tensor  # `importance_weights`
+    entropies: torch.Tensor
+    mask: torch.Tensor
+    sample_gap: float  # the largest difference between the policy and the sampler
+
+
+@dataclass
+class Substep:
+    """An optimiser step. `loss(rows, PolicyPass)` is what some of its rows add to its loss, and the
+    sums for the log: those of `grpo_rubric.token_losses`, and "answers"."""
+
+    rows: Sequence  # of the rollout, those that need a forward
+    loss: Callable
+    where: str  # what an error message calls the rows
+
+
+def comparable(rewards_PG):
+    """(N,) bool: answers with a reward, in groups where another one has a reward."""
+    scored_PG = ~rewards_PG.isnan()
+    return (scored_PG & (scored_PG.sum(dim=1, keepdim=True) > 1)).view(-1)
+
+
+def split_groups(args, step, advantages, in_loss):
+    """Yield (answers that count, those of them that need a forward) for each optimiser step.
+
+    advantages, in_loss   (N,), and bool; groups are shuffled and never split
+
+    Without a KL term an answer of advantage 0 has no gradient: it counts in the normaliser, but
+    needs no forward, and a step of such answers is left out, for AdamW would move the weights by
+    its moments alone. With a KL term every answer has a gradient.
+    """
+    size = args.group_size
+    order = np.random.default_rng([args.seed, step]).permutation(len(advantages) // size)
+    for groups in np.array_split(order, args.num_substeps):
+        rows = (groups[:, None] * size + np.arange(size)).ravel()
+        rows = rows[in_loss[rows].numpy()]
+        active = rows if args.beta else rows[(advantages[rows] != 0).numpy()]
+        if len(active):
+            yield rows, active
+
+
+def policy_pass(args, policy, reference, b):
+    """The `PolicyPass` of some rows of a rollout.
+
+    With one update per rollout the old log-probs are the policy's own, which leaves out the
+    rounding of the sampler; with several they are the rollout's, see `rescore`.
     """
     rows = b["ids"], b["attention_mask"], b["mask"], args.temperature
     logps, entropies = token_logps(policy, *rows, with_entropy=True)
-    gap = (logps.detach() - b["logps"]).abs().max().item()
     old_logps = logps.detach() if args.num_substeps == 1 else b["logps"]
-    weights = (old_logps.detach() - b["logps"]).exp().clamp(max=IMPORTANCE_MAX)  # (n, T)
+    sampler_logps = b.get("sampler_logps", b["logps"])
     ref_logps = None
     if args.beta:
         with torch.no_grad(), adapter_off(reference):
             ref_logps = token_logps(reference, *rows)
-    sums = {"entropy": entropies.sum().item(), "tokens": int(b["mask"].sum())}
-    sums["capped"] = (weights == IMPORTANCE_MAX).sum().item()
-    return logps, old_logps, ref_logps, weights, sums, gap
+    weights = importance_weights(old_logps.detach(), sampler_logps)
+    sample_gap = (logps.detach() - sampler_logps).abs().max().item()
+    return PolicyPass(logps, old_logps, ref_logps, weights, entropies, b["mask"], sample_gap)
 
 
-def length_row(b, finished):
-    """The metrics of length/* and the counts of a rollout; finished: one bool per answer."""
-    lengths = b["mask"].sum(1).float()  # (N,)
+def update(args, run, reference, b, substeps):
+    """One optimiser step per `Substep`; returns the metrics of the update over all tokens."""
+    lengths = b["attention_mask"].sum(1).tolist() if substeps else []
+    if args.num_substeps > 1:
+        rescore(run, run.model, b, args.temperature, [substep.rows for substep in substeps])
+    sums, steps, ratio_max, sample_gap = Counter(), [], 0.0, 0.0
+    columns = [key for key in (*ROWS, "logps", "sampler_logps") if key in b]
+    for substep in substeps:
+        for part in run.micro_batches(substep.rows, lengths):
+            t = lengths[part[0]]  # the longest stands first
+            micro_batch = {key: b[key][part, :t] for key in columns}
+            forward = policy_pass(args, run.model, reference, micro_batch)
+            loss, part_sums = substep.loss(part, forward)
+            run.backward(loss)
+            ratio_max = max(ratio_max, part_sums.pop("ratio_max"))
+            sample_gap = max(sample_gap, forward.sample_gap * (not steps))  # of the first one
+            sums.update(
+                part_sums, entropy=forward.entropies.sum().item(), tokens=int(forward.mask.sum()),
+                capped=(forward.weights == IMPORTANCE_MAX).sum().item(),
+            )  # fmt: skip
+        steps.append(run.update(lambda substep=substep: substep.where))
+    return update_row(run, args.beta, steps, sums, ratio_max, sample_gap)
+
+
+def update_row(run, beta, steps, sums, ratio_max, sample_gap):
+    """The metrics of an update; what was not updated has no number.
+
+    steps        what `Run.update` returned, for each optimiser step
+    sums         a Counter over this rank's tokens and answers
+    ratio_max    the largest ratio
+    sample_gap   the largest difference between the rollout and the first optimiser step
+    """
+    means = {
+        "clip_frac": "clipped", "ratio/mean": "ratio", "approx_kl": "approx_kl",
+        "importance_capped_frac": "capped", "entropy": "entropy", "kl/token": "k1", "kl/k3": "k3",
+    }  # fmt: skip
+    answers, tokens, *totals = parallel.all_sum(
+        sums["answers"], sums["tokens"], *(sums[name] for name in means.values())
+    )
+    row = {key: total / max(1, tokens) for key, total in zip(means, totals)}
+    row["kl/ref"] = row["kl/token"] * tokens / max(1, answers)
+    row["ratio/max"], row["sample_gap"] = parallel.all_max(ratio_max, sample_gap)
+    row = {k: x if steps and (beta or "kl/" not in k) else None for k, x in row.items()}
+    return row | steps_row(run, steps) | {"forwarded": int(answers), "kl/coef": beta}
+
+
+def steps_row(run, steps):
+    """The metrics of optimiser steps; steps: what `Run.update` returned for each."""
     return {
-        "length/mean": lengths.mean().item(),
-        "length/min": lengths.min().item(),
-        "length/max": lengths.max().item(),
-        "length/truncated_frac": 1 - sum(finished) / len(finished),
-        "tokens": int(b["attention_mask"].sum()),
-        "answer_tokens": int(b["mask"].sum()),
-        "episodes": len(finished),
+        "loss": mean(step["loss"] for step in steps),
+        "grad_norm": mean(step["grad_norm"] for step in steps),
+        "lr": run.optimizer.param_groups[0]["lr"],
+        "skipped_steps": sum(step["skipped_steps"] for step in steps),
+        "updates": len(steps),
+    }
+
+
+# ---- the metrics of a rollout ----
+
+
+def length_row(lengths, is_cut, tokens):
+    """The metrics of length/* and the counts of a rollout.
+
+    lengths, is_cut   tokens of each answer; did it lack its end?
+    tokens            of prompts and answers together
+    """
+    return {
+        "length/mean": mean(lengths),
+        "length/min": min(lengths),
+        "length/max": max(lengths),
+        "length/truncated_frac": mean(is_cut),
+        "tokens": tokens,
+        "answer_tokens": sum(lengths),
+        "episodes": len(lengths),
     }
 
 
@@ -115,77 +376,106 @@ def group_row(rewards_PG, advantages_PG, lengths, middle=0.5):
     (0.25, 0.5, 0.5)
     """
     scored_PG = ~rewards_PG.isnan()
-    found, comparable = rewards_PG[scored_PG], scored_PG.sum(dim=1) > 1  # (P,)
-    mixed, good = (advantages_PG != 0).any(dim=1), rewards_PG.nanmean(dim=1) >= middle  # (P,)
+    rewards, comparable = rewards_PG[scored_PG], scored_PG.sum(dim=1) > 1  # (P,)
+    signal, good = (advantages_PG != 0).any(dim=1), rewards_PG.nanmean(dim=1) >= middle  # (P,)
     lengths_PG, correlations = torch.tensor(lengths).float().view_as(rewards_PG), []
-    for rewards, tokens, scored in zip(rewards_PG, lengths_PG, scored_PG, strict=True):
-        pair = torch.stack([rewards[scored], tokens[scored]])  # (2, answers)
+    for group, tokens, scored in zip(rewards_PG, lengths_PG, scored_PG, strict=True):
+        pair = torch.stack([group[scored], tokens[scored]])  # (2, answers)
         if len(pair[0]) > 1 and pair.std(dim=1).min() > 1e-6:
             correlations.append(torch.corrcoef(pair)[0, 1].item())
     return {
-        "reward/mean": mean(found.tolist()),
-        "reward/std": found.std().item() if len(found) > 1 else None,
-        "reward/unscored_frac": 1 - len(found) / scored_PG.numel(),
-        "reward/frac_mixed": mean(mixed[comparable].tolist()),
-        "reward/frac_all_good": mean((~mixed & good)[comparable].tolist()),
-        "reward/frac_all_bad": mean((~mixed & ~good)[comparable].tolist()),
+        "reward/mean": mean(rewards.tolist()),
+        "reward/std": rewards.std().item() if len(rewards) > 1 else None,
+        "reward/unscored_frac": 1 - len(rewards) / scored_PG.numel(),
+        "reward/frac_mixed": mean(signal[comparable].tolist()),
+        "reward/frac_all_good": mean((~signal & good)[comparable].tolist()),
+        "reward/frac_all_bad": mean((~signal & ~good)[comparable].tolist()),
         "reward/length_corr": mean(correlations),
         "groups/scored": int(comparable.sum()),
-        "groups/skipped": int((~mixed).sum()),
+        "groups/skipped": int((~signal).sum()),
         "advantage/abs_mean": advantages_PG.abs().mean().item(),
     }
 
 
-def update_row(run, beta, done, sums, largest, gap):
-    """The metrics of an update; what was not updated has no number.
+def by_group(rewards, size):
+    """(P, G) of N numbers; None becomes NaN."""
+    return torch.from_numpy(np.array(rewards, np.float32)).view(-1, size)
 
-    done       what `Run.update` returned, for each optimiser step
-    sums       a Counter over this rank's tokens and answers: see grpo_rubric.py's `token_losses`
-    largest    the largest ratio;  gap: the largest between rollout and first optimiser step
+
+def weighted_sums(parts, weights):
+    """Σ weight · part for each answer; one part that is None makes the sum None.
+
+    What a grader could not score is in no mean and no gradient.
+    >>> weighted_sums({"rubric": [1.0, 1.0], "ruler": [0.5, None]}, {"rubric": 0.75, "ruler": 0.25})
+    [0.875, None]
     """
-    means = {
-        "clip_frac": "clipped", "ratio/mean": "ratio", "approx_kl": "approx_kl",
-        "importance_capped_frac": "capped", "entropy": "entropy", "kl/token": "k1", "kl/k3": "k3",
-    }  # fmt: skip
-    answers, tokens, *totals = parallel.all_sum(
-        sums["answers"], sums["tokens"], *(sums[name] for name in means.values())
-    )
-    row = {key: total / max(1, tokens) for key, total in zip(means, totals)}
-    row["kl/ref"] = row["kl/token"] * tokens / max(1, answers)
-    row["ratio/max"], row["sample_gap"] = parallel.all_max(largest, gap)
-    row = {k: x if done and (beta or "kl/" not in k) else None for k, x in row.items()}
-    return row | {
-        "loss": mean(each["loss"] for each in done),
-        "grad_norm": mean(each["grad_norm"] for each in done),
-        "lr": run.optimizer.param_groups[0]["lr"],
-        "skipped_steps": sum(each["skipped_steps"] for each in done),
-        "updates": len(done),
-        "forwarded": int(answers),
-        "kl/coef": beta,
-    }
+    columns = zip(*(parts[name] for name in weights), strict=True)
+    return [
+        None if None in scores else sum(w * x for w, x in zip(weights.values(), scores))
+        for scores in columns
+    ]
+
+
+# ---- evaluation, the weights to write, the end ----
+
+
+def greedy_samples(args, policy, tokenizer, prompts):
+    """Rows of samples.jsonl: greedy answers, what a user would see, to the first two prompts."""
+    rollout = sample(policy, tokenizer, prompts[:2], 1, args.max_new_tokens, temperature=0)
+    ids = rollout.prompt_ids
+    return [{"prompt": tokenizer.decode(p), "answer": a} for p, a in zip(ids, rollout.texts)]
+
+
+def weights_to_write(restore, n, unit):
+    """ "best" or "last", printed; restore: the user's choice, or None; n: validation answers."""
+    restore = restore or ("best" if n >= LEAST_VALIDATION else "last")
+    few = f"; fewer than {LEAST_VALIDATION} choose no weights" * (0 < n < LEAST_VALIDATION)
+    print(f"validation {n} {unit}; written are the {restore} weights (--restore){few}")
+    return restore
+
+
+def write_summary(run, step, results):
+    """summary.json: how the run ended, and `results`, {name: row}; step: of the weights."""
+    if not parallel.rank():
+        reason = run.state["ended"] or "max_steps"
+        head = {"step": step, "last_step": run.step, "stop_reason": reason}
+        write_json(run.out / "summary.json", head | results)
 
 
 class Guard:
     """The alarms over a run. watcher: a `watch.Watcher` that has read `run.rows()`."""
 
-    def __init__(self, run, watcher):
-        self.run, self.watcher = run, watcher
+    def __init__(self, run, watcher, unit="answers"):
+        self.run, self.watcher, self.unit, self.step = run, watcher, unit, None
         run.state.setdefault("best", None)  # {"step", "weights"} of the best validation
         run.state.setdefault("ended", None)  # the reason, once a rule has ended the run
 
     def log(self, row):
         """One row of metrics.jsonl; what it sets off is printed above the bar."""
         self.run.log(row)
+        cut = row["length/truncated_frac"]
+        if self.run.step == 1 and cut:
+            text = (
+                f"step 1: {cut:.0%} of {row['episodes']} {self.unit} were cut at --max-new-tokens"
+            )
+            tqdm.write(f"{text} {self.run.args.max_new_tokens}{'; raise it' * (cut > MANY_CUT)}")
         self._see(row)
 
     def evaluation(self, metrics, samples):
         """Log an evaluation; keep a copy of the weights if it is the best so far."""
-        self.run.evaluation(metrics, samples)
+        run, best = self.run, self.run.state["best"]
+        run.evaluation(metrics, samples)
         self._see(metrics)
-        if self.watcher.best_step() == self.run.step:
-            weights = parallel.trained_weights(self.run.model).items()
-            copy = {name: parallel.whole(w.detach()).cpu().clone() for name, w in weights}
-            self.run.state["best"] = {"step": self.run.step, "weights": copy}
+        if run.args.restore == "best" and self.watcher.best_step() == run.step:
+            weights = parallel.trained_weights(run.model).items()
+            whole = ((name, parallel.whole(weight.detach())) for name, weight in weights)
+            if best:  # into the copy there is: a second one would not fit everywhere
+                best["step"] = run.step
+                for name, weight in whole:
+                    best["weights"][name].copy_(weight)
+            else:
+                copy = {name: weight.to("cpu", copy=True) for name, weight in whole}
+                run.state["best"] = {"step": run.step, "weights": copy}
 
     def _see(self, row):
         for event in self.watcher.add({"step": self.run.step, **row}):
@@ -197,25 +487,29 @@ class Guard:
         reason = parallel.from_rank_0(self.watcher.stop_reason())
         self.run.state["ended"] = None if reason == "max_steps" else reason
 
-    def restore(self, which):
-        """Load the weights of the best validation, unless `which` is "last"; returns their step."""
-        best = self.run.state["best"]
-        if not best or which == "last":
-            return self.run.step
-        parallel.load_weights(self.run.model, best["weights"])
-        return best["step"]
+    def save(self):
+        """At the end, before the test set: write the weights of the best validation, or the last.
 
-    def finish(self, restore, next):
-        """`Run.finish` with the weights of the best validation, unless restore is "last"."""
+        Returns their step.
+        """
+        run, best = self.run, self.run.state["best"]
+        self.step = run.step
+        if best:
+            parallel.load_weights(run.model, best["weights"])
+            self.step = best["step"]
+        run.save()
+        return self.step
+
+    def finish(self, next):
+        """`Run.finish`, after `save` unless the run was stopped; says which weights were written."""
         run = self.run
         if run.stopped:
             return run.finish(next)
-        step = self.restore(restore)
-        if step < run.step:
-            print(f"weights of step {step}, the best validation")
+        if self.step < run.step:
+            print(f"weights of step {self.step}, the best validation")
         if run.state["ended"]:
             print(f"stopped by watch.py after step {run.step}: {run.state['ended']}")
-        status = run.finish(next, step)
-        if step == 0:
+        status = run.finish(next, self.step)
+        if self.step == 0:
             print("no improvement on validation: this is the starting model")
         return status

@@ -11,8 +11,9 @@ import common
 import grpo_agent as g
 import judge
 from conftest import REPO
+from parts import rollouts, runs
 from parts.files import UserError
-from test_ppo import Spy, near, read
+from test_ppo import Spy, gap, gradients, near, read
 from tiny import CHATML, TEMPLATE, cases, tiny_model, tiny_tokenizer, words
 
 ECHO = """
@@ -93,15 +94,21 @@ def test_weights_of_a_step_sum_to_one(how, totals):
 @pytest.mark.parametrize("how", g.TURN_NORMS)
 def test_an_update_is_the_closed_form(how, folder, tmp_path, monkeypatch):
     """Σ weight·ρ·(β·k3 − A) over episodes that have a reward and a mate with one: (1, 0), (none,
-    ½), (½, ½) are A = ½, −½, 0, 0. Without β those of A = 0 need no forward."""
-    flags = f"--turn-norm {how} --beta 0.1 --history 1"
+    ½), (½, ½) are A = ½, −½, 0, 0. Without β those of A = 0 need no forward, and a step of them
+    alone is none; with β they have a gradient."""
+    flags = f"--turn-norm {how} --beta 0.1 --history 1 --device cpu --out no/folder"
     args, model = arguments("--env", echo(tmp_path), flags), common.load_policy(folder)
+    run, tokenizer = runs.Run("grpo_agent", args, [], (), ()), common.load_tokenizer(folder)
+    run.state, run.planned, run.step = {"policy": model}, 1, 1
+    run.start(tokenizer, 1e-3)
     frozen = tiny_model("llama", tmp_path, seed=1, max_position_embeddings=512)
     reference = common.load_policy(frozen, trainable=False)
-    act = g.model_act(args, model, common.load_tokenizer(folder), 1.0, 0)
+    act = g.model_act(args, model, tokenizer, 1.0, 0)
     played = g.play(g.environment(args), [1, 1, 2, 2, 3, 3], act)
     rewards = torch.tensor([[1, 0], [math.nan, 0.5], [0.5, 0.5]])
-    given = args, played, rewards, g.group_advantages(rewards), 1
+    in_loss = rollouts.comparable(rewards)
+    assert in_loss.tolist() == [True, True, False, False, True, True]
+    given = reference, played, g.group_advantages(rewards).view(-1), in_loss
     kept = [played[i] for i in (0, 1, 4, 5)]
     b = g.pack([s for t in kept for s in t.samples], 0, "cpu")  # a turn each
     sides = b["ids"], b["attention_mask"], b["mask"]
@@ -110,22 +117,19 @@ def test_an_update_is_the_closed_form(how, folder, tmp_path, monkeypatch):
     weights = torch.tensor(sum(g.token_weights([t.turns() for t in kept], how), []))[:, None]
     advantages = torch.tensor([0.5, -0.5, 0, 0]).repeat_interleave(3)[:, None]
     loss = (weights * ratio * (0.1 * k3 - advantages))[b["mask"]].sum()
-    expected = torch.autograd.grad(loss, list(model.parameters()))
+    found = torch.autograd.grad(loss, list(model.parameters()))
+    expected = torch.cat([gradient.flatten() for gradient in found])
     spy = Spy(monkeypatch, g, "token_losses")
-    (rows,) = g.substeps(*given)
-    for size in (1, 12):
-        cuts = [rows[i : i + size] for i in range(0, 12, size)]
-        losses, found, _ = zip(*(g.forward(args, model, reference, 0, cut) for cut in cuts))
-        assert sum(losses).item() == pytest.approx(loss.item(), abs=1e-6)
-        for x, y in zip(torch.autograd.grad(sum(losses), list(model.parameters())), expected):
-            assert (x - y).norm() < 1e-5 * max(y.norm(), 1)
-        assert sum(sums["answers"] for sums in found) == 4
+    for args.micro_tokens in (1, 10**6):
+        vectors, row = gradients(monkeypatch, g.update, args, run, *given)
+        assert gap(vectors, [expected]) < 1e-5
+        assert row["loss"] == pytest.approx(loss.item(), abs=1e-6) and row["forwarded"] == 4
     assert {call[5:] for call in spy.calls} == {(0.2, 0.28, 0.1)}, "bounds and β"
-    args.beta = 0.0
-    for args.num_substeps in (1, 3):  # A = 0 needs no forward, and no step
-        (rows,) = g.substeps(*given)
-        assert [row["seed"] for row in rows] == [1] * 6
-    assert g.pack(rows, 0, "cpu")["weights"].sum() == pytest.approx(1)
+    for args.beta, args.num_substeps, updates in ((0.1, 3, 2), (0, 1, 1), (0, 3, 1)):
+        spy.calls.clear()
+        _, row = gradients(monkeypatch, g.update, args, run, *given)
+        assert row["updates"] == updates
+    assert row["forwarded"] == 2 and len(spy.calls[0][0]) == 6
 
 
 @pytest.mark.parametrize("template", [TEMPLATE, CHATML, FORGETFUL, None])
@@ -156,7 +160,7 @@ def test_only_sampled_tokens_are_trained(policy, tmp_path):
         turns = [s["ids"][start:end] for start, end in s["turns"]]
         ended = [turn[-1] == tokenizer.eos_token_id for turn in turns]
         assert b["ids"][mask].tolist() == sum(turns, [])
-        assert tokenizer.batch_decode(turns, skip_special_tokens=True) == t.said()
+        assert tokenizer.batch_decode(turns, skip_special_tokens=True) == t.texts()
         said = "".join(m["content"] for m in t.messages if m["role"] != "assistant")
         assert re.sub(r"<\|\w+\|>", "", tokenizer.decode(b["ids"][~mask])) == said
         row = tokenizer.decode(s["ids"]) + "<|end|>" * (not ended[-1])
@@ -227,7 +231,7 @@ def test_the_environment_never_sees_thoughts():
     make, found = g.environment(arguments("--env", GAME)), []
     for text in texts:
         found += g.play(make, [0], lambda live, text=text: [text])
-    assert set(found[0].moves) == {"down"} and found[0].said()[0] == texts[0]
+    assert set(found[0].moves) == {"down"} and found[0].texts()[0] == texts[0]
     assert (found[1].metrics["invalid"], found[1].reward) == (1, -1), "a thought of a move is none"
 
 
@@ -388,9 +392,9 @@ flags | message
 --env-args {{"k":7}} | k 7: expected 2 to 6
 --env {GAME} --env-args {{"target":48}} | target 48: expected a power of 2
 --history some | --history some: expected all, or a number
---reward points | --reward: 'points' given, expected env or ruler
+--reward points | --reward points: expected NAME or NAME:WEIGHT, each name once, of env, ruler
 --epochs 3 | --epochs 3: seeds have no end; use --steps
---batch-size 5 | --batch-size 5: no whole groups of 8
+--batch-size 5 | --batch-size 5: 1 × 5 answers are not whole groups of 8
 play --policy nobody | --policy nobody: expected human, a model folder, or a baseline
 """)
 def test_bad_arguments_are_one_line(flags, message, tmp_path, monkeypatch):

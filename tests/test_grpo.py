@@ -11,7 +11,7 @@ import torch
 import common
 import grpo_rubric
 import judge
-from parts import files, rollouts, runs
+from parts import files, recipe, rollouts, runs
 from test_losses import close, on, t
 from test_ppo import Spy, gap, gradients, near, read, trained
 from tiny import cases, pair_rows, table, tiny_model, tiny_reward_model, words, write_rows
@@ -132,7 +132,7 @@ def test_recipe_names(capsys):
         assert args[arrives] == default
     assert "leaves out: model_name, lora_rank, train_ratio, data_seed" in capsys.readouterr().out
     names = {row[0] for row in rows} | {"behavior_if_log_dir_exists", "wandb_name"}
-    assert names == set(grpo_rubric.RECIPE)
+    assert names == set(recipe.RECIPE)
 
 
 LINES = """
@@ -143,8 +143,8 @@ data_path=x.json judge_base_url=http://localhost:1/v1 dry_run=true load_checkpoi
 data_path=x.json allow_code_execution=false wandb_project=none | allow_code_execution=False
 --system role=recruiter --batch-size 16 --num-substeps 3 | lora_rank=0 groups_per_batch=6
 --seed 1 | judge_model=gpt-5-mini judge_max_retries=3 judge_concurrency=16 judge_passes=1 group_size=8 temperature=1.0
---seed 1 | groups_per_batch=8 num_substeps=1 max_new_tokens=96 train_ratio=0.8 data_seed=42 redraw=0
---seed 1 | reward={'rubric':1.0} scale=center loss=clip overlong=keep restore=best eval_temperature=0.0
+--seed 1 | groups_per_batch=8 num_substeps=1 max_new_tokens=96 train_ratio=None data_seed=42 redraw=0
+--seed 1 | reward={'rubric':1.0} scale=center loss=clip overlong=keep restore=None eval_temperature=0.0
 --loss gspo | level=sequence aggregation=sequence
 --loss gspo --aggregation token | aggregation=token
 --reward rubric:3 --reward ruler | reward={'rubric':0.75,'ruler':0.25}
@@ -177,7 +177,7 @@ data_path=x.json dry_run=maybe | dry_run=maybe: expected true or false
 --group-size 1 | --group-size: '1' given, expected a whole number at least 2
 --num-substeps 9 | --num-substeps 9: more than the 8 groups
 --batch-size 30 | --batch-size 30: 1 × 30 answers are not whole groups of 8
---max-length 96 | --max-length 96: no room for a prompt
+--max-length 96 | --max-length 96: leaves no room for a prompt
 --reward rubrics | --reward rubrics: expected NAME or NAME:WEIGHT
 --reward rubric:0 | weight above 0
 --reward rubric --reward rubric | each name once
@@ -533,7 +533,7 @@ def test_a_lost_grade_is_no_zero(graded, tmp_path, monkeypatch):
         return grades
 
     monkeypatch.setattr(judge, "grade_answers", grade)
-    monkeypatch.setattr(common, "reward_function", lambda *a: lambda p, texts: scores[: len(texts)])
+    monkeypatch.setattr(common, "reward_function", lambda *a, **k: lambda p, texts: scores[: len(texts)])
     spy = Spy(monkeypatch, grpo_rubric, "update")
     flags = f"--reward rubric --reward model --reward-model {graded['reward']}"
     row = trained(run(graded, tmp_path / "run", flags, "--overlong penalty --steps 1"))[0]
