@@ -1,0 +1,135 @@
+"""parts/memory.py: what a model needs, what the machine has, and the sizes that follow from both.
+
+Bytes, and tokens of padded rows. Weights are in memory already; a step then allocates
+
+    gradients and moments      12 per trained weight, and a compute copy under autocast
+    activations                `activation_bytes` per token of a forward, measured on the model
+    the head                   HEAD_CHUNK_BYTES of logits and what their gradient needs
+
+and the sampler, at another time, a key-value cache: `cache_bytes` per token of each answer.
+bench/memory.py runs real steps of real shapes and tests/test_memory.py holds these sums to them.
+"""
+
+from pathlib import Path
+
+import torch
+
+from parts.parallel import autocast
+
+# bytes of fp32 logits held at once: what a CPU's cache holds, a small part of a GPU's memory
+HEAD_CHUNK_BYTES = {"cpu": 8 * 2**20, "cuda": 256 * 2**20}
+MARGIN = 0.9  # of free memory; the rest is for gaps between blocks and for libraries
+MOST_TOKENS = 16384  # per forward; more does not make a GPU faster
+CGROUPS = [
+    (Path("/sys/fs/cgroup"), "memory.max", "memory.current"),
+    (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.usage_in_bytes"),
+]
+
+
+def free_memory(device):
+    """Bytes that this process can still take on a torch.device, or None if nobody says."""
+    if device.type == "cuda":
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + unused
+    meminfo = Path("/proc/meminfo")
+    if device.type != "cpu" or not meminfo.is_file():
+        return None  # macOS, Windows
+    lines = dict(line.split(":") for line in meminfo.read_text().splitlines())
+    free = 1024 * int(lines["MemAvailable"].split()[0])
+    for folder, limit, used in CGROUPS:  # a container's own limit; its file cache can be dropped
+        if (folder / limit).is_file() and (limit := (folder / limit).read_text().strip()) != "max":
+            stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+            taken = int((folder / used).read_text()) - int(stat["inactive_file"])
+            free = min(free, int(limit) - taken)
+    return free
+
+
+def activation_bytes(model, grad_checkpoint=False):
+    """Bytes per token at the peak of forward and backward, beside weights and gradients.
+
+    Measured, so it holds for every family: what autograd keeps of two short rows minus what it
+    keeps of one. The backward adds six tenths of a layer. With grad_checkpoint only the input of
+    each layer is kept, and one layer as a whole.
+    """
+    length, was_training = 8, model.training
+
+    def kept(rows):
+        tensors, sizes = [], {}
+
+        def pack(tensor):
+            tensors.append(tensor)  # a freed storage's address would be used again
+            storage = tensor.untyped_storage()
+            sizes[storage._cdata] = storage.nbytes()
+            return tensor
+
+        ids = torch.ones(rows, length, dtype=torch.long, device=model.device)
+        mask = (torch.arange(length, device=model.device) < length - 1).long().expand(rows, -1)
+        hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
+        with hooks, torch.enable_grad(), autocast(model):
+            model.base_model(input_ids=ids, attention_mask=mask, use_cache=False)
+        return sum(sizes.values())
+
+    model.eval()  # in which checkpointing does nothing
+    every_layer = (kept(2) - kept(1)) / length
+    model.train(was_training)
+    config = model.config.get_text_config()
+    layer = every_layer / config.num_hidden_layers
+    if not grad_checkpoint:
+        return every_layer + 0.6 * layer
+    inputs = config.num_hidden_layers * config.hidden_size * model.dtype.itemsize
+    return inputs + 1.6 * layer
+
+
+def training_bytes(modules):
+    """Bytes that training these modules takes beside their weights and activations."""
+    total, head = 0, 0
+    for module in modules:
+        half = getattr(module, "compute_dtype", torch.float32) != torch.float32
+        trained = [weight for weight in module.parameters() if weight.requires_grad]
+        # gradient 4, two moments 8; under autocast a copy in the compute dtype
+        total += sum(weight.numel() for weight in trained) * (14 if half else 12)
+        # the largest gradient, the embedding's, is there twice while its parts are added
+        head = max([head, *(4 * weight.numel() for weight in trained)])
+        device = next(module.parameters()).device.type
+        chunks = 4 * HEAD_CHUNK_BYTES.get(device, HEAD_CHUNK_BYTES["cpu"])
+    return total + head + chunks
+
+
+def cache_bytes(model):
+    """Bytes of keys and values per token of one answer, in the compute dtype; sliding windows are
+    counted in full."""
+    config = model.config.get_text_config()
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return 2 * config.num_hidden_layers * heads * size * model.compute_dtype.itemsize
+
+
+def default_micro_tokens(model, free, reserved, longest, grad_checkpoint=False):
+    """(padded tokens per forward, None, or one sentence where not even the longest row fits).
+
+    free      bytes, of `free_memory`; None: unknown
+    reserved  bytes that the step needs beside activations, of `training_bytes`
+    longest   tokens of the longest row: a row is never split
+    """
+    per_token = activation_bytes(model, grad_checkpoint)
+    fastest = MOST_TOKENS if model.device.type == "cuda" else 1024
+    tokens = fastest if free is None else int((MARGIN * free - reserved) / per_token)
+    tokens = min(fastest, 2 ** max(tokens, 1).bit_length() // 2)
+    if free is None or reserved + longest * per_token <= MARGIN * free:
+        return max(tokens, longest), None
+    flags = [] if grad_checkpoint else ["--grad-checkpoint"]
+    flags += [] if hasattr(model, "lora_config") else ["--lora-rank 16"]
+    fix = f": add {', '.join(flags)}" if flags else "; shorten rows with --max-length"
+    needed = (reserved + longest * per_token) / 1e9
+    return longest, f"a step needs about {needed:.1f} of {free / 1e9:.1f} GB{fix}"
+
+
+def answers_at_once(model, free, tokens_per_answer, most=256):
+    """How many answers to decode together so that they take at most half of the free memory.
+
+    An answer takes its cache, one layer's keys and values once more, and five rows of logits.
+    """
+    config = model.config.get_text_config()
+    layer = 2 * config.hidden_size * model.compute_dtype.itemsize
+    one = tokens_per_answer * (cache_bytes(model) + layer) + 28 * config.vocab_size
+    return most if free is None else max(1, min(most, int(free / 2 / one)))
