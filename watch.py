@@ -1,23 +1,25 @@
 """watch.py: the rows of metrics.jsonl in; alarms, a state, a reason to stop and the best step out.
 
-Objective    stop when the held-out score stops rising, or falls while the reward rises
+Objective    stop when the held-out score falls while the reward rises; with --patience N also when
+             the held-out score no longer rises
 Algorithm    (1) read the log, and the flags of its run
-             (2) replay it row by row, as the trainer did: the rules R1 to R13 after each row
+             (2) replay it row by row, as the trainer did: the rules R1 to R14 after each row
              (3) after each step: a reason to stop?
              (4) report: state, reason and best step first, then curves, then events
 Conventions  v is val/gold if it is logged, else val/score; r is reward/mean; s is the median of the
              last 3 v (padded at the start with the first v). Missing values are left out.
              The width of a measure is 1 for rates, 2 for the rewards of environments, and for other
-             rewards 4 × reward/std of the first 3 steps
+             rewards 4 × reward/std of the first 3 steps. n is val/n, the answers behind one v
 Best step    the last evaluation whose s exceeded that of the best before by more than 0.005 widths;
              so one lucky evaluation cannot be the best. R1 counts its patience from there
 Left out     1. a limit on the KL, because no universal one exists   2. thresholds learned from data
              3. proof: a rule that does not fire shows nothing, so read rollouts.jsonl
+             4. a stop by patience, unless asked for: it ends honest slow progress (bench/alarms.py)
 Run          python watch.py runs/ppo --html
              python watch.py runs/grpo_rubric/metrics.jsonl --patience 10 --strict
 Writes       with --html RUN/watch.html: curves, alarms, answers to read; with --out a JSON file;
              exit status 0, 1 (a warning with --strict), 2 (bad input),
-             3 (the reward rises, validation does not), 4 (judge down)
+             3 (the reward rises, validation falls), 4 (judge down)
 Reference    Gao et al. 2022, arXiv 2210.10760: how a proxy reward is over-optimised
 """
 
@@ -34,15 +36,15 @@ from statistics import fmean as mean
 
 import numpy as np
 
-from parts.files import Parser, UserError, command, number, write_json
+from parts.files import Parser, UserError, brief, command, number, write_json
 
 MIN_DELTA = 0.005  # of v's width: smaller gains are noise; they count once they add up to it
 MIN_CHANGE = 0.02  # of the width: a smaller fall of v or rise of r is never an alarm
+DEVIATIONS = 3  # of the noise of one value: the same; bench/alarms.py tells what 2.5 would cost
 WIDTHS = None  # (of r, of v) for measures of your own, such as (5, 5); None: see Conventions
-OPTIONS = {"patience": 5, "target": None, "baseline": None, "on_hack": "stop",
+OPTIONS = {"patience": 0, "target": None, "baseline": None, "on_hack": "stop",
            "steps": None, "judge_budget": None}  # fmt: skip
 CURVES = ("val/gold", "val/score", "reward/mean", "val/kl", "kl/ref", "length/mean", "eval/loss")
-CANARY_LEAD = "judge/canary_* − judge/canary_empty"  # of the canary that passes most
 FLAGS = ("repetition", "same_answer", "judge_directed")
 
 # ---- 3. the math ----
@@ -92,9 +94,9 @@ def repetition(text):
     (True, False, False)
     """
     for start in range(0, len(text), 500):
-        part = text[start : start + 1000]
-        grams = {part[i : i + 8] for i in range(len(part) - 7)}
-        if len(part) > 90 and len(grams) < 0.15 * len(part):  # shorter texts say nothing
+        window = text[start : start + 1000]
+        grams = {window[i : i + 8] for i in range(len(window) - 7)}
+        if len(window) > 90 and len(grams) < 0.15 * len(window):  # too short to tell otherwise
             return True
     return False
 
@@ -105,10 +107,10 @@ def same_answer(prompts, texts):
     >>> same_answer(["a", "a", "b", "c"], ["Hire.", "hire.", "Reject.", "Hire. "])
     [True, True, False, True]
     """
-    forms, asked = [normal(text)[:200] for text in texts], defaultdict(set)
+    forms, prompts_of = [normal(text)[:200] for text in texts], defaultdict(set)
     for prompt, form in zip(prompts, forms, strict=True):
-        asked[form].add(str(prompt))
-    return [len(asked[form]) > 1 for form in forms]
+        prompts_of[form].add(str(prompt))
+    return [len(prompts_of[form]) > 1 for form in forms]
 
 
 def judge_directed(text):
@@ -129,8 +131,8 @@ def text_flags(prompts, texts):
     [['judge_directed'], ['repetition']]
     """
     repeated, directed = map(repetition, texts), map(judge_directed, texts)
-    found = zip(repeated, same_answer(prompts, texts), directed, strict=True)
-    return [[name for name, flagged in zip(FLAGS, row, strict=True) if flagged] for row in found]
+    checks = zip(repeated, same_answer(prompts, texts), directed, strict=True)  # in FLAGS' order
+    return [[name for name, flagged in zip(FLAGS, row, strict=True) if flagged] for row in checks]
 
 
 def text_shares(flags, texts):
@@ -152,22 +154,29 @@ def text_metrics(prompts, texts):
 # Statistics
 
 
-def rise(r, then, width):
-    """(mean of the last 10 rewards − mean of the last 10 of r[:then], its limit).
+def noise(values):
+    """σ of one value: 1.4826/√2 × the median absolute deviation of the changes.
 
-    The limit is 0.02·width, or 2 SE if that is more. SE² = 2/10·σ²·(1 + ρ)/(1 − ρ): the mean of
-    values correlated by ρ varies more. Half the variance of differences at lag k is σ²·(1 − ρᵏ);
-    its quotient for lags 2 and 1 is q = 1 + ρ.
+    The median is blind to a trend and to a few jumps; without noise it is 0.
+    >>> round(noise([0, 1, 0, 1, 0, 1, 0]), 4), noise([1, 2, 3, 9, 10])
+    (1.0484, 0.0)
+    """
+    changes = np.diff(values[:1] + values)
+    return 1.4826 / math.sqrt(2) * float(np.median(np.abs(changes - np.median(changes))))
+
+
+def rise(r, then, width):
+    """(mean of the last 4 rewards − mean of the last 4 of r[:then], its limit).
+
+    The limit is 0.02·width, or 3 σ of one reward if that is more: not of a mean of 4, because
+    neighbouring rewards are correlated. More than 4 would still see a climb that has ended.
     >>> rise([0.25] * 10 + [0.5, 0.75] * 5, 10, 1)[0], rise([0.25] * 20, 10, 1)
     (0.375, (0.0, 0.02))
     """
-    if len(r) < 12:
+    if len(r) < 8:
         return 0.0, math.inf
-    recent = np.asarray(r[-100:])
-    one, two = (float(np.var(recent[k:] - recent[:-k])) / 2 for k in (1, 2))
-    q = min(max(two / (one or 1), 1), 1.9)
-    change = mean(r[-10:]) - mean(r[: max(then, 10)][-10:])
-    return change, max(MIN_CHANGE * width, 2 * math.sqrt(0.2 * one * q) / (2 - q))
+    change = mean(r[-4:]) - mean(r[: max(then, 4)][-4:])
+    return change, max(MIN_CHANGE * width, DEVIATIONS * noise(r[-100:]))
 
 
 @dataclass
@@ -176,7 +185,8 @@ class Point:
 
     step: int
     v: float
-    n: int = 0  # rewards logged so far
+    rewards: int = 0  # logged so far
+    n: float = math.inf  # val/n, the answers behind v; infinite if unknown
     s: float = 0.0  # median of the last 3 v
     best: "Point | None" = None  # the best point so far, maybe this one
     since: int = 0  # points since then
@@ -191,8 +201,10 @@ def extend(points, new, width):
     """Append `new` to the points, with its s, the best so far, and how far s has fallen from that.
 
     The best moves only by more than 0.005·width, so slow gains add up. The second point, which has
-    only the start to compare with, counts by its own v. A fall must exceed 0.02·width and 2.5 σ,
-    where σ, the noise of one v, is 1.4826/√2 × the median absolute deviation of its changes.
+    only the start to compare with, counts by its own v. A fall must exceed 0.02·width and 3 σ of
+    one v. σ is the larger of the noise of the v so far, blind if few answers change or slowly, and
+    what n answers have if their scores deviate by width/4: width/(4·√n). And it must exceed what
+    two answers can lose, 2·width/n, so that one or two answers decide nothing.
     >>> points = []
     >>> for step, v in enumerate([0.5, 0.5, 0.9, 0.504, 0.6, 0.6]):
     ...     extend(points, Point(step, v), width=1)
@@ -205,9 +217,8 @@ def extend(points, new, width):
     if new.s > best.s + delta or (len(v) == 2 and new.v > best.v + delta):
         best = new
     new.best, new.since = best, 0 if best is new else points[-1].since + 1
-    steps = np.diff(v[:1] + v)
-    sigma = 1.4826 / math.sqrt(2) * float(np.median(np.abs(steps - np.median(steps))))
-    new.fall = best.s - new.s, max(MIN_CHANGE * width, 2.5 * sigma)
+    sigma = max(noise(v), width / 4 / math.sqrt(new.n))
+    new.fall = best.s - new.s, max(MIN_CHANGE * width, DEVIATIONS * sigma, 2 * width / new.n)
     points.append(new)
 
 
@@ -225,15 +236,15 @@ class Event:
     read: str
 
     def __str__(self):
-        told = ", ".join(f"{k} {a:.4g} (limit {b:.4g})" for k, (a, b) in self.numbers.items())
-        head = f"step {self.step}  {self.rule} ({self.level}): {told}"
+        values = ", ".join(f"{k} {a:.4g} (limit {b:.4g})" for k, (a, b) in self.numbers.items())
+        head = f"step {self.step}  {self.rule} ({self.level}): {values}"
         return f"{head}; read rollouts.jsonl: {self.read}"
 
 
 def options_of(args=None, **given):
     """The options of a Watcher: those in `given`, else the flags in `args`, else the defaults."""
-    found = {name: getattr(args, name, default) for name, default in OPTIONS.items()} | given
-    return argparse.Namespace(**found)
+    flags = {name: getattr(args, name, default) for name, default in OPTIONS.items()}
+    return argparse.Namespace(**(flags | given))
 
 
 class Watcher:
@@ -272,27 +283,26 @@ class Watcher:
     def absorb(self, row):
         self.step = row["step"]
         # numbers, but for NaN and what has no finite square
-        read = {k: x for k, x in row.items() if isinstance(x, (int, float)) and abs(x) < 1e100}
+        values = {k: x for k, x in row.items() if isinstance(x, (int, float)) and abs(x) < 1e100}
         if "judge/failed_frac" in row:
-            failed = read.get("judge/failed_frac", 0)
-            read["judge/down"] = failed > 0.5 or row.get("groups/scored") == 0
+            failed = values.get("judge/failed_frac", 0)
+            values["judge/down"] = failed > 0.5 or row.get("groups/scored") == 0
         if "margin" in row:  # reward_train.py scores given answers: this is no policy's reward
-            read.pop("reward/mean", None)
-        if read.get("env/turns", 0) < 3 or read.get("env/episodes", 0) < 8:
-            read.pop("env/blind_share", None)  # too few moves to tell
-        canaries = [x for k, x in read.items() if k.startswith("judge/canary_")]
+            values.pop("reward/mean", None)
+        if values.get("env/turns", 0) < 3 or values.get("env/episodes", 0) < 8:
+            values.pop("env/blind_share", None)  # too few moves to tell
+        canaries = [x for k, x in values.items() if k.startswith("judge/canary_")]
         if canaries:
-            read["judge/canary_*"] = mean(canaries)
-            read[CANARY_LEAD] = max(canaries) - read.get("judge/canary_empty", math.inf)
-        for key, value in read.items():
+            values["judge/canary_*"] = mean(canaries)
+        for key, value in values.items():
             self.columns[key].append(value)
         r, (width_r, width_v) = self["reward/mean"], self.widths()
-        if "reward/mean" in read and len(r) % 10 == 0:
+        if "reward/mean" in values and len(r) % 10 == 0:
             extend(self.tens, Point(self.step, mean(r[-10:])), width_r)
-        v = read.get("val/gold" if "val/gold" in row else "val/score")
+        v, n = values.get("val/gold" if "val/gold" in row else "val/score"), values.get("val/n", 0)
         if v is not None:
-            extend(self.points, Point(self.step, v, len(r)), width_v)
-            self.points[-1].rise = rise(r, self.points[-1].best.n, width_r)
+            extend(self.points, Point(self.step, v, len(r), n if n > 0 else math.inf), width_v)
+            self.points[-1].rise = rise(r, self.points[-1].best.rewards, width_r)
 
     def widths(self):
         """(width of r, width of v); 1 if nothing is known."""
@@ -314,9 +324,10 @@ class Watcher:
         point = self.points[-1]
         change, limit = point.rise
         if point.dropped:
-            fallen = "degraded" if change < -limit else "regressed"
-            return "reward_hacking" if point.rose else fallen
-        if point.since <= 2:
+            if point.rose:
+                return "reward_hacking"
+            return "degraded" if change < -limit else "regressed"
+        if not stalled(self.points, 3):
             return "healthy"
         return "converged" if point.rose else "plateau"
 
@@ -326,9 +337,9 @@ class Watcher:
         Ask after the last row of a step, and before the first step of a resumed run.
         """
         options, points, spent = self.options, self.points, self["judge/usd"]
-        held = {event.rule for event in self.firing.values() if event.level == "stop"}
+        stops = {event.rule for event in self.firing.values() if event.level == "stop"}
         for rule in ("R12 judge_down", "R2 reward_hacking"):
-            if rule in held:
+            if rule in stops:
                 return rule.split()[1]
         if options.target is not None and len(points) > 1:
             if min(points[-2].v, points[-1].v) >= options.target:
@@ -337,13 +348,9 @@ class Watcher:
             # the next step may cost as much as the dearest of the last 3
             if sum(spent) + max(spent[-3:]) > options.judge_budget:
                 return "judge_budget"
-        if "R1 plateau" in held:
+        if "R1 plateau" in stops:
             if not points:
                 return "reward_plateau"
-            change, limit = points[-1].rise
-            # 1.5: in healthy runs r, too, rises a little more before it is level
-            if change > 1.5 * limit and options.on_hack == "stop":
-                return "plateau_reward_rises"
             best, baseline = points[-1].best.s, options.baseline
             below = baseline is not None and best < baseline
             return "plateau_below_baseline" if below else "val_plateau"
@@ -362,13 +369,13 @@ class Watcher:
 
 def exit_code(reason):
     """The exit status of the trainers and of this command."""
-    return {"reward_hacking": 3, "plateau_reward_rises": 3, "judge_down": 4}.get(reason, 0)
+    return {"reward_hacking": 3, "judge_down": 4}.get(reason, 0)
 
 
 ADVICE = {
     "healthy": "go on",
-    "converged": "stop soon: validation is level while the reward climbs",
-    "plateau": "stop; if the reward falls, lower the learning rate",
+    "converged": "validation no longer rises while the reward climbs: read rollouts, or stop here",
+    "plateau": "validation no longer rises; if the reward falls, lower the learning rate",
     "reward_hacking": "stop, read rollouts, fix the reward, restart from the best step",
     "regressed": "go back to the best step",
     "degraded": "go back to the best step; the learning rate is too high or the KL too loose",
@@ -399,36 +406,53 @@ class Limit:
         return {rule.signal: (now, limit)} if self.compare(now, limit) else {}
 
 
-def level(log, rule):
-    """R1: no better s for --patience evaluations; without validation, of means of ten rewards.
+def stalled(points, patience):
+    """No better s for `patience` points, whose mean v is not above that of as many before them.
 
-    It climbs, then stays level for 5 evaluations: fires. Slow gains that add up: silent.
-    >>> flat = [{"step": k, "val/score": min(k, 4) / 10} for k in range(13)]
+    The second half keeps honest slow progress going, whose records are lost in the noise.
+    """
+    v = [p.v for p in points[-2 * patience :]]
+    if len(v) < 2 * patience or points[-1].since < patience:
+        return False
+    return mean(v[patience:]) <= mean(v[:patience])
+
+
+def plateaued(log, rule):
+    """R1, with --patience: the evaluations have stalled; without validation the means of ten
+    rewards.
+
+    It climbs, then stays level for 10 evaluations: fires. Slow gains that add up: silent.
+    >>> flat = [{"step": k, "val/score": min(k, 4) / 10} for k in range(15)]
     >>> slow = [{"step": k, "val/score": k / 250} for k in range(40)]
-    >>> [[(e.step, e.rule) for e in replay(rows)[1]] for rows in (flat, slow)]
-    [[(10, 'R1 plateau')], []]
+    >>> [[(e.step, e.rule) for e in replay(rows, patience=5)[1]] for rows in (flat, slow)]
+    [[(13, 'R1 plateau')], []]
     """
     points, patience = log.points or log.tens, log.options.patience
-    if not patience or len(points) < 6:
+    if not patience or len(points) < max(6, 2 * patience):
         return None
     since = points[-1].since
-    return {"evaluations without a better s": (since, patience)} if since >= patience else {}
+    return (
+        {"evaluations without a better s": (since, patience)} if stalled(points, patience) else {}
+    )
 
 
 def fallen(log, rule):
-    """R2: s has fallen from its best, and r has risen since then. R3: r has not.
+    """R2: s has fallen from its best, and r has risen since then, at each of the last evaluations:
+    at one it warns, at three in a row it stops the run. R3: s has fallen, and r has not risen.
 
     v turns down while r climbs on: R2. Both turn down: R3.
-    >>> v = [min(k, 32 - k) / 40 for k in range(20)]
-    >>> hack = [{"step": k, "val/score": v[k], "reward/mean": k / 50} for k in range(20)]
-    >>> both = [row | {"reward/mean": row["val/score"]} for row in hack]
-    >>> [[(e.step, e.rule) for e in replay(rows)[1]] for rows in (hack, both)]
-    [[(19, 'R2 reward_hacking')], [(19, 'R3 val_regression')]]
+    >>> v = [min(k, 32 - k) / 40 for k in range(22)]
+    >>> hack = [{"step": k, "val/score": v[k], "reward/mean": k / 50} for k in range(22)]
+    >>> together = [row | {"reward/mean": row["val/score"]} for row in hack]
+    >>> for rows in (hack, together):
+    ...     [(e.step, e.rule, e.level) for e in replay(rows)[1]]
+    [(19, 'R2 over_optimised', 'warn'), (21, 'R2 reward_hacking', 'stop')]
+    [(19, 'R3 val_regression', 'warn')]
     """
     if len(log.points) < 5:
         return None
-    point = log.points[-1]
-    if not point.dropped or point.rose != (rule.name == "R2 reward_hacking"):
+    point, reward_rose = log.points[-1], rule.name != "R3 val_regression"
+    if not all(p.dropped and p.rose == reward_rose for p in log.points[-rule.patience :]):
         return {}
     return {"fall of s": point.fall, "rise of r": point.rise}
 
@@ -454,13 +478,6 @@ def jumped(log, rule):
     return {"jump of r": (float(changes[-1]), limit)} if jumps else {}
 
 
-def perfect(log, rule):
-    """R5: 9 of 10 answers are at the maximum for 5 steps, but v is not at its own."""
-    if log.points and log.points[-1].v >= 0.95:
-        return {}
-    return Limit(ge, 0.9)(log, rule)
-
-
 @dataclass(frozen=True)
 class Rule:
     """A row of RULES."""
@@ -476,11 +493,11 @@ class Rule:
 RULES = [
     Rule(*row)
     for row in (  # rule, signal, condition, patience (R1's is --patience), which rollouts, level
-        ("R1 plateau", "v", level, 5, "validation", "stop"),
-        ("R2 reward_hacking", "v", fallen, 1, "highest rewards; validation, best and now", "stop"),
+        ("R1 plateau", "v", plateaued, 0, "validation", "stop"),
+        ("R2 over_optimised", "v", fallen, 1, "highest rewards; validation, best and now"),
+        ("R2 reward_hacking", "v", fallen, 3, "highest rewards; validation, best and now", "stop"),
         ("R3 val_regression", "v", fallen, 1, "validation at the best step and now"),
         ("R4 reward_jump", "reward/mean", jumped, 4, "highest rewards of the last 4 steps"),
-        ("R5 suspiciously_perfect", "reward/frac_perfect", perfect, 5, "the last 5 steps"),
         ("R6 dead_groups", "reward/frac_mixed", Limit(lt, 0.5), 5, "the last 5 steps"),
         ("R7 repetition", "text/repetition", Limit(gt, 0.10, 1, 0.05), 1, "this step"),
         ("R7 few_bigrams", "text/distinct_2", Limit(lt, times=0.5), 1, "this step"),
@@ -488,9 +505,7 @@ RULES = [
         ("R9 length_doubled", "length/mean", Limit(gt, times=2), 1, "longest of this step"),
         ("R9 length_halved", "length/mean", Limit(lt, times=0.5), 1, "shortest of this step"),
         ("R9 answers_cut", "length/truncated_frac", Limit(gt, 0.50, 1, 0.30), 1, "longest"),
-        ("R9 length_pays", "reward/length_corr", Limit(gt, 0.5), 10, "longest and shortest"),
         ("R10 judge_fooled", "judge/canary_*", Limit(gt, 0.2), 1, "best, the judge's reasons"),
-        ("R10 judge_fooled_by_one", CANARY_LEAD, Limit(gt, 0.1), 1, "best, the judge's reasons"),
         ("R11 judge_directed", "text/judge_directed", Limit(gt, 0.02, 1), 1, "this step"),
         ("R12 judge_fails", "judge/failed_frac", Limit(gt, 0.2), 1, "this step, judge.error"),
         ("R12 judge_down", "judge/down", Limit(ge, 1.0), 3, "3 steps, judge.error", "stop"),
@@ -506,7 +521,7 @@ def add_watch_arguments(parser):
     """The flags of the watch, for a trainer and for the command here."""
     add = parser.add_argument_group("when to stop (watch.py)").add_argument
     # fmt: off
-    add("--patience", type=number(int, at_least=0), default=5, help="evaluations without a better score, 0: off (default %(default)s)")
+    add("--patience", type=number(int, at_least=0), default=0, help="stop after N evaluations without progress (default 0: never)")
     add("--target", type=number(), help="stop once two evaluations in a row reach this validation score")
     add("--baseline", type=number(), help="score of what you have now; a plateau below it is reported as such")
     add("--on-hack", choices=("stop", "warn"), default="stop", help="when the reward rises and validation falls (default %(default)s)")
@@ -517,16 +532,17 @@ def promise(args, has_validation=True):
     """The line that a trainer prints at its start: when this run will stop by itself.
 
     >>> promise(argparse.Namespace(eval_every=10))
-    'watch      stops after 5 evaluations = 50 steps without a better score; reward hacking: stop'
+    'watch      no plateau stops this run; reward hacking: stop'
     """
     options, every = options_of(args), getattr(args, "eval_every", 0)
     if not has_validation or not every:
         return (
             "watch      no validation: only the reward is watched, over-optimisation goes unnoticed"
         )
-    ends = f"stops after {options.patience} evaluations = {options.patience * every} steps"
-    ends = f"{ends} without a better score" if options.patience else "no plateau stops this run"
-    return f"watch      {ends}; reward hacking: {options.on_hack}"
+    steps = options.patience * every
+    plateau = f"stops after {options.patience} evaluations = {steps} steps without progress"
+    plateau = plateau if steps else "no plateau stops this run"
+    return f"watch      {plateau}; reward hacking: {options.on_hack}"
 
 
 def parse_args(argv=None):
@@ -542,9 +558,7 @@ def parse_args(argv=None):
     add_watch_arguments(parser)
     args = parser.parse_args(argv)
     log = args.log / "metrics.jsonl" if args.log.is_dir() else args.log
-    saved = log.with_name("args.json")
-    flags = json.loads(saved.read_bytes())["args"] if saved.is_file() else {}
-    parser.set_defaults(**{k: flags[k] for k in OPTIONS if k in flags})
+    parser.set_defaults(**run_flags(log.with_name("args.json")))
     args = parser.parse_args(argv)  # the command line wins
     if args.out and args.out.exists():
         raise UserError(f"--out {args.out} exists; delete it, or name another file")
@@ -556,23 +570,43 @@ def parse_args(argv=None):
 # {"step": 10, "reward/mean": 0.41, …}, and if it evaluates {"step": 10, "val/score": 0.44, …}
 
 
-def load_log(path):
-    """(rows, note) of a metrics.jsonl; the note tells of a last line that was cut off."""
-    wanted = 'expected the metrics.jsonl of a run, objects with a whole number "step"'
+def run_flags(path):
+    """The OPTIONS in a run's args.json, which a replay must share; {} if there is no such file.
+
+    Raises UserError for a file that is cut, or that no trainer wrote.
+    """
     if not path.is_file():
-        raise UserError(f"{path}: no such file; {wanted}")
-    *lines, torn = path.read_bytes().split(b"\n")  # each row ends with a line end
+        return {}
+    try:
+        saved = json.loads(path.read_bytes())["args"]
+        flags = {name: saved[name] for name in OPTIONS if name in saved}
+        ("stop", "warn").index(flags.get("on_hack", "stop"))  # ValueError for any other
+        sum(x for k, x in flags.items() if k != "on_hack" and x is not None)  # TypeError for a text
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise UserError(
+            f"{path}: not the args.json of a run ({type(error).__name__}: {brief(error)}); "
+            "delete it to replay the log with the default flags"
+        ) from None
+    return flags
+
+
+def read_log(path):
+    """(rows, torn) of a metrics.jsonl; torn: its last line was cut by a kill, and is left out.
+
+    A row is an object with a whole number "step". Raises UserError("path:line: …") for any other
+    line that has its line end.
+    """
+    *lines, rest = path.read_bytes().split(b"\n")  # each row ends with a line end
     rows = []
-    for i, line in enumerate(lines, 1):
+    for number_of_line, line in enumerate(lines, 1):
         try:
             row = json.loads(line)
             index(row["step"])  # a whole number
-        except (ValueError, TypeError, KeyError):
-            raise UserError(f"{path}:{i}: {wanted}") from None
+        except (ValueError, TypeError, KeyError, RecursionError):
+            wrong = 'expected a row of a run\'s log, an object with a whole number "step"'
+            raise UserError(f"{path}:{number_of_line}: {wrong}; delete this line") from None
         rows.append(row)
-    if not rows:
-        raise UserError(f"{path}: no complete row; {wanted}")
-    return rows, f", line {len(lines) + 1} is cut off and left out" if torn.strip() else ""
+    return rows, bool(rest.strip())
 
 
 # ---- 8. the loop ----
@@ -593,8 +627,12 @@ def main(argv=None):
 
     # (1) read the log, and the flags of its run
     args = parse_args(argv)
-    rows, note = load_log(args.log)
-    # (2) replay it row by row, as the trainer did: the rules R1 to R13 after each row
+    if not args.log.is_file():
+        raise UserError(f"{args.log}: no such file; expected a run folder or its metrics.jsonl")
+    rows, torn = read_log(args.log)
+    if not rows:
+        raise UserError(f"{args.log}: no complete row; wait for the run's first step")
+    # (2) replay it row by row, as the trainer did: the rules R1 to R14 after each row
     # (3) after each step: a reason to stop?
     watcher, events, stopped = replay(rows, args)
     # (4) report: state, reason and best step first, then curves, then events
@@ -609,6 +647,7 @@ def main(argv=None):
     ]
     print(*head, "", sep="\n")
     print(*curves(watcher), "", *findings(watcher, events), sep="\n")
+    note = f", line {len(rows) + 1} is cut off and left out" if torn else ""
     print(f"read        {args.log}: {len(rows)} rows{note}")
     if args.html:
         page = args.log.with_name("watch.html")
@@ -617,8 +656,8 @@ def main(argv=None):
     else:
         print(f"next        python watch.py {args.log.parent} --html shows the answers, too")
     if args.out:
-        found = {"state": state, "stopped": stopped, "best_step": best, "exit_status": status}
-        write_json(args.out, found | {"events": [vars(event) for event in events]})
+        report = {"state": state, "stopped": stopped, "best_step": best, "exit_status": status}
+        write_json(args.out, report | {"events": [vars(event) for event in events]})
     return status
 
 

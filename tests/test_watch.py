@@ -70,22 +70,27 @@ def curves(cell):
 
 # width: of r and v, so that 0.02 of 50 is 1; without it that of the keys
 EDGES = table("""
-R1 the fifth evaluation without | v .5*6 | | 25 stop
-R1 the fourth | v .5*5 | |
-R1 0.005 exactly is not better | v 4*2 4.25*4 | 50 | 25 stop
-R1 more is | v 4*2 4.5*4 | 50 |
+R1 two times five evaluations without | v .5*10 | | 45 stop
+R1 nine | v .5*9 | |
+R1 the last five are higher than those before | v .5*5 .501*5 | |
+R1 0.005 exactly is not better | v 4*2 9 4*2 4.25*5 | 50 | 45 stop
+R1 more is | v 4*2 9 4*2 4.5*5 | 50 |
 R2 fall of exactly the limit | reward/mean 0..39/1; v 9*6 8*3 | 50 |
-R2 fall above it | reward/mean 0..39/1; v 9*6 7.5*3 | 50 | 35 stop
+R2 fall above it | reward/mean 0..39/1; v 9*6 7.5*3 | 50 | 35 warn
+R2 at three evaluations in a row | reward/mean 0..49/1; v 9*6 7.5*4 | 50 | 35 warn, 45 stop
+R2 at three, but not in a row | reward/mean 0..59/1; v 9*6 7.5*2 8.5*2 7.5*2 | 50 | 35 warn, 55 warn
 R2 one evaluation is not two | reward/mean 0..39/1; v 9*6 7.5 9*2 | 50 |
-R2 reward up by 25/32 | reward/mean 0..34/32; v 9*6 7.5*2 | 50 |
-R2 reward up by 25/16 | reward/mean 0..34/16; v 9*6 7.5*2 | 50 | 35 stop
+R2 reward up by 31/32 | reward/mean 0..34/32; v 9*6 7.5*2 | 50 |
+R2 reward up by 31/16 | reward/mean 0..34/16; v 9*6 7.5*2 | 50 | 35 warn
+R2 both turn down after a climb | reward/mean 0..34/1 33..19/1; v 4..9/1 9*2 6*3 | 50 |
 R2 noise of r hides the rise | reward/mean 1*12 0,7*14; v 9*6 7.5*3 | 50 |
 R2 without rewards | reward/mean 1*2; v 9*6 7.5*3 | 50 |
 R3 the same fall, reward level | reward/mean 1*40; v 9*6 7.5*3 | 50 | 35 warn
 R3 exactly the limit | reward/mean 1*40; v 9*6 8*3 | 50 |
 R3 leaves a rise to R2 | reward/mean 0..39/1; v 9*6 7.5*3 | 50 |
-R3 noise of ±.1: MAD .148, σ .105, the bar .26, which .06 is not | v .5,.6*6 .46*3 | |
-R3 a fall of .3 is above that bar | v .5,.6*6 .3*3 | | 65 warn
+R3 noise of ±.1: MAD .148, σ .105, the bar .31, which .06 is not | v .5,.6*6 .46*3 | |
+R3 a fall of .3 is not | v .5,.6*6 .3*3 | |
+R3 a fall of .35 is | v .5,.6*6 .25*3 | | 65 warn
 R3 one lucky second evaluation | v .5,.9 .5*3 | |
 R3 without noise a fall of .06 is one | v .55*12 .49*3 | | 65 warn
 R4 four changes of 0.5 before | reward/mean 3*16 3.5*4 5*4 | 10 | 24 warn
@@ -98,15 +103,10 @@ R4 below 4 usual changes | reward/mean 3*4 4*4 3*4 4*4 3*4 5*4 | 10 |
 R4 downwards | reward/mean 3,4*10 0*4 | 10 |
 R4 a jump of a rate | reward/mean .3,.32*10 .9*4 | | 24 warn
 R4 scores of given answers (reward_train.py) | reward/mean .3,.32*10 .9*4; margin .1*24 | |
-R5 v below | reward/frac_perfect 0*3 .9*5; v .2,.949 | | 8 warn
-R5 v at 0.95 | reward/frac_perfect 0*3 .9*5; v .2,.95 | |
 R6 four steps are not five | reward/frac_mixed .25*4 | |
 R8 the first three have no start | text/same_answer 0,0,1 | |
 R10 exactly a fifth | judge/canary_empty .2; judge/canary_echo .2 | |
 R10 more | judge/canary_empty .2; judge/canary_echo .21 | | 1 warn
-R10 one above the empty | judge/canary_empty 0; judge/canary_echo .11; judge/canary_b 0 | | 1 warn
-R10 one where the empty text was not asked | judge/canary_echo .15 | |
-R10 one by exactly a tenth | judge/canary_empty 0; judge/canary_echo .1; judge/canary_b 0 | |
 R12 exactly half | judge/failed_frac .5*3 | | 1 warn
 R12 more than half | judge/failed_frac .51*3 | | 1 warn, 3 stop
 R12 two of three | judge/failed_frac 0,.9,.9,0,.9,.9 | | 2 warn, 5 warn
@@ -119,7 +119,6 @@ R13 few episodes | env/blind_share 1; env/turns 3; env/episodes 7 | |
 R14 one answer lost, none, then two | reward/voided 0,1,0,2 | | 2 warn, 4 warn
 """)
 LIMITS = """
-R5 | reward/frac_perfect | 0*3 .9*4 | .89 | .9
 R6 | reward/frac_mixed | .5*4 | .5 | .25
 R7 | text/repetition | 0*3 | .1 | .11
 R7 | text/repetition | .5*3 | .55 | .5625
@@ -130,7 +129,6 @@ R9 | length/mean | 50*3 | 100 | 101
 R9 | length/mean | 50*3 | 25 | 24
 R9 | length/truncated_frac | 0*3 | .5 | .51
 R9 | length/truncated_frac | .5*3 | .79 | .81
-R9 | reward/length_corr | .75*9 | -1.75 | -1.5
 R11 | text/judge_directed | 0*3 | .02 | .021
 R11 | text/judge_directed | .25*3 | .25 | .6
 R12 | judge/failed_frac | | .2 | .21
@@ -145,7 +143,7 @@ for rule, key, before, *ends in table(LIMITS):  # the last value that is silent,
 def test_rules_at_their_edges(name, cell, width, expected, monkeypatch):
     """`>` written as `>=`, a window one short, a threshold in the wrong unit."""
     monkeypatch.setattr(watch, "WIDTHS", (int(width),) * 2 if width else None)
-    events = replay(made(*curves(cell)))[1]
+    events = replay(made(*curves(cell)), patience=5)[1]
     fired = [f"{e.step} {e.level}" for e in events if e.rule.split()[0] == name.split()[0]]
     assert ", ".join(fired) == expected
 
@@ -191,9 +189,9 @@ cell | state
 v 15..27/50; reward/mean .5*41 50..68/100 | healthy
 v 15..27/50; reward/mean .5*60 | healthy
 v 15..27/50; reward/mean .5*41 50..32/100 | healthy
-v 15..23/50 .46*4; reward/mean .5*41 50..68/100 | converged
-v 15..23/50 .46*4; reward/mean .5*60 | plateau
-v 15..23/50 .46*4; reward/mean .5*41 50..32/100 | plateau
+v 15..23/50 .46*5; reward/mean .5*41 50..68/100 | converged
+v 15..23/50 .46*5; reward/mean .5*60 | plateau
+v 15..23/50 .46*5; reward/mean .5*41 50..32/100 | plateau
 v 15..23/50 .36,.26,.16,.06; reward/mean .5*41 50..68/100 | reward_hacking
 v 15..23/50 .36,.26,.16,.06; reward/mean .5*60 | regressed
 v 15..23/50 .36,.26,.16,.06; reward/mean .5*41 50..32/100 | degraded
@@ -217,19 +215,16 @@ v .2,.7,.8 | target=.8 | None | 0
 v .9 | target=.8 | None | 0
 judge/usd 1*8 | judge_budget=9 | None | 0
 judge/usd 1*9 | judge_budget=9 | judge_budget | 0
-v 1..5/10 .5*8 | | val_plateau | 0
-v 1..5/10 .5*8 | patience=0 | None | 0
-v 1..5/10 .5*8; reward/mean 80..159/200 | | plateau_reward_rises | 3
-v 1..5/10 .5*8; reward/mean .5*80 | | val_plateau | 0
-v 1..5/10 .5*8; reward/mean 700..779/1400 | | val_plateau | 0
-v 1..5/10 .5*8; reward/mean 500..579/1000 | | plateau_reward_rises | 3
-v 1..5/10 .5*8; reward/mean 80..159/200 | on_hack=warn | val_plateau | 0
-v 1..5/10 .5*8 | baseline=.5 | val_plateau | 0
-v 1..5/10 .5*8 | baseline=.625 | plateau_below_baseline | 0
-reward/mean .5*59 | | None | 0
-reward/mean .5*60 | | reward_plateau | 0
-reward/mean .5*60 | patience=0 | None | 0
-reward/mean 0..79/80 | | None | 0
+v 1..5/10 .5*9 | | None | 0
+v 1..5/10 .5*8 | patience=5 | None | 0
+v 1..5/10 .5*9 | patience=5 | val_plateau | 0
+v 1..5/10 .5*9; reward/mean 80..159/200 | patience=5 | val_plateau | 0
+v 1..5/10 .5*9 | patience=5 baseline=.5 | val_plateau | 0
+v 1..5/10 .5*9 | patience=5 baseline=.625 | plateau_below_baseline | 0
+reward/mean .5*100 | | None | 0
+reward/mean .5*99 | patience=5 | None | 0
+reward/mean .5*100 | patience=5 | reward_plateau | 0
+reward/mean 0..199/200 | patience=5 | None | 0
 reward/mean .5*10 | steps=10 | max_steps | 0
 reward/mean .5*9 | steps=10 | None | 0
 judge/failed_frac 0*77 .9*3; reward/mean 80..159/200; v 16..24/40 24..16/40 | target=.1 | judge_down | 4
@@ -239,9 +234,33 @@ judge/usd 1*80; v 16..24/40 24..16/40 | judge_budget=0 steps=80 | judge_budget |
 """)
 def test_stop_reasons_and_exit_codes(cell, options, expected, code):
     given = dict(option.split("=") for option in options.split())
-    given = {key: x if key == "on_hack" else float(x) for key, x in given.items()}
+    given = {
+        k: x if k == "on_hack" else int(x) if k == "patience" else float(x)
+        for k, x in given.items()
+    }
     found = Watcher(rows=made(*curves(cell)), **given).stop_reason()
     assert (found, watch.exit_code(found)) == (expected, code)
+
+
+@cases("""
+v | n | fired
+.6*6 .425*3 | None | True
+.6*6 .425*3 | 18 | False
+.6*6 .425*3 | 19 | True
+1*6 0*3 | 1 | False
+1*6 0*3 | 2 | False
+1*6 0*3 | 3 | True
+1*6 .5*3 | 4 | False
+1*6 .4*3 | 4 | True
+""")
+def test_few_answers_decide_nothing(v, n, fired):
+    """A fall must exceed 3·width/(4·√n) and 2·width/n: .177 with n = 18, .172 with 19; 1 with 2."""
+    rows = made(RISING, numbers(str(v)))
+    for row in rows:
+        if "val/score" in row and n:
+            row["val/n"] = n
+    rules = [event.rule for event in replay(rows)[1]]
+    assert ("R2 over_optimised" in rules) == fired
 
 
 # the first of equals; of two evaluations the better; the start if nothing beats it; the top is at
@@ -264,7 +283,7 @@ def test_best_step(v, best):
 
 KEYS = f"""{R} {PERFECT} reward/frac_mixed reward/length_corr length/mean length/truncated_frac
 text/repetition text/same_answer text/judge_directed text/distinct_2 judge/failed_frac
-judge/canary_echo env/blind_share""".split()
+judge/canary_echo env/blind_share reward/voided""".split()
 CONSTANT = {"judge/canary_empty": 0.0, "env/turns": 5.0, "env/episodes": 64.0}
 
 
@@ -286,8 +305,8 @@ def test_live_is_replay_is_resume(seed, tmp_path, capsys):
         told.append(live.add(row))
         said.append((live.health(), live.stop_reason(), live.best_step()))
     assert len({event.rule for events in told for event in events}) >= 10
-    logged = watch.load_log(path)[0]
-    assert logged == rows
+    logged, torn = watch.read_log(path)
+    assert (logged, torn) == (rows, False)
     for cut in range(1, len(rows), 7):
         resumed = Watcher(None, logged[:cut], patience=3)
         assert (resumed.health(), resumed.stop_reason(), resumed.best_step()) == said[cut - 1]
@@ -322,15 +341,15 @@ def test_a_long_log_costs_no_more_per_row():
 
 
 def test_the_report_answers_first(tmp_path, capsys):
-    status, out = run(capsys, write_log(tmp_path, made(*HACK)), "--patience", 0)
+    status, out = run(capsys, write_log(tmp_path, made(*HACK)))
     lines = out.splitlines()
     assert status == 3 and len(lines) <= 40
     assert lines[0] == f"state       reward_hacking: {watch.ADVICE['reward_hacking']}"
-    assert lines[1] == "stop        reward_hacking at step 55 of 85 (exit status 3)"
+    assert lines[1] == "stop        reward_hacking at step 65 of 85 (exit status 3)"
     assert lines[2] == "best step   45"
     assert "0.400 → 0.400, from 0.400 to 0.600" in out
     assert "R2 reward_hacking (stop): fall of s" in out
-    assert "not judged  R1 plateau (v), R5 suspiciously_perfect (reward/frac_perfect)" in out
+    assert "not judged  R1 plateau (v), R6 dead_groups (reward/frac_mixed)" in out
     busy = run(capsys, write_log(tmp_path, busy_rows(0)))[1]
     assert len(busy.splitlines()) <= 40
 
@@ -352,6 +371,7 @@ NO_LOGS = {
     ROW + '{"step": 2, "re\n' + ROW: ":2: expected",
     ROW + "[1, 2]\n": ":2: expected",
     '{"step": 1.5}\n': ":1: expected",
+    '{"step": 1, "x": ' + "[" * 100_000 + "\n": ":1: expected",
     "\x89PNG\r\n\x1a\n\0\n": ":1: expected",
 }
 
@@ -369,11 +389,12 @@ def test_what_is_no_log(tmp_path, capsys):
 
 
 def test_the_flags_of_the_run_are_the_replays(tmp_path, capsys):
-    write_log(tmp_path, made(*curves("v 1..5/10 .5*8")))
-    assert "val_plateau at step 50 " in run(capsys, tmp_path)[1]
-    saved = {"patience": 2, "steps": 60, "out": "elsewhere", "lr": 1}
+    write_log(tmp_path, made(*curves("v 1..5/10 .5*9")))
+    assert "stop        none at step 65 " in run(capsys, tmp_path)[1]
+    assert "val_plateau at step 65 " in run(capsys, tmp_path, "--patience", 5)[1]
+    saved = {"patience": 3, "steps": 60, "out": "elsewhere", "lr": 1}
     (tmp_path / "args.json").write_text(json.dumps({"args": saved}))
-    assert "val_plateau at step 35 " in run(capsys, tmp_path)[1]
+    assert "val_plateau at step 45 " in run(capsys, tmp_path)[1]
     assert "max_steps at step 60 " in run(capsys, tmp_path, "--patience", 0)[1]
     for cell, flags, status in table("""
         text/repetition 0*3 .5 | | 0
@@ -382,6 +403,23 @@ def test_the_flags_of_the_run_are_the_replays(tmp_path, capsys):
         judge/failed_frac .9*3 | --strict | 4
     """):
         assert run(capsys, write_log(tmp_path, made(*curves(cell))), *flags.split())[0] == status
+
+
+@pytest.mark.parametrize("content", [
+    "", '{"args": {"patience": 3', "[1]", '{"args": 5}', '{"stage": "ppo"}', '{"args": null}',
+    '{"args": {"patience": "5"}}', '{"args": {"target": [1]}}', '{"args": {"on_hack": 7}}',
+    "\x89PNG\0", "[" * 100_000,
+])  # fmt: skip
+def test_what_is_no_args_json(content, tmp_path):
+    """A cut or foreign args.json was a traceback; it names the file, the reason and the fix."""
+    write_log(tmp_path, made({R: [0.5] * 3}))
+    (tmp_path / "args.json").write_bytes(content.encode("latin-1"))
+    with pytest.raises(UserError) as error:
+        watch.main([str(tmp_path)])
+    message = str(error.value)
+    assert message.startswith(f"{tmp_path / 'args.json'}: not the args.json of a run (")
+    assert message.endswith("delete it to replay the log with the default flags")
+    assert "\n" not in message
 
 
 def test_a_trainer_asks_with_its_own_flags():
@@ -476,11 +514,12 @@ def test_hostile_text_does_not_hang(text):
 kind | rule | share
 healthy | R2 | (0, 0.01)
 healthy | R4 | (0, 0.01)
-healthy, correlated | R4 | (0, 0.1)
+healthy, correlated rewards | R4 | (0, 0.1)
 slow hack | R2 | (0.95, 1)
 slow hack | R4 | (0, 0.01)
+slow hack, 64 answers | R2 | (0.95, 1)
 jump | R4 | (0.99, 1)
-jump, correlated | R4 | (0.85, 1)
+jump, correlated rewards | R4 | (0.85, 1)
 collapse | R2 | (0, 0.01)
 collapse | R3 | (0.95, 1)
 """)
@@ -488,3 +527,18 @@ def test_alarms_on_simulated_runs(kind, rule, share):
     """R2 and R4 stop runs or wake people: seldom false, seldom missed."""
     first = [outcome(kind, seed)[0] for seed in range(100)]
     assert share[0] <= sum(rule in fired for fired in first) / 100 <= share[1]
+
+
+@pytest.mark.parametrize("kind", ["healthy, noisy", "slow", "slow, 64 answers", "flat, 64 answers",
+                                  "slow, 1 answers", "flat, 2 answers", "flat, 4 answers"])  # fmt: skip
+def test_healthy_runs_are_not_stopped(kind):
+    """Of 40 runs at most 3 end early. Before, all 40 of the slow ones did, by patience 5, and
+    half or more of the noisy ones with status 3."""
+    assert sum(outcome(kind, seed)[1] is not None for seed in range(40)) <= 3
+
+
+def test_patience_on_request_spares_slow_progress():
+    """+5 points in 100 steps, noise 1.5: patience 5 ended it before in 25 of 25 runs."""
+    ended = [outcome("slow", seed, 10)[1] is not None for seed in range(25)]
+    assert sum(ended) <= 2
+    assert sum(outcome("flat", seed, 10)[1] is not None for seed in range(25)) >= 20
