@@ -42,6 +42,7 @@ from checks.instructions import visible
 from grpo_rubric import SCALES, group_advantages, token_losses
 from parts import parallel, rollouts, runs
 from parts.files import UserError, command, load_function, number, where_raised, write_jsonl
+from parts.guard import Guard, weights_to_write, write_summary
 from parts.means import mean
 from parts.rollouts import by_group, weighted_sums
 from parts.stats import bootstrap_ci
@@ -413,7 +414,7 @@ def pack(samples, pad, device):
     return {name: x.to(device) for name, x in {**b, "logps": logps, "weights": weights}.items()}
 
 
-def preflight(args, run, policy, tokenizer, make):
+def preflight(args, run, policy, reference, tokenizer, make):
     """Rollout log-probs = a teacher-forced pass; some turns can be read; one episode, marked."""
     seeds = training_seeds(args, 0)[: 2 * args.group_size]
     played = play_model(args, policy, tokenizer, make, seeds, args.temperature, args.seed)
@@ -422,7 +423,7 @@ def preflight(args, run, policy, tokenizer, make):
     if not longest:
         raise UserError(f"--max-length {args.max_length}: no opening fits in it with a turn")
     b = pack(longest, common.pad_id(tokenizer), policy.device)
-    rollouts.preflight(run, policy, tokenizer, b, f"--model {args.model}")
+    rollouts.preflight(run, policy, reference, tokenizer, b)
     unread = episode_metrics(alive)["env/invalid_frac"]
     if unread and unread >= 0.9:
         wrong = f"{unread:.0%} of the turns could not be read, so there is nothing to learn from"
@@ -557,9 +558,7 @@ def evaluate(args, model, tokenizer, make, seeds):
     return {
         **rollouts.scored("val/score", [t.score for t in alive]),
         **rollouts.scored("val/reward", [t.reward for t in alive]),
-        "val/length": mean([sum(t.turns()) for t in alive]),
-        "val/n": len(alive),
-        "val/cut": mean([t.truncated for t in alive]),
+        **rollouts.val_row([sum(t.turns()) for t in alive], [t.truncated for t in alive]),
         **episode_metrics(alive),
         "env/blind_share": blind_share([t.moves for t in alive]),
     }, played
@@ -614,7 +613,7 @@ def final_test(args, run, tokenizer, make, step):
     for name, (scores, _) in results.items():
         print(f"{name:22} {in_words(scores)}")
     summary = {name: metrics | scores for name, (scores, metrics) in results.items()}
-    rollouts.write_summary(run, step, summary)
+    write_summary(run, step, summary)
 
 
 def play_command(args, make):
@@ -670,17 +669,17 @@ def main(argv=None):
     print(f"plan       {run.planned} steps of {p} seeds × {g} episodes of {env.name}, "
           f"at most {env.max_turns} turns, {args.num_substeps} updates a step")  # fmt: skip
     print(watch.promise(args, True))
-    args.restore = rollouts.weights_to_write(args.restore, args.val_episodes, "episodes")
+    args.restore = weights_to_write(args.restore, args.val_episodes, "episodes")
     judge, standard = None, judges.read_standard(args.ruler_rubric)
     if "ruler" in args.reward:
         judge = judges.Judge.from_args(args, args.out, parallel.world())
     policy, reference, tokenizer = rollouts.load_models(args, run)
     run.state = {"policy": policy}
     run.start(tokenizer, args.lr or runs.default_lr(policy, RATES))
-    guard = rollouts.Guard(run, watch.Watcher(args, run.rows()), "episodes")
+    guard = Guard(run, watch.Watcher(args, run.rows()), "episodes")
     validated = args, run, guard, policy, tokenizer, make
     if run.step == 0:
-        preflight(args, run, policy, tokenizer, make)
+        preflight(args, run, policy, reference, tokenizer, make)
         validate(*validated, baselines_row(args, make))
 
     for step in run.steps():

@@ -41,9 +41,10 @@ import watch
 from common import at_least_fp32, batch_indices, kl_estimates, pad_id, sample
 from parts import parallel, rollouts, runs
 from parts.files import UserError, command, load_function, number
+from parts.guard import LEAST_VALIDATION, Guard, weights_to_write, write_summary
 from parts.means import mean
 from parts.recipe import recipe_arguments
-from parts.rollouts import LEAST_STEPS, LEAST_VALIDATION, by_group, load_models, weighted_sums
+from parts.rollouts import LEAST_STEPS, by_group, load_models, weighted_sums
 from parts.stats import bootstrap_ci
 
 # learning rates for models below 100 M parameters (worked on the bundled base, not swept), larger
@@ -257,6 +258,7 @@ def parse_args(argv=None):
     add("--dry-run", action="store_true", help="print rows, calls, tokens and USD; load no model, send nothing")
     # fmt: on
     rollouts.add_group_arguments(parser)
+    parser.add_examples_argument()
     judges.add_ruler_arguments(parser)
     judges.add_judge_arguments(parser)
     watch.add_watch_arguments(parser)
@@ -267,9 +269,8 @@ def parse_args(argv=None):
     args = parser.parse_args(line)
     if exists:
         if not args.data:
-            raise UserError(
-                "data_path=FILE is missing: JSON or JSONL, a prompt and rubrics per row"
-            )
+            missing = "data_path=FILE is missing: JSON or JSONL, a prompt and rubrics per row"
+            raise UserError(missing)
         args.out = args.out or f"runs/grpo-{Path(args.model).name}-{Path(args.data).stem}"
         args.overwrite |= exists == "delete"
         args.resume |= exists == "resume" and (Path(args.out) / "args.json").exists()
@@ -280,6 +281,7 @@ def check_arguments(args):
     """Fill in what depends on other flags; UserError for flags that contradict each other."""
     rollouts.check_groups(args)
     rollouts.check_lengths(args)
+    runs.default_examples(args, [args.data])
     weights = args.reward = rollouts.reward_weights(args.reward or ["rubric"], REWARDS)
     if ("model" in weights or args.val_metric == "model") != bool(args.reward_model):
         raise UserError("--reward model and --reward-model FOLDER go together")
@@ -322,6 +324,9 @@ def load_data(args):
     print(f"{sizes}  prompts also in training, left out: {held_out - len(val) - len(test)}")
     if not train:
         raise UserError(f"--data {args.data}: no row to train on; raise --train-ratio")
+    examples = runs.load_examples(args.examples)
+    for row in [*train, *val, *test]:
+        row.prompt = runs.after_examples(examples, row.raw)
     for row in train:
         if "checks" in args.reward and not has(row, "check"):
             raise UserError(
@@ -338,9 +343,8 @@ def has(row, kind):
 
 def conversation(row, system=None):
     """The prompt to answer; `common.encode_prompt` decides what a text is to the model."""
-    if not system:
-        return row.prompt
-    return [{"role": "system", "content": system}, *judges.talk(row.prompt, None)[:-1]]
+    turns = [{"role": "system", "content": system}, *judges.talk(row.prompt, None)[:-1]]
+    return turns if system else row.prompt
 
 
 def plain(row):
@@ -444,10 +448,11 @@ class Graders:
 # ---- 7. preflight ----
 
 
-def preflight(args, run, graders, train):
+def preflight(args, run, reference, graders, train):
     """The rollout = teacher forcing; one answer, marked; one group as a table."""
     b = graded(args, run, graders, train[:2], args.seed)
-    rollouts.preflight(run, run.model, run.tokenizer, b, f"--model {args.model}")
+    start = None if args.teacher else reference
+    rollouts.preflight(run, run.model, start, run.tokenizer, b)
     rewards_PG, advantages_PG = advantages_of(args, b)
     show_group(train[0], b["grades"], rewards_PG[0], advantages_PG[0])
 
@@ -646,9 +651,8 @@ def evaluate(args, run, policy, graders, rows):
     b["rewards"] = b["parts"][args.val_metric]
     metrics = {
         **rollouts.scored("val/score", b["rewards"]),
-        "val/length": mean(b["tokens"]),
+        **rollouts.val_row(b["tokens"], [not x for x in b["finished"]]),
         "val/n": len(rows) - b["rewards"].count(None),
-        "val/cut": 1 - mean(b["finished"]),
     }
     if graders.gold:
         raw = [r.raw | {"prompt": p} for r, p in zip(rows, b["prompts"])]
@@ -691,26 +695,27 @@ def final_test(args, run, graders, rows, step):
         score, low, high = row["score"], row["low"], row["high"]
         shown = score if low is None else f"{score:.3f} [{low:.3f}, {high:.3f}]"
         print(f"{name.replace('_', ' ')}: {shown}, n = {row['n']}")
-    rollouts.write_summary(run, step, results)
+    write_summary(run, step, results)
 
 
 def main(argv=None):
     args = parse_args(argv)
     if args.dry_run:
         return dry_run(args)
-    inputs = [args.model, args.data, args.reward_model, args.ruler_rubric, args.teacher]
+    models = [args.model, args.reward_model, args.teacher]
+    inputs = [*models, args.data, args.examples, args.ruler_rubric]
     run = runs.Run("grpo_rubric", args, inputs, SHOW, HEADLINE)
     train, val, test = data = load_data(args)
     run.planned = plan(args, train)
     print(watch.promise(args, bool(val)))
-    args.restore = rollouts.weights_to_write(args.restore, len(val), "prompts")
+    args.restore = weights_to_write(args.restore, len(val), "prompts")
     graders = Graders(args, run, data)
     policy, reference, tokenizer = load_models(args, run)
     run.state = {"policy": policy, "pass_rates": torch.full((len(train),), 0.5)}
     run.start(tokenizer, args.lr or runs.default_lr(policy, RATES))
-    guard = rollouts.Guard(run, watch.Watcher(args, run.rows()))
+    guard = Guard(run, watch.Watcher(args, run.rows()))
     if run.step == 0:
-        preflight(args, run, graders, train)
+        preflight(args, run, reference, graders, train)
         validation(args, guard, graders, val)
 
     for step in run.steps():

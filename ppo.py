@@ -39,10 +39,11 @@ from torch import nn
 import common
 import watch
 from common import Rollout, at_least_fp32, kl_estimates, pad_id, sample, token_logps
-from parts import rollouts, runs
+from parts import memory, rollouts, runs
 from parts.files import UserError, command, load_function, number
+from parts.guard import Guard, weights_to_write
 from parts.lora import adapter_off
-from parts.parallel import add_up, all_max, all_sum, as_forward, score_answers
+from parts.parallel import add_up, all_max, all_sum, as_forward, score_answers, world
 from parts.rollouts import LEAST_STEPS, ROWS
 
 # learning rates for models below 100 M parameters (3e-4 spends twice the KL for less), larger ones,
@@ -241,16 +242,16 @@ def parse_args(argv=None):
     add("--no-end-penalty", type=number(at_least=0), default=1.0, help="subtracted from the reward of a cut answer (default %(default)s)")
     # fmt: on
     rollouts.add_rollout_arguments(parser)
+    parser.add_examples_argument()
     watch.add_watch_arguments(parser)
     parser.add_run_arguments("runs/ppo", RATES, f"1, or what makes {LEAST_STEPS} steps")
     parser.set_defaults(eval_every=5, save_every=20)  # a step is a whole rollout
     args = parser.parse_args(argv)
     rollouts.check_lengths(args)
+    runs.default_examples(args, [args.prompts])
     if (args.reward_model is None) == (args.reward_fn is None):
-        raise UserError(
-            "a reward is needed, and only one: --reward-model FOLDER (train it with "
-            "reward_train.py), or --reward-fn FILE:FUNCTION"
-        )
+        needed = "a reward is needed, and only one: --reward-model FOLDER (train it with"
+        raise UserError(f"{needed} reward_train.py), or --reward-fn FILE:FUNCTION")
     if args.critic == "rm" and args.reward_fn:
         raise UserError("--critic rm: there is no --reward-model to copy; use policy or shared")
     return args
@@ -273,21 +274,13 @@ def load_data(args, tokenizer):
     if not train:
         raise UserError(f"--prompts {args.prompts}: {fix}")
     val, room = runs.some_prompts(val, 64), args.max_length - args.max_new_tokens
+    examples = runs.load_examples(args.examples)
+    for row in [*train, *val]:
+        row["prompt"] = runs.after_examples(examples, row)
     lengths = (len(common.encode_prompt(tokenizer, row["prompt"])) for row in [*train, *val])
     counts = {"prompts": len(rows), f"cut to {room} tokens": sum(n > room for n in lengths)}
     runs.describe(counts, train, val)
     return train, val
-
-
-def prompts_of_step(n, size, seed, step):
-    """(`size` indices of prompts for this step, counted from 1; the pass in which they begin).
-
-    The prompts come in an endless row of seeded permutations of n, so that a small file repeats.
-    """
-    places = range((step - 1) * size, step * size)
-    passes = range(places[0] // n, places[-1] // n + 1)
-    order = {e: np.random.default_rng([seed, e]).permutation(n) for e in passes}
-    return [int(order[p // n][p % n]) for p in places], passes[0]
 
 
 # ---- 6. the models ----
@@ -296,30 +289,36 @@ def prompts_of_step(n, size, seed, step):
 def load_models(args, run):
     """(policy, reference, critic, reward, tokenizer)
 
-    The policy is trained. The reference is a frozen copy of its start or, with LoRA, the policy
-    with its adapters off. The critic is a trunk of its own with a value head, or a head on the
-    policy.
+    The reference is a frozen copy of the policy's start or, with LoRA, the policy with its adapters
+    off. The critic is a trunk of its own with a value head, or a head on the policy.
     """
-    tokenizer = common.load_tokenizer(args.model)
-    policy = common.load_policy(args.model, run.dtype, run.device, lora_rank=args.lora_rank)
-    reference = policy
-    if not args.lora_rank:
-        reference = common.load_policy(args.model, run.dtype, run.device, trainable=False)
+    policy, reference, tokenizer = rollouts.load_models(args, run, with_reference=True)
     if args.reward_fn:
-        reward, same = load_function(args.reward_fn, "--reward-fn"), False
+        reward, trunk = load_function(args.reward_fn, "--reward-fn"), "policy"
     else:
         reward = common.reward_function(
             args.reward_model, run.dtype, run.device, tokens=lambda: args.micro_tokens
         )
-        own = common.load_tokenizer(args.reward_model, "--reward-model").get_vocab()
-        same = own == tokenizer.get_vocab()
-        if args.critic == "rm" and not same:
-            raise UserError(
-                f"--critic rm: the tokenizer of {args.reward_model} ({len(own)} entries) is not "
-                f"the policy's ({len(tokenizer)}); use policy or shared"
-            )
-    args.critic = args.critic or ("rm" if same else "policy")
+        vocabulary = common.load_tokenizer(args.reward_model, "--reward-model").get_vocab()
+        trunk = "rm" if vocabulary == tokenizer.get_vocab() else "policy"
+        if args.critic == "rm" and trunk != "rm":
+            sizes = f"{args.reward_model} ({len(vocabulary)} entries) is not the policy's"
+            fix = f"({len(tokenizer)}); use policy or shared"
+            raise UserError(f"--critic rm: the tokenizer of {sizes} {fix}")
+    args.critic = args.critic or critic_that_fits(args, run, policy, trunk)
     return policy, reference, load_critic(args, run, policy, tokenizer), reward, tokenizer
+
+
+def critic_that_fits(args, run, policy, trunk):
+    """`trunk`, or "shared" where a critic of its own, as large as the policy, leaves no memory."""
+    free, shards = memory.free_memory(run.device), world() if args.fsdp else 1
+    training = memory.training_bytes([policy]) / shards
+    critic = training + sum(w.numel() * w.element_size() for w in policy.parameters()) / shards
+    if free is None or training + critic <= memory.MARGIN * free:
+        return trunk
+    needed, left = critic / 1e9, max(0, free - training) / 1e9
+    print(f"critic     shared: one of its own needs {needed:.1f} GB; the policy leaves {left:.1f}")
+    return "shared"
 
 
 def load_critic(args, run, policy, tokenizer):
@@ -331,12 +330,10 @@ def load_critic(args, run, policy, tokenizer):
         critic, size = nn.Module(), policy.config.get_text_config().hidden_size
         critic.fresh_head = True
     else:
-        source, flag = args.model, "--model"
+        source, settings = args.model, {"lora_rank": args.lora_rank}
         if args.critic == "rm":
-            source, flag = args.reward_model, "--reward-model"
-        critic = common.load_reward_model(
-            source, tokenizer, run.dtype, run.device, lora_rank=args.lora_rank, flag=flag
-        )
+            source, settings["flag"] = args.reward_model, "--reward-model"
+        critic = common.load_reward_model(source, tokenizer, run.dtype, run.device, **settings)
         size = critic.score.in_features
     head = nn.Linear(size, 1).to(run.device)
     nn.init.zeros_(head.weight)
@@ -366,16 +363,12 @@ def values_of(trunk, critic, ids, attention_mask, mask):
 
 def preflight(args, run, models, rows):
     """Rollout log-probs = teacher forcing; KL 0 to the reference; where the critic starts."""
-    policy, *_, tokenizer = models
-    flag, b = f"--model {args.model}", rollout(args, run, models, rows[:8], args.seed)
-    logps = rollouts.preflight(run, policy, tokenizer, b, flag)
-    name = "the log-probs of policy and reference"
-    runs.gap_between(policy, name, logps, b["ref_logps"], b["mask"], flag)
-    values, scores = b["values"][b["mask"]], b["scores"]
-    start = f"values {values.mean():.3f} ± {values.std():.3f}"
-    print(
-        f"preflight  critic {args.critic}: {start}; scores {scores.mean():.3f} ± {scores.std():.3f}"
-    )
+    policy, reference, *_, tokenizer = models
+    b = rollout(args, run, models, rows[:8], args.seed)
+    rollouts.preflight(run, policy, reference, tokenizer, b)
+    starts = {"values": b["values"][b["mask"]], "scores": b["scores"]}
+    shown = "; ".join(f"{name} {x.mean():.3f} ± {x.std():.3f}" for name, x in starts.items())
+    print(f"preflight  critic {args.critic}: {shown}")
 
 
 # ---- 8. the loop ----
@@ -492,7 +485,7 @@ def update(args, run, policy, critic, b):
 
 def rollout_row(b, kl, kl_coef):
     """The metrics of a rollout: means over its actions, or over its answers."""
-    mask, scores = b["mask"], b["scores"]
+    mask, scores, tokens = b["mask"], b["scores"], int(b["attention_mask"].sum())
     k3 = kl_estimates(b["logps"], b["ref_logps"], mask)[2]
     kl_ref = kl.sum(1).mean().item()
     return {
@@ -503,27 +496,21 @@ def rollout_row(b, kl, kl_coef):
         "objective": scores.mean().item() - kl_coef * kl_ref,
         "explained_variance": explained_variance(b["returns"], b["values"], mask),
         "advantage/abs_mean": masked_mean(b["advantages"].abs(), mask).item(),
-        **rollouts.length_row(
-            mask.sum(1).tolist(), (~b["finished"]).tolist(), int(b["attention_mask"].sum())
-        ),
+        **rollouts.length_row(mask.sum(1).tolist(), (~b["finished"]).tolist(), tokens),
         **watch.text_metrics(b["prompts"], b["texts"]),
     }  # fmt: skip
 
 
 def rollout_rows(step, b, kl):
     """What rollouts.jsonl holds of each answer."""
-    columns = {
-        "prompt": b["prompts"], "answer": b["texts"], "reward": b["scores"].tolist(),
-        "kl": kl.sum(1).tolist(), "finished": b["finished"].tolist(),
-    }  # fmt: skip
+    columns = {"prompt": b["prompts"], "answer": b["texts"], "reward": b["scores"]}
+    columns |= {"kl": kl.sum(1), "finished": b["finished"]}
     return [{"step": step, **dict(zip(columns, row))} for row in zip(*columns.values())]
 
 
 def evaluate(args, run, models, gold, rows):
-    """(metrics, samples) of one answer to each validation prompt, the same draws each time.
-
-    The metrics are of answers at the training temperature, which the KL needs; samples are greedy.
-    """
+    """(metrics, greedy samples) of the validation prompts; the metrics are of one answer to each at
+    the training temperature, which the KL needs, by the same draws each time."""
     if not rows:
         return {}, []
     policy, *_, tokenizer = models
@@ -532,9 +519,7 @@ def evaluate(args, run, models, gold, rows):
     metrics = {
         **rollouts.scored("val/score", b["scores"].tolist()),
         "val/kl": kl.sum(1).mean().item(),
-        "val/length": b["mask"].sum(1).float().mean().item(),
-        "val/n": len(b["texts"]),
-        "val/cut": 1 - b["finished"].float().mean().item(),
+        **rollouts.val_row(b["mask"].sum(1).tolist(), (~b["finished"]).tolist()),
     }
     if gold:
         scores = score_answers(gold, "--gold", b["rows"], b["prompts"], b["texts"])
@@ -545,7 +530,7 @@ def evaluate(args, run, models, gold, rows):
 def main(argv=None):
     args = parse_args(argv)
     functions = [spec.rpartition(":")[0] for spec in (args.reward_fn, args.gold) if spec]
-    inputs = [args.model, args.prompts, args.reward_model, *functions]
+    inputs = [args.model, args.prompts, args.reward_model, args.examples, *functions]
     run = runs.Run("ppo", args, inputs, SHOW, HEADLINE)
     gold = load_function(args.gold, "--gold") if args.gold else None
     models = load_models(args, run)
@@ -556,11 +541,11 @@ def main(argv=None):
     passes = f"{args.ppo_epochs} passes in batches of {args.batch_size} = {updates} updates"
     print(f"plan       {run.planned} steps of {args.rollouts} answers; per step {passes}")
     print(watch.promise(args, bool(val)))
-    args.restore = rollouts.weights_to_write(args.restore, len(val), "prompts")
+    args.restore = weights_to_write(args.restore, len(val), "prompts")
     run.state = {"policy": policy, "critic": critic, "kl_coef": args.beta}
     lr = args.lr or runs.default_lr(policy, RATES)
     run.start(tokenizer, lr, HEAD_LR if critic.fresh_head else None)
-    guard = rollouts.Guard(run, watch.Watcher(args, run.rows()))
+    guard = Guard(run, watch.Watcher(args, run.rows()))
     kl_control = AdaptiveKL(run.state["kl_coef"], args.kl_target)
     if run.step == 0:
         preflight(args, run, models, train)
@@ -570,9 +555,8 @@ def main(argv=None):
         # (1) rollout: one answer to each prompt, log-probs kept
         # (2) score: the reward model, or a function, reads the whole answer
         # (3) reference log-probs of the same tokens, and the critic's values
-        places, epoch = prompts_of_step(len(train), args.rollouts, args.seed, step)
-        rows = [train[i] for i in places]
-        b = rollout(args, run, models, rows, args.seed * 10**6 + step)
+        places, epoch = rollouts.prompts_of_step(len(train), args.rollouts, args.seed, step)
+        b = rollout(args, run, models, [train[i] for i in places], args.seed * 10**6 + step)
         # (4) rewards: −β·k1 at every token; the score at the last one
         rewards, kl = shape_rewards(
             b["scores"], b["logps"], b["ref_logps"], b["mask"], kl_control.value,
@@ -603,13 +587,10 @@ def main(argv=None):
 
 def next_command(args):
     """How to compare base and result: by the gold or reward function, and by the reward model."""
-    command, scorer = (
-        f"python evaluate.py --model {args.model} {args.out}",
-        args.gold or args.reward_fn,
-    )
-    command += f" --prompts {args.prompts}" * (args.prompts != "data/prompts.jsonl")
-    command += f" --gold {scorer}" * bool(scorer)
-    return f"{command} --reward-model {args.reward_model or 'none'}"
+    scorer, reward_model = args.gold or args.reward_fn, args.reward_model or "none"
+    prompts = f" --prompts {args.prompts}" * (args.prompts != "data/prompts.jsonl")
+    flags = prompts + f" --gold {scorer}" * bool(scorer) + f" --reward-model {reward_model}"
+    return f"python evaluate.py --model {args.model} {args.out}{flags}"
 
 
 # ---- 10. the guard ----

@@ -1,4 +1,4 @@
-"""parts/recipe.py: command lines of the rubric recipe, name=value pairs, as flags of grpo_rubric.py.
+"""parts/recipe.py: lines of the rubric recipe, name=value pairs, as flags of grpo_rubric.py.
 
     python grpo_rubric.py model_name=Qwen/Qwen3-0.6B data_path=mine.json group_size=8
 

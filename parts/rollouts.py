@@ -10,10 +10,6 @@ logps                             of a0  of a1  of end  at the sampling temperat
 `logps` are log π_old, by the sampler. In half precision the sampler differs from a forward by
 tenths on single tokens, enough to clip by rounding alone; `rescore` then puts those of a forward in
 their place and keeps the others as `sampler_logps`.
-
-`Guard` connects a run to the alarms of watch.py: it prints them, keeps the weights that validate
-best, and ends the run when a rule says so. Best weights and the reason lie in `run.state`, so a
-resumed run restores the same weights, and a run that an alarm ended does not train on.
 """
 
 import math
@@ -24,20 +20,18 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 import common
 from common import pad_rows, sample, token_logps
 from parts import parallel, runs
-from parts.files import UserError, number, write_json
+from parts.files import UserError, number
+from parts.guard import LEAST_VALIDATION, add_restore_argument
 from parts.lora import adapter_off
 from parts.means import half_interval, mean
 
 IMPORTANCE_MAX = 2.0  # a token's largest weight, policy / sampler
 LEAST_STEPS = 24  # without --epochs, a small file is repeated until it makes this many steps
 EVAL_FRACTION = 0.05  # of the prompts, if the file has no split and is not small
-LEAST_VALIDATION = 8  # answers; fewer are no ground to choose weights by
-MANY_CUT = 0.05  # share of cut answers beyond which the limit should be raised
 ROWS = ("ids", "attention_mask", "mask")
 
 
@@ -50,8 +44,8 @@ def add_rollout_arguments(parser):
     # fmt: off
     add("--temperature", type=number(above=0), default=1.0, help="temperature of rollouts and updates (default %(default)s)")
     add("--max-new-tokens", type=number(int, at_least=1), default=96, help="longest answer or turn, in tokens (default %(default)s)")
-    add("--restore", choices=("best", "last"), help=f"weights written: best by validation (default, from {LEAST_VALIDATION} answers on) or last")
     # fmt: on
+    add_restore_argument(parser)
 
 
 def add_group_arguments(parser):
@@ -126,6 +120,17 @@ def is_held_out(rows, fraction):
     return held
 
 
+def prompts_of_step(n, size, seed, step):
+    """(`size` indices of prompts for this step, counted from 1; the pass in which they begin).
+
+    The prompts come in an endless row of seeded permutations of n, so that a small file repeats.
+    """
+    places = range((step - 1) * size, step * size)
+    passes = range(places[0] // n, places[-1] // n + 1)
+    order = {e: np.random.default_rng([seed, e]).permutation(n) for e in passes}
+    return [int(order[p // n][p % n]) for p in places], passes[0]
+
+
 # ---- log-probs ----
 
 
@@ -173,30 +178,40 @@ def importance_weights(old_logps, sampler_logps):
     return (old_logps - sampler_logps).exp().clamp(max=IMPORTANCE_MAX)
 
 
-def preflight(run, policy, tokenizer, b, flag):
-    """Log-probs of the rollout = a teacher-forced pass, which is returned; one answer, marked."""
-    rows = [b[key] for key in ROWS]
+def preflight(run, policy, reference, tokenizer, b):
+    """Log-probs of a rollout = a teacher-forced pass = the reference; one answer, marked.
+
+    reference: the start, or None (there is none, or it is a teacher).
+    """
+    rows, flag = [b[key] for key in ROWS], f"--model {run.args.model}"
+    given = b, run.args.temperature, [range(len(b["ids"]))]
     runs.check_head(policy, *rows, flag)
-    logps = teacher_forced(run, policy, b, run.args.temperature, [range(len(b["ids"]))])
-    runs.gap_between(
-        policy, "the rollout's log-probs and teacher forcing", logps,
-        b.get("sampler_logps", b["logps"]), b["mask"],
-        f"{flag}: what is scored is not what was sampled",
-    )  # fmt: skip
+    logps, sampler_logps = teacher_forced(run, policy, *given), b.get("sampler_logps", b["logps"])
+    name, wrong = (
+        "the rollout's log-probs and teacher forcing",
+        "what is scored is not what was sampled",
+    )
+    runs.gap_between(policy, name, logps, sampler_logps, b["mask"], f"{flag}: {wrong}")
+    if reference:
+        with adapter_off(reference):
+            ref_logps = b.get("ref_logps")  # ppo.py has them already
+            ref_logps = teacher_forced(run, reference, *given) if ref_logps is None else ref_logps
+        name, wrong = "the log-probs of policy and reference", "the reference is not the policy"
+        runs.gap_between(policy, name, logps, ref_logps, b["mask"], f"{flag}: {wrong}")
     runs.show_row(tokenizer, rows, "first answer", "· given   ▮ action   ◆ the last action")
-    return logps
 
 
-# ---- the models of GRPO ----
+# ---- the models ----
 
 
-def load_models(args, run):
+def load_models(args, run, with_reference=None):
     """(policy, reference, tokenizer): the reference is a frozen copy of the start, with LoRA the
-    policy with its adapter off, without --beta None; with --teacher it is the teacher."""
+    policy with its adapter off, None without --beta; with --teacher it is the teacher."""
     tokenizer = common.load_tokenizer(args.model)
     policy = common.load_policy(args.model, run.dtype, run.device, lora_rank=args.lora_rank)
-    teacher, reference = getattr(args, "teacher", None), policy if args.beta else None
-    if args.beta and (teacher or not args.lora_rank):
+    with_reference = with_reference or args.beta > 0
+    teacher, reference = getattr(args, "teacher", None), policy if with_reference else None
+    if with_reference and (teacher or not args.lora_rank):
         frozen, flag = (teacher, "--teacher") if teacher else (args.model, "--model")
         reference = common.load_policy(frozen, run.dtype, run.device, False, flag=flag)
     if teacher and common.load_tokenizer(teacher).get_vocab() != tokenizer.get_vocab():
@@ -365,6 +380,11 @@ def length_row(lengths, is_cut, tokens):
     }
 
 
+def val_row(lengths, is_cut):
+    """The counts of an evaluation; lengths, is_cut: as for `length_row`."""
+    return {"val/n": len(lengths), "val/length": mean(lengths), "val/cut": mean(is_cut)}
+
+
 def group_row(rewards_PG, advantages_PG, lengths, middle=0.5):
     """The metrics of reward/*, groups/* and advantage/*; lengths: tokens of the N answers.
 
@@ -416,7 +436,7 @@ def weighted_sums(parts, weights):
     ]
 
 
-# ---- evaluation, the weights to write, the end ----
+# ---- evaluation ----
 
 
 def greedy_samples(args, policy, tokenizer, prompts):
@@ -424,92 +444,3 @@ def greedy_samples(args, policy, tokenizer, prompts):
     rollout = sample(policy, tokenizer, prompts[:2], 1, args.max_new_tokens, temperature=0)
     ids = rollout.prompt_ids
     return [{"prompt": tokenizer.decode(p), "answer": a} for p, a in zip(ids, rollout.texts)]
-
-
-def weights_to_write(restore, n, unit):
-    """ "best" or "last", printed; restore: the user's choice, or None; n: validation answers."""
-    restore = restore or ("best" if n >= LEAST_VALIDATION else "last")
-    few = f"; fewer than {LEAST_VALIDATION} choose no weights" * (0 < n < LEAST_VALIDATION)
-    print(f"validation {n} {unit}; written are the {restore} weights (--restore){few}")
-    return restore
-
-
-def write_summary(run, step, results):
-    """summary.json: how the run ended, and `results`, {name: row}; step: of the weights."""
-    if not parallel.rank():
-        reason = run.state["ended"] or "max_steps"
-        head = {"step": step, "last_step": run.step, "stop_reason": reason}
-        write_json(run.out / "summary.json", head | results)
-
-
-class Guard:
-    """The alarms over a run. watcher: a `watch.Watcher` that has read `run.rows()`."""
-
-    def __init__(self, run, watcher, unit="answers"):
-        self.run, self.watcher, self.unit, self.step = run, watcher, unit, None
-        run.state.setdefault("best", None)  # {"step", "weights"} of the best validation
-        run.state.setdefault("ended", None)  # the reason, once a rule has ended the run
-
-    def log(self, row):
-        """One row of metrics.jsonl; what it sets off is printed above the bar."""
-        self.run.log(row)
-        cut = row["length/truncated_frac"]
-        if self.run.step == 1 and cut:
-            text = (
-                f"step 1: {cut:.0%} of {row['episodes']} {self.unit} were cut at --max-new-tokens"
-            )
-            tqdm.write(f"{text} {self.run.args.max_new_tokens}{'; raise it' * (cut > MANY_CUT)}")
-        self._see(row)
-
-    def evaluation(self, metrics, samples):
-        """Log an evaluation; keep a copy of the weights if it is the best so far."""
-        run, best = self.run, self.run.state["best"]
-        run.evaluation(metrics, samples)
-        self._see(metrics)
-        if run.args.restore == "best" and self.watcher.best_step() == run.step:
-            weights = parallel.trained_weights(run.model).items()
-            whole = ((name, parallel.whole(weight.detach())) for name, weight in weights)
-            if best:  # into the copy there is: a second one would not fit everywhere
-                best["step"] = run.step
-                for name, weight in whole:
-                    best["weights"][name].copy_(weight)
-            else:
-                copy = {name: weight.to("cpu", copy=True) for name, weight in whole}
-                run.state["best"] = {"step": run.step, "weights": copy}
-
-    def _see(self, row):
-        for event in self.watcher.add({"step": self.run.step, **row}):
-            if not parallel.rank():
-                tqdm.write(str(event))
-
-    def end_step(self):
-        """End the run if a rule says so; to be asked when all rows of the step are in."""
-        reason = parallel.from_rank_0(self.watcher.stop_reason())
-        self.run.state["ended"] = None if reason == "max_steps" else reason
-
-    def save(self):
-        """At the end, before the test set: write the weights of the best validation, or the last.
-
-        Returns their step.
-        """
-        run, best = self.run, self.run.state["best"]
-        self.step = run.step
-        if best:
-            parallel.load_weights(run.model, best["weights"])
-            self.step = best["step"]
-        run.save()
-        return self.step
-
-    def finish(self, next):
-        """`Run.finish`, after `save` unless the run was stopped; says which weights were written."""
-        run = self.run
-        if run.stopped:
-            return run.finish(next)
-        if self.step < run.step:
-            print(f"weights of step {self.step}, the best validation")
-        if run.state["ended"]:
-            print(f"stopped by watch.py after step {run.step}: {run.state['ended']}")
-        status = run.finish(next, self.step)
-        if self.step == 0:
-            print("no improvement on validation: this is the starting model")
-        return status

@@ -373,6 +373,30 @@ def test_answers_without_advantage_cost_no_forward(aggregation, graded, monkeypa
     assert row["entropy"] == pytest.approx(entropies[rows[2]].mean().item(), rel=1e-5)
 
 
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+def test_rounding_moves_no_ratio(dtype, graded, monkeypatch):
+    """Half precision: with several substeps π_old is a forward in the update's own micro-batches,
+    so the first ratios are 1 to the bit, where GSPO clips at 3e-4; the sampler is in the weights
+    π_old/π_sampler. In fp32 the sampler's log-probs are π_old, without a forward."""
+    flags = f"--dtype {dtype} --num-substeps 2 --loss gspo --lr 1e-2 --micro-tokens 150"
+    args, run, _, b, _, in_loss = opened(graded, flags)
+    drawn, half = b["logps"].clone(), dtype != "fp32"
+    losses, forwards = Spy(monkeypatch, grpo_rubric, "grpo_loss"), []
+    real = rollouts.token_logps
+    spy = lambda *a, **k: forwards.append(torch.is_grad_enabled()) or real(*a, **k)  # noqa: E731
+    monkeypatch.setattr(rollouts, "token_logps", spy)
+    row = grpo_rubric.update(args, run, None, b, torch.tensor([1.0, -1.0] * 8), in_loss)
+    assert forwards.count(True) > 3 and forwards.count(False) == forwards.count(True) * half
+    first = [call for call in losses.calls[: len(losses.calls) // 2] if half]
+    assert all(torch.equal(logps, old) for logps, old, *_ in first)
+    assert torch.equal(b.get("sampler_logps", b["logps"]), drawn)
+    if half:
+        logps, old, weights, mask, *_ = losses.calls[-1]
+        assert (weights[mask].abs() <= 2).all() and weights[mask].abs().std() > 0.05
+        assert (b["logps"] - drawn)[b["mask"]].abs().max() > 0.3, "the noise of `opened`"
+    assert row["sample_gap"] > 0.3
+
+
 def test_nothing_to_learn_from(graded):
     """No step at all: AdamW moves the weights by its moments at a gradient of 0."""
     args, run, _, b, advantages, in_loss = opened(graded, "--num-substeps 2")
@@ -533,7 +557,9 @@ def test_a_lost_grade_is_no_zero(graded, tmp_path, monkeypatch):
         return grades
 
     monkeypatch.setattr(judge, "grade_answers", grade)
-    monkeypatch.setattr(common, "reward_function", lambda *a, **k: lambda p, texts: scores[: len(texts)])
+    monkeypatch.setattr(
+        common, "reward_function", lambda *a, **k: lambda p, texts: scores[: len(texts)]
+    )
     spy = Spy(monkeypatch, grpo_rubric, "update")
     flags = f"--reward rubric --reward model --reward-model {graded['reward']}"
     row = trained(run(graded, tmp_path / "run", flags, "--overlong penalty --steps 1"))[0]

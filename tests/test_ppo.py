@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 import common
 import ppo
-from parts import files, runs
+from parts import files, rollouts, runs
 from test_losses import F64, close, on, t
 from tiny import (
     CHATML,
@@ -307,6 +307,37 @@ def test_first_minibatch_has_ratio_one_and_kl_zero(family, critic, temperature, 
     assert b["values"][mask].std() > 0.1 and not b["values"][~mask].any()
 
 
+@cases("""
+dtype | critic
+bf16 | policy
+fp16 | shared
+fp32 | policy
+""")
+def test_rounding_moves_no_ratio(dtype, critic, world, monkeypatch):
+    """In half precision π_old is a forward in the update's own micro-batches: the first ratio is 1
+    to the bit, and the sampler is in the weights π_old/π_sampler of the advantages."""
+    flags = f"--dtype {dtype} --temperature 0.7 --micro-tokens 140 --batch-size 3"
+    args, run, models = begun(world, flags, critic=critic)
+    b = filled(args, run, models, generic=False)
+    assert ("sampler_logps" in b) == (dtype != "fp32")
+    sampler_logps, mask = b.get("sampler_logps", b["logps"]), b["mask"]
+    losses = Spy(monkeypatch, ppo, "ppo_policy_loss")
+    _, row = gradients(monkeypatch, ppo.update, args, run, models[0], models[2], b)
+    exact = dict.fromkeys(("approx_kl", "clip_frac", "importance_capped_frac"), 0)
+    assert near(
+        row, exact | {"ratio/max": 1, "ratio/mean": 1}, abs=0 if "sampler_logps" in b else 1e-5
+    )
+    gaps = (b["logps"] - sampler_logps)[mask]
+    assert (gaps.abs().max() > 1e-4) == (dtype != "fp32")
+    rows = ppo.minibatches(args, run, 8, epoch=0)[0]
+    advantages = (b["advantages"] * (b["logps"] - sampler_logps).exp())[rows]
+    first = (b["logps"] - sampler_logps)[rows].abs().max().item()
+    assert row["sample_gap"] == pytest.approx(first, abs=2e-5)
+    given = torch.cat([call[2][call[3]] for call in losses.calls])
+    expected = advantages[mask[rows]]
+    assert close(given.double()[: len(expected)].sort()[0], expected.double().sort()[0], 1e-6)
+
+
 def test_none_drops_the_answer(world):
     """No score is not 0. The ids are those drawn, which need not survive decode and encode; a
     function that fails on five of eight would train on what it likes to parse."""
@@ -541,10 +572,10 @@ def test_prompts_and_splits(world, tmp_path, capsys):
     assert "prompts 9; training 3, held out 3" in capsys.readouterr().out
     train, val = loaded([{"prompt": f"Ask {i}"} for i in range(400)], "--eval-fraction 0.3")
     assert len(val) == 64 and 240 < len(train) < 320 and not {*train} & {*val}
-    places, epochs = zip(*(ppo.prompts_of_step(12, 8, 0, step) for step in (1, 2, 3)))
+    places, epochs = zip(*(rollouts.prompts_of_step(12, 8, 0, step) for step in (1, 2, 3)))
     drawn = sum(places, [])
     assert sorted(drawn[:12]) == sorted(drawn[12:]) == list(range(12)) and drawn[:12] != drawn[12:]
-    assert epochs == (0, 0, 1) and ppo.prompts_of_step(12, 8, 1, 1)[0] != places[0]
+    assert epochs == (0, 0, 1) and rollouts.prompts_of_step(12, 8, 1, 1)[0] != places[0]
     args, run, models = begun(world, "--max-length 32 --eval-fraction 0")
     whole = [common.encode_prompt(models[-1], row["prompt"]) for row in ROWS]
     long = sum(len(ids) > 25 for ids in whole)
