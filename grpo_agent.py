@@ -597,7 +597,7 @@ def baselines_row(args, make):
     return metrics
 
 
-def final_test(args, run, tokenizer, make, step):
+def final_test(args, run, reference, tokenizer, make, step):
     """summary.json: baselines, start and trained policy on test seeds, played once, here."""
     seeds, results = range(TEST_SEEDS, TEST_SEEDS + args.test_episodes), {}
 
@@ -608,7 +608,7 @@ def final_test(args, run, tokenizer, make, step):
     if seeds:
         for name, alive in play_baselines(args, make, seeds).items():
             results[f"test baseline {name}"] = scores_of(alive), {}
-        results["test before"] = rollouts.by_the_start(args, run, test)
+        results["test before"] = rollouts.by_the_start(args, run, reference, test)
         results["test after"] = test(run.model)
     for name, (scores, _) in results.items():
         print(f"{name:22} {in_words(scores)}")
@@ -707,7 +707,7 @@ def main(argv=None):
 
     # ---- 9. save ----
     if not run.stopped:
-        final_test(args, run, tokenizer, make, guard.save())
+        final_test(args, run, reference, tokenizer, make, guard.save())
     game = shlex.join(["--env", args.env, "--env-args", args.env_args])
     following = f"python grpo_agent.py play {game} --policy {args.out} --seed 7"
     return guard.finish(following) or watch.exit_code(run.state["ended"])

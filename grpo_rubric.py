@@ -451,8 +451,7 @@ class Graders:
 def preflight(args, run, reference, graders, train):
     """The rollout = teacher forcing; one answer, marked; one group as a table."""
     b = graded(args, run, graders, train[:2], args.seed)
-    start = None if args.teacher else reference
-    rollouts.preflight(run, run.model, start, run.tokenizer, b)
+    rollouts.preflight(run, run.model, reference, run.tokenizer, b)
     rewards_PG, advantages_PG = advantages_of(args, b)
     show_group(train[0], b["grades"], rewards_PG[0], advantages_PG[0])
 
@@ -677,7 +676,7 @@ def validation(args, guard, graders, rows):
     write_rollout(run, "validation", b)
 
 
-def final_test(args, run, graders, rows, step):
+def final_test(args, run, reference, graders, rows, step):
     """summary.json: the test rows, touched once, answered by the start and by the result."""
 
     def test(policy):
@@ -689,7 +688,7 @@ def final_test(args, run, graders, rows, step):
 
     results = {}
     if rows:
-        results["test_before"] = rollouts.by_the_start(args, run, test)
+        results["test_before"] = rollouts.by_the_start(args, run, reference, test)
         results["test_after"] = test(run.model)
     for name, row in results.items():
         score, low, high = row["score"], row["low"], row["high"]
@@ -702,8 +701,8 @@ def main(argv=None):
     args = parse_args(argv)
     if args.dry_run:
         return dry_run(args)
-    models = [args.model, args.reward_model, args.teacher]
-    inputs = [*models, args.data, args.examples, args.ruler_rubric]
+    inputs = [args.model, args.data, args.reward_model, args.ruler_rubric, args.teacher]
+    inputs.append(args.examples)
     run = runs.Run("grpo_rubric", args, inputs, SHOW, HEADLINE)
     train, val, test = data = load_data(args)
     run.planned = plan(args, train)
@@ -711,11 +710,12 @@ def main(argv=None):
     args.restore = weights_to_write(args.restore, len(val), "prompts")
     graders = Graders(args, run, data)
     policy, reference, tokenizer = load_models(args, run)
+    start = None if args.teacher else reference
     run.state = {"policy": policy, "pass_rates": torch.full((len(train),), 0.5)}
     run.start(tokenizer, args.lr or runs.default_lr(policy, RATES))
     guard = Guard(run, watch.Watcher(args, run.rows()))
     if run.step == 0:
-        preflight(args, run, reference, graders, train)
+        preflight(args, run, start, graders, train)
         validation(args, guard, graders, val)
 
     for step in run.steps():
@@ -742,7 +742,7 @@ def main(argv=None):
 
     # ---- 9. save ----
     if not run.stopped:
-        final_test(args, run, graders, test, guard.save())
+        final_test(args, run, start, graders, test, guard.save())
     return guard.finish(f"python watch.py {args.out}") or watch.exit_code(run.state["ended"])
 
 

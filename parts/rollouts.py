@@ -224,13 +224,14 @@ def scored(key, scores):
     return {key: mean(scores), f"{key}_ci": half_interval(scores)}
 
 
-def by_the_start(args, run, evaluate):
-    """evaluate(policy before step one): with LoRA the policy with its adapter off, else loaded for
-    this call alone."""
-    if args.lora_rank:
-        with adapter_off(run.model):
-            return evaluate(run.model)
-    return evaluate(common.load_policy(args.model, run.dtype, run.device, trainable=False))
+def by_the_start(args, run, reference, evaluate):
+    """evaluate(policy before step one): the reference, with LoRA the policy with its adapter off,
+    else a model that is loaded for this call alone. reference: None if it is another model."""
+    start = run.model if args.lora_rank else reference
+    if start is None:
+        start = common.load_policy(args.model, run.dtype, run.device, trainable=False)
+    with adapter_off(start):
+        return evaluate(start)
 
 
 # ---- the update of GRPO ----

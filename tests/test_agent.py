@@ -412,6 +412,8 @@ lambda env, rng: "a" | lambda env, rng: 1 / 0 | a baseline raised: ZeroDivisionE
 "vowels", (0 | "score", (0 | 4 of 4 episodes raised; .* lacks 'score', its val_key
 "content": f"Go | "text": f"Go | 4 of 4 episodes raised; .* needs a "role" .* and a "content"
 got, done | float('nan'), done | 4 of 4 episodes raised; .* expected finite numbers
+"invalid": 1 | "invalid": self.n % 2 | 4 of 4 episodes raised; .*"invalid"\\] is 0 after 1; .* never falls
+"invalid": 1 | "invalid": 2 | 4 of 4 episodes raised; .*"invalid"\\] is 2 after 0; expected the number
 """)
 def test_a_faulty_environment_is_one_line(old, new, message, folder, tmp_path):
     env, path = echo(tmp_path), tmp_path / "echo_env.py"

@@ -4,6 +4,7 @@ import json
 import math
 import random
 import socket
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -617,3 +618,95 @@ def test_checks_alone_ask_nobody(graded, tmp_path, monkeypatch):
     assert not (tmp_path / "no").exists()
     run(graded, tmp_path / "short", "--max-length 26 --steps 1")
     assert max(len(prompt) for call in spy.calls for prompt in call[2]) == 20
+
+
+def test_a_redraw_depends_on_the_seed_of_the_run_alone(graded, monkeypatch):
+    """`--data-seed` splits the file; seeded by it, two runs would ask the same prompts in order."""
+    monkeypatch.setattr(
+        grpo_rubric, "graded", lambda args, run, graders, rows, seed: {"rows": rows}
+    )
+    signal = torch.tensor([[1.0, -1.0]] * 8)
+    monkeypatch.setattr(grpo_rubric, "advantages_of", lambda args, b: (signal, signal))
+    orders = {}
+    for flags in ("--seed 1", "--seed 2", "--seed 1 --data-seed 7", "--seed 1 --redraw 1",
+                  "--seed 2 --redraw 1", "--seed 1 --redraw 1 --data-seed 7"):  # fmt: skip
+        args = grpo_rubric.parse_args(words("--group-size 2 --groups-per-batch 8", flags))
+        for step in (1, 2):
+            run = SimpleNamespace(state={"pass_rates": torch.full((64,), 0.5)}, step=step)
+            b, _ = grpo_rubric.draw(args, run, None, list(range(64)))
+            orders[flags, step] = b["rows"]
+    for kind in ("", " --redraw 1"):
+        one, two = ([orders[f"--seed {seed}{kind}", step] for step in (1, 2)] for seed in (1, 2))
+        assert one[0] != one[1] and one[0] != two[0] and one[1] != two[1]
+        assert one == [orders[f"--seed 1{kind} --data-seed 7", step] for step in (1, 2)]
+
+
+def test_the_model_is_saved_before_the_test_rows_are_answered(graded, tmp_path, monkeypatch):
+    """A judge that dies at the last line cost the whole run."""
+    out, real = tmp_path / "run", grpo_rubric.evaluate
+    saved = []
+
+    def evaluate(args, run, policy, graders, rows):
+        saved.append(((out / "config.json").exists(), [row.prompt for row in rows]))
+        if saved[-1][0]:
+            raise files.UserError("the judge is gone")
+        return real(args, run, policy, graders, rows)
+
+    monkeypatch.setattr(grpo_rubric, "evaluate", evaluate)
+    with pytest.raises(files.UserError, match="the judge is gone"):
+        run(graded, out)
+    validation = [(False, PROMPTS[8:10])]
+    assert saved == [*2 * validation, (True, PROMPTS[10:])], "start, step 2, then the test rows"
+    assert common.load_policy(out) and not (out / "summary.json").exists()
+
+
+@pytest.mark.parametrize("flags", ["", "--lora-rank 2", "--beta 0.1"])
+def test_the_start_is_answered_by_the_start(flags, graded, tmp_path, monkeypatch):
+    """With LoRA by the policy with its adapter off, without a second model; and the adapter is on
+    again for the result."""
+    loads = Spy(monkeypatch, common, "load_policy")
+    spy, out = Spy(monkeypatch, grpo_rubric, "evaluate"), tmp_path / "run"
+    more = "--lr 0.1 --warmup 0 --schedule constant --restore last --max-new-tokens 12"
+    run(graded, out, flags, more)
+    assert len(loads.calls) == 1 + ("lora" not in flags), "no second model, or one"
+    args, opened_run, *_, graders, rows = spy.calls[-1]
+    summary = json.loads((out / "summary.json").read_text())
+    answers = []
+    for name, folder in (("test_before", graded["llama"]), ("test_after", out)):
+        policy = common.load_policy(folder, trainable=False)
+        metrics, b = spy.real(args, opened_run, policy, graders, rows)
+        assert summary[name]["score"] == pytest.approx(metrics["val/score"])
+        assert summary[name]["length"] == metrics["val/length"] and summary[name]["n"] == 2
+        answers.append(b["texts"])
+    assert answers[0] != answers[1]
+
+
+def test_a_step_without_signal(graded, monkeypatch):
+    """Without a KL term there is nothing to learn from; with one each answer has a gradient."""
+    for flags, updates in (("", 0), ("--beta 0.1", 2)):
+        args, run, reference, b, advantages, in_loss = opened(
+            graded, f"--num-substeps 2 {flags}", reference="gpt2" if flags else None
+        )
+        row = grpo_rubric.update(args, run, reference, b, advantages * 0, in_loss)
+        assert (row["updates"], row["forwarded"]) == (updates, 8 * updates)
+
+
+def test_samples_are_greedy(graded, tmp_path, monkeypatch):
+    out = tmp_path / "run"
+    rows = run(graded, out, "--eval-temperature 1 --steps 1 --restore last")
+    shown = [row for row in read(out / "samples.jsonl") if row["step"] == 1]
+    model, tokenizer = common.load_policy(out), common.load_tokenizer(out)
+    greedy = common.sample(model, tokenizer, PROMPTS[8:10], max_new_tokens=6, temperature=0)
+    assert [row["answer"] for row in shown] == greedy.texts
+    assert [row["val/n"] for row in rows if "val/score" in row] == [2, 2]
+
+
+def test_of_a_small_file_more_is_held_out(tmp_path):
+    """20 rows: two validated, and two steps were planned; the recipe's ratio stays the recipe's."""
+    sizes = {}
+    for n in (1, 20, 40, 200):
+        file = write_rows(tmp_path / "r.jsonl", numbered(n))
+        sizes[n] = [len(part) for part in splits_of(file)]
+        recipe_split = grpo_rubric.load_data(grpo_rubric.parse_args([f"data_path={file}"]))
+        assert len(recipe_split[0]) == max(1, int(0.9 * n))
+    assert sizes == {1: [1, 0, 0], 20: [10, 5, 5], 40: [24, 8, 8], 200: [160, 20, 20]}

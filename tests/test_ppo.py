@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -582,3 +583,82 @@ def test_prompts_and_splits(world, tmp_path, capsys):
     ppo.load_data(args, models[-1])
     assert 2 < long < 8 and f"prompts 8, cut to 25 tokens {long};" in capsys.readouterr().out
     assert filled(args, run, models)["prompt_ids"] == [ids[-25:] for ids in whole]
+
+
+def test_a_small_file_validates_and_trains_long_enough(world, tmp_path, capsys):
+    """20 prompts: 5 % was one prompt, which chose the weights of a single step."""
+    prompts = write_rows(tmp_path / "p.jsonl", [{"prompt": f"Ask {i}."} for i in range(20)] * 2)
+    args = ppo.parse_args(line(world | {"prompts": prompts}, "no/folder", (), "llama"))
+    train, val = ppo.load_data(args, common.load_tokenizer(world["llama"]))
+    sides = [{row["prompt"] for row in rows} for rows in (train, val)]
+    assert not sides[0] & sides[1] and len(sides[0] | sides[1]) == 20
+    assert len(val) >= rollouts.LEAST_VALIDATION and len(train) + len(val) == 40
+    many = [{"prompt": f"Ask {i}."} for i in range(400)]
+    held = rollouts.is_held_out(many, None)
+    assert held == [common.held_out(row["prompt"], 0.05) for row in many] and sum(held) > 8
+    assert not any(rollouts.is_held_out(many, 0.0)), "0 asks for none"
+    for steps, epochs, expected in ((None, None, 24), (None, 1, 3), (None, 2, 6), (5, 2, 5)):
+        args.steps, args.epochs = steps, epochs
+        assert rollouts.planned_steps(args, 3) == expected
+    out = tmp_path / "run"
+    rows = run_of(world, out, "--steps 2 --epochs 2 --eval-every 1")
+    printed = capsys.readouterr().out
+    few = "validation 4 prompts, too few (under 8) to choose weights by: the last are written"
+    assert few.replace("4", str(rows[0]["val/n"])) in printed
+    assert json.loads((out / "args.json").read_text())["args"]["restore"] == "last"
+    assert re.search(
+        r"^step 1: 100% of 8 answers were cut at --max-new-tokens 5; raise it$", printed, re.M
+    )
+    assert [row["val/cut"] for row in rows if "val/n" in row] == [1.0] * 3
+
+
+def test_evaluations_answer_validation_prompts_and_show_greedy_answers(
+    world, tmp_path, monkeypatch
+):
+    splits = ["train"] * 8 + ["val"] * 9 + ["test"] * 3
+    rows = [{"prompt": f"Ask {i}.", "split": split} for i, split in enumerate(splits)]
+    other = world | {"prompts": write_rows(tmp_path / "p.jsonl", rows)}
+    spy, out = Spy(monkeypatch, ppo, "rollout"), tmp_path / "run"
+    run_of(other, out, "--steps 1 --restore last --reward-fn vowels")
+    asked = [{row["split"] for row in call[3]} for call in spy.calls]
+    assert asked == [{"train"}, {"val"}, {"train"}, {"val"}], "preflight, start, step 1, end"
+    model, tokenizer = common.load_policy(out), common.load_tokenizer(out)
+    shown = [row for row in read(out / "samples.jsonl") if row["step"] == 1]
+    prompts = [row["prompt"] for row in spy.calls[-1][3][:2]]
+    greedy = common.sample(model, tokenizer, prompts, max_new_tokens=5, temperature=0)
+    assert [row["answer"] for row in shown] == greedy.texts and len(shown) == 2
+
+
+def test_an_entropy_at_coefficient_0_has_no_graph(world, monkeypatch):
+    settings, real = [], ppo.token_logps
+    spy = lambda *a, **k: settings.append(k.get("entropy_grad")) or real(*a, **k)  # noqa: E731
+    monkeypatch.setattr(ppo, "token_logps", spy)
+    vectors = []
+    for coefficient, graph in ((0, False), (0.5, True)):
+        args, run, models = begun(world, f"--entropy-coef {coefficient}")
+        b = filled(args, run, models)
+        settings.clear()
+        vectors.append(gradients(monkeypatch, ppo.update, args, run, models[0], models[2], b))
+        assert {*settings} == {graph}
+    (plain, row), (with_bonus, other) = vectors
+    assert row["entropy"] == pytest.approx(other["entropy"], rel=1e-6)
+    assert gap(with_bonus, plain) > 1e-2, "the bonus has a gradient"
+
+
+@cases("""
+free | critic
+1e12 | policy
+None | policy
+3e7 | shared
+""")
+def test_the_default_critic_fits(free, critic, world, monkeypatch, capsys):
+    """34,000 weights: the policy's step takes 34 MB with its logits, a critic as much again."""
+    monkeypatch.setattr(ppo.memory, "free_memory", lambda device: free)
+    args = ppo.parse_args(line(world, "no/folder", ["--reward-fn vowels"], "llama"))
+    ppo.load_models(args, runs.Run("ppo", args, [], (), ()))
+    assert args.critic == critic
+    printed = capsys.readouterr().out
+    assert ("critic     shared: one of its own needs 0.0 GB" in printed) == (critic == "shared")
+    args = ppo.parse_args(line(world, "no/folder", ["--reward-fn vowels --critic policy"], "llama"))
+    ppo.load_models(args, runs.Run("ppo", args, [], (), ()))
+    assert args.critic == "policy", "a choice of the user's stays"
