@@ -10,6 +10,7 @@ and the sampler, at another time, a key-value cache: `cache_bytes` per token of 
 bench/memory.py runs real steps of real shapes and tests/test_memory.py holds these sums to them.
 """
 
+import math
 from pathlib import Path
 
 import torch
@@ -19,7 +20,10 @@ from parts.parallel import autocast
 # bytes of fp32 logits held at once: what a CPU's cache holds, a small part of a GPU's memory
 HEAD_CHUNK_BYTES = {"cpu": 8 * 2**20, "cuda": 256 * 2**20}
 MARGIN = 0.9  # of free memory; the rest is for gaps between blocks and for libraries
-MOST_TOKENS = 16384  # per forward; more does not make a GPU faster
+# tokens per forward; on a CPU 1024, or 512 where the activations of 1024 would take over 256 MiB:
+# SmolLM2 needs 13.0, 11.3, 11.0 and 11.7 ms per token and 2.2, 2.7, 3.6 and 5.4 GB for a forward and
+# backward of 256, 512, 1024 and 2048 tokens; the bundled base .25, .21, .19 and .20 ms
+FASTEST_TOKENS = {"cuda": 16384}
 CGROUPS = [
     (Path("/sys/fs/cgroup"), "memory.max", "memory.current"),
     (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.usage_in_bytes"),
@@ -44,14 +48,14 @@ def free_memory(device):
     return free
 
 
-def activation_bytes(model, grad_checkpoint=False):
-    """Bytes per token at the peak of forward and backward, beside weights and gradients.
+def activation_bytes(model, grad_checkpoint=False, length=8):
+    """Bytes per token of rows of this length that forward and backward take beside the weights.
 
     Measured, so it holds for every family: what autograd keeps of two short rows minus what it
     keeps of one. The backward adds six tenths of a layer. With grad_checkpoint only the input of
     each layer is kept, and one layer as a whole.
     """
-    length, was_training = 8, model.training
+    was_training = model.training
 
     def kept(rows):
         tensors, sizes = [], {}
@@ -60,11 +64,11 @@ def activation_bytes(model, grad_checkpoint=False):
             tensors.append(tensor)  # a freed storage's address would be used again
             storage = tensor.untyped_storage()
             sizes[storage._cdata] = storage.nbytes()
-            return tensor
+            # no return: a graph that holds its own output is never freed
 
         ids = torch.ones(rows, length, dtype=torch.long, device=model.device)
         mask = (torch.arange(length, device=model.device) < length - 1).long().expand(rows, -1)
-        hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
+        hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda nothing: None)
         with hooks, torch.enable_grad(), autocast(model):
             model.base_model(input_ids=ids, attention_mask=mask, use_cache=False)
         return sum(sizes.values())
@@ -81,18 +85,21 @@ def activation_bytes(model, grad_checkpoint=False):
 
 
 def training_bytes(modules):
-    """Bytes that training these modules takes beside their weights and activations."""
-    total, head = 0, 0
+    """Bytes that training these modules takes beside their weights and activations.
+
+    Per trained weight: gradient 4, two moments 8, under autocast a compute copy 2. Then the larger
+    of five chunks of logits, early in the backward, and at its end three times the gradient of the
+    largest weight: a tied embedding adds up one from the head and one from its own rows.
+    """
+    total = once = 0
     for module in modules:
         half = getattr(module, "compute_dtype", torch.float32) != torch.float32
-        trained = [weight for weight in module.parameters() if weight.requires_grad]
-        # gradient 4, two moments 8; under autocast a copy in the compute dtype
-        total += sum(weight.numel() for weight in trained) * (14 if half else 12)
-        # the largest gradient, the embedding's, is there twice while its parts are added
-        head = max([head, *(4 * weight.numel() for weight in trained)])
+        trained = [weight.numel() for weight in module.parameters() if weight.requires_grad]
         device = next(module.parameters()).device.type
-        chunks = 4 * HEAD_CHUNK_BYTES.get(device, HEAD_CHUNK_BYTES["cpu"])
-    return total + head + chunks
+        chunk = HEAD_CHUNK_BYTES.get(device, HEAD_CHUNK_BYTES["cpu"])
+        total += sum(trained) * (14 if half else 12)
+        once = max(once, 5 * chunk, 12 * max(trained))
+    return total + once
 
 
 def cache_bytes(model):
@@ -111,12 +118,13 @@ def default_micro_tokens(model, free, reserved, longest, grad_checkpoint=False):
     reserved  bytes that the step needs beside activations, of `training_bytes`
     longest   tokens of the longest row: a row is never split
     """
-    per_token = activation_bytes(model, grad_checkpoint)
-    fastest = MOST_TOKENS if model.device.type == "cuda" else 1024
-    tokens = fastest if free is None else int((MARGIN * free - reserved) / per_token)
-    tokens = min(fastest, 2 ** max(tokens, 1).bit_length() // 2)
-    if free is None or reserved + longest * per_token <= MARGIN * free:
-        return max(tokens, longest), None
+    eager = model.config._attn_implementation == "eager"  # its scores grow with the row
+    per_token = activation_bytes(model, grad_checkpoint, longest if eager else 8)
+    fastest = FASTEST_TOKENS.get(model.device.type, 1024 if 1024 * per_token < 2**28 else 512)
+    room = math.inf if free is None else MARGIN * free - reserved
+    if longest * per_token <= room:
+        fitting = 2 ** int(math.log2(max(1, min(fastest, room / per_token))))
+        return max(longest, fitting), None
     flags = [] if grad_checkpoint else ["--grad-checkpoint"]
     flags += [] if hasattr(model, "lora_config") else ["--lora-rank 16"]
     fix = f": add {', '.join(flags)}" if flags else "; shorten rows with --max-length"
