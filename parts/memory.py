@@ -58,20 +58,18 @@ def activation_bytes(model, grad_checkpoint=False, length=8):
     was_training = model.training
 
     def kept(rows):
-        tensors, sizes = [], {}
+        storages = {}
 
-        def pack(tensor):
-            tensors.append(tensor)  # a freed storage's address would be used again
+        def pack(tensor):  # no tensor is held or returned: the graph would hold itself
             storage = tensor.untyped_storage()
-            sizes[storage._cdata] = storage.nbytes()
-            # no return: a graph that holds its own output is never freed
+            storages[storage._cdata] = storage
 
         ids = torch.ones(rows, length, dtype=torch.long, device=model.device)
         mask = (torch.arange(length, device=model.device) < length - 1).long().expand(rows, -1)
         hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda nothing: None)
         with hooks, torch.enable_grad(), autocast(model):
             model.base_model(input_ids=ids, attention_mask=mask, use_cache=False)
-        return sum(sizes.values())
+        return sum(storage.nbytes() for storage in storages.values())
 
     model.eval()  # in which checkpointing does nothing
     every_layer = (kept(2) - kept(1)) / length
