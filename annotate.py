@@ -47,7 +47,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from types import SimpleNamespace
 
-from parts import files, pages
+from parts import files, pages, prompting
 from parts.files import Parser, UserError, number
 from parts.reports import placed
 from parts.votes import (
@@ -292,17 +292,16 @@ def turns(value):
 def draw(args):
     """write items.jsonl: two answers to each prompt, from one model or from two"""
     import common
-    from parts import runs
 
     path = Path(args.out) / "items.jsonl"
     if path.exists():
         raise UserError(f"--out {args.out}: holds an items.jsonl; choose another --out")
     gold = list(load_items(args.gold_items, "--gold-items").values()) if args.gold_items else []
-    rows = runs.load_prompts(args.prompts, "--prompts")
+    rows = prompting.load_prompts(args.prompts, "--prompts")
     rows = [row for row in rows if args.split in (None, row.get("split"))]
     if not rows:
         raise UserError(f'--prompts {args.prompts}: no prompt with "split": "{args.split}"')
-    rows = runs.some_prompts(rows, args.limit or len(rows))
+    rows = prompting.some_prompts(rows, args.limit or len(rows))
     prompts, texts, items = [row["prompt"] for row in rows], [], []
     for k, flag in enumerate(["--model", "--model-b"]):
         if k == 0 or args.model_b:

@@ -42,6 +42,7 @@ from torch.utils.checkpoint import checkpoint as recompute
 
 from parts.files import UserError, brief, read_jsonl, told
 from parts.lora import add_lora, merge_adapter, merged_state, read_adapter, save_adapter
+from parts.memory import HEAD_CHUNK_BYTES, answers_at_once, free_memory
 from parts.parallel import (
     as_forward,
     autocast,
@@ -620,6 +621,7 @@ def _load(kind, name, dtype, device, trainable, lora_rank, flag, reward_pad=None
             model.generation_config = savable(model.generation_config)
     model.original_config, model.stored_as = original, stored_as
     model.compute_dtype, model.lora_base = compute, str(name)
+    model.rounding = 0.0  # of a log-prob in half precision; the preflight measures it
     model.requires_grad_(trainable)
     if lora_rank:
         add_lora(model, lora_rank)
@@ -750,9 +752,6 @@ def reward_scale(config, raw=False):
 
 
 # ---- 5. log-probs ----
-
-# bytes of fp32 logits held at once: what a CPU's cache holds, a small part of a GPU's memory
-HEAD_CHUNK_BYTES = {"cpu": 8 * 2**20, "cuda": 256 * 2**20}
 
 
 def hidden_states(model, input_ids, attention_mask, position_ids=None, cache=None):
@@ -955,6 +954,8 @@ def sample(
     numbers = numbers or range(N)
     ids = prompts_that_fit(model, tokenizer, prompts, max_new_tokens)
     ends, mine = end_ids(tokenizer, model), range(N) if alone else share(range(N), n)
+    most = max(map(len, ids), default=0) + max_new_tokens
+    rows = answers_at_once(model, free_memory(model.device), most, rows) if ids else rows
     index = sorted(mine, key=lambda i: (len(ids[i // n]), ids[i // n], i))  # equal prompts together
     drawn = {}
     with decoding(model), autocast(model):  # one context: each weight is cast once

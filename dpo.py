@@ -41,7 +41,7 @@ from common import (
     pad_rows,
     token_logps,
 )
-from parts import runs
+from parts import identities, prompting, runs
 from parts.files import UserError, command, number, read_jsonl
 from parts.lora import adapter_off
 from parts.means import half_interval
@@ -166,7 +166,7 @@ def parse_args(argv=None):
         raise UserError(
             f"--ties soft: --loss-type {args.loss_type} cannot learn from ties, only sigmoid can"
         )
-    runs.default_prompts(args, args.pairs)
+    prompting.default_prompts(args, args.pairs)
     return args
 
 
@@ -200,12 +200,14 @@ def load_data(args, policy, tokenizer):
     pairs = common.load_pairs(
         args.pairs, tokenizer, longest, args.ties == "soft", args.eval_fraction, args.eval_pairs,
         check=check_thumb if thumbs else common.check_pair,
-        prompt_of=functools.partial(runs.after_examples, runs.load_examples(args.examples)),
+        prompt_of=functools.partial(prompting.after_examples, prompting.load_examples(args.examples)),
     )  # fmt: skip
     pairs.shared = not thumbs and can_share(policy, pairs, pad_rows)
-    runs.describe(pairs.counts, pairs.train, pairs.eval)
+    prompting.describe(pairs.counts, pairs.train, pairs.eval)
     shown = (pairs.eval if len(pairs.eval) else pairs.train)[0]
-    prompts, scorers = runs.prompts_to_answer(args, [{"prompt": pairs.prompts[shown].tolist()}])
+    prompts, scorers = prompting.prompts_to_answer(
+        args, [{"prompt": pairs.prompts[shown].tolist()}]
+    )
     if args.reward_model:
         place = policy.compute_dtype, policy.device
         score = common.reward_function(args.reward_model, *place, lambda: args.micro_tokens)
@@ -276,8 +278,8 @@ def preflight(args, run, policy, tokenizer, pairs):
     first, pad, flag = pairs.train[:64], pad_id(tokenizer), f"--model {args.model}"
     longest = first[[pairs.lengths()[first].argmax()]]  # short rows prove nothing about windows
     rows = [x.to(policy.device) for x in batch_rows(pairs, longest, pad)]
-    runs.check_head(policy, *rows, flag)
-    part = run.micro_batches(first, pairs.columns())[0]
+    identities.check_head(policy, *rows, flag)
+    part = common.micro_batches(first, pairs.columns(), args.micro_tokens)[0]  # on every rank
     simpo = args.loss_type == "simpo"
     ref_logps = None if simpo else answer_logps(run, policy, pairs, part, pad)
     with torch.no_grad():
@@ -291,14 +293,14 @@ def preflight(args, run, policy, tokenizer, pairs):
         logps = torch.stack([stats.chosen_logps, stats.rejected_logps])
         gaps = (logps - ref_logps[:, part]).abs() / stats.tokens().clamp(min=1)
         wrong = f"{flag}: the reference is not the policy"
-        runs.check_gaps(policy, "policy and reference, per token", gaps, wrong)
+        identities.check_gaps(policy, "policy and reference, per token", gaps, wrong)
         bound = 1e-4 if run.dtype == torch.float32 else 1e-2
         bound *= max(1, expected, args.beta)  # β multiplies the rounding, too
-        runs.identity("loss before step one", loss, expected, bound, flag)
+        identities.identity("loss before step one", loss, expected, bound, flag)
         margin = (stats.chosen_rewards - stats.rejected_rewards).mean().item()
-        runs.identity("implicit rewards", margin, 0.0, 10 * bound, flag)
+        identities.identity("implicit rewards", margin, 0.0, 10 * bound, flag)
     rows = batch_rows(pairs, first[:1], pad)
-    runs.show_row(tokenizer, rows, pairs.name(first[:1]))
+    identities.show_row(tokenizer, rows, pairs.name(first[:1]))
 
 
 # ---- 8. the loop ----
@@ -392,7 +394,7 @@ def evaluate(args, run, models, pairs, refs, prompts, scorers):
     if len(pairs.eval):
         metrics = {f"eval/{key}": value for key, value in means(batch_stats, args.beta).items()}
         metrics["eval/n"] = len(pairs.eval)
-    scores, samples, rollout = runs.answer(args, policy, tokenizer, prompts, scorers)
+    scores, samples, rollout = prompting.answer(args, policy, tokenizer, prompts, scorers)
     if args.prompts and args.loss_type != "simpo" and args.eval_temperature:
         kl = kl_to_reference(args, run, policy, load_reference(), rollout, pad) if run.step else 0.0
         scores["val/kl"] = kl

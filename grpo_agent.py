@@ -46,6 +46,7 @@ from parts.guard import Guard, weights_to_write, write_summary
 from parts.means import mean
 from parts.rollouts import by_group, weighted_sums
 from parts.stats import bootstrap_ci
+from parts.texts import text_metrics
 
 # learning rates for models below 100 M parameters (worked on the bundled base, not swept), larger
 # ones, and LoRA
@@ -512,7 +513,7 @@ def rollout_row(args, env, played, parts, rewards_PG, advantages_PG):
     perfect, prose = rewards_PG[~rewards_PG.isnan()] >= high - 0.001 * (high - low), {}
     if getattr(env, "prose", True):
         texts = ["\n".join(t.texts()) for t in alive]
-        prose = watch.text_metrics([t.messages[0]["content"] for t in alive], texts)
+        prose = text_metrics([t.messages[0]["content"] for t in alive], texts)
     return {
         **rollouts.group_row(rewards_PG, advantages_PG, lengths, (low + high) / 2),
         **{f"reward/{name}": mean(values) for name, values in parts.items()},

@@ -39,13 +39,14 @@ import common
 import judge as judges
 import watch
 from common import at_least_fp32, batch_indices, kl_estimates, pad_id, sample
-from parts import parallel, rollouts, runs
+from parts import parallel, prompting, rollouts, runs
 from parts.files import UserError, command, load_function, number
 from parts.guard import LEAST_VALIDATION, Guard, weights_to_write, write_summary
 from parts.means import mean
 from parts.recipe import recipe_arguments
 from parts.rollouts import LEAST_STEPS, by_group, load_models, weighted_sums
 from parts.stats import bootstrap_ci
+from parts.texts import text_flags, text_shares
 
 # learning rates for models below 100 M parameters (worked on the bundled base, not swept), larger
 # ones, and LoRA
@@ -281,7 +282,7 @@ def check_arguments(args):
     """Fill in what depends on other flags; UserError for flags that contradict each other."""
     rollouts.check_groups(args)
     rollouts.check_lengths(args)
-    runs.default_examples(args, [args.data])
+    prompting.default_examples(args, [args.data])
     weights = args.reward = rollouts.reward_weights(args.reward or ["rubric"], REWARDS)
     if ("model" in weights or args.val_metric == "model") != bool(args.reward_model):
         raise UserError("--reward model and --reward-model FOLDER go together")
@@ -324,9 +325,9 @@ def load_data(args):
     print(f"{sizes}  prompts also in training, left out: {held_out - len(val) - len(test)}")
     if not train:
         raise UserError(f"--data {args.data}: no row to train on; raise --train-ratio")
-    examples = runs.load_examples(args.examples)
+    examples = prompting.load_examples(args.examples)
     for row in [*train, *val, *test]:
-        row.prompt = runs.after_examples(examples, row.raw)
+        row.prompt = prompting.after_examples(examples, row.raw)
     for row in train:
         if "checks" in args.reward and not has(row, "check"):
             raise UserError(
@@ -489,7 +490,7 @@ def answer(args, policy, tokenizer, rows, n, temperature, seed):
         "texts": answers.texts,
         "tokens": [*map(len, answers.response_ids)],
         "finished": answers.finished,
-        "flags": watch.text_flags([*map(str, prompts)], answers.texts),
+        "flags": text_flags([*map(str, prompts)], answers.texts),
     }
 
 
@@ -601,7 +602,7 @@ def rollout_row(b, rewards_PG, advantages_PG):
         **rollouts.length_row(
             b["tokens"], [not x for x in b["finished"]], int(b["attention_mask"].sum())
         ),
-        **watch.text_shares(b["flags"], b["texts"]),
+        **text_shares(b["flags"], b["texts"]),
     }
 
 

@@ -39,12 +39,13 @@ from torch import nn
 import common
 import watch
 from common import Rollout, at_least_fp32, kl_estimates, pad_id, sample, token_logps
-from parts import memory, rollouts, runs
+from parts import memory, prompting, rollouts, runs
 from parts.files import UserError, command, load_function, number
 from parts.guard import Guard, weights_to_write
 from parts.lora import adapter_off
 from parts.parallel import add_up, all_max, all_sum, as_forward, score_answers, world
 from parts.rollouts import LEAST_STEPS, ROWS
+from parts.texts import text_metrics
 
 # learning rates for models below 100 M parameters (3e-4 spends twice the KL for less), larger ones,
 # and LoRA
@@ -248,7 +249,7 @@ def parse_args(argv=None):
     parser.set_defaults(eval_every=5, save_every=20)  # a step is a whole rollout
     args = parser.parse_args(argv)
     rollouts.check_lengths(args)
-    runs.default_examples(args, [args.prompts])
+    prompting.default_examples(args, [args.prompts])
     if (args.reward_model is None) == (args.reward_fn is None):
         needed = "a reward is needed, and only one: --reward-model FOLDER (train it with"
         raise UserError(f"{needed} reward_train.py), or --reward-fn FILE:FUNCTION")
@@ -263,7 +264,7 @@ def parse_args(argv=None):
 
 def load_data(args, tokenizer):
     """(training rows, at most 64 validation rows): by "split", without one by the prompt's hash."""
-    rows = runs.load_prompts(args.prompts, "--prompts")
+    rows = prompting.load_prompts(args.prompts, "--prompts")
     if any("split" in row for row in rows):
         train, val = ([r for r in rows if r.get("split") == name] for name in ("train", "val"))
         fix = 'no row has "split": "train"; without that column a part is held out by itself'
@@ -273,13 +274,13 @@ def load_data(args, tokenizer):
         fix = f"all {len(rows)} prompts are held out; lower --eval-fraction"
     if not train:
         raise UserError(f"--prompts {args.prompts}: {fix}")
-    val, room = runs.some_prompts(val, 64), args.max_length - args.max_new_tokens
-    examples = runs.load_examples(args.examples)
+    val, room = prompting.some_prompts(val, 64), args.max_length - args.max_new_tokens
+    examples = prompting.load_examples(args.examples)
     for row in [*train, *val]:
-        row["prompt"] = runs.after_examples(examples, row)
+        row["prompt"] = prompting.after_examples(examples, row)
     lengths = (len(common.encode_prompt(tokenizer, row["prompt"])) for row in [*train, *val])
     counts = {"prompts": len(rows), f"cut to {room} tokens": sum(n > room for n in lengths)}
-    runs.describe(counts, train, val)
+    prompting.describe(counts, train, val)
     return train, val
 
 
@@ -497,7 +498,7 @@ def rollout_row(b, kl, kl_coef):
         "explained_variance": explained_variance(b["returns"], b["values"], mask),
         "advantage/abs_mean": masked_mean(b["advantages"].abs(), mask).item(),
         **rollouts.length_row(mask.sum(1).tolist(), (~b["finished"]).tolist(), tokens),
-        **watch.text_metrics(b["prompts"], b["texts"]),
+        **text_metrics(b["prompts"], b["texts"]),
     }  # fmt: skip
 
 

@@ -33,7 +33,7 @@ import torch.nn.functional as F
 
 import common
 from common import at_least_fp32, batch_indices, batch_rows, pad_id, pad_rows, reward_scores
-from parts import runs
+from parts import identities, prompting, runs
 from parts.files import UserError, brief, command, number, told
 from parts.parallel import add_up, gather
 from parts.shared_prompt import can_share
@@ -138,7 +138,7 @@ def parse_args(argv=None):
     parser.add_examples_argument()
     parser.add_run_arguments("runs/reward", RATES)
     args = parser.parse_args(argv)
-    runs.default_examples(args, args.pairs)
+    prompting.default_examples(args, args.pairs)
     return args
 
 
@@ -246,14 +246,14 @@ def load_data(args, model, tokenizer):
 
     longest = min(args.max_length, common.max_positions(model.config))
     files = args.pairs, tokenizer, longest, args.ties == "soft", args.eval_fraction, args.eval_pairs
-    prompt_of = functools.partial(runs.after_examples, runs.load_examples(args.examples))
+    prompt_of = functools.partial(prompting.after_examples, prompting.load_examples(args.examples))
     pairs = common.load_pairs(*files, copies if names else None, prompt_of=prompt_of)
     if names and not made["copies under other names"]:
         raise UserError(
             f"--counterfactual-augment: no pair could be copied ({told(made)}); leave it out"
         )
     pairs.shared = can_share(model, pairs, pad_rows)
-    runs.describe(pairs.counts + made, pairs.train, pairs.eval)
+    prompting.describe(pairs.counts + made, pairs.train, pairs.eval)
     if args.margin == "none":
         return pairs, torch.zeros(len(pairs.tie))
     column = getattr(pairs, args.margin) * args.margin_scale
@@ -287,12 +287,12 @@ def preflight(args, model, tokenizer, pairs):
     loss = bradley_terry_loss(*rewards.chunk(2)).mean().item()
     if model.fresh_head:
         name = "loss before step one, with a zero head"
-        runs.identity(name, loss, math.log(2), 1e-4, f"--model {args.model}")
+        identities.identity(name, loss, math.log(2), 1e-4, f"--model {args.model}")
     else:
         print(f"preflight  {args.model} is a reward model already: loss {loss:.4f}")
     last = attention_mask & ~F.pad(attention_mask[:, 1:], (0, 1))  # where the score is read
     legend, name = "· not read   ◆ carries the reward", pairs.name(pairs.train[:1])
-    runs.show_row(tokenizer, (ids, attention_mask, last), name, legend)
+    identities.show_row(tokenizer, (ids, attention_mask, last), name, legend)
 
 
 # ---- 8. the loop ----

@@ -27,7 +27,7 @@ import torch
 
 import common
 from common import batch_indices, encode_pair, pad_id, pad_rows, render, token_logps
-from parts import runs
+from parts import identities, prompting, runs
 from parts.files import UserError, command, number, told
 from parts.parallel import all_sum
 
@@ -122,7 +122,7 @@ def parse_args(argv=None):
                 "--init-config: random weights are trained whole; leave --lora-rank out"
             )
         args.model = args.init_config.removesuffix("config.json") or "."
-    runs.default_prompts(args, args.data)
+    prompting.default_prompts(args, args.data)
     return args
 
 
@@ -178,14 +178,14 @@ def load_data(args, model, tokenizer):
     """(rows, indices to train on, indices to evaluate on, prompts, scorers)"""
     rows, held, prompts = Rows(args.data), [], []
     longest = min(args.max_length, common.max_positions(model.config))
-    examples = runs.load_examples(args.examples)
+    examples = prompting.load_examples(args.examples)
     for file, name in enumerate(args.data):
         before, counts = len(held), Counter(rows.counts)
         for line, row in common.read_rows(name, check_row, "--data"):
             rows.counts["rows"] += 1
             try:
                 shown = (
-                    {**row, "prompt": runs.after_examples(examples, row)}
+                    {**row, "prompt": prompting.after_examples(examples, row)}
                     if "prompt" in row
                     else row
                 )
@@ -206,8 +206,8 @@ def load_data(args, model, tokenizer):
     held = np.array(held, bool)
     held &= not held.all()
     train, held = np.flatnonzero(~held), np.flatnonzero(held)
-    runs.describe(rows.counts, train, held)
-    return rows, train, held, *runs.prompts_to_answer(args, prompts)
+    prompting.describe(rows.counts, train, held)
+    return rows, train, held, *prompting.prompts_to_answer(args, prompts)
 
 
 def encode_row(tokenizer, row, max_length, counts):
@@ -256,11 +256,13 @@ def preflight(args, model, tokenizer, rows, train):
     pad, first = pad_id(tokenizer), train[:64]
     longest = first[[rows.store.lengths()[first].argmax()]]  # a short row proves nothing of windows
     batch = [x.to(model.device) for x in rows.batch(longest, pad)]
-    logps = runs.check_head(model, *batch, f"--model {args.model}")
+    identities.check_head(model, *batch, f"--model {args.model}")
     if args.init_config:
+        with torch.no_grad():
+            logps = token_logps(model, *batch)
         loss, log_v = -logps[batch[2]].mean().item(), math.log(model.config.vocab_size)
         print(f"preflight  random weights: loss {loss:.4f}, log V {log_v:.4f}")
-    runs.show_row(tokenizer, rows.batch(train[:1], pad), rows.name(train[:1]))
+    identities.show_row(tokenizer, rows.batch(train[:1], pad), rows.name(train[:1]))
 
 
 # ---- 8. the loop ----
@@ -285,7 +287,7 @@ def evaluate(args, run, model, tokenizer, rows, held, prompts, scorers):
             "eval/perplexity": math.exp(min(loss, 50)),
             "eval/token_accuracy": hits / tokens,
         }
-    scores, samples, _ = runs.answer(args, model, tokenizer, prompts, scorers)
+    scores, samples, _ = prompting.answer(args, model, tokenizer, prompts, scorers)
     return {**metrics, **scores}, samples
 
 

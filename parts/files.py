@@ -12,6 +12,7 @@ import traceback
 from argparse import ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter
 from difflib import get_close_matches
 from functools import partial
+from operator import index
 from pathlib import Path
 
 
@@ -114,21 +115,22 @@ def read_jsonl(path, check=None, numbered=False, flag=None):
 
 
 def read_log(path):
-    """The rows of a log that a run appends to; without a last line that a kill has torn.
+    """(rows, torn) of a metrics.jsonl; torn: its last line was cut by a kill, and is left out.
 
-    Raises UserError("file:line: reason") for any other line that is not a row with a "step".
+    A row is an object with a whole number "step". Raises UserError("path:line: …") for any other
+    line that has its line end.
     """
-    *lines, torn = Path(path).read_bytes().split(b"\n")
+    *lines, rest = Path(path).read_bytes().split(b"\n")  # each row ends with a line end
     rows = []
-    for number, line in enumerate(lines, 1):
+    for line_number, line in enumerate(lines, 1):
         try:
-            row = parse_json(line)
-            if type(row.get("step") if isinstance(row, dict) else None) is not int:
-                raise ValueError('expected an object with a "step"')
-        except ValueError as error:
-            raise UserError(f"{path}:{number}: {error}; delete this line") from None
+            row = json.loads(line)
+            index(row["step"])  # a whole number
+        except (ValueError, TypeError, KeyError, RecursionError):
+            wrong = 'expected a row of a run\'s log, an object with a whole number "step"'
+            raise UserError(f"{path}:{line_number}: {wrong}; delete this line") from None
         rows.append(row)
-    return rows
+    return rows, bool(rest.strip())
 
 
 def read_record(folder, flag):

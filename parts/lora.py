@@ -98,6 +98,7 @@ def merged_state(model, dtype):
                 layers.get(key.removesuffix(".weight")),
             )
             if rank():
+                tensors[id(weight)] = None  # a tied one is gathered once, as on rank 0
                 continue
             if module is not None and key.endswith(".weight"):
                 value = merged_weight(module, module.lora_A.weight, module.lora_B.weight, SCALE)
@@ -106,7 +107,8 @@ def merged_state(model, dtype):
             if value.is_floating_point() and key != "score.weight":
                 value = value.to(dtype)
             tensors[id(weight)] = value.cpu()
-        state[key] = tensors[id(weight)]
+        if not rank():
+            state[key] = tensors[id(weight)]
     return state
 
 

@@ -23,7 +23,7 @@ import torch
 
 import common
 from common import pad_rows, sample, token_logps
-from parts import parallel, runs
+from parts import identities, parallel, prompting
 from parts.files import UserError, number
 from parts.guard import LEAST_VALIDATION, add_restore_argument
 from parts.lora import adapter_off
@@ -114,7 +114,7 @@ def is_held_out(rows, fraction):
     share = EVAL_FRACTION if fraction is None else fraction
     held = [common.held_out(row["prompt"], share) for row in rows]
     if fraction is None and sum(held) < LEAST_VALIDATION:
-        chosen = runs.some_prompts(rows, min(LEAST_VALIDATION, len(rows) // 2))
+        chosen = prompting.some_prompts(rows, min(LEAST_VALIDATION, len(rows) // 2))
         prompts = [row["prompt"] for row in chosen]
         held = [row["prompt"] in prompts for row in rows]
     return held
@@ -185,20 +185,20 @@ def preflight(run, policy, reference, tokenizer, b):
     """
     rows, flag = [b[key] for key in ROWS], f"--model {run.args.model}"
     given = b, run.args.temperature, [range(len(b["ids"]))]
-    runs.check_head(policy, *rows, flag)
+    identities.check_head(policy, *rows, flag)
     logps, sampler_logps = teacher_forced(run, policy, *given), b.get("sampler_logps", b["logps"])
     name, wrong = (
         "the rollout's log-probs and teacher forcing",
         "what is scored is not what was sampled",
     )
-    runs.gap_between(policy, name, logps, sampler_logps, b["mask"], f"{flag}: {wrong}")
+    identities.gap_between(policy, name, logps, sampler_logps, b["mask"], f"{flag}: {wrong}")
     if reference:
         with adapter_off(reference):
             ref_logps = b.get("ref_logps")  # ppo.py has them already
             ref_logps = teacher_forced(run, reference, *given) if ref_logps is None else ref_logps
         name, wrong = "the log-probs of policy and reference", "the reference is not the policy"
-        runs.gap_between(policy, name, logps, ref_logps, b["mask"], f"{flag}: {wrong}")
-    runs.show_row(tokenizer, rows, "first answer", "· given   ▮ action   ◆ the last action")
+        identities.gap_between(policy, name, logps, ref_logps, b["mask"], f"{flag}: {wrong}")
+    identities.show_row(tokenizer, rows, "first answer", "· given   ▮ action   ◆ the last action")
 
 
 # ---- the models ----

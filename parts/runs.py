@@ -23,11 +23,8 @@ Left out     1. weight decay   2. a choice of gradient clipping (1.0)   3. more 
 import argparse
 import contextlib
 import hashlib
-import inspect
-import json
 import math
 import os
-import re
 import shutil
 import signal
 import sys
@@ -42,30 +39,22 @@ from torch.utils._pytree import tree_map
 from tqdm import tqdm
 
 from common import (
-    check_prompt,
-    check_response,
     micro_batches,
     opening,
     reward_scores,
-    sample,
     save_model,
-    say_once,
     token_logps,
-    told,
 )  # fmt: skip
-from parts import files, parallel
+from parts import files, memory, parallel, prompting
 from parts.files import (
     UserError,
     finite,
-    load_function,
     number,
-    read_jsonl,
     replacing,
     write_json,
     write_jsonl,
 )  # fmt: skip
 from parts.lora import SCALE, lora_layers, merged_weight
-from parts.means import half_interval, mean
 from parts.parallel import (
     DTYPES,
     all_max,
@@ -131,7 +120,7 @@ class Parser(files.Parser):
         text = "JSONL of prompt and completion: worked examples before each prompt"
         self.add_argument(
             "--examples",
-            help=f"{text} (default: {EXAMPLES} for bundled data, unless the model knows its form)",
+            help=f"{text} (default: {prompting.EXAMPLES} for bundled data, unless the model knows its form)",
         )
 
     def add_run_arguments(self, out, rates, epochs="1"):
@@ -152,7 +141,7 @@ class Parser(files.Parser):
         add("--lora-rank", type=number(int, at_least=0), default=0, help="0 trains all weights, 8 to 64 trains adapters (default 0)")
         add("--grad-checkpoint", action="store_true", help="save memory, at the cost of about 30 %% more time")
         add("--dtype", choices=("auto", *DTYPES), default="auto", help="compute precision (default: fp32 on CPU, bf16 or fp16 on GPU)")
-        add("--save-dtype", choices=tuple(DTYPES), default="fp32", help="of the saved weights; half precision loses small updates (default fp32)")
+        add("--save-dtype", choices=tuple(DTYPES), default="fp32", help="of the saved weights; half loses small updates (default fp32)")
         add("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps")
         add("--fsdp", action="store_true", help="under torchrun: shard weights, gradients and optimiser states over the GPUs")
         add("--eval-every", type=number(int, at_least=0), default=50, help="steps between evaluations (default %(default)s)")
@@ -261,7 +250,6 @@ class Run:
         longest: tokens of the longest row, which a forward must hold.
         """
         args, groups = self.args, {}
-        args.micro_tokens = args.micro_tokens or parallel.micro_tokens(self)
         modules = [module for module in self.state.values() if isinstance(module, nn.Module)]
         self.model, self.modules, self.tokenizer = modules[0], modules, tokenizer
         for module in modules:
@@ -280,8 +268,23 @@ class Run:
         where = f"lr {lr:g}, on {self.device} in {self.dtype}"
         print(f"model      {trained:.2f} M of {total:.2f} M weights are trained, {where}")
         self.sampled_weights = self._sample_weights()
+        if args.micro_tokens is None:
+            self._fit(int(longest))
         if args.resume:
             self._load_checkpoint()
+
+    def _fit(self, longest):
+        """Set --micro-tokens from free memory; say before step one if the longest row is too long."""
+        free, reserved = memory.free_memory(self.device), memory.training_bytes(self.modules)
+        checkpointed = self.args.grad_checkpoint
+        sizes = [
+            memory.default_micro_tokens(module, free, reserved, longest, checkpointed)
+            for module in self.modules
+            if hasattr(module, "config")
+        ]
+        self.args.micro_tokens = min(tokens for tokens, _ in sizes)
+        shortage = next((sentence for _, sentence in sizes if sentence), None)
+        print(f"memory     {shortage or f'forwards of {self.args.micro_tokens} tokens'}")
 
     def steps(self):
         """Yield each remaining step; save checkpoints, and stop when asked.
@@ -376,7 +379,8 @@ class Run:
         """Rows of a log up to the checkpoint, without a last line that a kill has cut."""
         file = self.out / name
         known = file.is_file() and (self.step or self.opened)  # else the log of a run before
-        return [row for row in files.read_log(file) if row["step"] <= self.step] if known else []
+        rows = files.read_log(file)[0] if known else []
+        return [row for row in rows if row["step"] <= self.step]
 
     def evaluates(self, step):
         return step == self.planned or (self.args.eval_every and step % self.args.eval_every == 0)
@@ -632,201 +636,3 @@ def fingerprint(path):
                 handle.seek(place)
                 digest.update(handle.read(2**20))
     return digest.hexdigest()
-
-
-# ---- what stages show and ask ----
-
-
-def show_row(tokenizer, rows, where, legend="· context   ▮ trained   ◆ the last trained token"):
-    """Print the first row of a batch (ids, attention mask, mask), each token after its mark.
-
-    Tokens far from the first trained one are left out: …
-    """
-    n = int(rows[1][0].sum())
-    ids, mask = rows[0][0, :n].tolist(), rows[2][0, :n].tolist()
-    on = [t for t, trained in enumerate(mask) if trained]
-    marks = {t: "▮" for t in on} | {t: "◆" for t in on[-1:]}
-    first = on[0] if on else 0
-    near = {*range(12), *range(first - 12, first + 40), *range(n - 6, n)}
-    shown = ""
-    for t, i in enumerate(ids):
-        if t in near:
-            shown += marks.get(t, "·") + tokenizer.decode([i]).replace("\n", "\\n")
-        elif t - 1 in near:
-            shown += " … "
-    note = f"; the first is predicted from position {first - 1}" if on else ""
-    print(f"{where}   {legend}\n{shown}\n{len(on)} of {n} tokens trained{note}")
-
-
-def describe(counts, train, held):
-    print(f"data       {told(counts)}; training {len(train)}, held out {len(held)}")
-
-
-FORM = "data/tiny-base/chat_template.jinja"  # a model with this template knows the demo's form
-EXAMPLES = "data/examples.jsonl"  # one worked example of each task, for all other models
-
-
-def knows_the_form(model):
-    """Was this model made from the bundled base, which was trained on the demo's form of answer?"""
-    files = Path(model) / "chat_template.jinja", Path(FORM)
-    return all(file.is_file() for file in files) and len({f.read_bytes() for f in files}) == 1
-
-
-def default_prompts(args, files):
-    """With bundled training files, the bundled prompts and recruiter are the default."""
-    prompts = "data/prompts.jsonl"
-    bundled = all(re.fullmatch(r"data/(prefs|rank|screen)(_\w+)?\.jsonl", file) for file in files)
-    if not args.prompts and bundled and Path(prompts).is_file():
-        args.prompts, args.gold = prompts, args.gold or "data/recruiter.py:reward"
-    default_examples(args, [*files, args.prompts])
-
-
-def default_examples(args, files):
-    """Bundled prompts follow a worked example, unless the model was trained on their form."""
-    files = [Path(file) for file in files if file]
-    bundled = files and all(file.parent == Path("data") for file in files)
-    if args.examples is None and bundled and not knows_the_form(args.model):
-        args.examples = EXAMPLES
-        print(f"examples   {EXAMPLES}: one before each bundled prompt, whose form this model "
-              "has not learned")  # fmt: skip
-    if getattr(args, "eval_temperature", 0) is None:
-        args.eval_temperature = 1.0 if knows_the_form(args.model) else 0.7
-
-
-def load_prompts(path, flag):
-    """Rows of a prompt file."""
-    rows = list(read_jsonl(path, check_prompt, flag=flag))
-    if not rows:
-        raise UserError(f"{flag} {path}: no prompt")
-    return rows
-
-
-def load_examples(path):
-    """{task: turns} of a file of examples, rows of "prompt" and "completion" as sft.py reads them;
-    with a "task" they stand before the prompts of that task, without one before every prompt."""
-    examples = {}
-    for row in read_jsonl(path, check_example, flag="--examples") if path else ():
-        examples.setdefault(row.get("task"), []).extend([*row["prompt"], *row["completion"]])
-    return examples
-
-
-def check_example(row):
-    check_prompt(row)
-    check_response(row, "completion")
-    if isinstance(row["prompt"], str):
-        raise ValueError('"prompt" and "completion" must be lists of messages')
-
-
-def after_examples(examples, row):
-    """The prompt of a row behind the examples of its task; examples: of `load_examples`."""
-    turns = [*examples.get(None, ()), *(examples.get(row["task"], ()) if row.get("task") else ())]
-    prompt = row["prompt"]
-    if not turns:
-        return prompt
-    prompt = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-    system = [message for message in prompt[:1] if message["role"] == "system"]
-    return [*system, *turns, *prompt[len(system) :]]
-
-
-def some_prompts(rows, limit):
-    """At most `limit` rows, chosen by the prompt's hash: always the same ones."""
-
-    def digest(row):
-        return hashlib.sha256(json.dumps(row["prompt"], ensure_ascii=False).encode()).digest()
-
-    return rows if len(rows) <= limit else sorted(rows, key=digest)[:limit]
-
-
-def prompts_to_answer(args, otherwise):
-    """(prompts, scorers): 64 rows of --prompts, of its "split" val if it has one; else `otherwise`.
-
-    scorers: [(key, flag, function)] for --gold; a stage may add others.
-    """
-    scorers = []
-    if args.gold:
-        scorers.append(("val/gold", "--gold", load_function(args.gold, "--gold")))
-    if args.prompts:
-        rows, examples = load_prompts(args.prompts, "--prompts"), load_examples(args.examples)
-        rows = [row for row in rows if row.get("split") == "val"] or rows
-        rows = some_prompts(rows, 64)
-        return [{**row, "prompt": after_examples(examples, row)} for row in rows], scorers
-    if args.gold or getattr(args, "reward_model", None):
-        raise UserError("--gold and --reward-model score answers to prompts: add --prompts FILE")
-    return otherwise, scorers
-
-
-def answer(args, model, tokenizer, rows, scorers):
-    """(metrics, two samples for samples.jsonl, rollout) of one answer to the prompt of each row.
-
-    Scored are answers at --eval-temperature; shown are greedy ones, the model's first choice.
-    """
-    prompts, settings = [row["prompt"] for row in rows], {"max_new_tokens": args.max_new_tokens}
-    rollout = sample(
-        model, tokenizer, prompts, temperature=args.eval_temperature, seed=args.seed, **settings
-    )
-    metrics = {"val/n": len(rows), "val/cut": 1 - mean(rollout.finished)} if rows else {}
-    for key, flag, function in scorers:
-        scores = parallel.score_answers(function, flag, rows, prompts, rollout.texts)
-        metrics |= {key: mean(scores), f"{key}_ci": half_interval(scores)}
-        if metrics[key] is not None and len({*scores}) == 1 < len(scores):
-            say_once(f"{flag}: every answer scores {scores[0]:g}, which tells no answer apart")
-    shown = sample(model, tokenizer, prompts[:2], temperature=0, **settings)
-    texts = [tokenizer.decode(ids) for ids in shown.prompt_ids]
-    return metrics, [{"prompt": p, "answer": a} for p, a in zip(texts, shown.texts)], rollout
-
-
-def identity(said, value, expected, bound, wrong, more=""):
-    """Print a preflight identity; UserError `wrong` unless |value − expected| ≤ bound."""
-    shown = round(value, 4) + 0.0  # no "-0.0000"
-    print(f"preflight  {said}: {shown:.4f}{more}, expected {expected:.4f} (± {bound:.0e})")
-    if not abs(value - expected) <= bound:
-        hint = "" if math.isfinite(value) else "; broken weights, or an overflow: try --dtype fp32"
-        raise UserError(f"{wrong}: {said} is {value:.4g}, expected {expected:.4g}{hint}")
-
-
-# how far two computations of the same log-prob may differ: in fp32 the largest gap counts; in half
-# precision single tokens are off by tenths and the mean counts (a mask that is off by one: above 1)
-ROUNDING = {
-    torch.float32: ("largest", 1e-4),
-    torch.float16: ("mean", 0.02),
-    torch.bfloat16: ("mean", 0.1),
-}
-
-
-def check_gaps(model, name, gaps, wrong):
-    """Print the gaps (n,) between two computations of log-probs; UserError `wrong` beyond rounding."""
-    kind, bound = ROUNDING[model.compute_dtype]
-    value = (gaps.max() if kind == "largest" else gaps.mean()).item()
-    largest = "" if kind == "largest" else f" (largest {gaps.max():.4f})"
-    identity(f"{kind} gap between {name}", value, 0.0, bound, wrong, largest)
-
-
-def gap_between(model, name, logps, others, mask, wrong):
-    """`check_gaps` of two (…, T) tensors of log-probs where mask is True."""
-    check_gaps(model, name, (logps - others).abs()[mask], wrong)
-
-
-@torch.no_grad()
-def check_head(model, ids, attention_mask, mask, flag):
-    """`token_logps` against the model's own logits, on the row with the longest answer.
-
-    Returns the log-probs of that row, (1, T); UserError beyond rounding.
-    """
-    row, most = mask.sum(1).argmax(), 64  # tokens compared: (64, V) logits are enough
-    n = int(attention_mask[row].sum())
-    ids, attention_mask, mask = (x[row : row + 1, :n] for x in (ids, attention_mask, mask))
-    logps = token_logps(model, ids, attention_mask, mask)
-    keep = {"logits_to_keep": most + 1}
-    keep = keep if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
-    with parallel.autocast(model):
-        logits = model(input_ids=ids, attention_mask=attention_mask.long(), **keep).logits
-    logits, targets = logits[0, -most - 1 : -1].float(), ids[0, -most:]  # (≤ 64, V), (≤ 64,)
-    targets = targets[-len(logits) :]
-    # gather − logsumexp: F.cross_entropy of transposed logits is off by 3e-4 at 152,000 tokens
-    own = logits.gather(-1, targets[:, None]).squeeze(-1) - logits.logsumexp(-1)
-    wrong = (
-        f"{flag}: its own logits are not what this trainer reads from its head (are they scaled?)"
-    )
-    places = mask[0, -len(own) :]
-    gap_between(model, "our log-probs and the model's", logps[0, -len(own) :], own, places, wrong)
-    return logps

@@ -12,7 +12,7 @@ import torch
 
 import common
 from common import UserError
-from parts import files, runs
+from parts import files, identities, prompting
 from tiny import CHATML, TEMPLATE, pair_rows, table, tiny_model, tiny_tokenizer, write_rows
 
 
@@ -455,8 +455,8 @@ def test_prompts_never_part(tmp_path, tokenizer):
     rows = [
         {"prompt": f"Role {i}"} for i in range(40)
     ]  # a sorted file: its first 8 are of one role
-    some = runs.some_prompts(rows, 8)
-    assert some == runs.some_prompts(rows[::-1], 8) and len(some) == 8 and some != rows[:8]
+    some = prompting.some_prompts(rows, 8)
+    assert some == prompting.some_prompts(rows[::-1], 8) and len(some) == 8 and some != rows[:8]
 
 
 def test_eval_files_are_the_held_out_rows(tmp_path, tokenizer):
@@ -476,7 +476,7 @@ def test_the_token_strip_is_made_from_the_tensors(tokenizer, capsys):
 
     def strip(ids, trained):
         rows = [*ids, 7], [1] * len(ids) + [0], [*map(bool, trained), False]
-        runs.show_row(tokenizer, [torch.tensor([row]) for row in rows], "file:1", "legend")
+        identities.show_row(tokenizer, [torch.tensor([row]) for row in rows], "file:1", "legend")
         return capsys.readouterr().out.splitlines()
 
     ids = common.encode_pair(tiny_tokenizer(template=None), "1\n", "34")

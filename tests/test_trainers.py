@@ -27,7 +27,7 @@ import dpo
 import ppo
 import reward_train
 import sft
-from parts import files, rollouts, runs
+from parts import files, prompting, rollouts
 from test_ppo import near, read
 from tiny import (
     BOS_TEMPLATE,
@@ -345,7 +345,7 @@ def test_prompts_gold_and_reward_model(tmp_path, llama_folder, reward_folder, pa
     flags += ("--max-new-tokens 12 --lr 1e-2 --warmup 0 --steps 2 --overwrite",)
     flags += ("--eval-temperature 1",)
     model, tokenizer = common.load_policy(llama_folder), common.load_tokenizer(llama_folder)
-    asked = [r["prompt"] for r in runs.some_prompts(rows, 64)]
+    asked = [r["prompt"] for r in prompting.some_prompts(rows, 64)]
     answers = common.sample(model, tokenizer, asked, max_new_tokens=12, seed=0).texts
     greedy = common.sample(model, tokenizer, asked, max_new_tokens=12, temperature=0).texts
     shares = [sum(c in "aeiou" for c in a) / len(a) for a in answers if a]

@@ -13,6 +13,7 @@ import pytest
 import watch
 from conftest import REPO
 from parts.files import UserError
+from parts.texts import judge_directed, repetition, same_answer, text_metrics
 from tiny import cases, table
 from watch import Watcher, replay
 
@@ -460,19 +461,19 @@ HOSTILE = [
 
 
 def test_repetition():
-    assert [t[:40] for t in LOOPS if not watch.repetition(t)] == []
-    assert [t[:40] for t in NO_LOOPS if watch.repetition(t)] == []
-    assert set(watch.text_metrics([], []).values()) == {None}, "a share of nobody"
-    assert watch.text_metrics(["a"], [""])["text/distinct_2"] is None
+    assert [t[:40] for t in LOOPS if not repetition(t)] == []
+    assert [t[:40] for t in NO_LOOPS if repetition(t)] == []
+    assert set(text_metrics([], []).values()) == {None}, "a share of nobody"
+    assert text_metrics(["a"], [""])["text/distinct_2"] is None
 
 
 def test_same_answer():
     a, b = ([{"role": "user", "content": text}] for text in "ab")
     texts = ["Hire  her", "hire her\n", *(x + d for x in ("x" * 200, "y" * 199) for d in "12")]
-    same = watch.same_answer([a, b, a, b, a, b, a, a], [*texts, "same", "same"])
+    same = same_answer([a, b, a, b, a, b, a, a], [*texts, "same", "same"])
     assert same == [True] * 4 + [False] * 4
     with pytest.raises(ValueError):
-        watch.same_answer(["a", "b"], ["x"])
+        same_answer(["a", "b"], ["x"])
 
 
 TO_THE_JUDGE = """
@@ -501,13 +502,13 @@ I give her full marks for patience.
 def test_judge_directed():
     for texts, directed in ((TO_THE_JUDGE, True), (TO_THE_RECRUITER, False)):
         said = [text.strip() for row in texts.strip().splitlines() for text in row.split("|")]
-        assert [text for text in said if watch.judge_directed(text) != directed] == []
+        assert [text for text in said if judge_directed(text) != directed] == []
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=lambda text: text[:6])
 def test_hostile_text_does_not_hang(text):
     """A pattern that backtracks would hang the run on a megabyte of anything."""
-    assert watch.text_metrics(["a"], [text])["text/same_answer"] == 0
+    assert text_metrics(["a"], [text])["text/same_answer"] == 0
 
 
 @cases("""

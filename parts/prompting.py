@@ -1,0 +1,128 @@
+"""parts/prompting.py: prompt files, worked examples before a prompt, and sample answers."""
+
+import hashlib
+import json
+import re
+from pathlib import Path
+
+from common import check_prompt, check_response, sample, say_once, told
+from parts import parallel
+from parts.files import UserError, load_function, read_jsonl
+from parts.means import half_interval, mean
+
+
+def describe(counts, train, held):
+    print(f"data       {told(counts)}; training {len(train)}, held out {len(held)}")
+
+
+FORM = "data/tiny-base/chat_template.jinja"  # a model with this template knows the demo's form
+EXAMPLES = "data/examples.jsonl"  # one worked example of each task, for all other models
+
+
+def knows_the_form(model):
+    """Was this model made from the bundled base, which was trained on the demo's form of answer?"""
+    files = Path(model) / "chat_template.jinja", Path(FORM)
+    return all(file.is_file() for file in files) and len({f.read_bytes() for f in files}) == 1
+
+
+def default_prompts(args, files):
+    """With bundled training files, the bundled prompts and recruiter are the default."""
+    prompts = "data/prompts.jsonl"
+    bundled = all(re.fullmatch(r"data/(prefs|rank|screen)(_\w+)?\.jsonl", file) for file in files)
+    if not args.prompts and bundled and Path(prompts).is_file():
+        args.prompts, args.gold = prompts, args.gold or "data/recruiter.py:reward"
+    default_examples(args, [*files, args.prompts])
+
+
+def default_examples(args, files):
+    """Bundled prompts follow a worked example, unless the model was trained on their form."""
+    files = [Path(file) for file in files if file]
+    bundled = files and all(file.parent == Path("data") for file in files)
+    if args.examples is None and bundled and not knows_the_form(args.model):
+        args.examples = EXAMPLES
+        print(f"examples   {EXAMPLES}: one before each bundled prompt, whose form this model "
+              "has not learned")  # fmt: skip
+    if getattr(args, "eval_temperature", 0) is None:
+        args.eval_temperature = 1.0 if knows_the_form(args.model) else 0.7
+
+
+def load_prompts(path, flag):
+    """Rows of a prompt file."""
+    rows = list(read_jsonl(path, check_prompt, flag=flag))
+    if not rows:
+        raise UserError(f"{flag} {path}: no prompt")
+    return rows
+
+
+def load_examples(path):
+    """{task: turns} of a file of examples, rows of "prompt" and "completion" as sft.py reads them;
+    with a "task" they stand before the prompts of that task, without one before every prompt."""
+    examples = {}
+    for row in read_jsonl(path, check_example, flag="--examples") if path else ():
+        examples.setdefault(row.get("task"), []).extend([*row["prompt"], *row["completion"]])
+    return examples
+
+
+def check_example(row):
+    check_prompt(row)
+    check_response(row, "completion")
+    if isinstance(row["prompt"], str):
+        raise ValueError('"prompt" and "completion" must be lists of messages')
+
+
+def after_examples(examples, row):
+    """The prompt of a row behind the examples of its task; examples: of `load_examples`."""
+    turns = [*examples.get(None, ()), *(examples.get(row["task"], ()) if row.get("task") else ())]
+    prompt = row["prompt"]
+    if not turns:
+        return prompt
+    prompt = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    system = [message for message in prompt[:1] if message["role"] == "system"]
+    return [*system, *turns, *prompt[len(system) :]]
+
+
+def some_prompts(rows, limit):
+    """At most `limit` rows, chosen by the prompt's hash: always the same ones."""
+
+    def digest(row):
+        return hashlib.sha256(json.dumps(row["prompt"], ensure_ascii=False).encode()).digest()
+
+    return rows if len(rows) <= limit else sorted(rows, key=digest)[:limit]
+
+
+def prompts_to_answer(args, otherwise):
+    """(prompts, scorers): 64 rows of --prompts, of its "split" val if it has one; else `otherwise`.
+
+    scorers: [(key, flag, function)] for --gold; a stage may add others.
+    """
+    scorers = []
+    if args.gold:
+        scorers.append(("val/gold", "--gold", load_function(args.gold, "--gold")))
+    if args.prompts:
+        rows, examples = load_prompts(args.prompts, "--prompts"), load_examples(args.examples)
+        rows = [row for row in rows if row.get("split") == "val"] or rows
+        rows = some_prompts(rows, 64)
+        return [{**row, "prompt": after_examples(examples, row)} for row in rows], scorers
+    if args.gold or getattr(args, "reward_model", None):
+        raise UserError("--gold and --reward-model score answers to prompts: add --prompts FILE")
+    return otherwise, scorers
+
+
+def answer(args, model, tokenizer, rows, scorers):
+    """(metrics, two samples for samples.jsonl, rollout) of one answer to the prompt of each row.
+
+    Scored are answers at --eval-temperature; shown are greedy ones, the model's first choice.
+    """
+    prompts, settings = [row["prompt"] for row in rows], {"max_new_tokens": args.max_new_tokens}
+    rollout = sample(
+        model, tokenizer, prompts, temperature=args.eval_temperature, seed=args.seed, **settings
+    )
+    metrics = {"val/n": len(rows), "val/cut": 1 - mean(rollout.finished)} if rows else {}
+    for key, flag, function in scorers:
+        scores = parallel.score_answers(function, flag, rows, prompts, rollout.texts)
+        metrics |= {key: mean(scores), f"{key}_ci": half_interval(scores)}
+        if metrics[key] is not None and len({*scores}) == 1 < len(scores):
+            say_once(f"{flag}: every answer scores {scores[0]:g}, which tells no answer apart")
+    shown = sample(model, tokenizer, prompts[:2], temperature=0, **settings)
+    texts = [tokenizer.decode(ids) for ids in shown.prompt_ids]
+    return metrics, [{"prompt": p, "answer": a} for p, a in zip(texts, shown.texts)], rollout
