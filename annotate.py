@@ -47,7 +47,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from types import SimpleNamespace
 
-from parts import files, pages, prompting
+from parts import files, pages
 from parts.files import Parser, UserError, number
 from parts.reports import placed
 from parts.votes import (
@@ -292,6 +292,7 @@ def turns(value):
 def draw(args):
     """write items.jsonl: two answers to each prompt, from one model or from two"""
     import common
+    from parts import prompting
 
     path = Path(args.out) / "items.jsonl"
     if path.exists():

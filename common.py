@@ -169,8 +169,8 @@ def as_turns(tokenizer, prompt, *answers):
     """[prompt, answers…], the one rule for text in every stage.
 
     With a chat template a text is a user's turn, and its answer an assistant's. A text is continued
-    as it stands where the model has no template, or where the text is opened for an answer: by a line
-    "Assistant:", a last line "Response:", "Answer:" or "Output:", or as the template would open it.
+    as it stands where the model has no template, or where the text is opened for an answer: by a
+    line "Assistant:", a last line "Response:", "Answer:" or "Output:", or as the template opens it.
     """
     if not isinstance(prompt, str):
         return [prompt, *answers]
@@ -205,8 +205,8 @@ def render(tokenizer, messages, **kwargs):
 def encode_prompt(tokenizer, prompt, max_length=math.inf):
     """Ids of a prompt (text, messages, or ids already), opened for an answer; never empty.
 
-    Text is what `as_turns` makes of it. If longer than max_length, whole turns are dropped (oldest first, not the system message), then
-    tokens from the left; a BOS stays.
+    Text is what `as_turns` makes of it. If longer than max_length, whole turns are dropped (oldest
+    first, not the system message), then tokens from the left; a BOS stays.
     """
     (prompt,) = as_turns(tokenizer, prompt)
     if isinstance(prompt, str):

@@ -151,7 +151,7 @@ def parse_args(argv=None):
     add("--ties", choices=("drop", "soft"), default="drop", help="soft: a tie is half a win for each, sigmoid only (default %(default)s)")
     add("--reward-model", help="reward model folder that scores these answers")
     # fmt: on
-    parser.add_answer_arguments()
+    prompting.add_answer_arguments(parser)
     parser.add_run_arguments("runs/dpo", RATES, epochs=f"1, or what makes {LEAST_STEPS} steps")
     args = parser.parse_args(argv)
     if args.beta is None:
@@ -197,10 +197,11 @@ def load_data(args, policy, tokenizer):
     longest = min(args.max_length, common.max_positions(policy.config))
     first = next(read_jsonl(args.pairs[0], flag="--pairs"), {})
     thumbs = args.loss_type == "kto" and "label" in first
+    examples = prompting.load_examples(args.examples)
     pairs = common.load_pairs(
         args.pairs, tokenizer, longest, args.ties == "soft", args.eval_fraction, args.eval_pairs,
         check=check_thumb if thumbs else common.check_pair,
-        prompt_of=functools.partial(prompting.after_examples, prompting.load_examples(args.examples)),
+        prompt_of=functools.partial(prompting.after_examples, examples),
     )  # fmt: skip
     pairs.shared = not thumbs and can_share(policy, pairs, pad_rows)
     prompting.describe(pairs.counts, pairs.train, pairs.eval)
@@ -219,9 +220,9 @@ def load_data(args, policy, tokenizer):
 
 
 def load_models(args, run):
-    """(policy, tokenizer, load_reference): the policy is trained; its reference is itself before step
-    one. load_reference() is for the KL of sampled answers: with LoRA the policy, whose adapter can be
-    off; else a frozen copy, read from disk at the first evaluation after step 0."""
+    """(policy, tokenizer, load_reference): the policy is trained; its reference is itself before
+    step one. load_reference() is for the KL of sampled answers: with LoRA the policy, whose adapter
+    can be off; else a frozen copy, read from disk at the first evaluation after step 0."""
     tokenizer = common.load_tokenizer(args.model)
     policy = common.load_policy(args.model, run.dtype, run.device, lora_rank=args.lora_rank)
 
@@ -337,8 +338,8 @@ def forward(args, policy, pairs, part, pad, ref_logps, baseline=0.0, untrained=F
         logps = token_logps(policy, *rows, shared=pairs.shared).sum(1).view(2, -1)
     # (4) loss and implicit rewards
     ref = torch.zeros_like(logps) if ref is None else ref
-    lengths = (torch.from_numpy(side.lengths()[part]) for side in (pairs.chosen, pairs.rejected))
-    lengths = torch.stack([*lengths]).to(logps.device)  # (2, b) response tokens
+    sides = pairs.chosen, pairs.rejected
+    lengths = torch.tensor([[len(side[i]) for i in part] for side in sides]).to(logps)  # (2, b)
     smoothing = args.label_smoothing
     if args.ties == "soft":
         tie = torch.from_numpy(pairs.tie[part]).to(logps.device)

@@ -259,7 +259,7 @@ def parse_args(argv=None):
     add("--dry-run", action="store_true", help="print rows, calls, tokens and USD; load no model, send nothing")
     # fmt: on
     rollouts.add_group_arguments(parser)
-    parser.add_examples_argument()
+    prompting.add_examples_argument(parser)
     judges.add_ruler_arguments(parser)
     judges.add_judge_arguments(parser)
     watch.add_watch_arguments(parser)
@@ -270,8 +270,7 @@ def parse_args(argv=None):
     args = parser.parse_args(line)
     if exists:
         if not args.data:
-            missing = "data_path=FILE is missing: JSON or JSONL, a prompt and rubrics per row"
-            raise UserError(missing)
+            raise UserError("data_path=FILE is missing: JSON or JSONL, rows of prompt and rubrics")
         args.out = args.out or f"runs/grpo-{Path(args.model).name}-{Path(args.data).stem}"
         args.overwrite |= exists == "delete"
         args.resume |= exists == "resume" and (Path(args.out) / "args.json").exists()

@@ -20,7 +20,6 @@ Writes       a model folder, args.json, metrics.jsonl, samples.jsonl, rollouts.j
 Reference    Schulman et al. 2017, arXiv 1707.06347 (clip, eq. 7); GAE: 1506.02438, eq. 16; KL in
              the reward: Ziegler et al. 2019, 1909.08593, eq. 2; value clip, whitening: 2403.17031
 Axes         B answers, T tokens (prompt and answer, right padded), H hidden size
-
     position      0      1      2      3      4       5
     token         p0     p1     p2     a0     a1      end
     action                             ✓      ✓       ✓            mask (B, T)
@@ -243,7 +242,7 @@ def parse_args(argv=None):
     add("--no-end-penalty", type=number(at_least=0), default=1.0, help="subtracted from the reward of a cut answer (default %(default)s)")
     # fmt: on
     rollouts.add_rollout_arguments(parser)
-    parser.add_examples_argument()
+    prompting.add_examples_argument(parser)
     watch.add_watch_arguments(parser)
     parser.add_run_arguments("runs/ppo", RATES, f"1, or what makes {LEAST_STEPS} steps")
     parser.set_defaults(eval_every=5, save_every=20)  # a step is a whole rollout
@@ -251,8 +250,8 @@ def parse_args(argv=None):
     rollouts.check_lengths(args)
     prompting.default_examples(args, [args.prompts])
     if (args.reward_model is None) == (args.reward_fn is None):
-        needed = "a reward is needed, and only one: --reward-model FOLDER (train it with"
-        raise UserError(f"{needed} reward_train.py), or --reward-fn FILE:FUNCTION")
+        folder = "--reward-model FOLDER (by reward_train.py)"
+        raise UserError(f"a reward is needed, and only one: {folder} or --reward-fn FILE:FUNCTION")
     if args.critic == "rm" and args.reward_fn:
         raise UserError("--critic rm: there is no --reward-model to copy; use policy or shared")
     return args

@@ -135,7 +135,7 @@ def parse_args(argv=None):
     add("--center-coef", type=number(at_least=0), default=0.0, help="weight of the pull of rewards towards 0, 0.001 to 0.1 (default 0)")
     add("--counterfactual-augment", metavar="NAMES", help="CSV of names, such as data/names.csv: adds copies of pairs under other names")
     # fmt: on
-    parser.add_examples_argument()
+    prompting.add_examples_argument(parser)
     parser.add_run_arguments("runs/reward", RATES)
     args = parser.parse_args(argv)
     prompting.default_examples(args, args.pairs)

@@ -113,7 +113,7 @@ def parse_args(argv=None):
     add("--keep-order", action="store_true", help="do not shuffle: rows in the order of the files, for a curriculum")
     add("--eval-fraction", type=number(at_least=0, below=1), default=0.02, help="share of the prompts held out (default %(default)s)")
     # fmt: on
-    parser.add_answer_arguments()
+    prompting.add_answer_arguments(parser)
     parser.add_run_arguments("runs/sft", RATES)
     args = parser.parse_args(argv)
     if args.init_config:

@@ -31,11 +31,6 @@ LONGEST, MEDIAN = 384, 140
 BATCH = 16  # rows per optimiser step
 SIGMA = math.log(365 / MEDIAN) / 1.2816  # 1.2816: the 90th percentile of N(0, 1)
 ENDS = ["<|end|>"] + [f"<|end{i}|>" for i in range(1, 64)]
-TEMPLATE = (
-    "{% for m in messages %} {{ m['role'] }}: {{ m['content'] }}"
-    "{% if m['role'] == 'assistant' %}<|end|>{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %} assistant:{% endif %}"
-)
 MODEL = dict(
     vocab_size=4096,
     hidden_size=256,
@@ -100,7 +95,6 @@ def make_tokenizer():
         pad_token="<|pad|>",
         clean_up_tokenization_spaces=False,
     )
-    tokenizer.chat_template = TEMPLATE
     return tokenizer
 
 

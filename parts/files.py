@@ -1,6 +1,7 @@
 """parts/files.py: JSONL, whole-or-not writing, errors in one line, types for flags; no torch."""
 
 import contextlib
+import hashlib
 import json
 import math
 import os
@@ -202,6 +203,28 @@ def replacing(path, mode=0o644):
         raise
     finally:
         Path(temporary).unlink(missing_ok=True)
+
+
+def fingerprint(path):
+    """SHA-256 of a file, or of a model folder's weights and configs.
+
+    Of a file larger than 256 MiB, its size and 256 samples of 1 MiB.
+    """
+    path, digest = Path(path), hashlib.sha256()
+    found = [path]
+    if path.is_dir():
+        wanted = {".safetensors", ".bin", ".json", ".jinja", ".model"}
+        found = [file for file in sorted(path.iterdir()) if file.suffix in wanted]
+    for file in found:
+        if file.name in ("args.json", "report.json"):
+            continue
+        size = file.stat().st_size
+        digest.update(f"{file.name if path.is_dir() else ''}:{size}:".encode())
+        with open(file, "rb") as handle:
+            for place in range(0, size, max(2**20, size // 256)):
+                handle.seek(place)
+                digest.update(handle.read(2**20))
+    return digest.hexdigest()
 
 
 def load_function(spec, flag):

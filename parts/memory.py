@@ -21,8 +21,8 @@ from parts.parallel import autocast
 HEAD_CHUNK_BYTES = {"cpu": 8 * 2**20, "cuda": 256 * 2**20}
 MARGIN = 0.9  # of free memory; the rest is for gaps between blocks and for libraries
 # tokens per forward; on a CPU 1024, or 512 where the activations of 1024 would take over 256 MiB:
-# SmolLM2 needs 13.0, 11.3, 11.0 and 11.7 ms per token and 2.2, 2.7, 3.6 and 5.4 GB for a forward and
-# backward of 256, 512, 1024 and 2048 tokens; the bundled base .25, .21, .19 and .20 ms
+# SmolLM2 needs 13.0, 11.3, 11.0 and 11.7 ms per token and 2.2, 2.7, 3.6 and 5.4 GB for a forward
+# and backward of 256, 512, 1024 and 2048 tokens; the bundled base .25, .21, .19 and .20 ms
 FASTEST_TOKENS = {"cuda": 16384}
 CGROUPS = [
     (Path("/sys/fs/cgroup"), "memory.max", "memory.current"),
@@ -82,6 +82,10 @@ def activation_bytes(model, grad_checkpoint=False, length=8):
     return inputs + 1.6 * layer
 
 
+def compute_dtype(model):
+    return getattr(model, "compute_dtype", torch.float32)  # a model that `common` did not load
+
+
 def training_bytes(modules):
     """Bytes that training these modules takes beside their weights and activations.
 
@@ -91,7 +95,7 @@ def training_bytes(modules):
     """
     total = once = 0
     for module in modules:
-        half = getattr(module, "compute_dtype", torch.float32) != torch.float32
+        half = compute_dtype(module) != torch.float32
         trained = [weight.numel() for weight in module.parameters() if weight.requires_grad]
         device = next(module.parameters()).device.type
         chunk = HEAD_CHUNK_BYTES.get(device, HEAD_CHUNK_BYTES["cpu"])
@@ -104,9 +108,10 @@ def cache_bytes(model):
     """Bytes of keys and values per token of one answer, in the compute dtype; sliding windows are
     counted in full."""
     config = model.config.get_text_config()
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return 2 * config.num_hidden_layers * heads * size * model.compute_dtype.itemsize
+    queries = getattr(config, "num_attention_heads", None) or 1
+    heads = getattr(config, "num_key_value_heads", None) or queries
+    size = getattr(config, "head_dim", None) or config.hidden_size // queries
+    return 2 * config.num_hidden_layers * heads * size * compute_dtype(model).itemsize
 
 
 def default_micro_tokens(model, free, reserved, longest, grad_checkpoint=False):
@@ -136,6 +141,6 @@ def answers_at_once(model, free, tokens_per_answer, most=256):
     An answer takes its cache, one layer's keys and values once more, and five rows of logits.
     """
     config = model.config.get_text_config()
-    layer = 2 * config.hidden_size * model.compute_dtype.itemsize
+    layer = 2 * config.hidden_size * compute_dtype(model).itemsize
     one = tokens_per_answer * (cache_bytes(model) + layer) + 28 * config.vocab_size
     return most if free is None else max(1, min(most, int(free / 2 / one)))

@@ -65,7 +65,7 @@ def autocast(model):
 
 
 def micro_tokens(model):
-    """Padded tokens per forward without gradient: enough for a GPU, few enough for a CPU's cache."""
+    """Padded tokens per forward without gradient, which fill a GPU and suit a CPU's cache."""
     return 1024 if model.device.type == "cpu" else 16384
 
 

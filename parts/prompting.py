@@ -7,16 +7,35 @@ from pathlib import Path
 
 from common import check_prompt, check_response, sample, say_once, told
 from parts import parallel
-from parts.files import UserError, load_function, read_jsonl
+from parts.files import UserError, load_function, number, read_jsonl
 from parts.means import half_interval, mean
+
+FORM = "data/tiny-base/chat_template.jinja"  # a model with this template knows the demo's form
+EXAMPLES = "data/examples.jsonl"  # one worked example of each task, for all other models
+
+
+def add_answer_arguments(parser):
+    """Flags of the sample answers of an evaluation."""
+    add = parser.add_argument
+    # fmt: off
+    add("--prompts", help='JSONL; 64 (of "split": "val", if any) are answered at each evaluation (default: bundled for bundled data)')
+    add("--gold", help="FILE:FUNCTION that scores these answers, such as data/recruiter.py:reward")
+    add("--max-new-tokens", type=number(int, at_least=1), default=96, help="length of sample answers (default %(default)s)")
+    add("--eval-temperature", type=number(at_least=0), help="of sample answers, 0: greedy (default 0.7; bundled base 1)")
+    # fmt: on
+    add_examples_argument(parser)
+
+
+def add_examples_argument(parser):
+    parser.add_argument(
+        "--examples",
+        help="JSONL of prompt and completion: worked examples before each prompt "
+        f"(default: {EXAMPLES} for bundled data, unless the model knows its form)",
+    )
 
 
 def describe(counts, train, held):
     print(f"data       {told(counts)}; training {len(train)}, held out {len(held)}")
-
-
-FORM = "data/tiny-base/chat_template.jinja"  # a model with this template knows the demo's form
-EXAMPLES = "data/examples.jsonl"  # one worked example of each task, for all other models
 
 
 def knows_the_form(model):
@@ -71,7 +90,12 @@ def check_example(row):
 
 
 def after_examples(examples, row):
-    """The prompt of a row behind the examples of its task; examples: of `load_examples`."""
+    """The prompt of a row after the examples of its task; examples: of `load_examples`.
+
+    >>> example = [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"}]
+    >>> [m["content"] for m in after_examples({None: example}, {"prompt": "2+2?"})]
+    ['1+1?', '2', '2+2?']
+    """
     turns = [*examples.get(None, ()), *(examples.get(row["task"], ()) if row.get("task") else ())]
     prompt = row["prompt"]
     if not turns:

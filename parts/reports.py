@@ -169,9 +169,8 @@ def raw_scorer(folder, args):
 
 
 def hashes(inputs):
-    from parts import runs
 
-    return {str(f): runs.fingerprint(f) for f in inputs if f and Path(f).exists()}
+    return {str(f): files.fingerprint(f) for f in inputs if f and Path(f).exists()}
 
 
 def write_text(path, text):

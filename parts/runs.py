@@ -22,7 +22,6 @@ Left out     1. weight decay   2. a choice of gradient clipping (1.0)   3. more 
 
 import argparse
 import contextlib
-import hashlib
 import math
 import os
 import shutil
@@ -45,7 +44,7 @@ from common import (
     save_model,
     token_logps,
 )  # fmt: skip
-from parts import files, memory, parallel, prompting
+from parts import files, memory, parallel
 from parts.files import (
     UserError,
     finite,
@@ -104,24 +103,6 @@ class Parser(files.Parser):
                     for action in group._group_actions:
                         action.help = argparse.SUPPRESS
         return super().parse_args(argv)
-
-    def add_answer_arguments(self):
-        """Flags of the sample answers of an evaluation."""
-        add = self.add_argument
-        # fmt: off
-        add("--prompts", help='JSONL; 64 (of "split": "val", if any) are answered at each evaluation (default: bundled for bundled data)')
-        add("--gold", help="FILE:FUNCTION that scores these answers, such as data/recruiter.py:reward")
-        add("--max-new-tokens", type=number(int, at_least=1), default=96, help="length of sample answers (default %(default)s)")
-        add("--eval-temperature", type=number(at_least=0), help="0: greedy (default 0.7; 1 for the bundled base)")
-        # fmt: on
-        self.add_examples_argument()
-
-    def add_examples_argument(self):
-        text = "JSONL of prompt and completion: worked examples before each prompt"
-        self.add_argument(
-            "--examples",
-            help=f"{text} (default: {prompting.EXAMPLES} for bundled data, unless the model knows its form)",
-        )
 
     def add_run_arguments(self, out, rates, epochs="1"):
         """The flags that mean the same in every trainer."""
@@ -207,7 +188,7 @@ class Run:
             "stage": self.stage,
             "command": sys.argv,
             "args": vars(args),
-            "sha256": {str(path): fingerprint(path) for path in inputs},
+            "sha256": {str(path): files.fingerprint(path) for path in inputs},
             "versions": {name: version(name) for name in libraries},
         }
         if args.resume:
@@ -274,7 +255,7 @@ class Run:
             self._load_checkpoint()
 
     def _fit(self, longest):
-        """Set --micro-tokens from free memory; say before step one if the longest row is too long."""
+        """Set --micro-tokens from free memory; say before step one if a row is too long for it."""
         free, reserved = memory.free_memory(self.device), memory.training_bytes(self.modules)
         checkpointed = self.args.grad_checkpoint
         sizes = [
@@ -614,25 +595,3 @@ def lr_factor(step, steps, warmup, schedule):
     if schedule == "cosine":
         return 0.5 * (1 + math.cos(math.pi * done))
     return 1 - done if schedule == "linear" else 1.0
-
-
-def fingerprint(path):
-    """SHA-256 of a file, or of a model folder's weights and configs.
-
-    Of a file larger than 256 MiB, its size and 256 samples of 1 MiB.
-    """
-    path, digest = Path(path), hashlib.sha256()
-    found = [path]
-    if path.is_dir():
-        wanted = {".safetensors", ".bin", ".json", ".jinja", ".model"}
-        found = [file for file in sorted(path.iterdir()) if file.suffix in wanted]
-    for file in found:
-        if file.name in ("args.json", "report.json"):
-            continue
-        size = file.stat().st_size
-        digest.update(f"{file.name if path.is_dir() else ''}:{size}:".encode())
-        with open(file, "rb") as handle:
-            for place in range(0, size, max(2**20, size // 256)):
-                handle.seek(place)
-                digest.update(handle.read(2**20))
-    return digest.hexdigest()

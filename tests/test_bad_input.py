@@ -250,8 +250,7 @@ def test_nan_while_training(stage, run):
     rows = r"rows \[.*\] of step " if stage is ppo else "rows .*pairs.jsonl:"
     with pytest.raises(files.UserError, match=f"^loss .*not finite; {rows}.*Lower --lr"):
         run(stage, "new", *flags)
-    weights = load_file("new/model.safetensors")
-    assert all(torch.isfinite(w).all() for w in weights.values())
+    assert not Path("new/config.json").exists(), "no model before the run has ended"
     assert [*Path("new/checkpoint").iterdir()] == []
 
 

@@ -17,7 +17,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceC
 import common
 from common import UserError
 from parts import lora, parallel
-from parts.runs import check_head, prepare
+from parts.identities import check_head
+from parts.runs import prepare
 from tiny import EXTRA_FAMILIES, FAMILIES, table, tiny_model, tiny_reward_model, tiny_tokenizer
 
 ALL = [*FAMILIES, *EXTRA_FAMILIES]
@@ -96,7 +97,7 @@ def test_rows_with_nothing_to_train(folders):
     fields = FAMILIES["gemma"] | dict(vocab_size=300, initializer_range=0.3, logits_scaling=8.0)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model("granite", **fields)).eval()
     model.compute_dtype = torch.float32
-    with pytest.raises(UserError, match="logits are scaled"):
+    with pytest.raises(UserError, match="are they scaled"):
         check_head(model, *batch(), "--model")
 
 

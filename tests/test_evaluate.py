@@ -22,7 +22,7 @@ import evaluate
 import tiny
 from conftest import REPO
 from evaluate import bon_curve, calibration, compare_outcomes, distinct_n, outcomes, verdict
-from parts import files, pages, runs
+from parts import files, pages
 from parts.files import UserError
 from parts.stats import mean_number, number, wilson
 
@@ -465,7 +465,7 @@ def test_reward_command(world, tmp_path, capsys):
     right = np.mean([row["scores"][0] > row["scores"][1] for row in drawn])
     tiny.write_rows(pairs, [*drawn, *rows[3:]])
     copy = shutil.copytree(world["rm"], tmp_path / "rm")  # as if these were its training pairs
-    record = {"args": {}, "sha256": {"elsewhere": runs.fingerprint(pairs)}}
+    record = {"args": {}, "sha256": {"elsewhere": files.fingerprint(pairs)}}
     (copy / "args.json").write_text(json.dumps(record))
     argv = f"reward --reward-model {copy} --pairs {pairs} --out {tmp_path / 'b'}"
     evaluate.main(argv.split())

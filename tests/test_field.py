@@ -43,7 +43,7 @@ def test_the_step_normalises_each_part():
     """The length penalty is one more part of weight 1: GDPO's are ±.7071·(.75 − .25 + 1) = ±1.0607
     over 1.5. Other scales add it to the sum: ±(.75 − (.125 − .25))/2."""
     parts = {"rubric": [1.0, 0.0], "ruler": [0.0, 0.5], "overlong": [0.0, -0.25]}
-    b = {"parts": parts, "rewards": grpo_rubric.mixed(parts, {"rubric": 0.75, "ruler": 0.25})}
+    b = {"parts": parts, "rewards": rollouts.weighted_sums(parts, {"rubric": 0.75, "ruler": 0.25})}
     for scale, expected in (("gdpo", 0.7071), ("center", 0.4375)):
         args = parsed(f"--groups-per-batch 1 --reward rubric:3 --reward ruler --scale {scale}")
         rewards, advantages = grpo_rubric.advantages_of(args, b)

@@ -22,7 +22,8 @@ LOWER = {
 }
 REPORTS = {"parts.reports"}
 CHECKS = {"checks.answers", "checks.instructions", "checks.risky"}
-RL = {"common", "watch", "parts.runs", "parts.rollouts", "parts.guard", "parts.texts", *LOWER}
+STAGE = {"common", "parts.identities", "parts.prompting", "parts.runs", *LOWER}
+RL = {"watch", "parts.rollouts", "parts.guard", "parts.texts", *STAGE}
 ARROWS = {  # who may import whom, downwards only: stages, parts/runs.py, common.py, the other parts, checks
     "checks.answers": {"parts.files"},
     "checks.risky": {"parts.files"},
@@ -43,12 +44,22 @@ ARROWS = {  # who may import whom, downwards only: stages, parts/runs.py, common
     "parts.shared_prompt": {"parts.files", "parts.parallel"},
     "common": LOWER,
     "parts.runs": {"common", *LOWER},
-    "parts.rollouts": {"common", "parts.guard", "parts.runs", *LOWER},
-    "sft": {"common", "parts.runs", *LOWER},
-    "reward_train": {"common", "parts.runs", *LOWER},
-    "dpo": {"common", "parts.runs", *LOWER},
+    "parts.identities": {"common", *LOWER},
+    "parts.prompting": {"common", *LOWER},
+    "parts.rollouts": {"parts.guard", *STAGE},
+    "sft": STAGE,
+    "reward_train": STAGE,
+    "dpo": STAGE,
     "parts.votes": {"parts.files", "parts.rows", "parts.stats"},
-    "annotate": {"common", "parts.pages", "parts.runs", "parts.votes", *REPORTS, *LOWER},
+    "annotate": {
+        "common",
+        "parts.pages",
+        "parts.prompting",
+        "parts.runs",
+        "parts.votes",
+        *REPORTS,
+        *LOWER,
+    },
     "ppo": RL,
     "judge": {"common", "parts.pages", *LOWER, *CHECKS},
     "grpo_rubric": {*RL, "judge", "parts.recipe", *CHECKS},
@@ -344,7 +355,7 @@ def test_docstring_examples(name):
     least one."""
     result = doctest.testmod(importlib.import_module(module(name)))
     assert result.failed == 0
-    plain = ("lora", "rollouts", "shared_prompt")
+    plain = ("lora", "memory", "rollouts", "shared_prompt")
     assert result.attempted > 0 or name in [f"parts/{stem}.py" for stem in plain]
 
 

@@ -196,9 +196,8 @@ def defaults(folder, name, limit, longest, lora_rank=0, frozen=0):
 def test_the_readme_runs_on_a_t4(tmp_path, stage, frozen, flags):
     """Qwen2.5-0.5B, all weights, rows of 512 tokens: under 15 GB."""
     sizes = defaults(tmp_path, "Qwen2.5-0.5B", 15, 768, frozen=frozen)
-    words = [*flags.split(), "--micro-tokens", sizes[0], "--max-new-tokens", 96]
     peaks = quietly(
-        bench.deep_peaks, stage, "Qwen2.5-0.5B", words, "fp16", limit=15, prompt=256, answer=256,
+        bench.deep_peaks, stage, "Qwen2.5-0.5B", flags.split(), "fp16", limit=15, prompt=256, answer=256,
         rows=9, sizes=sizes,
     )  # fmt: skip
     assert largest(peaks, "steps") < 15
@@ -213,7 +212,7 @@ def test_the_recipe_runs_on_80_gb(tmp_path):
     assert 2348 <= tokens <= 16384 and 32 <= answers < 256
     groups = -(-answers // 8)
     words = f"""--lora-rank 32 --group-size 8 --groups-per-batch {groups} --max-new-tokens 2048
-        --micro-tokens {tokens} --train-ratio 0.99""".split()
+        --train-ratio 0.99""".split()
     peaks = quietly(
         bench.deep_peaks, "grpo_rubric", "Llama-3.1-8B", words, limit=80, rows=groups + 2,
         sizes=sizes,

@@ -319,7 +319,7 @@ def test_args_json_and_what_resume_may_change(toy, monkeypatch):
     before = toy.record()
     assert before["stage"] == "toy" and {"torch", "numpy"} < before["versions"].keys()
     assert (before["args"]["lr"], before["args"]["micro_tokens"]) == (1e-2, 1024)
-    assert before["sha256"] == {name: runs.fingerprint(name) for name in (toy.data, toy.model)}
+    assert before["sha256"] == {name: files.fingerprint(name) for name in (toy.data, toy.model)}
     toy.train("--resume --save-every 3 --eval-every 1 --stop-after 4 --steps 60")
     after = toy.record()
     changed = {k for k, v in after["args"].items() if before["args"][k] != v}
@@ -558,11 +558,11 @@ def test_fingerprints(tmp_path, toy):
         with open(file, "r+b") as handle:
             handle.seek(100 * (300 * 2**20 // 256))
             handle.write(content)
-        found.append(runs.fingerprint(file))
+        found.append(files.fingerprint(file))
     assert found[0] != found[1]
     folder = Path(shutil.copytree(toy.model, tmp_path / "model"))
-    found, names = [runs.fingerprint(folder)], "metrics.jsonl notes.txt args.json report.json"
+    found, names = [files.fingerprint(folder)], "metrics.jsonl notes.txt args.json report.json"
     for name in [*names.split(), "chat_template.jinja", "other.json"]:
         (folder / name).write_text("{}")
-        found.append(runs.fingerprint(folder))
+        found.append(files.fingerprint(folder))
     assert len({*found[:5]}) == 1 and len({*found[4:]}) == 3
