@@ -1,23 +1,24 @@
 """bench/memory.py: the peak memory of a real step of a trainer, for a model's shape, without a GPU.
 
-    python bench/memory.py --model Qwen2.5-0.5B --stage dpo --dtype bf16 --limit 15 --micro-tokens 2048
-    python bench/memory.py --model Llama-3.1-8B --stage grpo_rubric --gpu --lora-rank 32
-
 The stage's own `main` runs: it loads, checks, samples, trains two steps, writes checkpoint and
-model. Every float that the program makes is a FakeTensor, with shape and type and no numbers; every
+model. Weights, and what is computed from them, are FakeTensors: shape and type, no numbers. Every
 integer is real, so masks, `nonzero` and gathers have their true shapes. What is read out of fake
-floats is a constant: a number is 1, a sampled token 0, a comparison True. `Ledger` sees each operation below
-autograd and keeps the sum of all live storages by kind; the peak of each phase is reported.
+floats is a constant: a number is 1, a sampled token 0, a comparison True. `Ledger` sees each
+operation below autograd and keeps the sum of all live storages by kind.
 
-Not sampled in full: `decode` runs the sampler's own function for the prompts and the first token,
-and once more for the last three tokens, where the cache is longest. Numbers are not checked: the
-preflight's identities are passed over. On disk nothing is written but configs and logs.
-
-A GPU is imitated by a fake CPU (`--gpu`: fp32 masters and optimiser as there, a frozen model in the
-compute dtype, the GPU's chunk of logits, the GPU's fused AdamW, what is moved to the host not counted).
-Not seen: the CUDA context (about 0.5 GB), gaps between blocks, the workspace of a kernel; attention
-is the CPU's flash kernel, which keeps what the GPU's keeps; a CPU process weighs 0.5 GB by itself.
-`tests/test_memory.py` holds the Ledger to torch's MemTracker and to a real process.
+Cut short    the sampler: its own function runs for the prompts and the first token, and again for
+             the last three tokens, where the cache is longest
+Passed over  the preflight's identities; weight files are neither read nor written
+As on a GPU  unless --cpu: its chunks of logits, its fused AdamW, its number of tokens per forward;
+             what moves to the host does not count. Attention is the CPU's flash kernel, which keeps
+             what the GPU's keeps
+Not seen     the CUDA context (about 0.5 GB), gaps between blocks, the workspace of a kernel; the
+             0.5 GB that a Python process with torch weighs by itself; --fsdp
+Checked      tests/test_memory.py: against torch's MemTracker, to the byte; all moments are linear in
+             the layers, so that a named shape is run with two and three. SmolLM2 on a CPU, dpo.py
+             with forwards of 512 and 1024 tokens: 3.18 and 3.99 GB here, 3.80 and 4.25 of a process
+Run          python bench/memory.py --model Qwen2.5-0.5B --stage dpo --micro-tokens 2048
+             python bench/memory.py --model CONFIG.json --stage ppo --limit 15 --reward-model REWARD
 """
 
 import argparse
@@ -46,6 +47,10 @@ import common  # noqa: E402
 from parts import identities, memory, runs  # noqa: E402
 
 GB = 1e9
+AUTO = transformers.AutoModelForCausalLM, transformers.AutoModelForSequenceClassification
+SMALL = (
+    2**20
+)  # a float tensor of fewer numbers is real when it is made, and so is a mask made of it
 aten = torch.ops.aten
 # from the published configs: family, layers, hidden size, width of the MLP, heads, key-value heads, head
 # size, entries of the vocabulary, is the head the embedding
@@ -110,12 +115,17 @@ class Ledger(TorchDispatchMode):
         return super().__exit__(*error)
 
     def weight(self, module, name, weight):
+        """A fake weight in place of a small real one."""
         if weight is not None:
+            if type(weight) is torch.nn.Parameter:
+                data = self.fake.from_tensor(weight.detach())
+                weight = torch.nn.Parameter(data, weight.requires_grad)
             self.count(weight, "weights")
             if weight.requires_grad:
                 weight.register_post_accumulate_grad_hook(
                     lambda weight: self.count(weight.grad, "gradients")
                 )
+        return weight
 
     def count(self, tensor, kind):
         """Book a storage under this kind, whatever it was before."""
@@ -169,14 +179,12 @@ class Ledger(TorchDispatchMode):
                     for x in args[1]
                 ]
                 args = args[0], sum(map(list, places), []), *args[2:]
+        result = None
+        if not tensors:
+            with self.fake:
+                result = function(*args, **kwargs)
+        if tensors or not torch.is_tensor(result) or not is_fake(result, SMALL):
             result = function(*args, **kwargs)
-        elif tensors:
-            result = function(*args, **kwargs)
-        else:
-            result = function(*args, **kwargs)
-            if isinstance(result, torch.Tensor) and result.is_floating_point():
-                with self.fake:
-                    result = function(*args, **kwargs)
         if not function._schema.is_mutable:
             result = tree_map(constant, result)
         if function is aten.embedding_dense_backward.default:
@@ -189,9 +197,14 @@ class Ledger(TorchDispatchMode):
         return result
 
 
+def is_fake(x, least=0):
+    """Does this FakeTensor stay one?"""
+    return (x.is_floating_point() or x.is_complex()) and x.numel() >= least
+
+
 def constant(x):
     """A fake integer becomes real: 0, or True."""
-    if isinstance(x, FakeTensor) and not x.is_floating_point() and not x.is_complex():
+    if isinstance(x, FakeTensor) and not is_fake(x):
         return torch.full(x.shape, x.dtype == torch.bool, dtype=x.dtype)
     return x
 
@@ -217,7 +230,10 @@ def move(module, function, recurse=True):
 
 @contextlib.contextmanager
 def faked(ledger, gpu, limit, sizes):
-    """What the ledger cannot see through: weight files, the clock of the sampler, numbers read."""
+    """Replace what needs numbers, files, a GPU or patience; see the top of this file.
+
+    limit   GB of the machine, for `free_memory`; sizes as in `peaks`
+    """
     decode, steps, adamw = common._decode, runs.Run.steps, torch.optim.AdamW
 
     def short_decode(model, prompts, uniform, ends, *more):
@@ -253,22 +269,14 @@ def faked(ledger, gpu, limit, sizes):
     def ones(tensor, *_, **__):
         return np.ones(tensor.shape)
 
-    causal, scorer = (
-        transformers.AutoModelForCausalLM,
-        transformers.AutoModelForSequenceClassification,
-    )
+    files = memory, common  # which imports names of it
     patches = [
         (torch.nn.Module, "_apply", move),
         (common, "_decode", short_decode),
         (runs.Run, "steps", phased),
         (identities, "identity", lambda *_: None),
-        (causal, "from_pretrained", from_pretrained(causal)),
-        (scorer, "from_pretrained", from_pretrained(scorer)),
-        (
-            transformers.PreTrainedModel,
-            "save_pretrained",
-            lambda m, folder, **_: m.config.save_pretrained(folder),
-        ),
+        *((kind, "from_pretrained", from_pretrained(kind)) for kind in AUTO),
+        (transformers.PreTrainedModel, "save_pretrained", lambda *_, **__: None),
         (safetensors.torch, "save_file", lambda state, file, **_: Path(file).touch()),
         (torch, "save", lambda *_: None),
         (shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(1, 0, 10**15)),
@@ -276,23 +284,20 @@ def faked(ledger, gpu, limit, sizes):
         (FakeTensor, "__array__", ones),
         (FakeTensor, "numpy", ones),
         (FakeTensor, "__format__", lambda x, form: format(1.0, form)),
-        (memory, "free_memory", lambda device: limit and limit * GB - total(ledger.live)),
+        *((f, "free_memory", lambda _: limit and limit * GB - total(ledger.live)) for f in files),
     ]
     if gpu:
         patches += [
             (FakeTensor, "cpu", to_host),
             (FakeTensor, "is_cuda", True),
             (torch.optim, "AdamW", lambda groups, **kw: adamw(groups, **{**kw, "fused": True})),
-            *(
-                (file, "HEAD_CHUNK_BYTES", {"cpu": file.HEAD_CHUNK_BYTES["cuda"]})
-                for file in (common, memory)
-            ),
+            *((f, "HEAD_CHUNK_BYTES", {"cpu": memory.HEAD_CHUNK_BYTES["cuda"]}) for f in files),
             (memory, "FASTEST_TOKENS", {"cpu": 16384}),
         ]
     if sizes:
         patches += [
             (memory, "default_micro_tokens", lambda *_: (sizes[0], None)),
-            (memory, "answers_at_once", lambda *_: sizes[1]),
+            *((f, "answers_at_once", lambda *_: sizes[1]) for f in files),
         ]
     with contextlib.ExitStack() as stack:
         for place, name, replacement in patches:
@@ -302,13 +307,9 @@ def faked(ledger, gpu, limit, sizes):
 
 def write_inputs(folder, config, prompt, answer, rows):
     """A model folder without weights, a reward model's, and data of these lengths in tokens."""
-    for name, kind in {
-        "model": "CausalLM",
-        "reward": "ForSequenceClassification",
-    }.items():
-        shutil.copytree(
-            ROOT / "data/tiny-base", folder / name, ignore=lambda *_: ["model.safetensors"]
-        )
+    base, no_weights = ROOT / "data/tiny-base", shutil.ignore_patterns("*.safetensors")
+    for name, kind in {"model": "CausalLM", "reward": "ForSequenceClassification"}.items():
+        shutil.copytree(base, folder / name, ignore=no_weights)
         made = {**config, "architectures": [kind], "num_labels": 1, "eos_token_id": 1}
         made.setdefault("max_position_embeddings", 131072)
         (folder / name / "config.json").write_text(json.dumps(made))
@@ -375,21 +376,28 @@ def config_of(name, layers=None):
     return dict(zip(KEYS, values, strict=True))
 
 
-def main(argv=None):
-    parser = argparse.ArgumentParser(
-        description="Peak memory by kind; other flags go to the stage."
-    )
+def parse_args(argv=None):
+    """(args, what is left for the stage)"""
+    words = "Peak memory of a trainer's step by kind; all other flags go to the trainer."
+    parser = argparse.ArgumentParser(description=words)
     add = parser.add_argument
     add("--model", default="Qwen2.5-0.5B", help=f"config.json, its folder, or {', '.join(SHAPES)}")
     add("--stage", default="dpo", help="sft, reward_train, dpo, ppo, grpo_rubric, grpo_agent")
     add("--dtype", default="bf16", help="fp32, bf16 or fp16")
     add("--cpu", action="store_true", help="as on a CPU, not as on a GPU")
-    add("--limit", type=float, help="GB of the machine: decides the defaults")
+    add("--limit", type=float, help="GB of the machine, from which the trainer takes its defaults")
     add("--prompt", type=int, default=300, help="tokens of a prompt")
     add("--answer", type=int, default=300, help="tokens of an answer in a file")
     add("--rows", type=int, default=8, help="rows of the file")
     args, flags = parser.parse_known_args(argv)
-    run = peaks if Path(args.model).exists() else deep_peaks
+    if args.limit is None and "--micro-tokens" not in flags:
+        parser.error("pass --micro-tokens or --limit")
+    return args, flags
+
+
+def main(argv=None):
+    args, flags = parse_args(argv)
+    run = deep_peaks if args.model in SHAPES and args.limit is None else peaks
     sizes = args.prompt, args.answer, args.rows
     with contextlib.redirect_stdout(sys.stderr):
         found = run(args.stage, args.model, flags, args.dtype, not args.cpu, args.limit, *sizes)

@@ -6,6 +6,7 @@ Any number of seeds: a line for each with its 95 % interval, and above them the 
 
 Run          python reports/fill_numbers.py
              python reports/fill_numbers.py --check     (writes nothing, status 1 where a page is stale; a test does this)
+             python reports/fill_numbers.py --memory    (first measures reports/memory.json anew: half an hour)
 """
 
 import argparse
@@ -16,9 +17,8 @@ from pathlib import Path
 from statistics import median
 
 REPO = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(REPO), str(REPO / "docs"), str(REPO / "bench")]
+sys.path[:0] = [str(REPO), str(REPO / "bench")]
 
-import memory  # noqa: E402
 import numpy as np  # noqa: E402
 import run as bench  # noqa: E402
 
@@ -372,10 +372,159 @@ def intervals():
     return table(["held-out pairs", "75 % right means"], rows)
 
 
+# ---- memory: bench/memory.py measures, these are its runs ----
+
+MEMORY = REPO / "reports" / "memory.json"
+KINDS = {
+    "weights": "weights", "copies": "compute copies", "gradients": "gradients", "moments": "moments",
+    "activations": "activations", "logits": "logits", "temporaries": "temporaries",
+}  # fmt: skip
+ROLLOUT = "--max-new-tokens 256 --rollouts 8 --batch-size 8 --reward-model REWARD"
+GROUPS = "--max-new-tokens 256 --group-size 8 --groups-per-batch 8 --train-ratio 0.99"
+# what the table calls a stage: script, flags. Two forwards per step need what twenty do; 8 answers of
+# ppo.py stand for 64, as the sampler's 64 answers in grpo_rubric.py are never the peak
+MEMORY_STAGES = {
+    "`sft.py`": ("sft", "--batch-size 8"),
+    "`dpo.py`": ("dpo", "--batch-size 4"),
+    "`reward_train.py`": ("reward_train", "--batch-size 4"),
+    "`ppo.py --critic shared`": ("ppo", f"{ROLLOUT} --critic shared"),
+    "`ppo.py --critic rm`": ("ppo", f"{ROLLOUT} --critic rm"),
+    "`grpo_rubric.py`, `grpo_agent.py`": ("grpo_rubric", GROUPS),
+    "the same with `--beta`": ("grpo_rubric", f"{GROUPS} --beta 0.01"),
+}
+# the promises that tests/test_memory.py holds: model, script, flags, type, GB, tokens per forward, answers at once
+PROMISES = {
+    "`dpo.py`, Qwen2.5-0.5B, prompts and answers of 512 tokens": (
+        "Qwen2.5-0.5B",
+        "dpo",
+        "--batch-size 2",
+        "fp16",
+        15,
+        1536,
+        256,
+    ),
+    "`reward_train.py`, the same": (
+        "Qwen2.5-0.5B",
+        "reward_train",
+        "--batch-size 2",
+        "fp16",
+        15,
+        1536,
+        256,
+    ),
+    "`ppo.py`, the same model as policy, reference, reward and shared critic": (
+        "Qwen2.5-0.5B",
+        "ppo",
+        "--rollouts 4 --batch-size 4 --reward-model REWARD --critic shared",
+        "fp16",
+        15,
+        608,
+        256,
+    ),
+    "the recipe: `grpo_rubric.py`, Llama-3.1-8B, LoRA 32, answers of 2,048 tokens": (
+        "Llama-3.1-8B",
+        "grpo_rubric",
+        "--lora-rank 32 --max-new-tokens 2048 --group-size 8 --groups-per-batch 12 --train-ratio 0.99",
+        "bf16",
+        80,
+        8192,
+        90,
+    ),
+}
+
+
+def measure_memory():
+    """Write reports/memory.json: [{"of", "model", "lora", "phases", "kinds"}], a record per run."""
+    import contextlib
+    import importlib.util
+    import os
+
+    spec = importlib.util.spec_from_file_location("bench_memory", REPO / "bench" / "memory.py")
+    meter = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(meter)
+    records = []
+
+    def measure(of, model, lora, stage, flags, *more, **keywords):
+        with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+            peaks = meter.deep_peaks(
+                stage, model, [*flags.split(), "--lora-rank", lora], *more, **keywords
+            )
+        phases = {}
+        for (phase, _), kinds in peaks.items():
+            phases[phase] = max(phases.get(phase, 0), meter.total(kinds))
+        largest = {
+            key: max(0, round(size)) for key, size in max(peaks.values(), key=meter.total).items()
+        }
+        records.append({"of": of, "model": model, "lora": lora, "phases": phases, "kinds": largest})
+        MEMORY.write_text(json.dumps(records, indent=1) + "\n", encoding="utf-8")
+        print(
+            of, model, lora, {key: f"{size / 1e9:.2f}" for key, size in phases.items()}, flush=True
+        )
+
+    rows = {"prompt": 256, "answer": 256, "rows": 10}
+    for of, (model, stage, flags, dtype, limit, *sizes) in PROMISES.items():
+        lora = 32 if "32" in flags else 0
+        measure(
+            of, model, lora, stage, flags, dtype, limit=limit, sizes=sizes, **rows | {"rows": 13}
+        )
+    for of, (stage, flags) in MEMORY_STAGES.items():
+        for lora in (0, 16):
+            if stage != "grpo_agent":
+                cpu = flags.replace("--max-new-tokens 256", "--max-new-tokens 96")
+                sizes = {"prompt": 150, "answer": 100, "rows": 10, "sizes": (512, 256)}
+                measure(f"{of} on a CPU", "SmolLM2-135M", lora, stage, cpu, "fp32", False, **sizes)
+            for model in ("Qwen2.5-0.5B", "Qwen2.5-1.5B", "Qwen2.5-7B"):
+                measure(
+                    of, model, lora, stage, f"{flags} --grad-checkpoint", sizes=(2048, 64), **rows
+                )
+
+
+def memory_records(of, lora):
+    found = json.loads(MEMORY.read_text(encoding="utf-8"))
+    return {r["model"]: r for r in found if (r["of"], r["lora"]) == (of, lora)}
+
+
+def fits_table(lora):
+    """GB of each stage and size, and the smallest of the two machines that it fits."""
+    lines, models = [], ("Qwen2.5-0.5B", "Qwen2.5-1.5B", "Qwen2.5-7B")
+    for of in MEMORY_STAGES:
+        records, cells = memory_records(of, lora), []
+        for model in models:
+            size = max(records[model]["phases"].values()) / 1e9
+            place = "T4" if size <= 15 else "one 80 GB" if size <= 76 else "more than 80 GB"
+            cells.append(f"{size:.1f}: {place}")
+        lines.append([of, *cells])
+    return table(["", *models], lines)
+
+
+def promised():
+    lines = []
+    for of, (*_, limit, tokens, answers) in PROMISES.items():
+        (record,) = (r for lora in (0, 32) for r in memory_records(of, lora).values())
+        size = max(record["phases"].values()) / 1e9
+        lines.append([of, f"{tokens:,}", answers, f"**{size:.1f}** of {limit}", *kinds_of(record)])
+    return table(
+        ["", "tokens per forward", "answers at once", "GB", *KINDS.values(), "cache"], lines
+    )
+
+
+def kinds_of(record):
+    return [f"{record['kinds'].get(kind, 0) / 1e9:.2f}" for kind in (*KINDS, "cache")]
+
+
+def on_a_cpu():
+    lines = []
+    for of in MEMORY_STAGES:
+        for lora in (0, 16):
+            record = memory_records(f"{of} on a CPU", lora)["SmolLM2-135M"]
+            size = max(record["phases"].values()) / 1e9
+            lines.append([f"{of}, LoRA" if lora else of, f"**{size:.2f}**", *kinds_of(record)[:-1]])
+    return table(["", "GB", *KINDS.values()], lines)
+
+
 BLOCKS = {
     "result": result, "reward-model": reward_model, "demo": demo, "frontier": frontier, "learnt": learnt, "fairness": fairness, "lesson": lesson, "speed": speed, "sizes": sizes,
-    "comparisons": comparisons, "intervals": intervals, "memory-by-hand": memory.by_hand, "memory-parts": memory.parts_table,
-    "memory-full": memory.fits_table, "memory-lora": lambda: memory.fits_table(rank=16),
+    "comparisons": comparisons, "intervals": intervals, "memory-full": lambda: fits_table(0), "memory-lora": lambda: fits_table(16), "memory-promised": promised, "memory-cpu": on_a_cpu,
 }  # fmt: skip
 
 
@@ -392,11 +541,14 @@ def filled(text):
 def parse_args(argv=None):
     parser = argparse.ArgumentParser(description="Numbers of the pages from the committed reports.")
     parser.add_argument("--check", action="store_true", help="write nothing; status 1 if stale")
+    parser.add_argument("--memory", action="store_true", help="measure reports/memory.json anew")
     return parser.parse_args(argv)
 
 
 def main(argv=None):
     args = parse_args(argv)
+    if args.memory:
+        measure_memory()
     made = {REPO / page: filled((REPO / page).read_text(encoding="utf-8")) for page in PAGES}
     stale = [f for f, text in made.items() if not f.is_file() or f.read_text("utf-8") != text]
     for file in stale:

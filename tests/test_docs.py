@@ -21,15 +21,11 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-import torch
-from transformers import AutoConfig, AutoModelForCausalLM
 
-import common
 from conftest import REPO, browser_or_skip
-from parts import files, runs
+from parts import files
 from test_annotate import Rater, Server
 from test_grpo_judge import Rule
 from test_house import SCRIPTS, STAGES, check_metrics, metric_rows, names
@@ -37,7 +33,6 @@ from tiny import write_rows
 
 sys.path[:0] = [str(REPO / "reports"), str(REPO / "docs")]
 import fill_numbers  # noqa: E402
-import memory  # noqa: E402
 
 PAGES = [REPO / "README.md", REPO / "CONTRIBUTING.md", *sorted((REPO / "docs").glob("*.md"))]
 
@@ -57,6 +52,7 @@ python3 -m venv|\.venv/bin/pip → needs the package index
 python docs/screenshots\.py → a test of its own takes the pictures where there is a Chromium
 vllm serve → needs vLLM and a GPU
 torchrun → needs several GPUs; test_distributed.py runs two processes on a CPU
+python bench/memory\.py → test_memory.py runs it for the promises of docs/scale.md
 (python )?bench/run\.py → needs half an hour of a quiet machine, and TRL
 """)
 TRAIN = "--steps 2 --batch-size 4 --eval-every 0 --device cpu"
@@ -82,7 +78,7 @@ fairness\.py twins → {TWINS}
 fairness\.py → {TWINS}
 judge\.py → --judge-base-url JUDGE
 annotate\.py draw → --limit 4 --max-new-tokens 8
-annotate\.py|watch\.py|docs/memory\.py|reports/fill_numbers\.py|python -c|grep →
+annotate\.py|watch\.py|reports/fill_numbers\.py|python -c|grep →
 """)
 GOES_ON = r"--resume|annotate\.py (export|agreement)|^umask"
 HUB = r"\b[A-Z]\w+/[A-Z][\w.-]+"  # Qwen/Qwen2.5-0.5B
@@ -347,54 +343,6 @@ def test_pictures_can_be_taken_again(tmp_path):
     # those of watch.py need the runs of make demo
     assert {name for name in kept if not name.startswith("watch-")} <= taken.keys() <= kept.keys()
     assert all(20_000 < size < 150_000 for size in [*taken.values(), *kept.values()]), taken
-
-
-# ---- what fits where ----
-
-
-def test_a_trained_weight_has_sixteen_bytes(llama_folder):
-    model, lora = (common.load_policy(llama_folder, lora_rank=rank) for rank in (0, 4))
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-    model(input_ids=torch.arange(9)[None]).logits.sum().backward()
-    optimizer.step()
-    c, held = model.config, [x for p in model.parameters() for x in (p, p.grad)]
-    held += [x for state in optimizer.state.values() for x in state.values() if x.ndim]
-    heads = c.num_attention_heads, c.num_key_value_heads, c.hidden_size // c.num_attention_heads
-    sizes = c.num_hidden_layers, c.hidden_size, c.intermediate_size
-    shape = memory.Shape(*sizes, *heads, c.vocab_size, True)
-    assert shape.weights == sum(p.numel() for p in model.parameters())
-    assert sum(x.numel() * x.element_size() for x in held) == 16 * shape.weights
-    assert shape.adapter(4) == sum(p.numel() for p in lora.parameters() if p.requires_grad)
-
-
-@pytest.mark.parametrize("checkpoint, expected", [(False, 34 * 128 + 8 * 512), (True, 4 * 128)])
-def test_activations_are_what_autograd_keeps(checkpoint, expected):
-    """34·h + 8·m bytes a token and layer under autocast, counted by saved_tensors_hooks as the
-    difference of three layers and one; 4·h with checkpointing. Within 5 %: norms keep a few
-    numbers a token more."""
-    tokens, kept = 64, []
-    for layers in (1, 3):
-        sizes = dict(hidden_size=128, intermediate_size=512, vocab_size=64, num_attention_heads=8)
-        sizes |= dict(num_key_value_heads=8, num_hidden_layers=layers, tie_word_embeddings=True)
-        config = AutoConfig.for_model("qwen2", **sizes)
-        model = AutoModelForCausalLM.from_config(config)
-        runs.prepare(model, SimpleNamespace(grad_checkpoint=checkpoint, fsdp=False))
-        own = {p.untyped_storage().data_ptr() for p in model.parameters()}
-        seen, alive = {}, []
-
-        def pack(x, own=own, seen=seen, alive=alive):
-            storage = x.untyped_storage()
-            if storage.data_ptr() not in own and tokens in x.shape:  # not the cast weights
-                seen[storage.data_ptr()] = storage.nbytes()
-            alive.append(x)  # a freed address would be used again
-            return x
-
-        ids = torch.arange(tokens)[None] % 64
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-            with torch.autocast("cpu", torch.bfloat16):
-                model.base_model(input_ids=ids, use_cache=False)
-        kept.append(sum(seen.values()) / tokens)
-    assert (kept[1] - kept[0]) / 2 == pytest.approx(expected, rel=0.05)
 
 
 # ---- the log of grpo_agent.py ----
