@@ -565,8 +565,8 @@ def _is_classifier(config):
 def load_policy(name, dtype=None, device=None, trainable=True, lora_rank=0, flag="--model"):
     """A causal language model from a folder, an adapter folder or a hub id; dropout off, eval mode.
 
-    Trainable weights are fp32, a frozen model's are in the compute dtype. An adapter folder is merged
-    into its base. lora_rank > 0 freezes the weights and adds adapters.
+    Trainable weights are fp32, a frozen model's are in the compute dtype. An adapter folder is
+    merged into its base. lora_rank > 0 freezes the weights and adds adapters.
     """
     if has_reward_head(name, flag):
         raise UserError(f"{flag} {name}: this is a reward model; pass it as --reward-model")
@@ -597,7 +597,6 @@ def _load(kind, name, dtype, device, trainable, lora_rank, flag, reward_pad=None
         raise UserError(f"{flag} {name}: an adapter already; train from the folder it is merged in")
     device = torch.device(device or "cpu")
     compute = dtype or pick_precision(device)[0]
-    frozen = lora_rank or not trainable
     has_head, original, stored_as = _is_classifier(config), dropout_off(config), config.dtype
     if reward_pad is not None:
         if has_head and config.num_labels != 1:
@@ -605,7 +604,8 @@ def _load(kind, name, dtype, device, trainable, lora_rank, flag, reward_pad=None
         config.num_labels, config.pad_token_id = 1, reward_pad
     with opening(name, flag):
         model, info = getattr(transformers, kind).from_pretrained(
-            base, config=config, dtype=compute if frozen else torch.float32, output_loading_info=True
+            base, config=config, dtype=compute if lora_rank or not trainable else torch.float32,
+            output_loading_info=True,
         )  # fmt: skip
         # what the files lack is drawn at random; a new reward head is meant to be
         lost = [key for key in info["missing_keys"] if has_head or not key.startswith("score.")]

@@ -274,8 +274,8 @@ def kl_baseline(args, run, policy, pairs, ref_unrelated_logps, indices, pad):
 
 
 def preflight(args, run, policy, tokenizer, pairs):
-    """Log-probs = the model's; the reference = the policy; the loss at its value for z = 0; one row,
-    marked. On one micro-batch, before the reference pass over all pairs."""
+    """Log-probs = the model's; the reference = the policy; the loss at its value for z = 0; one
+    row, marked. On one micro-batch, before the reference pass over all pairs."""
     first, pad, flag = pairs.train[:64], pad_id(tokenizer), f"--model {args.model}"
     longest = first[[pairs.lengths()[first].argmax()]]  # short rows prove nothing about windows
     rows = [x.to(policy.device) for x in batch_rows(pairs, longest, pad)]

@@ -314,7 +314,7 @@ def write_inputs(folder, config, prompt, answer, rows):
         made.setdefault("max_position_embeddings", 131072)
         (folder / name / "config.json").write_text(json.dumps(made))
     check = {"check": "keywords:existence", "keywords": ["team"]}
-    texts = [f"{' the' * prompt}{' years' * i}" for i in range(rows)]
+    texts = [" the" * i + " years" + " the" * (prompt - 1 - i) for i in range(rows)]  # as long
     pairs = [{"prompt": t, "chosen": " the" * answer, "rejected": " team" * answer} for t in texts]
     prompts = [{"prompt": t, "rubrics": [check], "split": "train"} for t in texts]
     for name, lines in {"pairs": pairs, "prompts": prompts}.items():

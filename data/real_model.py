@@ -63,7 +63,8 @@ def write_model(model, tokenizer, out):
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", default="runs/smollm2", help="model folder (default %(default)s)")
-    out = Path(parser.parse_args(argv).out)
+    args = parser.parse_args(argv)
+    out = Path(args.out)
     if (out / "config.json").is_file():
         print(f"{out} is there already; delete it to make it anew")
     elif out.exists() and any(out.iterdir()):
