@@ -795,7 +795,7 @@ class HalfMatmul(torch.autograd.Function):
 
 
 def head_weight(model):
-    """(V, H) weight of the head, on a GPU in the compute dtype: cast once per pass, not per chunk."""
+    """(V, H) weight of the head; on a GPU in the compute dtype, cast once per pass."""
     weight = model.get_output_embeddings().weight
     return weight.to(model.compute_dtype) if weight.is_cuda else weight
 
@@ -852,8 +852,9 @@ def token_logps(
 
     softmax(logits / temperature) over the full vocabulary. (B, T, V) never exists: only columns
     that predict a response token pass through the head, in chunks that the backward recomputes.
-    with_entropy: also (B, T) −Σ p log p, with a gradient only if entropy_grad; with_top: also (B, T) 1 where the token was the likeliest;
-    with_hidden: also `token_hidden`, (N, H). shared: as in `token_hidden`.
+    with_entropy: also (B, T) −Σ p log p, with a gradient only if entropy_grad; with_top: also (B, T)
+    1 where the token was the likeliest; with_hidden: also `token_hidden`, (N, H). shared: as in
+    `token_hidden`.
     """
     # column t−1 predicts token t
     hidden = token_hidden(model, input_ids, attention_mask, response_mask, shared)

@@ -461,22 +461,19 @@ def measure_memory():
             of, model, lora, {key: f"{size / 1e9:.2f}" for key, size in phases.items()}, flush=True
         )
 
-    rows = {"prompt": 256, "answer": 256, "rows": 10}
     for of, (model, stage, flags, dtype, limit, *sizes) in PROMISES.items():
-        lora = 32 if "32" in flags else 0
-        measure(
-            of, model, lora, stage, flags, dtype, limit=limit, sizes=sizes, **rows | {"rows": 13}
-        )
+        lora, tokens, rows = (32, 300, 26) if "lora" in flags else (0, 512, 8)
+        longest = {"prompt": tokens, "answer": tokens, "rows": rows}
+        measure(of, model, lora, stage, flags, dtype, limit=limit, sizes=sizes, **longest)
+    rows = {"prompt": 256, "answer": 256, "rows": 20}  # enough for two whole steps
+    short = {"prompt": 150, "answer": 100, "rows": 20, "sizes": (512, 256)}
     for of, (stage, flags) in MEMORY_STAGES.items():
         for lora in (0, 16):
-            if stage != "grpo_agent":
-                cpu = flags.replace("--max-new-tokens 256", "--max-new-tokens 96")
-                sizes = {"prompt": 150, "answer": 100, "rows": 10, "sizes": (512, 256)}
-                measure(f"{of} on a CPU", "SmolLM2-135M", lora, stage, cpu, "fp32", False, **sizes)
+            cpu = flags.replace("--max-new-tokens 256", "--max-new-tokens 96")
+            measure(f"{of} on a CPU", "SmolLM2-135M", lora, stage, cpu, "fp32", False, **short)
+            saving = f"{flags} --grad-checkpoint"
             for model in ("Qwen2.5-0.5B", "Qwen2.5-1.5B", "Qwen2.5-7B"):
-                measure(
-                    of, model, lora, stage, f"{flags} --grad-checkpoint", sizes=(2048, 64), **rows
-                )
+                measure(of, model, lora, stage, saving, sizes=(2048, 64), **rows)
 
 
 def memory_records(of, lora):

@@ -241,7 +241,7 @@ def test_the_recipe_runs_on_80_gb(tmp_path):
     words = f"""--lora-rank 32 --group-size 8 --groups-per-batch {groups} --max-new-tokens 2048
         --train-ratio 0.99""".split()
     peaks = quietly(
-        bench.deep_peaks, "grpo_rubric", "Llama-3.1-8B", words, limit=80, rows=groups + 2,
+        bench.deep_peaks, "grpo_rubric", "Llama-3.1-8B", words, limit=80, rows=2 * groups + 2,
         sizes=sizes,
     )  # fmt: skip
     assert largest(peaks, "steps") < 80
