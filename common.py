@@ -852,7 +852,7 @@ def token_logps(
 
     softmax(logits / temperature) over the full vocabulary. (B, T, V) never exists: only columns
     that predict a response token pass through the head, in chunks that the backward recomputes.
-    with_entropy: also (B, T) −Σ p log p, with a gradient only if entropy_grad; with_top: also (B, T)
+    with_entropy: also (B, T) −Σ p log p, with gradient only if entropy_grad; with_top: also (B, T)
     1 where the token was the likeliest; with_hidden: also `token_hidden`, (N, H). shared: as in
     `token_hidden`.
     """

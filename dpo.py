@@ -45,7 +45,7 @@ from parts import identities, prompting, runs
 from parts.files import UserError, command, number, read_jsonl
 from parts.lora import adapter_off
 from parts.means import half_interval
-from parts.parallel import add_up, all_sum, gather, progress
+from parts.parallel import add_up, all_sum, gather, progress, share
 from parts.shared_prompt import can_share
 
 # learning rates for models below 100 M parameters (worked on the bundled base, not swept), larger
@@ -331,7 +331,7 @@ def forward(args, policy, pairs, part, pad, ref_logps, baseline=0.0, untrained=F
     """
     ref = None if ref_logps is None else ref_logps[:, part].to(policy.device)  # (2, b)
     # (3) policy: log-probs of both answers, in one forward
-    if untrained and ref is not None:
+    if untrained:
         logps = ref
     else:
         rows = (x.to(policy.device) for x in batch_rows(pairs, part, pad))
@@ -388,9 +388,11 @@ def evaluate(args, run, models, pairs, refs, prompts, scorers):
     policy, tokenizer, load_reference = models
     metrics, pad = {}, pad_id(tokenizer)
     baseline = kl_baseline(args, run, policy, pairs, refs.get("unrelated"), pairs.eval, pad)
+    ref_logps, untrained = refs.get("reference"), run.step == 0 and "reference" in refs
+    # before step one nothing passes the model, so with --fsdp no rank waits for another
+    parts = [share(pairs.eval)] if untrained else run.micro_batches(pairs.eval, pairs.columns())
     batch_stats = [
-        forward(args, policy, pairs, part, pad, refs.get("reference"), baseline, not run.step)[1]
-        for part in run.micro_batches(pairs.eval, pairs.columns())
+        forward(args, policy, pairs, part, pad, ref_logps, baseline, untrained)[1] for part in parts
     ]
     if len(pairs.eval):
         metrics = {f"eval/{key}": value for key, value in means(batch_stats, args.beta).items()}

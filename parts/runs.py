@@ -233,6 +233,8 @@ class Run:
         args, groups = self.args, {}
         modules = [module for module in self.state.values() if isinstance(module, nn.Module)]
         self.model, self.modules, self.tokenizer = modules[0], modules, tokenizer
+        if args.micro_tokens is None:
+            self._fit(int(longest))  # before --fsdp cuts the modules
         for module in modules:
             if hasattr(module, "config"):  # a value head alone has none
                 prepare(module, args)
@@ -249,21 +251,20 @@ class Run:
         where = f"lr {lr:g}, on {self.device} in {self.dtype}"
         print(f"model      {trained:.2f} M of {total:.2f} M weights are trained, {where}")
         self.sampled_weights = self._sample_weights()
-        if args.micro_tokens is None:
-            self._fit(int(longest))
         if args.resume:
             self._load_checkpoint()
 
     def _fit(self, longest):
         """Set --micro-tokens from free memory; say before step one if a row is too long for it."""
         free, reserved = memory.free_memory(self.device), memory.training_bytes(self.modules)
+        reserved //= world() if self.args.fsdp else 1
         checkpointed = self.args.grad_checkpoint
         sizes = [
             memory.default_micro_tokens(module, free, reserved, longest, checkpointed)
             for module in self.modules
             if hasattr(module, "config")
         ]
-        self.args.micro_tokens = min(tokens for tokens, _ in sizes)
+        self.args.micro_tokens = -int(all_max(-min(tokens for tokens, _ in sizes)))
         shortage = next((sentence for _, sentence in sizes if sentence), None)
         print(f"memory     {shortage or f'forwards of {self.args.micro_tokens} tokens'}")
 

