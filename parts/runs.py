@@ -248,7 +248,7 @@ class Run:
         args.lr = lr
         total = sum(w.numel() for module in modules for w in module.parameters()) / 1e6
         trained = sum(w.numel() for w in self.weights) / 1e6
-        where = f"lr {lr:g}, on {self.device} in {self.dtype}"
+        where = f"lr {lr:g}, on {self.device} in {self.dtype}, {args.micro_tokens} tokens at once"
         print(f"model      {trained:.2f} M of {total:.2f} M weights are trained, {where}")
         self.sampled_weights = self._sample_weights()
         if args.resume:
@@ -266,7 +266,8 @@ class Run:
         ]
         self.args.micro_tokens = -int(all_max(-min(tokens for tokens, _ in sizes)))
         shortage = next((sentence for _, sentence in sizes if sentence), None)
-        print(f"memory     {shortage or f'forwards of {self.args.micro_tokens} tokens'}")
+        if shortage:
+            print(f"memory     {shortage}")
 
     def steps(self):
         """Yield each remaining step; save checkpoints, and stop when asked.
@@ -444,7 +445,8 @@ class Run:
         words = (
             "disk       {} a checkpoint, two during the run and one after it; the model {}; free {}"
         )
-        print(words.format(*gb))
+        if checkpoint > 1e8:
+            print(words.format(*gb))
         if 3 * checkpoint + model > free:  # a third one while the oldest is still there
             raise UserError(f"--out {self.out}: the disk is too small for this run ({gb[2]} free)")
 

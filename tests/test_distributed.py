@@ -252,7 +252,7 @@ def test_one_rank_is_stopped_then_one_is_killed(world, tmp_path):
     said, last = signal_rank_1(run, signal.SIGTERM), rows(out)[-1]["step"]
     assert f"stopped after step {last}" in said, said[-3000:]
     assert [f.name for f in (out / "checkpoint").iterdir()] == [f"step-{last:07d}.pt"]
-    assert said.count("preflight  our loss") == 1, "rank 0 alone prints"
+    assert said.count("preflight  largest gap") == 1, "rank 0 alone prints"
     run = torchrun("sft.py", *argv, "--resume")
     wait_for(run, lambda: rows(out)[-1]["step"] > last)
     said = signal_rank_1(run, signal.SIGKILL)

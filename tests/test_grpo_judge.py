@@ -304,14 +304,14 @@ def test_hybrid_stops_on_reward_hacking(train, tmp_path):
     data, out = tmp_path / "rows.json", tmp_path / "run"
     split = {"train": rows[:28], "validation": rows[28:181], "test": rows[181:]}
     data.write_text(json.dumps(split))
-    flags = """--steps 80 --group-size 8 --groups-per-batch 8 --eval-every 4 --lr 2e-3 --restore best
+    flags = """--steps 120 --group-size 8 --groups-per-batch 8 --eval-every 4 --lr 2e-3 --restore best
         --reward ruler --val-metric checks --eval-temperature 1""".split()
     with Rule(vowel, flawed) as server:
         rows, _ = train(server, *flags, data=data, code=(3,))
     values = {row["step"]: row["val/score"] for row in rows if "val/score" in row}
     best, last = watch.Watcher(rows=rows).best_step(), trained(rows)[-1]["step"]
-    # the run ends as soon as R2 is sure: four steps between evaluations show fall and rise
-    assert 0 < best < last < 80 and values[last] < values[best] - 0.05
+    # the run ends as soon as R2 holds at three evaluations in a row
+    assert 0 < best < last < 120 and values[last] < values[best] - 0.05
     rewards = [row["reward/mean"] for row in trained(rows)]
     assert sum(rewards[-5:]) / 5 > sum(rewards[best - 3 : best]) / 3 + 0.05
     summary = json.loads((out / "summary.json").read_text())
