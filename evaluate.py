@@ -127,7 +127,10 @@ def length_controlled(y, delta, weights=None):
 
 
 def verdict(rate, p):
-    """better or worse if the interval of a win rate excludes ½ *and* the sign test agrees."""
+    """better or worse if the interval of a win rate excludes ½ *and* the sign test agrees; no verdict
+    where every answer has the same score, which says nothing of either model."""
+    if rate.get("constant"):
+        return "no verdict"
     if p >= 0.05 or rate.get("low") is None or rate["low"] <= 0.5 <= rate["high"]:
         return "inconclusive"
     return "better" if rate["value"] > 0.5 else "worse"
@@ -338,7 +341,8 @@ def parse_args(argv=None):
     add("--n", type=whole, default=200, help="prompts, drawn by seed, 50 to 800; 0 = all (default %(default)s)")
     add("--samples", type=positive, default=4, help="answers per prompt and model, 1 to 8 (default %(default)s)")
     add("--bon", type=whole, default=16, help="answers per prompt for best of n, 4 to 64; 0 = off (default %(default)s)")
-    add("--temperature", type=files.number(above=0), default=1.0, help="of sampling and of the KL, 0.7 to 1 (default %(default)s)")
+    add("--temperature", type=files.number(above=0), help="of sampling and of the KL (default 0.7; 1 for the bundled base)")
+    add("--examples", help="JSONL of prompt and completion: worked examples before each prompt (default: for bundled prompts)")
     add("--max-new-tokens", type=positive, default=96, help="longest answer, 64 to 512 tokens (default %(default)s)")
 
     add = adders["reward"]
@@ -598,7 +602,7 @@ def load_scorers(args, rows):
     import common
 
     scorers, trial = {}, np.array([[{"response": "(no answer)"}] for _ in rows], object)
-    if isinstance(args.gold, Default) and not isinstance(args.prompts, Default):
+    if isinstance(args.gold, Default) and Path(args.prompts) != Path("data/prompts.jsonl"):
         print("--prompts are your own, so the default gold is left out; name yours with --gold")
         args.gold = "none"
     for scorer, key in (("gold", "gold"), ("proxy", "reward_model")):
@@ -696,6 +700,7 @@ def score_answers(models, scorer, flag, function, rows):
 def compare(args):
     """which model is better, by how much, at what KL (the default)"""
     import common
+    from parts import prompting
 
     check_out(args)
     args.model = names = list(dict.fromkeys(filter(present, args.model)))
@@ -703,6 +708,10 @@ def compare(args):
         raise UserError("--model: nothing to compare; train a model (python dpo.py), or name two")
     # (1) prompts, and what each run has logged
     rows, skills = load_prompts(args)
+    prompting.default_examples(args, [args.prompts], names[0], "temperature")
+    examples = prompting.load_examples(args.examples)
+    for row in rows:
+        row["prompt"] = prompting.after_examples(examples, row)
     prompts, tokenizers = [row["prompt"] for row in rows], [*map(common.load_tokenizer, names)]
     read = [[common.encode_prompt(t, prompt) for prompt in prompts] for t in tokenizers]
     for name, ids in zip(names, read):
@@ -802,6 +811,8 @@ def comparisons(models, scorer, seed):
         delta = column(ours, "length")[:, :, None] - column(theirs, "length")[:, None]
         prompts = np.arange(len(y)).repeat(y[0].size)
         row = compare_outcomes(y.ravel(), prompts, delta.ravel(), seed)
+        values = {x for answers in models.values() for x in column(answers, scorer).ravel()}
+        row["win_rate"]["constant"] = len(values) == 1  # over all models
         table.append({"a": a, "b": b, "scorer": scorer} | row)
     for row, p in zip(table, holm([row["p"] for row in table])):
         row |= {"p_holm": p, "verdict": verdict(row["win_rate"], p)}
@@ -903,6 +914,10 @@ def in_words(report):
     for row in report["comparisons"]:
         a, b, rate = row["a"], row["b"], row["win_rate"]
         if row["scorer"] == by and (b == base or "best of" not in a) and rate["value"] is not None:
+            if row["verdict"] == "no verdict":
+                same = f"The {SCORES[by]} is the same for every answer"
+                answer.append(f"{same}, so it says nothing about {a} and {b}.")
+                continue
             said = f"{WORDS[row['verdict']].format(a, b)} {show(rate, 1, True)}"
             answer.append(f"{said} of the comparisons by the {SCORES[by]}.")
     if equal := report["equal_kl"]:

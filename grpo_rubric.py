@@ -281,7 +281,6 @@ def check_arguments(args):
     """Fill in what depends on other flags; UserError for flags that contradict each other."""
     rollouts.check_groups(args)
     rollouts.check_lengths(args)
-    prompting.default_examples(args, [args.data])
     weights = args.reward = rollouts.reward_weights(args.reward or ["rubric"], REWARDS)
     if ("model" in weights or args.val_metric == "model") != bool(args.reward_model):
         raise UserError("--reward model and --reward-model FOLDER go together")

@@ -40,7 +40,7 @@ def train():
     setattr(stage, first_rows, begin)
     runs.Run.update = end
     if name == "dpo":
-        stage.reference_logps = clock.timed(stage.reference_logps)
+        stage.answer_logps = clock.timed(stage.answer_logps)
     stage.main([word for flag in flags.items() for word in flag])
     return {}
 

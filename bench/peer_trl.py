@@ -34,7 +34,7 @@ def options(batch, **more):
         output_dir=str(out),
         use_cpu=True,
         bf16=False,
-        learning_rate=1e-4,
+        learning_rate=s.get("lr", 1e-4),
         lr_scheduler_type="constant",
         warmup_steps=0,
         weight_decay=0.0,
@@ -100,8 +100,7 @@ def sft():
 
 def grpo():
     rows = list(files.read_jsonl(folder / "prompts.jsonl"))[:8]
-    chats = [{"prompt": [{"role": "user", "content": row["prompt"]}]} for row in rows]
-    prompts = datasets.Dataset.from_list(chats)
+    prompts = datasets.Dataset.from_list([{"prompt": row["prompt"]} for row in rows])
     settings = dict(
         train_sampling_strategy="sequential",
         model_init_kwargs={"dtype": "float32"},
@@ -118,7 +117,7 @@ def grpo():
         str(folder / "model"),
         args=trl.GRPOConfig(**options(64, **settings)),
         train_dataset=prompts,
-        reward_funcs=lambda completions, **_: [letter_reward(c[0]["content"]) for c in completions],
+        reward_funcs=lambda completions, **_: [letter_reward(text) for text in completions],
     )
     generate, drawn = trainer._generate_single_turn, []
 

@@ -5,6 +5,7 @@
     python bench/run.py reward | sft | grpo     one trainer each
     python bench/run.py rollout                 common.sample against model.generate; with --full,
                                                 answers rarely end early
+    python bench/run.py dpo --model runs/smollm2 --pairs 48 --lr 1e-5     any task, on a real model
     python bench/run.py ppo --peer-path FOLDER  against TRL 1.12, the last release with PPO:
                                                 pip install --no-deps --target FOLDER trl==1.12.0
     python bench/run.py dpo --edition FOLDER    any task, against another commit of this project
@@ -300,7 +301,8 @@ def agreement(args, runs):
         return "The two draw their own answers; times are per token."
     sides = ("ours", "edition" if args.edition else "plain")
     p = same_distribution(
-        *([a for r in runs if r["side"] == s for a in r["answers"]] for s in sides)
+        *([a for r in runs if r["side"] == s for a in r["answers"]] for s in sides),
+        vocabulary=max(max(a) for r in runs for a in r.get("answers", [[0]])) + 1,
     )
     return f"Times are per token. χ²: p = {p[0]:.3f} for the tokens, {p[1]:.3f} for the lengths."
 
@@ -361,6 +363,8 @@ def parse_args(argv=None):
     add("--peer-path", help="ppo: folder with trl 1.12.0")
     add("--edition", help="folder of another commit of this project to compare with, in place of TRL")
     add("--micro-tokens", type=int, help="passed to our trainers (default: theirs)")
+    add("--model", help="a real Llama folder, such as runs/smollm2, on bundled rows (default: random weights)")
+    add("--lr", type=float, default=1e-4, help="learning rate of both (default %(default)s)")
     add("--layers", type=int, default=6, help="of the model (default %(default)s)")
     add("--hidden", type=int, default=256, help="hidden size (default %(default)s)")
     add("--out", default=str(REPO / "reports" / "bench"), help="folder of the results (default reports/bench)")
@@ -378,21 +382,23 @@ def main(argv=None):
     task, steps = args.task, math.ceil(args.pairs / BATCH)
     name = task + "-precomputed" * args.precompute + "-full" * args.full
     name += ("-edition" if args.edition else "") + f"-{args.micro_tokens}" * bool(args.micro_tokens)
-    settings, work = {}, f"{steps} steps of {BATCH}"
+    name += f"-{Path(args.model).name}" if args.model else ""
+    settings, work = {"lr": args.lr}, f"{steps} steps of {BATCH}"
     if task in DRAWN:  # of rollout, rounds are whole rollouts inside one process
         count = "rounds" if task == "rollout" else "steps"
-        settings = {count: args.steps, "new_tokens": args.new_tokens}
+        settings |= {count: args.steps, "new_tokens": args.new_tokens}
         work = f"{args.steps} × 64 answers of at most {args.new_tokens} tokens"
     with tempfile.TemporaryDirectory(prefix="bench-") as place:
         given = dict(
-            folder=place, n=args.pairs,
+            folder=place, n=args.pairs, model=args.model and str(Path(args.model).resolve()),
             ends=64 if task == "grpo" or (task == "rollout" and not args.full) else 1,
             num_hidden_layers=args.layers, hidden_size=args.hidden,
             intermediate_size=args.hidden * 5 // 2,
         )  # fmt: skip
         run_child(args, ["bench/work.py", json.dumps(given)])
         runs = compare(args, Path(place), settings)
-    work = f"{args.pairs} rows, {args.layers} layers, hidden {args.hidden}, fp32, {work}"
+    shape = f"{args.layers} layers, hidden {args.hidden}"
+    work = f"{args.pairs} rows, {Path(args.model).name if args.model else shape}, fp32, {work}"
     write(args, name, runs, work, [*table(runs), "", agreement(args, runs)])
 
 

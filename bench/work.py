@@ -15,6 +15,7 @@ joined.
 """
 
 import functools
+import itertools
 import json
 import math
 import sys
@@ -114,26 +115,48 @@ def make_rows(n, tokenizer):
         yield dict(zip(("prompt", "chosen", "rejected"), texts, strict=True))
 
 
-def make_folder(folder, n, ends=1, **shape):
+def real_rows(n):
+    """n bundled comparisons as plain text, which both sides continue as it stands."""
+    rows = files.read_jsonl(REPO / "data" / "prefs_train.jsonl")
+    for row in (row for row in itertools.islice(rows, 2 * n) if not row["tie"]):
+        answers = {key: " " + row[key][0]["content"] for key in ("chosen", "rejected")}
+        yield {"prompt": f"Human: {row['prompt'][0]['content']}\n\nAssistant:", **answers}
+
+
+def make_folder(folder, n, ends=1, model=None, **shape):
     """Weights (`model`, and `reward` with a score head), and the rows in two orders: `pairs.jsonl`,
-    which ours shuffles, and `peer.jsonl` as shuffled, for a peer that reads from the top."""
+    which ours shuffles, and `peer.jsonl` as shuffled, for a peer that reads from the top.
+
+    model: a Llama folder, which is trained on bundled rows; else random weights of a shape
+    """
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
+    from transformers import (
+        AutoTokenizer,
+        LlamaConfig,
+        LlamaForCausalLM,
+        LlamaForSequenceClassification,
+    )
 
     import common
 
-    folder, tokenizer = Path(folder), make_tokenizer()
-    rows = list(make_rows(n, tokenizer))
+    folder, real = Path(folder), model
+    tokenizer = AutoTokenizer.from_pretrained(real) if real else make_tokenizer()
+    tokenizer.chat_template = None
+    rows = [*itertools.islice(real_rows(n), n)] if real else [*make_rows(n, tokenizer)]
     files.write_jsonl(folder / "pairs.jsonl", rows)
     steps = range(1, math.ceil(n / BATCH) + 1)
     order = [int(i) for s in steps for i in common.batch_indices(n, BATCH, 0, s)[0]]
     files.write_jsonl(folder / "peer.jsonl", (rows[i] for i in order))
-    config = LlamaConfig(**{**MODEL, **shape})
     torch.manual_seed(0)
-    model = LlamaForCausalLM(config)
-    model.generation_config.eos_token_id = list(range(ends)) if ends > 1 else 0
+    if real:
+        model = LlamaForCausalLM.from_pretrained(real, dtype=torch.float32)
+        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(common.pad_id(tokenizer))
+    else:
+        model = LlamaForCausalLM(LlamaConfig(**{**MODEL, **shape}))
+        model.generation_config.eos_token_id = list(range(ends)) if ends > 1 else 0
+    config = model.config
     model.save_pretrained(folder / "model")
-    config.num_labels = 1
+    config.num_labels, config.pad_token_id = 1, tokenizer.pad_token_id
     # a head of small random numbers, so that neither side makes one of its own
     head = LlamaForSequenceClassification(config)
     head.model.load_state_dict(model.model.state_dict())
@@ -172,7 +195,7 @@ def stage_flags(task, folder, out, steps=None, new_tokens=None, seed=0, **more):
     if task in SAMPLERS:
         line += f" --max-new-tokens {new_tokens} --steps {steps} --restore last --seed {seed}"
     else:
-        line += f" --batch-size {BATCH} --lr 1e-4 --max-length {LONGEST} --seed 0 --eval-fraction 0"
+        line += f" --batch-size {BATCH} --lr {more.get('lr', 1e-4)} --max-length {LONGEST} --seed 0 --eval-fraction 0"
         line += f" --steps {steps}" if steps else " --epochs 1"
     if more.get("micro_tokens"):
         line += f" --micro-tokens {more['micro_tokens']}"

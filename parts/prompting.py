@@ -53,16 +53,21 @@ def default_prompts(args, files):
     default_examples(args, [*files, args.prompts])
 
 
-def default_examples(args, files):
-    """Bundled prompts follow a worked example, unless the model was trained on their form."""
+def default_examples(args, files, model=None, temperature="eval_temperature"):
+    """Bundled prompts follow a worked example, unless the model was trained on their form.
+
+    The temperature of evaluation answers is 1 for such a model, as it was trained, else 0.7: at 1 a
+    small general model is mostly noise (SmolLM2: recruiter's score .11 at 1, .25 at .7, .33 greedy).
+    """
     files = [Path(file) for file in files if file]
     bundled = files and all(file.parent == Path("data") for file in files)
-    if args.examples is None and bundled and not knows_the_form(args.model):
+    knows = knows_the_form(model or args.model)
+    if args.examples is None and bundled and not knows:
         args.examples = EXAMPLES
         print(f"examples   {EXAMPLES}: one before each bundled prompt, whose form this model "
               "has not learned")  # fmt: skip
-    if getattr(args, "eval_temperature", 0) is None:
-        args.eval_temperature = 1.0 if knows_the_form(args.model) else 0.7
+    if getattr(args, temperature, 0) is None:
+        setattr(args, temperature, 1.0 if knows else 0.7)
 
 
 def load_prompts(path, flag):

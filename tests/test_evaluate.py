@@ -106,6 +106,29 @@ def test_several_comparisons_are_adjusted():
     assert table[0]["length_controlled"]["value"] == pytest.approx(fit, abs=1e-6)
 
 
+def test_a_score_that_is_the_same_for_all_answers_gives_no_verdict():
+    """A recruiter's score of 0 for each answer of a model that does not know the form was "no
+    difference was found, 50.0 % [50.0, 50.0]"."""
+    models = {name: answers_of(gold=np.zeros((9, 2)), length=np.ones((9, 2))) for name in "ab"}
+    table = evaluate.comparisons(models, "gold", seed=0)
+    assert [row["verdict"] for row in table] == ["no verdict"]
+    models["b"][0, 0]["gold"] = 0.1
+    assert evaluate.comparisons(models, "gold", seed=0)[0]["verdict"] == "inconclusive"
+
+
+def test_the_default_prompts_written_out_keep_their_score(monkeypatch):
+    """`--prompts data/prompts.jsonl` was taken for a user's own file and left without its score."""
+    monkeypatch.chdir(REPO)
+    argv = "compare --model data/tiny-base data/tiny-base --reward-model none --prompts"
+    for file, scored in (("data/prompts.jsonl", True), ("./data/prompts.jsonl", True)):
+        args = evaluate.parse_args([*argv.split(), file])
+        rows, _ = evaluate.load_prompts(args)
+        assert bool(evaluate.load_scorers(args, rows)["gold"]) == scored
+    args = evaluate.parse_args([*argv.split(), "mine.jsonl"])
+    with pytest.raises(UserError, match="neither is there"):
+        evaluate.load_scorers(args, rows)
+
+
 def test_equal_answers_tie_exactly():
     """A text is scored once per prompt, whoever gave it; .1 + .2 and .3 tie; None is no 0."""
     texts = [["x", "x"], ["y", "z"]], [["y", "x"], ["x", "y"]]

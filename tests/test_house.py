@@ -68,7 +68,16 @@ ARROWS = {  # who may import whom, downwards only: stages, parts/runs.py, common
     "envs.interview": {"checks.risky"},  # which has the one copy of what may not be asked
     "envs.twenty48": set(),
     "watch": {"parts.files", "parts.texts", "parts.viewer"},
-    "evaluate": {"common", "parts.pages", "parts.runs", "parts.votes", "judge", *REPORTS, *LOWER}
+    "evaluate": {
+        "common",
+        "parts.pages",
+        "parts.prompting",
+        "parts.runs",
+        "parts.votes",
+        "judge",
+        *REPORTS,
+        *LOWER,
+    }
     | {"checks.risky"},  # what a question is
     "fairness": {"common", "parts.pages", "parts.reports", "parts.runs", *LOWER, *CHECKS},
 }
