@@ -311,15 +311,14 @@ def draw(args):
             model = common.load_policy(name, **placed(args), trainable=False, flag=flag)
         print(f"drawing {len(rows)} answers from {name}", flush=True)
         drawn = common.sample(
-            model,
-            tokenizer,
-            prompts,
-            max_new_tokens=args.max_new_tokens,
-            temperature=args.temperature,
-            seed=2 * args.seed + k,
-            rows=DRAW_BATCH,
-        )
+            model, tokenizer, prompts, max_new_tokens=args.max_new_tokens,
+            temperature=args.temperature, seed=2 * args.seed + k, rows=DRAW_BATCH,
+        )  # fmt: skip
         texts.append(drawn.texts)
+        cut = len(rows) - sum(drawn.finished)
+        if cut:
+            limit = f"--max-new-tokens {args.max_new_tokens}"
+            print(f"{cut} of {len(rows)} answers were cut at {limit}; raise it")
     for row, a, b in zip(rows, *texts):
         if args.model_b:  # between two models a blank answer must be able to lose
             a, b = (text if text.strip() else "(no answer)" for text in (a, b))

@@ -39,6 +39,7 @@ import shlex
 import sys
 from collections import Counter
 from importlib.metadata import version
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -127,8 +128,8 @@ def length_controlled(y, delta, weights=None):
 
 
 def verdict(rate, p):
-    """better or worse if the interval of a win rate excludes ½ *and* the sign test agrees; no verdict
-    where every answer has the same score, which says nothing of either model."""
+    """better or worse if the interval of a win rate excludes ½ *and* the sign test agrees; no
+    verdict where every answer has the same score, which says nothing of either model."""
     if rate.get("constant"):
         return "no verdict"
     if p >= 0.05 or rate.get("low") is None or rate["low"] <= 0.5 <= rate["high"]:
@@ -391,8 +392,11 @@ def check_prompt(row):
             raise ValueError(f'"{key}" is {str(value)[:40]!r}; expected a list of texts')
 
 
-def load_prompts(args):
-    """(rows of --split, --n of them drawn by seed, in the order of the file; all skills named)"""
+def load_prompts(args, prompt_of=itemgetter("prompt")):
+    """(rows of --split, --n of them drawn by seed, in the order of the file; all skills named)
+
+    prompt_of(row) → the prompt that a model sees.
+    """
     rows = list(files.read_jsonl(args.prompts, check_prompt, flag="--prompts"))
     skills = {skill for row in rows for key in LISTS for skill in row.get(key) or ()}
     splits = sorted({str(row["split"]) for row in rows if "split" in row})
@@ -406,7 +410,7 @@ def load_prompts(args):
     if 0 < args.n < len(rows):
         drawn = random.Random(args.seed).sample(range(len(rows)), args.n)
         rows = [rows[i] for i in sorted(drawn)]
-    return rows, sorted(skills)
+    return [{**row, "prompt": prompt_of(row)} for row in rows], sorted(skills)
 
 
 COSTS = {
@@ -664,7 +668,7 @@ def measure_kl(answers, policy, reference, ids, pad, temperature):
             logps, entropy = common.token_logps(policy, *batch, temperature, with_entropy=True)
             ref_logps = common.token_logps(reference, *batch, temperature)
         k1, _, k3 = common.kl_estimates(logps, ref_logps, batch[2])
-        sums = [x.double().sum(1).tolist() for x in (k1, k3, entropy)]  # over tokens
+        sums = [x.cpu().double().sum(1).tolist() for x in (k1, k3, entropy)]  # over tokens
         for answer, kl, kl_k3, unsure in zip(flat[part], *sums, strict=True):
             unsure = unsure / max(1, answer["length"])
             answer |= {"kl": kl, "kl_k3": kl_k3, "entropy": unsure}
@@ -707,11 +711,9 @@ def compare(args):
     if len(names) < 2:
         raise UserError("--model: nothing to compare; train a model (python dpo.py), or name two")
     # (1) prompts, and what each run has logged
-    rows, skills = load_prompts(args)
     prompting.default_examples(args, [args.prompts], names[0], "temperature")
     examples = prompting.load_examples(args.examples)
-    for row in rows:
-        row["prompt"] = prompting.after_examples(examples, row)
+    rows, skills = load_prompts(args, lambda row: prompting.after_examples(examples, row))
     prompts, tokenizers = [row["prompt"] for row in rows], [*map(common.load_tokenizer, names)]
     read = [[common.encode_prompt(t, prompt) for prompt in prompts] for t in tokenizers]
     for name, ids in zip(names, read):

@@ -858,7 +858,7 @@ def decision_matrix(model, tokenizer, folder, twins, people, words):
         batch = [x.to(model.device) for x in batch]
         with torch.no_grad():
             logits = common.head_logits(model, common.token_hidden(model, *batch))  # (b, V)
-        pair = logits.gather(1, yes_no).double().cpu().numpy()
+        pair = logits.gather(1, yes_no).cpu().double().numpy()
         out[part] = pair[:, 0] - pair[:, 1]
     return out.reshape(len(twins), len(people))
 

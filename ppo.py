@@ -137,7 +137,8 @@ def masked_whiten(x, mask, totals=None):
     """
     common.same_shape(x=x, mask=mask)
     x = torch.where(mask, at_least_fp32(x), 0.0)
-    n, total, squares = totals or (int(mask.sum()), x.double().sum(), x.double().square().sum())
+    exact = x.cpu().double()  # mps has no float64
+    n, total, squares = totals or (int(mask.sum()), exact.sum(), exact.square().sum())
     if n < 2:
         return torch.zeros_like(x)
     mean = total / n
@@ -184,15 +185,14 @@ def ppo_value_loss(values, old_values, returns, mask, clip=0.2):
 
 
 def explained_variance(returns, values, mask):
-    """1 − Var(R − V)/Var(R) over the actions: 1 a perfect critic, 0 one that knows nothing.
-
-    NaN if all returns agree.
+    """1 − Var(R − V)/Var(R) over the actions: 1 a perfect critic, 0 one that knows nothing, NaN if
+    all returns agree.
 
     >>> R, V = torch.tensor([[1., 2, 3, 4]]), torch.tensor([[1., 2, 2, 5]])
     >>> round(explained_variance(R, V, torch.ones(1, 4, dtype=torch.bool)), 4)
     0.6
     """
-    returns, values = returns[mask].double(), values[mask].double()
+    returns, values = (each[mask].cpu().double() for each in (returns, values))
     if len(returns) < 2 or returns.var() == 0:
         return math.nan
     return (1 - (returns - values).var() / returns.var()).item()
@@ -588,8 +588,8 @@ def main(argv=None):
 def next_command(args):
     """How to compare base and result: by the gold or reward function, and by the reward model."""
     scorer, reward_model = args.gold or args.reward_fn, args.reward_model or "none"
-    prompts = f" --prompts {args.prompts}" * (args.prompts != "data/prompts.jsonl")
-    flags = prompts + f" --gold {scorer}" * bool(scorer) + f" --reward-model {reward_model}"
+    flags = f" --gold {scorer}" * bool(scorer) + f" --reward-model {reward_model}"
+    flags += f" --prompts {args.prompts}" * (args.prompts != "data/prompts.jsonl")
     return f"python evaluate.py --model {args.model} {args.out}{flags}"
 
 

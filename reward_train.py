@@ -96,7 +96,10 @@ def pair_metrics(chosen_rewards, rejected_rewards, tie=None, bins=10):
     [0.375, 0.6481, 0.2385, 0.3229]
     """
     common.same_shape(chosen=chosen_rewards, rejected=rejected_rewards, tie=tie)
-    delta = chosen_rewards.detach().double() - rejected_rewards.detach().double()  # (B,)
+    chosen_rewards, rejected_rewards = (
+        rewards.detach().cpu().double() for rewards in (chosen_rewards, rejected_rewards)
+    )
+    delta = chosen_rewards - rejected_rewards  # (B,)
     decided = delta if tie is None else delta[~tie.bool()]
     p = torch.sigmoid(decided)
     right = (decided > 0).double() + 0.5 * (decided == 0).double()

@@ -57,7 +57,7 @@ def default_examples(args, files, model=None, temperature="eval_temperature"):
     """Bundled prompts follow a worked example, unless the model was trained on their form.
 
     The temperature of evaluation answers is 1 for such a model, as it was trained, else 0.7: at 1 a
-    small general model is mostly noise (SmolLM2: recruiter's score .11 at 1, .25 at .7, .33 greedy).
+    small general model is mostly noise (SmolLM2, recruiter's score: .11 at 1, .25 at .7, .33 at 0).
     """
     files = [Path(file) for file in files if file]
     bundled = files and all(file.parent == Path("data") for file in files)

@@ -92,7 +92,7 @@ LINES = {  # at most, of each file; what is not here has at most 500
     "annotate.py": 769,
     "judge.py": 1160,
     "watch.py": 600,
-    "evaluate.py": 1370,
+    "evaluate.py": 1390,
     "fairness.py": 1480,
     "parts/runs.py": 860,
 }
@@ -353,6 +353,14 @@ def test_every_flag_is_read(name):
     elif REPO / name in FILES:
         read |= reads_of("parts/runs.py", "parts/parallel.py")
     assert {*flags_of(tree_of(REPO / name))} - read <= {"help_all"}
+
+
+@pytest.mark.parametrize("name", names(FILES))
+def test_float64_is_made_on_the_cpu(name):
+    """A Mac's GPU has no float64: `x.double()` there ends the run."""
+    text = (REPO / name).read_text(encoding="utf-8")
+    for line in re.findall(r".*(?<!\.cpu\(\))\.double\(\).*", text):
+        assert "> 0)" in line or "== 0)" in line or "equal" in line or "cdf = " in line, line
 
 
 # ---- examples ----

@@ -227,6 +227,58 @@ def test_what_is_not_finite_stops_the_run(toy):
         common.load_policy(toy.out)
 
 
+def test_every_module_is_clipped(toy, tmp_path):
+    """Clipping the first module alone would leave PPO's critic with gradients of any size."""
+    run, policy = toy.opened("--schedule constant --warmup 0")
+    critic = common.load_reward_model(tiny_reward_model("gpt2", tmp_path, n_layer=1), toy.tokenizer)
+    run.plan(8, "rows")
+    run.state = {"policy": policy, "critic": critic}
+    run.start(toy.tokenizer, 1e-4)
+    run.step, norms = 1, []
+
+    def measure(*_):
+        grads = [[w.grad for w in m.parameters() if w.grad is not None] for m in (policy, critic)]
+        norms.extend(torch.cat([g.flatten() for g in each]).norm().item() for each in grads)
+
+    run.optimizer.register_step_pre_hook(measure)
+    run.backward(100 * sum(w.sum() for m in (policy, critic) for w in m.parameters()))
+    run.update(str)
+    assert norms == [pytest.approx(1, abs=1e-4)] * 2
+
+
+def test_an_infinite_loss_in_fp16_skips_the_step(toy):
+    """GradScaler's docstring promises it; the run ended, though the next scale would have done."""
+
+    def overflow(run, step):
+        if step == 2:
+            run.backward(next(run.model.parameters()).sum() * 0 + torch.tensor(math.inf))
+
+    assert toy.train("--dtype fp16", during=overflow) == 0
+    assert [r["skipped_steps"] for r in toy.rows() if "lr" in r] == [0, 1, 0, 0, 0, 0]
+
+
+def test_a_foreign_args_json_or_a_broken_log_is_one_line(toy):
+    """Each was a traceback at --resume."""
+    toy.train("--stop-after 2")
+    record, log = toy.out / "args.json", toy.out / "metrics.jsonl"
+    for file, contents, message in (
+        (record, b'{"stage": "to', "--resume: .*args.json: cannot be read"),
+        (record, b"[1, 2]", "--resume: .*args.json: cannot be read .*expected the object"),
+        (
+            log,
+            log.read_bytes().replace(b'{"step": 1', b"{step: 1", 1),
+            "metrics.jsonl:2: expected a",
+        ),
+    ):
+        before = file.read_bytes()
+        file.write_bytes(contents)
+        with pytest.raises(UserError, match=message) as caught:
+            toy.train("--resume")
+        assert "\n" not in str(caught.value)
+        file.write_bytes(before)
+    assert toy.train("--resume") == 0
+
+
 def test_an_fp16_overflow_skips_the_step(toy):
     """Steps 2 and 3 of six overflow and halve torch's scale; from 65536 the 17th is no overflow."""
 

@@ -365,6 +365,16 @@ def test_prompts_gold_and_reward_model(tmp_path, llama_folder, reward_folder, pa
         )
 
 
+def test_evaluations_answer_validation_prompts(tmp_path):
+    """The prompts of the test split would choose weights and then be tested on."""
+    rows = [{"prompt": [{"role": "user", "content": f"{split} {i}"}], "split": split}
+            for split in ("train", "test", "val") for i in range(3)]  # fmt: skip
+    prompts = write_rows(tmp_path / "prompts.jsonl", rows)
+    args = dpo.parse_args(["--pairs", "mine.jsonl", "--prompts", str(prompts)])
+    answered, _ = prompting.prompts_to_answer(args, [])
+    assert {row["split"] for row in answered} == {"val"} and len(answered) == 3
+
+
 @each_stage
 def test_the_screen(stage, tmp_path, capfd):
     rows = pair_rows(32)
