@@ -33,7 +33,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 import common
 import judge as judges
@@ -50,7 +49,7 @@ from parts.texts import text_metrics
 
 # learning rates for models below 100 M parameters (worked on the bundled base, not swept), larger
 # ones, and LoRA
-RATES = 3e-4, 1e-6, 4e-5
+RATES = 3e-4, 1e-5, 2e-4
 STEPS = 40  # without --steps; seeds have no end, so there are no epochs
 CLIP_LOW, CLIP_HIGH = 0.2, 0.28  # the ratio stays in [1 − low, 1 + high]: DAPO's values, not swept
 # of validation and test; 0 is greedy. 1 measures what is trained: the bundled base, greedy, is a
@@ -584,7 +583,7 @@ def validate(args, run, guard, policy, tokenizer, make, more=()):
     run.write("rollouts.jsonl", rows)
     alive = sorted(survivors(played), key=lambda t: t.reward)
     for word, t in zip(("worst", "best"), alive[:1] + alive[-1:]):
-        tqdm.write(f"{word}, {transcript(t)}")
+        parallel.say(f"{word}, {transcript(t)}")
 
 
 def baselines_row(args, make):

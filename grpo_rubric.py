@@ -44,13 +44,13 @@ from parts.files import UserError, command, load_function, number
 from parts.guard import LEAST_VALIDATION, Guard, weights_to_write, write_summary
 from parts.means import mean
 from parts.recipe import recipe_arguments
-from parts.rollouts import LEAST_STEPS, by_group, load_models, weighted_sums
+from parts.rollouts import by_group, load_models, weighted_sums
 from parts.stats import bootstrap_ci
 from parts.texts import text_flags, text_shares
 
 # learning rates for models below 100 M parameters (worked on the bundled base, not swept), larger
 # ones, and LoRA
-RATES = 3e-4, 1e-6, 4e-5
+RATES = 3e-4, 1e-5, 2e-4
 TRAIN_RATIO = 0.8  # of the rows, if the file has no split and is not small
 RUBRIC_SCORE = "fraction"  # share of the weight that was met; "all": 1 only if all of it was
 CLIP = {"token": (0.2, 0.28), "sequence": (3e-4, 4e-4)}  # DAPO's clip-higher; GSPO, section 5.1
@@ -263,7 +263,7 @@ def parse_args(argv=None):
     judges.add_ruler_arguments(parser)
     judges.add_judge_arguments(parser)
     watch.add_watch_arguments(parser)
-    parser.add_run_arguments("runs/grpo_rubric", RATES, f"1, or what makes {LEAST_STEPS} steps")
+    parser.add_run_arguments("runs/grpo_rubric", RATES)
     parser.set_defaults(eval_every=5, save_every=20, batch_size=None, max_length=None)
     flags = {flag: a.nargs != 0 for flag, a in parser._option_string_actions.items()}
     line, exists = recipe_arguments(sys.argv[1:] if argv is None else argv, flags)

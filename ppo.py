@@ -43,12 +43,12 @@ from parts.files import UserError, command, load_function, number
 from parts.guard import Guard, weights_to_write
 from parts.lora import adapter_off
 from parts.parallel import add_up, all_max, all_sum, as_forward, score_answers, world
-from parts.rollouts import LEAST_STEPS, ROWS
+from parts.rollouts import ROWS
 from parts.texts import text_metrics
 
 # learning rates for models below 100 M parameters (3e-4 spends twice the KL for less), larger ones,
 # and LoRA
-RATES = 1e-4, 1e-6, 1e-5
+RATES = 1e-4, 5e-6, 1e-4
 HEAD_LR = 1e-3  # of a fresh value head, which would hardly move at the trunk's rate
 GAMMA, LAM = 1.0, 0.95  # no discount within an answer; λ 1 trusts the critic less
 CLIP_LOW, VALUE_CLIP = 0.2, 0.2  # lower end of the ratio's clip; how far a value may move per step
@@ -244,7 +244,7 @@ def parse_args(argv=None):
     rollouts.add_rollout_arguments(parser)
     prompting.add_examples_argument(parser)
     watch.add_watch_arguments(parser)
-    parser.add_run_arguments("runs/ppo", RATES, f"1, or what makes {LEAST_STEPS} steps")
+    parser.add_run_arguments("runs/ppo", RATES)
     parser.set_defaults(eval_every=5, save_every=20)  # a step is a whole rollout
     args = parser.parse_args(argv)
     rollouts.check_lengths(args)

@@ -41,7 +41,7 @@ from parts.stats import wilson
 
 # learning rates for models below 100 M parameters (worked on the bundled base, not swept), larger
 # ones, and LoRA
-RATES = 5e-4, 1e-5, 1e-4
+RATES = 5e-4, 3e-5, 3e-4
 PAIRS = ["data/prefs_train.jsonl", "data/rank_train.jsonl"]
 HEAD_LR = 1e-3  # of a fresh head: after 32 steps the loss is still log 2 at 1e-5, but .677 at 1e-3
 SHOW = ("loss", "accuracy", "margin", "lr", "grad_norm")  # on the bar

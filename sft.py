@@ -33,7 +33,7 @@ from parts.parallel import all_sum
 
 # learning rates for models below 100 M parameters (made the bundled base; not swept otherwise),
 # larger ones, and LoRA
-RATES = 1e-3, 1e-5, 1e-4
+RATES = 1e-3, 2e-5, 2e-4
 SHOW = ("loss", "token_accuracy", "lr", "grad_norm", "tokens_per_s")  # on the bar
 HEADLINE = ("eval/loss", "eval/token_accuracy", "val/gold")  # before and after
 

@@ -5,8 +5,6 @@ best, and ends the run when a rule says so. Best weights and the reason lie in `
 resumed run restores the same weights, and a run that an alarm ended does not train on.
 """
 
-from tqdm import tqdm
-
 from parts import parallel
 from parts.files import write_json
 
@@ -55,7 +53,7 @@ class Guard:
         if self.run.step == 1 and cut:
             limit = f"--max-new-tokens {self.run.args.max_new_tokens}"
             text = f"step 1: {cut:.0%} of {row['episodes']} {self.unit} were cut at {limit}"
-            tqdm.write(text + "; raise it" * (cut > MANY_CUT))
+            parallel.say(text + "; raise it" * (cut > MANY_CUT))
         self._see(row)
 
     def evaluation(self, metrics, samples):
@@ -77,7 +75,7 @@ class Guard:
     def _see(self, row):
         for event in self.watcher.add({"step": self.run.step, **row}):
             if not parallel.rank():
-                tqdm.write(str(event))
+                parallel.say(str(event))
 
     def end_step(self):
         """End the run if a rule says so; to be asked when all rows of the step are in."""

@@ -28,9 +28,9 @@ from parts.files import UserError, number
 from parts.guard import LEAST_VALIDATION, add_restore_argument
 from parts.lora import adapter_off
 from parts.means import half_interval, mean
+from parts.runs import LEAST_STEPS
 
 IMPORTANCE_MAX = 2.0  # a token's largest weight, policy / sampler
-LEAST_STEPS = 24  # without --epochs, a small file is repeated until it makes this many steps
 EVAL_FRACTION = 0.05  # of the prompts, if the file has no split and is not small
 ROWS = ("ids", "attention_mask", "mask")
 

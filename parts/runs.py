@@ -67,6 +67,7 @@ from parts.parallel import (
 )  # fmt: skip
 
 MAX_GRAD_NORM = 1.0
+LEAST_STEPS = 24  # without --epochs, a small file is repeated until it makes this many steps
 LOGS = ("metrics.jsonl", "samples.jsonl", "rollouts.jsonl")
 # what a run may hold, and --overwrite removes; a tokenizer's files, too, because the template of
 # another tokenizer would mix with the new one's
@@ -104,7 +105,7 @@ class Parser(files.Parser):
                         action.help = argparse.SUPPRESS
         return super().parse_args(argv)
 
-    def add_run_arguments(self, out, rates, epochs="1"):
+    def add_run_arguments(self, out, rates, epochs=f"1, or what makes {LEAST_STEPS} steps"):
         """The flags that mean the same in every trainer."""
         add = self.add_argument_group("flags of all trainers").add_argument
         whole_number = number(int, at_least=1)
@@ -216,10 +217,10 @@ class Run:
         if differs:
             raise UserError(f"--resume: not the run in {self.out}: {'; '.join(differs)}")
 
-    def plan(self, rows, unit, least=0):
-        """Number of steps: --steps, else --epochs, else as many passes as make `least` steps."""
+    def plan(self, rows, unit):
+        """Number of steps: --steps, else --epochs, else as many passes as make LEAST_STEPS."""
         args, per_epoch = self.args, math.ceil(rows / self.args.batch_size)
-        epochs = args.epochs or max(1, math.ceil(least / per_epoch))
+        epochs = args.epochs or max(1, math.ceil(LEAST_STEPS / per_epoch))
         self.planned = args.steps or epochs * per_epoch
         steps = f"steps per epoch {per_epoch}, in total {self.planned}"
         print(f"plan       {rows} {unit} in batches of {args.batch_size}; {steps}")

@@ -144,10 +144,10 @@ def test_micro_batches_cut_but_never_reshape():
 
 
 def test_the_plan_and_the_rate(capsys):
-    plans = ("", 1, 3), ("--epochs 2", 1, 6), ("", 7, 9), ("--epochs 2", 7, 6), ("--steps 5", 7, 5)
-    for flags, least, steps in plans:
+    plans = ("", 10, 24), ("", 11, 24), ("", 98, 25), ("--epochs 2", 10, 6), ("--steps 5", 10, 5)
+    for flags, rows, steps in plans:  # without flags: whole passes that make 24 steps
         run = SimpleNamespace(args=arguments("--batch-size 4", flags))
-        runs.Run.plan(run, 10, "rows", least)
+        runs.Run.plan(run, rows, "rows")
         assert run.planned == steps
     assert "10 rows in batches of 4; steps per epoch 3, in total 5" in capsys.readouterr().out
     small, large = (SimpleNamespace(num_parameters=lambda n=n: n) for n in (10**7, 10**8))
