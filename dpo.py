@@ -10,9 +10,9 @@ Algorithm    (1) read pairs; render the prompt; mark the answer tokens
              (5) update: backward, clip the gradient, step
              (6) now and then: held-out loss and accuracy, sample answers and their score
 Conventions  answer log-probs are sums over tokens, end token included; loss is the pair mean;
-             reward = β·log(π/π_ref), so −log σ(margin) is eval/loss (sigmoid); the logged loss
-             has the NLL term as well; the prompt is masked; ipo divides the log-probs by the
-             answer's length, as TRL does (the paper does not)
+             reward = β·log(π/π_ref), margin = the difference of a pair's two; pair_loss is the
+             mean of −log σ(margin) (sigmoid), loss adds the NLL term; the prompt is masked; ipo
+             divides the log-probs by the answer's length, as TRL does (the paper does not)
 Left out     1. a moving or another reference   2. online DPO   3. packing   4. ORPO, others
 Run          python dpo.py --pairs data/prefs.jsonl
              python dpo.py --model Qwen/Qwen2.5-0.5B-Instruct --pairs mine.jsonl --out runs/dpo
@@ -46,6 +46,7 @@ from parts.files import UserError, command, number, read_jsonl
 from parts.lora import adapter_off
 from parts.means import half_interval
 from parts.parallel import add_up, all_sum, gather, progress, share
+from parts.rows import check_thumb
 from parts.shared_prompt import can_share
 
 # learning rates for models below 100 M parameters (worked on the bundled base, not swept), larger
@@ -67,7 +68,8 @@ def dpo_loss(
     """L = −log σ(β·h),  h = log(π/π_ref)(chosen) − log(π/π_ref)(rejected)      [DPO eq. 7]
 
     log π        policy_chosen_logps, policy_rejected_logps  (B,) sum over response tokens
-    log π_ref    ref_chosen_logps, ref_rejected_logps        (B,) the same, no gradient; 0 for simpo
+    log π_ref    ref_chosen_logps, ref_rejected_logps        (B,) the same, no gradient; pass 0 for
+                 simpo, which has no reference
     n            chosen_lengths, rejected_lengths            (B,) for ipo, sigmoid_norm, simpo;
                  for kto 0: a side that nobody gave, its log-probs are 0
     k            baseline    `kl_baseline` of the optimiser step, kto only
@@ -120,10 +122,12 @@ def dpo_loss(
         better = torch.stack([chosen_rewards, -rejected_rewards])
         better = better - beta * baseline * better.new_tensor([[1], [-1]])
         losses = torch.where(given, 1 - better.sigmoid(), 0.0).sum(0) / given.sum(0)
-    else:  # simpo: its reward is β times the mean log-prob
+    elif loss_type == "simpo":  # its reward is β times the mean log-prob
         losses = -F.logsigmoid(beta * per_token - simpo_gamma)
         chosen_rewards = chosen_rewards / chosen_lengths
         rejected_rewards = rejected_rewards / rejected_lengths
+    else:
+        raise ValueError(f"loss_type is {loss_type!r}; expected one of {LOSS_TYPES}")
     # (B,) each, the loop takes the mean
     return losses, chosen_rewards.detach(), rejected_rewards.detach()
 
@@ -165,6 +169,7 @@ def parse_args(argv=None):
         raise UserError(
             f"--ties soft: --loss-type {args.loss_type} cannot learn from ties, only sigmoid can"
         )
+    # fills in --prompts, --gold, --examples and --eval-temperature
     prompting.default_prompts(args, args.pairs)
     return args
 
@@ -180,28 +185,18 @@ def parse_args(argv=None):
 # order: .view(2, -1) takes them apart again.
 
 
-def check_thumb(row):
-    """Make {"prompt", "completion", "label"} a pair with one side: chosen if label is true."""
-    common.check_prompt(row)
-    common.check_response(row, "completion")
-    if type(row.get("label")) is not bool:
-        raise ValueError(f'"label" is {row.get("label")!r}; expected true or false')
-    row["chosen"], row["rejected"] = None, row["completion"]
-    if row["label"]:
-        row["chosen"], row["rejected"] = row["completion"], None
-
-
 def load_data(args, policy, tokenizer):
     """(pairs, prompts, scorers): prompts to answer at evaluations, and what scores the answers."""
     longest = min(args.max_length, common.max_positions(policy.config))
     first = next(read_jsonl(args.pairs[0], flag="--pairs"), {})
-    thumbs = args.loss_type == "kto" and "label" in first
+    thumbs = args.loss_type == "kto" and "label" in first  # the first row decides for all
     examples = prompting.load_examples(args.examples)
     pairs = common.load_pairs(
         args.pairs, tokenizer, longest, args.ties == "soft", args.eval_fraction, args.eval_pairs,
         check=check_thumb if thumbs else common.check_pair,
         prompt_of=functools.partial(prompting.after_examples, examples),
     )  # fmt: skip
+    # one row per pair, the prompt once, if that is exact for this model
     pairs.shared = not thumbs and can_share(policy, pairs, pad_rows)
     prompting.describe(pairs.counts, pairs.train, pairs.eval)
     shown = (pairs.eval if len(pairs.eval) else pairs.train)[0]
@@ -344,8 +339,10 @@ def forward(args, policy, pairs, part, pad, ref_logps, baseline=0.0, untrained=F
         tie = torch.from_numpy(pairs.tie[part]).to(logps.device)
         smoothing = torch.where(tie, 0.5, smoothing)
     losses, chosen_rewards, rejected_rewards = dpo_loss(
-        *logps, *ref, args.beta, args.loss_type, smoothing, *lengths, args.simpo_gamma, baseline
-    )
+        *logps, *ref, args.beta, args.loss_type, smoothing,
+        chosen_lengths=lengths[0], rejected_lengths=lengths[1],
+        simpo_gamma=args.simpo_gamma, baseline=baseline,
+    )  # fmt: skip
     columns = losses, chosen_rewards, rejected_rewards, *logps, *lengths
     return losses, PairStats(*(x.detach().cpu().double() for x in columns)), logps[0]
 
@@ -371,7 +368,7 @@ def means(batch_stats, beta):
     rewards = torch.cat([stats.chosen_rewards[chosen], stats.rejected_rewards[rejected]])
     nll = -stats.chosen_logps.sum() / stats.chosen_tokens.sum().clamp(min=1)
     return {
-        "loss": stats.losses.mean().item(),
+        "pair_loss": stats.losses.mean().item(),
         **sides,
         "rewards/margins": sides["rewards/chosen"] - sides["rewards/rejected"],
         "rewards/accuracies": right.mean().item(),
@@ -388,13 +385,15 @@ def evaluate(args, run, models, pairs, refs, prompts, scorers):
     metrics, pad = {}, pad_id(tokenizer)
     baseline = kl_baseline(args, run, policy, pairs, refs.get("unrelated"), pairs.eval, pad)
     ref_logps, untrained = refs.get("reference"), run.step == 0 and "reference" in refs
-    # before step one nothing passes the model, so with --fsdp no rank waits for another
+    # before step one the policy is the reference, whose log-probs are known: no forward
     parts = [share(pairs.eval)] if untrained else run.micro_batches(pairs.eval, pairs.columns())
     batch_stats = [
         forward(args, policy, pairs, part, pad, ref_logps, baseline, untrained)[1] for part in parts
     ]
     if len(pairs.eval):
-        metrics = {f"eval/{key}": value for key, value in means(batch_stats, args.beta).items()}
+        values = means(batch_stats, args.beta)
+        metrics = {"eval/loss": values.pop("pair_loss")}  # a held-out loss has no NLL term
+        metrics |= {f"eval/{key}": value for key, value in values.items()}
         metrics["eval/n"] = len(pairs.eval)
     scores, samples, rollout = prompting.answer(args, policy, tokenizer, prompts, scorers)
     if args.prompts and args.loss_type != "simpo" and args.eval_temperature:
@@ -427,7 +426,7 @@ def main(argv=None):
     run.plan(n, "pairs")
     run.state = {"policy": policy}
     run.start(tokenizer, args.lr or runs.default_lr(policy, RATES), longest=columns.max())
-    if run.step == 0:
+    if run.step == 0:  # a resumed run has its reference from the checkpoint
         preflight(args, run, policy, tokenizer, pairs)
         # (2) reference: log-probs of both answers under the frozen start, once
         every = range(len(pairs.tie))
@@ -463,10 +462,11 @@ def main(argv=None):
             run.evaluation(*evaluate(args, run, *evaluated))
 
     # ---- 9. save ----
-    following = f"python evaluate.py --model {args.model} {args.out}"
+    following = f"python evaluate.py compare --model {args.model} {args.out}"
     if args.prompts != "data/prompts.jsonl":  # pairs of your own
-        following += f" --prompts {args.prompts or 'HELD_OUT.jsonl'} --gold {args.gold or 'none'}"
-        following += f" --reward-model {args.reward_model or 'runs/reward'}"
+        following += f" --prompts {args.prompts or 'YOUR_PROMPTS.jsonl'}"
+        following += f" --gold {args.gold or 'none'}"
+        following += f" --reward-model {args.reward_model or 'YOUR_REWARD_MODEL'}"
     return run.finish(following)
 
 

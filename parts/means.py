@@ -10,7 +10,8 @@ def mean(values):
 
 
 def half_interval(values):
-    """Half the width of the 95 % interval of their mean, 1.96·s/√n; None for fewer than two.
+    """Half the width of the 95 % interval of their mean, 1.96·s/√n; None for fewer than two, and
+    for equal ones: four right of four do not prove 100 %.
 
     By hand: 0 and 1 have s = √½ and √n = √2, so 1.96·½.
     >>> half_interval([0, None, 1])
@@ -21,4 +22,11 @@ def half_interval(values):
         return None
     centre = mean(values)
     variance = sum((value - centre) ** 2 for value in values) / (len(values) - 1)
-    return round(1.96 * math.sqrt(variance / len(values)), 12)
+    return round(1.96 * math.sqrt(variance / len(values)), 12) if variance else None
+
+
+def with_interval(row, key):
+    """A metric as text, with the half width of its 95 % interval and the n that the row has."""
+    half, n = row.get(f"{key}_ci"), row.get(f"{key.partition('/')[0]}/n")
+    interval = f" ± {half:.4f}" if half is not None else ""
+    return f"{row[key]:.4f}{interval}" + (f" (n {n})" if n else "")

@@ -53,3 +53,14 @@ def check_response(row, key):
         raise ValueError(f'"{key}" is empty; fill it in or delete the line')
     if isinstance(row[key], str) != isinstance(row["prompt"], str):
         raise ValueError(f'"prompt" and "{key}" must both be text or both be message lists')
+
+
+def check_thumb(row):
+    """Make {"prompt", "completion", "label"} a pair with one side: chosen if label is true."""
+    check_prompt(row)
+    check_response(row, "completion")
+    if type(row.get("label")) is not bool:
+        raise ValueError(f'"label" is {row.get("label")!r}; expected true or false')
+    row["chosen"], row["rejected"] = None, row["completion"]
+    if row["label"]:
+        row["chosen"], row["rejected"] = row["completion"], None

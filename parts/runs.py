@@ -54,6 +54,7 @@ from parts.files import (
     write_jsonl,
 )  # fmt: skip
 from parts.lora import SCALE, lora_layers, merged_weight
+from parts.means import with_interval
 from parts.parallel import (
     DTYPES,
     all_max,
@@ -114,7 +115,7 @@ class Parser(files.Parser):
         add("--epochs", type=whole_number, help=f"passes over the training rows, usually 1 to 3 (default {epochs})")
         add("--steps", type=whole_number, help="optimiser steps; overrides --epochs")
         add("--batch-size", type=whole_number, default=32, help="rows per optimiser step, 8 to 128 (default %(default)s)")
-        add("--micro-tokens", type=whole_number, help="padded tokens per forward; affects memory only (default 1024 on CPU, 16384 on GPU)")
+        add("--micro-tokens", type=whole_number, help="padded tokens per forward; affects memory only (default: what fits)")
         add("--lr", type=number(above=0), help="learning rate (default {:g} below 100 M parameters, else {:g}, LoRA {:g})".format(*rates))
         add("--schedule", choices=("constant", "linear", "cosine"), default="cosine", help="of --lr (default %(default)s)")
         add("--warmup", type=number(at_least=0, below=1), default=0.05, help="share of steps during which --lr rises (default %(default)s)")
@@ -543,12 +544,6 @@ class Run:
         print(f"wrote {self.out}: the model, args.json, its logs (*.jsonl), checkpoint/")
         print(f"next: {next}")
         return 0
-
-
-def with_interval(row, key):
-    """A metric as text, with the half width of its 95 % interval where the row has one."""
-    half = row.get(f"{key}_ci")
-    return f"{row[key]:.4f}" + (f" ± {half:.4f}" if half is not None else "")
 
 
 def prepare(model, args):
