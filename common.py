@@ -76,7 +76,6 @@ def load_tokenizer(name, flag="--model"):
         from transformers import AutoTokenizer
 
         tokenizer = AutoTokenizer.from_pretrained(name)
-        tokenizer.is_chat = tokenizer.chat_template is not None  # `render` may add a plain one
         # some classes (Qwen2's) add tokens of their own that a small embedding has no row for
         tokenizer.embedding_rows = config.get_text_config().vocab_size
         if len(tokenizer) < 2 or not end_ids(tokenizer):  # 1: transformers found no tokenizer
@@ -165,25 +164,38 @@ def split_prompt(chosen, rejected):
 OWN_ROLES = re.compile(r"^\W*assistant\s*:|^\W*(?:response|answer|output)\s*:\s*\Z", re.I | re.M)
 
 
+def has_chat_template(tokenizer):
+    """Of its own: one that ends in PLAIN_TEMPLATE was put there by `render`, in this run or in the
+    run that saved the folder."""
+    return not (tokenizer.chat_template or PLAIN_TEMPLATE).endswith(PLAIN_TEMPLATE)
+
+
 def as_turns(tokenizer, prompt, *answers):
     """[prompt, answers…], the one rule for text in every stage.
 
     With a chat template a text is a user's turn, and its answer an assistant's. A text is continued
     as it stands where the model has no template, or where the text is opened for an answer: by a
     line "Assistant:", a last line "Response:", "Answer:" or "Output:", or as the template opens it.
+    After messages an answer given as text is an assistant's turn.
     """
     if not isinstance(prompt, str):
-        return [prompt, *answers]
-    if not getattr(tokenizer, "is_chat", tokenizer.chat_template):
+        if prompt and isinstance(prompt[0], int):  # token ids
+            return [prompt, *answers]
+        return [prompt, *map(_as_turn, answers)]
+    if not has_chat_template(tokenizer):
         as_it_stands = "the model has no chat template"
     elif OWN_ROLES.search(prompt) or prompt.endswith(_template_opening(tokenizer)):
         as_it_stands = "it is opened for an answer"
     else:
         say_once("text       a prompt given as text is a user's turn of the chat template")
-        answers = [answer and [{"role": "assistant", "content": answer}] for answer in answers]
-        return [[{"role": "user", "content": prompt}], *answers]
+        return [[{"role": "user", "content": prompt}], *map(_as_turn, answers)]
     say_once(f"text       a prompt given as text is continued as it stands: {as_it_stands}")
     return [prompt, *answers]
+
+
+def _as_turn(answer):
+    is_text = isinstance(answer, str) and answer
+    return [{"role": "assistant", "content": answer}] if is_text else answer
 
 
 say_once = functools.cache(print)
@@ -457,8 +469,9 @@ def load_pairs(
             if row["chosen"] == row["rejected"] or (tie and not keep_ties):
                 counts["dropped: tie" if tie else "dropped: chosen = rejected"] += 1
                 continue
-            if isinstance(as_turns(tokenizer, row["prompt"])[0], str):  # "…two audits.Skills"
-                seam = row["prompt"][-1:] + (row["chosen"] or row["rejected"])[:1]
+            prompt = as_turns(tokenizer, prompt_of(row))[0]
+            if isinstance(prompt, str):  # "…two audits.Skills"
+                seam = prompt[-1:] + (row["chosen"] or row["rejected"])[:1]
                 counts["no space between prompt and answer"] += seam == seam.strip()
             held = of_eval if eval_files else held_out(row["prompt"], eval_fraction)
             values = [math.nan if row.get(k) is None else row[k] for k in ("strength", "margin")]
@@ -597,7 +610,7 @@ def _load(kind, name, dtype, device, trainable, lora_rank, flag, reward_pad=None
         raise UserError(f"{flag} {name}: an adapter already; train from the folder it is merged in")
     device = torch.device(device or "cpu")
     compute = dtype or pick_precision(device)[0]
-    has_head, original, stored_as = _is_classifier(config), dropout_off(config), config.dtype
+    has_head, original = _is_classifier(config), dropout_off(config)
     if reward_pad is not None:
         if has_head and config.num_labels != 1:
             raise UserError(f"{flag} {name}: a classifier with {config.num_labels} labels, not one")
@@ -619,7 +632,7 @@ def _load(kind, name, dtype, device, trainable, lora_rank, flag, reward_pad=None
             merge_adapter(model, name, adapter)
         if getattr(model, "generation_config", None):
             model.generation_config = savable(model.generation_config)
-    model.original_config, model.stored_as = original, stored_as
+    model.original_config = original
     model.compute_dtype, model.lora_base = compute, str(name)
     model.rounding = 0.0  # of a log-prob in half precision; the preflight measures it
     model.requires_grad_(trainable)
@@ -656,27 +669,26 @@ def dropout_off(config):
     return {**original, "use_cache": getattr(config, "use_cache", True)}
 
 
-def save_model(model, tokenizer, folder, dtype=torch.float32, adapter_only=False):
+def save_model(model, tokenizer, folder, dtype=torch.float32):
     """Write a folder that transformers opens with equal logits: weights, configs, tokenizer.
 
     Each file is written under a temporary name, then renamed. An adapter goes to adapter/, in
-    PEFT's layout, and is merged into the weights; adapter_only leaves these out.
+    PEFT's layout, and is merged into the weights.
     """
     folder, lora = Path(folder), hasattr(model, "lora_config")
     folder.mkdir(parents=True, exist_ok=True)
-    state = {} if adapter_only else merged_state(model, dtype)  # on all ranks: each has its shards
+    state = merged_state(model, dtype)  # on all ranks: each has its shards
     if rank():
         return
     if hasattr(model, "score"):  # a padded batch is scored at the last token that is not this one
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(model.config.pad_token_id)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".writing-") as temporary:
-        if state:
-            if getattr(model, "generation_config", None):
-                model.generation_config.eos_token_id = end_ids(tokenizer, model)
-            model.save_pretrained(temporary, state_dict=state)
-            config = copy.deepcopy(model.config)  # written again, as the checkpoint had it
-            config.update({**model.original_config, "dtype": dtype})
-            config.save_pretrained(temporary)
+        if getattr(model, "generation_config", None):
+            model.generation_config.eos_token_id = end_ids(tokenizer, model)
+        model.save_pretrained(temporary, state_dict=state)
+        config = copy.deepcopy(model.config)  # written again, as the checkpoint had it
+        config.update({**model.original_config, "dtype": dtype})
+        config.save_pretrained(temporary)
         if lora:
             save_adapter(model, Path(temporary) / "adapter")
             tokenizer.save_pretrained(Path(temporary) / "adapter")
@@ -731,8 +743,6 @@ def reward_function(
     def function(prompts, answers, rows=None):
         encoded = []
         for prompt, answer in zip(prompts, answers, strict=True):
-            if isinstance(answer, str) and not isinstance(prompt, str):
-                answer = [{"role": "assistant", "content": answer}]
             encoded.append(encode_pair(tokenizer, prompt, answer, max_length=max_length))
         scores, lengths = np.zeros(len(encoded)), [len(p) + len(a) for p, a in encoded]
         most = tokens() if callable(tokens) else tokens or micro_tokens(model)

@@ -15,8 +15,8 @@ of Lightning Fabric. `Run` never calls a loss, a sampler or an evaluation of its
 What a later step reads is a function of (seed, step) or is in `run.state`; so a killed run that is
 resumed ends with the weights of one that was never stopped, bit for bit on a CPU.
 
-Writes       args.json, metrics.jsonl, samples.jsonl, checkpoint/step-N.pt (the newest two), with
-             LoRA adapter/; at the end the model
+Writes       args.json, metrics.jsonl, samples.jsonl, checkpoint/step-N.pt (the newest two, of a
+             finished run one); at the end the model, with LoRA also adapter/
 Left out     1. weight decay   2. a choice of gradient clipping (1.0)   3. more than two checkpoints
 """
 
@@ -471,16 +471,16 @@ class Run:
         self.optimizer.load_state_dict(saved["optimizer"])
         self.scaler.load_state_dict(saved["scaler"])
 
-    def save(self, adapter_only=False):
+    def save(self):
         """Write the first module of `state`, in fp32 unless --save-dtype asks for less."""
         dtype = DTYPES[self.args.save_dtype]
-        save_model(self.model, self.tokenizer, self.out, dtype, adapter_only)
-        if dtype != torch.float32 and not adapter_only:
+        save_model(self.model, self.tokenizer, self.out, dtype)
+        if dtype != torch.float32:
             share = self.change_kept(dtype)
             print(
                 f"saved in {self.args.save_dtype}: rounding keeps {share:.0%} of what was trained"
             )
-        self.is_saved = not adapter_only
+        self.is_saved = True
         wait_for_all()  # no rank leaves before the folder is complete
 
     @torch.no_grad()

@@ -394,7 +394,7 @@ def test_a_broken_adapter_is_one_line(
     monkeypatch.chdir(tmp_path)
     shutil.copytree(folders["gpt2"], "gpt2")
     good = common.load_policy(folders["llama"], lora_rank=2)
-    common.save_model(good, tokenizer, "x", adapter_only=True)
+    common.save_model(good, tokenizer, "x")
     weights = load_file("x/adapter/adapter_model.safetensors")
     weights = {name: w.clone() for name, w in weights.items()}  # of a file that is rewritten
     if content == "half":
@@ -426,14 +426,12 @@ def test_adapter_folders_are_pefts(family, kind, folders, tmp_path, tokenizer):
     model = filled(lora.add_lora(load(folder), 4))
     expected = outputs(model)
     assert (expected - outputs(load(folder))).abs().max() > 0.01
-    merged, alone = tmp_path / "merged", tmp_path / "alone"
+    merged = tmp_path / "merged"
     common.save_model(model, tokenizer, merged)
-    common.save_model(model, tokenizer, alone, adapter_only=True)
-    assert [path.name for path in alone.glob("*.safetensors")] == []
-    for name in (merged, merged / "adapter", alone / "adapter"):
+    for name in (merged, merged / "adapter"):
         assert (outputs(load(str(name))) - expected).abs().max() < 1e-4, name
     base, (ids, attention_mask, mask) = auto.from_pretrained(folder, **options), batch()
-    theirs = peft.PeftModel.from_pretrained(base, alone / "adapter").eval()
+    theirs = peft.PeftModel.from_pretrained(base, merged / "adapter").eval()
     with torch.no_grad():
         logits = theirs(ids, attention_mask=attention_mask.long()).logits
     found = logits[:, 0]
