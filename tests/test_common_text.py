@@ -150,8 +150,10 @@ def test_text_is_a_turn_where_there_is_a_chat_template(capsys):
     bare = tiny_tokenizer(template=None)
     assert common.encode_prompt(bare, text) == bare.encode(text)
     assert common.encode_prompt(bare, USER) != bare.encode(text)
-    bare.is_chat = False  # `load_tokenizer` sets it: a plain template that messages need is no chat
-    assert common.encode_prompt(bare, text) == bare.encode(text)
+    assert common.encode_prompt(bare, text) == bare.encode(text), "the plain template is no chat"
+    assert common.encode_pair(tokenizer, USER, "The first one.") == common.encode_pair(
+        tokenizer, USER, ANSWER
+    ), "text after messages is an assistant's turn"
     lines = capsys.readouterr().out.splitlines()
     assert [line.partition("given as text ")[2] for line in lines] == [
         "is a user's turn of the chat template",
@@ -161,7 +163,8 @@ def test_text_is_a_turn_where_there_is_a_chat_template(capsys):
 
 
 def test_plain_template_is_saved_with_the_tokenizer(tmp_path):
-    """GPT-2 has no template; after a save and a load it has one, and the ids are the same."""
+    """GPT-2 has no template; after a save and a load it has one, and the ids are the same: those
+    of a text too, which the next stage continues as this one did."""
     folder = tiny_model("gpt2", tmp_path, tokenizer=tiny_tokenizer(pad=None, template=None))
     tokenizer = common.load_tokenizer(folder)
     ids = common.encode_prompt(tokenizer, USER)
@@ -169,6 +172,8 @@ def test_plain_template_is_saved_with_the_tokenizer(tmp_path):
     common.save_model(common.load_policy(folder), tokenizer, tmp_path / "out")
     again = common.load_tokenizer(str(tmp_path / "out"))
     assert common.encode_prompt(again, USER) == ids
+    for stage in (again, common.load_tokenizer(str(tmp_path / "out"))):  # asked first, or last
+        assert common.encode_prompt(stage, "Which fits?") == again.encode("Which fits?")
     text = again.apply_chat_template(USER, tokenize=False, add_generation_prompt=True)
     assert again.encode(text, add_special_tokens=False) == ids, "as transformers alone encodes it"
 
