@@ -604,9 +604,10 @@ def load_scorers(args, rows):
     With prompts of your own the default gold, which knows the bundled ones alone, is left out.
     """
     import common
+    from parts import prompting
 
     scorers, trial = {}, np.array([[{"response": "(no answer)"}] for _ in rows], object)
-    if isinstance(args.gold, Default) and Path(args.prompts) != Path("data/prompts.jsonl"):
+    if isinstance(args.gold, Default) and not prompting.is_bundled(args.prompts):
         print("--prompts are your own, so the default gold is left out; name yours with --gold")
         args.gold = "none"
     for scorer, key in (("gold", "gold"), ("proxy", "reward_model")):

@@ -259,7 +259,7 @@ def parse_args(argv=None):
     add("--dry-run", action="store_true", help="print rows, calls, tokens and USD; load no model, send nothing")
     # fmt: on
     rollouts.add_group_arguments(parser)
-    prompting.add_examples_argument(parser)
+    prompting.add_examples_argument(parser, "none: rubric prompts say what they ask for")
     judges.add_ruler_arguments(parser)
     judges.add_judge_arguments(parser)
     watch.add_watch_arguments(parser)

@@ -10,8 +10,10 @@ from parts import parallel
 from parts.files import UserError, load_function, number, read_jsonl
 from parts.means import half_interval, mean
 
-FORM = "data/tiny-base/chat_template.jinja"  # a model with this template knows the demo's form
+# a model with this template was made from the bundled base, so it knows the demo's form of answer
+DEMO_TEMPLATE = "data/tiny-base/chat_template.jinja"
 EXAMPLES = "data/examples.jsonl"  # one worked example of each task, for all other models
+BUNDLED = re.compile(r"(prefs|rank|screen)(_(train|test|biased))?\.jsonl|prompts\.jsonl")
 
 
 def add_answer_arguments(parser):
@@ -26,12 +28,13 @@ def add_answer_arguments(parser):
     add_examples_argument(parser)
 
 
-def add_examples_argument(parser):
-    parser.add_argument(
-        "--examples",
-        help="JSONL of prompt and completion: worked examples before each prompt "
-        f"(default: {EXAMPLES} for bundled data, unless the model knows its form)",
-    )
+FORM_UNKNOWN = f"{EXAMPLES} for bundled data, unless the model knows its form"
+
+
+def add_examples_argument(parser, default=FORM_UNKNOWN):
+    """default: in words, what a stage does without the flag."""
+    words = "JSONL of prompt and completion: worked examples before each prompt"
+    parser.add_argument("--examples", help=f"{words} (default: {default})")
 
 
 def describe(counts, train, held):
@@ -40,34 +43,37 @@ def describe(counts, train, held):
 
 def knows_the_form(model):
     """Was this model made from the bundled base, which was trained on the demo's form of answer?"""
-    files = Path(model) / "chat_template.jinja", Path(FORM)
+    files = Path(model) / "chat_template.jinja", Path(DEMO_TEMPLATE)
     return all(file.is_file() for file in files) and len({f.read_bytes() for f in files}) == 1
+
+
+def is_bundled(file):
+    """Is it one of this project's own files of pairs or prompts, whatever path leads to it?"""
+    path = Path(file).resolve()
+    return path.parent == Path(EXAMPLES).resolve().parent and bool(BUNDLED.fullmatch(path.name))
 
 
 def default_prompts(args, files):
     """With bundled training files, the bundled prompts and recruiter are the default."""
     prompts = "data/prompts.jsonl"
-    bundled = all(re.fullmatch(r"data/(prefs|rank|screen)(_\w+)?\.jsonl", file) for file in files)
-    if not args.prompts and bundled and Path(prompts).is_file():
+    if not args.prompts and all(map(is_bundled, files)) and Path(prompts).is_file():
         args.prompts, args.gold = prompts, args.gold or "data/recruiter.py:reward"
-    default_examples(args, [*files, args.prompts])
+    default_examples(args, [*files, *([args.prompts] if args.prompts else [])])
 
 
-def default_examples(args, files, model=None, temperature="eval_temperature"):
+def default_examples(args, files, model=None, temperature_flag="eval_temperature"):
     """Bundled prompts follow a worked example, unless the model was trained on their form.
 
     The temperature of evaluation answers is 1 for such a model, as it was trained, else 0.7: at 1 a
     small general model is mostly noise (SmolLM2, recruiter's score: .11 at 1, .25 at .7, .33 at 0).
     """
-    files = [Path(file) for file in files if file]
-    bundled = files and all(file.parent == Path("data") for file in files)
     knows = knows_the_form(model or args.model)
-    if args.examples is None and bundled and not knows:
+    if args.examples is None and all(map(is_bundled, files)) and not knows:
         args.examples = EXAMPLES
         print(f"examples   {EXAMPLES}: one before each bundled prompt, whose form this model "
               "has not learned")  # fmt: skip
-    if getattr(args, temperature, 0) is None:
-        setattr(args, temperature, 1.0 if knows else 0.7)
+    if getattr(args, temperature_flag, 0) is None:
+        setattr(args, temperature_flag, 1.0 if knows else 0.7)
 
 
 def load_prompts(path, flag):

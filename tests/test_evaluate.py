@@ -120,10 +120,10 @@ def test_the_default_prompts_written_out_keep_their_score(monkeypatch):
     """`--prompts data/prompts.jsonl` was taken for a user's own file and left without its score."""
     monkeypatch.chdir(REPO)
     argv = "compare --model data/tiny-base data/tiny-base --reward-model none --prompts"
-    for file, scored in (("data/prompts.jsonl", True), ("./data/prompts.jsonl", True)):
+    for file in ("data/prompts.jsonl", "./data/prompts.jsonl", str(REPO / "data/prompts.jsonl")):
         args = evaluate.parse_args([*argv.split(), file])
         rows, _ = evaluate.load_prompts(args)
-        assert bool(evaluate.load_scorers(args, rows)["gold"]) == scored
+        assert evaluate.load_scorers(args, rows)["gold"]
     args = evaluate.parse_args([*argv.split(), "mine.jsonl"])
     with pytest.raises(UserError, match="neither is there"):
         evaluate.load_scorers(args, rows)

@@ -375,6 +375,25 @@ def test_evaluations_answer_validation_prompts(tmp_path):
     assert {row["split"] for row in answered} == {"val"} and len(answered) == 3
 
 
+@cases("""
+pairs                 | bundled
+data/prefs.jsonl      | True
+./data/../data/rank_train.jsonl | True
+data/mine.jsonl       | False
+tests/prefs.jsonl     | False
+""")
+def test_bundled_data_is_known_by_its_place_and_name(pairs, bundled, monkeypatch, llama_folder):
+    """./data/prefs.jsonl was none, and one's own data/mine.jsonl was."""
+    monkeypatch.chdir(REPO)
+    for path in (pairs, str(REPO / pairs)):
+        args = dpo.parse_args(["--pairs", path, "--model", llama_folder])
+        assert (args.prompts, args.examples, args.eval_temperature) == (
+            ("data/prompts.jsonl", prompting.EXAMPLES, 0.7) if bundled else (None, None, 0.7)
+        )
+    known = dpo.parse_args(["--pairs", pairs])  # the base knows the form
+    assert (known.examples, known.eval_temperature) == (None, 1.0)
+
+
 @each_stage
 def test_the_screen(stage, tmp_path, capfd):
     rows = pair_rows(32)
