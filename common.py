@@ -630,8 +630,6 @@ def _load(kind, name, dtype, device, trainable, lora_rank, flag, reward_pad=None
                 nn.init.zeros_(model.score.weight)
         if adapter:
             merge_adapter(model, name, adapter)
-        if getattr(model, "generation_config", None):
-            model.generation_config = savable(model.generation_config)
     model.original_config = original
     model.compute_dtype, model.lora_base = compute, str(name)
     model.rounding = 0.0  # of a log-prob in half precision; the preflight measures it
@@ -642,19 +640,23 @@ def _load(kind, name, dtype, device, trainable, lora_rank, flag, reward_pad=None
 
 
 def savable(generation):
-    """The generation config without settings that contradict one another: `transformers` reads a
-    temperature beside do_sample = false, but refuses to save it."""
+    """The generation config without settings that contradict the others, named in a line:
+    `transformers` reads a temperature beside do_sample = false, but refuses to save it."""
     from transformers import GenerationConfig
 
-    settings, sampling = generation.to_diff_dict(), ("temperature", "top_p", "top_k", "min_p")
-    if not generation.do_sample:
-        settings = {key: value for key, value in settings.items() if key not in sampling}
-    config = GenerationConfig(**settings)
-    try:
-        config.validate(strict=True)
-    except ValueError:
-        ids = ("bos_token_id", "eos_token_id", "pad_token_id")
-        config = GenerationConfig(**{key: getattr(generation, key) for key in ids})
+    config, refused = GenerationConfig(), generation.to_diff_dict()
+    accepted = None
+    while accepted != {}:  # some are accepted only beside others: temperature beside do_sample
+        accepted = {}
+        for key, value in refused.items():
+            candidate = copy.deepcopy(config)
+            setattr(candidate, key, value)
+            with contextlib.suppress(ValueError):
+                candidate.validate(strict=True)
+                config, accepted[key] = candidate, value
+        refused = {key: value for key, value in refused.items() if key not in accepted}
+    if refused:
+        say_once(f"saved without what transformers refuses to save: {', '.join(refused)}")
     return config
 
 
@@ -685,6 +687,7 @@ def save_model(model, tokenizer, folder, dtype=torch.float32):
     with tempfile.TemporaryDirectory(dir=folder, prefix=".writing-") as temporary:
         if getattr(model, "generation_config", None):
             model.generation_config.eos_token_id = end_ids(tokenizer, model)
+            model.generation_config = savable(model.generation_config)
         model.save_pretrained(temporary, state_dict=state)
         config = copy.deepcopy(model.config)  # written again, as the checkpoint had it
         config.update({**model.original_config, "dtype": dtype})
@@ -781,33 +784,43 @@ def positions(attention_mask):
     return (attention_mask.long().cumsum(1) - 1).clamp(min=0)
 
 
-def half_matmul(hidden, weight):
-    """What `HalfMatmul` returns, in plain operations, for a CPU."""
-    return hidden.float() @ weight.float().T
+def matmul_fp32(a, b):
+    """a @ b of fp16 or bf16, summed and returned in fp32; a CPU and torch before 2.8 cast both."""
+    if a.is_cuda and hasattr(torch.ops.aten.mm, "dtype"):
+        return torch.mm(a, b, out_dtype=torch.float32)
+    return a.float() @ b.float()
 
 
 class HalfMatmul(torch.autograd.Function):
-    """hidden (N, H) @ weight (V, H).T of fp16 or bf16 with sums and result in fp32, on CUDA.
+    """hidden (N, H) @ weight (V, H).T of fp16 or bf16 with sums and result in fp32.
 
-    A half-precision result would round a logit of 20 by up to .06 in bf16.
+    A half-precision result would round a logit of 20 by up to .06 in bf16. weight is a copy of
+    `master`, which gets the gradient in fp32: the chunks of a pass add up without rounding.
     """
 
     @staticmethod
-    def forward(ctx, hidden, weight):
+    def forward(ctx, hidden, weight, master):
         ctx.save_for_backward(hidden, weight)
-        return torch.mm(hidden, weight.T, out_dtype=torch.float32)
+        return matmul_fp32(hidden, weight.T)
 
     @staticmethod
     def backward(ctx, grad):
         hidden, weight = ctx.saved_tensors
+        of_hidden, _, of_master = ctx.needs_input_grad
         grad = grad.to(hidden.dtype)  # (N, V)
-        return grad @ weight, grad.T @ hidden
+        return (
+            grad @ weight if of_hidden else None,
+            None,
+            matmul_fp32(grad.T, hidden) if of_master else None,
+        )
 
 
 def head_weight(model):
-    """(V, H) weight of the head; on a GPU in the compute dtype, cast once per pass."""
+    """(V, H) weight of the head, cast once per pass: to fp32, on a GPU to the compute dtype."""
     weight = model.get_output_embeddings().weight
-    return weight.to(model.compute_dtype) if weight.is_cuda else weight
+    if weight.is_cuda and model.compute_dtype != torch.float32:
+        return weight.detach().to(model.compute_dtype)  # HalfMatmul hands the gradient on
+    return weight.float()
 
 
 def head_logits(model, hidden, weight=None):
@@ -816,11 +829,11 @@ def head_logits(model, hidden, weight=None):
     head = model.get_output_embeddings()
     with torch.autocast(hidden.device.type, enabled=False):
         if weight.dtype == torch.float32:
-            logits = head(hidden.float())
+            logits = F.linear(hidden.float(), weight)
         else:
-            multiply = HalfMatmul.apply if weight.is_cuda else half_matmul
-            logits = multiply(hidden.to(weight.dtype), weight)
-            logits = logits if head.bias is None else logits + head.bias.float()
+            logits = HalfMatmul.apply(hidden.to(weight.dtype), weight, head.weight)
+        bias = getattr(head, "bias", None)
+        logits = logits if bias is None else logits + bias.float()
     cap = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
     return logits if cap is None else torch.tanh(logits / cap) * cap
 

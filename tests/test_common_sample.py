@@ -163,10 +163,10 @@ def test_a_family_without_a_cache_is_refused():
         common.sample(model, tokenizer, [[20, 21]], max_new_tokens=3)
 
 
-def test_no_work_is_done_twice(folders):
+def test_no_work_is_done_twice(folders, monkeypatch):
     """3 distinct prompts pass once, then each row a column a token; caches keep their address."""
     model, tokenizer = load(folders["llama"], MANY_ENDS)
-    shapes, addresses, heads = [], [], []
+    shapes, addresses, heads, head_logits = [], [], [], common.head_logits
 
     def after(module, args, kwargs, output):
         shapes.append(tuple(kwargs["input_ids"].shape))
@@ -174,7 +174,8 @@ def test_no_work_is_done_twice(folders):
             addresses.extend(x.untyped_storage().data_ptr() for x in (layer.keys, layer.values))
 
     model.base_model.register_forward_hook(after, with_kwargs=True)
-    model.get_output_embeddings().register_forward_hook(lambda m, i, o: heads.append(len(o)))
+    spy = lambda *args: heads.append(len(args[1])) or head_logits(*args)  # noqa: E731
+    monkeypatch.setattr(common, "head_logits", spy)
     rollout = common.sample(model, tokenizer, PROMPTS, n=6, max_new_tokens=12, seed=2)
     lengths = [len(r) for r in rollout.response_ids]
     assert sum(rollout.finished) > 12 and max(lengths) > 4
