@@ -270,11 +270,12 @@ def kl_baseline(args, run, policy, pairs, ref_unrelated_logps, indices, pad):
 def preflight(args, run, policy, tokenizer, pairs):
     """Log-probs = the model's; the reference = the policy; the loss at its value for z = 0; one
     row, marked. On one micro-batch, before the reference pass over all pairs."""
-    first, pad, flag = pairs.train[:64], pad_id(tokenizer), f"--model {args.model}"
-    longest = first[[pairs.lengths()[first].argmax()]]  # short rows prove nothing about windows
-    rows = [x.to(policy.device) for x in batch_rows(pairs, longest, pad)]
-    identities.check_head(policy, *rows, flag)
-    part = common.micro_batches(first, pairs.columns(), args.micro_tokens)[0]  # on every rank
+    first_pairs, pad, flag = pairs.train[:64], pad_id(tokenizer), f"--model {args.model}"
+    longest_pairs = first_pairs[(-pairs.lengths()[first_pairs]).argsort()[:4]]
+    ids, attention_mask, _ = batch_rows(pairs, longest_pairs, pad)
+    identities.check_head(policy, ids.to(policy.device), attention_mask.to(policy.device), flag)
+    # on every rank the same one
+    part = common.micro_batches(first_pairs, pairs.columns(), args.micro_tokens)[0]
     simpo = args.loss_type == "simpo"
     ref_logps = None if simpo else answer_logps(run, policy, pairs, part, pad)
     with torch.no_grad():
@@ -286,16 +287,17 @@ def preflight(args, run, policy, tokenizer, pairs):
         starts = {"hinge": 1.0, "ipo": 1 / (4 * args.beta**2), "kto": 0.5}
         expected = starts.get(args.loss_type, math.log(2))
         logps = torch.stack([stats.chosen_logps, stats.rejected_logps])
-        gaps = (logps - ref_logps[:, part]).abs() / stats.tokens().clamp(min=1)
+        # rounding adds up with the root of an answer's tokens, another model with their number
+        gaps = (logps - ref_logps[:, part]).abs() / stats.tokens().clamp(min=1).sqrt()
         wrong = f"{flag}: the reference is not the policy"
-        identities.check_gaps(policy, "policy and reference, per token", gaps, wrong)
+        identities.check_gaps(policy, "policy and reference, per √token", gaps, wrong)
         bound = 1e-4 if run.dtype == torch.float32 else 1e-2
         bound *= max(1, expected, args.beta)  # β multiplies the rounding, too
         identities.identity("loss before step one", loss, expected, bound, flag)
         margin = (stats.chosen_rewards - stats.rejected_rewards).mean().item()
         identities.identity("implicit rewards", margin, 0.0, 10 * bound, flag)
-    rows = batch_rows(pairs, first[:1], pad)
-    identities.show_row(tokenizer, rows, pairs.name(first[:1]))
+    rows = batch_rows(pairs, first_pairs[:1], pad)
+    identities.show_row(tokenizer, rows, pairs.name(first_pairs[:1]))
 
 
 # ---- 8. the loop ----

@@ -26,9 +26,10 @@ import numpy as np
 import torch
 
 import common
-from common import batch_indices, encode_pair, pad_id, pad_rows, render, token_logps
+from common import batch_indices, encode_pair, pad_id, pad_rows, token_logps
 from parts import identities, prompting, runs
-from parts.files import UserError, command, number, told
+from parts.dialogue import encode_conversation, encode_text, text_end
+from parts.files import Counts, UserError, command, number, told
 from parts.parallel import all_sum
 
 # learning rates for models below 100 M parameters (made the bundled base; not swept otherwise),
@@ -54,47 +55,6 @@ def sft_loss(logps, mask):
     """
     common.same_shape(logps=logps, mask=mask)
     return torch.where(mask, -common.at_least_fp32(logps), 0.0)
-
-
-def encode_conversation(tokenizer, messages):
-    """(ids, mask) of a dialogue: every assistant's turn and its end id are trained, the rest not.
-
-    Each turn is the difference between two growing prefixes of the rendered dialogue. If a template
-    rewrites earlier turns, its {% generation %} marks decide; without marks it is refused.
-    """
-    ids, mask, done = [], [], 0
-    for i, message in enumerate(messages):
-        if message["role"] != "assistant":
-            continue
-        opened = render(tokenizer, messages[:i], add_generation_prompt=True)
-        whole = render(tokenizer, messages[: i + 1])
-        before = render(tokenizer, messages[:i])[:done]
-        if not whole.startswith(opened) or not opened.startswith(before):
-            return _conversation_by_marks(tokenizer, messages)
-        context = tokenizer.encode(opened[done:], add_special_tokens=False)
-        answer = encode_pair(tokenizer, messages[:i], [message])[1]
-        end = tokenizer.convert_ids_to_tokens(answer[-1])
-        stop = whole.find(end, len(opened))
-        # what follows the end belongs to the next context
-        done = len(whole) if stop < 0 else stop + len(end)
-        ids += common.known_ids(tokenizer, context) + answer
-        mask += [False] * len(context) + [True] * len(answer)
-    return ids, mask
-
-
-def _conversation_by_marks(tokenizer, messages):
-    if "{% generation" not in str(tokenizer.chat_template).replace("{%-", "{%"):
-        raise UserError(
-            "the chat template rewrites earlier turns and has no {% generation %} marks; "
-            "pass single turns"
-        )
-    settings = {"tokenize": True, "return_dict": True, "return_assistant_tokens_mask": True}
-    out = tokenizer.apply_chat_template(messages, **settings)
-    ids, mask = list(out["input_ids"]), [bool(m) for m in out["assistant_masks"]]
-    ends = common.end_ids(tokenizer)
-    for t in range(1, len(ids)):  # a mark that closes before the end token
-        mask[t] = mask[t] or (mask[t - 1] and ids[t] in ends and ids[t - 1] not in ends)
-    return ids, mask
 
 
 # ---- 4. the arguments ----
@@ -145,8 +105,6 @@ def check_row(row):
         common.check_response(row, "completion")
     elif "chosen" in row:
         common.check_pair(row)
-        if not row["chosen"]:  # two equal dialogues without "prompt"
-            raise ValueError('"chosen" is "rejected", so no answer can be told from the prompt')
     elif not isinstance(row.get("text"), str) or not row["text"].strip():
         forms = '"prompt" and "completion", or "messages", or "text", or a preference pair'
         raise ValueError(f"expected {forms}; found {sorted(row)[:6]}")
@@ -156,7 +114,7 @@ class Rows(common.Named):
     """Encoded rows. An id that is context is stored as ~id (negative): there is no second array."""
 
     def __init__(self, names):
-        self.store, self.names, self.counts = common.TokenRows(), names, Counter()
+        self.store, self.names, self.counts = common.TokenRows(), names, Counts()
         self.file, self.line = array("i"), array("i")
 
     def add(self, ids, mask, file, line):
@@ -182,23 +140,27 @@ def load_data(args, model, tokenizer):
     for file, name in enumerate(args.data):
         before, counts = len(held), Counter(rows.counts)
         for line, row in common.read_rows(name, check_row, "--data"):
+            rows.counts.place = f"{name}:{line}"
             rows.counts["rows"] += 1
+            if "drop" in row:
+                rows.counts[f"dropped: {row['drop']}"] += 1
+                continue
+            shown = row
+            if "prompt" in row:
+                shown = {**row, "prompt": prompting.after_examples(examples, row)}
             try:
-                shown = (
-                    {**row, "prompt": prompting.after_examples(examples, row)}
-                    if "prompt" in row
-                    else row
-                )
-                ids, mask, prompt = encode_row(tokenizer, shown, longest, rows.counts)
+                encoded, prompt = encode_row(tokenizer, shown, longest, rows.counts)
             except UserError as error:
                 raise UserError(f"--data {name}:{line}: {error}") from None
-            if not any(mask[1:]):
-                rows.counts["dropped: nothing to train after cutting"] += 1
-                continue
-            rows.add(ids, mask, file, line)
             side = row.get("prompt", prompt)  # without its examples
-            held.append(side is not None and common.held_out(side, args.eval_fraction))
-            if held[-1] and len(prompts) < 2:
+            of_eval = side is not None and common.held_out(side, args.eval_fraction)
+            for ids, mask in encoded:
+                if not any(mask[1:]):
+                    rows.counts["dropped: nothing to train after cutting"] += 1
+                    continue
+                rows.add(ids, mask, file, line)
+                held.append(of_eval)
+            if of_eval and len(prompts) < 2:
                 prompts.append({"prompt": prompt})
         if len(held) == before:
             why = told(rows.counts - counts)
@@ -211,21 +173,31 @@ def load_data(args, model, tokenizer):
 
 
 def encode_row(tokenizer, row, max_length, counts):
-    """(ids, mask, prompt): prompt of the last answer, None for plain text."""
+    """([(ids, mask)], prompt) of a row: prompt of the last answer, None for plain text.
+
+    A dialogue is more than one row of ids where the template shows a turn otherwise later.
+    """
     if "messages" in row:
-        ids, mask = encode_conversation(tokenizer, row["messages"])
-        last = max(i for i, m in enumerate(row["messages"]) if m["role"] == "assistant")
-        prompt = row["messages"][:last]
+        messages, rewritten = row["messages"], []
+        last = max(i for i, m in enumerate(messages) if m["role"] == "assistant")
+        prompt = messages[:last]
+        tools = common.count_unread(tokenizer, prompt, row, counts)
+        whole = encode_conversation(tokenizer, messages, tools, counts, rewritten)
+        counts["turns that the template rewrites later, as rows of their own"] += len(rewritten)
+        encoded = [whole, *rewritten]
     elif "completion" in row or "chosen" in row:
-        texts = row["prompt"], row["completion"] if "completion" in row else row["chosen"]
-        prompt, answer = encode_pair(tokenizer, *texts, max_length=max_length, counts=counts)
-        return prompt + answer, [False] * len(prompt) + [True] * len(answer), row["prompt"]
+        prompt, answer = row["prompt"], row.get("completion", row.get("chosen"))
+        tools = common.count_unread(tokenizer, prompt, row, counts)
+        ids, answer = encode_pair(
+            tokenizer, prompt, answer, max_length=max_length, counts=counts, tools=tools
+        )
+        encoded = [(ids + answer, [False] * len(ids) + [True] * len(answer))]
     else:
-        ids, end = common.encode_text(tokenizer, row["text"]), common.text_end(tokenizer)
+        ids, end = encode_text(tokenizer, row["text"], rendered=True), text_end(tokenizer)
         ids += [end] * (ids[-1:] != [end])  # a corpus may bring its own
-        mask, prompt = [True] * len(ids), None
-    counts["rows cut"] += len(ids) > max_length
-    return ids[:max_length], mask[:max_length], prompt
+        encoded, prompt = [(ids, [True] * len(ids))], None
+    counts["rows cut"] += sum(len(ids) > max_length for ids, _ in encoded)
+    return [(ids[:max_length], mask[:max_length]) for ids, mask in encoded], prompt
 
 
 # ---- 6. the models ----
@@ -254,13 +226,14 @@ def load_models(args, run):
 def preflight(args, model, tokenizer, rows, train):
     """Our log-probs = the model's; an untrained model's loss ≈ log V; one row, marked."""
     pad, first = pad_id(tokenizer), train[:64]
-    longest = first[[rows.store.lengths()[first].argmax()]]  # a short row proves nothing of windows
+    longest = first[(-rows.store.lengths()[first]).argsort()[:8]]
     batch = [x.to(model.device) for x in rows.batch(longest, pad)]
-    identities.check_head(model, *batch, f"--model {args.model}")
+    identities.check_head(model, *batch[:2], f"--model {args.model}")
     if args.init_config:
+        ids, attention_mask, mask = (x[:1] for x in batch)
         with torch.no_grad():
-            logps = token_logps(model, *batch)
-        loss, log_v = -logps[batch[2]].mean().item(), math.log(model.config.vocab_size)
+            logps = token_logps(model, ids, attention_mask, mask)
+        loss, log_v = -logps[mask].mean().item(), math.log(model.config.vocab_size)
         print(f"preflight  random weights: loss {loss:.4f}, log V {log_v:.4f}")
     identities.show_row(tokenizer, rows.batch(train[:1], pad), rows.name(train[:1]))
 

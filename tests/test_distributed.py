@@ -136,6 +136,7 @@ SHARDED = "sft reward_train dpo ppo-rm ppo-shared grpo_rubric grpo_agent".split(
 # LoRA is refused with --fsdp, and the judge knows no shards
 NAMES = [*SHARDED, "dpo-lora", "grpo_rubric-judge"]
 CASES = [(name, "two") for name in NAMES] + [(name, "fsdp") for name in SHARDED]
+HALF = ["sft", "ppo-rm"]  # with shards, in bf16
 MOVING = ["dpo", "ppo-rm"]  # stopped, and resumed by another number of ranks
 CASES += [(name, how) for name in MOVING for how in ("one-two", "two-one")]
 
@@ -144,7 +145,8 @@ CASES += [(name, how) for name in MOVING for how in ("one-two", "two-one")]
 def runs(world):
     """Every job in one process, in two, and in two with --fsdp; {(name, how): run folder}."""
     home = world["home"]
-    outs = {(name, how): home / how / name for name, how in [*CASES, *((n, "one") for n in NAMES)]}
+    hows = [*CASES, *((n, "one") for n in NAMES), *((n, "bf16") for n in HALF)]
+    outs = {(name, how): home / how / name for name, how in hows}
 
     def job(name, how, *flags):
         return command(name, world, outs[name, how], *flags)
@@ -157,6 +159,7 @@ def runs(world):
     # begun here, ended there: one process, then two with shards; two with shards, then one
     alone(*(job(name, "one-two", "--stop-after 2") for name in MOVING))
     jobs = [job(name, "two") for name in NAMES] + [job(name, "fsdp", "--fsdp") for name in SHARDED]
+    jobs += [job(name, "bf16", "--fsdp --dtype bf16") for name in HALF]
     jobs += [job(name, "one-two", "--resume --fsdp") for name in MOVING]
     jobs += [job(name, "two-one", "--stop-after 2 --fsdp") for name in MOVING]
     (home / "unused_weights.py").write_text(UNUSED)
@@ -212,6 +215,16 @@ def test_two_ranks_are_one_process(name, how, runs, world):
         auto = AutoModelForSequenceClassification if head else AutoModelForCausalLM
         _, info = auto.from_pretrained(out, output_loading_info=True)
         assert not info["missing_keys"] and not info["unexpected_keys"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", HALF)
+def test_shards_in_half_precision(name, runs):
+    """The preflight computes in fp32, too, and met blocks that FSDP had cast to bf16."""
+    (got, *more), (want, *_) = (
+        [row for row in rows(runs[name, how]) if "lr" in row] for how in ("bf16", "one")
+    )
+    assert len(more) == 2 and got["loss"] == pytest.approx(want["loss"], rel=0.02, abs=0.1)
 
 
 @pytest.mark.slow

@@ -1,8 +1,8 @@
 """Half precision, on the bundled base: every trainer runs in bf16 and fp16, and every slip that the
 preflight exists for stops a run in every precision.
 
-On the base rounding moves the log-prob of a token by .003 in bf16 and .0005 in fp16, in the mean over
-an answer; what is planted here moves it by .05 and more.
+On the base rounding moves the log-prob of a token by .006 to .015 in bf16 and .001 to .002 in fp16, in
+the mean; what is planted here moves it by .058 and more.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ import common
 import dpo
 import grpo_agent
 from conftest import REPO
-from parts import rollouts
+from parts import identities, rollouts
 from parts.files import UserError, read_jsonl
 from tiny import words, write_rows
 
@@ -89,6 +89,25 @@ def test_two_steps(stage, dtype, data, tmp_path, capsys):
     assert steps[-1]["skipped_steps"] == 0
     before, after = (load_file(f"{x}/model.safetensors") for x in (BASE, tmp_path / "run"))
     assert not any(torch.equal(before[key].float(), after[key]) for key in before)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("lora_rank", [0, 4])
+def test_rounding_is_measured_on_short_rows(lora_rank, dtype):
+    """The bound is made of it. It was that of two tokens here, and with LoRA, whose weights are in
+    half precision, that of the logits alone, a third of the truth."""
+    tokenizer = common.load_tokenizer(BASE)
+    questions = "Is she fit?", "Any gaps?", "Hire him?", "Who leads?", "Why her?", "Fit?", "Ready?"
+    prompts = [[{"role": "user", "content": question}] for question in questions]
+    policy, exact = (common.load_policy(BASE, x, lora_rank=lora_rank) for x in (dtype, None))
+    rows = [common.encode_prompt(tokenizer, prompt) + [9, 10] for prompt in prompts]
+    ids, attention_mask, _ = common.pad_rows(rows, [[]] * len(rows), 0)
+    identities.check_head(policy, ids, attention_mask, "--model")
+    mask = F.pad(attention_mask[:, 1:], (1, 0))
+    with torch.no_grad():
+        logps = [common.token_logps(m, ids, attention_mask, mask)[mask] for m in (policy, exact)]
+    true = (logps[0] - logps[1]).abs().mean().item()
+    assert policy.rounding == pytest.approx(true, rel=0.4)
 
 
 # ---- planted slips: each is red in every precision ----
