@@ -1005,26 +1005,13 @@ def _decode(model, prompts, uniform, ends, temperature):
 
     uniform  (R, most) float64: one number for each token to draw
     """
-    from transformers import DynamicCache
-
     device, (R, most) = model.device, uniform.shape
     home = torch.device("cpu") if device.type == "mps" else device  # mps has no float64
     uniform, ends = uniform.to(home), torch.tensor(ends, device=device)
-    # (1) each distinct prompt passes once, left-padded so that all end in the same column
-    distinct = sorted(set(map(tuple, prompts)), key=len)
-    place = {prompt: i for i, prompt in enumerate(distinct)}
-    fork = torch.tensor([place[tuple(prompt)] for prompt in prompts], device=device)
-    lengths = torch.tensor([len(prompt) for prompt in distinct], device=device)
-    L = int(lengths.max())
-    mask = torch.arange(L, device=device)[None] >= L - lengths[:, None]  # (P, L)
-    input_ids = torch.zeros(len(distinct), L, dtype=torch.long, device=device)
-    input_ids[mask] = torch.tensor([i for prompt in distinct for i in prompt], device=device)
-    cache = DynamicCache()
-    hidden = hidden_states(model, input_ids, mask, cache=cache)[:, -1][fork]  # (R, H)
-    # (2) the cache is forked for the answers of a prompt, allocated once for all their tokens
-    cache = _fork_cache(cache, fork, L + most, getattr(model, "compute_dtype", torch.float32))
-    mask = F.pad(mask[fork], (0, most), value=True)  # (R, L + most)
-    position = lengths[fork]  # (R,) of the next token
+    # (1) each distinct prompt passes once
+    # (2) its cache is forked for its answers, allocated once for all their tokens
+    hidden, cache, mask, position = _prefill(model, prompts, most)
+    L = mask.shape[1] - most
     row = torch.arange(R, device=device)  # which answer lives in which slot
     tokens = torch.zeros(R, most, dtype=torch.long, device=device)
     logps, weight = torch.zeros(R, most, device=device), head_weight(model)
@@ -1059,6 +1046,36 @@ def _decode(model, prompts, uniform, ends, temperature):
     return tokens.cpu(), logps.cpu()
 
 
+def _prefill(model, prompts, most):
+    """What stands before the first token of R answers, to a prompt each.
+
+    Returns hidden (R, H) of each prompt's last token, the cache, its mask (R, L + most), and the
+    next token's position (R,). Prompts are left-padded, so that all end in column L − 1. Distinct
+    ones pass in forwards of `micro_tokens`, similar lengths together.
+    """
+    from transformers import DynamicCache
+
+    device = model.device
+    distinct = sorted(dict.fromkeys(map(tuple, prompts)), key=len, reverse=True)
+    place = {prompt: i for i, prompt in enumerate(distinct)}
+    fork = torch.tensor([place[tuple(prompt)] for prompt in prompts], device=device)  # (R,)
+    lengths, L = torch.tensor([*map(len, distinct)], device=device), len(distinct[0])
+    mask = torch.arange(L + most, device=device) >= L - lengths[:, None]  # (P, L + most)
+    hidden, cache = [], None
+    for part in micro_batches(range(len(distinct)), lengths.tolist(), micro_tokens(model)):
+        width = len(distinct[part[0]])  # the longest of the part
+        ids = [[0] * (width - len(distinct[i])) + [*distinct[i]] for i in part]
+        ids, seen, cache_of_part = torch.tensor(ids, device=device), mask[part, :L], DynamicCache()
+        hidden.append(hidden_states(model, ids, seen[:, L - width :], cache=cache_of_part)[:, -1])
+        if cache is None:
+            dtype = getattr(model, "compute_dtype", torch.float32)
+            cache = _empty_cache(cache_of_part, len(fork), L, most, dtype)
+        rows = torch.isin(fork, torch.tensor(part, device=device)).nonzero().squeeze(1)
+        for layer, layer_of_part in zip(cache.layers, cache_of_part.layers):
+            layer.fill(rows, layer_of_part, fork[rows] - part[0])
+    return torch.cat(hidden)[fork], cache, mask[fork], lengths[fork]
+
+
 def _draw(logits, uniform):
     """Inverse-CDF sampling: the first token whose cumulative probability exceeds `uniform`."""
     cdf = F.softmax(logits.double(), -1).cumsum(-1)  # (R, V)
@@ -1066,8 +1083,9 @@ def _draw(logits, uniform):
     return token.clamp(max=cdf.shape[-1] - 1)
 
 
-def _fork_cache(prompt_cache, fork, room, dtype):
-    """A cache of views [:live, :, :used] into buffers allocated once and written in place.
+def _empty_cache(like, rows, used, most, dtype):
+    """A cache of views [:live, :, :used] into buffers allocated once and written in place, with the
+    heads of another one, `like`.
 
     dtype: the compute dtype, in which attention reads it; another would be cast at every token
     """
@@ -1075,14 +1093,20 @@ def _fork_cache(prompt_cache, fork, room, dtype):
     from transformers.cache_utils import DynamicLayer
 
     class InPlaceLayer(DynamicLayer):
-        def __init__(self, layer):
+        def __init__(self, like):
             super().__init__()
-            self.used, self.buffers = layer.keys.shape[2], []
-            for x in (layer.keys, layer.values):  # (P, heads, used, size)
-                buffer = x.new_empty(len(fork), x.shape[1], room, x.shape[3], dtype=dtype)
-                buffer[:, :, : self.used] = x[fork]
-                self.buffers.append(buffer)
+            self.used, self.buffers = used, []
+            for x in (like.keys, like.values):  # (P, heads, columns, size)
+                size = rows, x.shape[1], used + most, x.shape[3]
+                self.buffers.append(x.new_empty(size, dtype=dtype))
             self.is_initialized, self.dtype, self.device = True, dtype, x.device
+
+        def fill(self, rows, prompts, index):
+            """rows get the keys and values of prompts[index], in the last columns that are used."""
+            for buffer, x in zip(self.buffers, (prompts.keys, prompts.values)):
+                start = used - x.shape[2]
+                buffer[rows, :, :start] = 0.0  # masked, but 0 times a NaN is NaN
+                buffer[rows, :, start:used] = x[index].to(dtype)
 
         def update(self, *new, **kwargs):
             start, self.used = self.used, self.used + new[0].shape[2]
@@ -1099,8 +1123,8 @@ def _fork_cache(prompt_cache, fork, room, dtype):
                 buffer[holes, :, : self.used] = buffer[movers, :, : self.used]
             self.buffers = [buffer[:live] for buffer in self.buffers]
 
-    if any(getattr(layer, "keys", None) is None for layer in prompt_cache.layers or [None]):
+    if any(getattr(layer, "keys", None) is None for layer in like.layers or [None]):
         raise UserError("--model: a layer has no key-value cache, so this family cannot be sampled")
     cache = DynamicCache()
-    cache.layers = [InPlaceLayer(layer) for layer in prompt_cache.layers]
+    cache.layers = [InPlaceLayer(layer) for layer in like.layers]
     return cache

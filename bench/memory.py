@@ -293,6 +293,7 @@ def faked(ledger, gpu, limit, sizes):
             (torch.optim, "AdamW", lambda groups, **kw: adamw(groups, **{**kw, "fused": True})),
             *((f, "HEAD_CHUNK_BYTES", {"cpu": memory.HEAD_CHUNK_BYTES["cuda"]}) for f in files),
             (memory, "FASTEST_TOKENS", {"cpu": 16384}),
+            (common, "micro_tokens", lambda model: 16384),
         ]
     if sizes:
         patches += [

@@ -138,7 +138,10 @@ def default_micro_tokens(model, free, reserved, longest, grad_checkpoint=False):
 def answers_at_once(model, free, tokens_per_answer, most=256):
     """How many answers to decode together so that they take at most half of the free memory.
 
-    An answer takes its cache, one layer's keys and values once more, and five rows of logits.
+    An answer takes its cache, one layer's keys and values once more, and five rows of logits. Not
+    counted: the forwards of the prompts before, each of at most `micro_tokens` or one prompt. Three
+    rows of an MLP and five of the stream take 46 kB a token for Qwen2.5-0.5B in bf16 and 169 kB for
+    Llama-3.1-8B: .8 and 2.8 GB on a GPU. On a CPU SmolLM2 takes 28 kB, 29 MB in all.
     """
     config = model.config.get_text_config()
     layer = 2 * config.hidden_size * compute_dtype(model).itemsize

@@ -188,6 +188,18 @@ def test_answers_at_once_take_half_of_what_is_free(tmp_path):
         assert memory.answers_at_once(model, 0, 768) == 1
 
 
+def test_prompts_pass_in_forwards_of_bounded_size(tmp_path):
+    """All of them in one took 3 GB here beside the cache, for 64 answers to 64 prompts."""
+    with loaded(tmp_path, "Qwen2.5-0.5B", 2) as (ledger, model), torch.no_grad():
+        before, cached = bench.total(ledger.live), 64 * 1032 * memory.cache_bytes(model)
+        ledger.peaks.clear()
+        with common.autocast(model):
+            common._prefill(model, [[i, *[0] * 1023] for i in range(64)], 8)
+        beside = max(map(bench.total, ledger.peaks.values())) - before - cached
+        # 16,384 tokens of cache, 46 kB of activations for each, compute copies of two layers
+        assert 0.6 * GB < beside < 1.2 * GB
+
+
 def test_free_memory_is_bounded_by_the_container(tmp_path, monkeypatch):
     free = memory.free_memory(torch.device("cpu"))
     assert free is None or 0 < free < 2**50
