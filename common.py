@@ -9,18 +9,16 @@ trained                           ✓      ✓      ✓       logits[2:5] are sc
 
 `token_logps` returns the score of token t in column t, and `sample` the same numbers for its draws.
 
-Sections     1 from text to ids · 2 rows and batches · 3 models · 4 scoring answers · 5 log-probs
-             6 sampling
-Conventions  prompt and answer are tokenised separately and joined; rows are right-padded; masks are
-             bool and made from lengths, never from the pad id; trainable weights are fp32 whatever
-             the checkpoint holds; no dropout anywhere
+Sections     1 rows and batches · 2 models · 3 scoring answers · 4 log-probs · 5 sampling
+             What comes before them, from a dialogue to tokens, is parts/dialogue.py
+Conventions  rows are right-padded; masks are bool and made from lengths, never from the pad id;
+             trainable weights are fp32 whatever the checkpoint holds; no dropout anywhere
 Left out     1. packing, 8-bit, custom kernels   2. what one stage alone needs
 Axes         B rows, T columns, V vocabulary, H hidden, N tokens
 """
 
 import contextlib
 import copy
-import functools
 import hashlib
 import json
 import math
@@ -28,7 +26,6 @@ import os
 import re
 import tempfile
 from array import array
-from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass
 from operator import itemgetter
@@ -40,7 +37,17 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint as recompute
 
-from parts.files import UserError, brief, read_jsonl, told
+from parts.dialogue import (  # noqa: F401 (the stages take from here what makes tokens)
+    answer_texts,
+    as_turns,
+    encode_pair,
+    encode_prompt,
+    end_ids,
+    pad_id,
+    render,
+    say_once,
+)
+from parts.files import Counts, UserError, brief, read_jsonl, told
 from parts.lora import add_lora, merge_adapter, merged_state, read_adapter, save_adapter
 from parts.memory import HEAD_CHUNK_BYTES, answers_at_once, free_memory
 from parts.parallel import (
@@ -54,249 +61,12 @@ from parts.parallel import (
     rank,
     share,
 )  # fmt: skip
-from parts.rows import check_messages, check_prompt, check_response
+from parts.rows import PROMPT_COLUMNS, check_pair, check_prompt, check_response  # noqa: F401
 from parts.shared_prompt import shared_hidden
 
 BASE = "data/tiny-base"
 
-# ---- 1. from text to ids ----
-
-# for message lists where the tokenizer has no template; saved with it, so inference sees the same
-PLAIN_TEMPLATE = (
-    "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}{% if m['role'] == 'assistant' %}"
-    "{{ eos_token }}{% endif %}{{ '\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}assistant:{% endif %}"
-)
-
-
-def load_tokenizer(name, flag="--model"):
-    """The tokenizer of a model folder or hub id."""
-    config, _, _ = load_config(name, flag)
-    with opening(name, flag):
-        from transformers import AutoTokenizer
-
-        tokenizer = AutoTokenizer.from_pretrained(name)
-        # some classes (Qwen2's) add tokens of their own that a small embedding has no row for
-        tokenizer.embedding_rows = config.get_text_config().vocab_size
-        if len(tokenizer) < 2 or not end_ids(tokenizer):  # 1: transformers found no tokenizer
-            raise ValueError("no tokenizer, or one without end token; set eos_token and save it")
-    return tokenizer
-
-
-def known_ids(tokenizer, ids):
-    """The ids, or a UserError for one that the embedding has no row for."""
-    rows = getattr(tokenizer, "embedding_rows", len(tokenizer))
-    if ids and max(ids) >= rows:
-        token = tokenizer.convert_ids_to_tokens(max(ids))
-        raise UserError(
-            f"the token {token!r} (id {max(ids)}) has no place in the embedding of {rows} rows; "
-            "resize the embedding and save the model again"
-        )
-    return ids
-
-
-def end_ids(tokenizer, model=None):
-    """Sorted ids that end a response: of the tokenizer, the chat template, the model's configs."""
-    ids = {tokenizer.eos_token_id, _template_end(tokenizer)}
-    for config in (model.config, getattr(model, "generation_config", None)) if model else ():
-        own = getattr(config, "eos_token_id", None)
-        ids.update(own if isinstance(own, list) else [own])
-    return sorted(ids - {None})
-
-
-def _template_end(tokenizer):
-    """The special token that the chat template writes after an assistant's turn, or None."""
-    template = str(tokenizer.chat_template)
-    if getattr(tokenizer, "template_end", (None,))[0] != template:
-        end = None
-        if tokenizer.chat_template is not None:
-            turn = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "ANSWER"}]
-            _, found, tail = render(tokenizer, turn).rpartition("ANSWER")
-            ids = tokenizer.encode(tail, add_special_tokens=False) if found else []
-            end = next((i for i in ids if i in tokenizer.added_tokens_decoder), None)
-        tokenizer.template_end = template, end
-    return tokenizer.template_end[1]
-
-
-def _template_opening(tokenizer):
-    """What the chat template writes to open an answer, such as "<|im_start|>assistant\n"."""
-    turn = [{"role": "user", "content": "x"}]
-    opened, closed = render(tokenizer, turn, add_generation_prompt=True), render(tokenizer, turn)
-    return opened[len(closed) :] or opened
-
-
-def text_end(tokenizer):
-    """EOS; without one, what the chat template ends a turn with."""
-    return end_ids(tokenizer)[0] if tokenizer.eos_token_id is None else tokenizer.eos_token_id
-
-
-def pad_id(tokenizer):
-    """An id for padding that ends no response; the embedding is never resized for it.
-
-    Masks are made from lengths, so any id would do here; transformers' own reward pooling looks for
-    the last id that is not pad, so a reward folder needs one that ends no response.
-    """
-    rows = min(getattr(tokenizer, "embedding_rows", len(tokenizer)), len(tokenizer))
-    special = tokenizer.added_tokens_decoder
-    spare = [i for i in special if re.search("pad|reserved|unused", str(special[i]).lower())]
-    never = {*end_ids(tokenizer), tokenizer.bos_token_id, None}
-    candidates = (tokenizer.pad_token_id, *spare, *sorted(special), *reversed(range(rows)))
-    return next(i for i in candidates if i not in never and i < rows)
-
-
-def split_prompt(chosen, rejected):
-    """(prompt, chosen, rejected) of two whole dialogues: their longest common prefix is the prompt.
-
-    Message lists are split between messages; strings at the last blank of the common prefix (the
-    layout of Anthropic HH; TRL accepts it too), for tokenizers have pieces such as " word".
-    """
-    n = 0
-    while n < min(len(chosen), len(rejected)) and chosen[n] == rejected[n]:
-        n += 1
-    if isinstance(chosen, str):
-        while n > 0 and not chosen[n - 1].isspace():
-            n -= 1
-        n = max(n - 1, 0)
-    return chosen[:n], chosen[n:], rejected[n:]
-
-
-# text that brings its own roles: a turn of an assistant, or a last line that asks for an answer
-OWN_ROLES = re.compile(r"^\W*assistant\s*:|^\W*(?:response|answer|output)\s*:\s*\Z", re.I | re.M)
-
-
-def has_chat_template(tokenizer):
-    """Of its own: one that ends in PLAIN_TEMPLATE was put there by `render`, in this run or in the
-    run that saved the folder."""
-    return not (tokenizer.chat_template or PLAIN_TEMPLATE).endswith(PLAIN_TEMPLATE)
-
-
-def as_turns(tokenizer, prompt, *answers):
-    """[prompt, answers…], the one rule for text in every stage.
-
-    With a chat template a text is a user's turn, and its answer an assistant's. A text is continued
-    as it stands where the model has no template, or where the text is opened for an answer: by a
-    line "Assistant:", a last line "Response:", "Answer:" or "Output:", or as the template opens it.
-    After messages an answer given as text is an assistant's turn.
-    """
-    if not isinstance(prompt, str):
-        if prompt and isinstance(prompt[0], int):  # token ids
-            return [prompt, *answers]
-        return [prompt, *map(_as_turn, answers)]
-    if not has_chat_template(tokenizer):
-        as_it_stands = "the model has no chat template"
-    elif OWN_ROLES.search(prompt) or prompt.endswith(_template_opening(tokenizer)):
-        as_it_stands = "it is opened for an answer"
-    else:
-        say_once("text       a prompt given as text is a user's turn of the chat template")
-        return [[{"role": "user", "content": prompt}], *map(_as_turn, answers)]
-    say_once(f"text       a prompt given as text is continued as it stands: {as_it_stands}")
-    return [prompt, *answers]
-
-
-def _as_turn(answer):
-    is_text = isinstance(answer, str) and answer
-    return [{"role": "assistant", "content": answer}] if is_text else answer
-
-
-say_once = functools.cache(print)
-
-
-def render(tokenizer, messages, **kwargs):
-    """Messages as text by the chat template (PLAIN_TEMPLATE if there is none)."""
-    if tokenizer.chat_template is None:
-        bos = tokenizer.bos_token_id  # written by the template where it precedes plain text
-        starts = bos is not None and tokenizer("x")["input_ids"][:1] == [bos]
-        tokenizer.chat_template = "{{ bos_token }}" * starts + PLAIN_TEMPLATE
-    try:
-        return tokenizer.apply_chat_template(messages, tokenize=False, **kwargs)
-    except Exception as error:  # jinja's errors have no common base class
-        roles = [message["role"] for message in messages]
-        raise UserError(f"the chat template refuses {roles}: {brief(error)}") from None
-
-
-def encode_prompt(tokenizer, prompt, max_length=math.inf):
-    """Ids of a prompt (text, messages, or ids already), opened for an answer; never empty.
-
-    Text is what `as_turns` makes of it. If longer than max_length, whole turns are dropped (oldest
-    first, not the system message), then tokens from the left; a BOS stays.
-    """
-    (prompt,) = as_turns(tokenizer, prompt)
-    if isinstance(prompt, str):
-        ids = encode_text(tokenizer, prompt)
-    elif prompt and isinstance(prompt[0], int):
-        ids = list(prompt)
-    else:
-        ids, first = _chat_ids(tokenizer, prompt), int(prompt[0]["role"] == "system")
-        last = len(prompt) - 1  # templates want a user's turn first
-        turns = [i for i in range(first + 1, last + 1) if prompt[i]["role"] == "user" or i == last]
-        if len(ids) > max_length and turns:
-
-            def tail(i):
-                return _chat_ids(tokenizer, [*prompt[:first], *prompt[i:]])
-
-            place = bisect_left(turns, True, key=lambda i: len(tail(i)) <= max_length)
-            ids = tail(turns[min(place, len(turns) - 1)])
-    if not ids:
-        bos = tokenizer.bos_token_id
-        ids = [text_end(tokenizer) if bos is None else bos]
-    if len(ids) > max_length:
-        bos = ids[:1] if ids[0] == tokenizer.bos_token_id and max_length > 1 else []
-        ids = bos + ids[len(ids) - (max_length - len(bos)) :]
-    return known_ids(tokenizer, ids)
-
-
-def encode_text(tokenizer, text):
-    """Ids of plain text, its BOS included, without the EOS that some post-processors add."""
-    ids = list(tokenizer(text)["input_ids"])
-    if ids[-1:] == [tokenizer.eos_token_id]:
-        plain = tokenizer.encode(text, add_special_tokens=False)
-        if ids[-1 - len(plain) : -1] == plain:
-            ids.pop()  # it would end the dialogue before the answer
-    return known_ids(tokenizer, ids)
-
-
-def _chat_ids(tokenizer, messages):
-    text = render(tokenizer, messages, add_generation_prompt=True)
-    return tokenizer.encode(text, add_special_tokens=False)  # the template writes its own BOS
-
-
-def encode_pair(tokenizer, prompt, *responses, max_length=math.inf, counts=None):
-    """(prompt_ids, response_ids, …): prompt and responses encoded separately.
-
-    Each response ends in exactly one end id, the template's or else EOS. Longer than max_length
-    together: the prompt is cut from its left to max(max_length − longest response, max_length / 2),
-    then responses from their right, which then have no end id. `counts`: a Counter of the cuts.
-    """
-    prompt, *responses = as_turns(tokenizer, prompt, *responses)
-    prompt_ids = encode_prompt(tokenizer, prompt)
-    ids = [_response_ids(tokenizer, prompt, r) if r else [] for r in responses]
-    longest, counts = max(map(len, ids)), Counter() if counts is None else counts
-    if len(prompt_ids) + longest > max_length:
-        room = max(max_length - longest, max_length // 2)
-        if len(prompt_ids) > room:
-            prompt_ids = encode_prompt(tokenizer, prompt, room)
-            counts["prompts cut"] += 1
-        room = max_length - len(prompt_ids)
-        counts["responses cut"] += sum(len(response) > room for response in ids)
-        ids = [response[:room] for response in ids]
-    return prompt_ids, *ids
-
-
-def _response_ids(tokenizer, prompt, response):
-    text, end = response, text_end(tokenizer)
-    if isinstance(response, list):
-        opened = render(tokenizer, prompt, add_generation_prompt=True)
-        whole = render(tokenizer, [*prompt, *response])
-        text = whole[len(opened) :] if whole.startswith(opened) else response[-1]["content"]
-        written = _template_end(tokenizer)
-        end = end if written is None else written
-    ids = tokenizer.encode(text, add_special_tokens=False)
-    ends = end_ids(tokenizer)
-    cut = next((t for t, i in enumerate(ids) if i in ends), None)  # a newline may follow the end
-    return known_ids(tokenizer, [*ids, end] if cut is None else ids[: cut + 1])
-
-
-# ---- 2. rows and batches ----
+# ---- 1. rows and batches ----
 
 
 class TokenRows:
@@ -382,7 +152,7 @@ class Pairs(Named):
 
     def __init__(self, names):
         self.prompts, self.chosen, self.rejected = TokenRows(), TokenRows(), TokenRows()
-        self.names, self.counts = names, Counter()
+        self.names, self.counts = names, Counts()
         self.shared = False  # True: both answers of a pair pass in one row, after one prompt
 
     def set_columns(self, columns):
@@ -404,40 +174,6 @@ class Pairs(Named):
         """(n,) columns that a forward computes for a pair: the prompt once if shared."""
         answers = self.chosen.lengths() + self.rejected.lengths()
         return self.prompts.lengths() + answers if self.shared else 2 * self.lengths()
-
-
-def check_pair(row):
-    """Raise ValueError unless this is a preference row; fills in a missing "prompt"."""
-    if "chosen" not in row and "rejected" not in row:
-        raise ValueError(
-            f'expected "prompt", "chosen" and "rejected", found {sorted(row)[:6]}; '
-            "docs/faq.md renames them"
-        )
-    check_messages(row.get("chosen"), "chosen")
-    check_messages(row.get("rejected"), "rejected")
-    chosen = row["chosen"]
-    if isinstance(chosen, list) and chosen[1:] and row.get("prompt") == chosen[0]["content"]:
-        row["prompt"] = None  # UltraFeedback: whole dialogues, and their first message once more
-    if row.get("prompt") is None:
-        if isinstance(row["chosen"], str) != isinstance(row["rejected"], str):
-            raise ValueError('"chosen" and "rejected" must both be text or both be message lists')
-        row["prompt"], row["chosen"], row["rejected"] = split_prompt(row["chosen"], row["rejected"])
-        if row["chosen"] == row["rejected"]:
-            return  # equal dialogues: a pair to be dropped, not an error
-        if not row["prompt"]:
-            raise ValueError('no "prompt", and "chosen" and "rejected" share no beginning')
-    check_prompt(row)
-    check_response(row, "chosen")
-    check_response(row, "rejected")
-    tie = row.get("tie") or False
-    if not isinstance(tie, bool):
-        raise ValueError(f'"tie" is {tie!r}; expected true or false')
-    for key in ("strength", "margin"):
-        value = 0 if row.get(key) is None else row[key]
-        if type(value) not in (int, float) or not abs(value) < 1e30:  # JSON reads 1e999 as inf
-            raise ValueError(f'"{key}" is {value!r}; expected a number')
-    if tie and row.get("strength"):
-        raise ValueError(f'"tie" is true and "strength" is {row["strength"]}; a tie has strength 0')
 
 
 def read_rows(path, check, flag):
@@ -464,31 +200,24 @@ def load_pairs(
         of_eval, before = number >= len(files), Counter(counts)
         flag = "--eval-pairs" if of_eval else "--pairs"
         for line, row in read_rows(name, check, flag):
+            counts.place = f"{name}:{line}"
             counts["rows"] += 1
             tie = bool(row.get("tie"))
-            if row["chosen"] == row["rejected"] or (tie and not keep_ties):
-                counts["dropped: tie" if tie else "dropped: chosen = rejected"] += 1
+            drop = "tie" if tie and not keep_ties else row.get("drop")
+            if drop:
+                counts[f"dropped: {drop}"] += 1
                 continue
-            prompt = as_turns(tokenizer, prompt_of(row))[0]
-            if isinstance(prompt, str):  # "…two audits.Skills"
-                seam = prompt[-1:] + (row["chosen"] or row["rejected"])[:1]
-                counts["no space between prompt and answer"] += seam == seam.strip()
             held = of_eval if eval_files else held_out(row["prompt"], eval_fraction)
             values = [math.nan if row.get(k) is None else row[k] for k in ("strength", "margin")]
+            rows = (row, *(copies(row) if copies and not of_eval else ()))
             try:
                 encoded = [
-                    encode_pair(
-                        tokenizer, prompt_of(each), each["chosen"], each["rejected"],
-                        max_length=max_length, counts=counts,
-                    )
-                    for each in (row, *(copies(row) if copies and not of_eval else ()))
-                ]  # fmt: skip
+                    _encode_row(tokenizer, prompt_of(each), each, max_length, counts)
+                    for each in rows
+                ]
             except UserError as error:
                 raise UserError(f"{flag} {name}:{line}: {error}") from None
-            for ids in encoded:
-                if ids[1] == ids[2]:
-                    counts["dropped: equal after cutting"] += 1
-                    continue
+            for ids in filter(None, encoded):
                 for key, row_ids in zip(("prompts", "chosen", "rejected"), ids):
                     getattr(pairs, key).append(row_ids)
                 columns.append((*values, tie, held, number, line))
@@ -502,6 +231,37 @@ def load_pairs(
     return pairs
 
 
+def _encode_row(tokenizer, prompt, row, max_length, counts):
+    """(prompt, chosen, rejected) ids of a preference row; None if the answers' are equal."""
+    tools = count_unread(tokenizer, prompt, row, counts)
+    if isinstance(as_turns(tokenizer, prompt)[0], str):  # "…two audits.Skills"
+        seam = prompt[-1:] + (row["chosen"] or row["rejected"] or "")[:1]
+        counts["no space between prompt and answer"] += seam == seam.strip()
+    cut, answers = counts["responses cut"], (row["chosen"], row["rejected"])
+    ids = encode_pair(
+        tokenizer, prompt, *answers, max_length=max_length, counts=counts, tools=tools
+    )
+    if ids[1] != ids[2]:
+        return ids
+    how = "after cutting" if counts["responses cut"] > cut else "as the model reads them"
+    counts[f"dropped: equal {how}"] += 1
+    return None
+
+
+def count_unread(tokenizer, prompt, row, counts):
+    """Count the columns of a row that belong to its prompt and are not read; returns its "tools",
+    or None if the template does not show them."""
+    tools, messages = row.get("tools"), as_turns(tokenizer, prompt)[0]
+    if tools and isinstance(messages, str):
+        tools = None
+    if tools and render(tokenizer, messages, tools) == render(tokenizer, messages):
+        tools = None
+    for key in PROMPT_COLUMNS:
+        if row.get(key) and not (key == "tools" and tools):
+            counts[f"not used: column {key}"] += 1
+    return tools
+
+
 def batch_rows(pairs, indices, pad_id):
     """(input_ids, attention_mask, response_mask), each (2b, T): b chosen rows, then b rejected."""
     prompts = [pairs.prompts[i] for i in indices]
@@ -509,7 +269,7 @@ def batch_rows(pairs, indices, pad_id):
     return pad_rows(prompts + prompts, answers, pad_id)
 
 
-# ---- 3. models ----
+# ---- 2. models ----
 
 
 def check_folder(name, flag):
@@ -558,6 +318,20 @@ def load_config(name, flag="--model"):
         check_folder(base, "its base model")
         config = AutoConfig.from_pretrained(base)
     return config, base, adapter
+
+
+def load_tokenizer(name, flag="--model"):
+    """The tokenizer of a model folder or hub id."""
+    config, _, _ = load_config(name, flag)
+    with opening(name, flag):
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(name)
+        # some classes (Qwen2's) add tokens of their own that a small embedding has no row for
+        tokenizer.embedding_rows = config.get_text_config().vocab_size
+        if len(tokenizer) < 2 or not end_ids(tokenizer):  # 1: transformers found no tokenizer
+            raise ValueError("no tokenizer, or one without end token; set eos_token and save it")
+    return tokenizer
 
 
 def max_positions(config):
@@ -705,7 +479,7 @@ def save_model(model, tokenizer, folder, dtype=torch.float32):
             os.replace(file, target)
 
 
-# ---- 4. scoring answers ----
+# ---- 3. scoring answers ----
 
 
 @as_forward
@@ -764,7 +538,7 @@ def reward_scale(config, raw=False):
     return getattr(config, "reward_mean", 0.0), getattr(config, "reward_std", 1.0)
 
 
-# ---- 5. log-probs ----
+# ---- 4. log-probs ----
 
 
 def hidden_states(model, input_ids, attention_mask, position_ids=None, cache=None):
@@ -927,7 +701,7 @@ def at_least_fp32(x):
     return x if x.dtype == torch.float64 else x.float()
 
 
-# ---- 6. sampling ----
+# ---- 5. sampling ----
 
 
 @dataclass
@@ -996,7 +770,7 @@ def sample(
     answers = [drawn[i] for i in mine]
     answers = answers if alone else gather(answers, mine)
     responses, logps, finished = map(list, zip(*answers)) if answers else ([], [], [])
-    texts = tokenizer.batch_decode(responses, skip_special_tokens=True) if answers else []
+    texts = answer_texts(tokenizer, [ids[i // n] for i in range(N)], responses)
     return Rollout([ids[i // n] for i in range(N)], responses, logps, finished, texts)
 
 

@@ -40,6 +40,7 @@ import watch
 from checks.instructions import visible
 from grpo_rubric import SCALES, group_advantages, token_losses
 from parts import parallel, rollouts, runs
+from parts.dialogue import continued_ids
 from parts.files import UserError, command, load_function, number, where_raised, write_jsonl
 from parts.guard import Guard, weights_to_write, write_summary
 from parts.means import mean
@@ -339,12 +340,9 @@ def next_prompt(tokenizer, t, history="all"):
     the prompt is encoded anew, and the turn becomes a sample of its own.
     """
     if history == "all" and t.samples:
-        answered = common.render(tokenizer, t.messages[:-2], add_generation_prompt=True)
-        answered += t.texts()[-1]
-        whole = common.render(tokenizer, t.messages, add_generation_prompt=True)
-        if whole.startswith(answered):
-            ids = t.samples[-1]["ids"]
-            new = tokenizer.encode(whole[len(answered) :], add_special_tokens=False)
+        ids = t.samples[-1]["ids"]
+        new = continued_ids(tokenizer, t.messages[:-2], t.messages[-2:])
+        if new is not None:
             return ids + new[ids[-1] == new[0] :]  # the end of turn stands there once
     return common.encode_prompt(tokenizer, shown_messages(t.messages, history))
 

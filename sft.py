@@ -31,6 +31,7 @@ from parts import identities, prompting, runs
 from parts.dialogue import encode_conversation, encode_text, text_end
 from parts.files import Counts, UserError, command, number, told
 from parts.parallel import all_sum
+from parts.rows import check_messages
 
 # learning rates for models below 100 M parameters (made the bundled base; not swept otherwise),
 # larger ones, and LoRA
@@ -94,7 +95,7 @@ def parse_args(argv=None):
 def check_row(row):
     """One of four forms: {"prompt", "completion"}, {"messages"}, {"text"}, or a preference pair."""
     if "messages" in row:
-        common.check_messages(row["messages"], "messages")
+        check_messages(row["messages"], "messages")
         roles = [m["role"] for m in row["messages"]] if isinstance(row["messages"], list) else []
         if "assistant" not in roles:
             raise ValueError('"messages" holds no assistant turn, so there is nothing to train on')

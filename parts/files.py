@@ -11,6 +11,7 @@ import sys
 import tempfile
 import traceback
 from argparse import ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter
+from collections import Counter
 from difflib import get_close_matches
 from functools import partial
 from operator import index
@@ -57,9 +58,29 @@ def brief(error):
     return " ".join(str(error).split())[:200] or type(error).__name__
 
 
+# what is done to a row and may surprise: said with the first place where it was done
+SURPRISES = "answers", "thoughts", "not used", "dropped: the dialogues", "turns"
+
+
+class Counts(Counter):
+    """Counts of rows; `places` has where each began: `place` is "FILE:LINE" of the row being read."""
+
+    def __init__(self):
+        super().__init__()
+        self.place, self.places = None, {}
+
+    def __setitem__(self, key, n):
+        super().__setitem__(key, n)
+        if n:
+            self.places.setdefault(key, self.place)
+
+
 def told(counts):
     """Counts as words, for the screen: "rows 200, dropped: tie 31"."""
-    return ", ".join(f"{key} {n}" for key, n in counts.items() if n) or "the file is empty"
+    places = {k: v for k, v in getattr(counts, "places", {}).items() if k.startswith(SURPRISES)}
+    first = {key: f" (first {place})" for key, place in places.items() if place}
+    words = (f"{key} {n}{first.get(key, '')}" for key, n in counts.items() if n)
+    return ", ".join(words) or "the file is empty"
 
 
 # fmt: off

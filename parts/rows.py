@@ -1,6 +1,14 @@
 """parts/rows.py: what a row of a file must hold, as prompt, answer or dialogue; no torch."""
 
+import re
+
 ROLES = ("system", "developer", "user", "assistant", "tool")
+# columns of known layouts that belong to a prompt; "tools" is rendered, the others are not read
+PROMPT_COLUMNS = """
+    system system_prompt tools input question instruction context history documents images image
+""".split()
+ANSWER_LINE = re.compile(r"^[ \t]*(?:assistant|response|answer|output|bot|model)\s*:", re.I | re.M)
+USER_LINE = re.compile(r"^[ \t]*(?:human|user)\s*:", re.I | re.M)
 
 
 def check_messages(value, key):
@@ -16,6 +24,8 @@ def check_messages(value, key):
         )
     for message in value:
         message = message if isinstance(message, dict) else {}
+        if message.get("tool_calls") and message.get("content") is None:
+            message["content"] = ""  # a call without words
         if message.get("role") not in ROLES or not isinstance(message.get("content"), str):
             roles = ", ".join(ROLES)
             raise ValueError(
@@ -53,6 +63,77 @@ def check_response(row, key):
         raise ValueError(f'"{key}" is empty; fill it in or delete the line')
     if isinstance(row[key], str) != isinstance(row["prompt"], str):
         raise ValueError(f'"prompt" and "{key}" must both be text or both be message lists')
+
+
+def split_prompt(chosen, rejected):
+    """(prompt, chosen, rejected) of two whole dialogues, message lists or texts.
+
+    The prompt of message lists is their common beginning. Of texts (the layout of Anthropic HH) it
+    ends behind the last "Assistant:" that both share, so that every pair of a question has the same
+    prompt; without such a line, at the last blank that both share.
+    """
+    parts = (i for i, (a, b) in enumerate(zip(chosen, rejected)) if a != b)
+    n = next(parts, min(len(chosen), len(rejected)))
+    if isinstance(chosen, str):
+        opened = [match.end() for match in ANSWER_LINE.finditer(chosen, 0, n)]
+        blanks = (i for i in range(n - 1, 0, -1) if chosen[i].isspace())
+        n = opened[-1] if opened else next(blanks, 0)
+    return chosen[:n], chosen[n:], rejected[n:]
+
+
+def check_pair(row):
+    """Raise ValueError unless this is a preference row; fills in a missing "prompt".
+
+    A row that cannot be a pair, though it is well formed, gets a "drop", the reason.
+    """
+    if "chosen" not in row and "rejected" not in row:
+        raise ValueError(
+            f'expected "prompt", "chosen" and "rejected", found {sorted(row)[:6]}; '
+            "docs/faq.md renames them"
+        )
+    check_messages(row.get("chosen"), "chosen")
+    check_messages(row.get("rejected"), "rejected")
+    chosen = row["chosen"]
+    if isinstance(chosen, list) and chosen[1:] and row.get("prompt") == chosen[0]["content"]:
+        row["prompt"] = None  # UltraFeedback: whole dialogues, and their first message once more
+    if row.get("prompt") is None:
+        _split_dialogues(row)
+    else:
+        check_prompt(row)
+        check_response(row, "chosen")
+        check_response(row, "rejected")
+    tie = row.get("tie") or False
+    if not isinstance(tie, bool):
+        raise ValueError(f'"tie" is {tie!r}; expected true or false')
+    for key in ("strength", "margin"):
+        value = 0 if row.get(key) is None else row[key]
+        if type(value) not in (int, float) or not abs(value) < 1e30:  # JSON reads 1e999 as inf
+            raise ValueError(f'"{key}" is {value!r}; expected a number')
+    if tie and row.get("strength"):
+        raise ValueError(f'"tie" is true and "strength" is {row["strength"]}; a tie has strength 0')
+    if row["chosen"] == row["rejected"]:
+        row["drop"] = "chosen = rejected"
+
+
+def _split_dialogues(row):
+    """Fill in the prompt of a row whose "chosen" and "rejected" are whole dialogues."""
+    columns = [key for key in ("question", "instruction", "input") if row.get(key)]
+    if columns:
+        raise ValueError(f'no "prompt", but a column "{columns[0]}"; rename it (docs/faq.md)')
+    if isinstance(row["chosen"], str) != isinstance(row["rejected"], str):
+        raise ValueError('"chosen" and "rejected" must both be text or both be message lists')
+    row["prompt"], *answers = split_prompt(row["chosen"], row["rejected"])
+    row["chosen"], row["rejected"] = answers
+    if answers[0] == answers[1]:
+        return  # equal dialogues: a pair to be dropped, not an error
+    if not row["prompt"]:
+        raise ValueError('no "prompt", and "chosen" and "rejected" share no beginning')
+    if isinstance(row["prompt"], str):
+        early = any(map(USER_LINE.search, answers))
+    else:
+        early = any([message["role"] for message in turns] != ["assistant"] for turns in answers)
+    if early:
+        row["drop"] = "the dialogues part before their last turn"
 
 
 def check_thumb(row):

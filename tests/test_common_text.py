@@ -12,7 +12,7 @@ import torch
 
 import common
 from common import UserError
-from parts import files, identities, prompting
+from parts import files, identities, prompting, rows
 from tiny import CHATML, TEMPLATE, pair_rows, table, tiny_model, tiny_tokenizer, write_rows
 
 
@@ -110,7 +110,7 @@ def test_prompt_and_answer_are_encoded_apart(plain):
 @pytest.mark.parametrize("max_length", [math.inf, 12])
 def test_exactly_one_bos(template, max_length):
     """Template and post-processor each write one; Qwen's knows one and writes none. An EOS that is
-    appended (T5's) would end the dialogue before the answer, and goes; a user's own stays."""
+    appended (T5's) would end the dialogue before the answer, and goes."""
     tokenizer = tiny_tokenizer(bos="<s>", template=template and TEMPLATE)
     for prompt in ("Assess", USER):
         assert tokenizer.bos_token_id not in common.encode_prompt(tokenizer, prompt)
@@ -126,7 +126,7 @@ def test_exactly_one_bos(template, max_length):
     bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
     assert tokenizer("Assess")["input_ids"] == [bos, *plain, eos]
     assert common.encode_prompt(tokenizer, "Assess") == [bos, *plain]
-    assert common.encode_prompt(tokenizer, "Assess<|end|>") == [bos, *plain, eos]
+    assert common.encode_prompt(tokenizer, "<s>Assess") == [bos, *plain], "its own is that one"
     assert common.encode_pair(tokenizer, "Assess", "Assess")[1] == [*plain, eos]
 
 
@@ -197,11 +197,13 @@ def test_each_answer_ends_in_exactly_one_end_id():
             assert not set(ids[:-1]) & set(common.end_ids(tokenizer))
             text = tokenizer.decode(ids, skip_special_tokens=True).strip().lower()
             assert text == "the first one."
-        tokenizer = tiny_tokenizer(template=None)
-        hold = common.encode_pair(tokenizer, "Assess", "hold.")[1]
-        for more in ("<|end|>", "<|end|> and more<|end|>"):  # what follows the end is not trained
-            assert common.encode_pair(tokenizer, "Assess", f"hold.{more}")[1] == hold
-        assert common.encode_pair(tokenizer, "Assess", "<|end|>")[1] == [tokenizer.eos_token_id]
+        for prompt, empty in (("Assess", ""), (USER, ""), (USER, said(""))):
+            none = common.encode_pair(tokenizer, prompt, empty, None)[1:]
+            assert (tokenizer.decode(none[0][:-1]).strip(), none[0][-1], none[1]) == (
+                "",
+                ids[-1],
+                [],
+            )
 
 
 def test_end_ids(tmp_path):
@@ -319,7 +321,7 @@ def test_split_prompt(prompt, chosen, rejected):
     """The longest common beginning, back to a white space: not within "Yes" and "Yesterday"."""
     whole = [prompt + chosen, prompt + rejected]
     before = json.dumps(whole)
-    assert common.split_prompt(*whole) == (prompt, chosen, rejected)
+    assert rows.split_prompt(*whole) == (prompt, chosen, rejected)
     assert json.dumps(whole) == before
 
 

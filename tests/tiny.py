@@ -74,16 +74,17 @@ def tiny_tokenizer(
     add_eos=False,
     reserved=True,
     vocab_size=300,
+    more=(),
 ):
     """Byte-level BPE of about 300 entries on SENTENCES: no text has an unknown token.
 
     pad, eos, bos: the token's text, or None for a tokenizer without one; pad=eos makes pad == EOS
     add_bos, add_eos: the post-processor writes them around every text, as Llama's or T5's does
-    reserved: False leaves out the unused token `<|reserved|>`
+    reserved: False leaves out the unused token `<|reserved|>`; more: further special tokens
     """
     specials = [token for token in SPECIALS if reserved or token != "<|reserved|>"]
     used = [token for token in ("<|end|>", pad, eos, bos) if token is not None]
-    specials = [*dict.fromkeys([*specials, *used])]
+    specials = [*dict.fromkeys([*specials, *used, *more])]
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()

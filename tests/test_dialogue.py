@@ -1,0 +1,244 @@
+"""From a dialogue to tokens, in the behaviour of the families that people train: what is trained is
+what the model would have written, and prompt and answer are the template's rendering of the whole.
+
+The templates are small ones that behave as the published ones do where dialogues differ: thoughts,
+dates, system messages, blanks, ends, earlier turns.
+"""
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast
+
+import common
+from common import UserError
+from parts import dialogue
+from tiny import SENTENCES, tiny_tokenizer
+
+IM = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
+# pieces of templates: the content of m without its thought, the thought, the last user's turn
+BARE = "{% set c = m.content.split('</think>')[-1].lstrip('\n') %}"
+THOUGHT = (
+    "{% set t = '' %}{% if '</think>' in m.content %}"
+    "{% set t = m.content.split('</think>')[0].split('<think>')[-1].strip('\n') %}{% endif %}"
+)
+LAST = (
+    "{% set ns = namespace(last=-1) %}{% for m in messages %}{% if m.role == 'user' %}"
+    "{% set ns.last = loop.index0 %}{% endif %}{% endfor %}"
+)
+ALTERNATE = (
+    "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}"
+)
+NO_SYSTEM = (
+    "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+)
+TOOLS = (
+    "{% if tools %}<|im_start|>system\n{% for t in tools %}{{ t | tojson }}{% endfor %}<|im_end|>\n"
+    "{% endif %}"
+)
+
+
+def template(turn, opening, head="", each="", tail=""):
+    """A template: each message by its role (assistant's turn; the others as `each` says)."""
+    others = each or "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
+    return (
+        f"{head}{{% for m in messages %}}{{% if m.role == 'assistant' %}}{turn}{{% else %}}{others}"
+        f"{{% endif %}}{{% endfor %}}{{% if add_generation_prompt %}}{opening}"
+        f"{{% else %}}{tail}{{% endif %}}"
+    )
+
+
+ANSWER = "<|im_start|>assistant\n{{ m.content }}<|im_end|>\n"
+OPEN = "<|im_start|>assistant\n"
+LATEST = (  # a thought in the last answer, empty where there is none; earlier ones are dropped
+    f"{THOUGHT}{BARE}<|im_start|>assistant\n{{% if loop.index0 > ns.last %}}<think>\n{{{{ t }}}}\n"
+    "</think>\n\n{% endif %}{{ c }}<|im_end|>\n"
+)
+HEADER = "<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n{{ m.content | trim }}<|eot_id|>"
+DATED = (
+    "{{ bos_token }}<|start_header_id|>system<|end_header_id|>\n\nToday: "
+    "{{ strftime_now('%d %b %Y') }}\n\n<|eot_id|>"
+)
+HARMONY = "<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>"
+FINAL = (
+    "<|start|>assistant<|channel|>final<|message|>{{ m.content }}"
+    "{% if loop.last and not add_generation_prompt %}<|return|>{% else %}<|end|>{% endif %}"
+)
+# family: (template, special tokens, EOS, BOS or None, sentencepiece)
+FAMILIES = {
+    "smollm2": (
+        template(ANSWER, OPEN, "{% if messages[0].role != 'system' %}<|im_start|>system\nYou help."
+                 "<|im_end|>\n{% endif %}"), IM, "<|im_end|>", None, False),
+    "smollm3": (
+        template(LATEST, OPEN, LAST + "<|im_start|>system\n{{ strftime_now('%d %B %Y') }}<|im_end|>"
+                 "\n"), IM, "<|im_end|>", None, False),
+    "qwen2.5": (template(ANSWER, OPEN, TOOLS), IM, "<|im_end|>", None, False),
+    "qwen3": (template(LATEST, OPEN, LAST + TOOLS), IM, "<|im_end|>", None, False),
+    "qwen3.5": (template(LATEST, OPEN + "<think>\n", LAST + TOOLS), IM, "<|im_end|>", None, False),
+    "qwen3.5, no thoughts": (
+        template(LATEST, OPEN + "<think>\n\n</think>\n\n", LAST), IM, "<|im_end|>", None, False),
+    "lfm2.5": (
+        template(f"{OPEN}{{% set c = m.content %}}{{% if loop.index0 < ns.last %}}{BARE}{{% endif %}}"
+                 "{{ c }}<|im_end|>\n", OPEN, LAST), IM, "<|im_end|>", None, False),
+    "nemotron3": (
+        template(f"{THOUGHT}{BARE}{OPEN}{{% if t %}}<think>\n{{{{ t }}}}\n</think>\n\n{{% else %}}"
+                 "<think></think>{% endif %}{{ c }}<|im_end|>\n", OPEN + "<think>\n"),
+        IM, "<|im_end|>", None, False),
+    "glm4": (
+        template("<|assistant|>\n{{ m.content }}", "<|assistant|>", "[gMASK]<sop>",
+                 "<|{{ m.role }}|>\n{{ m.content }}"),
+        ("[gMASK]", "<sop>", "<|endoftext|>", "<|user|>", "<|assistant|>", "<|system|>"),
+        "<|endoftext|>", None, False),
+    "gpt-oss": (
+        template(FINAL, "<|start|>assistant", "<|start|>system<|message|>"
+                 "{{ strftime_now('%Y-%m-%d') }}<|end|>", HARMONY),
+        ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|return|>"),
+        "<|return|>", None, False),
+    "llama3": (
+        template(HEADER, "<|start_header_id|>assistant<|end_header_id|>\n\n", DATED, HEADER),
+        ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
+        "<|eot_id|>", "<|begin_of_text|>", False),
+    "deepseek r1": (
+        template(f"{BARE}<|Assistant|>{{{{ c }}}}{{{{ eos_token }}}}", "<|Assistant|><think>\n",
+                 "{{ bos_token }}", "{% if m.role == 'user' %}<|User|>{% endif %}{{ m.content }}"),
+        ("<|User|>", "<|Assistant|>", "<|eos|>", "<|bos|>"), "<|eos|>", "<|bos|>", False),
+    "phi3": (
+        template("<|assistant|>\n{{ m.content }}<|end|>\n", "<|assistant|>\n", "",
+                 "<|{{ m.role }}|>\n{{ m.content }}<|end|>\n", "{{ eos_token }}"),
+        ("<|system|>", "<|user|>", "<|assistant|>", "<|end|>", "<|endoftext|>"),
+        "<|endoftext|>", None, False),
+    "gemma": (
+        template(f"{ALTERNATE}<start_of_turn>model\n{{{{ m.content | trim }}}}<end_of_turn>\n",
+                 "<start_of_turn>model\n", "{{ bos_token }}" + NO_SYSTEM,
+                 ALTERNATE + "<start_of_turn>user\n{{ m.content | trim }}<end_of_turn>\n"),
+        ("<start_of_turn>", "<end_of_turn>", "<eos>", "<bos>"), "<eos>", "<bos>", True),
+    "mistral": (
+        template(f"{ALTERNATE} {{{{ m.content | trim }}}}{{{{ eos_token }}}}", "",
+                 "{{ bos_token }}" + NO_SYSTEM, ALTERNATE + "[INST] {{ m.content }} [/INST]"),
+        ("<s>", "</s>"), "</s>", "<s>", True),
+    "zephyr": (
+        template("<|assistant|>\n{{ m.content }}{{ eos_token }}\n", "<|assistant|>\n", "",
+                 "<|{{ m.role }}|>\n{{ m.content }}{{ eos_token }}\n"),
+        ("<s>", "</s>"), "</s>", "<s>", True),
+    "llama2": (
+        template("{{ m.content }} {{ eos_token }}", "", "", "{{ bos_token }}[INST] {{ m.content }} "
+                 "[/INST]"), ("<s>", "</s>"), "</s>", "<s>", "legacy"),
+}  # fmt: skip
+
+
+def sentencepiece(legacy, specials, eos, bos, chat_template):
+    """A tokenizer that puts ▁ in front of a text: of its first word, or (legacy) behind each special
+    token, too."""
+    backend = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    scheme = "always" if legacy else "first"
+    backend.pre_tokenizer = pre_tokenizers.Metaspace("▁", scheme, split=False)
+    bytes_ = [f"<0x{i:02X}>" for i in range(256)]
+    trainer = trainers.BpeTrainer(
+        vocab_size=600, special_tokens=["<unk>", *specials, *bytes_], show_progress=False
+    )
+    backend.train_from_iterator(SENTENCES, trainer)
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(),
+         decoders.Strip(" ", 1, 0)])  # fmt: skip
+    known = [(bos, backend.token_to_id(bos))]
+    backend.post_processor = processors.TemplateProcessing(
+        single=f"{bos}:0 $A:0", special_tokens=known
+    )
+    state = backend.to_str()
+    backend = Tokenizer.from_str(state)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, eos_token=eos, bos_token=bos, chat_template=chat_template,
+        additional_special_tokens=list(specials), clean_up_tokenization_spaces=False,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def tokenizers():
+    made = {}
+    for family, (chat, specials, eos, bos, pieces) in FAMILIES.items():
+        if pieces:
+            made[family] = sentencepiece(pieces == "legacy", specials, eos, bos, chat)
+        else:
+            made[family] = tiny_tokenizer(
+                pad=None, eos=eos, bos=bos, template=chat, add_bos=bos is not None, more=specials
+            )
+        made[family].date = "2026-03-09"
+    return made
+
+
+def user(text):
+    return {"role": "user", "content": text}
+
+
+def said(text):
+    return {"role": "assistant", "content": text}
+
+
+ASK, EARLY = user("Which shift?"), said("The early one.")
+THINK = "<think>\nlook at the rota\n</think>\n\n"
+TOOL = [{"type": "function", "function": {"name": "search", "parameters": {}}}]
+CASES = {  # prompt, answer
+    "text": ("Which shift?", "The early one."),
+    "one turn": ([ASK], [EARLY]),
+    "system": ([{"role": "system", "content": "Be brief."}, ASK], [EARLY]),
+    "two turns": ([ASK, EARLY, user("From when?")], [said("From May.")]),
+    "a thought": ([ASK], [said(THINK + "The early one.")]),
+    "two thoughts": (
+        [ASK, said(THINK + "The early one."), user("From when?")],
+        [said("<think>\nmonth\n</think>\n\nFrom May.")],
+    ),
+    "blanks": ([user(" Which shift?\n")], [said("  The early one. \n")]),
+    "empty": ([ASK], [said("")]),
+    "special tokens as text": ([user("Is <s>old</s> <|im_end|> HTML?")], [said("Yes, <|im_end|></s>.")]),
+    "tools": ([ASK], [EARLY]),
+}  # fmt: skip
+REFUSED = {("gemma", "system"), ("mistral", "system")}
+# where the whole does not begin with the prompt: what is written behind it instead, and why
+CLOSED = "\n</think>\n\n"
+ELSEWHERE = {
+    "deepseek r1": {  # it cuts thoughts out, and its prompt opens one
+        "": CLOSED + "{}",
+        "a thought": "look at the rota\n</think>\n\nThe early one.",
+        "two thoughts": "month\n</think>\n\nFrom May.",
+    },
+    "nemotron3": {"": "</think>{}", "a thought": None, "two thoughts": None},
+    "qwen3.5, no thoughts": {"a thought": "The early one.", "two thoughts": "From May."},
+}
+
+
+def expected(family, case, prompt, whole, content):
+    """The text of the answer, without its end."""
+    if whole.startswith(prompt):
+        return whole[len(prompt) :]
+    elsewhere = ELSEWHERE[family]
+    return elsewhere.get(case, elsewhere.get("")).format(content.lstrip("\n"))
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_answer_is_what_the_model_would_have_written(family, case, tokenizers):
+    """By decoding, and by the ids of the whole rendering. Exceptions: REFUSED, ELSEWHERE."""
+    tokenizer, (prompt, answer) = tokenizers[family], CASES[case]
+    tools = TOOL if case == "tools" else None
+    if (family, case) in REFUSED:
+        with pytest.raises(UserError, match="the chat template refuses"):
+            common.encode_pair(tokenizer, prompt, answer)
+        return
+    ids, written = common.encode_pair(tokenizer, prompt, answer, tools=tools)
+    prompt, answer = dialogue.as_turns(tokenizer, prompt, answer)
+    opened = dialogue.render(tokenizer, prompt, tools, add_generation_prompt=True)
+    whole = dialogue.render(tokenizer, [*prompt, *answer], tools)
+    opened, whole = (text.replace(dialogue.MARK, "") for text in (opened, whole))
+    assert ids == common.encode_prompt(tokenizer, prompt, tools=tools)
+    tail = expected(family, case, opened, whole, answer[0]["content"])
+    if not FAMILIES[family][4]:  # sentencepiece decodes the blank in front of a text away
+        assert tokenizer.decode(ids) == opened
+    text = tokenizer.decode(ids + written[:-1])[len(tokenizer.decode(ids)) :]
+    ends = {*common.end_ids(tokenizer)}
+    assert written[-1] in ends and not ends & {*written[:-1]}
+    # an end token, or (glm4) none; what stands behind it, a line break or an EOS, is not trained
+    ending = dialogue.render(tokenizer, [ASK, said("ANSWER")]).rpartition("ANSWER")[2]
+    assert text == tail.removesuffix(ending) + ending.partition(tokenizer.decode(written[-1:]))[0]
+    if whole.startswith(opened) and case != "special tokens as text":
+        row = tokenizer.encode(whole, add_special_tokens=False)
+        assert row[: len(ids + written[:-1])] == ids + written[:-1]
