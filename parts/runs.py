@@ -252,7 +252,7 @@ class Run:
         trained = sum(w.numel() for w in self.weights) / 1e6
         where = f"lr {lr:g}, on {self.device} in {self.dtype}, {args.micro_tokens} tokens at once"
         print(f"model      {trained:.2f} M of {total:.2f} M weights are trained, {where}")
-        self.sampled_weights = self._sample_weights()
+        self.sampled_weights = [] if args.save_dtype == "fp32" else self._sample_weights()
         if args.resume:
             self._load_checkpoint()
 
@@ -401,11 +401,12 @@ class Run:
         stale += [out / name for name in RUN_FILES[1:] if args.overwrite]
         for folder in (out, out / "checkpoint"):
             stale += folder.glob(".writing-*")  # left by a kill
+        self._check_disk(stale)
         for path in stale:
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-        (out / "checkpoint").mkdir(parents=True, exist_ok=True)
-        self._check_disk()
+        out.mkdir(parents=True, exist_ok=True)
         write_json(out / "args.json", self.record)
+        (out / "checkpoint").mkdir(exist_ok=True)
         for name in LOGS:
             if (out / name).is_file():
                 write_jsonl(out / name, self.rows(name))
@@ -438,19 +439,31 @@ class Run:
         for old in sorted((self.out / "checkpoint").glob("step-*"))[:-most]:
             old.unlink()
 
-    def _check_disk(self):
-        """Say what the run will write; UserError if the disk is too small for it."""
-        model = 4 * sum(w.numel() for w in self.model.parameters())
+    def _check_disk(self, stale):
+        """Say what the run will write; UserError if the disk is too small for it. Nothing is
+        written yet: what is there counts as free if the run will replace it (`stale`, checkpoints).
+        """
+        args, out = self.args, self.out.absolute()
+        model = sum(w.numel() for w in self.model.parameters()) * DTYPES[args.save_dtype].itemsize
         checkpoint = 12 * sum(w.numel() for w in self.weights)  # weights and Adam's two moments
-        free = shutil.disk_usage(self.out).free
-        gb = [f"{size / 1e9:.1f} GB" for size in (checkpoint, model, free)]
-        words = (
-            "disk       {} a checkpoint, two during the run and one after it; the model {}; free {}"
-        )
+        if getattr(args, "restore", None) == "best":  # RL: those of the best validation, too
+            checkpoint += 4 * sum(w.numel() for w in trained_weights(self.model).values())
+        old = [*(out / "checkpoint").glob("step-*")] if args.resume else []
+        n = len(old) + math.ceil((self.planned - self.step) / args.save_every)
+        # a third one while the oldest is still there; the model beside two
+        needed = max(min(3, n) * checkpoint, min(2, n) * checkpoint + model)
+        place = next(folder for folder in (out, *out.parents) if folder.is_dir())
+        files_of = (file for path in (*stale, *old) for file in (path, *path.rglob("*")))
+        free = shutil.disk_usage(place).free
+        free += sum(file.stat().st_size for file in files_of if file.is_file())
+        gb = [f"{size / 1e9:.1f} GB" for size in (checkpoint, model, needed, free)]
         if checkpoint > 1e8:
-            print(words.format(*gb))
-        if 3 * checkpoint + model > free:  # a third one while the oldest is still there
-            raise UserError(f"--out {self.out}: the disk is too small for this run ({gb[2]} free)")
+            each = f"{gb[0]} a checkpoint, two during the run and one after it; the model {gb[1]}"
+            print(f"disk       {each}; free {gb[3]}")
+        if needed > free:
+            raise UserError(
+                f"--out {self.out}: the disk is too small: this run needs {gb[2]}, {gb[3]} are free"
+            )
 
     def _load_checkpoint(self):
         found = sorted((self.out / "checkpoint").glob("step-*"))
@@ -500,14 +513,18 @@ class Run:
     @torch.no_grad()
     def _sample_weights(self):
         """At most 4096 weights of each tensor that the saved model holds, adapters merged, fp32."""
-        layers = dict(lora_layers(self.model))
-        tensors = [
-            merged_weight(m, m.lora_A.weight, m.lora_B.weight, SCALE) for m in layers.values()
-        ]
-        if not layers:
-            tensors = [whole(w) for w in trained_weights(self.model).values()]
-        tensors = [tensor.flatten() for tensor in tensors]
-        return [t[:: max(1, len(t) // 4096)].float().cpu().clone() for t in tensors]
+
+        def some(tensor):
+            return tensor.flatten()[:: max(1, tensor.numel() // 4096)].float().cpu().clone()
+
+        # generators: a merged or gathered tensor is gone before the next one is made
+        tensors = (whole(weight) for weight in trained_weights(self.model).values())
+        if hasattr(self.model, "lora_config"):
+            tensors = (
+                merged_weight(layer, layer.lora_A.weight, layer.lora_B.weight, SCALE)
+                for _, layer in lora_layers(self.model)
+            )
+        return [*map(some, tensors)]
 
     def finish(self, next, step=math.inf):
         """Write the model, print each headline number and one answer before and after, and `next`.

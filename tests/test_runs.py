@@ -11,6 +11,7 @@ import shutil
 import signal
 import sys
 import traceback
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -344,6 +345,48 @@ def test_overwrite_removes_the_run_and_nothing_else(toy):
     new = {"args.json", "metrics.jsonl", "samples.jsonl"}
     assert now == {*new, *mine}, "as the first step found it: a model is written at the end"
     assert toy.record()["args"]["seed"] == 5 and toy.numbers() == [0, 1, 2, 3, 4, 5, 6, 6]
+
+
+def test_a_small_disk_is_refused_before_anything_is_touched(toy, monkeypatch):
+    """It was asked after the old run was deleted: a stopped run lost its model, and a fresh folder
+    kept a checkpoint/ that the next start called no run. What is replaced counts as free."""
+
+    def train(free, *flags):
+        usage = SimpleNamespace(free=free)
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: Path(path).stat() and usage)
+        return toy.train(*flags)
+
+    with pytest.raises(UserError, match="the disk is too small"):
+        train(0, "--out", toy.out / "in/it")
+    assert not toy.out.exists()
+    train(10**9, "--stop-after 4")
+    before, one = contents(toy.out), (toy.out / "checkpoint/step-0000004.pt").stat().st_size
+    for how in ("--resume", "--overwrite"):
+        with pytest.raises(UserError, match="needs .* GB, .* GB are free"):
+            train(0, how)
+        assert contents(toy.out) == before
+    assert train(0, "--resume --steps 4") == 0, "nothing is left to write but the model"
+    assert train(2 * one, "--overwrite") == 0
+
+
+def test_merged_weights_are_sampled_one_at_a_time(toy, monkeypatch):
+    """At the start all were merged at once, in memory a second model; and also for --save-dtype
+    fp32, where nobody asks what rounding keeps."""
+    policy, alive, merged = common.load_policy(toy.model, lora_rank=2), [], runs.merged_weight
+
+    def counted(*arguments):
+        assert not any(ref() is not None for ref in alive)
+        weight = merged(*arguments)
+        alive.append(weakref.ref(weight))
+        return weight
+
+    monkeypatch.setattr(runs, "merged_weight", counted)
+    for dtype, calls in (("fp32", 0), ("bf16", 4)):
+        run, _ = toy.opened("--overwrite --save-dtype", dtype)
+        run.plan(8, "rows")
+        run.state = {"model": policy}
+        run.start(toy.tokenizer, 1e-2)
+        assert len(alive) == calls
 
 
 def test_resume_refuses_another_run_by_name(toy, tmp_path):
