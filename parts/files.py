@@ -160,8 +160,9 @@ def read_record(folder, flag):
     file = Path(folder) / "args.json"
     try:
         record = parse_json(file.read_text(encoding="utf-8"))
-        if not isinstance(record, dict) or not isinstance(record.get("args"), dict):
-            raise ValueError('expected the object that a run writes, with "stage" and "args"')
+        whole = {"sha256": {}} | record if isinstance(record, dict) else {}
+        if not all(isinstance(whole.get(key), dict) for key in ("args", "sha256")):
+            raise ValueError('expected the object that a run writes, with "args" and "sha256"')
         return record
     except (OSError, ValueError) as error:
         reason = f"cannot be read ({brief(error)}); start the run anew in another folder"

@@ -265,6 +265,7 @@ def test_a_foreign_args_json_or_a_broken_log_is_one_line(toy):
     for file, contents, message in (
         (record, b'{"stage": "to', "--resume: .*args.json: cannot be read"),
         (record, b"[1, 2]", "--resume: .*args.json: cannot be read .*expected the object"),
+        (record, b'{"args": {}, "sha256": "ab"}', "--resume: .*args.json: cannot be read .*sha256"),
         (
             log,
             log.read_bytes().replace(b'{"step": 1', b"{step: 1", 1),
