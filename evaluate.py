@@ -574,11 +574,9 @@ def unblind(events, items):
     ordinary, votes = [item for item in items.values() if not item.get("gold")], []
     names = sorted({str(item.get(key)) for item in ordinary for key in ("a_model", "b_model")})
     if len(names) != 2:
-        raise UserError(
-            "--votes: expected answers of two models; found "
-            f"{', '.join(names) or 'gold items alone'}: "
-            "python annotate.py draw --model A --model-b B"
-        )
+        given = ", ".join(names) or "gold items alone"
+        fix = "python annotate.py draw --model A --model-b B"
+        raise UserError(f"--votes: expected answers of two models; found {given}: {fix}")
     for vote in replay(events):
         item = items[vote["item_id"]]
         sides = "ab" if item.get("a_model") == names[0] else "ba"  # who wrote them: A, B
@@ -622,9 +620,8 @@ def load_scorers(args, rows):
         scorers[scorer] = f"{flag} {name}", function
         score_answers([trial], scorer, *scorers[scorer], rows)
     if not scorers:
-        raise UserError(
-            "--gold, --reward-model: neither is there; to let people judge: annotate.py draw"
-        )
+        fix = "to let people judge: annotate.py draw"
+        raise UserError(f"--gold, --reward-model: neither is there; {fix}")
     return scorers
 
 
@@ -690,10 +687,8 @@ def score_answers(models, scorer, flag, function, rows):
     except Exception as error:  # somebody else's function may raise anything
         raise UserError(f"{flag}: {files.where_raised(error)}") from None
     if len(values) != len(asked) or math.inf in map(abs, values):
-        raise UserError(
-            f"{flag}: expected {len(asked)} finite numbers, one per answer; got {len(values)}: "
-            f"{str(values)[:60]}"
-        )
+        expected = f"expected {len(asked)} finite numbers, one per answer"
+        raise UserError(f"{flag}: {expected}; got {len(values)}: {str(values)[:60]}")
     scores = dict(zip(asked, values))
     for p, answer in given:
         answer[scorer] = scores[p, answer["response"]]
@@ -961,11 +956,14 @@ def renamed(report):
 
 def reward(args):
     """how good a reward model is on held-out pairs, beside the rule 'the longer answer wins'"""
+    from parts import prompting
+
     check_out(args)
-    rows, counts = load_pairs(args.pairs)
-    pairs = [(row["prompt"], row["chosen"], row["rejected"]) for row in rows]
+    (rows, counts), run = load_pairs(args.pairs), read_run(args.reward_model)
+    prompt_of = prompting.prompt_in_training(args.reward_model, run)
+    pairs = [(prompt_of(row), row["chosen"], row["rejected"]) for row in rows]
     scores, lengths = raw_scorer(args.reward_model, args)(pairs)
-    report, run = begin(args, [args.reward_model, args.pairs]), read_run(args.reward_model)
+    report = begin(args, [args.reward_model, args.pairs])
     report["seen"] = run and report["setup"]["sha256"][args.pairs] in run["sha256"].values()
     report |= {"counts": counts} | reward_quality(rows, scores, lengths, args.seed)
     for row, *pair in zip(rows, scores.tolist(), lengths.tolist()):
@@ -1012,6 +1010,8 @@ def reward_quality(rows, scores, lengths, seed):
 
 def rank(args):
     """candidates of a role, ordered by a reward model: a comparison aid for people"""
+    from parts import prompting
+
     check_out(args)
     candidates, columns = load_candidates(args)
     print("This is no decision: a score compares profiles for people who read them.")
@@ -1020,7 +1020,9 @@ def rank(args):
     else:
         print("Profiles are scored as they are; --blind COLUMN takes the names out.")
     score, cuts = raw_scorer(args.reward_model, args), [Counter() for _ in candidates]
-    scores, _ = score([(c["prompt"], c["answer"]) for c in candidates], cuts)
+    prompt_of = prompting.prompt_in_training(args.reward_model, read_run(args.reward_model))
+    rows = [{"task": "rank", **c["row"], "prompt": c["prompt"]} for c in candidates]
+    scores, _ = score([(prompt_of(row), c["answer"]) for row, c in zip(rows, candidates)], cuts)
     for c, value, cut in zip(candidates, np.round(scores[:, 0], 6).tolist(), cuts):
         c |= {"score": value, "truncated": bool(+cut)} | must_haves(c["role"], c["text"])
     for _, members in itertools.groupby(candidates, key=lambda c: c["role"]):

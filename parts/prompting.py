@@ -84,11 +84,11 @@ def load_prompts(path, flag):
     return rows
 
 
-def load_examples(path):
+def load_examples(path, flag="--examples"):
     """{task: turns} of a file of examples, rows of "prompt" and "completion" as sft.py reads them;
     with a "task" they stand before the prompts of that task, without one before every prompt."""
     examples = {}
-    for row in read_jsonl(path, check_example, flag="--examples") if path else ():
+    for row in read_jsonl(path, check_example, flag=flag) if path else ():
         examples.setdefault(row.get("task"), []).extend([*row["prompt"], *row["completion"]])
     return examples
 
@@ -114,6 +114,18 @@ def after_examples(examples, row):
     prompt = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     system = [message for message in prompt[:1] if message["role"] == "system"]
     return [*system, *turns, *prompt[len(system) :]]
+
+
+def prompt_in_training(folder, run):
+    """row → its prompt as a reward model's training saw it, after the same worked examples.
+
+    run: the args.json of the reward model, or None
+    """
+    file = run and run["args"].get("examples")
+    if file:
+        print(f"examples   {file}: before each prompt, as in the training of {folder}")
+    examples = load_examples(file, f"--reward-model {folder} learnt from --examples")
+    return lambda row: after_examples(examples, row)
 
 
 def some_prompts(rows, limit):

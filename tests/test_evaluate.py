@@ -496,3 +496,28 @@ def test_reward_command(world, tmp_path, capsys):
     assert "trained on this file" in printed and "pairs that models wrote" in printed
     found = report_of(tmp_path / "b")["drawn"]
     assert (found["value"], found["n"]) == (pytest.approx(right, abs=1e-6), 3)
+
+
+def test_a_reward_model_sees_the_prompts_of_its_training(world, tmp_path, capsys):
+    """Trained after worked examples and tested without them, its accuracy was of other inputs."""
+    rows, user = tiny.pair_rows(4), {"role": "user", "content": "Assess. Row 0."}
+    example = {"prompt": [user], "completion": [{"role": "assistant", "content": "Hold."}]}
+    examples = tiny.write_rows(tmp_path / "examples.jsonl", [example])
+    pairs, rm = tiny.write_rows(tmp_path / "p", rows), shutil.copytree(world["rm"], tmp_path / "rm")
+    (rm / "args.json").write_text(json.dumps({"args": {"examples": examples}, "sha256": {}}))
+    evaluate.main(f"reward --reward-model {rm} --pairs {pairs} --out {tmp_path / 'out'}".split())
+    assert f"{examples}: before each prompt" in capsys.readouterr().out
+    (saved, *_) = files.read_jsonl(tmp_path / "out/pairs.jsonl")
+    prompt = [user, *example["completion"], *rows[0]["prompt"]]
+    score = common.reward_function(rm, raw=True)([prompt], [rows[0]["chosen"]])
+    assert saved["scores"][:1] == pytest.approx(score, abs=1e-5)
+    people = [{"id": "a", "profile": "python"}]
+    flags = f"rank --reward-model {rm} --role r --out {tmp_path / 'rank'} --candidates"
+    evaluate.main([*flags.split(), tiny.write_rows(tmp_path / "people.jsonl", people)])
+    prompt = [user, *example["completion"], *evaluate.role_prompt("r")]
+    (ranked,) = report_of(tmp_path / "rank")["first"]
+    score = common.reward_function(rm, raw=True)([prompt], ["python"])
+    assert [ranked["score"]] == pytest.approx(score, abs=1e-5)
+    Path(examples).unlink()
+    with pytest.raises(UserError, match=f"{rm} learnt from --examples {examples}: no such file"):
+        evaluate.main(["reward", "--reward-model", str(rm), "--pairs", pairs, "--out", f"{rm}-2"])
