@@ -243,7 +243,8 @@ def parse_args(argv=None):
     add("--model-b", help="second model: one answer from each, a blind comparison (default: two answers of --model)")
     add("--gold-items", help="JSONL of prompt, a, b, gold (a or b): pairs with a known better answer to mix in")
     add("--max-new-tokens", type=number(int, at_least=1), default=96, help="longest answer in tokens, 64 to 512 (default %(default)s)")
-    add("--temperature", type=number(above=0), default=1.0, help="sampling temperature, 0.7 to 1 (default %(default)s)")
+    add("--temperature", type=number(above=0), help="sampling temperature, 0.7 to 1 (default 0.7; bundled base 1)")
+    add("--examples", help="JSONL of prompt and completion: worked examples before each prompt (default: for bundled prompts)")
     add("--device", default="auto", help="auto, cpu, cuda, mps")
     add("--seed", type=number(int, at_least=0), default=0, help="random seed of sampling (default %(default)s)")
     # fmt: on
@@ -302,7 +303,10 @@ def draw(args):
     rows = [row for row in rows if args.split in (None, row.get("split"))]
     if not rows:
         raise UserError(f'--prompts {args.prompts}: no prompt with "split": "{args.split}"')
+    prompting.default_examples(args, [args.prompts], temperature_flag="temperature")
+    examples = prompting.load_examples(args.examples)
     rows = prompting.some_prompts(rows, args.limit or len(rows))
+    rows = [{**row, "prompt": prompting.after_examples(examples, row)} for row in rows]
     prompts, texts, items = [row["prompt"] for row in rows], [], []
     for k, flag in enumerate(["--model", "--model-b"]):
         if k == 0 or args.model_b:
@@ -326,17 +330,9 @@ def draw(args):
             continue
         if isinstance(row["prompt"], list):
             a, b = ([{"role": "assistant", "content": text}] for text in (a, b))
-        items.append(
-            {
-                "task": row.get("task"),
-                "prompt": row["prompt"],
-                "a": a,
-                "b": b,
-                "a_model": args.model,
-                "b_model": name,
-                "candidates": [c for c in row.get("candidates") or [] if c.get("in") == "prompt"],
-            }
-        )
+        people = [c for c in row.get("candidates") or [] if c.get("in") == "prompt"]
+        item = {"task": row.get("task"), "prompt": row["prompt"], "a": a, "b": b}
+        items.append(item | {"a_model": args.model, "b_model": name, "candidates": people})
     dropped = len(rows) - len(items)
     print(f"{len(rows)} prompts → {len(items)} items; {dropped} dropped: answers equal or blank")
     if not items:

@@ -373,7 +373,9 @@ def test_thumbs(tmp_path):
     assert annotate.parse_args(["--out", str(tmp_path)]).thumbs
 
 
-def test_draw(tmp_path, llama_folder):
+def test_draw(tmp_path, llama_folder, monkeypatch, capsys):
+    """Bundled prompts follow a worked example, as everywhere, for a model that has not learned their
+    form; people see what the model saw, and so will a training on their votes."""
     second = tiny_model("llama", tmp_path, seed=1)
     rows = [{"prompt": row["prompt"]} for row in pair_rows(8)]
     prompts = write_rows(tmp_path / "prompts.jsonl", rows)
@@ -394,6 +396,15 @@ def test_draw(tmp_path, llama_folder):
         draw("one")
     with pytest.raises(UserError, match="differ"):
         draw("x", "--temperature", "1e-6")
+    monkeypatch.chdir(REPO)
+    example = next(files.read_jsonl("data/examples.jsonl"))
+    capsys.readouterr()
+    for item in draw("bundled", "--prompts", "data/prompts.jsonl", "--limit", "6"):
+        task = [message["content"].partition("\n")[0] for message in item["prompt"][::2]]
+        assert len(task) == 2 and task[0] == task[1], "one of the same task, then the prompt"
+        if item["task"] == example["task"]:
+            assert item["prompt"][:2] == [*example["prompt"], *example["completion"]]
+    assert "one before each bundled prompt" in capsys.readouterr().out
 
 
 REFUSED = r"""
