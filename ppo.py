@@ -314,9 +314,9 @@ def critic_that_fits(args, run, policy, trunk):
     free, shards = memory.free_memory(run.device), world() if args.fsdp else 1
     training = memory.training_bytes([policy]) / shards
     critic = training + sum(w.numel() * w.element_size() for w in policy.parameters()) / shards
-    if free is None or training + critic <= memory.MARGIN * free:
-        return trunk
-    needed, left = critic / 1e9, max(0, free - training) / 1e9
+    if not all_max(free is not None and training + critic > memory.MARGIN * free):
+        return trunk  # it fits on every rank
+    needed, left = critic / 1e9, max(0, (free or 0) - training) / 1e9
     print(f"critic     shared: one of its own needs {needed:.1f} GB; the policy leaves {left:.1f}")
     return "shared"
 

@@ -23,7 +23,14 @@ def weights_to_write(restore, n, unit):
     >>> weights_to_write(None, 3, "prompts")
     validation 3 prompts, too few (under 8) to choose weights by: the last are written (--restore)
     'last'
+    >>> weights_to_write("best", 0, "prompts")
+    validation no prompts are held out, so no weights validate best: the last are written
+    'last'
     """
+    if not n:
+        none = f"no {unit} are held out, so no weights validate best"
+        print(f"validation {none}: the last are written")
+        return "last"
     few = f", too few (under {LEAST_VALIDATION}) to choose weights by" * (n < LEAST_VALIDATION)
     restore = restore or ("last" if few else "best")
     print(f"validation {n} {unit}{few}: the {restore} are written (--restore)")

@@ -12,6 +12,7 @@ tenths on single tokens, enough to clip by rounding alone; `rescore` then puts t
 their place and keeps the others as `sampler_logps`.
 """
 
+import json
 import math
 import re
 from collections import Counter
@@ -109,15 +110,18 @@ def planned_steps(args, per_epoch):
 def is_held_out(rows, fraction):
     """For each row, whether it validates: by its prompt's hash, so equal prompts are together.
 
-    fraction: None for EVAL_FRACTION; of a small file LEAST_VALIDATION prompts, at most half.
+    fraction: None for EVAL_FRACTION; of a small file LEAST_VALIDATION different prompts, at most
+    half of them.
     """
     share = EVAL_FRACTION if fraction is None else fraction
-    held = [common.held_out(row["prompt"], share) for row in rows]
-    if fraction is None and sum(held) < LEAST_VALIDATION:
-        chosen = prompting.some_prompts(rows, min(LEAST_VALIDATION, len(rows) // 2))
-        prompts = [row["prompt"] for row in chosen]
-        held = [row["prompt"] in prompts for row in rows]
-    return held
+    prompts = [json.dumps(row["prompt"], sort_keys=True) for row in rows]
+    distinct = dict(zip(prompts, rows))
+    held = {prompt for prompt, row in distinct.items() if common.held_out(row["prompt"], share)}
+    if fraction is None and len(held) < LEAST_VALIDATION:
+        some = min(LEAST_VALIDATION, len(distinct) // 2)
+        chosen = prompting.some_prompts([*distinct.values()], some)
+        held = {json.dumps(row["prompt"], sort_keys=True) for row in chosen}
+    return [prompt in held for prompt in prompts]
 
 
 def prompts_of_step(n, size, seed, step):
