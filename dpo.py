@@ -44,10 +44,10 @@ from common import (
 from parts import identities, prompting, runs
 from parts.files import UserError, command, number, read_jsonl
 from parts.lora import adapter_off
-from parts.means import half_interval
 from parts.parallel import add_up, all_sum, gather, progress, share
 from parts.rows import check_thumb
 from parts.shared_prompt import can_share
+from parts.stats import wilson
 
 # learning rates for models below 100 M parameters (worked on the bundled base, not swept), larger
 # ones, and LoRA: reports/real-model.md; at 5e-5 the held-out loss of SmolLM2 rises
@@ -368,13 +368,15 @@ def means(batch_stats, beta):
     equal = margins.abs() <= 1e-6 * beta * (stats.chosen_logps + stats.rejected_logps).abs()
     right = ((margins > 0) & ~equal).double() + 0.5 * equal
     rewards = torch.cat([stats.chosen_rewards[chosen], stats.rejected_rewards[rejected]])
+    low, high = wilson(right.sum().item(), len(right))
     nll = -stats.chosen_logps.sum() / stats.chosen_tokens.sum().clamp(min=1)
     return {
         "pair_loss": stats.losses.mean().item(),
         **sides,
         "rewards/margins": sides["rewards/chosen"] - sides["rewards/rejected"],
         "rewards/accuracies": right.mean().item(),
-        "rewards/accuracies_ci": half_interval(right.tolist()),
+        "rewards/accuracies_low": low,
+        "rewards/accuracies_high": high,
         "rewards/std": rewards.std().item(),
         "nll": nll.item(),  # per chosen token
     }

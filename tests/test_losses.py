@@ -14,6 +14,7 @@ import ppo
 import reward_train
 import sft
 from parts import runs
+from parts.stats import wilson
 from tiny import cases, tiny_model
 
 LN2 = math.log(2)
@@ -126,6 +127,7 @@ def test_metrics_of_a_step_are_sums_divided_once():
     means = dpo.means(parts, 0.1)
     assert means["rewards/chosen"] == means["rewards/margins"] == 1 and means["nll"] == 2
     assert means["rewards/accuracies"] == 0.625  # (3·½ + 1)/4
+    assert (means["rewards/accuracies_low"], means["rewards/accuracies_high"]) == wilson(2.5, 4)
     assert means["rewards/std"] == pytest.approx(2**0.5)  # 4 and seven 0s: both sides, unbiased
 
 
