@@ -673,7 +673,8 @@ def main(argv=None):
         judge = judges.Judge.from_args(args, args.out, parallel.world())
     policy, reference, tokenizer = rollouts.load_models(args, run)
     run.state = {"policy": policy}
-    run.start(tokenizer, args.lr or runs.default_lr(policy, RATES))
+    longest = min(args.max_length, common.max_positions(policy.config))  # an episode may be as long
+    run.start(tokenizer, args.lr or runs.default_lr(policy, RATES), longest=longest)
     guard = Guard(run, watch.Watcher(args, run.rows()), "episodes")
     validated = args, run, guard, policy, tokenizer, make
     if run.step == 0:

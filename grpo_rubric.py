@@ -700,9 +700,8 @@ def main(argv=None):
     args = parse_args(argv)
     if args.dry_run:
         return dry_run(args)
-    inputs = [args.model, args.data, args.reward_model, args.ruler_rubric, args.teacher]
-    inputs.append(args.examples)
-    run = runs.Run("grpo_rubric", args, inputs, SHOW, HEADLINE)
+    inputs = [args.data, args.reward_model, args.ruler_rubric, args.teacher, args.examples]
+    run = runs.Run("grpo_rubric", args, [args.model, *inputs], SHOW, HEADLINE)
     train, val, test = data = load_data(args)
     run.planned = plan(args, train)
     print(watch.promise(args, bool(val)))
@@ -711,7 +710,9 @@ def main(argv=None):
     policy, reference, tokenizer = load_models(args, run)
     start = None if args.teacher else reference
     run.state = {"policy": policy, "pass_rates": torch.full((len(train),), 0.5)}
-    run.start(tokenizer, args.lr or runs.default_lr(policy, RATES))
+    prompts = [conversation(row, args.system) for row in train]
+    longest = rollouts.longest_row(args, policy, tokenizer, prompts)
+    run.start(tokenizer, args.lr or runs.default_lr(policy, RATES), longest=longest)
     guard = Guard(run, watch.Watcher(args, run.rows()))
     if run.step == 0:
         preflight(args, run, start, graders, train)

@@ -544,7 +544,8 @@ def main(argv=None):
     args.restore = weights_to_write(args.restore, len(val), "prompts")
     run.state = {"policy": policy, "critic": critic, "kl_coef": args.beta}
     lr = args.lr or runs.default_lr(policy, RATES)
-    run.start(tokenizer, lr, HEAD_LR if critic.fresh_head else None)
+    longest = rollouts.longest_row(args, policy, tokenizer, [row["prompt"] for row in train])
+    run.start(tokenizer, lr, HEAD_LR if critic.fresh_head else None, longest)
     guard = Guard(run, watch.Watcher(args, run.rows()))
     kl_control = AdaptiveKL(run.state["kl_coef"], args.kl_target)
     if run.step == 0:
@@ -591,9 +592,6 @@ def next_command(args):
     flags = f" --gold {scorer}" * bool(scorer) + f" --reward-model {reward_model}"
     flags += f" --prompts {args.prompts}" * (args.prompts != "data/prompts.jsonl")
     return f"python evaluate.py --model {args.model} {args.out}{flags}"
-
-
-# ---- 10. the guard ----
 
 
 if __name__ == "__main__":

@@ -102,6 +102,14 @@ def reward_weights(specs, names):
     return {name: weight / sum(weights.values()) for name, weight in weights.items()}
 
 
+def longest_row(args, model, tokenizer, prompts):
+    """Tokens of the longest row of a step, prompt and answer; of the 64 longest prompts as text."""
+    longest = sorted(prompts, key=lambda prompt: len(str(prompt)))[-64:]
+    tokens = max(len(common.encode_prompt(tokenizer, prompt)) for prompt in longest)
+    most = min(args.max_length or math.inf, common.max_positions(model.config))
+    return min(tokens + args.max_new_tokens, most)
+
+
 def planned_steps(args, per_epoch):
     """--steps, else --epochs, else as many passes as make LEAST_STEPS steps."""
     return args.steps or per_epoch * (args.epochs or math.ceil(LEAST_STEPS / per_epoch))

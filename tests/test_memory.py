@@ -18,6 +18,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 import common
 from conftest import REPO
 from parts import memory, runs
+from parts.files import read_jsonl
+from test_half import BASE, make_files, train
 from tiny import tiny_model, tiny_tokenizer
 
 # not by sys.path: the name would hide docs/memory.py, or be hidden by it
@@ -177,6 +179,20 @@ def test_tokens_fit_what_is_free(tmp_path):
     assert tokens == 100 and "2.0 of 1.0 GB: add --grad-checkpoint, --lora-rank 16" in sentence
     assert sentence.count("add") == 1
     assert "add --lora-rank 16" in size(model, 10**9, 2 * 10**9, 100, grad_checkpoint=True)[1]
+
+
+@pytest.mark.parametrize("stage", ["ppo", "grpo_rubric", "grpo_agent"])
+def test_rl_trainers_say_how_long_their_rows_are(stage, tmp_path, monkeypatch):
+    """They said 1, so no free memory was too small for a row. An episode may fill --max-length."""
+    pair = next(read_jsonl(REPO / "data/prefs_train.jsonl"))
+    rows, lengths = make_files(tmp_path, [pair] * 4, split="train"), []
+    prompt = common.encode_prompt(common.load_tokenizer(BASE), pair["prompt"])
+    monkeypatch.setattr(runs.Run, "_fit", lambda run, longest: lengths.append(longest) or 1 / 0)
+    for limit, flags in ((500, "--max-length 500"), (70, "--max-length 70")):
+        with pytest.raises(ZeroDivisionError):
+            train(stage, rows, BASE, tmp_path / "run", flags)
+        row = limit if stage == "grpo_agent" else len(prompt) + 12
+        assert lengths.pop() == min(limit, row)
 
 
 def test_answers_at_once_take_half_of_what_is_free(tmp_path):
