@@ -19,6 +19,7 @@ Axes         B rows, T columns, V vocabulary, H hidden, N tokens
 
 import contextlib
 import copy
+import datetime
 import hashlib
 import json
 import math
@@ -320,8 +321,12 @@ def load_config(name, flag="--model"):
     return config, base, adapter
 
 
-def load_tokenizer(name, flag="--model"):
-    """The tokenizer of a model folder or hub id."""
+def load_tokenizer(name, flag="--model", today=None):
+    """The tokenizer of a model folder or hub id.
+
+    today: the date that its template writes, such as "2026-11-25"; None: that of the run which made
+    the folder, else the clock's.
+    """
     config, _, _ = load_config(name, flag)
     with opening(name, flag):
         from transformers import AutoTokenizer
@@ -329,9 +334,17 @@ def load_tokenizer(name, flag="--model"):
         tokenizer = AutoTokenizer.from_pretrained(name)
         # some classes (Qwen2's) add tokens of their own that a small embedding has no row for
         tokenizer.embedding_rows = config.get_text_config().vocab_size
+        tokenizer.flag = flag
+        tokenizer.date = today or run_args(name).get("date") or str(datetime.date.today())
         if len(tokenizer) < 2 or not end_ids(tokenizer):  # 1: transformers found no tokenizer
             raise ValueError("no tokenizer, or one without end token; set eos_token and save it")
     return tokenizer
+
+
+def run_args(folder):
+    """The flags of the run that made a model folder; {} for a folder of another tool."""
+    record = Path(folder) / "args.json"
+    return json.loads(record.read_text(encoding="utf-8"))["args"] if record.is_file() else {}
 
 
 def max_positions(config):
@@ -510,8 +523,7 @@ def reward_function(
     tokenizer = load_tokenizer(folder, flag)
     model = load_reward_model(folder, tokenizer, dtype, device, trainable=False, flag=flag)
     with opening(folder, flag):
-        record = Path(folder) / "args.json"  # a folder of another tool has none
-        settings = json.loads(record.read_text())["args"] if record.is_file() else {}
+        settings = run_args(folder)
         longest = max_positions(model.config)
         max_length = min(settings.get("max_length", longest), longest)
     mean, std = reward_scale(model.config, raw)

@@ -175,9 +175,8 @@ def render(tokenizer, messages, tools=None, **settings):
         return tokenizer.apply_chat_template(messages, tokenize=False, **settings)
     except Exception as error:  # jinja's errors have no common base class
         roles = [message["role"] for message in messages]
-        whose = getattr(tokenizer, "flag", None)
-        whose = f"{whose}: " if whose else ""
-        raise UserError(f"{whose}the chat template refuses {roles}: {brief(error)}") from None
+        whose = f" of {tokenizer.flag}" if hasattr(tokenizer, "flag") else ""
+        raise UserError(f"the chat template{whose} refuses {roles}: {brief(error)}") from None
 
 
 def dated(template, today):

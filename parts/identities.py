@@ -140,7 +140,10 @@ def show_row(tokenizer, rows, where, legend="· context   ▮ trained   ◆ the 
     shown = ""
     for t, i in enumerate(ids):
         if t in near:
-            shown += marks.get(t, "·") + tokenizer.decode([i]).replace("\n", "\\n")
+            before, alone = tokenizer.decode(ids[max(0, t - 1) : t]), tokenizer.decode([i])
+            pair = tokenizer.decode([*ids[max(0, t - 1) : t], i])  # alone, ▁A would lose its blank
+            text = pair.removeprefix(before) if pair.startswith(before) else alone
+            shown += marks.get(t, "·") + text.replace("\n", "\\n")
         elif t - 1 in near:
             shown += " … "
     note = f"; the first is predicted from position {first - 1}" if on else ""

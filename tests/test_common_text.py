@@ -12,7 +12,8 @@ import torch
 
 import common
 from common import UserError
-from parts import files, identities, prompting, rows
+from parts import files, identities, prompting
+from parts.rows import split_prompt
 from tiny import CHATML, TEMPLATE, pair_rows, table, tiny_model, tiny_tokenizer, write_rows
 
 
@@ -321,7 +322,7 @@ def test_split_prompt(prompt, chosen, rejected):
     """The longest common beginning, back to a white space: not within "Yes" and "Yesterday"."""
     whole = [prompt + chosen, prompt + rejected]
     before = json.dumps(whole)
-    assert rows.split_prompt(*whole) == (prompt, chosen, rejected)
+    assert split_prompt(*whole) == (prompt, chosen, rejected)
     assert json.dumps(whole) == before
 
 
