@@ -156,12 +156,19 @@ class Pairs(Named):
         self.names, self.counts = names, Counts()
         self.shared = False  # True: both answers of a pair pass in one row, after one prompt
 
+    def __len__(self):
+        return len(self.prompts)
+
     def set_columns(self, columns):
         """columns: (strength, margin, tie, held out, file, line) per pair; NaN for no number."""
         columns = (np.array(column) for column in zip(*columns))
         self.strength, self.margin, self.tie, held, self.file, self.line = columns
         held &= not held.all()  # a handful of prompts that all hash to one side: train on them
         self.train, self.eval = np.flatnonzero(~held), np.flatnonzero(held)
+
+    def ids(self):
+        """Flat arrays of all ids."""
+        return self.prompts.ids, self.chosen.ids, self.rejected.ids
 
     def lengths(self):
         """(n,) tokens of a pair's longer row."""

@@ -32,15 +32,7 @@ import torch
 import torch.nn.functional as F
 
 import common
-from common import (
-    at_least_fp32,
-    batch_indices,
-    batch_rows,
-    kl_estimates,
-    pad_id,
-    pad_rows,
-    token_logps,
-)
+from common import at_least_fp32, batch_indices, batch_rows, pad_id, pad_rows, token_logps
 from parts import identities, prompting, runs
 from parts.files import UserError, command, number, read_jsonl
 from parts.lora import adapter_off
@@ -103,9 +95,7 @@ def dpo_loss(
     chosen_rewards, rejected_rewards = beta * chosen_logratios, beta * rejected_logratios
     z = chosen_rewards - rejected_rewards  # (B,)
     if loss_type in ("ipo", "sigmoid_norm", "simpo"):
-        per_token = (
-            chosen_logratios / chosen_lengths - rejected_logratios / rejected_lengths
-        )  # (B,)
+        per_token = chosen_logratios / chosen_lengths - rejected_logratios / rejected_lengths
 
     if loss_type == "sigmoid":
         losses = -(1 - epsilon) * F.logsigmoid(z) - epsilon * F.logsigmoid(-z)
@@ -161,14 +151,11 @@ def parse_args(argv=None):
         args.beta = 2.0 if args.loss_type == "simpo" else 0.1
     if args.nll_coef is None:
         args.nll_coef = 1.0 if args.loss_type == "sigmoid" else 0.0
+    given = f"--loss-type {args.loss_type}"
     if args.label_smoothing and args.loss_type not in ("sigmoid", "robust"):
-        raise UserError(
-            f"--label-smoothing: --loss-type {args.loss_type} has none; sigmoid and robust do"
-        )
+        raise UserError(f"--label-smoothing: {given} has none; sigmoid and robust do")
     if args.ties == "soft" and args.loss_type != "sigmoid":
-        raise UserError(
-            f"--ties soft: --loss-type {args.loss_type} cannot learn from ties, only sigmoid can"
-        )
+        raise UserError(f"--ties soft: {given} cannot learn from ties, only sigmoid can")
     # fills in --prompts, --gold, --examples and --eval-temperature
     prompting.default_prompts(args, args.pairs)
     return args
@@ -200,9 +187,8 @@ def load_data(args, policy, tokenizer):
     pairs.shared = not thumbs and can_share(policy, pairs, pad_rows)
     prompting.describe(pairs.counts, pairs.train, pairs.eval)
     shown = (pairs.eval if len(pairs.eval) else pairs.train)[0]
-    prompts, scorers = prompting.prompts_to_answer(
-        args, [{"prompt": pairs.prompts[shown].tolist()}]
-    )
+    shown = [{"prompt": pairs.prompts[shown].tolist()}]
+    prompts, scorers = prompting.prompts_to_answer(args, shown)
     if args.reward_model:
         place = policy.compute_dtype, policy.device
         score = common.reward_function(args.reward_model, *place, lambda: args.micro_tokens)
@@ -216,42 +202,45 @@ def load_data(args, policy, tokenizer):
 def load_models(args, run):
     """(policy, tokenizer, load_reference): the policy is trained; its reference is itself before
     step one. load_reference() is for the KL of sampled answers: with LoRA the policy, whose adapter
-    can be off; else a frozen copy, read from disk at the first evaluation after step 0."""
-    tokenizer = common.load_tokenizer(args.model)
+    can be off; else a frozen copy in main memory, read at the first evaluation after step 0."""
+    tokenizer = common.load_tokenizer(args.model, today=args.date)
     policy = common.load_policy(args.model, run.dtype, run.device, lora_rank=args.lora_rank)
 
     @functools.cache
     def load_reference():
         if args.lora_rank:
             return policy
-        return common.load_policy(args.model, run.dtype, run.device, trainable=False)
+        return common.load_policy(args.model, run.dtype, "cpu", trainable=False)
 
     return policy, tokenizer, load_reference
 
 
-@torch.no_grad()
 def answer_logps(run, policy, pairs, indices, pad):
     """(2, n) fp32, 0 elsewhere: log π of chosen and rejected of the pairs in `indices`."""
-    logps = torch.zeros(2, len(pairs.tie))
-    parts = run.micro_batches(indices, pairs.columns())
-    for part in progress(parts, "reference", delay=3):
-        rows = (x.to(policy.device) for x in batch_rows(pairs, part, pad))
-        logps[:, part] = token_logps(policy, *rows, shared=pairs.shared).sum(1).view(2, -1).cpu()
-    add_up([logps])
-    return logps
+    rows_of = functools.partial(batch_rows, pairs, pad_id=pad)
+    return summed_logps(run, policy, pairs, indices, rows_of, 2, pairs.shared)
 
 
-@torch.no_grad()
 def unrelated_logps(run, policy, pairs, indices, pad):
     """(n,) fp32, 0 elsewhere: log π(answer of row i + n/2 | prompt of row i)."""
-    n, room = len(pairs.tie), int(pairs.lengths().max())
-    logps = torch.zeros(n)
-    for part in run.micro_batches(indices, pairs.columns()):
+    n, room = len(pairs), int(pairs.lengths().max())
+
+    def rows_of(part):
         others = [(i + n // 2) % n for i in part]
         answers = [pairs.chosen[i] if len(pairs.chosen[i]) else pairs.rejected[i] for i in others]
         prompts = [pairs.prompts[i][len(ids) - room :] for i, ids in zip(part, answers)]
-        rows = (x.to(policy.device) for x in pad_rows(prompts, answers, pad))
-        logps[part] = token_logps(policy, *rows).sum(1).cpu()
+        return pad_rows(prompts, answers, pad)
+
+    return summed_logps(run, policy, pairs, indices, rows_of)[0]
+
+
+@torch.no_grad()
+def summed_logps(run, policy, pairs, indices, rows_of, sides=1, shared=False):
+    """(sides, n) sums over the answers of rows_of(pairs of a forward), split over the ranks."""
+    logps = torch.zeros(sides, len(pairs))
+    for part in progress(run.micro_batches(indices, pairs.columns()), "reference", delay=3):
+        rows = (x.to(policy.device) for x in rows_of(part))
+        logps[:, part] = token_logps(policy, *rows, shared=shared).sum(1).view(sides, -1).cpu()
     add_up([logps])
     return logps
 
@@ -286,15 +275,14 @@ def preflight(args, run, policy, tokenizer, pairs):
     else:
         starts = {"hinge": 1.0, "ipo": 1 / (4 * args.beta**2), "kto": 0.5}
         expected = starts.get(args.loss_type, math.log(2))
-        logps = torch.stack([stats.chosen_logps, stats.rejected_logps])
         # rounding adds up with the root of an answer's tokens, another model with their number
-        gaps = (logps - ref_logps[:, part]).abs() / stats.tokens().clamp(min=1).sqrt()
+        gaps = (stats.logps - ref_logps[:, part]).abs() / stats.tokens.clamp(min=1).sqrt()
         wrong = f"{flag}: the reference is not the policy"
         identities.check_gaps(policy, "policy and reference, per √token", gaps, wrong)
         bound = 1e-4 if run.dtype == torch.float32 else 1e-2
         bound *= max(1, expected, args.beta)  # β multiplies the rounding, too
         identities.identity("loss before step one", loss, expected, bound, flag)
-        margin = (stats.chosen_rewards - stats.rejected_rewards).mean().item()
+        margin = (stats.rewards[0] - stats.rewards[1]).mean().item()
         identities.identity("implicit rewards", margin, 0.0, 10 * bound, flag)
     rows = batch_rows(pairs, first_pairs[:1], pad)
     identities.show_row(tokenizer, rows, pairs.name(first_pairs[:1]))
@@ -305,19 +293,13 @@ def preflight(args, run, policy, tokenizer, pairs):
 
 @dataclass
 class PairStats:
-    """What the log needs of b pairs, (b,) float64 each; a side that nobody gave has 0 tokens."""
+    """What the log needs of b pairs, float64; sides are chosen and rejected, one that nobody gave
+    has 0 tokens."""
 
-    losses: torch.Tensor
-    chosen_rewards: torch.Tensor
-    rejected_rewards: torch.Tensor
-    chosen_logps: torch.Tensor
-    rejected_logps: torch.Tensor
-    chosen_tokens: torch.Tensor
-    rejected_tokens: torch.Tensor
-
-    def tokens(self):
-        """(2, b)"""
-        return torch.stack([self.chosen_tokens, self.rejected_tokens])
+    losses: torch.Tensor  # (b,)
+    rewards: torch.Tensor  # (2, b)
+    logps: torch.Tensor  # (2, b)
+    tokens: torch.Tensor  # (2, b)
 
 
 def forward(args, policy, pairs, part, pad, ref_logps, baseline=0.0, untrained=False):
@@ -340,12 +322,12 @@ def forward(args, policy, pairs, part, pad, ref_logps, baseline=0.0, untrained=F
     if args.ties == "soft":
         tie = torch.from_numpy(pairs.tie[part]).to(logps.device)
         smoothing = torch.where(tie, 0.5, smoothing)
-    losses, chosen_rewards, rejected_rewards = dpo_loss(
+    losses, *rewards = dpo_loss(
         *logps, *ref, args.beta, args.loss_type, smoothing,
         chosen_lengths=lengths[0], rejected_lengths=lengths[1],
         simpo_gamma=args.simpo_gamma, baseline=baseline,
     )  # fmt: skip
-    columns = losses, chosen_rewards, rejected_rewards, *logps, *lengths
+    columns = losses, torch.stack(rewards), logps, lengths
     return losses, PairStats(*(x.detach().cpu().double() for x in columns)), logps[0]
 
 
@@ -355,30 +337,23 @@ def means(batch_stats, beta):
     A mean over one side counts the pairs that have this side (all, but for KTO's single answers).
     """
     columns = zip(*(vars(stats).values() for stats in gather(batch_stats)))
-    stats = PairStats(*map(torch.cat, columns))
-    chosen, rejected = stats.chosen_tokens > 0, stats.rejected_tokens > 0
-    sides = {
-        "rewards/chosen": stats.chosen_rewards[chosen].mean().item(),
-        "rewards/rejected": stats.rejected_rewards[rejected].mean().item(),
-        "logps/chosen": stats.chosen_logps[chosen].mean().item(),
-        "logps/rejected": stats.rejected_logps[rejected].mean().item(),
-    }
-    margins = stats.chosen_rewards - stats.rejected_rewards
+    stats = PairStats(*(torch.cat(column, dim=-1) for column in columns))
+    given, row = stats.tokens > 0, {"pair_loss": stats.losses.mean().item()}  # (2, n)
+    for i, side in enumerate(("chosen", "rejected")):
+        row[f"rewards/{side}"] = stats.rewards[i][given[i]].mean().item()
+        row[f"logps/{side}"] = stats.logps[i][given[i]].mean().item()
+    margins = stats.rewards[0] - stats.rewards[1]
     # at the start the two differ by rounding only, which counts as equal: half right
-    equal = margins.abs() <= 1e-6 * beta * (stats.chosen_logps + stats.rejected_logps).abs()
+    equal = margins.abs() <= 1e-6 * beta * stats.logps.sum(0).abs()
     right = ((margins > 0) & ~equal).double() + 0.5 * equal
-    rewards = torch.cat([stats.chosen_rewards[chosen], stats.rejected_rewards[rejected]])
     low, high = wilson(right.sum().item(), len(right))
-    nll = -stats.chosen_logps.sum() / stats.chosen_tokens.sum().clamp(min=1)
-    return {
-        "pair_loss": stats.losses.mean().item(),
-        **sides,
-        "rewards/margins": sides["rewards/chosen"] - sides["rewards/rejected"],
+    return row | {
+        "rewards/margins": row["rewards/chosen"] - row["rewards/rejected"],
         "rewards/accuracies": right.mean().item(),
         "rewards/accuracies_low": low,
         "rewards/accuracies_high": high,
-        "rewards/std": rewards.std().item(),
-        "nll": nll.item(),  # per chosen token
+        "rewards/std": stats.rewards[given].std().item(),
+        "nll": -(stats.logps[0].sum() / stats.tokens[0].sum().clamp(min=1)).item(),  # per token
     }
 
 
@@ -400,22 +375,27 @@ def evaluate(args, run, models, pairs, refs, prompts, scorers):
         metrics |= {f"eval/{key}": value for key, value in values.items()}
         metrics["eval/n"] = len(pairs.eval)
     scores, samples, rollout = prompting.answer(args, policy, tokenizer, prompts, scorers)
-    if args.prompts and args.loss_type != "simpo" and args.eval_temperature:
+    if not args.prompts:  # a pair's own prompt, to be shown
+        return metrics, samples
+    if args.loss_type != "simpo" and args.eval_temperature:
         kl = kl_to_reference(args, run, policy, load_reference(), rollout, pad) if run.step else 0.0
         scores["val/kl"] = kl
-    return {**metrics, **scores}, samples
+    return metrics | scores, samples
 
 
 def kl_to_reference(args, run, policy, reference, rollout, pad):
     """Mean over answers of Σ_t k1 at --eval-temperature, in nats."""
     prompts, answers, total = rollout.prompt_ids, rollout.response_ids, 0.0
     lengths = [len(prompt) + len(answer) for prompt, answer in zip(prompts, answers, strict=True)]
+    reference.to(policy.device)
     for part in run.micro_batches(range(len(prompts)), lengths):
         rows = pad_rows([prompts[i] for i in part], [answers[i] for i in part], pad)
         rows = [*(x.to(policy.device) for x in rows), args.eval_temperature]
         with adapter_off(reference):
             ref_logps = token_logps(reference, *rows)
-        total += kl_estimates(token_logps(policy, *rows), ref_logps, rows[2])[0].sum().item()
+        total += common.kl_estimates(token_logps(policy, *rows), ref_logps, rows[2])[0].sum().item()
+    if reference is not policy:
+        reference.to("cpu")  # training takes no more of a GPU than without it
     return all_sum(total) / len(prompts)
 
 
@@ -429,11 +409,12 @@ def main(argv=None):
     n, columns, pad = len(pairs.train), pairs.columns(), pad_id(tokenizer)
     run.plan(n, "pairs")
     run.state = {"policy": policy}
-    run.start(tokenizer, args.lr or runs.default_lr(policy, RATES), longest=columns.max())
+    lr, encoded = args.lr or runs.default_lr(policy, RATES), pairs.ids()
+    run.start(tokenizer, lr, longest=columns.max(), encoded=encoded)
     if run.step == 0:  # a resumed run has its reference from the checkpoint
         preflight(args, run, policy, tokenizer, pairs)
         # (2) reference: log-probs of both answers under the frozen start, once
-        every = range(len(pairs.tie))
+        every = range(len(pairs))
         if args.loss_type != "simpo":
             run.state["reference"] = answer_logps(run, policy, pairs, every, pad)
         if args.loss_type == "kto":

@@ -258,7 +258,7 @@ def load_data(args, model, tokenizer):
     pairs.shared = can_share(model, pairs, pad_rows)
     prompting.describe(pairs.counts + made, pairs.train, pairs.eval)
     if args.margin == "none":
-        return pairs, torch.zeros(len(pairs.tie))
+        return pairs, torch.zeros(len(pairs))
     column = getattr(pairs, args.margin) * args.margin_scale
     used = pairs.train[~pairs.tie[pairs.train]]
     missing = used[np.isnan(column[used])]
@@ -272,7 +272,7 @@ def load_data(args, model, tokenizer):
 
 def load_models(args, run):
     """(model, tokenizer): the policy's trunk with a scalar head, or adapters and the head."""
-    tokenizer = common.load_tokenizer(args.model)
+    tokenizer = common.load_tokenizer(args.model, today=args.date)
     place = run.dtype, run.device
     model = common.load_reward_model(args.model, tokenizer, *place, lora_rank=args.lora_rank)
     return model, tokenizer
@@ -304,7 +304,7 @@ def preflight(args, model, tokenizer, pairs):
 @torch.no_grad()
 def score_pairs(run, model, pairs, indices, pad):
     """(2, len(indices)) rewards of chosen and rejected on the CPU, in the order of `indices`."""
-    scores = torch.zeros(2, len(pairs.tie))
+    scores = torch.zeros(2, len(pairs))
     for part in run.micro_batches(indices, pairs.columns()):
         rows = (x.to(model.device) for x in batch_rows(pairs, part, pad))
         scores[:, part] = reward_scores(model, *rows, shared=pairs.shared).view(2, -1).cpu()
@@ -345,7 +345,8 @@ def main(argv=None):
     run.plan(n, "pairs")
     run.state = {"model": model}
     lr = args.lr or runs.default_lr(model, RATES)
-    run.start(tokenizer, lr, HEAD_LR if model.fresh_head else None, columns.max())
+    head_lr = HEAD_LR if model.fresh_head else None
+    run.start(tokenizer, lr, head_lr, columns.max(), encoded=pairs.ids())
     if run.step == 0:
         preflight(args, model, tokenizer, pairs)
         run.evaluation(*evaluate(run, model, pairs, pad))

@@ -207,7 +207,7 @@ def encode_row(tokenizer, row, max_length, counts):
 def load_models(args, run):
     """(model, tokenizer): all weights are trained, or adapters. --init-config: random weights."""
     flag = "--init-config" if args.init_config else "--model"
-    tokenizer = common.load_tokenizer(args.model, flag)
+    tokenizer = common.load_tokenizer(args.model, flag, args.date)
     if not args.init_config:
         model = common.load_policy(args.model, run.dtype, run.device, lora_rank=args.lora_rank)
         return model, tokenizer
@@ -262,7 +262,7 @@ def evaluate(args, run, model, tokenizer, rows, held, prompts, scorers):
             "eval/token_accuracy": hits / tokens,
         }
     scores, samples, _ = prompting.answer(args, model, tokenizer, prompts, scorers)
-    return {**metrics, **scores}, samples
+    return metrics | (scores if args.prompts else {}), samples  # else a row's own, to be shown
 
 
 def main(argv=None):
@@ -275,7 +275,8 @@ def main(argv=None):
     n, lengths, pad = len(train), rows.store.lengths(), pad_id(tokenizer)
     run.plan(n, "rows")
     run.state = {"model": model}
-    run.start(tokenizer, args.lr or runs.default_lr(model, RATES), longest=lengths.max())
+    lr = args.lr or runs.default_lr(model, RATES)
+    run.start(tokenizer, lr, longest=lengths.max(), encoded=[rows.store.ids])
     evaluated = model, tokenizer, rows, held, prompts, scorers
     if run.step == 0:
         preflight(args, model, tokenizer, rows, train)

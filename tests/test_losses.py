@@ -110,6 +110,8 @@ def test_kl_of_sample_answers(tokenizer, llama_folder, tmp_path):
     args.micro_tokens = 1024
     folders, pad = (tiny_model("llama", tmp_path, seed=1), llama_folder), tokenizer.pad_token_id
     policy, start = (common.load_policy(folder, trainable=False) for folder in folders)
+    places, move = [], start.to
+    start.to = lambda device: places.append(device) or move(device)
     answers = common.sample(policy, tokenizer, ["sql", "Assess: kafka."], max_new_tokens=5, seed=1)
     rows = common.pad_rows(answers.prompt_ids, answers.response_ids, pad)
     with torch.no_grad():
@@ -117,13 +119,17 @@ def test_kl_of_sample_answers(tokenizer, llama_folder, tmp_path):
         run = runs.Run("dpo", args, [], (), ())
         kl = dpo.kl_to_reference(args, run, policy, start, answers, pad)
     assert kl == pytest.approx((logps - ref) / 2, rel=1e-4)
+    assert places == [policy.device, "cpu"], "between evaluations the start is in main memory"
 
 
 def test_metrics_of_a_step_are_sums_divided_once():
     """Parts of 3 and 1 pairs, rewards 0, 0, 0 and 4: the mean is 1, a mean of means 2. `nll`: 3·6 +
     2 over 3·2 + 4 tokens. Three equal pairs count as half."""
-    three, one = t(1, 0, 0, -6, -6, 2, 2), t(1, 4, 0, -2, -2, 4, 4)
-    parts = [dpo.PairStats(*three[:, None].expand(7, 3)), dpo.PairStats(*one[:, None])]
+    equal, other = ([0, 0], [-6, -6], [2, 2]), ([4, 0], [-2, -2], [4, 4])
+    parts = [
+        dpo.PairStats(torch.ones(n), *(t(*sides)[:, None].expand(2, n) for sides in columns))
+        for n, columns in ((3, equal), (1, other))
+    ]
     means = dpo.means(parts, 0.1)
     assert means["rewards/chosen"] == means["rewards/margins"] == 1 and means["nll"] == 2
     assert means["rewards/accuracies"] == 0.625  # (3·½ + 1)/4
@@ -134,9 +140,8 @@ def test_metrics_of_a_step_are_sums_divided_once():
 def test_a_side_that_nobody_gave_is_in_no_mean():
     """KTO's single answers: of rewards 2, –, 4 and –, 1, – the means are 3 and 1, as TRL divides; all
     rows as divisor would say 2 and ⅓."""
-    stats = dpo.PairStats(
-        t(0, 0, 0), t(2, 0, 4), t(0, 1, 0), t(-3, 0, -5), t(0, -2, 0), t(1, 0, 2), t(0, 1, 0)
-    )
+    sides = [[2, 0, 4], [0, 1, 0]], [[-3, 0, -5], [0, -2, 0]], [[1, 0, 2], [0, 1, 0]]
+    stats = dpo.PairStats(t(0, 0, 0), *(t(*side) for side in sides))
     means = dpo.means([stats], 0.1)
     assert (means["rewards/chosen"], means["rewards/rejected"]) == (3, 1)
     assert (means["logps/chosen"], means["logps/rejected"]) == (-4, -2)

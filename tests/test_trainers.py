@@ -365,6 +365,15 @@ def test_prompts_gold_and_reward_model(tmp_path, llama_folder, reward_folder, pa
         )
 
 
+def test_a_prompt_that_is_only_shown_is_no_evaluation(tmp_path, llama_folder, pairs_file):
+    """val/n said 1 where no --prompts were answered."""
+    for stage in (dpo, sft):
+        flags = "--steps 1 --max-new-tokens 4 --eval-fraction 0.5", "--overwrite"
+        log = train(stage, pairs_file, llama_folder, tmp_path / "out", *flags)
+        assert read(tmp_path / "out" / "samples.jsonl")
+        assert not any(key.startswith("val/") for row in log for key in row)
+
+
 def test_evaluations_answer_validation_prompts(tmp_path):
     """The prompts of the test split would choose weights and then be tested on."""
     rows = [{"prompt": [{"role": "user", "content": f"{split} {i}"}], "split": split}
