@@ -711,8 +711,10 @@ def main(argv=None):
     start = None if args.teacher else reference
     run.state = {"policy": policy, "pass_rates": torch.full((len(train),), 0.5)}
     prompts = [conversation(row, args.system) for row in train]
-    longest = rollouts.longest_row(args, policy, tokenizer, prompts)
-    run.start(tokenizer, args.lr or runs.default_lr(policy, RATES), longest=longest)
+    encoded = rollouts.longest_prompts(tokenizer, prompts)
+    longest = rollouts.longest_row(args, policy, encoded)
+    lr = args.lr or runs.default_lr(policy, RATES)
+    run.start(tokenizer, lr, longest=longest, encoded=encoded)
     guard = Guard(run, watch.Watcher(args, run.rows()))
     if run.step == 0:
         preflight(args, run, start, graders, train)

@@ -544,8 +544,9 @@ def main(argv=None):
     args.restore = weights_to_write(args.restore, len(val), "prompts")
     run.state = {"policy": policy, "critic": critic, "kl_coef": args.beta}
     lr = args.lr or runs.default_lr(policy, RATES)
-    longest = rollouts.longest_row(args, policy, tokenizer, [row["prompt"] for row in train])
-    run.start(tokenizer, lr, HEAD_LR if critic.fresh_head else None, longest)
+    encoded = rollouts.longest_prompts(tokenizer, [row["prompt"] for row in train])
+    longest = rollouts.longest_row(args, policy, encoded)
+    run.start(tokenizer, lr, HEAD_LR if critic.fresh_head else None, longest, encoded)
     guard = Guard(run, watch.Watcher(args, run.rows()))
     kl_control = AdaptiveKL(run.state["kl_coef"], args.kl_target)
     if run.step == 0:

@@ -102,12 +102,16 @@ def reward_weights(specs, names):
     return {name: weight / sum(weights.values()) for name, weight in weights.items()}
 
 
-def longest_row(args, model, tokenizer, prompts):
-    """Tokens of the longest row of a step, prompt and answer; of the 64 longest prompts as text."""
+def longest_prompts(tokenizer, prompts):
+    """Ids of the 64 prompts that are the longest as text."""
     longest = sorted(prompts, key=lambda prompt: len(str(prompt)))[-64:]
-    tokens = max(len(common.encode_prompt(tokenizer, prompt)) for prompt in longest)
+    return [common.encode_prompt(tokenizer, prompt) for prompt in longest]
+
+
+def longest_row(args, model, prompts):
+    """Tokens of the longest row of a step, prompt and answer; prompts: of `longest_prompts`."""
     most = min(args.max_length or math.inf, common.max_positions(model.config))
-    return min(tokens + args.max_new_tokens, most)
+    return min(max(map(len, prompts)) + args.max_new_tokens, most)
 
 
 def planned_steps(args, per_epoch):
@@ -219,14 +223,14 @@ def preflight(run, policy, reference, tokenizer, b):
 def load_models(args, run, with_reference=None):
     """(policy, reference, tokenizer): the reference is a frozen copy of the start, with LoRA the
     policy with its adapter off, None without --beta; with --teacher it is the teacher."""
-    tokenizer = common.load_tokenizer(args.model)
+    tokenizer = common.load_tokenizer(args.model, today=args.date)
     policy = common.load_policy(args.model, run.dtype, run.device, lora_rank=args.lora_rank)
     with_reference = with_reference or args.beta > 0
     teacher, reference = getattr(args, "teacher", None), policy if with_reference else None
     if with_reference and (teacher or not args.lora_rank):
         frozen, flag = (teacher, "--teacher") if teacher else (args.model, "--model")
         reference = common.load_policy(frozen, run.dtype, run.device, False, flag=flag)
-    if teacher and common.load_tokenizer(teacher).get_vocab() != tokenizer.get_vocab():
+    if teacher and common.load_tokenizer(teacher, "--teacher").get_vocab() != tokenizer.get_vocab():
         raise UserError(f"--teacher {teacher}: its tokens are not those of --model {args.model}")
     return policy, reference, tokenizer
 

@@ -22,6 +22,8 @@ Left out     1. weight decay   2. a choice of gradient clipping (1.0)   3. more 
 
 import argparse
 import contextlib
+import datetime
+import hashlib
 import math
 import os
 import shutil
@@ -32,6 +34,7 @@ import time
 from importlib.metadata import version
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils._pytree import tree_map
@@ -120,6 +123,7 @@ class Parser(files.Parser):
         add("--schedule", choices=("constant", "linear", "cosine"), default="cosine", help="of --lr (default %(default)s)")
         add("--warmup", type=number(at_least=0, below=1), default=0.05, help="share of steps during which --lr rises (default %(default)s)")
         add("--max-length", type=number(int, at_least=2), default=1024, help="tokens of prompt and answer together (default %(default)s)")
+        add("--date", type=iso_date, help="YYYY-MM-DD for chat templates that write today's date (default: the day of the start)")
         add("--seed", type=number(int, at_least=0, below=2**63), default=0, help="seed of every random choice (default 0)")
         add("--lora-rank", type=number(int, at_least=0), default=0, help="0 trains all weights, 8 to 64 trains adapters (default 0)")
         add("--grad-checkpoint", action="store_true", help="save memory, at the cost of about 30 %% more time")
@@ -134,6 +138,10 @@ class Parser(files.Parser):
         add("--overwrite", action="store_true", help="replace the run in --out")
         add("--wandb-project", help="also log to Weights & Biases (needs the package wandb)")
         # fmt: on
+
+
+def iso_date(text):
+    return datetime.date.fromisoformat(text).isoformat()
 
 
 def default_lr(model, rates):
@@ -218,6 +226,16 @@ class Run:
         if differs:
             raise UserError(f"--resume: not the run in {self.out}: {'; '.join(differs)}")
 
+    def _check_encoded(self, encoded):
+        """Refuse to resume where template, tokenizer or library now write other tokens."""
+        rows = (np.asarray(ids, np.int32).tobytes() for ids in encoded)
+        self.record["encoded"] = hashlib.sha256(b"".join(rows)).hexdigest()
+        if self.args.resume:
+            old = files.read_record(self.out, "--resume")
+            if old.get("encoded", self.record["encoded"]) != self.record["encoded"]:
+                versions = f"versions then {old.get('versions')}, now {self.record['versions']}"
+                raise UserError(f"--resume: the same rows are other tokens now; {versions}")
+
     def plan(self, rows, unit):
         """Number of steps: --steps, else --epochs, else as many passes as make LEAST_STEPS."""
         args, per_epoch = self.args, math.ceil(rows / self.args.batch_size)
@@ -226,13 +244,16 @@ class Run:
         steps = f"steps per epoch {per_epoch}, in total {self.planned}"
         print(f"plan       {rows} {unit} in batches of {args.batch_size}; {steps}")
 
-    def start(self, tokenizer, lr, head_lr=None, longest=1):
+    def start(self, tokenizer, lr, head_lr=None, longest=1, encoded=()):
         """Prepare the modules of `state` for training; with --resume load the newest checkpoint.
 
         head_lr: the rate of a fresh reward or value head, which hardly moves at the trunk's rate.
         longest: tokens of the longest row, which a forward must hold.
+        encoded: arrays of ids that are trained on; a resumed run must have the same.
         """
         args, groups = self.args, {}
+        args.date = tokenizer.date  # of prompts, in the folder that this run writes, too
+        self._check_encoded(encoded)
         modules = [module for module in self.state.values() if isinstance(module, nn.Module)]
         self.model, self.modules, self.tokenizer = modules[0], modules, tokenizer
         if args.micro_tokens is None:
