@@ -351,7 +351,10 @@ def load_tokenizer(name, flag="--model", today=None):
 def run_args(folder):
     """The flags of the run that made a model folder; {} for a folder of another tool."""
     record = Path(folder) / "args.json"
-    return json.loads(record.read_text(encoding="utf-8"))["args"] if record.is_file() else {}
+    try:
+        return json.loads(record.read_text(encoding="utf-8"))["args"] if record.is_file() else {}
+    except (ValueError, KeyError, TypeError):
+        raise UserError(f"{record}: this is not the args.json of a run") from None
 
 
 def max_positions(config):

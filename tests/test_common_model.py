@@ -312,11 +312,11 @@ policy | own | cannot be loaded (Error no file named model.safetensors | model.s
 tokenizer policy reward scorer | own | | config.json | {"model_type": "lla
 tokenizer scorer | own | | tokenizer_config.json | {"a":
 tokenizer scorer | own | | chat_template.jinja | {% for
-scorer | own | | args.json | {"args":
+tokenizer scorer | own | not the args.json of a run | args.json | {"args":
 policy reward | own | fine | tokenizer_config.json | {"a":
 policy reward | own | fine | chat_template.jinja | {% for
 tokenizer policy reward scorer | own | fine | generation_config.json | {"a":
-tokenizer policy reward | own | fine | args.json | {"args":
+policy reward | own | fine | args.json | {"args":
 """)
 WRONG = [(who, *row) for several, *row in WRONG for who in several.split()]
 
