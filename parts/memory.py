@@ -24,6 +24,13 @@ MARGIN = 0.9  # of free memory; the rest is for gaps between blocks and for libr
 # SmolLM2 needs 13.0, 11.3, 11.0 and 11.7 ms per token and 2.2, 2.7, 3.6 and 5.4 GB for a forward
 # and backward of 256, 512, 1024 and 2048 tokens; the bundled base .25, .21, .19 and .20 ms
 FASTEST_TOKENS = {"cuda": 16384}
+# what the backward of a layer takes beside its activations, in parts of these: .16 to .48 in the
+# shapes of bench/memory.py with all weights and LoRA, bf16 and fp32; with checkpointing, that layer
+# included, 1.12 to 1.44. tests/test_memory.py holds both bounds
+BACKWARD = 0.6
+# per answer and entry of the vocabulary: the draw holds the fp32 logits (4), their softmax in
+# float64 (8) and its running sum (8), 20 in all; the rest is margin
+DRAW_BYTES = 28
 CGROUPS = [
     (Path("/sys/fs/cgroup"), "memory.max", "memory.current"),
     (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.usage_in_bytes"),
@@ -52,8 +59,8 @@ def activation_bytes(model, grad_checkpoint=False, length=8):
     """Bytes per token of rows of this length that forward and backward take beside the weights.
 
     Measured, so it holds for every family: what autograd keeps of two short rows minus what it
-    keeps of one. The backward adds six tenths of a layer. With grad_checkpoint only the input of
-    each layer is kept, and one layer as a whole.
+    keeps of one, and BACKWARD. With grad_checkpoint only the input of each layer is kept, and one
+    layer as a whole.
     """
     was_training = model.training
 
@@ -77,9 +84,9 @@ def activation_bytes(model, grad_checkpoint=False, length=8):
     config = model.config.get_text_config()
     layer = every_layer / config.num_hidden_layers
     if not grad_checkpoint:
-        return every_layer + 0.6 * layer
+        return every_layer + BACKWARD * layer
     inputs = config.num_hidden_layers * config.hidden_size * model.dtype.itemsize
-    return inputs + 1.6 * layer
+    return inputs + (1 + BACKWARD) * layer
 
 
 def compute_dtype(model):
@@ -138,12 +145,12 @@ def default_micro_tokens(model, free, reserved, longest, grad_checkpoint=False):
 def answers_at_once(model, free, tokens_per_answer, most=256):
     """How many answers to decode together so that they take at most half of the free memory.
 
-    An answer takes its cache, one layer's keys and values once more, and five rows of logits. Not
+    An answer takes its cache, one layer's keys and values once more, and the draw. Not
     counted: the forwards of the prompts before, each of at most `micro_tokens` or one prompt. Three
     rows of an MLP and five of the stream take 46 kB a token for Qwen2.5-0.5B in bf16 and 169 kB for
     Llama-3.1-8B: .8 and 2.8 GB on a GPU. On a CPU SmolLM2 takes 28 kB, 29 MB in all.
     """
     config = model.config.get_text_config()
     layer = 2 * config.hidden_size * compute_dtype(model).itemsize
-    one = tokens_per_answer * (cache_bytes(model) + layer) + 28 * config.vocab_size
+    one = tokens_per_answer * (cache_bytes(model) + layer) + DRAW_BYTES * config.vocab_size
     return most if free is None else max(1, min(most, int(free / 2 / one)))
