@@ -15,7 +15,8 @@ Run          python grpo_agent.py
              python grpo_agent.py play --policy runs/grpo_agent --seed 7
              python grpo_agent.py --env envs/twenty48.py:TwentyFortyEight --env-args '{"size": 4}'
              torchrun --nproc-per-node 8 grpo_agent.py --fsdp --model Qwen/Qwen2.5-7B-Instruct
-Writes       a model folder, args.json, metrics.jsonl, rollouts.jsonl, summary.json, checkpoint/
+Writes       a model folder, args.json, metrics.jsonl, samples.jsonl, rollouts.jsonl, summary.json,
+             checkpoint/
 Reference    Shao et al. 2024, arXiv 2402.03300, eq. 3 (GRPO); clip range: DAPO, 2503.14476;
              Dr. GRPO: 2503.20783; RULER and 2048 as tasks: OpenPipe ART
 Axes         P seeds, G episodes per seed, N = P·G, T tokens
@@ -39,7 +40,7 @@ import judge as judges
 import watch
 from checks.instructions import visible
 from grpo_rubric import SCALES, group_advantages, token_losses
-from parts import parallel, rollouts, runs
+from parts import parallel, prompting, rollouts, runs
 from parts.dialogue import continued_ids
 from parts.files import UserError, command, load_function, number, where_raised, write_jsonl
 from parts.guard import Guard, weights_to_write, write_summary
@@ -53,9 +54,6 @@ from parts.texts import text_metrics
 RATES = 3e-4, 1e-5, 2e-4
 STEPS = 40  # without --steps; seeds have no end, so there are no epochs
 CLIP_LOW, CLIP_HIGH = 0.2, 0.28  # the ratio stays in [1 − low, 1 + high]: DAPO's values, not swept
-# of validation and test; 0 is greedy. 1 measures what is trained: the bundled base, greedy, is a
-# good interviewer before any training
-EVAL_TEMPERATURE = 1.0
 VAL_SEEDS, TEST_SEEDS = 10**9, 2 * 10**9  # training seeds are drawn below 10⁹
 TURN_NORMS, REWARDS = ("token", "turn", "trajectory"), ("env", "ruler")
 NEEDED = ("reset", "step", "name", "max_turns", "reward_range", "val_key", "baselines")
@@ -126,6 +124,8 @@ def parse_args(argv=None):
     add("--max-exceptions", type=number(at_least=0), default=0.0, help="episodes of a step that may raise, or a share below 1 (default 0)")
     add("--val-episodes", type=whole_number, default=64, help="held-out seeds of a validation (default %(default)s)")
     add("--test-episodes", type=number(int, at_least=0), default=128, help="seeds played once, at the end (default %(default)s)")
+    # at 1 the bundled base is measured as it is trained: greedy, it is a good interviewer before any training
+    add("--eval-temperature", type=number(at_least=0), help="of validation, test, play; 0: greedy (default 0.7; bundled base 1)")
     add("--policy", default="random", help="play: a baseline, a model folder, or human: you (default %(default)s)")
     add("--episodes", type=whole_number, default=1, help="play: how many, from --seed on (default %(default)s)")
     add("--write", metavar="FILE", help="play: also write the policy's turns as rows for sft.py")
@@ -141,6 +141,9 @@ def parse_args(argv=None):
         raise UserError(f"--epochs {args.epochs}: seeds have no end; use --steps (default {STEPS})")
     if args.history not in (None, "all") and not args.history.isdecimal():
         raise UserError(f"--history {args.history}: expected all, or a number of exchanges")
+    if args.eval_temperature is None:
+        model = args.policy if args.command == "play" else args.model
+        args.eval_temperature = 1.0 if prompting.knows_the_form(model) else 0.7
     rollouts.check_groups(args)
     args.reward = rollouts.reward_weights(args.reward or ["env"], REWARDS)
     return args
@@ -380,14 +383,15 @@ def model_act(args, model, tokenizer, temperature, seed):
     return act
 
 
-def play_model(args, model, tokenizer, make, seeds, temperature, seed, group=1):
-    """Episodes of a model, groups of neighbours dealt out over the processes; see `survivors`."""
+def play_model(args, model, tokenizer, make, seeds, temperature, seed, group=1, most=None):
+    """Episodes of a model, groups of neighbours dealt out over the processes; of them `most` may
+    raise, --max-exceptions by default."""
     local = parallel.share(range(len(seeds)), group)
     act = model_act(args, model, tokenizer, temperature, seed)
     with parallel.decoding(model):
         played = play(make, [seeds[i] for i in local], act, local)
     played = parallel.gather(played, local)
-    survivors(played, args.max_exceptions)
+    survivors(played, args.max_exceptions if most is None else most)
     return played
 
 
@@ -550,8 +554,8 @@ def rollout_rows(step, split, played, g, parts, rewards, advantages):
 
 @torch.no_grad()
 def evaluate(args, model, tokenizer, make, seeds):
-    """(metrics, episodes) on held-out seeds, one episode each, at EVAL_TEMPERATURE."""
-    played = play_model(args, model, tokenizer, make, seeds, EVAL_TEMPERATURE, args.seed)
+    """(metrics, episodes) on held-out seeds, one episode each, at --eval-temperature."""
+    played = play_model(args, model, tokenizer, make, seeds, args.eval_temperature, args.seed)
     alive = survivors(played)
     return {
         **rollouts.scored("val/score", [t.score for t in alive]),
@@ -572,10 +576,12 @@ def transcript(t):
 
 
 def validate(args, run, guard, policy, tokenizer, make, more=()):
-    """Evaluate and log; print the worst and the best episode."""
+    """Evaluate and log, with a greedy episode of the first seed; print the worst and the best."""
     seeds = range(VAL_SEEDS, VAL_SEEDS + args.val_episodes)
     metrics, played = evaluate(args, policy, tokenizer, make, seeds)
-    guard.evaluation({**metrics, **dict(more)}, [])
+    (greedy,) = play_model(args, policy, tokenizer, make, seeds[:1], 0.0, args.seed, most=1)
+    sample = {"prompt": f"{make().name}, greedy", "answer": greedy.error or transcript(greedy)}
+    guard.evaluation({**metrics, **dict(more)}, [sample])
     rewards, none = [t.reward for t in played], [None] * len(played)
     rows = rollout_rows(run.step, "validation", played, 1, {"env": rewards}, rewards, none)
     run.write("rollouts.jsonl", rows)
@@ -633,7 +639,7 @@ def play_command(args, make):
         device = parallel.pick_device(args.device)
         model = common.load_policy(args.policy, None, device, trainable=False, flag="--policy")
         tokenizer = common.load_tokenizer(args.policy)
-        played = play_model(args, model, tokenizer, make, seeds, EVAL_TEMPERATURE, args.seed)
+        played = play_model(args, model, tokenizer, make, seeds, args.eval_temperature, args.seed)
     else:
         known = f"human, a model folder, or a baseline: {', '.join(env.baselines)}"
         raise UserError(f"--policy {args.policy}: expected {known}")

@@ -276,7 +276,14 @@ def test_seeds_never_meet():
 def test_a_run_leaves_what_the_header_promises(folder, tmp_path, capsys):
     out = tmp_path / "run"
     assert g.main(line(folder, echo(tmp_path), out, "--steps 4 --lr 1e-2")) == 0
-    assert not (out / "samples.jsonl").exists()
+    samples = read(out / "samples.jsonl")
+    assert [s["step"] for s in samples] == [0, 2, 4], "a greedy episode of the first seed each"
+    args, policy = (
+        arguments("--env", echo(tmp_path)),
+        (common.load_policy(out), common.load_tokenizer(out)),
+    )
+    (t,) = g.play_model(args, *policy, g.environment(args), [g.VAL_SEEDS], 0.0, 0)
+    assert samples[-1]["answer"] == g.transcript(t) and samples[-1]["answer"].count("\n  > ") == 3
     rows, rollouts = read(out / "metrics.jsonl"), read(out / "rollouts.jsonl")
     assert [r["step"] for r in rows] == [0, 1, 2, 2, 3, 4, 4]
     assert rows[0]["env/baseline/a"] == 0.5 and rows[0]["env/baseline/b"] == 0
@@ -332,7 +339,8 @@ def test_failures_within_the_limit_are_counted_and_the_run_goes_on(folder, tmp_p
         assert row["reward/unscored_frac"] == n / 4
     two = [row for row in read(out / "metrics.jsonl") if row.get("updates") == 2]
     assert two and all(row["sample_gap"] < 1e-4 and row["ratio/max"] > 1.01 for row in two)
-    draws = [call[6] for call in spy.calls]  # preflight, validation, steps 1 and 2, …
+    # preflight, validation, steps 1 and 2, …; a greedy episode draws nothing
+    draws = [call[6] for call in spy.calls if call[5] > 0]
     assert draws == [2, 2, 2000001, 2000002, 2, 2000003, 2], "each step has draws of its own"
     assert "RuntimeError: gone" in errors[0]["error"]
 
