@@ -154,8 +154,8 @@ def test_maxrl_is_nearly_the_gradient_of_the_log_pass_rate():
 
 class FourLogits(torch.nn.Module):
     """A model of the world with the face of a Hugging Face model: behind the prompt it draws a
-    letter from its four weights, behind a letter the end token. It is its own output embedding, fed
-    with one-hot states: [behind a letter, behind the prompt]."""
+    letter from its four weights, behind a letter the end token. The output embedding is made of
+    them, for one-hot states: [behind a letter, behind the prompt]."""
 
     def __init__(self):
         super().__init__()
@@ -167,12 +167,9 @@ class FourLogits(torch.nn.Module):
         return (torch.nn.functional.one_hot((input_ids == PROMPT).long(), 2).float(),)
 
     def get_output_embeddings(self):
-        return self
-
-    def forward(self, states):
         behind_prompt = torch.cat([self.weight, torch.full((2,), -1e4)])
         behind_letter = torch.full((6,), -1e4).index_fill(0, torch.tensor(END), 0.0)
-        return states @ torch.stack([behind_letter, behind_prompt])  # (N, V)
+        return argparse.Namespace(weight=torch.stack([behind_letter, behind_prompt]).T)  # (V, H)
 
     def policy(self):
         return torch.softmax(self.weight.detach().double(), -1)
