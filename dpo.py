@@ -147,6 +147,9 @@ def parse_args(argv=None):
     prompting.add_answer_arguments(parser)
     parser.add_run_arguments("runs/dpo", RATES)
     args = parser.parse_args(argv)
+    simpo, held_out = args.loss_type == "simpo", "--eval-pairs are held out, no share of --pairs"
+    parser.without_effect("--simpo-gamma", not simpo, "only --loss-type simpo has a target margin")
+    parser.without_effect("--eval-fraction", args.eval_pairs, held_out)
     if args.beta is None:
         args.beta = 2.0 if args.loss_type == "simpo" else 0.1
     if args.nll_coef is None:

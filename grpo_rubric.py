@@ -309,6 +309,8 @@ def load_data(args):
     rubrics = judges.read_rubrics(args.data, args.allow_code_execution)
     print(rubrics.describe())
     if rubrics.splits:
+        if args.train_ratio:
+            raise UserError(f"--train-ratio has no effect: {args.data} has a split of its own")
         train, val, test = (rubrics.splits[k] for k in ("train", "validation", "test"))
     else:
         rows = list(rubrics.rows)
@@ -710,11 +712,9 @@ def main(argv=None):
     policy, reference, tokenizer = load_models(args, run)
     start = None if args.teacher else reference
     run.state = {"policy": policy, "pass_rates": torch.full((len(train),), 0.5)}
-    prompts = [conversation(row, args.system) for row in train]
-    encoded = rollouts.longest_prompts(tokenizer, prompts)
+    encoded = rollouts.longest_prompts(tokenizer, [conversation(r, args.system) for r in train])
     longest = rollouts.longest_row(args, policy, encoded)
-    lr = args.lr or runs.default_lr(policy, RATES)
-    run.start(tokenizer, lr, longest=longest, encoded=encoded)
+    run.start(tokenizer, args.lr or runs.default_lr(policy, RATES), None, longest, encoded)
     guard = Guard(run, watch.Watcher(args, run.rows()))
     if run.step == 0:
         preflight(args, run, start, graders, train)

@@ -265,6 +265,8 @@ def load_data(args, tokenizer):
     """(training rows, at most 64 validation rows): by "split", without one by the prompt's hash."""
     rows = prompting.load_prompts(args.prompts, "--prompts")
     if any("split" in row for row in rows):
+        if args.eval_fraction is not None:
+            raise UserError(f'--eval-fraction has no effect: rows of {args.prompts} have a "split"')
         train, val = ([r for r in rows if r.get("split") == name] for name in ("train", "val"))
         fix = 'no row has "split": "train"; without that column a part is held out by itself'
     else:

@@ -141,6 +141,9 @@ def parse_args(argv=None):
     prompting.add_examples_argument(parser)
     parser.add_run_arguments("runs/reward", RATES)
     args = parser.parse_args(argv)
+    held_out = "--eval-pairs are held out, no share of --pairs"
+    parser.without_effect("--eval-fraction", args.eval_pairs, held_out)
+    parser.without_effect("--margin-scale", args.margin == "none", "--margin names no column")
     prompting.default_examples(args, args.pairs)
     return args
 

@@ -10,7 +10,7 @@ import runpy
 import sys
 import tempfile
 import traceback
-from argparse import ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter
+from argparse import ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter, _StoreAction
 from collections import Counter
 from difflib import get_close_matches
 from functools import partial
@@ -278,13 +278,33 @@ class Help(RawDescriptionHelpFormatter):
         return "N" if action.type else action.dest.split("_")[-1].upper()
 
 
+class Store(_StoreAction):
+    """A flag that takes several values, given twice, has those of both."""
+
+    def __call__(self, parser, namespace, values, option_string=None):
+        earlier = getattr(namespace, self.dest, None)
+        if self.nargs == "+" and earlier is not self.default:
+            values = [*earlier, *values]
+        parser.given.add(self.option_strings[0] if self.option_strings else self.dest)
+        super().__call__(parser, namespace, values, option_string)
+
+
 class Parser(ArgumentParser):
     """Errors in one line; an unknown flag is answered with the closest one."""
 
     def __init__(self, **options):
         super().__init__(formatter_class=partial(Help, max_help_position=30), **options)
+        self.given = set()  # the flags with values on the command line
+        for name in (None, "store"):
+            self.register("action", name, Store)
+
+    def without_effect(self, flag, when, why):
+        """UserError if `flag` is on the command line, and `when` says that nothing reads it."""
+        if flag in self.given and when:
+            self.error(f"{flag} has no effect: {why}; leave it out")
 
     def parse_known_args(self, args=None, namespace=None):
+        self.given.clear()
         found, unknown = super().parse_known_args(args, namespace)
         for flag in unknown:
             flag = flag.partition("=")[0]

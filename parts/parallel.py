@@ -13,6 +13,7 @@ Left out     1. DDP: its hooks want a forward of the wrapped module, and ours is
 
 import contextlib
 import functools
+import inspect
 import itertools
 import math
 import os
@@ -197,12 +198,22 @@ def gather(values, places=None):
 def score_answers(function, flag, rows, prompts, answers):
     """Scores of answers by a --gold or --reward-fn function: a finite number or None for each.
 
-    Under torchrun each process scores its share of the answers, and all get all scores.
+    Numbers may be numpy's or torch's, as a list or an array. Under torchrun each process scores its
+    share of the answers, and all get all scores.
     """
     mine = share(range(len(answers)))
     rows, prompts, answers = ([column[i] for i in mine] for column in (rows, prompts, answers))
+    signature = inspect.signature(function)
+    try:
+        signature.bind(prompts, answers, rows)
+    except TypeError as error:
+        wanted = "expected a function of (prompts, answers, rows), three lists"
+        raise UserError(f"{flag}: {wanted}; this one takes {signature} ({error})") from None
     try:
         scores = function(prompts, answers, rows) if answers else []
+        scores = scores.tolist() if hasattr(scores, "tolist") else scores
+        if isinstance(scores, (list, tuple)):
+            scores = [x.item() if hasattr(x, "item") else x for x in scores]
     except UserError:
         raise
     except Exception as error:  # the user's own code may raise anything
