@@ -36,10 +36,10 @@ from common import at_least_fp32, batch_indices, batch_rows, pad_id, pad_rows, t
 from parts import identities, prompting, runs
 from parts.files import UserError, command, number, read_jsonl
 from parts.lora import adapter_off
+from parts.means import wilson
 from parts.parallel import add_up, all_sum, gather, progress, share
 from parts.rows import check_thumb
 from parts.shared_prompt import can_share
-from parts.stats import wilson
 
 # learning rates for models below 100 M parameters (worked on the bundled base, not swept), larger
 # ones, and LoRA: reports/real-model.md; at 5e-5 the held-out loss of SmolLM2 rises

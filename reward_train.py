@@ -35,9 +35,9 @@ import common
 from common import at_least_fp32, batch_indices, batch_rows, pad_id, pad_rows, reward_scores
 from parts import identities, prompting, runs
 from parts.files import UserError, brief, command, number, told
+from parts.means import wilson
 from parts.parallel import add_up, gather
 from parts.shared_prompt import can_share
-from parts.stats import wilson
 
 # learning rates for models below 100 M parameters (worked on the bundled base, not swept), larger
 # ones, and LoRA

@@ -1,6 +1,7 @@
-"""parts/means.py: a mean and its interval; no torch, no numpy."""
+"""parts/means.py: a mean, a share and their intervals; no torch, no numpy."""
 
 import math
+from statistics import NormalDist
 
 
 def mean(values):
@@ -23,6 +24,21 @@ def half_interval(values):
     centre = mean(values)
     variance = sum((value - centre) ** 2 for value in values) / (len(values) - 1)
     return round(1.96 * math.sqrt(variance / len(values)), 12) if variance else None
+
+
+def wilson(k, n, level=0.95):
+    """Score interval of a share k/n: all rates p with |k/n − p| ≤ z·√(p(1−p)/n)      [Wilson 1927]
+
+    k may be a half (ties). n = 0 has no interval: None.
+    >>> [round(x, 4) for x in wilson(60, 100)], [round(x, 4) for x in wilson(0, 10)], wilson(0, 0)
+    ([0.502, 0.6906], [0.0, 0.2775], None)
+    """
+    if n == 0:
+        return None
+    z = NormalDist().inv_cdf((1 + level) / 2)
+    centre = (k + z * z / 2) / (n + z * z)
+    half = z / (n + z * z) * math.sqrt(k * (n - k) / n + z * z / 4)
+    return max(0.0, centre - half), min(1.0, centre + half)
 
 
 def with_interval(row, key):

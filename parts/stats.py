@@ -1,7 +1,7 @@
 """parts/stats.py: every interval and test of the house, once; numpy alone, no torch.
 
-Shares       wilson, newcombe_interval (difference), katz_interval (ratio), fisher_exact,
-             rates_differ (all of two shares), sign_test, needed_n
+Shares       wilson (of parts/means.py), newcombe_interval (difference), katz_interval (ratio),
+             fisher_exact, rates_differ (all of two shares), sign_test, needed_n
 Means        bootstrap_ci, t_test (paired or clustered), clustered_difference (two groups)
 Many tests   holm (family-wise error)
 Order        standings
@@ -15,20 +15,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-
-def wilson(k, n, level=0.95):
-    """Score interval of a share k/n: all rates p with |k/n − p| ≤ z·√(p(1−p)/n)      [Wilson 1927]
-
-    k may be a half (ties). n = 0 has no interval: None.
-    >>> [round(x, 4) for x in wilson(60, 100)], [round(x, 4) for x in wilson(0, 10)], wilson(0, 0)
-    ([0.502, 0.6906], [0.0, 0.2775], None)
-    """
-    if n == 0:
-        return None
-    z = NormalDist().inv_cdf((1 + level) / 2)
-    centre = (k + z * z / 2) / (n + z * z)
-    half = z / (n + z * z) * math.sqrt(k * (n - k) / n + z * z / 4)
-    return max(0.0, centre - half), min(1.0, centre + half)
+from parts.means import wilson
 
 
 def newcombe_interval(a, n, b, m, level=0.95):
