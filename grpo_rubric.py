@@ -308,9 +308,9 @@ def load_data(args):
     """
     rubrics = judges.read_rubrics(args.data, args.allow_code_execution)
     print(rubrics.describe())
+    if rubrics.splits and args.train_ratio:
+        raise UserError(f"--train-ratio has no effect: {args.data} has a split of its own")
     if rubrics.splits:
-        if args.train_ratio:
-            raise UserError(f"--train-ratio has no effect: {args.data} has a split of its own")
         train, val, test = (rubrics.splits[k] for k in ("train", "validation", "test"))
     else:
         rows = list(rubrics.rows)

@@ -1,5 +1,4 @@
-"""parts/dialogue.py: how a dialogue becomes tokens: those that the model's own template and tokenizer
-give to the whole of it.
+"""parts/dialogue.py: how a dialogue becomes tokens: those of its model's template and tokenizer.
 
 prompt    P = ids of render(prompt, add_generation_prompt=True): what the model answers
 whole     W = ids of render(prompt + answer)

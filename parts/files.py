@@ -63,7 +63,7 @@ SURPRISES = "answers", "thoughts", "not used", "dropped: the dialogues", "turns"
 
 
 class Counts(Counter):
-    """Counts of rows; `places` has where each began: `place` is "FILE:LINE" of the row being read."""
+    """Counts of rows, and the `places` where each began; place: "FILE:LINE" of the row at hand."""
 
     def __init__(self):
         super().__init__()

@@ -252,7 +252,7 @@ class Run:
         encoded: arrays of ids that are trained on; a resumed run must have the same.
         """
         args, groups = self.args, {}
-        args.date = getattr(tokenizer, "date", None)  # of prompts, in the folder that this run writes, too
+        args.date = getattr(tokenizer, "date", None)  # of prompts here, and of what reads --out
         self._check_encoded(encoded)
         modules = [module for module in self.state.values() if isinstance(module, nn.Module)]
         self.model, self.modules, self.tokenizer = modules[0], modules, tokenizer
