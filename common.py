@@ -217,8 +217,8 @@ def load_pairs(
                 continue
             held = of_eval if eval_files else held_out(row["prompt"], eval_fraction)
             values = [math.nan if row.get(k) is None else row[k] for k in ("strength", "margin")]
-            rows = (row, *(copies(row) if copies and not of_eval else ()))
             try:
+                rows = (row, *(copies(row) if copies and not of_eval else ()))
                 encoded = [
                     _encode_row(tokenizer, prompt_of(each), each, max_length, counts)
                     for each in rows
