@@ -169,10 +169,8 @@ def parse_args(argv=None):
 #  "chosen": [{"role": "assistant", …}], "rejected": [{"role": "assistant", …}], "tie": false}
 # kto also reads single answers: {"prompt": …, "completion": …, "label": true}
 #
-# In memory (`common.load_pairs`): pairs.prompts, pairs.chosen and pairs.rejected are rows of ids,
-# one per pair; pairs.train and pairs.eval are the indices of pairs to learn from and to hold out.
-# A batch of b pairs has 2b rows, all chosen answers first, then all rejected ones in the same
-# order: .view(2, -1) takes them apart again.
+# In memory a batch of b pairs has 2b rows, all chosen answers first, then all rejected ones in the
+# same order: .view(2, -1) takes them apart again.
 
 
 def load_data(args, policy, tokenizer):
@@ -269,7 +267,8 @@ def preflight(args, run, policy, tokenizer, pairs):
     # on every rank the same one
     part = common.micro_batches(first_pairs, pairs.columns(), args.micro_tokens)[0]
     simpo = args.loss_type == "simpo"
-    ref_logps = None if simpo else answer_logps(run, policy, pairs, part, pad)
+    zeros = torch.zeros(2, len(pairs))
+    ref_logps = zeros if simpo else answer_logps(run, policy, pairs, part, pad)
     with torch.no_grad():
         stats = forward(args, policy, pairs, part, pad, ref_logps)[1]
     loss = stats.losses.mean().item()
@@ -310,7 +309,7 @@ def forward(args, policy, pairs, part, pad, ref_logps, baseline=0.0, untrained=F
 
     untrained: the policy is still the reference, whose log-probs are known
     """
-    ref = None if ref_logps is None else ref_logps[:, part].to(policy.device)  # (2, b)
+    ref = ref_logps[:, part].to(policy.device)  # (2, b); 0 for simpo
     # (3) policy: log-probs of both answers, in one forward
     if untrained:
         logps = ref
@@ -318,7 +317,6 @@ def forward(args, policy, pairs, part, pad, ref_logps, baseline=0.0, untrained=F
         rows = (x.to(policy.device) for x in batch_rows(pairs, part, pad))
         logps = token_logps(policy, *rows, shared=pairs.shared).sum(1).view(2, -1)
     # (4) loss and implicit rewards
-    ref = torch.zeros_like(logps) if ref is None else ref
     sides = pairs.chosen, pairs.rejected
     lengths = torch.tensor([[len(side[i]) for i in part] for side in sides]).to(logps)  # (2, b)
     smoothing = args.label_smoothing
@@ -366,7 +364,7 @@ def evaluate(args, run, models, pairs, refs, prompts, scorers):
     policy, tokenizer, load_reference = models
     metrics, pad = {}, pad_id(tokenizer)
     baseline = kl_baseline(args, run, policy, pairs, refs.get("unrelated"), pairs.eval, pad)
-    ref_logps, untrained = refs.get("reference"), run.step == 0 and "reference" in refs
+    ref_logps, untrained = refs["reference"], run.step == 0 and args.loss_type != "simpo"
     # before step one the policy is the reference, whose log-probs are known: no forward
     parts = [share(pairs.eval)] if untrained else run.micro_batches(pairs.eval, pairs.columns())
     batch_stats = [
@@ -417,9 +415,9 @@ def main(argv=None):
     if run.step == 0:  # a resumed run has its reference from the checkpoint
         preflight(args, run, policy, tokenizer, pairs)
         # (2) reference: log-probs of both answers under the frozen start, once
-        every = range(len(pairs))
-        if args.loss_type != "simpo":
-            run.state["reference"] = answer_logps(run, policy, pairs, every, pad)
+        every, zeros = range(len(pairs)), torch.zeros(2, len(pairs))
+        ref = zeros if args.loss_type == "simpo" else answer_logps(run, policy, pairs, every, pad)
+        run.state["reference"] = ref
         if args.loss_type == "kto":
             run.state["unrelated"] = unrelated_logps(run, policy, pairs, every, pad)
     evaluated = models, pairs, run.state, prompts, scorers
