@@ -614,7 +614,7 @@ def load_scorers(args, rows):
         if not name:
             continue
         if ".py:" in name:
-            function = files.load_function(name, flag)
+            function = prompting.load_scorer(name, flag)
         else:
             function = common.reward_function(name, **placed(args), flag=flag)
         scorers[scorer] = f"{flag} {name}", function

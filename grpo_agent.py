@@ -38,10 +38,9 @@ import torch
 import common
 import judge as judges
 import watch
-from checks.instructions import visible
 from grpo_rubric import SCALES, group_advantages, token_losses
 from parts import parallel, prompting, rollouts, runs
-from parts.dialogue import continued_ids
+from parts.dialogue import continued_ids, visible
 from parts.files import UserError, command, load_function, number, where_raised, write_jsonl
 from parts.guard import Guard, weights_to_write, write_summary
 from parts.means import mean

@@ -40,7 +40,7 @@ import judge as judges
 import watch
 from common import at_least_fp32, batch_indices, kl_estimates, pad_id, sample
 from parts import parallel, prompting, rollouts, runs
-from parts.files import UserError, command, load_function, number
+from parts.files import UserError, command, number
 from parts.guard import LEAST_VALIDATION, Guard, weights_to_write, write_summary
 from parts.means import mean
 from parts.recipe import recipe_arguments
@@ -285,9 +285,7 @@ def check_arguments(args):
     if ("model" in weights or args.val_metric == "model") != bool(args.reward_model):
         raise UserError("--reward model and --reward-model FOLDER go together")
     if args.scale == "maxrl" and ("model" in weights or args.overlong == "penalty"):
-        raise UserError(
-            "--scale maxrl: expected rewards of at least 0, not --reward model, --overlong penalty"
-        )
+        raise UserError("--scale maxrl: expected rewards of at least 0; not for model, penalty")
     args.beta = args.beta or float(bool(args.teacher))
     args.level = "sequence" if args.loss == "gspo" else "token"
     args.aggregation = args.aggregation or args.level
@@ -402,7 +400,7 @@ class Graders:
                 args.reward_model, run.dtype, run.device, tokens=lambda: args.micro_tokens
             )
         if args.gold:
-            self.gold = load_function(args.gold, "--gold")
+            self.gold = prompting.load_scorer(args.gold, "--gold")
 
     def spent(self):
         """The judge's metrics since the last call; {} without a judge."""
@@ -712,8 +710,8 @@ def main(argv=None):
     policy, reference, tokenizer = load_models(args, run)
     start = None if args.teacher else reference
     run.state = {"policy": policy, "pass_rates": torch.full((len(train),), 0.5)}
-    encoded = rollouts.longest_prompts(tokenizer, [conversation(r, args.system) for r in train])
-    longest = rollouts.longest_row(args, policy, encoded)
+    prompts = [conversation(row, args.system) for row in train]
+    encoded, longest = rollouts.longest_prompts(args, policy, tokenizer, prompts)
     run.start(tokenizer, args.lr or runs.default_lr(policy, RATES), None, longest, encoded)
     guard = Guard(run, watch.Watcher(args, run.rows()))
     if run.step == 0:

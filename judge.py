@@ -45,8 +45,9 @@ import numpy as np
 import requests
 from tqdm import tqdm
 
-from checks.instructions import a_text, blank, check_arguments, is_number, passes, visible
+from checks.instructions import a_text, blank, check_arguments, is_number, passes
 from parts import files, pages
+from parts.dialogue import visible
 from parts.files import Parser, UserError, number
 from parts.means import mean
 from parts.rows import check_messages, check_prompt

@@ -39,7 +39,7 @@ import common
 import watch
 from common import Rollout, at_least_fp32, kl_estimates, pad_id, sample, token_logps
 from parts import memory, prompting, rollouts, runs
-from parts.files import UserError, command, load_function, number
+from parts.files import UserError, command, number
 from parts.guard import Guard, weights_to_write
 from parts.lora import adapter_off
 from parts.parallel import add_up, all_max, all_sum, as_forward, score_answers, world
@@ -296,7 +296,7 @@ def load_models(args, run):
     """
     policy, reference, tokenizer = rollouts.load_models(args, run, with_reference=True)
     if args.reward_fn:
-        reward, trunk = load_function(args.reward_fn, "--reward-fn"), "policy"
+        reward, trunk = prompting.load_scorer(args.reward_fn, "--reward-fn"), "policy"
     else:
         reward = common.reward_function(
             args.reward_model, run.dtype, run.device, tokens=lambda: args.micro_tokens
@@ -534,9 +534,8 @@ def main(argv=None):
     functions = [spec.rpartition(":")[0] for spec in (args.reward_fn, args.gold) if spec]
     inputs = [args.model, args.prompts, args.reward_model, args.examples, *functions]
     run = runs.Run("ppo", args, inputs, SHOW, HEADLINE)
-    gold = load_function(args.gold, "--gold") if args.gold else None
-    models = load_models(args, run)
-    policy, _, critic, _, tokenizer = models
+    gold = prompting.load_scorer(args.gold, "--gold") if args.gold else None
+    policy, _, critic, _, tokenizer = models = load_models(args, run)
     train, val = load_data(args, tokenizer)
     run.planned = rollouts.planned_steps(args, math.ceil(len(train) / args.rollouts))
     updates = args.ppo_epochs * math.ceil(args.rollouts / args.batch_size)
@@ -545,10 +544,10 @@ def main(argv=None):
     print(watch.promise(args, bool(val)))
     args.restore = weights_to_write(args.restore, len(val), "prompts")
     run.state = {"policy": policy, "critic": critic, "kl_coef": args.beta}
-    lr = args.lr or runs.default_lr(policy, RATES)
-    encoded = rollouts.longest_prompts(tokenizer, [row["prompt"] for row in train])
-    longest = rollouts.longest_row(args, policy, encoded)
-    run.start(tokenizer, lr, HEAD_LR if critic.fresh_head else None, longest, encoded)
+    prompts = [row["prompt"] for row in train]
+    encoded, longest = rollouts.longest_prompts(args, policy, tokenizer, prompts)
+    lr, head_lr = args.lr or runs.default_lr(policy, RATES), HEAD_LR if critic.fresh_head else None
+    run.start(tokenizer, lr, head_lr, longest, encoded)
     guard = Guard(run, watch.Watcher(args, run.rows()))
     kl_control = AdaptiveKL(run.state["kl_coef"], args.kl_target)
     if run.step == 0:

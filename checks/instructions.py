@@ -11,16 +11,7 @@ import re
 
 from checks.answers import choice, compiles, math_answer, math_equal, run_tests
 from checks.risky import number_of_requests, risky_questions, without_invisible
-
-
-def visible(text):
-    """What is graded: the text after the last </think>; nothing where a <think> never closes.
-
-    >>> visible("<think>hm</think> Hello"), visible("<think>hm, hello"), visible("Hello")
-    (' Hello', '', 'Hello')
-    """
-    text = text.rpartition("</think>")[2]
-    return "" if "<think>" in text else text
+from parts.dialogue import visible
 
 
 def blank(text):

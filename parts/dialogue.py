@@ -16,8 +16,8 @@ Where W does not begin with P
 Each of these is counted, and named on the screen with the first line of the file where it occurs.
 
 Special tokens are what template and tokenizer write. In a message, and in a plain text, their
-spelling is text: "</s>" closes a struck-out text in HTML. Not so <think> and </think>, which a model
-writes itself, and not in a text that is rendered already.
+spelling is text: "</s>" closes a struck-out text in HTML. Not so <think> and </think>, which models
+write themselves, and not in a text that is rendered already.
 """
 
 import functools
@@ -446,3 +446,13 @@ def answer_texts(tokenizer, prompts, answers):
         thought = OPENED_THOUGHT.search(tokenizer.decode(prompt[-8:]))
         texts[n] = (thought[0] if thought else "") + texts[n]
     return texts
+
+
+def visible(text):
+    """What is graded: the text after the last </think>; nothing where a <think> never closes.
+
+    >>> visible("<think>hm</think> Hello"), visible("<think>hm, hello"), visible("Hello")
+    (' Hello', '', 'Hello')
+    """
+    text = text.rpartition("</think>")[2]
+    return "" if "<think>" in text else text

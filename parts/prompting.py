@@ -1,5 +1,6 @@
 """parts/prompting.py: prompt files, worked examples before a prompt, and sample answers."""
 
+import functools
 import hashlib
 import json
 import re
@@ -7,6 +8,7 @@ from pathlib import Path
 
 from common import check_prompt, check_response, sample, say_once, told
 from parts import parallel
+from parts.dialogue import visible
 from parts.files import UserError, load_function, number, read_jsonl
 from parts.means import half_interval, mean
 
@@ -74,6 +76,18 @@ def default_examples(args, files, model=None, temperature_flag="eval_temperature
               "has not learned")  # fmt: skip
     if getattr(args, temperature_flag, 0) is None:
         setattr(args, temperature_flag, 1.0 if knows else 0.7)
+
+
+def load_scorer(spec, flag):
+    """The function FILE:FUNCTION, (prompts, answers, rows) → scores; of an answer it reads what every
+    stage grades: the text behind its thought, nothing of a thought without end."""
+    function = load_function(spec, flag)
+
+    @functools.wraps(function)
+    def graded(prompts, answers, rows):
+        return function(prompts, [visible(answer) for answer in answers], rows)
+
+    return graded
 
 
 def load_prompts(path, flag):
@@ -144,7 +158,7 @@ def prompts_to_answer(args, otherwise):
     """
     scorers = []
     if args.gold:
-        scorers.append(("val/gold", "--gold", load_function(args.gold, "--gold")))
+        scorers.append(("val/gold", "--gold", load_scorer(args.gold, "--gold")))
     if args.prompts:
         rows, examples = load_prompts(args.prompts, "--prompts"), load_examples(args.examples)
         rows = [row for row in rows if row.get("split") == "val"] or rows

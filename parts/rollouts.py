@@ -102,16 +102,12 @@ def reward_weights(specs, names):
     return {name: weight / sum(weights.values()) for name, weight in weights.items()}
 
 
-def longest_prompts(tokenizer, prompts):
-    """Ids of the 64 prompts that are the longest as text."""
+def longest_prompts(args, model, tokenizer, prompts):
+    """(ids of the 64 prompts that are the longest as text, tokens of the longest row of a step)."""
     longest = sorted(prompts, key=lambda prompt: len(str(prompt)))[-64:]
-    return [common.encode_prompt(tokenizer, prompt) for prompt in longest]
-
-
-def longest_row(args, model, prompts):
-    """Tokens of the longest row of a step, prompt and answer; prompts: of `longest_prompts`."""
+    ids = [common.encode_prompt(tokenizer, prompt) for prompt in longest]
     most = min(args.max_length or math.inf, common.max_positions(model.config))
-    return min(max(map(len, prompts)) + args.max_new_tokens, most)
+    return ids, min(max(map(len, ids)) + args.max_new_tokens, most)
 
 
 def planned_steps(args, per_epoch):

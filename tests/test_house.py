@@ -28,7 +28,7 @@ RL = {"watch", "parts.rollouts", "parts.guard", "parts.texts", *STAGE}
 ARROWS = {  # who may import whom, downwards only: stages, parts/runs.py, common.py, the other parts, checks
     "checks.answers": {"parts.files"},
     "checks.risky": {"parts.files"},
-    "checks.instructions": {"checks.answers", "checks.risky", "parts.files"},
+    "checks.instructions": {"checks.answers", "checks.risky", "parts.files", "parts.dialogue"},
     "parts.files": set(),
     "parts.rows": set(),
     "parts.dialogue": {"parts.files"},
@@ -66,7 +66,7 @@ ARROWS = {  # who may import whom, downwards only: stages, parts/runs.py, common
     "judge": {"common", "parts.pages", *LOWER, *CHECKS},
     "grpo_rubric": {*RL, "judge", "parts.recipe", *CHECKS},
     # of grpo_rubric the math of a group: the one arrow between stages
-    "grpo_agent": {*RL, "grpo_rubric", "judge", "checks.instructions"},
+    "grpo_agent": {*RL, "grpo_rubric", "judge"},
     "envs.interview": {"checks.risky"},  # which has the one copy of what may not be asked
     "envs.twenty48": set(),
     "watch": {"parts.files", "parts.texts", "parts.viewer"},
