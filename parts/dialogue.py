@@ -216,7 +216,7 @@ def marked(pattern, value):
 
 
 def rendered_ids(tokenizer, text, starts=True):
-    """Ids of a text of `render`; the template writes its own BOS. starts: it is not the tail of one.
+    """Ids of a text of `render`, or (starts=False) of its tail; the template writes its own BOS.
 
     Between special tokens a text with MARK is encoded as if it had none, and without any of its own.
     """

@@ -5,6 +5,8 @@ The templates are small ones that behave as the published ones do where dialogue
 dates, system messages, blanks, ends, earlier turns.
 """
 
+import json
+
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
@@ -144,8 +146,9 @@ def sentencepiece(legacy, specials, eos, bos, chat_template):
     backend.post_processor = processors.TemplateProcessing(
         single=f"{bos}:0 $A:0", special_tokens=known
     )
-    state = backend.to_str()
-    backend = Tokenizer.from_str(state)
+    state = json.loads(backend.to_str())  # bytes are vocabulary, not special tokens
+    state["added_tokens"] = [t for t in state["added_tokens"] if t["content"] not in bytes_]
+    backend = Tokenizer.from_str(json.dumps(state))
     return PreTrainedTokenizerFast(
         tokenizer_object=backend, eos_token=eos, bos_token=bos, chat_template=chat_template,
         additional_special_tokens=list(specials), clean_up_tokenization_spaces=False,
@@ -242,3 +245,89 @@ def test_an_answer_is_what_the_model_would_have_written(family, case, tokenizers
     if whole.startswith(opened) and case != "special tokens as text":
         row = tokenizer.encode(whole, add_special_tokens=False)
         assert row[: len(ids + written[:-1])] == ids + written[:-1]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_turn_of_a_dialogue_is_trained_once(family, tokenizers):
+    """In the row of the whole, or, where the template shows it otherwise later, in a row of its own:
+    each with the prompt and the ids of the dialogue when it was its last turn."""
+    tokenizer, rewritten = tokenizers[family], []
+    if family == "llama2":  # every turn begins with a BOS
+        assert tokenizer.encode("x")[0] == tokenizer.bos_token_id
+    dialogue_of_three = [
+        ASK, said(THINK + "The early one."), user("From when?"), said("From May."), user("Sure?"),
+        said("<think>\nyes\n</think>\n\nSure."),
+    ]  # fmt: skip
+    whole = dialogue.encode_conversation(tokenizer, dialogue_of_three, rewritten=rewritten)
+    trained = []
+    for ids, mask in [whole, *rewritten]:
+        runs, start = [], None
+        for t, on in enumerate([*mask, False]):
+            start = t if on and start is None else start
+            if not on and start is not None:
+                runs.append((ids[:start], ids[start:t]))
+                start = None
+        trained += runs
+    turns = [
+        common.encode_pair(tokenizer, dialogue_of_three[:i], [dialogue_of_three[i]])
+        for i in (1, 3, 5)
+    ]
+    assert sorted(trained) == sorted(turns)
+    hides_thoughts = family in ("qwen3", "qwen3.5", "smollm3", "lfm2.5", "qwen3.5, no thoughts")
+    # gpt-oss ends its last turn with another token, glm4 none; what opens a thought in the prompt
+    # alone does not show it later
+    others = ("gpt-oss", "glm4", "deepseek r1", "nemotron3")
+    assert bool(rewritten) == (hides_thoughts or family in others)
+
+
+def test_the_date_is_fixed(tokenizers, monkeypatch):
+    tokenizer, rendered = tokenizers["llama3"], []
+    for today in ("2026-03-09", "2027-01-01", None):
+        monkeypatch.setattr(tokenizer, "date", today)
+        rendered.append(dialogue.render(tokenizer, [ASK]))
+    assert "Today: 09 Mar 2026\n" in rendered[0] and "Today: 01 Jan 2027\n" in rendered[1]
+    assert len({*rendered}) == 3, "without a date the clock's"
+
+
+THINKER = "qwen3.5"
+GRADED = [  # family, what was sampled behind its prompt, the answer's text, what is graded
+    (THINKER, "hm\n</think>\n\nYes.<|im_end|>", "<think>\nhm\n</think>\n\nYes.", "\n\nYes."),
+    (THINKER, "hm, and", "<think>\nhm, and", ""),
+    ("qwen3", "<think>\nhm\n</think>\n\nYes.<|im_end|>", "<think>\nhm\n</think>\n\nYes.", "\n\nYes."),
+    ("qwen3", "<think>\nhm", "<think>\nhm", ""),
+    ("qwen2.5", "Yes.<|im_end|>", "Yes.", "Yes."),
+    ("gpt-oss", "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>"
+     "Yes.<|return|>", "Yes.", "Yes."),
+    ("gpt-oss", "<|channel|>analysis<|message|>hm", "", ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("family, sampled, text, graded", GRADED)
+def test_what_is_graded(family, sampled, text, graded, tokenizers):
+    """What the prompt opened counts; an unfinished thought is an empty answer, in every template."""
+    tokenizer = tokenizers[family]
+    ids = tokenizer.encode(sampled, add_special_tokens=False)
+    prompt = common.encode_prompt(tokenizer, [ASK])
+    assert dialogue.answer_texts(tokenizer, [prompt], [ids]) == [text]
+    assert dialogue.visible(text) == graded
+    if text and graded:  # a reward model reads the same tokens that were sampled
+        assert common.encode_pair(tokenizer, [ASK], text)[1] == (
+            ids if family != "gpt-oss" else common.encode_pair(tokenizer, [ASK], "Yes.")[1]
+        )
+
+
+def test_text_pairs_are_joined_as_they_stand(tokenizers):
+    """The ids of the joined text, split behind the prompt's; where a token would span the seam the
+    prompt's stay, and the answer has no blank of a first word."""
+    llama = tokenizers["llama2"]
+    llama = type(llama)(tokenizer_object=llama.backend_tokenizer, eos_token="</s>", bos_token="<s>")
+    counts = dialogue.Counter()
+    for prompt, answer in (("Tea?\n", "the one."), ("Tea? ", "the one."), ("", "the one.")):
+        ids, written = common.encode_pair(llama, prompt, answer, counts=counts)
+        assert llama.decode([*ids, *written], skip_special_tokens=True) == prompt + answer
+        assert ids[0] == llama.bos_token_id and written[-1] == llama.eos_token_id
+        if prompt:
+            assert not llama.convert_ids_to_tokens(written[0]).startswith("▁")
+    assert [*counts.values()] == [1]
+    thought = common.encode_pair(llama, "Assistant: <think>\n", "<think>\nhm</think>Yes.")
+    assert "<think>" not in llama.decode(thought[1])
