@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from parts.files import UserError, write_json
-from parts.parallel import rank, whole
+from parts.parallel import rank, trained_weights, whole
 
 SCALE = 2.0  # α/r
 
@@ -80,6 +80,21 @@ def merged_weight(module, A, B, scale):
     """W + scale·B·A, in fp32 whatever dtype the base is held in."""
     delta = scale * B.float() @ A.float()
     return module.weight.float() + (delta.T if is_conv1d(module) else delta)
+
+
+@torch.no_grad()
+def some_weights(model):
+    """At most 4096 weights of each tensor that training changes, adapters merged, fp32, CPU."""
+
+    def some(tensor):
+        return tensor.flatten()[:: max(1, tensor.numel() // 4096)].float().cpu().clone()
+
+    # generators: a merged or gathered tensor is gone before the next one is made
+    tensors = (whole(weight) for weight in trained_weights(model).values())
+    if hasattr(model, "lora_config"):
+        layers = (layer for _, layer in lora_layers(model))
+        tensors = (merged_weight(m, m.lora_A.weight, m.lora_B.weight, SCALE) for m in layers)
+    return [*map(some, tensors)]
 
 
 def merged_state(model, dtype):

@@ -40,35 +40,12 @@ from torch import nn
 from torch.utils._pytree import tree_map
 from tqdm import tqdm
 
-from common import (
-    micro_batches,
-    opening,
-    reward_scores,
-    save_model,
-    token_logps,
-)  # fmt: skip
+from common import micro_batches, opening, reward_scores, save_model, token_logps
 from parts import files, memory, parallel
-from parts.files import (
-    UserError,
-    finite,
-    number,
-    replacing,
-    write_json,
-    write_jsonl,
-)  # fmt: skip
-from parts.lora import SCALE, lora_layers, merged_weight
+from parts.files import UserError, finite, number, replacing, write_json, write_jsonl
+from parts.lora import some_weights
 from parts.means import with_interval
-from parts.parallel import (
-    DTYPES,
-    all_max,
-    all_sum,
-    rank,
-    share,
-    trained_weights,
-    wait_for_all,
-    whole,
-    world,
-)  # fmt: skip
+from parts.parallel import DTYPES, all_max, rank, trained_weights, whole, world
 
 MAX_GRAD_NORM = 1.0
 LEAST_STEPS = 24  # without --epochs, a small file is repeated until it makes this many steps
@@ -273,7 +250,7 @@ class Run:
         trained = sum(w.numel() for w in self.weights) / 1e6
         where = f"lr {lr:g}, on {self.device} in {self.dtype}, {args.micro_tokens} tokens at once"
         print(f"model      {trained:.2f} M of {total:.2f} M weights are trained, {where}")
-        self.sampled_weights = [] if args.save_dtype == "fp32" else self._sample_weights()
+        self.sampled_weights = [] if args.save_dtype == "fp32" else some_weights(self.model)
         if args.resume:
             self._load_checkpoint()
 
@@ -321,7 +298,7 @@ class Run:
         With --fsdp every forward and backward is a collective, so a rank with fewer micro-batches
         first runs dummy ones with loss 0, through `modules` (default: all of `state`).
         """
-        indices = share(sorted(indices, key=lambda i: -lengths[i]))
+        indices = parallel.share(sorted(indices, key=lambda i: -lengths[i]))
         parts = micro_batches(indices, lengths, self.args.micro_tokens)
         sharded = [m for m in modules or self.state.values() if parallel.is_sharded(m)]
         for _ in range(int(all_max(len(parts))) - len(parts) if sharded else 0):
@@ -347,7 +324,7 @@ class Run:
         """
         self.is_saved = False
         parallel.add_up_gradients(self.weights)
-        loss, self.loss = all_sum(self.loss), 0.0
+        loss, self.loss = parallel.all_sum(self.loss), 0.0
         self.scaler.scale(self.weights[0].new_zeros(()))  # a rank that had no rows has no scale yet
         self.scaler.unscale_(self.optimizer)
         clipped = [nn.utils.clip_grad_norm_(m.parameters(), MAX_GRAD_NORM) for m in self.modules]
@@ -410,7 +387,7 @@ class Run:
     def _open(self):
         """Before the first row: replace the run in --out, or cut its logs to the checkpoint."""
         if not self.opened:
-            wait_for_all()  # all ranks have looked at the folder as it was
+            parallel.wait_for_all()  # all ranks have looked at the folder as it was
             if not rank():
                 self._make_folder()
             self.opened = True
@@ -454,7 +431,7 @@ class Run:
             with replacing(self.out / "checkpoint" / f"step-{self.step:07d}.pt") as file:
                 torch.save(saved, file)
             self._keep_checkpoints(2)
-        wait_for_all()
+        parallel.wait_for_all()
 
     def _keep_checkpoints(self, most):
         for old in sorted((self.out / "checkpoint").glob("step-*"))[:-most]:
@@ -515,7 +492,7 @@ class Run:
                 f"saved in {self.args.save_dtype}: rounding keeps {share:.0%} of what was trained"
             )
         self.is_saved = True
-        wait_for_all()  # no rank leaves before the folder is complete
+        parallel.wait_for_all()  # no rank leaves before the folder is complete
 
     @torch.no_grad()
     def change_kept(self, dtype):
@@ -525,27 +502,11 @@ class Run:
         the spacing of bf16 numbers, w/256, is rounded away: at 1e-6 nearly all of them are.
         """
         kept = total = 0.0
-        for start, end in zip(self.sampled_weights, self._sample_weights()):
+        for start, end in zip(self.sampled_weights, some_weights(self.model)):
             change = end - start
             rounded = end.to(dtype).float() - start.to(dtype).float()
             kept, total = kept + (change * rounded).sum(), total + change.square().sum()
         return float(kept / total) if total else 1.0
-
-    @torch.no_grad()
-    def _sample_weights(self):
-        """At most 4096 weights of each tensor that the saved model holds, adapters merged, fp32."""
-
-        def some(tensor):
-            return tensor.flatten()[:: max(1, tensor.numel() // 4096)].float().cpu().clone()
-
-        # generators: a merged or gathered tensor is gone before the next one is made
-        tensors = (whole(weight) for weight in trained_weights(self.model).values())
-        if hasattr(self.model, "lora_config"):
-            tensors = (
-                merged_weight(layer, layer.lora_A.weight, layer.lora_B.weight, SCALE)
-                for _, layer in lora_layers(self.model)
-            )
-        return [*map(some, tensors)]
 
     def finish(self, next, step=math.inf):
         """Write the model, print each headline number and one answer before and after, and `next`.
@@ -574,9 +535,8 @@ class Run:
             length = f"--max-new-tokens {self.args.max_new_tokens}"
             print(f"{cut[-1]:.0%} of the last answers were cut at {length}; raise it")
         answers = [row for row in samples if row["prompt"] == samples[0]["prompt"]]
-        texts = (
-            [answers[0]["prompt"], answers[0]["answer"], answers[-1]["answer"]] if answers else []
-        )
+        first, last = answers[:1], answers[-1:]
+        texts = [row["prompt"] for row in first] + [row["answer"] for row in first + last]
         for name, text in zip(("prompt", "before", "after"), texts):
             print(f"{name:10} {textwrap.shorten(text, 300, placeholder=' …') or '(empty)'}")
         print(f"wrote {self.out}: the model, args.json, its logs (*.jsonl), checkpoint/")

@@ -21,7 +21,7 @@ import pytest
 import torch
 
 import common
-from parts import files, runs
+from parts import files, lora, runs
 from parts.files import UserError
 from tiny import table, tiny_model, tiny_reward_model, words, write_rows
 
@@ -373,7 +373,7 @@ def test_a_small_disk_is_refused_before_anything_is_touched(toy, monkeypatch):
 def test_merged_weights_are_sampled_one_at_a_time(toy, monkeypatch):
     """At the start all were merged at once, in memory a second model; and also for --save-dtype
     fp32, where nobody asks what rounding keeps."""
-    policy, alive, merged = common.load_policy(toy.model, lora_rank=2), [], runs.merged_weight
+    policy, alive, merged = common.load_policy(toy.model, lora_rank=2), [], lora.merged_weight
 
     def counted(*arguments):
         assert not any(ref() is not None for ref in alive)
@@ -381,7 +381,7 @@ def test_merged_weights_are_sampled_one_at_a_time(toy, monkeypatch):
         alive.append(weakref.ref(weight))
         return weight
 
-    monkeypatch.setattr(runs, "merged_weight", counted)
+    monkeypatch.setattr(lora, "merged_weight", counted)
     for dtype, calls in (("fp32", 0), ("bf16", 4)):
         run, _ = toy.opened("--overwrite --save-dtype", dtype)
         run.plan(8, "rows")
