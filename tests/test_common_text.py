@@ -200,11 +200,8 @@ def test_each_answer_ends_in_exactly_one_end_id():
             assert text == "the first one."
         for prompt, empty in (("Assess", ""), (USER, ""), (USER, said(""))):
             none = common.encode_pair(tokenizer, prompt, empty, None)[1:]
-            assert (tokenizer.decode(none[0][:-1]).strip(), none[0][-1], none[1]) == (
-                "",
-                ids[-1],
-                [],
-            )
+            assert tokenizer.decode(none[0], skip_special_tokens=True).strip() == ""
+            assert none[0][-1] == ids[-1] and none[1] == []
 
 
 def test_end_ids(tmp_path):
