@@ -126,7 +126,7 @@ def is_rendered(tokenizer, text):
     if tokenizer.bos_token and text.startswith(tokenizer.bos_token):
         return True
     opening = template_opening(tokenizer) if has_chat_template(tokenizer) else ""
-    return bool(special_tokens(tokenizer).search(opening)) and text.endswith(opening)
+    return bool(opening.strip()) and text.endswith(opening)
 
 
 def as_turns(tokenizer, prompt, *answers):
@@ -254,18 +254,15 @@ def behind_guard(tokenizer, text, **settings):
 def encode_text(tokenizer, text, rendered=False):
     """Ids of a text with one BOS, where the tokenizer writes one or the text brings it along.
 
-    rendered: its special tokens are tokens. Without the EOS that some post-processors add: it would
-    end the dialogue before the answer.
+    rendered: its special tokens are tokens, as in a text that begins with a BOS. Without the EOS
+    that some post-processors add: it would end the dialogue before the answer.
     """
-    bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
-    has_bos = bos is not None and text.startswith(tokenizer.bos_token)
-    text = text.removeprefix(tokenizer.bos_token) if has_bos else text
+    if tokenizer.bos_token and text.startswith(tokenizer.bos_token):
+        return known_ids(tokenizer, plain_ids(tokenizer, text))
     plain = plain_ids(tokenizer, text, split_special_tokens=not rendered)
     ids = list(tokenizer(text, split_special_tokens=not rendered)["input_ids"])
-    if ids[-1:] == [eos] and ids[-1 - len(plain) : -1] == plain:
+    if ids[-1:] == [tokenizer.eos_token_id] and ids[-1 - len(plain) : -1] == plain:
         ids.pop()
-    if has_bos and ids[:1] != [bos]:
-        ids = [bos, *ids]
     return known_ids(tokenizer, ids)
 
 

@@ -78,7 +78,7 @@ FAMILIES = {
     "qwen3": (template(LATEST, OPEN, LAST + TOOLS), IM, "<|im_end|>", None, False),
     "qwen3.5": (template(LATEST, OPEN + "<think>\n", LAST + TOOLS), IM, "<|im_end|>", None, False),
     "qwen3.5, no thoughts": (
-        template(LATEST, OPEN + "<think>\n\n</think>\n\n", LAST), IM, "<|im_end|>", None, False),
+        template(LATEST, OPEN + "<think>\n\n</think>\n\n", LAST), IM, "<|endoftext|>", None, False),
     "lfm2.5": (
         template(f"{OPEN}{{% set c = m.content %}}{{% if loop.index0 < ns.last %}}{BARE}{{% endif %}}"
                  "{{ c }}<|im_end|>\n", OPEN, LAST), IM, "<|im_end|>", None, False),
@@ -232,6 +232,10 @@ def test_an_answer_is_what_the_model_would_have_written(family, case, tokenizers
     opened = dialogue.render(tokenizer, prompt, tools, add_generation_prompt=True)
     whole = dialogue.render(tokenizer, [*prompt, *answer], tools)
     opened, whole = (text.replace(dialogue.MARK, "") for text in (opened, whole))
+    assert ("search" in opened) == (bool(tools) and "tools" in tokenizer.chat_template)
+    if case != "special tokens as text":  # a text that is rendered already is continued
+        bos = [tokenizer.bos_token_id] if family == "zephyr" else []  # of the tokenizer alone
+        assert common.encode_prompt(tokenizer, opened) == bos + ids
     assert ids == common.encode_prompt(tokenizer, prompt, tools=tools)
     tail = expected(family, case, opened, whole, answer[0]["content"])
     if not FAMILIES[family][4]:  # sentencepiece decodes the blank in front of a text away
@@ -302,6 +306,18 @@ GRADED = [  # family, what was sampled behind its prompt, the answer's text, wha
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_mark_changes_no_other_token(family, tokenizers):
+    """Ids between special tokens, of a text with a MARK where nothing is special: the plain ones."""
+    tokenizer, special = tokenizers[family], FAMILIES[family][1][0]
+    for text in ("the first", f"the first{special}the second", f"{special}the first{special}"):
+        marked = text.replace("first", f"fi{dialogue.MARK}rst").replace(
+            "sec", f"s{dialogue.MARK}ec"
+        )
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        assert dialogue.rendered_ids(tokenizer, marked) == ids
+
+
 @pytest.mark.parametrize("family, sampled, text, graded", GRADED)
 def test_what_is_graded(family, sampled, text, graded, tokenizers):
     """What the prompt opened counts; an unfinished thought is an empty answer, in every template."""
@@ -329,5 +345,13 @@ def test_text_pairs_are_joined_as_they_stand(tokenizers):
         if prompt:
             assert not llama.convert_ids_to_tokens(written[0]).startswith("▁")
     assert [*counts.values()] == [1]
+    for text, answer in (("a </s> b", "b</s>"), ("<s>a", "b")):  # text, but for a BOS in front
+        ids = sum(common.encode_pair(llama, text, answer), [])
+        assert ids.count(llama.eos_token_id) == ids.count(llama.bos_token_id) == 1
+        assert (
+            llama.decode(ids).replace("<s> ", "<s>") == f"<s>{text.removeprefix('<s>')}{answer}</s>"
+        )
+    qwen = tiny_tokenizer(bos="<s>", template=None)  # which writes none
+    assert common.encode_prompt(qwen, "<s>a")[0] == qwen.bos_token_id
     thought = common.encode_pair(llama, "Assistant: <think>\n", "<think>\nhm</think>Yes.")
     assert "<think>" not in llama.decode(thought[1])
