@@ -49,7 +49,7 @@ from parts.stats import bootstrap_ci
 from parts.texts import text_metrics
 
 # learning rates for models below 100 M parameters (worked on the bundled base, not swept), larger
-# ones, and LoRA
+# ones, and LoRA: the last two are guesses that nobody ran to an end
 RATES = 3e-4, 1e-5, 2e-4
 STEPS = 40  # without --steps; seeds have no end, so there are no epochs
 CLIP_LOW, CLIP_HIGH = 0.2, 0.28  # the ratio stays in [1 − low, 1 + high]: DAPO's values, not swept

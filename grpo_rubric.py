@@ -49,7 +49,7 @@ from parts.stats import bootstrap_ci
 from parts.texts import text_flags, text_shares
 
 # learning rates for models below 100 M parameters (worked on the bundled base, not swept), larger
-# ones, and LoRA
+# ones, and LoRA: the last two are guesses that nobody ran to an end
 RATES = 3e-4, 1e-5, 2e-4
 TRAIN_RATIO = 0.8  # of the rows, if the file has no split and is not small
 RUBRIC_SCORE = "fraction"  # share of the weight that was met; "all": 1 only if all of it was

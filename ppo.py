@@ -46,8 +46,8 @@ from parts.parallel import add_up, all_max, all_sum, as_forward, score_answers, 
 from parts.rollouts import ROWS
 from parts.texts import text_metrics
 
-# learning rates for models below 100 M parameters (3e-4 spends twice the KL for less), larger ones,
-# and LoRA
+# learning rates for models below 100 M parameters (3e-4 spends twice the KL for less), larger ones
+# and LoRA: the last two are guesses that nobody ran to an end
 RATES = 1e-4, 5e-6, 1e-4
 HEAD_LR = 1e-3  # of a fresh value head, which would hardly move at the trunk's rate
 GAMMA, LAM = 1.0, 0.95  # no discount within an answer; λ 1 trusts the critic less

@@ -40,7 +40,7 @@ from parts.parallel import add_up, gather
 from parts.shared_prompt import can_share
 
 # learning rates for models below 100 M parameters (worked on the bundled base, not swept), larger
-# ones, and LoRA
+# ones, and LoRA: reports/real-model.md
 RATES = 5e-4, 3e-5, 3e-4
 PAIRS = ["data/prefs_train.jsonl", "data/rank_train.jsonl"]
 HEAD_LR = 1e-3  # of a fresh head: after 32 steps the loss is still log 2 at 1e-5, but .677 at 1e-3
