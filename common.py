@@ -18,13 +18,13 @@ Axes         B rows, T columns, V vocabulary, H hidden, N tokens
 """
 
 import contextlib
-import copy
 import datetime
 import hashlib
 import json
 import math
 import os
 import re
+import shutil
 import tempfile
 from array import array
 from collections import Counter
@@ -38,6 +38,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint as recompute
 
+from parts.cache import fill, move, prompt_cache, row_cache, seen_columns
 from parts.dialogue import (  # noqa: F401 (the stages take from here what makes tokens)
     answer_texts,
     as_turns,
@@ -48,8 +49,17 @@ from parts.dialogue import (  # noqa: F401 (the stages take from here what makes
     render,
     say_once,
 )
+from parts.families import cache_argument, check_decoder, check_kind, forward_of, own_logits, trunk
 from parts.files import Counts, UserError, brief, read_jsonl, told
-from parts.lora import add_lora, merge_adapter, merged_state, read_adapter, save_adapter
+from parts.folders import companions, dropout_off, savable, write_config
+from parts.lora import (
+    add_lora,
+    merge_adapter,
+    merged_state,
+    read_adapter,
+    save_adapter,
+    stored_scale,
+)  # fmt: skip
 from parts.memory import HEAD_CHUNK_BYTES, answers_at_once, free_memory
 from parts.parallel import (
     as_forward,
@@ -412,6 +422,7 @@ def _load(kind, name, dtype, device, trainable, lora_rank, flag, reward_pad=None
         if has_head and config.num_labels != 1:
             raise UserError(f"{flag} {name}: a classifier with {config.num_labels} labels, not one")
         config.num_labels, config.pad_token_id = 1, reward_pad
+    check_kind(kind, config, f"{flag} {name}")
     with opening(name, flag):
         model, info = getattr(transformers, kind).from_pretrained(
             base, config=config, dtype=compute if lora_rank or not trainable else torch.float32,
@@ -421,51 +432,22 @@ def _load(kind, name, dtype, device, trainable, lora_rank, flag, reward_pad=None
         lost = [key for key in info["missing_keys"] if has_head or not key.startswith("score.")]
         if lost:
             raise ValueError(f"its weight files lack {lost[0]} ({len(lost)} missing)")
-        if reward_pad is not None:
-            model.score.float()  # head and score are fp32 in every precision
-            if not has_head:
-                nn.init.zeros_(model.score.weight)
-        if adapter:
+    if reward_pad is not None:
+        check_decoder(model, f"{flag} {name}")
+        model.score.float()  # head and score are fp32 in every precision
+        if not has_head:
+            nn.init.zeros_(model.score.weight)
+    if adapter:
+        with opening(name, flag):
             merge_adapter(model, name, adapter)
+            model.config.update(stored_scale(name))
     model.original_config = original
-    model.compute_dtype, model.lora_base = compute, str(name)
+    model.compute_dtype, model.source, model.lora_base = compute, str(base), str(name)
     model.rounding = 0.0  # of a log-prob in half precision; the preflight measures it
     model.requires_grad_(trainable)
     if lora_rank:
         add_lora(model, lora_rank)
     return model.to(device).eval()
-
-
-def savable(generation):
-    """The generation config without settings that contradict the others, named in a line:
-    `transformers` reads a temperature beside do_sample = false, but refuses to save it."""
-    from transformers import GenerationConfig
-
-    config, refused = GenerationConfig(), generation.to_diff_dict()
-    accepted = None
-    while accepted != {}:  # some are accepted only beside others: temperature beside do_sample
-        accepted = {}
-        for key, value in refused.items():
-            candidate = copy.deepcopy(config)
-            setattr(candidate, key, value)
-            with contextlib.suppress(ValueError):
-                candidate.validate(strict=True)
-                config, accepted[key] = candidate, value
-        refused = {key: value for key, value in refused.items() if key not in accepted}
-    if refused:
-        say_once(f"saved without what transformers refuses to save: {', '.join(refused)}")
-    return config
-
-
-def dropout_off(config):
-    """Set dropout to 0, for policy and reference alike; returns what the saved config gets back."""
-    original = {
-        key: value
-        for key, value in config.to_dict().items()
-        if re.search("dropout|pdrop|layerdrop|drop_rate", key) and isinstance(value, float)
-    }
-    config.update(dict.fromkeys(original, 0.0))
-    return {**original, "use_cache": getattr(config, "use_cache", True)}
 
 
 def save_model(model, tokenizer, folder, dtype=torch.float32):
@@ -486,13 +468,13 @@ def save_model(model, tokenizer, folder, dtype=torch.float32):
             model.generation_config.eos_token_id = end_ids(tokenizer, model)
             model.generation_config = savable(model.generation_config)
         model.save_pretrained(temporary, state_dict=state)
-        config = copy.deepcopy(model.config)  # written again, as the checkpoint had it
-        config.update({**model.original_config, "dtype": dtype})
-        config.save_pretrained(temporary)
+        write_config(model, dtype, temporary)  # again, as the checkpoint had it
         if lora:
-            save_adapter(model, Path(temporary) / "adapter")
+            save_adapter(model, Path(temporary) / "adapter", folder / "args.json")
             tokenizer.save_pretrained(Path(temporary) / "adapter")
         tokenizer.save_pretrained(temporary)
+        for file in companions(getattr(model, "source", None), temporary):
+            shutil.copy(file, temporary)
         # config.json comes last: without it a folder is no model, wherever a kill falls
         files = sorted(Path(temporary).rglob("*.*"), key=lambda file: file.name == "config.json")
         for file in files:
@@ -565,13 +547,16 @@ def reward_scale(config, raw=False):
 
 def hidden_states(model, input_ids, attention_mask, position_ids=None, cache=None):
     """(B, T, H) of the trunk; a token's position is its place in its own row, however padded."""
-    with autocast(model):
-        return model.base_model(
+    body, memory, errors = trunk(model), {}, contextlib.nullcontext()
+    if cache is not None:
+        memory, errors = {cache_argument(body): cache}, forward_of(model, "sampled")
+    with autocast(model), errors:
+        return body(
             input_ids=input_ids,
             attention_mask=attention_mask.long(),
             position_ids=positions(attention_mask) if position_ids is None else position_ids,
-            past_key_values=cache,
             use_cache=cache is not None,
+            **memory,
         )[0]
 
 
@@ -620,7 +605,7 @@ def head_weight(model):
 
 
 def head_logits(model, hidden, weight=None):
-    """(N, V) fp32 logits of hidden states (N, H), soft cap included; weight: `head_weight`."""
+    """(N, V) fp32 logits of hidden states (N, H), scaled as the model's; weight: `head_weight`."""
     weight = head_weight(model) if weight is None else weight
     head = model.get_output_embeddings()
     with torch.autocast(hidden.device.type, enabled=False):
@@ -630,8 +615,7 @@ def head_logits(model, hidden, weight=None):
             logits = HalfMatmul.apply(hidden.to(weight.dtype), weight, head.weight)
         bias = getattr(head, "bias", None)
         logits = logits if bias is None else logits + bias.float()
-    cap = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
-    return logits if cap is None else torch.tanh(logits / cap) * cap
+    return own_logits(model.config, logits)
 
 
 def _score_chunk(model, hidden, weight, tokens, temperature, with_entropy, entropy_grad, with_top):
@@ -775,10 +759,10 @@ def sample(
     ids = prompts_that_fit(model, tokenizer, prompts, max_new_tokens)
     ends, mine = end_ids(tokenizer, model), range(N) if alone else share(range(N), n)
     most = max(map(len, ids), default=0) + max_new_tokens
-    rows = answers_at_once(model, free_memory(model.device), most, rows) if ids else rows
     index = sorted(mine, key=lambda i: (len(ids[i // n]), ids[i // n], i))  # equal prompts together
     drawn = {}
     with decoding(model), autocast(model):  # one context: each weight is cast once
+        rows = answers_at_once(model, free_memory(model.device), most, rows) if ids else rows
         for start in range(0, len(index), rows):
             part = index[start : start + rows]
             random = [
@@ -794,6 +778,29 @@ def sample(
     responses, logps, finished = map(list, zip(*answers)) if answers else ([], [], [])
     texts = answer_texts(tokenizer, [ids[i // n] for i in range(N)], responses)
     return Rollout([ids[i // n] for i in range(N)], responses, logps, finished, texts)
+
+
+@torch.no_grad()
+def check_sampling(model, place):
+    """UserError unless draws after prompts of three lengths have the log-probs of a forward.
+
+    A recurrent state may take in a prompt's padding, or stay behind when its row moves; a family
+    may keep a cache of its own. A third of all tokens end an answer here, so rows move.
+    """
+    vocabulary = model.config.get_text_config().vocab_size
+    prompts = [[i % vocabulary for i in ids] for ids in 4 * ([1], [2, 3, 4, 5, 6], [7, 8, 9])]
+    uniform = torch.from_numpy(np.random.default_rng(0).random((len(prompts), 10)))
+    with decoding(model), autocast(model):
+        tokens, logps = _decode(model, prompts, uniform, range(0, vocabulary, 3), 1.0)
+        lengths = [next((t for t, i in enumerate(row, 1) if i % 3 == 0), 10) for row in tokens]
+        answers = [row[:n].tolist() for row, n in zip(tokens, lengths)]
+        rows = [x.to(model.device) for x in pad_rows(prompts, answers, 0)]
+        expected = token_logps(model, *rows)[rows[2]].cpu()
+    gaps = (torch.cat([row[:n] for row, n in zip(logps, lengths)]) - expected).abs()
+    exact = gaps.max() <= 1e-3 if model.compute_dtype == torch.float32 else gaps.mean() <= 0.3
+    if not exact:
+        why = f"log-probs of draws are off by {gaps.max():.2g} after prompts of different lengths"
+        raise UserError(f"{place}: {type(model).__name__} cannot be sampled ({why})")
 
 
 def _decode(model, prompts, uniform, ends, temperature):
@@ -833,10 +840,9 @@ def _decode(model, prompts, uniform, ends, temperature):
                 for x in slots:
                     x[holes] = x[movers]
                 mask, position, row, token = (x[:live] for x in slots)
-                for layer in cache.layers:
-                    layer.move(holes, movers, live)
+                move(cache, holes, movers, live)
         if t < most - 1:
-            seen = mask[:, : L + t + 1]
+            seen = mask[:, seen_columns(cache, L + t + 1)]
             hidden = hidden_states(model, token[:, None], seen, position[:, None], cache)[:, -1]
             position = position + 1
     return tokens.cpu(), logps.cpu()
@@ -849,8 +855,6 @@ def _prefill(model, prompts, most):
     next token's position (R,). Prompts are left-padded, so that all end in column L − 1. Distinct
     ones pass in forwards of `micro_tokens`, similar lengths together.
     """
-    from transformers import DynamicCache
-
     device = model.device
     distinct = sorted(dict.fromkeys(map(tuple, prompts)), key=len, reverse=True)
     place = {prompt: i for i, prompt in enumerate(distinct)}
@@ -861,14 +865,14 @@ def _prefill(model, prompts, most):
     for part in micro_batches(range(len(distinct)), lengths.tolist(), micro_tokens(model)):
         width = len(distinct[part[0]])  # the longest of the part
         ids = [[0] * (width - len(distinct[i])) + [*distinct[i]] for i in part]
-        ids, seen, cache_of_part = torch.tensor(ids, device=device), mask[part, :L], DynamicCache()
-        hidden.append(hidden_states(model, ids, seen[:, L - width :], cache=cache_of_part)[:, -1])
+        ids, seen = torch.tensor(ids, device=device), mask[part, L - width : L]
+        of_part = prompt_cache(model.config)
+        hidden.append(hidden_states(model, ids, seen, cache=of_part)[:, -1])
         if cache is None:
             dtype = getattr(model, "compute_dtype", torch.float32)
-            cache = _empty_cache(cache_of_part, len(fork), L, most, dtype)
+            cache = row_cache(of_part, len(fork), L, most, dtype)
         rows = torch.isin(fork, torch.tensor(part, device=device)).nonzero().squeeze(1)
-        for layer, layer_of_part in zip(cache.layers, cache_of_part.layers):
-            layer.fill(rows, layer_of_part, fork[rows] - part[0])
+        fill(cache, rows, of_part, fork[rows] - part[0])
     return torch.cat(hidden)[fork], cache, mask[fork], lengths[fork]
 
 
@@ -877,50 +881,3 @@ def _draw(logits, uniform):
     cdf = F.softmax(logits.double(), -1).cumsum(-1)  # (R, V)
     token = torch.searchsorted(cdf, uniform[:, None] * cdf[:, -1:], right=True).squeeze(-1)
     return token.clamp(max=cdf.shape[-1] - 1)
-
-
-def _empty_cache(like, rows, used, most, dtype):
-    """A cache of views [:live, :, :used] into buffers allocated once and written in place, with the
-    heads of another one, `like`.
-
-    dtype: the compute dtype, in which attention reads it; another would be cast at every token
-    """
-    from transformers import DynamicCache
-    from transformers.cache_utils import DynamicLayer
-
-    class InPlaceLayer(DynamicLayer):
-        def __init__(self, like):
-            super().__init__()
-            self.used, self.buffers = used, []
-            for x in (like.keys, like.values):  # (P, heads, columns, size)
-                size = rows, x.shape[1], used + most, x.shape[3]
-                self.buffers.append(x.new_empty(size, dtype=dtype))
-            self.is_initialized, self.dtype, self.device = True, dtype, x.device
-
-        def fill(self, rows, prompts, index):
-            """rows get the keys and values of prompts[index], in the last columns that are used."""
-            for buffer, x in zip(self.buffers, (prompts.keys, prompts.values)):
-                start = used - x.shape[2]
-                buffer[rows, :, :start] = 0.0  # masked, but 0 times a NaN is NaN
-                buffer[rows, :, start:used] = x[index].to(dtype)
-
-        def update(self, *new, **kwargs):
-            start, self.used = self.used, self.used + new[0].shape[2]
-            for buffer, x in zip(self.buffers, new):
-                buffer[:, :, start : self.used] = x
-            self.keys, self.values = (buffer[:, :, : self.used] for buffer in self.buffers)
-            return self.keys, self.values
-
-        def get_seq_length(self):
-            return self.used
-
-        def move(self, holes, movers, live):
-            for buffer in self.buffers:
-                buffer[holes, :, : self.used] = buffer[movers, :, : self.used]
-            self.buffers = [buffer[:live] for buffer in self.buffers]
-
-    if any(getattr(layer, "keys", None) is None for layer in like.layers or [None]):
-        raise UserError("--model: a layer has no key-value cache, so this family cannot be sampled")
-    cache = DynamicCache()
-    cache.layers = [InPlaceLayer(layer) for layer in like.layers]
-    return cache

@@ -189,7 +189,7 @@ def load_data(args, policy, tokenizer):
     prompting.describe(pairs.counts, pairs.train, pairs.eval)
     shown = (pairs.eval if len(pairs.eval) else pairs.train)[0]
     shown = [{"prompt": pairs.prompts[shown].tolist()}]
-    prompts, scorers = prompting.prompts_to_answer(args, shown)
+    prompts, scorers = prompting.prompts_to_answer(args, policy, shown)
     if args.reward_model:
         place = policy.compute_dtype, policy.device
         score = common.reward_function(args.reward_model, *place, lambda: args.micro_tokens)
@@ -376,7 +376,7 @@ def evaluate(args, run, models, pairs, refs, prompts, scorers):
         metrics |= {f"eval/{key}": value for key, value in values.items()}
         metrics["eval/n"] = len(pairs.eval)
     scores, samples, rollout = prompting.answer(args, policy, tokenizer, prompts, scorers)
-    if not args.prompts:  # a pair's own prompt, to be shown
+    if not args.prompts or rollout is None:  # a pair's own prompt, to be shown
         return metrics, samples
     if args.loss_type != "simpo" and args.eval_temperature:
         kl = kl_to_reference(args, run, policy, load_reference(), rollout, pad) if run.step else 0.0

@@ -34,7 +34,7 @@ from parts.parallel import all_sum
 from parts.rows import check_messages
 
 # learning rates for models below 100 M parameters (made the bundled base; not swept otherwise),
-# larger ones, and LoRA
+# larger ones, and LoRA: the last two are guesses that nobody ran to an end
 RATES = 1e-3, 2e-5, 2e-4
 SHOW = ("loss", "token_accuracy", "lr", "grad_norm", "tokens_per_s")  # on the bar
 HEADLINE = ("eval/loss", "eval/token_accuracy", "val/gold")  # before and after
@@ -170,7 +170,7 @@ def load_data(args, model, tokenizer):
     held &= not held.all()
     train, held = np.flatnonzero(~held), np.flatnonzero(held)
     prompting.describe(rows.counts, train, held)
-    return rows, train, held, *prompting.prompts_to_answer(args, prompts)
+    return rows, train, held, *prompting.prompts_to_answer(args, model, prompts)
 
 
 def encode_row(tokenizer, row, max_length, counts):

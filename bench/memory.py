@@ -44,7 +44,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 import common  # noqa: E402
-from parts import identities, memory, runs  # noqa: E402
+from parts import identities, memory, prompting, runs  # noqa: E402
 
 GB = 1e9
 AUTO = transformers.AutoModelForCausalLM, transformers.AutoModelForSequenceClassification
@@ -284,6 +284,7 @@ def faked(ledger, gpu, limit, sizes):
         (FakeTensor, "__array__", ones),
         (FakeTensor, "numpy", ones),
         (FakeTensor, "__format__", lambda x, form: format(1.0, form)),
+        (prompting, "check_sampling", lambda *_: None),  # of log-probs, which are no numbers here
         *((f, "free_memory", lambda _: limit and limit * GB - total(ledger.live)) for f in files),
     ]
     if gpu:

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_map
 
 from common import head_logits, token_logps
 from parts import parallel
+from parts.families import forward_of
 from parts.files import UserError
 
 CHECKED_TOKENS = 64
@@ -66,7 +67,8 @@ def check_head(model, ids, attention_mask, flag):
     rounding = of_logits.mean().item()
     model.rounding = max(rounding, of_model.mean().item())
     wrong = (
-        f"{flag}: its own logits are not what this trainer reads from its head (are they scaled?)"
+        f"{flag}: its own logits are not what this trainer reads from its head "
+        "(are they scaled, or is there noise in its forward?)"
     )
     check_gaps(model, "our log-probs and the model's", gaps, wrong, rounding)
 
@@ -85,7 +87,7 @@ def head_errors(model, ids):
         exact = token_logps(model, ids, row, last)
     keep = {"logits_to_keep": len(tokens) + 1}
     keep = keep if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
-    with parallel.autocast(model):
+    with parallel.autocast(model), forward_of(model, "trained"):
         own = model(input_ids=ids, attention_mask=row.long(), **keep).logits[0]
     own = log_probs(own[-len(tokens) - 1 : -1], tokens)
     pairs = (logps[last], own), (log_probs(logits, tokens), rounded), (logps[last], exact[last])

@@ -1,9 +1,9 @@
 """parts/lora.py: low-rank adapters. W becomes W + (α/r)·B·A; A, B and a score head are trained.
 
 One forward hook per layer, so that names are PEFT's: <path>.lora_A.weight, <path>.lora_B.weight.
-Every linear layer inside the blocks gets an adapter (GPT-2's Conv1D too), the embedding and the
-head do not. A fresh adapter changes nothing (B = 0), and with the adapter off the model is
-its own reference.
+Every linear layer inside the blocks gets an adapter (GPT-2's Conv1D too). Embedding, head, routers
+and what is no linear layer, such as experts in one tensor, do not, which is printed. A fresh
+adapter changes nothing (B = 0), and with the adapter off the model is its own reference.
 
 Left out     1. a choice of layers, dropout, DoRA, rsLoRA: PEFT has them, and merges into a folder
                 that every stage reads   2. an adapter on top of an adapter
@@ -18,14 +18,28 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from parts.dialogue import say_once
 from parts.files import UserError, write_json
 from parts.parallel import rank, trained_weights, whole
 
 SCALE = 2.0  # α/r
+SCALE_KEYS = "reward_mean", "reward_std"  # of a reward model's config
 
 
 def is_conv1d(module):
     return type(module).__name__ == "Conv1D"  # GPT-2's linear layer, its weight is (in, out)
+
+
+def takes_adapter(path, module):
+    """Is it a linear layer of a block, and used as one? A router may be a Linear that returns its
+    choice of experts; Mamba's dt_proj is only a weight, whose forward never runs."""
+    linear = isinstance(module, nn.Linear) or is_conv1d(module)
+    if not linear or path.endswith(".dt_proj") or not re.search(r"\.\d+\.", path):
+        return False
+    if type(module) is nn.Linear or is_conv1d(module):
+        return True
+    with torch.no_grad():
+        return torch.is_tensor(module(module.weight.new_zeros(1, module.in_features)))
 
 
 def add_lora(model, rank):
@@ -33,10 +47,11 @@ def add_lora(model, rank):
     zero; returns it. A score head is trained."""
     generator, names = torch.Generator().manual_seed(0), set()
     model.requires_grad_(False)
-    for path, module in list(model.named_modules()):
-        linear = isinstance(module, nn.Linear) or is_conv1d(module)
-        if not linear or not re.search(r"\.\d+\.", path):
-            continue
+    layers = [
+        (path, module) for path, module in model.named_modules() if takes_adapter(path, module)
+    ]
+    say_what_is_left(model, [module.weight for _, module in layers])
+    for path, module in layers:
         n_in, n_out = module.weight.shape if is_conv1d(module) else module.weight.shape[::-1]
         module.lora_A, module.lora_B = nn.Linear(n_in, rank, False), nn.Linear(rank, n_out, False)
         bound = n_in**-0.5  # kaiming_uniform(a=√5), the usual start of A
@@ -49,6 +64,27 @@ def add_lora(model, rank):
         model.score.requires_grad_(True)
     model.lora_config = {"r": rank, "lora_alpha": SCALE * rank, "target_modules": sorted(names)}
     return model.to(model.device)
+
+
+def say_what_is_left(model, adapted):
+    """Print which weights of the blocks have no adapter; norms and biases are not counted."""
+    blocks = {
+        name: weight
+        for name, weight in model.named_parameters()
+        if weight.ndim > 1 and re.search(r"\.\d+\.", name)
+    }
+    adapted = {id(weight) for weight in adapted}
+    left = {name: weight for name, weight in blocks.items() if id(weight) not in adapted}
+    if left:
+        n, total = (sum(w.numel() for w in weights.values()) for weights in (left, blocks))
+        kinds = {"experts": "experts", "router|gate$": "routers", "conv": "convolutions"}
+        paths = {re.sub(r".*\.\d+\.|\.weight$", "", name) for name in left}
+        names = {
+            next((kind for part, kind in kinds.items() if re.search(part, path)), path)
+            for path in paths
+        }
+        share = f"{n:,} of {total:,} weights of the blocks"
+        say_once(f"lora       not adapted: {', '.join(sorted(names))} ({share})")
 
 
 def _lora_hook(module, args, output):
@@ -160,8 +196,19 @@ def merge_adapter(model, folder, adapter):
             model.get_parameter(key.removeprefix("base_model.model.")).data.copy_(value)
 
 
-def save_adapter(model, folder):
-    """Write a folder in PEFT's layout: adapter_config.json and adapter_model.safetensors."""
+def stored_scale(folder):
+    """{"reward_mean", "reward_std"} of a reward model's adapter, as `save_adapter` stored them."""
+    file = Path(folder) / "args.json"
+    record = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    return {key: record[key] for key in SCALE_KEYS if key in record}
+
+
+def save_adapter(model, folder, record):
+    """Write a folder in PEFT's layout: adapter_config.json and adapter_model.safetensors.
+
+    record: the args.json of the run, if there is one; the adapter gets it too, with the scale of a
+    reward model, which stands in the config.json that an adapter has not.
+    """
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -179,3 +226,7 @@ def save_adapter(model, folder):
         "base_model_name_or_path": model.lora_base, "inference_mode": True,
     }  # fmt: skip
     write_json(folder / "adapter_config.json", config)
+    scale = {key: getattr(model.config, key) for key in SCALE_KEYS if hasattr(model.config, key)}
+    args = json.loads(record.read_text(encoding="utf-8")) if record.is_file() else {"args": {}}
+    if scale or args["args"]:
+        write_json(folder / "args.json", args | scale)

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import torch
 
+from parts.cache import has_states, prompt_cache, states_of
+from parts.families import cache_argument, forward_of, trunk
 from parts.parallel import autocast
 
 # bytes of fp32 logits held at once: what a CPU's cache holds, a small part of a GPU's memory
@@ -74,8 +76,8 @@ def activation_bytes(model, grad_checkpoint=False, length=8):
         ids = torch.ones(rows, length, dtype=torch.long, device=model.device)
         mask = (torch.arange(length, device=model.device) < length - 1).long().expand(rows, -1)
         hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda nothing: None)
-        with hooks, torch.enable_grad(), autocast(model):
-            model.base_model(input_ids=ids, attention_mask=mask, use_cache=False)
+        with hooks, torch.enable_grad(), autocast(model), forward_of(model, "trained"):
+            trunk(model)(input_ids=ids, attention_mask=mask, use_cache=False)
         return sum(storage.nbytes() for storage in storages.values())
 
     model.eval()  # in which checkpointing does nothing
@@ -113,12 +115,29 @@ def training_bytes(modules):
 
 def cache_bytes(model):
     """Bytes of keys and values per token of one answer, in the compute dtype; sliding windows are
-    counted in full."""
-    config = model.config.get_text_config()
-    queries = getattr(config, "num_attention_heads", None) or 1
-    heads = getattr(config, "num_key_value_heads", None) or queries
-    size = getattr(config, "head_dim", None) or config.hidden_size // queries
-    return 2 * config.num_hidden_layers * heads * size * compute_dtype(model).itemsize
+    counted in full, and of a hybrid every layer."""
+    config, numbers = model.config.get_text_config(), 0
+    # Gemma 4's layers differ in size
+    layers = getattr(config, "per_layer_config", None) or [config] * config.num_hidden_layers
+    for i in range(config.num_hidden_layers):
+        queries = getattr(layers[i], "num_attention_heads", None) or 1
+        heads = getattr(layers[i], "num_key_value_heads", None) or queries
+        size = getattr(layers[i], "head_dim", None) or config.hidden_size // queries
+        numbers += 2 * heads * size
+    return numbers * compute_dtype(model).itemsize
+
+
+@torch.no_grad()
+def state_bytes(model):
+    """Bytes of the states of one answer in recurrent layers, measured on one token; 0 without."""
+    if not has_states(model.config):
+        return 0
+    body, cache = trunk(model), prompt_cache(model.config)
+    one = torch.ones(1, 1, dtype=torch.long, device=model.device)
+    with autocast(model), forward_of(model, "sampled"):
+        body(input_ids=one, use_cache=True, **{cache_argument(body): cache})
+    states = (x for layer in cache.layers for _, _, x in states_of(layer))
+    return sum(x.numel() * x.element_size() for x in states)
 
 
 def default_micro_tokens(model, free, reserved, longest, grad_checkpoint=False):
@@ -145,12 +164,15 @@ def default_micro_tokens(model, free, reserved, longest, grad_checkpoint=False):
 def answers_at_once(model, free, tokens_per_answer, most=256):
     """How many answers to decode together so that they take at most half of the free memory.
 
-    An answer takes its cache, one layer's keys and values once more, and the draw. Not
+    An answer takes its cache and states, one layer's keys and values once more, and the draw. Not
     counted: the forwards of the prompts before, each of at most `micro_tokens` or one prompt. Three
     rows of an MLP and five of the stream take 46 kB a token for Qwen2.5-0.5B in bf16 and 169 kB for
     Llama-3.1-8B: .8 and 2.8 GB on a GPU. On a CPU SmolLM2 takes 28 kB, 29 MB in all.
     """
+    if free is None:
+        return most
     config = model.config.get_text_config()
     layer = 2 * config.hidden_size * compute_dtype(model).itemsize
     one = tokens_per_answer * (cache_bytes(model) + layer) + DRAW_BYTES * config.vocab_size
-    return most if free is None else max(1, min(most, int(free / 2 / one)))
+    one += state_bytes(model)
+    return max(1, min(most, int(free / 2 / one)))

@@ -313,12 +313,19 @@ def _shards(model):
     return [module for module in model.modules() if hasattr(module, "set_gradient_divide_factor")]
 
 
+def train_mode(model):
+    """Train mode where gradient checkpointing asks for it, and nowhere else: what draws at random
+    in it, such as PhiMoE's routers, does not."""
+    for module in model.modules():
+        module.training = module is model or hasattr(module, "gradient_checkpointing")
+
+
 @contextlib.contextmanager
 def decoding(model):
     """Eval mode. With --fsdp also whole weights on every rank until the end, so that no token waits
     for another rank; gradients and optimiser states stay in shards."""
-    was_training = model.training  # False inside another `decoding`
-    shards = _shards(model) if was_training else []
+    training = [module for module in model.modules() if module.training]
+    shards = _shards(model) if model.training else []  # False inside another `decoding`
     model.eval()
     for module in shards:
         module.set_reshard_after_forward(False, recurse=False)
@@ -329,7 +336,8 @@ def decoding(model):
         for module in shards:
             module.set_reshard_after_forward(module is not model, recurse=False)
             module.reshard()
-        model.train(was_training)
+        for module in training:
+            module.training = True
 
 
 def trained_weights(model):

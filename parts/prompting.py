@@ -6,7 +6,7 @@ import json
 import re
 from pathlib import Path
 
-from common import check_prompt, check_response, sample, say_once, told
+from common import check_prompt, check_response, check_sampling, sample, say_once, told
 from parts import parallel
 from parts.dialogue import visible
 from parts.files import UserError, load_function, number, read_jsonl
@@ -151,12 +151,18 @@ def some_prompts(rows, limit):
     return rows if len(rows) <= limit else sorted(rows, key=digest)[:limit]
 
 
-def prompts_to_answer(args, otherwise):
+def prompts_to_answer(args, model, otherwise):
     """(prompts, scorers): 64 rows of --prompts, of its "split" val if it has one; else `otherwise`.
 
-    scorers: [(key, flag, function)] for --gold; a stage may add others.
+    scorers: [(key, flag, function)] for --gold; a stage may add others. No prompts, which is said,
+    if the model cannot be sampled: training needs no samples.
     """
     scorers = []
+    try:
+        check_sampling(model, f"--model {args.model}")
+    except UserError as error:
+        print(f"samples    none, training needs none: {error}")
+        return [], scorers
     if args.gold:
         scorers.append(("val/gold", "--gold", load_scorer(args.gold, "--gold")))
     if args.prompts:
@@ -174,11 +180,13 @@ def answer(args, model, tokenizer, rows, scorers):
 
     Scored are answers at --eval-temperature; shown are greedy ones, the model's first choice.
     """
+    if not rows:
+        return {}, [], None
     prompts, settings = [row["prompt"] for row in rows], {"max_new_tokens": args.max_new_tokens}
     rollout = sample(
         model, tokenizer, prompts, temperature=args.eval_temperature, seed=args.seed, **settings
     )
-    metrics = {"val/n": len(rows), "val/cut": 1 - mean(rollout.finished)} if rows else {}
+    metrics = {"val/n": len(rows), "val/cut": 1 - mean(rollout.finished)}
     for key, flag, function in scorers:
         scores = parallel.score_answers(function, flag, rows, prompts, rollout.texts)
         metrics |= {key: mean(scores), f"{key}_ci": half_interval(scores)}

@@ -56,6 +56,7 @@ RUN_FILES = """
     args.json metrics.jsonl samples.jsonl rollouts.jsonl checkpoint adapter config.json
     generation_config.json model.safetensors summary.json tokenizer.json tokenizer_config.json
     special_tokens_map.json added_tokens.json tokenizer.model vocab.json merges.txt
+    preprocessor_config.json processor_config.json video_preprocessor_config.json
     chat_template.jinja additional_chat_templates
 """.split()
 # flags that --resume may change
@@ -553,7 +554,7 @@ def prepare(model, args):
             model.enable_input_require_grads()
     if args.fsdp:
         parallel.shard(model)
-    model.train()  # from_pretrained returns eval mode, in which checkpointing does nothing
+    parallel.train_mode(model)  # from_pretrained returns eval mode
 
 
 @contextlib.contextmanager

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from transformers import AutoConfig, AutoModelForCausalLM
 
 import common
 from common import UserError
-from tiny import EXTRA_FAMILIES, FAMILIES, tiny_model, tiny_tokenizer
+from parts.cache import move as real
+from tiny import EXTRA_FAMILIES, FAMILIES, tiny_model
 
 ALL = [*FAMILIES, *EXTRA_FAMILIES]
 # ids, so that lengths are known: 1, 9, 4 tokens and the second one again
@@ -157,14 +157,26 @@ def test_prompts_beyond_the_positions_are_cut(tmp_path, capsys):
         common.sample(model, tokenizer, [ids], 2, 32)
 
 
-def test_a_family_without_a_cache_is_refused():
-    """Mamba keeps its state elsewhere: every token would be the first, in silence."""
-    tokenizer = tiny_tokenizer()
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 4}
-    config = AutoConfig.for_model("mamba", vocab_size=len(tokenizer), **sizes)
-    model = AutoModelForCausalLM.from_config(config).eval()
-    with pytest.raises(UserError, match="--model: .* no key-value cache"):
+@pytest.mark.parametrize("family", ["rwkv", "minimax"])
+def test_a_family_without_our_caches_is_refused(family, folders):
+    """Its state is elsewhere: every token would be the first, in silence, or end in a traceback."""
+    model, tokenizer = load(folders[family])
+    with pytest.raises(UserError, match="^--model[^\n]* cannot be sampled[^\n]*$"):
         common.sample(model, tokenizer, [[20, 21]], max_new_tokens=3)
+
+
+@pytest.mark.parametrize("fault", ["padding", "move"])
+def test_an_inexact_sampler_is_refused(fault, folders, monkeypatch):
+    """A state that takes in padding, or that stays when its row has moved."""
+    model = common.load_policy(folders["qwen3_5_text"])
+    common.check_sampling(model, "--model x")
+    if fault == "move":
+        monkeypatch.setattr(common, "move", lambda cache, holes, movers, live: real(cache, movers, movers, live))  # fmt: skip
+    else:
+        masks = "transformers.models.qwen3_5.modeling_qwen3_5.apply_mask_to_padding_states"
+        monkeypatch.setattr(masks, lambda hidden, mask: hidden)
+    with pytest.raises(UserError, match="^--model x: .* cannot be sampled .log-probs of draws"):
+        common.check_sampling(model, "--model x")
 
 
 def test_no_work_is_done_twice(folders, monkeypatch):

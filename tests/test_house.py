@@ -19,7 +19,9 @@ from tiny import pair_rows, write_pairs, write_rows
 
 LOWER = {
     f"parts.{name}"
-    for name in "dialogue files lora means memory parallel rows shared_prompt stats".split()
+    for name in (
+        "cache dialogue families files folders lora means memory parallel rows shared_prompt stats"
+    ).split()
 }
 REPORTS = {"parts.reports"}
 CHECKS = {"checks.answers", "checks.instructions", "checks.risky"}
@@ -36,14 +38,17 @@ ARROWS = {  # who may import whom, downwards only: stages, parts/runs.py, common
     "parts.stats": {"parts.means"},
     "parts.texts": set(),
     "parts.recipe": {"parts.files"},
-    "parts.memory": {"parts.parallel"},
+    "parts.cache": {"parts.files"},
+    "parts.families": {"parts.files"},
+    "parts.folders": {"parts.dialogue"},
+    "parts.memory": {"parts.cache", "parts.families", "parts.parallel"},
     "parts.guard": {"parts.files", "parts.parallel"},
     "parts.reports": {"common", "parts.files", "parts.parallel", "parts.runs"},
     "parts.pages": {"parts.files"},
     "parts.viewer": {"parts.files", "parts.pages"},
     "parts.parallel": {"parts.files"},
-    "parts.lora": {"parts.files", "parts.parallel"},
-    "parts.shared_prompt": {"parts.files", "parts.parallel"},
+    "parts.lora": {"parts.dialogue", "parts.files", "parts.parallel"},
+    "parts.shared_prompt": {"parts.cache", "parts.families", "parts.files", "parts.parallel"},
     "common": LOWER,
     "parts.runs": {"common", *LOWER},
     "parts.identities": {"common", *LOWER},

@@ -55,7 +55,8 @@ pytestmark = pytest.mark.usefixtures("quiet_process")
 
 def command(stage, data, model, out, *flags):
     flag = {sft: "--data", ppo: "--prompts"}.get(stage, "--pairs")
-    argv = [flag, data, "--model", model, "--batch-size 8 --steps 1 --eval-fraction 0 --out", out]
+    argv = [flag, data, "--model", model, "--batch-size 8 --steps 1 --out", out]
+    argv += [] if "--eval-pairs" in words(*flags) else ["--eval-fraction 0"]
     argv += [] if stage is reward_train else ["--max-new-tokens 4"]
     argv += ["--reward-fn", REWARD_FN, "--rollouts 8"] if stage is ppo else []
     return words(*argv, *flags)
@@ -225,6 +226,7 @@ def test_tokenizers(stage, kind, options, as_messages, tmp_path, monkeypatch):
     # where the stage finds `pad_rows`: pairs come by common.batch_rows, PPO's by rollouts
     home, batches = {sft: sft, ppo: rollouts}.get(stage, common), []
     real, out = home.pad_rows, tmp_path / "out"
+    monkeypatch.setattr(prompting, "check_sampling", lambda *_: None)  # its rows are draws
     monkeypatch.setattr(home, "pad_rows", lambda *args: batches.append(args[:2]) or real(*args))
     assert steps(train(stage, data, model, out, "--steps 3 --lr 1e-2"), "grad_norm")[0] > 0
     kind = AutoModelForSequenceClassification if stage is reward_train else AutoModelForCausalLM
@@ -374,13 +376,13 @@ def test_a_prompt_that_is_only_shown_is_no_evaluation(tmp_path, llama_folder, pa
         assert not any(key.startswith("val/") for row in log for key in row)
 
 
-def test_evaluations_answer_validation_prompts(tmp_path):
+def test_evaluations_answer_validation_prompts(tmp_path, llama_folder):
     """The prompts of the test split would choose weights and then be tested on."""
     rows = [{"prompt": [{"role": "user", "content": f"{split} {i}"}], "split": split}
             for split in ("train", "test", "val") for i in range(3)]  # fmt: skip
     prompts = write_rows(tmp_path / "prompts.jsonl", rows)
     args = dpo.parse_args(["--pairs", "mine.jsonl", "--prompts", str(prompts)])
-    answered, _ = prompting.prompts_to_answer(args, [])
+    answered, _ = prompting.prompts_to_answer(args, common.load_policy(llama_folder), [])
     assert {row["split"] for row in answered} == {"val"} and len(answered) == 3
 
 
@@ -536,5 +538,5 @@ def test_help(stage, monkeypatch, capsys):
     assert len(lines) < 60 and max(map(len, lines)) <= 100
     named = re.findall(r"(?<=[ \n])--[a-z-]+", brief.partition("Explained by --help-all:")[2])
     shared = explained(full.partition("flags of all trainers:")[2])
-    assert len(shared) == 22 and set(shared) <= set(named)
+    assert len(shared) == 23 and set(shared) <= set(named)
     assert sorted(explained(full)) == sorted([*explained(brief), *named])

@@ -1,0 +1,122 @@
+"""parts/folders.py: what a model folder holds beside weights and tokenizer, for all who open it."""
+
+import contextlib
+import copy
+import json
+import re
+from pathlib import Path
+
+from parts.dialogue import say_once
+
+# of a model of images, without which vLLM and AutoProcessor refuse its folder; the last one is what
+# converters to GGUF ask for
+COMPANIONS = """
+    preprocessor_config.json processor_config.json video_preprocessor_config.json tokenizer.model
+""".split()
+
+
+def dropout_off(config):
+    """Set dropout to 0, for policy and reference alike; returns what `write_config` puts back."""
+    text = config.get_text_config()
+    original = {
+        key: value
+        for key, value in text.to_dict().items()
+        if re.search("dropout|pdrop|layerdrop|drop_rate", key) and isinstance(value, float)
+    }
+    text.update(dict.fromkeys(original, 0.0))
+    return original, getattr(config, "use_cache", True)
+
+
+def write_config(model, dtype, folder):
+    """config.json as the checkpoint had it, in the words of transformers 5 and of version 4; those
+    are left out where version 5 would then read another config."""
+    config, (dropout, use_cache) = copy.deepcopy(model.config), model.original_config
+    config.get_text_config().update(dropout)
+    config.update({"use_cache": use_cache, "dtype": dtype})
+    config.save_pretrained(folder)
+    file = Path(folder) / "config.json"
+    own = file.read_text(encoding="utf-8")
+    written = json.loads(own)
+    add_older_keys(written, config.attribute_map)
+
+    def read():
+        return type(config).from_pretrained(folder).to_dict()
+
+    before = read()
+    file.write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
+    try:
+        same = read() == before
+    except Exception:  # whatever a family's config raises
+        same = False
+    if not same:
+        file.write_text(own, encoding="utf-8")
+
+
+def add_older_keys(config, other_names=()):
+    """Add to a config of version 5 what version 4, and a vLLM that stands on it, reads instead.
+
+    Without them it takes its defaults in silence, such as 10000 for every rope_theta.
+    other_names: {name of version 4: name in `config`}; of the experts' number each family has one
+
+    >>> config = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}
+    >>> add_older_keys(config)
+    >>> config["rope_theta"], "rope_scaling" in config
+    (1000000.0, False)
+    """
+    for value in config.values():
+        if isinstance(value, dict):
+            add_older_keys(value)
+    if "dtype" in config:
+        config.setdefault("torch_dtype", config["dtype"])
+    if "num_experts" in other_names:
+        config.setdefault("num_experts", config.get(other_names["num_experts"]))
+    rope = config.get("rope_parameters") or {}
+    local, rope = rope.get("sliding_attention"), dict(rope.get("full_attention", rope))
+    if "rope_theta" not in rope:
+        return
+    names = {"rope_theta": "rope_theta", "partial_rotary_factor": "partial_rotary_factor"}
+    if str(config.get("model_type")).startswith("gpt_neox"):
+        names = {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"}
+    for name, older in names.items():
+        if name in rope:
+            config.setdefault(older, rope.pop(name))
+    if local:
+        config.setdefault("rope_local_base_freq", local["rope_theta"])
+    if rope.get("rope_type", "default") != "default":
+        config.setdefault("rope_scaling", rope)
+
+
+def savable(generation):
+    """The generation config without settings that contradict the others, named in a line:
+    `transformers` reads a temperature beside do_sample = false, but refuses to save it."""
+    from transformers import GenerationConfig
+
+    config, refused = GenerationConfig(), generation.to_diff_dict()
+    accepted = None
+    while accepted != {}:  # some are accepted only beside others: temperature beside do_sample
+        accepted = {}
+        for key, value in refused.items():
+            candidate = copy.deepcopy(config)
+            setattr(candidate, key, value)
+            with contextlib.suppress(ValueError):
+                candidate.validate(strict=True)
+                config, accepted[key] = candidate, value
+        refused = {key: value for key, value in refused.items() if key not in accepted}
+    if refused:
+        say_once(f"saved without what transformers refuses to save: {', '.join(refused)}")
+    return config
+
+
+def companions(base, folder):
+    """The files of a base model, a folder or an id in the hub's cache, that `folder` lacks."""
+    from huggingface_hub import try_to_load_from_cache
+
+    found = []
+    for name in COMPANIONS if base else ():
+        file = Path(base) / name
+        if not Path(base).is_dir():
+            cached = try_to_load_from_cache(base, name)
+            file = Path(cached) if isinstance(cached, str) else file
+        if file.is_file() and not (Path(folder) / name).exists():
+            found.append(file)
+    return found
