@@ -218,7 +218,7 @@ def marked(pattern, value):
 def rendered_ids(tokenizer, text, starts=True):
     """Ids of a text of `render`, or (starts=False) of its tail; the template writes its own BOS.
 
-    Between special tokens a text with MARK is encoded as if it had none, and no special token either.
+    Between special tokens, a text with MARK is encoded as one in which nothing is special.
     """
     if MARK not in text:
         return plain_ids(tokenizer, text) if starts else behind_guard(tokenizer, text)
