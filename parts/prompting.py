@@ -79,8 +79,8 @@ def default_examples(args, files, model=None, temperature_flag="eval_temperature
 
 
 def load_scorer(spec, flag):
-    """The function FILE:FUNCTION: (prompts, answers, rows) → scores. It reads what is graded: the text
-    of an answer behind its thought, nothing of a thought without end."""
+    """The function FILE:FUNCTION: (prompts, answers, rows) → scores. It reads what is graded: of an
+    answer the text behind its thought, nothing of a thought without end."""
     function = load_function(spec, flag)
 
     @functools.wraps(function)
