@@ -264,9 +264,7 @@ def parse_args(argv=None):
 def load_data(args, tokenizer):
     """(training rows, at most 64 validation rows): by "split", without one by the prompt's hash."""
     rows = prompting.load_prompts(args.prompts, "--prompts")
-    if any("split" in row for row in rows):
-        if args.eval_fraction is not None:
-            raise UserError(f'--eval-fraction has no effect: rows of {args.prompts} have a "split"')
+    if has_split := any("split" in row for row in rows):
         train, val = ([r for r in rows if r.get("split") == name] for name in ("train", "val"))
         fix = 'no row has "split": "train"; without that column a part is held out by itself'
     else:
@@ -275,6 +273,8 @@ def load_data(args, tokenizer):
         fix = f"all {len(rows)} prompts are held out; lower --eval-fraction"
     if not train:
         raise UserError(f"--prompts {args.prompts}: {fix}")
+    if has_split and args.eval_fraction is not None:
+        raise UserError(f'--eval-fraction has no effect: rows of {args.prompts} have a "split"')
     val, room = prompting.some_prompts(val, 64), args.max_length - args.max_new_tokens
     examples = prompting.load_examples(args.examples)
     for row in [*train, *val]:
