@@ -14,6 +14,8 @@ COMPANIONS = """
     preprocessor_config.json processor_config.json video_preprocessor_config.json tokenizer.model
 """.split()
 
+NOT_OF_THE_BASE = "dtype", "torch_dtype", "transformers_version"
+
 
 def dropout_off(config):
     """Set dropout to 0, for policy and reference alike; returns what `write_config` puts back."""
@@ -28,28 +30,46 @@ def dropout_off(config):
 
 
 def write_config(model, dtype, folder):
-    """config.json as the checkpoint had it, in the words of transformers 5 and of version 4; those
-    are left out where version 5 would then read another config."""
+    """config.json as the checkpoint had it, for transformers 5 and for version 4.
+
+    Beside the words of version 5 stand those that version 4 reads, and the base's own words (Granite
+    4 wrote "mamba" for a layer, not "linear_attention"), if version 5 then reads the same config.
+    """
     config, (dropout, use_cache) = copy.deepcopy(model.config), model.original_config
     config.get_text_config().update(dropout)
     config.update({"use_cache": use_cache, "dtype": dtype})
     config.save_pretrained(folder)
     file = Path(folder) / "config.json"
-    own = file.read_text(encoding="utf-8")
-    written = json.loads(own)
-    add_older_keys(written, config.attribute_map)
-
-    def read():
-        return type(config).from_pretrained(folder).to_dict()
-
-    before = read()
+    written, older = (json.loads(file.read_text(encoding="utf-8")) for _ in range(2))
+    add_older_keys(older, config.attribute_map)
+    base = base_file(getattr(model, "source", None), "config.json")
+    base = json.loads(base.read_text(encoding="utf-8")) if base else {}
+    expected = type(config).from_pretrained(folder).to_dict()
+    for words, may_add in (older, True), (base, False):
+        for key, value in words.items():
+            if key in NOT_OF_THE_BASE and not may_add or written.get(key) == value:
+                continue
+            file.write_text(json.dumps(written | {key: value}), encoding="utf-8")
+            try:
+                found = type(config).from_pretrained(folder).to_dict()
+            except Exception:  # whatever a family's config raises
+                continue
+            if found == expected or may_add and found | expected == found:
+                written[key] = value
     file.write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
-    try:
-        same = read() == before
-    except Exception:  # whatever a family's config raises
-        same = False
-    if not same:
-        file.write_text(own, encoding="utf-8")
+
+
+def base_file(base, name):
+    """A file of a base model, a folder or an id in the hub's cache; None if it has none."""
+    from huggingface_hub import try_to_load_from_cache
+
+    if base is None:
+        return None
+    file = Path(base) / name
+    if not Path(base).is_dir():
+        cached = try_to_load_from_cache(base, name)
+        file = Path(cached if isinstance(cached, str) else file)
+    return file if file.is_file() else None
 
 
 def add_older_keys(config, other_names=()):
@@ -109,14 +129,5 @@ def savable(generation):
 
 def companions(base, folder):
     """The files of a base model, a folder or an id in the hub's cache, that `folder` lacks."""
-    from huggingface_hub import try_to_load_from_cache
-
-    found = []
-    for name in COMPANIONS if base else ():
-        file = Path(base) / name
-        if not Path(base).is_dir():
-            cached = try_to_load_from_cache(base, name)
-            file = Path(cached) if isinstance(cached, str) else file
-        if file.is_file() and not (Path(folder) / name).exists():
-            found.append(file)
-    return found
+    files = (base_file(base, name) for name in COMPANIONS)
+    return [file for file in files if file and not (Path(folder) / file.name).exists()]

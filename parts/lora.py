@@ -23,6 +23,7 @@ from parts.files import UserError, write_json
 from parts.parallel import rank, trained_weights, whole
 
 SCALE = 2.0  # α/r
+BLOCKS = re.compile(r"^(?!.*(vision|visual|audio)).*\.\d+\.")  # of text: no other tower runs
 SCALE_KEYS = "reward_mean", "reward_std"  # of a reward model's config
 
 
@@ -34,7 +35,7 @@ def takes_adapter(path, module):
     """Is it a linear layer of a block, and used as one? A router may be a Linear that returns its
     choice of experts; Mamba's dt_proj is only a weight, whose forward never runs."""
     linear = isinstance(module, nn.Linear) or is_conv1d(module)
-    if not linear or path.endswith(".dt_proj") or not re.search(r"\.\d+\.", path):
+    if not linear or path.endswith(".dt_proj") or not BLOCKS.match(path):
         return False
     if type(module) is nn.Linear or is_conv1d(module):
         return True
@@ -71,7 +72,7 @@ def say_what_is_left(model, adapted):
     blocks = {
         name: weight
         for name, weight in model.named_parameters()
-        if weight.ndim > 1 and re.search(r"\.\d+\.", name)
+        if weight.ndim > 1 and BLOCKS.match(name)
     }
     adapted = {id(weight) for weight in adapted}
     left = {name: weight for name, weight in blocks.items() if id(weight) not in adapted}

@@ -175,7 +175,7 @@ def test_an_inexact_sampler_is_refused(fault, folders, monkeypatch):
     else:
         masks = "transformers.models.qwen3_5.modeling_qwen3_5.apply_mask_to_padding_states"
         monkeypatch.setattr(masks, lambda hidden, mask: hidden)
-    with pytest.raises(UserError, match="^--model x: .* cannot be sampled .log-probs of draws"):
+    with pytest.raises(UserError, match="^--model x: .* cannot be sampled .log-probs of its draws"):
         common.check_sampling(model, "--model x")
 
 

@@ -3,26 +3,42 @@
 WRITE_FAMILIES=1 python -m pytest tests/test_families.py    # writes the table anew
 """
 
+import json
 import math
 import os
 import re
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 import common
+import dpo
+import ppo
+import reward_train
+import sft
 from common import UserError
-from parts import lora, shared_prompt
+from parts import lora, runs, shared_prompt
 from parts.identities import check_head
 from parts.runs import prepare
 from test_common_model import ANSWERS, PROMPTS, batch, filled
 from test_common_sample import PROMPTS as MORE_PROMPTS
 from test_common_sample import slow_row
-from tiny import EXTRA_FAMILIES, FAMILIES, MORE_FAMILIES, tiny_reward_model
+from test_ppo import read
+from test_trainers import REWARD_FN, steps, train
+from tiny import (
+    EXTRA_FAMILIES,
+    FAMILIES,
+    MORE_FAMILIES,
+    pair_rows,
+    table,
+    tiny_model,
+    tiny_reward_model,
+)
 
 REPO = Path(__file__).resolve().parent.parent
 PAGE = REPO / "docs" / "adapt.md"
@@ -38,7 +54,7 @@ def outcome(function, *args):
         return function(*args)
     except UserError as error:
         assert "\n" not in str(error) and len(str(error)) < 500
-        reason = re.sub("^--model.*?: ", "", str(error))
+        reason = re.sub(r"^--model.*?: | by [\d.e-]+", "", str(error))
         return "no class in transformers" if "has no class" in reason else f"no: {reason}"
 
 
@@ -161,3 +177,151 @@ def test_what_works_with_each_family(family, folders, tmp_path, tokenizer, capsy
         lines = head + [lines[f"| {name}"] for name in ALL if f"| {name}" in lines]
         PAGE.write_text(MARKS.sub(lambda _: "\n".join(lines) + "\n", text), encoding="utf-8")
     assert line in PAGE.read_text(encoding="utf-8"), "WRITE_FAMILIES=1 writes the table anew"
+
+
+@pytest.mark.usefixtures("quiet_process")
+@pytest.mark.parametrize("stage", [sft, reward_train, dpo, ppo], ids=lambda s: s.__name__)
+def test_a_family_without_samples_trains_on(stage, folders, tmp_path, pairs_file, capsys):
+    """An IndexError after the reference pass over the whole file, and for nothing: neither loss
+    needs a sample. PPO does, and is refused before its first step."""
+    flags = ["--prompts", pairs_file, "--gold", REWARD_FN] if stage in (sft, dpo) else []
+    arguments = stage, pairs_file, folders["minimax"], tmp_path / "out"
+    if stage is ppo:
+        with pytest.raises(UserError, match="^--model[^\n]*: MiniMaxForCausalLM cannot be sampled"):
+            train(*arguments, "--critic shared --max-length 96")
+        assert not (tmp_path / "out").exists()
+        return
+    log = train(*arguments, *flags)
+    said = capsys.readouterr().out
+    assert len(steps(log, "loss")) == 1 and not any("val/gold" in row for row in log)
+    assert said.count("samples    none, training needs none: ") == (stage is not reward_train)
+
+
+@pytest.mark.usefixtures("quiet_process")
+@pytest.mark.parametrize("family, flags", [("lfm2", ""), ("phimoe", "--lora-rank 2")])
+def test_trainers_take_recurrent_layers_and_experts(family, flags, folders, tmp_path, pairs_file):
+    """The router of PhiMoE draws experts at random in train mode, so no reference was the policy."""
+    for stage in (dpo, ppo):
+        more = "--critic shared --max-length 96" if stage is ppo else ""
+        log = train(stage, pairs_file, folders[family], tmp_path / stage.__name__, flags, more)
+        assert len(steps(log, "loss")) == 1
+    assert read(tmp_path / "dpo/samples.jsonl")
+
+
+def test_train_mode_draws_nothing_at_random(folders):
+    """Mixtral's jitter, PhiMoE's choice of experts; after samples, too, which leave eval mode."""
+    for family in ("mixtral", "phimoe"):
+        model = common.load_policy(folders[family])
+        prepare(model, SETTINGS)
+        for _ in range(2):
+            forwards = [common.token_logps(model, *batch()) for _ in range(2)]
+            assert torch.equal(*forwards)
+            common.check_sampling(model, "--model")
+
+
+ENCODERS = {
+    "deberta-v2": ("classifier", "DebertaV2ForSequenceClassification has no head `score`"),
+    "bert": ("classifier", "BertForSequenceClassification has no head `score`"),
+    "t5": ("policy", "transformers has no class for a language model of t5"),
+    "lfm2": ("reward", "transformers has no class for a reward model of lfm2"),
+}
+
+
+@pytest.mark.parametrize("family", ENCODERS)
+def test_what_is_no_decoder_is_refused_with_the_reason(family, folders, tmp_path, tokenizer):
+    kind, reason = ENCODERS[family]
+    folder = str(tmp_path)
+    if kind == "reward":
+        folder = folders[family]
+    else:
+        sizes = dict(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, num_labels=1)
+        config = AutoConfig.for_model(family, vocab_size=len(tokenizer), **sizes)
+        if kind == "classifier":
+            AutoModelForSequenceClassification.from_config(config).save_pretrained(folder)
+        config.save_pretrained(folder) if kind == "policy" else None
+        tokenizer.save_pretrained(folder)
+    with pytest.raises(UserError) as caught:
+        if kind == "policy":
+            common.load_policy(folder)
+        else:
+            common.load_reward_model(folder, tokenizer, trainable=kind == "reward")
+    assert str(caught.value).startswith(f"--model {folder}: {reason}")
+    assert "\n" not in str(caught.value)
+
+
+# what transformers 4 reads of the config of a family; base: whose own words are kept
+OLDER = table("""
+llama   | {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}} | {"rope_theta": 5e5}
+llama   | {"rope_parameters": {"rope_type": "linear", "rope_theta": 5e5, "factor": 8.0}} | {"rope_theta": 5e5, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}
+gpt_neox | {"rope_parameters": {"rope_type": "default", "rope_theta": 7e5, "partial_rotary_factor": 0.5}} | {"rotary_emb_base": 7e5, "rotary_pct": 0.5}
+phi3    | {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}} | {"rope_theta": 5e5, "partial_rotary_factor": 1.0}
+gemma3_text | {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 5e5}, "sliding_attention": {"rope_type": "default", "rope_theta": 7e3}}} | {"rope_theta": 5e5, "rope_local_base_freq": 7e3}
+qwen3_moe | {} | {"num_experts": 4}
+""")
+
+
+@pytest.mark.parametrize("family, config, expected", OLDER)
+def test_version_4_reads_the_same_config(family, config, expected, tmp_path, tokenizer):
+    """It fell back to a rope_theta of 10000 in silence: another model. Version 5's words stay."""
+    folder = tiny_model(family, tmp_path, **config)
+    common.save_model(common.load_policy(folder), tokenizer, tmp_path / "out", torch.float16)
+    written = json.loads((tmp_path / "out/config.json").read_text())
+    assert {key: written.get(key) for key in expected} == expected
+    assert written["torch_dtype"] == written["dtype"] == "float16"
+    before, after = (
+        AutoConfig.from_pretrained(x).rope_parameters for x in (folder, tmp_path / "out")
+    )
+    assert before == after == written["rope_parameters"]
+
+
+def test_the_words_of_the_base_stay(tmp_path, tokenizer):
+    """Granite 4 names its layers "mamba"; version 5 reads and writes them as "linear_attention"."""
+    folder = Path(tiny_model("granitemoehybrid", tmp_path))
+    file = folder / "config.json"
+    words = {"layer_types": ["mamba", "attention"], "torch_dtype": "bfloat16", "use_cache": False}
+    words |= {"quantization_config": None, "transformers_version": "4.55.0"}
+    file.write_text(json.dumps(json.loads(file.read_text()) | words))
+    common.save_model(common.load_policy(str(folder)), tokenizer, tmp_path / "out")
+    written = json.loads((tmp_path / "out/config.json").read_text())
+    assert written["layer_types"] == ["mamba", "attention"] and not written["use_cache"]
+    assert (written["torch_dtype"], written["dtype"]) == ("float32", "float32")
+    assert written["transformers_version"] != "4.55.0"
+
+
+@pytest.mark.parametrize("place", ["folder", "hub"])
+def test_processor_files_go_with_the_folder(place, tmp_path, tokenizer, monkeypatch, folders):
+    """Without preprocessor_config.json vLLM and AutoProcessor refuse a trained Gemma 3."""
+    base = tmp_path / "base"
+    shutil.copytree(folders["gemma3"], base)
+    names = "preprocessor_config.json", "processor_config.json", "tokenizer.model"
+    for name in names:
+        (base / name).write_text(name)
+    model = common.load_policy(str(base))
+    if place == "hub":
+        home = tmp_path / "hub" / "models--org--name"
+        (home / "refs").mkdir(parents=True)
+        (home / "refs/main").write_text("abc")
+        shutil.move(base, home / "snapshots/abc")
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+        model.source = "org/name"
+    for _ in range(2):  # a second training of what was written
+        common.save_model(model, tokenizer, tmp_path / "out")
+        assert [(tmp_path / "out" / name).read_text() for name in names] == list(names)
+        assert {*names} <= {*runs.RUN_FILES}, "--overwrite removes them"
+        model = common.load_policy(str(tmp_path / "out"))
+
+
+@pytest.mark.usefixtures("quiet_process")
+def test_the_adapter_of_a_reward_model_keeps_its_scale(llama_folder, tmp_path, pairs_file):
+    """Its scores came out unstandardised, 40 times smaller, and PPO's reward with them."""
+    out = tmp_path / "out"
+    train(reward_train, pairs_file, llama_folder, out, "--lora-rank 2 --lr 1e-2 --max-length 40")
+    prompts, answers = [r["prompt"] for r in pair_rows(4)], ["Hold. " * n for n in (1, 2, 3, 40)]
+    scores = [common.reward_function(str(x))(prompts, answers) for x in (out, out / "adapter")]
+    assert scores[0] == pytest.approx(scores[1], abs=1e-4)
+    raw = common.reward_function(str(out), raw=True)(prompts, answers)
+    assert abs(scores[0][0] - raw[0]) > 0.1, "the scale matters here"
+    assert common.run_args(out / "adapter") == common.run_args(out)
+    peft = pytest.importorskip("peft")
+    base = AutoModelForSequenceClassification.from_pretrained(llama_folder, num_labels=1)
+    assert peft.PeftModel.from_pretrained(base, out / "adapter").peft_config["default"].r == 2

@@ -49,10 +49,15 @@ _MAMBA = dict(
 )
 _SSM = dict(hidden_size=32, num_hidden_layers=2, state_size=8)
 _SSM2 = dict(num_heads=8, head_dim=8, n_groups=1, chunk_size=8)
+_VISION = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2,
+               num_key_value_heads=2, head_dim=16, image_size=28, patch_size=14)  # fmt: skip
 MORE_FAMILIES = {  # tests/test_families.py tries them, and docs/adapt.md says what came out
     # logits scaled or capped behind the head
     "gemma3_text": dict(_ROPE, **_SLIDING, head_dim=8),
     "gemma4_text": dict(_ROPE, **_SLIDING, head_dim=8, global_head_dim=16, final_logit_softcapping=5.0),
+    "gemma3": dict(_ROPE, **_SLIDING, head_dim=8, vision_config=_VISION),
+    "gemma4": dict(_ROPE, **_SLIDING, head_dim=8, global_head_dim=16, final_logit_softcapping=5.0,
+                   hidden_size_per_layer_input=0, vision_config=_VISION),
     "cohere": dict(_ROPE, logit_scale=0.25),
     "cohere2": dict(_ROPE, **_SLIDING, logit_scale=0.25),
     "granite": dict(_ROPE, logits_scaling=8.0),
@@ -182,6 +187,10 @@ def tiny_config(family, tokenizer, **config):
         fields["n_positions"] = fields.pop("max_position_embeddings")
     if family == "opt":
         fields["init_std"] = fields.pop("initializer_range")
+    if "vision_config" in fields:
+        vision = fields.pop("vision_config")
+        fields = {"text_config": fields, "vision_config": vision, "mm_tokens_per_image": 4}
+        fields |= {key: fields["text_config"].pop(key) for key in config if key == "num_labels"}
     return AutoConfig.for_model(family, **fields)
 
 
@@ -204,7 +213,7 @@ def _build(auto_class, family, folder, tokenizer, seed, dtype, config):
         for name, weight in model.named_parameters():
             if weight.ndim > 1:  # some families scale their own draws: every matrix the same width
                 torch.nn.init.normal_(weight, std=INIT_RANGE)
-            elif name.endswith("bias"):  # zero biases would hide a bias that is dropped on the way
+            elif name.endswith(".bias"):  # zero biases would hide a bias that is dropped on the way
                 torch.nn.init.normal_(weight, std=0.02)
     folder = Path(folder) / f"{family}-{len([*Path(folder).glob(family + '-*')])}"
     model.save_pretrained(folder)
