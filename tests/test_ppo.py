@@ -620,7 +620,8 @@ def test_evaluations_answer_validation_prompts_and_show_greedy_answers(
     rows = [{"prompt": f"Ask {i}.", "split": split} for i, split in enumerate(splits)]
     other = world | {"prompts": write_rows(tmp_path / "p.jsonl", rows)}
     spy, out = Spy(monkeypatch, ppo, "rollout"), tmp_path / "run"
-    run_of(other, out, "--steps 1 --restore last --reward-fn vowels")
+    flags = "--steps 1 --batch-size 4 --max-new-tokens 5 --restore last --reward-fn vowels"
+    assert ppo.main(line(other, out, [flags], "llama")) == 0
     asked = [{row["split"] for row in call[3]} for call in spy.calls]
     assert asked == [{"train"}, {"val"}, {"train"}, {"val"}], "preflight, start, step 1, end"
     model, tokenizer = common.load_policy(out), common.load_tokenizer(out)
