@@ -211,6 +211,8 @@ def world(tmp_path_factory):
 def command(world, out, *more, models=("base", "dpo")):
     argv = f"--reward-model {world['rm']} --gold {world['gold']} --prompts {world['prompts']} --out {out}"
     argv += " --device cpu --bon 4 --samples 2 --max-new-tokens 10 --model"
+    if "--model" in more:  # in place of these: a list flag given twice is joined
+        return [*argv.split()[:-1], *more]
     return [*argv.split(), *(world[name] for name in models), *more]
 
 
