@@ -32,8 +32,8 @@ def dropout_off(config):
 def write_config(model, dtype, folder):
     """config.json as the checkpoint had it, for transformers 5 and for version 4.
 
-    Beside the words of version 5 stand those that version 4 reads, and the base's own words (Granite
-    4 wrote "mamba" for a layer, not "linear_attention"), if version 5 then reads the same config.
+    Beside the words of version 5 stand those that version 4 reads, and the base's own: a layer of
+    Granite 4 is "mamba", not "linear_attention". Each only if version 5 then reads the same config.
     """
     config, (dropout, use_cache) = copy.deepcopy(model.config), model.original_config
     config.get_text_config().update(dropout)

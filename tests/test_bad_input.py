@@ -224,7 +224,12 @@ def test_a_tokenizer_that_does_not_fit(stage, world, run, refused):
     system = {**GOOD, "prompt": [{"role": "system", "content": "Be kind."}, *GOOD["prompt"]]}
     for name, tokenizer, row, words in (
         ("more", more, new, "the token '<|new|>' (id 300) ~ 300 rows ~ resize"),
-        ("strict", strict, system, "the chat template of --model refuses ['system', 'user' ~ no system"),
+        (
+            "strict",
+            strict,
+            system,
+            "the chat template of --model refuses ['system', 'user' ~ no system",
+        ),
     ):
         copy_of(world["policy"], name, "token*", "*.jinja", "generation*")
         tokenizer.save_pretrained(name)
