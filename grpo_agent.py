@@ -142,7 +142,7 @@ def parse_args(argv=None):
         raise UserError(f"--history {args.history}: expected all, or a number of exchanges")
     if args.eval_temperature is None:
         model = args.policy if args.command == "play" else args.model
-        args.eval_temperature = 1.0 if prompting.knows_the_form(model) else 0.7
+        args.eval_temperature = prompting.default_temperature(model)
     rollouts.check_groups(args)
     args.reward = rollouts.reward_weights(args.reward or ["env"], REWARDS)
     return args

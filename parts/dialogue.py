@@ -61,24 +61,35 @@ def end_ids(tokenizer, model=None):
 
 def template_end(tokenizer):
     """The special token that the chat template writes after an assistant's turn, or None."""
-    template = str(tokenizer.chat_template)
-    if getattr(tokenizer, "template_end", (None,))[0] != template:
-        end = None
-        if tokenizer.chat_template is not None:
-            turn = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "ANSWER"}]
-            _, answered, tail = render(tokenizer, turn).rpartition("ANSWER")
-            ids = plain_ids(tokenizer, tail) if answered else []
-            end = next((i for i in ids if i in tokenizer.added_tokens_decoder), None)
-        tokenizer.template_end = template, end
-    return tokenizer.template_end[1]
+    if tokenizer.chat_template is None:
+        return None
+
+    def find():
+        turn = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "ANSWER"}]
+        _, answered, tail = render(tokenizer, turn).rpartition("ANSWER")
+        ids = plain_ids(tokenizer, tail) if answered else []
+        return next((i for i in ids if i in tokenizer.added_tokens_decoder), None)
+
+    return remembered(tokenizer, "template_end", str(tokenizer.chat_template), find)
 
 
 def template_opening(tokenizer):
     """What the chat template writes to open an answer, such as "<|im_start|>assistant\\n"."""
-    turn = [{"role": "user", "content": "x"}]
-    opened, closed = render(tokenizer, turn, add_generation_prompt=True), render(tokenizer, turn)
-    same = next((i for i, (a, b) in enumerate(zip(opened, closed)) if a != b), len(closed))
-    return opened[same:]
+
+    def find():
+        turn = [{"role": "user", "content": "x"}]
+        opened, closed = (render(tokenizer, turn, add_generation_prompt=x) for x in (True, False))
+        same = next((i for i, (a, b) in enumerate(zip(opened, closed)) if a != b), len(closed))
+        return opened[same:]
+
+    return remembered(tokenizer, "template_opening", str(tokenizer.chat_template), find)
+
+
+def remembered(tokenizer, name, key, find):
+    """find(), kept on the tokenizer under `name` until `key` is another."""
+    if getattr(tokenizer, name, (None,))[0] != key:
+        setattr(tokenizer, name, (key, find()))
+    return getattr(tokenizer, name)[1]
 
 
 def text_end(tokenizer):
@@ -193,13 +204,14 @@ def dated(template, today):
 
 def special_tokens(tokenizer):
     """A pattern of the spellings of special tokens, longest first, but for thoughts."""
-    n = len(tokenizer.added_tokens_decoder)
-    if getattr(tokenizer, "special_pattern", (None,))[0] != n:
-        tokens = (str(t) for t in tokenizer.added_tokens_decoder.values() if t.special)
+    added = tokenizer.added_tokens_decoder
+
+    def find():
+        tokens = (str(token) for token in added.values() if token.special)
         tokens = sorted((t for t in tokens if "think>" not in t), key=len, reverse=True)
-        pattern = "|".join(map(re.escape, tokens)) or r"(?!)"
-        tokenizer.special_pattern = n, re.compile(pattern)
-    return tokenizer.special_pattern[1]
+        return re.compile("|".join(map(re.escape, tokens)) or r"(?!)")
+
+    return remembered(tokenizer, "special_pattern", len(added), find)
 
 
 def marked(pattern, value):
@@ -259,10 +271,11 @@ def encode_text(tokenizer, text, rendered=False):
     """
     if tokenizer.bos_token and text.startswith(tokenizer.bos_token):
         return known_ids(tokenizer, plain_ids(tokenizer, text))
-    plain = plain_ids(tokenizer, text, split_special_tokens=not rendered)
     ids = list(tokenizer(text, split_special_tokens=not rendered)["input_ids"])
-    if ids[-1:] == [tokenizer.eos_token_id] and ids[-1 - len(plain) : -1] == plain:
-        ids.pop()
+    if ids[-1:] == [tokenizer.eos_token_id]:
+        plain = plain_ids(tokenizer, text, split_special_tokens=not rendered)
+        if ids[-1 - len(plain) : -1] == plain:
+            ids.pop()
     return known_ids(tokenizer, ids)
 
 
@@ -428,20 +441,19 @@ def answer_texts(tokenizer, prompts, answers):
     gpt-oss only the final channel is text.
     """
     texts = tokenizer.batch_decode(answers, skip_special_tokens=True) if answers else []
-    special = tokenizer.added_tokens_encoder
-    tags = [special[tag] for tag in ("<think>", "</think>") if tag in special]
+    added = tokenizer.added_tokens_encoder
+    tags = [added[tag] for tag in ("<think>", "</think>") if tag in added]
     tags = {i for i in tags if tokenizer.added_tokens_decoder[i].special}  # decode would drop them
-    ends = {*end_ids(tokenizer), *(i for i in tokenizer.all_special_ids if i not in tags)}
-    for n, (prompt, ids) in enumerate(zip(prompts, answers, strict=True)):
+    left_out = {*end_ids(tokenizer), *tokenizer.all_special_ids} - tags
+    tails = [tuple(prompt[-8:]) for prompt in prompts]
+    thoughts = {tail: OPENED_THOUGHT.search(tokenizer.decode(tail)) for tail in {*tails}}
+    for n, (tail, ids) in enumerate(zip(tails, answers, strict=True)):
         if tags & {*ids}:
-            texts[n] = tokenizer.decode([i for i in ids if i not in ends])
-        if "<|channel|>" in special:
-            texts[n] = tokenizer.decode(ids).rpartition(FINAL_CHANNEL)[2] * (
-                FINAL_CHANNEL in tokenizer.decode(ids)
-            )
-            texts[n] = special_tokens(tokenizer).sub("", texts[n])
-        thought = OPENED_THOUGHT.search(tokenizer.decode(prompt[-8:]))
-        texts[n] = (thought[0] if thought else "") + texts[n]
+            texts[n] = tokenizer.decode([i for i in ids if i not in left_out])
+        if "<|channel|>" in added:
+            _, final, text = tokenizer.decode(ids).rpartition(FINAL_CHANNEL)
+            texts[n] = special_tokens(tokenizer).sub("", text) if final else ""
+        texts[n] = (thoughts[tail][0] if thoughts[tail] else "") + texts[n]
     return texts
 
 

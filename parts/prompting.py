@@ -49,6 +49,13 @@ def knows_the_form(model):
     return all(file.is_file() for file in files) and len({f.read_bytes() for f in files}) == 1
 
 
+def default_temperature(model):
+    """Of evaluation answers: 1 for a model that knows the form, as it was trained, else 0.7; at 1 a
+    small general model is mostly noise (SmolLM2, recruiter's score: .11 at 1, .25 at .7, .33 at 0).
+    """
+    return 1.0 if knows_the_form(model) else 0.7
+
+
 def is_bundled(file):
     """Is it one of this project's own files of pairs or prompts, whatever path leads to it?"""
     path = Path(file).resolve()
@@ -64,18 +71,15 @@ def default_prompts(args, files):
 
 
 def default_examples(args, files, model=None, temperature_flag="eval_temperature"):
-    """Bundled prompts follow a worked example, unless the model was trained on their form.
-
-    The temperature of evaluation answers is 1 for such a model, as it was trained, else 0.7: at 1 a
-    small general model is mostly noise (SmolLM2, recruiter's score: .11 at 1, .25 at .7, .33 at 0).
-    """
-    knows = knows_the_form(model or args.model)
-    if args.examples is None and all(map(is_bundled, files)) and not knows:
+    """Bundled prompts follow a worked example, unless the model was trained on their form; the flag
+    of the temperature gets `default_temperature`."""
+    model = model or args.model
+    if args.examples is None and all(map(is_bundled, files)) and not knows_the_form(model):
         args.examples = EXAMPLES
         print(f"examples   {EXAMPLES}: one before each bundled prompt, whose form this model "
               "has not learned")  # fmt: skip
     if getattr(args, temperature_flag, 0) is None:
-        setattr(args, temperature_flag, 1.0 if knows else 0.7)
+        setattr(args, temperature_flag, default_temperature(model))
 
 
 def load_scorer(spec, flag):
