@@ -682,17 +682,17 @@ def final_test(args, run, reference, graders, rows, step):
         metrics, b = evaluate(args, run, policy, graders, rows)
         scores = [score for score in b["rewards"] if score is not None]
         low, high = bootstrap_ci(scores) or (None, None)  # one answer has no interval
-        metrics = {key.replace("val/", ""): value for key, value in metrics.items()}
-        return metrics | {"low": low, "high": high}
+        return {k.replace("val/", ""): v for k, v in metrics.items()} | {"low": low, "high": high}
 
-    results = {}
+    results, shown = {}, []
     if rows:
         results["test_before"] = rollouts.by_the_start(args, run, reference, test)
         results["test_after"] = test(run.model)
-    for name, row in results.items():
+    for row in results.values():
         score, low, high = row["score"], row["low"], row["high"]
-        shown = score if low is None else f"{score:.3f} [{low:.3f}, {high:.3f}]"
-        print(f"{name.replace('_', ' ')}: {shown}, n = {row['n']}")
+        shown.append(score if low is None else f"{score:.3f} [{low:.3f}, {high:.3f}]")
+    if shown:
+        print("test before: {}, after: {}, n = {}".format(*shown, row["n"]))
     write_summary(run, step, results)
 
 

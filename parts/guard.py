@@ -107,7 +107,7 @@ class Guard:
         run = self.run
         if run.stopped:
             return run.finish(next)
-        if self.step < run.step:
+        if 0 < self.step < run.step:
             print(f"weights of step {self.step}, the best validation")
         if run.state["ended"]:
             print(f"stopped by watch.py after step {run.step}: {run.state['ended']}")

@@ -49,6 +49,7 @@ from parts.parallel import DTYPES, all_max, rank, trained_weights, whole, world
 
 MAX_GRAD_NORM = 1.0
 LEAST_STEPS = 24  # without --epochs, a small file is repeated until it makes this many steps
+MANY_CUT = 0.05  # share of cut answers beyond which the limit should be raised
 LOGS = ("metrics.jsonl", "samples.jsonl", "rollouts.jsonl")
 # what a run may hold, and --overwrite removes; a tokenizer's files, too, because the template of
 # another tokenizer would mix with the new one's
@@ -376,7 +377,9 @@ class Run:
             self.log(metrics)
             keys = [key for key in self.headline if metrics.get(key) is not None]
             shown = [f"{key} {with_interval(metrics, key)}" for key in keys]
-            shown += [f"{key} {metrics[key]:.0%}" for key in ("val/cut",) if metrics.get(key)]
+            if cut := metrics.get("val/cut"):
+                limit = f"raise --max-new-tokens {getattr(self.args, 'max_new_tokens', '')}"
+                shown.append(f"val/cut {cut:.0%}" + f" ({limit})" * (cut > MANY_CUT))
             parallel.say(f"step {self.step}: {'  '.join(shown)}")
         self.write("samples.jsonl", [{"step": self.step, **sample} for sample in samples])
 
@@ -531,14 +534,13 @@ class Run:
             values = [with_interval(row, key) for row in rows if row.get(key) is not None]
             if values:
                 print(f"{key:24} before {values[0]}  after {values[-1]}")
-        cut = [row["val/cut"] for row in rows if row.get("val/cut") is not None]
-        if cut and cut[-1] > 0.05:
-            length = f"--max-new-tokens {self.args.max_new_tokens}"
-            print(f"{cut[-1]:.0%} of the last answers were cut at {length}; raise it")
         answers = [row for row in samples if row["prompt"] == samples[0]["prompt"]]
         first, last = answers[:1], answers[-1:]
         texts = [row["prompt"] for row in first] + [row["answer"] for row in first + last]
-        for name, text in zip(("prompt", "before", "after"), texts):
+        names = "prompt", "before", "after"
+        if texts[1:2] == texts[2:]:
+            names, texts = ("prompt", "unchanged"), texts[:2]
+        for name, text in zip(names, texts):
             print(f"{name:10} {textwrap.shorten(text, 300, placeholder=' …') or '(empty)'}")
         print(f"wrote {self.out}: the model, args.json, its logs (*.jsonl), checkpoint/")
         print(f"next: {next}")

@@ -21,8 +21,8 @@ from tiny import write_rows
 REPORTS = REPO / "reports" / "demo"
 TRAIN = "--steps 2 --batch-size 4 --eval-every 0 --device cpu"
 SMALL = f"""
-reward_train.py*) set -- "$@" {TRAIN} --pairs few.jsonl;;
-dpo.py*) set -- "$@" {TRAIN} --pairs few.jsonl --max-new-tokens 4;;
+reward_train.py*) set -- "$@" {TRAIN};;
+dpo.py*) set -- "$@" {TRAIN} --max-new-tokens 4;;
 ppo.py*) set -- "$@" {TRAIN} --rollouts 4 --max-new-tokens 4;;
 grpo_rubric.py*) set -- "$@" --steps 2 --group-size 2 --groups-per-batch 2 --max-new-tokens 4;;
 evaluate.py*) set -- "$@" --n 4 --samples 1 --bon 2 --max-new-tokens 8;;
@@ -36,6 +36,11 @@ def demo(tmp_path_factory):
     skip = shutil.ignore_patterns(".git", ".venv", "runs", ".*_cache", "__pycache__", "tests")
     shutil.copytree(REPO, copy, ignore=skip)
     write_rows(copy / "few.jsonl", list(files.read_jsonl(REPO / "data/prefs_train.jsonl"))[::200])
+    makefile = (copy / "Makefile").read_text()  # a second --pairs would be joined to the first
+    few = re.sub(
+        r"--pairs data/prefs_train\.jsonl( data/rank_train\.jsonl)?", "--pairs few.jsonl", makefile
+    )
+    (copy / "Makefile").write_text(few)
     python = copy / "python"
     python.write_text(f'#!/bin/sh\ncase "$*" in {SMALL} esac\nexec {sys.executable} "$@"\n')
     python.chmod(0o755)

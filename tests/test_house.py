@@ -89,7 +89,7 @@ ARROWS = {  # who may import whom, downwards only: stages, parts/runs.py, common
     "fairness": {"common", "parts.pages", "parts.reports", "parts.runs", *LOWER, *CHECKS},
 }
 LINES = {  # at most, of each file; what is not here has at most 500
-    "common.py": 1100,
+    "common.py": 900,
     "sft.py": 350,
     "reward_train.py": 410,
     "dpo.py": 480,
