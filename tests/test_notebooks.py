@@ -88,7 +88,9 @@ def test_a_notebook_shows_what_it_did(name):
 
 def copy_of_the_repository(target):
     """Without what the commands make: nothing that lies in runs/ here may help."""
-    leave = shutil.ignore_patterns(".git", "runs", ".venv", "*cache*", ".ipynb_checkpoints")
+    leave = shutil.ignore_patterns(
+        ".git", "runs", ".venv", ".*_cache", "__pycache__", ".ipynb_checkpoints"
+    )
     return shutil.copytree(REPO, target, ignore=leave)
 
 
