@@ -711,7 +711,7 @@ def main(argv=None):
     start = None if args.teacher else reference
     run.state = {"policy": policy, "pass_rates": torch.full((len(train),), 0.5)}
     prompts = [conversation(row, args.system) for row in train]
-    encoded, longest = rollouts.longest_prompts(args, policy, tokenizer, prompts)
+    encoded, longest = rollouts.encoded_prompts(args, policy, tokenizer, prompts)
     run.start(tokenizer, args.lr or runs.default_lr(policy, RATES), None, longest, encoded)
     guard = Guard(run, watch.Watcher(args, run.rows()))
     if run.step == 0:

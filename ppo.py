@@ -545,7 +545,7 @@ def main(argv=None):
     args.restore = weights_to_write(args.restore, len(val), "prompts")
     run.state = {"policy": policy, "critic": critic, "kl_coef": args.beta}
     prompts = [row["prompt"] for row in train]
-    encoded, longest = rollouts.longest_prompts(args, policy, tokenizer, prompts)
+    encoded, longest = rollouts.encoded_prompts(args, policy, tokenizer, prompts)
     lr, head_lr = args.lr or runs.default_lr(policy, RATES), HEAD_LR if critic.fresh_head else None
     run.start(tokenizer, lr, head_lr, longest, encoded)
     guard = Guard(run, watch.Watcher(args, run.rows()))

@@ -102,10 +102,10 @@ def reward_weights(specs, names):
     return {name: weight / sum(weights.values()) for name, weight in weights.items()}
 
 
-def longest_prompts(args, model, tokenizer, prompts):
-    """(ids of the 64 prompts that are the longest as text, tokens of the longest row of a step)."""
-    longest = sorted(prompts, key=lambda prompt: len(str(prompt)))[-64:]
-    ids = [common.encode_prompt(tokenizer, prompt) for prompt in longest]
+def encoded_prompts(args, model, tokenizer, prompts):
+    """(ids of every prompt, tokens of the longest row of a step)."""
+    bar = parallel.progress(prompts, "reading prompts", delay=3)
+    ids = [common.encode_prompt(tokenizer, prompt) for prompt in bar]
     most = min(args.max_length or math.inf, common.max_positions(model.config))
     return ids, min(max(map(len, ids)) + args.max_new_tokens, most)
 

@@ -2,12 +2,15 @@
 
 import json
 import resource
+from types import SimpleNamespace
 
 import pytest
 import torch
+from transformers import LlamaConfig
 
+import common
 import ppo
-from parts import files, runs
+from parts import files, rollouts, runs
 from test_distributed import CLOCK, STAGES, command, make_world, rows
 
 pytestmark = pytest.mark.usefixtures("quiet_process")
@@ -87,6 +90,24 @@ def test_cut_off_and_resumed(name, train, cut_off, tmp_path, capsys):
     said = capsys.readouterr().out
     assert "resumed at step 3" in said and "preflight" not in said
     assert outcome(out) == outcome(whole)
+
+
+@pytest.mark.parametrize("name", ["ppo-rm", "grpo_rubric"])
+def test_other_tokens_are_refused(name, train, tmp_path, monkeypatch):
+    train(name, tmp_path, "--stop-after 1")
+    encode = common.encode_prompt
+    monkeypatch.setattr(common, "encode_prompt", lambda *given: encode(*given)[:-1] + [5])
+    with pytest.raises(files.UserError, match="--resume: the same rows are other tokens now"):
+        train(name, tmp_path, "--resume")
+
+
+def test_every_prompt_of_a_run_is_compared():
+    """It was the 64 that are the longest as text."""
+    args = SimpleNamespace(max_length=64, max_new_tokens=8)
+    model = SimpleNamespace(config=LlamaConfig())
+    tokenizer = common.load_tokenizer(common.BASE)
+    ids, longest = rollouts.encoded_prompts(args, model, tokenizer, ["a " * n for n in range(70)])
+    assert len(ids) == 70 and longest == 64
 
 
 @pytest.mark.parametrize("name, target, last", [("ppo-rm", -1e9, 2), ("grpo_rubric-lora", -1, 2)])
