@@ -19,49 +19,43 @@ Left out     1. fairness (fairness.py)   2. a single overall score   3. fitted s
 Run          python evaluate.py
              python evaluate.py compare --model Qwen/Qwen2.5-0.5B-Instruct runs/dpo
              python evaluate.py reward --reward-model runs/reward --pairs data/prefs_test.jsonl
-             python evaluate.py rank --reward-model runs/reward --role role.txt
              python evaluate.py human --votes runs/ab/annotations.jsonl
 Writes       report.json and report.html; samples.jsonl (compare), pairs.jsonl (reward),
-             ranked.csv (rank), votes.jsonl (human)
+             votes.jsonl (human)
 Reference    Wilson 1927; Gao et al. 2022, arXiv 2210.10760 (best of n, over-optimisation);
              Dubois et al. 2024, arXiv 2404.04475 (length control)
 Axes         P prompts, G answers per prompt, N answers of a best-of-n pool, B pairs
 """
 
-import csv
-import io
 import itertools
 import json
 import math
 import random
-import re
 import shlex
 import sys
-from collections import Counter
-from importlib.metadata import version
 from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
 
 from checks.risky import asked_sentences, is_open, number_of_requests
-from parts import files, pages
+from parts import files
+from parts.evaluation_page import PAGES, in_words
 from parts.files import Parser, UserError
-from parts.pages import ends
-from parts.pages import number as show
+from parts.frontier import bon_curve, efficiency, equal_kl, frontier, load_runs
 from parts.reports import (
     Default,
+    begin,
     check_out,
-    hashes,
     labels,
     made,
     mentioned,
     placed,
+    plain_text,
     present,
     raw_scorer,
-    read_csv,
     read_run,
-    write_text,
+    write_report,
 )
 from parts.stats import (
     bootstrap_ci,
@@ -69,18 +63,13 @@ from parts.stats import (
     mean_number,
     needed_n,
     number,
-    root,
     share,
     sign_test,
-    standings,
     t_test,
     wilson,
 )
 from parts.votes import counted, load_items, read_log, replay
 
-SCHEMA = 3  # of report.json; a key that changes its meaning, or leaves, raises it
-GOAL = 0.9  # sample efficiency: the cost of reaching this share of the best gold of any run
-TOP = 10  # candidates that `rank` prints
 SAMPLES = 12  # prompts, drawn by seed, whose answers are shown side by side
 
 # ---- 3. the math ----
@@ -175,62 +164,7 @@ def compare_outcomes(y, prompts, delta, seed, people=None):
     }
 
 
-# score against KL
-
-
-def bon_curve(proxy, gold):
-    """Gold of the best of n by proxy, n = 1 … N: Σ_i C(i−1, n−1)/C(N, n)·gold_(i)
-
-    proxy, gold  (N,), i the rank by proxy from below;  returns  (N,), [n−1] for n
-    The mean over all C(N, n) subsets, so unbiased for every n; gold is averaged over ties in proxy.
-    By hand: of the six pairs of 0, 1, 2, 3 the better is 1, 2, 3, 2, 3, 3: mean 2.3333.
-    >>> bon_curve([0, 1, 2, 3], [0, 1, 2, 3]).round(4).tolist()
-    [1.5, 2.3333, 2.75, 3.0]
-    """
-    N, level = len(proxy), np.unique(proxy, return_inverse=True)[1]
-    means = np.bincount(level, gold) / np.bincount(level)
-    gold = means[np.sort(level)]
-    chance = [[math.comb(i, n - 1) / math.comb(N, n) for i in range(N)] for n in range(1, N + 1)]
-    return np.array(chance) @ gold  # (n, i) @ (i,)
-
-
-def overoptimised(gold, proxy):
-    """Index of the evaluation after which gold falls while the proxy rises; None without one.
-
-    gold, proxy  (n,) of one run's evaluations, in order
-    Gold falls twice in a row from its peak, and what follows lies on average three deviations of
-    the noise below it; the proxy is noisy as well and rises if its later values lie above on
-    average. Noise: the median absolute second difference / 1.652, since a second difference of
-    noise σ has deviation √6·σ.
-    By hand: gold peaks at index 2 while the proxy rises; on the way up nothing is marked.
-    >>> overoptimised([0, 0.4, 0.6, 0.4, 0], range(5)), overoptimised([0, 0.4, 0.6], range(3))
-    (2, None)
-    """
-    gold, proxy = np.asarray(gold, float), np.asarray(proxy, float)
-    noise = np.median(abs(np.diff(gold, 2))) / 1.652 if len(gold) > 4 else 0.0
-    for i in range(int(gold.argmax()) if len(gold) else 0, len(gold) - 2):
-        falls = gold[i] > gold[i + 1] > gold[i + 2] and proxy[i] < proxy[i + 1 :].mean()
-        if falls and gold[i] - gold[i + 1 :].mean() > 3 * noise:
-            return i
-    return None
-
-
-def at_equal_kl(curves):
-    """(d, {name: y at d}): the largest √KL that every curve reaches, each curve interpolated there.
-
-    curves  {name: [(√KL, y), …]}, any order;  None if a curve never leaves 0
-    By hand: b ends higher, but at √KL 2, where a ends, a is ahead.
-    >>> at_equal_kl({"a": [(0, 0), (2, 0.5)], "b": [(0, 0), (4, 0.8)]})
-    (2.0, {'a': 0.5, 'b': 0.4})
-    """
-    reach = min((max(d for d, _ in points) for points in curves.values()), default=0)
-    if reach <= 0:
-        return None
-    at = {name: np.interp(reach, *zip(*sorted(points))) for name, points in curves.items()}
-    return float(reach), {name: float(y) for name, y in at.items()}
-
-
-# a reward model, and its order of candidates
+# a reward model
 
 
 def calibration(delta, bins=10):
@@ -350,13 +284,6 @@ def parse_args(argv=None):
     add("--reward-model", default=reward_model, help="folder (default: %(default)s)")
     add("--pairs", default="data/prefs_test.jsonl", help="held-out pairs, JSONL (default: %(default)s)")
 
-    add = adders["rank"]
-    add("--reward-model", default=reward_model, help="folder, trained on pairs of profiles (default: %(default)s)")
-    add("--candidates", default="data/candidates.jsonl", help="JSONL or CSV (default: %(default)s)")
-    add("--role", help="file or text: title, must-haves (default: each row's own prompt or role)")
-    add("--text-column", default="profile", help="column of the profile (default: %(default)s)")
-    add("--blind", help="column of names, replaced in the text; pronouns and e-mail addresses stay")
-
     add = adders["human"]
     add("--votes", default="runs/ab/annotations.jsonl", help="log of annotate.py, items.jsonl beside it (default: %(default)s)")
     for name, add in adders.items():
@@ -375,11 +302,6 @@ def parse_args(argv=None):
 # a prompt: {"prompt": …, "split": "test", "task": "assess", "must_have": […], "shown": […], …}
 
 LISTS = ("must_have", "shown", "claimed")  # which the metrics of a task read
-
-
-def plain_text(prompt):
-    """The words of a prompt: itself, or its messages one below the other."""
-    return prompt if isinstance(prompt, str) else "\n".join(m["content"] for m in prompt)
 
 
 def check_prompt(row):
@@ -413,60 +335,6 @@ def load_prompts(args, prompt_of=itemgetter("prompt")):
     return [{**row, "prompt": prompt_of(row)} for row in rows], sorted(skills)
 
 
-COSTS = {
-    "pairs": "preference pairs, the reward model's included",
-    "calls": "reward calls",
-    "tokens": "tokens generated",
-    "seconds": "seconds, the reward model's included",
-}
-
-
-def spending(run, before=None):
-    """(points, total): the rows with val/ keys and what had been spent by then; the whole cost.
-
-    before  {cost: what the run's reward model had cost}
-    """
-    spent, points = dict.fromkeys(COSTS, 0) | (before or {}), []
-    pairs = run["args"].get("batch_size", 0) if run["args"].get("pairs") else 0
-    for row in run["rows"]:
-        kinds = {key.partition("/")[0] for key in row}
-        if "val" in kinds:
-            keys = {"step": "step", "proxy": "val/score", "kl": "val/kl", "gold": "val/gold"}
-            points.append({name: row.get(key) for name, key in keys.items()} | spent)
-        elif "eval" not in kinds:  # an optimiser step
-            answers = row.get("episodes") or 0
-            tokens = row.get("answer_tokens") or answers * (row.get("length/mean") or 0)
-            step = pairs, answers, tokens, row.get("time_s") or 0
-            spent = {key: spent[key] + cost for key, cost in zip(COSTS, step, strict=True)}
-    return points, spent
-
-
-def load_runs(names):
-    """{name: (row of report["runs"], points)} of the run folders among the models.
-
-    A curve needs the prompts of the first run and the baseline as its reference: another one is
-    left out, with a message.
-    """
-    logged, asked = {}, None
-    for name in names:
-        run = read_run(name)
-        if run is None:
-            continue
-        args, before, reward_model = run["args"], {}, run["args"].get("reward_model")
-        if reward_model and not args.get("pairs"):  # of DPO it only watches
-            reward = read_run(reward_model)
-            before = spending(reward)[1] if reward else dict.fromkeys(COSTS, math.nan)
-            before = {key: before[key] for key in ("pairs", "seconds")}  # NaN: its folder is gone
-        points, spent = spending(run, before)
-        measured = run["sha256"].get(args.get("prompts"), args.get("prompts")), args.get("model")
-        asked = asked or (points and (measured[0], names[0]))
-        if points and measured != asked:
-            print(f"{name}: its curve is left out (other prompts, or not trained from {names[0]})")
-            points = []
-        logged[name] = {"name": name, "reward_model": reward_model} | spent, points
-    return logged
-
-
 def load_pairs(path):
     """(rows of a preference file without pairs of two equal answers, counts)"""
     import common
@@ -478,92 +346,6 @@ def load_pairs(path):
     if ties == len(rows):
         raise UserError(f"--pairs {path}: no pair to judge by ({counts})")
     return rows, counts
-
-
-RANK_ORDER = "Which candidate fits this role?"  # first line of the task rank; data/README.md
-RANKED = ("rank", "id", "score", "percentile", "truncated")
-RANKED += ("must_haves_found", "must_haves_missing")
-
-
-def load_candidates(args):
-    """([{"id", "role", "prompt", "text", "row": as it came}], by role and text; other columns).
-
-    The order of the file decides nothing: batches differ with it, and so do last bits of a score.
-    """
-    path, fixed = args.candidates, args.role and role_prompt(args.role)
-    if Path(path).suffix.lower() == ".csv":
-        rows = read_csv(path, "--candidates")
-    else:
-        rows = files.read_jsonl(path, numbered=True, flag="--candidates")
-    found, columns = {}, {}
-    for where, row in rows:
-        try:
-            candidate = read_candidate(row, args, fixed)
-            if candidate["id"] in found:
-                raise ValueError(f"the id {candidate['id']!r} is there twice")
-        except ValueError as error:
-            raise UserError(f"--candidates {path}:{where}: {error}") from None
-        found[candidate["id"]] = candidate
-        columns |= dict.fromkeys(row)
-    if not found:
-        raise UserError(f"--candidates {path}: the file is empty; expected a row per candidate")
-    ordered = sorted(found.values(), key=lambda c: (c["role"], c["text"], c["id"]))
-    return ordered, [name for name in columns if name != "id"]
-
-
-def read_candidate(row, args, fixed):
-    """One candidate; ValueError says what is wrong with its row."""
-    import common
-
-    for name in filter(None, ("id", args.text_column, args.blind)):
-        if not isinstance(row.get(name), (str, int)) or not str(row[name]).strip():
-            raise ValueError(f"no text in the column {name!r}; there is {', '.join(row)}")
-    if taken := set(RANKED) & set(row) - {"id"}:
-        raise ValueError(f"rename {min(taken)!r}, a column of ranked.csv")
-    json.dumps(row, ensure_ascii=False).encode()  # half a character is a ValueError
-    prompt = fixed or row.get("prompt") or role_prompt(str(row.get("role") or ""))
-    common.check_prompt({"prompt": prompt})
-    text, replaced = str(row[args.text_column]), 1
-    if args.blind:
-        text, replaced = blinded(text, str(row[args.blind]))
-    if not replaced:
-        raise ValueError(f"--blind {args.blind}: {row[args.blind]!r:.60} is not in the text")
-    answer = text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
-    return {
-        "id": str(row["id"]),
-        "role": plain_text(prompt),
-        "prompt": prompt,
-        "text": text,
-        "answer": answer,
-        "row": row,
-    }
-
-
-def blinded(text, name):
-    """(text with "the candidate" for the whole name, in either order and any case; how often)
-
-    >>> blinded("Lee, Amy. AMY LEE led a team.", "Amy Lee")
-    ('the candidate. the candidate led a team.', 2)
-    """
-    first, _, last = name.strip().rpartition(" ")
-    forms = [name.strip()] + ([f"{last}, {first}", f"{last} {first}"] if first else [])
-    either = "|".join(map(re.escape, forms))
-    return re.subn(rf"(?<!\w)(?:{either})(?!\w)", "the candidate", text, flags=re.I)
-
-
-def role_prompt(role):
-    """The prompt of the task rank from a title, from its lines, or from a file that holds them."""
-    file = Path(role) if len(role) < 256 and "\n" not in role else None
-    if file and file.is_file():
-        role = file.read_text(encoding="utf-8-sig")
-    elif file and file.suffix and " " not in role:
-        raise UserError(f"--role {role}: no such file; expected a file or the role itself")
-    role = role.strip()
-    if not role:
-        raise UserError("no role: say with --role the title, the must-haves, the nice-to-haves")
-    role = role if "role:" in role.lower() else f"Role: {role}"
-    text = role if role.startswith(RANK_ORDER) else f"{RANK_ORDER}\n{role}"
-    return [{"role": "user", "content": text}]
 
 
 def unblind(events, items):
@@ -753,16 +535,9 @@ def compare(args):
     report["answer"], report["notes"] = in_words(report)
     # (7) files
     answers = itertools.chain.from_iterable(each.ravel() for each in every)
-    files.write_jsonl(Path(args.out) / "samples.jsonl", answers)
-    write_report(args, report, "samples.jsonl")
+    save(args, report, "samples.jsonl", answers)
     two = " --model-b ".join(names[:-3:-1])  # the last two: in the demo PPO and DPO
     print(f"next: python annotate.py draw --model {two} --prompts {args.prompts} --out runs/ab")
-
-
-def begin(args, inputs):
-    """What every report starts with: the command, its flags and the hashes of what it read."""
-    setup = vars(args) | {"torch": version("torch"), "sha256": hashes(inputs)}
-    return {"schema": SCHEMA, "command": args.command, "setup": setup}
 
 
 def means(answers, keys, seed):
@@ -844,116 +619,6 @@ def side_by_side(models, rows, scorer, seed):
     return shown
 
 
-def frontier(points):
-    """A run's evaluations on validation prompts, and where it begins to over-optimise."""
-    both = [p for p in points if None not in (p["gold"], p["proxy"])]
-    turn = overoptimised([p["gold"] for p in both], [p["proxy"] for p in both])
-    return {"points": points, "overoptimised": None if turn is None else both[turn]}
-
-
-def equal_kl(report, scorer):
-    """The score of every model, and of best of n, at the largest KL that all reach; best first.
-
-    As a gain over the start of the same curve: a run's is measured on validation prompts. A model
-    without a curve is a line from the baseline to its end.
-    """
-    base, *others = report["models"]
-    start, gains = base[scorer]["value"], {}
-    curves = {r["model"]: r["points"] for r in report["frontier"] if r["points"][0]["step"] == 0}
-    if "best_of_n" in report:
-        curves[others[-1]["name"]] = report["best_of_n"]
-    for row in others:
-        points = curve_of(curves.get(row["name"], [base, row]), scorer)
-        if len(points) > 1:
-            gains[row["name"]] = [(d, y - points[0][1]) for d, y, *_ in points]
-    found = at_equal_kl(gains) if len(gains) > 1 else None
-    if found is None:
-        return None
-    order = sorted(found[1].items(), key=lambda item: (-item[1], item[0]))
-    table = [{"model": n, "gain": y, scorer: start + y} for n, y in order]
-    return {"sqrt_kl": found[0], "table": table}
-
-
-def curve_of(points, scorer):
-    """[(√KL, score, low, high)] of what was measured: of numbers, or of `number` records."""
-    found = []
-    for point in points:
-        kl, y = (x if isinstance(x, dict) else {"value": x} for x in (point["kl"], point[scorer]))
-        if kl["value"] is not None and y["value"] is not None:
-            found.append((root(kl["value"]), *ends(y)))
-    return found
-
-
-def efficiency(curves):
-    """Sample efficiency: what each run had spent when its gold first reached GOAL of the best."""
-    golds = {run["model"]: [p for p in run["points"] if p["gold"] is not None] for run in curves}
-    best = max((p["gold"] for points in golds.values() for p in points), default=0)
-    table = []
-    for name, points in golds.items():
-        there = next((p for p in points if p["gold"] >= GOAL * best), dict.fromkeys(COSTS, 0))
-        # a kind of cost that the method does not have is not "reached at 0"
-        table.append({"name": name} | {cost: there[cost] or None for cost in COSTS})
-    return {"goal": GOAL * best, "table": table} if best > 0 else None
-
-
-SCORES = {"gold": "recruiter's score", "proxy": "reward model's score"}
-WORDS = {  # a verdict about a and b
-    "better": "{0} beats {1}: {0} wins",
-    "worse": "{1} beats {0}: {0} wins only",
-    "inconclusive": "Between {0} and {1} no difference was found: {0} wins",
-}
-
-
-def in_words(report):
-    """(sentences that answer the question, notes that limit them), from the report's numbers."""
-    by, report = report["scorers"][0], renamed(report)
-    base = report["models"][0]["name"]
-    answer, notes = [], ["One seed: a statement about these weights, not about the method."]
-    for row in report["comparisons"]:
-        a, b, rate = row["a"], row["b"], row["win_rate"]
-        if row["scorer"] == by and (b == base or "best of" not in a) and rate["value"] is not None:
-            if row["verdict"] == "no verdict":
-                same = f"The {SCORES[by]} is the same for every answer"
-                answer.append(f"{same}, so it says nothing about {a} and {b}.")
-                continue
-            said = f"{WORDS[row['verdict']].format(a, b)} {show(rate, 1, True)}"
-            answer.append(f"{said} of the comparisons by the {SCORES[by]}.")
-    if equal := report["equal_kl"]:
-        found = ", ".join(f"{row['model']} {show(row[by])}" for row in equal["table"])
-        answer.append(
-            f"At the same distance from {base} (√KL {equal['sqrt_kl']:.2f}) the {SCORES[by]} is: "
-            f"{found}."
-        )
-    for run in report["frontier"]:
-        if mark := run["overoptimised"]:
-            answer.append(
-                f"{run['model']} is over-optimised from step {mark['step']} on: the "
-                f"{SCORES['gold']} falls while the training score rises."
-            )
-    if by == "proxy":
-        notes.append("No gold score: the reward model decides, and training may have used it.")
-    for row in report["models"]:
-        if row["length"]["value"] < 2:
-            notes.append(f"{row['name']}: answers are empty; do prompts end as in training?")
-        if unscored := row["length"]["n"] - row[by]["n"]:
-            notes.append(f"{row['name']}: {unscored} answers have no {SCORES[by]}.")
-    return answer, notes
-
-
-def renamed(report):
-    """The report with the short `labels` of its models."""
-    names = labels([row["name"] for row in report["models"]])
-
-    def walk(value):
-        if isinstance(value, dict):
-            return {key: walk(item) for key, item in value.items()}
-        if isinstance(value, (list, tuple)):
-            return [walk(item) for item in value]
-        return names.get(value, value)
-
-    return walk(report)
-
-
 def reward(args):
     """how good a reward model is on held-out pairs, beside the rule 'the longer answer wins'"""
     from parts import prompting
@@ -968,8 +633,7 @@ def reward(args):
     report |= {"counts": counts} | reward_quality(rows, scores, lengths, args.seed)
     for row, *pair in zip(rows, scores.tolist(), lengths.tolist()):
         row["scores"], row["tokens"] = pair  # of the chosen and of the rejected answer
-    files.write_jsonl(Path(args.out) / "pairs.jsonl", rows)
-    write_report(args, report, "pairs.jsonl")
+    save(args, report, "pairs.jsonl", rows)
     print(f"next: python evaluate.py compare --reward-model {args.reward_model}")
 
 
@@ -1008,64 +672,6 @@ def reward_quality(rows, scores, lengths, seed):
     return report
 
 
-def rank(args):
-    """candidates of a role, ordered by a reward model: a comparison aid for people"""
-    from parts import prompting
-
-    check_out(args)
-    candidates, columns = load_candidates(args)
-    print("This is no decision: a score compares profiles for people who read them.")
-    if args.blind:
-        print(f"--blind {args.blind}: replaced in {len(candidates)} profiles")
-    else:
-        print("Profiles are scored as they are; --blind COLUMN takes the names out.")
-    score, cuts = raw_scorer(args.reward_model, args), [Counter() for _ in candidates]
-    prompt_of = prompting.prompt_in_training(args.reward_model, read_run(args.reward_model))
-    rows = [{"task": "rank", **c["row"], "prompt": c["prompt"]} for c in candidates]
-    scores, _ = score([(prompt_of(row), c["answer"]) for row, c in zip(rows, candidates)], cuts)
-    for c, value, cut in zip(candidates, np.round(scores[:, 0], 6).tolist(), cuts):
-        c |= {"score": value, "truncated": bool(+cut)} | must_haves(c["role"], c["text"])
-    for _, members in itertools.groupby(candidates, key=lambda c: c["role"]):
-        members = list(members)
-        places = standings([c["score"] for c in members])
-        for c, place, percentile in zip(members, *places):
-            c |= {"rank": place, "percentile": percentile}
-    candidates.sort(key=lambda c: (c["role"], c["rank"], c["id"]))
-    table = io.StringIO()
-    writer = csv.writer(table, lineterminator="\n")
-    writer.writerow([*RANKED, *columns])
-    for c in candidates:
-        cells = [c["row"].get(name) for name in columns]
-        cells = [x if x is None or isinstance(x, str) else json.dumps(x) for x in cells]
-        writer.writerow([c[key] for key in RANKED] + cells)
-    path = Path(args.out) / "ranked.csv"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, table.getvalue())
-    report = begin(args, [args.reward_model, args.candidates]) | {
-        "n": len(candidates),
-        "roles": len({c["role"] for c in candidates}),
-        "cut": [c["id"] for c in candidates if c["truncated"]],
-        "first": [{key: c[key] for key in RANKED} for c in candidates[:TOP]],
-    }
-    write_report(args, report, "ranked.csv")
-    if {"sex", "race_ethnicity"} & set(columns):
-        # a score has an arbitrary offset per role; the percentile is within the role
-        print(f"next: python fairness.py audit {path} --score percentile --select 0.3")
-
-
-def must_haves(role, profile):
-    """Which must-haves of the role the profile names, word for word: a reason to check.
-
-    >>> must_haves("Role: chef\\nMust have: soups, fish", "Cooked soups.")
-    {'must_haves_found': 'soups', 'must_haves_missing': 'fish'}
-    """
-    line = re.search(r"^must have: *(.+)$", role, re.I | re.M)
-    terms = [term.strip(" .") for term in line[1].split(",")] if line else []
-    found = mentioned(profile, terms)
-    sides = {True: "must_haves_found", False: "must_haves_missing"}
-    return {k: ", ".join(x for x in terms if (x in found) is side) for side, k in sides.items()}
-
-
 def human(args):
     """two models compared by people, blind: the votes of annotate.py un-blinded"""
     check_out(args)
@@ -1077,8 +683,7 @@ def human(args):
         raise UserError(f"--votes {path}: no vote on an ordinary item; vote first")
     report = begin(args, [path, items_path]) | {"models": names}
     report |= human_report(votes, items, args.seed) | dict(zip("ab", labels(names).values()))
-    files.write_jsonl(Path(args.out) / "votes.jsonl", votes)
-    write_report(args, report, "votes.jsonl")
+    save(args, report, "votes.jsonl", votes)
     print(f"next: python annotate.py agreement --out {path.parent}")
 
 
@@ -1106,281 +711,25 @@ def human_report(votes, items, seed):
 # ---- 9. save ----
 
 
-def rates(title, records, axis):
-    """(table, chart) of shares with their intervals; ½ is no difference."""
-    cells = [[key, show(part, 1, True), part["n"]] for key, part in records.items()]
-    bars = [(key, *ends(part)) for key, part in records.items()]
-    chart = pages.interval_plot(title, bars, 0.5, x=axis, digits=1, percent=True)
-    return pages.table(["", "share", "n"], cells, title), chart
+def save(args, report, beside, rows):
+    """The report and its page, and beside them the rows that it was made of, as JSONL."""
+    files.write_jsonl(Path(args.out) / beside, rows)
+    write_report(args, report, *PAGES[args.command], beside)
 
-
-def compare_sections(report):
-    """A comparison, for the terminal and the page: a section per question."""
-    setup, folders = report["setup"], [row["name"] for row in report["models"]]
-    limits = [
-        f"Gold is {setup['gold']}: what that score does not see, this report does not see.",
-        "No person and no LLM compared these answers.",
-        f"One temperature ({setup['temperature']:g}) and one set of prompts; others may differ.",
-        "Curves during training are measured on validation prompts, end points on test prompts.",
-        "Fairness is not measured here.",
-    ]
-    last, report = appendix(report, limits, labels(folders)), renamed(report)
-    parts = answer_section, proxy_section, tasks_section, diversity_section, samples_section
-    return [*(section(report) for section in parts), *last]
-
-
-def answer_section(report):
-    by, setup, cells = report["scorers"][0], report["setup"], []
-    equal = report["equal_kl"] or {"sqrt_kl": 0, "table": ()}
-    there = {row["model"]: row[by] for row in equal["table"]}
-    wins, found = {}, {}
-    for row in report["comparisons"]:
-        if row["scorer"] == by:
-            wins[f"{row['a']} against {row['b']}"] = row["win_rate"]
-            found.setdefault(row["a"], row["verdict"])  # the first is against the baseline
-    for row in report["models"]:
-        numbers = [show(row[scorer]) for scorer in report["scorers"]] + [show(row["kl"], 2)]
-        numbers += [show(there.get(row["name"])), found.get(row["name"], "the baseline")]
-        cells.append([row["name"], *numbers])
-    caption = (
-        f"{setup['n_prompts']} prompts of {setup['prompts']}, {setup['samples']} answers to each; "
-        f"95 % intervals; recruiter's score: {setup['gold']}; reward model: "
-        f"{setup['reward_model']}; equal KL: √KL {equal['sqrt_kl']:.2f}"
-    )
-    scores = [SCORES[scorer] for scorer in report["scorers"]]
-    columns = ["model", *scores, "KL, nats per answer", f"{scores[0]} at equal KL", "verdict"]
-    tables = pages.table(columns, cells, caption), pairs_table(report, by), cost_table(report)
-    charts = (
-        rates("Win rates", wins, f"comparisons won by {scores[0]}, ties ½")[1],
-        kl_plot(report, by),
-    )
-    title, texts = "Which model is better?", report["answer"] + report["notes"]
-    return pages.section(title, texts, None, charts, "answer", tables=tables)
-
-
-def pairs_table(report, scorer):
-    """Every pair of models by one score."""
-    cells = []
-    for r in (r for r in report["comparisons"] if r["scorer"] == scorer):
-        word, needed = r["verdict"], r["needed_n"]
-        if word == "inconclusive" and needed:
-            word += f"; would take {needed:,} prompts"
-        rates = [show(r[key], 1, True) for key in ("win_rate", "length_controlled")]
-        cells.append([f"{r['a']} against {r['b']}", *rates, show(r["p_holm"], 4), word])
-    header = ["pair", "wins", "wins at equal length", "p (Holm)", "verdict"]
-    return pages.table(header, cells, f"By the {SCORES[scorer]}")
-
-
-def kl_plot(report, scorer):
-    """The score over √KL: what each run passed, where each model ended, best of n."""
-    series, best = {}, report.get("best_of_n")
-    # a run on another reward model logs another proxy: no curve to this end point
-    rewards = {row["name"]: row["reward_model"] for row in report["runs"]}
-    for run in report["frontier"]:
-        if scorer == "gold" or rewards[run["model"]] in (None, report["setup"]["reward_model"]):
-            series[f"{run['model']}, during training"] = curve_of(run["points"], scorer)
-    for row in report["models"]:
-        series[row["name"]] = curve_of([row], scorer)
-    if best:  # of N and of fewer
-        series[report["models"][-1]["name"]] = curve_of(best, scorer)
-    title = f"The {SCORES[scorer]} against KL"
-    return pages.line_plot(title, series, "√KL, nats per answer", SCORES[scorer], x_range=(0,))
-
-
-def proxy_section(report):
-    texts = [
-        "During training: on validation prompts; in the end: on the test prompts. Best of n: the "
-        "answer of the baseline that the reward model likes best, at its bound log n − (n−1)/n.",
-        "Scores at equal √KL: linear between evaluations, or from the baseline to the end, as a "
-        "gain over the start of the same curve.",
-        f"Costs: {'; '.join(COSTS.values())}.",
-    ]
-    others = report["scorers"][1:]
-    plots, tables = ([make(report, x) for x in others] for make in (kl_plot, pairs_table))
-    return pages.section("The reward model's view", texts, plots=plots, tables=tables)
-
-
-def cost_table(report):
-    """What each run spent, in all and until its gold was near the best."""
-    part = report["efficiency"] or {"table": ()}
-    rows = [(f"{row['name']}, in all", row) for row in report["runs"]]
-    rows += [(f"{row['name']}, to a score of {part['goal']:.3f}", row) for row in part["table"]]
-    for run in report["frontier"]:
-        if mark := run["overoptimised"]:
-            rows.append((f"{run['model']}, until over-optimised, step {mark['step']}", mark))
-    cells = [[label, *(show(row[cost], 0) for cost in COSTS)] for label, row in rows]
-    caption = f"Spent in all, and to {100 * GOAL:.0f} % of the best {SCORES['gold']} in training"
-    return pages.table(["run", *COSTS], cells, caption) if cells else None
-
-
-def tasks_section(report):
-    cells, models = {}, [row["name"] for row in report["models"]]
-    for row in report["tasks"]:
-        line = cells.setdefault(f"{row['task']}: {row['metric']}", dict.fromkeys(models, "–"))
-        line[row["model"]] = show(row["mean"])
-    table = pages.table(["", *models], [[metric, *line.values()] for metric, line in cells.items()])
-    text = "Mean score of each task, and what the prompts' own fields can measure."
-    return pages.section("Tasks", text, table)
-
-
-METRICS = {  # of report["models"], beside its scores
-    "kl_k3": "KL by the estimator k3",
-    "ended": "share that ended by itself",
-    "unique": "share of different answers to a prompt",
-    "distinct_2": "distinct pairs of tokens / pairs",
-    "entropy": "entropy per token, nats",
-}
-
-
-def diversity_section(report):
-    models = report["models"]
-    rows = [[words, *(show(row.get(key)) for row in models)] for key, words in METRICS.items()]
-    table = pages.table(["", *(row["name"] for row in models)], rows)
-    text = "Distinct pairs among as many tokens of each model as the tersest one wrote."
-    return pages.section("Diversity and length", text, table)
-
-
-def samples_section(report):
-    cards = []
-    for row in report["samples"]:
-        texts = [("prompt", row["prompt"])]
-        texts += [(f"{x['model']}: {show(x['score'])}", x["text"]) for x in row["answers"]]
-        cards.append(pages.card(row["id"], texts))
-    text = "The first answer of each model to prompts drawn by seed."
-    return pages.section("Samples side by side", text, cards=cards)
-
-
-def appendix(report, limits, models=()):
-    """What a reader may not conclude; which folder is which of the models, command and hashes."""
-    setup, paths = report["setup"], [f"{models[folder]} is {folder}." for folder in models]
-    table = pages.table(["file", "SHA-256"], sorted(setup["sha256"].items()))
-    return [
-        pages.section("What this does not show", limits, level="appendix"),
-        pages.section("Command and hashes", [*paths, setup["run"]], table, level="appendix"),
-    ]
-
-
-def reward_sections(report):
-    """The report of a reward model, for the terminal and the page."""
-    words = {"better": "is better than", "worse": "is worse than"}
-    word, counts = words.get(report["verdict"], "cannot be told from"), report["counts"]
-    rows = {"all pairs": report["accuracy"], "the longer answer wins": report["length_baseline"]}
-    right, longer = (show(rate, 1, True) for rate in rows.values())
-    texts = [
-        f"The reward model {word} the rule “the longer answer wins”: it is right on {right} of the "
-        f"pairs, the rule on {longer}."
-    ]
-    if report.get("seen"):
-        texts += ["It was trained on this file: on pairs it has not seen it is right less often."]
-    if (drawn := report["drawn"])["n"]:
-        rows["pairs that models wrote"] = drawn
-    texts += ["Pairs that a tuned policy wrote (annotate.py draw) predict better what PPO gains."]
-    rows["prompts, not pairs, as independent"] = report["accuracy_over_prompts"]
-    for key in ("task", "strength"):
-        rows |= {f"{key} {value}": part for value, part in report[f"by_{key}"].items()}
-    table, chart = rates("Pairs on which it is right", rows, "share right")
-    sure, gain = report["calibration"], show(report["against_length"], 1, True)
-    cells = [
-        ["right more often than the rule", gain],
-        ["NLL", sure["nll"]],
-        ["expected calibration error", sure["ece"]],
-    ]
-    caption = f"{counts['ties']} ties and {counts['equal']} pairs of equal answers are left out"
-    tables = [table, pages.table(["", "value"], cells, caption)]
-    limits = [
-        "Accuracy on these pairs, by these annotators; nothing about other roles or people.",
-        "How well a policy trained on it does: it looks for answers on which this model is wrong.",
-    ]
-    answer = pages.section(
-        "Is the reward model right?", texts, None, [chart], "answer", tables=tables
-    )
-    return [answer, *appendix(report, limits)]
-
-
-def rank_sections(report):
-    """The order of candidates, for the terminal and the page."""
-    n, roles, cut = report["n"], report["roles"], report["cut"]
-    texts = [f"{n} candidates for {roles} role{'s' * (roles > 1)}, best first."]
-    if cut:
-        names = ", ".join(cut[:5])  # ranked.csv marks them all
-        texts.append(f"{len(cut)} were cut to the reward model's --max-length, such as {names}")
-    keys = ("id", "rank", "score", "percentile", "must_haves_found", "must_haves_missing")
-    cells = [[c[key] for key in keys] for c in report["first"]]
-    header = [key.replace("_", " ") for key in keys]
-    table = pages.table(header, cells, f"The first {len(cells)}; ranked.csv has all")
-    limits = [
-        "A score compares profiles for people who read them; it is not a decision.",
-        "Must-haves are found word for word; a word in a profile is no proof of a skill.",
-        "Whether the order is right: python evaluate.py reward, on pairs of profiles.",
-        "Fairness is not measured here: python fairness.py audit.",
-    ]
-    answer = pages.section("Candidates in order", texts, table, level="answer")
-    return [answer, *appendix(report, limits)]
-
-
-def human_sections(report):
-    """The report of people's votes, for the terminal and the page."""
-    a, b, row = report["a"], report["b"], report["comparison"]
-    rate, needed = row["win_rate"], row["needed_n"]
-    texts = [
-        f"{WORDS[row['verdict']].format(a, b, row['p'])} {show(rate, 1, True)} of the items that "
-        "people compared."
-    ]
-    if row["verdict"] == "inconclusive" and needed:
-        texts.append(f"To find a true rate of this size takes {needed:,} items.")
-    records = {f"items that {a} wins, ties ½": rate}
-    records[f"votes for {a} at equal length"] = row["length_controlled"]
-    for person in report["annotators"]:
-        records[f"votes of {person['annotator']} for {a}"] = person["win_rate"]
-    table, chart = rates(f"{a} against {b}", records, "share, ties ½")
-    counts = {
-        "items with a vote": report["items"],
-        "items offered": report["offered"],
-        "decided votes": report["decided"],
-        "items that would show this rate": show(needed, 0),
-    }
-    tables = [table, pages.table(["", "n"], counts.items())]
-    limits = [
-        "Ties and both bad count one half, and an item with several votes counts once.",
-        f"Interval: {rate['method']}. Test: exact sign test over items.",
-        "Prompts to which both models gave the same answer were not shown.",
-        "Agreement, position bias and each annotator: python annotate.py agreement.",
-    ]
-    answer = pages.section(
-        "Which model do people prefer?", texts, None, [chart], "answer", tables=tables
-    )
-    return [answer, *appendix(report, limits, dict(zip(report["models"], (a, b))))]
-
-
-def write_report(args, report, beside):
-    """report.json, report.html and the first screen, made from nothing but that report."""
-    out, (title, sections) = Path(args.out), PAGES[args.command]
-    out.mkdir(parents=True, exist_ok=True)
-    files.write_json(out / "report.json", report)
-    found = sections(files.finite(report))
-    pages.print_report(title, found)
-    pages.write_page(out / "report.html", title, found)
-    print(f"\nwrote {out / 'report.json'}, {out / 'report.html'}, {out / beside}")
-
-
-PAGES = {  # title, and the sections of a report
-    "compare": ("Which model is better, by how much, at what cost", compare_sections),
-    "reward": ("How good is the reward model?", reward_sections),
-    "rank": ("Candidates, ordered by a reward model", rank_sections),
-    "human": ("Two models compared by people", human_sections),
-}
 
 # ---- 10. the guard ----
 
 COMMANDS = {  # function, and the default of --out
     "compare": (compare, "runs/evaluate"),
     "reward": (reward, "runs/evaluate-reward"),
-    "rank": (rank, "runs/rank"),
     "human": (human, "runs/human-report"),
 }
 
 
 def main(argv=None):
+    argv = list(sys.argv[1:] if argv is None else argv)
+    if argv[:1] == ["rank"]:
+        return files.moved("evaluate.py rank", "rank", argv[1:])
     args = parse_args(argv)
     COMMANDS[args.command][0](args)
 

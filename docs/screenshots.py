@@ -34,15 +34,15 @@ def serve(folder):
 
 def pages(folder):
     """{picture: file}: the reports of the demo's seed 0 as their pages show them."""
-    import evaluate
     import fairness
+    from parts.evaluation_page import PAGES
     from parts.pages import write_page
 
     def read(kind):
         file = REPO / "reports" / "demo" / f"{kind}-seed-0.json"
         return json.loads(file.read_text(encoding="utf-8"))
 
-    title, sections = evaluate.PAGES["compare"]
+    title, sections = PAGES["compare"]
     write_page(folder / "report.html", title, sections(read("compare")))
     sections = fairness.sections(read("fairness"))
     write_page(folder / "fairness.html", fairness.TITLE, sections, lead=fairness.NOTICE)

@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import importlib
 import json
 import math
 import os
@@ -51,6 +52,12 @@ def command(main):
         sys.stdout.flush(), sys.stderr.flush()
         os._exit(status or 0)
     sys.exit(status)
+
+
+def moved(old, stage, argv):
+    """Run a command that has become a stage of its own; the old form stays for one release."""
+    print(f"{old} is now python {stage}.py, with the same flags", file=sys.stderr)
+    return importlib.import_module(stage).main(argv)
 
 
 def brief(error):

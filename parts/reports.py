@@ -1,4 +1,4 @@
-"""parts/reports.py: default paths, report folders, CSV files and reward scores."""
+"""parts/reports.py: default paths, CSV files, reward scores; a report and its folder."""
 
 import csv
 import io
@@ -6,12 +6,20 @@ import itertools
 import json
 import math
 import re
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
 
-from parts import files
+from parts import files, pages
 from parts.files import UserError
+
+SCHEMA = 3  # of report.json; a key that changes its meaning, or leaves, raises it
+
+
+def plain_text(prompt):
+    """The words of a prompt: itself, or its messages one below the other."""
+    return prompt if isinstance(prompt, str) else "\n".join(m["content"] for m in prompt)
 
 
 def mentioned(text, terms):
@@ -169,10 +177,35 @@ def raw_scorer(folder, args):
 
 
 def hashes(inputs):
-
     return {str(f): files.fingerprint(f) for f in inputs if f and Path(f).exists()}
 
 
 def write_text(path, text):
     with files.replacing(path) as file:
         file.write(text.encode())
+
+
+def begin(args, inputs):
+    """What a report starts with: the command, its flags and the hashes of what it read."""
+    setup = vars(args) | {"torch": version("torch"), "sha256": hashes(inputs)}
+    return {"schema": SCHEMA, "command": args.command, "setup": setup}
+
+
+def appendix(report, limits, models=()):
+    """What a reader may not conclude; which folder is which of the models, command and hashes."""
+    setup, paths = report["setup"], [f"{models[folder]} is {folder}." for folder in models]
+    table = pages.table(["file", "SHA-256"], sorted(setup["sha256"].items()))
+    return [
+        pages.section("What this does not show", limits, level="appendix"),
+        pages.section("Command and hashes", [*paths, setup["run"]], table, level="appendix"),
+    ]
+
+
+def write_report(args, report, title, sections, beside):
+    """report.json, report.html and the first screen, made from nothing but that report."""
+    out, parts = Path(args.out), sections(files.finite(report))
+    out.mkdir(parents=True, exist_ok=True)
+    files.write_json(out / "report.json", report)
+    pages.print_report(title, parts)
+    pages.write_page(out / "report.html", title, parts)
+    print(f"\nwrote {out / 'report.json'}, {out / 'report.html'}, {out / beside}")

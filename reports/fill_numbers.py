@@ -44,6 +44,7 @@ STAGES = [  # script, what goes in and comes out
     ("grpo_agent.py", "3d", "conversations with an environment → policy"),
     ("watch.py", "", "a training log → alarms: plateau, reward hacking"),
     ("evaluate.py", "4", "models → who is better, and by how much"),
+    ("rank.py", "4", "a role and profiles → an order of candidates"),
     ("fairness.py", "5", "models or decisions → who is treated differently"),
     ("common.py", "", "shared: text to tokens, loading, log-probs, sampling"),
 ]  # fmt: skip

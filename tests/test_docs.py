@@ -72,7 +72,8 @@ dpo\.py.*--stop-after → {TRAIN} --stop-after 1
 evaluate\.py reward → --pairs few_pairs.jsonl
 evaluate\.py compare.* --bon 0 → --n 4 --max-new-tokens 8
 evaluate\.py compare → --n 4 --samples 1 --bon 2 --max-new-tokens 8
-evaluate\.py (rank|human) →
+evaluate\.py human →
+rank\.py →
 fairness\.py (audit|text) →
 fairness\.py twins → {TWINS}
 fairness\.py → {TWINS}

@@ -19,10 +19,11 @@ from safetensors.torch import load_file, save_file
 
 import common
 import evaluate
+import rank
 import tiny
 from conftest import REPO
 from evaluate import bon_curve, calibration, compare_outcomes, distinct_n, outcomes, verdict
-from parts import files, pages
+from parts import evaluation_page, files, frontier, pages
 from parts.files import UserError
 from parts.stats import mean_number, number, wilson
 
@@ -316,7 +317,7 @@ def test_kl_is_that_of_the_sampled_answers(written, world):
 
 def test_the_page_is_a_function_of_the_json(written, tmp_path, capsys):
     """Byte for byte. Markup in a prompt is text (tests/test_pages.py tries every slot)."""
-    title, sections = evaluate.PAGES["compare"]
+    title, sections = evaluation_page.PAGES["compare"]
     pages.write_page(tmp_path / "again.html", title, sections(written.report))
     page = (written.out / "report.html").read_text(encoding="utf-8")
     assert (tmp_path / "again.html").read_text(encoding="utf-8") == page
@@ -405,7 +406,7 @@ def test_a_curve_over_other_prompts_is_left_out(world, tmp_path, capsys):
         record = json.loads((folder / "args.json").read_text())
         record |= change | {"args": record["args"] | change.get("args", {})}
         (folder / "args.json").write_text(json.dumps(record))
-    runs = evaluate.load_runs(names)
+    runs = frontier.load_runs(names)
     assert [bool(points) for _, points in runs.values()] == [True, False, False]
     assert capsys.readouterr().out.count("its curve is left out") == 2
 
@@ -514,9 +515,9 @@ def test_a_reward_model_sees_the_prompts_of_its_training(world, tmp_path, capsys
     score = common.reward_function(rm, raw=True)([prompt], [rows[0]["chosen"]])
     assert saved["scores"][:1] == pytest.approx(score, abs=1e-5)
     people = [{"id": "a", "profile": "python"}]
-    flags = f"rank --reward-model {rm} --role r --out {tmp_path / 'rank'} --candidates"
-    evaluate.main([*flags.split(), tiny.write_rows(tmp_path / "people.jsonl", people)])
-    prompt = [user, *example["completion"], *evaluate.role_prompt("r")]
+    flags = f"--reward-model {rm} --role r --out {tmp_path / 'rank'} --candidates"
+    rank.main([*flags.split(), tiny.write_rows(tmp_path / "people.jsonl", people)])
+    prompt = [user, *example["completion"], *rank.role_prompt("r")]
     (ranked,) = report_of(tmp_path / "rank")["first"]
     score = common.reward_function(rm, raw=True)([prompt], ["python"])
     assert [ranked["score"]] == pytest.approx(score, abs=1e-5)

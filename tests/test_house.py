@@ -43,7 +43,9 @@ ARROWS = {  # who may import whom, downwards only: stages, parts/runs.py, common
     "parts.folders": {"parts.dialogue"},
     "parts.memory": {"parts.cache", "parts.families", "parts.parallel"},
     "parts.guard": {"parts.files", "parts.parallel"},
-    "parts.reports": {"common", "parts.files", "parts.parallel", "parts.runs"},
+    "parts.reports": {"common", "parts.files", "parts.pages", "parts.parallel", "parts.runs"},
+    "parts.frontier": {"parts.files", "parts.pages", "parts.reports", "parts.stats"},
+    "parts.evaluation_page": {"parts.frontier", "parts.pages", "parts.reports"},
     "parts.pages": {"parts.files"},
     "parts.viewer": {"parts.files", "parts.pages"},
     "parts.parallel": {"parts.files"},
@@ -77,15 +79,15 @@ ARROWS = {  # who may import whom, downwards only: stages, parts/runs.py, common
     "watch": {"parts.files", "parts.texts", "parts.viewer"},
     "evaluate": {
         "common",
-        "parts.pages",
+        "parts.evaluation_page",
+        "parts.frontier",
         "parts.prompting",
-        "parts.runs",
         "parts.votes",
-        "judge",
+        "checks.risky",  # what a question is
         *REPORTS,
         *LOWER,
-    }
-    | {"checks.risky"},  # what a question is
+    },
+    "rank": {"common", "parts.pages", "parts.prompting", *REPORTS, *LOWER},
     "fairness": {"common", "parts.pages", "parts.reports", "parts.runs", *LOWER, *CHECKS},
 }
 LINES = {  # at most, of each file; what is not here has at most 500
@@ -99,7 +101,8 @@ LINES = {  # at most, of each file; what is not here has at most 500
     "annotate.py": 769,
     "judge.py": 1160,
     "watch.py": 600,
-    "evaluate.py": 1390,
+    "evaluate.py": 850,
+    "rank.py": 400,
     "fairness.py": 1480,
     "parts/runs.py": 600,
 }

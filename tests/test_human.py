@@ -13,7 +13,7 @@ import pytest
 import annotate
 import evaluate
 from evaluate import unblind
-from parts import files, votes
+from parts import evaluation_page, files, votes
 from parts.files import UserError
 from parts.stats import wilson
 from test_annotate import Rater
@@ -81,7 +81,7 @@ def test_first_sentences(wins, losses, there, missing):
     report = report_of(events, key_of([False] * (wins + losses)))
     report |= {"a": "DPO", "b": "Base", "models": ["runs/a", "runs/b"]}
     report["setup"] = {"sha256": {}, "run": ""}
-    text = " ".join(evaluate.human_sections(report)[0]["sentences"])
+    text = " ".join(evaluation_page.human_sections(report)[0]["sentences"])
     assert all(words in text for words in there) and missing not in text, text
 
 

@@ -8,8 +8,10 @@ from types import SimpleNamespace
 import pytest
 
 import evaluate
+import rank
+from parts import evaluation_page, frontier
 from parts.files import UserError
-from parts.reports import read_run
+from parts.reports import plain_text, read_run
 from parts.votes import counted, item_sha256, load_items, read_log
 from tiny import write_rows
 
@@ -62,7 +64,7 @@ def prompts(path):
     args = SimpleNamespace(prompts=path, split="all", n=0, seed=0)
     rows, skills = evaluate.load_prompts(args)
     for row in rows:
-        evaluate.plain_text(row["prompt"])
+        plain_text(row["prompt"])
         evaluate.task_metrics(row, "Do you know SQL? Recommendation: hold.", skills)
     answer = {"response": "hold", "response_ids": [1, 2], "gold": 0.5, "length": 2}
     models = {"m": evaluate.np.array([[dict(answer)] for _ in rows], object)}
@@ -74,12 +76,12 @@ def pairs(path):
     rows, _ = evaluate.load_pairs(path)
     scores = evaluate.np.array([[1.0, 0.5]] * len(rows))
     report = evaluate.reward_quality(rows, scores, 3 * scores, 0) | {"counts": {"ties": 0, "equal": 0}}  # fmt: skip
-    evaluate.reward_sections(report | {"setup": {"sha256": {}, "run": ""}})
+    evaluation_page.reward_sections(report | {"setup": {"sha256": {}, "run": ""}})
 
 
 def candidates(path):
     found = {"candidates": path, "role": None, "text_column": "profile", "blind": "name"}
-    evaluate.load_candidates(SimpleNamespace(**found))
+    rank.load_candidates(SimpleNamespace(**found))
 
 
 def votes(path):
@@ -99,17 +101,17 @@ def log(path):
     run.mkdir(exist_ok=True)
     (run / "args.json").write_text(json.dumps(RUN))
     (run / "metrics.jsonl").write_bytes(path.read_bytes())
-    for _, points in evaluate.load_runs([str(run)]).values():
+    for _, points in frontier.load_runs([str(run)]).values():
         if points:
-            curve = {"model": str(run)} | evaluate.frontier(points)
-            evaluate.efficiency([curve])
-            evaluate.curve_of(points, "gold")
+            curve = {"model": str(run)} | frontier.frontier(points)
+            frontier.efficiency([curve])
+            frontier.curve_of(points, "gold")
 
 
 def record(path):
     (path.parent / "args.json").write_bytes(path.read_bytes())
     read_run(path.parent)
-    evaluate.load_runs([str(path.parent)])
+    frontier.load_runs([str(path.parent)])
 
 
 READ = [(prompts, PROMPTS), (pairs, [PAIR] * 3), (candidates, PEOPLE), (votes, VOTES)]

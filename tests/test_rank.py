@@ -1,4 +1,4 @@
-"""evaluate.py rank: a reward model's order of candidates, whatever the order of the file."""
+"""rank.py: a reward model's order of candidates, whatever the order of the file."""
 
 import csv
 import json
@@ -10,6 +10,7 @@ import pytest
 
 import common
 import evaluate
+import rank as stage
 import tiny
 from conftest import REPO
 from parts import files
@@ -32,13 +33,13 @@ def rank(monkeypatch, tmp_path):
             people = tiny.write_rows(tmp_path / "people.jsonl", people)
         return ranked("rm", people, tmp_path / "out", *flags)
 
-    monkeypatch.setattr(evaluate, "raw_scorer", scorer)
+    monkeypatch.setattr(stage, "raw_scorer", scorer)
     return run
 
 
 def ranked(rm, people, out, *flags):
-    argv = ["rank", "--reward-model", rm, "--candidates", people, "--out", out, *flags]
-    evaluate.main([*map(str, argv)])
+    argv = ["--reward-model", rm, "--candidates", people, "--out", out, *flags]
+    stage.main([*map(str, argv)])
     with open(out / "ranked.csv", newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
 
@@ -62,7 +63,7 @@ PEOPLE = [
 def test_ranks_ties_and_percentiles_by_hand(rank):
     """Percentile = share below + half of the equals; chef: (3 + ½)/4, (1 + 1)/4, ½/4."""
     rows = rank(PEOPLE)
-    assert list(rows[0]) == [*evaluate.RANKED, "profile", "role", "note"]
+    assert list(rows[0]) == [*stage.RANKED, "profile", "role", "note"]
     found = [(r["id"], r["rank"], float(r["percentile"]), r["note"]) for r in rows]
     assert found == [
         ("0", "1", 75, "n5"), ("e", "2", 25, "n6"), ("d", "1", 87.5, "n4"), ("a", "2", 50, ""),
@@ -130,7 +131,7 @@ def test_role_from_text_file_and_row(tmp_path):
     roles = {text: ask + text, str(tmp_path / "role.txt"): ask + text, ask + text: ask + text}
     roles |= {"chef": f"{ask}Role: chef", bundled.removeprefix(ask): bundled}
     for role, wanted in roles.items():
-        assert evaluate.role_prompt(role) == [{"role": "user", "content": wanted}]
+        assert stage.role_prompt(role) == [{"role": "user", "content": wanted}]
 
 
 @cases(r"""
@@ -171,3 +172,12 @@ def test_a_cut_profile_is_named(tmp_path, capsys):
     assert "1 were cut to the reward model's --max-length, such as long" in capsys.readouterr().out
     found = {row["id"]: row["truncated"] for row in rows}
     assert found == {"long": "True", "short": "False"}
+
+
+def test_the_old_command_names_the_new_one(rank, tmp_path, capsys):
+    people = tiny.write_rows(tmp_path / "p.jsonl", PEOPLE)
+    evaluate.main(["rank", "--candidates", people, "--out", str(tmp_path / "old")])
+    assert (
+        capsys.readouterr().err == "evaluate.py rank is now python rank.py, with the same flags\n"
+    )
+    assert (tmp_path / "old/ranked.csv").read_text().count("\n") == 7

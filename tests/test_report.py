@@ -9,7 +9,9 @@ import pytest
 
 import evaluate
 import tiny
-from evaluate import at_equal_kl, efficiency, equal_kl, overoptimised, spending, task_metrics
+from evaluate import task_metrics
+from parts import evaluation_page, frontier
+from parts.frontier import at_equal_kl, efficiency, equal_kl, overoptimised, spending
 from parts.stats import number
 
 NAN = math.nan
@@ -75,7 +77,7 @@ def test_a_run_on_another_reward_has_no_proxy_curve():
         "setup": {"reward_model": "rm", "gold": "g"},
     }
     for scorer, curves in (("gold", 2), ("proxy", 1)):
-        lines = [line["name"] for line in evaluate.kl_plot(report, scorer)["lines"]]
+        lines = [line["name"] for line in evaluation_page.kl_plot(report, scorer)["lines"]]
         assert sum("during training" in name for name in lines) == curves
         assert sum(name in names for name in lines) == 3
 
@@ -108,7 +110,7 @@ def test_pairs_behind_a_reward_model(tmp_path, stage, there, pairs):
         (tmp_path / name).mkdir()
         (tmp_path / name / "args.json").write_text(json.dumps(content))
         tiny.write_rows(tmp_path / name / "metrics.jsonl", log)
-    ((found, _),) = evaluate.load_runs([str(tmp_path / "run")]).values()
+    ((found, _),) = frontier.load_runs([str(tmp_path / "run")]).values()
     assert found["pairs"] == pytest.approx(pairs, nan_ok=True)
     assert found["seconds"] == pytest.approx({320: 22, 8: 2}.get(pairs, NAN), nan_ok=True)
 
@@ -116,7 +118,7 @@ def test_pairs_behind_a_reward_model(tmp_path, stage, there, pairs):
 def test_efficiency_by_hand():
 
     def log(name, golds, **costs):
-        zero = dict.fromkeys(evaluate.COSTS, 0)
+        zero = dict.fromkeys(frontier.COSTS, 0)
         points = [zero | {"gold": g} | {k: f(i) for k, f in costs.items()} for i, g in enumerate(golds)]  # fmt: skip
         return {"model": name, "points": points}
 
@@ -159,17 +161,17 @@ def compared(seed=0, effect=0.0, turn=None):
     pool = planted(rng, 60, 0.0)
     report["best_of_n"] = evaluate.best_of(models, pool, report["models"], report["scorers"], 0)
     report["comparisons"] = evaluate.comparisons(models, "gold", 0)
-    zero, golds = dict.fromkeys(evaluate.COSTS, 0), turn or [0.4, 0.5, 0.6]
+    zero, golds = dict.fromkeys(frontier.COSTS, 0), turn or [0.4, 0.5, 0.6]
     points = [zero | {"step": i, "kl": i, "gold": g, "proxy": i, "pairs": 8 * i} for i, g in enumerate(golds)]  # fmt: skip
-    report["frontier"] = [{"model": "runs/dpo"} | evaluate.frontier(points)]
+    report["frontier"] = [{"model": "runs/dpo"} | frontier.frontier(points)]
     report["runs"] = [{"name": "runs/dpo", "reward_model": None} | points[-1]]
     report["efficiency"] = efficiency(report["frontier"])
     report["equal_kl"] = equal_kl(report, "gold")
     setup = dict.fromkeys(("gold", "reward_model", "prompts", "run"), "x")
     setup |= {"temperature": 1.0, "n_prompts": 60, "samples": 4, "sha256": {}}
     report |= {"tasks": [], "samples": [], "setup": setup}
-    report["answer"], report["notes"] = evaluate.in_words(report)
-    return evaluate.compare_sections(report)[0]
+    report["answer"], report["notes"] = evaluation_page.in_words(report)
+    return evaluation_page.compare_sections(report)[0]
 
 
 def planted(rng, prompts, shift):
@@ -187,7 +189,7 @@ def judged(right, wrong, length):
     scores = np.array([[1.0, 0]] * right + [[0, 1.0]] * wrong)
     report = evaluate.reward_quality(rows, scores, np.array([length] * n), 0)
     report |= {"counts": {"ties": 2, "equal": 1}, "setup": {"sha256": {}, "run": "x"}, "seen": 0}
-    return evaluate.reward_sections(report)[0]
+    return evaluation_page.reward_sections(report)[0]
 
 
 def voted(wins, losses, ties):
@@ -195,7 +197,7 @@ def voted(wins, losses, ties):
     won = ["A"] * wins + ["B"] * losses + ["tie"] * ties
     votes = [{"item_id": f"i{k}", "annotator": "ab"[k % 2], "winner": w, "words": (k % 7, 3)} for k, w in enumerate(won)]  # fmt: skip
     report = evaluate.human_report(votes, items, 0) | {"a": "DPO", "b": "Base", "models": "ab"}
-    return evaluate.human_sections(report | {"setup": {"sha256": {}, "run": "x"}})[0]
+    return evaluation_page.human_sections(report | {"setup": {"sha256": {}, "run": "x"}})[0]
 
 
 SCREENS = [compared(), compared(1, 0.8), compared(2, -0.8)]

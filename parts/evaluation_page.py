@@ -1,0 +1,294 @@
+"""parts/evaluation_page.py: what evaluate.py found, as sentences and as the sections of a page.
+
+`in_words` makes the sentences of a comparison; `compare_sections`, `reward_sections` and
+`human_sections` turn a report.json into the sections that parts/pages.py prints and writes.
+"""
+
+from parts import pages
+from parts.frontier import COSTS, GOAL, curve_of
+from parts.pages import ends
+from parts.pages import number as show
+from parts.reports import appendix, labels
+
+SCORES = {"gold": "recruiter's score", "proxy": "reward model's score"}
+WORDS = {  # a verdict about a and b
+    "better": "{0} beats {1}: {0} wins",
+    "worse": "{1} beats {0}: {0} wins only",
+    "inconclusive": "Between {0} and {1} no difference was found: {0} wins",
+}
+
+
+def in_words(report):
+    """(sentences that answer the question, notes that limit them), from the report's numbers."""
+    by, report = report["scorers"][0], renamed(report)
+    base = report["models"][0]["name"]
+    answer, notes = [], ["One seed: a statement about these weights, not about the method."]
+    for row in report["comparisons"]:
+        a, b, rate = row["a"], row["b"], row["win_rate"]
+        if row["scorer"] == by and (b == base or "best of" not in a) and rate["value"] is not None:
+            if row["verdict"] == "no verdict":
+                same = f"The {SCORES[by]} is the same for every answer"
+                answer.append(f"{same}, so it says nothing about {a} and {b}.")
+                continue
+            said = f"{WORDS[row['verdict']].format(a, b)} {show(rate, 1, True)}"
+            answer.append(f"{said} of the comparisons by the {SCORES[by]}.")
+    if equal := report["equal_kl"]:
+        found = ", ".join(f"{row['model']} {show(row[by])}" for row in equal["table"])
+        answer.append(
+            f"At the same distance from {base} (√KL {equal['sqrt_kl']:.2f}) the {SCORES[by]} is: "
+            f"{found}."
+        )
+    for run in report["frontier"]:
+        if mark := run["overoptimised"]:
+            answer.append(
+                f"{run['model']} is over-optimised from step {mark['step']} on: the "
+                f"{SCORES['gold']} falls while the training score rises."
+            )
+    if by == "proxy":
+        notes.append("No gold score: the reward model decides, and training may have used it.")
+    for row in report["models"]:
+        if row["length"]["value"] < 2:
+            notes.append(f"{row['name']}: answers are empty; do prompts end as in training?")
+        if unscored := row["length"]["n"] - row[by]["n"]:
+            notes.append(f"{row['name']}: {unscored} answers have no {SCORES[by]}.")
+    return answer, notes
+
+
+def renamed(report):
+    """The report with the short `labels` of its models.
+
+    >>> renamed({"models": [{"name": "runs/dpo"}], "comparisons": [{"a": "runs/dpo"}]})
+    {'models': [{'name': 'DPO'}], 'comparisons': [{'a': 'DPO'}]}
+    """
+    names = labels([row["name"] for row in report["models"]])
+
+    def walk(value):
+        if isinstance(value, dict):
+            return {key: walk(item) for key, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [walk(item) for item in value]
+        return names.get(value, value)
+
+    return walk(report)
+
+
+def rates(title, records, axis):
+    """(table, chart) of shares with their intervals; ½ is no difference."""
+    cells = [[key, show(part, 1, True), part["n"]] for key, part in records.items()]
+    bars = [(key, *ends(part)) for key, part in records.items()]
+    chart = pages.interval_plot(title, bars, 0.5, x=axis, digits=1, percent=True)
+    return pages.table(["", "share", "n"], cells, title), chart
+
+
+def compare_sections(report):
+    """A comparison, for the terminal and the page: a section per question."""
+    setup, folders = report["setup"], [row["name"] for row in report["models"]]
+    limits = [
+        f"Gold is {setup['gold']}: what that score does not see, this report does not see.",
+        "No person and no LLM compared these answers.",
+        f"One temperature ({setup['temperature']:g}) and one set of prompts; others may differ.",
+        "Curves during training are measured on validation prompts, end points on test prompts.",
+        "Fairness is not measured here.",
+    ]
+    last, report = appendix(report, limits, labels(folders)), renamed(report)
+    parts = answer_section, proxy_section, tasks_section, diversity_section, samples_section
+    return [*(section(report) for section in parts), *last]
+
+
+def answer_section(report):
+    by, setup, cells = report["scorers"][0], report["setup"], []
+    equal = report["equal_kl"] or {"sqrt_kl": 0, "table": ()}
+    there = {row["model"]: row[by] for row in equal["table"]}
+    wins, found = {}, {}
+    for row in report["comparisons"]:
+        if row["scorer"] == by:
+            wins[f"{row['a']} against {row['b']}"] = row["win_rate"]
+            found.setdefault(row["a"], row["verdict"])  # the first is against the baseline
+    for row in report["models"]:
+        numbers = [show(row[scorer]) for scorer in report["scorers"]] + [show(row["kl"], 2)]
+        numbers += [show(there.get(row["name"])), found.get(row["name"], "the baseline")]
+        cells.append([row["name"], *numbers])
+    caption = (
+        f"{setup['n_prompts']} prompts of {setup['prompts']}, {setup['samples']} answers to each; "
+        f"95 % intervals; recruiter's score: {setup['gold']}; reward model: "
+        f"{setup['reward_model']}; equal KL: √KL {equal['sqrt_kl']:.2f}"
+    )
+    scores = [SCORES[scorer] for scorer in report["scorers"]]
+    columns = ["model", *scores, "KL, nats per answer", f"{scores[0]} at equal KL", "verdict"]
+    tables = pages.table(columns, cells, caption), pairs_table(report, by), cost_table(report)
+    charts = (
+        rates("Win rates", wins, f"comparisons won by {scores[0]}, ties ½")[1],
+        kl_plot(report, by),
+    )
+    title, texts = "Which model is better?", report["answer"] + report["notes"]
+    return pages.section(title, texts, None, charts, "answer", tables=tables)
+
+
+def pairs_table(report, scorer):
+    """Every pair of models by one score."""
+    cells = []
+    for r in (r for r in report["comparisons"] if r["scorer"] == scorer):
+        word, needed = r["verdict"], r["needed_n"]
+        if word == "inconclusive" and needed:
+            word += f"; would take {needed:,} prompts"
+        rates = [show(r[key], 1, True) for key in ("win_rate", "length_controlled")]
+        cells.append([f"{r['a']} against {r['b']}", *rates, show(r["p_holm"], 4), word])
+    header = ["pair", "wins", "wins at equal length", "p (Holm)", "verdict"]
+    return pages.table(header, cells, f"By the {SCORES[scorer]}")
+
+
+def kl_plot(report, scorer):
+    """The score over √KL: what each run passed, where each model ended, best of n."""
+    series, best = {}, report.get("best_of_n")
+    # a run on another reward model logs another proxy: no curve to this end point
+    rewards = {row["name"]: row["reward_model"] for row in report["runs"]}
+    for run in report["frontier"]:
+        if scorer == "gold" or rewards[run["model"]] in (None, report["setup"]["reward_model"]):
+            series[f"{run['model']}, during training"] = curve_of(run["points"], scorer)
+    for row in report["models"]:
+        series[row["name"]] = curve_of([row], scorer)
+    if best:  # of N and of fewer
+        series[report["models"][-1]["name"]] = curve_of(best, scorer)
+    title = f"The {SCORES[scorer]} against KL"
+    return pages.line_plot(title, series, "√KL, nats per answer", SCORES[scorer], x_range=(0,))
+
+
+def proxy_section(report):
+    texts = [
+        "During training: on validation prompts; in the end: on the test prompts. Best of n: the "
+        "answer of the baseline that the reward model likes best, at its bound log n − (n−1)/n.",
+        "Scores at equal √KL: linear between evaluations, or from the baseline to the end, as a "
+        "gain over the start of the same curve.",
+        f"Costs: {'; '.join(COSTS.values())}.",
+    ]
+    others = report["scorers"][1:]
+    plots, tables = ([make(report, x) for x in others] for make in (kl_plot, pairs_table))
+    return pages.section("The reward model's view", texts, plots=plots, tables=tables)
+
+
+def cost_table(report):
+    """What each run spent, in all and until its gold was near the best."""
+    part = report["efficiency"] or {"table": ()}
+    rows = [(f"{row['name']}, in all", row) for row in report["runs"]]
+    rows += [(f"{row['name']}, to a score of {part['goal']:.3f}", row) for row in part["table"]]
+    for run in report["frontier"]:
+        if mark := run["overoptimised"]:
+            rows.append((f"{run['model']}, until over-optimised, step {mark['step']}", mark))
+    cells = [[label, *(show(row[cost], 0) for cost in COSTS)] for label, row in rows]
+    caption = f"Spent in all, and to {100 * GOAL:.0f} % of the best {SCORES['gold']} in training"
+    return pages.table(["run", *COSTS], cells, caption) if cells else None
+
+
+def tasks_section(report):
+    cells, models = {}, [row["name"] for row in report["models"]]
+    for row in report["tasks"]:
+        line = cells.setdefault(f"{row['task']}: {row['metric']}", dict.fromkeys(models, "–"))
+        line[row["model"]] = show(row["mean"])
+    table = pages.table(["", *models], [[metric, *line.values()] for metric, line in cells.items()])
+    text = "Mean score of each task, and what the prompts' own fields can measure."
+    return pages.section("Tasks", text, table)
+
+
+METRICS = {  # of report["models"], beside its scores
+    "kl_k3": "KL by the estimator k3",
+    "ended": "share that ended by itself",
+    "unique": "share of different answers to a prompt",
+    "distinct_2": "distinct pairs of tokens / pairs",
+    "entropy": "entropy per token, nats",
+}
+
+
+def diversity_section(report):
+    models = report["models"]
+    rows = [[words, *(show(row.get(key)) for row in models)] for key, words in METRICS.items()]
+    table = pages.table(["", *(row["name"] for row in models)], rows)
+    text = "Distinct pairs among as many tokens of each model as the tersest one wrote."
+    return pages.section("Diversity and length", text, table)
+
+
+def samples_section(report):
+    cards = []
+    for row in report["samples"]:
+        texts = [("prompt", row["prompt"])]
+        texts += [(f"{x['model']}: {show(x['score'])}", x["text"]) for x in row["answers"]]
+        cards.append(pages.card(row["id"], texts))
+    text = "The first answer of each model to prompts drawn by seed."
+    return pages.section("Samples side by side", text, cards=cards)
+
+
+def reward_sections(report):
+    """The report of a reward model, for the terminal and the page."""
+    words = {"better": "is better than", "worse": "is worse than"}
+    word, counts = words.get(report["verdict"], "cannot be told from"), report["counts"]
+    rows = {"all pairs": report["accuracy"], "the longer answer wins": report["length_baseline"]}
+    right, longer = (show(rate, 1, True) for rate in rows.values())
+    texts = [
+        f"The reward model {word} the rule “the longer answer wins”: it is right on {right} of the "
+        f"pairs, the rule on {longer}."
+    ]
+    if report.get("seen"):
+        texts += ["It was trained on this file: on pairs it has not seen it is right less often."]
+    if (drawn := report["drawn"])["n"]:
+        rows["pairs that models wrote"] = drawn
+    texts += ["Pairs that a tuned policy wrote (annotate.py draw) predict better what PPO gains."]
+    rows["prompts, not pairs, as independent"] = report["accuracy_over_prompts"]
+    for key in ("task", "strength"):
+        rows |= {f"{key} {value}": part for value, part in report[f"by_{key}"].items()}
+    table, chart = rates("Pairs on which it is right", rows, "share right")
+    sure, gain = report["calibration"], show(report["against_length"], 1, True)
+    cells = [
+        ["right more often than the rule", gain],
+        ["NLL", sure["nll"]],
+        ["expected calibration error", sure["ece"]],
+    ]
+    caption = f"{counts['ties']} ties and {counts['equal']} pairs of equal answers are left out"
+    tables = [table, pages.table(["", "value"], cells, caption)]
+    limits = [
+        "Accuracy on these pairs, by these annotators; nothing about other roles or people.",
+        "How well a policy trained on it does: it looks for answers on which this model is wrong.",
+    ]
+    answer = pages.section(
+        "Is the reward model right?", texts, None, [chart], "answer", tables=tables
+    )
+    return [answer, *appendix(report, limits)]
+
+
+def human_sections(report):
+    """The report of people's votes, for the terminal and the page."""
+    a, b, row = report["a"], report["b"], report["comparison"]
+    rate, needed = row["win_rate"], row["needed_n"]
+    texts = [
+        f"{WORDS[row['verdict']].format(a, b, row['p'])} {show(rate, 1, True)} of the items that "
+        "people compared."
+    ]
+    if row["verdict"] == "inconclusive" and needed:
+        texts.append(f"To find a true rate of this size takes {needed:,} items.")
+    records = {f"items that {a} wins, ties ½": rate}
+    records[f"votes for {a} at equal length"] = row["length_controlled"]
+    for person in report["annotators"]:
+        records[f"votes of {person['annotator']} for {a}"] = person["win_rate"]
+    table, chart = rates(f"{a} against {b}", records, "share, ties ½")
+    counts = {
+        "items with a vote": report["items"],
+        "items offered": report["offered"],
+        "decided votes": report["decided"],
+        "items that would show this rate": show(needed, 0),
+    }
+    tables = [table, pages.table(["", "n"], counts.items())]
+    limits = [
+        "Ties and both bad count one half, and an item with several votes counts once.",
+        f"Interval: {rate['method']}. Test: exact sign test over items.",
+        "Prompts to which both models gave the same answer were not shown.",
+        "Agreement, position bias and each annotator: python annotate.py agreement.",
+    ]
+    answer = pages.section(
+        "Which model do people prefer?", texts, None, [chart], "answer", tables=tables
+    )
+    return [answer, *appendix(report, limits, dict(zip(report["models"], (a, b))))]
+
+
+PAGES = {  # title, and the sections of a report
+    "compare": ("Which model is better, by how much, at what cost", compare_sections),
+    "reward": ("How good is the reward model?", reward_sections),
+    "human": ("Two models compared by people", human_sections),
+}
