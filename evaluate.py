@@ -15,7 +15,7 @@ Conventions  the first model is the baseline; KL in nats per answer, end token i
              intervals resample prompts; gold and proxy are never mixed; of people's votes ties
              and "both bad" count ½, and an item with several votes counts once
 Left out     1. fairness (fairness.py)   2. a single overall score   3. fitted scaling curves
-             4. an LLM's opinion: python judge.py ruler --responses samples.jsonl --judge-passes 2
+             4. an LLM's opinion: python ruler.py --responses samples.jsonl --judge-passes 2
 Run          python evaluate.py
              python evaluate.py compare --model Qwen/Qwen2.5-0.5B-Instruct runs/dpo
              python evaluate.py reward --reward-model runs/reward --pairs data/prefs_test.jsonl

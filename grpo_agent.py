@@ -36,10 +36,10 @@ import numpy as np
 import torch
 
 import common
-import judge as judges
+import ruler
 import watch
 from grpo_rubric import SCALES, group_advantages, token_losses
-from parts import parallel, prompting, rollouts, runs
+from parts import parallel, prompting, rollouts, runs, server
 from parts.dialogue import continued_ids, visible
 from parts.files import UserError, command, load_function, number, where_raised, write_jsonl
 from parts.guard import Guard, weights_to_write, write_summary
@@ -130,8 +130,8 @@ def parse_args(argv=None):
     add("--write", metavar="FILE", help="play: also write the policy's turns as rows for sft.py")
     # fmt: on
     rollouts.add_group_arguments(parser)
-    judges.add_ruler_arguments(parser)
-    judges.add_judge_arguments(parser)
+    ruler.add_ruler_arguments(parser)
+    server.add_judge_arguments(parser)
     watch.add_watch_arguments(parser)
     parser.add_run_arguments("runs/grpo_agent", RATES, "none: seeds have no end, use --steps")
     parser.set_defaults(batch_size=None, eval_every=5, save_every=10)
@@ -442,7 +442,7 @@ def ruler_scores(args, judge, standard, played):
     groups = [group for group in groups if len(group) > 1]
     local = parallel.share(range(len(groups)))
     talks = [[played[i].messages for i in groups[n]] for n in local]
-    rulings = judges.ruler_groups(talks, judge, standard, args.judge_passes)
+    rulings = ruler.ruler_groups(talks, judge, standard, args.judge_passes)
     for group, ruling in zip(groups, parallel.gather(rulings, local), strict=True):
         # equal episodes everywhere: nothing to compare, so nothing to learn
         same = [0.0 if ruling.identical else None] * len(group)
@@ -673,9 +673,9 @@ def main(argv=None):
           f"at most {env.max_turns} turns, {args.num_substeps} updates a step")  # fmt: skip
     print(watch.promise(args, True))
     args.restore = weights_to_write(args.restore, args.val_episodes, "episodes")
-    judge, standard = None, judges.read_standard(args.ruler_rubric)
+    judge, standard = None, ruler.read_standard(args.ruler_rubric)
     if "ruler" in args.reward:
-        judge = judges.Judge.from_args(args, args.out, parallel.world())
+        judge = server.Judge.from_args(args, args.out, parallel.world())
     policy, reference, tokenizer = rollouts.load_models(args, run)
     run.state = {"policy": policy}
     longest = min(args.max_length, common.max_positions(policy.config))  # an episode may be as long

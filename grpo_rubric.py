@@ -37,12 +37,14 @@ from torch.nn.utils.rnn import pad_sequence
 
 import common
 import judge as judges
+import ruler
 import watch
 from common import at_least_fp32, batch_indices, kl_estimates, pad_id, sample
-from parts import parallel, prompting, rollouts, runs
+from parts import parallel, prompting, rollouts, rubrics, runs, server
 from parts.files import UserError, command, number
 from parts.guard import LEAST_VALIDATION, Guard, weights_to_write, write_summary
 from parts.means import mean
+from parts.questions import talk
 from parts.recipe import recipe_arguments
 from parts.rollouts import by_group, load_models, weighted_sums
 from parts.stats import bootstrap_ci
@@ -260,8 +262,8 @@ def parse_args(argv=None):
     # fmt: on
     rollouts.add_group_arguments(parser)
     prompting.add_examples_argument(parser, "none: rubric prompts say what they ask for")
-    judges.add_ruler_arguments(parser)
-    judges.add_judge_arguments(parser)
+    ruler.add_ruler_arguments(parser)
+    server.add_judge_arguments(parser)
     watch.add_watch_arguments(parser)
     parser.add_run_arguments("runs/grpo_rubric", RATES)
     parser.set_defaults(eval_every=5, save_every=20, batch_size=None, max_length=None)
@@ -269,8 +271,6 @@ def parse_args(argv=None):
     line, exists = recipe_arguments(sys.argv[1:] if argv is None else argv, flags)
     args = parser.parse_args(line)
     if exists:
-        if not args.data:
-            raise UserError("data_path=FILE is missing: JSON or JSONL, rows of prompt and rubrics")
         args.out = args.out or f"runs/grpo-{Path(args.model).name}-{Path(args.data).stem}"
         args.overwrite |= exists == "delete"
         args.resume |= exists == "resume" and (Path(args.out) / "args.json").exists()
@@ -304,14 +304,14 @@ def load_data(args):
 
     Held-out rows whose prompt is also trained on are left out, counted. Sets --val-metric.
     """
-    rubrics = judges.read_rubrics(args.data, args.allow_code_execution)
-    print(rubrics.describe())
-    if rubrics.splits and args.train_ratio:
+    file = rubrics.read_rubrics(args.data, args.allow_code_execution)
+    print(file.describe())
+    if file.splits and args.train_ratio:
         raise UserError(f"--train-ratio has no effect: {args.data} has a split of its own")
-    if rubrics.splits:
-        train, val, test = (rubrics.splits[k] for k in ("train", "validation", "test"))
+    if file.splits:
+        train, val, test = (file.splits[k] for k in ("train", "validation", "test"))
     else:
-        rows = list(rubrics.rows)
+        rows = list(file.rows)
         random.Random(args.data_seed).shuffle(rows)
         ratio = args.train_ratio or min(TRAIN_RATIO, max(0.5, 1 - 2 * LEAST_VALIDATION / len(rows)))
         n = int(len(rows) * ratio) or len(rows) == 1  # a single row is trained on
@@ -342,13 +342,13 @@ def has(row, kind):
 
 def conversation(row, system=None):
     """The prompt to answer; `common.encode_prompt` decides what a text is to the model."""
-    turns = [{"role": "system", "content": system}, *judges.talk(row.prompt, None)[:-1]]
+    turns = [{"role": "system", "content": system}, *talk(row.prompt, None)[:-1]]
     return turns if system else row.prompt
 
 
 def plain(row):
     """A prompt without case and blanks: what makes a held-out row a leak."""
-    text = "".join(str(turn["content"]) for turn in judges.talk(row.prompt, None)[:-1])
+    text = "".join(str(turn["content"]) for turn in talk(row.prompt, None)[:-1])
     return "".join(text.split()).casefold()
 
 
@@ -370,16 +370,16 @@ def dry_run(args):
     if "rubric" in args.reward:
         calls += judges.rubric_calls(rows, texts).values()
     for row in rows[::size] if "ruler" in args.reward else []:
-        group = [judges.talk(row.prompt, text) for text in texts[:size]]
-        calls += judges.ruler_calls(group, passes=args.judge_passes)[1]
+        group = [talk(row.prompt, text) for text in texts[:size]]
+        calls += ruler.ruler_calls(group, passes=args.judge_passes)[1]
     held = val if args.val_metric == "rubric" else []
     evaluations = 1 + (steps // args.eval_every if args.eval_every else 1)
     check = judges.rubric_calls(held, texts[:1] * len(held)).values()
-    step, validation = judges.estimate(calls), judges.estimate(check)
+    step, validation = server.estimate(calls), server.estimate(check)
     total = {key: step[key] * steps + validation[key] * evaluations for key in step}
     costs = {"a step": step, "a validation": validation, f"the run of {steps} steps": total}
     for name, cost in costs.items():
-        print(f"{name}: {judges.cost_line(cost, args.judge_price)}")
+        print(f"{name}: {server.cost_line(cost, args.judge_price)}")
 
 
 # ---- 6. the models ----
@@ -393,8 +393,8 @@ class Graders:
         self.judge = self.model = self.gold = None
         texts = any(has(row, "judge") for part in data for row in part)
         if "ruler" in args.reward or (texts and "rubric" in (*args.reward, args.val_metric)):
-            self.judge = judges.Judge.from_args(args, args.out, parallel.world())
-        self.standard = judges.read_standard(args.ruler_rubric)
+            self.judge = server.Judge.from_args(args, args.out, parallel.world())
+        self.standard = ruler.read_standard(args.ruler_rubric)
         if args.reward_model:
             self.model = common.reward_function(
                 args.reward_model, run.dtype, run.device, tokens=lambda: args.micro_tokens
@@ -433,10 +433,10 @@ class Graders:
 
     def ruler_scores(self, rows, prompts, texts, size):
         """RULER's score of each answer, compared with its group; None where the judge failed."""
-        talks = [*map(judges.talk, prompts, texts)]
+        talks = [*map(talk, prompts, texts)]
         groups = [talks[i : i + size] for i in range(0, len(talks), size)]
         references = [row.reference for row in rows[::size]]
-        rulings = judges.ruler_groups(groups, self.judge, self.standard, self.passes, references)
+        rulings = ruler.ruler_groups(groups, self.judge, self.standard, self.passes, references)
         scores = []
         for ruling in rulings:
             # equal answers: nothing to compare, so nothing to learn

@@ -15,7 +15,7 @@ RECIPE = {
     "model_name": "--model=meta-llama/Llama-3.1-8B",
     "load_checkpoint_path": "--model",  # after model_name: a checkpoint is the model
     "lora_rank": "--lora-rank=32",
-    "data_path": "--data=",
+    "data_path": "--data",
     "train_ratio": "--train-ratio=0.9",
     "data_seed": "--data-seed=42",
     "group_size": "--group-size=8",

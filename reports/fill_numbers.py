@@ -41,6 +41,7 @@ STAGES = [  # script, what goes in and comes out
     ("dpo.py", "3b", "preference pairs → policy; also IPO, hinge, SimPO"),
     ("grpo_rubric.py", "3c", "prompts with rubrics → policy"),
     ("judge.py", "3c", "answers and rubrics → scores, by programs or an LLM judge"),
+    ("ruler.py", "3c", "attempts at one task → scores, by comparing them"),
     ("grpo_agent.py", "3d", "conversations with an environment → policy"),
     ("watch.py", "", "a training log → alarms: plateau, reward hacking"),
     ("evaluate.py", "4", "models → who is better, and by how much"),

@@ -9,10 +9,11 @@ import torch
 
 import common
 import grpo_agent as g
-import judge
+import ruler
 from conftest import REPO
 from parts import rollouts, runs
 from parts.files import UserError
+from parts.questions import said
 from test_ppo import Spy, gap, gradients, near, read
 from tiny import CHATML, TEMPLATE, cases, tiny_model, tiny_tokenizer, words
 
@@ -243,7 +244,7 @@ def test_what_ruler_returns_is_what_is_trained(monkeypatch):
             said = [text for (text,) in group]
             scores = [0.9 if x == "good" else 0.1 for x in said]
             lost, same = said[0] == "lost", said[0] == "same"
-            yield judge.Ruling(None if lost or same else scores, identical=same)
+            yield ruler.Ruling(None if lost or same else scores, identical=same)
 
     def graded(texts, *flags):
         played = []
@@ -252,7 +253,7 @@ def test_what_ruler_returns_is_what_is_trained(monkeypatch):
             played.append(g.Trajectory(1, i, messages=[text], reward=0.25, error=error))
         return g.grade(arguments("--reward ruler", *flags), None, "a standard", played)
 
-    monkeypatch.setattr(judge, "ruler_groups", rule)
+    monkeypatch.setattr(ruler, "ruler_groups", rule)
     assert graded("good bad same same")[0] == [0.9, 0.1, 0, 0]
     for texts in ("good  good bad", "lost good good bad"):
         assert graded(texts)[0] == [None, None, 0.9, 0.1]
@@ -318,8 +319,8 @@ def test_a_run_leaves_what_the_header_promises(folder, tmp_path, capsys):
     assert re.findall(r"^(worst|best), seed ", printed, re.M) == ["worst", "best"] * 3
     rewards = [float(x) for x in re.findall(r"^  reward (\S+)  turns 3 ", printed, re.M)]
     assert len(rewards) == 6 and all(a <= b for a, b in zip(rewards[::2], rewards[1::2]))
-    said = [("system", "Be\nbrief."), ("user", "Go."), ("assistant", "a"), ("user", "End.")]
-    messages = [judge.said(*turn) for turn in said]
+    turns = [("system", "Be\nbrief."), ("user", "Go."), ("assistant", "a"), ("user", "End.")]
+    messages = [said(*turn) for turn in turns]
     t = g.Trajectory(7, 0, messages, 0.25, metrics={"turns": 1, "invalid": 0, "vowels": 0.5})
     lines = "seed 7\n  # Be\n    brief.\n    Go.\n  > a\n    End.\n"
     assert g.transcript(t) == f"{lines}  reward 0.25  turns 1  vowels 0.5"

@@ -26,7 +26,7 @@ import recruiter  # noqa: E402
 import rubrics  # noqa: E402
 from checks import instructions  # noqa: E402
 from envs.interview import read_bank, read_turn  # noqa: E402
-from judge import read_criterion  # noqa: E402
+from parts.rubrics import read_criterion  # noqa: E402
 
 PAIRS = "prefs prefs_train prefs_test prefs_biased rank_train rank_test rank_biased".split()
 PAIRS += ["screen_train", "screen_biased"]

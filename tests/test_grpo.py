@@ -137,6 +137,7 @@ def test_recipe_names(capsys):
 
 
 LINES = """
+group_size=4 | data=data/rubrics.json out=runs/grpo-Llama-3.1-8B-rubrics lora_rank=32
 group_size=4 --data a/b.json --groups-per-batch 5
 | data=a/b.json group_size=4 groups_per_batch=5 out=runs/grpo-Llama-3.1-8B-b lora_rank=32
 data_path=x.json judge_base_url=http://localhost:1/v1 dry_run=true load_checkpoint_path=None
@@ -172,7 +173,6 @@ def test_pairs_and_flags_mix(row, tmp_path, capsys):
 line | message
 data_path=x.json group_sizes=4 | unrecognized argument --group-sizes, did you mean --group-size
 data_path=x.json judge_bas_url=u | did you mean --judge-base-url
-group_size=4 | data_path=FILE is missing: JSON or JSONL
 data_path=x.json behavior_if_log_dir_exists=append | expected delete, resume, raise or ask
 data_path=x.json dry_run=maybe | dry_run=maybe: expected true or false
 --group-size 1 | --group-size: '1' given, expected a whole number at least 2

@@ -27,6 +27,8 @@ REPORTS = {"parts.reports"}
 CHECKS = {"checks.answers", "checks.instructions", "checks.risky"}
 STAGE = {"common", "parts.identities", "parts.prompting", "parts.runs", *LOWER}
 RL = {"watch", "parts.rollouts", "parts.guard", "parts.texts", *STAGE}
+JUDGED = {"parts.pages", *LOWER, *CHECKS}
+JUDGED |= {f"parts.{name}" for name in ("grades", "questions", "rubrics", "server")}
 ARROWS = {  # who may import whom, downwards only: stages, parts/runs.py, common.py, the other parts, checks
     "checks.answers": {"parts.files"},
     "checks.risky": {"parts.files"},
@@ -70,10 +72,17 @@ ARROWS = {  # who may import whom, downwards only: stages, parts/runs.py, common
         *LOWER,
     },
     "ppo": RL,
-    "judge": {"common", "parts.pages", *LOWER, *CHECKS},
-    "grpo_rubric": {*RL, "judge", "parts.recipe", *CHECKS},
+    # what a judge is asked and replies, what it is asked about, and the file of its grades
+    "parts.questions": {"parts.dialogue"},
+    "parts.server": {"parts.files", "parts.parallel", "parts.questions"},
+    "parts.rubrics": {"parts.files", "parts.questions", "parts.rows", *CHECKS},
+    "parts.grades": {"parts.files", "parts.pages", "parts.server", "parts.stats"},
+    # judge.py names ruler.py as the home of a command that was its own, for one release
+    "judge": {"ruler", *JUDGED},
+    "ruler": JUDGED,
+    "grpo_rubric": {*RL, "judge", "ruler", "parts.recipe", *JUDGED},
     # of grpo_rubric the math of a group: the one arrow between stages
-    "grpo_agent": {*RL, "grpo_rubric", "judge"},
+    "grpo_agent": {*RL, "grpo_rubric", "ruler", "parts.server"},
     "envs.interview": {"checks.risky"},  # which has the one copy of what may not be asked
     "envs.twenty48": set(),
     "watch": {"parts.files", "parts.texts", "parts.viewer"},
@@ -99,7 +108,8 @@ LINES = {  # at most, of each file; what is not here has at most 500
     "grpo_rubric.py": 750,
     "grpo_agent.py": 750,
     "annotate.py": 769,
-    "judge.py": 1160,
+    "judge.py": 750,
+    "ruler.py": 400,
     "watch.py": 600,
     "evaluate.py": 850,
     "rank.py": 400,

@@ -9,8 +9,12 @@ from pathlib import Path
 import pytest
 
 import judge
-from judge import Judge, grade_answers, read_row, read_rubrics
+import ruler
+from judge import grade_answers
 from parts.files import UserError, read_jsonl
+from parts.questions import talk
+from parts.rubrics import read_row, read_rubrics
+from parts.server import Judge
 
 pytestmark = pytest.mark.usefixtures("quiet_process")
 
@@ -372,14 +376,14 @@ def test_a_failure_of_the_model_is_zero_and_one_of_a_grader_is_none():
 
 
 def rule(answer, *groups, start="Greet.", **how):
-    talks = [[judge.talk(start, text) for text in group] for group in groups]
+    talks = [[talk(start, text) for text in group] for group in groups]
     with Server(answer) as server:
         subject = make(server, max_retries=1)
-        return judge.ruler_groups(talks, subject, **how), server.requests, subject
+        return ruler.ruler_groups(talks, subject, **how), server.requests, subject
 
 
 def test_ruler_scores_a_group():
-    start = judge.talk("Go.", "<think>t</think>Same.")
+    start = talk("Go.", "<think>t</think>Same.")
     group = "a .3", "", "a .3", "b .7", "<think>.9"
     (ruling,), (request,), _ = rule(by_number, group, start=start)
     assert ruling.scores == [0.3, 0.0, 0.3, 0.7, 0.0] and ruling.reasons[3] == "r b .7"
@@ -402,12 +406,12 @@ def test_ruler_scores_a_group():
 def test_ruler_labels_are_drawn_and_shuffled():
     firsts, labels = [], []
     for i in range(40):
-        group = [judge.talk(f"Task {i}.", text) for text in "abcd"]
-        keys, (call,) = judge.ruler_calls(group)
+        group = [talk(f"Task {i}.", text) for text in "abcd"]
+        keys, (call,) = ruler.ruler_calls(group)
         label, key = next(iter(call.parse.keywords["ids"].items()))
         firsts.append(keys.index(key))
         labels.append(label)
-        assert judge.ruler_calls(group[::-1])[1][0].messages == call.messages
+        assert ruler.ruler_calls(group[::-1])[1][0].messages == call.messages
     assert all(3 <= firsts.count(k) <= 18 for k in range(4)) and len(set(labels)) > 20
 
 
@@ -510,7 +514,7 @@ MIXED = [{"task_id": "a", "prompt": "Greet.", "rubrics": ["Is kind.", NO_COMMA]}
 MIXED += [{"task_id": "b", "prompt": "Leave.", "rubrics": [LIMIT]}]
 ANSWERS = [
     {"task_id": "a", "response": "Hi"},
-    {"prompt": "Leave.", "response": judge.talk("?", "Bye!")},
+    {"prompt": "Leave.", "response": talk("?", "Bye!")},
     {"task_id": "a", "response": "Hi, you"},
 ]
 

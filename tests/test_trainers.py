@@ -433,7 +433,7 @@ def test_the_screen(stage, tmp_path, capfd):
         assert shown["before"] != shown["after"] and "val/gold" in shown
 
 
-GRPO = "watch.py judge.py checks"
+GRPO = "watch.py judge.py ruler.py checks"
 EPISODES = """--env mine.py:Guess --val-episodes 2 --test-episodes 2 --group-size 2
     --groups-per-batch 2"""
 COPIES = {  # what is copied beside common.py and parts/, the flags beside --model and --out
