@@ -41,7 +41,7 @@ MIN_DELTA = 0.005  # of v's width: smaller gains are noise; they count once they
 MIN_CHANGE = 0.02  # of the width: a smaller fall of v or rise of r is never an alarm
 DEVIATIONS = 3  # of the noise of one value: the same; bench/alarms.py tells what 2.5 would cost
 WIDTHS = None  # (of r, of v) for measures of your own, such as (5, 5); None: see Conventions
-OPTIONS = {"patience": 0, "target": None, "baseline": None, "on_hack": "stop",
+OPTIONS = {"patience": 0, "target": None, "baseline": None, "margin": 0, "on_hack": "stop",
            "steps": None, "judge_budget": None}  # fmt: skip
 CURVES = ("val/gold", "val/score", "reward/mean", "val/kl", "kl/ref", "length/mean", "eval/loss")
 
@@ -237,7 +237,7 @@ class Watcher:
         for rule in ("R12 judge_down", "R2 reward_hacking"):
             if rule in stops:
                 return rule.split()[1]
-        if options.target is not None and len(points) > 1:
+        if options.target is not None and not options.patience and len(points) > 1:
             if min(points[-2].v, points[-1].v) >= options.target:
                 return "target_reached"
         if options.judge_budget is not None and spent:
@@ -247,8 +247,10 @@ class Watcher:
         if "R1 plateau" in stops:
             if not points:
                 return "reward_plateau"
-            best, baseline = points[-1].best.s, options.baseline
-            below = baseline is not None and best < baseline
+            best = points[-1].best.s
+            if options.target is not None:
+                return "target_reached" if best >= options.target else "plateau_below_target"
+            below = options.baseline is not None and best < options.baseline + options.margin
             return "plateau_below_baseline" if below else "val_plateau"
         return "max_steps" if options.steps and self.step >= options.steps else None
 
@@ -418,26 +420,41 @@ def add_watch_arguments(parser):
     add = parser.add_argument_group("when to stop (watch.py)").add_argument
     # fmt: off
     add("--patience", type=number(int, at_least=0), default=0, help="stop after N evaluations without progress (default 0: never)")
-    add("--target", type=number(), help="stop once two evaluations in a row reach this validation score")
-    add("--baseline", type=number(), help="score of what you have now; a plateau below it is reported as such")
+    add("--target", type=number(), help="stop at two evaluations in a row of this score; with --patience, once they settle there")
+    add("--baseline", type=number(), help="score of what you have now: with --patience, whether the settled score beats it by --margin")
+    add("--margin", type=number(at_least=0), default=0, help="what is worth having more than --baseline (default 0)")
     add("--on-hack", choices=("stop", "warn"), default="stop", help="when the reward rises and validation falls (default %(default)s)")
     # fmt: on
+
+
+def check_goals(options):
+    """UserError where --baseline or --margin would be ignored."""
+    if options.baseline is None and options.margin:
+        raise UserError("--margin has no effect without --baseline")
+    if options.baseline is not None and not options.patience:
+        raise UserError("--baseline judges where the score settles: add --patience 5, say")
 
 
 def promise(args, has_validation=True):
     """The line that a trainer prints at its start: when this run will stop by itself.
 
-    >>> promise(argparse.Namespace(eval_every=10))
-    'watch      no plateau stops this run; reward hacking: stop'
+    UserError for a flag that would be ignored.
+    >>> promise(argparse.Namespace(eval_every=10, target=0.8))
+    'watch      stops at two evaluations in a row of 0.8; no plateau stops it; reward hacking: stop'
+    >>> promise(argparse.Namespace(eval_every=10, target=0.8, patience=5))
+    'watch      stops after 5 evaluations = 50 steps without progress; reward hacking: stop'
     """
     options, every = options_of(args), getattr(args, "eval_every", 0)
+    check_goals(options)
     if not has_validation or not every:
-        return (
-            "watch      no validation: only the reward is watched, over-optimisation goes unnoticed"
-        )
-    steps = options.patience * every
-    plateau = f"stops after {options.patience} evaluations = {steps} steps without progress"
-    plateau = plateau if steps else "no plateau stops this run"
+        when = " but before and after the run" if has_validation else ""
+        return f"watch      no validation{when}: over-optimisation goes unnoticed"
+    plateau = "no plateau stops it"
+    if options.patience:
+        steps = options.patience * every
+        plateau = f"stops after {options.patience} evaluations = {steps} steps without progress"
+    elif options.target is not None:
+        plateau = f"stops at two evaluations in a row of {options.target:g}; {plateau}"
     return f"watch      {plateau}; reward hacking: {options.on_hack}"
 
 
@@ -458,6 +475,7 @@ def parse_args(argv=None):
     args = parser.parse_args(argv)  # the command line wins
     if args.out and args.out.exists():
         raise UserError(f"--out {args.out} exists; delete it, or name another file")
+    check_goals(args)
     args.log = log
     return args
 
@@ -521,6 +539,7 @@ def main(argv=None):
         f"state       {state}: {ADVICE[state]}",
         f"stop        {reason} at step {step} of {watcher.step} (exit status {status})",
         f"best step   {'unknown without validation' if best is None else best}",
+        f"cost        {viewer.costs(rows)}",
     ]
     print(*head, "", sep="\n")
     print(*curves(watcher), "", *findings(watcher, events), sep="\n")

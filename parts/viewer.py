@@ -6,6 +6,7 @@ script, allowed by its hash) chooses by text, step and kind. Without the script 
 """
 
 import json
+import math
 from collections import defaultdict
 from pathlib import Path
 
@@ -25,6 +26,30 @@ VERDICTS = {
     False: pages.Light("not met", "red"),
     None: pages.Light("unrated", "grey"),
 }
+
+
+def costs(rows):
+    """What a step, an answer and a call of the judge took, in seconds and dollars (--judge-price).
+
+    >>> step = {"time_s": 6.0, "episodes": 4, "judge/calls": 5, "judge/latency_mean": 2.0}
+    >>> costs([step | {"step": t, "judge/usd": 0.02} for t in (1, 2)])
+    '12 s: 6 a step, 1.5 an answer; 10 judge calls, 2 s each; $0.04: 0.004 a call, 0.005 an answer'
+    """
+
+    def total(*keys):
+        return sum(math.prod(row.get(key) or 0 for key in keys) for row in rows)
+
+    def each(amount, *units):
+        return ", ".join(f"{amount / n:.3g} {unit}" for n, unit in units if n)
+
+    steps, answers = len({row["step"] for row in rows} - {0}), (total("episodes"), "an answer")
+    text = f"{total('time_s'):.0f} s: {each(total('time_s'), (steps, 'a step'), answers)}"
+    if calls := total("judge/calls"):
+        latency = total("judge/calls", "judge/latency_mean") / calls
+        text += f"; {calls} judge calls, {latency:.3g} s each"
+        dollars = total("judge/usd")
+        text += f"; ${dollars:.2f}: {each(dollars, (calls, 'a call'), answers)}" * bool(dollars)
+    return text
 
 
 def load_answers(folder):

@@ -222,6 +222,11 @@ v 1..5/10 .5*9 | patience=5 | val_plateau | 0
 v 1..5/10 .5*9; reward/mean 80..159/200 | patience=5 | val_plateau | 0
 v 1..5/10 .5*9 | patience=5 baseline=.5 | val_plateau | 0
 v 1..5/10 .5*9 | patience=5 baseline=.625 | plateau_below_baseline | 0
+v 1..5/10 .5*9 | patience=5 baseline=.4 margin=.05 | val_plateau | 0
+v 1..5/10 .5*9 | patience=5 baseline=.4 margin=.125 | plateau_below_baseline | 0
+v 1..8/10 | patience=5 target=.5 | None | 0
+v 1..5/10 .5*9 | patience=5 target=.5 | target_reached | 0
+v 1..5/10 .5*9 | patience=5 target=.625 baseline=.4 | plateau_below_target | 0
 reward/mean .5*100 | | None | 0
 reward/mean .5*99 | patience=5 | None | 0
 reward/mean .5*100 | patience=5 | reward_plateau | 0
@@ -428,17 +433,20 @@ def test_a_trainer_asks_with_its_own_flags():
     watch.add_watch_arguments(parser)
     assert Watcher(parser.parse_args([])).options == Watcher().options
     parser.add_argument("--judge-budget", type=float)
-    argv = "--patience 3 --target 0.8 --baseline 0.5 --on-hack warn --judge-budget 4"
-    given = dict(patience=3, target=0.8, baseline=0.5, on_hack="warn", judge_budget=4)
+    argv = "--patience 3 --target 0.8 --baseline 0.5 --margin 1 --on-hack warn --judge-budget 4"
+    given = dict(patience=3, target=0.8, baseline=0.5, margin=1, on_hack="warn", judge_budget=4)
     assert Watcher(parser.parse_args(argv.split())).options == Watcher(**given).options
     for every, patience, validation, said in (
         (20, 5, True, "5 evaluations = 100 steps"),
         (20, 5, False, "goes unnoticed"),
         (20, 0, True, "no plateau"),
-        (0, 5, True, "goes unnoticed"),
+        (0, 5, True, "no validation but before and after the run"),
     ):
         args = argparse.Namespace(eval_every=every, patience=patience)
         assert said in watch.promise(args, validation)
+    for given, said in ((dict(baseline=0.5), "add --patience"), (dict(margin=1), "--baseline")):
+        with pytest.raises(UserError, match=said):
+            watch.promise(argparse.Namespace(**given))
 
 
 PROSE = (
