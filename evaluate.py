@@ -38,6 +38,7 @@ from pathlib import Path
 
 import numpy as np
 
+from checks.decisions import decision_of
 from checks.risky import asked_sentences, is_open, number_of_requests
 from parts import files
 from parts.evaluation_page import PAGES, in_words
@@ -212,7 +213,7 @@ def distinct_n(tokens, n, budget):
 def task_metrics(row, answer, skills=(), decisions=()):
     """{metric: number} of an answer, by the fields of its prompt's row; absent fields are skipped.
 
-    assess     decision: its last line with a decision has one, the row's expected_decision
+    assess     decision: it is the row's expected_decision, by checks/decisions.py
     interview  one question; open: every question is; names a must_have; aims at a gap: names only
                must-haves that were not shown
     summary    recall and precision of skills against the row's shown and claimed ones
@@ -224,9 +225,7 @@ def task_metrics(row, answer, skills=(), decisions=()):
     """
     task, shown, must, found = row.get("task"), row.get("shown"), row.get("must_have"), {}
     if task == "assess" and row.get("expected_decision"):
-        lines = [mentioned(line, decisions) for line in answer.split("\n")]
-        said = next(filter(None, reversed(lines)), None)
-        found["decision"] = said == {str(row["expected_decision"])}
+        found["decision"] = decision_of(answer, decisions) == str(row["expected_decision"])
     elif task == "interview":
         asked = [sentence for _, _, sentence in asked_sentences(answer)]
         found["one question"] = number_of_requests(answer) == 1
@@ -713,8 +712,9 @@ def human_report(votes, items, seed):
 
 def save(args, report, beside, rows):
     """The report and its page, and beside them the rows that it was made of, as JSONL."""
-    files.write_jsonl(Path(args.out) / beside, rows)
-    write_report(args, report, *PAGES[args.command], beside)
+    mode = 0o644 if args.command == "compare" else files.PRIVATE  # votes and profiles of people
+    files.write_jsonl(Path(args.out) / beside, rows, mode=mode)
+    write_report(args, report, *PAGES[args.command], beside, mode)
 
 
 # ---- 10. the guard ----

@@ -45,6 +45,7 @@ from typing import NamedTuple
 import numpy as np
 from tqdm import tqdm
 
+from checks.decisions import decision_of
 from checks.risky import risky_questions
 from parts import files, pages
 from parts.files import UserError
@@ -55,7 +56,6 @@ from parts.reports import (
     check_out,
     hashes,
     made,
-    mentioned,
     placed,
     present,
     raw_scorer,
@@ -509,28 +509,6 @@ def twin_table(scores, groups, seed=0, before=None):
             }
         )
     return rows
-
-
-# text: what an answer decides
-
-NEGATED = r"\b(?:not|never|cannot|can't|won't|wouldn't|don't|no longer)\b(?: \w+){0,2} ?$"
-
-
-def decision_of(answer, words):
-    """The decision of an answer: its last line that names one, alone and without "not"; else None.
-
-    >>> decisions = ("advance", "hold", "reject")
-    >>> decision_of("Gaps: none.\\nRecommendation: advance.", decisions)
-    'advance'
-    >>> decision_of("advance or reject", decisions), decision_of("I would not advance.", decisions)
-    (None, None)
-    """
-    for line in reversed(answer.split("\n")):
-        if said := mentioned(line, words):
-            word = min(said)
-            before = re.split(rf"\b{re.escape(word)}\b", line, flags=re.I)[0]
-            return None if len(said) > 1 or re.search(NEGATED, before, re.I) else word
-    return None
 
 
 # ---- 4. the arguments ----

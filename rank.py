@@ -15,8 +15,6 @@ Run          python rank.py --reward-model runs/reward --role role.txt
 Writes       ranked.csv, report.json, report.html, below --out
 """
 
-import csv
-import io
 import itertools
 import json
 import re
@@ -40,7 +38,6 @@ from parts.reports import (
     read_csv,
     read_run,
     write_report,
-    write_text,
 )
 from parts.stats import standings
 
@@ -204,29 +201,30 @@ def main(argv=None):
             c |= {"rank": place, "percentile": percentile}
     candidates.sort(key=lambda c: (c["role"], c["rank"], c["id"]))
     # (4) files
-    table = io.StringIO()
-    writer = csv.writer(table, lineterminator="\n")
-    writer.writerow([*RANKED, *columns])
-    for c in candidates:
-        cells = [c["row"].get(name) for name in columns]
-        cells = [x if x is None or isinstance(x, str) else json.dumps(x) for x in cells]
-        writer.writerow([c[key] for key in RANKED] + cells)
     path = Path(args.out) / "ranked.csv"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, table.getvalue())
+    files.write_csv(path, ranked_rows(candidates, columns))
     report = begin(args, [args.reward_model, args.candidates]) | {
         "n": len(candidates),
         "roles": len({c["role"] for c in candidates}),
         "cut": [c["id"] for c in candidates if c["truncated"]],
         "first": [{key: c[key] for key in RANKED} for c in candidates[:TOP]],
     }
-    write_report(args, report, TITLE, rank_sections, "ranked.csv")
+    write_report(args, report, TITLE, rank_sections, "ranked.csv", files.PRIVATE)
     if {"sex", "race_ethnicity"} & set(columns):
         # a score has an arbitrary offset per role; the percentile is within the role
         print(f"next: python fairness.py audit {path} --score percentile --select 0.3")
 
 
 # ---- 9. save ----
+
+
+def ranked_rows(candidates, columns):
+    """The rows of ranked.csv, its header first: the ranks, then each candidate's own columns."""
+    yield [*RANKED, *columns]
+    for c in candidates:
+        cells = [c["row"].get(name) for name in columns]
+        cells = [x if x is None or isinstance(x, str) else json.dumps(x) for x in cells]
+        yield [c[key] for key in RANKED] + cells
 
 
 def rank_sections(report):

@@ -1,8 +1,10 @@
 """parts/files.py: JSONL, whole-or-not writing, errors in one line, types for flags; no torch."""
 
 import contextlib
+import csv
 import hashlib
 import importlib
+import io
 import json
 import math
 import os
@@ -188,21 +190,48 @@ def no_constant(name):
     raise ValueError(f"{name} is not JSON; use null")
 
 
-def write_jsonl(path, rows, append=False):
+PRIVATE = 0o600  # mode of a file that holds personal data: votes, profiles, decisions
+
+
+def write_jsonl(path, rows, append=False, mode=0o644):
     """Write rows (dicts) as UTF-8 JSONL; NaN and inf become null.
 
     Without `append` the file is complete or not there. With it each row is one write on an
     O_APPEND descriptor, so a kill can tear only the last line.
     """
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "ab", buffering=0) if append else replacing(path) as file:
+    with open(path, "ab", buffering=0) if append else replacing(path, mode) as file:
         for row in rows:
             file.write((json.dumps(finite(row), ensure_ascii=False) + "\n").encode())
 
 
-def write_json(path, value):
+def write_csv(path, rows, mode=PRIVATE):
+    """Write rows (lists, the header first) as UTF-8 CSV, complete or not there; see `csv_cell`."""
+    table = io.StringIO()
+    csv.writer(table, lineterminator="\n").writerows([map(csv_cell, row) for row in rows])
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path, mode) as file:
+        file.write(table.getvalue().encode())
+
+
+def csv_cell(value):
+    """A cell that no spreadsheet runs as a formula: a text that would be one gets a ' in front.
+
+    >>> [csv_cell(x) for x in ("=1+1", "@sum", "-1.5", "- a list", -2, None, "Ann", " =x")]
+    ["'=1+1", "'@sum", '-1.5', "'- a list", -2, None, 'Ann', "' =x"]
+    """
+    if not isinstance(value, str) or value[:1].isalnum():  # most cells, and quickly
+        return value
+    formula = re.match(r"\s*[=+\-@＝＋－＠]|[\t\r\n|%]", value)
+    return f"'{value}" if formula and not re.fullmatch(NUMBER, value) else value
+
+
+NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
+
+
+def write_json(path, value, mode=0o644):
     """One JSON value, indented; NaN and inf become null; complete or not there."""
-    with replacing(path) as file:
+    with replacing(path, mode) as file:
         file.write(json.dumps(finite(value), indent=2, ensure_ascii=False).encode())
 
 

@@ -290,11 +290,12 @@ def text_table(found):
     return lines
 
 
-def write_page(path, title, sections, lead="", script=""):
+def write_page(path, title, sections, lead="", script="", mode=0o644):
     """Write the sections as one self-contained html file, whole or not at all.
 
     lead      a line below the title, such as what was compared and when
     script    JavaScript of ours, allowed by its hash; all must be readable without it
+    mode      of the file; files.PRIVATE where the page names people
     """
     folder = Path(__file__).with_name("templates")
     style = (folder / "report.css").read_text(encoding="utf-8")
@@ -319,5 +320,5 @@ def write_page(path, title, sections, lead="", script=""):
         script=Markup(script),
         **{level: [part for part in sections if part["level"] == level] for level in levels},
     )
-    with replacing(path) as file:
+    with replacing(path, mode) as file:
         file.write(html.encode())

@@ -180,11 +180,6 @@ def hashes(inputs):
     return {str(f): files.fingerprint(f) for f in inputs if f and Path(f).exists()}
 
 
-def write_text(path, text):
-    with files.replacing(path) as file:
-        file.write(text.encode())
-
-
 def begin(args, inputs):
     """What a report starts with: the command, its flags and the hashes of what it read."""
     setup = vars(args) | {"torch": version("torch"), "sha256": hashes(inputs)}
@@ -201,11 +196,14 @@ def appendix(report, limits, models=()):
     ]
 
 
-def write_report(args, report, title, sections, beside):
-    """report.json, report.html and the first screen, made from nothing but that report."""
+def write_report(args, report, title, sections, beside, mode=0o644):
+    """report.json, report.html and the first screen, made from nothing but that report.
+
+    mode  of both files; files.PRIVATE where they name people
+    """
     out, parts = Path(args.out), sections(files.finite(report))
     out.mkdir(parents=True, exist_ok=True)
-    files.write_json(out / "report.json", report)
+    files.write_json(out / "report.json", report, mode)
     pages.print_report(title, parts)
-    pages.write_page(out / "report.html", title, parts)
+    pages.write_page(out / "report.html", title, parts, mode=mode)
     print(f"\nwrote {out / 'report.json'}, {out / 'report.html'}, {out / beside}")

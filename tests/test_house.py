@@ -24,13 +24,14 @@ LOWER = {
     ).split()
 }
 REPORTS = {"parts.reports"}
-CHECKS = {"checks.answers", "checks.instructions", "checks.risky"}
+CHECKS = {"checks.answers", "checks.decisions", "checks.instructions", "checks.risky"}
 STAGE = {"common", "parts.identities", "parts.prompting", "parts.runs", *LOWER}
 RL = {"watch", "parts.rollouts", "parts.guard", "parts.texts", *STAGE}
 JUDGED = {"parts.pages", *LOWER, *CHECKS}
 JUDGED |= {f"parts.{name}" for name in ("grades", "questions", "rubrics", "server")}
 ARROWS = {  # who may import whom, downwards only: stages, parts/runs.py, common.py, the other parts, checks
     "checks.answers": {"parts.files"},
+    "checks.decisions": set(),
     "checks.risky": {"parts.files"},
     "checks.instructions": {"checks.answers", "checks.risky", "parts.files", "parts.dialogue"},
     "parts.files": set(),
@@ -92,6 +93,7 @@ ARROWS = {  # who may import whom, downwards only: stages, parts/runs.py, common
         "parts.frontier",
         "parts.prompting",
         "parts.votes",
+        "checks.decisions",
         "checks.risky",  # what a question is
         *REPORTS,
         *LOWER,

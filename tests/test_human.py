@@ -175,6 +175,7 @@ def test_from_two_models_to_a_verdict(voted, tmp_path, capsys):
     assert models[1] in (out / "report.html").read_text()
     read = {str(folder / name) for name in ("annotations.jsonl", "items.jsonl")}
     assert report["setup"]["sha256"].keys() == read
+    assert {file.stat().st_mode & 0o777 for file in out.iterdir()} == {0o600}
 
 
 def refused(folder, words):

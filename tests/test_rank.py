@@ -94,12 +94,24 @@ def test_any_row_order_gives_the_same_file(rm, tmp_path):
 
 
 def test_csv_cells_come_through(rank, tmp_path):
-    cells = ['a,b "c"', "zwei\nZeilen", "Übergrößenträger\u2028x", "=1+1", "👩🏽\u200d🚒"]
+    cells = ['a,b "c"', "zwei\nZeilen", "Übergrößenträger\u2028x", "-1.5", "👩🏽\u200d🚒"]
     rows = [[i, cell, f"p{'x' * i}"] for i, cell in enumerate(cells)]
     path = write_csv(tmp_path / "in.csv", ["id", "notiz", "profile"], rows, "utf-8-sig")
     found = rank(path, "--role", "Bäcker")
     assert [row["notiz"] for row in found] == cells[::-1]
     assert list(found[0])[-2:] == ["notiz", "profile"]
+
+
+def test_a_cell_is_no_formula_and_the_file_is_private(rank, tmp_path):
+    """A profile that began with =HYPERLINK(…) ran in the spreadsheet of whoever opened the list."""
+    evil = ["=1+1", "+1", "-cmd|' /C calc'!A0", "@SUM(A1)", "\t=1", " =1"]
+    found = rank([{"id": i, "profile": text, "role": "r"} for i, text in enumerate(evil)])
+    assert {row["profile"] for row in found} == {
+        "+1",
+        *(f"'{text}" for text in evil if text != "+1"),
+    }
+    for name in ("ranked.csv", "report.json", "report.html"):
+        assert (tmp_path / "out" / name).stat().st_mode & 0o777 == 0o600
 
 
 def test_blind_takes_the_names_out(rank, capsys):

@@ -140,6 +140,7 @@ SUMMARY = {"task": "summary", "shown": ["sql", "kafka"], "claimed": ["go"], "pro
     (ASSESS, "Led a hold.\nRecommendation: reject.", {"decision": 0.0}),
     (ASSESS, "Recommendation: hold or reject.", {"decision": 0.0}),
     (ASSESS, "Nothing. Holding on.", {"decision": 0.0}),
+    (ASSESS, "I would not hold.", {"decision": 0.0}),  # was 1: read as "hold"
     ({"task": "assess", "prompt": "p"}, "hold", {}),
     ({"task": "poem", "prompt": "p"}, "hold", {}),
     ({"task": "interview", "must_have": ["sql"], "shown": ["sql"], "prompt": "p"}, "Do you know SQL? And what else?",
