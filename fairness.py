@@ -1,45 +1,33 @@
-"""fairness.py: models and tables of people in; whether groups are treated differently, how surely.
+"""fairness.py: models in; whether they treat people alike, before and after, and how surely.
 
 Objective    d = (mean score under a group's names − under the reference's) / SD of résumés' means
 Algorithm    (1) read names and résumés with slots; every résumé is read under every name
              (2) score the twins: reward of an answer and of a profile, log-odds of the decision
              (3) statistics: effects, names permuted, résumés and names resampled, four verdicts
              (4) change: the same twins before and after, each in its own SD
-             (5) people: selection, error rates, impact ratios, LL144-layout tables
-             (6) text: what answers name and ask, beside the detectors' errors
-             (7) files: report.json, report.html, audit.csv
+             (5) text: what answers name and ask, beside the detectors' errors
+             (6) files: report.json, report.html
 Conventions  an effect is group − reference; a rate over nobody is null with a reason; verdicts:
              difference found, equivalent within δ, inconclusive, not measured; names stand for
-             groups in synthetic twins only; people have recorded categories or "unknown"
-Left out     1. causal graphs, individual fairness   2. re-weighting of decisions
-             3. guessing anybody's race or sex   4. languages other than English
-             5. one overall score, any pass mark
+             groups in synthetic twins only
+Left out     1. decisions about people: audit.py   2. causal graphs, individual fairness
+             3. languages other than English   4. one overall score, any pass mark
 Run          python fairness.py
-             python fairness.py audit people.csv --y-true hired --y-pred advanced --group race
              python fairness.py twins --reward-model runs/reward
              python fairness.py twins --reward-model runs/reward --slot age=data/slots.csv
              python fairness.py text answers.jsonl
-Writes       report.json, report.html, audit.csv, all below --out
-Reference    Bertrand & Mullainathan 2004; Gaebler et al. 2024 (twins); 29 CFR 1607.4D (four
-             fifths); 6 RCNY 5-300 ff.; Katz et al. 1978 (ratio); Newcombe 1998 (difference)
+Writes       report.json and report.html, below --out
+Reference    Bertrand & Mullainathan 2004; Gaebler et al. 2024 (twins)
 Axes         R résumés, N names, B draws, C contrasts
 """
 
 import argparse
-import csv
 import itertools
-import json
-import math
 import re
 import shlex
-import shutil
-import subprocess
 import sys
 from collections import Counter
-from fractions import Fraction
-from importlib.metadata import version
 from pathlib import Path
-from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
@@ -50,11 +38,11 @@ from checks.risky import risky_questions
 from parts import files, pages
 from parts.files import UserError
 from parts.pages import number as show
+from parts.rates import compare, rate_section, rate_tables
 from parts.reports import (
     MODELS,
     Default,
     check_out,
-    hashes,
     made,
     placed,
     present,
@@ -62,14 +50,24 @@ from parts.reports import (
     read_csv,
 )
 from parts.rows import check_messages, check_prompt, check_response
-from parts.stats import clustered_difference, holm, number, rates_differ, share
+from parts.stats import holm, number, share
+from parts.verdicts import (
+    FAIL_ON,
+    JUDGED,
+    MARGIN,
+    REFERENCE,
+    exit_status,
+    light,
+    provider_sheet,
+    save_report,
+    summary,
+    table_of,
+    title_of,
+    verdict,
+)
 
-SCHEMA = 3  # of report.json; a key that changes its meaning, or leaves, raises it
 ROOT = Path(__file__).resolve().parent
 TITLE = "Are people treated differently for who they are?"
-NOTICE = "Not legal advice. Not an independent bias audit. Which rules apply: docs/law.md."
-REFERENCE = {"sex": "Male", "race_ethnicity": "White"}  # declared before looking
-CROSSED = "sex × race_ethnicity"
 
 BASE = "data/tiny-base"
 VOTES = [Default("data/prefs.jsonl"), Default("data/rank_train.jsonl")]
@@ -79,270 +77,8 @@ INTERVIEWS = 60  # of them, per policy
 MAX_NEW_TOKENS = 96  # of each; the longest of the bundled base has 80
 DRAWS = 2000  # of the bootstrap
 PERMUTATIONS = 5000  # of names among groups
-FLOOR = 0.02  # share of the people below which a group is named, not judged (6 RCNY 5-301)
-MOST_GROUPS = 20  # a column of more is no category: ages belong in bands
 
 # ---- 3. the math ----
-# one verdict for every comparison of a group with its reference
-
-Z80, Z90, Z95 = (NormalDist().inv_cdf(p) for p in (0.80, 0.95, 0.975))
-MARGIN = (0.1, "0.1 SD", 2)  # of effects: δ, what counts as none; in words; digits shown
-RATE_MARGIN = (0.02, "2 percentage points", 6)  # of gaps between rates
-
-
-def verdict(effect, ends90, p, n, counted="names"):
-    """Found, equivalent within δ, or inconclusive with the n that would do if noise falls as 1/√n.
-
-    effect  {"value", "low", "high"} with its 95 % interval;  ends90  its 90 % interval
-    p       adjusted;  n  names, people or votes of the smaller group; counted: which of them
-    found: p < .05, and the interval as it is shown does not hold 0
-    equivalent: n ≥ 10 and the 90 % interval within ±δ (two one-sided tests at .05)
-    >>> verdict({"value": 0.3, "low": 0.1, "high": 0.5}, (0.13, 0.47), 0.01, 25)
-    'difference found'
-    >>> verdict({"value": 0.3, "low": 0.004, "high": 0.5}, (0.1, 0.5), 0.01, 25)  # shown: [0.00, …
-    'inconclusive (about 33 names a group would do)'
-    """
-    delta, margin, digits = MARGIN if counted == "names" else RATE_MARGIN
-    d, low, high = (effect[key] for key in ("value", "low", "high"))
-    inside = -delta < ends90[0] and ends90[1] < delta
-    if p < 0.05 and (round(low, digits) > 0 or round(high, digits) < 0):
-        return "difference found" + (f", smaller than {margin}" if inside else "")
-    if n >= 10 and inside:
-        return f"equivalent within {margin}"
-    half = (ends90[1] - ends90[0]) / 2
-    factors = [half / Z90 * (Z95 + Z80) / abs(d)] if d else []  # to show the effect
-    factors += [half / (delta - abs(d))] if abs(d) < delta else []  # or its absence
-    needed = max(10, n + 1, math.ceil(n * min(factors) ** 2))
-    return f"inconclusive (about {needed} {counted} a group would do)"
-
-
-# people: rates, ratios, and what a small table can say
-
-
-RATES = {  # {rate: (its name in comparisons, the label of the people it is over)}
-    "selection_rate": ("demographic_parity", None),
-    "tpr": ("equal_opportunity", 1),
-    "fpr": ("fpr", 0),
-}
-
-
-def group_metrics(groups, y_pred, y_true=None):
-    """Rates of each group and how far they lie apart; what cannot be known is None with a reason.
-
-    groups (n,) labels, None = unknown: counted, in no comparison;  y_pred, y_true (n,) 0 or 1
-    SR selected / people · TPR, FPR selected / those of label 1, 0
-    difference: highest − lowest rate; ratio: lowest / highest
-    equalised odds: the larger difference, the smaller ratio of TPR and FPR
-    returns {"n", "unknown", "groups": {g: {rate: {"value", "k", "n"}}}, comparison: {"value"}}
-
-    By hand: a has 1 of 2 selected, b 2 of 2: difference ½, ratio ½.
-    >>> found = group_metrics(["a", "a", "b", "b"], [0, 1, 1, 1])
-    >>> found["demographic_parity_difference"]["value"], found["demographic_parity_ratio"]["value"]
-    (0.5, 0.5)
-    >>> group_metrics(["a", "a"], [0, 1])["demographic_parity_difference"]["reason"]
-    'one group: not a comparison'
-    """
-    names, truth = sorted(set(groups) - {None}), y_pred if y_true is None else y_true
-    out = {
-        "n": len(groups),
-        "unknown": sum(group is None for group in groups),
-        "groups": {group: {} for group in names},
-    }
-    for key, (title, label) in RATES.items():
-        if label is not None and y_true is None:
-            continue
-        people = zip(groups, y_pred, truth)
-        counts = counts_of((g, hit) for g, hit, true in people if label in (None, true))
-        why = None if len(names) > 1 else "one group: not a comparison"
-        for group in names:
-            k, n = counts.setdefault(group, (0, 0))
-            out["groups"][group][key] = share(k, n)
-            why = why or (None if n else f"{group}: nobody has the label {label}")
-        rates = [0] if why else [k / n for k, n in counts.values()]
-        out[f"{title}_difference"] = known(max(rates) - min(rates), why)
-        why = why or (None if max(rates) else "the highest rate is 0")
-        out[f"{title}_ratio"] = known(min(rates) / (max(rates) or 1), why)
-    for kind, worst in (("difference", max), ("ratio", min)) if y_true is not None else ():
-        both = [out[f"{title}_{kind}"] for title in ("equal_opportunity", "fpr")]
-        gone = [rate for rate in both if rate["value"] is None]
-        out[f"equalized_odds_{kind}"] = (gone or [worst(both, key=lambda rate: rate["value"])])[0]
-    return out
-
-
-def known(value, why):
-    return {"value": None, "reason": why} if why else {"value": value}
-
-
-def counts_of(pairs):
-    """{group: (selected, people)} in alphabetical order; a group of None is in none."""
-    counts = {}
-    for group, hit in pairs:
-        k, n = counts.get(group, (0, 0))
-        counts[group] = k + hit, n + 1
-    counts.pop(None, None)
-    return dict(sorted(counts.items()))
-
-
-def impact_ratios(counts, reference=None):
-    """{group: rate / the reference's, else the highest rate} as fractions; None if that is 0.
-
-    counts  {group: (selected, people)}
-    >>> found = impact_ratios({"a": (60, 100), "b": (45, 100), "c": (48, 100)})
-    >>> {g: (float(ratio), ratio < Fraction(4, 5)) for g, ratio in found.items()}
-    {'a': (1.0, False), 'b': (0.75, True), 'c': (0.8, False)}
-    """
-    rates = {g: Fraction(k) / n for g, (k, n) in counts.items()}
-    top = rates[reference] if reference else max(rates.values(), default=0)
-    return {g: rate / top if top else None for g, rate in rates.items()}
-
-
-def impact_rows(counts, reference=None, differ=None, kind="people"):
-    """Each group against one: the declared reference, else the group of the highest rate.
-
-    counts  {group: (selected, people)}
-    differ  (group, reference) → what `clustered_difference` returns, for rows in clusters
-    One p, adjusted by Holm, decides label and verdict: over the groups against a declared
-    reference, over all pairs where it was picked by its rate (the best of k lies high by chance).
-    Groups below FLOOR of the people, and all of more than MOST_GROUPS, are named, not judged.
-    """
-    why, total = f"below {100 * FLOOR:g} % of all {kind}", sum(n for _, n in counts.values())
-    judged = [group for group, (_, n) in counts.items() if n >= FLOOR * total]
-    if len(counts) > MOST_GROUPS:
-        why = f"more than {MOST_GROUPS} groups: merge them, such as ages into bands"
-        judged = []
-    elif not any(k for k, _ in counts.values()):
-        why, judged = "nobody is selected", []
-    if reference is not None and reference not in judged:
-        raise UserError(f"--reference {reference}: expected one of {', '.join(judged) or why}")
-    ratios = impact_ratios({group: counts[group] for group in judged}, reference)
-    best = reference or max(judged, key=lambda g: (ratios[g] or 0, counts[g][1]), default=None)
-    judged.sort(key=best.__eq__)  # the reference comes second in each of its pairs
-    pairs = [pair for pair in itertools.combinations(judged, 2) if not reference or best in pair]
-    differ = differ or (lambda one, two: rates_differ(*counts[one], *counts[two]))
-    tests = {pair: differ(*pair) for pair in pairs}
-    adjusted = dict(zip(tests, holm([test["p"] if test else 1.0 for test in tests.values()])))
-    rows = []
-    for group, (k, n) in counts.items():
-        ratio, test = ratios.get(group), tests.get((group, best))
-        row = {
-            "group": group,
-            "reference": best,
-            "n": n,
-            "selected": k,
-            "rate": share(k, n),
-            "ir": {"value": ratio if ratio is None else float(ratio)},
-            "label": "reference" if group == best else "not judged",
-        }
-        rows.append(row)
-        if test:
-            row |= judge(row, counts[best], ratio, test, adjusted[group, best], kind)
-        elif group != best:
-            few = "fewer than 5 clusters in a group"
-            row["verdict"] = f"not measured ({few if group in judged else why})"
-    return rows
-
-
-def judge(row, reference, ratio, test, p, kind):
-    """Gap, ratio, adjusted p, verdict and label of a row; reference: (selected, people)."""
-    (k, n), (best, m) = (row["selected"], row["n"]), reference
-    gap = number(k / n - best / m, n + m, test["ends"], test["test"])
-    low, high = test.get("katz") or (None, None)
-    clear = low is None or not low <= 1 <= high  # the ratio's interval is shown, too
-    said = verdict(gap, test["ends90"], p if clear else 1.0, min(n, m), kind)
-    below, found = ratio is not None and ratio < Fraction(4, 5), said.startswith("difference")
-    label = f"{'below' if below else 'above'} four fifths, {'' if found else 'not '}significant"
-    rates = [f"{show(a / b, 1, True)} of {b}" for a, b in ((k, n), reference)]
-    return {
-        "ir": row["ir"] | {"low": low, "high": high},
-        "gap": gap,
-        "p": test["p"],
-        "p_adjusted": p,
-        "verdict": said,
-        "label": label if below or found else "no indication",
-        "direction": f"{row['group']} {rates[0]}, {row['reference']} {rates[1]}",
-    }
-
-
-def compare(groups, values, reference=None, clusters=(), kind="people"):
-    """`impact_rows` of (n,) labels, None = unknown, and (n,) values of 0, 1 or a share of votes.
-
-    clusters  lists of (n,) labels; one in which no label repeats says nothing
-    """
-    labels = np.array(groups, object)
-    shared = [each for each in clusters if len(set(each)) < len(each)]
-    if {0, 1} >= set(values):
-        values = [int(value) for value in values]
-    else:
-        shared = shared or [range(len(values))]
-
-    def differ(group, other):
-        return clustered_difference(values, labels == group, labels == other, *shared)
-
-    counts = counts_of(zip(groups, values))
-    return impact_rows(counts, reference, differ if shared else None, kind)
-
-
-def select_top(scores, share_selected, roles):
-    """(n,) 0 or 1: the top share of each role, with all equal to its last one; the number tied.
-
-    roles  (n,) labels: scores of answers to different prompts have different zeros
-    >>> [select_top([9, 8, 8, 1], 0.5, roles) for roles in (list("aaaa"), list("aabb"))]
-    [([1, 1, 1, 0], 2), ([1, 0, 1, 0], 2)]
-    """
-    scores, roles, cuts = np.array(scores), np.array(roles), np.zeros(len(scores))
-    for role in set(roles):
-        found = np.sort(scores[roles == role])
-        # rounded upwards: .07 · 100 is 7.000000000000001
-        cuts[roles == role] = found[-max(1, math.ceil(share_selected * len(found) - 1e-9))]
-    return (scores >= cuts).astype(int).tolist(), int((scores == cuts).sum())
-
-
-LL144 = {
-    "sex": ["Male", "Female"],
-    "race_ethnicity": [
-        "Hispanic or Latino",
-        "White",
-        "Black or African American",
-        "Native Hawaiian or Pacific Islander",
-        "Asian",
-        "Native American or Alaska Native",
-        "Two or More Races",
-    ],
-}
-LL144_LABELS = {
-    "Hispanic": "Hispanic or Latino",
-    "Black": "Black or African American",
-    "M": "Male",
-    "F": "Female",
-}
-
-
-def ll144_tables(sex, race, chosen=None, scores=None):
-    """Rate / highest rate in the layout of 6 RCNY 5-303: by sex, by race/ethnicity, crossed.
-
-    Unknown (None) is in no calculation of its table. With scores the rate is the share strictly
-    above the median of those with at least one known category.
-    """
-    columns, note = {"sex": sex, "race_ethnicity": race}, ""
-    columns["crossed"] = [f"{r}, {s}" if r and s else None for s, r in zip(sex, race)]
-    if scores is not None:
-        known = [score for score, s, r in zip(scores, sex, race) if s or r]
-        median = np.median(known)
-        chosen = [int(score > median) for score in scores]
-        tied = 100 * known.count(median) / len(known)
-        note = f"{tied:.0f} % of the scores equal the median and are not above it"
-    tables = {}
-    for key, labels in columns.items():
-        counts, tables[key] = counts_of(zip(labels, chosen)), []
-        for category, ratio in impact_ratios(counts).items():
-            k, n = counts[category]
-            ratio = ratio if ratio is None else float(ratio)
-            row = {"category": category, "n": n, "k": k, "rate": share(k, n), "ir": ratio}
-            tables[key].append(row)
-    unknown = {key: labels.count(None) for key, labels in columns.items()}
-    return {"tables": tables, "unknown": unknown, "note": note}
-
-
 # twins: the same résumé under different names
 
 SLOT = re.compile(r"\{(\w*)\}")
@@ -522,8 +258,8 @@ def decision_words(text):
     return words
 
 
-WORDS, FAIL_ON = "advance,hold,reject", ("difference", "inconclusive", "difference,inconclusive")
-EXAMPLE = "example: python fairness.py audit people.csv --y-pred hired; all flags: audit --help"
+WORDS = "advance,hold,reject"
+EXAMPLE = "example: python fairness.py twins --reward-model runs/reward; flags: twins --help"
 
 
 def parse_args(argv=None):
@@ -554,26 +290,12 @@ def parse_args(argv=None):
     add = parsers["report"].add_argument
     add("--prefs", nargs="+", default=VOTES, help="votes such as those behind the models, JSONL, or none (default: %(default)s)")
 
-    add = parsers["audit"].add_argument
-    add("table", metavar="people.csv", help="CSV with a header, a row per person")
-    add("--y-true", help="column of the label, 0 or 1 (default: none, so no error rates)")
-    add("--y-pred", help="column of the decision, 0 or 1")
-    add("--score", help="column of a score, in place of --y-pred, with --cutoff or --select")
-    add("--cutoff", type=files.number(), help="a score at or above it is a decision for")
-    add("--select", type=files.number(above=0, below=1), help="share selected from the top, such as 0.3")
-    add("--within", help="column such as the role: --select stays within it")
-    add("--group", help="column of groups (default: the columns sex and race_ethnicity)")
-    add("--allow-missing", action="store_true", help="leave rows without decision or label out")
-    add("--reference", help="group of --group that the others are compared with (default: the highest rate, with p over all pairs)")
-    add("--ll144", choices=("selection", "scoring"), help="tables in the layout of NYC Local Law 144")
-
     add = parsers["text"].add_argument
     add("answers", help="JSONL of answers: response, and where known group")
 
     for name in COMMANDS:
         add = parsers[name].add_argument
-        if name != "audit":
-            add("--decision-words", metavar="WORDS", type=decision_words, default=WORDS, help="the mildest first (%(default)s)")
+        add("--decision-words", metavar="WORDS", type=decision_words, default=WORDS, help="the mildest first (%(default)s)")
         add("--out", default="runs/fairness", help="folder of the report (default: %(default)s)")
         add("--overwrite", action="store_true", help="replace the report that is there")
         add("--fail-on", choices=FAIL_ON, metavar="VERDICT", help="for CI: difference (status 1), inconclusive (3), or both with a comma")
@@ -705,69 +427,6 @@ def as_answer(prompt, text):
     if isinstance(prompt, str) or not isinstance(text, str):
         return text
     return [{"role": "assistant", "content": text}]
-
-
-YES_NO = {"1": 1, "true": 1, "yes": 1, "positive": 1, "0": 0, "false": 0, "no": 0, "negative": 0}
-
-
-def read_decision(cell):
-    """0 or 1 of a cell.
-
-    >>> [read_decision(cell) for cell in ("1", "No", " POSITIVE")]
-    [1, 0, 1]
-    """
-    word = cell.strip().lower()
-    if word not in YES_NO:
-        raise argparse.ArgumentTypeError(
-            f"{cell!r} given, expected 0 or 1, true or false, yes or no, positive or negative"
-        )
-    return YES_NO[word]
-
-
-def load_people(args):
-    """(rows, groups, decided, labels, scores, cutoff) of the table, (n,) each; None: not there.
-
-    groups  {column: labels, None = unknown}: --group, or sex and race_ethnicity
-    """
-    what, path = args.y_pred or args.score, f"audit {args.table}"
-    if bool(args.y_pred) == bool(args.score):
-        raise UserError("--y-pred, --score: expected one, a decision column or a score")
-    if args.score and (args.cutoff is None) == (args.select is None):
-        raise UserError("--score: expected --cutoff X or --select SHARE with it, one of them")
-    reads, rows, cells = {what: read_decision if args.y_pred else files.number()}, [], []
-    reads |= {args.y_true: read_decision} if args.y_true else {}
-    for line, row in read_csv(args.table, "audit", filter(None, (*reads, args.group, args.within))):
-        found = []
-        try:
-            for column, read in reads.items():
-                found += [read(row[column])] if row[column].strip() else []
-        except argparse.ArgumentTypeError as error:
-            raise UserError(f"{path}:{line}: {column}: {error}") from None
-        if len(found) == len(reads):
-            rows.append(row)
-            cells.append(found)
-        elif not args.allow_missing:
-            drop = "fill it in, or leave such rows out with --allow-missing"
-            raise UserError(f"{path}:{line}: {' or '.join(reads)} is empty; {drop}")
-    wanted = [args.group] if args.group and not args.ll144 else [args.group, *REFERENCE]
-    groups = {}
-    for column in (name for name in dict.fromkeys(wanted) if name in row):
-        labels = [row[column].strip() for row in rows]
-        groups[column] = [None if x.lower() in ("", "unknown") else x for x in labels]
-    counts = {column: len(set(labels) - {None}) for column, labels in groups.items()}
-    if args.ll144 and not set(REFERENCE) & set(groups) or min(counts.values(), default=0) < 2:
-        why = "expected --group COLUMN, or columns sex and race_ethnicity, of two groups or more"
-        found = files.told(counts) if counts else ", ".join(row)
-        raise UserError(f"{path}: {why}; found {found}")
-    decided, *labels = map(list, zip(*cells))
-    scores, cutoff = None if args.y_pred else decided, f"decision in column {what}"
-    if args.select:
-        roles = [row[args.within] if args.within else "" for row in rows]
-        decided, tied = select_top(scores, args.select, roles)
-        cutoff = f"top {100 * args.select:g} %, {tied} tied at the cut-off, all in"
-    elif args.score:
-        decided, cutoff = [int(x >= args.cutoff) for x in scores], f"score ≥ {args.cutoff:g}"
-    return rows, groups, decided, labels[0] if labels else None, scores, cutoff
 
 
 def check_answer(row):
@@ -951,82 +610,6 @@ def twins(args):
     return report(args)
 
 
-def ll144_part(title, groups, decided, scores):
-    """The LL144-layout tables of people, with what the law wants said about them."""
-    columns = []
-    for key, known in LL144.items():
-        labels = [LL144_LABELS.get(x, x) for x in groups.get(key, [None] * len(decided))]
-        if odd := sorted(set(labels) - {None, *known}):
-            why = f"is no category of {key}; rename it to one of: {', '.join(known)}"
-            raise UserError(f"--ll144: {odd[0]!r} {why}")
-        columns.append(labels)
-    return ll144_tables(*columns, decided, scores) | {
-        "header": f"Source of the data: {len(decided)} rows of {title}. "
-        "First use of the tool: not stated."
-    }
-
-
-def audit(args):
-    """a table of people: group metrics, impact ratios, LL144-layout tables, BiasGuard's numbers"""
-    check_out(args)
-    rows, groups, decided, labels, scores, cutoff = load_people(args)
-    if args.ll144 == "scoring" and not scores:
-        raise UserError("--ll144 scoring: it needs --score COLUMN")
-    # (5) people
-    used = scores if args.ll144 == "scoring" else None
-    tables = [ll144_part(args.table, groups, decided, used)] if args.ll144 else []
-    words = f"{len(decided)} people, {sum(decided)} selected; {cutoff}."
-    part = {"title": args.table, "words": [words, FOUR_FIFTHS], "tables": {}, "metrics": {}}
-    declared = {next(iter(groups)): args.reference}
-    if set(REFERENCE) <= set(groups):
-        both = zip(*(groups[key] for key in REFERENCE))
-        groups[CROSSED] = [None if None in pair else " ".join(pair) for pair in both]
-    ids = [row.get("entity_id") or row.get("id") or f"row {i}" for i, row in enumerate(rows)]
-    for attribute, values in groups.items():
-        part["tables"][attribute] = compare(values, decided, declared.get(attribute), [ids])
-        part["metrics"][attribute] = group_metrics(values, decided, labels)
-    # audit.csv: no cell is empty, and a missing category is unknown
-    table = Path(args.out) / "audit.csv"
-    table.parent.mkdir(parents=True, exist_ok=True)
-    columns = {key: [value or "unknown" for value in values] for key, values in groups.items()}
-    columns |= {"entity_id": ids, "score": decided} | ({"label_value": labels} if labels else {})
-    columns |= {"score_raw": scores} if scores else {}
-    with open(table, "w", newline="", encoding="utf-8") as file:
-        csv.writer(file, lineterminator="\n").writerows([columns, *zip(*columns.values())])
-    lines = biasguard(table, part, labels)
-    return finish(args, [args.table], {"decisions": [part], "ll144": tables, "biasguard": lines})
-
-
-def biasguard(table, part, labels):
-    """[line] of BiasGuard (github.com/themacdonald/BiasGuard, MIT) on audit.csv, beside ours.
-
-    DIR = SR_p / SR_r, SPD = SR_p − SR_r, EOD = TPR_p − TPR_r: each group against the reference.
-    It is run where it is installed and there is ground truth: without it EOD would be 0.
-    """
-    tool, lines, result = shutil.which("biasguard"), [], table.with_name("biasguard.json")
-    if not (tool and labels):
-        why = "it needs --y-true" if tool else "it is not installed"
-        return [f"BiasGuard was not run ({why}); audit.csv has the layout that it reads"]
-    for attribute, rows in part["tables"].items():
-        for row in (row for row in rows if "p" in row and attribute != CROSSED):
-            sides = row["group"], row["reference"]
-            p, r = (part["metrics"][attribute]["groups"][side]["tpr"]["value"] for side in sides)
-            ours = {"dir": row["ir"]["value"], "spd": row["gap"]["value"]}
-            ours["eod"] = None if None in (p, r) else p - r
-            command = [tool, "audit", table, "--y-true", "label_value", "--y-pred", "score"]
-            command += ["--group", attribute, "--protected", sides[0], "--reference", sides[1]]
-            try:
-                command += ["--output", result]
-                subprocess.run(command, capture_output=True, timeout=60, check=True)
-                theirs = json.loads(result.read_text(encoding="utf-8"))["metrics"]
-                pairs = [f"{key} {theirs[key]} (ours {value})" for key, value in ours.items()]
-            except (subprocess.SubprocessError, OSError, ValueError, KeyError) as error:
-                pairs = [f"no result ({files.brief(error)})"]
-            lines.append(f"BiasGuard, {title_of(row)}: {', '.join(pairs)}")
-    result.unlink(missing_ok=True)
-    return lines
-
-
 def detector_errors():
     """{part: precision and recall} of the detector of risky questions on labelled sentences.
 
@@ -1059,7 +642,7 @@ def study_risky(title, answers):
 
 def text(args):
     """risky questions and decisions in given answers, by group"""
-    # (6) text
+    # (5) text
     check_out(args)
     rows, (best, *_) = load_rows(args.answers, "answers", check_answer), args.decision_words
     texts, groups = zip(*((row["response"], str(row.get("group") or "all")) for row in rows))
@@ -1124,8 +707,6 @@ def finish(args, inputs, found):
 
     inputs  files and folders, for their hashes;  found  what the command found
     """
-    out = Path(args.out)
-    failed, commit = subprocess.getstatusoutput(f"git -C {shlex.quote(str(ROOT))} rev-parse HEAD")
     tables = [rows for _, rows in verdict_tables(found)]
     verdicts = [row["verdict"] for rows in tables for row in rows if "verdict" in row]
     n = sum(any("p" in row for row in rows) for rows in tables)
@@ -1138,29 +719,9 @@ def finish(args, inputs, found):
     if found.get("risky"):
         found["detector"] = detector_errors()
         verdicts += ["difference"] * any(part["codes"] for part in found["risky"])
-    report = {
-        "schema": SCHEMA,
-        "command": args.command,
-        "notice": NOTICE,
-        "run": args.typed,
-        "commit": None if failed else commit,
-        "sha256": hashes(inputs),
-        "limits": limits,
-        "versions": {name: version(name) for name in ("torch", "numpy")},
-    }
-    report = files.finite(report | found)
-    shown = sections(report)
-    pages.print_report(TITLE, shown)
-    # (7) files
-    out.mkdir(parents=True, exist_ok=True)
-    files.write_json(out / "report.json", report)
-    pages.write_page(out / "report.html", TITLE, shown, lead=NOTICE)
-    print(f"\n{NOTICE}\nwrote report.json and report.html to {out}")
-    print(f"next: open {out / 'report.html'} in a browser")
-    for word, status in (("difference", 1), ("inconclusive", 3)):
-        if word in (args.fail_on or "") and any(v.startswith(word) for v in verdicts):
-            return status
-    return 0
+    # (6) files
+    save_report(args, TITLE, inputs, {"limits": limits} | found, sections)
+    return exit_status(args.fail_on, verdicts)
 
 
 def parts_of(report, *keys):
@@ -1168,22 +729,13 @@ def parts_of(report, *keys):
 
 
 def rate_parts(report):
-    return parts_of(report, "decisions", "preferences", "measures")
+    return parts_of(report, "preferences", "measures")
 
 
 def verdict_tables(report):
     """[(title, rows)] of each table of planned comparisons."""
     tables = [(twin_name(part), part["rows"]) for part in parts_of(report, "surfaces", "changes")]
-    for part in rate_parts(report):
-        for key, rows in part["tables"].items():
-            if key != CROSSED:
-                tables.append((f"{part['title']}, {key}", rows))
-    return tables
-
-
-def title_of(row):
-    """How a contrast is called in every table."""
-    return f"{row['group']} − {row['reference']}"
+    return tables + [table for part in rate_parts(report) for table in rate_tables(part)]
 
 
 def model_name(folder):
@@ -1196,38 +748,7 @@ def twin_name(part):
     return f"{model_name(part['model'])}, {SURFACES[part['surface']][0]}{change}"
 
 
-def summary(tables):
-    """Sentences on [(title, rows)]: one where there is a difference, one for each other verdict."""
-    out, others = [], {}
-    for title, rows in tables:
-        rows = [row for row in rows if "verdict" in row]
-        told = [row["direction"] for row in rows if row["verdict"].startswith("difference")]
-        if told:
-            out.append(f"{title}: {'; '.join(told)}.")
-        elif rows:
-            said = {re.split(r" \(|:", row["verdict"])[0] for row in rows}
-            what = said.pop() if len(said) == 1 else "no difference shown, not all settled"
-            others.setdefault(what, []).append(title)
-    for what, titles in others.items():
-        out.append(f"{what[0].upper()}{what[1:]}: {'; '.join(titles)}.")
-    return out
-
-
-def light(row, key):
-    """A verdict as a cell of the grid: three words, a colour, the numbers."""
-    said, effect = row["verdict"], row[key]
-    detail = f"{show(effect, 2)}, p {row.get('p_adjusted', 1):.4f}: {said}"
-    if said.startswith("difference"):
-        small = ", small" if "smaller than" in said else ""
-        words = "higher" if effect["value"] > 0 else "lower"
-        words = f"gap {said.split()[2]}" if key == "D" else words
-        return pages.Light(words + small, "amber" if small else "red", detail)
-    kinds = {"equivalent": ("no difference", "green"), "inconclusive": ("unclear", "amber")}
-    return pages.Light(*kinds.get(said.split()[0], ("not measured", "grey")), detail)
-
-
 COLUMNS = 5  # of the grid beside the model's name
-MOST_ROWS = 12  # of a table on the first screen; the page has all
 
 
 def twin_answer(title, parts, key):
@@ -1248,47 +769,9 @@ def twin_answer(title, parts, key):
     return pages.section(title, said, tables=tables, plots=[plot], level="answer")
 
 
-def table_of(rows, columns, caption=""):
-    """A table of a report's rows; columns {header: key}."""
-
-    def cell(row, key):
-        value = f"{row['selected']}/{row['n']}" if key == "of" else row.get(key, "")
-        if key in ("p", "p_adjusted") and value != "":
-            return f"{value:.4f}" if value >= 1e-4 else "< .0001"
-        return show(value, 2 if key in ("d", "D") else 3) if isinstance(value, dict) else value
-
-    cells = [[cell(row, key) for key in columns.values()] for row in rows]
-    return pages.table(list(columns), cells, caption)
-
-
-SELECTED = {
-    "": "group",
-    "selected": "of",
-    "rate [95 %]": "rate",
-    "impact ratio [95 %]": "ir",
-    "p, adjusted": "p_adjusted",
-    "four fifths": "label",
-}
-JUDGED = {"p": "p", "p, adjusted": "p_adjusted", "verdict": "verdict"}
 EFFECTS = {"": "title", "effect [95 %]": "d"} | JUDGED
 CHANGES = {"": "title", "before": "before", "after": "after", "change [95 %]": "D"} | JUDGED
-GAPS = {"": "group", "n": "n", "rate [95 %]": "rate", "gap [95 %]": "gap"} | JUDGED
 HITS = {"code": "code", "severity": "severity", "hits": "n", "up to five quotes": "quotes"}
-
-
-def people_answer(part):
-    """Selection of a table of people: sentences, the rates as a chart, a table an attribute."""
-    tables, plots = [], []
-    for attribute, rows in part["tables"].items():
-        if attribute != CROSSED and len(rows) <= MOST_ROWS:
-            tables.append(table_of(rows, SELECTED, attribute))
-            drawn = [(row["group"], *pages.ends(row["rate"])) for row in rows]
-            plot = pages.interval_plot(
-                f"Selected, by {attribute}", drawn, x="selection rate", digits=1, percent=True
-            )
-            plots.append(plot)
-    said = summary(part["tables"].items())
-    return pages.section(part["title"], said, tables=tables, plots=plots, level="answer")
 
 
 def twin_section(part):
@@ -1306,42 +789,6 @@ def twin_section(part):
         rows.append(row | levels | {"title": title_of(row)})
     table = table_of(rows, CHANGES if "before" in part else EFFECTS)
     return pages.section(twin_name(part), words, table)
-
-
-def rate_section(part):
-    """All numbers of rates by group: of people, votes or answers."""
-    words, tables = list(part["words"]), []
-    for attribute, rows in part["tables"].items():
-        tables.append(table_of(rows, GAPS, attribute))
-    for attribute, found in part.get("metrics", {}).items():
-        rates = [{"group": group} | row for group, row in found["groups"].items() if "tpr" in row]
-        if rates:
-            columns = {"": "group", "true positives": "tpr", "false positives": "fpr"}
-            tables.append(table_of(rates, columns, f"{attribute}: error rates"))
-        told = [f"{found['unknown']} of unknown group, in no comparison"]
-        for key, value in found.items():
-            if key.startswith(("demographic", "equal")):
-                why = f" ({value['reason']})" if "reason" in value else ""
-                told.append(f"{key.replace('_', ' ')} {show(value)}{why}")
-        words.append(f"{attribute}: {'; '.join(told)}.")
-    return pages.section(f"{part['title']}: all numbers", words, tables=tables)
-
-
-def ll144_section(part):
-    """Tables in the layout of 6 RCNY 5-303."""
-    columns = {
-        "": "category",
-        "# of Applicants": "n",
-        "# Selected": "k",
-        "Rate": "rate",
-        "Impact Ratio": "ir",
-    }
-    tables = []
-    for key, rows in part["tables"].items():
-        caption = f"{key}; {part['unknown'][key]} of unknown category in no calculation"
-        tables.append(table_of(rows, columns, caption))
-    words = [part["header"], part["note"], "The rule sets no pass mark."]
-    return pages.section("Layout of NYC Local Law 144", words, tables=tables)
 
 
 def detector_words(errors):
@@ -1368,15 +815,11 @@ def risky_section(part):
     return pages.section(f"Risky questions: {part['title']}", DISCOURAGED, table_of(rows, HITS))
 
 
-FOUR_FIFTHS = "Four fifths is a rule of thumb for one legal question, not a definition of fairness."
 HOW = [
     "“unclear” and “inconclusive” do not mean “equal”: nothing was shown, no difference and no "
     "absence of one. p is adjusted by Holm's method within each table.",
     "Twins: an effect is the gap between the mean scores under two groups' names, in standard "
     "deviations of the résumés' mean scores; p permutes names.",
-    "People: the impact ratio is a group's selection rate divided by the reference's: the declared "
-    "group, else the one with the highest rate. Then p is adjusted for all pairs of groups, since "
-    "the highest rate was picked after looking.",
 ]
 LIMITS = {  # part of a report: what it cannot show
     "surfaces": "The bundled résumés are synthetic and in a small closed English.",
@@ -1388,28 +831,6 @@ NAME_LIMITS = [
 ]
 
 
-def appendix(report):
-    """How to read the numbers, and the provider's sheet: what it takes to judge and repeat this."""
-    groups = []
-    for title, rows in verdict_tables(report):
-        groups.append(f"{title}: {', '.join(row['group'] for row in rows)}")
-    versions = [f"{key} {value}" for key, value in report["versions"].items()]
-    use = "to compare groups before a tool is used on people; not to decide about a person"
-    sheet = [
-        ["intended use", use],
-        ["tested groups", "; ".join(groups)],
-        ["known limits", " ".join(report["limits"])],
-        ["not measured", ", ".join(report.get("not_measured", ()))],
-        ["versions", f"FeedbackLoop {report['commit'] or 'unknown'}, {', '.join(versions)}"],
-        ["command", report["run"]],
-        *([f"data: {file}", f"SHA-256 {digest}"] for file, digest in report["sha256"].items()),
-    ]
-    words = [report["notice"], *report.get("biasguard", ())]
-    table = pages.table(["", ""], sheet)
-    how = pages.section("How to read it", HOW, level="appendix")
-    return [how, pages.section("Provider's sheet", words, table, level="appendix")]
-
-
 def answers(report):
     """The first screen: what the terminal prints, and what the page begins with."""
     surfaces, changes = parts_of(report, "surfaces"), parts_of(report, "changes")
@@ -1418,7 +839,6 @@ def answers(report):
         out.append(twin_answer(f"Same résumé, other {report['twins']['slot']}", surfaces, "d"))
     if changes:
         out.append(twin_answer("Change against the model before", changes, "D"))
-    out += map(people_answer, parts_of(report, "decisions"))
     if rates := parts_of(report, "preferences", "measures"):
         said = summary(verdict_tables({"measures": rates}))
         out.append(pages.section("Rates by group", said, level="answer"))
@@ -1437,17 +857,24 @@ def sections(report):
     """A report.json as the sections of its page."""
     details = [*map(rate_section, rate_parts(report))]
     details += map(twin_section, parts_of(report, "surfaces", "changes"))
-    details += map(ll144_section, parts_of(report, "ll144"))
     details += [risky_section(part) for part in parts_of(report, "risky") if part["codes"]]
-    return answers(report) + details + appendix(report)
+    how = pages.section("How to read it", HOW, level="appendix")
+    sheet = provider_sheet(report, verdict_tables(report))
+    return [*answers(report), *details, how, sheet]
 
 
 # ---- 10. the guard ----
 
-COMMANDS = {"report": report, "audit": audit, "twins": twins, "text": text}
+COMMANDS = {"report": report, "twins": twins, "text": text}
 
 
 def main(argv=None):
+    argv = list(sys.argv[1:] if argv is None else argv)
+    if argv[:1] == ["audit"]:  # for one release
+        import audit
+
+        print("fairness.py audit is audit.py now: python audit.py people.csv …")
+        return audit.main(argv[1:])
     args = parse_args(argv)
     return COMMANDS[args.command](args)
 

@@ -9,7 +9,7 @@ Conventions  equal scores share a rank; the percentile is within the role, for s
              roles cannot be compared; the order of the file decides nothing
 Left out     1. a decision: a score is a reason to read a profile, not to drop it
              2. whether the order is right: python evaluate.py reward, on pairs of profiles
-             3. fairness: python fairness.py audit
+             3. fairness: python audit.py
 Run          python rank.py --reward-model runs/reward --role role.txt
              python rank.py --reward-model runs/reward --candidates candidates.csv --blind name
 Writes       ranked.csv, report.json, report.html, below --out
@@ -212,7 +212,7 @@ def main(argv=None):
     write_report(args, report, TITLE, rank_sections, "ranked.csv", files.PRIVATE)
     if {"sex", "race_ethnicity"} & set(columns):
         # a score has an arbitrary offset per role; the percentile is within the role
-        print(f"next: python fairness.py audit {path} --score percentile --select 0.3")
+        print(f"next: python audit.py {path} --score percentile --select 0.3")
 
 
 # ---- 9. save ----
@@ -242,7 +242,7 @@ def rank_sections(report):
         "A score compares profiles for people who read them; it is not a decision.",
         "Must-haves are found word for word; a word in a profile is no proof of a skill.",
         "Whether the order is right: python evaluate.py reward, on pairs of profiles.",
-        "Fairness is not measured here: python fairness.py audit.",
+        "Fairness is not measured here: python audit.py.",
     ]
     answer = pages.section("Candidates in order", texts, table, level="answer")
     return [answer, *appendix(report, limits)]

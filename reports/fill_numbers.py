@@ -46,7 +46,8 @@ STAGES = [  # script, what goes in and comes out
     ("watch.py", "", "a training log → alarms: plateau, reward hacking"),
     ("evaluate.py", "4", "models → who is better, and by how much"),
     ("rank.py", "4", "a role and profiles → an order of candidates"),
-    ("fairness.py", "5", "models or decisions → who is treated differently"),
+    ("fairness.py", "5", "models → whether they treat people alike"),
+    ("audit.py", "5", "decisions about people → whether groups differ"),
     ("common.py", "", "shared: text to tokens, loading, log-probs, sampling"),
 ]  # fmt: skip
 LESSON_REWARDS = {"fair": "fair", "biased": "biased", "cured": "biased, `--counterfactual-augment`"}  # fmt: skip

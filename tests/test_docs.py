@@ -74,7 +74,7 @@ evaluate\.py compare.* --bon 0 → --n 4 --max-new-tokens 8
 evaluate\.py compare → --n 4 --samples 1 --bon 2 --max-new-tokens 8
 evaluate\.py human →
 rank\.py →
-fairness\.py (audit|text) →
+audit\.py|fairness\.py text →
 fairness\.py twins → {TWINS}
 fairness\.py → {TWINS}
 judge\.py → --judge-base-url JUDGE

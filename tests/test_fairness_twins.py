@@ -13,7 +13,8 @@ from conftest import REPO
 from fairness import contrasts_of, load_names, load_twins, twin_table, verdict
 from parts.files import UserError
 from parts.stats import holm
-from test_fairness_audit import FORBIDDEN, error_of, vote, write
+from test_audit import FORBIDDEN, write
+from test_fairness_text import error_of, vote
 from tiny import cases
 
 

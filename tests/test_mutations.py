@@ -26,7 +26,8 @@ REPO = Path(__file__).resolve().parent.parent
 MODULES = """parts/files parts/means parts/stats parts/parallel parts/memory parts/lora
 parts/shared_prompt common parts/identities parts/prompting parts/runs parts/guard parts/rollouts
 parts/texts parts/recipe checks/answers checks/risky checks/instructions watch judge ruler sft
-reward_train dpo ppo grpo_rubric grpo_agent evaluate fairness""".split()  # in import order
+reward_train dpo ppo grpo_rubric grpo_agent evaluate
+parts/rates audit fairness""".split()  # in import order
 TEXTS = ["Assess this candidate.", "Role: data engineer, python and sql.", "hold", "Ask: kafka?"]
 PAGE = (REPO / "docs" / "gallery.md").read_text(encoding="utf-8")
 ENTRY = re.compile(  # number, title, module, patch, check, why

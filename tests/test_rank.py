@@ -130,7 +130,7 @@ def test_what_is_printed(rank, tmp_path, capsys):
     found = rank([{"id": i, "profile": f"Baked {'bread ' * i}"} | more for i in range(3)])
     printed = capsys.readouterr().out.strip().splitlines()
     path = tmp_path / "out" / "ranked.csv"
-    assert printed[-1] == f"next: python fairness.py audit {path} --score percentile --select 0.3"
+    assert printed[-1] == f"next: python audit.py {path} --score percentile --select 0.3"
     assert [r["must_haves_found"] for r in found] == ["bread", "bread", ""]
     assert (found[0]["sex"], found[2]["must_haves_missing"]) == ("F", "bread, soup")
     assert any(line.split()[-2:] == ["bread", "soup"] for line in printed)

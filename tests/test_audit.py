@@ -1,4 +1,4 @@
-"""fairness.py on tables of people, votes and answers: rates, ratios, LL144 layout, BiasGuard."""
+"""audit.py on tables of people: rates, ratios, LL144 layout, BiasGuard."""
 
 import csv
 import json
@@ -9,15 +9,16 @@ import sys
 import numpy as np
 import pytest
 
+import audit
 import fairness
-from conftest import REPO
-from fairness import group_metrics, impact_ratios, impact_rows, ll144_tables
+from audit import group_metrics, ll144_tables
 from parts.files import UserError
+from parts.rates import impact_ratios, impact_rows
 from parts.stats import rates_differ
+from parts.verdicts import NOTICE
 from tiny import cases
 
 FORBIDDEN = re.compile("complian|certified|lawful|illegal|bias-free", re.I)  # no report judges law
-WORDS = ("advance", "hold", "reject")
 
 
 def write(path, content, header=None):
@@ -31,9 +32,9 @@ def write(path, content, header=None):
     return str(path)
 
 
-def error_of(argv):
+def error_of(argv, command=audit.main):
     with pytest.raises(UserError) as caught:
-        fairness.main(argv)
+        command(argv)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -147,7 +148,7 @@ def test_parity_with_fairlearn():
     assert ours == pytest.approx(theirs, abs=1e-6) and len(ours) > 260
 
 
-RACES = fairness.LL144["race_ethnicity"]
+RACES = audit.LL144["race_ethnicity"]
 CELLS = [f"{r}, {s}" for s in ("Male", "Female") for r in RACES]
 PRINTED = [  # people, selected and ratio: by sex, by race, crossed
     "1390 667 1.000\n1181 555 0.979",
@@ -204,8 +205,8 @@ def people_file(tmp_path, extra=()):
 
 def run_audit(tmp_path, flags="", table=None, of="--y-pred pred --group race"):
     out, table = tmp_path / "out", table or people_file(tmp_path)
-    argv = ["audit", table, *f"{of} {flags} --overwrite --out".split(), str(out)]
-    status, report = fairness.main(argv), json.loads((out / "report.json").read_text())
+    argv = [table, *f"{of} {flags} --overwrite --out".split(), str(out)]
+    status, report = audit.main(argv), json.loads((out / "report.json").read_text())
     with open(out / "audit.csv", newline="") as file:
         return status, report, list(csv.DictReader(file)), out
 
@@ -213,14 +214,14 @@ def run_audit(tmp_path, flags="", table=None, of="--y-pred pred --group race"):
 def test_the_first_screen_follows_from_its_tables(tmp_path):
     status, report, _, out = run_audit(tmp_path, "--y-true y --fail-on difference")
     assert status == 1 and run_audit(tmp_path, "--fail-on inconclusive")[0] == 0
-    part = fairness.people_answer(report["decisions"][0])
+    part = audit.people_answer(report["decisions"][0])
     black, white = part["tables"][0]["rows"]
     assert (black[1], black[5], white[5]) == ("170/390", ABOVE, "reference")
     assert part["sentences"] == ["race: Black 43.6 % of 390, White 51.7 % of 797."]
     run_audit(tmp_path, "--y-true y")
     page = (out / "report.html").read_text(encoding="utf-8")
     assert not FORBIDDEN.search(page)
-    for line in (fairness.NOTICE, part["sentences"][0], black[2], white[2], "Provider&#39;s sheet", "intended use", "race: Black, White", "known limits", "numpy", "SHA-256", "true positives"):  # fmt: skip
+    for line in (NOTICE, part["sentences"][0], black[2], white[2], "Provider&#39;s sheet", "intended use", "race: Black, White", "known limits", "numpy", "SHA-256", "true positives"):  # fmt: skip
         assert line in page, line
     (limit,) = report["limits"]
     assert limit.startswith("1 tables were tested") and "at most 0.1 of them" in limit
@@ -236,7 +237,7 @@ def test_unknown_and_missing(tmp_path):
     assert [row["n"] for row in part["tables"]["race"]] == [390, 798]
     assert rows[-2:] == [{"race": "unknown", "entity_id": "u2", "score": "0"}, {"race": "White", "entity_id": "u3", "score": "0"}]  # fmt: skip
     table = people_file(tmp_path, [["u3", 1, "", "White"]])
-    argv = ["audit", table, "--y-pred", "pred", "--group", "race", "--out", str(tmp_path / "o")]
+    argv = [table, "--y-pred", "pred", "--group", "race", "--out", str(tmp_path / "o")]
     assert "people.csv:1189: pred is empty; fill it in" in error_of(argv)
     assert len(run_audit(tmp_path, "--allow-missing", table)[2]) == 1187
 
@@ -258,7 +259,7 @@ def test_scores_and_ll144_command(tmp_path, flags, words, selected):
     assert races == {"Black or African American": (selected, 40), "White": (selected, 40)}
     rows = [[i, "MF"[i % 2] * (i < 40), ["weiß", "Black"][i % 2] * (i >= 40)] for i in range(80)]
     write(tmp_path / "t.csv", rows, ["score", "sex", "race_ethnicity"])
-    argv = ["audit", table, "--score", "score", *flags.split(), "--out", str(tmp_path / "o")]
+    argv = [table, "--score", "score", *flags.split(), "--out", str(tmp_path / "o")]
     assert "'weiß' is no category of race_ethnicity; rename it to one of" in error_of(argv)
     report = run_audit(tmp_path, flags.partition(" --ll")[0], table, "--score score")[1]
     assert report["decisions"][0]["tables"]["sex × race_ethnicity"] == []
@@ -266,9 +267,9 @@ def test_scores_and_ll144_command(tmp_path, flags, words, selected):
 
 def test_the_top_share(tmp_path):
     """Rounded up with all ties in, though .07 · 100 is 7.000000000000001 in floats."""
-    assert fairness.select_top([3, 2, 2, 1], 0.5, [""] * 4) == ([1, 1, 1, 0], 2)
+    assert audit.select_top([3, 2, 2, 1], 0.5, [""] * 4) == ([1, 1, 1, 0], 2)
     for n, share, top in ((10, 0.25, 3), (100, 0.07, 7)):
-        assert sum(fairness.select_top(range(n), share, [""] * n)[0]) == top
+        assert sum(audit.select_top(range(n), share, [""] * n)[0]) == top
     rows = [[i + 100 * (i >= 20), "MF"[i % 2], "ab"[i >= 20]] for i in range(40)]
     table = write(tmp_path / "t.csv", rows, ["score", "sex", "role"])
     for flags, of_a in (("", 0), ("--within role", 10)):
@@ -305,47 +306,39 @@ GOOD = b"p,third,g,same,s\n1,0,a,x,5\n0,2,b,x,1\n1,1,b,x,2\n"
 @pytest.mark.parametrize("content, argv, said", [(GOOD, *row) for row in BAD] + [(x, "--y-pred p --group g", said) for x, said in FILES])  # fmt: skip
 def test_bad_input_is_one_helpful_line(tmp_path, content, argv, said):
     file, out = write(tmp_path / "t.csv", content), tmp_path / "o"
-    message = error_of(["audit", file, *argv.split(), "--out", str(out)])
+    message = error_of([file, *argv.split(), "--out", str(out)])
     assert said in message and len(message) < 250 and not (out / "report.json").exists()
     assert "t.csv" in message or "--" in message
+
+
+def test_rows_of_one_person_are_one_cluster(tmp_path):
+    rows = [[f"p{i}", int(i % 10 < (7 if i < 10 else 4)), "ab"[i // 10]] for i in range(20) for _ in range(30)]  # fmt: skip
+    table = write(tmp_path / "t.csv", rows, ["id", "pred", "race"])
+    part = run_audit(tmp_path, table=table)[1]["decisions"][0]
+    row = next(row for row in part["tables"]["race"] if "p" in row)
+    assert row["gap"]["method"] == "clustered" and row["p"] > 0.1
 
 
 PIECES = [b"", b",", b'"', b"\n", b"\x00", b"\xff", b";", b"nan", b"[", b"{}", b"null", b"3", b"\\ud800"]  # fmt: skip
 
 
-def test_mutated_files_leave_no_traceback(tmp_path):
-    rng, names = np.random.default_rng(0), fairness.load_names(REPO / "data/names.csv", 2)
+def mutations(whole, path, times, rng):
+    """A file with one to three slips in it, `times` over."""
+    for _ in range(times):
+        text = bytearray(whole)
+        for _ in range(rng.integers(1, 4)):
+            at = int(rng.integers(len(text)))
+            text[at : at + int(rng.integers(0, 3))] = rng.choice(PIECES)
+        yield write(path, bytes(text))
+
+
+def test_mutated_tables_leave_no_traceback(tmp_path):
     people = b"id,p,g\n" + b"".join(b"%d,%d,%c\n" % (i, i % 2, b"aabb"[i % 4]) for i in range(8))
-    answers = [{"response": "How old are you? advance", "group": "a"}, {"response": [{"role": "assistant", "content": "hold"}]}] * 3  # fmt: skip
-    answers = "\n".join(map(json.dumps, answers)).encode()
-
-    def audit(path):
-        return fairness.load_people(fairness.parse_args(["audit", path, "--y-pred", "p", "--group", "g"]))  # fmt: skip
-
-    def text(path):
-        return fairness.main(["text", path, "--out", str(tmp_path / "out"), "--overwrite"])
-
-    for times, whole, read in (
-        (400, people, audit),
-        (40, "names.csv", lambda path: fairness.load_names(path, 2)),
-        (40, "twins.jsonl", lambda path: fairness.load_twins(path, 9, names)),
-        (40, "slots.csv", lambda path: fairness.load_slot(f"age={path}")),
-        (40, "screen_train.jsonl", lambda path: fairness.study_votes(path, WORDS)),
-        (40, "rank_train.jsonl", lambda path: fairness.study_votes(path, WORDS)),
-        (40, answers, text),
-    ):
-        if isinstance(whole, str):
-            first, *rows = (REPO / "data" / whole).read_bytes().splitlines(True)
-            whole = b"".join([first, *rows[19:199:30]])
-        for _ in range(times):
-            text = bytearray(whole)
-            for _ in range(rng.integers(1, 4)):
-                at = int(rng.integers(len(text)))
-                text[at : at + int(rng.integers(0, 3))] = rng.choice(PIECES)
-            try:
-                read(write(tmp_path / "file", bytes(text)))
-            except UserError as error:
-                assert "\n" not in str(error)
+    for path in mutations(people, tmp_path / "t.csv", 400, np.random.default_rng(0)):
+        try:
+            audit.load_people(audit.parse_args([path, "--y-pred", "p", "--group", "g"]))
+        except UserError as error:
+            assert "\n" not in str(error)
 
 
 STUB = """#!{python}
@@ -384,141 +377,8 @@ def test_biasguard_beside_our_numbers(tmp_path, monkeypatch, kind):
         assert float(pairs[0][2]) == pytest.approx(0.843228777694797, abs=1e-14)
 
 
-def test_detector_thresholds(tmp_path, monkeypatch):
-    lines = (REPO / "tests/risky_sentences.jsonl").read_text("utf-8").splitlines()
-    rows = list(map(json.loads, lines))
-    assert len({row["text"] for row in rows}) == len(rows) >= 150
-    codes = json.loads((REPO / "data" / "risky_questions.json").read_text())["categories"]
-    assert all(sum(code in row["codes"] for row in rows) >= 6 for code in codes)
-    found = fairness.detector_errors()
-    for name, *least in (("holdout", 0.95, 0.85), ("second list", 0.9, 0.6)):
-        errors = [found[name][key]["value"] for key in ("precision", "recall")]
-        assert np.greater_equal(errors, least).all() and found[name]["sentences"] >= 60, found
-    rows = [("How old are you?", ["age"]), ("Blue?", ["age"]), ("Are you married?", []), ("Hello.", [])]  # fmt: skip
-    rows = [{"text": text, "codes": codes, "holdout": "holdout"} for text, codes in rows]
-    (tmp_path / "tests").mkdir()
-    monkeypatch.setattr(fairness, "ROOT", tmp_path)
-    assert "not measured" in fairness.detector_words(fairness.detector_errors())
-    write(tmp_path / "tests" / "risky_sentences.jsonl", [*rows, rows[0] | {"holdout": False}])
-    found = fairness.detector_errors()["holdout"]
-    assert [(found[k]["value"], found[k]["n"]) for k in ("precision", "recall")] == [(0.5, 2)] * 2
-
-
-DECISIONS = """advance | Strengths: sql.\\nRecommendation: advance.
-None | advance or reject
-None | I would not advance.
-hold | Advance?\\nNo: hold.
-None | The advancement of sql.""".splitlines()
-
-
-@pytest.mark.parametrize("line", DECISIONS)
-def test_decisions_are_read_from_the_last_line_that_names_one(line):
-    word, text = line.split(" | ")
-    assert str(fairness.decision_of(text.replace("\\n", "\n"), WORDS)) == word
-
-
-def test_text_command(tmp_path, capsys):
-    rows = [{"response": f"Candidate {i % 7}, how old are you? Recommendation: {w}.", "group": g} for i in range(8) for g, w in (("a", "hold"), ("b", "advance"))]  # fmt: skip
-    file, out = tmp_path / "a.jsonl", tmp_path / "o"
-    argv = ["text", write(file, [*rows, {"response": "Tell me about SQL.", "group": "a"}])]
-    argv += ["--out", str(out), "--overwrite", "--fail-on", "difference"]
-    assert fairness.main(argv) == 1
-    report = json.loads((out / "report.json").read_text())
-    tables, (asked,) = report["measures"][0]["tables"], report["risky"]
-    hits, said = asked["codes"]["age"], capsys.readouterr().out
-    assert (hits["n"], len(set(hits["quotes"])), asked["answers"]["n"]) == (16, 5, 17)
-    assert {key: [row["selected"] for row in rows] for key, rows in tables.items()} == {"asks a risky question": [8, 8], "advance": [0, 8], "no clear decision": [1, 0]}  # fmt: skip
-    assert tables["advance"][0]["verdict"] == "difference found"
-    assert all(words in said for words in ("precision", "next: open", "age 16"))
-    for command in ([], ["audit"], ["twins"], ["text"], ["report"]):
-        with pytest.raises(SystemExit):
-            fairness.parse_args([*command, "--help"])
-    texts = [said, capsys.readouterr().out, *(path.read_text() for path in out.iterdir())]
-    assert not FORBIDDEN.search(" ".join(texts))
-    write(file, [{"response": "Tell me about SQL."}])
-    assert fairness.main(argv) == 0
-    write(file, [{"prompt": "x"}])
-    assert 'a.jsonl:1: no text in "response"' in error_of(argv)
-
-
-def vote(better, worse, group="", **more):
-    row = {"prompt": [{"role": "user", "content": "p"}]}
-    for key, word in (("chosen", better), ("rejected", worse)):
-        row[key] = [{"role": "assistant", "content": f"Recommendation: {word}."}]
-    return row | {"candidates": [{"in": "prompt", "race_ethnicity": group}] if group else []} | more
-
-
-def votes_of(tmp_path, rows, words=WORDS):
-    return fairness.study_votes(write(tmp_path / "votes.jsonl", rows), words)
-
-
-def rates(found, key):
-    rows = found["tables"][f"{key}, race_ethnicity"]
-    return {row["group"]: (row["rate"]["value"], row["n"]) for row in rows}
-
-
-def test_votes_by_group_read_by_hand(tmp_path):
-    two = [{"in": side, "race_ethnicity": g} for side, g in (("chosen", "Black"), ("rejected", "White"))]  # fmt: skip
-    rows = [
-        vote("hold", "advance", "Black"), vote("reject", "hold", "Black", tie=True), vote("advance", "reject", "White"),
-        vote("reject", "hold", "White"), vote("hold", "hold", "White"), vote("no idea", "hold", "White"),
-        vote("hold", "advance"), vote("hold", "advance", candidates=None), vote("hold", "advance", candidates=[{"in": "prompt", "sex": None}]),
-        vote("", "", prompt="p", chosen="A", rejected="B", candidates=two),
-    ]  # fmt: skip
-    found = votes_of(tmp_path, rows)
-    assert rates(found, "harsher decision") == {"Black": (1.0, 1), "White": (0.5, 2)}
-    assert rates(found, "chosen") == {"Black": (1.0, 1), "White": (0.0, 1)}
-    words = "votes 10, about one candidate 6, of these without a clear decision 1, ties 1."
-    assert found["words"] == [words]
-    found = votes_of(tmp_path, [vote("hold", "reject", "Black")], ("advance", "reject", "hold"))
-    assert rates(found, "harsher decision") == {"Black": (1.0, 1)}
-    args = fairness.parse_args(["--decision-words", "Yes, no,yes"])
-    assert args.decision_words == ("yes", "no") and fairness.parse_args([]).decision_words == WORDS
-    assert args.prefs == fairness.VOTES and fairness.parse_args(["twins"]).prefs == []
-
-
-BROKEN = [{"candidates": "Bob"}, {"candidates": ["Bob"]}, {"candidates": [{"sex": 1}]}]
-BROKEN += [{"candidates": [{"name": ["x"]}]}, {"chosen": ["a"]}]
-
-
-@pytest.mark.parametrize("more", BROKEN)
-def test_a_broken_vote_is_named(tmp_path, more):
-    rows = [vote("hold", "reject", "Black"), vote("hold", "reject", "Black") | more]
-    with pytest.raises(UserError, match=rf'--prefs \S+votes\.jsonl:2: "{next(iter(more))}"'):
-        votes_of(tmp_path, rows)
-
-
-@cases("""
-name | black | told
-screen_train | 0.508 | []
-screen_biased | 0.725 | ['Asian', 'Hispanic', 'White']
-""")
-def test_bundled_votes_show_what_was_planted(name, black, told):
-    found = fairness.study_votes(REPO / "data" / f"{name}.jsonl", WORDS)
-    races = rates(found, "harsher decision")
-    assert races.pop("Black")[0] == pytest.approx(black, abs=0.03) and len(races) == 3
-    assert all(0.45 < rate < 0.55 for rate, _ in races.values())
-    rows = [row for row in found["tables"]["harsher decision, race_ethnicity"] if "p" in row]
-    assert {row["gap"]["method"] for row in rows} == {"clustered"}  # by names
-    assert [row["group"] for row in rows if row["verdict"].startswith("difference")] == told
-
-
-def test_votes_of_one_item_are_one_item(tmp_path):
-    rows = []
-    for i in range(17):
-        group = "White" if 8 <= i < 16 else "Black"
-        words, item = ["reject", "hold"], {"item_id": f"i{i}"}
-        if i % 8 >= (4 if group == "White" else 6):
-            words.reverse()
-        more, less = vote(*words, group, **item), vote(*words[::-1], group, **item)
-        rows += [more] * 4 + [less] if i < 16 else [more] * 40
-    found = votes_of(tmp_path, rows)
-    black = pytest.approx((6 * 0.8 + 2 * 0.2 + 1) / 9, abs=1e-6), 9
-    assert rates(found, "harsher decision") == {"Black": black, "White": (0.5, 8)}
-    row = found["tables"]["harsher decision, race_ethnicity"][1]
-    assert row["verdict"].startswith("inconclusive") and row["gap"]["method"] == "clustered"
-    rows = [[f"p{i}", int(i % 10 < (7 if i < 10 else 4)), "ab"[i // 10]] for i in range(20) for _ in range(30)]  # fmt: skip
-    table = write(tmp_path / "t.csv", rows, ["id", "pred", "race"])
-    part = run_audit(tmp_path, table=table)[1]["decisions"][0]
-    row = next(row for row in part["tables"]["race"] if "p" in row)
-    assert row["gap"]["method"] == "clustered" and row["p"] > 0.1
+def test_the_command_has_moved(tmp_path, capsys):
+    """`fairness.py audit` works for one more release and names the new command."""
+    argv = ["audit", people_file(tmp_path), *"--y-pred pred --group race --out".split()]
+    assert fairness.main([*argv, str(tmp_path / "out")]) == 0
+    assert "python audit.py people.csv" in capsys.readouterr().out

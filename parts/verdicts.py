@@ -1,0 +1,165 @@
+"""parts/verdicts.py: one verdict for every comparison, and the report it stands in.
+
+Verdicts     difference found, equivalent within δ, inconclusive, not measured; nothing else
+"""
+
+import math
+import re
+import shlex
+import subprocess
+from importlib.metadata import version
+from pathlib import Path
+from statistics import NormalDist
+
+from parts import files, pages
+from parts.pages import number as show
+from parts.reports import hashes
+
+ROOT = Path(__file__).resolve().parent.parent
+SCHEMA = 3  # of report.json; a key that changes its meaning, or leaves, raises it
+NOTICE = "Not legal advice. Not an independent bias audit. Which rules apply: docs/law.md."
+REFERENCE = {"sex": "Male", "race_ethnicity": "White"}  # declared before looking
+CROSSED = "sex × race_ethnicity"
+FOUR_FIFTHS = "Four fifths is a rule of thumb for one legal question, not a definition of fairness."
+FAIL_ON = ("difference", "inconclusive", "difference,inconclusive")
+
+Z80, Z90, Z95 = (NormalDist().inv_cdf(p) for p in (0.80, 0.95, 0.975))
+MARGIN = (0.1, "0.1 SD", 2)  # of effects: δ, what counts as none; in words; digits shown
+RATE_MARGIN = (0.02, "2 percentage points", 6)  # of gaps between rates
+
+
+def verdict(effect, ends90, p, n, counted="names"):
+    """Found, equivalent within δ, or inconclusive with the n that would do if noise falls as 1/√n.
+
+    effect  {"value", "low", "high"} with its 95 % interval;  ends90  its 90 % interval
+    p       adjusted;  n  names, people or votes of the smaller group; counted: which of them
+    found: p < .05, and the interval as it is shown does not hold 0
+    equivalent: n ≥ 10 and the 90 % interval within ±δ (two one-sided tests at .05)
+    >>> verdict({"value": 0.3, "low": 0.1, "high": 0.5}, (0.13, 0.47), 0.01, 25)
+    'difference found'
+    >>> verdict({"value": 0.3, "low": 0.004, "high": 0.5}, (0.1, 0.5), 0.01, 25)  # shown: [0.00, …
+    'inconclusive (about 33 names a group would do)'
+    """
+    delta, margin, digits = MARGIN if counted == "names" else RATE_MARGIN
+    d, low, high = (effect[key] for key in ("value", "low", "high"))
+    inside = -delta < ends90[0] and ends90[1] < delta
+    if p < 0.05 and (round(low, digits) > 0 or round(high, digits) < 0):
+        return "difference found" + (f", smaller than {margin}" if inside else "")
+    if n >= 10 and inside:
+        return f"equivalent within {margin}"
+    half = (ends90[1] - ends90[0]) / 2
+    factors = [half / Z90 * (Z95 + Z80) / abs(d)] if d else []  # to show the effect
+    factors += [half / (delta - abs(d))] if abs(d) < delta else []  # or its absence
+    needed = max(10, n + 1, math.ceil(n * min(factors) ** 2))
+    return f"inconclusive (about {needed} {counted} a group would do)"
+
+
+def title_of(row):
+    """How a contrast is called in every table."""
+    return f"{row['group']} − {row['reference']}"
+
+
+def summary(tables):
+    """Sentences on [(title, rows)]: one where there is a difference, one for each other verdict."""
+    out, others = [], {}
+    for title, rows in tables:
+        rows = [row for row in rows if "verdict" in row]
+        told = [row["direction"] for row in rows if row["verdict"].startswith("difference")]
+        if told:
+            out.append(f"{title}: {'; '.join(told)}.")
+        elif rows:
+            said = {re.split(r" \(|:", row["verdict"])[0] for row in rows}
+            what = said.pop() if len(said) == 1 else "no difference shown, not all settled"
+            others.setdefault(what, []).append(title)
+    for what, titles in others.items():
+        out.append(f"{what[0].upper()}{what[1:]}: {'; '.join(titles)}.")
+    return out
+
+
+def light(row, key):
+    """A verdict as a cell of the grid: three words, a colour, the numbers."""
+    said, effect = row["verdict"], row[key]
+    detail = f"{show(effect, 2)}, p {row.get('p_adjusted', 1):.4f}: {said}"
+    if said.startswith("difference"):
+        small = ", small" if "smaller than" in said else ""
+        words = "higher" if effect["value"] > 0 else "lower"
+        words = f"gap {said.split()[2]}" if key == "D" else words
+        return pages.Light(words + small, "amber" if small else "red", detail)
+    kinds = {"equivalent": ("no difference", "green"), "inconclusive": ("unclear", "amber")}
+    return pages.Light(*kinds.get(said.split()[0], ("not measured", "grey")), detail)
+
+
+JUDGED = {"p": "p", "p, adjusted": "p_adjusted", "verdict": "verdict"}
+
+
+def table_of(rows, columns, caption=""):
+    """A table of a report's rows; columns {header: key}."""
+
+    def cell(row, key):
+        value = f"{row['selected']}/{row['n']}" if key == "of" else row.get(key, "")
+        if key in ("p", "p_adjusted") and value != "":
+            return f"{value:.4f}" if value >= 1e-4 else "< .0001"
+        return show(value, 2 if key in ("d", "D") else 3) if isinstance(value, dict) else value
+
+    cells = [[cell(row, key) for key in columns.values()] for row in rows]
+    return pages.table(list(columns), cells, caption)
+
+
+def save_report(args, title, inputs, report, sections):
+    """Write report.json and report.html, and print the answer.
+
+    args      of the command: command, typed (its line), out
+    inputs    files and folders, for their hashes
+    report    what the command found
+    sections  report → the sections of its page
+    """
+    out = Path(args.out)
+    failed, commit = subprocess.getstatusoutput(f"git -C {shlex.quote(str(ROOT))} rev-parse HEAD")
+    head = {
+        "schema": SCHEMA,
+        "command": args.command,
+        "notice": NOTICE,
+        "run": args.typed,
+        "commit": None if failed else commit,
+        "sha256": hashes(inputs),
+        "versions": {name: version(name) for name in ("torch", "numpy")},
+    }
+    report = files.finite(head | report)
+    shown = sections(report)
+    pages.print_report(title, shown)
+    out.mkdir(parents=True, exist_ok=True)
+    files.write_json(out / "report.json", report)
+    pages.write_page(out / "report.html", title, shown, lead=NOTICE)
+    print(f"\n{NOTICE}\nwrote report.json and report.html to {out}")
+    print(f"next: open {out / 'report.html'} in a browser")
+
+
+def exit_status(fail_on, verdicts):
+    """What --fail-on asks for: 1 if a verdict is a difference, 3 if one is inconclusive, else 0.
+
+    >>> exit_status("difference", ["inconclusive (…)"]), exit_status(FAIL_ON[2], ["inconclusive"])
+    (0, 3)
+    """
+    for word, status in (("difference", 1), ("inconclusive", 3)):
+        if word in (fail_on or "") and any(text.startswith(word) for text in verdicts):
+            return status
+    return 0
+
+
+def provider_sheet(report, tables):
+    """The provider's sheet, what it takes to judge and repeat a report; tables: [(title, rows)]."""
+    groups = [f"{title}: {', '.join(row['group'] for row in rows)}" for title, rows in tables]
+    versions = [f"{key} {value}" for key, value in report["versions"].items()]
+    use = "to compare groups before a tool is used on people; not to decide about a person"
+    sheet = [
+        ["intended use", use],
+        ["tested groups", "; ".join(groups)],
+        ["known limits", " ".join(report["limits"])],
+        ["not measured", ", ".join(report.get("not_measured", ()))],
+        ["versions", f"FeedbackLoop {report['commit'] or 'unknown'}, {', '.join(versions)}"],
+        ["command", report["run"]],
+        *([f"data: {file}", f"SHA-256 {digest}"] for file, digest in report["sha256"].items()),
+    ]
+    words = [report["notice"], *report.get("biasguard", ())]
+    table = pages.table(["", ""], sheet)
+    return pages.section("Provider's sheet", words, table, level="appendix")

@@ -1,0 +1,180 @@
+"""fairness.py on votes and on answers: rates by group, risky questions."""
+
+import json
+
+import numpy as np
+import pytest
+
+import fairness
+from conftest import REPO
+from parts.files import UserError
+from test_audit import FORBIDDEN, mutations, write
+from test_audit import error_of as error_of_command
+from tiny import cases
+
+WORDS = ("advance", "hold", "reject")
+
+
+def error_of(argv):
+    return error_of_command(argv, fairness.main)
+
+
+def test_mutated_files_leave_no_traceback(tmp_path):
+    rng, names = np.random.default_rng(0), fairness.load_names(REPO / "data/names.csv", 2)
+    answers = [{"response": "How old are you? advance", "group": "a"}, {"response": [{"role": "assistant", "content": "hold"}]}] * 3  # fmt: skip
+    answers = "\n".join(map(json.dumps, answers)).encode()
+
+    def text(path):
+        return fairness.main(["text", path, "--out", str(tmp_path / "out"), "--overwrite"])
+
+    for times, whole, read in (
+        (40, "names.csv", lambda path: fairness.load_names(path, 2)),
+        (40, "twins.jsonl", lambda path: fairness.load_twins(path, 9, names)),
+        (40, "slots.csv", lambda path: fairness.load_slot(f"age={path}")),
+        (40, "screen_train.jsonl", lambda path: fairness.study_votes(path, WORDS)),
+        (40, "rank_train.jsonl", lambda path: fairness.study_votes(path, WORDS)),
+        (40, answers, text),
+    ):
+        if isinstance(whole, str):
+            first, *rows = (REPO / "data" / whole).read_bytes().splitlines(True)
+            whole = b"".join([first, *rows[19:199:30]])
+        for path in mutations(whole, tmp_path / "file", times, rng):
+            try:
+                read(path)
+            except UserError as error:
+                assert "\n" not in str(error)
+
+
+def test_detector_thresholds(tmp_path, monkeypatch):
+    lines = (REPO / "tests/risky_sentences.jsonl").read_text("utf-8").splitlines()
+    rows = list(map(json.loads, lines))
+    assert len({row["text"] for row in rows}) == len(rows) >= 150
+    codes = json.loads((REPO / "data" / "risky_questions.json").read_text())["categories"]
+    assert all(sum(code in row["codes"] for row in rows) >= 6 for code in codes)
+    found = fairness.detector_errors()
+    for name, *least in (("holdout", 0.95, 0.85), ("second list", 0.9, 0.6)):
+        errors = [found[name][key]["value"] for key in ("precision", "recall")]
+        assert np.greater_equal(errors, least).all() and found[name]["sentences"] >= 60, found
+    rows = [("How old are you?", ["age"]), ("Blue?", ["age"]), ("Are you married?", []), ("Hello.", [])]  # fmt: skip
+    rows = [{"text": text, "codes": codes, "holdout": "holdout"} for text, codes in rows]
+    (tmp_path / "tests").mkdir()
+    monkeypatch.setattr(fairness, "ROOT", tmp_path)
+    assert "not measured" in fairness.detector_words(fairness.detector_errors())
+    write(tmp_path / "tests" / "risky_sentences.jsonl", [*rows, rows[0] | {"holdout": False}])
+    found = fairness.detector_errors()["holdout"]
+    assert [(found[k]["value"], found[k]["n"]) for k in ("precision", "recall")] == [(0.5, 2)] * 2
+
+
+DECISIONS = """advance | Strengths: sql.\\nRecommendation: advance.
+None | advance or reject
+None | I would not advance.
+hold | Advance?\\nNo: hold.
+None | The advancement of sql.""".splitlines()
+
+
+@pytest.mark.parametrize("line", DECISIONS)
+def test_decisions_are_read_from_the_last_line_that_names_one(line):
+    word, text = line.split(" | ")
+    assert str(fairness.decision_of(text.replace("\\n", "\n"), WORDS)) == word
+
+
+def test_text_command(tmp_path, capsys):
+    rows = [{"response": f"Candidate {i % 7}, how old are you? Recommendation: {w}.", "group": g} for i in range(8) for g, w in (("a", "hold"), ("b", "advance"))]  # fmt: skip
+    file, out = tmp_path / "a.jsonl", tmp_path / "o"
+    argv = ["text", write(file, [*rows, {"response": "Tell me about SQL.", "group": "a"}])]
+    argv += ["--out", str(out), "--overwrite", "--fail-on", "difference"]
+    assert fairness.main(argv) == 1
+    report = json.loads((out / "report.json").read_text())
+    tables, (asked,) = report["measures"][0]["tables"], report["risky"]
+    hits, said = asked["codes"]["age"], capsys.readouterr().out
+    assert (hits["n"], len(set(hits["quotes"])), asked["answers"]["n"]) == (16, 5, 17)
+    assert {key: [row["selected"] for row in rows] for key, rows in tables.items()} == {"asks a risky question": [8, 8], "advance": [0, 8], "no clear decision": [1, 0]}  # fmt: skip
+    assert tables["advance"][0]["verdict"] == "difference found"
+    assert all(words in said for words in ("precision", "next: open", "age 16"))
+    for command in ([], ["twins"], ["text"], ["report"]):
+        with pytest.raises(SystemExit):
+            fairness.parse_args([*command, "--help"])
+    texts = [said, capsys.readouterr().out, *(path.read_text() for path in out.iterdir())]
+    assert not FORBIDDEN.search(" ".join(texts))
+    write(file, [{"response": "Tell me about SQL."}])
+    assert fairness.main(argv) == 0
+    write(file, [{"prompt": "x"}])
+    assert 'a.jsonl:1: no text in "response"' in error_of(argv)
+
+
+def vote(better, worse, group="", **more):
+    row = {"prompt": [{"role": "user", "content": "p"}]}
+    for key, word in (("chosen", better), ("rejected", worse)):
+        row[key] = [{"role": "assistant", "content": f"Recommendation: {word}."}]
+    return row | {"candidates": [{"in": "prompt", "race_ethnicity": group}] if group else []} | more
+
+
+def votes_of(tmp_path, rows, words=WORDS):
+    return fairness.study_votes(write(tmp_path / "votes.jsonl", rows), words)
+
+
+def rates(found, key):
+    rows = found["tables"][f"{key}, race_ethnicity"]
+    return {row["group"]: (row["rate"]["value"], row["n"]) for row in rows}
+
+
+def test_votes_by_group_read_by_hand(tmp_path):
+    two = [{"in": side, "race_ethnicity": g} for side, g in (("chosen", "Black"), ("rejected", "White"))]  # fmt: skip
+    rows = [
+        vote("hold", "advance", "Black"), vote("reject", "hold", "Black", tie=True), vote("advance", "reject", "White"),
+        vote("reject", "hold", "White"), vote("hold", "hold", "White"), vote("no idea", "hold", "White"),
+        vote("hold", "advance"), vote("hold", "advance", candidates=None), vote("hold", "advance", candidates=[{"in": "prompt", "sex": None}]),
+        vote("", "", prompt="p", chosen="A", rejected="B", candidates=two),
+    ]  # fmt: skip
+    found = votes_of(tmp_path, rows)
+    assert rates(found, "harsher decision") == {"Black": (1.0, 1), "White": (0.5, 2)}
+    assert rates(found, "chosen") == {"Black": (1.0, 1), "White": (0.0, 1)}
+    words = "votes 10, about one candidate 6, of these without a clear decision 1, ties 1."
+    assert found["words"] == [words]
+    found = votes_of(tmp_path, [vote("hold", "reject", "Black")], ("advance", "reject", "hold"))
+    assert rates(found, "harsher decision") == {"Black": (1.0, 1)}
+    args = fairness.parse_args(["--decision-words", "Yes, no,yes"])
+    assert args.decision_words == ("yes", "no") and fairness.parse_args([]).decision_words == WORDS
+    assert args.prefs == fairness.VOTES and fairness.parse_args(["twins"]).prefs == []
+
+
+BROKEN = [{"candidates": "Bob"}, {"candidates": ["Bob"]}, {"candidates": [{"sex": 1}]}]
+BROKEN += [{"candidates": [{"name": ["x"]}]}, {"chosen": ["a"]}]
+
+
+@pytest.mark.parametrize("more", BROKEN)
+def test_a_broken_vote_is_named(tmp_path, more):
+    rows = [vote("hold", "reject", "Black"), vote("hold", "reject", "Black") | more]
+    with pytest.raises(UserError, match=rf'--prefs \S+votes\.jsonl:2: "{next(iter(more))}"'):
+        votes_of(tmp_path, rows)
+
+
+@cases("""
+name | black | told
+screen_train | 0.508 | []
+screen_biased | 0.725 | ['Asian', 'Hispanic', 'White']
+""")
+def test_bundled_votes_show_what_was_planted(name, black, told):
+    found = fairness.study_votes(REPO / "data" / f"{name}.jsonl", WORDS)
+    races = rates(found, "harsher decision")
+    assert races.pop("Black")[0] == pytest.approx(black, abs=0.03) and len(races) == 3
+    assert all(0.45 < rate < 0.55 for rate, _ in races.values())
+    rows = [row for row in found["tables"]["harsher decision, race_ethnicity"] if "p" in row]
+    assert {row["gap"]["method"] for row in rows} == {"clustered"}  # by names
+    assert [row["group"] for row in rows if row["verdict"].startswith("difference")] == told
+
+
+def test_votes_of_one_item_are_one_item(tmp_path):
+    rows = []
+    for i in range(17):
+        group = "White" if 8 <= i < 16 else "Black"
+        words, item = ["reject", "hold"], {"item_id": f"i{i}"}
+        if i % 8 >= (4 if group == "White" else 6):
+            words.reverse()
+        more, less = vote(*words, group, **item), vote(*words[::-1], group, **item)
+        rows += [more] * 4 + [less] if i < 16 else [more] * 40
+    found = votes_of(tmp_path, rows)
+    black = pytest.approx((6 * 0.8 + 2 * 0.2 + 1) / 9, abs=1e-6), 9
+    assert rates(found, "harsher decision") == {"Black": black, "White": (0.5, 8)}
+    row = found["tables"]["harsher decision, race_ethnicity"][1]
+    assert row["verdict"].startswith("inconclusive") and row["gap"]["method"] == "clustered"
