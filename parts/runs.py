@@ -16,7 +16,7 @@ What a later step reads is a function of (seed, step) or is in `run.state`; so a
 resumed ends with the weights of one that was never stopped, bit for bit on a CPU.
 
 Writes       args.json, metrics.jsonl, samples.jsonl, checkpoint/step-N.pt (the newest two, of a
-             finished run one); at the end the model, with LoRA also adapter/
+             finished run one); at the end the model and its card, with LoRA also adapter/
 Left out     1. weight decay   2. a choice of gradient clipping (1.0)   3. more than two checkpoints
 """
 
@@ -42,6 +42,7 @@ from tqdm import tqdm
 
 from common import micro_batches, opening, reward_scores, save_model, token_logps
 from parts import files, memory, parallel
+from parts.card import own_card, write_card
 from parts.files import UserError, finite, number, replacing, write_json, write_jsonl
 from parts.lora import some_weights
 from parts.means import with_interval
@@ -209,11 +210,10 @@ class Run:
         """Refuse to resume where template, tokenizer or library now write other tokens."""
         rows = (np.asarray(ids, np.int32).tobytes() for ids in encoded)
         self.record["encoded"] = hashlib.sha256(b"".join(rows)).hexdigest()
-        if self.args.resume:
-            old = files.read_record(self.out, "--resume")
-            if old.get("encoded", self.record["encoded"]) != self.record["encoded"]:
-                versions = f"versions then {old.get('versions')}, now {self.record['versions']}"
-                raise UserError(f"--resume: the same rows are other tokens now; {versions}")
+        old = files.read_record(self.out, "--resume") if self.args.resume else self.record
+        if old.get("encoded", self.record["encoded"]) != self.record["encoded"]:
+            versions = f"versions then {old.get('versions')}, now {self.record['versions']}"
+            raise UserError(f"--resume: the same rows are other tokens now; {versions}")
 
     def plan(self, rows, unit):
         """Number of steps: --steps, else --epochs, else as many passes as make LEAST_STEPS."""
@@ -400,7 +400,8 @@ class Run:
         out, args = self.out, self.args
         # a model is written when the run ends: until then the folder is none
         stale = [out / "config.json", *out.glob("model*.safetensors*")]
-        stale += [out / name for name in RUN_FILES[1:] if args.overwrite]
+        if args.overwrite:
+            stale += own_card(out) + [out / name for name in RUN_FILES[1:]]
         for folder in (out, out / "checkpoint"):
             stale += folder.glob(".writing-*")  # left by a kill
         self._check_disk(stale)
@@ -442,9 +443,8 @@ class Run:
             old.unlink()
 
     def _check_disk(self, stale):
-        """Say what the run will write; UserError if the disk is too small for it. Nothing is
-        written yet: what is there counts as free if the run will replace it (`stale`, checkpoints).
-        """
+        """Say what the run will write; UserError if the disk is too small for it, with what it
+        will replace (`stale`, checkpoints). Nothing is written yet."""
         args, out = self.args, self.out.absolute()
         model = sum(w.numel() for w in self.model.parameters()) * DTYPES[args.save_dtype].itemsize
         checkpoint = 12 * sum(w.numel() for w in self.weights)  # weights and Adam's two moments
@@ -463,9 +463,8 @@ class Run:
             each = f"{gb[0]} a checkpoint, two during the run and one after it; the model {gb[1]}"
             print(f"disk       {each}; free {gb[3]}")
         if needed > free:
-            raise UserError(
-                f"--out {self.out}: the disk is too small: this run needs {gb[2]}, {gb[3]} are free"
-            )
+            small = "the disk is too small: this run needs"
+            raise UserError(f"--out {self.out}: {small} {gb[2]}, {gb[3]} are free")
 
     def _load_checkpoint(self):
         found = sorted((self.out / "checkpoint").glob("step-*"))
@@ -530,10 +529,14 @@ class Run:
             self._keep_checkpoints(1)
         self.step = min(step, self.step)
         rows, samples = map(self.rows, LOGS[:2])
+        numbers = []
         for key in self.headline:
             values = [with_interval(row, key) for row in rows if row.get(key) is not None]
             if values:
+                numbers.append((key, values[0], values[-1]))
                 print(f"{key:24} before {values[0]}  after {values[-1]}")
+        if not rank():
+            write_card(self.out, self.record, numbers, self.step)
         answers = [row for row in samples if row["prompt"] == samples[0]["prompt"]]
         first, last = answers[:1], answers[-1:]
         texts = [row["prompt"] for row in first] + [row["answer"] for row in first + last]
@@ -542,7 +545,7 @@ class Run:
             names, texts = ("prompt", "unchanged"), texts[:2]
         for name, text in zip(names, texts):
             print(f"{name:10} {textwrap.shorten(text, 300, placeholder=' …') or '(empty)'}")
-        print(f"wrote {self.out}: the model, args.json, its logs (*.jsonl), checkpoint/")
+        print(f"wrote {self.out}: the model, README.md, args.json, its logs (*.jsonl), checkpoint/")
         print(f"next: {next}")
         return 0
 

@@ -20,7 +20,7 @@ from tiny import pair_rows, write_pairs, write_rows
 LOWER = {
     f"parts.{name}"
     for name in (
-        "cache dialogue families files folders lora means memory parallel rows shared_prompt stats"
+        "cache card dialogue families files folders lora means memory parallel rows shared_prompt stats"
     ).split()
 }
 REPORTS = {"parts.reports"}
@@ -43,6 +43,7 @@ ARROWS = {  # who may import whom, downwards only: stages, parts/runs.py, common
     "parts.texts": set(),
     "parts.recipe": {"parts.files"},
     "parts.cache": {"parts.files"},
+    "parts.card": {"parts.files"},
     "parts.families": {"parts.files"},
     "parts.folders": {"parts.dialogue"},
     "parts.memory": {"parts.cache", "parts.families", "parts.parallel"},

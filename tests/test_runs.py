@@ -19,9 +19,11 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
+from huggingface_hub import ModelCard
 
 import common
 from parts import files, lora, runs
+from parts.card import add_section
 from parts.files import UserError
 from tiny import table, tiny_model, tiny_reward_model, words, write_rows
 
@@ -662,3 +664,31 @@ def test_fingerprints(tmp_path, toy):
         (folder / name).write_text("{}")
         found.append(files.fingerprint(folder))
     assert len({*found[:5]}) == 1 and len({*found[4:]}) == 3
+
+
+def test_the_model_card(toy, tmp_path, capsys):
+    """README.md says what the run knows; a section is replaced, a card of one's own stays."""
+    base = toy.model
+    toy.model = Path(shutil.copytree(base, tmp_path / "base"))
+    header = "---\nlicense: apache-2.0\nbase_model: org/base\n---\n# Base\n"
+    (toy.model / "README.md").write_text(header)
+    toy.argv += ["--model", toy.model]
+    toy.train()
+    path, record = toy.out / "README.md", toy.record()
+    card = ModelCard.load(path)  # the hub's own reader of the header
+    assert card.data.base_model == "org/base" and card.data.license == "apache-2.0"
+    assert card.data.tags == ["feedbackloop", "toy"]
+    assert (
+        "| eval/loss | 2.0000 | 0.1667 |" in card.text and "after step 6 of `toy.py`" in card.text
+    )
+    assert all(f"| {name} | {sha} |" in card.text for name, sha in record["sha256"].items())
+    for number in (1, 2):
+        assert add_section(toy.out, "fairness", "Fairness", [f"gap {number}", r"\1 | x"])
+    text = path.read_text()
+    assert text.count("## Fairness") == 1 and "gap 2\n\\1 | x" in text and "gap 1" not in text
+    toy.train("--overwrite")
+    assert "Fairness" not in path.read_text(), "said of other weights"
+    path.write_text("mine")
+    toy.train("--overwrite")
+    assert path.read_text() == "mine" and not add_section(toy.out, "a", "A", [])
+    assert "README.md is your own and stays" in capsys.readouterr().out
