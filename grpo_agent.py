@@ -29,6 +29,7 @@ import math
 import random
 import shlex
 from collections import Counter, defaultdict
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -155,7 +156,8 @@ def parse_args(argv=None):
 #     reset(seed) → messages;   step(text) → (message or None, reward, done, info)
 # All randomness comes from its own random.Random(seed). info is flat numbers; that of the last turn
 # is logged. Optional: run_out() → (reward, info), asked when turns or context are used up; moves,
-# what `blind_share` reads (else the texts); prose = False, if the turns are no sentences.
+# what `blind_share` reads (else the texts); prose = False, if the turns are no sentences; metadata, a
+# dict for rollouts.jsonl; in_threads = False, if steps of different episodes must not overlap.
 
 
 def environment(args):
@@ -187,6 +189,7 @@ class Trajectory:
     moves: list = field(default_factory=list)
     truncated: bool = False  # a turn was cut, or the context was full
     error: str = None  # what the environment raised, with file and line
+    metadata: dict = field(default_factory=dict)  # the environment's own notes, for rollouts.jsonl
 
     def texts(self):
         """What the policy wrote, turn by turn."""
@@ -206,10 +209,15 @@ def play(make, seeds, act, numbers=None):
     numbers, envs = numbers or range(len(seeds)), [make() for _ in seeds]
     played = [Trajectory(seed, n) for seed, n in zip(seeds, numbers, strict=True)]
     live = [(t, env) for t, env in zip(played, envs, strict=True) if guarded(t, begin, env)]
-    while live:
-        texts = act(live)
-        live = [p for p, text in zip(live, texts, strict=True) if guarded(p[0], turn, p[1], text)]
+    with ThreadPoolExecutor(32) as pool:
+        # slow tools do not wait for one another, unless the class says that it wants one thread
+        steps = pool.map if getattr(make(), "in_threads", True) else map
+        while live:
+            texts = act(live)
+            on = steps(lambda pair, text: guarded(pair[0], turn, pair[1], text), live, texts)
+            live = [pair for pair, goes_on in zip(live, list(on), strict=True) if goes_on]
     for t, env in zip(played, envs, strict=True):
+        t.metadata = getattr(env, "metadata", {})
         t.moves, t.score = getattr(env, "moves", 0) or t.texts(), t.metrics.get(env.val_key, 0.0)
     return played
 
@@ -546,6 +554,7 @@ def rollout_rows(step, split, played, g, parts, rewards, advantages):
             "truncated": t.truncated,
             "metrics": t.metrics,
             "error": t.error,
+            "metadata": t.metadata,
         }
         for i, t in enumerate(played)
     ]

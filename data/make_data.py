@@ -20,6 +20,7 @@ from pathlib import Path
 import binding
 import card
 import grammar
+import inbox
 import interview
 import proofread
 import recruiter
@@ -529,6 +530,7 @@ def make_files():
         twins=twins(),
     )
     whole = dict(interview=interview.BANK, rubrics=checked, rubrics_judge=judged)
+    whole["inbox"] = inbox.mailbox([n["name"] for n in NAMES if n["split"] != "heldout"], SEED)
     files = {f"{name}.jsonl": jsonl(rows) for name, rows in tables.items()}
     files["names.csv"] = as_csv(NAMES)
     for name, content in whole.items():

@@ -3,11 +3,13 @@
 import functools
 import json
 import statistics
+import time
 
 import pytest
 
 import grpo_agent as g
 from conftest import REPO
+from envs.inbox import Inbox, read_call, read_mailbox
 from envs.interview import Interview, read_bank, read_turn
 from envs.twenty48 import MOVES, TwentyFortyEight, after, legal_moves
 from parts.files import UserError
@@ -269,3 +271,85 @@ def test_profiles_are_as_dealt():
     assert (env.turns, env.max_turns) == (6, 7)
     played(Interview, "uniform", range(20))
     assert json.dumps(env.bank["competencies"]) == before
+
+
+@pytest.mark.parametrize("text, call", [
+    ('{"search": "Ada notice"}', {"search": "Ada notice"}),
+    ('I look first.\n```json\n{"read": "17"}\n```', {"read": 17}),
+    ('<tool_call>{"name": "search", "arguments": {"query": "Ada"}}</tool_call>', {"search": "Ada"}),
+    ('{"name": "answer", "arguments": {"text": "4 weeks", "source": "3"}}',
+     {"answer": "4 weeks", "source": 3}),
+    ('{"answer": "{4} weeks", "source": 3}', {"answer": "{4} weeks", "source": 3}),
+    ("I would search for Ada.", "expected one call, got none"),
+    ('{"search": "Ada"} {"read": 3}', "expected one call, got 2"),
+    ('{"find": "Ada"}', "unknown call"), ('{"search": "Ada", "read": 3}', "unknown call"),
+    ('{"read": "three"}', '"read" is the number of a message'),
+    ('{"answer": "x", "source": [3]}', '"source" is the number of a message'),
+])  # fmt: skip
+def test_a_call_is_read_or_answered_with_what_is_wrong(text, call):
+    if isinstance(call, dict):
+        assert read_call(text) == call
+        return
+    env = Inbox()
+    env.reset(0)
+    message, reward, done, info = env.step(text)
+    assert message["content"].startswith(f"error: {call}") and info["invalid"] == 1
+    assert (reward, done) == (0.0, False)
+
+
+@cases("""
+answer | source | reward
+ANSWER | SOURCE | .9875
+They said: ANSWER. | SOURCE | .9875
+ANSWER | 1 | .4
+ANSWER | None | .4
+I do not know | SOURCE | 0
+I don’t know. | None | 0
+ | SOURCE | 0
+ANSWER or OUTDATED | SOURCE | -.5
+OUTDATED | SOURCE | -.5
+1 2 3 4 5 6 7 8 9 10 11 weeks or ANSWER | SOURCE | -.5
+1ANSWER | SOURCE | -.5
+""")
+def test_what_an_answer_about_the_mailbox_earns(answer, source, reward):
+    """A corrected fact: the earlier answer no longer holds, and a list of all is no answer."""
+    env, numbers = Inbox(), range(120)
+    number = next(n for n in numbers if env.reset(n) and env.question["outdated"])
+    env.reset(number)
+    question = env.question
+    for old, new in (("ANSWER", question["answers"][0]), ("OUTDATED", question["outdated"][0])):
+        answer = answer.replace(old, new)
+    call = {"answer": answer, "source": question["source"] if source == "SOURCE" else source}
+    _, got, done, info = env.step(json.dumps({k: v for k, v in call.items() if v is not None}))
+    assert done and got == pytest.approx(float(reward))
+    assert info["correct"] == (got > 0.4) and info["wrong"] == (got < 0)
+
+
+def test_the_mailbox_and_its_baselines():
+    """298 messages; unseen questions are about other people, and each is asked once."""
+    mailbox = read_mailbox(str(REPO / "data" / "inbox.json"))
+    train, held_out = (mailbox["questions"][side] for side in ("train", "held out"))
+    assert (len(mailbox["messages"]), len(train), len(held_out)) == (298, 120, 80)
+    assert not {q["about"] for q in train} & {q["about"] for q in held_out}
+    seeds = range(10**9, 10**9 + 80)
+    asked = [t.metadata["question"] for t in played(Inbox, "oracle", seeds)]
+    assert sorted(asked) == sorted(q["question"] for q in held_out)
+    scores = {name: means(Inbox, name, seeds)[0] for name in Inbox.baselines}
+    assert scores == dict(oracle=1, exhaustive=0.875, **{"first hit": 0.125}, random=0.1875, blind=0)
+    assert means(Inbox, "exhaustive", seeds)[1] < means(Inbox, "oracle", seeds)[1]
+
+
+def test_slow_steps_of_a_group_do_not_wait_for_one_another():
+    class Slow(Inbox):
+        def step(self, text):
+            time.sleep(0.2)
+            return super().step(text)
+
+    began = time.monotonic()
+    played(Slow, "oracle", range(16))
+    together = time.monotonic() - began
+    assert together < 16 * 3 * 0.2 / 2, "three turns of 16 episodes, one after the other: 9.6 s"
+    Slow.in_threads = False
+    began = time.monotonic()
+    played(Slow, "blind", range(4))
+    assert time.monotonic() - began >= 4 * 0.2

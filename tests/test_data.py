@@ -52,7 +52,7 @@ def test_the_files_are_what_the_generator_writes(tmp_path):
     command = [sys.executable, str(DATA / "make_data.py"), "--out", str(tmp_path)]
     subprocess.run(command, env=os.environ | {"PYTHONHASHSEED": "4711"}, check=True)
     written = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    assert len(written) == 18
+    assert len(written) == 19
     assert [name for name in written if written[name] != (DATA / name).read_bytes()] == []
 
 

@@ -89,6 +89,7 @@ ARROWS = {  # who may import whom, downwards only: stages, parts/runs.py, common
     # of grpo_rubric the math of a group: the one arrow between stages
     "grpo_agent": {*RL, "grpo_rubric", "ruler", "parts.server"},
     "envs.interview": {"checks.risky"},  # which has the one copy of what may not be asked
+    "envs.inbox": set(),
     "envs.twenty48": set(),
     "watch": {"parts.files", "parts.texts", "parts.viewer"},
     "evaluate": {

@@ -1,0 +1,105 @@
+"""inbox.py: the mailbox of envs/inbox.py: messages about 50 invented candidates, and 200 questions.
+
+Later messages correct some earlier ones. A question's "source" is then the later message, and
+"outdated" holds the answers that are no longer right.
+"""
+
+import datetime
+import random
+import re
+
+from grammar import listed
+
+START = datetime.date(2026, 1, 5)
+WORDS = """
+role: nurse, chef, buyer, site manager, data analyst, night porter, welder, tax clerk, school cook
+manager: Imke Rauch, Tomas Vell, Petra Lunde, Joss Arden, Mina Salo
+city: Lund, Graz, Leeds, Tartu, Porto, Ghent, Turku, Siena
+proof: first aid card, forklift licence, hygiene certificate, welding certificate, crane licence
+skill: planning, budgets, coaching, reporting, safety, service
+weeks: 2, 4, 6, 8
+"""
+WORDS = {key: values.split(", ") for key, values in (line.split(": ") for line in listed(WORDS))}
+# topic; question; pattern of the answer in a message; the sentence that holds it
+TOPICS = {
+    "notice": ("How soon could {name} start?", r"notice period is (\d+ weeks)",
+               "My notice period is {weeks} weeks."),
+    "pay": ("What does {name} want to earn?", r"I ask for ([\d,]+) a year",
+            "As {role} I ask for {pay} a year."),
+    "day": ("When do we see {name}?", r"interview is on (\d+ \w+)",
+            "Your interview is on {day} at {hour}:00."),
+    "manager": ("Who from our side sees {name}?", r"will meet (\w+ \w+)", "You will meet {manager}."),
+    "proof": ("Which document did {name} hand in?", r"Attached is my ([\w ]+) of \d+",
+              "Attached is my {proof} of {year}."),
+    "skill": ("What is {name} good at?", r"is strong in (\w+)",
+              "{name} is strong in {skill}. I would hear more about life in {city}."),
+}  # fmt: skip
+# sender, subject, topics: the messages about a candidate, in order; the last two are corrections
+THREAD = (
+    ("{name}", "application as {role}", ("notice", "pay")),
+    ("Recruiting", "interview of {name}", ("day", "manager")),
+    ("{name}", "my papers", ("proof",)),
+    ("{manager}", "impression of {name}", ("skill",)),
+    ("{name}", "a correction", ("notice",)),
+    ("Recruiting", "new day for {name}", ("day",)),
+)
+NOISE = (
+    ("Office", "lift out of order", "The lift in hall {weeks} is out of order until Friday."),
+    ("Payroll", "time sheets", "Please hand in the time sheets of week {weeks} by noon."),
+)
+
+
+def facts(rng, name):
+    day = START + datetime.timedelta(rng.randrange(30, 90))
+    drawn = {key: rng.choice(values) for key, values in WORDS.items()}
+    pay = f"{rng.randrange(28, 64)},{rng.choice((0, 5))}00"
+    hour, year = rng.randrange(9, 17), rng.randrange(2015, 2026)
+    return {
+        **drawn,
+        "name": name,
+        "day": f"{day.day} {day:%B}",
+        "pay": pay,
+        "hour": hour,
+        "year": year,
+    }
+
+
+def thread(rng, name):
+    """[(sender, subject, text)] about a candidate; each correction is there for every second one."""
+    known, changed = facts(rng, name), facts(rng, name)
+    for sender, subject, topics in THREAD[:4] + tuple(x for x in THREAD[4:] if rng.random() < 0.5):
+        values = known if (sender, subject, topics) in THREAD[:4] else {**known, **changed}
+        text = " ".join(TOPICS[topic][2] for topic in topics)
+        yield tuple(part.format(**values) for part in (sender, subject, text))
+
+
+def mailbox(names, seed):
+    """{"messages", "questions"}: what data/inbox.json holds, about 50 of these names."""
+    rng, messages, questions = random.Random(seed), [], []
+    names = rng.sample(names, 50)
+    threads = {name: list(thread(rng, name)) for name in names}
+    order = [name for name in names for _ in threads[name]]
+    rng.shuffle(order)
+    about = []  # the candidate of each message
+    for name in order:
+        rows = [threads[name].pop(0)]
+        if rng.random() < 0.15:
+            rows.append(tuple(part.format(**facts(rng, name)) for part in rng.choice(NOISE)))
+        for sender, subject, text in rows:
+            about.append(name)
+            date = START + datetime.timedelta(len(messages) // 10)
+            messages.append({"id": len(messages) + 1, "date": f"{date}", "from": sender,
+                             "subject": subject, "text": text})  # fmt: skip
+    for number, name in enumerate(names):
+        for topic in rng.sample(sorted(TOPICS), 4):
+            question, pattern, _ = TOPICS[topic]
+            said = [
+                (re.search(pattern, m["text"]), m) for m, who in zip(messages, about) if who == name
+            ]
+            *old, (answer, source) = [(found[1], m["id"]) for found, m in said if found]
+            questions.append({
+                "question": question.format(name=name), "about": name, "topic": topic, "answers": [answer],
+                "outdated": sorted({value for value, _ in old} - {answer}), "source": source,
+                "pattern": pattern, "split": "train" if number < 30 else "test",
+            })  # fmt: skip
+    return {"messages": messages, "questions": questions}

@@ -1,0 +1,290 @@
+"""envs/inbox.py: questions about a recruiter's mailbox, an environment of grpo_agent.py.
+
+    --env envs/inbox.py:Inbox --env-args '{"mailbox": "mine.json", "max_turns": 8}'
+
+mailbox     a file in the form of data/inbox.json: messages, and questions with the accepted
+            answers and the id of the message that proves them
+max_turns   calls before the episode ends
+
+The policy looks for one fact. Each turn is one call, as JSON or in a <tool_call>:
+
+    {"search": "words"}                lists up to six messages: id, date, sender, subject
+    {"read": 17}                       shows one message
+    {"answer": "text", "source": 17}   ends the episode; the source is the message that says so
+    {"answer": "I do not know"}        ends it, too
+
+A later message may correct an earlier one; then only the later one is right.
+
+R =  0.9 + 0.1·(1 − turns/max_turns)   right answer and source
+     0.4                               right answer, another source
+     0                                 "I do not know"
+    −0.1                               no answer within max_turns
+    −0.5                               wrong answer
+A call that cannot be read is answered with what is wrong, and costs its turn.
+
+Training seeds ask the mailbox's "train" questions, validation and test seeds the others.
+
+Reference    ART-E, an e-mail agent trained with RULER: OpenPipe, "ART·E", 2025
+"""
+
+import functools
+import json
+import math
+import re
+from collections import Counter
+from pathlib import Path
+
+MAILBOX = Path(__file__).resolve().parent.parent / "data" / "inbox.json"
+HELD_OUT = 10**9  # grpo_agent.py draws training seeds below, validation and test seeds from here
+HITS = 6  # messages that a search lists
+MOST_WORDS = 12  # of an answer: a list of all that is possible is none
+RULES = (
+    "You look things up in a recruiter's mailbox. Reply with one call, as JSON:\n"
+    '{"search": "words"} lists messages, {"read": 17} shows message 17,\n'
+    '{"answer": "text", "source": 17} ends with the answer and the message that proves it,\n'
+    '{"answer": "I do not know"} if you cannot find it. '
+    "A later message may correct an earlier one. At most %d calls."
+)
+CALLS = '{"search": "words"}, {"read": id} or {"answer": "text", "source": id}'
+UNKNOWN = re.compile(r"\b(do not|don't|cannot|can't) (know|tell|find)\b|\bunknown\b|\bnot found\b")
+
+
+def words(text):
+    """Words in lower case; a number keeps its separators: "45,000" is one.
+
+    >>> words("Notice: 3 months, EUR 45,000.")
+    ['notice', '3', 'months', 'eur', '45000']
+    """
+    text = re.sub(r"(?<=\d)[,.'](?=\d{3}\b)", "", str(text).lower().replace("’", "'"))
+    return re.findall(r"\w+", text)
+
+
+def contains(said, form):
+    """Are the words of `form` a run of the words `said`?"""
+    n = len(form)
+    return any(said[i : i + n] == form for i in range(len(said) - n + 1))
+
+
+@functools.lru_cache
+def read_mailbox(path):
+    """{"messages": {id: message}, "words": {id: set}, "rarity": {word: ln(N/n)}, "questions"}.
+
+    ValueError names what a mailbox lacks.
+    """
+    content = json.loads(Path(path).read_text(encoding="utf-8-sig"))
+    messages = {message["id"]: message for message in content["messages"]}
+    if len(messages) < len(content["messages"]):
+        raise ValueError(f"{path}: two messages have the same id")
+    for question in content["questions"]:
+        if question["source"] not in messages:
+            raise ValueError(
+                f"{path}: {question['question']!r} has no message {question['source']}"
+            )
+        said = words(messages[question["source"]]["text"])
+        if not any(contains(said, words(form)) for form in question["answers"]):
+            raise ValueError(f"{path}: the source of {question['question']!r} does not say so")
+    sides = {
+        side: [q for q in content["questions"] if (q["split"] == "train") == (side == "train")]
+        for side in ("train", "held out")
+    }
+    if not all(sides.values()):
+        raise ValueError(f"{path}: needs questions with split train, and others")
+    texts = {
+        i: {w for key in ("from", "subject", "text") for w in words(m[key])}
+        for i, m in messages.items()
+    }
+    counts = Counter(word for text in texts.values() for word in text)
+    rarity = {word: math.log(len(texts) / n) for word, n in counts.items()}
+    return {"messages": messages, "words": texts, "rarity": rarity, "questions": sides}
+
+
+def read_call(text):
+    """{"search" | "read" | "answer": …} of a turn; ValueError says what is wrong with it.
+
+    >>> read_call('I look. {"search": "Ada notice"}'), read_call('{"read": "17"}')
+    ({'search': 'Ada notice'}, {'read': 17})
+    >>> read_call('<tool_call>{"name": "read", "arguments": {"id": 17}}</tool_call>')
+    {'read': 17}
+    """
+    objects, place, decoder = [], 0, json.JSONDecoder()
+    while (place := text.find("{", place)) >= 0:
+        try:
+            value, place = decoder.raw_decode(text, place)
+            objects.append(value)
+        except (ValueError, RecursionError):
+            place += 1
+    if len(objects) != 1:
+        raise ValueError(f"expected one call, got {len(objects) or 'none'}: {CALLS}")
+    call = objects[0]
+    if isinstance(call.get("arguments"), dict):  # a template's own layout of a tool call
+        given, name = call["arguments"], str(call.get("name"))
+        first = next((v for k, v in given.items() if k != "source"), "")
+        call = {name: first, **{k: v for k, v in given.items() if k == "source"}}
+    kinds = [key for key in ("search", "read", "answer") if key in call]
+    if len(kinds) != 1 or set(call) - {*kinds, "source"}:
+        raise ValueError(f"unknown call {sorted(map(str, call))}: {CALLS}")
+    for key in {"read", "source"} & set(call):
+        try:
+            call[key] = int(call[key])
+        except (TypeError, ValueError, OverflowError):
+            raise ValueError(f'"{key}" is the number of a message, such as 17') from None
+    return call
+
+
+class Inbox:
+    """listed, opened: ids of messages that a search showed and that were read."""
+
+    name, val_key, reward_range, history, prose = "inbox", "correct", (-0.5, 1), "all", False
+
+    def __init__(self, mailbox=MAILBOX, max_turns=8):
+        self.mailbox, self.max_turns = read_mailbox(mailbox), max_turns
+
+    def reset(self, seed):
+        questions = self.mailbox["questions"]["train" if seed < HELD_OUT else "held out"]
+        # in turn, so that as many seeds as questions ask each once
+        self.question = questions[seed % len(questions)]
+        self.calls, self.invalid, self.listed, self.opened, self.result = 0, 0, set(), set(), {}
+        self.metadata = {key: self.question[key] for key in ("question", "answers", "source")}
+        return [
+            {"role": "system", "content": RULES % self.max_turns},
+            {"role": "user", "content": self.question["question"]},
+        ]
+
+    def step(self, text):
+        self.calls += 1
+        try:
+            call = read_call(text)
+            if "answer" in call:
+                return None, self.grade(call), True, self.info()
+            shown = self.search(call["search"]) if "search" in call else self.read(call["read"])
+        except ValueError as error:
+            self.invalid += 1
+            shown = f"error: {error}"
+        return {"role": "user", "content": shown}, 0.0, False, self.info()
+
+    def hits(self, query):
+        """Up to HITS ids: the messages whose shared words with the query are rarest, newest first."""
+        asked, rarity = set(words(query)), self.mailbox["rarity"]
+        scores = {
+            i: sum(rarity[w] for w in asked & text) for i, text in self.mailbox["words"].items()
+        }
+        return sorted((i for i in scores if scores[i] > 0), key=lambda i: (-scores[i], -i))[:HITS]
+
+    def search(self, query):
+        ids = self.hits(query)
+        self.listed |= {*ids}
+        rows = [self.mailbox["messages"][i] for i in ids]
+        lines = [f"{m['id']} | {m['date']} | {m['from']} | {m['subject']}" for m in rows]
+        return "\n".join(lines) or "no message has these words"
+
+    def read(self, i):
+        if i not in self.mailbox["messages"]:
+            raise ValueError(f"there is no message {i}")
+        self.opened.add(i)
+        m = self.mailbox["messages"][i]
+        return f"{m['id']} | {m['date']} | {m['from']} | {m['subject']}\n{m['text']}"
+
+    def grade(self, call):
+        said, question = words(call["answer"]), self.question
+        right = any(contains(said, words(form)) for form in question["answers"])
+        wrong = any(contains(said, words(form)) for form in question.get("outdated", ()))
+        unknown = not said or UNKNOWN.search(str(call["answer"]).lower().replace("’", "'"))
+        sourced = call.get("source") == question["source"]
+        if unknown:
+            self.result = {"unknown": 1}
+            return 0.0
+        if not right or wrong or len(said) > MOST_WORDS:
+            self.result = {"wrong": 1}
+            return -0.5
+        self.result = {"right": 1, "correct": int(sourced)}
+        return 0.9 + 0.1 * (1 - self.calls / self.max_turns) if sourced else 0.4
+
+    def run_out(self):
+        return -0.1, self.info()
+
+    def info(self):
+        source, result = self.question["source"], self.result
+        return {
+            "correct": result.get("correct", 0),  # right, with its source
+            "right": result.get("right", 0),
+            "wrong": result.get("wrong", 0),
+            "unknown": result.get("unknown", 0),
+            "listed": int(source in self.listed),
+            "opened": int(source in self.opened),
+            "invalid": self.invalid,
+        }
+
+
+# ---- baselines: (env, rng) → text ----
+
+
+def call(**arguments):
+    return json.dumps(arguments)
+
+
+def oracle(env, rng):
+    """Searches the name, reads the right one of its messages, answers: it knows which that is."""
+    question = env.question
+    if not env.listed:
+        return call(search=question.get("about", question["question"]))
+    if question["source"] not in env.opened:
+        return call(read=question["source"])
+    return call(answer=question["answers"][0], source=question["source"])
+
+
+def value_in(env, i):
+    """What message i gives as the answer to a question of this topic, or None."""
+    found = re.search(env.question["pattern"], env.mailbox["messages"][i]["text"])
+    return found and found[1]
+
+
+def first_hit(env, rng):
+    """Reads the first hit for the question as it stands, and believes it."""
+    top = next(iter(env.hits(env.question["question"])), None)
+    if top is None:
+        return call(answer="I do not know")
+    if not env.listed:
+        return call(search=env.question["question"])
+    if top not in env.opened:
+        return call(read=top)
+    value = value_in(env, top)
+    return call(answer=value, source=top) if value else call(answer="I do not know")
+
+
+def at_random(env, rng):
+    """Reads one of the hits, and answers with what it finds."""
+    if not env.listed:
+        return call(search=env.question["question"])
+    if not env.opened:
+        return call(read=rng.choice(sorted(env.listed)))
+    i = next(iter(env.opened))
+    value = value_in(env, i)
+    return call(answer=value, source=i) if value else call(answer="I do not know")
+
+
+def exhaustive(env, rng):
+    """Searches the name and reads from the newest hit on until one says so, whoever it is about."""
+    if not env.listed:
+        return call(search=env.question.get("about", env.question["question"]))
+    for i in sorted(env.listed, reverse=True):
+        if i not in env.opened:
+            return call(read=i)
+        if value := value_in(env, i):
+            return call(answer=value, source=i)
+    return call(answer="I do not know")
+
+
+def blind(env, rng):
+    """Looks at nothing: the commonest answer of the topic."""
+    same = [q for side in env.mailbox["questions"].values() for q in side]
+    same = [q["answers"][0] for q in same if q["topic"] == env.question["topic"]]
+    return call(answer=Counter(same).most_common(1)[0][0], source=env.question["source"] + 1)
+
+
+Inbox.baselines = {
+    "oracle": oracle,
+    "exhaustive": exhaustive,
+    "first hit": first_hit,
+    "random": at_random,
+    "blind": blind,
+}
