@@ -156,8 +156,8 @@ def parse_args(argv=None):
 #     reset(seed) → messages;   step(text) → (message or None, reward, done, info)
 # All randomness comes from its own random.Random(seed). info is flat numbers; that of the last turn
 # is logged. Optional: run_out() → (reward, info), asked when turns or context are used up; moves,
-# what `blind_share` reads (else the texts); prose = False, if the turns are no sentences; metadata, a
-# dict for rollouts.jsonl; in_threads = False, if steps of different episodes must not overlap.
+# what `blind_share` reads (else the texts); prose = False, if the turns are no sentences;
+# metadata, a dict for rollouts.jsonl; in_threads = False, if steps of episodes must not overlap.
 
 
 def environment(args):
