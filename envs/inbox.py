@@ -163,7 +163,7 @@ class Inbox:
         return {"role": "user", "content": shown}, 0.0, False, self.info()
 
     def hits(self, query):
-        """Up to HITS ids: those that share the rarest words with the query; of equal ones the newest."""
+        """Up to HITS ids that share the rarest words with the query; of equal ones the newest."""
         asked, rarity = set(words(query)), self.mailbox["rarity"]
         scores = {
             i: sum(rarity[w] for w in asked & text) for i, text in self.mailbox["words"].items()
