@@ -100,7 +100,7 @@ $(SEEDS:%=report-%): GRPO = --steps 100
 $(SEEDS:%=report-%): COMPARE = --n 200
 $(SEEDS:%=report-%): report-%: $(RUNTIME)
 	$(call loop,runs/report-$*,$*)
-	$(PY) evaluate.py reward --reward-model runs/report-$*/reward --pairs data/prefs_test.jsonl --seed $* --out runs/report-$*/reward-report --overwrite
+	$(PY) evaluate.py reward --reward-model runs/report-$*/reward --pairs data/prefs_test.jsonl --out runs/report-$*/reward-report --overwrite
 	@mkdir -p reports/demo
 	cp runs/report-$*/reward-report/report.json reports/demo/reward-seed-$*.json
 	cp runs/report-$*/report/report.json reports/demo/compare-seed-$*.json
@@ -128,7 +128,7 @@ $(SEEDS:%=lesson-%): lesson-%: $(RUNTIME)
 	$(PY) dpo.py --model runs/$@/answers-fair --pairs data/screen_train.jsonl --epochs 8 --seed $* --out runs/$@/policy-fair --overwrite
 	$(PY) dpo.py --model runs/$@/answers-biased --pairs data/screen_biased.jsonl --epochs 8 --seed $* --out runs/$@/policy-biased --overwrite
 	$(PY) fairness.py twins --before data/tiny-base --after runs/$@/answers-fair runs/$@/answers-biased runs/$@/policy-fair runs/$@/policy-biased --reward-model runs/$@/fair runs/$@/biased runs/$@/cured --names-per-cell 10 --resumes 20 --seed $* --out runs/$@/twins --overwrite
-	for model in fair biased cured; do $(PY) evaluate.py reward --reward-model runs/$@/$$model --pairs data/rank_test.jsonl --seed $* --out runs/$@/$$model-report --overwrite || exit; done
+	for model in fair biased cured; do $(PY) evaluate.py reward --reward-model runs/$@/$$model --pairs data/rank_test.jsonl --out runs/$@/$$model-report --overwrite || exit; done
 	@mkdir -p reports/demo
 	for model in fair biased cured; do cp runs/$@/$$model-report/report.json reports/demo/lesson-$$model-seed-$*.json || exit; done
 	cp runs/$@/twins/report.json reports/demo/lesson-seed-$*.json

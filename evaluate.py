@@ -60,17 +60,18 @@ from parts.reports import (
 )
 from parts.stats import (
     bootstrap_ci,
+    clustered_mean,
+    detectable,
     holm,
     mean_number,
-    needed_n,
     number,
+    score_interval,
     share,
     sign_test,
-    t_test,
-    wilson,
 )
 from parts.votes import counted, load_items, read_log, replay
 
+FEW = 20  # prompts: below, no rate at equal length, and exact tests alone
 SAMPLES = 12  # prompts, drawn by seed, whose answers are shown side by side
 
 # ---- 3. the math ----
@@ -132,8 +133,9 @@ def compare_outcomes(y, prompts, delta, seed, people=None):
 
     y       (n,) 1 won, ½ tie, 0 lost, NaN unscored;  prompts  (n,) labels
     delta   (n,) length of A's answer − length of B's
-    people  (n,) who said so, if people did: then the interval is the wider of Wilson's and of a
+    people  (n,) who said so, if people did: then the interval is the wider of that and of a
             bootstrap over prompts *and* people, as the next people may think otherwise
+    Prompts count alike, in both rates: an answer weighs 1/(answers to its prompt).
     By hand: won and a tie on x, lost on y: (¾ + 0)/2.
     >>> three = [1, 0.5, 0], ["x", "x", "y"], [0, 0, 0]
     >>> compare_outcomes(*three, 0, ["ann", "ben", "ann"])["win_rate"]["value"]
@@ -142,30 +144,62 @@ def compare_outcomes(y, prompts, delta, seed, people=None):
     scored = ~np.isnan(np.asarray(y, float))
     y, prompts, delta = (np.asarray(x)[scored] for x in (y, prompts, delta))
     label = np.unique(prompts, return_inverse=True)[1]
-    weight = 1 / np.bincount(label)[label]  # prompts count alike
-    rates = np.bincount(label, y * weight)  # (P,)
+    counts = np.bincount(label)
+    rates, weight = np.bincount(label, y) / counts, 1 / counts[label]  # (P,), (n,)
     n, wins, losses = len(rates), int((rates > 0.5).sum()), int((rates < 0.5).sum())
-    rate = rates.mean() if n else None
-    interval, method = wilson(rates.sum(), n), "wilson"
+    interval, method = score_interval(rates), "score interval over prompts"
     if people is not None:
         mean = lambda w: np.average(y, weights=w * weight)  # noqa: E731
         crossed = bootstrap_ci(y, prompts, np.asarray(people)[scored], seed=seed, statistic=mean)
         if crossed:
             interval = min(interval[0], crossed[0]), max(interval[1], crossed[1])
-            method = "the wider of wilson and a bootstrap over items and annotators"
-    elif len(y) > n:
-        interval, method = bootstrap_ci(rates, seed=seed), "bootstrap over prompts"
-    fit = lambda w=None: length_controlled(y, delta, w)  # noqa: E731
-    controlled = bootstrap_ci(y, prompts, draws=200, seed=seed, statistic=fit)
+            method = (
+                "the wider of a score interval over items and a bootstrap over items and annotators"
+            )
+    rate = number(rates.mean() if n else None, n, interval, method, seed)
     return {
-        "win_rate": number(rate, n, interval, method, seed),
+        "win_rate": rate,
         "p": sign_test(wins, losses),
-        "needed_n": needed_n(rate) if n else None,
-        "length_controlled": number(fit() if n else None, len(y), controlled, "Dubois 2024", seed),
+        "detectable": detectable(n),
+        "length_controlled": at_equal_length(y, prompts, delta, weight, rate, seed),
     }
 
 
+def at_equal_length(y, prompts, delta, weight, rate, seed):
+    """`length_controlled` as a number; its interval is a bootstrap over prompts, and at no end
+    nearer than that of the win rate, which is surer: correcting for length tells nothing new."""
+    if rate["n"] < FEW:
+        return number(None, rate["n"], reason=f"fewer than {FEW} prompts")
+    fit = lambda w=1.0: length_controlled(y, delta, w * weight)  # noqa: E731
+    value, (low, high) = fit(), bootstrap_ci(y, prompts, draws=200, seed=seed, statistic=fit)
+    low = max(0.0, min(low, value + rate["low"] - rate["value"]))
+    high = min(1.0, max(high, value + rate["high"] - rate["value"]))
+    return number(value, rate["n"], (low, high), "Dubois 2024; bootstrap over prompts", seed)
+
+
 # a reward model
+
+
+def paired(a, b, clusters):
+    """Mean of a − b, two rules that judge the same pairs, as a number with its test.
+
+    a, b  (B,) of [0, 1], right or not;  clusters  (B,) labels, such as prompts
+    p     of `clustered_mean` if the rules differ on FEW clusters or more, else of an exact sign
+          test over clusters: two pairs of two are no finding, whatever their variance
+    >>> found = paired([1, 1], [0, 0], ["x", "y"])
+    >>> found["value"], found["low"] < 0, found["p"]
+    (1.0, True, 0.5)
+    """
+    gap = np.subtract(a, b)
+    found, label = clustered_mean(gap, clusters), np.unique(clusters, return_inverse=True)[1]
+    sums = np.bincount(label, gap)
+    wins, losses = int((sums > 0).sum()), int((sums < 0).sum())
+    few = wins + losses < FEW or found["p"] is None
+    interval = score_interval((gap + 1) / 2, clusters)  # of [0, 1]
+    interval = interval and tuple(2 * end - 1 for end in interval)
+    record = number(found["mean"], len(gap), interval, "score interval over prompts")
+    p, test = (sign_test(wins, losses), "exact sign test") if few else (found["p"], "t")
+    return record | {"p": p, "test": test, "clusters": found["clusters"]}
 
 
 def calibration(delta, bins=10):
@@ -246,6 +280,7 @@ def task_metrics(row, answer, skills=(), decisions=()):
 
 # people's votes
 
+PEOPLE = 5  # annotators: fewer say nothing of people in general
 WON = {"A": 1.0, "B": 0.0, "tie": 0.5, "both_bad": 0.5}  # both bad: no preference either
 
 
@@ -288,7 +323,8 @@ def parse_args(argv=None):
     for name, add in adders.items():
         add("--out", default=COMMANDS[name][1], help="folder of the report (default: %(default)s)")
         add("--overwrite", action="store_true", help="replace the report")
-        add("--seed", type=whole, default=0, help="of prompts, samples and intervals (default %(default)s)")
+        if name != "reward":  # which draws nothing
+            add("--seed", type=whole, default=0, help="of prompts, samples and intervals (default %(default)s)")
         if name != "human":  # which reads votes and no model
             add("--device", default="auto", help="auto, cpu, cuda, mps (default: %(default)s)")
     # fmt: on
@@ -519,8 +555,8 @@ def compare(args):
     gold = args.gold.rpartition(":")[0] or args.gold
     report = begin(args, [args.prompts, *names, args.reward_model, gold]) | {
         "scorers": list(scorers),
-        "models": described(models, scorers, seed),
-        "tasks": by_task(models, rows, skills, by, seed),
+        "models": described(models, scorers),
+        "tasks": by_task(models, rows, skills, by),
         "samples": side_by_side(models, rows, by, seed),
         "runs": [row for row, _ in logged.values()],
         "frontier": [{"model": name} | frontier(p) for name, (_, p) in logged.items() if p],
@@ -528,7 +564,7 @@ def compare(args):
     report["setup"]["n_prompts"] = len(rows)
     # (6) score against KL, and what a gain cost
     for pool in pools:
-        report["best_of_n"] = best_of(models, pool, report["models"], scorers, seed)
+        report["best_of_n"] = best_of(models, pool, report["models"], scorers)
     report["comparisons"] = [row for s in scorers for row in comparisons(models, s, seed)]
     report["equal_kl"], report["efficiency"] = equal_kl(report, by), efficiency(report["frontier"])
     report["answer"], report["notes"] = in_words(report)
@@ -539,11 +575,11 @@ def compare(args):
     print(f"next: python annotate.py draw --model {two} --prompts {args.prompts} --out runs/ab")
 
 
-def means(answers, keys, seed):
-    return {key: mean_number(column(answers, key), seed) for key in keys}
+def means(answers, keys):
+    return {key: mean_number(column(answers, key), shares=key == "ended") for key in keys}
 
 
-def described(models, scorers, seed):
+def described(models, scorers):
     """report["models"]: the means of each model's answers, and their variety."""
     # n-grams over as many tokens of each model
     budget = min(int(column(answers, "length").sum()) for answers in models.values())
@@ -551,12 +587,15 @@ def described(models, scorers, seed):
     for name, answers in models.items():
         unique = [len({x["response"] for x in some}) / len(some) for some in answers]
         tokens = [answer["response_ids"] for answer in answers.ravel()]
-        more = {"unique": mean_number(unique, seed), "distinct_2": distinct_n(tokens, 2, budget)}
-        table.append({"name": name} | means(answers, keys, seed) | more)
+        more = {
+            "unique": mean_number(unique, shares=True),
+            "distinct_2": distinct_n(tokens, 2, budget),
+        }
+        table.append({"name": name} | means(answers, keys) | more)
     return table
 
 
-def best_of(models, pool, table, scorers, seed):
+def best_of(models, pool, table, scorers):
     """Points n = 1, 2, 4 … N; "best of N" joins the models and the table of their means.
 
     Its answers are the baseline's with the highest proxy, its KL the bound log n − (n−1)/n.
@@ -566,11 +605,11 @@ def best_of(models, pool, table, scorers, seed):
     bound = "an upper bound: reached when no two answers are equal"
     for n in sorted({N, *(2**i for i in range(N.bit_length()))}):
         kl = number(math.log(n) - (n - 1) / n, n, None, "log n − (n−1)/n", reason=bound)
-        scores = {s: mean_number(curve[:, n - 1], seed) for s, curve in curves.items()}
+        scores = {s: mean_number(curve[:, n - 1]) for s, curve in curves.items()}
         points.append({"n": n, "kl": kl} | scores)
     best, name = pool[np.arange(P), proxy.argmax(1)][:, None], f"best of {N}"  # the first of equals
     models[name] = best
-    found = means(best, (*scorers, "length", "ended"), seed)
+    found = means(best, (*scorers, "length", "ended"))
     table.append({"name": name, "kl": kl, "kl_k3": None} | found)
     return points
 
@@ -591,7 +630,7 @@ def comparisons(models, scorer, seed):
     return table
 
 
-def by_task(models, rows, skills, scorer, seed):
+def by_task(models, rows, skills, scorer):
     """[{task, metric, model, mean}]: the score, and what the prompts' own fields can measure."""
     decisions = {str(row["expected_decision"]) for row in rows if row.get("expected_decision")}
     found, table = {}, []  # (task, metric, model) → (P, G)
@@ -603,7 +642,8 @@ def by_task(models, rows, skills, scorer, seed):
                 cell.append([(x | y)[metric] for x, y in zip(some, each)])
     for cell in sorted(found, key=lambda cell: cell[:2]):  # models keep their order
         row = dict(zip(("task", "metric", "model"), cell))
-        table.append(row | {"mean": mean_number(found[cell], seed)})
+        mean = mean_number(found[cell], shares=row["metric"] != scorer)
+        table.append(row | {"mean": mean, "prompts": len(found[cell])})
     return table
 
 
@@ -629,14 +669,14 @@ def reward(args):
     scores, lengths = raw_scorer(args.reward_model, args)(pairs)
     report = begin(args, [args.reward_model, args.pairs])
     report["seen"] = run and report["setup"]["sha256"][args.pairs] in run["sha256"].values()
-    report |= {"counts": counts} | reward_quality(rows, scores, lengths, args.seed)
+    report |= {"counts": counts} | reward_quality(rows, scores, lengths)
     for row, *pair in zip(rows, scores.tolist(), lengths.tolist()):
         row["scores"], row["tokens"] = pair  # of the chosen and of the rejected answer
     save(args, report, "pairs.jsonl", rows)
     print(f"next: python evaluate.py compare --reward-model {args.reward_model}")
 
 
-def reward_quality(rows, scores, lengths, seed):
+def reward_quality(rows, scores, lengths):
     """What a reward model is worth, as keys of the report.
 
     scores, lengths  (B, 2) of the chosen and of the rejected answer
@@ -647,28 +687,31 @@ def reward_quality(rows, scores, lengths, seed):
     prompts = np.array([json.dumps(row["prompt"], sort_keys=True) for row in rows])
 
     def right(delta):
-        return share((np.sign(delta).sum() + len(delta)) / 2, len(delta))  # equal scores ½
+        return (np.sign(delta) + 1) / 2  # equal scores ½
 
-    # both rules judge the same pairs: a paired test, in which each prompt counts once
-    paired, word = t_test((np.sign(delta) - np.sign(longer)) / 2, prompts), "inconclusive"
-    if paired and paired["p"] < 0.05:
-        word = "better" if paired["mean"] > 0 else "worse"
+    against = paired(right(delta), right(longer), prompts)
+    word = "inconclusive"
+    if against["p"] < 0.05 and not against["low"] <= 0 <= against["high"]:
+        word = "better" if against["value"] > 0 else "worse"
     report = {
-        "accuracy": right(delta),
-        "length_baseline": right(longer),
-        # Wilson's interval takes pairs of one prompt for independent; this one does not
-        "accuracy_over_prompts": mean_number((np.sign(delta) + 1) / 2, seed, prompts),
-        # pairs of answers that models wrote: annotate.py exports their names
-        "drawn": right(delta[[bool(row.get("chosen_model")) for row in rows]]),
+        "accuracy": mean_number(right(delta), prompts, shares=True),
+        "length_baseline": mean_number(right(longer), prompts, shares=True),
         "calibration": calibration(delta),
         "verdict": word,
-        "against_length": paired and paired | {"value": paired["mean"]},
+        "against_length": against,
     }
+    # pairs of answers that models wrote: annotate.py exports their names
+    groups = {"drawn": np.array([bool(row.get("chosen_model")) for row in rows])}
     for key in ("task", "strength"):
-        group = np.array([str(row.get(key)) for row in rows])
-        found = sorted({*group.tolist()} - {"None"})
-        report[f"by_{key}"] = {name: right(delta[group == name]) for name in found}
-    return report
+        labels = np.array([str(row.get(key)) for row in rows])
+        groups[f"by_{key}"] = {x: labels == x for x in sorted({*labels.tolist()} - {"None"})}
+
+    def accuracy(where):
+        if isinstance(where, dict):
+            return {name: accuracy(part) for name, part in where.items()}
+        return mean_number(right(delta)[where], prompts[where], shares=True)
+
+    return report | {key: accuracy(where) for key, where in groups.items()}
 
 
 def human(args):
@@ -676,6 +719,7 @@ def human(args):
     check_out(args)
     path = Path(args.votes)
     items_path = path.with_name("items.jsonl")
+    refuse_thumbs(path)
     items = load_items(items_path, "--votes")
     names, votes = unblind(read_log(path, items), items)
     if not counted(votes):
@@ -684,6 +728,17 @@ def human(args):
     report |= human_report(votes, items, args.seed) | dict(zip("ab", labels(names).values()))
     save(args, report, "votes.jsonl", votes)
     print(f"next: python annotate.py agreement --out {path.parent}")
+
+
+def refuse_thumbs(votes):
+    """UserError if the args.json beside the votes says that one answer was shown at a time."""
+    record = votes.with_name("args.json")
+    if record.is_file() and files.read_record(record.parent, "--votes")["args"].get("thumbs"):
+        raise UserError(
+            f"--votes {votes}: a session with --thumbs judges one answer at a time and compares no "
+            f"models; to train on it: python annotate.py export --out {votes.parent}; to compare: "
+            "python annotate.py draw --model A --model-b B, and serve that without --thumbs"
+        )
 
 
 def human_report(votes, items, seed):
@@ -699,11 +754,17 @@ def human_report(votes, items, seed):
         "offered": sum(not item.get("gold") for item in items.values()),
         "decided": sum(x != 0.5 for x in won),
         "annotators": [],
+        "caveats": [],
     }
     for name in sorted(set(people)):
         own = [x for x, who in zip(won, people) if who == name]
         rate = share(sum(own), len(own))
         report["annotators"].append({"annotator": name, "win_rate": rate})
+    k = len(report["annotators"])
+    if k == 1:
+        report["caveats"] = [f"All votes are {name}'s: they say what one person prefers."]
+    elif k < PEOPLE:
+        report["caveats"] = [f"{k} people voted: too few to say what others would prefer."]
     return report
 
 

@@ -29,8 +29,6 @@ import sys
 from collections import Counter, defaultdict
 from functools import partial
 
-import numpy as np
-
 from checks.instructions import blank, passes
 from parts import files, pages
 from parts.dialogue import visible
@@ -311,7 +309,7 @@ def audit(items, grades):
                 found[c.kind].append((logged["verdict"], people, row.task_id))
     for kind, rated in found.items():
         equal = [None if verdict is None else verdict == people for verdict, people, _ in rated]
-        agreement = mean_number(equal, 0, np.array([task for *_, task in rated]))
+        agreement = mean_number(equal, [task for *_, task in rated], shares=True)
         n = Counter((verdict, people) for verdict, people, _ in rated)
         both, credit, refusal, neither = (n[x] for x in itertools.product((True, False), repeat=2))
         kappa = cohen_kappa([[both, credit], [refusal, neither]])

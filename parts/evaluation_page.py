@@ -10,39 +10,63 @@ from parts.pages import ends
 from parts.pages import number as show
 from parts.reports import appendix, labels
 
-SCORES = {"gold": "recruiter's score", "proxy": "reward model's score"}
+
+def score_names(setup):
+    """{scorer: what it is called}: "the recruiter's score" is that of the bundled recruiter alone.
+
+    >>> score_names({"gold": "my_task.py:score"})["gold"]
+    'gold score'
+    """
+    recruiter = setup["gold"].endswith("recruiter.py:reward")
+    gold = "recruiter's score" if recruiter else "gold score"
+    return {"gold": gold, "proxy": "reward model's score"}
+
+
+def distance(sqrt_kl):
+    """√KL as text; a small one keeps a digit: "0.00" reads like no distance at all."""
+    return f"{sqrt_kl:.2f}" if sqrt_kl >= 0.01 else f"{sqrt_kl:.1g}"
+
+
+def power(n, detectable, noun="prompts"):
+    """How small a difference n comparisons can find, in words; the same whatever they found."""
+    if detectable is None:
+        return f"{n} {noun} are too few for any finding"
+    return f"{n} {noun} find a true win rate of {100 * detectable:.0f} % or more in 4 of 5 studies"
+
+
 WORDS = {  # a verdict about a and b
     "better": "{0} beats {1}: {0} wins",
     "worse": "{1} beats {0}: {0} wins only",
-    "inconclusive": "Between {0} and {1} no difference was found: {0} wins",
+    "inconclusive": "Whether {0} is better than {1} stays open: {0} wins",
 }
 
 
 def in_words(report):
     """(sentences that answer the question, notes that limit them), from the report's numbers."""
     by, report = report["scorers"][0], renamed(report)
+    names = score_names(report["setup"])
     base = report["models"][0]["name"]
     answer, notes = [], ["One seed: a statement about these weights, not about the method."]
     for row in report["comparisons"]:
         a, b, rate = row["a"], row["b"], row["win_rate"]
         if row["scorer"] == by and (b == base or "best of" not in a) and rate["value"] is not None:
             if row["verdict"] == "no verdict":
-                same = f"The {SCORES[by]} is the same for every answer"
+                same = f"The {names[by]} is the same for every answer"
                 answer.append(f"{same}, so it says nothing about {a} and {b}.")
                 continue
             said = f"{WORDS[row['verdict']].format(a, b)} {show(rate, 1, True)}"
-            answer.append(f"{said} of the comparisons by the {SCORES[by]}.")
+            answer.append(f"{said} of the comparisons by the {names[by]}.")
     if equal := report["equal_kl"]:
         found = ", ".join(f"{row['model']} {show(row[by])}" for row in equal["table"])
         answer.append(
-            f"At the same distance from {base} (√KL {equal['sqrt_kl']:.2f}) the {SCORES[by]} is: "
+            f"At the same distance from {base} (√KL {distance(equal['sqrt_kl'])}) the {names[by]} is: "
             f"{found}."
         )
     for run in report["frontier"]:
         if mark := run["overoptimised"]:
             answer.append(
                 f"{run['model']} is over-optimised from step {mark['step']} on: the "
-                f"{SCORES['gold']} falls while the training score rises."
+                f"{names['gold']} falls while the training score rises."
             )
     if by == "proxy":
         notes.append("No gold score: the reward model decides, and training may have used it.")
@@ -50,7 +74,7 @@ def in_words(report):
         if row["length"]["value"] < 2:
             notes.append(f"{row['name']}: answers are empty; do prompts end as in training?")
         if unscored := row["length"]["n"] - row[by]["n"]:
-            notes.append(f"{row['name']}: {unscored} answers have no {SCORES[by]}.")
+            notes.append(f"{row['name']}: {unscored} answers have no {names[by]}.")
     return answer, notes
 
 
@@ -97,8 +121,8 @@ def compare_sections(report):
 
 def answer_section(report):
     by, setup, cells = report["scorers"][0], report["setup"], []
-    equal = report["equal_kl"] or {"sqrt_kl": 0, "table": ()}
-    there = {row["model"]: row[by] for row in equal["table"]}
+    equal, names = report["equal_kl"], score_names(setup)
+    there = {row["model"]: row[by] for row in equal["table"]} if equal else {}
     wins, found = {}, {}
     for row in report["comparisons"]:
         if row["scorer"] == by:
@@ -106,15 +130,21 @@ def answer_section(report):
             found.setdefault(row["a"], row["verdict"])  # the first is against the baseline
     for row in report["models"]:
         numbers = [show(row[scorer]) for scorer in report["scorers"]] + [show(row["kl"], 2)]
-        numbers += [show(there.get(row["name"])), found.get(row["name"], "the baseline")]
+        numbers += [show(there.get(row["name"]))] * bool(equal)
+        numbers += [found.get(row["name"], "the baseline")]
         cells.append([row["name"], *numbers])
     caption = (
         f"{setup['n_prompts']} prompts of {setup['prompts']}, {setup['samples']} answers to each; "
-        f"95 % intervals; recruiter's score: {setup['gold']}; reward model: "
-        f"{setup['reward_model']}; equal KL: √KL {equal['sqrt_kl']:.2f}"
+        f"95 % intervals; {names['gold']}: {setup['gold']}; reward model: {setup['reward_model']}; "
+        + (
+            f"equal KL: √KL {distance(equal['sqrt_kl'])}"
+            if equal
+            else "no KL that all models reach"
+        )
     )
-    scores = [SCORES[scorer] for scorer in report["scorers"]]
-    columns = ["model", *scores, "KL, nats per answer", f"{scores[0]} at equal KL", "verdict"]
+    scores = [names[scorer] for scorer in report["scorers"]]
+    columns = ["model", *scores, "KL, nats per answer", "verdict"]
+    columns[-1:-1] = [f"{scores[0]} at equal KL"] * bool(equal)
     tables = pages.table(columns, cells, caption), pairs_table(report, by), cost_table(report)
     charts = (
         rates("Win rates", wins, f"comparisons won by {scores[0]}, ties ½")[1],
@@ -126,20 +156,20 @@ def answer_section(report):
 
 def pairs_table(report, scorer):
     """Every pair of models by one score."""
-    cells = []
-    for r in (r for r in report["comparisons"] if r["scorer"] == scorer):
-        word, needed = r["verdict"], r["needed_n"]
-        if word == "inconclusive" and needed:
-            word += f"; would take {needed:,} prompts"
+    pairs = [row for row in report["comparisons"] if row["scorer"] == scorer]
+    cells, caption = [], f"By the {score_names(report['setup'])[scorer]}"
+    for r in pairs:
         rates = [show(r[key], 1, True) for key in ("win_rate", "length_controlled")]
-        cells.append([f"{r['a']} against {r['b']}", *rates, show(r["p_holm"], 4), word])
+        cells.append([f"{r['a']} against {r['b']}", *rates, show(r["p_holm"], 4), r["verdict"]])
+    if pairs and "detectable" in (first := pairs[0]):
+        caption += f"; {power(first['win_rate']['n'], first['detectable'])}"
     header = ["pair", "wins", "wins at equal length", "p (Holm)", "verdict"]
-    return pages.table(header, cells, f"By the {SCORES[scorer]}")
+    return pages.table(header, cells, caption)
 
 
 def kl_plot(report, scorer):
     """The score over √KL: what each run passed, where each model ended, best of n."""
-    series, best = {}, report.get("best_of_n")
+    series, best, names = {}, report.get("best_of_n"), score_names(report["setup"])
     # a run on another reward model logs another proxy: no curve to this end point
     rewards = {row["name"]: row["reward_model"] for row in report["runs"]}
     for run in report["frontier"]:
@@ -149,8 +179,8 @@ def kl_plot(report, scorer):
         series[row["name"]] = curve_of([row], scorer)
     if best:  # of N and of fewer
         series[report["models"][-1]["name"]] = curve_of(best, scorer)
-    title = f"The {SCORES[scorer]} against KL"
-    return pages.line_plot(title, series, "√KL, nats per answer", SCORES[scorer], x_range=(0,))
+    title = f"The {names[scorer]} against KL"
+    return pages.line_plot(title, series, "√KL, nats per answer", names[scorer], x_range=(0,))
 
 
 def proxy_section(report):
@@ -175,14 +205,16 @@ def cost_table(report):
         if mark := run["overoptimised"]:
             rows.append((f"{run['model']}, until over-optimised, step {mark['step']}", mark))
     cells = [[label, *(show(row[cost], 0) for cost in COSTS)] for label, row in rows]
-    caption = f"Spent in all, and to {100 * GOAL:.0f} % of the best {SCORES['gold']} in training"
+    gold = score_names(report["setup"])["gold"]
+    caption = f"Spent in all, and to {100 * GOAL:.0f} % of the best {gold} in training"
     return pages.table(["run", *COSTS], cells, caption) if cells else None
 
 
 def tasks_section(report):
     cells, models = {}, [row["name"] for row in report["models"]]
     for row in report["tasks"]:
-        line = cells.setdefault(f"{row['task']}: {row['metric']}", dict.fromkeys(models, "–"))
+        n = f" ({row['prompts']} prompts)" if "prompts" in row else ""
+        line = cells.setdefault(f"{row['task']}: {row['metric']}{n}", dict.fromkeys(models, "–"))
         line[row["model"]] = show(row["mean"])
     table = pages.table(["", *models], [[metric, *line.values()] for metric, line in cells.items()])
     text = "Mean score of each task, and what the prompts' own fields can measure."
@@ -231,17 +263,20 @@ def reward_sections(report):
     if (drawn := report["drawn"])["n"]:
         rows["pairs that models wrote"] = drawn
     texts += ["Pairs that a tuned policy wrote (annotate.py draw) predict better what PPO gains."]
-    rows["prompts, not pairs, as independent"] = report["accuracy_over_prompts"]
     for key in ("task", "strength"):
         rows |= {f"{key} {value}": part for value, part in report[f"by_{key}"].items()}
     table, chart = rates("Pairs on which it is right", rows, "share right")
-    sure, gain = report["calibration"], show(report["against_length"], 1, True)
+    sure, gain = report["calibration"], report["against_length"]
     cells = [
-        ["right more often than the rule", gain],
-        ["NLL", sure["nll"]],
-        ["expected calibration error", sure["ece"]],
+        ["right more often than the rule, percentage points", show(gain, 1, True)],
+        [f"p of that ({gain['test']}, over prompts)", show(gain["p"], 4)],
+        ["NLL", show(sure["nll"])],
+        ["expected calibration error", show(sure["ece"])],
     ]
-    caption = f"{counts['ties']} ties and {counts['equal']} pairs of equal answers are left out"
+    caption = (
+        f"{gain['n']} pairs of {gain['clusters']} prompts; left out: {counts['ties']} ties, "
+        f"{counts['equal']} pairs of equal answers"
+    )
     tables = [table, pages.table(["", "value"], cells, caption)]
     limits = [
         "Accuracy on these pairs, by these annotators; nothing about other roles or people.",
@@ -256,15 +291,18 @@ def reward_sections(report):
 def human_sections(report):
     """The report of people's votes, for the terminal and the page."""
     a, b, row = report["a"], report["b"], report["comparison"]
-    rate, needed = row["win_rate"], row["needed_n"]
+    rate = row["win_rate"]
     texts = [
-        f"{WORDS[row['verdict']].format(a, b, row['p'])} {show(rate, 1, True)} of the items that "
-        "people compared."
+        f"{WORDS[row['verdict']].format(a, b)} {show(rate, 1, True)} of the items that people "
+        "compared.",
+        *report["caveats"],
     ]
-    if row["verdict"] == "inconclusive" and needed:
-        texts.append(f"To find a true rate of this size takes {needed:,} items.")
+    if row["verdict"] == "inconclusive":
+        texts.append(
+            f"{power(rate['n'], row['detectable'], 'items')}; a smaller one can be missed."
+        )
     records = {f"items that {a} wins, ties ½": rate}
-    records[f"votes for {a} at equal length"] = row["length_controlled"]
+    records[f"items that {a} wins at equal length"] = row["length_controlled"]
     for person in report["annotators"]:
         records[f"votes of {person['annotator']} for {a}"] = person["win_rate"]
     table, chart = rates(f"{a} against {b}", records, "share, ties ½")
@@ -272,7 +310,8 @@ def human_sections(report):
         "items with a vote": report["items"],
         "items offered": report["offered"],
         "decided votes": report["decided"],
-        "items that would show this rate": show(needed, 0),
+        "people": len(report["annotators"]),
+        "true win rate that these items find in 4 of 5 studies": show(row["detectable"], 0, True),
     }
     tables = [table, pages.table(["", "n"], counts.items())]
     limits = [

@@ -95,13 +95,13 @@ def print_scores(items, grades):
     models = np.array([str(model) for *_, model in items])
     scores = np.array([grade.score for grade in grades], float)
     lost = Counter(grade.error for grade in grades if grade.score is None)
-    score = mean_number(scores, 0, tasks)
+    score = mean_number(scores, tasks)
     n = f"n = {score['n']}; brackets: 95 % interval over prompts"
     print(f"score: {pages.number(score)} ({n}); without a score: {lost.total()}")
     for error, n in lost.most_common(3):
         print(f"  {n} × {error}")
     for model in sorted(set(models) - {"None"}):
-        score = mean_number(scores[models == model], 0, tasks[models == model])
+        score = mean_number(scores[models == model], tasks[models == model])
         print(f"  {pages.visible(model)}: {pages.number(score)}")
     failed = Counter(
         c.label

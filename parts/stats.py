@@ -2,7 +2,7 @@
 
 Shares       wilson (of parts/means.py), newcombe_interval (difference), katz_interval (ratio),
              fisher_exact, rates_differ (all of two shares), sign_test, needed_n
-Means        bootstrap_ci, t_test (paired or clustered), clustered_difference (two groups)
+Means        clustered_mean, score_interval (shares), clustered_difference (two groups), bootstrap_ci
 Many tests   holm (family-wise error)
 Order        standings
 Agreement    cohen_kappa, krippendorff_alpha
@@ -10,6 +10,7 @@ Convention   rows that share a prompt, an item or a person are one cluster, and 
              is independent; p-values are two-sided; None where there is nothing to estimate
 """
 
+import functools
 import math
 from statistics import NormalDist
 
@@ -94,6 +95,7 @@ def student_t_p(t, df):
     return max(0.0, 1 - (2 / math.pi * (angle + inside) if odd else inside))
 
 
+@functools.cache
 def student_t_quantile(p, df):
     """The t with P(|T| ≥ t) = p, by halving.
 
@@ -115,27 +117,63 @@ def t_interval(mean, error, df, level=0.95):
     return mean - half, mean + half
 
 
-def t_test(values, clusters=None):
-    """Student's test that the mean of `values` is 0: {mean, low, high, p, n}; None for n < 2.
+def clustered_mean(values, clusters=None):
+    """{mean, error, clusters, p, low, high} where rows of a cluster are not independent.
 
-    values    (n,) such as paired differences
-    clusters  (n,) labels: each cluster's mean counts once
-    The interval is mean ± t·s/√n, with n − 1 degrees of freedom.
-    By hand: 1, 2, 3 has mean 2 and s = 1: t = 2√3 = 3.46.
-    >>> {key: round(x, 4) for key, x in t_test([1.0, 2.0, 3.0]).items()}
-    {'mean': 2.0, 'low': -0.4841, 'high': 4.4841, 'p': 0.0742, 'n': 3}
+    values    (n,);  clusters  (n,) labels, such as prompts; None: every value is its own
+    error     √(C/(C−1)·Σ_c (Σ_{i in c} (v_i − mean)/n)²), the linearised error of a ratio of sums
+    p         that the mean is 0: t = mean/error with C − 1 degrees of freedom; interval mean ± t·error
+    All but the mean are None with fewer than two clusters or without any variance.
+    By hand: 1, 2, 3 has mean 2 and error 1/√3: t = 2√3 = 3.46.
+    >>> {key: round(x, 4) for key, x in clustered_mean([1.0, 2.0, 3.0]).items()}
+    {'mean': 2.0, 'clusters': 3, 'error': 0.5774, 'p': 0.0742, 'low': -0.4841, 'high': 4.4841}
     """
     values = np.asarray(values, float)
-    if clusters is not None and len(values):
-        label = np.unique(np.asarray(clusters), return_inverse=True)[1]
-        values = np.bincount(label, values) / np.bincount(label)
-    n = len(values)
-    if n < 2:
+    labels = np.arange(len(values)) if clusters is None else np.asarray(clusters)
+    label = np.unique(labels, return_inverse=True)[1]
+    mean, C = float(values.mean()), int(label.max()) + 1
+    result = {"mean": mean, "clusters": C} | dict.fromkeys(("error", "p", "low", "high"))
+    if C < 2 or np.ptp(values) == 0:
+        return result
+    influence = np.bincount(label, values - mean) / len(values)  # (C,)
+    error = math.sqrt(C / (C - 1) * float((influence**2).sum()))
+    if error < 1e-12:
+        return result
+    low, high = t_interval(mean, error, C - 1)
+    p = student_t_p(mean / error, C - 1)
+    return result | {"error": error, "p": p, "low": low, "high": high}
+
+
+def score_interval(shares, clusters=None, level=0.95):
+    """Interval of the mean of shares, each of [0, 1]; never [1, 1], however few there are.
+
+    shares    (n,): 1 right, 0 wrong, or anything between;  clusters  (n,) labels, or None
+    Wilson's, if each share is 0 or 1 and its own cluster. Otherwise Wilson's with Student's t in
+    place of z and the effective n of Korn & Graubard 1998, p(1 − p)/V.
+    V is that of `clustered_mean` with the weight of one cluster at its largest, p(1 − p): two
+    prompts that agree do not prove that all would.
+    None with fewer than two clusters.
+    >>> [round(x, 4) for x in score_interval([1, 1, 1, 0] * 15)]
+    [0.6277, 0.8422]
+    >>> [round(x, 2) for x in score_interval([1, 1, 1, 1], ["a", "a", "b", "b"])]
+    [0.01, 1.0]
+    """
+    shares = np.asarray(shares, float)
+    if len(shares) < 2:
         return None
-    mean, error = float(values.mean()), float(values.std(ddof=1)) / math.sqrt(n)
-    low, high = t_interval(mean, error, n - 1)
-    p = student_t_p(mean / error, n - 1) if error else float(mean == 0)
-    return {"mean": mean, "low": low, "high": high, "p": p, "n": n}
+    found = clustered_mean(shares, clusters)
+    p, C = found["mean"], found["clusters"]
+    if C == len(shares) and not {*shares.tolist()} - {0.0, 1.0}:
+        return wilson(float(shares.sum()), C, level)
+    if C < 2:
+        return None
+    spread = p * (1 - p)
+    variance = ((C - 1) ** 2 / C * (found["error"] or 0) ** 2 + spread / C) / C
+    n = spread / variance if spread else C
+    z = student_t_quantile(1 - level, C - 1)
+    centre, half = (p + z * z / (2 * n)), z * math.sqrt(spread / n + z * z / (4 * n * n))
+    low, high = ((centre + side * half) / (1 + z * z / n) for side in (-1, 1))
+    return max(0.0, low), min(1.0, high)
 
 
 def clustered_difference(values, a, b, *clusters):
@@ -193,6 +231,28 @@ def needed_n(rate):
         return None
     z, z_power = NormalDist().inv_cdf(0.975), NormalDist().inv_cdf(0.80)
     return math.ceil(((z / 2 + z_power * math.sqrt(rate * (1 - rate))) / (rate - 0.5)) ** 2)
+
+
+def detectable(n):
+    """The smallest true win rate that `sign_test` finds in n comparisons in 4 of 5 studies; None
+    below 6, where it finds nothing. It depends on n alone: the same whatever was found.
+
+    >>> [round(detectable(n), 2) for n in (6, 20, 100, 200)], detectable(5)
+    ([0.96, 0.8, 0.65, 0.6], None)
+    """
+    if n < 6:
+        return None
+    wins = (n + 1) // 2
+    while sign_test(wins, n - wins) >= 0.05:
+        wins += 1
+    i = np.arange(wins, n + 1)
+    ways = np.array([math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1) for k in i])
+    low, high = 0.5, 1 - 1e-9
+    for _ in range(40):
+        p = (low + high) / 2
+        power = np.exp(ways + i * math.log(p) + (n - i) * math.log(1 - p)).sum()
+        low, high = (low, p) if power >= 0.8 else (p, high)
+    return high
 
 
 def bootstrap_ci(
@@ -259,15 +319,26 @@ def share(k, n):
     return number(k / n if n else None, n, wilson(k, n), "wilson", reason="nobody was asked")
 
 
-def mean_number(values, seed, prompts=None):
-    """Mean of (P,) or (P, G) values, or of (n,) with their prompts; NaNs left out."""
+def mean_number(values, prompts=None, shares=False):
+    """Mean of (P,) or (P, G) values, or of (n,) with their prompts; NaNs left out.
+
+    shares: every value lies in [0, 1], so the interval is that of `score_interval`
+    """
     values = np.atleast_2d(np.asarray(values, float).T).T  # (P, G) or (n, 1)
-    prompts = np.arange(len(values)) if prompts is None else prompts
+    prompts = np.arange(len(values)) if prompts is None else np.asarray(prompts)
     prompts, values = prompts.repeat(values.shape[1]), values.ravel()
     prompts, values = prompts[~np.isnan(values)], values[~np.isnan(values)]
-    interval = bootstrap_ci(values, prompts, seed=seed)
-    mean = values.mean() if len(values) else None
-    return number(mean, len(values), interval, "mean; bootstrap over prompts", seed)
+    if not len(values):
+        return number(None, 0)
+    found = clustered_mean(values, prompts)
+    interval, method = (found["low"], found["high"]), "mean; t over prompts"
+    if shares:
+        interval, method = score_interval(values, prompts), "mean; score interval over prompts"
+    elif found["error"] is None:
+        interval = None
+    few = found["clusters"] < 2
+    reason = "no interval: " + ("fewer than two prompts" if few else "every prompt has the same")
+    return number(found["mean"], len(values), interval, method, reason=reason)
 
 
 def root(kl):

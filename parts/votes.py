@@ -17,7 +17,7 @@ import numpy as np
 from parts import files
 from parts.files import UserError
 from parts.rows import check_prompt, check_response
-from parts.stats import cohen_kappa, krippendorff_alpha, share
+from parts.stats import cohen_kappa, holm, krippendorff_alpha, mean_number, share, sign_test
 
 NULL = type(None)
 TEXTS = "event event_id item_id item_sha256 annotator session comment ts_client ts_server"
@@ -165,15 +165,22 @@ def item_sha256(item):
 
 
 def position_bias(votes):
-    """How often the better answer stood on the left; biased if the interval excludes ½.
+    """How often the better answer stood on the left, of decided votes on ordinary items.
 
-    >>> bias = position_bias([{"choice": "b", "shown": {"left": "b", "right": "a"}}] * 9)
+    Not of gold items and repeats: their answers are known. p of an exact sign test over items;
+    biased if it is below .05 and the interval excludes ½.
+    >>> vote = {"choice": "b", "shown": {"left": "b", "right": "a"}}
+    >>> bias = position_bias([vote | {"item_id": n} for n in range(9)])
     >>> bias["value"], bias["biased"], position_bias([])["biased"]
     (1.0, True, False)
     """
-    decided = [v for v in votes if v["choice"] in ("a", "b")]
-    left = share(sum(v["choice"] == v["shown"]["left"] for v in decided), len(decided))
-    return left | {"biased": bool(decided) and not left["low"] <= 0.5 <= left["high"]}
+    decided = [v for v in counted(votes) if v["choice"] in ("a", "b")]
+    chose_left, lead = [v["choice"] == v["shown"]["left"] for v in decided], Counter()
+    for vote, left in zip(decided, chose_left):
+        lead[vote["item_id"]] += 1 if left else -1
+    p = sign_test(sum(x > 0 for x in lead.values()), sum(x < 0 for x in lead.values()))
+    record = mean_number(chose_left, [v["item_id"] for v in decided], shares=True) | {"p": p}
+    return record | {"biased": p < 0.05 and not record["low"] <= 0.5 <= record["high"]}
 
 
 def rating(vote):
@@ -188,23 +195,31 @@ def agreement(events):
         ratings[vote["item_id"]][vote["annotator"]] = rating(vote)
     shared = [unit for unit in ratings.values() if len(unit) > 1]
     labels = [{name: int(np.sign(x)) for name, x in unit.items()} for unit in shared]
-    equal = [x == y for unit in labels for x, y in itertools.combinations(unit.values(), 2)]
+    equal = [
+        (i, x == y)
+        for i, unit in enumerate(labels)
+        for x, y in itertools.combinations(unit.values(), 2)
+    ]
     names, pairs = sorted({event["annotator"] for event in events}), []
     for x, y in itertools.combinations(names, 2):
         both = [(unit[x], unit[y]) for unit in labels if {x, y} <= unit.keys()]
         if both:
-            raw = share(sum(i == j for i, j in both), len(both))
+            raw = mean_number([i == j for i, j in both], shares=True)
             table = [[both.count((i, j)) for j in (1, -1, 0)] for i in (1, -1, 0)]
             pairs.append({"x": x, "y": y, "raw": raw, "kappa": cohen_kappa(table)})
+    annotators = [annotator_row(name, events, votes, labels) for name in names]
+    for row, p in zip(annotators, holm([row["left"]["p"] for row in annotators])):
+        row["left"] |= {"p_holm": p, "biased": row["left"]["biased"] and p < 0.05}
     return {
         "items": len(ratings),
         "overlapping_items": len(shared),
-        "raw": share(sum(equal), len(equal)),
+        # the pairs of votes on one item are no independent pairs
+        "raw": mean_number([x for _, x in equal], [i for i, _ in equal], shares=True),
         "alpha_nominal": krippendorff_alpha([list(unit.values()) for unit in labels]),
         "alpha_ordinal": krippendorff_alpha([list(unit.values()) for unit in shared], "ordinal"),
         "position": position_bias(votes),
         "pairs": pairs,
-        "annotators": [annotator_row(name, events, votes, labels) for name in names],
+        "annotators": annotators,
     }
 
 
@@ -217,9 +232,12 @@ def annotator_row(name, events, votes, labels):
     again = [v for v in own if v["repeat_of"] is not None and v["item_id"] in first]
     seconds = [v["ms_active"] / 1000 for v in own if v["ms_active"] is not None]
     gold = [v["gold_pass"] for v in own if v["gold_pass"] is not None]
-    shared = [unit for unit in labels if name in unit]
-    # of each shared item the others' votes: the own one is taken off
-    same = sum(list(unit.values()).count(unit[name]) - 1 for unit in shared)
+    same = [
+        (i, vote == unit[name])
+        for i, unit in enumerate(labels)
+        for other, vote in unit.items()
+        if name in unit and other != name
+    ]
     return {
         "annotator": name,
         "votes": len(own),
@@ -231,5 +249,5 @@ def annotator_row(name, events, votes, labels):
         "left": position_bias(own),
         "gold": share(sum(gold), len(gold)),
         "repeats": share(sum(v["choice"] == first[v["item_id"]] for v in again), len(again)),
-        "with_others": share(same, sum(len(unit) - 1 for unit in shared)),
+        "with_others": mean_number([x for _, x in same], [i for i, _ in same], shares=True),
     }

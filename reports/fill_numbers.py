@@ -22,9 +22,10 @@ sys.path[:0] = [str(REPO), str(REPO / "bench")]
 import numpy as np  # noqa: E402
 import run as bench  # noqa: E402
 
-import evaluate  # noqa: E402
+from parts.means import wilson  # noqa: E402
 from parts.pages import number as show  # noqa: E402
 from parts.reports import MODELS  # noqa: E402
+from parts.stats import needed_n  # noqa: E402
 
 PAGES = (
     "README.md",
@@ -359,7 +360,7 @@ def comparisons():
     """How many comparisons tell a true win rate from ½, by the share of votes that are right."""
     rows = []
     for rate in (0.52, 0.55, 0.60, 0.65, 0.70, 0.80):
-        needed = [evaluate.needed_n(0.5 + (rate - 0.5) * (2 * q - 1)) for q in (1, 0.9, 0.8, 0.7)]
+        needed = [needed_n(0.5 + (rate - 0.5) * (2 * q - 1)) for q in (1, 0.9, 0.8, 0.7)]
         rows.append([f"{100 * rate:.0f} %", *(f"{n:,}" for n in needed)])
     agree = [q * q + (1 - q) ** 2 for q in (1, 0.9, 0.8, 0.7)]
     head = [f"votes right {100 * q:.0f} % (two people agree {100 * a:.0f} %)" for q, a in zip((1, 0.9, 0.8, 0.7), agree)]  # fmt: skip
@@ -370,7 +371,7 @@ def intervals():
     """How wide the interval of a share near .75 is, by the number of pairs."""
     rows = []
     for n in (50, 100, 200, 400, 800, 1600):
-        low, high = evaluate.wilson(0.75 * n, n)
+        low, high = wilson(0.75 * n, n)
         rows.append([f"{n:,}", f"{100 * low:.0f} to {100 * high:.0f} %"])
     return table(["held-out pairs", "75 % right means"], rows)
 

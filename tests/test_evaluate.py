@@ -31,10 +31,12 @@ NAN = math.nan
 
 
 def test_numbers_carry_their_n():
-    assert mean_number([NAN], seed=0) == {"value": None, "n": 0, "reason": "nothing to measure"}
-    one = mean_number([[0.2, NAN, 0.4]], seed=3)
-    assert [one[key] for key in ("value", "n", "seed", "low")] == [pytest.approx(0.3), 2, 3, None]
+    assert mean_number([NAN]) == {"value": None, "n": 0, "reason": "nothing to measure"}
+    one = mean_number([[0.2, NAN, 0.4]])
+    assert [one[key] for key in ("value", "n", "low")] == [pytest.approx(0.3), 2, None]
     assert "fewer than two" in one["reason"]
+    same = mean_number([[0.2], [0.2], [0.2]])  # was [0.2, 0.2]
+    assert (same["low"], same["reason"]) == (None, "no interval: every prompt has the same")
 
 
 def test_goldens():
@@ -68,18 +70,22 @@ def won(wins, losses, answers=1):
     ([[1, NAN], [3, 0]], [[0, NAN], [2, 4]], {"value": 0.625, "n": 2}),  # (1 + ¼)/2; unscored is no loss
     ([NAN], [1.0], {"value": None}),
     # excludes ½ by its interval, and fails the exact test
-    (won(60, 40), [[0.5]] * 100, {"low": 0.502003, "p": 0.056888, "method": "wilson", "verdict": "inconclusive"}),
+    (won(60, 40), [[0.5]] * 100, {"low": 0.502003, "p": 0.056888, "method": "score interval over prompts", "verdict": "inconclusive"}),
     (won(65, 35), [[0.5]] * 100, {"high": 0.736358, "verdict": "better"}),
     (won(35, 65), [[0.5]] * 100, {"verdict": "worse"}),
-    (won(3, 0, 2), won(0, 3, 2), {"low": 1.0, "p": 0.25, "verdict": "inconclusive"}),  # no significance
-    # as 400 independent answers .70 [.65, .74]; of ten prompts 2.5 % of the draws have 4 or fewer
-    (won(1, 3, 40) + won(6, 0, 40), [[0.5]] * 10, {"value": 0.7, "low": 0.4, "high": 1.0, "p": 0.34375, "verdict": "inconclusive"}),
+    (won(3, 0, 2), won(0, 3, 2), {"low": wilson(3, 3)[0], "p": 0.25, "verdict": "inconclusive"}),  # was [1, 1]
+    # as 400 independent answers .70 [.65, .74]; they are ten prompts
+    (won(1, 3, 40) + won(6, 0, 40), [[0.5]] * 10,
+     {"value": 0.7, "low": wilson(7, 10)[0], "high": wilson(7, 10)[1], "p": 0.34375, "verdict": "inconclusive"}),
+    # two prompts that agree do not prove the rest
+    ([[1, 1, 1, 0]] * 2, [[0.5]] * 2, {"value": 0.75, "low": 0.01362, "p": 0.5, "verdict": "inconclusive"}),
 ])  # fmt: skip
 def test_comparisons_by_hand(a, b, want):
     """Answers to one prompt are one vote, and a verdict asks for both interval and test."""
     row = compared(a, b)
     found = row["win_rate"] | {"p": row["p"], "verdict": verdict(row["win_rate"], row["p"])}
-    assert {key: found[key] for key in want} == pytest.approx(want, abs=1e-6)
+    for key, value in want.items():
+        assert found[key] == (value if isinstance(value, str) else pytest.approx(value, abs=1e-6))
     for rate in (number(0.6, 9, (0.4, 0.7)), number(None, 0)):  # whatever p says
         assert verdict(rate, 0.01) == "inconclusive"
 
@@ -145,7 +151,7 @@ def test_equal_answers_tie_exactly():
     assert seen == [("p", "x"), ("q", "y"), ("q", "z"), ("p", "y"), ("q", "x")]
     a, b = (evaluate.column(answers, "gold") for answers in models)
     assert (outcomes(a, b)[0] == 0.5).all() and b[1] == pytest.approx([1.3, 1.3])  # of its prompt
-    assert mean_number(a, 0)["n"] == 3 and np.isnan(a[1, 1])
+    assert mean_number(a)["n"] == 3 and np.isnan(a[1, 1])
 
 
 @pytest.mark.parametrize("function, message", [
@@ -443,7 +449,7 @@ def quality_of(*groups, **columns):
     rows = [{"tie": False, "task": "assess", "strength": 1} for _ in table]
     for i, row in enumerate(rows):
         row |= {"prompt": f"case {i}"} | {key: values[i] for key, values in columns.items()}
-    return evaluate.reward_quality(rows, table[:, :2], table[:, 2:], seed=0)
+    return evaluate.reward_quality(rows, table[:, :2], table[:, 2:])
 
 
 @pytest.mark.parametrize("groups, right, rule, word", [
@@ -455,20 +461,33 @@ def test_reward_model_against_length(groups, right, rule, word):
     report = quality_of(*groups, strength=[1, 3] * 20)
     assert (report["accuracy"]["value"], report["length_baseline"]["value"]) == (right, rule)
     ends = (report["accuracy"]["low"], report["accuracy"]["high"])
-    assert ends == pytest.approx(wilson(40 * right, 40), abs=1e-6) and report["verdict"] == word
+    if right != 0.5:
+        assert ends == pytest.approx(wilson(40 * right, 40), abs=1e-6)
+    assert ends[0] < right < ends[1] and report["verdict"] == word
+    gain = report["against_length"]
+    assert gain["value"] == pytest.approx(right - rule) and gain["n"] == gain["clusters"] == 40
     assert [part["n"] for part in report["by_strength"].values()] == [20, 20]
     assert report["by_task"]["assess"] == report["accuracy"]
     assert quality_of(*groups, tie=[True] + [False] * 39)["accuracy"]["n"] == 39
 
 
 def test_pairs_of_one_prompt_are_one_vote():
-    """Wilson over 40 "independent" pairs says [.60, .86]; four prompts exclude nothing from ¼ to 1."""
+    """Wilson over 40 "independent" pairs said [.60, .86]; four prompts exclude next to nothing."""
     prompts = [f"case {i // 10}" for i in range(40)]
     report = quality_of((30, 1, 0, 1, 9), (10, 0, 1, 1, 9), prompt=prompts)
-    over_pairs, over_prompts = report["accuracy"], report["accuracy_over_prompts"]
-    assert over_pairs["value"] == over_prompts["value"] == 0.75
-    assert over_pairs["low"] > 0.59 and over_prompts["low"] <= 0.25
-    assert report["against_length"]["n"] == 4 and report["verdict"] == "inconclusive"
+    assert report["accuracy"]["value"] == 0.75 and report["accuracy"]["low"] < 0.2
+    assert report["by_task"]["assess"] == report["accuracy"]
+    assert report["against_length"]["clusters"] == 4 and report["verdict"] == "inconclusive"
+
+
+def test_two_of_anything_are_no_finding():
+    """Two right pairs of two had p = 0 and were "better", and so were 2 to 5 of a prompt each."""
+    for n in range(1, 6):
+        report = quality_of((n, 1, 0, 1, 9))
+        gain, accuracy = report["against_length"], report["accuracy"]
+        assert report["verdict"] == "inconclusive" and gain["p"] >= 0.0625
+        assert accuracy["low"] is None or accuracy["low"] < 0.6
+    assert quality_of((6, 1, 0, 1, 9))["verdict"] == "better"  # exact: 2/2⁶ = .031
 
 
 def test_reward_command(world, tmp_path, capsys):

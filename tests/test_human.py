@@ -71,9 +71,10 @@ def test_both_bad_and_ties_are_halves_and_a_skip_is_nothing():
 
 @cases("""
 wins | losses | there | missing
-60 | 40 | ('Between DPO and Base no difference', '60.0 %', 'takes 194 items') | beats
-30 | 30 | ('no difference was found: DPO wins 50.0 %',) | takes
-20 | 0 | ('DPO beats Base', '100.0 %') | takes
+60 | 40 | ('Whether DPO is better than Base stays open', '60.0 %', '100 items find a true win rate of 65 %') | beats
+30 | 30 | ('stays open: DPO wins 50.0 %', "All votes are ann's") | beats
+20 | 0 | ('DPO beats Base', '100.0 %', "All votes are ann's") | find a true
+5 | 0 | ('stays open: DPO wins 100.0 % [56.6, 100.0]', '5 items are too few') | beats
 0 | 20 | ('Base beats DPO', '0.0 % [0.0, 16.1]') | Base wins
 """)
 def test_first_sentences(wins, losses, there, missing):
@@ -128,6 +129,43 @@ def test_the_order_of_the_log_decides_nothing():
     events = [event(n, like, who) for n, like in enumerate(likes) for who in ("ann", "ben")]
     key = key_of([False] * 30)
     assert report_of(events, key) == report_of(events[::-1], key)
+
+
+def test_agreement_is_over_items_and_the_left_side_over_ordinary_ones():
+    """Six people who agree in 8 of 12 items and split 3 to 3 in the rest: 144 of 180 pairs of votes
+    made [.74, .85]; twelve items are less. Gold items and repeats were in the left side's share."""
+    events = []
+    for n in range(12):
+        choices = "aaaaaa" if n < 8 else "aaabbb"
+        events += [event(n, x, f"p{k}", "ab"[(n + k) % 2]) for k, x in enumerate(choices)]
+    events = [vote | {"strength": 1, "ms_active": 9} for vote in events]
+    raw = votes.agreement(events)["raw"]
+    assert (raw["value"], raw["n"]) == (pytest.approx((8 + 4 * 6 / 15) / 12), 180)
+    assert raw["low"] < 0.64 and raw["high"] > 0.9
+    plain = votes.agreement(events)["position"]
+    gold = [event(20 + n, "a", gold_pass=True) for n in range(40)]
+    gold += [event(n, "a", "p0", repeat_of=f"i{n}") for n in range(12)]
+    gold = [vote | {"strength": 1, "ms_active": 9} for vote in gold]
+    assert votes.agreement(events + gold)["position"] == plain
+    few = votes.position_bias([event(n, "a") for n in range(5)])
+    assert (few["value"], few["biased"]) == (1.0, False)  # 5 of 5: p = .0625
+
+
+def test_at_equal_length_an_item_counts_once():
+    """A wins items of one vote and loses an item of nineteen: the rate weighed items, the rate at
+    equal length votes (.50 beside .05)."""
+    items = ["a"] * 15 + ["b"] * 5 + ["b" * 19] * 10
+    row = rate_of(items)
+    assert row["win_rate"]["value"] == row["length_controlled"]["value"] == pytest.approx(0.5)
+    ends = (row["length_controlled"]["low"], row["length_controlled"]["high"])
+    assert ends[0] <= row["win_rate"]["low"] and ends[1] >= row["win_rate"]["high"]
+
+
+def test_people_are_counted_where_the_verdict_stands():
+    for k, words in ((1, "All votes are rater0's"), (3, "3 people voted: too few"), (5, None)):
+        said = [event(n, "a", f"rater{i}") for n in range(20) for i in range(k)]
+        caveats = report_of(said, key_of([False] * 20))["caveats"]
+        assert caveats == [] if words is None else caveats[0].startswith(words)
 
 
 @pytest.fixture(scope="module")
@@ -208,3 +246,11 @@ def test_refused_in_one_line(tmp_path, log, item, words):
     if item:
         write_rows(tmp_path / "items.jsonl", [item])
     refused(tmp_path, words)
+
+
+def test_a_thumbs_session_compares_nothing(voted, tmp_path):
+    """Its votes were read as wins of one model over the other."""
+    folder = Path(shutil.copytree(voted[0], tmp_path / "ab"))
+    record = {"stage": "annotate", "args": {"thumbs": True}}
+    (folder / "args.json").write_text(json.dumps(record))
+    refused(folder, "--thumbs judges one answer at a time.*annotate.py export")

@@ -68,14 +68,14 @@ def prompts(path):
         evaluate.task_metrics(row, "Do you know SQL? Recommendation: hold.", skills)
     answer = {"response": "hold", "response_ids": [1, 2], "gold": 0.5, "length": 2}
     models = {"m": evaluate.np.array([[dict(answer)] for _ in rows], object)}
-    evaluate.by_task(models, rows, skills, "gold", 0)
+    evaluate.by_task(models, rows, skills, "gold")
     evaluate.side_by_side(models, rows, "gold", 0)
 
 
 def pairs(path):
     rows, _ = evaluate.load_pairs(path)
     scores = evaluate.np.array([[1.0, 0.5]] * len(rows))
-    report = evaluate.reward_quality(rows, scores, 3 * scores, 0) | {"counts": {"ties": 0, "equal": 0}}  # fmt: skip
+    report = evaluate.reward_quality(rows, scores, 3 * scores) | {"counts": {"ties": 0, "equal": 0}}  # fmt: skip
     evaluation_page.reward_sections(report | {"setup": {"sha256": {}, "run": ""}})
 
 

@@ -158,9 +158,9 @@ def compared(seed=0, effect=0.0, turn=None):
     rng = np.random.default_rng(seed)
     names, report = ("data/tiny-base", "runs/dpo", "runs/mine"), {"scorers": ["gold", "proxy"]}
     models = {name: planted(rng, 60, effect * i) for i, name in enumerate(names)}
-    report["models"] = evaluate.described(models, report["scorers"], 0)
+    report["models"] = evaluate.described(models, report["scorers"])
     pool = planted(rng, 60, 0.0)
-    report["best_of_n"] = evaluate.best_of(models, pool, report["models"], report["scorers"], 0)
+    report["best_of_n"] = evaluate.best_of(models, pool, report["models"], report["scorers"])
     report["comparisons"] = evaluate.comparisons(models, "gold", 0)
     zero, golds = dict.fromkeys(frontier.COSTS, 0), turn or [0.4, 0.5, 0.6]
     points = [zero | {"step": i, "kl": i, "gold": g, "proxy": i, "pairs": 8 * i} for i, g in enumerate(golds)]  # fmt: skip
@@ -188,7 +188,7 @@ def judged(right, wrong, length):
     n = right + wrong
     rows = [{"prompt": f"p{i}", "task": "assess", "strength": i % 3} for i in range(n)]
     scores = np.array([[1.0, 0]] * right + [[0, 1.0]] * wrong)
-    report = evaluate.reward_quality(rows, scores, np.array([length] * n), 0)
+    report = evaluate.reward_quality(rows, scores, np.array([length] * n))
     report |= {"counts": {"ties": 2, "equal": 1}, "setup": {"sha256": {}, "run": "x"}, "seen": 0}
     return evaluation_page.reward_sections(report)[0]
 
@@ -206,29 +206,29 @@ SCREENS += [compared(3, 0.8, turn=[0.4, 0.6, 0.5, 0.4, 0.3])]
 SCREENS += [judged(70, 10, [1, 9]), judged(70, 10, [9, 1]), judged(40, 40, [9, 9])]
 SCREENS += [voted(60, 20, 5), voted(20, 60, 5), voted(6, 5, 1)]
 SAID = """
-Between DPO and Base no difference was found: DPO wins 47.0 %
-Between mine and Base no difference was found: mine wins 57.2 %
-Between best of 4 and Base no difference was found: best of 4 wins 56.2 %
-Between mine and DPO no difference was found: mine wins 59.4 %
+Whether DPO is better than Base stays open: DPO wins 47.0 %
+Whether mine is better than Base stays open: mine wins 57.2 %
+Whether best of 4 is better than Base stays open: best of 4 wins 56.2 %
+Whether mine is better than DPO stays open: mine wins 59.4 %
 One seed: a statement
 
 DPO beats Base: DPO wins 65.1 %
 mine beats Base: mine wins 80.1 %
-Between best of 4 and Base no difference
+Whether best of 4 is better than Base stays open
 mine beats DPO: mine wins 69.5 %
-At the same distance from Base (√KL 0.80) the recruiter's score is: mine 0.725, DPO -0.085, best
+At the same distance from Base (√KL 0.80) the gold score is: mine 0.725, DPO -0.085, best
 One seed: a statement
 
-Between DPO and Base no difference
+Whether DPO is better than Base stays open
 Base beats mine: mine wins only 21.8 %
-Between best of 4 and Base no difference
+Whether best of 4 is better than Base stays open
 DPO beats mine: mine wins only 31.6 %
-At the same distance from Base (√KL 0.80) the recruiter's score is: DPO 0.072, best of 4 0.045, m
+At the same distance from Base (√KL 0.80) the gold score is: DPO 0.072, best of 4 0.045, m
 One seed: a statement
 
-Between DPO and Base no difference was found: DPO wins 63.4 %
+Whether DPO is better than Base stays open: DPO wins 63.4 %
 mine beats Base
-Between best of 4 and Base
+Whether best of 4 is better than Base stays open
 mine beats DPO
 At the same distance from Base
 DPO is over-optimised from step 1 on
@@ -244,11 +244,14 @@ The reward model cannot be told from the rule
 Pairs that a tuned policy wrote
 
 DPO beats Base: DPO wins 73.5 %
+2 people voted: too few
 
 Base beats DPO: DPO wins only 26.5 %
+2 people voted: too few
 
-Between DPO and Base no difference was found: DPO wins 54.2 %
-To find a true rate of this size takes 1,128 items.
+Whether DPO is better than Base stays open: DPO wins 54.2 %
+2 people voted: too few
+12 items find a true win rate of 87 % or more in 4 of 5 studies; a smaller one can be missed.
 """
 
 

@@ -45,15 +45,25 @@ def test_means():
     for seed in CASES:
         rng = rng_of(seed)
         a = rng.normal(rng.normal(), rng.uniform(0.1, 5), rng.integers(2, 40))
-        label = rng.integers(0, 6, len(a))
-        means = [a[label == c].mean() for c in np.unique(label)]
-        if len(means) > 1:
-            found, expected = stats.t_test(a, label), scipy_stats.ttest_1samp(means, 0)
-            ends = expected.confidence_interval()
-            assert found["p"] == pytest.approx(expected.pvalue, abs=1e-9)
-            assert (found["low"], found["high"]) == pytest.approx((ends.low, ends.high), abs=1e-9)
-    assert stats.t_test([1.0]) is None
-    assert stats.t_test([1.0, 1.0])["p"] == 0.0 and stats.t_test([0.0, 0.0])["p"] == 1.0
+        size = rng.integers(1, 4)  # clusters of one size: their means are a sample
+        found = stats.clustered_mean(a.repeat(size), np.arange(len(a)).repeat(size))
+        expected = scipy_stats.ttest_1samp(a, 0)
+        ends = expected.confidence_interval()
+        assert found["p"] == pytest.approx(expected.pvalue, abs=1e-9)
+        assert (found["low"], found["high"]) == pytest.approx((ends.low, ends.high), abs=1e-9)
+    assert stats.clustered_mean([1.0])["p"] is None
+    assert stats.clustered_mean([1.0, 1.0])["p"] is None  # was 0: two of two
+
+
+def test_shares_of_clusters():
+    """One binary share per cluster is Wilson's; one cluster is none; halves and many rows a cluster
+    move it; 1 of 1 and 0 of 0 have no [1, 1]."""
+    for k, n in ((0, 5), (3, 7), (40, 40)):
+        assert stats.score_interval([1] * k + [0] * (n - k)) == stats.wilson(k, n)
+    assert stats.score_interval([1, 1, 0], ["a"] * 3) is stats.score_interval([1]) is None
+    many = stats.score_interval([1, 0] * 100, np.arange(200) // 20)
+    few = stats.score_interval([1] * 100 + [0] * 100, np.arange(200) // 20)
+    assert many[1] - many[0] < 0.25 < few[1] - few[0] and few[0] == pytest.approx(0.2, abs=0.02)
 
 
 def test_student_t():
