@@ -59,8 +59,8 @@ def in_words(report):
     if equal := report["equal_kl"]:
         found = ", ".join(f"{row['model']} {show(row[by])}" for row in equal["table"])
         answer.append(
-            f"At the same distance from {base} (√KL {distance(equal['sqrt_kl'])}) the {names[by]} is: "
-            f"{found}."
+            f"At the same distance from {base} (√KL {distance(equal['sqrt_kl'])}) "
+            f"the {names[by]} is: {found}."
         )
     for run in report["frontier"]:
         if mark := run["overoptimised"]:

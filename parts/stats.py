@@ -2,7 +2,7 @@
 
 Shares       wilson (of parts/means.py), newcombe_interval (difference), katz_interval (ratio),
              fisher_exact, rates_differ (all of two shares), sign_test, needed_n
-Means        clustered_mean, score_interval (shares), clustered_difference (two groups), bootstrap_ci
+Means        clustered_mean, score_interval (shares), clustered_difference (groups), bootstrap_ci
 Many tests   holm (family-wise error)
 Order        standings
 Agreement    cohen_kappa, krippendorff_alpha
