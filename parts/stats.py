@@ -1,7 +1,7 @@
 """parts/stats.py: every interval and test of the house, once; numpy alone, no torch.
 
 Shares       wilson (of parts/means.py), newcombe_interval (difference), katz_interval (ratio),
-             fisher_exact, rates_differ (all of two shares), sign_test, needed_n
+             fisher_exact, rates_differ (all of two shares), sign_test, needed_n, detectable
 Means        clustered_mean, score_interval (shares), clustered_difference (groups), bootstrap_ci
 Many tests   holm (family-wise error)
 Order        standings
@@ -122,7 +122,7 @@ def clustered_mean(values, clusters=None):
 
     values    (n,);  clusters  (n,) labels, such as prompts; None: every value is its own
     error     √(C/(C−1)·Σ_c (Σ_{i in c} (v_i − mean)/n)²), the linearised error of a ratio of sums
-    p         that the mean is 0: t = mean/error with C − 1 degrees of freedom; interval mean ± t·error
+    p         that the mean is 0: t = mean/error, C − 1 degrees of freedom; interval mean ± t·error
     All but the mean are None with fewer than two clusters or without any variance.
     By hand: 1, 2, 3 has mean 2 and error 1/√3: t = 2√3 = 3.46.
     >>> {key: round(x, 4) for key, x in clustered_mean([1.0, 2.0, 3.0]).items()}
