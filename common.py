@@ -184,6 +184,10 @@ class Pairs(Named):
         """(n,) tokens of a pair's longer row."""
         return self.prompts.lengths() + np.maximum(self.chosen.lengths(), self.rejected.lengths())
 
+    def votes(self, indices):
+        """How many lines these pairs stand for: a pair and its copies under other names are one."""
+        return len({(self.file[i], self.line[i]) for i in indices})
+
     def tokens(self):
         """(n,) tokens of both rows of a pair."""
         return 2 * self.prompts.lengths() + self.chosen.lengths() + self.rejected.lengths()
@@ -209,8 +213,8 @@ def load_pairs(
     prompt_of(row) → the prompt that the model sees; the held-out side is that of row["prompt"].
 
     Equal pairs, pairs that are equal after cutting and (without keep_ties) ties are dropped and
-    counted. Held out are `eval_files`, else a share of the prompts. copies(row) → more rows for the
-    same line, on its side of the split; rows of `eval_files` get none.
+    counted. Held out are `eval_files`, else a share of the prompts. copies(row) → the rows that stand
+    for this line, on its side of the split; rows of `eval_files` stand for themselves.
     """
     pairs, columns = Pairs([str(file) for file in [*files, *eval_files]]), []
     counts = pairs.counts
@@ -228,7 +232,7 @@ def load_pairs(
             held = of_eval if eval_files else held_out(row["prompt"], eval_fraction)
             values = [math.nan if row.get(k) is None else row[k] for k in ("strength", "margin")]
             try:
-                rows = (row, *(copies(row) if copies and not of_eval else ()))
+                rows = copies(row) if copies and not of_eval else [row]
                 encoded = [
                     _encode_row(tokenizer, prompt_of(each), each, max_length, counts)
                     for each in rows

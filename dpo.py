@@ -12,7 +12,8 @@ Algorithm    (1) read pairs; render the prompt; mark the answer tokens
 Conventions  answer log-probs are sums over tokens, end token included; loss is the pair mean;
              reward = β·log(π/π_ref), margin = the difference of a pair's two; pair_loss is the
              mean of −log σ(margin) (sigmoid), loss adds the NLL term; the prompt is masked; ipo
-             divides the log-probs by the answer's length, as TRL does (the paper does not)
+             divides the log-probs by the answer's length, as TRL does (the paper does not);
+             --counterfactual-augment NAMES: each pair under other names (parts/counterfactual.py)
 Left out     1. a moving or another reference   2. online DPO   3. packing   4. ORPO, others
 Run          python dpo.py --pairs data/prefs.jsonl
              python dpo.py --model Qwen/Qwen2.5-0.5B-Instruct --pairs mine.jsonl --out runs/dpo
@@ -34,6 +35,7 @@ import torch.nn.functional as F
 import common
 from common import at_least_fp32, batch_indices, batch_rows, pad_id, pad_rows, token_logps
 from parts import identities, prompting, runs
+from parts.counterfactual import add_copies_argument
 from parts.files import UserError, command, number, read_jsonl
 from parts.lora import adapter_off
 from parts.means import wilson
@@ -144,6 +146,7 @@ def parse_args(argv=None):
     add("--ties", choices=("drop", "soft"), default="drop", help="soft: a tie is half a win for each, sigmoid only (default %(default)s)")
     add("--reward-model", help="reward model folder that scores these answers")
     # fmt: on
+    add_copies_argument(parser)
     prompting.add_answer_arguments(parser)
     parser.add_run_arguments("runs/dpo", RATES)
     args = parser.parse_args(argv)
@@ -175,18 +178,12 @@ def parse_args(argv=None):
 
 def load_data(args, policy, tokenizer):
     """(pairs, prompts, scorers): prompts to answer at evaluations, and what scores the answers."""
-    longest = min(args.max_length, common.max_positions(policy.config))
     first = next(read_jsonl(args.pairs[0], flag="--pairs"), {})
     thumbs = args.loss_type == "kto" and "label" in first  # the first row decides for all
-    examples = prompting.load_examples(args.examples)
-    pairs = common.load_pairs(
-        args.pairs, tokenizer, longest, args.ties == "soft", args.eval_fraction, args.eval_pairs,
-        check=check_thumb if thumbs else common.check_pair,
-        prompt_of=functools.partial(prompting.after_examples, examples),
-    )  # fmt: skip
+    check = check_thumb if thumbs else common.check_pair
+    pairs = prompting.load_pairs(args, policy, tokenizer, args.ties == "soft", check)
     # one row per pair, the prompt once, if that is exact for this model
     pairs.shared = not thumbs and can_share(policy, pairs, pad_rows)
-    prompting.describe(pairs.counts, pairs.train, pairs.eval)
     shown = (pairs.eval if len(pairs.eval) else pairs.train)[0]
     shown = [{"prompt": pairs.prompts[shown].tolist()}]
     prompts, scorers = prompting.prompts_to_answer(args, policy, shown)
@@ -332,10 +329,11 @@ def forward(args, policy, pairs, part, pad, ref_logps, baseline=0.0, untrained=F
     return losses, PairStats(*(x.detach().cpu().double() for x in columns)), logps[0]
 
 
-def means(batch_stats, beta):
+def means(batch_stats, beta, votes):
     """Means over all pairs of an update or evaluation, those of all ranks; TRL's names.
 
     A mean over one side counts the pairs that have this side (all, but for KTO's single answers).
+    votes: `Pairs.votes`, what the interval of the accuracy rests on.
     """
     columns = zip(*(vars(stats).values() for stats in gather(batch_stats)))
     stats = PairStats(*(torch.cat(column, dim=-1) for column in columns))
@@ -347,7 +345,7 @@ def means(batch_stats, beta):
     # at the start the two differ by rounding only, which counts as equal: half right
     equal = margins.abs() <= 1e-6 * beta * stats.logps.sum(0).abs()
     right = ((margins > 0) & ~equal).double() + 0.5 * equal
-    low, high = wilson(right.sum().item(), len(right))
+    low, high = wilson(right.mean().item() * votes, votes)
     return row | {
         "rewards/margins": row["rewards/chosen"] - row["rewards/rejected"],
         "rewards/accuracies": right.mean().item(),
@@ -371,7 +369,7 @@ def evaluate(args, run, models, pairs, refs, prompts, scorers):
         forward(args, policy, pairs, part, pad, ref_logps, baseline, untrained)[1] for part in parts
     ]
     if len(pairs.eval):
-        values = means(batch_stats, args.beta)
+        values = means(batch_stats, args.beta, pairs.votes(pairs.eval))
         metrics = {"eval/loss": values.pop("pair_loss")}  # a held-out loss has no NLL term
         metrics |= {f"eval/{key}": value for key, value in values.items()}
         metrics["eval/n"] = len(pairs.eval)
@@ -403,7 +401,8 @@ def kl_to_reference(args, run, policy, reference, rollout, pad):
 def main(argv=None):
     args = parse_args(argv)
     inputs = [args.model, *args.pairs, *args.eval_pairs, args.prompts, args.reward_model]
-    run = runs.Run("dpo", args, [*inputs, args.examples], SHOW, HEADLINE)
+    inputs += [args.counterfactual_augment, args.examples]
+    run = runs.Run("dpo", args, inputs, SHOW, HEADLINE)
     models = policy, tokenizer, _ = load_models(args, run)
     # (1) read pairs; render the prompt; mark the answer tokens
     pairs, prompts, scorers = load_data(args, policy, tokenizer)
@@ -442,7 +441,8 @@ def main(argv=None):
             batch_stats.append(stats)
         update = run.update(lambda batch=batch: pairs.name(batch))
         tokens = int(pairs.tokens()[batch].sum())
-        run.log({"epoch": epoch, **means(batch_stats, args.beta), **update, "tokens": tokens})
+        metrics = means(batch_stats, args.beta, pairs.votes(batch))
+        run.log({"epoch": epoch, **metrics, **update, "tokens": tokens})
         # (6) now and then: held-out loss and accuracy, sample answers and their score
         if run.evaluates(step):
             run.evaluation(*evaluate(args, run, *evaluated))

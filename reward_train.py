@@ -9,8 +9,8 @@ Algorithm    (1) read pairs; render the prompt; mark the answer tokens
              (6) mean and deviation of the rewards, kept in config.json for PPO
 Conventions  one forward for both answers; loss is the pair mean; a fresh head is zero and learns at
              its own rate, and is not rescaled at the end: σ(reward difference) is a probability;
-             --counterfactual-augment NAMES: each pair is joined by a copy of it under other names
-Left out     1. process rewards   2. ensembles   3. other losses   4. pronouns in copies
+             --counterfactual-augment NAMES: each pair under other names (parts/counterfactual.py)
+Left out     1. process rewards   2. ensembles   3. other losses
 Run          python reward_train.py --pairs data/prefs_train.jsonl data/rank_train.jsonl
              python reward_train.py --model Qwen/Qwen2.5-0.5B-Instruct --pairs mine.jsonl
              torchrun --nproc-per-node 8 reward_train.py --fsdp --model Qwen/Qwen2.5-7B-Instruct
@@ -20,12 +20,7 @@ Reference    Bradley & Terry 1952; Ouyang et al. 2022, arXiv 2203.02155, eq. 1; 
 Axes         B pairs, T tokens
 """
 
-import csv
-import functools
 import math
-import random
-import re
-from collections import Counter
 
 import numpy as np
 import torch
@@ -34,7 +29,8 @@ import torch.nn.functional as F
 import common
 from common import at_least_fp32, batch_indices, batch_rows, pad_id, pad_rows, reward_scores
 from parts import identities, prompting, runs
-from parts.files import UserError, brief, command, number, told
+from parts.counterfactual import add_copies_argument
+from parts.files import UserError, command, number
 from parts.means import wilson
 from parts.parallel import add_up, gather
 from parts.shared_prompt import can_share
@@ -136,8 +132,8 @@ def parse_args(argv=None):
     add("--margin-scale", type=number(at_least=0), default=1.0, help="reward units per unit of that column, 0.1 to 1 (default 1)")
     add("--label-smoothing", type=number(at_least=0, below=0.5), default=0.0, help="chance that a label is wrong, 0 to 0.2 (default 0)")
     add("--center-coef", type=number(at_least=0), default=0.0, help="weight of the pull of rewards towards 0, 0.001 to 0.1 (default 0)")
-    add("--counterfactual-augment", metavar="NAMES", help="CSV of names, such as data/names.csv: adds copies of pairs under other names")
     # fmt: on
+    add_copies_argument(parser)
     prompting.add_examples_argument(parser)
     parser.add_run_arguments("runs/reward", RATES)
     args = parser.parse_args(argv)
@@ -152,114 +148,11 @@ def parse_args(argv=None):
 # {"prompt": [{"role": "user", "content": "Which candidate fits this role? …"}],
 #  "chosen": [{"role": "assistant", …}], "rejected": [{"role": "assistant", …}], "strength": 2}
 
-NAME_PARTS, CELL = ("name", "first", "last"), ("sex", "race_ethnicity")
-
-
-def counterfactual_copy(row, names, rng):
-    """(copy, ""): the pair under other names, its label unchanged; or (None, why it is left alone).
-
-    row    a preference row whose "candidates" say in which text each name is: {"in": "prompt",
-           "name": "Aisha Booker", "first": "Aisha", "last": "Booker", "sex": …, "race_ethnicity"…}
-    names  rows with name, first, last, sex, race_ethnicity
-    One candidate takes a name from another cell (sex × race_ethnicity), cells drawn evenly. Two
-    swap names, so each name has won once and lost once: a preference for a name cancels. Names are
-    replaced as whole words, all at once. Left alone: a name that is not in its text, or is there in
-    another spelling (aisha.booker@…; "will" beside a Will, where one is a word).
-
-    >>> emily = {"in": "chosen", "name": "Emily Yoder", "first": "Emily", "last": "Yoder"}
-    >>> aisha = {"in": "rejected", "name": "Aisha Booker", "first": "Aisha", "last": "Booker"}
-    >>> row = {"prompt": "Who?", "chosen": "Emily Yoder, 6 years.", "rejected": "Aisha Booker, 2."}
-    >>> copy, _ = counterfactual_copy({**row, "candidates": [emily, aisha]}, [], random.Random(0))
-    >>> copy["chosen"], copy["rejected"]
-    ('Aisha Booker, 6 years.', 'Emily Yoder, 2.')
-    """
-    people, texts = {}, {key: text_of(row[key]) for key in ("prompt", "chosen", "rejected")}
-    try:
-        for entry in row.get("candidates") or []:
-            if not all(entry[part].strip() for part in NAME_PARTS):
-                raise ValueError
-            if not re.search(rf"(?<!\w){re.escape(entry['name'])}(?!\w)", texts[entry["in"]]):
-                return None, "name not in the text as recorded"
-            people.setdefault(entry["name"], entry)
-    except (ValueError, TypeError, KeyError, AttributeError):
-        columns = '"in": "prompt", "chosen" or "rejected", "name", "first", "last"'
-        raise UserError(f'"candidates": expected a list of {{{columns}}}') from None
-    old = list(people.values())
-    if len(old) not in (1, 2):
-        return None, "more than two candidates" if old else "no candidates recorded"
-    new = old[::-1]  # two change places
-    if len(old) == 1:
-        other = rng.choice(sorted({cell(name) for name in names} - {cell(old[0])}))
-        new = [rng.choice([name for name in names if cell(name) == other])]
-    turn = {}  # {string: what takes its place}
-    for a, b in zip(old, new, strict=True):
-        for part in NAME_PARTS:
-            if turn.setdefault(a[part], b[part]) != b[part]:
-                return None, "candidates share a name"  # James Lee beside Lee Chen
-    longest_first = sorted(turn, key=len, reverse=True)
-    words = rf"(?<!\w)(?:{'|'.join(map(re.escape, longest_first))})(?!\w)"
-    for text in texts.values():
-        if re.findall(words, text) != re.findall(words, text, re.IGNORECASE):
-            return None, "name not in the text as recorded"
-
-    def renamed(value):
-        if isinstance(value, str):
-            return re.sub(words, lambda match: turn[match[0]], value)
-        return [{**message, "content": renamed(message["content"])} for message in value]
-
-    person = dict(zip(people, new, strict=True))
-    entries = [
-        {**entry, **{key: person[entry["name"]].get(key) for key in (*NAME_PARTS, *CELL)}}
-        for entry in row["candidates"]
-    ]
-    return {**row, **{key: renamed(row[key]) for key in texts}, "candidates": entries}, ""
-
-
-def text_of(value):
-    return value if isinstance(value, str) else "\n".join(m["content"] for m in value)
-
-
-def cell(person):
-    return tuple(str(person.get(key)) for key in CELL)
-
-
-def load_names(path):
-    """Rows of a CSV of names, without those whose `split` is heldout: these are for the audits."""
-    flag, columns = f"--counterfactual-augment {path}", (*NAME_PARTS, *CELL)
-    try:
-        with open(path, encoding="utf-8-sig", newline="") as file:
-            rows = list(csv.DictReader(file))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{flag}: cannot be read as CSV ({brief(error)})") from None
-    for line, row in enumerate(rows, 2):
-        if not all((row.get(column) or "").strip() for column in columns):
-            raise UserError(f"{flag}:{line}: expected {', '.join(columns)} in every row")
-    rows = [row for row in rows if row.get("split") != "heldout"]
-    if len({cell(row) for row in rows}) < 2:
-        raise UserError(f"{flag}: needs names from at least two groups of sex × race_ethnicity")
-    return rows
-
 
 def load_data(args, model, tokenizer):
     """(pairs, margins): margins (n,) float32 in reward units."""
-    made, rng = Counter(), random.Random(args.seed)
-    names = load_names(args.counterfactual_augment) if args.counterfactual_augment else []
-
-    def copies(row):
-        copy, why = counterfactual_copy(row, names, rng)
-        made["copies under other names" if copy else f"left alone: {why}"] += 1
-        return [copy] if copy else []
-
-    longest = min(args.max_length, common.max_positions(model.config))
-    files = args.pairs, tokenizer, longest, args.ties == "soft", args.eval_fraction, args.eval_pairs
-    prompt_of = functools.partial(prompting.after_examples, prompting.load_examples(args.examples))
-    pairs = common.load_pairs(*files, copies if names else None, prompt_of=prompt_of)
-    if names and not made["copies under other names"]:
-        raise UserError(
-            f"--counterfactual-augment: no pair could be copied ({told(made)}); leave it out"
-        )
+    pairs = prompting.load_pairs(args, model, tokenizer, args.ties == "soft")
     pairs.shared = can_share(model, pairs, pad_rows)
-    prompting.describe(pairs.counts + made, pairs.train, pairs.eval)
     if args.margin == "none":
         return pairs, torch.zeros(len(pairs))
     column = getattr(pairs, args.margin) * args.margin_scale
@@ -325,8 +218,7 @@ def evaluate(run, model, pairs, pad):
     tokens = [
         torch.from_numpy(side.lengths()[pairs.eval]) for side in (pairs.chosen, pairs.rejected)
     ]
-    # a pair and its copies under other names share one line: one vote in the interval
-    votes = len({(pairs.file[i], pairs.line[i]) for i in pairs.eval if not pairs.tie[i]})
+    votes = pairs.votes(pairs.eval[~pairs.tie[pairs.eval]])
     low, high = wilson(metrics["accuracy"] * votes, votes) or (None, None)
     return {
         "eval/loss": bradley_terry_loss(chosen, rejected, tie=tie).mean().item(),

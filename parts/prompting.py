@@ -6,8 +6,10 @@ import json
 import re
 from pathlib import Path
 
+import common
 from common import check_prompt, check_response, check_sampling, sample, say_once, told
 from parts import parallel
+from parts.counterfactual import Copies
 from parts.dialogue import visible
 from parts.files import UserError, load_function, number, read_jsonl
 from parts.means import half_interval, mean
@@ -132,6 +134,20 @@ def after_examples(examples, row):
     prompt = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     system = [message for message in prompt[:1] if message["role"] == "system"]
     return [*system, *turns, *prompt[len(system) :]]
+
+
+def load_pairs(args, model, tokenizer, keep_ties, check=common.check_pair):
+    """`Pairs` of --pairs and --eval-pairs, after --examples, under --counterfactual-augment names;
+    what was read is printed."""
+    longest = min(args.max_length, common.max_positions(model.config))
+    copies = Copies(args.counterfactual_augment, args.seed)
+    pairs = common.load_pairs(
+        args.pairs, tokenizer, longest, keep_ties, args.eval_fraction, args.eval_pairs, copies,
+        check, functools.partial(after_examples, load_examples(args.examples)),
+    )  # fmt: skip
+    copies.check()
+    describe(pairs.counts + copies.counts, pairs.train, pairs.eval)
+    return pairs
 
 
 def prompt_in_training(folder, run):

@@ -1,4 +1,4 @@
-"""reward_train.py --counterfactual-augment: what voters said about names must cancel."""
+"""--counterfactual-augment of both trainers of pairs: what voters said about names must cancel."""
 
 import json
 import random
@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 import common
+import dpo
 import reward_train
 from common import UserError
 from conftest import REPO
-from parts import files
-from reward_train import counterfactual_copy
+from parts import counterfactual, files
+from parts.counterfactual import counterfactual_rows
 from test_trainers import read
 from tiny import pair_rows, tiny_tokenizer, write_rows
 
@@ -40,9 +41,10 @@ def pair(chosen, rejected, prompt="Who fits?", /, **candidates):
 
 def copied(row, names=NAMES, seed=0):
     before = json.dumps(row)
-    found = counterfactual_copy(row, names, random.Random(seed))
+    rows, why = counterfactual_rows(row, names, random.Random(seed))
     assert json.dumps(row) == before, "the row itself must stay as it is"
-    return found
+    assert why == "" and len(rows) == 2 or rows == [row]
+    return rows, why
 
 
 TWO = [  # chosen, rejected, their people, and the copy
@@ -63,25 +65,33 @@ def test_two_candidates_change_names(chosen, rejected, one, two, new_chosen, new
     message = lambda text: [{"role": "assistant", "content": text}]  # noqa: E731
     row = pair(message(chosen), message(rejected), f"{one['name']}?", chosen=[one], rejected=[two])
     row |= {"strength": 3, "tie": False, "id": "x-1"}
-    copy, why = copied(row)
+    (first, copy), why = copied(row)
     changed = {"prompt": f"{two['name']}?", "chosen": message(new_chosen)}
     changed |= {"rejected": message(new_rejected)}
     changed["candidates"] = pair("", "", chosen=[two], rejected=[one])["candidates"]
-    assert why == "" and copy == row | changed and copied(copy)[0] == row
+    assert why == "" and first == row and copy == row | changed and copied(copy)[0][1] == row
 
 
-def test_one_candidate_takes_a_name_from_another_cell():
-    """Own cell never, the three others evenly: 200 of 600 draws, three standard errors are 35."""
-    row = pair("Emily is good.", "Reject Yoder.", "Assess Emily Yoder, 6 years.", prompt=[EMILY])
-    drawn, names = Counter(), [*NAMES, MALIK]
+@pytest.mark.parametrize("sides", [("chosen", "rejected"), ("chosen",)])
+def test_one_candidate_stands_under_names_of_two_cells(sides):
+    """The own cell as likely as the three others, or part of a preference stays: 300 of 600 times,
+    three standard errors are 37. The last case is a thumb: one side, and the column it came in."""
+
+    def about(who):
+        row = pair(f"{who['first']} is good.", f"Reject {who['last']}.", f"Assess {who['name']}, 6 years.", prompt=[who])  # fmt: skip
+        if len(sides) == 1:
+            row |= {"rejected": None, "completion": row["chosen"]}
+        return row
+
+    drawn, names, row = Counter(), [*NAMES, MALIK], about(EMILY)
     for seed in range(600):
-        copy, _ = copied(row, names, seed)
-        new = next(who for who in names if who["name"] in copy["prompt"])
-        answers = f"{new['first']} is good.", f"Reject {new['last']}."
-        assert copy == pair(*answers, f"Assess {new['name']}, 6 years.", prompt=[new])
-        drawn[reward_train.cell(new)] += 1
-    assert ("Female", "White") not in drawn and len(drawn) == 3
-    assert all(abs(n - 200) < 35 for n in drawn.values()), drawn
+        rows, _ = copied(row, names, seed)
+        new = [next(who for who in names if who["name"] in copy["prompt"]) for copy in rows]
+        assert rows == [about(who) for who in new]
+        cells = {counterfactual.cell(who) for who in new}
+        assert len(cells) == 2
+        drawn.update(cells)
+    assert len(drawn) == 4 and all(abs(n - 300) < 37 for n in drawn.values()), drawn
     assert copied(row, names, 5) == copied(row, names, 5)
 
 
@@ -101,17 +111,17 @@ LEFT = [  # the chosen answer, people in it and in the rejected one, why it is l
 @pytest.mark.parametrize("chosen, one, two, reason", LEFT)
 def test_what_cannot_be_exchanged_exactly_is_left_alone(chosen, one, two, reason):
     rejected = " ".join(who["name"] for who in two if who is not EMILY) or "No."
-    assert copied(pair(chosen, rejected, chosen=one, rejected=two)) == (None, reason)
+    assert copied(pair(chosen, rejected, chosen=one, rejected=two))[1] == reason
 
 
-def test_bundled_pairs():
+def test_bundled_pairs_of_profiles():
     utility = files.load_function(f"{REPO}/data/recruiter.py:utility", "--gold")
-    names = reward_train.load_names(REPO / "data" / "names.csv")
+    names = counterfactual.load_names(REPO / "data" / "names.csv")
     assert len(names) == 200, "8 cells of 25; the 5 held-out names of each belong to the audits"
     lost = []
     for i, row in enumerate(files.read_jsonl(REPO / "data" / "rank_biased.jsonl")):
-        copy, why = copied(row, names)
-        assert why == "" and counterfactual_copy(copy, names, None)[0] == row
+        (_, copy), why = copied(row, names)
+        assert why == "" and counterfactual_rows(copy, names, None)[0] == [copy, row]
         for key in ("chosen", "rejected") if i % 20 == 0 else ():
             assert utility(copy["prompt"], copy[key]) == utility(row["prompt"], row[key])
         black = [[e["race_ethnicity"] == "Black" for e in r["candidates"]] for r in (row, copy)]
@@ -119,6 +129,28 @@ def test_bundled_pairs():
             lost.append([side[1] for side in black])
     before, after = np.mean(lost, axis=0)[0], np.mean(lost)
     assert before > 0.58 and after == 0.5, (before, after)
+
+
+def test_bundled_recommendations():
+    """Votes between two recommendations about one candidate: the harsher one wins .73 of them if
+    the candidate is Black, .50 if not. Under other names the two shares are equal up to chance
+    (three standard errors are .06); a copy beside the row itself would leave half of the gap."""
+    copies = counterfactual.Copies(REPO / "data" / "names.csv", 0)
+    gaps = []
+    for stand_for in (lambda row: [row], copies):
+        harsher = {True: [], False: []}
+        for row in files.read_jsonl(REPO / "data" / "screen_biased.jsonl"):
+            for each in () if row["tie"] else stand_for(row):
+                sides = (
+                    each[key][0]["content"].split()[-1].strip(".") for key in ("chosen", "rejected")
+                )
+                chosen, rejected = map(("advance", "hold", "reject").index, sides)
+                harsher[each["candidates"][0]["race_ethnicity"] == "Black"].append(
+                    chosen > rejected
+                )
+        gaps.append(np.mean(harsher[True]) - np.mean(harsher[False]))
+    assert gaps[0] > 0.2 and abs(gaps[1]) < 0.06, gaps
+    assert dict(copies.counts) == {"pairs under other names": 1499}  # the others are ties
 
 
 def write_names(path, names=NAMES):
@@ -143,15 +175,15 @@ def named_rows(n):
     return rows
 
 
-@pytest.fixture
-def load(llama_folder, tmp_path):
+@pytest.fixture(params=[reward_train, dpo], ids=["reward_train", "dpo"])
+def load(llama_folder, tmp_path, request):
     model, tokenizer = common.load_policy(llama_folder), tiny_tokenizer()
     names = write_names(tmp_path / "names.csv")
 
     def pairs(*argv, augment=True):
-        flags = ["--max-length", "200", *map(str, argv)]
+        flags = ["--max-length", "200", "--ties", "soft", *map(str, argv)]
         flags += ["--counterfactual-augment", names] if augment else []
-        return reward_train.load_data(reward_train.parse_args(flags), model, tokenizer)[0]
+        return request.param.load_data(request.param.parse_args(flags), model, tokenizer)[0]
 
     return pairs
 
@@ -172,29 +204,33 @@ def test_copies_stay_on_their_side_of_the_split(tmp_path, load):
     found = load(*flags), load(*flags), load(*flags, "--seed", 1)
     one, again, other = ([tuple(pairs.prompts[i]) for i in pairs.train] for pairs in found)
     assert one == again != other and (len(one), len(found[0].eval)) == (150, 30)
-    names = reward_train.load_names(tmp_path / "names.csv")
+    names = counterfactual.load_names(tmp_path / "names.csv")
     assert WILL not in names and len(names) == 5
 
 
-def test_a_run_counts_votes_and_keeps_its_names(tmp_path, llama_folder, capsys):
+STAGES = [(reward_train, "eval/accuracy"), (dpo, "eval/rewards/accuracies")]
+
+
+@pytest.mark.parametrize("stage, key", STAGES, ids=["reward_train", "dpo"])
+def test_a_run_counts_votes_and_keeps_its_names(stage, key, tmp_path, llama_folder, capsys):
     """A pair and its copy are one vote: counted twice the interval would be too narrow by √2."""
     data, names = write_rows(tmp_path / "pairs.jsonl", named_rows(60)), tmp_path / "names.csv"
     argv = ["--steps", "2", "--batch-size", "8", "--model", llama_folder, "--pairs", str(data), "--eval-fraction", "0.4",
             "--out", str(tmp_path / "run"), "--counterfactual-augment", write_names(names)]  # fmt: skip
-    assert reward_train.main([*argv, "--stop-after", "1"]) == 0
+    assert stage.main([*argv, "--stop-after", "1"]) == 0
     printed = capsys.readouterr().out
-    assert "copies under other names 40" in printed
-    assert "left alone: no candidates recorded 20" in printed
+    assert f"pairs under other names {32 if stage is dpo else 40}" in printed  # dpo drops ties
+    assert f"left alone: no candidates recorded {16 if stage is dpo else 20}" in printed
     write_names(names, NAMES[:4])
     with pytest.raises(UserError, match="names.csv has changed"):
-        reward_train.main([*argv, "--resume"])
+        stage.main([*argv, "--resume"])
     write_names(names)
-    assert reward_train.main([*argv, "--resume"]) in (None, 0)
+    assert stage.main([*argv, "--resume"]) in (None, 0)
     row = [row for row in read(tmp_path / "run/metrics.jsonl") if "eval/n" in row][-1]
     held = [r for r in named_rows(60) if common.held_out(r["prompt"], 0.4) and not r["tie"]]
     assert row["eval/n"] == len(held) + sum(bool(r["candidates"]) for r in held) > len(held)
-    ends = reward_train.wilson(row["eval/accuracy"] * len(held), len(held))
-    assert (row["eval/accuracy_low"], row["eval/accuracy_high"]) == pytest.approx(ends)
+    ends = reward_train.wilson(row[key] * len(held), len(held))
+    assert (row[f"{key}_low"], row[f"{key}_high"]) == pytest.approx(ends)
 
 
 HEAD = "name,first,last,sex,race_ethnicity\n"
@@ -215,7 +251,7 @@ def test_bad_names_are_one_line(content, said, tmp_path):
     if content is not None:
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(UserError, match="--counterfactual-augment .*names.csv") as caught:
-        reward_train.load_names(path)
+        counterfactual.load_names(path)
     assert said in str(caught.value) and "\n" not in str(caught.value)
 
 

@@ -130,10 +130,11 @@ def test_metrics_of_a_step_are_sums_divided_once():
         dpo.PairStats(torch.ones(n), *(t(*sides)[:, None].expand(2, n) for sides in columns))
         for n, columns in ((3, equal), (1, other))
     ]
-    means = dpo.means(parts, 0.1)
+    means = dpo.means(parts, 0.1, votes=4)
     assert means["rewards/chosen"] == means["rewards/margins"] == 1 and means["nll"] == 2
     assert means["rewards/accuracies"] == 0.625  # (3·½ + 1)/4
     assert (means["rewards/accuracies_low"], means["rewards/accuracies_high"]) == wilson(2.5, 4)
+    assert dpo.means(parts, 0.1, votes=2)["rewards/accuracies_low"] == wilson(1.25, 2)[0]  # copies
     assert means["rewards/std"] == pytest.approx(2**0.5)  # 4 and seven 0s: both sides, unbiased
 
 
@@ -142,7 +143,7 @@ def test_a_side_that_nobody_gave_is_in_no_mean():
     rows as divisor would say 2 and ⅓."""
     sides = [[2, 0, 4], [0, 1, 0]], [[-3, 0, -5], [0, -2, 0]], [[1, 0, 2], [0, 1, 0]]
     stats = dpo.PairStats(t(0, 0, 0), *(t(*side) for side in sides))
-    means = dpo.means([stats], 0.1)
+    means = dpo.means([stats], 0.1, votes=3)
     assert (means["rewards/chosen"], means["rewards/rejected"]) == (3, 1)
     assert (means["logps/chosen"], means["logps/rejected"]) == (-4, -2)
     assert means["rewards/margins"] == 2 and means["rewards/std"] == pytest.approx(1.5275, abs=1e-4)
