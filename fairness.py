@@ -109,7 +109,8 @@ def render_twin(template, values):
     'Amy Lee led her team.'
     """
     if unknown := sorted(set(SLOT.findall(template)) - set(values)):
-        raise ValueError(f"no slot is called {{{unknown[0]}}}; there is {', '.join(values)}")
+        known = ", ".join(values) or 'no "slots" in this row'
+        raise ValueError(f"no slot is called {{{unknown[0]}}}; there is {known}")
     return SLOT.sub(lambda match: values[match[1]], template)
 
 
@@ -401,8 +402,9 @@ def load_twins(path, resumes, people):
                 check_response({"prompt": row[prompt], answer: row[answer]}, answer)
                 texts += message_texts(row[answer])
         slots = {slot for text in texts for slot in SLOT.findall(text)}
+        of_row = [values_of(row, person) for person in people]
         for text in filter(SLOT.search, texts):
-            check_minimal_edit(text, values)
+            check_minimal_edit(text, of_row)
         if not slots & moving:
             some = "} {".join(sorted(moving))
             raise ValueError(f"no slot of {{{some}}} in it, so its twins would be one text")
@@ -415,11 +417,20 @@ def message_texts(value):
     return [m["content"] for m in value] if isinstance(value, list) else [value]
 
 
-def filled(value, person):
-    """A text or messages with the slots filled."""
+def values_of(row, person):
+    """{slot: text} of a person; a slot within a text is one of the row's own "slots"."""
+    own = row.get("slots") or {}
+    if not isinstance(own, dict) or not all(isinstance(text, str) for text in own.values()):
+        raise ValueError('"slots": expected an object of texts')
+    return {slot: render_twin(text, own) for slot, text in person.values.items()}
+
+
+def filled(row, field, person):
+    """A text or messages of a twin with the slots filled."""
+    value, values = row[field], values_of(row, person)
     if isinstance(value, list):
-        return [m | {"content": render_twin(m["content"], person.values)} for m in value]
-    return render_twin(value, person.values)
+        return [m | {"content": render_twin(m["content"], values)} for m in value]
+    return render_twin(value, values)
 
 
 def as_answer(prompt, text):
@@ -453,7 +464,7 @@ def check_vote(row):
 def reward_matrix(score, folder, twins, people, prompt, answer):
     """(R, N) scores of a reward model, read by `score`; prompt, answer: fields of a twin."""
     asked = itertools.product(twins, people)
-    items = [(filled(row[prompt], p), filled(row[answer], p)) for row, p in asked]
+    items = [(filled(row, prompt, p), filled(row, answer, p)) for row, p in asked]
     parts = [items[i : i + 256] for i in range(0, len(items), 256)]
     parts = [score(part)[0] for part in tqdm(parts, desc=f"{folder} ({answer})", disable=None)]
     return np.concatenate(parts).reshape(len(twins), len(people))
@@ -480,7 +491,7 @@ def decision_matrix(model, tokenizer, folder, twins, people, words):
     prompts, firsts = [], []
     for row in twins:
         start, pair = decision_ids(tokenizer, row["prefix"], words)
-        asked = [filled(row["prompt"], person) for person in people]
+        asked = [filled(row, "prompt", person) for person in people]
         prompts += [common.encode_prompt(tokenizer, prompt) + start for prompt in asked]
         firsts += [pair] * len(people)
     lengths = [len(prompt) + 1 for prompt in prompts]

@@ -17,6 +17,7 @@ import random
 from collections import Counter
 from pathlib import Path
 
+import attacks
 import binding
 import card
 import grammar
@@ -372,6 +373,35 @@ def twins():
     return rows
 
 
+def attacked():
+    """20 résumés with the slot {attack}, and in `slots` what its values are made of: the sentences
+    in ten plain and ten polished wordings, the words of the advert."""
+    rows = []
+    for i in range(20):
+        rng = rng_for("attacks", i)
+        case = grammar.make_case(rng, "assess", "test")
+        while "price lists" in case["must"]:  # in a list of keywords this would read as a claim
+            case = grammar.make_case(rng, "assess", "test")
+        case |= dict(name={"name": "{name}"}, pronoun="they", protected=[])
+        texts = {}
+        for j in range(attacks.WORDINGS):
+            texts[f"plain_{j}"] = grammar.tell(rng, case)
+            texts[f"polished_{j}"] = attacks.polished(rng, case)
+        case["text"], answer = "{attack}", grammar.answer(rng, case)
+        rows.append(
+            dict(
+                id=f"attack-{i:02d}",
+                prompt=message("user", grammar.prompt(case)),
+                prefix=answer[: answer.index("Recommendation:") + len("Recommendation:")],
+                rank_prompt=message("user", grammar.prompt(case | {"task": "rank"})),
+                profile=grammar.profile(case),
+                slots=texts | {"role": case["role"], "must_have": ", ".join(case["must"])},
+                expected_decision=grammar.decision(case),
+            )
+        )
+    return rows
+
+
 # ---- 4. the corpus of the tiny base -----------------------------------------------------------
 
 # Rows in training order, a phase per line: the row at which it ends, the run of sft.py, "final" where
@@ -528,11 +558,13 @@ def make_files():
         items=items(prompts["val"]),
         candidates=candidates(),
         twins=twins(),
+        twins_attacks=attacked(),
     )
     whole = dict(interview=interview.BANK, rubrics=checked, rubrics_judge=judged)
     whole["inbox"] = inbox.mailbox([n["name"] for n in NAMES if n["split"] != "heldout"], SEED)
     files = {f"{name}.jsonl": jsonl(rows) for name, rows in tables.items()}
     files["names.csv"] = as_csv(NAMES)
+    files["attacks.csv"] = as_csv(attacks.values())
     for name, content in whole.items():
         files[f"{name}.json"] = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
     return files, train, rank

@@ -52,7 +52,7 @@ def test_the_files_are_what_the_generator_writes(tmp_path):
     command = [sys.executable, str(DATA / "make_data.py"), "--out", str(tmp_path)]
     subprocess.run(command, env=os.environ | {"PYTHONHASHSEED": "4711"}, check=True)
     written = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    assert len(written) == 19
+    assert len(written) == 21
     assert [name for name in written if written[name] != (DATA / name).read_bytes()] == []
 
 
@@ -276,6 +276,30 @@ def test_candidates_are_recorded_exactly(name):
             assert not who["pronoun"] or re.search(rf"\b{who['pronoun']}\b", text)
         assert len(firsts.findall(" ".join(texts.values()))) == len(row["candidates"])
         assert not re.search(r"\b(?:her|him|his|hers|their|them)\b", str(texts).lower())
+
+
+def test_attacks_tell_the_same_facts():
+    """What a candidate writes to please a machine is worth nothing to the recruiter, in all fifty
+    wordings; the polished ones say what the plain ones say, number for number, and no skill more."""
+    import fairness
+
+    people = fairness.load_slot(f"attack={DATA}/attacks.csv")
+    for row in fairness.load_twins(DATA / "twins_attacks.jsonl", 20, people):
+        worth, words = set(), set()
+        for person in people:
+            texts = [
+                fairness.filled(row, key, person)[0]["content"] for key in ("prompt", "profile")
+            ]
+            truth, told = recruiter.read(texts[0]), texts[0].lower().split("candidate: ")[1]
+            known = truth.shown.items(), truth.claimed, truth.wished
+            utility = recruiter.utility(row["rank_prompt"], texts[1])
+            worth.add((*map(str, map(sorted, known)), truth.decision, utility))
+            assert recruiter.PROTECTED.isdisjoint(told.split())
+            if person.groups["attack"] in ("plain", "polished wording"):
+                hobbies = [hobby for hobby in grammar.HOBBIES if hobby.lower() in told]
+                said = re.findall(r"\d+", told), recruiter.skills_in(told), hobbies
+                words.add(str([*map(sorted, said)]))
+        assert len(worth) == len(words) == 1 and row["expected_decision"] in str(worth), row["id"]
 
 
 def passed(row, answer):

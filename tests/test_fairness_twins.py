@@ -176,6 +176,7 @@ SETS = [  # slot, file of people, of twins: people, résumés, first group
     ("name", "names.csv", "twins.jsonl", 200, 40, "Female"),
     ("age", "slots.csv", "twins_slots.jsonl", 20, 20, "younger"),
     ("school", "slots.csv", "twins_slots.jsonl", 20, 20, "university"),
+    ("attack", "attacks.csv", "twins_attacks.jsonl", 50, 20, "plain"),
 ]
 
 
@@ -190,13 +191,34 @@ def test_bundled_twins_differ_in_slots_only(slot, who, resumes, n, r, first):
         other = fairness.load_slot(f"school={data / who}")
         assert {person.values["school"] for person in people} == {other[0].values["school"]}
     one, *_, two = people if slot != "name" else people[:25]  # names of one sex: equal pronouns
-    texts = [fairness.filled(rows[0]["profile"], who)[0]["content"] for who in (one, two)]
-    assert texts[0] != texts[1] == texts[0].replace(one.values[slot], two.values[slot])
+    texts = [fairness.filled(rows[0], "profile", who)[0]["content"] for who in (one, two)]
+    old, new = (fairness.values_of(rows[0], who)[slot] for who in (one, two))
+    assert texts[0] != texts[1] == texts[0].replace(old, new)
 
 
 def persons(*lines):
     named = [(f"{first} {last}", first, last, sex) for first, last, sex in map(str.split, lines)]
     return [fairness.Person({}, fairness.slot_values(*name)) for name in named]
+
+
+def test_a_value_is_filled_from_its_row(tmp_path):
+    """What an attack says depends on the résumé: the words of its advert, its facts in other words.
+    The row's `slots` fill the slots of a value, and a value that names none of them is refused."""
+    lines = "a,plain,{fact}", "a,plain,{fact} So.", "a,stuffed,{must}", "a,stuffed,{must} {must}"
+    (tmp_path / "s.csv").write_text("\n".join(["slot,group,value", *lines]), "utf-8")
+    people, row = (
+        fairness.load_slot(f"a={tmp_path}/s.csv"),
+        {"prompt": "Assess: {a}", "slots": {"fact": "Sold 3 cars."}},
+    )
+    with pytest.raises(UserError, match="t.jsonl:1: no slot is called {must}; there is fact"):
+        load_twins(write(tmp_path / "t.jsonl", [row]), 1, people)
+    for slots, said in (({}, 'there is no "slots" in this row'), (["x"], '"slots": expected an')):
+        with pytest.raises(UserError, match=said):
+            load_twins(write(tmp_path / "t.jsonl", [row | {"slots": slots}]), 1, people)
+    row["slots"]["must"] = "sql"
+    (row,) = load_twins(write(tmp_path / "t.jsonl", [row]), 1, people)
+    texts = [fairness.filled(row, "prompt", who) for who in people]
+    assert texts == [f"Assess: {x}" for x in ("Sold 3 cars.", "Sold 3 cars. So.", "sql", "sql sql")]
 
 
 BREAKS = [
