@@ -185,7 +185,7 @@ class Pairs(Named):
         return self.prompts.lengths() + np.maximum(self.chosen.lengths(), self.rejected.lengths())
 
     def votes(self, indices):
-        """How many lines these pairs stand for: a pair and its copies under other names are one."""
+        """The number of lines behind these pairs: a pair and its copies are one vote."""
         return len({(self.file[i], self.line[i]) for i in indices})
 
     def tokens(self):
@@ -213,8 +213,8 @@ def load_pairs(
     prompt_of(row) → the prompt that the model sees; the held-out side is that of row["prompt"].
 
     Equal pairs, pairs that are equal after cutting and (without keep_ties) ties are dropped and
-    counted. Held out are `eval_files`, else a share of the prompts. copies(row) → the rows that stand
-    for this line, on its side of the split; rows of `eval_files` stand for themselves.
+    counted. Held out are `eval_files`, else a share of the prompts. copies(row) → the rows in place
+    of this one, on its side of the split; rows of `eval_files` stand for themselves.
     """
     pairs, columns = Pairs([str(file) for file in [*files, *eval_files]]), []
     counts = pairs.counts

@@ -1,7 +1,6 @@
-"""parts/counterfactual.py: preference pairs under other names, so that what voters thought of a name
-cancels: --counterfactual-augment.
+"""parts/counterfactual.py: --counterfactual-augment, preference pairs under other names.
 
-Objective    labels that do not depend on the candidate's group: E[label | group] = E[label]
+Objective    what voters thought of a name cancels: E[label | group] = E[label]
 Left out     1. pronouns (a name of another sex meets the old pronoun)   2. what a text says about
              a group without a name   3. a preference for the group that the whole text gives away
 """

@@ -383,7 +383,7 @@ def test_every_flag_is_read(name):
         by_all = (reads_of(path, "parts/rollouts.py") for path in MOVED)
         read |= set.intersection(*by_all) | reads_of("parts/parallel.py")
     elif REPO / name in FILES:
-        read |= reads_of("parts/runs.py", "parts/parallel.py")
+        read |= reads_of("parts/runs.py", "parts/parallel.py", "parts/prompting.py")
     assert {*flags_of(tree_of(REPO / name))} - read <= {"help_all"}
 
 
