@@ -309,6 +309,28 @@ def test_links_lead_somewhere(page):
             assert anchor in heads + re.findall(r'(?:id|name)="([^"]+)"', there), target
 
 
+def table_cells(line):
+    """The cells of a row of a table; of other lines []."""
+    return [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("|") else []
+
+
+def test_every_rule_says_when_it_was_checked():
+    """A page of rules is stale the day after it is written: each row has the month of its last
+    check, or `never` and the mark of what was taken over unchecked; the title promises no date."""
+    text = (REPO / "docs/law.md").read_text("utf-8")
+    rows = [row for row in map(table_cells, text.split("\n")) if len(row) == 4]
+    heads = [row for row in rows if row[2] == "last check"]
+    rules = [row for row in rows if row not in heads and not set(row[2]) <= set("-:")]
+    assert len(heads) == 2 and len(rules) > 15 and not re.search(r"\d", text.split("\n")[0])
+    for _, said, checked, source in rules:
+        assert source, said
+        if checked == "never":
+            assert said.startswith("†"), said
+        else:
+            assert re.fullmatch(r"[A-Z][a-z]+ 20\d\d", checked) and not said.startswith("†"), said
+    assert "have **not checked ourselves**" in text
+
+
 # ---- numbers ----
 
 
