@@ -1,15 +1,38 @@
 """checks/instructions.py: instructions that a program can check, under their IFEval names.
 
 Each check is a function (answer, **arguments) → bool in CHECKS, with the kinds of its arguments.
+It raises Undecided where it cannot tell. A check that bears IFEval's name decides as IFEval does
+(measured in docs/checks.md), but for these:
 
-Reference    Zhou et al. 2023, arXiv 2311.07911 (IFEval)
+keywords                existence and frequency count whole words: "art" is not in "start". The
+                        keyword is no pattern: "C++" is one, where IFEval ends with an error
+number_sentences        no trained splitter; a list's "1." and a lone emoji are no sentences
+number_bullet_lists     a bullet has text: "---" and a lone "-" are none
+json_format             an object or a list: "7" and "yes" are JSON too
+multiple_sections, number_placeholders, quotation, repeat_prompt, end_checker
+                        something must stand in them, or beside the phrase asked for
+postscript              begins a line, and P.P.S. is no P.S.
+quotation, no_comma     the quotes and commas of other languages count: “ ” « » 「 」 ， 、 ،
+english_lowercase, english_capital
+                        letters alone: the language is not detected
+nth_paragraph_first_word
+                        four blank lines do not move the count; "don't" may be the word
+
+Scripts      keywords need no blanks around them in scripts without blanks (Chinese, Japanese, Thai,
+             Lao, Khmer, Burmese, Tibetan) and in Korean; a Hindi vowel sign is part of its word.
+             A count of words is a range there, and Undecided if the range does not settle it
+Reference    Zhou et al. 2023, arXiv 2311.07911; google-research/instruction_following_eval
 """
 
 import difflib
 import json
+import os
 import re
+import unicodedata
 
-from checks.answers import choice, compiles, math_answer, math_equal, run_tests
+from checks.answers import choice_equal, math_answer, math_matches
+from checks.maths import Undecided, math_text
+from checks.programs import compiles, programs, run_nothing, run_tests
 from checks.risky import number_of_requests, risky_questions, without_invisible
 from parts.dialogue import visible
 
@@ -31,55 +54,132 @@ RELATIONS = {
     "exactly": lambda a, b: a == b,
 }
 
+# kana and Han; Thai and Lao, Tibetan, Burmese, Khmer; in Korean endings are joined to the word
+UNBLANKED = (
+    "\u3005-\u3007\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff66-\uff9f"
+)
+UNBLANKED += "\U00020000-\U0003ffff\u0e01-\u0eff\u0f00-\u0fff\u1000-\u109f\u1780-\u17ff"
+JOINING = UNBLANKED + "\u1100-\u11ff\u3130-\u318f\uac00-\ud7af"
+
+
+def one_word(before, after):
+    """Do two neighbours belong to one word? A mark, such as a vowel sign, belongs to its letter."""
+    mark, letter = [unicodedata.category(c)[0] == "M" for c in (before, after)], rf"[^\W{JOINING}]"
+    alone = re.match(f"[{JOINING}]", before) or not (mark[0] or re.match(letter, before))
+    return mark[1] or not alone and re.match(letter, after) is not None
+
 
 def occurrences(phrase, text):
-    """How often the phrase occurs as whole words, case ignored: "art" is not in "start"."""
-    return len(re.findall(rf"(?<!\w){re.escape(phrase.strip())}(?!\w)", text, re.I))
+    """How often the phrase occurs as whole words, case ignored.
+
+    >>> [occurrences(*p) for p in (("art", "Start: ART."), ("审计", "她领导过审计工作"), ("कर", "करती"))]
+    [1, 1, 0]
+    """
+    phrase, count, end = phrase.strip(), 0, 0
+    for match in re.finditer(rf"(?={re.escape(phrase)})", text, re.I):
+        start, stop = match.start(), match.start() + len(phrase)
+        first, last = text[max(start - 1, 0) : start + 1], text[stop - 1 : stop + 1]
+        inside = start and one_word(*first) or stop < len(text) and one_word(*last)
+        if start >= end and not inside:
+            count, end = count + 1, stop
+    return count
+
+
+def number_of_words(text):
+    r"""(least, most) words: runs of \w; where a script has no blanks, up to one per character.
+
+    >>> [number_of_words(t) for t in ("I don't", "वह ऑडिट करती", "她会SQL")]
+    [(3, 3), (3, 3), (1, 3)]
+    """
+    marks = (c for c in text if unicodedata.category(c)[0] == "M" or c in "\u200c\u200d")
+    text = text.translate(dict.fromkeys(map(ord, marks)))
+    most = len(re.findall(rf"[{UNBLANKED}]|[^\W{UNBLANKED}]+", text))
+    return len(re.findall(r"\w+", text)), most
+
+
+def words_match(text, num_words, relation):
+    least, most = number_of_words(text)
+    verdicts = {relation(n, num_words) for n in (least, most, min(max(num_words, least), most))}
+    if len(verdicts) > 1:
+        raise Undecided(
+            f"{least} to {most} words: their count is written for languages with blanks"
+        )
+    return verdicts.pop()
+
+
+ABBREVIATIONS = "mr mrs ms dr prof sr jr st vs etc inc ltd co corp dept no approx fig gen rep sen"
+ABBREVIATIONS = set(ABBREVIATIONS.split())
+STOP = r"""(?:[.!?…؟۔]+["'”’»›)\]}*_`]*(?=\s|$)|[。！？｡।॥።។။།‼⁇⁈⁉]+["'”’»›)\]}*_`」』）】》〉]*)"""
 
 
 def number_of_sentences(text):
-    """Pieces split after . ! ? before a blank; no trained splitter, so "Dr. Ode" makes two.
+    """Sentences: a stop, what closes behind it (quote, bracket, mark), a blank.
 
-    >>> number_of_sentences("One. Two? Three"), number_of_sentences("v1.2 works.")
-    (3, 1)
+    "Dr." and "J." end none, nor do the number of a list and dots before a small letter.
+    >>> number_of_sentences('Dr. J. Ode said "Go." He left… **Well.**\\n1. v1.2 works.\\n2. She did')
+    5
+    >>> number_of_sentences("她领导过审计。她会SQL。"), number_of_sentences("वह ऑडिट करती है। वह जानती है।")
+    (2, 2)
     """
-    return len([piece for piece in re.split(r"(?<=[.!?])\s+", text.strip()) if piece])
+    if re.search("[\u0e01-\u0eff]", text):
+        raise Undecided("Thai and Lao have no mark that ends a sentence")
+    text = re.sub(r"^[ \t>]*\d+[.)][ \t]+", "", text, flags=re.M)
+    pieces = [""]
+    for match in re.finditer(rf"(.*?)({STOP}|$)", text, re.S):
+        pieces[-1] += match[0]
+        word = re.search(r"[\w.]*$", match[1])[0]
+        more = text[match.end() :].lstrip()[:1]
+        initial = (
+            re.fullmatch(r"[A-HJ-Z]|(?:[A-Za-z]\.)+[A-Za-z]", word) or word.lower() in ABBREVIATIONS
+        )
+        if not (match[2][:1] == "." and (initial or match[2] == "..." and more.islower())):
+            if not (match[2][:1] == "…" and more.islower()):
+                pieces.append("")
+    return sum(re.search(r"\w", piece) is not None for piece in pieces)
 
 
 def paragraphs_match(text, num_paragraphs):
     """Exactly n pieces between ***, as IFEval counts: blank ends ignored, a blank middle fails."""
-    pieces = [piece.strip() for piece in text.split("***")]
+    pieces = [piece.strip() for piece in re.split(r"\s?\*\*\*\s?", text)]
     pieces = pieces[1:] if not pieces[0] else pieces
     pieces = pieces[:-1] if pieces and not pieces[-1] else pieces
     return len(pieces) == num_paragraphs and all(pieces)
 
 
 def nth_first_word(text, num_paragraphs, nth_paragraph, first_word):
-    pieces = [p for p in re.split(r"\n\s*\n", text.strip()) if p.strip()]
+    """Exactly n pieces between empty lines; quotes before the word and a mark after it are free."""
+    pieces = [piece.strip() for piece in text.split("\n\n") if piece.strip()]
     if len(pieces) != num_paragraphs:  # nth_paragraph is no larger: `check_arguments`
         return False
-    word = rf"\W*{re.escape(first_word.strip())}(?!\w)"
-    return re.match(word, pieces[nth_paragraph - 1], re.I) is not None
+    word = first_word.strip()
+    end = rf"(?=[.,?!'\"\s{JOINING}]|$)" if not re.search(rf"[{JOINING}]$", word) else ""
+    return re.match(rf"'*\"*{re.escape(word)}{end}", pieces[nth_paragraph - 1], re.I) is not None
 
 
 def json_value(text):
     """The whole text, one code fence taken off, as a JSON object or list; else None."""
-    fence = re.fullmatch(r"```\w*[ \t]*\n(.*?)\n?[ \t]*```", text.strip(), re.S)
     try:
-        value = json.loads(fence.group(1) if fence else text)
+        value = json.loads(re.sub(r"^```(?:json)?|```$", "", text.strip(), flags=re.I))
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, (dict, list)) else None
 
 
 def number_of_highlights(text):
-    found = re.findall(r"\*\*([^*\n]+)\*\*|\*([^*\n]+)\*", text)
-    return sum(bool((strong + weak).strip()) for strong, weak in found)
+    """Pieces *between stars* and **between two**, with text, as IFEval counts them."""
+    pieces = re.findall(r"\*[^\n*]*\*", text) + re.findall(r"\*\*[^\n*]*\*\*", text)
+    return sum(bool(piece.strip("*").strip()) for piece in pieces)
 
 
 def number_of_sections(text, splitter):
     pieces = re.split(rf"(?<!\w){re.escape(splitter.strip())}\s?\d+", text)[1:]
     return sum(bool(piece.strip()) for piece in pieces)
+
+
+def number_of_capital_words(text):
+    """Words in capitals, joined by - / . or ': SQL-HR is one, and 'S and N'T are cut off."""
+    words = re.findall(r"[\w@#]+(?:[-/.][\w]+)*", text)
+    return sum(word.isupper() for word in words)
 
 
 def has_postscript(text, postscript_marker):
@@ -91,24 +191,30 @@ def has_postscript(text, postscript_marker):
 
 
 def ends_with(text, end_phrase):
-    """Ends with the phrase, after other words; case, outer blanks and quotes ignored."""
-    text, phrase = (x.strip(" \t\r\n\"'“”‘’").casefold() for x in (text, end_phrase))
+    """Ends with the phrase, after other words; case, outer blanks and double quotes ignored."""
+    text, phrase = (x.strip(' \t\r\n"“”').lower() for x in (text, end_phrase))
     return text.endswith(phrase) and re.search(r"\w", text[: len(text) - len(phrase)]) is not None
+
+
+QUOTES = {'"': '"', "“": "”", "”": "”", "„": "“”", "«": "»", "»": "«", "「": "」", "『": "』"}
 
 
 def is_quoted(text):
     text = text.strip()
-    return len(text) > 1 and text[0] == text[-1] == '"' and bool(text.strip('" \t\r\n'))
+    closed = len(text) > 1 and text[-1] in QUOTES.get(text[0], "")
+    return closed and bool(text[1:-1].strip('" \t\r\n'))
 
 
 def repeats_prompt(text, prompt_to_repeat):
-    text, prompt = text.strip().casefold(), prompt_to_repeat.strip().casefold()
+    text, prompt = text.strip().lower(), prompt_to_repeat.strip().lower()
     return text.startswith(prompt) and bool(text[len(prompt) :].strip())
 
 
 def two_responses(text):
+    """Two different pieces around ******; a blank first or last piece does not count."""
     pieces = [piece.strip() for piece in text.split("******")]
-    return len(pieces) == 2 and all(pieces) and pieces[0] != pieces[1]
+    answers = [piece for piece in pieces if piece]
+    return all(pieces[1:-1]) and len(answers) == 2 and answers[0] != answers[1]
 
 
 # what a check takes: each kind returns the value or raises ValueError("expected …"); a "?" marks
@@ -146,7 +252,7 @@ def relation(value):
 def letter(value):
     if not isinstance(value, str) or not re.fullmatch("[a-zA-Z]", value):
         raise ValueError("expected one letter, a to z")
-    return value.casefold()
+    return value.lower()
 
 
 def a_pattern(value):
@@ -165,6 +271,8 @@ def a_flag(value):
 def a_program(value):
     if not compiles(a_text(value)):
         raise ValueError("expected Python code that compiles")
+    if run_nothing(value):
+        raise ValueError("expected tests that run; these define and call nothing")
     return value
 
 
@@ -176,7 +284,7 @@ def gold_math(value):
     """A formula, or a worked solution that ends in a box or in #### and the answer."""
     text = gold_text(value)
     answer = math_answer(text) if "\\boxed" in text or "####" in text else text
-    if not math_equal(answer, answer) or answer.count("{") != answer.count("}"):
+    if not answer or not math_text(answer) or answer.count("{") != answer.count("}"):
         raise ValueError("expected an answer that can be read, plain, boxed or after ####")
     return answer
 
@@ -186,15 +294,15 @@ CHECKS = {  # id: (the check, its arguments)
     "keywords:existence": (lambda a, keywords: all(occurrences(k, a) for k in keywords), {"keywords": texts}),
     "keywords:forbidden_words": (lambda a, forbidden_words: not any(occurrences(k, a) for k in forbidden_words), {"forbidden_words": texts}),
     "keywords:frequency": (lambda a, keyword, frequency, relation: relation(occurrences(keyword, a), frequency), {"keyword": a_text, "frequency": whole, "relation": relation}),
-    "keywords:letter_frequency": (lambda a, letter, let_frequency, let_relation: let_relation(a.casefold().count(letter), let_frequency), {"letter": letter, "let_frequency": whole, "let_relation": relation}),
-    "length_constraints:number_words": (lambda a, num_words, relation: relation(len(re.findall(r"\w+", a)), num_words), {"num_words": whole, "relation": relation}),
+    "keywords:letter_frequency": (lambda a, letter, let_frequency, let_relation: let_relation(a.lower().count(letter), let_frequency), {"letter": letter, "let_frequency": whole, "let_relation": relation}),
+    "length_constraints:number_words": (words_match, {"num_words": whole, "relation": relation}),
     "length_constraints:number_sentences": (lambda a, num_sentences, relation: relation(number_of_sentences(a), num_sentences), {"num_sentences": whole, "relation": relation}),
     "length_constraints:number_paragraphs": (paragraphs_match, {"num_paragraphs": positive}),
     "length_constraints:nth_paragraph_first_word": (nth_first_word, {"num_paragraphs": positive, "nth_paragraph": positive, "first_word": a_text}),
     "detectable_format:number_bullet_lists": (lambda a, num_bullets: len(re.findall(r"^[ \t]*[*-](?![*-])(?=.*\w)", a, re.M)) == num_bullets, {"num_bullets": whole}),
     "detectable_format:json_format": (lambda a: json_value(a) is not None, {}),
     "json:keys": (lambda a, keys: isinstance(json_value(a), dict) and set(keys) <= set(json_value(a)), {"keys": texts}),
-    "detectable_format:title": (lambda a: any(t.strip() for t in re.findall(r"<<([^<>\n]+)>>", a)), {}),
+    "detectable_format:title": (lambda a: any(t.strip("<>").strip() for t in re.findall(r"<<[^\n]+>>", a)), {}),
     "detectable_format:constrained_response": (lambda a: re.search(r"My answer is (yes|no|maybe)\.", a) is not None, {}),
     "detectable_format:number_highlighted_sections": (lambda a, num_highlights: number_of_highlights(a) >= num_highlights, {"num_highlights": positive}),
     "detectable_format:multiple_sections": (lambda a, section_spliter, num_sections: number_of_sections(a, section_spliter) >= num_sections, {"section_spliter": a_text, "num_sections": positive}),
@@ -202,19 +310,20 @@ CHECKS = {  # id: (the check, its arguments)
     "detectable_content:postscript": (has_postscript, {"postscript_marker": a_text}),
     "startend:end_checker": (ends_with, {"end_phrase": a_text}),
     "startend:quotation": (is_quoted, {}),
-    "change_case:english_lowercase": (lambda a: a.lower() == a != a.upper(), {}),
-    "change_case:english_capital": (lambda a: a.upper() == a != a.lower(), {}),
-    "change_case:capital_word_frequency": (lambda a, capital_frequency, capital_relation: capital_relation(sum(w.isupper() for w in re.findall(r"\w+", a)), capital_frequency), {"capital_frequency": whole, "capital_relation": relation}),
-    "punctuation:no_comma": (lambda a: "," not in a, {}),
+    "change_case:english_lowercase": (str.islower, {}),
+    "change_case:english_capital": (str.isupper, {}),
+    "change_case:capital_word_frequency": (lambda a, capital_frequency, capital_relation: capital_relation(number_of_capital_words(a), capital_frequency), {"capital_frequency": whole, "capital_relation": relation}),
+    "punctuation:no_comma": (lambda a: re.search("[,，、،﹐﹑､]", a) is None, {}),
     "text:max_chars": (lambda a, max_chars: len(a) <= max_chars, {"max_chars": positive}),
     "combination:repeat_prompt": (repeats_prompt, {"prompt_to_repeat": a_text}),
     "combination:two_responses": (two_responses, {}),
     "regex:match": (lambda a, pattern: pattern.search(a) is not None, {"pattern": a_pattern}),
     "regex:absent": (lambda a, pattern: pattern.search(a) is None, {"pattern": a_pattern}),
     "text:contains": (lambda a, answer: occurrences(answer, a) > 0, {"answer": gold_text}),
-    "choice:equal": (lambda a, answer: choice(a) == choice(answer), {"answer": gold_text}),
-    "math:equal": (lambda a, answer, **how: math_equal(math_answer(a, **how), answer), {"answer": gold_math, "strict_boxed?": a_flag, "last_number?": a_flag}),
+    "choice:equal": (choice_equal, {"answer": gold_text}),
+    "math:equal": (math_matches, {"answer": gold_math, "strict_boxed?": a_flag, "last_number?": a_flag}),
     "code:tests": (run_tests, {"tests": a_program}),
+    "code:compiles": (lambda a: bool(programs(a)), {}),
     "interview:question_count": (lambda a, num_questions, relation: relation(number_of_requests(a), num_questions), {"num_questions": whole, "relation": relation}),
     "interview:no_risky_question": (lambda a: not risky_questions(a), {}),
 }
@@ -228,6 +337,10 @@ def check_arguments(check, arguments, allow_code=False):
         raise ValueError(f'unknown check "{check}"; the nearest known one is "{near}"')
     if check == "code:tests" and not allow_code:
         raise ValueError("code:tests runs the answer's code here; add --allow-code-execution")
+    if check == "code:tests" and os.name != "posix":
+        raise ValueError(
+            "code:tests: this system cannot bound the answer's code; use Linux or macOS"
+        )
     kinds = {name.rstrip("?"): kind for name, kind in CHECKS[check][1].items()}
     missing = [n for n in CHECKS[check][1] if not n.endswith("?") and n not in arguments]
     unknown = [name for name in arguments if name not in kinds]
@@ -245,19 +358,31 @@ def check_arguments(check, arguments, allow_code=False):
     return read
 
 
-def passes(criterion, answer, mode="strict"):
-    """Does the visible part of the answer pass this check? None if the check itself is broken.
+def decide(criterion, answer, mode="strict"):
+    """(verdict, reason): does the visible part of the answer pass this check? None: cannot tell.
 
     An empty answer never does well, negated or not.
     loose: any of eight variants may pass: as it is, without its first line, its last, or both; each
-    also without its *
+    also without its *. Not for final answers and code, where a line less is another answer.
     """
     text = visible(answer)
     variants = [text]
-    if mode == "loose":
+    if mode == "loose" and not criterion.check.startswith(("choice:", "math:", "code:")):
         lines = text.strip().split("\n")
         parts = [text] + ["\n".join(part) for part in (lines[1:], lines[:-1], lines[1:-1])]
         variants = [v for part in parts for v in (part, part.replace("*", ""))]
-    check = CHECKS[criterion.check][0]
-    said = [check(v, **criterion.arguments) for v in variants if not blank(v)]
-    return None if None in said else (not criterion.negate) in map(bool, said)
+    check, verdicts, reason = CHECKS[criterion.check][0], [], None
+    for variant in variants:
+        if not blank(variant):
+            try:
+                verdicts.append(bool(check(variant, **criterion.arguments)) != criterion.negate)
+            except Undecided as error:
+                reason = f"{criterion.check}: {error}"
+    if True in verdicts or reason is None:
+        return True in verdicts, None
+    return None, reason
+
+
+def passes(criterion, answer, mode="strict"):
+    """The verdict of `decide` without its reason."""
+    return decide(criterion, answer, mode)[0]

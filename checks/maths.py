@@ -1,0 +1,471 @@
+r"""checks/maths.py: do two formulas, as people and models write them, have the same value?
+
+Numbers are compared as exact fractions: 1\frac{1}{2}, 3/2, 1½, 1.50, \dfrac{-3}{-2}, 1,5 and 15e-1 are
+one. Roots and pi are compared to 40 digits; pairs and intervals part by part; lists as sets;
+formulas with letters as text. A unit may be missing on one side: "$12", "12 dollars", "12".
+
+Undecided    what is read in two ways (1.234 in German, 50% for 0.5), a rounded value, another unit,
+             a sum not worked out (\boxed{12*7}), formulas with letters that are not the same text
+Reference    Hendrycks et al. 2021, arXiv 2103.03874 (MATH, its normal form); Kydlíček 2025,
+             github.com/huggingface/Math-Verify (its reading of mixed numbers is not taken over)
+"""
+
+import decimal
+import re
+import unicodedata
+from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
+
+
+class Undecided(Exception):
+    """A check cannot tell, and its text says why. Neither 0 nor 1."""
+
+
+PI = Decimal("3.14159265358979323846264338327950288419716939937510582097494459")
+WORDS = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen"
+)
+WORDS = {word: n for n, word in enumerate(f"{WORDS} sixteen seventeen eighteen nineteen".split())}
+WORDS |= {word: 20 + 10 * n for n, word in enumerate("twenty thirty forty fifty sixty seventy eighty ninety".split())}  # fmt: skip
+POWERS = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+UNITS = """dollar $ usd us$ buck|euro € eur|pound £ gbp lb|rupee ₹ inr|yen ¥ jpy|cent ¢|percent % pct|
+degree ° deg|meter m metre|kilometer km kilometre|centimeter cm centimetre|millimeter mm|gram g|
+kilogram kg kilo|hour h hr|minute min|second s sec|liter l litre|milliliter ml|inch in inches|foot ft
+feet|yard yd|mile mi|celsius c|fahrenheit f|kmh kph|mph|joule j|newton n|watt w|volt v|kelvin k"""
+UNITS = {
+    word: line.split()[0] for line in UNITS.replace("\n", " ").split("|") for word in line.split()
+}
+RATIOS = {Fraction(n) for n in (7, 12, 16, 24, 36, 60, 100, 360, 1000, 1440, 3600, 10**6)}
+# words that make another number of the one before them
+OTHER = set(
+    "and or to plus minus times over by divided than half halves third thirds quarter quarters fourth "
+    "fourths fifth fifths sixth eighth eighths tenth tenths hundredth hundredths thousandths squared "
+    "cubed dozen dozens point not but factorial mod".split()
+)
+LEAD = r"(?:(?:about|approximately|approx\.?|roughly|around|exactly|only|just|equal to|equals|is|are|be|a total of|the|simply|clearly|therefore|thus|so|hence|≈|~)\s+)+"
+DECIMAL = r"(?:\d+(?:\.\d*)?|\.\d+)"
+PLAIN = rf"([+-]?) ?(?:(\d+) )?({DECIMAL})(?:/([+-]?{DECIMAL}))?(?:(?:e| ?\* ?10 ?\^ ?)\{{?([+-]?\d+)\}}?)?"
+
+
+@dataclass
+class Number:
+    """A value as it was written: 12.50 dollars has the unit dollar and two places."""
+
+    value: Fraction | Decimal
+    unit: str
+    plain: bool  # no sum, power or root that is left to work out
+    places: int | None  # decimals; None: not written as a decimal
+
+
+@dataclass
+class Group:
+    """A pair, an interval, a set: brackets and the texts of its parts. A list has the ends {}."""
+
+    ends: str
+    parts: list
+
+
+def math_text(text):
+    r"""One spelling of what is spelt in several ways; single blanks.
+
+    >>> math_text(r"$\left(1½, \dfrac{3\text{ cm}^2}{\$5}\right]$.")
+    '(1 1/2, \\frac{3 cm²}{USD 5}]'
+    """
+    for c in set(text):
+        form = unicodedata.decomposition(c)
+        if form.startswith("<fraction>"):
+            text = text.replace(c, " " + unicodedata.normalize("NFKC", c).replace("⁄", "/"))
+    text = re.sub(
+        "[⁻⁺]?[⁰¹²³⁴-⁹]+", lambda m: "^{" + unicodedata.normalize("NFKC", m[0]) + "}", text
+    )
+    text = unicodedata.normalize("NFKC", text).replace("−", "-").replace("⁄", "/").replace("’", "'")
+    text = re.sub(r"(?<![\w-])[–—](?=[\d.])", "-", text)
+    text = re.sub(
+        r"\\(?:text|mathrm|mathbf|mathit|mbox|operatorname|textrm|textbf|textit|boldsymbol) ?\{([^{}]*)\}",
+        r" \1 ",
+        text,
+    )
+    text = re.sub(
+        r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|bf|rm)(?![a-zA-Z])|\\!|\\[()\[\]](?!\w*\})",
+        "",
+        text,
+    )
+    text = re.sub(r"\\[,;:> ]|\\q?quad|~|\\\\", " ", text.replace("{,}", ","))
+    text = re.sub(r" ?\^ ?(?:\{ ?\\circ ?\}|\\circ)|\\degree|°", " degree ", text)
+    text = re.sub(
+        r"(?:us|[ac])?\\?\$(?=\d|\s*\d[^$]*$)|\\\$",
+        "USD ",
+        re.sub(r"\$([^$]+)\$", r" \1 ", text),
+        flags=re.I,
+    )
+    text = re.sub(r"\\[dtc]frac(?![a-zA-Z])", r"\\frac", text.replace("\\%", "%").replace("$", " "))
+    text = re.sub(
+        r"\\(?:times|cdot|ast)(?![a-zA-Z])|[×·∙⋅]", "*", re.sub(r"\\div(?![a-zA-Z])|÷", "/", text)
+    )
+    text = re.sub(
+        r"(?<=\d) ?x ?(?=10 ?\^)", "*", re.sub(r"(?<=[\d)]) ?\*\* ?(?=[-\d(])", "^", text)
+    )
+    text = re.sub(
+        r"\\(?:infty|infin)(?![a-zA-Z])|∞",
+        r"\\infty ",
+        re.sub(r"\\(?:cup|lor)(?![a-zA-Z])", "∪", text),
+    )
+    text = re.sub(
+        r"(?<![a-zA-Z\\])pi(?![a-zA-Z])|π",
+        r"\\pi ",
+        re.sub(r"(?<![a-zA-Z\\])sqrt|√", r"\\sqrt", text),
+    )
+    text = re.sub(
+        r"(?<![a-zA-Z\\])([a-zA-Z]{2,}|m|s) ?\^ ?\{?([23])\}?",
+        lambda m: m[1] + "²³"[int(m[2]) - 2],
+        text,
+    )
+    text = re.sub(r"\*\*|(?<!\S)[*_`]+(?=\S)|(?<=\S)[*_`]+(?!\S)", "", " ".join(text.split()))
+    return " ".join(text.split()).strip(" ,;:").removesuffix(".").strip()
+
+
+def literal(match, other=False):
+    """A number with its separators → as Python writes it. other: its second reading, if any."""
+    text = match[0]
+    if re.fullmatch(r"0,\d+|\d+,\d{1,2}|\d+,\d{4,}|\d{4,},\d+", text):
+        return text.replace(",", ".")  # a decimal comma
+    if re.fullmatch(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d{1,2}(?:,\d\d)+,\d{3}(?:\.\d+)?", text):
+        return text.replace(",", "." if other and text.count(",") == 1 and "." not in text else "")
+    if re.fullmatch(r"\d{1,3}(?:\.\d{3})+,\d+|\d{1,3}(?:\.\d{3}){2,}", text):
+        return text.replace(".", "").replace(",", ".")
+    return text.replace(".", "") if other and re.fullmatch(r"[1-9]\d{0,2}\.\d{3}", text) else text
+
+
+def lift(a, b):
+    """Two values of one kind: Fractions, or Decimals of 60 digits."""
+    if isinstance(a, Fraction) and isinstance(b, Fraction):
+        return a, b
+    return [Decimal(v.numerator) / v.denominator if isinstance(v, Fraction) else v for v in (a, b)]
+
+
+class Formula:
+    """Sums, products, powers, \\frac, \\sqrt and \\pi; ValueError or IndexError for anything else."""
+
+    def __init__(self, text):
+        self.tokens = re.findall(rf"{DECIMAL}|\\[a-zA-Z]+|\S", text)[::-1]
+
+    def next_is(self, *tokens):
+        return bool(self.tokens) and self.tokens[-1] in tokens
+
+    def total(self):
+        value = self.product()
+        while self.next_is("+", "-"):
+            sign = -1 if self.tokens.pop() == "-" else 1
+            a, b = lift(value, self.product())
+            value = a + sign * b
+        return value
+
+    def product(self):
+        value = self.power()
+        while self.next_is("*", "/", "(", "\\frac", "\\sqrt", "\\pi"):
+            over = self.next_is("/")
+            if self.next_is("*", "/"):
+                self.tokens.pop()
+            a, b = lift(value, self.power())
+            value = a / b if over else a * b
+        return value
+
+    def power(self):
+        if self.next_is("-", "+"):
+            return -self.power() if self.tokens.pop() == "-" else self.power()
+        base = self.atom()
+        if self.next_is("^"):
+            self.tokens.pop()
+            exponent = self.power()
+            if exponent != int(exponent) or abs(exponent) > 400:
+                raise ValueError("an exponent that is not read")
+            base = base ** int(exponent)
+        return base
+
+    def atom(self, digit=False):
+        token = self.tokens.pop()
+        if token in ("(", "{", "["):
+            value = self.total()
+            if self.tokens.pop() != {"(": ")", "{": "}", "[": "]"}[token]:
+                raise ValueError("a bracket that does not close")
+            return value
+        if token == "\\pi":
+            return PI
+        if token == "\\frac":
+            a, b = lift(self.atom(digit=True), self.atom(digit=True))
+            return a / b
+        if token == "\\sqrt":
+            n = int(self.atom()) if self.next_is("[") else 2
+            return root(self.atom(digit=True), n)
+        if digit and len(token) > 1:  # \frac12 is one half
+            self.tokens.append(token[1:])
+            token = token[0]
+        return Fraction(token)
+
+
+def root(value, n):
+    if n not in (2, 3) or value < 0:
+        raise ValueError("a root that is not read")
+    if isinstance(value, Fraction):
+        whole = [round(float(part) ** (1 / n)) for part in value.as_integer_ratio()]
+        if Fraction(*whole) ** n == value:
+            return Fraction(*whole)
+        value = lift(value, PI)[0]
+    return value.sqrt() if n == 2 else value ** (Decimal(1) / 3)
+
+
+def unit_of(text, attached):
+    """(unit, factor) of the words behind a number; Undecided if they may make it another one."""
+    words, factor = re.findall(r"[^\W\d_²³]+[²³]?|[%$€£¥₹¢]", text.lower()), 1
+    if OTHER & set(words) or re.search(r"\^|!", text):
+        raise Undecided(f'"{text.strip()}" behind a number')
+    for word in words:
+        if (
+            len(word.strip("²³")) == 1
+            and word.strip("²³") not in UNITS
+            or attached
+            and len(words) == 1
+            and word.strip("²³").removesuffix("s") not in UNITS
+        ):
+            raise Undecided(f'"{word}" behind a number may be a unit or a variable')
+        factor *= POWERS.get(word.removesuffix("s"), 1)
+    names = [
+        w if w in UNITS else w.removesuffix("s") for w in words if w.removesuffix("s") not in POWERS
+    ]
+    return " ".join(UNITS.get(n, n) for n in names if n not in ("of", "the", "a", "in")), factor
+
+
+def number(text, other=False):
+    """The Number that a text in its one spelling stands for, with its unit, or None."""
+    text = re.sub(rf"^{LEAD}", "", text, flags=re.I)
+    text = re.sub(r"^(?:negative|minus) ", "-", text, flags=re.I)
+    word = "|".join(WORDS)
+    text = re.sub(
+        rf"^(-?)({word})(?:[- ]({word}))?\b(?! ?=)",
+        lambda m: m[1] + str(WORDS[m[2].lower()] + WORDS.get((m[3] or "").lower(), 0)),
+        text,
+        flags=re.I,
+    )
+    text = re.sub(r"(?<=\d) (?:and|&) (?=\d+/\d+)", " ", text)
+    money = re.match(r"([+-]?) ?(USD|EUR|GBP|Rs\.?|[€£¥₹]) ?([+-]?)(?=[\d.\\])", text, re.I)
+    text = money[1] + money[3] + text[money.end() :] if money else text
+    text = re.sub(
+        r"(?<![\d.,])\d{1,3}(?:[ '_]\d{3})+(?![\d/])", lambda m: re.sub(r"\D", "", m[0]), text
+    )
+    match = re.fullmatch(r"(.*?(?:[\d.)}]|\\pi))( ?)((?:[^\W\d_]|[%$€£¥₹¢²³/'. !-])*)", text)
+    if not match or len(text) > 400:
+        return None
+    core = re.sub(r"(?<![\d.])\d[\d.,]*\d", lambda m: literal(m, other), match[1])
+    unit, factor = unit_of(match[3].replace("per cent", "percent"), not match[2])
+    if money:
+        unit = UNITS.get(money[2].lower(), "rupee") if unit in ("", "dollar") else unit
+    repeated = re.fullmatch(r"(-?)(\d*)\.(\d*)\\overline ?\{?(\d+)\}?", core)
+    if repeated:
+        sign, whole, start, cycle = repeated.groups()
+        value = Fraction(f"{whole or 0}.{start or 0}") + Fraction(
+            int(cycle), 10 ** len(start) * (10 ** len(cycle) - 1)
+        )
+        return Number(-value if sign else value, unit, True, None)
+    fractions = re.sub(
+        rf"\\frac ?(?:\{{ ?([+-]?{DECIMAL}) ?\}}|(\d)) ?(?:\{{ ?([+-]?{DECIMAL}) ?\}}|(\d))",
+        lambda m: " " + "/".join(g for g in m.groups() if g),
+        core,
+    )
+    if plain := re.fullmatch(
+        PLAIN,
+        re.sub(r"^([+-]?) ?(?:(10) ?\^)?", lambda m: m[1] + "1*10^" * bool(m[2]), fractions),
+        re.I,
+    ):
+        sign, whole, top, bottom, power = plain.groups()
+        if whole and not (bottom and top.isdigit() and bottom.isdigit() and int(top) < int(bottom)):
+            raise Undecided(f'"{core}" is read in several ways')
+        if not Fraction(bottom or 1) or abs(int(power or 0)) > 400:
+            return None
+        value = (int(whole or 0) + Fraction(top) / Fraction(bottom or 1)) * Fraction(10) ** int(
+            power or 0
+        )
+        places = len(top.partition(".")[2]) if "." in top and not bottom and not power else None
+        return Number(factor * (-value if sign == "-" else value), unit, True, places)
+    if re.fullmatch(r"-?\d+-\d+/\d+", core):
+        raise Undecided(f'"{core}" may be a mixed number or a difference')
+    try:
+        with decimal.localcontext(decimal.Context(prec=60)):
+            formula = Formula(core)
+            value = formula.total() * factor
+    except (ValueError, IndexError, ArithmeticError, RecursionError, TypeError):
+        return None
+    return None if formula.tokens else Number(value, unit, isinstance(value, Decimal), None)
+
+
+def enclosed(text):
+    """Does the first bracket close at the end, whatever its kind: "[0, 1)" but not "(1)(2)"?"""
+    depths, depth = [], 0
+    for c in text:
+        depth += (c in "([{") - (c in ")]}")
+        depths.append(depth)
+    return len(text) > 1 and depths[-1] == 0 and all(d > 0 for d in depths[:-1])
+
+
+def split_outside(text, pattern):
+    """Cut where the pattern matches outside all brackets."""
+    parts, depth, start = [], 0, 0
+    for match in re.finditer(rf"([(\[{{])|([)\]}}])|{pattern}", text):
+        depth += bool(match[1]) - bool(match[2])
+        if not (match[1] or match[2]) and depth == 0:
+            parts.append(text[start : match.start()])
+            start = match.end()
+    return [part.strip() for part in [*parts, text[start:]]]
+
+
+def group(text):
+    """The Group that a text in its one spelling stands for, or None."""
+    text = text.replace("\\{", "{").replace("\\}", "}")
+    if len(parts := [p for p in split_outside(text, "∪") if p]) > 1:
+        return Group("∪", parts)
+    whole = enclosed(text)
+    ends, inner = (text[0] + text[-1], text[1:-1]) if whole else ("{}", text)
+    if ends == "{}" and (sign := re.fullmatch(r"(.*?)(?:\\pm|±) ?(.+)", inner)):
+        return Group("{}", [f"{sign[1]}+{sign[2]}", f"{sign[1]}-{sign[2]}"])
+    parts = split_outside(
+        inner, r"[,;]\s*(?:and|or)\b|[,;]" + (r"|\b(?:and|or)\b" if ends == "{}" else "")
+    )
+    if whole and ends != "{}" and len(parts) == 1:
+        return None  # (12) is 12
+    return Group(ends, parts) if all(parts) and (len(parts) > 1 or whole) else None
+
+
+def value_text(text):
+    """What stands behind "x =" and before "≈"; a text in its one spelling."""
+    parts = [p for p in split_outside(text, r"=|:\s|\\(?:implies|Rightarrow|to)\b") if p]
+    last = parts[-1] if parts else text
+    if len(parts) == 2 and re.fullmatch(r"[a-zA-Z]", last):  # 12 = x
+        last = parts[0]
+    near = re.split(r"\\approx|≈|\\simeq", last)
+    last = near[0] if near[0].strip() and number(near[0].strip()) else near[-1]
+    return re.sub(r"^(?:[a-zA-Z] )?(?:\\in|∈) ?", "", last.strip(" *_`"))
+
+
+def readings(text):
+    """([Number], Group or None): the ways to read a text in its one spelling, the likely one first."""
+    parts = group(text)
+    if parts is None or parts.ends == "{}" and not text.startswith(("{", "\\{")):
+        text = value_text(text) if parts is None else text
+        inner = text[1:-1] if text[:1] == "(" and enclosed(text) else text
+        numbers = [number(inner.strip()), number(inner.strip(), other=True)]
+        parts = parts or (group(text) if text != inner else None)
+    else:
+        numbers = []
+    numbers = [n for n in numbers if n is not None]
+    shaped = re.search(r"\d,\d{3}(?!\d)", text) and numbers
+    return numbers, None if shaped else parts
+
+
+def written_value(value):
+    return Fraction(value) if isinstance(value, Decimal) else value
+
+
+def rounds_to(short, exact):
+    """Is one the other, cut or rounded to its two or more decimals, where all would be no end?"""
+    if not short.places or short.places < 2:
+        return False
+    endless = not isinstance(exact.value, Fraction) or 10**60 % exact.value.denominator
+    last = Fraction(1, 10**short.places)
+    more = abs(written_value(exact.value)) - abs(written_value(short.value))
+    return bool(endless) and -last / 2 <= more < last
+
+
+def same_number(a, b):
+    """Are two Numbers equal? b is the expected one."""
+    with decimal.localcontext(decimal.Context(prec=60)):
+        x, y = lift(a.value, b.value)
+        equal = (
+            x == y if isinstance(x, Fraction) else abs(x - y) <= Decimal("1e-40") * max(1, abs(x))
+        )
+    units = {a.unit, b.unit} - {""}
+    if not equal:
+        if rounds_to(a, b) or rounds_to(b, a):
+            raise Undecided("one is the other rounded")
+        ratio = abs(written_value(x) / written_value(y)) if x and y else 0
+        if units and (
+            ratio in RATIOS or ratio and 1 / ratio in RATIOS or not isinstance(x, Fraction)
+        ):
+            raise Undecided(f"one may be the other in another unit: {', '.join(sorted(units))}")
+        return False
+    words = [set(unit.split()) for unit in (a.unit, b.unit)]
+    if len(units) == 2 and not (words[0] <= words[1] or words[1] <= words[0]):
+        raise Undecided(f"their units differ: {' and '.join(sorted(units))}")
+    if b.plain and not a.plain:
+        raise Undecided("equal, but the sum is not worked out")
+    return True
+
+
+def same_parts(a, b):
+    """Are two Groups equal, part by part; as sets if their ends are those of a set?"""
+    if (
+        sorted(a.ends) != sorted(b.ends)
+        and {a.ends, b.ends} == {"()", "{}"}
+        and len(a.parts) == len(b.parts)
+    ):
+        if all(verdict(x, y) for x, y in zip(a.parts, b.parts, strict=True)):
+            raise Undecided("the same parts, but one is a pair and one a list")
+    if a.ends != b.ends or len(a.parts) != len(b.parts):
+        return False
+    if a.ends not in ("{}", "∪"):
+        verdicts = [verdict(x, y) for x, y in zip(a.parts, b.parts, strict=True)]
+    else:
+        rows = [[verdict(x, y) for x in a.parts] for y in b.parts]
+        rows += [[verdict(x, y) for y in b.parts] for x in a.parts]
+        verdicts = [True if True in row else None if None in row else False for row in rows]
+    if False not in verdicts and None in verdicts:
+        raise Undecided("a part of it is not read")
+    return False not in verdicts
+
+
+def verdict(a, b):
+    """math_equal as True, False or None."""
+    try:
+        return math_equal(a, b)
+    except Undecided:
+        return None
+
+
+def math_equal(a, b):
+    r"""Do two formulas have the same value? b is the expected one. Undecided if that is not known.
+
+    >>> pairs = r"\frac12 0.5", r"1\frac12 3/2", r"1\frac12 5.5", "$1,000 1000", "(1,2/4) (1.0,0.5)"
+    >>> [math_equal(*pair.split()) for pair in pairs], math_equal("x = 2 or x = 1", "1, 2")
+    ([True, True, False, True, True], True)
+    >>> verdict("50%", "0.5"), verdict("0.33", "1/3"), verdict("x+1", "1+x"), verdict("(1,2)", "[1,2]")
+    (None, None, None, False)
+    """
+    a, b = math_text(a), math_text(b)
+    if not a or not b:
+        raise Undecided("nothing to compare")
+    texts = [re.sub(r"(?<!\d) | (?!\d)", "", t) for t in (a, b, value_text(a), value_text(b))]
+    if texts[0] == texts[1] or texts[2] == texts[3]:
+        return True
+    if all(t.isalpha() and len(t) > 1 for t in texts[2:]) and not {*texts[2:]} & set(WORDS):
+        if texts[2].lower() == texts[3].lower():
+            return True
+        if a.isalpha() and b.isalpha():  # two words, not two phrases
+            return False
+    (x, parts), (y, expected) = readings(a), readings(b)
+    if expected is not None:
+        if parts is not None and same_parts(parts, expected):
+            return True
+        if any(same_number(m, n) for m in x for n in y):
+            raise Undecided("a list, or a decimal comma")
+        if parts is not None or x and expected.ends != "∪":
+            return False
+    if not y or not (x or parts):
+        raise Undecided(f'"{a[:60]}" and "{b[:60]}" are compared as text alone')
+    if not x:
+        if any(n.unit for part in parts.parts for n in readings(part)[0]):
+            raise Undecided("a value in several units")
+        return all(verdict(part, b) for part in parts.parts)
+    if same_number(x[0], y[0]):
+        return True
+    if any(same_number(m, n) for m in x for n in y):
+        raise Undecided("its marks are read in two ways")
+    return False
