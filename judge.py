@@ -29,11 +29,11 @@ import sys
 from collections import Counter, defaultdict
 from functools import partial
 
-from checks.instructions import blank, passes
+from checks.instructions import blank, decide
 from parts import files, pages
 from parts.dialogue import visible
 from parts.files import Parser, UserError
-from parts.grades import Grade, add_output_arguments, grade_items, print_scores
+from parts.grades import UNREAD, Grade, add_output_arguments, grade_items, print_scores
 from parts.means import mean
 from parts.questions import REFERENCE, block, parse_entries, said, shown
 from parts.rubrics import (  # noqa: F401  (Criterion and the next two for notebooks and copies)
@@ -254,7 +254,7 @@ def grade_answers(rows, answers, judge=None, mode="strict", how="fraction", chec
                 verdict = False
             # (3) checks: a program decides, nothing is sent
             elif c.kind == "check":
-                verdict = passes(c, answer, mode)
+                verdict, reason = decide(c, answer, mode)
             elif reply.value:
                 met, reason = reply.value[c.id]
                 verdict = met != c.negate
@@ -262,8 +262,8 @@ def grade_answers(rows, answers, judge=None, mode="strict", how="fraction", chec
             criteria.append(logged | {"reason": reason})
         # (4) verdicts: reply → yes, no or nothing for each id → score, None if a grader failed
         weights, passed = [c["weight"] for c in criteria], [c["verdict"] for c in criteria]
-        broken = "a check is broken: its tests do not compile" if None in passed else None
-        error = reply.error or broken
+        unread = [c["reason"] for c in criteria if c["kind"] == "check" and c["verdict"] is None]
+        error = reply.error or (UNREAD + unread[0].partition(" (")[0] if unread else None)
         score = None if error else rubric_score(weights, passed, how)
         grades.append(Grade(score, criteria, reply.cached, reply.attempts, reply.latency, error))
     return grades

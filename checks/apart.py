@@ -1,9 +1,9 @@
-"""checks/apart.py: an answer's code in one process, its tests in another. Run by checks/programs.py.
+"""checks/apart.py: an answer's code in one process, its tests in another, for checks/programs.py.
 
     tests   ── {"op": "call", "on": 3, "args": [[2], {}]} →   the answer's code, in a bare process
             ← {"value": 4} ─────────────────────────────
-Values cross as JSON lines: numbers, texts, lists, dictionaries, dates. All else (functions, objects of
-the answer's own classes, generators) stays where it is, and a `Remote` stands for it.
+Values cross as JSON lines: numbers, texts, lists, dictionaries, dates. All else (functions, objects
+of the answer's own classes, generators) stays where it is, and a `Remote` stands for it.
 
 >>> peer = Peer(None)
 >>> peer.decode(peer.encode([1, (2, {"a": {3}})]))
@@ -117,7 +117,8 @@ class Peer:
         )
         if op == "call":
             result = value(*args[0], **args[1])
-            return {"value": self.encode(result), "after": self.encode([a if type(a) in CHANGING else None for a in args[0]])}  # fmt: skip
+            after = [a if type(a) in CHANGING else None for a in args[0]]
+            return {"value": self.encode(result), "after": self.encode(after)}
         if op in ("get", "set", "instance") and self.guarded and not own:
             raise PermissionError("of a test's object its own attributes alone")
         if op == "get":
@@ -151,8 +152,8 @@ class Peer:
 class Remote:
     """Stands for an object of the other process. It equals no plain value of this one.
 
-    So `class Yes: __eq__ = lambda self, other: True` is not 4. One that is a number, a text or a list
-    by its class (a named tuple, an IntEnum) is compared by that value.
+    So `class Yes: __eq__ = lambda self, other: True` is not 4. One that is a number, a text or a
+    list by its class (a named tuple, an IntEnum) is compared by that value.
     """
 
     def __init__(self, peer, number, plain=NOTHING):

@@ -109,14 +109,15 @@ def words_match(text, num_words, relation):
 
 ABBREVIATIONS = "mr mrs ms dr prof sr jr st vs etc inc ltd co corp dept no approx fig gen rep sen"
 ABBREVIATIONS = set(ABBREVIATIONS.split())
-STOP = r"""(?:[.!?…؟۔]+["'”’»›)\]}*_`]*(?=\s|$)|[。！？｡।॥።។။།‼⁇⁈⁉]+["'”’»›)\]}*_`」』）】》〉]*)"""
+CLOSING = r"""(?:["'”’»«›)\]}*_`」』）】》〉]|\[\d+\])*"""
+STOP = rf"(?:[.!?…؟۔]+{CLOSING}(?=\s|$)|[。！？｡।॥။།‼⁇⁈⁉]+{CLOSING})"
 
 
 def number_of_sentences(text):
     """Sentences: a stop, what closes behind it (quote, bracket, mark), a blank.
 
     "Dr." and "J." end none, nor do the number of a list and dots before a small letter.
-    >>> number_of_sentences('Dr. J. Ode said "Go." He left… **Well.**\\n1. v1.2 works.\\n2. She did')
+    >>> number_of_sentences('Dr. J. Ode said "Go." He left… **Well.**\\n1. v1.2 ran.\\n2. It did')
     5
     >>> number_of_sentences("她领导过审计。她会SQL。"), number_of_sentences("वह ऑडिट करती है। वह जानती है।")
     (2, 2)

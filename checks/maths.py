@@ -1,7 +1,7 @@
 r"""checks/maths.py: do two formulas, as people and models write them, have the same value?
 
-Numbers are compared as exact fractions: 1\frac{1}{2}, 3/2, 1½, 1.50, \dfrac{-3}{-2}, 1,5 and 15e-1 are
-one. Roots and pi are compared to 40 digits; pairs and intervals part by part; lists as sets;
+Numbers are compared as exact fractions: 1\frac{1}{2}, 3/2, 1½, 1.50, \dfrac{-3}{-2}, 1,5, 15e-1
+are one. Roots and pi are compared to 40 digits; pairs and intervals part by part; lists as sets;
 formulas with letters as text. A unit may be missing on one side: "$12", "12 dollars", "12".
 
 Undecided    what is read in two ways (1.234 in German, 50% for 0.5), a rounded value, another unit,
@@ -23,29 +23,58 @@ class Undecided(Exception):
 
 
 PI = Decimal("3.14159265358979323846264338327950288419716939937510582097494459")
-WORDS = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen"
-)
-WORDS = {word: n for n, word in enumerate(f"{WORDS} sixteen seventeen eighteen nineteen".split())}
-WORDS |= {word: 20 + 10 * n for n, word in enumerate("twenty thirty forty fifty sixty seventy eighty ninety".split())}  # fmt: skip
+WORDS = """zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen
+fifteen sixteen seventeen eighteen nineteen"""
+TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
+WORDS = {word: n for n, word in enumerate(WORDS.split())}
+WORDS |= {word: 10 * n for n, word in enumerate(TENS.split(), 2)}
 POWERS = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
-UNITS = """dollar $ usd us$ buck|euro € eur|pound £ gbp lb|rupee ₹ inr|yen ¥ jpy|cent ¢|percent % pct|
-degree ° deg|meter m metre|kilometer km kilometre|centimeter cm centimetre|millimeter mm|gram g|
-kilogram kg kilo|hour h hr|minute min|second s sec|liter l litre|milliliter ml|inch in inches|foot ft
-feet|yard yd|mile mi|celsius c|fahrenheit f|kmh kph|mph|joule j|newton n|watt w|volt v|kelvin k"""
-UNITS = {
-    word: line.split()[0] for line in UNITS.replace("\n", " ").split("|") for word in line.split()
-}
+UNITS = """dollar $ usd us$ buck|euro € eur|pound £ gbp lb|rupee ₹ inr rs|yen ¥ jpy|cent ¢|
+percent % pct|degree ° deg|meter m metre|kilometer km kilometre|centimeter cm centimetre|
+millimeter mm|gram g|kilogram kg kilo|hour h hr|minute min|second s sec|liter l litre|milliliter ml|
+inch in inches|foot ft feet|yard yd|mile mi|celsius c|fahrenheit f|kmh kph|mph|joule j|newton n|
+watt w|volt v|kelvin k"""
+UNITS = {word: line.split()[0] for line in UNITS.split("|") for word in line.split()}
 RATIOS = {Fraction(n) for n in (7, 12, 16, 24, 36, 60, 100, 360, 1000, 1440, 3600, 10**6)}
 # words that make another number of the one before them
-OTHER = set(
-    "and or to plus minus times over by divided than half halves third thirds quarter quarters fourth "
-    "fourths fifth fifths sixth eighth eighths tenth tenths hundredth hundredths thousandths squared "
-    "cubed dozen dozens point not but factorial mod".split()
-)
-LEAD = r"(?:(?:about|approximately|approx\.?|roughly|around|exactly|only|just|equal to|equals|is|are|be|a total of|the|simply|clearly|therefore|thus|so|hence|≈|~)\s+)+"
+OTHER = """and or to plus minus times over by divided than half halves third thirds quarter quarters
+fourth fourths fifth fifths sixth eighth eighths tenth tenths hundredth hundredths thousandths
+squared cubed dozen dozens point not but factorial mod"""
+OTHER = set(OTHER.split())
+LEAD = r"""(?xi)^(?:(?:about|approximately|approx\.?|roughly|around|exactly|only|just|equal[ ]to
+|equals|is|are|be|a[ ]total[ ]of|the|simply|clearly|therefore|thus|so|hence|≈|~)[ ])+"""
 DECIMAL = r"(?:\d+(?:\.\d*)?|\.\d+)"
-PLAIN = rf"([+-]?) ?(?:(\d+) )?({DECIMAL})(?:/([+-]?{DECIMAL}))?(?:(?:e| ?\* ?10 ?\^ ?)\{{?([+-]?\d+)\}}?)?"
+FRAC = rf"\\frac ?(?:\{{ ?([+-]?{DECIMAL}) ?\}}|(\d)) ?(?:\{{ ?([+-]?{DECIMAL}) ?\}}|(\d))"
+PLAIN = rf"""(?xi)([+-]?)[ ]?(?:(\d+)[ ])?({DECIMAL})(?:/([+-]?{DECIMAL}))?
+(?:(?:e|[ ]?\*[ ]?10[ ]?\^[ ]?)\{{?([+-]?\d+)\}}?)?"""  # sign, whole, top, bottom, power of ten
+SPELLINGS = [  # (pattern, what it is written as): applied in this order
+    (r"(?<![\w-])[–—](?=[\d.])|−", "-"),
+    (
+        r"\\(?:text(?:bf|it|rm)?|math(?:rm|bf|it)|mbox|operatorname|boldsymbol) ?\{([^{}]*)\}",
+        r" \1 ",
+    ),
+    (r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|bf|rm)(?![a-zA-Z])|\\!|\\[()\[\]](?!\w*\})", ""),
+    (r"\{,\}", ","),
+    (r"\\[,;:> ]|\\q?quad|~|\\\\", " "),
+    (r" ?\^ ?(?:\{ ?\\circ ?\}|\\circ)|\\degree|°", " degree "),
+    (r"\\\$", "USD "),
+    (r"\$([^$]+)\$", r" \1 "),
+    (r"(?i)(?:\bus|\b[ac])?\$(?=\d|\s*\d[^$]*$)", "USD "),
+    (r"\$", " "),
+    (r"\\%", "%"),
+    (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
+    (r"\\div(?![a-zA-Z])|÷|⁄", "/"),
+    (r"\\(?:times|cdot|ast)(?![a-zA-Z])|[×·∙⋅]|(?<=\d) ?x ?(?=10 ?\^)", "*"),
+    (r"(?<=[\d)]) ?\*\* ?(?=[-\d(])", "^"),
+    (r"\\cup(?![a-zA-Z])", "∪"),
+    (r"\\infty(?![a-zA-Z])|∞", r"\\infty "),
+    (r"(?<![a-zA-Z\\])sqrt|√", r"\\sqrt"),
+    (r"(?<![a-zA-Z\\])pi(?![a-zA-Z])|π", r"\\pi "),
+    (r"(?<![a-zA-Z\\])([a-zA-Z]{2,}|m|s) ?\^ ?(?:\{2\}|2(?!\d))", r"\1²"),
+    (r"(?<![a-zA-Z\\])([a-zA-Z]{2,}|m|s) ?\^ ?(?:\{3\}|3(?!\d))", r"\1³"),
+    (r"\*\*|(?<!\S)[*_`]+(?=\S)|(?<=\S)[*_`]+(?!\S)", ""),
+    (r"\s+", " "),
+]
 
 
 @dataclass
@@ -73,56 +102,14 @@ def math_text(text):
     '(1 1/2, \\frac{3 cm²}{USD 5}]'
     """
     for c in set(text):
-        form = unicodedata.decomposition(c)
-        if form.startswith("<fraction>"):
-            text = text.replace(c, " " + unicodedata.normalize("NFKC", c).replace("⁄", "/"))
-    text = re.sub(
-        "[⁻⁺]?[⁰¹²³⁴-⁹]+", lambda m: "^{" + unicodedata.normalize("NFKC", m[0]) + "}", text
-    )
-    text = unicodedata.normalize("NFKC", text).replace("−", "-").replace("⁄", "/").replace("’", "'")
-    text = re.sub(r"(?<![\w-])[–—](?=[\d.])", "-", text)
-    text = re.sub(
-        r"\\(?:text|mathrm|mathbf|mathit|mbox|operatorname|textrm|textbf|textit|boldsymbol) ?\{([^{}]*)\}",
-        r" \1 ",
-        text,
-    )
-    text = re.sub(
-        r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|bf|rm)(?![a-zA-Z])|\\!|\\[()\[\]](?!\w*\})",
-        "",
-        text,
-    )
-    text = re.sub(r"\\[,;:> ]|\\q?quad|~|\\\\", " ", text.replace("{,}", ","))
-    text = re.sub(r" ?\^ ?(?:\{ ?\\circ ?\}|\\circ)|\\degree|°", " degree ", text)
-    text = re.sub(
-        r"(?:us|[ac])?\\?\$(?=\d|\s*\d[^$]*$)|\\\$",
-        "USD ",
-        re.sub(r"\$([^$]+)\$", r" \1 ", text),
-        flags=re.I,
-    )
-    text = re.sub(r"\\[dtc]frac(?![a-zA-Z])", r"\\frac", text.replace("\\%", "%").replace("$", " "))
-    text = re.sub(
-        r"\\(?:times|cdot|ast)(?![a-zA-Z])|[×·∙⋅]", "*", re.sub(r"\\div(?![a-zA-Z])|÷", "/", text)
-    )
-    text = re.sub(
-        r"(?<=\d) ?x ?(?=10 ?\^)", "*", re.sub(r"(?<=[\d)]) ?\*\* ?(?=[-\d(])", "^", text)
-    )
-    text = re.sub(
-        r"\\(?:infty|infin)(?![a-zA-Z])|∞",
-        r"\\infty ",
-        re.sub(r"\\(?:cup|lor)(?![a-zA-Z])", "∪", text),
-    )
-    text = re.sub(
-        r"(?<![a-zA-Z\\])pi(?![a-zA-Z])|π",
-        r"\\pi ",
-        re.sub(r"(?<![a-zA-Z\\])sqrt|√", r"\\sqrt", text),
-    )
-    text = re.sub(
-        r"(?<![a-zA-Z\\])([a-zA-Z]{2,}|m|s) ?\^ ?\{?([23])\}?",
-        lambda m: m[1] + "²³"[int(m[2]) - 2],
-        text,
-    )
-    text = re.sub(r"\*\*|(?<!\S)[*_`]+(?=\S)|(?<=\S)[*_`]+(?!\S)", "", " ".join(text.split()))
-    return " ".join(text.split()).strip(" ,;:").removesuffix(".").strip()
+        if unicodedata.decomposition(c).startswith("<fraction>"):
+            text = text.replace(c, " " + unicodedata.normalize("NFKC", c))
+    raised = "[⁻⁺]?[⁰¹²³⁴-⁹]+"
+    text = re.sub(raised, lambda m: "^{" + unicodedata.normalize("NFKC", m[0]) + "}", text)
+    text = unicodedata.normalize("NFKC", text).replace("’", "'")
+    for pattern, spelling in SPELLINGS:
+        text = re.sub(pattern, spelling, text)
+    return text.strip(" ,;:").removesuffix(".").strip()
 
 
 def literal(match, other=False):
@@ -145,7 +132,7 @@ def lift(a, b):
 
 
 class Formula:
-    """Sums, products, powers, \\frac, \\sqrt and \\pi; ValueError or IndexError for anything else."""
+    """Sums, products, powers, \\frac, \\sqrt, \\pi; ValueError or IndexError for anything else."""
 
     def __init__(self, text):
         self.tokens = re.findall(rf"{DECIMAL}|\\[a-zA-Z]+|\S", text)[::-1]
@@ -178,7 +165,8 @@ class Formula:
         if self.next_is("^"):
             self.tokens.pop()
             exponent = self.power()
-            if exponent != int(exponent) or abs(exponent) > 400:
+            size = len(str(base)) * abs(exponent)  # digits of the result, about
+            if exponent != int(exponent) or size > 4000:
                 raise ValueError("an exponent that is not read")
             base = base ** int(exponent)
         return base
@@ -217,85 +205,78 @@ def root(value, n):
 
 def unit_of(text, attached):
     """(unit, factor) of the words behind a number; Undecided if they may make it another one."""
-    words, factor = re.findall(r"[^\W\d_²³]+[²³]?|[%$€£¥₹¢]", text.lower()), 1
-    if OTHER & set(words) or re.search(r"\^|!", text):
-        raise Undecided(f'"{text.strip()}" behind a number')
+    words, factor, names = re.findall(r"[^\W\d_²³]+[²³]?|[%$€£¥₹¢]", text.lower()), 1, []
+    if OTHER & set(words) or "!" in text:
+        raise Undecided(f'words that may change the number before them ("{text.strip()}")')
     for word in words:
-        if (
-            len(word.strip("²³")) == 1
-            and word.strip("²³") not in UNITS
-            or attached
-            and len(words) == 1
-            and word.strip("²³").removesuffix("s") not in UNITS
-        ):
-            raise Undecided(f'"{word}" behind a number may be a unit or a variable')
-        factor *= POWERS.get(word.removesuffix("s"), 1)
-    names = [
-        w if w in UNITS else w.removesuffix("s") for w in words if w.removesuffix("s") not in POWERS
-    ]
-    return " ".join(UNITS.get(n, n) for n in names if n not in ("of", "the", "a", "in")), factor
+        name = word if word in UNITS else word.removesuffix("s")
+        known = name.strip("²³") in UNITS or name in POWERS
+        if not known and (len(word) == 1 or attached and len(words) == 1):
+            raise Undecided(f'a unit or a variable behind a number ("{word}")')
+        factor *= POWERS.get(name, 1)
+        if name not in POWERS and name not in ("of", "the", "a", "in"):
+            names.append(UNITS.get(name, name))
+    return " ".join(names), factor
+
+
+def spelled_out(match):
+    """minus twenty-one → -21"""
+    sign, tens, ones = match.groups()
+    return (sign and "-") + str(WORDS[tens.lower()] + WORDS.get((ones or "").lower(), 0))
 
 
 def number(text, other=False):
     """The Number that a text in its one spelling stands for, with its unit, or None."""
-    text = re.sub(rf"^{LEAD}", "", text, flags=re.I)
-    text = re.sub(r"^(?:negative|minus) ", "-", text, flags=re.I)
+    if len(text) > 400:
+        return None
     word = "|".join(WORDS)
-    text = re.sub(
-        rf"^(-?)({word})(?:[- ]({word}))?\b(?! ?=)",
-        lambda m: m[1] + str(WORDS[m[2].lower()] + WORDS.get((m[3] or "").lower(), 0)),
-        text,
-        flags=re.I,
-    )
+    text = re.sub(r"(?i)^(?:negative|minus) ", "-", re.sub(LEAD, "", text))
+    text = re.sub(rf"(?i)^(-?)({word})(?:[- ]({word}))?\b(?! ?=)", spelled_out, text)
     text = re.sub(r"(?<=\d) (?:and|&) (?=\d+/\d+)", " ", text)
-    money = re.match(r"([+-]?) ?(USD|EUR|GBP|Rs\.?|[€£¥₹]) ?([+-]?)(?=[\d.\\])", text, re.I)
+    money = re.match(r"(?i)([+-]?) ?(USD|EUR|GBP|Rs\.?|[€£¥₹]) ?([+-]?)(?=[\d.\\])", text)
     text = money[1] + money[3] + text[money.end() :] if money else text
-    text = re.sub(
-        r"(?<![\d.,])\d{1,3}(?:[ '_]\d{3})+(?![\d/])", lambda m: re.sub(r"\D", "", m[0]), text
-    )
-    match = re.fullmatch(r"(.*?(?:[\d.)}]|\\pi))( ?)((?:[^\W\d_]|[%$€£¥₹¢²³/'. !-])*)", text)
-    if not match or len(text) > 400:
+    grouped = r"(?<![\d.,])\d{1,3}(?:[ '_]\d{3})+(?![\d/])"
+    text = re.sub(grouped, lambda m: re.sub(r"\D", "", m[0]), text)
+    parts = r"(.*?(?:[\d.)}]|\\pi))( ?)((?:[^\W\d_]|[%$€£¥₹¢²³/'. !-])*)"
+    match = re.fullmatch(parts, text.replace("per cent", "%"))
+    if not match:
         return None
     core = re.sub(r"(?<![\d.])\d[\d.,]*\d", lambda m: literal(m, other), match[1])
-    unit, factor = unit_of(match[3].replace("per cent", "percent"), not match[2])
-    if money:
-        unit = UNITS.get(money[2].lower(), "rupee") if unit in ("", "dollar") else unit
-    repeated = re.fullmatch(r"(-?)(\d*)\.(\d*)\\overline ?\{?(\d+)\}?", core)
-    if repeated:
-        sign, whole, start, cycle = repeated.groups()
-        value = Fraction(f"{whole or 0}.{start or 0}") + Fraction(
-            int(cycle), 10 ** len(start) * (10 ** len(cycle) - 1)
-        )
-        return Number(-value if sign else value, unit, True, None)
-    fractions = re.sub(
-        rf"\\frac ?(?:\{{ ?([+-]?{DECIMAL}) ?\}}|(\d)) ?(?:\{{ ?([+-]?{DECIMAL}) ?\}}|(\d))",
-        lambda m: " " + "/".join(g for g in m.groups() if g),
-        core,
-    )
-    if plain := re.fullmatch(
-        PLAIN,
-        re.sub(r"^([+-]?) ?(?:(10) ?\^)?", lambda m: m[1] + "1*10^" * bool(m[2]), fractions),
-        re.I,
-    ):
+    unit, factor = unit_of(match[3], not match[2])
+    if money and unit in ("", "dollar"):
+        unit = UNITS[money[2].lower().strip(".")]
+    value, plain, places = value_of(core)
+    return None if value is None else Number(value * factor, unit, plain, places)
+
+
+def value_of(core):
+    """(value or None, plain, places): see `Number`."""
+    if cycle := re.fullmatch(r"(-?)(\d*)\.(\d*)\\overline ?\{?(\d+)\}?", core):
+        start, digits = Fraction(f"{cycle[2] or 0}.{cycle[3] or 0}"), 10 ** len(cycle[3])
+        value = start + Fraction(int(cycle[4]), digits * (10 ** len(cycle[4]) - 1))
+        return -value if cycle[1] else value, True, None
+    text = re.sub(FRAC, lambda m: " " + "/".join(filter(None, m.groups())), core)
+    text = re.sub(r"^([+-]?) ?(?:(10) ?\^)?", lambda m: m[1] + "1*10^" * bool(m[2]), text)
+    if plain := re.fullmatch(PLAIN, text):
         sign, whole, top, bottom, power = plain.groups()
-        if whole and not (bottom and top.isdigit() and bottom.isdigit() and int(top) < int(bottom)):
-            raise Undecided(f'"{core}" is read in several ways')
+        if whole and not (bottom and (top + bottom).isdigit() and int(top) < int(bottom)):
+            raise Undecided(f'a number that is read in several ways ("{core}")')
         if not Fraction(bottom or 1) or abs(int(power or 0)) > 400:
-            return None
+            return None, True, None
         value = (int(whole or 0) + Fraction(top) / Fraction(bottom or 1)) * Fraction(10) ** int(
             power or 0
         )
         places = len(top.partition(".")[2]) if "." in top and not bottom and not power else None
-        return Number(factor * (-value if sign == "-" else value), unit, True, places)
+        return -value if sign == "-" else value, True, places
     if re.fullmatch(r"-?\d+-\d+/\d+", core):
-        raise Undecided(f'"{core}" may be a mixed number or a difference')
+        raise Undecided(f'a mixed number or a difference ("{core}")')
     try:
         with decimal.localcontext(decimal.Context(prec=60)):
             formula = Formula(core)
-            value = formula.total() * factor
+            value = formula.total()
     except (ValueError, IndexError, ArithmeticError, RecursionError, TypeError):
-        return None
-    return None if formula.tokens else Number(value, unit, isinstance(value, Decimal), None)
+        return None, False, None
+    return None if formula.tokens else value, isinstance(value, Decimal), None
 
 
 def enclosed(text):
@@ -336,7 +317,9 @@ def group(text):
 
 
 def value_text(text):
-    """What stands behind "x =" and before "≈"; a text in its one spelling."""
+    """What stands behind "x =" and before "≈"; a text in its one spelling. A list stays."""
+    if group(text):
+        return text
     parts = [p for p in split_outside(text, r"=|:\s|\\(?:implies|Rightarrow|to)\b") if p]
     last = parts[-1] if parts else text
     if len(parts) == 2 and re.fullmatch(r"[a-zA-Z]", last):  # 12 = x
@@ -347,10 +330,10 @@ def value_text(text):
 
 
 def readings(text):
-    """([Number], Group or None): the ways to read a text in its one spelling, the likely one first."""
+    """([Number], Group or None): ways to read a text in its one spelling, the likely one first."""
     parts = group(text)
     if parts is None or parts.ends == "{}" and not text.startswith(("{", "\\{")):
-        text = value_text(text) if parts is None else text
+        text = value_text(text)
         inner = text[1:-1] if text[:1] == "(" and enclosed(text) else text
         numbers = [number(inner.strip()), number(inner.strip(), other=True)]
         parts = parts or (group(text) if text != inner else None)
@@ -379,22 +362,19 @@ def same_number(a, b):
     """Are two Numbers equal? b is the expected one."""
     with decimal.localcontext(decimal.Context(prec=60)):
         x, y = lift(a.value, b.value)
-        equal = (
-            x == y if isinstance(x, Fraction) else abs(x - y) <= Decimal("1e-40") * max(1, abs(x))
-        )
+        equal = x == y if isinstance(x, Fraction) else abs(x - y) <= max(1, abs(x)) / 10**40
     units = {a.unit, b.unit} - {""}
     if not equal:
         if rounds_to(a, b) or rounds_to(b, a):
             raise Undecided("one is the other rounded")
         ratio = abs(written_value(x) / written_value(y)) if x and y else 0
-        if units and (
-            ratio in RATIOS or ratio and 1 / ratio in RATIOS or not isinstance(x, Fraction)
-        ):
-            raise Undecided(f"one may be the other in another unit: {', '.join(sorted(units))}")
+        other = {ratio, 1 / ratio if ratio else 0} & RATIOS or not isinstance(x, Fraction)
+        if units and other:
+            raise Undecided(f"one may be the other in another unit ({', '.join(sorted(units))})")
         return False
     words = [set(unit.split()) for unit in (a.unit, b.unit)]
     if len(units) == 2 and not (words[0] <= words[1] or words[1] <= words[0]):
-        raise Undecided(f"their units differ: {' and '.join(sorted(units))}")
+        raise Undecided(f"their units differ ({', '.join(sorted(units))})")
     if b.plain and not a.plain:
         raise Undecided("equal, but the sum is not worked out")
     return True
@@ -402,18 +382,14 @@ def same_number(a, b):
 
 def same_parts(a, b):
     """Are two Groups equal, part by part; as sets if their ends are those of a set?"""
-    if (
-        sorted(a.ends) != sorted(b.ends)
-        and {a.ends, b.ends} == {"()", "{}"}
-        and len(a.parts) == len(b.parts)
-    ):
-        if all(verdict(x, y) for x, y in zip(a.parts, b.parts, strict=True)):
-            raise Undecided("the same parts, but one is a pair and one a list")
-    if a.ends != b.ends or len(a.parts) != len(b.parts):
+    if len(a.parts) != len(b.parts):
         return False
-    if a.ends not in ("{}", "∪"):
-        verdicts = [verdict(x, y) for x, y in zip(a.parts, b.parts, strict=True)]
-    else:
+    verdicts = [verdict(x, y) for x, y in zip(a.parts, b.parts)]
+    if a.ends != b.ends:
+        if {a.ends, b.ends} == {"()", "{}"} and all(verdicts):
+            raise Undecided("the same parts, but one is a pair and one a list")
+        return False
+    if a.ends in ("{}", "∪"):
         rows = [[verdict(x, y) for x in a.parts] for y in b.parts]
         rows += [[verdict(x, y) for y in b.parts] for x in a.parts]
         verdicts = [True if True in row else None if None in row else False for row in rows]
@@ -436,12 +412,15 @@ def math_equal(a, b):
     >>> pairs = r"\frac12 0.5", r"1\frac12 3/2", r"1\frac12 5.5", "$1,000 1000", "(1,2/4) (1.0,0.5)"
     >>> [math_equal(*pair.split()) for pair in pairs], math_equal("x = 2 or x = 1", "1, 2")
     ([True, True, False, True, True], True)
-    >>> verdict("50%", "0.5"), verdict("0.33", "1/3"), verdict("x+1", "1+x"), verdict("(1,2)", "[1,2]")
-    (None, None, None, False)
+    >>> verdict("50%", "0.5"), verdict("0.33", "1/3"), verdict("x+1", "1+x"), verdict("1.2", "1,2")
+    (None, None, None, None)
     """
     a, b = math_text(a), math_text(b)
     if not a or not b:
         raise Undecided("nothing to compare")
+    names = [re.match(r"([a-zA-Z](?:_\w+)?) ?=(?!.*[=,;])(.+)", t) for t in (a, b)]
+    if all(names) and names[0][1] != names[1][1] and math_equal(names[0][2], names[1][2]):
+        raise Undecided("equal values of two names")
     texts = [re.sub(r"(?<!\d) | (?!\d)", "", t) for t in (a, b, value_text(a), value_text(b))]
     if texts[0] == texts[1] or texts[2] == texts[3]:
         return True
@@ -459,7 +438,7 @@ def math_equal(a, b):
         if parts is not None or x and expected.ends != "∪":
             return False
     if not y or not (x or parts):
-        raise Undecided(f'"{a[:60]}" and "{b[:60]}" are compared as text alone')
+        raise Undecided(f'formulas that are compared as text alone ("{a[:60]}", "{b[:60]}")')
     if not x:
         if any(n.unit for part in parts.parts for n in readings(part)[0]):
             raise Undecided("a value in several units")

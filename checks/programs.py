@@ -1,11 +1,12 @@
 """checks/programs.py: does a program that an answer contains compile, and pass its tests?
 
-The tests run in a process of their own and call the answer's functions in another (checks/apart.py),
-so an answer can print, exit, patch builtins, look for the tests, or return an object that equals
-everything: it passes only by returning what the tests expect.
+The tests run in a process of their own and call the answer's functions in another
+(checks/apart.py), so an answer can print, exit, patch builtins, look for the tests, or return an
+object that equals everything: it passes only by returning what the tests expect.
 
-Bounds       CPU and wall time, memory (not on macOS), file size, no second process, an empty folder,
-             no environment; an audit hook refuses other files, signals, sockets and native code
+Bounds       CPU and wall time, memory (not on macOS), file size, no second process, an empty
+             folder, no environment; an audit hook refuses other files, signals, sockets and native
+             code
 No sandbox   it stops what models write to pass a test, not an attack on the interpreter. Train on a
              machine, or in a container, that holds nothing else
 Not carried  what a function prints; other modules than Python's own; comparison of the answer's own

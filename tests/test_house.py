@@ -26,16 +26,27 @@ LOWER = {
 }
 REPORTS = {"parts.reports"}
 VERDICTS = {"parts.pages", "parts.rates", "parts.reports", "parts.verdicts"}
-CHECKS = {"checks.answers", "checks.decisions", "checks.instructions", "checks.risky"}
+CHECKS = {
+    f"checks.{name}" for name in "answers decisions instructions maths programs risky".split()
+}
 STAGE = {"common", "parts.identities", "parts.prompting", "parts.runs", *LOWER}
 RL = {"watch", "parts.rollouts", "parts.guard", "parts.texts", *STAGE}
 JUDGED = {"parts.pages", *LOWER, *CHECKS}
 JUDGED |= {f"parts.{name}" for name in ("grades", "questions", "rubrics", "server")}
 ARROWS = {  # who may import whom, downwards only: stages, parts/runs.py, common.py, the other parts, checks
-    "checks.answers": {"parts.files"},
+    "checks.answers": {"checks.maths"},
+    "checks.apart": set(),  # a script that runs alone
     "checks.decisions": set(),
+    "checks.maths": set(),
+    "checks.programs": {"checks.maths"},
     "checks.risky": {"parts.files"},
-    "checks.instructions": {"checks.answers", "checks.risky", "parts.files", "parts.dialogue"},
+    "checks.instructions": {
+        "checks.answers",
+        "checks.maths",
+        "checks.programs",
+        "checks.risky",
+        "parts.dialogue",
+    },
     "parts.files": set(),
     "parts.rows": set(),
     "parts.dialogue": {"parts.files"},
