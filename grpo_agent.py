@@ -190,6 +190,7 @@ class Trajectory:
     truncated: bool = False  # a turn was cut, or the context was full
     error: str = None  # what the environment raised, with file and line
     metadata: dict = field(default_factory=dict)  # the environment's own notes, for rollouts.jsonl
+    ruling: object = None  # RULER's `Grade`, with its reason
 
     def texts(self):
         """What the policy wrote, turn by turn."""
@@ -450,12 +451,12 @@ def ruler_scores(args, judge, standard, played):
     groups = [group for group in groups if len(group) > 1]
     local = parallel.share(range(len(groups)))
     talks = [[played[i].messages for i in groups[n]] for n in local]
-    rulings = ruler.ruler_groups(talks, judge, standard, args.judge_passes)
-    for group, ruling in zip(groups, parallel.gather(rulings, local), strict=True):
-        # equal episodes everywhere: nothing to compare, so nothing to learn
-        same = [0.0 if ruling.identical else None] * len(group)
-        for i, score in zip(group, ruling.scores or same, strict=True):
-            scores[i] = score
+    graded = ruler.ruler_groups(talks, judge, standard, args.judge_passes)
+    for group, rulings in zip(groups, parallel.gather(graded, local), strict=True):
+        for i, ruling in zip(group, rulings, strict=True):
+            played[i].ruling = ruling
+            # equal episodes everywhere: nothing to compare, so nothing to learn
+            scores[i] = 0.0 if ruling.error == ruler.ALONE else ruling.score
     return scores
 
 
@@ -555,6 +556,7 @@ def rollout_rows(step, split, played, g, parts, rewards, advantages):
             "metrics": t.metrics,
             "error": t.error,
             "metadata": t.metadata,
+            "ruler": t.ruling and t.ruling.ruled(),
         }
         for i, t in enumerate(played)
     ]

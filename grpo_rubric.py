@@ -410,38 +410,39 @@ class Graders:
         return self.judge.metrics(before)
 
     def score(self, b, names, size=1):
-        """{"parts": {name: N numbers or None}, "grades": N `judge.Grade`s of the last rubric}.
+        """{"parts": {name: N numbers or None}, "grades": N `Grade`s of the last rubric, "rulings":
+        N of RULER, or None}.
 
         names: of REWARDS. Of several processes each grades its share of the answers, and all get
         all grades.
         """
         local = parallel.share(range(len(b["texts"])), size)
         rows, prompts, texts = ([b[k][i] for i in local] for k in ("rows", "prompts", "texts"))
-        parts, grades = {}, [judges.Grade()] * len(rows)
+        parts, grades, rulings = {}, [judges.Grade()] * len(rows), [None] * len(rows)
         for name in names:
             if name == "model":
                 scores = self.model(prompts, texts)
             elif name == "ruler":
-                scores = self.ruler_scores(rows, prompts, texts, size)
+                rulings = self.rulings(rows, prompts, texts, size)
+                # equal answers: nothing to compare, so nothing to learn
+                scores = [0.0 if r.error == ruler.ALONE else r.score for r in rulings]
             else:
                 grades = judges.grade_answers(
                     rows, texts, self.judge, "strict", RUBRIC_SCORE, name != "rubric"
                 )
                 scores = [grade.score for grade in grades]
             parts[name] = parallel.gather(scores, local)
-        return {"parts": parts, "grades": parallel.gather(grades, local)}
+        graded = {"grades": grades, "rulings": rulings}
+        return {"parts": parts} | {k: parallel.gather(v, local) for k, v in graded.items()}
 
-    def ruler_scores(self, rows, prompts, texts, size):
-        """RULER's score of each answer, compared with its group; None where the judge failed."""
+    def rulings(self, rows, prompts, texts, size):
+        """RULER's `Grade` of each answer, compared with its group."""
         talks = [*map(talk, prompts, texts)]
         groups = [talks[i : i + size] for i in range(0, len(talks), size)]
         references = [row.reference for row in rows[::size]]
-        rulings = ruler.ruler_groups(groups, self.judge, self.standard, self.passes, references)
-        scores = []
-        for ruling in rulings:
-            # equal answers: nothing to compare, so nothing to learn
-            scores += ruling.scores or [0.0 if ruling.identical else None] * size
-        return scores
+        return sum(
+            ruler.ruler_groups(groups, self.judge, self.standard, self.passes, references), []
+        )
 
 
 # ---- 7. preflight ----
@@ -618,7 +619,7 @@ def pass_rates(rows, grades):
 def write_rollout(run, split, b, advantages=None):
     """Write each answer with verdict and reason of every criterion, for people to read."""
     rows, size = [], run.args.group_size if advantages else 1
-    for i, (row, grade) in enumerate(zip(b["rows"], b["grades"])):
+    for i, (row, grade, ruling) in enumerate(zip(b["rows"], b["grades"], b["rulings"])):
         rows.append({
             "step": run.step,
             "split": split,
@@ -635,9 +636,8 @@ def write_rollout(run, split, b, advantages=None):
                 judged | {"criterion": row.criteria[judged["id"] - 1].label}
                 for judged in grade.criteria
             ],
-            "judge": {
-                key: getattr(grade, key) for key in ("latency", "attempts", "cached", "error")
-            },
+            "judge": grade.asked(),
+            "ruler": ruling and ruling.ruled(),
         })  # fmt: skip
     run.write("rollouts.jsonl", rows)
 

@@ -109,9 +109,9 @@ def parse_ratings(reply, ids):
     >>> parse_ratings('Well: {"ratings": [{"id": 1, "reason": "a", "rating": "Yes"}]}', [1])
     ({1: (True, 'a')}, None)
     >>> parse_ratings('[{"id": 1, "rating": "Yes"}, {"id": 7, "rating": "Yes"}]', [1, 3])[1]
-    'expected the ids 1, 3, each once; found 1, 7'
+    'each of the 2 ids is wanted once; missing: 3; not asked for: 7'
     >>> parse_ratings('[{"id": 1, "rating": "Partial"}]', [1])[1]
-    'no usable value: 1'
+    'no usable value: 1 (Partial)'
     """
     return parse_entries(reply, "ratings", "rating", read_verdict, {str(i): i for i in ids})
 
@@ -119,24 +119,29 @@ def parse_ratings(reply, ids):
 def rubric_score(weights, passed, how="fraction"):
     """Σ weight of the met / Σ weight of those with a verdict; how="all": 1 if all are met, else 0.
 
-    weights (K,);  passed (K,) True, False or None (no verdict);  None: nothing to divide by
+    weights (K,), a fault's points below 0: taken off if it is found, the score is at least 0
+                                                        [HealthBench, arXiv 2505.08775]
+    passed  (K,) True, False or None (no verdict);  returns None if there is nothing to divide by
 
     By hand: weights 2, 1, 1 with yes, no, nothing: 2/3 of the rated weight. "all" fails at the
-    first no, and is unknown while one is open.
+    first no, and is unknown while one is open. Points 4 and −1, both found: (4 − 1)/4.
     >>> round(rubric_score([2, 1, 1], [True, False, None]), 4), rubric_score([1, 1], [None, None])
     (0.6667, None)
+    >>> [rubric_score([4, points], [True, False]) for points in (-1, -8)]
+    [0.75, 0.0]
     >>> [rubric_score([1, 1], [True, last], "all") for last in (True, False, None)]
     [1.0, 0.0, None]
     """
     rated = [(w, p) for w, p in zip(weights, passed, strict=True) if p is not None]
-    total = sum(w for w, _ in rated)
+    total = sum(w for w, _ in rated if w > 0)
     if not total:
         return None
     if how == "all":
         if not all(p for _, p in rated):
             return 0.0
         return None if len(rated) < len(weights) else 1.0
-    return sum(w for w, p in rated if p) / total
+    earned = sum(w for w, p in rated if p == (w > 0))  # a fault that was found has not passed
+    return max(0.0, earned / total)
 
 
 YES = ("yes", "true", "1", "pass", "passed", "met", "satisfied")

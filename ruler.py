@@ -18,9 +18,9 @@ Reference    RULER: OpenPipe ART; Zheng et al. 2023, arXiv 2306.05685 (order of 
 Axes         P prompts, G answers per prompt
 """
 
+import itertools
 import random
 from collections import defaultdict
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -32,6 +32,9 @@ from parts.means import mean
 from parts.questions import REFERENCE, block, canonical, parse_entries, said, shown, spoken, talk
 from parts.rubrics import read_responses
 from parts.server import Call, add_judge_arguments
+
+LETTERS, DIGITS = "ABCDEFGHJKLMNPQRTUVWXYZ", "23456789"  # none looks like another
+DISAGREE = 0.15  # between the two orders; scores drawn by chance differ by 1/3 in the mean
 
 # ---- 3. the math ----
 # From texts to numbers: `ruler_messages` is sent, `parse_scores` reads the reply.
@@ -75,7 +78,7 @@ def parse_scores(reply, ids):
     >>> parse_scores(reply, {"Q2": "Hi.", "A7": "Hello."})[0]
     {'Hi.': (1.0, ''), 'Hello.': (0.5, '')}
     >>> parse_scores('{"scores": [{"id": "A7", "score": 7}]}', {"A7": "Hi."})[1]
-    'no usable value: A7'
+    'no usable value: A7 (7)'
     """
     return parse_entries(reply, "scores", "score", read_score, ids)
 
@@ -93,6 +96,39 @@ def read_score(value):
     return score if 0 <= score <= 1 else None
 
 
+def other_order(order):
+    """The same attempts, each at another place: reversed, and the middle one of an odd number
+    changes with the one behind it. What a judge adds by place, in a line, cancels in an even number.
+
+    >>> "".join(other_order("abcd")), "".join(other_order("abcde")), "".join(other_order("a"))
+    ('dcba', 'edbca', 'a')
+    """
+    order, middle = list(order[::-1]), len(order) // 2
+    if len(order) % 2 and middle:
+        order[middle], order[middle + 1] = order[middle + 1], order[middle]
+    return order
+
+
+def order_effect(groups):
+    """(mean |difference| of the two passes, its n, pairs that changed places, pairs).
+
+    groups  lists of (score, score of the other pass); a pair ties in neither pass
+
+    By hand: .9, .2 became .3, .4: differences .6 and .2, and the one pair changed places.
+    >>> round(order_effect([[(0.9, 0.3), (0.2, 0.4)]])[0], 3), order_effect([[(0.9, 0.3), (0.2, 0.4)]])[1:]
+    (0.4, (2, 1, 1))
+    """
+    scores = [pair for group in groups for pair in group]
+    products = [
+        (a - c) * (b - d)
+        for group in groups
+        for (a, b), (c, d) in itertools.combinations(group, 2)
+        if a != c and b != d
+    ]
+    changed = sum(product < 0 for product in products)
+    return mean(abs(a - b) for a, b in scores), len(scores), changed, len(products)
+
+
 # ---- 4. the arguments ----
 
 
@@ -100,7 +136,7 @@ def add_ruler_arguments(parser):
     add = parser.add_argument_group("RULER").add_argument
     # fmt: off
     add("--ruler-rubric", metavar="FILE", help="text file with grading instructions of your own")
-    add("--judge-passes", type=int, choices=(1, 2), default=1, help="2 asks again in reverse order and takes the mean (default %(default)s)")
+    add("--judge-passes", type=int, choices=(1, 2), default=1, help="2 asks again with every attempt at another place and takes the mean (default %(default)s)")
     # fmt: on
 
 
@@ -142,16 +178,6 @@ def read_groups(path):
 # ---- 8. the loop ----
 
 
-@dataclass
-class Ruling:
-    """RULER's scores of a group. scores None: the judge failed, or there was nothing to compare."""
-
-    scores: list = None  # (G,) in [0, 1], mean over the passes
-    reasons: list = field(default_factory=list)  # (G,) text
-    identical: bool = False
-    error: str = None
-
-
 def ruler_calls(group, standard=RULER_RUBRIC, passes=1, reference=None):
     """(keys, calls) of a group of conversations; equal ones share a key, an empty one has None.
 
@@ -169,53 +195,68 @@ def ruler_calls(group, standard=RULER_RUBRIC, passes=1, reference=None):
         return keys, []
     # (2) ask: a group in one call, its answers under drawn names; again in another order
     rng = random.Random(canonical([group[0][:shared], attempts]))
-    names = [a + d for a in "ABCDEFGHJKLMNPQRTUVWXYZ" for d in "23456789"]
-    order = list(zip(rng.sample(names, len(attempts)), rng.sample(attempts, len(attempts))))
+    order = list(zip(labels(len(attempts), rng), rng.sample(attempts, len(attempts))))
     calls = []
-    for attempts in [dict(order), dict(order[::-1])][:passes]:
+    for attempts in [dict(order), dict(other_order(order))][:passes]:
         messages = ruler_messages(group[0][:shared], attempts, standard, reference)
         parse = partial(parse_scores, ids=attempts)
         calls.append(Call(messages, parse, expected=60 * len(attempts) + 20))
     return keys, calls
 
 
-def ruler_groups(groups, judge, standard=RULER_RUBRIC, passes=1, references=None):
-    """A Ruling for each group; a group is a list of conversations (messages) that answer one task.
+def labels(n, rng):
+    """n different names, such as Q2; with another digit where there are not enough (184)."""
+    digits = 1
+    while len(LETTERS) * len(DIGITS) ** digits < n:
+        digits += 1
+    names = itertools.product(LETTERS, *[DIGITS] * digits)
+    return rng.sample(["".join(name) for name in names], n)
 
-    Equal answers are shown once and share their score; an empty one is not shown and gets 0.
+
+def ruler_groups(groups, judge, standard=RULER_RUBRIC, passes=1, references=None):
+    """The `Grade`s of each group, (P, G); a group is a list of conversations (messages).
+
+    Equal answers are shown once and share their score; an empty one is not shown and gets 0. A group
+    of equal answers has no scores, and the error ALONE.
     """
     references = references or [None] * len(groups)
     plans = [ruler_calls(g, standard, passes, r) for g, r in zip(groups, references, strict=True)]
-    replies, rulings = iter(judge.ask([call for _, calls in plans for call in calls])), []
-    for keys, calls in plans:
-        found = [next(replies) for _ in calls]
-        failed = [reply.error for reply in found if reply.error]
-        if failed:
-            rulings.append(Ruling(error=failed[0]))
-        elif not calls:
-            judge.counts["identical_groups"] += 1
-            nothing = None if keys[0] else [0.0] * len(keys)
-            rulings.append(Ruling(nothing, identical=True))
-        else:
-            told = [reply.value | {None: (0.0, "")} for reply in found]
-            # (3) scores: reply → a number for each name, mean over the passes; None if it failed
-            scores = [[said[key][0] for said in told] for key in keys]  # (G, passes)
-            reasons = [" / ".join(said[key][1] for said in told) for key in keys]
-            rulings.append(Ruling([mean(row) for row in scores], reasons))
-            if passes == 2:
-                judge.counts["disagreement"] += sum(abs(a - b) for a, b in scores)
-                judge.counts["ordered"] += len(keys)
-    return rulings
+    replies = iter(judge.ask([call for _, calls in plans for call in calls]))
+    return [grade_group(judge, keys, [next(replies) for _ in calls]) for keys, calls in plans]
+
+
+def grade_group(judge, keys, replies):
+    """The Grade of each answer of a group from the replies to its calls, one per pass."""
+    errors = [reply.error for reply in replies if reply.error]
+    if not replies:
+        judge.counts["identical_groups"] += 1
+        return [Grade(error=ALONE) if key else Grade(0.0) for key in keys]
+    asked = {
+        "cached": all(reply.cached for reply in replies),
+        "attempts": sum(reply.attempts for reply in replies),
+        "latency": sum(reply.latency for reply in replies),
+    }
+    if errors:
+        return [Grade(error=errors[0], **asked) for _ in keys]
+    # (3) scores: reply → a number for each name, mean over the passes; None if it failed
+    grades = []
+    for key in keys:
+        scores, reasons = zip(*((0.0, "") if key is None else r.value[key] for r in replies))
+        reason = " / ".join(filter(None, reasons))
+        grades.append(Grade(mean(scores), reason=reason, pass_scores=list(scores), **asked))
+    shown_once = {key: grade for key, grade in zip(keys, grades) if key is not None}.values()
+    if len(replies) == 2 and len(shown_once) > 1:
+        judge.counts["disagreement"] += sum(
+            abs(a - b) for a, b in (g.pass_scores for g in shown_once)
+        )
+        judge.counts["ordered"] += len(shown_once)
+    return grades
 
 
 def ruler_grades(rows, answers, judge, standard, passes):
-    """A Grade for each answer of a group."""
+    """A Grade for each answer to one prompt."""
     group = [talk(row.prompt, answer) for row, answer in zip(rows, answers)]
-    (ruling,) = ruler_groups([group], judge, standard, passes, [rows[0].reference])
-    if ruling.scores is None:
-        return [Grade(error=ruling.error or ALONE) for _ in rows]
-    reasons = ruling.reasons or [None] * len(rows)
-    return [Grade(score, reason=reason) for score, reason in zip(ruling.scores, reasons)]
+    return ruler_groups([group], judge, standard, passes, [rows[0].reference])[0]
 
 
 def main(argv=None):
@@ -229,11 +270,29 @@ def main(argv=None):
     if not calls:
         different = "RULER needs two different answers to a prompt"
         raise UserError(f"--responses {args.responses}: {different}")
-    return grade_items(args, groups, calls, grade, print_scores)
+    return grade_items(args, groups, calls, grade, print_ranking)
 
 
 # ---- 9. save ----
 # (4) write every answer with its score and reason; mean, interval, cost: parts/grades.py
+
+
+def print_ranking(items, grades):
+    """The scores, and how far they depend on the order in which the answers were shown."""
+    print_scores(items, grades)
+    groups = defaultdict(list)
+    for (row, *_), grade in zip(items, grades):
+        if len(grade.pass_scores or ()) == 2 and grade.reason is not None:
+            groups[row.task_id].append(grade.pass_scores)
+    difference, n, changed, pairs = order_effect(groups.values())
+    if not n:
+        return
+    print(f"the two orders: scores differ by {difference:.3f} in the mean (n = {n}); "
+          f"{changed} of {pairs} pairs of answers changed places")  # fmt: skip
+    if difference >= DISAGREE:
+        print(f"warning: this judge scores the place as well as the answer; {DISAGREE} is half of "
+              "what two unrelated scores differ by; take another judge, or write criteria")  # fmt: skip
+
 
 # ---- 10. the guard ----
 

@@ -179,9 +179,10 @@ def read_record(folder, flag):
 
 
 def parse_json(text):
-    """json.loads, strictly (no NaN or Infinity); ValueError in one line for whatever is wrong."""
+    """json.loads without NaN or Infinity, with raw tabs in texts; ValueError in one line for
+    whatever is wrong."""
     try:
-        return json.loads(text, parse_constant=no_constant)
+        return json.loads(text, strict=False, parse_constant=no_constant)
     except json.JSONDecodeError as error:
         raise ValueError(f"not valid JSON: {error.msg}, column {error.colno}") from None
 

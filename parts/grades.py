@@ -31,6 +31,15 @@ class Grade:
     latency: float = 0.0
     error: str = None
     reason: str = None  # RULER's
+    pass_scores: list = None  # RULER's in each pass
+
+    def asked(self):
+        """How the judge was asked."""
+        return {key: getattr(self, key) for key in ("latency", "attempts", "cached", "error")}
+
+    def ruled(self):
+        """What RULER said."""
+        return {key: getattr(self, key) for key in ("score", "reason", "pass_scores", "error")}
 
 
 def add_output_arguments(parser, name):
@@ -67,6 +76,8 @@ def grade_items(args, batches, calls, grade, show):
     if judge:
         c = judge.counts
         print(f"{cost_line(c, judge.price)}; {c['cached']} from the cache, {c['failed']} failed")
+        if c["unread"]:
+            print(f"{c['unread']} replies could not be read: {judge.unread}")
     print(f"wrote {out}")
     lost = [g.error for g in grades if g.score is None]
     return 4 if any(error != ALONE and not str(error).startswith(UNREAD) for error in lost) else 0
@@ -82,7 +93,7 @@ def write_grades(out, items, grades):
             **asdict(grade),
             "passed": sum(c["verdict"] for c in rated),
             "total": len(grade.criteria),
-            "weight_rated": sum(c["weight"] for c in rated),
+            "weight_rated": sum(max(0, c["weight"]) for c in rated),
             "human": row.human,
             "model": model,
             "answer": answer,

@@ -7,10 +7,21 @@ objects in it, whose ids must be those that were asked, each once.
 import hashlib
 import json
 import re
+from collections import Counter
 
 from parts.dialogue import visible
 
 REFERENCE = "A reference that the author of the answer did not see; other wordings may be as good:"
+HARMLESS = [  # a question of the same form that no server has a reason to refuse
+    {"role": "system", "content": "You are a strict examiner. Reply with one JSON object."},
+    {
+        "role": "user",
+        "content": "The task that was set:\nSay hello.\nThe criteria:\n1. Says hello.\n"
+        "Rate the 1 criteria 1, each id once, in this form:\n"
+        '{"ratings": [{"id": 1, "reason": "…", "rating": "Yes" or "No"}]}\n'
+        "The answer to grade:\nHello.",
+    },
+]
 
 
 def block(name, text, attribute=""):
@@ -48,7 +59,8 @@ def talk(prompt, answer):
 
 
 def parse_entries(reply, key, field, read, ids):
-    """What a reply says by its one list of {"id", field, "reason"}: {what: (value, reason)}.
+    """({what: (value, reason)}, None) of a reply's one list of {"id", field, "reason"}, or
+    (None, what is wrong with it).
 
     ids  {id in the reply: what it stands for}, in whose order the result is
 
@@ -58,21 +70,36 @@ def parse_entries(reply, key, field, read, ids):
     'two lists of ratings that contradict each other'
     """
     readings = [
-        [(read_id(e.get("id")), read(e[field]), str(e.get("reason", ""))[:500]) for e in entries]
+        [(read_id(e.get("id")), read(e.get(field)), e) for e in entries]
         for entries in lists_in(reply, key, field)
     ]
     if not readings:
         return None, f"no JSON object with a list of {key} was found"
-    if len({frozenset(entry[:2] for entry in found) for found in readings}) > 1:
+    if len({frozenset(entry[:2] for entry in entries) for entries in readings}) > 1:
         return None, f"two lists of {key} that contradict each other"
-    told = {name: (value, reason) for name, value, reason in readings[-1]}
-    names = [name for name, *_ in readings[-1]]
-    if sorted(names) != sorted(ids):
-        expected = f"expected the ids {', '.join(ids)}, each once"
-        return None, f"{expected}; found {', '.join(names)[:200]}"
-    if unread := [name for name in names if told[name][0] is None]:
-        return None, f"no usable value: {', '.join(unread)}"
-    return {what: told[name] for name, what in ids.items()}, None
+    names = Counter(name for name, *_ in readings[-1])
+    wrong = {
+        "missing": [name for name in ids if name not in names],
+        "given twice": [name for name, n in names.items() if n > 1],
+        "not asked for": [name[:20] for name in names if name not in ids],
+    }
+    if any(wrong.values()):
+        listed = "; ".join(f"{k}: {', '.join(v[:9])}" for k, v in wrong.items() if v)
+        return None, f"each of the {len(ids)} ids is wanted once; {listed}"
+    values = {name: (value, text_of(e.get("reason", ""))) for name, value, e in readings[-1]}
+    unread = [f"{name} ({text_of(e.get(field))[:20]})" for name, v, e in readings[-1] if v is None]
+    if unread:
+        return None, f"no usable value: {', '.join(unread[:9])}"
+    return {what: values[name] for name, what in ids.items()}, None
+
+
+def text_of(value):
+    return whole_characters(str(value))[:500]
+
+
+def whole_characters(text):
+    """Half a surrogate pair, which no file can hold, becomes a question mark."""
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def lists_in(reply, key, field):
@@ -94,7 +121,7 @@ def lists_in(reply, key, field):
             continue
         value = value.get(key) if isinstance(value, dict) else value
         entries = value if isinstance(value, list) else []
-        if entries and all(isinstance(entry, dict) and field in entry for entry in entries):
+        if all(isinstance(e, dict) for e in entries) and any(field in e for e in entries):
             found.append(entries)
             at = end
     return found
@@ -102,4 +129,4 @@ def lists_in(reply, key, field):
 
 def read_id(value):
     """An id as text: 2, "2." and "#2" are "2", "a7" is "A7"."""
-    return str(value).strip(" \t\r\n\"'`#.*").upper()
+    return text_of(value).strip(" \t\r\n\"'`#.*").upper()

@@ -3,8 +3,13 @@
 {"task_id": "fit-7", "prompt": "Does this candidate fit? …", "reference": "SQL is missing.",
  "rubrics": ["Names a gap in the profile.", {"criterion": "Is rude.", "negate": true},
              {"check": "text:max_chars", "max_chars": 400, "weight": 2}]}
+
+Read as well: HealthBench's {"criterion", "points"}, "description" and "title" of a criterion,
+IFEval's "instruction_id_list" and "kwargs", the recipe's columns "rubric - 1. criterion". A key
+that nobody reads is refused where it may change a score, and named where it does not.
 """
 
+import difflib
 import json
 import re
 from collections import Counter
@@ -14,13 +19,23 @@ from pathlib import Path
 from checks.instructions import a_text, check_arguments, is_number
 from parts import files
 from parts.files import UserError
-from parts.questions import canonical
+from parts.questions import canonical, talk
 from parts.rows import check_messages, check_prompt
 
 SPLITS = ("train", "validation", "test")
 LISTS = {"rubrics": list, "instruction_id_list": list, "kwargs": list, "reference": str}
+NAMES = ("task_id", "prompt_id", "key")  # of a row: ours, HealthBench's, IFEval's
+ROW_KEYS = {"prompt", "response", "ratings", *LISTS, *NAMES}
+ANSWER_KEYS = {"prompt", "response", "model", "task_id", "prompt_id"}
+# what looks like a row's criteria or their weights, and would be lost
+LOST = """criteria criterion rubric rubric_items requirements checks check weight weights points
+negate""".split()
 # the recipe's columns: the whole key, since its siblings are remarks
-WIDE = re.compile(r"rubric\s*-\s*(\d+)\. criterion", re.I)
+WIDE = re.compile(r"rubric\s*-\s*(\d+)\. (\w+)", re.I)
+TEXTS = ("criterion", "description", "text", "requirement")  # of a criterion
+OWN = ("weight", "points", "negate", "name", "title")
+# of a criterion, and without effect on its score
+REMARKS = """tags id category axis section source comment notes explanation rationale""".split()
 
 
 @dataclass
@@ -31,7 +46,7 @@ class Criterion:
     text: str = ""
     check: str = ""
     arguments: dict = field(default_factory=dict)
-    weight: float = 1.0
+    weight: float = 1.0  # below 0: points that are taken off if this fault is found
     name: str = ""
     negate: bool = False
     id: int = 0  # 1 … K in its row
@@ -61,20 +76,29 @@ class Rubrics:
     path: str
     rows: list
     splits: dict  # {"train": rows, "validation": rows, "test": rows} or {}
+    unread: Counter = field(default_factory=Counter)  # keys that nobody reads: rows
 
     def describe(self):
         """What the start of a run prints."""
-        kinds = Counter(c.kind for row in self.rows for c in row.criteria)
-        return (
-            f"{self.path}: {len(self.rows)} rows; {kinds['judge']} criteria judged, "
-            f"{kinds['check']} checked"
-        )
+        criteria = [c for row in self.rows for c in row.criteria]
+        kinds, penalties = Counter(c.kind for c in criteria), sum(c.weight < 0 for c in criteria)
+        text = f"{self.path}: {len(self.rows)} rows; {kinds['judge']} criteria judged, "
+        text += f"{kinds['check']} checked"
+        if penalties:
+            text += f"; {penalties} are faults whose points are taken off (score at least 0)"
+        return text + not_read(self.unread)
+
+
+def not_read(unread):
+    """ "; not read: tags (2 rows)" for {key: rows}, or ""."""
+    listed = ", ".join(f"{key} ({n} row{'s' * (n > 1)})" for key, n in unread.most_common(12))
+    more = f" and {len(unread) - 12} more" if len(unread) > 12 else ""
+    return f"; not read: {listed}{more}" if unread else ""
 
 
 def read_rubrics(path, allow_code=False, flag="--data"):
     """A rubric file as `Rubrics`; UserError names the file, the row or line, and the key."""
-    # (1) read rubrics and answers; refuse what cannot be graded
-    rows, splits = {}, {}
+    rows, splits, unread = {}, {}, Counter()
     for split, place, raw in json_rows(path, flag):
         try:
             row = read_row(raw, len(rows) + 1, allow_code)
@@ -85,11 +109,21 @@ def read_rubrics(path, allow_code=False, flag="--data"):
             raise UserError(f"{flag} {path}, {place}: {error}") from None
         row.place = place
         rows[row.task_id] = row
+        unread.update(unread_keys(raw))
         splits.setdefault(split, []).append(row)
     if not rows:
         raise UserError(f"{flag} {path}: no row")
     splits = {} if "" in splits else {name: splits.get(name, []) for name in SPLITS}
-    return Rubrics(str(path), list(rows.values()), splits)
+    return Rubrics(str(path), list(rows.values()), splits, unread)
+
+
+def unread_keys(raw):
+    """The keys of a row, and the remarks of its criteria, that nobody reads."""
+    columns = {key: WIDE.fullmatch(key) for key in raw if key not in ROW_KEYS}
+    unread = {f"rubric - N. {m[2]}" if m else key for key, m in columns.items()
+              if not m or m[2].lower() not in ("criterion", "weight", "points")}  # fmt: skip
+    criteria = [c for c in raw.get("rubrics") or [] if isinstance(c, dict)]
+    return unread | {f"{key} of a criterion" for c in criteria for key in REMARKS if key in c}
 
 
 def json_rows(path, flag):
@@ -106,6 +140,9 @@ def json_rows(path, flag):
         if "validation" not in data and isinstance(data.get("test"), list):
             half = len(data["test"]) // 2
             data |= {"validation": data["test"][:half], "test": data["test"][half:]}
+        lost = [key for key in data if key not in SPLITS and isinstance(data[key], list)]
+        if lost:
+            raise UserError(f'{flag} {path}: "{lost[0]}" is none of the splits {", ".join(SPLITS)}')
         data = {name: data.get(name) for name in SPLITS}
     else:
         data = {"": data if isinstance(data, list) else [data]}
@@ -129,79 +166,167 @@ def read_row(raw, number=1, allow_code=False):
     if not isinstance(raw, dict):
         raise ValueError(f"expected an object, found {type(raw).__name__}")
     check_prompt(raw)
+    check_keys(raw)
     for key, kind in LISTS.items():
         if not isinstance(raw.get(key) or kind(), kind):
             raise ValueError(f'"{key}" is {raw[key]!r:.60}; expected a {kind.__name__}')
-    listed, checks = raw.get("rubrics") or [], raw.get("instruction_id_list") or []
-    kwargs = raw.get("kwargs") if checks else []
-    if len(checks) != len(kwargs or []):
-        raise ValueError('"instruction_id_list" and "kwargs": expected two lists of one length')
-    wide = {int(m[1]): raw[m[0]] for m in map(WIDE.fullmatch, raw) if m}
-    found = [wide[i] for i in sorted(wide) if str(wide[i] or "").strip()] + listed
-    for check, given in zip(checks, kwargs):
-        given = given.items() if isinstance(given, dict) else ()
-        found.append({name: value for name, value in given if value is not None} | {"check": check})
     criteria = []
-    for i, value in enumerate(found, 1):
+    for i, value in enumerate(criteria_of(raw), 1):
         try:
             criteria.append(read_criterion(value, allow_code))
+            if isinstance(value, dict) and str(value.get("id", i)) != str(i):
+                numbered = "criteria are numbered 1, 2, … in their order"
+                raise ValueError(f'"id" is {value["id"]!r:.40}, but {numbered}; leave "id" out')
         except ValueError as error:
             raise ValueError(f"criterion {i}: {error}") from None
         criteria[-1].id = i
-    if not sum(c.weight for c in criteria):
+    if not any(c.weight > 0 for c in criteria):
         why = "no criterion with a weight above 0"
         raise ValueError(f'{why}; expected "rubrics", a list of texts or checks')
-    task_id = number if raw.get("task_id") is None else raw["task_id"]
+    task_id = next((raw[name] for name in NAMES if raw.get(name) is not None), number)
     return Row(str(task_id), raw["prompt"], criteria, raw, raw.get("reference"))
 
 
+def check_keys(raw):
+    """Raise ValueError for a key that looks like one of ours, or like criteria in another layout."""
+    for key in raw:
+        if key in ROW_KEYS or WIDE.fullmatch(key):
+            continue
+        near = difflib.get_close_matches(key.lower(), [*LISTS, "task_id"], 1, 0.85)
+        if near or key.lower() in LOST or re.match(r"rubric\W*\d|criteri(on|a)\W*\d", key, re.I):
+            wanted = f'did you mean "{near[0]}"' if near else 'criteria stand in "rubrics"'
+            raise ValueError(f'"{key}" is not read: {wanted}')
+
+
+def criteria_of(raw):
+    """The criteria of a row as they stand there, in all layouts: columns, list, IFEval's pairs."""
+    slots = {}
+    for key, value in raw.items():
+        if (column := WIDE.fullmatch(key)) and value is not None:
+            slots.setdefault(int(column[1]), {})[column[2].lower()] = value
+    criteria = []
+    for _, slot in sorted(slots.items()):
+        text = slot.get("criterion")
+        if text is not None and str(text).strip():  # else a slot that is not used
+            own = {key: slot[key] for key in ("weight", "points") if key in slot}
+            criteria.append(own | {"criterion": text} if own else text)
+    criteria += raw.get("rubrics") or []
+    checks = raw.get("instruction_id_list") or []
+    kwargs = (raw.get("kwargs") or []) if checks else []
+    if len(checks) != len(kwargs):
+        raise ValueError('"instruction_id_list" and "kwargs": expected two lists of one length')
+    for check, given in zip(checks, kwargs):
+        if not isinstance(given, (dict, type(None))):
+            raise ValueError(f'"kwargs" holds {given!r:.40}; expected objects')
+        used = {name: value for name, value in (given or {}).items() if value is not None}
+        criteria.append(used | {"check": check})
+    return criteria
+
+
 def read_criterion(value, allow_code=False):
-    """The Criterion of a text, {"criterion": text} or {"check": id, arguments}; or ValueError."""
+    """The Criterion of a text, {"criterion": text} or {"check": id, arguments}; or ValueError.
+
+    >>> read_criterion({"criterion": "Lies.", "points": -8}).weight
+    -8
+    >>> read_criterion({"criterion": "Lies.", "wieght": 2})
+    Traceback (most recent call last):
+    ValueError: "wieght" is not read, did you mean "weight"
+    """
     value = {"criterion": value} if isinstance(value, str) else value
     if not isinstance(value, dict):
         raise ValueError(f"expected text or an object, found {type(value).__name__}")
-    arguments = {"name": "", "negate": False, "weight": 1} | value
-    own = {key: arguments.pop(key) for key in ("name", "negate", "weight")}
-    text, check = arguments.pop("criterion", None), arguments.pop("check", None)
-    if (text is None) == (check is None):
+    rest = {key: x for key, x in value.items() if key not in REMARKS and x is not None}
+    own = {key: rest.pop(key) for key in OWN if key in rest}
+    keys = TEXTS[:1] if "check" in rest else TEXTS  # a check may have an argument "text"
+    check, texts = rest.pop("check", None), [rest.pop(key) for key in keys if key in rest]
+    if len(texts) + (check is not None) != 1:
         raise ValueError('expected either a "criterion" (text) or a "check"')
-    if not isinstance(own["name"], str) or not isinstance(own["negate"], bool):
-        raise ValueError('"name" must be text and "negate" true or false')
-    if not is_number(own["weight"]) or not 0 <= own["weight"] < 1e300:
-        raise ValueError(f'"weight" is {own["weight"]!r:.40}; expected a number of at least 0')
+    if check is None and rest:
+        unknown = next(iter(rest))
+        near = difflib.get_close_matches(unknown.lower(), OWN, 1, 0.7)
+        known = f'did you mean "{near[0]}"' if near else f"a criterion has {', '.join(OWN[:4])}"
+        raise ValueError(f'"{unknown}" is not read, {known}')
+    weight, negate = read_weight(own)
+    name = own.get("name", own.get("title", ""))
+    if not isinstance(name, str):
+        raise ValueError('"name" must be text')
+    same = {"weight": weight, "negate": negate, "name": name}
     if check is not None:
-        read = check_arguments(check, arguments, allow_code)
-        return Criterion("check", check=check, arguments=read, **own)
+        arguments = check_arguments(check, rest, allow_code)
+        return Criterion("check", check=check, arguments=arguments, **same)
+    (text,) = texts
     a_text(text).encode()  # half a character (a lone surrogate) is a ValueError
-    return Criterion("judge", text.replace("\r\n", "\n").strip(), **own)
+    return Criterion("judge", text.replace("\r\n", "\n").strip(), **same)
+
+
+def read_weight(own):
+    """(weight, negate) of a criterion's own keys; points below 0 are a fault's, as HealthBench's."""
+    weight, points = own.get("weight", 1), own.get("points")
+    negate = own.get("negate", False)
+    if not isinstance(negate, bool):
+        raise ValueError('"negate" must be true or false')
+    if points is not None:
+        if "weight" in own or not is_number(points) or not abs(points) < 1e300:
+            raise ValueError(f'"points" is {points!r:.40}; expected a number, and no "weight"')
+        if points < 0 and "negate" in own:
+            raise ValueError('"points" below 0 say that it is a fault; leave "negate" out')
+        return points, negate or points < 0
+    if not is_number(weight) or not 0 <= weight < 1e300:
+        fix = 'for a fault use "points": -2, which is taken off if it is found'
+        raise ValueError(f'"weight" is {weight!r:.40}; expected a number of at least 0; {fix}')
+    return weight, negate
 
 
 def read_responses(path, rubrics=None):
     """[(row, answer, model)] in file order; without rubrics each distinct prompt is its own row.
 
     model  who answered, where the file says so, as samples.jsonl of evaluate.py does
+    Prints the keys that nobody reads.
     """
-    rows, items = rubrics.rows if rubrics else [], []
+    rows, items, unread = rubrics.rows if rubrics else [], [], Counter()
+    read = ANSWER_KEYS if rubrics else ANSWER_KEYS - {"task_id", "prompt_id"} | {"reference"}
     known = {row.task_id: row for row in rows}
     for row in rows:
         key = canonical(row.prompt)
         known[key] = None if key in known else row  # a prompt of two rows names neither
     for n, raw in files.read_jsonl(path, numbered=True, flag="--responses"):
         try:
-            answer, key = response_text(raw.get("response")), canonical(raw.get("prompt"))
-            if rubrics and raw.get("task_id") is not None:
-                key = str(raw["task_id"])
-            elif not rubrics and key not in known:
-                known[key] = read_row(raw | {"task_id": n, "rubrics": ["unused"]})
-            if known.get(key) is None:
-                named = f"{key[:60]} names no row of {rubrics.path}, or several"
-                raise ValueError(f'{named}; give the "task_id" of one')
-            items.append((known[key], answer, raw.get("model")))
+            if raw.get("response") is None:
+                raise ValueError(f'no "response"; found {", ".join(raw)[:80]}; rename the column')
+            row = row_of(raw, known, rubrics, n)
+            items.append((row, response_text(raw["response"]), raw.get("model")))
         except ValueError as error:
             raise UserError(f"--responses {path}:{n}: {error}") from None
+        unread.update(key for key in raw if key not in read)
     if not items:
         raise UserError(f"--responses {path}: the file is empty; expected one answer per line")
+    if unread:
+        print(f"{path}: {len(items)} answers{not_read(unread)}")
     return items
+
+
+def row_of(raw, known, rubrics, number):
+    """The Row that an answer is for, by its task_id or its prompt, among the `known`."""
+    key = canonical(raw.get("prompt"))
+    if not rubrics:
+        if key not in known:
+            own = {name: raw[name] for name in ("prompt", "reference") if name in raw}
+            known[key] = read_row(own | {"task_id": number, "rubrics": ["unused"]})
+        return known[key]
+    named = next((str(raw[name]) for name in NAMES[:2] if raw.get(name) is not None), key)
+    row = known.get(named)
+    if row is None:
+        what = f"{named[:60]} names no row of {rubrics.path}, or several"
+        raise ValueError(f'{what}; give the "task_id" of one')
+    if named != key and raw.get("prompt") is not None and not same_prompt(raw["prompt"], row):
+        raise ValueError(f'"task_id" {named[:60]} and "prompt" name different rows')
+    return row
+
+
+def same_prompt(prompt, row):
+    """Is a prompt (text, or messages) that of the row?"""
+    check_messages(prompt, "prompt")
+    return talk(prompt, "") == talk(row.prompt, "")
 
 
 def response_text(value):

@@ -1,14 +1,14 @@
-"""parts/server.py: a judge behind a server: addresses, keys, retries, cache, budget.
+"""parts/server.py: a judge behind a server: its address and key, retries, cache, budget.
 
 Any server with OpenAI-compatible chat completions. A call that fails is a `Reply` with an error and
-no value; what cannot get better (a wrong key, no such model) is a UserError.
+no value; what no other attempt can change (a wrong key, no such model) is a UserError. Whether a
+refusal (HTTP 400, 403) is of one answer or of all is found out by asking something harmless, so it
+depends neither on the order of the answers nor on what the cache holds.
 """
 
-import contextlib
 import hashlib
-import json
-import math
 import os
+import queue
 import random
 import re
 import threading
@@ -23,35 +23,55 @@ import requests
 
 from parts import files
 from parts.files import UserError, number
-from parts.questions import canonical, said
+from parts.questions import HARMLESS, canonical, said
+from parts.responses import Attempt, count, first_words, read_response, server_words
 
-TIMEOUT = 60  # seconds without a byte from the server
-DEADLINE = 180  # seconds for a call with its retries and waits
+TIMEOUT = 60  # seconds for one reply, from the request to its last byte
+DEADLINE = (
+    180  # seconds for a call with its retries and waits; three times a longer --judge-timeout
+)
 MAX_WAIT = 60  # seconds; a server that asks for more (Retry-After) fails the call
-RETRIED = (408, 409, 425, 429)  # and 5xx
+MAX_BODY = 2**23  # bytes of a reply
+LOCAL = re.compile(
+    r"https?://(localhost|[^/:]+\.localhost|127\.[\d.]+|0\.0\.0\.0|\[::1\])(:\d+)?(/|$)", re.I
+)
+CONNECTIONS = {  # what no other attempt changes about a connection: its words, the fix
+    "CERTIFICATE_VERIFY_FAILED": "a company's own certificates go into a file that REQUESTS_CA_BUNDLE names",
+    "WRONG_VERSION_NUMBER": "the server does not speak https there; try http://",
+    "TLS CA certificate bundle": "REQUESTS_CA_BUNDLE or CURL_CA_BUNDLE names a file that is not there",
+}  # fmt: skip
+
+
+# ---- the flags ----
 
 
 def price(text):
     """An argparse type: "0.25,2" → [0.25, 2.0]."""
     try:
-        price_in, price_out = map(float, text.split(","))
-    except ValueError:
-        raise ArgumentTypeError(f"{text!r} given, expected IN,OUT, such as 0.25,2") from None
-    return [price_in, price_out]
+        prices = [number(at_least=0)(part) for part in text.split(",")]
+        if len(prices) == 2:
+            return prices
+    except ArgumentTypeError:
+        pass
+    raise ArgumentTypeError(f"{text!r} given, expected IN,OUT, such as 0.25,2")
 
 
 def add_judge_arguments(parser):
     """The judge's flags, for every stage that asks one."""
-    add, whole = parser.add_argument_group("judge").add_argument, number(int, at_least=1)
+    add = parser.add_argument_group("judge").add_argument
     # fmt: off
     add("--judge-model", default="gpt-5-mini", help="model name on the server (default %(default)s)")
     add("--judge-base-url", help="OpenAI-compatible server, such as http://localhost:8000/v1; its key is read from OPENAI_API_KEY (default: OPENAI_BASE_URL, else OpenAI's)")
     add("--judge-temperature", type=number(at_least=0), help="only sent if given: some models refuse any (default: the server's)")
     add("--judge-max-retries", type=number(int, at_least=0), default=3, help="retries per call (default %(default)s)")
-    add("--judge-concurrency", type=whole, default=16, help="parallel calls, 1 to 64 (default %(default)s)")
+    add("--judge-timeout", type=number(above=0), default=TIMEOUT, help="seconds for one reply; a call with its retries may take 180, or three times as long (default %(default)s)")
+    add("--judge-concurrency", type=number(int, at_least=1, below=65), default=16, help="parallel calls, 1 to 64 (default %(default)s)")
     add("--judge-price", type=price, metavar="IN,OUT", help="USD per million tokens in and out, such as 0.25,2")
     add("--judge-budget", type=number(above=0), metavar="USD", help="training stops before the step that would cost more, a command when it is spent; needs --judge-price")
     # fmt: on
+
+
+# ---- calls and replies ----
 
 
 @dataclass
@@ -61,6 +81,13 @@ class Call:
     messages: list
     parse: object
     expected: int = 60  # tokens of a reply, for estimates
+
+    def read(self, text):
+        """(value, None), or (None, what is wrong with the reply)."""
+        try:
+            return self.parse(text)
+        except RecursionError:
+            return None, "nested too deeply"
 
 
 @dataclass
@@ -77,32 +104,25 @@ class Judge:
 
     judge = Judge("qwen3-32b", "http://localhost:8000/v1");  replies = judge.ask([call, …])
     A failed call has value None; what cannot get better (wrong key, no such model) is a UserError.
-    cache: a JSONL file of replies;  clock, sleep: for tests.
+    cache: a JSONL file of replies; what could not be read goes into judge_unread.jsonl beside it.
+    clock, sleep: for tests.
     """
 
     def __init__(
         self, model, base_url=None, temperature=None, max_retries=3, concurrency=16, cache=None,
-        price=None, clock=time.monotonic, sleep=None,
+        price=None, timeout=TIMEOUT, clock=time.monotonic, sleep=None,
     ):  # fmt: skip
-        url = base_url or os.environ.get("OPENAI_BASE_URL") or "https://api.openai.com/v1"
         key = os.environ.get("OPENAI_API_KEY", "").strip()
-        url = url.strip().rstrip("/").removesuffix("/chat/completions")
-        address = re.fullmatch(r"https?://[^/?#]+(/[^?#]*)?", url)
-        if not address:
-            expected = "expected an address such as http://localhost:8000/v1"
-            raise UserError(f"--judge-base-url {url}: {expected}")
-        if not key and url.startswith("https://api.openai.com"):
-            raise UserError(
-                f"--judge-model {model} needs a judge: give --judge-base-url (a local server needs "
-                "no key), set OPENAI_API_KEY, or use checks alone"
-            )
-        self.url = f"{url}{'' if address[1] else '/v1'}/chat/completions"
+        self.url = chat_address(base_url or os.environ.get("OPENAI_BASE_URL"), key, model)
         self.model, self.max_retries, self.workers = model, max_retries, concurrency
         self.extra = {} if temperature is None else {"temperature": temperature}
         self.price, self.budget, self.counts = price, None, Counter()
-        self.clock, self._stop, self._lock = clock, threading.Event(), threading.Lock()
+        self.timeout, self.deadline = timeout, max(DEADLINE, 3 * timeout)
+        self.clock, self._stop = clock, threading.Event()
         self.sleep = sleep or self._stop.wait
+        self._lock, self._probing = threading.Lock(), threading.Lock()
         self.reached = False  # has this server ever sent anything?
+        self.works = False  # has it completed a chat since the last refusal?
 
         def authorize(request):  # a callable is asked before any .netrc
             if key:
@@ -113,14 +133,13 @@ class Judge:
         self._hide = lambda text: text.replace(key, "[key]") if len(key) > 7 else text
         self._session = requests.Session()
         self._session.auth = authorize
-        self.cache, self.replies = cache and Path(cache), {}
-        if self.cache and self.cache.exists():
-            for line in self.cache.read_bytes().split(b"\n"):
-                with contextlib.suppress(ValueError, LookupError, TypeError):  # cut by a kill
-                    row = files.parse_json(line)
-                    self.replies[row["key"]] = row["reply"]
-            with open(self.cache, "ab") as file:
-                file.write(b"\n")  # the next line must not join a cut one
+        # no proxy between here and here
+        self._proxies = {"http": "", "https": ""} if LOCAL.match(self.url) else None
+        for scheme in ("http://", "https://"):  # a connection for every worker
+            adapter = requests.adapters.HTTPAdapter(pool_maxsize=concurrency)
+            self._session.mount(scheme, adapter)
+        self.cache = cache and Path(cache)
+        self.replies = read_cache(self.cache) if self.cache else {}
 
     @classmethod
     def from_args(cls, args, folder, world=1):
@@ -130,7 +149,7 @@ class Judge:
         return cls(
             args.judge_model, args.judge_base_url,
             temperature=args.judge_temperature, max_retries=args.judge_max_retries,
-            concurrency=max(1, args.judge_concurrency // world),
+            concurrency=max(1, args.judge_concurrency // world), timeout=args.judge_timeout,
             cache=Path(folder) / "judge_cache.jsonl", price=args.judge_price,
         )  # fmt: skip
 
@@ -160,9 +179,14 @@ class Judge:
             })  # fmt: skip
         return [replies[key] for key in keys]
 
+    def _key(self, call):
+        """All that a reply depends on: the server, the model, its settings, the question."""
+        question = [self.url, self.model, self.extra, call.messages]
+        return hashlib.sha256(canonical(question).encode("utf-8", "backslashreplace")).hexdigest()
+
     def _one(self, key, call):
         """A call with its retries, from the cache if it was answered before."""
-        value, complaint = call.parse(self.replies.get(key, ""))
+        value, complaint = call.read(self.replies.get(key, ""))
         if complaint is None:
             return Reply(value, cached=True)
         if self.budget is not None and usd(self.counts, self.price) >= self.budget:
@@ -170,57 +194,140 @@ class Judge:
         start, messages, reply = self.clock(), call.messages, Reply()
         while True:
             reply.attempts += 1
-            text, reply.error, wait = self._post(messages)
-            if text is not None:
-                reply.value, reply.error = call.parse(text)
-                if reply.error is None:
-                    self.replies[key] = text
-                    if self.cache:  # one write per line: several processes may append
-                        files.write_jsonl(self.cache, [{"key": key, "reply": text}], append=True)
+            left = self.deadline - (self.clock() - start)
+            attempt = self._post(messages, max(0.1, min(left, self.timeout)))
+            reply.error = attempt.error
+            if attempt.text is not None:
+                reply.value, complaint = call.read(attempt.text)
+                if complaint is None:
+                    reply.error = None
+                    self._keep(key, attempt.text)
                     break
-                again = f"Unusable reply ({reply.error}). Send the JSON object alone."
-                messages = [*call.messages, said("assistant", text[:20_000]), said("user", again)]
+                reply.error = f"{complaint}, in {first_words(attempt.text)}"
+                self._keep_unread(key, complaint, attempt.text)
+                again = f"Unusable reply ({complaint}). Send the whole JSON object, and that alone."
+                shown = said("assistant", attempt.text[:20_000])
+                messages = [*call.messages, shown, said("user", again)]
+            wait = attempt.wait
             if wait is None:
                 wait = 0.5 * 2**reply.attempts * random.uniform(0.5, 1)
-            late = self.clock() - start + wait > DEADLINE or wait > MAX_WAIT
-            if reply.attempts > self.max_retries or late or self._stop.is_set():
+            elif wait > MAX_WAIT:
+                reply.error += f" (it asks to wait {wait:.0f} s, more than {MAX_WAIT})"
+            late = wait > MAX_WAIT or self.clock() - start + wait > self.deadline
+            spent = reply.attempts > self.max_retries or late or self._stop.is_set()
+            if spent or not attempt.again:
                 break
             self.sleep(wait)
+        if attempt.doubtful:
+            self._check_setup(attempt)
         reply.latency = self.clock() - start
         return reply
 
-    def _post(self, messages):
-        """(reply, None, None), or (None, what went wrong, seconds before the next attempt).
-
-        Seconds: inf if another attempt cannot help, None if the server did not say.
-        """
+    def _post(self, messages, seconds):
+        """The Attempt of one request; UserError if the setup is wrong."""
         payload = {"model": self.model, "messages": messages} | self.extra
         try:
-            how = {"timeout": TIMEOUT, "allow_redirects": False}
-            sent = self._session.post(self.url, json=payload, **how)
-        except (requests.RequestException, UnicodeError) as error:
-            return None, self._hide(f"{type(error).__name__}: {files.brief(error)}"), None
-        self.reached, status = True, sent.status_code
-        body = self._hide(sent.content.decode("utf-8", "replace"))
+            status, headers, body = self._send(payload, seconds)
+        except Exception as error:  # of requests, urllib3, ssl, the address
+            return self._no_response(error)
+        self.reached = True
+        body = self._hide(body.decode("utf-8-sig", "replace"))
+        attempt = read_response(status, headers, body, time.time())
         if status < 300:
-            text, usage, finish = read_completion(body)
             # as the server counts, also for a reply that cannot be read; else characters / 4
             letters = sum(len(message["content"]) for message in messages)
-            tokens_in = usage.get("prompt_tokens") or letters // 4
-            tokens_out = usage.get("completion_tokens") or len(text) // 4
+            tokens_in = count(attempt.usage.get("prompt_tokens")) or letters // 4
+            tokens_out = count(attempt.usage.get("completion_tokens"))
+            if tokens_out is None:
+                tokens_out = len(attempt.text or "") // 4
             with self._lock:
-                self.counts.update(tokens_in=tokens_in, tokens_out=tokens_out, replies=bool(text))
-            if finish == "length":
-                return None, "the reply was cut at the server's limit of tokens", None
-            return (text, None, None) if text else (None, f"no reply in {body[:60]!r}", None)
-        told = f"HTTP {status}: " + "".join(filter(str.isprintable, files.brief(body)))
-        if (status in RETRIED or status >= 500) and "insufficient_quota" not in body:
-            asked = sent.headers.get("Retry-After", "")
-            return None, told, float(asked) if asked.isdecimal() else None
-        if status in (400, 413, 422) and self.counts["replies"]:  # too long, or a content filter
-            return None, told, math.inf
+                self.counts.update(tokens_in=tokens_in, tokens_out=tokens_out)
+        if attempt.hopeless:
+            self._end(attempt.error)
+        if status < 300 and not attempt.doubtful:
+            self.works = True
+        return attempt
+
+    def _send(self, payload, seconds):
+        """(status, headers, body) within `seconds` in all, however slowly the bytes come."""
+        end, results = time.monotonic() + seconds, queue.SimpleQueue()
+
+        def send():
+            try:
+                options = {"timeout": seconds, "allow_redirects": False, "proxies": self._proxies}
+                with self._session.post(self.url, json=payload, stream=True, **options) as response:
+                    body = b""
+                    for chunk in response.iter_content(2**16):
+                        body += chunk
+                        if len(body) > MAX_BODY or time.monotonic() > end:
+                            raise requests.Timeout(f"no end after {len(body)} bytes")
+                    results.put((response.status_code, response.headers, body))
+            except Exception as error:
+                results.put(error)
+
+        # a thread of its own: nothing else ends a read that gets a byte now and then
+        threading.Thread(target=send, daemon=True).start()
+        while True:
+            try:
+                result = results.get(timeout=min(1.0, max(0.0, end - time.monotonic())))
+                break
+            except queue.Empty:
+                if self._stop.is_set():  # the run has ended: 5 seconds for what is on its way
+                    end = min(end, time.monotonic() + 5)
+                if time.monotonic() >= end:
+                    text = f"no whole reply within {seconds:.3g} s; --judge-timeout allows more"
+                    raise requests.Timeout(text) from None
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    def _no_response(self, error):
+        """The Attempt of a request that brought nothing; UserError if none can bring anything."""
+        root = error
+        while inner := [e for e in (getattr(root, "reason", None), *root.args) if is_error(e)]:
+            root = inner[0]
+        words = self._hide(f"{type(error).__name__}: {server_words(str(root))}")
+        for mark, fix in CONNECTIONS.items():
+            if mark in str(root):
+                self._end(f"{words}; {fix}")
+        if not isinstance(error, (requests.RequestException, OSError)) or isinstance(
+            error, (requests.exceptions.InvalidURL, requests.exceptions.InvalidSchema)
+        ):
+            self._end(words)
+        return Attempt(error=words, again=True)
+
+    def _check_setup(self, refusal):
+        """UserError unless the server answers something harmless: then this request was refused."""
+        with self._probing:
+            if self._stop.is_set():
+                return
+            if not self.works:
+                probe = self._post(HARMLESS, self.timeout)
+                if probe.doubtful:
+                    self._end(f"{refusal.error}; a harmless question is refused, too")
+                if probe.again:  # an error of the moment: nothing is known
+                    return
+            self.works = False  # it counts for one refusal
+
+    def _end(self, words):
         self._stop.set()  # the other calls stop waiting
-        raise UserError(f"{self}: {told}")
+        raise UserError(f"{self}: {words}")
+
+    def _keep(self, key, text):
+        self.replies[key] = text
+        if self.cache:  # one write per line: several processes may append
+            files.write_jsonl(self.cache, [{"key": key, "reply": text}], append=True)
+
+    def _keep_unread(self, key, complaint, text):
+        self.counts["unread"] += 1
+        if self.cache:
+            row = {"key": key, "complaint": complaint, "reply": text}
+            files.write_jsonl(self.unread, [row], append=True)
+
+    @property
+    def unread(self):
+        """The file of the replies that could not be read, or None."""
+        return self.cache and self.cache.with_name("judge_unread.jsonl")
 
     def metrics(self, since=None):
         """The judge/ and ruler/ keys of metrics.jsonl; `since` an earlier copy of `counts`."""
@@ -241,24 +348,54 @@ class Judge:
             "ruler/identical_groups": c["identical_groups"],
         }
 
-    def _key(self, call):
-        """All that the question is made of; not the address, so another port finds the reply."""
-        return hashlib.sha256(canonical([self.model, call.messages]).encode()).hexdigest()
+
+def is_error(value):
+    return isinstance(value, BaseException)
 
 
-def read_completion(body):
-    """(text, usage, finish reason) of choices[0]; the text is "" if there is none.
+def chat_address(url, key, model):
+    """The address of chat completions at --judge-base-url; UserError if it is none.
 
-    >>> read_completion('{"choices": [{"message": {"content": " Yes "}, "finish_reason": "stop"}]}')
-    ('Yes', {}, 'stop')
+    >>> chat_address("http://localhost:8000", "", "m")
+    'http://localhost:8000/v1/chat/completions'
     """
-    try:
-        data = json.loads(body, strict=False)
-        choice = data["choices"][0]
-        text = choice["message"]["content"].strip()
-        return text, dict(data.get("usage") or {}), choice.get("finish_reason")
-    except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
-        return "", {}, None
+    url = (url or "https://api.openai.com/v1").strip().rstrip("/")
+    url = url.removesuffix("/chat/completions")
+    address = re.fullmatch(r"https?://[^/?#@\s]+(/[^?#\s]*)?", url)
+    if not address:
+        expected = "expected an address such as http://localhost:8000/v1"
+        raise UserError(f"--judge-base-url {url}: {expected}")
+    if not key and url.startswith("https://api.openai.com"):
+        raise UserError(
+            f"--judge-model {model} needs a judge: give --judge-base-url (a local server needs "
+            "no key), set OPENAI_API_KEY, or use checks alone"
+        )
+    if not re.fullmatch(r"[!-~]*", key):
+        raise UserError("OPENAI_API_KEY: holds a blank, a line end or a character beyond ASCII")
+    if key and url.startswith("http://") and not LOCAL.match(url):
+        host = url.split("/")[2]
+        print(f"warning: OPENAI_API_KEY goes to {host} unencrypted (http); use https, or unset it")
+    return f"{url}{'' if address[1] else '/v1'}/chat/completions"
+
+
+def read_cache(path):
+    """{key: reply} of a judge_cache.jsonl; lines that a kill has cut, or that hold no text, are
+    left out."""
+    replies = {}
+    if path.exists():
+        for line in path.read_bytes().split(b"\n"):
+            try:
+                row = files.parse_json(line)
+                if isinstance(row["key"], str) and isinstance(row["reply"], str):
+                    replies[row["key"]] = row["reply"]
+            except (ValueError, LookupError, TypeError, RecursionError):
+                continue
+        with open(path, "ab") as file:
+            file.write(b"\n")  # the next line must not join a cut one
+    return replies
+
+
+# ---- what it costs ----
 
 
 def estimate(calls):

@@ -106,7 +106,8 @@ def choose(rows, text_flags):
 
 def why_failed(row):
     """The error of an answer's judge or of its episode, or None."""
-    return (row.get("judge") or {}).get("error") or row.get("error")
+    ruling = (row.get("ruler") or {}) if row.get("reward") is None else {}
+    return (row.get("judge") or {}).get("error") or ruling.get("error") or row.get("error")
 
 
 def card_of(row, kinds):
@@ -125,6 +126,10 @@ def card_of(row, kinds):
         messages = prompt if isinstance(prompt, list) else [{"role": "prompt", "content": prompt}]
         messages = [*messages, {"role": "answer", "content": row.get("answer")}]
     texts = [(message.get("role"), message.get("content")) for message in messages]
+    ruling = row.get("ruler") or {}
+    if ruling.get("reason"):
+        scores = ", ".join(pages.number(score, 2) for score in ruling.get("pass_scores") or ())
+        texts.append((f"RULER {scores}".strip(), ruling["reason"]))
     if why_failed(row):
         texts.append(("error", why_failed(row)))
     cells = []

@@ -13,6 +13,7 @@ import ruler
 from conftest import REPO
 from parts import rollouts, runs
 from parts.files import UserError
+from parts.grades import Grade
 from parts.questions import said
 from test_ppo import Spy, gap, gradients, near, read
 from tiny import CHATML, TEMPLATE, cases, tiny_model, tiny_tokenizer, words
@@ -242,9 +243,9 @@ def test_what_ruler_returns_is_what_is_trained(monkeypatch):
     def rule(groups, *rest):
         for group in groups:
             said = [text for (text,) in group]
-            scores = [0.9 if x == "good" else 0.1 for x in said]
-            lost, same = said[0] == "lost", said[0] == "same"
-            yield ruler.Ruling(None if lost or same else scores, identical=same)
+            errors = {"lost": "HTTP 503", "same": ruler.ALONE}
+            error, scores = errors.get(said[0]), {"good": 0.9}
+            yield [Grade(None if error else scores.get(x, 0.1), error=error) for x in said]
 
     def graded(texts, *flags):
         played = []

@@ -32,7 +32,7 @@ CHECKS = {
 STAGE = {"common", "parts.identities", "parts.prompting", "parts.runs", *LOWER}
 RL = {"watch", "parts.rollouts", "parts.guard", "parts.texts", *STAGE}
 JUDGED = {"parts.pages", *LOWER, *CHECKS}
-JUDGED |= {f"parts.{name}" for name in ("grades", "questions", "rubrics", "server")}
+JUDGED |= {f"parts.{name}" for name in ("grades", "questions", "responses", "rubrics", "server")}
 ARROWS = {  # who may import whom, downwards only: stages, parts/runs.py, common.py, the other parts, checks
     "checks.answers": {"checks.maths"},
     "checks.apart": set(),  # a script that runs alone
@@ -92,7 +92,8 @@ ARROWS = {  # who may import whom, downwards only: stages, parts/runs.py, common
     "ppo": RL,
     # what a judge is asked and replies, what it is asked about, and the file of its grades
     "parts.questions": {"parts.dialogue"},
-    "parts.server": {"parts.files", "parts.parallel", "parts.questions"},
+    "parts.responses": {"parts.questions"},
+    "parts.server": {"parts.files", "parts.parallel", "parts.questions", "parts.responses"},
     "parts.rubrics": {"parts.files", "parts.questions", "parts.rows", *CHECKS},
     "parts.grades": {"parts.files", "parts.pages", "parts.server", "parts.stats"},
     # judge.py names ruler.py as the home of a command that was its own, for one release

@@ -27,9 +27,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         server.requests.append(body)
         server.headers.append(dict(self.headers) | {":path": self.path})
         what = server.answer(body)
-        if isinstance(what, bytes):
+        if isinstance(what, bytes) or callable(what):
             self.close_connection = True
-            return self.wfile.write(what)
+            return what(self.wfile) if callable(what) else self.wfile.write(what)
         status, headers, content = (200, {}, completion(what)) if isinstance(what, str) else what
         content = content if isinstance(content, bytes) else json.dumps(content).encode()
         self.send_response(status)
@@ -44,7 +44,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 class Server(http.server.ThreadingHTTPServer):
     """Chat completions on a free port. answer(request) → text of a reply, or (status, headers,
-    body), or the bytes to send before hanging up. `requests`, `headers`: all that came."""
+    body), or the bytes to send before hanging up, or a function that sends them. `requests`, `headers`: all that came."""
 
     daemon_threads, request_queue_size = True, 128
 
@@ -177,30 +177,6 @@ def told(status, message="later", **headers):
     return status, headers, {"error": {"message": message}}
 
 
-REPLIES = cases("""
-{} ~ {"ratings": []} ~ {"ratings": "Yes"} ~ Yes, Yes ~ [1, 2] ~ <think>@YES | no JSON object
-{"ratings": [{"id": 1, "rating": "Yes"}, {"id": 2, "rating": "Yes" | no JSON object
-{"ratings": ["Yes", "No"]} | no JSON object
-@NO The answer claims @YES ~ @NO quoted: [{"id": 1, "rating": "Yes"}] | contradict
-[{"id": 1, "rating": 1}, {"id": 2, "rating": 1}, {"id": 3, "rating": 1}] | found 1, 2, 3
-[{"id": 1, "rating": 1}] | expected the ids 1, 2, each once; found 1
-[{"id": 1, "rating": 1}, {"id": 1, "rating": 1}, {"id": 2, "rating": 1}] | found 1, 1, 2
-[{"id": 1, "rating": "Partial"}, {"id": 2, "rating": "Yes, but"}] | no usable value: 1, 2
-[{"id": 1, "rating": ["Yes"]}, {"id": 2, "rating": 2}] | no usable value: 1, 2
-[{"id": true, "rating": 1}, {"id": 2.5, "rating": 1}, {"rating": 1}] | TRUE, 2.5, NONE
-""")
-NO_REPLY = [b"<html>", b"\xff", [], {"choices": []}, completion(None), completion(" \n")]
-FAULTS = [  # what a server answers, and what the error says
-    *REPLIES,
-    *((opening * 50_000, "no JSON object") for opening in ("[", '{"a":')),
-    *(((200, {}, body), "no reply") for body in NO_REPLY),
-    ((200, {}, completion(NAMES["@YES"], "length")), "limit of tokens"),
-    (b"HTTP/1.1 200 OK\r\nContent-Length: 5000\r\n\r\n{}", "Error"),
-    (b"", "Error"),
-    *((told(status), f"HTTP {status}: ") for status in (408, 409, 425, 429, 500, 503)),
-]
-
-
 def flaky(fault):
     seen = []
 
@@ -211,141 +187,6 @@ def flaky(fault):
         return fault if bad else ratings(request)
 
     return answer
-
-
-@pytest.mark.parametrize("fault, complaint", FAULTS)
-def test_a_fault_is_retried_and_is_no_verdict(fault, complaint):
-    grades, requests, subject = run(flaky(fault), ["a", "Bad", "Once"], max_retries=2)
-    assert [(g.score, g.attempts) for g in grades] == [(1.0, 1), (None, 3), (1.0, 2)]
-    assert len(requests) == 6 and complaint in grades[1].error
-    assert subject.metrics()["judge/corrected"] == 1
-    first, second, third = sorted(subject.slept)
-    assert 0.5 <= first and second <= 1 <= third <= 2
-    again = [r["messages"][3]["content"] for r in requests if len(r["messages"]) == 4]
-    assert len(again) == 3 * isinstance(fault, str) and all(complaint in text for text in again)
-
-
-STOPPED = [  # cannot get better: one request, then the run ends
-    (told(401, "wrong key " + "x" * 500), r"HTTP 401: .{0,200}$"),
-    ((429, {}, {"error": {"message": "none left", "code": "insufficient_quota"}}), "HTTP 429"),
-    (told(400), "HTTP 400"),
-    ((307, {"Location": "http://127.0.0.1:9/"}, b""), "HTTP 307"),
-    ((401, {}, "no\x1b[2J\r\nkey\u202e".encode()), r"HTTP 401: no\[2J key$"),
-]
-
-
-@pytest.mark.parametrize("fault, message", STOPPED)
-def test_what_cannot_get_better_stops_the_run(fault, message):
-    with Server(lambda r: fault) as server:
-        with pytest.raises(UserError, match=f"judge m at {server.url}.*{message}"):
-            grade(make(server))
-        assert len(server.requests) == 1
-
-
-def test_a_judge_that_cannot_be_asked():
-    with pytest.raises(UserError, match="judge m at http://127.0.0.1.*is it running"):
-        grade(Judge("m", "http://127.0.0.1:9", max_retries=0))
-    for address in ("localhost:8000", "ftp://x", "http://", "http://x/v1?v=2"):
-        with pytest.raises(UserError, match="--judge-base-url"):
-            Judge("m", address)
-    with pytest.raises(UserError, match="--judge-base-url.*OPENAI_API_KEY.*checks"):
-        Judge("m")
-
-
-half_to_one = pytest.approx(0.75, abs=0.25)
-# Retry-After, to which answer; attempts and seconds
-ASKED_FOR = [
-    ("60", "Once", 2, 60),
-    ("0", "Once", 2, 0),
-    ("90", "Once", 1, 0),
-    ("50", "Bad", 4, 150),
-]
-ASKED_FOR += [(asked_for, "Once", 2, half_to_one) for asked_for in ("-7", "soon")]
-
-
-@pytest.mark.parametrize("after, answer, tries, slept", ASKED_FOR)
-def test_waits_as_long_as_the_server_asks(after, answer, tries, slept):
-    fault = 429, {"Retry-After": after}, b""
-    (found,), _, subject = run(flaky(fault), [answer], max_retries=9)
-    assert (found.score, found.attempts) == (1.0 if tries == 2 else None, tries)
-    assert sum(subject.slept) == slept == subject.metrics()["judge/latency_mean"]
-
-
-def test_one_call_and_the_others():
-    later = 500, {"Retry-After": "5"}, b""
-    with Server(lambda r: told(401) if "Bad" in asked(r) else later) as server:
-        with pytest.raises(UserError, match="HTTP 401"):
-            grade(Judge("m", server.url), ["a", "b", "Bad"])
-    assert len(server.requests) <= 5
-    grades, *_ = run(flaky(told(400, "too long")), ["a", "Bad", "c"], concurrency=1)
-    assert [(g.score, g.attempts) for g in grades] == [(1.0, 1), (None, 1), (1.0, 1)]
-
-
-def test_equal_calls_are_asked_once():
-    with Server(ratings) as server:
-        subject = make(server)
-        grade(subject)
-        before = subject.counts.copy()
-        grade(subject, ["same"] * 8)
-    row = subject.metrics(before)
-    assert (row["judge/calls"], row["judge/cached"], row["judge/failed_frac"]) == (1, 7, 0)
-    assert subject.metrics(subject.counts)["judge/failed_frac"] is None and subject.ask([]) == []
-
-
-def test_what_is_sent_and_where():
-    """A temperature only if it is given: the default judge, a gpt-5 model, refuses one."""
-    ways = {"": "/v1", "/": "/v1", "/v1/": "/v1", "/api": "/api", "/v2/chat/completions": "/v2"}
-    with Server(ratings) as server:
-        for given in ways:
-            grade(Judge("m", server.url + given))
-        grade(Judge("m", server.url, temperature=0.0))
-    paths = [f"{path}/chat/completions" for path in [*ways.values(), "/v1"]]
-    assert [sent[":path"] for sent in server.headers] == paths
-    plain = {"model", "messages"}
-    assert [{*r} for r in server.requests] == [plain] * len(ways) + [plain | {"temperature"}]
-
-
-def test_the_key_is_sent_and_shown_nowhere(monkeypatch, tmp_path):
-    key = "sk-test-1234567890abcdef"
-    monkeypatch.setenv("OPENAI_API_KEY", key)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / ".netrc").write_text("machine 127.0.0.1 login evil password evil\n")
-    echo = rated("Yes", "Yes", reason=f"your key is {key}")
-    answers = iter([told(500, f"key {key}"), echo, told(401, f"bad {key}")])
-    with Server(lambda r: next(answers)) as server:
-        subject = make(server, cache=tmp_path / "c.jsonl")
-        shown = [repr(grade(subject)), repr(vars(subject)), (tmp_path / "c.jsonl").read_text()]
-        with pytest.raises(UserError) as error:
-            grade(subject, ["b"])
-    assert [h["Authorization"] for h in server.headers] == [f"Bearer {key}"] * 3
-    assert key not in "".join([*shown, str(error.value)]) and "[key]" in shown[0]
-
-
-def test_the_cache_survives_a_new_port_and_a_cut_line(tmp_path):
-    path = tmp_path / "run" / "judge_cache.jsonl"
-    before, *_ = run(lambda r: NAMES["@BOTH"], ["a", "b"], cache=path)
-    with open(path, "a", encoding="utf-8") as file:
-        file.write('{"key": "x", "rep')
-    with Server(ratings) as server:
-        after = grade(make(server, cache=path), ["a", "b", "c"])
-        assert [g.score for g in before + after] == [0.5, 0.5, 0.5, 0.5, 1.0]
-        assert [g.cached for g in after] == [True, True, False] and len(server.requests) == 1
-        assert grade(make(server, cache=path), ["c"])[0].cached
-        grade(Judge("other", server.url, cache=path), ["a"])
-        assert len(server.requests) == 2
-
-
-def test_tokens_and_usd():
-    """Also of a reply that could not be read: 2 × (100 in, 10 out) at 1 and 5 USD a million."""
-    usage = {"prompt_tokens": 100, "completion_tokens": 10}
-    replies = iter([completion("no", usage=usage), completion(rated("Yes", "Yes"), usage=usage)])
-    *_, subject = run(lambda r: (200, {}, next(replies)), price=(1.0, 5.0))
-    assert subject.counts["tokens_in"] == 200
-    assert subject.metrics()["judge/usd"] == pytest.approx(3e-4)
-    for usage in (None, []):
-        body = completion("x" * 40, usage=usage)
-        *_, subject = run(lambda r, body=body: (200, {}, body), max_retries=0)
-        assert subject.counts["tokens_out"] == 10 and 100 < subject.counts["tokens_in"] < 400
 
 
 def test_sentence_to_number_over_a_socket():
@@ -385,22 +226,41 @@ def rule(answer, *groups, start="Greet.", **how):
 def test_ruler_scores_a_group():
     start = talk("Go.", "<think>t</think>Same.")
     group = "a .3", "", "a .3", "b .7", "<think>.9"
-    (ruling,), (request,), _ = rule(by_number, group, start=start)
-    assert ruling.scores == [0.3, 0.0, 0.3, 0.7, 0.0] and ruling.reasons[3] == "r b .7"
+    (graded,), (request,), _ = rule(by_number, group, start=start)
+    assert [g.score for g in graded] == [0.3, 0.0, 0.3, 0.7, 0.0] and graded[3].reason == "r b .7"
     text = asked(request)
     assert text.count("Same.") == 1 and "<think>" not in text
     assert len(attempts(request)) == 2 and re.search("</attempt-\\w+>$", text)
     (same, empty), requests, subject = rule(by_number, ("a", "a"), ("", "<think>"))
     assert requests == [] and subject.metrics()["ruler/identical_groups"] == 2
-    assert same.identical and same.scores is same.error is None and empty.scores == [0.0, 0.0]
+    assert [(g.score, g.error) for g in same + empty] == [(None, ruler.ALONE)] * 2 + [
+        (0.0, None)
+    ] * 2
     (lost,), requests, _ = rule(lambda r: by_number(r, bias=7), ("a .1", "b .9"))
-    assert len(requests) == 2 and lost.scores is None and lost.error and not lost.identical
-    # .1 per place, two passes: all gain .1; places 0, 1, 2 become 2, 1, 0 and differ by .2, 0, .2
-    biased = lambda r: by_number(r, bias=0.1)  # noqa: E731
-    (ruling,), requests, subject = rule(biased, ("a .1", "b .2", "c .3"), passes=2)
-    one, two = [list(attempts(r)) for r in requests]
-    assert one == two[::-1] and ruling.scores == pytest.approx([0.2, 0.3, 0.4])
-    assert subject.metrics()["judge/order_disagreement"] == pytest.approx(0.4 / 3)
+    assert len(requests) == 2 and {g.score for g in lost} == {None}
+    assert "no usable value" in lost[0].error
+
+
+@pytest.mark.parametrize("n", [*range(2, 9), 184, 185, 1500])
+def test_all_places_change_in_the_second_pass(n):
+    """Each attempt has a name of its own, however many there are; what a judge adds by place, in a
+    line, is in the difference of the two orders: by how many places an attempt moved."""
+    texts = [f"{i} {i / 10_000}" for i in range(n)]
+    _, calls = ruler.ruler_calls([talk("Go.", text) for text in texts], passes=2)
+    one, two = [list(call.parse.keywords["ids"].items()) for call in calls]
+    assert sorted(one) == sorted(two) and len(dict(one)) == n
+    assert all(a != b for a, b in zip(one, two))
+    if n < 9:
+        biased = lambda r: by_number(r, bias=0.1)  # noqa: E731
+        (graded,), requests, subject = rule(biased, texts, passes=2)
+        moved = [abs(one.index(item) - two.index(item)) for item in one]
+        difference = subject.metrics()["judge/order_disagreement"]
+        assert difference == pytest.approx(0.1 * sum(moved) / n)
+        places = {text.split()[-1]: i for i, (_, text) in enumerate(one)}
+        first = [g.pass_scores[0] for g in graded]
+        assert len(requests) == 2 and len(places) == n
+        assert [g.score for g in graded] == [sum(g.pass_scores) / 2 for g in graded]
+        assert max(first) - min(first) == pytest.approx(0.1 * (n - 1), abs=1e-3)
 
 
 def test_ruler_labels_are_drawn_and_shuffled():
@@ -477,7 +337,94 @@ BAD_ROWS = cases("""
 {"prompt": "p", "instruction_id_list": ["punctuation:no_comma"]} | two lists of one length
 {"prompt": "p", "rubrics": ["a"], "task_id": "1"} | 1 already
 7 | expected an object
+{"prompt": "p", "rubrics": [{"criterion": "a", "wieght": 2}]} | criterion 1: "wieght" is not read, did you mean "weight"
+{"prompt": "p", "rubrics": [{"criterion": "a", "Points": 2}]} | "Points" is not read, did you mean "points"
+{"prompt": "p", "rubrics": [{"criterion": "a", "Negate": true}]} | "Negate" is not read, did you mean "negate"
+{"prompt": "p", "rubrics": [{"criterion": "a", "negated": true}]} | did you mean "negate"
+{"prompt": "p", "rubrics": [{"criterion": "a", "importance": 3}]} | "importance" is not read, a criterion has weight, points
+{"prompt": "p", "rubrics": [{"criterion": "a", "is_penalty": true}]} | "is_penalty" is not read
+{"prompt": "p", "rubrics": [{"criterion": "a", "score": -8}]} | "score" is not read
+{"prompt": "p", "rubrics": [{"criterion": "a", "polarity": "negative"}]} | "polarity" is not read
+{"prompt": "p", "rubrics": [{"criterion": "a", "points": 2, "weight": 2}]} | "points" is 2; expected a number, and no
+{"prompt": "p", "rubrics": [{"criterion": "a", "points": "2"}]} | "points" is '2'
+{"prompt": "p", "rubrics": ["b", {"criterion": "a", "points": -2, "negate": false}]} | criterion 2: "points" below 0
+{"prompt": "p", "rubrics": [{"criterion": "a", "points": -2}]} | no criterion with a weight above 0
+{"prompt": "p", "rubrics": [{"criterion": "a", "weight": "2"}]} | "weight" is '2'
+{"prompt": "p", "rubrics": [{"criterion": "a", "description": "b"}]} | expected either
+{"prompt": "p", "rubrics": [{"criterion": "a", "id": 2}, {"criterion": "b", "id": 1}]} | "id" is 2, but criteria are numbered
+{"prompt": "p", "rubrics": [{"check": "punctuation:no_comma", "wieght": 2}]} | an unknown argument "wieght"
+{"prompt": "p", "rubrics": ["a"], "criteria": ["b"]} | "criteria" is not read: criteria stand in "rubrics"
+{"prompt": "p", "rubrics": ["a"], "weights": [2]} | "weights" is not read
+{"prompt": "p", "rubrics": ["a"], "points": [2]} | "points" is not read
+{"prompt": "p", "rubrics": ["a"], "rubric": "b"} | "rubric" is not read: did you mean "rubrics"
+{"prompt": "p", "rubrics": ["a"], "refrence": "b"} | "refrence" is not read: did you mean "reference"
+{"prompt": "p", "rubrics": ["a"], "task-id": "b"} | "task-id" is not read: did you mean "task_id"
+{"prompt": "p", "rubric - 1. criterion": "a", "rubric 2. criterion": "b"} | "rubric 2. criterion" is not read
+{"prompt": "p", "rubric - 1. criterion": "a", "Rubric-2 criterion": "b"} | "Rubric-2 criterion" is not read
+{"prompt": "p", "rubrics": ["a"], "criterion 2": "b"} | "criterion 2" is not read
+{"prompt": "p", "instruction_id_list": ["punctuation:no_comma"], "kwargs": ["{}"]} | "kwargs" holds '{}'
 """)
+
+LAYOUTS = [  # a row; its criteria as text × weight, - for a fault; what is named as not read
+    ({"rubrics": [{"criterion": "a", "points": 7, "tags": []}, {"criterion": "b", "points": -8}],
+      "prompt_id": "T", "example_tags": []}, "a×7 -b×-8", "example_tags, tags of a criterion"),
+    ({"rubrics": [{"title": "n", "description": "a", "weight": 5}], "key": "T"}, "n×5", ""),
+    ({"rubrics": [{"text": "a", "name": "n"}, {"requirement": "b"}]}, "n×1 b×1", ""),
+    ({"rubrics": [{"criterion": "a", "id": 1, "axis": "x", "source": "me"}]}, "a×1",
+     "axis of a criterion, id of a criterion, source of a criterion"),
+    ({"rubrics": [{"criterion": "a", "weight": None, "negate": True}, "b"]}, "-a×1 b×1", ""),
+    ({"rubric - 2. criterion": "b", "rubric - 2. weight": 3, "rubric - 1. criterion": "a",
+      "rubric - 1. ratingA": "x", "rubric - 3. criterion": None, "rubric - 3. weight": 9},
+     "a×1 b×3", "rubric - N. ratingA"),
+    ({"rubric - 1. criterion": "a", "Rubric - 2. Points": -2, "rubric - 2. criterion": "b"},
+     "a×1 -b×-2", ""),
+    ({"instruction_id_list": ["punctuation:no_comma"], "kwargs": [None], "key": 9},
+     "punctuation:no_comma×1", ""),
+    ({"rubrics": ["a"], "domain": "hr", "ideal_answer": "x", "split": "dev"}, "a×1",
+     "domain, ideal_answer, split"),
+    ({"rubrics": [{"check": "punctuation:no_comma", "points": -1}, "a"]},
+     "-punctuation:no_comma×-1 a×1", ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("row, criteria, unread", LAYOUTS)
+def test_layouts_that_people_have(row, criteria, unread, tmp_path):
+    data = read_rubrics(write(tmp_path / "r.json", [{"prompt": "p"} | row]))
+    found = [f"{'-' * c.negate}{c.label}×{c.weight:g}" for c in data.rows[0].criteria]
+    assert " ".join(found) == criteria and ", ".join(sorted(data.unread)) == unread
+    assert ("not read: " in data.describe()) == bool(unread)
+    assert data.rows[0].task_id == str(row.get("prompt_id", row.get("key", 1)))
+
+
+POINTS = [("Yes", "Yes", 0.0), ("Yes", "No", 1.0), ("No", "No", 0.0), ("No", "Yes", 0.0)]
+
+
+@pytest.mark.parametrize("good, fault, score", [*POINTS, ("Bad", "", None)])
+def test_points_are_healthbenchs(good, fault, score):
+    """2 for what is good, −8 for a fault: (2 − 8)/2 is 0, and nothing met is 0, not 8/10."""
+    row = row_of(
+        {"criterion": "Names the skill.", "points": 2}, {"criterion": "Invents.", "points": -8}
+    )
+    (found,), *_ = run(lambda r: rated(good, fault), row=row, max_retries=0)
+    assert found.score == score
+    half = row_of({"criterion": "a", "points": 4}, {"criterion": "b", "points": -1})
+    assert run(lambda r: rated("Yes", "Yes"), row=half)[0][0].score == 0.75
+
+
+def test_lost_splits(tmp_path):
+    for name in ("dev", "valid", "tests"):
+        path = write(tmp_path / "r.json", {"train": [ONE], "test": [ONE], name: [ONE]})
+        with pytest.raises(UserError, match=f'"{name}" is none of the splits train, validation'):
+            read_rubrics(path)
+    assert read_rubrics(write(path, {"train": [ONE], "test": [], "version": "1"})).splits["train"]
+
+
+def test_raw_tabs_are_read_in_jsonl_as_in_json(command):
+    write(Path("r.json"), '{"task_id": "a", "prompt": "a\tb", "rubrics": ["Is\tkind."]}\n' + TEXT)
+    write(Path("a.jsonl"), '{"task_id": "a", "response": "Hi\tyou"}\n')
+    with Server(ratings) as server:
+        assert command("grade", server) == 0
+    assert "Hi\tyou" in asked(server.requests[0]) and rows_of("answer") == [["Hi\tyou"]]
 
 
 @pytest.mark.parametrize("bad, message", BAD_ROWS)
@@ -528,7 +475,8 @@ def command(tmp_path, monkeypatch):
         argv = f"{name} --out out/g.jsonl --judge-model m --judge-max-retries 0"
         argv += " --data r.json" * (name != "ruler") + " --responses a.jsonl" * (name != "audit")
         argv += f" --judge-base-url {server.url}" if server else ""
-        return judge.main([*argv.split(), *more])
+        name, *argv = [*argv.split(), *more]
+        return ruler.main(argv) if name == "ruler" else judge.main([name, *argv])
 
     return run
 
@@ -553,9 +501,9 @@ def test_grade_a_file(command, capsys):
         assert "without a score: 1" in capsys.readouterr().out
         with pytest.raises(UserError, match="--out out/g.jsonl: exists; pass --overwrite"):
             command("grade", server)
-    with Server(ratings) as server:
+        server.answer = ratings
         for _ in range(2):
-            assert command("grade", server, "--overwrite") == 0 and len(server.requests) == 1
+            assert command("grade", server, "--overwrite") == 0 and len(server.requests) == 3
     columns = rows_of("task_id", "sample", "score", "passed", "total", "weight_rated", "cached")
     assert list(zip(*columns)) == [
         ("a", 0, 1.0, 2, 2, 2, True), ("b", 0, 0.0, 0, 1, 3, False), ("a", 1, 0.5, 1, 2, 2, True),
@@ -599,6 +547,35 @@ def test_ruler_on_a_file(command, capsys):
         command("ruler", None, "--overwrite")
 
 
+def test_the_two_orders_of_ruler(command, capsys):
+    """Printed, in the file, and with a warning if the place counts as much as the answer."""
+    given(
+        None, [{"prompt": "p", "response": f"x 0.{i}", "tag": 1, "task_id": "t"} for i in range(4)]
+    )
+    for bias, warned in ((0.0, False), (0.15, True)):
+        with Server(lambda r, bias=bias: by_number(r, bias=bias)) as server:
+            assert command("ruler", server, "--judge-passes", "2", "--overwrite") == 0
+        out, passes = capsys.readouterr().out, rows_of("pass_scores")[0]
+        difference = sum(abs(a - b) for a, b in passes) / 4
+        assert f"the two orders: scores differ by {difference:.3f} in the mean (n = 4); " in out
+        assert (difference > 0.15, "warning: this judge scores the place" in out) == (
+            warned,
+            warned,
+        )
+        assert ("0 of 6 pairs of answers changed places" in out) != warned
+        assert "4 answers; not read: tag (4 rows), task_id (4 rows)" in out
+        assert rows_of("score")[0] == [sum(both) / 2 for both in passes]
+    with Server(by_number) as server:
+        assert command("ruler", server, "--overwrite") == 0
+    assert "two orders" not in capsys.readouterr().out
+
+
+def test_judge_py_ruler_names_the_new_command(capsys):
+    with pytest.raises(UserError, match="--responses none.jsonl: no such file"):
+        judge.main(["ruler", "--responses", "none.jsonl"])
+    assert "`python ruler.py`" in capsys.readouterr().out
+
+
 WRONG = cases("""
 grade --responses none.jsonl | --responses none.jsonl: no such file
 grade --judge-price 1 | --judge-price: '1' given, expected IN,OUT
@@ -614,6 +591,8 @@ ruler --ruler-rubric none.txt | --ruler-rubric none.txt
 {"prompt": "Twice.", "response": "x"} | or several; give the "task_id" of one
 {"task_id": {"a": 1}, "response": "x"} ~ {"prompt": "?", "response": "x"} | names no row
 {"task_id": "a", "response": 3} | "response"
+{"task_id": "a", "reponse": "x"} ~ {"task_id": "a", "completion": "x"} | no "response"; found task_id
+{"task_id": "a", "prompt": "Leave.", "response": "x"} | "task_id" a and "prompt" name different rows
 {"task_id": "a", "response": [{"role": "user", "content": "x"}]} | must be the assistant's
 {"ratings": {"3": "yes"}} ~ {"ratings": {"1": "maybe"}} ~ {"ratings": []} | row 1: "ratings" is
 """)

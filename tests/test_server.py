@@ -1,0 +1,525 @@
+"""parts/server.py against a real HTTP server that fails in every way one can."""
+
+import json
+import logging
+import shutil
+import ssl
+import subprocess
+import threading
+import time
+from email.utils import formatdate
+
+import pytest
+
+from parts import grades, responses
+from parts.files import UserError, read_jsonl
+from parts.server import Judge
+from test_judge import (
+    NAMES,
+    ROW,
+    Server,
+    asked,
+    completion,
+    flaky,
+    grade,
+    make,
+    rated,
+    ratings,
+    row_of,
+    run,
+)
+
+pytestmark = pytest.mark.usefixtures("quiet_process")
+
+
+def told(status, message="later", **headers):
+    return status, headers, {"error": {"message": message}}
+
+
+def ok(**body):
+    return 200, {}, body
+
+
+def says(content=None, finish="stop", **more):
+    return ok(choices=[{"message": {"content": content} | more, "finish_reason": finish}])
+
+
+def drip(head):
+    """The bytes that a server sends one at a time, for longer than anybody waits."""
+
+    def send(stream):
+        for byte in head + b"x" * 40:
+            stream.write(bytes([byte]))
+            stream.flush()
+            time.sleep(0.05)
+
+    return send
+
+
+OK = b"HTTP/1.1 200 OK\r\n"
+LONG = "This model's maximum context length is 8192 tokens"
+WRAPPED = {"id": None, "object": None, "choices": None, "created": None}
+HTML = b"<html><head><style>b {}</style><title>502 Bad Gateway</title></head></html>"
+DEEP = '{"error": ' + "[" * 900 + "]" * 900 + "}"
+# 1: the request is refused and that is its own fault; 3: tried again; 0: the run ends
+SERVER_FAULTS = [
+    (told(408), 3, "HTTP 408: later"),
+    (told(409), 3, "HTTP 409: later"),
+    (told(425), 3, "HTTP 425: later"),
+    (told(429), 3, "HTTP 429: later"),
+    (told(500), 3, "HTTP 500: later"),
+    (told(529, "overloaded"), 3, "HTTP 529: overloaded"),
+    ((500, {}, b""), 3, "HTTP 500, no text"),
+    ((502, {}, HTML), 3, "HTTP 502: 502 Bad Gateway"),
+    ((503, {}, {"detail": [{"loc": ["body"], "msg": "busy"}]}), 3, "HTTP 503: busy"),
+    ((500, {}, DEEP.encode()), 3, "HTTP 500: "),
+    (ok(**WRAPPED, error={"message": "rate limit", "code": 429}), 3, "HTTP 429: rate limit"),
+    (
+        ok(error={"message": "upstream", "metadata": {"raw": "out of memory"}}),
+        3,
+        "upstream; out of",
+    ),
+    (b"", 3, "Error"),
+    (OK + b"Content-Length: 5000\r\n\r\n{}", 3, "Error"),
+    (OK + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", 3, "Error"),
+    (OK + b"Content-Encoding: gzip\r\nContent-Length: 3\r\n\r\nabc", 3, "Error"),
+    (drip(OK), 3, "no whole reply within 0.3 s"),
+    (drip(OK + b"Content-Length: 5000\r\n\r\n"), 3, "no whole reply within 0.3 s"),
+    ((200, {}, b"<html>Please sign in</html>"), 3, 'no chat completion in "<html>Please sign'),
+    ((200, {}, b""), 3, "HTTP 200: an empty body"),
+    ((200, {}, b"\xff"), 3, "no chat completion"),
+    (ok(choices=[]), 3, 'no chat completion in "{"choices"'),
+    (told(400, "this input was flagged"), 1, "HTTP 400: this input was flagged"),
+    (told(403, "flagged by moderation"), 1, "HTTP 403: flagged by moderation"),
+    ((400, {}, {"error": {"code": "content_filter"}}), 1, "HTTP 400: content_filter"),
+    (ok(**WRAPPED, error={"message": "flagged", "code": "403"}), 1, "HTTP 403: flagged"),
+    (told(413, "too large"), 1, "HTTP 413: too large"),
+    (told(422, LONG), 1, f"HTTP 422: {LONG}"),
+    ((451, {}, b"not here"), 1, "HTTP 451: not here"),
+    (
+        told(401, "wrong key " + "x" * 500),
+        0,
+        "HTTP 401: wrong key x{190}; is the key in OPENAI_API",
+    ),
+    ((401, {}, "no\x1b[2J\r\nkey\u202e".encode()), 0, r"HTTP 401: no\[2J key; is the key"),
+    (told(402, "Insufficient Balance"), 0, "HTTP 402: Insufficient Balance"),
+    (told(404, "no model m"), 0, "HTTP 404: no model m; is --judge-model right"),
+    ((404, {}, b""), 0, "HTTP 404, no text; is --judge-model right, and does --judge-base-url"),
+    ((405, {}, {"detail": "Method Not Allowed"}), 0, "HTTP 405: Method Not Allowed; does"),
+    ((307, {"Location": "https://b/v1"}, b""), 0, "HTTP 307: redirects to https://b/v1; give"),
+    ((302, {}, b""), 0, "HTTP 302: redirects, without a Location; give the address"),
+    (
+        (429, {}, {"error": {"message": "x", "code": "insufficient_quota"}}),
+        0,
+        "HTTP 429: x; insuff",
+    ),
+    (ok(error={"message": "No auth", "code": 401}), 0, "HTTP 401: No auth"),
+]
+YES = rated("Yes", "Yes")
+CLAIM = '{"ratings": [{"id": 1, "rating": "Yes"}, {"id": 2, "rating": "Yes"}'
+ONES = '[{"id": 1, "rating": 1}, {"id": 2, "rating": 1}, '
+NONE = "no JSON object with a list of ratings was found"
+REPLY_FAULTS = [  # texts are replies; what the error says, and what the judge is told
+    ("{}", NONE + ', in "{}"'),
+    ('{"ratings": []}', NONE),
+    ('{"ratings": "Yes"}', NONE),
+    ('{"ratings": ["Yes", "No"]}', NONE),
+    ("Yes, Yes", NONE + ', in "Yes, Yes"'),
+    ("[1, 2]", NONE),
+    ("I'm sorry, I can't help with that.", "in \"I'm sorry, I can't help with that.\""),
+    (f"<think>{YES}", NONE),
+    (CLAIM, NONE),
+    (CLAIM + ",]}", NONE),
+    ("[" * 50_000, NONE),
+    ('{"a":' * 50_000, NONE),
+    (f"{rated('No', 'No')} The answer claims {YES}", "two lists of ratings that contradict"),
+    (rated("No", "No") + ' quoted: [{"id": 1, "rating": "Yes"}]', "contradict"),
+    (ONES + '{"id": 3, "rating": 1}]', "each of the 2 ids is wanted once; not asked for: 3"),
+    ('[{"id": 1, "rating": 1}]', "each of the 2 ids is wanted once; missing: 2"),
+    (ONES + '{"id": 1, "rating": 1}]', "given twice: 1"),
+    (ONES.replace("2", "1")[:-2] + "]", "missing: 2; given twice: 1"),
+    (rated("Partial", "Yes, but"), "no usable value: 1 (Partial), 2 (Yes, but)"),
+    (rated(["Yes"], 2), "no usable value: 1 (['Yes']), 2 (2)"),
+    ('[{"id": 1, "rating": 1}, {"id": 2}]', "no usable value: 2 (None)"),
+    ('[{"id": true, "rating": 1}, {"id": 2.5, "rating": 1}]', "not asked for: TRUE, 2.5"),
+    ('[{"id": "\\ud800", "rating": 1}]', "not asked for: ?"),
+    (says(None), 'an empty reply (finish_reason "stop")'),
+    (says(" \n"), "an empty reply"),
+    (says(None, refusal="I cannot assess people."), 'the judge refused: "I cannot assess people."'),
+    (says(None, "content_filter"), "the server's content filter withheld the reply"),
+    (
+        says(None, reasoning_content="Long thoughts"),
+        'thoughts without a reply (finish_reason stop): "L',
+    ),
+    (says([{"type": "thinking", "thinking": [{"type": "text", "text": YES}]}]), "an empty reply"),
+    (says(YES, "length"), "the reply was cut at the server's limit of tokens: \"{"),
+    (says(None, tool_calls=[{"function": {"name": "rate"}}]), "an empty reply"),
+]
+
+
+@pytest.mark.parametrize("fault, calls, message", SERVER_FAULTS)
+def test_faults_of_servers(fault, calls, message):
+    """Good, Bad, Good: only Bad is unscored, after 1 or 3 calls; a setup that is wrong for all ends
+    the run with the first call."""
+    how = {"max_retries": 2, "concurrency": 1, "timeout": 0.3 if callable(fault) else 60}
+    if not calls:
+        with Server(lambda request: fault) as server:
+            with pytest.raises(UserError, match=f"^<judge m at {server.url}.*>: .*{message}"):
+                grade(make(server, **how))
+        assert len(server.requests) == 1
+        return
+    graded, requests, subject = run(flaky(fault), ["a", "Bad", "c"], **how)
+    assert [(g.score, g.attempts) for g in graded] == [(1.0, 1), (None, calls), (1.0, 1)]
+    assert message in graded[1].error and len(requests) == 2 + calls
+    assert [c["verdict"] for c in graded[1].criteria] == [None, None], "no verdict is invented"
+    assert len(graded[1].error) < 300 and subject.metrics()["judge/failed_frac"] == 1 / 3
+
+
+@pytest.mark.parametrize("fault, message", REPLY_FAULTS)
+def test_faults_of_replies(fault, message, tmp_path):
+    """A reply that cannot be read is no verdict, and is asked for again, with what is wrong."""
+    how = {"max_retries": 2, "cache": tmp_path / "judge_cache.jsonl"}
+    graded, requests, subject = run(flaky(fault), ["a", "Bad", "Once"], **how)
+    assert [(g.score, g.attempts) for g in graded] == [(1.0, 1), (None, 3), (1.0, 2)]
+    assert len(requests) == 6 and message in graded[1].error
+    assert subject.metrics()["judge/corrected"] == 1
+    first, second, third = sorted(subject.slept)
+    assert 0.5 <= first and second <= 1 <= third <= 2
+    again = [r["messages"][3]["content"] for r in requests if len(r["messages"]) == 4]
+    unread = list(read_jsonl(subject.unread)) if isinstance(fault, str) else []
+    assert len(again) == 3 * isinstance(fault, str) and len(unread) == 4 * isinstance(fault, str)
+    for row in unread:
+        assert row["complaint"] in graded[1].error and row["reply"][:50] == fault.strip()[:50]
+
+
+@pytest.mark.parametrize("status", [400, 403])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_one_refused_answer_wherever_it_stands(status, place, tmp_path):
+    """Also the second time, when the others come from the cache; a wrong setup ends at once."""
+    answers = ["a", "c"]
+    answers.insert(place, "Bad")
+    for _ in range(2):
+        with Server(flaky(told(status, "flagged"))) as server:
+            subject = make(server, cache=tmp_path / "c.jsonl")
+            subject._key = lambda call: str(call.messages)  # of any port
+            scores = [g.score for g in grade(subject, answers)]
+        assert scores == [None if x == "Bad" else 1.0 for x in answers]
+    with Server(lambda request: told(status, "no model m")) as server:
+        subject = make(server, cache=tmp_path / "c.jsonl")
+        subject._key = lambda call: str(call.messages)
+        with pytest.raises(UserError, match=f"HTTP {status}: no model m; a harmless question is"):
+            grade(subject, answers)
+        assert len(server.requests) <= 2 + 2
+
+
+def test_many_refusals_and_a_key_that_is_withdrawn():
+    """Every second refusal in a row is looked into; what has become wrong for all ends the run."""
+    graded, requests, _ = run(flaky(told(403)), [f"Bad {i}" for i in range(8)], concurrency=1)
+    assert {g.score for g in graded} == {None} and len(requests) == 8 + 4
+    paid = []
+    with Server(lambda r: told(403) if len(paid) > 2 else paid.append(r) or ratings(r)) as server:
+        with pytest.raises(UserError, match="HTTP 403"):
+            grade(make(server, concurrency=1), [f"a{i}" for i in range(50)])
+        assert len(server.requests) <= 6
+
+
+def test_a_judge_that_cannot_be_asked(monkeypatch):
+    with pytest.raises(UserError, match="judge m at http://127.0.0.1.*refused; is it running"):
+        grade(Judge("m", "http://127.0.0.1:9", max_retries=0))
+    with pytest.raises(UserError, match="InvalidURL"):
+        grade(Judge("m", "http://127.0.0.1:99999"))
+    for address in ("localhost:8000", "ftp://x", "http://", "http://x/v1?v=2", "http://me:pw@x"):
+        with pytest.raises(UserError, match="--judge-base-url"):
+            Judge("m", address)
+    with pytest.raises(UserError, match="--judge-base-url.*OPENAI_API_KEY.*checks"):
+        Judge("m")
+    for key in ("sk-one\nsk-two", "schlüssel"):
+        monkeypatch.setenv("OPENAI_API_KEY", key)
+        with pytest.raises(UserError, match="OPENAI_API_KEY: holds") as error:
+            Judge("m")
+        assert key not in str(error.value)
+
+
+def test_certificates(monkeypatch, tmp_path):
+    """One that is not trusted, https to a server of plain http, a file that is not there: the run
+    ends at once, with the fix; a trusted certificate is used."""
+    openssl = shutil.which("openssl") or pytest.skip("openssl is not installed")
+    name = (
+        "req -x509 -nodes -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -days 9 -keyout k -out c"
+    )
+    name = [*name.split(), "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run([openssl, *name], cwd=tmp_path, check=True, capture_output=True)
+    with Server(ratings) as server:
+        secure = server.url.replace("http:", "https:")
+        with pytest.raises(UserError, match="WRONG_VERSION.*does not speak https there; try http:"):
+            grade(Judge("m", secure))
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(tmp_path / "c", tmp_path / "k")
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        with pytest.raises(UserError, match="CERTIFICATE_VERIFY_FAILED.*REQUESTS_CA_BUNDLE"):
+            grade(Judge("m", secure))
+        monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(tmp_path / "c"))
+        assert grade(Judge("m", secure))[0].score == 1.0
+        monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(tmp_path / "none"))
+        with pytest.raises(UserError, match="names a file that is not there"):
+            grade(Judge("m", secure))
+
+
+half_to_one = pytest.approx(0.75, abs=0.25)
+WAITS = [  # headers, to which answer; attempts and seconds
+    ({"Retry-After": "60"}, "Once", 2, 60),
+    ({"Retry-After": "2.5"}, "Once", 2, 2.5),
+    ({"Retry-After": "3s"}, "Once", 2, 3),
+    ({"Retry-After": "0"}, "Once", 2, 0),
+    ({"retry-after-ms": "1500"}, "Once", 2, 1.5),
+    ({"Retry-After-Ms": "1500", "Retry-After": "9"}, "Once", 2, 1.5),
+    ({"retry-after-ms": "soon", "Retry-After": "9"}, "Once", 2, 9),
+    ({"Retry-After": "90"}, "Once", 1, 0),
+    ({"Retry-After": "50"}, "Bad", 4, 150),
+    *(({"Retry-After": x}, "Once", 2, half_to_one) for x in ("-7", "soon", "nan", "1e999", "")),
+    ({"Retry-After": formatdate(1e9, usegmt=True)}, "Once", 2, half_to_one),
+    ({"Retry-After": "Fri, 31 Feb 2025 99:00:00 GMT"}, "Once", 2, half_to_one),
+]
+
+
+@pytest.mark.parametrize("headers, answer, tries, slept", WAITS)
+def test_waits_as_long_as_the_server_asks(headers, answer, tries, slept):
+    (found,), _, subject = run(flaky((429, headers, b"")), [answer], max_retries=9)
+    assert (found.score, found.attempts) == (1.0 if tries == 2 else None, tries)
+    assert sum(subject.slept) == slept == subject.metrics()["judge/latency_mean"]
+    assert found.error is None or tries == 4 or "asks to wait 90 s, more than 60" in found.error
+
+
+def test_a_wait_until_a_date():
+    """By the server's own clock, and by ours if it sends none."""
+
+    def answer(request):
+        once.append(request)
+        later = {"Retry-After": formatdate(time.time() + 30, usegmt=True)}
+        return (429, later, b"") if len(once) == 1 else ratings(request)
+
+    once = []
+    (found,), _, subject = run(answer)
+    assert found.score == 1.0 and 28 <= sum(subject.slept) <= 31
+    headers = {"Retry-After": formatdate(1e9 + 7, usegmt=True)}
+    assert responses.asked_wait(headers | {"Date": formatdate(1e9)}, 5e9) == 7
+    assert responses.asked_wait(headers, 1e9 + 2) == 5
+    assert responses.asked_wait({"Retry-After": "Sun, 09 Sep 2001 01:46:47 -0000"}, 1e9) == 7
+
+
+def test_one_call_ends_the_run_of_all():
+    later = 500, {"Retry-After": "5"}, b""
+    with Server(lambda r: told(401) if "Bad" in asked(r) else later) as server:
+        with pytest.raises(UserError, match="HTTP 401"):
+            grade(Judge("m", server.url), ["a", "b", "Bad"])
+    assert len(server.requests) <= 5
+
+
+def test_a_dripping_server_holds_nobody(tmp_path):
+    """Neither a worker, nor the end of the process, though its header never ends."""
+    threads, start = threading.active_count(), time.monotonic()
+    with Server(flaky(drip(OK * 400))) as server:
+        subject = Judge("m", server.url, timeout=0.2, max_retries=1)
+        assert [g.score for g in grade(subject, ["a", "Bad"])] == [1.0, None]
+    assert time.monotonic() - start < 5 and threading.active_count() <= threads + 4
+
+
+CONTENTS = [
+    [
+        {"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]},
+        {"type": "text", "text": YES},
+    ],
+    [{"type": "text", "text": YES[:9]}, {"type": "output_text", "text": YES[9:]}],
+    [YES[:20], YES[20:]],
+    [{"type": "text", "text": {"value": YES}}, {"type": "image_url"}, None, 7],
+    [{"text": YES}],
+    {"type": "text", "text": YES},
+    f"\ufeff\n{YES}\n",
+]
+
+
+@pytest.mark.parametrize("content", CONTENTS)
+def test_content_as_a_list_of_parts(content):
+    (found,), requests, _ = run(lambda request: says(content))
+    assert found.score == 1.0 and len(requests) == 1
+
+
+CRASHES = [  # a paid run ends with none of these
+    rated("Yes", "Yes", reason="half a pair: \ud800"),  # written as the escape \ud800
+    json.dumps(rated("Yes", "Yes", reason="whole: 😀")).replace('\\"', '"')[1:-1],
+    rated("Yes", "Yes", reason=["a", {"b": None}]),
+    rated("Yes", "Yes", reason=None, extra="\x00"),
+    says("\ud83d" + YES),
+    ok(**completion(YES), usage={"prompt_tokens": "12", "completion_tokens": "7"}),
+    ok(**completion(YES), usage={"prompt_tokens": "many", "completion_tokens": None}),
+    ok(**completion(YES), usage={"prompt_tokens": 1e999, "completion_tokens": -3}),
+    ok(**completion(YES), usage={"prompt_tokens": True, "completion_tokens": [1]}),
+    ok(**completion(YES), usage="free"),
+    (200, {}, b"\xef\xbb\xbf" + json.dumps(completion(YES)).encode()),
+]
+
+
+@pytest.mark.parametrize("reply", CRASHES)
+def test_replies_that_crash_nothing_now_or_from_the_cache(reply, tmp_path):
+    path = tmp_path / "c.jsonl"
+    with Server(lambda request: reply) as server:
+        for cached in (False, True):
+            subject = make(server, cache=path, price=(1, 1))
+            (found,) = grade(subject)
+            assert (found.score, found.cached) == (1.0, cached)
+            grades.print_scores([(ROW, "Hello.", None)], [found])
+            grades.write_grades(tmp_path / "g.jsonl", [(ROW, "Hello.", None)], [found])
+            assert subject.metrics()["judge/usd"] >= 0
+        assert len(server.requests) == 1
+
+
+LINES = ["7", "null", "[]", '{"key": "KEY"}', "[" * 9999, '{"key": "x", "rep', "\ud800"]
+LINES += [f'{{"key": "KEY", "reply": {x}}}' for x in ("7", "null", '["a"]', '{"a": 1}', '"no"')]
+
+
+def test_lines_of_a_cache(tmp_path):
+    """What holds no reply is left out, and asked again; a line that a kill cut joins no other."""
+    path = tmp_path / "run" / "judge_cache.jsonl"
+    with Server(lambda request: NAMES["@BOTH"]) as server:
+        assert [g.score for g in grade(make(server, cache=path, concurrency=1), ["a", "b"])] == [
+            0.5
+        ] * 2
+        key = next(read_jsonl(path))["key"]
+        for line in LINES:
+            line = line.replace("KEY", key).encode("utf-8", "surrogatepass")
+            path.write_bytes(path.read_bytes() + line)
+            assert grade(make(server, cache=path), ["a"])[0].score == 0.5
+        server.answer = ratings
+        before = len(server.requests)
+        again = grade(make(server, cache=path), ["a", "b", "c"])
+    assert [(g.score, g.cached) for g in again] == [(0.5, True), (0.5, True), (1.0, False)]
+    assert len(server.requests) == before + 1
+
+
+def test_two_judges_behind_one_name_share_no_cache(tmp_path):
+    """Another address, model or temperature is another judge."""
+    path = tmp_path / "c.jsonl"
+    with Server(lambda r: YES) as one, Server(lambda r: NAMES["@NO"]) as two:
+        assert grade(make(one, cache=path))[0].score == 1.0
+        assert grade(make(two, cache=path))[0].score == 0.0
+        for how in ({"temperature": 0.0}, {"temperature": 1.0}):
+            assert not grade(make(one, cache=path, **how))[0].cached
+        assert not grade(Judge("other", one.url, cache=path))[0].cached
+        assert not grade(Judge("m", f"{one.url}/api", cache=path))[0].cached
+        assert grade(Judge("m", f"{one.url}/v1/", cache=path))[0].cached
+    assert (len(one.requests), len(two.requests)) == (5, 1)
+
+
+def test_a_connection_for_every_worker(caplog):
+    """64 workers open 64 connections at most, and keep them: urllib3 warns if it drops one."""
+    with (
+        Server(lambda request: time.sleep(0.02) or ratings(request)) as server,
+        caplog.at_level(logging.WARNING, "urllib3"),
+    ):
+        subject = make(server, concurrency=64)
+        grade(subject, [f"a{i}" for i in range(256)])
+    assert not caplog.records and len(server.requests) == 256
+
+
+PLACES = [
+    ("http://judge.example:8000/v1", "warning: OPENAI_API_KEY goes to judge.example:8000 unenc"),
+    ("http://10.0.0.7/v1", "warning: OPENAI_API_KEY goes to 10.0.0.7 unencrypted"),
+    ("http://127.evil.example/v1", "warning"),
+    ("http://localhost.evil.example", "warning"),
+    *((f"http://{x}", "") for x in ("localhost:1", "127.0.0.1:80/v1", "[::1]:8", "a.localhost/v1")),
+    ("https://judge.example/v1", ""),
+]
+
+
+@pytest.mark.parametrize("address, warning", PLACES)
+def test_the_key_goes_nowhere_unencrypted_without_a_word(address, warning, monkeypatch, capsys):
+    Judge("m", address)
+    assert capsys.readouterr().out == ""
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-test-1234567890")
+    Judge("m", address)
+    out = capsys.readouterr().out
+    assert out.startswith(warning) and bool(out) == bool(warning) and "1234" not in out
+
+
+def test_no_proxy_stands_before_this_machine(monkeypatch):
+    for name in ("http_proxy", "HTTP_PROXY", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    assert run(ratings)[0][0].score == 1.0
+
+
+def test_forty_criteria_with_dropped_and_doubled_ids():
+    """As the recipe's data have: what is missing or doubled is named, to the judge and in the
+    error; a second reply that is whole counts."""
+    for k in (15, 25, 40):
+        row = row_of(*(f"Criterion {i}." for i in range(1, k + 1)))
+        full = [
+            {"id": i, "reason": "r", "rating": "Yes" if i % 3 else "No"} for i in range(1, k + 1)
+        ]
+        wrong = {
+            "missing: 7, 12": [x for x in full if x["id"] not in (7, 12)],
+            "given twice: 3": [*full, full[2]],
+            f"missing: {k}; given twice: 1": [*full[:-1], full[0]],
+            f"not asked for: {k + 1}": [*full, full[0] | {"id": k + 1}],
+            "no usable value: 9 ()": [x | {"rating": "" if x["id"] == 9 else "Yes"} for x in full],
+        }
+        for message, entries in wrong.items():
+            replies = iter([json.dumps({"ratings": entries}), json.dumps({"ratings": full[::-1]})])
+            (found,), requests, _ = run(lambda r, replies=replies: next(replies), row=row)
+            assert found.score == pytest.approx((k - k // 3) / k) and len(requests) == 2
+            assert message in requests[1]["messages"][-1]["content"]
+            reply = json.dumps({"ratings": entries})
+            (found,), *_ = run(lambda r, reply=reply: reply, row=row, max_retries=0)
+            assert found.score is None and message in found.error
+
+
+def test_equal_calls_are_asked_once():
+    with Server(ratings) as server:
+        subject = make(server)
+        grade(subject)
+        before = subject.counts.copy()
+        grade(subject, ["same"] * 8)
+    row = subject.metrics(before)
+    assert (row["judge/calls"], row["judge/cached"], row["judge/failed_frac"]) == (1, 7, 0)
+    assert subject.metrics(subject.counts)["judge/failed_frac"] is None and subject.ask([]) == []
+
+
+def test_what_is_sent_and_where():
+    """A temperature only if it is given: the default judge, a gpt-5 model, refuses one."""
+    ways = {"": "/v1", "/": "/v1", "/v1/": "/v1", "/api": "/api", "/v2/chat/completions": "/v2"}
+    with Server(ratings) as server:
+        for given in ways:
+            grade(Judge("m", server.url + given))
+        grade(Judge("m", server.url, temperature=0.0))
+    paths = [f"{path}/chat/completions" for path in [*ways.values(), "/v1"]]
+    assert [sent[":path"] for sent in server.headers] == paths
+    plain = {"model", "messages"}
+    assert [{*r} for r in server.requests] == [plain] * len(ways) + [plain | {"temperature"}]
+
+
+def test_the_key_is_sent_and_shown_nowhere(monkeypatch, tmp_path):
+    key = "sk-test-1234567890abcdef"
+    monkeypatch.setenv("OPENAI_API_KEY", key)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".netrc").write_text("machine 127.0.0.1 login evil password evil\n")
+    echo = rated("Yes", "Yes", reason=f"your key is {key}")
+    answers = iter([told(500, f"key {key}"), echo, told(401, f"bad {key}")])
+    with Server(lambda r: next(answers)) as server:
+        subject = make(server, cache=tmp_path / "c.jsonl")
+        shown = [repr(grade(subject)), repr(vars(subject)), (tmp_path / "c.jsonl").read_text()]
+        with pytest.raises(UserError) as error:
+            grade(subject, ["b"])
+    assert [h["Authorization"] for h in server.headers] == [f"Bearer {key}"] * 3
+    assert key not in "".join([*shown, str(error.value)]) and "[key]" in shown[0]
+
+
+def test_tokens_and_usd():
+    """Also of a reply that could not be read: 2 × (100 in, 10 out) at 1 and 5 USD a million."""
+    usage = {"prompt_tokens": 100, "completion_tokens": 10}
+    replies = iter([completion("no", usage=usage), completion(rated("Yes", "Yes"), usage=usage)])
+    *_, subject = run(lambda r: (200, {}, next(replies)), price=(1.0, 5.0))
+    assert subject.counts["tokens_in"] == 200
+    assert subject.metrics()["judge/usd"] == pytest.approx(3e-4)
+    for usage in (None, []):
+        body = completion("x" * 40, usage=usage)
+        *_, subject = run(lambda r, body=body: (200, {}, body), max_retries=0)
+        assert subject.counts["tokens_out"] == 10 and 100 < subject.counts["tokens_in"] < 400
