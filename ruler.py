@@ -98,7 +98,7 @@ def read_score(value):
 
 def other_order(order):
     """The same attempts, each at another place: reversed, and the middle one of an odd number
-    changes with the one behind it. What a judge adds by place, in a line, cancels in an even number.
+    changes with the one behind it. What a judge adds by place cancels in an even number.
 
     >>> "".join(other_order("abcd")), "".join(other_order("abcde")), "".join(other_order("a"))
     ('dcba', 'edbca', 'a')
@@ -115,8 +115,9 @@ def order_effect(groups):
     groups  lists of (score, score of the other pass); a pair ties in neither pass
 
     By hand: .9, .2 became .3, .4: differences .6 and .2, and the one pair changed places.
-    >>> round(order_effect([[(0.9, 0.3), (0.2, 0.4)]])[0], 3), order_effect([[(0.9, 0.3), (0.2, 0.4)]])[1:]
-    (0.4, (2, 1, 1))
+    >>> difference, *counts = order_effect([[(0.9, 0.3), (0.2, 0.4)]])
+    >>> round(difference, 3), counts
+    (0.4, [2, 1, 1])
     """
     scores = [pair for group in groups for pair in group]
     products = [
@@ -216,8 +217,8 @@ def labels(n, rng):
 def ruler_groups(groups, judge, standard=RULER_RUBRIC, passes=1, references=None):
     """The `Grade`s of each group, (P, G); a group is a list of conversations (messages).
 
-    Equal answers are shown once and share their score; an empty one is not shown and gets 0. A group
-    of equal answers has no scores, and the error ALONE.
+    Equal answers are shown once and share their score; an empty one is not shown and gets 0. A
+    group of equal answers has no scores, and the error ALONE.
     """
     references = references or [None] * len(groups)
     plans = [ruler_calls(g, standard, passes, r) for g, r in zip(groups, references, strict=True)]
@@ -246,9 +247,8 @@ def grade_group(judge, keys, replies):
         grades.append(Grade(mean(scores), reason=reason, pass_scores=list(scores), **asked))
     shown_once = {key: grade for key, grade in zip(keys, grades) if key is not None}.values()
     if len(replies) == 2 and len(shown_once) > 1:
-        judge.counts["disagreement"] += sum(
-            abs(a - b) for a, b in (g.pass_scores for g in shown_once)
-        )
+        effect, n, *_ = order_effect([[grade.pass_scores for grade in shown_once]])
+        judge.counts["disagreement"] += effect * n
         judge.counts["ordered"] += len(shown_once)
     return grades
 
@@ -290,8 +290,8 @@ def print_ranking(items, grades):
     print(f"the two orders: scores differ by {difference:.3f} in the mean (n = {n}); "
           f"{changed} of {pairs} pairs of answers changed places")  # fmt: skip
     if difference >= DISAGREE:
-        print(f"warning: this judge scores the place as well as the answer; {DISAGREE} is half of "
-              "what two unrelated scores differ by; take another judge, or write criteria")  # fmt: skip
+        print("warning: this judge scores the place as well as the answer (scores drawn by chance "
+              "differ by .333); take another judge, or write criteria for judge.py")  # fmt: skip
 
 
 # ---- 10. the guard ----

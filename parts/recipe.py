@@ -80,4 +80,7 @@ def recipe_arguments(argv, flags):
         if default and name not in given and flag not in flags_given:
             left_out.append(name)
     print(f"recipe: its defaults hold for what the line leaves out: {', '.join(left_out)}")
+    if "judge_temperature" not in given and "--judge-temperature" not in flags_given:
+        print("recipe: judge_temperature=0.0 is not sent unless the line gives it: gpt-5-mini "
+              "refuses it, and other judges use their server's own")  # fmt: skip
     return ours + line, exists

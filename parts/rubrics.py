@@ -25,7 +25,7 @@ from parts.rows import check_messages, check_prompt
 SPLITS = ("train", "validation", "test")
 LISTS = {"rubrics": list, "instruction_id_list": list, "kwargs": list, "reference": str}
 NAMES = ("task_id", "prompt_id", "key")  # of a row: ours, HealthBench's, IFEval's
-ROW_KEYS = {"prompt", "response", "ratings", *LISTS, *NAMES}
+ROW_KEYS = {"prompt", "response", "ratings", "task", *LISTS, *NAMES}
 ANSWER_KEYS = {"prompt", "response", "model", "task_id", "prompt_id"}
 # what looks like a row's criteria or their weights, and would be lost
 LOST = """criteria criterion rubric rubric_items requirements checks check weight weights points
@@ -109,7 +109,7 @@ def read_rubrics(path, allow_code=False, flag="--data"):
             raise UserError(f"{flag} {path}, {place}: {error}") from None
         row.place = place
         rows[row.task_id] = row
-        unread.update(unread_keys(raw))
+        unread.update(unread_keys(raw, split))
         splits.setdefault(split, []).append(row)
     if not rows:
         raise UserError(f"{flag} {path}: no row")
@@ -117,8 +117,9 @@ def read_rubrics(path, allow_code=False, flag="--data"):
     return Rubrics(str(path), list(rows.values()), splits, unread)
 
 
-def unread_keys(raw):
+def unread_keys(raw, split):
     """The keys of a row, and the remarks of its criteria, that nobody reads."""
+    raw = {key: value for key, value in raw.items() if (key, value) != ("split", split)}
     columns = {key: WIDE.fullmatch(key) for key in raw if key not in ROW_KEYS}
     unread = {f"rubric - N. {m[2]}" if m else key for key, m in columns.items()
               if not m or m[2].lower() not in ("criterion", "weight", "points")}  # fmt: skip
@@ -188,7 +189,7 @@ def read_row(raw, number=1, allow_code=False):
 
 
 def check_keys(raw):
-    """Raise ValueError for a key that looks like one of ours, or like criteria in another layout."""
+    """Raise ValueError for a key that looks like one of ours, or like other people's criteria."""
     for key in raw:
         if key in ROW_KEYS or WIDE.fullmatch(key):
             continue
@@ -260,7 +261,7 @@ def read_criterion(value, allow_code=False):
 
 
 def read_weight(own):
-    """(weight, negate) of a criterion's own keys; points below 0 are a fault's, as HealthBench's."""
+    """(weight, negate) of a criterion's own keys; points below 0 are a fault's (HealthBench)."""
     weight, points = own.get("weight", 1), own.get("points")
     negate = own.get("negate", False)
     if not isinstance(negate, bool):

@@ -36,10 +36,10 @@ LOCAL = re.compile(
     r"https?://(localhost|[^/:]+\.localhost|127\.[\d.]+|0\.0\.0\.0|\[::1\])(:\d+)?(/|$)", re.I
 )
 CONNECTIONS = {  # what no other attempt changes about a connection: its words, the fix
-    "CERTIFICATE_VERIFY_FAILED": "a company's own certificates go into a file that REQUESTS_CA_BUNDLE names",
+    "CERTIFICATE_VERIFY_FAILED": "name a file of your company's certificates in REQUESTS_CA_BUNDLE",
     "WRONG_VERSION_NUMBER": "the server does not speak https there; try http://",
-    "TLS CA certificate bundle": "REQUESTS_CA_BUNDLE or CURL_CA_BUNDLE names a file that is not there",
-}  # fmt: skip
+    "TLS CA certificate bundle": "REQUESTS_CA_BUNDLE or CURL_CA_BUNDLE names no file",
+}
 
 
 # ---- the flags ----
@@ -63,6 +63,7 @@ def add_judge_arguments(parser):
     add("--judge-model", default="gpt-5-mini", help="model name on the server (default %(default)s)")
     add("--judge-base-url", help="OpenAI-compatible server, such as http://localhost:8000/v1; its key is read from OPENAI_API_KEY (default: OPENAI_BASE_URL, else OpenAI's)")
     add("--judge-temperature", type=number(at_least=0), help="only sent if given: some models refuse any (default: the server's)")
+    add("--judge-max-tokens", type=number(int, at_least=1), help="limit of a reply, as max_tokens; only sent if given (default: the server's)")
     add("--judge-max-retries", type=number(int, at_least=0), default=3, help="retries per call (default %(default)s)")
     add("--judge-timeout", type=number(above=0), default=TIMEOUT, help="seconds for one reply; a call with its retries may take 180, or three times as long (default %(default)s)")
     add("--judge-concurrency", type=number(int, at_least=1, below=65), default=16, help="parallel calls, 1 to 64 (default %(default)s)")
@@ -110,12 +111,13 @@ class Judge:
 
     def __init__(
         self, model, base_url=None, temperature=None, max_retries=3, concurrency=16, cache=None,
-        price=None, timeout=TIMEOUT, clock=time.monotonic, sleep=None,
+        price=None, timeout=TIMEOUT, max_tokens=None, clock=time.monotonic, sleep=None,
     ):  # fmt: skip
         key = os.environ.get("OPENAI_API_KEY", "").strip()
         self.url = chat_address(base_url or os.environ.get("OPENAI_BASE_URL"), key, model)
         self.model, self.max_retries, self.workers = model, max_retries, concurrency
-        self.extra = {} if temperature is None else {"temperature": temperature}
+        settings = {"temperature": temperature, "max_tokens": max_tokens}
+        self.extra = {key: value for key, value in settings.items() if value is not None}
         self.price, self.budget, self.counts = price, None, Counter()
         self.timeout, self.deadline = timeout, max(DEADLINE, 3 * timeout)
         self.clock, self._stop = clock, threading.Event()
@@ -150,7 +152,8 @@ class Judge:
             args.judge_model, args.judge_base_url,
             temperature=args.judge_temperature, max_retries=args.judge_max_retries,
             concurrency=max(1, args.judge_concurrency // world), timeout=args.judge_timeout,
-            cache=Path(folder) / "judge_cache.jsonl", price=args.judge_price,
+            max_tokens=args.judge_max_tokens, cache=Path(folder) / "judge_cache.jsonl",
+            price=args.judge_price,
         )  # fmt: skip
 
     def __repr__(self):

@@ -261,7 +261,7 @@ def test_certificates(monkeypatch, tmp_path):
         monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(tmp_path / "c"))
         assert grade(Judge("m", secure))[0].score == 1.0
         monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(tmp_path / "none"))
-        with pytest.raises(UserError, match="names a file that is not there"):
+        with pytest.raises(UserError, match="CURL_CA_BUNDLE names no file"):
             grade(Judge("m", secure))
 
 
@@ -402,12 +402,12 @@ def test_two_judges_behind_one_name_share_no_cache(tmp_path):
     with Server(lambda r: YES) as one, Server(lambda r: NAMES["@NO"]) as two:
         assert grade(make(one, cache=path))[0].score == 1.0
         assert grade(make(two, cache=path))[0].score == 0.0
-        for how in ({"temperature": 0.0}, {"temperature": 1.0}):
+        for how in ({"temperature": 0.0}, {"temperature": 1.0}, {"max_tokens": 9}):
             assert not grade(make(one, cache=path, **how))[0].cached
         assert not grade(Judge("other", one.url, cache=path))[0].cached
         assert not grade(Judge("m", f"{one.url}/api", cache=path))[0].cached
         assert grade(Judge("m", f"{one.url}/v1/", cache=path))[0].cached
-    assert (len(one.requests), len(two.requests)) == (5, 1)
+    assert (len(one.requests), len(two.requests)) == (6, 1)
 
 
 def test_a_connection_for_every_worker(caplog):
