@@ -335,7 +335,9 @@ def test_the_mailbox_and_its_baselines():
     asked = [t.metadata["question"] for t in played(Inbox, "oracle", seeds)]
     assert sorted(asked) == sorted(q["question"] for q in held_out)
     scores = {name: means(Inbox, name, seeds)[0] for name in Inbox.baselines}
-    assert scores == dict(oracle=1, exhaustive=0.875, **{"first hit": 0.125}, random=0.1875, blind=0)
+    assert scores == dict(
+        oracle=1, exhaustive=0.875, **{"first hit": 0.125}, random=0.1875, blind=0
+    )
     assert means(Inbox, "exhaustive", seeds)[1] < means(Inbox, "oracle", seeds)[1]
 
 
