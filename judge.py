@@ -161,8 +161,8 @@ def read_verdict(value):
 # ---- 4. the arguments ----
 
 CODE_HELP = (
-    "run code:tests, which runs code from the answers with your rights; limits on time and memory, "
-    "but no sandbox"
+    "run code:tests, which runs code from the answers, in a process apart from the tests, with "
+    "limits on time, memory and files, but in no sandbox"
 )
 COMMANDS = {
     "grade": (
