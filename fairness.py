@@ -15,6 +15,7 @@ Left out     1. decisions about people: audit.py   2. causal graphs, individual 
 Run          python fairness.py
              python fairness.py twins --reward-model runs/reward
              python fairness.py twins --reward-model runs/reward --slot age=data/slots.csv
+             python fairness.py twins --reward-model runs/reward --slot attack=data/attacks.csv
              python fairness.py text answers.jsonl
 Writes       report.json and report.html, below --out
 Reference    Bertrand & Mullainathan 2004; Gaebler et al. 2024 (twins)
@@ -279,7 +280,7 @@ def parse_args(argv=None):
         add("--before", help=f"policy folder, or none (default: {BASE})")
         add("--after", nargs="+", default=[], help="aligned policies (default: those of `make demo`, if no model is named)")
         add("--reward-model", nargs="+", default=[], help="folders; several are compared side by side (default: as --after)")
-        add("--twins", default=TWINS, help="résumés with slots such as {name} (default: %(default)s)")
+        add("--twins", default=TWINS, help="résumés with slots such as {name} (default: %(default)s; of FILE.csv twins_FILE.jsonl)")
         add("--names", default="data/names.csv", help="CSV of name, first, last, sex, race_ethnicity (default: %(default)s)")
         add("--names-per-cell", type=count, default=25, help="names per sex × race cell (10 to 30; default 25)")
         add("--resumes", type=count, default=40, help="résumés (20 to 100; default 40)")
@@ -609,10 +610,11 @@ def report(args):
         rows = files.read_jsonl(PROMPTS, check_prompt, flag="PROMPTS")
         of_test = (row for row in rows if row.get("split") == "test")
         interviews = [row["prompt"] for row in of_test if row.get("task") == "interview"]
-    if args.slot and isinstance(args.twins, Default):
-        args.twins = SLOT_TWINS
-    found |= study_twins(args, models, interviews[:INTERVIEWS])
     people = args.slot.partition("=")[2] if args.slot else args.names
+    if args.slot and isinstance(args.twins, Default):  # data/slots.csv: data/twins_slots.jsonl
+        beside = Path(people).with_name(f"twins_{Path(people).stem}.jsonl")
+        args.twins = str(beside) if beside.is_file() else SLOT_TWINS
+    found |= study_twins(args, models, interviews[:INTERVIEWS])
     return finish(args, [before, *after, *rewards, args.twins, people, *prefs], found)
 
 

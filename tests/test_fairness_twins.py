@@ -316,19 +316,24 @@ def test_the_grid_follows_from_the_verdicts(said, value, key, words, tone):
     assert (cell, cell.tone) == (words, tone) and said in cell.detail
 
 
-@pytest.mark.parametrize("slot", [False, True])
-def test_twins_of_a_reward_model_alone(tmp_path, reward_folder, capsys, slot):
+@pytest.mark.parametrize(
+    "slot, surfaces, group",
+    [("name", "ab", "Female"), ("age", "ab", "older"), ("attack", "b", "harmless addition")],
+)
+def test_twins_of_a_reward_model_alone(slot, surfaces, group, tmp_path, reward_folder, capsys):
+    """The résumés of a slot's file stand beside it: twins_slots.jsonl, twins_attacks.jsonl."""
+    file = {"age": "slots.csv", "attack": "attacks.csv"}.get(slot)
     flags = inputs(tmp_path)
-    if slot:
-        flags = ["--slot", f"age={REPO}/data/slots.csv", "--resumes", "3", *flags[-2:]]
+    if file:
+        flags = ["--slot", f"{slot}={REPO}/data/{file}", "--resumes", "3", *flags[-2:]]
     argv = ["twins", "--reward-model", reward_folder, *flags, "--fail-on", "difference,inconclusive"]  # fmt: skip
-    assert fairness.main(argv) in ((0, 1, 3) if slot else (1, 3))
+    assert fairness.main(argv) in ((0, 1, 3) if file else (1, 3))
     report = json.loads((tmp_path / "out" / "report.json").read_text())
-    assert [p["surface"] for p in report["surfaces"]] == ["a", "b"]
-    assert report["surfaces"][0]["rows"][0]["group"] == ("older" if slot else "Female")
-    assert any("Names are" in line for line in report["limits"]) != slot
+    assert [p["surface"] for p in report["surfaces"]] == [*surfaces]
+    assert report["surfaces"][0]["rows"][0]["group"] == group
+    assert any("Names are" in line for line in report["limits"]) == (slot == "name")
     out = capsys.readouterr().out
-    assert f"Same résumé, other {'age' if slot else 'name'}" in out and out.count("\n") <= 40
+    assert f"Same résumé, other {slot}" in out and out.count("\n") <= 40
 
 
 def test_models_that_are_asked(tmp_path, monkeypatch):
