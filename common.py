@@ -45,9 +45,11 @@ from parts.dialogue import (  # noqa: F401 (the stages take from here what makes
     encode_pair,
     encode_prompt,
     end_ids,
+    make_ends_special,
     pad_id,
     render,
     say_once,
+    unread_keys,
 )
 from parts.families import cache_argument, check_decoder, check_kind, forward_of, own_logits, trunk
 from parts.files import Counts, UserError, brief, read_jsonl, told
@@ -198,10 +200,20 @@ class Pairs(Named):
         return self.prompts.lengths() + answers if self.shared else 2 * self.lengths()
 
 
-def read_rows(path, check, flag):
-    """(line number, row) of a JSONL file, with a bar where that takes more than seconds."""
+def read_rows(path, check, flag, counts):
+    """Yield (line number, row) of a JSONL file, with a bar where that takes more than seconds.
+
+    counts: `Counts`, which get the place of each row before it is used. Not yielded, but counted,
+    is a row with "drop", which `check` may set.
+    """
     rows = read_jsonl(path, check, numbered=True, flag=flag)
-    return progress(rows, f"reading {path}", delay=3)
+    for line, row in progress(rows, f"reading {path}", delay=3):
+        counts.place = f"{path}:{line}"
+        counts["rows"] += 1
+        if row.get("drop"):
+            counts[f"dropped: {row['drop']}"] += 1
+        else:
+            yield line, row
 
 
 def load_pairs(
@@ -221,13 +233,10 @@ def load_pairs(
     for number, name in enumerate(pairs.names):
         of_eval, before = number >= len(files), Counter(counts)
         flag = "--eval-pairs" if of_eval else "--pairs"
-        for line, row in read_rows(name, check, flag):
-            counts.place = f"{name}:{line}"
-            counts["rows"] += 1
+        for line, row in read_rows(name, check, flag, counts):
             tie = bool(row.get("tie"))
-            drop = "tie" if tie and not keep_ties else row.get("drop")
-            if drop:
-                counts[f"dropped: {drop}"] += 1
+            if tie and not keep_ties:
+                counts["dropped: tie"] += 1
                 continue
             held = of_eval if eval_files else held_out(row["prompt"], eval_fraction)
             values = [math.nan if row.get(k) is None else row[k] for k in ("strength", "margin")]
@@ -256,9 +265,6 @@ def load_pairs(
 def _encode_row(tokenizer, prompt, row, max_length, counts):
     """(prompt, chosen, rejected) ids of a preference row; None if the answers' are equal."""
     tools = count_unread(tokenizer, prompt, row, counts)
-    if isinstance(as_turns(tokenizer, prompt)[0], str):  # "…two audits.Skills"
-        seam = prompt[-1:] + (row["chosen"] or row["rejected"] or "")[:1]
-        counts["no space between prompt and answer"] += seam == seam.strip()
     cut, answers = counts["responses cut"], (row["chosen"], row["rejected"])
     ids = encode_pair(
         tokenizer, prompt, *answers, max_length=max_length, counts=counts, tools=tools
@@ -271,13 +277,19 @@ def _encode_row(tokenizer, prompt, row, max_length, counts):
 
 
 def count_unread(tokenizer, prompt, row, counts):
-    """Count the columns of a row that belong to its prompt and are not read; returns its "tools",
-    or None if the template does not show them."""
+    """Count what belongs to the prompt of a row and is not read, columns and keys of its messages;
+    returns its "tools", or None if the template does not show them."""
     tools, messages = row.get("tools"), as_turns(tokenizer, prompt)[0]
-    if tools and isinstance(messages, str):
+    if isinstance(messages, str):  # continued as it stands
+        answer = row.get("completion") or row.get("chosen") or row.get("rejected") or ""
+        seam = messages[-1:] + answer[:1]  # "…two audits.Skills"
+        counts["no space between prompt and answer"] += len(seam.strip()) == 2
         tools = None
-    if tools and render(tokenizer, messages, tools) == render(tokenizer, messages):
-        tools = None
+    else:
+        if tools and render(tokenizer, messages, tools) == render(tokenizer, messages):
+            tools = None
+        for key in unread_keys(tokenizer, [], messages, tools):
+            counts[f"not used: {key} of a prompt"] += 1
     for key in PROMPT_COLUMNS:
         if row.get(key) and not (key == "tools" and tools):
             counts[f"not used: column {key}"] += 1
@@ -359,6 +371,7 @@ def load_tokenizer(name, flag="--model", today=None):
         tokenizer.date = today or run_args(name).get("date") or str(datetime.date.today())
         if len(tokenizer) < 2 or not end_ids(tokenizer):  # 1: transformers found no tokenizer
             raise ValueError("no tokenizer, or one without end token; set eos_token and save it")
+        make_ends_special(tokenizer)
     return tokenizer
 
 
@@ -522,7 +535,7 @@ def reward_function(
         settings = run_args(folder)
         longest = max_positions(model.config)
         max_length = min(settings.get("max_length", longest), longest)
-    mean, std = reward_scale(model.config, raw)
+    mean, std = (0.0, 1.0) if raw else reward_scale(model.config, f"{flag} {folder}")
 
     @torch.no_grad()
     def function(prompts, answers, rows=None):
@@ -539,10 +552,11 @@ def reward_function(
     return function
 
 
-def reward_scale(config, raw=False):
-    """(mean, deviation) of the training answers' scores, stored by reward_train.py; or (0, 1)."""
-    if raw:
-        return 0.0, 1.0
+def reward_scale(config, place):
+    """(mean, deviation) of the training answers' scores, stored by reward_train.py; a model without
+    them, another tool's or an old adapter, scores as it is, which is said."""
+    if not hasattr(config, "reward_std"):
+        say_once(f"{place}: no mean and deviation of scores are stored: they are not standardised")
     return getattr(config, "reward_mean", 0.0), getattr(config, "reward_std", 1.0)
 
 

@@ -41,7 +41,7 @@ import ruler
 import watch
 from common import at_least_fp32, batch_indices, kl_estimates, pad_id, sample
 from parts import parallel, prompting, rollouts, rubrics, runs, server
-from parts.files import UserError, command, number
+from parts.files import UserError, command, no_effect, number
 from parts.guard import LEAST_VALIDATION, Guard, weights_to_write, write_summary
 from parts.means import mean
 from parts.questions import talk
@@ -307,7 +307,7 @@ def load_data(args):
     file = rubrics.read_rubrics(args.data, args.allow_code_execution)
     print(file.describe())
     if file.splits and args.train_ratio:
-        raise UserError(f"--train-ratio has no effect: {args.data} has a split of its own")
+        raise no_effect("--train-ratio", f"{args.data} has a split of its own")
     if file.splits:
         train, val, test = (file.splits[k] for k in ("train", "validation", "test"))
     else:

@@ -39,7 +39,7 @@ import common
 import watch
 from common import Rollout, at_least_fp32, kl_estimates, pad_id, sample, token_logps
 from parts import memory, prompting, rollouts, runs
-from parts.files import UserError, command, number
+from parts.files import UserError, command, no_effect, number
 from parts.guard import Guard, weights_to_write
 from parts.lora import adapter_off
 from parts.parallel import add_up, all_max, all_sum, as_forward, score_answers, world
@@ -274,7 +274,7 @@ def load_data(args, tokenizer):
     if not train:
         raise UserError(f"--prompts {args.prompts}: {fix}")
     if has_split and args.eval_fraction is not None:
-        raise UserError(f'--eval-fraction has no effect: rows of {args.prompts} have a "split"')
+        raise no_effect("--eval-fraction", f'rows of {args.prompts} have a "split"')
     val, room = prompting.some_prompts(val, 64), args.max_length - args.max_new_tokens
     examples = prompting.load_examples(args.examples)
     for row in [*train, *val]:
@@ -341,7 +341,7 @@ def load_critic(args, run, policy, tokenizer):
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
     if not critic.fresh_head:
-        mean_score, deviation = common.reward_scale(critic.config)
+        mean_score, deviation = common.reward_scale(critic.config, "--reward-model")
         head.weight.data.copy_(critic.score.weight / deviation)
         head.bias.data.fill_(-mean_score / deviation)
     critic.score = head

@@ -28,10 +28,11 @@ import torch
 import common
 from common import batch_indices, encode_pair, pad_id, pad_rows, token_logps
 from parts import identities, prompting, runs
-from parts.dialogue import encode_conversation, encode_text, text_end
+from parts.dialogue import encode_conversation, end_ids, text_end
 from parts.files import Counts, UserError, command, number, told
 from parts.parallel import all_sum
 from parts.rows import check_messages
+from parts.tokens import encode_text
 
 # learning rates for models below 100 M parameters (made the bundled base; not swept otherwise),
 # larger ones, and LoRA: the last two are guesses that nobody ran to an end
@@ -92,6 +93,10 @@ def parse_args(argv=None):
 #  "completion": [{"role": "assistant", "content": "Strengths: python. …"}]}
 
 
+# what is trained on, the first that a row has: the column with its prompt
+FORMS = {"messages": None, "completion": "prompt", "chosen": "prompt", "text": None}
+
+
 def check_row(row):
     """One of four forms: {"prompt", "completion"}, {"messages"}, {"text"}, or a preference pair."""
     if "messages" in row:
@@ -104,6 +109,8 @@ def check_row(row):
     elif "completion" in row:
         common.check_prompt(row)
         common.check_response(row, "completion")
+        if row.get("label") is False:
+            row["drop"] = "label false, an answer not to imitate"
     elif "chosen" in row:
         common.check_pair(row)
     elif not isinstance(row.get("text"), str) or not row["text"].strip():
@@ -140,12 +147,7 @@ def load_data(args, model, tokenizer):
     examples = prompting.load_examples(args.examples)
     for file, name in enumerate(args.data):
         before, counts = len(held), Counter(rows.counts)
-        for line, row in common.read_rows(name, check_row, "--data"):
-            rows.counts.place = f"{name}:{line}"
-            rows.counts["rows"] += 1
-            if "drop" in row:
-                rows.counts[f"dropped: {row['drop']}"] += 1
-                continue
+        for line, row in common.read_rows(name, check_row, "--data", rows.counts):
             shown = row
             if "prompt" in row:
                 shown = {**row, "prompt": prompting.after_examples(examples, row)}
@@ -178,24 +180,29 @@ def encode_row(tokenizer, row, max_length, counts):
 
     A dialogue is more than one row of ids where the template shows a turn otherwise later.
     """
-    if "messages" in row:
-        messages, rewritten = row["messages"], []
-        last = max(i for i, m in enumerate(messages) if m["role"] == "assistant")
-        prompt = messages[:last]
-        tools = common.count_unread(tokenizer, prompt, row, counts)
-        whole = encode_conversation(tokenizer, messages, tools, counts, rewritten)
-        counts["turns that the template rewrites later, as rows of their own"] += len(rewritten)
-        encoded = [whole, *rewritten]
-    elif "completion" in row or "chosen" in row:
-        prompt, answer = row["prompt"], row.get("completion", row.get("chosen"))
+    form = next(key for key in FORMS if key in row)
+    for key in sorted({*FORMS, "prompt"} - {form, FORMS[form]}):
+        if row.get(key):
+            counts[f"not used: column {key}"] += 1
+    if form == "messages":
+        messages = row["messages"]
+        answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+        prompt = messages[: answers[-1]]
+        tools = common.count_unread(tokenizer, messages[: answers[0]], row, counts)
+        encoded = encode_conversation(tokenizer, messages, tools, counts)
+        more = "turns that the template rewrites later, as rows of their own"
+        counts[more] += len(encoded) - 1
+    elif form != "text":
+        prompt, answer = row["prompt"], row[form]
         tools = common.count_unread(tokenizer, prompt, row, counts)
         ids, answer = encode_pair(
             tokenizer, prompt, answer, max_length=max_length, counts=counts, tools=tools
         )
         encoded = [(ids + answer, [False] * len(ids) + [True] * len(answer))]
     else:
-        ids, end = encode_text(tokenizer, row["text"], rendered=True), text_end(tokenizer)
-        ids += [end] * (ids[-1:] != [end])  # a corpus may bring its own
+        ids, ends = encode_text(tokenizer, row["text"], rendered=True), end_ids(tokenizer)
+        if not row["text"].rstrip().endswith(tuple(map(tokenizer.convert_ids_to_tokens, ends))):
+            ids += [text_end(tokenizer)]  # a corpus may bring its own
         encoded, prompt = [(ids, [True] * len(ids))], None
     counts["rows cut"] += sum(len(ids) > max_length for ids, _ in encoded)
     return [(ids[:max_length], mask[:max_length]) for ids, mask in encoded], prompt

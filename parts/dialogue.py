@@ -6,18 +6,17 @@ answer    W behind P, up to its first end token: what the model would have writt
 
 A text prompt is continued as it stands: P = ids of prompt, W = ids of prompt + answer.
 
-Where W does not begin with P
-    a token would span the seam     P stays; the answer is encoded behind a guard, which is cut off,
-                                    so that no tokenizer puts its blank of a first word there
-    thoughts                        what P has opened (<think>) is not opened twice, what it has
-                                    closed is not written again; an answer without a thought closes
-                                    an opened one at once
-    anything else                   the answer as it stands, and its end token
+Where W does not begin with P, P stays, and behind it stands
+    a token would span the seam     the answer, encoded behind a guard, which is cut off, so that no
+                                    tokenizer puts its blank of a first word there
+    a thought                       is not opened twice if P has opened it (<think>), and left out
+                                    if P has closed it; without one, what P has opened is closed
+    anything else                   the answer as the template writes it after the last message
+                                    alone
 Each of these is counted, and named on the screen with the first line of the file where it occurs.
 
-Special tokens are what template and tokenizer write. In a message, and in a plain text, their
-spelling is text: "</s>" closes a struck-out text in HTML. Not so <think> and </think>, which models
-write themselves, and not in a text that is rendered already.
+Sections  the tokenizer · text or turns · turns to text · prompt and answer · ids to text
+          from a text to its ids: parts/tokens.py
 """
 
 import functools
@@ -26,8 +25,20 @@ import re
 from bisect import bisect_left
 from collections import Counter
 from datetime import date
+from typing import NamedTuple
 
 from parts.files import UserError, brief
+from parts.rows import ANSWER_LINE, LAST_ANSWER_LINE, USER_LINE
+from parts.tokens import (
+    behind_guard,
+    encode_text,
+    known_ids,
+    marked,
+    plain_ids,
+    remembered,
+    rendered_ids,
+    special_tokens,
+)
 
 # for message lists where the tokenizer has no template; saved with it, so inference sees the same
 PLAIN_TEMPLATE = (
@@ -35,13 +46,11 @@ PLAIN_TEMPLATE = (
     "{{ eos_token }}{% endif %}{{ '\n' }}{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}"
 )
-# text that brings its own roles: a turn of an assistant, or a last line that asks for an answer
-OWN_ROLES = re.compile(r"^\W*assistant\s*:|^\W*(?:response|answer|output)\s*:\s*\Z", re.I | re.M)
-OPENED_THOUGHT = re.compile(r"<think>\s*\Z")
-CLOSED_THOUGHT = re.compile(r"</think>\s*\Z")
-FIRST_THOUGHT = re.compile(r"\A\s*<think>\n?")
+OPENED_THOUGHT = re.compile(r"<think>\s*\Z")  # at the end of a prompt
+LAST_THOUGHT = re.compile(r"(?:<think>\s*)?(</think>\s*)?\Z")  # the same; opened, or closed, too
+FIRST_THOUGHT = re.compile(r"\A\s*<think>\n?")  # of an answer
+WHOLE_THOUGHT = re.compile(r"\A\s*(?:<think>\n?)?(.*</think>\s*)", re.S)  # the same, to its end
 CLOCK = re.compile(r"""strftime_now\(\s*(['"])(.*?)\1\s*\)""")  # a call in a chat template
-MARK = "\ue0ff"  # of private use; stands inside the spelling of a special token that is text
 FINAL_CHANNEL = "<|channel|>final<|message|>"  # gpt-oss: what stands before it are thoughts
 
 say_once = functools.cache(print)
@@ -57,6 +66,17 @@ def end_ids(tokenizer, model=None):
         own = getattr(config, "eos_token_id", None)
         ids.update(own if isinstance(own, list) else [own])
     return sorted(ids - {None})
+
+
+def make_ends_special(tokenizer):
+    """An end token that its folder lists as a plain one is special: a text that spells it is text,
+    and what is graded does not hold it."""
+    for i in end_ids(tokenizer):
+        token = tokenizer.added_tokens_decoder.get(i)
+        if token and not token.special and tokenizer.is_fast:
+            token.special = True
+            tokenizer.backend_tokenizer.add_special_tokens([token])
+            del tokenizer.special_pattern  # it is another now
 
 
 def template_end(tokenizer):
@@ -85,13 +105,6 @@ def template_opening(tokenizer):
     return remembered(tokenizer, "template_opening", str(tokenizer.chat_template), find)
 
 
-def remembered(tokenizer, name, key, find):
-    """find(), kept on the tokenizer under `name` until `key` is another."""
-    if getattr(tokenizer, name, (None,))[0] != key:
-        setattr(tokenizer, name, (key, find()))
-    return getattr(tokenizer, name)[1]
-
-
 def text_end(tokenizer):
     """EOS; without one, what the chat template ends a turn with."""
     return end_ids(tokenizer)[0] if tokenizer.eos_token_id is None else tokenizer.eos_token_id
@@ -111,25 +124,13 @@ def pad_id(tokenizer):
     return next(i for i in candidates if i not in never and i < rows)
 
 
-def known_ids(tokenizer, ids):
-    """The ids, or a UserError for one that the embedding has no row for."""
-    rows = getattr(tokenizer, "embedding_rows", len(tokenizer))
-    if ids and max(ids) >= rows:
-        token = tokenizer.convert_ids_to_tokens(max(ids))
-        raise UserError(
-            f"the token {token!r} (id {max(ids)}) has no place in the embedding of {rows} rows; "
-            "resize the embedding and save the model again"
-        )
-    return ids
-
-
 # ---- text or turns ----
 
 
 def has_chat_template(tokenizer):
     """Of its own: one that ends in PLAIN_TEMPLATE was put there by `render`, in this run or in the
     run that saved the folder."""
-    return not (tokenizer.chat_template or PLAIN_TEMPLATE).endswith(PLAIN_TEMPLATE)
+    return not str(tokenizer.chat_template or PLAIN_TEMPLATE).endswith(PLAIN_TEMPLATE)
 
 
 def is_rendered(tokenizer, text):
@@ -144,9 +145,9 @@ def as_turns(tokenizer, prompt, *answers):
     """[prompt, answers…], the one rule for text in every stage.
 
     With a chat template a text is a user's turn, and its answer an assistant's. A text is continued
-    as it stands where the model has no template, or where the text is opened for an answer: by a
-    line "Assistant:", a last line "Response:", "Answer:" or "Output:", or as the template opens it.
-    After messages an answer given as text is an assistant's turn.
+    as it stands where the model has no template, where the text ends as the template or a last line
+    "Assistant:", "Response:" or the like asks for an answer, and where it is a dialogue, with lines
+    "Human:" and "Assistant:". After messages an answer given as text is an assistant's turn.
     """
     if not isinstance(prompt, str):
         if prompt and isinstance(prompt[0], int):  # token ids
@@ -154,8 +155,10 @@ def as_turns(tokenizer, prompt, *answers):
         return [prompt, *map(_as_turn, answers)]
     if not has_chat_template(tokenizer):
         as_it_stands = "the model has no chat template"
-    elif OWN_ROLES.search(prompt) or is_rendered(tokenizer, prompt):
+    elif LAST_ANSWER_LINE.search(prompt) or is_rendered(tokenizer, prompt):
         as_it_stands = "it is opened for an answer"
+    elif USER_LINE.search(prompt) and ANSWER_LINE.search(prompt):
+        as_it_stands = "it is a dialogue"
     else:
         say_once("text       a prompt given as text is a user's turn of the chat template")
         return [[{"role": "user", "content": prompt}], *map(_as_turn, answers)]
@@ -165,6 +168,9 @@ def as_turns(tokenizer, prompt, *answers):
 
 def _as_turn(answer):
     return [{"role": "assistant", "content": answer}] if isinstance(answer, str) else answer
+
+
+# ---- turns to text ----
 
 
 def render(tokenizer, messages, tools=None, **settings):
@@ -178,11 +184,11 @@ def render(tokenizer, messages, tools=None, **settings):
         starts = bos is not None and tokenizer("x")["input_ids"][:1] == [bos]
         tokenizer.chat_template = "{{ bos_token }}" * starts + PLAIN_TEMPLATE
     today = getattr(tokenizer, "date", None)
-    settings |= {"chat_template": dated(tokenizer.chat_template, today)} if today else {}
-    settings |= {"tools": tools} if tools else {}
-    messages = marked(special_tokens(tokenizer), messages)
+    messages, tools = (marked(special_tokens(tokenizer), part) for part in (messages, tools))
     try:
-        return tokenizer.apply_chat_template(messages, tokenize=False, **settings)
+        template = tokenizer.get_chat_template(tools=tools)  # of several the one for tools
+        settings |= {"chat_template": dated(template, today) if today else template}
+        return tokenizer.apply_chat_template(messages, tools, tokenize=False, **settings)
     except Exception as error:  # jinja's errors have no common base class
         roles = [message["role"] for message in messages]
         whose = f" of {tokenizer.flag}" if hasattr(tokenizer, "flag") else ""
@@ -196,97 +202,40 @@ def dated(template, today):
     "{{ '09 Mar' }}"
     """
     day = date.fromisoformat(today)
-    return CLOCK.sub(lambda match: repr(day.strftime(match[2])), str(template))
+    return CLOCK.sub(lambda match: repr(day.strftime(match[2])), template)
 
 
-# ---- text to ids ----
+def unread_keys(tokenizer, messages, turns, tools=None):
+    """The keys of `turns`, beside role and content, that the template shows nothing of behind the
+    messages: another family's "tool_calls" or "reasoning_content"."""
+    keys = {key for turn in turns for key in turn if turn[key]} - {"role", "content"}
+    return [key for key in sorted(keys) if not _shows(tokenizer, messages, turns, tools, key)]
 
 
-def special_tokens(tokenizer):
-    """A pattern of the spellings of special tokens, longest first, but for thoughts."""
-    added = tokenizer.added_tokens_decoder
-
-    def find():
-        tokens = (str(token) for token in added.values() if token.special)
-        tokens = sorted((t for t in tokens if "think>" not in t), key=len, reverse=True)
-        return re.compile("|".join(map(re.escape, tokens)) or r"(?!)")
-
-    return remembered(tokenizer, "special_pattern", len(added), find)
+def _shows(tokenizer, messages, turns, tools, key):
+    without = [{k: value for k, value in turn.items() if k != key} for turn in turns]
+    whole, less = (render(tokenizer, [*messages, *part], tools) for part in (turns, without))
+    return whole != less
 
 
-def marked(pattern, value):
-    """Messages, or a text, with MARK after the first character of each spelled special token.
-
-    >>> marked(re.compile("</s>"), [{"content": "a</s>"}]) == [{"content": f"a<{MARK}/s>"}]
-    True
-    """
-    if isinstance(value, str):
-        return pattern.sub(lambda match: match[0][0] + MARK + match[0][1:], value)
-    if isinstance(value, dict):
-        return {key: marked(pattern, part) for key, part in value.items()}
-    return [marked(pattern, part) for part in value] if isinstance(value, list) else value
+# ---- prompt and answer ----
 
 
-def rendered_ids(tokenizer, text, starts=True):
-    """Ids of a text of `render`, or (starts=False) of its tail; the template writes its own BOS.
+class Opened(NamedTuple):
+    """A prompt, opened for an answer."""
 
-    Between special tokens, a text with MARK is encoded as one in which nothing is special.
-    """
-    if MARK not in text:
-        return plain_ids(tokenizer, text) if starts else behind_guard(tokenizer, text)
-    ids, special, pattern = [], "", special_tokens(tokenizer)
-    for piece, following in zip(pattern.split(text), [*pattern.findall(text), ""], strict=True):
-        if special and MARK not in piece:
-            ids += plain_ids(tokenizer, special + piece)[1:]
-        elif piece:  # does a text behind a special token begin anew, with a blank of its own?
-            anew = plain_ids(tokenizer, special + "x")[1:] == plain_ids(tokenizer, "x")
-            encode = plain_ids if (anew if special else starts) else behind_guard
-            ids += encode(tokenizer, piece.replace(MARK, ""), split_special_tokens=True)
-        ids += [tokenizer.convert_tokens_to_ids(following)] if following else []
-        special = following
-    return ids
-
-
-def plain_ids(tokenizer, text, **settings):
-    return tokenizer.encode(text, add_special_tokens=False, **settings)
-
-
-def behind_guard(tokenizer, text, **settings):
-    """Ids of a text that does not begin a line: those behind a guard, which is cut off.
-
-    A sentencepiece tokenizer (Llama 2, Mistral 7B) puts a blank in front of whatever it encodes.
-    """
-    for guard in ("\n", ".", "x"):
-        alone, ids = (plain_ids(tokenizer, part, **settings) for part in (guard, guard + text))
-        if ids[: len(alone)] == alone:
-            return ids[len(alone) :]
-    return plain_ids(tokenizer, text, **settings)
-
-
-def encode_text(tokenizer, text, rendered=False):
-    """Ids of a text with one BOS, where the tokenizer writes one or the text brings it along.
-
-    rendered: its special tokens are tokens, as in a text that begins with a BOS. Without the EOS
-    that some post-processors add: it would end the dialogue before the answer.
-    """
-    if tokenizer.bos_token and text.startswith(tokenizer.bos_token):
-        return known_ids(tokenizer, plain_ids(tokenizer, text))
-    ids = list(tokenizer(text, split_special_tokens=not rendered)["input_ids"])
-    if ids[-1:] == [tokenizer.eos_token_id]:
-        plain = plain_ids(tokenizer, text, split_special_tokens=not rendered)
-        if ids[-1 - len(plain) : -1] == plain:
-            ids.pop()
-    return known_ids(tokenizer, ids)
+    text: str  # "" of a prompt that is ids already
+    ids: list
 
 
 def opened(tokenizer, prompt, tools=None):
-    """(text, ids) of a prompt that `as_turns` returned, opened for an answer; text None for ids."""
+    """`Opened` of a prompt that `as_turns` returned."""
     if isinstance(prompt, str):
-        return prompt, encode_text(tokenizer, prompt, is_rendered(tokenizer, prompt))
+        return Opened(prompt, encode_text(tokenizer, prompt, is_rendered(tokenizer, prompt)))
     if prompt and isinstance(prompt[0], int):
-        return None, list(prompt)
+        return Opened("", list(prompt))
     text = render(tokenizer, prompt, tools, add_generation_prompt=True)
-    return text, rendered_ids(tokenizer, text)
+    return Opened(text, rendered_ids(tokenizer, text))
 
 
 def encode_prompt(tokenizer, prompt, max_length=math.inf, tools=None):
@@ -296,14 +245,14 @@ def encode_prompt(tokenizer, prompt, max_length=math.inf, tools=None):
     first, not the system message), then tokens from the left; a BOS stays.
     """
     (prompt,) = as_turns(tokenizer, prompt)
-    _, ids = opened(tokenizer, prompt, tools)
+    ids = opened(tokenizer, prompt, tools).ids
     if len(ids) > max_length and prompt and isinstance(prompt[0], dict):
         first, last = int(prompt[0]["role"] == "system"), len(prompt) - 1
         # templates want a user's turn first
         turns = [i for i in range(first + 1, last + 1) if prompt[i]["role"] == "user" or i == last]
 
         def tail(i):
-            return opened(tokenizer, [*prompt[:first], *prompt[i:]], tools)[1]
+            return opened(tokenizer, [*prompt[:first], *prompt[i:]], tools).ids
 
         if turns:
             place = bisect_left(turns, True, key=lambda i: len(tail(i)) <= max_length)
@@ -327,15 +276,10 @@ def encode_pair(tokenizer, prompt, *answers, max_length=math.inf, counts=None, t
     """
     prompt, *answers = as_turns(tokenizer, prompt, *answers)
     counts = Counter() if counts is None else counts
-    opened_prompt = opened(tokenizer, prompt, tools)
-    answers = [
-        []
-        if answer is None
-        else _answer_ids(tokenizer, prompt, opened_prompt, answer, counts, tools)
-        for answer in answers
-    ]
+    beginning = opened(tokenizer, prompt, tools)
+    answers = [_answer_ids(tokenizer, prompt, beginning, a, counts, tools) for a in answers]
     longest = max(map(len, answers))
-    prompt_ids = opened_prompt[1] or encode_prompt(tokenizer, prompt)
+    prompt_ids = beginning.ids or encode_prompt(tokenizer, prompt)
     if len(prompt_ids) + longest > max_length:
         room = max(max_length - longest, max_length // 2)
         if len(prompt_ids) > room:
@@ -347,73 +291,94 @@ def encode_pair(tokenizer, prompt, *answers, max_length=math.inf, counts=None, t
     return prompt_ids, *answers
 
 
-def _answer_ids(tokenizer, prompt, opened_prompt, answer, counts, tools):
-    """Ids of an answer up to and with its end id; opened_prompt: (text, ids) of `opened`."""
-    (text, prompt_ids), end = opened_prompt, text_end(tokenizer)
+def _answer_ids(tokenizer, prompt, opened, answer, counts, tools):
+    """Ids of an answer, a text or [turn], behind an `Opened` prompt, up to and with its end id."""
+    if answer is None:
+        return []
+    end = text_end(tokenizer)
     if isinstance(answer, list):
-        written, whole = template_end(tokenizer), render(tokenizer, [*prompt, *answer], tools)
-        end = end if written is None else written
-        if not whole.startswith(text):
-            content = marked(special_tokens(tokenizer), answer[-1]["content"])
-            whole = text + after_prompt(text, whole, content, counts)
-        ids, tail = rendered_ids(tokenizer, whole), functools.partial(rendered_ids, starts=False)
+        for key in unread_keys(tokenizer, prompt, answer, tools):
+            counts[f"not used: {key} of an answer"] += 1
+        end = template_end(tokenizer) or end
+        text = written_behind(tokenizer, prompt, opened.text, answer, counts, tools)
+        content = marked(special_tokens(tokenizer), visible(answer[-1]["content"]).strip())
+        if content not in text:
+            counts["answers that the template shows otherwise"] += 1
+        ids = rendered_ids(tokenizer, opened.text + text)
+        tail = functools.partial(rendered_ids, starts=False)
+        if answer[-1].get("tool_calls") and ids[-1] in tokenizer.all_special_ids:
+            end = ids.pop()  # of its own: gpt-oss ends a call with <|call|>
     else:
-        text = text or ""
-        rendered = is_rendered(tokenizer, text)
-        answer = FIRST_THOUGHT.sub("", answer) if OPENED_THOUGHT.search(text) else answer
-        whole = text + answer
+        rendered = is_rendered(tokenizer, opened.text)
+        text = FIRST_THOUGHT.sub("", answer) if OPENED_THOUGHT.search(opened.text) else answer
+        ids = encode_text(tokenizer, opened.text + text, rendered)
         tail = functools.partial(behind_guard, split_special_tokens=not rendered)
-        ids = encode_text(tokenizer, whole, rendered) if text or not prompt_ids else []
-    if ids[: len(prompt_ids)] == prompt_ids:
-        ids = ids[len(prompt_ids) :]
+    if ids[: len(opened.ids)] == opened.ids:
+        ids = ids[len(opened.ids) :]
     else:
-        counts["answers whose beginning would join the prompt's last token"] += bool(text)
-        ids = tail(tokenizer, whole[len(text) :])
+        counts["answers whose beginning would join the prompt's last token"] += 1
+        ids = tail(tokenizer, text)
     ends = end_ids(tokenizer)
-    cut = next((t for t, i in enumerate(ids) if i in ends), None)  # a newline may follow the end
-    return known_ids(tokenizer, [*ids, end] if cut is None else ids[: cut + 1])
+    last = next((t for t, i in enumerate(ids) if i in ends), None)  # a newline may follow the end
+    ids = [*ids, end] if last is None else ids[: last + 1]
+    if tokenizer.unk_token_id in ids[:-1]:
+        counts["answers with characters that the tokenizer does not know"] += 1
+    return known_ids(tokenizer, ids)
 
 
-def after_prompt(opened, whole, content, counts):
-    """What a model writes after the text `opened` to answer `content`, where the template's whole
-    does not begin with `opened`."""
-    bare = opened.rstrip()
+def written_behind(tokenizer, prompt, opened_text, answer, counts, tools=None):
+    """What a model writes behind `opened_text`, its prompt as a text, to answer with [turn]: what
+    the template writes there or, where the whole does not begin with it, what comes closest."""
+    whole = render(tokenizer, [*prompt, *answer], tools)
+    if whole.startswith(opened_text):
+        return whole[len(opened_text) :]
+    bare = opened_text.rstrip()
     if whole.startswith(bare):  # Nemotron 3 closes at once: "<think></think>"
         counts["answers that begin before the prompt's last line break"] += 1
         return whole[len(bare) :]
-    if OPENED_THOUGHT.search(opened):
-        if FIRST_THOUGHT.match(content) or "</think>" in content:
-            return FIRST_THOUGHT.sub("", content)  # the template would cut the thought out
+    content = marked(special_tokens(tokenizer), answer[-1]["content"])
+    ending, thought = LAST_THOUGHT.search(opened_text), WHOLE_THOUGHT.match(content)
+    bare = opened_text[: ending.start()]
+    if ending[0] and whole.startswith(bare):  # the template shows no thought there, or another one
+        shown = whole[len(bare) :]
+        if thought:
+            shown = shown.rpartition("</think>")[2].lstrip()
+        if ending[1]:
+            key = "thoughts left out" if thought else "answers without an empty thought"
+            counts[f"{key}, because the prompt closes it"] += 1
+            return shown
+        if thought:
+            return thought[1] + shown
         counts["thoughts closed empty, because the prompt opens one"] += 1
-        return "\n</think>\n\n" + content
-    if CLOSED_THOUGHT.search(opened) and "</think>" in content:
-        counts["thoughts left out, because the prompt closes them"] += 1
-        return content.rpartition("</think>")[2].lstrip("\n")
-    counts["answers as they stand, because the template rewrites their prompt"] += 1
-    return content
+        return "\n</think>\n\n" + shown
+    counts["answers as after their last message alone: the template rewrites their prompt"] += 1
+    try:
+        alone = render(tokenizer, prompt[-1:], tools, add_generation_prompt=True)
+        whole = render(tokenizer, [*prompt[-1:], *answer], tools)
+    except UserError:  # a template may want more than a tool's message
+        return content
+    return whole[len(alone) :] if whole.startswith(alone) else content
 
 
-def encode_conversation(tokenizer, messages, tools=None, counts=None, rewritten=None):
-    """(ids, mask) of a dialogue up to its last answer; the assistant's turns are trained.
+def encode_conversation(tokenizer, messages, tools=None, counts=None):
+    """[(ids, mask), …] of a dialogue up to its last answer; the assistant's turns are trained.
 
-    A turn is trained here if the whole begins with its prompt and itself. A turn that the template
-    shows otherwise once the dialogue goes on (Qwen3 drops its thoughts) is not: (ids, mask) of its
-    own are appended to the list `rewritten`.
+    The first row is the whole dialogue, in which a turn is trained if the whole begins with its
+    prompt and itself. A turn that the template shows otherwise once the dialogue goes on (Qwen3
+    drops its thoughts) has a row of its own, as it was when it was the last.
     """
     places = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-    ids, mask = [], []
+    rows = []
     for i in reversed(places):
         prompt, answer = encode_pair(
             tokenizer, messages[:i], [messages[i]], tools=tools, counts=counts
         )
-        row, trained = prompt + answer, [False] * len(prompt) + [True] * len(answer)
-        if not ids:
-            ids, mask = row, trained
-        elif ids[: len(row)] == row:
-            mask[len(prompt) : len(row)] = [True] * len(answer)
-        elif rewritten is not None:
-            rewritten.append((row, trained))
-    return ids, mask
+        ids, mask = prompt + answer, [False] * len(prompt) + [True] * len(answer)
+        if rows and rows[0][0][: len(ids)] == ids:
+            rows[0][1][len(prompt) : len(ids)] = [True] * len(answer)
+        else:
+            rows.append((ids, mask))
+    return rows
 
 
 def continued_ids(tokenizer, prompt, turns):
@@ -445,7 +410,7 @@ def answer_texts(tokenizer, prompts, answers):
     tags = [added[tag] for tag in ("<think>", "</think>") if tag in added]
     tags = {i for i in tags if tokenizer.added_tokens_decoder[i].special}  # decode would drop them
     left_out = {*end_ids(tokenizer), *tokenizer.all_special_ids} - tags
-    tails = [tuple(prompt[-8:]) for prompt in prompts]
+    tails = [tuple(prompt[-16:]) for prompt in prompts]
     thoughts = {tail: OPENED_THOUGHT.search(tokenizer.decode(tail)) for tail in {*tails}}
     for n, (tail, ids) in enumerate(zip(tails, answers, strict=True)):
         if tags & {*ids}:

@@ -326,6 +326,11 @@ class Store(_StoreAction):
         super().__call__(parser, namespace, values, option_string)
 
 
+def no_effect(flag, why):
+    """The error of a flag that nothing reads."""
+    return UserError(f"{flag} has no effect: {why}; leave it out")
+
+
 class Parser(ArgumentParser):
     """Errors in one line; an unknown flag is answered with the closest one."""
 
@@ -338,7 +343,7 @@ class Parser(ArgumentParser):
     def without_effect(self, flag, when, why):
         """UserError if `flag` is on the command line, and `when` says that nothing reads it."""
         if flag in self.given and when:
-            self.error(f"{flag} has no effect: {why}; leave it out")
+            raise no_effect(flag, why)
 
     def parse_known_args(self, args=None, namespace=None):
         self.given.clear()

@@ -7,9 +7,9 @@ resumed run restores the same weights, and a run that an alarm ended does not tr
 
 from parts import parallel
 from parts.files import write_json
+from parts.runs import MANY_CUT
 
 LEAST_VALIDATION = 8  # answers; fewer are no ground to choose weights by
-MANY_CUT = 0.05  # share of cut answers beyond which the limit should be raised
 
 
 def add_restore_argument(parser):

@@ -4,6 +4,7 @@ import functools
 import hashlib
 import json
 import re
+from collections import Counter
 from pathlib import Path
 
 import common
@@ -13,6 +14,7 @@ from parts.counterfactual import Copies
 from parts.dialogue import visible
 from parts.files import UserError, load_function, number, read_jsonl
 from parts.means import half_interval, mean
+from parts.rows import PROMPT_COLUMNS
 
 # a model with this template was made from the bundled base, so it knows the demo's form of answer
 DEMO_TEMPLATE = "data/tiny-base/chat_template.jinja"
@@ -97,10 +99,13 @@ def load_scorer(spec, flag):
 
 
 def load_prompts(path, flag):
-    """Rows of a prompt file."""
+    """Rows of a prompt file; columns that belong to a prompt, but are not shown, are named."""
     rows = list(read_jsonl(path, check_prompt, flag=flag))
     if not rows:
         raise UserError(f"{flag} {path}: no prompt")
+    columns = Counter(key for row in rows for key in PROMPT_COLUMNS if row.get(key))
+    if columns:
+        print(f"{flag} {path}: not shown to the model: column {told(columns)}")
     return rows
 
 

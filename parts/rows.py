@@ -1,14 +1,26 @@
-"""parts/rows.py: what a row of a file must hold, as prompt, answer or dialogue; no torch."""
+"""parts/rows.py: what a row of a file must hold, as prompt, answer or dialogue; no torch.
+
+A row that breaks a rule is a ValueError, which `read_jsonl` makes the error of its line. A row that
+is well formed, but of no use, gets a key "drop", the reason, under which a loader counts it.
+"""
 
 import re
+
+from parts.files import brief
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 # columns of known layouts that belong to a prompt; "tools" is rendered, the others are not read
 PROMPT_COLUMNS = """
     system system_prompt tools input question instruction context history documents images image
+    chat_template_kwargs
 """.split()
-ANSWER_LINE = re.compile(r"^[ \t]*(?:assistant|response|answer|output|bot|model)\s*:", re.I | re.M)
-USER_LINE = re.compile(r"^[ \t]*(?:human|user)\s*:", re.I | re.M)
+# lines that begin a turn in a dialogue as text, such as "Assistant:" or "### Response:"
+USER_LINE = re.compile(r"^[^\w\n]*(?:human|user)\s*:", re.I | re.M)
+ANSWER_LINE = re.compile(r"^[^\w\n]*assistant\s*:", re.I | re.M)
+OTHER_ANSWER_LINE = re.compile(r"^[^\w\n]*(?:response|answer|output|bot|model)\s*:", re.I | re.M)
+LAST_ANSWER_LINE = re.compile(
+    rf"(?:{ANSWER_LINE.pattern}|{OTHER_ANSWER_LINE.pattern})\s*\Z", re.I | re.M
+)
 
 
 def check_messages(value, key):
@@ -29,7 +41,8 @@ def check_messages(value, key):
         if message.get("role") not in ROLES or not isinstance(message.get("content"), str):
             roles = ", ".join(ROLES)
             raise ValueError(
-                f'"{key}": each message needs a "role" ({roles}) and a "content", a text'
+                f'"{key}": each message needs a "role" ({roles}) and a "content", a text; '
+                f"found {brief(message)}"
             )
         message["content"].encode()
 
@@ -58,7 +71,7 @@ def check_response(row, key):
                 f'"{key}" must be one assistant message, found {roles}; for whole dialogues leave '
                 'the column "prompt" out'
             )
-        value = value[0]["content"]
+        value = "a call" if value[0].get("tool_calls") else value[0]["content"]
     if not value.strip():
         raise ValueError(f'"{key}" is empty; fill it in or delete the line')
     if isinstance(row[key], str) != isinstance(row["prompt"], str):
@@ -70,14 +83,14 @@ def split_prompt(chosen, rejected):
 
     The prompt of message lists is their common beginning. Of texts (the layout of Anthropic HH) it
     ends behind the last "Assistant:" that both share, so that every pair of a question has the same
-    prompt; without such a line, at the last blank that both share.
+    prompt; without one behind the last "Response:" or the like, else at the last shared blank.
     """
     parts = (i for i, (a, b) in enumerate(zip(chosen, rejected)) if a != b)
     n = next(parts, min(len(chosen), len(rejected)))
     if isinstance(chosen, str):
-        opened = [match.end() for match in ANSWER_LINE.finditer(chosen, 0, n)]
+        lines = (list(line.finditer(chosen, 0, n)) for line in (ANSWER_LINE, OTHER_ANSWER_LINE))
         blanks = (i for i in range(n - 1, 0, -1) if chosen[i].isspace())
-        n = opened[-1] if opened else next(blanks, 0)
+        n = next((found[-1].end() for found in lines if found), next(blanks, 0))
     return chosen[:n], chosen[n:], rejected[n:]
 
 

@@ -307,6 +307,8 @@ def test_a_dialogue_loses_its_oldest_turns_whole(tokenizer):
 SPLIT = table(r"""
 "\n\nHuman: Hi\n\nAssistant:" | " Yes, do" | " Yesterday"
 "Q: a" | " b" | " b c"
+"\n\nHuman: Hi\n\nAssistant:" | " So:\nAnswer: 4" | " So:\nAnswer: 5"
+"Do it.\n\n### Response:" | " The first" | " The last"
 "same" | " words" | " words"
 "" | "alpha" | "beta"
 "" | "" | ""

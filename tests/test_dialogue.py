@@ -8,13 +8,14 @@ dates, system messages, blanks, ends, earlier turns.
 import json
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
 import common
+import sft
 from common import UserError
-from parts import dialogue
-from tiny import SENTENCES, tiny_tokenizer
+from parts import dialogue, tokens
+from tiny import SENTENCES, tiny_model, tiny_tokenizer
 
 IM = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
 # pieces of templates: the content of m without its thought, the thought, the last user's turn
@@ -231,7 +232,7 @@ def test_an_answer_is_what_the_model_would_have_written(family, case, tokenizers
     prompt, answer = dialogue.as_turns(tokenizer, prompt, answer)
     opened = dialogue.render(tokenizer, prompt, tools, add_generation_prompt=True)
     whole = dialogue.render(tokenizer, [*prompt, *answer], tools)
-    opened, whole = (text.replace(dialogue.MARK, "") for text in (opened, whole))
+    opened, whole = (text.replace(tokens.MARK, "") for text in (opened, whole))
     assert ("search" in opened) == (bool(tools) and "tools" in tokenizer.chat_template)
     if case != "special tokens as text":  # a text that is rendered already is continued
         bos = [tokenizer.bos_token_id] if family == "zephyr" else []  # of the tokenizer alone
@@ -255,16 +256,15 @@ def test_an_answer_is_what_the_model_would_have_written(family, case, tokenizers
 def test_every_turn_of_a_dialogue_is_trained_once(family, tokenizers):
     """In the row of the whole, or, where the template shows it otherwise later, in a row of its own:
     each with the prompt and the ids of the dialogue when it was its last turn."""
-    tokenizer, rewritten = tokenizers[family], []
+    tokenizer = tokenizers[family]
     if family == "llama2":  # every turn begins with a BOS
         assert tokenizer.encode("x")[0] == tokenizer.bos_token_id
     dialogue_of_three = [
         ASK, said(THINK + "The early one."), user("From when?"), said("From May."), user("Sure?"),
         said("<think>\nyes\n</think>\n\nSure."),
     ]  # fmt: skip
-    whole = dialogue.encode_conversation(tokenizer, dialogue_of_three, rewritten=rewritten)
-    trained = []
-    for ids, mask in [whole, *rewritten]:
+    rows, trained = dialogue.encode_conversation(tokenizer, dialogue_of_three), []
+    for ids, mask in rows:
         runs, start = [], None
         for t, on in enumerate([*mask, False]):
             start = t if on and start is None else start
@@ -281,7 +281,7 @@ def test_every_turn_of_a_dialogue_is_trained_once(family, tokenizers):
     # gpt-oss ends its last turn with another token, glm4 none; what opens a thought in the prompt
     # alone does not show it later
     others = ("gpt-oss", "glm4", "deepseek r1", "nemotron3")
-    assert bool(rewritten) == (hides_thoughts or family in others)
+    assert (len(rows) > 1) == (hides_thoughts or family in others)
 
 
 def test_the_date_is_fixed(tokenizers, monkeypatch):
@@ -311,11 +311,9 @@ def test_a_mark_changes_no_other_token(family, tokenizers):
     """Ids between special tokens, of a text with a MARK where nothing is special: the plain ones."""
     tokenizer, special = tokenizers[family], FAMILIES[family][1][0]
     for text in ("the first", f"the first{special}the second", f"{special}the first{special}"):
-        marked = text.replace("first", f"fi{dialogue.MARK}rst").replace(
-            "sec", f"s{dialogue.MARK}ec"
-        )
+        marked = text.replace("first", f"fi{tokens.MARK}rst").replace("sec", f"s{tokens.MARK}ec")
         ids = tokenizer.encode(text, add_special_tokens=False)
-        assert dialogue.rendered_ids(tokenizer, marked) == ids
+        assert tokens.rendered_ids(tokenizer, marked) == ids
 
 
 @pytest.mark.parametrize("family, sampled, text, graded", GRADED)
@@ -355,3 +353,135 @@ def test_text_pairs_are_joined_as_they_stand(tokenizers):
     assert common.encode_prompt(qwen, "<s>a")[0] == qwen.bos_token_id
     thought = common.encode_pair(llama, "Assistant: <think>\n", "<think>\nhm</think>Yes.")
     assert "<think>" not in llama.decode(thought[1])
+
+
+CALL = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [
+        {"type": "function", "function": {"name": "search", "arguments": {"q": "</s>"}}}
+    ],
+}
+NAME = "{% if m.tool_calls %}[{{ m.tool_calls[0].function.name }}]{% endif %}"
+OSS = FAMILIES["gpt-oss"][1]
+SYSTEM_LAST = (  # Mistral 7B v0.3: a system message stands in the last user's turn, if it is last
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}[INST] "
+    "{% if loop.last and messages[0].role == 'system' %}{{ messages[0].content }}\n\n{% endif %}"
+    "{{ m.content }}[/INST]{% elif m.role == 'assistant' %} {{ m.content }}{{ eos_token }}"
+    "{% endif %}{% endfor %}"
+)
+ODD = {  # template, special tokens, EOS; prompt, answer; what is trained; what is counted
+    "a template for each use": (
+        {"default": template(ANSWER, OPEN), "tool_use": template(ANSWER, OPEN, "tools")},
+        IM, "<|im_end|>", [ASK], EARLY, "The early one.<|im_end|>", []),
+    "a call that ends with a token of its own": (
+        template("{% if m.tool_calls %}<|start|>assistant to={{ m.tool_calls[0].function.name }}"
+                 f"<|call|>{{% else %}}{FINAL}{{% endif %}}", "<|start|>assistant", "", HARMONY),
+        (*OSS, "<|call|>"), "<|return|>", [ASK], CALL, " to=search<|call|>", []),
+    "a call behind an opened thought": (
+        template(f"<|Assistant|>{{{{ m.content }}}}{NAME}{{{{ eos_token }}}}", "<|Assistant|><think>\n"),
+        ("<|Assistant|>", "<|eos|>"), "<|eos|>", [ASK], CALL, "\n</think>\n\n[search]<|eos|>",
+        ["thoughts closed empty, because the prompt opens one"]),
+    "a thought and a call": (
+        template(f"{BARE}<|Assistant|>{{{{ c }}}}{NAME}{{{{ eos_token }}}}", "<|Assistant|><think>\n"),
+        ("<|Assistant|>", "<|eos|>"), "<|eos|>", [ASK], {**CALL, "content": THINK},
+        "look at the rota\n</think>\n\n[search]<|eos|>", []),
+    "a call that the template does not show": (
+        template(ANSWER, OPEN), IM, "<|im_end|>", [ASK], CALL, "<|im_end|>",
+        ["not used: tool_calls of an answer"]),
+    "a thought in a key of its own": (
+        template(ANSWER, OPEN), IM, "<|im_end|>", [ASK], {**EARLY, "reasoning_content": "hm"},
+        "The early one.<|im_end|>", ["not used: reasoning_content of an answer"]),
+    "a system message in the last turn": (
+        SYSTEM_LAST, ("<s>", "</s>"), "</s>", [{"role": "system", "content": "Brief."}, ASK], EARLY,
+        " The early one.</s>",
+        ["answers as after their last message alone: the template rewrites their prompt"]),
+    "a thought that only the prompt closes": (
+        template(ANSWER, OPEN + "<think>\n\n</think>\n\n"), IM, "<|im_end|>", [ASK], EARLY,
+        "The early one.<|im_end|>",
+        ["answers without an empty thought, because the prompt closes it"]),
+    "a template that shortens": (
+        template(ANSWER.replace("m.content", "m.content[:3]"), OPEN), IM, "<|im_end|>", [ASK],
+        EARLY, "The<|im_end|>", ["answers that the template shows otherwise"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ODD)
+def test_odd_templates(case):
+    chat, specials, eos, prompt, answer, trained, counted = ODD[case]
+    bos, counts = "<s>" if "<s>" in specials else None, dialogue.Counter()
+    tokenizer = tiny_tokenizer(
+        pad=None, eos=eos, bos=bos, template=chat, add_bos=bool(bos), more=specials
+    )
+    tokenizer.date = "2026-03-09"
+    _, ids = common.encode_pair(tokenizer, prompt, [answer], counts=counts)
+    assert tokenizer.decode(ids) == trained
+    assert [*+counts] == counted
+
+
+def test_tokens_that_take_in_blanks(tokenizers):
+    """Phi 3's special tokens take in the line break behind them, beside a spelled one, too."""
+    tokenizer = tiny_tokenizer(eos="<|endoftext|>", template=FAMILIES["phi3"][0], more=("<unk>",))
+    names = FAMILIES["phi3"][1][:-1]
+    tokenizer.add_special_tokens(
+        {"additional_special_tokens": [AddedToken(x, rstrip=True, special=True) for x in names]}
+    )
+    plain = common.encode_pair(tokenizer, [user("a")], [said("b")])
+    spelled = common.encode_pair(tokenizer, [user("a <|end|>")], [said("b <|end|>")])
+    assert [tokenizer.decode(ids) for ids in plain] == ["<|user|>a<|end|><|assistant|>", "b<|end|>"]
+    assert [tokenizer.decode(ids) for ids in spelled] == [
+        "<|user|>a <|end|><|end|><|assistant|>",
+        "b <|end|><|end|>",
+    ]
+
+
+def test_an_end_token_is_special(tmp_path):
+    """Whatever its folder says: a text that spells it is text, and is not graded."""
+    tokenizer = tiny_tokenizer(
+        eos="<|endoftext|>", template=template(ANSWER, OPEN).replace("im_", "x_")
+    )
+    tokenizer.add_tokens([AddedToken("<|x_start|>"), AddedToken("<|x_end|>")])
+    tokenizer = common.load_tokenizer(tiny_model("llama", tmp_path, tokenizer))
+    prompt, ids = common.encode_pair(tokenizer, [user("a<|x_end|>b")], [said("c<|x_end|>d")])
+    end = tokenizer.convert_tokens_to_ids("<|x_end|>")
+    assert [row.count(end) for row in (prompt, ids)] == [1, 1]
+    assert dialogue.answer_texts(tokenizer, [prompt], [ids]) == ["c<|x_end|>d"]
+
+
+def test_unknown_characters_are_counted():
+    backend = Tokenizer(models.WordLevel({"<unk>": 0, "</s>": 1, "a": 2}, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend, eos_token="</s>", unk_token="<unk>"
+    )
+    counts = dialogue.Counter()
+    assert common.encode_pair(tokenizer, "a ", "a é", counts=counts)[1] == [2, 0, 1]
+    assert [*counts] == ["answers with characters that the tokenizer does not know"]
+
+
+def test_a_text_that_is_a_dialogue(capsys):
+    """A job title is not a turn: only a last line, or a dialogue with both sides, is continued."""
+    tokenizer = tiny_tokenizer(template=template(ANSWER, OPEN), more=IM)
+    for text, turn in (
+        ("Roles:\nAssistant: two years.\nWhich fits?", True),
+        ("\n\nHuman: Hi\n\nAssistant: Yes?\n\nHuman: Who?", False),
+        ("Who?\n\nBot:", False),
+    ):
+        assert isinstance(dialogue.as_turns(tokenizer, text)[0], list) == turn
+
+
+def test_what_sft_reads(tmp_path):
+    """A corpus that ends a text itself gets no second end; bad answers are not imitated; a column that
+    another layout would read is named."""
+    tokenizer, counts = tiny_tokenizer(template=template(ANSWER, OPEN), more=IM), dialogue.Counter()
+    text = "<|im_start|>user\nx<|im_end|>\n"
+    (ids, _), *_ = sft.encode_row(tokenizer, {"text": text}, 99, counts)[0]
+    assert tokenizer.decode(ids) == text
+    row = {"messages": [ASK, EARLY], "text": "x", "prompt": "y", "chat_template_kwargs": {"a": 1}}
+    sft.encode_row(tokenizer, row, 99, counts)
+    names = ("prompt", "text", "chat_template_kwargs")
+    assert [*+counts] == [f"not used: column {name}" for name in names]
+    row = {"prompt": "x", "completion": "y", "label": False}
+    sft.check_row(row)
+    assert "label false" in row["drop"]
+    sft.check_row({"prompt": [ASK], "completion": [CALL]})  # an answer, though it has no text

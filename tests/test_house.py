@@ -21,7 +21,7 @@ LOWER = {
     f"parts.{name}"
     for name in (
         "cache card counterfactual dialogue families files folders lora means memory parallel rows"
-        " shared_prompt stats"
+        " shared_prompt stats tokens"
     ).split()
 }
 REPORTS = {"parts.reports"}
@@ -48,8 +48,9 @@ ARROWS = {  # who may import whom, downwards only: stages, parts/runs.py, common
         "parts.dialogue",
     },
     "parts.files": set(),
-    "parts.rows": set(),
-    "parts.dialogue": {"parts.files"},
+    "parts.rows": {"parts.files"},
+    "parts.tokens": {"parts.files"},
+    "parts.dialogue": {"parts.files", "parts.rows", "parts.tokens"},
     "parts.means": set(),
     "parts.stats": {"parts.means"},
     "parts.texts": set(),
@@ -60,7 +61,7 @@ ARROWS = {  # who may import whom, downwards only: stages, parts/runs.py, common
     "parts.families": {"parts.files"},
     "parts.folders": {"parts.dialogue"},
     "parts.memory": {"parts.cache", "parts.families", "parts.parallel"},
-    "parts.guard": {"parts.files", "parts.parallel"},
+    "parts.guard": {"parts.files", "parts.parallel", "parts.runs"},
     "parts.reports": {"common", "parts.files", "parts.pages", "parts.parallel", "parts.runs"},
     "parts.frontier": {"parts.files", "parts.pages", "parts.reports", "parts.stats"},
     "parts.evaluation_page": {"parts.frontier", "parts.pages", "parts.reports"},
