@@ -352,9 +352,9 @@ def next_prompt(tokenizer, t, history="all"):
     """
     if history == "all" and t.samples:
         ids = t.samples[-1]["ids"]
-        new = continued_ids(tokenizer, t.messages[:-2], t.messages[-2:])
-        if new is not None:
-            return ids + new[ids[-1] == new[0] :]  # the end of turn stands there once
+        ids = continued_ids(tokenizer, t.messages[:-2], t.messages[-2:], ids)
+        if ids is not None:
+            return ids
     return common.encode_prompt(tokenizer, shown_messages(t.messages, history))
 
 

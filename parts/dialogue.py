@@ -40,12 +40,14 @@ from parts.tokens import (
     special_tokens,
 )
 
-# for message lists where the tokenizer has no template; saved with it, so inference sees the same
+# for message lists where the tokenizer has no template; saved with it, so inference sees the same.
+# A sampled answer brings the blank behind "assistant:" along
+PLAIN_OPENING = "{% if add_generation_prompt %}assistant:{% endif %}"
 PLAIN_TEMPLATE = (
-    "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}{% if m['role'] == 'assistant' %}"
-    "{{ eos_token }}{% endif %}{{ '\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}assistant:{% endif %}"
-)
+    "{% for m in messages %}{% if m['role'] == 'assistant' %}assistant:"
+    "{{ ' ' if m['content'] and not m['content'][0].isspace() }}{{ m['content'] }}{{ eos_token }}"
+    "{% else %}{{ m['role'] }}: {{ m['content'] }}{% endif %}{{ '\n' }}{% endfor %}"
+) + PLAIN_OPENING
 OPENED_THOUGHT = re.compile(r"<think>\s*\Z")  # at the end of a prompt
 LAST_THOUGHT = re.compile(r"(?:<think>\s*)?(</think>\s*)?\Z")  # the same; opened, or closed, too
 FIRST_THOUGHT = re.compile(r"\A\s*<think>\n?")  # of an answer
@@ -128,9 +130,9 @@ def pad_id(tokenizer):
 
 
 def has_chat_template(tokenizer):
-    """Of its own: one that ends in PLAIN_TEMPLATE was put there by `render`, in this run or in the
+    """Of its own: one that ends in PLAIN_OPENING was put there by `render`, in this run or in the
     run that saved the folder."""
-    return not str(tokenizer.chat_template or PLAIN_TEMPLATE).endswith(PLAIN_TEMPLATE)
+    return not str(tokenizer.chat_template or PLAIN_OPENING).endswith(PLAIN_OPENING)
 
 
 def is_rendered(tokenizer, text):
@@ -330,13 +332,16 @@ def written_behind(tokenizer, prompt, opened_text, answer, counts, tools=None):
     """What a model writes behind `opened_text`, its prompt as a text, to answer with [turn]: what
     the template writes there or, where the whole does not begin with it, what comes closest."""
     whole = render(tokenizer, [*prompt, *answer], tools)
+    content = marked(special_tokens(tokenizer), answer[-1]["content"])
+    unfinished = FIRST_THOUGHT.match(content) and "</think>" not in content
+    if unfinished and OPENED_THOUGHT.search(opened_text):
+        return FIRST_THOUGHT.sub("", content)
     if whole.startswith(opened_text):
         return whole[len(opened_text) :]
     bare = opened_text.rstrip()
     if whole.startswith(bare):  # Nemotron 3 closes at once: "<think></think>"
         counts["answers that begin before the prompt's last line break"] += 1
         return whole[len(bare) :]
-    content = marked(special_tokens(tokenizer), answer[-1]["content"])
     ending, thought = LAST_THOUGHT.search(opened_text), WHOLE_THOUGHT.match(content)
     bare = opened_text[: ending.start()]
     if ending[0] and whole.startswith(bare):  # the template shows no thought there, or another one
@@ -381,19 +386,23 @@ def encode_conversation(tokenizer, messages, tools=None, counts=None):
     return rows
 
 
-def continued_ids(tokenizer, prompt, turns):
-    """Ids behind a sampled answer, for its end and the message after it; turns: both messages.
+def continued_ids(tokenizer, prompt, turns, ids):
+    """`ids` of prompt and sampled answer, and those of what stands behind it now that another
+    message follows; turns: both messages.
 
     None if the template shows prompt or answer otherwise, now that the dialogue goes on.
     """
-    opened_text = render(tokenizer, prompt, add_generation_prompt=True)
+    beginning = render(tokenizer, prompt, add_generation_prompt=True)
     answer = marked(special_tokens(tokenizer), turns[0]["content"])
-    if OPENED_THOUGHT.search(opened_text):
-        answer = FIRST_THOUGHT.sub("", answer)
+    beginning += FIRST_THOUGHT.sub("", answer) if OPENED_THOUGHT.search(beginning) else answer
     whole = render(tokenizer, [*prompt, *turns], add_generation_prompt=True)
-    if not whole.startswith(opened_text + answer):
+    if not whole.startswith(beginning):
         return None
-    return rendered_ids(tokenizer, whole[len(opened_text + answer) :], starts=False)
+    new, ends = rendered_ids(tokenizer, whole[len(beginning) :], starts=False), end_ids(tokenizer)
+    end = next((t for t, i in enumerate(new) if i in ends), None)
+    if ids[-1] in ends and end is not None and not tokenizer.decode(new[:end]).strip():
+        new = new[end + 1 :]  # the end of turn stands there once; Llama 2 has a blank before it
+    return [*ids, *new]
 
 
 # ---- ids to text ----

@@ -485,3 +485,35 @@ def test_what_sft_reads(tmp_path):
     sft.check_row(row)
     assert "label false" in row["drop"]
     sft.check_row({"prompt": [ASK], "completion": [CALL]})  # an answer, though it has no text
+
+
+SAMPLED = [("plain", text) for text in (" Yes.", "\nYes.", "")] + [
+    (family, text) for family in (THINKER, "nemotron3", "deepseek r1") for text in ("hm", "hm\n")
+]
+
+
+@pytest.mark.parametrize("family, sampled", SAMPLED)
+def test_a_reward_model_reads_what_was_sampled(family, sampled, tokenizers):
+    """Through a text, and a template or none: the same ids, with an unfinished thought, too."""
+    tokenizer = tiny_tokenizer(template=None) if family == "plain" else tokenizers[family]
+    end = dialogue.template_end(tokenizer) or dialogue.text_end(tokenizer)
+    ids = [*tokenizer.encode(sampled, add_special_tokens=False), end]
+    (text,) = dialogue.answer_texts(tokenizer, [common.encode_prompt(tokenizer, [ASK])], [ids])
+    assert common.encode_pair(tokenizer, [ASK], text)[1] == ids
+
+
+@pytest.mark.parametrize(
+    "family", ["smollm2", "qwen2.5", "llama3", "zephyr", "gemma", "llama2", "plain"]
+)
+def test_a_dialogue_goes_on_behind_what_was_sampled(family, tokenizers):
+    """The sampled ids stay, and one end of turn stands between them and the next message."""
+    tokenizer = tiny_tokenizer(template=None) if family == "plain" else tokenizers[family]
+    prompt, blank = common.encode_prompt(tokenizer, [ASK]), " " * (family == "plain")
+    tail = tokens.behind_guard(tokenizer, blank + "Yes.")
+    end = dialogue.template_end(tokenizer) or dialogue.text_end(tokenizer)
+    turns = [said(blank + "Yes."), user("From when?")]
+    whole = common.encode_prompt(tokenizer, [ASK, *turns])
+    for ids in ([*prompt, *tail, end], [*prompt, *tail]):  # the second one was cut
+        longer = dialogue.continued_ids(tokenizer, [ASK], turns, ids)
+        assert longer[: len(ids)] == ids and longer[-8:] == whole[-8:]
+        assert longer.count(end) == whole.count(end)
