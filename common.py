@@ -202,10 +202,7 @@ class Pairs(Named):
 
 def read_rows(path, check, flag, counts):
     """Yield (line number, row) of a JSONL file, with a bar where that takes more than seconds.
-
-    counts: `Counts`, which get the place of each row before it is used. Not yielded, but counted,
-    is a row with "drop", which `check` may set.
-    """
+    `Counts` get the place of each row; one for which `check` set a "drop" is only counted."""
     rows = read_jsonl(path, check, numbered=True, flag=flag)
     for line, row in progress(rows, f"reading {path}", delay=3):
         counts.place = f"{path}:{line}"
@@ -271,8 +268,8 @@ def _encode_row(tokenizer, prompt, row, max_length, counts):
     )
     if ids[1] != ids[2]:
         return ids
-    how = "after cutting" if counts["responses cut"] > cut else "as the model reads them"
-    counts[f"dropped: equal {how}"] += 1
+    equal = "after cutting" if counts["responses cut"] > cut else "as the model reads them"
+    counts[f"dropped: equal {equal}"] += 1
     return None
 
 
