@@ -532,7 +532,9 @@ def compare(args):
     for name, ids in zip(names, read):
         if ids != read[0]:
             raise UserError(f"--model {name}: another tokenizer or template than {names[0]}'s")
-    scorers, logged = load_scorers(args, rows), load_runs(names)
+    scorers = load_scorers(args, rows)
+    given = (present(args.gold), present(args.reward_model), args.temperature)
+    logged = load_runs(names, *given)
     models, pools = {}, []
     for name, tokenizer in zip(names, tokenizers):
         model = common.load_policy(name, **placed(args), trainable=False)
@@ -558,8 +560,8 @@ def compare(args):
         "models": described(models, scorers),
         "tasks": by_task(models, rows, skills, by),
         "samples": side_by_side(models, rows, by, seed),
-        "runs": [row for row, _ in logged.values()],
-        "frontier": [{"model": name} | frontier(p) for name, (_, p) in logged.items() if p],
+        "runs": [row for row, *_ in logged.values()],
+        "frontier": [{"model": k} | frontier(p, same) for k, (_, p, same) in logged.items() if p],
     }
     report["setup"]["n_prompts"] = len(rows)
     # (6) score against KL, and what a gain cost
@@ -607,7 +609,12 @@ def best_of(models, pool, table, scorers):
         kl = number(math.log(n) - (n - 1) / n, n, None, "log n − (n−1)/n", reason=bound)
         scores = {s: mean_number(curve[:, n - 1]) for s, curve in curves.items()}
         points.append({"n": n, "kl": kl} | scores)
-    best, name = pool[np.arange(P), proxy.argmax(1)][:, None], f"best of {N}"  # the first of equals
+    lacking = np.isnan(sum(column(pool, s) for s in scorers))  # (P, N)
+    points[-1]["unscored"] = int(lacking.sum())
+    picks = np.where(lacking, -np.inf, proxy).argmax(1)  # the first of equals
+    best, name = pool[np.arange(P), picks][:, None], f"best of {N}"
+    for p in np.flatnonzero(lacking.all(1)):  # nothing to pick from: no score
+        best[p, 0] = best[p, 0] | dict.fromkeys(scorers, math.nan)
     models[name] = best
     found = means(best, (*scorers, "length", "ended"))
     table.append({"name": name, "kl": kl, "kl_k3": None} | found)

@@ -68,6 +68,12 @@ def in_words(report):
                 f"{run['model']} is over-optimised from step {mark['step']} on: the "
                 f"{names['gold']} falls while the training score rises."
             )
+    if report["equal_kl"]:
+        notes.append("Scores at equal KL are interpolated, without intervals.")
+    if few := [run["model"] for run in report["frontier"] if not run.get("judged", True)]:
+        notes.append(f"Too few evaluations to see over-optimisation: {', '.join(few)}.")
+    if left := (report.get("best_of_n") or [{}])[-1].get("unscored"):
+        notes.append(f"{left} answers drawn for best of n lack a score and are never picked.")
     if by == "proxy":
         notes.append("No gold score: the reward model decides, and training may have used it.")
     for row in report["models"]:
@@ -170,10 +176,9 @@ def pairs_table(report, scorer):
 def kl_plot(report, scorer):
     """The score over √KL: what each run passed, where each model ended, best of n."""
     series, best, names = {}, report.get("best_of_n"), score_names(report["setup"])
-    # a run on another reward model logs another proxy: no curve to this end point
-    rewards = {row["name"]: row["reward_model"] for row in report["runs"]}
+    # a run on another scorer logs other numbers: no curve to this end point
     for run in report["frontier"]:
-        if scorer == "gold" or rewards[run["model"]] in (None, report["setup"]["reward_model"]):
+        if run.get("same", {"gold": True}).get(scorer):  # reports of schema 3 have no "same"
             series[f"{run['model']}, during training"] = curve_of(run["points"], scorer)
     for row in report["models"]:
         series[row["name"]] = curve_of([row], scorer)
@@ -200,13 +205,16 @@ def cost_table(report):
     """What each run spent, in all and until its gold was near the best."""
     part = report["efficiency"] or {"table": ()}
     rows = [(f"{row['name']}, in all", row) for row in report["runs"]]
-    rows += [(f"{row['name']}, to a score of {part['goal']:.3f}", row) for row in part["table"]]
+    for row in part["table"]:
+        goal, missed = row.get("goal", part.get("goal")), row.get("step", 0) is None
+        words = f"{row['name']}, to a score of {goal:.3f}" + ": not reached" * missed
+        rows.append((words, row))
     for run in report["frontier"]:
         if mark := run["overoptimised"]:
             rows.append((f"{run['model']}, until over-optimised, step {mark['step']}", mark))
     cells = [[label, *(show(row[cost], 0) for cost in COSTS)] for label, row in rows]
     gold = score_names(report["setup"])["gold"]
-    caption = f"Spent in all, and to {100 * GOAL:.0f} % of the best {gold} in training"
+    caption = f"Spent in all, and to {100 * GOAL:.0f} % of the largest gain in {gold} of any run"
     return pages.table(["run", *COSTS], cells, caption) if cells else None
 
 

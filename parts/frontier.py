@@ -1,20 +1,25 @@
 """parts/frontier.py: what a run reached, how far from its reference, and at what cost.
 
-A point     {"step", "kl", "gold", "proxy", "pairs", "calls", "tokens", "seconds"}: one evaluation
-            of a run on validation prompts, and what had been spent by then
-A curve     {"model", "points", "overoptimised": a point or None}
+A point     {"step", "kl", "gold", "error", "proxy", "pairs", "calls", "tokens", "seconds"}: one
+            evaluation of a run on validation prompts (error: the standard error of gold, if it is
+            logged), and what had been spent by then
+A curve     {"model", "points", "same": {scorer: is it the report's?}, "overoptimised": a point or
+            None, "judged": were there evaluations enough to see it?}
 Reference   Gao et al. 2022, arXiv 2210.10760 (best of n, over-optimisation)
 """
 
 import math
+from pathlib import Path
 
 import numpy as np
 
+from parts import files
 from parts.pages import ends
 from parts.reports import read_run
 from parts.stats import root
 
-GOAL = 0.9  # sample efficiency: the cost of reaching this share of the best gold of any run
+Z95 = 1.96  # of the half intervals that a run logs
+GOAL = 0.9  # sample efficiency: the cost of reaching this share of the largest gain of any run
 
 
 def bon_curve(proxy, gold):
@@ -22,34 +27,43 @@ def bon_curve(proxy, gold):
 
     proxy, gold  (N,), i the rank by proxy from below;  returns  (N,), [n−1] for n
     The mean over all C(N, n) subsets, so unbiased for every n; gold is averaged over ties in proxy.
+    An answer without one of the scores (NaN) is never picked: beyond those left, best of all.
     By hand: of the six pairs of 0, 1, 2, 3 the better is 1, 2, 3, 2, 3, 3: mean 2.3333.
     >>> bon_curve([0, 1, 2, 3], [0, 1, 2, 3]).round(4).tolist()
     [1.5, 2.3333, 2.75, 3.0]
     """
-    N, level = len(proxy), np.unique(proxy, return_inverse=True)[1]
+    drawn, scored = len(proxy), ~np.isnan(np.asarray(proxy, float) + np.asarray(gold, float))
+    proxy, gold = np.asarray(proxy, float)[scored], np.asarray(gold, float)[scored]
+    if not (N := len(proxy)):
+        return np.full(drawn, np.nan)
+    level = np.unique(proxy, return_inverse=True)[1]
     means = np.bincount(level, gold) / np.bincount(level)
     gold = means[np.sort(level)]
     chance = [[math.comb(i, n - 1) / math.comb(N, n) for i in range(N)] for n in range(1, N + 1)]
-    return np.array(chance) @ gold  # (n, i) @ (i,)
+    curve = np.array(chance) @ gold  # (n, i) @ (i,)
+    return np.append(curve, np.full(drawn - N, curve[-1]))
 
 
-def overoptimised(gold, proxy):
+def overoptimised(gold, proxy, errors=None):
     """Index of the evaluation after which gold falls while the proxy rises; None without one.
 
-    gold, proxy  (n,) of one run's evaluations, in order
-    Gold falls twice in a row from its peak, and what follows lies on average three deviations of
-    the noise below it; the proxy is noisy as well and rises if its later values lie above on
-    average. Noise: the median absolute second difference / 1.652, since a second difference of
-    noise σ has deviation √6·σ.
-    By hand: gold peaks at index 2 while the proxy rises; on the way up nothing is marked.
-    >>> overoptimised([0, 0.4, 0.6, 0.4, 0], range(5)), overoptimised([0, 0.4, 0.6], range(3))
-    (2, None)
+    gold, proxy  (n,) of one run's evaluations, in order;  errors  (n,) standard errors of gold
+    Gold falls twice in a row from its peak, and what follows lies on average further below it than
+    noise: 3 standard errors, or 3.3 times the median absolute second difference / 1.652 (of noise
+    σ a second difference has deviation √6·σ). The proxy is noisy as well, and rises if its later
+    values lie above on average. With fewer than five evaluations the errors must be known. On noise
+    alone at most 6 % of runs are marked, whatever their number of evaluations.
+    By hand: gold peaks at index 3 while the proxy rises; on the way up nothing is marked.
+    >>> gold = [0, 0.2, 0.4, 0.6, 0.4, 0.2]
+    >>> overoptimised(gold, range(6)), overoptimised(gold[:4], range(4))
+    (3, None)
     """
     gold, proxy = np.asarray(gold, float), np.asarray(proxy, float)
-    noise = np.median(abs(np.diff(gold, 2))) / 1.652 if len(gold) > 4 else 0.0
-    for i in range(int(gold.argmax()) if len(gold) else 0, len(gold) - 2):
+    noise = [3.3 * np.median(abs(np.diff(gold, 2))) / 1.652] if len(gold) > 4 else []
+    noise += [] if errors is None else [3 * np.mean(errors)]
+    for i in range(int(gold.argmax()) if noise else 0, len(gold) - 2):
         falls = gold[i] > gold[i + 1] > gold[i + 2] and proxy[i] < proxy[i + 1 :].mean()
-        if falls and gold[i] - gold[i + 1 :].mean() > 3 * noise:
+        if noise and falls and gold[i] - gold[i + 1 :].mean() > min(noise):
             return i
     return None
 
@@ -88,7 +102,9 @@ def spending(run, before=None):
         kinds = {key.partition("/")[0] for key in row}
         if "val" in kinds:
             keys = {"step": "step", "proxy": "val/score", "kl": "val/kl", "gold": "val/gold"}
-            points.append({name: row.get(key) for name, key in keys.items()} | spent)
+            point = {name: row.get(key) for name, key in keys.items()}
+            half = row.get("val/gold_ci")
+            points.append(point | {"error": half and half / Z95} | spent)
         elif "eval" not in kinds:  # an optimiser step
             answers = row.get("episodes") or 0
             tokens = row.get("answer_tokens") or answers * (row.get("length/mean") or 0)
@@ -97,48 +113,92 @@ def spending(run, before=None):
     return points, spent
 
 
-def load_runs(names):
-    """{name: (row of report["runs"], points)} of the run folders among the models.
+def load_runs(names, gold=None, reward_model=None, temperature=None):
+    """{name: (row of report["runs"], points, same)} of the run folders among the models.
 
-    A curve needs the prompts of the first run and the baseline as its reference: another one is
-    left out, with a message.
+    gold, reward_model, temperature  of the report; same: {scorer: did the run log that very one?}
+    A curve needs the prompts of the first run, the baseline as its reference and the temperature
+    of the report, for the KL: another one is left out, with a message.
     """
     logged, asked = {}, None
     for name in names:
         run = read_run(name)
         if run is None:
             continue
-        args, before, reward_model = run["args"], {}, run["args"].get("reward_model")
-        if reward_model and not args.get("pairs"):  # of DPO it only watches
-            reward = read_run(reward_model)
+        args, before, own = run["args"], {}, run["args"].get("reward_model")
+        if own and not args.get("pairs"):  # of DPO it only watches
+            reward = read_run(own)
             before = spending(reward)[1] if reward else dict.fromkeys(COSTS, math.nan)
             before = {key: before[key] for key in ("pairs", "seconds")}  # NaN: its folder is gone
         points, spent = spending(run, before)
         measured = run["sha256"].get(args.get("prompts"), args.get("prompts")), args.get("model")
         asked = asked or (points and (measured[0], names[0]))
+        at = args.get("eval_temperature" if args.get("pairs") else "temperature") or temperature
+        why = None
         if points and measured != asked:
-            print(f"{name}: its curve is left out (other prompts, or not trained from {names[0]})")
+            why = f"other prompts, or not trained from {names[0]}"
+        elif points and temperature and at != temperature:
+            why = f"its KL is at temperature {at:g}: to see it, --temperature {at:g}"
+        if why:
+            print(f"{name}: its curve is left out ({why})")
             points = []
-        logged[name] = {"name": name, "reward_model": reward_model} | spent, points
+        gold = gold or args.get("gold")
+        same = {
+            "gold": same_scorer(args.get("gold"), gold, run["sha256"]),
+            "proxy": same_scorer(own, reward_model, run["sha256"]),
+        }
+        logged[name] = {"name": name, "reward_model": own} | spent, points, same
     return logged
 
 
-def frontier(points):
+def same_scorer(logged, given, hashes):
+    """Did a run log the scores of the scorer `given`? Two of one name may be two: their hashes tell.
+
+    logged, given  a folder, or FILE:FUNCTION, or None;  hashes  {file: SHA-256} of the run's start
+    >>> same_scorer("rm/", "rm", {}), same_scorer("rm", "other", {}), same_scorer("a.py:f", "a.py:g", {})
+    (True, False, False)
+    """
+    if not logged or not given:
+        return False
+    (one, one_function), (two, two_function) = (
+        (Path(name.rpartition(":")[0]), name.rpartition(":")[2])
+        if ".py:" in name
+        else (Path(name), "")
+        for name in (str(logged), str(given))
+    )
+    before = hashes.get(logged) or hashes.get(str(one))
+    if before and two.exists():
+        return one_function == two_function and before == files.fingerprint(two)
+    return (one.resolve(), one_function) == (two.resolve(), two_function)
+
+
+def frontier(points, same=None):
     """A run's evaluations on validation prompts, and where it begins to over-optimise."""
     both = [p for p in points if None not in (p["gold"], p["proxy"])]
-    turn = overoptimised([p["gold"] for p in both], [p["proxy"] for p in both])
-    return {"points": points, "overoptimised": None if turn is None else both[turn]}
+    errors = [p.get("error") for p in both]
+    known = bool(both) and None not in errors
+    judged = len(both) > 4 or (len(both) > 2 and known)
+    turn = overoptimised(
+        [p["gold"] for p in both], [p["proxy"] for p in both], errors if known else None
+    )
+    mark = None if turn is None else both[turn]
+    return {"points": points, "same": same or {}, "overoptimised": mark, "judged": judged}
 
 
 def equal_kl(report, scorer):
     """The score of every model, and of best of n, at the largest KL that all reach; best first.
 
     As a gain over the start of the same curve: a run's is measured on validation prompts. A model
-    without a curve is a line from the baseline to its end.
+    without a curve, or whose curve was scored by something else, is a line from the baseline to
+    its end.
     """
     base, *others = report["models"]
     start, gains = base[scorer]["value"], {}
-    curves = {r["model"]: r["points"] for r in report["frontier"] if r["points"][0]["step"] == 0}
+    curves = {
+        run["model"]: run["points"]
+        for run in report["frontier"]
+        if run["points"][0]["step"] == 0 and run["same"].get(scorer)
+    }
     if "best_of_n" in report:
         curves[others[-1]["name"]] = report["best_of_n"]
     for row in others:
@@ -164,12 +224,26 @@ def curve_of(points, scorer):
 
 
 def efficiency(curves):
-    """Sample efficiency: what each run had spent when its gold first reached GOAL of the best."""
-    golds = {run["model"]: [p for p in run["points"] if p["gold"] is not None] for run in curves}
-    best = max((p["gold"] for points in golds.values() for p in points), default=0)
+    """Sample efficiency: what a run had spent when it first had GOAL of the largest gain of any run.
+
+    A gain is over the run's own evaluation before step one; runs that logged another gold, or no
+    such evaluation, are left out. None where nothing rose by more than its noise.
+    """
+    golds, gains = {}, []
+    for run in curves:
+        points = [p for p in run["points"] if p["gold"] is not None]
+        if points and points[0]["step"] == 0 and run["same"].get("gold"):
+            golds[run["model"]] = points
+            best = max(points, key=lambda p: p["gold"])
+            noise = Z95 * math.hypot(*(p.get("error") or 0 for p in (best, points[0])))
+            gains += [best["gold"] - points[0]["gold"]] * (best["gold"] - points[0]["gold"] > noise)
+    if not gains:
+        return None
     table = []
     for name, points in golds.items():
-        there = next((p for p in points if p["gold"] >= GOAL * best), dict.fromkeys(COSTS, 0))
-        # a kind of cost that the method does not have is not "reached at 0"
-        table.append({"name": name} | {cost: there[cost] or None for cost in COSTS})
-    return {"goal": GOAL * best, "table": table} if best > 0 else None
+        goal = points[0]["gold"] + GOAL * max(gains)
+        there = next((p for p in points if p["gold"] >= goal), None)
+        row = {"name": name, "goal": goal, "step": there and there["step"]}
+        # a kind of cost that the method does not have is no cost of 0
+        table.append(row | {cost: (there and there[cost]) or None for cost in COSTS})
+    return {"gain": max(gains), "share": GOAL, "table": table}

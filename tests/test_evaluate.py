@@ -174,7 +174,7 @@ GOLD = """def score(prompts, answers, rows=None):
 """
 
 
-def run_folder(folder, base, seed, gold, **args):
+def run_folder(folder, base, seed, golds, **args):
     """The baseline with a little noise, the record of a trainer and the log of a run."""
     shutil.copytree(base, folder)
     torch.manual_seed(seed + 1)
@@ -185,7 +185,7 @@ def run_folder(folder, base, seed, gold, **args):
     record = {"args": args, "sha256": {"val.jsonl": "0" * 64}}
     (folder / "args.json").write_text(json.dumps(record))
     rows, step = [], {"loss": 0.1, "episodes": 8, "answer_tokens": 80, "time_s": 1.0}
-    for i, g in enumerate(gold):
+    for i, g in enumerate(golds):
         value = {"val/gold": g, "val/score": float(i), "val/kl": 0.25 * i * i, "time_s": 9.0}
         rows += [{"step": i} | step, {"step": i} | value]
     tiny.write_rows(folder / "metrics.jsonl", rows)
@@ -204,11 +204,21 @@ def world(tmp_path_factory):
         row |= {"task": ["assess", "summary"][i % 2], "split": ["test", "val", "test"][i % 3]}
         rows.append(row | {"shown": ["sql"], "must_have": ["sql"], "expected_decision": "hold"})
     (folder / "gold.py").write_text(GOLD)
+    more = {"gold": f"{folder / 'gold.py'}:score", "temperature": 0.5}
     return {
         "base": base,
-        "ppo": run_folder(folder / "ppo", base, 0, good, reward_model=rm),
-        "over": run_folder(folder / "over", base, 1, bad, reward_model=rm),
-        "dpo": run_folder(folder / "dpo", base, 2, good[:3], pairs=["x"], batch_size=4),
+        "ppo": run_folder(folder / "ppo", base, 0, good, reward_model=rm, **more),
+        "over": run_folder(folder / "over", base, 1, bad, reward_model=rm, **more),
+        "dpo": run_folder(
+            folder / "dpo",
+            base,
+            2,
+            good[:3],
+            pairs=["x"],
+            batch_size=4,
+            eval_temperature=0.5,
+            **more,
+        ),
         "rm": rm,
         "prompts": tiny.write_rows(folder / "prompts.jsonl", rows),
         "gold": f"{folder / 'gold.py'}:score",
@@ -266,7 +276,7 @@ def test_every_number_says_how_it_was_made(written, world):
     assert measured == {"gold", "decision", "skill recall", "skill precision"}
     marks = {run["model"]: run["overoptimised"] for run in report["frontier"]}
     assert marks[world["over"]]["step"] == 2 and not marks[world["ppo"]]
-    assert [row["calls"] for row in report["efficiency"]["table"]] == [40, 24, None]
+    assert [row["calls"] for row in report["efficiency"]["table"]] == [None, 24, None]
     assert report["equal_kl"]["sqrt_kl"] == pytest.approx(min(1.0, math.sqrt(bound)), abs=1e-5)
     rows = [row for row in files.read_jsonl(world["prompts"]) if row["split"] == "test"]
     assert [row["id"] for row in report["samples"]] == [row["id"] for row in rows]  # all twelve
@@ -413,8 +423,10 @@ def test_a_curve_over_other_prompts_is_left_out(world, tmp_path, capsys):
         record |= change | {"args": record["args"] | change.get("args", {})}
         (folder / "args.json").write_text(json.dumps(record))
     runs = frontier.load_runs(names)
-    assert [bool(points) for _, points in runs.values()] == [True, False, False]
+    assert [bool(points) for _, points, _ in runs.values()] == [True, False, False]
     assert capsys.readouterr().out.count("its curve is left out") == 2
+    runs = frontier.load_runs(names[:2], temperature=0.7)  # the run's KL is at 0.5
+    assert not runs[names[1]][1] and "its KL is at temperature 0.5" in capsys.readouterr().out
 
 
 def test_missing_defaults_are_named_and_skipped(world, tmp_path, monkeypatch, capsys):

@@ -101,9 +101,9 @@ def log(path):
     run.mkdir(exist_ok=True)
     (run / "args.json").write_text(json.dumps(RUN))
     (run / "metrics.jsonl").write_bytes(path.read_bytes())
-    for _, points in frontier.load_runs([str(run)]).values():
+    for _, points, same in frontier.load_runs([str(run)]).values():
         if points:
-            curve = {"model": str(run)} | frontier.frontier(points)
+            curve = {"model": str(run)} | frontier.frontier(points, same)
             frontier.efficiency([curve])
             frontier.curve_of(points, "gold")
 

@@ -10,7 +10,7 @@ import pytest
 import evaluate
 import tiny
 from evaluate import task_metrics
-from parts import evaluation_page, frontier
+from parts import evaluation_page, files, frontier
 from parts.frontier import at_equal_kl, efficiency, equal_kl, overoptimised, spending
 from parts.stats import number
 
@@ -32,16 +32,30 @@ GOLD = [0.43, 0.56, 0.56, 0.59, 0.54, 0.48, 0.49, 0.47, 0.42, 0.47, 0.48, 0.41, 
 PROXY = [0.24, 1.17, 1.5, 1.68, 1.71, 1.68, 1.73, 1.76, 1.74, 1.78, 1.78, 1.79, 1.77, 1.83]
 
 
-@pytest.mark.parametrize("gold, proxy, at", [
-    (GOLD, PROXY, 3),
-    ([0.4, 0.5, 0.6, 0.5, 0.3, 0.2], range(6), 2),
-    ([0.4, 0.5, 0.6, 0.5, 0.3, 0.2], [0, 1, 2, 1, 0, -1], None),  # both fall: nothing was exploited
-    ([0.4, 0.6, 0.5, 0.45, 0.7, 0.8], range(6), None),  # a fall that is made good again
-    ([0.6, 0.5], [0, 1], None),
-    ([], [], None),
+@pytest.mark.parametrize("gold, proxy, error, at", [
+    (GOLD, PROXY, 0.035, 3),
+    ([0.4, 0.5, 0.6, 0.5, 0.3, 0.2], range(6), None, 2),
+    ([0.4, 0.5, 0.6, 0.5, 0.3, 0.2], [0, 1, 2, 1, 0, -1], 0.01, None),  # both fall: nothing was exploited
+    ([0.4, 0.6, 0.5, 0.45, 0.7, 0.8], range(6), 0.01, None),  # a fall that is made good again
+    ([0.6, 0.5, 0.4], range(3), None, None),  # was 0: three numbers, and nothing known of their noise
+    ([0.6, 0.5, 0.4], range(3), 0.1, None),
+    ([0.6, 0.5, 0.4], range(3), 0.03, 0),
+    ([0.6, 0.5], [0, 1], 0.01, None),
+    ([], [], None, None),
 ])  # fmt: skip
-def test_overoptimised_by_hand(gold, proxy, at):
-    assert overoptimised(gold, proxy) == at
+def test_overoptimised_by_hand(gold, proxy, error, at):
+    assert overoptimised(gold, proxy, error and [error] * len(gold)) == at
+
+
+@pytest.mark.parametrize("n", [3, 4, 5, 6, 8, 14])
+def test_noise_is_seldom_over_optimised(n):
+    """17 and 26 % of runs with three and four evaluations were marked, on noise alone."""
+    rng, marked = np.random.default_rng(n), {"known": 0, "unknown": 0}
+    for _ in range(1000):
+        gold, proxy = rng.normal(0, 1, n), np.arange(n)
+        marked["known"] += overoptimised(gold, proxy, [1.0] * n) is not None
+        marked["unknown"] += overoptimised(gold, proxy) is not None
+    assert max(marked.values()) <= 75, marked  # 6 %, and two deviations of 1,000 runs
 
 
 def test_equal_kl_in_the_report():
@@ -53,7 +67,7 @@ def test_equal_kl_in_the_report():
     curves = []
     for name, points in (("a", [(0, 0.3), (1, 0.5)]), ("b", [(0, 0.3), (4, 0.7)])):
         points = [{"step": i, "kl": k, "gold": g} for i, (k, g) in enumerate(points)]
-        curves.append({"model": name, "points": points})
+        curves.append({"model": name, "points": points, "same": {"gold": True}})
     found = equal_kl({"models": models, "best_of_n": best, "frontier": curves}, "gold")
     d = [math.sqrt(kl[2]), math.sqrt(kl[16])]  # best of n at √KL 1, between n = 2 and n = 16
     between = kl[2] + (kl[16] - kl[2]) * (1 - d[0]) / (d[1] - d[0])
@@ -72,8 +86,10 @@ def test_a_run_on_another_reward_has_no_proxy_curve():
     names, one = ("base", "runs/one", "runs/two"), number(1.0, 9)
     report = {
         "models": [{"name": n, "kl": one, "gold": one, "proxy": one} for n in names],
-        "frontier": [{"model": n, "points": points} for n in names[1:]],
-        "runs": [{"name": n, "reward_model": rm} for n, rm in zip(names[1:], ("rm", "other"))],
+        "frontier": [
+            {"model": n, "points": points, "same": {"gold": True, "proxy": same}}
+            for n, same in zip(names[1:], (True, False))
+        ],
         "setup": {"reward_model": "rm", "gold": "g"},
     }
     for scorer, curves in (("gold", 2), ("proxy", 1)):
@@ -110,25 +126,66 @@ def test_pairs_behind_a_reward_model(tmp_path, stage, there, pairs):
         (tmp_path / name).mkdir()
         (tmp_path / name / "args.json").write_text(json.dumps(content))
         tiny.write_rows(tmp_path / name / "metrics.jsonl", log)
-    ((found, _),) = frontier.load_runs([str(tmp_path / "run")]).values()
+    ((found, *_),) = frontier.load_runs([str(tmp_path / "run")]).values()
     assert found["pairs"] == pytest.approx(pairs, nan_ok=True)
     assert found["seconds"] == pytest.approx({320: 22, 8: 2}.get(pairs, NAN), nan_ok=True)
 
 
 def test_efficiency_by_hand():
+    """Goal: the own start and 90 % of the largest gain, .3; a share of the absolute score was
+    reached at step 0 by whoever starts high, and looked like never reached."""
 
-    def log(name, golds, **costs):
+    def log(name, golds, same=True, **costs):
         zero = dict.fromkeys(frontier.COSTS, 0)
-        points = [zero | {"gold": g} | {k: f(i) for k, f in costs.items()} for i, g in enumerate(golds)]  # fmt: skip
-        return {"model": name, "points": points}
+        points = [zero | {"step": i, "gold": g} | {k: f(i) for k, f in costs.items()} for i, g in enumerate(golds)]  # fmt: skip
+        return {"model": name, "points": points, "same": {"gold": same}}
 
-    a = log("a", [0.4, 0.5, 0.64, 0.7], calls=lambda i: 10 * i, pairs=lambda i: 100)
-    found = efficiency([a, log("b", [0.4, 0.6], pairs=lambda i: 50 * i)])
-    assert found["goal"] == pytest.approx(0.63)
+    a = log("a", [0.4, 0.5, 0.68, 0.7], calls=lambda i: 10 * i, pairs=lambda i: 100)
+    others = [log("b", [0.9, 1.0], pairs=lambda i: 50 * i), log("other gold", [0, 9], same=False)]
+    found = efficiency([a, *others, log("no start", [5, 9]) | {"points": a["points"][1:]}])
+    assert found["gain"] == pytest.approx(0.3)
     none = {"pairs": None, "calls": None, "tokens": None, "seconds": None}
-    assert found["table"][0] == none | {"name": "a", "calls": 20, "pairs": 100}
-    assert found["table"][1] == none | {"name": "b"}
-    assert efficiency([{"model": "c", "points": []}]) is None
+    reached = {"name": "a", "calls": 20, "pairs": 100, "goal": pytest.approx(0.67), "step": 2}
+    assert found["table"][0] == none | reached
+    assert found["table"][1] == none | {"name": "b", "goal": pytest.approx(1.17), "step": None}
+    assert len(found["table"]) == 2
+    assert efficiency([{"model": "c", "points": [], "same": {}}]) is None
+    assert efficiency([log("flat", [0.5, 0.5]), log("worse", [0.5, 0.4])]) is None
+    noisy = log("noise", [0.5, 0.52])
+    for point in noisy["points"]:
+        point["error"] = 0.01
+    assert efficiency([noisy]) is None  # .02 is 1.4 errors of the difference
+
+
+@pytest.mark.parametrize("logged, given, same", [
+    ("rm", "rm/", True), ("rm", "copy", True), ("rm", "other", False), ("old", "rm", False),
+    ("gold.py:f", "gold.py:f", True), ("gold.py:f", "gold.py:g", False), (None, "rm", False),
+    ("rm", None, False),
+])  # fmt: skip
+def test_scores_are_compared_with_those_of_the_same_scorer(
+    tmp_path, monkeypatch, logged, given, same
+):
+    """Equal KL put the curve of one reward model beside the end points of another."""
+    monkeypatch.chdir(tmp_path)
+    for name, text in (("rm", "1"), ("copy", "1"), ("other", "2")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(text)
+    (tmp_path / "gold.py").write_text("")
+    hashes = {name: files.fingerprint(name) for name in ("rm", "gold.py")} | {"old": "0" * 64}
+    assert frontier.same_scorer(logged, given, hashes) == same
+
+
+def test_best_of_n_never_picks_an_answer_without_a_score():
+    """argmax took NaN for the highest."""
+    rows = [[{"proxy": x, "gold": x, "length": 1, "ended": 1, "response": "a"} for x in line]
+            for line in ([1.0, NAN, 3.0, 2.0], [NAN] * 4)]  # fmt: skip
+    models, table = {}, []
+    points = evaluate.best_of(models, np.array(rows, object), table, ["gold", "proxy"])
+    assert models["best of 4"][0, 0]["proxy"] == 3.0 and math.isnan(
+        models["best of 4"][1, 0]["gold"]
+    )
+    assert table[0]["gold"]["value"] == 3.0 and points[-1]["unscored"] == 5
+    assert [point["gold"]["value"] for point in points] == pytest.approx([2.0, 8 / 3, 3.0])
 
 
 ASSESS = {"task": "assess", "expected_decision": "hold", "prompt": "p"}
@@ -164,7 +221,8 @@ def compared(seed=0, effect=0.0, turn=None):
     report["comparisons"] = evaluate.comparisons(models, "gold", 0)
     zero, golds = dict.fromkeys(frontier.COSTS, 0), turn or [0.4, 0.5, 0.6]
     points = [zero | {"step": i, "kl": i, "gold": g, "proxy": i, "pairs": 8 * i} for i, g in enumerate(golds)]  # fmt: skip
-    report["frontier"] = [{"model": "runs/dpo"} | frontier.frontier(points)]
+    curve = frontier.frontier(points, {"gold": True, "proxy": False})
+    report["frontier"] = [{"model": "runs/dpo"} | curve]
     report["runs"] = [{"name": "runs/dpo", "reward_model": None} | points[-1]]
     report["efficiency"] = efficiency(report["frontier"])
     report["equal_kl"] = equal_kl(report, "gold")
@@ -211,6 +269,7 @@ Whether mine is better than Base stays open: mine wins 57.2 %
 Whether best of 4 is better than Base stays open: best of 4 wins 56.2 %
 Whether mine is better than DPO stays open: mine wins 59.4 %
 One seed: a statement
+Too few evaluations to see over-optimisation: DPO.
 
 DPO beats Base: DPO wins 65.1 %
 mine beats Base: mine wins 80.1 %
@@ -218,6 +277,8 @@ Whether best of 4 is better than Base stays open
 mine beats DPO: mine wins 69.5 %
 At the same distance from Base (√KL 0.80) the gold score is: mine 0.725, DPO -0.085, best
 One seed: a statement
+Scores at equal KL are interpolated
+Too few evaluations to see over-optimisation: DPO.
 
 Whether DPO is better than Base stays open
 Base beats mine: mine wins only 21.8 %
@@ -225,6 +286,8 @@ Whether best of 4 is better than Base stays open
 DPO beats mine: mine wins only 31.6 %
 At the same distance from Base (√KL 0.80) the gold score is: DPO 0.072, best of 4 0.045, m
 One seed: a statement
+Scores at equal KL are interpolated
+Too few evaluations to see over-optimisation: DPO.
 
 Whether DPO is better than Base stays open: DPO wins 63.4 %
 mine beats Base
@@ -233,6 +296,7 @@ mine beats DPO
 At the same distance from Base
 DPO is over-optimised from step 1 on
 One seed: a statement
+Scores at equal KL are interpolated
 
 The reward model is better than the rule “the longer answer wins”: it is right on 87.5 % [78.5, 9
 Pairs that a tuned policy wrote
