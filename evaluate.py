@@ -41,6 +41,7 @@ import numpy as np
 from checks.decisions import decision_of
 from checks.risky import asked_sentences, is_open, number_of_requests
 from parts import files
+from parts.dialogue import CLOCK
 from parts.evaluation_page import PAGES, in_words
 from parts.files import Parser, UserError
 from parts.frontier import bon_curve, efficiency, equal_kl, frontier, load_runs
@@ -442,6 +443,28 @@ def load_scorers(args, rows):
     return scorers
 
 
+def load_tokenizers(names, prompts):
+    """One per model; UserError unless all read the prompts alike.
+
+    Templates that write today's date get that of the first run, the baseline's too: else a model
+    would be compared with itself on another day.
+    """
+    import common
+
+    dates = {name: common.run_args(name).get("date") for name in names}
+    date = next(filter(None, dates.values()), None)
+    tokenizers = [common.load_tokenizer(name, today=date) for name in names]
+    others = {name: day for name, day in dates.items() if day not in (None, date)}
+    if others and CLOCK.search(str(tokenizers[0].chat_template)):
+        words = ", ".join(f"{name} was trained on {day}" for name, day in others.items())
+        print(f"date       {date} in every prompt; {words}")
+    read = [[common.encode_prompt(t, prompt) for prompt in prompts] for t in tokenizers]
+    for name, ids in zip(names, read):
+        if ids != read[0]:
+            raise UserError(f"--model {name}: another tokenizer or template than {names[0]}'s")
+    return tokenizers
+
+
 def draw(args, model, tokenizer, name, rows, ids, n, seed):
     """n answers to each prompt, (P, n)."""
     import common
@@ -527,17 +550,15 @@ def compare(args):
     prompting.default_examples(args, [args.prompts], names[0], "temperature")
     examples = prompting.load_examples(args.examples)
     rows, skills = load_prompts(args, lambda row: prompting.after_examples(examples, row))
-    prompts, tokenizers = [row["prompt"] for row in rows], [*map(common.load_tokenizer, names)]
-    read = [[common.encode_prompt(t, prompt) for prompt in prompts] for t in tokenizers]
-    for name, ids in zip(names, read):
-        if ids != read[0]:
-            raise UserError(f"--model {name}: another tokenizer or template than {names[0]}'s")
+    prompts = [row["prompt"] for row in rows]
+    tokenizers = load_tokenizers(names, prompts)
     scorers = load_scorers(args, rows)
     given = (present(args.gold), present(args.reward_model), args.temperature)
     logged = load_runs(names, *given)
     models, pools = {}, []
     for name, tokenizer in zip(names, tokenizers):
         model = common.load_policy(name, **placed(args), trainable=False)
+        common.check_sampling(model, f"--model {name}")
         # (2) sample
         if not models:
             reference = model

@@ -10,7 +10,7 @@ Conventions  equal scores share a rank; the percentile is within the role, for s
 Left out     1. a decision: a score is a reason to read a profile, not to drop it
              2. whether the order is right: python evaluate.py reward, on pairs of profiles
              3. fairness: python audit.py
-Run          python rank.py --reward-model runs/reward --role role.txt
+Run          python rank.py --reward-model runs/reward --role @role.txt
              python rank.py --reward-model runs/reward --candidates candidates.csv --blind name
 Writes       ranked.csv, report.json, report.html, below --out
 """
@@ -26,6 +26,7 @@ from pathlib import Path
 import numpy as np
 
 from parts import files, pages
+from parts.blinding import STAYS, blinded
 from parts.files import Parser, UserError
 from parts.reports import (
     appendix,
@@ -44,6 +45,8 @@ from parts.stats import standings
 RANK_ORDER = "Which candidate fits this role?"  # first line of the task rank; data/README.md
 RANKED = ("rank", "id", "score", "percentile", "truncated")
 RANKED += ("must_haves_found", "must_haves_missing")
+SCORED = "text_scored"  # the column of ranked.csv with --blind
+DOCUMENTS = (".txt", ".md", ".json", ".jsonl", ".csv", ".pdf", ".doc", ".docx", ".odt", ".rtf")
 TITLE = "Candidates, ordered by a reward model"
 TOP = 10  # candidates that are printed
 
@@ -63,18 +66,6 @@ def must_haves(role, profile):
     return {k: ", ".join(x for x in terms if (x in found) is side) for side, k in sides.items()}
 
 
-def blinded(text, name):
-    """(text with "the candidate" for the whole name, in either order and any case; how often)
-
-    >>> blinded("Lee, Amy. AMY LEE led a team.", "Amy Lee")
-    ('the candidate. the candidate led a team.', 2)
-    """
-    first, _, last = name.strip().rpartition(" ")
-    forms = [name.strip()] + ([f"{last}, {first}", f"{last} {first}"] if first else [])
-    either = "|".join(map(re.escape, forms))
-    return re.subn(rf"(?<!\w)(?:{either})(?!\w)", "the candidate", text, flags=re.I)
-
-
 # ---- 4. the arguments ----
 
 
@@ -85,9 +76,9 @@ def parse_args(argv=None):
     # fmt: off
     add("--reward-model", default=made("reward"), help="folder, trained on pairs of profiles (default: %(default)s)")
     add("--candidates", default="data/candidates.jsonl", help="JSONL or CSV (default: %(default)s)")
-    add("--role", help="file or text: title, must-haves (default: each row's own prompt or role)")
+    add("--role", help="title and must-haves as text, or @FILE to read them (default: each row's own prompt or role)")
     add("--text-column", default="profile", help="column of the profile (default: %(default)s)")
-    add("--blind", help="column of names, replaced in the text; pronouns and e-mail addresses stay")
+    add("--blind", help="column of names: they, e-mail addresses, links and pronouns are replaced in the text")
     add("--out", default="runs/rank", help="folder of the report (default: %(default)s)")
     add("--overwrite", action="store_true", help="replace the report")
     add("--device", default="auto", help="auto, cpu, cuda, mps (default: %(default)s)")
@@ -102,28 +93,33 @@ def parse_args(argv=None):
 
 
 def load_candidates(args):
-    """([{"id", "role", "prompt", "text", "row": as it came}], by role and text; other columns).
+    """([{"id", "role", "prompt", "text", "row": as it came, "named"}], by role and text; other
+    columns). text: what is scored; named: did --blind find the name in it?
 
     The order of the file decides nothing: batches differ with it, and so do last bits of a score.
     """
-    path, fixed = args.candidates, args.role and role_prompt(args.role)
+    path, fixed = args.candidates, args.role and role_prompt(role_of_flag(args.role))
     if Path(path).suffix.lower() == ".csv":
         rows = read_csv(path, "--candidates")
     else:
         rows = files.read_jsonl(path, numbered=True, flag="--candidates")
-    found, columns = {}, {}
+    candidates, columns = {}, {}
     for where, row in rows:
         try:
             candidate = read_candidate(row, args, fixed)
-            if candidate["id"] in found:
+            if candidate["id"] in candidates:
                 raise ValueError(f"the id {candidate['id']!r} is there twice")
         except ValueError as error:
             raise UserError(f"--candidates {path}:{where}: {error}") from None
-        found[candidate["id"]] = candidate
+        candidates[candidate["id"]] = candidate
         columns |= dict.fromkeys(row)
-    if not found:
+    if not candidates:
         raise UserError(f"--candidates {path}: the file is empty; expected a row per candidate")
-    ordered = sorted(found.values(), key=lambda c: (c["role"], c["text"], c["id"]))
+    if not any(c["named"] for c in candidates.values()):
+        example = next(iter(candidates.values()))["row"][args.blind]
+        wrong = f"no profile has its name in it, such as {example!r:.60}; is this the column?"
+        raise UserError(f"--blind {args.blind}: {wrong}")
+    ordered = sorted(candidates.values(), key=lambda c: (c["role"], c["text"], c["id"]))
     return ordered, [name for name in columns if name != "id"]
 
 
@@ -134,40 +130,81 @@ def read_candidate(row, args, fixed):
     for name in filter(None, ("id", args.text_column, args.blind)):
         if not isinstance(row.get(name), (str, int)) or not str(row[name]).strip():
             raise ValueError(f"no text in the column {name!r}; there is {', '.join(row)}")
-    if taken := set(RANKED) & set(row) - {"id"}:
+    if taken := {*RANKED, SCORED} & set(row) - {"id"}:
         raise ValueError(f"rename {min(taken)!r}, a column of ranked.csv")
     json.dumps(row, ensure_ascii=False).encode()  # half a character is a ValueError
     prompt = fixed or row.get("prompt") or role_prompt(str(row.get("role") or ""))
     common.check_prompt({"prompt": prompt})
-    text, replaced = str(row[args.text_column]), 1
+    text, named = str(row[args.text_column]), 1
     if args.blind:
-        text, replaced = blinded(text, str(row[args.blind]))
-    if not replaced:
-        raise ValueError(f"--blind {args.blind}: {row[args.blind]!r:.60} is not in the text")
-    answer = text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
+        text, named = blinded(text, str(row[args.blind]), plain_text(prompt))
     return {
         "id": str(row["id"]),
         "role": plain_text(prompt),
         "prompt": prompt,
         "text": text,
-        "answer": answer,
+        "named": bool(named),
+        "answer": text if isinstance(prompt, str) else [{"role": "assistant", "content": text}],
         "row": row,
     }
 
 
+def role_of_flag(value):
+    """The text of --role: "@FILE" reads a file; what looks like one without the @ is refused."""
+    if value.startswith("@"):
+        file = Path(value[1:])
+        if not file.is_file():
+            raise UserError(f"--role {value}: no such file; without the @ it is the role itself")
+        return file.read_text(encoding="utf-8-sig")
+    one_word = len(value) < 256 and not re.search(r"\s", value)
+    if one_word and (Path(value).is_file() or Path(value).suffix.lower() in DOCUMENTS):
+        raise UserError(f"--role {value}: to read the file, --role @{value}; a role is a text")
+    return value
+
+
 def role_prompt(role):
-    """The prompt of the task rank from a title, from its lines, or from a file that holds them."""
-    file = Path(role) if len(role) < 256 and "\n" not in role else None
-    if file and file.is_file():
-        role = file.read_text(encoding="utf-8-sig")
-    elif file and file.suffix and " " not in role:
-        raise UserError(f"--role {role}: no such file; expected a file or the role itself")
+    """The prompt of the task rank from the text of a role: a title, or its lines."""
     role = role.strip()
     if not role:
         raise UserError("no role: say with --role the title, the must-haves, the nice-to-haves")
     role = role if "role:" in role.lower() else f"Role: {role}"
     text = role if role.startswith(RANK_ORDER) else f"{RANK_ORDER}\n{role}"
     return [{"role": "user", "content": text}]
+
+
+def training_of(folder):
+    """(sentence, {file: (rows, rows that compare profiles)}): what a reward model was trained on.
+
+    From its args.json and from the files that it names, if they are unchanged.
+    """
+    run, pairs = read_run(folder), {}
+    names = run["args"].get("pairs") if run else None
+    if not names:
+        return (
+            f"What {folder} was trained on is not recorded: whether it knows profiles is unknown.",
+            {},
+        )
+    for name in [names] if isinstance(names, str) else names:
+        if not Path(name).is_file() or run["sha256"].get(name) != files.fingerprint(name):
+            words = f"{', '.join(names)}, which are no longer there as they were"
+            return f"{folder} was trained on {words}: whether it knows profiles is unknown.", {}
+        rows = list(files.read_jsonl(name))
+        of_profiles = sum(is_about_profiles(row) for row in rows)
+        pairs[name] = len(rows), of_profiles
+    n, k = (sum(counts) for counts in zip(*pairs.values()))
+    where = f"{folder} was trained on {n:,} comparisons of {', '.join(pairs)}"
+    if k:
+        return f"{where}; {k:,} of them compare profiles for a role.", pairs
+    wrong = "none of them compares profiles for a role, so this order says nothing of who fits"
+    return f"{where}; {wrong}.", pairs
+
+
+def is_about_profiles(row):
+    """Does a row of pairs compare profiles? By its task, or by the first line of its prompt."""
+    try:
+        return row.get("task") == "rank" or RANK_ORDER in plain_text(row["prompt"])
+    except (KeyError, TypeError):
+        return RANK_ORDER in str(row)
 
 
 # ---- 8. the loop ----
@@ -181,11 +218,9 @@ def main(argv=None):
     check_out(args)
     # (1) candidates
     candidates, columns = load_candidates(args)
+    training, trained_on = training_of(args.reward_model)
     print("This is no decision: a score compares profiles for people who read them.")
-    if args.blind:
-        print(f"--blind {args.blind}: replaced in {len(candidates)} profiles")
-    else:
-        print("Profiles are scored as they are; --blind COLUMN takes the names out.")
+    print(blind_words(args, candidates))
     # (2) scores
     score, cuts = raw_scorer(args.reward_model, args), [Counter() for _ in candidates]
     prompt_of = prompting.prompt_in_training(args.reward_model, read_run(args.reward_model))
@@ -202,11 +237,14 @@ def main(argv=None):
     candidates.sort(key=lambda c: (c["role"], c["rank"], c["id"]))
     # (4) files
     path = Path(args.out) / "ranked.csv"
-    files.write_csv(path, ranked_rows(candidates, columns))
+    files.write_csv(path, ranked_rows(candidates, columns, args.blind))
     report = begin(args, [args.reward_model, args.candidates]) | {
         "n": len(candidates),
         "roles": len({c["role"] for c in candidates}),
         "cut": [c["id"] for c in candidates if c["truncated"]],
+        "training": training,
+        "trained_on": trained_on,
+        "blind": blind_words(args, candidates),
         "first": [{key: c[key] for key in RANKED} for c in candidates[:TOP]],
     }
     write_report(args, report, TITLE, rank_sections, "ranked.csv", files.PRIVATE)
@@ -218,19 +256,36 @@ def main(argv=None):
 # ---- 9. save ----
 
 
-def ranked_rows(candidates, columns):
-    """The rows of ranked.csv, its header first: the ranks, then each candidate's own columns."""
-    yield [*RANKED, *columns]
+def blind_words(args, candidates):
+    """What was taken out of the profiles, and what was not."""
+    if not args.blind:
+        return "Profiles are scored as they are; --blind COLUMN takes the names out."
+    words = f"--blind {args.blind}: names are replaced in {sum(c['named'] for c in candidates)} "
+    words += (
+        f"profiles, and in all of them e-mail addresses, links, titles and pronouns; not {STAYS}"
+    )
+    if missing := [c["id"] for c in candidates if not c["named"]]:
+        words += (
+            f". No name in {len(missing)} profiles, such as {', '.join(missing[:5])}: look at them"
+        )
+    return f"{words}. ranked.csv has the text that was scored."
+
+
+def ranked_rows(candidates, columns, blind):
+    """The rows of ranked.csv, its header first: the ranks, then each candidate's own columns, then
+    with --blind the text that was scored."""
+    yield [*RANKED, *columns] + [SCORED] * bool(blind)
     for c in candidates:
         cells = [c["row"].get(name) for name in columns]
         cells = [x if x is None or isinstance(x, str) else json.dumps(x) for x in cells]
-        yield [c[key] for key in RANKED] + cells
+        yield [c[key] for key in RANKED] + cells + [c["text"]] * bool(blind)
 
 
 def rank_sections(report):
     """The order of candidates, for the terminal and the page."""
     n, roles, cut = report["n"], report["roles"], report["cut"]
-    texts = [f"{n} candidates for {roles} role{'s' * (roles > 1)}, best first."]
+    texts = [f"{n} candidates for {roles} role{'s' * (roles > 1)}, by score, highest first."]
+    texts += [report["training"]]
     if cut:
         names = ", ".join(cut[:5])  # ranked.csv marks them all
         texts.append(f"{len(cut)} were cut to the reward model's --max-length, such as {names}")
@@ -242,6 +297,7 @@ def rank_sections(report):
         "A score compares profiles for people who read them; it is not a decision.",
         "Must-haves are found word for word; a word in a profile is no proof of a skill.",
         "Whether the order is right: python evaluate.py reward, on pairs of profiles.",
+        report["blind"],
         "Fairness is not measured here: python audit.py.",
     ]
     answer = pages.section("Candidates in order", texts, table, level="answer")

@@ -414,6 +414,33 @@ def test_bad_input_is_one_line(world, written, tmp_path, monkeypatch, flags, wor
     assert not Path("out").exists()
 
 
+def test_every_model_reads_the_prompts_of_one_day(world, tmp_path, capsys):
+    """A base whose template writes the date was compared, on a later day, on other prompts than the
+    run had; two runs of two days were refused as of another template."""
+    clock = "{{ strftime_now('%d %b %Y') }}" + tiny.CHATML
+    base = tiny.tiny_model("llama", tmp_path, tokenizer=tiny.tiny_tokenizer(template=clock))
+    names = [base, *(str(shutil.copytree(base, tmp_path / name)) for name in "ab")]
+    for name, day in zip(names[1:], ("2026-03-09", "2026-04-01")):
+        record = {"args": {"date": day}, "sha256": {}}
+        Path(name, "args.json").write_text(json.dumps(record))
+    prompts = [[{"role": "user", "content": "Hold?"}]]
+    for tokenizer in evaluate.load_tokenizers(names, prompts):
+        ids = common.encode_prompt(tokenizer, prompts[0])
+        assert "09 Mar 2026" in tokenizer.decode(ids)
+    said = capsys.readouterr().out
+    assert f"2026-03-09 in every prompt; {names[2]} was trained on 2026-04-01" in said
+
+
+def test_a_model_that_cannot_be_sampled_is_one_line(world, tmp_path, monkeypatch):
+    def cannot(model, place):
+        raise UserError(f"{place}: Odd cannot be sampled")
+
+    monkeypatch.setattr(common, "check_sampling", cannot)
+    assert (
+        refused(command(world, tmp_path / "o")) == f"--model {world['base']}: Odd cannot be sampled"
+    )
+
+
 def test_a_curve_over_other_prompts_is_left_out(world, tmp_path, capsys):
     names = [world["base"], world["dpo"]]
     for change in ({"sha256": {"val.jsonl": "1" * 64}}, {"args": {"model": "x"}}):

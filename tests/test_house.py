@@ -54,6 +54,7 @@ ARROWS = {  # who may import whom, downwards only: stages, parts/runs.py, common
     "parts.means": set(),
     "parts.stats": {"parts.means"},
     "parts.texts": set(),
+    "parts.blinding": set(),
     "parts.recipe": {"parts.files"},
     "parts.cache": {"parts.files"},
     "parts.card": {"parts.files"},
@@ -118,7 +119,7 @@ ARROWS = {  # who may import whom, downwards only: stages, parts/runs.py, common
         *REPORTS,
         *LOWER,
     },
-    "rank": {"common", "parts.pages", "parts.prompting", *REPORTS, *LOWER},
+    "rank": {"common", "parts.blinding", "parts.pages", "parts.prompting", *REPORTS, *LOWER},
     "audit": {*VERDICTS, *LOWER},
     # audit: `fairness.py audit` goes on for one release
     "fairness": {"audit", "common", "parts.runs", *VERDICTS, *LOWER, *CHECKS},

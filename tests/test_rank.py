@@ -14,6 +14,7 @@ import rank as stage
 import tiny
 from conftest import REPO
 from parts import files
+from parts.blinding import blinded
 from parts.files import UserError
 from tiny import cases
 
@@ -115,14 +116,41 @@ def test_a_cell_is_no_formula_and_the_file_is_private(rank, tmp_path):
 
 
 def test_blind_takes_the_names_out(rank, capsys):
-    texts = {"Ann Li": "Ann Li, 3 years. Ann Li led.", "Amy Lee": "LEE, Amy, 3 years. amy lee led."}
+    """First and last names, initials, addresses and pronouns stayed, and a profile without its name
+    ended the run."""
+    texts = {
+        "Ann Li": "Ann Li, 3 years. Ann Li led.",
+        "Amy Lee": "LEE, Amy, 3 years. Amy led.",
+        "Bo": "x",
+    }
     people = [{"id": n, "name": n, "profile": text, "role": "r"} for n, text in texts.items()]
     found = rank(people, "--blind", "name")
-    assert rank.seen == 2 * ["the candidate, 3 years. the candidate led."]
-    assert "--blind name: replaced in 2 profiles" in capsys.readouterr().out
-    assert [(row["profile"], row["rank"]) for row in found] == [(texts[n], "1") for n in sorted(texts)]  # fmt: skip
-    with pytest.raises(UserError, match="'Amy Lee' is not in the text"):
-        rank([people[1] | {"profile": "A. Lee led Leeds."}], "--blind", "name", "--overwrite")
+    assert sorted(rank.seen) == 2 * ["the candidate, 3 years. the candidate led."] + ["x"]
+    said = " ".join(capsys.readouterr().out.split())
+    assert "names are replaced in 2 profiles" in said and "not nicknames" in said
+    assert "No name in 1 profiles, such as Bo" in said
+    assert {row["profile"] for row in found} == {*texts.values()}
+    assert {row["text_scored"] for row in found} == {*rank.seen}
+    with pytest.raises(UserError, match="no profile has its name in it, such as 'Amy Lee'"):
+        rank([people[1] | {"profile": "They led Leeds."}], "--blind", "name", "--overwrite")
+
+
+@cases("""
+name | text | blind
+José Müller | Jose Muller led. JOSÉ ran it. | the candidate led. the candidate ran it.
+Anna-Lena Schmidt | Anna Schmidt; Lena's boss | the candidate; the candidate's boss
+Amy Beth Lee | Amy B. Lee; Lee; Beth | the candidate; the candidate; the candidate
+Amy Lee | A. Lee; A.L. and Amy L. in Leeds | the candidate; the candidate and the candidate in Leeds
+Amy Lee | Dr. Lee (amy.lee@x.org, github.com/amylee) | Dr. the candidate ((contact), (contact))
+Amy Lee | Ms. Lee said she's sure. Her team helps her. | the candidate said they're sure. Their team helps them.
+Vincent van Gogh | V. van Gogh; van Gogh; Gogh | the candidate; the candidate; the candidate
+Pat O'Brien | Pat O’Brien may pat a dog | the candidate may pat a dog
+Lee, Amy | AMY LEE | the candidate
+王小明 | 王小明在北京 | the candidate在北京
+Ruby Lee | Lee used Ruby. | the candidate used Ruby.
+""")
+def test_forms_of_a_name(name, text, blind):
+    assert blinded(text, name, "Must have: ruby, sql")[0] == blind
 
 
 def test_what_is_printed(rank, tmp_path, capsys):
@@ -136,14 +164,50 @@ def test_what_is_printed(rank, tmp_path, capsys):
     assert any(line.split()[-2:] == ["bread", "soup"] for line in printed)
 
 
-def test_role_from_text_file_and_row(tmp_path):
+def test_a_role_is_text_and_a_file_has_an_at_sign(tmp_path, monkeypatch, rank):
+    """The cell "Node.js" was opened as a file, and "README.md" was read and ranked by."""
+    monkeypatch.chdir(tmp_path)
     text, ask = "Role: chef\nMust have: soups", "Which candidate fits this role?\n"
-    (tmp_path / "role.txt").write_text("\ufeff" + text + "\n", encoding="utf-8")
+    Path("role.txt").write_text("\ufeff" + text + "\n", encoding="utf-8")
+    Path("README.md").write_text("secret")
     bundled = next(files.read_jsonl(REPO / "data/candidates.jsonl"))["prompt"][0]["content"]
-    roles = {text: ask + text, str(tmp_path / "role.txt"): ask + text, ask + text: ask + text}
+    roles = {text: ask + text, "@role.txt": ask + text, ask + text: ask + text}
     roles |= {"chef": f"{ask}Role: chef", bundled.removeprefix(ask): bundled}
+    roles |= {word: f"{ask}Role: {word}" for word in ("Node.js", ".NET", "C++", "a.b c.txt")}
     for role, wanted in roles.items():
-        assert stage.role_prompt(role) == [{"role": "user", "content": wanted}]
+        (message,) = stage.role_prompt(stage.role_of_flag(role))
+        assert message == {"role": "user", "content": wanted}
+    rows = rank(
+        [
+            {"id": 0, "profile": "x", "role": "README.md"},
+            {"id": 1, "profile": "y", "role": "@role.txt"},
+        ]
+    )
+    assert {row["role"] for row in rows} == {"README.md", "'@role.txt"}
+    (tmp_path / "chef").mkdir()
+    assert stage.role_of_flag("chef") == "chef"  # a folder
+
+
+@pytest.mark.parametrize("task, prompt, words", [
+    ("rank", "p", "2 of them compare profiles"),
+    ("assess", "Which candidate fits this role?\nRole: r", "2 of them compare profiles"),
+    ("assess", "p", "none of them compares profiles for a role, so this order says nothing"),
+    (None, "p", "no longer there as they were"),
+])  # fmt: skip
+def test_what_the_reward_model_saw_stands_at_the_order(tmp_path, rank, capsys, task, prompt, words):
+    """A keyword-stuffed profile came first by a reward model that never saw profiles."""
+    pairs = tiny.write_rows(tmp_path / "pairs.jsonl", [{"task": task, "prompt": prompt}] * 2)
+    record = {
+        "args": {"pairs": [pairs]},
+        "sha256": {pairs: files.fingerprint(pairs) if task else 0},
+    }
+    (tmp_path / "rm").mkdir()
+    (tmp_path / "rm/args.json").write_text(json.dumps(record))
+    people = tiny.write_rows(tmp_path / "p.jsonl", PEOPLE)
+    ranked(tmp_path / "rm", people, tmp_path / "o")
+    assert words in " ".join(capsys.readouterr().out.split())
+    ranked("unknown", people, tmp_path / "o", "--overwrite")
+    assert "What unknown was trained on is not recorded" in capsys.readouterr().out
 
 
 @cases(r"""
@@ -160,7 +224,8 @@ text | flags | message
 {"id": 1, "profile": "x", "role": "r" | () | not valid JSON
 '{"id": 1, "profile": "x", "role": "r"}\n' | ('--blind', 'name') | no text in the column 'name'
 '{"id": 1, "profile": "x", "role": "r", "score": 1}\n' | () | rename 'score'
-'{"id": 1, "profile": "x", "role": "r"}\n' | ('--role', 'role.txt') | --role role.txt: no such file
+'{"id": 1, "profile": "x", "role": "r"}\n' | ('--role', 'role.txt') | --role role.txt: to read the file, --role @role.txt
+'{"id": 1, "profile": "x", "role": "r"}\n' | ('--role', '@role.txt') | --role @role.txt: no such file
 '{"id": 1, "profile": "x", "role": "r"}\n' | ('--role', ' ') | no role: say with --role
 '{"id": 1, "profile": "x", "role": "r"}\n' | () | --reward-model nowhere
 'id,profile\n1,x,y\n' | () | c.csv:2: more cells than the 2 columns
