@@ -18,14 +18,14 @@ import unicodedata
 from checks.maths import OTHER, POWERS, WORDS, Undecided, math_equal, math_text, readings, verdict
 
 NOUN = (  # of "the answer is", not of "a wrong answer is"
-    r"(?<!wrong )(?<!incorrect )(?<!no )(?<!an )(?:\b(?:answers?|antwort|respuesta|réponse|risposta"
-    r"|resposta|ответ|(?:correct|right|best|final) (?:option|choice|result|solution|value))\b"
+    r"(?<!wrong )(?<!incorrect )(?<!no )(?<!an )(?<!other )(?:\b(?:answers?|antwort|respuesta|réponse|risposta"
+    r"|resposta|ответ|(?:correct|right|best|final|my) (?:option|choice|letter|result|value))\b"
     r"|答案|回答|答え)"
 )
-VERB = r"\b(?:is|was|would be|should be|must be|are|ist|es|est|è|é)\b(?! not\b)"
+VERB = r"\b(?:is|was|would be|should be|must be|are|ist|lautet|es|est|è|é)\b(?! not\b)"
 MARKER = re.compile(
     rf"{NOUN}[\"'*_` ]*(?:(?:choice|option|letter)\b *)?(?:(?:to|for|of|in)\b[^.:=\n]{{0,60}}?)?"
-    rf"[*_` ]*(?:{VERB}[ :*_]*|(?<=答案)[是为][:： ]*|[:=：][*_ ]*|(?=\n))|####[ \t]*(?=\S)",
+    rf"[*_` ]*(?:{VERB}[ :*_]*|[是为は][:： ]*|[:=：][*_ ]*|(?=\n))|####[ \t]*(?=\S)",
     re.I | re.M,
 )
 SENTENCE = r"[.;!?](?=[\s\"')*\]}$]*(?:\s|$))|\n| (?:because|since|where|if|when|which|so|as|but)\b"
@@ -123,7 +123,7 @@ def math_answer(text, strict_boxed=False, last_number=False):
             standing(text[text.rfind(last) + len(last) :])
         return last
     if rest := marked(text):
-        return first_value(rest)
+        return first_value(rest).removesuffix("です")
     if is_value(text.strip()):
         return text.strip()
     numbers = list(re.finditer(NUMBER, text)) if last_number else []
@@ -139,7 +139,7 @@ def bare_answers(text):
     first, last = (lines[0], lines[-1]) if lines else ("", "")
     bold = re.findall(r"\*\*(.+?)\*\*", last)
     texts = [last, first, *(bold if len(bold) == 1 else [])]
-    texts += re.findall(r"^.*(?:=|\b(?:is|are|equals|equal to)\b|: |≈)(.*)", last)
+    texts += re.findall(r"^.*(?:=|\b(?:is|are|equals|equal to|ist|es|est|è)\b|: |≈)(.*)", last)
     short = [t.rstrip(" .!") for t in texts if len(re.findall(r"[^\W\d_]{3,}", t)) < 4]
     return list(filter(is_value, short))
 
@@ -151,11 +151,11 @@ def math_matches(text, answer, strict_boxed=False, last_number=False):
     [True, True, False, False]
     """
     boxes, candidate = boxed(text), math_answer(text, strict_boxed, last_number)
-    if candidate is not None:
+    if candidate is not None and candidate.strip():
         several = ", ".join(filter(None, boxes))  # \boxed{1} and \boxed{2}
         return len(boxes) > 1 and bool(verdict(several, answer)) or math_equal(candidate, answer)
     if boxes:
-        return False  # cut within its box, or boxes that differ
+        return False  # an empty box, one that is cut, or boxes that differ
     if any(verdict(bare, answer) for bare in bare_answers(text)):
         return True
     words = NUMERALS & set(re.findall(r"[^\W\d_]+", text.lower()))
@@ -183,7 +183,7 @@ WRONG = r"(?:(?!because|since)[^.,])*? (?:is|was) (?:not|incorrect|wrong|false)\
 OPTION = r"(?:option |choice |answer )?"
 CORRECT = re.compile(rf"(?i){OPTION}(?<![\w'’]){LABEL}[^.\n]{{0,60}}?{RIGHT}")
 CHOSEN = re.compile(
-    r"(?i:\b(?:choose|chose|pick|select|go with|it'?s|it is|it must be|must be) )"
+    r"(?i:\b(?:choose|chose|pick|select|go with|it'?s|it is|must be|think|thus|so|hence) )"
     rf"(?i:{OPTION})(?=[*(\[]*[A-Z]\b)"
 )
 WHOLE = rf"{LABEL}[)\]}}.:]*|{LABEL}[)\].:].*|{LABEL}(?:{SEVERAL})+\W*"
@@ -239,7 +239,8 @@ def chosen(text):
             plain = re.match(rf"(?i){OPTION}{LABEL}[)\]]* {RIGHT}", m[0])
             marks.append((m.end(), {plain[1].lower()} if plain else labels(m[0])))
     for m in CHOSEN.finditer(text):
-        marks.append((m.end(), labels(text[m.end() :].split("\n")[0])))
+        if label := labels(text[m.end() :].split("\n")[0]):
+            marks.append((m.end(), label))
     if rest:
         marks.append((text.rfind(rest), labels(rest.split("\n")[0])))
     if marks:
@@ -250,6 +251,8 @@ def chosen(text):
     if last and len(bare_text(lines[-1])) < 4:
         return last if listed or first in (last, set()) else set()
     alone = len(bare_text(lines[0])) < 4
+    if len(first) > 1 and re.search(r"[^\W\d_]{4}", lines[0]):
+        return set()  # A and B are wrong
     wrong = re.match(rf"(?i)\W*{OPTION}{LABEL}{WRONG}", lines[0])
     return set() if wrong or listed and not alone else first
 
@@ -269,6 +272,8 @@ def choice_equal(text, answer):
     if not re.fullmatch(WHOLE, gold, re.S) or not labels(gold):
         return says(text, gold.lower())
     if given := chosen(text):
+        if {label.isdigit() for label in given | labels(gold)} == {True, False}:
+            raise Undecided("an option is named by its number, or by its letter")
         return given == labels(gold)
     words = re.sub(rf"^{LABEL}[)\]}}.: ]*", "", gold).lower()
     if not words or not says(text, words):
@@ -287,7 +292,7 @@ def says(text, gold):
         return True
     first = re.match(r"\w*", given)[0]
     if gold in YES_NO and first in (gold, YES_NO[gold]):
-        if not re.match(r"\w+,? (?:and|or) (?:yes|no|true|false)", given):
+        if not re.match(r"\w+,? (?:and|or|but) (?:yes|no|true|false)", given):
             return first == gold
     if gold in YES_NO or re.search(rf"(?<!\w){word}(?!\w)", text, re.I):
         raise Undecided("no option is read")

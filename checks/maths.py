@@ -424,6 +424,9 @@ def math_equal(a, b):
     texts = [re.sub(r"(?<!\d) | (?!\d)", "", t) for t in (a, b, value_text(a), value_text(b))]
     if texts[0] == texts[1] or texts[2] == texts[3]:
         return True
+    inner = texts[0][1:-1] if texts[0][:1] == "(" and enclosed(texts[0]) else None
+    if inner == texts[1] and not re.search("[,;]", inner):
+        return True  # (x) is x
     if all(t.isalpha() and len(t) > 1 for t in texts[2:]) and not {*texts[2:]} & set(WORDS):
         if texts[2].lower() == texts[3].lower():
             return True
