@@ -18,8 +18,9 @@ import unicodedata
 from checks.maths import OTHER, POWERS, WORDS, Undecided, math_equal, math_text, readings, verdict
 
 NOUN = (  # of "the answer is", not of "a wrong answer is"
-    r"(?<!wrong )(?<!incorrect )(?<!no )(?<!an )(?<!other )(?:\b(?:answers?|antwort|respuesta|réponse|risposta"
-    r"|resposta|ответ|(?:correct|right|best|final|my) (?:option|choice|letter|result|value))\b"
+    r"(?<!wrong )(?<!incorrect )(?<!no )(?<!an )(?<!other )"
+    r"(?:\b(?:answers?|antwort|respuesta|réponse|risposta|resposta|ответ"
+    r"|(?:correct|right|best|final|my) (?:option|choice|letter|result|value))\b"
     r"|答案|回答|答え)"
 )
 VERB = r"\b(?:is|was|would be|should be|must be|are|ist|lautet|es|est|è|é)\b(?! not\b)"
