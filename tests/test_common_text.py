@@ -495,3 +495,14 @@ def test_the_token_strip_is_made_from_the_tensors(tokenizer, capsys):
     long = strip(tokenizer.encode(text), [i >= 100 for i in range(200)])[1]
     assert re.sub("[·▮◆]", "", long) == f"{text[:12]} … {text[88:140]} … {text[194:]}"
     assert long.count("▮") == 45
+
+
+def test_what_is_left_out_is_said(tmp_path, capsys):
+    """Columns of a prompt file that no model is shown; a reward model without its scale."""
+    file = write_rows(tmp_path / "prompts.jsonl", [{"prompt": "Which?", "tools": [{"a": 1}]}])
+    prompting.load_prompts(file, "--prompts")
+    common.say_once.cache_clear()
+    assert common.reward_scale(object(), "--reward-model runs/old/adapter") == (0.0, 1.0)
+    columns, scale = capsys.readouterr().out.splitlines()
+    assert columns == f"--prompts {file}: not shown to the model: column tools 1"
+    assert scale.startswith("--reward-model runs/old/adapter: no mean and deviation")
