@@ -54,7 +54,6 @@ from parts.texts import text_flags, text_shares
 # ones, and LoRA: the last two are guesses that nobody ran to an end
 RATES = 3e-4, 1e-5, 2e-4
 TRAIN_RATIO = 0.8  # of the rows, if the file has no split and is not small
-RUBRIC_SCORE = "fraction"  # share of the weight that was met; "all": 1 only if all of it was
 CLIP = {"token": (0.2, 0.28), "sequence": (3e-4, 4e-4)}  # DAPO's clip-higher; GSPO, section 5.1
 DUAL_MAX, CISPO_MAX = 3.0, 5.0  # largest ratio with A < 0; largest weight, ScaleRL's (2510.13786)
 SAPO = 1.0, 1.05  # temperatures of the gate for A > 0 and for the others, the paper's
@@ -270,6 +269,7 @@ def parse_args(argv=None):
     flags = {flag: a.nargs != 0 for flag, a in parser._option_string_actions.items()}
     line, exists = recipe_arguments(sys.argv[1:] if argv is None else argv, flags)
     args = parser.parse_args(line)
+    args.recipe = bool(exists)
     if exists:
         args.out = args.out or f"runs/grpo-{Path(args.model).name}-{Path(args.data).stem}"
         args.overwrite |= exists == "delete"
@@ -306,9 +306,11 @@ def load_data(args):
     """
     file = rubrics.read_rubrics(args.data, args.allow_code_execution)
     print(file.describe())
-    if file.splits and args.train_ratio:
-        raise no_effect("--train-ratio", f"{args.data} has a split of its own")
     if file.splits:
+        unread = no_effect("--train-ratio", f"{args.data} has a split of its own")
+        if args.train_ratio and not args.recipe:
+            raise unread
+        print(f"recipe: {unread}\n" * args.recipe, end="")
         train, val, test = (file.splits[k] for k in ("train", "validation", "test"))
     else:
         rows = list(file.rows)
@@ -328,9 +330,8 @@ def load_data(args):
         row.prompt = prompting.after_examples(examples, row.raw)
     for row in train:
         if "checks" in args.reward and not has(row, "check"):
-            raise UserError(
-                f"--reward checks: {args.data}, {row.place} has no check; use --reward rubric"
-            )
+            place = f"{args.data}, {row.place}"
+            raise UserError(f"--reward checks: {place} has no check; use --reward rubric")
     checked = val and all(has(row, "check") for row in val + test)
     args.val_metric = args.val_metric or ("checks" if checked else "rubric")
     return train, val, test
@@ -427,9 +428,8 @@ class Graders:
                 # equal answers: nothing to compare, so nothing to learn
                 scores = [0.0 if r.error == ruler.ALONE else r.score for r in rulings]
             else:
-                grades = judges.grade_answers(
-                    rows, texts, self.judge, "strict", RUBRIC_SCORE, name != "rubric"
-                )
+                only = name == "checks"
+                grades = judges.grade_answers(rows, texts, self.judge, checks_only=only)
                 scores = [grade.score for grade in grades]
             parts[name] = parallel.gather(scores, local)
         graded = {"grades": grades, "rulings": rulings}

@@ -35,6 +35,7 @@ class Attempt:
 
     text: str = None
     error: str = None
+    body: str = None  # of a response that is no error and no reply
     usage: dict = field(default_factory=dict)
     wait: float = None  # seconds until the next attempt, if the server says so
     again: bool = False
@@ -85,7 +86,7 @@ def read_completion(body):
     thoughts = joined(message.get("reasoning_content") or message.get("reasoning"))
     code = count(as_dict(data.get("error")).get("code"))
     if finish == "length":
-        error = "the reply was cut at the server's limit of tokens"
+        error = "the reply was cut at the limit of tokens (the server's, or --judge-max-tokens)"
         error += f": {first_words(text or thoughts)}" if text or thoughts else ""
     elif text:
         return Attempt(text, usage=usage, again=True), None
@@ -103,8 +104,8 @@ def read_completion(body):
         error = f"an empty reply (finish_reason {first_words(finish)}) in {first_words(body)}"
     else:
         error = f"no chat completion in {first_words(body)}" if body.strip() else "an empty body"
-        return Attempt(error=f"HTTP 200: {error}", again=True, doubtful=True), None
-    return Attempt(error=error, usage=usage, again=True), None
+        return Attempt(error=f"HTTP 200: {error}", body=body, again=True, doubtful=True), None
+    return Attempt(error=error, body=body, usage=usage, again=True), None
 
 
 def asked_wait(headers, now):

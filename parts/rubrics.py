@@ -119,7 +119,7 @@ def read_rubrics(path, allow_code=False, flag="--data"):
 
 def unread_keys(raw, split):
     """The keys of a row, and the remarks of its criteria, that nobody reads."""
-    raw = {key: value for key, value in raw.items() if (key, value) != ("split", split)}
+    raw = {key: x for key, x in raw.items() if key != "split" or not split.startswith(str(x))}
     columns = {key: WIDE.fullmatch(key) for key in raw if key not in ROW_KEYS}
     unread = {f"rubric - N. {m[2]}" if m else key for key, m in columns.items()
               if not m or m[2].lower() not in ("criterion", "weight", "points")}  # fmt: skip

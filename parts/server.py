@@ -31,7 +31,7 @@ DEADLINE = (
     180  # seconds for a call with its retries and waits; three times a longer --judge-timeout
 )
 MAX_WAIT = 60  # seconds; a server that asks for more (Retry-After) fails the call
-MAX_BODY = 2**23  # bytes of a reply
+MAX_BODY, MAX_SHOWN = 2**23, 20_000  # bytes of a reply; characters of one that is sent back or kept
 LOCAL = re.compile(
     r"https?://(localhost|[^/:]+\.localhost|127\.[\d.]+|0\.0\.0\.0|\[::1\])(:\d+)?(/|$)", re.I
 )
@@ -209,8 +209,10 @@ class Judge:
                 reply.error = f"{complaint}, in {first_words(attempt.text)}"
                 self._keep_unread(key, complaint, attempt.text)
                 again = f"Unusable reply ({complaint}). Send the whole JSON object, and that alone."
-                shown = said("assistant", attempt.text[:20_000])
+                shown = said("assistant", attempt.text[:MAX_SHOWN])
                 messages = [*call.messages, shown, said("user", again)]
+            elif attempt.body is not None:
+                self._keep_unread(key, attempt.error, attempt.body)
             wait = attempt.wait
             if wait is None:
                 wait = 0.5 * 2**reply.attempts * random.uniform(0.5, 1)
@@ -324,7 +326,7 @@ class Judge:
     def _keep_unread(self, key, complaint, text):
         self.counts["unread"] += 1
         if self.cache:
-            row = {"key": key, "complaint": complaint, "reply": text}
+            row = {"key": key, "complaint": complaint, "reply": text[:MAX_SHOWN]}
             files.write_jsonl(self.unread, [row], append=True)
 
     @property

@@ -138,6 +138,7 @@ def test_recipe_names(capsys):
 
 LINES = """
 group_size=4 | data=data/rubrics.json out=runs/grpo-Llama-3.1-8B-rubrics lora_rank=32
+model_name=Qwen/Qwen3-8B learning_rate=4e-5 | data=data/rubrics.json lr=4e-05 judge_temperature=None
 group_size=4 --data a/b.json --groups-per-batch 5
 | data=a/b.json group_size=4 groups_per_batch=5 out=runs/grpo-Llama-3.1-8B-b lora_rank=32
 data_path=x.json judge_base_url=http://localhost:1/v1 dry_run=true load_checkpoint_path=None
@@ -238,6 +239,29 @@ def test_dry_run_touches_neither_network_nor_model(case, tmp_path, monkeypatch, 
     printed = capsys.readouterr().out.splitlines()[-4:]
     assert [printed[0].rpartition(" ")[0], *printed[1:]] == expected
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "model_name=data/tiny-base",
+        "group_size=4 max_tokens=64",
+        "data_path=data/rubrics_judge.json judge_temperature=0.0",
+        "train_ratio=0.8 data_seed=7",
+        "load_checkpoint_path=data/tiny-base lora_rank=8 kl_penalty_coef=0.01 num_substeps=2",
+    ],
+)
+def test_lines_of_the_recipe_run(line, capsys):  # fmt: skip
+    """Without data_path on the bundled rubrics, whose own split rules; what is not sent is said."""
+    assert grpo_rubric.main([*line.split(), "dry_run=true"]) is None
+    out = capsys.readouterr().out
+    assert "recipe: its defaults hold for what the line leaves out: " in out and "a step: " in out
+    assert ("judge_temperature=0.0 is not sent unless" in out) == ("judge_temp" not in line)
+    bundled = "data_path" not in line
+    assert (
+        "--train-ratio has no effect: data/rubrics.json has a split of its own" in out
+    ) == bundled
+    assert ("training 300  validation 50  test 60" in out) == bundled
 
 
 def splits_of(path, *flags):

@@ -13,6 +13,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 import grpo_rubric
+import ruler
 import watch
 from conftest import REPO
 from parts.files import UserError
@@ -284,6 +285,12 @@ def test_no_ruler_score_is_invented(train):
         for group in groups:
             truth = [vowel_score(r["answer"]) if r["answer"].strip() else 0.0 for r in group]
             assert [r["reward"] for r in group] in ([None] * 4, truth, [0.0] * 4)
+            for r in group:  # with the judge's reason or why there is none
+                ruling = r["ruler"]
+                assert ruling["score"] == r["reward"] or ruling["error"] == ruler.ALONE
+                judged = r["reward"] is not None and r["answer"].strip() and not ruling["error"]
+                assert (ruling["reason"] or "") == "by rule" * bool(judged)
+                assert r["reward"] is not None or "missing: " in ruling["error"]
         void = sum(group[0]["reward"] is None for group in groups)
         assert row["groups/scored"] == 4 - void
         lost += void

@@ -56,6 +56,19 @@ def test_page_in_a_browser(tmp_path, capsys):
         browser.close()
 
 
+def test_what_ruler_said(tmp_path):
+    """Its reason and the scores of both orders; where it failed, why, flagged as an error."""
+    said = {"score": 0.7, "reason": "names the gap", "pass_scores": [0.8, 0.6], "error": None}
+    lost = {"score": None, "reason": None, "pass_scores": None, "error": "HTTP 503: busy"}
+    row = {"step": 1, "prompt": "Assess.", "answer": "a"}
+    rows = [row | {"reward": 0.7, "ruler": said}, row | {"reward": None, "ruler": lost}, row]
+    run = write_run(tmp_path / "run", rows)
+    watch.main([str(run), "--html"])
+    page = (run / "watch.html").read_text(encoding="utf-8")
+    for text in ("RULER 0.80, 0.60", "names the gap", "HTTP 503: busy", "⚑ error"):
+        assert page.count(text) == 1, text
+
+
 def test_folders_without_rollouts_or_with_broken_ones(tmp_path):
     run = write_run(tmp_path / "run")
     watch.main([str(run), "--html"])
