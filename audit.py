@@ -17,18 +17,15 @@ Reference    29 CFR 1607.4D (four fifths); 6 RCNY 5-300 ff.; Katz et al. 1978 (r
 """
 
 import argparse
-import csv
-import json
 import math
 import shlex
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 
 from parts import files, pages
+from parts.biasguard import beside, write_decisions
 from parts.files import UserError
 from parts.rates import compare, counts_of, impact_ratios, rate_section, rate_tables
 from parts.reports import check_out, read_csv
@@ -43,7 +40,6 @@ from parts.verdicts import (
     save_report,
     summary,
     table_of,
-    title_of,
 )
 
 TITLE = "Did decisions about people differ?"
@@ -280,33 +276,24 @@ def ll144_part(title, groups, decided, scores):
 
 
 def biasguard(table, part, labels):
-    """[line] of BiasGuard (github.com/themacdonald/BiasGuard, MIT) on audit.csv, beside ours.
-
-    DIR = SR_p / SR_r, SPD = SR_p − SR_r, EOD = TPR_p − TPR_r: each group against the reference.
-    It is run where it is installed and there is ground truth: without it EOD would be 0.
-    """
-    tool, lines, result = shutil.which("biasguard"), [], table.with_name("biasguard.json")
-    if not (tool and labels):
-        why = "it needs --y-true" if tool else "it is not installed"
-        return [f"BiasGuard was not run ({why}); audit.csv has the layout that it reads"]
-    for attribute, rows in part["tables"].items():
-        for row in (row for row in rows if "p" in row and attribute != CROSSED):
-            sides = row["group"], row["reference"]
-            p, r = (part["metrics"][attribute]["groups"][side]["tpr"]["value"] for side in sides)
-            ours = {"dir": row["ir"]["value"], "spd": row["gap"]["value"]}
-            ours["eod"] = None if None in (p, r) else p - r
-            command = [tool, "audit", table, "--y-true", "label_value", "--y-pred", "score"]
-            command += ["--group", attribute, "--protected", sides[0], "--reference", sides[1]]
-            try:
-                command += ["--output", result]
-                subprocess.run(command, capture_output=True, timeout=60, check=True)
-                theirs = json.loads(result.read_text(encoding="utf-8"))["metrics"]
-                pairs = [f"{key} {theirs[key]} (ours {value})" for key, value in ours.items()]
-            except (subprocess.SubprocessError, OSError, ValueError, KeyError) as error:
-                pairs = [f"no result ({files.brief(error)})"]
-            lines.append(f"BiasGuard, {title_of(row)}: {', '.join(pairs)}")
-    result.unlink(missing_ok=True)
-    return lines
+    """[line] of BiasGuard on audit.csv, beside ours: each group against the reference."""
+    rows = []
+    for attribute, compared in part["tables"].items():
+        for row in (row for row in compared if "p" in row and attribute != CROSSED):
+            groups = part["metrics"][attribute]["groups"]
+            p, r = (
+                groups[row[side]]["tpr"]["value"] if labels else None
+                for side in ("group", "reference")
+            )
+            rows.append({
+                "attribute": attribute,
+                "group": row["group"],
+                "reference": row["reference"],
+                "dir": row["ir"]["value"],
+                "spd": row["gap"]["value"],
+                "eod": None if None in (p, r) else p - r,
+            })  # fmt: skip
+    return beside(table, rows, bool(labels), "--y-true")
 
 
 # ---- 9. save ----
@@ -418,11 +405,11 @@ def main(argv=None):
     # audit.csv: no cell is empty, and a missing category is unknown
     table = Path(args.out) / "audit.csv"
     table.parent.mkdir(parents=True, exist_ok=True)
-    columns = {key: [value or "unknown" for value in values] for key, values in groups.items()}
-    columns |= {"entity_id": ids, "score": decided} | ({"label_value": labels} if labels else {})
-    columns |= {"score_raw": scores} if scores else {}
-    with open(table, "w", newline="", encoding="utf-8") as file:
-        csv.writer(file, lineterminator="\n").writerows([columns, *zip(*columns.values())])
+    columns = groups | {"entity_id": ids, "score": decided}
+    columns |= ({"label_value": labels} if labels else {}) | (
+        {"score_raw": scores} if scores else {}
+    )
+    write_decisions(table, columns)
     lines = biasguard(table, part, labels)
     report = {"decisions": [part], "ll144": tables, "biasguard": lines}
     return finish(args, report)

@@ -37,6 +37,7 @@ def pages(folder):
     import fairness
     from parts.evaluation_page import PAGES
     from parts.pages import write_page
+    from parts.verdicts import NOTICE
 
     def read(kind):
         file = REPO / "reports" / "demo" / f"{kind}-seed-0.json"
@@ -45,7 +46,7 @@ def pages(folder):
     title, sections = PAGES["compare"]
     write_page(folder / "report.html", title, sections(read("compare")))
     sections = fairness.sections(read("fairness"))
-    write_page(folder / "fairness.html", fairness.TITLE, sections, lead=fairness.NOTICE)
+    write_page(folder / "fairness.html", fairness.TITLE, sections, lead=NOTICE)
     # the heading that stands at the top of the picture
     return {
         "report": (folder / "report.html", "Which model is better?"),

@@ -41,7 +41,7 @@ def impact_ratios(counts, reference=None):
     return {g: rate / top if top else None for g, rate in rates.items()}
 
 
-def impact_rows(counts, reference=None, differ=None, kind="people"):
+def impact_rows(counts, reference=None, differ=None, kind="people", unit=None):
     """Each group against one: the declared reference, else the group of the highest rate.
 
     counts  {group: (selected, people)}
@@ -55,7 +55,7 @@ def impact_rows(counts, reference=None, differ=None, kind="people"):
     if len(counts) > MOST_GROUPS:
         why = f"more than {MOST_GROUPS} groups: merge them, such as ages into bands"
         judged = []
-    elif not any(k for k, _ in counts.values()):
+    elif kind == "people" and not any(k for k, _ in counts.values()):  # else the gap is 0
         why, judged = "nobody is selected", []
     if reference is not None and reference not in judged:
         raise UserError(f"--reference {reference}: expected one of {', '.join(judged) or why}")
@@ -80,20 +80,21 @@ def impact_rows(counts, reference=None, differ=None, kind="people"):
         }
         rows.append(row)
         if test:
-            row |= judge(row, counts[best], ratio, test, adjusted[group, best], kind)
+            row |= judge(row, counts[best], ratio, test, adjusted[group, best], unit or kind)
         elif group != best:
-            few = "fewer than 5 clusters in a group"
+            few = f"fewer than 5 {unit or 'clusters'} in a group"
             row["verdict"] = f"not measured ({few if group in judged else why})"
     return rows
 
 
-def judge(row, reference, ratio, test, p, kind):
-    """Gap, ratio, adjusted p, verdict and label of a row; reference: (selected, people)."""
+def judge(row, reference, ratio, test, p, unit):
+    """Gap, ratio, adjusted p, verdict and label of a row; reference: (selected, people); unit: of
+    what is independent, in words."""
     (k, n), (best, m) = (row["selected"], row["n"]), reference
     gap = number(k / n - best / m, n + m, test["ends"], test["test"])
     low, high = test.get("katz") or (None, None)
     clear = low is None or not low <= 1 <= high  # the ratio's interval is shown, too
-    said = verdict(gap, test["ends90"], p if clear else 1.0, min(n, m), kind)
+    said = verdict(gap, test["ends90"], p if clear else 1.0, test.get("clusters", min(n, m)), unit)
     below, found = ratio is not None and ratio < Fraction(4, 5), said.startswith("difference")
     label = f"{'below' if below else 'above'} four fifths, {'' if found else 'not '}significant"
     rates = [f"{show(a / b, 1, True)} of {b}" for a, b in ((k, n), reference)]
@@ -108,10 +109,11 @@ def judge(row, reference, ratio, test, p, kind):
     }
 
 
-def compare(groups, values, reference=None, clusters=(), kind="people"):
+def compare(groups, values, reference=None, clusters=(), kind="people", unit=None):
     """`impact_rows` of (n,) labels, None = unknown, and (n,) values of 0, 1 or a share of votes.
 
     clusters  lists of (n,) labels; one in which no label repeats says nothing
+    kind, unit: in words, what is counted, and what is independent (default: the same)
     """
     labels = np.array(groups, object)
     shared = [each for each in clusters if len(set(each)) < len(each)]
@@ -124,7 +126,7 @@ def compare(groups, values, reference=None, clusters=(), kind="people"):
         return clustered_difference(values, labels == group, labels == other, *shared)
 
     counts = counts_of(zip(groups, values))
-    return impact_rows(counts, reference, differ if shared else None, kind)
+    return impact_rows(counts, reference, differ if shared else None, kind, shared and unit)
 
 
 GAPS = {"": "group", "n": "n", "rate [95 %]": "rate", "gap [95 %]": "gap"} | JUDGED

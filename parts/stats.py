@@ -183,7 +183,8 @@ def clustered_difference(values, a, b, *clusters):
     Influence of a row: ±(v − its group's mean) / its group's n. Variance: squares of the sums over
     clusters; of two kinds V1 + V2 − V12 [Cameron, Gelbach & Miller 2011], never below V1 or V2.
     Degrees of freedom: clusters of the smaller group − 1. None with fewer than 5 clusters a group.
-    returns {"p", "test", "ends" of 95 %, "ends90"}
+    Of shares the interval is `share_ends`: mean ± t·error has no width where all rows are alike.
+    returns {"p", "test", "ends" of 95 %, "ends90", "clusters" of the smaller group}
     """
     here = a | b
     values, a, b = np.asarray(values, float)[here], a[here], b[here]
@@ -192,17 +193,51 @@ def clustered_difference(values, a, b, *clusters):
     if min(n, m) < 5:
         return None
     means = values[a].mean(), values[b].mean()
-    of_a = (values - means[0]) / a.sum() * math.sqrt(n / (n - 1))  # as in a sample's variance
-    of_b = (means[1] - values) / b.sum() * math.sqrt(m / (m - 1))
+    of_a = np.where(a, values - means[0], 0) / a.sum() * math.sqrt(n / (n - 1))  # as in a sample's
+    of_b = np.where(b, means[1] - values, 0) / b.sum() * math.sqrt(m / (m - 1))  # variance
     kinds.append(np.unique(kinds[0] * len(values) + kinds[-1], return_inverse=True)[1])
-    v1, v2, v12 = ((np.bincount(kinds[i], np.where(a, of_a, of_b)) ** 2).sum() for i in (0, -2, -1))
-    gap, df, error = means[0] - means[1], min(n, m) - 1, math.sqrt(max(v1, v2, v1 + v2 - v12))
+
+    def variance(influence):
+        v1, v2, v12 = ((np.bincount(kinds[i], influence) ** 2).sum() for i in (0, -2, -1))
+        return max(v1, v2, v1 + v2 - v12)
+
+    gap, df, total = means[0] - means[1], min(n, m) - 1, variance(of_a + of_b)
+    error = math.sqrt(total)
     if error:
         p = student_t_p(gap / error, df)
     else:  # every cluster of a group has the same value: Fisher's p of n of n against 0 of m
         p = (1 + (n == m)) / math.comb(n + m, n) if gap else 1.0
-    ends, ends90 = (t_interval(gap, error, df, level) for level in (0.95, 0.9))
-    return {"p": p, "test": "clustered", "ends": ends, "ends90": ends90}
+    result = {"p": p, "test": "clustered", "clusters": min(n, m)}
+    for name, level in (("ends", 0.95), ("ends90", 0.9)):
+        result[name] = t_interval(gap, error, df, level)
+        if 0 <= values.min() and values.max() <= 1:
+            groups = [(mean, variance(of), k) for mean, of, k in zip(means, (of_a, of_b), (n, m))]
+            result[name] = share_ends(*groups, total, student_t_quantile(1 - level, df))
+    return result
+
+
+def share_ends(one, two, variance, z):
+    """Interval of the difference of two shares in clusters: Newcombe's for pairs, from Wilson's.
+
+    one, two  (share p, its variance V, clusters);  variance: of the difference;  z: normal or t
+    Each has the rows that would have this variance if they were independent, p(1 − p)/V, and one
+    a cluster where V is 0. Source: Newcombe 1998, method 10 of its paper on pairs, φ = cov/√V₁V₂.
+    By hand: 1 of 1 and 1 of 1, ten clusters each: Wilson's [.7225, 1], so ± .2775.
+    >>> [round(x, 4) for x in share_ends((1.0, 0.0, 10), (1.0, 0.0, 10), 0.0, 1.959964)]
+    [-0.2775, 0.2775]
+    """
+    ends, level = [], 2 * NormalDist().cdf(z) - 1
+    for p, v, n in (one, two):
+        n = p * (1 - p) / v if v else n
+        ends.append(wilson(p * n, n, level))
+    (p, v1, _), (q, v2, _) = one, two
+    phi = (v1 + v2 - variance) / 2 / math.sqrt(v1 * v2) if v1 and v2 else 0.0
+    (l1, u1), (l2, u2) = ends
+
+    def side(x, y):
+        return math.sqrt(max(0.0, x * x - 2 * phi * x * y + y * y))
+
+    return p - q - side(p - l1, u2 - q), p - q + side(u1 - p, q - l2)
 
 
 def sign_test(wins, losses):

@@ -59,34 +59,56 @@ def title_of(row):
     return f"{row['group']} − {row['reference']}"
 
 
+MEANING = {  # what a verdict says, so that none is read as another
+    "equivalent": "{}, which is not zero",
+    "inconclusive": "Inconclusive, so neither a difference nor its absence was shown",
+    "not": "{}",
+}
+
+
 def summary(tables):
-    """Sentences on [(title, rows)]: one where there is a difference, one for each other verdict."""
+    """Sentences on [(title, rows)]: one for each table with a difference, which names what else it
+    holds; one for each other verdict that whole tables share; one for each table of several.
+    """
     out, others = [], {}
     for title, rows in tables:
         rows = [row for row in rows if "verdict" in row]
-        told = [row["direction"] for row in rows if row["verdict"].startswith("difference")]
-        if told:
-            out.append(f"{title}: {'; '.join(told)}.")
+        rest = {}
+        for row in (row for row in rows if not row["verdict"].startswith("difference")):
+            rest.setdefault(re.split(r" \(about|: unchanged", row["verdict"])[0], []).append(
+                title_of(row)
+            )
+        differences = [row["direction"] for row in rows if row["verdict"].startswith("difference")]
+        if not differences and len(rest) == 1:
+            others.setdefault(next(iter(rest)), []).append(title)
         elif rows:
-            said = {re.split(r" \(|:", row["verdict"])[0] for row in rows}
-            what = said.pop() if len(said) == 1 else "no difference shown, not all settled"
-            others.setdefault(what, []).append(title)
+            rest = [f"{what}: {', '.join(titles)}" for what, titles in rest.items()]
+            out.append(f"{title}: {'; '.join(differences + rest)}.")
     for what, titles in others.items():
-        out.append(f"{what[0].upper()}{what[1:]}: {'; '.join(titles)}.")
+        meaning = MEANING.get(what.split()[0], "{}").format(what[0].upper() + what[1:])
+        out.append(f"{meaning}: {'; '.join(titles)}.")
     return out
 
 
-def light(row, key):
-    """A verdict as a cell of the grid: three words, a colour, the numbers."""
-    said, effect = row["verdict"], row[key]
-    detail = f"{show(effect, 2)}, p {row.get('p_adjusted', 1):.4f}: {said}"
-    if said.startswith("difference"):
-        small = ", small" if "smaller than" in said else ""
+def light(row, effect_name):
+    """A verdict as a cell of the grid: up to three words, a colour, the numbers."""
+    text, effect = row["verdict"], row[effect_name]
+    detail = f"{show(effect, 2)}, p {row.get('p_adjusted', 1):.4f}: {text}"
+    kind, change = text.split()[0], effect_name == "D"
+    if kind == "difference":
+        small = ", small" if "smaller than" in text else ""
         words = "higher" if effect["value"] > 0 else "lower"
-        words = f"gap {said.split()[2]}" if key == "D" else words
+        if change and "found: smaller" in text:  # good news, as far as it goes
+            gone = row.get("verdict_after", "").startswith("equivalent")
+            return pages.Light("gap smaller", "green" if gone else "amber", detail)
+        words = f"gap {text.split()[2]}" if change else words
         return pages.Light(words + small, "amber" if small else "red", detail)
-    kinds = {"equivalent": ("no difference", "green"), "inconclusive": ("unclear", "amber")}
-    return pages.Light(*kinds.get(said.split()[0], ("not measured", "grey")), detail)
+    if kind == "equivalent" and change:  # a gap that was there before and stays is no good news
+        after = row.get("verdict_after", "")
+        words = "gap stays" if after.startswith("difference") else "unchanged"
+        return pages.Light(words, "green" if after.startswith("equivalent") else "amber", detail)
+    kinds = {"equivalent": (f"alike, ±{MARGIN[1]}", "green"), "inconclusive": ("unclear", "amber")}
+    return pages.Light(*kinds.get(kind, ("not measured", "grey")), detail)
 
 
 JUDGED = {"p": "p", "p, adjusted": "p_adjusted", "verdict": "verdict"}
@@ -135,13 +157,14 @@ def save_report(args, title, inputs, report, sections):
 
 
 def exit_status(fail_on, verdicts):
-    """What --fail-on asks for: 1 if a verdict is a difference, 3 if one is inconclusive, else 0.
+    """What --fail-on asks for: 1 if a verdict is a difference, 3 if one is inconclusive or nothing
+    was measured, else 0.
 
-    >>> exit_status("difference", ["inconclusive (…)"]), exit_status(FAIL_ON[2], ["inconclusive"])
+    >>> exit_status("difference", ["inconclusive (…)"]), exit_status(FAIL_ON[2], ["not measured"])
     (0, 3)
     """
-    for word, status in (("difference", 1), ("inconclusive", 3)):
-        if word in (fail_on or "") and any(text.startswith(word) for text in verdicts):
+    for words, status in ((("difference",), 1), (("inconclusive", "not measured"), 3)):
+        if words[0] in (fail_on or "") and any(text.startswith(words) for text in verdicts):
             return status
     return 0
 

@@ -7,7 +7,10 @@ import pytest
 
 import fairness
 from conftest import REPO
+from parts import fairness_page
 from parts.files import UserError
+from parts.rates import compare
+from parts.twins import load_names, load_slot, load_twins
 from test_audit import FORBIDDEN, mutations, write
 from test_audit import error_of as error_of_command
 from tiny import cases
@@ -20,7 +23,7 @@ def error_of(argv):
 
 
 def test_mutated_files_leave_no_traceback(tmp_path):
-    rng, names = np.random.default_rng(0), fairness.load_names(REPO / "data/names.csv", 2)
+    rng, names = np.random.default_rng(0), load_names(REPO / "data/names.csv", 2)
     answers = [{"response": "How old are you? advance", "group": "a"}, {"response": [{"role": "assistant", "content": "hold"}]}] * 3  # fmt: skip
     answers = "\n".join(map(json.dumps, answers)).encode()
 
@@ -28,9 +31,9 @@ def test_mutated_files_leave_no_traceback(tmp_path):
         return fairness.main(["text", path, "--out", str(tmp_path / "out"), "--overwrite"])
 
     for times, whole, read in (
-        (40, "names.csv", lambda path: fairness.load_names(path, 2)),
-        (40, "twins.jsonl", lambda path: fairness.load_twins(path, 9, names)),
-        (40, "slots.csv", lambda path: fairness.load_slot(f"age={path}")),
+        (40, "names.csv", lambda path: load_names(path, 2)),
+        (40, "twins.jsonl", lambda path: load_twins(path, 9, names)),
+        (40, "slots.csv", lambda path: load_slot(f"age={path}")),
         (40, "screen_train.jsonl", lambda path: fairness.study_votes(path, WORDS)),
         (40, "rank_train.jsonl", lambda path: fairness.study_votes(path, WORDS)),
         (40, answers, text),
@@ -59,7 +62,7 @@ def test_detector_thresholds(tmp_path, monkeypatch):
     rows = [{"text": text, "codes": codes, "holdout": "holdout"} for text, codes in rows]
     (tmp_path / "tests").mkdir()
     monkeypatch.setattr(fairness, "ROOT", tmp_path)
-    assert "not measured" in fairness.detector_words(fairness.detector_errors())
+    assert "not measured" in fairness_page.detector_words(fairness.detector_errors())
     write(tmp_path / "tests" / "risky_sentences.jsonl", [*rows, rows[0] | {"holdout": False}])
     found = fairness.detector_errors()["holdout"]
     assert [(found[k]["value"], found[k]["n"]) for k in ("precision", "recall")] == [(0.5, 2)] * 2
@@ -135,7 +138,7 @@ def test_votes_by_group_read_by_hand(tmp_path):
     assert rates(found, "harsher decision") == {"Black": (1.0, 1)}
     args = fairness.parse_args(["--decision-words", "Yes, no,yes"])
     assert args.decision_words == ("yes", "no") and fairness.parse_args([]).decision_words == WORDS
-    assert args.prefs == fairness.VOTES and fairness.parse_args(["twins"]).prefs == []
+    assert fairness.parse_args(["twins"]).prefs == [] and args.prefs is None
 
 
 BROKEN = [{"candidates": "Bob"}, {"candidates": ["Bob"]}, {"candidates": [{"sex": 1}]}]
@@ -178,3 +181,93 @@ def test_votes_of_one_item_are_one_item(tmp_path):
     assert rates(found, "harsher decision") == {"Black": black, "White": (0.5, 8)}
     row = found["tables"]["harsher decision, race_ethnicity"][1]
     assert row["verdict"].startswith("inconclusive") and row["gap"]["method"] == "clustered"
+
+
+def test_prompts_of_answers(tmp_path, capsys):
+    """Twenty answers a group to two prompts are two prompts, whatever the key is called; a file that
+    names some of its prompts is refused, and one that names none says what that means."""
+    rows = [{"response": f"Recommendation: {w}.", "group": g} for g, w in (("a", "hold"), ("b", "advance"))] * 20  # fmt: skip
+    file, out = tmp_path / "a.jsonl", tmp_path / "o"
+    argv = ["text", str(file), "--out", str(out), "--overwrite", "--fail-on", "difference,inconclusive"]  # fmt: skip
+    for key, value, status in (("prompt", lambda i: [{"role": "user", "content": f"p{i % 2}"}], 3), ("prompt_id", lambda i: i % 2, 3), ("item_id", str, 1)):  # fmt: skip
+        write(file, [row | {key: value(i)} for i, row in enumerate(rows)])
+        assert fairness.main(argv) == status, key
+    write(file, [row | {"prompt_id": f"{i % 2}"} for i, row in enumerate(rows)])
+    assert fairness.main(argv) == 3
+    assert "not measured (fewer than 5 prompts in a group)" in capsys.readouterr().out
+    write(file, [row | ({"prompt": "p"} if i else {}) for i, row in enumerate(rows)])
+    assert '1 of 40 rows have no "prompt"' in error_of(argv)
+    write(file, [*rows, {"response": "advance", "group": " Unknown"}, {"response": "hold"}])
+    assert fairness.main(argv) == 1
+    printed = capsys.readouterr().out
+    assert "No row says which prompt it answers" in printed
+    assert "2 of 42 answers are of unknown group" in printed
+
+
+def answers_of(rng, prompts, per, together, rates, crossed):
+    """(groups, values, prompts) of two groups whose answers to one prompt go together: of ten, 1 −
+    `together` parts are decided anew. crossed: both groups answer the same prompts."""
+    groups, values, labels = [], [], []
+    shared = rng.random(prompts)
+    for group, rate in zip("ab", rates):
+        of_prompt = shared if crossed else rng.random(prompts)
+        anew = rng.random((prompts, per))
+        u = np.where(rng.random((prompts, per)) < together, of_prompt[:, None], anew)
+        values += (u < rate).astype(int).ravel().tolist()
+        groups += [group] * (prompts * per)
+        labels += np.repeat(
+            np.arange(prompts) + (not crossed) * 1000 * (group == "b"), per
+        ).tolist()
+    return groups, values, labels
+
+
+def share_of(word, draws, *design, clustered=True):
+    hits = 0
+    for seed in range(draws):
+        groups, values, prompts = answers_of(np.random.default_rng(seed), *design)
+        rows = compare(groups, values, None, [prompts] if clustered else [], "answers", "prompts")
+        hits += any(row.get("verdict", "").startswith(word) for row in rows)
+    return hits / draws
+
+
+# prompts a group, answers to each, how far they go together, the same prompts for both groups
+@pytest.mark.parametrize("design", [(40, 8, 0.7, False), (12, 4, 0.5, False), (30, 4, 0.5, True), (60, 1, 0, False), (8, 8, 0.9, True)])  # fmt: skip
+def test_answers_without_any_effect(design):
+    """A false difference in at most 6 % (of 200 simulations, so up to 9.5 %): with answers as
+    independent it was 41 %."""
+    *size, crossed = design
+    for rate in (0.1, 0.5):
+        assert share_of("difference", 200, *size, (rate, rate), crossed) <= 0.095
+    if design == (40, 8, 0.7, False):
+        assert share_of("difference", 200, *size, (0.5, 0.5), crossed, clustered=False) > 0.3
+
+
+@pytest.mark.parametrize("design, rates", [((50, 5, 0.0, False), (0.0, 0.02)), ((20, 5, 0.9, False), (0.0, 0.02)), ((400, 4, 0.3, True), (0.3, 0.32)), ((100, 8, 0.2, False), (0.0, 0.02))])  # fmt: skip
+def test_a_gap_of_the_margin_is_not_called_none(design, rates):
+    """0 of 20 prompts against 0 of 20 had an interval without width: "equivalent" in two of three."""
+    *size, crossed = design
+    assert share_of("equivalent", 200, *size, rates, crossed) <= 0.095
+
+
+def test_power_on_clustered_answers():
+    assert share_of("difference", 100, 60, 4, 0.3, (0.3, 0.5), False) > 0.9
+    assert share_of("equivalent", 60, 3000, 1, 0, (0.02, 0.02), True) > 0.9
+
+
+def test_five_persons_prove_no_equality():
+    """Five persons with four equal rows each were "equivalent within 2 points", as ten are not."""
+    for persons in (5, 10, 30):
+        for hits in ([1] * persons, [i % 2 for i in range(persons)]):
+            people = np.repeat(np.arange(2 * persons), 4)
+            rows = compare(["a"] * 4 * persons + ["b"] * 4 * persons, np.repeat(hits * 2, 4), None, [people])  # fmt: skip
+            (row,) = (row for row in rows if "verdict" in row)
+            assert row["verdict"].startswith("inconclusive"), row
+            assert row["gap"]["low"] < -0.05 < 0.05 < row["gap"]["high"]
+
+
+def test_one_annotator_is_not_a_group(tmp_path):
+    rows = [vote("hold", "advance", "Black", annotator="ann"), vote("hold", "advance", "White", annotator="ann")]  # fmt: skip
+    assert "one annotator's: they say nothing about others" in votes_of(tmp_path, rows)["notes"][0]
+    rows[1]["annotator"] = "ben"
+    assert votes_of(tmp_path, rows)["notes"] == []
+    assert "no vote in" in votes_of(tmp_path, [vote("hold", "advance")])["notes"][0]

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,9 +11,11 @@ import pytest
 import common
 import fairness
 from conftest import REPO
-from fairness import contrasts_of, load_names, load_twins, twin_table, verdict
+from parts import fairness_page, twins
 from parts.files import UserError
 from parts.stats import holm
+from parts.twins import contrasts_of, load_names, load_twins, twin_table
+from parts.verdicts import light, verdict
 from test_audit import FORBIDDEN, write
 from test_fairness_text import error_of, vote
 from tiny import cases
@@ -21,9 +24,10 @@ from tiny import cases
 @pytest.fixture(autouse=True, scope="module")
 def fewer_draws():
     with pytest.MonkeyPatch.context() as patch:
-        settings = {"DRAWS": 200, "PERMUTATIONS": 400, "PROMPTS": "none", "MAX_NEW_TOKENS": 4}
-        for name, value in settings.items():
+        for name, value in {"PROMPTS": "none", "MAX_NEW_TOKENS": 4}.items():
             patch.setattr(fairness, name, value)
+        for name, value in {"DRAWS": 200, "PERMUTATIONS": 400}.items():
+            patch.setattr(twins, name, value)
         yield
 
 
@@ -40,11 +44,12 @@ def simulated(seed, R, groups, effect=0.0, name_sd=0.1, noise=0.2):
 
 
 def test_effect_by_hand():
-    """Gap 1 over résumé means 1.5 and 3.5 (SD √2): d = .7071, whatever the scale and shift."""
-    scores, groups = np.array([[2.0, 2.0, 1.0, 1.0], [4.0, 4.0, 3.0, 3.0]]), black_and_white(2)
-    for matrix, d in ((scores, 0.7071), (10 * scores - 7, 0.7071), (scores[:, ::-1], -0.7071)):
+    """Gap 1 over résumé means of three times 1.5 and 3.5 (SD √1.2): d = .9129, whatever the scale
+    and shift."""
+    scores, groups = np.array([[2.0, 2.0, 1.0, 1.0], [4.0, 4.0, 3.0, 3.0]] * 3), black_and_white(2)
+    for matrix, d in ((scores, 0.9129), (10 * scores - 7, 0.9129), (scores[:, ::-1], -0.9129)):
         row = twin_table(matrix, groups)[0]
-        assert row["d"]["value"] == pytest.approx(d, abs=1e-4) and row["d"]["n"] == 8
+        assert row["d"]["value"] == pytest.approx(d, abs=1e-4) and row["d"]["n"] == 24
         assert row["direction"].startswith(f"names read as Black score {'higher' if d > 0 else 'lower'} than names read as White: {d:.2f}")  # fmt: skip
 
 
@@ -58,18 +63,19 @@ def test_permutation_counts_every_labelling():
         ([1.0, 1.0, 1.0, 1.0], apart, "xxxx", 1.0),
     ):
         arrays = np.array(values), np.array(weights), np.array(list(strata))
-        found = fairness.name_permutation(*arrays, 20000)
+        found = twins.name_permutation(*arrays, 20000)
         assert found == pytest.approx(p, abs=0.015)
 
 
 def test_bootstrap_resamples_names_within_their_cells():
-    """Two résumés of SD √2, or one twice: .7071 or nothing where a cell's names are alike."""
+    """Two résumés of SD √2, or one twice: .7071 or nothing where a cell's names are alike. Of two
+    names one is drawn (both would show half of their variance): .7071 ∓ .3/√2, never .7071."""
     S, weights = np.array([[2.0, 2.0, 1.0, 1.0], [4.0, 4.0, 3.0, 3.0]]), np.array([0.5, 0.5, -0.5, -0.5])  # fmt: skip
     mixed = S + np.array([0.0, 0.0, 0.3, -0.3])
-    found = fairness.bootstrap_effects([S, S + 3, mixed], weights[:, None], list("bbww"), 40)
+    found = twins.bootstrap_effects([S, S + 3, mixed], weights[:, None], list("bbww"), 40)
     assert np.array_equal(found[0], found[1], equal_nan=True) and np.isnan(found[0]).any()
     alike, spread = (set(np.round(x[~np.isnan(x)], 4)) for x in (found[0], found[2]))
-    assert alike == {0.7071} and spread == {0.495, 0.7071, 0.9192}
+    assert alike == {0.7071} and spread == {0.495, 0.9192}
 
 
 # effect, 95 % interval, 90 % interval, p, names: verdict at δ = .1
@@ -131,9 +137,9 @@ def test_what_a_verdict_rests_on():
     assert row["names"] == [9, 15] and row["verdict"].startswith("inconclusive (about 10 names")
     sex, race = ["Female", "Male"], np.repeat(["Asian", "Black", "Hispanic", "White"], 6)
     groups = {"sex": np.repeat(sex, 24), "race_ethnicity": np.tile(race, 2)}
-    rows = twin_table(simulated(4, 15, groups), groups)
+    rows = twin_table(simulated(19, 15, groups), groups)
     assert [row["p_adjusted"] for row in rows] == holm([row["p"] for row in rows])
-    row = rows[1]
+    row = rows[0]
     assert row["p"] < 0.04 and row["d"]["high"] < 0 and row["verdict"].startswith("inconclusive")
 
 
@@ -153,11 +159,15 @@ def test_what_a_change_is_called():
     assert same["levels"][0] == same["levels"][1] < -0.2
     assert smaller["D"]["value"] == pytest.approx(-larger["D"]["value"]) and smaller["D"]["low"] > 0
     change = {"model": "m", "before": "b", "surface": "a", "rows": [larger]}
-    part = fairness.twin_answer("Change", [change], "D")
-    said = "names read as Black score lower than names read as White; the gap is larger than before"
-    assert said in part["sentences"][0] and part["tables"][0]["rows"][0][1] == "gap larger"
+    part = fairness_page.twin_answer("Change", [change], "D")
+    sentence = "names read as Black score lower than names read as White (which moves a middle candidate down by about"
+    assert (
+        sentence in part["sentences"][0]
+        and "; the gap is larger than before" in part["sentences"][0]
+    )
+    assert part["tables"][0]["rows"][0][1] == "gap larger"
     twice = {"changes": [change, change | {"model": "runs/m"}]}  # runs of one name stay two tables
-    assert len(fairness.verdict_tables(twice)) == 2
+    assert len(fairness_page.verdict_tables(twice)) == 2
 
 
 def test_what_never_differs_is_not_measured():
@@ -167,9 +177,9 @@ def test_what_never_differs_is_not_measured():
     for row in (twin_table(ones, groups)[0], changed(ones, one_zero), changed(one_zero, ones)):
         assert row["verdict"] == "not measured (every résumé has the same score)"
     assert not twin_table(one_zero, groups)[0]["verdict"].startswith("not measured")
-    for scores in (simulated(0, 5, black_and_white(1)), simulated(0, 1, groups)):
+    for scores in (simulated(0, 5, black_and_white(1)), simulated(0, 4, groups)):
         row = twin_table(scores, black_and_white(scores.shape[1] // 2))[0]
-        assert row["verdict"] == "not measured (needs 2 names a cell and 2 résumés)"
+        assert row["verdict"] == "not measured (needs 2 names a cell and 5 résumés)"
 
 
 SETS = [  # slot, file of people, of twins: people, résumés, first group
@@ -184,21 +194,21 @@ SETS = [  # slot, file of people, of twins: people, résumés, first group
 def test_bundled_twins_differ_in_slots_only(slot, who, resumes, n, r, first):
     data = REPO / "data"
     slots = f"{slot}={data / who}"
-    people = load_names(data / who, 25) if slot == "name" else fairness.load_slot(slots)
+    people = load_names(data / who, 25) if slot == "name" else twins.load_slot(slots)
     rows = load_twins(data / resumes, 100, people)
     assert (len(people), len(rows), *people[0].groups.values())[:3] == (n, r, first)
     if slot == "age":  # the other slot of the file keeps its first value
-        other = fairness.load_slot(f"school={data / who}")
+        other = twins.load_slot(f"school={data / who}")
         assert {person.values["school"] for person in people} == {other[0].values["school"]}
     one, *_, two = people if slot != "name" else people[:25]  # names of one sex: equal pronouns
-    texts = [fairness.filled(rows[0], "profile", who)[0]["content"] for who in (one, two)]
-    old, new = (fairness.values_of(rows[0], who)[slot] for who in (one, two))
+    texts = [twins.filled(rows[0], "profile", who)[0]["content"] for who in (one, two)]
+    old, new = (twins.values_of(rows[0], who)[slot] for who in (one, two))
     assert texts[0] != texts[1] == texts[0].replace(old, new)
 
 
 def persons(*lines):
     named = [(f"{first} {last}", first, last, sex) for first, last, sex in map(str.split, lines)]
-    return [fairness.Person({}, fairness.slot_values(*name)) for name in named]
+    return [twins.Person({}, twins.slot_values(*name)) for name in named]
 
 
 def test_a_value_is_filled_from_its_row(tmp_path):
@@ -207,7 +217,7 @@ def test_a_value_is_filled_from_its_row(tmp_path):
     lines = "a,plain,{fact}", "a,plain,{fact} So.", "a,stuffed,{must}", "a,stuffed,{must} {must}"
     (tmp_path / "s.csv").write_text("\n".join(["slot,group,value", *lines]), "utf-8")
     people, row = (
-        fairness.load_slot(f"a={tmp_path}/s.csv"),
+        twins.load_slot(f"a={tmp_path}/s.csv"),
         {"prompt": "Assess: {a}", "slots": {"fact": "Sold 3 cars."}},
     )
     with pytest.raises(UserError, match="t.jsonl:1: no slot is called {must}; there is fact"):
@@ -217,7 +227,7 @@ def test_a_value_is_filled_from_its_row(tmp_path):
             load_twins(write(tmp_path / "t.jsonl", [row | {"slots": slots}]), 1, people)
     row["slots"]["must"] = "sql"
     (row,) = load_twins(write(tmp_path / "t.jsonl", [row]), 1, people)
-    texts = [fairness.filled(row, "prompt", who) for who in people]
+    texts = [twins.filled(row, "prompt", who) for who in people]
     assert texts == [f"Assess: {x}" for x in ("Sold 3 cars.", "Sold 3 cars. So.", "sql", "sql sql")]
 
 
@@ -243,10 +253,10 @@ def test_a_template_that_breaks_the_edit_is_refused(tmp_path, template, said):
 
 
 def test_every_slot():
-    who = fairness.slot_values("Zoë O'Neil", "Zoë", "O'Neil", "Female")
+    who = twins.slot_values("Zoë O'Neil", "Zoë", "O'Neil", "Female")
     template = "{name} {first} {last} {subj} {obj} {poss} {email}"
-    fairness.check_minimal_edit(template, [who])
-    said = fairness.render_twin(template, who)
+    twins.check_minimal_edit(template, [who])
+    said = twins.render_twin(template, who)
     assert said == "Zoë O'Neil Zoë O'Neil she her her zo.oneil@example.com"
 
 
@@ -254,15 +264,16 @@ def test_log_odds_by_teacher_forcing(llama_folder):
     tokenizer = common.load_tokenizer(llama_folder)
     model, words = common.load_policy(llama_folder, trainable=False), ("yes", "hm", "no")
     who = persons("Amy Lee Female", "Bartholomew Ek Male")
-    twins = [{"prompt": "Assess {name}.", "prefix": "Decision:"}]
-    found = fairness.decision_matrix(model, tokenizer, "m", twins, who, words)[0]
+    resumes = [{"prompt": "Assess {name}.", "prefix": "Decision:"}]
+    logps = fairness.decision_logps(model, tokenizer, "m", resumes, who, words)[0]
     start, firsts = fairness.decision_ids(tokenizer, "Decision:", words)
     assert "yes".startswith(tokenizer.decode([firsts[0]]).strip())
-    for person, odds in zip(who, found, strict=True):
+    for person, of_words in zip(who, logps, strict=True):
         ids = common.encode_prompt(tokenizer, f"Assess {person.values['name']}.") + start
         batches = [common.pad_rows([ids], [[first]], 0) for first in firsts]
-        yes, no = (common.token_logps(model, *batch).sum().item() for batch in batches)
-        assert odds == pytest.approx(yes - no, abs=1e-4) and abs(odds) > 1e-4
+        expected = [common.token_logps(model, *batch).sum().item() for batch in batches]
+        assert of_words == pytest.approx(expected, abs=1e-4)
+        assert abs(of_words[0] - of_words[2]) > 1e-4
 
 
 COLUMNS = ["name", "first", "last", "sex", "race_ethnicity"]
@@ -274,27 +285,35 @@ def inputs(tmp, per_cell=3):
     names = [[f"{first} {s}son", first, f"{s}son", s, r] for s, r, first in cells]
     resumes = [
         {"prompt": f"Assess {{name}}, who knows sql {'well ' * i}.", "answer": f"Good {i}.", "prefix": "Decision:",
-         "rank_prompt": "Who fits?", "profile": f"{{name}} has {i} years."} for i in range(3)
+         "rank_prompt": "Who fits?", "profile": f"{{name}} has {i} years.", "expected_decision": "yes" if i % 2 else "no"} for i in range(10)
     ]  # fmt: skip
     files = write(tmp / "n.csv", names, COLUMNS), write(tmp / "t.jsonl", resumes)
     return ["--names", files[0], "--twins", files[1], "--out", str(tmp / "out")]
 
 
-def test_the_whole_report(tmp_path, llama_folder, reward_folder):
+def report_of(argv):
+    """The exit status and the report.json of a command."""
+    status = fairness.main(argv)
+    out = argv[argv.index("--out") + 1]
+    return status, json.loads(Path(out, "report.json").read_text(encoding="utf-8"))
+
+
+def test_the_whole_report(tmp_path, llama_folder, reward_folder, monkeypatch):
+    monkeypatch.setattr(fairness, "TINY_MASS", 0)
     twice, out = shutil.copytree(llama_folder, tmp_path / "after"), tmp_path / "out"
     votes = [vote("yes", "no", "Black"), vote("no", "yes", "White")]
     argv = ["report", "--before", llama_folder, "--after", str(twice), "--reward-model", reward_folder, *inputs(tmp_path, 5),
             "--decision-words", "yes,no", "--prefs", write(tmp_path / "v.jsonl", votes), "--overwrite"]  # fmt: skip
-    assert fairness.main(argv) == 0
-    report = json.loads((out / "report.json").read_text())
+    status, report = report_of(argv)
     surfaces = ["{kind} {surface}".format(**part) for part in report["surfaces"]]
-    assert surfaces == ["reward model a", "reward model b", "base c", "aligned c"]
+    assert status == 0 and surfaces == ["reward model a", "reward model b", "base c", "aligned c"]
     (change,) = report["changes"]
     assert [(row["D"]["value"], row["verdict"]) for row in change["rows"]] == [(0, "equivalent within 0.1 SD: unchanged")] * 2  # fmt: skip
     assert list(report["preferences"][0]["tables"]) == ["harsher decision, race_ethnicity"]
-    assert report["limits"][0].startswith("5 tables were tested")
-    told = " ".join(sum((part["sentences"] for part in fairness.answers(report)), []))
-    assert all(fairness.twin_name(part) in told for part in report["surfaces"] + [change])
+    assert report["limits"][0].startswith("5 tables were tested") and "up to 25 %" in report["limits"][0]  # fmt: skip
+    answers = fairness_page.answers(report)
+    sentences = " ".join(sum((part["sentences"] for part in answers), []))
+    assert all(fairness_page.twin_name(part) in sentences for part in report["surfaces"] + [change])
     before = {f: f.read_bytes() for f in sorted(out.iterdir())}
     assert not any(FORBIDDEN.search(data.decode()) for data in before.values())
     fairness.main(argv)
@@ -306,13 +325,16 @@ said | value | key | words | tone
 difference found | 0.3 | d | higher | red
 difference found, smaller than 0.1 SD | -0.05 | d | lower, small | amber
 difference found: larger after | -0.3 | D | gap larger | red
-difference found: smaller after, smaller than 0.1 SD | 0.05 | D | gap smaller, small | amber
-equivalent within 0.1 SD | 0.0 | d | no difference | green
+difference found: reversed after | -0.3 | D | gap reversed | red
+difference found: changed after | -0.3 | D | gap changed | red
+difference found: smaller after, smaller than 0.1 SD | 0.05 | D | gap smaller | amber
+equivalent within 0.1 SD | 0.0 | d | alike, ±0.1 SD | green
+equivalent within 0.1 SD: unchanged | 0.0 | D | unchanged | amber
 inconclusive (about 26 names a group would do) | 0.2 | d | unclear | amber
 not measured (every résumé has the same score) | None | d | not measured | grey
 """)
 def test_the_grid_follows_from_the_verdicts(said, value, key, words, tone):
-    cell = fairness.light({"verdict": said, key: {"value": value}}, key)
+    cell = light({"verdict": said, key: {"value": value}}, key)
     assert (cell, cell.tone) == (words, tone) and said in cell.detail
 
 
@@ -325,7 +347,7 @@ def test_twins_of_a_reward_model_alone(slot, surfaces, group, tmp_path, reward_f
     file = {"age": "slots.csv", "attack": "attacks.csv"}.get(slot)
     flags = inputs(tmp_path)
     if file:
-        flags = ["--slot", f"{slot}={REPO}/data/{file}", "--resumes", "3", *flags[-2:]]
+        flags = ["--slot", f"{slot}={REPO}/data/{file}", "--resumes", "5", *flags[-2:]]
     argv = ["twins", "--reward-model", reward_folder, *flags, "--fail-on", "difference,inconclusive"]  # fmt: skip
     assert fairness.main(argv) in ((0, 1, 3) if file else (1, 3))
     report = json.loads((tmp_path / "out" / "report.json").read_text())

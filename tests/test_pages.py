@@ -92,7 +92,17 @@ def test_first_screen_and_print(visit, tmp_path):
     assert top == sorted(top) and top[0] < 200
     assert not page.get_by_text("By hand.").is_visible()
     page.pdf(path=tmp_path / "page.pdf", format="A4")
-    assert 1 <= (tmp_path / "page.pdf").read_bytes().count(b"/Type /Page\n") <= 2
+    assert 1 <= (tmp_path / "page.pdf").read_bytes().count(b"/Type /Page\n") <= 3
+
+
+def test_what_is_folded_on_a_screen_is_printed(visit):
+    """Limits, tables and a verdict's numbers stood behind a click, and paper has none."""
+    page, *_ = visit()
+    for media, visible in (("screen", False), ("print", True)):
+        page.emulate_media(media=media)
+        for text in ("By hand.", "d 0.02 A", "hash", "prompt A"):
+            assert page.get_by_text(text, exact=True).last.is_visible() == visible, (media, text)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 1280
 
 
 def test_printed_report(capsys):

@@ -1,0 +1,72 @@
+"""parts/biasguard.py: decisions as a CSV that BiasGuard reads, and its numbers beside ours.
+
+BiasGuard    github.com/themacdonald/BiasGuard (MIT), by its command line: biasguard audit
+             dataset.csv --y-true COL --y-pred COL --group COL --protected A --reference B
+DIR = SR_p / SR_r,   SPD = SR_p − SR_r,   EOD = TPR_p − TPR_r       p protected, r reference
+"""
+
+import json
+import shutil
+import subprocess
+
+from parts import files
+
+
+def write_decisions(path, columns):
+    """columns {header: values}; "score" holds the decision, 0 or 1, "label_value" what was right.
+    BiasGuard ends at an empty cell, so a missing value is "unknown"."""
+    cells = [
+        ["unknown" if cell in (None, "") else cell for cell in column]
+        for column in columns.values()
+    ]
+    files.write_csv(path, [columns, *zip(*cells)])
+
+
+def metrics(protected, reference):
+    """{"dir", "spd", "eod"} of [(decision, label)] of two groups, 0 or 1; None over nobody.
+
+    By hand: F has labels 1, 1, 0 and decisions 1, 0, 0; M is decided 1, 1, 0.
+    >>> metrics([(1, 1), (0, 1), (0, 0)], [(1, 1), (1, 1), (0, 0)])["eod"]
+    -0.5
+    """
+
+    def rate(decisions):
+        return sum(decisions) / len(decisions) if decisions else None
+
+    p, r = (rate([hit for hit, _ in group]) for group in (protected, reference))
+    tpr = [rate([hit for hit, label in group if label]) for group in (protected, reference)]
+    return {
+        "dir": p / r if r and p is not None else None,
+        "spd": None if None in (p, r) else p - r,
+        "eod": None if None in tpr else tpr[0] - tpr[1],
+    }
+
+
+def command_of(table, row):
+    """The arguments of `biasguard` for a table and a row of {"attribute", "group", "reference"}."""
+    command = ["audit", str(table), "--y-true", "label_value", "--y-pred", "score"]
+    command += ["--group", row["attribute"], "--protected", files.csv_cell(row["group"])]
+    return [*command, "--reference", files.csv_cell(row["reference"])]
+
+
+def beside(table, rows, labelled, fix):
+    """[line] of BiasGuard on a table, beside our rows of {"attribute", "group", "reference", "dir",
+    "spd", "eod"}. It runs where it is installed and there is ground truth: else EOD would be 0.
+
+    labelled  is there a column label_value?  fix: in words, what would give one
+    """
+    tool, lines, result = shutil.which("biasguard"), [], table.with_name("biasguard.json")
+    if not (tool and labelled):
+        why = f"it needs {fix}" if tool else "it is not installed"
+        return [f"BiasGuard was not run ({why}); {table.name} has the layout that it reads"]
+    for row in rows:
+        try:
+            command = [tool, *command_of(table, row), "--output", result]
+            subprocess.run(command, capture_output=True, timeout=60, check=True)
+            theirs = json.loads(result.read_text(encoding="utf-8"))["metrics"]
+            pairs = [f"{key} {theirs[key]} (ours {row[key]})" for key in ("dir", "spd", "eod")]
+        except (subprocess.SubprocessError, OSError, ValueError, KeyError) as error:
+            pairs = [f"no result ({files.brief(error)})"]
+        lines.append(f"BiasGuard, {row['group']} − {row['reference']}: {', '.join(pairs)}")
+    result.unlink(missing_ok=True)
+    return lines
