@@ -19,7 +19,10 @@ Conventions  `choice` names an answer (a, b), never a side. The server draws the
                                  "comment": "", "gold_pass": false, "repeat_of": null,
                                  "undoes": null, "ms_active": 8120, "ms_wall": 9000,
                                  "ts_client": "…Z", "ts_server": "…Z",
-                                 "guidelines_sha256": "…", "app": "…"}
+                                 "guidelines_sha256": "…", "app": "…", "thumbs": false,
+                                 "key_sha256": "…"}
+             A pseudonym belongs to the browser that used it first, which holds its key in a
+             cookie; the log has the key's hash.
 Left out     1. accounts, a database, TLS: put a reverse proxy in front   2. rankings of more than
              two, one rubric per axis   3. blocking of annotators   4. reserving an item for its
              reader: two people may vote on one item at once, and both votes are kept
@@ -39,64 +42,31 @@ import os
 import secrets
 import shlex
 import signal
-import socket
 import sys
 import threading
-from collections import Counter, defaultdict
+from collections import Counter
 from datetime import datetime, timezone
 from pathlib import Path
 from types import SimpleNamespace
 
-from parts import files, pages
+from parts import files, votes, web
+from parts.draw import add_arguments, draw
 from parts.files import Parser, UserError, number
-from parts.reports import placed
-from parts.votes import (
-    NAME,
-    agreement,
-    check_event,
-    counted,
-    item_sha256,
-    load_items,
-    read_log,
-    replay,
-)
+from parts.votes import counted, load_items, other, plain, read_log, replay, to_prefs, to_thumbs
 
 try:
     import fcntl
 except ImportError:  # Windows: a second server on the same folder is not noticed
     fcntl = None
 
-SCHEMA = 1  # of annotations.jsonl and prefs.jsonl; rises when a key changes its meaning
-APP = "annotate 2"
-BASE = "data/tiny-base"
+APP = "annotate 3"
 ITEMS = "data/items.jsonl"
 KEPT = "overlap repeat guidelines no_exact_time thumbs".split()  # flags that a restart takes over
 REPEAT_AFTER = 10  # other items between the first showing of an item and the second
-DRAW_BATCH = 32  # prompts answered at once
+COOKIE_DAYS = 400  # the most that browsers grant
+PRIVATE = 0o600  # of all files: readable by their owner alone
 TEMPLATES = Path(__file__).resolve().parent / "parts/templates"
 REASONS = "accuracy, relevance, tone, invented facts, risky question, fairness concern".split(", ")
-RULES = """\
-1. Facts come first. The worst mistake is a skill, a number or an event that is not in the prompt.
-2. Age, family, health, religion and origin must not count. An answer that mentions them loses.
-3. Is the task done? Strengths with evidence, missing must-haves, a recommendation.
-4. Longer is not better. Of two answers that say the same, the shorter one is better.
-"""
-LAST = """\
-Skip: you know the candidate, or you cannot judge.
-
-Do not put names or contact details in the comment."""
-GUIDELINES = f"""\
-Read the prompt, then both answers to the end. Choose the one you would rather get from a colleague.
-
-{RULES}
-Slightly, clearly, much: how sure you are that an experienced colleague would make the same choice.
-Tie: they differ, but you would accept either. Both bad: you would accept neither.
-{LAST}"""
-THUMBS_GUIDELINES = f"""\
-Read the prompt, then the answer to the end. Good: you would accept it from a colleague as it is.
-
-{RULES}
-{LAST}"""
 
 # ---- 3. the math ----
 
@@ -105,10 +75,6 @@ def digest(*parts):
     """A number in [0, 1) that depends on the parts and on nothing else."""
     text = json.dumps(parts, ensure_ascii=False)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=6).digest(), "big") / 2**48
-
-
-def other(answer):
-    return "b" if answer == "a" else "a"
 
 
 def plan(annotator, gold):
@@ -136,68 +102,6 @@ def plan(annotator, gold):
 def unblind(shown, place):
     """left or right → a or b; a tie, both bad and None stay what they are."""
     return {**shown, "tie": "tie", "both_bad": "both_bad", None: None}[place]
-
-
-def to_thumbs(items, votes):
-    """Rows of thumbs.jsonl, one per vote on an ordinary item: TRL's layout for KTO.
-
-    Only the answer on the left was shown: to choose it is a thumb up, the other one a thumb down.
-    """
-    rows = []
-    for vote in counted(votes):
-        item, shown = items[vote["item_id"]], vote["shown"]["left"]
-        row = {"prompt": plain(item["prompt"]), "completion": plain(item[shown])}
-        rows.append(row | {"label": vote["choice"] == shown})
-    return rows
-
-
-def plain(value):
-    """Text, or messages of role and content alone: one type per key, as `datasets` needs it."""
-    if isinstance(value, str):
-        return value
-    return [{"role": message["role"], "content": message["content"]} for message in value]
-
-
-def to_prefs(items, votes, ties="keep"):
-    """Rows of prefs.jsonl, one per vote on an ordinary item; `items` maps an id to its item.
-
-    A tie keeps the item's order, with strength 0; both bad gives no row. `agreement` is the share
-    of the most frequent choice among the item's votes.
-    """
-    votes, choices, rows = counted(votes), defaultdict(Counter), []
-    for vote in votes:
-        choices[vote["item_id"]][vote["choice"]] += 1
-    for vote in votes:
-        tie = vote["choice"] == "tie"
-        if vote["choice"] == "both_bad" or (tie and ties == "drop"):
-            continue
-        item, among = items[vote["item_id"]], choices[vote["item_id"]]
-        better = "a" if tie else vote["choice"]
-        worse = other(better)
-        where = {better: "chosen", worse: "rejected"}
-        people = item.get("candidates") or []
-        rows.append(
-            {
-                "prompt": plain(item["prompt"]),
-                "chosen": plain(item[better]),
-                "rejected": plain(item[worse]),
-                "strength": vote["strength"],
-                "tie": tie,
-                "annotator": vote["annotator"],
-                "task": item.get("task") or "",
-                "id": f"{vote['item_id']}:{vote['annotator']}",
-                "item_id": vote["item_id"],
-                "n_votes": among.total(),
-                "agreement": round(max(among.values()) / among.total(), 2),
-                "chosen_model": item.get(f"{better}_model") or "",
-                "rejected_model": item.get(f"{worse}_model") or "",
-                "source": "human",
-                "candidates": [c | {"in": where.get(c.get("in"), c.get("in"))} for c in people],
-                "ts": vote["ts_server"],
-                "schema": SCHEMA,
-            }
-        )
-    return rows
 
 
 # ---- 4. the arguments ----
@@ -233,21 +137,9 @@ def parse_args(argv=None):
     add("--host", default="127.0.0.1", help="address to listen on; other machines need the printed link (default %(default)s)")
     add("--port", type=number(int, at_least=0, below=65536), default=5050, help="port; 0: any free one (default %(default)s)")
     add("--allow-host", action="append", default=[], help="also answer under this host name, such as that of a tunnel")
+    add("--release", action="append", default=[], metavar="NAME", help="give this pseudonym to the browser that uses it next")
     # fmt: on
-    add = parsers["draw"].add_argument
-    # fmt: off
-    add("--prompts", default="data/prompts.jsonl", help="JSONL of prompts (default %(default)s)")
-    add("--split", help='only the prompts with this "split"')
-    add("--limit", type=number(int, at_least=1), help="at most this many prompts, 20 to 1000, chosen by hash")
-    add("--model", default=BASE, help="folder or hub id (default %(default)s)")
-    add("--model-b", help="second model: one answer from each, a blind comparison (default: two answers of --model)")
-    add("--gold-items", help="JSONL of prompt, a, b, gold (a or b): pairs with a known better answer to mix in")
-    add("--max-new-tokens", type=number(int, at_least=1), default=96, help="longest answer in tokens, 64 to 512 (default %(default)s)")
-    add("--temperature", type=number(above=0), help="sampling temperature, 0.7 to 1 (default 0.7; bundled base 1)")
-    add("--examples", help="JSONL of prompt and completion: worked examples before each prompt (default: for bundled prompts)")
-    add("--device", default="auto", help="auto, cpu, cuda, mps")
-    add("--seed", type=number(int, at_least=0), default=0, help="random seed of sampling (default %(default)s)")
-    # fmt: on
+    add_arguments(parsers["draw"])
     add = parsers["export"].add_argument
     # fmt: off
     add("--ties", choices=("keep", "drop"), default="keep", help="drop: for tools that do not know ties (default %(default)s)")
@@ -262,19 +154,15 @@ def parse_args(argv=None):
             why = "holds an args.json of another kind; choose another --out"
             raise UserError(f"--out {args.out}: {why}") from None
         args = parser.parse_args(argv)
+        if args.thumbs != saved["thumbs"]:
+            raise UserError(f"--thumbs: --out {args.out} compares pairs; choose another --out")
+    parsers["export"].without_effect("--ties", args.thumbs, "a thumb has no tie")
     return args
 
 
 # ---- 5. the data ----
 # {"id": "item-04", "prompt": [{"role": "user", "content": "Assess this candidate. …"}],
 #  "a": [{"role": "assistant", …}], "b": [{"role": "assistant", …}], "a_model": "…", "gold": null}
-
-
-def write_private(path, rows):
-    """JSONL, replaced as a whole and readable by its owner alone."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with files.replacing(path, 0o600) as file:
-        file.writelines(map(json_line, rows))
 
 
 def json_line(row):
@@ -286,74 +174,28 @@ def turns(value):
     return [{"role": "prompt", "content": value}] if isinstance(value, str) else plain(value)
 
 
-# ---- 6. the models ----
-
-
-# (1) items: a file of answer pairs, or answers drawn from one or two models
-def draw(args):
-    """write items.jsonl: two answers to each prompt, from one model or from two"""
-    import common
-    from parts import prompting
-
-    path = Path(args.out) / "items.jsonl"
-    if path.exists():
-        raise UserError(f"--out {args.out}: holds an items.jsonl; choose another --out")
-    gold = list(load_items(args.gold_items, "--gold-items").values()) if args.gold_items else []
-    rows = prompting.load_prompts(args.prompts, "--prompts")
-    rows = [row for row in rows if args.split in (None, row.get("split"))]
-    if not rows:
-        raise UserError(f'--prompts {args.prompts}: no prompt with "split": "{args.split}"')
-    prompting.default_examples(args, [args.prompts], temperature_flag="temperature")
-    examples = prompting.load_examples(args.examples)
-    rows = prompting.some_prompts(rows, args.limit or len(rows))
-    rows = [{**row, "prompt": prompting.after_examples(examples, row)} for row in rows]
-    prompts, texts, items = [row["prompt"] for row in rows], [], []
-    for k, flag in enumerate(["--model", "--model-b"]):
-        if k == 0 or args.model_b:
-            name = args.model_b if k else args.model
-            tokenizer = common.load_tokenizer(name, flag)
-            model = common.load_policy(name, **placed(args), trainable=False, flag=flag)
-        print(f"drawing {len(rows)} answers from {name}", flush=True)
-        drawn = common.sample(
-            model, tokenizer, prompts, max_new_tokens=args.max_new_tokens,
-            temperature=args.temperature, seed=2 * args.seed + k, rows=DRAW_BATCH,
-        )  # fmt: skip
-        texts.append(drawn.texts)
-        cut = len(rows) - sum(drawn.finished)
-        if cut:
-            limit = f"--max-new-tokens {args.max_new_tokens}"
-            print(f"{cut} of {len(rows)} answers were cut at {limit}; raise it")
-    for row, a, b in zip(rows, *texts):
-        if args.model_b:  # between two models a blank answer must be able to lose
-            a, b = (text if text.strip() else "(no answer)" for text in (a, b))
-        if a == b or not a.strip() or not b.strip():
-            continue
-        if isinstance(row["prompt"], list):
-            a, b = ([{"role": "assistant", "content": text}] for text in (a, b))
-        people = [c for c in row.get("candidates") or [] if c.get("in") == "prompt"]
-        item = {"task": row.get("task"), "prompt": row["prompt"], "a": a, "b": b}
-        items.append(item | {"a_model": args.model, "b_model": name, "candidates": people})
-    dropped = len(rows) - len(items)
-    print(f"{len(rows)} prompts → {len(items)} items; {dropped} dropped: answers equal or blank")
-    if not items:
-        fix = "raise --temperature, or add --model-b"
-        raise UserError(f"--model {args.model}: no two answers that differ; {fix}")
-    # ids that do not tell gold items from others
-    items = [item | {"id": f"item-{n:05d}"} for n, item in enumerate([*items, *gold])]
-    write_private(path, items)
-    print(f"wrote {path}\nnext: python annotate.py --out {shlex.quote(args.out)}")
-
-
 # ---- 8. the loop ----
+
+
+def number_of_votes(people):
+    """Votes that stand; a skip is none."""
+    return sum(event["choice"] is not None for person in people for event in person.standing)
+
+
+def key_sha256(name, key):
+    """What the log holds of a pseudonym's key; two pseudonyms of one browser have two keys."""
+    return hashlib.sha256(f"{name} {key}".encode()).hexdigest()
 
 
 class Desk:
     """Who has voted on what, and what comes next. Its methods run under `lock`."""
 
     def __init__(self, args, items):
+        # (1) items: a file of answer pairs, or answers drawn from one or two models
         self.args, self.items, self.lock = args, items, threading.Lock()
         self.gold = {id: item.get("gold") is not None for id, item in items.items()}
         self.people, self.seen, self.votes = {}, {}, Counter()
+        self.owners = {}  # {pseudonym: hash of the key that its first browser holds}
         self.out, self.saved = Path(args.out), False
         self.log = self.out / "annotations.jsonl"
         self.out.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -366,7 +208,8 @@ class Desk:
                 raise UserError(f"--out {self.out}: {why}") from None
         # (2) the log: one line per vote, replayed at every start
         if self.log.exists():
-            for event in read_log(self.log, items):
+            os.chmod(self.log, PRIVATE)
+            for event in read_log(self.log, items, args.thumbs):
                 self.count(event)
             data = self.log.read_bytes()
             whole = data.rfind(b"\n") + 1
@@ -376,13 +219,13 @@ class Desk:
 
     def person(self, name):
         """What one annotator was shown and did."""
-        if not NAME.fullmatch(name):
+        if not votes.is_name(name):
             raise ValueError("use 1 to 32 letters, digits, dots, dashes or underscores")
         if name not in self.people:
             # of a thumb everyone sees the same answer, so that votes on an item can agree
             sides = plan("everyone" if self.args.thumbs else name, self.gold)
             self.people[name] = SimpleNamespace(
-                sides=sides, order=list(sides), events=[], standing=[], returned=None
+                name=name, sides=sides, order=list(sides), events=[], standing=[], returned=None
             )
         return self.people[name]
 
@@ -390,6 +233,8 @@ class Desk:
         """Take an event into account: at the start, and after each line written."""
         me = self.person(event["annotator"])
         me.events.append(event)
+        if "key_sha256" in event:  # not in the log of an older version
+            self.owners[event["annotator"]] = event["key_sha256"]
         self.seen[event["event_id"]] = event
         me.returned = self.seen.get(event["undoes"])  # an undone item comes back at once
         if me.returned:
@@ -399,6 +244,22 @@ class Desk:
         changed = me.returned or event
         if changed["choice"] and changed["repeat_of"] is None:
             self.votes[changed["item_id"]] += -1 if me.returned else 1
+
+    def admit(self, name, key):
+        """(key, None) for the browser whose pseudonym this is, else (None, the refusal).
+
+        The first browser gets a new key; another one must know it.
+        """
+        me, key = self.person(name), key or secrets.token_hex(10)
+        alike = [n for n in self.people if self.people[n].events and n != name]
+        alike = [n for n in alike if votes.folded(n) == votes.folded(name)]
+        if alike and not me.events:
+            error = f"{alike[0]} has votes here, and {name} would be another person"
+            return None, {"error": f"{error}: continue as {alike[0]}?", "similar": alike[0]}
+        if self.owners.setdefault(name, key_sha256(name, key)) != key_sha256(name, key):
+            where = "its key is under Help in that browser"
+            return None, {"error": f"{name} belongs to another browser; {where}"}
+        return key, None
 
     # (3) each annotator's list: shuffled, sides half and half, gold spread, some items twice
     def next_task(self, me):
@@ -439,8 +300,9 @@ class Desk:
             "undoes": me.standing[-1]["event_id"] if me.standing else None,
             "done": len(me.standing),
             "all": len(me.standing) + len(left) + max(0, planned - again),
-            # skips, gold and repeats count too: a counter that stopped would give them away
-            "everyone": sum(len(person.standing) for person in self.people.values()),
+            # gold and repeats count, too: a counter that stopped would give them away
+            "votes": number_of_votes([me]),
+            "everyone": number_of_votes(self.people.values()),
             # a and b together: the page must not say which of them won
             "decided": kinds["a"] + kinds["b"],
             "others": {kind: kinds[kind] for kind in ("tie", "both_bad", "skip")},
@@ -481,15 +343,17 @@ class Desk:
             if item_id is None or (done and not repeat_of):
                 return "the item has changed, or you have voted on it already"
             shown = self.shown(me, item_id, repeat_of)
+        if self.args.thumbs and (body["choice"], body["strength"]) not in THUMBS:
+            raise ValueError("choice: an answer is good or bad")
         choice, gold_pass = unblind(shown, body["choice"]), None
         if self.gold[item_id] and choice:  # the first vote counts, also after an undo
             before = [e["gold_pass"] for e in me.events if e["item_id"] == item_id and e["choice"]]
             gold_pass = [*before, choice == self.items[item_id]["gold"]][0]
         event = {
-            "schema": SCHEMA,
+            "schema": votes.SCHEMA,
             **{key: body[key] for key in SENT},
             "item_id": item_id,
-            "item_sha256": item_sha256(self.items[item_id]),
+            "item_sha256": votes.item_sha256(self.items[item_id]),
             "shown": shown,
             "choice": choice,
             "gold_pass": gold_pass,
@@ -497,13 +361,21 @@ class Desk:
             "undoes": body["undoes"] if undo else None,
             "ts_server": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
             "app": APP,
+            "thumbs": self.args.thumbs,
+            "key_sha256": self.owners[me.name],
         }
         if self.args.no_exact_time:
-            day = {key: event[key][:10] + "T00:00:00Z" for key in ("ts_client", "ts_server")}
+            # as long as an exact time, so that a column of both has one type
+            midnight = "T00:00:00.000000Z"
+            day = {key: event[key][:10] + midnight for key in ("ts_client", "ts_server")}
             event |= {"ms_active": None, "ms_wall": None, **day}
-        check_event(event)
+        votes.check_event(event)
         if not set(event["reasons"]) <= set(REASONS):
             raise ValueError("reasons: not accepted")
+        if len(event["comment"]) > votes.LONGEST:
+            raise ValueError(f"comment: at most {votes.LONGEST} characters")
+        if any(len(event[key]) > 64 for key in ("event_id", "session", "ts_client", SHA)):
+            raise ValueError("a key is too long")
         self.append(json_line(event))
         self.count(event)
         return None
@@ -512,11 +384,12 @@ class Desk:
         """Write the line to disk, or raise OSError and leave the file as it was."""
         if not self.saved:  # nothing is written before the first vote
             kept = {key: getattr(self.args, key) for key in KEPT}
-            write_private(self.out / "args.json", [{"stage": "annotate", "args": kept}])
+            record = [{"stage": "annotate", "args": kept}]
+            files.write_jsonl(self.out / "args.json", record, mode=PRIVATE)
             if not (self.out / "items.jsonl").exists():
-                write_private(self.out / "items.jsonl", self.items.values())
+                files.write_jsonl(self.out / "items.jsonl", self.items.values(), mode=PRIVATE)
             self.saved = True
-        file = os.open(self.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        file = os.open(self.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, PRIVATE)
         size = os.fstat(file).st_size
         try:
             if os.write(file, line) < len(line):
@@ -529,74 +402,40 @@ class Desk:
             os.close(file)
 
 
-HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
-    "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
-    "frame-ancestors 'none'",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-store",
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Cross-Origin-Resource-Policy": "same-origin",
-}
 SENT = (  # by the page, and written as they are
     "event event_id annotator session strength reasons comment ms_active ms_wall ts_client "
     "guidelines_sha256"
 ).split()
+SHA = "guidelines_sha256"
+THUMBS = ("left", 2), ("right", 2), (None, None)
 
 
-def guard(hosts, token, cookie, page_token):
-    """Refuse other web sites, other host names, and visitors without the token."""
-    from flask import abort, request
-
-    def same(given, expected):
-        return secrets.compare_digest((given or "").encode(), expected.encode())
-
-    host = request.environ.get("HTTP_HOST", "")
-    if host not in hosts:
-        abort(400, "unknown Host header")
-    if token and not same(request.args.get("token", request.cookies.get(cookie)), token):
-        abort(401, "open the link that was printed when the server started")
-    if request.method == "POST":
-        if request.headers.get("Origin", f"//{host}").partition("//")[2] != host:
-            abort(403, "another origin")
-        if not same(request.headers.get("X-Token"), page_token):
-            abort(403, "the server was restarted; reload the page")
-
-
-def explain(error):
-    """An error as one short sentence of JSON."""
-    if isinstance(error, OSError):
-        print(f"{error}; the vote was not acknowledged", file=sys.stderr)
-        return {"error": f"the server cannot write its file ({error.strerror})"}, 507
-    return {"error": getattr(error, "description", str(error))}, getattr(error, "code", 400)
-
-
-def make_app(args, items, guidelines=GUIDELINES, hosts=("127.0.0.1:5050",), token=None):
+def make_app(args, items, guidelines="", hosts=("127.0.0.1:5050",), token=None):
     """The Flask app. `hosts`: accepted Host headers; `token`: for browsers off this machine."""
-    from flask import Flask, redirect, render_template, request, send_from_directory
+    from flask import Flask, make_response, redirect, render_template, request, send_from_directory
     from werkzeug.exceptions import HTTPException
 
     app = Flask("annotate", static_folder=None, template_folder=TEMPLATES)
-    app.config["MAX_CONTENT_LENGTH"] = 256 * 1024
+    app.config["MAX_CONTENT_LENGTH"] = 64 * 1024
     app.desk = desk = Desk(args, items)
-    page_token, cookie = secrets.token_urlsafe(32), f"annotate-{args.port}"
+    page_token, token_cookie = secrets.token_urlsafe(32), f"annotate-{args.port}"
+    session = hashlib.sha256(json.dumps([*items.values()]).encode()).hexdigest()
 
-    app.before_request(lambda: guard(hosts, token, cookie, page_token))
+    app.before_request(lambda: web.guard(hosts, token, token_cookie, page_token))
     # KeyError, TypeError, ValueError and RecursionError: a body that the page would not send
     for kind in (HTTPException, OSError, KeyError, TypeError, ValueError, RecursionError):
-        app.register_error_handler(kind, explain)
+        app.register_error_handler(kind, web.explain)
 
     @app.after_request
     def headers(response):
-        response.headers.update(HEADERS)
+        response.headers.update(web.HEADERS)
         return response
 
     @app.get("/")
     def page():
         if token and "token" in request.args:  # keeps it out of the address bar and the history
             response = redirect("/")
-            response.set_cookie(cookie, token, httponly=True, samesite="Lax")
+            response.set_cookie(token_cookie, token, httponly=True, samesite="Lax")
             return response
         return render_template(
             "annotate.html",
@@ -604,26 +443,44 @@ def make_app(args, items, guidelines=GUIDELINES, hosts=("127.0.0.1:5050",), toke
             sha256=hashlib.sha256(guidelines.encode()).hexdigest(),
             reasons=REASONS,
             thumbs=args.thumbs,
+            longest=votes.LONGEST,
             token=page_token,
         )
 
-    @app.get("/annotate.<any(css, js):kind>")
-    def asset(kind):
-        return send_from_directory(TEMPLATES, f"annotate.{kind}")
+    @app.get("/<any('annotate.css', 'annotate.js', 'markdown.js'):name>")
+    def asset(name):
+        return send_from_directory(TEMPLATES, name)
+
+    def key_cookie(name):
+        """One per session and pseudonym: the server's port and folder may change."""
+        return "annotate-" + hashlib.sha256(f"{session} {name}".encode()).hexdigest()[:16]
 
     @app.post("/next")
     def following():
+        body = request.get_json()
+        name, cookie = body["annotator"], key_cookie(body["annotator"])
         with desk.lock:
-            return desk.state(request.get_json())
+            key, refusal = desk.admit(name, body.get("key") or request.cookies.get(cookie))
+            if refusal:
+                return refusal, 409
+            response = make_response(desk.state(name) | {"key": key})
+        days = COOKIE_DAYS * 24 * 3600
+        response.set_cookie(cookie, key, max_age=days, httponly=True, samesite="Lax")
+        return response
 
     @app.post("/vote")
     def vote():
         body = request.get_json()
+        name = body["annotator"]
+        key = request.cookies.get(key_cookie(name))
+        if not key:
+            return {"error": "this browser sends no cookies; allow them for this page"}, 409
         with desk.lock:
-            problem = desk.record(body)
-            state = desk.state(body["annotator"])
-        if problem:
-            return state | {"error": problem}, 409
+            _, refusal = desk.admit(name, key)
+            problem = None if refusal else desk.record(body)
+            state = refusal or desk.state(name)
+        if refusal or problem:
+            return state | {"error": problem or refusal["error"]}, 409
         return state | {"saved": body["event_id"]}
 
     return app
@@ -633,32 +490,27 @@ def serve(args):
     """show the pairs in the browser and record the votes (default)"""
     from werkzeug.serving import WSGIRequestHandler, make_server
 
-    out, guidelines = Path(args.out), THUMBS_GUIDELINES if args.thumbs else GUIDELINES
-    if args.guidelines:
-        try:
-            guidelines = Path(args.guidelines).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"--guidelines {args.guidelines}: {error}; expected text") from None
+    out, built_in = Path(args.out), f"guidelines{'-thumbs' if args.thumbs else ''}.txt"
+    try:
+        guidelines = Path(args.guidelines or TEMPLATES / built_in).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--guidelines {args.guidelines}: {error}; expected text") from None
     held = out / "items.jsonl"
     items = load_items(args.items or (held if held.exists() else ITEMS))
     if held.exists() and load_items(held, "--out") != items:
         fix = "leave --items out to continue with those, or choose another --out"
         raise UserError(f"--out {out}: holds other items than {args.items}; {fix}")
-    if args.host == "0.0.0.0" and not args.allow_host:
+    listener = web.listen(args.host.strip("[]"), args.port)  # before anything is written
+    address, port = listener.getsockname()[:2]
+    args.port, everywhere = port, address in ("0.0.0.0", "::")
+    if everywhere and not args.allow_host:
         fix = "add --allow-host NAME, the name or address in the annotators' address bar"
         raise UserError(f"--host {args.host}: {fix}")
-    try:  # before anything is written
-        listener = socket.create_server((args.host, args.port), backlog=128)
-    except OSError as error:
-        raise UserError(
-            f"--host {args.host} --port {args.port}: {error.strerror}; try --port 0"
-        ) from None
-    port = args.port = listener.getsockname()[1]
-    own = "127.0.0.1", "localhost"
-    hosts = {f"{name}:{port}" for name in (*own, args.host, *args.allow_host)}
-    alone = args.host in own and not args.allow_host
-    token = None if alone else secrets.token_urlsafe(32)
-    app = make_app(args, items, guidelines, hosts.union(args.allow_host), token)
+    allowed, host = [web.host_name(name) for name in args.allow_host], web.host_name(args.host)
+    hosts = {web.authority(n, port) for n in ("127.0.0.1", "localhost", "::1", host, *allowed)}
+    hosts |= {web.authority(name) for name in allowed}  # behind a proxy at its own port
+    token = None if web.is_local(host) and not allowed else secrets.token_urlsafe(32)
+    app = make_app(args, items, guidelines, hosts, token)
 
     class Quiet(WSGIRequestHandler):
         server_version, sys_version = "annotate", ""  # not the versions of Werkzeug and Python
@@ -666,17 +518,21 @@ def serve(args):
         def log(self, *_):
             """Neither texts nor addresses."""
 
-    done = sum(len(person.standing) for person in app.desk.people.values())
+    for name in args.release:
+        if app.desk.owners.pop(name, None) is None:
+            names = ", ".join(sorted(app.desk.owners)) or "none"
+            raise UserError(f"--release {name}: no such pseudonym with votes; there are: {names}")
+    done = number_of_votes(app.desk.people.values())
     print(f"{out}: {len(items)} items, {done} votes so far; Ctrl-C stops")
     if token:
         print("warning: no TLS: anyone listening on the network can read everything")
-    name = args.allow_host[0] if args.host == "0.0.0.0" else args.host
+    link = "http://" + web.authority(allowed[0] if everywhere else host, port)
     server = make_server(
-        args.host, port, app, threaded=True, request_handler=Quiet, fd=listener.fileno()
+        address, port, app, threaded=True, request_handler=Quiet, fd=listener.fileno()
     )
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        print(f"http://{name}:{port}" + (f"/?token={token}" if token else ""), flush=True)
+        print(link + (f"/?token={token}" if token else ""), flush=True)
         server.serve_forever()
     except KeyboardInterrupt:  # Ctrl-C or SIGTERM
         pass
@@ -693,56 +549,31 @@ def export(args):
     """write prefs.jsonl from the votes (works while a server runs)"""
     out = Path(args.out)
     items = load_items(out / "items.jsonl", "--out")
-    events = read_log(out / "annotations.jsonl", items)
-    votes = replay(events)
-    usable, path, stage = counted(votes), out / "prefs.jsonl", "reward_train.py"
-    rows = to_prefs(items, votes, getattr(args, "ties", "keep"))
+    standing = replay(read_log(out / "annotations.jsonl", items, args.thumbs))
+    usable, path, stage = counted(standing), out / "prefs.jsonl", "reward_train.py"
     if args.thumbs:
-        rows, path, stage = to_thumbs(items, votes), out / "thumbs.jsonl", "dpo.py --loss-type kto"
-    write_private(path, rows)
+        rows, path, stage = (
+            to_thumbs(items, standing),
+            out / "thumbs.jsonl",
+            "dpo.py --loss-type kto",
+        )
+    else:
+        rows = to_prefs(items, standing, getattr(args, "ties", "keep"))
+    files.write_jsonl(path, rows, mode=PRIVATE)
     choices = Counter(vote["choice"] for vote in usable)
-    gold = sum(vote["gold_pass"] is not None for vote in votes)
+    gold = sum(vote["gold_pass"] is not None for vote in standing)
     print(f"{path}: {len(rows)} rows from {len(usable)} votes, ties {choices['tie']}, ", end="")
-    print(f"both bad {choices['both_bad']}, gold {gold}, repeats {len(votes) - len(usable) - gold}")
+    print(
+        f"both bad {choices['both_bad']}, gold {gold}, repeats {len(standing) - len(usable) - gold}"
+    )
     if rows:
         print(f"next: python {stage} --pairs {shlex.quote(str(path))}")
 
 
 def report(args):
     """print agreement, position bias and a line per annotator (works while a server runs)"""
-    result = agreement(read_log(Path(args.out) / "annotations.jsonl"))
-    overlap, left = result["overlapping_items"], result["position"]
-    print(f"{result['items']} items with votes, {overlap} of them from two annotators or more")
-    print("(without gold items and repeats)\n")
-    print(f"{'thumbs up       ' if args.thumbs else 'left side chosen'}  {cell(left)}", end="")
-    print("  ← biased: the interval excludes 50 %" if left["biased"] and not args.thumbs else "")
-    if overlap:
-        print(f"raw agreement     {cell(result['raw'])}")
-        print(f"Krippendorff's α  {cell(result['alpha_nominal'])} (a, b, tie), ", end="")
-        print(f"{cell(result['alpha_ordinal'])} (ordinal, with strength)")
-        print_table(result["pairs"], {"x": "", "y": "", "raw": "raw agreement", "kappa": "κ"})
-        print(
-            "\n– no number, or one label throughout. Trained raters of preferences agree in about"
-        )
-        print("60 to 77 % of pairs (from memory, not verified); κ is low if one choice prevails.")
-    else:
-        print("no agreement to compute: no item has two annotators; serve with --overlap 2")
-    counts = "annotator", "votes", "skips", "ties", "both_bad", "median_seconds"
-    rates = "annotator", "under_3_s", "left", "gold", "repeats", "with_others"
-    for keys in (counts, rates):
-        print_table(result["annotators"], {key: key.replace("_", " ") for key in keys})
-
-
-def cell(x):
-    """A share with its fraction and interval, a number, or a dash."""
-    if isinstance(x, dict) and x["n"]:
-        return f"{round(x['value'] * x['n'])}/{x['n']} = {pages.number(x, 0, percent=True)}"
-    return x if isinstance(x, (str, int)) else pages.number(x, 2)
-
-
-def print_table(rows, titles):
-    cells = [[cell(row[key]) for key in titles] for row in rows]
-    print(*pages.text_table(pages.table(list(titles.values()), cells)), sep="\n")
+    log = Path(args.out) / "annotations.jsonl"
+    votes.print_agreement(read_log(log, thumbs=args.thumbs), args.thumbs)
 
 
 # ---- 10. the guard ----

@@ -759,15 +759,16 @@ def prompts_that_fit(model, tokenizer, prompts, max_new_tokens):
 @torch.no_grad()
 def sample(
     model, tokenizer, prompts, n=1, max_new_tokens=128, temperature=1.0, seed=0, rows=256,
-    numbers=None, alone=False,
+    numbers=None, alone=False, top_p=1.0,
 ):  # fmt: skip
     """Draw n answers to each prompt (text, messages or ids) from softmax(logits / temperature).
 
     One uniform number per (row, position), drawn from (seed, row), picks the token by the
     cumulative distribution in float64, so row i depends on the seed and i alone, not on its batch.
-    temperature=0 is greedy. No top-p and no top-k: what is sampled is what is scored. Prompts that
-    do not fit are cut. rows: answers decoded together. numbers: one int per answer, used in place
-    of i. With several processes each decodes its share and receives all answers, unless alone=True.
+    temperature=0 is greedy. No top-k; top_p is for answers that people read: in training, what is
+    sampled is what is scored. Prompts that do not fit are cut. rows: answers decoded together.
+    numbers: one int per answer, used in place of i. With several processes each decodes its share
+    and receives all answers, unless alone=True.
     """
     N = len(prompts) * n
     numbers = numbers or range(N)
@@ -784,7 +785,8 @@ def sample(
                 np.random.default_rng([seed, numbers[i]]).random(max_new_tokens) for i in part
             ]
             uniform = torch.from_numpy(np.stack(random))
-            tokens, logps = _decode(model, [ids[i // n] for i in part], uniform, ends, temperature)
+            row_ids = [ids[i // n] for i in part]
+            tokens, logps = _decode(model, row_ids, uniform, ends, temperature, top_p)
             for i, row, scores in zip(part, tokens.tolist(), logps.tolist(), strict=True):
                 end = next((t + 1 for t, token in enumerate(row) if token in ends), None)
                 drawn[i] = row[:end], scores[:end], end is not None
@@ -818,7 +820,7 @@ def check_sampling(model, place):
         raise UserError(f"{place}: {type(model).__name__} cannot be sampled ({why})")
 
 
-def _decode(model, prompts, uniform, ends, temperature):
+def _decode(model, prompts, uniform, ends, temperature, top_p=1.0):
     """Tokens and log-probs, (R, most) each, on the CPU; after a row's end they are garbage.
 
     uniform  (R, most) float64: one number for each token to draw
@@ -837,7 +839,7 @@ def _decode(model, prompts, uniform, ends, temperature):
         # (3) one token for each live row
         logits = head_logits(model, hidden, weight) / (temperature or 1.0)  # (R, V) fp32
         if temperature:
-            token = _draw(logits.to(home), uniform[row.to(home), t]).to(device)
+            token = _draw(logits.to(home), uniform[row.to(home), t], top_p).to(device)
         else:
             token = logits.argmax(-1)
         tokens[row, t] = token
@@ -891,8 +893,16 @@ def _prefill(model, prompts, most):
     return torch.cat(hidden)[fork], cache, mask[fork], lengths[fork]
 
 
-def _draw(logits, uniform):
-    """Inverse-CDF sampling: the first token whose cumulative probability exceeds `uniform`."""
-    cdf = F.softmax(logits.double(), -1).cumsum(-1)  # (R, V)
+def _draw(logits, uniform, top_p=1.0):
+    """Inverse-CDF sampling: the first token whose cumulative probability exceeds `uniform`.
+
+    top_p  < 1: only of the likeliest tokens, as many as together have at least this probability
+    """
+    probs = F.softmax(logits.double(), -1)  # (R, V)
+    if top_p < 1:
+        ranked, order = probs.sort(-1, descending=True)
+        outside = ranked.cumsum(-1) - ranked >= top_p  # (R, V): likelier ones have it already
+        probs = probs.masked_fill(outside.scatter(-1, order, outside), 0)
+    cdf = probs.cumsum(-1)  # (R, V)
     token = torch.searchsorted(cdf, uniform[:, None] * cdf[:, -1:], right=True).squeeze(-1)
     return token.clamp(max=cdf.shape[-1] - 1)

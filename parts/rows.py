@@ -4,6 +4,7 @@ A row that breaks a rule is a ValueError, which `read_jsonl` makes the error of 
 is well formed, but of no use, gets a key "drop", the reason, under which a loader counts it.
 """
 
+import json
 import re
 
 from parts.files import brief
@@ -115,6 +116,8 @@ def check_pair(row):
         check_prompt(row)
         check_response(row, "chosen")
         check_response(row, "rejected")
+    if isinstance(row.get("candidates"), str):  # as annotate.py exports them
+        row["candidates"] = json.loads(row["candidates"])
     tie = row.get("tie") or False
     if not isinstance(tie, bool):
         raise ValueError(f'"tie" is {tie!r}; expected true or false')

@@ -2,7 +2,6 @@
 
 import concurrent.futures
 import errno
-import hashlib
 import json
 import os
 import re
@@ -22,7 +21,7 @@ import annotate
 import common
 import dpo
 from conftest import REPO
-from parts import files, stats, votes
+from parts import files, stats, votes, web
 from parts.files import UserError
 from tiny import cases, pair_rows, tiny_model, write_rows
 
@@ -54,19 +53,24 @@ def stopped(app):
     return app.desk.out
 
 
-SHA = hashlib.sha256(annotate.GUIDELINES.encode()).hexdigest()
-BODY = {"guidelines_sha256": SHA, "ts_client": "2026-01-02T03:04:05.678Z", "comment": ""}
+BODY = {"guidelines_sha256": "0" * 64, "ts_client": "2026-01-02T03:04:05.678Z", "comment": ""}
 BODY |= {"reasons": [], "ms_active": 5000, "ms_wall": 6000, "event": "vote"}
 BODY |= dict.fromkeys(("undoes", "item"))
 
 
+KEYS = {}  # {(folder, name): key}, as a browser's cookies hold them
+
+
 class Rater:
-    """A browser without a window, of an app or a server's `poster`."""
+    """A tab without a window, of an app or a server's `poster`; a name's tabs are of one browser."""
 
     def __init__(self, to, name="ann"):
         self.post, self.name = client_post(to) if hasattr(to, "test_client") else to, name
-        status, self.state = self.post("/next", name)
+        browser = str(to.desk.out) if hasattr(to, "desk") else id(to), name
+        body = {"annotator": name, "key": KEYS.get(browser)}
+        status, self.state = self.post("/next", body)
         assert status == 200, self.state
+        KEYS[browser] = self.state.pop("key")
 
     def body(self, choice="left", **changes):
         body = BODY | {"event_id": secrets.token_hex(8), "annotator": self.name, "choice": choice}
@@ -154,7 +158,7 @@ def test_agreement_compares_answers_not_sides(tmp_path):
     events = log_of(tmp_path)
     ann, ben = ({e["item_id"]: e["shown"] for e in part} for part in (events[:20], events[20:]))
     assert sum(ann[i] != ben[i] for i in ann) > 4
-    result = annotate.agreement(events)
+    result = votes.agreement(events)
     assert (result["raw"]["value"], result["raw"]["n"], result["overlapping_items"]) == (1, 20, 20)
     assert result["alpha_nominal"] == result["pairs"][0]["kappa"] == 1.0
     assert [row["with_others"]["value"] for row in result["annotators"]] == [1.0, 1.0]
@@ -165,7 +169,7 @@ def test_numbers_of_an_annotator(tmp_path, capsys):
     for ms in (1000, 2000, 4000, 5000, 6000, 7000):
         choice = "tie" if ms == 7000 else "left"
         rater.vote(rater.worse() if rater.sees(2) else choice, ms_active=ms)
-    row = annotate.agreement(log_of(tmp_path))["annotators"][0]
+    row = votes.agreement(log_of(tmp_path))["annotators"][0]
     assert (row["votes"], row["median_seconds"], row["gold"]["value"]) == (6, 4.5, 0)
     annotate.main(["agreement", "--out", str(tmp_path)])
     text = capsys.readouterr().out
@@ -206,7 +210,7 @@ def test_repeats_come_late_and_swapped(tmp_path, capsys):
         assert first["shown"] == {"left": e["shown"]["right"], "right": e["shown"]["left"]}
     assert sum(row["annotator"] == "ann" for row in export(tmp_path)) == 40
     assert "repeats 10" in capsys.readouterr().out
-    repeated = annotate.agreement(events)["annotators"][0]["repeats"]
+    repeated = votes.agreement(events)["annotators"][0]["repeats"]
     assert (repeated["value"], repeated["n"]) == (1, 10)
 
 
@@ -248,11 +252,11 @@ def test_every_key_in_every_line(tmp_path):
     rater.vote("skip")
     rater.vote("undo")
     vote, skip, undo = events = votes.read_log(tmp_path / "annotations.jsonl", app.desk.items)
-    assert vote.keys() == skip.keys() == undo.keys() == votes.EVENT.keys() and len(vote) == 21
+    assert vote.keys() == skip.keys() == undo.keys() == {*votes.EVENT, *votes.ADDED}
     assert (vote["comment"], vote["reasons"]) == (comment, ["accuracy", "tone"])
     assert undo["undoes"] == skip["event_id"]
-    assert {e["ts_client"] for e in events} == {"2026-01-02T00:00:00Z"}
-    assert all(e["ts_server"].endswith("T00:00:00Z") and e["ms_wall"] is None for e in events)
+    assert {e["ts_client"] for e in events} == {"2026-01-02T00:00:00.000000Z"}
+    assert all(e["ts_server"].endswith("T00:00:00.000000Z") and e["ms_wall"] is None for e in events)
     for name in ("annotations.jsonl", "items.jsonl", "args.json"):
         assert (tmp_path / name).stat().st_mode & 0o777 == 0o600
 
@@ -261,7 +265,7 @@ def test_a_retry_or_a_stale_tab_is_no_second_vote(tmp_path):
     app = make(tmp_path, 4)
     body = Rater(app).body("left")
     with concurrent.futures.ThreadPoolExecutor(20) as pool:
-        replies = list(pool.map(lambda _: client_post(app)("/vote", body), range(20)))
+        replies = list(pool.map(lambda _: Rater(app).post("/vote", body), range(20)))
     assert {status for status, _ in replies} == {200} and len(log_of(tmp_path)) == 1
     app = make(stopped(app), 4)
     one, two = Rater(app), Rater(app)
@@ -362,9 +366,9 @@ def test_thumbs(tmp_path):
     app = make(tmp_path, 40, "--thumbs --overlap 2 --repeat 0.1")
     for name in ("ann", "ben"):
         Rater(app, name).vote_all(Rater.better)
-    votes = log_of(stopped(app))
-    assert len({(vote["item_id"], vote["shown"]["left"]) for vote in votes}) == 40
-    assert sum(vote["repeat_of"] is not None for vote in votes) == 8
+    log = log_of(stopped(app))
+    assert len({(vote["item_id"], vote["shown"]["left"]) for vote in log}) == 40
+    assert sum(vote["repeat_of"] is not None for vote in log) == 8
     annotate.main(["export", "--out", str(tmp_path)])
     rows = list(files.read_jsonl(tmp_path / "thumbs.jsonl", dpo.check_thumb))
     labels = {row["completion"][0]["content"][:5]: row["label"] for row in rows}
@@ -491,6 +495,8 @@ WIRE = """
 def test_another_site_cannot_vote(tmp_path, case):
     app = make(tmp_path, 4)
     (client, ours), body = visitor(app), Rater(app).body("left")
+    mine = {"annotator": "ann", "key": KEYS[str(tmp_path), "ann"]}
+    assert client.post("/next", headers=ours, json=mine, base_url=ORIGIN).status_code == 200
     request = {"data": json.dumps(body), "base_url": ORIGIN}
     status, header, *values = case.split(" ")
     for value in values:
@@ -510,8 +516,8 @@ def test_headers_and_broken_bodies(tmp_path):
             reply = client.post("/vote", data=given, base_url=ORIGIN, headers=ours)
             assert len(reply.data) < 400
         assert reply.status_code == status
-        assert annotate.HEADERS.items() <= dict(reply.headers).items()
-    policy = annotate.HEADERS["Content-Security-Policy"]
+        assert web.HEADERS.items() <= dict(reply.headers).items()
+    policy = web.HEADERS["Content-Security-Policy"]
     assert re.search("default-src 'none'.*frame-ancestors 'none'", policy)
     assert "unsafe" not in policy
 
@@ -521,7 +527,7 @@ def test_a_token_where_others_can_reach_it(tmp_path):
     client, base = app.test_client(), "https://tunnel.example"
     for path in ("/", "/annotate.js", "/?token=wrong"):
         assert client.get(path, base_url=base).status_code == 401
-    assert client.post("/next", json="ann", base_url=base).status_code == 401
+    assert client.post("/next", json={}, base_url=base).status_code == 401
     reply = client.get("/?token=s3cret", base_url=base)
     assert reply.status_code == 302
     assert "HttpOnly; Path=/; SameSite=Lax" in reply.headers["Set-Cookie"]
@@ -562,11 +568,11 @@ class Server:
         return Path(self.output.name).read_text()
 
     def poster(self):
-        root = f"http://127.0.0.1:{self.port}"
+        root, browser = f"http://127.0.0.1:{self.port}", requests.Session()
         headers = {"X-Token": page_token(requests.get(root, timeout=20).text)}
 
         def post(path, body):
-            reply = requests.post(root + path, json=body, headers=headers, timeout=20)
+            reply = browser.post(root + path, json=body, headers=headers, timeout=20)
             return reply.status_code, reply.json()
 
         return post

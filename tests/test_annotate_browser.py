@@ -1,10 +1,14 @@
 """annotate.py in a real Chromium: what a person does there, how it looks."""
 
+import random
+import re
 import socket
+import time
 
 import pytest
 
-from conftest import browser_or_skip
+from conftest import REPO, browser_or_skip
+from parts import files
 from test_annotate import Server, export, item_rows, log_of
 from tiny import write_rows
 
@@ -91,7 +95,11 @@ class Page:
 
 @pytest.fixture
 def open_page(browser):
-    yield lambda server, **options: Page(browser.new_context(**options), server)
+    def make(server, beside=None, **options):
+        context = beside.page.context if beside else browser.new_context(**options)
+        return Page(context, server)
+
+    yield make
     for context in browser.contexts:
         context.close()
 
@@ -210,39 +218,79 @@ def test_trouble_and_back(serve, open_page, tmp_path):
 
 
 def test_two_tabs_and_another_person(serve, open_page, tmp_path):
+    """A pseudonym belongs to the browser that used it first, also after a restart at another port:
+    others vote and undo under it only with its key."""
     server = serve(item_rows(6), "--overlap", "2")
-    one, two, ben = (open_page(server) for _ in range(3))
+    one = open_page(server)
+    two, ben = open_page(server, beside=one), open_page(server)
     one.start()
     two.start()
     one.press("1")
     two.press("2")
     assert "another window" in two.text("#banner") and len(log_of(tmp_path / "run")) == 1
     assert two.text("#title") == "Item 2 of 6" and two.text("#left") == one.text("#left")
-    ben.page.fill("#name", "ann")
+
+    def enter(tab, name):
+        tab.page.fill("#name", name)
+        tab.keys.press("Enter")
+        tab.appear("#known")
+        return tab.text("#known-words")
+
+    assert "ann belongs to another browser" in enter(ben, "ann")
+    assert "continue as ann?" in enter(ben, "Ann") and ben.page.is_hidden("#key-field")
+    ben.page.click("#continue")
+    ben.appear("#key-field")
+    ben.page.fill("#key", "guessed")
     ben.keys.press("Enter")
-    ben.appear("#known")
-    assert ben.text("#known-words") == "ann has 1 vote: continue as ann?"
+    assert "ann belongs to another browser" in ben.appear("#known")
     ben.page.click("#rename")
     ben.start("ben")
     assert ben.text("#title") == "Item 1 of 6" and "1 vote in total" in ben.text("#everyone")
+    server.stop()
+    server = serve(None)
+    again, other = open_page(server, beside=one), open_page(server)
+    assert enter(again, "ann") == "ann has 1 vote: continue as ann?"
+    again.page.click("#continue")
+    again.appear("#work")
+    again.press("s")
+    assert "1 vote in total" in again.text("#everyone"), "a skip is no vote"
+    again.keys.press("?")
+    again.page.click("#show-key")
+    key = again.text("#own-key")
+    enter(other, "ann")
+    other.page.fill("#key", key)
+    other.keys.press("Enter")
+    other.appear("#work")
+    other.press("u")
+    assert other.text("#title") == "Item 2 of 6" and other.errors[1:] == []
 
 
 MARKDOWN = """# Head
 Two **bold** and *slanted* words, `x = 1`, 2 * 3 * 4.
 
 - one
+  1. inner **part**
+     - deepest
 - two
+
+| Skill | Ann |
+|-------|----:|
+| SQL   | 5   |
+Ben | 1 |
 
 ```python
 if a < b:
     print("<b>")
-```
+```Then hire.
 \u202etxt.exe
+
+```
 
 שלום, x"""
 
 
 def test_markdown_and_code(serve, open_page):
+    """Tables are tables, nested lists nest, and every mark stays in its place."""
     rows = item_rows(1)
     rows[0]["a"][0]["content"], rows[0]["b"][0]["content"] = MARKDOWN, MARKDOWN + "!"
     tab = open_page(serve(rows)).start()
@@ -250,16 +298,89 @@ def test_markdown_and_code(serve, open_page):
     def texts(kind):
         return tab.page.locator(f"#left :is({kind})").all_text_contents()
 
-    assert texts("h3, strong, em, li, b") == ["Head", "bold", "slanted", "one", "two"]
-    assert texts("code") == ["x = 1", 'if a < b:\n    print("<b>")']
+    assert texts("h3, strong, em, b") == ["# Head", "**bold**", "*slanted*", "**part**"]
+    assert texts("ul > li > div > ol > li > div > ul > li") == ["-deepest"]
+    assert texts("thead th") == ["|Skill", "|Ann|"]
+    assert texts("tbody td") == ["|SQL", "|5|", "Ben", "|1|"]
+    code = 'if a < b:\n    print("<b>")\n```Then hire.\nU+202Etxt.exe\n\n'
+    assert texts("code") == ["`x = 1`", code]
     assert texts(".control") == ["U+202E"] and "2 * 3 * 4" in tab.text("#left")
     directions = "all => all.map(e => getComputedStyle(e).direction)"
-    found = tab.page.locator("#left :is(p, pre)").evaluate_all(directions)
-    assert found == ["ltr", "ltr", "ltr", "rtl"]  # of the text, not of the page
+    found = tab.page.locator("#left > :is(p, pre)").evaluate_all(directions)
+    assert found == ["ltr", "ltr", "rtl"]  # of the text, not of the page
     tab.keys.press("Shift+?")
     tab.page.uncheck("#format")
     tab.keys.press("Escape")
     assert "**bold**" in tab.text("#left") and texts("strong") == []
+
+
+ESCAPED = r"""
+```{"fit": true}```
+```\ncode\n```Then hire her.
+```Here is the plan: hire her\nline\n```
+~~~struck words~~~\nNext
+~~~\n```\n~~~ end\n~~~\nafter
+````md\n```\ninner\n```\n````
+```\nunclosed
+- item\n  ```sql\n  SELECT 1;\n  ```\n  end
+- item\n```\nnot in the item\n```
+> quote\n> ```\n> code\n> ```\n>> deeper\nlazy
+1. a\n1. b\n   - c\n\n     still c\n10) d\n* e\n\t* f
+- - - - - - - - - - - - deep
+-\n- \n1.\n*
+**open *both* `never closed
+***a*** **b *c* d** \\*e\\* f*g*h **i**j ** k ** * l *
+`` ` `` and ``` `` ``` and `a``b`
+| a | b\n|---|---\n| 1 | 2 | 3 |\n|\n||\n| \\| | `x|y` |\ntext
+a | b\n|-|-|\n- x | y\n|:-:|
+| only a head |\n|---
+|\n|-|
+# One\n####### seven\n#none\n## \n    # indented
+$$x_i * y * z$$ \\(a*b*c\\) \\[ \\frac{1}{2} \\] 2*3*4
+<b>x</b> <script>alert(1)</script> <!-- c --> &lt; [x](javascript:1) ![i](u)
+---\ntitle: x\n---\n***\n___\n===
+שלום **עולם**\n1. אחד\n- مرحبا\n| א | ב |\n|---|---|\n| 1 | 2 |
+a\r\nb\rc\n\n\r\n```\r\nx\r\n```\r\nz
+nul\x00 tag\U000e0041 zwsp\u200b shy\u00ad bidi\u202e bom\ufeff filler\u3164 line\u2028
+👩‍💻 👨‍👩‍👧 é e\u0301
+""".strip().split("\n")
+ANSWERS = [x.encode("latin-1", "backslashreplace").decode("unicode_escape") for x in ESCAPED]
+PIECES = r"""` ``` ~~~ * ** *** | || - + 1. 12) > # ## \ [x](y) <b> & word a_b 2*3 --- |--- :-: x| \| é א"""
+HIDING = re.compile(  # as in markdown.js, from the code charts
+    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u180e\u200b\u200e\u200f"
+    "\u2028-\u202e\u2060-\u206f\u3164\ufeff\uffa0\ufff9-\ufffb\U000e0000-\U000e0fff]"
+)
+RENDER = """([texts, shown]) => texts.map((text) => {
+  const made = document.body.appendChild(document.createElement("div"));
+  render(made, text, true);
+  made.className = "words";
+  const result = shown ? made.innerText : made.textContent;
+  made.remove();
+  return result;
+})"""
+
+
+def random_markdown(rng):
+    pieces = [*PIECES.split(" "), " ", " ", "\n", "\n", "\n\n", "\n  ", "\n    ", "\t", "\r\n"]
+    return "".join(rng.choices(pieces, k=rng.randint(1, 60)))
+
+
+def test_every_character_is_shown(serve, open_page):
+    """People vote on what they see: a rendering is its source, blanks aside, whatever the Markdown;
+    a line that opened or closed a fence used to be dropped with its text. Texts of 200,000 signs
+    that open everything and close nothing take seconds, not minutes."""
+    rng = random.Random(0)
+    real = [row["answer"] for row in files.read_jsonl(REPO / "tests/answers.jsonl")]
+    texts = [MARKDOWN, *ANSWERS, *real]
+    chaos = [random_markdown(rng) for _ in range(3000)]
+    long = [sign * (200_000 // len(sign)) for sign in ("`", "*a ", "**", "- ", "| ", "> ", "a`", "\n-")]
+    page = open_page(serve(item_rows(1))).page
+    start = time.monotonic()
+    for part, inner in ((texts, True), (chaos, False), (long, False)):
+        for text, result in zip(part, page.evaluate(RENDER, [part, inner]), strict=True):
+            source = HIDING.sub(lambda found: f"U+{ord(found[0]):04X}", text)
+            assert "".join(result.split()) == "".join(source.split()), text[:300]
+    assert time.monotonic() - start < 120
 
 
 def view(width, height, **options):

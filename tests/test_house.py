@@ -145,7 +145,7 @@ LINES = {  # at most, of each file; what is not here has at most 500
     "ppo.py": 600,
     "grpo_rubric.py": 750,
     "grpo_agent.py": 750,
-    "annotate.py": 769,
+    "annotate.py": 600,
     "judge.py": 750,
     "ruler.py": 400,
     "watch.py": 600,

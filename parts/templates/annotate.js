@@ -2,12 +2,12 @@
 // One event at a time: `pending` is its body, sent unchanged until the server has it on disk.
 const $ = (id) => document.getElementById(id);
 const PAUSE = 300;  // ms: the second click of a double click must not vote on the next item
-const LONGEST = 4096;  // bytes of a comment
+const LONGEST = Number($("comment").dataset.longest);  // characters of a comment
 const session = newId();
 const thumbs = document.body.dataset.thumbs === "yes";  // one answer at a time, good or bad
 const TITLE = thumbs ? "Judge an answer" : "Compare two answers";
 let state = null, pending = null, sending = false, delay = 1000, timer = 0;
-let name = "", shownAt = 0, active = 0, activeSince = 0;
+let name = "", key = "", shownAt = 0, active = 0, activeSince = 0;
 
 function newId() {
   return Array.from(crypto.getRandomValues(new Uint8Array(16)), (b) => b.toString(16).padStart(2, "0")).join("");
@@ -23,13 +23,6 @@ function keep(store, key, value) {  // private windows may refuse
 const local = (key, value) => keep(() => localStorage, key, value);
 const tab = (key, value) => keep(() => sessionStorage, key, value);
 
-function element(kind, words, classes) {
-  const made = document.createElement(kind);
-  made.textContent = words;
-  made.className = classes || "";
-  return made;
-}
-
 async function call(path, body) {
   const headers = { "Content-Type": "application/json", "X-Token": document.body.dataset.token };
   try {
@@ -40,83 +33,15 @@ async function call(path, body) {
   }
 }
 
-// ---- text: Markdown and code become elements, never HTML ----
-
-const HIDDEN = /[\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f-\u009f\u061c\u200b\u200e\u200f\u202a-\u202e\u2060-\u2069\ufeff]/u;
-
-function words(parent, text) {  // characters that hide or turn text around are shown by their number
-  for (const part of text.split(new RegExp("(" + HIDDEN.source + ")", "u"))) {
-    if (!HIDDEN.test(part)) parent.append(part);
-    else parent.append(element("span", "U+" + part.charCodeAt(0).toString(16).toUpperCase().padStart(4, "0"), "control"));
-  }
-  return parent;
-}
-
-function inline(parent, text) {
-  const marks = /(`+)([^`]|[^`].*?[^`])\1(?!`)|\*\*(?=\S)(.+?)\*\*|(?<![\w*])\*(?=[^\s*])([^*]+?)\*(?!\w)/su;
-  for (let found; (found = text.match(marks)); text = text.slice(found.index + found[0].length)) {
-    words(parent, text.slice(0, found.index));
-    if (found[2] !== undefined) parent.append(words(element("code", ""), found[2]));
-    else parent.append(inline(element(found[3] !== undefined ? "strong" : "em", ""), found[3] ?? found[4]));
-  }
-  return words(parent, text);
-}
-
-function block(kind, text) {
-  const made = inline(element(kind, ""), text);
-  made.dir = "auto";
-  return made;
-}
-
-function render(target, text) {
-  target.replaceChildren();
-  if (!$("format").checked) {
-    const made = words(element("div", ""), text);
-    made.dir = "auto";
-    return target.append(made);
-  }
-  const lines = text.split("\n");
-  while (lines.length) {
-    const line = lines.shift();
-    const fence = line.match(/^\s*(```+|~~~+)/);
-    const heading = line.match(/^#{1,6}\s+(.*)/), item = line.match(/^\s*(?:[-*+]|(\d{1,9})[.)])\s+(.*)/), quote = line.match(/^>\s?(.*)/);
-    if (fence) {
-      const code = [];
-      while (lines.length && !lines[0].trim().startsWith(fence[1])) code.push(lines.shift());
-      lines.shift();
-      const made = element("pre", "");
-      made.append(words(element("code", ""), code.join("\n")));
-      target.append(made);
-    } else if (heading) {
-      target.append(block("h3", heading[1]));
-    } else if (item) {
-      const kind = item[1] ? "OL" : "UL", last = target.lastElementChild;
-      const list = last && last.tagName === kind ? last : target.appendChild(element(kind, ""));
-      if (!list.children.length && item[1]) list.start = Number(item[1]);
-      list.dir = "auto";
-      list.append(block("li", item[2]));
-    } else if (quote) {
-      target.append(block("blockquote", quote[1]));
-    } else if (line.trim()) {
-      const paragraph = [line];
-      while (lines.length && lines[0].trim() && !/^(\s*(```|~~~|[-*+]\s|\d{1,9}[.)]\s)|#{1,6}\s|>)/.test(lines[0])) paragraph.push(lines.shift());
-      target.append(block("p", paragraph.join("\n")));
-    } else if (target.lastElementChild && /^[OU]L$/.test(target.lastElementChild.tagName) && !/^\s*([-*+]|\d{1,9}[.)])\s/.test(lines[0] || "")) {
-      target.append(element("div", ""));  // a blank line ends a list
-    }
-  }
-}
-
 function showItem(item) {
   $("prompt").replaceChildren(...item.prompt.map((turn) => {
     const made = element("div", "", "turn"), content = element("div", "");
     if (item.prompt.length > 1) made.append(element("p", turn.role, "role"));
-    render(content, turn.content);
+    render(content, turn.content, $("format").checked);
     made.append(content);
     return made;
   }));
-  render($("left"), item.left);
-  render($("right"), item.right);
+  for (const side of ["left", "right"]) render($(side), item[side], $("format").checked);
 }
 
 // ---- the session ----
@@ -128,24 +53,38 @@ function begin() {
   else view("start", TITLE);
 }
 
-async function enter(given, sure) {
-  const [status, data] = await call("/next", given);
+async function enter(given, sure, typed) {
+  given = given.trim().normalize("NFC");
+  const [status, data] = await call("/next", { annotator: given, key: typed || null });
   if (status !== 200 && $("start").hidden && $("work").hidden) view("start", TITLE);
   if (status === 400) return trouble("This pseudonym is not accepted: " + data.error + ".");
   if (status === 403) return renew(data.error);
+  if (status === 409) return ask(data.error, data.similar || given, !data.similar);
   if (status !== 200) return trouble(data.error, true);
-  if (!sure && data.done) {  // somebody has already voted under this name
-    trouble("");
-    $("known-words").textContent = given + " has " + data.done + (data.done === 1 ? " vote" : " votes") + ": continue as " + given + "?";
-    $("known").hidden = false;
-    return $("continue").focus();
-  }
+  if (!sure && data.done)  // two people may share a browser
+    return ask(given + " has " + count(data.votes, "vote") + ": continue as " + given + "?", given);
   name = given;
+  key = data.key;
+  $("own-key").hidden = true;
   tab("name", name);
   local("name", name);
   show(data, "");
   pending = JSON.parse(local("pending-" + name) || "null");  // a vote that a reload or a crash cut off
   if (pending) send();
+}
+
+function ask(question, instead, needsKey) {
+  trouble("");
+  $("known").hidden = false;
+  $("known-words").textContent = question;
+  $("key-field").hidden = !needsKey;
+  $("key").value = "";
+  $("continue").value = instead;
+  $(needsKey ? "key" : "continue").focus();
+}
+
+function count(n, noun) {
+  return n + " " + noun + (n === 1 ? "" : "s");
 }
 
 function renew(words) {  // the server was restarted: a new page brings the new token, once
@@ -171,7 +110,7 @@ function show(data, said) {
   const { item, others } = data;
   $("bar").max = data.all || 1;
   $("bar").value = data.done;
-  $("everyone").textContent = name + " · " + data.everyone + (data.everyone === 1 ? " vote" : " votes") + " in total";
+  $("everyone").textContent = name + " · " + count(data.everyone, "vote") + " in total";
   $("undo").disabled = !data.undoes;
   $("skip").hidden = !item;
   document.body.dataset.step = data.step;
@@ -185,10 +124,8 @@ function show(data, said) {
     void document.body.offsetWidth;  // restarts the fade
     document.body.classList.add("fresh");
   } else {
-    const pairs = data.done - others.skip;
-    const compared = "You compared " + pairs + (pairs === 1 ? " pair: " : " pairs: ") + data.decided + " decided, "
-      + others.tie + (others.tie === 1 ? " tie, " : " ties, ") + others.both_bad + " both bad.";
-    const judged = "You judged " + pairs + (pairs === 1 ? " answer." : " answers.");
+    const compared = "You compared " + count(data.votes, "pair") + ": " + data.decided + " decided, " + count(others.tie, "tie") + ", " + others.both_bad + " both bad.";
+    const judged = "You judged " + count(data.votes, "answer") + ".";
     $("numbers").textContent = (thumbs ? judged : compared) + " You skipped " + others.skip + ".";
     view("end", "Thank you, " + name);
   }
@@ -234,7 +171,7 @@ function submit(button, body) {
   const now = performance.now();
   if (pending || now - shownAt < PAUSE) return;
   const comment = body.event === "undo" ? "" : $("comment").value.trim();
-  if (new TextEncoder().encode(comment).length > LONGEST) return trouble("The comment is too long: at most " + LONGEST + " bytes, please.");
+  if (tooLong(comment)) return;
   const reasons = body.event === "undo" ? [] : Array.from(document.querySelectorAll("#reasons input:checked"), (box) => box.value);
   pending = {
     ...body, event_id: newId(), annotator: name, session, step: state.step, reasons, comment,
@@ -245,6 +182,12 @@ function submit(button, body) {
   lock(true);
   button.classList.add("chosen");
   send();
+}
+
+function tooLong(comment) {  // said while it is written; a limit of the field would cut a pasted text in silence
+  const over = Array.from(comment).length - LONGEST;
+  if (over > 0) trouble("The comment is too long by " + count(over, "character") + ": at most " + LONGEST + ", please.");
+  return over > 0;
 }
 
 async function send() {
@@ -299,18 +242,25 @@ document.addEventListener("click", (event) => {
   if (button.dataset.choice) choose(button.dataset.choice, Number(button.dataset.strength));
   if (button.id === "undo") undo();
   if (button.id === "again") enter(name, true);
-  if (button.id === "continue") enter($("name").value.trim(), true);
+  if (button.id === "continue") enter(button.value, true, $("key").value.trim());
   if (button.id === "rename") { $("known").hidden = true; $("name").select(); }
   if (button.id === "show-guidelines") $("guidelines").showModal();
   if (button.id === "show-help") $("help").showModal();
+  if (button.id === "show-key") { $("own-key").textContent = key; $("own-key").hidden = false; }
   if (button.id === "retry") pending ? send() : begin();
 });
 
 $("start").addEventListener("submit", (event) => {
   event.preventDefault();
   $("known").hidden = true;
-  enter($("name").value.trim(), false);
+  enter($("name").value, false);
 });
+$("key").addEventListener("keydown", (event) => {  // Enter would start under the name above
+  if (event.key !== "Enter") return;
+  event.preventDefault();
+  $("continue").click();
+});
+$("comment").addEventListener("input", () => tooLong($("comment").value) || pending || trouble(""));
 $("help").addEventListener("close", () => {
   if ($("help").returnValue !== "leave" || pending) return;
   tab("name", null);

@@ -1,0 +1,131 @@
+"""parts/draw.py: two answers to each prompt, from one model or from two, for people to compare."""
+
+import shlex
+from pathlib import Path
+
+from parts import files
+from parts.files import UserError, number
+from parts.reports import placed
+from parts.votes import load_items
+
+BASE = "data/tiny-base"
+BATCH = 32  # prompts answered at once
+TOP_P = 0.95
+
+
+def add_arguments(parser):
+    """The flags of `annotate.py draw`."""
+    add = parser.add_argument
+    # fmt: off
+    add("--prompts", default="data/prompts.jsonl", help="JSONL of prompts (default %(default)s)")
+    add("--split", help='only the prompts with this "split"')
+    add("--limit", type=number(int, at_least=1), help="at most this many prompts, 20 to 1000, chosen by hash")
+    add("--model", default=BASE, help="folder or hub id (default %(default)s)")
+    add("--model-b", help="second model: one answer from each, a blind comparison (default: two answers of --model)")
+    add("--gold-items", help="JSONL of prompt, a, b, gold (a or b): pairs with a known better answer to mix in")
+    add("--max-new-tokens", type=number(int, at_least=1), default=96, help="longest answer in tokens, 64 to 512 (default %(default)s)")
+    add("--temperature", type=number(above=0), help="sampling temperature, 0.7 to 1 (default 0.7; bundled base 1)")
+    add("--top-p", type=number(above=0, below=1.0001), help="the likeliest tokens of this share, 0.8 to 1 (default 0.95; bundled base 1)")
+    add("--examples", help="JSONL of prompt and completion: worked examples before each prompt (default: for bundled prompts)")
+    add("--device", default="auto", help="auto, cpu, cuda, mps")
+    add("--seed", type=number(int, at_least=0), default=0, help="random seed of sampling (default %(default)s)")
+    # fmt: on
+
+
+def draw(args):
+    """write items.jsonl: two answers to each prompt, from one model or from two"""
+    import common
+    from parts import prompting
+
+    path = Path(args.out) / "items.jsonl"
+    if path.exists():
+        raise UserError(f"--out {args.out}: holds an items.jsonl; choose another --out")
+    gold = list(load_items(args.gold_items, "--gold-items").values()) if args.gold_items else []
+    rows = read_prompts(args, prompting)
+    if gold and type(gold[0]["prompt"]) is not type(rows[0]["prompt"]):
+        raise UserError(
+            f"--gold-items {args.gold_items}: text and messages; take what --prompts has"
+        )
+    if args.top_p is None:
+        args.top_p = 1.0 if prompting.knows_the_form(args.model) else TOP_P
+    if args.model_b:
+        load(args.model_b, "--model-b", args)  # it can be sampled: known before an hour of drawing
+    model, tokenizer = load(args.model, "--model", args)
+    counts = files.Counts()
+    for row in rows:
+        counts["prompts"] += 1
+        tools = common.count_unread(tokenizer, row["prompt"], row, counts)
+        counts["not used: column tools"] += bool(tools)
+    print(f"prompts    {files.told(counts)}")
+    texts = [sample(model, tokenizer, args.model, rows, args, seed=2 * args.seed)]
+    if args.model_b:
+        model, tokenizer = load(args.model_b, "--model-b", args)
+    name = args.model_b or args.model
+    texts.append(sample(model, tokenizer, name, rows, args, seed=2 * args.seed + 1))
+    items = to_items(rows, *texts, args)
+    dropped = len(rows) - len(items)
+    print(f"{len(rows)} prompts → {len(items)} items; {dropped} dropped: answers equal or blank")
+    if not items:
+        fix = "raise --temperature, or add --model-b"
+        raise UserError(f"--model {args.model}: no two answers that differ; {fix}")
+    # ids that do not tell gold items from others
+    items = [item | {"id": f"item-{n:05d}"} for n, item in enumerate([*items, *gold])]
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    files.write_jsonl(path, items, mode=0o600)
+    print(f"wrote {path}\nnext: python annotate.py --out {shlex.quote(args.out)}")
+
+
+def read_prompts(args, prompting):
+    """Rows of --prompts, each prompt after the examples of its task."""
+    rows = prompting.load_prompts(args.prompts, "--prompts")
+    rows = [row for row in rows if args.split in (None, row.get("split"))]
+    if not rows:
+        raise UserError(f'--prompts {args.prompts}: no prompt with "split": "{args.split}"')
+    prompting.default_examples(args, [args.prompts], temperature_flag="temperature")
+    examples = prompting.load_examples(args.examples)
+    rows = prompting.some_prompts(rows, args.limit or len(rows))
+    return [{**row, "prompt": prompting.after_examples(examples, row)} for row in rows]
+
+
+def load(name, flag, args):
+    """(model, tokenizer); UserError if draws of this family are not what a forward says."""
+    import common
+
+    tokenizer = common.load_tokenizer(name, flag)
+    model = common.load_policy(name, **placed(args), trainable=False, flag=flag)
+    common.check_sampling(model, f"{flag} {name}")
+    return model, tokenizer
+
+
+def sample(model, tokenizer, name, rows, args, seed):
+    """One answer to each prompt, as text."""
+    import common
+
+    print(f"drawing {len(rows)} answers from {name}, temperature {args.temperature:g}, "
+          f"top-p {args.top_p:g}", flush=True)  # fmt: skip
+    rollout = common.sample(
+        model, tokenizer, [row["prompt"] for row in rows], max_new_tokens=args.max_new_tokens,
+        temperature=args.temperature, top_p=args.top_p, seed=seed, rows=BATCH,
+    )  # fmt: skip
+    cut = len(rows) - sum(rollout.finished)
+    if cut:
+        limit = f"--max-new-tokens {args.max_new_tokens}"
+        print(f"{cut} of {len(rows)} answers were cut at {limit}; raise it")
+    return rollout.texts
+
+
+def to_items(rows, texts, texts_b, args):
+    """Items without an id, of the prompts whose two answers differ."""
+    items = []
+    for row, a, b in zip(rows, texts, texts_b, strict=True):
+        if args.model_b:  # between two models a blank answer must be able to lose
+            a, b = (text if text.strip() else "(no answer)" for text in (a, b))
+        if a == b or not a.strip() or not b.strip():
+            continue
+        if isinstance(row["prompt"], list):
+            a, b = ([{"role": "assistant", "content": text}] for text in (a, b))
+        people = [c for c in row.get("candidates") or [] if c.get("in") == "prompt"]
+        item = {"task": row.get("task"), "prompt": row["prompt"], "a": a, "b": b}
+        models = {"a_model": args.model, "b_model": args.model_b or args.model}
+        items.append(item | models | {"candidates": people})
+    return items
