@@ -412,31 +412,14 @@ THUMBS = ("left", 2), ("right", 2), (None, None)
 
 def make_app(args, items, guidelines="", hosts=("127.0.0.1:5050",), token=None):
     """The Flask app. `hosts`: accepted Host headers; `token`: for browsers off this machine."""
-    from flask import Flask, make_response, redirect, render_template, request, send_from_directory
-    from werkzeug.exceptions import HTTPException
+    from flask import make_response, render_template, request, send_from_directory
 
-    app = Flask("annotate", static_folder=None, template_folder=TEMPLATES)
-    app.config["MAX_CONTENT_LENGTH"] = 64 * 1024
+    app = web.guarded_app("annotate", TEMPLATES, hosts, token, args.port)
     app.desk = desk = Desk(args, items)
-    page_token, token_cookie = secrets.token_urlsafe(32), f"annotate-{args.port}"
     session = hashlib.sha256(json.dumps([*items.values()]).encode()).hexdigest()
-
-    app.before_request(lambda: web.guard(hosts, token, token_cookie, page_token))
-    # KeyError, TypeError, ValueError and RecursionError: a body that the page would not send
-    for kind in (HTTPException, OSError, KeyError, TypeError, ValueError, RecursionError):
-        app.register_error_handler(kind, web.explain)
-
-    @app.after_request
-    def headers(response):
-        response.headers.update(web.HEADERS)
-        return response
 
     @app.get("/")
     def page():
-        if token and "token" in request.args:  # keeps it out of the address bar and the history
-            response = redirect("/")
-            response.set_cookie(token_cookie, token, httponly=True, samesite="Lax")
-            return response
         return render_template(
             "annotate.html",
             guidelines=guidelines,
@@ -444,7 +427,7 @@ def make_app(args, items, guidelines="", hosts=("127.0.0.1:5050",), token=None):
             reasons=REASONS,
             thumbs=args.thumbs,
             longest=votes.LONGEST,
-            token=page_token,
+            token=app.page_token,
         )
 
     @app.get("/<any('annotate.css', 'annotate.js', 'markdown.js'):name>")
@@ -460,7 +443,7 @@ def make_app(args, items, guidelines="", hosts=("127.0.0.1:5050",), token=None):
         body = request.get_json()
         name, cookie = body["annotator"], key_cookie(body["annotator"])
         with desk.lock:
-            key, refusal = desk.admit(name, body.get("key") or request.cookies.get(cookie))
+            key, refusal = desk.admit(name, str(body.get("key") or request.cookies.get(cookie, "")))
             if refusal:
                 return refusal, 409
             response = make_response(desk.state(name) | {"key": key})

@@ -894,15 +894,15 @@ def _prefill(model, prompts, most):
 
 
 def _draw(logits, uniform, top_p=1.0):
-    """Inverse-CDF sampling: the first token whose cumulative probability exceeds `uniform`.
-
-    top_p  < 1: only of the likeliest tokens, as many as together have at least this probability
-    """
-    probs = F.softmax(logits.double(), -1)  # (R, V)
-    if top_p < 1:
-        ranked, order = probs.sort(-1, descending=True)
-        outside = ranked.cumsum(-1) - ranked >= top_p  # (R, V): likelier ones have it already
-        probs = probs.masked_fill(outside.scatter(-1, order, outside), 0)
-    cdf = probs.cumsum(-1)  # (R, V)
+    """Inverse-CDF sampling: the first token whose cumulative probability exceeds `uniform`."""
+    logits = _likeliest(logits, top_p) if top_p < 1 else logits
+    cdf = F.softmax(logits.double(), -1).cumsum(-1)  # (R, V)
     token = torch.searchsorted(cdf, uniform[:, None] * cdf[:, -1:], right=True).squeeze(-1)
     return token.clamp(max=cdf.shape[-1] - 1)
+
+
+def _likeliest(logits, top_p):
+    """Logits (R, V), −inf but for the likeliest tokens that together have at least top_p."""
+    ranked, order = logits.softmax(-1).sort(-1, descending=True)
+    outside = ranked.cumsum(-1) - ranked >= top_p  # (R, V): likelier tokens have it already
+    return logits.masked_fill(outside.scatter(-1, order, outside), -math.inf)

@@ -50,6 +50,7 @@ class Server:
 def annotate(server, name, votes, acknowledged, seconds):
     """One annotator: appends the id of each acknowledged vote, and the seconds it took."""
     token, session = None, secrets.token_hex(8)
+    cookies = requests.cookies.RequestsCookieJar()  # the key of the pseudonym
 
     def post(path, body):
         """Send until an answer comes; a restarted server has another page token."""
@@ -61,7 +62,10 @@ def annotate(server, name, votes, acknowledged, seconds):
                     page = requests.get(root, timeout=60).text
                     token = re.search('data-token="([^"]+)"', page)[1]
                 headers = {"X-Token": token}
-                reply = requests.post(root + path, json=body, headers=headers, timeout=60)
+                reply = requests.post(
+                    root + path, json=body, headers=headers, cookies=cookies, timeout=60
+                )
+                cookies.update(reply.cookies)
                 if reply.status_code == 200:
                     return reply.json()
                 assert reply.status_code == 403, reply.text
@@ -69,7 +73,7 @@ def annotate(server, name, votes, acknowledged, seconds):
                 time.sleep(0.05)
             token = None
 
-    state = post("/next", name)
+    state = post("/next", {"annotator": name})
     for n in range(votes):
         body = dict(
             event="vote",

@@ -115,7 +115,14 @@ def sample(model, tokenizer, name, rows, args, seed):
 
 
 def to_items(rows, texts, texts_b, args):
-    """Items without an id, of the prompts whose two answers differ."""
+    """Items without an id, of the prompts whose two answers differ.
+
+    >>> from types import SimpleNamespace as Args
+    >>> rows = [{"prompt": "Fit?"}, {"prompt": "Hire?"}]
+    >>> items = to_items(rows, ["yes", "no"], ["yes", " "], Args(model="m", model_b="n"))
+    >>> [(item["prompt"], item["a"], item["b"]) for item in items]
+    [('Hire?', 'no', '(no answer)')]
+    """
     items = []
     for row, a, b in zip(rows, texts, texts_b, strict=True):
         if args.model_b:  # between two models a blank answer must be able to lose

@@ -86,7 +86,7 @@ def check_event(event):
 def read_log(path, items=None, thumbs=False):
     """The events of a log, each checked, with `items` also that it belongs to the text of an item.
 
-    thumbs: the log is of single answers; a thumb is not a comparison, and neither reads as the other.
+    thumbs: the log is of single answers; a thumb does not read as a comparison, nor the reverse.
     What follows the last line end was cut off by a crash and never acknowledged: no event.
     """
     if not path.is_file():
@@ -182,7 +182,7 @@ def check_item(row):
 def check_layout(row):
     """Raise ValueError, with the fix, where a row is of another tool's layout, or has parts of its
     prompt or its messages that the page would not show: people would judge what they cannot see."""
-    if isinstance(row.get("data"), dict) and "prompt" not in row:
+    if isinstance(row.get("data"), dict) and row.get("prompt") is None:
         raise ValueError(
             'the columns stand in "data" (Label Studio); lift them: jq -c ".data + {id}"'
         )
@@ -219,7 +219,7 @@ def answer_text(answer):
 
 
 def load_items(path, flag="--items"):
-    """{id: item} with the keys of ITEM. What is left out, and columns not read, are counted aloud."""
+    """{id: item}, the keys of ITEM alone. Rows left out and columns not read are counted aloud."""
     items, counts, first = {}, files.Counts(), {}  # first: the line of each id
     kind = None
     for line, row in files.read_jsonl(path, check_item, numbered=True, flag=flag):

@@ -71,9 +71,34 @@ def is_local(host):
         return False
 
 
+def guarded_app(name, templates, hosts, token, port):
+    """A Flask app that answers what `guard` lets pass; errors are short sentences of JSON.
+
+    hosts: accepted Host headers; token: for browsers off this machine, or None. A page holds
+    `app.page_token`, and sends it with every POST.
+    """
+    from flask import Flask
+    from werkzeug.exceptions import HTTPException
+
+    app = Flask(name, static_folder=None, template_folder=templates)
+    app.config["MAX_CONTENT_LENGTH"] = 64 * 1024
+    app.page_token = secrets.token_urlsafe(32)
+    app.before_request(lambda: guard(hosts, token, f"{name}-{port}", app.page_token))
+    # KeyError, TypeError, ValueError and RecursionError: a body that the page would not send
+    for kind in (HTTPException, OSError, KeyError, TypeError, ValueError, RecursionError):
+        app.register_error_handler(kind, explain)
+
+    @app.after_request
+    def headers(response):
+        response.headers.update(HEADERS)
+        return response
+
+    return app
+
+
 def guard(hosts, token, cookie, page_token):
     """Refuse other web sites, other host names, and visitors without the token."""
-    from flask import abort, request
+    from flask import abort, redirect, request
 
     def same(given, expected):
         return secrets.compare_digest((given or "").encode(), expected.encode())
@@ -88,6 +113,11 @@ def guard(hosts, token, cookie, page_token):
             abort(403, "another origin")
         if not same(request.headers.get("X-Token"), page_token):
             abort(403, "the server was restarted; reload the page")
+    elif token and "token" in request.args:  # keeps it out of the address bar and the history
+        response = redirect("/")
+        response.set_cookie(cookie, token, httponly=True, samesite="Lax")
+        return response
+    return None
 
 
 def explain(error):

@@ -4,6 +4,7 @@ import concurrent.futures
 import errno
 import json
 import os
+import random
 import re
 import secrets
 import signal
@@ -256,7 +257,9 @@ def test_every_key_in_every_line(tmp_path):
     assert (vote["comment"], vote["reasons"]) == (comment, ["accuracy", "tone"])
     assert undo["undoes"] == skip["event_id"]
     assert {e["ts_client"] for e in events} == {"2026-01-02T00:00:00.000000Z"}
-    assert all(e["ts_server"].endswith("T00:00:00.000000Z") and e["ms_wall"] is None for e in events)
+    assert all(
+        e["ts_server"].endswith("T00:00:00.000000Z") and e["ms_wall"] is None for e in events
+    )
     for name in ("annotations.jsonl", "items.jsonl", "args.json"):
         assert (tmp_path / name).stat().st_mode & 0o777 == 0o600
 
@@ -339,6 +342,167 @@ def test_a_torn_last_line(tmp_path, capsys):
     assert path.read_bytes() == whole and "never acknowledged" in capsys.readouterr().out
     Rater(app).vote()
     assert len(log_of(tmp_path)) == 2
+
+
+def test_a_pseudonym_belongs_to_its_first_browser(tmp_path):
+    """Anybody with the link could vote and undo under another's name. The key holds over a restart;
+    a log of an older version names no key, and then the next browser gets the name."""
+
+    def enter(app, name="ann", key=None):
+        return client_post(app)("/next", {"annotator": name, "key": key})
+
+    app = make(tmp_path, 5, "--overlap 0")
+    ann, ben = Rater(app), Rater(app, "ben")
+    ann.vote("left")
+    forged = ann.body("undo", step=1), ann.body("left"), ben.body("left", annotator="ann")
+    for body in forged:
+        assert ben.post("/vote", body)[0] == 409
+        assert client_post(app)("/vote", body)[0] == 409, "without any cookie"
+    for key in (None, "", "guess", ["x"]):
+        status, data = enter(app, key=key)
+        assert status == 409 and "belongs to another browser" in data["error"]
+    status, data = enter(app, "Ann")
+    assert (status, data["similar"]) == (409, "ann") and "another person" in data["error"]
+    assert len(log_of(tmp_path)) == 1 and "key_sha256" in log_of(tmp_path)[0]
+    app = make(stopped(app), 5, "--overlap 0")
+    assert enter(app)[0] == 409
+    Rater(app).vote("undo")  # with the key of before
+    app.desk.owners.clear()  # as --release does
+    assert enter(app)[0] == 200
+    events = [{k: e[k] for k in votes.EVENT} | {"app": "annotate 2"} for e in log_of(tmp_path)]
+    write_rows(stopped(app) / "annotations.jsonl", events)
+    assert enter(make(tmp_path, 5, "--overlap 0"))[0] == 200
+
+
+def test_skips_are_no_votes(tmp_path, capsys):
+    rater = Rater(make(tmp_path, 6))
+    for choice in ("skip", "left", "skip", "tie"):
+        rater.vote(choice)
+    assert (rater.state["done"], rater.state["votes"], rater.state["everyone"]) == (4, 2, 2)
+    log = log_of(tmp_path)
+    for name in ("Ann", "ben"):
+        log.append(log[1] | {"annotator": name, "event_id": name})
+    write_rows(tmp_path / "annotations.jsonl", log)
+    annotate.main(["agreement", "--out", str(tmp_path)])
+    assert "Ann and ann are counted as 2 people; are they one?" in capsys.readouterr().out
+
+
+def test_a_thumb_is_no_comparison(tmp_path):
+    """A tie in a session of single answers would count as a thumb down, and a thumb read as a
+    comparison prefers an answer over one that nobody saw."""
+    app = make(tmp_path, 3, "--thumbs")
+    rater = Rater(app)
+    for change in ({"choice": "tie", "strength": 0}, {"choice": "both_bad", "strength": 0}):
+        assert rater.send(rater.body("left") | change)[0] == 400
+    assert rater.send(rater.body("left", strength=3))[0] == 400
+    rater.vote("left")
+    (stopped(app) / "args.json").unlink()
+    with pytest.raises(UserError, match="this vote is a thumb on one answer, not a comparison"):
+        export(tmp_path)
+    other = tmp_path / "other"
+    Rater(make(other, 3)).vote("left")
+    with pytest.raises(UserError, match="compares pairs; choose another --out"):
+        annotate.parse_args(["--thumbs", "--out", str(other)])
+
+
+def test_long_comments_and_keys_are_refused(tmp_path):
+    rater = Rater(make(tmp_path, 3))
+    for change in ({"comment": "x" * 4001}, {"comment": "x" * 100_000}, {"session": "s" * 65},
+                   {"ms_active": 10**400}, {"ms_wall": -1}):  # fmt: skip
+        assert rater.send(rater.body("left") | change)[0] in (400, 413)
+    rater.vote("left", comment="é" * 4000)
+    assert len(log_of(tmp_path)) == 1
+
+
+LAYOUTS = r"""
+id number | {"id": 17} | 17
+id float of pandas | {"id": 17.0} | 17
+id broken float | {"id": 1.5} | 1.5
+id huge | {"id": 123456789012345678901234567890} | 123456789012345678901234567890
+id text | {"id": "0017"} | 0017
+id true | {"id": true} | "id" is bool True
+id list | {"id": [1]} | "id" is list
+id empty | {"id": ""} | "id" is missing
+id null | {"id": null} | "id" is missing
+label studio | {"id": 1, "prompt": null, "data": {"text": "x"}} | lift them: jq
+no answer | {"a": null} | "a" is missing
+arena | {"a": null, "b": null, "response_a": "x", "response_b": "y"} | rename "response_a" to "a", "response_b" to "b"
+alpaca eval | {"prompt": null, "instruction": "p", "a": null, "output_1": "x"} | rename "instruction" to "prompt", "output_1" to "a"
+preferences | {"a": null, "b": null, "chosen": "x", "rejected": "y"} | rename "chosen" to "a", "rejected" to "b"
+system column | {"system": "Be brief."} | "system" belongs to the prompt, but is not shown
+input column | {"input": "The CV."} | "input" belongs to the prompt
+tools column | {"tools": [{"name": "x"}]} | "tools" belongs to the prompt
+images | {"images": ["a.png"]} | "images" belongs to the prompt
+the prompt again | {"question": "Assess."} | 17
+empty columns | {"system": "", "input": null, "tools": []} | 17
+tool call | {"a": [{"role": "assistant", "content": "x", "tool_calls": [{"id": 1}]}]} | "tool_calls" is not shown
+thought | {"prompt": [{"role": "user", "content": "x", "reasoning_content": "y"}]} | "reasoning_content" is not shown
+""".strip().split("\n")
+
+
+@pytest.mark.parametrize("case", LAYOUTS, ids=lambda case: case.split(" | ")[0])
+def test_other_layouts_are_read_or_refused_with_the_fix(case):
+    """Ids are numbers in Label Studio, doccano and pandas; a second column of the prompt would be
+    hidden from the people who judge."""
+    _, given, words = case.split(" | ")
+    row = {"id": 17, "prompt": "Assess.", "a": "Good fit.", "b": "Poor fit."} | json.loads(given)
+    if words[0].isdigit():
+        votes.check_item(row)
+        assert row["id"] == words
+    else:
+        with pytest.raises(ValueError) as error:
+            votes.check_item(row)
+        assert words in str(error.value)
+
+
+def test_items_left_out_and_columns_not_read_are_counted(tmp_path, capsys):
+    """Equal or blank answers are rows, not the end of a session; what nobody reads is named."""
+    base = {"prompt": "Assess.", "a": "Good.", "b": "Poor."}
+    rows = [base | {"id": 1, "note": "n", "split": "test"}, base | {"id": 2, "b": "Good.\r\n"},
+            base | {"id": "3", "a": " \n"}, base | {"id": 4, "note": 0}, base | {"id": 5, "a": ""},
+            base | {"id": 6, "a": "\u200b"}]  # fmt: skip
+    path = write_rows(tmp_path / "items.jsonl", rows)
+    items = votes.load_items(path)
+    assert list(items) == ["1", "4", "6"] and "note" not in items["1"]
+    told = capsys.readouterr().out
+    assert told == (
+        f"{path}: rows 6, not used: column note 2 (first {path}:1), not used: column split 1 "
+        f"(first {path}:1), left out: answers equal 1, left out: an answer is blank 2\n"
+    )
+    write_rows(path, [*rows, base | {"id": "1"}])
+    with pytest.raises(UserError, match="""7: a second item has the "id" '1', that of line 1"""):
+        votes.load_items(path)
+
+
+@pytest.mark.parametrize("order", ["people last", "people first", "shuffled"])
+def test_export_loads_in_datasets(tmp_path, order):
+    """`datasets` takes the types of a file from its first 10 MB: rows without people, whose
+    candidates were an empty list, could not stand before rows with them. A column of days was a
+    time, and one of exact times a text."""
+    datasets = pytest.importorskip("datasets")
+    person = {"name": "Amy Lee", "sex": "Female", "in": "a"}
+    items = {
+        f"i{k}": {"prompt": "x" * 15000, "a": f"a {k} " + "y" * 9000, "b": f"b {k}"}
+        for k in range(500)
+    }
+    for k in range(450, 500):
+        items[f"i{k}"] |= {"candidates": [person], "task": "assess", "a_model": "m"}
+    vote = dict(annotator="ann", choice="a", strength=2, gold_pass=None, repeat_of=None)
+    exact, day = "2026-01-02T03:04:05.678901Z", "2026-01-02T00:00:00.000000Z"
+    log = [vote | {"item_id": i, "ts_server": exact if k % 2 else day} for k, i in enumerate(items)]
+    rows = votes.to_prefs(items, log)
+    rows = {"people last": rows, "people first": rows[::-1]}.get(order) or random.sample(rows, 500)
+    path = tmp_path / "prefs.jsonl"
+    files.write_jsonl(path, rows)
+    table = datasets.load_dataset(
+        "json", data_files=str(path), split="train", cache_dir=str(tmp_path)
+    )
+    assert table.num_rows == 500 and {
+        len({*map(type, column)}) for column in zip(*map(dict.values, rows))
+    } == {1}
+    assert str(table.features["candidates"].dtype) == str(table.features["ts"].dtype) == "string"
+    read = next(row for row in files.read_jsonl(path, common.check_pair) if row["candidates"])
+    assert read["candidates"] == [person | {"in": "chosen"}]
 
 
 def test_rows_of_prefs(tmp_path):
@@ -550,7 +714,7 @@ def test_blind_on_the_wire(tmp_path):
 class Server:
     """annotate.py in a process of its own, on a free port; `folder` holds the project."""
 
-    def __init__(self, *words, port=0, folder=REPO):
+    def __init__(self, *words, port=0, folder=REPO, link=r"http://127.0.0.1:(\d+)"):
         command = [sys.executable, "-u", "annotate.py", *map(str, words), "--port", str(port)]
         self.output = tempfile.NamedTemporaryFile()  # noqa: SIM115
         how = {"stdout": self.output, "stderr": subprocess.STDOUT, "cwd": folder}
@@ -560,7 +724,7 @@ class Server:
         found = None
         while not found and self.process.poll() is None:
             time.sleep(0.02)
-            found = re.search(r"http://127.0.0.1:(\d+)", self.text())
+            found = re.search(link, self.text())
         assert found, self.text()
         self.port = int(found[1])
 
@@ -589,6 +753,53 @@ def test_kills_under_load(monkeypatch):
 
     numbers = annotate_load.run(annotators=8, votes=30, kills=3)
     assert (numbers["votes"], numbers["kills"]) == (240, 3)
+
+
+@cases("""
+flags | link
+--host ::1 | http://[::1]:{port}
+--host [::1] | http://[::1]:{port}
+--host localhost | http://localhost:{port}
+--host 127.0.0.1 --allow-host HTTPS://Tunnel.Example/x | http://127.0.0.1:{port}/?token=
+--host :: --allow-host fd00::7 | http://[fd00::7]:{port}/?token=
+""")
+def test_the_printed_link_is_one_that_a_browser_opens(tmp_path, flags, link):
+    server = Server("--out", tmp_path / "run", *flags.split(), link=r"http://\S+:(\d+)")
+    assert link.format(port=server.port) in server.text()
+    host = link.partition("//")[2].partition("/")[0].format(port=server.port)
+    answers = {host: 200, f"evil.test:{server.port}": 400}
+    answers |= {"tunnel.example": 200} if "Tunnel" in flags else {}
+    token = re.search(
+        r"/(\?token=\S+)?$", server.text().strip() + "/" * ("token" not in server.text())
+    )[1]
+    address = "[::1]" if "::" in flags else "127.0.0.1"
+    for name, status in answers.items():
+        reply = requests.get(
+            f"http://{address}:{server.port}/{token or ''}",
+            headers={"Host": name},
+            timeout=20,
+            allow_redirects=False,
+        )
+        assert reply.status_code in (status, 302 if status == 200 else status), name
+    assert server.stop() == 0
+
+
+def test_hosts_at_port_80_and_ports_that_browsers_refuse():
+    """On port 80 a browser sends the name alone; 6000 and others it does not open at all."""
+    assert [web.authority(n, 80) for n in ("127.0.0.1", "::1", "a.b")] == [
+        "127.0.0.1",
+        "[::1]",
+        "a.b",
+    ]
+    for flags, words in {
+        "--port 6000": "browsers refuse",
+        "--host no.such.host.invalid": "expected an address of this machine",
+        "--host ::": "--allow-host",
+        "--host 0": "--allow-host",
+        "--release eve": "no such pseudonym with votes; there are: none",
+    }.items():
+        with pytest.raises(UserError, match=words):
+            annotate.main(["--port", "0", *flags.split(), "--out", tempfile.mkdtemp()])
 
 
 def test_start_stop_and_go_on(tmp_path):

@@ -373,7 +373,9 @@ def test_every_character_is_shown(serve, open_page):
     real = [row["answer"] for row in files.read_jsonl(REPO / "tests/answers.jsonl")]
     texts = [MARKDOWN, *ANSWERS, *real]
     chaos = [random_markdown(rng) for _ in range(3000)]
-    long = [sign * (200_000 // len(sign)) for sign in ("`", "*a ", "**", "- ", "| ", "> ", "a`", "\n-")]
+    long = [
+        sign * (200_000 // len(sign)) for sign in ("`", "*a ", "**", "- ", "| ", "> ", "a`", "\n-")
+    ]
     page = open_page(serve(item_rows(1))).page
     start = time.monotonic()
     for part, inner in ((texts, True), (chaos, False), (long, False)):

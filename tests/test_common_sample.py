@@ -92,7 +92,11 @@ def test_inverse_cdf_by_hand():
     """p = (0, .5, .3, .2): token 0 is never drawn, not even by u = 0."""
     probs = torch.tensor([0.0, 0.5, 0.3, 0.2], dtype=torch.float64)
     u = torch.tensor([0.0, 0.49, 0.51, 0.79, 0.81, 1 - 2**-53], dtype=torch.float64)
-    assert common._draw(probs.log().expand(6, 4), u).tolist() == [1, 1, 2, 2, 3, 3]
+    logits = probs.log().expand(6, 4)
+    assert common._draw(logits, u).tolist() == [1, 1, 2, 2, 3, 3]
+    assert common._draw(logits, u, top_p=0.5).tolist() == [1] * 6  # .5 alone is half
+    assert common._draw(logits, u, top_p=0.51).tolist() == [1, 1, 1, 2, 2, 2]  # .5 of .8, .3 of .8
+    assert common._draw(logits, u, top_p=0.99).tolist() == [1, 1, 2, 2, 3, 3]
 
 
 def test_a_row_depends_on_the_seed_and_its_number_alone(folders):
