@@ -64,7 +64,6 @@ ITEMS = "data/items.jsonl"
 KEPT = "overlap repeat guidelines no_exact_time thumbs".split()  # flags that a restart takes over
 REPEAT_AFTER = 10  # other items between the first showing of an item and the second
 COOKIE_DAYS = 400  # the most that browsers grant
-PRIVATE = 0o600  # of all files: readable by their owner alone
 TEMPLATES = Path(__file__).resolve().parent / "parts/templates"
 REASONS = "accuracy, relevance, tone, invented facts, risky question, fairness concern".split(", ")
 
@@ -208,7 +207,7 @@ class Desk:
                 raise UserError(f"--out {self.out}: {why}") from None
         # (2) the log: one line per vote, replayed at every start
         if self.log.exists():
-            os.chmod(self.log, PRIVATE)
+            os.chmod(self.log, files.PRIVATE)
             for event in read_log(self.log, items, args.thumbs):
                 self.count(event)
             data = self.log.read_bytes()
@@ -385,11 +384,11 @@ class Desk:
         if not self.saved:  # nothing is written before the first vote
             kept = {key: getattr(self.args, key) for key in KEPT}
             record = [{"stage": "annotate", "args": kept}]
-            files.write_jsonl(self.out / "args.json", record, mode=PRIVATE)
+            files.write_jsonl(self.out / "args.json", record, mode=files.PRIVATE)
             if not (self.out / "items.jsonl").exists():
-                files.write_jsonl(self.out / "items.jsonl", self.items.values(), mode=PRIVATE)
+                files.write_jsonl(self.out / "items.jsonl", self.items.values(), mode=files.PRIVATE)
             self.saved = True
-        file = os.open(self.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, PRIVATE)
+        file = os.open(self.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, files.PRIVATE)
         size = os.fstat(file).st_size
         try:
             if os.write(file, line) < len(line):
@@ -542,7 +541,7 @@ def export(args):
         )
     else:
         rows = to_prefs(items, standing, getattr(args, "ties", "keep"))
-    files.write_jsonl(path, rows, mode=PRIVATE)
+    files.write_jsonl(path, rows, mode=files.PRIVATE)
     choices = Counter(vote["choice"] for vote in usable)
     gold = sum(vote["gold_pass"] is not None for vote in standing)
     print(f"{path}: {len(rows)} rows from {len(usable)} votes, ties {choices['tie']}, ", end="")

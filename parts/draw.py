@@ -71,7 +71,7 @@ def draw(args):
     # ids that do not tell gold items from others
     items = [item | {"id": f"item-{n:05d}"} for n, item in enumerate([*items, *gold])]
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    files.write_jsonl(path, items, mode=0o600)
+    files.write_jsonl(path, items, mode=files.PRIVATE)
     print(f"wrote {path}\nnext: python annotate.py --out {shlex.quote(args.out)}")
 
 
