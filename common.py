@@ -40,6 +40,7 @@ from torch.utils.checkpoint import checkpoint as recompute
 
 from parts.cache import fill, move, prompt_cache, row_cache, seen_columns
 from parts.dialogue import (  # noqa: F401 (the stages take from here what makes tokens)
+    Refused,
     answer_texts,
     as_turns,
     encode_pair,
@@ -243,6 +244,9 @@ def load_pairs(
                     _encode_row(tokenizer, prompt_of(each), each, max_length, counts)
                     for each in rows
                 ]
+            except Refused as error:
+                counts[f"dropped: {error}"] += 1
+                continue
             except UserError as error:
                 raise UserError(f"{flag} {name}:{line}: {error}") from None
             for ids in filter(None, encoded):

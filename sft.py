@@ -28,7 +28,7 @@ import torch
 import common
 from common import batch_indices, encode_pair, pad_id, pad_rows, token_logps
 from parts import identities, prompting, runs
-from parts.dialogue import encode_conversation, end_ids, text_end
+from parts.dialogue import Refused, encode_conversation, end_ids, text_end
 from parts.files import Counts, UserError, command, number, told
 from parts.parallel import all_sum
 from parts.rows import check_messages
@@ -153,6 +153,9 @@ def load_data(args, model, tokenizer):
                 shown = {**row, "prompt": prompting.after_examples(examples, row)}
             try:
                 encoded, prompt = encode_row(tokenizer, shown, longest, rows.counts)
+            except Refused as error:
+                rows.counts[f"dropped: {error}"] += 1
+                continue
             except UserError as error:
                 raise UserError(f"--data {name}:{line}: {error}") from None
             side = row.get("prompt", prompt)  # without its examples

@@ -58,6 +58,10 @@ FINAL_CHANNEL = "<|channel|>final<|message|>"  # gpt-oss: what stands before it 
 say_once = functools.cache(print)
 
 
+class Refused(UserError):
+    """A dialogue that the model's template cannot write: a loader drops and counts its row."""
+
+
 # ---- the tokenizer ----
 
 
@@ -194,7 +198,7 @@ def render(tokenizer, messages, tools=None, **settings):
     except Exception as error:  # jinja's errors have no common base class
         roles = [message["role"] for message in messages]
         whose = f" of {tokenizer.flag}" if hasattr(tokenizer, "flag") else ""
-        raise UserError(f"the chat template{whose} refuses {roles}: {brief(error)}") from None
+        raise Refused(f"the chat template{whose} refuses {roles}: {brief(error)}") from None
 
 
 def dated(template, today):
@@ -299,7 +303,10 @@ def _answer_ids(tokenizer, prompt, opened, answer, counts, tools):
         return []
     end = text_end(tokenizer)
     if isinstance(answer, list):
-        for key in unread_keys(tokenizer, prompt, answer, tools):
+        unread = unread_keys(tokenizer, prompt, answer, tools)
+        if unread and not answer[-1]["content"].strip():
+            raise Refused(f"the chat template shows nothing of an answer's {unread[0]}")
+        for key in unread:
             counts[f"not used: {key} of an answer"] += 1
         end = template_end(tokenizer) or end
         text = written_behind(tokenizer, prompt, opened.text, answer, counts, tools)

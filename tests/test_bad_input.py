@@ -215,26 +215,31 @@ def test_a_folder_that_is_no_policy(world, run, refused):
 
 
 @each_stage
-def test_a_tokenizer_that_does_not_fit(stage, world, run, refused):
+def test_a_tokenizer_that_does_not_fit(stage, world, run, refused, capsys):
+    """The embedding lacks a token: the setup is broken. The template refuses a row: it is dropped."""
     more = common.load_tokenizer(world["policy"])
     more.add_tokens(["<|new|>"])
     refuse = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
     strict = tiny_tokenizer(template=refuse + more.chat_template)
     new = {**GOOD, "chosen": [{"role": "assistant", "content": "The <|new|> one."}]}
     system = {**GOOD, "prompt": [{"role": "system", "content": "Be kind."}, *GOOD["prompt"]]}
-    for name, tokenizer, row, words in (
-        ("more", more, new, "the token '<|new|>' (id 300) ~ 300 rows ~ resize"),
-        (
-            "strict",
-            strict,
-            system,
-            "the chat template of --model refuses ['system', 'user' ~ no system",
-        ),
+    call = [{"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f"}}]}]
+    for name, tokenizer, row, reason in (
+        ("more", more, new, ""),
+        ("strict", strict, system, "the chat template of --model refuses ['system', 'user'"),
+        ("call", strict, {**GOOD, "chosen": call}, "shows nothing of an answer's tool_calls"),
     ):
         copy_of(world["policy"], name, "token*", "*.jinja", "generation*")
         tokenizer.save_pretrained(name)
-        flags = ("--model", name, FLAGS[stage], write_rows("mine.jsonl", [GOOD, row]))
-        refused(stage, f"{FLAGS[stage]} mine.jsonl:2: ~ {words}", *flags)
+        path = write_rows("mine.jsonl", [row, GOOD])
+        flags = "--model", name, FLAGS[stage]
+        if not reason:
+            words = "mine.jsonl:1: ~ the token '<|new|>' (id 300) ~ 300 rows ~ resize"
+            refused(stage, f"{FLAGS[stage]} {words}", *flags, path)
+            continue
+        assert not run(stage, f"{name}-run", *flags, path), "one such row is a row"
+        assert reason in capsys.readouterr().out
+        refused(stage, f"no usable row ~ {reason}", *flags, write_rows("mine.jsonl", [row]))
     assert not run(stage, "new", "--model", "more")
 
 

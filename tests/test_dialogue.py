@@ -386,9 +386,6 @@ ODD = {  # template, special tokens, EOS; prompt, answer; what is trained; what 
         template(f"{BARE}<|Assistant|>{{{{ c }}}}{NAME}{{{{ eos_token }}}}", "<|Assistant|><think>\n"),
         ("<|Assistant|>", "<|eos|>"), "<|eos|>", [ASK], {**CALL, "content": THINK},
         "look at the rota\n</think>\n\n[search]<|eos|>", []),
-    "a call that the template does not show": (
-        template(ANSWER, OPEN), IM, "<|im_end|>", [ASK], CALL, "<|im_end|>",
-        ["not used: tool_calls of an answer"]),
     "a thought in a key of its own": (
         template(ANSWER, OPEN), IM, "<|im_end|>", [ASK], {**EARLY, "reasoning_content": "hm"},
         "The early one.<|im_end|>", ["not used: reasoning_content of an answer"]),
