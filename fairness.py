@@ -102,7 +102,9 @@ def name_the_words(prompt, prefix, words):
 def mass_of(scores):
     """What the decision words hold of the probability: mean over twins, and the lowest résumé's."""
     mass = np.exp(scores.word_logps).sum(-1)  # (R, N)
-    return number(mass.mean(), mass.size) | {"lowest": float(mass.mean(1).min())}
+    return number(mass.mean(), mass.size, reason="of these twins") | {
+        "lowest": float(mass.mean(1).min())
+    }
 
 
 def decision_row(row, decided, labels, groups):

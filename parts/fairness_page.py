@@ -124,6 +124,9 @@ def decision_section(part):
         "described, not tested: the verdicts are about log-odds, which move before decisions do.",
         f"In {part['file']}; for BiasGuard: {command}",
     ]
+    rates = {row[side]["value"] for row in part["rows"] for side in ("rate", "rate_reference")}
+    if len(rates) == 1 and rates <= {0, 1}:
+        words.append("Every decision is the same here, so these rates cannot tell groups apart.")
     columns = {"": "title", mildest: "rate", f"{mildest}, reference": "rate_reference"}
     columns |= {"DIR": "dir", "SPD": "spd", "EOD": "eod"}
     rows = [row | {"title": title_of(row)} for row in part["rows"]]

@@ -21,7 +21,7 @@ from parts.pages import number as show
 from parts.reports import read_csv
 from parts.rows import check_messages, check_prompt, check_response
 from parts.stats import holm, number
-from parts.verdicts import REFERENCE, verdict
+from parts.verdicts import MARGIN, REFERENCE, verdict
 
 DRAWS = 2000  # of the bootstrap
 PERMUTATIONS = 5000  # of names among groups
@@ -326,10 +326,14 @@ def change_of(levels, draws):
     after is not told apart.
 
     levels  before, after;  draws  (B,) of each, under one bootstrap
-    smaller is good news, so it takes 95 % of the draws of |after| − |before| below 0
+    reversed  a gap beyond the margin on either side;  smaller is good news, so it takes 95 % of the
+    draws of |after| − |before| below 0
     """
-    ends = [ends_of(level) for level in draws]
-    sides = [int(low > 0) - int(high < 0) for low, high, *_ in ends]  # 0: either side is possible
+    ends, margin = [ends_of(level) for level in draws], MARGIN[0]
+    sides = [  # of a gap that is surely there, else 0
+        0 if -margin < low90 and high90 < margin else int(low > 0) - int(high < 0)
+        for low, high, low90, high90 in ends
+    ]
     if sides[0] * sides[1] < 0:
         return "reversed"
     low, high, *_ = ends_of(np.abs(draws[1]) - np.abs(draws[0]))

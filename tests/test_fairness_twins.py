@@ -1,8 +1,10 @@
 """fairness.py on counterfactual twins: what the design finds, what it leaves open, and the page it writes."""
 
+import csv
 import json
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +17,8 @@ from parts import fairness_page, twins
 from parts.files import UserError
 from parts.stats import holm
 from parts.twins import contrasts_of, load_names, load_twins, twin_table
-from parts.verdicts import light, verdict
-from test_audit import FORBIDDEN, write
+from parts.verdicts import exit_status, light, summary, verdict
+from test_audit import FORBIDDEN, STUB, write
 from test_fairness_text import error_of, vote
 from tiny import cases
 
@@ -399,3 +401,162 @@ def test_bad_input_is_one_line(tmp_path, reward_folder, file, content, argv, sai
     (tmp_path / file).write_text(content)
     argv = argv.replace("S", str(tmp_path / "s.csv")).split()
     assert said in error_of(["twins", "--reward-model", reward_folder, *flags, *argv])
+
+
+def changed_by(before_effect, after_effect, noise=0.02):
+    groups = black_and_white(12)
+    before, after = (
+        simulated(0, 20, groups, x, 0.02, noise) for x in (before_effect, after_effect)
+    )
+    return twin_table(after, groups, before=before)[0]
+
+
+# effect on names read as Black before and after: what the change is called
+@cases("""
+before | after | change
+0.0 | -0.5 | larger
+-0.5 | -0.2 | smaller
+-0.5 | 0.0 | smaller
+-0.5 | 0.4 | reversed
+0.3 | -0.5 | reversed
+0.05 | -0.5 | larger
+""")
+def test_a_change_has_a_direction(before, after, change):
+    """−.5 to +.4 was "smaller after". A gap below the margin has no side to be turned around."""
+    row = changed_by(before, after)
+    assert row["verdict"].startswith(f"difference found: {change} after"), row["verdict"]
+    words = {
+        "larger": "is larger than",
+        "smaller": "is smaller than",
+        "reversed": "is the reverse of",
+    }
+    assert words[change] in row["direction"]
+
+
+def test_smaller_takes_proof():
+    """A gap that may be as large as before, on the other side, is called neither."""
+    draws = np.random.default_rng(0).normal(0, 0.06, (2, 1000))
+    assert twins.change_of((0.12, -0.08), [draws[0] + 0.12, draws[1] - 0.08]) == "changed"
+    assert twins.change_of((0.5, -0.08), [draws[0] + 0.5, draws[1] - 0.08]) == "smaller"
+
+
+def part_of(kind, verdict, **more):
+    row = {"group": "Black", "reference": "White", "verdict": verdict}
+    return {"model": kind, "surface": "c", "kind": kind, "rows": [row]} | more
+
+
+FOUND, SMALLER, OPEN = "difference found", "difference found: smaller after", "inconclusive (…)"
+NOTHING = "not measured (needs 2 names a cell and 5 résumés)"
+
+
+# verdicts of the base, of the model after it, of the change: the statuses of --fail-on
+@cases("""
+base | after | change | difference | inconclusive
+difference found | equivalent within 0.1 SD | difference found: smaller after | 0 | 0
+difference found | difference found | difference found: smaller after | 1 | 0
+difference found | None | None | 1 | 0
+equivalent within 0.1 SD | equivalent within 0.1 SD | difference found: larger after | 1 | 0
+equivalent within 0.1 SD | equivalent within 0.1 SD | difference found: reversed after | 1 | 0
+equivalent within 0.1 SD | equivalent within 0.1 SD | difference found: changed after | 1 | 0
+equivalent within 0.1 SD | inconclusive (…) | inconclusive (…) | 0 | 3
+inconclusive (…) | equivalent within 0.1 SD | equivalent within 0.1 SD: unchanged | 0 | 0
+equivalent within 0.1 SD | not measured (…) | not measured (…) | 0 | 3
+""")
+def test_what_fail_on_counts(base, after, change, difference, inconclusive):
+    """Training that takes a gap away failed CI; what was not measured passed it."""
+    study = {"surfaces": [part_of("base", base)], "changes": []}
+    if after:
+        study["surfaces"].append(part_of("aligned", after))
+        study["changes"] = [part_of("aligned", change, before="base")]
+    verdicts = fairness.counted_verdicts(study)
+    statuses = [exit_status(word, verdicts) for word in ("difference", "inconclusive")]
+    assert statuses == [difference, inconclusive]
+
+
+def test_a_gap_that_stays_is_not_green():
+    for after, cell in (("difference found", ("gap stays", "amber")), ("equivalent within", ("unchanged", "green")), ("inconclusive", ("unchanged", "amber"))):  # fmt: skip
+        row = {"verdict": "equivalent within 0.1 SD: unchanged", "D": {"value": 0.0}, "verdict_after": after}  # fmt: skip
+        assert (light(row, "D"), light(row, "D").tone) == cell
+    row = {"verdict": SMALLER, "D": {"value": 0.4}, "verdict_after": "equivalent within 0.1 SD"}
+    assert light(row, "D").tone == "green"
+
+
+def test_a_sentence_for_every_verdict():
+    """A table with a difference hid what else it held; "no difference shown, not all settled" read
+    as passed."""
+    rows = [{"group": g, "reference": "White", "verdict": v, "direction": "Black lower"} for g, v in (("Black", FOUND), ("Asian", OPEN), ("Hispanic", NOTHING))]  # fmt: skip
+    (sentence,) = summary([("m", rows)])
+    assert sentence == f"m: Black lower; {OPEN}: Asian − White; {NOTHING}: Hispanic − White."
+    meaning = "Inconclusive, so neither a difference nor its absence was shown: m."
+    assert summary([("m", rows[1:2])]) == [meaning]
+    assert summary([("m", rows[2:])]) == [f"N{NOTHING[1:]}: m."]
+
+
+@pytest.mark.parametrize("resumes, verdict", [(4, "not measured"), (9, "inconclusive (10 résumés or more are needed)"), (10, "equivalent")])  # fmt: skip
+def test_few_resumes_are_never_green(resumes, verdict):
+    """Two résumés gave a green ✓."""
+    groups = black_and_white(12)
+    assert twin_table(simulated(0, resumes, groups, 0, 0.01, 0.01), groups)[0]["verdict"].startswith(verdict)  # fmt: skip
+
+
+def test_a_model_that_does_not_decide_in_these_words(tmp_path, llama_folder, capsys):
+    """Words of 2e-3 of the probability: their log-odds were "unclear", without a reason."""
+    argv = ["twins", "--before", llama_folder, *inputs(tmp_path, 5), "--decision-words", "yes,no"]
+    status, report = report_of([*argv, "--fail-on", "inconclusive"])
+    (part,) = report["surfaces"]
+    assert status == 3 and 0 < part["mass"]["lowest"] <= part["mass"]["value"] < 0.05
+    for row in part["rows"]:
+        assert re.fullmatch(r"not measured \(yes and no together hold 0.00\d of the probability behind “Decision:”; name the words in the prompt\)", row["verdict"])  # fmt: skip
+    assert not [*(tmp_path / "out").glob("decisions-*")]
+    assert "Not measured (yes and no together hold 0.00" in capsys.readouterr().out.replace("\n", " ")  # fmt: skip
+
+
+def test_decisions_for_biasguard(tmp_path, llama_folder, monkeypatch):
+    """Before and after each have a file with a row per résumé and name, no cell of it empty, and our
+    numbers are those that BiasGuard (here a program with its contract) finds in it."""
+    stub = tmp_path / "bin" / "biasguard"
+    stub.parent.mkdir()
+    stub.write_text(STUB.format(python=sys.executable, fails=False))
+    stub.chmod(0o755)
+    monkeypatch.setenv("PATH", str(stub.parent))
+    monkeypatch.setattr(fairness, "TINY_MASS", 0)
+    after, out = shutil.copytree(llama_folder, tmp_path / "after"), tmp_path / "out"
+    out.mkdir()
+    (out / "decisions-old.csv").write_text("stale")
+    argv = ["twins", "--before", llama_folder, "--after", str(after), *inputs(tmp_path, 5)]
+    _, report = report_of([*argv, "--decision-words", "yes,no"])
+    files = sorted(path.name for path in out.glob("decisions-*.csv"))
+    assert files == sorted(part["file"] for part in report["policy_decisions"]) and len(files) == 2
+    with open(out / "decisions-after.csv", newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == ["entity_id", "label_value", "score", "score_raw", "sex", "race_ethnicity", "model_id", "prompt_id"]  # fmt: skip
+    assert len(rows) == 10 * 20 and all(value for row in rows for value in row.values())
+    assert {row["model_id"] for row in rows} == {str(after)} and rows[20]["label_value"] == "1"
+    assert all(row["score"] == str(int(float(row["score_raw"]) > 0)) for row in rows)
+    lines = [line for line in report["biasguard"] if line.startswith("decisions-after.csv")]
+    assert len(lines) == 2 and "Black − White: dir" in lines[1]
+    pairs = re.findall(r"(\w+) (\S+) \(ours ([^)]+)\)", " ".join(lines))
+    assert len(pairs) == 6 and all(float(a) == pytest.approx(float(b), abs=2e-6) for _, a, b in pairs)  # fmt: skip
+    _, report = report_of([*argv, "--decision-words", "no,yes", "--overwrite"])
+    with open(out / "decisions-after.csv", newline="", encoding="utf-8") as file:
+        assert next(csv.DictReader(file))["label_value"] == "1"  # "no" is the mildest word now
+
+
+def test_what_a_report_leaves_out_is_said(tmp_path, llama_folder, reward_folder, capsys):
+    """One résumé without a prefix took the decision out of the report in silence."""
+    flags = inputs(tmp_path)
+    rows = [json.loads(line) for line in Path(flags[3]).read_text().splitlines()]
+    del rows[4]["prefix"]
+    write(tmp_path / "t.jsonl", rows)
+    argv = ["twins", "--before", llama_folder, "--reward-model", reward_folder, *flags]
+    status, report = report_of([*argv, "--fail-on", "inconclusive"])
+    assert status == 3 and report["not_measured"][0] == "decision (the résumés lack prefix in 1 of 10)"  # fmt: skip
+    assert "Not measured: decision (the résumés lack prefix in 1 of 10); " in capsys.readouterr().out  # fmt: skip
+
+
+def test_own_models_bring_no_votes_of_the_demo():
+    """A report about a user's models held the demo's votes, and --fail-on counted them."""
+    for argv, votes in (([], fairness.VOTES), (["--reward-model", "mine"], []), (["--before", "mine"], []), (["--after", "mine", "--prefs", "own"], ["own"])):  # fmt: skip
+        args = fairness.parse_args(["report", *argv])
+        fairness.wanted(args)
+        assert args.prefs == votes
