@@ -101,6 +101,8 @@ def is_value(text):
 
 def first_value(rest):
     """What a sentence behind "the answer is" gives: the longest start of it that is a value."""
+    if re.match(r"(?i)\W*(?:step|part|case|let|first|we|to|question|problem|given)\b", rest):
+        raise Undecided("an explanation follows in place of the answer")
     sentence = re.split(SENTENCE, rest, maxsplit=1)[0]
     cuts = re.finditer(r", (?!(?:and|or|not)\b|\W*\d)| \((?=[a-zA-Z])| [-–—] |: ", sentence)
     texts = [sentence, *(sentence[: cut.start()] for cut in list(cuts)[::-1])]

@@ -318,7 +318,7 @@ def group(text):
 
 def value_text(text):
     """What stands behind "x =" and before "≈"; a text in its one spelling. A list stays."""
-    if group(text):
+    if group(re.sub(r"(?<=\d),(?=\d)", "", text)):  # not of 1,000
         return text
     parts = [p for p in split_outside(text, r"=|:\s|\\(?:implies|Rightarrow|to)\b") if p]
     last = parts[-1] if parts else text
@@ -331,17 +331,14 @@ def value_text(text):
 
 def readings(text):
     """([Number], Group or None): ways to read a text in its one spelling, the likely one first."""
+    text = value_text(text)
     parts = group(text)
-    if parts is None or parts.ends == "{}" and not text.startswith(("{", "\\{")):
-        text = value_text(text)
-        inner = text[1:-1] if text[:1] == "(" and enclosed(text) else text
-        numbers = [number(inner.strip()), number(inner.strip(), other=True)]
-        parts = parts or (group(text) if text != inner else None)
-    else:
-        numbers = []
-    numbers = [n for n in numbers if n is not None]
-    shaped = re.search(r"\d,\d{3}(?!\d)", text) and numbers
-    return numbers, None if shaped else parts
+    if parts and (enclosed(text) or parts.ends == "∪"):
+        return [], parts
+    inner = text[1:-1].strip() if text[:1] == "(" and enclosed(text) else text
+    numbers = [n for n in (number(inner), number(inner, other=True)) if n is not None]
+    thousands = numbers and re.search(r"\d,\d{3}(?!\d)", text)
+    return numbers, None if thousands else parts
 
 
 def written_value(value):

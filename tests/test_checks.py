@@ -8,6 +8,7 @@ import sys
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
 
 import pytest
 
@@ -155,8 +156,8 @@ ROWS.append(("detectable_format:json_format", {}, {"[" * 100_000: False}))
 SPELLINGS = r"""
 12
 + \boxed{12} | #### 12 | Il totale è 12. | Die Antwort lautet 12. | 答えは12です。 | 答案为12元 | A: 12 | n=12 | = 12 | The answer is 13. Oh wait, I made a mistake. The answer is 12. | The answer is 24/2. | There are 3 answers: 12. | \boxed{12 \mbox{ inches}^2} | \boxed{\approx 12} | She makes 4*3 = $<<4*3=12>>12.\n#### 12 | The answer is $ 12 . | I am sure that the answer is 12. Any other answer is wrong. | The answer is 12. | **12** | x = 12 | 12 | Answer: 12 | **Answer:** 12 | **Answer: 12** | The answer is **12**. | The final answer is: $\boxed{12}$. I hope it is correct. | <answer>12</answer> | <think>x</think><answer> 12 </answer> | The answer is $12. | Answer: $12$ | The answer is 12, which is right. | The answer is 12 because 3*4 = 12. | Final Answer: 12 | ### Answer\n12 | ### Final Answer:\n\n**12** | The answer is:\n\[ x = 12 \] | #### 12 dollars | So, the solution to x + 7 = 19 is x = 12. | So, the answer is x = 12. | Simplify 24/2: 12. | 100 divided by 8 equals 12. | Done.\nThe result is 12 | \boxed{\text{12 apples}} | \boxed{\boxed{12}} | \fbox{12} | \boxed 12 | $\boxed{x=12}$ | So 5 + 7 = 12. | Therefore, x = 12. | So the total is **12**. | Thus the answer is 12 apples (a dozen). | The answer is twelve. | 12.0 | 12. | 12!\n | Sum: 12 | answer = 12 | The answer to the question is 12. | The correct answer is 12. | La respuesta es 12. | Die Antwort ist 12. | La réponse est 12. | 答案是12 | 答案：12 | Answer: There are 12 apples left. | Answer: She pays $12 in total. | ANSWER: 12 | So the number of clips is 12. | 7\n#### 12\n | The final result is 12. | {"answer": 12} | {"answer": "12"} | The answer is \(12\). | The answer is about 12. | 12 apples | So, 60/5 is equal to 3 * 4 = 12 candidates. | \boxed{12\%} | 5 = 5, so \boxed{3} no, \boxed{12} | The answer is 12 - as shown. | Answer: 12 (twelve) | \[\boxed{12}\] | The answer is 12.00 dollars.
-- 15 - 28 is 15 - 28 = 1. | \boxed{} | Answer: | No answer. | \boxed{12\text{ or }13} | The answer is: 2 | 7 times 8 equals 54. | So, the new offer is $160,000. | \boxed{13} | #### 13 | The answer is 13. | The answer is 13, not 12. | 13 | x = 13 | I do not know. | \boxed{12} so \boxed{13} | The answer is 12 or 13. | The answer is 1 2/3. | #### 112 | \boxed{12, 13} | The answer is -12. | \boxed{12^2} | It is 13. | \boxed{0.12} | The answer is 120. | The answer is 1.2. | \boxed{12 000} | \boxed{12 million} | #### 12/5 | \boxed{-12} | \boxed{12e2} | (12, 13) | 12 or 13
-? #### answer\n#### answer | Answer: 720 minutes | The answer is 12. Wait, no, it is 13. | The answer is 12.\nActually, it is 13. | She has 12 left. | \boxed{12x} | \boxed{12!} | \boxed{3*4} | \boxed{zwölf} | The answer is less than 12. | The answer is 12 times 5. | She gets twelve of them. | \boxed{12 \cdot k} | The answer is not 12. | There were 12 at first and 3 later left. | 2 dozen of them | \boxed{12}. Wait, it must be 13. | The answer is 12 and a half. | \boxed{12:1}
+- 15 - 28 is 15 - 28 = 1. | The answer is between 10 and 12. | \boxed{1,2} | The answer is x = 12 or y = 3 | \boxed{} | Answer: | No answer. | \boxed{12\text{ or }13} | The answer is: 2 | 7 times 8 equals 54. | So, the new offer is $160,000. | \boxed{13} | #### 13 | The answer is 13. | The answer is 13, not 12. | 13 | x = 13 | I do not know. | \boxed{12} so \boxed{13} | The answer is 12 or 13. | The answer is 1 2/3. | #### 112 | \boxed{12, 13} | The answer is -12. | \boxed{12^2} | It is 13. | \boxed{0.12} | The answer is 120. | The answer is 1.2. | \boxed{12 000} | \boxed{12 million} | #### 12/5 | \boxed{-12} | \boxed{12e2} | (12, 13) | 12 or 13
+? #### answer\n#### answer | Answer:\nStep 1: we multiply.\nTotal = 12 | The answer is: Let x = 5. Then y = 12. | Answer: To get 13, add 1 to 12. | The answer is 12 or more. | \boxed{1 2} | Answer: 720 minutes | The answer is 12. Wait, no, it is 13. | The answer is 12.\nActually, it is 13. | She has 12 left. | \boxed{12x} | \boxed{12!} | \boxed{3*4} | \boxed{zwölf} | The answer is less than 12. | The answer is 12 times 5. | She gets twelve of them. | \boxed{12 \cdot k} | The answer is not 12. | There were 12 at first and 3 later left. | 2 dozen of them | \boxed{12}. Wait, it must be 13. | The answer is 12 and a half. | \boxed{12:1}
 1/2
 + \boxed{0.5} | 1/2 | \boxed{1} no, \boxed{\frac12} | #### 0.50 | $\boxed{\dfrac{1}{2}}$. | The answer is ½. | The answer is .5 | The probability is \frac{1}{2}. | p = 1/2 | The answer is $\frac{1}{2}$. | Answer: $$\frac{1}{2}$$ | The answer is 1/2 hour.
 - \boxed{0.5 | \boxed{0.5} or \boxed{2} | #### 2 | \boxed{1 1/2} | \boxed{1\frac12} | 5 | The answer is 2.
@@ -323,6 +324,29 @@ def test_math_equality(case):
     """Two values are equal (=), differ (≠), or it cannot be told (?)."""
     a, sign, b = re.fullmatch(r"(.*) ([=≠?]) (.*)", case).groups()
     assert verdict(a, b) is {"=": True, "≠": False, "?": None}[sign]
+
+
+FORMS = [  # of a number, with numerator n, denominator d, its decimals and thousands
+    "{n}/{d}", r"\frac{{{n}}}{{{d}}}", r"x = \dfrac{{{n}}}{{{d}}}", r"{whole}\frac{{{top}}}{{{d}}}",
+    "{decimal}", "${decimal}", "{decimal} km", r"{grouped}\text{{ cm}}", "{grouped}^\\circ", "{comma}",
+]  # fmt: skip
+PLACES = [r"\boxed{%s}", "#### %s", "The answer is %s.", "So 1 + 1 = %s.", "%s", r"\[ x = %s \]"]
+
+
+def test_no_spelling_of_another_number_is_right():
+    rng, verdicts = random.Random(0), Counter()
+    for _ in range(3000):
+        value = Fraction(rng.randint(1, 4000), rng.choice([1, 2, 4, 5, 8, 10, 100]))
+        other = rng.choice([value, value * 10, value / 10, value + 1, 1 / value])
+        n, d = value.numerator, value.denominator
+        text = rng.choice(PLACES) % rng.choice(FORMS[d == 1 and 4 or 0 :]).format(
+            n=n, d=d, whole=n // d or "", top=n % d, decimal=float(value),
+            grouped=f"{float(value):,}", comma=str(float(value)).replace(".", ","),
+        )  # fmt: skip
+        gold = f"{other.numerator}/{other.denominator}"
+        verdicts[value == other, holds("math:equal", text, answer=gold)] += 1
+    assert not verdicts[True, False] and not verdicts[False, True]
+    assert verdicts[True, True] > 20 * verdicts[True, None]
 
 
 @pytest.mark.parametrize("text", ["9" * 5000, "(" * 5000, "((9^99)^99)^99", "1 " * 5000, "{" * 99])
