@@ -172,6 +172,16 @@ def role_prompt(role):
     return [{"role": "user", "content": text}]
 
 
+def title_of(role):
+    """The title of a role, from its prompt.
+
+    >>> title_of("Which candidate fits this role?\\nRole: chef\\nMust have: soups")
+    'chef'
+    """
+    line = re.search(r"^role: *(.+)$", role, re.I | re.M)
+    return line[1] if line else role.split("\n")[0]
+
+
 def training_of(folder):
     """(sentence, {file: (rows, rows that compare profiles)}): what a reward model was trained on.
 
@@ -235,6 +245,7 @@ def main(argv=None):
         for c, place, percentile in zip(members, *places):
             c |= {"rank": place, "percentile": percentile}
     candidates.sort(key=lambda c: (c["role"], c["rank"], c["id"]))
+    first = [c for c in candidates if c["role"] == candidates[0]["role"]]
     # (4) files
     path = Path(args.out) / "ranked.csv"
     files.write_csv(path, ranked_rows(candidates, columns, args.blind))
@@ -245,7 +256,8 @@ def main(argv=None):
         "training": training,
         "trained_on": trained_on,
         "blind": blind_words(args, candidates),
-        "first": [{key: c[key] for key in RANKED} for c in candidates[:TOP]],
+        "first": [{key: c[key] for key in RANKED} for c in first[:TOP]],
+        "role_of_first": title_of(first[0]["role"]),
     }
     write_report(args, report, TITLE, rank_sections, "ranked.csv", files.PRIVATE)
     if {"sex", "race_ethnicity"} & set(columns):
@@ -285,14 +297,21 @@ def rank_sections(report):
     """The order of candidates, for the terminal and the page."""
     n, roles, cut = report["n"], report["roles"], report["cut"]
     texts = [f"{n} candidates for {roles} role{'s' * (roles > 1)}, by score, highest first."]
-    texts += [report["training"]]
+    texts += [
+        report["training"],
+        "A score is a reason to read a profile, not a decision about a person.",
+    ]
     if cut:
         names = ", ".join(cut[:5])  # ranked.csv marks them all
         texts.append(f"{len(cut)} were cut to the reward model's --max-length, such as {names}")
-    keys = ("id", "rank", "score", "percentile", "must_haves_found", "must_haves_missing")
-    cells = [[c[key] for key in keys] for c in report["first"]]
-    header = [key.replace("_", " ") for key in keys]
-    table = pages.table(header, cells, f"The first {len(cells)}; ranked.csv has all")
+    header = ["id", "rank", "score", "percentile", "must-haves named", "not named"]
+    cells = []
+    for c in report["first"]:
+        must_haves = c["must_haves_found"] or "none", c["must_haves_missing"]
+        cells.append([c["id"], c["rank"], c["score"], f"{c['percentile']:.1f}", *must_haves])
+    caption = f"The first {len(cells)} for {report['role_of_first']!r}; ranked.csv has all"
+    caption += f" {n} candidates" + f" of all {roles} roles" * (roles > 1)
+    table = pages.table(header, cells, caption)
     limits = [
         "A score compares profiles for people who read them; it is not a decision.",
         "Must-haves are found word for word; a word in a profile is no proof of a skill.",

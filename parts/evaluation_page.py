@@ -27,6 +27,15 @@ def distance(sqrt_kl):
     return f"{sqrt_kl:.2f}" if sqrt_kl >= 0.01 else f"{sqrt_kl:.1g}"
 
 
+def p_text(p):
+    """A p-value of four digits; a smaller one is not 0.
+
+    >>> p_text(0.04561), p_text(1e-9)
+    ('0.0456', '<0.0001')
+    """
+    return "<0.0001" if p < 0.0001 else f"{p:.4f}"
+
+
 def power(n, detectable, noun="prompts"):
     """How small a difference n comparisons can find, in words; the same whatever they found."""
     if detectable is None:
@@ -55,7 +64,8 @@ def in_words(report):
                 answer.append(f"{same}, so it says nothing about {a} and {b}.")
                 continue
             said = f"{WORDS[row['verdict']].format(a, b)} {show(rate, 1, True)}"
-            answer.append(f"{said} of the comparisons by the {names[by]}.")
+            said += f" of the comparisons by the {names[by]}"
+            answer.append(f"{said}{why_open(row, row['p_holm'], 'prompts')}.")
     if equal := report["equal_kl"]:
         found = ", ".join(f"{row['model']} {show(row[by])}" for row in equal["table"])
         answer.append(
@@ -82,6 +92,15 @@ def in_words(report):
         if unscored := row["length"]["n"] - row[by]["n"]:
             notes.append(f"{row['name']}: {unscored} answers have no {names[by]}.")
     return answer, notes
+
+
+def why_open(row, p, over):
+    """What an interval beside ½ and an open verdict need: the p that decided."""
+    rate = row["win_rate"]
+    if row["verdict"] != "inconclusive" or rate.get("low") is None:
+        return ""
+    inside = rate["low"] <= 0.5 <= rate["high"]
+    return "" if inside else f"; the test over {over} gives p {p_text(p)}, which is no finding"
 
 
 def renamed(report):
@@ -149,7 +168,7 @@ def answer_section(report):
         )
     )
     scores = [names[scorer] for scorer in report["scorers"]]
-    columns = ["model", *scores, "KL, nats per answer", "verdict"]
+    columns = ["model", *scores, "KL, nats per answer", f"against {report['models'][0]['name']}"]
     columns[-1:-1] = [f"{scores[0]} at equal KL"] * bool(equal)
     tables = pages.table(columns, cells, caption), pairs_table(report, by), cost_table(report)
     charts = (
@@ -166,7 +185,7 @@ def pairs_table(report, scorer):
     cells, caption = [], f"By the {score_names(report['setup'])[scorer]}"
     for r in pairs:
         rates = [show(r[key], 1, True) for key in ("win_rate", "length_controlled")]
-        cells.append([f"{r['a']} against {r['b']}", *rates, show(r["p_holm"], 4), r["verdict"]])
+        cells.append([f"{r['a']} against {r['b']}", *rates, p_text(r["p_holm"]), r["verdict"]])
     if pairs and "detectable" in (first := pairs[0]):
         caption += f"; {power(first['win_rate']['n'], first['detectable'])}"
     header = ["pair", "wins", "wins at equal length", "p (Holm)", "verdict"]
@@ -214,7 +233,8 @@ def cost_table(report):
             rows.append((f"{run['model']}, until over-optimised, step {mark['step']}", mark))
     cells = [[label, *(show(row[cost], 0) for cost in COSTS)] for label, row in rows]
     gold = score_names(report["setup"])["gold"]
-    caption = f"Spent in all, and to {100 * GOAL:.0f} % of the largest gain in {gold} of any run"
+    best = f"largest gain in {gold} of any run" if "gain" in part else f"best {gold}"
+    caption = f"Spent in all, and to {100 * GOAL:.0f} % of the {best}"
     return pages.table(["run", *COSTS], cells, caption) if cells else None
 
 
@@ -263,8 +283,8 @@ def reward_sections(report):
     rows = {"all pairs": report["accuracy"], "the longer answer wins": report["length_baseline"]}
     right, longer = (show(rate, 1, True) for rate in rows.values())
     texts = [
-        f"The reward model {word} the rule “the longer answer wins”: it is right on {right} of the "
-        f"pairs, the rule on {longer}."
+        f"The reward model {word} the rule “the longer answer wins”: it is right on {right} of "
+        f"{report['accuracy']['n']} pairs, the rule on {longer}."
     ]
     if report.get("seen"):
         texts += ["It was trained on this file: on pairs it has not seen it is right less often."]
@@ -277,7 +297,7 @@ def reward_sections(report):
     sure, gain = report["calibration"], report["against_length"]
     cells = [
         ["right more often than the rule, percentage points", show(gain, 1, True)],
-        [f"p of that ({gain['test']}, over prompts)", show(gain["p"], 4)],
+        [f"p of that ({gain['test']}, over prompts)", p_text(gain["p"])],
         ["NLL", show(sure["nll"])],
         ["expected calibration error", show(sure["ece"])],
     ]
@@ -302,7 +322,7 @@ def human_sections(report):
     rate = row["win_rate"]
     texts = [
         f"{WORDS[row['verdict']].format(a, b)} {show(rate, 1, True)} of the items that people "
-        "compared.",
+        f"compared{why_open(row, row['p'], 'items')}.",
         *report["caveats"],
     ]
     if row["verdict"] == "inconclusive":
@@ -319,6 +339,7 @@ def human_sections(report):
         "items offered": report["offered"],
         "decided votes": report["decided"],
         "people": len(report["annotators"]),
+        "p (exact sign test over items)": p_text(row["p"]),
         "true win rate that these items find in 4 of 5 studies": show(row["detectable"], 0, True),
     }
     tables = [table, pages.table(["", "n"], counts.items())]

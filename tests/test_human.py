@@ -71,7 +71,7 @@ def test_both_bad_and_ties_are_halves_and_a_skip_is_nothing():
 
 @cases("""
 wins | losses | there | missing
-60 | 40 | ('Whether DPO is better than Base stays open', '60.0 %', '100 items find a true win rate of 65 %') | beats
+60 | 40 | ('Whether DPO is better than Base stays open', '60.0 %', '100 items find a true win rate of 65 %', 'the test over items gives p 0.0569, which is no finding') | beats
 30 | 30 | ('stays open: DPO wins 50.0 %', "All votes are ann's") | beats
 20 | 0 | ('DPO beats Base', '100.0 %', "All votes are ann's") | find a true
 5 | 0 | ('stays open: DPO wins 100.0 % [56.6, 100.0]', '5 items are too few') | beats
