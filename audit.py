@@ -1,25 +1,29 @@
 """audit.py: a table of decisions about people in; whether groups differ, and how surely.
 
-Objective    impact ratio = a group's selection rate / the reference's, with interval and verdict
-Algorithm    (1) read the table: decisions or scores, outcomes, groups
-             (2) compare: selection, error rates, impact ratios
-             (3) LL144-layout tables
+Objective    ratio = a group's selection rate / another's, with shortfall, test and verdict
+Algorithm    (1) read the table: decisions or scores, outcomes, groups, people, roles
+             (2) compare the groups: selection, error rates; overall and within roles
+             (3) tables in the layout of Local Law 144
              (4) files: report.json, report.html, audit.csv
 Conventions  a rate over nobody is null with a reason; verdicts: difference found, equivalent
-             within δ, inconclusive, not measured; people have recorded categories or "unknown"
+             within δ, inconclusive (which is not a pass), not measured; people have recorded
+             groups or none; rows of one person are one cluster; every table counts for --fail-on
 Left out     1. causal graphs, individual fairness   2. re-weighting of decisions
              3. guessing anybody's race or sex   4. one overall score, any pass mark
-Run          python audit.py people.csv --y-true hired --y-pred advanced --group race
-             python audit.py people.csv --score score --select 0.3 --within role
-Writes       report.json, report.html, audit.csv, all below --out
-Reference    29 CFR 1607.4D (four fifths); 6 RCNY 5-300 ff.; Katz et al. 1978 (ratio);
-             Newcombe 1998 (difference)
+Run          python audit.py people.csv --y-pred advanced --group race --within role
+             python audit.py people.csv --y-true hired --y-pred advanced --group race
+             python audit.py people.csv --score score --ll144 scoring
+Writes       report.json, report.html, audit.csv (personal data: mode 0600), all below --out
+Reference    29 CFR 1607.4D (four fifths); 6 RCNY 5-300 ff.; Mantel & Haenszel 1959 (within
+             roles); Breslow & Day 1980; Katz et al. 1978 (ratio); Newcombe 1998 (difference)
 """
 
 import argparse
 import math
 import shlex
 import sys
+from collections import Counter
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -27,24 +31,48 @@ import numpy as np
 from parts import files, pages
 from parts.biasguard import beside, write_decisions
 from parts.files import UserError
-from parts.rates import compare, counts_of, impact_ratios, rate_section, rate_tables
+from parts.ll144 import ll144_part, ll144_section
+from parts.pages import number as show
+from parts.people import (
+    fold,
+    fold_labels,
+    is_missing,
+    names_ids,
+    person_ids,
+    read_age,
+    read_decision,
+)
+from parts.rates import (
+    LEAST,
+    ONE,
+    compare,
+    counts_of,
+    notes,
+    rate_section,
+    rate_tables,
+    row_name,
+    sentences,
+    yardstick_size,
+)
 from parts.reports import check_out, read_csv
-from parts.stats import share
+from parts.stats import number, share
 from parts.verdicts import (
     CROSSED,
     FAIL_ON,
     FOUR_FIFTHS,
     REFERENCE,
     exit_status,
+    p_text,
     provider_sheet,
     save_report,
-    summary,
     table_of,
 )
 
 TITLE = "Did decisions about people differ?"
+OUTCOME_GAP = 0.05  # the most by which "outcome known" may differ between selected and others
 
 # ---- 3. the math ----
+
 
 RATES = {  # {rate: (its name in comparisons, the label of the people it is over)}
     "selection_rate": ("demographic_parity", None),
@@ -53,10 +81,12 @@ RATES = {  # {rate: (its name in comparisons, the label of the people it is over
 }
 
 
-def group_metrics(groups, y_pred, y_true=None):
+def group_metrics(groups, y_pred, y_true=None, least=1):
     """Rates of each group and how far they lie apart; what cannot be known is None with a reason.
 
-    groups (n,) labels, None = unknown: counted, in no comparison;  y_pred, y_true (n,) 0 or 1
+    groups (n,) labels, None = unknown: counted, in no comparison;  y_pred (n,) 0 or 1
+    y_true (n,) 0, 1 or None = no outcome: in no error rate;  least: people of a group, below which
+           its rate is in no comparison (if any group has as many)
     SR selected / people · TPR, FPR selected / those of label 1, 0
     difference: highest − lowest rate; ratio: lowest / highest
     equalised odds: the larger difference, the smaller ratio of TPR and FPR
@@ -80,90 +110,54 @@ def group_metrics(groups, y_pred, y_true=None):
             continue
         people = zip(groups, y_pred, truth)
         counts = counts_of((g, hit) for g, hit, true in people if label in (None, true))
-        why = None if len(names) > 1 else "one group: not a comparison"
         for group in names:
             k, n = counts.setdefault(group, (0, 0))
-            out["groups"][group][key] = share(k, n)
-            why = why or (None if n else f"{group}: nobody has the label {label}")
-        rates = [0] if why else [k / n for k, n in counts.values()]
-        out[f"{title}_difference"] = known(max(rates) - min(rates), why)
-        why = why or (None if max(rates) else "the highest rate is 0")
-        out[f"{title}_ratio"] = known(min(rates) / (max(rates) or 1), why)
+            suppressed = number(None, n, reason=ONE)
+            out["groups"][group][key] = suppressed if n == 1 < least else share(k, n)
+        enough = min(least, yardstick_size([n for _, n in counts.values()]))
+        large = {group: (k, n) for group, (k, n) in counts.items() if n >= enough or not n}
+        reason = None if len(large) > 1 else "one group: not a comparison"
+        empty = [group for group, (_, n) in large.items() if not n]
+        reason = reason or (f"{empty[0]}: nobody has the label {label}" if empty else None)
+        rates = [0] if reason else [k / n for k, n in large.values()]
+        out[f"{title}_difference"] = known(max(rates) - min(rates), reason)
+        reason = reason or (None if max(rates) else "the highest rate is 0")
+        out[f"{title}_ratio"] = known(min(rates) / (max(rates) or 1), reason)
     for kind, worst in (("difference", max), ("ratio", min)) if y_true is not None else ():
-        both = [out[f"{title}_{kind}"] for title in ("equal_opportunity", "fpr")]
-        gone = [rate for rate in both if rate["value"] is None]
-        out[f"equalized_odds_{kind}"] = (gone or [worst(both, key=lambda rate: rate["value"])])[0]
+        pair = [out[f"{title}_{kind}"] for title in ("equal_opportunity", "fpr")]
+        unknown = [rate for rate in pair if rate["value"] is None]
+        worse = (unknown or [worst(pair, key=lambda rate: rate["value"])])[0]
+        out[f"equalized_odds_{kind}"] = worse
     return out
 
 
-def known(value, why):
-    return {"value": None, "reason": why} if why else {"value": value}
+def known(value, reason):
+    return {"value": None, "reason": reason} if reason else {"value": value}
 
 
 def select_top(scores, share_selected, roles):
     """(n,) 0 or 1: the top share of each role, with all equal to its last one; the number tied.
 
     roles  (n,) labels: scores of answers to different prompts have different zeros
+    tied   people with a score at their role's cut-off, where it is more than one
     >>> [select_top([9, 8, 8, 1], 0.5, roles) for roles in (list("aaaa"), list("aabb"))]
-    [([1, 1, 1, 0], 2), ([1, 0, 1, 0], 2)]
+    [([1, 1, 1, 0], 2), ([1, 0, 1, 0], 0)]
     """
-    scores, roles, cuts = np.array(scores), np.array(roles), np.zeros(len(scores))
-    for role in set(roles):
-        found = np.sort(scores[roles == role])
+    scores, selected, tied = np.array(scores, float), np.zeros(len(scores), int), 0
+    _, role = np.unique(np.array(roles, str), return_inverse=True)
+    for rows in np.split(np.argsort(role, kind="stable"), np.cumsum(np.bincount(role))[:-1]):
         # rounded upwards: .07 · 100 is 7.000000000000001
-        cuts[roles == role] = found[-max(1, math.ceil(share_selected * len(found) - 1e-9))]
-    return (scores >= cuts).astype(int).tolist(), int((scores == cuts).sum())
-
-
-LL144 = {
-    "sex": ["Male", "Female"],
-    "race_ethnicity": [
-        "Hispanic or Latino",
-        "White",
-        "Black or African American",
-        "Native Hawaiian or Pacific Islander",
-        "Asian",
-        "Native American or Alaska Native",
-        "Two or More Races",
-    ],
-}
-LL144_LABELS = {
-    "Hispanic": "Hispanic or Latino",
-    "Black": "Black or African American",
-    "M": "Male",
-    "F": "Female",
-}
-
-
-def ll144_tables(sex, race, chosen=None, scores=None):
-    """Rate / highest rate in the layout of 6 RCNY 5-303: by sex, by race/ethnicity, crossed.
-
-    Unknown (None) is in no calculation of its table. With scores the rate is the share strictly
-    above the median of those with at least one known category.
-    """
-    columns, note = {"sex": sex, "race_ethnicity": race}, ""
-    columns["crossed"] = [f"{r}, {s}" if r and s else None for s, r in zip(sex, race)]
-    if scores is not None:
-        known = [score for score, s, r in zip(scores, sex, race) if s or r]
-        median = np.median(known)
-        chosen = [int(score > median) for score in scores]
-        tied = 100 * known.count(median) / len(known)
-        note = f"{tied:.0f} % of the scores equal the median and are not above it"
-    tables = {}
-    for key, labels in columns.items():
-        counts, tables[key] = counts_of(zip(labels, chosen)), []
-        for category, ratio in impact_ratios(counts).items():
-            k, n = counts[category]
-            ratio = ratio if ratio is None else float(ratio)
-            row = {"category": category, "n": n, "k": k, "rate": share(k, n), "ir": ratio}
-            tables[key].append(row)
-    unknown = {key: labels.count(None) for key, labels in columns.items()}
-    return {"tables": tables, "unknown": unknown, "note": note}
+        top = max(1, math.ceil(share_selected * len(rows) - 1e-9))
+        cut = np.sort(scores[rows])[-top]
+        selected[rows] = scores[rows] >= cut
+        equal = int((scores[rows] == cut).sum())
+        tied += equal if equal > 1 else 0
+    return selected.tolist(), tied
 
 
 # ---- 4. the arguments ----
 
-EXAMPLE = "example: python audit.py people.csv --y-pred hired --group race"
+EXAMPLE = "example: python audit.py people.csv --y-pred hired --group race --within role"
 
 
 def parse_args(argv=None):
@@ -171,129 +165,264 @@ def parse_args(argv=None):
     parser = files.Parser(prog="audit.py", description=__doc__.splitlines()[0], epilog=EXAMPLE)
     # fmt: off
     add = parser.add_argument
-    add("table", metavar="people.csv", help="CSV with a header, a row per person")
-    add("--y-true", help="column of the label, 0 or 1 (default: none, so no error rates)")
+    add("table", metavar="people.csv", help="CSV with a header, a row per person or per decision")
     add("--y-pred", help="column of the decision, 0 or 1")
     add("--score", help="column of a score, in place of --y-pred, with --cutoff or --select")
     add("--cutoff", type=files.number(), help="a score at or above it is a decision for")
     add("--select", type=files.number(above=0, below=1), help="share selected from the top, such as 0.3")
-    add("--within", help="column such as the role: --select stays within it")
-    add("--group", help="column of groups (default: the columns sex and race_ethnicity)")
-    add("--allow-missing", action="store_true", help="leave rows without decision or label out")
-    add("--reference", help="group of --group that the others are compared with (default: the highest rate, with p over all pairs)")
-    add("--ll144", choices=("selection", "scoring"), help="tables in the layout of NYC Local Law 144")
+    add("--y-true", help="column of the outcome, 0 or 1, empty where unknown (default: none, so no error rates)")
+    add("--within", help="column such as the role: groups are compared within each, and --select stays within it")
+    add("--id", help="column that names the person, whose rows are one cluster (default: id, candidate_id, …; none: a row each)")
+    add("--group", action="append", help="column of groups (default: the columns sex and race_ethnicity)")
+    add("--age-40", action="store_true", help="--group holds ages: compare 40 or older with under 40")
+    add("--reference", help="group that the others are tested against (default: the highest rate, with p over all pairs)")
+    add("--allow-missing", action="store_true", help="leave rows without decision or score out, counted")
+
+    add("--ll144", choices=("selection", "scoring"), help="layout of NYC Local Law 144; scoring: above the median, without a cut-off")
+    add("--exclude-small", metavar="REASON", help="with --ll144: leave categories below 2 %% out of its ratios, for this stated reason")
+    add("--date", help="of the audit, to be stated")
+    add("--period", help="of the decisions, to be stated")
+    add("--source", help="of the data, to be stated")
+    add("--data", choices=("historical", "test"), help="what the data are, to be stated")
+    add("--run-by", help="who ran the audit, to be stated")
+    add("--first-use", help="date since when the tool is used, to be stated")
+
     add("--out", default="runs/audit", help="folder of the report (default: %(default)s)")
     add("--overwrite", action="store_true", help="replace the report that is there")
     add("--fail-on", choices=FAIL_ON, metavar="VERDICT", help="for CI: difference (status 1), inconclusive (3), or both with a comma")
     # fmt: on
     args = parser.parse_args(argv)
+    check_flags(parser, args)
     args.command, args.typed = "audit", shlex.join(["python", "audit.py", *argv])
     return args
+
+
+def check_flags(parser, args):
+    """UserError for flags that are missing, or that nothing would read."""
+    if args.group and len(args.group) > 1:
+        parser.error("--group: one column at a time; run the audit once for each")
+    args.group = args.group[0] if args.group else None
+    if bool(args.y_pred) == bool(args.score):
+        parser.error("--y-pred, --score: expected one, a decision column or a score")
+    for flag, value in (("--cutoff", args.cutoff), ("--select", args.select)):
+        if args.y_pred and value is not None:
+            parser.error(f"{flag} needs --score COLUMN: --y-pred holds decisions already")
+    if args.cutoff is not None and args.select is not None:
+        parser.error("--cutoff, --select: expected one of them")
+    if args.ll144 == "scoring" and not args.score:
+        parser.error("--ll144 scoring: it needs --score COLUMN")
+    if args.score and args.cutoff is None and args.select is None and args.ll144 != "scoring":
+        parser.error("--score: expected --cutoff X or --select SHARE with it, one of them")
+    if args.exclude_small is not None and not (args.ll144 and args.exclude_small.strip()):
+        parser.error("--exclude-small REASON: it needs --ll144, and a reason in words")
+    if args.age_40 and not args.group:
+        parser.error("--age-40: expected --group COLUMN with it, the column of ages")
 
 
 # ---- 5. the data ----
 
 
-YES_NO = {"1": 1, "true": 1, "yes": 1, "positive": 1, "0": 0, "false": 0, "no": 0, "negative": 0}
+@dataclass
+class People:
+    """The rows of the table; every list is (n,)."""
+
+    ids: list  # of the person
+    decided: list  # 0 or 1
+    groups: dict  # {column: labels, None = unknown}
+    outcomes: list | None = None  # 0, 1, None = unknown
+    scores: list | None = None
+    roles: list | None = None
+    not_measured: dict = field(default_factory=dict)  # {column: why}
+    words: list = field(default_factory=list)  # what the reader must know of the table
 
 
-def read_decision(cell):
-    """0 or 1 of a cell.
+def read_table(args):
+    """({column: (n,) cells}, header, rows left out) of what the audit needs of the table."""
+    what, path = args.y_pred or args.score, f"audit {args.table}"
+    reads = {what: read_decision if args.y_pred else files.number()}
+    needed = dict.fromkeys(filter(None, (what, args.y_true, args.group, args.within)))
+    needed |= dict.fromkeys([args.id] if args.id not in (None, "none") else [])
+    reads |= {args.y_true: read_decision} if args.y_true else {}
+    reads |= {args.group: read_age} if args.age_40 else {}
+    columns, left_out, header = {}, 0, []
+    for line, row in read_csv(args.table, "audit", list(needed)):
+        if not columns:
+            header = list(row)
+            wanted = [*needed, *([] if args.group and not args.ll144 else REFERENCE)]
+            wanted += filter(names_ids, header)
+            columns = {name: [] for name in dict.fromkeys(wanted) if name in row}
+        if is_missing(row[what]):
+            left_out += 1
+            if args.allow_missing:
+                continue
+            drop = "fill it in, or leave such rows out with --allow-missing"
+            raise UserError(f"{path}:{line}: {what} is empty; {drop}")
+        for column, read in reads.items():
+            try:
+                row[column] = None if is_missing(row[column]) else read(row[column])
+            except argparse.ArgumentTypeError as error:
+                raise UserError(f"{path}:{line}: {column}: {error}") from None
+        for name, cells in columns.items():
+            cells.append(row[name])
+    if not next(iter(columns.values()), None):
+        raise UserError(f"{path}: no row has a {what}; nothing to audit")
+    return columns, header, left_out
 
-    >>> [read_decision(cell) for cell in ("1", "No", " POSITIVE")]
-    [1, 0, 1]
-    """
-    word = cell.strip().lower()
-    if word not in YES_NO:
-        raise argparse.ArgumentTypeError(
-            f"{cell!r} given, expected 0 or 1, true or false, yes or no, positive or negative"
-        )
-    return YES_NO[word]
+
+def groups_of(args, columns, header):
+    """({column: labels}, {column: why not measured}, sentences) of the columns of groups."""
+    path, groups, not_measured, words = f"audit {args.table}", {}, {}, []
+    wanted = [args.group] if args.group and not args.ll144 else [args.group, *REFERENCE]
+    for column in (name for name in dict.fromkeys(wanted) if name in columns):
+        labels, said = fold_labels(columns[column], column)
+        n = len(set(labels) - {None})
+        if n < 2 and not args.ll144:
+            only = "one group" if n else "no known label"
+            not_measured[column] = f"{only}: not a comparison"
+        if n >= 2 or args.ll144:
+            groups[column], words = labels, words + said
+    if (
+        args.ll144
+        and not set(REFERENCE) & set(groups)
+        or not any(len(set(labels) - {None}) > 1 for labels in groups.values())
+    ):
+        why = "expected --group COLUMN, or columns sex and race_ethnicity, of two groups or more"
+        sizes = {c: len({*fold_labels(columns[c], c)[0]} - {None}) for c in wanted if c in columns}
+        found = files.told(Counter(sizes)) if any(sizes.values()) else ", ".join(header)
+        raise UserError(f"{path}: {why}; found {found}")
+    return groups, not_measured, words
 
 
 def load_people(args):
-    """(rows, groups, decided, labels, scores, cutoff) of the table, (n,) each; None: not there.
+    """The People of the table: decisions, outcomes, groups, ids and roles."""
+    columns, header, left_out = read_table(args)
+    what = args.y_pred or args.score
+    groups, not_measured, of_groups = groups_of(args, columns, header)
+    ids, of_ids = person_ids(columns, args.id)
+    values = columns[what]
+    people = People(ids, values, groups, not_measured=not_measured)
+    people.outcomes = columns[args.y_true] if args.y_true else None
+    n, how = len(values), f"decision in column {what}"
+    if args.within:
+        people.roles = [cell.strip() or "no role" for cell in columns[args.within]]
+    if args.score:
+        people.scores = values
+        if args.select:
+            roles = people.roles or [""] * n
+            people.decided, tied = select_top(values, args.select, roles)
+            how = f"top {100 * args.select:g} %" + f" of each {args.within}" * bool(args.within)
+            how += f", {tied} tied at the cut-off, all in" if tied else ""
+        else:
+            cutoff, how = args.cutoff, f"score ≥ {args.cutoff}"
+            if cutoff is None:  # --ll144 scoring alone
+                cutoff = np.nextafter(np.median(values), np.inf)
+                how = f"score above {np.median(values):g}, the median of all rows"
+            else:
+                how = f"score ≥ {cutoff:g}"
+            people.decided = [int(score >= cutoff) for score in values]
+    noun = "people" if len(set(ids)) == n else "rows"
+    people.words = [f"{n:,} {noun}, {sum(people.decided):,} selected; {how}."]
+    if left_out:
+        people.words.append(f"{left_out:,} rows without {what} are left out of everything.")
+    people.words += of_ids + of_groups
+    people.words += [f"{column}: not measured ({why})." for column, why in not_measured.items()]
+    if set(REFERENCE) <= set(groups):
+        both = zip(*(groups[key] for key in REFERENCE))
+        groups[CROSSED] = [None if None in pair else " ".join(pair) for pair in both]
+    return people
 
-    groups  {column: labels, None = unknown}: --group, or sex and race_ethnicity
-    """
-    what, path = args.y_pred or args.score, f"audit {args.table}"
-    if bool(args.y_pred) == bool(args.score):
-        raise UserError("--y-pred, --score: expected one, a decision column or a score")
-    if args.score and (args.cutoff is None) == (args.select is None):
-        raise UserError("--score: expected --cutoff X or --select SHARE with it, one of them")
-    reads, rows, cells = {what: read_decision if args.y_pred else files.number()}, [], []
-    reads |= {args.y_true: read_decision} if args.y_true else {}
-    for line, row in read_csv(args.table, "audit", filter(None, (*reads, args.group, args.within))):
-        found = []
-        try:
-            for column, read in reads.items():
-                found += [read(row[column])] if row[column].strip() else []
-        except argparse.ArgumentTypeError as error:
-            raise UserError(f"{path}:{line}: {column}: {error}") from None
-        if len(found) == len(reads):
-            rows.append(row)
-            cells.append(found)
-        elif not args.allow_missing:
-            drop = "fill it in, or leave such rows out with --allow-missing"
-            raise UserError(f"{path}:{line}: {' or '.join(reads)} is empty; {drop}")
-    wanted = [args.group] if args.group and not args.ll144 else [args.group, *REFERENCE]
-    groups = {}
-    for column in (name for name in dict.fromkeys(wanted) if name in row):
-        labels = [row[column].strip() for row in rows]
-        groups[column] = [None if x.lower() in ("", "unknown") else x for x in labels]
-    counts = {column: len(set(labels) - {None}) for column, labels in groups.items()}
-    if args.ll144 and not set(REFERENCE) & set(groups) or min(counts.values(), default=0) < 2:
-        why = "expected --group COLUMN, or columns sex and race_ethnicity, of two groups or more"
-        found = files.told(counts) if counts else ", ".join(row)
-        raise UserError(f"{path}: {why}; found {found}")
-    decided, *labels = map(list, zip(*cells))
-    scores, cutoff = None if args.y_pred else decided, f"decision in column {what}"
-    if args.select:
-        roles = [row[args.within] if args.within else "" for row in rows]
-        decided, tied = select_top(scores, args.select, roles)
-        cutoff = f"top {100 * args.select:g} %, {tied} tied at the cut-off, all in"
-    elif args.score:
-        decided, cutoff = [int(x >= args.cutoff) for x in scores], f"score ≥ {args.cutoff:g}"
-    return rows, groups, decided, labels[0] if labels else None, scores, cutoff
+
+def reference_column(args, groups):
+    """{column: declared reference}: the column whose groups --reference names."""
+    if args.reference is None:
+        return {}
+    names = {c: {fold(x): x for x in sorted(set(labels) - {None})} for c, labels in groups.items()}
+    key = fold(args.reference)
+    holders = [args.group] if args.group else [c for c in names if key in names[c] and c != CROSSED]
+    if len(holders) != 1 or key not in names[holders[0]]:
+        every = "; ".join(
+            f"{c}: {', '.join(map(str, names[c].values()))}" for c in names if c != CROSSED
+        )
+        every = ", ".join(names[args.group].values()) if args.group in names else every
+        raise UserError(f"--reference {args.reference}: expected one of {every}")
+    return {holders[0]: names[holders[0]][key]}
 
 
 # ---- 8. the loop ----
 
 
-def ll144_part(title, groups, decided, scores):
-    """The LL144-layout tables of people, with what the law wants said about them."""
-    columns = []
-    for key, known in LL144.items():
-        labels = [LL144_LABELS.get(x, x) for x in groups.get(key, [None] * len(decided))]
-        if odd := sorted(set(labels) - {None, *known}):
-            why = f"is no category of {key}; rename it to one of: {', '.join(known)}"
-            raise UserError(f"--ll144: {odd[0]!r} {why}")
-        columns.append(labels)
-    return ll144_tables(*columns, decided, scores) | {
-        "header": f"Source of the data: {len(decided)} rows of {title}. "
-        "First use of the tool: not stated."
-    }
+def outcome_words(people):
+    """(sentence, why error rates cannot be judged or None) on whose outcome is known.
+
+    Where outcomes are known of other shares of the selected than of the rest, people with an
+    outcome are no sample: TPR and FPR of them are not those of the table.
+    """
+    known_of = [[], []]  # of those not selected, of the selected
+    for hit, outcome in zip(people.decided, people.outcomes):
+        known_of[hit].append(outcome is not None)
+    shares = [np.mean(flags) if flags else math.nan for flags in known_of]
+    total = sum(map(sum, known_of))
+    no, yes = (f"{sum(flags):,} of {len(flags):,}" for flags in known_of)
+    text = f"Outcome known for {total:,} of {len(people.decided):,}: {yes} selected, {no} others."
+    if total == 0 or abs(shares[1] - shares[0]) > OUTCOME_GAP:
+        reason = f"outcomes are known for {yes} of the selected and {no} of the others: no sample"
+        return f"{text} Error rates need outcomes of both alike, and are not measured.", reason
+    return text, None
 
 
-def biasguard(table, part, labels):
+KINDS = {
+    1: "true positives (selected, of outcome 1)",
+    0: "false positives (selected, of outcome 0)",
+}
+
+
+def compare_people(people, declared):
+    """{title: rows} of every table: selection, within roles, per role, error rates."""
+    tables, metrics = {}, {}
+    outcomes, words, reason = people.outcomes, [], None
+    if outcomes is not None:
+        text, reason = outcome_words(people)
+        words.append(text)
+    for attribute, labels in people.groups.items():
+        settings = {"reference": declared.get(attribute), "clusters": [people.ids]}
+        tables[attribute] = compare(labels, people.decided, strata=people.roles, **settings)
+        if people.roles:
+            rows = compare(labels, people.decided, strata=people.roles, roles=True, **settings)
+            tables[f"{attribute}, per role"] = rows
+        metrics[attribute] = group_metrics(
+            labels, people.decided, None if reason else outcomes, least=LEAST
+        )
+        for label, title in KINDS.items() if outcomes is not None and not reason else ():
+            rows = [i for i, outcome in enumerate(outcomes) if outcome == label]
+            if not rows:
+                words.append(
+                    f"{attribute}: no {title.partition(' (')[0]}: nobody has outcome {label}."
+                )
+                continue
+            some = [[column[i] for i in rows] for column in (labels, people.decided, people.ids)]
+            strata = [people.roles[i] for i in rows] if people.roles else None
+            reference = settings["reference"] if settings["reference"] in some[0] else None
+            found = compare(some[0], some[1], reference, [some[2]], strata=strata)
+            for row in found:  # four fifths is about selection
+                row["label"] = "reference" if row["group"] == row["reference"] else ""
+                row.pop("highest", None)
+            tables[f"{attribute}, {title}"] = found
+    return tables, metrics, words
+
+
+def biasguard(table, part, labelled):
     """[line] of BiasGuard on audit.csv, beside ours: each group against the reference."""
-    rows = []
-    for attribute, compared in part["tables"].items():
-        for row in (row for row in compared if "p" in row and attribute != CROSSED):
-            groups = part["metrics"][attribute]["groups"]
-            p, r = (
-                groups[row[side]]["tpr"]["value"] if labels else None
-                for side in ("group", "reference")
-            )
-            rows.append({
-                "attribute": attribute,
-                "group": row["group"],
-                "reference": row["reference"],
-                "dir": row["ir"]["value"],
-                "spd": row["gap"]["value"],
-                "eod": None if None in (p, r) else p - r,
-            })  # fmt: skip
-    return beside(table, rows, bool(labels), "--y-true")
+    pairs = []
+    for attribute, found in part["metrics"].items():
+        rows = {row["group"]: row for row in part["tables"][attribute]}
+        for row in (row for row in rows.values() if "p" in row and attribute != CROSSED):
+            sides = row["group"], row["reference"]
+            rate, other = (rows[side]["selected"] / rows[side]["n"] for side in sides)
+            p, r = (found["groups"][side].get("tpr", {}).get("value") for side in sides)
+            pair = {"attribute": attribute, "group": sides[0], "reference": sides[1]}
+            pair |= {"dir": rate / other if other else None, "spd": rate - other}
+            pairs.append(pair | {"eod": None if None in (p, r) else p - r})
+    return beside(table, pairs, labelled, "an outcome (--y-true) in every row")
 
 
 # ---- 9. save ----
@@ -301,57 +430,109 @@ def biasguard(table, part, labels):
 
 MOST_ROWS = 12  # of a table on the first screen; the page has all
 SELECTED = {
-    "": "group",
+    "": "name",
     "selected": "of",
-    "rate [95 %]": "rate",
-    "impact ratio [95 %]": "ir",
-    "p, adjusted": "p_adjusted",
-    "four fifths": "label",
+    "ratio [95 %]": "ratio",
+    "against equal rates": "missing",
+    "p; adjusted": "p_values",
+    "verdict": "light",
 }
+LIGHTS = {"difference": "red", "equivalent": "green", "inconclusive": "amber", "not": "grey"}
+NEXT = {  # by verdict: what to do
+    "difference": "Next, where a difference was found: look at each role (--within) and at "
+    "outcomes (--y-true), find the step that makes it, ask whether another way of selecting does "
+    "as well with less of it, and take counsel before the tool goes on.",
+    "inconclusive": "Next, where it is inconclusive: nothing is cleared. Audit again with more "
+    "people (the number is in brackets), or pool periods; report it as inconclusive.",
+    "equivalent": "Next, where rates are equal within 2 points: it holds for this period and this "
+    "step; audit again when the tool, the roles or the applicants change.",
+}
+LIMITS = [
+    "It sees who was selected, not why: neither qualifications nor intent nor cause.",
+    "It sees the people in this table: not who never applied or left at an earlier stage.",
+    "Unknown groups are in no comparison; if they differ from the rest, so may the result.",
+]
+HOW = [
+    "“inconclusive” does not mean “equal”: nothing was shown, no difference and no absence of one.",
+    "Each group is tested against one: the declared --reference, else the group of the highest "
+    f"rate among those of {LEAST} people or more. Four fifths is always measured against the "
+    "highest rate.",
+    "p is the chance of a gap at least this large if selection did not depend on the group; “SD” "
+    "says the same in standard deviations (2 is about p .05). Adjusted p (Holm) counts how many "
+    "groups were compared, over all pairs where the reference was picked by its rate; the verdict "
+    "uses it, and raw p and SD stand beside it because agencies and courts look at them.",
+    "“Fewer than at equal rates” is n·p̄ − k: selections that the group lacks against the common "
+    "rate of the two groups, summed over roles with --within.",
+    "With --within gap, ratio and test compare people of the same role (Mantel-Haenszel); the "
+    "rates shown are of all roles together. Breslow-Day says whether roles differ.",
+    FOUR_FIFTHS,
+]
+
+
+def screen_row(row):
+    """A row of the first screen: at most six cells."""
+    out = {
+        "name": row_name(row),
+        "of": f"{show(row['n'], 0)}, not shown",
+        "missing": "",
+        "p_values": "",
+    }
+    if row["selected"] is not None:
+        rate = show(row["rate"]["value"], 1, True)
+        out["of"] = f"{show(row['selected'], 0)} of {show(row['n'], 0)} ({rate})"
+    out["ratio"], out["light"] = "", row["label"]
+    if "p" in row:
+        word = "fewer" if row["shortfall"] > 0 else "more"
+        out["missing"] = f"{abs(row['shortfall']):,.1f} {word}, {abs(row['sd']):.1f} SD"
+        out["p_values"] = "; ".join(p_text(row[key])[2:] for key in ("p", "p_adjusted"))
+        out["ratio"] = f"{show(row['ir'], 2)}, {row['label']}".rstrip(", ")
+    elif "ratio_to_highest" in row and row["highest"] != row["group"]:
+        out["ratio"] = f"{row['ratio_to_highest']:.2f} of {row['highest']}, {row['label']}"
+        out["light"] = "reference"
+    if "verdict" in row:
+        word = row["verdict"].split()[0]
+        small = ", small" * ("smaller" in row["verdict"])
+        name = "not measured" if word == "not" else word.strip(",") + small
+        out["light"] = pages.Light(name, "amber" if small else LIGHTS[word], row["verdict"])
+    return out
 
 
 def people_answer(part):
-    """Selection of a table of people: sentences, the rates as a chart, a table an attribute."""
-    tables, plots = [], []
-    for attribute, rows in part["tables"].items():
-        if attribute != CROSSED and len(rows) <= MOST_ROWS:
-            tables.append(table_of(rows, SELECTED, attribute))
-            drawn = [(row["group"], *pages.ends(row["rate"])) for row in rows]
-            plot = pages.interval_plot(
-                f"Selected, by {attribute}", drawn, x="selection rate", digits=1, percent=True
-            )
-            plots.append(plot)
-    said = summary(part["tables"].items())
-    return pages.section(part["title"], said, tables=tables, plots=plots, level="answer")
+    """The first screen: sentences, a table and a chart of rates per attribute, what to do next."""
+    tables, plots, (overview, *about), left, words = [], [], part["words"], [], []
+    for title, rows in part["tables"].items():
+        name = title if ", " in title else f"Selected, {title}"
+        words += sentences(rows, name)
+        left += notes(rows, name)
+        if len(rows) <= MOST_ROWS:
+            tables.append(table_of([screen_row(row) for row in rows], SELECTED, name))
+        if ", " not in title and len(rows) <= MOST_ROWS:
+            drawn = [
+                (r["group"], *pages.ends(r["rate"])) for r in rows if r["selected"] is not None
+            ]
+            axis = {"x": "selection rate", "digits": 1, "percent": True}
+            plots.append(pages.interval_plot(f"Selected, by {title}", drawn, **axis))
+    every = [row["verdict"] for rows in part["tables"].values() for row in rows if "verdict" in row]
+    words = [overview, *words, *about, *left]
+    words += [text for key, text in NEXT.items() if any(v.startswith(key) for v in every)]
+    return pages.section(part["title"], words, tables=tables, plots=plots, level="answer")
 
 
-def ll144_section(part):
-    """Tables in the layout of 6 RCNY 5-303."""
-    columns = {
-        "": "category",
-        "# of Applicants": "n",
-        "# Selected": "k",
-        "Rate": "rate",
-        "Impact Ratio": "ir",
-    }
-    tables = []
-    for key, rows in part["tables"].items():
-        caption = f"{key}; {part['unknown'][key]} of unknown category in no calculation"
-        tables.append(table_of(rows, columns, caption))
-    words = [part["header"], part["note"], "The rule sets no pass mark."]
-    return pages.section("Layout of NYC Local Law 144", words, tables=tables)
-
-
-PEOPLE = (
-    "People: the impact ratio is a group's selection rate divided by the reference's: the declared "
-    "group, else the one with the highest rate. Then p is adjusted for all pairs of groups, since "
-    "the highest rate was picked after looking."
-)
-HOW = [
-    "“inconclusive” does not mean “equal”: nothing was shown, no difference and no absence of one. "
-    "p is adjusted by Holm's method within each table.",
-    PEOPLE,
-]
+def metrics_section(part):
+    """Parity and error rates of the groups, as fairlearn names them."""
+    words, tables = [f"Differences and ratios are over groups of {LEAST} people or more."], []
+    for attribute, metrics in part["metrics"].items():
+        rates = [{"group": g} | row for g, row in metrics["groups"].items() if "tpr" in row]
+        if rates:
+            columns = {"": "group", "true positives": "tpr", "false positives": "fpr"}
+            tables.append(table_of(rates, columns, f"{attribute}: error rates"))
+        values = []
+        for key, value in metrics.items():
+            if key.startswith(("demographic", "equal")):
+                reason = f" ({value['reason']})" if "reason" in value else ""
+                values.append(f"{key.replace('_', ' ')} {show(value)}{reason}")
+        words.append(f"{attribute}: {metrics['unknown']} unknown; {'; '.join(values)}.")
+    return pages.section("Group metrics", words, tables=tables)
 
 
 def verdict_tables(report):
@@ -361,8 +542,13 @@ def verdict_tables(report):
 
 def sections(report):
     """A report.json as the sections of its page."""
-    out = [*map(people_answer, report["decisions"]), *map(rate_section, report["decisions"])]
-    out += map(ll144_section, report["ll144"])
+    decisions = report["decisions"]
+    out = [*map(people_answer, decisions), *map(rate_section, decisions)]
+    out += [*map(metrics_section, decisions), *map(ll144_section, report["ll144"])]
+    stated = [[key, value or "not stated"] for key, value in report["stated"].items()]
+    table = pages.table(["", ""], stated)
+    out.append(pages.section("What a published audit states", table=table))
+    out.append(pages.section("What this audit cannot show", report["limits"], level="appendix"))
     out.append(pages.section("How to read it", HOW, level="appendix"))
     return [*out, provider_sheet(report, verdict_tables(report))]
 
@@ -373,8 +559,9 @@ def finish(args, report):
     verdicts = [row["verdict"] for rows in tables for row in rows if "verdict" in row]
     n = sum(any("p" in row for row in rows) for rows in tables)
     report["limits"] = [
-        f"{n} tables were tested, each with a chance of at most 5 % of any false finding: by "
-        f"chance at most {0.05 * n:.1f} of them show one."
+        *LIMITS,
+        f"{n} tables were tested. Where groups do not differ, each still shows a difference with a "
+        f"chance of up to 5 %: of {n} such tables {0.05 * n:.1f} on average, and sometimes more.",
     ]
     save_report(args, TITLE, [args.table], report, sections)
     return exit_status(args.fail_on, verdicts)
@@ -383,35 +570,37 @@ def finish(args, report):
 def main(argv=None):
     args = parse_args(argv)
     check_out(args)
-    # (1) read
-    rows, groups, decided, labels, scores, cutoff = load_people(args)
-    if args.ll144 == "scoring" and not scores:
-        raise UserError("--ll144 scoring: it needs --score COLUMN")
-    # (2) compare
-    words = f"{len(decided)} people, {sum(decided)} selected; {cutoff}."
-    part = {"title": args.table, "words": [words, FOUR_FIFTHS], "tables": {}, "metrics": {}}
-    declared = {next(iter(groups)): args.reference}
-    if set(REFERENCE) <= set(groups):
-        both = zip(*(groups[key] for key in REFERENCE))
-        groups[CROSSED] = [None if None in pair else " ".join(pair) for pair in both]
-    ids = [row.get("entity_id") or row.get("id") or f"row {i}" for i, row in enumerate(rows)]
-    for attribute, values in groups.items():
-        part["tables"][attribute] = compare(values, decided, declared.get(attribute), [ids])
-        part["metrics"][attribute] = group_metrics(values, decided, labels)
-    # (3) LL144
-    used = scores if args.ll144 == "scoring" else None
-    tables = [ll144_part(args.table, groups, decided, used)] if args.ll144 else []
+    # (1) read the table
+    people = load_people(args)
+    declared = reference_column(args, people.groups)
+    # (2) compare the groups
+    tables, metrics, words = compare_people(people, declared)
+    part = {
+        "title": args.table,
+        "words": people.words + words,
+        "tables": tables,
+        "metrics": metrics,
+    }
+    # (3) Local Law 144
+    law = [ll144_part(args, people)] if args.ll144 else []
     # (4) files
-    # audit.csv: no cell is empty, and a missing category is unknown
-    table = Path(args.out) / "audit.csv"
-    table.parent.mkdir(parents=True, exist_ok=True)
-    columns = groups | {"entity_id": ids, "score": decided}
-    columns |= ({"label_value": labels} if labels else {}) | (
-        {"score_raw": scores} if scores else {}
-    )
-    write_decisions(table, columns)
-    lines = biasguard(table, part, labels)
-    report = {"decisions": [part], "ll144": tables, "biasguard": lines}
+    file = Path(args.out) / "audit.csv"
+    columns = people.groups | {"entity_id": people.ids, "score": people.decided}
+    labelled = bool(people.outcomes) and None not in people.outcomes
+    columns |= {"label_value": people.outcomes} if labelled else {}
+    columns |= {"score_raw": people.scores} if people.scores else {}
+    write_decisions(file, columns)
+    lines = biasguard(file, part, labelled)
+    stated = {
+        "date of the audit": args.date,
+        "period of the decisions": args.period,
+        "source of the data": args.source,
+        "historical or test data": args.data,
+        "who ran it": args.run_by,
+        "first use of the tool": args.first_use,
+    }
+    report = {"decisions": [part], "ll144": law, "stated": stated, "biasguard": lines}
+    report["not_measured"] = [f"{c} ({why})" for c, why in people.not_measured.items()]
     return finish(args, report)
 
 

@@ -1,157 +1,435 @@
 """parts/rates.py: rates by group, compared: of people selected, of votes, of answers.
 
-counts → impact_ratios, impact_rows (ratio, test, verdict) → a section of a report
+    compare(groups, values) → a row per group: rate, ratio, shortfall, test, verdict
+    sentences(rows)         → the rows in words, findings first
+    rate_section(part)      → all numbers, for a page
+
+Reference    each group is tested against one: the declared group, else that of the highest rate;
+             p is adjusted by Holm's method, over all pairs of groups where it was picked by rate
+Four fifths  is measured against the highest rate, whatever the reference      [29 CFR 1607.4D]
+Yardstick    only a group of LEAST people or more is picked as reference or as highest rate
 """
 
-import itertools
+import math
+import re
+from collections import Counter
+from dataclasses import dataclass
 from fractions import Fraction
+from itertools import combinations
 
 import numpy as np
 
 from parts import pages
 from parts.files import UserError
+from parts.means import wilson
 from parts.pages import number as show
-from parts.stats import clustered_difference, holm, number, rates_differ, share
-from parts.verdicts import CROSSED, JUDGED, table_of, verdict
+from parts.stats import holm, number, share
+from parts.two_groups import breslow_day, clustered_difference, distinct, stratified_difference
+from parts.verdicts import JUDGED, p_text, table_of, verdict
 
-FLOOR = 0.02  # share of the people below which a group is named, not judged (6 RCNY 5-301)
-MOST_GROUPS = 20  # a column of more is no category: ages belong in bands
+LEAST = 10  # people of a group before its rate measures others
+MOST_GROUPS = 20  # a column of more is no category
+TOO_MANY = (
+    f"more than {MOST_GROUPS} groups: merge them; ages belong in bands such as 20–29, or --age-40"
+)
+ONE = "one person: not shown, since the cell would tell how one person was decided on"
+
+
+def codes(labels):
+    """((n,) whole numbers, the labels in alphabetical order); None is −1.
+
+    >>> codes(["b", None, "a", "b"])[0].tolist(), codes(["b", None, "a"])[1]
+    ([1, -1, 0, 1], ['a', 'b'])
+    """
+    names = sorted({*labels} - {None}, key=str)
+    index = {name: i for i, name in enumerate(names)} | {None: -1}
+    return np.array([index[label] for label in labels], int), names
 
 
 def counts_of(pairs):
     """{group: (selected, people)} in alphabetical order; a group of None is in none."""
-    counts = {}
+    people, selected = Counter(), Counter()
     for group, hit in pairs:
-        k, n = counts.get(group, (0, 0))
-        counts[group] = k + hit, n + 1
-    counts.pop(None, None)
-    return dict(sorted(counts.items()))
+        people[group] += 1
+        selected[group] += hit
+    return {g: (selected[g], people[g]) for g in sorted(people.keys() - {None})}
 
 
-def impact_ratios(counts, reference=None):
+def yardstick_size(sizes):
+    """How many people a group needs to measure others: LEAST; half of the largest if none has them.
+
+    >>> yardstick_size([1, 30, 400]), yardstick_size([1, 3, 8])
+    (10, 4)
+    """
+    largest = max(sizes, default=0)
+    return LEAST if largest >= LEAST else math.ceil(largest / 2)
+
+
+def impact_ratios(counts, reference=None, least=1):
     """{group: rate / the reference's, else the highest rate} as fractions; None if that is 0.
 
-    counts  {group: (selected, people)}
+    counts  {group: (selected, people)};  least  people of a group whose rate may be the highest
     >>> found = impact_ratios({"a": (60, 100), "b": (45, 100), "c": (48, 100)})
     >>> {g: (float(ratio), ratio < Fraction(4, 5)) for g, ratio in found.items()}
     {'a': (1.0, False), 'b': (0.75, True), 'c': (0.8, False)}
     """
-    rates = {g: Fraction(k) / n for g, (k, n) in counts.items()}
-    top = rates[reference] if reference else max(rates.values(), default=0)
+    rates = {g: Fraction(k) / n for g, (k, n) in counts.items() if n}
+    enough = min(least, yardstick_size([n for _, n in counts.values()]))
+    large = [rate for g, rate in rates.items() if counts[g][1] >= enough]
+    top = rates[reference] if reference else max(large, default=0)
     return {g: rate / top if top else None for g, rate in rates.items()}
 
 
-def impact_rows(counts, reference=None, differ=None, kind="people", unit=None):
-    """Each group against one: the declared reference, else the group of the highest rate.
+@dataclass
+class Sample:
+    """Rows to compare; every array is (n,)."""
 
-    counts  {group: (selected, people)}
-    differ  (group, reference) → what `clustered_difference` returns, for rows in clusters
-    One p, adjusted by Holm, decides label and verdict: over the groups against a declared
-    reference, over all pairs where it was picked by its rate (the best of k lies high by chance).
-    Groups below FLOOR of the people, and all of more than MOST_GROUPS, are named, not judged.
-    """
-    why, total = f"below {100 * FLOOR:g} % of all {kind}", sum(n for _, n in counts.values())
-    judged = [group for group, (_, n) in counts.items() if n >= FLOOR * total]
+    group: np.ndarray  # codes of names, −1 where unknown
+    names: list
+    values: np.ndarray  # 0, 1, or a share of votes
+    clusters: list  # of codes: rows of one person, item, …; empty where every row is its own
+    strata: np.ndarray | None  # codes of roles
+
+    def where(self, rows):
+        """The rows of a mask."""
+        clusters = [kind[rows] for kind in self.clusters]
+        return Sample(self.group[rows], self.names, self.values[rows], clusters, None)
+
+    def counts(self):
+        """{group: (selected, rows)}"""
+        known, size = self.group >= 0, len(self.names)
+        n = np.bincount(self.group[known], minlength=size).tolist()
+        k = np.bincount(self.group[known], self.values[known], size).tolist()
+        whole = all(x.is_integer() for x in k)
+        return {g: (int(a) if whole else a, b) for g, a, b in zip(self.names, k, n)}
+
+    def expected(self):
+        """{group: selections at the rates of its strata}"""
+        known, size = self.group >= 0, len(self.names)
+        strata = self.strata[known] if self.strata is not None else np.zeros(known.sum(), int)
+        rates = np.bincount(strata, self.values[known]) / np.maximum(np.bincount(strata), 1)
+        return dict(zip(self.names, np.bincount(self.group[known], rates[strata], size).tolist()))
+
+    def units(self, group):
+        """How many of a group are independent: people, not rows."""
+        rows = self.group == self.names.index(group)
+        return min([int(rows.sum()), *(len(distinct(kind[rows])) for kind in self.clusters)])
+
+    def tables(self, one, two):
+        """[(selected, people of one, selected, people of two)] of each stratum."""
+        strata = self.strata if self.strata is not None else np.zeros(len(self.group), int)
+        columns = []
+        for name in (one, two):
+            rows = self.group == self.names.index(name)
+            size = strata.max(initial=0) + 1
+            columns += [np.bincount(strata[rows], self.values[rows], size).astype(int)]
+            columns += [np.bincount(strata[rows], minlength=size)]
+        return list(zip(*(column.tolist() for column in columns)))
+
+    def difference(self, one, two):
+        """The test of one group against another: of people, or of clusters where rows repeat."""
+        a, b = (self.group == self.names.index(name) for name in (one, two))
+        rows = a | b
+        whole = np.isin(self.values[rows], (0, 1)).all()
+        if whole and all(len(distinct(kind[rows])) == rows.sum() for kind in self.clusters):
+            test = stratified_difference(self.tables(one, two))
+        else:
+            kinds = [kind[rows] for kind in self.clusters]
+            strata = None if self.strata is None else self.strata[rows]
+            test = clustered_difference(self.values[rows], a[rows], b[rows], *kinds, strata=strata)
+        if test and self.strata is not None:
+            effect = test.get("design_effect", 1.0)
+            test["homogeneity_p"] = breslow_day(self.tables(one, two), effect)
+        return test
+
+    def rate(self, group):
+        """A group's share with Wilson's interval, of as many as the variance between clusters
+        makes them worth                                                     [Rao & Scott 1992]"""
+        rows = self.group == self.names.index(group)
+        values, n = self.values[rows], int(rows.sum())
+        k = values.sum()
+        units = self.units(group)
+        if units == n or not n:
+            return share(k, n)
+        mean, worth = k / n, float(units)
+        if 0 < mean < 1 and units > 1:
+            sums = np.bincount(self.clusters[0][rows], values - mean)
+            worth = mean * (1 - mean) * n * n / max((sums**2).sum() * units / (units - 1), 1e-12)
+        worth = min(worth, n)
+        return number(mean, n, wilson(mean * worth, worth), "wilson, clusters")
+
+
+def sample_of(groups, values, clusters=(), strata=None):
+    """The Sample of (n,) labels and values; clusters in which no label repeats say nothing."""
+    group, names = codes(groups)
+    values = np.asarray(values, float)
+    kinds = [codes(kind)[0] for kind in clusters]
+    kinds = [kind for kind in kinds if len(kind) and kind.max() + 1 < len(kind)]
+    if not kinds and not np.isin(values, (0, 1)).all():
+        kinds = [np.arange(len(values))]
+    return Sample(group, names, values, kinds, None if strata is None else codes(strata)[0])
+
+
+def reasons_of(sample, kind):
+    """{group: why it cannot be judged}"""
+    counts = sample.counts()
     if len(counts) > MOST_GROUPS:
-        why = f"more than {MOST_GROUPS} groups: merge them, such as ages into bands"
-        judged = []
-    elif kind == "people" and not any(k for k, _ in counts.values()):  # else the gap is 0
-        why, judged = "nobody is selected", []
+        return dict.fromkeys(counts, TOO_MANY)
+    if kind == "people" and not any(k for k, _ in counts.values()):  # else the gap is 0
+        return dict.fromkeys(counts, "nobody is selected")
+    if sum(n > 0 for _, n in counts.values()) < 2:
+        return dict.fromkeys(counts, "one group: not a comparison")
+    one = ONE if kind == "people" else f"one of {kind}"
+    return {g: one if n else "nobody" for g, (_, n) in counts.items() if n < 2}
+
+
+def yardstick(sample, judged):
+    """The group of the highest rate (within strata: observed / expected selections) among those of
+    LEAST or more (see `yardstick_size`)."""
+    counts, expected = sample.counts(), sample.expected()
+    sizes = {group: sample.units(group) for group in judged}
+    least = yardstick_size(sizes.values())
+    large = [group for group in judged if sizes[group] >= least]
+    return max(
+        large,
+        key=lambda g: (counts[g][0] / expected[g] if expected[g] else 0, counts[g][1]),
+        default=None,
+    )
+
+
+def compare(
+    groups, values, reference=None, clusters=(), kind="people", unit=None, strata=None, roles=False
+):
+    """A row per group (and stratum) of (n,) labels, None = unknown, and (n,) values of 0 to 1.
+
+    reference    a declared group; None: the highest rate (`yardstick`)
+    clusters     lists of (n,) labels: rows of one label are not independent
+    strata       (n,) labels such as roles: groups are compared within them
+    roles        a table of each stratum, in place of one pooled over them
+    kind, unit   in words, what is counted, and what is independent (default: the same)
+    """
+    sample = sample_of(groups, values, clusters, strata)
+    reasons = reasons_of(sample, kind)
+    judged = [group for group in sample.names if group not in reasons]
     if reference is not None and reference not in judged:
-        raise UserError(f"--reference {reference}: expected one of {', '.join(judged) or why}")
-    ratios = impact_ratios({group: counts[group] for group in judged}, reference)
-    best = reference or max(judged, key=lambda g: (ratios[g] or 0, counts[g][1]), default=None)
-    judged.sort(key=best.__eq__)  # the reference comes second in each of its pairs
-    pairs = [pair for pair in itertools.combinations(judged, 2) if not reference or best in pair]
-    differ = differ or (lambda one, two: rates_differ(*counts[one], *counts[two]))
-    tests = {pair: differ(*pair) for pair in pairs}
-    adjusted = dict(zip(tests, holm([test["p"] if test else 1.0 for test in tests.values()])))
-    rows = []
-    for group, (k, n) in counts.items():
-        ratio, test = ratios.get(group), tests.get((group, best))
-        row = {
-            "group": group,
-            "reference": best,
-            "n": n,
-            "selected": k,
-            "rate": share(k, n),
-            "ir": {"value": ratio if ratio is None else float(ratio)},
-            "label": "reference" if group == best else "not judged",
-        }
-        rows.append(row)
-        if test:
-            row |= judge(row, counts[best], ratio, test, adjusted[group, best], unit or kind)
+        expected = ", ".join(judged) or next(iter(reasons.values()), "a group")
+        raise UserError(f"--reference {reference}: expected one of {expected}")
+    highest = yardstick(sample, judged)
+    best, parts = reference or highest, {None: sample}
+    if roles:
+        names = codes(strata)[1]
+        parts = {name: sample.where(sample.strata == i) for i, name in enumerate(names)}
+    tests = {}
+    for part, rows in parts.items():
+        judged.sort(key=best.__eq__)  # the reference comes second in each of its pairs
+        for pair in combinations(judged, 2):
+            if not reference or best in pair:
+                tests[(part, *pair)] = rows.difference(*pair)
+    known = {key: test for key, test in tests.items() if test}
+    adjusted = dict(zip(known, holm([test["p"] for test in known.values()])))
+    out = []
+    for part, rows in parts.items():
+        out += rows_of(
+            rows,
+            (best, highest),
+            (reasons, tests, adjusted),
+            part,
+            (kind, sample.clusters and unit or kind),
+        )
+    return out
+
+
+def rows_of(sample, yardsticks, results, part, nouns):
+    """The rows of one table: rate, ratio, shortfall, test, verdict of each group.
+
+    yardsticks  (reference, group of the highest rate)
+    nouns       of what is counted, and of what is independent
+    results     ({group: why not judged}, {(part, group, group): test}, {…: adjusted p})
+    """
+    (best, highest), (reasons, tests, adjusted), rows = yardsticks, results, []
+    kind, unit = nouns
+    if part is not None:
+        highest = yardstick(sample, [g for g, (_, n) in sample.counts().items() if n > 1])
+    for group, (k, n) in sample.counts().items():
+        if part is not None and not n:
+            continue
+        one = kind == "people" and n == 1
+        rate = number(None, n, reason=ONE) if one else sample.rate(group)
+        row = {"group": group, "reference": best, "n": n, "selected": None if one else k}
+        row |= {"rate": rate, "units": sample.units(group), "tests": len(adjusted)}
+        row |= {} if part is None else {"within": part}
+        test = tests.get((part, group, best))
+        if test and not one:
+            row |= judge(row, sample, test, adjusted[part, group, best], unit)
+            row |= four_fifths(sample, group, highest)
         elif group != best:
-            few = f"fewer than 5 {unit or 'clusters'} in a group"
-            row["verdict"] = f"not measured ({few if group in judged else why})"
+            few = f"fewer than 5 {unit} in a group" if sample.clusters else "no one to compare with"
+            row |= {"ir": {"value": None}, "label": "not judged"}
+            row["verdict"] = f"not measured ({ONE if one else reasons.get(group, few)})"
+        else:
+            row |= {"ir": {"value": 1.0}, "label": "reference"}
+            row |= four_fifths(sample, group, highest) if highest != best else {}
+        rows.append(row)
     return rows
 
 
-def judge(row, reference, ratio, test, p, unit):
-    """Gap, ratio, adjusted p, verdict and label of a row; reference: (selected, people); unit: of
-    what is independent, in words."""
-    (k, n), (best, m) = (row["selected"], row["n"]), reference
-    gap = number(k / n - best / m, n + m, test["ends"], test["test"])
-    low, high = test.get("katz") or (None, None)
+def four_fifths(sample, group, highest):
+    """Rate / the highest rate, within strata where there are some, and its side of four fifths."""
+    counts = sample.counts()
+    if highest is None or not counts[highest][0]:
+        return {}
+    if sample.strata is None:
+        (k, n), (a, m) = counts[group], counts[highest]
+        ratio = Fraction(k) * m / (Fraction(a) * n)
+    else:
+        test = stratified_difference(sample.tables(group, highest))
+        ratio = test and test["ratio"]
+    if ratio is None:
+        return {}
+    below = ratio < Fraction(4, 5)
+    label = "below four fifths" if below else "above four fifths"
+    return {"highest": highest, "ratio_to_highest": float(ratio), "label": label}
+
+
+def judge(row, sample, test, p, unit):
+    """Gap, ratio, shortfall, raw and adjusted p, and the verdict of a row against its reference."""
+    best, counts = row["reference"], sample.counts()
+    gap = number(test["gap"], sum(test["compared"]), test["ends"], test["test"])
+    low, high = test["katz"] or (None, None)
     clear = low is None or not low <= 1 <= high  # the ratio's interval is shown, too
-    said = verdict(gap, test["ends90"], p if clear else 1.0, test.get("clusters", min(n, m)), unit)
-    below, found = ratio is not None and ratio < Fraction(4, 5), said.startswith("difference")
-    label = f"{'below' if below else 'above'} four fifths, {'' if found else 'not '}significant"
-    rates = [f"{show(a / b, 1, True)} of {b}" for a, b in ((k, n), reference)]
+    units = min(row["units"], sample.units(best))
+    text = verdict(gap, test["ends90"], p if clear else 1.0, units, unit)
+    homogeneity = test.get("homogeneity_p")
+    if text.startswith("equivalent") and homogeneity is not None and homogeneity < 0.05:
+        text = "inconclusive (the gap differs between strata: read each)"
+    rates = []
+    for k, n in (counts[row["group"]], counts[best]):
+        rates.append(f"{show(k / n, 1, True)} of {n:,}")
     return {
-        "ir": row["ir"] | {"low": low, "high": high},
+        "ir": {"value": test["ratio"], "low": low, "high": high},
         "gap": gap,
         "p": test["p"],
         "p_adjusted": p,
-        "verdict": said,
-        "label": label if below or found else "no indication",
-        "direction": f"{row['group']} {rates[0]}, {row['reference']} {rates[1]}",
+        "sd": float(test["z"]),
+        "shortfall": float(test["shortfall"]),
+        "compared": test["compared"],
+        "homogeneity_p": homogeneity,
+        "verdict": text,
+        "rates": rates,
+        "direction": f"{row['group']} {rates[0]}, {best} {rates[1]}",
     }
 
 
-def compare(groups, values, reference=None, clusters=(), kind="people", unit=None):
-    """`impact_rows` of (n,) labels, None = unknown, and (n,) values of 0, 1 or a share of votes.
+# ---- in words ----
 
-    clusters  lists of (n,) labels; one in which no label repeats says nothing
-    kind, unit: in words, what is counted, and what is independent (default: the same)
-    """
-    labels = np.array(groups, object)
-    shared = [each for each in clusters if len(set(each)) < len(each)]
-    if {0, 1} >= set(values):
-        values = [int(value) for value in values]
+
+def sentence(row, title):
+    """One row in words: who, how much, what the test says, the ratio."""
+    alone = f"{p_text(row['p'])}, {abs(row['sd']):.1f} SD"
+    if row["tests"] > 1:
+        alone += f"; {p_text(row['p_adjusted'])} adjusted for {row['tests']} comparisons"
+    text = row["verdict"]
+    if text.startswith("difference"):
+        fewer = "fewer" if row["shortfall"] > 0 else "more"
+        said = f"not chance ({alone}); {abs(row['shortfall']):,.0f} {fewer} than at equal rates"
+        said += ", a gap smaller than 2 percentage points" * ("smaller" in text)
+    elif text.startswith("equivalent"):
+        said = f"equal within 2 percentage points ({alone})"
     else:
-        shared = shared or [range(len(values))]
+        needed = re.search(r"\((.*)\)", text)[1]
+        said = f"inconclusive, neither a difference nor equality is shown ({alone}; {needed})"
+        if row["p"] < 0.05 <= row["p_adjusted"]:
+            said += ": taken alone this pair would count as a difference"
+    ratio = show(row["ir"], 2) if row["ir"]["value"] is not None else ""
+    if ratio and row.get("highest") in (row["reference"], None):
+        said += f"; ratio {ratio}" + (f", {row['label']}" if row.get("highest") else "")
+    elif ratio:
+        highest = f"{row['ratio_to_highest']:.2f} of the highest rate, that of {row['highest']}"
+        said += f"; ratio {ratio} to {row['reference']}, {highest}: {row['label']}"
+    where = f"{title}, {row['within']}" if "within" in row else title
+    return f"{where}: {row['direction']}: {said}."
 
-    def differ(group, other):
-        return clustered_difference(values, labels == group, labels == other, *shared)
 
-    counts = counts_of(zip(groups, values))
-    return impact_rows(counts, reference, differ if shared else None, kind, shared and unit)
+def sentences(rows, title):
+    """The rows of a table in words: findings and rates below four fifths first, then the rest."""
+    tested = [row for row in rows if "p" in row]
+    own = [row for row in tested if row["verdict"].startswith("difference")]
+    own += [row for row in tested if row not in own and row["label"].startswith("below")]
+    own += [row for row in tested if row not in own] if len(tested) < 4 else []
+    out, others = [sentence(row, title) for row in own], {}
+    for row in rows:
+        if row not in own and "verdict" in row:
+            name = f"{row['within']}, {row['group']}" if "within" in row else row["group"]
+            rate = f" {row['rates'][0]}" if "rates" in row else ""
+            key = re.split(r" \((?!one|more|nobody|fewer|no one)", row["verdict"])[0]
+            others.setdefault(key, []).append(name + rate)
+    for text, names in others.items():
+        names = [*names[:8], f"{len(names) - 8} more"] if len(names) > 9 else names
+        text = text.replace(
+            "inconclusive", "inconclusive, neither a difference nor equality is shown"
+        )
+        out.append(f"{title}: {text}: {'; '.join(names)}.")
+    return out
 
 
-GAPS = {"": "group", "n": "n", "rate [95 %]": "rate", "gap [95 %]": "gap"} | JUDGED
+def notes(rows, title):
+    """What the table leaves out: groups too small to be a yardstick, roles of one group alone."""
+    out, best = [], next((row for row in rows if row["group"] == row["reference"]), None)
+    rate = best and best["rate"]["value"]
+    if rate is not None and "within" not in best:
+        small = [
+            f"{row['group']} ({row['n']})"
+            for row in rows
+            if row["units"] < LEAST and (row["rate"]["value"] or 0) > rate
+        ]
+        if small:
+            out.append(
+                f"{title}: {', '.join(small)} had a higher rate, but no group of fewer than "
+                f"{LEAST} is the yardstick of the others."
+            )
+    for row in rows:
+        if row.get("homogeneity_p") is not None and row["homogeneity_p"] < 0.05:
+            out.append(
+                f"{title}: the gap between {row['group']} and {row['reference']} differs between "
+                f"roles (Breslow-Day {p_text(row['homogeneity_p'])}): read each role, not the sum."
+            )
+        alone = row["n"] - row["compared"][0] if "compared" in row else 0
+        if alone > 0:
+            out.append(
+                f"{title}: {alone} of {row['n']} {row['group']} stand in roles without "
+                f"{row['reference']}, and are in no comparison."
+            )
+    return out
+
+
+GAPS = {
+    "": "name",
+    "n": "n",
+    "selected": "selected",
+    "rate [95 %]": "rate",
+    "gap [95 %]": "gap",
+    "ratio [95 %]": "ir",
+    "SD": "sd",
+} | JUDGED
 
 
 def rate_section(part):
     """All numbers of rates by group: of people, votes or answers."""
-    words, tables = list(part["words"]), []
-    for attribute, rows in part["tables"].items():
-        tables.append(table_of(rows, GAPS, attribute))
-    for attribute, found in part.get("metrics", {}).items():
-        rates = [{"group": group} | row for group, row in found["groups"].items() if "tpr" in row]
-        if rates:
-            columns = {"": "group", "true positives": "tpr", "false positives": "fpr"}
-            tables.append(table_of(rates, columns, f"{attribute}: error rates"))
-        told = [f"{found['unknown']} of unknown group, in no comparison"]
-        for key, value in found.items():
-            if key.startswith(("demographic", "equal")):
-                why = f" ({value['reason']})" if "reason" in value else ""
-                told.append(f"{key.replace('_', ' ')} {show(value)}{why}")
-        words.append(f"{attribute}: {'; '.join(told)}.")
-    return pages.section(f"{part['title']}: all numbers", words, tables=tables)
+    tables = []
+    for title, rows in part["tables"].items():
+        rows = [row | {"name": row_name(row), "sd": round_sd(row)} for row in rows]
+        tables.append(table_of(rows, GAPS, title))
+    return pages.section(f"{part['title']}: all numbers", part["words"], tables=tables)
+
+
+def row_name(row):
+    return f"{row['within']}: {row['group']}" if "within" in row else row["group"]
+
+
+def round_sd(row):
+    return f"{row['sd']:.1f}" if "sd" in row else ""
 
 
 def rate_tables(part):
     """[(title, rows)] of the tables of planned comparisons."""
-    tables = part["tables"].items()
-    return [(f"{part['title']}, {key}", rows) for key, rows in tables if key != CROSSED]
+    return [(f"{part['title']}, {key}", rows) for key, rows in part["tables"].items()]

@@ -1,8 +1,8 @@
 """parts/stats.py: every interval and test of the house, once; numpy alone, no torch.
 
-Shares       wilson (of parts/means.py), newcombe_interval (difference), katz_interval (ratio),
-             fisher_exact, rates_differ (all of two shares), sign_test, needed_n, detectable
-Means        clustered_mean, score_interval (shares), clustered_difference (groups), bootstrap_ci
+Shares       wilson (of parts/means.py), newcombe_interval (difference), sign_test, needed_n,
+             detectable; two groups stand in parts/two_groups.py
+Means        clustered_mean, score_interval (shares), bootstrap_ci
 Many tests   holm (family-wise error)
 Order        standings
 Agreement    cohen_kappa, krippendorff_alpha
@@ -28,54 +28,6 @@ def newcombe_interval(a, n, b, m, level=0.95):
     p, q, (l1, u1), (l2, u2) = a / n, b / m, wilson(a, n, level), wilson(b, m, level)
     low = p - q - math.sqrt((p - l1) ** 2 + (u2 - q) ** 2)
     return low, p - q + math.sqrt((u1 - p) ** 2 + (q - l2) ** 2)
-
-
-def katz_interval(a, n, b, m):
-    """95 % interval of the ratio (b/m) / (a/n): log ratio ± z·√(1/b − 1/m + 1/a − 1/n)
-
-    Source: Katz et al. 1978.
-
-    >>> [round(x, 3) for x in katz_interval(16, 80, 3, 20)], katz_interval(5, 9, 0, 9)
-    ([0.242, 2.325], None)
-    """
-    if not (a and b):
-        return None
-    ratio, z = (b / m) / (a / n), NormalDist().inv_cdf(0.975)
-    half = z * math.sqrt(max(0.0, 1 / b - 1 / m + 1 / a - 1 / n))
-    return ratio * math.exp(-half), ratio * math.exp(half)
-
-
-def fisher_exact(a, n, b, m):
-    """Exact p of a of n against b of m: tables with these margins, no likelier than this one.
-
-    By hand: 2 of 2 against 0 of 2. C(4, 2) = 6 tables, two as extreme: 1/3.
-    >>> round(fisher_exact(2, 2, 0, 2), 4)
-    0.3333
-    """
-    k = a + b  # whole numbers: tables of equal chance compare as equal
-    ways = {x: math.comb(n, x) * math.comb(m, k - x) for x in range(max(0, k - m), min(k, n) + 1)}
-    return sum(way for way in ways.values() if way <= ways[a]) / math.comb(n + m, k)
-
-
-def rates_differ(a, n, b, m):
-    """a of n against b of m: p, intervals of a/n − b/m, and Katz's of the ratio (a/n) / (b/m).
-
-    p by z = (a/n − b/m) / √(p(1−p)(1/n + 1/m)), p pooled, no continuity correction; by Fisher's
-    exact test where a cell expects fewer than 5.
-    returns {"p", "test", "ends" of 95 %, "ends90", "katz"}
-    >>> found = rates_differ(170, 390, 412, 797)
-    >>> round(found["p"], 4), found["test"]
-    (0.0087, 'z')
-    """
-    if min(n, m) * min(a + b, n + m - a - b) < 5 * (n + m):
-        p, test = fisher_exact(a, n, b, m), "Fisher"
-    else:
-        pooled = (a + b) / (n + m)
-        z = (a / n - b / m) / math.sqrt(pooled * (1 - pooled) * (1 / n + 1 / m))
-        p, test = math.erfc(abs(z) / math.sqrt(2)), "z"
-    ends, ends90 = (newcombe_interval(a, n, b, m, level) for level in (0.95, 0.9))
-    katz = katz_interval(b, m, a, n)
-    return {"p": p, "test": test, "ends": ends, "ends90": ends90, "katz": katz}
 
 
 def student_t_p(t, df):
@@ -174,70 +126,6 @@ def score_interval(shares, clusters=None, level=0.95):
     centre, half = (p + z * z / (2 * n)), z * math.sqrt(spread / n + z * z / (4 * n * n))
     low, high = ((centre + side * half) / (1 + z * z / n) for side in (-1, 1))
     return max(0.0, low), min(1.0, high)
-
-
-def clustered_difference(values, a, b, *clusters):
-    """Mean of values[a] − mean of values[b] where rows of a cluster are not independent.
-
-    values (n,);  a, b (n,) bool;  clusters: one or two (n,) label arrays, such as item and person
-    Influence of a row: ±(v − its group's mean) / its group's n. Variance: squares of the sums over
-    clusters; of two kinds V1 + V2 − V12 [Cameron, Gelbach & Miller 2011], never below V1 or V2.
-    Degrees of freedom: clusters of the smaller group − 1. None with fewer than 5 clusters a group.
-    Of shares the interval is `share_ends`: mean ± t·error has no width where all rows are alike.
-    returns {"p", "test", "ends" of 95 %, "ends90", "clusters" of the smaller group}
-    """
-    here = a | b
-    values, a, b = np.asarray(values, float)[here], a[here], b[here]
-    kinds = [np.unique(np.asarray(c)[here], return_inverse=True)[1] for c in clusters]
-    n, m = min(([len(set(kind[side])) for side in (a, b)] for kind in kinds), key=min)
-    if min(n, m) < 5:
-        return None
-    means = values[a].mean(), values[b].mean()
-    of_a = np.where(a, values - means[0], 0) / a.sum() * math.sqrt(n / (n - 1))  # as in a sample's
-    of_b = np.where(b, means[1] - values, 0) / b.sum() * math.sqrt(m / (m - 1))  # variance
-    kinds.append(np.unique(kinds[0] * len(values) + kinds[-1], return_inverse=True)[1])
-
-    def variance(influence):
-        v1, v2, v12 = ((np.bincount(kinds[i], influence) ** 2).sum() for i in (0, -2, -1))
-        return max(v1, v2, v1 + v2 - v12)
-
-    gap, df, total = means[0] - means[1], min(n, m) - 1, variance(of_a + of_b)
-    error = math.sqrt(total)
-    if error:
-        p = student_t_p(gap / error, df)
-    else:  # every cluster of a group has the same value: Fisher's p of n of n against 0 of m
-        p = (1 + (n == m)) / math.comb(n + m, n) if gap else 1.0
-    result = {"p": p, "test": "clustered", "clusters": min(n, m)}
-    for name, level in (("ends", 0.95), ("ends90", 0.9)):
-        result[name] = t_interval(gap, error, df, level)
-        if 0 <= values.min() and values.max() <= 1:
-            groups = [(mean, variance(of), k) for mean, of, k in zip(means, (of_a, of_b), (n, m))]
-            result[name] = share_ends(*groups, total, student_t_quantile(1 - level, df))
-    return result
-
-
-def share_ends(one, two, variance, z):
-    """Interval of the difference of two shares in clusters: Newcombe's for pairs, from Wilson's.
-
-    one, two  (share p, its variance V, clusters);  variance: of the difference;  z: normal or t
-    Each has the rows that would have this variance if they were independent, p(1 − p)/V, and one
-    a cluster where V is 0. Source: Newcombe 1998, method 10 of its paper on pairs, φ = cov/√V₁V₂.
-    By hand: 1 of 1 and 1 of 1, ten clusters each: Wilson's [.7225, 1], so ± .2775.
-    >>> [round(x, 4) for x in share_ends((1.0, 0.0, 10), (1.0, 0.0, 10), 0.0, 1.959964)]
-    [-0.2775, 0.2775]
-    """
-    ends, level = [], 2 * NormalDist().cdf(z) - 1
-    for p, v, n in (one, two):
-        n = p * (1 - p) / v if v else n
-        ends.append(wilson(p * n, n, level))
-    (p, v1, _), (q, v2, _) = one, two
-    phi = (v1 + v2 - variance) / 2 / math.sqrt(v1 * v2) if v1 and v2 else 0.0
-    (l1, u1), (l2, u2) = ends
-
-    def side(x, y):
-        return math.sqrt(max(0.0, x * x - 2 * phi * x * y + y * y))
-
-    return p - q - side(p - l1, u2 - q), p - q + side(u1 - p, q - l2)
 
 
 def sign_test(wins, losses):

@@ -16,7 +16,8 @@ from parts.pages import number as show
 from parts.reports import hashes
 
 ROOT = Path(__file__).resolve().parent.parent
-SCHEMA = 3  # of report.json; a key that changes its meaning, or leaves, raises it
+VERSION = "0.2"  # of FeedbackLoop, as in CHANGELOG.md
+SCHEMA = 4  # of report.json; a key that changes its meaning, or leaves, raises it
 NOTICE = "Not legal advice. Not an independent bias audit. Which rules apply: docs/law.md."
 REFERENCE = {"sex": "Male", "race_ethnicity": "White"}  # declared before looking
 CROSSED = "sex × race_ethnicity"
@@ -52,6 +53,17 @@ def verdict(effect, ends90, p, n, counted="names"):
     factors += [half / (delta - abs(d))] if abs(d) < delta else []  # or its absence
     needed = max(10, n + 1, math.ceil(n * min(factors) ** 2))
     return f"inconclusive (about {needed} {counted} a group would do)"
+
+
+def p_text(p):
+    """A p-value as it is printed.
+
+    >>> p_text(0.0087), p_text(0.2), p_text(1e-9)
+    ('p .009', 'p .20', 'p < .001')
+    """
+    if p < 0.001:
+        return "p < .001"
+    return f"p {p:.{3 if p < 0.1 else 2}f}".replace("0.", ".", 1)
 
 
 def title_of(row):
@@ -118,7 +130,7 @@ def table_of(rows, columns, caption=""):
     """A table of a report's rows; columns {header: key}."""
 
     def cell(row, key):
-        value = f"{row['selected']}/{row['n']}" if key == "of" else row.get(key, "")
+        value = row.get(key, "")
         if key in ("p", "p_adjusted") and value != "":
             return f"{value:.4f}" if value >= 1e-4 else "< .0001"
         return show(value, 2 if key in ("d", "D") else 3) if isinstance(value, dict) else value
@@ -139,6 +151,7 @@ def save_report(args, title, inputs, report, sections):
     failed, commit = subprocess.getstatusoutput(f"git -C {shlex.quote(str(ROOT))} rev-parse HEAD")
     head = {
         "schema": SCHEMA,
+        "version": VERSION,
         "command": args.command,
         "notice": NOTICE,
         "run": args.typed,
@@ -179,7 +192,10 @@ def provider_sheet(report, tables):
         ["tested groups", "; ".join(groups)],
         ["known limits", " ".join(report["limits"])],
         ["not measured", ", ".join(report.get("not_measured", ()))],
-        ["versions", f"FeedbackLoop {report['commit'] or 'unknown'}, {', '.join(versions)}"],
+        [
+            "versions",
+            f"FeedbackLoop {VERSION} ({report['commit'] or 'no commit'}), {', '.join(versions)}",
+        ],
         ["command", report["run"]],
         *([f"data: {file}", f"SHA-256 {digest}"] for file, digest in report["sha256"].items()),
     ]

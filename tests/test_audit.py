@@ -11,11 +11,13 @@ import pytest
 
 import audit
 import fairness
-from audit import group_metrics, ll144_tables
+from audit import group_metrics
+from conftest import REPO
 from parts.files import UserError
-from parts.rates import impact_ratios, impact_rows
-from parts.stats import rates_differ
-from parts.verdicts import NOTICE
+from parts.ll144 import LL144, ll144_tables
+from parts.rates import compare, impact_ratios
+from parts.two_groups import rates_differ
+from parts.verdicts import NOTICE, VERSION
 from tiny import cases
 
 FORBIDDEN = re.compile("complian|certified|lawful|illegal|bias-free", re.I)  # no report judges law
@@ -43,32 +45,36 @@ def table(text):
     return [tuple(map(float, line.split())) for line in text.strip().splitlines()]
 
 
-BELOW, ABOVE = "below four fifths, significant", "above four fifths, significant"
-MAYBE = "below four fifths, not significant"
+def rows_of(counts, reference=None, **settings):
+    """{group: row} of {group: (selected, people)}."""
+    groups = [g for g, (_, n) in counts.items() for _ in range(n)]
+    values = [int(i < k) for k, n in counts.values() for i in range(n)]
+    return {row["group"]: row for row in compare(groups, values, reference, **settings)}
 
 
-# selected and people of reference and group: label, verdict; ratio, p, Katz's interval. Of the
-# last two p is .0497 and .045, but the interval of the ratio, that of the gap holds no difference
+# selected and people of reference and group: below four fifths, verdict; ratio, p, Katz's interval.
+# Of the last two p is .0497 and .045, but the interval of the ratio, that of the gap holds no
+# difference
 @cases("""
-a | n | b | m | label | verdict | numbers
-16 | 80 | 3 | 20 | below four fifths, not significant | 'inconclusive (about ' | (0.75, 0.757, 0.242, 2.325)
-412 | 797 | 170 | 390 | above four fifths, significant | difference found | (0.8432, 0.0087, 0.739, 0.962)
-412 | 797 | 18 | 41 | no indication | inconclusive | (0.8493, 0.33, 0.597, 1.208)
-215 | 412 | 7 | 17 | below four fifths, not significant | inconclusive | (0.7891, 0.373, 0.444, 1.403)
-50 | 100 | 30 | 100 | below four fifths, significant | difference found | ()
-20 | 40 | 14 | 40 | below four fifths, not significant | inconclusive (about 157 people a | ()
-10000 | 20000 | 9990 | 20000 | no indication | equivalent within 2 percentage points | ()
-45000 | 90000 | 44000 | 90000 | above four fifths, significant | difference found, smaller | ()
-0 | 10 | 0 | 10 | not judged | not measured (nobody is selected) | ()
-9 | 90 | 0 | 10 | below four fifths, not significant | inconclusive | ()
-7 | 10 | 3 | 10 | below four fifths, not significant | inconclusive | (0.4286, 0.0736, 0.153, 1.201)
-39 | 100 | 26 | 100 | below four fifths, not significant | inconclusive | (0.6667, 0.0497, 0.442, 1.006)
-97 | 100 | 90 | 100 | no indication | inconclusive | (0.9278, 0.0447, 0.862, 0.999)
+a | n | b | m | below | verdict | numbers
+16 | 80 | 3 | 20 | True | 'inconclusive (about ' | (0.75, 0.757, 0.242, 2.325)
+412 | 797 | 170 | 390 | False | difference found | (0.8432, 0.0087, 0.739, 0.962)
+412 | 797 | 18 | 41 | False | inconclusive | (0.8493, 0.33, 0.597, 1.208)
+215 | 412 | 7 | 17 | True | inconclusive | (0.7891, 0.373, 0.444, 1.403)
+50 | 100 | 30 | 100 | True | difference found | ()
+20 | 40 | 14 | 40 | True | inconclusive (about 157 people a | ()
+10000 | 20000 | 9990 | 20000 | False | equivalent within 2 percentage points | ()
+45000 | 90000 | 44000 | 90000 | False | difference found, smaller | ()
+9 | 90 | 0 | 10 | True | inconclusive | ()
+7 | 10 | 3 | 10 | True | inconclusive | (0.4286, 0.0736, 0.153, 1.201)
+39 | 100 | 26 | 100 | True | inconclusive | (0.6667, 0.0497, 0.442, 1.006)
+97 | 100 | 90 | 100 | False | inconclusive | (0.9278, 0.0447, 0.862, 0.999)
 """)
-def test_rows_to_the_printed_digits(a, n, b, m, label, verdict, numbers):
+def test_rows_to_the_printed_digits(a, n, b, m, below, verdict, numbers):
     """Yates, an unpooled z, a one-sided Fisher, the ratio upside down: each would miss a number."""
-    row = impact_rows({"r": (a, n), "p": (b, m)})[1]
-    assert row["label"] == label and row["verdict"].startswith(verdict), row
+    row = rows_of({"r": (a, n), "p": (b, m)})["p"]
+    assert row["label"] == ("below" if below else "above") + " four fifths"
+    assert row["verdict"].startswith(verdict), row
     if numbers:
         found = [row["ir"]["value"], row["p"], row["ir"]["low"], row["ir"]["high"]]
         assert found == pytest.approx(numbers, abs=5.1e-4)
@@ -79,23 +85,90 @@ def test_eeoc_example():
     """Its .60, .45, .48, .51 give 1, .75, .80, .85; floats put .48/.60 below four fifths."""
     found = impact_ratios({"A": (60, 100), "B": (45, 100), "C": (48, 100), "D": (51, 100)})
     assert [round(float(ratio), 10) for ratio in found.values()] == [1, 0.75, 0.8, 0.85]
-    assert impact_rows({"r": (3000, 5000), "p": (2400, 5000)})[1]["label"] == ABOVE
+    row = rows_of({"r": (3000, 5000), "p": (2400, 5000)})["p"]
+    assert row["label"] == "above four fifths" and row["verdict"] == "difference found"
 
 
 def test_what_is_compared_with_what():
     counts = {"a": (50, 100), "b": (35, 100), "c": (33, 100)}
     p = [rates_differ(50, 100, k, 100)["p"] for k in (35, 33)]
-    adjusted = [row["p_adjusted"] for row in impact_rows(counts, "a")[1:]]
+    rows = rows_of(counts, "a")
+    adjusted = [rows[group]["p_adjusted"] for group in "bc"]
     assert adjusted == pytest.approx([max(p[0], 2 * p[1]), 2 * p[1]])
-    rows = impact_rows(counts)
-    assert rows[2]["p_adjusted"] == pytest.approx(3 * p[1])
-    assert [row["label"] for row in rows] == ["reference", MAYBE, BELOW]  # raw p: both
-    assert impact_rows(counts, "c")[0]["ir"]["value"] == pytest.approx(50 / 33)
-    rows = impact_rows({"a": (300, 600), "b": (200, 400), "c": (17, 17)})
-    assert [row["label"] for row in rows] == ["reference", "no indication", "not judged"]
-    assert rows[2]["verdict"] == "not measured (below 2 % of all people)"
-    rows = impact_rows({str(age): (age % 10, 10) for age in range(25, 65)})
+    rows = rows_of(counts)
+    assert rows["c"]["p_adjusted"] == pytest.approx(3 * p[1])
+    assert rows["c"]["p"] == pytest.approx(p[1])  # raw p stands beside it
+    assert [row["verdict"][:10] for row in rows.values() if "p" in row] == ["inconclusi", "difference"]  # fmt: skip
+    assert rows_of(counts, "c")["a"]["ir"]["value"] == pytest.approx(50 / 33)
+    rows = rows_of({str(age): (age % 10, 10) for age in range(25, 65)}).values()
     assert all(row["verdict"].startswith("not measured (more than 20 groups") for row in rows)
+    assert all("--age-40" in row["verdict"] for row in rows)
+    row = rows_of({"a": (0, 10), "b": (0, 10)})["b"]
+    assert row["verdict"] == "not measured (nobody is selected)"
+
+
+def test_a_small_share_of_the_people_is_no_small_group():
+    """900 of 51,000 people were "not measured (below 2 % of all people)": a tenth selected, where
+    others had three."""
+    row = rows_of({"White": (15000, 50000), "Black": (90, 900)})["Black"]
+    assert row["verdict"] == "difference found" and row["label"] == "below four fifths"
+    assert row["shortfall"] == pytest.approx(900 * 15090 / 50900 - 90)
+
+
+def test_four_fifths_is_of_the_highest_rate_whatever_the_reference():
+    """White .32, Asian .50: Black .30 is .94 of the declared reference and .60 of the highest."""
+    rows = rows_of({"White": (320, 1000), "Asian": (500, 1000), "Black": (300, 1000)}, "White")
+    black = rows["Black"]
+    assert (black["reference"], black["highest"]) == ("White", "Asian")
+    assert black["label"] == "below four fifths"
+    assert black["ratio_to_highest"] == pytest.approx(0.6)
+    assert black["ir"]["value"] == pytest.approx(0.9375)
+    assert rows["White"]["label"] == "below four fifths"  # the reference, too
+
+
+def test_one_person_is_no_yardstick():
+    """One selected of one made everybody else's ratio .50; one not selected, parity 0."""
+    counts = {"a": (50, 100), "b": (48, 100), "c": (1, 1), "d": (3, 3)}
+    rows = rows_of(counts)
+    assert {rows[group].get("highest") for group in "bd"} == {"a"} == {rows["b"]["reference"]}
+    assert rows["b"]["ir"]["value"] == pytest.approx(0.96)
+    assert rows["c"]["selected"] is None and rows["c"]["verdict"].startswith("not measured (one person")  # fmt: skip
+    groups, pred = zip(*((g, int(i < k)) for g, (k, n) in counts.items() for i in range(n)))
+    found = group_metrics([*groups, "e"], [*pred, 0], least=10)
+    assert found["demographic_parity_ratio"]["value"] == pytest.approx(0.96)
+    assert found["groups"]["e"]["selection_rate"]["value"] is None
+    races = [{"a": "White", "b": "Asian", "c": "Black or African American"}.get(g) for g in groups]
+    (table,) = [ll144_tables([None] * len(races), races, pred)["tables"]["race_ethnicity"]]
+    assert [row["ir"] for row in table] == [pytest.approx(0.96), None, 1.0]
+    rows = rows_of({"a": (9, 9), "b": (1, 8)})  # none has ten: the largest is the yardstick
+    assert rows["b"]["reference"] == "a"
+
+
+def roles_table(gap=0.0):
+    """Two roles in which both sexes have equal rates (.5, .1) and different mixes; `gap` in one."""
+    cells = {("eng", "M"): 300, ("eng", "F"): 50, ("sales", "M"): 50, ("sales", "F"): 300}
+    rows = []
+    for (role, sex), n in cells.items():
+        rate = {"eng": 0.5, "sales": 0.1}[role] - gap * (role == "eng" and sex == "F")
+        rows += [(role, sex, int(i < round(rate * n))) for i in range(n)]
+    return map(list, zip(*rows))
+
+
+def test_roles_of_different_mixes_are_not_a_difference():
+    """Pooled over roles the ratio is .35 and "significant"; within each role rates are equal."""
+    roles, sex, selected = roles_table()
+    pooled = compare(sex, selected)
+    assert pooled[0]["verdict"] == "difference found" and pooled[0]["ir"]["value"] < 0.4
+    row = compare(sex, selected, strata=roles)[0]
+    assert row["gap"]["value"] == pytest.approx(0, abs=1e-9) and row["p"] > 0.9
+    assert row["ir"]["value"] == pytest.approx(1) and row["shortfall"] == pytest.approx(0, abs=1e-9)
+    rows = compare(sex, selected, strata=roles, roles=True)
+    assert [(row["within"], row["group"]) for row in rows if "p" in row] == [("eng", "F"), ("sales", "F")]  # fmt: skip
+    roles, sex, selected = roles_table(gap=0.3)
+    row = compare(sex, selected, "M", strata=roles)[0]
+    assert row["verdict"] == "difference found" and row["homogeneity_p"] < 0.05
+    per_role = compare(sex, selected, "M", strata=roles, roles=True)
+    assert [row["verdict"][:10] for row in per_role if "p" in row] == ["difference", "inconclusi"]
 
 
 def test_parity_set():
@@ -133,22 +206,31 @@ def test_parity_with_fairlearn():
     metrics = pytest.importorskip("fairlearn.metrics", reason="fairlearn is not installed")
     rates = {"selection_rate": metrics.selection_rate, "tpr": metrics.true_positive_rate}
     rates |= {"fpr": metrics.false_positive_rate}
-    rng, pairs = np.random.default_rng(0), []
-    for _ in range(25):
+    rng, shown, exact = np.random.default_rng(0), [], []
+    for _ in range(300):
         groups = rng.choice(list("abc"), size := int(rng.integers(20, 40)))
         pred, true = (rng.random((2, size)) < 0.5).astype(int)
         found, of = group_metrics(groups, pred, true), {"sensitive_features": groups}
-        frame = metrics.MetricFrame(metrics=rates, y_true=true, y_pred=pred, **of).by_group
+        frame = metrics.MetricFrame(metrics=rates, y_true=true, y_pred=pred, **of)
         for g, row in found["groups"].items():
-            pairs += [(row[key]["value"], frame[key][g]) for key in rates]
-        for key in ("demographic_parity", "equalized_odds"):
-            for name in (f"{key}_difference", f"{key}_ratio"):
-                pairs.append((found[name]["value"], getattr(metrics, name)(true, pred, **of)))
-    ours, theirs = zip(*(pair for pair in pairs if pair[0] is not None))
-    assert ours == pytest.approx(theirs, abs=1e-6) and len(ours) > 260
+            shown += [(row[key]["value"], frame.by_group[key][g]) for key in rates]
+        theirs = {"difference": frame.difference(), "ratio": frame.ratio()}
+        for kind, worst in (("difference", max), ("ratio", min)):
+            rate = theirs[kind]
+            pairs = {"demographic_parity": rate["selection_rate"], "equal_opportunity": rate["tpr"]}
+            pairs["equalized_odds"] = worst(rate["tpr"], rate["fpr"])
+            exact += [(found[f"{key}_{kind}"]["value"], value) for key, value in pairs.items()]
+        for row in compare(groups, pred):
+            if "p" in row:
+                pair = row["group"], row["reference"]
+                rate = {g: frame.by_group["selection_rate"][g] for g in pair}
+                exact.append((row["ir"]["value"], rate[pair[0]] / rate[pair[1]]))
+    for pairs, within in ((shown, 1e-6), (exact, 1e-9)):
+        ours, theirs = zip(*(pair for pair in pairs if pair[0] is not None))
+        assert ours == pytest.approx(theirs, abs=within) and len(ours) > 1000
 
 
-RACES = audit.LL144["race_ethnicity"]
+RACES = LL144["race_ethnicity"]
 CELLS = [f"{r}, {s}" for s in ("Male", "Female") for r in RACES]
 PRINTED = [  # people, selected and ratio: by sex, by race, crossed
     "1390 667 1.000\n1181 555 0.979",
@@ -216,17 +298,221 @@ def test_the_first_screen_follows_from_its_tables(tmp_path):
     assert status == 1 and run_audit(tmp_path, "--fail-on inconclusive")[0] == 0
     part = audit.people_answer(report["decisions"][0])
     black, white = part["tables"][0]["rows"]
-    assert (black[1], black[5], white[5]) == ("170/390", ABOVE, "reference")
-    assert part["sentences"] == ["race: Black 43.6 % of 390, White 51.7 % of 797."]
-    run_audit(tmp_path, "--y-true y")
+    assert (black[1], black[5], white[5]) == ("170 of 390 (43.6 %)", "difference", "reference")
+    assert black[2:5] == [
+        "0.84 [0.74, 0.96], above four fifths",
+        "21.2 fewer, 2.6 SD",
+        ".009; .009",
+    ]
+    finding = "Selected, race: Black 43.6 % of 390, White 51.7 % of 797: not chance (p .009, 2.6 SD); 21 fewer than at equal rates; ratio 0.84 [0.74, 0.96], above four fifths."  # fmt: skip
+    assert part["sentences"][1] == finding
     page = (out / "report.html").read_text(encoding="utf-8")
     assert not FORBIDDEN.search(page)
-    for line in (NOTICE, part["sentences"][0], black[2], white[2], "Provider&#39;s sheet", "intended use", "race: Black, White", "known limits", "numpy", "SHA-256", "true positives"):  # fmt: skip
+    for line in (NOTICE, black[2], "Provider&#39;s sheet", "intended use", "known limits", "numpy", "SHA-256", "What this audit cannot show", "not stated"):  # fmt: skip
         assert line in page, line
-    (limit,) = report["limits"]
-    assert limit.startswith("1 tables were tested") and "at most 0.1 of them" in limit
+    assert "3 tables were tested" in report["limits"][-1] and "at most" not in report["limits"][-1]
     few = write(tmp_path / "few.csv", [[1, "a"], [0, "a"], [1, "b"], [1, "b"]], ["pred", "race"])
     assert run_audit(tmp_path, "--fail-on difference,inconclusive", few)[0] == 3
+
+
+def test_error_rates_have_tests_and_verdicts(tmp_path):
+    """True and false positive rates stood without a test: 40 of 200 against 120 of 200."""
+    rows = [(f"p{g}{y}{i}", y, int(i < k), g) for g, y, k in (("a", 1, 120), ("b", 1, 40), ("a", 0, 20), ("b", 0, 20)) for i in range(200)]  # fmt: skip
+    table = write(tmp_path / "t.csv", rows, ["id", "y", "pred", "race"])
+    status, report, *_ = run_audit(tmp_path, "--y-true y --fail-on difference", table)
+    tables = report["decisions"][0]["tables"]
+    true, false = (tables[f"race, {audit.KINDS[label]}"] for label in (1, 0))
+    assert status == 1 and true[1]["verdict"] == "difference found" and true[1]["n"] == 200
+    assert false[1]["verdict"].startswith("inconclusive") and false[1]["label"] == ""
+
+
+def test_people_without_an_outcome_stay_in_the_selection_rates(tmp_path, capsys):
+    """500 White, 250 advanced; 500 Black, 150: ratio .60. Outcomes exist for those who advanced;
+    with --y-true the ratio was 1.0 and "equivalent", and 600 dropped rows went unmentioned."""
+    rows = [(f"{g}{i}", g, int(i < k), "" if i >= k else i % 2) for g, k in (("White", 250), ("Black", 150)) for i in range(500)]  # fmt: skip
+    table = write(tmp_path / "t.csv", rows, ["id", "race", "pred", "y"])
+    for flags in ("--y-true y", "--y-true y --allow-missing"):
+        part = run_audit(tmp_path, flags, table)[1]["decisions"][0]
+        row = part["tables"]["race"][0]
+        assert row["ir"]["value"] == pytest.approx(0.6) and row["verdict"] == "difference found"
+        assert list(part["tables"]) == ["race"]  # no error rates of a sample chosen by decision
+        assert "400 of 400 selected, 0 of 600 others" in capsys.readouterr().out
+    rows = [(*row[:3], row[3] if i % 7 else "NA") for i, row in enumerate((*r[:3], i % 2) for i, r in enumerate(rows))]  # fmt: skip
+    write(tmp_path / "t.csv", rows, ["id", "race", "pred", "y"])
+    part = run_audit(tmp_path, "--y-true y", table)[1]["decisions"][0]
+    assert len(part["tables"]) == 3 and part["tables"]["race"][0]["n"] == 500
+    assert "Outcome known for 857 of 1,000" in part["words"][-1]
+
+
+def test_crossed_groups_count(tmp_path):
+    """Neither sex nor race differs, but two of the four crossed groups do: it was printed, failed
+    no --fail-on and was no test."""
+    cells = {("M", "W"): 70, ("M", "B"): 30, ("F", "W"): 30, ("F", "B"): 70}
+    rows = [(sex, race, int(i < k)) for (sex, race), k in cells.items() for i in range(100)]
+    table = write(tmp_path / "t.csv", rows, ["sex", "race_ethnicity", "pred"])
+    status, report, *_ = run_audit(tmp_path, "--fail-on difference", table, "--y-pred pred")
+    assert status == 1 and "3 tables were tested" in report["limits"][-1]
+
+
+SPELLINGS = [
+    "NA",
+    "N/A",
+    "n.a.",
+    "nan",
+    "NaN",
+    "None",
+    "NULL",
+    "Prefer not to say",
+    "#N/A",
+    "-",
+    "?",
+]
+SPELLINGS += [
+    "Decline to self-identify",
+    "I don’t wish to answer",
+    "Not specified",
+    "unknown",
+    "<NA>",
+]
+SPELLINGS += ["Choose not to disclose", "Declined to state", "(blank)", "Did not answer", "Missing"]
+SPELLINGS += ["I do not wish to disclose", "Not Applicable", "Undisclosed", "Prefer not to answer"]
+SPELLINGS += [
+    "Rather not say",
+    "n/k",
+    "not disclosed",
+    "No response",
+    "UNKNOWN/NOT STATED",
+    "Refused",
+]
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_every_spelling_of_missing_is_unknown(tmp_path, capsys, spelling):
+    rows = [(["Male", "Female", spelling][i % 3], i % 2) for i in range(300)]
+    table = write(tmp_path / "t.csv", rows, ["gender", "pred"])
+    part = run_audit(tmp_path, "", table, "--y-pred pred --group gender")[1]["decisions"][0]
+    assert [row["group"] for row in part["tables"]["gender"]] == ["Female", "Male"]
+    shown = " ".join(capsys.readouterr().out.split())
+    assert (
+        f"unknown for 100 of 300 rows (33.3 %), in no comparison (written: {spelling} 100)" in shown
+    )
+
+
+@cases("""
+labels | groups
+['Male', 'male', 'MALE ', 'Female', ' female'] | ['Female', 'Male']
+['African American', 'African-American', 'african  american', 'White'] | ['African American', 'White']
+['18-25', '18 25', '<40', '>40'] | ['18 25', '18-25', '<40', '>40']
+['A+', 'A-', 'a+'] | ['A+', 'A-']
+""")
+def test_spellings_of_one_group_are_one_group_and_said(tmp_path, labels, groups):
+    rows = [(labels[i % len(labels)], i // 7 % 2) for i in range(60 * len(labels))]
+    table = write(tmp_path / "t.csv", rows, ["g", "pred"])
+    part = run_audit(tmp_path, "", table, "--y-pred pred --group g")[1]["decisions"][0]
+    assert sorted(row["group"].lower() for row in part["tables"]["g"]) == sorted(map(str.lower, groups))  # fmt: skip
+    merged = [text for text in part["words"] if "are taken as one group" in text]
+    assert bool(merged) == (len(labels) > len(groups))
+
+
+@cases("""
+column | flags | units | words
+candidate_id | | 40 | rows with the same candidate_id are one person
+Applicant ID | | 40 | rows with the same Applicant ID are one person
+applicantId | | 40 | rows with the same applicantId are one person
+case_id | | 200 | case_id repeats (40 values in 200 rows)
+case_id | --id case_id | 40 | rows with the same case_id are one person
+candidate_id | --id none | 200 | None
+""")
+def test_rows_of_a_person_are_found_or_asked_for(tmp_path, column, flags, units, words):
+    rows = [(f"c{i // 5}", "ab"[i // 5 % 2], int(i // 5 % 3 == 0)) for i in range(200)]
+    table = write(tmp_path / "t.csv", rows, [column, "race", "pred"])
+    part = run_audit(tmp_path, flags, table)[1]["decisions"][0]
+    assert sum(row["units"] for row in part["tables"]["race"]) == units
+    assert (words in " ".join(part["words"])) if words else len(part["words"]) == 1
+
+
+def test_one_repeated_id_costs_no_interval(tmp_path):
+    """One person twice among 400 removed every interval of a ratio."""
+    rows = [(f"p{min(i, 398)}", "ab"[i % 2], int(i % 5 < 2 + i % 2)) for i in range(400)]
+    table = write(tmp_path / "t.csv", rows, ["id", "race", "pred"])
+    row = run_audit(tmp_path, "", table)[1]["decisions"][0]["tables"]["race"][0]
+    plain = compare([r[1] for r in rows], [r[2] for r in rows])[0]
+    for key in ("low", "high"):
+        assert row["ir"][key] == pytest.approx(plain["ir"][key], abs=0.01)
+
+
+def test_few_people_with_equal_rows_are_not_equivalent():
+    """Five people with four equal rows each were "equivalent within 2 percentage points"."""
+    for people in (5, 12):
+        ids = [i // 4 for i in range(8 * people)]
+        groups = ["ab"[i // (4 * people)] for i in range(8 * people)]
+        for values in ([1] * 8 * people, [i % 2 for i in range(8 * people)]):
+            row = compare(groups, values, clusters=[ids])[1]
+            assert row["verdict"].startswith("inconclusive"), row
+            assert row["gap"]["high"] > 0.1
+
+
+def test_a_sex_column_without_labels_stops_no_audit_of_race(tmp_path):
+    rows = [("", "WB"[i % 2], int(i % 3 == 0)) for i in range(60)]
+    table = write(tmp_path / "t.csv", rows, ["sex", "race_ethnicity", "pred"])
+    part = run_audit(tmp_path, "--reference W", table, "--y-pred pred")[1]["decisions"][0]
+    assert part["tables"]["race_ethnicity"][0]["reference"] == "W"  # not sought in sex
+    assert "sex: not measured (no known label: not a comparison)." in part["words"]
+
+
+def test_ages(tmp_path, capsys):
+    """One group per age was "Not measured: age." without its reason."""
+    rows = [(i, 20 + i % 45, int(i % 45 < 20)) for i in range(450)] + [(450, "NA", 1)]
+    table = write(tmp_path / "t.csv", rows, ["id", "age", "pred"])
+    run_audit(tmp_path, "", table, "--y-pred pred --group age")
+    assert "more than 20 groups: merge them; ages belong in bands" in " ".join(capsys.readouterr().out.split())  # fmt: skip
+    part = run_audit(tmp_path, "--age-40", table, "--y-pred pred --group age")[1]["decisions"][0]
+    rows = {row["group"]: row for row in part["tables"]["age"]}
+    assert rows["40 or older"]["verdict"] == "difference found" and rows["under 40"]["n"] == 200
+    assert "unknown for 1 of 451" in part["words"][1]
+
+
+def test_ll144_counts_who_is_in_no_category(tmp_path, capsys):
+    """Non-binary was to be renamed to Male or Female, Decline to self-identify to a race."""
+    rows = [(["Male", "female", "Non-binary"][i % 3], ["white", "Asian (Not Hispanic or Latino)"][i % 2], int(i % 5 < 2)) for i in range(240)]  # fmt: skip
+    table = write(tmp_path / "t.csv", rows, ["sex", "race_ethnicity", "pred"])
+    _, report, _, out = run_audit(tmp_path, "--ll144 selection", table, "--y-pred pred")
+    (law,) = report["ll144"]
+    assert [row["n"] for row in law["tables"]["sex"]] == [80, 80] and law["unknown"]["sex"] == 80
+    assert "Non-binary (80) is no category of the rule: in no calculation" in law["words"][0]
+    assert len(report["decisions"][0]["tables"]["sex"]) == 3  # where it is a group
+    assert "rename" not in capsys.readouterr().out
+    assert "# Selected" in (out / "report.html").read_text()
+
+
+def test_ll144_excludes_on_request_only():
+    """The rule lets an auditor exclude a category below 2 %, with number, rate and reason."""
+    race = ["White"] * 500 + ["Asian"] * 490 + ["Two or More Races"] * 10
+    chosen = [i % 2 for i in range(990)] + [1] * 9 + [0]
+    (rows,) = [ll144_tables([None] * 1000, race, chosen)["tables"]["race_ethnicity"]]
+    assert {row["category"]: row["ir"] for row in rows}["White"] == pytest.approx(0.5 / 0.9)
+    (rows,) = [ll144_tables([None] * 1000, race, chosen, exclude=True)["tables"]["race_ethnicity"]]
+    by_name = {row["category"]: row for row in rows}
+    assert by_name["White"]["ir"] == 1.0 and by_name["Two or More Races"]["ir"] is None
+    assert by_name["Two or More Races"]["excluded"] == "excluded (1.0 % < 2 %)"
+    assert (by_name["Two or More Races"]["n"], by_name["Two or More Races"]["k"]) == (10, 9)
+
+
+def test_files_are_private_and_no_cell_is_a_formula(tmp_path):
+    rows = [(f"=cmd{i}", ["+Black", "@White"][i % 2], i % 2, -1.5 * i) for i in range(40)]
+    table = write(tmp_path / "t.csv", rows, ["id", "race", "pred", "s"])
+    *_, found, out = run_audit(tmp_path, "--cutoff -30", table, "--score s --group race")
+    assert stat.S_IMODE((out / "audit.csv").stat().st_mode) == 0o600
+    assert {row["race"] for row in found} == {"'+Black", "'@White"} and found[1][
+        "score_raw"
+    ] == "-1.5"
+    assert found[0]["entity_id"] == "'=cmd0"
+
+
+def test_what_a_published_audit_states(tmp_path):
+    report = run_audit(tmp_path, "--date 2026-11-01 --data historical --run-by Acme")[1]
+    assert list(report["stated"].values()) == ["2026-11-01", None, None, "historical", "Acme", None]
+    assert report["version"] == VERSION and f"## {VERSION}" in (REPO / "CHANGELOG.md").read_text()
 
 
 def test_unknown_and_missing(tmp_path):
@@ -244,8 +530,8 @@ def test_unknown_and_missing(tmp_path):
 
 @cases("""
 flags | words | selected
---select 0.3 --ll144 selection | 80 people, 24 selected; top 30 %, 1 tied | 12
---select 0.3 --ll144 scoring | 80 people, 24 selected; top 30 %, 1 tied | 20
+--select 0.3 --ll144 selection | 80 people, 24 selected; top 30 %. | 12
+--select 0.3 --ll144 scoring | 80 people, 24 selected; top 30 %. | 20
 --cutoff 48 --ll144 selection | 80 people, 32 selected; score ≥ 48 | 16
 """)
 def test_scores_and_ll144_command(tmp_path, flags, words, selected):
@@ -259,10 +545,21 @@ def test_scores_and_ll144_command(tmp_path, flags, words, selected):
     assert races == {"Black or African American": (selected, 40), "White": (selected, 40)}
     rows = [[i, "MF"[i % 2] * (i < 40), ["weiß", "Black"][i % 2] * (i >= 40)] for i in range(80)]
     write(tmp_path / "t.csv", rows, ["score", "sex", "race_ethnicity"])
-    argv = [table, "--score", "score", *flags.split(), "--out", str(tmp_path / "o")]
-    assert "'weiß' is no category of race_ethnicity; rename it to one of" in error_of(argv)
+    law = run_audit(tmp_path, flags, table, "--score score")[1]["ll144"][0]
+    assert "race_ethnicity: weiß (20) is no category of the rule" in law["words"][0]
     report = run_audit(tmp_path, flags.partition(" --ll")[0], table, "--score score")[1]
     assert report["decisions"][0]["tables"]["sex × race_ethnicity"] == []
+
+
+def test_scoring_needs_no_cut_off(tmp_path):
+    """`--ll144 scoring` asked for a cut-off that nobody used, and was headed "# Selected"."""
+    rows = [[i, "MF"[i % 2], ["White", "Asian"][i // 2 % 2]] for i in range(80)]
+    table = write(tmp_path / "t.csv", rows, ["score", "sex", "race_ethnicity"])
+    *_, report, _, out = run_audit(tmp_path, "--ll144 scoring", table, "--score score")
+    assert "score above 39.5, the median" in report["decisions"][0]["words"][0]
+    page = (out / "report.html").read_text(encoding="utf-8")
+    assert "# Selected" not in page and "# Above the Median" in page and "Scoring Rate" in page
+    assert "The median is 39.5, of the 80 scores" in page
 
 
 def test_the_top_share(tmp_path):
@@ -275,6 +572,7 @@ def test_the_top_share(tmp_path):
     for flags, of_a in (("", 0), ("--within role", 10)):
         found = run_audit(tmp_path, f"--select 0.5 {flags}", table, "--score score")[2]
         assert sum(int(row["score"]) for row in found if float(row["score_raw"]) < 20) == of_a
+    assert audit.select_top([3, 1, 2, 0], 0.5, [""] * 4)[1] == 0  # nobody ties
 
 
 BAD = [
@@ -289,6 +587,15 @@ BAD = [
     ("--score s --group g --cutoff nan", "argument --cutoff"),
     ("--y-pred p --group g --ll144 selection", "or columns sex and race_ethnicity"),
     ("--y-pred p --group g --fail-on all", "argument --fail-on"),
+    ("--y-pred p --group g --group same", "--group: one column at a time"),
+    ("--y-pred p --group g --select 0.5", "--select needs --score COLUMN"),
+    ("--y-pred p --group g --cutoff 1", "--cutoff needs --score COLUMN"),
+    ("--score s --group g --cutoff 1 --select 0.5", "--cutoff, --select: expected one of them"),
+    ("--y-pred p --group g --ll144 scoring", "--ll144 scoring: it needs --score"),
+    ("--y-pred p --group g --exclude-small few", "--exclude-small REASON: it needs --ll144"),
+    ("--y-pred p --group g --id nope", "no column 'nope'"),
+    ("--y-pred p --age-40", "--age-40: expected --group COLUMN"),
+    ("--y-pred p --group g --age-40", "t.csv:2: g: 'a' given, expected a number"),
     ("--y-pred p --group g --reference x", "--reference x: expected one of a, b"),
 ]
 FILES = [  # what Excel and others write when asked for a table, and what was meant
@@ -356,7 +663,11 @@ json.dump({{"metrics": metrics}}, open(flag("--output"), "w"))
 if {fails}:
     sys.exit("Audit input error: column missing")
 """
-WHY = {"fails": "no result", "absent": "not installed", "no labels": "needs --y-true"}
+WHY = {
+    "fails": "no result",
+    "absent": "not installed",
+    "no labels": "needs an outcome (--y-true) in every row",
+}
 
 
 @pytest.mark.parametrize("kind", ["works", *WHY])

@@ -26,6 +26,7 @@ LOWER = {
 }
 REPORTS = {"parts.reports"}
 VERDICTS = {"parts.pages", "parts.rates", "parts.reports", "parts.verdicts"}
+PEOPLE = {"parts.ll144", "parts.people"}
 CHECKS = {
     f"checks.{name}" for name in "answers decisions instructions maths programs risky".split()
 }
@@ -68,7 +69,11 @@ ARROWS = {  # who may import whom, downwards only: stages, parts/runs.py, common
     "parts.evaluation_page": {"parts.frontier", "parts.pages", "parts.reports"},
     "parts.pages": {"parts.files"},
     "parts.verdicts": {"parts.files", "parts.pages", "parts.reports"},
-    "parts.rates": {"parts.files", "parts.pages", "parts.stats", "parts.verdicts"},
+    "parts.two_groups": {"parts.means", "parts.stats"},
+    "parts.rates": {"parts.means", "parts.two_groups", "parts.files", "parts.pages", "parts.stats"}
+    | {"parts.verdicts"},
+    "parts.people": {"parts.files"},
+    "parts.ll144": {"parts.files", "parts.people", "parts.stats", *VERDICTS},
     "parts.viewer": {"parts.files", "parts.pages"},
     "parts.parallel": {"parts.files"},
     "parts.lora": {"parts.dialogue", "parts.files", "parts.parallel"},
@@ -117,7 +122,7 @@ ARROWS = {  # who may import whom, downwards only: stages, parts/runs.py, common
     "parts.biasguard": {"parts.files"},
     "parts.twins": {"parts.rows", *VERDICTS, *LOWER},
     "parts.fairness_page": {"parts.biasguard", "parts.twins", *VERDICTS},
-    "audit": {"parts.biasguard", *VERDICTS, *LOWER},
+    "audit": {"parts.biasguard", *PEOPLE, *VERDICTS, *LOWER},
     # audit: `fairness.py audit` goes on for one release
     "fairness": {
         "audit",

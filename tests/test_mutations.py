@@ -28,7 +28,7 @@ parts/shared_prompt common parts/identities parts/prompting parts/runs parts/gua
 parts/texts parts/recipe checks/maths checks/answers checks/programs checks/risky
 checks/instructions watch judge ruler sft
 reward_train dpo ppo grpo_rubric grpo_agent evaluate
-parts/rates parts/twins audit fairness""".split()  # in import order
+parts/two_groups parts/rates parts/twins audit fairness""".split()  # in import order
 TEXTS = ["Assess this candidate.", "Role: data engineer, python and sql.", "hold", "Ask: kafka?"]
 PAGE = (REPO / "docs" / "gallery.md").read_text(encoding="utf-8")
 ENTRY = re.compile(  # number, title, module, patch, check, why

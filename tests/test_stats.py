@@ -1,20 +1,20 @@
-"""parts/stats.py against scipy: every interval and test on 300 random inputs, to 1e-9."""
+"""parts/stats.py and parts/two_groups.py against scipy: every interval and test on 300 random inputs, to 1e-9."""
 
 import math
 
 import numpy as np
 import pytest
 
-from parts import stats
-from parts.stats import clustered_difference
+from parts import stats, two_groups
+from parts.two_groups import clustered_difference
 
 scipy_stats = pytest.importorskip("scipy.stats")
 CASES = range(300)
 rng_of = np.random.default_rng
 
 
-def table_of(rng):
-    n, m = rng.integers(1, 61, 2)
+def table_of(rng, most=60):
+    n, m = rng.integers(1, most + 1, 2)
     return [int(x) for x in (rng.integers(0, n + 1), n, rng.integers(0, m + 1), m)]
 
 
@@ -25,7 +25,7 @@ def test_shares():
         assert stats.wilson(a, n) == pytest.approx((x.low, x.high), abs=1e-9)
         signs = scipy_stats.binomtest(a, a + b).pvalue if a + b else 1.0
         assert stats.sign_test(a, b) == pytest.approx(signs, abs=1e-9)
-        counts, found = [[a, n - a], [b, m - b]], stats.rates_differ(a, n, b, m)
+        counts, found = [[a, n - a], [b, m - b]], two_groups.rates_differ(a, n, b, m)
         if 0 < a + b < n + m:
             chi = scipy_stats.chi2_contingency(counts, correction=False)
         few = not 0 < a + b < n + m or chi.expected_freq.min() < 5
@@ -85,16 +85,59 @@ def test_clusters_by_hand():
     assert both["ends"] == pytest.approx(names["ends"]) and both["ends"][1] > 0.1
     crossed = clustered_difference(item % 3 + name % 4 * 2, rows < 14, rows > 13, item, name)
     assert crossed["ends"] == pytest.approx((-2.840607, 3.434014), abs=1e-6)
-    for n in (40, 35):
+    for n in (40, 35):  # all of one group, none of the other: no interval of width 0
         found = clustered_difference(a[:n], a[:n], ~a[:n], rows[:n])
-        p = stats.fisher_exact(20, 20, 0, n - 20)
-        assert (
-            found["p"] == pytest.approx(p) and found["ends"][1] == 1 and found["clusters"] == n - 20
-        )
-        assert (
-            found["ends"][0] < 0.82
-        )  # clusters that are all alike do not prove a gap of exactly 1
+    for n in (40, 35):  # clusters that are all alike do not prove a gap of exactly 1
+        found = clustered_difference(a[:n], a[:n], ~a[:n], rows[:n])
+        p = two_groups.exact_p([(20, 20, 0, n - 20)])
+        assert found["p"] == pytest.approx(p) and found["clusters"] == n - 20
+        assert found["ends"][1] == 1 and found["ends"][0] < 0.82
     assert clustered_difference(a, a, ~a, rows // 5) is None
+
+
+def strata_of(rng):
+    """(K, 4) tables (a, n, b, m), none of them without information."""
+    K, most, tables = int(rng.integers(2, 7)), int(rng.choice([8, 60])), []
+    while len(tables) < K:
+        a, n, b, m = table_of(rng, most)
+        if 0 < a + b < n + m:
+            tables.append((a, n, b, m))
+    return tables
+
+
+def test_strata():
+    """Mantel-Haenszel (test, ratio) and Breslow-Day with Tarone's correction are statsmodels'."""
+    contingency = pytest.importorskip("statsmodels.stats.contingency_tables")
+    sparse = 0
+    for seed in CASES:
+        tables = strata_of(rng_of(seed))
+        counts = [[[a, n - a], [b, m - b]] for a, n, b, m in tables]
+        theirs, found = (
+            contingency.StratifiedTable(counts),
+            two_groups.stratified_difference(tables),
+        )
+        if found["test"] == "z":
+            assert found["p"] == pytest.approx(theirs.test_null_odds().pvalue, abs=1e-9)
+            assert found["z"] ** 2 == pytest.approx(theirs.test_null_odds().statistic, rel=1e-9)
+        sparse += found["test"] == "exact"
+        if found["ratio"]:
+            assert found["ratio"] == pytest.approx(theirs.riskratio_pooled, rel=1e-9)
+        a, n, b, m = np.array(tables).T
+        lacking = (n * (a + b) / (n + m) - a).sum()
+        assert found["shortfall"] == pytest.approx(lacking, abs=1e-9)
+        if 0 < theirs.oddsratio_pooled < math.inf:
+            p = theirs.test_equal_odds(adjust=True).pvalue
+            assert two_groups.breslow_day(tables) == pytest.approx(p, abs=1e-9)
+        x, df = rng_of(seed).uniform(0, 60), int(rng_of(seed).integers(1, 40))
+        assert two_groups.chi2_p(x, df) == pytest.approx(scipy_stats.chi2.sf(x, df), abs=1e-9)
+    assert sparse > 10
+
+
+def test_exact_p_of_strata_by_hand():
+    """Two tables of 1 against 1, one selected of each: of four equal ways the sum is 2 in one, 0 in
+    one; so 2 has p = ½."""
+    assert two_groups.exact_p([(1, 1, 0, 1), (1, 1, 0, 1)]) == pytest.approx(0.5)
+    assert two_groups.exact_p([(1, 1, 0, 1), (0, 1, 1, 1)]) == pytest.approx(1.0)
 
 
 def test_many_tests_and_orders():
