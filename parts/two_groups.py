@@ -175,7 +175,7 @@ def clustered_difference(values, a, b, *clusters, strata=None):
     Student's t with the clusters of the smaller group − 1 degrees of freedom. Where tables of as
     many people as the rows are worth (rows / design effect) are `sparse`, no p below theirs.
     Of shares in one stratum the interval is `share_ends`, which has a width where rows are alike.
-    returns as `stratified_difference`, and "clusters" of the smaller group; None with fewer than 5 clusters a group
+    returns as `stratified_difference`, and "clusters" of the smaller group; None with fewer than 5
     """
     rows, s = a | b, np.zeros(len(values), int) if strata is None else unique_codes(strata)
     shared = np.intersect1d(s[a], s[b])
@@ -193,27 +193,21 @@ def clustered_difference(values, a, b, *clusters, strata=None):
     c, own = centred(v, 2 * s + a, kind)  # by group and stratum
     _, pooled = centred(v, s, kind)  # by stratum
     shares = w * np.where(c > 1, own, pooled)
-    if len(kinds) > 1:
-        kinds.append(unique_codes(kinds[0] * len(v) + kinds[1]))
-
-    def variance(shares):
-        of = [(np.bincount(kind, shares) ** 2).sum() for kind in kinds]
-        return max(*of[:2], of[0] + of[1] - of[2] if len(of) > 2 else 0, (shares**2).sum())
-
-    gap, df, error = (A - B) / W, min(g, h) - 1, math.sqrt(variance(shares)) / W
+    total = cluster_variance(kinds, shares)
+    gap, df, error = (A - B) / W, min(g, h) - 1, math.sqrt(total) / W
     sums = {"shortfall": B - A, "gap": gap, "ratio": A / B if B else None}
     p = student_t_p(gap / error, df) if error else 1.0
     if error < 1e-10 < abs(gap):  # every cluster of a group is alike: Fisher's p of all and none
         p = (1 + (g == h)) / math.comb(g + h, g)
     whole, sides = len(shared) == 1 and 0 <= v.min() <= v.max() <= 1, []
     for side, k in ((a, g), (~a, h)):
-        sides.append((v[side].mean(), variance(np.where(side, shares, 0)) / W**2, k))
+        sides.append((v[side].mean(), cluster_variance(kinds, np.where(side, shares, 0)) / W**2, k))
     ends = []
     for t in (student_t_quantile(0.05, df), student_t_quantile(0.1, df)):
         plain = gap - t * error, gap + t * error
         ends.append(share_ends(*sides, error**2, t) if whole else plain)
-    of_ratio = variance(shares / np.where(a, A or 1, B or 1))
-    effect = max(1.0, variance(shares) / max((shares**2).sum(), 1e-20))
+    of_ratio = cluster_variance(kinds, shares / np.where(a, A or 1, B or 1))
+    effect = max(1.0, total / max((shares**2).sum(), 1e-20))
     hits = [np.bincount(s[side], v[side], len(shared)) for side in (a, ~a)]
     table = np.array([hits[0], n, hits[1], m])  # (4, K)
     if error > 1e-10 and 0 <= v.min() <= v.max() <= 1 and sparse(*table, 1 / effect):
@@ -229,6 +223,15 @@ def clustered_difference(values, a, b, *clusters, strata=None):
         "compared": (int(n.sum()), int(m.sum())),
         "design_effect": effect,
     }
+
+
+def cluster_variance(kinds, shares):
+    """Variance of the sum of (n,) shares whose rows go together by one or two (n,) codes."""
+    if len(kinds) > 1:
+        kinds = [*kinds, unique_codes(kinds[0] * len(shares) + kinds[1])]
+    squares = [float((np.bincount(kind, shares) ** 2).sum()) for kind in kinds]
+    crossed = squares[0] + squares[1] - squares[2] if len(kinds) > 1 else 0
+    return max(*squares[:2], crossed, float((shares**2).sum()))
 
 
 def centred(values, cells, clusters):
