@@ -16,7 +16,7 @@ Run          python grpo_rubric.py
              torchrun --nproc-per-node 8 grpo_rubric.py --fsdp --data mine.json
              python grpo_rubric.py model_name=Qwen/Qwen3-0.6B data_path=mine.json group_size=8
 Writes       a model folder, args.json, metrics.jsonl, samples.jsonl, rollouts.jsonl, summary.json,
-             judge_cache.jsonl, checkpoint/
+             judge_cache.jsonl, judge_unread.jsonl, checkpoint/
 Reference    Shao et al. 2024, arXiv 2402.03300, eq. 3 (GRPO); DAPO: 2503.14476; Dr. GRPO:
              2503.20783; GSPO: 2507.18071; RLOO: 2402.14740; CISPO: 2506.13585; SAPO: 2511.20347;
              dual clip: 1912.09729; MaxRL: 2602.02710; GDPO: 2601.05242; rubrics as rewards:

@@ -11,14 +11,14 @@ Algorithm    (1) read rubrics and answers; refuse what cannot be graded
 Conventions  a failure of the model (an empty answer) is 0, a failure of a grader is None, never 0;
              only the text after the last </think> is graded; a verdict is True if the answer does
              well, so a fault (`negate`) that was found is False; judge_cache.jsonl is keyed by
-             model and messages, so a second run with the same answers sends nothing
+             server, model, settings and messages: the same answers again send nothing
 Left out     1. several calls for one long rubric   2. custom prompts for the rubric judge
              3. asking twice to measure flips   4. a sandbox: code:tests needs
              --allow-code-execution   5. other layouts of rows: docs/adapt.md converts them
              6. answers compared with each other: ruler.py
 Run          python judge.py grade --data data/rubrics.json --responses answers.jsonl
              python judge.py audit --data rated.json --judge-base-url http://localhost:8000/v1
-Writes       one row per answer (--out), judge_cache.jsonl beside it
+Writes       one row per answer (--out), judge_cache.jsonl and judge_unread.jsonl beside it
 Reference    Zhou et al. 2023, arXiv 2311.07911 (IFEval); Cohen 1960 (kappa); Zheng et al. 2023,
              arXiv 2306.05685 (judges, self-preference)
 Axes         P prompts, G answers per prompt, K criteria

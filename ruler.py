@@ -13,7 +13,7 @@ Conventions  an empty answer is 0 and not shown; equal answers are shown once an
 Left out     1. a tournament of pairs   2. scores that mean the same for two prompts
              3. criteria: judge.py
 Run          python ruler.py --responses answers.jsonl --judge-model gpt-5-mini --judge-passes 2
-Writes       one row per answer (--out), judge_cache.jsonl beside it
+Writes       one row per answer (--out), judge_cache.jsonl and judge_unread.jsonl beside it
 Reference    RULER: OpenPipe ART; Zheng et al. 2023, arXiv 2306.05685 (order of the answers)
 Axes         P prompts, G answers per prompt
 """

@@ -21,7 +21,7 @@ HINTS = {  # of statuses that no other attempt can change
     405: "does --judge-base-url end as it should, often in /v1?",
 }
 CAUSES = """message detail msg error errors raw metadata innererror details reason code type
-param""".split()  # where servers say what went wrong, the most telling first
+param choices""".split()  # where servers say what went wrong, the most telling first
 
 
 @dataclass
@@ -84,7 +84,8 @@ def read_completion(body):
     message, usage = as_dict(choice.get("message")), as_dict(data.get("usage"))
     text, finish = joined(message.get("content")).strip(), choice.get("finish_reason")
     thoughts = joined(message.get("reasoning_content") or message.get("reasoning"))
-    code = count(as_dict(data.get("error")).get("code"))
+    fault = data.get("error") or choice.get("error")
+    code = count(as_dict(fault).get("code"))
     if finish == "length":
         error = "the reply was cut at the limit of tokens (the server's, or --judge-max-tokens)"
         error += f": {first_words(text or thoughts)}" if text or thoughts else ""
@@ -92,7 +93,7 @@ def read_completion(body):
         return Attempt(text, usage=usage, again=True), None
     elif message.get("refusal"):
         error = f"the judge refused: {first_words(joined(message['refusal']))}"
-    elif data.get("error"):
+    elif fault:
         if code and 400 <= code < 600:
             return None, code  # some routers wrap a provider's error in a 200
         error = f"no reply but an error: {server_words(body)}"

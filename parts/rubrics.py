@@ -175,7 +175,8 @@ def read_row(raw, number=1, allow_code=False):
     for i, value in enumerate(criteria_of(raw), 1):
         try:
             criteria.append(read_criterion(value, allow_code))
-            if isinstance(value, dict) and str(value.get("id", i)) != str(i):
+            given = str(value.get("id", i)) if isinstance(value, dict) else str(i)
+            if given.isdecimal() and given != str(i):
                 numbered = "criteria are numbered 1, 2, … in their order"
                 raise ValueError(f'"id" is {value["id"]!r:.40}, but {numbered}; leave "id" out')
         except ValueError as error:

@@ -288,17 +288,14 @@ class Judge:
 
     def _no_response(self, error):
         """The Attempt of a request that brought nothing; UserError if none can bring anything."""
-        root = error
-        while inner := [e for e in (getattr(root, "reason", None), *root.args) if is_error(e)]:
-            root = inner[0]
+        root, inner = error, error
+        while inner:  # requests and urllib3 wrap the cause several times
+            root, parts = inner, (getattr(inner, "reason", None), *inner.args)
+            inner = next((part for part in parts if isinstance(part, BaseException)), None)
         words = self._hide(f"{type(error).__name__}: {server_words(str(root))}")
-        for mark, fix in CONNECTIONS.items():
-            if mark in str(root):
-                self._end(f"{words}; {fix}")
-        if not isinstance(error, (requests.RequestException, OSError)) or isinstance(
-            error, (requests.exceptions.InvalidURL, requests.exceptions.InvalidSchema)
-        ):
-            self._end(words)
+        fixes = [fix for mark, fix in CONNECTIONS.items() if mark in str(root)]
+        if fixes or isinstance(error, ValueError):  # of the address itself
+            self._end("; ".join([words, *fixes]))
         return Attempt(error=words, again=True)
 
     def _check_setup(self, refusal):
@@ -309,7 +306,7 @@ class Judge:
             if not self.works:
                 probe = self._post(HARMLESS, self.timeout)
                 if probe.doubtful:
-                    self._end(f"{refusal.error}; a harmless question is refused, too")
+                    self._end(f"{refusal.error}; a harmless question fares no better")
                 if probe.again:  # an error of the moment: nothing is known
                     return
             self.works = False  # it counts for one refusal
@@ -352,10 +349,6 @@ class Judge:
             "judge/usd": usd(c, self.price),
             "ruler/identical_groups": c["identical_groups"],
         }
-
-
-def is_error(value):
-    return isinstance(value, BaseException)
 
 
 def chat_address(url, key, model):

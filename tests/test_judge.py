@@ -370,7 +370,7 @@ LAYOUTS = [  # a row; its criteria as text × weight, - for a fault; what is nam
       "prompt_id": "T", "example_tags": []}, "a×7 -b×-8", "example_tags, tags of a criterion"),
     ({"rubrics": [{"title": "n", "description": "a", "weight": 5}], "key": "T"}, "n×5", ""),
     ({"rubrics": [{"text": "a", "name": "n"}, {"requirement": "b"}]}, "n×1 b×1", ""),
-    ({"rubrics": [{"criterion": "a", "id": 1, "axis": "x", "source": "me"}]}, "a×1",
+    ({"rubrics": [{"criterion": "a", "id": "c7", "axis": "x", "source": "me"}]}, "a×1",
      "axis of a criterion, id of a criterion, source of a criterion"),
     ({"rubrics": [{"criterion": "a", "weight": None, "negate": True}, "b"]}, "-a×1 b×1", ""),
     ({"rubric - 2. criterion": "b", "rubric - 2. weight": 3, "rubric - 1. criterion": "a",

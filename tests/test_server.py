@@ -74,6 +74,7 @@ SERVER_FAULTS = [
     ((503, {}, {"detail": [{"loc": ["body"], "msg": "busy"}]}), 3, "HTTP 503: busy"),
     ((500, {}, DEEP.encode()), 3, "HTTP 500: "),
     (ok(**WRAPPED, error={"message": "rate limit", "code": 429}), 3, "HTTP 429: rate limit"),
+    (ok(choices=[{"error": {"message": "up", "code": 502}}]), 3, "HTTP 502: up"),
     (
         ok(error={"message": "upstream", "metadata": {"raw": "out of memory"}}),
         3,
@@ -212,9 +213,20 @@ def test_one_refused_answer_wherever_it_stands(status, place, tmp_path):
     with Server(lambda request: told(status, "no model m")) as server:
         subject = make(server, cache=tmp_path / "c.jsonl")
         subject._key = lambda call: str(call.messages)
-        with pytest.raises(UserError, match=f"HTTP {status}: no model m; a harmless question is"):
+        with pytest.raises(
+            UserError, match=f"HTTP {status}: no model m; a harmless question fares"
+        ):
             grade(subject, answers)
         assert len(server.requests) <= 2 + 2
+
+
+@pytest.mark.parametrize("body", [b"<html>Please sign in</html>", b"", b"[]", b"data: {}\n", b"{}"])
+def test_an_address_that_completes_no_chat_ends_the_run(body):
+    """A web page, an event stream, another interface: after the retries of the first call."""
+    with Server(lambda request: (200, {}, body)) as server:
+        with pytest.raises(UserError, match="HTTP 200: .*a harmless question fares no better"):
+            grade(make(server, concurrency=1, max_retries=2), ["a", "b", "c"])
+        assert len(server.requests) == 4
 
 
 def test_many_refusals_and_a_key_that_is_withdrawn():
