@@ -288,16 +288,22 @@ CANARIES = {
 
 
 def canaries(rows, judge, count=2):
-    """{"judge/canary_…": pass rate} of six worthless texts, for `count` rows with text criteria."""
-    calls = []
-    for row in [r for r in rows if any(c.kind == "judge" for c in r.criteria)][:count]:
+    """{"judge/canary_…": pass rate} of six worthless texts, for `count` rows with text criteria;
+    {} if there is none, as in a run whose judge only compares answers (RULER)."""
+    rows = [row for row in rows if any(c.kind == "judge" for c in row.criteria)][:count]
+    names, calls = [], []
+    for row in rows:
         texts = CANARIES | {
             "echo": shown(row.prompt),
             "claims": "\n".join(f"I have met: {c.text}" for c in row.criteria if c.text),
         }
+        names += texts
         calls += [rubric_call(row, text) for text in texts.values()]
     met = [reply.value and mean(m for m, _ in reply.value.values()) for reply in judge.ask(calls)]
-    return {f"judge/canary_{name}": mean(met[i :: len(texts)]) for i, name in enumerate(texts)}
+    rates = defaultdict(list)
+    for name, rate in zip(names, met):
+        rates[f"judge/canary_{name}"].append(rate)
+    return {name: mean(values) for name, values in rates.items()}
 
 
 def audit(items, grades):

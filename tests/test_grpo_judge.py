@@ -268,6 +268,16 @@ def test_resume_repeats_no_paid_call(train, tmp_path, capsys):
     assert made[0] == made[1]
 
 
+def test_ruler_on_rows_of_checks_alone(train, tmp_path):
+    """No row has a text for the canaries: nothing is asked for them, and the run goes on."""
+    data = write_rows(
+        tmp_path / "r.jsonl", [{"prompt": f"Ask {i}.", "rubrics": [CHECK]} for i in range(8)]
+    )
+    with Rule(vowel, vowel_score) as server:
+        rows, _ = train(server, *"--reward ruler --steps 1".split(), data=data)
+    assert all(asked.ruler for asked in server.asked) and "judge/canary_dot" not in str(rows)
+
+
 def test_no_ruler_score_is_invented(train):
     """A group whose reply misses a label is void as a whole; all others have the rule's scores."""
 

@@ -56,7 +56,7 @@ def drip(head):
     return send
 
 
-OK = b"HTTP/1.1 200 OK\r\n"
+OK = b"HTTP/1.1 200 OK\r\nConnection: close\r\n"
 LONG = "This model's maximum context length is 8192 tokens"
 WRAPPED = {"id": None, "object": None, "choices": None, "created": None}
 HTML = b"<html><head><style>b {}</style><title>502 Bad Gateway</title></head></html>"
