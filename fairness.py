@@ -409,8 +409,6 @@ def effects_and_changes(args, scores, groups, twins):
         elif of_model.kind == "aligned" and base is not None:
             missing = missing or missing_before and f"before: {missing_before}"
             rows = twin_table(values, groups, args.seed, base, missing)
-            for row, after in zip(rows, part["rows"]):
-                row["verdict_after"] = after["verdict"]
             changes.append(part | {"before": base_part["model"], "rows": rows})
     return {"surfaces": surfaces, "changes": changes}
 

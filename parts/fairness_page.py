@@ -175,7 +175,11 @@ def answers(report):
     out = []
     if surfaces:
         out.append(twin_answer(f"Same résumé, other {report['twins']['slot']}", surfaces, "d"))
-        out[0]["sentences"] += unmeasured(report)
+        out[0]["sentences"] += [*masses(surfaces), *unmeasured(report)]
+    for change in changes:  # a gap that stays is no good news
+        after = next(part for part in surfaces if is_after(part, change))
+        for row, level in zip(change["rows"], after["rows"]):
+            row["verdict_after"] = level["verdict"]
     if changes:
         out.append(twin_answer("Change against the model before", changes, "D"))
     if rates := rate_parts(report):
@@ -189,6 +193,18 @@ def answers(report):
         sentences.append(detector_words(report["detector"]))
         out.append(pages.section("Risky questions", sentences, level="answer"))
     return out
+
+
+def is_after(part, change):
+    """Are these effects the level after this change?"""
+    return all(part[key] == change[key] for key in ("model", "surface", "kind"))
+
+
+def masses(surfaces):
+    """[sentence] on how far the policies decide in the words that their log-odds are about."""
+    policies = {model_name(part["model"]): part["mass"] for part in surfaces if "mass" in part}
+    shares = [f"{name} {mass['value']:.2g}" for name, mass in policies.items()]
+    return [f"Probability of the decision words: {', '.join(shares)}."] if shares else []
 
 
 def unmeasured(report):

@@ -117,7 +117,10 @@ def check_pair(row):
         check_response(row, "chosen")
         check_response(row, "rejected")
     if isinstance(row.get("candidates"), str):  # as annotate.py exports them
-        row["candidates"] = json.loads(row["candidates"])
+        try:
+            row["candidates"] = json.loads(row["candidates"])
+        except ValueError:
+            raise ValueError('"candidates": expected a list of objects, or JSON of one') from None
     tie = row.get("tie") or False
     if not isinstance(tie, bool):
         raise ValueError(f'"tie" is {tie!r}; expected true or false')

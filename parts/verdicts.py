@@ -73,33 +73,33 @@ def title_of(row):
 
 MEANING = {  # what a verdict says, so that none is read as another
     "equivalent": "{}, which is not zero",
-    "inconclusive": "Inconclusive, so neither a difference nor its absence was shown",
+    "unchanged": "{}, so a gap that was there before is there still",
+    "inconclusive": "{}, so neither a difference nor its absence was shown",
     "not": "{}",
 }
 
 
 def summary(tables):
-    """Sentences on [(title, rows)]: one for each table with a difference, which names what else it
-    holds; one for each other verdict that whole tables share; one for each table of several.
+    """Sentences on [(title, rows)]: first one for each table with a difference, which names what
+    else it holds; then one for each table of several verdicts, and one for each that tables share.
     """
-    out, others = [], {}
+    out, mixed, others = [], [], {}
     for title, rows in tables:
         rows = [row for row in rows if "verdict" in row]
         rest = {}
         for row in (row for row in rows if not row["verdict"].startswith("difference")):
-            rest.setdefault(re.split(r" \(about|: unchanged", row["verdict"])[0], []).append(
-                title_of(row)
-            )
+            rest.setdefault(re.split(r" \(about", row["verdict"])[0], []).append(title_of(row))
         differences = [row["direction"] for row in rows if row["verdict"].startswith("difference")]
         if not differences and len(rest) == 1:
             others.setdefault(next(iter(rest)), []).append(title)
         elif rows:
-            rest = [f"{what}: {', '.join(titles)}" for what, titles in rest.items()]
-            out.append(f"{title}: {'; '.join(differences + rest)}.")
+            rest = [f"{what} for {', '.join(titles)}" for what, titles in rest.items()]
+            (out if differences else mixed).append(f"{title}: {'; '.join(differences + rest)}.")
     for what, titles in others.items():
-        meaning = MEANING.get(what.split()[0], "{}").format(what[0].upper() + what[1:])
-        out.append(f"{meaning}: {'; '.join(titles)}.")
-    return out
+        kind = what.split()[-1 if what.endswith("unchanged") else 0]
+        meaning = MEANING[kind].format(what[0].upper() + what[1:])
+        mixed.append(f"{meaning}: {'; '.join(titles)}.")
+    return out + mixed
 
 
 def light(row, effect_name):
@@ -191,7 +191,7 @@ def provider_sheet(report, tables):
         ["intended use", use],
         ["tested groups", "; ".join(groups)],
         ["known limits", " ".join(report["limits"])],
-        ["not measured", ", ".join(report.get("not_measured", ()))],
+        ["not measured", ", ".join(report.get("not_measured", ())) or "–"],
         [
             "versions",
             f"FeedbackLoop {VERSION} ({report['commit'] or 'no commit'}), {', '.join(versions)}",

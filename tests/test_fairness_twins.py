@@ -486,10 +486,13 @@ def test_a_sentence_for_every_verdict():
     as passed."""
     rows = [{"group": g, "reference": "White", "verdict": v, "direction": "Black lower"} for g, v in (("Black", FOUND), ("Asian", OPEN), ("Hispanic", NOTHING))]  # fmt: skip
     (sentence,) = summary([("m", rows)])
-    assert sentence == f"m: Black lower; {OPEN}: Asian − White; {NOTHING}: Hispanic − White."
-    meaning = "Inconclusive, so neither a difference nor its absence was shown: m."
+    assert sentence == f"m: Black lower; {OPEN} for Asian − White; {NOTHING} for Hispanic − White."
+    meaning = "Inconclusive (…), so neither a difference nor its absence was shown: m."
     assert summary([("m", rows[1:2])]) == [meaning]
     assert summary([("m", rows[2:])]) == [f"N{NOTHING[1:]}: m."]
+    rows[0]["verdict"] = "equivalent within 0.1 SD: unchanged"
+    (sentence,) = summary([("m", rows[:1])])
+    assert sentence == "Equivalent within 0.1 SD: unchanged, so a gap that was there before is there still: m."  # fmt: skip
 
 
 @pytest.mark.parametrize("resumes, verdict", [(4, "not measured"), (9, "inconclusive (10 résumés or more are needed)"), (10, "equivalent")])  # fmt: skip
