@@ -42,6 +42,7 @@ from parts.biasguard import beside, write_decisions
 from parts.biasguard import metrics as biasguard_metrics
 from parts.fairness_page import SURFACES, model_name, parts_of, rate_parts, sections, verdict_tables
 from parts.files import UserError
+from parts.people import fold_labels
 from parts.rates import compare
 from parts.reports import (
     Default,
@@ -520,8 +521,10 @@ def text(args):
     check_out(args)
     rows, (best, *_) = load_answers(args.answers), args.decision_words
     texts = [row["response"] for row in rows]
-    groups = groups_of(rows)
+    groups, spellings = fold_labels([str(row.get("group") or "") for row in rows], "group")
+    groups, spellings = (groups, spellings) if any(groups) else (["all"] * len(rows), [])
     prompts, notes = prompts_of(rows)
+    notes += spellings
     decisions = [decision_of(answer, args.decision_words) for answer in texts]
     measures = {
         "asks a risky question": [int(bool(risky_questions(answer))) for answer in texts],
@@ -532,19 +535,10 @@ def text(args):
         key: compare(groups, values, clusters=[prompts], kind="answers", unit="prompts")
         for key, values in measures.items()
     }
-    if unknown := groups.count(None):
-        notes.append(f"{unknown} of {len(rows)} answers are of unknown group, in no comparison.")
     words = ["English only.", f"{len(rows)} answers to {len({*prompts})} prompts.", *notes]
     part = {"title": f"Answers of {args.answers}", "words": words, "notes": notes, "tables": tables}
     study = {"measures": [part], "risky": [study_risky(args.answers, texts)]}
     return finish(args, [args.answers], study)
-
-
-def groups_of(rows):
-    """[group] of answers, None where unknown; "all" where no row has one."""
-    groups = [str(row["group"]).strip() if row.get("group") is not None else "" for row in rows]
-    groups = [None if group.lower() in ("", "unknown") else group for group in groups]
-    return groups if any(groups) else ["all"] * len(rows)
 
 
 def prompts_of(rows):
@@ -592,20 +586,22 @@ def study_votes(path, words):
         for who, hit in zip(people, hits):
             name = who.get("name") or f"{item} {who.get('in')}"
             votes.setdefault((measure, item, name), (who, []))[1].append(hit)
-    tables = {}
+    tables, words = {}, [f"{files.told(counts)}."]
     for measure, key in itertools.product(("chosen", "harsher decision"), reversed(REFERENCE)):
         items = [
             (who[key], np.mean(hits), *clusters)
             for (of, *clusters), (who, hits) in votes.items()
             if of == measure and who.get(key)
         ]
-        if items:
-            groups, shares, *clusters = zip(*items)
+        groups, shares, *clusters = zip(*items) if items else [(), ()]
+        groups, spellings = fold_labels(groups, key)
+        if any(groups):
+            words += spellings
             tables[f"{measure}, {key}"] = compare(groups, shares, clusters=clusters, kind="items")
     notes = [] if tables else [f"Not measured: no vote in {path} is about people of known groups."]
     if len(annotators) == 1 and None not in annotators:
         notes.append(f"The votes in {path} are one annotator's: they say nothing about others.")
-    words = [f"{files.told(counts)}.", *notes]
+    words = [*dict.fromkeys(words), *notes]
     return {"title": f"Votes in {path}", "words": words, "notes": notes, "tables": tables}
 
 

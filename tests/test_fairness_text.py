@@ -201,7 +201,7 @@ def test_prompts_of_answers(tmp_path, capsys):
     assert fairness.main(argv) == 1
     printed = capsys.readouterr().out
     assert "No row says which prompt it answers" in printed
-    assert "2 of 42 answers are of unknown group" in printed
+    assert "unknown for 2 of 42 rows" in " ".join(printed.split())
 
 
 def answers_of(rng, prompts, per, together, rates, crossed):
@@ -271,3 +271,16 @@ def test_one_annotator_is_not_a_group(tmp_path):
     rows[1]["annotator"] = "ben"
     assert votes_of(tmp_path, rows)["notes"] == []
     assert "no vote in" in votes_of(tmp_path, [vote("hold", "advance")])["notes"][0]
+
+
+def test_groups_are_read_as_in_an_audit(tmp_path):
+    """ "N/A" and "prefer not to say" were groups of their own, and "Black " another than "black"."""
+    rows = [{"response": "advance", "prompt_id": i, "group": group} for i, group in enumerate(["Black", "black ", "White", "N/A", "Prefer not to say"] * 8)]  # fmt: skip
+    out = tmp_path / "o"
+    fairness.main(["text", write(tmp_path / "a.jsonl", rows), "--out", str(out)])
+    (part,) = json.loads((out / "report.json").read_text())["measures"]
+    assert [(row["group"], row["n"]) for row in part["tables"]["advance"]] == [("Black", 16), ("White", 8)]  # fmt: skip
+    assert "unknown for 16 of 40 rows (40.0 %)" in " ".join(part["notes"])
+    votes = [vote("hold", "advance", g, item_id=g) for g in ("Black", "black", "unknown", "White")]
+    table = votes_of(tmp_path, votes)["tables"]["harsher decision, race_ethnicity"]
+    assert [row["n"] for row in table] == [2, 1]

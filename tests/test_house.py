@@ -129,6 +129,7 @@ ARROWS = {  # who may import whom, downwards only: stages, parts/runs.py, common
         "common",
         "parts.biasguard",
         "parts.fairness_page",
+        "parts.people",
         "parts.prompting",
         "parts.twins",
         *VERDICTS,
