@@ -47,6 +47,8 @@ from parts.rates import (
     ONE,
     compare,
     counts_of,
+    kind_of,
+    meaning,
     notes,
     rate_section,
     rate_tables,
@@ -428,7 +430,7 @@ def biasguard(table, part, labelled):
 # ---- 9. save ----
 
 
-MOST_ROWS = 12  # of a table on the first screen; the page has all
+MOST_ROWS = 14  # of all tables of the first screen; the page has the others below
 SELECTED = {
     "": "name",
     "selected": "of",
@@ -485,7 +487,10 @@ def screen_row(row):
         word = "fewer" if row["shortfall"] > 0 else "more"
         out["missing"] = f"{abs(row['shortfall']):,.1f} {word}, {abs(row['sd']):.1f} SD"
         out["p_values"] = "; ".join(p_text(row[key])[2:] for key in ("p", "p_adjusted"))
-        out["ratio"] = f"{show(row['ir'], 2)}, {row['label']}".rstrip(", ")
+        out["ratio"] = show(row["ir"], 2)
+        if row.get("highest") not in (None, row["reference"]):
+            out["ratio"] += f"; {row['ratio_to_highest']:.2f} of {row['highest']}"
+        out["ratio"] += f", {row['label']}" if row["label"] else ""
     elif "ratio_to_highest" in row and row["highest"] != row["group"]:
         out["ratio"] = f"{row['ratio_to_highest']:.2f} of {row['highest']}, {row['label']}"
         out["light"] = "reference"
@@ -499,21 +504,33 @@ def screen_row(row):
 
 def people_answer(part):
     """The first screen: sentences, a table and a chart of rates per attribute, what to do next."""
-    tables, plots, (overview, *about), left, words = [], [], part["words"], [], []
+    tables, plots, left, found, words, others = [], [], [], [], [], {}
+    room = MOST_ROWS
     for title, rows in part["tables"].items():
-        name = title if ", " in title else f"Selected, {title}"
-        words += sentences(rows, name)
-        left += notes(rows, name)
-        if len(rows) <= MOST_ROWS:
+        selection = ", " not in title
+        name = f"Selected, {title}" if selection else title
+        differences, rest = sentences(rows, name)
+        found, words = found + differences, words + rest * selection
+        for row in rows if not selection else ():
+            if "verdict" in row and not row["verdict"].startswith("difference"):
+                others.setdefault(kind_of(row), Counter())[name] += 1
+        left += notes(rows, name, part["declared"])
+        if selection and len(rows) <= room:
+            room -= len(rows)
             tables.append(table_of([screen_row(row) for row in rows], SELECTED, name))
-        if ", " not in title and len(rows) <= MOST_ROWS:
             drawn = [
                 (r["group"], *pages.ends(r["rate"])) for r in rows if r["selected"] is not None
             ]
             axis = {"x": "selection rate", "digits": 1, "percent": True}
             plots.append(pages.interval_plot(f"Selected, by {title}", drawn, **axis))
     every = [row["verdict"] for rows in part["tables"].values() for row in rows if "verdict" in row]
-    words = [overview, *words, *about, *left]
+    overview, *about = part["words"]
+    for text, counts in others.items():
+        names = "; ".join(f"{name} ({n} comparisons)" for name, n in counts.items())
+        words.append(f"{meaning(text).capitalize()}: {names}.")
+    unknown = [text for text in about if ": unknown for " in text]
+    about = [text for text in about if text not in unknown]
+    words = [overview, *found, *unknown, *words, *about, *left]
     words += [text for key, text in NEXT.items() if any(v.startswith(key) for v in every)]
     return pages.section(part["title"], words, tables=tables, plots=plots, level="answer")
 
@@ -580,6 +597,7 @@ def main(argv=None):
         "words": people.words + words,
         "tables": tables,
         "metrics": metrics,
+        "declared": args.reference,
     }
     # (3) Local Law 144
     law = [ll144_part(args, people)] if args.ll144 else []

@@ -7,7 +7,8 @@
 Reference    each group is tested against one: the declared group, else that of the highest rate;
              p is adjusted by Holm's method, over all pairs of groups where it was picked by rate
 Four fifths  is measured against the highest rate, whatever the reference      [29 CFR 1607.4D]
-Yardstick    only a group of LEAST people or more is picked as reference or as highest rate
+Yardstick    only a group of LEAST people or more, and of 2 % of all or (for four fifths) MANY
+             people, is picked as reference or as highest rate
 """
 
 import math
@@ -27,7 +28,8 @@ from parts.stats import holm, number, share
 from parts.two_groups import breslow_day, clustered_difference, distinct, stratified_difference
 from parts.verdicts import JUDGED, p_text, table_of, verdict
 
-LEAST = 10  # people of a group before its rate measures others
+LEAST, FLOOR = 10, 0.02  # people of a group, and its share of all, before its rate measures others
+MANY = 100  # people whose rate may be the highest, however small their share
 MOST_GROUPS = 20  # a column of more is no category
 TOO_MANY = (
     f"more than {MOST_GROUPS} groups: merge them; ages belong in bands such as 20–29, or --age-40"
@@ -183,18 +185,27 @@ def reasons_of(sample, kind):
     return {g: one if n else "nobody" for g, (_, n) in counts.items() if n < 2}
 
 
-def yardstick(sample, judged):
-    """The group of the highest rate (within strata: observed / expected selections) among those of
-    LEAST or more (see `yardstick_size`)."""
+def yardsticks(sample, judged):
+    """(reference of the tests, group of the highest rate for four fifths), or None.
+
+    Both have the highest rate (within strata: observed / expected selections) of the groups of
+    LEAST people or more that are FLOOR of all; for four fifths MANY people do as well.
+    """
     counts, expected = sample.counts(), sample.expected()
     sizes = {group: sample.units(group) for group in judged}
-    least = yardstick_size(sizes.values())
-    large = [group for group in judged if sizes[group] >= least]
-    return max(
-        large,
-        key=lambda g: (counts[g][0] / expected[g] if expected[g] else 0, counts[g][1]),
-        default=None,
-    )
+    floor = FLOOR * sum(sizes.values())
+    large = [group for group in judged if sizes[group] >= yardstick_size(sizes.values())]
+    best = []
+    for enough in (floor, min(floor, MANY)):
+        groups = [group for group in large if sizes[group] >= enough] or large
+        best.append(
+            max(
+                groups,
+                key=lambda g: (counts[g][0] / expected[g] if expected[g] else 0, counts[g][1]),
+                default=None,
+            )
+        )
+    return best
 
 
 def compare(
@@ -214,8 +225,8 @@ def compare(
     if reference is not None and reference not in judged:
         expected = ", ".join(judged) or next(iter(reasons.values()), "a group")
         raise UserError(f"--reference {reference}: expected one of {expected}")
-    highest = yardstick(sample, judged)
-    best, parts = reference or highest, {None: sample}
+    best, highest = yardsticks(sample, judged)
+    best, parts = reference or best, {None: sample}
     if roles:
         names = codes(strata)[1]
         parts = {name: sample.where(sample.strata == i) for i, name in enumerate(names)}
@@ -239,17 +250,17 @@ def compare(
     return out
 
 
-def rows_of(sample, yardsticks, results, part, nouns):
+def rows_of(sample, references, results, part, nouns):
     """The rows of one table: rate, ratio, shortfall, test, verdict of each group.
 
-    yardsticks  (reference, group of the highest rate)
+    references  (reference, group of the highest rate)
     nouns       of what is counted, and of what is independent
     results     ({group: why not judged}, {(part, group, group): test}, {…: adjusted p})
     """
-    (best, highest), (reasons, tests, adjusted), rows = yardsticks, results, []
+    (best, highest), (reasons, tests, adjusted), rows = references, results, []
     kind, unit = nouns
     if part is not None:
-        highest = yardstick(sample, [g for g, (_, n) in sample.counts().items() if n > 1])
+        highest = yardsticks(sample, [g for g, (_, n) in sample.counts().items() if n > 1])[1]
     for group, (k, n) in sample.counts().items():
         if part is not None and not n:
             continue
@@ -296,7 +307,8 @@ def judge(row, sample, test, p, unit):
     best, counts = row["reference"], sample.counts()
     gap = number(test["gap"], sum(test["compared"]), test["ends"], test["test"])
     low, high = test["katz"] or (None, None)
-    clear = low is None or not low <= 1 <= high  # the ratio's interval is shown, too
+    # the ratio's interval is shown, too; that of clusters is wider than their test
+    clear = low is None or test["test"] == "clustered" or not low <= 1 <= high
     units = min(row["units"], sample.units(best))
     text = verdict(gap, test["ends90"], p if clear else 1.0, units, unit)
     homogeneity = test.get("homogeneity_p")
@@ -351,41 +363,45 @@ def sentence(row, title):
 
 
 def sentences(rows, title):
-    """The rows of a table in words: findings and rates below four fifths first, then the rest."""
+    """(differences, the rest) of a table in words; rates below four fifths have their sentence."""
     tested = [row for row in rows if "p" in row]
-    own = [row for row in tested if row["verdict"].startswith("difference")]
-    own += [row for row in tested if row not in own and row["label"].startswith("below")]
-    own += [row for row in tested if row not in own] if len(tested) < 4 else []
-    out, others = [sentence(row, title) for row in own], {}
+    found = [row for row in tested if row["verdict"].startswith("difference")]
+    own = [row for row in tested if row["label"].startswith("below")]
+    own = [row for row in (tested if len(tested) < 2 else own) if row not in found]
+    others, rest = {}, [sentence(row, title) for row in own]
     for row in rows:
-        if row not in own and "verdict" in row:
-            name = f"{row['within']}, {row['group']}" if "within" in row else row["group"]
+        if row not in own and row not in found and "verdict" in row:
             rate = f" {row['rates'][0]}" if "rates" in row else ""
-            key = re.split(r" \((?!one|more|nobody|fewer|no one)", row["verdict"])[0]
-            others.setdefault(key, []).append(name + rate)
+            others.setdefault(kind_of(row), []).append(row["group"] + rate)
     for text, names in others.items():
+        reference = next(row["reference"] for row in rows)
         names = [*names[:8], f"{len(names) - 8} more"] if len(names) > 9 else names
-        text = text.replace(
-            "inconclusive", "inconclusive, neither a difference nor equality is shown"
-        )
-        out.append(f"{title}: {text}: {'; '.join(names)}.")
-    return out
+        names = "; ".join(names) + (f", each against {reference}" if text[0] != "n" else "")
+        rest.append(f"{title}: {meaning(text)}: {names}.")
+    return [sentence(row, title) for row in found], rest
 
 
-def notes(rows, title):
+def kind_of(row):
+    """A row's verdict without what would be needed."""
+    return re.split(r" \((?!one|more|nobody|fewer|no one)", row["verdict"])[0]
+
+
+def meaning(text):
+    """What a verdict says, so that inconclusive is not read as cleared."""
+    return text + ", neither a difference nor equality is shown" * (text == "inconclusive")
+
+
+def notes(rows, title, declared=None):
     """What the table leaves out: groups too small to be a yardstick, roles of one group alone."""
     out, best = [], next((row for row in rows if row["group"] == row["reference"]), None)
     rate = best and best["rate"]["value"]
     if rate is not None and "within" not in best:
-        small = [
-            f"{row['group']} ({row['n']})"
-            for row in rows
-            if row["units"] < LEAST and (row["rate"]["value"] or 0) > rate
-        ]
-        if small:
+        higher = [row for row in rows if (row["rate"]["value"] or 0) > rate and "sd" in row]
+        small = [f"{row['group']} ({row['n']:,})" for row in higher if row["sd"] > 0]
+        if small and not declared:
             out.append(
-                f"{title}: {', '.join(small)} had a higher rate, but no group of fewer than "
-                f"{LEAST} is the yardstick of the others."
+                f"{title}: {', '.join(small)} had a higher rate than {best['group']}, but the "
+                f"reference is a group of {LEAST} people and {100 * FLOOR:g} % of all, or more."
             )
     for row in rows:
         if row.get("homogeneity_p") is not None and row["homogeneity_p"] < 0.05:
