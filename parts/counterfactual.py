@@ -71,7 +71,8 @@ def people_of(row, texts):
                 return [], "name not in the text as recorded"
             people.setdefault(entry["name"], entry)
     except (ValueError, TypeError, KeyError, AttributeError):
-        columns = '"in": "prompt", "chosen" or "rejected", "name", "first", "last"'
+        places = '"prompt", "chosen" or "rejected" (of a thumb "completion")'
+        columns = f'"in": {places}, "name", "first", "last"'
         raise UserError(f'"candidates": expected a list of {{{columns}}}') from None
     if len(people) not in (1, 2):
         return [], "more than two candidates" if people else "no candidates recorded"
