@@ -115,7 +115,8 @@ overdriven: $(RUNTIME)
 	cp runs/overdriven-report/report.json reports/demo/overdriven-seed-0.json
 
 # a planted preference, with three seeds: in reward models on fair votes, on biased ones, and on these with copies under other
-# names; in policies tuned on fair and on biased votes, about answers, then about recommendations (half an hour a seed on one core)
+# names; in policies tuned on fair and on biased votes, about answers, then about recommendations, these also under other names
+# (three quarters of an hour a seed on one core)
 lesson: $(SEEDS:%=lesson-%) $(DEV)
 	$(PY) -m pytest -q tests/test_lesson.py
 
@@ -128,10 +129,14 @@ $(SEEDS:%=lesson-%): lesson-%: $(RUNTIME)
 	$(PY) dpo.py --model runs/$@/answers-fair --pairs data/screen_train.jsonl --epochs 8 --seed $* --out runs/$@/policy-fair --overwrite
 	$(PY) dpo.py --model runs/$@/answers-biased --pairs data/screen_biased.jsonl --epochs 8 --seed $* --out runs/$@/policy-biased --overwrite
 	$(PY) fairness.py twins --before data/tiny-base --after runs/$@/answers-fair runs/$@/answers-biased runs/$@/policy-fair runs/$@/policy-biased --reward-model runs/$@/fair runs/$@/biased runs/$@/cured --names-per-cell 10 --resumes 20 --seed $* --out runs/$@/twins --overwrite
+	$(PY) dpo.py --model runs/$@/answers-biased --pairs data/screen_biased.jsonl --epochs 4 --counterfactual-augment data/names.csv --seed $* --out runs/$@/policy-cured --overwrite
+	$(PY) fairness.py twins --before data/tiny-base --after runs/$@/policy-cured --names-per-cell 10 --resumes 20 --seed $* --out runs/$@/twins-cured --overwrite
+	$(PY) evaluate.py compare --model data/tiny-base runs/$@/answers-biased runs/$@/policy-cured --n 100 --samples 1 --bon 0 --reward-model none --seed $* --out runs/$@/policy-cured-report --overwrite
 	for model in fair biased cured; do $(PY) evaluate.py reward --reward-model runs/$@/$$model --pairs data/rank_test.jsonl --out runs/$@/$$model-report --overwrite || exit; done
 	@mkdir -p reports/demo
-	for model in fair biased cured; do cp runs/$@/$$model-report/report.json reports/demo/lesson-$$model-seed-$*.json || exit; done
+	for model in fair biased cured policy-cured; do cp runs/$@/$$model-report/report.json reports/demo/lesson-$$model-seed-$*.json || exit; done
 	cp runs/$@/twins/report.json reports/demo/lesson-seed-$*.json
+	cp runs/$@/twins-cured/report.json reports/demo/lesson-twins-cured-seed-$*.json
 
 # every file of data/ but the base: the same bytes on every machine
 data: $(RUNTIME)

@@ -55,7 +55,9 @@ LESSON_REWARDS = {"fair": "fair", "biased": "biased", "cured": "biased, `--count
 LESSON_POLICIES = {
     "answers-fair": "fair, answers alone", "answers-biased": "biased, answers alone",
     "policy-fair": "fair, answers, then recommendations", "policy-biased": "biased, answers, then recommendations",
+    "policy-cured": "the same, recommendations with `--counterfactual-augment`",
 }  # fmt: skip
+LESSON_WORTH = {"tiny-base": "before", "answers-biased": "biased votes, answers alone", "policy-cured": "then recommendations, `--counterfactual-augment`"}  # fmt: skip
 HEADLINES = {  # of reports/bench, on the front page
     "dpo": "DPO", "reward": "reward model", "sft": "SFT", "ppo": "PPO", "grpo": "rubric GRPO", "rollout": "drawing answers",
 }  # fmt: skip
@@ -267,8 +269,13 @@ def with_verdict(record, verdict):
 
 
 def lesson():
-    """The planted preference, Black against White names: in reward models (surface b), and in policies as a change (c)."""
-    seeds = reports("lesson")
+    """The planted preference, Black against White names: in reward models (surface b), and in policies as a change (c);
+    what the cured policy is worth."""
+    seeds, cured, worth = (
+        reports("lesson"),
+        reports("lesson-twins-cured"),
+        reports("lesson-policy-cured"),
+    )
     if not seeds:
         return "Not measured yet: `make lesson` has not been run."
     black = lambda rows: next(r for r in rows if (r["group"], r["reference"]) == ("Black", "White"))  # noqa: E731
@@ -282,14 +289,21 @@ def lesson():
         cells = [with_verdict(row["d"], row["verdict"]) for row in rows]
         rewards.append([name, *cells, ", ".join(right.get(seed, "–") for seed, _ in seeds) + " %"])
     for folder, name in LESSON_POLICIES.items():
-        parts = [[c for c in report["changes"] if c["surface"] == "c"] for _, report in seeds]
+        audits = cured if folder == "policy-cured" else seeds
+        parts = [[c for c in report["changes"] if c["surface"] == "c"] for _, report in audits]
         rows = [black(of(changes, "model", folder)["rows"]) for changes in parts]
         levels = [over_seeds([{"value": r["levels"][i]} for r in rows], 2) for i in (0, 1)]
         policies.append([name, *levels, *(with_verdict(r["D"], r["verdict"]) for r in rows)])
     words = [f"seed {seed}" for seed, _ in seeds]
     first = ["votes behind the reward model", *(f"d, {w}" for w in words), "accuracy on fair pairs, by seed"]  # fmt: skip
     second = ["votes behind the policy", "before", "after", *(f"change, {w}" for w in words)]
-    return f"{table(first, rewards)}\n\n{table(second, policies)}"
+    third = [[name, *(show(of(r["models"], "name", folder)["gold"], 2) for _, r in worth)] for folder, name in LESSON_WORTH.items()]  # fmt: skip
+    tables = (
+        table(first, rewards),
+        table(second, policies),
+        table(["policy", *(f"utility, {w}" for w in words)], third),
+    )
+    return "\n\n".join(tables)
 
 
 def fairness():

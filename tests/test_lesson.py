@@ -59,3 +59,17 @@ def test_the_committed_policies_show_the_preference():
         assert abs(biased["levels"][1]) > abs(biased["levels"][0])
         for name in ("policy-fair", "answers-fair", "answers-biased"):
             assert change_of(report, name)["verdict"].startswith("equivalent within"), name
+
+
+def test_the_committed_policies_are_cured():
+    """In each of three seeds: from the same votes, with pairs under other names, the change is
+    equivalent, the gap a third of the biased policy's at most, and answers are worth as much as
+    before the recommendations, less .05 at most."""
+    biased, worth = committed("lesson"), committed("lesson-policy-cured")
+    for seed, report in committed("lesson-twins-cured").items():
+        cured = change_of(report, "policy-cured")
+        assert cured["verdict"].startswith("equivalent within"), cured["verdict"]
+        gap = change_of(biased[seed], "policy-biased")["levels"][1]
+        assert abs(cured["levels"][1]) <= abs(gap) / 3
+        models = {m["name"].rsplit("/", 1)[-1]: m["gold"]["value"] for m in worth[seed]["models"]}
+        assert models["policy-cured"] > models["answers-biased"] - 0.05 > models["tiny-base"]
