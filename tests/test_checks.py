@@ -526,3 +526,5 @@ def test_bundled_rubrics_load():
     sizes = {row.task_id: len(row.criteria) for row in bundled.rows}
     assert all(sizes[row.task_id] == len(row.criteria) for row in judged.rows)
     assert len(judged.rows) == 40
+    natural = judge.read_rubrics(REPO / "data" / "ifeval_prompts.jsonl").rows
+    assert [len(natural), sum(len(row.criteria) for row in natural)] == [60, 150]
