@@ -575,6 +575,27 @@ def test_draw(tmp_path, llama_folder, monkeypatch, capsys):
     assert "one before each bundled prompt" in capsys.readouterr().out
 
 
+def test_draw_tries_both_models_first(tmp_path, llama_folder, monkeypatch, capsys):
+    """A second model that cannot be sampled was found out after the answers of the first."""
+    rows = [{"prompt": "Assess.", "system": "Be brief.", "context": ""}] * 3
+    prompts = write_rows(tmp_path / "prompts.jsonl", rows)
+    flags = f"draw --prompts {prompts} --model {llama_folder} --max-new-tokens 4 --device cpu"
+    flags = [*flags.split(), "--out", str(tmp_path / "out")]
+    annotate.main([*flags, "--temperature", "2"])
+    shown = capsys.readouterr().out
+    assert f"drawing 3 answers from {llama_folder}, temperature 2, top-p 0.95" in shown
+    assert "prompts 3, not used: column system 3" in shown
+
+    def check(model, place):
+        if place.startswith("--model-b"):
+            raise UserError(f"{place}: cannot be sampled")
+
+    monkeypatch.setattr(common, "check_sampling", check)
+    monkeypatch.setattr(common, "sample", None)
+    with pytest.raises(UserError, match="--model-b .* cannot be sampled"):
+        annotate.main([*flags[:-1], str(tmp_path / "two"), "--model-b", llama_folder])
+
+
 REFUSED = r"""
 item | {"id": null} | "id" is missing
 item | {"a": "text"} | both be text or both be message lists
