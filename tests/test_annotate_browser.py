@@ -240,6 +240,7 @@ def test_two_tabs_and_another_person(serve, open_page, tmp_path):
     assert "continue as ann?" in enter(ben, "Ann") and ben.page.is_hidden("#key-field")
     ben.page.click("#continue")
     ben.appear("#key-field")
+    look(ben.page)
     ben.page.fill("#key", "guessed")
     ben.keys.press("Enter")
     assert "ann belongs to another browser" in ben.appear("#known")
