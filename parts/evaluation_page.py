@@ -160,7 +160,7 @@ def answer_section(report):
         cells.append([row["name"], *numbers])
     caption = (
         f"{setup['n_prompts']} prompts of {setup['prompts']}, {setup['samples']} answers to each; "
-        f"95 % intervals; {names['gold']}: {setup['gold']}; reward model: {setup['reward_model']}; "
+        f"95 % intervals; {names['gold']}: {setup['gold']}; reward model: {setup['reward_model']}"
         + (
             f"equal KL: √KL {distance(equal['sqrt_kl'])}"
             if equal
