@@ -161,11 +161,7 @@ def answer_section(report):
     caption = (
         f"{setup['n_prompts']} prompts of {setup['prompts']}, {setup['samples']} answers to each; "
         f"95 % intervals; {names['gold']}: {setup['gold']}; reward model: {setup['reward_model']}"
-        + (
-            f"equal KL: √KL {distance(equal['sqrt_kl'])}"
-            if equal
-            else "no KL that all models reach"
-        )
+        + (f"; equal KL: √KL {distance(equal['sqrt_kl'])}" if equal else "")
     )
     scores = [names[scorer] for scorer in report["scorers"]]
     columns = ["model", *scores, "KL, nats per answer", f"against {report['models'][0]['name']}"]

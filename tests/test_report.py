@@ -327,3 +327,12 @@ def test_every_sentence_is_in_the_table_below_it(part, said):
         assert line.startswith(start)
         for digits in re.findall(r"\d[\d.,]*\d|\d", line):
             assert re.search(rf"(?<![\d.]){re.escape(digits)}(?![\d])", shown), (digits, line)
+
+
+@pytest.mark.parametrize(
+    "part, ends",
+    [(SCREENS[0], "reward model: x"), (SCREENS[1], "reward model: x; equal KL: √KL 0.80")],
+)
+def test_an_equal_kl_is_named_where_there_is_one(part, ends):
+    """ "√KL 0.00" stood where no model had left the baseline."""
+    assert part["tables"][0]["caption"].endswith(ends)
