@@ -32,6 +32,7 @@ LOST = """criteria criterion rubric rubric_items requirements checks check weigh
 negate""".split()
 # the recipe's columns: the whole key, since its siblings are remarks
 WIDE = re.compile(r"rubric\s*-\s*(\d+)\. (\w+)", re.I)
+COLUMNS = ("criterion", "weight", "points")  # of these, the ones that are read
 TEXTS = ("criterion", "description", "text", "requirement")  # of a criterion
 OWN = ("weight", "points", "negate", "name", "title")
 # of a criterion, and without effect on its score
@@ -122,7 +123,7 @@ def unread_keys(raw, split):
     raw = {key: x for key, x in raw.items() if key != "split" or not split.startswith(str(x))}
     columns = {key: WIDE.fullmatch(key) for key in raw if key not in ROW_KEYS}
     unread = {f"rubric - N. {m[2]}" if m else key for key, m in columns.items()
-              if not m or m[2].lower() not in ("criterion", "weight", "points")}  # fmt: skip
+              if not m or m[2].lower() not in COLUMNS}  # fmt: skip
     criteria = [c for c in raw.get("rubrics") or [] if isinstance(c, dict)]
     return unread | {f"{key} of a criterion" for c in criteria for key in REMARKS if key in c}
 
@@ -166,6 +167,7 @@ def read_row(raw, number=1, allow_code=False):
     """
     if not isinstance(raw, dict):
         raise ValueError(f"expected an object, found {type(raw).__name__}")
+    check_characters(raw)
     check_prompt(raw)
     check_keys(raw)
     for key, kind in LISTS.items():
@@ -189,15 +191,36 @@ def read_row(raw, number=1, allow_code=False):
     return Row(str(task_id), raw["prompt"], criteria, raw, raw.get("reference"))
 
 
+def check_characters(raw):
+    """Raise ValueError for half a character (a lone surrogate), which no file can hold."""
+    try:
+        json.dumps(raw, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        around = error.object[max(0, error.start - 20) : error.start]
+        raise ValueError(f'half a character (a lone surrogate) behind "{around}"') from None
+
+
 def check_keys(raw):
     """Raise ValueError for a key that looks like one of ours, or like other people's criteria."""
+    if raw.get("kwargs") and not raw.get("instruction_id_list"):
+        raise ValueError('"kwargs" without "instruction_id_list" is not read')
+    columns = Counter(key.lower().replace(" ", "") for key in raw if WIDE.fullmatch(key))
+    if columns and max(columns.values()) > 1:
+        raise ValueError(f'"{columns.most_common(1)[0][0]}" stands there twice')
     for key in raw:
-        if key in ROW_KEYS or WIDE.fullmatch(key):
+        column = WIDE.fullmatch(key)
+        if key in ROW_KEYS or (column and not like_a_column(column[2].lower())):
             continue
         near = difflib.get_close_matches(key.lower(), [*LISTS, "task_id"], 1, 0.85)
-        if near or key.lower() in LOST or re.match(r"rubric\W*\d|criteri(on|a)\W*\d", key, re.I):
+        if near or key.lower() in LOST or re.match(r"(rubric|criteri(on|a))[\W_]*\d", key, re.I):
             wanted = f'did you mean "{near[0]}"' if near else 'criteria stand in "rubrics"'
             raise ValueError(f'"{key}" is not read: {wanted}')
+
+
+def like_a_column(name):
+    """Is the name of a column a slip of one that is read?"""
+    near = difflib.get_close_matches(name, COLUMNS, 1, 0.75)
+    return name not in COLUMNS and near and not name.startswith(f"{near[0]}_")
 
 
 def criteria_of(raw):
@@ -257,7 +280,7 @@ def read_criterion(value, allow_code=False):
         arguments = check_arguments(check, rest, allow_code)
         return Criterion("check", check=check, arguments=arguments, **same)
     (text,) = texts
-    a_text(text).encode()  # half a character (a lone surrogate) is a ValueError
+    a_text(text)
     return Criterion("judge", text.replace("\r\n", "\n").strip(), **same)
 
 
@@ -293,6 +316,7 @@ def read_responses(path, rubrics=None):
         known[key] = None if key in known else row  # a prompt of two rows names neither
     for n, raw in files.read_jsonl(path, numbered=True, flag="--responses"):
         try:
+            check_characters(raw)
             if raw.get("response") is None:
                 raise ValueError(f'no "response"; found {", ".join(raw)[:80]}; rename the column')
             row = row_of(raw, known, rubrics, n)

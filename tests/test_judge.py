@@ -362,6 +362,13 @@ BAD_ROWS = cases("""
 {"prompt": "p", "rubric - 1. criterion": "a", "rubric 2. criterion": "b"} | "rubric 2. criterion" is not read
 {"prompt": "p", "rubric - 1. criterion": "a", "Rubric-2 criterion": "b"} | "Rubric-2 criterion" is not read
 {"prompt": "p", "rubrics": ["a"], "criterion 2": "b"} | "criterion 2" is not read
+{"prompt": "p", "rubrics": ["a"], "rubric_1": "b"} ~ {"prompt": "p", "rubrics": ["a"], "Rubrics": ["b"]} | is not read
+{"prompt": "p", "rubric - 1. criterion": "a", "rubric - 1. wieght": 3} | "rubric - 1. wieght" is not read
+{"prompt": "p", "rubric - 1. criterion": "a", "rubric - 2. criterium": "b"} | "rubric - 2. criterium" is not read
+{"prompt": "p", "rubric - 1. criterion": "a", "Rubric -1. Criterion": "b"} | stands there twice
+{"prompt": "p", "rubrics": ["a"], "kwargs": [{}]} | "kwargs" without
+{"prompt": "p", "rubrics": [{"criterion": "a", "name": "\\ud800"}]} ~ {"prompt": "\\ud800", "rubrics": ["a"]} | half a character
+{"prompt": "p", "rubrics": ["a"], "reference": "\\ud800"} ~ {"prompt": "p", "rubrics": ["a"], "\\ud800": 1} | half a character
 {"prompt": "p", "instruction_id_list": ["punctuation:no_comma"], "kwargs": ["{}"]} | "kwargs" holds '{}'
 """)
 
@@ -591,6 +598,7 @@ ruler --ruler-rubric none.txt | --ruler-rubric none.txt
 {"prompt": "Twice.", "response": "x"} | or several; give the "task_id" of one
 {"task_id": {"a": 1}, "response": "x"} ~ {"prompt": "?", "response": "x"} | names no row
 {"task_id": "a", "response": 3} | "response"
+{"task_id": "a", "response": "x", "model": "\\ud800"} | half a character
 {"task_id": "a", "reponse": "x"} ~ {"task_id": "a", "completion": "x"} | no "response"; found task_id
 {"task_id": "a", "prompt": "Leave.", "response": "x"} | "task_id" a and "prompt" name different rows
 {"task_id": "a", "response": [{"role": "user", "content": "x"}]} | must be the assistant's
