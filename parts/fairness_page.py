@@ -220,6 +220,8 @@ ORDER = ("difference", "not", "inconclusive", "equivalent")  # what a reader mus
 def rates_answer(parts):
     """Votes and answers by group: what was found, and each comparison with its verdict."""
     tables = verdict_tables({"measures": parts})
+    if len(parts) == 1:
+        tables = [(title.removeprefix(f"{parts[0]['title']}, "), rows) for title, rows in tables]
     rows = [row | {"title": f"{title}: {title_of(row)}"} for title, rows in tables for row in rows]
     rows = [row for row in rows if "verdict" in row]
     rows.sort(key=lambda row: ORDER.index(row["verdict"].split()[0]))

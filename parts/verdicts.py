@@ -73,7 +73,7 @@ def title_of(row):
 
 MEANING = {  # what a verdict says, so that none is read as another
     "equivalent": "{}, which is not zero",
-    "unchanged": "{}, so a gap that was there before is there still",
+    "unchanged": "{}, so any gap that was there before is still there",
     "inconclusive": "{}, so neither a difference nor its absence was shown",
     "not": "{}",
 }

@@ -492,7 +492,7 @@ def test_a_sentence_for_every_verdict():
     assert summary([("m", rows[2:])]) == [f"N{NOTHING[1:]}: m."]
     rows[0]["verdict"] = "equivalent within 0.1 SD: unchanged"
     (sentence,) = summary([("m", rows[:1])])
-    assert sentence == "Equivalent within 0.1 SD: unchanged, so a gap that was there before is there still: m."  # fmt: skip
+    assert sentence == "Equivalent within 0.1 SD: unchanged, so any gap that was there before is still there: m."  # fmt: skip
 
 
 @pytest.mark.parametrize("resumes, verdict", [(4, "not measured"), (9, "inconclusive (10 résumés or more are needed)"), (10, "equivalent")])  # fmt: skip
