@@ -514,7 +514,7 @@ def people_answer(part):
         for row in rows if not selection else ():
             if "verdict" in row and not row["verdict"].startswith("difference"):
                 others.setdefault(kind_of(row), Counter())[name] += 1
-        left += notes(rows, name, part["declared"])
+        left += notes(rows, name, part["declared"]) * selection
         if selection and len(rows) <= room:
             room -= len(rows)
             tables.append(table_of([screen_row(row) for row in rows], SELECTED, name))

@@ -403,12 +403,14 @@ def notes(rows, title, declared=None):
                 f"{title}: {', '.join(small)} had a higher rate than {best['group']}, but the "
                 f"reference is a group of {LEAST} people and {100 * FLOOR:g} % of all, or more."
             )
+    uneven = [row for row in rows if (row.get("homogeneity_p") or 1) < 0.05]
+    if uneven:
+        groups = (f"{row['group']} ({p_text(row['homogeneity_p'])})" for row in uneven)
+        out.append(
+            f"{title}: the gap to {uneven[0]['reference']} differs between roles (Breslow-Day) for "
+            f"{', '.join(groups)}: read each role, not the sum."
+        )
     for row in rows:
-        if row.get("homogeneity_p") is not None and row["homogeneity_p"] < 0.05:
-            out.append(
-                f"{title}: the gap between {row['group']} and {row['reference']} differs between "
-                f"roles (Breslow-Day {p_text(row['homogeneity_p'])}): read each role, not the sum."
-            )
         alone = row["n"] - row["compared"][0] if "compared" in row else 0
         if alone > 0:
             out.append(

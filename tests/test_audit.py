@@ -20,6 +20,9 @@ from parts.two_groups import rates_differ
 from parts.verdicts import NOTICE, VERSION
 from tiny import cases
 
+sys.path.insert(0, str(REPO / "bench"))
+import audit_null  # noqa: E402
+
 FORBIDDEN = re.compile("complian|certified|lawful|illegal|bias-free", re.I)  # no report judges law
 
 
@@ -693,3 +696,16 @@ def test_the_command_has_moved(tmp_path, capsys):
     argv = ["audit", people_file(tmp_path), *"--y-pred pred --group race --out".split()]
     assert fairness.main([*argv, str(tmp_path / "out")]) == 0
     assert "python audit.py people.csv" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", audit_null.KINDS, ids=lambda kind: "-".join(map(str, kind)))
+def test_verdicts_without_an_effect(kind):
+    """At most 6 % false findings; bench/audit_null.py prints more. Of 60 tables more than 9 would
+    be found once in a thousand at 6 %."""
+    assert audit_null.share(kind, 60, seed=7)[0] <= 9
+
+
+def test_a_gap_of_two_points_is_not_equivalent():
+    """The other verdict that can be false: rates 2 points apart, "equivalent within 2 points"."""
+    kind = (2, 4000, 1, 1, 0.3)
+    assert audit_null.share(kind, 60, seed=7, gap=0.02, verdict="equivalent")[0] <= 9

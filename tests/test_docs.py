@@ -160,9 +160,13 @@ def reader_files(copy):
         answers += [asked | {"response": text} for text in (good, bad)]
     (copy / "rated.json").write_text(json.dumps(rated))
     write_rows(copy / "answers.jsonl", answers)
-    groups, people = ("White", "Black", "Asian"), ["hired,advanced,race,score,sex,race_ethnicity"]
+    groups, people = (
+        ("White", "Black", "Asian"),
+        ["hired,advanced,race,score,sex,race_ethnicity,role"],
+    )
     for i in range(60):
-        people.append(f"{i % 2},{i // 2 % 2},{'baa'[i % 3]},{i % 7},{'MF'[i % 2]},{groups[i % 3]}")
+        row = i % 2, i // 2 % 2, "baa"[i % 3], i % 7, "MF"[i % 2], groups[i % 3], "xy"[i // 3 % 2]
+        people.append(",".join(map(str, row)))
     (copy / "people.csv").write_text("\n".join(people) + "\n")
     (copy / "role.txt").write_text("Role: head content editor\nMust have: search ads, copy\n")
     profiles = [f'{i},"Asha Booker, {i} years. Used copy and sold {i} items."' for i in range(6)]
