@@ -295,6 +295,9 @@ def wanted(args):
     before = before and present(before)
     if not (before or after or rewards):
         raise UserError("no model: give --reward-model FOLDER, or --before and --after FOLDER")
+    folders = [str(Path(folder).resolve()) for folder in (before, *after, *rewards) if folder]
+    if repeated := [folder for folder in folders if folders.count(folder) > 1]:
+        raise UserError(f"{repeated[0]} is given twice; each model is measured once")
     return before, after, rewards
 
 

@@ -11,6 +11,8 @@ import subprocess
 
 from parts import files
 
+COLUMNS = ("entity_id", "label_value", "score", "score_raw", "model_id", "prompt_id")
+
 
 def write_decisions(path, columns):
     """columns {header: values}; "score" holds the decision, 0 or 1, "label_value" what was right.

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from parts import files
+from parts.biasguard import COLUMNS
 from parts.files import UserError
 from parts.pages import number as show
 from parts.reports import read_csv
@@ -148,6 +149,8 @@ def load_slot(spec):
     slot, _, path = spec.partition("=")
     if not path:
         raise UserError(f"--slot {spec}: expected NAME=FILE.csv, such as age=data/slots.csv")
+    if slot in COLUMNS:
+        raise UserError(f"--slot {spec}: decisions-*.csv has a column {slot!r}; rename the slot")
     rows = [row for _, row in read_csv(path, "--slot", ("slot", "group", "value"))]
     fixed = slot_values(*["the candidate"] * 3, None) | {"email": "candidate@example.com"}
     fixed |= {row["slot"]: row["value"] for row in reversed(rows)}
@@ -168,6 +171,8 @@ def load_twins(path, resumes, people):
         texts = [row.get("prefix") or ""]
         if not isinstance(texts[0], str):
             raise ValueError('"prefix" is no text')
+        if not isinstance(row.get("expected_decision"), str | None):
+            raise ValueError('"expected_decision" is no text')
         for prompt, answer in (("prompt", "answer"), ("rank_prompt", "profile")):
             if not row.get(prompt):
                 continue

@@ -374,6 +374,8 @@ def test_models_that_are_asked(tmp_path, monkeypatch):
     ):
         assert fairness.wanted(fairness.parse_args(["twins", *argv.split()])) == expected
     assert "no model" in error_of(["twins", "--before", "none"])
+    for argv in ("--before data/tiny-base --after ./data/tiny-base", "--reward-model x x"):
+        assert "is given twice" in error_of(["twins", *argv.split()])
 
 
 # a file, its content, further flags, what is said
@@ -392,6 +394,8 @@ t.jsonl | '{"prompt": "Assess {name}.", "answer": 3}\n' |  | t.jsonl:1: "answer"
 t.jsonl | '{\n' |  | t.jsonl:1: not valid JSON
 s.csv | 'slot,group,value\nage,old,1970\nage,old,1971\n' | --slot age=S | expected two groups of two or more, better 25; found old 2
 s.csv | 'slot,group,value\nage,old,1\nage,old,2\nage,young,3\nage,young,4\n' | --slot age=S | t.jsonl:1: no slot of {age}
+s.csv |  | --slot score=S | has a column 'score'; rename the slot
+t.jsonl | '{"prompt": "Assess {name}.", "expected_decision": ["yes"]}\n' |  | t.jsonl:1: "expected_decision" is no text
 s.csv |  | --slot age | expected NAME=FILE.csv, such as age=data/slots.csv
 s.csv |  | --decision-words yes | expected two words or more
 s.csv |  | --reward-model no/such/folder | no/such/folder

@@ -120,7 +120,7 @@ ARROWS = {  # who may import whom, downwards only: stages, parts/runs.py, common
     },
     "rank": {"common", "parts.blinding", "parts.pages", "parts.prompting", *REPORTS, *LOWER},
     "parts.biasguard": {"parts.files"},
-    "parts.twins": {"parts.rows", *VERDICTS, *LOWER},
+    "parts.twins": {"parts.biasguard", "parts.rows", *VERDICTS, *LOWER},
     "parts.fairness_page": {"parts.biasguard", "parts.twins", *VERDICTS},
     "audit": {"parts.biasguard", *PEOPLE, *VERDICTS, *LOWER},
     # audit: `fairness.py audit` goes on for one release
