@@ -601,6 +601,7 @@ def main(argv=None):
     }
     # (3) Local Law 144
     law = [ll144_part(args, people)] if args.ll144 else []
+    part["words"] += [text for tables in law for text in tables["words"]]
     # (4) files
     file = Path(args.out) / "audit.csv"
     columns = people.groups | {"entity_id": people.ids, "score": people.decided}
