@@ -194,6 +194,8 @@ class Judge:
             return Reply(value, cached=True)
         if self.budget is not None and usd(self.counts, self.price) >= self.budget:
             return Reply(error="--judge-budget is spent: not asked")
+        if self._stop.is_set():
+            return Reply(error="not asked: another call has ended the run")
         start, messages, reply = self.clock(), call.messages, Reply()
         while True:
             reply.attempts += 1
