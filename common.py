@@ -76,6 +76,7 @@ from parts.parallel import (
     share,
 )  # fmt: skip
 from parts.rows import PROMPT_COLUMNS, check_pair, check_prompt, check_response  # noqa: F401
+from parts.sampling import draw_token
 from parts.shared_prompt import shared_hidden
 
 BASE = "data/tiny-base"
@@ -843,7 +844,7 @@ def _decode(model, prompts, uniform, ends, temperature, top_p=1.0):
         # (3) one token for each live row
         logits = head_logits(model, hidden, weight) / (temperature or 1.0)  # (R, V) fp32
         if temperature:
-            token = _draw(logits.to(home), uniform[row.to(home), t], top_p).to(device)
+            token = draw_token(logits.to(home), uniform[row.to(home), t], top_p).to(device)
         else:
             token = logits.argmax(-1)
         tokens[row, t] = token
@@ -895,18 +896,3 @@ def _prefill(model, prompts, most):
         rows = torch.isin(fork, torch.tensor(part, device=device)).nonzero().squeeze(1)
         fill(cache, rows, of_part, fork[rows] - part[0])
     return torch.cat(hidden)[fork], cache, mask[fork], lengths[fork]
-
-
-def _draw(logits, uniform, top_p=1.0):
-    """Inverse-CDF sampling: the first token whose cumulative probability exceeds `uniform`."""
-    logits = _likeliest(logits, top_p) if top_p < 1 else logits
-    cdf = F.softmax(logits.double(), -1).cumsum(-1)  # (R, V)
-    token = torch.searchsorted(cdf, uniform[:, None] * cdf[:, -1:], right=True).squeeze(-1)
-    return token.clamp(max=cdf.shape[-1] - 1)
-
-
-def _likeliest(logits, top_p):
-    """Logits (R, V), −inf but for the likeliest tokens that together have at least top_p."""
-    ranked, order = logits.softmax(-1).sort(-1, descending=True)
-    outside = ranked.cumsum(-1) - ranked >= top_p  # (R, V): likelier tokens have it already
-    return logits.masked_fill(outside.scatter(-1, order, outside), -math.inf)

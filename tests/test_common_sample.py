@@ -93,10 +93,17 @@ def test_inverse_cdf_by_hand():
     probs = torch.tensor([0.0, 0.5, 0.3, 0.2], dtype=torch.float64)
     u = torch.tensor([0.0, 0.49, 0.51, 0.79, 0.81, 1 - 2**-53], dtype=torch.float64)
     logits = probs.log().expand(6, 4)
-    assert common._draw(logits, u).tolist() == [1, 1, 2, 2, 3, 3]
-    assert common._draw(logits, u, top_p=0.5).tolist() == [1] * 6  # .5 alone is half
-    assert common._draw(logits, u, top_p=0.51).tolist() == [1, 1, 1, 2, 2, 2]  # .5 of .8, .3 of .8
-    assert common._draw(logits, u, top_p=0.99).tolist() == [1, 1, 2, 2, 3, 3]
+    assert common.draw_token(logits, u).tolist() == [1, 1, 2, 2, 3, 3]
+    assert common.draw_token(logits, u, top_p=0.5).tolist() == [1] * 6  # .5 alone is half
+    assert common.draw_token(logits, u, top_p=0.51).tolist() == [
+        1,
+        1,
+        1,
+        2,
+        2,
+        2,
+    ]  # .5 of .8, .3 of .8
+    assert common.draw_token(logits, u, top_p=0.99).tolist() == [1, 1, 2, 2, 3, 3]
 
 
 def test_a_row_depends_on_the_seed_and_its_number_alone(folders):
@@ -132,7 +139,7 @@ def test_train_mode_is_restored_and_no_graph_is_kept(folders, monkeypatch):
         model.train(mode)
         common.sample(model, tokenizer, PROMPTS, max_new_tokens=3)
         assert model.training == mode == model.transformer.h[0].training
-    monkeypatch.setattr(common, "_draw", lambda *_: 1 / 0)
+    monkeypatch.setattr(common, "draw_token", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         common.sample(model, tokenizer, PROMPTS, max_new_tokens=3)
     assert model.training and torch.is_grad_enabled()

@@ -21,7 +21,7 @@ LOWER = {
     f"parts.{name}"
     for name in (
         "cache card counterfactual dialogue families files folders lora means memory parallel rows"
-        " shared_prompt stats tokens"
+        " sampling shared_prompt stats tokens"
     ).split()
 }
 REPORTS = {"parts.reports"}
@@ -54,6 +54,7 @@ ARROWS = {  # who may import whom, downwards only: stages, parts/runs.py, common
     "parts.dialogue": {"parts.files", "parts.rows", "parts.tokens"},
     "parts.means": set(),
     "parts.stats": {"parts.means"},
+    "parts.sampling": set(),
     "parts.texts": set(),
     "parts.blinding": set(),
     "parts.recipe": {"parts.files"},
