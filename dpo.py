@@ -33,12 +33,13 @@ import torch
 import torch.nn.functional as F
 
 import common
-from common import at_least_fp32, batch_indices, batch_rows, pad_id, pad_rows, token_logps
+from common import at_least_fp32, batch_indices, pad_id, pad_rows, token_logps
 from parts import identities, prompting, runs
 from parts.counterfactual import add_copies_argument
 from parts.files import UserError, command, number, read_jsonl
 from parts.lora import adapter_off
 from parts.means import wilson
+from parts.pairs import batch_rows
 from parts.parallel import add_up, all_sum, gather, progress, share
 from parts.rows import check_thumb
 from parts.shared_prompt import can_share

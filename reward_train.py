@@ -27,11 +27,12 @@ import torch
 import torch.nn.functional as F
 
 import common
-from common import at_least_fp32, batch_indices, batch_rows, pad_id, pad_rows, reward_scores
+from common import at_least_fp32, batch_indices, pad_id, pad_rows, reward_scores
 from parts import identities, prompting, runs
 from parts.counterfactual import add_copies_argument
 from parts.files import UserError, command, number
 from parts.means import wilson
+from parts.pairs import batch_rows
 from parts.parallel import add_up, gather
 from parts.shared_prompt import can_share
 

@@ -30,6 +30,7 @@ from common import batch_indices, encode_pair, pad_id, pad_rows, token_logps
 from parts import identities, prompting, runs
 from parts.dialogue import Refused, encode_conversation, end_ids, text_end
 from parts.files import Counts, UserError, command, number, told
+from parts.pairs import Named, TokenRows, count_unread, held_out, read_rows
 from parts.parallel import all_sum
 from parts.rows import check_messages
 from parts.tokens import encode_text
@@ -118,11 +119,11 @@ def check_row(row):
         raise ValueError(f"expected {forms}; found {sorted(row)[:6]}")
 
 
-class Rows(common.Named):
+class Rows(Named):
     """Encoded rows. An id that is context is stored as ~id (negative): there is no second array."""
 
     def __init__(self, names):
-        self.store, self.names, self.counts = common.TokenRows(), names, Counts()
+        self.store, self.names, self.counts = TokenRows(), names, Counts()
         self.file, self.line = array("i"), array("i")
 
     def add(self, ids, mask, file, line):
@@ -147,7 +148,7 @@ def load_data(args, model, tokenizer):
     examples = prompting.load_examples(args.examples)
     for file, name in enumerate(args.data):
         before, counts = len(held), Counter(rows.counts)
-        for line, row in common.read_rows(name, check_row, "--data", rows.counts):
+        for line, row in read_rows(name, check_row, "--data", rows.counts):
             shown = row
             if "prompt" in row:
                 shown = {**row, "prompt": prompting.after_examples(examples, row)}
@@ -159,7 +160,7 @@ def load_data(args, model, tokenizer):
             except UserError as error:
                 raise UserError(f"--data {name}:{line}: {error}") from None
             side = row.get("prompt", prompt)  # without its examples
-            of_eval = side is not None and common.held_out(side, args.eval_fraction)
+            of_eval = side is not None and held_out(side, args.eval_fraction)
             for ids, mask in encoded:
                 if not any(mask[1:]):
                     rows.counts["dropped: nothing to train after cutting"] += 1
@@ -191,13 +192,13 @@ def encode_row(tokenizer, row, max_length, counts):
         messages = row["messages"]
         answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
         prompt = messages[: answers[-1]]
-        tools = common.count_unread(tokenizer, messages[: answers[0]], row, counts)
+        tools = count_unread(tokenizer, messages[: answers[0]], row, counts)
         encoded = encode_conversation(tokenizer, messages, tools, counts)
         more = "turns that the template rewrites later, as rows of their own"
         counts[more] += len(encoded) - 1
     elif form != "text":
         prompt, answer = row["prompt"], row[form]
-        tools = common.count_unread(tokenizer, prompt, row, counts)
+        tools = count_unread(tokenizer, prompt, row, counts)
         ids, answer = encode_pair(
             tokenizer, prompt, answer, max_length=max_length, counts=counts, tools=tools
         )

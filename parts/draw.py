@@ -34,8 +34,8 @@ def add_arguments(parser):
 
 def draw(args):
     """write items.jsonl: two answers to each prompt, from one model or from two"""
-    import common
     from parts import prompting
+    from parts.pairs import count_unread
 
     path = Path(args.out) / "items.jsonl"
     if path.exists():
@@ -54,7 +54,7 @@ def draw(args):
     counts = files.Counts()
     for row in rows:
         counts["prompts"] += 1
-        tools = common.count_unread(tokenizer, row["prompt"], row, counts)
+        tools = count_unread(tokenizer, row["prompt"], row, counts)
         counts["not used: column tools"] += bool(tools)
     print(f"prompts    {files.told(counts)}")
     texts = [sample(model, tokenizer, args.model, rows, args, seed=2 * args.seed)]

@@ -8,12 +8,13 @@ from collections import Counter
 from pathlib import Path
 
 import common
-from common import check_prompt, check_response, check_sampling, sample, say_once, told
+from common import check_prompt, check_response, check_sampling, sample, say_once
 from parts import parallel
 from parts.counterfactual import Copies
 from parts.dialogue import visible
-from parts.files import UserError, load_function, number, read_jsonl
+from parts.files import UserError, load_function, number, read_jsonl, told
 from parts.means import half_interval, mean
+from parts.pairs import read_pairs
 from parts.rows import PROMPT_COLUMNS
 
 # a model with this template was made from the bundled base, so it knows the demo's form of answer
@@ -146,7 +147,7 @@ def load_pairs(args, model, tokenizer, keep_ties, check=common.check_pair):
     what was read is printed."""
     longest = min(args.max_length, common.max_positions(model.config))
     copies = Copies(args.counterfactual_augment, args.seed)
-    pairs = common.load_pairs(
+    pairs = read_pairs(
         args.pairs, tokenizer, longest, keep_ties, args.eval_fraction, args.eval_pairs, copies,
         check, functools.partial(after_examples, load_examples(args.examples)),
     )  # fmt: skip

@@ -29,6 +29,7 @@ from parts.files import UserError, number
 from parts.guard import LEAST_VALIDATION, add_restore_argument
 from parts.lora import adapter_off
 from parts.means import half_interval, mean
+from parts.pairs import held_out
 from parts.runs import LEAST_STEPS
 
 IMPORTANCE_MAX = 2.0  # a token's largest weight, policy / sampler
@@ -124,7 +125,7 @@ def is_held_out(rows, fraction):
     share = EVAL_FRACTION if fraction is None else fraction
     prompts = [json.dumps(row["prompt"], sort_keys=True) for row in rows]
     distinct = dict(zip(prompts, rows))
-    held = {prompt for prompt, row in distinct.items() if common.held_out(row["prompt"], share)}
+    held = {prompt for prompt, row in distinct.items() if held_out(row["prompt"], share)}
     if fraction is None and len(held) < LEAST_VALIDATION:
         some = min(LEAST_VALIDATION, len(distinct) // 2)
         chosen = prompting.some_prompts([*distinct.values()], some)

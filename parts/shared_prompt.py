@@ -1,6 +1,6 @@
 """parts/shared_prompt.py: the prompt of a pair passes once for both answers.
 
-The b chosen rows and, in the same order, the b rejected rows of `common.batch_rows` pass as b rows
+The b chosen rows and, in the same order, the b rejected rows of `pairs.batch_rows` pass as b rows
 prompt | chosen | rejected. An answer sees the prompt and itself; each token keeps the position that
 it has in its own row:
 

@@ -14,6 +14,7 @@ from common import UserError
 from conftest import REPO
 from parts import counterfactual, files
 from parts.counterfactual import counterfactual_rows
+from parts.pairs import held_out
 from test_trainers import read
 from tiny import pair_rows, tiny_tokenizer, write_rows
 
@@ -227,7 +228,7 @@ def test_a_run_counts_votes_and_keeps_its_names(stage, key, tmp_path, llama_fold
     write_names(names)
     assert stage.main([*argv, "--resume"]) in (None, 0)
     row = [row for row in read(tmp_path / "run/metrics.jsonl") if "eval/n" in row][-1]
-    held = [r for r in named_rows(60) if common.held_out(r["prompt"], 0.4) and not r["tie"]]
+    held = [r for r in named_rows(60) if held_out(r["prompt"], 0.4) and not r["tie"]]
     assert row["eval/n"] == len(held) + sum(bool(r["candidates"]) for r in held) > len(held)
     ends = reward_train.wilson(row[key] * len(held), len(held))
     assert (row[f"{key}_low"], row[f"{key}_high"]) == pytest.approx(ends)

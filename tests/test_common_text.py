@@ -13,6 +13,7 @@ import torch
 import common
 from common import UserError
 from parts import files, identities, prompting
+from parts.pairs import TokenRows, held_out, read_pairs
 from parts.rows import split_prompt
 from tiny import CHATML, TEMPLATE, pair_rows, table, tiny_model, tiny_tokenizer, write_rows
 
@@ -338,7 +339,7 @@ def test_ultrafeedback_is_read():
 
 def test_token_rows_return_what_was_appended():
     """Offsets off by one show at empty rows; a row held neither forbids an append nor changes."""
-    rows, kept = common.TokenRows(), [[1, 2, 3], [], [4], [5, 6], []]
+    rows, kept = TokenRows(), [[1, 2, 3], [], [4], [5, 6], []]
     for ids in kept:
         rows.append(ids)
     held = rows[0]
@@ -383,7 +384,7 @@ def test_a_malformed_row_stops_with_file_and_line(tmp_path, base, change, reason
     lines = [json.dumps(GOOD), "", json.dumps(GOOD), json.dumps({**BASES[base], **change})]
     path = write_bytes(tmp_path, "\n".join(lines).encode())
     with pytest.raises(UserError) as caught:
-        common.load_pairs([path], tokenizer, 64, True)
+        read_pairs([path], tokenizer, 64, True)
     message = str(caught.value)
     assert message.startswith(f"--pairs {path}:4: ") and reason in message and "\n" not in message
 
@@ -393,7 +394,7 @@ def test_a_prompt_that_touches_its_answer_is_counted(tmp_path, tokenizer):
     tokenizer = tiny_tokenizer(template=None)
     rows = [GOOD | {"prompt": prompt} for prompt in ("two audits.", "two audits.\n")]
     file = write_rows(tmp_path / "pairs.jsonl", [*rows, *pair_rows(1)])
-    counts = common.load_pairs([file], tokenizer, 64, False).counts
+    counts = read_pairs([file], tokenizer, 64, False).counts
     assert counts["no space between prompt and answer"] == 1
 
 
@@ -407,7 +408,7 @@ def test_unusable_rows_are_counted_and_nothing_vanishes(tmp_path, tokenizer):
     path = write_rows(tmp_path / "pairs.jsonl", rows)
     dropped = {"dropped: chosen = rejected": 2, "dropped: equal after cutting": 1}
     for keep_ties, more in ((False, {"dropped: tie": 1}), (True, {})):
-        pairs = common.load_pairs([path], tokenizer, 16, keep_ties)
+        pairs = read_pairs([path], tokenizer, 16, keep_ties)
         found = {k: n for k, n in pairs.counts.items() if k.startswith("dropped") or k == "rows"}
         assert found == {"rows": 8} | dropped | more
         assert len(pairs.prompts) == len(pairs.tie) == len(pairs.train) == 4 + keep_ties
@@ -416,7 +417,7 @@ def test_unusable_rows_are_counted_and_nothing_vanishes(tmp_path, tokenizer):
     assert pairs.strength[1] == 3 and pairs.margin[1] == 0.5
     assert pairs.lengths().tolist()[3] == 16 and len(pairs.chosen[3]) == 16 - len(pairs.prompts[3])
     other = write_bytes(tmp_path, ("\n\n\n" + json.dumps(GOOD)).encode(), "b.jsonl")
-    pairs = common.load_pairs([path, other], tokenizer, 64, False)
+    pairs = read_pairs([path, other], tokenizer, 64, False)
     assert pairs.name([5, 0, 2]) == f"{other}:4; {path}:1; {path}:6"
 
 
@@ -434,7 +435,7 @@ def test_no_usable_row_stops_and_says_why(tmp_path, tokenizer, reason):
     for names, flag, held in (([bad], "", ()), ([good, bad], "", ()), ([good], "eval-", [bad])):
         said = rf"--{flag}pairs .*bad\.jsonl: no usable row .*{reason}"
         with pytest.raises(UserError, match=said):
-            common.load_pairs(names, tokenizer, 64, False, 0, held)
+            read_pairs(names, tokenizer, 64, False, 0, held)
 
 
 def test_prompts_never_part(tmp_path, tokenizer):
@@ -446,19 +447,19 @@ def test_prompts_never_part(tmp_path, tokenizer):
         rows.append(chat if i % 6 < 3 else texts)
     for seed in (0, 1):
         random.Random(seed).shuffle(rows)
-        pairs = common.load_pairs([write_rows(file, rows)], tokenizer, 64, False, 0.2)
+        pairs = read_pairs([write_rows(file, rows)], tokenizer, 64, False, 0.2)
         sides = [{tuple(pairs.prompts[i]) for i in part} for part in (pairs.train, pairs.eval)]
         assert not sides[0] & sides[1] and len(sides[0] | sides[1]) == 300
         assert sorted([*pairs.train, *pairs.eval]) == list(range(900))
         held.append(sides[1])
     assert held[0] == held[1] and 39 <= len(held[0]) <= 81
-    few = common.load_pairs([write_rows(file, [GOOD])], tokenizer, 64, False, 0.999)
+    few = read_pairs([write_rows(file, [GOOD])], tokenizer, 64, False, 0.999)
     assert (len(few.train), len(few.eval)) == (1, 0), "if all were held out, none are"
-    assert not common.held_out("x", 0.0) and common.held_out("x", 1.0)
+    assert not held_out("x", 0.0) and held_out("x", 1.0)
     turn = user("x")
     for fraction in np.linspace(0, 1, 20):  # the order of the keys in the file is no difference
         turned = [dict(reversed(turn.items()))]
-        assert common.held_out([turn], fraction) == common.held_out(turned, fraction)
+        assert held_out([turn], fraction) == held_out(turned, fraction)
     rows = [
         {"prompt": f"Role {i}"} for i in range(40)
     ]  # a sorted file: its first 8 are of one role
@@ -473,7 +474,7 @@ def test_eval_files_are_the_held_out_rows(tmp_path, tokenizer):
     known[2] = {**pair_rows(1)[0], "chosen": said("another answer")}
     for rows, leaks in (([*known, *fresh], 3), (fresh, 0)):
         held = write_rows(tmp_path / "b.jsonl", rows)
-        pairs = common.load_pairs([train], tokenizer, 64, False, 0.9, [held])
+        pairs = read_pairs([train], tokenizer, 64, False, 0.9, [held])
         assert pairs.train.tolist() == [0, 1, 2, 3] and len(pairs.eval) == len(rows)
         assert pairs.counts["held out, though their prompt is trained on"] == leaks
 

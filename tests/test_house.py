@@ -30,7 +30,7 @@ PEOPLE = {"parts.ll144", "parts.people"}
 CHECKS = {
     f"checks.{name}" for name in "answers decisions instructions maths programs risky".split()
 }
-STAGE = {"common", "parts.identities", "parts.prompting", "parts.runs", *LOWER}
+STAGE = {"common", "parts.identities", "parts.pairs", "parts.prompting", "parts.runs", *LOWER}
 RL = {"watch", "parts.rollouts", "parts.guard", "parts.texts", *STAGE}
 JUDGED = {"parts.pages", *LOWER, *CHECKS}
 JUDGED |= {f"parts.{name}" for name in ("grades", "questions", "responses", "rubrics", "server")}
@@ -82,13 +82,14 @@ ARROWS = {  # who may import whom, downwards only: stages, parts/runs.py, common
     "common": LOWER,
     "parts.runs": {"common", *LOWER},
     "parts.identities": {"common", *LOWER},
-    "parts.prompting": {"common", *LOWER},
+    "parts.pairs": {"common", *LOWER},
+    "parts.prompting": {"common", "parts.pairs", *LOWER},
     "parts.rollouts": {"parts.guard", *STAGE},
     "sft": STAGE,
     "reward_train": STAGE,
     "dpo": STAGE,
     "parts.votes": {"parts.files", "parts.pages", "parts.rows", "parts.stats"},
-    "parts.draw": {"common", "parts.files", "parts.prompting", "parts.reports", "parts.votes"},
+    "parts.draw": {"common", "parts.prompting", "parts.votes", "parts.pairs", *REPORTS, *LOWER},
     "parts.web": {"parts.files"},
     "annotate": {"parts.draw", "parts.files", "parts.votes", "parts.web"},
     "ppo": RL,

@@ -20,6 +20,7 @@ import parts
 import test_grpo
 import test_ppo
 from parts import files, runs
+from parts.pairs import read_pairs
 from tiny import pair_rows, tiny_model, write_rows
 
 REPO = Path(__file__).resolve().parent.parent
@@ -44,7 +45,7 @@ def check_shared_prompt(tokenizer, tmp_path):
     """Both answers after one prompt, in one row and in two rows; a Mistral with window 8."""
     model = common.load_policy(tiny_model("mistral", tmp_path, sliding_window=8), trainable=False)
     file = write_rows(tmp_path / "rows.jsonl", pair_rows(4))
-    rows = dpo.batch_rows(common.load_pairs([file], tokenizer, 99, False), range(4), 0)
+    rows = dpo.batch_rows(read_pairs([file], tokenizer, 99, False), range(4), 0)
     one, two = (common.token_logps(model, *rows, shared=shared) for shared in (True, False))
     assert (one - two).abs().max() < 1e-4
 

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 import common
 import ppo
 from parts import files, rollouts, runs
+from parts.pairs import held_out
 from test_losses import F64, close, on, t
 from tiny import (
     CHATML,
@@ -596,7 +597,7 @@ def test_a_small_file_validates_and_trains_long_enough(world, tmp_path, capsys):
     assert len(sides[1]) == rollouts.LEAST_VALIDATION and len(train) + len(val) == 40
     many = [{"prompt": f"Ask {i}."} for i in range(400)]
     held = rollouts.is_held_out(many, None)
-    assert held == [common.held_out(row["prompt"], 0.05) for row in many] and sum(held) > 8
+    assert held == [held_out(row["prompt"], 0.05) for row in many] and sum(held) > 8
     assert not any(rollouts.is_held_out(many, 0.0)), "0 asks for none"
     for steps, epochs, expected in ((None, None, 24), (None, 1, 3), (None, 2, 6), (5, 2, 5)):
         args.steps, args.epochs = steps, epochs

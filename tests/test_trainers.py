@@ -27,7 +27,7 @@ import dpo
 import ppo
 import reward_train
 import sft
-from parts import files, prompting, rollouts
+from parts import files, pairs, prompting, rollouts
 from test_ppo import near, read
 from tiny import (
     BOS_TEMPLATE,
@@ -223,8 +223,8 @@ def test_tokenizers(stage, kind, options, as_messages, tmp_path, monkeypatch):
     path = Path(model) / "generation_config.json"  # as Qwen: it knows more ends than the template
     path.write_text(json.dumps({**json.loads(path.read_text()), "eos_token_id": ends}))
     data = write_pairs(tmp_path / "pairs.jsonl", 8, as_messages=as_messages)
-    # where the stage finds `pad_rows`: pairs come by common.batch_rows, PPO's by rollouts
-    home, batches = {sft: sft, ppo: rollouts}.get(stage, common), []
+    # where the stage finds `pad_rows`: pairs come by parts/pairs.py, PPO's by rollouts
+    home, batches = {sft: sft, ppo: rollouts}.get(stage, pairs), []
     real, out = home.pad_rows, tmp_path / "out"
     monkeypatch.setattr(prompting, "check_sampling", lambda *_: None)  # its rows are draws
     monkeypatch.setattr(home, "pad_rows", lambda *args: batches.append(args[:2]) or real(*args))

@@ -20,6 +20,7 @@ import grpo_rubric
 import reward_train
 import test_grpo
 from parts import rollouts, runs, shared_prompt
+from parts.pairs import batch_rows, read_pairs
 from test_trainers import train
 from tiny import EXTRA_FAMILIES, FAMILIES, tiny_model, write_pairs
 
@@ -39,7 +40,7 @@ def loaded(name, tmp_path, reward=False):
     family, config = ALL[name]
     folder = tiny_model(family, tmp_path, **config)
     tokenizer = common.load_tokenizer(folder)
-    pairs = common.load_pairs([write_pairs(tmp_path / "p.jsonl", 7)], tokenizer, 256, False)
+    pairs = read_pairs([write_pairs(tmp_path / "p.jsonl", 7)], tokenizer, 256, False)
     assert len(set(pairs.prompts.lengths())) > 2
     assert (pairs.chosen.lengths() != pairs.rejected.lengths()).any()
     if not reward:
@@ -63,7 +64,7 @@ def test_a_shared_prompt_changes_no_number(name, tmp_path):
     of columns in place of positions: each moves log-probs by tenths; fp32 rounds to 1e-6."""
     for reward in (False, True):
         model, pairs, pad_id = loaded(name, tmp_path, reward)
-        rows = common.batch_rows(pairs, [4, 0, 6, 1, 2, 3, 5], pad_id)
+        rows = batch_rows(pairs, [4, 0, 6, 1, 2, 3, 5], pad_id)
         score = common.reward_scores if reward else common.token_logps
         one, two = (value_and_gradient(model, score, rows, shared) for shared in (True, False))
         scale = two[0].abs().max().item()
@@ -91,7 +92,7 @@ def test_an_inexact_family_computes_two_rows(dtype, tmp_path, monkeypatch, capsy
 def test_each_prompt_is_computed_once(tmp_path, monkeypatch, llama_folder):
     """Pair by pair, so without padding, Σ (prompt + chosen + rejected) columns have a gradient."""
     data, tokenizer = write_pairs(tmp_path / "p.jsonl", 8), common.load_tokenizer(llama_folder)
-    pairs = common.load_pairs([data], tokenizer, 512)
+    pairs = read_pairs([data], tokenizer, 512)
     parts = pairs.prompts, pairs.chosen, pairs.rejected
     once = sum(int(part.lengths().sum()) for part in parts)
     assert 2 * pairs.lengths().sum() > 1.4 * once
