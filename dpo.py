@@ -20,8 +20,7 @@ Run          python dpo.py --pairs data/prefs.jsonl
              torchrun --nproc-per-node 8 dpo.py --fsdp --model Qwen/Qwen2.5-7B-Instruct
 Writes       a model folder, args.json, metrics.jsonl, samples.jsonl, checkpoint/
 Reference    Rafailov et al. 2023, arXiv 2305.18290, eq. 7; cDPO: Mitchell 2023; robust: 2403.00409;
-             IPO: 2310.12036; hinge: SLiC 2305.10425; SimPO: 2405.14734; NLL term: RPO 2404.19733;
-             KTO: 2402.01306
+             IPO: 2310.12036; hinge: 2305.10425; SimPO: 2405.14734; NLL: 2404.19733; KTO: 2402.01306
 Axes         B pairs, T tokens, V vocabulary
 """
 

@@ -42,7 +42,11 @@ class TokenRows:
 
 
 def held_out(prompt, fraction):
-    """True if this prompt is held out; its hash decides, so all its rows are on the same side."""
+    """True if this prompt is held out; its hash decides, so all its rows are on the same side.
+
+    >>> [held_out("Who fits?", share) for share in (0, 0.3, 0.4, 1)]
+    [False, True, True, True]
+    """
     if not isinstance(prompt, str):
         prompt = json.dumps(prompt, sort_keys=True, ensure_ascii=False)
     digest = hashlib.sha256(prompt.encode()).digest()
