@@ -444,8 +444,9 @@ NEXT = {  # by verdict: what to do
     "difference": "Next, where a difference was found: look at each role (--within) and at "
     "outcomes (--y-true), find the step that makes it, ask whether another way of selecting does "
     "as well with less of it, and take counsel before the tool goes on.",
-    "inconclusive": "Next, where it is inconclusive: nothing is cleared. Audit again with more "
-    "people (the number is in brackets), or pool periods; report it as inconclusive.",
+    "inconclusive": "Next, where it is inconclusive: nothing is cleared. In brackets: the gap that "
+    "so many people show in 4 of 5 audits. Audit again with more people, or pool periods; report "
+    "it as inconclusive.",
     "equivalent": "Next, where rates are equal within 2 points: it holds for this period and this "
     "step; audit again when the tool, the roles or the applicants change.",
 }

@@ -60,12 +60,12 @@ def rows_of(counts, reference=None, **settings):
 # difference
 @cases("""
 a | n | b | m | below | verdict | numbers
-16 | 80 | 3 | 20 | True | 'inconclusive (about ' | (0.75, 0.757, 0.242, 2.325)
+16 | 80 | 3 | 20 | True | 'inconclusive (20 people a' | (0.75, 0.757, 0.242, 2.325)
 412 | 797 | 170 | 390 | False | difference found | (0.8432, 0.0087, 0.739, 0.962)
 412 | 797 | 18 | 41 | False | inconclusive | (0.8493, 0.33, 0.597, 1.208)
 215 | 412 | 7 | 17 | True | inconclusive | (0.7891, 0.373, 0.444, 1.403)
 50 | 100 | 30 | 100 | True | difference found | ()
-20 | 40 | 14 | 40 | True | inconclusive (about 157 people a | ()
+20 | 40 | 14 | 40 | True | inconclusive (40 people a group find 29.7 points |  ()
 10000 | 20000 | 9990 | 20000 | False | equivalent within 2 percentage points | ()
 45000 | 90000 | 44000 | 90000 | False | difference found, smaller | ()
 9 | 90 | 0 | 10 | True | inconclusive | ()

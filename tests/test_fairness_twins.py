@@ -86,11 +86,11 @@ d | ends | ends90 | p | names | said
 0.5 | (0.38, 0.62) | (0.4, 0.6) | 0.04 | 25 | difference found
 0.05 | (0.006, 0.1) | (0.01, 0.09) | 0.04 | 25 | difference found, smaller than 0.1 SD
 0.05 | (0.004, 0.1) | (0.01, 0.09) | 0.001 | 25 | equivalent within 0.1 SD
--0.2 | (-0.4, -0.004) | (-0.38, -0.02) | 0.001 | 25 | inconclusive (about 59 names a group would do)
-0.5 | (0.38, 0.62) | (0.4, 0.6) | 0.06 | 25 | inconclusive (about 26 names a group would do)
+-0.2 | (-0.4, -0.004) | (-0.38, -0.02) | 0.001 | 25 | inconclusive (25 names a group find 0.31 SD or more)
+0.5 | (0.38, 0.62) | (0.4, 0.6) | 0.06 | 25 | inconclusive (25 names a group find 0.17 SD or more)
 0.0 | (-0.06, 0.06) | (-0.05, 0.05) | 0.9 | 25 | equivalent within 0.1 SD
-0.0 | (-0.06, 0.06) | (-0.05, 0.05) | 0.9 | 9 | inconclusive (about 10 names a group would do)
-0.0 | (-0.3, 0.3) | (-0.2, 0.2) | 0.9 | 25 | inconclusive (about 100 names a group would do)
+0.0 | (-0.06, 0.06) | (-0.05, 0.05) | 0.9 | 9 | inconclusive (fewer than 10 names a group)
+0.0 | (-0.3, 0.3) | (-0.2, 0.2) | 0.9 | 25 | inconclusive (25 names a group find 0.34 SD or more)
 """)
 def test_verdicts_in_their_order(d, ends, ends90, p, names, said):
     """A difference needs p and the interval as shown: none is found beside [0.00, 0.10]."""
@@ -136,7 +136,7 @@ def test_what_a_verdict_rests_on():
     """9 names against 15 are too few for "equivalent", whatever the noise."""
     groups = {"sex": np.full(24, "Male"), "race_ethnicity": np.repeat(["Black", "White"], [9, 15])}
     row = twin_table(simulated(0, 20, groups, 0, 0.01, 0.01), groups)[0]
-    assert row["names"] == [9, 15] and row["verdict"].startswith("inconclusive (about 10 names")
+    assert row["names"] == [9, 15] and row["verdict"].startswith("inconclusive (fewer than 10")
     sex, race = ["Female", "Male"], np.repeat(["Asian", "Black", "Hispanic", "White"], 6)
     groups = {"sex": np.repeat(sex, 24), "race_ethnicity": np.tile(race, 2)}
     rows = twin_table(simulated(19, 15, groups), groups)
@@ -332,7 +332,7 @@ difference found: changed after | -0.3 | D | gap changed | red
 difference found: smaller after, smaller than 0.1 SD | 0.05 | D | gap smaller | amber
 equivalent within 0.1 SD | 0.0 | d | alike, ±0.1 SD | green
 equivalent within 0.1 SD: unchanged | 0.0 | D | unchanged | amber
-inconclusive (about 26 names a group would do) | 0.2 | d | unclear | amber
+inconclusive (25 names a group find 0.17 SD or more) | 0.2 | d | unclear | amber
 not measured (every résumé has the same score) | None | d | not measured | grey
 """)
 def test_the_grid_follows_from_the_verdicts(said, value, key, words, tone):
