@@ -1,10 +1,13 @@
 """parts/blinding.py: a person's name and what goes with it, out of a text; no torch.
 
-Replaced     the name in any order and case; each of its parts, written with a capital; initials
-             beside a part or both of them ("A. Lee", "A. L."); e-mail addresses and links; titles
-             (Mr, Ms); he and she. With and without accents
+Replaced     the name in any order and case, joined or not (amylee, Amy_Lee); each of its parts,
+             written with a capital; initials beside a part, or of all parts ("A. Lee", "A. L.");
+             e-mail addresses and links; titles (Mr, Ms); he and she. With and without accents
+             (Müller, Muller, Mueller)
 Not replaced `STAYS`: what only a reader sees. A part of the name that is a word of the role stays
-             as well: of Ruby Lee, for a role in Ruby, "Ruby" alone
+             as well (`spared_parts`): of Ruby Lee, for a role in Ruby, "Ruby" alone. A part that is
+             a word, too, is replaced where it has a capital ("Will travel"), but for a month before
+             its year
 """
 
 import re
@@ -12,14 +15,22 @@ import unicodedata
 
 WHO = "the candidate"
 STAYS = (
-    "nicknames, misspellings, parts of a name in lower case, other people's names, telephone "
-    "numbers, addresses, and what hints at a person (schools, clubs, languages, dates, words such "
+    "nicknames, misspellings, inflected names, parts of a name in lower case, other people's names, "
+    "telephone numbers, addresses, and what hints at a person (schools, clubs, languages, dates, words such "
     "as chairwoman)"
 )
 PARTICLES = set(
     "al bin binti da das de del della der di do dos du el la le ter van von y zu".split()
 )
-TITLES = r"(?:Mr|Mrs|Ms|Mx|Miss|Mister|Sir|Madam)\b\.?\s+(?=\w)"
+TITLES = r"(?:Mr|Mrs|Ms|Mx|Miss|Mister|Sir|Madam)\b\.?\s+(?=[^\W\d_a-z])"
+RANKS = (
+    re.compile(  # before and behind a name, and no part of it; "Md" is a first name, "Ma" a last
+        r"(?:^\s*(?:(?i:dr|prof|professor)(?!\w)\.?\s+)+"
+        r"|[,\s]+(?:Ph\.?D|PHD|M\.?D|MBA|MSc|BSc|CPA|PMP|Esq|Jr|Sr|II|III|IV)(?!\w)\.?)"
+    )
+)
+MONTHS = set("january march april may june july august".split())  # that are names
+CJK = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")  # no blanks between words
 CONTACTS = re.compile(
     r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+|https?://\S+|www\.\S+|(?<!\w)@\w{2,}"
     r"|\b(?:linkedin|github|gitlab|xing|facebook|instagram|twitter|x)\.com/\S*[\w/]",
@@ -43,7 +54,8 @@ def blinded(text, name, spared=""):
     text = CONTACTS.sub("(contact)", text)
     text = re.sub(rf"(?<!\w){TITLES}", "", text)
     text, hits = re.subn(name_pattern(name, spared), WHO, text)
-    text = re.sub(rf"{WHO}(?:[\s,]+{WHO})+", WHO, text)
+    text = re.sub(rf"{WHO}(?:(?:[\s,]+|[-‐]){WHO})+", WHO, text)
+    text = re.sub(r"(?<!\w)s/he(?!\w)", lambda m: cased("they", m[0]), text, flags=re.I)
     text = re.sub(r"(?<!\w)(s?he)['’]s\b", lambda m: cased("they're", m[1]), text, flags=re.I)
     text = re.sub(rf"(?<!\w)her(?!\w){OBJECT}", lambda m: cased("them", m[0]), text, flags=re.I)
     pronoun = rf"(?<!\w)({'|'.join(PRONOUNS)}|her)(?!\w)"
@@ -57,36 +69,76 @@ def cased(word, like):
     return word.capitalize() if like[:1].isupper() else word
 
 
-def name_pattern(name, spared=""):
-    """A pattern of the forms of a name, the longest first."""
-    name = re.sub(rf"^{TITLES}", "", " ".join(name.replace("’", "'").split()))
-    if re.search(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]", name):  # no blanks between words
-        return re.escape(name)
+def parts_of(name):
+    """The parts of a name in the order in which it is spoken, without titles and degrees.
+
+    >>> parts_of("Lee, Dr. Amy"), parts_of("Amy (Lin) Smith-Ma, PhD"), parts_of("-")
+    (['Amy', 'Lee'], ['Amy', 'Lin', 'Smith', 'Ma'], [])
+    """
+    name = RANKS.sub("", re.sub(rf"^{TITLES}", "", name.replace("’", "'").strip()))
     if "," in name:
-        name = " ".join(part.strip() for part in reversed(name.split(",", 1)))
-    words = [word for word in re.split(r"[\s\-‐]+", name) if word]
-    alone = [w for w in words if len(w.strip(".")) > 1 and w.lower() not in PARTICLES]
-    alone = [w for w in alone if not re.search(rf"(?<!\w){re.escape(w)}(?!\w)", spared, re.I)]
-    first, last = spelled(words[0]), spelled(words[-1])
-    whole = r"[\s\-‐]+".join(map(spelled, words))
-    forms = [rf"(?i:{whole})"]
-    one = re.escape(words[0][0].upper())
-    if len(words) > 1:
-        two = re.escape(words[-1][0].upper())
-        middle = r"(?:\s+\w+\.?)?\s+"
-        forms += [rf"(?i:{last},?\s+{first})", rf"(?i:{first}){middle}(?i:{last})"]
-        forms += [rf"{one}\.\s*(?:\w\.\s*)*(?i:{last})", rf"(?i:{first})\s+{two}\."]
-        forms += [rf"{one}\.\s*{two}\."]
-    particles = "|".join(w for w in words if w.lower() in PARTICLES)
-    before = rf"(?:{one}\.\s*)?(?:(?i:{particles})\s+)+" if particles else None
+        name = " ".join(RANKS.sub("", part) for part in reversed(name.split(",", 1)))
+    words = (word.strip("'") for word in re.findall(r"[^\s\-‐,;/()\"“”]+", name))
+    return [word for word in words if re.search(r"[^\W\d_]", word)]
+
+
+def spared_parts(name, role):
+    """The parts of a name that are words of the role: alone they stay in a text."""
+    words = (word for word in parts_of(name) if len(word) > 1 and word.lower() not in PARTICLES)
+    return [w for w in words if re.search(rf"(?<!\w){re.escape(w)}(?!\w)", role, re.I)]
+
+
+def name_pattern(name, spared=""):
+    """A pattern of the forms of a name, the longest first; of "-", which is no name, of nothing."""
+    words = parts_of(name)
+    forms = [form for form in (east_asian([w for w in words if CJK.search(w)]),) if form]
+    if words := [word for word in words if not CJK.search(word)]:
+        stay = {*PARTICLES, *map(str.lower, spared_parts(name, spared))}
+        alone = [w for w in words if len(w.strip(".")) > 1 and w.lower() not in stay]
+        forms += [rf"(?<!\w)(?:{form})(?!\w)" for form in (*joined(words), *single(words, alone))]
+    return "|".join(forms) or r"(?!)"
+
+
+def east_asian(words):
+    """A pattern of a Chinese, Japanese or Korean name: whole, given name, and parts of two signs."""
+    given = [words[0][1:]] if len(words) == 1 and len(words[0]) == 3 else words[1:] and words
+    whole = [r"[\s・]*".join(map(re.escape, words))] * bool(words)
+    return "|".join([*whole, *(re.escape(word) for word in given if len(word) > 1)])
+
+
+def joined(words):
+    """Patterns of a whole name: Amy Lee, Lee, Amy, Amy B. Lee, Amy_Lee, amylee, A. L."""
+    if len(words) < 2:
+        return []
+    first, last, each = spelled(words[0]), spelled(words[-1]), [*map(spelled, words)]
+    forms = [r"(?:[\s\-‐_]+|\.)".join(each), rf"{last},?\s+{first}"]
+    forms += [rf"{first}(?:\s+\w+\.?)?\s+{last}"]
+    forms += ["".join(each)] * (sum(map(len, words)) > 5)
+    initials = rf"[{words[0][0].upper()}]\.\s*(?:\w\.\s*)*[{words[-1][0].upper()}]\."
+    return [*(f"(?i:{form})" for form in forms), initials]
+
+
+def single(words, alone):
+    """Patterns of single parts of a name, those of `alone`, with the initials beside them."""
+    letters = "".join(dict.fromkeys(w[0].upper() for w in words))
+    particles = [word for word in words if word.lower() in PARTICLES]
+    small = letters + "".join(dict.fromkeys(word[0].lower() for word in particles))
+    before = rf"(?:[{small}]\.[\s\-‐]*|[{letters}](?=[{letters}]?[\s\-‐])[\s\-‐]*)*"  # J. of JL Lee
+    before += rf"(?:(?i:{'|'.join(particles)})\s+)*" if particles else ""
     for word in alone:
         capital, upper = spelled(word[0].upper() + word[1:]), spelled(word.upper())
-        forms += [rf"{before}(?:{capital}|{upper})"] * bool(before) + [capital, upper]
-    return rf"(?<!\w)(?:{'|'.join(forms)})(?!\w)"
+        date = r"(?!\s+(?:19|20)\d\d)" * (word.lower() in MONTHS)
+        yield rf"{before}(?:{capital}|{upper})(?:\s+[{letters}]\.)*{date}"
+
+
+GERMAN = str.maketrans({"ä": "ae", "ö": "oe", "ü": "ue", "Ä": "Ae", "Ö": "Oe", "Ü": "Ue"})
+LETTERS = str.maketrans({"ø": "o", "Ø": "O", "ł": "l", "Ł": "L", "đ": "d", "Đ": "D", "ß": "ss"})
 
 
 def spelled(word):
     """A pattern of a word, with or without its accents."""
-    plain = "".join(c for c in unicodedata.normalize("NFD", word) if not unicodedata.combining(c))
-    forms = dict.fromkeys((word, unicodedata.normalize("NFC", word), plain))
+    whole = unicodedata.normalize("NFC", word)
+    parts = unicodedata.normalize("NFD", whole)
+    plain = "".join(c for c in parts if not unicodedata.combining(c)).translate(LETTERS)
+    forms = dict.fromkeys((word, whole, plain, whole.translate(GERMAN).translate(LETTERS)))
     return rf"(?:{'|'.join(map(re.escape, forms))})".replace("'", "['’]")

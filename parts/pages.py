@@ -255,22 +255,26 @@ def interval_plot(title, rows, zero=None, zone=(), x="", digits=3, percent=False
 def print_report(title, sections, file=None):
     """Print the answer sections as text: title, sentences, aligned tables, the first one last.
 
-    At most LINES lines: sentences give way to the tables, and a last line counts what is left out.
+    At most LINES lines. First tables give way, but for the first of each answer, then the last
+    sentences; a last line counts what is left out.
     """
     answers = [part for part in sections if part["level"] == "answer"]
-    tables = [sum(map(text_table, reversed(part["tables"])), []) for part in answers]
-    room = LINES - 2 - 2 * len(answers) - sum(map(len, tables))
-    lines, left_out = [title], 0
-    for part, rows in zip(answers, tables, strict=True):
+    texts = [[textwrap.wrap(visible(x), WIDTH) for x in part["sentences"]] for part in answers]
+    tables = [[text_table(each) for each in part["tables"]] for part in answers]
+    fixed, left_out = 2 + 2 * len(answers), {"tables": 0, "sentences": 0}
+    for name, lists, at_least in (("tables", tables, 1), ("sentences", texts, 0)):
+        while answers and fixed + sum(len(x) for part in texts + tables for x in part) > LINES:
+            longest = max(lists, key=len)
+            if len(longest) <= at_least:
+                break
+            longest.pop()
+            left_out[name] += 1
+    lines = [title]
+    for part, *blocks in zip(answers, texts, map(reversed, tables), strict=True):
         lines += ["", part["title"]]
-        for sentence in part["sentences"]:
-            wrapped = textwrap.wrap(visible(sentence), WIDTH)
-            room -= len(wrapped)
-            lines += wrapped if room >= 0 else []
-            left_out += room < 0
-        lines += rows
-    if left_out:
-        lines.append(f"{left_out} more sentences are on the page")
+        lines += [line for block in blocks for some in block for line in some]
+    if gone := [f"{n} {name[: -1 if n == 1 else None]}" for name, n in left_out.items() if n]:
+        lines.append(f"More on the page: {' and '.join(gone)}")
     print(*map(visible, lines), sep="\n", file=file or sys.stdout)
 
 

@@ -115,6 +115,19 @@ def test_printed_report(capsys):
     assert "\x1b" not in capsys.readouterr().out
 
 
+def test_the_answer_is_printed_before_its_lesser_tables(capsys):
+    """With three runs the tables took every line, and no sentence of the answer was printed."""
+    big = table(["run", "cost"], [[f"r{i}", i] for i in range(15)])
+    texts = [f"sentence {i}." for i in range(30)]
+    for n, tables, words in ((12, [big] * 3, "2 tables"), (30, [big], "15 sentences")):
+        pages.print_report("t", [section("q", texts[:n], tables=tables, level="answer")])
+        lines = capsys.readouterr().out.splitlines()
+        assert "sentence 0." in lines and len(lines) <= pages.LINES
+        assert any(line.startswith("r14") for line in lines)
+        assert lines[-1] == f"More on the page: {words}"
+    assert "sentence 29." not in lines
+
+
 def test_tables_and_plots():
     with pytest.raises(ValueError, match="six columns"):
         section("x", "", table(list("abcdefg"), []), level="answer")

@@ -146,7 +146,22 @@ Amy Lee | Ms. Lee said she's sure. Her team helps her. | the candidate said they
 Vincent van Gogh | V. van Gogh; van Gogh; Gogh | the candidate; the candidate; the candidate
 Pat O'Brien | Pat O’Brien may pat a dog | the candidate may pat a dog
 Lee, Amy | AMY LEE | the candidate
-王小明 | 王小明在北京 | the candidate在北京
+王小明 | 王小明在北京，小明 | the candidate在北京，the candidate
+王 伟 | 王伟 led | the candidate led
+Wang Wei 王伟 | Wei, 王伟, weighs Weight | the candidate, weighs Weight
+Jörg Müller-Łuk | J. Mueller-Luk, Joerg | the candidate
+Jean-Luc Picard | J.-L. Picard; JL Picard; Jean-Luc | the candidate; the candidate; the candidate
+Ana María López Díaz | A. M. López; Ana López | the candidate; the candidate
+Will | Will led. They will travel. | the candidate led. They will travel.
+Grace May | May led in May 2020. | the candidate led in May 2020.
+Amy Lee, PhD | Lee has a PhD | the candidate has a PhD
+Dr. Amy Lee | A. Lee; Dr. Lee | the candidate; Dr. the candidate
+Amy (Lin) Lee | Lin led | the candidate led
+Jack Ma | Ma led | the candidate led
+Amy Lee | amylee.dev, Amy_Lee | the candidate.dev, the candidate
+Amy Lee | Miss deadlines: never. S/he led. | Miss deadlines: never. They led.
+Ruby Lee | Uses Ruby. Lee led. | Uses Ruby. the candidate led.
+- | A - b | A - b
 Ruby Lee | Lee used Ruby. | the candidate used Ruby.
 """)
 def test_forms_of_a_name(name, text, blind):
