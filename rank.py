@@ -26,8 +26,9 @@ from pathlib import Path
 import numpy as np
 
 from parts import files, pages
-from parts.blinding import STAYS, blinded
+from parts.blinding import blind_words, blinded
 from parts.files import Parser, UserError
+from parts.people import fold, is_missing
 from parts.reports import (
     appendix,
     begin,
@@ -59,11 +60,21 @@ def must_haves(role, profile):
     >>> must_haves("Role: chef\\nMust have: soups, fish", "Cooked soups.")
     {'must_haves_found': 'soups', 'must_haves_missing': 'fish'}
     """
-    line = re.search(r"^must have: *(.+)$", role, re.I | re.M)
-    terms = [term.strip(" .") for term in line[1].split(",")] if line else []
+    terms = terms_of(role)
     found = mentioned(profile, terms)
     sides = {True: "must_haves_found", False: "must_haves_missing"}
     return {k: ", ".join(x for x in terms if (x in found) is side) for side, k in sides.items()}
+
+
+def terms_of(role):
+    """The must-haves of a role, from "Must have: a, b", or from the list below such a line.
+
+    >>> terms_of("Role: chef\\nMust haves: soups; .NET."), terms_of("Must-haves:\\n- eggs\\n* fish")
+    (['soups', '.NET'], ['eggs', 'fish'])
+    """
+    line = re.search(r"^must[ -]haves?: *(.*(?:\n *[-*•] *.+)*)", role, re.I | re.M)
+    terms = re.split(r"[,;]|(?:^|\n) *[-*•] +", line[1]) if line else []
+    return [term for term in (term.strip().rstrip(" .") for term in terms) if term]
 
 
 # ---- 4. the arguments ----
@@ -93,22 +104,28 @@ def parse_args(argv=None):
 
 
 def load_candidates(args):
-    """([{"id", "role", "prompt", "text", "row": as it came, "named"}], by role and text; other
-    columns). text: what is scored; named: did --blind find the name in it?
+    """([{"id", "role", "prompt", "text", "row", "name", "named"}], by role and text; other
+    columns). text: what is scored; name: of --blind, if there is one; named: is it in the profile?
 
     The order of the file decides nothing: batches differ with it, and so do last bits of a score.
     """
-    path, fixed = args.candidates, args.role and role_prompt(role_of_flag(args.role))
+    path, fixed = args.candidates, None
+    if args.role is not None:
+        fixed = role_prompt(role_of_flag(args.role))
     if Path(path).suffix.lower() == ".csv":
         rows = read_csv(path, "--candidates")
     else:
         rows = files.read_jsonl(path, numbered=True, flag="--candidates")
-    candidates, columns = {}, {}
+    candidates, columns, spellings = {}, {}, {}
     for where, row in rows:
         try:
             candidate = read_candidate(row, args, fixed)
             if candidate["id"] in candidates:
-                raise ValueError(f"the id {candidate['id']!r} is there twice")
+                raise ValueError(f"the id {candidate['id']!r} is there twice; give each its own")
+            title, first = spellings.setdefault(fold(candidate["role"]), (candidate["role"], where))
+            if title != candidate["role"]:
+                wrong = "the role differs from that of line {} in case, blanks or hyphens alone"
+                raise ValueError(f"{wrong.format(first)}; write it alike")
         except ValueError as error:
             raise UserError(f"--candidates {path}:{where}: {error}") from None
         candidates[candidate["id"]] = candidate
@@ -116,7 +133,7 @@ def load_candidates(args):
     if not candidates:
         raise UserError(f"--candidates {path}: the file is empty; expected a row per candidate")
     if not any(c["named"] for c in candidates.values()):
-        example = next(iter(candidates.values()))["row"][args.blind]
+        example = next((c["name"] for c in candidates.values() if c["name"]), "")
         wrong = f"no profile has its name in it, such as {example!r:.60}; is this the column?"
         raise UserError(f"--blind {args.blind}: {wrong}")
     ordered = sorted(candidates.values(), key=lambda c: (c["role"], c["text"], c["id"]))
@@ -127,19 +144,27 @@ def read_candidate(row, args, fixed):
     """One candidate; ValueError says what is wrong with its row."""
     import common
 
+    fixes = {"id": "add it, with a value of its own for each candidate", args.blind: "see --blind"}
     for name in filter(None, ("id", args.text_column, args.blind)):
-        if not isinstance(row.get(name), (str, int)) or not str(row[name]).strip():
-            raise ValueError(f"no text in the column {name!r}; there is {', '.join(row)}")
+        if name not in row:
+            fix = fixes.get(name, "name the column of the profile with --text-column")
+            raise ValueError(f"no text in the column {name!r}; there is {', '.join(row)}; {fix}")
+        is_text = isinstance(row[name], str) or type(row[name]) is int
+        if name != args.blind and not (is_text and str(row[name]).strip()):
+            raise ValueError(f"no text in the column {name!r}, but {json.dumps(row[name])[:40]}")
     if taken := {*RANKED, SCORED} & set(row) - {"id"}:
         raise ValueError(f"rename {min(taken)!r}, a column of ranked.csv")
     json.dumps(row, ensure_ascii=False).encode()  # half a character is a ValueError
     prompt = fixed or row.get("prompt") or role_prompt(str(row.get("role") or ""))
     common.check_prompt({"prompt": prompt})
-    text, named = str(row[args.text_column]), 1
+    text, named, name = str(row[args.text_column]), 1, ""
     if args.blind:
-        text, named = blinded(text, str(row[args.blind]), plain_text(prompt))
+        name = str(row[args.blind] or "")
+        name = "" if is_missing(name) else name
+        text, named = blinded(text, name, plain_text(prompt))
     return {
-        "id": str(row["id"]),
+        "id": str(row["id"]).strip(),
+        "name": name,
         "role": plain_text(prompt),
         "prompt": prompt,
         "text": text,
@@ -157,9 +182,25 @@ def role_of_flag(value):
             raise UserError(f"--role {value}: no such file; without the @ it is the role itself")
         return file.read_text(encoding="utf-8-sig")
     one_word = len(value) < 256 and not re.search(r"\s", value)
-    if one_word and (Path(value).is_file() or Path(value).suffix.lower() in DOCUMENTS):
-        raise UserError(f"--role {value}: to read the file, --role @{value}; a role is a text")
+    if one_word and (Path(value).is_file() or is_document(value)):
+        fix = (
+            "nothing is fetched"
+            if re.search("://|www", value)
+            else f"to read the file, --role @{value}"
+        )
+        raise UserError(f"--role {value}: {fix}; a role is a text")
     return value
+
+
+def is_document(role):
+    """Is this the name of a document, or a link, in place of the text of a role?
+
+    >>> [is_document(x) for x in ("a.pdf", "https://x.org/a", "@a.txt", "Node.js", "a b.md")]
+    [True, True, True, False, False]
+    """
+    one_word = not re.search(r"\s", role.strip())
+    link = re.match(r"\w+://|www\.|@", role.strip())
+    return one_word and bool(link or Path(role.strip()).suffix.lower() in DOCUMENTS)
 
 
 def role_prompt(role):
@@ -167,6 +208,8 @@ def role_prompt(role):
     role = role.strip()
     if not role:
         raise UserError("no role: say with --role the title, the must-haves, the nice-to-haves")
+    if is_document(role):
+        raise UserError(f"the role is {role!r:.60}; give its text: nothing is opened or fetched")
     role = role if "role:" in role.lower() else f"Role: {role}"
     text = role if role.startswith(RANK_ORDER) else f"{RANK_ORDER}\n{role}"
     return [{"role": "user", "content": text}]
@@ -230,7 +273,7 @@ def main(argv=None):
     candidates, columns = load_candidates(args)
     training, trained_on = training_of(args.reward_model)
     print("This is no decision: a score compares profiles for people who read them.")
-    print(blind_words(args, candidates))
+    print(blind_words(args.blind, candidates))
     # (2) scores
     score, cuts = raw_scorer(args.reward_model, args), [Counter() for _ in candidates]
     prompt_of = prompting.prompt_in_training(args.reward_model, read_run(args.reward_model))
@@ -239,23 +282,29 @@ def main(argv=None):
     for c, value, cut in zip(candidates, np.round(scores[:, 0], 6).tolist(), cuts):
         c |= {"score": value, "truncated": bool(+cut)} | must_haves(c["role"], c["text"])
     # (3) ranks
+    all_equal = 0  # roles whose candidates have one score
     for _, members in itertools.groupby(candidates, key=lambda c: c["role"]):
         members = list(members)
-        places = standings([c["score"] for c in members])
+        scores = [c["score"] for c in members]
+        all_equal, places = all_equal + (len({*scores}) == 1 < len(scores)), standings(scores)
         for c, place, percentile in zip(members, *places):
             c |= {"rank": place, "percentile": percentile}
     candidates.sort(key=lambda c: (c["role"], c["rank"], c["id"]))
     first = [c for c in candidates if c["role"] == candidates[0]["role"]]
     # (4) files
-    path = Path(args.out) / "ranked.csv"
+    path, roles = Path(args.out) / "ranked.csv", {c["role"] for c in candidates}
     files.write_csv(path, ranked_rows(candidates, columns, args.blind))
     report = begin(args, [args.reward_model, args.candidates]) | {
         "n": len(candidates),
-        "roles": len({c["role"] for c in candidates}),
+        "roles": len(roles),
+        "roles_of_one_score": all_equal,
+        "roles_without_must_haves": sum(not terms_of(role) for role in roles),
+        "roles_replaced": bool(args.role) and bool({"role", "prompt"} & set(columns)),
+        "of_the_last_rank": [c["rank"] for c in first].count(first[:TOP][-1]["rank"]),
         "cut": [c["id"] for c in candidates if c["truncated"]],
         "training": training,
         "trained_on": trained_on,
-        "blind": blind_words(args, candidates),
+        "blind": blind_words(args.blind, candidates),
         "first": [{key: c[key] for key in RANKED} for c in first[:TOP]],
         "role_of_first": title_of(first[0]["role"]),
     }
@@ -266,21 +315,6 @@ def main(argv=None):
 
 
 # ---- 9. save ----
-
-
-def blind_words(args, candidates):
-    """What was taken out of the profiles, and what was not."""
-    if not args.blind:
-        return "Profiles are scored as they are; --blind COLUMN takes the names out."
-    words = f"--blind {args.blind}: names are replaced in {sum(c['named'] for c in candidates)} "
-    words += (
-        f"profiles, and in all of them e-mail addresses, links, titles and pronouns; not {STAYS}"
-    )
-    if missing := [c["id"] for c in candidates if not c["named"]]:
-        words += (
-            f". No name in {len(missing)} profiles, such as {', '.join(missing[:5])}: look at them"
-        )
-    return f"{words}. ranked.csv has the text that was scored."
 
 
 def ranked_rows(candidates, columns, blind):
@@ -296,7 +330,20 @@ def ranked_rows(candidates, columns, blind):
 def rank_sections(report):
     """The order of candidates, for the terminal and the page."""
     n, roles, cut = report["n"], report["roles"], report["cut"]
-    texts = [f"{n} candidates for {roles} role{'s' * (roles > 1)}, by score, highest first."]
+    people = f"{n} candidate{'s' * (n > 1)}"
+    texts = [f"{people} for {roles} role{'s' * (roles > 1)}, by score, highest first."]
+    if same := report["roles_of_one_score"]:
+        where = f" in {same} of {roles} roles" * (roles > 1)
+        texts.append(f"All candidates have the same score{where}: the order says nothing there.")
+    last, of_rank = report["first"][-1]["rank"], report["of_the_last_rank"]
+    if of_rank > sum(c["rank"] == last for c in report["first"]):
+        texts.append(f"{of_rank} candidates share rank {last}; the table shows some of them.")
+    if report["roles_replaced"]:
+        texts.append("--role stands in place of the roles of the file.")
+    if lacking := report["roles_without_must_haves"]:
+        where = f" ({lacking} of {roles} roles)" * (roles > 1)
+        line = "line such as “Must have: SQL, Excel”"
+        texts.append(f"Must-haves are not looked for where the role has no {line}{where}.")
     texts += [
         report["training"],
         "A score is a reason to read a profile, not a decision about a person.",
@@ -307,10 +354,11 @@ def rank_sections(report):
     header = ["id", "rank", "score", "percentile", "must-haves named", "not named"]
     cells = []
     for c in report["first"]:
-        must_haves = c["must_haves_found"] or "none", c["must_haves_missing"]
+        must_haves = c["must_haves_found"], c["must_haves_missing"]
+        must_haves = [text or "none" for text in must_haves] if any(must_haves) else ["–", "–"]
         cells.append([c["id"], c["rank"], c["score"], f"{c['percentile']:.1f}", *must_haves])
     caption = f"The first {len(cells)} for {report['role_of_first']!r}; ranked.csv has all"
-    caption += f" {n} candidates" + f" of all {roles} roles" * (roles > 1)
+    caption += f" {people}" + f" of all {roles} roles" * (roles > 1)
     table = pages.table(header, cells, caption)
     limits = [
         "A score compares profiles for people who read them; it is not a decision.",

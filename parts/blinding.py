@@ -15,9 +15,9 @@ import unicodedata
 
 WHO = "the candidate"
 STAYS = (
-    "nicknames, misspellings, inflected names, parts of a name in lower case, other people's names, "
-    "telephone numbers, addresses, and what hints at a person (schools, clubs, languages, dates, words such "
-    "as chairwoman)"
+    "nicknames, misspellings, inflected names, parts of a name in lower case, other people's "
+    "names, telephone numbers, addresses, and what hints at a person (schools, clubs, languages, "
+    "dates, words such as chairwoman)"
 )
 PARTICLES = set(
     "al bin binti da das de del della der di do dos du el la le ter van von y zu".split()
@@ -100,7 +100,7 @@ def name_pattern(name, spared=""):
 
 
 def east_asian(words):
-    """A pattern of a Chinese, Japanese or Korean name: whole, given name, and parts of two signs."""
+    """A pattern of a Chinese, Japanese or Korean name: whole, given name, parts of two signs."""
     given = [words[0][1:]] if len(words) == 1 and len(words[0]) == 3 else words[1:] and words
     whole = [r"[\s・]*".join(map(re.escape, words))] * bool(words)
     return "|".join([*whole, *(re.escape(word) for word in given if len(word) > 1)])
@@ -129,6 +129,34 @@ def single(words, alone):
         capital, upper = spelled(word[0].upper() + word[1:]), spelled(word.upper())
         date = r"(?!\s+(?:19|20)\d\d)" * (word.lower() in MONTHS)
         yield rf"{before}(?:{capital}|{upper})(?:\s+[{letters}]\.)*{date}"
+
+
+def blind_words(column, candidates):
+    """What was taken out of the profiles, and what was not; column: of the names, or None.
+
+    candidates  of "id", "name", "role", "text" as blinded, "named": was the name in it?
+    """
+    if not column:
+        return "Profiles are scored as they are; --blind COLUMN takes the names out."
+    words = f"--blind {column}: names are replaced in {sum(c['named'] for c in candidates)} "
+    words += "profiles, and in all of them e-mail addresses, links, titles and pronouns; not "
+    others = {w for c in candidates for w in re.findall(r"\w+", c["text"].casefold())}
+    spared, doubtful = [], []
+    for c in candidates:
+        stay = spared_parts(c["name"], c["role"])
+        spared += [f"{part} ({c['id']})" for part in stay]
+        also = [part for part in parts_of(c["name"]) if part.casefold() in others]
+        doubtful += [f"{part} ({c['id']})" for part in also if c["named"] and part not in stay]
+    unnamed = [c["id"] for c in candidates if not c["name"]]
+    missing = [c["id"] for c in candidates if c["name"] and not c["named"]]
+    sentences = {
+        "No name in {} profiles, such as {}: look at them": missing,
+        "No name in the column of {} candidates, such as {}: look at them": unnamed,
+        "{} parts of names are words of the role and stay, such as {}": spared,
+        "{} parts of names are words elsewhere, but replaced if they have a capital: {}": doubtful,
+    }
+    texts = [text.format(len(x), ", ".join(x[:5])) for text, x in sentences.items() if x]
+    return ". ".join([words + STAYS, *texts, "ranked.csv has the text that was scored."])
 
 
 GERMAN = str.maketrans({"ä": "ae", "ö": "oe", "ü": "ue", "Ä": "Ae", "Ö": "Oe", "Ü": "Ue"})

@@ -25,10 +25,10 @@ def plain_text(prompt):
 def mentioned(text, terms):
     """The terms that stand in the text as whole words, whatever their case.
 
-    >>> sorted(mentioned("Used SQL, and kafka.", ["sql", "ka", "kafka"]))
-    ['kafka', 'sql']
+    >>> sorted(mentioned("Used SQL, C++, and kafka.", ["sql", "ka", "kafka", "C", "C++"]))
+    ['C++', 'kafka', 'sql']
     """
-    whole = r"(?<!\w){}(?!\w)"
+    whole = r"(?<!\w){}(?!\w|[+#]+(?!\w))"  # "C" is neither C++ nor C#
     return {x for x in terms if re.search(whole.format(re.escape(x)), text, re.I)}
 
 
@@ -121,8 +121,9 @@ def read_csv(path, flag, needed=()):
     reader, row = csv.DictReader(text, strict=True), None
     try:
         header = reader.fieldnames or []
-        if len(header) == 1 and ";" in header[0]:
-            raise ValueError("cells are separated by semicolons; save it as CSV with commas")
+        for mark, name in {";": "semicolons", "\t": "tabs"}.items():
+            if len(header) == 1 and mark in header[0]:
+                raise ValueError(f"cells are separated by {name}; save it as CSV with commas")
         if twice := [c for c in header if c and header.count(c) > 1]:
             raise ValueError(f"two columns are called {twice[0]!r}; rename one")
         if gone := [c for c in needed if c not in header]:
@@ -131,6 +132,8 @@ def read_csv(path, flag, needed=()):
             if None in row or None in row.values():
                 found = "more" if None in row else "fewer"
                 raise ValueError(f"{found} cells than the {len(header)} columns of the header")
+            if not any(map(str.strip, row.values())):  # a row that a spreadsheet left behind
+                continue
             yield reader.line_num, row
         if row is None:
             raise ValueError("the file is empty; expected rows below a header")

@@ -120,7 +120,8 @@ ARROWS = {  # who may import whom, downwards only: stages, parts/runs.py, common
         *REPORTS,
         *LOWER,
     },
-    "rank": {"common", "parts.blinding", "parts.pages", "parts.prompting", *REPORTS, *LOWER},
+    "rank": {"common", "parts.blinding", "parts.pages", "parts.people", "parts.prompting"}
+    | {*REPORTS, *LOWER},
     "parts.biasguard": {"parts.files"},
     "parts.twins": {"parts.biasguard", "parts.rows", *VERDICTS, *LOWER},
     "parts.fairness_page": {"parts.biasguard", "parts.twins", *VERDICTS},

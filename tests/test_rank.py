@@ -168,6 +168,37 @@ def test_forms_of_a_name(name, text, blind):
     assert blinded(text, name, "Must have: ruby, sql")[0] == blind
 
 
+def test_names_that_are_missing_or_words_are_said(rank, tmp_path, capsys):
+    """ "-" was a crash, "unknown" was taken out of the text as a name, "May 2020" and a name that is
+    a word of the role went unmentioned."""
+    names = {"a": "Will Ma", "b": "unknown", "c": "", "d": "Ruby Fox", "e": "-"}
+    texts = ["Will led.", "Of unknown soups.", "They will cook.", "Ruby Fox uses ruby.", "x"]
+    people = [{"id": k, "name": v, "profile": x} for (k, v), x in zip(names.items(), texts)]
+    found = rank(people, "--blind", "name", "--role", "Must have: ruby")
+    said = " ".join(capsys.readouterr().out.split())
+    assert {row["text_scored"] for row in found} > {"Of unknown soups.", "the candidate led."}
+    assert "No name in the column of 3 candidates, such as b, c, e: look at them" in said
+    assert "1 parts of names are words of the role and stay, such as Ruby (d)" in said
+    assert (
+        "1 parts of names are words elsewhere, but replaced if they have a capital: Will (a)"
+        in said
+    )
+
+
+def test_what_an_order_cannot_say_stands_above_it(rank, tmp_path, capsys):
+    """200 equal scores, a role without must-haves and one that the file had were not mentioned."""
+    people = [{"id": i, "profile": "Uses C++.", "role": "r"} for i in range(20)]
+    rank(people, "--role", "Role: dev")
+    said = " ".join(capsys.readouterr().out.split())
+    assert "All candidates have the same score: the order says nothing there." in said
+    assert "20 candidates share rank 1; the table shows some of them." in said
+    assert "--role stands in place of the roles of the file." in said
+    assert "Must-haves are not looked for where the role has no line such as" in said
+    (row, *_) = rank(people[:1], "--role", "Role: dev\nMust-haves:\n- C\n- C++", "--overwrite")
+    assert (row["must_haves_found"], row["must_haves_missing"]) == ("C++", "C")
+    assert "1 candidate for 1 role," in " ".join(capsys.readouterr().out.split())
+
+
 def test_what_is_printed(rank, tmp_path, capsys):
     more = {"role": "Role: r\nMust have: bread, soup", "sex": "F", "race_ethnicity": "A"}
     found = rank([{"id": i, "profile": f"Baked {'bread ' * i}"} | more for i in range(3)])
@@ -180,7 +211,8 @@ def test_what_is_printed(rank, tmp_path, capsys):
 
 
 def test_a_role_is_text_and_a_file_has_an_at_sign(tmp_path, monkeypatch, rank):
-    """The cell "Node.js" was opened as a file, and "README.md" was read and ranked by."""
+    """The cell "Node.js" was opened as a file, and "README.md" was read and ranked by; later its
+    name, or a link, was ranked by as if it were the role."""
     monkeypatch.chdir(tmp_path)
     text, ask = "Role: chef\nMust have: soups", "Which candidate fits this role?\n"
     Path("role.txt").write_text("\ufeff" + text + "\n", encoding="utf-8")
@@ -192,13 +224,13 @@ def test_a_role_is_text_and_a_file_has_an_at_sign(tmp_path, monkeypatch, rank):
     for role, wanted in roles.items():
         (message,) = stage.role_prompt(stage.role_of_flag(role))
         assert message == {"role": "user", "content": wanted}
-    rows = rank(
-        [
-            {"id": 0, "profile": "x", "role": "README.md"},
-            {"id": 1, "profile": "y", "role": "@role.txt"},
-        ]
-    )
-    assert {row["role"] for row in rows} == {"README.md", "'@role.txt"}
+    for role in ("README.md", "@role.txt", "https://x.org/chef"):
+        with pytest.raises(
+            UserError, match=r":1: the role is .*; give its text: nothing is opened"
+        ):
+            rank([{"id": 0, "profile": "x", "role": role}])
+    with pytest.raises(UserError, match="--role https://x.org/chef: nothing is fetched"):
+        stage.role_of_flag("https://x.org/chef")
     (tmp_path / "chef").mkdir()
     assert stage.role_of_flag("chef") == "chef"  # a folder
 
@@ -230,6 +262,12 @@ text | flags | message
  | () | is empty
 '{"id": 1}\n' | () | no text in the column 'profile'; there is id
 '{"id": 1, "profile": "x", "role": "r"}\n{"id": 1, "profile": "x", "role": "r"}\n' | () | :2: the id '1' is there twice
+'{"id": "1 ", "profile": "x", "role": "r"}\n{"id": 1, "profile": "x", "role": "r"}\n' | () | :2: the id '1' is there twice
+'{"id": 1, "profile": "x", "role": "Line Cook"}\n{"id": 2, "profile": "x", "role": "line-cook "}\n' | () | :2: the role differs from that of line 1 in case
+'{"id": 1, "resume": "x", "role": "r"}\n' | () | there is id, resume, role; name the column of the profile with --text-column
+'{"id": 1.5, "profile": "x", "role": "r"}\n' | () | no text in the column 'id', but 1.5
+'{"id": 1, "profile": "x", "role": "r"}\n' | ('--role', '') | no role: say with --role
+'id\tprofile\n1\tx\n' | () | c.csv:1: cells are separated by tabs
 '{"id": 1, "profile": " ", "role": "r"}\n' | () | :1: no text in the column 'profile'
 '{"id": 1, "profile": ["x"], "role": "r"}\n' | () | :1: no text in the column 'profile'
 '{"id": null, "profile": "x", "role": "r"}\n' | () | no text in the column 'id'
