@@ -40,6 +40,7 @@ from parts.shared_prompt import can_share
 # ones, and LoRA: reports/real-model.md
 RATES = 5e-4, 3e-5, 3e-4
 PAIRS = ["data/prefs_train.jsonl", "data/rank_train.jsonl"]
+LEAST_STEPS = 6  # a small file is repeated to make so many: five passes learn 162 pairs by heart
 HEAD_LR = 1e-3  # of a fresh head: after 32 steps the loss is still log 2 at 1e-5, but .677 at 1e-3
 SHOW = ("loss", "accuracy", "margin", "lr", "grad_norm")  # on the bar
 HEADLINE = ("eval/loss", "eval/accuracy", "eval/accuracy_longer")  # before and after
@@ -136,7 +137,7 @@ def parse_args(argv=None):
     # fmt: on
     add_copies_argument(parser)
     prompting.add_examples_argument(parser)
-    parser.add_run_arguments("runs/reward", RATES)
+    parser.add_run_arguments("runs/reward", RATES, f"1, or what makes {LEAST_STEPS} steps")
     args = parser.parse_args(argv)
     held_out = "--eval-pairs are held out, no share of --pairs"
     parser.without_effect("--eval-fraction", args.eval_pairs, held_out)
@@ -238,7 +239,7 @@ def main(argv=None):
     pairs, margins = load_data(args, model, tokenizer)
     n, columns, pad = len(pairs.train), pairs.columns(), pad_id(tokenizer)
     ties = torch.from_numpy(pairs.tie)
-    run.plan(n, "pairs")
+    run.plan(n, "pairs", LEAST_STEPS)
     run.state = {"model": model}
     lr = args.lr or runs.default_lr(model, RATES)
     head_lr = HEAD_LR if model.fresh_head else None

@@ -215,10 +215,10 @@ class Run:
             versions = f"versions then {old.get('versions')}, now {self.record['versions']}"
             raise UserError(f"--resume: the same rows are other tokens now; {versions}")
 
-    def plan(self, rows, unit):
-        """Number of steps: --steps, else --epochs, else as many passes as make LEAST_STEPS."""
+    def plan(self, rows, unit, least=LEAST_STEPS):
+        """Number of steps: --steps, else --epochs, else as many passes as make `least` steps."""
         args, per_epoch = self.args, math.ceil(rows / self.args.batch_size)
-        epochs = args.epochs or max(1, math.ceil(LEAST_STEPS / per_epoch))
+        epochs = args.epochs or max(1, math.ceil(least / per_epoch))
         self.planned = args.steps or epochs * per_epoch
         steps = f"steps per epoch {per_epoch}, in total {self.planned}"
         print(f"plan       {rows} {unit} in batches of {args.batch_size}; {steps}")
