@@ -42,9 +42,9 @@ from checks.decisions import decision_of
 from checks.risky import asked_sentences, is_open, number_of_requests
 from parts import files
 from parts.dialogue import CLOCK
-from parts.evaluation_page import PAGES, in_words
+from parts.evaluation_page import FEW, PAGES, in_words
 from parts.files import Parser, UserError
-from parts.frontier import bon_curve, efficiency, equal_kl, frontier, load_runs
+from parts.frontier import bon_curve, efficiency, equal_kl, frontier, load_runs, same_scorer
 from parts.reports import (
     Default,
     begin,
@@ -67,12 +67,10 @@ from parts.stats import (
     mean_number,
     number,
     score_interval,
-    share,
     sign_test,
 )
-from parts.votes import counted, load_items, read_log, replay
+from parts.votes import counted, folded, left_out, load_items, read_log, replay
 
-FEW = 20  # prompts: below, no rate at equal length, and exact tests alone
 SAMPLES = 12  # prompts, drawn by seed, whose answers are shown side by side
 
 # ---- 3. the math ----
@@ -121,8 +119,8 @@ def length_controlled(y, delta, weights=None):
 
 def verdict(rate, p):
     """better or worse if the interval of a win rate excludes ½ *and* the sign test agrees; no
-    verdict where every answer has the same score, which says nothing of either model."""
-    if rate.get("constant"):
+    verdict where no answer has a score, or all the same, which says nothing of either model."""
+    if rate.get("constant") or rate["value"] is None:
         return "no verdict"
     if p >= 0.05 or rate.get("low") is None or rate["low"] <= 0.5 <= rate["high"]:
         return "inconclusive"
@@ -390,7 +388,11 @@ def unblind(events, items):
     A and B are the models whose answers people compared; of a gold item nobody wins.
     """
     ordinary, votes = [item for item in items.values() if not item.get("gold")], []
-    names = sorted({str(item.get(key)) for item in ordinary for key in ("a_model", "b_model")})
+    for item in ordinary:
+        if not (item.get("a_model") and item.get("b_model")):
+            wrong = f"the item {item['id']!r} of items.jsonl has no a_model or no b_model"
+            raise UserError(f"--votes: {wrong}: who wrote its answers is unknown; add both")
+    names = sorted({item[key] for item in ordinary for key in ("a_model", "b_model")})
     if len(names) != 2:
         given = ", ".join(names) or "gold items alone"
         fix = "python annotate.py draw --model A --model-b B"
@@ -437,6 +439,11 @@ def load_scorers(args, rows):
             function = common.reward_function(name, **placed(args), flag=flag)
         scorers[scorer] = f"{flag} {name}", function
         score_answers([trial], scorer, *scorers[scorer], rows)
+    if len(scorers) == 2 and same_scorer(args.gold, args.reward_model, {}):
+        fix = "name another score, or --reward-model none"
+        raise UserError(
+            f"--gold {args.gold}: this is the --reward-model, no independent score; {fix}"
+        )
     if not scorers:
         fix = "to let people judge: annotate.py draw"
         raise UserError(f"--gold, --reward-model: neither is there; {fix}")
@@ -521,14 +528,18 @@ def score_answers(models, scorer, flag, function, rows):
     asked = list(dict.fromkeys((p, answer["response"]) for p, answer in given))
     asked_rows, texts = [rows[p] for p, _ in asked], [text for _, text in asked]
     try:
-        values = list(function([row["prompt"] for row in asked_rows], texts, asked_rows))
-        # rounded, so that parts that add up to the same are a tie in whatever order they were added
-        values = [math.nan if value is None else round(float(value), 9) for value in values]
+        values = function([row["prompt"] for row in asked_rows], texts, asked_rows)
     except Exception as error:  # somebody else's function may raise anything
         raise UserError(f"{flag}: {files.where_raised(error)}") from None
+    expected = f"{flag}: expected {len(asked)} finite numbers or None, one per answer"
+    try:
+        values = list(values)
+        # rounded, so that parts that add up to the same are a tie in whatever order they were added
+        values = [math.nan if value is None else round(float(value), 9) for value in values]
+    except (TypeError, ValueError):
+        raise UserError(f"{expected}; got {repr(values)[:60]}") from None
     if len(values) != len(asked) or math.inf in map(abs, values):
-        expected = f"expected {len(asked)} finite numbers, one per answer"
-        raise UserError(f"{flag}: {expected}; got {len(values)}: {str(values)[:60]}")
+        raise UserError(f"{expected}; got {len(values)}: {str(values)[:60]}")
     scores = dict(zip(asked, values))
     for p, answer in given:
         answer[scorer] = scores[p, answer["response"]]
@@ -589,11 +600,12 @@ def compare(args):
     for pool in pools:
         report["best_of_n"] = best_of(models, pool, report["models"], scorers)
     report["comparisons"] = [row for s in scorers for row in comparisons(models, s, seed)]
-    report["equal_kl"], report["efficiency"] = equal_kl(report, by), efficiency(report["frontier"])
+    clear = {row["verdict"] for row in report["comparisons"]} != {"no verdict"}
+    report["equal_kl"] = equal_kl(report, by) if clear and len(rows) >= FEW else None
+    report["efficiency"] = efficiency(report["frontier"])
     report["answer"], report["notes"] = in_words(report)
     # (7) files
-    answers = itertools.chain.from_iterable(each.ravel() for each in every)
-    save(args, report, "samples.jsonl", answers)
+    save(args, report, "samples.jsonl", [answer for each in every for answer in each.flat])
     two = " --model-b ".join(names[:-3:-1])  # the last two: in the demo PPO and DPO
     print(f"next: python annotate.py draw --model {two} --prompts {args.prompts} --out runs/ab")
 
@@ -651,7 +663,7 @@ def comparisons(models, scorer, seed):
         prompts = np.arange(len(y)).repeat(y[0].size)
         row = compare_outcomes(y.ravel(), prompts, delta.ravel(), seed)
         values = {x for answers in models.values() for x in column(answers, scorer).ravel()}
-        row["win_rate"]["constant"] = len(values) == 1  # over all models
+        row["win_rate"]["constant"] = len(values) == 1  # over all models; NaNs are many
         table.append({"a": a, "b": b, "scorer": scorer} | row)
     for row, p in zip(table, holm([row["p"] for row in table])):
         row |= {"p_holm": p, "verdict": verdict(row["win_rate"], p)}
@@ -749,11 +761,13 @@ def human(args):
     items_path = path.with_name("items.jsonl")
     refuse_thumbs(path)
     items = load_items(items_path, "--votes")
-    names, votes = unblind(read_log(path, items), items)
+    events = read_log(path, items)
+    names, votes = unblind(events, items)
     if not counted(votes):
         raise UserError(f"--votes {path}: no vote on an ordinary item; vote first")
     report = begin(args, [path, items_path]) | {"models": names}
     report |= human_report(votes, items, args.seed) | dict(zip("ab", labels(names).values()))
+    report["left_out"] = left_out(events)
     save(args, report, "votes.jsonl", votes)
     print(f"next: python annotate.py agreement --out {path.parent}")
 
@@ -786,13 +800,20 @@ def human_report(votes, items, seed):
     }
     for name in sorted(set(people)):
         own = [x for x, who in zip(won, people) if who == name]
-        rate = share(sum(own), len(own))
+        rate = mean_number(own, shares=True)  # not Wilson's: a tie is one half
         report["annotators"].append({"annotator": name, "win_rate": rate})
-    k = len(report["annotators"])
+    names = sorted(set(people))
+    k = len({*map(folded, names)})
     if k == 1:
-        report["caveats"] = [f"All votes are {name}'s: they say what one person prefers."]
+        report["caveats"] = [f"All votes are {names[0]}'s: they say what one person prefers."]
     elif k < PEOPLE:
         report["caveats"] = [f"{k} people voted: too few to say what others would prefer."]
+    if k < len(names):
+        alike = [x for x in names if sum(folded(x) == folded(y) for y in names) > 1]
+        words = f"{', '.join(alike)} differ in capitals alone and are {len(alike)} rows below"
+        report["caveats"].append(f"{words}; are they one person?")
+    if not report["decided"]:
+        report["caveats"].append("Every vote is a tie or both bad: nobody preferred either.")
     return report
 
 

@@ -5,10 +5,12 @@
 """
 
 from parts import pages
-from parts.frontier import COSTS, GOAL, curve_of
+from parts.frontier import COSTS, GOAL, curve_of, same_scorer
 from parts.pages import ends
 from parts.pages import number as show
 from parts.reports import appendix, labels
+
+FEW = 20  # prompts: below, no rate at equal length, no score at equal KL, and exact tests alone
 
 
 def score_names(setup):
@@ -39,7 +41,8 @@ def p_text(p):
 def power(n, detectable, noun="prompts"):
     """How small a difference n comparisons can find, in words; the same whatever they found."""
     if detectable is None:
-        return f"{n} {noun} are too few for any finding"
+        many = f"{n} {noun} are" if n != 1 else f"1 {noun[:-1]} is"
+        return f"{many} too few for any finding"
     return f"{n} {noun} find a true win rate of {100 * detectable:.0f} % or more in 4 of 5 studies"
 
 
@@ -72,6 +75,8 @@ def in_words(report):
             f"At the same distance from {base} (√KL {distance(equal['sqrt_kl'])}) "
             f"the {names[by]} is: {found}."
         )
+    if all(row[by]["value"] is None for row in report["models"]):
+        answer.append(f"No answer has a {names[by]}, so it says nothing about any model.")
     for run in report["frontier"]:
         if mark := run["overoptimised"]:
             answer.append(
@@ -84,13 +89,24 @@ def in_words(report):
         notes.append(f"Too few evaluations to see over-optimisation: {', '.join(few)}.")
     if left := (report.get("best_of_n") or [{}])[-1].get("unscored"):
         notes.append(f"{left} answers drawn for best of n lack a score and are never picked.")
+    if report["setup"].get("n_prompts", FEW) < FEW:
+        few = "no wins at equal length and no score at equal KL"
+        notes.append(f"Fewer than {FEW} prompts: {few}.")
+    for run in report["runs"]:
+        if by == "gold" and same_scorer(run.get("reward_model"), report["setup"]["gold"], {}):
+            notes.append(f"{run['name']} was trained on the {names[by]}, which it may exploit.")
+    runs, others = {run["name"] for run in report["runs"]}, report["models"][1:]
+    others = [row["name"] for row in others if row["kl_k3"]]  # best of n is no folder
+    if unknown := [name for name in others if name not in runs]:
+        notes.append(f"No args.json, so no curve and no cost: {', '.join(unknown)}.")
     if by == "proxy":
         notes.append("No gold score: the reward model decides, and training may have used it.")
     for row in report["models"]:
         if row["length"]["value"] < 2:
             notes.append(f"{row['name']}: answers are empty; do prompts end as in training?")
         if unscored := row["length"]["n"] - row[by]["n"]:
-            notes.append(f"{row['name']}: {unscored} answers have no {names[by]}.")
+            total = row["length"]["n"]
+            notes.append(f"{row['name']}: {unscored} of {total} answers have no {names[by]}.")
     return answer, notes
 
 
@@ -316,15 +332,15 @@ def human_sections(report):
     """The report of people's votes, for the terminal and the page."""
     a, b, row = report["a"], report["b"], report["comparison"]
     rate = row["win_rate"]
+    people = "people" if len(report["annotators"]) > 1 else "one person"
     texts = [
-        f"{WORDS[row['verdict']].format(a, b)} {show(rate, 1, True)} of the items that people "
+        f"{WORDS[row['verdict']].format(a, b)} {show(rate, 1, True)} of the items that {people} "
         f"compared{why_open(row, row['p'], 'items')}.",
         *report["caveats"],
     ]
     if row["verdict"] == "inconclusive":
-        texts.append(
-            f"{power(rate['n'], row['detectable'], 'items')}; a smaller one can be missed."
-        )
+        missed = "; a smaller one can be missed" if row["detectable"] else ""
+        texts.append(f"{power(rate['n'], row['detectable'], 'items')}{missed}.")
     records = {f"items that {a} wins, ties ½": rate}
     records[f"items that {a} wins at equal length"] = row["length_controlled"]
     for person in report["annotators"]:
@@ -334,7 +350,13 @@ def human_sections(report):
         "items with a vote": report["items"],
         "items offered": report["offered"],
         "decided votes": report["decided"],
-        "people": len(report["annotators"]),
+        "annotators": len(report["annotators"]),
+    }
+    if left := report.get("left_out"):  # reports before 0.2 have none
+        counts |= {"left out: skips": left["skips"], "left out: repeated items": left["repeats"]}
+        gold = f"{left['gold_right']} of {left['gold']} right"
+        counts["left out: items with a known answer"] = gold if left["gold"] else 0
+    counts |= {
         "p (exact sign test over items)": p_text(row["p"]),
         "true win rate that these items find in 4 of 5 studies": show(row["detectable"], 0, True),
     }

@@ -69,6 +69,7 @@ def check_event(event):
     if not wrong:
         right = {
             "event": event["event"] in ("vote", "skip", "undo"),
+            "schema": event["schema"] == SCHEMA,
             "annotator": is_name(event["annotator"]),
             "shown": event["shown"] in SHOWN,
             "choice": (event["event"] == "vote") == (event["choice"] is not None),
@@ -79,7 +80,7 @@ def check_event(event):
         right |= {key: 0 <= (event[key] or 0) < 2**53 for key in ("ms_active", "ms_wall")}
         wrong = [key for key in right if not right[key]]
     if wrong:
-        found = json.dumps(event.get(wrong[0]))[:40]
+        found = json.dumps(event[wrong[0]])[:40] if wrong[0] in event else "missing"
         raise ValueError(f'"{wrong[0]}" is {found}, which annotate.py does not write')
 
 
@@ -146,6 +147,18 @@ def replay(events):
 def counted(votes):
     """Votes on ordinary items: without gold, whose answer was known, and without repeats."""
     return [v for v in votes if v.get("gold_pass") is None and v.get("repeat_of") is None]
+
+
+def left_out(events):
+    """{"skips", "gold": votes on gold items, "gold_right": of them, "repeats"} of a log."""
+    gone, votes = undone(events), replay(events)
+    gold = [vote["gold_pass"] for vote in votes if vote["gold_pass"] is not None]
+    return {
+        "skips": sum(e["event"] == "skip" and e["event_id"] not in gone for e in events),
+        "gold": len(gold),
+        "gold_right": sum(gold),
+        "repeats": sum(vote["repeat_of"] is not None for vote in votes),
+    }
 
 
 def check_item(row):

@@ -68,7 +68,7 @@ def won(wins, losses, answers=1):
 
 @pytest.mark.parametrize("a, b, want", [
     ([[1, NAN], [3, 0]], [[0, NAN], [2, 4]], {"value": 0.625, "n": 2}),  # (1 + ¼)/2; unscored is no loss
-    ([NAN], [1.0], {"value": None}),
+    ([NAN], [1.0], {"value": None, "verdict": "no verdict"}),  # nothing was compared
     # excludes ½ by its interval, and fails the exact test
     (won(60, 40), [[0.5]] * 100, {"low": 0.502003, "p": 0.056888, "method": "score interval over prompts", "verdict": "inconclusive"}),
     (won(65, 35), [[0.5]] * 100, {"high": 0.736358, "verdict": "better"}),
@@ -86,8 +86,7 @@ def test_comparisons_by_hand(a, b, want):
     found = row["win_rate"] | {"p": row["p"], "verdict": verdict(row["win_rate"], row["p"])}
     for key, value in want.items():
         assert found[key] == (value if isinstance(value, str) else pytest.approx(value, abs=1e-6))
-    for rate in (number(0.6, 9, (0.4, 0.7)), number(None, 0)):  # whatever p says
-        assert verdict(rate, 0.01) == "inconclusive"
+    assert verdict(number(0.6, 9, (0.4, 0.7)), 0.01) == "inconclusive"  # whatever p says
 
 
 def answers_of(**columns):
@@ -121,6 +120,27 @@ def test_a_score_that_is_the_same_for_all_answers_gives_no_verdict():
     assert [row["verdict"] for row in table] == ["no verdict"]
     models["b"][0, 0]["gold"] = 0.1
     assert evaluate.comparisons(models, "gold", seed=0)[0]["verdict"] == "inconclusive"
+
+
+def test_a_score_that_training_used_or_that_is_lacking_is_said(world, tmp_path):
+    """Gold that PPO was trained on passed for independent, and no sentence said that no answer had
+    a score, or that a folder without args.json has no curve."""
+    shutil.copytree(world["dpo"], tmp_path / "copy")
+    (tmp_path / "copy/args.json").unlink()
+    models = ("--model", world["base"], world["ppo"], str(tmp_path / "copy"))
+    (tmp_path / "none.py").write_text("def f(p, a, r):\n    return [None] * len(a)")
+    few = ("--samples", "1", "--temperature", "0.5", "--overwrite", *models)
+    evaluate.main(command(world, tmp_path, "--gold", world["rm"], "--reward-model", "none", *few))
+    notes = report_of(tmp_path)["notes"]
+    assert "PPO was trained on the gold score, which it may exploit." in notes
+    assert "No args.json, so no curve and no cost: copy." in notes
+    assert "Fewer than 20 prompts: no wins at equal length and no score at equal KL." in notes
+    evaluate.main(command(world, tmp_path, "--gold", f"{tmp_path / 'none.py'}:f", *few))
+    report = report_of(tmp_path)
+    assert report["answer"][0] == "No answer has a gold score, so it says nothing about any model."
+    assert "PPO: 12 of 12 answers have no gold score." in report["notes"]
+    verdicts = {row["verdict"] for row in report["comparisons"] if row["scorer"] == "gold"}
+    assert verdicts == {"no verdict"}
 
 
 def test_the_default_prompts_written_out_keep_their_score(monkeypatch):
@@ -157,9 +177,10 @@ def test_equal_answers_tie_exactly():
 @pytest.mark.parametrize("function, message", [
     (lambda p, t, r: [1.0], "expected 3 finite numbers"),
     (lambda p, t, r: [0.0, math.inf, 0.0], "expected 3 finite numbers"),
-    (lambda p, t, r: None, "TypeError"),
+    (lambda p, t, r: None, "expected 3 finite numbers or None, one per answer; got None"),
+    (lambda p, t, r: 1.0, "expected 3 finite numbers or None, one per answer; got 1.0"),
     (lambda p, t: [0.0] * 3, "TypeError"),
-    (lambda p, t, r: ["good"] * 3, "ValueError"),
+    (lambda p, t, r: ["good"] * 3, "one per answer; got .'good'"),
 ])  # fmt: skip
 def test_a_bad_gold_function_is_one_line(function, message):
     with pytest.raises(UserError, match=f"^--gold f: .*{message}") as error:
@@ -277,7 +298,9 @@ def test_every_number_says_how_it_was_made(written, world):
     marks = {run["model"]: run["overoptimised"] for run in report["frontier"]}
     assert marks[world["over"]]["step"] == 2 and not marks[world["ppo"]]
     assert [row["calls"] for row in report["efficiency"]["table"]] == [None, 24, None]
-    assert report["equal_kl"]["sqrt_kl"] == pytest.approx(min(1.0, math.sqrt(bound)), abs=1e-5)
+    same = frontier.equal_kl(report, "gold")["sqrt_kl"]
+    assert same == pytest.approx(min(1.0, math.sqrt(bound)), abs=1e-5)
+    assert report["equal_kl"] is None  # twelve prompts are too few to interpolate
     rows = [row for row in files.read_jsonl(world["prompts"]) if row["split"] == "test"]
     assert [row["id"] for row in report["samples"]] == [row["id"] for row in rows]  # all twelve
     models = {"a": answers_of(response=[["x"]] * 40, gold=[[1.0]] * 40)}
@@ -390,6 +413,7 @@ def refused(argv):
     (("--model", "BASE", "CUT"), "metrics.jsonl:12: not valid JSON"),
     (("--model", "BASE", "ODD"), "args.json"),
     (("--gold", "none", "--reward-model", "none"), "--gold, --reward-model: neither"),
+    (("--gold", "RM"), "--gold .*: this is the --reward-model, no independent score"),
     (("--samples", "0"), "--samples.*at least 1"),
     (("--bon", "-1"), "--bon.*at least 0"),
     (("--temperature", "0"), "--temperature.*above 0"),

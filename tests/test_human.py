@@ -168,6 +168,29 @@ def test_people_are_counted_where_the_verdict_stands():
         assert caveats == [] if words is None else caveats[0].startswith(words)
 
 
+def test_spellings_of_one_name_and_ties_stand_at_the_verdict():
+    """ann, Ann and ANN were five people with two others, so nothing warned; an interval of ties
+    was Wilson's, of half a win in ten votes."""
+    names = ("ann", "Ann", "ANN", "ben", "cy")
+    said = [event(n, "a", who) for n in range(20) for who in names]
+    few, alike = report_of(said, key_of([False] * 20))["caveats"]
+    assert few.startswith("3 people voted") and alike.startswith("ANN, Ann, ann differ in capitals")
+    report = report_of([event(n, "tie") for n in range(20)], key_of([False] * 20))
+    assert report["caveats"][-1].startswith("Every vote is a tie or both bad")
+    rate, own = report["comparison"]["win_rate"], report["annotators"][0]["win_rate"]
+    assert (own["low"], own["high"]) == (rate["low"], rate["high"])
+
+
+def test_what_does_not_count_is_counted():
+    """Skips, gold items and repeats were left out without a word."""
+    log = [event(0, "a"), event(1, None, kind="skip"), event(2, "a", gold_pass=True)]
+    log += [event(3, "b", gold_pass=False), event(0, "a", repeat_of="e0")]
+    skip = event(4, None, kind="skip")
+    log += [skip, event(4, None, kind="undo", undoes=skip["event_id"])]
+    want = {"skips": 1, "gold": 2, "gold_right": 1, "repeats": 1}
+    assert votes.left_out(log) == want
+
+
 @pytest.fixture(scope="module")
 def voted(tmp_path_factory):
     home = tmp_path_factory.mktemp("human")
@@ -225,9 +248,12 @@ def refused(folder, words):
 def test_foreign_votes_are_refused_by_name(voted, tmp_path):
     folder = Path(shutil.copytree(voted[0], tmp_path / "ab"))
     rows = list(files.read_jsonl(folder / "annotations.jsonl"))
-    rows[2]["item_sha256"] = "0" * 64
+    right, rows[2]["item_sha256"] = rows[2]["item_sha256"], "0" * 64
     write_rows(folder / "annotations.jsonl", rows)
     refused(folder, r"annotations.jsonl:3: item 'item-\d+' has other texts")
+    rows[2] |= {"item_sha256": right, "schema": 99}  # of another version: read without a word
+    write_rows(folder / "annotations.jsonl", rows)
+    refused(folder, r'annotations.jsonl:3: "schema" is 99')
 
 
 ITEM = {"id": "x", "prompt": "p", "a": "1", "b": "2", "a_model": "m", "b_model": "n"}
@@ -239,6 +265,7 @@ ITEM = {"id": "x", "prompt": "p", "a": "1", "b": "2", "a_model": "m", "b_model":
     ("", ITEM, "no vote on an ordinary item"),
     ("", ITEM | {"b_model": "m"}, "of two models; found m: python annotate.py draw"),
     ("", ITEM | {"gold": "a"}, "found gold items alone"),
+    ("", ITEM | {"b_model": None}, "the item 'x' of items.jsonl has no a_model or no b_model"),
 ])  # fmt: skip
 def test_refused_in_one_line(tmp_path, log, item, words):
     if log is not None:

@@ -270,6 +270,7 @@ Whether best of 4 is better than Base stays open: best of 4 wins 56.2 %
 Whether mine is better than DPO stays open: mine wins 59.4 %
 One seed: a statement
 Too few evaluations to see over-optimisation: DPO.
+No args.json, so no curve and no cost: mine.
 
 DPO beats Base: DPO wins 65.1 %
 mine beats Base: mine wins 80.1 %
@@ -279,6 +280,7 @@ At the same distance from Base (√KL 0.80) the gold score is: mine 0.725, DPO -
 One seed: a statement
 Scores at equal KL are interpolated
 Too few evaluations to see over-optimisation: DPO.
+No args.json, so no curve and no cost: mine.
 
 Whether DPO is better than Base stays open
 Base beats mine: mine wins only 21.8 %
@@ -288,6 +290,7 @@ At the same distance from Base (√KL 0.80) the gold score is: DPO 0.072, best o
 One seed: a statement
 Scores at equal KL are interpolated
 Too few evaluations to see over-optimisation: DPO.
+No args.json, so no curve and no cost: mine.
 
 Whether DPO is better than Base stays open: DPO wins 63.4 %
 mine beats Base
@@ -297,6 +300,7 @@ At the same distance from Base
 DPO is over-optimised from step 1 on
 One seed: a statement
 Scores at equal KL are interpolated
+No args.json, so no curve and no cost: mine.
 
 The reward model is better than the rule “the longer answer wins”: it is right on 87.5 % [78.5, 9
 Pairs that a tuned policy wrote
