@@ -57,6 +57,7 @@ from parts.reports import (
     present,
     raw_scorer,
     read_run,
+    seen_pairs,
     write_report,
 )
 from parts.stats import (
@@ -378,7 +379,7 @@ def load_pairs(path):
     ties = sum(bool(row.get("tie")) for row in rows)
     counts = {"rows": len(every), "equal": len(every) - len(rows), "ties": ties}
     if ties == len(rows):
-        raise UserError(f"--pairs {path}: no pair to judge by ({counts})")
+        raise UserError(f"--pairs {path}: no pair to judge by; {files.told(counts)}")
     return rows, counts
 
 
@@ -709,7 +710,8 @@ def reward(args):
     scores, lengths = raw_scorer(args.reward_model, args)(pairs)
     report = begin(args, [args.reward_model, args.pairs])
     report["seen"] = run and report["setup"]["sha256"][args.pairs] in run["sha256"].values()
-    report |= {"counts": counts} | reward_quality(rows, scores, lengths)
+    report |= {"counts": counts, "seen_pairs": seen_pairs(run, rows)}
+    report |= reward_quality(rows, scores, lengths)
     for row, *pair in zip(rows, scores.tolist(), lengths.tolist()):
         row["scores"], row["tokens"] = pair  # of the chosen and of the rejected answer
     save(args, report, "pairs.jsonl", rows)

@@ -659,10 +659,7 @@ COMMANDS = {"report": report, "twins": twins, "text": text}
 def main(argv=None):
     argv = list(sys.argv[1:] if argv is None else argv)
     if argv[:1] == ["audit"]:  # for one release
-        import audit
-
-        print("fairness.py audit is audit.py now: python audit.py people.csv …")
-        return audit.main(argv[1:])
+        return files.moved("fairness.py audit", "audit", argv[1:])
     args = parse_args(argv)
     return COMMANDS[args.command](args)
 

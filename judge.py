@@ -334,10 +334,7 @@ def audit(items, grades):
 def main(argv=None):
     argv = sys.argv[1:] if argv is None else argv
     if argv[:1] == ["ruler"]:  # for one release
-        import ruler
-
-        print("judge.py ruler is now `python ruler.py`, with the same flags; please use that name")
-        return ruler.main(argv[1:])
+        return files.moved("judge.py ruler", "ruler", argv[1:])
     args = parse_args(argv)
     rubrics = read_rubrics(args.data, args.allow_code_execution)
     print(rubrics.describe())

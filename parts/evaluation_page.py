@@ -298,8 +298,10 @@ def reward_sections(report):
         f"The reward model {word} the rule “the longer answer wins”: it is right on {right} of "
         f"{report['accuracy']['n']} pairs, the rule on {longer}."
     ]
-    if report.get("seen"):
-        texts += ["It was trained on this file: on pairs it has not seen it is right less often."]
+    seen = report.get("seen_pairs")
+    if seen or report.get("seen"):
+        what = f"{seen} of these {report['counts']['rows']} rows" if seen else "this file"
+        texts += [f"It was trained on {what}: on pairs it has not seen it is right less often."]
     if (drawn := report["drawn"])["n"]:
         rows["pairs that models wrote"] = drawn
     texts += ["Pairs that a tuned policy wrote (annotate.py draw) predict better what PPO gains."]

@@ -7,6 +7,7 @@ import json
 import math
 import re
 from importlib.metadata import version
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -93,6 +94,20 @@ def read_run(name):
     except (ValueError, KeyError, TypeError, AttributeError):
         raise UserError(f"{file}: this is not the args.json of a run") from None
     return run | {"rows": list(files.read_jsonl(log, check_log)) if log.is_file() else []}
+
+
+def seen_pairs(run, rows):
+    """How many of these preference rows a run was trained on, by the files that its args.json names
+    and that are unchanged; None where none of them is there."""
+    import common
+
+    given = run["args"].get("pairs") if run else None
+    names = [given] if isinstance(given, str) else given or []
+    names = [n for n in names if Path(n).is_file() and run["sha256"].get(n) == files.fingerprint(n)]
+    trained = (row for name in names for row in files.read_jsonl(name, common.check_pair))
+    pair = itemgetter("prompt", "chosen", "rejected")
+    seen = {json.dumps(pair(row), sort_keys=True) for row in trained}
+    return sum(json.dumps(pair(row), sort_keys=True) in seen for row in rows) if names else None
 
 
 LOGGED = re.compile("step|episodes|answer_tokens|length/mean|time_s|val/(gold|score|kl)")

@@ -581,6 +581,11 @@ def test_reward_command(world, tmp_path, capsys):
     assert "trained on this file" in printed and "pairs that models wrote" in printed
     found = report_of(tmp_path / "b")["drawn"]
     assert (found["value"], found["n"]) == (pytest.approx(right, abs=1e-6), 3)
+    record = {"args": {"pairs": [pairs]}, "sha256": {pairs: files.fingerprint(pairs)}}
+    (copy / "args.json").write_text(json.dumps(record))  # a part of the training file is no test
+    part = tiny.write_rows(tmp_path / "part", [*rows[3:8], *tiny.pair_rows(30)[26:]])
+    evaluate.main([*argv.split(), "--overwrite", "--pairs", part])
+    assert "It was trained on 5 of these 9 rows" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_reward_model_sees_the_prompts_of_its_training(world, tmp_path, capsys):

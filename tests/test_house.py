@@ -100,7 +100,7 @@ ARROWS = {  # who may import whom, downwards only: stages, parts/runs.py, common
     "parts.rubrics": {"parts.files", "parts.questions", "parts.rows", *CHECKS},
     "parts.grades": {"parts.files", "parts.pages", "parts.server", "parts.stats"},
     # judge.py names ruler.py as the home of a command that was its own, for one release
-    "judge": {"ruler", *JUDGED},
+    "judge": JUDGED,
     "ruler": JUDGED,
     "grpo_rubric": {*RL, "judge", "ruler", "parts.recipe", *JUDGED},
     # of grpo_rubric the math of a group: the one arrow between stages
@@ -128,7 +128,6 @@ ARROWS = {  # who may import whom, downwards only: stages, parts/runs.py, common
     "audit": {"parts.biasguard", *PEOPLE, *VERDICTS, *LOWER},
     # audit: `fairness.py audit` goes on for one release
     "fairness": {
-        "audit",
         "common",
         "parts.biasguard",
         "parts.fairness_page",
