@@ -273,7 +273,8 @@ def main(argv=None):
     candidates, columns = load_candidates(args)
     training, trained_on = training_of(args.reward_model)
     print("This is no decision: a score compares profiles for people who read them.")
-    print(blind_words(args.blind, candidates))
+    blind = blind_words(args.blind, candidates)
+    print(*blind, sep="\n")
     # (2) scores
     score, cuts = raw_scorer(args.reward_model, args), [Counter() for _ in candidates]
     prompt_of = prompting.prompt_in_training(args.reward_model, read_run(args.reward_model))
@@ -304,7 +305,8 @@ def main(argv=None):
         "cut": [c["id"] for c in candidates if c["truncated"]],
         "training": training,
         "trained_on": trained_on,
-        "blind": blind_words(args.blind, candidates),
+        "blind": blind[0],
+        "look_at": blind[1:],
         "first": [{key: c[key] for key in RANKED} for c in first[:TOP]],
         "role_of_first": title_of(first[0]["role"]),
     }
@@ -345,6 +347,7 @@ def rank_sections(report):
         line = "line such as “Must have: SQL, Excel”"
         texts.append(f"Must-haves are not looked for where the role has no {line}{where}.")
     texts += [
+        *report["look_at"],
         report["training"],
         "A score is a reason to read a profile, not a decision about a person.",
     ]

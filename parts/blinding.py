@@ -132,12 +132,12 @@ def single(words, alone):
 
 
 def blind_words(column, candidates):
-    """What was taken out of the profiles, and what was not; column: of the names, or None.
+    """[what was taken out of the profiles and what was not, whom to look at]; column: of names.
 
     candidates  of "id", "name", "role", "text" as blinded, "named": was the name in it?
     """
     if not column:
-        return "Profiles are scored as they are; --blind COLUMN takes the names out."
+        return ["Profiles are scored as they are; --blind COLUMN takes the names out."]
     words = f"--blind {column}: names are replaced in {sum(c['named'] for c in candidates)} "
     words += "profiles, and in all of them e-mail addresses, links, titles and pronouns; not "
     others = {w for c in candidates for w in re.findall(r"\w+", c["text"].casefold())}
@@ -155,8 +155,8 @@ def blind_words(column, candidates):
         "{} parts of names are words of the role and stay, such as {}": spared,
         "{} parts of names are words elsewhere, but replaced if they have a capital: {}": doubtful,
     }
-    texts = [text.format(len(x), ", ".join(x[:5])) for text, x in sentences.items() if x]
-    return ". ".join([words + STAYS, *texts, "ranked.csv has the text that was scored."])
+    texts = [f"{text.format(len(x), ', '.join(x[:5]))}." for text, x in sentences.items() if x]
+    return [f"{words}{STAYS}. ranked.csv has the text that was scored.", *texts]
 
 
 GERMAN = str.maketrans({"ä": "ae", "ö": "oe", "ü": "ue", "Ä": "Ae", "Ö": "Oe", "Ü": "Ue"})

@@ -137,11 +137,14 @@ def renamed(report):
     return walk(report)
 
 
-def rates(title, records, axis):
-    """(table, chart) of shares with their intervals; ½ is no difference."""
+def rates(title, records, axis, open_rows=()):
+    """(table, chart) of shares with their intervals; ½ is no difference; open_rows: without a
+    finding, whatever the interval."""
     cells = [[key, show(part, 1, True), part["n"]] for key, part in records.items()]
     bars = [(key, *ends(part)) for key, part in records.items()]
-    chart = pages.interval_plot(title, bars, 0.5, x=axis, digits=1, percent=True)
+    chart = pages.interval_plot(
+        title, bars, 0.5, x=axis, digits=1, percent=True, open_rows=open_rows
+    )
     return pages.table(["", "share", "n"], cells, title), chart
 
 
@@ -164,10 +167,12 @@ def answer_section(report):
     by, setup, cells = report["scorers"][0], report["setup"], []
     equal, names = report["equal_kl"], score_names(setup)
     there = {row["model"]: row[by] for row in equal["table"]} if equal else {}
-    wins, found = {}, {}
+    wins, found, open_rows = {}, {}, set()
     for row in report["comparisons"]:
         if row["scorer"] == by:
-            wins[f"{row['a']} against {row['b']}"] = row["win_rate"]
+            pair = f"{row['a']} against {row['b']}"
+            wins[pair] = row["win_rate"]
+            open_rows |= {pair} if row["verdict"] in ("inconclusive", "no verdict") else set()
             found.setdefault(row["a"], row["verdict"])  # the first is against the baseline
     for row in report["models"]:
         numbers = [show(row[scorer]) for scorer in report["scorers"]] + [show(row["kl"], 2)]
@@ -184,7 +189,7 @@ def answer_section(report):
     columns[-1:-1] = [f"{scores[0]} at equal KL"] * bool(equal)
     tables = pages.table(columns, cells, caption), pairs_table(report, by), cost_table(report)
     charts = (
-        rates("Win rates", wins, f"comparisons won by {scores[0]}, ties ½")[1],
+        rates("Win rates", wins, f"comparisons won by {scores[0]}, ties ½", open_rows)[1],
         kl_plot(report, by),
     )
     title, texts = "Which model is better?", report["answer"] + report["notes"]
@@ -347,7 +352,8 @@ def human_sections(report):
     records[f"items that {a} wins at equal length"] = row["length_controlled"]
     for person in report["annotators"]:
         records[f"votes of {person['annotator']} for {a}"] = person["win_rate"]
-    table, chart = rates(f"{a} against {b}", records, "share, ties ½")
+    open_rows = set(records) if row["verdict"] == "inconclusive" else ()
+    table, chart = rates(f"{a} against {b}", records, "share, ties ½", open_rows)
     counts = {
         "items with a vote": report["items"],
         "items offered": report["offered"],

@@ -220,11 +220,12 @@ def line_plot(title, series, x="", y="", marks=(), x_range=()):
     }
 
 
-def interval_plot(title, rows, zero=None, zone=(), x="", digits=3, percent=False):
+def interval_plot(title, rows, zero=None, zone=(), x="", digits=3, percent=False, open_rows=()):
     """Values with intervals, each beside its name and number: rows of (name, value, low, high).
 
     zero: the value without effect, a vertical line; zone: (low, high) of what counts as equal.
-    A filled marker: the interval does not include zero. Rows without a value are left out.
+    A filled marker: the interval does not include zero; not of open_rows, names of what a test
+    leaves open. Rows without a value are left out.
     """
     rows = [row for row in rows if row[1] is not None]
     if not rows:
@@ -235,6 +236,7 @@ def interval_plot(title, rows, zero=None, zone=(), x="", digits=3, percent=False
     for name, value, low, high in rows:
         record = {"value": value, "low": low, "high": high}
         full = zero is None or low is None or not low <= zero <= high
+        full = full and name not in open_rows
         ends = None if low is None else (place(low), place(high))
         said = number(record, digits, percent)
         drawn.append({"name": name, "at": place(value), "ends": ends, "full": full, "says": said})

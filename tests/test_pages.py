@@ -140,4 +140,6 @@ def test_tables_and_plots():
     assert line_plot("t", {"a": [(0, None)]}) is None and interval_plot("t", []) is None
     rows = [("a", 0.2, 0.1, 0.3), ("b", 0.1, -0.1, 0.3), ("c", 0.2, None, None), ("d", None, 0, 1)]
     drawn = interval_plot("t", rows, zero=0)["rows"]
+    again = interval_plot("t", rows, zero=0, open_rows={"a"})["rows"]  # no finding by its test
+    assert [row["full"] for row in again] == [False, False, True]
     assert [(row["name"], row["full"]) for row in drawn] == [("a", True), ("b", False), ("c", True)]
