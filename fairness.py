@@ -40,7 +40,16 @@ from checks.risky import risky_questions
 from parts import files
 from parts.biasguard import beside, write_decisions
 from parts.biasguard import metrics as biasguard_metrics
-from parts.fairness_page import SURFACES, model_name, parts_of, rate_parts, sections, verdict_tables
+from parts.card import add_result
+from parts.fairness_page import (
+    SURFACES,
+    card_lines,
+    model_name,
+    parts_of,
+    rate_parts,
+    sections,
+    verdict_tables,
+)
 from parts.files import UserError
 from parts.people import fold_labels
 from parts.rates import compare
@@ -333,7 +342,7 @@ def score_models(args, models, twins, people, surfaces, interviews):
         if interviews:
             rollout = common.sample(model, tokenizer, interviews, 1, MAX_NEW_TOKENS, 1.0, args.seed)
             title = f"{model_name(folder)}, interviews at temperature 1"
-            risky.append({"kind": kind} | study_risky(title, rollout.texts))
+            risky.append({"kind": kind, "model": folder} | study_risky(title, rollout.texts))
         del model
     return scores, risky
 
@@ -633,6 +642,11 @@ def finish(args, inputs, study):
         study["detector"] = detector_errors()
     # (6) files
     save_report(args, TITLE, inputs, {"limits": limits} | study, sections)
+    slot = study.get("twins", {}).get("slot")
+    folders = {part["model"] for part in parts_of(study, "surfaces")}
+    lines = {folder: card_lines(files.finite(study), folder) for folder in sorted(folders)}
+    page = Path(args.out) / "report.html"
+    add_result(lines, f"Fairness: same résumé, other {slot}", f"fairness.py {args.command}", page)
     return exit_status(args.fail_on, counted_verdicts(study))
 
 

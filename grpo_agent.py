@@ -42,7 +42,16 @@ import watch
 from grpo_rubric import SCALES, group_advantages, token_losses
 from parts import parallel, prompting, rollouts, runs, server
 from parts.dialogue import continued_ids, visible
-from parts.files import UserError, command, load_function, number, where_raised, write_jsonl
+from parts.files import (
+    UserError,
+    brief,
+    command,
+    finite,
+    load_function,
+    number,
+    where_raised,
+    write_jsonl,
+)
 from parts.guard import Guard, weights_to_write, write_summary
 from parts.means import mean
 from parts.rollouts import by_group, weighted_sums
@@ -212,13 +221,14 @@ def play(make, seeds, act, numbers=None):
     live = [(t, env) for t, env in zip(played, envs, strict=True) if guarded(t, begin, env)]
     with ThreadPoolExecutor(32) as pool:
         # slow tools do not wait for one another, unless the class says that it wants one thread
-        steps = pool.map if getattr(make(), "in_threads", True) else map
+        threads = all(getattr(env, "in_threads", True) for env in envs)
+        steps = pool.map if threads else map
         while live:
             texts = act(live)
             on = steps(lambda pair, text: guarded(pair[0], turn, pair[1], text), live, texts)
             live = [pair for pair, goes_on in zip(live, list(on), strict=True) if goes_on]
     for t, env in zip(played, envs, strict=True):
-        t.metadata = getattr(env, "metadata", {})
+        guarded(t, remember, env)
         t.moves, t.score = getattr(env, "moves", 0) or t.texts(), t.metrics.get(env.val_key, 0.0)
     return played
 
@@ -227,10 +237,19 @@ def guarded(t, function, *arguments):
     """Does the episode go on? What its environment raises becomes t.error and ends it alone."""
     try:
         return function(t, *arguments)
-    except EOFError:  # Ctrl-D of a person who plays
-        raise
     except Exception as error:  # of the user's own file
         t.error = where_raised(error)
+
+
+def remember(t, env):
+    """The environment's notes, if a line of rollouts.jsonl can hold them; ValueError if not."""
+    metadata = getattr(env, "metadata", None) or {}
+    try:
+        text = json.dumps(finite(metadata), ensure_ascii=False)
+        text.encode()
+    except (TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise ValueError(f"metadata {brief(metadata)} is no JSON: {brief(error)}") from None
+    t.metadata = json.loads(text)
 
 
 def begin(t, env):

@@ -248,10 +248,12 @@ class Watcher:
             if not points:
                 return "reward_plateau"
             best = points[-1].best.s
-            if options.target is not None:
-                return "target_reached" if best >= options.target else "plateau_below_target"
-            below = options.baseline is not None and best < options.baseline + options.margin
-            return "plateau_below_baseline" if below else "val_plateau"
+            if options.target is not None and best >= options.target:
+                return "target_reached"
+            if options.baseline is not None:  # .3 − .2 is .1, whatever floating point makes of it
+                if best - options.baseline + 1e-9 < options.margin:
+                    return "plateau_below_baseline"
+            return "val_plateau" if options.target is None else "plateau_below_target"
         return "max_steps" if options.steps and self.step >= options.steps else None
 
     def best_step(self):
@@ -328,10 +330,8 @@ def plateaued(log, rule):
     points, patience = log.points or log.tens, log.options.patience
     if not patience or len(points) < max(6, 2 * patience):
         return None
-    since = points[-1].since
-    return (
-        {"evaluations without a better s": (since, patience)} if stalled(points, patience) else {}
-    )
+    numbers = {"evaluations without a better s": (points[-1].since, patience)}
+    return numbers if stalled(points, patience) else {}
 
 
 def fallen(log, rule):
@@ -447,6 +447,10 @@ def promise(args, has_validation=True):
     options, every = options_of(args), getattr(args, "eval_every", 0)
     check_goals(options)
     if not has_validation or not every:
+        if (options.target, options.baseline) != (None, None):
+            raise UserError(
+                "--target, --baseline: no effect, as the run validates nothing; leave out"
+            )
         when = " but before and after the run" if has_validation else ""
         return f"watch      no validation{when}: over-optimisation goes unnoticed"
     plateau = "no plateau stops it"
@@ -460,22 +464,20 @@ def promise(args, has_validation=True):
 
 def parse_args(argv=None):
     parser = Parser(description="What the alarms say of a run, from its log.")
-    parser.add_argument("log", type=Path, help="run folder, or its metrics.jsonl")
-    parser.add_argument("--strict", action="store_true", help="exit status 1 if any rule warned")
-    parser.add_argument(
-        "--out", type=Path, metavar="FILE", help="also write the report to this new JSON file"
-    )
-    parser.add_argument(
-        "--html", action="store_true", help="also write RUN/watch.html: curves, alarms, answers"
-    )
+    add = parser.add_argument
+    add("log", type=Path, help="run folder, or its metrics.jsonl")
+    add("--strict", action="store_true", help="exit status 1 if any rule warned")
+    add("--out", type=Path, metavar="FILE", help="also write the report to this new JSON file")
+    add("--html", action="store_true", help="also write RUN/watch.html: curves, alarms, answers")
     add_watch_arguments(parser)
     args = parser.parse_args(argv)
     log = args.log / "metrics.jsonl" if args.log.is_dir() else args.log
     parser.set_defaults(**run_flags(log.with_name("args.json")))
     args = parser.parse_args(argv)  # the command line wins
+    if {"--baseline", "--margin", "--patience"} & parser.given:  # else they are what the run had
+        check_goals(args)
     if args.out and args.out.exists():
         raise UserError(f"--out {args.out} exists; delete it, or name another file")
-    check_goals(args)
     args.log = log
     return args
 
@@ -577,9 +579,8 @@ def curves(watcher):
     for key in CURVES:
         values = watcher[key]
         if values:
-            ends = (
-                f"{values[0]:.3f} → {values[-1]:.3f}, from {min(values):.3f} to {max(values):.3f}"
-            )
+            ends = f"{values[0]:.3f} → {values[-1]:.3f}"
+            ends += f", from {min(values):.3f} to {max(values):.3f}"
             yield f"{key:<12}{spark(values):<48}  {ends}"
 
 

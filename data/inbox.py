@@ -1,9 +1,11 @@
 """inbox.py: the mailbox of envs/inbox.py: messages about 50 invented candidates, and 200 questions.
 
 Later messages correct some earlier ones. A question's "source" is then the later message, and
-"outdated" holds the answers that are no longer right.
+"outdated" holds the answers that are no longer right. "answers" are spellings of the right one, the
+first as the message has it. People of training, validation and test questions are different ones.
 """
 
+import bisect
 import datetime
 import random
 import re
@@ -43,18 +45,20 @@ THREAD = (
     ("{name}", "a correction", ("notice",)),
     ("Recruiting", "new day for {name}", ("day",)),
 )
+SPLITS, SIDES = ("train", "validation", "test"), (26, 38)  # of the candidates by their number
 NOISE = (
     ("Office", "lift out of order", "The lift in hall {weeks} is out of order until Friday."),
     ("Payroll", "time sheets", "Please hand in the time sheets of week {weeks} by noon."),
 )
 
 
-def facts(rng, name):
+def facts(rng, name, known=None):
+    """Values of a candidate's messages; none of what a correction changes is that of `known`."""
     day = START + datetime.timedelta(rng.randrange(30, 90))
     drawn = {key: rng.choice(values) for key, values in WORDS.items()}
     pay = f"{rng.randrange(28, 64)},{rng.choice((0, 5))}00"
     hour, year = rng.randrange(9, 17), rng.randrange(2015, 2026)
-    return {
+    values = {
         **drawn,
         "name": name,
         "day": f"{day.day} {day:%B}",
@@ -62,11 +66,34 @@ def facts(rng, name):
         "hour": hour,
         "year": year,
     }
+    same = known and any(values[key] == known[key] for key in ("weeks", "day"))
+    return facts(rng, name, known) if same else values
+
+
+def spellings(topic, value):
+    """The value as its message has it, and as people write it else.
+
+    >>> spellings("day", "6 March")
+    ['6 March', 'March 6', '6 of March', '2026-03-06']
+    >>> spellings("pay", "54,500"), spellings("notice", "6 weeks")
+    (['54,500', '54.5k'], ['6 weeks', '6 week', 'six weeks', 'six week'])
+    """
+    first, _, last = value.partition(" ")
+    if topic == "day":
+        date = datetime.datetime.strptime(f"{value} {START.year}", "%d %B %Y")
+        return [value, f"{last} {first}", f"{first} of {last}", f"{date:%Y-%m-%d}"]
+    if topic == "pay":
+        return [value, f"{int(value.replace(',', '')) / 1000:g}k"]
+    if topic == "notice":
+        number = {"2": "two", "4": "four", "6": "six", "8": "eight"}[first]
+        return [f"{n} {unit}" for n in (first, number) for unit in ("weeks", "week")]
+    return [value]
 
 
 def thread(rng, name):
     """[(sender, subject, text)] about a candidate; each correction is there for every second one."""
-    known, changed = facts(rng, name), facts(rng, name)
+    known = facts(rng, name)
+    changed = facts(rng, name, known)
     for sender, subject, topics in THREAD[:4] + tuple(x for x in THREAD[4:] if rng.random() < 0.5):
         values = known if (sender, subject, topics) in THREAD[:4] else {**known, **changed}
         text = " ".join(TOPICS[topic][2] for topic in topics)
@@ -98,8 +125,9 @@ def mailbox(names, seed):
             ]
             *old, (answer, source) = [(found[1], m["id"]) for found, m in said if found]
             questions.append({
-                "question": question.format(name=name), "about": name, "topic": topic, "answers": [answer],
-                "outdated": sorted({value for value, _ in old} - {answer}), "source": source,
-                "pattern": pattern, "split": "train" if number < 30 else "test",
+                "question": question.format(name=name), "about": name, "topic": topic,
+                "answers": spellings(topic, answer),
+                "outdated": [x for value, _ in old for x in spellings(topic, value)],
+                "source": source, "pattern": pattern, "split": SPLITS[bisect.bisect(SIDES, number)],
             })  # fmt: skip
     return {"messages": messages, "questions": questions}

@@ -15,6 +15,9 @@ The policy looks for one fact. Each turn is one call, as JSON or in a <tool_call
 
 A later message may correct an earlier one; then only the later one is right.
 
+An answer is wrong, too, if it denies, or names something else beside the right value: another
+number, or what another question's answer is. A list of all that is possible earns nothing.
+
 R =  0.9 + 0.1·(1 − turns/max_turns)   right answer and source
      0.4                               right answer, another source
      0                                 "I do not know"
@@ -22,7 +25,8 @@ R =  0.9 + 0.1·(1 − turns/max_turns)   right answer and source
     −0.5                               wrong answer
 A call that cannot be read is answered with what is wrong, and costs its turn.
 
-Training seeds ask the mailbox's "train" questions, validation and test seeds the others.
+Training, validation and test seeds ask the questions of that "split", in turn: as many seeds as
+questions ask each once. With more, an interval over episodes is too narrow.
 
 Reference    ART-E, an e-mail agent trained with RULER: OpenPipe, "ART·E", 2025
 """
@@ -35,7 +39,8 @@ from collections import Counter
 from pathlib import Path
 
 MAILBOX = Path(__file__).resolve().parent.parent / "data" / "inbox.json"
-HELD_OUT = 10**9  # grpo_agent.py draws training seeds below, validation and test seeds from here
+SPLITS = "train", "validation", "test"
+SEEDS = 10**9  # grpo_agent.py: training seeds below, validation seeds from here, test from 2 · 10⁹
 HITS = 6  # messages that a search lists
 MOST_WORDS = 12  # of an answer: a list of all that is possible is none
 RULES = (
@@ -46,17 +51,22 @@ RULES = (
     "A later message may correct an earlier one. At most %d calls."
 )
 CALLS = '{"search": "words"}, {"read": id} or {"answer": "text", "source": id}'
+DENIED = re.compile(r"not|no|never|or|either|neither|nor|except|\w+n't")
 UNKNOWN = re.compile(r"\b(do not|don't|cannot|can't) (know|tell|find)\b|\bunknown\b|\bnot found\b")
 
 
-def words(text):
-    """Words in lower case; a number keeps its separators: "45,000" is one.
+THOUSANDS = re.compile(r"\b(\d{1,3}(?:[,.' \xa0\u2009\u202f]\d{3})+|\d{4,})(?:[.,]00?)?\b")
 
-    >>> words("Notice: 3 months, EUR 45,000.")
-    ['notice', '3', 'months', 'eur', '45000']
+
+def words(text):
+    """Words in lower case; a number with its separators is one, without them.
+
+    >>> words("Notice: 3 months, EUR 45,000 or 45 000.00, on the 3rd.")
+    ['notice', '3', 'months', 'eur', '45000', 'or', '45000', 'on', 'the', '3']
     """
-    text = re.sub(r"(?<=\d)[,.'](?=\d{3}\b)", "", str(text).lower().replace("’", "'"))
-    return re.findall(r"\w+", text)
+    text = str(text).lower().replace("’", "'")
+    text = THOUSANDS.sub(lambda match: re.sub(r"\D", "", match[1]), text)
+    return re.findall(r"\w+(?:'t)?", re.sub(r"(?<=\d)(st|nd|rd|th)\b", "", text))
 
 
 def contains(said, form):
@@ -67,12 +77,15 @@ def contains(said, form):
 
 @functools.lru_cache
 def read_mailbox(path):
-    """{"messages": {id: message}, "words": {id: set}, "rarity": {word: ln(N/n)}, "questions"}.
+    """{"messages": {id: message}, "words": {id: set}, "rarity": {word: ln(N/n)}, "questions": {split: […]},
+    "values": answers to all questions, as words}.
 
     ValueError names what a mailbox lacks.
     """
     content = json.loads(Path(path).read_text(encoding="utf-8-sig"))
     messages = {message["id"]: message for message in content["messages"]}
+    if wrong := [i for i in messages if type(i) is not int]:
+        raise ValueError(f"{path}: the id {wrong[0]!r} of a message is no whole number")
     if len(messages) < len(content["messages"]):
         raise ValueError(f"{path}: two messages have the same id")
     for question in content["questions"]:
@@ -80,22 +93,26 @@ def read_mailbox(path):
             raise ValueError(
                 f"{path}: {question['question']!r} has no message {question['source']}"
             )
-        said = words(messages[question["source"]]["text"])
-        if not any(contains(said, words(form)) for form in question["answers"]):
+        said, forms = words(messages[question["source"]]["text"]), question["answers"]
+        if not all(map(words, forms)) or not any(contains(said, words(form)) for form in forms):
             raise ValueError(f"{path}: the source of {question['question']!r} does not say so")
-    sides = {
-        side: [q for q in content["questions"] if (q["split"] == "train") == (side == "train")]
-        for side in ("train", "held out")
-    }
+    sides = {side: [q for q in content["questions"] if q["split"] == side] for side in SPLITS}
     if not all(sides.values()):
-        raise ValueError(f"{path}: needs questions with split train, and others")
+        raise ValueError(f"{path}: needs questions of each split: {', '.join(SPLITS)}")
     texts = {
         i: {w for key in ("from", "subject", "text") for w in words(m[key])}
         for i, m in messages.items()
     }
     counts = Counter(word for text in texts.values() for word in text)
     rarity = {word: math.log(len(texts) / n) for word, n in counts.items()}
-    return {"messages": messages, "words": texts, "rarity": rarity, "questions": sides}
+    values = {tuple(words(form)) for q in content["questions"] for form in q["answers"]}
+    return {
+        "messages": messages,
+        "words": texts,
+        "rarity": rarity,
+        "questions": sides,
+        "values": values,
+    }
 
 
 def read_call(text):
@@ -122,10 +139,18 @@ def read_call(text):
         call = {name: first, **{k: v for k, v in given.items() if k == "source"}}
     kinds = [key for key in ("search", "read", "answer") if key in call]
     if len(kinds) != 1 or set(call) - {*kinds, "source"}:
-        raise ValueError(f"unknown call {sorted(map(str, call))}: {CALLS}")
+        raise ValueError(f"unknown call: expected one of {CALLS}")
+    for key in {"search", "answer"} & set(call):
+        if type(call[key]) not in (str, int, float):
+            raise ValueError(f'"{key}" is a text')
+    if call.get("source", 0) in (None, ""):
+        del call["source"]  # as with an answer that has none
     for key in {"read", "source"} & set(call):
+        value = call[key].strip() if isinstance(call[key], str) else call[key]
         try:
-            call[key] = int(call[key])
+            if isinstance(value, bool) or int(value) != float(value):
+                raise ValueError
+            call[key] = int(value)
         except (TypeError, ValueError, OverflowError):
             raise ValueError(f'"{key}" is the number of a message, such as 17') from None
     return call
@@ -137,11 +162,12 @@ class Inbox:
     name, val_key, reward_range, history, prose = "inbox", "correct", (-0.5, 1), "all", False
 
     def __init__(self, mailbox=MAILBOX, max_turns=8):
+        if type(max_turns) is not int or max_turns < 1:
+            raise ValueError(f"max_turns is {max_turns!r}; expected a whole number from 1")
         self.mailbox, self.max_turns = read_mailbox(mailbox), max_turns
 
     def reset(self, seed):
-        questions = self.mailbox["questions"]["train" if seed < HELD_OUT else "held out"]
-        # in turn, so that as many seeds as questions ask each once
+        questions = self.mailbox["questions"][SPLITS[min(seed // SEEDS, 2)]]
         self.question = questions[seed % len(questions)]
         self.calls, self.invalid, self.listed, self.opened, self.result = 0, 0, set(), set(), {}
         self.metadata = {key: self.question[key] for key in ("question", "answers", "source")}
@@ -187,7 +213,9 @@ class Inbox:
     def grade(self, call):
         said, question = words(call["answer"]), self.question
         right = any(contains(said, words(form)) for form in question["answers"])
-        wrong = any(contains(said, words(form)) for form in question.get("outdated", ()))
+        wrong = self.says_more(said) or any(
+            contains(said, words(form)) for form in question.get("outdated", ())
+        )
         unknown = not said or UNKNOWN.search(str(call["answer"]).lower().replace("’", "'"))
         sourced = call.get("source") == question["source"]
         if unknown:
@@ -198,6 +226,21 @@ class Inbox:
             return -0.5
         self.result = {"right": 1, "correct": int(sourced)}
         return 0.9 + 0.1 * (1 - self.calls / self.max_turns) if sourced else 0.4
+
+    def says_more(self, said):
+        """Does an answer deny, or name numbers or values that are not the right one's?"""
+        question, source = self.question, self.mailbox["messages"][self.question["source"]]
+        shown = words(
+            f"{question['question']} {source['from']} {source['subject']} {source['text']}"
+        )
+        forms = [words(form) for form in question["answers"]]
+        allowed = {*shown, *(word for form in forms for word in form)}
+        others = (
+            v for v in self.mailbox["values"] if not contains(shown, [*v]) and [*v] not in forms
+        )
+        numbers = {word for word in said if word[0].isdigit()} - allowed
+        denied = any(map(DENIED.fullmatch, said))
+        return bool(numbers) or denied or any(contains(said, [*v]) for v in others)
 
     def run_out(self):
         return -0.1, self.info()

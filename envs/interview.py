@@ -114,6 +114,7 @@ class Interview:
         fewest = min(map(len, self.bank["roles"].values()))
         if not 2 <= k <= fewest:
             raise ValueError(f"k {k}: expected 2 to {fewest}, what each role of the bank has")
+        self.in_threads = candidate != "human"  # who is asked one question at a time
         self.turns = k + k // 2  # what an interviewer who listens needs
         self.max_turns = self.turns + 1  # and the summary
 
@@ -157,7 +158,10 @@ class Interview:
     def reply(self, text, risky):
         if self.candidate == "human":  # nothing is scored, the turn is only counted
             self.asked.append((set(), set()))
-            return input(f"interviewer> {text}\nyou> ")
+            try:
+                return input(f"interviewer> {text}\nyou> ")
+            except EOFError:  # Ctrl-D ends it, and is no error of this file
+                raise KeyboardInterrupt from None
         requests, kind, topics = read_turn(self.bank, text)
         about = topics[0] if topics else self.last if kind == "specific" else None
         matter, said = set(topics) or {about}, set(words(text).split())

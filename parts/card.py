@@ -5,6 +5,7 @@ evaluate.py and fairness.py add a section each, and replace it when they run aga
 that no run wrote is left alone.
 """
 
+import datetime
 import json
 import re
 import shlex
@@ -21,52 +22,74 @@ WHAT = {
     "grpo_rubric": "was tuned on graded answers, each against its group (GRPO)",
     "grpo_agent": "was tuned on episodes of several turns, each against its group (GRPO)",
 }
-HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+HUB_ID = re.compile(r"([\w.-]+/)?[\w.-]+")
+NULL = ("~", "null")
+ENTRY = re.compile(r"^(\w+):((?: +[^\n]*)?(?:\n *- [^\n]*)*)$", re.MULTILINE)
+# one plain or quoted value, alone, in [] or as the one item of a list; a comment may follow
+VALUE = re.compile(r"""\s*(?:\[ *|- +)?(["']?)([\w.+:/@~-]+)\1 *(\] *)?(?: #[^\n]*)?""")
 
 
 def header_of(folder):
     """{key: value} of the plain entries in the YAML header of folder/README.md; {} without one.
 
+    An entry that is not one plain value (a block, several bases) is left out.
+
     >>> header_of("no such folder")
     {}
     """
     try:
-        text = (Path(folder) / "README.md").read_text(encoding="utf-8")
+        text = (Path(folder) / "README.md").read_text(encoding="utf-8-sig")
     except (OSError, ValueError):
         return {}
-    header = re.match(r"---\n(.*?)\n---\n", text, re.DOTALL)
-    entries = re.findall(r"^(\w+): *(\S.*)$", header[1] if header else "", re.MULTILINE)
-    return {key: value.strip("\"'") for key, value in entries}
+    header = re.match(r"---[ \t]*\n(.*?)\n---[ \t]*(\n|$)", text, re.DOTALL)
+    entries = ENTRY.findall(header[1] if header else "")
+    values = {key: VALUE.fullmatch(value) for key, value in entries}
+    return {key: value[2] for key, value in values.items() if value and value[2] not in NULL}
 
 
 def base_of(model):
-    """(hub id of the base or None, its licence or None): a folder says both in its own card."""
+    """{"base_model", "license", …} as far as known: a folder says so in its own card, of a hub id
+    only the id is known."""
     header = header_of(model)
-    base = header.get("base_model")
-    if not base and not Path(model).exists() and HUB_ID.fullmatch(model):
-        base = model
-    return base, header.get("license")
+    if not Path(model).exists() and HUB_ID.fullmatch(model):
+        header = {"base_model": model}
+    keys = "base_model", "license", "license_name", "license_link"
+    return {key: header[key] for key in keys if key in header}
 
 
 def yaml_header(record):
     """The lines between the two ---; each value is JSON, which is YAML as well."""
     stage, model = record["stage"], record["args"]["model"]
-    base, licence = base_of(model)
     task = "text-classification" if stage == "reward_train" else "text-generation"
-    entries = {
-        "base_model": base,
-        "license": licence,
+    entries = base_of(model) | {
         "library_name": "transformers",
         "pipeline_tag": task,
         "tags": ["feedbackloop", stage],
     }
-    return [f"{key}: {json.dumps(value)}" for key, value in entries.items() if value]
+    return [f"{key}: {json.dumps(value)}" for key, value in entries.items()]
+
+
+def plain(text):
+    """A text that stays in its line and cell of Markdown, whatever a file is called.
+
+    >>> plain("a|b\\n<c>")
+    'a&#124;b &lt;c>'
+    """
+    return " ".join(str(text).split()).replace("|", "&#124;").replace("<", "&lt;")
 
 
 def table(head, rows):
-    """A Markdown table; a | in a cell is escaped."""
+    """A Markdown table."""
     lines = [head, ["---"] * len(head), *rows]
-    return ["| " + " | ".join(str(x).replace("|", "\\|") for x in line) + " |" for line in lines]
+    return ["| " + " | ".join(map(plain, line)) + " |" for line in lines]
+
+
+def commands(record):
+    """The lines of a run's commands: that of its start, and of its last --resume."""
+    n = record.get("processes", 1)
+    launcher = ["python"] if n == 1 else ["torchrun", "--nproc-per-node", str(n)]
+    every = [record["command"], record.get("first_command") or record["command"]]
+    return list(dict.fromkeys(shlex.join([*launcher, *command]) for command in reversed(every)))
 
 
 def own_card(folder):
@@ -86,18 +109,23 @@ def write_card(folder, record, numbers, step):
     path, stage, args = Path(folder) / "README.md", record["stage"], record["args"]
     if path.exists() and not own_card(folder):
         return print(f"{path} is your own and stays: no model card is written")
-    command = shlex.join(["python", *record["command"]])
-    licence = base_of(args["model"])[1] or f"that of its base, which {args['model']} does not state"
-    start = "random weights of the shape of " * bool(args.get("init_config")) + f"`{args['model']}`"
-    held_out = table(("measured on held-out rows", "before", "after"), numbers)
+    model, known = plain(args["model"]), base_of(args["model"])
+    unread = "its page on the hub states" if known else f"{model} does not state"
+    licence = known.get("license_name", known.get("license")) or f"that of its base, which {unread}"
+    start = "random weights of the shape of " * bool(args.get("init_config")) + f"`{model}`"
+    held_out = table(("metric", "before", "after"), numbers)
+    typed = commands(record)
+    fence = "`" * max(3, *(len(ticks) + 1 for ticks in re.findall("`+", "".join(typed)) or [""]))
     lines = [
-        "---", *yaml_header(record), "---", "", MARK, "", f"# {Path(folder).resolve().name}", "",
+        "---", *yaml_header(record), "---", "", MARK, "",
+        f"# {plain(Path(folder).resolve().name)}", "",
         f"This model {WHAT.get(stage, 'was trained')}. It is {start} after step {step} of "
         f"`{stage}.py`. "
         f"Licence: {licence}; the licence of the data below is for you to state.", "",
-        "```", command, "```", "",
+        fence, *typed, fence, "",
         "## Numbers", "", *(held_out if numbers else ["Nothing was held out."]), "",
-        "`docs/metrics.md` of FeedbackLoop says what each is.", "",
+        "`eval/` and `val/` are of held-out rows, the rest of training; `docs/metrics.md` of "
+        "FeedbackLoop says what each is.", "",
         "## Data and models it was made from", "",
         *table(("input", "sha256"), record["sha256"].items()), "",
         "## What was not measured", "",
@@ -118,7 +146,7 @@ def add_section(folder, name, title, lines):
     if not own_card(folder):
         return False
     [path] = own_card(folder)
-    text = path.read_text(encoding="utf-8")
+    text = path.read_text(encoding="utf-8", errors="surrogateescape")
     start, end = f"<!-- {name} -->", f"<!-- /{name} -->"
     section = "\n".join([start, f"## {title}", "", *lines, end])
     old = re.compile(f"{re.escape(start)}.*?{re.escape(end)}", re.DOTALL)
@@ -127,5 +155,22 @@ def add_section(folder, name, title, lines):
     else:
         text = f"{text.rstrip()}\n\n{section}\n"
     with replacing(path) as file:
-        file.write(text.encode())
+        file.write(text.encode(errors="surrogateescape"))
     return True
+
+
+def add_result(sentences, title, command, report):
+    """Add what `command` measured to the cards that runs wrote, and say so.
+
+    sentences  {folder: what was measured of it, [] for nothing};  report: its path
+    """
+    for folder, lines in sentences.items():
+        if not lines or not own_card(folder):
+            continue
+        source = f"`{command}`, {datetime.date.today()}; all of it is in `{report}`."
+        try:
+            add_section(folder, title, title, [*lines, "", source])
+        except OSError as error:  # the report is written, and stands
+            print(f"{folder}/README.md could not be written, so it lacks the result: {error}")
+        else:
+            print(f"added to {folder}/README.md: {title}")

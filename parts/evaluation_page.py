@@ -62,13 +62,7 @@ def in_words(report):
     for row in report["comparisons"]:
         a, b, rate = row["a"], row["b"], row["win_rate"]
         if row["scorer"] == by and (b == base or "best of" not in a) and rate["value"] is not None:
-            if row["verdict"] == "no verdict":
-                same = f"The {names[by]} is the same for every answer"
-                answer.append(f"{same}, so it says nothing about {a} and {b}.")
-                continue
-            said = f"{WORDS[row['verdict']].format(a, b)} {show(rate, 1, True)}"
-            said += f" of the comparisons by the {names[by]}"
-            answer.append(f"{said}{why_open(row, row['p_holm'], 'prompts')}.")
+            answer.append(comparison_in_words(row, names[by]))
     if equal := report["equal_kl"]:
         found = ", ".join(f"{row['model']} {show(row[by])}" for row in equal["table"])
         answer.append(
@@ -108,6 +102,35 @@ def in_words(report):
             total = row["length"]["n"]
             notes.append(f"{row['name']}: {unscored} of {total} answers have no {names[by]}.")
     return answer, notes
+
+
+def comparison_in_words(row, score):
+    """The sentence of a comparison by `score`."""
+    if row["verdict"] == "no verdict":
+        return f"The {score} is the same for every answer, so it says nothing about {row['a']} and {row['b']}."
+    said = f"{WORDS[row['verdict']].format(row['a'], row['b'])} {show(row['win_rate'], 1, True)}"
+    said += f" of the comparisons by the {score}"
+    return f"{said}{why_open(row, row['p_holm'], 'prompts')}."
+
+
+def compare_card(report, folder):
+    """What the card of a folder says of a comparison: its sentences against the baseline."""
+    setup, base = report["setup"], report["models"][0]["name"]
+    by = report["scorers"][0]
+    lines = []
+    for row in report["comparisons"]:
+        pair, rate = {row["a"], row["b"]}, row["win_rate"]
+        best_of_n = row["a"] not in setup["model"]
+        if row["scorer"] == by and {base, folder} <= pair and rate["value"] is not None:
+            if len(pair) == 2 and not best_of_n:
+                lines.append(comparison_in_words(row, score_names(setup)[by]))
+    if not lines:
+        return []
+    own = labels([row["name"] for row in report["models"]])[folder]
+    lines += [note for note in report["notes"] if note.startswith(f"{own} was trained on")]
+    p = "; an open verdict is no proof that both are alike" * any("stays open" in x for x in lines)
+    where = f"{setup['n_prompts']} prompts of {setup['prompts']}, split {setup['split']}"
+    return [" ".join([*lines, f"95 % intervals, over {where}{p}."])]
 
 
 def why_open(row, p, over):
@@ -295,18 +318,8 @@ def samples_section(report):
 
 def reward_sections(report):
     """The report of a reward model, for the terminal and the page."""
-    words = {"better": "is better than", "worse": "is worse than"}
-    word, counts = words.get(report["verdict"], "cannot be told from"), report["counts"]
     rows = {"all pairs": report["accuracy"], "the longer answer wins": report["length_baseline"]}
-    right, longer = (show(rate, 1, True) for rate in rows.values())
-    texts = [
-        f"The reward model {word} the rule “the longer answer wins”: it is right on {right} of "
-        f"{report['accuracy']['n']} pairs, the rule on {longer}."
-    ]
-    seen = report.get("seen_pairs")
-    if seen or report.get("seen"):
-        what = f"{seen} of these {report['counts']['rows']} rows" if seen else "this file"
-        texts += [f"It was trained on {what}: on pairs it has not seen it is right less often."]
+    texts, counts = reward_in_words(report), report["counts"]
     if (drawn := report["drawn"])["n"]:
         rows["pairs that models wrote"] = drawn
     texts += ["Pairs that a tuned policy wrote (annotate.py draw) predict better what PPO gains."]
@@ -333,6 +346,29 @@ def reward_sections(report):
         "Is the reward model right?", texts, None, [chart], "answer", tables=tables
     )
     return [answer, *appendix(report, limits)]
+
+
+def reward_in_words(report):
+    """[sentence] on how good a reward model is."""
+    words = {"better": "is better than", "worse": "is worse than"}
+    word = words.get(report["verdict"], "cannot be told from")
+    right, longer = (show(report[key], 1, True) for key in ("accuracy", "length_baseline"))
+    texts = [
+        f"The reward model {word} the rule “the longer answer wins”: it is right on {right} of "
+        f"{report['accuracy']['n']} pairs, the rule on {longer}."
+    ]
+    seen = report.get("seen_pairs")
+    if seen or report.get("seen"):
+        what = f"{seen} of these {report['counts']['rows']} rows" if seen else "this file"
+        texts += [f"It was trained on {what}: on pairs it has not seen it is right less often."]
+    return texts
+
+
+def reward_card(report, folder):
+    """What the card of a reward model says of its held-out pairs."""
+    clusters, pairs = report["against_length"]["clusters"], report["setup"]["pairs"]
+    over = f"95 % intervals, over {clusters} prompts of {pairs}."
+    return [" ".join([*reward_in_words(report), over])]
 
 
 def human_sections(report):

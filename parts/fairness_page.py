@@ -200,6 +200,30 @@ def is_after(part, change):
     return all(part[key] == change[key] for key in ("model", "surface", "kind"))
 
 
+def card_lines(report, folder):
+    """What the model card of a folder says: verdicts, effects with intervals, what was left out."""
+    lines = []
+    for part in (
+        part for part in parts_of(report, "surfaces", "changes") if part["model"] == folder
+    ):
+        key = "D" if "before" in part else "d"
+        before = f" against {part['before']}" if "before" in part else ""
+        effects = [
+            f"{title_of(row)} {show(row[key], 2)}"
+            for row in part["rows"]
+            if row[key]["value"] is not None
+        ]
+        sizes = f"{part['R']} résumés × {part['N']} names{before}"
+        numbers = f"; {'changes' if before else 'effects'} in SD with 95 % intervals: {', '.join(effects)}"
+        lines += summary([(twin_name(part), part["rows"])])
+        lines.append(f"({sizes}{numbers * bool(effects)}.)")
+    for part in parts_of(report, "risky"):
+        if part.get("model") == folder:
+            rate = f"{show(part['answers'], 1, True)} of {part['answers']['n']} answers"
+            lines.append(f"{rate} in {part['title']} ask a risky question.")
+    return [" ".join([*lines, *unmeasured(report)])] if lines else []
+
+
 def masses(surfaces):
     """[sentence] on how far the policies decide in the words that their log-odds are about."""
     policies = {model_name(part["model"]): part["mass"] for part in surfaces if "mass" in part}

@@ -177,6 +177,7 @@ class Run:
         self.record = {
             "stage": self.stage,
             "command": sys.argv,
+            "processes": world(),
             "args": vars(args),
             "sha256": {str(path): files.fingerprint(path) for path in inputs},
             "versions": {name: version(name) for name in libraries},
@@ -188,6 +189,7 @@ class Run:
         """Refuse to resume with other settings; what was left to a default stays what it was."""
         old = files.read_record(self.out, "--resume")
         was, now = old["args"], self.record["args"]
+        self.record["first_command"] = old.get("first_command") or old.get("command")
         if old.get("stage") != self.stage:
             raise UserError(f"--resume: {self.out} was made by {old.get('stage')}.py")
         if now["steps"] is None and now["epochs"] is None:

@@ -37,16 +37,22 @@ def costs(rows):
     """
 
     def total(*keys):
-        return sum(math.prod(row.get(key) or 0 for key in keys) for row in rows)
+        """Sum over the rows that hold a number under all keys."""
+        values = [[row.get(key) for key in keys] for row in rows]
+        return sum(math.prod(x) for x in values if all(isinstance(v, int | float) for v in x))
 
     def each(amount, *units):
         return ", ".join(f"{amount / n:.3g} {unit}" for n, unit in units if n)
 
     steps, answers = len({row["step"] for row in rows} - {0}), (total("episodes"), "an answer")
-    text = f"{total('time_s'):.0f} s: {each(total('time_s'), (steps, 'a step'), answers)}"
+    seconds = total("time_s")
+    per = each(seconds, (steps, "a step"), answers)
+    text = f"{seconds:.0f} s{': ' * bool(per)}{per}" if seconds else "time was not logged"
     if calls := total("judge/calls"):
-        latency = total("judge/calls", "judge/latency_mean") / calls
-        text += f"; {calls} judge calls, {latency:.3g} s each"
+        timed = sum(row["judge/calls"] for row in rows if row.get("judge/latency_mean"))
+        text += f"; {calls:.0f} judge calls"
+        if timed:
+            text += f", {total('judge/calls', 'judge/latency_mean') / timed:.3g} s each"
         dollars = total("judge/usd")
         text += f"; ${dollars:.2f}: {each(dollars, (calls, 'a call'), answers)}" * bool(dollars)
     return text

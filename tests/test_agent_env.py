@@ -2,9 +2,12 @@
 
 import functools
 import json
+import re
 import statistics
+import threading
 import time
 
+import numpy as np
 import pytest
 
 import grpo_agent as g
@@ -313,7 +316,7 @@ OUTDATED | SOURCE | -.5
 """)
 def test_what_an_answer_about_the_mailbox_earns(answer, source, reward):
     """A corrected fact: the earlier answer no longer holds, and a list of all is no answer."""
-    env, numbers = Inbox(), range(120)
+    env, numbers = Inbox(), range(104)
     number = next(n for n in numbers if env.reset(n) and env.question["outdated"])
     env.reset(number)
     question = env.question
@@ -326,19 +329,161 @@ def test_what_an_answer_about_the_mailbox_earns(answer, source, reward):
 
 
 def test_the_mailbox_and_its_baselines():
-    """298 messages; unseen questions are about other people, and each is asked once."""
+    """295 messages; what is asked of one side is about other people, and each is asked once: the
+    64 validation questions that chose the weights were among the 80 of the test."""
     mailbox = read_mailbox(str(REPO / "data" / "inbox.json"))
-    train, held_out = (mailbox["questions"][side] for side in ("train", "held out"))
-    assert (len(mailbox["messages"]), len(train), len(held_out)) == (298, 120, 80)
-    assert not {q["about"] for q in train} & {q["about"] for q in held_out}
-    seeds = range(10**9, 10**9 + 80)
-    asked = [t.metadata["question"] for t in played(Inbox, "oracle", seeds)]
-    assert sorted(asked) == sorted(q["question"] for q in held_out)
+    sides = mailbox["questions"]
+    assert {side: len(rows) for side, rows in sides.items()} == dict(
+        train=104, validation=48, test=48
+    )
+    assert len(mailbox["messages"]) == 295
+    assert sum(len({q["about"] for q in rows}) for rows in sides.values()) == 50
+    for start, side in enumerate(sides):
+        seeds = range(start * 10**9, start * 10**9 + len(sides[side]))
+        asked = [t.metadata["question"] for t in played(Inbox, "oracle", seeds)]
+        assert sorted(asked) == sorted(q["question"] for q in sides[side])
     scores = {name: means(Inbox, name, seeds)[0] for name in Inbox.baselines}
-    assert scores == dict(
-        oracle=1, exhaustive=0.875, **{"first hit": 0.125}, random=0.1875, blind=0
+    assert scores == pytest.approx(
+        dict(oracle=1, exhaustive=43 / 48, **{"first hit": 5 / 48}, random=7 / 48, blind=0)
     )
     assert means(Inbox, "exhaustive", seeds)[1] < means(Inbox, "oracle", seeds)[1]
+
+
+def test_one_message_proves_each_answer():
+    """Three corrections said what the first message had said, and only the later one counted."""
+    mailbox = read_mailbox(str(REPO / "data" / "inbox.json"))
+    for q in (q for rows in mailbox["questions"].values() for q in rows):
+        about = [m for m in mailbox["messages"].values() if q["about"] in str(m)]
+        found = {m["id"]: re.search(q["pattern"], m["text"]) for m in about}
+        values = {i: match[1] for i, match in found.items() if match}
+        assert [i for i, value in values.items() if value in q["answers"]] == [q["source"]]
+        assert max(values) == q["source"] and not {*q["answers"]} & {*q["outdated"]}
+
+
+@cases("""
+answer | reward
+six weeks | .9875
+a 6-week notice period | .9875
+6 weeks, and asks for 28,500 a year | .9875
+2 weeks 4 weeks 6 weeks 8 weeks | -.5
+2, 4, 6 weeks | -.5
+6 weeks or eight weeks | -.5
+not 6 weeks | -.5
+It isn't 6 weeks. | -.5
+6 weeks, planning, safety | -.5
+6 weeks Imke Rauch | -.5
+6 weeks (17, 18, 19) | -.5
+""")
+def test_a_list_of_all_that_is_possible_earns_nothing(answer, reward):
+    """The four notice periods or six skills in a row earned .4 without a look, "not 6 weeks" .99."""
+    env = Inbox()
+    number = next(n for n in range(104) if env.reset(n) and "6 weeks" in env.question["answers"][0])
+    env.reset(number)
+    pay = re.search(r"[\d,]{6}", env.mailbox["messages"][env.question["source"]]["text"])
+    answer = answer.replace("28,500", pay[0] if pay else "6")
+    _, got, done, _ = env.step(json.dumps({"answer": answer, "source": env.question["source"]}))
+    assert done and got == pytest.approx(float(reward))
+
+
+@pytest.mark.parametrize("topic, answers", [
+    ("pay", ["EUR {0}", "{1}", "{1}.00 EUR", "{2} a year", "{3}", "€{0},-"]),
+    ("day", ["on {4} {5}", "{5} {4}th", "the {4}th of {5}", "{5} {4}, at {hour}:00"]),
+])  # fmt: skip
+def test_spellings_of_an_answer(topic, answers):
+    env = Inbox()
+    number = next(n for n in range(104) if env.reset(n) and env.question["topic"] == topic)
+    env.reset(number)
+    value, source = env.question["answers"][0], env.question["source"]
+    hour = re.search(r"at (\d+)", env.mailbox["messages"][source]["text"])
+    plain = value.replace(",", "")
+    parts = [value, plain, value.replace(",", " "), value.replace(",", "."), *value.split()]
+    for answer in answers:
+        env.reset(number)
+        text = answer.format(*parts, *"xx", hour=hour and hour[1])
+        _, got, _, _ = env.step(json.dumps({"answer": text, "source": source}))
+        assert got == pytest.approx(0.9875), text
+
+
+@pytest.mark.parametrize("text, said", [
+    ('{"\\ud800": 1}', "unknown call"), ('{"read": true}', "is the number"),
+    ('{"read": 17.5}', "is the number"), ('{"answer": ["a", "b"]}', '"answer" is a text'),
+    ('{"search": {"a": 1}}', '"search" is a text'), ('{"read": 1e999}', "is the number"),
+    ("{" * 5000, "got none"), ('{"a":' * 3000, "got none"), ('{"read": ' + "9" * 5000 + "}", ""),
+])  # fmt: skip
+def test_no_call_breaks_the_episode(text, said):
+    """Half a character in a key came back in the error, which no tokenizer reads: the run ended."""
+    (t,) = g.play(Inbox, [0], lambda live: [text if not live[0][0].texts() else '{"answer": ""}'])
+    shown = t.messages[3]["content"]
+    assert t.error is None and shown.startswith("error: ") and said in shown and len(shown) < 200
+    t.messages[3]["content"].encode()
+
+
+def test_an_answer_without_a_source_may_say_so():
+    assert read_call('{"answer": "x", "source": null}') == {"answer": "x"}
+    assert read_call('{"answer": 28500, "source": "17"}') == {"answer": 28500, "source": 17}
+
+
+@pytest.mark.parametrize("change, said", [
+    (lambda box: box["messages"][0].update(id="m1"), "'m1' of a message is no whole number"),
+    (lambda box: box["questions"][0].update(answers=["–"]), "does not say so"),
+    (lambda box: box["questions"][0]["answers"].append(""), "does not say so"),
+    (lambda box: [q.update(split="train") for q in box["questions"]], "of each split"),
+])  # fmt: skip
+def test_mailboxes_that_are_refused(change, said, tmp_path):
+    """An accepted answer without a word made every answer right."""
+    box = json.loads((REPO / "data" / "inbox.json").read_text())
+    change(box)
+    (tmp_path / "box.json").write_text(json.dumps(box))
+    with pytest.raises(ValueError, match=said):
+        Inbox(str(tmp_path / "box.json"))
+    for turns in (0, "8", True, 1.5):
+        with pytest.raises(ValueError, match="max_turns"):
+            Inbox(max_turns=turns)
+
+
+@pytest.mark.parametrize("metadata, kept", [
+    ({"n": np.float64(2), "x": float("nan")}, {"n": 2.0, "x": None}), (None, {}), ({1: (2,)}, {"1": [2]}),
+    ({"ids": {1, 2}}, None), ({"f": print}, None), ({"s": "\ud800"}, None), ({(1, 2): 3}, None),
+])  # fmt: skip
+def test_metadata_fits_in_a_line(metadata, kept):
+    """A set or half a character in it ended the run at the write, behind a traceback."""
+
+    class Noted(Inbox):
+        def reset(self, seed):
+            opening = super().reset(seed)
+            self.metadata = metadata
+            return opening
+
+    (t,) = g.play(Noted, [0], lambda live: ['{"answer": ""}'])
+    assert t.metadata == (kept or {}) and ("is no JSON" in (t.error or "")) == (kept is None)
+
+
+def test_what_a_tool_raises_ends_its_episode_alone():
+    """An EOFError of a tool ended the run as if a person had typed Ctrl-D: silently, status 0."""
+
+    class Closed(Inbox):
+        def step(self, text):
+            if self.question["source"] % 2:
+                raise EOFError("the server closed the connection")
+            return super().step(text)
+
+    t = g.play(Closed, range(8), g.baseline_act(Inbox.baselines["blind"]))
+    assert {(e.error or "").partition(":")[0] for e in t} == {"EOFError", ""}
+
+
+def test_a_person_is_asked_in_the_main_thread(monkeypatch):
+    """In a thread Ctrl-C waits for the line, and two episodes ask at once."""
+    threads = []
+
+    def answer(prompt):
+        threads.append(threading.current_thread())
+        raise EOFError
+
+    monkeypatch.setattr("builtins.input", answer)
+    make = functools.partial(Interview, candidate="human")
+    with pytest.raises(KeyboardInterrupt):
+        g.play(make, [0, 1], g.baseline_act(Interview.baselines["fixed"]))
+    assert threads == [threading.main_thread()]
 
 
 def test_slow_steps_of_a_group_do_not_wait_for_one_another():

@@ -24,6 +24,7 @@ import tiny
 from conftest import REPO
 from evaluate import bon_curve, calibration, compare_outcomes, distinct_n, outcomes, verdict
 from parts import evaluation_page, files, frontier, pages
+from parts.card import MARK
 from parts.files import UserError
 from parts.stats import mean_number, number, wilson
 
@@ -309,6 +310,20 @@ def test_every_number_says_how_it_was_made(written, world):
     assert drawn == sorted(random.Random(3).sample(range(40), 12))
 
 
+def test_what_a_model_card_says_of_a_comparison(written, world):
+    """The folder against the baseline, nothing of the others; an open verdict is called no proof."""
+    report = files.finite(written.report)
+    lines = {name: evaluation_page.compare_card(report, name) for name in written.names}
+    assert all(len(some) == 1 and "split test" in some[0] for some in lines.values())
+    assert "12 prompts of" in lines[world["ppo"]][0] and world["dpo"] not in lines[world["ppo"]][0]
+    assert all(name in lines[world["base"]][0] for name in written.names)
+    for row in report["comparisons"]:
+        if row["scorer"] == "gold" and row["b"] == world["base"] and "best of" not in row["a"]:
+            shown, stays = pages.number(row["win_rate"], 1, True), row["verdict"] == "inconclusive"
+            assert shown in lines[row["a"]][0] and ("no proof" in lines[row["a"]][0]) == stays
+    assert evaluation_page.compare_card(report, "best of 4") == []
+
+
 def test_numbers_are_those_of_the_samples(written, world):
     """Averaged here a second way; answers drawn again; best of 4 draws its own, or it would tie."""
     rows, report, model = written.samples, written.report, written.report["models"][1]
@@ -553,6 +568,10 @@ def test_two_of_anything_are_no_finding():
     assert quality_of((6, 1, 0, 1, 9))["verdict"] == "better"  # exact: 2/2⁶ = .031
 
 
+def accuracy_of(out):
+    return report_of(out)["accuracy"]["value"]
+
+
 def test_reward_command(world, tmp_path, capsys):
     """pairs.jsonl holds the scores that give the accuracy; equal pairs and ties are counted."""
     rows, case, out = tiny.pair_rows(24), "\n\nHuman: Case?\n\nAssistant:", tmp_path / "a"
@@ -575,10 +594,16 @@ def test_reward_command(world, tmp_path, capsys):
     copy = shutil.copytree(world["rm"], tmp_path / "rm")  # as if these were its training pairs
     record = {"args": {}, "sha256": {"elsewhere": files.fingerprint(pairs)}}
     (copy / "args.json").write_text(json.dumps(record))
+    (copy / "README.md").write_text(f"{MARK}\n")  # the card of a run
+    hashed = files.fingerprint(copy)
     argv = f"reward --reward-model {copy} --pairs {pairs} --out {tmp_path / 'b'}"
     evaluate.main(argv.split())
     printed = capsys.readouterr().out
     assert "trained on this file" in printed and "pairs that models wrote" in printed
+    assert f"added to {copy}/README.md" in printed and files.fingerprint(copy) == hashed
+    card = (copy / "README.md").read_text()
+    assert f"right on {100 * accuracy_of(tmp_path / 'b'):.1f} % [" in card and "of 25 pairs" in card
+    assert "trained on this file" in card and f"`{tmp_path / 'b' / 'report.html'}`" in card
     found = report_of(tmp_path / "b")["drawn"]
     assert (found["value"], found["n"]) == (pytest.approx(right, abs=1e-6), 3)
     record = {"args": {"pairs": [pairs]}, "sha256": {pairs: files.fingerprint(pairs)}}

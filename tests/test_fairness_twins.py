@@ -14,6 +14,7 @@ import common
 import fairness
 from conftest import REPO
 from parts import fairness_page, twins
+from parts.card import MARK
 from parts.files import UserError
 from parts.stats import holm
 from parts.twins import contrasts_of, load_names, load_twins, twin_table
@@ -303,6 +304,7 @@ def report_of(argv):
 def test_the_whole_report(tmp_path, llama_folder, reward_folder, monkeypatch):
     monkeypatch.setattr(fairness, "TINY_MASS", 0)
     twice, out = shutil.copytree(llama_folder, tmp_path / "after"), tmp_path / "out"
+    Path(twice, "README.md").write_text(MARK + "\n")  # the card of a run
     votes = [vote("yes", "no", "Black"), vote("no", "yes", "White")]
     argv = ["report", "--before", llama_folder, "--after", str(twice), "--reward-model", reward_folder, *inputs(tmp_path, 5),
             "--decision-words", "yes,no", "--prefs", write(tmp_path / "v.jsonl", votes), "--overwrite"]  # fmt: skip
@@ -316,6 +318,10 @@ def test_the_whole_report(tmp_path, llama_folder, reward_folder, monkeypatch):
     answers = fairness_page.answers(report)
     sentences = " ".join(sum((part["sentences"] for part in answers), []))
     assert all(fairness_page.twin_name(part) in sentences for part in report["surfaces"] + [change])
+    card = Path(twice, "README.md").read_text()
+    assert "## Fairness: same résumé, other name" in card and f"{out / 'report.html'}" in card
+    assert "changes in SD with 95 % intervals" in card and f"against {llama_folder}" in card
+    assert f"{report['changes'][0]['R']} résumés × " in card and "unchanged" in card
     before = {f: f.read_bytes() for f in sorted(out.iterdir())}
     assert not any(FORBIDDEN.search(data.decode()) for data in before.values())
     fairness.main(argv)

@@ -23,7 +23,7 @@ from huggingface_hub import ModelCard
 
 import common
 from parts import files, lora, runs
-from parts.card import add_section
+from parts.card import add_result, add_section, base_of, commands, write_card
 from parts.files import UserError
 from tiny import table, tiny_model, tiny_reward_model, words, write_rows
 
@@ -692,3 +692,88 @@ def test_the_model_card(toy, tmp_path, capsys):
     toy.train("--overwrite")
     assert path.read_text() == "mine" and not add_section(toy.out, "a", "A", [])
     assert "README.md is your own and stays" in capsys.readouterr().out
+
+
+HEADERS = {  # of a base's README.md: what its runs say of base and licence
+    "license: mit\nbase_model:\n- org/a\n": ("org/a", "mit"),
+    "license: mit\nbase_model:\n  - 'org/a'\ntags:\n- x\n": ("org/a", "mit"),
+    'base_model: [org/a]  # one\nlicense: "mit" # free': ("org/a", "mit"),
+    "base_model: [org/a, org/b]\nlicense: |\n  mit": (None, None),
+    "base_model:\n- org/a\n- org/b\nlicense:\n": (None, None),
+    "base_model: null\nlicense: ~": (None, None),
+    "model:\n  license: mit\n": (None, None),
+}
+
+
+@pytest.mark.parametrize("header", HEADERS)
+@pytest.mark.parametrize(
+    "layout", ("---\n{}\n---\n# A", "\ufeff---\r\n{}\r\n--- \r\n", "---\n{}\n---")
+)
+def test_headers_of_a_base(header, layout, tmp_path):
+    """Only one plain value is taken over; a list of two bases was one base of that name."""
+    text = layout.format(header.strip())
+    (tmp_path / "README.md").write_bytes(text.encode())
+    base, licence = HEADERS[header]
+    want = {"base_model": base, "license": licence}
+    assert base_of(str(tmp_path)) == {key: value for key, value in want.items() if value}
+
+
+@pytest.mark.parametrize("text", ("no header\n---\nlicense: mit\n---\n", "---\nlicense: mit\n", ""))
+def test_no_header_of_a_base(text, tmp_path):
+    (tmp_path / "README.md").write_text(text)
+    assert base_of(str(tmp_path)) == {}
+
+
+def test_hub_ids_and_paths(tmp_path):
+    assert base_of("org/model") == {"base_model": "org/model"} and base_of("gpt2")
+    for path in (r"C:\models\mine", "/no/such/folder", "a b", str(tmp_path)):
+        assert base_of(path) == {}
+
+
+def card_record(model="org/base", command=("dpo.py",), **more):
+    return {"stage": "dpo", "args": {"model": model}, "command": list(command), "sha256": {},
+            "versions": {"torch": "2"}} | more  # fmt: skip
+
+
+def test_a_card_stays_whole_whatever_its_names(tmp_path):
+    """A pipe, line end, tag or fence in a name or a command breaks no table, block or section."""
+    odd = "my|pairs\n<!-- x -->.jsonl"
+    typed = ("dpo.py", "--system", "a\n```\n# b ````")
+    write_card(tmp_path, card_record(command=typed, sha256={odd: "00"}), [("a", "1", "2")], 3)
+    card = ModelCard.load(tmp_path / "README.md")
+    (row,) = [line for line in card.text.split("\n") if line.endswith("| 00 |")]
+    assert row.count("|") == 3 and "<!-- x" not in card.text
+    opening, *inside = re.findall("^```+", card.text, re.MULTILINE)
+    assert len(opening) == 5 and inside == ["```", opening] and card.data.base_model == "org/base"
+    assert "its page on the hub states" in card.text
+    write_card(tmp_path, card_record(r"C:\models\mine"), [], 3)
+    card = ModelCard.load(tmp_path / "README.md")
+    assert card.data.base_model is None and r"C:\models\mine does not state" in card.text
+
+
+def test_the_commands_of_a_run():
+    """Under torchrun python is not the launcher; a resumed run names its start, too."""
+    assert commands(card_record()) == ["python dpo.py"]
+    resumed = card_record(command=("dpo.py", "--resume"), processes=2, first_command=["dpo.py"])
+    two = "torchrun --nproc-per-node 2 dpo.py"
+    assert commands(resumed) == [two, f"{two} --resume"]
+
+
+def test_results_join_the_card(tmp_path, capsys):
+    """A card that no run wrote, or a folder without one, is left alone; one in Latin-1 survives."""
+    for name in ("run", "own", "none"):
+        (tmp_path / name).mkdir()
+    write_card(tmp_path / "run", card_record(), [], 1)
+    (tmp_path / "own" / "README.md").write_text("mine")
+    path = tmp_path / "run" / "README.md"
+    path.write_bytes(path.read_bytes() + b"caf\xe9\n")
+    lines = {str(tmp_path / name): [f"{name} is fine."] for name in ("run", "own", "none")}
+    for _ in range(2):
+        add_result(lines | {"org/model": ["x"]}, "Compared", "evaluate.py compare", "r/report.html")
+    assert capsys.readouterr().out == f"added to {path}: Compared\n" * 2
+    text = path.read_bytes()
+    assert text.count(b"run is fine.") == text.count(b"## Compared") == 1 and b"caf\xe9" in text
+    assert b"`evaluate.py compare`, 20" in text and b"`r/report.html`" in text
+    assert (tmp_path / "own" / "README.md").read_text() == "mine"
+    add_result({str(tmp_path / "run"): []}, "Nothing", "x", "y")
+    assert "## Nothing" not in path.read_text(errors="replace")

@@ -12,6 +12,7 @@ import pytest
 
 import watch
 from conftest import REPO
+from parts import files, viewer
 from parts.files import UserError
 from parts.texts import judge_directed, repetition, same_answer, text_metrics
 from tiny import cases, table
@@ -227,6 +228,9 @@ v 1..5/10 .5*9 | patience=5 baseline=.4 margin=.125 | plateau_below_baseline | 0
 v 1..8/10 | patience=5 target=.5 | None | 0
 v 1..5/10 .5*9 | patience=5 target=.5 | target_reached | 0
 v 1..5/10 .5*9 | patience=5 target=.625 baseline=.4 | plateau_below_target | 0
+v 1..5/10 .5*9 | patience=5 target=.625 baseline=.55 | plateau_below_baseline | 0
+v 1..5/10 .5*9 | patience=5 baseline=.2 margin=.3 | val_plateau | 0
+v 1..3/10 .3*9 | patience=5 baseline=.2 margin=.1 | val_plateau | 0
 reward/mean .5*100 | | None | 0
 reward/mean .5*99 | patience=5 | None | 0
 reward/mean .5*100 | patience=5 | reward_plateau | 0
@@ -444,9 +448,37 @@ def test_a_trainer_asks_with_its_own_flags():
     ):
         args = argparse.Namespace(eval_every=every, patience=patience)
         assert said in watch.promise(args, validation)
-    for given, said in ((dict(baseline=0.5), "add --patience"), (dict(margin=1), "--baseline")):
+    for given, validation, said in (
+        (dict(baseline=0.5), True, "add --patience"),
+        (dict(margin=1), True, "--baseline"),
+        (dict(target=0.5, eval_every=0), True, "no effect"),
+        (dict(baseline=0.5, patience=5, eval_every=5), False, "no effect"),
+    ):
         with pytest.raises(UserError, match=said):
-            watch.promise(argparse.Namespace(**given))
+            watch.promise(argparse.Namespace(**given), validation)
+
+
+def test_goals_of_an_older_run(tmp_path, capsys):
+    """Its args.json holds --baseline without --patience, which was allowed: watch.py refused the
+    log; a goal on the command line is still checked."""
+    files.write_jsonl(tmp_path / "metrics.jsonl", [{"step": 1, "val/score": 0.5}])
+    files.write_json(tmp_path / "args.json", {"args": {"baseline": 0.5, "patience": 0}})
+    assert watch.main([str(tmp_path)]) == 0
+    with pytest.raises(UserError, match="add --patience"):
+        watch.main([str(tmp_path), "--baseline", "0.4"])
+
+
+@pytest.mark.parametrize("rows, said", [
+    ([{"step": 1, "reward/mean": 0.1}], "time was not logged"),
+    ([{"step": 0, "time_s": 3.0}], "3 s"),
+    ([{"step": 1, "time_s": 3.0, "judge/calls": None, "judge/latency_mean": None}], "3 s: 3 a step"),
+    ([{"step": 1, "time_s": 4.0, "judge/calls": 3}, {"step": 1, "judge/calls": 1, "judge/latency_mean": 2}],
+     "4 s: 4 a step; 4 judge calls, 2 s each"),
+    ([{"step": 1, "time_s": "4", "judge/calls": 2.0}], "time was not logged; 2 judge calls"),
+])  # fmt: skip
+def test_costs_of_other_logs(rows, said):
+    """What a log does not hold was 0 s, and a call without a time made the others faster."""
+    assert viewer.costs(rows) == said
 
 
 PROSE = (
