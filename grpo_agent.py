@@ -42,16 +42,7 @@ import watch
 from grpo_rubric import SCALES, group_advantages, token_losses
 from parts import parallel, prompting, rollouts, runs, server
 from parts.dialogue import continued_ids, visible
-from parts.files import (
-    UserError,
-    brief,
-    command,
-    finite,
-    load_function,
-    number,
-    where_raised,
-    write_jsonl,
-)
+from parts.files import UserError, command, finite, load_function, number, where_raised, write_jsonl
 from parts.guard import Guard, weights_to_write, write_summary
 from parts.means import mean
 from parts.rollouts import by_group, weighted_sums
@@ -248,7 +239,7 @@ def remember(t, env):
         text = json.dumps(finite(metadata), ensure_ascii=False)
         text.encode()
     except (TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise ValueError(f"metadata {brief(metadata)} is no JSON: {brief(error)}") from None
+        raise ValueError(f"metadata is no JSON: {error}") from None
     t.metadata = json.loads(text)
 
 

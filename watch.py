@@ -448,9 +448,7 @@ def promise(args, has_validation=True):
     check_goals(options)
     if not has_validation or not every:
         if (options.target, options.baseline) != (None, None):
-            raise UserError(
-                "--target, --baseline: no effect, as the run validates nothing; leave out"
-            )
+            raise UserError("--target, --baseline: no effect without validation; leave them out")
         when = " but before and after the run" if has_validation else ""
         return f"watch      no validation{when}: over-optimisation goes unnoticed"
     plateau = "no plateau stops it"

@@ -77,7 +77,8 @@ def contains(said, form):
 
 @functools.lru_cache
 def read_mailbox(path):
-    """{"messages": {id: message}, "words": {id: set}, "rarity": {word: ln(N/n)}, "questions": {split: […]},
+    """{"messages": {id: message}, "words": {id: set}, "rarity": {word: ln(N/n)},
+    "questions": {split: […]},
     "values": answers to all questions, as words}.
 
     ValueError names what a mailbox lacks.

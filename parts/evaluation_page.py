@@ -107,7 +107,8 @@ def in_words(report):
 def comparison_in_words(row, score):
     """The sentence of a comparison by `score`."""
     if row["verdict"] == "no verdict":
-        return f"The {score} is the same for every answer, so it says nothing about {row['a']} and {row['b']}."
+        same = f"The {score} is the same for every answer"
+        return f"{same}, so it says nothing about {row['a']} and {row['b']}."
     said = f"{WORDS[row['verdict']].format(row['a'], row['b'])} {show(row['win_rate'], 1, True)}"
     said += f" of the comparisons by the {score}"
     return f"{said}{why_open(row, row['p_holm'], 'prompts')}."

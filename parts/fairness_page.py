@@ -202,21 +202,15 @@ def is_after(part, change):
 
 def card_lines(report, folder):
     """What the model card of a folder says: verdicts, effects with intervals, what was left out."""
-    lines = []
-    for part in (
-        part for part in parts_of(report, "surfaces", "changes") if part["model"] == folder
-    ):
-        key = "D" if "before" in part else "d"
-        before = f" against {part['before']}" if "before" in part else ""
-        effects = [
-            f"{title_of(row)} {show(row[key], 2)}"
-            for row in part["rows"]
-            if row[key]["value"] is not None
-        ]
-        sizes = f"{part['R']} résumés × {part['N']} names{before}"
-        numbers = f"; {'changes' if before else 'effects'} in SD with 95 % intervals: {', '.join(effects)}"
+    lines, parts = [], parts_of(report, "surfaces", "changes")
+    for part in (part for part in parts if part["model"] == folder):
+        key, what = ("D", "changes") if "before" in part else ("d", "effects")
+        known = [row for row in part["rows"] if row[key]["value"] is not None]
+        effects = ", ".join(f"{title_of(row)} {show(row[key], 2)}" for row in known)
+        size = f"{part['R']} résumés × {part['N']} names"
+        size += f" against {part['before']}" if "before" in part else ""
         lines += summary([(twin_name(part), part["rows"])])
-        lines.append(f"({sizes}{numbers * bool(effects)}.)")
+        lines.append(f"({size}; {what} in SD with 95 % intervals: {effects or 'none'}.)")
     for part in parts_of(report, "risky"):
         if part.get("model") == folder:
             rate = f"{show(part['answers'], 1, True)} of {part['answers']['n']} answers"

@@ -173,14 +173,13 @@ class Run:
             raise UserError(f"--out {out}: holds a run; {fix}")
         if args.resume and "checkpoint" not in held:
             raise UserError(f"--resume: {out} holds no run with a checkpoint/ to continue from")
-        libraries = "torch", "transformers", "tokenizers", "numpy"
         self.record = {
             "stage": self.stage,
             "command": sys.argv,
             "processes": world(),
             "args": vars(args),
             "sha256": {str(path): files.fingerprint(path) for path in inputs},
-            "versions": {name: version(name) for name in libraries},
+            "versions": {x: version(x) for x in ("torch", "transformers", "tokenizers", "numpy")},
         }
         if args.resume:
             self._check_same_run()
@@ -527,8 +526,6 @@ class Run:
             where = f"stopped after step {self.step} of {self.planned}; its weights are in"
             print(f"{where} {self.out}\ncontinue with the same command and --resume")
             return 128 + self.stopped if self.stopped > 0 else 0
-        if not rank():
-            self._keep_checkpoints(1)
         self.step = min(step, self.step)
         rows, samples = map(self.rows, LOGS[:2])
         numbers = []
@@ -538,6 +535,7 @@ class Run:
                 numbers.append((key, values[0], values[-1]))
                 print(f"{key:24} before {values[0]}  after {values[-1]}")
         if not rank():
+            self._keep_checkpoints(1)
             write_card(self.out, self.record, numbers, self.step)
         answers = [row for row in samples if row["prompt"] == samples[0]["prompt"]]
         first, last = answers[:1], answers[-1:]
