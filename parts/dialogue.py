@@ -196,7 +196,8 @@ def render(tokenizer, messages, tools=None, **settings):
         settings |= {"chat_template": dated(template, today) if today else template}
         return tokenizer.apply_chat_template(messages, tools, tokenize=False, **settings)
     except Exception as error:  # jinja's errors have no common base class
-        roles = [message["role"] for message in messages]
+        # the first ones: a loader counts its rows by this text, and dialogues differ in length
+        roles = [message["role"] for message in messages[:3]] + ["…"] * (len(messages) > 3)
         whose = f" of {tokenizer.flag}" if hasattr(tokenizer, "flag") else ""
         raise Refused(f"the chat template{whose} refuses {roles}: {brief(error)}") from None
 

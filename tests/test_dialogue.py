@@ -514,3 +514,15 @@ def test_a_dialogue_goes_on_behind_what_was_sampled(family, tokenizers):
         longer = dialogue.continued_ids(tokenizer, [ASK], turns, ids)
         assert longer[: len(ids)] == ids and longer[-8:] == whole[-8:]
         assert longer.count(end) == whole.count(end)
+
+
+def test_refused_dialogues_are_counted_together():
+    """Each length of a dialogue was a reason of its own: a line of counts longer than the screen."""
+    refuse = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    tokenizer, reasons = tiny_tokenizer(template=refuse + BARE), set()
+    for n in range(2, 6):
+        turns = [{"role": r, "content": "x"} for _ in range(n) for r in ("user", "assistant")]
+        with pytest.raises(dialogue.Refused) as error:
+            dialogue.render(tokenizer, [{"role": "system", "content": "x"}, *turns])
+        reasons.add(str(error.value))
+    assert len(reasons) == 1 and all("'system', 'user', 'assistant'" in x for x in reasons)
