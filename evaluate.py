@@ -41,9 +41,8 @@ import numpy as np
 from checks.decisions import decision_of
 from checks.risky import asked_sentences, is_open, number_of_requests
 from parts import files
-from parts.card import add_result
 from parts.dialogue import CLOCK
-from parts.evaluation_page import FEW, PAGES, compare_card, in_words, reward_card
+from parts.evaluation_page import FEW, PAGES, add_to_cards, in_words
 from parts.files import Parser, UserError
 from parts.frontier import bon_curve, efficiency, equal_kl, frontier, load_runs, same_scorer
 from parts.reports import (
@@ -447,8 +446,9 @@ def load_scorers(args, rows):
             f"--gold {args.gold}: this is the --reward-model, no independent score; {fix}"
         )
     if not scorers:
-        fix = "to let people judge: annotate.py draw"
-        raise UserError(f"--gold, --reward-model: neither is there; {fix}")
+        raise UserError(
+            "--gold, --reward-model: neither is there; or let people judge: annotate.py"
+        )
     return scorers
 
 
@@ -608,7 +608,6 @@ def compare(args):
     report["answer"], report["notes"] = in_words(report)
     # (7) files
     save(args, report, "samples.jsonl", [answer for each in every for answer in each.flat])
-    add_card(args, report, names, "Compared with its baseline", compare_card)
     two = " --model-b ".join(names[:-3:-1])  # the last two: in the demo PPO and DPO
     print(f"next: python annotate.py draw --model {two} --prompts {args.prompts} --out runs/ab")
 
@@ -717,7 +716,6 @@ def reward(args):
     for row, *pair in zip(rows, scores.tolist(), lengths.tolist()):
         row["scores"], row["tokens"] = pair  # of the chosen and of the rejected answer
     save(args, report, "pairs.jsonl", rows)
-    add_card(args, report, [args.reward_model], "Accuracy on pairs", reward_card)
     print(f"next: python evaluate.py compare --reward-model {args.reward_model}")
 
 
@@ -830,13 +828,7 @@ def save(args, report, beside, rows):
     mode = 0o644 if args.command == "compare" else files.PRIVATE  # votes and profiles of people
     files.write_jsonl(Path(args.out) / beside, rows, mode=mode)
     write_report(args, report, *PAGES[args.command], beside, mode)
-
-
-def add_card(args, report, folders, title, lines_of):
-    """Add the result to the model cards of the run folders."""
-    report, page = files.finite(report), Path(args.out) / "report.html"
-    sentences = {str(folder): lines_of(report, folder) for folder in folders}
-    add_result(sentences, title, f"evaluate.py {args.command}", page)
+    add_to_cards(args, files.finite(report))
 
 
 # ---- 10. the guard ----

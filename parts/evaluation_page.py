@@ -5,6 +5,7 @@
 """
 
 from parts import pages
+from parts.card import add_result
 from parts.frontier import COSTS, GOAL, curve_of, same_scorer
 from parts.pages import ends
 from parts.pages import number as show
@@ -416,6 +417,21 @@ def human_sections(report):
         "Which model do people prefer?", texts, None, [chart], "answer", tables=tables
     )
     return [answer, *appendix(report, limits, dict(zip(report["models"], (a, b))))]
+
+
+CARDS = {  # what joins the cards of run folders: its title and its sentences on a folder
+    "compare": ("Compared with its baseline", compare_card),
+    "reward": ("Accuracy on pairs", reward_card),
+}
+
+
+def add_to_cards(args, report):
+    """Add a report's result to the cards of the run folders it measured (parts/card.py)."""
+    if args.command in CARDS:
+        title, lines_of = CARDS[args.command]
+        folders = args.model if args.command == "compare" else [args.reward_model]
+        lines = {str(folder): lines_of(report, folder) for folder in folders}
+        add_result(lines, title, f"evaluate.py {args.command}", f"{args.out}/report.html")
 
 
 PAGES = {  # title, and the sections of a report

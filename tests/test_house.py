@@ -67,7 +67,7 @@ ARROWS = {  # who may import whom, downwards only: stages, parts/runs.py, common
     "parts.guard": {"parts.files", "parts.parallel", "parts.runs"},
     "parts.reports": {"common", "parts.files", "parts.pages", "parts.parallel", "parts.runs"},
     "parts.frontier": {"parts.files", "parts.pages", "parts.reports", "parts.stats"},
-    "parts.evaluation_page": {"parts.frontier", "parts.pages", "parts.reports"},
+    "parts.evaluation_page": {"parts.card", "parts.frontier", "parts.pages", "parts.reports"},
     "parts.pages": {"parts.files"},
     "parts.verdicts": {"parts.files", "parts.pages", "parts.reports"},
     "parts.two_groups": {"parts.means", "parts.stats"},
