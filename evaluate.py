@@ -516,34 +516,33 @@ def measure_kl(answers, policy, reference, ids, pad, temperature):
             ref_logps = common.token_logps(reference, *batch, temperature)
         k1, _, k3 = common.kl_estimates(logps, ref_logps, batch[2])
         sums = [x.cpu().double().sum(1).tolist() for x in (k1, k3, entropy)]  # over tokens
-        for answer, kl, kl_k3, unsure in zip(flat[part], *sums, strict=True):
-            unsure = unsure / max(1, answer["length"])
-            answer |= {"kl": kl, "kl_k3": kl_k3, "entropy": unsure}
+        for answer, kl, kl_k3, nats in zip(flat[part], *sums, strict=True):
+            answer |= {"kl": kl, "kl_k3": kl_k3, "entropy": nats / max(1, answer["length"])}
 
 
-def score_answers(models, scorer, flag, function, rows):
-    """Add its score to every answer of every model, each (P, G); NaN where the function said None.
+def score_answers(tables, scorer, flag, function, rows):
+    """Add its score to every answer of the tables, each (P, G); NaN where the function says None.
 
     Each distinct answer to a prompt is scored once, whoever gave it: equal answers tie, exactly.
     """
-    given = [(p, a) for answers in models for p, some in enumerate(answers) for a in some]
-    asked = list(dict.fromkeys((p, answer["response"]) for p, answer in given))
-    asked_rows, texts = [rows[p] for p, _ in asked], [text for _, text in asked]
+    every = [(p, a) for table in tables for p, answers in enumerate(table) for a in answers]
+    distinct = list(dict.fromkeys((p, answer["response"]) for p, answer in every))
+    rows_of_texts, texts = [rows[p] for p, _ in distinct], [text for _, text in distinct]
     try:
-        values = function([row["prompt"] for row in asked_rows], texts, asked_rows)
+        values = function([row["prompt"] for row in rows_of_texts], texts, rows_of_texts)
+        values = list(values) if hasattr(values, "__iter__") else values  # a generator may raise
     except Exception as error:  # somebody else's function may raise anything
         raise UserError(f"{flag}: {files.where_raised(error)}") from None
-    expected = f"{flag}: expected {len(asked)} finite numbers or None, one per answer"
+    expected = f"{flag}: expected {len(distinct)} finite numbers or None, one per answer"
     try:
-        values = list(values)
         # rounded, so that parts that add up to the same are a tie in whatever order they were added
         values = [math.nan if value is None else round(float(value), 9) for value in values]
     except (TypeError, ValueError):
         raise UserError(f"{expected}; got {repr(values)[:60]}") from None
-    if len(values) != len(asked) or math.inf in map(abs, values):
+    if len(values) != len(distinct) or math.inf in map(abs, values):
         raise UserError(f"{expected}; got {len(values)}: {str(values)[:60]}")
-    scores = dict(zip(asked, values))
-    for p, answer in given:
+    scores = dict(zip(distinct, values))
+    for p, answer in every:
         answer[scorer] = scores[p, answer["response"]]
 
 
@@ -566,8 +565,7 @@ def compare(args):
     prompts = [row["prompt"] for row in rows]
     tokenizers = load_tokenizers(names, prompts)
     scorers = load_scorers(args, rows)
-    given = (present(args.gold), present(args.reward_model), args.temperature)
-    logged = load_runs(names, *given)
+    logged = load_runs(names, present(args.gold), present(args.reward_model), args.temperature)
     models, pools = {}, []
     for name, tokenizer in zip(names, tokenizers):
         model = common.load_policy(name, **placed(args), trainable=False)
@@ -577,14 +575,14 @@ def compare(args):
             reference = model
             ids = common.prompts_that_fit(model, tokenizer, prompts, args.max_new_tokens)
             if args.bon and "proxy" in scorers:  # draws of its own, so that no answer meets itself
-                many = args.bon, args.seed + 1
-                pools.append(draw(args, model, tokenizer, name, rows, ids, *many))
+                pool = draw(args, model, tokenizer, name, rows, ids, args.bon, args.seed + 1)
+                pools.append(pool)
         models[name] = draw(args, model, tokenizer, name, rows, ids, args.samples, args.seed)
         # (3) KL
         pad = common.pad_id(tokenizer)
         measure_kl(models[name], model, reference, ids, pad, args.temperature)
     # (4) score
-    every, (by, *_), seed = [*models.values(), *pools], scorers, args.seed
+    every, by, seed = [*models.values(), *pools], next(iter(scorers)), args.seed
     for scorer, how in scorers.items():
         score_answers(every, scorer, *how, rows)
     # (5) statistics
@@ -691,13 +689,13 @@ def by_task(models, rows, skills, scorer):
 
 def side_by_side(models, rows, scorer, seed):
     """The first answer of each model to prompts drawn by seed."""
-    shown = []
+    samples = []
     for p in sorted(random.Random(seed).sample(range(len(rows)), min(SAMPLES, len(rows)))):
         firsts = {name: answers[p, 0] for name, answers in models.items()}
-        told = [{"model": k, "text": x["response"], "score": x[scorer]} for k, x in firsts.items()]
+        cards = [{"model": k, "text": x["response"], "score": x[scorer]} for k, x in firsts.items()]
         prompt = plain_text(rows[p]["prompt"])
-        shown.append({"id": str(rows[p].get("id", p)), "prompt": prompt, "answers": told})
-    return shown
+        samples.append({"id": str(rows[p].get("id", p)), "prompt": prompt, "answers": cards})
+    return samples
 
 
 def reward(args):
@@ -724,9 +722,9 @@ def reward_quality(rows, scores, lengths):
 
     scores, lengths  (B, 2) of the chosen and of the rejected answer
     """
-    kept = [i for i, row in enumerate(rows) if not row.get("tie")]
-    delta, longer = (x[kept, 0] - x[kept, 1] for x in (scores, lengths))  # (B,) ties left out
-    rows = [rows[i] for i in kept]
+    decided = [i for i, row in enumerate(rows) if not row.get("tie")]
+    delta, longer = (x[decided, 0] - x[decided, 1] for x in (scores, lengths))  # (B,) ties left out
+    rows = [rows[i] for i in decided]
     prompts = np.array([json.dumps(row["prompt"], sort_keys=True) for row in rows])
 
     def right(delta):

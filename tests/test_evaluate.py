@@ -181,6 +181,7 @@ def test_equal_answers_tie_exactly():
     (lambda p, t, r: None, "expected 3 finite numbers or None, one per answer; got None"),
     (lambda p, t, r: 1.0, "expected 3 finite numbers or None, one per answer; got 1.0"),
     (lambda p, t: [0.0] * 3, "TypeError"),
+    (lambda p, t, r: (1 / 0 for _ in t), "ZeroDivisionError"),
     (lambda p, t, r: ["good"] * 3, "one per answer; got .'good'"),
 ])  # fmt: skip
 def test_a_bad_gold_function_is_one_line(function, message):
