@@ -446,9 +446,7 @@ def load_scorers(args, rows):
             f"--gold {args.gold}: this is the --reward-model, no independent score; {fix}"
         )
     if not scorers:
-        raise UserError(
-            "--gold, --reward-model: neither is there; or let people judge: annotate.py"
-        )
+        raise UserError("--gold, --reward-model: neither is there; annotate.py asks people")
     return scorers
 
 
