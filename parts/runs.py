@@ -176,6 +176,7 @@ class Run:
         self.record = {
             "stage": self.stage,
             "command": sys.argv,
+            "first_command": sys.argv,  # before any --resume
             "processes": world(),
             "args": vars(args),
             "sha256": {str(path): files.fingerprint(path) for path in inputs},
@@ -540,9 +541,8 @@ class Run:
         answers = [row for row in samples if row["prompt"] == samples[0]["prompt"]]
         first, last = answers[:1], answers[-1:]
         texts = [row["prompt"] for row in first] + [row["answer"] for row in first + last]
-        names = "prompt", "before", "after"
-        if texts[1:2] == texts[2:]:
-            names, texts = ("prompt", "unchanged"), texts[:2]
+        changed = texts[1:2] != texts[2:]
+        names = ("prompt", "before", "after") if changed else ("prompt", "unchanged")
         for name, text in zip(names, texts):
             print(f"{name:10} {textwrap.shorten(text, 300, placeholder=' …') or '(empty)'}")
         print(f"wrote {self.out}: the model, README.md, args.json, its logs (*.jsonl), checkpoint/")
