@@ -25,6 +25,7 @@ import argparse
 import contextlib
 import importlib
 import json
+import math
 import shutil
 import sys
 import tempfile
@@ -284,7 +285,9 @@ def faked(ledger, gpu, limit, sizes):
         (FakeTensor, "__array__", ones),
         (FakeTensor, "numpy", ones),
         (FakeTensor, "__format__", lambda x, form: format(1.0, form)),
-        (prompting, "check_sampling", lambda *_: None),  # of log-probs, which are no numbers here
+        # of log-probs and scores, which are no numbers here
+        (prompting, "check_sampling", lambda *_: None),
+        (math, "isfinite", lambda x: True),
         *((f, "free_memory", lambda _: limit and limit * GB - total(ledger.live)) for f in files),
     ]
     if gpu:

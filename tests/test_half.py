@@ -172,8 +172,8 @@ def temperature(patch, model, factor):
     """The sampler draws at another temperature than the scorer's."""
     real = common._decode
 
-    def decode(model, prompts, uniform, ends, temperature):
-        return real(model, prompts, uniform, ends, temperature * factor)
+    def decode(model, prompts, uniform, ends, temperature, *top_p):
+        return real(model, prompts, uniform, ends, temperature * factor, *top_p)
 
     patch.setattr(common, "_decode", decode)
 
