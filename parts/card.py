@@ -164,6 +164,7 @@ def add_result(sentences, title, command, report):
 
     sentences  {folder: what was measured of it, [] for nothing};  report: its path
     """
+    written = []
     for folder, lines in sentences.items():
         if not lines or not own_card(folder):
             continue
@@ -173,4 +174,6 @@ def add_result(sentences, title, command, report):
         except OSError as error:  # the report is written, and stands
             print(f"{folder}/README.md could not be written, so it lacks the result: {error}")
         else:
-            print(f"added to {folder}/README.md: {title}")
+            written.append(f"{folder}/README.md")
+    if written:
+        print(f"added to {', '.join(written)}: {title}")

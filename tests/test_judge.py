@@ -580,7 +580,7 @@ def test_the_two_orders_of_ruler(command, capsys):
 def test_judge_py_ruler_names_the_new_command(capsys):
     with pytest.raises(UserError, match="--responses none.jsonl: no such file"):
         judge.main(["ruler", "--responses", "none.jsonl"])
-    assert "`python ruler.py`" in capsys.readouterr().out
+    assert "judge.py ruler is now python ruler.py" in capsys.readouterr().err
 
 
 WRONG = cases("""
