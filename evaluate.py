@@ -53,13 +53,13 @@ from parts.reports import (
     made,
     mentioned,
     placed,
-    plain_text,
     present,
     raw_scorer,
     read_run,
     seen_pairs,
     write_report,
 )
+from parts.rows import plain_text
 from parts.stats import (
     bootstrap_ci,
     clustered_mean,

@@ -35,12 +35,12 @@ from parts.reports import (
     check_out,
     made,
     mentioned,
-    plain_text,
     raw_scorer,
     read_csv,
     read_run,
     write_report,
 )
+from parts.rows import plain_text
 from parts.stats import standings
 
 RANK_ORDER = "Which candidate fits this role?"  # first line of the task rank; data/README.md

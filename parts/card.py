@@ -143,9 +143,10 @@ def add_section(folder, name, title, lines):
 
     False if the folder holds no card that a run wrote.
     """
-    if not own_card(folder):
+    cards = own_card(folder)
+    if not cards:
         return False
-    [path] = own_card(folder)
+    [path] = cards
     text = path.read_text(encoding="utf-8", errors="surrogateescape")
     start, end = f"<!-- {name} -->", f"<!-- /{name} -->"
     section = "\n".join([start, f"## {title}", "", *lines, end])
@@ -166,14 +167,11 @@ def add_result(sentences, title, command, report):
     """
     written = []
     for folder, lines in sentences.items():
-        if not lines or not own_card(folder):
-            continue
         source = f"`{command}`, {datetime.date.today()}; all of it is in `{report}`."
         try:
-            add_section(folder, title, title, [*lines, "", source])
+            if lines and add_section(folder, title, title, [*lines, "", source]):
+                written.append(f"{folder}/README.md")
         except OSError as error:  # the report is written, and stands
             print(f"{folder}/README.md could not be written, so it lacks the result: {error}")
-        else:
-            written.append(f"{folder}/README.md")
     if written:
         print(f"added to {', '.join(written)}: {title}")

@@ -11,6 +11,7 @@ import re
 from collections import Counter
 
 from parts.files import UserError, brief, told
+from parts.rows import plain_text
 
 NAME_PARTS, CELL = ("name", "first", "last"), ("sex", "race_ethnicity")
 TEXTS = ("prompt", "chosen", "rejected", "completion")  # completion: of a thumb
@@ -42,7 +43,7 @@ def counterfactual_rows(row, names, rng):
     >>> [(r["chosen"], r["rejected"]) for r in counterfactual_rows(row, [], None)[0]][1]
     ('Aisha Booker, 6 years.', 'Emily Yoder, 2.')
     """
-    texts = {key: text_of(row[key]) for key in TEXTS if isinstance(row.get(key), (str, list))}
+    texts = {key: plain_text(row[key]) for key in TEXTS if isinstance(row.get(key), (str, list))}
     people, why = people_of(row, texts)
     if why:
         return [row], why
@@ -103,10 +104,6 @@ def renamed(row, texts, old, new):
         for entry in row["candidates"]
     ]
     return {**row, **{key: exchanged(row[key]) for key in texts}, "candidates": entries}, ""
-
-
-def text_of(value):
-    return value if isinstance(value, str) else "\n".join(m["content"] for m in value)
 
 
 def cell(person):

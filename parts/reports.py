@@ -18,11 +18,6 @@ from parts.files import UserError
 SCHEMA = 4  # of report.json; a key that changes its meaning, or leaves, raises it
 
 
-def plain_text(prompt):
-    """The words of a prompt: itself, or its messages one below the other."""
-    return prompt if isinstance(prompt, str) else "\n".join(m["content"] for m in prompt)
-
-
 def mentioned(text, terms):
     """The terms that stand in the text as whole words, whatever their case.
 

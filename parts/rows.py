@@ -24,6 +24,11 @@ LAST_ANSWER_LINE = re.compile(
 )
 
 
+def plain_text(prompt):
+    """The words of a prompt: itself, or its messages one below the other."""
+    return prompt if isinstance(prompt, str) else "\n".join(m["content"] for m in prompt)
+
+
 def check_messages(value, key):
     """Raise ValueError unless value is text or a list of {"role", "content"} messages."""
     if isinstance(value, str):

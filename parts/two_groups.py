@@ -1,7 +1,7 @@
 """parts/two_groups.py: one group against another: shares, within strata, of rows that repeat.
 
-Rows         each its own: stratified_difference, within strata by Mantel and Haenszel (rates_differ
-             is of one table), exact where tables are sparse; breslow_day: are strata alike?
+Rows         each its own: stratified_difference, of one table or within strata by Mantel and
+             Haenszel, exact where tables are sparse; breslow_day: are strata alike?
              of clusters: clustered_difference
 Convention   rows that share a prompt, an item or a person are one cluster, and clusters are what
              is independent; p-values are two-sided; None where there is nothing to estimate
@@ -113,15 +113,6 @@ def ratio_interval(A, B, variance, t=Z95):
         return None
     half = t * math.sqrt(max(0.0, variance))
     return A / B * math.exp(-half), A / B * math.exp(half)
-
-
-def rates_differ(a, n, b, m):
-    """a of n against b of m: `stratified_difference` of one table.
-
-    >>> rates_differ(2, 2, 0, 2)["test"]
-    'Fisher'
-    """
-    return stratified_difference([(a, n, b, m)])
 
 
 def chi2_p(x, df):

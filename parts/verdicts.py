@@ -12,11 +12,10 @@ from statistics import NormalDist
 
 from parts import files, pages
 from parts.pages import number as show
-from parts.reports import hashes
+from parts.reports import SCHEMA, hashes
 
 ROOT = Path(__file__).resolve().parent.parent
 VERSION = "0.2"  # of FeedbackLoop, as in CHANGELOG.md
-SCHEMA = 4  # of report.json; a key that changes its meaning, or leaves, raises it
 NOTICE = "Not legal advice. Not an independent bias audit. Which rules apply: docs/law.md."
 REFERENCE = {"sex": "Male", "race_ethnicity": "White"}  # declared before looking
 CROSSED = "sex × race_ethnicity"

@@ -16,7 +16,7 @@ from conftest import REPO
 from parts.files import UserError
 from parts.ll144 import LL144, ll144_tables
 from parts.rates import compare, impact_ratios
-from parts.two_groups import rates_differ
+from parts.two_groups import stratified_difference
 from parts.verdicts import NOTICE, VERSION
 from tiny import cases
 
@@ -94,7 +94,7 @@ def test_eeoc_example():
 
 def test_what_is_compared_with_what():
     counts = {"a": (50, 100), "b": (35, 100), "c": (33, 100)}
-    p = [rates_differ(50, 100, k, 100)["p"] for k in (35, 33)]
+    p = [stratified_difference([(50, 100, k, 100)])["p"] for k in (35, 33)]
     rows = rows_of(counts, "a")
     adjusted = [rows[group]["p_adjusted"] for group in "bc"]
     assert adjusted == pytest.approx([max(p[0], 2 * p[1]), 2 * p[1]])

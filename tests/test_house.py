@@ -60,7 +60,7 @@ ARROWS = {  # who may import whom, downwards only: stages, parts/runs.py, common
     "parts.recipe": {"parts.files"},
     "parts.cache": {"parts.files"},
     "parts.card": {"parts.files"},
-    "parts.counterfactual": {"parts.files"},
+    "parts.counterfactual": {"parts.files", "parts.rows"},
     "parts.families": {"parts.files"},
     "parts.folders": {"parts.dialogue"},
     "parts.memory": {"parts.cache", "parts.families", "parts.parallel"},

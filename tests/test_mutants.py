@@ -11,7 +11,8 @@ import evaluate
 import rank
 from parts import evaluation_page, frontier
 from parts.files import UserError
-from parts.reports import plain_text, read_run
+from parts.reports import read_run
+from parts.rows import plain_text
 from parts.votes import counted, item_sha256, load_items, read_log
 from tiny import write_rows
 

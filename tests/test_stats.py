@@ -25,7 +25,7 @@ def test_shares():
         assert stats.wilson(a, n) == pytest.approx((x.low, x.high), abs=1e-9)
         signs = scipy_stats.binomtest(a, a + b).pvalue if a + b else 1.0
         assert stats.sign_test(a, b) == pytest.approx(signs, abs=1e-9)
-        counts, found = [[a, n - a], [b, m - b]], two_groups.rates_differ(a, n, b, m)
+        counts, found = [[a, n - a], [b, m - b]], two_groups.stratified_difference([(a, n, b, m)])
         if 0 < a + b < n + m:
             chi = scipy_stats.chi2_contingency(counts, correction=False)
         few = not 0 < a + b < n + m or chi.expected_freq.min() < 5
