@@ -3,7 +3,7 @@
 Objective    votes that can be trusted: blind, sides balanced, on disk before the page moves on
 Algorithm    (1) items: a file of answer pairs, or answers drawn from one or two models
              (2) the log: one line per vote, replayed at every start
-             (3) each annotator's list: shuffled, sides half and half, gold spread, some items twice
+             (3) each annotator's list: shuffled, sides half and half
              (4) a vote: checked, un-blinded, appended, fsync, and only then acknowledged
              (5) export: the votes that stand → prefs.jsonl for reward_train.py, dpo.py and TRL
 Conventions  `choice` names an answer (a, b), never a side. The server draws the side from
@@ -24,8 +24,8 @@ Conventions  `choice` names an answer (a, b), never a side. The server draws the
              A pseudonym belongs to the browser that used it first, which holds its key in a
              cookie; the log has the key's hash.
 Left out     1. accounts, a database, TLS: put a reverse proxy in front   2. rankings of more than
-             two, one rubric per axis   3. blocking of annotators   4. reserving an item for its
-             reader: two people may vote on one item at once, and both votes are kept
+             two, one rubric per axis   3. blocking of annotators   4. items shown twice
+             5. reserving an item for its reader: two may vote at once, and both votes are kept
 Run          python annotate.py --items data/items.jsonl
              python annotate.py draw --model runs/dpo --model-b runs/ppo --out runs/ab
              python annotate.py --thumbs --out runs/thumbs
@@ -39,20 +39,21 @@ import errno
 import hashlib
 import json
 import os
+import random
 import secrets
 import shlex
 import signal
 import sys
 import threading
 from collections import Counter
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from types import SimpleNamespace
 
 from parts import files, votes, web
 from parts.draw import add_arguments, draw
 from parts.files import Parser, UserError, number
-from parts.votes import counted, load_items, other, plain, read_log, replay, to_prefs, to_thumbs
+from parts.votes import counted, load_items, other, plain, read_log, replay, standing
 
 try:
     import fcntl
@@ -61,39 +62,25 @@ except ImportError:  # Windows: a second server on the same folder is not notice
 
 APP = "annotate 3"
 ITEMS = "data/items.jsonl"
-KEPT = "overlap repeat guidelines no_exact_time thumbs".split()  # flags that a restart takes over
-REPEAT_AFTER = 10  # other items between the first showing of an item and the second
-COOKIE_DAYS = 400  # the most that browsers grant
+KEPT = "overlap guidelines no_exact_time thumbs".split()  # flags that a restart takes over
 TEMPLATES = Path(__file__).resolve().parent / "parts/templates"
 REASONS = "accuracy, relevance, tone, invented facts, risky question, fairness concern".split(", ")
 
 # ---- 3. the math ----
 
 
-def digest(*parts):
-    """A number in [0, 1) that depends on the parts and on nothing else."""
-    text = json.dumps(parts, ensure_ascii=False)
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=6).digest(), "big") / 2**48
+def plan(annotator, items):
+    """{item id: answer on the left}, in this annotator's order.
 
-
-def plan(annotator, gold):
-    """{item id: answer on the left}, in this annotator's order. `gold` is {item id: True or False}.
-
-    Gold and ordinary items are shuffled and spread evenly, each at a random place in its own
-    stretch of the list. Sides go in pairs of items: the first is a coin toss, the second its
-    opposite, so after any even number of items each answer was on the left exactly half the time.
-    >>> plan("ann", dict.fromkeys("pqrs", False))
-    {'r': 'b', 'p': 'a', 'q': 'b', 's': 'a'}
+    Sides go in pairs of items: the first is a coin toss, the second its opposite, so after any even
+    number of items each answer was on the left exactly half the time.
+    >>> plan("ann", "pqrs")
+    {'s': 'b', 'q': 'a', 'p': 'b', 'r': 'a'}
     """
-    place, sides, left = {}, {}, None
-    for kind in (True, False):
-        group = [item for item in gold if gold[item] is kind]
-        group.sort(key=lambda item: digest("order", annotator, item))
-        for rank, item in enumerate(group):
-            place[item] = (rank + digest("place", annotator, item)) / len(group)
-    for at, item in enumerate(sorted(place, key=place.get)):
-        coin = "a" if digest("side", item, annotator) < 0.5 else "b"
-        left = other(left) if at % 2 else coin
+    draw, order, sides, left = random.Random(annotator), [*items], {}, None
+    draw.shuffle(order)
+    for at, item in enumerate(order):
+        left = other(left) if at % 2 else draw.choice("ab")
         sides[item] = left
     return sides
 
@@ -110,26 +97,19 @@ def parse_args(argv=None):
     argv = list(sys.argv[1:] if argv is None else argv)
     if not argv or (argv[0].startswith("-") and argv[0] not in ("-h", "--help")):
         argv.insert(0, "serve")
-    example = "example: python annotate.py"
-    epilog = f"{example} --items {ITEMS} --out runs/annotate; flags: annotate.py serve --help"
+    epilog = "example: python annotate.py --overlap 2; flags: annotate.py serve --help"
     parser = Parser(prog="annotate.py", description=__doc__.splitlines()[0], epilog=epilog)
     parser.set_defaults(thumbs=False)  # what a session has shown stands in its args.json
     commands = parser.add_subparsers(dest="command", metavar="command", required=True)
     parsers = {}
-    for name, (run, flags) in COMMANDS.items():
-        parsers[name] = commands.add_parser(
-            name,
-            help=run.__doc__,
-            description=run.__doc__,
-            epilog=f"{example} {name} {flags}",
-        )
+    for name, run in COMMANDS.items():
+        parsers[name] = commands.add_parser(name, help=run.__doc__, description=run.__doc__)
         add = parsers[name].add_argument
         add("--out", default="runs/annotate", help="folder of the session (default %(default)s)")
     add = parsers["serve"].add_argument
     # fmt: off
     add("--items", help=f"JSONL of id, prompt, a, b, optional task, a_model, b_model, gold (default: items.jsonl in --out, else {ITEMS})")
     add("--overlap", type=number(int, at_least=0), default=1, help="votes per item, 1 to 5; 0: everyone sees every item (default 1)")
-    add("--repeat", type=number(at_least=0, below=0.5), default=0.05, help="share of items shown twice, 0 to 0.2 (default 0.05)")
     add("--thumbs", action="store_true", help="show one answer of each item, good or bad: thumbs.jsonl for dpo.py --loss-type kto")
     add("--guidelines", help="text file shown before and during the session (default: a text for the bundled tasks)")
     add("--no-exact-time", action="store_true", help="store only the day of a vote, and no durations")
@@ -144,16 +124,16 @@ def parse_args(argv=None):
     add("--ties", choices=("keep", "drop"), default="keep", help="drop: for tools that do not know ties (default %(default)s)")
     # fmt: on
     args = parser.parse_args(argv)
-    record = Path(args.out) / "args.json"
-    if args.command != "draw" and record.is_file():  # a session goes on with its own settings
-        try:
-            saved = {"thumbs": False} | json.loads(record.read_bytes())["args"]
-            parsers[args.command].set_defaults(**{key: saved[key] for key in KEPT})
-        except (ValueError, KeyError, TypeError):
+    if (
+        args.command != "draw" and (Path(args.out) / "args.json").is_file()
+    ):  # a session goes on with its own settings
+        record = files.read_record(args.out, "--out")
+        if record.get("stage") != "annotate":
             why = "holds an args.json of another kind; choose another --out"
-            raise UserError(f"--out {args.out}: {why}") from None
+            raise UserError(f"--out {args.out}: {why}")
+        parsers[args.command].set_defaults(**record["args"])
         args = parser.parse_args(argv)
-        if args.thumbs != saved["thumbs"]:
+        if args.thumbs != record["args"].get("thumbs", False):
             raise UserError(f"--thumbs: --out {args.out} compares pairs; choose another --out")
     parsers["export"].without_effect("--ties", args.thumbs, "a thumb has no tie")
     return args
@@ -164,26 +144,23 @@ def parse_args(argv=None):
 #  "a": [{"role": "assistant", …}], "b": [{"role": "assistant", …}], "a_model": "…", "gold": null}
 
 
-def json_line(row):
-    return json.dumps(row, ensure_ascii=False).encode() + b"\n"
-
-
-def turns(value):
-    """Text or messages as messages, for the page."""
-    return [{"role": "prompt", "content": value}] if isinstance(value, str) else plain(value)
-
-
 # ---- 8. the loop ----
 
+SENT = (  # by the page, and written as they are
+    "event event_id annotator session strength reasons comment ms_active ms_wall ts_client "
+    "guidelines_sha256"
+).split()
+THUMBS = ("left", 2), ("right", 2), (None, None)
 
-def number_of_votes(people):
-    """Votes that stand; a skip is none."""
-    return sum(event["choice"] is not None for person in people for event in person.standing)
 
+@dataclass
+class Person:
+    """What one annotator was shown and did."""
 
-def key_sha256(name, key):
-    """What the log holds of a pseudonym's key; two pseudonyms of one browser have two keys."""
-    return hashlib.sha256(f"{name} {key}".encode()).hexdigest()
+    sides: dict  # {item id: answer on the left}, in this annotator's order
+    events: list
+    standing: list  # votes and skips that no undo took back
+    returned: dict | None  # the vote that the last event took back: its item comes back at once
 
 
 class Desk:
@@ -192,8 +169,7 @@ class Desk:
     def __init__(self, args, items):
         # (1) items: a file of answer pairs, or answers drawn from one or two models
         self.args, self.items, self.lock = args, items, threading.Lock()
-        self.gold = {id: item.get("gold") is not None for id, item in items.items()}
-        self.people, self.seen, self.votes = {}, {}, Counter()
+        self.events = {}  # {event id: event}, as in the log
         self.owners = {}  # {pseudonym: hash of the key that its first browser holds}
         self.out, self.saved = Path(args.out), False
         self.log = self.out / "annotations.jsonl"
@@ -209,7 +185,9 @@ class Desk:
         if self.log.exists():
             os.chmod(self.log, files.PRIVATE)
             for event in read_log(self.log, items, args.thumbs):
-                self.count(event)
+                self.events[event["event_id"]] = event
+                if "key_sha256" in event:  # not in the log of an older version
+                    self.owners[event["annotator"]] = event["key_sha256"]
             data = self.log.read_bytes()
             whole = data.rfind(b"\n") + 1
             if whole < len(data):
@@ -217,105 +195,57 @@ class Desk:
                 os.truncate(self.log, whole)
 
     def person(self, name):
-        """What one annotator was shown and did."""
+        # of a thumb everyone sees the same answer, so that votes on an item can agree
+        sides = plan("everyone" if self.args.thumbs else name, self.items)
+        events = [event for event in self.events.values() if event["annotator"] == name]
+        returned = self.events.get(events[-1]["undoes"]) if events else None
+        return Person(sides, events, standing(events), returned)
+
+    def standing_votes(self):
+        """Of everybody; a skip is none."""
+        return [event for event in standing([*self.events.values()]) if event["choice"]]
+
+    def owns(self, name, key):
+        """Is this the key of the browser whose pseudonym this is? The first browser's key is."""
         if not votes.is_name(name):
             raise ValueError("use 1 to 32 letters, digits, dots, dashes or underscores")
-        if name not in self.people:
-            # of a thumb everyone sees the same answer, so that votes on an item can agree
-            sides = plan("everyone" if self.args.thumbs else name, self.gold)
-            self.people[name] = SimpleNamespace(
-                name=name, sides=sides, order=list(sides), events=[], standing=[], returned=None
-            )
-        return self.people[name]
+        digest = hashlib.sha256(f"{name} {key}".encode()).hexdigest()
+        return self.owners.setdefault(name, digest) == digest
 
-    def count(self, event):
-        """Take an event into account: at the start, and after each line written."""
-        me = self.person(event["annotator"])
-        me.events.append(event)
-        if "key_sha256" in event:  # not in the log of an older version
-            self.owners[event["annotator"]] = event["key_sha256"]
-        self.seen[event["event_id"]] = event
-        me.returned = self.seen.get(event["undoes"])  # an undone item comes back at once
-        if me.returned:
-            me.standing = [e for e in me.standing if e is not me.returned]
-        elif event["event"] != "undo":
-            me.standing.append(event)
-        changed = me.returned or event
-        if changed["choice"] and changed["repeat_of"] is None:
-            self.votes[changed["item_id"]] += -1 if me.returned else 1
-
-    def admit(self, name, key):
-        """(key, None) for the browser whose pseudonym this is, else (None, the refusal).
-
-        The first browser gets a new key; another one must know it.
-        """
-        me, key = self.person(name), key or secrets.token_hex(10)
-        alike = [n for n in self.people if self.people[n].events and n != name]
-        alike = [n for n in alike if votes.folded(n) == votes.folded(name)]
-        if alike and not me.events:
-            error = f"{alike[0]} has votes here, and {name} would be another person"
-            return None, {"error": f"{error}: continue as {alike[0]}?", "similar": alike[0]}
-        if self.owners.setdefault(name, key_sha256(name, key)) != key_sha256(name, key):
-            where = "its key is under Help in that browser"
-            return None, {"error": f"{name} belongs to another browser; {where}"}
-        return key, None
-
-    # (3) each annotator's list: shuffled, sides half and half, gold spread, some items twice
-    def next_task(self, me):
-        """(item id, id of the vote that it repeats or None); (None, None) at the end."""
-        if me.returned:
-            return me.returned["item_id"], me.returned["repeat_of"]
-        again = {e["repeat_of"] for e in me.standing} - {None}
-        own = [e for e in counted(me.standing) if e["choice"]]
-        if len(again) < int(self.args.repeat * len(own)):
-            for event in counted(me.standing[:-REPEAT_AFTER]):
-                if event["choice"] and event["event_id"] not in again:
-                    return event["item_id"], event["event_id"]
-        return next(iter(self.open_items(me)), None), None
-
+    # (3) each annotator's list: shuffled, sides half and half
     def open_items(self, me):
         """Ids of the items that this annotator may still be given, in order."""
         done, wanted = {e["item_id"] for e in me.standing}, self.args.overlap
-        left = [id for id in me.order if id not in done]
-        return [id for id in left if not wanted or self.gold[id] or self.votes[id] < wanted]
-
-    def shown(self, me, item_id, repeat_of):
-        """Which answer is on which side; a repeat swaps them, as far as both are shown."""
-        again = repeat_of and not self.args.thumbs
-        left = self.seen[repeat_of]["shown"]["right"] if again else me.sides[item_id]
-        return {"left": left, "right": other(left)}
+        n_votes = Counter(vote["item_id"] for vote in counted(self.standing_votes()))  # of no gold
+        left = [id for id in me.sides if id not in done and not 0 < wanted <= n_votes[id]]
+        if me.returned:  # by an undo: at once, whoever voted on it in the meantime
+            left = [me.returned["item_id"], *(id for id in left if id != me.returned["item_id"])]
+        return left
 
     def state(self, name):
         """Everything the page gets to know: no item id, no model, no gold, no side."""
         me = self.person(name)
-        item_id, repeat_of = self.next_task(me)
-        left, kinds = self.open_items(me), Counter(e["choice"] or "skip" for e in me.standing)
-        again = sum(e["repeat_of"] is not None for e in me.standing)
-        ordinary = sum(e["choice"] is not None for e in counted(me.standing))
-        ordinary += sum(not self.gold[id] for id in left)
-        planned = int(self.args.repeat * ordinary) if item_id and ordinary > REPEAT_AFTER else 0
+        left = self.open_items(me)
         state = {
             "step": len(me.events),
             "undoes": me.standing[-1]["event_id"] if me.standing else None,
             "done": len(me.standing),
-            "all": len(me.standing) + len(left) + max(0, planned - again),
-            # gold and repeats count, too: a counter that stopped would give them away
-            "votes": number_of_votes([me]),
-            "everyone": number_of_votes(self.people.values()),
-            # a and b together: the page must not say which of them won
-            "decided": kinds["a"] + kinds["b"],
-            "others": {kind: kinds[kind] for kind in ("tie", "both_bad", "skip")},
+            "all": len(me.standing) + len(left),
+            # gold counts, too: a counter that stopped would give it away
+            "votes": sum(bool(e["choice"]) for e in me.standing),
+            "everyone": len(self.standing_votes()),
             "item": None,
         }
-        if item_id:
-            item, shown = self.items[item_id], self.shown(me, item_id, repeat_of)
+        if left:
+            item, side = self.items[left[0]], me.sides[left[0]]
+            before = me.returned or {"reasons": [], "comment": ""}
             state["item"] = {
-                "item": me.order.index(item_id),
-                "prompt": turns(item["prompt"]),
-                "left": turns(item[shown["left"]])[0]["content"],
-                "right": turns(item[shown["right"]])[0]["content"],
-                "reasons": me.returned["reasons"] if me.returned else [],
-                "comment": me.returned["comment"] if me.returned else "",
+                "item": [*me.sides].index(left[0]),
+                "prompt": plain(item["prompt"]),
+                "left": votes.answer_text(item[side]),
+                "right": votes.answer_text(item[other(side)]),
+                "reasons": before["reasons"],
+                "comment": before["comment"],
             }
         return state
 
@@ -323,67 +253,55 @@ class Desk:
     def record(self, body):
         """None once the vote is on disk, else why it was refused; raises if it is not a vote."""
         me, undo = self.person(body["annotator"]), body["event"] == "undo"
-        if old := self.seen.get(body["event_id"]):  # sent again: the acknowledgement was lost
-            sent = body | {"choice": unblind(old["shown"], body["choice"])}
-            same = all(sent[k] == old[k] for k in ("annotator", "event", "choice", "strength"))
-            return None if same else "this id was used for another vote"
+        if body["event_id"] in self.events:  # sent again: the acknowledgement was lost
+            return None
         if body["step"] != len(me.events):
             return "you continued in another window; this is your current item"
+        item_id = dict(enumerate(me.sides)).get(body["item"])
         if undo:
-            last = me.standing[-1] if me.standing else None
-            if not last or last["event_id"] != body["undoes"]:
+            if not me.standing or me.standing[-1]["event_id"] != body["undoes"]:
                 return "that is not your last vote"
-            item_id, repeat_of, shown = last["item_id"], last["repeat_of"], last["shown"]
-        else:
-            task, repeat_of = self.next_task(me)
-            item_id = dict(enumerate(me.order)).get(body["item"])
-            repeat_of = repeat_of if item_id == task else None
-            done = item_id in {e["item_id"] for e in me.standing}
-            if item_id is None or (done and not repeat_of):
-                return "the item has changed, or you have voted on it already"
-            shown = self.shown(me, item_id, repeat_of)
+            item_id = me.standing[-1]["item_id"]
+        elif item_id in {None, *(e["item_id"] for e in me.standing)}:
+            return "the item has changed, or you have voted on it already"
         if self.args.thumbs and (body["choice"], body["strength"]) not in THUMBS:
             raise ValueError("choice: an answer is good or bad")
-        choice, gold_pass = unblind(shown, body["choice"]), None
-        if self.gold[item_id] and choice:  # the first vote counts, also after an undo
-            before = [e["gold_pass"] for e in me.events if e["item_id"] == item_id and e["choice"]]
-            gold_pass = [*before, choice == self.items[item_id]["gold"]][0]
+        item, left = self.items[item_id], me.sides[item_id]
+        shown = {"left": left, "right": other(left)}
+        choice, gold = unblind(shown, body["choice"]), item.get("gold")
         event = {
             "schema": votes.SCHEMA,
             **{key: body[key] for key in SENT},
             "item_id": item_id,
-            "item_sha256": votes.item_sha256(self.items[item_id]),
+            "item_sha256": votes.item_sha256(item),
             "shown": shown,
             "choice": choice,
-            "gold_pass": gold_pass,
-            "repeat_of": repeat_of,
+            "gold_pass": choice == gold if gold and choice else None,
+            "repeat_of": None,  # an earlier version showed some items twice
             "undoes": body["undoes"] if undo else None,
             "ts_server": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
             "app": APP,
             "thumbs": self.args.thumbs,
-            "key_sha256": self.owners[me.name],
+            "key_sha256": self.owners[body["annotator"]],
         }
         if self.args.no_exact_time:
+            event |= {"ms_active": None, "ms_wall": None}
             # as long as an exact time, so that a column of both has one type
-            midnight = "T00:00:00.000000Z"
-            day = {key: event[key][:10] + midnight for key in ("ts_client", "ts_server")}
-            event |= {"ms_active": None, "ms_wall": None, **day}
+            for key in ("ts_client", "ts_server"):
+                event[key] = f"{event[key][:10]}T00:00:00.000000Z"
         votes.check_event(event)
         if not set(event["reasons"]) <= set(REASONS):
             raise ValueError("reasons: not accepted")
         if len(event["comment"]) > votes.LONGEST:
             raise ValueError(f"comment: at most {votes.LONGEST} characters")
-        if any(len(event[key]) > 64 for key in ("event_id", "session", "ts_client", SHA)):
-            raise ValueError("a key is too long")
-        self.append(json_line(event))
-        self.count(event)
+        self.append(json.dumps(event, ensure_ascii=False).encode() + b"\n")
+        self.events[event["event_id"]] = event
         return None
 
     def append(self, line):
         """Write the line to disk, or raise OSError and leave the file as it was."""
         if not self.saved:  # nothing is written before the first vote
-            kept = {key: getattr(self.args, key) for key in KEPT}
-            record = [{"stage": "annotate", "args": kept}]
+            record = [{"stage": "annotate", "args": {key: vars(self.args)[key] for key in KEPT}}]
             files.write_jsonl(self.out / "args.json", record, mode=files.PRIVATE)
             if not (self.out / "items.jsonl").exists():
                 files.write_jsonl(self.out / "items.jsonl", self.items.values(), mode=files.PRIVATE)
@@ -401,21 +319,12 @@ class Desk:
             os.close(file)
 
 
-SENT = (  # by the page, and written as they are
-    "event event_id annotator session strength reasons comment ms_active ms_wall ts_client "
-    "guidelines_sha256"
-).split()
-SHA = "guidelines_sha256"
-THUMBS = ("left", 2), ("right", 2), (None, None)
-
-
 def make_app(args, items, guidelines="", hosts=("127.0.0.1:5050",), token=None):
     """The Flask app. `hosts`: accepted Host headers; `token`: for browsers off this machine."""
-    from flask import make_response, render_template, request, send_from_directory
+    from flask import render_template, request, send_from_directory
 
     app = web.guarded_app("annotate", TEMPLATES, hosts, token, args.port)
     app.desk = desk = Desk(args, items)
-    session = hashlib.sha256(json.dumps([*items.values()]).encode()).hexdigest()
 
     @app.get("/")
     def page():
@@ -433,37 +342,25 @@ def make_app(args, items, guidelines="", hosts=("127.0.0.1:5050",), token=None):
     def asset(name):
         return send_from_directory(TEMPLATES, name)
 
-    def key_cookie(name):
-        """One per session and pseudonym: the server's port and folder may change."""
-        return "annotate-" + hashlib.sha256(f"{session} {name}".encode()).hexdigest()[:16]
+    def answered(record):
+        """The state of the body's annotator, once `record` has had the body."""
+        body = request.get_json()
+        with desk.lock:
+            name = body["annotator"]
+            if not desk.owns(name, body["key"]):
+                where = "its key is under Help in that browser"
+                return {"error": f"{name} belongs to another browser; {where}"}, 409
+            problem = record(body)
+            state = desk.state(name)
+        return (state | {"error": problem}, 409) if problem else state
 
     @app.post("/next")
     def following():
-        body = request.get_json()
-        name, cookie = body["annotator"], key_cookie(body["annotator"])
-        with desk.lock:
-            key, refusal = desk.admit(name, str(body.get("key") or request.cookies.get(cookie, "")))
-            if refusal:
-                return refusal, 409
-            response = make_response(desk.state(name) | {"key": key})
-        days = COOKIE_DAYS * 24 * 3600
-        response.set_cookie(cookie, key, max_age=days, httponly=True, samesite="Lax")
-        return response
+        return answered(lambda body: None)
 
     @app.post("/vote")
     def vote():
-        body = request.get_json()
-        name = body["annotator"]
-        key = request.cookies.get(key_cookie(name))
-        if not key:
-            return {"error": "this browser sends no cookies; allow them for this page"}, 409
-        with desk.lock:
-            _, refusal = desk.admit(name, key)
-            problem = None if refusal else desk.record(body)
-            state = refusal or desk.state(name)
-        if refusal or problem:
-            return state | {"error": problem or refusal["error"]}, 409
-        return state | {"saved": body["event_id"]}
+        return answered(desk.record)
 
     return app
 
@@ -493,6 +390,10 @@ def serve(args):
     hosts |= {web.authority(name) for name in allowed}  # behind a proxy at its own port
     token = None if web.is_local(host) and not allowed else secrets.token_urlsafe(32)
     app = make_app(args, items, guidelines, hosts, token)
+    for name in args.release:
+        if app.desk.owners.pop(name, None) is None:
+            names = ", ".join(sorted(app.desk.owners)) or "none"
+            raise UserError(f"--release {name}: no such pseudonym with votes; there are: {names}")
 
     class Quiet(WSGIRequestHandler):
         server_version, sys_version = "annotate", ""  # not the versions of Werkzeug and Python
@@ -500,12 +401,8 @@ def serve(args):
         def log(self, *_):
             """Neither texts nor addresses."""
 
-    for name in args.release:
-        if app.desk.owners.pop(name, None) is None:
-            names = ", ".join(sorted(app.desk.owners)) or "none"
-            raise UserError(f"--release {name}: no such pseudonym with votes; there are: {names}")
-    done = number_of_votes(app.desk.people.values())
-    print(f"{out}: {len(items)} items, {done} votes so far; Ctrl-C stops")
+    number_of_votes = len(app.desk.standing_votes())
+    print(f"{out}: {len(items)} items, {number_of_votes} votes so far; Ctrl-C stops")
     if token:
         print("warning: no TLS: anyone listening on the network can read everything")
     link = "http://" + web.authority(allowed[0] if everywhere else host, port)
@@ -529,27 +426,22 @@ def serve(args):
 # (5) export: the votes that stand → prefs.jsonl for reward_train.py, dpo.py and TRL
 def export(args):
     """write prefs.jsonl from the votes (works while a server runs)"""
-    out = Path(args.out)
+    out, name, stage = Path(args.out), "prefs.jsonl", "reward_train.py"
     items = load_items(out / "items.jsonl", "--out")
-    standing = replay(read_log(out / "annotations.jsonl", items, args.thumbs))
-    usable, path, stage = counted(standing), out / "prefs.jsonl", "reward_train.py"
+    latest = replay(read_log(out / "annotations.jsonl", items, args.thumbs))
+    ordinary = counted(latest)
     if args.thumbs:
-        rows, path, stage = (
-            to_thumbs(items, standing),
-            out / "thumbs.jsonl",
-            "dpo.py --loss-type kto",
-        )
+        rows, name, stage = votes.to_thumbs(items, latest), "thumbs.jsonl", "dpo.py --loss-type kto"
     else:
-        rows = to_prefs(items, standing, getattr(args, "ties", "keep"))
-    files.write_jsonl(path, rows, mode=files.PRIVATE)
-    choices = Counter(vote["choice"] for vote in usable)
-    gold = sum(vote["gold_pass"] is not None for vote in standing)
-    print(f"{path}: {len(rows)} rows from {len(usable)} votes, ties {choices['tie']}, ", end="")
+        rows = votes.to_prefs(items, latest, getattr(args, "ties", "keep"))
+    files.write_jsonl(out / name, rows, mode=files.PRIVATE)
+    choices = Counter(vote["choice"] for vote in ordinary)
     print(
-        f"both bad {choices['both_bad']}, gold {gold}, repeats {len(standing) - len(usable) - gold}"
+        f"{out / name}: {len(rows)} rows from {len(ordinary)} votes, ties {choices['tie']}, both "
+        f"bad {choices['both_bad']}, gold {len(latest) - len(ordinary)}"
     )
     if rows:
-        print(f"next: python {stage} --pairs {shlex.quote(str(path))}")
+        print(f"next: python {stage} --pairs {shlex.quote(str(out / name))}")
 
 
 def report(args):
@@ -560,17 +452,12 @@ def report(args):
 
 # ---- 10. the guard ----
 
-COMMANDS = {  # with an example of its flags for --help
-    "serve": (serve, f"--items {ITEMS} --overlap 2 --out runs/annotate"),
-    "draw": (draw, "--model runs/dpo --model-b runs/ppo --split test --out runs/ab"),
-    "agreement": (report, "--out runs/annotate"),
-    "export": (export, "--out runs/annotate"),
-}
+COMMANDS = {"serve": serve, "draw": draw, "agreement": report, "export": export}
 
 
 def main(argv=None):
     args = parse_args(argv)
-    COMMANDS[args.command][0](args)
+    COMMANDS[args.command](args)
 
 
 if __name__ == "__main__":

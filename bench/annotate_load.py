@@ -32,7 +32,7 @@ class Server:
     """`python annotate.py` on one port, started again after each kill."""
 
     def __init__(self, out, items):
-        self.flags = f"--items {items} --out {out} --overlap 0 --repeat 0 --port".split()
+        self.flags = f"--items {items} --out {out} --overlap 0 --port".split()
         self.port = 0
         self.start()
 
@@ -49,8 +49,7 @@ class Server:
 
 def annotate(server, name, votes, acknowledged, seconds):
     """One annotator: appends the id of each acknowledged vote, and the seconds it took."""
-    token, session = None, secrets.token_hex(8)
-    cookies = requests.cookies.RequestsCookieJar()  # the key of the pseudonym
+    token, key = None, secrets.token_hex(8)
 
     def post(path, body):
         """Send until an answer comes; a restarted server has another page token."""
@@ -62,10 +61,7 @@ def annotate(server, name, votes, acknowledged, seconds):
                     page = requests.get(root, timeout=60).text
                     token = re.search('data-token="([^"]+)"', page)[1]
                 headers = {"X-Token": token}
-                reply = requests.post(
-                    root + path, json=body, headers=headers, cookies=cookies, timeout=60
-                )
-                cookies.update(reply.cookies)
+                reply = requests.post(root + path, json=body, headers=headers, timeout=60)
                 if reply.status_code == 200:
                     return reply.json()
                 assert reply.status_code == 403, reply.text
@@ -73,13 +69,14 @@ def annotate(server, name, votes, acknowledged, seconds):
                 time.sleep(0.05)
             token = None
 
-    state = post("/next", {"annotator": name})
+    state = post("/next", {"annotator": name, "key": key})
     for n in range(votes):
         body = dict(
             event="vote",
             event_id=secrets.token_hex(8),
             annotator=name,
-            session=session,
+            key=key,
+            session=key,
             step=state["step"],
             item=state["item"]["item"],
             undoes=None,

@@ -35,7 +35,6 @@ def add_arguments(parser):
 def draw(args):
     """write items.jsonl: two answers to each prompt, from one model or from two"""
     from parts import prompting
-    from parts.pairs import count_unread
 
     path = Path(args.out) / "items.jsonl"
     if path.exists():
@@ -48,21 +47,11 @@ def draw(args):
         )
     if args.top_p is None:
         args.top_p = 1.0 if prompting.knows_the_form(args.model) else TOP_P
-    if args.model_b:
-        load(args.model_b, "--model-b", args)  # it can be sampled: known before an hour of drawing
-    model, tokenizer = load(args.model, "--model", args)
-    counts = files.Counts()
-    for row in rows:
-        counts["prompts"] += 1
-        tools = count_unread(tokenizer, row["prompt"], row, counts)
-        counts["not used: column tools"] += bool(tools)
-    print(f"prompts    {files.told(counts)}")
-    texts = [sample(model, tokenizer, args.model, rows, args, seed=2 * args.seed)]
-    if args.model_b:
-        model, tokenizer = load(args.model_b, "--model-b", args)
-    name = args.model_b or args.model
-    texts.append(sample(model, tokenizer, name, rows, args, seed=2 * args.seed + 1))
-    items = to_items(rows, *texts, args)
+    second = ("--model-b", args.model_b) if args.model_b else ("--model", args.model)
+    load(*second, args)  # it can be sampled: known before an hour of drawing
+    texts = sample("--model", args.model, rows, args, seed=2 * args.seed)
+    texts_b = sample(*second, rows, args, seed=2 * args.seed + 1)
+    items = to_items(rows, texts, texts_b, args)
     dropped = len(rows) - len(items)
     print(f"{len(rows)} prompts → {len(items)} items; {dropped} dropped: answers equal or blank")
     if not items:
@@ -87,7 +76,7 @@ def read_prompts(args, prompting):
     return [{**row, "prompt": prompting.after_examples(examples, row)} for row in rows]
 
 
-def load(name, flag, args):
+def load(flag, name, args):
     """(model, tokenizer); UserError if draws of this family are not what a forward says."""
     import common
 
@@ -97,10 +86,11 @@ def load(name, flag, args):
     return model, tokenizer
 
 
-def sample(model, tokenizer, name, rows, args, seed):
+def sample(flag, name, rows, args, seed):
     """One answer to each prompt, as text."""
     import common
 
+    model, tokenizer = load(flag, name, args)
     print(f"drawing {len(rows)} answers from {name}, temperature {args.temperature:g}, "
           f"top-p {args.top_p:g}", flush=True)  # fmt: skip
     rollout = common.sample(
@@ -131,8 +121,15 @@ def to_items(rows, texts, texts_b, args):
             continue
         if isinstance(row["prompt"], list):
             a, b = ([{"role": "assistant", "content": text}] for text in (a, b))
-        people = [c for c in row.get("candidates") or [] if c.get("in") == "prompt"]
-        item = {"task": row.get("task"), "prompt": row["prompt"], "a": a, "b": b}
-        models = {"a_model": args.model, "b_model": args.model_b or args.model}
-        items.append(item | models | {"candidates": people})
+        items.append(
+            {
+                "task": row.get("task"),
+                "prompt": row["prompt"],
+                "a": a,
+                "b": b,
+                "a_model": args.model,
+                "b_model": args.model_b or args.model,
+                "candidates": [c for c in row.get("candidates") or [] if c.get("in") == "prompt"],
+            }
+        )
     return items

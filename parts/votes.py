@@ -18,9 +18,9 @@ import numpy as np
 from parts import files, pages
 from parts.files import UserError
 from parts.rows import PROMPT_COLUMNS, check_messages, check_prompt, check_response
-from parts.stats import cohen_kappa, holm, krippendorff_alpha, mean_number, share, sign_test
+from parts.stats import cohen_kappa, krippendorff_alpha, mean_number, share, sign_test
 
-NULL = type(None)
+NULL, MISSING = type(None), type(...)
 TEXTS = "event event_id item_id item_sha256 annotator session comment ts_client ts_server"
 EVENT = {  # the keys of a line of annotations.jsonl and their types
     **dict.fromkeys((*TEXTS.split(), "guidelines_sha256", "app"), (str,)),
@@ -30,16 +30,12 @@ EVENT = {  # the keys of a line of annotations.jsonl and their types
     "shown": (dict,),
     "reasons": (list,),
     "gold_pass": (bool, NULL),
+    "thumbs": (bool, MISSING),  # since annotate 3, as the next key
+    "key_sha256": (str, MISSING),
 }
-ADDED = {"thumbs": bool, "key_sha256": str}  # since annotate 3
 LONGEST = 4000  # characters of a comment
 SCHEMA = 1  # of annotations.jsonl and prefs.jsonl; rises when a key changes its meaning
 ITEM = "id task prompt a b a_model b_model gold candidates".split()  # the keys that are read
-OTHER_NAMES = {  # of these columns, in the exports of other tools
-    "prompt": "instruction question text input query",
-    "a": "response_a answer_a output_a model_a_response response1 answer1 output_1 text1 chosen",
-    "b": "response_b answer_b output_b model_b_response response2 answer2 output_2 text2 rejected",
-}
 HIDDEN_TURNS = "tool_calls function_call reasoning_content reasoning thinking".split()
 STRENGTHS = {"a": (1, 2, 3), "b": (1, 2, 3), "tie": (0,), "both_bad": (0,), None: (None,)}
 SHOWN = {"left": "a", "right": "b"}, {"left": "b", "right": "a"}
@@ -76,12 +72,11 @@ def check_event(event):
             "strength": event["strength"] in STRENGTHS.get(event["choice"], ()),
             "undoes": (event["event"] == "undo") == (event["undoes"] is not None),
         }
-        right |= {key: type(event.get(key, kind())) is kind for key, kind in ADDED.items()}
         right |= {key: 0 <= (event[key] or 0) < 2**53 for key in ("ms_active", "ms_wall")}
         wrong = [key for key in right if not right[key]]
     if wrong:
-        found = json.dumps(event[wrong[0]])[:40] if wrong[0] in event else "missing"
-        raise ValueError(f'"{wrong[0]}" is {found}, which annotate.py does not write')
+        value = json.dumps(event.get(wrong[0], "missing"))[:40]
+        raise ValueError(f'"{wrong[0]}" is {value}, which annotate.py does not write')
 
 
 def read_log(path, items=None, thumbs=False):
@@ -112,19 +107,24 @@ def read_log(path, items=None, thumbs=False):
     return events
 
 
-def undone(events):
-    """Ids of the events that an undo took back; an undo can be undone.
+def standing(events):
+    """The votes and skips that no undo took back, in order; an undo can be undone.
 
     >>> log = [{"event": "vote", "event_id": "v", "undoes": None}]
     >>> log += [{"event": "undo", "event_id": "u", "undoes": "v"}]
-    >>> undone(log), undone([*log, {"event": "undo", "event_id": "w", "undoes": "u"}])
-    ({'v'}, {'u'})
+    >>> again = {"event": "undo", "event_id": "w", "undoes": "u"}
+    >>> standing(log), standing([*log, again]) == log[:1]
+    ([], True)
     """
-    gone = set()
+    gone, stand = set(), []
     for event in reversed(events):
-        if event["event"] == "undo" and event["event_id"] not in gone:
+        if event["event_id"] in gone:
+            continue
+        if event["event"] == "undo":
             gone.add(event["undoes"])
-    return gone
+        else:
+            stand.append(event)
+    return stand[::-1]
 
 
 def replay(events):
@@ -135,9 +135,9 @@ def replay(events):
     >>> [vote["event_id"] for vote in replay([a, undo, a | {"event_id": "3"}])]
     ['3']
     """
-    gone, latest = undone(events), {}
-    for event in events:
-        if event["event"] == "vote" and event["event_id"] not in gone:
+    latest = {}
+    for event in standing(events):
+        if event["event"] == "vote":
             key = event["item_id"], event["annotator"], event.get("repeat_of") is not None
             latest.pop(key, None)  # a dict keeps the first place of a key
             latest[key] = event
@@ -151,10 +151,10 @@ def counted(votes):
 
 def left_out(events):
     """{"skips", "gold": votes on gold items, "gold_right": of them, "repeats"} of a log."""
-    gone, votes = undone(events), replay(events)
+    votes = replay(events)
     gold = [vote["gold_pass"] for vote in votes if vote["gold_pass"] is not None]
     return {
-        "skips": sum(e["event"] == "skip" and e["event_id"] not in gone for e in events),
+        "skips": sum(event["event"] == "skip" for event in standing(events)),
         "gold": len(gold),
         "gold_right": sum(gold),
         "repeats": sum(vote["repeat_of"] is not None for vote in votes),
@@ -169,61 +169,49 @@ def check_item(row):
     >>> row["id"]
     '17'
     """
-    check_layout(row)
-    id = row.get("id")
-    if type(id) in (int, float):  # as Label Studio, doccano and pandas write it
-        row["id"] = id = str(int(id) if id == id // 1 and abs(id) < 1e300 else id)
-    if not isinstance(id, str) or not id:
-        found = "missing" if id is None or id == "" else f"{type(id).__name__} {id!r:.40}"
-        raise ValueError(f'"id" is {found}; expected text or a number that no other line has')
+    missing = [key for key in ("prompt", "a", "b") if row.get(key) is None]
+    if missing:
+        raise ValueError(
+            f'"{missing[0]}" is missing; expected "id", "prompt", "a" and "b", found '
+            f"{[key for key in row if row[key] is not None][:9]}; docs/faq.md renames them"
+        )
+    if type(row.get("id")) in (int, float):  # as Label Studio, doccano and pandas write it
+        row["id"] = str(row["id"]).removesuffix(".0")
     check_prompt(row)
     for side in "ab":
-        check_messages(row.get(side), side)
+        check_messages(row[side], side)
         if row[side] == [] or answer_text(row[side]).strip():  # a blank answer: `load_items`
             check_response(row, side)
     for key in ("id", "task", "a_model", "b_model"):
         if not isinstance(row.get(key) or "", str):
-            raise ValueError(f'"{key}" is {type(row[key]).__name__}; expected text')
+            raise ValueError(
+                f'"{key}" is {type(row[key]).__name__} {row[key]!r:.40}; expected text'
+            )
         (row.get(key) or "").encode()  # half a character is a ValueError
+    if not row.get("id"):
+        raise ValueError('"id" is missing; expected text or a number that no other line has')
     if row.get("gold") not in (None, "a", "b"):
         raise ValueError(f'"gold" is {row["gold"]!r}; expected "a", "b" or null')
     people = row.get("candidates") or []
     if not isinstance(people, list) or not all(isinstance(c, dict) for c in people):
         raise ValueError('"candidates": expected a list of objects')
+    check_shown(row)
 
 
-def check_layout(row):
-    """Raise ValueError, with the fix, where a row is of another tool's layout, or has parts of its
-    prompt or its messages that the page would not show: people would judge what they cannot see."""
-    if isinstance(row.get("data"), dict) and row.get("prompt") is None:
-        raise ValueError(
-            'the columns stand in "data" (Label Studio); lift them: jq -c ".data + {id}"'
-        )
-    renames = [
-        f'"{other}" to "{key}"'
-        for key, others in OTHER_NAMES.items()
-        for other in others.split()
-        if row.get(key) is None and row.get(other) is not None
-    ]
-    if renames:
-        raise ValueError(f"columns of another layout; rename {', '.join(renames)}")
-    shown = json.dumps(row.get("prompt"), ensure_ascii=False)
+def check_shown(row):
+    """Raise ValueError if a prompt or a message has parts that the page would not show: people
+    would judge what they cannot see."""
     for key in PROMPT_COLUMNS:
-        value = row.get(key)
-        if value and not (
-            isinstance(value, str) and json.dumps(value, ensure_ascii=False)[1:-1] in shown
-        ):
+        if row.get(key):
             raise ValueError(
                 f'"{key}" belongs to the prompt, but is not shown; write it into "prompt", '
                 "or delete the column"
             )
-    for key in ("prompt", "a", "b"):
-        for message in row[key] if isinstance(row.get(key), list) else ():
-            unseen = [
-                name for name in HIDDEN_TURNS if isinstance(message, dict) and message.get(name)
-            ]
-            if unseen:
-                raise ValueError(f'"{key}": "{unseen[0]}" is not shown; write it into "content"')
+    messages = [(key, m) for key in ("prompt", "a", "b") for m in row[key] if isinstance(m, dict)]
+    for key, message in messages:
+        for name in HIDDEN_TURNS:
+            if message.get(name):
+                raise ValueError(f'"{key}": "{name}" is not shown; write it into "content"')
 
 
 def answer_text(answer):
@@ -233,20 +221,20 @@ def answer_text(answer):
 
 def load_items(path, flag="--items"):
     """{id: item}, the keys of ITEM alone. Rows left out and columns not read are counted aloud."""
-    items, counts, first = {}, files.Counts(), {}  # first: the line of each id
-    kind = None
+    items, counts, lines, kind = {}, files.Counts(), {}, None  # lines: {id: its line}
     for line, row in files.read_jsonl(path, check_item, numbered=True, flag=flag):
         counts.place = f"{path}:{line}"
         counts["rows"] += 1
         for key in row:
             if key not in ITEM and row[key] not in (None, "", [], {}):
                 counts[f"not used: column {key}"] += 1
-        kind = kind or type(row["prompt"])
-        if kind is not type(row["prompt"]):
+        if kind not in (None, type(row["prompt"])):
             raise UserError(f"{flag} {path}:{line}: text and messages in one file; take one")
-        if first.setdefault(row["id"], line) != line:
-            why = f'a second item has the "id" {row["id"]!r}, that of line {first[row["id"]]}'
+        kind = type(row["prompt"])
+        if row["id"] in lines:
+            why = f'a second item has the "id" {row["id"]!r}, that of line {lines[row["id"]]}'
             raise UserError(f"{flag} {path}:{line}: {why}; rename one")
+        lines[row["id"]] = line
         a, b = (answer_text(row[side]).replace("\r\n", "\n").strip() for side in "ab")
         if a == b or not a or not b:
             counts["left out: answers equal" if a == b else "left out: an answer is blank"] += 1
@@ -286,8 +274,6 @@ def to_thumbs(items, votes):
     """
     rows = []
     for vote in counted(votes):
-        if vote["choice"] not in ("a", "b"):
-            raise UserError(f"a vote is {vote['choice']!r}: this is no session with --thumbs")
         item, shown = items[vote["item_id"]], vote["shown"]["left"]
         row = {"prompt": plain(item["prompt"]), "completion": plain(item[shown])}
         rows.append(row | {"label": vote["choice"] == shown})
@@ -309,7 +295,7 @@ def to_prefs(items, votes, ties="keep"):
         tie = vote["choice"] == "tie"
         if vote["choice"] == "both_bad" or (tie and ties == "drop"):
             continue
-        item, among = items[vote["item_id"]], choices[vote["item_id"]]
+        item, counts = items[vote["item_id"]], choices[vote["item_id"]]
         better = "a" if tie else vote["choice"]
         worse = other(better)
         where = {better: "chosen", worse: "rejected"}
@@ -327,8 +313,8 @@ def to_prefs(items, votes, ties="keep"):
                 "task": item.get("task") or "",
                 "id": f"{vote['item_id']}:{vote['annotator']}",
                 "item_id": vote["item_id"],
-                "n_votes": among.total(),
-                "agreement": round(max(among.values()) / among.total(), 2),
+                "n_votes": counts.total(),
+                "agreement": round(max(counts.values()) / counts.total(), 2),
                 "chosen_model": item.get(f"{better}_model") or "",
                 "rejected_model": item.get(f"{worse}_model") or "",
                 "source": "human",
@@ -367,68 +353,73 @@ def rating(vote):
     return {"a": 1, "b": -1}.get(vote["choice"], 0) * vote["strength"]
 
 
+def compared(votes):
+    """[(item id, {annotator: label})] of each two people who voted on one ordinary item; a label is
+    1 for a, −1 for b, 0 for a tie and for both bad."""
+    labels = defaultdict(dict)
+    for vote in counted(votes):
+        labels[vote["item_id"]][vote["annotator"]] = int(np.sign(rating(vote)))
+    return [
+        (item_id, dict(two))
+        for item_id, people in labels.items()
+        for two in itertools.combinations(sorted(people.items()), 2)
+    ]
+
+
+def same_choice(pairs):
+    """The share with equal labels, of `compared`; pairs of votes on one item are one cluster."""
+    equal = [len({*labels.values()}) == 1 for _, labels in pairs]
+    return mean_number(equal, [item_id for item_id, _ in pairs], shares=True)
+
+
+def kappa(pairs):
+    """Cohen's κ of `compared`, of the first person and the second."""
+    labels = [tuple(labels.values()) for _, labels in pairs]
+    return cohen_kappa([[labels.count((x, y)) for y in (1, -1, 0)] for x in (1, -1, 0)])
+
+
 def agreement(events):
     """What `annotate.py agreement` prints, from a log; compares a and b, never sides."""
-    votes, ratings = replay(events), defaultdict(dict)  # {item: {annotator: rating}}
+    votes, ratings, pairs = replay(events), defaultdict(list), defaultdict(list)
     for vote in counted(votes):
-        ratings[vote["item_id"]][vote["annotator"]] = rating(vote)
-    shared = [unit for unit in ratings.values() if len(unit) > 1]
-    labels = [{name: int(np.sign(x)) for name, x in unit.items()} for unit in shared]
-    equal = [
-        (i, x == y)
-        for i, unit in enumerate(labels)
-        for x, y in itertools.combinations(unit.values(), 2)
-    ]
-    names, pairs = sorted({event["annotator"] for event in events}), []
-    for x, y in itertools.combinations(names, 2):
-        both = [(unit[x], unit[y]) for unit in labels if {x, y} <= unit.keys()]
-        if both:
-            raw = mean_number([i == j for i, j in both], shares=True)
-            table = [[both.count((i, j)) for j in (1, -1, 0)] for i in (1, -1, 0)]
-            pairs.append({"x": x, "y": y, "raw": raw, "kappa": cohen_kappa(table)})
-    annotators = [annotator_row(name, events, votes, labels) for name in names]
-    for row, p in zip(annotators, holm([row["left"]["p"] for row in annotators])):
-        row["left"] |= {"p_holm": p, "biased": row["left"]["biased"] and p < 0.05}
+        ratings[vote["item_id"]].append(rating(vote))
+    for item_id, labels in compared(votes):
+        pairs[tuple(labels)].append((item_id, labels))
     return {
         "items": len(ratings),
-        "overlapping_items": len(shared),
-        # the pairs of votes on one item are no independent pairs
-        "raw": mean_number([x for _, x in equal], [i for i, _ in equal], shares=True),
-        "alpha_nominal": krippendorff_alpha([list(unit.values()) for unit in labels]),
-        "alpha_ordinal": krippendorff_alpha([list(unit.values()) for unit in shared], "ordinal"),
+        "overlapping_items": sum(len(unit) > 1 for unit in ratings.values()),
+        "raw": same_choice(compared(votes)),
+        "alpha_nominal": krippendorff_alpha([np.sign(x).tolist() for x in ratings.values()]),
+        "alpha_ordinal": krippendorff_alpha(ratings.values(), "ordinal"),
         "position": position_bias(votes),
-        "pairs": pairs,
-        "annotators": annotators,
+        "pairs": [
+            {"x": x, "y": y, "raw": same_choice(pairs[x, y]), "kappa": kappa(pairs[x, y])}
+            for x, y in sorted(pairs)
+        ],
+        "annotators": [
+            annotator_row(name, events, compared(votes))
+            for name in sorted({event["annotator"] for event in events})
+        ],
     }
 
 
-def annotator_row(name, events, votes, labels):
-    """The numbers of one annotator; `labels` holds {annotator: 1, 0 or −1} per shared item."""
-    own = [vote for vote in votes if vote["annotator"] == name]
-    gone, mine = undone(events), [event for event in events if event["annotator"] == name]
-    choices = Counter(vote["choice"] for vote in own)
-    first = {v["item_id"]: v["choice"] for v in own if v["repeat_of"] is None}
-    again = [v for v in own if v["repeat_of"] is not None and v["item_id"] in first]
-    seconds = [v["ms_active"] / 1000 for v in own if v["ms_active"] is not None]
-    gold = [v["gold_pass"] for v in own if v["gold_pass"] is not None]
-    same = [
-        (i, vote == unit[name])
-        for i, unit in enumerate(labels)
-        for other, vote in unit.items()
-        if name in unit and other != name
-    ]
+def annotator_row(name, events, pairs):
+    """The numbers of one annotator; pairs: of `compared`."""
+    events = [event for event in events if event["annotator"] == name]
+    votes, others = replay(events), left_out(events)
+    choices = Counter(vote["choice"] for vote in votes)
+    seconds = [v["ms_active"] / 1000 for v in votes if v["ms_active"] is not None]
     return {
         "annotator": name,
-        "votes": len(own),
-        "skips": sum(e["event"] == "skip" and e["event_id"] not in gone for e in mine),
+        "votes": len(votes),
+        "skips": others["skips"],
         "ties": choices["tie"],
         "both_bad": choices["both_bad"],
         "median_seconds": median(seconds) if seconds else None,
         "under_3_s": share(sum(s < 3 for s in seconds), len(seconds)),
-        "left": position_bias(own),
-        "gold": share(sum(gold), len(gold)),
-        "repeats": share(sum(v["choice"] == first[v["item_id"]] for v in again), len(again)),
-        "with_others": mean_number([x for _, x in same], [i for i, _ in same], shares=True),
+        "left": position_bias(votes),
+        "gold": share(others["gold_right"], others["gold"]),
+        "with_others": same_choice([pair for pair in pairs if name in pair[1]]),
     }
 
 
@@ -437,30 +428,24 @@ def print_agreement(events, thumbs=False):
     result = agreement(events)
     overlap, left = result["overlapping_items"], result["position"]
     print(f"{result['items']} items with votes, {overlap} of them from two annotators or more")
-    print("(without gold items and repeats)\n")
-    print(f"{'thumbs up       ' if thumbs else 'left side chosen'}  {cell(left)}", end="")
-    print("  ← biased: the interval excludes 50 %" if left["biased"] and not thumbs else "")
+    print("(without gold items)\n")
+    biased = "  ← biased: the interval excludes 50 %" if left["biased"] and not thumbs else ""
+    print(f"{'thumbs up       ' if thumbs else 'left side chosen'}  {cell(left)}{biased}")
     if overlap:
+        nominal, ordinal = cell(result["alpha_nominal"]), cell(result["alpha_ordinal"])
         print(f"raw agreement     {cell(result['raw'])}")
-        print(f"Krippendorff's α  {cell(result['alpha_nominal'])} (a, b, tie), ", end="")
-        print(f"{cell(result['alpha_ordinal'])} (ordinal, with strength)")
+        print(f"Krippendorff's α  {nominal} (a, b, tie), {ordinal} (ordinal, with strength)")
         print_table(result["pairs"], {"x": "", "y": "", "raw": "raw agreement", "kappa": "κ"})
         print(
-            "\n– no number, or one label throughout. Trained raters of preferences agree in about"
+            "\n– no number, or one label throughout. Trained raters of preferences agree in about\n"
+            "60 to 77 % of pairs (from memory, not verified); κ is low if one choice prevails."
         )
-        print("60 to 77 % of pairs (from memory, not verified); κ is low if one choice prevails.")
     else:
         print("no agreement to compute: no item has two annotators; serve with --overlap 2")
     counts = "annotator", "votes", "skips", "ties", "both_bad", "median_seconds"
-    rates = "annotator", "under_3_s", "left", "gold", "repeats", "with_others"
+    rates = "annotator", "under_3_s", "left", "gold", "with_others"
     for keys in (counts, rates):
         print_table(result["annotators"], {key: key.replace("_", " ") for key in keys})
-    spellings = defaultdict(list)
-    for row in result["annotators"]:
-        spellings[folded(row["annotator"])].append(row["annotator"])
-    for names in spellings.values():
-        if names[1:]:
-            print(f"\n{' and '.join(names)} are counted as {len(names)} people; are they one?")
 
 
 def cell(x):

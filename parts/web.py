@@ -23,25 +23,17 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
-# ports above 1023 that browsers refuse to open: "bad ports" of the Fetch standard
-BAD_PORTS = {
-    1719, 1720, 1723, 2049, 3659, 4045, 4190, 5060, 5061, 6000, 6566, 6679, 6697, 10080,
-    *range(6665, 6670),
-}  # fmt: skip
 
 
 def listen(host, port):
     """A listening socket at an IPv4 or IPv6 address; UserError with the fix."""
-    place = f"--host {host} --port {port}"
-    if port in BAD_PORTS:
-        raise UserError(f"--port {port}: browsers refuse to open this port; try --port 0")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=128)
     except (OSError, UnicodeError) as error:
         port_fault = getattr(error, "errno", None) in (errno.EADDRINUSE, errno.EACCES)
         fix = "try --port 0" if port_fault else "expected an address of this machine"
-        raise UserError(f"{place}: {getattr(error, 'strerror', brief(error))}; {fix}") from None
+        raise UserError(f"--host {host} --port {port}: {brief(error)}; {fix}") from None
 
 
 def host_name(text):

@@ -205,7 +205,7 @@ def voted(tmp_path_factory):
         left = rater.state["item"]["left"] in a
         return "tie" if rater.state["done"] == 3 else ("right", "left")[left]
 
-    args = annotate.parse_args(["--out", str(folder), "--overlap=2", "--repeat=0.2"])
+    args = annotate.parse_args(["--out", str(folder), "--overlap=2"])
     app = annotate.make_app(args, items)
     Rater(app, "ann").vote_all(ann)
     Rater(app, "ben").vote_all(lambda rater: "left")

@@ -21,6 +21,9 @@ function keep(store, key, value) {  // private windows may refuse
   return null;
 }
 const local = (key, value) => keep(() => localStorage, key, value);
+// The key of a pseudonym is a cookie, and no localStorage, so that it holds at every port.
+const cookie = (name) => "annotate-" + encodeURIComponent(name);
+const keyOf = (name) => decodeURIComponent(document.cookie.split("; ").find((c) => c.startsWith(cookie(name) + "="))?.split("=")[1] || "");
 const tab = (key, value) => keep(() => sessionStorage, key, value);
 
 async function call(path, body) {
@@ -34,9 +37,10 @@ async function call(path, body) {
 }
 
 function showItem(item) {
-  $("prompt").replaceChildren(...item.prompt.map((turn) => {
+  const turns = typeof item.prompt === "string" ? [{ content: item.prompt }] : item.prompt;
+  $("prompt").replaceChildren(...turns.map((turn) => {
     const made = element("div", "", "turn"), content = element("div", "");
-    if (item.prompt.length > 1) made.append(element("p", turn.role, "role"));
+    if (turns.length > 1) made.append(element("p", turn.role, "role"));
     render(content, turn.content, $("format").checked);
     made.append(content);
     return made;
@@ -54,17 +58,19 @@ function begin() {
 }
 
 async function enter(given, sure, typed) {
-  given = given.trim().normalize("NFC");
-  const [status, data] = await call("/next", { annotator: given, key: typed || null });
+  given = given.trim().normalize("NFKC").toLowerCase();  // "Ann" beside "ann" is no second person
+  const tried = typed || keyOf(given) || newId();
+  const [status, data] = await call("/next", { annotator: given, key: tried });
   if (status !== 200 && $("start").hidden && $("work").hidden) view("start", TITLE);
   if (status === 400) return trouble("This pseudonym is not accepted: " + data.error + ".");
   if (status === 403) return renew(data.error);
-  if (status === 409) return ask(data.error, data.similar || given, !data.similar);
+  if (status === 409) return ask(data.error, given, true);
   if (status !== 200) return trouble(data.error, true);
   if (!sure && data.done)  // two people may share a browser
     return ask(given + " has " + count(data.votes, "vote") + ": continue as " + given + "?", given);
   name = given;
-  key = data.key;
+  key = tried;
+  document.cookie = cookie(name) + "=" + encodeURIComponent(key) + "; max-age=34560000; SameSite=Strict";  // 400 days, the most that browsers grant
   $("own-key").hidden = true;
   tab("name", name);
   local("name", name);
@@ -107,7 +113,7 @@ function show(data, said) {
   state = data;
   trouble("");
   lock(false);
-  const { item, others } = data;
+  const { item } = data;
   $("bar").max = data.all || 1;
   $("bar").value = data.done;
   $("everyone").textContent = name + " · " + count(data.everyone, "vote") + " in total";
@@ -124,9 +130,8 @@ function show(data, said) {
     void document.body.offsetWidth;  // restarts the fade
     document.body.classList.add("fresh");
   } else {
-    const compared = "You compared " + count(data.votes, "pair") + ": " + data.decided + " decided, " + count(others.tie, "tie") + ", " + others.both_bad + " both bad.";
-    const judged = "You judged " + count(data.votes, "answer") + ".";
-    $("numbers").textContent = (thumbs ? judged : compared) + " You skipped " + others.skip + ".";
+    const judged = thumbs ? "You judged " + count(data.votes, "answer") : "You compared " + count(data.votes, "pair");
+    $("numbers").textContent = judged + ". You skipped " + (data.done - data.votes) + ".";
     view("end", "Thank you, " + name);
   }
   $("live").textContent = said + " " + $("title").textContent;
@@ -174,7 +179,7 @@ function submit(button, body) {
   if (tooLong(comment)) return;
   const reasons = body.event === "undo" ? [] : Array.from(document.querySelectorAll("#reasons input:checked"), (box) => box.value);
   pending = {
-    ...body, event_id: newId(), annotator: name, session, step: state.step, reasons, comment,
+    ...body, event_id: newId(), annotator: name, key, session, step: state.step, reasons, comment,
     ms_active: Math.round(active + (activeSince ? now - activeSince : 0)), ms_wall: Math.round(now - shownAt),
     ts_client: new Date().toISOString(), guidelines_sha256: document.body.dataset.guidelines,
   };
