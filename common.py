@@ -633,7 +633,9 @@ def check_sampling(model, place):
         rows = [x.to(model.device) for x in pad_rows(prompts, answers, 0)]
         expected = token_logps(model, *rows)[rows[2]].cpu()
     gaps = (torch.cat([row[:n] for row, n in zip(logps, lengths)]) - expected).abs()
-    exact = gaps.max() <= 1e-4 if model.compute_dtype == torch.float32 else gaps.mean() <= 0.3
+    # the mean: such faults make it .7 and more, and on these odd prompts rounding alone puts single
+    # tokens of SmolLM2 off by 2e-4 in fp32 (mean 1e-5; on real prompts at most 2e-5)
+    exact = gaps.mean() <= (1e-4 if model.compute_dtype == torch.float32 else 0.3)
     if not exact:
         why = f"log-probs of its draws differ from those of a forward by {gaps.max():.2g}"
         raise UserError(f"{place}: {type(model).__name__} cannot be sampled ({why})")
