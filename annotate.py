@@ -16,7 +16,7 @@ Conventions  `choice` names an answer (a, b), never a side. The server draws the
                                  "item_id": "item-04", "item_sha256": "…", "annotator": "ann",
                                  "session": "…", "shown": {"left": "b", "right": "a"},
                                  "choice": "a", "strength": 2, "reasons": ["accuracy"],
-                                 "comment": "", "gold_pass": false, "repeat_of": null,
+                                 "comment": "", "edit": null, "gold_pass": false, "repeat_of": null,
                                  "undoes": null, "ms_active": 8120, "ms_wall": 9000,
                                  "ts_client": "…Z", "ts_server": "…Z",
                                  "guidelines_sha256": "…", "app": "…", "thumbs": false,
@@ -122,6 +122,7 @@ def parse_args(argv=None):
     add = parsers["export"].add_argument
     # fmt: off
     add("--ties", choices=("keep", "drop"), default="keep", help="drop: for tools that do not know ties (default %(default)s)")
+    add("--sft", action="store_true", help="write the edited answers to sft.jsonl, too, for sft.py --data")
     # fmt: on
     args = parser.parse_args(argv)
     if (
@@ -147,7 +148,7 @@ def parse_args(argv=None):
 # ---- 8. the loop ----
 
 SENT = (  # by the page, and written as they are
-    "event event_id annotator session strength reasons comment ms_active ms_wall ts_client "
+    "event event_id annotator session strength reasons comment edit ms_active ms_wall ts_client "
     "guidelines_sha256"
 ).split()
 THUMBS = ("left", 2), ("right", 2), (None, None)
@@ -238,7 +239,7 @@ class Desk:
         }
         if left:
             item, side = self.items[left[0]], me.sides[left[0]]
-            before = me.returned or {"reasons": [], "comment": ""}
+            before = {"reasons": [], "comment": "", "edit": None} | (me.returned or {})
             state["item"] = {
                 "item": [*me.sides].index(left[0]),
                 "prompt": plain(item["prompt"]),
@@ -246,6 +247,8 @@ class Desk:
                 "right": votes.answer_text(item[other(side)]),
                 "reasons": before["reasons"],
                 "comment": before["comment"],
+                "edit": before["edit"]
+                and {"text": before["edit"], "left": before["choice"] == side},
             }
         return state
 
@@ -257,7 +260,7 @@ class Desk:
             return None
         if body["step"] != len(me.events):
             return "you continued in another window; this is your current item"
-        item_id = dict(enumerate(me.sides)).get(body["item"])
+        body, item_id = {"edit": None} | body, dict(enumerate(me.sides)).get(body["item"])
         if undo:
             if not me.standing or me.standing[-1]["event_id"] != body["undoes"]:
                 return "that is not your last vote"
@@ -292,8 +295,9 @@ class Desk:
         votes.check_event(event)
         if not set(event["reasons"]) <= set(REASONS):
             raise ValueError("reasons: not accepted")
-        if len(event["comment"]) > votes.LONGEST:
-            raise ValueError(f"comment: at most {votes.LONGEST} characters")
+        for key, longest in votes.LONGEST.items():
+            if len(event[key] or "") > longest:
+                raise ValueError(f"{key}: at most {longest} characters")
         self.append(json.dumps(event, ensure_ascii=False).encode() + b"\n")
         self.events[event["event_id"]] = event
         return None
@@ -435,11 +439,20 @@ def export(args):
     else:
         rows = votes.to_prefs(items, latest, getattr(args, "ties", "keep"))
     files.write_jsonl(out / name, rows, mode=files.PRIVATE)
+    edits = [row for row in rows if row.get("source") == "edit"]
     choices = Counter(vote["choice"] for vote in ordinary)
     print(
         f"{out / name}: {len(rows)} rows from {len(ordinary)} votes, ties {choices['tie']}, both "
-        f"bad {choices['both_bad']}, gold {len(latest) - len(ordinary)}"
+        f"bad {choices['both_bad']}, gold {len(latest) - len(ordinary)}, edits {len(edits)}"
     )
+    if getattr(args, "sft", False):
+        if not edits:
+            raise UserError(f"--sft: no vote in {out} has an edited answer")
+        answers = [{"prompt": row["prompt"], "completion": row["chosen"]} for row in edits]
+        files.write_jsonl(out / "sft.jsonl", answers, mode=files.PRIVATE)
+        print(
+            f"{out / 'sft.jsonl'}: {len(answers)} rows, prompt and edited answer, for sft.py --data"
+        )
     if rows:
         print(f"next: python {stage} --pairs {shlex.quote(str(out / name))}")
 

@@ -84,6 +84,7 @@ def annotate(server, name, votes, acknowledged, seconds):
             strength=2,
             reasons=[],
             comment="",
+            edit=None,
             ms_active=4000,
             ms_wall=5000,
             ts_client="2026-01-01T00:00:00.000Z",

@@ -6,7 +6,7 @@ from pathlib import Path
 from parts import files
 from parts.files import UserError, number
 from parts.reports import placed
-from parts.votes import load_items
+from parts.votes import as_answer, load_items
 
 BASE = "data/tiny-base"
 BATCH = 32  # prompts answered at once
@@ -119,14 +119,12 @@ def to_items(rows, texts, texts_b, args):
             a, b = (text if text.strip() else "(no answer)" for text in (a, b))
         if a == b or not a.strip() or not b.strip():
             continue
-        if isinstance(row["prompt"], list):
-            a, b = ([{"role": "assistant", "content": text}] for text in (a, b))
         items.append(
             {
                 "task": row.get("task"),
                 "prompt": row["prompt"],
-                "a": a,
-                "b": b,
+                "a": as_answer(a, row["prompt"]),
+                "b": as_answer(b, row["prompt"]),
                 "a_model": args.model,
                 "b_model": args.model_b or args.model,
                 "candidates": [c for c in row.get("candidates") or [] if c.get("in") == "prompt"],

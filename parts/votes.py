@@ -32,8 +32,9 @@ EVENT = {  # the keys of a line of annotations.jsonl and their types
     "gold_pass": (bool, NULL),
     "thumbs": (bool, MISSING),  # since annotate 3, as the next key
     "key_sha256": (str, MISSING),
+    "edit": (str, NULL, MISSING),  # the better answer as the annotator corrected it
 }
-LONGEST = 4000  # characters of a comment
+LONGEST = {"comment": 4000, "edit": 20_000}  # characters
 SCHEMA = 1  # of annotations.jsonl and prefs.jsonl; rises when a key changes its meaning
 ITEM = "id task prompt a b a_model b_model gold candidates".split()  # the keys that are read
 HIDDEN_TURNS = "tool_calls function_call reasoning_content reasoning thinking".split()
@@ -71,6 +72,9 @@ def check_event(event):
             "choice": (event["event"] == "vote") == (event["choice"] is not None),
             "strength": event["strength"] in STRENGTHS.get(event["choice"], ()),
             "undoes": (event["event"] == "undo") == (event["undoes"] is not None),
+            # of the better one of two answers
+            "edit": event.get("edit") is None
+            or (event["edit"].strip() and event["strength"] and not event["thumbs"]),
         }
         right |= {key: 0 <= (event[key] or 0) < 2**53 for key in ("ms_active", "ms_wall")}
         wrong = [key for key in right if not right[key]]
@@ -267,6 +271,11 @@ def other(answer):
     return "b" if answer == "a" else "a"
 
 
+def as_answer(text, prompt):
+    """A text as an answer of the prompt's kind: text, or one message."""
+    return text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
+
+
 def to_thumbs(items, votes):
     """Rows of thumbs.jsonl, one per vote on an ordinary item: TRL's layout for KTO.
 
@@ -281,7 +290,8 @@ def to_thumbs(items, votes):
 
 
 def to_prefs(items, votes, ties="keep"):
-    """Rows of prefs.jsonl, one per vote on an ordinary item; `items` maps an id to its item.
+    """Rows of prefs.jsonl, one per vote on an ordinary item; `items` maps an id to its item. A vote
+    with an edit gives a second row, of source "edit": the edited answer over the one shown.
 
     A tie keeps the item's order, with strength 0; both bad gives no row. `agreement` is the share
     of the most frequent choice among the item's votes. Every row has the same keys with values of
@@ -302,27 +312,43 @@ def to_prefs(items, votes, ties="keep"):
         people = [
             c | {"in": where.get(c.get("in"), c.get("in"))} for c in item.get("candidates") or []
         ]
-        rows.append(
-            {
-                "prompt": plain(item["prompt"]),
-                "chosen": plain(item[better]),
-                "rejected": plain(item[worse]),
-                "strength": vote["strength"],
-                "tie": tie,
-                "annotator": vote["annotator"],
-                "task": item.get("task") or "",
-                "id": f"{vote['item_id']}:{vote['annotator']}",
-                "item_id": vote["item_id"],
-                "n_votes": counts.total(),
-                "agreement": round(max(counts.values()) / counts.total(), 2),
-                "chosen_model": item.get(f"{better}_model") or "",
-                "rejected_model": item.get(f"{worse}_model") or "",
-                "source": "human",
-                "candidates": json.dumps(people, ensure_ascii=False),
-                "ts": vote["ts_server"],
-                "schema": SCHEMA,
-            }
-        )
+        row = {
+            "prompt": plain(item["prompt"]),
+            "chosen": plain(item[better]),
+            "rejected": plain(item[worse]),
+            "strength": vote["strength"],
+            "tie": tie,
+            "annotator": vote["annotator"],
+            "task": item.get("task") or "",
+            "id": f"{vote['item_id']}:{vote['annotator']}",
+            "item_id": vote["item_id"],
+            "n_votes": counts.total(),
+            "agreement": round(max(counts.values()) / counts.total(), 2),
+            "chosen_model": item.get(f"{better}_model") or "",
+            "rejected_model": item.get(f"{worse}_model") or "",
+            "source": "human",
+            "candidates": json.dumps(people, ensure_ascii=False),
+            "ts": vote["ts_server"],
+            "schema": SCHEMA,
+        }
+        rows.append(row)
+        if vote.get("edit"):
+            both = [c for c in people if c.get("in") == "prompt"]  # not in one answer alone
+            rows.append(
+                row
+                | {
+                    "chosen": as_answer(vote["edit"], item["prompt"]),
+                    "rejected": row["chosen"],
+                    "strength": 1,
+                    "id": f"{row['id']}:edit",
+                    "n_votes": 1,
+                    "agreement": 1.0,
+                    "chosen_model": "",
+                    "rejected_model": row["chosen_model"],
+                    "source": "edit",
+                    "candidates": json.dumps(both, ensure_ascii=False),
+                }
+            )
     return rows
 
 

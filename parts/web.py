@@ -73,7 +73,7 @@ def guarded_app(name, templates, hosts, token, port):
     from werkzeug.exceptions import HTTPException
 
     app = Flask(name, static_folder=None, template_folder=templates)
-    app.config["MAX_CONTENT_LENGTH"] = 64 * 1024
+    app.config["MAX_CONTENT_LENGTH"] = 128 * 1024
     app.page_token = secrets.token_urlsafe(32)
     app.before_request(lambda: guard(hosts, token, f"{name}-{port}", app.page_token))
     # KeyError, TypeError, ValueError and RecursionError: a body that the page would not send

@@ -55,7 +55,7 @@ def stopped(app):
 
 BODY = {"guidelines_sha256": "0" * 64, "ts_client": "2026-01-02T03:04:05.678Z", "comment": ""}
 BODY |= {"reasons": [], "ms_active": 5000, "ms_wall": 6000, "event": "vote"}
-BODY |= dict.fromkeys(("undoes", "item"))
+BODY |= dict.fromkeys(("undoes", "item", "edit"))
 
 
 KEYS = {}  # {(folder, name): key}, as a browser's cookies hold them
@@ -354,7 +354,8 @@ def test_a_thumb_is_no_comparison(tmp_path):
     rater = Rater(app)
     for change in ({"choice": "tie", "strength": 0}, {"choice": "both_bad", "strength": 0}):
         assert rater.send(rater.body("left") | change)[0] == 400
-    assert rater.send(rater.body("left", strength=3))[0] == 400
+    for change in ({"strength": 3}, {"edit": "An answer."}):
+        assert rater.send(rater.body("left", **change))[0] == 400
     rater.vote("left")
     (stopped(app) / "args.json").unlink()
     with pytest.raises(UserError, match="this vote is a thumb on one answer, not a comparison"):
@@ -470,6 +471,40 @@ def test_rows_of_prefs(tmp_path):
     }
     assert [c["in"] for c in rows["item-000:ann"]["candidates"]] == ["prompt", "chosen"]
     assert len(export(tmp_path, "--ties", "drop")) == 3
+
+
+def test_an_edited_answer_is_preferred_over_the_one_shown(tmp_path, capsys):
+    """Beside the vote's own pair; undone with its vote, brought back with it, and never of a loser,
+    a tie or a gold item, whose answers were planted. The same rows train sft.py on request."""
+    app = make(tmp_path, item_rows(3, gold={2}))
+    rater = Rater(app)
+    for body in (rater.body("tie", edit="x"), rater.body("skip", edit="x"),
+                 rater.body("left", edit=" "), rater.body("left", edit="x" * 20_001)):  # fmt: skip
+        assert rater.send(body)[0] == 400
+    assert not log_of(tmp_path)
+    sides = {"left": True, "right": False}
+    while rater.state["item"]:
+        side = rater.better()
+        rater.vote(side, edit="A slip.")
+        rater.vote("undo")
+        edit = rater.state["item"]["edit"]
+        assert edit == {"text": "A slip.", "left": sides[side]}
+        rater.vote(side, edit="Better still: two audits.")
+    pairs = {row["id"]: row for row in export(tmp_path, "--sft")}
+    assert list(pairs) == ["item-000:ann", "item-000:ann:edit", "item-001:ann", "item-001:ann:edit"]
+    own, edited = pairs["item-001:ann"], pairs["item-001:ann:edit"]
+    assert [(k, type(v)) for k, v in own.items()] == [(k, type(v)) for k, v in edited.items()]
+    assert edited["chosen"][0]["content"] == "Better still: two audits."
+    assert edited["rejected"] == own["chosen"] and edited["rejected_model"] == "good"
+    assert (own["source"], edited["source"], edited["chosen_model"]) == ("human", "edit", "")
+    rows = list(files.read_jsonl(tmp_path / "sft.jsonl"))
+    assert rows == [{"prompt": row["prompt"], "completion": row["chosen"]}
+                    for row in pairs.values() if row["source"] == "edit"]  # fmt: skip
+    assert "gold 1, edits 2" in capsys.readouterr().out
+    plain = Rater(make(tmp_path / "plain", 2))
+    plain.vote("left")
+    with pytest.raises(UserError, match="--sft: no vote in .* has an edited answer"):
+        export(tmp_path / "plain", "--sft")
 
 
 def test_thumbs(tmp_path):

@@ -186,6 +186,44 @@ def test_a_session_by_keyboard(serve, open_page, tmp_path):
     assert {row["chosen_model"] for row in rows if not row["tie"]} == {"good"} and len(rows) == 7
 
 
+def test_corrections_by_keyboard(serve, open_page, tmp_path):
+    """The better answer may be corrected before it is chosen; a correction of the other one is not
+    dropped in silence, and an undone vote brings it back."""
+    rows = item_rows(3)
+    tab = open_page(serve(rows)).start()
+    page, keys = tab.page, tab.keys
+    side, key, digit, worse = tab.better(("left", "e", "1", "2"), ("right", "r", "2", "1"))
+    before = tab.text(f"#{side}")
+    keys.press(key)
+    look(page)
+    assert page.evaluate("document.activeElement.id") == f"{side}-edit"
+    keys.press("Control+End")
+    keys.type(", with 3 audits 2b")  # votes nothing
+    keys.press("Escape")
+    tab.nothing(worse, "3", "s")
+    assert "You corrected answer" in tab.text("#banner")
+    tab.press(digit)
+    assert page.is_hidden(f"#{side}-edit") and page.is_visible(f"#{side}")
+    tab.press("u")
+    text = f"{before}, with 3 audits 2b"
+    assert page.input_value(f"#{side}-edit") == text
+    page.click(f"[data-edit={side}]")  # discarded
+    tab.press(digit)
+    tab.press("u")
+    assert page.is_hidden(f"#{side}-edit")
+    keys.press(key)
+    page.fill(f"#{side}-edit", " ")
+    keys.press("Escape")
+    tab.nothing(digit)
+    assert "is empty" in tab.text("#banner")
+    page.fill(f"#{side}-edit", text)
+    keys.press("Escape")
+    tab.press(digit)
+    assert [e["edit"] for e in log_of(tmp_path / "run")] == [text, None, None, None, text]
+    assert [row["source"] for row in export(tmp_path / "run")] == ["human", "edit"]
+    assert tab.errors == []
+
+
 def test_trouble_and_back(serve, open_page, tmp_path):
     server = serve(item_rows(8))
     tab = open_page(server).start()

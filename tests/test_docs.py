@@ -224,6 +224,10 @@ class Shop:
         server = Server(*words, folder=self.copy)
         for name in ("ann", "ben"):
             rater = Rater(server.poster(), name)
+            if not rater.state["item"]:
+                continue
+            correction = None if "--thumbs" in words else "Skills: audits.\nFit: no evidence."
+            rater.vote("left", edit=correction)
             rater.vote_all(lambda r: ("right", "left")[r.state["item"]["item"] % 2])
         assert server.stop() == 0
 

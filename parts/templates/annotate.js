@@ -2,7 +2,8 @@
 // One event at a time: `pending` is its body, sent unchanged until the server has it on disk.
 const $ = (id) => document.getElementById(id);
 const PAUSE = 300;  // ms: the second click of a double click must not vote on the next item
-const LONGEST = Number($("comment").dataset.longest);  // characters of a comment
+const LONGEST = { comment: Number($("comment").dataset.longest), "corrected answer": Number($("comment").dataset.longestEdit) };  // characters
+const SIDES = { left: "A", right: "B" };
 const session = newId();
 const thumbs = document.body.dataset.thumbs === "yes";  // one answer at a time, good or bad
 const TITLE = thumbs ? "Judge an answer" : "Compare two answers";
@@ -46,6 +47,35 @@ function showItem(item) {
     return made;
   }));
   for (const side of ["left", "right"]) render($(side), item[side], $("format").checked);
+}
+
+// ---- corrections ----
+
+function edit(side, text) {  // opens the corrected text of an answer, or goes back to it
+  const button = document.querySelector('[data-edit="' + side + '"]'), area = $(side + "-edit");
+  if (!state || !state.item || !button || button.disabled) return;
+  if (area.hidden) area.value = text || state.item[side];
+  opened(side, true);
+  if (!text) area.focus();
+}
+
+function opened(side, on) {
+  const button = document.querySelector('[data-edit="' + side + '"]');
+  if (!button) return;
+  $(side).hidden = on;
+  $(side + "-edit").hidden = !on;
+  button.firstElementChild.textContent = on ? "Discard" : "Edit";
+  button.setAttribute("aria-label", (on ? "Discard the correction of answer " : "Edit answer ") + SIDES[side]);
+}
+
+function corrected(choice) {  // of the chosen answer: its text, null, or undefined if that must be said first
+  const sides = !state.item ? [] : Object.keys(SIDES).filter((side) => !$(side + "-edit").hidden && $(side + "-edit").value.trim() !== state.item[side].trim());
+  const wrong = sides.find((side) => side !== choice);
+  if (wrong) trouble("You corrected answer " + SIDES[wrong] + ": choose it, or discard the correction.");
+  if (wrong) return undefined;
+  const text = sides.length ? $(choice + "-edit").value.trim() : null;
+  if (text === "") trouble("The corrected answer is empty: write it, or discard the correction.");
+  return text === "" ? undefined : text;
 }
 
 // ---- the session ----
@@ -123,7 +153,9 @@ function show(data, said) {
   for (const box of document.querySelectorAll("#reasons input")) box.checked = Boolean(item && item.reasons.includes(box.value));
   $("comment").value = item ? item.comment : "";  // of a vote that was undone
   if (item) {
+    for (const side in SIDES) opened(side, false);
     showItem(item);
+    if (item.edit) edit(item.edit.left ? "left" : "right", item.edit.text);
     for (const id of ["prompt", "left", "right"]) $(id).scrollTop = 0;
     view("work", "Item " + (data.done + 1) + " of " + data.all);
     document.body.classList.remove("fresh");
@@ -155,7 +187,7 @@ function trouble(words, again) {
 
 function lock(on) {
   for (const button of document.querySelectorAll("[data-choice], #undo")) button.disabled = on;
-  for (const field of document.querySelectorAll("#why input, #why textarea")) field.disabled = on;
+  for (const field of document.querySelectorAll("#why input, textarea, [data-edit]")) field.disabled = on;
   if (!on) for (const button of document.querySelectorAll(".chosen")) button.classList.remove("chosen");
 }
 
@@ -176,10 +208,11 @@ function submit(button, body) {
   const now = performance.now();
   if (pending || now - shownAt < PAUSE) return;
   const comment = body.event === "undo" ? "" : $("comment").value.trim();
-  if (tooLong(comment)) return;
+  const text = corrected(body.choice);
+  if (text === undefined || tooLong("comment", comment) || tooLong("corrected answer", text || "")) return;
   const reasons = body.event === "undo" ? [] : Array.from(document.querySelectorAll("#reasons input:checked"), (box) => box.value);
   pending = {
-    ...body, event_id: newId(), annotator: name, key, session, step: state.step, reasons, comment,
+    ...body, event_id: newId(), annotator: name, key, session, step: state.step, reasons, comment, edit: text,
     ms_active: Math.round(active + (activeSince ? now - activeSince : 0)), ms_wall: Math.round(now - shownAt),
     ts_client: new Date().toISOString(), guidelines_sha256: document.body.dataset.guidelines,
   };
@@ -189,9 +222,9 @@ function submit(button, body) {
   send();
 }
 
-function tooLong(comment) {  // said while it is written; a limit of the field would cut a pasted text in silence
-  const over = Array.from(comment).length - LONGEST;
-  if (over > 0) trouble("The comment is too long by " + count(over, "character") + ": at most " + LONGEST + ", please.");
+function tooLong(what, text) {  // said while it is written; a limit of the field would cut a pasted text in silence
+  const over = Array.from(text).length - LONGEST[what];
+  if (over > 0) trouble("The " + what + " is too long by " + count(over, "character") + ": at most " + LONGEST[what] + ", please.");
   return over > 0;
 }
 
@@ -223,7 +256,7 @@ function typing(target) {
 
 document.addEventListener("keydown", (event) => {
   const { key, code, shiftKey } = event;
-  if (key === "Escape" && event.target.id === "comment") return $("title").focus();
+  if (key === "Escape" && event.target.closest("textarea")) return $("title").focus();
   if (event.ctrlKey || event.altKey || event.metaKey || event.isComposing) return;
   if (!$("shortcuts").checked || typing(event.target) || document.querySelector("dialog[open]")) return;
   if (key.startsWith("Arrow") && event.target.closest(".words")) return;  // they scroll this text
@@ -234,7 +267,7 @@ document.addEventListener("keydown", (event) => {
     "1": () => choose("left", strong), ArrowLeft: () => choose("left", strong), q: () => choose("left", 1),
     "2": () => choose("right", strong), ArrowRight: () => choose("right", strong), w: () => choose("right", 1),
     "3": () => choose("tie", 0), t: () => choose("tie", 0), b: () => choose("both_bad", 0), s: () => choose("skip"),
-    u: undo, c: () => $("work").hidden || $("comment").focus(), g: () => $("guidelines").showModal(), "?": () => $("help").showModal(),
+    e: () => edit("left"), r: () => edit("right"), u: undo, c: () => $("work").hidden || $("comment").focus(), g: () => $("guidelines").showModal(), "?": () => $("help").showModal(),
   };
   if (!Object.hasOwn(actions, what)) return;
   event.preventDefault();
@@ -245,6 +278,7 @@ document.addEventListener("click", (event) => {
   const button = event.target.closest("button");
   if (!button || event.detail > 1) return;
   if (button.dataset.choice) choose(button.dataset.choice, Number(button.dataset.strength));
+  if (button.dataset.edit) $(button.dataset.edit).hidden ? opened(button.dataset.edit, false) : edit(button.dataset.edit);
   if (button.id === "undo") undo();
   if (button.id === "again") enter(name, true);
   if (button.id === "continue") enter(button.value, true, $("key").value.trim());
@@ -265,7 +299,8 @@ $("key").addEventListener("keydown", (event) => {  // Enter would start under th
   event.preventDefault();
   $("continue").click();
 });
-$("comment").addEventListener("input", () => tooLong($("comment").value) || pending || trouble(""));
+$("comment").addEventListener("input", () => tooLong("comment", $("comment").value) || pending || trouble(""));
+for (const side in SIDES) $(side + "-edit").addEventListener("input", () => tooLong("corrected answer", $(side + "-edit").value) || pending || trouble(""));
 $("help").addEventListener("close", () => {
   if ($("help").returnValue !== "leave" || pending) return;
   tab("name", null);
