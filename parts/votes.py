@@ -333,23 +333,25 @@ def to_prefs(items, votes, ties="keep"):
         }
         rows.append(row)
         if vote.get("edit"):
-            both = [c for c in people if c.get("in") == "prompt"]  # not in one answer alone
-            rows.append(
-                row
-                | {
-                    "chosen": as_answer(vote["edit"], item["prompt"]),
-                    "rejected": row["chosen"],
-                    "strength": 1,
-                    "id": f"{row['id']}:edit",
-                    "n_votes": 1,
-                    "agreement": 1.0,
-                    "chosen_model": "",
-                    "rejected_model": row["chosen_model"],
-                    "source": "edit",
-                    "candidates": json.dumps(both, ensure_ascii=False),
-                }
-            )
+            rows.append(edit_row(row, vote["edit"]))
     return rows
+
+
+def edit_row(row, text):
+    """The pair of an edited answer and the one shown; row: that of the vote."""
+    people = [c for c in json.loads(row["candidates"]) if c.get("in") == "prompt"]
+    return row | {
+        "chosen": as_answer(text, row["prompt"]),
+        "rejected": row["chosen"],
+        "strength": 1,
+        "id": f"{row['id']}:edit",
+        "n_votes": 1,
+        "agreement": 1.0,
+        "chosen_model": "",
+        "rejected_model": row["chosen_model"],
+        "source": "edit",
+        "candidates": json.dumps(people, ensure_ascii=False),
+    }
 
 
 # what the votes say
