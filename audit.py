@@ -63,9 +63,9 @@ from parts.verdicts import (
     FAIL_ON,
     FOUR_FIFTHS,
     REFERENCE,
+    appendix_of,
+    chance,
     exit_status,
-    p_text,
-    provider_sheet,
     save_report,
     table_of,
 )
@@ -101,7 +101,7 @@ def group_metrics(groups, y_pred, y_true=None, least=1):
     >>> group_metrics(["a", "a"], [0, 1])["demographic_parity_difference"]["reason"]
     'one group: not a comparison'
     """
-    names, truth = sorted(set(groups) - {None}), y_pred if y_true is None else y_true
+    names = sorted(set(groups) - {None})
     out = {
         "n": len(groups),
         "unknown": sum(group is None for group in groups),
@@ -110,17 +110,17 @@ def group_metrics(groups, y_pred, y_true=None, least=1):
     for key, (title, label) in RATES.items():
         if label is not None and y_true is None:
             continue
-        people = zip(groups, y_pred, truth)
-        counts = counts_of((g, hit) for g, hit, true in people if label in (None, true))
-        for group in names:
-            k, n = counts.setdefault(group, (0, 0))
-            suppressed = number(None, n, reason=ONE)
-            out["groups"][group][key] = suppressed if n == 1 < least else share(k, n)
+        truth = [label] * len(groups) if label is None else y_true
+        counts = dict.fromkeys(names, (0, 0))
+        counts |= counts_of((g, hit) for g, hit, y in zip(groups, y_pred, truth) if y == label)
+        for group, (k, n) in counts.items():
+            rate = number(None, n, reason=ONE) if n == 1 < least else share(k, n)
+            out["groups"][group][key] = rate
         enough = min(least, yardstick_size([n for _, n in counts.values()]))
         large = {group: (k, n) for group, (k, n) in counts.items() if n >= enough or not n}
-        reason = None if len(large) > 1 else "one group: not a comparison"
         empty = [group for group, (_, n) in large.items() if not n]
-        reason = reason or (f"{empty[0]}: nobody has the label {label}" if empty else None)
+        reason = f"{empty[0]}: nobody has the label {label}" if empty else None
+        reason = reason if len(large) > 1 else "one group: not a comparison"
         rates = [0] if reason else [k / n for k, n in large.values()]
         out[f"{title}_difference"] = known(max(rates) - min(rates), reason)
         reason = reason or (None if max(rates) else "the highest rate is 0")
@@ -128,8 +128,7 @@ def group_metrics(groups, y_pred, y_true=None, least=1):
     for kind, worst in (("difference", max), ("ratio", min)) if y_true is not None else ():
         pair = [out[f"{title}_{kind}"] for title in ("equal_opportunity", "fpr")]
         unknown = [rate for rate in pair if rate["value"] is None]
-        worse = (unknown or [worst(pair, key=lambda rate: rate["value"])])[0]
-        out[f"equalized_odds_{kind}"] = worse
+        out[f"equalized_odds_{kind}"] = worst(unknown or pair, key=lambda rate: rate["value"] or 0)
     return out
 
 
@@ -273,23 +272,19 @@ def read_table(args):
 
 def groups_of(args, columns, header):
     """({column: labels}, {column: why not measured}, sentences) of the columns of groups."""
-    path, groups, not_measured, words = f"audit {args.table}", {}, {}, []
+    path, groups, not_measured, words, sizes = f"audit {args.table}", {}, {}, [], {}
     wanted = [args.group] if args.group and not args.ll144 else [args.group, *REFERENCE]
     for column in (name for name in dict.fromkeys(wanted) if name in columns):
         labels, said = fold_labels(columns[column], column)
-        n = len(set(labels) - {None})
-        if n < 2 and not args.ll144:
-            only = "one group" if n else "no known label"
-            not_measured[column] = f"{only}: not a comparison"
+        sizes[column] = n = len(set(labels) - {None})
         if n >= 2 or args.ll144:
             groups[column], words = labels, words + said
-    if (
-        args.ll144
-        and not set(REFERENCE) & set(groups)
-        or not any(len(set(labels) - {None}) > 1 for labels in groups.values())
-    ):
+        else:
+            only = "one group" if n else "no known label"
+            not_measured[column] = f"{only}: not a comparison"
+    several = any(len({*labels} - {None}) > 1 for labels in groups.values())
+    if not several or args.ll144 and not {*REFERENCE} & {*groups}:
         why = "expected --group COLUMN, or columns sex and race_ethnicity, of two groups or more"
-        sizes = {c: len({*fold_labels(columns[c], c)[0]} - {None}) for c in wanted if c in columns}
         found = files.told(Counter(sizes)) if any(sizes.values()) else ", ".join(header)
         raise UserError(f"{path}: {why}; found {found}")
     return groups, not_measured, words
@@ -315,12 +310,10 @@ def load_people(args):
             how = f"top {100 * args.select:g} %" + f" of each {args.within}" * bool(args.within)
             how += f", {tied} tied at the cut-off, all in" if tied else ""
         else:
-            cutoff, how = args.cutoff, f"score ≥ {args.cutoff}"
+            cutoff, how = args.cutoff, f"score ≥ {args.cutoff or 0:g}"
             if cutoff is None:  # --ll144 scoring alone
                 cutoff = np.nextafter(np.median(values), np.inf)
                 how = f"score above {np.median(values):g}, the median of all rows"
-            else:
-                how = f"score ≥ {cutoff:g}"
             people.decided = [int(score >= cutoff) for score in values]
     noun = "people" if len(set(ids)) == n else "rows"
     people.words = [f"{n:,} {noun}, {sum(people.decided):,} selected; {how}."]
@@ -338,15 +331,17 @@ def reference_column(args, groups):
     """{column: declared reference}: the column whose groups --reference names."""
     if args.reference is None:
         return {}
-    names = {c: {fold(x): x for x in sorted(set(labels) - {None})} for c, labels in groups.items()}
+    columns = [args.group] if args.group else [column for column in groups if column != CROSSED]
+    names = {c: {fold(x): x for x in sorted({*groups.get(c, ())} - {None})} for c in columns}
     key = fold(args.reference)
-    holders = [args.group] if args.group else [c for c in names if key in names[c] and c != CROSSED]
-    if len(holders) != 1 or key not in names[holders[0]]:
-        every = "; ".join(
-            f"{c}: {', '.join(map(str, names[c].values()))}" for c in names if c != CROSSED
+    holders = [column for column in columns if key in names[column]]
+    if len(holders) != 1:
+        every = (
+            [", ".join(names[args.group].values())]
+            if args.group
+            else [f"{column}: {', '.join(names[column].values())}" for column in columns]
         )
-        every = ", ".join(names[args.group].values()) if args.group in names else every
-        raise UserError(f"--reference {args.reference}: expected one of {every}")
+        raise UserError(f"--reference {args.reference}: expected one of {'; '.join(every)}")
     return {holders[0]: names[holders[0]][key]}
 
 
@@ -397,14 +392,13 @@ def compare_people(people, declared):
         for label, title in KINDS.items() if outcomes is not None and not reason else ():
             rows = [i for i, outcome in enumerate(outcomes) if outcome == label]
             if not rows:
-                words.append(
-                    f"{attribute}: no {title.partition(' (')[0]}: nobody has outcome {label}."
-                )
+                kind = title.partition(" (")[0]
+                words.append(f"{attribute}: no {kind}: nobody has outcome {label}.")
                 continue
-            some = [[column[i] for i in rows] for column in (labels, people.decided, people.ids)]
-            strata = [people.roles[i] for i in rows] if people.roles else None
-            reference = settings["reference"] if settings["reference"] in some[0] else None
-            found = compare(some[0], some[1], reference, [some[2]], strata=strata)
+            columns = labels, people.decided, people.ids, people.roles or [0] * len(labels)
+            groups, decided, ids, roles = ([column[i] for i in rows] for column in columns)
+            reference = settings["reference"] if settings["reference"] in groups else None
+            found = compare(groups, decided, reference, [ids], strata=roles)
             for row in found:  # four fifths is about selection
                 row["label"] = "reference" if row["group"] == row["reference"] else ""
                 row.pop("highest", None)
@@ -412,34 +406,19 @@ def compare_people(people, declared):
     return tables, metrics, words
 
 
-def biasguard(table, part, labelled):
-    """[line] of BiasGuard on audit.csv, beside ours: each group against the reference."""
-    pairs = []
-    for attribute, found in part["metrics"].items():
-        rows = {row["group"]: row for row in part["tables"][attribute]}
-        for row in (row for row in rows.values() if "p" in row and attribute != CROSSED):
-            sides = row["group"], row["reference"]
-            rate, other = (rows[side]["selected"] / rows[side]["n"] for side in sides)
-            p, r = (found["groups"][side].get("tpr", {}).get("value") for side in sides)
-            pair = {"attribute": attribute, "group": sides[0], "reference": sides[1]}
-            pair |= {"dir": rate / other if other else None, "spd": rate - other}
-            pairs.append(pair | {"eod": None if None in (p, r) else p - r})
-    return beside(table, pairs, labelled, "an outcome (--y-true) in every row")
-
-
 # ---- 9. save ----
 
 
-MOST_ROWS = 14  # of all tables of the first screen; the page has the others below
+MOST_ROWS = 14  # of a table of the first screen; the page has the others below
 SELECTED = {
     "": "name",
     "selected": "of",
     "ratio [95 %]": "ratio",
-    "against equal rates": "missing",
-    "p; adjusted": "p_values",
+    "of the highest rate": "four_fifths",
+    "p, adjusted": "p_adjusted",
     "verdict": "light",
 }
-LIGHTS = {"difference": "red", "equivalent": "green", "inconclusive": "amber", "not": "grey"}
+TONES = {"difference": "red", "equivalent": "green", "inconclusive": "amber", "not": "grey"}
 NEXT = {  # by verdict: what to do
     "difference": "Next, where a difference was found: look at each role (--within) and at "
     "outcomes (--y-true), find the step that makes it, ask whether another way of selecting does "
@@ -474,56 +453,38 @@ HOW = [
 
 def screen_row(row):
     """A row of the first screen: at most six cells."""
-    out = {
-        "name": row_name(row),
-        "of": f"{show(row['n'], 0)}, not shown",
-        "missing": "",
-        "p_values": "",
-    }
+    n, highest, verdict = f"{row['n']:,}", row.get("highest"), row.get("verdict", "reference")
+    out = row | {"name": row_name(row), "of": f"{n}, not shown", "light": verdict}
     if row["selected"] is not None:
-        rate = show(row["rate"]["value"], 1, True)
-        out["of"] = f"{show(row['selected'], 0)} of {show(row['n'], 0)} ({rate})"
-    out["ratio"], out["light"] = "", row["label"]
-    if "p" in row:
-        word = "fewer" if row["shortfall"] > 0 else "more"
-        out["missing"] = f"{abs(row['shortfall']):,.1f} {word}, {abs(row['sd']):.1f} SD"
-        out["p_values"] = "; ".join(p_text(row[key])[2:] for key in ("p", "p_adjusted"))
-        out["ratio"] = show(row["ir"], 2)
-        if row.get("highest") not in (None, row["reference"]):
-            out["ratio"] += f"; {row['ratio_to_highest']:.2f} of {row['highest']}"
-        out["ratio"] += f", {row['label']}" if row["label"] else ""
-    elif "ratio_to_highest" in row and row["highest"] != row["group"]:
-        out["ratio"] = f"{row['ratio_to_highest']:.2f} of {row['highest']}, {row['label']}"
-        out["light"] = "reference"
+        out["of"] = f"{show(row['selected'], 0)} of {n} ({show(row['rate']['value'], 1, True)})"
+    out["ratio"] = show(row["ir"], 2) if "p" in row else ""
+    if highest not in (None, row["group"]):
+        out["four_fifths"] = f"{row['ratio_to_highest']:.2f} of {highest}, {row['label']}"
     if "verdict" in row:
-        word = row["verdict"].split()[0]
-        small = ", small" * ("smaller" in row["verdict"])
-        name = "not measured" if word == "not" else word.strip(",") + small
-        out["light"] = pages.Light(name, "amber" if small else LIGHTS[word], row["verdict"])
+        tone = "amber" if "smaller" in verdict else TONES[verdict.split()[0]]
+        out["light"] = pages.Light(verdict.split(" (")[0], tone, verdict)
     return out
 
 
 def people_answer(part):
     """The first screen: sentences, a table and a chart of rates per attribute, what to do next."""
     tables, plots, left, found, words, others = [], [], [], [], [], {}
-    room = MOST_ROWS
     for title, rows in part["tables"].items():
         selection = ", " not in title
         name = f"Selected, {title}" if selection else title
         differences, rest = sentences(rows, name)
-        found, words = found + differences, words + rest * selection
-        for row in rows if not selection else ():
-            if "verdict" in row and not row["verdict"].startswith("difference"):
-                others.setdefault(kind_of(row), Counter())[name] += 1
-        left += notes(rows, name, part["declared"]) * selection
-        if selection and len(rows) <= room:
-            room -= len(rows)
-            tables.append(table_of([screen_row(row) for row in rows], SELECTED, name))
-            drawn = [
-                (r["group"], *pages.ends(r["rate"])) for r in rows if r["selected"] is not None
-            ]
+        found += differences
+        if not selection:
+            for row in rows:
+                if "verdict" in row and not row["verdict"].startswith("difference"):
+                    others.setdefault(kind_of(row), Counter())[name] += 1
+            continue
+        words, left = words + rest, left + notes(rows, name, part["declared"])
+        if len(rows) <= MOST_ROWS:
+            tables.append(table_of(map(screen_row, rows), SELECTED, name))
+            bars = [(row["group"], *pages.ends(row["rate"])) for row in rows]
             axis = {"x": "selection rate", "digits": 1, "percent": True}
-            plots.append(pages.interval_plot(f"Selected, by {title}", drawn, **axis))
+            plots.append(pages.interval_plot(f"Selected, by {title}", bars, **axis))
     every = [row["verdict"] for rows in part["tables"].values() for row in rows if "verdict" in row]
     overview, *about = part["words"]
     for text, counts in others.items():
@@ -566,21 +527,15 @@ def sections(report):
     stated = [[key, value or "not stated"] for key, value in report["stated"].items()]
     table = pages.table(["", ""], stated)
     out.append(pages.section("What a published audit states", table=table))
-    out.append(pages.section("What this audit cannot show", report["limits"], level="appendix"))
     out.append(pages.section("How to read it", HOW, level="appendix"))
-    return [*out, provider_sheet(report, verdict_tables(report))]
+    return [*out, *appendix_of(report)]
 
 
 def finish(args, report):
     """Write the report, print its answer, and return the exit status that --fail-on asks for."""
-    tables = [rows for _, rows in verdict_tables(report)]
-    verdicts = [row["verdict"] for rows in tables for row in rows if "verdict" in row]
-    n = sum(any("p" in row for row in rows) for rows in tables)
-    report["limits"] = [
-        *LIMITS,
-        f"{n} tables were tested. Where groups do not differ, each still shows a difference with a "
-        f"chance of up to 5 %: of {n} such tables {0.05 * n:.1f} on average, and sometimes more.",
-    ]
+    tables = verdict_tables(report)
+    verdicts = [row["verdict"] for _, rows in tables for row in rows if "verdict" in row]
+    report["limits"] = [*LIMITS, *chance(tables)]
     save_report(args, TITLE, [args.table], report, sections)
     return exit_status(args.fail_on, verdicts)
 
@@ -606,11 +561,17 @@ def main(argv=None):
     # (4) files
     file = Path(args.out) / "audit.csv"
     columns = people.groups | {"entity_id": people.ids, "score": people.decided}
-    labelled = bool(people.outcomes) and None not in people.outcomes
-    columns |= {"label_value": people.outcomes} if labelled else {}
+    if people.outcomes and None not in people.outcomes:
+        columns["label_value"] = people.outcomes
     columns |= {"score_raw": people.scores} if people.scores else {}
     write_decisions(file, columns)
-    lines = biasguard(file, part, labelled)
+    pairs = [
+        {"attribute": attribute} | row
+        for attribute in people.groups
+        for row in tables[attribute]
+        if attribute != CROSSED and "p" in row
+    ]
+    lines = beside(file, columns, pairs, "an outcome (--y-true) in every row")
     stated = {
         "date of the audit": args.date,
         "period of the decisions": args.period,

@@ -33,13 +33,12 @@ import math
 import random
 import shlex
 import sys
+from collections import Counter
 from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
 
-from checks.decisions import decision_of
-from checks.risky import asked_sentences, is_open, number_of_requests
 from parts import files
 from parts.dialogue import CLOCK
 from parts.evaluation_page import FEW, PAGES, add_to_cards, in_words
@@ -51,7 +50,6 @@ from parts.reports import (
     check_out,
     labels,
     made,
-    mentioned,
     placed,
     present,
     raw_scorer,
@@ -59,7 +57,7 @@ from parts.reports import (
     seen_pairs,
     write_report,
 )
-from parts.rows import plain_text
+from parts.rows import check_pair, check_prompt, plain_text
 from parts.stats import (
     bootstrap_ci,
     clustered_mean,
@@ -202,82 +200,6 @@ def paired(a, b, clusters):
     return record | {"p": p, "test": test, "clusters": found["clusters"]}
 
 
-def calibration(delta, bins=10):
-    """Is a reward model as right as it is sure? P(chosen) = σ(delta), delta = r_chosen − r_rejected
-
-    delta  (B,), at least one
-    nll    mean −log σ(delta)
-    ece    Σ_b n_b/n · |accuracy_b − confidence_b|, equal bins b of confidence max(σ, 1 − σ)
-           over [½, 1]; equal scores are half right
-
-    By hand: 2, −.5, −.2, 0 is one right, two wrong, one equal.
-    >>> found = calibration([2, -0.5, -0.2, 0])
-    >>> [round(float(found[key]), 4) for key in ("nll", "ece")]
-    [0.6481, 0.3229]
-    """
-    delta = np.asarray(delta)
-    losses = np.logaddexp(0, -delta)
-    p = np.exp(-losses)  # σ without overflow
-    right, confidence = (np.sign(delta) + 1) / 2, np.maximum(p, 1 - p)
-    place = np.minimum((confidence - 0.5) * 2 * bins, bins - 1).astype(int)
-    gaps = np.bincount(place, right - confidence)  # n_b · (accuracy_b − confidence_b)
-    return {"ece": abs(gaps).sum() / len(delta), "nll": losses.mean()}
-
-
-# the texts themselves
-
-
-def distinct_n(tokens, n, budget):
-    """Distinct n-grams / n-grams over the first `budget` tokens of all answers.
-
-    tokens  list of answers, each a list of tokens; no n-gram crosses from one answer to the next
-    Falls when a model repeats itself.
-    By hand: "a b a b" has 2 words among 4, and ab, ba, ab: 2 pairs among 3.
-    >>> answers = [["a", "b", "a", "b"]]
-    >>> distinct_n(answers, 1, 4), round(distinct_n(answers, 2, 4), 4), distinct_n(answers, 5, 4)
-    (0.5, 0.6667, None)
-    """
-    grams = []
-    for answer in tokens:
-        answer, budget = answer[:budget], max(0, budget - len(answer))
-        grams += zip(*(answer[i:] for i in range(n)))
-    return len(set(grams)) / len(grams) if grams else None
-
-
-def task_metrics(row, answer, skills=(), decisions=()):
-    """{metric: number} of an answer, by the fields of its prompt's row; absent fields are skipped.
-
-    assess     decision: it is the row's expected_decision, by checks/decisions.py
-    interview  one question; open: every question is; names a must_have; aims at a gap: names only
-               must-haves that were not shown
-    summary    recall and precision of skills against the row's shown and claimed ones
-    skills     all that occur in the file
-    By hand: "sql" is the gap, and the one question asks about it openly.
-    >>> row = {"task": "interview", "must_have": ["sql", "kafka"], "shown": ["kafka"]}
-    >>> task_metrics(row, "Kafka, good. How would you learn SQL?")
-    {'one question': 1.0, 'open': 1.0, 'must-have': 1.0, 'aims at a gap': 1.0}
-    """
-    task, shown, must, found = row.get("task"), row.get("shown"), row.get("must_have"), {}
-    if task == "assess" and row.get("expected_decision"):
-        found["decision"] = decision_of(answer, decisions) == str(row["expected_decision"])
-    elif task == "interview":
-        asked = [sentence for _, _, sentence in asked_sentences(answer)]
-        found["one question"] = number_of_requests(answer) == 1
-        found["open"] = bool(asked) and all(map(is_open, asked))
-        if must:
-            named, gaps = mentioned(" ".join(asked), must), set(must).difference(shown or ())
-            found["must-have"] = bool(named)
-            if shown is not None:
-                found["aims at a gap"] = bool(named) and named <= gaps if gaps else math.nan
-    elif task == "summary" and shown is not None:
-        true = {*shown, *(row.get("claimed") or ())}
-        named = mentioned(answer, true.union(skills))
-        right = len(named & true)
-        found["skill recall"] = right / len(true) if true else math.nan
-        found["skill precision"] = right / len(named) if named else math.nan
-    return {metric: float(value) for metric, value in found.items()}
-
-
 # people's votes
 
 PEOPLE = 5  # annotators: fewer say nothing of people in general
@@ -334,28 +256,15 @@ def parse_args(argv=None):
 
 
 # ---- 5. the data ----
-# a prompt: {"prompt": …, "split": "test", "task": "assess", "must_have": […], "shown": […], …}
-
-LISTS = ("must_have", "shown", "claimed")  # which the metrics of a task read
-
-
-def check_prompt(row):
-    import common
-
-    common.check_prompt(row)
-    for key in LISTS:
-        value = row.get(key) or []
-        if not isinstance(value, list) or {*map(type, value)} - {str}:
-            raise ValueError(f'"{key}" is {str(value)[:40]!r}; expected a list of texts')
+# a prompt: {"prompt": …, "split": "test", "task": "assess", …}
 
 
 def load_prompts(args, prompt_of=itemgetter("prompt")):
-    """(rows of --split, --n of them drawn by seed, in the order of the file; all skills named)
+    """Rows of --split, --n of them drawn by seed, in the order of the file.
 
     prompt_of(row) → the prompt that a model sees.
     """
     rows = list(files.read_jsonl(args.prompts, check_prompt, flag="--prompts"))
-    skills = {skill for row in rows for key in LISTS for skill in row.get(key) or ()}
     splits = sorted({str(row["split"]) for row in rows if "split" in row})
     if not splits and isinstance(args.split, Default):
         print(f"{args.prompts}: no row has a 'split', so all of them are taken")
@@ -367,14 +276,12 @@ def load_prompts(args, prompt_of=itemgetter("prompt")):
     if 0 < args.n < len(rows):
         drawn = random.Random(args.seed).sample(range(len(rows)), args.n)
         rows = [rows[i] for i in sorted(drawn)]
-    return [{**row, "prompt": prompt_of(row)} for row in rows], sorted(skills)
+    return [row | {"prompt": prompt_of(row)} for row in rows]
 
 
 def load_pairs(path):
     """(rows of a preference file without pairs of two equal answers, counts)"""
-    import common
-
-    every = list(files.read_jsonl(path, common.check_pair, flag="--pairs"))
+    every = list(files.read_jsonl(path, check_pair, flag="--pairs"))
     rows = [row for row in every if row["chosen"] != row["rejected"]]
     ties = sum(bool(row.get("tie")) for row in rows)
     counts = {"rows": len(every), "equal": len(every) - len(rows), "ties": ties}
@@ -495,10 +402,7 @@ def draw(args, model, tokenizer, name, rows, ids, n, seed):
 
 
 def measure_kl(answers, policy, reference, ids, pad, temperature):
-    """Add "kl" and "kl_k3", sums over an answer's tokens, and "entropy", their mean, to each.
-
-    All at the sampling temperature.
-    """
+    """Add "kl" to each answer: the sum over its tokens, at the sampling temperature."""
     import torch
 
     import common
@@ -510,12 +414,12 @@ def measure_kl(answers, policy, reference, ids, pad, temperature):
         batch = common.pad_rows([ids[i // G] for i in part], responses, pad)
         batch = [x.to(policy.device) for x in batch]  # ids, attention and response mask: (B, T)
         with torch.no_grad():
-            logps, entropy = common.token_logps(policy, *batch, temperature, with_entropy=True)
-            ref_logps = common.token_logps(reference, *batch, temperature)
-        k1, _, k3 = common.kl_estimates(logps, ref_logps, batch[2])
-        sums = [x.cpu().double().sum(1).tolist() for x in (k1, k3, entropy)]  # over tokens
-        for answer, kl, kl_k3, nats in zip(flat[part], *sums, strict=True):
-            answer |= {"kl": kl, "kl_k3": kl_k3, "entropy": nats / max(1, answer["length"])}
+            logps, ref_logps = (
+                common.token_logps(model, *batch, temperature) for model in (policy, reference)
+            )
+        k1 = common.kl_estimates(logps, ref_logps, batch[2])[0]
+        for answer, kl in zip(flat[part], k1.cpu().double().sum(1).tolist()):
+            answer["kl"] = kl
 
 
 def score_answers(tables, scorer, flag, function, rows):
@@ -559,7 +463,7 @@ def compare(args):
     # (1) prompts, and what each run has logged
     prompting.default_examples(args, [args.prompts], names[0], "temperature")
     examples = prompting.load_examples(args.examples)
-    rows, skills = load_prompts(args, lambda row: prompting.after_examples(examples, row))
+    rows = load_prompts(args, lambda row: prompting.after_examples(examples, row))
     prompts = [row["prompt"] for row in rows]
     tokenizers = load_tokenizers(names, prompts)
     scorers = load_scorers(args, rows)
@@ -588,7 +492,7 @@ def compare(args):
     report = begin(args, [args.prompts, *names, args.reward_model, gold]) | {
         "scorers": list(scorers),
         "models": described(models, scorers),
-        "tasks": by_task(models, rows, skills, by),
+        "tasks": by_task(models, rows, by),
         "samples": side_by_side(models, rows, by, seed),
         "runs": [row for row, *_ in logged.values()],
         "frontier": [{"model": k} | frontier(p, same) for k, (_, p, same) in logged.items() if p],
@@ -613,18 +517,12 @@ def means(answers, keys):
 
 
 def described(models, scorers):
-    """report["models"]: the means of each model's answers, and their variety."""
-    # n-grams over as many tokens of each model
-    budget = min(int(column(answers, "length").sum()) for answers in models.values())
-    keys, table = (*scorers, "kl", "kl_k3", "entropy", "length", "ended"), []
+    """report["models"]: the means of each model's answers."""
+    table = []
     for name, answers in models.items():
         unique = [len({x["response"] for x in some}) / len(some) for some in answers]
-        tokens = [answer["response_ids"] for answer in answers.ravel()]
-        more = {
-            "unique": mean_number(unique, shares=True),
-            "distinct_2": distinct_n(tokens, 2, budget),
-        }
-        table.append({"name": name} | means(answers, keys) | more)
+        row = {"name": name} | means(answers, (*scorers, "kl", "length", "ended"))
+        table.append(row | {"unique": mean_number(unique, shares=True)})
     return table
 
 
@@ -647,8 +545,7 @@ def best_of(models, pool, table, scorers):
     for p in np.flatnonzero(lacking.all(1)):  # nothing to pick from: no score
         best[p, 0] = best[p, 0] | dict.fromkeys(scorers, math.nan)
     models[name] = best
-    found = means(best, (*scorers, "length", "ended"))
-    table.append({"name": name, "kl": kl, "kl_k3": None} | found)
+    table.append({"name": name, "kl": kl} | means(best, (*scorers, "length", "ended")))
     return points
 
 
@@ -668,20 +565,14 @@ def comparisons(models, scorer, seed):
     return table
 
 
-def by_task(models, rows, skills, scorer):
-    """[{task, metric, model, mean}]: the score, and what the prompts' own fields can measure."""
-    decisions = {str(row["expected_decision"]) for row in rows if row.get("expected_decision")}
-    found, table = {}, []  # (task, metric, model) → (P, G)
-    for name, answers in models.items():
-        for row, some in zip(rows, answers):
-            each = [task_metrics(row, x["response"], skills, decisions) for x in some]
-            for metric in (scorer, *each[0]) if row.get("task") else ():
-                cell = found.setdefault((str(row["task"]), metric, name), [])
-                cell.append([(x | y)[metric] for x, y in zip(some, each)])
-    for cell in sorted(found, key=lambda cell: cell[:2]):  # models keep their order
-        row = dict(zip(("task", "metric", "model"), cell))
-        mean = mean_number(found[cell], shares=row["metric"] != scorer)
-        table.append(row | {"mean": mean, "prompts": len(found[cell])})
+def by_task(models, rows, scorer):
+    """[{task, metric, model, mean}]: the score of each task that the prompts name."""
+    tasks, table = np.array([str(row.get("task") or "") for row in rows]), []
+    for task in sorted({*tasks.tolist()} - {""}):
+        for name, answers in models.items():
+            scores = column(answers, scorer)[tasks == task]  # (prompts, G)
+            row = {"task": task, "metric": scorer, "model": name, "mean": mean_number(scores)}
+            table.append(row)
     return table
 
 
@@ -735,22 +626,20 @@ def reward_quality(rows, scores, lengths):
     report = {
         "accuracy": mean_number(right(delta), prompts, shares=True),
         "length_baseline": mean_number(right(longer), prompts, shares=True),
-        "calibration": calibration(delta),
         "verdict": word,
         "against_length": against,
     }
-    # pairs of answers that models wrote: annotate.py exports their names
-    groups = {"drawn": np.array([bool(row.get("chosen_model")) for row in rows])}
-    for key in ("task", "strength"):
-        labels = np.array([str(row.get(key)) for row in rows])
-        groups[f"by_{key}"] = {x: labels == x for x in sorted({*labels.tolist()} - {"None"})}
 
     def accuracy(where):
-        if isinstance(where, dict):
-            return {name: accuracy(part) for name, part in where.items()}
         return mean_number(right(delta)[where], prompts[where], shares=True)
 
-    return report | {key: accuracy(where) for key, where in groups.items()}
+    drawn = np.array([bool(row.get("chosen_model")) for row in rows])
+    report["drawn"] = accuracy(drawn)  # pairs of answers that models wrote, from annotate.py
+    for key in ("task", "strength"):
+        labels = np.array([str(row.get(key)) for row in rows])
+        names = sorted({*labels.tolist()} - {"None"})
+        report[f"by_{key}"] = {name: accuracy(labels == name) for name in names}
+    return report
 
 
 def human(args):
@@ -758,7 +647,6 @@ def human(args):
     check_out(args)
     path = Path(args.votes)
     items_path = path.with_name("items.jsonl")
-    refuse_thumbs(path)
     items = load_items(items_path, "--votes")
     events = read_log(path, items)
     names, votes = unblind(events, items)
@@ -769,17 +657,6 @@ def human(args):
     report["left_out"] = left_out(events)
     save(args, report, "votes.jsonl", votes)
     print(f"next: python annotate.py agreement --out {path.parent}")
-
-
-def refuse_thumbs(votes):
-    """UserError if the args.json beside the votes says that one answer was shown at a time."""
-    record = votes.with_name("args.json")
-    if record.is_file() and files.read_record(record.parent, "--votes")["args"].get("thumbs"):
-        raise UserError(
-            f"--votes {votes}: a session with --thumbs judges one answer at a time and compares no "
-            f"models; to train on it: python annotate.py export --out {votes.parent}; to compare: "
-            "python annotate.py draw --model A --model-b B, and serve that without --thumbs"
-        )
 
 
 def human_report(votes, items, seed):
@@ -797,22 +674,22 @@ def human_report(votes, items, seed):
         "annotators": [],
         "caveats": [],
     }
-    for name in sorted(set(people)):
+    names = sorted(set(people))
+    persons = Counter(map(folded, names))
+    for name in names:
         own = [x for x, who in zip(won, people) if who == name]
         rate = mean_number(own, shares=True)  # not Wilson's: a tie is one half
         report["annotators"].append({"annotator": name, "win_rate": rate})
-    names = sorted(set(people))
-    k = len({*map(folded, names)})
-    if k == 1:
-        report["caveats"] = [f"All votes are {names[0]}'s: they say what one person prefers."]
-    elif k < PEOPLE:
-        report["caveats"] = [f"{k} people voted: too few to say what others would prefer."]
-    if k < len(names):
-        alike = [x for x in names if sum(folded(x) == folded(y) for y in names) > 1]
+    caveats = report["caveats"]
+    if len(persons) == 1:
+        caveats.append(f"All votes are {names[0]}'s: they say what one person prefers.")
+    elif len(persons) < PEOPLE:
+        caveats.append(f"{len(persons)} people voted: too few to say what others would prefer.")
+    if alike := [name for name in names if persons[folded(name)] > 1]:
         words = f"{', '.join(alike)} differ in capitals alone and are {len(alike)} rows below"
-        report["caveats"].append(f"{words}; are they one person?")
+        caveats.append(f"{words}; are they one person?")
     if not report["decided"]:
-        report["caveats"].append("Every vote is a tie or both bad: nobody preferred either.")
+        caveats.append("Every vote is a tie or both bad: nobody preferred either.")
     return report
 
 
@@ -823,7 +700,7 @@ def save(args, report, beside, rows):
     """The report and its page, and beside them the rows that it was made of, as JSONL."""
     mode = 0o644 if args.command == "compare" else files.PRIVATE  # votes and profiles of people
     files.write_jsonl(Path(args.out) / beside, rows, mode=mode)
-    write_report(args, report, *PAGES[args.command], beside, mode)
+    write_report(args, report, *PAGES[args.command], [beside], mode=mode)
     add_to_cards(args, files.finite(report))
 
 

@@ -38,8 +38,7 @@ from tqdm import tqdm
 from checks.decisions import decision_of
 from checks.risky import risky_questions
 from parts import files
-from parts.biasguard import beside, write_decisions
-from parts.biasguard import metrics as biasguard_metrics
+from parts.biasguard import beside, compared, write_decisions
 from parts.card import add_result
 from parts.fairness_page import (
     SURFACES,
@@ -73,9 +72,8 @@ from parts.twins import (
     message_texts,
     twin_table,
 )
-from parts.verdicts import FAIL_ON, REFERENCE, exit_status, save_report
+from parts.verdicts import FAIL_ON, REFERENCE, chance, exit_status, save_report
 
-ROOT = Path(__file__).resolve().parent
 TITLE = "Are people treated differently for who they are?"
 
 BASE = "data/tiny-base"
@@ -115,33 +113,6 @@ def mass_of(scores):
     return number(mass.mean(), mass.size, reason="of these twins") | {
         "lowest": float(mass.mean(1).min())
     }
-
-
-def decision_row(row, decided, labels, groups):
-    """A contrast's rates of decisions (R, N) for the mildest word, and BiasGuard's metrics."""
-    sides = [groups[row["attribute"]] == row[side] for side in ("group", "reference")]  # (N,)
-    labels = labels or [0] * len(decided)
-    pairs = [
-        [(hit, y) for y, hits in zip(labels, decided[:, side]) for hit in hits] for side in sides
-    ]
-    rates = [share(sum(hit for hit, _ in side), len(side)) for side in pairs]
-    return row | {"rate": rates[0], "rate_reference": rates[1]} | biasguard_metrics(*pairs)
-
-
-def chance(n):
-    """What n tables of tests show by chance alone.
-
-    >>> chance(3)
-    '3 tables were tested. Chance alone shows a difference in up to 5 % of such tables, so in at \
-least one of 3 with a probability of up to 15 %.'
-    """
-    if n == 1:
-        return "1 table was tested: chance alone shows a difference in up to 5 % of such tables."
-    some = f"with a probability of up to {5 * n} %" if n < 20 else "almost surely"
-    return (
-        f"{n} tables were tested. Chance alone shows a difference in up to 5 % of such tables, so "
-        f"in at least one of {n} {some}."
-    )
 
 
 # ---- 4. the arguments ----
@@ -387,7 +358,7 @@ def study_twins(args, models, interviews):
     study["twins"] = {"slot": slot, "resumes": len(twins), "names": len(people)}
     groups = {key: np.array([p.groups[key] for p in people]) for key in people[0].groups}
     study |= effects_and_changes(args, scores, groups, twins)
-    study["policy_decisions"] = export_decisions(args, scores, groups, twins, people)
+    study["policy_decisions"] = export_decisions(args, scores, groups, twins)
     study["biasguard"] = [line for part in study["policy_decisions"] for line in part["lines"]]
     return study
 
@@ -436,7 +407,7 @@ def undecided(part, twins):
     return f"{words} together hold {mass:.1g} of the probability behind “{label}”{fix}"
 
 
-def export_decisions(args, scores, groups, twins, people):
+def export_decisions(args, scores, groups, twins):
     """Write decisions-*.csv of each policy, in the layout that BiasGuard reads.
 
     returns [{"model", "file", "rows": rates and metrics of each contrast, "lines": BiasGuard's}]
@@ -448,25 +419,32 @@ def export_decisions(args, scores, groups, twins, people):
     for old in out.glob("decisions-*.csv"):
         old.unlink()
     expected = [row.get("expected_decision") for row in twins]  # (R,)
-    labels = [int(e == words[0]) for e in expected] if {*expected} <= {*words} else None
-    scores = [s for s in scores if s.word_logps is not None and mass_of(s)["value"] >= TINY_MASS]
-    names = labels_of([of_model.model for of_model in scores])
-    for of_model in scores:
-        file = (
-            out / f"decisions-{re.sub('[^A-Za-z0-9]+', '-', names[of_model.model]).strip('-')}.csv"
-        )
+    ids = [str(row.get("id") or f"résumé {r}") for r, row in enumerate(twins)]
+    deciding = [s for s in scores if s.word_logps is not None and mass_of(s)["value"] >= TINY_MASS]
+    names = labels_of([of_model.model for of_model in deciding])
+    for of_model in deciding:
+        name = re.sub("[^A-Za-z0-9]+", "-", names[of_model.model]).strip("-")
+        file = out / f"decisions-{name}.csv"
         decided = (of_model.word_logps.argmax(-1) == 0).astype(int)  # (R, N)
-        pairs = [*itertools.product(range(len(twins)), range(len(people)))]
-        ids = [str(twins[r].get("id") or f"résumé {r}") for r, _ in pairs]
-        columns = {"entity_id": [f"{i} {n}" for i, (_, n) in zip(ids, pairs)]}
-        columns |= {"label_value": [labels[r] for r, _ in pairs]} if labels else {}
-        columns |= {"score": decided.ravel(), "score_raw": of_model.values.ravel()}
-        columns |= {key: np.tile(group, len(twins)) for key, group in groups.items()}
-        columns |= {"model_id": [of_model.model] * len(pairs), "prompt_id": ids}
+        R, N = decided.shape
+        columns = {"entity_id": [f"{i} {n}" for i in ids for n in range(N)]}
+        if {*expected} <= {*words}:
+            columns["label_value"] = np.repeat([int(e == words[0]) for e in expected], N).tolist()
+        columns |= {
+            "score": decided.ravel().tolist(),
+            "score_raw": of_model.values.ravel().tolist(),
+        }
+        columns |= {key: np.tile(group, R).tolist() for key, group in groups.items()}
+        columns |= {"model_id": [of_model.model] * R * N, "prompt_id": np.repeat(ids, N).tolist()}
         out.mkdir(parents=True, exist_ok=True)
-        write_decisions(file, {key: np.asarray(values).tolist() for key, values in columns.items()})
-        rows = [decision_row(row, decided, labels, groups) for row, *_ in contrasts_of(groups)]
-        lines = beside(file, rows, labels is not None, '"expected_decision" in every résumé')
+        write_decisions(file, columns)
+        rows = []
+        for row, *_ in contrasts_of(groups):
+            for key, side in (("rate", "group"), ("rate_reference", "reference")):
+                hits = decided[:, groups[row["attribute"]] == row[side]]
+                row[key] = share(int(hits.sum()), hits.size)
+            rows.append(compared(columns, row))
+        lines = beside(file, columns, rows, '"expected_decision" in every résumé')
         lines = [f"{file.name}: {line}" for line in lines]
         part = {"model": of_model.model, "file": file.name, "words": list(words)}
         exports.append(part | {"rows": rows, "lines": lines})
@@ -495,25 +473,6 @@ def report(args):
 def twins(args):
     """counterfactual twins on reward models and policies, before and after"""
     return report(args)
-
-
-def detector_errors():
-    """{part: precision and recall} of the detector of risky questions on labelled sentences.
-
-    Part of a row: its "holdout"; rows without one were in view when the patterns were written. A
-    sentence with codes is found when one of its codes is; one without must be silent.
-    """
-    path, parts, out = ROOT / "tests" / "risky_sentences.jsonl", {}, {}
-    for row in files.read_jsonl(path) if path.is_file() else ():
-        if row["holdout"]:
-            found = {hit["code"] for hit in risky_questions(row["text"])}
-            parts.setdefault(row["holdout"], []).append((found, set(row["codes"])))
-    for name, hits in parts.items():
-        right = sum(bool(found & meant) for found, meant in hits)
-        found, meant = (sum(map(bool, codes)) for codes in zip(*hits))
-        errors = {"precision": share(right, found), "recall": share(right, meant)}
-        out[name] = errors | {"sentences": len(hits)}
-    return out
 
 
 def study_risky(title, answers):
@@ -589,32 +548,30 @@ def study_votes(path, words):
         elif sorted(map(str, sides)) == ["chosen", "rejected"]:
             hits = [int(side == "chosen") for side in sides]
         elif len(people) == 1 and sides[0] not in ("chosen", "rejected"):
-            decisions = [decision_of(message_texts(x)[-1], words) for x in answers]
-            counts["about one candidate"] += 1
-            counts["of these without a clear decision"] += None in decisions
             measure = "harsher decision"
-            if None not in decisions and decisions[0] != decisions[1]:
-                hits = [int(words.index(decisions[0]) > words.index(decisions[1]))]
+            chosen, rejected = (decision_of(message_texts(x)[-1], words) for x in answers)
+            counts["about one candidate"] += 1
+            counts["of these without a clear decision"] += None in (chosen, rejected)
+            if None not in (chosen, rejected) and chosen != rejected:
+                hits = [int(words.index(chosen) > words.index(rejected))]
         for who, hit in zip(people, hits):
             name = who.get("name") or f"{item} {who.get('in')}"
             votes.setdefault((measure, item, name), (who, []))[1].append(hit)
-    tables, words = {}, [f"{files.told(counts)}."]
+    tables, told = {}, {f"{files.told(counts)}.": None}
     for measure, key in itertools.product(("chosen", "harsher decision"), reversed(REFERENCE)):
-        items = [
-            (who[key], np.mean(hits), *clusters)
-            for (of, *clusters), (who, hits) in votes.items()
-            if of == measure and who.get(key)
-        ]
-        groups, shares, *clusters = zip(*items) if items else [(), ()]
-        groups, spellings = fold_labels(groups, key)
+        of_measure = {
+            k[1:]: vote for k, vote in votes.items() if k[0] == measure and vote[0].get(key)
+        }
+        groups, spellings = fold_labels([who[key] for who, _ in of_measure.values()], key)
         if any(groups):
-            words += spellings
-            tables[f"{measure}, {key}"] = compare(groups, shares, clusters=clusters, kind="items")
+            told |= dict.fromkeys(spellings)
+            shares, clusters = [np.mean(hits) for _, hits in of_measure.values()], zip(*of_measure)
+            table = compare(groups, shares, clusters=list(clusters), kind="items")
+            tables[f"{measure}, {key}"] = table
     notes = [] if tables else [f"Not measured: no vote in {path} is about people of known groups."]
     if len(annotators) == 1 and None not in annotators:
         notes.append(f"The votes in {path} are one annotator's: they say nothing about others.")
-    words = [*dict.fromkeys(words), *notes]
-    return {"title": f"Votes in {path}", "words": words, "notes": notes, "tables": tables}
+    return {"title": f"Votes in {path}", "words": [*told, *notes], "notes": notes, "tables": tables}
 
 
 # ---- 9. save ----
@@ -634,12 +591,9 @@ def finish(args, inputs, study):
 
     inputs  files and folders, for their hashes;  study  what the command measured
     """
-    n = sum(any("p" in row for row in rows) for _, rows in verdict_tables(study))
-    limits = [chance(n)] if n else []
+    limits = chance(verdict_tables(study))
     limits += [limit for key, limit in LIMITS.items() if study.get(key)]
     limits += NAME_LIMITS if study.get("twins", {}).get("slot") == "name" else []
-    if study.get("risky"):
-        study["detector"] = detector_errors()
     # (6) files
     save_report(args, TITLE, inputs, {"limits": limits} | study, sections)
     slot = study.get("twins", {}).get("slot")

@@ -34,7 +34,6 @@ from parts.reports import (
     begin,
     check_out,
     made,
-    mentioned,
     raw_scorer,
     read_csv,
     read_run,
@@ -64,6 +63,16 @@ def must_haves(role, profile):
     found = mentioned(profile, terms)
     sides = {True: "must_haves_found", False: "must_haves_missing"}
     return {k: ", ".join(x for x in terms if (x in found) is side) for side, k in sides.items()}
+
+
+def mentioned(text, terms):
+    """The terms that stand in the text as whole words, whatever their case.
+
+    >>> sorted(mentioned("Used SQL, C++, and kafka.", ["sql", "ka", "kafka", "C", "C++"]))
+    ['C++', 'kafka', 'sql']
+    """
+    whole = r"(?<!\w){}(?!\w|[+#]+(?!\w))"  # "C" is neither C++ nor C#
+    return {x for x in terms if re.search(whole.format(re.escape(x)), text, re.I)}
 
 
 def terms_of(role):
@@ -310,7 +319,7 @@ def main(argv=None):
         "first": [{key: c[key] for key in RANKED} for c in first[:TOP]],
         "role_of_first": title_of(first[0]["role"]),
     }
-    write_report(args, report, TITLE, rank_sections, "ranked.csv", files.PRIVATE)
+    write_report(args, report, TITLE, rank_sections, ["ranked.csv"], mode=files.PRIVATE)
     if {"sex", "race_ethnicity"} & set(columns):
         # a score has an arbitrary offset per role; the percentile is within the role
         print(f"next: python audit.py {path} --score percentile --select 0.3")

@@ -51,11 +51,11 @@ def sentences(text):
 
 @functools.lru_cache
 def request_cues():
-    """(order, joint, lead-in): what opens a request besides a question mark, and joins a second."""
+    """(order, joint): what opens a request besides a question mark, and joins a second."""
     cues = read_data("interview.json")["cues"]
     lead_in = rf"(?:(?:{'|'.join(cues['lead_in'] + cues['polite'])})\b[ ,:.!]*)*"
     order = rf"[ *•-]*{lead_in}(?:{'|'.join(cues['imperative'])})\b"
-    return re.compile(order), re.compile(rf"\b(?:{'|'.join(cues['joint'])})\b"), lead_in
+    return re.compile(order), re.compile(rf"\b(?:{'|'.join(cues['joint'])})\b")
 
 
 def asked_sentences(text):
@@ -67,20 +67,6 @@ def asked_sentences(text):
 def number_of_requests(text):
     """Requests in a turn; each joint inside one ("and what", "or how") counts one more."""
     return sum(1 + len(request_cues()[1].findall(s)) for _, _, s in asked_sentences(text))
-
-
-OPENERS = "how|what|which|why|when|where|who|tell|describe|explain|walk"
-
-
-def is_open(sentence):
-    """Does a request (a normal form) leave room for an answer, after lead-ins such as "thanks"?
-
-    >>> asked = "how did you do it?", "however, do you know sql?", "well, tell me more."
-    >>> [is_open(sentence) for sentence in asked]
-    [True, False, True]
-    """
-    lead_in = request_cues()[2]
-    return re.match(rf"{lead_in}(?:{OPENERS})\b", sentence) is not None
 
 
 @functools.lru_cache

@@ -24,23 +24,30 @@ def write_decisions(path, columns):
     files.write_csv(path, [columns, *zip(*cells)])
 
 
-def metrics(protected, reference):
-    """{"dir", "spd", "eod"} of [(decision, label)] of two groups, 0 or 1; None over nobody.
+def compared(columns, row):
+    """A row of {"attribute", "group", "reference"} with BiasGuard's "dir", "spd", "eod" of the
+    columns of `write_decisions`; None over nobody, or without a column "label_value".
 
     By hand: F has labels 1, 1, 0 and decisions 1, 0, 0; M is decided 1, 1, 0.
-    >>> metrics([(1, 1), (0, 1), (0, 0)], [(1, 1), (1, 1), (0, 0)])["eod"]
+    >>> columns = {"sex": "FFFMMM", "score": [1, 0, 0, 1, 1, 0], "label_value": [1, 1, 0, 1, 1, 0]}
+    >>> compared(columns, {"attribute": "sex", "group": "F", "reference": "M"})["eod"]
     -0.5
     """
+    groups, decisions = columns[row["attribute"]], columns["score"]
+    labels = columns.get("label_value") or [0] * len(decisions)
 
-    def rate(decisions):
-        return sum(decisions) / len(decisions) if decisions else None
+    def rate(side, among):
+        hits = [hit for g, hit, y in zip(groups, decisions, among) if y and g == row[side]]
+        return sum(hits) / len(hits) if hits else None
 
-    p, r = (rate([hit for hit, _ in group]) for group in (protected, reference))
-    tpr = [rate([hit for hit, label in group if label]) for group in (protected, reference)]
-    return {
+    everybody = [1] * len(decisions)
+    p, r, tpr_p, tpr_r = (
+        rate(side, among) for among in (everybody, labels) for side in ("group", "reference")
+    )
+    return row | {
         "dir": p / r if r and p is not None else None,
         "spd": None if None in (p, r) else p - r,
-        "eod": None if None in tpr else tpr[0] - tpr[1],
+        "eod": None if None in (tpr_p, tpr_r) else tpr_p - tpr_r,
     }
 
 
@@ -51,14 +58,15 @@ def command_of(table, row):
     return [*command, "--reference", files.csv_cell(row["reference"])]
 
 
-def beside(table, rows, labelled, fix):
-    """[line] of BiasGuard on a table, beside our rows of {"attribute", "group", "reference", "dir",
-    "spd", "eod"}. It runs where it is installed and there is ground truth: else EOD would be 0.
+def beside(table, columns, rows, fix):
+    """[line] of BiasGuard on a table, beside our numbers of its columns: one for each of the rows
+    {"attribute", "group", "reference"}. It runs where it is installed and there is ground truth, a
+    column "label_value": else EOD would be 0.
 
-    labelled  is there a column label_value?  fix: in words, what would give one
+    fix: in words, what would give one
     """
     tool, lines, result = shutil.which("biasguard"), [], table.with_name("biasguard.json")
-    if not (tool and labelled):
+    if not (tool and "label_value" in columns):
         why = f"it needs {fix}" if tool else "it is not installed"
         return [f"BiasGuard was not run ({why}); {table.name} has the layout that it reads"]
     for row in rows:
@@ -66,7 +74,8 @@ def beside(table, rows, labelled, fix):
             command = [tool, *command_of(table, row), "--output", result]
             subprocess.run(command, capture_output=True, timeout=60, check=True)
             theirs = json.loads(result.read_text(encoding="utf-8"))["metrics"]
-            pairs = [f"{key} {theirs[key]} (ours {row[key]})" for key in ("dir", "spd", "eod")]
+            ours = compared(columns, row)
+            pairs = [f"{key} {theirs[key]} (ours {ours[key]})" for key in ("dir", "spd", "eod")]
         except (subprocess.SubprocessError, OSError, ValueError, KeyError) as error:
             pairs = [f"no result ({files.brief(error)})"]
         lines.append(f"BiasGuard, {row['group']} − {row['reference']}: {', '.join(pairs)}")

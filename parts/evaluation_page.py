@@ -30,15 +30,6 @@ def distance(sqrt_kl):
     return f"{sqrt_kl:.2f}" if sqrt_kl >= 0.01 else f"{sqrt_kl:.1g}"
 
 
-def p_text(p):
-    """A p-value of four digits; a smaller one is not 0.
-
-    >>> p_text(0.04561), p_text(1e-9)
-    ('0.0456', '<0.0001')
-    """
-    return "<0.0001" if p < 0.0001 else f"{p:.4f}"
-
-
 def power(n, detectable, noun="prompts"):
     """How small a difference n comparisons can find, in words; the same whatever they found."""
     if detectable is None:
@@ -90,9 +81,9 @@ def in_words(report):
     for run in report["runs"]:
         if by == "gold" and same_scorer(run.get("reward_model"), report["setup"]["gold"], {}):
             notes.append(f"{run['name']} was trained on the {names[by]}, which it may exploit.")
-    runs, others = {run["name"] for run in report["runs"]}, report["models"][1:]
-    others = [row["name"] for row in others if row["kl_k3"]]  # best of n is no folder
-    if unknown := [name for name in others if name not in runs]:
+    runs = {run["name"] for run in report["runs"]}
+    folders = [row["name"] for row in report["models"][1:] if "best of" not in row["name"]]
+    if unknown := [name for name in folders if name not in runs]:
         notes.append(f"No args.json, so no curve and no cost: {', '.join(unknown)}.")
     if by == "proxy":
         notes.append("No gold score: the reward model decides, and training may have used it.")
@@ -117,14 +108,12 @@ def comparison_in_words(row, score):
 
 def compare_card(report, folder):
     """What the card of a folder says of a comparison: its sentences against the baseline."""
-    setup, base = report["setup"], report["models"][0]["name"]
-    by = report["scorers"][0]
-    lines = []
+    setup, by = report["setup"], report["scorers"][0]
+    pair, lines = {report["models"][0]["name"], folder}, []
     for row in report["comparisons"]:
-        pair, rate = {row["a"], row["b"]}, row["win_rate"]
-        best_of_n = row["a"] not in setup["model"]
-        if row["scorer"] == by and {base, folder} <= pair and rate["value"] is not None:
-            if len(pair) == 2 and not best_of_n:
+        folders = {row["a"], row["b"]} & {*setup["model"]}  # best of n is no folder
+        if row["scorer"] == by and pair <= folders and len(folders) == 2:
+            if row["win_rate"]["value"] is not None:
                 lines.append(comparison_in_words(row, score_names(setup)[by]))
     if not lines:
         return []
@@ -141,7 +130,9 @@ def why_open(row, p, over):
     if row["verdict"] != "inconclusive" or rate.get("low") is None:
         return ""
     inside = rate["low"] <= 0.5 <= rate["high"]
-    return "" if inside else f"; the test over {over} gives p {p_text(p)}, which is no finding"
+    return (
+        "" if inside else f"; the test over {over} gives p {pages.p_value(p)}, which is no finding"
+    )
 
 
 def renamed(report):
@@ -155,9 +146,7 @@ def renamed(report):
     def walk(value):
         if isinstance(value, dict):
             return {key: walk(item) for key, item in value.items()}
-        if isinstance(value, (list, tuple)):
-            return [walk(item) for item in value]
-        return names.get(value, value)
+        return [*map(walk, value)] if isinstance(value, list | tuple) else names.get(value, value)
 
     return walk(report)
 
@@ -167,10 +156,10 @@ def rates(title, records, axis, open_rows=()):
     finding, whatever the interval."""
     cells = [[key, show(part, 1, True), part["n"]] for key, part in records.items()]
     bars = [(key, *ends(part)) for key, part in records.items()]
-    chart = pages.interval_plot(
-        title, bars, 0.5, x=axis, digits=1, percent=True, open_rows=open_rows
+    look = {"x": axis, "digits": 1, "percent": True, "open_rows": open_rows}
+    return pages.table(["", "share", "n"], cells, title), pages.interval_plot(
+        title, bars, 0.5, **look
     )
-    return pages.table(["", "share", "n"], cells, title), chart
 
 
 def compare_sections(report):
@@ -183,7 +172,8 @@ def compare_sections(report):
         "Curves during training are measured on validation prompts, end points on test prompts.",
         "Fairness is not measured here.",
     ]
-    last, report = appendix(report, limits, labels(folders)), renamed(report)
+    paths = [f"{name} is {folder}." for folder, name in labels(folders).items()]
+    last, report = appendix(report, limits, paths), renamed(report)
     parts = answer_section, proxy_section, tasks_section, diversity_section, samples_section
     return [*(section(report) for section in parts), *last]
 
@@ -227,7 +217,9 @@ def pairs_table(report, scorer):
     cells, caption = [], f"By the {score_names(report['setup'])[scorer]}"
     for r in pairs:
         rates = [show(r[key], 1, True) for key in ("win_rate", "length_controlled")]
-        cells.append([f"{r['a']} against {r['b']}", *rates, p_text(r["p_holm"]), r["verdict"]])
+        cells.append(
+            [f"{r['a']} against {r['b']}", *rates, pages.p_value(r["p_holm"]), r["verdict"]]
+        )
     if pairs and "detectable" in (first := pairs[0]):
         caption += f"; {power(first['win_rate']['n'], first['detectable'])}"
     header = ["pair", "wins", "wins at equal length", "p (Holm)", "verdict"]
@@ -283,20 +275,16 @@ def cost_table(report):
 def tasks_section(report):
     cells, models = {}, [row["name"] for row in report["models"]]
     for row in report["tasks"]:
-        n = f" ({row['prompts']} prompts)" if "prompts" in row else ""
-        line = cells.setdefault(f"{row['task']}: {row['metric']}{n}", dict.fromkeys(models, "–"))
-        line[row["model"]] = show(row["mean"])
+        name = f"{row['task']}: {row['metric']}"
+        cells.setdefault(name, dict.fromkeys(models, "–"))[row["model"]] = show(row["mean"])
     table = pages.table(["", *models], [[metric, *line.values()] for metric, line in cells.items()])
-    text = "Mean score of each task, and what the prompts' own fields can measure."
-    return pages.section("Tasks", text, table)
+    return pages.section("Tasks", "Mean score of each task.", table)
 
 
 METRICS = {  # of report["models"], beside its scores
-    "kl_k3": "KL by the estimator k3",
+    "length": "tokens",
     "ended": "share that ended by itself",
     "unique": "share of different answers to a prompt",
-    "distinct_2": "distinct pairs of tokens / pairs",
-    "entropy": "entropy per token, nats",
 }
 
 
@@ -304,8 +292,7 @@ def diversity_section(report):
     models = report["models"]
     rows = [[words, *(show(row.get(key)) for row in models)] for key, words in METRICS.items()]
     table = pages.table(["", *(row["name"] for row in models)], rows)
-    text = "Distinct pairs among as many tokens of each model as the tersest one wrote."
-    return pages.section("Diversity and length", text, table)
+    return pages.section("Diversity and length", "", table)
 
 
 def samples_section(report):
@@ -322,24 +309,22 @@ def reward_sections(report):
     """The report of a reward model, for the terminal and the page."""
     rows = {"all pairs": report["accuracy"], "the longer answer wins": report["length_baseline"]}
     texts, counts = reward_in_words(report), report["counts"]
-    if (drawn := report["drawn"])["n"]:
-        rows["pairs that models wrote"] = drawn
+    if report.get("drawn", {}).get("n"):
+        rows["pairs that models wrote"] = report["drawn"]
     texts += ["Pairs that a tuned policy wrote (annotate.py draw) predict better what PPO gains."]
     for key in ("task", "strength"):
         rows |= {f"{key} {value}": part for value, part in report[f"by_{key}"].items()}
     table, chart = rates("Pairs on which it is right", rows, "share right")
-    sure, gain = report["calibration"], report["against_length"]
-    cells = [
-        ["right more often than the rule, percentage points", show(gain, 1, True)],
-        [f"p of that ({gain['test']}, over prompts)", p_text(gain["p"])],
-        ["NLL", show(sure["nll"])],
-        ["expected calibration error", show(sure["ece"])],
-    ]
+    gain = report["against_length"]
+    cells = {
+        "right more often than the rule, percentage points": show(gain, 1, True),
+        f"p of that ({gain.get('test', 't')}, over prompts)": pages.p_value(gain["p"]),
+    }
     caption = (
-        f"{gain['n']} pairs of {gain['clusters']} prompts; left out: {counts['ties']} ties, "
-        f"{counts['equal']} pairs of equal answers"
+        f"{report['accuracy']['n']} pairs of {gain.get('clusters', gain['n'])} prompts; left out: "
+        f"{counts['ties']} ties, {counts['equal']} pairs of equal answers"
     )
-    tables = [table, pages.table(["", "value"], cells, caption)]
+    tables = [table, pages.table(["", "value"], cells.items(), caption)]
     limits = [
         "Accuracy on these pairs, by these annotators; nothing about other roles or people.",
         "How well a policy trained on it does: it looks for answers on which this model is wrong.",
@@ -403,7 +388,7 @@ def human_sections(report):
         gold = f"{left['gold_right']} of {left['gold']} right"
         counts["left out: items with a known answer"] = gold if left["gold"] else 0
     counts |= {
-        "p (exact sign test over items)": p_text(row["p"]),
+        "p (exact sign test over items)": pages.p_value(row["p"]),
         "true win rate that these items find in 4 of 5 studies": show(row["detectable"], 0, True),
     }
     tables = [table, pages.table(["", "n"], counts.items())]
@@ -416,7 +401,8 @@ def human_sections(report):
     answer = pages.section(
         "Which model do people prefer?", texts, None, [chart], "answer", tables=tables
     )
-    return [answer, *appendix(report, limits, dict(zip(report["models"], (a, b))))]
+    paths = [f"{name} is {folder}." for folder, name in zip(report["models"], (a, b))]
+    return [answer, *appendix(report, limits, paths)]
 
 
 CARDS = {  # what joins the cards of run folders: its title and its sentences on a folder

@@ -13,7 +13,7 @@ from parts.pages import number as show
 from parts.rates import rate_section, rate_tables
 from parts.reports import MODELS
 from parts.twins import FEW
-from parts.verdicts import JUDGED, MARGIN, light, provider_sheet, summary, table_of, title_of
+from parts.verdicts import JUDGED, MARGIN, appendix_of, light, summary, table_of, title_of
 
 SURFACES = {  # what is asked of a model: (in few words, in one sentence, the fields of a twin)
     "a": (
@@ -133,17 +133,12 @@ def decision_section(part):
     return pages.section(f"{model_name(part['model'])}: decisions", words, table_of(rows, columns))
 
 
-def detector_words(errors):
-    """The errors of the detector on the sentences that its patterns were not written from."""
-    told = [
-        f"{part['sentences']} sentences ({name}): precision {show(part['precision'])}, "
-        f"recall {show(part['recall'])}"
-        for name, part in errors.items()
-    ]
-    known = f"on {'; on '.join(told)}" if told else "has errors that were not measured here"
-    return f"The detector {known}; no hit is no proof."
-
-
+# on labelled sentences that its patterns were not written from: tests/test_fairness_text.py
+DETECTOR = (
+    "The detector on 102 sentences (holdout): precision 0.963 [0.875, 0.990], recall 0.867 [0.758, "
+    "0.931]; on 87 sentences (second list): precision 0.941 [0.809, 0.984], recall 0.640 [0.501, "
+    "0.759]; no hit is no proof."
+)
 DISCOURAGED = (
     "“discouraged”: may be taken as evidence of intent; such a question is not by itself a "
     "violation of Title VII or the ADEA (EEOC informal letter, 9 May 2006)."
@@ -190,8 +185,7 @@ def answers(report):
         rate = f"{show(part['answers'], 1, True)} of {part['answers']['n']} answers ask one"
         sentences.append(f"{part['title']}: {rate}{': ' + codes if codes else ''}.")
     if sentences:
-        sentences.append(detector_words(report["detector"]))
-        out.append(pages.section("Risky questions", sentences, level="answer"))
+        out.append(pages.section("Risky questions", [*sentences, DETECTOR], level="answer"))
     return out
 
 
@@ -257,5 +251,4 @@ def sections(report):
     details += map(decision_section, parts_of(report, "policy_decisions"))
     details += [risky_section(part) for part in parts_of(report, "risky") if part["codes"]]
     how = pages.section("How to read it", HOW, level="appendix")
-    sheet = provider_sheet(report, verdict_tables(report))
-    return [*answers(report), *details, how, sheet]
+    return [*answers(report), *details, how, *appendix_of(report)]

@@ -16,9 +16,8 @@ import numpy as np
 from parts import files
 from parts.pages import ends
 from parts.reports import read_run
-from parts.stats import root
+from parts.stats import Z95
 
-Z95 = 1.96  # of the half intervals that a run logs
 GOAL = 0.9  # sample efficiency: the cost of reaching this share of the largest gain of any run
 
 
@@ -161,27 +160,23 @@ def same_scorer(logged, given, hashes):
     if not logged or not given:
         return False
     (one, one_function), (two, two_function) = (
-        (Path(name.rpartition(":")[0]), name.rpartition(":")[2])
-        if ".py:" in name
-        else (Path(name), "")
-        for name in (str(logged), str(given))
+        name.rsplit(":", 1) if ".py:" in name else (name, "") for name in map(str, (logged, given))
     )
-    before = hashes.get(logged) or hashes.get(str(one))
-    if before and two.exists():
+    before = hashes.get(logged) or hashes.get(str(Path(one)))
+    if before and Path(two).exists():
         return one_function == two_function and before == files.fingerprint(two)
-    return (one.resolve(), one_function) == (two.resolve(), two_function)
+    return (Path(one).resolve(), one_function) == (Path(two).resolve(), two_function)
 
 
 def frontier(points, same=None):
     """A run's evaluations on validation prompts, and where it begins to over-optimise."""
-    both = [p for p in points if None not in (p["gold"], p["proxy"])]
-    errors = [p.get("error") for p in both]
-    known = bool(both) and None not in errors
-    judged = len(both) > 4 or (len(both) > 2 and known)
-    turn = overoptimised(
-        [p["gold"] for p in both], [p["proxy"] for p in both], errors if known else None
-    )
-    mark = None if turn is None else both[turn]
+    known = [p for p in points if None not in (p["gold"], p["proxy"])]
+    errors = [p.get("error") for p in known]
+    errors = errors if errors and None not in errors else None
+    gold, proxy = ([p[key] for p in known] for key in ("gold", "proxy"))
+    turn = overoptimised(gold, proxy, errors)
+    judged = len(known) > (2 if errors else 4)
+    mark = None if turn is None else known[turn]
     return {"points": points, "same": same or {}, "overoptimised": mark, "judged": judged}
 
 
@@ -219,7 +214,7 @@ def curve_of(points, scorer):
     for point in points:
         kl, y = (x if isinstance(x, dict) else {"value": x} for x in (point["kl"], point[scorer]))
         if kl["value"] is not None and y["value"] is not None:
-            found.append((root(kl["value"]), *ends(y)))
+            found.append((math.sqrt(max(0.0, kl["value"])), *ends(y)))  # estimates may be below 0
     return found
 
 

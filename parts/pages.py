@@ -18,7 +18,6 @@ import base64
 import hashlib
 import math
 import re
-import sys
 import textwrap
 from pathlib import Path
 
@@ -28,7 +27,6 @@ from markupsafe import Markup
 from parts.files import replacing
 
 WIDTH, LINES = 100, 36  # columns of the terminal; lines of a report there, before a command's own
-BAND = 12  # from so many points on, intervals are drawn as a band
 MARKERS = 40  # a line of more points is drawn without markers
 STEERING = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]"
@@ -49,7 +47,7 @@ def visible(text):
     return STEERING.sub(lambda m: f"[U+{ord(m[0]):04X}]", "" if text is None else str(text))
 
 
-def number(value, digits=3, percent=False, interval=True):
+def number(value, digits=3, percent=False):
     """A number, or a record {"value", "low", "high"}, as text; the dash is for None.
 
     >>> number(0.0421), number({"value": 0.5, "low": 0.44, "high": 0.56}, 1, percent=True)
@@ -65,10 +63,19 @@ def number(value, digits=3, percent=False, interval=True):
 
     if record["value"] is None:
         return "–"
-    shown = text(record["value"]) + (" %" if percent else "")
-    if not interval or record.get("low") is None:
+    shown = text(record["value"]) + " %" * percent
+    if record.get("low") is None:
         return shown
     return f"{shown} [{text(record['low'])}, {text(record['high'])}]"
+
+
+def p_value(p):
+    """A p-value of four digits; a smaller one is not 0.
+
+    >>> p_value(0.04561), p_value(1e-9)
+    ('0.0456', '<0.0001')
+    """
+    return "<0.0001" if p < 0.0001 else f"{p:.4f}"
 
 
 def ends(record):
@@ -81,13 +88,13 @@ def ends(record):
 
 def section(title, sentence="", table=None, plots=(), level="detail", cards=(), tables=()):
     """One question of a report and its answer; sentence: a text, or a list of paragraphs."""
-    found = [part for part in (table, *tables) if part]
-    if level == "answer" and any(len(part["columns"]) > 6 for part in found):
+    tables = [part for part in (table, *tables) if part]
+    if level == "answer" and any(len(part["columns"]) > 6 for part in tables):
         raise ValueError(f"{title}: a table of the first screen has at most six columns")
     return {
         "title": title,
         "sentences": [sentence] if isinstance(sentence, str) else list(sentence),
-        "tables": found,
+        "tables": tables,
         "plots": [plot for plot in plots if plot],
         "cards": list(cards),
         "level": level,
@@ -175,36 +182,25 @@ def line_plot(title, series, x="", y="", marks=(), x_range=()):
             curves[name] = points
     if not curves:
         return None
-    every = [p for points in curves.values() for p in points]
-    ys = [v for p in every for v in p[1:] if v is not None]
-    sx, x_ticks = axis([p[0] for p in every] + list(x_range) + [at for at, _ in marks])
-    sy, y_ticks = axis(ys)
+    every = sum(curves.values(), [])
+    sx, x_ticks = axis([p[0] for p in every] + [*x_range, *(at for at, _ in marks)])
+    sy, y_ticks = axis([y for p in every for y in p[1:] if y is not None])
     lines, numbers = [], []
     for style, (name, points) in enumerate(curves.items()):
-        values = [{"value": value, "low": low, "high": high} for _, value, low, high in points]
-        path = "L".join(f"{sx(a)},{100 - sy(b)}" for a, b, _, _ in points)
-        ends = [
-            (sx(a), 100 - sy(low), 100 - sy(high)) for a, _, low, high in points if low is not None
-        ]
-        band = [f"{a},{low}" for a, low, _ in ends] + [f"{a},{high}" for a, _, high in ends[::-1]]
-        shown = [] if len(points) > MARKERS else points
+        values = [number({"value": y, "low": low, "high": high}) for _, y, low, high in points]
+        dots = [(sx(at), 100 - sy(y)) for at, y, *_ in points]
         lines.append({
             "name": name,
             "style": style % 7,
-            "path": f"M{path}" if len(points) > 1 else "",
-            "band": "M" + "L".join(band) + "z" if len(ends) >= BAND else "",
-            "bars": ends if len(ends) < BAND else [],
-            "points": [(sx(a), 100 - sy(b)) for a, b, _, _ in shown],
-            "says": " → ".join(number(v) for v in (values[:1] + values[1:][-1:])),
+            "path": "M" + "L".join(f"{left},{top}" for left, top in dots),
+            "bars": [(sx(x), 100 - sy(a), 100 - sy(b)) for x, _, a, b in points if a is not None],
+            "points": [] if len(dots) > MARKERS else dots,
+            "says": " → ".join(values[:1] + values[1:][-1:]),
         })  # fmt: skip
-        numbers += [[name, f"{p[0]:,.10g}", number(v)] for p, v in zip(points, values, strict=True)]
-    places = {}
+        numbers += [[name, f"{p[0]:,.10g}", value] for p, value in zip(points, values)]
+    at_once = {}
     for at, text in marks:
-        places.setdefault(at, []).append(text)
-    marked = [
-        {"at": sx(at), "text": f"{x or 'x'} {at:g}: {'; '.join(texts)}"}
-        for at, texts in sorted(places.items())
-    ]
+        at_once.setdefault(at, []).append(text)
     return {
         "kind": "lines",
         "title": title,
@@ -213,10 +209,13 @@ def line_plot(title, series, x="", y="", marks=(), x_range=()):
         "x_ticks": x_ticks,
         "y_ticks": [(100 - at, label) for at, label in y_ticks],
         "lines": lines,
-        "marks": marked,
-        "numbers": table(["", x or "x", y or "y"], numbers, f"{title}: the numbers")
-        if len(numbers) <= 2 * MARKERS
-        else None,
+        "marks": [
+            {"at": sx(at), "text": f"{x or 'x'} {at:g}: {'; '.join(texts)}"}
+            for at, texts in sorted(at_once.items())
+        ],
+        "numbers": None
+        if len(numbers) > 2 * MARKERS
+        else table(["", x or "x", y or "value"], numbers, title),
     }
 
 
@@ -231,15 +230,13 @@ def interval_plot(title, rows, zero=None, zone=(), x="", digits=3, percent=False
     if not rows:
         return None
     around = [*zone, *([] if zero is None else [zero])]
-    place, x_ticks = axis([v for row in rows for v in row[1:4] if v is not None] + around, 4)
+    place, x_ticks = axis([v for row in rows for v in row[1:] if v is not None] + around, 4)
     drawn = []
     for name, value, low, high in rows:
-        record = {"value": value, "low": low, "high": high}
-        full = zero is None or low is None or not low <= zero <= high
-        full = full and name not in open_rows
+        says = number({"value": value, "low": low, "high": high}, digits, percent)
+        full = name not in open_rows and (zero is None or low is None or not low <= zero <= high)
         ends = None if low is None else (place(low), place(high))
-        said = number(record, digits, percent)
-        drawn.append({"name": name, "at": place(value), "ends": ends, "full": full, "says": said})
+        drawn.append({"name": name, "at": place(value), "ends": ends, "full": full, "says": says})
     return {
         "kind": "intervals",
         "title": title,
@@ -254,13 +251,13 @@ def interval_plot(title, rows, zero=None, zone=(), x="", digits=3, percent=False
 # ---- out ----
 
 
-def print_report(title, sections, file=None):
+def print_report(title, sections):
     """Print the answer sections as text: title, sentences, aligned tables, the first one last.
 
     At most LINES lines. First tables give way, but for the first of each answer, then the last
     sentences; a last line counts what is left out.
     """
-    answers = [part for part in sections if part["level"] == "answer"]
+    answers = at_level(sections, "answer")
     texts = [[textwrap.wrap(visible(x), WIDTH) for x in part["sentences"]] for part in answers]
     tables = [[text_table(each) for each in part["tables"]] for part in answers]
     fixed, left_out = 2 + 2 * len(answers), {"tables": 0, "sentences": 0}
@@ -272,12 +269,15 @@ def print_report(title, sections, file=None):
             longest.pop()
             left_out[name] += 1
     lines = [title]
-    for part, *blocks in zip(answers, texts, map(reversed, tables), strict=True):
-        lines += ["", part["title"]]
-        lines += [line for block in blocks for some in block for line in some]
+    for part, *blocks in zip(answers, texts, map(reversed, tables)):
+        lines += ["", part["title"], *(x for block in blocks for some in block for x in some)]
     if gone := [f"{n} {name[: -1 if n == 1 else None]}" for name, n in left_out.items() if n]:
         lines.append(f"More on the page: {' and '.join(gone)}")
-    print(*map(visible, lines), sep="\n", file=file or sys.stdout)
+    print(*map(visible, lines), sep="\n")
+
+
+def at_level(sections, level):
+    return [part for part in sections if part["level"] == level]
 
 
 def text_table(found):
@@ -286,12 +286,12 @@ def text_table(found):
     >>> text_table(table(["model", "wins"], [["DPO", 82], ["PPO", 9]]))
     ['', 'model  wins', 'DPO      82', 'PPO       9']
     """
-    cells = [[visible(cell) for cell in row] for row in [found["columns"], *found["rows"]]]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = [""] + ([found["caption"]] if found["caption"] else [])
+    cells = [[*map(visible, row)] for row in (found["columns"], *found["rows"])]
+    widths = [max(map(len, column)) for column in zip(*cells)]
+    lines = ["", found["caption"]] if found["caption"] else [""]
     for row in cells:
-        columns = zip(row, widths, found["numeric"], strict=True)
-        line = "  ".join(c.rjust(w) if right else c.ljust(w) for c, w, right in columns)
+        columns = zip(row, widths, found["numeric"])
+        line = "  ".join(f"{c:>{w}}" if right else f"{c:<{w}}" for c, w, right in columns)
         lines.append(line.rstrip())
     return lines
 
@@ -316,15 +316,14 @@ def write_page(path, title, sections, lead="", script="", mode=0o644):
     def allowed(text):  # the hash by which the policy knows a style or a script
         return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
-    levels = ("answer", "detail", "appendix")
     html = page.render(
         title=title,
         lead=lead,
         policy=f"default-src 'none'; img-src data:; style-src {allowed(style)}"
-        + (f"; script-src {allowed(script)}" if script else ""),
+        + f"; script-src {allowed(script)}" * bool(script),
         style=Markup(style),
         script=Markup(script),
-        **{level: [part for part in sections if part["level"] == level] for level in levels},
+        **{level: at_level(sections, level) for level in ("answer", "detail", "appendix")},
     )
     with replacing(path, mode) as file:
         file.write(html.encode())

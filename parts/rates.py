@@ -11,6 +11,7 @@ Yardstick    only a group of LEAST people or more, and of 2 % of all or (for fou
              people, is picked as reference or as highest rate
 """
 
+import functools
 import math
 import re
 from collections import Counter
@@ -90,27 +91,36 @@ class Sample:
     names: list
     values: np.ndarray  # 0, 1, or a share of votes
     clusters: list  # of codes: rows of one person, item, …; empty where every row is its own
-    strata: np.ndarray | None  # codes of roles
+    strata: np.ndarray  # codes of roles; all 0 where there are none
 
     def where(self, rows):
-        """The rows of a mask."""
+        """The rows of a mask, of one stratum."""
         clusters = [kind[rows] for kind in self.clusters]
-        return Sample(self.group[rows], self.names, self.values[rows], clusters, None)
+        return Sample(
+            self.group[rows], self.names, self.values[rows], clusters, 0 * self.strata[rows]
+        )
 
+    def of_group(self, values=None):
+        """Sums of (n,) values, or numbers of rows, of each group."""
+        known = self.group >= 0
+        values = values if values is None else values[known]
+        return np.bincount(self.group[known], values, len(self.names)).tolist()
+
+    @functools.cached_property
     def counts(self):
         """{group: (selected, rows)}"""
-        known, size = self.group >= 0, len(self.names)
-        n = np.bincount(self.group[known], minlength=size).tolist()
-        k = np.bincount(self.group[known], self.values[known], size).tolist()
-        whole = all(x.is_integer() for x in k)
-        return {g: (int(a) if whole else a, b) for g, a, b in zip(self.names, k, n)}
+        selected = self.of_group(self.values)
+        if all(k.is_integer() for k in selected):
+            selected = map(int, selected)
+        return dict(zip(self.names, zip(selected, map(int, self.of_group()))))
 
     def expected(self):
         """{group: selections at the rates of its strata}"""
-        known, size = self.group >= 0, len(self.names)
-        strata = self.strata[known] if self.strata is not None else np.zeros(known.sum(), int)
-        rates = np.bincount(strata, self.values[known]) / np.maximum(np.bincount(strata), 1)
-        return dict(zip(self.names, np.bincount(self.group[known], rates[strata], size).tolist()))
+        known = self.group >= 0
+        strata, size = self.strata[known], self.strata.max(initial=0) + 1
+        n = np.bincount(strata, minlength=size)
+        rates = np.bincount(strata, self.values[known], size) / np.maximum(n, 1)
+        return dict(zip(self.names, self.of_group(rates[self.strata])))
 
     def units(self, group):
         """How many of a group are independent: people, not rows."""
@@ -119,27 +129,24 @@ class Sample:
 
     def tables(self, one, two):
         """[(selected, people of one, selected, people of two)] of each stratum."""
-        strata = self.strata if self.strata is not None else np.zeros(len(self.group), int)
-        columns = []
+        columns, size = [], self.strata.max(initial=0) + 1
         for name in (one, two):
             rows = self.group == self.names.index(name)
-            size = strata.max(initial=0) + 1
-            columns += [np.bincount(strata[rows], self.values[rows], size).astype(int)]
-            columns += [np.bincount(strata[rows], minlength=size)]
+            columns += [np.bincount(self.strata[rows], self.values[rows], size).astype(int)]
+            columns += [np.bincount(self.strata[rows], minlength=size)]
         return list(zip(*(column.tolist() for column in columns)))
 
     def difference(self, one, two):
         """The test of one group against another: of people, or of clusters where rows repeat."""
         a, b = (self.group == self.names.index(name) for name in (one, two))
-        rows = a | b
+        rows, kinds = a | b, [kind[a | b] for kind in self.clusters]
         whole = np.isin(self.values[rows], (0, 1)).all()
-        if whole and all(len(distinct(kind[rows])) == rows.sum() for kind in self.clusters):
+        if whole and all(len(distinct(kind)) == len(kind) for kind in kinds):
             test = stratified_difference(self.tables(one, two))
         else:
-            kinds = [kind[rows] for kind in self.clusters]
-            strata = None if self.strata is None else self.strata[rows]
+            strata = self.strata[rows]
             test = clustered_difference(self.values[rows], a[rows], b[rows], *kinds, strata=strata)
-        if test and self.strata is not None:
+        if test:
             effect = test.get("design_effect", 1.0)
             test["homogeneity_p"] = breslow_day(self.tables(one, two), effect)
         return test
@@ -148,9 +155,8 @@ class Sample:
         """A group's share with Wilson's interval, of as many as the variance between clusters
         makes them worth                                                     [Rao & Scott 1992]"""
         rows = self.group == self.names.index(group)
-        values, n = self.values[rows], int(rows.sum())
+        values, n, units = self.values[rows], int(rows.sum()), self.units(group)
         k = values.sum()
-        units = self.units(group)
         if units == n or not n:
             return share(k, n)
         mean, worth = k / n, float(units)
@@ -169,12 +175,13 @@ def sample_of(groups, values, clusters=(), strata=None):
     kinds = [kind for kind in kinds if len(kind) and kind.max() + 1 < len(kind)]
     if not kinds and not np.isin(values, (0, 1)).all():
         kinds = [np.arange(len(values))]
-    return Sample(group, names, values, kinds, None if strata is None else codes(strata)[0])
+    strata = np.zeros(len(values), int) if strata is None else codes(strata)[0]
+    return Sample(group, names, values, kinds, strata)
 
 
 def reasons_of(sample, kind):
     """{group: why it cannot be judged}"""
-    counts = sample.counts()
+    counts = sample.counts
     if len(counts) > MOST_GROUPS:
         return dict.fromkeys(counts, TOO_MANY)
     if kind == "people" and not any(k for k, _ in counts.values()):  # else the gap is 0
@@ -191,7 +198,7 @@ def yardsticks(sample, judged):
     Both have the highest rate (within strata: observed / expected selections) of the groups of
     LEAST people or more that are FLOOR of all; for four fifths MANY people do as well.
     """
-    counts, expected = sample.counts(), sample.expected()
+    counts, expected = sample.counts, sample.expected()
     sizes = {group: sample.units(group) for group in judged}
     floor = FLOOR * sum(sizes.values())
     large = [group for group in judged if sizes[group] >= yardstick_size(sizes.values())]
@@ -230,71 +237,57 @@ def compare(
     if roles:
         names = codes(strata)[1]
         parts = {name: sample.where(sample.strata == i) for i, name in enumerate(names)}
-    tests = {}
+    judged.sort(key=best.__eq__)  # the reference comes second in each of its pairs
+    pairs = [pair for pair in combinations(judged, 2) if not reference or best in pair]
+    tests = {
+        (part, *pair): rows.difference(*pair) for part, rows in parts.items() for pair in pairs
+    }
+    known = [test for test in tests.values() if test]
+    for test, p in zip(known, holm([test["p"] for test in known])):
+        test["p_adjusted"] = p
+    unit, out = sample.clusters and unit or kind, []
+    few = f"fewer than 5 {unit} in a group" if sample.clusters else "no one to compare with"
     for part, rows in parts.items():
-        judged.sort(key=best.__eq__)  # the reference comes second in each of its pairs
-        for pair in combinations(judged, 2):
-            if not reference or best in pair:
-                tests[(part, *pair)] = rows.difference(*pair)
-    known = {key: test for key, test in tests.items() if test}
-    adjusted = dict(zip(known, holm([test["p"] for test in known.values()])))
-    out = []
-    for part, rows in parts.items():
-        out += rows_of(
-            rows,
-            (best, highest),
-            (reasons, tests, adjusted),
-            part,
-            (kind, sample.clusters and unit or kind),
-        )
+        if roles:
+            highest = yardsticks(rows, [g for g, (_, n) in rows.counts.items() if n > 1])[1]
+        for group in (g for g, (_, n) in rows.counts.items() if n or not roles):
+            row = {"group": group, "reference": best, "tests": len(known)}
+            row |= {"within": part} if roles else {}
+            reason = ONE if kind == "people" and rows.counts[group][1] == 1 else None
+            test = None if reason else tests.get((part, group, best))
+            reason = reason or (None if test else reasons.get(group, few))
+            out.append(row_of(row, rows, test, reason, highest, unit))
     return out
 
 
-def rows_of(sample, references, results, part, nouns):
-    """The rows of one table: rate, ratio, shortfall, test, verdict of each group.
+def row_of(row, sample, test, reason, highest, unit):
+    """The row of a group with its rate, ratio, shortfall, test and verdict.
 
-    references  (reference, group of the highest rate)
-    nouns       of what is counted, and of what is independent
-    results     ({group: why not judged}, {(part, group, group): test}, {…: adjusted p})
+    row      of "group" and "reference";  test: against the reference; reason: why there is none
+    highest  group of the highest rate;  unit: in words, what is independent
     """
-    (best, highest), (reasons, tests, adjusted), rows = references, results, []
-    kind, unit = nouns
-    if part is not None:
-        highest = yardsticks(sample, [g for g, (_, n) in sample.counts().items() if n > 1])[1]
-    for group, (k, n) in sample.counts().items():
-        if part is not None and not n:
-            continue
-        one = kind == "people" and n == 1
-        rate = number(None, n, reason=ONE) if one else sample.rate(group)
-        row = {"group": group, "reference": best, "n": n, "selected": None if one else k}
-        row |= {"rate": rate, "units": sample.units(group), "tests": len(adjusted)}
-        row |= {} if part is None else {"within": part}
-        test = tests.get((part, group, best))
-        if test and not one:
-            row |= judge(row, sample, test, adjusted[part, group, best], unit)
-            row |= four_fifths(sample, group, highest)
-        elif group != best:
-            few = f"fewer than 5 {unit} in a group" if sample.clusters else "no one to compare with"
-            row |= {"ir": {"value": None}, "label": "not judged"}
-            row["verdict"] = f"not measured ({ONE if one else reasons.get(group, few)})"
-        else:
-            row |= {"ir": {"value": 1.0}, "label": "reference"}
-            row |= four_fifths(sample, group, highest) if highest != best else {}
-        rows.append(row)
-    return rows
+    group, best = row["group"], row["reference"]
+    k, n = sample.counts[group]
+    row |= {"n": n, "selected": None if reason == ONE else k, "units": sample.units(group)}
+    row["rate"] = number(None, n, reason=ONE) if reason == ONE else sample.rate(group)
+    if test:
+        return row | judge(row, sample, test, unit) | four_fifths(sample, group, highest)
+    if group == best:
+        row |= {"ir": {"value": 1.0}, "label": "reference"}
+        return row | (four_fifths(sample, group, highest) if highest != best else {})
+    verdict = f"not measured ({reason})"
+    return row | {"ir": {"value": None}, "label": "not judged", "verdict": verdict}
 
 
 def four_fifths(sample, group, highest):
     """Rate / the highest rate, within strata where there are some, and its side of four fifths."""
-    counts = sample.counts()
-    if highest is None or not counts[highest][0]:
+    if highest is None or not sample.counts[highest][0]:
         return {}
-    if sample.strata is None:
-        (k, n), (a, m) = counts[group], counts[highest]
-        ratio = Fraction(k) * m / (Fraction(a) * n)
-    else:
+    if sample.strata.any():
         test = stratified_difference(sample.tables(group, highest))
         ratio = test and test["ratio"]
+    else:
+        ratio = impact_ratios(sample.counts, highest)[group]
     if ratio is None:
         return {}
     below = ratio < Fraction(4, 5)
@@ -302,20 +295,20 @@ def four_fifths(sample, group, highest):
     return {"highest": highest, "ratio_to_highest": float(ratio), "label": label}
 
 
-def judge(row, sample, test, p, unit):
+def judge(row, sample, test, unit):
     """Gap, ratio, shortfall, raw and adjusted p, and the verdict of a row against its reference."""
-    best, counts = row["reference"], sample.counts()
+    best, p = row["reference"], test["p_adjusted"]
     gap = number(test["gap"], sum(test["compared"]), test["ends"], test["test"])
     low, high = test["katz"] or (None, None)
     # the ratio's interval is shown, too; that of clusters is wider than their test
     clear = low is None or test["test"] == "clustered" or not low <= 1 <= high
     units = min(row["units"], sample.units(best))
     text = verdict(gap, test["ends90"], p if clear else 1.0, units, unit)
-    homogeneity = test.get("homogeneity_p")
+    homogeneity = test["homogeneity_p"]
     if text.startswith("equivalent") and homogeneity is not None and homogeneity < 0.05:
         text = "inconclusive (the gap differs between strata: read each)"
     rates = []
-    for k, n in (counts[row["group"]], counts[best]):
+    for k, n in (sample.counts[row["group"]], sample.counts[best]):
         rates.append(f"{show(k / n, 1, True)} of {n:,}")
     return {
         "ir": {"value": test["ratio"], "low": low, "high": high},
@@ -427,6 +420,7 @@ GAPS = {
     "rate [95 %]": "rate",
     "gap [95 %]": "gap",
     "ratio [95 %]": "ir",
+    "fewer than at equal rates": "shortfall",
     "SD": "sd",
 } | JUDGED
 

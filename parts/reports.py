@@ -18,16 +18,6 @@ from parts.files import UserError
 SCHEMA = 4  # of report.json; a key that changes its meaning, or leaves, raises it
 
 
-def mentioned(text, terms):
-    """The terms that stand in the text as whole words, whatever their case.
-
-    >>> sorted(mentioned("Used SQL, C++, and kafka.", ["sql", "ka", "kafka", "C", "C++"]))
-    ['C++', 'kafka', 'sql']
-    """
-    whole = r"(?<!\w){}(?!\w|[+#]+(?!\w))"  # "C" is neither C++ nor C#
-    return {x for x in terms if re.search(whole.format(re.escape(x)), text, re.I)}
-
-
 MODELS = {  # by the run's folder
     "tiny-base": "Base",
     "reward": "reward model",
@@ -199,24 +189,26 @@ def begin(args, inputs):
     return {"schema": SCHEMA, "command": args.command, "setup": setup}
 
 
-def appendix(report, limits, models=()):
-    """What a reader may not conclude; which folder is which of the models, command and hashes."""
-    setup, paths = report["setup"], [f"{models[folder]} is {folder}." for folder in models]
+def appendix(report, limits, words=()):
+    """What a reader may not conclude; the command and the hashes of what it read, below `words`."""
+    setup = report.get("setup", report)
     table = pages.table(["file", "SHA-256"], sorted(setup["sha256"].items()))
     return [
         pages.section("What this does not show", limits, level="appendix"),
-        pages.section("Command and hashes", [*paths, setup["run"]], table, level="appendix"),
+        pages.section("Command and hashes", [*words, setup["run"]], table, level="appendix"),
     ]
 
 
-def write_report(args, report, title, sections, beside, mode=0o644):
+def write_report(args, report, title, sections, beside=(), lead="", mode=0o644):
     """report.json, report.html and the first screen, made from nothing but that report.
 
-    mode  of both files; files.PRIVATE where they name people
+    sections  report → the sections of its page;  beside: other files that the command wrote
+    lead      a line below the title;  mode: of both files; files.PRIVATE where they name people
     """
     out, parts = Path(args.out), sections(files.finite(report))
+    pages.print_report(title, parts)
     out.mkdir(parents=True, exist_ok=True)
     files.write_json(out / "report.json", report, mode)
-    pages.print_report(title, parts)
-    pages.write_page(out / "report.html", title, parts, mode=mode)
-    print(f"\nwrote {out / 'report.json'}, {out / 'report.html'}, {out / beside}")
+    pages.write_page(out / "report.html", title, parts, lead, mode=mode)
+    written = [str(out / name) for name in ("report.json", "report.html", *beside)]
+    print("", *[lead] * bool(lead), f"wrote {', '.join(written)}", sep="\n")

@@ -1,7 +1,7 @@
 """parts/stats.py: every interval and test of the house, once; numpy alone, no torch.
 
-Shares       wilson (of parts/means.py), newcombe_interval (difference), sign_test, needed_n,
-             detectable; two groups stand in parts/two_groups.py
+Shares       wilson (of parts/means.py), newcombe_interval (difference), sign_test, detectable;
+             two groups stand in parts/two_groups.py
 Means        clustered_mean, score_interval (shares), bootstrap_ci
 Many tests   holm (family-wise error)
 Order        standings
@@ -17,6 +17,8 @@ from statistics import NormalDist
 import numpy as np
 
 from parts.means import wilson
+
+Z80, Z90, Z95 = map(NormalDist().inv_cdf, (0.80, 0.95, 0.975))  # two-sided: 60, 90 and 95 %
 
 
 def newcombe_interval(a, n, b, m, level=0.95):
@@ -63,12 +65,6 @@ def student_t_quantile(p, df):
     return (low + high) / 2
 
 
-def t_interval(mean, error, df, level=0.95):
-    """mean ± t·error"""
-    half = error * student_t_quantile(1 - level, df)
-    return mean - half, mean + half
-
-
 def clustered_mean(values, clusters=None):
     """{mean, error, clusters, p, low, high} where rows of a cluster are not independent.
 
@@ -91,12 +87,12 @@ def clustered_mean(values, clusters=None):
     error = math.sqrt(C / (C - 1) * float((influence**2).sum()))
     if error < 1e-12:
         return result
-    low, high = t_interval(mean, error, C - 1)
-    p = student_t_p(mean / error, C - 1)
-    return result | {"error": error, "p": p, "low": low, "high": high}
+    half = error * student_t_quantile(0.05, C - 1)
+    ends = {"low": mean - half, "high": mean + half}
+    return result | ends | {"error": error, "p": student_t_p(mean / error, C - 1)}
 
 
-def score_interval(shares, clusters=None, level=0.95):
+def score_interval(shares, clusters=None):
     """Interval of the mean of shares, each of [0, 1]; never [1, 1], however few there are.
 
     shares    (n,): 1 right, 0 wrong, or anything between;  clusters  (n,) labels, or None
@@ -116,13 +112,13 @@ def score_interval(shares, clusters=None, level=0.95):
     found = clustered_mean(shares, clusters)
     p, C = found["mean"], found["clusters"]
     if C == len(shares) and not {*shares.tolist()} - {0.0, 1.0}:
-        return wilson(float(shares.sum()), C, level)
+        return wilson(float(shares.sum()), C)
     if C < 2:
         return None
     spread = p * (1 - p)
     variance = ((C - 1) ** 2 / C * (found["error"] or 0) ** 2 + spread / C) / C
     n = spread / variance if spread else C
-    z = student_t_quantile(1 - level, C - 1)
+    z = student_t_quantile(0.05, C - 1)
     centre, half = (p + z * z / (2 * n)), z * math.sqrt(spread / n + z * z / (4 * n * n))
     low, high = ((centre + side * half) / (1 + z * z / n) for side in (-1, 1))
     return max(0.0, low), min(1.0, high)
@@ -140,20 +136,6 @@ def sign_test(wins, losses):
         tail += term
         term = term * (n - i) // (i + 1)
     return min(1.0, 2 * tail / 2**n)
-
-
-def needed_n(rate):
-    """Comparisons that tell a true win rate p from ½: ((z·½ + z_power·√(p(1−p))) / (p − ½))²
-
-    z of a two-sided test at .05, z_power of 80 % power.
-
-    >>> [needed_n(p) for p in (0.55, 0.60, 0.65, 0.70)], needed_n(0.5)
-    ([783, 194, 85, 47], None)
-    """
-    if abs(rate - 0.5) < 1e-9:
-        return None
-    z, z_power = NormalDist().inv_cdf(0.975), NormalDist().inv_cdf(0.80)
-    return math.ceil(((z / 2 + z_power * math.sqrt(rate * (1 - rate))) / (rate - 0.5)) ** 2)
 
 
 def detectable(n):
@@ -178,24 +160,20 @@ def detectable(n):
     return high
 
 
-def bootstrap_ci(
-    values, clusters=None, clusters2=None, draws=2000, seed=0, level=0.95, statistic=None
-):
-    """Percentile interval of the mean of `values`, resampling whole clusters.
+def bootstrap_ci(values, *clusters, draws=2000, seed=0, statistic=None):
+    """95 % percentile interval of the mean of `values`, resampling whole clusters.
 
     values     (n,)
-    clusters   (n,) labels, such as prompts; None: every value is its own
-    clusters2  (n,) labels of a second, crossed kind, such as annotators
-    statistic  weights (n,) → number or vector, in place of the weighted mean; a weight is how
-               often a value was drawn
+    clusters   (n,) labels, such as prompts; of a second, crossed kind, such as annotators; without
+               any every value is its own
+    statistic  weights (n,) → number, in place of the weighted mean; a weight is how often a value
+               was drawn
     returns    (low, high), or None with fewer than two clusters
     >>> bootstrap_ci([2.0, 2.0, 2.0]), bootstrap_ci([1.0])
     ((2.0, 2.0), None)
     """
     values = np.asarray(values, float)
-    labels = [range(len(values)) if clusters is None else clusters]
-    labels += [] if clusters2 is None else [clusters2]
-    kinds = [np.unique(np.asarray(kind), return_inverse=True)[1] for kind in labels]
+    kinds = [np.unique(kind, return_inverse=True)[1] for kind in clusters or [range(len(values))]]
     if len(values) == 0 or min(kind.max() for kind in kinds) < 1:
         return None
     offset = values - values[0]  # so that a constant stays exactly itself
@@ -208,8 +186,7 @@ def bootstrap_ci(
             weights *= np.bincount(rng.integers(0, size, size), minlength=size)[kind]
         if weights.any():  # two crossed kinds can miss each other
             results.append(statistic(weights))
-    low, high = np.quantile(results, [(1 - level) / 2, (1 + level) / 2], axis=0)
-    return (float(low), float(high)) if np.ndim(low) == 0 else (low, high)
+    return tuple(np.quantile(results, [0.025, 0.975]).tolist())
 
 
 def holm(p_values):
@@ -262,11 +239,6 @@ def mean_number(values, prompts=None, shares=False):
     few = found["clusters"] < 2
     reason = "no interval: " + ("fewer than two prompts" if few else "every prompt has the same")
     return number(found["mean"], len(values), interval, method, reason=reason)
-
-
-def root(kl):
-    """√KL; an estimate of a KL near 0 may lie below 0."""
-    return math.sqrt(max(kl, 0.0))
 
 
 def standings(scores):

@@ -266,6 +266,12 @@ def bootstrap_effects(matrices, weights, cells, draws, seed=0):
     return out
 
 
+BECAME = {
+    "larger": "is larger than",
+    "smaller": "is smaller than",
+    "reversed": "is the reverse of",
+    "changed": "has changed from",
+}
 KINDS = {"sex": "{} names and pronouns", "race_ethnicity": "names read as {}"}
 
 
@@ -343,8 +349,7 @@ def change_of(levels, draws):
     if sides[0] * sides[1] < 0:
         return "reversed"
     low, high, *_ = ends_of(np.abs(draws[1]) - np.abs(draws[0]))
-    larger, smaller = low > 0, high < 0
-    return "larger" if larger else "smaller" if smaller else "changed"
+    return "larger" if low > 0 else "smaller" if high < 0 else "changed"
 
 
 def direction_of(row, effect_name):
@@ -356,18 +361,12 @@ def direction_of(row, effect_name):
     if effect_name == "d":
         return f"{sentence}: {show(effect, 2)} SD, {places(level)}"
     before, after = (f"{level:.2f}" for level in row["levels"])
-    changes = {
-        "larger": "is larger than",
-        "smaller": "is smaller than",
-        "reversed": "is the reverse of",
-    }
     change = re.search(r"found: (\w+)", row["verdict"])
-    became = changes.get(change[1] if change else "", "has changed from")
     if not change:
         return f"{sentence}; before {before} SD, after {after} SD: {show(effect, 2)} SD"
     return (
-        f"{sentence} ({places(level)}); the gap {became} before: {before} SD, now {after} SD, a "
-        f"change of {show(effect, 2)} SD"
+        f"{sentence} ({places(level)}); the gap {BECAME[change[1]]} before: {before} SD, now "
+        f"{after} SD, a change of {show(effect, 2)} SD"
     )
 
 

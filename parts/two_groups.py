@@ -13,9 +13,7 @@ from statistics import NormalDist
 import numpy as np
 
 from parts.means import wilson
-from parts.stats import newcombe_interval, student_t_p, student_t_quantile
-
-Z90, Z95 = (NormalDist().inv_cdf(p) for p in (0.95, 0.975))
+from parts.stats import Z90, Z95, newcombe_interval, student_t_p, student_t_quantile
 
 
 def hypergeometric(n, m, k):

@@ -8,11 +8,11 @@ import shlex
 import subprocess
 from importlib.metadata import version
 from pathlib import Path
-from statistics import NormalDist
 
-from parts import files, pages
+from parts import pages
 from parts.pages import number as show
-from parts.reports import SCHEMA, hashes
+from parts.reports import SCHEMA, appendix, hashes, write_report
+from parts.stats import Z80, Z90, Z95
 
 ROOT = Path(__file__).resolve().parent.parent
 VERSION = "0.2"  # of FeedbackLoop, as in CHANGELOG.md
@@ -22,7 +22,6 @@ CROSSED = "sex × race_ethnicity"
 FOUR_FIFTHS = "Four fifths is a rule of thumb for one legal question, not a definition of fairness."
 FAIL_ON = ("difference", "inconclusive", "difference,inconclusive")
 
-Z80, Z90, Z95 = (NormalDist().inv_cdf(p) for p in (0.80, 0.95, 0.975))
 MARGIN = (0.1, "0.1 SD", 2)  # of effects: δ, what counts as none; in words; digits shown
 RATE_MARGIN = (0.02, "2 percentage points", 6)  # of gaps between rates
 
@@ -84,46 +83,46 @@ def summary(tables):
     """Sentences on [(title, rows)]: first one for each table with a difference, which names what
     else it holds; then one for each table of several verdicts, and one for each that tables share.
     """
-    out, mixed, others = [], [], {}
+    found, mixed, alike = [], [], {}
     for title, rows in tables:
-        rows = [row for row in rows if "verdict" in row]
-        rest = {}
-        for row in (row for row in rows if not row["verdict"].startswith("difference")):
-            rest.setdefault(re.split(r" \((?:\d|fewer)", row["verdict"])[0], []).append(
-                title_of(row)
-            )
-        differences = [row["direction"] for row in rows if row["verdict"].startswith("difference")]
+        rows, rest = [row for row in rows if "verdict" in row], {}
+        differences = [row for row in rows if row["verdict"].startswith("difference")]
+        for row in (row for row in rows if row not in differences):
+            kind = re.split(r" \((?:\d|fewer)", row["verdict"])[0]
+            rest.setdefault(kind, []).append(title_of(row))
         if not differences and len(rest) == 1:
-            others.setdefault(next(iter(rest)), []).append(title)
+            alike.setdefault(*rest, []).append(title)
         elif rows:
-            rest = [f"{what} for {', '.join(titles)}" for what, titles in rest.items()]
-            (out if differences else mixed).append(f"{title}: {'; '.join(differences + rest)}.")
-    for what, titles in others.items():
+            said = [row["direction"] for row in differences]
+            said += [f"{what} for {', '.join(titles)}" for what, titles in rest.items()]
+            (found if differences else mixed).append(f"{title}: {'; '.join(said)}.")
+    for what, titles in alike.items():
         kind = what.split()[-1 if what.endswith("unchanged") else 0]
         meaning = MEANING[kind].format(what[0].upper() + what[1:])
         mixed.append(f"{meaning}: {'; '.join(titles)}.")
-    return out + mixed
+    return found + mixed
 
 
 def light(row, effect_name):
     """A verdict as a cell of the grid: up to three words, a colour, the numbers."""
-    text, effect = row["verdict"], row[effect_name]
+    text, effect, change = row["verdict"], row[effect_name], effect_name == "D"
     detail = f"{show(effect, 2)}, p {row.get('p_adjusted', 1):.4f}: {text}"
-    kind, change = text.split()[0], effect_name == "D"
-    if kind == "difference":
-        small = ", small" if "smaller than" in text else ""
-        words = "higher" if effect["value"] > 0 else "lower"
-        if change and "found: smaller" in text:  # good news, as far as it goes
-            gone = row.get("verdict_after", "").startswith("equivalent")
-            return pages.Light("gap smaller", "green" if gone else "amber", detail)
-        words = f"gap {text.split()[2]}" if change else words
-        return pages.Light(words + small, "amber" if small else "red", detail)
-    if kind == "equivalent" and change:  # a gap that was there before and stays is no good news
-        after = row.get("verdict_after", "")
+    kind, after = text.split()[0], row.get("verdict_after", "")
+    small = ", small" * ("smaller than" in text)
+    words, tone = {
+        "difference": ("higher" if (effect["value"] or 0) > 0 else "lower", "red"),
+        "equivalent": (f"alike, ±{MARGIN[1]}", "green"),
+        "inconclusive": ("unclear", "amber"),
+        "not": ("not measured", "grey"),
+    }[kind]
+    if change and kind == "difference":
+        words = f"gap {text.split()[2]}".strip(",")
+    if change and kind == "equivalent":  # a gap that was there before and stays is no good news
         words = "gap stays" if after.startswith("difference") else "unchanged"
-        return pages.Light(words, "green" if after.startswith("equivalent") else "amber", detail)
-    kinds = {"equivalent": (f"alike, ±{MARGIN[1]}", "green"), "inconclusive": ("unclear", "amber")}
-    return pages.Light(*kinds.get(kind, ("not measured", "grey")), detail)
+        tone = "green" if after.startswith("equivalent") else "amber"
+    if words == "gap smaller":  # good news, as far as it goes
+        tone, small = "green" if after.startswith("equivalent") else "amber", ""
+    return pages.Light(words + small, "amber" if small else tone, detail)
 
 
 JUDGED = {"p": "p", "p, adjusted": "p_adjusted", "verdict": "verdict"}
@@ -135,7 +134,7 @@ def table_of(rows, columns, caption=""):
     def cell(row, key):
         value = row.get(key, "")
         if key in ("p", "p_adjusted") and value != "":
-            return f"{value:.4f}" if value >= 1e-4 else "< .0001"
+            return pages.p_value(value)
         return show(value, 2 if key in ("d", "D") else 3) if isinstance(value, dict) else value
 
     cells = [[cell(row, key) for key in columns.values()] for row in rows]
@@ -143,14 +142,7 @@ def table_of(rows, columns, caption=""):
 
 
 def save_report(args, title, inputs, report, sections):
-    """Write report.json and report.html, and print the answer.
-
-    args      of the command: command, typed (its line), out
-    inputs    files and folders, for their hashes
-    report    what the command found
-    sections  report → the sections of its page
-    """
-    out = Path(args.out)
+    """`write_report`, its JSON headed by what it takes to repeat it; inputs: files and folders."""
     failed, commit = subprocess.getstatusoutput(f"git -C {shlex.quote(str(ROOT))} rev-parse HEAD")
     head = {
         "schema": SCHEMA,
@@ -162,14 +154,22 @@ def save_report(args, title, inputs, report, sections):
         "sha256": hashes(inputs),
         "versions": {name: version(name) for name in ("torch", "numpy")},
     }
-    report = files.finite(head | report)
-    shown = sections(report)
-    pages.print_report(title, shown)
-    out.mkdir(parents=True, exist_ok=True)
-    files.write_json(out / "report.json", report)
-    pages.write_page(out / "report.html", title, shown, lead=NOTICE)
-    print(f"\n{NOTICE}\nwrote report.json and report.html to {out}")
-    print(f"next: open {out / 'report.html'} in a browser")
+    write_report(args, head | report, title, sections, lead=NOTICE)
+    print(f"next: open {Path(args.out) / 'report.html'} in a browser")
+
+
+def chance(tables):
+    """[what tables [(title, rows)] of tests show by chance alone]; [] without a test.
+
+    >>> chance([("", [{"p": 0.2}])])
+    ['1 table was tested: chance alone shows a difference in up to 5 % of such tables.']
+    """
+    n = sum(any("p" in row for row in rows) for _, rows in tables)
+    if n == 1:
+        return ["1 table was tested: chance alone shows a difference in up to 5 % of such tables."]
+    some = f"with a probability of up to {5 * n} %" if n < 20 else "almost surely"
+    words = f"{n} tables were tested. Chance alone shows a difference in up to 5 % of such tables"
+    return [f"{words}, so in at least one of {n} {some}."] * bool(n)
 
 
 def exit_status(fail_on, verdicts):
@@ -185,23 +185,10 @@ def exit_status(fail_on, verdicts):
     return 0
 
 
-def provider_sheet(report, tables):
-    """The provider's sheet, what it takes to judge and repeat a report; tables: [(title, rows)]."""
-    groups = [f"{title}: {', '.join(row['group'] for row in rows)}" for title, rows in tables]
-    versions = [f"{key} {value}" for key, value in report["versions"].items()]
-    use = "to compare groups before a tool is used on people; not to decide about a person"
-    sheet = [
-        ["intended use", use],
-        ["tested groups", "; ".join(groups)],
-        ["known limits", " ".join(report["limits"])],
-        ["not measured", ", ".join(report.get("not_measured", ())) or "–"],
-        [
-            "versions",
-            f"FeedbackLoop {VERSION} ({report['commit'] or 'no commit'}), {', '.join(versions)}",
-        ],
-        ["command", report["run"]],
-        *([f"data: {file}", f"SHA-256 {digest}"] for file, digest in report["sha256"].items()),
-    ]
+def appendix_of(report):
+    """The appendix of a report of `save_report`."""
+    versions = {"FeedbackLoop": report.get("version", VERSION)} | report["versions"]
+    versions = ", ".join(f"{name} {version}" for name, version in versions.items())
     words = [report["notice"], *report.get("biasguard", ())]
-    table = pages.table(["", ""], sheet)
-    return pages.section("Provider's sheet", words, table, level="appendix")
+    words.append(f"{versions}; commit {report['commit'] or 'unknown'}.")
+    return appendix(report, report["limits"], words)

@@ -11,6 +11,7 @@ Run          python reports/fill_numbers.py
 
 import argparse
 import json
+import math
 import re
 import sys
 from pathlib import Path
@@ -25,7 +26,7 @@ import run as bench  # noqa: E402
 from parts.means import wilson  # noqa: E402
 from parts.pages import number as show  # noqa: E402
 from parts.reports import MODELS  # noqa: E402
-from parts.stats import needed_n  # noqa: E402
+from parts.stats import Z80, Z95  # noqa: E402
 
 PAGES = (
     "README.md",
@@ -136,7 +137,7 @@ def demo():
             model, run = of(report["models"], "name", name), of(report["runs"], "name", name)
             pair = against_base(report, name) or {"win_rate": nothing}
             seconds = {"value": run["seconds"] if run else None}
-            kl = model["kl"] if model["kl_k3"] else nothing  # best of n has a bound alone
+            kl = nothing if "best of" in name else model["kl"]  # best of n has a bound alone
             rows.append((seed, [model["gold"], model["proxy"], kl, pair["win_rate"], seconds]))
         lines += by_seed(MODELS.get(name, name), rows, [(3,), (2,), (2,), (1, True), (0,)])
     first = found[0][1]["setup"]
@@ -368,6 +369,15 @@ def sizes():
         n = len((REPO / script).read_text(encoding="utf-8").splitlines())
         lines.append([stage, f"[`{script}`]({script})", f"{50 * round(n / 50):,}", words])
     return table(["stage", "script", "lines", "in → out"], lines)
+
+
+def needed_n(rate):
+    """Comparisons that tell a true win rate p from ½ in 4 of 5 studies: ((z·½ + z₈₀·√(p(1−p))) / (p − ½))²
+
+    >>> [needed_n(p) for p in (0.55, 0.60, 0.65, 0.70)]
+    [783, 194, 85, 47]
+    """
+    return math.ceil(((Z95 / 2 + Z80 * math.sqrt(rate * (1 - rate))) / (rate - 0.5)) ** 2)
 
 
 def comparisons():

@@ -484,15 +484,11 @@ def test_a_verdict_that_is_not_reached_has_its_reason():
 
 
 def test_one_definition_of_a_question():
-    import evaluate
-
-    for text, count, is_open in (
-        ("However, do you know SQL?", 1, 0.0), ("Thanks. Could you tell me about SQL?", 1, 1.0),
-        ("How did you use SQL? Do you like it?", 2, 0.0), ("Tell me about SQL.", 1, 1.0),
-        ("Good.", 0, 0.0),
+    for text, count in (
+        ("However, do you know SQL?", 1), ("Thanks. Could you tell me about SQL?", 1),
+        ("How did you use SQL? Do you like it?", 2), ("Tell me about SQL.", 1), ("Good.", 0),
     ):  # fmt: skip
-        found = evaluate.task_metrics({"task": "interview"}, text)
-        assert found == {"one question": float(count == 1), "open": is_open}, text
+        assert risky.number_of_requests(text) == count, text
         asked = holds("interview:question_count", text, num_questions=count, relation="exactly")
         assert asked or not count
 

@@ -38,6 +38,7 @@ I see no reason to reject; advance. | advance
 Reject is off the table. Advance. | advance
 Hold is not an option; reject. | reject
 Advance? No. Hold. | hold
+Advance?\\nNo: hold. | hold
 Advance? Yes. | advance
 Should we advance? Hold. | hold
 Recommendation: advance.\\nI would not reject her. | advance
@@ -72,6 +73,7 @@ Recommendation: advance.\\nOn reflection I would not advance. | -
 Recommendation: hold or reject. | -
 Nothing. Holding on. | -
 She advanced three projects. | -
+The advancement of sql. | -
 Advance or hold is not an option. | -
 Do NOT advance | -
 Under no circumstances advance. | -

@@ -5,11 +5,15 @@ import json
 import numpy as np
 import pytest
 
+import audit
 import fairness
+from checks.risky import risky_questions
 from conftest import REPO
 from parts import fairness_page
 from parts.files import UserError
+from parts.pages import number
 from parts.rates import compare
+from parts.stats import share
 from parts.twins import load_names, load_slot, load_twins
 from test_audit import FORBIDDEN, mutations, write
 from test_audit import error_of as error_of_command
@@ -30,7 +34,12 @@ def test_mutated_files_leave_no_traceback(tmp_path):
     def text(path):
         return fairness.main(["text", path, "--out", str(tmp_path / "out"), "--overwrite"])
 
+    def people(path):
+        audit.load_people(audit.parse_args([path, "--y-pred", "p", "--group", "g"]))
+
+    table = b"id,p,g\n" + b"".join(b"%d,%d,%c\n" % (i, i % 2, b"aabb"[i % 4]) for i in range(8))
     for times, whole, read in (
+        (400, table, people),
         (40, "names.csv", lambda path: load_names(path, 2)),
         (40, "twins.jsonl", lambda path: load_twins(path, 9, names)),
         (40, "slots.csv", lambda path: load_slot(f"age={path}")),
@@ -48,37 +57,23 @@ def test_mutated_files_leave_no_traceback(tmp_path):
                 assert "\n" not in str(error)
 
 
-def test_detector_thresholds(tmp_path, monkeypatch):
+def test_detector_thresholds():
+    """Every report states the errors on sentences from which no pattern was written: one with codes
+    is found when one of its codes is; one without must be silent."""
     lines = (REPO / "tests/risky_sentences.jsonl").read_text("utf-8").splitlines()
-    rows = list(map(json.loads, lines))
+    rows, words = list(map(json.loads, lines)), []
     assert len({row["text"] for row in rows}) == len(rows) >= 150
     codes = json.loads((REPO / "data" / "risky_questions.json").read_text())["categories"]
     assert all(sum(code in row["codes"] for row in rows) >= 6 for code in codes)
-    found = fairness.detector_errors()
     for name, *least in (("holdout", 0.95, 0.85), ("second list", 0.9, 0.6)):
-        errors = [found[name][key]["value"] for key in ("precision", "recall")]
-        assert np.greater_equal(errors, least).all() and found[name]["sentences"] >= 60, found
-    rows = [("How old are you?", ["age"]), ("Blue?", ["age"]), ("Are you married?", []), ("Hello.", [])]  # fmt: skip
-    rows = [{"text": text, "codes": codes, "holdout": "holdout"} for text, codes in rows]
-    (tmp_path / "tests").mkdir()
-    monkeypatch.setattr(fairness, "ROOT", tmp_path)
-    assert "not measured" in fairness_page.detector_words(fairness.detector_errors())
-    write(tmp_path / "tests" / "risky_sentences.jsonl", [*rows, rows[0] | {"holdout": False}])
-    found = fairness.detector_errors()["holdout"]
-    assert [(found[k]["value"], found[k]["n"]) for k in ("precision", "recall")] == [(0.5, 2)] * 2
-
-
-DECISIONS = """advance | Strengths: sql.\\nRecommendation: advance.
-None | advance or reject
-None | I would not advance.
-hold | Advance?\\nNo: hold.
-None | The advancement of sql.""".splitlines()
-
-
-@pytest.mark.parametrize("line", DECISIONS)
-def test_decisions_are_read_from_the_last_line_that_names_one(line):
-    word, text = line.split(" | ")
-    assert str(fairness.decision_of(text.replace("\\n", "\n"), WORDS)) == word
+        of_part = [row for row in rows if row["holdout"] == name]
+        pairs = [({hit["code"] for hit in risky_questions(row["text"])}, {*row["codes"]}) for row in of_part]  # fmt: skip
+        right = sum(bool(found & meant) for found, meant in pairs)
+        errors = [share(right, sum(map(bool, side))) for side in zip(*pairs)]
+        assert np.greater_equal([x["value"] for x in errors], least).all() and len(pairs) >= 60
+        precision, recall = map(number, errors)
+        words.append(f"on {len(pairs)} sentences ({name}): precision {precision}, recall {recall}")
+    assert fairness_page.DETECTOR == f"The detector {'; '.join(words)}; no hit is no proof."
 
 
 def test_text_command(tmp_path, capsys):
@@ -252,17 +247,6 @@ def test_a_gap_of_the_margin_is_not_called_none(design, rates):
 def test_power_on_clustered_answers():
     assert share_of("difference", 100, 60, 4, 0.3, (0.3, 0.5), False) > 0.9
     assert share_of("equivalent", 60, 3000, 1, 0, (0.02, 0.02), True) > 0.9
-
-
-def test_five_persons_prove_no_equality():
-    """Five persons with four equal rows each were "equivalent within 2 points", as ten are not."""
-    for persons in (5, 10, 30):
-        for hits in ([1] * persons, [i % 2 for i in range(persons)]):
-            people = np.repeat(np.arange(2 * persons), 4)
-            rows = compare(["a"] * 4 * persons + ["b"] * 4 * persons, np.repeat(hits * 2, 4), None, [people])  # fmt: skip
-            (row,) = (row for row in rows if "verdict" in row)
-            assert row["verdict"].startswith("inconclusive"), row
-            assert row["gap"]["low"] < -0.05 < 0.05 < row["gap"]["high"]
 
 
 def test_one_annotator_is_not_a_group(tmp_path):

@@ -4,7 +4,6 @@ import csv
 import json
 import re
 import shutil
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -19,9 +18,9 @@ from parts.files import UserError
 from parts.stats import holm
 from parts.twins import contrasts_of, load_names, load_twins, twin_table
 from parts.verdicts import exit_status, light, summary, verdict
-from test_audit import FORBIDDEN, STUB, write
+from test_audit import FORBIDDEN, assert_ours_are_theirs, with_biasguard, write
 from test_fairness_text import error_of, vote
-from tiny import cases
+from tiny import cases, table
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -185,15 +184,14 @@ def test_what_never_differs_is_not_measured():
         assert row["verdict"] == "not measured (needs 2 names a cell and 5 résumés)"
 
 
-SETS = [  # slot, file of people, of twins: people, résumés, first group
-    ("name", "names.csv", "twins.jsonl", 200, 40, "Female"),
-    ("age", "slots.csv", "twins_slots.jsonl", 20, 20, "younger"),
-    ("school", "slots.csv", "twins_slots.jsonl", 20, 20, "university"),
-    ("attack", "attacks.csv", "twins_attacks.jsonl", 50, 20, "plain"),
-]
-
-
-@pytest.mark.parametrize("slot, who, resumes, n, r, first", SETS)
+# slot, file of people, of twins: people, résumés, first group
+@cases("""
+slot | who | resumes | n | r | first
+name | names.csv | twins.jsonl | 200 | 40 | Female
+age | slots.csv | twins_slots.jsonl | 20 | 20 | younger
+school | slots.csv | twins_slots.jsonl | 20 | 20 | university
+attack | attacks.csv | twins_attacks.jsonl | 50 | 20 | plain
+""")
 def test_bundled_twins_differ_in_slots_only(slot, who, resumes, n, r, first):
     data = REPO / "data"
     slots = f"{slot}={data / who}"
@@ -234,17 +232,15 @@ def test_a_value_is_filled_from_its_row(tmp_path):
     assert texts == [f"Assess: {x}" for x in ("Sold 3 cars.", "Sold 3 cars. So.", "sql", "sql sql")]
 
 
-BREAKS = [
-    ("{name} led her team.", "'her' stands outside a slot"),
-    ("{name}, ann.lee@example.com, sold 3 cars.", "stands outside a slot"),
-    ("{name} is {age}.", "no slot is called {age}"),
-    ("{name} replaced Amy Lee.", "the name 'Amy Lee' stands outside a slot"),
-    ("Sold 3 cars.", "no slot of {email} {first}"),
-    ("The candidate asked {obj} twice.", None),
-]
-
-
-@pytest.mark.parametrize("template, said", BREAKS)
+@cases("""
+template | said
+{name} led her team. | 'her' stands outside a slot
+{name}, ann.lee@example.com, sold 3 cars. | stands outside a slot
+{name} is {age}. | no slot is called {age}
+{name} replaced Amy Lee. | the name 'Amy Lee' stands outside a slot
+Sold 3 cars. | no slot of {email} {first}
+The candidate asked {obj} twice. | None
+""")
 def test_a_template_that_breaks_the_edit_is_refused(tmp_path, template, said):
     who = persons("Amy Lee Female", "Bo Ek Male")
     file = write(tmp_path / "twins.jsonl", [{"prompt": template}])
@@ -346,10 +342,12 @@ def test_the_grid_follows_from_the_verdicts(said, value, key, words, tone):
     assert (cell, cell.tone) == (words, tone) and said in cell.detail
 
 
-@pytest.mark.parametrize(
-    "slot, surfaces, group",
-    [("name", "ab", "Female"), ("age", "ab", "older"), ("attack", "b", "harmless addition")],
-)
+@cases("""
+slot | surfaces | group
+name | ab | Female
+age | ab | older
+attack | b | harmless addition
+""")
 def test_twins_of_a_reward_model_alone(slot, surfaces, group, tmp_path, reward_folder, capsys):
     """The résumés of a slot's file stand beside it: twins_slots.jsonl, twins_attacks.jsonl."""
     file = {"age": "slots.csv", "attack": "attacks.csv"}.get(slot)
@@ -371,14 +369,15 @@ def test_models_that_are_asked(tmp_path, monkeypatch):
     (tmp_path / "data/tiny-base").mkdir(parents=True)
     for folder in ("dpo", "reward"):
         (tmp_path / "runs" / folder).mkdir(parents=True)
-    for argv, expected in (
-        ("", ("data/tiny-base", ["runs/dpo"], ["runs/reward"])),
-        ("--reward-model x y", (None, [], ["x", "y"])),
-        ("--after x", ("data/tiny-base", ["x"], [])),
-        ("--before none --after x", (None, ["x"], [])),
-        ("--before b", ("b", [], [])),
-    ):
-        assert fairness.wanted(fairness.parse_args(["twins", *argv.split()])) == expected
+    for argv, before, after, rewards in table("""
+         | data/tiny-base | ['runs/dpo'] | ['runs/reward']
+        --reward-model x y | None | [] | ['x', 'y']
+        --after x | data/tiny-base | ['x'] | []
+        --before none --after x | None | ['x'] | []
+        --before b | b | [] | []
+    """):
+        args = fairness.parse_args(["twins", *argv.split()])
+        assert fairness.wanted(args) == (before, after, rewards)
     assert "no model" in error_of(["twins", "--before", "none"])
     for argv in ("--before data/tiny-base --after ./data/tiny-base", "--reward-model x x"):
         assert "is given twice" in error_of(["twins", *argv.split()])
@@ -527,11 +526,7 @@ def test_a_model_that_does_not_decide_in_these_words(tmp_path, llama_folder, cap
 def test_decisions_for_biasguard(tmp_path, llama_folder, monkeypatch):
     """Before and after each have a file with a row per résumé and name, no cell of it empty, and our
     numbers are those that BiasGuard (here a program with its contract) finds in it."""
-    stub = tmp_path / "bin" / "biasguard"
-    stub.parent.mkdir()
-    stub.write_text(STUB.format(python=sys.executable, fails=False))
-    stub.chmod(0o755)
-    monkeypatch.setenv("PATH", str(stub.parent))
+    with_biasguard(tmp_path, monkeypatch)
     monkeypatch.setattr(fairness, "TINY_MASS", 0)
     after, out = shutil.copytree(llama_folder, tmp_path / "after"), tmp_path / "out"
     out.mkdir()
@@ -548,8 +543,7 @@ def test_decisions_for_biasguard(tmp_path, llama_folder, monkeypatch):
     assert all(row["score"] == str(int(float(row["score_raw"]) > 0)) for row in rows)
     lines = [line for line in report["biasguard"] if line.startswith("decisions-after.csv")]
     assert len(lines) == 2 and "Black − White: dir" in lines[1]
-    pairs = re.findall(r"(\w+) (\S+) \(ours ([^)]+)\)", " ".join(lines))
-    assert len(pairs) == 6 and all(float(a) == pytest.approx(float(b), abs=2e-6) for _, a, b in pairs)  # fmt: skip
+    assert_ours_are_theirs(lines)
     _, report = report_of([*argv, "--decision-words", "no,yes", "--overwrite"])
     with open(out / "decisions-after.csv", newline="", encoding="utf-8") as file:
         assert next(csv.DictReader(file))["label_value"] == "1"  # "no" is the mildest word now

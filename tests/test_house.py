@@ -69,7 +69,7 @@ ARROWS = {  # who may import whom, downwards only: stages, parts/runs.py, common
     "parts.frontier": {"parts.files", "parts.pages", "parts.reports", "parts.stats"},
     "parts.evaluation_page": {"parts.card", "parts.frontier", "parts.pages", "parts.reports"},
     "parts.pages": {"parts.files"},
-    "parts.verdicts": {"parts.files", "parts.pages", "parts.reports"},
+    "parts.verdicts": {"parts.pages", "parts.reports", "parts.stats"},
     "parts.two_groups": {"parts.means", "parts.stats"},
     "parts.rates": {"parts.means", "parts.two_groups", "parts.files", "parts.pages", "parts.stats"}
     | {"parts.verdicts"},
@@ -115,8 +115,6 @@ ARROWS = {  # who may import whom, downwards only: stages, parts/runs.py, common
         "parts.frontier",
         "parts.prompting",
         "parts.votes",
-        "checks.decisions",
-        "checks.risky",  # what a question is
         *REPORTS,
         *LOWER,
     },

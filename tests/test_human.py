@@ -259,25 +259,26 @@ def test_foreign_votes_are_refused_by_name(voted, tmp_path):
 ITEM = {"id": "x", "prompt": "p", "a": "1", "b": "2", "a_model": "m", "b_model": "n"}
 
 
-@pytest.mark.parametrize("log, item, words", [
-    ("", None, "items.jsonl: no such file"),
-    (None, ITEM, "annotations.jsonl: no votes there"),
-    ("", ITEM, "no vote on an ordinary item"),
-    ("", ITEM | {"b_model": "m"}, "of two models; found m: python annotate.py draw"),
-    ("", ITEM | {"gold": "a"}, "found gold items alone"),
-    ("", ITEM | {"b_model": None}, "the item 'x' of items.jsonl has no a_model or no b_model"),
-])  # fmt: skip
+@cases("""
+log | item | words
+'' | None | items.jsonl: no such file
+None | {} | annotations.jsonl: no votes there
+'' | {} | no vote on an ordinary item
+'' | {'b_model': 'm'} | of two models; found m: python annotate.py draw
+'' | {'gold': 'a'} | found gold items alone
+'' | {'b_model': None} | the item 'x' of items.jsonl has no a_model or no b_model
+""")
 def test_refused_in_one_line(tmp_path, log, item, words):
     if log is not None:
         (tmp_path / "annotations.jsonl").write_text(log)
-    if item:
-        write_rows(tmp_path / "items.jsonl", [item])
+    if item is not None:
+        write_rows(tmp_path / "items.jsonl", [ITEM | item])
     refused(tmp_path, words)
 
 
 def test_a_thumbs_session_compares_nothing(voted, tmp_path):
     """Its votes were read as wins of one model over the other."""
     folder = Path(shutil.copytree(voted[0], tmp_path / "ab"))
-    record = {"stage": "annotate", "args": {"thumbs": True}}
-    (folder / "args.json").write_text(json.dumps(record))
-    refused(folder, "--thumbs judges one answer at a time.*annotate.py export")
+    rows = list(files.read_jsonl(folder / "annotations.jsonl"))
+    write_rows(folder / "annotations.jsonl", [row | {"thumbs": True} for row in rows])
+    refused(folder, "annotations.jsonl:1: this vote is a thumb on one answer, not a comparison")

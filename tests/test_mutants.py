@@ -1,4 +1,4 @@
-"""A broken file is read, or refused in one line that names it (CSV: test_fairness_audit.py)."""
+"""A broken file is read, or refused in one line that names it (bytes of CSV and JSONL: test_fairness_text.py)."""
 
 import json
 import random
@@ -63,13 +63,12 @@ def mutant(rows, rng):
 
 def prompts(path):
     args = SimpleNamespace(prompts=path, split="all", n=0, seed=0)
-    rows, skills = evaluate.load_prompts(args)
+    rows = evaluate.load_prompts(args)
     for row in rows:
         plain_text(row["prompt"])
-        evaluate.task_metrics(row, "Do you know SQL? Recommendation: hold.", skills)
     answer = {"response": "hold", "response_ids": [1, 2], "gold": 0.5, "length": 2}
     models = {"m": evaluate.np.array([[dict(answer)] for _ in rows], object)}
-    evaluate.by_task(models, rows, skills, "gold")
+    evaluate.by_task(models, rows, "gold")
     evaluate.side_by_side(models, rows, "gold", 0)
 
 

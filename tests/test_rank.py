@@ -16,7 +16,7 @@ from conftest import REPO
 from parts import files
 from parts.blinding import blinded
 from parts.files import UserError
-from tiny import cases
+from tiny import cases, printed
 
 
 @pytest.fixture
@@ -126,7 +126,7 @@ def test_blind_takes_the_names_out(rank, capsys):
     people = [{"id": n, "name": n, "profile": text, "role": "r"} for n, text in texts.items()]
     found = rank(people, "--blind", "name")
     assert sorted(rank.seen) == 2 * ["the candidate, 3 years. the candidate led."] + ["x"]
-    said = " ".join(capsys.readouterr().out.split())
+    said = printed(capsys)
     assert "names are replaced in 2 profiles" in said and "not nicknames" in said
     assert "No name in 1 profiles, such as Bo" in said
     assert {row["profile"] for row in found} == {*texts.values()}
@@ -175,7 +175,7 @@ def test_names_that_are_missing_or_words_are_said(rank, tmp_path, capsys):
     texts = ["Will led.", "Of unknown soups.", "They will cook.", "Ruby Fox uses ruby.", "x"]
     people = [{"id": k, "name": v, "profile": x} for (k, v), x in zip(names.items(), texts)]
     found = rank(people, "--blind", "name", "--role", "Must have: ruby")
-    said = " ".join(capsys.readouterr().out.split()).partition("Candidates in order")[2]
+    said = printed(capsys).partition("Candidates in order")[2]
     assert {row["text_scored"] for row in found} > {"Of unknown soups.", "the candidate led."}
     assert "No name in the column of 3 candidates, such as b, c, e: look at them" in said
     assert "1 parts of names are words of the role and stay, such as Ruby (d)" in said
@@ -189,14 +189,14 @@ def test_what_an_order_cannot_say_stands_above_it(rank, tmp_path, capsys):
     """200 equal scores, a role without must-haves and one that the file had were not mentioned."""
     people = [{"id": i, "profile": "Uses C++.", "role": "r"} for i in range(20)]
     rank(people, "--role", "Role: dev")
-    said = " ".join(capsys.readouterr().out.split())
+    said = printed(capsys)
     assert "All candidates have the same score: the order says nothing there." in said
     assert "20 candidates share rank 1; the table shows some of them." in said
     assert "--role stands in place of the roles of the file." in said
     assert "Must-haves are not looked for where the role has no line such as" in said
     (row, *_) = rank(people[:1], "--role", "Role: dev\nMust-haves:\n- C\n- C++", "--overwrite")
     assert (row["must_haves_found"], row["must_haves_missing"]) == ("C++", "C")
-    assert "1 candidate for 1 role," in " ".join(capsys.readouterr().out.split())
+    assert "1 candidate for 1 role," in printed(capsys)
 
 
 def test_what_is_printed(rank, tmp_path, capsys):
@@ -235,12 +235,13 @@ def test_a_role_is_text_and_a_file_has_an_at_sign(tmp_path, monkeypatch, rank):
     assert stage.role_of_flag("chef") == "chef"  # a folder
 
 
-@pytest.mark.parametrize("task, prompt, words", [
-    ("rank", "p", "2 of them compare profiles"),
-    ("assess", "Which candidate fits this role?\nRole: r", "2 of them compare profiles"),
-    ("assess", "p", "none of them compares profiles for a role, so this order says nothing"),
-    (None, "p", "no longer there as they were"),
-])  # fmt: skip
+@cases(r"""
+task | prompt | words
+rank | p | 2 of them compare profiles
+assess | 'Which candidate fits this role?\nRole: r' | 2 of them compare profiles
+assess | p | none of them compares profiles for a role, so this order says nothing
+None | p | no longer there as they were
+""")
 def test_what_the_reward_model_saw_stands_at_the_order(tmp_path, rank, capsys, task, prompt, words):
     """A keyword-stuffed profile came first by a reward model that never saw profiles."""
     pairs = tiny.write_rows(tmp_path / "pairs.jsonl", [{"task": task, "prompt": prompt}] * 2)
@@ -252,7 +253,7 @@ def test_what_the_reward_model_saw_stands_at_the_order(tmp_path, rank, capsys, t
     (tmp_path / "rm/args.json").write_text(json.dumps(record))
     people = tiny.write_rows(tmp_path / "p.jsonl", PEOPLE)
     ranked(tmp_path / "rm", people, tmp_path / "o")
-    assert words in " ".join(capsys.readouterr().out.split())
+    assert words in printed(capsys)
     ranked("unknown", people, tmp_path / "o", "--overwrite")
     assert "What unknown was trained on is not recorded" in capsys.readouterr().out
 

@@ -9,10 +9,11 @@ import pytest
 
 import evaluate
 import tiny
-from evaluate import task_metrics
-from parts import evaluation_page, files, frontier
+from conftest import REPO
+from parts import evaluation_page, fairness_page, files, frontier
 from parts.frontier import at_equal_kl, efficiency, equal_kl, overoptimised, spending
 from parts.stats import number
+from tiny import cases
 
 NAN = math.nan
 
@@ -27,22 +28,21 @@ def test_a_noisy_plateau_is_not_overoptimised():
     assert falls > 240 and marked <= 9
 
 
-# a run driven too far: gold falls for good, while the proxy rises with one step back of .03
-GOLD = [0.43, 0.56, 0.56, 0.59, 0.54, 0.48, 0.49, 0.47, 0.42, 0.47, 0.48, 0.41, 0.47, 0.47]
-PROXY = [0.24, 1.17, 1.5, 1.68, 1.71, 1.68, 1.73, 1.76, 1.74, 1.78, 1.78, 1.79, 1.77, 1.83]
-
-
-@pytest.mark.parametrize("gold, proxy, error, at", [
-    (GOLD, PROXY, 0.035, 3),
-    ([0.4, 0.5, 0.6, 0.5, 0.3, 0.2], range(6), None, 2),
-    ([0.4, 0.5, 0.6, 0.5, 0.3, 0.2], [0, 1, 2, 1, 0, -1], 0.01, None),  # both fall: nothing was exploited
-    ([0.4, 0.6, 0.5, 0.45, 0.7, 0.8], range(6), 0.01, None),  # a fall that is made good again
-    ([0.6, 0.5, 0.4], range(3), None, None),  # was 0: three numbers, and nothing known of their noise
-    ([0.6, 0.5, 0.4], range(3), 0.1, None),
-    ([0.6, 0.5, 0.4], range(3), 0.03, 0),
-    ([0.6, 0.5], [0, 1], 0.01, None),
-    ([], [], None, None),
-])  # fmt: skip
+# a run driven too far: gold falls for good, while the proxy rises with one step back of .03; a rise
+# and fall; both fall: nothing was exploited; a fall that is made good again; was 0: three numbers,
+# and nothing known of their noise
+@cases("""
+gold | proxy | error | at
+[.43, .56, .56, .59, .54, .48, .49, .47, .42, .47, .48, .41, .47, .47] | [.24, 1.17, 1.5, 1.68, 1.71, 1.68, 1.73, 1.76, 1.74, 1.78, 1.78, 1.79, 1.77, 1.83] | 0.035 | 3
+[0.4, 0.5, 0.6, 0.5, 0.3, 0.2] | [0, 1, 2, 3, 4, 5] | None | 2
+[0.4, 0.5, 0.6, 0.5, 0.3, 0.2] | [0, 1, 2, 1, 0, -1] | 0.01 | None
+[0.4, 0.6, 0.5, 0.45, 0.7, 0.8] | [0, 1, 2, 3, 4, 5] | 0.01 | None
+[0.6, 0.5, 0.4] | [0, 1, 2] | None | None
+[0.6, 0.5, 0.4] | [0, 1, 2] | 0.1 | None
+[0.6, 0.5, 0.4] | [0, 1, 2] | 0.03 | 0
+[0.6, 0.5] | [0, 1] | 0.01 | None
+[] | [] | None | None
+""")
 def test_overoptimised_by_hand(gold, proxy, error, at):
     assert overoptimised(gold, proxy, error and [error] * len(gold)) == at
 
@@ -157,11 +157,17 @@ def test_efficiency_by_hand():
     assert efficiency([noisy]) is None  # .02 is 1.4 errors of the difference
 
 
-@pytest.mark.parametrize("logged, given, same", [
-    ("rm", "rm/", True), ("rm", "copy", True), ("rm", "other", False), ("old", "rm", False),
-    ("gold.py:f", "gold.py:f", True), ("gold.py:f", "gold.py:g", False), (None, "rm", False),
-    ("rm", None, False),
-])  # fmt: skip
+@cases("""
+logged | given | same
+rm | rm/ | True
+rm | copy | True
+rm | other | False
+old | rm | False
+gold.py:f | gold.py:f | True
+gold.py:f | gold.py:g | False
+None | rm | False
+rm | None | False
+""")
 def test_scores_are_compared_with_those_of_the_same_scorer(
     tmp_path, monkeypatch, logged, given, same
 ):
@@ -186,29 +192,6 @@ def test_best_of_n_never_picks_an_answer_without_a_score():
     )
     assert table[0]["gold"]["value"] == 3.0 and points[-1]["unscored"] == 5
     assert [point["gold"]["value"] for point in points] == pytest.approx([2.0, 8 / 3, 3.0])
-
-
-ASSESS = {"task": "assess", "expected_decision": "hold", "prompt": "p"}
-SUMMARY = {"task": "summary", "shown": ["sql", "kafka"], "claimed": ["go"], "prompt": "a b c d"}
-
-
-@pytest.mark.parametrize("row, answer, expected", [
-    (ASSESS, "Strengths: sql.\nRecommendation: Hold.", {"decision": 1.0}),
-    (ASSESS, "Led a hold.\nRecommendation: reject.", {"decision": 0.0}),
-    (ASSESS, "Recommendation: hold or reject.", {"decision": 0.0}),
-    (ASSESS, "Nothing. Holding on.", {"decision": 0.0}),
-    (ASSESS, "I would not hold.", {"decision": 0.0}),  # was 1: read as "hold"
-    ({"task": "assess", "prompt": "p"}, "hold", {}),
-    ({"task": "poem", "prompt": "p"}, "hold", {}),
-    ({"task": "interview", "must_have": ["sql"], "shown": ["sql"], "prompt": "p"}, "Do you know SQL? And what else?",
-     {"one question": 0.0, "must-have": 1.0, "aims at a gap": NAN, "open": 0.0}),
-    ({"task": "interview", "prompt": "p"}, "Tell me more.", {"one question": 1.0, "open": 1.0}),
-    (SUMMARY, "Skills: sql, go, rust", {"skill recall": 2 / 3, "skill precision": 2 / 3}),
-    (SUMMARY, "Nothing.", {"skill recall": 0.0, "skill precision": NAN}),
-])  # fmt: skip
-def test_task_metrics_by_hand(row, answer, expected):
-    found = task_metrics(row, answer, ["sql", "rust"], ["advance", "hold", "reject"])
-    assert found == pytest.approx(expected, nan_ok=True)
 
 
 def compared(seed=0, effect=0.0, turn=None):
@@ -237,7 +220,7 @@ def planted(rng, prompts, shift):
     gold = rng.normal(0, 1, prompts)[:, None] + rng.normal(shift, 1, (prompts, 4))
     cells = np.stack([gold, rng.normal(shift, 1, gold.shape), rng.integers(5, 50, gold.shape)], 2)
     keys = ("gold", "proxy", "length")
-    rest = {"kl": shift**2, "kl_k3": 0.1, "entropy": 1.0, "ended": 1.0, "response": "a", "response_ids": [1, 2]}  # fmt: skip
+    rest = {"kl": shift**2, "ended": 1.0, "response": "a"}
     rows = [[rest | dict(zip(keys, cell)) for cell in row] for row in cells.tolist()]
     return np.array(rows, object)
 
@@ -257,6 +240,17 @@ def voted(wins, losses, ties):
     votes = [{"item_id": f"i{k}", "annotator": "ab"[k % 2], "winner": w, "words": (k % 7, 3)} for k, w in enumerate(won)]  # fmt: skip
     report = evaluate.human_report(votes, items, 0) | {"a": "DPO", "b": "Base", "models": "ab"}
     return evaluation_page.human_sections(report | {"setup": {"sha256": {}, "run": "x"}})[0]
+
+
+def test_committed_reports_render():
+    """Pages of reward models named a key that reports of schema 3 lack."""
+    pages = {name: sections for name, (_, sections) in evaluation_page.PAGES.items()}
+    pages |= dict.fromkeys(("report", "twins"), fairness_page.sections)
+    reports = [
+        json.loads(path.read_text("utf-8")) for path in (REPO / "reports/demo").glob("*.json")
+    ]
+    reports = [report for report in reports if report.get("command") in pages]
+    assert len(reports) > 20 and all(pages[report["command"]](report) for report in reports)
 
 
 SCREENS = [compared(), compared(1, 0.8), compared(2, -0.8)]

@@ -274,6 +274,11 @@ def cases(text):
     return pytest.mark.parametrize(",".join(names), values, ids=ids)
 
 
+def printed(capsys):
+    """What was printed since the last call, as one line."""
+    return " ".join(capsys.readouterr().out.split())
+
+
 def words(*flags):
     """A command line: "--a 1 --b" is three words, "" none; what begins otherwise is one, such as a
     path with blanks."""
