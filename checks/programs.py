@@ -17,6 +17,7 @@ import ast
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import tempfile
@@ -25,6 +26,7 @@ from pathlib import Path
 
 from checks.maths import Undecided
 
+APART = str(Path(__file__).with_name("apart.py"))
 FENCE = r"^[ \t]*(?:```|~~~)[ \t]*(?:python[\d.]*|py|py3)?[ \t]*\n(.*?)(?:^[ \t]*(?:```|~~~)|\Z)"
 LANGUAGE = r"^[ \t]*(?:```|~~~)[ \t]*(\w[\w+#-]*).*?\n.*?^[ \t]*(?:```|~~~)"
 
@@ -47,9 +49,9 @@ def programs(answer):
     >>> programs("Yes."), programs("def f(")
     ([], [])
     """
-    other = [m[0] for m in re.finditer(LANGUAGE, answer, re.S | re.M) if not m[1].startswith("py")]
-    for block in other:
-        answer = answer.replace(block, "")
+    for other in re.finditer(LANGUAGE, answer, re.S | re.M):
+        if not other[1].startswith("py"):
+            answer = answer.replace(other[0], "")
     fenced = re.findall(FENCE, answer, re.S | re.M | re.I)
     return [source for source in fenced or [answer] if is_program(source)]
 
@@ -58,25 +60,19 @@ def is_program(source):
     """Does it compile, and is it more than words that happen to be names?"""
     if not compiles(source):
         return False
-    simple = (ast.Name, ast.Constant, ast.Tuple)
+    words = (ast.Name, ast.Constant, ast.Tuple)
     body = ast.parse(source).body
-    return any(
-        not isinstance(getattr(node, "value", node), simple) or not isinstance(node, ast.Expr)
-        for node in body
-    )
+    return not all(isinstance(n, ast.Expr) and isinstance(n.value, words) for n in body)
 
 
 def run_nothing(tests):
     """Do these tests define things and check none of them?"""
-    body = ast.parse(tests).body
     quiet = (ast.Import, ast.ImportFrom, ast.Assign, ast.AnnAssign, ast.FunctionDef, ast.ClassDef)
-    own = (ast.FunctionDef, ast.ClassDef)
-    named = [
-        n
-        for n in body
-        if isinstance(n, own) and (n.name.startswith("test") or getattr(n, "bases", []))
-    ]
-    return all(isinstance(node, quiet) for node in body) and not named
+    for node in ast.parse(tests).body:
+        test = getattr(node, "name", "").startswith("test") or getattr(node, "bases", [])
+        if test or not isinstance(node, quiet):
+            return False
+    return True
 
 
 def run_tests(answer, tests, seconds=5):
@@ -92,37 +88,25 @@ def run_tests(answer, tests, seconds=5):
     job = {"blocks": programs(answer), "tests": tests, "seconds": seconds}
     if not job["blocks"]:
         return False
-    command = [sys.executable, "-I", "-S", str(Path(__file__).with_name("apart.py")), "tests"]
-    with tempfile.TemporaryDirectory() as folder, open(Path(folder) / "report", "w+b") as report:
-        os.mkdir(empty := Path(folder) / "empty")
-        process = subprocess.Popen(
-            command,
-            cwd=empty,
-            env={},
-            stdin=subprocess.PIPE,
-            stdout=report,
-            stderr=subprocess.DEVNULL,
-        )
-        try:
-            process.communicate(json.dumps(job).encode(), timeout=2 * seconds)
-        except subprocess.TimeoutExpired:
-            pass
-        report.seek(0)
-        number, _, verdict = report.read().decode().partition("\n")
-        if not verdict:
-            stop(process, number)
-            return False
-    passed, reason = json.loads(verdict)
+    here, there = socket.socketpair()
+    with tempfile.TemporaryDirectory() as empty:
+
+        def start(side, line, **streams):
+            command = [sys.executable, "-I", "-S", APART, side, str(line.fileno())]
+            places = {"cwd": empty, "env": {}, "pass_fds": [line.fileno()]}
+            return subprocess.Popen(command, stderr=subprocess.DEVNULL, **places, **streams)
+
+        with here, there:
+            code = start("answer", there, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+            testing = start("tests", here, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        with code, testing:
+            try:
+                report, _ = testing.communicate(json.dumps(job).encode(), timeout=2 * seconds)
+            except subprocess.TimeoutExpired:
+                report = b""
+            code.kill()
+            testing.kill()
+    passed, reason = json.loads(report or "[false, null]")
     if passed is None:
         raise Undecided(reason)
     return passed
-
-
-def stop(process, number):
-    """End the tests' process and the answer's, whose number it has written."""
-    for pid in (number, process.pid):
-        try:
-            os.kill(int(pid), 9)
-        except (ValueError, ProcessLookupError):  # not started yet, or ended
-            continue
-    process.wait()

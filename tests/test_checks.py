@@ -442,7 +442,8 @@ CHEATS = [DOUBLE.replace("return 2 * x", body) for body in CHEATS] + [
     "import builtins\nbuiltins.AssertionError = type('A', (Exception,), {})\ndef double(x): return 3",
     "import os\nfor fd in range(64):\n    try: os.write(fd, b'[true, null]\\n{\"value\": true}\\n')\n    except OSError: pass",
     "import unittest, sys\nunittest.TestCase.assertEqual = print\nsys.modules['tests'] = unittest\ndef double(x): return 3",
-    "import gc\nfor o in gc.get_objects():\n    if type(o).__name__ == 'Peer':\n        o.send({'names': {'__builtins__': {'dict': []}, 'double': None}, 'errors': {}})",
+    "import gc\nfor o in gc.get_objects():\n    if type(o).__name__ == 'Peer':\n        o.send('defines', {'__builtins__': {}, 'double': None}, {})",
+    "import gc\nfor o in gc.get_objects():\n    if type(o).__name__ == 'Peer':\n        o.line.send_bytes(b'cos\\n_exit\\n(I0\\ntR.')\ndef double(x): return 3",
     "x = []\nfor _ in range(100000): x = [x]\ndef double(n): return x",
     "import sys\nsys.stdout.write('[true, null]' * 100000)\ndef double(x): return 3",
 ]  # fmt: skip
