@@ -274,8 +274,6 @@ def grade_answers(rows, answers, judge=None, mode="strict", how="fraction", chec
     return grades
 
 
-# by RULER: a group at a time
-
 # is the judge any good? bad answers that it must fail, and people's ratings
 
 
@@ -290,19 +288,14 @@ CANARIES = {
 def canaries(rows, judge, count=2):
     """{"judge/canary_…": pass rate} of six worthless texts, for `count` rows with text criteria;
     {} if there is none, as in a run whose judge only compares answers (RULER)."""
-    rows = [row for row in rows if any(c.kind == "judge" for c in row.criteria)][:count]
-    names, calls = [], []
-    for row in rows:
-        texts = CANARIES | {
-            "echo": shown(row.prompt),
-            "claims": "\n".join(f"I have met: {c.text}" for c in row.criteria if c.text),
-        }
-        names += texts
-        calls += [rubric_call(row, text) for text in texts.values()]
-    met = [reply.value and mean(m for m, _ in reply.value.values()) for reply in judge.ask(calls)]
     rates = defaultdict(list)
-    for name, rate in zip(names, met):
-        rates[f"judge/canary_{name}"].append(rate)
+    for row in [r for r in rows if any(c.kind == "judge" for c in r.criteria)][:count]:
+        claims = "\n".join(f"I have met: {c.text}" for c in row.criteria if c.text)
+        texts = CANARIES | {"echo": shown(row.prompt), "claims": claims}
+        replies = judge.ask([rubric_call(row, text) for text in texts.values()])
+        for name, reply in zip(texts, replies):
+            met = reply.value and mean(verdict for verdict, _ in reply.value.values())
+            rates[f"judge/canary_{name}"].append(met)
     return {name: mean(values) for name, values in rates.items()}
 
 

@@ -33,7 +33,6 @@ from parts.questions import REFERENCE, block, canonical, parse_entries, said, sh
 from parts.rubrics import read_responses
 from parts.server import Call, add_judge_arguments
 
-LETTERS, DIGITS = "ABCDEFGHJKLMNPQRTUVWXYZ", "23456789"  # none looks like another
 DISAGREE = 0.15  # between the two orders; scores drawn by chance differ by 1/3 in the mean
 
 # ---- 3. the math ----
@@ -196,22 +195,14 @@ def ruler_calls(group, standard=RULER_RUBRIC, passes=1, reference=None):
         return keys, []
     # (2) ask: a group in one call, its answers under drawn names; again in another order
     rng = random.Random(canonical([group[0][:shared], attempts]))
-    order = list(zip(labels(len(attempts), rng), rng.sample(attempts, len(attempts))))
+    names = [f"A{number}" for number in rng.sample(range(10_000), len(attempts))]
+    order = list(zip(names, rng.sample(attempts, len(attempts))))
     calls = []
     for attempts in [dict(order), dict(other_order(order))][:passes]:
         messages = ruler_messages(group[0][:shared], attempts, standard, reference)
         parse = partial(parse_scores, ids=attempts)
         calls.append(Call(messages, parse, expected=60 * len(attempts) + 20))
     return keys, calls
-
-
-def labels(n, rng):
-    """n different names, such as Q2; with another digit where there are not enough (184)."""
-    digits = 1
-    while len(LETTERS) * len(DIGITS) ** digits < n:
-        digits += 1
-    names = itertools.product(LETTERS, *[DIGITS] * digits)
-    return rng.sample(["".join(name) for name in names], n)
 
 
 def ruler_groups(groups, judge, standard=RULER_RUBRIC, passes=1, references=None):

@@ -1,8 +1,8 @@
 r"""checks/maths.py: do two formulas, as people and models write them, have the same value?
 
-Numbers are compared as exact fractions: 1\frac{1}{2}, 3/2, 1½, 1.50, \dfrac{-3}{-2}, 1,5, 15e-1
-are one. Roots and pi are compared to 40 digits; pairs and intervals part by part; lists as sets;
-formulas with letters as text. A unit may be missing on one side: "$12", "12 dollars", "12".
+Numbers are compared to 400 digits: 1\frac{1}{2}, 3/2, 1½, 1.50, \dfrac{-3}{-2}, 1,5, 15e-1 are
+one. Pairs and intervals are compared part by part; lists as sets; formulas with letters as text. A
+unit may be missing on one side: "$12", "12 dollars", "12".
 
 Undecided    what is read in two ways (1.234 in German, 50% for 0.5), a rounded value, another unit,
              a sum not worked out (\boxed{12*7}), formulas with letters that are not the same text
@@ -15,13 +15,15 @@ import re
 import unicodedata
 from dataclasses import dataclass
 from decimal import Decimal
-from fractions import Fraction
+from itertools import accumulate
 
 
 class Undecided(Exception):
     """A check cannot tell, and its text says why. Neither 0 nor 1."""
 
 
+EXACT = decimal.Context(prec=500)
+TINY = Decimal("1e-400")
 PI = Decimal("3.14159265358979323846264338327950288419716939937510582097494459")
 WORDS = """zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen
 fifteen sixteen seventeen eighteen nineteen"""
@@ -35,7 +37,7 @@ millimeter mm|gram g|kilogram kg kilo|hour h hr|minute min|second s sec|liter l 
 inch in inches|foot ft feet|yard yd|mile mi|celsius c|fahrenheit f|kmh kph|mph|joule j|newton n|
 watt w|volt v|kelvin k"""
 UNITS = {word: line.split()[0] for line in UNITS.split("|") for word in line.split()}
-RATIOS = {Fraction(n) for n in (7, 12, 16, 24, 36, 60, 100, 360, 1000, 1440, 3600, 10**6)}
+RATIOS = (7, 12, 16, 24, 36, 60, 100, 360, 1000, 1440, 3600, 10**6)
 # words that make another number of the one before them
 OTHER = """and or to plus minus times over by divided than half halves third thirds quarter quarters
 fourth fourths fifth fifths sixth eighth eighths tenth tenths hundredth hundredths thousandths
@@ -45,8 +47,17 @@ LEAD = r"""(?xi)^(?:(?:about|approximately|approx\.?|roughly|around|exactly|only
 |equals|is|are|be|a[ ]total[ ]of|the|simply|clearly|therefore|thus|so|hence|≈|~)[ ])+"""
 DECIMAL = r"(?:\d+(?:\.\d*)?|\.\d+)"
 FRAC = rf"\\frac ?(?:\{{ ?([+-]?{DECIMAL}) ?\}}|(\d)) ?(?:\{{ ?([+-]?{DECIMAL}) ?\}}|(\d))"
-PLAIN = rf"""(?xi)([+-]?)[ ]?(?:(\d+)[ ])?({DECIMAL})(?:/([+-]?{DECIMAL}))?
-(?:(?:e|[ ]?\*[ ]?10[ ]?\^[ ]?)\{{?([+-]?\d+)\}}?)?"""  # sign, whole, top, bottom, power of ten
+TENTH = r"10 ?\^ ?\{?[+-]?\d+\}?"  # a power of ten
+QUOTIENT = rf"{DECIMAL}(?:/[+-]?{DECIMAL})?"
+PLAIN = rf"([+-]?) ?(?:(\d+) )?({QUOTIENT}(?: ?\* ?{TENTH}|[eE][+-]?\d+)?|{TENTH})"
+PYTHON = [  # a formula as Python writes it: (pattern, replacement), applied again and again
+    (r"(?<=\d)[eE](?=[+-]?\d)", "*10^"),
+    (r"\\frac ?(?:(\d)|\{([^{}]*)\}) ?(?:(\d)|\{([^{}]*)\})", r"((\1\2)/(\3\4))"),
+    (r"\\sqrt ?\[([23])\] ?\{([^{}]*)\}", r"root(\2,\1)"),
+    (r"\\sqrt ?(?:(\d)(?!\d)|\{([^{}]*)\})", r"root(\1\2,2)"),
+    (r"\\sqrt ?(\\pi|\([^()]*\))", r"root(\1,2)"),
+    (r"\^ ?\{([^{}]*)\}", r"^(\1)"),
+]
 SPELLINGS = [  # (pattern, what it is written as): applied in this order
     (r"(?<![\w-])[–—](?=[\d.])|−", "-"),
     (
@@ -81,9 +92,10 @@ SPELLINGS = [  # (pattern, what it is written as): applied in this order
 class Number:
     """A value as it was written: 12.50 dollars has the unit dollar and two places."""
 
-    value: Fraction | Decimal
+    value: Decimal
     unit: str
     plain: bool  # no sum, power or root that is left to work out
+    irrational: bool
     places: int | None  # decimals; None: not written as a decimal
 
 
@@ -124,83 +136,31 @@ def literal(match, other=False):
     return text.replace(".", "") if other and re.fullmatch(r"[1-9]\d{0,2}\.\d{3}", text) else text
 
 
-def lift(a, b):
-    """Two values of one kind: Fractions, or Decimals of 60 digits."""
-    if isinstance(a, Fraction) and isinstance(b, Fraction):
-        return a, b
-    return [Decimal(v.numerator) / v.denominator if isinstance(v, Fraction) else v for v in (a, b)]
+def formula(text):
+    r"""The value of sums, products, powers, \frac, \sqrt, \pi; None for anything else.
+
+    >>> formula(r"2\frac{\sqrt{9}}2 + 10^{-1}")
+    Decimal('3.1')
+    """
+    before = ""
+    while text != before:
+        before = text
+        for pattern, python in PYTHON:
+            text = re.sub(pattern, python, text)
+    text = re.sub(r"(?<=[\d)i]) ?(?=root|pi|\()", "*", text.replace("\\pi", "pi"))
+    text = re.sub(DECIMAL, r"n('\g<0>')", text.translate(str.maketrans("{}", "()")))
+    if not re.fullmatch(r"(?:n\('[\d.]+'\)|root|pi|[-+*/^(), ])*", text):
+        return None
+    names = {"__builtins__": {}, "n": Decimal, "root": root, "pi": PI}
+    try:  # nothing but numbers, signs and brackets
+        value = eval(text.strip().replace("^", "**"), names)
+    except (SyntaxError, ArithmeticError, TypeError, ValueError, RecursionError, MemoryError):
+        return None
+    return value if isinstance(value, Decimal) else None
 
 
-class Formula:
-    """Sums, products, powers, \\frac, \\sqrt, \\pi; ValueError or IndexError for anything else."""
-
-    def __init__(self, text):
-        self.tokens = re.findall(rf"{DECIMAL}|\\[a-zA-Z]+|\S", text)[::-1]
-
-    def next_is(self, *tokens):
-        return bool(self.tokens) and self.tokens[-1] in tokens
-
-    def total(self):
-        value = self.product()
-        while self.next_is("+", "-"):
-            sign = -1 if self.tokens.pop() == "-" else 1
-            a, b = lift(value, self.product())
-            value = a + sign * b
-        return value
-
-    def product(self):
-        value = self.power()
-        while self.next_is("*", "/", "(", "\\frac", "\\sqrt", "\\pi"):
-            over = self.next_is("/")
-            if self.next_is("*", "/"):
-                self.tokens.pop()
-            a, b = lift(value, self.power())
-            value = a / b if over else a * b
-        return value
-
-    def power(self):
-        if self.next_is("-", "+"):
-            return -self.power() if self.tokens.pop() == "-" else self.power()
-        base = self.atom()
-        if self.next_is("^"):
-            self.tokens.pop()
-            exponent = self.power()
-            size = len(str(base)) * abs(exponent)  # digits of the result, about
-            if exponent != int(exponent) or size > 4000:
-                raise ValueError("an exponent that is not read")
-            base = base ** int(exponent)
-        return base
-
-    def atom(self, digit=False):
-        token = self.tokens.pop()
-        if token in ("(", "{", "["):
-            value = self.total()
-            if self.tokens.pop() != {"(": ")", "{": "}", "[": "]"}[token]:
-                raise ValueError("a bracket that does not close")
-            return value
-        if token == "\\pi":
-            return PI
-        if token == "\\frac":
-            a, b = lift(self.atom(digit=True), self.atom(digit=True))
-            return a / b
-        if token == "\\sqrt":
-            n = int(self.atom()) if self.next_is("[") else 2
-            return root(self.atom(digit=True), n)
-        if digit and len(token) > 1:  # \frac12 is one half
-            self.tokens.append(token[1:])
-            token = token[0]
-        return Fraction(token)
-
-
-def root(value, n):
-    if n not in (2, 3) or value < 0:
-        raise ValueError("a root that is not read")
-    if isinstance(value, Fraction):
-        whole = [round(float(part) ** (1 / n)) for part in value.as_integer_ratio()]
-        if Fraction(*whole) ** n == value:
-            return Fraction(*whole)
-        value = lift(value, PI)[0]
-    return value.sqrt() if n == 2 else value ** (Decimal(1) / 3)
+def root(value, degree):
+    return value.sqrt() if degree == 2 else value ** (1 / degree)
 
 
 def unit_of(text, attached):
@@ -245,47 +205,39 @@ def number(text, other=False):
     unit, factor = unit_of(match[3], not match[2])
     if money and unit in ("", "dollar"):
         unit = UNITS[money[2].lower().strip(".")]
-    value, plain, places = value_of(core)
-    return None if value is None else Number(value * factor, unit, plain, places)
+    value, plain, irrational, places = value_of(core)
+    if value is None:
+        return None
+    return Number(EXACT.multiply(value, factor), unit, plain, irrational, places)
 
 
 def value_of(core):
-    """(value or None, plain, places): see `Number`."""
-    if cycle := re.fullmatch(r"(-?)(\d*)\.(\d*)\\overline ?\{?(\d+)\}?", core):
-        start, digits = Fraction(f"{cycle[2] or 0}.{cycle[3] or 0}"), 10 ** len(cycle[3])
-        value = start + Fraction(int(cycle[4]), digits * (10 ** len(cycle[4]) - 1))
-        return -value if cycle[1] else value, True, None
-    text = re.sub(FRAC, lambda m: " " + "/".join(filter(None, m.groups())), core)
-    text = re.sub(r"^([+-]?) ?(?:(10) ?\^)?", lambda m: m[1] + "1*10^" * bool(m[2]), text)
-    if plain := re.fullmatch(PLAIN, text):
-        sign, whole, top, bottom, power = plain.groups()
-        if whole and not (bottom and (top + bottom).isdigit() and int(top) < int(bottom)):
+    """(value or None, plain, irrational, places): see `Number`."""
+    cycle = r"(\d*\.(\d*))\\overline ?\{?(\d+)\}?"  # 0.1\overline{6} = 0.10 + 6/9/10^1
+    text = re.sub(FRAC, lambda m: " " + "/".join(filter(None, m.groups())), core).strip()
+    plain = re.fullmatch(PLAIN, text)
+    if plain and plain[2]:
+        top, _, bottom = plain[3].partition("/")
+        if not (top.isdigit() and bottom.isdigit() and int(top) < int(bottom)):
             raise Undecided(f'a number that is read in several ways ("{core}")')
-        if not Fraction(bottom or 1) or abs(int(power or 0)) > 400:
-            return None, True, None
-        value = (int(whole or 0) + Fraction(top) / Fraction(bottom or 1)) * Fraction(10) ** int(
-            power or 0
-        )
-        places = len(top.partition(".")[2]) if "." in top and not bottom and not power else None
-        return -value if sign == "-" else value, True, places
-    if re.fullmatch(r"-?\d+-\d+/\d+", core):
+        text = f"{plain[1]}({plain[2]}+{plain[3]})"
+    elif re.fullmatch(r"-?\d+-\d+/\d+", core):
         raise Undecided(f'a mixed number or a difference ("{core}")')
-    try:
-        with decimal.localcontext(decimal.Context(prec=60)):
-            formula = Formula(core)
-            value = formula.total()
-    except (ValueError, IndexError, ArithmeticError, RecursionError, TypeError):
-        return None, False, None
-    return None if formula.tokens else value, isinstance(value, Decimal), None
+    elif re.fullmatch(f"-?{cycle}", core):
+        plain = True
+        text = re.sub(cycle, lambda m: f"({m[1]}0+{m[3]}/{'9' * len(m[3])}/10^{len(m[2])})", core)
+    with decimal.localcontext(EXACT):
+        value = formula(text)
+    endless = value is not None and len(value.as_tuple().digits) == EXACT.prec
+    irrational = "\\pi" in core or endless and "\\sqrt" in core
+    decimals = re.fullmatch(r"[+-]? ?\d*\.(\d*)", core)
+    return value, bool(plain) or irrational, irrational, decimals and len(decimals[1])
 
 
 def enclosed(text):
     """Does the first bracket close at the end, whatever its kind: "[0, 1)" but not "(1)(2)"?"""
-    depths, depth = [], 0
-    for c in text:
-        depth += (c in "([{") - (c in ")]}")
-        depths.append(depth)
-    return len(text) > 1 and depths[-1] == 0 and all(d > 0 for d in depths[:-1])
+    depths = list(accumulate((c in "([{") - (c in ")]}") for c in text))
+    return len(text) > 1 and depths[-1] == 0 and min(depths[:-1]) > 0
 
 
 def split_outside(text, pattern):
@@ -341,34 +293,28 @@ def readings(text):
     return numbers, None if thousands else parts
 
 
-def written_value(value):
-    return Fraction(value) if isinstance(value, Decimal) else value
-
-
 def rounds_to(short, exact):
     """Is one the other, cut or rounded to its two or more decimals, where all would be no end?"""
-    if not short.places or short.places < 2:
+    endless = exact.irrational or len(exact.value.as_tuple().digits) == EXACT.prec
+    if not endless or (short.places or 0) < 2:
         return False
-    endless = not isinstance(exact.value, Fraction) or 10**60 % exact.value.denominator
-    last = Fraction(1, 10**short.places)
-    more = abs(written_value(exact.value)) - abs(written_value(short.value))
-    return bool(endless) and -last / 2 <= more < last
+    last = Decimal(10) ** -short.places
+    return -last / 2 <= abs(exact.value) - abs(short.value) < last
 
 
 def same_number(a, b):
     """Are two Numbers equal? b is the expected one."""
-    with decimal.localcontext(decimal.Context(prec=60)):
-        x, y = lift(a.value, b.value)
-        equal = x == y if isinstance(x, Fraction) else abs(x - y) <= max(1, abs(x)) / 10**40
-    units = {a.unit, b.unit} - {""}
-    if not equal:
-        if rounds_to(a, b) or rounds_to(b, a):
-            raise Undecided("one is the other rounded")
-        ratio = abs(written_value(x) / written_value(y)) if x and y else 0
-        other = {ratio, 1 / ratio if ratio else 0} & RATIOS or not isinstance(x, Fraction)
-        if units and other:
-            raise Undecided(f"one may be the other in another unit ({', '.join(sorted(units))})")
-        return False
+    units, (x, y) = {a.unit, b.unit} - {""}, (a.value, b.value)
+    with decimal.localcontext(EXACT):
+        if abs(x - y) > max(1, abs(x)) * TINY:
+            if rounds_to(a, b) or rounds_to(b, a):
+                raise Undecided("one is the other rounded")
+            ratio = max(abs(x / y), abs(y / x)) if x and y else 0
+            other = any(abs(ratio - known) < TINY for known in RATIOS)
+            if units and (other or a.irrational or b.irrational):
+                names = ", ".join(sorted(units))
+                raise Undecided(f"one may be the other in another unit ({names})")
+            return False
     words = [set(unit.split()) for unit in (a.unit, b.unit)]
     if len(units) == 2 and not (words[0] <= words[1] or words[1] <= words[0]):
         raise Undecided(f"their units differ ({', '.join(sorted(units))})")

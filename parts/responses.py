@@ -7,8 +7,7 @@ import json
 import math
 import re
 from dataclasses import dataclass, field
-from datetime import timezone
-from email.utils import parsedate_to_datetime
+from email.utils import mktime_tz, parsedate_tz
 
 from parts.questions import whole_characters
 
@@ -121,27 +120,16 @@ def asked_wait(headers, now):
     for name, unit in (("retry-after-ms", 1000), ("Retry-After", 1)):
         value = (headers.get(name) or "").strip().removesuffix("s")
         try:
-            seconds = float(value) / unit
-        except ValueError:
-            seconds = None if unit > 1 else seconds_until(value, headers, now)
-        if seconds is not None and math.isfinite(seconds) and seconds >= 0:
+            if date := parsedate_tz(value):  # from the server's own Date, else from `now`
+                sent = parsedate_tz(headers.get("Date") or "")
+                seconds = mktime_tz(date) - (mktime_tz(sent) if sent else now)
+            else:
+                seconds = float(value) / unit
+        except (ValueError, OverflowError):
+            continue
+        if math.isfinite(seconds) and seconds >= 0:
             return seconds
     return None
-
-
-def seconds_until(date, headers, now):
-    """Seconds from the server's own Date, else from `now`, to an HTTP date; None if it is none."""
-    try:
-        asked = parsedate_to_datetime(date)
-        sent = headers.get("Date")
-        now = utc(parsedate_to_datetime(sent)) if sent else now
-        return utc(asked) - now
-    except (ValueError, TypeError, IndexError, OverflowError):
-        return None
-
-
-def utc(moment):
-    return (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).timestamp()
 
 
 def joined(content):
@@ -172,16 +160,17 @@ def server_words(body):
     return printable(text)[:200]
 
 
-def causes(value, depth=0):
+def causes(value, depth=9):
     """Yield the texts and numbers below the keys of CAUSES, in their order."""
     if isinstance(value, (str, int, float)) and not isinstance(value, bool):
         yield str(value)
-    elif isinstance(value, list) and depth < 9:
-        for item in value[:3]:
-            yield from causes(item, depth + 1)
-    elif isinstance(value, dict) and depth < 9:
-        for key in CAUSES:
-            yield from causes(value.get(key), depth + 1)
+    if isinstance(value, dict):
+        value = [value.get(key) for key in CAUSES]
+    elif isinstance(value, list):
+        value = value[:3]
+    if isinstance(value, list) and depth:
+        for item in value:
+            yield from causes(item, depth - 1)
 
 
 def first_words(text, most=80):

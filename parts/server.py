@@ -8,14 +8,14 @@ depends neither on the order of the answers nor on what the cache holds.
 
 import hashlib
 import os
-import queue
 import random
 import re
 import threading
 import time
 from argparse import ArgumentTypeError
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -257,7 +257,7 @@ class Judge:
 
     def _send(self, payload, seconds):
         """(status, headers, body) within `seconds` in all, however slowly the bytes come."""
-        end, results = time.monotonic() + seconds, queue.SimpleQueue()
+        end, result = time.monotonic() + seconds, Future()
 
         def send():
             try:
@@ -268,25 +268,21 @@ class Judge:
                         body += chunk
                         if len(body) > MAX_BODY or time.monotonic() > end:
                             raise requests.Timeout(f"no end after {len(body)} bytes")
-                    results.put((response.status_code, response.headers, body))
+                    result.set_result((response.status_code, response.headers, body))
             except Exception as error:
-                results.put(error)
+                result.set_exception(error)
 
         # a thread of its own: nothing else ends a read that gets a byte now and then
         threading.Thread(target=send, daemon=True).start()
         while True:
             try:
-                result = results.get(timeout=min(1.0, max(0.0, end - time.monotonic())))
-                break
-            except queue.Empty:
+                return result.result(min(1.0, max(0.0, end - time.monotonic())))
+            except FutureTimeout:
                 if self._stop.is_set():  # the run has ended: 5 seconds for what is on its way
                     end = min(end, time.monotonic() + 5)
                 if time.monotonic() >= end:
                     text = f"no whole reply within {seconds:.3g} s; --judge-timeout allows more"
                     raise requests.Timeout(text) from None
-        if isinstance(result, Exception):
-            raise result
-        return result
 
     def _no_response(self, error):
         """The Attempt of a request that brought nothing; UserError if none can bring anything."""
