@@ -18,6 +18,7 @@ Left out     1. several calls for one long rubric   2. custom prompts for the ru
              6. answers compared with each other: ruler.py
 Run          python judge.py grade --data data/rubrics.json --responses answers.jsonl
              python judge.py audit --data rated.json --judge-base-url http://localhost:8000/v1
+             python judge.py draft --task 'Summarise notes' --judge-base-url http://localhost:8000/v1
 Writes       one row per answer (--out), judge_cache.jsonl and judge_unread.jsonl beside it
 Reference    Zhou et al. 2023, arXiv 2311.07911 (IFEval); Cohen 1960 (kappa); Zheng et al. 2023,
              arXiv 2306.05685 (judges, self-preference)
@@ -32,8 +33,28 @@ from functools import partial
 from checks.instructions import blank, decide
 from parts import files, pages
 from parts.dialogue import visible
+from parts.draft import (
+    MANNERS,
+    TOGETHER,
+    Drafter,
+    Unusable,
+    add_draft_arguments,
+    answer_calls,
+    criteria_call,
+    inputs_call,
+    read_answers,
+    read_comments,
+)
 from parts.files import Parser, UserError
-from parts.grades import UNREAD, Grade, add_output_arguments, grade_items, print_scores
+from parts.grades import (
+    UNREAD,
+    Grade,
+    add_output_arguments,
+    free_path,
+    grade_items,
+    print_cost,
+    print_scores,
+)
 from parts.means import mean
 from parts.questions import REFERENCE, block, parse_entries, said, shown
 from parts.rubrics import (  # noqa: F401  (Criterion and the next two for notebooks and copies)
@@ -44,7 +65,7 @@ from parts.rubrics import (  # noqa: F401  (Criterion and the next two for noteb
     read_rubrics,
     response_text,
 )
-from parts.server import Call, Reply, add_judge_arguments
+from parts.server import Call, Judge, Reply, add_judge_arguments, cost_line, estimate
 from parts.stats import cohen_kappa, mean_number
 
 BATCH = 64  # answers graded between two moves of the bar
@@ -173,13 +194,17 @@ COMMANDS = {
         "compare the verdicts with people's ratings",
         "--data rated.json --judge-base-url http://localhost:8000/v1",
     ),
+    "draft": (
+        "a task in words → prompts, and criteria that tell answers apart, for a person to read",
+        "--task 'Summarise interview notes' --judge-base-url http://localhost:8000/v1",
+    ),
 }
 
 
 def parse_args(argv=None):
     example = "example: python judge.py"
     parser = Parser(
-        description="Grade answers, or find out how good a judge is.",
+        description="Grade answers, find out how good a judge is, or draft rubrics.",
         epilog=f"{example} grade {COMMANDS['grade'][1]}; flags: judge.py grade --help",
     )
     commands = parser.add_subparsers(dest="command", required=True)
@@ -187,6 +212,10 @@ def parse_args(argv=None):
         epilog = f"{example} {name} {flags}"
         command = commands.add_parser(name, help=purpose, description=purpose, epilog=epilog)
         add_output_arguments(command, name)
+        add_judge_arguments(command)
+        if name == "draft":
+            add_draft_arguments(command)
+            continue
         add = command.add_argument
         # fmt: off
         if name == "grade":
@@ -196,7 +225,6 @@ def parse_args(argv=None):
         add("--check-mode", choices=("strict", "loose"), default="strict", help="loose forgives a first line, a last line and stars, as IFEval does (default %(default)s)")
         add("--allow-code-execution", action="store_true", help=CODE_HELP)
         # fmt: on
-        add_judge_arguments(command)
     return parser.parse_args(argv)
 
 
@@ -324,11 +352,58 @@ def audit(items, grades):
     return pages.table(columns, table)
 
 
+# a task in words → a rubric file: parts/draft.py
+
+
+def draft(args):
+    """Draft prompts and criteria, and write those that tell answers apart; 4 if replies failed."""
+    out, source, rows = free_path(args), [], []
+    if args.answers or args.from_comments:
+        source = read_answers(args.answers) if args.answers else read_comments(args.from_comments)
+    if args.dry_run:
+        return print(cost_line(draft_estimate(args, source), args.judge_price))
+    drafter = Drafter(Judge.from_args(args, out.parent, budget=args.judge_budget))
+    try:
+        source = source or drafter.write_inputs(args.task, args.n)
+        rows = drafter.try_criteria(drafter.write_criteria(args.task, source), grade_answers)
+        result = "no draft: no input has criteria left that tell its answers apart"
+    except Unusable as kind:
+        result = f"no draft: most {kind} could not be used; take a model that follows the form"
+    if rows:
+        files.write_json(out, rows)
+        total = sum(len(row["rubrics"]) for row in rows)
+        result = f"{len(rows)} inputs with {total} criteria: {out}"
+    print(result, *drafter.report(), sep="\n  ")
+    print_cost(drafter.judge)
+    if rows:
+        print("Read the file; change or delete what you would not ask for yourself. Then:")
+        address = f" --judge-base-url {args.judge_base_url}" if args.judge_base_url else ""
+        model = f"--judge-model {args.judge_model} --dry-run"
+        print(f"python grpo_rubric.py --data {out}{address} {model}")
+    return 0 if rows and not drafter.failed else 4
+
+
+def draft_estimate(args, source):
+    """What a draft would ask, with texts of an ordinary length, as `Judge.counts` counts it."""
+    calls = []
+    for n in range(len(source) or args.n):
+        prompt = f"{n} {'word ' * 100}"
+        answers = [f"{manner} {prompt}" for manner in MANNERS]
+        row = read_row({"prompt": prompt, "rubrics": ["word " * 20] * 15})
+        calls += [criteria_call(args.task, prompt), *rubric_calls([row] * 4, answers).values()]
+        if not source:
+            calls += answer_calls(prompt)
+            calls += [] if n % TOGETHER else [inputs_call(args.task, TOGETHER, [prompt] * n)]
+    return estimate(calls)
+
+
 def main(argv=None):
     argv = sys.argv[1:] if argv is None else argv
     if argv[:1] == ["ruler"]:  # for one release
         return files.moved("judge.py ruler", "ruler", argv[1:])
     args = parse_args(argv)
+    if args.command == "draft":
+        return draft(args)
     rubrics = read_rubrics(args.data, args.allow_code_execution)
     print(rubrics.describe())
     people = args.command == "audit"

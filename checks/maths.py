@@ -228,8 +228,7 @@ def value_of(core):
         text = re.sub(cycle, lambda m: f"({m[1]}0+{m[3]}/{'9' * len(m[3])}/10^{len(m[2])})", core)
     with decimal.localcontext(EXACT):
         value = formula(text)
-    endless = value is not None and len(value.as_tuple().digits) == EXACT.prec
-    irrational = "\\pi" in core or endless and "\\sqrt" in core
+    irrational = "\\pi" in core or "\\sqrt" in core and value is not None and endless(value)
     decimals = re.fullmatch(r"[+-]? ?\d*\.(\d*)", core)
     return value, bool(plain) or irrational, irrational, decimals and len(decimals[1])
 
@@ -293,10 +292,14 @@ def readings(text):
     return numbers, None if thousands else parts
 
 
+def endless(value):
+    """Is it written with as many digits as are counted, as 1/3 is?"""
+    return len(value.as_tuple().digits) > EXACT.prec - 50
+
+
 def rounds_to(short, exact):
     """Is one the other, cut or rounded to its two or more decimals, where all would be no end?"""
-    endless = exact.irrational or len(exact.value.as_tuple().digits) == EXACT.prec
-    if not endless or (short.places or 0) < 2:
+    if not (exact.irrational or endless(exact.value)) or (short.places or 0) < 2:
         return False
     last = Decimal(10) ** -short.places
     return -last / 2 <= abs(exact.value) - abs(short.value) < last

@@ -58,29 +58,38 @@ def grade_items(args, batches, calls, grade, show):
     calls  all that will be asked, for the estimate;  grade(rows, answers, judge) → a Grade for each
     show(items, grades)  prints the result
     """
-    out, calls, items = Path(args.out), list(calls), sum(batches, [])
-    if out.exists() and not (args.overwrite and out.is_file()):
-        raise UserError(f"--out {out}: exists; pass --overwrite, or name another file")
+    out, calls, items = free_path(args), list(calls), sum(batches, [])
     print(f"{len(items)} answers: {cost_line(estimate(calls), args.judge_price)}")
     if args.dry_run:
         return 0
     judge, grades = None, []
     if calls:
-        judge = Judge.from_args(args, out.parent)
-        judge.budget = args.judge_budget
+        judge = Judge.from_args(args, out.parent, budget=args.judge_budget)
     for batch in tqdm(batches, desc="grading", disable=None):
         rows, answers, _ = zip(*batch)
         grades += grade(rows, answers, judge)
     write_grades(out, items, grades)
     show(items, grades)
     if judge:
-        c = judge.counts
-        print(f"{cost_line(c, judge.price)}; {c['cached']} from the cache, {c['failed']} failed")
-        if c["unread"]:
-            print(f"{c['unread']} replies could not be read: {judge.unread}")
+        print_cost(judge)
     print(f"wrote {out}")
     lost = [g.error for g in grades if g.score is None]
     return 4 if any(error != ALONE and not str(error).startswith(UNREAD) for error in lost) else 0
+
+
+def free_path(args):
+    """--out as a Path; UserError if it is taken."""
+    out = Path(args.out)
+    if out.exists() and not (args.overwrite and out.is_file()):
+        raise UserError(f"--out {out}: exists; pass --overwrite, or name another file")
+    return out
+
+
+def print_cost(judge):
+    c = judge.counts
+    print(f"{cost_line(c, judge.price)}; {c['cached']} from the cache, {c['failed']} failed")
+    if c["unread"]:
+        print(f"{c['unread']} replies could not be read: {judge.unread}")
 
 
 def write_grades(out, items, grades):

@@ -113,14 +113,15 @@ def asked_wait(headers, now):
     seconds or a date; what is malformed or past counts as absent.
 
     >>> asked_wait({"Retry-After": "Thu, 01 Jan 1970 00:01:00 GMT"}, now=20)
-    40.0
+    40
     >>> asked_wait({"retry-after-ms": "1500", "Retry-After": "2"}, 0), asked_wait({}, 0)
     (1.5, None)
     """
     for name, unit in (("retry-after-ms", 1000), ("Retry-After", 1)):
         value = (headers.get(name) or "").strip().removesuffix("s")
         try:
-            if date := parsedate_tz(value):  # from the server's own Date, else from `now`
+            date = parsedate_tz(value) if ":" in value else None
+            if date:  # from the server's own Date, else from `now`
                 sent = parsedate_tz(headers.get("Date") or "")
                 seconds = mktime_tz(date) - (mktime_tz(sent) if sent else now)
             else:

@@ -302,7 +302,7 @@ def read_weight(own):
     return weight, negate
 
 
-def read_responses(path, rubrics=None):
+def read_responses(path, rubrics=None, flag="--responses"):
     """[(row, answer, model)] in file order; without rubrics each distinct prompt is its own row.
 
     model  who answered, where the file says so, as samples.jsonl of evaluate.py does
@@ -314,7 +314,7 @@ def read_responses(path, rubrics=None):
     for row in rows:
         key = canonical(row.prompt)
         known[key] = None if key in known else row  # a prompt of two rows names neither
-    for n, raw in files.read_jsonl(path, numbered=True, flag="--responses"):
+    for n, raw in files.read_jsonl(path, numbered=True, flag=flag):
         try:
             check_characters(raw)
             if raw.get("response") is None:
@@ -322,10 +322,10 @@ def read_responses(path, rubrics=None):
             row = row_of(raw, known, rubrics, n)
             items.append((row, response_text(raw["response"]), raw.get("model")))
         except ValueError as error:
-            raise UserError(f"--responses {path}:{n}: {error}") from None
+            raise UserError(f"{flag} {path}:{n}: {error}") from None
         unread.update(key for key in raw if key not in read)
     if not items:
-        raise UserError(f"--responses {path}: the file is empty; expected one answer per line")
+        raise UserError(f"{flag} {path}: the file is empty; expected one answer per line")
     if unread:
         print(f"{path}: {len(items)} answers{not_read(unread)}")
     return items

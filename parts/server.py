@@ -111,14 +111,14 @@ class Judge:
 
     def __init__(
         self, model, base_url=None, temperature=None, max_retries=3, concurrency=16, cache=None,
-        price=None, timeout=TIMEOUT, max_tokens=None, clock=time.monotonic, sleep=None,
+        price=None, budget=None, timeout=TIMEOUT, max_tokens=None, clock=time.monotonic, sleep=None,
     ):  # fmt: skip
         key = os.environ.get("OPENAI_API_KEY", "").strip()
         self.url = chat_address(base_url or os.environ.get("OPENAI_BASE_URL"), key, model)
         self.model, self.max_retries, self.workers = model, max_retries, concurrency
         settings = {"temperature": temperature, "max_tokens": max_tokens}
         self.extra = {key: value for key, value in settings.items() if value is not None}
-        self.price, self.budget, self.counts = price, None, Counter()
+        self.price, self.budget, self.counts = price, budget, Counter()
         self.timeout, self.deadline = timeout, max(DEADLINE, 3 * timeout)
         self.clock, self._stop = clock, threading.Event()
         self.sleep = sleep or self._stop.wait
@@ -144,8 +144,11 @@ class Judge:
         self.replies = read_cache(self.cache) if self.cache else {}
 
     @classmethod
-    def from_args(cls, args, folder, world=1):
-        """The judge of a command line; `folder` is where judge_cache.jsonl goes."""
+    def from_args(cls, args, folder, world=1, budget=None):
+        """The judge of a command line; `folder` is where judge_cache.jsonl goes.
+
+        budget: USD after which nothing is asked; training looks at --judge-budget by itself
+        """
         if args.judge_budget and not args.judge_price:
             raise UserError("--judge-budget: needs --judge-price IN,OUT (USD per million tokens)")
         return cls(
@@ -153,7 +156,7 @@ class Judge:
             temperature=args.judge_temperature, max_retries=args.judge_max_retries,
             concurrency=max(1, args.judge_concurrency // world), timeout=args.judge_timeout,
             max_tokens=args.judge_max_tokens, cache=Path(folder) / "judge_cache.jsonl",
-            price=args.judge_price,
+            price=args.judge_price, budget=budget,
         )  # fmt: skip
 
     def __repr__(self):

@@ -27,6 +27,7 @@ import pytest
 from conftest import REPO, browser_or_skip
 from parts import files
 from test_annotate import Rater, Server
+from test_draft import Writer
 from test_grpo_judge import Rule
 from test_house import SCRIPTS, STAGES, check_metrics, metric_rows, names
 from tiny import write_rows
@@ -238,7 +239,12 @@ def shop(tmp_path_factory):
     skip = shutil.ignore_patterns(".git", ".venv", "runs", ".*_cache", "__pycache__")
     shutil.copytree(REPO, copy, ignore=skip)
     reader_files(copy)
-    with Rule(meets=lambda task, criterion, answer: len(criterion + answer) % 2 == 0) as judge:
+
+    class Judge(Rule):
+        def answer(self, body):
+            return Writer().draft(body) or super().answer(body)
+
+    with Judge(meets=lambda task, criterion, answer: len(criterion + answer) % 2 == 0) as judge:
         yield Shop(copy, judge.url)
 
 

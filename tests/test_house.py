@@ -99,8 +99,9 @@ ARROWS = {  # who may import whom, downwards only: stages, parts/runs.py, common
     "parts.server": {"parts.files", "parts.parallel", "parts.questions", "parts.responses"},
     "parts.rubrics": {"parts.files", "parts.questions", "parts.rows", *CHECKS},
     "parts.grades": {"parts.files", "parts.pages", "parts.server", "parts.stats"},
+    "parts.draft": {"parts.votes", *JUDGED},
     # judge.py names ruler.py as the home of a command that was its own, for one release
-    "judge": JUDGED,
+    "judge": {"parts.draft", *JUDGED},
     "ruler": JUDGED,
     "grpo_rubric": {*RL, "judge", "ruler", "parts.recipe", *JUDGED},
     # of grpo_rubric the math of a group: the one arrow between stages

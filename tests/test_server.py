@@ -338,7 +338,9 @@ def test_a_dripping_server_holds_nobody(tmp_path):
     with Server(flaky(drip(OK * 400))) as server:
         subject = Judge("m", server.url, timeout=0.2, max_retries=1)
         assert [g.score for g in grade(subject, ["a", "Bad"])] == [1.0, None]
-    assert time.monotonic() - start < 5 and threading.active_count() <= threads + 4
+    while threading.active_count() > threads + 4 and time.monotonic() - start < 5:
+        time.sleep(0.05)  # idle workers end on their own
+    assert time.monotonic() - start < 5
 
 
 CONTENTS = [
