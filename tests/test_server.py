@@ -57,115 +57,121 @@ def drip(head):
 
 
 OK = b"HTTP/1.1 200 OK\r\nConnection: close\r\n"
-LONG = "This model's maximum context length is 8192 tokens"
-WRAPPED = {"id": None, "object": None, "choices": None, "created": None}
-HTML = b"<html><head><style>b {}</style><title>502 Bad Gateway</title></head></html>"
-DEEP = '{"error": ' + "[" * 900 + "]" * 900 + "}"
+YES = rated("Yes", "Yes")
+
+
+def fault(text):
+    """A response: its status, then a body of JSON or HTML, or "-" for none, or an error's message."""
+    status, _, body = text.partition(" ")
+    if body[0] in "{<-":
+        return int(status), {}, body.removeprefix("-").encode()
+    return told(int(status), body)
+
+
+def table(text, read):
+    """[(read(fault), word, …)] of lines "fault | word | …"."""
+    rows = [line.split(" | ") for line in text.strip().split("\n")]
+    return [(read(first), *words) for first, *words in rows]
+
+
 # 1: the request is refused and that is its own fault; 3: tried again; 0: the run ends
-SERVER_FAULTS = [
-    (told(408), 3, "HTTP 408: later"),
-    (told(409), 3, "HTTP 409: later"),
-    (told(425), 3, "HTTP 425: later"),
-    (told(429), 3, "HTTP 429: later"),
-    (told(500), 3, "HTTP 500: later"),
-    (told(529, "overloaded"), 3, "HTTP 529: overloaded"),
-    ((500, {}, b""), 3, "HTTP 500, no text"),
-    ((502, {}, HTML), 3, "HTTP 502: 502 Bad Gateway"),
-    ((503, {}, {"detail": [{"loc": ["body"], "msg": "busy"}]}), 3, "HTTP 503: busy"),
-    ((500, {}, DEEP.encode()), 3, "HTTP 500: "),
-    (ok(**WRAPPED, error={"message": "rate limit", "code": 429}), 3, "HTTP 429: rate limit"),
-    (ok(choices=[{"error": {"message": "up", "code": 502}}]), 3, "HTTP 502: up"),
-    (
-        ok(error={"message": "upstream", "metadata": {"raw": "out of memory"}}),
-        3,
-        "upstream; out of",
-    ),
+SERVER_FAULTS = table("""
+408 later | 3 | HTTP 408: later
+409 later | 3 | HTTP 409: later
+425 later | 3 | HTTP 425: later
+429 later | 3 | HTTP 429: later
+500 later | 3 | HTTP 500: later
+529 overloaded | 3 | HTTP 529: overloaded
+500 - | 3 | HTTP 500, no text
+502 <html><head><style>b {}</style><title>502 Bad Gateway</title></head></html> | 3 | HTTP 502: 502 Bad Gateway
+503 {"detail": [{"loc": ["body"], "msg": "busy"}]} | 3 | HTTP 503: busy
+500 {"error": DEEP} | 3 | HTTP 500: {"error"
+200 {"id": null, "object": null, "choices": null, "error": {"message": "rate limit", "code": 429}} | 3 | HTTP 429: rate limit
+200 {"choices": [{"error": {"message": "up", "code": 502}}]} | 3 | HTTP 502: up
+200 {"error": {"message": "upstream", "metadata": {"raw": "out of memory"}}} | 3 | upstream; out of
+200 <html>Please sign in</html> | 3 | no chat completion in "<html>Please sign
+200 - | 3 | HTTP 200: an empty body
+200 {"choices": []} | 3 | no chat completion in "{"choices"
+400 this input was flagged | 1 | HTTP 400: this input was flagged
+403 flagged by moderation | 1 | HTTP 403: flagged by moderation
+400 {"error": {"code": "content_filter"}} | 1 | HTTP 400: content_filter
+200 {"id": null, "choices": null, "created": null, "error": {"message": "flagged", "code": "403"}} | 1 | HTTP 403: flagged
+413 too large | 1 | HTTP 413: too large
+422 This model's maximum context length is 8192 tokens | 1 | HTTP 422: This model's maximum context length is 8192 tokens
+451 <p>not here</p> | 1 | HTTP 451: not here
+401 wrong key LONG | 0 | HTTP 401: wrong key x{190}; is the key in OPENAI_API
+401 no\x1b[2J\u2028key\u202e | 0 | HTTP 401: no\\[2J key; is the key
+402 Insufficient Balance | 0 | HTTP 402: Insufficient Balance
+404 no model m | 0 | HTTP 404: no model m; is --judge-model right
+404 - | 0 | HTTP 404, no text; is --judge-model right, and does --judge-base-url
+405 {"detail": "Method Not Allowed"} | 0 | HTTP 405: Method Not Allowed; does
+302 - | 0 | HTTP 302: redirects, without a Location; give the address
+429 {"error": {"message": "x", "code": "insufficient_quota"}} | 0 | HTTP 429: x; insuff
+200 {"error": {"message": "No auth", "code": 401}} | 0 | HTTP 401: No auth
+""".replace("LONG", "x" * 500).replace("DEEP", "[" * 900 + "]" * 900), fault)  # fmt: skip
+SERVER_FAULTS += [
     (b"", 3, "Error"),
     (OK + b"Content-Length: 5000\r\n\r\n{}", 3, "Error"),
     (OK + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", 3, "Error"),
     (OK + b"Content-Encoding: gzip\r\nContent-Length: 3\r\n\r\nabc", 3, "Error"),
     (drip(OK), 3, "no whole reply within 0.3 s"),
     (drip(OK + b"Content-Length: 5000\r\n\r\n"), 3, "no whole reply within 0.3 s"),
-    ((200, {}, b"<html>Please sign in</html>"), 3, 'no chat completion in "<html>Please sign'),
-    ((200, {}, b""), 3, "HTTP 200: an empty body"),
     ((200, {}, b"\xff"), 3, "no chat completion"),
-    (ok(choices=[]), 3, 'no chat completion in "{"choices"'),
-    (told(400, "this input was flagged"), 1, "HTTP 400: this input was flagged"),
-    (told(403, "flagged by moderation"), 1, "HTTP 403: flagged by moderation"),
-    ((400, {}, {"error": {"code": "content_filter"}}), 1, "HTTP 400: content_filter"),
-    (ok(**WRAPPED, error={"message": "flagged", "code": "403"}), 1, "HTTP 403: flagged"),
-    (told(413, "too large"), 1, "HTTP 413: too large"),
-    (told(422, LONG), 1, f"HTTP 422: {LONG}"),
-    ((451, {}, b"not here"), 1, "HTTP 451: not here"),
-    (
-        told(401, "wrong key " + "x" * 500),
-        0,
-        "HTTP 401: wrong key x{190}; is the key in OPENAI_API",
-    ),
-    ((401, {}, "no\x1b[2J\r\nkey\u202e".encode()), 0, r"HTTP 401: no\[2J key; is the key"),
-    (told(402, "Insufficient Balance"), 0, "HTTP 402: Insufficient Balance"),
-    (told(404, "no model m"), 0, "HTTP 404: no model m; is --judge-model right"),
-    ((404, {}, b""), 0, "HTTP 404, no text; is --judge-model right, and does --judge-base-url"),
-    ((405, {}, {"detail": "Method Not Allowed"}), 0, "HTTP 405: Method Not Allowed; does"),
     ((307, {"Location": "https://b/v1"}, b""), 0, "HTTP 307: redirects to https://b/v1; give"),
-    ((302, {}, b""), 0, "HTTP 302: redirects, without a Location; give the address"),
-    (
-        (429, {}, {"error": {"message": "x", "code": "insufficient_quota"}}),
-        0,
-        "HTTP 429: x; insuff",
-    ),
-    (ok(error={"message": "No auth", "code": 401}), 0, "HTTP 401: No auth"),
 ]
-YES = rated("Yes", "Yes")
-CLAIM = '{"ratings": [{"id": 1, "rating": "Yes"}, {"id": 2, "rating": "Yes"}'
-ONES = '[{"id": 1, "rating": 1}, {"id": 2, "rating": 1}, '
-NONE = "no JSON object with a list of ratings was found"
-REPLY_FAULTS = [  # texts are replies; what the error says, and what the judge is told
-    ("{}", NONE + ', in "{}"'),
-    ('{"ratings": []}', NONE),
-    ('{"ratings": "Yes"}', NONE),
-    ('{"ratings": ["Yes", "No"]}', NONE),
-    ("Yes, Yes", NONE + ', in "Yes, Yes"'),
-    ("[1, 2]", NONE),
-    ("I'm sorry, I can't help with that.", "in \"I'm sorry, I can't help with that.\""),
-    (f"<think>{YES}", NONE),
-    (CLAIM, NONE),
-    (CLAIM + ",]}", NONE),
-    ("[" * 50_000, NONE),
-    ('{"a":' * 50_000, NONE),
-    (f"{rated('No', 'No')} The answer claims {YES}", "two lists of ratings that contradict"),
-    (rated("No", "No") + ' quoted: [{"id": 1, "rating": "Yes"}]', "contradict"),
-    (ONES + '{"id": 3, "rating": 1}]', "each of the 2 ids is wanted once; not asked for: 3"),
-    ('[{"id": 1, "rating": 1}]', "each of the 2 ids is wanted once; missing: 2"),
-    (ONES + '{"id": 1, "rating": 1}]', "given twice: 1"),
-    (ONES.replace("2", "1")[:-2] + "]", "missing: 2; given twice: 1"),
-    (rated("Partial", "Yes, but"), "no usable value: 1 (Partial), 2 (Yes, but)"),
-    (rated(["Yes"], 2), "no usable value: 1 (['Yes']), 2 (2)"),
-    ('[{"id": 1, "rating": 1}, {"id": 2}]', "no usable value: 2 (None)"),
-    ('[{"id": true, "rating": 1}, {"id": 2.5, "rating": 1}]', "not asked for: TRUE, 2.5"),
-    ('[{"id": "\\ud800", "rating": 1}]', "not asked for: ?"),
-    (says(None), 'an empty reply (finish_reason "stop")'),
-    (says(" \n"), "an empty reply"),
-    (says(None, refusal="I cannot assess people."), 'the judge refused: "I cannot assess people."'),
-    (says(None, "content_filter"), "the server's content filter withheld the reply"),
-    (
-        says(None, reasoning_content="Long thoughts"),
-        'thoughts without a reply (finish_reason stop): "L',
-    ),
-    (says([{"type": "thinking", "thinking": [{"type": "text", "text": YES}]}]), "an empty reply"),
-    (
-        says(YES, "length"),
-        "the reply was cut at the limit of tokens (the server's, or --judge-max-tokens): \"{",
-    ),
-    (says(None, tool_calls=[{"function": {"name": "rate"}}]), "an empty reply"),
-]
+
+
+def reply(text):
+    """The text of a reply; or, behind a finish_reason, the message of a completion."""
+    finish, _, message = text.partition(": ")
+    if finish in ("stop", "length", "content_filter"):
+        return says(**{"finish": finish, "content": None} | json.loads(message))
+    return text
+
+
+REPLY_FAULTS = table(r"""
+{} | NONE, in "{}"
+{"ratings": []} | NONE
+{"ratings": "Yes"} | NONE
+{"ratings": ["Yes", "No"]} | NONE
+Yes, Yes | NONE, in "Yes, Yes"
+[1, 2] | NONE
+I'm sorry, I can't help with that. | in "I'm sorry, I can't help with that."
+<think>YES | NONE
+{"ratings": [{"id": 1, "rating": "Yes"}, {"id": 2, "rating": "Yes"} | NONE
+{"ratings": [{"id": 1, "rating": "Yes"}, {"id": 2, "rating": "Yes"},]} | NONE
+DEEP | NONE
+WIDE | NONE
+NO The answer claims YES | two lists of ratings that contradict
+NO quoted: [{"id": 1, "rating": "Yes"}] | contradict
+[{"id": 1, "rating": 1}, {"id": 2, "rating": 1}, {"id": 3, "rating": 1}] | each of the 2 ids is wanted once; not asked for: 3
+[{"id": 1, "rating": 1}] | each of the 2 ids is wanted once; missing: 2
+[{"id": 1, "rating": 1}, {"id": 2, "rating": 1}, {"id": 1, "rating": 1}] | given twice: 1
+[{"id": 1, "rating": 1}, {"id": 1, "rating": 1}] | missing: 2; given twice: 1
+[{"id": 1, "rating": "Partial"}, {"id": 2, "rating": "Yes, but"}] | no usable value: 1 (Partial), 2 (Yes, but)
+[{"id": 1, "rating": ["Yes"]}, {"id": 2, "rating": 2}] | no usable value: 1 (['Yes']), 2 (2)
+[{"id": 1, "rating": 1}, {"id": 2}] | no usable value: 2 (None)
+[{"id": true, "rating": 1}, {"id": 2.5, "rating": 1}] | not asked for: TRUE, 2.5
+[{"id": "\ud800", "rating": 1}] | not asked for: ?
+stop: {} | an empty reply (finish_reason "stop")
+stop: {"content": " \n"} | an empty reply
+stop: {"refusal": "I cannot assess people."} | the judge refused: "I cannot assess people."
+content_filter: {} | the server's content filter withheld the reply
+stop: {"reasoning_content": "Long thoughts"} | thoughts without a reply (finish_reason stop): "L
+stop: {"content": [{"type": "thinking", "thinking": [{"type": "text", "text": "Yes"}]}]} | an empty reply
+length: {"content": "{ratings"} | the reply was cut at the limit of tokens (the server's, or --judge-max-tokens): "{
+stop: {"tool_calls": [{"function": {"name": "rate"}}]} | an empty reply
+""".replace("YES", YES).replace("NONE", "no JSON object with a list of ratings was found")
+.replace("DEEP", "[" * 50_000).replace("WIDE", '{"a":' * 50_000).replace("NO ", NAMES["@NO"] + " "),
+reply)  # fmt: skip
 
 
 @pytest.mark.parametrize("fault, calls, message", SERVER_FAULTS)
 def test_faults_of_servers(fault, calls, message):
     """Good, Bad, Good: only Bad is unscored, after 1 or 3 calls; a setup that is wrong for all ends
     the run with the first call."""
-    how = {"max_retries": 2, "concurrency": 1, "timeout": 0.3 if callable(fault) else 60}
+    calls, slow = int(calls), callable(fault)
+    how = {"max_retries": 2, "concurrency": 1, "timeout": 0.3 if slow else 60}
     if not calls:
         with Server(lambda request: fault) as server:
             with pytest.raises(UserError, match=f"^<judge m at {server.url}.*>: .*{message}"):
@@ -282,26 +288,34 @@ def test_certificates(monkeypatch, tmp_path):
             grade(Judge("m", secure))
 
 
-half_to_one = pytest.approx(0.75, abs=0.25)
-WAITS = [  # headers, to which answer; attempts and seconds
-    ({"Retry-After": "60"}, "Once", 2, 60),
-    ({"Retry-After": "2.5"}, "Once", 2, 2.5),
-    ({"Retry-After": "3s"}, "Once", 2, 3),
-    ({"Retry-After": "0"}, "Once", 2, 0),
-    ({"retry-after-ms": "1500"}, "Once", 2, 1.5),
-    ({"Retry-After-Ms": "1500", "Retry-After": "9"}, "Once", 2, 1.5),
-    ({"retry-after-ms": "soon", "Retry-After": "9"}, "Once", 2, 9),
-    ({"Retry-After": "90"}, "Once", 1, 0),
-    ({"Retry-After": "50"}, "Bad", 4, 150),
-    *(({"Retry-After": x}, "Once", 2, half_to_one) for x in ("-7", "soon", "nan", "1e999", "")),
-    ({"Retry-After": formatdate(1e9, usegmt=True)}, "Once", 2, half_to_one),
-    ({"Retry-After": "Fri, 31 Feb 2025 99:00:00 GMT"}, "Once", 2, half_to_one),
-]
+WAITS = table(
+    f"""
+{{"Retry-After": "60"}} | Once | 2 | 60
+{{"Retry-After": "2.5"}} | Once | 2 | 2.5
+{{"Retry-After": "3s"}} | Once | 2 | 3
+{{"Retry-After": "0"}} | Once | 2 | 0
+{{"retry-after-ms": "1500"}} | Once | 2 | 1.5
+{{"Retry-After-Ms": "1500", "Retry-After": "9"}} | Once | 2 | 1.5
+{{"retry-after-ms": "soon", "Retry-After": "9"}} | Once | 2 | 9
+{{"Retry-After": "90"}} | Once | 1 | 0
+{{"Retry-After": "50"}} | Bad | 4 | 150
+{{"Retry-After": "-7"}} | Once | 2 | half to one
+{{"Retry-After": "soon"}} | Once | 2 | half to one
+{{"Retry-After": "nan"}} | Once | 2 | half to one
+{{"Retry-After": "1e999"}} | Once | 2 | half to one
+{{"Retry-After": ""}} | Once | 2 | half to one
+{{"Retry-After": "{formatdate(1e9, usegmt=True)}"}} | Once | 2 | half to one
+{{"Retry-After": "Fri, 31 Feb 2025 99:00:00 GMT"}} | Once | 2 | half to one
+""",
+    json.loads,
+)  # fmt: skip  (headers, to which answer; attempts and seconds)
 
 
 @pytest.mark.parametrize("headers, answer, tries, slept", WAITS)
 def test_waits_as_long_as_the_server_asks(headers, answer, tries, slept):
     (found,), _, subject = run(flaky((429, headers, b"")), [answer], max_retries=9)
+    tries, half_to_one = int(tries), pytest.approx(0.75, abs=0.25)
+    slept = half_to_one if slept == "half to one" else float(slept)
     assert (found.score, found.attempts) == (1.0 if tries == 2 else None, tries)
     assert sum(subject.slept) == slept == subject.metrics()["judge/latency_mean"]
     assert found.error is None or tries == 4 or "asks to wait 90 s, more than 60" in found.error
