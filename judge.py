@@ -18,7 +18,7 @@ Left out     1. several calls for one long rubric   2. custom prompts for the ru
              6. answers compared with each other: ruler.py
 Run          python judge.py grade --data data/rubrics.json --responses answers.jsonl
              python judge.py audit --data rated.json --judge-base-url http://localhost:8000/v1
-             python judge.py draft --task 'Summarise notes' --judge-base-url http://localhost:8000/v1
+             python judge.py draft --task 'Sum up notes' --judge-base-url http://localhost:8000/v1
 Writes       one row per answer (--out), judge_cache.jsonl and judge_unread.jsonl beside it
 Reference    Zhou et al. 2023, arXiv 2311.07911 (IFEval); Cohen 1960 (kappa); Zheng et al. 2023,
              arXiv 2306.05685 (judges, self-preference)
@@ -364,8 +364,8 @@ def draft(args):
         return print(cost_line(draft_estimate(args, source), args.judge_price))
     drafter = Drafter(Judge.from_args(args, out.parent, budget=args.judge_budget))
     try:
-        source = source or drafter.write_inputs(args.task, args.n)
-        rows = drafter.try_criteria(drafter.write_criteria(args.task, source), grade_answers)
+        source = source or drafter.write_inputs(args)
+        rows = drafter.try_criteria(drafter.write_criteria(args, source), grade_answers)
         result = "no draft: no input has criteria left that tell its answers apart"
     except Unusable as kind:
         result = f"no draft: most {kind} could not be used; take a model that follows the form"

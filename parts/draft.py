@@ -35,9 +35,9 @@ WRITER = "You write material to train a language model on. Reply with one JSON o
 INPUTS = """Write {n} new inputs as users would send them: each whole, with all facts that the task
 needs, and each of another situation, length and difficulty. In this form, ids 1 to {n}:
 {{"inputs": [{{"id": 1, "input": "…"}}]}}"""
-CRITERIA = f"""Write {FEWEST} to {MOST} criteria that tell a good answer to this input from a poor one.
-Each is one sentence about one thing, which the answer alone decides with yes or no. Points are 1 to
-5; a fault has points below 0. In this form:
+CRITERIA = f"""Write {FEWEST} to {MOST} criteria that tell a good answer to this input from a poor
+one. Each is one sentence about one thing, which the answer alone decides with yes or no. Points are
+1 to 5; a fault has points below 0. In this form:
 {{"criteria": [{{"criterion": "…", "points": 2}}]}}"""
 
 
@@ -202,17 +202,17 @@ class Drafter:
             words_before.append(words)
         return different
 
-    def write_inputs(self, task, n):
+    def write_inputs(self, args):
         inputs = []
-        for start in range(0, n, TOGETHER):  # (1) every call shows what there is already
-            call = inputs_call(task, min(TOGETHER, n - start), inputs)
+        for start in range(0, args.n, TOGETHER):  # (1) every call shows what there is already
+            call = inputs_call(args.task, min(TOGETHER, args.n - start), inputs)
             (entries,) = self.ask([call], "replies with inputs")
             inputs += [text for text, _ in (entries or {}).values()]
         return [(text, [], []) for text in self.different(inputs, str, "inputs")]
 
-    def write_criteria(self, task, source):
+    def write_criteria(self, args, source):
         """[(Row, answers)]: (2) criteria for each prompt, (3) the answers to try them on."""
-        calls = [criteria_call(task, prompt, comments) for prompt, _, comments in source]
+        calls = [criteria_call(args.task, prompt, comments) for prompt, _, comments in source]
         drafts = []
         for (prompt, answers, _), criteria in zip(source, self.ask(calls, "replies with criteria")):
             rubrics = self.different(criteria or (), lambda c: c["criterion"], "criteria")
