@@ -42,8 +42,7 @@ from parts.draft import (
     answer_calls,
     criteria_call,
     inputs_call,
-    read_answers,
-    read_comments,
+    read_source,
 )
 from parts.files import Parser, UserError
 from parts.grades import (
@@ -357,9 +356,7 @@ def audit(items, grades):
 
 def draft(args):
     """Draft prompts and criteria, and write those that tell answers apart; 4 if replies failed."""
-    out, source, rows = free_path(args), [], []
-    if args.answers or args.from_comments:
-        source = read_answers(args.answers) if args.answers else read_comments(args.from_comments)
+    out, source, rows = free_path(args), read_source(args), []
     if args.dry_run:
         return print(cost_line(draft_estimate(args, source), args.judge_price))
     drafter = Drafter(Judge.from_args(args, out.parent, budget=args.judge_budget))

@@ -4,8 +4,7 @@
 (2) criteria: 5 to 15 for each prompt, from the task and from what annotators wrote
 (3) answers to try them on: sampled from the server in four manners, or those that came with (1)
 (4) try: the judge rates every answer; a criterion that all meet, or none, tells nothing apart
-(5) write the rows that are left, as grpo_rubric.py --data takes them; a person reads them first
-After ART's AutoRL (OpenPipe), where a model writes the inputs; its rewards are RULER's alone.
+A person reads the rows that are left. After ART's AutoRL (OpenPipe), whose rewards are RULER's.
 """
 
 import re
@@ -42,12 +41,13 @@ one. Each is one sentence about one thing, which the answer alone decides with y
 
 
 def add_draft_arguments(parser):
-    add, either = parser.add_argument, parser.add_mutually_exclusive_group().add_argument
+    add = parser.add_argument
     # fmt: off
     add("--task", required=True, help="what the model is to do, in words, such as 'Summarise interview notes'")
     add("--n", type=number(int, at_least=1), default=32, help="inputs to write (default %(default)s)")
-    either("--answers", metavar="FILE", help='JSONL of {"prompt", "response"}: its prompts are the inputs, if they have two answers')
-    either("--from-comments", metavar="FOLDER", help="of annotate.py: its items are the inputs, its comments become criteria")
+    add = parser.add_mutually_exclusive_group().add_argument
+    add("--answers", metavar="FILE", help='JSONL of {"prompt", "response"}: its prompts are the inputs, if they have two answers')
+    add("--from-comments", metavar="FOLDER", help="of annotate.py: its items are the inputs, its comments become criteria")
     # fmt: on
     parser.set_defaults(out="runs/judge/draft.json")
 
@@ -80,13 +80,13 @@ def criteria_call(task, prompt, comments=()):
 
 def answer_calls(prompt):
     """The Calls for an answer in each manner."""
+
+    def parse(reply):
+        text = visible(reply).strip()
+        return text or None, None if text else "an answer without text"
+
     turns = talk(prompt, None)[:-1]
-    return [Call([said("system", m), *turns], parse_answer, expected=300) for m in MANNERS]
-
-
-def parse_answer(reply):
-    text = visible(reply).strip()
-    return (text, None) if text else (None, "an answer without text")
+    return [Call([said("system", manner), *turns], parse, expected=300) for manner in MANNERS]
 
 
 def sentence(value):
@@ -119,16 +119,18 @@ def parse_criteria(reply):
 # ---- inputs that exist already: [(prompt, answers, comments)] ----
 
 
-def read_answers(path):
-    """Of --answers, the prompts that have two different answers."""
+def read_source(args):
+    """Of --answers, the prompts that have two different answers; or of --from-comments; or []."""
+    if args.from_comments or not args.answers:
+        return read_comments(args.from_comments) if args.from_comments else []
     prompts, answers = {}, defaultdict(set)
-    for row, text, _ in read_responses(path, flag="--answers"):
+    for row, text, _ in read_responses(args.answers, flag="--answers"):
         prompts[row.task_id] = row.prompt
         answers[row.task_id].add(text)
     source = [(prompts[key], sorted(texts), []) for key, texts in answers.items() if len(texts) > 1]
-    print(f"{path}: {len(source)} of {len(prompts)} prompts have two different answers")
+    print(f"{args.answers}: {len(source)} of {len(prompts)} prompts have two different answers")
     if not source:
-        raise UserError(f"--answers {path}: no prompt with two different answers")
+        raise UserError(f"--answers {args.answers}: no prompt with two different answers")
     return source
 
 
@@ -155,9 +157,6 @@ def read_comments(folder):
     return source
 
 
-# ---- the steps ----
-
-
 class Unusable(Exception):
     """More than half of the replies of a kind could not be used."""
 
@@ -166,8 +165,8 @@ class Drafter:
     """A server that drafts; counts: of what it was asked for, lost: {reason: texts} left out."""
 
     def __init__(self, judge):
-        self.judge, self.counts, self.lost = judge, Counter(), defaultdict(list)
-        self.failed = False
+        self.judge, self.failed = judge, False
+        self.counts, self.lost = Counter(), defaultdict(list)
 
     def check(self, kind, errors):
         """Count what failed; Unusable if that is most of what was asked for."""
@@ -220,8 +219,7 @@ class Drafter:
             if has_points(rubrics):
                 drafts.append((read_row(row), answers))
         unanswered = [row.prompt for row, answers in drafts if not answers]
-        calls = [call for prompt in unanswered for call in answer_calls(prompt)]
-        texts = iter(self.ask(calls, "answers"))
+        texts = iter(self.ask([c for p in unanswered for c in answer_calls(p)], "answers"))
         return [(row, answers or [next(texts) for _ in MANNERS]) for row, answers in drafts]
 
     def try_criteria(self, drafts, grade):
@@ -230,18 +228,18 @@ class Drafter:
         pairs = [(row, text) for row, texts in drafts for text in texts]
         grades, rows = grade(*zip(*pairs), self.judge), []
         self.check("verdicts on answers", [graded.error for graded in grades])
-        grades = iter(grades)
+        verdicts = iter([graded.criteria for graded in grades])
         for row, texts in drafts:
-            own, left = [next(grades).criteria for _ in texts], []
+            own, left = [next(verdicts) for _ in texts], []
             for k, c in enumerate(row.criteria):
                 rated = [graded[k]["verdict"] for graded in own if graded[k]["verdict"] is not None]
-                who = "no answer" if rated and rated[0] == c.negate else "every answer"
                 if len({*rated}) == 2:
                     left.append(row.raw["rubrics"][k])
-                elif len(rated) < 2:
-                    self.lost["criteria that could not be tried"].append(c.text)
-                else:
-                    self.lost[f"criteria that {who} meets"].append(c.text)
+                    continue
+                who = "no answer meets" if rated[:1] == [c.negate] else "every answer meets"
+                self.lost[f"criteria that {who if rated[1:] else 'nobody could try'}"].append(
+                    c.text
+                )
             if len(left) >= LEFT and has_points(left):
                 rows.append(row.raw | {"rubrics": left})
             else:

@@ -160,7 +160,7 @@ def test_comments_become_criteria(draft, capsys):
     app, seen = make(Path("votes"), items), {}
     rater = Rater(app)
     while item := rater.state["item"]:
-        side, prompt = ("right", "left")[item["left"] == "as well"], item["prompt"][0]["content"]
+        side, prompt = ("right", "left")[item["left"] == "as well"], item["prompt"]
         seen[prompt] = item["left"], item["right"], "AB"[side == "right"]
         rater.vote(side, comment="" if prompt == "Prompt 4." else f"Said of\n{prompt}")
     stopped(app)
