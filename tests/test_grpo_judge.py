@@ -226,13 +226,21 @@ def test_a_dead_judge_ends_the_run(train, tmp_path, capsys):
 
 
 def test_a_reference_reaches_the_judge_and_never_the_policy(train, tmp_path, monkeypatch):
-    row = {"reference": "Kafka is the gap.", "rubrics": [TEXT]}
+    """Nor does a label under another name reach the judge; --gold reads it."""
+    row = {"reference": "Kafka is the gap.", "label": "SECRET", "rubrics": [TEXT]}
+    gold = tmp_path / "gold.py"
+    gold.write_text("def f(prompts, answers, rows):\n    return [len(r['label']) for r in rows]\n")
     data = write_rows(tmp_path / "r.jsonl", [row | {"prompt": f"Ask {i}."} for i in range(8)])
     spy = Spy(monkeypatch, grpo_rubric, "sample")
-    flags = "--reward rubric --reward ruler --steps 2 --judge-max-retries 0".split()
+    flags = (
+        f"--reward rubric --reward ruler --steps 2 --judge-max-retries 0 --gold {gold}:f".split()
+    )
     script = lambda asked: BROKEN if asked.ruler and asked.key[0] in "0123456" else None  # noqa: E731
     with Rule(vowel, vowel_score, script) as server:
-        kept = [r["reward"] for r in train(server, *flags, data=data)[1] if r["split"] == "train"]
+        rows, kept = train(server, *flags, data=data)
+    kept = [r["reward"] for r in kept if r["split"] == "train"]
+    assert {row["val/gold"] for row in rows if "val/gold" in row} == {6}
+    assert "SECRET" not in str(server.requests)
     lost = [[x is None for x in kept[i : i + 4]] for i in range(0, len(kept), 4)]
     assert [True] * 4 in lost and [False] * 4 in lost, "a group is lost as a whole"
     assert {a.ruler for a in server.asked} == {True, False}
