@@ -28,7 +28,7 @@ import json
 import math
 import random
 import shlex
-from collections import Counter, defaultdict
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,10 +39,10 @@ import torch
 import common
 import ruler
 import watch
-from grpo_rubric import SCALES, group_advantages, token_losses
+from grpo_rubric import CLIP, SCALES, group_advantages, grpo_loss
 from parts import parallel, prompting, rollouts, runs, server
 from parts.dialogue import continued_ids, visible
-from parts.files import UserError, command, finite, load_function, number, where_raised, write_jsonl
+from parts.files import UserError, command, load_function, number, where_raised, write_jsonl
 from parts.guard import Guard, weights_to_write, write_summary
 from parts.means import mean
 from parts.rollouts import by_group, weighted_sums
@@ -53,54 +53,15 @@ from parts.texts import text_metrics
 # ones, and LoRA: the last two are guesses that nobody ran to an end
 RATES = 3e-4, 1e-5, 2e-4
 STEPS = 40  # without --steps; seeds have no end, so there are no epochs
-CLIP_LOW, CLIP_HIGH = 0.2, 0.28  # the ratio stays in [1 − low, 1 + high]: DAPO's values, not swept
 VAL_SEEDS, TEST_SEEDS = 10**9, 2 * 10**9  # training seeds are drawn below 10⁹
-TURN_NORMS, REWARDS = ("token", "turn", "trajectory"), ("env", "ruler")
+REWARDS = ("env", "ruler")
 NEEDED = ("reset", "step", "name", "max_turns", "reward_range", "val_key", "baselines")
 SHOW = ("reward/mean", "reward/frac_mixed", "env/turns", "length/mean", "entropy")  # on the bar
 HEADLINE = ("val/score", "val/reward", "reward/mean")  # before and after
 
 
 # ---- 3. the math ----
-
-
-def token_weights(episodes, norm="token"):
-    """Weight of a token in each turn; episodes: a list of [tokens of turn 1, tokens of turn 2, …]
-
-    "token"        1 / tokens of all episodes: every token of the step weighs the same
-    "turn"         1 / (tokens of the turn · turns of the episode · episodes)
-    "trajectory"   1 / (tokens of the episode · episodes)
-    In all three the weights of all tokens sum to 1, and the loss is Σ weight · `token_losses`.
-    >>> token_weights([[2, 6], [8]], "token"), token_weights([[2, 6], [8]], "trajectory")
-    ([[0.0625, 0.0625], [0.0625]], [[0.0625, 0.0625], [0.0625]])
-    >>> token_weights([[2, 6], [8]], "turn")
-    [[0.125, 0.041666666666666664], [0.0625]]
-    """
-    total, n = sum(map(sum, episodes)), sum(map(bool, episodes))
-    if norm == "token":
-        return [[1 / total for _ in turns] for turns in episodes]
-    if norm == "turn":
-        return [[1 / (tokens * len(turns) * n) for tokens in turns] for turns in episodes]
-    return [[1 / (sum(turns) * n) for _ in turns] for turns in episodes]
-
-
-def blind_share(episodes):
-    """Share of moves that the turn's number alone tells: max over k ≤ 8, the commonest at i mod k
-
-    episodes: a list of lists of moves. A cycle played without a look is 1.
-    >>> blind_share([["left", "up", "left", "up"], ["left", "up", "left"]])
-    1.0
-    >>> blind_share([["left"], ["up"]])
-    0.5
-    """
-    n, best = sum(map(len, episodes)), 0
-    for k in range(1, 9):
-        counts = defaultdict(Counter)
-        for moves in episodes:
-            for i, move in enumerate(moves):
-                counts[i % k][move] += 1
-        best = max(best, sum(max(moves.values()) for moves in counts.values()))
-    return best / max(1, n)
+# of a group: `group_advantages` and `grpo_loss` of grpo_rubric.py
 
 
 # ---- 4. the arguments ----
@@ -116,12 +77,10 @@ def parse_args(argv=None):
     add("command", nargs="?", choices=("train", "play"), default="train", help="play shows episodes of --policy (default %(default)s)")
     add("--env", default="envs/interview.py:Interview", help="FILE.py:CLASS, see docs/agents.md (default %(default)s)")
     add("--env-args", default="{}", metavar="JSON", help="keyword arguments of the class, such as '{\"k\": 4}' (default none)")
-    add("--history", help="what a turn sees: all, or how many earlier exchanges (default: the environment's)")
     add("--model", default=common.BASE, help="model folder or hub id (default %(default)s)")
     add("--reward", action="append", metavar="NAME[:WEIGHT]", help=f"{', '.join(REWARDS)}; repeat it to mix (default env)")
-    add("--scale", choices=SCALES[:4], default="center", help="how rewards of a group are centred and scaled (default %(default)s)")
-    add("--turn-norm", choices=TURN_NORMS, default="token", help="what has equal weight in the loss (default %(default)s)")
-    add("--max-exceptions", type=number(at_least=0), default=0.0, help="episodes of a step that may raise, or a share below 1 (default 0)")
+    add("--scale", choices=SCALES, default="center", help="how rewards of a group are centred and scaled (default %(default)s)")
+    add("--max-exceptions", type=number(int, at_least=0), default=0, help="episodes of a step that may raise an error (default 0)")
     add("--val-episodes", type=whole_number, default=64, help="held-out seeds of a validation (default %(default)s)")
     add("--test-episodes", type=number(int, at_least=0), default=128, help="seeds played once, at the end (default %(default)s)")
     # at 1 the bundled base is measured as it is trained: greedy, it is a good interviewer before any training
@@ -139,8 +98,6 @@ def parse_args(argv=None):
     args = parser.parse_args(argv)
     if args.epochs:
         raise UserError(f"--epochs {args.epochs}: seeds have no end; use --steps (default {STEPS})")
-    if args.history not in (None, "all") and not args.history.isdecimal():
-        raise UserError(f"--history {args.history}: expected all, or a number of exchanges")
     if args.eval_temperature is None:
         model = args.policy if args.command == "play" else args.model
         args.eval_temperature = prompting.default_temperature(model)
@@ -155,9 +112,8 @@ def parse_args(argv=None):
 # (env, rng) → text), and
 #     reset(seed) → messages;   step(text) → (message or None, reward, done, info)
 # All randomness comes from its own random.Random(seed). info is flat numbers; that of the last turn
-# is logged. Optional: run_out() → (reward, info), asked when turns or context are used up; moves,
-# what `blind_share` reads (else the texts); prose = False, if the turns are no sentences;
-# metadata, a dict for rollouts.jsonl; in_threads = False, if steps of episodes must not overlap.
+# is logged. Optional: run_out() → (reward, info), asked when turns or context are used up;
+# prose = False, if the turns are no sentences. Steps of different episodes run in threads.
 
 
 def environment(args):
@@ -170,8 +126,8 @@ def environment(args):
             getattr(env, name)
         shown_messages([], env.history)
     except Exception as error:  # of the user's own file
-        raised = f"--env {args.env} --env-args '{args.env_args}': {where_raised(error)}"
-        raise UserError(f"{raised}; see docs/agents.md") from error
+        cause = f"--env {args.env} --env-args '{args.env_args}': {where_raised(error)}"
+        raise UserError(f"{cause}; see docs/agents.md") from error
     return make
 
 
@@ -186,19 +142,17 @@ class Trajectory:
     score: float = 0.0  # the environment's val_key
     metrics: dict = field(default_factory=dict)
     samples: list = field(default_factory=list)  # {"ids", "logps", "turns": [(start, end)]} each
-    moves: list = field(default_factory=list)
     truncated: bool = False  # a turn was cut, or the context was full
     error: str = None  # what the environment raised, with file and line
-    metadata: dict = field(default_factory=dict)  # the environment's own notes, for rollouts.jsonl
     ruling: object = None  # RULER's `Grade`, with its reason
 
     def texts(self):
         """What the policy wrote, turn by turn."""
         return [m["content"] for m in self.messages if m["role"] == "assistant"]
 
-    def turns(self):
-        """Tokens of each turn."""
-        return [end - start for s in self.samples for start, end in s["turns"]]
+    def tokens(self):
+        """How many the policy sampled."""
+        return sum(len(s["logps"]) for s in self.samples)
 
 
 def play(make, seeds, act, numbers=None):
@@ -208,20 +162,16 @@ def play(make, seeds, act, numbers=None):
           full: then the episode ends as if its turns had run out
     """
     numbers, envs = numbers or range(len(seeds)), [make() for _ in seeds]
-    played = [Trajectory(seed, n) for seed, n in zip(seeds, numbers, strict=True)]
-    live = [(t, env) for t, env in zip(played, envs, strict=True) if guarded(t, begin, env)]
+    trajectories = [Trajectory(seed, n) for seed, n in zip(seeds, numbers, strict=True)]
+    live = [(t, env) for t, env in zip(trajectories, envs, strict=True) if guarded(t, begin, env)]
     with ThreadPoolExecutor(32) as pool:
-        # slow tools do not wait for one another, unless the class says that it wants one thread
-        threads = all(getattr(env, "in_threads", True) for env in envs)
-        steps = pool.map if threads else map
-        while live:
+        while live:  # slow tools do not wait for one another
             texts = act(live)
-            on = steps(lambda pair, text: guarded(pair[0], turn, pair[1], text), live, texts)
+            on = pool.map(lambda pair, text: guarded(pair[0], turn, pair[1], text), live, texts)
             live = [pair for pair, goes_on in zip(live, list(on), strict=True) if goes_on]
-    for t, env in zip(played, envs, strict=True):
-        guarded(t, remember, env)
-        t.moves, t.score = getattr(env, "moves", 0) or t.texts(), t.metrics.get(env.val_key, 0.0)
-    return played
+    for t, env in zip(trajectories, envs, strict=True):
+        t.score = t.metrics.get(env.val_key, 0.0)
+    return trajectories
 
 
 def guarded(t, function, *arguments):
@@ -230,17 +180,6 @@ def guarded(t, function, *arguments):
         return function(t, *arguments)
     except Exception as error:  # of the user's own file
         t.error = where_raised(error)
-
-
-def remember(t, env):
-    """The environment's notes, if a line of rollouts.jsonl can hold them; ValueError if not."""
-    metadata = getattr(env, "metadata", None) or {}
-    try:
-        text = json.dumps(finite(metadata), ensure_ascii=False)
-        text.encode()
-    except (TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise ValueError(f"metadata is no JSON: {error}") from None
-    t.metadata = json.loads(text)
 
 
 def begin(t, env):
@@ -289,13 +228,13 @@ def note(t, reward, info):
     t.metrics |= info
 
 
-def survivors(played, most=math.inf):
-    """The episodes that did not raise; UserError if more than `most` did (below 1: that share)."""
-    raised = [t.error for t in played if t.error]
-    if len(raised) > (most * len(played) if most < 1 else most):
-        wrong = f"{len(raised)} of {len(played)} episodes raised; the first: {raised[0]}"
-        raise UserError(f"--max-exceptions {most:g}: {wrong}")
-    return [t for t in played if not t.error]
+def survivors(trajectories, most=math.inf):
+    """The episodes that did not raise; UserError if more than `most` did."""
+    errors = [t.error for t in trajectories if t.error]
+    if len(errors) > most:
+        cause = f"{len(errors)} of {len(trajectories)} episodes raised; the first: {errors[0]}"
+        raise UserError(f"--max-exceptions {most:g}: {cause}")
+    return [t for t in trajectories if not t.error]
 
 
 def baseline_act(policy):
@@ -346,7 +285,12 @@ def training_seeds(args, step):
 
 
 def shown_messages(messages, history):
-    """What a turn sees: all, or system messages, the last k exchanges and the newest message."""
+    """What a turn sees: all, or system messages, the last k exchanges and the newest message.
+
+    >>> roles = "system user assistant user".split()
+    >>> [m["role"] for m in shown_messages([{"role": role} for role in roles], 0)]
+    ['system', 'user']
+    """
     if history == "all":
         return messages
     exchanges = [m for m in messages if m["role"] != "system"]
@@ -379,7 +323,7 @@ def model_act(args, model, tokenizer, temperature, seed):
 
     def act(live):
         nonlocal turns
-        turns, history = turns + 1, args.history or live[0][1].history
+        turns, history = turns + 1, live[0][1].history
         prompts = [next_prompt(tokenizer, t, history) for t, _ in live]
         fit, texts = [i for i, ids in enumerate(prompts) if len(ids) <= room], [None] * len(live)
         answers = common.sample(
@@ -407,38 +351,33 @@ def play_model(args, model, tokenizer, make, seeds, temperature, seed, group=1, 
     local = parallel.share(range(len(seeds)), group)
     act = model_act(args, model, tokenizer, temperature, seed)
     with parallel.decoding(model):
-        played = play(make, [seeds[i] for i in local], act, local)
-    played = parallel.gather(played, local)
-    survivors(played, args.max_exceptions if most is None else most)
-    return played
+        trajectories = play(make, [seeds[i] for i in local], act, local)
+    trajectories = parallel.gather(trajectories, local)
+    survivors(trajectories, args.max_exceptions if most is None else most)
+    return trajectories
 
 
 # ---- 7. preflight ----
 
 
 def pack(samples, pad, device):
-    """{"ids", "attention_mask", "mask", "logps", "weights"}, each (N, T).
-
-    mask: what the policy sampled; logps and weights are 0 elsewhere. samples[i]["weights"]
-    has one number per turn (`token_weights`); without it all weigh 1.
-    """
+    """{"ids", "attention_mask", "mask", "logps"}, each (N, T); mask: what the policy sampled."""
     rows = [s["ids"] for s in samples]
-    ids, attention_mask, _ = common.pad_rows(rows, [[]] * len(rows), pad)
-    logps, weights = torch.zeros(2, *ids.shape)
+    ids, attention_mask, mask = common.pad_rows(rows, [[]] * len(rows), pad)
+    logps = torch.zeros(ids.shape)
     for i, s in enumerate(samples):
-        each = s.get("weights") or [1.0] * len(s["turns"])
-        for (start, end), weight in zip(s["turns"], each, strict=True):
-            weights[i, start:end] = weight
-        logps[i, weights[i] > 0] = torch.tensor(s["logps"])
-    b = {"ids": ids, "attention_mask": attention_mask, "mask": weights > 0}
-    return {name: x.to(device) for name, x in {**b, "logps": logps, "weights": weights}.items()}
+        for start, end in s["turns"]:
+            mask[i, start:end] = True
+        logps[i, mask[i]] = torch.tensor(s["logps"])
+    b = {"ids": ids, "attention_mask": attention_mask, "mask": mask}
+    return {name: x.to(device) for name, x in {**b, "logps": logps}.items()}
 
 
 def preflight(args, run, policy, reference, tokenizer, make):
     """Rollout log-probs = a teacher-forced pass; some turns can be read; one episode, marked."""
     seeds = training_seeds(args, 0)[: 2 * args.group_size]
-    played = play_model(args, policy, tokenizer, make, seeds, args.temperature, args.seed)
-    alive = survivors(played)
+    trajectories = play_model(args, policy, tokenizer, make, seeds, args.temperature, args.seed)
+    alive = survivors(trajectories)
     longest = sorted((s for t in alive for s in t.samples), key=lambda s: -len(s["ids"]))[:4]
     if not longest:
         raise UserError(f"--max-length {args.max_length}: no opening fits in it with a turn")
@@ -453,64 +392,57 @@ def preflight(args, run, policy, reference, tokenizer, make):
 # ---- 8. the loop ----
 
 
-def ruler_scores(args, judge, standard, played):
+def ruler_scores(args, judge, standard, trajectories):
     """RULER's score of each episode, N numbers or None: it raised, or the judge failed."""
-    g, scores = args.group_size, [None] * len(played)
-    starts = range(0, len(played), g)
-    groups = [[i for i in range(s, s + g) if not played[i].error] for s in starts]
+    g, scores = args.group_size, [None] * len(trajectories)
+    starts = range(0, len(trajectories), g)
+    groups = [[i for i in range(s, s + g) if not trajectories[i].error] for s in starts]
     groups = [group for group in groups if len(group) > 1]
     local = parallel.share(range(len(groups)))
-    talks = [[played[i].messages for i in groups[n]] for n in local]
-    graded = ruler.ruler_groups(talks, judge, standard, args.judge_passes)
-    for group, rulings in zip(groups, parallel.gather(graded, local), strict=True):
+    talks = [[trajectories[i].messages for i in groups[n]] for n in local]
+    grades = ruler.ruler_groups(talks, judge, standard, args.judge_passes)
+    for group, rulings in zip(groups, parallel.gather(grades, local), strict=True):
         for i, ruling in zip(group, rulings, strict=True):
-            played[i].ruling = ruling
+            trajectories[i].ruling = ruling
             # equal episodes everywhere: nothing to compare, so nothing to learn
             scores[i] = 0.0 if ruling.error == ruler.ALONE else ruling.score
     return scores
 
 
-def grade(args, judge, standard, played):
+def grade(args, judge, standard, trajectories):
     """(rewards, parts): N numbers or None; {part: N of them}."""
     parts = {}
     for name in args.reward:
-        env = [None if t.error else t.reward for t in played]
-        parts[name] = env if name == "env" else ruler_scores(args, judge, standard, played)
+        env = [None if t.error else t.reward for t in trajectories]
+        parts[name] = env if name == "env" else ruler_scores(args, judge, standard, trajectories)
     return weighted_sums(parts, args.reward), parts
 
 
-def part_loss(args, b, samples, part, policy):
-    """(what the samples in `part` add to the loss of their step, its sums for the log)."""
-    advantages = policy.logps.new_tensor([samples[i]["advantage"] for i in part])  # (n,)
-    losses, sums = token_losses(
-        policy.logps, policy.old_logps, advantages[:, None] * policy.weights, policy.mask,
-        policy.ref_logps, CLIP_LOW, CLIP_HIGH, args.beta,
+def step_loss(args, forward, normalizer):
+    """(what some samples add to the loss of their optimiser step, its columns for the log)."""
+    return grpo_loss(
+        forward.logps, forward.old_logps, forward.advantages, forward.mask, forward.ref_logps,
+        *CLIP["token"], args.beta, normalizer=normalizer,
     )  # fmt: skip
-    weights = b["weights"][part, : losses.shape[1]]  # those of a step sum to 1 over its tokens
-    return (losses * weights).sum(), sums | {"answers": sum(samples[i]["first"] for i in part)}
 
 
-def update(args, run, reference, played, advantages, in_loss):
+def update(args, run, reference, trajectories, advantages, in_loss):
     """Step (4): --num-substeps optimiser steps of whole groups; their metrics over all tokens.
 
-    advantages (N,); in_loss (N,) bool: episodes that count, see `rollouts.split_groups`.
+    advantages (N,); in_loss (N,) bool: episodes that count, see `rollouts.split_groups`. Every
+    token of a step weighs the same, those of episodes without a forward included.
     """
-    samples, steps = [], []
-    for episodes, active in rollouts.split_groups(args, run.step, advantages, in_loss):
-        start, active = len(samples), {*active}
-        weights = token_weights([played[i].turns() for i in episodes], args.turn_norm)
-        for i, episode_weights in zip(episodes, weights):
-            turn_weights = iter(episode_weights)
-            for s in played[i].samples if i in active else ():
-                own = {"weights": [next(turn_weights) for _ in s["turns"]]}
-                own |= {"advantage": advantages[i].item(), "first": s is played[i].samples[0]}
-                samples.append(s | own)
-        where = f"of the seeds {sorted({played[i].seed for i in active})[:4]}"
-        steps.append((range(start, len(samples)), where))
+    samples, places, substeps = [], [], []
+    for counted, active in rollouts.split_groups(args, run.step, advantages, in_loss):
+        tokens, start = sum(trajectories[i].tokens() for i in counted), len(samples)
+        for i in active:
+            samples += trajectories[i].samples
+            places += [i] * len(trajectories[i].samples)
+        where = f"of the seeds {sorted({trajectories[i].seed for i in active})[:4]}"
+        rows = range(start, len(samples))
+        substeps.append(rollouts.Substep(rows, len(active), tokens, where))
     b = pack(samples, common.pad_id(run.tokenizer), run.device) if samples else {}
-    loss = functools.partial(part_loss, args, b, samples)
-    substeps = [rollouts.Substep(rows, loss, where) for rows, where in steps]
-    return rollouts.update(args, run, reference, b, substeps)
+    return rollouts.update(args, run, reference, b, advantages[places], substeps, step_loss)
 
 
 def episode_metrics(alive):
@@ -524,9 +456,9 @@ def episode_metrics(alive):
     }
 
 
-def rollout_row(args, env, played, parts, rewards_PG, advantages_PG):
+def rollout_row(args, env, trajectories, parts, rewards_PG, advantages_PG):
     """The metrics of a rollout; a share is over the groups or episodes that have a reward."""
-    alive, lengths = survivors(played), [sum(t.turns()) for t in played]
+    alive, lengths = survivors(trajectories), [t.tokens() for t in trajectories]
     ranges = {"env": env.reward_range, "ruler": (0, 1)}
     low, high = (sum(w * ranges[name][end] for name, w in args.reward.items()) for end in (0, 1))
     perfect, prose = rewards_PG[~rewards_PG.isnan()] >= high - 0.001 * (high - low), {}
@@ -534,7 +466,7 @@ def rollout_row(args, env, played, parts, rewards_PG, advantages_PG):
         texts = ["\n".join(t.texts()) for t in alive]
         prose = text_metrics([t.messages[0]["content"] for t in alive], texts)
     return {
-        **rollouts.group_row(rewards_PG, advantages_PG, lengths, (low + high) / 2),
+        **rollouts.group_row(rewards_PG, advantages_PG, (low + high) / 2),
         **{f"reward/{name}": mean(values) for name, values in parts.items()},
         "reward/frac_perfect": mean(perfect.tolist()),
         **episode_metrics(alive),
@@ -544,46 +476,34 @@ def rollout_row(args, env, played, parts, rewards_PG, advantages_PG):
             [t.truncated for t in alive],
             sum(len(s["ids"]) for t in alive for s in t.samples),
         ),
-        "exceptions": len(played) - len(alive),
+        "exceptions": len(trajectories) - len(alive),
     }
 
 
-def rollout_rows(step, split, played, g, parts, rewards, advantages):
+def rollout_rows(step, split, trajectories, g, parts, rewards, advantages):
     """What rollouts.jsonl holds of each episode: every word, to be read by people."""
     return [
-        {
-            "step": step,
-            "split": split,
-            "group": i // g,
-            "sample": i % g,
-            "seed": t.seed,
-            "messages": t.messages,
-            "reward": rewards[i],
-            "components": {name: values[i] for name, values in parts.items()},
-            "advantage": advantages[i],
-            "tokens": sum(t.turns()),
-            "truncated": t.truncated,
-            "metrics": t.metrics,
-            "error": t.error,
-            "metadata": t.metadata,
-            "ruler": t.ruling and t.ruling.ruled(),
-        }
-        for i, t in enumerate(played)
-    ]
+        dict(
+            step=step, split=split, group=i // g, sample=i % g, seed=t.seed, messages=t.messages,
+            reward=rewards[i], components={name: values[i] for name, values in parts.items()},
+            advantage=advantages[i], tokens=t.tokens(), truncated=t.truncated, metrics=t.metrics,
+            error=t.error, ruler=t.ruling and t.ruling.ruled(),
+        )
+        for i, t in enumerate(trajectories)
+    ]  # fmt: skip
 
 
 @torch.no_grad()
 def evaluate(args, model, tokenizer, make, seeds):
     """(metrics, episodes) on held-out seeds, one episode each, at --eval-temperature."""
-    played = play_model(args, model, tokenizer, make, seeds, args.eval_temperature, args.seed)
-    alive = survivors(played)
+    trajectories = play_model(args, model, tokenizer, make, seeds, args.eval_temperature, args.seed)
+    alive = survivors(trajectories)
     return {
         **rollouts.scored("val/score", [t.score for t in alive]),
         **rollouts.scored("val/reward", [t.reward for t in alive]),
-        **rollouts.val_row([sum(t.turns()) for t in alive], [t.truncated for t in alive]),
+        **rollouts.val_row([t.tokens() for t in alive], [t.truncated for t in alive]),
         **episode_metrics(alive),
-        "env/blind_share": blind_share([t.moves for t in alive]),
-    }, played
+    }, trajectories
 
 
 def transcript(t):
@@ -598,14 +518,14 @@ def transcript(t):
 def validate(args, run, guard, policy, tokenizer, make, more=()):
     """Evaluate and log, with a greedy episode of the first seed; print the worst and the best."""
     seeds = range(VAL_SEEDS, VAL_SEEDS + args.val_episodes)
-    metrics, played = evaluate(args, policy, tokenizer, make, seeds)
+    metrics, trajectories = evaluate(args, policy, tokenizer, make, seeds)
     (greedy,) = play_model(args, policy, tokenizer, make, seeds[:1], 0.0, args.seed, most=1)
     sample = {"prompt": f"{make().name}, greedy", "answer": greedy.error or transcript(greedy)}
     guard.evaluation({**metrics, **dict(more)}, [sample])
-    rewards, none = [t.reward for t in played], [None] * len(played)
-    rows = rollout_rows(run.step, "validation", played, 1, {"env": rewards}, rewards, none)
+    rewards, none = [t.reward for t in trajectories], [None] * len(trajectories)
+    rows = rollout_rows(run.step, "validation", trajectories, 1, {"env": rewards}, rewards, none)
     run.write("rollouts.jsonl", rows)
-    alive = sorted(survivors(played), key=lambda t: t.reward)
+    alive = sorted(survivors(trajectories), key=lambda t: t.reward)
     for word, t in zip(("worst", "best"), alive[:1] + alive[-1:]):
         parallel.say(f"{word}, {transcript(t)}")
 
@@ -626,18 +546,17 @@ def final_test(args, run, reference, tokenizer, make, step):
     seeds, results = range(TEST_SEEDS, TEST_SEEDS + args.test_episodes), {}
 
     def test(policy):
-        metrics, played = evaluate(args, policy, tokenizer, make, seeds)
-        return scores_of(survivors(played)), metrics
+        metrics, trajectories = evaluate(args, policy, tokenizer, make, seeds)
+        return metrics | scores_of(survivors(trajectories))
 
     if seeds:
         for name, alive in play_baselines(args, make, seeds).items():
-            results[f"test baseline {name}"] = scores_of(alive), {}
+            results[f"test baseline {name}"] = scores_of(alive)
         results["test before"] = rollouts.by_the_start(args, run, reference, test)
         results["test after"] = test(run.model)
-    for name, (scores, _) in results.items():
-        print(f"{name:22} {in_words(scores)}")
-    summary = {name: metrics | scores for name, (scores, metrics) in results.items()}
-    write_summary(run, step, summary)
+    for name, row in results.items():
+        print(f"{name:22} {in_words({key: row[key] for key in row if '/' not in key})}")
+    write_summary(run, step, results)
 
 
 def play_command(args, make):
@@ -652,28 +571,30 @@ def play_command(args, make):
         return [input("you> ")]
 
     if args.policy == "human":
-        played = [t for seed in seeds for t in play(make, [seed], typed)]
+        trajectories = [t for seed in seeds for t in play(make, [seed], typed)]
     elif args.policy in env.baselines:
-        played = play(make, seeds, baseline_act(env.baselines[args.policy]))
+        trajectories = play(make, seeds, baseline_act(env.baselines[args.policy]))
     elif Path(args.policy).is_dir():
         device = parallel.pick_device(args.device)
         model = common.load_policy(args.policy, None, device, trainable=False, flag="--policy")
         tokenizer = common.load_tokenizer(args.policy)
-        played = play_model(args, model, tokenizer, make, seeds, args.eval_temperature, args.seed)
+        trajectories = play_model(
+            args, model, tokenizer, make, seeds, args.eval_temperature, args.seed
+        )
     else:
-        known = f"human, a model folder, or a baseline: {', '.join(env.baselines)}"
-        raise UserError(f"--policy {args.policy}: expected {known}")
-    alive = survivors(played, args.max_exceptions)
+        policies = f"human, a model folder, or a baseline: {', '.join(env.baselines)}"
+        raise UserError(f"--policy {args.policy}: expected {policies}")
+    alive = survivors(trajectories, args.max_exceptions)
     for t in alive[: 1 if args.write else None]:
         print(f"{env.name}, {args.policy}, {transcript(t)}")
     print(in_words(scores_of(alive)))
     if args.write:  # each turn after what the policy saw
-        history, rows = args.history or env.history, []
+        rows = []
         for t in alive:
             for i, m in enumerate(t.messages):
                 if m["role"] == "assistant":
                     rows.append(
-                        {"prompt": shown_messages(t.messages[:i], history), "completion": [m]}
+                        {"prompt": shown_messages(t.messages[:i], env.history), "completion": [m]}
                     )
         write_jsonl(args.write, rows)
         print(f"wrote {args.write}; next: python sft.py --data {args.write} --out runs/agent_start")
@@ -711,19 +632,19 @@ def main(argv=None):
         spent = Counter(judge.counts) if judge else None
         # (1) rollout: G episodes of each of P seeds; all live ones take a turn together
         seeds, draw = training_seeds(args, step), args.seed * 10**6 + step
-        played = play_model(args, policy, tokenizer, make, seeds, args.temperature, draw, g)
+        trajectories = play_model(args, policy, tokenizer, make, seeds, args.temperature, draw, g)
         # (2) reward: the environment's own, RULER's, or both; an episode that raised has none
-        rewards, parts = grade(args, judge, standard, played)
+        rewards, parts = grade(args, judge, standard, trajectories)
         rewards_PG = by_group(rewards, g)
         # (3) advantages: reward − mean of the group; all turns of an episode share it
         advantages_PG = group_advantages(rewards_PG, args.scale)
         # (4) update: clipped policy gradient over the policy's own tokens
         in_loss = rollouts.comparable(rewards_PG)
-        row = update(args, run, reference, played, advantages_PG.view(-1), in_loss)
-        row |= rollout_row(args, env, played, parts, rewards_PG, advantages_PG)
+        row = update(args, run, reference, trajectories, advantages_PG.view(-1), in_loss)
+        row |= rollout_row(args, env, trajectories, parts, rewards_PG, advantages_PG)
         guard.log(row | judge.metrics(spent) if judge else row)
         advantages = advantages_PG.view(-1).tolist()
-        rows = rollout_rows(step, "train", played, g, parts, rewards, advantages)
+        rows = rollout_rows(step, "train", trajectories, g, parts, rewards, advantages)
         run.write("rollouts.jsonl", rows)
         # (5) now and then: held-out seeds, beside the baselines; the alarms of watch.py
         if run.evaluates(step):
@@ -734,8 +655,8 @@ def main(argv=None):
     if not run.stopped:
         final_test(args, run, reference, tokenizer, make, guard.save())
     game = shlex.join(["--env", args.env, "--env-args", args.env_args])
-    following = f"python grpo_agent.py play {game} --policy {args.out} --seed 7"
-    return guard.finish(following) or watch.exit_code(run.state["ended"])
+    next_command = f"python grpo_agent.py play {game} --policy {args.out} --seed 7"
+    return guard.finish(next_command) or watch.exit_code(run.state["ended"])
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ Algorithm    (1) rollout: G answers to each of P prompts, log-probs kept
 Conventions  an action is an answer token, end token included; a reward is a number, or None when a
              grader failed (never 0); answer g of prompt p stands at p·G + g
 Left out     1. a value model: the group is the baseline   2. process rewards
-             3. prompts drawn by difficulty, unless asked for (--redraw)
+             3. prompts drawn by difficulty, groups drawn again: what a prompt teaches is not known
 Run          python grpo_rubric.py
              python grpo_rubric.py --data mine.json --judge-base-url http://localhost:8000/v1
              torchrun --nproc-per-node 8 grpo_rubric.py --fsdp --data mine.json
@@ -18,9 +18,7 @@ Run          python grpo_rubric.py
 Writes       a model folder, args.json, metrics.jsonl, samples.jsonl, rollouts.jsonl, summary.json,
              judge_cache.jsonl, judge_unread.jsonl, checkpoint/
 Reference    Shao et al. 2024, arXiv 2402.03300, eq. 3 (GRPO); DAPO: 2503.14476; Dr. GRPO:
-             2503.20783; GSPO: 2507.18071; RLOO: 2402.14740; CISPO: 2506.13585; SAPO: 2511.20347;
-             dual clip: 1912.09729; MaxRL: 2602.02710; GDPO: 2601.05242; rubrics as rewards:
-             2507.17746; --teacher: Agarwal et al. 2024, 2306.13649 (on-policy distillation)
+             2503.20783; GSPO: 2507.18071; RLOO: 2402.14740; rubrics as rewards: 2507.17746
 Axes         P prompts, G answers per prompt, N = P·G, T tokens
 """
 
@@ -28,12 +26,9 @@ import math
 import random
 import sys
 from collections import Counter
-from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
-from torch.nn.utils.rnn import pad_sequence
 
 import common
 import judge as judges
@@ -55,30 +50,23 @@ from parts.texts import text_flags, text_shares
 RATES = 3e-4, 1e-5, 2e-4
 TRAIN_RATIO = 0.8  # of the rows, if the file has no split and is not small
 CLIP = {"token": (0.2, 0.28), "sequence": (3e-4, 4e-4)}  # DAPO's clip-higher; GSPO, section 5.1
-DUAL_MAX, CISPO_MAX = 3.0, 5.0  # largest ratio with A < 0; largest weight, ScaleRL's (2510.13786)
-SAPO = 1.0, 1.05  # temperatures of the gate for A > 0 and for the others, the paper's
 SHOW = ("reward/mean", "reward/frac_mixed", "entropy", "length/mean", "lr")  # on the bar
 HEADLINE = ("val/score", "val/gold", "reward/mean")  # before and after
 REWARDS = ("rubric", "checks", "ruler", "model")
-SCALES = ("center", "std", "batch", "loo", "maxrl")
-LOSSES, AGGREGATIONS = ("clip", "dual", "cispo", "sapo", "gspo"), ("token", "sequence", "fixed")
+SCALES, AGGREGATIONS = ("center", "std", "loo"), ("token", "sequence", "fixed")
 
 
 # ---- 3. the math ----
 
 
-def group_advantages(rewards, scale="center", valid=None):
+def group_advantages(rewards, scale="center"):
     """A = r − mean of the group
 
-    rewards   (P, G), one row per prompt
-    valid     (P, G) bool; what is False or NaN has no score: it is in no mean and no deviation, and
+    rewards   (P, G), one row per prompt; NaN has no score: it is in no mean and no deviation, and
               its advantage is 0
     scale     "center"  as it is                                      [Dr. GRPO, 2503.20783]
               "std"     ÷ (deviation of the group + 1e-4)             [GRPO, 2402.03300, eq. 3-4]
-              "batch"   ÷ (deviation of all rewards + 1e-4)
               "loo"     × G/(G−1): reward − mean of the others        [RLOO, 2402.14740]
-              "maxrl"   ÷ mean of the group; rewards of at least 0: a rarely solved prompt weighs
-                        more, near the gradient of log pass rate      [MaxRL, 2602.02710]
     returns   (P, G), each row sums to 0; deviations are unbiased
 
     A group with fewer than two scores, or whose scores agree to 1e-6, says nothing: all 0.
@@ -87,9 +75,8 @@ def group_advantages(rewards, scale="center", valid=None):
     >>> group_advantages(torch.tensor([[3., 1, 2, math.nan]]), "loo")
     tensor([[ 1.5000, -1.5000,  0.0000,  0.0000]])
     """
-    common.same_shape(rewards=rewards, valid=valid)
     rewards = at_least_fp32(rewards)
-    valid = ~rewards.isnan() if valid is None else valid & ~rewards.isnan()
+    valid = ~rewards.isnan()  # (P, G)
     rewards = torch.where(valid, rewards, 0.0)
     n = valid.sum(dim=1, keepdim=True)  # (P, 1)
     means = rewards.sum(dim=1, keepdim=True) / n.clamp(min=1)  # (P, 1)
@@ -99,57 +86,30 @@ def group_advantages(rewards, scale="center", valid=None):
     if scale == "std":
         variance = (centred**2).sum(dim=1, keepdim=True) / (n - 1).clamp(min=1)  # (P, 1)
         centred = centred / (variance.sqrt() + 1e-4)
-    elif scale == "batch" and valid.sum() > 1:
-        centred = centred / (rewards[valid].std() + 1e-4)
     elif scale == "loo":
         centred = centred * n / (n - 1).clamp(min=1)
-    elif scale == "maxrl":
-        centred = centred / means.clamp(min=1e-6)  # with a signal some reward is above 0
     return torch.where(signal, centred, 0.0)
-
-
-def gdpo_advantages(rewards_KPG, weights):
-    """A = Σ_k w_k·(r_k − mean)/(deviation + 1e-4), each in its group, ÷ (deviation of all + 1e-4)
-
-    rewards_KPG   K rewards of each answer; what lacks one of them (NaN) is in no mean
-    returns       (P, G); a reward of small spread counts as much as one of large spread
-                                                                    [GDPO, 2601.05242, eq. 4-6]
-
-    By hand: (1, 0) and (0, 10) are (.7071, −.7071) and (−.7071, .7071): 3 to 1 leaves ±1.4142 of
-    the first, over a deviation of 2.
-    >>> rewards = torch.tensor([[[1.0, 0.0]], [[0.0, 10.0]]])
-    >>> [round(x, 3) for x in gdpo_advantages(rewards, [3, 1])[0].tolist()]
-    [0.707, -0.707]
-    """
-    valid = ~rewards_KPG.isnan().any(dim=0)  # (P, G)
-    normed = [group_advantages(rewards_PG, "std", valid) for rewards_PG in rewards_KPG]
-    return group_advantages(sum(w * x for w, x in zip(weights, normed)), "batch", valid)
 
 
 def token_losses(
     logps, old_logps, advantages, mask, ref_logps=None,
-    clip_low=0.2, clip_high=0.28, beta=0.0, level="token", loss="clip",
+    clip_low=0.2, clip_high=0.28, beta=0.0, level="token",
 ):  # fmt: skip
     """ℓ = max(−A·ρ, −A·clip(ρ, 1−ε_low, 1+ε_high)) + β·ρ·k3      [GRPO eq. 3; DAPO eq. 8]
 
     ρ    = π/π_old; with level "sequence" exp(mean log-ratio of the answer), for all its tokens
            in the first term [GSPO eq. 7]
-    loss "dual"    at most −c·A where A < 0, c = 3                              [1912.09729]
-         "cispo"   −min(ρ, 5)·A·log π, no gradient through ρ                    [2506.13585]
-         "sapo"    −4/τ·σ(τ·(ρ − 1))·A, τ = 1 for A > 0, else 1.05              [2511.20347]
-       in place of the first term. At ρ = 1, so with one update per rollout, the gradient of each is
-       that of "clip"
     k3   = e^(ref−logp) − 1 − (ref−logp), an estimate of KL(π‖π_ref)
     logps, old_logps, ref_logps, mask   (N, T); old and ref without gradient, ref only if beta > 0
     advantages                          (N,) or (N, T)
-    returns   losses (N, T), 0 outside the mask, and sums over tokens for the log: clipped, ratio,
-              approx_kl (k3 of new against old), k1 and k3 (against the reference); ratio_max
+    returns   losses and {key of the log: value}, (N, T) each, 0 outside the mask: clipped, ρ, k3 of
+              new against old, k1 and k3 against the reference
 
     By hand: ρ = e^½ = 1.6487 with A = 1 is clipped at 1.28.
     >>> one = torch.ones(1, 1)
-    >>> losses, sums = token_losses(one / 2, one * 0, one[0], one > 0)
-    >>> round(losses.item(), 4), sums["clipped"], round(sums["ratio"], 4)
-    (-1.28, 1, 1.6487)
+    >>> losses, columns = token_losses(one / 2, one * 0, one[0], one > 0)
+    >>> round(losses.item(), 4), columns["clip_frac"].item(), columns["ratio/mean"].item()
+    (-1.28, True, 1.6487212181091309)
     """
     if advantages.ndim == 1:
         advantages = advantages[:, None].expand_as(logps)
@@ -165,32 +125,22 @@ def token_losses(
     advantages = torch.where(mask, at_least_fp32(advantages), 0.0)
     plain, bounded = -advantages * ratio, -advantages * ratio.clamp(1 - clip_low, 1 + clip_high)
     losses, clipped = torch.maximum(plain, bounded), bounded > plain  # (N, T)
-    if loss == "dual":
-        cut = (advantages < 0) & (ratio > DUAL_MAX)
-        losses, clipped = torch.where(cut, -DUAL_MAX * advantages, losses), clipped | cut
-    elif loss == "cispo":
-        clipped = ratio > CISPO_MAX
-        weights = ratio.detach().clamp(max=CISPO_MAX)
-        losses = -weights * advantages * torch.where(mask, at_least_fp32(logps), 0.0)
-    elif loss == "sapo":
-        tau = torch.where(advantages > 0, *ratio.new_tensor(SAPO))
-        clipped = ~mask  # its gate cuts nothing off
-        losses = -4 / tau * torch.sigmoid(tau * (ratio - 1)) * advantages
     k1 = k3 = torch.zeros_like(losses)
     if ref_logps is not None:
         k1, _, k3 = kl_estimates(logps, ref_logps, mask)
         losses = losses + beta * token_ratio * k3
-    approx_kl, ratio = kl_estimates(old_logps, logps, mask)[2], torch.where(mask, ratio, 0.0)
-    sums = {"clipped": clipped & mask, "ratio": ratio, "approx_kl": approx_kl, "k1": k1, "k3": k3}
-    sums = {name: x.sum().item() for name, x in sums.items()} | {"ratio_max": ratio.max().item()}
-    return torch.where(mask, losses, 0.0), sums
+    columns = {
+        "clip_frac": clipped, "ratio/mean": torch.where(mask, ratio, 0.0).detach(),
+        "approx_kl": kl_estimates(old_logps, logps.detach(), mask)[2], "kl/token": k1, "kl/k3": k3,
+    }  # fmt: skip
+    return torch.where(mask, losses, 0.0), columns
 
 
 def grpo_loss(
     logps, old_logps, advantages, mask, ref_logps=None, clip_low=0.2, clip_high=0.28, beta=0.0,
-    aggregation="token", max_tokens=None, level="token", normalizer=None, loss="clip",
+    aggregation="token", max_tokens=None, level="token", normalizer=None,
 ):  # fmt: skip
-    """One number of `token_losses`: (loss, its sums for the log).
+    """One number of `token_losses`: (loss, its columns for the log).
 
     aggregation   "token"     Σ ℓ / tokens                              [DAPO, 2503.14476]
                   "sequence"  mean over answers of each one's mean      [GRPO, 2402.03300]
@@ -204,8 +154,8 @@ def grpo_loss(
     >>> grpo_loss(torch.zeros(2, 1), torch.zeros(2, 1), torch.tensor([1., -1.]), one)[0].item()
     0.0
     """
-    losses, sums = token_losses(
-        logps, old_logps, advantages, mask, ref_logps, clip_low, clip_high, beta, level, loss
+    losses, columns = token_losses(
+        logps, old_logps, advantages, mask, ref_logps, clip_low, clip_high, beta, level
     )
     lengths = mask.sum(dim=1, keepdim=True)  # (N, 1)
     if aggregation == "token":
@@ -215,7 +165,7 @@ def grpo_loss(
     else:
         losses = losses / lengths.clamp(min=1)
         count = normalizer or (lengths > 0).sum().clamp(min=1)
-    return losses.sum() / count, sums
+    return losses.sum() / count, columns
 
 
 def overlong_penalty(lengths, max_tokens, buffer):
@@ -250,17 +200,14 @@ def parse_args(argv=None):
     add("--eval-temperature", type=number(at_least=0), default=0.0, help="temperature of validation, 0: greedy (default %(default)s)")
     # measured in tests/test_toy_world.py: with --beta only loo lands on the optimum, center on that of β·G/(G−1);
     # std makes a near tie in RULER, .80 and .81, pull as hard as .1 and .9
-    add("--scale", choices=(*SCALES, "gdpo"), default="center", help="divisor of centred rewards; gdpo: each its own (default %(default)s)")
-    add("--redraw", type=number(int, at_least=0), default=0, help="redraws of groups of equal reward, by other prompts, 0 to 5 (default 0)")
-    add("--loss", choices=LOSSES, default="clip", help="differ if --num-substeps is above 1; gspo: ratio per answer (default %(default)s)")
+    add("--scale", choices=SCALES, default="center", help="how the rewards of a group are centred and scaled (default %(default)s)")
+    add("--loss", choices=("clip", "gspo"), default="clip", help="clip the ratio of each token, or of each answer (default %(default)s)")
     add("--aggregation", choices=AGGREGATIONS, help="mean over tokens, answers or a fixed length (default token, GSPO sequence)")
-    add("--teacher", help="model folder or hub id that the answers are trained towards, by its log-probs; rewards are only logged")
     add("--overlong", choices=("keep", "mask", "penalty"), default="keep", help="cut answers: train, leave out, penalise (default keep)")
     add("--allow-code-execution", action="store_true", help=judges.CODE_HELP)
     add("--dry-run", action="store_true", help="print rows, calls, tokens and USD; load no model, send nothing")
     # fmt: on
     rollouts.add_group_arguments(parser)
-    prompting.add_examples_argument(parser, "none: rubric prompts say what they ask for")
     ruler.add_ruler_arguments(parser)
     server.add_judge_arguments(parser)
     watch.add_watch_arguments(parser)
@@ -284,9 +231,6 @@ def check_arguments(args):
     weights = args.reward = rollouts.reward_weights(args.reward or ["rubric"], REWARDS)
     if ("model" in weights or args.val_metric == "model") != bool(args.reward_model):
         raise UserError("--reward model and --reward-model FOLDER go together")
-    if args.scale == "maxrl" and ("model" in weights or args.overlong == "penalty"):
-        raise UserError("--scale maxrl: expected rewards of at least 0; not for model, penalty")
-    args.beta = args.beta or float(bool(args.teacher))
     args.level = "sequence" if args.loss == "gspo" else "token"
     args.aggregation = args.aggregation or args.level
     if args.level == "sequence" and args.aggregation != "sequence":
@@ -325,9 +269,6 @@ def load_data(args):
     print(f"{sizes}  prompts also in training, left out: {held_out - len(val) - len(test)}")
     if not train:
         raise UserError(f"--data {args.data}: no row to train on; raise --train-ratio")
-    examples = prompting.load_examples(args.examples)
-    for row in [*train, *val, *test]:
-        row.prompt = prompting.after_examples(examples, row.raw)
     for row in train:
         if "checks" in args.reward and not has(row, "check"):
             place = f"{args.data}, {row.place}"
@@ -373,10 +314,10 @@ def dry_run(args):
     for row in rows[::size] if "ruler" in args.reward else []:
         group = [talk(row.prompt, text) for text in texts[:size]]
         calls += ruler.ruler_calls(group, passes=args.judge_passes)[1]
-    held = val if args.val_metric == "rubric" else []
+    val_rows = val if args.val_metric == "rubric" else []
     evaluations = 1 + (steps // args.eval_every if args.eval_every else 1)
-    check = judges.rubric_calls(held, texts[:1] * len(held)).values()
-    step, validation = server.estimate(calls), server.estimate(check)
+    val_calls = judges.rubric_calls(val_rows, texts[:1] * len(val_rows)).values()
+    step, validation = server.estimate(calls), server.estimate(val_calls)
     total = {key: step[key] * steps + validation[key] * evaluations for key in step}
     costs = {"a step": step, "a validation": validation, f"the run of {steps} steps": total}
     for name, cost in costs.items():
@@ -432,8 +373,8 @@ class Graders:
                 grades = judges.grade_answers(rows, texts, self.judge, checks_only=only)
                 scores = [grade.score for grade in grades]
             parts[name] = parallel.gather(scores, local)
-        graded = {"grades": grades, "rulings": rulings}
-        return {"parts": parts} | {k: parallel.gather(v, local) for k, v in graded.items()}
+        reasons = {"grades": grades, "rulings": rulings}
+        return {"parts": parts} | {k: parallel.gather(v, local) for k, v in reasons.items()}
 
     def rulings(self, rows, prompts, texts, size):
         """RULER's `Grade` of each answer, compared with its group."""
@@ -450,7 +391,7 @@ class Graders:
 
 def preflight(args, run, reference, graders, train):
     """The rollout = teacher forcing; one answer, marked; one group as a table."""
-    b = graded(args, run, graders, train[:2], args.seed)
+    b = graded_rollout(args, run, graders, train[:2], args.seed)
     rollouts.preflight(run, run.model, reference, run.tokenizer, b)
     rewards_PG, advantages_PG = advantages_of(args, b)
     show_group(train[0], b["grades"], rewards_PG[0], advantages_PG[0])
@@ -499,7 +440,7 @@ def rollout(args, policy, tokenizer, rows, seed):
     return b | rollouts.rollout_tensors(answers, pad_id(tokenizer), policy.device)
 
 
-def graded(args, run, graders, rows, seed):
+def graded_rollout(args, run, graders, rows, seed):
     """Steps (1) and (2): a rollout with the "parts" of its rewards, "grades" and "rewards"."""
     b = rollout(args, run.model, run.tokenizer, rows, seed)
     b |= graders.score(b, args.reward, args.group_size)
@@ -512,66 +453,25 @@ def graded(args, run, graders, rows, seed):
 
 def advantages_of(args, b):
     """Step (3): rewards and advantages, (P, G) each; a length penalty is in the second alone."""
-    parts_PG = {name: by_group(values, args.group_size) for name, values in b["parts"].items()}
     rewards_PG = by_group(b["rewards"], args.group_size)
-    if args.scale == "gdpo":
-        weights = [args.reward.get(name, 1.0) for name in parts_PG]
-        return rewards_PG, gdpo_advantages(torch.stack([*parts_PG.values()]), weights)
-    shaped_PG = rewards_PG + parts_PG.get("overlong", 0.0)
+    shaped_PG = rewards_PG
+    if "overlong" in b["parts"]:
+        shaped_PG = rewards_PG + by_group(b["parts"]["overlong"], args.group_size)
     return rewards_PG, group_advantages(shaped_PG, args.scale)
 
 
-def draw(args, run, graders, train):
-    """Steps (1) and (2) of P prompts, and the epoch. With --redraw N prompts come by chance, those
-    whose running mean reward is .2 to .8 three times as often, and other prompts are added for
-    groups of equal reward, up to N times.      [dynamic sampling: DAPO, 2503.14476, eq. 11]
-    """
-    rates, missing, draws = run.state["pass_rates"], args.groups_per_batch, []
-    order, epoch = batch_indices(len(train), missing, args.seed, run.step)
-    if args.redraw:
-        chances = 1 + 2 * ((rates >= 0.2) & (rates <= 0.8)).numpy()
-        waits = np.random.default_rng([args.seed, run.step, 1]).exponential(size=len(train))
-        order = (waits / chances).argsort()
-    for k in range(args.redraw + 1):
-        places, order = order[:missing], order[missing:]
-        if not len(places):
-            break  # enough groups with a signal, or each prompt has been asked
-        seed = args.seed * 10**6 + run.step + k * 10**12
-        draws.append(graded(args, run, graders, [train[i] for i in places], seed))
-        rewards_PG, advantages_PG = advantages_of(args, draws[-1])
-        rates[places] = (rates[places] + rewards_PG.nanmean(dim=1).nan_to_num(0.5)) / 2
-        missing -= int(advantages_PG.any(dim=1).sum())
-    return joined(draws), epoch
-
-
-def joined(draws):
-    """One rollout of several: lists and rows of tensors one after another."""
-    whole = {}
-    for key, first in draws[0].items():
-        columns = [b[key] for b in draws]
-        rows = [row for column in columns for row in column]
-        if torch.is_tensor(first):
-            rows = pad_sequence(rows, batch_first=True)
-        whole[key] = joined(columns) if isinstance(first, dict) else rows
-    return whole
-
-
-def part_loss(args, advantages, normalizer, part, policy):
-    """(what the answers in `part` add to the loss of their step, its sums for the log)."""
-    weights = advantages[part, None].to(policy.logps.device) * policy.weights  # (n, T)
-    loss, sums = grpo_loss(
-        policy.logps, policy.old_logps, weights, policy.mask, policy.ref_logps, *CLIP[args.level],
-        args.beta, args.aggregation, args.max_new_tokens, args.level, normalizer, args.loss,
+def step_loss(args, forward, normalizer):
+    """(what some answers add to the loss of their optimiser step, its columns for the log)."""
+    return grpo_loss(
+        forward.logps, forward.old_logps, forward.advantages, forward.mask, forward.ref_logps,
+        *CLIP[args.level], args.beta, args.aggregation, args.max_new_tokens, args.level, normalizer,
     )  # fmt: skip
-    return loss, sums | {"answers": len(part)}
 
 
 def update(args, run, reference, b, advantages, in_loss):
     """Step (4): --num-substeps optimiser steps of whole groups; their metrics over all tokens.
 
     advantages (N,); in_loss (N,) bool: answers that count, see `rollouts.split_groups`.
-    reference: what the KL term pulls to; with --teacher the teacher. The gradient of ρ·k3 at ρ = 1
-    is (log π − log π_teacher)·∇log π, token by token: an advantage of log π_teacher − log π.
     """
     substeps = []
     for rows, active in rollouts.split_groups(args, run.step, advantages, in_loss):
@@ -579,9 +479,9 @@ def update(args, run, reference, b, advantages, in_loss):
         fixed = len(rows) * args.max_new_tokens
         normalizer = {"token": counted, "sequence": len(rows), "fixed": fixed}[args.aggregation]
         tasks = [b["rows"][i].task_id for i in rows[:: args.group_size]][:4]
-        loss = partial(part_loss, args, advantages, normalizer)
-        substeps.append(rollouts.Substep(active, loss, f"of answers to {tasks}"))
-    return rollouts.update(args, run, reference, b, substeps)
+        where = f"of answers to {tasks}"
+        substeps.append(rollouts.Substep(active, len(active), normalizer, where))
+    return rollouts.update(args, run, reference, b, advantages, substeps, step_loss)
 
 
 def rollout_row(b, rewards_PG, advantages_PG):
@@ -589,12 +489,9 @@ def rollout_row(b, rewards_PG, advantages_PG):
     parts = b["parts"]
     perfect = (rewards_PG[~rewards_PG.isnan()] >= 0.999).tolist()
     return {
-        **rollouts.group_row(rewards_PG, advantages_PG, b["tokens"]),
+        **rollouts.group_row(rewards_PG, advantages_PG),
         **{f"reward/{name}": mean(values) for name, values in parts.items()},
         **{f"reward/lost/{name}": values.count(None) for name, values in parts.items()},
-        "reward/voided": sum(
-            0 < x.count(None) < len(parts) - ("overlong" in parts) for x in zip(*parts.values())
-        ),
         # a reward model's score has no maximum
         "reward/frac_perfect": None if "model" in parts else mean(perfect),
         **pass_rates(b["rows"], b["grades"]),
@@ -609,10 +506,11 @@ def pass_rates(rows, grades):
     """Share of criteria met, overall and by name (a check's id, a criterion's own name)."""
     verdicts = {"pass_rate": []}
     for row, grade in zip(rows, grades):
-        for judged in grade.criteria:
-            c = row.criteria[judged["id"] - 1]
-            for key in ("pass_rate", f"pass_rate/{c.name or c.check or 'judged'}"):
-                verdicts.setdefault(key, []).append(judged["verdict"])
+        for judgement in grade.criteria:
+            criterion = row.criteria[judgement["id"] - 1]
+            name = criterion.name or criterion.check or "judged"
+            for key in ("pass_rate", f"pass_rate/{name}"):
+                verdicts.setdefault(key, []).append(judgement["verdict"])
     return {key: mean(column) for key, column in verdicts.items()}
 
 
@@ -620,25 +518,18 @@ def write_rollout(run, split, b, advantages=None):
     """Write each answer with verdict and reason of every criterion, for people to read."""
     rows, size = [], run.args.group_size if advantages else 1
     for i, (row, grade, ruling) in enumerate(zip(b["rows"], b["grades"], b["rulings"])):
-        rows.append({
-            "step": run.step,
-            "split": split,
-            "task_id": row.task_id,
-            "group": i // size,
-            "sample": i % size,
-            "prompt": row.prompt,
-            "answer": b["texts"][i],
-            **{key: b[key][i] for key in ("tokens", "finished", "flags")},
-            "reward": b["rewards"][i],
-            "components": {name: values[i] for name, values in b["parts"].items()},
-            "advantage": advantages[i] if advantages else None,
-            "criteria": [
-                judged | {"criterion": row.criteria[judged["id"] - 1].label}
-                for judged in grade.criteria
-            ],
-            "judge": grade.asked(),
-            "ruler": ruling and ruling.ruled(),
-        })  # fmt: skip
+        criteria = [
+            judgement | {"criterion": row.criteria[judgement["id"] - 1].label}
+            for judgement in grade.criteria
+        ]
+        rows.append(dict(
+            step=run.step, split=split, task_id=row.task_id, group=i // size, sample=i % size,
+            prompt=row.prompt, answer=b["texts"][i], tokens=b["tokens"][i],
+            finished=b["finished"][i], flags=b["flags"][i], reward=b["rewards"][i],
+            components={name: values[i] for name, values in b["parts"].items()},
+            advantage=advantages[i] if advantages else None, criteria=criteria,
+            judge=grade.asked(), ruler=ruling and ruling.ruled(),
+        ))  # fmt: skip
     run.write("rollouts.jsonl", rows)
 
 
@@ -684,15 +575,15 @@ def final_test(args, run, reference, graders, rows, step):
         low, high = bootstrap_ci(scores) or (None, None)  # one answer has no interval
         return {k.replace("val/", ""): v for k, v in metrics.items()} | {"low": low, "high": high}
 
-    results, shown = {}, []
+    results, scores = {}, []
     if rows:
         results["test_before"] = rollouts.by_the_start(args, run, reference, test)
         results["test_after"] = test(run.model)
     for row in results.values():
         score, low, high = row["score"], row["low"], row["high"]
-        shown.append(score if low is None else f"{score:.3f} [{low:.3f}, {high:.3f}]")
-    if shown:
-        print("test before: {}, after: {}, n = {}".format(*shown, row["n"]))
+        scores.append(score if low is None else f"{score:.3f} [{low:.3f}, {high:.3f}]")
+    if scores:
+        print("test before: {}, after: {}, n = {}".format(*scores, row["n"]))
     write_summary(run, step, results)
 
 
@@ -700,7 +591,7 @@ def main(argv=None):
     args = parse_args(argv)
     if args.dry_run:
         return dry_run(args)
-    inputs = [args.data, args.reward_model, args.ruler_rubric, args.teacher, args.examples]
+    inputs = [args.data, args.reward_model, args.ruler_rubric]
     run = runs.Run("grpo_rubric", args, [args.model, *inputs], SHOW, HEADLINE)
     train, val, test = data = load_data(args)
     run.planned = plan(args, train)
@@ -708,31 +599,28 @@ def main(argv=None):
     args.restore = weights_to_write(args.restore, len(val), "prompts")
     graders = Graders(args, run, data)
     policy, reference, tokenizer = load_models(args, run)
-    start = None if args.teacher else reference
-    run.state = {"policy": policy, "pass_rates": torch.full((len(train),), 0.5)}
+    run.state = {"policy": policy}
     prompts = [conversation(row, args.system) for row in train]
     encoded, longest = rollouts.encoded_prompts(args, policy, tokenizer, prompts)
     run.start(tokenizer, args.lr or runs.default_lr(policy, RATES), None, longest, encoded)
     guard = Guard(run, watch.Watcher(args, run.rows()))
     if run.step == 0:
-        preflight(args, run, start, graders, train)
+        preflight(args, run, reference, graders, train)
         validation(args, guard, graders, val)
 
     for step in run.steps():
         # (1) rollout: G answers to each of P prompts, log-probs kept
         # (2) grade: programs and the judge decide each criterion; one reward per answer
-        b, epoch = draw(args, run, graders, train)
+        places, epoch = batch_indices(len(train), args.groups_per_batch, args.seed, step)
+        seed = args.seed * 10**6 + step
+        b = graded_rollout(args, run, graders, [train[i] for i in places], seed)
         # (3) advantages: reward − mean of the group; what could not be graded is left out
         rewards_PG, advantages_PG = advantages_of(args, b)
         in_loss = rollouts.comparable(rewards_PG)
-        if args.redraw:  # groups without a signal were replaced
-            in_loss &= advantages_PG.any(dim=1).repeat_interleave(args.group_size)
         if args.overlong == "mask":
             in_loss &= torch.tensor(b["finished"])
         # (4) update: clipped policy gradient, --num-substeps optimiser steps of whole groups
-        advantages = advantages_PG.view(-1) * (not args.teacher)  # which teaches by its KL alone
-        row = update(args, run, reference, b, advantages, in_loss)
-        row |= {"epoch": epoch, "groups/redrawn": max(0, len(rewards_PG) - args.groups_per_batch)}
+        row = {"epoch": epoch} | update(args, run, reference, b, advantages_PG.view(-1), in_loss)
         guard.log(row | rollout_row(b, rewards_PG, advantages_PG) | graders.spent())
         write_rollout(run, "train", b, advantages_PG.view(-1).tolist())
         # (5) now and then: the held-out prompts, greedy; the alarms of watch.py
@@ -742,7 +630,7 @@ def main(argv=None):
 
     # ---- 9. save ----
     if not run.stopped:
-        final_test(args, run, start, graders, test, guard.save())
+        final_test(args, run, reference, graders, test, guard.save())
     return guard.finish(f"python watch.py {args.out}") or watch.exit_code(run.state["ended"])
 
 

@@ -13,6 +13,7 @@ Conventions  an action is an answer token, end token included; KL is k1 = log π
              sampled token, inside the reward; kl/ref is a sum over the answer's tokens, in nats;
              rollout and update see the full softmax(logits / temperature)
 Left out     1. rewards before the end of an answer   2. PPO-ptx   3. asynchronous rollouts
+             4. an entropy bonus
 Run          python ppo.py --reward-model runs/reward
              python ppo.py --prompts my.jsonl --reward-fn my.py:score --critic shared --lora-rank 16
              torchrun --nproc-per-node 8 ppo.py --fsdp --reward-model runs/reward
@@ -29,7 +30,6 @@ Axes         B answers, T tokens (prompt and answer, right padded), H hidden siz
 """
 
 import math
-from collections import Counter
 
 import numpy as np
 import torch
@@ -42,7 +42,7 @@ from parts import memory, prompting, rollouts, runs
 from parts.files import UserError, command, no_effect, number
 from parts.guard import Guard, weights_to_write
 from parts.lora import adapter_off
-from parts.parallel import add_up, all_max, all_sum, as_forward, score_answers, world
+from parts.parallel import all_max, as_forward, score_answers, world
 from parts.rollouts import ROWS
 from parts.texts import text_metrics
 
@@ -58,8 +58,8 @@ ROLLOUTS_EVERY = 5  # steps between the rollouts kept in rollouts.jsonl
 SHOW = ("reward/mean", "kl/ref", "entropy", "clip_frac", "length/mean")  # on the bar
 HEADLINE = ("val/score", "val/gold", "val/kl", "reward/mean")  # before and after
 # of an update, over its actions
-MEANS = """policy_loss value_loss entropy approx_kl ratio/mean clip_frac value_clip_frac
-    importance_capped_frac""".split()
+MEANS = """policy_loss value_loss entropy approx_kl ratio/mean clip_frac
+    value_clip_frac""".split()
 
 
 # ---- 3. the math ----
@@ -100,11 +100,10 @@ def shape_rewards(scores, logps, ref_logps, mask, kl_coef, finished=None, no_end
     return torch.where(mask, ends - kl_coef * kl, 0.0), kl
 
 
-def gae(rewards, values, mask, gamma=1.0, lam=0.95, bootstrap=None):
+def gae(rewards, values, mask, gamma=1.0, lam=0.95):
     """A_t = δ_t + γλ·A_{t+1},  δ_t = r_t + γ·V_{t+1} − V_t;  returns = A + V      [GAE eq. 16]
 
     rewards, values, mask  (B, T); V_t is the value of the state in which token t is chosen
-    bootstrap              (B,) value of the state after the last action; None: 0, it is over
     returns                (advantages, returns), both (B, T), 0 outside the mask
 
     γ = 1: λ = 1 is "what came − what was expected", λ = 0 the surprise of one step.
@@ -115,35 +114,31 @@ def gae(rewards, values, mask, gamma=1.0, lam=0.95, bootstrap=None):
     common.same_shape(rewards=rewards, values=values, mask=mask)
     rewards = torch.where(mask, at_least_fp32(rewards), 0.0)
     values = torch.where(mask, at_least_fp32(values), 0.0)
-    after = torch.zeros_like(rewards[:, 0])  # (B,) A_{t+1}
-    next_value = after if bootstrap is None else bootstrap.to(rewards.dtype)
+    next_advantage = next_value = torch.zeros_like(rewards[:, 0])  # (B,) A_{t+1}, V_{t+1}
     advantages = torch.zeros_like(rewards)
     for t in reversed(range(rewards.shape[1])):
         delta = rewards[:, t] + gamma * next_value - values[:, t]  # (B,)
-        advantages[:, t] = torch.where(mask[:, t], delta + gamma * lam * after, 0.0)
+        advantages[:, t] = torch.where(mask[:, t], delta + gamma * lam * next_advantage, 0.0)
         # columns that are no actions pass on what comes after them
-        after = torch.where(mask[:, t], advantages[:, t], after)
+        next_advantage = torch.where(mask[:, t], advantages[:, t], next_advantage)
         next_value = torch.where(mask[:, t], values[:, t], next_value)
     return advantages, advantages + values
 
 
-def masked_whiten(x, mask, totals=None):
+def masked_whiten(x, mask):
     """(x − mean)/√(var + 1e-8) over the True positions, unbiased variance; 0 outside.
 
     x, mask  (B, T); a single position gives 0
-    totals   (n, Σx, Σx²) in float64 in place of x's own sums, where x is part of a larger rollout
     >>> masked_whiten(torch.tensor([[1., 2, 3, 4]]), torch.ones(1, 4, dtype=torch.bool))
     tensor([[-1.1619, -0.3873,  0.3873,  1.1619]])
     """
     common.same_shape(x=x, mask=mask)
     x = torch.where(mask, at_least_fp32(x), 0.0)
-    exact = x.cpu().double()  # mps has no float64
-    n, total, squares = totals or (int(mask.sum()), exact.sum(), exact.square().sum())
-    if n < 2:
+    actions = x[mask].cpu().double()  # mps has no float64
+    if len(actions) < 2:
         return torch.zeros_like(x)
-    mean = total / n
-    var = (squares - n * mean**2).clamp(min=0) / (n - 1)
-    return torch.where(mask, (x - mean) / (var + 1e-8).sqrt(), 0.0).to(x.dtype)
+    mean, var = actions.mean().item(), actions.var().item()
+    return torch.where(mask, (x - mean) / math.sqrt(var + 1e-8), 0.0)
 
 
 def ppo_policy_loss(logps, old_logps, advantages, mask, clip_low=0.2, clip_high=0.2):
@@ -192,7 +187,7 @@ def explained_variance(returns, values, mask):
     >>> round(explained_variance(R, V, torch.ones(1, 4, dtype=torch.bool)), 4)
     0.6
     """
-    returns, values = (each[mask].cpu().double() for each in (returns, values))
+    returns, values = (x[mask].cpu().double() for x in (returns, values))
     if len(returns) < 2 or returns.var() == 0:
         return math.nan
     return (1 - (returns - values).var() / returns.var()).item()
@@ -238,7 +233,6 @@ def parse_args(argv=None):
     add("--beta", type=number(at_least=0), default=0.05, help="KL coefficient, 0.01 to 0.2 (default %(default)s)")
     add("--kl-target", type=number(above=0), help="steer --beta to this KL per answer, in nats, 3 to 10 (default: --beta is fixed)")
     add("--clip-high", type=number(above=0), default=0.2, help="ratio kept below 1 + this; 0.28 is clip-higher (default %(default)s)")
-    add("--entropy-coef", type=number(at_least=0), default=0.0, help="weight of an entropy bonus, 0 to 0.01 (default 0)")
     add("--no-end-penalty", type=number(at_least=0), default=1.0, help="subtracted from the reward of a cut answer (default %(default)s)")
     # fmt: on
     rollouts.add_rollout_arguments(parser)
@@ -268,8 +262,8 @@ def load_data(args, tokenizer):
         train, val = ([r for r in rows if r.get("split") == name] for name in ("train", "val"))
         fix = 'no row has "split": "train"; without that column a part is held out by itself'
     else:
-        held = rollouts.is_held_out(rows, args.eval_fraction)
-        train, val = ([r for r, h in zip(rows, held) if h == side] for side in (False, True))
+        sides = rollouts.is_held_out(rows, args.eval_fraction)
+        train, val = ([r for r, s in zip(rows, sides) if s == side] for side in (False, True))
         fix = f"all {len(rows)} prompts are held out; lower --eval-fraction"
     if not train:
         raise UserError(f"--prompts {args.prompts}: {fix}")
@@ -369,8 +363,8 @@ def preflight(args, run, models, rows):
     b = rollout(args, run, models, rows[:8], args.seed)
     rollouts.preflight(run, policy, reference, tokenizer, b)
     starts = {"values": b["values"][b["mask"]], "scores": b["scores"]}
-    shown = "; ".join(f"{name} {x.mean():.3f} ± {x.std():.3f}" for name, x in starts.items())
-    print(f"preflight  critic {args.critic}: {shown}")
+    means = "; ".join(f"{name} {x.mean():.3f} ± {x.std():.3f}" for name, x in starts.items())
+    print(f"preflight  critic {args.critic}: {means}")
 
 
 # ---- 8. the loop ----
@@ -399,18 +393,15 @@ def rollout(args, run, models, rows, seed):
     b = rollouts.rollout_tensors(answers, pad_id(tokenizer), policy.device)
     rollouts.rescore(run, policy, b, args.temperature, minibatches(args, run, len(keep), epoch=0))
     # (3) reference log-probs of the same tokens, and the critic's values
-    ref_logps, values = torch.zeros_like(b["logps"]), torch.zeros_like(b["logps"])
-    lengths = b["attention_mask"].sum(1).cpu()
+    every = [range(len(keep))]
     trunk = policy if args.critic == "shared" else critic
-    for part in run.micro_batches(range(len(keep)), lengths, [trunk]):
-        t = int(lengths[part].max())
-        ids_and_masks = [b[key][part, :t] for key in ROWS]
-        with adapter_off(reference):
-            ref_logps[part, :t] = token_logps(reference, *ids_and_masks, args.temperature)
-        values[part, :t] = values_of(trunk, critic, *ids_and_masks)
-    add_up([ref_logps, values])
+    with adapter_off(reference):
+        ref_logps = rollouts.teacher_forced(run, reference, b, args.temperature, every)
+    values = rollouts.in_micro_batches(
+        run, trunk, b, every, lambda trunk, *rows: values_of(trunk, critic, *rows)
+    )
     return b | {
-        "ref_logps": ref_logps, "values": values, "lengths": lengths,
+        "ref_logps": ref_logps, "values": values, "lengths": b["attention_mask"].sum(1).cpu(),
         "scores": torch.tensor(scores, dtype=torch.float32, device=policy.device),
         "finished": torch.tensor(answers.finished, device=policy.device),
         "unscored": 1 - len(keep) / len(ids),
@@ -419,7 +410,7 @@ def rollout(args, run, models, rows, seed):
 
 
 def backward(args, run, policy, critic, b, part, actions):
-    """The gradient of the answers in `part`; returns ({key of MEANS, or "actions": sum}, maxima).
+    """The gradient of the answers in `part`; returns ({key of MEANS: (n, T)}, mask, gaps).
 
     actions: those of the whole optimiser step. The policy's graph is gone before a critic of its
     own runs; with --fsdp this is also the order in which all ranks gather weights.
@@ -428,16 +419,13 @@ def backward(args, run, policy, critic, b, part, actions):
     b = {key: x[part, :t] for key, x in b.items() if torch.is_tensor(x) and x.ndim == 2}
     mask, old_logps, rows = b["mask"], b["logps"], [b[key] for key in ROWS]
     logps, entropies, hidden = token_logps(
-        policy, *rows, args.temperature, with_entropy=True, with_hidden=True,
-        entropy_grad=args.entropy_coef > 0,
-    )  # fmt: skip
-    sampler_logps = b.get("sampler_logps", old_logps)
-    weights = rollouts.importance_weights(old_logps, sampler_logps)
+        policy, *rows, args.temperature, with_entropy=True, with_hidden=True
+    )
     policy_losses, clipped = ppo_policy_loss(
-        logps, old_logps, b["advantages"] * weights, mask, CLIP_LOW, args.clip_high
+        logps, old_logps, b["advantages"], mask, CLIP_LOW, args.clip_high
     )
     # sums over this part's actions, divided by the actions of the whole optimiser step
-    loss = (policy_losses - args.entropy_coef * entropies).sum() / actions
+    loss = policy_losses.sum() / actions
     if args.critic == "shared":
         values = read_values(critic, hidden, mask)
     else:
@@ -447,16 +435,14 @@ def backward(args, run, policy, critic, b, part, actions):
         values, b["values"], b["returns"], mask, VALUE_CLIP
     )
     run.backward(loss + VALUE_COEF * value_losses.sum() / actions)
-    ratio = torch.where(mask, (logps.detach() - old_logps).clamp(-20, 20).exp(), 0.0)
+    logps = logps.detach()
     columns = {
         "policy_loss": policy_losses, "value_loss": value_losses, "entropy": entropies,
-        "approx_kl": kl_estimates(old_logps, logps.detach(), mask)[2], "ratio/mean": ratio,
-        "clip_frac": clipped, "value_clip_frac": value_clipped, "actions": mask,
-        "importance_capped_frac": weights == rollouts.IMPORTANCE_MAX,
+        "approx_kl": kl_estimates(old_logps, logps, mask)[2],
+        "ratio/mean": torch.where(mask, (logps - old_logps).clamp(-20, 20).exp(), 0.0),
+        "clip_frac": clipped, "value_clip_frac": value_clipped,
     }  # fmt: skip
-    sums = torch.stack([x.detach().float().sum() for x in columns.values()]).tolist()
-    gap = (logps.detach() - sampler_logps).abs().max().item()
-    return dict(zip(columns, sums)), Counter({"ratio/max": ratio.max().item(), "sample_gap": gap})
+    return columns, mask, (logps - b.get("sampler_logps", old_logps)).abs()
 
 
 def minibatches(args, run, n, epoch):
@@ -467,22 +453,15 @@ def minibatches(args, run, n, epoch):
 
 def update(args, run, policy, critic, b):
     """Step (6): --ppo-epochs passes over the rollout `b`; metrics are means over all of them."""
-    n, sums, largest, steps = len(b["texts"]), Counter(), Counter(), []
+    n, means, steps = len(b["texts"]), rollouts.TokenMeans(*MEANS), []
     for epoch in range(args.ppo_epochs):
         for batch in minibatches(args, run, n, epoch):
             actions = int(b["mask"][batch].sum())  # of the whole optimiser step
             for part in run.micro_batches(batch, b["lengths"]):
-                part_sums, part_largest = backward(args, run, policy, critic, b, part, actions)
-                sums.update(part_sums)
-                part_largest["sample_gap"] *= not steps  # later the policy itself has moved
-                largest |= part_largest
+                columns, mask, gaps = backward(args, run, policy, critic, b, part, actions)
+                means.add(columns, mask, gaps * (not steps))  # later the policy itself has moved
             steps.append(run.update(lambda rows=batch: f"{rows.tolist()} of step {run.step}"))
-    count, *totals = all_sum(sums["actions"], *(sums[key] for key in MEANS))
-    ratio_max, sample_gap = all_max(largest["ratio/max"], largest["sample_gap"])
-    return {
-        **rollouts.steps_row(run, steps), "ratio/max": ratio_max, "sample_gap": sample_gap,
-        **{key: total / count for key, total in zip(MEANS, totals)},
-    }  # fmt: skip
+    return rollouts.steps_row(run, steps) | means.row()
 
 
 def rollout_row(b, kl, kl_coef):

@@ -3,7 +3,7 @@
 Objective    stop when the held-out score falls while the reward rises; with --patience N also when
              the held-out score no longer rises
 Algorithm    (1) read the log, and the flags of its run
-             (2) replay it row by row, as the trainer did: the rules R1 to R14 after each row
+             (2) replay it row by row, as the trainer did: the rules R1 to R12 after each row
              (3) after each step: a reason to stop?
              (4) report: state, reason and best step first, then curves, then events
 Conventions  v is val/gold if it is logged, else val/score; r is reward/mean; s is the median of the
@@ -180,13 +180,12 @@ class Watcher:
         self.step = row["step"]
         # numbers, but for NaN and what has no finite square
         values = {k: x for k, x in row.items() if isinstance(x, (int, float)) and abs(x) < 1e100}
-        if "judge/failed_frac" in row:
-            failed = values.get("judge/failed_frac", 0)
-            values["judge/down"] = failed > 0.5 or row.get("groups/scored") == 0
+        if "judge/failed_frac" in values:
+            values["judge/down"] = (
+                values["judge/failed_frac"] > 0.5 or row.get("groups/scored") == 0
+            )
         if "margin" in row:  # reward_train.py scores given answers: this is no policy's reward
             values.pop("reward/mean", None)
-        if values.get("env/turns", 0) < 3 or values.get("env/episodes", 0) < 8:
-            values.pop("env/blind_share", None)  # too few moves to tell
         canaries = [x for k, x in values.items() if k.startswith("judge/canary_")]
         if canaries:
             values["judge/canary_*"] = mean(canaries)
@@ -355,27 +354,6 @@ def fallen(log, rule):
     return {"fall of s": point.fall, "rise of r": point.rise}
 
 
-def jumped(log, rule):
-    """R4: the mean of the last 4 rewards exceeds that of the 4 before by more than 0.10·width and
-    more than 4 times the root mean square of all such changes so far, which is large for
-    correlated noise. Each of the 4 exceeds all of the 20 before.
-
-    20 level steps, then 4 on a higher floor: fires. A steady climb: silent.
-    >>> jump = [{"step": t, "reward/mean": 0.3 + (t > 20) / 4 + t % 2 / 50} for t in range(1, 25)]
-    >>> climb = [{"step": t, "reward/mean": t / 50} for t in range(1, 25)]
-    >>> [[(e.step, e.rule) for e in replay(rows)[1]] for rows in (jump, climb)]
-    [[(24, 'R4 reward_jump')], []]
-    """
-    r = log["reward/mean"]
-    if len(r) < 24:
-        return None
-    fours = np.convolve(r, np.full(4, 0.25), "valid")
-    changes = fours[4:] - fours[:-4]
-    limit = max(0.10 * log.widths()[0], 4 * math.sqrt(np.mean(changes[:-4] ** 2)))
-    jumps = changes[-1] > limit and min(r[-4:]) > max(r[-24:-4])
-    return {"jump of r": (float(changes[-1]), limit)} if jumps else {}
-
-
 @dataclass(frozen=True)
 class Rule:
     """A row of RULES."""
@@ -395,7 +373,6 @@ RULES = [
         ("R2 over_optimised", "v", fallen, 1, "highest rewards; validation, best and now"),
         ("R2 reward_hacking", "v", fallen, 3, "highest rewards; validation, best and now", "stop"),
         ("R3 val_regression", "v", fallen, 1, "validation at the best step and now"),
-        ("R4 reward_jump", "reward/mean", jumped, 4, "highest rewards of the last 4 steps"),
         ("R6 dead_groups", "reward/frac_mixed", Limit(lt, 0.5), 5, "the last 5 steps"),
         ("R7 repetition", "text/repetition", Limit(gt, 0.10, 1, 0.05), 1, "this step"),
         ("R7 few_bigrams", "text/distinct_2", Limit(lt, times=0.5), 1, "this step"),
@@ -407,8 +384,6 @@ RULES = [
         ("R11 judge_directed", "text/judge_directed", Limit(gt, 0.02, 1), 1, "this step"),
         ("R12 judge_fails", "judge/failed_frac", Limit(gt, 0.2), 1, "this step, judge.error"),
         ("R12 judge_down", "judge/down", Limit(ge, 1.0), 3, "3 steps, judge.error", "stop"),
-        ("R13 blind_policy", "env/blind_share", Limit(ge, 0.9), 1, "validation"),
-        ("R14 part_lost", "reward/voided", Limit(gt, 0.0), 1, "this step, components"),
     )
 ]
 
@@ -527,7 +502,7 @@ def main(argv=None):
     rows, torn = read_log(args.log)
     if not rows:
         raise UserError(f"{args.log}: no complete row; wait for the run's first step")
-    # (2) replay it row by row, as the trainer did: the rules R1 to R14 after each row
+    # (2) replay it row by row, as the trainer did: the rules R1 to R12 after each row
     # (3) after each step: a reason to stop?
     watcher, events, stopped = replay(rows, args)
     # (4) report: state, reason and best step first, then curves, then events
@@ -560,26 +535,12 @@ def main(argv=None):
 # ---- 9. save ----
 
 
-def spark(values):
-    """A curve in one line of at most 48 characters; each is a mean.
-
-    >>> spark([0, 1, 2, 3, 4, 5, 6, 7]), spark([2, 2])
-    ('▁▂▃▄▅▆▇█', '▁▁')
-    """
-    parts = [mean(x) for x in np.array_split(values, min(48, len(values)))]
-    low = min(parts)
-    span = max(parts) - low or 1
-    return "".join("▁▂▃▄▅▆▇█"[int(7.99 * (x - low) / span)] for x in parts)
-
-
 def curves(watcher):
-    """A line per signal."""
+    """A line per signal; --html draws them."""
     for key in CURVES:
-        values = watcher[key]
-        if values:
-            ends = f"{values[0]:.3f} → {values[-1]:.3f}"
-            ends += f", from {min(values):.3f} to {max(values):.3f}"
-            yield f"{key:<12}{spark(values):<48}  {ends}"
+        if values := watcher[key]:
+            span = f"from {min(values):.3f} to {max(values):.3f}"
+            yield f"{key:<12}{values[0]:.3f} → {values[-1]:.3f}, {span}"
 
 
 def findings(watcher, events):

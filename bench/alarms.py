@@ -33,7 +33,6 @@ class Kind:
     v_change: float = 0.0  # the same for v and r, from the onset, for `steps`
     r_change: float = 0.0
     steps: int = STEPS
-    jump: float = 0.0  # of r at the onset
     v_noise: float = 0.01  # standard deviation of v about its level
     v_correlation: float = 0.0
     r_noise: float = 0.02
@@ -63,8 +62,6 @@ KINDS = {
     "slow hack, correlated rewards": Kind(**HACK, **CORRELATED),
     "slow hack, noisy": Kind(**HACK, **NOISY),
     **{f"slow hack, {n} answers": Kind(**HACK, answers=n) for n in (4, 20, 64)},
-    "jump": Kind("R4", jump=0.25),
-    "jump, correlated rewards": Kind("R4", jump=0.25, **CORRELATED),
     "collapse": Kind("R3", v_change=-0.01, r_change=-0.01, steps=30),
 }
 SHARES = {"text/repetition": 0.01, "text/same_answer": 0.02, "length/truncated_frac": 0.03,
@@ -103,7 +100,7 @@ def simulate(kind, seed):
         v = scores_of_answers(rng, v_level, setting.answers)
     else:
         v = v_level + correlated(rng, len(at), setting.v_noise, setting.v_correlation)
-    r = level + setting.r_slope * t + setting.r_change * after + setting.jump * (t >= onset)
+    r = level + setting.r_slope * t + setting.r_change * after
     columns = {key: rng.binomial(64, p, STEPS + 1) / 64 for key, p in SHARES.items()}
     columns["reward/mean"] = r + correlated(rng, len(t), setting.r_noise, setting.r_correlation)
     columns["reward/frac_mixed"] = rng.binomial(8, 0.8, STEPS + 1) / 8

@@ -107,13 +107,7 @@ def read_mailbox(path):
     counts = Counter(word for text in texts.values() for word in text)
     rarity = {word: math.log(len(texts) / n) for word, n in counts.items()}
     values = {tuple(words(form)) for q in content["questions"] for form in q["answers"]}
-    return {
-        "messages": messages,
-        "words": texts,
-        "rarity": rarity,
-        "questions": sides,
-        "values": values,
-    }
+    return dict(messages=messages, words=texts, rarity=rarity, questions=sides, values=values)
 
 
 def read_call(text):
@@ -147,13 +141,9 @@ def read_call(text):
     if call.get("source", 0) in (None, ""):
         del call["source"]  # as with an answer that has none
     for key in {"read", "source"} & set(call):
-        value = call[key].strip() if isinstance(call[key], str) else call[key]
-        try:
-            if isinstance(value, bool) or int(value) != float(value):
-                raise ValueError
-            call[key] = int(value)
-        except (TypeError, ValueError, OverflowError):
-            raise ValueError(f'"{key}" is the number of a message, such as 17') from None
+        if not re.fullmatch(r"\s*\d{1,9}(\.0)?\s*", str(call[key])):
+            raise ValueError(f'"{key}" is the number of a message, such as 17')
+        call[key] = int(float(call[key]))
     return call
 
 
@@ -171,7 +161,6 @@ class Inbox:
         questions = self.mailbox["questions"][SPLITS[min(seed // SEEDS, 2)]]
         self.question = questions[seed % len(questions)]
         self.calls, self.invalid, self.listed, self.opened, self.result = 0, 0, set(), set(), {}
-        self.metadata = {key: self.question[key] for key in ("question", "answers", "source")}
         return [
             {"role": "system", "content": RULES % self.max_turns},
             {"role": "user", "content": self.question["question"]},
@@ -213,18 +202,17 @@ class Inbox:
 
     def grade(self, call):
         said, question = words(call["answer"]), self.question
-        right = any(contains(said, words(form)) for form in question["answers"])
-        wrong = self.says_more(said) or any(
-            contains(said, words(form)) for form in question.get("outdated", ())
-        )
-        unknown = not said or UNKNOWN.search(str(call["answer"]).lower().replace("’", "'"))
-        sourced = call.get("source") == question["source"]
-        if unknown:
+        if not said or UNKNOWN.search(str(call["answer"]).lower().replace("’", "'")):
             self.result = {"unknown": 1}
             return 0.0
-        if not right or wrong or len(said) > MOST_WORDS:
+        right, outdated = (
+            any(contains(said, words(form)) for form in question.get(key, ()))
+            for key in ("answers", "outdated")
+        )
+        if not right or outdated or self.says_more(said) or len(said) > MOST_WORDS:
             self.result = {"wrong": 1}
             return -0.5
+        sourced = call.get("source") == question["source"]
         self.result = {"right": 1, "correct": int(sourced)}
         return 0.9 + 0.1 * (1 - self.calls / self.max_turns) if sourced else 0.4
 
@@ -247,12 +235,9 @@ class Inbox:
         return -0.1, self.info()
 
     def info(self):
-        source, result = self.question["source"], self.result
+        source = self.question["source"]  # "correct": right, with its source
         return {
-            "correct": result.get("correct", 0),  # right, with its source
-            "right": result.get("right", 0),
-            "wrong": result.get("wrong", 0),
-            "unknown": result.get("unknown", 0),
+            **{key: self.result.get(key, 0) for key in ("correct", "right", "wrong", "unknown")},
             "listed": int(source in self.listed),
             "opened": int(source in self.opened),
             "invalid": self.invalid,
@@ -282,30 +267,6 @@ def value_in(env, i):
     return found and found[1]
 
 
-def first_hit(env, rng):
-    """Reads the first hit for the question as it stands, and believes it."""
-    top = next(iter(env.hits(env.question["question"])), None)
-    if top is None:
-        return call(answer="I do not know")
-    if not env.listed:
-        return call(search=env.question["question"])
-    if top not in env.opened:
-        return call(read=top)
-    value = value_in(env, top)
-    return call(answer=value, source=top) if value else call(answer="I do not know")
-
-
-def at_random(env, rng):
-    """Reads one of the hits, and answers with what it finds."""
-    if not env.listed:
-        return call(search=env.question["question"])
-    if not env.opened:
-        return call(read=rng.choice(sorted(env.listed)))
-    i = next(iter(env.opened))
-    value = value_in(env, i)
-    return call(answer=value, source=i) if value else call(answer="I do not know")
-
-
 def exhaustive(env, rng):
     """Searches the name and reads from the newest hit on until one says so, whoever it is about."""
     if not env.listed:
@@ -328,7 +289,5 @@ def blind(env, rng):
 Inbox.baselines = {
     "oracle": oracle,
     "exhaustive": exhaustive,
-    "first hit": first_hit,
-    "random": at_random,
     "blind": blind,
 }

@@ -5,7 +5,6 @@
 k           competencies to find out about, 2 to 6
 text        how the candidate speaks: "short", or "full" for chat models
 bank        a file in the form of data/interview.json: roles, competencies, evidence, wordings
-candidate   "script", or "human": you answer
 
 The candidate has a hidden profile. For each competency it is open (tells its evidence when asked
 about past work), reserved (an outline first, the evidence after a specific follow-up), or has none.
@@ -109,12 +108,11 @@ class Interview:
 
     name, val_key, reward_range, history = "interview", "correct", (-1, 1), "all"
 
-    def __init__(self, k=4, text="short", bank=BANK, candidate="script"):
-        self.bank, self.k, self.text, self.candidate = read_bank(bank), k, text, candidate
+    def __init__(self, k=4, text="short", bank=BANK):
+        self.bank, self.k, self.text = read_bank(bank), k, text
         fewest = min(map(len, self.bank["roles"].values()))
         if not 2 <= k <= fewest:
             raise ValueError(f"k {k}: expected 2 to {fewest}, what each role of the bank has")
-        self.in_threads = candidate != "human"  # who is asked one question at a time
         self.turns = k + k // 2  # what an interviewer who listens needs
         self.max_turns = self.turns + 1  # and the summary
 
@@ -156,12 +154,6 @@ class Interview:
         return self.rng.choice(self.bank["replies"][key])
 
     def reply(self, text, risky):
-        if self.candidate == "human":  # nothing is scored, the turn is only counted
-            self.asked.append((set(), set()))
-            try:
-                return input(f"interviewer> {text}\nyou> ")
-            except EOFError:  # Ctrl-D ends it, and is no error of this file
-                raise KeyboardInterrupt from None
         requests, kind, topics = read_turn(self.bank, text)
         about = topics[0] if topics else self.last if kind == "specific" else None
         matter, said = set(topics) or {about}, set(words(text).split())

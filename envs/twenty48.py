@@ -4,11 +4,11 @@
 
 size        rows and columns of the board, 2 to 5
 target      the tile that wins, a power of 2
-illegal     a move that changes nothing ends the game, or is ignored, or costs 0.1 ("penalty")
 show_legal  list the legal moves below the board, for tiny models
 max_turns   the game ends after so many moves
 
-Under "ignore" a fixed cycle of moves wins as often as a good player does: compare with `blind`.
+A move that changes nothing ends the game: if it were ignored, a fixed cycle of moves would win as
+often as a good player does (compare with `blind`).
 
 Reference    Gabriele Cirulli, 2014
 """
@@ -19,7 +19,7 @@ import re
 
 MOVES = ("left", "right", "up", "down")
 MOVE = re.compile(r"<move>\s*(left|right|up|down)\s*</move>", re.I)
-FINES = {"end": 0.1, "ignore": 0.0, "penalty": 0.1}  # of a move that changes nothing
+FINE = 0.1  # of a move that changes nothing, which ends the game
 CYCLE = ("left", "down", "right", "up")  # the blind baseline's moves, in turn
 
 
@@ -54,12 +54,10 @@ class TwentyFortyEight:
 
     name, val_key, reward_range, history, prose = "2048", "win", (-1, 1), 0, False
 
-    def __init__(self, size=3, target=32, illegal="end", show_legal=False, max_turns=40):
+    def __init__(self, size=3, target=32, show_legal=False, max_turns=40):
         if target not in [2**n for n in range(3, 20)]:
             raise ValueError(f"target {target}: expected a power of 2 from 8 on")
-        if illegal not in FINES:
-            raise ValueError(f"illegal {illegal!r}: expected one of {', '.join(FINES)}")
-        self.size, self.target, self.illegal, self.show_legal = size, target, illegal, show_legal
+        self.size, self.target, self.show_legal = size, target, show_legal
         self.max_turns = max_turns
 
     def reset(self, seed):
@@ -85,19 +83,17 @@ class TwentyFortyEight:
         return {"role": "user", "content": text}
 
     def step(self, text):
-        found = MOVE.findall(text)
-        if not found:  # no guess: what is not a move costs the game
+        moves = MOVE.findall(text)
+        if not moves:  # no guess: what is not a move costs the game
             self.invalid += 1
             return None, -1.0, True, self.info()
-        self.moves.append(found[-1].lower())
-        board = after(self.board, self.moves[-1])
-        legal = board != self.board
-        if legal:
-            self.board = board
+        self.moves.append(moves[-1].lower())
+        if self.moves[-1] in legal_moves(self.board):
+            self.board = after(self.board, self.moves[-1])
             self.spawn()
-        self.invalid += not legal
-        stuck = not legal_moves(self.board) or (self.illegal == "end" and not legal)
-        if stuck or self.largest() >= self.target:
+        else:
+            self.invalid += 1
+        if self.invalid or not legal_moves(self.board) or self.largest() >= self.target:
             return None, self.run_out()[0], True, self.info()
         return self.shown(), 0.0, False, self.info()
 
@@ -107,8 +103,7 @@ class TwentyFortyEight:
     def run_out(self):
         """p = (log₂ largest − 1) / (log₂ target − 1): 0 with nothing but 2s, 1 at the target"""
         p = min(1.0, (math.log2(self.largest()) - 1) / (math.log2(self.target) - 1))
-        fine = FINES[self.illegal] * self.invalid
-        return max(-1.0, (1.0 if p == 1 else 0.9 * p) - fine), self.info()
+        return (1.0 if p == 1 else 0.9 * p) - FINE * self.invalid, self.info()
 
     def info(self):
         return {

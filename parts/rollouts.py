@@ -16,7 +16,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,9 +32,10 @@ from parts.means import half_interval, mean
 from parts.pairs import held_out
 from parts.runs import LEAST_STEPS
 
-IMPORTANCE_MAX = 2.0  # a token's largest weight, policy / sampler
 EVAL_FRACTION = 0.05  # of the prompts, if the file has no split and is not small
 ROWS = ("ids", "attention_mask", "mask")
+# of an update of GRPO, over its tokens
+UPDATE_MEANS = "clip_frac ratio/mean approx_kl entropy kl/token kl/k3".split()
 
 
 # ---- arguments and prompts ----
@@ -157,19 +158,25 @@ def rollout_tensors(rollout, pad_id, device):
 
 
 @torch.no_grad()
-def teacher_forced(run, policy, b, temperature, batches):
-    """(N, T) log-probs of the actions by forwards of the policy, cut as an update cuts them.
+def in_micro_batches(run, model, b, batches, function):
+    """(N, T) of function(model, ids, attention_mask, mask) → (n, T), cut as an update cuts them.
 
     batches: lists of rows that are not mixed in a forward; rows in none of them stay 0.
     """
-    lengths, logps = b["attention_mask"].sum(1).tolist(), torch.zeros_like(b["logps"])
+    lengths, values = b["attention_mask"].sum(1).tolist(), torch.zeros_like(b["logps"])
     for rows in batches:
-        for part in run.micro_batches(rows, lengths, [policy]):
+        for part in run.micro_batches(rows, lengths, [model]):
             t = lengths[part[0]]  # the longest stands first
-            part_rows = (b[key][part, :t] for key in ROWS)
-            logps[part, :t] = token_logps(policy, *part_rows, temperature)
-    parallel.add_up([logps])
-    return logps
+            values[part, :t] = function(model, *(b[key][part, :t] for key in ROWS))
+    parallel.add_up([values])
+    return values
+
+
+def teacher_forced(run, policy, b, temperature, batches):
+    """(N, T) log-probs of the actions by forwards of the policy."""
+    return in_micro_batches(
+        run, policy, b, batches, lambda *given: token_logps(*given, temperature=temperature)
+    )
 
 
 def rescore(run, policy, b, temperature, batches):
@@ -182,19 +189,10 @@ def rescore(run, policy, b, temperature, batches):
         b["logps"] = teacher_forced(run, policy, b, temperature, batches)
 
 
-def importance_weights(old_logps, sampler_logps):
-    """(n, T) min(π_old/π_sampler, 2), which multiplies the advantage; 1 where the mask is 0.
-
-    It corrects for a sampler that is not quite the policy: 1 to rounding in fp32.
-    [Yao et al. 2025, Your Efficient RL Framework Secretly Brings You Off-Policy RL]
-    """
-    return (old_logps - sampler_logps).exp().clamp(max=IMPORTANCE_MAX)
-
-
 def preflight(run, policy, reference, tokenizer, b):
     """Log-probs of a rollout = a teacher-forced pass = the reference; one answer, marked.
 
-    reference: the start, or None (there is none, or it is a teacher).
+    reference: the start, or None.
     """
     rows, flag = [b[key] for key in ROWS], f"--model {run.args.model}"
     given = b, run.args.temperature, [range(len(b["ids"]))]
@@ -207,8 +205,7 @@ def preflight(run, policy, reference, tokenizer, b):
     identities.gap_between(policy, name, logps, sampler_logps, b["mask"], f"{flag}: {wrong}")
     if reference:
         with adapter_off(reference):
-            ref_logps = b.get("ref_logps")  # ppo.py has them already
-            ref_logps = teacher_forced(run, reference, *given) if ref_logps is None else ref_logps
+            ref_logps = teacher_forced(run, reference, *given)
         name, wrong = "the log-probs of policy and reference", "the reference is not the policy"
         identities.gap_between(policy, name, logps, ref_logps, b["mask"], f"{flag}: {wrong}")
     identities.show_row(tokenizer, rows, "first answer", "· given   ▮ action   ◆ the last action")
@@ -219,16 +216,12 @@ def preflight(run, policy, reference, tokenizer, b):
 
 def load_models(args, run, with_reference=None):
     """(policy, reference, tokenizer): the reference is a frozen copy of the start, with LoRA the
-    policy with its adapter off, None without --beta; with --teacher it is the teacher."""
+    policy with its adapter off, without --beta None."""
     tokenizer = common.load_tokenizer(args.model, today=args.date)
     policy = common.load_policy(args.model, run.dtype, run.device, lora_rank=args.lora_rank)
-    with_reference = with_reference or args.beta > 0
-    teacher, reference = getattr(args, "teacher", None), policy if with_reference else None
-    if with_reference and (teacher or not args.lora_rank):
-        frozen, flag = (teacher, "--teacher") if teacher else (args.model, "--model")
-        reference = common.load_policy(frozen, run.dtype, run.device, False, flag=flag)
-    if teacher and common.load_tokenizer(teacher, "--teacher").get_vocab() != tokenizer.get_vocab():
-        raise UserError(f"--teacher {teacher}: its tokens are not those of --model {args.model}")
+    reference = policy if with_reference or args.beta > 0 else None
+    if reference and not args.lora_rank:
+        reference = common.load_policy(args.model, run.dtype, run.device, trainable=False)
     return policy, reference, tokenizer
 
 
@@ -239,7 +232,7 @@ def scored(key, scores):
 
 def by_the_start(args, run, reference, evaluate):
     """evaluate(policy before step one): the reference, with LoRA the policy with its adapter off,
-    else a model that is loaded for this call alone. reference: None if it is another model."""
+    else a model that is loaded for this call alone."""
     start = run.model if args.lora_rank else reference
     if start is None:
         start = common.load_policy(args.model, run.dtype, run.device, trainable=False)
@@ -252,24 +245,24 @@ def by_the_start(args, run, reference, evaluate):
 
 @dataclass
 class PolicyPass:
-    """One forward of the policy over n rows of a rollout; all (n, T), 0 outside the mask."""
+    """One forward of the policy over n rows of a rollout; (n, T), 0 outside the mask."""
 
     logps: torch.Tensor  # with gradient
     old_logps: torch.Tensor  # π_old, without gradient
     ref_logps: torch.Tensor | None  # of the reference, without --beta None
-    weights: torch.Tensor  # `importance_weights`
+    advantages: torch.Tensor  # (n,)
     entropies: torch.Tensor
     mask: torch.Tensor
-    sample_gap: float  # the largest difference between the policy and the sampler
+    gaps: torch.Tensor  # |log π − log π of the sampler|
 
 
 @dataclass
 class Substep:
-    """An optimiser step. `loss(rows, PolicyPass)` is what some of its rows add to its loss, and the
-    sums for the log: those of `grpo_rubric.token_losses`, and "answers"."""
+    """One optimiser step of an update."""
 
     rows: Sequence  # of the rollout, those that need a forward
-    loss: Callable
+    answers: int  # how many answers, or episodes, these rows are
+    normalizer: float  # what the loss is divided by, a count of the whole step
     where: str  # what an error message calls the rows
 
 
@@ -307,60 +300,66 @@ def policy_pass(args, policy, reference, b):
     rows = b["ids"], b["attention_mask"], b["mask"], args.temperature
     logps, entropies = token_logps(policy, *rows, with_entropy=True)
     old_logps = logps.detach() if args.num_substeps == 1 else b["logps"]
-    sampler_logps = b.get("sampler_logps", b["logps"])
     ref_logps = None
     if args.beta:
         with torch.no_grad(), adapter_off(reference):
             ref_logps = token_logps(reference, *rows)
-    weights = importance_weights(old_logps.detach(), sampler_logps)
-    sample_gap = (logps.detach() - sampler_logps).abs().max().item()
-    return PolicyPass(logps, old_logps, ref_logps, weights, entropies, b["mask"], sample_gap)
+    gaps = (logps.detach() - b.get("sampler_logps", b["logps"])).abs()
+    return PolicyPass(logps, old_logps, ref_logps, b["advantages"], entropies, b["mask"], gaps)
 
 
-def update(args, run, reference, b, substeps):
-    """One optimiser step per `Substep`; returns the metrics of the update over all tokens."""
+def update(args, run, reference, b, advantages, substeps, loss):
+    """One optimiser step per `Substep`; returns the metrics of the update over all tokens.
+
+    advantages   (N,), one for each row of the rollout
+    loss         (args, PolicyPass, normalizer) → what these rows add to the loss of their step, and
+                 the columns of `grpo_rubric.token_losses`
+
+    What was not updated has no number.
+    """
     lengths = b["attention_mask"].sum(1).tolist() if substeps else []
     if args.num_substeps > 1:
         rescore(run, run.model, b, args.temperature, [substep.rows for substep in substeps])
-    sums, steps, ratio_max, sample_gap = Counter(), [], 0.0, 0.0
     columns = [key for key in (*ROWS, "logps", "sampler_logps") if key in b]
+    means, steps = TokenMeans(*UPDATE_MEANS), []
     for substep in substeps:
         for part in run.micro_batches(substep.rows, lengths):
             t = lengths[part[0]]  # the longest stands first
             micro_batch = {key: b[key][part, :t] for key in columns}
+            micro_batch["advantages"] = advantages[part].to(run.device)
             forward = policy_pass(args, run.model, reference, micro_batch)
-            loss, part_sums = substep.loss(part, forward)
-            run.backward(loss)
-            ratio_max = max(ratio_max, part_sums.pop("ratio_max"))
-            sample_gap = max(sample_gap, forward.sample_gap * (not steps))  # of the first one
-            sums.update(
-                part_sums, entropy=forward.entropies.sum().item(), tokens=int(forward.mask.sum()),
-                capped=(forward.weights == IMPORTANCE_MAX).sum().item(),
-            )  # fmt: skip
+            part_loss, metrics = loss(args, forward, substep.normalizer)
+            run.backward(part_loss)
+            metrics["entropy"] = forward.entropies
+            means.add(metrics, forward.mask, forward.gaps * (not steps))
         steps.append(run.update(lambda substep=substep: substep.where))
-    return update_row(run, args.beta, steps, sums, ratio_max, sample_gap)
+    answers = sum(substep.answers for substep in substeps)
+    row = means.row() | {"kl/ref": parallel.all_sum(means.sums["kl/token"]) / max(1, answers)}
+    row = {k: x if steps and (args.beta or "kl/" not in k) else None for k, x in row.items()}
+    return row | steps_row(run, steps) | {"forwarded": answers, "kl/coef": args.beta}
 
 
-def update_row(run, beta, steps, sums, ratio_max, sample_gap):
-    """The metrics of an update; what was not updated has no number.
+class TokenMeans:
+    """Means over the tokens of an update: summed over micro-batches and processes, divided once."""
 
-    steps        what `Run.update` returned, for each optimiser step
-    sums         a Counter over this rank's tokens and answers
-    ratio_max    the largest ratio
-    sample_gap   the largest difference between the rollout and the first optimiser step
-    """
-    means = {
-        "clip_frac": "clipped", "ratio/mean": "ratio", "approx_kl": "approx_kl",
-        "importance_capped_frac": "capped", "entropy": "entropy", "kl/token": "k1", "kl/k3": "k3",
-    }  # fmt: skip
-    answers, tokens, *totals = parallel.all_sum(
-        sums["answers"], sums["tokens"], *(sums[name] for name in means.values())
-    )
-    row = {key: total / max(1, tokens) for key, total in zip(means, totals)}
-    row["kl/ref"] = row["kl/token"] * tokens / max(1, answers)
-    row["ratio/max"], row["sample_gap"] = parallel.all_max(ratio_max, sample_gap)
-    row = {k: x if steps and (beta or "kl/" not in k) else None for k, x in row.items()}
-    return row | steps_row(run, steps) | {"forwarded": int(answers), "kl/coef": beta}
+    def __init__(self, *keys):
+        self.keys, self.sums, self.largest = keys, Counter(), Counter()
+
+    def add(self, columns, mask, gaps):
+        """columns  {key: (n, T)}, 0 outside the mask; "ratio/mean" is one of them
+        gaps     (n, T) between policy and sampler, 0 after the first optimiser step
+        """
+        sums = torch.stack([columns[key].detach().float().sum() for key in self.keys]).tolist()
+        self.sums.update(dict(zip(self.keys, sums)), tokens=int(mask.sum()))
+        ratio_max, sample_gap = columns["ratio/mean"].max().item(), gaps.max().item()
+        self.largest |= Counter({"ratio/max": ratio_max, "sample_gap": sample_gap})
+
+    def row(self):
+        """{key: mean}, and the largest ratio and gap."""
+        sums = parallel.all_sum(*(self.sums[key] for key in ("tokens", *self.keys)))
+        largest = parallel.all_max(self.largest["ratio/max"], self.largest["sample_gap"])
+        means = {key: total / max(1, sums[0]) for key, total in zip(self.keys, sums[1:])}
+        return means | dict(zip(("ratio/max", "sample_gap"), largest))
 
 
 def steps_row(run, steps):
@@ -399,24 +398,19 @@ def val_row(lengths, is_cut):
     return {"val/n": len(lengths), "val/length": mean(lengths), "val/cut": mean(is_cut)}
 
 
-def group_row(rewards_PG, advantages_PG, lengths, middle=0.5):
-    """The metrics of reward/*, groups/* and advantage/*; lengths: tokens of the N answers.
+def group_row(rewards_PG, advantages_PG, middle=0.5):
+    """The metrics of reward/*, groups/* and advantage/*.
 
     NaN is no reward. A share is over the groups with two rewards at least; a group of equals is
     good from `middle` on.
     >>> rewards = torch.tensor([[1.0, 0.0], [0.0, 0.0]])
-    >>> row = group_row(rewards, torch.tensor([[0.5, -0.5], [0.0, 0.0]]), [9, 3, 5, 5])
+    >>> row = group_row(rewards, torch.tensor([[0.5, -0.5], [0.0, 0.0]]))
     >>> row["reward/mean"], row["reward/frac_mixed"], row["reward/frac_all_bad"]
     (0.25, 0.5, 0.5)
     """
     scored_PG = ~rewards_PG.isnan()
     rewards, comparable = rewards_PG[scored_PG], scored_PG.sum(dim=1) > 1  # (P,)
     signal, good = (advantages_PG != 0).any(dim=1), rewards_PG.nanmean(dim=1) >= middle  # (P,)
-    lengths_PG, correlations = torch.tensor(lengths).float().view_as(rewards_PG), []
-    for group, tokens, scored in zip(rewards_PG, lengths_PG, scored_PG, strict=True):
-        pair = torch.stack([group[scored], tokens[scored]])  # (2, answers)
-        if len(pair[0]) > 1 and pair.std(dim=1).min() > 1e-6:
-            correlations.append(torch.corrcoef(pair)[0, 1].item())
     return {
         "reward/mean": mean(rewards.tolist()),
         "reward/std": rewards.std().item() if len(rewards) > 1 else None,
@@ -424,7 +418,6 @@ def group_row(rewards_PG, advantages_PG, lengths, middle=0.5):
         "reward/frac_mixed": mean(signal[comparable].tolist()),
         "reward/frac_all_good": mean((~signal & good)[comparable].tolist()),
         "reward/frac_all_bad": mean((~signal & ~good)[comparable].tolist()),
-        "reward/length_corr": mean(correlations),
         "groups/scored": int(comparable.sum()),
         "groups/skipped": int((~signal).sum()),
         "advantage/abs_mean": advantages_PG.abs().mean().item(),

@@ -5,13 +5,12 @@ best, the worst and the flagged ones, from the last step to the first; a filter 
 script, allowed by its hash) chooses by text, step and kind. Without the script all are visible.
 """
 
-import json
 import math
 from collections import defaultdict
 from pathlib import Path
 
 from parts import pages
-from parts.files import UserError
+from parts.files import read_log
 
 BEST, FLAGGED, STEPS = 2, 4, 40  # answers per step: best and worst, flagged; steps on the page
 CHARTS = (  # title, signals
@@ -61,17 +60,8 @@ def costs(rows):
 def load_answers(folder):
     """(file name, rows) of the answers that a run kept; a last line without its end is left out."""
     for name in ("rollouts.jsonl", "samples.jsonl"):
-        path, rows = Path(folder) / name, []
-        if not path.is_file():
-            continue
-        for i, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
-            try:
-                row = json.loads(line)
-                row["step"] + 0, row.get("reward")
-            except (ValueError, TypeError, KeyError, AttributeError):
-                raise UserError(f"{path}:{i}: expected an answer with its step") from None
-            rows.append(row)
-        return name, rows
+        if (folder / name).is_file():
+            return name, read_log(folder / name)[0]
     return "rollouts.jsonl", []
 
 
@@ -83,30 +73,25 @@ def choose(rows, text_flags):
     [('f', ['best']), ('e', ['best']), ('b', ['worst']), ('a', ['worst'])]
     """
     groups, chosen = defaultdict(list), []
-    for row in rows:
-        groups[row["step"], row.get("split")].append(row)
     steps = sorted({row["step"] for row in rows}, reverse=True)
-    stride = -(-len(steps) // STEPS) or 1  # evenly, with the last step
-    for step, split in sorted(groups, key=lambda key: -key[0]):
-        if step not in steps[::stride]:
-            continue
-        group = groups[step, split]
+    shown_steps = {*steps[:: -(-len(steps) // STEPS) or 1]}  # evenly, with the last step
+    for row in sorted(rows, key=lambda row: -row["step"]):
+        if row["step"] in shown_steps:
+            groups[row["step"], row.get("split")].append(row)
+    for group in groups.values():
         texts = [str(row.get("answer", "")) for row in group]
-        found = text_flags([str(row.get("prompt")) for row in group], texts)
-        for row, names in zip(group, found, strict=True):
+        flags = text_flags([str(row.get("prompt")) for row in group], texts)
+        for row, names in zip(group, flags, strict=True):
             row["flags"] = [*(row.get("flags") or names), *["error"] * bool(why_failed(row))]
-        scored = [row for row in group if row.get("reward") is not None]
-        scored.sort(key=lambda row: -row["reward"])
-        kinds = {
-            "best": scored[:BEST],
-            "worst": scored[BEST:][-BEST:],
-            "flagged": [row for row in group if row["flags"]][:FLAGGED],
-            "": [] if scored else group[: 2 * BEST],
-        }
-        shown = {id(row): row for part in kinds.values() for row in part}.values()
-        for row in shown:
-            among = [kind for kind, part in kinds.items() if any(row is other for other in part)]
-            chosen.append((row, [kind for kind in among if kind]))
+        group.sort(key=lambda row: (row.get("reward") is None, -(row.get("reward") or 0)))
+        scored = sum(row.get("reward") is not None for row in group)
+        flagged = [row for row in group if row["flags"]][:FLAGGED]
+        for i, row in enumerate(group):
+            kinds = ["best"] * (i < min(BEST, scored))
+            kinds += ["worst"] * (max(BEST, scored - BEST) <= i < scored)
+            kinds += ["flagged"] * any(row is other for other in flagged)
+            if kinds or (i < 2 * BEST and not scored):
+                chosen.append((row, kinds))
     return chosen
 
 
@@ -164,19 +149,21 @@ def write(path, rows, events, sentences, text_flags):
         plots.append(pages.line_plot(title, series, "step", "", marks))
     name, answers = load_answers(path.parent)
     cards = [card_of(row, kinds) for row, kinds in choose(answers, text_flags)]
-    told = (
+    sentence = (
         f"{len(cards)} of the {len(answers)} answers in {name}: of each step the best, the worst "
         "and the flagged, the last step first."
     )
     if not cards:
-        told = "This run kept no answers: rollouts.jsonl and samples.jsonl are missing or empty."
+        sentence = (
+            "This run kept no answers: rollouts.jsonl and samples.jsonl are missing or empty."
+        )
     alarms = [[rule, e.level, e.step, str(e).split(": ", 1)[1]] for rule, e in first.items()]
     table = pages.table(["rule", "level", "step", "first seen"], alarms) if alarms else None
     none = "No rule fired; that proves nothing, so read the answers."
     sections = [
         pages.section("What the alarms say", sentences, plots=plots, level="answer"),
         pages.section("Alarms", "" if alarms else none, table, level="answer"),
-        pages.section("Answers to read", told, cards=cards, level="answer"),
+        pages.section("Answers to read", sentence, cards=cards, level="answer"),
     ]
     script = Path(__file__).with_name("templates") / "filter.js"
     name = f"Run {path.parent.resolve().name}"

@@ -49,10 +49,11 @@ GAME = str(REPO / "envs/twenty48.py:TwentyFortyEight")
 pytestmark = pytest.mark.usefixtures("quiet_process")
 
 
-def echo(folder, fault="pass"):
+def echo(folder, fault="pass", history='"all"'):
     """The spec of the environment above, with a line of its own at the head of `step`."""
     path = folder / "echo_env.py"
-    path.write_text(ECHO.replace("FAULT", fault), encoding="utf-8")
+    text = ECHO.replace("FAULT", fault).replace('"all"', str(history))
+    path.write_text(text, encoding="utf-8")
     return f"{path}:Echo"
 
 
@@ -82,24 +83,13 @@ def line(folder, env, out, *flags):
     return words("--model", folder, "--env", env, "--out", out, small, *flags)
 
 
-@cases("""
-how | totals
-token | [0.25, 0.16666667, 0.58333333]
-turn | [0.25, 0.25, 0.5]
-trajectory | [0.3, 0.2, 0.5]
-""")
-def test_weights_of_a_step_sum_to_one(how, totals):
-    (a, b), none, (c,) = g.token_weights([[3, 2], [], [7]], how)
-    assert (3 * a, 2 * b, 7 * c) == pytest.approx(totals) and not list(none)
-
-
-@pytest.mark.parametrize("how", g.TURN_NORMS)
-def test_an_update_is_the_closed_form(how, folder, tmp_path, monkeypatch):
-    """Σ weight·ρ·(β·k3 − A) over episodes that have a reward and a mate with one: (1, 0), (none,
+def test_an_update_is_the_closed_form(folder, tmp_path, monkeypatch):
+    """Σ ρ·(β·k3 − A) / tokens over episodes that have a reward and a mate with one: (1, 0), (none,
     ½), (½, ½) are A = ½, −½, 0, 0. Without β those of A = 0 need no forward, and a step of them
     alone is none; with β they have a gradient."""
-    flags = f"--turn-norm {how} --beta 0.1 --history 1 --device cpu --out no/folder"
-    args, model = arguments("--env", echo(tmp_path), flags), common.load_policy(folder)
+    flags = "--beta 0.1 --device cpu --out no/folder"
+    env = echo(tmp_path, history=1)
+    args, model = arguments("--env", env, flags), common.load_policy(folder)
     run, tokenizer = runs.Run("grpo_agent", args, [], (), ()), common.load_tokenizer(folder)
     run.state, run.planned, run.step = {"policy": model}, 1, 1
     run.start(tokenizer, 1e-3)
@@ -116,12 +106,11 @@ def test_an_update_is_the_closed_form(how, folder, tmp_path, monkeypatch):
     sides = b["ids"], b["attention_mask"], b["mask"]
     logps, refs = (common.token_logps(x, *sides) for x in (model, reference))
     k3, ratio = torch.expm1(refs - logps) - refs + logps, (logps - logps.detach()).exp()
-    weights = torch.tensor(sum(g.token_weights([t.turns() for t in kept], how), []))[:, None]
     advantages = torch.tensor([0.5, -0.5, 0, 0]).repeat_interleave(3)[:, None]
-    loss = (weights * ratio * (0.1 * k3 - advantages))[b["mask"]].sum()
+    loss = (ratio * (0.1 * k3 - advantages))[b["mask"]].mean()
     found = torch.autograd.grad(loss, list(model.parameters()))
     expected = torch.cat([gradient.flatten() for gradient in found])
-    spy = Spy(monkeypatch, g, "token_losses")
+    spy = Spy(monkeypatch, g, "grpo_loss")
     for args.micro_tokens in (1, 10**6):
         vectors, row = gradients(monkeypatch, g.update, args, run, *given)
         assert gap(vectors, [expected]) < 1e-5
@@ -187,7 +176,7 @@ def test_batch_mates_do_not_change_an_episode(policy, tmp_path):
 
 def test_history_shows_the_last_exchanges(policy, tmp_path):
     for k in (0, 1):
-        (t,) = roll(policy, echo(tmp_path), [1], "--history", k)
+        (t,) = roll(policy, echo(tmp_path, history=k), [1])
         assert [len(s["turns"]) for s in t.samples] == [1, 1, 1]
         start, _ = t.samples[2]["turns"][0]
         seen = [t.messages[0], *t.messages[5 - 2 * k : 6]]
@@ -199,7 +188,7 @@ def test_a_cut_turn_is_counted_and_a_full_context_ends_the_turns(policy, tmp_pat
     """No room for turn 2 or 3: run_out is asked, its −.5 is in the reward."""
     env = echo(tmp_path)
     found = roll(policy, env, range(8), "--max-new-tokens 2")
-    assert all(t.metrics["turns"] == 3 and max(t.turns()) <= 2 for t in found)
+    assert all(t.metrics["turns"] == 3 and t.tokens() <= 6 for t in found)
     assert sum(t.truncated for t in found) >= 4
     room = len(found[1].samples[0]["ids"]) - 4
     for t in roll(policy, env, [1, 2, 3], "--max-length", room):
@@ -221,11 +210,10 @@ def test_an_environment_that_raises_costs_its_episode_only(policy, tmp_path):
     fault = "if self.seed % 3 == 1 and self.n == 1: raise RuntimeError('the server is gone')"
     found = roll(policy, echo(tmp_path, fault), range(6))
     assert [bool(t.error) for t in found] == [False, True, False, False, True, False]
-    assert len(g.survivors(found, 2)) == len(g.survivors(found, 0.34)) == 4
+    assert len(g.survivors(found, 2)) == 4
     wrong = r"2 of 6 episodes raised; the first: RuntimeError: the server is gone .*echo_env.py, li"
-    for most in (1, 0.33):
-        with pytest.raises(UserError, match=wrong):
-            g.survivors(found, most)
+    with pytest.raises(UserError, match=wrong):
+        g.survivors(found, 1)
 
 
 def test_the_environment_never_sees_thoughts():
@@ -233,7 +221,7 @@ def test_the_environment_never_sees_thoughts():
     make, found = g.environment(arguments("--env", GAME)), []
     for text in texts:
         found += g.play(make, [0], lambda live, text=text: [text])
-    assert set(found[0].moves) == {"down"} and found[0].texts()[0] == texts[0]
+    assert found[0].metrics["moves"] > 0 and found[0].texts()[0] == texts[0]
     assert (found[1].metrics["invalid"], found[1].reward) == (1, -1), "a thought of a move is none"
 
 
@@ -329,7 +317,7 @@ def test_a_run_leaves_what_the_header_promises(folder, tmp_path, capsys):
 
 def test_failures_within_the_limit_are_counted_and_the_run_goes_on(folder, tmp_path, monkeypatch):
     fault = "if self.seed % 3 == 1 and self.seed < 10**9: raise RuntimeError('gone')"
-    flags = """--steps 3 --max-exceptions 0.9 --test-episodes 0 --seed 2 --num-substeps 2 --lr 0.1
+    flags = """--steps 3 --max-exceptions 4 --test-episodes 0 --seed 2 --num-substeps 2 --lr 0.1
         --warmup 0"""
     spy, out = Spy(monkeypatch, g, "play_model"), tmp_path / "run"
     assert g.main(line(folder, echo(tmp_path, fault), out, flags)) == 0
@@ -372,7 +360,7 @@ def test_play_shows_a_baseline_and_writes_rows_that_sft_reads(tmp_path, capsys):
         assert re.fullmatch(r"<move>\w+</move>", row["completion"][0]["content"])
 
 
-def test_you_play_and_you_are_interviewed(folder, monkeypatch, capsys):
+def test_you_play(folder, monkeypatch, capsys):
     def play(flags, *texts):
         texts = iter(texts)
 
@@ -386,12 +374,9 @@ def test_you_play_and_you_are_interviewed(folder, monkeypatch, capsys):
         assert g.main(["play", *flags.split()]) == 0
         return capsys.readouterr().out
 
-    alone = f'--env {GAME} --env-args {{"illegal":"ignore"}} --policy human'
-    assert "reward -1.00" in play(alone, "<move>left</move>", "hello")
+    alone = f"--env {GAME} --policy human"
+    assert "reward -1.00" in play(alone, "hello")
     play(alone)
-    roster = "I ran the night roster."
-    out = play('--env-args {"candidate":"human"} --policy fixed', *[roster] * 4)
-    assert out.count("interviewer> ") == 4 and roster in out and "SUMMARY" in out
     play(f"--policy {folder} --max-new-tokens 4")
 
 
@@ -401,7 +386,6 @@ flags | message
 --env-args {{k:4}} | --env-args '{{k:4}}': JSONDecodeError
 --env-args {{"k":7}} | k 7: expected 2 to 6
 --env {GAME} --env-args {{"target":48}} | target 48: expected a power of 2
---history some | --history some: expected all, or a number
 --reward points | --reward points: expected NAME or NAME:WEIGHT, each name once, of env, ruler
 --epochs 3 | --epochs 3: seeds have no end; use --steps
 --batch-size 5 | --batch-size 5: 1 × 5 answers are not whole groups of 8

@@ -1,20 +1,17 @@
 """The bundled environments without a model: the rules of 2048, the reading of an interview."""
 
-import functools
 import json
 import re
 import statistics
-import threading
 import time
 
-import numpy as np
 import pytest
 
 import grpo_agent as g
 from conftest import REPO
 from envs.inbox import Inbox, read_call, read_mailbox
 from envs.interview import Interview, read_bank, read_turn
-from envs.twenty48 import MOVES, TwentyFortyEight, after, legal_moves
+from envs.twenty48 import TwentyFortyEight, after, legal_moves
 from parts.files import UserError
 from tiny import cases, table
 
@@ -30,10 +27,6 @@ def means(make, name, seeds=range(300)):
     return statistics.mean(t.score for t in found), statistics.mean(t.reward for t in found)
 
 
-def blind_share(make, name, seeds):
-    return g.blind_share([t.moves for t in played(make, name, seeds)])
-
-
 def at(rows, **how):
     env = TwentyFortyEight(size=len(rows), **how)
     env.reset(0)
@@ -42,7 +35,7 @@ def at(rows, **how):
 
 
 def test_moves_slide_and_one_that_changes_nothing_is_illegal():
-    """In ART's rules it passed the turn, and a blind cycle won 92 %."""
+    """In ART's rules it passed the turn, and a blind cycle won 92 %: here it ends the game."""
     board = [[0, 2], [2, 2]]  # the merges of one row: doctest of `slide`
     for move, moved in table("""
         left | [[2, 0], [4, 0]]
@@ -52,9 +45,10 @@ def test_moves_slide_and_one_that_changes_nothing_is_illegal():
     """):
         assert after(board, move) == moved
     assert board == [[0, 2], [2, 2]], "looking changes nothing"
-    env = at([[2, 4], [0, 0]], illegal="ignore", show_legal=True)
+    env = at([[2, 4], [0, 0]], show_legal=True)
     assert legal_moves(env.board) == ["down"]
-    assert env.step("<move>left</move>")[0]["content"] == "2 4\n_ _\nlegal: down"
+    assert env.shown()["content"] == "2 4\n_ _\nlegal: down"
+    assert at(env.board).step("<move>left</move>")[2]
     env.step("<move>down</move>")
     assert sum(map(sum, env.board)) in (8, 10)  # 6 and a 2 or a 4
     assert not legal_moves([[2, 4], [4, 2]]) and legal_moves([[2, 4], [2, 8]])
@@ -62,15 +56,16 @@ def test_moves_slide_and_one_that_changes_nothing_is_illegal():
 
 def test_spawns_are_2_in_nine_of_ten_and_come_from_the_seed():
     """2 000 spawns: .9 ± .02 is three standard errors."""
-    env, twin = (TwentyFortyEight(illegal="ignore") for _ in range(2))
+    env, twin = TwentyFortyEight(), TwentyFortyEight()
     tiles = []
     for seed in range(1000):
         env.reset(seed)
         tiles += filter(None, sum(env.board, []))
     assert len(tiles) == 2000 and abs(tiles.count(2) / 2000 - 0.9) < 0.02
     twin.reset(seed)
-    for move in MOVES * 4:
-        assert env.step(f"<move>{move}</move>") == twin.step(f"<move>{move}</move>")
+    for _ in range(8):
+        move = f"<move>{legal_moves(env.board)[0]}</move>"
+        assert env.step(move) == twin.step(move)
 
 
 @cases("""
@@ -90,27 +85,22 @@ def test_moves_are_read_and_never_guessed(text, moves):
 
 
 @cases("""
-board | illegal | rewards
-[[8, 4], [2, 0]] | end | [0.35]
-[[16, 16], [2, 0]] | end | [1.0]
-[[8, 4], [4, 0]] | ignore | [0, 0, 0.45]
-[[8, 4], [4, 0]] | penalty | [0, 0, 0.25]
+board | reward
+[[8, 4], [2, 0]] | 0.35
+[[16, 16], [2, 0]] | 1.0
 """)
-def test_rewards_of_2048(board, illegal, rewards):
-    """p = (log₂ max − 1)/(log₂ target − 1): of 32 an 8 is 2/4, .9·p = .45, less .1 a fault."""
-    env, found, done = at(board, illegal=illegal), [], False
-    while len(found) < min(2, len(rewards)):
-        _, reward, done, _ = env.step("<move>left</move>")
-        found.append(reward)
-    found += [] if done else [env.run_out()[0]]
-    assert found == pytest.approx(rewards)
+def test_rewards_of_2048(board, reward):
+    """p = (log₂ max − 1)/(log₂ target − 1): of 32 an 8 is 2/4, .9·p = .45, less .1 for the move that
+    changed nothing and ended the game."""
+    env = at(board)
+    _, of_the_turn, done, info = env.step("<move>left</move>")
+    assert done and of_the_turn == pytest.approx(reward) and info["invalid"] == (reward < 1)
+    assert at(board).run_out()[0] == pytest.approx(0.675 if board[0][0] == 16 else 0.45)
 
 
 def test_baselines_of_2048():
     wins = {name: means(TwentyFortyEight, name)[0] for name in TwentyFortyEight.baselines}
     assert wins == pytest.approx({"random": 0.62, "corner": 0.90, "blind": 0.27}, abs=0.09)
-    ignore = functools.partial(TwentyFortyEight, illegal="ignore")
-    assert blind_share(ignore, "random", range(40)) < 0.9 <= blind_share(ignore, "blind", range(40))
 
 
 @cases("""
@@ -235,8 +225,6 @@ def test_baselines_of_the_interview():
     assert found["oracle"] == (1, 1) and found["fixed"] == (0.5, 0.5)
     assert found["fixed+"] == (pytest.approx(0.75, abs=0.02), pytest.approx(0.65, abs=0.03))
     assert 0.15 < found["random"][1] < 0.4 and -0.55 < found["uniform"][1] < -0.3
-    assert blind_share(Interview, "fixed", range(100)) == 1
-    assert 0.55 < blind_share(Interview, "oracle", range(100)) < 0.7
 
 
 @cases("""
@@ -283,6 +271,8 @@ def test_profiles_are_as_dealt():
     ('{"name": "answer", "arguments": {"text": "4 weeks", "source": "3"}}',
      {"answer": "4 weeks", "source": 3}),
     ('{"answer": "{4} weeks", "source": 3}', {"answer": "{4} weeks", "source": 3}),
+    ('{"answer": "x", "source": null}', {"answer": "x"}),
+    ('{"answer": 28500, "source": "17"}', {"answer": 28500, "source": 17}),
     ("I would search for Ada.", "expected one call, got none"),
     ('{"search": "Ada"} {"read": 3}', "expected one call, got 2"),
     ('{"find": "Ada"}', "unknown call"), ('{"search": "Ada", "read": 3}', "unknown call"),
@@ -340,12 +330,10 @@ def test_the_mailbox_and_its_baselines():
     assert sum(len({q["about"] for q in rows}) for rows in sides.values()) == 50
     for start, side in enumerate(sides):
         seeds = range(start * 10**9, start * 10**9 + len(sides[side]))
-        asked = [t.metadata["question"] for t in played(Inbox, "oracle", seeds)]
+        asked = [t.messages[1]["content"] for t in played(Inbox, "oracle", seeds)]
         assert sorted(asked) == sorted(q["question"] for q in sides[side])
     scores = {name: means(Inbox, name, seeds)[0] for name in Inbox.baselines}
-    assert scores == pytest.approx(
-        dict(oracle=1, exhaustive=43 / 48, **{"first hit": 5 / 48}, random=7 / 48, blind=0)
-    )
+    assert scores == pytest.approx(dict(oracle=1, exhaustive=43 / 48, blind=0))
     assert means(Inbox, "exhaustive", seeds)[1] < means(Inbox, "oracle", seeds)[1]
 
 
@@ -418,11 +406,6 @@ def test_no_call_breaks_the_episode(text, said):
     t.messages[3]["content"].encode()
 
 
-def test_an_answer_without_a_source_may_say_so():
-    assert read_call('{"answer": "x", "source": null}') == {"answer": "x"}
-    assert read_call('{"answer": 28500, "source": "17"}') == {"answer": 28500, "source": 17}
-
-
 @pytest.mark.parametrize("change, said", [
     (lambda box: box["messages"][0].update(id="m1"), "'m1' of a message is no whole number"),
     (lambda box: box["questions"][0].update(answers=["–"]), "does not say so"),
@@ -441,23 +424,6 @@ def test_mailboxes_that_are_refused(change, said, tmp_path):
             Inbox(max_turns=turns)
 
 
-@pytest.mark.parametrize("metadata, kept", [
-    ({"n": np.float64(2), "x": float("nan")}, {"n": 2.0, "x": None}), (None, {}), ({1: (2,)}, {"1": [2]}),
-    ({"ids": {1, 2}}, None), ({"f": print}, None), ({"s": "\ud800"}, None), ({(1, 2): 3}, None),
-])  # fmt: skip
-def test_metadata_fits_in_a_line(metadata, kept):
-    """A set or half a character in it ended the run at the write, behind a traceback."""
-
-    class Noted(Inbox):
-        def reset(self, seed):
-            opening = super().reset(seed)
-            self.metadata = metadata
-            return opening
-
-    (t,) = g.play(Noted, [0], lambda live: ['{"answer": ""}'])
-    assert t.metadata == (kept or {}) and ("is no JSON" in (t.error or "")) == (kept is None)
-
-
 def test_what_a_tool_raises_ends_its_episode_alone():
     """An EOFError of a tool ended the run as if a person had typed Ctrl-D: silently, status 0."""
 
@@ -471,21 +437,6 @@ def test_what_a_tool_raises_ends_its_episode_alone():
     assert {(e.error or "").partition(":")[0] for e in t} == {"EOFError", ""}
 
 
-def test_a_person_is_asked_in_the_main_thread(monkeypatch):
-    """In a thread Ctrl-C waits for the line, and two episodes ask at once."""
-    threads = []
-
-    def answer(prompt):
-        threads.append(threading.current_thread())
-        raise EOFError
-
-    monkeypatch.setattr("builtins.input", answer)
-    make = functools.partial(Interview, candidate="human")
-    with pytest.raises(KeyboardInterrupt):
-        g.play(make, [0, 1], g.baseline_act(Interview.baselines["fixed"]))
-    assert threads == [threading.main_thread()]
-
-
 def test_slow_steps_of_a_group_do_not_wait_for_one_another():
     class Slow(Inbox):
         def step(self, text):
@@ -496,7 +447,3 @@ def test_slow_steps_of_a_group_do_not_wait_for_one_another():
     played(Slow, "oracle", range(16))
     together = time.monotonic() - began
     assert together < 16 * 3 * 0.2 / 2, "three turns of 16 episodes, one after the other: 9.6 s"
-    Slow.in_threads = False
-    began = time.monotonic()
-    played(Slow, "blind", range(4))
-    assert time.monotonic() - began >= 4 * 0.2

@@ -297,7 +297,7 @@ OWN_NUMBERS = {
 --ppo-epochs 0 | a whole number at least 1
 --critic fancy | shared
 --temperature 0 nan --kl-target 0 nan --clip-high 0 nan | a number above 0
---beta -0.1 inf --entropy-coef -0.1 inf --no-end-penalty -0.1 inf | a number at least 0""",
+--beta -0.1 inf --no-end-penalty -0.1 inf | a number at least 0""",
 }
 
 

@@ -122,7 +122,7 @@ def command(name, world, out, *flags):
         "ppo": [f"--prompts {pairs} --eval-fraction 0.3 --critic {kind}", scored, QUIET]
         + ["--rollouts 4 --batch-size 3 --kl-target 2"],
         "grpo_rubric": ["--data", world["judged.jsonl" if kind == "judge" else "checked.jsonl"]]
-        + ["--num-substeps 2 --beta 0.05 --redraw 2", groups],
+        + ["--num-substeps 2 --beta 0.05", groups],
         "grpo_agent": ["--env", world["env"], "--val-episodes 3 --test-episodes 3", groups],
     }[stage]
     argv += ["--lora-rank 2"] if kind == "lora" else []

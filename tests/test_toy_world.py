@@ -115,38 +115,25 @@ def all_groups(size):
     return groups, pull
 
 
-SCALES = [("loo", 8, "clip", 1), ("center", 8, "clip", 8 / 7)]
-SCALES += [("loo", 4, loss, 1) for loss in ("dual", "cispo", "sapo")]
-
-
-@pytest.mark.parametrize("scale, size, loss, factor", SCALES)
-def test_grpo_default_with_kl_in_the_loss(scale, size, loss, factor):
-    """All groups (35 of four answers, 165 of eight) by their probability; ratio × k3 in the loss.
-    With the mean of the *other* answers: π*; with `center` it contains the answer and shrinks every
-    advantage by (G−1)/G: π*(β·8/7). One update per rollout: every --loss has the plain gradient."""
-    groups, pull = all_groups(size)
+@pytest.mark.parametrize("scale, factor", [("loo", 1), ("center", 8 / 7)])
+def test_grpo_default_with_kl_in_the_loss(scale, factor):
+    """All 165 groups of eight answers by their probability; ratio × k3 in the loss. With the mean of
+    the *other* answers: π*; with `center` it contains the answer and shrinks every advantage by
+    (G−1)/G: π*(β·8/7)."""
+    groups, pull = all_groups(8)
     advantages = grpo_rubric.group_advantages(REWARD[groups], scale)
     ref_logps = answer_rows(REF.log())
 
     def loss_of(logits):
         logps, share = answer_rows(logits), torch.softmax(logits, -1).detach()
         columns = logps, logps.detach(), pull(advantages, share) / share, MASK, ref_logps
-        how = dict(beta=BETA, normalizer=1, loss=loss)
+        how = dict(beta=BETA, normalizer=1)
         losses = [  # each by itself, since the KL of an answer counts by its share as well
             grpo_rubric.grpo_loss(*(x[i : i + 1] for x in columns), **how)[0] for i in range(4)
         ]
         return share @ torch.stack(losses)
 
     lands_on(torch.softmax(train(loss_of, REF.log())[0], -1), optimum(BETA * factor))
-
-
-def test_maxrl_is_nearly_the_gradient_of_the_log_pass_rate():
-    """p = .4. `center` has the expected gradient (G−1)/G·∇p; maxrl Σ (1−p)^k over k < G−1 times ∇p:
-    1 + .6 + .36 = 1.96. The whole series is 1/p, ∇ log p."""
-    right, (groups, pull) = torch.tensor([0, 1, 0, 1], **F64), all_groups(4)
-    for scale, factor in (("center", 3 / 4), ("maxrl", 1.96)):
-        found = pull(grpo_rubric.group_advantages(right[groups], scale), REF)
-        lands_on(found - REF * found.sum(), factor * REF * (right - 0.4), 1e-9)
 
 
 # ---- the same world through the stages: rows, masks, token_logps, forward, update ----
@@ -232,28 +219,19 @@ def test_sampled_ppo():
     assert kl(model.policy(), optimum()) < 0.01
 
 
-UPDATES = [  # flags, the reference's policy, steps, the bound
-    (f"--scale loo --beta {BETA} --num-substeps 2", REF, 250, 0.005),
-    ("--teacher teacher --num-substeps 1", optimum(), 300, 0.002),
-    ("--teacher teacher --num-substeps 2", optimum(), 150, 0.002),
-]
-
-
-@pytest.mark.parametrize("flags, start, steps, bound", UPDATES)
-def test_grpo_update_lands_on_the_optimum(flags, start, steps, bound, monkeypatch):
-    argv = [*flags.split(), "--lr", "0.03", "--groups-per-batch", "64", *SAMPLED]
-    args = grpo_rubric.parse_args(argv)
+def test_grpo_update_lands_on_the_optimum(monkeypatch):
+    flags = f"--scale loo --beta {BETA} --num-substeps 2 --lr 0.03 --groups-per-batch 64"
+    args, steps = grpo_rubric.parse_args([*flags.split(), *SAMPLED]), 250
     monkeypatch.setattr(runs, "MAX_GRAD_NORM", 100.0)
     model, reference, generator = FourLogits(), FourLogits(), torch.Generator().manual_seed(0)
-    reference.weight.data = start.log().float()
     run = begun("grpo_rubric", args, {"policy": model}, steps)
     task, everything = argparse.Namespace(task_id="toy"), torch.ones(512, dtype=torch.bool)
-    reward = REWARD.float() * (args.teacher is None)
     for run.step in range(1, steps + 1):
         letters, rows = model.draw(generator)
         b = dict(zip(("ids", "attention_mask", "mask"), rows), rows=[task] * 512)
         with torch.no_grad():
             b["logps"] = common.token_logps(model, *rows)
-        advantages = grpo_rubric.group_advantages(reward[letters].view(64, 8), args.scale)
+        rewards = REWARD.float()[letters].view(64, 8)
+        advantages = grpo_rubric.group_advantages(rewards, args.scale)
         grpo_rubric.update(args, run, reference, b, advantages.flatten(), everything)
-    assert kl(model.policy(), optimum()) < bound
+    assert kl(model.policy(), optimum()) < 0.005

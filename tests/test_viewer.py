@@ -77,5 +77,5 @@ def test_folders_without_rollouts_or_with_broken_ones(tmp_path):
     watch.main([str(run), "--html"])
     assert "only here" in (run / "watch.html").read_text(encoding="utf-8")
     run = write_run(tmp_path / "broken", [{"step": 1, "answer": "a"}], torn="[1]\n")
-    with pytest.raises(watch.UserError, match=r"rollouts.jsonl:2: expected an answer"):
+    with pytest.raises(watch.UserError, match=r"rollouts.jsonl:2: expected a row"):
         watch.main([str(run), "--html"])

@@ -77,6 +77,7 @@ R1 nine | v .5*9 | |
 R1 the last five are higher than those before | v .5*5 .501*5 | |
 R1 0.005 exactly is not better | v 4*2 9 4*2 4.25*5 | 50 | 45 stop
 R1 more is | v 4*2 9 4*2 4.5*5 | 50 |
+R1 scores of given answers (reward_train.py) | reward/mean .5*120; margin .1*120 | |
 R2 fall of exactly the limit | reward/mean 0..39/1; v 9*6 8*3 | 50 |
 R2 fall above it | reward/mean 0..39/1; v 9*6 7.5*3 | 50 | 35 warn
 R2 at three evaluations in a row | reward/mean 0..49/1; v 9*6 7.5*4 | 50 | 35 warn, 45 stop
@@ -95,16 +96,6 @@ R3 a fall of .3 is not | v .5,.6*6 .3*3 | |
 R3 a fall of .35 is | v .5,.6*6 .25*3 | | 65 warn
 R3 one lucky second evaluation | v .5,.9 .5*3 | |
 R3 without noise a fall of .06 is one | v .55*12 .49*3 | | 65 warn
-R4 four changes of 0.5 before | reward/mean 3*16 3.5*4 5*4 | 10 | 24 warn
-R4 exactly 0.10 of the width | reward/mean 3*20 4*4 | 10 |
-R4 more | reward/mean 3*20 4.25*4 | 10 | 24 warn
-R4 one of the four is not above | reward/mean 3,4*10 9,9,4,9 | 10 |
-R4 not above an earlier peak | reward/mean 3*10 9 3*9 8*4 | 10 |
-R4 a peak before those 20 | reward/mean 9 3*20 8*4 | 10 | 25 warn
-R4 below 4 usual changes | reward/mean 3*4 4*4 3*4 4*4 3*4 5*4 | 10 |
-R4 downwards | reward/mean 3,4*10 0*4 | 10 |
-R4 a jump of a rate | reward/mean .3,.32*10 .9*4 | | 24 warn
-R4 scores of given answers (reward_train.py) | reward/mean .3,.32*10 .9*4; margin .1*24 | |
 R6 four steps are not five | reward/frac_mixed .25*4 | |
 R8 the first three have no start | text/same_answer 0,0,1 | |
 R10 exactly a fifth | judge/canary_empty .2; judge/canary_echo .2 | |
@@ -114,11 +105,6 @@ R12 more than half | judge/failed_frac .51*3 | | 1 warn, 3 stop
 R12 two of three | judge/failed_frac 0,.9,.9,0,.9,.9 | | 2 warn, 5 warn
 R12 no group scored | judge/failed_frac .1*3; groups/scored 0*3 | | 3 stop
 R12 one group scored | judge/failed_frac .1*3; groups/scored 0,1,0 | |
-R13 at .9, 3 turns, 8 episodes | env/blind_share .9; env/turns 3; env/episodes 8 | | 1 warn
-R13 below .9 | env/blind_share .89; env/turns 3; env/episodes 8 | |
-R13 short episodes | env/blind_share 1; env/turns 2.9; env/episodes 8 | |
-R13 few episodes | env/blind_share 1; env/turns 3; env/episodes 7 | |
-R14 one answer lost, none, then two | reward/voided 0,1,0,2 | | 2 warn, 4 warn
 """)
 LIMITS = """
 R6 | reward/frac_mixed | .5*4 | .5 | .25
@@ -291,10 +277,10 @@ def test_best_step(v, best):
     assert Watcher(rows=made({R: [0.5] * 30}, v)).best_step() == best
 
 
-KEYS = f"""{R} {PERFECT} reward/frac_mixed reward/length_corr length/mean length/truncated_frac
+KEYS = f"""{R} {PERFECT} reward/frac_mixed length/mean length/truncated_frac
 text/repetition text/same_answer text/judge_directed text/distinct_2 judge/failed_frac
-judge/canary_echo env/blind_share reward/voided""".split()
-CONSTANT = {"judge/canary_empty": 0.0, "env/turns": 5.0, "env/episodes": 64.0}
+judge/canary_echo""".split()
+CONSTANT = {"judge/canary_empty": 0.0, "env/turns": 5.0}
 
 
 def busy_rows(seed):
@@ -371,7 +357,7 @@ def test_a_rule_without_its_keys_is_never_passed(tmp_path, capsys):
     assert "0.700 → 0.550, from 0.500 to 0.700" in out
     assert all(f"{rule.name} ({rule.signal})" in out for rule in watch.RULES)
     out = run(capsys, write_log(tmp_path, made(*curves("reward/mean .5*10; length/mean 50*10"))))[1]
-    assert "R4 reward_jump (reward/mean)" in out and "R9 length_doubled" not in out
+    assert "R6 dead_groups (reward/frac_mixed)" in out and "R9 length_doubled" not in out
 
 
 ROW = '{"step": 1}\n'
@@ -554,18 +540,13 @@ def test_hostile_text_does_not_hang(text):
 @cases("""
 kind | rule | share
 healthy | R2 | (0, 0.01)
-healthy | R4 | (0, 0.01)
-healthy, correlated rewards | R4 | (0, 0.1)
 slow hack | R2 | (0.95, 1)
-slow hack | R4 | (0, 0.01)
 slow hack, 64 answers | R2 | (0.95, 1)
-jump | R4 | (0.99, 1)
-jump, correlated rewards | R4 | (0.85, 1)
 collapse | R2 | (0, 0.01)
 collapse | R3 | (0.95, 1)
 """)
 def test_alarms_on_simulated_runs(kind, rule, share):
-    """R2 and R4 stop runs or wake people: seldom false, seldom missed."""
+    """Seldom false, seldom missed."""
     first = [outcome(kind, seed)[0] for seed in range(100)]
     assert share[0] <= sum(rule in fired for fired in first) / 100 <= share[1]
 
