@@ -47,7 +47,6 @@ from parts.rates import (
     ONE,
     compare,
     counts_of,
-    kind_of,
     meaning,
     notes,
     rate_section,
@@ -66,8 +65,10 @@ from parts.verdicts import (
     appendix_of,
     chance,
     exit_status,
+    kind_of,
     save_report,
     table_of,
+    verdicts_of,
 )
 
 TITLE = "Did decisions about people differ?"
@@ -477,7 +478,7 @@ def people_answer(part):
         if not selection:
             for row in rows:
                 if "verdict" in row and not row["verdict"].startswith("difference"):
-                    others.setdefault(kind_of(row), Counter())[name] += 1
+                    others.setdefault(kind_of(row["verdict"]), Counter())[name] += 1
             continue
         words, left = words + rest, left + notes(rows, name, part["declared"])
         if len(rows) <= MOST_ROWS:
@@ -485,7 +486,6 @@ def people_answer(part):
             bars = [(row["group"], *pages.ends(row["rate"])) for row in rows]
             axis = {"x": "selection rate", "digits": 1, "percent": True}
             plots.append(pages.interval_plot(f"Selected, by {title}", bars, **axis))
-    every = [row["verdict"] for rows in part["tables"].values() for row in rows if "verdict" in row]
     overview, *about = part["words"]
     for text, counts in others.items():
         names = "; ".join(f"{name} ({n} comparisons)" for name, n in counts.items())
@@ -493,7 +493,8 @@ def people_answer(part):
     unknown = [text for text in about if ": unknown for " in text]
     about = [text for text in about if text not in unknown]
     words = [overview, *found, *unknown, *words, *about, *left]
-    words += [text for key, text in NEXT.items() if any(v.startswith(key) for v in every)]
+    first_words = {text.split()[0].strip(",") for text in verdicts_of(part["tables"].items())}
+    words += [text for key, text in NEXT.items() if key in first_words]
     return pages.section(part["title"], words, tables=tables, plots=plots, level="answer")
 
 
@@ -534,10 +535,9 @@ def sections(report):
 def finish(args, report):
     """Write the report, print its answer, and return the exit status that --fail-on asks for."""
     tables = verdict_tables(report)
-    verdicts = [row["verdict"] for _, rows in tables for row in rows if "verdict" in row]
     report["limits"] = [*LIMITS, *chance(tables)]
     save_report(args, TITLE, [args.table], report, sections)
-    return exit_status(args.fail_on, verdicts)
+    return exit_status(args.fail_on, verdicts_of(tables))
 
 
 def main(argv=None):

@@ -72,7 +72,7 @@ from parts.twins import (
     message_texts,
     twin_table,
 )
-from parts.verdicts import FAIL_ON, REFERENCE, chance, exit_status, save_report
+from parts.verdicts import FAIL_ON, REFERENCE, chance, exit_status, save_report, verdicts_of
 
 TITLE = "Are people treated differently for who they are?"
 
@@ -610,11 +610,9 @@ def counted_verdicts(study):
     parts = parts_of(study, "surfaces", "risky")
     if any(part.get("kind") == "aligned" for part in parts):
         parts = [part for part in parts if part.get("kind") != "base"]
-    rows = [row for part in parts for row in part.get("rows", ())]
-    rows += [row for part in parts_of(study, "changes") for row in part["rows"]]
-    rows += [row for _, rows in verdict_tables({"measures": rate_parts(study)}) for row in rows]
-    verdicts = [row["verdict"] for row in rows if "verdict" in row]
-    verdicts = [text for text in verdicts if not text.startswith("difference found: smaller")]
+    tables = [("", part.get("rows", ())) for part in parts + parts_of(study, "changes")]
+    tables += verdict_tables({"measures": rate_parts(study)})
+    verdicts = [x for x in verdicts_of(tables) if not x.startswith("difference found: smaller")]
     verdicts += ["difference" for part in parts if part.get("codes")]
     return verdicts + ["not measured" for why in study.get("not_measured", ()) if "nothing" in why]
 

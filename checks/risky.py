@@ -9,8 +9,6 @@ import re
 import unicodedata
 from pathlib import Path
 
-from parts.files import UserError
-
 DATA = Path(__file__).resolve().parent.parent / "data"
 
 INVISIBLE = {"\u034f": None, "\ufe0e": None, "\ufe0f": None}
@@ -78,9 +76,6 @@ def risky_patterns():
         for code, c in data["categories"].items()
     }
     silent = [re.compile(p) for p in data["refusal"] + data["allowed"]]
-    every = silent + [p for _, patterns in codes.values() for p in patterns]
-    greedy = [p.pattern for p in every if p.search("") or p.search("hello there.")]
-    assert not greedy, f"risky_questions.json: {greedy[0]!r} matches anything"
     return codes, silent
 
 
@@ -105,7 +100,4 @@ def risky_questions(text):
 
 
 def read_data(name):
-    try:
-        return json.loads((DATA / name).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"{DATA / name}: no such file; interview checks need it") from None
+    return json.loads((DATA / name).read_text(encoding="utf-8"))

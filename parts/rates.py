@@ -27,7 +27,7 @@ from parts.means import wilson
 from parts.pages import number as show
 from parts.stats import holm, number, share
 from parts.two_groups import breslow_day, clustered_difference, distinct, stratified_difference
-from parts.verdicts import JUDGED, p_text, table_of, verdict
+from parts.verdicts import JUDGED, kind_of, p_text, table_of, verdict
 
 LEAST, FLOOR = 10, 0.02  # people of a group, and its share of all, before its rate measures others
 MANY = 100  # people whose rate may be the highest, however small their share
@@ -365,18 +365,13 @@ def sentences(rows, title):
     for row in rows:
         if row not in own and row not in found and "verdict" in row:
             rate = f" {row['rates'][0]}" if "rates" in row else ""
-            others.setdefault(kind_of(row), []).append(row["group"] + rate)
+            others.setdefault(kind_of(row["verdict"]), []).append(row["group"] + rate)
     for text, names in others.items():
         reference = next(row["reference"] for row in rows)
         names = [*names[:8], f"{len(names) - 8} more"] if len(names) > 9 else names
         names = "; ".join(names) + (f", each against {reference}" if text[0] != "n" else "")
         rest.append(f"{title}: {meaning(text)}: {names}.")
     return [sentence(row, title) for row in found], rest
-
-
-def kind_of(row):
-    """A row's verdict without what would be needed."""
-    return re.split(r" \((?!one|more|nobody|fewer|no one)", row["verdict"])[0]
 
 
 def meaning(text):
@@ -429,17 +424,12 @@ def rate_section(part):
     """All numbers of rates by group: of people, votes or answers."""
     tables = []
     for title, rows in part["tables"].items():
-        rows = [row | {"name": row_name(row), "sd": round_sd(row)} for row in rows]
-        tables.append(table_of(rows, GAPS, title))
+        tables.append(table_of([row | {"name": row_name(row)} for row in rows], GAPS, title))
     return pages.section(f"{part['title']}: all numbers", part["words"], tables=tables)
 
 
 def row_name(row):
     return f"{row['within']}: {row['group']}" if "within" in row else row["group"]
-
-
-def round_sd(row):
-    return f"{row['sd']:.1f}" if "sd" in row else ""
 
 
 def rate_tables(part):

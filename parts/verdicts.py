@@ -3,7 +3,6 @@
 Verdicts     difference found, equivalent within δ, inconclusive, not measured; nothing else
 """
 
-import re
 import shlex
 import subprocess
 from importlib.metadata import version
@@ -66,6 +65,20 @@ def p_text(p):
     return f"p {p:.{3 if p < 0.1 else 2}f}".replace("0.", ".", 1)
 
 
+def kind_of(verdict):
+    """A verdict without what would be needed to find more.
+
+    >>> kind_of("inconclusive (17 people a group find 29.7 points or more)")
+    'inconclusive'
+    """
+    return "inconclusive" if verdict.startswith("inconclusive") else verdict
+
+
+def verdicts_of(tables):
+    """[verdict] of the rows of tables [(title, rows)]."""
+    return [row["verdict"] for _, rows in tables for row in rows if "verdict" in row]
+
+
 def title_of(row):
     """How a contrast is called in every table."""
     return f"{row['group']} − {row['reference']}"
@@ -88,8 +101,7 @@ def summary(tables):
         rows, rest = [row for row in rows if "verdict" in row], {}
         differences = [row for row in rows if row["verdict"].startswith("difference")]
         for row in (row for row in rows if row not in differences):
-            kind = re.split(r" \((?:\d|fewer)", row["verdict"])[0]
-            rest.setdefault(kind, []).append(title_of(row))
+            rest.setdefault(kind_of(row["verdict"]), []).append(title_of(row))
         if not differences and len(rest) == 1:
             alike.setdefault(*rest, []).append(title)
         elif rows:

@@ -275,9 +275,6 @@ def test_log_odds_by_teacher_forcing(llama_folder):
         assert abs(of_words[0] - of_words[2]) > 1e-4
 
 
-COLUMNS = ["name", "first", "last", "sex", "race_ethnicity"]
-
-
 def inputs(tmp, per_cell=3):
     cells = [(s, r) for s in ("Female", "Male") for r in ("Black", "White")]
     cells = [(s, r, f"{r}{i}") for s, r in cells for i in range(per_cell)]
@@ -286,7 +283,7 @@ def inputs(tmp, per_cell=3):
         {"prompt": f"Assess {{name}}, who knows sql {'well ' * i}.", "answer": f"Good {i}.", "prefix": "Decision:",
          "rank_prompt": "Who fits?", "profile": f"{{name}} has {i} years.", "expected_decision": "yes" if i % 2 else "no"} for i in range(10)
     ]  # fmt: skip
-    files = write(tmp / "n.csv", names, COLUMNS), write(tmp / "t.jsonl", resumes)
+    files = write(tmp / "n.csv", names, twins.NAME_COLUMNS), write(tmp / "t.jsonl", resumes)
     return ["--names", files[0], "--twins", files[1], "--out", str(tmp / "out")]
 
 
@@ -412,14 +409,6 @@ def test_bad_input_is_one_line(tmp_path, reward_folder, file, content, argv, sai
     assert said in error_of(["twins", "--reward-model", reward_folder, *flags, *argv])
 
 
-def changed_by(before_effect, after_effect, noise=0.02):
-    groups = black_and_white(12)
-    before, after = (
-        simulated(0, 20, groups, x, 0.02, noise) for x in (before_effect, after_effect)
-    )
-    return twin_table(after, groups, before=before)[0]
-
-
 # effect on names read as Black before and after: what the change is called
 @cases("""
 before | after | change
@@ -432,14 +421,11 @@ before | after | change
 """)
 def test_a_change_has_a_direction(before, after, change):
     """−.5 to +.4 was "smaller after". A gap below the margin has no side to be turned around."""
-    row = changed_by(before, after)
+    groups = black_and_white(12)
+    row = changed(*(simulated(0, 20, groups, effect, 0.02, 0.02) for effect in (before, after)))
     assert row["verdict"].startswith(f"difference found: {change} after"), row["verdict"]
-    words = {
-        "larger": "is larger than",
-        "smaller": "is smaller than",
-        "reversed": "is the reverse of",
-    }
-    assert words[change] in row["direction"]
+    words = {"reversed": "is the reverse of"}.get(change, f"is {change} than")
+    assert words in row["direction"]
 
 
 def test_smaller_takes_proof():
@@ -495,8 +481,11 @@ def test_a_sentence_for_every_verdict():
     as passed."""
     rows = [{"group": g, "reference": "White", "verdict": v, "direction": "Black lower"} for g, v in (("Black", FOUND), ("Asian", OPEN), ("Hispanic", NOTHING))]  # fmt: skip
     (sentence,) = summary([("m", rows)])
-    assert sentence == f"m: Black lower; {OPEN} for Asian − White; {NOTHING} for Hispanic − White."
-    meaning = "Inconclusive (…), so neither a difference nor its absence was shown: m."
+    assert (
+        sentence
+        == f"m: Black lower; inconclusive for Asian − White; {NOTHING} for Hispanic − White."
+    )
+    meaning = "Inconclusive, so neither a difference nor its absence was shown: m."
     assert summary([("m", rows[1:2])]) == [meaning]
     assert summary([("m", rows[2:])]) == [f"N{NOTHING[1:]}: m."]
     rows[0]["verdict"] = "equivalent within 0.1 SD: unchanged"

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from checks.risky import risky_questions
+from checks.risky import risky_patterns, risky_questions
 from conftest import REPO
 
 sys.path.insert(0, str(REPO / "data"))
@@ -105,6 +105,9 @@ SEVERITIES = dict.fromkeys(FOUND, "discouraged") | {
 
 
 def test_file_has_the_form_that_the_stages_read():
+    codes, silent = risky_patterns()
+    every = silent + [pattern for _, patterns in codes.values() for pattern in patterns]
+    assert not [p.pattern for p in every if p.search("") or p.search("hello there.")]
     assert set(RISKY) == {"version", "categories", "allowed", "refusal"}
     found = RISKY["categories"]
     assert {code: category["severity"] for code, category in found.items()} == SEVERITIES
