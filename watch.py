@@ -447,8 +447,7 @@ def parse_args(argv=None):
     log = args.log / "metrics.jsonl" if args.log.is_dir() else args.log
     parser.set_defaults(**run_flags(log.with_name("args.json")))
     args = parser.parse_args(argv)  # the command line wins
-    if {"--baseline", "--margin", "--patience"} & parser.given:  # else they are what the run had
-        check_goals(args)
+    check_goals(args)
     if args.out and args.out.exists():
         raise UserError(f"--out {args.out} exists; delete it, or name another file")
     args.log = log

@@ -5,7 +5,6 @@ best, the worst and the flagged ones, from the last step to the first; a filter 
 script, allowed by its hash) chooses by text, step and kind. Without the script all are visible.
 """
 
-import math
 from collections import defaultdict
 from pathlib import Path
 
@@ -28,33 +27,25 @@ VERDICTS = {
 
 
 def costs(rows):
-    """What a step, an answer and a call of the judge took, in seconds and dollars (--judge-price).
+    """What a run took, in seconds, calls of the judge and dollars (--judge-price).
 
-    >>> step = {"time_s": 6.0, "episodes": 4, "judge/calls": 5, "judge/latency_mean": 2.0}
-    >>> costs([step | {"step": t, "judge/usd": 0.02} for t in (1, 2)])
-    '12 s: 6 a step, 1.5 an answer; 10 judge calls, 2 s each; $0.04: 0.004 a call, 0.005 an answer'
+    >>> step = {"time_s": 6.0, "judge/calls": 5, "judge/usd": 0.02}
+    >>> costs([step | {"step": t} for t in (1, 2)])
+    '12 s, 6 a step; 10 judge calls; $0.04'
     """
 
-    def total(*keys):
-        """Sum over the rows that hold a number under all keys."""
-        values = [[row.get(key) for key in keys] for row in rows]
-        return sum(math.prod(x) for x in values if all(isinstance(v, int | float) for v in x))
+    def total(key):
+        return sum(row[key] for row in rows if isinstance(row.get(key), int | float))
 
-    def each(amount, *units):
-        return ", ".join(f"{amount / n:.3g} {unit}" for n, unit in units if n)
-
-    steps, answers = len({row["step"] for row in rows} - {0}), (total("episodes"), "an answer")
-    seconds = total("time_s")
-    per = each(seconds, (steps, "a step"), answers)
-    text = f"{seconds:.0f} s{': ' * bool(per)}{per}" if seconds else "time was not logged"
+    seconds, steps = total("time_s"), len({row["step"] for row in rows} - {0})
+    amounts = [f"{seconds:.0f} s" if seconds else "time was not logged"]
+    if seconds and steps:
+        amounts[0] += f", {seconds / steps:.3g} a step"
     if calls := total("judge/calls"):
-        timed = sum(row["judge/calls"] for row in rows if row.get("judge/latency_mean"))
-        text += f"; {calls:.0f} judge calls"
-        if timed:
-            text += f", {total('judge/calls', 'judge/latency_mean') / timed:.3g} s each"
-        dollars = total("judge/usd")
-        text += f"; ${dollars:.2f}: {each(dollars, (calls, 'a call'), answers)}" * bool(dollars)
-    return text
+        amounts.append(f"{calls:.0f} judge calls")
+    if dollars := total("judge/usd"):
+        amounts.append(f"${dollars:.2f}")
+    return "; ".join(amounts)
 
 
 def load_answers(folder):
