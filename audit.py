@@ -45,6 +45,7 @@ from parts.people import (
 from parts.rates import (
     LEAST,
     ONE,
+    codes,
     compare,
     counts_of,
     meaning,
@@ -378,11 +379,12 @@ def compare_people(people, declared):
     """{title: rows} of every table: selection, within roles, per role, error rates."""
     tables, metrics = {}, {}
     outcomes, words, reason = people.outcomes, [], None
+    ids = codes(people.ids)[0]  # once: sorting a million of them takes seconds
     if outcomes is not None:
         text, reason = outcome_words(people)
         words.append(text)
     for attribute, labels in people.groups.items():
-        settings = {"reference": declared.get(attribute), "clusters": [people.ids]}
+        settings = {"reference": declared.get(attribute), "clusters": [ids]}
         tables[attribute] = compare(labels, people.decided, strata=people.roles, **settings)
         if people.roles:
             rows = compare(labels, people.decided, strata=people.roles, roles=True, **settings)
@@ -396,10 +398,10 @@ def compare_people(people, declared):
                 kind = title.partition(" (")[0]
                 words.append(f"{attribute}: no {kind}: nobody has outcome {label}.")
                 continue
-            columns = labels, people.decided, people.ids, people.roles or [0] * len(labels)
-            groups, decided, ids, roles = ([column[i] for i in rows] for column in columns)
+            columns = labels, people.decided, people.roles or [0] * len(labels)
+            groups, decided, roles = ([column[i] for i in rows] for column in columns)
             reference = settings["reference"] if settings["reference"] in groups else None
-            found = compare(groups, decided, reference, [ids], strata=roles)
+            found = compare(groups, decided, reference, [ids[rows]], strata=roles)
             for row in found:  # four fifths is about selection
                 row["label"] = "reference" if row["group"] == row["reference"] else ""
                 row.pop("highest", None)

@@ -26,7 +26,13 @@ from parts.files import UserError
 from parts.means import wilson
 from parts.pages import number as show
 from parts.stats import holm, number, share
-from parts.two_groups import breslow_day, clustered_difference, distinct, stratified_difference
+from parts.two_groups import (
+    breslow_day,
+    clustered_difference,
+    distinct,
+    stratified_difference,
+    unique_codes,
+)
 from parts.verdicts import JUDGED, kind_of, p_text, table_of, verdict
 
 LEAST, FLOOR = 10, 0.02  # people of a group, and its share of all, before its rate measures others
@@ -171,7 +177,9 @@ def sample_of(groups, values, clusters=(), strata=None):
     """The Sample of (n,) labels and values; clusters in which no label repeats say nothing."""
     group, names = codes(groups)
     values = np.asarray(values, float)
-    kinds = [codes(kind)[0] for kind in clusters]
+    kinds = [
+        unique_codes(kind) if isinstance(kind, np.ndarray) else codes(kind)[0] for kind in clusters
+    ]
     kinds = [kind for kind in kinds if len(kind) and kind.max() + 1 < len(kind)]
     if not kinds and not np.isin(values, (0, 1)).all():
         kinds = [np.arange(len(values))]
