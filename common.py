@@ -624,8 +624,8 @@ def check_sampling(model, place):
     may keep a cache of its own. A third of all tokens end an answer here, so rows move.
     """
     vocabulary = model.config.get_text_config().vocab_size
-    # words from all over the vocabulary: its first ids are control tokens, after which rounding alone
-    # puts a log-prob of SmolLM2 off by 2e-4 (2e-5 after these)
+    # words from all over the vocabulary: after its first ids, control tokens, rounding alone puts
+    # single log-probs of SmolLM2 off by 2e-4 (2e-5 after these)
     prompts = [[i * vocabulary // 10 for i in ids] for ids in 4 * ([1], [2, 3, 4, 5, 6], [7, 8, 9])]
     uniform = torch.from_numpy(np.random.default_rng(0).random((len(prompts), 10)))
     with decoding(model), autocast(model):
