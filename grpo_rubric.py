@@ -10,7 +10,7 @@ Algorithm    (1) rollout: G answers to each of P prompts, log-probs kept
 Conventions  an action is an answer token, end token included; a reward is a number, or None when a
              grader failed (never 0); answer g of prompt p stands at p·G + g
 Left out     1. a value model: the group is the baseline   2. process rewards
-             3. prompts drawn by difficulty, groups drawn again: what a prompt teaches is not known
+             3. groups of equal reward drawn again, other losses: no gain (reports/README.md)
 Run          python grpo_rubric.py
              python grpo_rubric.py --data mine.json --judge-base-url http://localhost:8000/v1
              torchrun --nproc-per-node 8 grpo_rubric.py --fsdp --data mine.json
