@@ -29,9 +29,10 @@ Left out     1. accounts, a database, TLS: put a reverse proxy in front   2. ran
 Run          python annotate.py --items data/items.jsonl
              python annotate.py draw --model runs/dpo --model-b runs/ppo --out runs/ab
              python annotate.py --thumbs --out runs/thumbs
+             python annotate.py --criteria mine.json --responses answers.jsonl --out runs/rated
              python annotate.py agreement --out runs/ab      python annotate.py export --out runs/ab
-Writes       annotations.jsonl, items.jsonl, args.json and prefs.jsonl (or thumbs.jsonl) in --out,
-             readable by you alone
+Writes       annotations.jsonl, items.jsonl, args.json and prefs.jsonl (or thumbs.jsonl, or
+             rated.jsonl) in --out, readable by you alone
 Reference    Cohen 1960; Krippendorff 2011, Computing Krippendorff's alpha-reliability; Wilson 1927
 """
 
@@ -45,12 +46,13 @@ import shlex
 import signal
 import sys
 import threading
+from argparse import Namespace
 from collections import Counter
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
-from parts import files, votes, web
+from parts import criteria, files, votes, web
 from parts.draw import add_arguments, draw
 from parts.files import Parser, UserError, number
 from parts.votes import counted, load_items, other, plain, read_log, replay, standing
@@ -62,7 +64,7 @@ except ImportError:  # Windows: a second server on the same folder is not notice
 
 APP = "annotate 3"
 ITEMS = "data/items.jsonl"
-KEPT = "overlap guidelines no_exact_time thumbs".split()  # flags that a restart takes over
+KEPT = "overlap guidelines no_exact_time thumbs criteria".split()  # that a restart takes over
 TEMPLATES = Path(__file__).resolve().parent / "parts/templates"
 REASONS = "accuracy, relevance, tone, invented facts, risky question, fairness concern".split(", ")
 
@@ -86,8 +88,8 @@ def plan(annotator, items):
 
 
 def unblind(shown, place):
-    """left or right → a or b; a tie, both bad and None stay what they are."""
-    return {**shown, "tie": "tie", "both_bad": "both_bad", None: None}[place]
+    """left or right → a or b; a tie, both bad, a rating and None stay what they are."""
+    return {**shown, "tie": "tie", "both_bad": "both_bad", "rated": "rated", None: None}[place]
 
 
 # ---- 4. the arguments ----
@@ -99,7 +101,7 @@ def parse_args(argv=None):
         argv.insert(0, "serve")
     epilog = "example: python annotate.py --overlap 2; flags: annotate.py serve --help"
     parser = Parser(prog="annotate.py", description=__doc__.splitlines()[0], epilog=epilog)
-    parser.set_defaults(thumbs=False)  # what a session has shown stands in its args.json
+    parser.set_defaults(thumbs=False, criteria=False)  # a session's args.json says what it shows
     commands = parser.add_subparsers(dest="command", metavar="command", required=True)
     parsers = {}
     for name, run in COMMANDS.items():
@@ -111,6 +113,8 @@ def parse_args(argv=None):
     add("--items", help=f"JSONL of id, prompt, a, b, optional task, a_model, b_model, gold (default: items.jsonl in --out, else {ITEMS})")
     add("--overlap", type=number(int, at_least=0), default=1, help="votes per item, 1 to 5; 0: everyone sees every item (default 1)")
     add("--thumbs", action="store_true", help="show one answer of each item, good or bad: thumbs.jsonl for dpo.py --loss-type kto")
+    add("--criteria", default=False, help="rubric file, JSON or JSONL: rate the criteria of each answer, for judge.py audit")
+    add("--responses", help='JSONL of {"prompt" or "task_id", "response"} for --criteria (default: the "response" of its rows)')
     add("--guidelines", help="text file shown before and during the session (default: a text for the bundled tasks)")
     add("--no-exact-time", action="store_true", help="store only the day of a vote, and no durations")
     add("--host", default="127.0.0.1", help="address to listen on; other machines need the printed link (default %(default)s)")
@@ -134,15 +138,44 @@ def parse_args(argv=None):
             raise UserError(f"--out {args.out}: {why}")
         parsers[args.command].set_defaults(**record["args"])
         args = parser.parse_args(argv)
-        if args.thumbs != record["args"].get("thumbs", False):
-            raise UserError(f"--thumbs: --out {args.out} compares pairs; choose another --out")
-    parsers["export"].without_effect("--ties", args.thumbs, "a thumb has no tie")
+        saved = Namespace(**{"thumbs": False, "criteria": False} | record["args"])
+        if kind_of(args) != kind_of(saved):
+            what = f"holds a session of {kind_of(saved)}, not of {kind_of(args)}"
+            raise UserError(f"--out {args.out}: {what}; choose another --out")
+    if args.thumbs and args.criteria:
+        raise UserError("--thumbs and --criteria are two kinds of session; choose one")
+    for flag in ("--ties", "--sft"):
+        parsers["export"].without_effect(flag, kind_of(args) != "pairs", "nothing was compared")
+    parsers["serve"].without_effect("--items", args.criteria, "--criteria names the answers")
+    parsers["serve"].without_effect("--responses", not args.criteria, "it belongs to --criteria")
     return args
+
+
+def kind_of(args):
+    """What a session collects: votes on pairs, thumbs, or ratings of criteria."""
+    return "thumbs" if args.thumbs else "criteria" if args.criteria else "pairs"
 
 
 # ---- 5. the data ----
 # {"id": "item-04", "prompt": [{"role": "user", "content": "Assess this candidate. …"}],
 #  "a": [{"role": "assistant", …}], "b": [{"role": "assistant", …}], "a_model": "…", "gold": null}
+
+
+def read_items(args):
+    """{id: item} of --items or --criteria, else those of --out; UserError if the two differ."""
+    file = Path(args.out) / "items.jsonl"
+    load = criteria.load_items if args.criteria else load_items
+    items = old = load(file, flag="--out") if file.exists() else None
+    if isinstance(args.criteria, str):
+        items = criteria.load_items(args.criteria, args.responses)
+    elif args.items or not old:
+        items = load_items(args.items or ITEMS)
+    if old not in (None, items):
+        fix = "leave that flag out to continue with those, or choose another --out"
+        raise UserError(
+            f"--out {args.out}: holds other items than {args.criteria or args.items}; {fix}"
+        )
+    return items
 
 
 # ---- 8. the loop ----
@@ -151,7 +184,11 @@ SENT = (  # by the page, and written as they are
     "event event_id annotator session strength reasons comment edit ms_active ms_wall ts_client "
     "guidelines_sha256"
 ).split()
-THUMBS = ("left", 2), ("right", 2), (None, None)
+# a choice and its strength, where not every vote is allowed
+CHOICES = {
+    "thumbs": (("left", 2), ("right", 2), (None, None)),
+    "criteria": (("rated", 0), (None, None)),
+}
 
 
 @dataclass
@@ -170,6 +207,7 @@ class Desk:
     def __init__(self, args, items):
         # (1) items: a file of answer pairs, or answers drawn from one or two models
         self.args, self.items, self.lock = args, items, threading.Lock()
+        self.kind = kind_of(args)
         self.events = {}  # {event id: event}, as in the log
         self.owners = {}  # {pseudonym: hash of the key that its first browser holds}
         self.out, self.saved = Path(args.out), False
@@ -185,7 +223,7 @@ class Desk:
         # (2) the log: one line per vote, replayed at every start
         if self.log.exists():
             os.chmod(self.log, files.PRIVATE)
-            for event in read_log(self.log, items, args.thumbs):
+            for event in read_log(self.log, items, self.kind):
                 self.events[event["event_id"]] = event
                 if "key_sha256" in event:  # not in the log of an older version
                     self.owners[event["annotator"]] = event["key_sha256"]
@@ -240,16 +278,19 @@ class Desk:
         if left:
             item, side = self.items[left[0]], me.sides[left[0]]
             before = {"reasons": [], "comment": "", "edit": None} | (me.returned or {})
+            edit = before["edit"] and {"text": before["edit"], "left": before["choice"] == side}
             state["item"] = {
                 "item": [*me.sides].index(left[0]),
                 "prompt": plain(item["prompt"]),
-                "left": votes.answer_text(item[side]),
-                "right": votes.answer_text(item[other(side)]),
                 "reasons": before["reasons"],
                 "comment": before["comment"],
-                "edit": before["edit"]
-                and {"text": before["edit"], "left": before["choice"] == side},
             }
+            if self.kind == "criteria":
+                state["item"] |= criteria.shown(item) | {"ratings": before.get("ratings")}
+            else:
+                texts = {"left": item[side], "right": item[other(side)]}
+                texts = {key: votes.answer_text(answer) for key, answer in texts.items()}
+                state["item"] |= texts | {"edit": edit}
         return state
 
     # (4) a vote: checked, un-blinded, appended, fsync, and only then acknowledged
@@ -267,11 +308,14 @@ class Desk:
             item_id = me.standing[-1]["item_id"]
         elif item_id in {None, *(e["item_id"] for e in me.standing)}:
             return "the item has changed, or you have voted on it already"
-        if self.args.thumbs and (body["choice"], body["strength"]) not in THUMBS:
-            raise ValueError("choice: an answer is good or bad")
+        vote = body["choice"], body["strength"]
+        if vote not in CHOICES.get(self.kind, (vote,)):
+            raise ValueError(f"choice: none of a session of {self.kind}")
         item, left = self.items[item_id], me.sides[item_id]
         shown = {"left": left, "right": other(left)}
         choice, gold = unblind(shown, body["choice"]), item.get("gold")
+        if choice == "rated":
+            criteria.check_ratings(body["ratings"], item)
         event = {
             "schema": votes.SCHEMA,
             **{key: body[key] for key in SENT},
@@ -285,6 +329,7 @@ class Desk:
             "ts_server": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
             "app": APP,
             "thumbs": self.args.thumbs,
+            "ratings": body["ratings"] if choice == "rated" else None,
             "key_sha256": self.owners[body["annotator"]],
         }
         if self.args.no_exact_time:
@@ -305,7 +350,9 @@ class Desk:
     def append(self, line):
         """Write the line to disk, or raise OSError and leave the file as it was."""
         if not self.saved:  # nothing is written before the first vote
-            record = [{"stage": "annotate", "args": {key: vars(self.args)[key] for key in KEPT}}]
+            kept = {key: vars(self.args)[key] for key in KEPT}
+            # on its own a session of criteria goes on with the items in --out
+            record = [{"stage": "annotate", "args": kept | {"criteria": self.kind == "criteria"}}]
             files.write_jsonl(self.out / "args.json", record, mode=files.PRIVATE)
             if not (self.out / "items.jsonl").exists():
                 files.write_jsonl(self.out / "items.jsonl", self.items.values(), mode=files.PRIVATE)
@@ -337,7 +384,7 @@ def make_app(args, items, guidelines="", hosts=("127.0.0.1:5050",), token=None):
             guidelines=guidelines,
             sha256=hashlib.sha256(guidelines.encode()).hexdigest(),
             reasons=REASONS,
-            thumbs=args.thumbs,
+            kind=desk.kind,
             longest=votes.LONGEST,
             token=app.page_token,
         )
@@ -373,16 +420,12 @@ def serve(args):
     """show the pairs in the browser and record the votes (default)"""
     from werkzeug.serving import WSGIRequestHandler, make_server
 
-    out, built_in = Path(args.out), f"guidelines{'-thumbs' if args.thumbs else ''}.txt"
+    out, built_in = Path(args.out), f"guidelines-{kind_of(args)}.txt"
     try:
         guidelines = Path(args.guidelines or TEMPLATES / built_in).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"--guidelines {args.guidelines}: {error}; expected text") from None
-    held = out / "items.jsonl"
-    items = load_items(args.items or (held if held.exists() else ITEMS))
-    if held.exists() and load_items(held, "--out") != items:
-        fix = "leave --items out to continue with those, or choose another --out"
-        raise UserError(f"--out {out}: holds other items than {args.items}; {fix}")
+    items = read_items(args)
     listener = web.listen(args.host.strip("[]"), args.port)  # before anything is written
     address, port = listener.getsockname()[:2]
     args.port, everywhere = port, address in ("0.0.0.0", "::")
@@ -429,10 +472,14 @@ def serve(args):
 
 # (5) export: the votes that stand → prefs.jsonl for reward_train.py, dpo.py and TRL
 def export(args):
-    """write prefs.jsonl from the votes (works while a server runs)"""
+    """write prefs.jsonl from the votes, or rated.jsonl (works while a server runs)"""
     out, name, stage = Path(args.out), "prefs.jsonl", "reward_train.py"
-    items = load_items(out / "items.jsonl", "--out")
-    latest = replay(read_log(out / "annotations.jsonl", items, args.thumbs))
+    items = (criteria.load_items if args.criteria else load_items)(
+        out / "items.jsonl", flag="--out"
+    )
+    latest = replay(read_log(out / "annotations.jsonl", items, kind_of(args)))
+    if args.criteria:
+        return criteria.export(out, items, latest)
     ordinary = counted(latest)
     if args.thumbs:
         rows, name, stage = votes.to_thumbs(items, latest), "thumbs.jsonl", "dpo.py --loss-type kto"
@@ -459,8 +506,11 @@ def export(args):
 
 def report(args):
     """print agreement, position bias and a line per annotator (works while a server runs)"""
-    log = Path(args.out) / "annotations.jsonl"
-    votes.print_agreement(read_log(log, thumbs=args.thumbs), args.thumbs)
+    events = read_log(Path(args.out) / "annotations.jsonl", kind=kind_of(args))
+    if args.criteria:
+        criteria.print_agreement(replay(events))
+    else:
+        votes.print_agreement(events, args.thumbs)
 
 
 # ---- 10. the guard ----

@@ -33,12 +33,19 @@ EVENT = {  # the keys of a line of annotations.jsonl and their types
     "thumbs": (bool, MISSING),  # since annotate 3, as the next key
     "key_sha256": (str, MISSING),
     "edit": (str, NULL, MISSING),  # the better answer as the annotator corrected it
+    "ratings": (dict, NULL, MISSING),  # of criteria: {number: "yes", "no" or null}
 }
 LONGEST = {"comment": 4000, "edit": 20_000}  # characters
 SCHEMA = 1  # of annotations.jsonl and prefs.jsonl; rises when a key changes its meaning
 ITEM = "id task prompt a b a_model b_model gold candidates".split()  # the keys that are read
 HIDDEN_TURNS = "tool_calls function_call reasoning_content reasoning thinking".split()
 STRENGTHS = {"a": (1, 2, 3), "b": (1, 2, 3), "tie": (0,), "both_bad": (0,), None: (None,)}
+STRENGTHS["rated"] = (0,)
+KINDS = {  # of sessions: what a vote is
+    "pairs": "a comparison",
+    "thumbs": "a thumb on one answer",
+    "criteria": "a rating of criteria",
+}
 SHOWN = {"left": "a", "right": "b"}, {"left": "b", "right": "a"}
 
 
@@ -72,6 +79,7 @@ def check_event(event):
             "choice": (event["event"] == "vote") == (event["choice"] is not None),
             "strength": event["strength"] in STRENGTHS.get(event["choice"], ()),
             "undoes": (event["event"] == "undo") == (event["undoes"] is not None),
+            "ratings": (event["choice"] == "rated") == bool(event.get("ratings")),
             # of the better one of two answers
             "edit": event.get("edit") is None
             or (event["edit"].strip() and event["strength"] and not event["thumbs"]),
@@ -83,10 +91,10 @@ def check_event(event):
         raise ValueError(f'"{wrong[0]}" is {value}, which annotate.py does not write')
 
 
-def read_log(path, items=None, thumbs=False):
+def read_log(path, items=None, kind="pairs"):
     """The events of a log, each checked, with `items` also that it belongs to the text of an item.
 
-    thumbs: the log is of single answers; a thumb does not read as a comparison, nor the reverse.
+    kind: of the session; a thumb does not read as a comparison, nor the reverse.
     What follows the last line end was cut off by a crash and never acknowledged: no event.
     """
     if not path.is_file():
@@ -97,9 +105,12 @@ def read_log(path, items=None, thumbs=False):
         try:
             event = files.parse_json(text.decode())
             check_event(event)
-            if event.get("thumbs", thumbs) != thumbs:
-                kinds = ("a comparison", "a thumb on one answer")
-                raise ValueError(f"this vote is {kinds[not thumbs]}, not {kinds[thumbs]}")
+            given = (
+                "thumbs" if event.get("thumbs") else "criteria" if event.get("ratings") else "pairs"
+            )
+            # a skip is of every kind, a line of an older version does not tell
+            if event["choice"] and "thumbs" in event and given != kind:
+                raise ValueError(f"this vote is {KINDS[given]}, not {KINDS[kind]}")
             item_id = event["item_id"]
             if items and item_id not in items:
                 raise ValueError(f"item {item_id!r} is missing in items.jsonl; restore that file")
@@ -252,8 +263,9 @@ def load_items(path, flag="--items"):
 
 
 def item_sha256(item):
-    """Of the prompt and both answers, so that a vote belongs to the very texts that were read."""
-    texts = json.dumps([item["prompt"], item["a"], item["b"]], ensure_ascii=False, sort_keys=True)
+    """Of the prompt and both answers, or of a row of criteria: a vote belongs to the texts read."""
+    texts = item if "response" in item else [item["prompt"], item["a"], item["b"]]
+    texts = json.dumps(texts, ensure_ascii=False, sort_keys=True)
     return hashlib.sha256(texts.encode()).hexdigest()
 
 

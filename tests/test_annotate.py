@@ -20,9 +20,11 @@ import requests
 import annotate
 import common
 import dpo
+import judge
 from conftest import REPO
 from parts import files, stats, votes, web
 from parts.files import UserError
+from parts.rubrics import read_rubrics
 from tiny import cases, pair_rows, tiny_model, write_rows
 
 ORIGIN = "http://127.0.0.1:5050"
@@ -362,7 +364,7 @@ def test_a_thumb_is_no_comparison(tmp_path):
         export(tmp_path)
     other = tmp_path / "other"
     Rater(make(other, 3)).vote("left")
-    with pytest.raises(UserError, match="compares pairs; choose another --out"):
+    with pytest.raises(UserError, match="a session of pairs, not of thumbs"):
         annotate.parse_args(["--thumbs", "--out", str(other)])
 
 
@@ -519,6 +521,74 @@ def test_thumbs(tmp_path):
     assert (labels, len(rows)) == ({"bette": True, "worse": False}, 80)
     assert not (tmp_path / "prefs.jsonl").exists()
     assert annotate.parse_args(["--out", str(tmp_path)]).thumbs
+
+
+RUBRICS = [
+    {"task_id": "fit", "prompt": "Assess Ann.", "reference": "SQL is missing.",
+     "rubrics": ["Names a gap.", {"criterion": "Is rude.", "negate": True},
+                 {"check": "text:max_chars", "max_chars": 400}]},
+    {"task_id": "mail", "prompt": [{"role": "user", "content": "Write to Ben."}],
+     "rubrics": ["Thanks him."]},
+]  # fmt: skip
+ANSWERS = [{"task_id": "fit", "response": "SQL is missing."},
+           {"task_id": "fit", "response": "A strong fit."},
+           {"task_id": "mail", "response": "Dear Ben, thank you."}]  # fmt: skip
+
+
+def rate(rater, ratings):
+    """Rate the answer on the page by {text of a criterion: rating}."""
+    given = {i: ratings[text] for i, text in rater.state["item"]["criteria"].items()}
+    status, data = rater.send(rater.body("rated", ratings=given))
+    assert status == 200, data
+
+
+def test_people_rate_criteria_for_the_audit(tmp_path, capsys):
+    """Nothing wrote the file that judge.py audit reads. Two people: of a criterion the most frequent
+    rating, none where they split; who cannot tell is no rating. What a program decides is not asked."""
+    mine = write_rows(tmp_path / "mine.json", RUBRICS)
+    answers, out = write_rows(tmp_path / "answers.jsonl", ANSWERS), tmp_path / "out"
+    args = annotate.parse_args(
+        ["--criteria", mine, "--responses", answers, "--out", str(out), "--overlap", "2"]
+    )
+    app = annotate.make_app(args, annotate.read_items(args))
+    opinions = {
+        "ann": {"Names a gap.": "yes", "Is rude.": "no", "Thanks him.": "yes"},
+        "ben": {"Names a gap.": "no", "Is rude.": "no", "Thanks him.": None},
+    }
+    for name, ratings in opinions.items():
+        rater = Rater(app, name)
+        assert "max_chars" not in json.dumps(rater.state)
+        for wrong in ({}, {"1": "yes", "9": "no"}, {"1": "maybe", "2": "no"}, None):
+            assert rater.send(rater.body("rated", ratings=wrong))[0] == 400
+        assert rater.send(rater.body("left"))[0] == 400
+        rate(rater, ratings)
+        rater.vote("undo")
+        assert {*rater.state["item"]["ratings"].values()} <= {*ratings.values()}
+        while rater.state["item"]:
+            rate(rater, ratings)
+    (out / "items.jsonl").rename(tmp_path / "items.jsonl")
+    with pytest.raises(UserError, match="no such file|cannot be read"):
+        annotate.main(["export", "--out", str(out)])
+    (tmp_path / "items.jsonl").rename(out / "items.jsonl")
+    for command in ("export", "agreement"):
+        annotate.main([command, "--out", str(out)])
+    text = capsys.readouterr().out
+    assert "3 answers with 3 ratings; left out: 2 on which people split" in text
+    assert "3 answers, 10 ratings, 1 of them “can’t tell”" in text and "2/4 = 50 %" in text
+    people = judge.read_people(read_rubrics(out / "rated.jsonl"))
+    assert {row.task_id: row.human for row, *_ in people} == {
+        "fit:1": {2: False}, "fit:2": {2: False}, "mail:3": {1: True}
+    }  # fmt: skip
+    again = annotate.parse_args(["--out", str(out)])
+    assert list(annotate.read_items(again)) == ["fit:1", "fit:2", "mail:3"]
+    for flags, words in {
+        "": "1: \"response\" is missing", "--thumbs": "two kinds", "--items x": "no effect",
+    }.items():  # fmt: skip
+        with pytest.raises(UserError, match=words):
+            flags = f"--criteria {mine} --out {tmp_path / 'new'} {flags}".split()
+            annotate.read_items(annotate.parse_args(flags))
+    with pytest.raises(UserError, match="a rating of criteria, not a comparison"):
+        votes.read_log(out / "annotations.jsonl")
 
 
 def test_draw(tmp_path, llama_folder, monkeypatch, capsys):

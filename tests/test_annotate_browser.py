@@ -224,6 +224,39 @@ def test_corrections_by_keyboard(serve, open_page, tmp_path):
     assert tab.errors == []
 
 
+@pytest.mark.parametrize("name", ("desk, dark", "phone, dark"))
+def test_criteria_by_keyboard(serve, open_page, tmp_path, name):
+    criteria = ["Names a gap in the profile.", "Is rude. " * 20, "Asks no risky question."] * 3
+    rows = [{"task_id": i, "prompt": "Assess.", "rubrics": criteria, "response": "word " * 90,
+             "reference": "SQL is missing."} for i in "xyz"]  # fmt: skip
+    data = write_rows(tmp_path / "mine.jsonl", rows)
+    tab = open_page(serve(None, "--criteria", data), **VIEWS[name]).start()
+    page, keys = tab.page, tab.keys
+    assert "SQL is missing." in tab.text("#prompt") and page.is_hidden("#reasons")
+    look(page)
+    tab.nothing("1", "y", "n", "Enter")
+    assert "Criterion 4 has no rating" in tab.text("#banner")
+    keys.press("ArrowUp")
+    keys.press("3")  # of the third criterion, which was a no
+    for _ in range(6):
+        keys.press("t")
+    look(page)
+    tab.press("Enter")
+    tab.press("u")
+    assert page.locator(".criterion :checked").evaluate_all("all => all.map(e => e.value)") == [
+        "yes", "yes", *["none"] * 7
+    ]  # fmt: skip
+    page.click(".criterion:last-child label:has([value=no])")
+    tab.act(lambda: page.click('[data-choice="rated"]'))
+    tab.press("s")
+    for _ in range(9):
+        keys.press("2")
+    tab.press("Enter")  # on the button that has the focus
+    assert tab.text("#numbers") == "You rated 2 answers. You skipped 1." and tab.errors == []
+    first = log_of(tmp_path / "run")[2]
+    assert [*first["ratings"].values()] == ["yes", "yes", *[None] * 6, "no"]
+
+
 def test_trouble_and_back(serve, open_page, tmp_path):
     server = serve(item_rows(8))
     tab = open_page(server).start()

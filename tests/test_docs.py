@@ -225,6 +225,8 @@ class Shop:
         server = Server(*words, folder=self.copy)
         for name in ("ann", "ben"):
             rater = Rater(server.poster(), name)
+            while "--criteria" in words and rater.state["item"]:
+                rater.vote("rated", ratings=dict.fromkeys(rater.state["item"]["criteria"], "yes"))
             if not rater.state["item"]:
                 continue
             correction = None if "--thumbs" in words else "Skills: audits.\nFit: no evidence."

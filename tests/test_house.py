@@ -91,7 +91,8 @@ ARROWS = {  # who may import whom, downwards only: stages, parts/runs.py, common
     "parts.votes": {"parts.files", "parts.pages", "parts.rows", "parts.stats"},
     "parts.draw": {"common", "parts.prompting", "parts.votes", "parts.pairs", *REPORTS, *LOWER},
     "parts.web": {"parts.files"},
-    "annotate": {"parts.draw", "parts.files", "parts.votes", "parts.web"},
+    "parts.criteria": {"parts.files", "parts.rubrics", "parts.votes"},
+    "annotate": {"parts.criteria", "parts.draw", "parts.files", "parts.votes", "parts.web"},
     "ppo": RL,
     # what a judge is asked and replies, what it is asked about, and the file of its grades
     "parts.questions": {"parts.dialogue"},

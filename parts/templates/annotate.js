@@ -5,8 +5,8 @@ const PAUSE = 300;  // ms: the second click of a double click must not vote on t
 const LONGEST = { comment: Number($("comment").dataset.longest), "corrected answer": Number($("comment").dataset.longestEdit) };  // characters
 const SIDES = { left: "A", right: "B" };
 const session = newId();
-const thumbs = document.body.dataset.thumbs === "yes";  // one answer at a time, good or bad
-const TITLE = thumbs ? "Judge an answer" : "Compare two answers";
+const kind = document.body.dataset.kind;  // pairs; thumbs: one answer, good or bad; criteria: one answer, each rated
+const TITLE = $("title").textContent;
 let state = null, pending = null, sending = false, delay = 1000, timer = 0;
 let name = "", key = "", shownAt = 0, active = 0, activeSince = 0;
 
@@ -38,7 +38,8 @@ async function call(path, body) {
 }
 
 function showItem(item) {
-  const turns = typeof item.prompt === "string" ? [{ content: item.prompt }] : item.prompt;
+  const turns = typeof item.prompt === "string" ? [{ role: "prompt", content: item.prompt }] : item.prompt.slice();
+  if (item.reference) turns.push({ role: "reference", content: item.reference });
   $("prompt").replaceChildren(...turns.map((turn) => {
     const made = element("div", "", "turn"), content = element("div", "");
     if (turns.length > 1) made.append(element("p", turn.role, "role"));
@@ -47,6 +48,55 @@ function showItem(item) {
     return made;
   }));
   for (const side of ["left", "right"]) render($(side), item[side], $("format").checked);
+}
+
+// ---- criteria ----
+
+const RATINGS = { yes: "Yes", no: "No", none: "Can’t tell" };
+
+function showCriteria(item) {
+  $("criteria").replaceChildren(...Object.entries(item.criteria).map(([id, text]) => {
+    const group = element("fieldset", "", "criterion"), legend = element("legend", text);
+    legend.dir = "auto";
+    group.dataset.id = id;
+    group.append(legend, ...Object.entries(RATINGS).map(([value, words]) => {
+      const label = element("label", ""), box = element("input", "");
+      Object.assign(box, { type: "radio", name: "criterion-" + id, value });
+      box.checked = Boolean(item.ratings) && (item.ratings[id] || "none") === value;
+      label.append(box, words);
+      return label;
+    }));
+    return group;
+  }));
+}
+
+const rated = (group) => group.querySelector(":checked");
+const ratingOf = (group) => rated(group).value === "none" ? null : rated(group).value;
+const groups = () => Array.from(document.querySelectorAll(".criterion"));
+
+function current() {  // the criterion that has the focus, or the first one without a rating
+  return document.activeElement.closest(".criterion") || groups().find((group) => !rated(group));
+}
+
+function move(by) {
+  const all = groups(), group = all[all.indexOf(current()) + by];
+  if (group) (rated(group) || group.querySelector("input")).focus();
+}
+
+function rate(value) {
+  const group = current();
+  if (!group || pending) return;
+  group.querySelector('[value="' + value + '"]').checked = true;
+  const next = groups().find((other) => !rated(other));
+  next ? next.querySelector("input").focus() : document.querySelector('[data-choice="rated"]').focus();
+}
+
+function ratings() {  // {number: rating}, or undefined if one is missing
+  const missing = groups().find((group) => !rated(group));
+  if (!missing) return Object.fromEntries(groups().map((group) => [group.dataset.id, ratingOf(group)]));
+  trouble("Criterion " + (groups().indexOf(missing) + 1) + " has no rating: choose one, or “can’t tell”.");
+  missing.querySelector("input").focus();
+  return undefined;
 }
 
 // ---- corrections ----
@@ -155,6 +205,7 @@ function show(data, said) {
   if (item) {
     for (const side in SIDES) opened(side, false);
     showItem(item);
+    if (kind === "criteria") showCriteria(item);
     if (item.edit) edit(item.edit.left ? "left" : "right", item.edit.text);
     for (const id of ["prompt", "left", "right"]) $(id).scrollTop = 0;
     view("work", "Item " + (data.done + 1) + " of " + data.all);
@@ -162,7 +213,7 @@ function show(data, said) {
     void document.body.offsetWidth;  // restarts the fade
     document.body.classList.add("fresh");
   } else {
-    const judged = thumbs ? "You judged " + count(data.votes, "answer") : "You compared " + count(data.votes, "pair");
+    const judged = { pairs: "You compared " + count(data.votes, "pair"), thumbs: "You judged " + count(data.votes, "answer"), criteria: "You rated " + count(data.votes, "answer") }[kind];
     $("numbers").textContent = judged + ". You skipped " + (data.done - data.votes) + ".";
     view("end", "Thank you, " + name);
   }
@@ -187,7 +238,7 @@ function trouble(words, again) {
 
 function lock(on) {
   for (const button of document.querySelectorAll("[data-choice], #undo")) button.disabled = on;
-  for (const field of document.querySelectorAll("#why input, textarea, [data-edit]")) field.disabled = on;
+  for (const field of document.querySelectorAll("#why input, textarea, [data-edit], #criteria input")) field.disabled = on;
   if (!on) for (const button of document.querySelectorAll(".chosen")) button.classList.remove("chosen");
 }
 
@@ -208,11 +259,12 @@ function submit(button, body) {
   const now = performance.now();
   if (pending || now - shownAt < PAUSE) return;
   const comment = body.event === "undo" ? "" : $("comment").value.trim();
-  const text = corrected(body.choice);
+  const text = corrected(body.choice), given = body.choice === "rated" ? ratings() : null;
+  if (given === undefined) return;
   if (text === undefined || tooLong("comment", comment) || tooLong("corrected answer", text || "")) return;
   const reasons = body.event === "undo" ? [] : Array.from(document.querySelectorAll("#reasons input:checked"), (box) => box.value);
   pending = {
-    ...body, event_id: newId(), annotator: name, key, session, step: state.step, reasons, comment, edit: text,
+    ...body, event_id: newId(), annotator: name, key, session, step: state.step, reasons, comment, edit: text, ratings: given,
     ms_active: Math.round(active + (activeSince ? now - activeSince : 0)), ms_wall: Math.round(now - shownAt),
     ts_client: new Date().toISOString(), guidelines_sha256: document.body.dataset.guidelines,
   };
@@ -251,7 +303,7 @@ async function send() {
 }
 
 function typing(target) {
-  return target.closest("textarea, input:not([type=checkbox]), select");
+  return target.closest("textarea, input:not([type=checkbox]):not([type=radio]), select");
 }
 
 document.addEventListener("keydown", (event) => {
@@ -259,8 +311,8 @@ document.addEventListener("keydown", (event) => {
   if (key === "Escape" && event.target.closest("textarea")) return $("title").focus();
   if (event.ctrlKey || event.altKey || event.metaKey || event.isComposing) return;
   if (!$("shortcuts").checked || typing(event.target) || document.querySelector("dialog[open]")) return;
-  if (key.startsWith("Arrow") && event.target.closest(".words")) return;  // they scroll this text
-  const strong = shiftKey && !thumbs ? 3 : 2;
+  if (key.startsWith("Arrow") && event.target.closest(".words") && event.target.type !== "radio") return;  // they scroll this text
+  const strong = shiftKey && kind === "pairs" ? 3 : 2;
   const digit = code.match(/^(?:Digit|Numpad)([123])$/);
   const what = digit ? digit[1] : key.length === 1 ? key.toLowerCase() : key;
   const actions = {
@@ -269,6 +321,14 @@ document.addEventListener("keydown", (event) => {
     "3": () => choose("tie", 0), t: () => choose("tie", 0), b: () => choose("both_bad", 0), s: () => choose("skip"),
     e: () => edit("left"), r: () => edit("right"), u: undo, c: () => $("work").hidden || $("comment").focus(), g: () => $("guidelines").showModal(), "?": () => $("help").showModal(),
   };
+  if (kind === "criteria") {
+    for (const old of ["q", "w", "b", "e", "r", "ArrowLeft", "ArrowRight"]) delete actions[old];
+    Object.assign(actions, {
+      "1": () => rate("yes"), y: () => rate("yes"), "2": () => rate("no"), n: () => rate("no"), "3": () => rate("none"), t: () => rate("none"),
+      ArrowUp: () => move(-1), ArrowDown: () => move(1),
+    });
+    if (!event.target.closest("button, summary")) actions.Enter = () => choose("rated", 0);  // on a button Enter presses it
+  }
   if (!Object.hasOwn(actions, what)) return;
   event.preventDefault();
   if (!event.repeat) actions[what]();
