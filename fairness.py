@@ -61,7 +61,7 @@ from parts.reports import (
     raw_scorer,
 )
 from parts.reports import labels as labels_of
-from parts.rows import check_prompt
+from parts.rows import check_pair, check_prompt
 from parts.stats import number, share
 from parts.twins import (
     contrasts_of,
@@ -192,9 +192,7 @@ def load_answers(path):
 
 def check_vote(row):
     """A preference row whose candidates are objects with groups in words; ValueError where not."""
-    import common
-
-    common.check_pair(row)
+    check_pair(row)
     people, texts = row.get("candidates") or [], ("in", "name", *REFERENCE)
     fine = isinstance(people, list) and all(isinstance(c, dict) for c in people)
     if not fine or not all(isinstance(c.get(key), str | None) for c in people for key in texts):

@@ -39,7 +39,7 @@ from parts.reports import (
     read_run,
     write_report,
 )
-from parts.rows import plain_text
+from parts.rows import check_prompt, plain_text
 from parts.stats import standings
 
 RANK_ORDER = "Which candidate fits this role?"  # first line of the task rank; data/README.md
@@ -151,8 +151,6 @@ def load_candidates(args):
 
 def read_candidate(row, args, fixed):
     """One candidate; ValueError says what is wrong with its row."""
-    import common
-
     fixes = {"id": "add it, with a value of its own for each candidate", args.blind: "see --blind"}
     for name in filter(None, ("id", args.text_column, args.blind)):
         if name not in row:
@@ -165,7 +163,7 @@ def read_candidate(row, args, fixed):
         raise ValueError(f"rename {min(taken)!r}, a column of ranked.csv")
     json.dumps(row, ensure_ascii=False).encode()  # half a character is a ValueError
     prompt = fixed or row.get("prompt") or role_prompt(str(row.get("role") or ""))
-    common.check_prompt({"prompt": prompt})
+    check_prompt({"prompt": prompt})
     text, named, name = str(row[args.text_column]), 1, ""
     if args.blind:
         name = str(row[args.blind] or "")

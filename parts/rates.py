@@ -283,8 +283,8 @@ def row_of(row, sample, test, reason, highest, unit):
     if group == best:
         row |= {"ir": {"value": 1.0}, "label": "reference"}
         return row | (four_fifths(sample, group, highest) if highest != best else {})
-    verdict = f"not measured ({reason})"
-    return row | {"ir": {"value": None}, "label": "not judged", "verdict": verdict}
+    row["verdict"] = f"not measured ({reason})"
+    return row | {"ir": {"value": None}, "label": "not judged"}
 
 
 def four_fifths(sample, group, highest):

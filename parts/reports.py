@@ -14,6 +14,7 @@ import numpy as np
 
 from parts import files, pages
 from parts.files import UserError
+from parts.rows import check_pair
 
 SCHEMA = 4  # of report.json; a key that changes its meaning, or leaves, raises it
 
@@ -84,12 +85,10 @@ def read_run(name):
 def seen_pairs(run, rows):
     """How many of these preference rows a run was trained on, by the files that its args.json names
     and that are unchanged; None where none of them is there."""
-    import common
-
     given = run["args"].get("pairs") if run else None
     names = [given] if isinstance(given, str) else given or []
     names = [n for n in names if Path(n).is_file() and run["sha256"].get(n) == files.fingerprint(n)]
-    trained = (row for name in names for row in files.read_jsonl(name, common.check_pair))
+    trained = (row for name in names for row in files.read_jsonl(name, check_pair))
     pair = itemgetter("prompt", "chosen", "rejected")
     seen = {json.dumps(pair(row), sort_keys=True) for row in trained}
     return sum(json.dumps(pair(row), sort_keys=True) in seen for row in rows) if names else None

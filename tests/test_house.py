@@ -65,7 +65,7 @@ ARROWS = {  # who may import whom, downwards only: stages, parts/runs.py, common
     "parts.folders": {"parts.dialogue"},
     "parts.memory": {"parts.cache", "parts.families", "parts.parallel"},
     "parts.guard": {"parts.files", "parts.parallel", "parts.runs"},
-    "parts.reports": {"common", "parts.files", "parts.pages", "parts.parallel", "parts.runs"},
+    "parts.reports": {"common", "parts.files", "parts.pages", "parts.parallel", "parts.rows"},
     "parts.frontier": {"parts.files", "parts.pages", "parts.reports", "parts.stats"},
     "parts.evaluation_page": {"parts.card", "parts.frontier", "parts.pages", "parts.reports"},
     "parts.pages": {"parts.files"},
