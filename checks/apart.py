@@ -27,12 +27,10 @@ from decimal import Decimal
 from fractions import Fraction
 from multiprocessing.connection import Connection
 
-# classes written in C, which nothing can change: a pickle may set attributes of what it names
-CARRIED = {type(None), bool, int, float, complex, str, bytes, bytearray, range, Decimal}
-CARRIED |= {list, tuple, set, frozenset, dict, collections.OrderedDict, collections.defaultdict}
-CARRIED |= {collections.deque, datetime.date, datetime.datetime, datetime.time}
-CARRIED |= {datetime.timedelta, datetime.timezone}
-REBUILT = {"Counter": (collections.Counter, dict), "Fraction": (Fraction, str)}
+CARRIED = {type(None), bool, int, float, complex, str, bytes, bytearray, range, Decimal, Fraction}
+CARRIED |= {list, tuple, set, frozenset, dict, collections.Counter, collections.OrderedDict}
+CARRIED |= {collections.defaultdict, collections.deque, datetime.date, datetime.datetime}
+CARRIED |= {datetime.time, datetime.timedelta, datetime.timezone}
 CHANGING = (list, dict, set, bytearray, collections.deque)
 MOST = 1 << 22  # bytes of a message
 FORWARDED = """len iter next getitem setitem delitem add sub mul truediv floordiv mod pow neg abs
@@ -55,14 +53,10 @@ class Sender(pickle.Pickler):
 
     def persistent_id(self, value):
         """None: the value itself is sent; else what stands for it."""
-        kind = type(value)
-        if kind in CARRIED or any(value is known for known in CARRIED):
+        if type(value) in CARRIED or any(value is known for known in CARRIED):
             return None
-        for name, (known, plain) in REBUILT.items():
-            if kind is known:
-                return name, plain(value)
-        if kind is Remote:
-            return "yours", value._number
+        if type(value) is Remote:
+            return "yours", value._number, []
         self.peer.objects[id(value)] = value
         bases = (c for c in (int, float, str, tuple, list, set, dict) if isinstance(value, c))
         return "mine", id(value), [base(value) for base in bases]
@@ -77,10 +71,8 @@ class Receiver(pickle.Unpickler):
         return next(c for c in CARRIED if (c.__module__, c.__qualname__) == (module, name))
 
     def persistent_load(self, reference):
-        kind, value, *plain = reference
-        if kind in REBUILT:
-            return REBUILT[kind][0](value)
-        return self.peer.objects[value] if kind == "yours" else Remote(self.peer, value, *plain)
+        owner, number, plain = reference
+        return self.peer.objects[number] if owner == "yours" else Remote(self.peer, number, plain)
 
 
 class Peer:

@@ -396,6 +396,8 @@ PROGRAMS = [  # code, tests that it passes
     ("from datetime import date\ndef day(): return date(2020, 1, 2)", "import datetime\nassert day() == datetime.date(2020, 1, 2)"),
     ("from collections import Counter, namedtuple\nP = namedtuple('P', 'x y')\ndef f(s): return Counter(s), P(1, 2)",
      "c, p = f('aab')\nassert c == {'a': 2, 'b': 1} and p == (1, 2) and p.x == 1"),
+    ("from fractions import Fraction\ndef half(): return Fraction(1, 2)\ndef top(c): return c.most_common(1)",
+     "import collections, fractions\nassert half() == fractions.Fraction(1, 2) and top(collections.Counter('aab')) == [('a', 2)]"),
     ("class E(ValueError): pass\ndef f(x): raise E('no')",
      "for kind in (E, ValueError):\n    try:\n        f(1)\n        raise SystemExit\n    except kind as e:\n        assert str(e) == 'no'"),
     ("class Stack:\n    def __init__(self): self.items = []\n    def push(self, x): self.items.append(x)\n    def __len__(self): return len(self.items)",
