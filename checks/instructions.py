@@ -26,6 +26,7 @@ Reference    Zhou et al. 2023, arXiv 2311.07911; google-research/instruction_fol
 
 import difflib
 import json
+import operator
 import os
 import re
 import unicodedata
@@ -47,11 +48,11 @@ def is_number(value):
 
 
 RELATIONS = {
-    "less than": lambda a, b: a < b,
-    "at least": lambda a, b: a >= b,
-    "at most": lambda a, b: a <= b,
-    "more than": lambda a, b: a > b,
-    "exactly": lambda a, b: a == b,
+    "less than": operator.lt,
+    "at least": operator.ge,
+    "at most": operator.le,
+    "more than": operator.gt,
+    "exactly": operator.eq,
 }
 
 # kana and Han; Thai and Lao, Tibetan, Burmese, Khmer; in Korean endings are joined to the word
@@ -130,12 +131,11 @@ def number_of_sentences(text):
         pieces[-1] += match[0]
         word = re.search(r"[\w.]*$", match[1])[0]
         more = text[match.end() :].lstrip()[:1]
-        initial = (
-            re.fullmatch(r"[A-HJ-Z]|(?:[A-Za-z]\.)+[A-Za-z]", word) or word.lower() in ABBREVIATIONS
-        )
-        if not (match[2][:1] == "." and (initial or match[2] == "..." and more.islower())):
-            if not (match[2][:1] == "…" and more.islower()):
-                pieces.append("")
+        initial = re.fullmatch(r"[A-HJ-Z]|(?:[A-Za-z]\.)+[A-Za-z]", word)
+        initial = initial or word.lower() in ABBREVIATIONS
+        dots = match[2] == "..." or match[2][:1] == "…"
+        if not (match[2][:1] == "." and initial or dots and more.islower()):
+            pieces.append("")
     return sum(re.search(r"\w", piece) is not None for piece in pieces)
 
 
@@ -169,18 +169,17 @@ def json_value(text):
 def number_of_highlights(text):
     """Pieces *between stars* and **between two**, with text, as IFEval counts them."""
     pieces = re.findall(r"\*[^\n*]*\*", text) + re.findall(r"\*\*[^\n*]*\*\*", text)
-    return sum(bool(piece.strip("*").strip()) for piece in pieces)
+    return sum(re.search(r"[^\s*]", piece) is not None for piece in pieces)
 
 
 def number_of_sections(text, splitter):
     pieces = re.split(rf"(?<!\w){re.escape(splitter.strip())}\s?\d+", text)[1:]
-    return sum(bool(piece.strip()) for piece in pieces)
+    return sum(map(bool, map(str.strip, pieces)))
 
 
 def number_of_capital_words(text):
     """Words in capitals, joined by - / . or ': SQL-HR is one, and 'S and N'T are cut off."""
-    words = re.findall(r"[\w@#]+(?:[-/.][\w]+)*", text)
-    return sum(word.isupper() for word in words)
+    return sum(map(str.isupper, re.findall(r"[\w@#]+(?:[-/.][\w]+)*", text)))
 
 
 def has_postscript(text, postscript_marker):
@@ -290,14 +289,24 @@ def gold_math(value):
     return answer
 
 
+def counted(count, number, holds="relation", **kinds):
+    """The check that relates what count(answer, …) finds to a number, and its arguments."""
+
+    def check(answer, **arguments):
+        wanted, related = arguments.pop(number), arguments.pop(holds)
+        return related(count(answer, **arguments), wanted)
+
+    return check, kinds | {number: whole, holds: relation}
+
+
 # fmt: off
 CHECKS = {  # id: (the check, its arguments)
     "keywords:existence": (lambda a, keywords: all(occurrences(k, a) for k in keywords), {"keywords": texts}),
     "keywords:forbidden_words": (lambda a, forbidden_words: not any(occurrences(k, a) for k in forbidden_words), {"forbidden_words": texts}),
-    "keywords:frequency": (lambda a, keyword, frequency, relation: relation(occurrences(keyword, a), frequency), {"keyword": a_text, "frequency": whole, "relation": relation}),
-    "keywords:letter_frequency": (lambda a, letter, let_frequency, let_relation: let_relation(a.lower().count(letter), let_frequency), {"letter": letter, "let_frequency": whole, "let_relation": relation}),
+    "keywords:frequency": counted(lambda a, keyword: occurrences(keyword, a), "frequency", keyword=a_text),
+    "keywords:letter_frequency": counted(lambda a, letter: a.lower().count(letter), "let_frequency", "let_relation", letter=letter),
     "length_constraints:number_words": (words_match, {"num_words": whole, "relation": relation}),
-    "length_constraints:number_sentences": (lambda a, num_sentences, relation: relation(number_of_sentences(a), num_sentences), {"num_sentences": whole, "relation": relation}),
+    "length_constraints:number_sentences": counted(number_of_sentences, "num_sentences"),
     "length_constraints:number_paragraphs": (paragraphs_match, {"num_paragraphs": positive}),
     "length_constraints:nth_paragraph_first_word": (nth_first_word, {"num_paragraphs": positive, "nth_paragraph": positive, "first_word": a_text}),
     "detectable_format:number_bullet_lists": (lambda a, num_bullets: len(re.findall(r"^[ \t]*[*-](?![*-])(?=.*\w)", a, re.M)) == num_bullets, {"num_bullets": whole}),
@@ -313,7 +322,7 @@ CHECKS = {  # id: (the check, its arguments)
     "startend:quotation": (is_quoted, {}),
     "change_case:english_lowercase": (str.islower, {}),
     "change_case:english_capital": (str.isupper, {}),
-    "change_case:capital_word_frequency": (lambda a, capital_frequency, capital_relation: capital_relation(number_of_capital_words(a), capital_frequency), {"capital_frequency": whole, "capital_relation": relation}),
+    "change_case:capital_word_frequency": counted(number_of_capital_words, "capital_frequency", "capital_relation"),
     "punctuation:no_comma": (lambda a: re.search("[,，、،﹐﹑､]", a) is None, {}),
     "text:max_chars": (lambda a, max_chars: len(a) <= max_chars, {"max_chars": positive}),
     "combination:repeat_prompt": (repeats_prompt, {"prompt_to_repeat": a_text}),
@@ -325,7 +334,7 @@ CHECKS = {  # id: (the check, its arguments)
     "math:equal": (math_matches, {"answer": gold_math, "strict_boxed?": a_flag, "last_number?": a_flag}),
     "code:tests": (run_tests, {"tests": a_program}),
     "code:compiles": (lambda a: bool(programs(a)), {}),
-    "interview:question_count": (lambda a, num_questions, relation: relation(number_of_requests(a), num_questions), {"num_questions": whole, "relation": relation}),
+    "interview:question_count": counted(number_of_requests, "num_questions"),
     "interview:no_risky_question": (lambda a: not risky_questions(a), {}),
 }
 # fmt: on
@@ -339,9 +348,7 @@ def check_arguments(check, arguments, allow_code=False):
     if check == "code:tests" and not allow_code:
         raise ValueError("code:tests runs the answer's code here; add --allow-code-execution")
     if check == "code:tests" and os.name != "posix":
-        raise ValueError(
-            "code:tests: this system cannot bound the answer's code; use Linux or macOS"
-        )
+        raise ValueError("code:tests: no bounds on the answer's code here; use Linux or macOS")
     kinds = {name.rstrip("?"): kind for name, kind in CHECKS[check][1].items()}
     missing = [n for n in CHECKS[check][1] if not n.endswith("?") and n not in arguments]
     unknown = [name for name in arguments if name not in kinds]

@@ -241,7 +241,7 @@ def test_ruler_scores_a_group():
     assert "no usable value" in lost[0].error
 
 
-@pytest.mark.parametrize("n", [*range(2, 9), 184, 185, 1500])
+@pytest.mark.parametrize("n", [*range(2, 9), 1500])
 def test_all_places_change_in_the_second_pass(n):
     """Each attempt has a name of its own, however many there are; what a judge adds by place, in a
     line, is in the difference of the two orders: by how many places an attempt moved."""
@@ -372,30 +372,25 @@ BAD_ROWS = cases("""
 {"prompt": "p", "instruction_id_list": ["punctuation:no_comma"], "kwargs": ["{}"]} | "kwargs" holds '{}'
 """)
 
-LAYOUTS = [  # a row; its criteria as text × weight, - for a fault; what is named as not read
-    ({"rubrics": [{"criterion": "a", "points": 7, "tags": []}, {"criterion": "b", "points": -8}],
-      "prompt_id": "T", "example_tags": []}, "a×7 -b×-8", "example_tags, tags of a criterion"),
-    ({"rubrics": [{"title": "n", "description": "a", "weight": 5}], "key": "T"}, "n×5", ""),
-    ({"rubrics": [{"text": "a", "name": "n"}, {"requirement": "b"}]}, "n×1 b×1", ""),
-    ({"rubrics": [{"criterion": "a", "id": "c7", "axis": "x", "source": "me"}]}, "a×1",
-     "axis of a criterion, id of a criterion, source of a criterion"),
-    ({"rubrics": [{"criterion": "a", "weight": None, "negate": True}, "b"]}, "-a×1 b×1", ""),
-    ({"rubric - 2. criterion": "b", "rubric - 2. weight": 3, "rubric - 1. criterion": "a",
-      "rubric - 1. ratingA": "x", "rubric - 3. criterion": None, "rubric - 3. weight": 9},
-     "a×1 b×3", "rubric - N. ratingA"),
-    ({"rubric - 1. criterion": "a", "Rubric - 2. Points": -2, "rubric - 2. criterion": "b"},
-     "a×1 -b×-2", ""),
-    ({"instruction_id_list": ["punctuation:no_comma"], "kwargs": [None], "key": 9},
-     "punctuation:no_comma×1", ""),
-    ({"rubrics": ["a"], "domain": "hr", "ideal_answer": "x", "split": "dev"}, "a×1",
-     "domain, ideal_answer, split"),
-    ({"rubrics": [{"check": "punctuation:no_comma", "points": -1}, "a"]},
-     "-punctuation:no_comma×-1 a×1", ""),
-]  # fmt: skip
+# a row; its criteria as text × weight, - for a fault; what is named as not read
+LAYOUTS = """
+{"rubrics": [{"criterion": "a", "points": 7, "tags": []}, {"criterion": "b", "points": -8}], "prompt_id": "T", "example_tags": []} | a×7 -b×-8 | example_tags, tags of a criterion
+{"rubrics": [{"title": "n", "description": "a", "weight": 5}], "key": "T"} | n×5 |
+{"rubrics": [{"text": "a", "name": "n"}, {"requirement": "b"}]} | n×1 b×1 |
+{"rubrics": [{"criterion": "a", "id": "c7", "axis": "x", "source": "me"}]} | a×1 | axis of a criterion, id of a criterion, source of a criterion
+{"rubrics": [{"criterion": "a", "weight": null, "negate": true}, "b"]} | -a×1 b×1 |
+{"rubric - 2. criterion": "b", "rubric - 2. weight": 3, "rubric - 1. criterion": "a", "rubric - 1. ratingA": "x", "rubric - 3. criterion": null, "rubric - 3. weight": 9} | a×1 b×3 | rubric - N. ratingA
+{"rubric - 1. criterion": "a", "Rubric - 2. Points": -2, "rubric - 2. criterion": "b"} | a×1 -b×-2 |
+{"instruction_id_list": ["punctuation:no_comma"], "kwargs": [null], "key": 9} | punctuation:no_comma×1 |
+{"rubrics": ["a"], "domain": "hr", "ideal_answer": "x", "split": "dev"} | a×1 | domain, ideal_answer, split
+{"rubrics": [{"check": "punctuation:no_comma", "points": -1}, "a"]} | -punctuation:no_comma×-1 a×1 |
+""".strip().split("\n")
 
 
-@pytest.mark.parametrize("row, criteria, unread", LAYOUTS)
-def test_layouts_that_people_have(row, criteria, unread, tmp_path):
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts_that_people_have(layout, tmp_path):
+    text, criteria, unread = (part.strip() for part in f"{layout} ".split(" | "))
+    row = json.loads(text)
     data = read_rubrics(write(tmp_path / "r.json", [{"prompt": "p"} | row]))
     found = [f"{'-' * c.negate}{c.label}×{c.weight:g}" for c in data.rows[0].criteria]
     assert " ".join(found) == criteria and ", ".join(sorted(data.unread)) == unread

@@ -27,13 +27,10 @@ from test_judge import (
     ratings,
     row_of,
     run,
+    told,
 )
 
 pytestmark = pytest.mark.usefixtures("quiet_process")
-
-
-def told(status, message="later", **headers):
-    return status, headers, {"error": {"message": message}}
 
 
 def ok(**body):
@@ -358,17 +355,14 @@ def test_a_dripping_server_holds_nobody(tmp_path):
 
 
 CONTENTS = [
-    [
-        {"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]},
-        {"type": "text", "text": YES},
-    ],
+    [{"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}, {"type": "text", "text": YES}],
     [{"type": "text", "text": YES[:9]}, {"type": "output_text", "text": YES[9:]}],
     [YES[:20], YES[20:]],
     [{"type": "text", "text": {"value": YES}}, {"type": "image_url"}, None, 7],
     [{"text": YES}],
     {"type": "text", "text": YES},
     f"\ufeff\n{YES}\n",
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("content", CONTENTS)
@@ -377,17 +371,16 @@ def test_content_as_a_list_of_parts(content):
     assert found.score == 1.0 and len(requests) == 1
 
 
+USAGES = """{"prompt_tokens": "12", "completion_tokens": "7"} | "free"
+ | {"prompt_tokens": "many", "completion_tokens": null} | {"prompt_tokens": 1e999, "completion_tokens": -3}
+ | {"prompt_tokens": true, "completion_tokens": [1]}""".split(" | ")
 CRASHES = [  # a paid run ends with none of these
     rated("Yes", "Yes", reason="half a pair: \ud800"),  # written as the escape \ud800
     json.dumps(rated("Yes", "Yes", reason="whole: 😀")).replace('\\"', '"')[1:-1],
     rated("Yes", "Yes", reason=["a", {"b": None}]),
     rated("Yes", "Yes", reason=None, extra="\x00"),
     says("\ud83d" + YES),
-    ok(**completion(YES), usage={"prompt_tokens": "12", "completion_tokens": "7"}),
-    ok(**completion(YES), usage={"prompt_tokens": "many", "completion_tokens": None}),
-    ok(**completion(YES), usage={"prompt_tokens": 1e999, "completion_tokens": -3}),
-    ok(**completion(YES), usage={"prompt_tokens": True, "completion_tokens": [1]}),
-    ok(**completion(YES), usage="free"),
+    *(ok(**completion(YES), usage=json.loads(usage)) for usage in USAGES),
     (200, {}, b"\xef\xbb\xbf" + json.dumps(completion(YES)).encode()),
 ]
 
