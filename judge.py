@@ -277,7 +277,7 @@ def grade_answers(rows, answers, judge=None, mode="strict", how="fraction", chec
     replies = dict(zip(calls, judge.ask(list(calls.values())))) if calls else {}
     grades = []
     for n, (row, answer) in enumerate(zip(rows, answers, strict=True)):
-        reply, criteria = replies.get(n, Reply()), []
+        reply, criteria, error = replies.get(n, Reply()), [], None
         for c in row.criteria:
             if c.kind == "judge" and checks_only:
                 continue
@@ -287,16 +287,16 @@ def grade_answers(rows, answers, judge=None, mode="strict", how="fraction", chec
             # (3) checks: a program decides, nothing is sent
             elif c.kind == "check":
                 verdict, reason = decide(c, answer, mode)
+                if verdict is None:
+                    error = error or UNREAD + reason.partition(" (")[0]
             elif reply.value:
                 met, reason = reply.value[c.id]
                 verdict = met != c.negate
             logged = {"id": c.id, "kind": c.kind, "verdict": verdict, "weight": c.weight}
             criteria.append(logged | {"reason": reason})
         # (4) verdicts: reply → yes, no or nothing for each id → score, None if a grader failed
-        weights, passed = [c["weight"] for c in criteria], [c["verdict"] for c in criteria]
-        unread = [c["reason"] for c in criteria if c["kind"] == "check" and c["verdict"] is None]
-        error = reply.error or (UNREAD + unread[0].partition(" (")[0] if unread else None)
-        score = None if error else rubric_score(weights, passed, how)
+        error, weights = reply.error or error, [c["weight"] for c in criteria]
+        score = None if error else rubric_score(weights, [c["verdict"] for c in criteria], how)
         grades.append(Grade(score, criteria, reply.cached, reply.attempts, reply.latency, error))
     return grades
 
@@ -332,16 +332,16 @@ def audit(items, grades):
     The interval is over rows; false credit: a yes where people say no; false refusal: a no where
     they say yes (of a criterion with `negate`, yes: the fault is not there); unrated: no verdict.
     """
-    found, table = defaultdict(list), []
+    ratings, table = defaultdict(list), []  # {kind: (verdict, people's, task)}
     for (row, *_), grade in zip(items, grades, strict=True):
         for c, logged in zip(row.criteria, grade.criteria):
             if c.id in row.human:
                 people = row.human[c.id] != c.negate
-                found[c.kind].append((logged["verdict"], people, row.task_id))
-    for kind, rated in found.items():
-        equal = [None if verdict is None else verdict == people for verdict, people, _ in rated]
-        agreement = mean_number(equal, [task for *_, task in rated], shares=True)
-        n = Counter((verdict, people) for verdict, people, _ in rated)
+                ratings[c.kind].append((logged["verdict"], people, row.task_id))
+    for kind, rated in ratings.items():
+        verdicts, people, tasks = zip(*rated)
+        equal = [None if v is None else v == rating for v, rating in zip(verdicts, people)]
+        agreement, n = mean_number(equal, tasks, shares=True), Counter(zip(verdicts, people))
         both, credit, refusal, neither = (n[x] for x in itertools.product((True, False), repeat=2))
         kappa = cohen_kappa([[both, credit], [refusal, neither]])
         shares = f"{credit}/{credit + neither}", f"{refusal}/{refusal + both}"

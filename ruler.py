@@ -118,15 +118,10 @@ def order_effect(groups):
     >>> round(difference, 3), counts
     (0.4, [2, 1, 1])
     """
-    scores = [pair for group in groups for pair in group]
-    products = [
-        (a - c) * (b - d)
-        for group in groups
-        for (a, b), (c, d) in itertools.combinations(group, 2)
-        if a != c and b != d
-    ]
-    changed = sum(product < 0 for product in products)
-    return mean(abs(a - b) for a, b in scores), len(scores), changed, len(products)
+    differences = [abs(a - b) for group in groups for a, b in group]
+    pairs = [pair for group in groups for pair in itertools.combinations(group, 2)]
+    changed = [(a > c) != (b > d) for (a, b), (c, d) in pairs if a != c and b != d]
+    return mean(differences), len(differences), sum(changed), len(changed)
 
 
 # ---- 4. the arguments ----
@@ -244,9 +239,13 @@ def grade_group(judge, keys, replies):
     return grades
 
 
+def conversations(items):
+    return [talk(row.prompt, answer) for row, answer, *_ in items]
+
+
 def ruler_grades(rows, answers, judge, standard, passes):
     """A Grade for each answer to one prompt."""
-    group = [talk(row.prompt, answer) for row, answer in zip(rows, answers)]
+    group = conversations(zip(rows, answers))
     return ruler_groups([group], judge, standard, passes, [rows[0].reference])[0]
 
 
@@ -256,8 +255,8 @@ def main(argv=None):
     grade = partial(ruler_grades, standard=standard, passes=args.judge_passes)
     calls = []
     for items in groups:
-        group = [talk(row.prompt, answer) for row, answer, _ in items]
-        calls += ruler_calls(group, standard, args.judge_passes, items[0][0].reference)[1]
+        reference = items[0][0].reference
+        calls += ruler_calls(conversations(items), standard, args.judge_passes, reference)[1]
     if not calls:
         different = "RULER needs two different answers to a prompt"
         raise UserError(f"--responses {args.responses}: {different}")

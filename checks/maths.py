@@ -94,7 +94,7 @@ class Number:
 
     value: Decimal
     unit: str
-    plain: bool  # no sum, power or root that is left to work out
+    plain: bool  # a decimal or a fraction: nothing is left to work out
     irrational: bool
     places: int | None  # decimals; None: not written as a decimal
 
@@ -230,7 +230,7 @@ def value_of(core):
         value = formula(text)
     irrational = "\\pi" in core or "\\sqrt" in core and value is not None and endless(value)
     decimals = re.fullmatch(r"[+-]? ?\d*\.(\d*)", core)
-    return value, bool(plain) or irrational, irrational, decimals and len(decimals[1])
+    return value, bool(plain), irrational, decimals and len(decimals[1])
 
 
 def enclosed(text):

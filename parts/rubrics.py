@@ -130,13 +130,12 @@ def unread_keys(raw, split):
 
 def json_rows(path, flag):
     """[(split or "", place, row)] of a JSON list, JSONL, or {"train": [...], "test": [...]}."""
-    decoder = json.JSONDecoder(strict=False, parse_constant=files.no_constant)  # raw tabs are read
     try:
-        data = decoder.decode(Path(path).read_text(encoding="utf-8-sig").strip())
+        text = Path(path).read_text(encoding="utf-8-sig").strip()
+        data = json.loads(text, strict=False, parse_constant=files.no_constant)  # raw tabs are read
     except (OSError, ValueError, RecursionError) as error:
         if "Extra data" in str(error):  # a second line
-            lines = files.read_jsonl(path, numbered=True, flag=flag)
-            return [("", f"line {n}", row) for n, row in lines]
+            return [("", f"line {n}", row) for n, row in files.read_jsonl(path, None, True, flag)]
         raise UserError(f"{flag} {path}: cannot be read as JSON: {files.brief(error)}") from None
     if isinstance(data, dict) and "train" in data:
         if "validation" not in data and isinstance(data.get("test"), list):

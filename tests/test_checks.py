@@ -351,10 +351,10 @@ def test_no_spelling_of_another_number_is_right():
 
 @pytest.mark.parametrize("text", ["9" * 5000, "(" * 5000, "((9^99)^99)^99", "1 " * 5000, "{" * 99])
 def test_a_formula_without_end_is_read_in_no_time(text):
-    start = time.perf_counter()
+    start = time.process_time()
     assert verdict(text, "1") is not True and not holds("math:equal", text, answer="1")
     assert not holds("math:equal", text, answer="1", last_number=True) or text[:1] == "1"
-    assert time.perf_counter() - start < 2
+    assert time.process_time() - start < 2
 
 
 PREDICTED = r"""

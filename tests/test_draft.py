@@ -139,6 +139,17 @@ def test_a_part_that_failed_is_counted(draft, capsys):
     assert capsys.readouterr().out.startswith("3 inputs with 12 criteria")
 
 
+def test_a_spent_budget_is_no_draft_and_more_goes_on(draft, capsys):
+    """The first call spends it; with more, what was answered is not paid for again."""
+    price = "--n", "4", "--judge-price", "1000,0", "--judge-budget"
+    with Server(Writer()) as server:
+        assert draft(server, *price, "0.0001") == 4 and len(server.requests) == 1
+        assert "the first: --judge-budget is spent: not asked" in capsys.readouterr().out
+        assert draft(server, *price, "1000") == 0 and len(server.requests) == 1 + 3 + 12 + 12
+        with pytest.raises(UserError, match="--answers: not allowed with argument --n"):
+            draft(server, "--n", "4", "--answers", "a.jsonl")
+
+
 def test_answers_of_any_model_are_the_inputs(draft, capsys):
     rows = [("p", "as well"), ("p", "badly"), ("p", "badly"), ("q", "one answer"), ("r", "a b")]
     write_rows(Path("a.jsonl"), [{"prompt": p, "response": text} for p, text in rows])
