@@ -29,6 +29,8 @@ Left out     1. accounts, a database, TLS: put a reverse proxy in front   2. ran
 Run          python annotate.py --items data/items.jsonl
              python annotate.py draw --model runs/dpo --model-b runs/ppo --out runs/ab
              python annotate.py --thumbs --out runs/thumbs
+             python annotate.py draw --env envs/interview.py:Interview --out runs/talks
+             python annotate.py judge --out runs/ab --judge-model gpt-5-mini
              python annotate.py --criteria mine.json --responses answers.jsonl --out runs/rated
              python annotate.py agreement --out runs/ab      python annotate.py export --out runs/ab
 Writes       annotations.jsonl, items.jsonl, args.json and prefs.jsonl (or thumbs.jsonl, or
@@ -52,10 +54,11 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
-from parts import criteria, files, votes, web
+from parts import agreement, criteria, files, judge_votes, talks, votes, web
 from parts.draw import add_arguments, draw
 from parts.files import Parser, UserError, number
-from parts.votes import counted, load_items, other, plain, read_log, replay, standing
+from parts.server import add_judge_arguments
+from parts.votes import by_people, counted, load_items, other, plain, read_log, replay, standing
 
 try:
     import fcntl
@@ -123,9 +126,19 @@ def parse_args(argv=None):
     add("--release", action="append", default=[], metavar="NAME", help="give this pseudonym to the browser that uses it next")
     # fmt: on
     add_arguments(parsers["draw"])
+    talks.add_arguments(parsers["draw"])
+    add = parsers["judge"].add_argument
+    add("--ruler-rubric", metavar="FILE", help="text file with grading instructions of your own")
+    add_judge_arguments(parsers["judge"])
+    # of a session that has not been served yet
+    defaults = {"items": None, "overlap": 1, "guidelines": None, "no_exact_time": False}
+    parsers["judge"].set_defaults(**defaults)
+    add = parsers["agreement"].add_argument
+    add("--judge", action="store_true", help="how far models agree with people, in all and by task")
     add = parsers["export"].add_argument
     # fmt: off
     add("--ties", choices=("keep", "drop"), default="keep", help="drop: for tools that do not know ties (default %(default)s)")
+    add("--judge", action="store_true", help="the votes of models alone, to rlaif.jsonl (default: those of people alone)")
     add("--sft", action="store_true", help="write the edited answers to sft.jsonl, too, for sft.py --data")
     # fmt: on
     args = parser.parse_args(argv)
@@ -142,13 +155,22 @@ def parse_args(argv=None):
         if kind_of(args) != kind_of(saved):
             what = f"holds a session of {kind_of(saved)}, not of {kind_of(args)}"
             raise UserError(f"--out {args.out}: {what}; choose another --out")
+    check_flags(args, parsers)
+    return args
+
+
+def check_flags(args, parsers):
+    """UserError for a flag that the kind of session does not read."""
     if args.thumbs and args.criteria:
         raise UserError("--thumbs and --criteria are two kinds of session; choose one")
+    for flag in ("--prompts", "--split", "--gold-items", "--top-p", "--examples"):
+        parsers["draw"].without_effect(
+            flag, getattr(args, "env", None), "an --env has its own prompts"
+        )
     for flag in ("--ties", "--sft"):
         parsers["export"].without_effect(flag, kind_of(args) != "pairs", "nothing was compared")
     parsers["serve"].without_effect("--items", args.criteria, "--criteria names the answers")
     parsers["serve"].without_effect("--responses", not args.criteria, "it belongs to --criteria")
-    return args
 
 
 def kind_of(args):
@@ -233,6 +255,11 @@ class Desk:
                 print(f"{self.log}: removed half a line at its end, a vote never acknowledged")
                 os.truncate(self.log, whole)
 
+    def close(self):
+        """Let another process vote in this folder."""
+        if fcntl:
+            os.close(self.folder)
+
     def person(self, name):
         # of a thumb everyone sees the same answer, so that votes on an item can agree
         sides = plan("everyone" if self.args.thumbs else name, self.items)
@@ -241,8 +268,9 @@ class Desk:
         return Person(sides, events, standing(events), returned)
 
     def standing_votes(self):
-        """Of everybody; a skip is none."""
-        return [event for event in standing([*self.events.values()]) if event["choice"]]
+        """Of all people; a skip is none."""
+        events = by_people(standing([*self.events.values()]))
+        return [event for event in events if event["choice"]]
 
     def owns(self, name, key):
         """Is this the key of the browser whose pseudonym this is? The first browser's key is."""
@@ -288,9 +316,9 @@ class Desk:
             if self.kind == "criteria":
                 state["item"] |= criteria.shown(item) | {"ratings": before.get("ratings")}
             else:
-                texts = {"left": item[side], "right": item[other(side)]}
-                texts = {key: votes.answer_text(answer) for key, answer in texts.items()}
-                state["item"] |= texts | {"edit": edit}
+                shown = plain if votes.is_talk(item) else votes.answer_text
+                state["item"] |= {"left": shown(item[side]), "right": shown(item[other(side)])}
+                state["item"]["edit"] = edit
         return state
 
     # (4) a vote: checked, un-blinded, appended, fsync, and only then acknowledged
@@ -308,6 +336,8 @@ class Desk:
             item_id = me.standing[-1]["item_id"]
         elif item_id in {None, *(e["item_id"] for e in me.standing)}:
             return "the item has changed, or you have voted on it already"
+        if body["edit"] and votes.is_talk(self.items[item_id]):
+            raise ValueError("edit: a conversation is not corrected")
         vote = body["choice"], body["strength"]
         if vote not in CHOICES.get(self.kind, (vote,)):
             raise ValueError(f"choice: none of a session of {self.kind}")
@@ -316,7 +346,7 @@ class Desk:
         choice, gold = unblind(shown, body["choice"]), item.get("gold")
         if choice == "rated":
             criteria.check_ratings(body["ratings"], item)
-        event = {
+        event = dict.fromkeys(votes.EVENT) | {
             "schema": votes.SCHEMA,
             **{key: body[key] for key in SENT},
             "item_id": item_id,
@@ -324,7 +354,6 @@ class Desk:
             "shown": shown,
             "choice": choice,
             "gold_pass": choice == gold if gold and choice else None,
-            "repeat_of": None,  # an earlier version showed some items twice
             "undoes": body["undoes"] if undo else None,
             "ts_server": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
             "app": APP,
@@ -343,12 +372,12 @@ class Desk:
         for key, longest in votes.LONGEST.items():
             if len(event[key] or "") > longest:
                 raise ValueError(f"{key}: at most {longest} characters")
-        self.append(json.dumps(event, ensure_ascii=False).encode() + b"\n")
-        self.events[event["event_id"]] = event
+        self.append(event)
         return None
 
-    def append(self, line):
-        """Write the line to disk, or raise OSError and leave the file as it was."""
+    def append(self, event):
+        """Write the event's line to disk, or raise OSError and leave the file as it was."""
+        line = json.dumps(event, ensure_ascii=False).encode() + b"\n"
         if not self.saved:  # nothing is written before the first vote
             kept = {key: vars(self.args)[key] for key in KEPT}
             # on its own a session of criteria goes on with the items in --out
@@ -368,6 +397,7 @@ class Desk:
             raise
         finally:
             os.close(file)
+        self.events[event["event_id"]] = event
 
 
 def make_app(args, items, guidelines="", hosts=("127.0.0.1:5050",), token=None):
@@ -467,6 +497,25 @@ def serve(args):
         export(args)
 
 
+def draw_items(args):
+    """write items.jsonl: two answers to each prompt, or two episodes of an environment"""
+    if not args.env:
+        return draw(args)
+    import grpo_agent
+
+    return talks.draw(args, grpo_agent)
+
+
+def judge(args):
+    """a model votes on the pairs, in both orders, into the same log, marked as a model"""
+    import ruler
+
+    if kind_of(args) != "pairs":
+        raise UserError(f"--out {args.out}: a session of {kind_of(args)}; a model compares pairs")
+    standard = ruler.read_standard(args.ruler_rubric)
+    judge_votes.judge(Desk(args, read_items(args)), args, ruler.ruler_groups, standard, APP)
+
+
 # ---- 9. save ----
 
 
@@ -477,7 +526,11 @@ def export(args):
     items = (criteria.load_items if args.criteria else load_items)(
         out / "items.jsonl", flag="--out"
     )
-    latest = replay(read_log(out / "annotations.jsonl", items, kind_of(args)))
+    everything = read_log(out / "annotations.jsonl", items, kind_of(args))
+    latest, of_models = replay(by_people(everything)), getattr(args, "judge", False)
+    n_models = len(replay(everything)) - len(latest)
+    if of_models:
+        latest, name = [vote for vote in replay(everything) if vote.get("judge")], "rlaif.jsonl"
     if args.criteria:
         return criteria.export(out, items, latest)
     ordinary = counted(latest)
@@ -500,22 +553,41 @@ def export(args):
         print(
             f"{out / 'sft.jsonl'}: {len(answers)} rows, prompt and edited answer, for sft.py --data"
         )
-    if rows:
+    turns = [] if args.thumbs else talks.to_turns(items, latest)
+    if turns:
+        path, stage, name = out / "turns.jsonl", "dpo.py --loss-type kto", "turns.jsonl"
+        files.write_jsonl(path, turns, mode=files.PRIVATE)
+        print(f"{path}: {len(turns)} turns, good or bad, of {len(ordinary)} votes on conversations")
+    if n_models and not of_models:
+        print(f"left out: {n_models} votes of models; export --judge writes them to rlaif.jsonl")
+    if rows or turns:
         print(f"next: python {stage} --pairs {shlex.quote(str(out / name))}")
 
 
 def report(args):
     """print agreement, position bias and a line per annotator (works while a server runs)"""
-    events = read_log(Path(args.out) / "annotations.jsonl", kind=kind_of(args))
+    out = Path(args.out)
+    events = read_log(out / "annotations.jsonl", kind=kind_of(args))
+    people = by_people(events)
     if args.criteria:
         criteria.print_agreement(replay(events))
+    elif args.judge:
+        agreement.print_judges(events, load_items(out / "items.jsonl", "--out"))
     else:
-        votes.print_agreement(events, args.thumbs)
+        agreement.print_agreement(people, args.thumbs)
+        if people != events:
+            print(f"\nleft out: {len(events) - len(people)} votes of models; --judge compares them")
 
 
 # ---- 10. the guard ----
 
-COMMANDS = {"serve": serve, "draw": draw, "agreement": report, "export": export}
+COMMANDS = {
+    "serve": serve,
+    "draw": draw_items,
+    "judge": judge,
+    "agreement": report,
+    "export": export,
+}
 
 
 def main(argv=None):

@@ -68,7 +68,7 @@ from parts.stats import (
     score_interval,
     sign_test,
 )
-from parts.votes import counted, folded, left_out, load_items, read_log, replay
+from parts.votes import by_people, counted, folded, left_out, load_items, read_log, replay
 
 SAMPLES = 12  # prompts, drawn by seed, whose answers are shown side by side
 
@@ -242,6 +242,7 @@ def parse_args(argv=None):
 
     add = adders["human"]
     add("--votes", default="runs/ab/annotations.jsonl", help="log of annotate.py, items.jsonl beside it (default: %(default)s)")
+    add("--judge", action="store_true", help="count the votes of models, too (annotate.py judge)")
     for name, add in adders.items():
         add("--out", default=COMMANDS[name][1], help="folder of the report (default: %(default)s)")
         add("--overwrite", action="store_true", help="replace the report")
@@ -648,13 +649,15 @@ def human(args):
     path = Path(args.votes)
     items_path = path.with_name("items.jsonl")
     items = load_items(items_path, "--votes")
-    events = read_log(path, items)
+    everything = read_log(path, items)
+    events = everything if args.judge else by_people(everything)
     names, votes = unblind(events, items)
     if not counted(votes):
         raise UserError(f"--votes {path}: no vote on an ordinary item; vote first")
     report = begin(args, [path, items_path]) | {"models": names}
     report |= human_report(votes, items, args.seed) | dict(zip("ab", labels(names).values()))
-    report["left_out"] = left_out(events)
+    of_models = {"judge_votes": len(everything) - len(events)}
+    report["left_out"] = left_out(events) | of_models
     save(args, report, "votes.jsonl", votes)
     print(f"next: python annotate.py agreement --out {path.parent}")
 

@@ -11,9 +11,9 @@ import itertools
 from collections import Counter, defaultdict
 
 from parts import files
+from parts.agreement import cell, kappa, print_table, same_choice
 from parts.files import UserError
 from parts.rubrics import read_responses, read_row, read_rubrics, response_text
-from parts.votes import cell, kappa, print_table, same_choice
 
 
 def load_items(path, responses=None, flag="--criteria"):

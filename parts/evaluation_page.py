@@ -387,6 +387,7 @@ def human_sections(report):
         counts |= {"left out: skips": left["skips"], "left out: repeated items": left["repeats"]}
         gold = f"{left['gold_right']} of {left['gold']} right"
         counts["left out: items with a known answer"] = gold if left["gold"] else 0
+        counts["left out: votes of models"] = left.get("judge_votes", 0)
     counts |= {
         "p (exact sign test over items)": pages.p_value(row["p"]),
         "true win rate that these items find in 4 of 5 studies": show(row["detectable"], 0, True),

@@ -1,4 +1,4 @@
-"""parts/votes.py: items that people compare, the log of their votes, rows to train on, agreement.
+"""parts/votes.py: items that people compare, the log of their votes, rows to train on.
 
 items.jsonl        {"id": "item-04", "prompt": …, "a": …, "b": …, "a_model": "…", "gold": null}
 annotations.jsonl  {"event": "vote", "item_id": "item-04", "annotator": "ann", "choice": "a", …}
@@ -7,23 +7,19 @@ An undo is a line of its own: `replay` finds the votes that stand.
 """
 
 import hashlib
-import itertools
 import json
 import unicodedata
 from collections import Counter, defaultdict
-from statistics import median
 
-import numpy as np
-
-from parts import files, pages
+from parts import files
 from parts.files import UserError
 from parts.rows import PROMPT_COLUMNS, check_messages, check_prompt, check_response
-from parts.stats import cohen_kappa, krippendorff_alpha, mean_number, share, sign_test
 
 NULL, MISSING = type(None), type(...)
 TEXTS = "event event_id item_id item_sha256 annotator session comment ts_client ts_server"
 EVENT = {  # the keys of a line of annotations.jsonl and their types
     **dict.fromkeys((*TEXTS.split(), "guidelines_sha256", "app"), (str,)),
+    # repeat_of: an earlier version showed some items twice
     **dict.fromkeys(("choice", "repeat_of", "undoes"), (str, NULL)),
     **dict.fromkeys(("strength", "ms_active", "ms_wall"), (int, NULL)),
     "schema": (int,),
@@ -34,6 +30,8 @@ EVENT = {  # the keys of a line of annotations.jsonl and their types
     "key_sha256": (str, MISSING),
     "edit": (str, NULL, MISSING),  # the better answer as the annotator corrected it
     "ratings": (dict, NULL, MISSING),  # of criteria: {number: "yes", "no" or null}
+    "judge": (str, NULL, MISSING),  # the model that voted; null: a person
+    "by_place": (bool, NULL, MISSING),  # of a model: in both orders it chose the same place
 }
 LONGEST = {"comment": 4000, "edit": 20_000}  # characters
 SCHEMA = 1  # of annotations.jsonl and prefs.jsonl; rises when a key changes its meaning
@@ -89,6 +87,11 @@ def check_event(event):
     if wrong:
         value = json.dumps(event.get(wrong[0], "missing"))[:40]
         raise ValueError(f'"{wrong[0]}" is {value}, which annotate.py does not write')
+
+
+def by_people(events):
+    """The events without those of models."""
+    return [event for event in events if not event.get("judge")]
 
 
 def read_log(path, items=None, kind="pairs"):
@@ -195,6 +198,9 @@ def check_item(row):
     check_prompt(row)
     for side in "ab":
         check_messages(row[side], side)
+        roles = [m["role"] for m in row[side]] if isinstance(row[side], list) else []
+        if len(roles) > 1 and roles[0] == roles[-1] == "assistant" != row["prompt"][-1:]:
+            continue  # a conversation
         if row[side] == [] or answer_text(row[side]).strip():  # a blank answer: `load_items`
             check_response(row, side)
     for key in ("id", "task", "a_model", "b_model"):
@@ -230,8 +236,35 @@ def check_shown(row):
 
 
 def answer_text(answer):
-    """The text of an answer, which is text or one message."""
-    return answer if isinstance(answer, str) else answer[0]["content"]
+    """The text of an answer: itself, its one message, or the turns of a conversation."""
+    return answer if isinstance(answer, str) else "\n".join(m["content"] for m in answer)
+
+
+def is_talk(item):
+    """Are the answers of an item conversations?
+
+    >>> turn = {"role": "assistant", "content": "Tell me about audits."}
+    >>> talk = [turn, {"role": "user", "content": "Two."}, turn]
+    >>> is_talk({"a": [turn], "b": [turn]}), is_talk({"a": talk, "b": [turn]})
+    (False, True)
+    """
+    return isinstance(item["a"], list) and max(len(item["a"]), len(item["b"])) > 1
+
+
+def parting(item):
+    """The number of messages that a and b begin with alike."""
+    same = [x == y for x, y in zip(item["a"], item["b"])]
+    return [*same, False].index(False)
+
+
+def as_pair(item):
+    """The item at the first turn of the interviewer that differs, which is all that two rows of
+    one prompt can hold; None if they part elsewhere."""
+    n = parting(item)
+    turns = {side: item[side][n : n + 1] for side in "ab"}
+    if any([m["role"] for m in turn] != ["assistant"] for turn in turns.values()):
+        return None
+    return item | turns | {"prompt": [*item["prompt"], *item["a"][:n]]}
 
 
 def load_items(path, flag="--items"):
@@ -318,6 +351,9 @@ def to_prefs(items, votes, ties="keep"):
         if vote["choice"] == "both_bad" or (tie and ties == "drop"):
             continue
         item, counts = items[vote["item_id"]], choices[vote["item_id"]]
+        item = as_pair(item) if is_talk(item) else item
+        if item is None:
+            continue
         better = "a" if tie else vote["choice"]
         worse = other(better)
         where = {better: "chosen", worse: "rejected"}
@@ -338,7 +374,7 @@ def to_prefs(items, votes, ties="keep"):
             "agreement": round(max(counts.values()) / counts.total(), 2),
             "chosen_model": item.get(f"{better}_model") or "",
             "rejected_model": item.get(f"{worse}_model") or "",
-            "source": "human",
+            "source": "judge" if vote.get("judge") else "human",
             "candidates": json.dumps(people, ensure_ascii=False),
             "ts": vote["ts_server"],
             "schema": SCHEMA,
@@ -364,137 +400,3 @@ def edit_row(row, text):
         "source": "edit",
         "candidates": json.dumps(people, ensure_ascii=False),
     }
-
-
-# what the votes say
-
-
-def position_bias(votes):
-    """How often the better answer stood on the left, of decided votes on ordinary items.
-
-    Not of gold items and repeats: their answers are known. p of an exact sign test over items;
-    biased if it is below .05 and the interval excludes ½.
-    >>> vote = {"choice": "b", "shown": {"left": "b", "right": "a"}}
-    >>> bias = position_bias([vote | {"item_id": n} for n in range(9)])
-    >>> bias["value"], bias["biased"], position_bias([])["biased"]
-    (1.0, True, False)
-    """
-    decided = [v for v in counted(votes) if v["choice"] in ("a", "b")]
-    chose_left, lead = [v["choice"] == v["shown"]["left"] for v in decided], Counter()
-    for vote, left in zip(decided, chose_left):
-        lead[vote["item_id"]] += 1 if left else -1
-    p = sign_test(sum(x > 0 for x in lead.values()), sum(x < 0 for x in lead.values()))
-    record = mean_number(chose_left, [v["item_id"] for v in decided], shares=True) | {"p": p}
-    return record | {"biased": p < 0.05 and not record["low"] <= 0.5 <= record["high"]}
-
-
-def rating(vote):
-    """−3 (b is much better) to 3 (a is much better); 0 for a tie and for both bad."""
-    return {"a": 1, "b": -1}.get(vote["choice"], 0) * vote["strength"]
-
-
-def compared(votes):
-    """[(item id, {annotator: label})] of each two people who voted on one ordinary item; a label is
-    1 for a, −1 for b, 0 for a tie and for both bad."""
-    labels = defaultdict(dict)
-    for vote in counted(votes):
-        labels[vote["item_id"]][vote["annotator"]] = int(np.sign(rating(vote)))
-    return [
-        (item_id, dict(two))
-        for item_id, people in labels.items()
-        for two in itertools.combinations(sorted(people.items()), 2)
-    ]
-
-
-def same_choice(pairs):
-    """The share with equal labels, of `compared`; pairs of votes on one item are one cluster."""
-    equal = [len({*labels.values()}) == 1 for _, labels in pairs]
-    return mean_number(equal, [item_id for item_id, _ in pairs], shares=True)
-
-
-def kappa(pairs):
-    """Cohen's κ of `compared`, of the first person and the second."""
-    labels = [tuple(labels.values()) for _, labels in pairs]
-    return cohen_kappa([[labels.count((x, y)) for y in (1, -1, 0)] for x in (1, -1, 0)])
-
-
-def agreement(events):
-    """What `annotate.py agreement` prints, from a log; compares a and b, never sides."""
-    votes, ratings, pairs = replay(events), defaultdict(list), defaultdict(list)
-    for vote in counted(votes):
-        ratings[vote["item_id"]].append(rating(vote))
-    for item_id, labels in compared(votes):
-        pairs[tuple(labels)].append((item_id, labels))
-    return {
-        "items": len(ratings),
-        "overlapping_items": sum(len(unit) > 1 for unit in ratings.values()),
-        "raw": same_choice(compared(votes)),
-        "alpha_nominal": krippendorff_alpha([np.sign(x).tolist() for x in ratings.values()]),
-        "alpha_ordinal": krippendorff_alpha(ratings.values(), "ordinal"),
-        "position": position_bias(votes),
-        "pairs": [
-            {"x": x, "y": y, "raw": same_choice(pairs[x, y]), "kappa": kappa(pairs[x, y])}
-            for x, y in sorted(pairs)
-        ],
-        "annotators": [
-            annotator_row(name, events, compared(votes))
-            for name in sorted({event["annotator"] for event in events})
-        ],
-    }
-
-
-def annotator_row(name, events, pairs):
-    """The numbers of one annotator; pairs: of `compared`."""
-    events = [event for event in events if event["annotator"] == name]
-    votes, others = replay(events), left_out(events)
-    choices = Counter(vote["choice"] for vote in votes)
-    seconds = [v["ms_active"] / 1000 for v in votes if v["ms_active"] is not None]
-    return {
-        "annotator": name,
-        "votes": len(votes),
-        "skips": others["skips"],
-        "ties": choices["tie"],
-        "both_bad": choices["both_bad"],
-        "median_seconds": median(seconds) if seconds else None,
-        "under_3_s": share(sum(s < 3 for s in seconds), len(seconds)),
-        "left": position_bias(votes),
-        "gold": share(others["gold_right"], others["gold"]),
-        "with_others": same_choice([pair for pair in pairs if name in pair[1]]),
-    }
-
-
-def print_agreement(events, thumbs=False):
-    """What `agreement` finds in a log, as text."""
-    result = agreement(events)
-    overlap, left = result["overlapping_items"], result["position"]
-    print(f"{result['items']} items with votes, {overlap} of them from two annotators or more")
-    print("(without gold items)\n")
-    biased = "  ← biased: the interval excludes 50 %" if left["biased"] and not thumbs else ""
-    print(f"{'thumbs up       ' if thumbs else 'left side chosen'}  {cell(left)}{biased}")
-    if overlap:
-        nominal, ordinal = cell(result["alpha_nominal"]), cell(result["alpha_ordinal"])
-        print(f"raw agreement     {cell(result['raw'])}")
-        print(f"Krippendorff's α  {nominal} (a, b, tie), {ordinal} (ordinal, with strength)")
-        print_table(result["pairs"], {"x": "", "y": "", "raw": "raw agreement", "kappa": "κ"})
-        print(
-            "\n– no number, or one label throughout. Trained raters of preferences agree in about\n"
-            "60 to 77 % of pairs (from memory, not verified); κ is low if one choice prevails."
-        )
-    else:
-        print("no agreement to compute: no item has two annotators; serve with --overlap 2")
-    counts = "annotator", "votes", "skips", "ties", "both_bad", "median_seconds"
-    rates = "annotator", "under_3_s", "left", "gold", "with_others"
-    for keys in (counts, rates):
-        print_table(result["annotators"], {key: key.replace("_", " ") for key in keys})
-
-
-def cell(x):
-    """A share with its fraction and interval, a number, or a dash."""
-    if isinstance(x, dict) and x["n"]:
-        return f"{round(x['value'] * x['n'])}/{x['n']} = {pages.number(x, 0, percent=True)}"
-    return x if isinstance(x, (str, int)) else pages.number(x, 2)
-
-
-def print_table(rows, titles):
-    cells = [[cell(row[key]) for key in titles] for row in rows]
-    print(*pages.text_table(pages.table(list(titles.values()), cells)), sep="\n")

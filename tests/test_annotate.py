@@ -22,7 +22,7 @@ import common
 import dpo
 import judge
 from conftest import REPO
-from parts import files, stats, votes, web
+from parts import agreement, files, stats, votes, web
 from parts.files import UserError
 from parts.rubrics import read_rubrics
 from tiny import cases, pair_rows, tiny_model, write_rows
@@ -51,7 +51,7 @@ def make(folder, rows, flags="", **options):
 
 
 def stopped(app):
-    os.close(app.desk.folder)
+    app.desk.close()
     return app.desk.out
 
 
@@ -159,7 +159,7 @@ def test_agreement_compares_answers_not_sides(tmp_path):
     events = log_of(tmp_path)
     ann, ben = ({e["item_id"]: e["shown"] for e in part} for part in (events[:20], events[20:]))
     assert sum(ann[i] != ben[i] for i in ann) > 4
-    result = votes.agreement(events)
+    result = agreement.agreement(events)
     assert (result["raw"]["value"], result["raw"]["n"], result["overlapping_items"]) == (1, 20, 20)
     assert result["alpha_nominal"] == result["pairs"][0]["kappa"] == 1.0
     assert [row["with_others"]["value"] for row in result["annotators"]] == [1.0, 1.0]
@@ -170,7 +170,7 @@ def test_numbers_of_an_annotator(tmp_path, capsys):
     for ms in (1000, 2000, 4000, 5000, 6000, 7000):
         choice = "tie" if ms == 7000 else "left"
         rater.vote(rater.worse() if rater.sees(2) else choice, ms_active=ms)
-    row = votes.agreement(log_of(tmp_path))["annotators"][0]
+    row = agreement.agreement(log_of(tmp_path))["annotators"][0]
     assert (row["votes"], row["median_seconds"], row["gold"]["value"]) == (6, 4.5, 0)
     annotate.main(["agreement", "--out", str(tmp_path)])
     text = capsys.readouterr().out

@@ -225,6 +225,29 @@ def test_corrections_by_keyboard(serve, open_page, tmp_path):
 
 
 @pytest.mark.parametrize("name", ("desk, dark", "phone, dark"))
+def test_conversations_side_by_side(serve, open_page, tmp_path, name):
+    rows = item_rows(1)
+    for side, question in (("a", "Tell me about audits."), ("b", "Are you married?")):
+        rows[0][side] = [{"role": "assistant", "content": question},
+                         {"role": "user", "content": "Two audits. " * 30},
+                         {"role": "assistant", "content": "SUMMARY\n**audits**: two"}]  # fmt: skip
+    tab = open_page(serve(rows), **VIEWS[name]).start()
+    look(tab.page)
+    assert (
+        tab.page.locator("#left .turn").count()
+        == 3
+        == tab.page.locator("#right strong").count() + 2
+    )
+    assert tab.page.locator("[data-edit]:visible").count() == 0
+    tab.nothing("e", "r")
+    better = "1" if "audits." in tab.text("#left .turn") else "2"
+    tab.press(better)
+    assert log_of(tmp_path / "run")[0]["choice"] == "a" and tab.errors == []
+    rows = export(tmp_path / "run")
+    assert rows[0]["chosen"][0]["content"] == "Tell me about audits."
+
+
+@pytest.mark.parametrize("name", ("desk, dark", "phone, dark"))
 def test_criteria_by_keyboard(serve, open_page, tmp_path, name):
     criteria = ["Names a gap in the profile.", "Is rude. " * 20, "Asks no risky question."] * 3
     rows = [{"task_id": i, "prompt": "Assess.", "rubrics": criteria, "response": "word " * 90,

@@ -80,9 +80,10 @@ fairness\.py twins → {TWINS}
 fairness\.py → {TWINS}
 judge\.py → --judge-base-url JUDGE
 annotate\.py draw → --limit 4 --max-new-tokens 8
+annotate\.py judge → --judge-base-url JUDGE
 annotate\.py|watch\.py|reports/fill_numbers\.py|python -c|grep →
 """)
-GOES_ON = r"--resume|annotate\.py (export|agreement)|^umask"
+GOES_ON = r"--resume|annotate\.py (export|agreement|judge|--out)|^umask"
 HUB = r"\b[A-Z]\w+/[A-Z][\w.-]+"  # Qwen/Qwen2.5-0.5B
 
 
@@ -211,7 +212,7 @@ class Shop:
     def execute(self, line):
         found = script_of(line)
         serves = found and found[0] == "annotate.py"
-        serves = serves and not re.search(r"annotate\.py (draw|export|agreement)", line)
+        serves = serves and not re.search(r"annotate\.py (draw|export|agreement|judge)", line)
         if serves:
             return self.session(found[1])
         if found and "/" not in found[0]:  # here: importing torch costs more than the command
@@ -229,7 +230,9 @@ class Shop:
                 rater.vote("rated", ratings=dict.fromkeys(rater.state["item"]["criteria"], "yes"))
             if not rater.state["item"]:
                 continue
-            correction = None if "--thumbs" in words else "Skills: audits.\nFit: no evidence."
+            correction = "Skills: audits.\nFit: no evidence."
+            if "--thumbs" in words or isinstance(rater.state["item"]["left"], list):
+                correction = None
             rater.vote("left", edit=correction)
             rater.vote_all(lambda r: ("right", "left")[r.state["item"]["item"] % 2])
         assert server.stop() == 0

@@ -88,11 +88,27 @@ ARROWS = {  # who may import whom, downwards only: stages, parts/runs.py, common
     "sft": STAGE,
     "reward_train": STAGE,
     "dpo": STAGE,
-    "parts.votes": {"parts.files", "parts.pages", "parts.rows", "parts.stats"},
+    "parts.votes": {"parts.files", "parts.rows"},
+    "parts.agreement": {"parts.pages", "parts.stats", "parts.votes"},
+    "parts.judge_votes": {"parts.files", "parts.questions", "parts.server", "parts.votes"},
+    # it plays with the functions of grpo_agent.py, which annotate.py hands it
+    "parts.talks": {"parts.draw", "parts.files", "parts.prompting", "parts.votes"},
     "parts.draw": {"common", "parts.prompting", "parts.votes", "parts.pairs", *REPORTS, *LOWER},
     "parts.web": {"parts.files"},
-    "parts.criteria": {"parts.files", "parts.rubrics", "parts.votes"},
-    "annotate": {"parts.criteria", "parts.draw", "parts.files", "parts.votes", "parts.web"},
+    "parts.criteria": {"parts.agreement", "parts.files", "parts.rubrics"},
+    "annotate": {
+        "parts.agreement",
+        "parts.criteria",
+        "parts.draw",
+        "parts.files",
+        "parts.judge_votes",
+        "parts.server",
+        "parts.talks",
+        "parts.votes",
+        "parts.web",
+        "ruler",  # which compares answers, for a model that votes
+        "grpo_agent",  # which plays the episodes that people compare
+    },
     "ppo": RL,
     # what a judge is asked and replies, what it is asked about, and the file of its grades
     "parts.questions": {"parts.dialogue"},

@@ -13,7 +13,7 @@ import pytest
 import annotate
 import evaluate
 from evaluate import unblind
-from parts import evaluation_page, files, votes
+from parts import agreement, evaluation_page, files, votes
 from parts.files import UserError
 from parts.stats import wilson
 from test_annotate import Rater
@@ -139,15 +139,15 @@ def test_agreement_is_over_items_and_the_left_side_over_ordinary_ones():
         choices = "aaaaaa" if n < 8 else "aaabbb"
         events += [event(n, x, f"p{k}", "ab"[(n + k) % 2]) for k, x in enumerate(choices)]
     events = [vote | {"strength": 1, "ms_active": 9} for vote in events]
-    raw = votes.agreement(events)["raw"]
+    raw = agreement.agreement(events)["raw"]
     assert (raw["value"], raw["n"]) == (pytest.approx((8 + 4 * 6 / 15) / 12), 180)
     assert raw["low"] < 0.64 and raw["high"] > 0.9
-    plain = votes.agreement(events)["position"]
+    plain = agreement.agreement(events)["position"]
     gold = [event(20 + n, "a", gold_pass=True) for n in range(40)]
     gold += [event(n, "a", "p0", repeat_of=f"i{n}") for n in range(12)]
     gold = [vote | {"strength": 1, "ms_active": 9} for vote in gold]
-    assert votes.agreement(events + gold)["position"] == plain
-    few = votes.position_bias([event(n, "a") for n in range(5)])
+    assert agreement.agreement(events + gold)["position"] == plain
+    few = agreement.position_bias([event(n, "a") for n in range(5)])
     assert (few["value"], few["biased"]) == (1.0, False)  # 5 of 5: p = .0625
 
 

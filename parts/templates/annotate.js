@@ -37,17 +37,26 @@ async function call(path, body) {
   }
 }
 
-function showItem(item) {
-  const turns = typeof item.prompt === "string" ? [{ role: "prompt", content: item.prompt }] : item.prompt.slice();
-  if (item.reference) turns.push({ role: "reference", content: item.reference });
-  $("prompt").replaceChildren(...turns.map((turn) => {
+function showTurns(target, turns) {
+  target.replaceChildren(...turns.map((turn) => {
     const made = element("div", "", "turn"), content = element("div", "");
     if (turns.length > 1) made.append(element("p", turn.role, "role"));
     render(content, turn.content, $("format").checked);
     made.append(content);
     return made;
   }));
-  for (const side of ["left", "right"]) render($(side), item[side], $("format").checked);
+}
+
+function showItem(item) {
+  const turns = typeof item.prompt === "string" ? [{ role: "prompt", content: item.prompt }] : item.prompt.slice();
+  if (item.reference) turns.push({ role: "reference", content: item.reference });
+  showTurns($("prompt"), turns);
+  for (const side of ["left", "right"]) {
+    $(side).classList.toggle("talk", typeof item[side] !== "string");
+    if (typeof item[side] === "string") render($(side), item[side], $("format").checked);
+    else showTurns($(side), item[side]);  // a whole conversation
+  }
+  for (const button of document.querySelectorAll("[data-edit]")) button.hidden = typeof item.left !== "string";
 }
 
 // ---- criteria ----
@@ -103,7 +112,7 @@ function ratings() {  // {number: rating}, or undefined if one is missing
 
 function edit(side, text) {  // opens the corrected text of an answer, or goes back to it
   const button = document.querySelector('[data-edit="' + side + '"]'), area = $(side + "-edit");
-  if (!state || !state.item || !button || button.disabled) return;
+  if (!state || !state.item || !button || button.disabled || button.hidden) return;
   if (area.hidden) area.value = text || state.item[side];
   opened(side, true);
   if (!text) area.focus();

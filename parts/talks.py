@@ -1,0 +1,112 @@
+"""parts/talks.py: whole conversations of an environment, side by side, and the rows of their votes.
+
+An item's prompt is what the environment opened with; a and b are the turns that followed, of two
+episodes from one seed, so that the same candidate sits in both.
+"""
+
+import shlex
+from argparse import Namespace
+from pathlib import Path
+
+from parts import files
+from parts.draw import load
+from parts.files import UserError
+from parts.votes import counted, is_talk, other, parting, plain
+
+EPISODES = 40  # seeds without --limit
+
+
+def add_arguments(parser):
+    """The flags of `annotate.py draw` for whole conversations."""
+    add = parser.add_argument
+    # fmt: off
+    add("--env", help="FILE.py:CLASS as of grpo_agent.py: two episodes from each seed, whole conversations; --model may name a baseline")
+    add("--env-args", default="{}", metavar="JSON", help="keyword arguments of that class (default none)")
+    # fmt: on
+
+
+def to_items(episodes, episodes_b, names, task):
+    """Items of the seeds on which both episodes went through and differ; names: of a and b."""
+    items = []
+    for first, second in zip(episodes, episodes_b, strict=True):
+        if first.error or second.error or first.messages == second.messages:
+            continue
+        if not (first.texts() and second.texts()):
+            continue
+        roles = [message["role"] for message in first.messages]
+        opening = roles.index("assistant")
+        item = {"id": f"item-{len(items):05d}", "task": task, "prompt": first.messages[:opening]}
+        for side, episode, name in zip("ab", (first, second), names):
+            turns = episode.messages[opening:]
+            while turns[-1]["role"] != "assistant":  # its context was full
+                turns = turns[:-1]
+            item |= {side: turns, f"{side}_model": name}
+        items.append(item)
+    return items
+
+
+def to_turns(items, votes):
+    """Rows of turns.jsonl, {"prompt", "completion", "label"}: each turn of the interviewer from
+    where the conversations part, good in the better one and bad in the other.
+
+    >>> say = lambda role, text: {"role": role, "content": text}
+    >>> a, b = ([say("assistant", text), say("user", "Two."), say("assistant", "SUMMARY")]
+    ...         for text in ("Tell me about audits.", "Are you married?"))
+    >>> items = {"x": {"prompt": [say("user", "Interview.")], "a": a, "b": b}}
+    >>> rows = to_turns(items, [{"item_id": "x", "choice": "a"}])
+    >>> [(len(row["prompt"]), row["label"]) for row in rows]
+    [(1, True), (3, True), (1, False), (3, False)]
+    """
+    rows = []
+    for vote in counted(votes):
+        item, better = items[vote["item_id"]], vote["choice"]
+        if better not in ("a", "b") or not is_talk(item):
+            continue
+        for side in (better, other(better)):
+            messages, opening = [*item["prompt"], *item[side]], len(item["prompt"])
+            for n in range(opening + parting(item), len(messages)):
+                if messages[n]["role"] == "assistant":
+                    row = {"prompt": plain(messages[:n]), "completion": plain(messages[n : n + 1])}
+                    rows.append(row | {"label": side == better})
+    return rows
+
+
+def draw(args, agent):
+    """Write items.jsonl: two episodes of --env from each of --limit seeds; agent: grpo_agent.py."""
+    path = Path(args.out) / "items.jsonl"
+    if path.exists():
+        raise UserError(f"--out {args.out}: holds an items.jsonl; choose another --out")
+    from parts import prompting
+
+    make = agent.environment(args)
+    env, seeds = make(), range(args.seed, args.seed + (args.limit or EPISODES))
+    if env.history != "all":
+        why = f"its policy sees {env.history} exchanges, and people would see all"
+        raise UserError(
+            f"--env {args.env} {args.env_args}: {why}; votes need an environment with history all"
+        )
+
+    def episodes(flag, name, seed):
+        print(f"playing {len(seeds)} episodes of {name}", flush=True)
+        if name in env.baselines:
+            return agent.play(make, seeds, agent.baseline_act(env.baselines[name]))
+        model, tokenizer = load(flag, name, args)
+        temperature = args.temperature or prompting.default_temperature(name)
+        settings = Namespace(max_length=10**9, max_new_tokens=args.max_new_tokens)
+        most = len(seeds)  # an episode that raises is one without an item
+        return agent.play_model(
+            settings, model, tokenizer, make, seeds, temperature, seed, most=most
+        )
+
+    names = args.model, args.model_b or args.model
+    first = episodes("--model", names[0], 2 * args.seed)
+    flag = "--model-b" if args.model_b else "--model"
+    items = to_items(first, episodes(flag, names[1], 2 * args.seed + 1), names, env.name)
+    print(
+        f"{len(seeds)} seeds → {len(items)} items; the others: episodes alike, or one that raised"
+    )
+    if not items:
+        raise UserError(f"--model {args.model}: no two episodes that differ; add --model-b")
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    files.write_jsonl(path, items, mode=files.PRIVATE)
+    print(f"wrote {path}\nnext: python annotate.py --out {shlex.quote(args.out)}")
