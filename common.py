@@ -9,8 +9,9 @@ trained                           ✓      ✓      ✓       logits[2:5] are sc
 
 `token_logps` returns the score of token t in column t, and `sample` the same numbers for its draws.
 
-Sections     1 rows and batches · 2 models · 3 scoring answers · 4 log-probs · 5 sampling
-             What comes before them, from a dialogue to tokens, is parts/dialogue.py
+Sections     1 rows and batches · 2 models · 3 log-probs
+             What comes before them, from a dialogue to tokens, is parts/dialogue.py; how an answer
+             is sampled, parts/sampling.py; how it is scored, parts/reward_models.py
 Conventions  rows are right-padded; masks are bool and made from lengths, never from the pad id;
              trainable weights are fp32 whatever the checkpoint holds; no dropout anywhere
 Left out     1. packing, 8-bit, custom kernels   2. what one stage alone needs
@@ -25,16 +26,13 @@ import os
 import re
 import shutil
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import nn
 from torch.utils.checkpoint import checkpoint as recompute
 
-from parts.cache import fill, move, prompt_cache, row_cache, seen_columns
 from parts.dialogue import (  # noqa: F401 (the stages take from here what makes tokens)
     Refused,
     answer_texts,
@@ -48,30 +46,13 @@ from parts.dialogue import (  # noqa: F401 (the stages take from here what makes
     say_once,
     unread_keys,
 )
-from parts.families import cache_argument, check_decoder, check_kind, forward_of, own_logits, trunk
+from parts.families import check_kind, own_logits, trunk
 from parts.files import UserError, brief
 from parts.folders import companions, dropout_off, savable, write_config
-from parts.lora import (
-    add_lora,
-    merge_adapter,
-    merged_state,
-    read_adapter,
-    save_adapter,
-    stored_scale,
-)  # fmt: skip
-from parts.memory import HEAD_CHUNK_BYTES, answers_at_once, free_memory
-from parts.parallel import (
-    as_forward,
-    autocast,
-    decoding,
-    gather,
-    micro_tokens,
-    pick_precision,
-    rank,
-    share,
-)  # fmt: skip
+from parts.lora import add_lora, merged_state, save_adapter
+from parts.memory import HEAD_CHUNK_BYTES
+from parts.parallel import as_forward, autocast, micro_tokens, pick_precision, rank  # noqa: F401
 from parts.rows import PROMPT_COLUMNS, check_pair, check_prompt, check_response  # noqa: F401
-from parts.sampling import draw_token
 from parts.shared_prompt import shared_hidden
 
 BASE = "data/tiny-base"
@@ -79,12 +60,12 @@ BASE = "data/tiny-base"
 # ---- 1. rows and batches ----
 
 
-def pad_rows(prompts, responses, pad_id):
+def pad_rows(prompts, responses, pad):
     """(input_ids, attention_mask, response_mask), each (B, T), right-padded."""
     prompt_lengths = torch.tensor([len(p) for p in prompts])[:, None]  # (B, 1)
     lengths = prompt_lengths + torch.tensor([len(r) for r in responses])[:, None]
     columns = torch.arange(int(lengths.max()))[None]  # (1, T)
-    ids = np.full((len(lengths), columns.shape[1]), pad_id, np.int64)
+    ids = np.full((len(lengths), columns.shape[1]), pad, np.int64)
     for row, prompt, response in zip(ids, prompts, responses, strict=True):
         row[: len(prompt)] = prompt
         row[len(prompt) : len(prompt) + len(response)] = response
@@ -102,9 +83,8 @@ def batch_indices(n, batch_size, seed, step, keep_order=False):
     return order[part * batch_size : (part + 1) * batch_size], epoch
 
 
-def micro_batches(indices, lengths, micro_tokens):
-    """Cut a batch into forwards of at most micro_tokens padded tokens, rows of similar length
-    together.
+def micro_batches(indices, lengths, most_tokens):
+    """Cut a batch into forwards of at most most_tokens, padded, rows of similar length together.
 
     The batch stays what it is: sums over its micro-batches are divided by the count of the whole
     batch, so the update is that of one big forward.
@@ -113,10 +93,30 @@ def micro_batches(indices, lengths, micro_tokens):
     indices = indices[np.argsort(-np.asarray(lengths)[indices], kind="stable")]
     parts, start = [], 0
     while start < len(indices):
-        rows = max(1, micro_tokens // max(1, int(lengths[indices[start]])))
+        rows = max(1, most_tokens // max(1, int(lengths[indices[start]])))
         parts.append(indices[start : start + rows])
         start += rows
     return parts
+
+
+def prompts_that_fit(model, tokenizer, prompts, max_new_tokens):
+    """Ids of each prompt, cut so that an answer still fits into the model's positions."""
+    room = max_positions(model.config) - max_new_tokens
+    if room < 1:
+        raise UserError(
+            f"--max-new-tokens {max_new_tokens}: leaves no room for a prompt in the model's "
+            f"{room + max_new_tokens} positions; lower it"
+        )
+    ids = [encode_prompt(tokenizer, prompt) for prompt in prompts]
+    long = [i for i, row in enumerate(ids) if len(row) > room]
+    for i in long:
+        ids[i] = encode_prompt(tokenizer, prompts[i], room)
+    if long and not getattr(tokenizer, "told_of_cuts", False):
+        tokenizer.told_of_cuts = True  # once, not once per rollout
+        print(
+            f"{len(long)} of {len(ids)} prompts cut to {room} tokens, to fit the model's positions"
+        )
+    return ids
 
 
 # ---- 2. models ----
@@ -128,8 +128,10 @@ def check_folder(name, flag):
 
     folder = Path(name)
     if folder.is_dir():
-        if not any((folder / f).is_file() for f in ("config.json", "adapter_config.json")):
+        if not (folder / "config.json").is_file():
             why = "not a model folder (config.json is missing)"
+            if (folder / "adapter_config.json").is_file():
+                why = "an adapter alone; merge it into its base with PEFT, merge_and_unload()"
             if (folder / "checkpoint").is_dir():  # a run writes its model at the end
                 why = "this run has not finished, so it holds no model yet; --resume continues it"
             raise UserError(f"{flag} {name}: {why}")
@@ -158,16 +160,12 @@ def opening(name, flag):
 
 
 def load_config(name, flag="--model"):
-    """(config, base, adapter): of an adapter folder its base and its adapter_config.json."""
+    """The config of a model folder or hub id."""
     check_folder(name, flag)
     with opening(name, flag):
         from transformers import AutoConfig
 
-        adapter = read_adapter(name)
-        base = adapter["base_model_name_or_path"] if adapter else name
-        check_folder(base, "its base model")
-        config = AutoConfig.from_pretrained(base)
-    return config, base, adapter
+        return AutoConfig.from_pretrained(name)
 
 
 def load_tokenizer(name, flag="--model", today=None):
@@ -176,7 +174,7 @@ def load_tokenizer(name, flag="--model", today=None):
     today: the date that its template writes, such as "2026-11-25"; None: that of the run which made
     the folder, else the clock's.
     """
-    config, _, _ = load_config(name, flag)
+    config = load_config(name, flag)
     with opening(name, flag):
         from transformers import AutoTokenizer
 
@@ -205,77 +203,45 @@ def max_positions(config):
     return getattr(config.get_text_config(), "max_position_embeddings", None) or math.inf
 
 
-def has_reward_head(name, flag="--model"):
-    """Is the folder a reward model, whole or as an adapter?"""
-    config, _, adapter = load_config(name, flag)
-    return _is_classifier(config) or (adapter or {}).get("task_type") == "SEQ_CLS"
-
-
-def _is_classifier(config):
+def has_reward_head(config):
+    """Is this the config of a reward model, or of another classifier?"""
     return any("ForSequenceClassification" in name for name in config.architectures or [])
 
 
 def load_policy(name, dtype=None, device=None, trainable=True, lora_rank=0, flag="--model"):
-    """A causal language model from a folder, an adapter folder or a hub id; dropout off, eval mode.
+    """A causal language model from a folder or a hub id; dropout off, eval mode.
 
-    Trainable weights are fp32, a frozen model's are in the compute dtype. An adapter folder is
-    merged into its base. lora_rank > 0 freezes the weights and adds adapters.
+    Trainable weights are fp32, a frozen model's are in the compute dtype. lora_rank > 0 freezes the
+    weights and adds adapters.
     """
-    if has_reward_head(name, flag):
+    config = load_config(name, flag)
+    if has_reward_head(config):
         raise UserError(f"{flag} {name}: this is a reward model; pass it as --reward-model")
-    return _load("AutoModelForCausalLM", name, dtype, device, trainable, lora_rank, flag)
+    kind = "AutoModelForCausalLM"
+    return load_model(kind, config, name, dtype, device, trainable, lora_rank, flag)
 
 
-def load_reward_model(
-    name, tokenizer, dtype=None, device=None, trainable=True, lora_rank=0, flag="--model"
+def load_model(
+    kind, config, name, dtype=None, device=None, trainable=True, lora_rank=0, flag="--model"
 ):  # fmt: skip
-    """A sequence-classification model with one label. From a causal folder: with a zero head.
-
-    A zero head scores everything 0, so the Bradley-Terry loss starts at exactly log 2.
-    """
-    fresh = not has_reward_head(name, flag)
-    if fresh and not trainable:
-        raise UserError(f"{flag} {name}: not a reward model; train one with reward_train.py")
-    kind, pad = "AutoModelForSequenceClassification", pad_id(tokenizer)
-    model = _load(kind, name, dtype, device, trainable, lora_rank, flag, pad)
-    model.fresh_head = fresh
-    return model
-
-
-def _load(kind, name, dtype, device, trainable, lora_rank, flag, reward_pad=None):
+    """The model of a class of transformers, such as "AutoModelForCausalLM", as `load_policy` says;
+    of a folder without reward head, a new one is drawn at random."""
     import transformers
 
-    config, base, adapter = load_config(name, flag)
-    if adapter and lora_rank:
-        raise UserError(f"{flag} {name}: an adapter already; train from the folder it is merged in")
-    device = torch.device(device or "cpu")
+    device, new_head = torch.device(device or "cpu"), not has_reward_head(config)
     compute = dtype or pick_precision(device)[0]
-    has_head, original = _is_classifier(config), dropout_off(config)
-    if reward_pad is not None:
-        if has_head and config.num_labels != 1:
-            raise UserError(f"{flag} {name}: a classifier with {config.num_labels} labels, not one")
-        config.num_labels, config.pad_token_id = 1, reward_pad
+    original = dropout_off(config)
     check_kind(kind, config, f"{flag} {name}")
     with opening(name, flag):
         model, info = getattr(transformers, kind).from_pretrained(
-            base, config=config, dtype=compute if lora_rank or not trainable else torch.float32,
+            name, config=config, dtype=compute if lora_rank or not trainable else torch.float32,
             output_loading_info=True,
         )  # fmt: skip
         # what the files lack is drawn at random; a new reward head is meant to be
-        lost = [key for key in info["missing_keys"] if has_head or not key.startswith("score.")]
+        lost = [x for x in info["missing_keys"] if not (new_head and x.startswith("score."))]
         if lost:
             raise ValueError(f"its weight files lack {lost[0]} ({len(lost)} missing)")
-    if reward_pad is not None:
-        check_decoder(model, f"{flag} {name}")
-        model.score.float()  # head and score are fp32 in every precision
-        if not has_head:
-            nn.init.zeros_(model.score.weight)
-    if adapter:
-        with opening(name, flag):
-            merge_adapter(model, name, adapter)
-            model.config.update(stored_scale(name))
-    model.original_config = original
-    model.compute_dtype, model.source, model.lora_base = compute, str(base), str(name)
+    model.original_config, model.compute_dtype, model.source = original, compute, str(name)
     model.rounding = 0.0  # of a log-prob in half precision; the preflight measures it
     model.requires_grad_(trainable)
     if lora_rank:
@@ -303,7 +269,7 @@ def save_model(model, tokenizer, folder, dtype=torch.float32):
         model.save_pretrained(temporary, state_dict=state)
         write_config(model, dtype, temporary)  # again, as the checkpoint had it
         if lora:
-            save_adapter(model, Path(temporary) / "adapter", folder / "args.json")
+            save_adapter(model, Path(temporary) / "adapter")
             tokenizer.save_pretrained(Path(temporary) / "adapter")
         tokenizer.save_pretrained(temporary)
         for file in companions(getattr(model, "source", None), temporary):
@@ -317,80 +283,17 @@ def save_model(model, tokenizer, folder, dtype=torch.float32):
             os.replace(file, target)
 
 
-# ---- 3. scoring answers ----
+# ---- 3. log-probs ----
 
 
-@as_forward
-def reward_scores(model, input_ids, attention_mask, response_mask=None, shared=False):
-    """(B,) fp32 score of each row, read at the last column of its mask.
-
-    shared: the rows are those of `batch_rows`, and pass as `shared_hidden` says.
-    """
-    last = attention_mask.long().cumsum(1).argmax(1)  # the first column that counts all
-    row = torch.arange(len(last), device=last.device)
-    if shared:
-        hidden = shared_hidden(model, input_ids, attention_mask, response_mask, row, last)
-    else:
-        hidden = hidden_states(model, input_ids, attention_mask)[row, last]  # (B, H)
-    bias = getattr(model.score, "bias", None)
-    return F.linear(hidden.float(), model.score.weight.float(), bias).squeeze(-1)
-
-
-def reward_function(
-    folder, dtype=None, device="cpu", tokens=None, raw=False, flag="--reward-model"
-):
-    """A reward model in the signature of --gold: (prompts, answers, rows) → list of float.
-
-    Scores as PPO sees them, (raw − reward_mean) / reward_std as training stored them, unless raw.
-    Rendered and cut as in its training, by its own tokenizer; an answer is text or one message.
-    tokens: padded tokens per forward, a number or a function that returns one.
-    """
-    tokenizer = load_tokenizer(folder, flag)
-    model = load_reward_model(folder, tokenizer, dtype, device, trainable=False, flag=flag)
-    with opening(folder, flag):
-        settings = run_args(folder)
-        longest = max_positions(model.config)
-        max_length = min(settings.get("max_length", longest), longest)
-    mean, std = (0.0, 1.0) if raw else reward_scale(model.config, f"{flag} {folder}")
-
-    @torch.no_grad()
-    def function(prompts, answers, rows=None):
-        encoded = []
-        for prompt, answer in zip(prompts, answers, strict=True):
-            encoded.append(encode_pair(tokenizer, prompt, answer, max_length=max_length))
-        scores, lengths = np.zeros(len(encoded)), [len(p) + len(a) for p, a in encoded]
-        most = tokens() if callable(tokens) else tokens or micro_tokens(model)
-        for part in micro_batches(range(len(encoded)), lengths, most):
-            batch = pad_rows(*zip(*(encoded[i] for i in part)), pad_id(tokenizer))
-            scores[part] = reward_scores(model, *(x.to(model.device) for x in batch)).cpu()
-        return ((scores - mean) / std).tolist()
-
-    return function
-
-
-def reward_scale(config, place):
-    """(mean, deviation) of the training answers' scores, stored by reward_train.py; a model without
-    them, another tool's or an old adapter, scores as it is, which is said."""
-    if not hasattr(config, "reward_std"):
-        say_once(f"{place}: no mean and deviation of scores are stored: they are not standardised")
-    return getattr(config, "reward_mean", 0.0), getattr(config, "reward_std", 1.0)
-
-
-# ---- 4. log-probs ----
-
-
-def hidden_states(model, input_ids, attention_mask, position_ids=None, cache=None):
+def hidden_states(model, input_ids, attention_mask, position_ids=None, **cache):
     """(B, T, H) of the trunk; a token's position is its place in its own row, however padded."""
-    body, memory, errors = trunk(model), {}, contextlib.nullcontext()
-    if cache is not None:
-        memory, errors = {cache_argument(body): cache}, forward_of(model, "sampled")
-    with autocast(model), errors:
-        return body(
+    with autocast(model):
+        return trunk(model)(
             input_ids=input_ids,
             attention_mask=attention_mask.long(),
             position_ids=positions(attention_mask) if position_ids is None else position_ids,
-            use_cache=cache is not None,
-            **memory,
+            **({"use_cache": False} | cache),
         )[0]
 
 
@@ -539,176 +442,3 @@ def same_shape(**tensors):
 
 def at_least_fp32(x):
     return x if x.dtype == torch.float64 else x.float()
-
-
-# ---- 5. sampling ----
-
-
-@dataclass
-class Rollout:
-    """N = len(prompts)·n answers; answer g of prompt p stands at p·n + g."""
-
-    prompt_ids: list  # of lists of int
-    response_ids: list  # of lists of int, end id included
-    logps: list  # of lists of float, aligned with response_ids, at the sampling temperature
-    finished: list  # of bool: ended by an end id
-    texts: list  # decoded without special tokens
-
-
-def prompts_that_fit(model, tokenizer, prompts, max_new_tokens):
-    """Ids of each prompt, cut so that an answer still fits into the model's positions."""
-    room = max_positions(model.config) - max_new_tokens
-    if room < 1:
-        raise UserError(
-            f"--max-new-tokens {max_new_tokens}: leaves no room for a prompt in the model's "
-            f"{room + max_new_tokens} positions; lower it"
-        )
-    ids = [encode_prompt(tokenizer, prompt) for prompt in prompts]
-    long = [i for i, row in enumerate(ids) if len(row) > room]
-    for i in long:
-        ids[i] = encode_prompt(tokenizer, prompts[i], room)
-    if long and not getattr(tokenizer, "told_of_cuts", False):
-        tokenizer.told_of_cuts = True  # once, not once per rollout
-        print(
-            f"{len(long)} of {len(ids)} prompts cut to {room} tokens, to fit the model's positions"
-        )
-    return ids
-
-
-@torch.no_grad()
-def sample(
-    model, tokenizer, prompts, n=1, max_new_tokens=128, temperature=1.0, seed=0, rows=256,
-    numbers=None, alone=False, top_p=1.0,
-):  # fmt: skip
-    """Draw n answers to each prompt (text, messages or ids) from softmax(logits / temperature).
-
-    One uniform number per (row, position), drawn from (seed, row), picks the token by the
-    cumulative distribution in float64, so row i depends on the seed and i alone, not on its batch.
-    temperature=0 is greedy. No top-k; top_p is for answers that people read: in training, what is
-    sampled is what is scored. Prompts that do not fit are cut. rows: answers decoded together.
-    numbers: one int per answer, used in place of i. With several processes each decodes its share
-    and receives all answers, unless alone=True.
-    """
-    N = len(prompts) * n
-    numbers = numbers or range(N)
-    ids = prompts_that_fit(model, tokenizer, prompts, max_new_tokens)
-    ends, mine = end_ids(tokenizer, model), range(N) if alone else share(range(N), n)
-    most = max(map(len, ids), default=0) + max_new_tokens
-    index = sorted(mine, key=lambda i: (len(ids[i // n]), ids[i // n], i))  # equal prompts together
-    drawn = {}
-    with decoding(model), autocast(model):  # one context: each weight is cast once
-        rows = answers_at_once(model, free_memory(model.device), most, rows) if ids else rows
-        for start in range(0, len(index), rows):
-            part = index[start : start + rows]
-            random = [
-                np.random.default_rng([seed, numbers[i]]).random(max_new_tokens) for i in part
-            ]
-            uniform = torch.from_numpy(np.stack(random))
-            row_ids = [ids[i // n] for i in part]
-            tokens, logps = _decode(model, row_ids, uniform, ends, temperature, top_p)
-            for i, row, scores in zip(part, tokens.tolist(), logps.tolist(), strict=True):
-                end = next((t + 1 for t, token in enumerate(row) if token in ends), None)
-                drawn[i] = row[:end], scores[:end], end is not None
-    answers = [drawn[i] for i in mine]
-    answers = answers if alone else gather(answers, mine)
-    responses, logps, finished = map(list, zip(*answers)) if answers else ([], [], [])
-    texts = answer_texts(tokenizer, [ids[i // n] for i in range(N)], responses)
-    return Rollout([ids[i // n] for i in range(N)], responses, logps, finished, texts)
-
-
-@torch.no_grad()
-def check_sampling(model, place):
-    """UserError unless draws after prompts of three lengths have the log-probs of a forward.
-
-    A recurrent state may take in a prompt's padding, or stay behind when its row moves; a family
-    may keep a cache of its own. A third of all tokens end an answer here, so rows move.
-    """
-    vocabulary = model.config.get_text_config().vocab_size
-    # words from all over the vocabulary: after its first ids, control tokens, rounding alone puts
-    # single log-probs of SmolLM2 off by 2e-4 (2e-5 after these)
-    prompts = [[i * vocabulary // 10 for i in ids] for ids in 4 * ([1], [2, 3, 4, 5, 6], [7, 8, 9])]
-    uniform = torch.from_numpy(np.random.default_rng(0).random((len(prompts), 10)))
-    with decoding(model), autocast(model):
-        tokens, logps = _decode(model, prompts, uniform, range(0, vocabulary, 3), 1.0)
-        lengths = [next((t for t, i in enumerate(row, 1) if i % 3 == 0), 10) for row in tokens]
-        answers = [row[:n].tolist() for row, n in zip(tokens, lengths)]
-        rows = [x.to(model.device) for x in pad_rows(prompts, answers, 0)]
-        expected = token_logps(model, *rows)[rows[2]].cpu()
-    gaps = (torch.cat([row[:n] for row, n in zip(logps, lengths)]) - expected).abs()
-    exact = gaps.max() <= 1e-4 if model.compute_dtype == torch.float32 else gaps.mean() <= 0.3
-    if not exact:
-        why = f"log-probs of its draws differ from those of a forward by {gaps.max():.2g}"
-        raise UserError(f"{place}: {type(model).__name__} cannot be sampled ({why})")
-
-
-def _decode(model, prompts, uniform, ends, temperature, top_p=1.0):
-    """Tokens and log-probs, (R, most) each, on the CPU; after a row's end they are garbage.
-
-    uniform  (R, most) float64: one number for each token to draw
-    """
-    device, (R, most) = model.device, uniform.shape
-    home = torch.device("cpu") if device.type == "mps" else device  # mps has no float64
-    uniform, ends = uniform.to(home), torch.tensor(ends, device=device)
-    # (1) each distinct prompt passes once
-    # (2) its cache is forked for its answers, allocated once for all their tokens
-    hidden, cache, mask, position = _prefill(model, prompts, most)
-    L = mask.shape[1] - most
-    row = torch.arange(R, device=device)  # which answer lives in which slot
-    tokens = torch.zeros(R, most, dtype=torch.long, device=device)
-    logps, weight = torch.zeros(R, most, device=device), head_weight(model)
-    for t in range(most):
-        # (3) one token for each live row
-        logits = head_logits(model, hidden, weight) / (temperature or 1.0)  # (R, V) fp32
-        if temperature:
-            token = draw_token(logits.to(home), uniform[row.to(home), t], top_p).to(device)
-        else:
-            token = logits.argmax(-1)
-        tokens[row, t] = token
-        logps[row, t] = logits.gather(-1, token[:, None]).squeeze(-1) - logits.logsumexp(-1)
-        # (4) finished rows leave: the last live rows move into their slots
-        if device.type == "cpu" or t % 8 == 7:  # on a GPU the check is a wait
-            done = torch.isin(tokens[row, : t + 1], ends).any(1)
-            live = len(row) - int(done.sum())
-            if live == 0:
-                break
-            if live < len(row):
-                holes = done[:live].nonzero().squeeze(1)
-                movers = (~done[live:]).nonzero().squeeze(1) + live
-                slots = mask, position, row, token
-                for x in slots:
-                    x[holes] = x[movers]
-                mask, position, row, token = (x[:live] for x in slots)
-                move(cache, holes, movers, live)
-        if t < most - 1:
-            seen = mask[:, seen_columns(cache, L + t + 1)]
-            hidden = hidden_states(model, token[:, None], seen, position[:, None], cache)[:, -1]
-            position = position + 1
-    return tokens.cpu(), logps.cpu()
-
-
-def _prefill(model, prompts, most):
-    """What stands before the first token of R answers, to a prompt each.
-
-    Returns hidden (R, H) of each prompt's last token, the cache, its mask (R, L + most), and the
-    next token's position (R,). Prompts are left-padded, so that all end in column L − 1. Distinct
-    ones pass in forwards of `micro_tokens`, similar lengths together.
-    """
-    device = model.device
-    distinct = sorted(dict.fromkeys(map(tuple, prompts)), key=len, reverse=True)
-    place = {prompt: i for i, prompt in enumerate(distinct)}
-    fork = torch.tensor([place[tuple(prompt)] for prompt in prompts], device=device)  # (R,)
-    lengths, L = torch.tensor([*map(len, distinct)], device=device), len(distinct[0])
-    mask = torch.arange(L + most, device=device) >= L - lengths[:, None]  # (P, L + most)
-    hidden, cache = [], None
-    for part in micro_batches(range(len(distinct)), lengths.tolist(), micro_tokens(model)):
-        width = len(distinct[part[0]])  # the longest of the part
-        ids = [[0] * (width - len(distinct[i])) + [*distinct[i]] for i in part]
-        ids, seen = torch.tensor(ids, device=device), mask[part, L - width : L]
-        of_part = prompt_cache(model.config)
-        hidden.append(hidden_states(model, ids, seen, cache=of_part)[:, -1])
-        if cache is None:
-            dtype = getattr(model, "compute_dtype", torch.float32)
-            cache = row_cache(of_part, len(fork), L, most, dtype)
-        rows = torch.isin(fork, torch.tensor(part, device=device)).nonzero().squeeze(1)
-        fill(cache, rows, of_part, fork[rows] - part[0])
-    return torch.cat(hidden)[fork], cache, mask[fork], lengths[fork]

@@ -12,8 +12,7 @@ Algorithm    (1) read pairs; render the prompt; mark the answer tokens
 Conventions  answer log-probs are sums over tokens, end token included; loss is the pair mean;
              reward = β·log(π/π_ref), margin = the difference of a pair's two; pair_loss is the
              mean of −log σ(margin) (sigmoid), loss adds the NLL term; the prompt is masked; ipo
-             divides the log-probs by the answer's length, as TRL does (the paper does not);
-             --counterfactual-augment NAMES: each pair under other names (parts/counterfactual.py)
+             divides the log-probs by the answer's length, as TRL does (the paper does not)
 Left out     1. a moving or another reference   2. online DPO   3. packing   4. ORPO, others
 Run          python dpo.py --pairs data/prefs.jsonl
              python dpo.py --model Qwen/Qwen2.5-0.5B-Instruct --pairs mine.jsonl --out runs/dpo
@@ -28,18 +27,18 @@ import functools
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
 import common
 from common import at_least_fp32, batch_indices, pad_id, pad_rows, token_logps
 from parts import identities, prompting, runs
-from parts.counterfactual import add_copies_argument
 from parts.files import UserError, command, number, read_jsonl
 from parts.lora import adapter_off
 from parts.means import wilson
 from parts.pairs import batch_rows
-from parts.parallel import add_up, all_sum, gather, progress, share
+from parts.parallel import add_up, all_sum, gather, progress
 from parts.rows import check_thumb
 from parts.shared_prompt import can_share
 
@@ -47,7 +46,7 @@ from parts.shared_prompt import can_share
 # ones, and LoRA: reports/real-model.md; at 5e-5 the held-out loss of SmolLM2 rises
 RATES = 3e-4, 1e-5, 2e-4
 SHOW = ("loss", "rewards/accuracies", "rewards/margins", "lr", "grad_norm")  # on the bar
-HEADLINE = ("eval/loss", "eval/rewards/accuracies", "val/gold", "val/score")  # before and after
+HEADLINE = ("eval/loss", "eval/rewards/accuracies", "val/gold")  # before and after
 LOSS_TYPES = ("sigmoid", "robust", "hinge", "ipo", "sigmoid_norm", "simpo", "kto")
 
 
@@ -67,7 +66,7 @@ def dpo_loss(
     n            chosen_lengths, rejected_lengths            (B,) for ipo, sigmoid_norm, simpo;
                  for kto 0: a side that nobody gave, its log-probs are 0
     k            baseline    `kl_baseline` of the optimiser step, kto only
-    ε            label_smoothing   in [0, ½), or (B,) in [0, ½] (½: a tie); sigmoid and robust only
+    ε            label_smoothing   in [0, ½); sigmoid and robust only
     returns      losses, chosen_rewards, rejected_rewards    (B,) reward = β·log(π/π_ref), detached
 
     With h_c and h_r the log-ratios of the two sides and z = β·(h_c − h_r):
@@ -85,13 +84,12 @@ def dpo_loss(
     >>> round(losses.item(), 4), (chosen_rewards - rejected_rewards).item()
     (0.3133, 1.0)
     """
-    like = {"dtype": at_least_fp32(policy_chosen_logps).dtype, "device": policy_chosen_logps.device}
-    epsilon = torch.as_tensor(label_smoothing, **like)  # () or (B,)
     common.same_shape(
         policy_chosen=policy_chosen_logps, policy_rejected=policy_rejected_logps,
-        ref_chosen=ref_chosen_logps, ref_rejected=ref_rejected_logps, chosen_lengths=chosen_lengths,
-        rejected_lengths=rejected_lengths, label_smoothing=epsilon if epsilon.ndim else None,
+        ref_chosen=ref_chosen_logps, ref_rejected=ref_rejected_logps,
+        chosen_lengths=chosen_lengths, rejected_lengths=rejected_lengths,
     )  # fmt: skip
+    epsilon = label_smoothing
     chosen_logratios = at_least_fp32(policy_chosen_logps) - at_least_fp32(ref_chosen_logps)  # (B,)
     rejected_logratios = at_least_fp32(policy_rejected_logps) - at_least_fp32(ref_rejected_logps)
     chosen_rewards, rejected_rewards = beta * chosen_logratios, beta * rejected_logratios
@@ -135,35 +133,27 @@ def parse_args(argv=None):
     add = parser.add_argument
     # fmt: off
     add("--pairs", nargs="+", default=["data/prefs_train.jsonl"], help="JSONL of prompt, chosen, rejected; kto: or completion, label")
-    add("--eval-pairs", nargs="+", default=[], help="held-out JSONL (default: a share of the prompts)")
-    add("--eval-fraction", type=number(at_least=0, below=1), default=0.1, help="share of prompts to hold out (default %(default)s)")
     add("--model", default=common.BASE, help="model folder or hub id (default %(default)s)")
     add("--loss-type", choices=LOSS_TYPES, default="sigmoid", help="ipo, sigmoid_norm, simpo: means per token (default %(default)s)")
     add("--beta", type=number(above=0), help="how strongly the reference holds, 0.01 to 0.5 (default 0.1); simpo 2 to 10 (default 2)")
     add("--label-smoothing", type=number(at_least=0, below=0.5), default=0.0, help="chance of a wrong label; sigmoid, robust (default 0)")
     add("--simpo-gamma", type=number(at_least=0), default=1.0, help="target margin of simpo, 0.3 to 2 (default %(default)s)")
     add("--nll-coef", type=number(at_least=0), help="weight of −log π per chosen token, 0 to 1 (default 1 for sigmoid, else 0)")
-    add("--ties", choices=("drop", "soft"), default="drop", help="soft: a tie is half a win for each, sigmoid only (default %(default)s)")
-    add("--reward-model", help="reward model folder that scores these answers")
     # fmt: on
-    add_copies_argument(parser)
+    prompting.add_pair_arguments(parser)
     prompting.add_answer_arguments(parser)
     parser.add_run_arguments("runs/dpo", RATES)
     args = parser.parse_args(argv)
-    simpo, held_out = args.loss_type == "simpo", "--eval-pairs are held out, no share of --pairs"
+    simpo = args.loss_type == "simpo"
     parser.without_effect("--simpo-gamma", not simpo, "only --loss-type simpo has a target margin")
-    parser.without_effect("--eval-fraction", args.eval_pairs, held_out)
-    if args.beta is None:
-        args.beta = 2.0 if args.loss_type == "simpo" else 0.1
+    parser.without_effect("--eval-fraction", args.eval_pairs, prompting.HELD_OUT)
+    args.beta = args.beta or (2.0 if simpo else 0.1)
     if args.nll_coef is None:
         args.nll_coef = 1.0 if args.loss_type == "sigmoid" else 0.0
-    given = f"--loss-type {args.loss_type}"
     if args.label_smoothing and args.loss_type not in ("sigmoid", "robust"):
-        raise UserError(f"--label-smoothing: {given} has none; sigmoid and robust do")
-    if args.ties == "soft" and args.loss_type != "sigmoid":
-        raise UserError(f"--ties soft: {given} cannot learn from ties, only sigmoid can")
-    # fills in --prompts, --gold, --examples and --eval-temperature
-    prompting.default_prompts(args, args.pairs)
+        none = f"--loss-type {args.loss_type} has none"
+        raise UserError(f"--label-smoothing: {none}; sigmoid and robust do")
+    prompting.default_prompts(args, args.pairs)  # and --gold, --examples, --eval-temperature
     return args
 
 
@@ -181,17 +171,12 @@ def load_data(args, policy, tokenizer):
     first = next(read_jsonl(args.pairs[0], flag="--pairs"), {})
     thumbs = args.loss_type == "kto" and "label" in first  # the first row decides for all
     check = check_thumb if thumbs else common.check_pair
-    pairs = prompting.load_pairs(args, policy, tokenizer, args.ties == "soft", check)
+    pairs = prompting.load_pairs(args, policy, tokenizer, False, check)
     # one row per pair, the prompt once, if that is exact for this model
     pairs.shared = not thumbs and can_share(policy, pairs, pad_rows)
     shown = (pairs.eval if len(pairs.eval) else pairs.train)[0]
     shown = [{"prompt": pairs.prompts[shown].tolist()}]
-    prompts, scorers = prompting.prompts_to_answer(args, policy, shown)
-    if args.reward_model:
-        place = policy.compute_dtype, policy.device
-        score = common.reward_function(args.reward_model, *place, lambda: args.micro_tokens)
-        scorers.append(("val/score", "--reward-model", score))
-    return pairs, prompts, scorers
+    return pairs, *prompting.prompts_to_answer(args, policy, tokenizer, shown)
 
 
 # ---- 6. the models ----
@@ -213,8 +198,10 @@ def load_models(args, run):
     return policy, tokenizer, load_reference
 
 
-def answer_logps(run, policy, pairs, indices, pad):
-    """(2, n) fp32, 0 elsewhere: log π of chosen and rejected of the pairs in `indices`."""
+def reference_logps(args, run, policy, pairs, indices, pad):
+    """(2, n) fp32: log π of both answers of the pairs in `indices`; 0 elsewhere, for simpo."""
+    if args.loss_type == "simpo":
+        return torch.zeros(2, len(pairs))
     rows_of = functools.partial(batch_rows, pairs, pad_id=pad)
     return summed_logps(run, policy, pairs, indices, rows_of, 2, pairs.shared)
 
@@ -224,8 +211,8 @@ def unrelated_logps(run, policy, pairs, indices, pad):
     n, room = len(pairs), int(pairs.lengths().max())
 
     def rows_of(part):
-        others = [(i + n // 2) % n for i in part]
-        answers = [pairs.chosen[i] if len(pairs.chosen[i]) else pairs.rejected[i] for i in others]
+        sides = [(pairs.chosen[i], pairs.rejected[i]) for i in (part + n // 2) % n]
+        answers = [chosen if len(chosen) else rejected for chosen, rejected in sides]
         prompts = [pairs.prompts[i][len(ids) - room :] for i, ids in zip(part, answers)]
         return pad_rows(prompts, answers, pad)
 
@@ -263,13 +250,11 @@ def preflight(args, run, policy, tokenizer, pairs):
     identities.check_head(policy, ids.to(policy.device), attention_mask.to(policy.device), flag)
     # on every rank the same one
     part = common.micro_batches(first_pairs, pairs.columns(), args.micro_tokens)[0]
-    simpo = args.loss_type == "simpo"
-    zeros = torch.zeros(2, len(pairs))
-    ref_logps = zeros if simpo else answer_logps(run, policy, pairs, part, pad)
+    ref_logps = reference_logps(args, run, policy, pairs, part, pad)
     with torch.no_grad():
         stats = forward(args, policy, pairs, part, pad, ref_logps)[1]
     loss = stats.losses.mean().item()
-    if simpo:
+    if args.loss_type == "simpo":
         print(f"preflight  loss before step one: {loss:.4f} (simpo has no reference)")
     else:
         starts = {"hinge": 1.0, "ipo": 1 / (4 * args.beta**2), "kto": 0.5}
@@ -301,27 +286,17 @@ class PairStats:
     tokens: torch.Tensor  # (2, b)
 
 
-def forward(args, policy, pairs, part, pad, ref_logps, baseline=0.0, untrained=False):
-    """Steps (3) and (4) for the pairs in `part`: (losses (b,), `PairStats`, log π(chosen) (b,)).
-
-    untrained: the policy is still the reference, whose log-probs are known
-    """
+def forward(args, policy, pairs, part, pad, ref_logps, baseline=0.0):
+    """Steps (3) and (4) for the pairs in `part`: (losses (b,), `PairStats`, log π(chosen) (b,))."""
     ref = ref_logps[:, part].to(policy.device)  # (2, b); 0 for simpo
     # (3) policy: log-probs of both answers, in one forward
-    if untrained:
-        logps = ref
-    else:
-        rows = (x.to(policy.device) for x in batch_rows(pairs, part, pad))
-        logps = token_logps(policy, *rows, shared=pairs.shared).sum(1).view(2, -1)
+    rows = (x.to(policy.device) for x in batch_rows(pairs, part, pad))
+    logps = token_logps(policy, *rows, shared=pairs.shared).sum(1).view(2, -1)
     # (4) loss and implicit rewards
     sides = pairs.chosen, pairs.rejected
     lengths = torch.tensor([[len(side[i]) for i in part] for side in sides]).to(logps)  # (2, b)
-    smoothing = args.label_smoothing
-    if args.ties == "soft":
-        tie = torch.from_numpy(pairs.tie[part]).to(logps.device)
-        smoothing = torch.where(tie, 0.5, smoothing)
     losses, *rewards = dpo_loss(
-        *logps, *ref, args.beta, args.loss_type, smoothing,
+        *logps, *ref, args.beta, args.loss_type, args.label_smoothing,
         chosen_lengths=lengths[0], rejected_lengths=lengths[1],
         simpo_gamma=args.simpo_gamma, baseline=baseline,
     )  # fmt: skip
@@ -362,37 +337,35 @@ def evaluate(args, run, models, pairs, refs, prompts, scorers):
     policy, tokenizer, load_reference = models
     metrics, pad = {}, pad_id(tokenizer)
     baseline = kl_baseline(args, run, policy, pairs, refs.get("unrelated"), pairs.eval, pad)
-    ref_logps, untrained = refs["reference"], run.step == 0 and args.loss_type != "simpo"
-    # before step one the policy is the reference, whose log-probs are known: no forward
-    parts = [share(pairs.eval)] if untrained else run.micro_batches(pairs.eval, pairs.columns())
     batch_stats = [
-        forward(args, policy, pairs, part, pad, ref_logps, baseline, untrained)[1] for part in parts
+        forward(args, policy, pairs, part, pad, refs["reference"], baseline)[1]
+        for part in run.micro_batches(pairs.eval, pairs.columns())
     ]
     if len(pairs.eval):
         values = means(batch_stats, args.beta, pairs.votes(pairs.eval))
-        metrics = {"eval/loss": values.pop("pair_loss")}  # a held-out loss has no NLL term
-        metrics |= {f"eval/{key}": value for key, value in values.items()}
-        metrics["eval/n"] = len(pairs.eval)
-    scores, samples, rollout = prompting.answer(args, policy, tokenizer, prompts, scorers)
-    if not args.prompts or rollout is None:  # a pair's own prompt, to be shown
+        loss = {"loss": values.pop("pair_loss"), "n": len(pairs.eval)}  # without an NLL term
+        metrics = {f"eval/{key}": value for key, value in (loss | values).items()}
+    scores, samples, answers = prompting.answer(args, policy, tokenizer, prompts, scorers)
+    if not args.prompts or answers is None:  # a pair's own prompt, to be shown
         return metrics, samples
     if args.loss_type != "simpo" and args.eval_temperature:
-        kl = kl_to_reference(args, run, policy, load_reference(), rollout, pad) if run.step else 0.0
-        scores["val/kl"] = kl
+        scores["val/kl"] = kl_to_reference(args, run, policy, load_reference, answers, pad)
     return metrics | scores, samples
 
 
-def kl_to_reference(args, run, policy, reference, rollout, pad):
+def kl_to_reference(args, run, policy, load_reference, answers, pad):
     """Mean over answers of Σ_t k1 at --eval-temperature, in nats."""
-    prompts, answers, total = rollout.prompt_ids, rollout.response_ids, 0.0
-    lengths = [len(prompt) + len(answer) for prompt, answer in zip(prompts, answers, strict=True)]
-    reference.to(policy.device)
+    if run.step == 0:
+        return 0.0
+    prompts, responses, total = answers.prompt_ids, answers.response_ids, 0.0
+    reference = load_reference().to(policy.device)
+    lengths = [len(p) + len(r) for p, r in zip(prompts, responses, strict=True)]
     for part in run.micro_batches(range(len(prompts)), lengths):
-        rows = pad_rows([prompts[i] for i in part], [answers[i] for i in part], pad)
+        rows = pad_rows([prompts[i] for i in part], [responses[i] for i in part], pad)
         rows = [*(x.to(policy.device) for x in rows), args.eval_temperature]
         with adapter_off(reference):
             ref_logps = token_logps(reference, *rows)
-        total += common.kl_estimates(token_logps(policy, *rows), ref_logps, rows[2])[0].sum().item()
+        total += (token_logps(policy, *rows) - ref_logps).sum().item()
     if reference is not policy:
         reference.to("cpu")  # training takes no more of a GPU than without it
     return all_sum(total) / len(prompts)
@@ -400,23 +373,21 @@ def kl_to_reference(args, run, policy, reference, rollout, pad):
 
 def main(argv=None):
     args = parse_args(argv)
-    inputs = [args.model, *args.pairs, *args.eval_pairs, args.prompts, args.reward_model]
-    inputs += [args.counterfactual_augment, args.examples]
+    inputs = [args.model, *args.pairs, *args.eval_pairs, args.prompts, args.examples]
+    inputs += [args.counterfactual_augment]
     run = runs.Run("dpo", args, inputs, SHOW, HEADLINE)
     models = policy, tokenizer, _ = load_models(args, run)
     # (1) read pairs; render the prompt; mark the answer tokens
     pairs, prompts, scorers = load_data(args, policy, tokenizer)
     n, columns, pad = len(pairs.train), pairs.columns(), pad_id(tokenizer)
     run.plan(n, "pairs")
-    run.state = {"policy": policy}
-    lr, encoded = args.lr or runs.default_lr(policy, RATES), pairs.ids()
-    run.start(tokenizer, lr, longest=columns.max(), encoded=encoded)
+    run.state, lr = {"policy": policy}, args.lr or runs.default_lr(policy, RATES)
+    run.start(policy, tokenizer, lr, longest=columns.max(), encoded=pairs.ids())
     if run.step == 0:  # a resumed run has its reference from the checkpoint
         preflight(args, run, policy, tokenizer, pairs)
         # (2) reference: log-probs of both answers under the frozen start, once
-        every, zeros = range(len(pairs)), torch.zeros(2, len(pairs))
-        ref = zeros if args.loss_type == "simpo" else answer_logps(run, policy, pairs, every, pad)
-        run.state["reference"] = ref
+        every = np.arange(len(pairs))
+        run.state["reference"] = reference_logps(args, run, policy, pairs, every, pad)
         if args.loss_type == "kto":
             run.state["unrelated"] = unrelated_logps(run, policy, pairs, every, pad)
     evaluated = models, pairs, run.state, prompts, scorers
@@ -432,10 +403,8 @@ def main(argv=None):
         for part in run.micro_batches(batch, columns):
             # (3) policy: log-probs of both answers: `forward`
             # (4) loss and implicit rewards: a sum over this part, divided by the whole step's count
-            losses, stats, chosen_logps = forward(
-                args, policy, pairs, part, pad, ref_logps, baseline
-            )
-            loss = losses.sum() / len(batch) - args.nll_coef * chosen_logps.sum() / chosen_tokens
+            losses, stats, chosen = forward(args, policy, pairs, part, pad, ref_logps, baseline)
+            loss = losses.sum() / len(batch) - args.nll_coef * chosen.sum() / chosen_tokens
             # (5) update: backward, clip the gradient, step
             run.backward(loss)
             batch_stats.append(stats)
@@ -450,9 +419,8 @@ def main(argv=None):
     # ---- 9. save ----
     following = f"python evaluate.py compare --model {args.model} {args.out}"
     if args.prompts != "data/prompts.jsonl":  # pairs of your own
-        following += f" --prompts {args.prompts or 'YOUR_PROMPTS.jsonl'}"
-        following += f" --gold {args.gold or 'none'}"
-        following += f" --reward-model {args.reward_model or 'YOUR_REWARD_MODEL'}"
+        own = f"--prompts {args.prompts or 'YOUR_PROMPTS.jsonl'} --gold {args.gold or 'none'}"
+        following += f" {own} --reward-model YOUR_REWARD_MODEL"
     return run.finish(following)
 
 

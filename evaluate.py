@@ -330,8 +330,7 @@ def load_scorers(args, rows):
 
     With prompts of your own the default gold, which knows the bundled ones alone, is left out.
     """
-    import common
-    from parts import prompting
+    from parts import prompting, reward_models
 
     scorers, trial = {}, np.array([[{"response": "(no answer)"}] for _ in rows], object)
     if isinstance(args.gold, Default) and not prompting.is_bundled(args.prompts):
@@ -345,7 +344,7 @@ def load_scorers(args, rows):
         if ".py:" in name:
             function = prompting.load_scorer(name, flag)
         else:
-            function = common.reward_function(name, **placed(args), flag=flag)
+            function = reward_models.reward_function(name, **placed(args), flag=flag)
         scorers[scorer] = f"{flag} {name}", function
         score_answers([trial], scorer, *scorers[scorer], rows)
     if len(scorers) == 2 and same_scorer(args.gold, args.reward_model, {}):
@@ -382,10 +381,10 @@ def load_tokenizers(names, prompts):
 
 def draw(args, model, tokenizer, name, rows, ids, n, seed):
     """n answers to each prompt, (P, n)."""
-    import common
+    from parts import sampling
 
     print(f"{name}: {len(ids)} prompts × {n} answers", flush=True)
-    drawn = common.sample(model, tokenizer, ids, n, args.max_new_tokens, args.temperature, seed)
+    drawn = sampling.sample(model, tokenizer, ids, n, args.max_new_tokens, args.temperature, seed)
     answers = []
     for i, (text, tokens) in enumerate(zip(drawn.texts, drawn.response_ids, strict=True)):
         row = rows[i // n]
@@ -455,7 +454,7 @@ def score_answers(tables, scorer, flag, function, rows):
 def compare(args):
     """which model is better, by how much, at what KL (the default)"""
     import common
-    from parts import prompting
+    from parts import prompting, sampling
 
     check_out(args)
     args.model = names = list(dict.fromkeys(filter(present, args.model)))
@@ -472,7 +471,7 @@ def compare(args):
     models, pools = {}, []
     for name, tokenizer in zip(names, tokenizers):
         model = common.load_policy(name, **placed(args), trainable=False)
-        common.check_sampling(model, f"--model {name}")
+        sampling.check_sampling(model, f"--model {name}")
         # (2) sample
         if not models:
             reference = model

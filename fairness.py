@@ -39,7 +39,7 @@ from checks.decisions import decision_of
 from checks.risky import risky_questions
 from parts import files
 from parts.biasguard import beside, compared, write_decisions
-from parts.card import add_result
+from parts.card_sections import add_result
 from parts.fairness_page import (
     SURFACES,
     card_lines,
@@ -295,6 +295,7 @@ def score_models(args, models, twins, people, surfaces, interviews):
     models  (before, [after], [reward models]): folders;  surfaces: letters of SURFACES
     """
     import common
+    from parts import sampling
 
     (before, after, rewards), scores, risky = models, [], []
     for folder in rewards:
@@ -309,7 +310,9 @@ def score_models(args, models, twins, people, surfaces, interviews):
             logps = decision_logps(model, tokenizer, folder, twins, people, args.decision_words)
             scores.append(Scores(folder, kind, "c", logps[..., 0] - logps[..., -1], logps))
         if interviews:
-            rollout = common.sample(model, tokenizer, interviews, 1, MAX_NEW_TOKENS, 1.0, args.seed)
+            rollout = sampling.sample(
+                model, tokenizer, interviews, 1, MAX_NEW_TOKENS, 1.0, args.seed
+            )
             title = f"{model_name(folder)}, interviews at temperature 1"
             risky.append({"kind": kind, "model": folder} | study_risky(title, rollout.texts))
         del model

@@ -40,14 +40,15 @@ import common
 import ruler
 import watch
 from grpo_rubric import CLIP, SCALES, group_advantages, grpo_loss
-from parts import parallel, prompting, rollouts, runs, server
-from parts.dialogue import continued_ids, visible
+from parts import parallel, prompting, rollouts, runs, sampling, server
+from parts.dialogue import visible
 from parts.files import UserError, command, load_function, number, where_raised, write_jsonl
 from parts.guard import Guard, weights_to_write, write_summary
 from parts.means import mean
 from parts.rollouts import by_group, weighted_sums
 from parts.stats import bootstrap_ci
 from parts.texts import text_metrics
+from parts.turns import continued_ids
 
 # learning rates for models below 100 M parameters (worked on the bundled base, not swept), larger
 # ones, and LoRA: the last two are guesses that nobody ran to an end
@@ -326,7 +327,7 @@ def model_act(args, model, tokenizer, temperature, seed):
         turns, history = turns + 1, live[0][1].history
         prompts = [next_prompt(tokenizer, t, history) for t, _ in live]
         fit, texts = [i for i, ids in enumerate(prompts) if len(ids) <= room], [None] * len(live)
-        answers = common.sample(
+        answers = sampling.sample(
             model, tokenizer, [prompts[i] for i in fit], 1, args.max_new_tokens, temperature,
             seed=1000 * seed + turns, numbers=[live[i][0].number for i in fit], alone=True,
         )  # fmt: skip
@@ -621,7 +622,7 @@ def main(argv=None):
     policy, reference, tokenizer = rollouts.load_models(args, run)
     run.state = {"policy": policy}
     longest = min(args.max_length, common.max_positions(policy.config))  # an episode may be as long
-    run.start(tokenizer, args.lr or runs.default_lr(policy, RATES), longest=longest)
+    run.start(policy, tokenizer, args.lr or runs.default_lr(policy, RATES), longest=longest)
     guard = Guard(run, watch.Watcher(args, run.rows()), "episodes")
     validated = args, run, guard, policy, tokenizer, make
     if run.step == 0:

@@ -34,14 +34,15 @@ import common
 import judge as judges
 import ruler
 import watch
-from common import at_least_fp32, batch_indices, kl_estimates, pad_id, sample
-from parts import parallel, prompting, rollouts, rubrics, runs, server
+from common import at_least_fp32, batch_indices, kl_estimates, pad_id
+from parts import parallel, prompting, reward_models, rollouts, rubrics, runs, server
 from parts.files import UserError, command, no_effect, number
 from parts.guard import LEAST_VALIDATION, Guard, weights_to_write, write_summary
 from parts.means import mean
 from parts.questions import talk
 from parts.recipe import recipe_arguments
 from parts.rollouts import by_group, load_models, weighted_sums
+from parts.sampling import sample
 from parts.stats import bootstrap_ci
 from parts.texts import text_flags, text_shares
 
@@ -338,7 +339,7 @@ class Graders:
             self.judge = server.Judge.from_args(args, args.out, parallel.world())
         self.standard = ruler.read_standard(args.ruler_rubric)
         if args.reward_model:
-            self.model = common.reward_function(
+            self.model = reward_models.reward_function(
                 args.reward_model, run.dtype, run.device, tokens=lambda: args.micro_tokens
             )
         if args.gold:
@@ -417,12 +418,12 @@ def show_group(row, grades, rewards, advantages):
 
 @torch.no_grad()
 def answer(args, policy, tokenizer, rows, n, temperature, seed):
-    """(`common.Rollout`, lists of N for the graders and the log) of n answers per row."""
+    """(`sampling.Rollout`, lists of N for the graders and the log) of n answers per row."""
     prompts = ids = [conversation(row, args.system) for row in rows]
     if args.max_length:
         room = args.max_length - args.max_new_tokens
         ids = [common.encode_prompt(tokenizer, prompt, room) for prompt in prompts]
-    answers = sample(policy, tokenizer, ids, n, args.max_new_tokens, temperature, seed=seed)
+    answers = sample(policy, tokenizer, ids, n, args.max_new_tokens, temperature, seed)
     rows, prompts = ([x for x in column for _ in range(n)] for column in (rows, prompts))
     return answers, {
         "rows": rows,
@@ -602,7 +603,7 @@ def main(argv=None):
     run.state = {"policy": policy}
     prompts = [conversation(row, args.system) for row in train]
     encoded, longest = rollouts.encoded_prompts(args, policy, tokenizer, prompts)
-    run.start(tokenizer, args.lr or runs.default_lr(policy, RATES), None, longest, encoded)
+    run.start(policy, tokenizer, args.lr or runs.default_lr(policy, RATES), None, longest, encoded)
     guard = Guard(run, watch.Watcher(args, run.rows()))
     if run.step == 0:
         preflight(args, run, reference, graders, train)

@@ -37,13 +37,15 @@ from torch import nn
 
 import common
 import watch
-from common import Rollout, at_least_fp32, kl_estimates, pad_id, sample, token_logps
+from common import at_least_fp32, kl_estimates, pad_id, token_logps
 from parts import memory, prompting, rollouts, runs
 from parts.files import UserError, command, no_effect, number
 from parts.guard import Guard, weights_to_write
 from parts.lora import adapter_off
 from parts.parallel import all_max, as_forward, score_answers, world
+from parts.reward_models import load_reward_model, reward_function, reward_scale
 from parts.rollouts import ROWS
+from parts.sampling import Rollout, sample
 from parts.texts import text_metrics
 
 # learning rates for models below 100 M parameters (3e-4 spends twice the KL for less), larger ones
@@ -292,9 +294,8 @@ def load_models(args, run):
     if args.reward_fn:
         reward, trunk = prompting.load_scorer(args.reward_fn, "--reward-fn"), "policy"
     else:
-        reward = common.reward_function(
-            args.reward_model, run.dtype, run.device, tokens=lambda: args.micro_tokens
-        )
+        place = run.dtype, run.device
+        reward = reward_function(args.reward_model, *place, lambda: args.micro_tokens)
         vocabulary = common.load_tokenizer(args.reward_model, "--reward-model").get_vocab()
         trunk = "rm" if vocabulary == tokenizer.get_vocab() else "policy"
         if args.critic == "rm" and trunk != "rm":
@@ -329,13 +330,13 @@ def load_critic(args, run, policy, tokenizer):
         source, settings = args.model, {"lora_rank": args.lora_rank}
         if args.critic == "rm":
             source, settings["flag"] = args.reward_model, "--reward-model"
-        critic = common.load_reward_model(source, tokenizer, run.dtype, run.device, **settings)
+        critic = load_reward_model(source, tokenizer, run.dtype, run.device, **settings)
         size = critic.score.in_features
     head = nn.Linear(size, 1).to(run.device)
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
     if not critic.fresh_head:
-        mean_score, deviation = common.reward_scale(critic.config, "--reward-model")
+        mean_score, deviation = reward_scale(critic.config, "--reward-model")
         head.weight.data.copy_(critic.score.weight / deviation)
         head.bias.data.fill_(-mean_score / deviation)
     critic.score = head
@@ -525,8 +526,8 @@ def main(argv=None):
     run.state = {"policy": policy, "critic": critic, "kl_coef": args.beta}
     prompts = [row["prompt"] for row in train]
     encoded, longest = rollouts.encoded_prompts(args, policy, tokenizer, prompts)
-    lr, head_lr = args.lr or runs.default_lr(policy, RATES), HEAD_LR if critic.fresh_head else None
-    run.start(tokenizer, lr, head_lr, longest, encoded)
+    rates = {critic.score: HEAD_LR} if critic.fresh_head else {}
+    run.start(policy, tokenizer, args.lr or runs.default_lr(policy, RATES), rates, longest, encoded)
     guard = Guard(run, watch.Watcher(args, run.rows()))
     kl_control = AdaptiveKL(run.state["kl_coef"], args.kl_target)
     if run.step == 0:

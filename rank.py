@@ -41,6 +41,7 @@ from parts.reports import (
 )
 from parts.rows import check_prompt, plain_text
 from parts.stats import standings
+from parts.tables import write_csv
 
 RANK_ORDER = "Which candidate fits this role?"  # first line of the task rank; data/README.md
 RANKED = ("rank", "id", "score", "percentile", "truncated")
@@ -301,7 +302,7 @@ def main(argv=None):
     first = [c for c in candidates if c["role"] == candidates[0]["role"]]
     # (4) files
     path, roles = Path(args.out) / "ranked.csv", {c["role"] for c in candidates}
-    files.write_csv(path, ranked_rows(candidates, columns, args.blind))
+    write_csv(path, ranked_rows(candidates, columns, args.blind))
     report = begin(args, [args.reward_model, args.candidates]) | {
         "n": len(candidates),
         "roles": len(roles),

@@ -27,13 +27,13 @@ import torch
 import torch.nn.functional as F
 
 import common
-from common import at_least_fp32, batch_indices, pad_id, pad_rows, reward_scores
+from common import at_least_fp32, batch_indices, pad_id, pad_rows
 from parts import identities, prompting, runs
-from parts.counterfactual import add_copies_argument
 from parts.files import UserError, command, number
 from parts.means import wilson
 from parts.pairs import batch_rows
 from parts.parallel import add_up, gather
+from parts.reward_models import load_reward_model, reward_scores
 from parts.shared_prompt import can_share
 
 # learning rates for models below 100 M parameters (worked on the bundled base, not swept), larger
@@ -126,8 +126,6 @@ def parse_args(argv=None):
     add = parser.add_argument
     # fmt: off
     add("--pairs", nargs="+", default=PAIRS, help="JSONL of prompt, chosen, rejected")
-    add("--eval-pairs", nargs="+", default=[], help="held-out JSONL (default: a share of the prompts)")
-    add("--eval-fraction", type=number(at_least=0, below=1), default=0.1, help="share of prompts to hold out (default %(default)s)")
     add("--model", default=common.BASE, help="model folder or hub id (default %(default)s)")
     add("--ties", choices=("soft", "drop"), default="soft", help="soft: a tie is half a win for each (default %(default)s)")
     add("--margin", choices=("none", "margin", "strength"), default="none", help="column for the margin (default %(default)s)")
@@ -135,12 +133,11 @@ def parse_args(argv=None):
     add("--label-smoothing", type=number(at_least=0, below=0.5), default=0.0, help="chance that a label is wrong, 0 to 0.2 (default 0)")
     add("--center-coef", type=number(at_least=0), default=0.0, help="weight of the pull of rewards towards 0, 0.001 to 0.1 (default 0)")
     # fmt: on
-    add_copies_argument(parser)
+    prompting.add_pair_arguments(parser)
     prompting.add_examples_argument(parser)
     parser.add_run_arguments("runs/reward", RATES, f"1, or what makes {LEAST_STEPS} steps")
     args = parser.parse_args(argv)
-    held_out = "--eval-pairs are held out, no share of --pairs"
-    parser.without_effect("--eval-fraction", args.eval_pairs, held_out)
+    parser.without_effect("--eval-fraction", args.eval_pairs, prompting.HELD_OUT)
     parser.without_effect("--margin-scale", args.margin == "none", "--margin names no column")
     prompting.default_examples(args, args.pairs)
     return args
@@ -172,7 +169,7 @@ def load_models(args, run):
     """(model, tokenizer): the policy's trunk with a scalar head, or adapters and the head."""
     tokenizer = common.load_tokenizer(args.model, today=args.date)
     place = run.dtype, run.device
-    model = common.load_reward_model(args.model, tokenizer, *place, lora_rank=args.lora_rank)
+    model = load_reward_model(args.model, tokenizer, *place, lora_rank=args.lora_rank)
     return model, tokenizer
 
 
@@ -242,8 +239,8 @@ def main(argv=None):
     run.plan(n, "pairs", LEAST_STEPS)
     run.state = {"model": model}
     lr = args.lr or runs.default_lr(model, RATES)
-    head_lr = HEAD_LR if model.fresh_head else None
-    run.start(tokenizer, lr, head_lr, columns.max(), encoded=pairs.ids())
+    own_lr = {model.score: HEAD_LR} if model.fresh_head else {}
+    run.start(model, tokenizer, lr, own_lr, columns.max(), encoded=pairs.ids())
     if run.step == 0:
         preflight(args, model, tokenizer, pairs)
         run.evaluation(*evaluate(run, model, pairs, pad))

@@ -28,12 +28,13 @@ import torch
 import common
 from common import batch_indices, encode_pair, pad_id, pad_rows, token_logps
 from parts import identities, prompting, runs
-from parts.dialogue import Refused, encode_conversation, end_ids, text_end
+from parts.dialogue import Refused, end_ids, text_end
 from parts.files import Counts, UserError, command, number, told
 from parts.pairs import Named, TokenRows, count_unread, held_out, read_rows
 from parts.parallel import all_sum
 from parts.rows import check_messages
 from parts.tokens import encode_text
+from parts.turns import encode_conversation
 
 # learning rates for models below 100 M parameters (made the bundled base; not swept otherwise),
 # larger ones, and LoRA: the last two are guesses that nobody ran to an end
@@ -176,7 +177,7 @@ def load_data(args, model, tokenizer):
     held &= not held.all()
     train, held = np.flatnonzero(~held), np.flatnonzero(held)
     prompting.describe(rows.counts, train, held)
-    return rows, train, held, *prompting.prompts_to_answer(args, model, prompts)
+    return rows, train, held, *prompting.prompts_to_answer(args, model, tokenizer, prompts)
 
 
 def encode_row(tokenizer, row, max_length, counts):
@@ -224,7 +225,7 @@ def load_models(args, run):
         return model, tokenizer
     from transformers import AutoModelForCausalLM
 
-    config, _, _ = common.load_config(args.model, flag)
+    config = common.load_config(args.model, flag)
     original = common.dropout_off(config)
     with common.opening(args.model, flag):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
@@ -287,7 +288,7 @@ def main(argv=None):
     run.plan(n, "rows")
     run.state = {"model": model}
     lr = args.lr or runs.default_lr(model, RATES)
-    run.start(tokenizer, lr, longest=lengths.max(), encoded=[rows.store.ids])
+    run.start(model, tokenizer, lr, longest=lengths.max(), encoded=[rows.store.ids])
     evaluated = model, tokenizer, rows, held, prompts, scorers
     if run.step == 0:
         preflight(args, model, tokenizer, rows, train)

@@ -45,7 +45,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 import common  # noqa: E402
-from parts import identities, memory, prompting, runs  # noqa: E402
+from parts import identities, memory, prompting, runs, sampling  # noqa: E402
 
 GB = 1e9
 AUTO = transformers.AutoModelForCausalLM, transformers.AutoModelForSequenceClassification
@@ -235,7 +235,7 @@ def faked(ledger, gpu, limit, sizes):
 
     limit   GB of the machine, for `free_memory`; sizes as in `peaks`
     """
-    decode, steps, adamw = common._decode, runs.Run.steps, torch.optim.AdamW
+    decode, steps, adamw = sampling._decode, runs.Run.steps, torch.optim.AdamW
 
     def short_decode(model, prompts, uniform, ends, *more):
         rows, most = uniform.shape
@@ -267,13 +267,17 @@ def faked(ledger, gpu, limit, sizes):
         ledger.special = before
         return copy
 
+    def no_answers(model, tokenizer, prompts, *_, **__):
+        nothing = [[317]] * len(prompts)
+        return prompting.Answers(nothing, nothing, [True] * len(prompts), [" the"] * len(prompts))
+
     def ones(tensor, *_, **__):
         return np.ones(tensor.shape)
 
-    files = memory, common  # which imports names of it
+    files = memory, common, sampling  # which import names of it
     patches = [
         (torch.nn.Module, "_apply", move),
-        (common, "_decode", short_decode),
+        (sampling, "_decode", short_decode),
         (runs.Run, "steps", phased),
         (identities, "identity", lambda *_: None),
         *((kind, "from_pretrained", from_pretrained(kind)) for kind in AUTO),
@@ -286,7 +290,7 @@ def faked(ledger, gpu, limit, sizes):
         (FakeTensor, "numpy", ones),
         (FakeTensor, "__format__", lambda x, form: format(1.0, form)),
         # of log-probs and scores, which are no numbers here
-        (prompting, "check_sampling", lambda *_: None),
+        (prompting, "generate", no_answers),
         (math, "isfinite", lambda x: True),
         *((f, "free_memory", lambda _: limit and limit * GB - total(ledger.live)) for f in files),
     ]
@@ -297,7 +301,7 @@ def faked(ledger, gpu, limit, sizes):
             (torch.optim, "AdamW", lambda groups, **kw: adamw(groups, **{**kw, "fused": True})),
             *((f, "HEAD_CHUNK_BYTES", {"cpu": memory.HEAD_CHUNK_BYTES["cuda"]}) for f in files),
             (memory, "FASTEST_TOKENS", {"cpu": 16384}),
-            (common, "micro_tokens", lambda model: 16384),
+            *((f, "micro_tokens", lambda model: 16384) for f in files[1:]),
         ]
     if sizes:
         patches += [

@@ -14,7 +14,7 @@ import torch
 from work import Clock, settings, stage_flags
 
 import common
-from parts import runs
+from parts import runs, sampling
 
 s = settings()
 clock, folder = Clock(), Path(s["folder"])
@@ -40,17 +40,17 @@ def train():
     setattr(stage, first_rows, begin)
     runs.Run.update = end
     if name == "dpo":
-        stage.answer_logps = clock.timed(stage.answer_logps)
+        stage.reference_logps = clock.timed(stage.reference_logps)
     stage.main([word for flag in flags.items() for word in flag])
     return {}
 
 
 def rollout():
-    """common.sample for 8 prompts × 8 answers, several times."""
+    """sampling.sample for 8 prompts × 8 answers, several times."""
     tokenizer = common.load_tokenizer(str(folder / "model"))
     model = common.load_policy(str(folder / "model"), trainable=False)
     prompts = json.loads((folder / "prompt_ids.json").read_text())[:8]
-    draw = clock.timed(common.sample)
+    draw = clock.timed(sampling.sample)
     answers, seed = [], s.get("seed", 0)
     for k in range(s["rounds"]):
         answers += draw(model, tokenizer, prompts, 8, s["new_tokens"], seed=seed + k).response_ids

@@ -3,7 +3,7 @@
     python bench/run.py dpo                     TRL computes its reference on the fly; --precompute:
                                                 before training
     python bench/run.py reward | sft | grpo     one trainer each
-    python bench/run.py rollout                 common.sample against model.generate; with --full,
+    python bench/run.py rollout                 sampling.sample against model.generate; with --full,
                                                 answers rarely end early
     python bench/run.py dpo --model runs/smollm2 --pairs 48 --lr 1e-5     any task, on a real model
     python bench/run.py ppo --peer-path FOLDER  against TRL 1.12, the last release with PPO:

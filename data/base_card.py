@@ -19,7 +19,7 @@ import common
 import grammar
 import interview
 import recruiter
-from parts import files
+from parts import files, sampling
 
 HERE = Path(__file__).resolve().parent
 
@@ -33,7 +33,7 @@ def draw(model, tokenizer, prompts_a_task=30, n=16, seed=0):
         of_task = [row for row in test if row["task"] == task]
         rows += random.Random(seed).sample(of_task, prompts_a_task)
     prompts = [row["prompt"] for row in rows]
-    drawn = common.sample(model, tokenizer, prompts, n=n, max_new_tokens=96, seed=seed)
+    drawn = sampling.sample(model, tokenizer, prompts, n=n, max_new_tokens=96, seed=seed)
     return [row for row in rows for _ in range(n)], drawn
 
 
@@ -63,7 +63,7 @@ def measure(rows, drawn, n):
 def greedy(base, prompts, longest):
     """The base's answers to prompts (texts or messages), greedy."""
     said = [[{"role": "user", "content": p}] if isinstance(p, str) else p for p in prompts]
-    return common.sample(*base, said, max_new_tokens=longest, temperature=0).texts
+    return sampling.sample(*base, said, max_new_tokens=longest, temperature=0).texts
 
 
 def measure_summaries(base, n=60):

@@ -9,7 +9,8 @@ import json
 import shutil
 import subprocess
 
-from parts import files
+from parts.files import brief
+from parts.tables import csv_cell, write_csv
 
 COLUMNS = ("entity_id", "label_value", "score", "score_raw", "model_id", "prompt_id")
 
@@ -21,7 +22,7 @@ def write_decisions(path, columns):
         ["unknown" if cell in (None, "") else cell for cell in column]
         for column in columns.values()
     ]
-    files.write_csv(path, [columns, *zip(*cells)])
+    write_csv(path, [columns, *zip(*cells)])
 
 
 def compared(columns, row):
@@ -54,8 +55,8 @@ def compared(columns, row):
 def command_of(table, row):
     """The arguments of `biasguard` for a table and a row of {"attribute", "group", "reference"}."""
     command = ["audit", str(table), "--y-true", "label_value", "--y-pred", "score"]
-    command += ["--group", row["attribute"], "--protected", files.csv_cell(row["group"])]
-    return [*command, "--reference", files.csv_cell(row["reference"])]
+    command += ["--group", row["attribute"], "--protected", csv_cell(row["group"])]
+    return [*command, "--reference", csv_cell(row["reference"])]
 
 
 def beside(table, columns, rows, fix):
@@ -77,7 +78,7 @@ def beside(table, columns, rows, fix):
             ours = compared(columns, row)
             pairs = [f"{key} {theirs[key]} (ours {ours[key]})" for key in ("dir", "spd", "eod")]
         except (subprocess.SubprocessError, OSError, ValueError, KeyError) as error:
-            pairs = [f"no result ({files.brief(error)})"]
+            pairs = [f"no result ({brief(error)})"]
         lines.append(f"BiasGuard, {row['group']} − {row['reference']}: {', '.join(pairs)}")
     result.unlink(missing_ok=True)
     return lines

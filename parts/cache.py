@@ -11,14 +11,11 @@ written in place. Rows leave as their answers end: the last live rows move into 
 import copy
 import functools
 
+import torch
+
+from parts.families import cache_argument, forward_of, has_states, trunk
 from parts.files import UserError
-
-
-def has_states(config):
-    """Has a layer a state of all tokens before, in their order, whatever an attention mask says?"""
-    from transformers import DynamicCache
-
-    return any(hasattr(layer, "recurrent_states") for layer in DynamicCache(config=config).layers)
+from parts.parallel import autocast
 
 
 def prompt_cache(config):
@@ -120,3 +117,20 @@ def _in_place(kind):
             return self.used
 
     return InPlaceLayer
+
+
+@torch.no_grad()
+def cache_bytes(model):
+    """(bytes per token, bytes of states) of what one answer remembers, measured on one token and
+    two, in the compute dtype; sliding windows are counted in full."""
+    body, sizes = trunk(model), []
+    for tokens in (1, 2):
+        cache = prompt_cache(model.config)
+        ids = torch.ones(1, tokens, dtype=torch.long, device=model.device)
+        with autocast(model), forward_of(model, "sampled"):
+            body(input_ids=ids, use_cache=True, **{cache_argument(body): cache})
+        columns = sum(x.numel() for layer in cache.layers for x in _columns(layer))
+        states = (x for layer in cache.layers for _, _, x in states_of(layer))
+        dtype = getattr(model, "compute_dtype", torch.float32)
+        sizes.append((columns * dtype.itemsize, sum(x.nbytes for x in states)))
+    return sizes[1][0] - sizes[0][0], sizes[0][1]

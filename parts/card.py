@@ -1,14 +1,12 @@
 """parts/card.py: README.md of a run folder: the model card that the hub and reviewers read.
 
-A run writes what it knows: base, data with hashes, command, held-out numbers, versions.
-evaluate.py and fairness.py add a section each, and replace it when they run again. A README.md
-that no run wrote is left alone.
+A run writes what it knows: base, data with hashes, command, held-out numbers, versions. A README.md
+that no run wrote is left alone. What evaluate.py and fairness.py add is in parts/card_sections.py.
 """
 
-import datetime
 import json
-import re
 import shlex
+import textwrap
 from pathlib import Path
 
 from parts.files import replacing
@@ -22,51 +20,31 @@ WHAT = {
     "grpo_rubric": "was tuned on graded answers, each against its group (GRPO)",
     "grpo_agent": "was tuned on episodes of several turns, each against its group (GRPO)",
 }
-HUB_ID = re.compile(r"([\w.-]+/)?[\w.-]+")
-NULL = ("~", "null")
-ENTRY = re.compile(r"^(\w+):((?: +[^\n]*)?(?:\n *- [^\n]*)*)$", re.MULTILINE)
-# one plain or quoted value, alone, in [] or as the one item of a list; a comment may follow
-VALUE = re.compile(r"""\s*(?:\[ *|- +)?(["']?)([\w.+:/@~-]+)\1 *(\] *)?(?: #[^\n]*)?""")
-
-
-def header_of(folder):
-    """{key: value} of the plain entries in the YAML header of folder/README.md; {} without one.
-
-    An entry that is not one plain value (a block, several bases) is left out.
-
-    >>> header_of("no such folder")
-    {}
-    """
-    try:
-        text = (Path(folder) / "README.md").read_text(encoding="utf-8-sig")
-    except (OSError, ValueError):
-        return {}
-    header = re.match(r"---[ \t]*\n(.*?)\n---[ \t]*(\n|$)", text, re.DOTALL)
-    entries = ENTRY.findall(header[1] if header else "")
-    values = {key: VALUE.fullmatch(value) for key, value in entries}
-    return {key: value[2] for key, value in values.items() if value and value[2] not in NULL}
 
 
 def base_of(model):
     """{"base_model", "license", …} as far as known: a folder says so in its own card, of a hub id
-    only the id is known."""
-    header = header_of(model)
-    if not Path(model).exists() and HUB_ID.fullmatch(model):
-        header = {"base_model": model}
-    keys = "base_model", "license", "license_name", "license_link"
-    return {key: header[key] for key in keys if key in header}
+    only the id is known. An entry that is not one text (several bases) is left out."""
+    from huggingface_hub import metadata_load
+    from huggingface_hub.utils import HFValidationError, validate_repo_id
 
-
-def yaml_header(record):
-    """The lines between the two ---; each value is JSON, which is YAML as well."""
-    stage, model = record["stage"], record["args"]["model"]
-    task = "text-classification" if stage == "reward_train" else "text-generation"
-    entries = base_of(model) | {
-        "library_name": "transformers",
-        "pipeline_tag": task,
-        "tags": ["feedbackloop", stage],
-    }
-    return [f"{key}: {json.dumps(value)}" for key, value in entries.items()]
+    if not Path(model).exists():
+        try:
+            validate_repo_id(model)
+        except HFValidationError:  # a path, of a folder that is gone
+            return {}
+        return {"base_model": model}
+    try:
+        header = metadata_load(Path(model) / "README.md") or {}
+    except Exception:  # no card, or whatever is wrong with its YAML
+        return {}
+    entries = {}
+    for key in ("base_model", "license", "license_name", "license_link"):
+        value = header.get(key)
+        [entry] = value if isinstance(value, list) and len(value) == 1 else [value]
+        if isinstance(entry, str):
+            entries[key] = entry.strip()
+    return entries
 
 
 def plain(text):
@@ -88,8 +66,8 @@ def commands(record):
     """The lines of a run's commands: that of its start, and of its last --resume."""
     n = record.get("processes", 1)
     launcher = ["python"] if n == 1 else ["torchrun", "--nproc-per-node", str(n)]
-    every = [record["command"], record.get("first_command") or record["command"]]
-    return list(dict.fromkeys(shlex.join([*launcher, *command]) for command in reversed(every)))
+    every = [record.get("first_command") or record["command"], record["command"]]
+    return list(dict.fromkeys(shlex.join([*launcher, *command]) for command in every))
 
 
 def own_card(folder):
@@ -109,20 +87,21 @@ def write_card(folder, record, numbers, step):
     path, stage, args = Path(folder) / "README.md", record["stage"], record["args"]
     if path.exists() and not own_card(folder):
         return print(f"{path} is your own and stays: no model card is written")
-    model, known = plain(args["model"]), base_of(args["model"])
-    unread = "its page on the hub states" if known else f"{model} does not state"
-    licence = known.get("license_name", known.get("license")) or f"that of its base, which {unread}"
+    model, base = plain(args["model"]), base_of(args["model"])
+    task = "text-classification" if stage == "reward_train" else "text-generation"
+    header = base | {"library_name": "transformers", "pipeline_tag": task}
+    header["tags"] = ["feedbackloop", stage]
+    unread = "its page on the hub states" if base else f"{model} does not state"
+    licence = base.get("license_name", base.get("license")) or f"that of its base, which {unread}"
     start = "random weights of the shape of " * bool(args.get("init_config")) + f"`{model}`"
     held_out = table(("metric", "before", "after"), numbers)
-    typed = commands(record)
-    fence = "`" * max(3, *(len(ticks) + 1 for ticks in re.findall("`+", "".join(typed)) or [""]))
     lines = [
-        "---", *yaml_header(record), "---", "", MARK, "",
-        f"# {plain(Path(folder).resolve().name)}", "",
+        "---", *(f"{key}: {json.dumps(value)}" for key, value in header.items()), "---", "", MARK,
+        "", f"# {plain(Path(folder).resolve().name)}", "",
         f"This model {WHAT.get(stage, 'was trained')}. It is {start} after step {step} of "
         f"`{stage}.py`. "
         f"Licence: {licence}; the licence of the data below is for you to state.", "",
-        fence, *typed, fence, "",
+        textwrap.indent("\n".join(commands(record)), "    "), "",  # a block of code in Markdown
         "## Numbers", "", *(held_out if numbers else ["Nothing was held out."]), "",
         "`eval/` and `val/` are of held-out rows, the rest of training; `docs/metrics.md` of "
         "FeedbackLoop says what each is.", "",
@@ -136,42 +115,3 @@ def write_card(folder, record, numbers, step):
     ]  # fmt: skip
     with replacing(path) as file:
         file.write("\n".join(lines).encode())
-
-
-def add_section(folder, name, title, lines):
-    """Put a section into the card of a run folder, in the place of the one of this name.
-
-    False if the folder holds no card that a run wrote.
-    """
-    cards = own_card(folder)
-    if not cards:
-        return False
-    [path] = cards
-    text = path.read_text(encoding="utf-8", errors="surrogateescape")
-    start, end = f"<!-- {name} -->", f"<!-- /{name} -->"
-    section = "\n".join([start, f"## {title}", "", *lines, end])
-    old = re.compile(f"{re.escape(start)}.*?{re.escape(end)}", re.DOTALL)
-    if old.search(text):
-        text = old.sub(lambda match: section, text)
-    else:
-        text = f"{text.rstrip()}\n\n{section}\n"
-    with replacing(path) as file:
-        file.write(text.encode(errors="surrogateescape"))
-    return True
-
-
-def add_result(sentences, title, command, report):
-    """Add what `command` measured to the cards that runs wrote, and say so.
-
-    sentences  {folder: what was measured of it, [] for nothing};  report: its path
-    """
-    written = []
-    for folder, lines in sentences.items():
-        source = f"`{command}`, {datetime.date.today()}; all of it is in `{report}`."
-        try:
-            if lines and add_section(folder, title, title, [*lines, "", source]):
-                written.append(f"{folder}/README.md")
-        except OSError as error:  # the report is written, and stands
-            print(f"{folder}/README.md could not be written, so it lacks the result: {error}")
-    if written:
-        print(f"added to {', '.join(written)}: {title}")

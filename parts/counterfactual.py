@@ -17,11 +17,6 @@ NAME_PARTS, CELL = ("name", "first", "last"), ("sex", "race_ethnicity")
 TEXTS = ("prompt", "chosen", "rejected", "completion")  # completion: of a thumb
 
 
-def add_copies_argument(parser):
-    words = "CSV of names, such as data/names.csv: pairs under other names as well"
-    parser.add_argument("--counterfactual-augment", metavar="NAMES", help=words)
-
-
 def counterfactual_rows(row, names, rng):
     """(the two rows that stand for this one, "") under exchanged names, the label unchanged; or
     ([row], why it is left alone).

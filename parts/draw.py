@@ -79,21 +79,22 @@ def read_prompts(args, prompting):
 def load(flag, name, args):
     """(model, tokenizer); UserError if draws of this family are not what a forward says."""
     import common
+    from parts import sampling
 
     tokenizer = common.load_tokenizer(name, flag)
     model = common.load_policy(name, **placed(args), trainable=False, flag=flag)
-    common.check_sampling(model, f"{flag} {name}")
+    sampling.check_sampling(model, f"{flag} {name}")
     return model, tokenizer
 
 
 def sample(flag, name, rows, args, seed):
     """One answer to each prompt, as text."""
-    import common
+    from parts import sampling
 
     model, tokenizer = load(flag, name, args)
     print(f"drawing {len(rows)} answers from {name}, temperature {args.temperature:g}, "
           f"top-p {args.top_p:g}", flush=True)  # fmt: skip
-    rollout = common.sample(
+    rollout = sampling.sample(
         model, tokenizer, [row["prompt"] for row in rows], max_new_tokens=args.max_new_tokens,
         temperature=args.temperature, top_p=args.top_p, seed=seed, rows=BATCH,
     )  # fmt: skip

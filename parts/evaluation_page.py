@@ -5,7 +5,7 @@
 """
 
 from parts import pages
-from parts.card import add_result
+from parts.card_sections import add_result
 from parts.frontier import COSTS, GOAL, curve_of, same_scorer
 from parts.pages import ends
 from parts.pages import number as show

@@ -33,6 +33,13 @@ def cache_argument(body):
     return "cache_params" if "cache_params" in names else "past_key_values"
 
 
+def has_states(config):
+    """Has a layer a state of all tokens before, in their order, whatever an attention mask says?"""
+    from transformers import DynamicCache
+
+    return any(hasattr(layer, "recurrent_states") for layer in DynamicCache(config=config).layers)
+
+
 def own_logits(config, logits):
     """Logits (N, V) as the model's forward makes them of its head's output: Cohere, Falcon-H1 and
     Muse multiply, Granite divides, Gemma caps.

@@ -1,10 +1,8 @@
 """parts/files.py: JSONL, whole-or-not writing, errors in one line, types for flags; no torch."""
 
 import contextlib
-import csv
 import hashlib
 import importlib
-import io
 import json
 import math
 import os
@@ -204,30 +202,6 @@ def write_jsonl(path, rows, append=False, mode=0o644):
     with open(path, "ab", buffering=0) if append else replacing(path, mode) as file:
         for row in rows:
             file.write((json.dumps(finite(row), ensure_ascii=False) + "\n").encode())
-
-
-def write_csv(path, rows, mode=PRIVATE):
-    """Write rows (lists, the header first) as UTF-8 CSV, complete or not there; see `csv_cell`."""
-    table = io.StringIO()
-    csv.writer(table, lineterminator="\n").writerows([map(csv_cell, row) for row in rows])
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path, mode) as file:
-        file.write(table.getvalue().encode())
-
-
-def csv_cell(value):
-    """A cell that no spreadsheet runs as a formula: a text that would be one gets a ' in front.
-
-    >>> [csv_cell(x) for x in ("=1+1", "@sum", "-1.5", "- a list", -2, None, "Ann", " =x")]
-    ["'=1+1", "'@sum", '-1.5', "'- a list", -2, None, 'Ann', "' =x"]
-    """
-    if not isinstance(value, str) or value[:1].isalnum():  # most cells, and quickly
-        return value
-    formula = re.match(r"\s*[=+\-@＝＋－＠]|[\t\r\n|%]", value)
-    return f"'{value}" if formula and not re.fullmatch(NUMBER, value) else value
-
-
-NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 
 
 def write_json(path, value, mode=0o644):

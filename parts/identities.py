@@ -140,11 +140,11 @@ def show_row(tokenizer, rows, where, legend="· context   ▮ trained   ◆ the 
     first = on[0] if on else 0
     near = {*range(12), *range(first - 12, first + 40), *range(n - 6, n)}
     shown = ""
-    for t, i in enumerate(ids):
+    for t in range(n):
         if t in near:
-            before, alone = tokenizer.decode(ids[max(0, t - 1) : t]), tokenizer.decode([i])
-            pair = tokenizer.decode([*ids[max(0, t - 1) : t], i])  # alone, ▁A would lose its blank
-            text = pair.removeprefix(before) if pair.startswith(before) else alone
+            before = tokenizer.decode(ids[max(0, t - 1) : t])
+            pair = tokenizer.decode(ids[max(0, t - 1) : t + 1])  # alone, ▁A would lose its blank
+            text = pair[len(before) :]
             shown += marks.get(t, "·") + text.replace("\n", "\\n")
         elif t - 1 in near:
             shown += " … "

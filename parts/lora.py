@@ -11,20 +11,17 @@ Reference    Hu et al. 2021, arXiv 2106.09685, section 4.1
 """
 
 import contextlib
-import json
 import re
-from pathlib import Path
 
 import torch
 from torch import nn
 
 from parts.dialogue import say_once
 from parts.files import UserError, write_json
-from parts.parallel import rank, trained_weights, whole
+from parts.parallel import rank, whole
 
 SCALE = 2.0  # α/r
 BLOCKS = re.compile(r"^(?!.*(vision|visual|audio)).*\.\d+\.")  # of text: no other tower runs
-SCALE_KEYS = "reward_mean", "reward_std"  # of a reward model's config
 
 
 def is_conv1d(module):
@@ -113,27 +110,6 @@ def adapter_off(model):
 
 
 @torch.no_grad()
-def merged_weight(module, A, B, scale):
-    """W + scale·B·A, in fp32 whatever dtype the base is held in."""
-    delta = scale * B.float() @ A.float()
-    return module.weight.float() + (delta.T if is_conv1d(module) else delta)
-
-
-@torch.no_grad()
-def some_weights(model):
-    """At most 4096 weights of each tensor that training changes, adapters merged, fp32, CPU."""
-
-    def some(tensor):
-        return tensor.flatten()[:: max(1, tensor.numel() // 4096)].float().cpu().clone()
-
-    # generators: a merged or gathered tensor is gone before the next one is made
-    tensors = (whole(weight) for weight in trained_weights(model).values())
-    if hasattr(model, "lora_config"):
-        layers = (layer for _, layer in lora_layers(model))
-        tensors = (merged_weight(m, m.lora_A.weight, m.lora_B.weight, SCALE) for m in layers)
-    return [*map(some, tensors)]
-
-
 def merged_state(model, dtype):
     """{name: tensor on the CPU} as a checkpoint holds it: adapters added to their layers, floats in
     `dtype` (a score head in fp32). One tensor at a time, so that no device holds a second model.
@@ -144,72 +120,24 @@ def merged_state(model, dtype):
     for key, weight in model.state_dict(keep_vars=True).items():
         if ".lora_" in key:
             continue
-        if id(weight) not in tensors:
-            value, module = (
-                whole(weight.detach(), rank_0_only=True),
-                layers.get(key.removesuffix(".weight")),
-            )
-            if rank():
-                tensors[id(weight)] = None  # a tied one is gathered once, as on rank 0
-                continue
-            if module is not None and key.endswith(".weight"):
-                value = merged_weight(module, module.lora_A.weight, module.lora_B.weight, SCALE)
-            if value.is_floating_point() and not value.isfinite().all():
-                raise UserError("--lr: the weights are no longer finite; lower it, and --overwrite")
-            if value.is_floating_point() and key != "score.weight":
-                value = value.to(dtype)
-            tensors[id(weight)] = value.cpu()
-        if not rank():
-            state[key] = tensors[id(weight)]
-    return state
+        if id(weight) not in tensors:  # a tied one is gathered once
+            value, module = whole(weight.detach(), True), layers.get(key.removesuffix(".weight"))
+            if module is not None and key.endswith(".weight"):  # W + (α/r)·B·A, in fp32
+                delta = SCALE * module.lora_B.weight.float() @ module.lora_A.weight.float()
+                value = value.float() + (delta.T if is_conv1d(module) else delta)
+            if value is not None:  # None: another rank keeps it
+                if not value.isfinite().all():
+                    wrong = "--lr: the weights are no longer finite; lower it, and --overwrite"
+                    raise UserError(wrong)
+                as_it_is = key == "score.weight" or not value.is_floating_point()
+                value = value.to("cpu", value.dtype if as_it_is else dtype)
+            tensors[id(weight)] = value
+        state[key] = tensors[id(weight)]
+    return {} if rank() else state
 
 
-def read_adapter(folder):
-    """The adapter_config.json of a PEFT folder, or None if this is no adapter."""
-    file = Path(folder) / "adapter_config.json"
-    if not file.is_file() or (Path(folder) / "config.json").is_file():
-        return None
-    adapter = json.loads(file.read_text(encoding="utf-8"))
-    odd = "use_dora", "use_rslora", "rank_pattern", "alpha_pattern"
-    plain = adapter["peft_type"] == "LORA" and adapter.get("bias", "none") == "none"
-    if not plain or any(map(adapter.get, odd)):
-        raise UserError(f"{folder}: not a plain LoRA adapter; merge it into its base with PEFT")
-    return adapter
-
-
-def merge_adapter(model, folder, adapter):
-    """Add the adapter in a PEFT folder to the model's weights for good."""
-    from safetensors.torch import load_file
-
-    state = load_file(Path(folder) / "adapter_model.safetensors")
-    table = model.get_input_embeddings().weight
-    for key, value in state.items():
-        path, _, kind = key.removeprefix("base_model.model.").rpartition(".lora_")
-        if kind == "A.weight":
-            module, B = model.get_submodule(path), state[key.replace("lora_A", "lora_B")]
-            if module.weight is table:
-                raise UserError(
-                    f"{folder}: an adapter of a head tied to the embedding cannot be merged"
-                )
-            scale, dtype = adapter["lora_alpha"] / adapter["r"], module.weight.dtype
-            module.weight.data = merged_weight(module, value, B, scale).to(dtype)
-        elif kind != "B.weight":  # a score head
-            model.get_parameter(key.removeprefix("base_model.model.")).data.copy_(value)
-
-
-def stored_scale(folder):
-    """{"reward_mean", "reward_std"} of a reward model's adapter, as `save_adapter` stored them."""
-    file = Path(folder) / "args.json"
-    record = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    return {key: record[key] for key in SCALE_KEYS if key in record}
-
-
-def save_adapter(model, folder, record):
-    """Write a folder in PEFT's layout: adapter_config.json and adapter_model.safetensors.
-
-    record: the args.json of the run, if there is one; the adapter gets it too, with the scale of a
-    reward model, which stands in the config.json that an adapter has not.
-    """
+def save_adapter(model, folder):
+    """Write a folder in PEFT's layout: adapter_config.json and adapter_model.safetensors."""
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -224,10 +152,6 @@ def save_adapter(model, folder, record):
         "peft_type": "LORA", "task_type": "SEQ_CLS" if head else "CAUSAL_LM", **model.lora_config,
         "lora_dropout": 0.0, "bias": "none", "modules_to_save": ["score"] if head else None,
         "fan_in_fan_out": any(is_conv1d(module) for _, module in lora_layers(model)),
-        "base_model_name_or_path": model.lora_base, "inference_mode": True,
+        "base_model_name_or_path": model.source, "inference_mode": True,
     }  # fmt: skip
     write_json(folder / "adapter_config.json", config)
-    scale = {key: getattr(model.config, key) for key in SCALE_KEYS if hasattr(model.config, key)}
-    args = json.loads(record.read_text(encoding="utf-8")) if record.is_file() else {"args": {}}
-    if scale or args["args"]:
-        write_json(folder / "args.json", args | scale)

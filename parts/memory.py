@@ -6,7 +6,7 @@ Bytes, and tokens of padded rows. Weights are in memory already; a step then all
     activations                `activation_bytes` per token of a forward, measured on the model
     the head                   HEAD_CHUNK_BYTES of logits and what their gradient needs
 
-and the sampler, at another time, a key-value cache: `cache_bytes` per token of each answer.
+What the sampler takes, at another time, is in parts/sampling.py.
 bench/memory.py runs real steps of real shapes and tests/test_memory.py holds these sums to them.
 """
 
@@ -15,8 +15,7 @@ from pathlib import Path
 
 import torch
 
-from parts.cache import has_states, prompt_cache, states_of
-from parts.families import cache_argument, forward_of, trunk
+from parts.families import forward_of, trunk
 from parts.parallel import autocast
 
 # bytes of fp32 logits held at once: what a CPU's cache holds, a small part of a GPU's memory
@@ -30,9 +29,6 @@ FASTEST_TOKENS = {"cuda": 16384}
 # shapes of bench/memory.py with all weights and LoRA, bf16 and fp32; with checkpointing, that layer
 # included, 1.12 to 1.44. tests/test_memory.py holds both bounds
 BACKWARD = 0.6
-# per answer and entry of the vocabulary: the draw holds the fp32 logits (4), their softmax in
-# float64 (8) and its running sum (8), 20 in all; the rest is margin
-DRAW_BYTES = 28
 CGROUPS = [
     (Path("/sys/fs/cgroup"), "memory.max", "memory.current"),
     (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.usage_in_bytes"),
@@ -113,33 +109,6 @@ def training_bytes(modules):
     return total + once
 
 
-def cache_bytes(model):
-    """Bytes of keys and values per token of one answer, in the compute dtype; sliding windows are
-    counted in full, and of a hybrid every layer."""
-    config, numbers = model.config.get_text_config(), 0
-    # Gemma 4's layers differ in size
-    layers = getattr(config, "per_layer_config", None) or [config] * config.num_hidden_layers
-    for i in range(config.num_hidden_layers):
-        queries = getattr(layers[i], "num_attention_heads", None) or 1
-        heads = getattr(layers[i], "num_key_value_heads", None) or queries
-        size = getattr(layers[i], "head_dim", None) or config.hidden_size // queries
-        numbers += 2 * heads * size
-    return numbers * compute_dtype(model).itemsize
-
-
-@torch.no_grad()
-def state_bytes(model):
-    """Bytes of the states of one answer in recurrent layers, measured on one token; 0 without."""
-    if not has_states(model.config):
-        return 0
-    body, cache = trunk(model), prompt_cache(model.config)
-    one = torch.ones(1, 1, dtype=torch.long, device=model.device)
-    with autocast(model), forward_of(model, "sampled"):
-        body(input_ids=one, use_cache=True, **{cache_argument(body): cache})
-    states = (x for layer in cache.layers for _, _, x in states_of(layer))
-    return sum(x.numel() * x.element_size() for x in states)
-
-
 def default_micro_tokens(model, free, reserved, longest, grad_checkpoint=False):
     """(padded tokens per forward, None, or one sentence where not even the longest row fits).
 
@@ -159,20 +128,3 @@ def default_micro_tokens(model, free, reserved, longest, grad_checkpoint=False):
     fix = f": add {', '.join(flags)}" if flags else "; shorten rows with --max-length"
     needed = (reserved + longest * per_token) / 1e9
     return longest, f"a step needs about {needed:.1f} of {free / 1e9:.1f} GB{fix}"
-
-
-def answers_at_once(model, free, tokens_per_answer, most=256):
-    """How many answers to decode together so that they take at most half of the free memory.
-
-    An answer takes its cache and states, one layer's keys and values once more, and the draw. Not
-    counted: the forwards of the prompts before, each of at most `micro_tokens` or one prompt. Three
-    rows of an MLP and five of the stream take 46 kB a token for Qwen2.5-0.5B in bf16 and 169 kB for
-    Llama-3.1-8B: .8 and 2.8 GB on a GPU. On a CPU SmolLM2 takes 28 kB, 29 MB in all.
-    """
-    if free is None:
-        return most
-    config = model.config.get_text_config()
-    layer = 2 * config.hidden_size * compute_dtype(model).itemsize
-    one = tokens_per_answer * (cache_bytes(model) + layer) + DRAW_BYTES * config.vocab_size
-    one += state_bytes(model)
-    return max(1, min(most, int(free / 2 / one)))

@@ -14,7 +14,6 @@ Left out     1. DDP: its hooks want a forward of the wrapped module, and ours is
 import contextlib
 import functools
 import inspect
-import itertools
 import math
 import os
 import sys
@@ -228,17 +227,12 @@ def score_answers(function, flag, rows, prompts, answers):
 
 
 def add_up(tensors):
-    """Replace each tensor by its sum over the ranks, sent in flat buckets of about 64 MiB."""
+    """Replace each tensor by its sum over the ranks."""
     if world() == 1:
         return
-    ends = itertools.accumulate(t.numel() for t in tensors)
-    for _, bucket in itertools.groupby(zip(tensors, ends), lambda pair: pair[1] // 2**24):
-        bucket = [tensor for tensor, _ in bucket]
-        flat = torch.cat([tensor.flatten() for tensor in bucket])
-        with _together():
-            dist.all_reduce(flat)
-        for tensor, part in zip(bucket, flat.split([t.numel() for t in bucket]), strict=True):
-            tensor.copy_(part.view_as(tensor))
+    with _together():
+        for work in [dist.all_reduce(tensor, async_op=True) for tensor in tensors]:
+            work.wait()
 
 
 def add_up_gradients(weights):

@@ -1,17 +1,22 @@
 """parts/prompting.py: prompt files, worked examples before a prompt, and sample answers."""
 
+import contextlib
 import functools
 import hashlib
 import json
 import re
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 import common
-from common import check_prompt, check_response, check_sampling, sample, say_once
+from common import check_prompt, check_response, say_once
 from parts import parallel
 from parts.counterfactual import Copies
-from parts.dialogue import visible
+from parts.dialogue import answer_texts, visible
+from parts.families import forward_of
 from parts.files import UserError, load_function, number, read_jsonl, told
 from parts.means import half_interval, mean
 from parts.pairs import read_pairs
@@ -21,6 +26,16 @@ from parts.rows import PROMPT_COLUMNS
 DEMO_TEMPLATE = "data/tiny-base/chat_template.jinja"
 EXAMPLES = "data/examples.jsonl"  # one worked example of each task, for all other models
 BUNDLED = re.compile(r"(prefs|rank|screen)(_(train|test|biased))?\.jsonl|prompts\.jsonl")
+
+
+def add_pair_arguments(parser):
+    """Flags of what is held out of --pairs, and of pairs under other names."""
+    add = parser.add_argument
+    # fmt: off
+    add("--eval-pairs", nargs="+", default=[], help="held-out JSONL (default: a share of the prompts)")
+    add("--eval-fraction", type=number(at_least=0, below=1), default=0.1, help="share of prompts to hold out (default %(default)s)")
+    add("--counterfactual-augment", metavar="NAMES", help="CSV of names, such as data/names.csv: pairs under other names as well")
+    # fmt: on
 
 
 def add_answer_arguments(parser):
@@ -35,6 +50,7 @@ def add_answer_arguments(parser):
     add_examples_argument(parser)
 
 
+HELD_OUT = "--eval-pairs are held out, no share of --pairs"
 FORM_UNKNOWN = f"{EXAMPLES} for bundled data, unless the model knows its form"
 
 
@@ -177,7 +193,7 @@ def some_prompts(rows, limit):
     return rows if len(rows) <= limit else sorted(rows, key=digest)[:limit]
 
 
-def prompts_to_answer(args, model, otherwise):
+def prompts_to_answer(args, model, tokenizer, otherwise):
     """(prompts, scorers): 64 rows of --prompts, of its "split" val if it has one; else `otherwise`.
 
     scorers: [(key, flag, function)] for --gold; a stage may add others. No prompts, which is said,
@@ -185,7 +201,7 @@ def prompts_to_answer(args, model, otherwise):
     """
     scorers = []
     try:
-        check_sampling(model, f"--model {args.model}")
+        generate(model, tokenizer, ["x"], max_new_tokens=2, temperature=0)
     except UserError as error:
         print(f"samples    none, training needs none: {error}")
         return [], scorers
@@ -196,28 +212,72 @@ def prompts_to_answer(args, model, otherwise):
         rows = [row for row in rows if row.get("split") == "val"] or rows
         rows = some_prompts(rows, 64)
         return [{**row, "prompt": after_examples(examples, row)} for row in rows], scorers
-    if args.gold or getattr(args, "reward_model", None):
-        raise UserError("--gold and --reward-model score answers to prompts: add --prompts FILE")
+    if args.gold:
+        raise UserError("--gold scores answers to prompts: add --prompts FILE")
     return otherwise, scorers
 
 
+@dataclass
+class Answers:
+    """One answer to each prompt."""
+
+    prompt_ids: list  # of lists of int
+    response_ids: list  # of lists of int, end id included
+    finished: list  # of bool: ended by an end id
+    texts: list  # decoded without special tokens
+
+
+@torch.no_grad()
+def generate(model, tokenizer, prompts, max_new_tokens, temperature, seed=0, rows=32):
+    """`Answers` by transformers' own generate, `rows` at a time; temperature 0 is greedy.
+
+    For evaluations: what is trained on is drawn by parts/sampling.py, with exact log-probs. Under
+    torchrun every process draws all answers, so that their number changes none.
+    """
+    from transformers import GenerationConfig
+
+    ids = common.prompts_that_fit(model, tokenizer, prompts, max_new_tokens)
+    ends, pad, responses = common.end_ids(tokenizer, model), common.pad_id(tokenizer), []
+    own, model.generation_config = model.generation_config, GenerationConfig(
+        max_new_tokens=max_new_tokens, do_sample=temperature > 0, temperature=temperature or None,
+        top_k=0, eos_token_id=ends, pad_token_id=pad,
+    )  # fmt: skip
+    settings = parallel.decoding(model), parallel.autocast(model), forward_of(model, "sampled")
+    with contextlib.ExitStack() as stack:
+        stack.callback(setattr, model, "generation_config", own)
+        for context in (torch.random.fork_rng(), *settings):
+            stack.enter_context(context)
+        torch.manual_seed(seed)
+        for start in range(0, len(ids), rows):
+            part = ids[start : start + rows]
+            width = max(map(len, part))
+            batch = torch.tensor([[pad] * (width - len(row)) + [*row] for row in part])
+            mask = torch.tensor([[t >= width - len(row) for t in range(width)] for row in part])
+            batch, mask = batch.to(model.device), mask.long().to(model.device)
+            drawn = model.generate(input_ids=batch, attention_mask=mask, use_cache=True)
+            responses += drawn[:, width:].tolist()
+    stops = [next((t for t, i in enumerate(row, 1) if i in ends), None) for row in responses]
+    responses = [row[:stop] for row, stop in zip(responses, stops)]
+    finished = [stop is not None for stop in stops]
+    return Answers(ids, responses, finished, answer_texts(tokenizer, ids, responses))
+
+
 def answer(args, model, tokenizer, rows, scorers):
-    """(metrics, two samples for samples.jsonl, rollout) of one answer to the prompt of each row.
+    """(metrics, two samples for samples.jsonl, `Answers`) of one answer to the prompt of each row.
 
     Scored are answers at --eval-temperature; shown are greedy ones, the model's first choice.
     """
     if not rows:
         return {}, [], None
-    prompts, settings = [row["prompt"] for row in rows], {"max_new_tokens": args.max_new_tokens}
-    rollout = sample(
-        model, tokenizer, prompts, temperature=args.eval_temperature, seed=args.seed, **settings
-    )
-    metrics = {"val/n": len(rows), "val/cut": 1 - mean(rollout.finished)}
+    prompts = [row["prompt"] for row in rows]
+    sampler = functools.partial(generate, model, tokenizer, max_new_tokens=args.max_new_tokens)
+    answers = sampler(prompts=prompts, temperature=args.eval_temperature, seed=args.seed)
+    metrics = {"val/n": len(rows), "val/cut": 1 - mean(answers.finished)}
     for key, flag, function in scorers:
-        scores = parallel.score_answers(function, flag, rows, prompts, rollout.texts)
+        scores = parallel.score_answers(function, flag, rows, prompts, answers.texts)
         metrics |= {key: mean(scores), f"{key}_ci": half_interval(scores)}
         if metrics[key] is not None and len({*scores}) == 1 < len(scores):
             say_once(f"{flag}: every answer scores {scores[0]:g}, which tells no answer apart")
-    shown = sample(model, tokenizer, prompts[:2], temperature=0, **settings)
+    shown = sampler(prompts=prompts[:2], temperature=0)
     texts = [tokenizer.decode(ids) for ids in shown.prompt_ids]
-    return metrics, [{"prompt": p, "answer": a} for p, a in zip(texts, shown.texts)], rollout
+    return metrics, [{"prompt": p, "answer": a} for p, a in zip(texts, shown.texts)], answers

@@ -154,10 +154,11 @@ def raw_scorer(folder, args):
     are scored once, so that they tie exactly. cuts: a Counter per tuple, of what was cut.
     """
     import common
+    from parts.reward_models import load_reward_model, reward_scores
 
     flag = "--reward-model"
     run, tokenizer = read_run(folder), common.load_tokenizer(folder, flag)
-    model = common.load_reward_model(folder, tokenizer, **placed(args), trainable=False, flag=flag)
+    model = load_reward_model(folder, tokenizer, **placed(args), trainable=False, flag=flag)
     longest = run["args"].get("max_length", math.inf) if run else math.inf
 
     def score(items, cuts=()):
@@ -171,7 +172,7 @@ def raw_scorer(folder, args):
             rows = [once[i] for i in part]
             batch = common.pad_rows(*zip(*rows), common.pad_id(tokenizer))
             batch = (x.to(model.device) for x in batch)
-            found |= zip(rows, common.reward_scores(model, *batch).tolist())
+            found |= zip(rows, reward_scores(model, *batch).tolist())
         table = [(found[pair], len(pair[1])) for pair in flat]
         return np.reshape(table, (len(items), -1, 2)).transpose(2, 0, 1)
 

@@ -23,8 +23,8 @@ import numpy as np
 import torch
 
 import common
-from common import pad_rows, sample, token_logps
-from parts import identities, parallel, prompting
+from common import pad_rows, token_logps
+from parts import identities, parallel, prompting, sampling
 from parts.files import UserError, number
 from parts.guard import LEAST_VALIDATION, add_restore_argument
 from parts.lora import adapter_off
@@ -149,7 +149,7 @@ def prompts_of_step(n, size, seed, step):
 
 
 def rollout_tensors(rollout, pad_id, device):
-    """{"ids", "attention_mask", "mask", "logps"}, each (N, T), of a `common.Rollout`."""
+    """{"ids", "attention_mask", "mask", "logps"}, each (N, T), of a `sampling.Rollout`."""
     rows = pad_rows(rollout.prompt_ids, rollout.response_ids, pad_id)
     ids, attention_mask, mask = (x.to(device) for x in rows)
     flat = torch.tensor([x for row in rollout.logps for x in row], device=device)
@@ -448,6 +448,6 @@ def weighted_sums(parts, weights):
 
 def greedy_samples(args, policy, tokenizer, prompts):
     """Rows of samples.jsonl: greedy answers, what a user would see, to the first two prompts."""
-    rollout = sample(policy, tokenizer, prompts[:2], 1, args.max_new_tokens, temperature=0)
+    rollout = sampling.sample(policy, tokenizer, prompts[:2], 1, args.max_new_tokens, temperature=0)
     ids = rollout.prompt_ids
     return [{"prompt": tokenizer.decode(p), "answer": a} for p, a in zip(ids, rollout.texts)]

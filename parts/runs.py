@@ -6,7 +6,7 @@ of Lightning Fabric. `Run` never calls a loss, a sampler or an evaluation of its
     run = Run("dpo", args, inputs, show, headline)   # seed, device, ranks; --out is checked
     run.plan(len(pairs), "pairs")                    # how many steps
     run.state = {"policy": policy}                   # what a resumed run needs back
-    run.start(tokenizer, lr=3e-4)                    # optimiser; with --resume the checkpoint
+    run.start(policy, tokenizer, lr=3e-4)            # optimiser; with --resume the checkpoint
     for step in run.steps():                         # opens --out; bar, Ctrl-C, checkpoints
         run.backward(loss)                           # once per micro-batch
         run.log({**metrics, **run.update(where)})    # clip, step; one row of metrics.jsonl
@@ -20,7 +20,6 @@ Writes       args.json, metrics.jsonl, samples.jsonl, checkpoint/step-N.pt (the 
 Left out     1. weight decay   2. a choice of gradient clipping (1.0)   3. more than two checkpoints
 """
 
-import argparse
 import contextlib
 import datetime
 import hashlib
@@ -40,11 +39,10 @@ from torch import nn
 from torch.utils._pytree import tree_map
 from tqdm import tqdm
 
-from common import micro_batches, opening, reward_scores, save_model, token_logps
+from common import hidden_states, micro_batches, opening, save_model
 from parts import files, memory, parallel
 from parts.card import own_card, write_card
 from parts.files import UserError, finite, number, replacing, write_json, write_jsonl
-from parts.lora import some_weights
 from parts.means import with_interval
 from parts.parallel import DTYPES, all_max, rank, trained_weights, whole, world
 
@@ -71,23 +69,10 @@ MAY_DIFFER = """
 
 
 class Parser(files.Parser):
-    """--help shows an example and the stage's own flags, --help-all all flags."""
+    """The parser of a trainer: an example, and the flags that all trainers share."""
 
     def __init__(self, example, description):
         super().__init__(usage=f"python {example}", description=description)
-        self.add_argument("--help-all", action="help", help="also explain the shared flags")
-
-    def parse_args(self, argv=None):
-        if "--help-all" not in (sys.argv if argv is None else argv):
-            self.epilog = "Explained by --help-all:"
-            for group in self._action_groups[2:]:
-                if group.title != "judge":
-                    names = " ".join(action.option_strings[0] for action in group._group_actions)
-                    text = textwrap.fill(f"{group.title}: {names}", 100, break_on_hyphens=False)
-                    self.epilog += f"\n{text}"
-                    for action in group._group_actions:
-                        action.help = argparse.SUPPRESS
-        return super().parse_args(argv)
 
     def add_run_arguments(self, out, rates, epochs=f"1, or what makes {LEAST_STEPS} steps"):
         """The flags that mean the same in every trainer."""
@@ -190,6 +175,8 @@ class Run:
         old = files.read_record(self.out, "--resume")
         was, now = old["args"], self.record["args"]
         self.record["first_command"] = old.get("first_command") or old.get("command")
+        if "encoded" in old:
+            self.record["encoded"] = old["encoded"]
         if old.get("stage") != self.stage:
             raise UserError(f"--resume: {self.out} was made by {old.get('stage')}.py")
         if now["steps"] is None and now["epochs"] is None:
@@ -210,11 +197,10 @@ class Run:
 
     def _check_encoded(self, encoded):
         """Refuse to resume where template, tokenizer or library now write other tokens."""
-        rows = (np.asarray(ids, np.int32).tobytes() for ids in encoded)
-        self.record["encoded"] = hashlib.sha256(b"".join(rows)).hexdigest()
-        old = files.read_record(self.out, "--resume") if self.args.resume else self.record
-        if old.get("encoded", self.record["encoded"]) != self.record["encoded"]:
-            versions = f"versions then {old.get('versions')}, now {self.record['versions']}"
+        rows = b"".join(np.asarray(ids, np.int32).tobytes() for ids in encoded)
+        digest = hashlib.sha256(rows).hexdigest()
+        if self.record.setdefault("encoded", digest) != digest:
+            versions = f"versions then: {self.out}/args.json, now {self.record['versions']}"
             raise UserError(f"--resume: the same rows are other tokens now; {versions}")
 
     def plan(self, rows, unit, least=LEAST_STEPS):
@@ -225,36 +211,37 @@ class Run:
         steps = f"steps per epoch {per_epoch}, in total {self.planned}"
         print(f"plan       {rows} {unit} in batches of {args.batch_size}; {steps}")
 
-    def start(self, tokenizer, lr, head_lr=None, longest=1, encoded=()):
+    def start(self, model, tokenizer, lr, own_lr=None, longest=1, encoded=()):
         """Prepare the modules of `state` for training; with --resume load the newest checkpoint.
 
-        head_lr: the rate of a fresh reward or value head, which hardly moves at the trunk's rate.
+        model: the module of `state` that is written at the end.
+        own_lr: {module: rate} of a fresh reward or value head, which hardly moves at the trunk's.
         longest: tokens of the longest row, which a forward must hold.
         encoded: arrays of ids that are trained on; a resumed run must have the same.
         """
         args, groups = self.args, {}
         args.date = getattr(tokenizer, "date", None)  # of prompts here, and of what reads --out
         self._check_encoded(encoded)
-        modules = [module for module in self.state.values() if isinstance(module, nn.Module)]
-        self.model, self.modules, self.tokenizer = modules[0], modules, tokenizer
+        self.model, self.tokenizer = model, tokenizer
+        self.modules = [value for value in self.state.values() if isinstance(value, nn.Module)]
         if args.micro_tokens is None:
             self._fit(int(longest))  # before --fsdp cuts the modules
-        for module in modules:
+        for module in self.modules:
             if hasattr(module, "config"):  # a value head alone has none
                 prepare(module, args)
-            for name, weight in trained_weights(module).items():
-                rate = head_lr if head_lr and name.startswith("score.") else lr
-                groups.setdefault(rate, []).append(weight)
+            weights = trained_weights(module).values()
+            rates = {w: rate for part, rate in (own_lr or {}).items() for w in part.parameters()}
+            for weight in weights:
+                groups.setdefault(rates.get(weight, lr), []).append(weight)
         groups = [{"params": weights, "lr": r, "base_lr": r} for r, weights in groups.items()]
         fused = self.device.type == "cuda"
         self.optimizer = torch.optim.AdamW(groups, weight_decay=0.0, fused=fused)
         self.weights = [weight for group in groups for weight in group["params"]]
         args.lr = lr
-        total = sum(w.numel() for module in modules for w in module.parameters()) / 1e6
+        total = sum(w.numel() for module in self.modules for w in module.parameters()) / 1e6
         trained = sum(w.numel() for w in self.weights) / 1e6
         where = f"lr {lr:g}, on {self.device} in {self.dtype}, {args.micro_tokens} tokens at once"
         print(f"model      {trained:.2f} M of {total:.2f} M weights are trained, {where}")
-        self.sampled_weights = [] if args.save_dtype == "fp32" else some_weights(self.model)
         if args.resume:
             self._load_checkpoint()
 
@@ -306,10 +293,9 @@ class Run:
         parts = micro_batches(indices, lengths, self.args.micro_tokens)
         sharded = [m for m in modules or self.state.values() if parallel.is_sharded(m)]
         for _ in range(int(all_max(len(parts))) - len(parts) if sharded else 0):
-            mask = torch.tensor([[False, True]], device=self.device)
-            for module in sharded:  # with the head: FSDP sums only what every rank used
-                score = reward_scores if hasattr(module, "score") else token_logps
-                nothing = 0 * score(module, mask.long(), mask | True, mask).sum()
+            mask = torch.tensor([[True]], device=self.device)
+            for module in sharded:
+                nothing = no_loss(module, mask)
                 if torch.is_grad_enabled():
                     nothing.backward()
         return parts
@@ -406,7 +392,6 @@ class Run:
             stale += own_card(out) + [out / name for name in RUN_FILES[1:]]
         for folder in (out, out / "checkpoint"):
             stale += folder.glob(".writing-*")  # left by a kill
-        self._check_disk(stale)
         for path in stale:
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         out.mkdir(parents=True, exist_ok=True)
@@ -444,30 +429,6 @@ class Run:
         for old in sorted((self.out / "checkpoint").glob("step-*"))[:-most]:
             old.unlink()
 
-    def _check_disk(self, stale):
-        """Say what the run will write; UserError if the disk is too small for it, with what it
-        will replace (`stale`, checkpoints). Nothing is written yet."""
-        args, out = self.args, self.out.absolute()
-        model = sum(w.numel() for w in self.model.parameters()) * DTYPES[args.save_dtype].itemsize
-        checkpoint = 12 * sum(w.numel() for w in self.weights)  # weights and Adam's two moments
-        if getattr(args, "restore", None) == "best":  # RL: those of the best validation, too
-            checkpoint += 4 * sum(w.numel() for w in trained_weights(self.model).values())
-        old = [*(out / "checkpoint").glob("step-*")] if args.resume else []
-        n = len(old) + math.ceil((self.planned - self.step) / args.save_every)
-        # a third one while the oldest is still there; the model beside two
-        needed = max(min(3, n) * checkpoint, min(2, n) * checkpoint + model)
-        place = next(folder for folder in (out, *out.parents) if folder.is_dir())
-        files_of = (file for path in (*stale, *old) for file in (path, *path.rglob("*")))
-        free = shutil.disk_usage(place).free
-        free += sum(file.stat().st_size for file in files_of if file.is_file())
-        gb = [f"{size / 1e9:.1f} GB" for size in (checkpoint, model, needed, free)]
-        if checkpoint > 1e8:
-            each = f"{gb[0]} a checkpoint, two during the run and one after it; the model {gb[1]}"
-            print(f"disk       {each}; free {gb[3]}")
-        if needed > free:
-            small = "the disk is too small: this run needs"
-            raise UserError(f"--out {self.out}: {small} {gb[2]}, {gb[3]} are free")
-
     def _load_checkpoint(self):
         found = sorted((self.out / "checkpoint").glob("step-*"))
         if not found:
@@ -488,30 +449,10 @@ class Run:
         self.scaler.load_state_dict(saved["scaler"])
 
     def save(self):
-        """Write the first module of `state`, in fp32 unless --save-dtype asks for less."""
-        dtype = DTYPES[self.args.save_dtype]
-        save_model(self.model, self.tokenizer, self.out, dtype)
-        if dtype != torch.float32:
-            share = self.change_kept(dtype)
-            print(
-                f"saved in {self.args.save_dtype}: rounding keeps {share:.0%} of what was trained"
-            )
+        """Write the model, in fp32 unless --save-dtype asks for less."""
+        save_model(self.model, self.tokenizer, self.out, DTYPES[self.args.save_dtype])
         self.is_saved = True
         parallel.wait_for_all()  # no rank leaves before the folder is complete
-
-    @torch.no_grad()
-    def change_kept(self, dtype):
-        """Share of the training that survives in `dtype`: Σ Δ·(round(w₀ + Δ) − round(w₀)) / Σ Δ²
-
-        Over a sample of the weights; Δ what training added to w₀. A step that is smaller than half
-        the spacing of bf16 numbers, w/256, is rounded away: at 1e-6 nearly all of them are.
-        """
-        kept = total = 0.0
-        for start, end in zip(self.sampled_weights, some_weights(self.model)):
-            change = end - start
-            rounded = end.to(dtype).float() - start.to(dtype).float()
-            kept, total = kept + (change * rounded).sum(), total + change.square().sum()
-        return float(kept / total) if total else 1.0
 
     def finish(self, next, step=math.inf):
         """Write the model, print each headline number and one answer before and after, and `next`.
@@ -539,15 +480,21 @@ class Run:
             self._keep_checkpoints(1)
             write_card(self.out, self.record, numbers, self.step)
         answers = [row for row in samples if row["prompt"] == samples[0]["prompt"]]
-        first, last = answers[:1], answers[-1:]
-        texts = [row["prompt"] for row in first] + [row["answer"] for row in first + last]
-        changed = texts[1:2] != texts[2:]
-        names = ("prompt", "before", "after") if changed else ("prompt", "unchanged")
-        for name, text in zip(names, texts):
+        texts = [row["answer"] for row in (*answers[:1], *answers[-1:])]
+        texts = [answers[0]["prompt"], *texts] if answers else []
+        for name, text in zip(("prompt", "before", "after"), texts):
             print(f"{name:10} {textwrap.shorten(text, 300, placeholder=' …') or '(empty)'}")
         print(f"wrote {self.out}: the model, README.md, args.json, its logs (*.jsonl), checkpoint/")
         print(f"next: {next}")
         return 0
+
+
+@parallel.as_forward
+def no_loss(model, mask):
+    """0 with a gradient for trunk and head: FSDP sums only what every rank used."""
+    head = getattr(model, "score", None) or model.get_output_embeddings()
+    used = hidden_states(model, mask.long(), mask).sum() + sum(w.sum() for w in head.parameters())
+    return 0 * used
 
 
 def prepare(model, args):

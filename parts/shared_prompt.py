@@ -14,8 +14,7 @@ Exact, where the family takes such masks; `can_share` asks before the first step
 import numpy as np
 import torch
 
-from parts.cache import has_states
-from parts.families import trunk
+from parts.families import has_states, trunk
 from parts.files import brief
 from parts.parallel import autocast, gather
 

@@ -11,7 +11,7 @@ import common
 import grpo_agent as g
 import ruler
 from conftest import REPO
-from parts import rollouts, runs
+from parts import rollouts, runs, sampling
 from parts.files import UserError
 from parts.grades import Grade
 from parts.questions import said
@@ -92,7 +92,7 @@ def test_an_update_is_the_closed_form(folder, tmp_path, monkeypatch):
     args, model = arguments("--env", env, flags), common.load_policy(folder)
     run, tokenizer = runs.Run("grpo_agent", args, [], (), ()), common.load_tokenizer(folder)
     run.state, run.planned, run.step = {"policy": model}, 1, 1
-    run.start(tokenizer, 1e-3)
+    run.start(model, tokenizer, 1e-3)
     frozen = tiny_model("llama", tmp_path, seed=1, max_position_embeddings=512)
     reference = common.load_policy(frozen, trainable=False)
     act = g.model_act(args, model, tokenizer, 1.0, 0)
@@ -201,8 +201,8 @@ def test_a_cut_turn_is_counted_and_a_full_context_ends_the_turns(policy, tmp_pat
         drawn.finished = [seed % 1000 > 1] * len(drawn.finished)
         return drawn
 
-    sample = common.sample
-    monkeypatch.setattr(common, "sample", first_turn_is_cut)
+    sample = sampling.sample
+    monkeypatch.setattr(sampling, "sample", first_turn_is_cut)
     assert all(t.truncated for t in roll(policy, env, [1, 2])), "by any of its turns"
 
 

@@ -22,7 +22,7 @@ import common
 import dpo
 import judge
 from conftest import REPO
-from parts import agreement, files, stats, votes, web
+from parts import agreement, files, sampling, stats, votes, web
 from parts.files import UserError
 from parts.rubrics import read_rubrics
 from tiny import cases, pair_rows, tiny_model, write_rows
@@ -640,8 +640,8 @@ def test_draw_tries_both_models_first(tmp_path, llama_folder, monkeypatch, capsy
         if place.startswith("--model-b"):
             raise UserError(f"{place}: cannot be sampled")
 
-    monkeypatch.setattr(common, "check_sampling", check)
-    monkeypatch.setattr(common, "sample", None)
+    monkeypatch.setattr(sampling, "check_sampling", check)
+    monkeypatch.setattr(sampling, "sample", None)
     with pytest.raises(UserError, match="--model-b .* cannot be sampled"):
         annotate.main([*flags[:-1], str(tmp_path / "two"), "--model-b", llama_folder])
 

@@ -176,15 +176,15 @@ def named_rows(n):
     return rows
 
 
-@pytest.fixture(params=[reward_train, dpo], ids=["reward_train", "dpo"])
-def load(llama_folder, tmp_path, request):
+@pytest.fixture
+def load(llama_folder, tmp_path):
     model, tokenizer = common.load_policy(llama_folder), tiny_tokenizer()
     names = write_names(tmp_path / "names.csv")
 
     def pairs(*argv, augment=True):
-        flags = ["--max-length", "200", "--ties", "soft", *map(str, argv)]
+        flags = ["--max-length", "200", *map(str, argv)]
         flags += ["--counterfactual-augment", names] if augment else []
-        return request.param.load_data(request.param.parse_args(flags), model, tokenizer)[0]
+        return reward_train.load_data(reward_train.parse_args(flags), model, tokenizer)[0]
 
     return pairs
 

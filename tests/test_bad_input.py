@@ -126,12 +126,10 @@ sft reward_train dpo ppo | --device cuda | --device cuda: expected auto, cpu, cu
 sft reward_train dpo ppo | --device tpu9 | --device tpu9: expected auto, cpu, cuda, cuda:1 or mps (
 sft reward_train dpo ppo | --device meta | --device meta: expected auto, cpu, cuda, cuda:1 or mps (
 sft reward_train dpo ppo | --wandb-project mine | wandb ~ ; install it with pip
-dpo ppo | --prompts {pairs} --reward-model {policy} | --reward-model ~ not a reward model; train one with
+ppo | --prompts {pairs} --reward-model {policy} | --reward-model ~ not a reward model; train one with
 ppo | --prompts {pairs} --critic rm --reward-model {policy} | --reward-model ~ not a reward model;
 dpo | --label-smoothing 0.1 --loss-type ipo | --loss-type ipo has none
-dpo | --ties soft --loss-type hinge | --loss-type hinge cannot learn from ties
-sft dpo | --gold {gold} | --gold and ~ add --prompts FILE
-dpo | --reward-model x | --reward-model ~ add --prompts FILE
+sft dpo | --gold {gold} | --gold scores ~ add --prompts FILE
 ppo | --reward-model x --reward-fn g.py:f | a reward is needed, and only one
 ppo | --critic rm | --critic rm: there is no --reward-model to copy ~ shared
 ppo | --max-length 4 | --max-length 4: leaves no room ~ --max-new-tokens 4 ~ raise
@@ -207,10 +205,8 @@ def test_a_folder_that_is_no_policy(world, run, refused):
     base = copy_of(world["policy"], "base")
     flags = ("--model", base, "--lora-rank", 2, "--steps", 1)
     assert not run(reward_train, "lora", *flags)
-    for name in ("lora", "lora/adapter"):
-        refused(dpo, f"--model {name}: this is a reward model", "--model", name)
-    shutil.rmtree(base)
-    words = "--model lora/adapter: cannot be loaded (its base model base: no such folder"
+    refused(dpo, "--model lora: this is a reward model", "--model", "lora")
+    words = "--model lora/adapter: an adapter alone; merge it into its base with PEFT"
     refused(sft, words, "--model", "lora/adapter")
 
 
@@ -290,8 +286,7 @@ OWN_NUMBERS = {
 --label-smoothing 0.5 -0.1 | a number at least 0 and below 0.5
 --beta 0 nan inf | a number above 0
 --nll-coef -1 nan --simpo-gamma nan | a number at least 0
---loss-type fancy | sigmoid_norm
---ties fancy | soft""",
+--loss-type fancy | sigmoid_norm""",
     ppo: f"""{LONGEST}
 --rollouts 1 | a whole number at least 2
 --ppo-epochs 0 | a whole number at least 1
@@ -334,7 +329,9 @@ def test_the_run_of_a_stage_is_guarded(stage, world, run, refused):
     data, model = shutil.copy(world["pairs"], "own.jsonl"), copy_of(world["policy"], "own")
     inputs = {FLAGS[stage]: data, "--model": model}
     if stage in (dpo, ppo):
-        inputs |= {"--prompts": data, "--reward-model": copy_of(world["reward"], "rm")}
+        inputs |= {"--prompts": data}
+    if stage is ppo:
+        inputs |= {"--reward-model": copy_of(world["reward"], "rm")}
     flags = [*(each for pair in inputs.items() for each in pair), "--steps", 1]
     assert not run(stage, "run", *flags)
     inputs = sorted({*inputs.values()})

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 import common
 from common import UserError
+from parts import sampling
 from parts.cache import move as real
 from tiny import EXTRA_FAMILIES, FAMILIES, tiny_model
 
@@ -45,13 +46,13 @@ def slow_row(model, tokenizer, prompt, number, seed, max_new_tokens, temperature
 def test_samples_are_those_of_a_loop_without_cache(family, folders, tmp_path, monkeypatch):
     """GPT-2 fails when positions are counted from the first column; a Llama alone cannot. Prompts
     pass in forwards of at most 10 tokens, and memory that nobody has written holds NaN."""
-    monkeypatch.setattr(common, "micro_tokens", lambda model: 10)
+    monkeypatch.setattr(sampling, "micro_tokens", lambda model: 10)
     poison = lambda x, size, dtype: torch.full(size, math.nan, dtype=dtype)  # noqa: E731
     monkeypatch.setattr(torch.Tensor, "new_empty", poison)
     window = family == "window" and tiny_model("mistral", tmp_path, sliding_window=8)
     model, tokenizer = load(window or folders[family], MANY_ENDS)
     how = {"max_new_tokens": 10, "temperature": 0.8, "seed": 3}
-    rollout = common.sample(model, tokenizer, PROMPTS, n=2, **how)
+    rollout = sampling.sample(model, tokenizer, PROMPTS, n=2, **how)
     for i in range(8):
         ids, logps, finished = slow_row(model, tokenizer, PROMPTS[i // 2], i, 3, 10, 0.8)
         assert rollout.prompt_ids[i] == PROMPTS[i // 2]
@@ -61,7 +62,7 @@ def test_samples_are_those_of_a_loop_without_cache(family, folders, tmp_path, mo
     assert rollout.texts == expected and type(rollout.logps[0][0]) is float
     lengths = {len(r) for r in rollout.response_ids}
     assert len(lengths) > 2 and 0 < sum(rollout.finished), "rows must end at different places"
-    rollout = common.sample(model, tokenizer, PROMPTS, max_new_tokens=12, temperature=0)
+    rollout = sampling.sample(model, tokenizer, PROMPTS, max_new_tokens=12, temperature=0)
     ends = common.end_ids(tokenizer, model)
     how = {"do_sample": False, "max_new_tokens": 12, "eos_token_id": ends, "pad_token_id": 7}
     for prompt, ids, finished in zip(PROMPTS, rollout.response_ids, rollout.finished):
@@ -82,7 +83,7 @@ def test_nothing_of_the_generation_config_cuts_the_vocabulary(tmp_path):
     model, tokenizer = load(folder)
     model.lm_head.weight.data.zero_()
     how = {"n": 5000, "max_new_tokens": 1, "rows": 4096}
-    rollout = common.sample(model, tokenizer, [[30, 31]], **how)
+    rollout = sampling.sample(model, tokenizer, [[30, 31]], **how)
     drawn = {ids[0] for ids in rollout.response_ids}
     assert len(drawn) >= 299 and drawn >= {50, tokenizer.eos_token_id}, "an answer may end at once"
     assert all(p[0] == pytest.approx(-math.log(300), abs=1e-5) for p in rollout.logps)
@@ -93,9 +94,9 @@ def test_inverse_cdf_by_hand():
     probs = torch.tensor([0.0, 0.5, 0.3, 0.2], dtype=torch.float64)
     u = torch.tensor([0.0, 0.49, 0.51, 0.79, 0.81, 1 - 2**-53], dtype=torch.float64)
     logits = probs.log().expand(6, 4)
-    assert common.draw_token(logits, u).tolist() == [1, 1, 2, 2, 3, 3]
-    assert common.draw_token(logits, u, top_p=0.5).tolist() == [1] * 6  # .5 alone is half
-    assert common.draw_token(logits, u, top_p=0.51).tolist() == [
+    assert sampling.draw_token(logits, u).tolist() == [1, 1, 2, 2, 3, 3]
+    assert sampling.draw_token(logits, u, top_p=0.5).tolist() == [1] * 6  # .5 alone is half
+    assert sampling.draw_token(logits, u, top_p=0.51).tolist() == [
         1,
         1,
         1,
@@ -103,7 +104,7 @@ def test_inverse_cdf_by_hand():
         2,
         2,
     ]  # .5 of .8, .3 of .8
-    assert common.draw_token(logits, u, top_p=0.99).tolist() == [1, 1, 2, 2, 3, 3]
+    assert sampling.draw_token(logits, u, top_p=0.99).tolist() == [1, 1, 2, 2, 3, 3]
 
 
 def test_a_row_depends_on_the_seed_and_its_number_alone(folders):
@@ -111,7 +112,7 @@ def test_a_row_depends_on_the_seed_and_its_number_alone(folders):
 
     def draw(prompts=PROMPTS, **options):
         options = {"n": 3, "max_new_tokens": 8, "seed": 4, **options}
-        return common.sample(model, tokenizer, prompts, **options)
+        return sampling.sample(model, tokenizer, prompts, **options)
 
     whole = draw()
     ids = whole.response_ids
@@ -137,11 +138,11 @@ def test_train_mode_is_restored_and_no_graph_is_kept(folders, monkeypatch):
     model, tokenizer = load(folders["gpt2"])
     for mode in (False, True):
         model.train(mode)
-        common.sample(model, tokenizer, PROMPTS, max_new_tokens=3)
+        sampling.sample(model, tokenizer, PROMPTS, max_new_tokens=3)
         assert model.training == mode == model.transformer.h[0].training
-    monkeypatch.setattr(common, "draw_token", lambda *_: 1 / 0)
+    monkeypatch.setattr(sampling, "draw_token", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        common.sample(model, tokenizer, PROMPTS, max_new_tokens=3)
+        sampling.sample(model, tokenizer, PROMPTS, max_new_tokens=3)
     assert model.training and torch.is_grad_enabled()
     assert all(p.requires_grad and p.grad is None for p in model.parameters())
 
@@ -160,12 +161,12 @@ def test_prompts_beyond_the_positions_are_cut(tmp_path, capsys):
         ([[20], ids, [*turns, last]], 5, [[20], ids[1:], turn], told),
         ([ids], 31, [ids[-1:]], ""),
     ):
-        drawn.append(common.sample(model, tokenizer, prompts, 2, most, seed=1))
+        drawn.append(sampling.sample(model, tokenizer, prompts, 2, most, seed=1))
         assert drawn[-1].prompt_ids[::2] == expected and capsys.readouterr().out == said
     assert drawn[2].response_ids[:2] == drawn[0].response_ids
     assert max(map(len, drawn[2].response_ids)) == 5
     with pytest.raises(UserError, match="^--max-new-tokens 32: .* 32 positions[^\n]*$"):
-        common.sample(model, tokenizer, [ids], 2, 32)
+        sampling.sample(model, tokenizer, [ids], 2, 32)
 
 
 @pytest.mark.parametrize("family", ["rwkv", "minimax"])
@@ -173,42 +174,44 @@ def test_a_family_without_our_caches_is_refused(family, folders):
     """Its state is elsewhere: every token would be the first, in silence, or end in a traceback."""
     model, tokenizer = load(folders[family])
     with pytest.raises(UserError, match="^--model[^\n]* cannot be sampled[^\n]*$"):
-        common.sample(model, tokenizer, [[20, 21]], max_new_tokens=3)
+        sampling.sample(model, tokenizer, [[20, 21]], max_new_tokens=3)
 
 
 @pytest.mark.parametrize("fault", ["padding", "move"])
 def test_an_inexact_sampler_is_refused(fault, folders, monkeypatch):
     """A state that takes in padding, or that stays when its row has moved."""
     model = common.load_policy(folders["qwen3_5_text"])
-    common.check_sampling(model, "--model x")
+    sampling.check_sampling(model, "--model x")
     if fault == "move":
-        monkeypatch.setattr(common, "move", lambda cache, holes, movers, live: real(cache, movers, movers, live))  # fmt: skip
+        monkeypatch.setattr(sampling, "move", lambda cache, holes, movers, live: real(cache, movers, movers, live))  # fmt: skip
     else:
         masks = "transformers.models.qwen3_5.modeling_qwen3_5.apply_mask_to_padding_states"
         monkeypatch.setattr(masks, lambda hidden, mask: hidden)
     with pytest.raises(UserError, match="^--model x: .* cannot be sampled .log-probs of its draws"):
-        common.check_sampling(model, "--model x")
+        sampling.check_sampling(model, "--model x")
 
 
 def test_the_check_of_the_sampler_reads_no_control_tokens(folders, monkeypatch):
     """After prompts of SmolLM2's first ids, all control tokens, a machine's fp32 rounding was 2.3e-4
     for one log-prob, and the model was refused; after words it is 2e-5."""
     model, prompts = common.load_policy(folders["llama"]), []
-    decode = common._decode
+    decode = sampling._decode
 
     def spied(model, ids, *rest):
         prompts.extend(ids)
         return decode(model, ids, *rest)
 
-    monkeypatch.setattr(common, "_decode", spied)
-    common.check_sampling(model, "--model x")
+    monkeypatch.setattr(sampling, "_decode", spied)
+    sampling.check_sampling(model, "--model x")
     assert {len(ids) for ids in prompts} == {1, 3, 5}
     assert min(map(min, prompts)) >= model.config.vocab_size // 10
 
 
 def test_no_work_is_done_twice(folders, monkeypatch):
-    """3 distinct prompts pass once, then each row a column a token; caches keep their address."""
+    """3 distinct prompts pass once, then each row a column a token; caches keep their address. The
+    size of a cache is measured once per model."""
     model, tokenizer = load(folders["llama"], MANY_ENDS)
+    sampling.answers_at_once(model, 1e9, 20)
     shapes, addresses, heads, head_logits = [], [], [], common.head_logits
 
     def after(module, args, kwargs, output):
@@ -219,7 +222,7 @@ def test_no_work_is_done_twice(folders, monkeypatch):
     model.base_model.register_forward_hook(after, with_kwargs=True)
     spy = lambda *args: heads.append(len(args[1])) or head_logits(*args)  # noqa: E731
     monkeypatch.setattr(common, "head_logits", spy)
-    rollout = common.sample(model, tokenizer, PROMPTS, n=6, max_new_tokens=12, seed=2)
+    rollout = sampling.sample(model, tokenizer, PROMPTS, n=6, max_new_tokens=12, seed=2)
     lengths = [len(r) for r in rollout.response_ids]
     assert sum(rollout.finished) > 12 and max(lengths) > 4
     assert shapes[0] == (3, 9) and all(columns == 1 for _, columns in shapes[1:])

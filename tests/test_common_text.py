@@ -12,7 +12,7 @@ import torch
 
 import common
 from common import UserError
-from parts import files, identities, prompting
+from parts import files, identities, prompting, reward_models
 from parts.pairs import TokenRows, held_out, read_pairs
 from parts.rows import split_prompt
 from tiny import CHATML, TEMPLATE, pair_rows, table, tiny_model, tiny_tokenizer, write_rows
@@ -503,7 +503,7 @@ def test_what_is_left_out_is_said(tmp_path, capsys):
     file = write_rows(tmp_path / "prompts.jsonl", [{"prompt": "Which?", "tools": [{"a": 1}]}])
     prompting.load_prompts(file, "--prompts")
     common.say_once.cache_clear()
-    assert common.reward_scale(object(), "--reward-model runs/old/adapter") == (0.0, 1.0)
+    assert reward_models.reward_scale(object(), "--reward-model runs/old/adapter") == (0.0, 1.0)
     columns, scale = capsys.readouterr().out.splitlines()
     assert columns == f"--prompts {file}: not shown to the model: column tools 1"
     assert scale.startswith("--reward-model runs/old/adapter: no mean and deviation")

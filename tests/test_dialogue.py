@@ -15,6 +15,7 @@ import common
 import sft
 from common import UserError
 from parts import dialogue, tokens
+from parts.turns import continued_ids, encode_conversation
 from tiny import SENTENCES, tiny_model, tiny_tokenizer
 
 IM = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
@@ -263,7 +264,7 @@ def test_every_turn_of_a_dialogue_is_trained_once(family, tokenizers):
         ASK, said(THINK + "The early one."), user("From when?"), said("From May."), user("Sure?"),
         said("<think>\nyes\n</think>\n\nSure."),
     ]  # fmt: skip
-    rows, trained = dialogue.encode_conversation(tokenizer, dialogue_of_three), []
+    rows, trained = encode_conversation(tokenizer, dialogue_of_three), []
     for ids, mask in rows:
         runs, start = [], None
         for t, on in enumerate([*mask, False]):
@@ -511,7 +512,7 @@ def test_a_dialogue_goes_on_behind_what_was_sampled(family, tokenizers):
     turns = [said(blank + "Yes."), user("From when?")]
     whole = common.encode_prompt(tokenizer, [ASK, *turns])
     for ids in ([*prompt, *tail, end], [*prompt, *tail]):  # the second one was cut
-        longer = dialogue.continued_ids(tokenizer, [ASK], turns, ids)
+        longer = continued_ids(tokenizer, [ASK], turns, ids)
         assert longer[: len(ids)] == ids and longer[-8:] == whole[-8:]
         assert longer.count(end) == whole.count(end)
 

@@ -118,7 +118,10 @@ def command(name, world, out, *flags):
     argv += {
         "sft": [f"--data {pairs} --eval-fraction 0 --batch-size 5 --micro-tokens 60"],
         "reward_train": [compared],
-        "dpo": [compared, f"--nll-coef 0.1 --prompts {held}", scored],
+        "dpo": [
+            compared,
+            f"--nll-coef 0.1 --prompts {held} --gold {REPO}/tests/tiny.py:share_of_vowels",
+        ],
         "ppo": [f"--prompts {pairs} --eval-fraction 0.3 --critic {kind}", scored, QUIET]
         + ["--rollouts 4 --batch-size 3 --kl-target 2"],
         "grpo_rubric": ["--data", world["judged.jsonl" if kind == "judge" else "checked.jsonl"]]

@@ -23,7 +23,7 @@ import rank
 import tiny
 from conftest import REPO
 from evaluate import bon_curve, compare_outcomes, outcomes, verdict
-from parts import evaluation_page, files, frontier, pages
+from parts import evaluation_page, files, frontier, pages, reward_models, sampling
 from parts.card import MARK
 from parts.files import UserError
 from parts.stats import mean_number, number, wilson
@@ -339,11 +339,11 @@ def test_numbers_are_those_of_the_samples(written, world):
     drawn = rows[24:48]
     assert model["length"]["value"] == np.mean([len(row["response_ids"]) for row in drawn])
     assert rows[0]["response_ids"] != rows[96]["response_ids"]
-    scores = common.reward_function(world["rm"])(*zip(*((r["prompt"], r["response"]) for r in drawn)))  # fmt: skip
+    scores = reward_models.reward_function(world["rm"])(*zip(*((r["prompt"], r["response"]) for r in drawn)))  # fmt: skip
     assert [row["proxy"] for row in drawn] == pytest.approx(scores, abs=1e-4)
     policy, tokenizer = common.load_policy(world["ppo"]), common.load_tokenizer(world["ppo"])
     prompts = [row["prompt"] for row in drawn[::2]]  # of the model's own weights, at --temperature
-    again = common.sample(policy, tokenizer, prompts, 2, 10, 0.5, seed=0)
+    again = sampling.sample(policy, tokenizer, prompts, 2, 10, 0.5, seed=0)
     assert [row["response_ids"] for row in drawn] == again.response_ids
 
 
@@ -394,7 +394,7 @@ def test_twice_the_same_bytes(world, tmp_path, monkeypatch):
     drawn = f"--model {world['dpo']} --model-b {world['base']} --prompts {world['prompts']}"
     assert f"annotate.py draw {drawn}" in run.stdout
     row = next(files.read_jsonl(tmp_path / "a/out/samples.jsonl"))
-    (expected,) = common.reward_function(gold)([row["prompt"]], [row["response"]])
+    (expected,) = reward_models.reward_function(gold)([row["prompt"]], [row["response"]])
     assert row["gold"] == pytest.approx(expected, abs=1e-4)
     assert row["proxy"] != pytest.approx(expected, abs=1e-4)
 
@@ -470,7 +470,7 @@ def test_a_model_that_cannot_be_sampled_is_one_line(world, tmp_path, monkeypatch
     def cannot(model, place):
         raise UserError(f"{place}: Odd cannot be sampled")
 
-    monkeypatch.setattr(common, "check_sampling", cannot)
+    monkeypatch.setattr(sampling, "check_sampling", cannot)
     assert (
         refused(command(world, tmp_path / "o")) == f"--model {world['base']}: Odd cannot be sampled"
     )
@@ -622,14 +622,14 @@ def test_a_reward_model_sees_the_prompts_of_its_training(world, tmp_path, capsys
     assert f"{examples}: before each prompt" in capsys.readouterr().out
     (saved, *_) = files.read_jsonl(tmp_path / "out/pairs.jsonl")
     prompt = [user, *example["completion"], *rows[0]["prompt"]]
-    score = common.reward_function(rm, raw=True)([prompt], [rows[0]["chosen"]])
+    score = reward_models.reward_function(rm, raw=True)([prompt], [rows[0]["chosen"]])
     assert saved["scores"][:1] == pytest.approx(score, abs=1e-5)
     people = [{"id": "a", "profile": "python"}]
     flags = f"--reward-model {rm} --role r --out {tmp_path / 'rank'} --candidates"
     rank.main([*flags.split(), tiny.write_rows(tmp_path / "people.jsonl", people)])
     prompt = [user, *example["completion"], *rank.role_prompt("r")]
     (ranked,) = report_of(tmp_path / "rank")["first"]
-    score = common.reward_function(rm, raw=True)([prompt], ["python"])
+    score = reward_models.reward_function(rm, raw=True)([prompt], ["python"])
     assert [ranked["score"]] == pytest.approx(score, abs=1e-5)
     Path(examples).unlink()
     with pytest.raises(UserError, match=f"{rm} learnt from --examples {examples}: no such file"):

@@ -22,7 +22,7 @@ import ppo
 import reward_train
 import sft
 from common import UserError
-from parts import lora, runs, shared_prompt
+from parts import lora, reward_models, runs, sampling, shared_prompt
 from parts.identities import check_head
 from parts.runs import prepare
 from test_common_model import ANSWERS, PROMPTS, batch, filled
@@ -34,7 +34,6 @@ from tiny import (
     EXTRA_FAMILIES,
     FAMILIES,
     MORE_FAMILIES,
-    pair_rows,
     table,
     tiny_model,
     tiny_reward_model,
@@ -84,10 +83,10 @@ def trains(model):
 def samples(model, tokenizer, monkeypatch):
     """Draws after prompts of different lengths are those of a loop without cache; rows move, and
     memory that nobody has written holds NaN."""
-    common.check_sampling(model, "--model")
+    sampling.check_sampling(model, "--model")
     model.generation_config.eos_token_id = [*range(9, 300, 9)]
     with monkeypatch.context() as patch:
-        patch.setattr(common, "micro_tokens", lambda model: 10)
+        patch.setattr(sampling, "micro_tokens", lambda model: 10)
         real = torch.Tensor.new_empty
 
         def poison(x, *size, **options):
@@ -96,7 +95,7 @@ def samples(model, tokenizer, monkeypatch):
 
         patch.setattr(torch.Tensor, "new_empty", poison)
         how = {"max_new_tokens": 10, "temperature": 2.0, "seed": 3}
-        rollout = common.sample(model, tokenizer, MORE_PROMPTS, n=2, **how)
+        rollout = sampling.sample(model, tokenizer, MORE_PROMPTS, n=2, **how)
     assert len({len(ids) for ids in rollout.response_ids}) > 1, "rows must leave and move"
     for i, prompt in enumerate(rollout.prompt_ids):
         ids, logps, _ = slow_row(model, tokenizer, prompt, i, 3, 10, 2.0)
@@ -132,14 +131,14 @@ def family_of(model):
 
 def scores(family, folder, tmp_path, tokenizer):
     """Scores of padded rows are transformers' of each row alone."""
-    fresh = common.load_reward_model(folder, tokenizer)  # of a causal folder
-    assert common.reward_scores(fresh, *batch()[:2]).abs().max() == 0
+    fresh = reward_models.load_reward_model(folder, tokenizer)  # of a causal folder
+    assert reward_models.reward_scores(fresh, *batch()[:2]).abs().max() == 0
     folder = tiny_reward_model(family, tmp_path)
-    model = common.load_reward_model(folder, tokenizer, trainable=False)
+    model = reward_models.load_reward_model(folder, tokenizer, trainable=False)
     theirs = AutoModelForSequenceClassification.from_pretrained(folder)
     with torch.no_grad():
         alone = [theirs(torch.tensor([p + a])).logits.item() for p, a in zip(PROMPTS, ANSWERS)]
-        found = common.reward_scores(model, *batch()[:2]).tolist()
+        found = reward_models.reward_scores(model, *batch()[:2]).tolist()
     assert found == pytest.approx(alone, abs=1e-4)
     return "yes"
 
@@ -216,7 +215,7 @@ def test_train_mode_draws_nothing_at_random(folders):
         for _ in range(2):
             forwards = [common.token_logps(model, *batch()) for _ in range(2)]
             assert torch.equal(*forwards)
-            common.check_sampling(model, "--model")
+            sampling.check_sampling(model, "--model")
 
 
 ENCODERS = {
@@ -244,7 +243,7 @@ def test_what_is_no_decoder_is_refused_with_the_reason(family, folders, tmp_path
         if kind == "policy":
             common.load_policy(folder)
         else:
-            common.load_reward_model(folder, tokenizer, trainable=kind == "reward")
+            reward_models.load_reward_model(folder, tokenizer, trainable=kind == "reward")
     assert str(caught.value).startswith(f"--model {folder}: {reason}")
     assert "\n" not in str(caught.value)
 
@@ -253,10 +252,6 @@ def test_what_is_no_decoder_is_refused_with_the_reason(family, folders, tmp_path
 OLDER = table("""
 llama   | {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}} | {"rope_theta": 5e5}
 llama   | {"rope_parameters": {"rope_type": "linear", "rope_theta": 5e5, "factor": 8.0}} | {"rope_theta": 5e5, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}
-gpt_neox | {"rope_parameters": {"rope_type": "default", "rope_theta": 7e5, "partial_rotary_factor": 0.5}} | {"rotary_emb_base": 7e5, "rotary_pct": 0.5}
-phi3    | {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}} | {"rope_theta": 5e5, "partial_rotary_factor": 1.0}
-gemma3_text | {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 5e5}, "sliding_attention": {"rope_type": "default", "rope_theta": 7e3}}} | {"rope_theta": 5e5, "rope_local_base_freq": 7e3}
-qwen3_moe | {} | {"num_experts": 4}
 """)
 
 
@@ -309,19 +304,3 @@ def test_processor_files_go_with_the_folder(place, tmp_path, tokenizer, monkeypa
         assert [(tmp_path / "out" / name).read_text() for name in names] == list(names)
         assert {*names} <= {*runs.RUN_FILES}, "--overwrite removes them"
         model = common.load_policy(str(tmp_path / "out"))
-
-
-@pytest.mark.usefixtures("quiet_process")
-def test_the_adapter_of_a_reward_model_keeps_its_scale(llama_folder, tmp_path, pairs_file):
-    """Its scores came out unstandardised, 40 times smaller, and PPO's reward with them."""
-    out = tmp_path / "out"
-    train(reward_train, pairs_file, llama_folder, out, "--lora-rank 2 --lr 1e-2 --max-length 40")
-    prompts, answers = [r["prompt"] for r in pair_rows(4)], ["Hold. " * n for n in (1, 2, 3, 40)]
-    scores = [common.reward_function(str(x))(prompts, answers) for x in (out, out / "adapter")]
-    assert scores[0] == pytest.approx(scores[1], abs=1e-4)
-    raw = common.reward_function(str(out), raw=True)(prompts, answers)
-    assert abs(scores[0][0] - raw[0]) > 0.1, "the scale matters here"
-    assert common.run_args(out / "adapter") == common.run_args(out)
-    peft = pytest.importorskip("peft")
-    base = AutoModelForSequenceClassification.from_pretrained(llama_folder, num_labels=1)
-    assert peft.PeftModel.from_pretrained(base, out / "adapter").peft_config["default"].r == 2

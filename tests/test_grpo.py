@@ -11,7 +11,7 @@ import torch
 import common
 import grpo_rubric
 import judge
-from parts import files, recipe, rollouts, runs
+from parts import files, recipe, reward_models, rollouts, runs, sampling
 from test_losses import close, on, t
 from test_ppo import Spy, gap, gradients, near, read, trained
 from tiny import cases, pair_rows, table, tiny_model, tiny_reward_model, words, write_rows
@@ -314,7 +314,7 @@ def opened(graded, *flags, reference=None):
     run = runs.Run("grpo_rubric", args, [], (), ())
     policy, own, tokenizer = grpo_rubric.load_models(args, run)
     run.state, run.planned, run.step = {"policy": policy}, 5, 1
-    run.start(tokenizer, args.lr)
+    run.start(policy, tokenizer, args.lr)
     if reference:  # one that is not the policy, or the KL has no gradient
         own = common.load_policy(graded[reference], trainable=False)
     b = grpo_rubric.rollout(args, run.model, tokenizer, graded["rows"][:4], 3)
@@ -503,7 +503,7 @@ def test_one_group_as_a_table(capsys):
 
 
 def test_what_a_run_leaves(graded, tmp_path, capsys):
-    out, score = tmp_path / "run", common.reward_function(graded["reward"])
+    out, score = tmp_path / "run", reward_models.reward_function(graded["reward"])
     flags = "--reward checks:3 --reward model --val-metric model --eval-every 2 --temperature 0.7"
     flags += f" --reward-model {graded['reward']} --beta 0.1"
     rows, printed = run(graded, out, flags), capsys.readouterr().out
@@ -571,7 +571,7 @@ def test_a_lost_grade_is_no_zero(graded, tmp_path, monkeypatch):
 
     monkeypatch.setattr(judge, "grade_answers", grade)
     monkeypatch.setattr(
-        common, "reward_function", lambda *a, **k: lambda p, texts: scores[: len(texts)]
+        reward_models, "reward_function", lambda *a, **k: lambda p, texts: scores[: len(texts)]
     )
     spy = Spy(monkeypatch, grpo_rubric, "update")
     flags = f"--reward rubric --reward model --reward-model {graded['reward']}"
@@ -677,7 +677,7 @@ def test_samples_are_greedy(graded, tmp_path, monkeypatch):
     rows = run(graded, out, "--eval-temperature 1 --steps 1 --restore last")
     shown = [row for row in read(out / "samples.jsonl") if row["step"] == 1]
     model, tokenizer = common.load_policy(out), common.load_tokenizer(out)
-    greedy = common.sample(model, tokenizer, PROMPTS[8:10], max_new_tokens=6, temperature=0)
+    greedy = sampling.sample(model, tokenizer, PROMPTS[8:10], max_new_tokens=6, temperature=0)
     assert [row["answer"] for row in shown] == greedy.texts
     assert [row["val/n"] for row in rows if "val/score" in row] == [2, 2]
 

@@ -19,7 +19,7 @@ import common
 import dpo
 import grpo_agent
 from conftest import REPO
-from parts import identities, rollouts
+from parts import identities, rollouts, sampling
 from parts.files import UserError, read_jsonl
 from tiny import words, write_rows
 
@@ -170,17 +170,17 @@ def scaled(patch, model, scale):
 
 def temperature(patch, model, factor):
     """The sampler draws at another temperature than the scorer's."""
-    real = common._decode
+    real = sampling._decode
 
     def decode(model, prompts, uniform, ends, temperature, *top_p):
         return real(model, prompts, uniform, ends, temperature * factor, *top_p)
 
-    patch.setattr(common, "_decode", decode)
+    patch.setattr(sampling, "_decode", decode)
 
 
 def reference(patch, model, noise):
     """The reference has other weights: each matrix with noise of this share of its deviation."""
-    load, answer_logps = common.load_policy, dpo.answer_logps
+    load, reference_logps = common.load_policy, dpo.reference_logps
 
     @torch.no_grad()
     def perturbed(other):
@@ -195,12 +195,12 @@ def reference(patch, model, noise):
         loaded = load(name, dtype, device, trainable, **options)
         return loaded if trainable else perturbed(loaded)
 
-    def other_logps(run, policy, *arguments):
+    def other_logps(args, run, policy, *arguments):
         other = load(model, policy.compute_dtype, policy.device)
-        return answer_logps(run, perturbed(other), *arguments)
+        return reference_logps(args, run, perturbed(other), *arguments)
 
     patch.setattr(common, "load_policy", load_policy)
-    patch.setattr(dpo, "answer_logps", other_logps)
+    patch.setattr(dpo, "reference_logps", other_logps)
 
 
 HEAD = "its own logits are not what this trainer reads from its head"

@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import common
 from conftest import REPO
-from parts import memory, runs
+from parts import cache, memory, runs, sampling
 from parts.files import read_jsonl
 from test_half import BASE, make_files, train
 from tiny import tiny_model, tiny_tokenizer
@@ -163,7 +163,7 @@ def test_activation_bytes_leave_nothing_behind(tmp_path):
 def test_cache_bytes_are_those_of_the_sampler(tmp_path):
     """2 × 2 bytes × 24 layers × 2 heads × 64 = 12,288 per token of Qwen2.5-0.5B."""
     with loaded(tmp_path, "Qwen2.5-0.5B") as (_, model):
-        assert memory.cache_bytes(model) == 12_288
+        assert cache.cache_bytes(model) == (12_288, 0)
 
 
 def test_tokens_fit_what_is_free(tmp_path):
@@ -197,20 +197,20 @@ def test_rl_trainers_say_how_long_their_rows_are(stage, tmp_path, monkeypatch):
 
 def test_answers_at_once_take_half_of_what_is_free(tmp_path):
     with loaded(tmp_path, "Qwen2.5-0.5B") as (_, model):
-        assert memory.answers_at_once(model, None, 768) == 256
-        assert memory.answers_at_once(model, 10e9, 768) == 256
-        few = memory.answers_at_once(model, 1e9, 768)
-        assert 0.3e9 < few * 768 * memory.cache_bytes(model) + few * 28 * 151_936 < 0.5e9
-        assert memory.answers_at_once(model, 0, 768) == 1
+        assert sampling.answers_at_once(model, None, 768) == 256
+        assert sampling.answers_at_once(model, 10e9, 768) == 256
+        few = sampling.answers_at_once(model, 1e9, 768)
+        assert 0.3e9 < few * 768 * cache.cache_bytes(model)[0] + few * 28 * 151_936 < 0.5e9
+        assert sampling.answers_at_once(model, 0, 768) == 1
 
 
 def test_prompts_pass_in_forwards_of_bounded_size(tmp_path):
     """All of them in one took 3 GB here beside the cache, for 64 answers to 64 prompts."""
     with loaded(tmp_path, "Qwen2.5-0.5B", 2) as (ledger, model), torch.no_grad():
-        before, cached = bench.total(ledger.live), 64 * 1032 * memory.cache_bytes(model)
+        before, cached = bench.total(ledger.live), 64 * 1032 * cache.cache_bytes(model)[0]
         ledger.peaks.clear()
         with common.autocast(model):
-            common._prefill(model, [[i, *[0] * 1023] for i in range(64)], 8)
+            sampling._prefill(model, [[i, *[0] * 1023] for i in range(64)], 8)
         beside = max(map(bench.total, ledger.peaks.values())) - before - cached
         # 16,384 tokens of cache, 46 kB of activations for each, compute copies of two layers
         assert 0.6 * GB < beside < 1.2 * GB
@@ -236,7 +236,7 @@ def defaults(folder, name, limit, longest, lora_rank=0, frozen=0):
         reserved = memory.training_bytes([model])
         tokens, sentence = memory.default_micro_tokens(model, free, reserved, longest)
         assert sentence is None, sentence
-        return tokens, memory.answers_at_once(model, free, longest)
+        return tokens, sampling.answers_at_once(model, free, longest)
 
 
 # two forwards per step allocate what sixteen do; a pair's forward holds the prompt and both answers

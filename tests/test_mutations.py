@@ -25,7 +25,7 @@ from tiny import pair_rows, tiny_model, write_rows
 
 REPO = Path(__file__).resolve().parent.parent
 MODULES = """parts/files parts/means parts/stats parts/parallel parts/memory parts/lora
-parts/shared_prompt parts/sampling common parts/pairs parts/identities parts/prompting parts/runs parts/guard parts/rollouts
+parts/shared_prompt common parts/sampling parts/reward_models parts/pairs parts/identities parts/prompting parts/runs parts/guard parts/rollouts
 parts/texts parts/recipe checks/maths checks/answers checks/programs checks/risky
 checks/instructions watch judge ruler sft
 reward_train dpo ppo grpo_rubric grpo_agent evaluate

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 import common
 import ppo
-from parts import files, rollouts, runs
+from parts import files, reward_models, rollouts, runs, sampling
 from parts.pairs import held_out
 from test_losses import F64, close, on, t
 from tiny import (
@@ -176,7 +176,7 @@ def begun(world, *flags, family="llama", critic="policy"):
         nn.init.normal_(head, std=0.3, generator=torch.Generator().manual_seed(6))
     run.step = run.planned = 1
     run.state = {"policy": models[0], "critic": models[2]}
-    run.start(models[-1], args.lr)
+    run.start(models[0], models[-1], args.lr)
     return args, run, models
 
 
@@ -251,8 +251,8 @@ def test_critic_from_the_reward_model_starts_as_the_score(world):
     rows = [common.encode_pair(tokenizer, p, answer) for p, answer in zip(prompts, answers)]
     ids, attention_mask, _ = common.pad_rows(*zip(*rows), common.pad_id(tokenizer))
     with torch.no_grad():
-        start = common.reward_scores(critic, ids, attention_mask)
-    plain = common.reward_function(world["llama reward"], raw=True)(prompts, texts)
+        start = reward_models.reward_scores(critic, ids, attention_mask)
+    plain = reward_models.reward_function(world["llama reward"], raw=True)(prompts, texts)
     assert close(start, [(x - 0.7) / 2.5 for x in plain], 1e-5) and start.std() > 0.1
 
 
@@ -339,7 +339,7 @@ def test_none_drops_the_answer(world):
     b, kept = filled(args, run, models), [0, 2, 3, 4, 6, 7]
     assert {len(v) for k, v in b.items() if k != "unscored"} == {6}
     assert b["rows"] == [ROWS[i] for i in kept] and b["prompts"] == [PROMPTS[i] for i in kept]
-    drawn = common.sample(models[0], models[-1], PROMPTS, max_new_tokens=7, seed=3)
+    drawn = sampling.sample(models[0], models[-1], PROMPTS, max_new_tokens=7, seed=3)
     ids = [drawn.response_ids[i] for i in kept]
     assert models[-1](b["texts"]).input_ids != ids, "nothing here would notice"
     assert [r[m].tolist() for r, m in zip(b["ids"], b["mask"])] == ids
@@ -528,7 +528,7 @@ def test_the_loop_hands_on(world, tmp_path, monkeypatch):
     kept = read(tmp_path / "run" / "rollouts.jsonl")
     assert [r["step"] for r in kept] == [1] * 8 + [3] * 8
     assert kept[0].keys() == {"step", "prompt", "answer", "reward", "kl", "finished"}
-    score = common.reward_function(world["llama reward"])
+    score = reward_models.reward_function(world["llama reward"])
     scores = score([r["prompt"] for r in kept], [r["answer"] for r in kept])
     assert [r["reward"] for r in kept] == pytest.approx(scores, abs=1e-4)
 
@@ -620,7 +620,7 @@ def test_evaluations_answer_validation_prompts_and_show_greedy_answers(
     model, tokenizer = common.load_policy(out), common.load_tokenizer(out)
     shown = [row for row in read(out / "samples.jsonl") if row["step"] == 1]
     prompts = [row["prompt"] for row in spy.calls[-1][3][:2]]
-    greedy = common.sample(model, tokenizer, prompts, max_new_tokens=5, temperature=0)
+    greedy = sampling.sample(model, tokenizer, prompts, max_new_tokens=5, temperature=0)
     assert [row["answer"] for row in shown] == greedy.texts and len(shown) == 2
 
 

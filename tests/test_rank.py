@@ -8,12 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import common
 import evaluate
 import rank as stage
 import tiny
 from conftest import REPO
-from parts import files
+from parts import files, reward_models
 from parts.blinding import blinded
 from parts.files import UserError
 from tiny import cases, printed
@@ -88,7 +87,7 @@ def test_any_row_order_gives_the_same_file(rm, tmp_path):
     one, two = ((tmp_path / name / "ranked.csv").read_bytes() for name in "ab")
     assert one == two
     prompt = [{"role": "user", "content": "Which candidate fits this role?\nRole: x"}]
-    (alone,) = common.reward_function(rm)([prompt], [found[0]["profile"]])
+    (alone,) = reward_models.reward_function(rm)([prompt], [found[0]["profile"]])
     assert float(found[0]["score"]) == pytest.approx(alone, abs=1e-4)
     pairs = {(row["profile"], row["score"]) for row in found}
     assert len(pairs) == len({profile for profile, _ in pairs}) == 35

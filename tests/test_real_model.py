@@ -25,6 +25,7 @@ from transformers import (
 
 import common
 from conftest import REPO
+from parts import reward_models, sampling
 from parts.files import UserError
 from test_half import SLIPS, TRAINERS, command, logged, make_files, train
 from test_resume import outcome
@@ -216,7 +217,9 @@ def test_transformers_reads_the_same_model(real, finished):
     model = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32).eval()
     prompts = [[{"role": "user", "content": question}] for question in QUESTIONS]
     own = common.load_tokenizer(out)
-    answers = common.sample(common.load_policy(out), own, prompts, max_new_tokens=16, temperature=0)
+    answers = sampling.sample(
+        common.load_policy(out), own, prompts, max_new_tokens=16, temperature=0
+    )
     for prompt, prompt_ids, answer_ids in zip(prompts, answers.prompt_ids, answers.response_ids):
         ids = tokenizer.apply_chat_template(
             prompt, add_generation_prompt=True, return_tensors="pt", return_dict=True
@@ -265,7 +268,7 @@ def test_a_reward_folder_scores_a_padded_batch(finished):
     with torch.no_grad():
         together = model(**batch).logits[:, 0]
         alone = [model(**tokenizer(text, return_tensors="pt")).logits[0, 0] for text in texts]
-    ours = common.reward_function(out, raw=True)(prompts, answers)
+    ours = reward_models.reward_function(out, raw=True)(prompts, answers)
     assert together.std() > 1e-3, "eight equal scores would prove nothing"
     assert torch.allclose(together, torch.stack(alone), atol=1e-4)
     assert torch.allclose(together, torch.tensor(ours), atol=1e-4)

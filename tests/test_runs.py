@@ -11,7 +11,6 @@ import shutil
 import signal
 import sys
 import traceback
-import weakref
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -22,8 +21,9 @@ import torch
 from huggingface_hub import ModelCard
 
 import common
-from parts import files, lora, runs
-from parts.card import add_result, add_section, base_of, commands, write_card
+from parts import files, reward_models, runs
+from parts.card import base_of, commands, write_card
+from parts.card_sections import add_result, add_section
 from parts.files import UserError
 from tiny import table, tiny_model, tiny_reward_model, words, write_rows
 
@@ -60,7 +60,7 @@ class Toy:
         run, model = self.opened(*flags)
         run.plan(8, "rows")
         run.state = {"model": model, **state}
-        run.start(self.tokenizer, run.args.lr)
+        run.start(model, self.tokenizer, run.args.lr)
         return run, model
 
     def train(self, *flags, during=None):
@@ -167,11 +167,11 @@ def test_the_plan_and_the_rate(capsys):
 def test_one_optimiser_over_several_modules(toy, tmp_path, capsys):
     run, policy = toy.opened("--schedule linear --warmup 0.34")
     critic = tiny_reward_model("gpt2", tmp_path, n_layer=1)
-    critic = common.load_reward_model(critic, toy.tokenizer)
+    critic = reward_models.load_reward_model(critic, toy.tokenizer)
     critic.transformer.wpe.requires_grad_(False)
     run.plan(8, "rows")
     run.state = {"policy": policy, "kl": 0.1, "critic": critic}
-    run.start(toy.tokenizer, 1e-4, head_lr=1e-3)
+    run.start(policy, toy.tokenizer, 1e-4, {critic.score: 1e-3})
     assert run.model is policy and policy.training and critic.training
     named = [*policy.named_parameters(), *critic.named_parameters()]
     rates = {id(w): 1e-3 if "score" in name else 1e-4 for name, w in named if w.requires_grad}
@@ -233,10 +233,12 @@ def test_what_is_not_finite_stops_the_run(toy):
 def test_every_module_is_clipped(toy, tmp_path):
     """Clipping the first module alone would leave PPO's critic with gradients of any size."""
     run, policy = toy.opened("--schedule constant --warmup 0")
-    critic = common.load_reward_model(tiny_reward_model("gpt2", tmp_path, n_layer=1), toy.tokenizer)
+    critic = reward_models.load_reward_model(
+        tiny_reward_model("gpt2", tmp_path, n_layer=1), toy.tokenizer
+    )
     run.plan(8, "rows")
     run.state = {"policy": policy, "critic": critic}
-    run.start(toy.tokenizer, 1e-4)
+    run.start(policy, toy.tokenizer, 1e-4)
     run.step, norms = 1, []
 
     def measure(*_):
@@ -348,48 +350,6 @@ def test_overwrite_removes_the_run_and_nothing_else(toy):
     new = {"args.json", "metrics.jsonl", "samples.jsonl"}
     assert now == {*new, *mine}, "as the first step found it: a model is written at the end"
     assert toy.record()["args"]["seed"] == 5 and toy.numbers() == [0, 1, 2, 3, 4, 5, 6, 6]
-
-
-def test_a_small_disk_is_refused_before_anything_is_touched(toy, monkeypatch):
-    """It was asked after the old run was deleted: a stopped run lost its model, and a fresh folder
-    kept a checkpoint/ that the next start called no run. What is replaced counts as free."""
-
-    def train(free, *flags):
-        usage = SimpleNamespace(free=free)
-        monkeypatch.setattr(shutil, "disk_usage", lambda path: Path(path).stat() and usage)
-        return toy.train(*flags)
-
-    with pytest.raises(UserError, match="the disk is too small"):
-        train(0, "--out", toy.out / "in/it")
-    assert not toy.out.exists()
-    train(10**9, "--stop-after 4")
-    before, one = contents(toy.out), (toy.out / "checkpoint/step-0000004.pt").stat().st_size
-    for how in ("--resume", "--overwrite"):
-        with pytest.raises(UserError, match="needs .* GB, .* GB are free"):
-            train(0, how)
-        assert contents(toy.out) == before
-    assert train(0, "--resume --steps 4") == 0, "nothing is left to write but the model"
-    assert train(2 * one, "--overwrite") == 0
-
-
-def test_merged_weights_are_sampled_one_at_a_time(toy, monkeypatch):
-    """At the start all were merged at once, in memory a second model; and also for --save-dtype
-    fp32, where nobody asks what rounding keeps."""
-    policy, alive, merged = common.load_policy(toy.model, lora_rank=2), [], lora.merged_weight
-
-    def counted(*arguments):
-        assert not any(ref() is not None for ref in alive)
-        weight = merged(*arguments)
-        alive.append(weakref.ref(weight))
-        return weight
-
-    monkeypatch.setattr(lora, "merged_weight", counted)
-    for dtype, calls in (("fp32", 0), ("bf16", 4)):
-        run, _ = toy.opened("--overwrite --save-dtype", dtype)
-        run.plan(8, "rows")
-        run.state = {"model": policy}
-        run.start(toy.tokenizer, 1e-2)
-        assert len(alive) == calls
 
 
 def test_resume_refuses_another_run_by_name(toy, tmp_path):
@@ -537,7 +497,7 @@ def test_a_damaged_checkpoint_is_named(toy, tmp_path, monkeypatch):
     run.plan(8, "rows")
     run.state = {"model": common.load_policy(toy.model, lora_rank=2)}
     with pytest.raises(UserError, match="holds other weights than this model has"):
-        run.start(toy.tokenizer, 1e-2)
+        run.start(run.state["model"], toy.tokenizer, 1e-2)
     shutil.rmtree(file.parent)
     toy.refuses("holds no run with a checkpoint/", "--resume")
 
@@ -698,7 +658,7 @@ HEADERS = {  # of a base's README.md: what its runs say of base and licence
     "license: mit\nbase_model:\n- org/a\n": ("org/a", "mit"),
     "license: mit\nbase_model:\n  - 'org/a'\ntags:\n- x\n": ("org/a", "mit"),
     'base_model: [org/a]  # one\nlicense: "mit" # free': ("org/a", "mit"),
-    "base_model: [org/a, org/b]\nlicense: |\n  mit": (None, None),
+    "base_model: [org/a, org/b]\nlicense: |\n  mit": (None, "mit"),
     "base_model:\n- org/a\n- org/b\nlicense:\n": (None, None),
     "base_model: null\nlicense: ~": (None, None),
     "model:\n  license: mit\n": (None, None),
@@ -743,8 +703,9 @@ def test_a_card_stays_whole_whatever_its_names(tmp_path):
     card = ModelCard.load(tmp_path / "README.md")
     (row,) = [line for line in card.text.split("\n") if line.endswith("| 00 |")]
     assert row.count("|") == 3 and "<!-- x" not in card.text
-    opening, *inside = re.findall("^```+", card.text, re.MULTILINE)
-    assert len(opening) == 5 and inside == ["```", opening] and card.data.base_model == "org/base"
+    for line in ("dpo.py --system 'a", "```", "# b ````'"):  # indented: a block of code
+        assert f"\n    {line}\n" in card.text.replace("python ", "")
+    assert card.data.base_model == "org/base"
     assert "its page on the hub states" in card.text
     write_card(tmp_path, card_record(r"C:\models\mine"), [], 3)
     card = ModelCard.load(tmp_path / "README.md")

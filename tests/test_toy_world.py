@@ -196,7 +196,7 @@ def test_the_stage_lands_on_the_optimum(loss_type):
 def begun(stage, args, state, steps):
     run = runs.Run(stage, args, [], (), ())
     run.planned, run.state = steps, state
-    run.start(None, args.lr)
+    run.start(next(iter(state.values())), None, args.lr)
     return run
 
 

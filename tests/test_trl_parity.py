@@ -96,7 +96,7 @@ def test_dpo_loss_and_gradients(kind, loss_type, beta, smoothing, world, tokeniz
     pad, ref_logps = common.pad_id(own), torch.zeros(2, len(pairs))
     if kind == "DPO":
         frozen = common.load_policy(world["ref"], trainable=False)
-        ref_logps = dpo.answer_logps(run, frozen, pairs, range(len(pairs)), pad)
+        ref_logps = dpo.reference_logps(args, run, frozen, pairs, range(len(pairs)), pad)
     losses, *_ = dpo.forward(args, policy, pairs, range(N), pad, ref_logps)
     options = {"beta": beta, "label_smoothing": smoothing, "per_device_train_batch_size": N}
     if kind == "DPO":

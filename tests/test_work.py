@@ -19,7 +19,7 @@ import dpo
 import grpo_rubric
 import reward_train
 import test_grpo
-from parts import rollouts, runs, shared_prompt
+from parts import reward_models, rollouts, runs, shared_prompt
 from parts.pairs import batch_rows, read_pairs
 from test_trainers import train
 from tiny import EXTRA_FAMILIES, FAMILIES, tiny_model, write_pairs
@@ -45,7 +45,7 @@ def loaded(name, tmp_path, reward=False):
     assert (pairs.chosen.lengths() != pairs.rejected.lengths()).any()
     if not reward:
         return common.load_policy(folder), pairs, common.pad_id(tokenizer)
-    model = common.load_reward_model(folder, tokenizer)
+    model = reward_models.load_reward_model(folder, tokenizer)
     torch.nn.init.normal_(model.score.weight, generator=torch.Generator().manual_seed(0))
     return model, pairs, common.pad_id(tokenizer)
 
@@ -65,7 +65,7 @@ def test_a_shared_prompt_changes_no_number(name, tmp_path):
     for reward in (False, True):
         model, pairs, pad_id = loaded(name, tmp_path, reward)
         rows = batch_rows(pairs, [4, 0, 6, 1, 2, 3, 5], pad_id)
-        score = common.reward_scores if reward else common.token_logps
+        score = reward_models.reward_scores if reward else common.token_logps
         one, two = (value_and_gradient(model, score, rows, shared) for shared in (True, False))
         scale = two[0].abs().max().item()
         assert (one[0] - two[0]).abs().max() < 1e-5 * (scale if reward else 1)
@@ -98,8 +98,8 @@ def test_each_prompt_is_computed_once(tmp_path, monkeypatch, llama_folder):
     assert 2 * pairs.lengths().sum() > 1.4 * once
 
     def seen(name, stage, *flags):
-        loader = "load_policy" if stage is dpo else "load_reward_model"
-        found, real = {True: 0, False: 0}, getattr(common, loader)
+        home, loader = (common, "load_policy") if stage is dpo else (stage, "load_reward_model")
+        found, real = {True: 0, False: 0}, getattr(home, loader)
 
         def count(module, args, kwargs):
             columns = (args[0] if args else kwargs["input_ids"]).numel()
@@ -111,7 +111,7 @@ def test_each_prompt_is_computed_once(tmp_path, monkeypatch, llama_folder):
             return model
 
         with monkeypatch.context() as patch:
-            patch.setattr(common, loader, load)
+            patch.setattr(home, loader, load)
             flags += ("--micro-tokens 1 --eval-every 0",)
             train(stage, data, llama_folder, tmp_path / name, *flags)
         return found
