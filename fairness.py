@@ -180,6 +180,7 @@ def parse_args(argv=None):
 def check_answer(row):
     if not isinstance(row.get("response"), str):
         raise ValueError('no text in "response"; expected the answer')
+    "".join(map(str, row.values())).encode()  # half a character (a lone surrogate) is a ValueError
 
 
 def load_answers(path):

@@ -55,6 +55,30 @@ def browser_or_skip():
     return sync_playwright, path
 
 
+@pytest.fixture(scope="module")
+def browser():
+    sync_playwright, path = browser_or_skip()
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+def watched(page):
+    """What a page will ask the network for, and what it will say on the console or in a dialog."""
+    requests, messages = [], []
+    page.on("request", lambda request: requests.append(request.url))
+    page.on("console", lambda message: messages.append(message.text))
+    page.on("dialog", lambda dialog: (messages.append(dialog.message), dialog.dismiss()))
+    return requests, messages
+
+
+def copy_of_the_repository(target):
+    """Without what the commands make: nothing that lies in runs/ here may help."""
+    made = (".git", ".venv", "runs", ".*_cache", "__pycache__", ".ipynb_checkpoints")
+    return shutil.copytree(REPO, target, ignore=shutil.ignore_patterns(*made))
+
+
 @pytest.fixture(scope="session")
 def repo():
     return REPO

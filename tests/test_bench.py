@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import math
 import sys
 
 import numpy as np
@@ -11,6 +10,7 @@ import pytest
 import common
 import judge
 from conftest import REPO
+from tiny import cases
 
 sys.path.insert(0, str(REPO / "bench"))
 import run as bench
@@ -25,21 +25,29 @@ def pair_run(side, loop=1.0, losses=(0.7, 0.6), **more):
     return row | more
 
 
-@pytest.mark.parametrize("task, change, word", [
-    ("dpo", {"losses": (0.7, 0.60009)}, None),  # 9e-5 off: rounding
-    ("dpo", {"losses": (0.7, 0.60011)}, "step 2"),  # 1.1e-4 off: another computation
-    ("dpo", {"losses": (0.7,)}, "2 steps against 1"),  # a peer that stops early would be fast
-    ("dpo", {"losses": (0.7, math.nan)}, "step 2"),  # NaN compares as False
-    ("dpo", {"weight_norm": 100.0 * (1 + 0.9e-5)}, None),
-    ("dpo", {"weight_norm": 100.0 * (1 + 1.1e-5)}, "weights"),
-    ("dpo", {"weight_norm": math.nan}, "weights"),
-    ("ppo", {"tokens": 1029}, None),
-    ("ppo", {"tokens": 1040}, "tokens"),
-    ("ppo", {"updates": 4}, "updates"),
-    ("grpo", {"tokens": 500, "losses": ()}, None),  # they draw their own: time is per token
-])  # fmt: skip
+# 9e-5 off is rounding, 1.1e-4 another computation; a peer that stops early would be fast; NaN
+# compares as False; GRPO's draw their own: time is per token
+@cases("""
+task | change | word
+dpo | losses=.7,.60009 | None
+dpo | losses=.7,.60011 | step 2
+dpo | losses=.7 | 2 steps against 1
+dpo | losses=.7,nan | step 2
+dpo | weight_norm=100.0009 | None
+dpo | weight_norm=100.0011 | weights
+dpo | weight_norm=nan | weights
+ppo | tokens=1029 | None
+ppo | tokens=1040 | tokens
+ppo | updates=4 | updates
+grpo | tokens=500 losses= | None
+""")
 def test_runs_that_may_not_be_compared(task, change, word):
-    ours, theirs = pair_run("ours", updates=16), pair_run("plain", **{"updates": 16} | change)
+    changes = {"updates": 16}
+    for part in change.split():
+        key, _, values = part.partition("=")
+        values = [float(value) for value in values.split(",") if value]
+        changes[key] = values if key == "losses" else values[0]
+    ours, theirs = pair_run("ours", updates=16), pair_run("plain", **changes)
     one, two = bench.differs(task, ours, theirs), bench.differs(task, theirs, ours)
     assert (one is None) == (two is None) == (word is None) and (word or "") in (one or "")
 
@@ -47,10 +55,10 @@ def test_runs_that_may_not_be_compared(task, change, word):
 def test_no_table_when_the_losses_differ(monkeypatch, tmp_path):
     last = {"plain": 0.5}
 
-    def told(args, place, side, **settings):
+    def one_run(args, place, side, **settings):
         return pair_run(side, losses=(0.7, last.get(side, 0.6)))
 
-    monkeypatch.setattr(bench, "one_run", told)
+    monkeypatch.setattr(bench, "one_run", one_run)
     monkeypatch.setattr(bench, "run_child", lambda *args: None)
     command = ["dpo", "--rounds", "1", "--out", str(tmp_path)]
     with pytest.raises(bench.Refused, match="(?s)losses of step 2.*no ratio"):
@@ -64,10 +72,10 @@ def test_no_table_when_the_losses_differ(monkeypatch, tmp_path):
 def test_two_samples_of_one_distribution():
     flat = [[i % 4096 for i in range(7 * k, 7 * k + 60)] for k in range(200)]
     assert min(bench.same_distribution(flat, flat)) == pytest.approx(1.0)
-    with pytest.raises(bench.Refused, match="lengths"):
-        bench.same_distribution(flat, [ids[:40] for ids in flat])
-    with pytest.raises(bench.Refused, match="tokens"):
-        bench.same_distribution(flat, [[i // 4 for i in ids] for ids in flat])
+    others = {"lengths": [ids[:40] for ids in flat], "tokens": [[i // 4 for i in ids] for ids in flat]}  # fmt: skip
+    for words, other in others.items():
+        with pytest.raises(bench.Refused, match=words):
+            bench.same_distribution(flat, other)
 
 
 def test_ratios_of_neighbours():

@@ -7,16 +7,15 @@ commit.
 
 import json
 import re
-import shutil
 import subprocess
 import sys
 
 import pytest
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
-from conftest import REPO
+from conftest import REPO, copy_of_the_repository
 from parts import files
-from tiny import write_rows
+from tiny import read_json, write_rows
 
 REPORTS = REPO / "reports" / "demo"
 TRAIN = "--steps 2 --batch-size 4 --eval-every 0 --device cpu"
@@ -32,9 +31,7 @@ fairness.py*) set -- "$@" --names-per-cell 2 --resumes 2;;
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory):
-    copy = tmp_path_factory.mktemp("clone") / "feedbackloop"
-    skip = shutil.ignore_patterns(".git", ".venv", "runs", ".*_cache", "__pycache__", "tests")
-    shutil.copytree(REPO, copy, ignore=skip)
+    copy = copy_of_the_repository(tmp_path_factory.mktemp("clone") / "feedbackloop")
     write_rows(copy / "few.jsonl", list(files.read_jsonl(REPO / "data/prefs_train.jsonl"))[::200])
     makefile = (copy / "Makefile").read_text()  # a second --pairs would be joined to the first
     few = re.sub(
@@ -87,7 +84,7 @@ def test_run_folders_open_in_plain_transformers(demo):
 
 
 def committed(kind):
-    found = [json.loads(f.read_text()) for f in sorted(REPORTS.glob(f"{kind}-seed-?.json"))]
+    found = [read_json(path) for path in sorted(REPORTS.glob(f"{kind}-seed-?.json"))]
     assert len(found) == 3
     return found
 
@@ -132,5 +129,5 @@ def test_committed_numbers_come_out_again():
     command = ["git", "show", "HEAD:reports/demo/compare-seed-0.json"]
     before = json.loads(subprocess.run(command, cwd=REPO, capture_output=True, check=True).stdout)
     for name, apart in (("tiny-base", 0.05), ("dpo", 0.05), ("ppo", 0.08)):
-        now = utility(json.loads(fresh.read_text()), name)
+        now = utility(read_json(fresh), name)
         assert now == pytest.approx(utility(before, name), abs=apart), name

@@ -24,13 +24,13 @@ from pathlib import Path
 
 import pytest
 
-from conftest import REPO, browser_or_skip
+from conftest import REPO, browser_or_skip, copy_of_the_repository
 from parts import files
 from test_annotate import Rater, Server
 from test_draft import Writer
 from test_grpo_judge import Rule
-from test_house import SCRIPTS, STAGES, check_metrics, metric_rows, names
-from tiny import write_rows
+from test_house import SCRIPTS, STAGES, check_metrics, metric_rows
+from tiny import read_json, write_rows
 
 sys.path[:0] = [str(REPO / "reports"), str(REPO / "docs")]
 import fill_numbers  # noqa: E402
@@ -135,46 +135,42 @@ def out_of(line):
 
 
 def reader_files(copy):
+    """A reader's own files, in every format that the pages speak of."""
     import datasets
     import pandas
 
     pairs = list(files.read_jsonl(REPO / "data/prefs_train.jsonl"))[:400:20]
-    prompts = list(files.read_jsonl(REPO / "data/prompts.jsonl"))[:1600:100]
-    keys = ("prompt", "chosen", "rejected")
-    write_rows(copy / "mine.jsonl", [{k: row[k] for k in keys} for row in pairs])
     write_rows(copy / "few_pairs.jsonl", pairs)
+    keys = ("prompt", "chosen", "rejected")
+    write_rows(copy / "mine.jsonl", [{key: row[key] for key in keys} for row in pairs])
+    prompts = list(files.read_jsonl(REPO / "data/prompts.jsonl"))[:1600:100]
     write_rows(copy / "my_prompts.jsonl", [{"prompt": row["prompt"]} for row in prompts])
+
     page = (REPO / "docs/adapt.md").read_text("utf-8")
     (copy / "my_task.py").write_text(re.search(r"```python\n(# my_task.py\n.*?)```", page, re.S)[1])
-    rubrics = json.loads((REPO / "data/rubrics_judge.json").read_text("utf-8"))[:8]
-    rubrics = [{k: v for k, v in row.items() if k != "split"} for row in rubrics]
     own = json.loads(re.search(r"```json\n(\[.*?)```", page, re.S)[1])  # the page's own row
-    (copy / "mine.json").write_text(json.dumps(rubrics + own))
-    good, bad = (
-        "Strengths: charting.\nGaps: home visits.\nRecommendation: hold.",
-        "How old are you?",
-    )
-    rated, answers = [], []
+    rubrics, rated, rows = read_json(REPO / "data/rubrics_judge.json")[:8], [], []
+    texts = "Strengths: charting.\nGaps: home visits.\nRecommendation: hold.", "How old are you?"
     for i, row in enumerate(rubrics):
+        row.pop("split", None)
         ratings = {n: ("no", "yes")[(i + n) % 2] for n in range(1, len(row["rubrics"]) + 1)}
-        rated.append(row | {"response": (good, bad)[i % 2], "ratings": ratings})
-        asked = {"task_id": row["task_id"], "prompt": row["prompt"]}
-        answers += [asked | {"response": text} for text in (good, bad)]
-    (copy / "rated.json").write_text(json.dumps(rated))
-    write_rows(copy / "answers.jsonl", answers)
-    groups, people = (
-        ("White", "Black", "Asian"),
-        ["hired,advanced,race,score,sex,race_ethnicity,role"],
-    )
-    for i in range(60):
-        row = i % 2, i // 2 % 2, "baa"[i % 3], i % 7, "MF"[i % 2], groups[i % 3], "xy"[i // 3 % 2]
-        people.append(",".join(map(str, row)))
-    (copy / "people.csv").write_text("\n".join(people) + "\n")
+        rated.append(row | {"response": texts[i % 2], "ratings": ratings})
+        rows += [{key: row[key] for key in ("task_id", "prompt")} | {"response": x} for x in texts]
+    files.write_json(copy / "mine.json", rubrics + own)
+    files.write_json(copy / "rated.json", rated)
+    write_rows(copy / "answers.jsonl", rows)
+
+    people = {"hired": [0, 1] * 30, "advanced": [0, 0, 1, 1] * 15, "race": [*"baa"] * 20}
+    people |= {"score": [i % 7 for i in range(60)], "sex": [*"MF"] * 30, "role": [*"xxxyyy"] * 10}
+    people |= {"race_ethnicity": ["White", "Black", "Asian"] * 20}
+    pandas.DataFrame(people).to_csv(copy / "people.csv", index=False)
     (copy / "role.txt").write_text("Role: head content editor\nMust have: search ads, copy\n")
-    profiles = [f'{i},"Asha Booker, {i} years. Used copy and sold {i} items."' for i in range(6)]
-    (copy / "candidates.csv").write_text("\n".join(["id,profile", *profiles]) + "\n")
-    texts = {"chosen": "Skills: audits.", "rejected": "No."}
-    table = pandas.DataFrame([{"prompt": f"Note {i}: "} | texts for i in range(40)])
+    profiles = [f"Asha Booker, {i} years. Used copy and sold {i} items." for i in range(6)]
+    table = pandas.DataFrame({"id": range(6), "profile": profiles})
+    table.to_csv(copy / "candidates.csv", index=False)
+
+    prompts = [f"Note {i}: " for i in range(40)]
+    table = pandas.DataFrame({"prompt": prompts, "chosen": "Skills: audits.", "rejected": "No."})
     table.to_csv(copy / "mine.csv", index=False)
     renamed = table.set_axis(["question", "better", "worse"], axis=1)
     renamed.to_csv(copy / "renamed.csv", index=False)
@@ -182,7 +178,7 @@ def reader_files(copy):
     table.to_parquet(copy / "mine.parquet")
     datasets.Dataset.from_pandas(table).save_to_disk(copy / "saved")
     # of `make real-model`, and of the hub
-    for name in {"runs/smollm2"} | {name for _, line in LINES for name in re.findall(HUB, line)}:
+    for name in {"runs/smollm2", *(name for _, line in LINES for name in re.findall(HUB, line))}:
         (copy / name).parent.mkdir(exist_ok=True)
         (copy / name).symlink_to(copy / "data" / "tiny-base")
 
@@ -241,8 +237,7 @@ class Shop:
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory):
     copy = tmp_path_factory.mktemp("reader") / "feedbackloop"
-    skip = shutil.ignore_patterns(".git", ".venv", "runs", ".*_cache", "__pycache__")
-    shutil.copytree(REPO, copy, ignore=skip)
+    copy_of_the_repository(copy)
     reader_files(copy)
 
     class Judge(Rule):
@@ -292,7 +287,7 @@ def test_what_cannot_run_is_parsed():
     assert len(looked) + len(RUN) == len(LINES)
 
 
-@pytest.mark.parametrize("script", names(STAGES))
+@pytest.mark.parametrize("script", STAGES)
 def test_the_headers_commands_parse(script):
     header = ast.get_docstring(ast.parse((REPO / script).read_text("utf-8")))
     run = re.search(r"^Run\b(.*?)^Writes", header, re.M | re.S)[1]
@@ -306,12 +301,12 @@ def test_the_headers_commands_parse(script):
 # ---- examples, flags, links ----
 
 
-EXAMPLES = [path for path in SCRIPTS if ">>>" in path.read_text("utf-8")]
+EXAMPLES = [name for name in SCRIPTS if ">>>" in (REPO / name).read_text("utf-8")]
 
 
-@pytest.mark.parametrize("script", EXAMPLES, ids=lambda path: path.name)
+@pytest.mark.parametrize("script", EXAMPLES)
 def test_examples_outside_the_stages(script):
-    result = doctest.testmod(module(script.relative_to(REPO)))
+    result = doctest.testmod(module(script))
     assert result.failed == 0 and result.attempted > 0
 
 

@@ -1,6 +1,5 @@
 """evaluate.py: is a difference real, and is every number the number it says it is?"""
 
-import json
 import math
 import os
 import random
@@ -27,7 +26,7 @@ from parts import evaluation_page, files, frontier, pages, reward_models, sampli
 from parts.card import MARK
 from parts.files import UserError
 from parts.stats import mean_number, number, wilson
-from tiny import cases, printed
+from tiny import cases, error_of, printed
 
 NAN = math.nan
 
@@ -60,31 +59,35 @@ def compared(a, b):
     return compare_outcomes(y.ravel(), prompts, same_length, 0)
 
 
-def won(wins, losses, answers=1):
-    return [[1.0] * answers] * wins + [[0.0] * answers] * losses
-
-
-@pytest.mark.parametrize("a, b, want", [
-    ([[1, NAN], [3, 0]], [[0, NAN], [2, 4]], {"value": 0.625, "n": 2}),  # (1 + ¼)/2; unscored is no loss
-    ([NAN], [1.0], {"value": None, "verdict": "no verdict"}),  # nothing was compared
-    # excludes ½ by its interval, and fails the exact test
-    (won(60, 40), [[0.5]] * 100, {"low": 0.502003, "p": 0.056888, "method": "score interval over prompts", "verdict": "inconclusive"}),
-    (won(65, 35), [[0.5]] * 100, {"high": 0.736358, "verdict": "better"}),
-    (won(35, 65), [[0.5]] * 100, {"verdict": "worse"}),
-    (won(3, 0, 2), won(0, 3, 2), {"low": wilson(3, 3)[0], "p": 0.25, "verdict": "inconclusive"}),  # was [1, 1]
-    # as 400 independent answers .70 [.65, .74]; they are ten prompts
-    (won(1, 3, 40) + won(6, 0, 40), [[0.5]] * 10,
-     {"value": 0.7, "low": wilson(7, 10)[0], "high": wilson(7, 10)[1], "p": 0.34375, "verdict": "inconclusive"}),
-    # two prompts that agree do not prove the rest
-    ([[1, 1, 1, 0]] * 2, [[0.5]] * 2, {"value": 0.75, "low": 0.01362, "p": 0.5, "verdict": "inconclusive"}),
-])  # fmt: skip
-def test_comparisons_by_hand(a, b, want):
+# 60 of 100 excludes ½ by its interval, and fails the exact test; 3 of 3 was [1, 1]; 280 of 400
+# answers to ten prompts have Wilson's 7 of 10, as independent ones [.65, .74]; two prompts that
+# agree do not prove the rest
+@cases("""
+wins | answers | prompts | expected
+[[1], [0]] | 1 | [60, 40] | {"low": 0.502003, "p": 0.056888, "method": "score interval over prompts", "verdict": "inconclusive"}
+[[1], [0]] | 1 | [65, 35] | {"high": 0.736358, "verdict": "better"}
+[[1], [0]] | 1 | [35, 65] | {"verdict": "worse"}
+[[1], [0]] | 2 | [3, 0] | {"low": 0.438503, "p": 0.25, "verdict": "inconclusive"}
+[[1], [0]] | 40 | [7, 3] | {"value": 0.7, "low": 0.396778, "high": 0.892209, "p": 0.34375, "verdict": "inconclusive"}
+[[1, 1, 1, 0]] | 1 | [2] | {"value": 0.75, "low": 0.01362, "p": 0.5, "verdict": "inconclusive"}
+""")
+def test_comparisons_by_hand(wins, answers, prompts, expected):
     """Answers to one prompt are one vote, and a verdict asks for both interval and test."""
-    row = compared(a, b)
-    found = row["win_rate"] | {"p": row["p"], "verdict": verdict(row["win_rate"], row["p"])}
-    for key, value in want.items():
-        assert found[key] == (value if isinstance(value, str) else pytest.approx(value, abs=1e-6))
-    assert verdict(number(0.6, 9, (0.4, 0.7)), 0.01) == "inconclusive"  # whatever p says
+    scores = np.repeat(np.tile(np.array(wins, float), answers), prompts, axis=0)  # (P, G)
+    row = compared(scores, np.full_like(scores, 0.5))
+    values = row["win_rate"] | {"p": row["p"], "verdict": verdict(row["win_rate"], row["p"])}
+    for key, value in expected.items():
+        assert values[key] == (value if isinstance(value, str) else pytest.approx(value, abs=1e-6))
+
+
+def test_what_was_not_scored_is_not_compared():
+    """(1 + ¼)/2: an answer without a score is no loss. The interval rules, whatever p says."""
+    rate = compared([[1, NAN], [3, 0]], [[0, NAN], [2, 4]])["win_rate"]
+    assert (rate["value"], rate["n"]) == (0.625, 2)
+    row = compared([NAN], [1.0])
+    assert row["win_rate"]["value"] is None
+    assert verdict(row["win_rate"], row["p"]) == "no verdict"
+    assert verdict(number(0.6, 9, (0.4, 0.7)), 0.01) == "inconclusive"
 
 
 def answers_of(**columns):
@@ -150,8 +153,7 @@ def test_the_default_prompts_written_out_keep_their_score(monkeypatch):
         rows = evaluate.load_prompts(args)
         assert evaluate.load_scorers(args, rows)["gold"]
     args = evaluate.parse_args([*argv.split(), "mine.jsonl"])
-    with pytest.raises(UserError, match="neither is there"):
-        evaluate.load_scorers(args, rows)
+    assert "neither is there" in error_of(evaluate.load_scorers, args, rows)
 
 
 def test_equal_answers_tie_exactly():
@@ -172,20 +174,21 @@ def test_equal_answers_tie_exactly():
     assert mean_number(a)["n"] == 3 and np.isnan(a[1, 1])
 
 
-@pytest.mark.parametrize("function, message", [
-    (lambda p, t, r: [1.0], "expected 3 finite numbers"),
-    (lambda p, t, r: [0.0, math.inf, 0.0], "expected 3 finite numbers"),
-    (lambda p, t, r: None, "expected 3 finite numbers or None, one per answer; got None"),
-    (lambda p, t, r: 1.0, "expected 3 finite numbers or None, one per answer; got 1.0"),
-    (lambda p, t: [0.0] * 3, "TypeError"),
-    (lambda p, t, r: (1 / 0 for _ in t), "ZeroDivisionError"),
-    (lambda p, t, r: ["good"] * 3, "one per answer; got .'good'"),
-])  # fmt: skip
+@cases("""
+function | message
+lambda p, t, r: [1.0] | expected 3 finite numbers
+lambda p, t, r: [0.0, math.inf, 0.0] | expected 3 finite numbers
+lambda p, t, r: None | expected 3 finite numbers or None, one per answer; got None
+lambda p, t, r: 1.0 | expected 3 finite numbers or None, one per answer; got 1.0
+lambda p, t: [0.0] * 3 | TypeError
+lambda p, t, r: (1 / 0 for _ in t) | ZeroDivisionError
+lambda p, t, r: ["good"] * 3 | one per answer; got ['good'
+""")
 def test_a_bad_gold_function_is_one_line(function, message):
-    with pytest.raises(UserError, match=f"^--gold f: .*{message}") as error:
-        models = [answers_of(response=[["a", "b", "c"]])]
-        evaluate.score_answers(models, "gold", "--gold f", function, [{"prompt": "p"}])
-    assert "\n" not in str(error.value)
+    models = [answers_of(response=[["a", "b", "c"]])]
+    given = models, "gold", "--gold f", eval(function), [{"prompt": "p"}]
+    line = error_of(evaluate.score_answers, *given)
+    assert line.startswith("--gold f: ") and message in line
 
 
 PAYLOAD = "<img src=x onerror=window.__xss=1>\u202e"
@@ -203,7 +206,7 @@ def run_folder(folder, base, seed, golds, **args):
     save_file(weights, file, metadata={"format": "pt"})
     args = {"model": base, "seed": seed, "prompts": "val.jsonl"} | args
     record = {"args": args, "sha256": {"val.jsonl": "0" * 64}}
-    (folder / "args.json").write_text(json.dumps(record))
+    files.write_json(folder / "args.json", record)
     rows, step = [], {"loss": 0.1, "episodes": 8, "answer_tokens": 80, "time_s": 1.0}
     for i, g in enumerate(golds):
         value = {"val/gold": g, "val/score": float(i), "val/kl": 0.25 * i * i, "time_s": 9.0}
@@ -225,23 +228,15 @@ def world(tmp_path_factory):
         rows.append(row | {"shown": ["sql"], "must_have": ["sql"], "expected_decision": "hold"})
     (folder / "gold.py").write_text(GOLD)
     more = {"gold": f"{folder / 'gold.py'}:score", "temperature": 0.5}
+    own = {"pairs": ["x"], "batch_size": 4, "eval_temperature": 0.5}
     return {
         "base": base,
         "ppo": run_folder(folder / "ppo", base, 0, good, reward_model=rm, **more),
         "over": run_folder(folder / "over", base, 1, bad, reward_model=rm, **more),
-        "dpo": run_folder(
-            folder / "dpo",
-            base,
-            2,
-            good[:3],
-            pairs=["x"],
-            batch_size=4,
-            eval_temperature=0.5,
-            **more,
-        ),
+        "dpo": run_folder(folder / "dpo", base, 2, good[:3], **own, **more),
         "rm": rm,
         "prompts": tiny.write_rows(folder / "prompts.jsonl", rows),
-        "gold": f"{folder / 'gold.py'}:score",
+        "gold": more["gold"],
     }
 
 
@@ -254,7 +249,7 @@ def command(world, out, *more, models=("base", "dpo")):
 
 
 def report_of(out):
-    return json.loads((out / "report.json").read_text(encoding="utf-8"))
+    return tiny.read_json(out / "report.json")
 
 
 @pytest.fixture(scope="module")
@@ -280,20 +275,19 @@ def leaves(value):
 def test_every_number_says_how_it_was_made(written, world):
     """Best of 4 stands at its bound, log 4 − ¾ = .6363; a run is marked at step 2; equal KL is where
     DPO ends, √(.25 · 2²) = 1 at most."""
-    report, found = written.report, list(leaves(written.report))
-    for each in found:
+    report, numbers = written.report, list(leaves(written.report))
+    for each in numbers:
         assert each["n"] >= 0 and (each["value"] is None or each["method"])
         assert each.get("low") is not None or each["reason"]
     base, *_, dpo, best = report["models"]
-    assert len(found) > 50 and base["kl"]["value"] == 0 and dpo["kl"]["n"] == 24
+    assert len(numbers) > 50 and base["kl"]["value"] == 0 and dpo["kl"]["n"] == 24
     bound = math.log(4) - 3 / 4
     assert best["kl"]["value"] == pytest.approx(bound, abs=1e-6)
     assert [point["n"] for point in report["best_of_n"]] == [1, 2, 4]
     assert best["proxy"]["value"] == report["best_of_n"][-1]["proxy"]["value"]
     assert report["setup"]["n_prompts"] == 12 and len(report["setup"]["sha256"]) == 7
     assert len(report["comparisons"]) == 2 * 10
-    measured = {row["metric"] for row in report["tasks"]}
-    assert measured == {"gold"}
+    assert {row["metric"] for row in report["tasks"]} == {"gold"}
     marks = {run["model"]: run["overoptimised"] for run in report["frontier"]}
     assert marks[world["over"]]["step"] == 2 and not marks[world["ppo"]]
     assert [row["calls"] for row in report["efficiency"]["table"]] == [None, 24, None]
@@ -399,13 +393,6 @@ def test_twice_the_same_bytes(world, tmp_path, monkeypatch):
     assert row["proxy"] != pytest.approx(expected, abs=1e-4)
 
 
-def refused(argv):
-    with pytest.raises(UserError) as error:
-        evaluate.main([*map(str, argv)])
-    assert "\n" not in str(error.value)
-    return str(error.value)
-
-
 @cases(r"""
 flags | words
 --split train | --split train; found test, val
@@ -444,7 +431,8 @@ def test_bad_input_is_one_line(world, written, tmp_path, monkeypatch, flags, wor
         shutil.copytree(world["ppo"], name)
         log, record = Path(name, "metrics.jsonl"), Path(name, "args.json")
         log.write_bytes(log.read_bytes()[:-30]) if name == "CUT" else record.write_text("[]")
-    line = refused(command(world, "out", *(names.get(flag, flag) for flag in flags.split())))
+    argv = command(world, "out", *(names.get(flag, flag) for flag in flags.split()))
+    line = error_of(evaluate.main, argv)
     assert re.search(words, line), line
     assert not Path("out").exists()
 
@@ -457,7 +445,7 @@ def test_every_model_reads_the_prompts_of_one_day(world, tmp_path, capsys):
     names = [base, *(str(shutil.copytree(base, tmp_path / name)) for name in "ab")]
     for name, day in zip(names[1:], ("2026-03-09", "2026-04-01")):
         record = {"args": {"date": day}, "sha256": {}}
-        Path(name, "args.json").write_text(json.dumps(record))
+        files.write_json(Path(name, "args.json"), record)
     prompts = [[{"role": "user", "content": "Hold?"}]]
     for tokenizer in evaluate.load_tokenizers(names, prompts):
         ids = common.encode_prompt(tokenizer, prompts[0])
@@ -471,9 +459,8 @@ def test_a_model_that_cannot_be_sampled_is_one_line(world, tmp_path, monkeypatch
         raise UserError(f"{place}: Odd cannot be sampled")
 
     monkeypatch.setattr(sampling, "check_sampling", cannot)
-    assert (
-        refused(command(world, tmp_path / "o")) == f"--model {world['base']}: Odd cannot be sampled"
-    )
+    line = error_of(evaluate.main, command(world, tmp_path / "o"))
+    assert line == f"--model {world['base']}: Odd cannot be sampled"
 
 
 def test_a_curve_over_other_prompts_is_left_out(world, tmp_path, capsys):
@@ -481,9 +468,9 @@ def test_a_curve_over_other_prompts_is_left_out(world, tmp_path, capsys):
     for change in ({"sha256": {"val.jsonl": "1" * 64}}, {"args": {"model": "x"}}):
         folder = tmp_path / str(len(names))
         names.append(str(shutil.copytree(world["ppo"], folder)))
-        record = json.loads((folder / "args.json").read_text())
+        record = tiny.read_json(folder / "args.json")
         record |= change | {"args": record["args"] | change.get("args", {})}
-        (folder / "args.json").write_text(json.dumps(record))
+        files.write_json(folder / "args.json", record)
     runs = frontier.load_runs(names)
     assert [bool(points) for _, points, _ in runs.values()] == [True, False, False]
     assert capsys.readouterr().out.count("its curve is left out") == 2
@@ -499,7 +486,7 @@ def test_missing_defaults_are_named_and_skipped(world, tmp_path, monkeypatch, ca
     Path("data/recruiter.py").write_text("def reward(*given):\n    return [0.0]\n")
     flags = f"--prompts {prompts} --reward-model {world['rm']} --max-new-tokens 4".split()
     flags += "--samples 2 --bon 2 --overwrite --device cpu".split()
-    assert "nothing to compare" in refused(flags)
+    assert "nothing to compare" in error_of(evaluate.main, flags)
     assert "skipped: the default data/tiny-base does not exist" in capsys.readouterr().out
     flags += ["--model", world["base"], world["dpo"]]
     evaluate.main(flags)
@@ -509,9 +496,8 @@ def test_missing_defaults_are_named_and_skipped(world, tmp_path, monkeypatch, ca
     assert (report["setup"]["n_prompts"], len(report["models"]), report["tasks"]) == (6, 3, [])
     assert report["scorers"] == ["proxy"] and report["setup"]["gold"] == "none"
     assert any("No gold" in note for note in report["notes"])
-    assert "neither is there" in refused([*flags, "--reward-model", "none"])
-    assert "runs/dpo" in refused([*flags, "runs/dpo"])
-    assert "--split test" in refused([*flags, "--split", "test"])
+    for more, words in (("--reward-model none", "neither is there"), ("runs/dpo", "runs/dpo"), ("--split test", "--split test")):  # fmt: skip
+        assert words in error_of(evaluate.main, [*flags, *more.split()])
     assert evaluate.parse_args([]).model[1] == "runs/demo/dpo"
     Path("runs/dpo").mkdir()
     assert evaluate.parse_args([]).model[1] == "runs/dpo"
@@ -566,19 +552,24 @@ def test_two_of_anything_are_no_finding():
     assert quality_of((6, 1, 0, 1, 9))["verdict"] == "better"  # exact: 2/2⁶ = .031
 
 
-def accuracy_of(out):
-    return report_of(out)["accuracy"]["value"]
+def measured(rm, pairs, out, *flags):
+    """The report of `evaluate.py reward` and the rows of its pairs.jsonl."""
+    argv = f"reward --reward-model {rm} --pairs {pairs} --out {out}".split()
+    evaluate.main([*argv, *flags])
+    return report_of(out), list(files.read_jsonl(out / "pairs.jsonl"))
+
+
+def share_right(rows):
+    return np.mean([row["scores"][0] > row["scores"][1] for row in rows if not row.get("tie")])
 
 
 def test_reward_command(world, tmp_path, capsys):
     """pairs.jsonl holds the scores that give the accuracy; equal pairs and ties are counted."""
-    rows, case, out = tiny.pair_rows(24), "\n\nHuman: Case?\n\nAssistant:", tmp_path / "a"
+    rows, case = tiny.pair_rows(24), "\n\nHuman: Case?\n\nAssistant:"
     rows += [{"chosen": f"{case} yes, hold", "rejected": f"{case} no"}, rows[0] | {"tie": True}]
     pairs = tiny.write_rows(tmp_path / "p", [*rows, rows[1] | {"rejected": rows[1]["chosen"]}])
-    evaluate.main(f"reward --reward-model {world['rm']} --pairs {pairs} --out {out}".split())
-    report, rows = report_of(out), list(files.read_jsonl(out / "pairs.jsonl"))
-    right = np.mean([row["scores"][0] > row["scores"][1] for row in rows if not row.get("tie")])
-    assert report["accuracy"]["value"] == pytest.approx(right, abs=1e-6)
+    report, rows = measured(world["rm"], pairs, tmp_path / "a")
+    assert report["accuracy"]["value"] == pytest.approx(right := share_right(rows), abs=1e-6)
     assert report["counts"] == {"rows": 27, "equal": 1, "ties": 1} and len(rows) == 26
     pair = (rows[0][key] for key in ("prompt", "chosen", "rejected"))
     _, *answers = common.encode_pair(common.load_tokenizer(world["rm"]), *pair)
@@ -587,27 +578,24 @@ def test_reward_command(world, tmp_path, capsys):
     assert "“the longer answer wins”" in said and f"{100 * right:.1f} %" in said
     assert "trained on this file" not in said and "annotate.py draw" in said
     drawn = [row | {"chosen_model": "dpo"} for row in rows[:3]]
-    right = np.mean([row["scores"][0] > row["scores"][1] for row in drawn])
     tiny.write_rows(pairs, [*drawn, *rows[3:]])
     copy = shutil.copytree(world["rm"], tmp_path / "rm")  # as if these were its training pairs
-    record = {"args": {}, "sha256": {"elsewhere": files.fingerprint(pairs)}}
-    (copy / "args.json").write_text(json.dumps(record))
+    files.write_json(copy / "args.json", {"args": {}, "sha256": {"elsewhere": files.fingerprint(pairs)}})  # fmt: skip
     (copy / "README.md").write_text(f"{MARK}\n")  # the card of a run
     hashed = files.fingerprint(copy)
-    argv = f"reward --reward-model {copy} --pairs {pairs} --out {tmp_path / 'b'}"
-    evaluate.main(argv.split())
+    report, _ = measured(copy, pairs, tmp_path / "b")
     said = capsys.readouterr().out
     assert "trained on this file" in said and "pairs that models wrote" in said
     assert f"added to {copy}/README.md" in said and files.fingerprint(copy) == hashed
     card = (copy / "README.md").read_text()
-    assert f"right on {100 * accuracy_of(tmp_path / 'b'):.1f} % [" in card and "of 25 pairs" in card
+    assert f"right on {100 * report['accuracy']['value']:.1f} % [" in card and "of 25 pairs" in card
     assert "trained on this file" in card and f"`{tmp_path / 'b' / 'report.html'}`" in card
-    found = report_of(tmp_path / "b")["drawn"]
-    assert (found["value"], found["n"]) == (pytest.approx(right, abs=1e-6), 3)
+    assert report["drawn"]["value"] == pytest.approx(share_right(drawn), abs=1e-6)
+    assert report["drawn"]["n"] == 3
     record = {"args": {"pairs": [pairs]}, "sha256": {pairs: files.fingerprint(pairs)}}
-    (copy / "args.json").write_text(json.dumps(record))  # a part of the training file is no test
+    files.write_json(copy / "args.json", record)  # a part of the training file is no test
     part = tiny.write_rows(tmp_path / "part", [*rows[3:8], *tiny.pair_rows(30)[26:]])
-    evaluate.main([*argv.split(), "--overwrite", "--pairs", part])
+    measured(copy, part, tmp_path / "b", "--overwrite")
     assert "It was trained on 5 of these 9 rows" in printed(capsys)
 
 
@@ -617,10 +605,9 @@ def test_a_reward_model_sees_the_prompts_of_its_training(world, tmp_path, capsys
     example = {"prompt": [user], "completion": [{"role": "assistant", "content": "Hold."}]}
     examples = tiny.write_rows(tmp_path / "examples.jsonl", [example])
     pairs, rm = tiny.write_rows(tmp_path / "p", rows), shutil.copytree(world["rm"], tmp_path / "rm")
-    (rm / "args.json").write_text(json.dumps({"args": {"examples": examples}, "sha256": {}}))
-    evaluate.main(f"reward --reward-model {rm} --pairs {pairs} --out {tmp_path / 'out'}".split())
+    files.write_json(rm / "args.json", {"args": {"examples": examples}, "sha256": {}})
+    _, (saved, *_) = measured(rm, pairs, tmp_path / "out")
     assert f"{examples}: before each prompt" in capsys.readouterr().out
-    (saved, *_) = files.read_jsonl(tmp_path / "out/pairs.jsonl")
     prompt = [user, *example["completion"], *rows[0]["prompt"]]
     score = reward_models.reward_function(rm, raw=True)([prompt], [rows[0]["chosen"]])
     assert saved["scores"][:1] == pytest.approx(score, abs=1e-5)
@@ -632,5 +619,5 @@ def test_a_reward_model_sees_the_prompts_of_its_training(world, tmp_path, capsys
     score = reward_models.reward_function(rm, raw=True)([prompt], ["python"])
     assert [ranked["score"]] == pytest.approx(score, abs=1e-5)
     Path(examples).unlink()
-    with pytest.raises(UserError, match=f"{rm} learnt from --examples {examples}: no such file"):
-        evaluate.main(["reward", "--reward-model", str(rm), "--pairs", pairs, "--out", f"{rm}-2"])
+    line = error_of(measured, rm, pairs, tmp_path / "out-2")
+    assert f"{rm} learnt from --examples {examples}: no such file" in line

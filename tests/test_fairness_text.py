@@ -1,69 +1,30 @@
 """fairness.py on votes and on answers: rates by group, risky questions."""
 
-import json
+import re
 
 import numpy as np
 import pytest
 
-import audit
 import fairness
 from checks.risky import risky_questions
 from conftest import REPO
 from parts import fairness_page
-from parts.files import UserError
+from parts.files import read_jsonl
 from parts.pages import number
 from parts.rates import compare
 from parts.stats import share
-from parts.twins import load_names, load_slot, load_twins
-from test_audit import FORBIDDEN, mutations, write
-from test_audit import error_of as error_of_command
-from tiny import cases
+from test_audit import FORBIDDEN, write
+from tiny import cases, error_of, read_json
 
 WORDS = ("advance", "hold", "reject")
-
-
-def error_of(argv):
-    return error_of_command(argv, fairness.main)
-
-
-def test_mutated_files_leave_no_traceback(tmp_path):
-    rng, names = np.random.default_rng(0), load_names(REPO / "data/names.csv", 2)
-    answers = [{"response": "How old are you? advance", "group": "a"}, {"response": [{"role": "assistant", "content": "hold"}]}] * 3  # fmt: skip
-    answers = "\n".join(map(json.dumps, answers)).encode()
-
-    def text(path):
-        return fairness.main(["text", path, "--out", str(tmp_path / "out"), "--overwrite"])
-
-    def people(path):
-        audit.load_people(audit.parse_args([path, "--y-pred", "p", "--group", "g"]))
-
-    table = b"id,p,g\n" + b"".join(b"%d,%d,%c\n" % (i, i % 2, b"aabb"[i % 4]) for i in range(8))
-    for times, whole, read in (
-        (400, table, people),
-        (40, "names.csv", lambda path: load_names(path, 2)),
-        (40, "twins.jsonl", lambda path: load_twins(path, 9, names)),
-        (40, "slots.csv", lambda path: load_slot(f"age={path}")),
-        (40, "screen_train.jsonl", lambda path: fairness.study_votes(path, WORDS)),
-        (40, "rank_train.jsonl", lambda path: fairness.study_votes(path, WORDS)),
-        (40, answers, text),
-    ):
-        if isinstance(whole, str):
-            first, *rows = (REPO / "data" / whole).read_bytes().splitlines(True)
-            whole = b"".join([first, *rows[19:199:30]])
-        for path in mutations(whole, tmp_path / "file", times, rng):
-            try:
-                read(path)
-            except UserError as error:
-                assert "\n" not in str(error)
 
 
 def test_detector_thresholds():
     """Every report states the errors on sentences from which no pattern was written: one with codes
     is found when one of its codes is; one without must be silent."""
-    lines = (REPO / "tests/risky_sentences.jsonl").read_text("utf-8").splitlines()
-    rows, words = list(map(json.loads, lines)), []
+    rows, words = list(read_jsonl(REPO / "tests/risky_sentences.jsonl")), []
     assert len({row["text"] for row in rows}) == len(rows) >= 150
-    codes = json.loads((REPO / "data" / "risky_questions.json").read_text())["categories"]
+    codes = read_json(REPO / "data/risky_questions.json")["categories"]
     assert all(sum(code in row["codes"] for row in rows) >= 6 for code in codes)
     for name, *least in (("holdout", 0.95, 0.85), ("second list", 0.9, 0.6)):
         of_part = [row for row in rows if row["holdout"] == name]
@@ -82,7 +43,7 @@ def test_text_command(tmp_path, capsys):
     argv = ["text", write(file, [*rows, {"response": "Tell me about SQL.", "group": "a"}])]
     argv += ["--out", str(out), "--overwrite", "--fail-on", "difference"]
     assert fairness.main(argv) == 1
-    report = json.loads((out / "report.json").read_text())
+    report = read_json(out / "report.json")
     tables, (asked,) = report["measures"][0]["tables"], report["risky"]
     hits, said = asked["codes"]["age"], capsys.readouterr().out
     assert (hits["n"], len(set(hits["quotes"])), asked["answers"]["n"]) == (16, 5, 17)
@@ -97,7 +58,7 @@ def test_text_command(tmp_path, capsys):
     write(file, [{"response": "Tell me about SQL."}])
     assert fairness.main(argv) == 0
     write(file, [{"prompt": "x"}])
-    assert 'a.jsonl:1: no text in "response"' in error_of(argv)
+    assert 'a.jsonl:1: no text in "response"' in error_of(fairness.main, argv)
 
 
 def vote(better, worse, group="", **more):
@@ -119,11 +80,14 @@ def rates(found, key):
 def test_votes_by_group_read_by_hand(tmp_path):
     two = [{"in": side, "race_ethnicity": g} for side, g in (("chosen", "Black"), ("rejected", "White"))]  # fmt: skip
     rows = [
-        vote("hold", "advance", "Black"), vote("reject", "hold", "Black", tie=True), vote("advance", "reject", "White"),
-        vote("reject", "hold", "White"), vote("hold", "hold", "White"), vote("no idea", "hold", "White"),
-        vote("hold", "advance"), vote("hold", "advance", candidates=None), vote("hold", "advance", candidates=[{"in": "prompt", "sex": None}]),
-        vote("", "", prompt="p", chosen="A", rejected="B", candidates=two),
-    ]  # fmt: skip
+        vote(*words.split(","))
+        for words in """hold,advance,Black reject,hold,Black
+        advance,reject,White reject,hold,White hold,hold,White ?,hold,White hold,advance""".split()
+    ]
+    rows[1]["tie"] = True
+    for candidates in (None, [{"in": "prompt", "sex": None}]):
+        rows.append(vote("hold", "advance", candidates=candidates))
+    rows.append({"prompt": "p", "chosen": "A", "rejected": "B", "candidates": two})
     found = votes_of(tmp_path, rows)
     assert rates(found, "harsher decision") == {"Black": (1.0, 1), "White": (0.5, 2)}
     assert rates(found, "chosen") == {"Black": (1.0, 1), "White": (0.0, 1)}
@@ -136,15 +100,18 @@ def test_votes_by_group_read_by_hand(tmp_path):
     assert fairness.parse_args(["twins"]).prefs == [] and args.prefs is None
 
 
-BROKEN = [{"candidates": "Bob"}, {"candidates": ["Bob"]}, {"candidates": [{"sex": 1}]}]
-BROKEN += [{"candidates": [{"name": ["x"]}]}, {"chosen": ["a"]}]
-
-
-@pytest.mark.parametrize("more", BROKEN)
-def test_a_broken_vote_is_named(tmp_path, more):
-    rows = [vote("hold", "reject", "Black"), vote("hold", "reject", "Black") | more]
-    with pytest.raises(UserError, match=rf'--prefs \S+votes\.jsonl:2: "{next(iter(more))}"'):
-        votes_of(tmp_path, rows)
+@cases("""
+key | value
+candidates | Bob
+candidates | ["Bob"]
+candidates | [{"sex": 1}]
+candidates | [{"name": ["x"]}]
+chosen | ["a"]
+""")
+def test_a_broken_vote_is_named(tmp_path, key, value):
+    row = vote("hold", "reject", "Black")
+    line = error_of(votes_of, tmp_path, [row, row | {key: value}])
+    assert re.match(rf'--prefs \S+votes\.jsonl:2: "{key}"', line)
 
 
 @cases("""
@@ -191,7 +158,7 @@ def test_prompts_of_answers(tmp_path, capsys):
     assert fairness.main(argv) == 3
     assert "not measured (fewer than 5 prompts in a group)" in capsys.readouterr().out
     write(file, [row | ({"prompt": "p"} if i else {}) for i, row in enumerate(rows)])
-    assert '1 of 40 rows have no "prompt"' in error_of(argv)
+    assert '1 of 40 rows have no "prompt"' in error_of(fairness.main, argv)
     write(file, [*rows, {"response": "advance", "group": " Unknown"}, {"response": "hold"}])
     assert fairness.main(argv) == 1
     printed = capsys.readouterr().out
@@ -272,7 +239,7 @@ def test_groups_are_read_as_in_an_audit(tmp_path):
     rows = [{"response": "advance", "prompt_id": i, "group": group} for i, group in enumerate(["Black", "black ", "White", "N/A", "Prefer not to say"] * 8)]  # fmt: skip
     out = tmp_path / "o"
     fairness.main(["text", write(tmp_path / "a.jsonl", rows), "--out", str(out)])
-    (part,) = json.loads((out / "report.json").read_text())["measures"]
+    (part,) = read_json(out / "report.json")["measures"]
     assert [(row["group"], row["n"]) for row in part["tables"]["advance"]] == [("Black", 16), ("White", 8)]  # fmt: skip
     assert "unknown for 16 of 40 rows (40.0 %)" in " ".join(part["notes"])
     votes = [vote("hold", "advance", g, item_id=g) for g in ("Black", "black", "unknown", "White")]

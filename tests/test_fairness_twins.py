@@ -1,7 +1,6 @@
 """fairness.py on counterfactual twins: what the design finds, what it leaves open, and the page it writes."""
 
 import csv
-import json
 import re
 import shutil
 from pathlib import Path
@@ -14,13 +13,13 @@ import fairness
 from conftest import REPO
 from parts import fairness_page, twins
 from parts.card import MARK
-from parts.files import UserError
+from parts.files import read_jsonl
 from parts.stats import holm
 from parts.twins import contrasts_of, load_names, load_twins, twin_table
 from parts.verdicts import exit_status, light, summary, verdict
 from test_audit import FORBIDDEN, assert_ours_are_theirs, with_biasguard, write
-from test_fairness_text import error_of, vote
-from tiny import cases, table
+from test_fairness_text import vote
+from tiny import cases, error_of, read_json, table
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -35,7 +34,7 @@ def fewer_draws():
 
 def black_and_white(per_cell):
     races = np.repeat(["Black", "White"], per_cell)
-    return {"sex": np.full(2 * per_cell, "Male"), "race_ethnicity": races}
+    return {"sex": np.full(len(races), "Male"), "race_ethnicity": races}
 
 
 def simulated(seed, R, groups, effect=0.0, name_sd=0.1, noise=0.2):
@@ -134,7 +133,7 @@ def test_contrasts_are_declared_before_looking():
 
 def test_what_a_verdict_rests_on():
     """9 names against 15 are too few for "equivalent", whatever the noise."""
-    groups = {"sex": np.full(24, "Male"), "race_ethnicity": np.repeat(["Black", "White"], [9, 15])}
+    groups = black_and_white([9, 15])
     row = twin_table(simulated(0, 20, groups, 0, 0.01, 0.01), groups)[0]
     assert row["names"] == [9, 15] and row["verdict"].startswith("inconclusive (fewer than 10")
     sex, race = ["Female", "Male"], np.repeat(["Asian", "Black", "Hispanic", "White"], 6)
@@ -162,11 +161,9 @@ def test_what_a_change_is_called():
     assert smaller["D"]["value"] == pytest.approx(-larger["D"]["value"]) and smaller["D"]["low"] > 0
     change = {"model": "m", "before": "b", "surface": "a", "rows": [larger]}
     part = fairness_page.twin_answer("Change", [change], "D")
-    sentence = "names read as Black score lower than names read as White (which moves a middle candidate down by about"
-    assert (
-        sentence in part["sentences"][0]
-        and "; the gap is larger than before" in part["sentences"][0]
-    )
+    (sentence, *_) = part["sentences"]
+    assert "names read as Black score lower than names read as White (which moves a middle candidate down by about" in sentence  # fmt: skip
+    assert "; the gap is larger than before" in sentence
     assert part["tables"][0]["rows"][0][1] == "gap larger"
     twice = {"changes": [change, change | {"model": "runs/m"}]}  # runs of one name stay two tables
     assert len(fairness_page.verdict_tables(twice)) == 2
@@ -217,17 +214,18 @@ def test_a_value_is_filled_from_its_row(tmp_path):
     The row's `slots` fill the slots of a value, and a value that names none of them is refused."""
     lines = "a,plain,{fact}", "a,plain,{fact} So.", "a,stuffed,{must}", "a,stuffed,{must} {must}"
     (tmp_path / "s.csv").write_text("\n".join(["slot,group,value", *lines]), "utf-8")
-    people, row = (
-        twins.load_slot(f"a={tmp_path}/s.csv"),
-        {"prompt": "Assess: {a}", "slots": {"fact": "Sold 3 cars."}},
-    )
-    with pytest.raises(UserError, match="t.jsonl:1: no slot is called {must}; there is fact"):
-        load_twins(write(tmp_path / "t.jsonl", [row]), 1, people)
-    for slots, said in (({}, 'there is no "slots" in this row'), (["x"], '"slots": expected an')):
-        with pytest.raises(UserError, match=said):
-            load_twins(write(tmp_path / "t.jsonl", [row | {"slots": slots}]), 1, people)
-    row["slots"]["must"] = "sql"
-    (row,) = load_twins(write(tmp_path / "t.jsonl", [row]), 1, people)
+    people, row = twins.load_slot(f"a={tmp_path}/s.csv"), {"prompt": "Assess: {a}"}
+
+    def loaded(slots):
+        return load_twins(write(tmp_path / "t.jsonl", [row | {"slots": slots}]), 1, people)
+
+    for slots, words in table("""
+        {"fact": "x"} | t.jsonl:1: no slot is called {must}; there is fact
+        {} | there is no "slots" in this row
+        ["x"] | "slots": expected an
+    """):
+        assert words in error_of(loaded, slots)
+    (row,) = loaded({"fact": "Sold 3 cars.", "must": "sql"})
     texts = [twins.filled(row, "prompt", who) for who in people]
     assert texts == [f"Assess: {x}" for x in ("Sold 3 cars.", "Sold 3 cars. So.", "sql", "sql sql")]
 
@@ -246,9 +244,8 @@ def test_a_template_that_breaks_the_edit_is_refused(tmp_path, template, said):
     file = write(tmp_path / "twins.jsonl", [{"prompt": template}])
     if said is None:
         assert len(load_twins(file, 1, who)) == 1
-        return
-    with pytest.raises(UserError, match=rf"twins.jsonl:1: .*{re.escape(said)}"):
-        load_twins(file, 1, who)
+    else:
+        assert said in error_of(load_twins, file, 1, who).partition("twins.jsonl:1: ")[2]
 
 
 def test_every_slot():
@@ -283,7 +280,10 @@ def inputs(tmp, per_cell=3):
         {"prompt": f"Assess {{name}}, who knows sql {'well ' * i}.", "answer": f"Good {i}.", "prefix": "Decision:",
          "rank_prompt": "Who fits?", "profile": f"{{name}} has {i} years.", "expected_decision": "yes" if i % 2 else "no"} for i in range(10)
     ]  # fmt: skip
-    files = write(tmp / "n.csv", names, twins.NAME_COLUMNS), write(tmp / "t.jsonl", resumes)
+    files = (
+        write(tmp / "n.csv", names, ",".join(twins.NAME_COLUMNS)),
+        write(tmp / "t.jsonl", resumes),
+    )
     return ["--names", files[0], "--twins", files[1], "--out", str(tmp / "out")]
 
 
@@ -291,7 +291,7 @@ def report_of(argv):
     """The exit status and the report.json of a command."""
     status = fairness.main(argv)
     out = argv[argv.index("--out") + 1]
-    return status, json.loads(Path(out, "report.json").read_text(encoding="utf-8"))
+    return status, read_json(Path(out, "report.json"))
 
 
 def test_the_whole_report(tmp_path, llama_folder, reward_folder, monkeypatch):
@@ -352,8 +352,8 @@ def test_twins_of_a_reward_model_alone(slot, surfaces, group, tmp_path, reward_f
     if file:
         flags = ["--slot", f"{slot}={REPO}/data/{file}", "--resumes", "5", *flags[-2:]]
     argv = ["twins", "--reward-model", reward_folder, *flags, "--fail-on", "difference,inconclusive"]  # fmt: skip
-    assert fairness.main(argv) in ((0, 1, 3) if file else (1, 3))
-    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    status, report = report_of(argv)
+    assert status in ((0, 1, 3) if file else (1, 3))
     assert [p["surface"] for p in report["surfaces"]] == [*surfaces]
     assert report["surfaces"][0]["rows"][0]["group"] == group
     assert any("Names are" in line for line in report["limits"]) == (slot == "name")
@@ -375,9 +375,12 @@ def test_models_that_are_asked(tmp_path, monkeypatch):
     """):
         args = fairness.parse_args(["twins", *argv.split()])
         assert fairness.wanted(args) == (before, after, rewards)
-    assert "no model" in error_of(["twins", "--before", "none"])
-    for argv in ("--before data/tiny-base --after ./data/tiny-base", "--reward-model x x"):
-        assert "is given twice" in error_of(["twins", *argv.split()])
+    for argv, words in table("""
+        --before none | no model
+        --before data/tiny-base --after ./data/tiny-base | is given twice
+        --reward-model x x | is given twice
+    """):
+        assert words in error_of(fairness.main, ["twins", *argv.split()])
 
 
 # a file, its content, further flags, what is said
@@ -406,7 +409,8 @@ def test_bad_input_is_one_line(tmp_path, reward_folder, file, content, argv, sai
     flags = inputs(tmp_path)
     (tmp_path / file).write_text(content)
     argv = argv.replace("S", str(tmp_path / "s.csv")).split()
-    assert said in error_of(["twins", "--reward-model", reward_folder, *flags, *argv])
+    argv = ["twins", "--reward-model", reward_folder, *flags, *argv]
+    assert said in error_of(fairness.main, argv)
 
 
 # effect on names read as Black before and after: what the change is called
@@ -440,7 +444,6 @@ def part_of(kind, verdict, **more):
     return {"model": kind, "surface": "c", "kind": kind, "rows": [row]} | more
 
 
-FOUND, SMALLER, OPEN = "difference found", "difference found: smaller after", "inconclusive (…)"
 NOTHING = "not measured (needs 2 names a cell and 5 résumés)"
 
 
@@ -468,32 +471,37 @@ def test_what_fail_on_counts(base, after, change, difference, inconclusive):
     assert statuses == [difference, inconclusive]
 
 
-def test_a_gap_that_stays_is_not_green():
-    for after, cell in (("difference found", ("gap stays", "amber")), ("equivalent within", ("unchanged", "green")), ("inconclusive", ("unchanged", "amber"))):  # fmt: skip
-        row = {"verdict": "equivalent within 0.1 SD: unchanged", "D": {"value": 0.0}, "verdict_after": after}  # fmt: skip
-        assert (light(row, "D"), light(row, "D").tone) == cell
-    row = {"verdict": SMALLER, "D": {"value": 0.4}, "verdict_after": "equivalent within 0.1 SD"}
-    assert light(row, "D").tone == "green"
+@cases("""
+verdict | change | after | words | tone
+equivalent within 0.1 SD: unchanged | 0.0 | difference found | gap stays | amber
+equivalent within 0.1 SD: unchanged | 0.0 | equivalent within | unchanged | green
+equivalent within 0.1 SD: unchanged | 0.0 | inconclusive | unchanged | amber
+difference found: smaller after | 0.4 | equivalent within 0.1 SD | gap smaller | green
+""")
+def test_a_gap_that_stays_is_not_green(verdict, change, after, words, tone):
+    cell = light({"verdict": verdict, "D": {"value": change}, "verdict_after": after}, "D")
+    assert (cell, cell.tone) == (words, tone)
 
 
 def test_a_sentence_for_every_verdict():
     """A table with a difference hid what else it held; "no difference shown, not all settled" read
     as passed."""
-    rows = [{"group": g, "reference": "White", "verdict": v, "direction": "Black lower"} for g, v in (("Black", FOUND), ("Asian", OPEN), ("Hispanic", NOTHING))]  # fmt: skip
-    (sentence,) = summary([("m", rows)])
-    assert (
-        sentence
-        == f"m: Black lower; inconclusive for Asian − White; {NOTHING} for Hispanic − White."
-    )
-    meaning = "Inconclusive, so neither a difference nor its absence was shown: m."
-    assert summary([("m", rows[1:2])]) == [meaning]
-    assert summary([("m", rows[2:])]) == [f"N{NOTHING[1:]}: m."]
-    rows[0]["verdict"] = "equivalent within 0.1 SD: unchanged"
-    (sentence,) = summary([("m", rows[:1])])
-    assert sentence == "Equivalent within 0.1 SD: unchanged, so any gap that was there before is still there: m."  # fmt: skip
+    rows = [{"group": g, "reference": "White", "verdict": v, "direction": "Black lower"} for g, v in (("Black", "difference found"), ("Asian", "inconclusive (…)"), ("Hispanic", NOTHING), ("Black", "equivalent within 0.1 SD: unchanged"))]  # fmt: skip
+    for some, sentence in (
+        (rows[:3], f"m: Black lower; inconclusive for Asian − White; {NOTHING} for Hispanic − White."),
+        (rows[1:2], "Inconclusive, so neither a difference nor its absence was shown: m."),
+        (rows[2:3], f"N{NOTHING[1:]}: m."),
+        (rows[3:], "Equivalent within 0.1 SD: unchanged, so any gap that was there before is still there: m."),
+    ):  # fmt: skip
+        assert summary([("m", some)]) == [sentence]
 
 
-@pytest.mark.parametrize("resumes, verdict", [(4, "not measured"), (9, "inconclusive (10 résumés or more are needed)"), (10, "equivalent")])  # fmt: skip
+@cases("""
+resumes | verdict
+4 | not measured
+9 | inconclusive (10 résumés or more are needed)
+10 | equivalent
+""")
 def test_few_resumes_are_never_green(resumes, verdict):
     """Two résumés gave a green ✓."""
     groups = black_and_white(12)
@@ -541,7 +549,7 @@ def test_decisions_for_biasguard(tmp_path, llama_folder, monkeypatch):
 def test_what_a_report_leaves_out_is_said(tmp_path, llama_folder, reward_folder, capsys):
     """One résumé without a prefix took the decision out of the report in silence."""
     flags = inputs(tmp_path)
-    rows = [json.loads(line) for line in Path(flags[3]).read_text().splitlines()]
+    rows = list(read_jsonl(flags[3]))
     del rows[4]["prefix"]
     write(tmp_path / "t.jsonl", rows)
     argv = ["twins", "--before", llama_folder, "--reward-model", reward_folder, *flags]
@@ -552,8 +560,8 @@ def test_what_a_report_leaves_out_is_said(tmp_path, llama_folder, reward_folder,
 
 def test_own_models_bring_no_votes_of_the_demo():
     """A report about a user's models held the demo's votes, and --fail-on counted them."""
-    for argv, votes in (([], fairness.VOTES), (["--reward-model", "mine"], []), (["--before", "mine"], []), (["--after", "mine", "--prefs", "own"], ["own"])):  # fmt: skip
-        args = fairness.parse_args(["report", *argv])
+    for argv, votes in (("", fairness.VOTES), ("--reward-model mine", []), ("--before mine", []), ("--after mine --prefs own", ["own"])):  # fmt: skip
+        args = fairness.parse_args(["report", *argv.split()])
         fairness.wanted(args)
         assert args.prefs == votes
 

@@ -10,6 +10,7 @@ import importlib
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -17,209 +18,146 @@ from conftest import REPO
 from parts import files
 from tiny import pair_rows, write_pairs, write_rows
 
-LOWER = {
-    f"parts.{name}"
-    for name in (
-        "card card_sections counterfactual dialogue families files folders lora means memory parallel rows"
-        " shared_prompt stats tables tokens turns"
-    ).split()
-}
-REPORTS = {"parts.reports"}
-VERDICTS = {"parts.pages", "parts.rates", "parts.reports", "parts.verdicts"}
-PEOPLE = {"parts.ll144", "parts.people"}
-CHECKS = {
-    f"checks.{name}" for name in "answers decisions instructions maths programs risky".split()
-}
-STAGE = {"common", "parts.identities", "parts.pairs", "parts.prompting", "parts.runs", *LOWER}
-RL = {
-    "watch",
-    "parts.reward_models",
-    "parts.rollouts",
-    "parts.sampling",
-    "parts.guard",
-    "parts.texts",
-    *STAGE,
-}
-JUDGED = {"parts.pages", *LOWER, *CHECKS}
-JUDGED |= {f"parts.{name}" for name in ("grades", "questions", "responses", "rubrics", "server")}
-ARROWS = {  # who may import whom, downwards only: stages, parts/runs.py, common.py, the other parts, checks
-    "checks.answers": {"checks.maths"},
-    "checks.apart": set(),  # a script that runs alone
-    "checks.decisions": set(),
-    "checks.maths": set(),
-    "checks.programs": {"checks.maths"},
-    "checks.risky": set(),
-    "checks.instructions": {
-        "checks.answers",
-        "checks.maths",
-        "checks.programs",
-        "checks.risky",
-        "parts.dialogue",
-    },
-    "parts.files": set(),
-    "parts.rows": {"parts.files"},
-    "parts.tokens": {"parts.files"},
-    "parts.dialogue": {"parts.files", "parts.rows", "parts.tokens"},
-    "parts.means": set(),
-    "parts.stats": {"parts.means"},
-    "parts.sampling": {"common", "parts.cache", *LOWER},
-    "parts.texts": set(),
-    "parts.blinding": set(),
-    "parts.recipe": {"parts.files"},
-    "parts.cache": {"parts.families", "parts.files", "parts.parallel"},
-    "parts.card": {"parts.files"},
-    "parts.card_sections": {"parts.card", "parts.files"},
-    "parts.tables": {"parts.files"},
-    "parts.turns": {"parts.dialogue", "parts.tokens"},
-    "parts.counterfactual": {"parts.files", "parts.rows"},
-    "parts.families": {"parts.files"},
-    "parts.folders": {"parts.dialogue"},
-    "parts.memory": {"parts.families", "parts.parallel"},
-    "parts.guard": {"parts.files", "parts.parallel", "parts.runs"},
-    "parts.reports": {"common", "parts.reward_models", "parts.files", "parts.pages"}
-    | {"parts.parallel", "parts.rows"},
-    "parts.frontier": {"parts.files", "parts.pages", "parts.reports", "parts.stats"},
-    "parts.evaluation_page": {
-        "parts.card_sections",
-        "parts.frontier",
-        "parts.pages",
-        "parts.reports",
-    },
-    "parts.pages": {"parts.files"},
-    "parts.verdicts": {"parts.pages", "parts.reports", "parts.stats"},
-    "parts.two_groups": {"parts.means", "parts.stats"},
-    "parts.rates": {"parts.means", "parts.two_groups", "parts.files", "parts.pages", "parts.stats"}
-    | {"parts.verdicts"},
-    "parts.people": {"parts.files"},
-    "parts.ll144": {"parts.files", "parts.people", "parts.stats", *VERDICTS},
-    "parts.viewer": {"parts.files", "parts.pages"},
-    "parts.parallel": {"parts.files"},
-    "parts.lora": {"parts.dialogue", "parts.files", "parts.parallel"},
-    "parts.shared_prompt": {"parts.families", "parts.files", "parts.parallel"},
-    "common": LOWER,
-    "parts.runs": {"common", *LOWER},
-    "parts.identities": {"common", *LOWER},
-    "parts.pairs": {"common", *LOWER},
-    "parts.prompting": {"common", "parts.pairs", *LOWER},
-    "parts.rollouts": {"parts.guard", "parts.sampling", *STAGE},
-    "sft": STAGE,
-    "reward_train": {"parts.reward_models", *STAGE},
-    "parts.reward_models": {"common", *LOWER},
-    "dpo": STAGE,
-    "parts.votes": {"parts.files", "parts.rows"},
-    "parts.agreement": {"parts.pages", "parts.stats", "parts.votes"},
-    "parts.judge_votes": {"parts.files", "parts.questions", "parts.server", "parts.votes"},
-    # it plays with the functions of grpo_agent.py, which annotate.py hands it
-    "parts.talks": {"parts.draw", "parts.files", "parts.prompting", "parts.votes"},
-    "parts.draw": {"common", "parts.prompting", "parts.sampling", "parts.votes", "parts.pairs"}
-    | {*REPORTS, *LOWER},
-    "parts.web": {"parts.files"},
-    "parts.criteria": {"parts.agreement", "parts.files", "parts.rubrics"},
-    "annotate": {
-        "parts.agreement",
-        "parts.criteria",
-        "parts.draw",
-        "parts.files",
-        "parts.judge_votes",
-        "parts.server",
-        "parts.talks",
-        "parts.votes",
-        "parts.web",
-        "ruler",  # which compares answers, for a model that votes
-        "grpo_agent",  # which plays the episodes that people compare
-    },
-    "ppo": RL,
-    # what a judge is asked and replies, what it is asked about, and the file of its grades
-    "parts.questions": {"parts.dialogue"},
-    "parts.responses": {"parts.questions"},
-    "parts.server": {"parts.files", "parts.parallel", "parts.questions", "parts.responses"},
-    "parts.rubrics": {"parts.files", "parts.questions", "parts.rows", *CHECKS},
-    "parts.grades": {"parts.files", "parts.pages", "parts.server", "parts.stats"},
-    "parts.draft": {"parts.votes", *JUDGED},
-    # judge.py names ruler.py as the home of a command that was its own, for one release
-    "judge": {"parts.draft", *JUDGED},
-    "ruler": JUDGED,
-    "grpo_rubric": {*RL, "judge", "ruler", "parts.recipe", *JUDGED},
-    # of grpo_rubric the math of a group: the one arrow between stages
-    "grpo_agent": {*RL, "grpo_rubric", "ruler", "parts.server"},
-    "envs.interview": {"checks.risky"},  # which has the one copy of what may not be asked
-    "envs.inbox": set(),
-    "envs.twenty48": set(),
-    "watch": {"parts.files", "parts.texts", "parts.viewer"},
-    "evaluate": {
-        "common",
-        "parts.evaluation_page",
-        "parts.frontier",
-        "parts.prompting",
-        "parts.reward_models",
-        "parts.sampling",
-        "parts.votes",
-        *REPORTS,
-        *LOWER,
-    },
-    "rank": {"common", "parts.blinding", "parts.pages", "parts.people", "parts.prompting"}
-    | {*REPORTS, *LOWER},
-    "parts.biasguard": {"parts.files", "parts.tables"},
-    "parts.twins": {"parts.biasguard", "parts.rows", *VERDICTS, *LOWER},
-    "parts.fairness_page": {"parts.biasguard", "parts.twins", *VERDICTS},
-    "audit": {"parts.biasguard", *PEOPLE, *VERDICTS, *LOWER},
-    # audit: `fairness.py audit` goes on for one release
-    "fairness": {
-        "common",
-        "parts.biasguard",
-        "parts.fairness_page",
-        "parts.people",
-        "parts.prompting",
-        "parts.sampling",
-        "parts.twins",
-        *VERDICTS,
-        *LOWER,
-        *CHECKS,
-    },
-}
-LINES = {  # at most, of each file; what is not here has at most 500
-    "common.py": 900,
-    "sft.py": 350,
-    "reward_train.py": 400,
-    "dpo.py": 428,
-    "ppo.py": 600,
-    "grpo_rubric.py": 750,
-    "grpo_agent.py": 750,
-    "annotate.py": 600,
-    "judge.py": 750,
-    "ruler.py": 400,
-    "watch.py": 600,
-    "evaluate.py": 850,
-    "rank.py": 400,
-    "audit.py": 700,
-    "fairness.py": 850,
-    "parts/runs.py": 600,
-}
-RUNTIME = {"torch", "transformers", "tokenizers", "safetensors", "flask", "numpy", "tqdm"}
-RUNTIME |= {"requests", "wandb"}  # wandb only where it is asked for, inside a function
-RUNTIME |= {"werkzeug", "jinja2", "markupsafe", "urllib3", "huggingface_hub"}  # these bring them
-STAGES = sorted(path for path in REPO.glob("*.py") if path.name != "common.py")
-FILES = [REPO / "common.py", *STAGES]
-FILES += [
-    path for name in ("parts", "checks", "envs") for path in sorted(REPO.glob(f"{name}/*.py"))
-]
-SCRIPTS = [path for x in ("data", "docs", "reports", "bench") for path in REPO.glob(f"{x}/*.py")]
-TRAINERS = [path for path in STAGES if path.stem in ("sft", "reward_train", "dpo", "ppo")]
-MOVED = [*TRAINERS, REPO / "grpo_rubric.py", REPO / "grpo_agent.py"]  # they stand on Run
-SECTIONS = {  # the rule's number and its title
-    3: "the math",
-    4: "the arguments",
-    5: "the data",
-    6: "the models",
-    7: "preflight",
-    8: "the loop",
-    9: "save",
-    10: "the guard",
-}
+# Who may import whom, downwards only: stages, parts/runs.py, common.py, the other parts, checks.
+# A name in capitals stands for its list.
+LAYERS = """
+LOWER          parts: card card_sections counterfactual dialogue families files folders lora means
+               memory parallel rows shared_prompt stats tables tokens turns
+VERDICTS       parts: pages rates reports verdicts
+CHECKS         checks: answers decisions instructions maths programs risky
+STAGE          common LOWER parts: identities pairs prompting runs
+RL             watch STAGE parts: guard reward_models rollouts sampling texts
+JUDGED         LOWER CHECKS parts: grades pages questions responses rubrics server
+
+checks.answers         checks: maths
+checks.apart           # a script that runs alone
+checks.decisions
+checks.maths
+checks.programs        checks: maths
+checks.risky
+checks.instructions    parts: dialogue checks: answers maths programs risky
+parts.files
+parts.rows             parts: files
+parts.tokens           parts: files
+parts.dialogue         parts: files rows tokens
+parts.means
+parts.stats            parts: means
+parts.sampling         common LOWER parts: cache
+parts.texts
+parts.blinding
+parts.recipe           parts: files
+parts.cache            parts: families files parallel
+parts.card             parts: files
+parts.card_sections    parts: card files
+parts.tables           parts: files
+parts.turns            parts: dialogue tokens
+parts.counterfactual   parts: files rows
+parts.families         parts: files
+parts.folders          parts: dialogue
+parts.memory           parts: families parallel
+parts.guard            parts: files parallel runs
+parts.reports          common parts: reward_models files pages parallel rows
+parts.frontier         parts: files pages reports stats
+parts.evaluation_page  parts: card_sections frontier pages reports
+parts.pages            parts: files
+parts.verdicts         parts: pages reports stats
+parts.two_groups       parts: means stats
+parts.rates            parts: means two_groups files pages stats verdicts
+parts.people           parts: files
+parts.ll144            VERDICTS parts: files people stats
+parts.viewer           parts: files pages
+parts.parallel         parts: files
+parts.lora             parts: dialogue files parallel
+parts.shared_prompt    parts: families files parallel
+common                 LOWER
+parts.runs             common LOWER
+parts.identities       common LOWER
+parts.pairs            common LOWER
+parts.prompting        common LOWER parts: pairs
+parts.rollouts         STAGE parts: guard sampling
+sft                    STAGE
+reward_train           STAGE parts: reward_models
+parts.reward_models    common LOWER
+dpo                    STAGE
+parts.votes            parts: files rows
+parts.agreement        parts: pages stats votes
+parts.judge_votes      parts: files questions server votes
+# it plays with the functions of grpo_agent.py, which annotate.py hands it
+parts.talks            parts: draw files prompting votes
+parts.draw             common LOWER parts: pairs prompting reports sampling votes
+parts.web              parts: files
+parts.criteria         parts: agreement files rubrics
+# annotate.py: ruler.py compares answers, for a model that votes, and grpo_agent.py plays the
+# episodes that people compare
+annotate               ruler grpo_agent parts: agreement criteria draw files judge_votes server
+                       talks votes web
+ppo                    RL
+# what a judge is asked and replies, what it is asked about, and the file of its grades
+parts.questions        parts: dialogue
+parts.responses        parts: questions
+parts.server           parts: files parallel questions responses
+parts.rubrics          CHECKS parts: files questions rows
+parts.grades           parts: files pages server stats
+parts.draft            JUDGED parts: votes
+# judge.py names ruler.py as the home of a command that was its own, for one release
+judge                  JUDGED parts: draft
+ruler                  JUDGED
+grpo_rubric            RL JUDGED judge ruler parts: recipe
+# of grpo_rubric the math of a group: the one arrow between stages
+grpo_agent             RL grpo_rubric ruler parts: server
+envs.interview         checks: risky  # which has the one copy of what may not be asked
+envs.inbox
+envs.twenty48
+watch                  parts: files texts viewer
+evaluate               common LOWER parts: evaluation_page frontier prompting reports
+                       reward_models sampling votes
+rank                   common LOWER parts: blinding pages people prompting reports
+parts.biasguard        parts: files tables
+parts.twins            VERDICTS LOWER parts: biasguard rows
+parts.fairness_page    VERDICTS parts: biasguard twins
+audit                  VERDICTS LOWER parts: biasguard ll144 people
+# audit: `fairness.py audit` goes on for one release
+fairness               common VERDICTS LOWER CHECKS parts: biasguard fairness_page people
+                       prompting sampling twins
+"""
 
 
-def names(paths):
-    return [str(path.relative_to(REPO)) for path in paths]
+def modules_allowed(layers):
+    """{module: the modules that it may import}; `parts: a b` is parts.a parts.b."""
+    allowed = {}
+    for line in re.findall("^[^#\n]+", re.sub("\n +", " ", layers), re.M):
+        name, *imports = line.split()
+        allowed[name], folder = set(), ""
+        for word in imports:
+            if word.endswith(":"):
+                folder = word.replace(":", ".")
+            else:
+                allowed[name] |= allowed[word] if word.isupper() else {folder + word}
+    return allowed
+
+
+ARROWS = modules_allowed(LAYERS)
+LINES = dict(  # of each file; what is not here has at most 500
+    common=900, sft=350, reward_train=400, dpo=428, ppo=600, grpo_rubric=750, grpo_agent=750,
+    annotate=600, judge=750, ruler=400, watch=600, evaluate=850, rank=400, audit=700, fairness=850,
+    runs=600,
+)  # fmt: skip
+# wandb only where it is asked for, inside a function; those of the second line come with the first
+RUNTIME = """torch transformers tokenizers safetensors flask numpy tqdm requests wandb
+werkzeug jinja2 markupsafe urllib3 huggingface_hub""".split()
+
+
+def names(*patterns):
+    return [str(x.relative_to(REPO)) for pattern in patterns for x in sorted(REPO.glob(pattern))]
+
+
+STAGES = [name for name in names("*.py") if name != "common.py"]
+FILES = ["common.py", *STAGES, *names("parts/*.py", "checks/*.py", "envs/*.py")]
+SCRIPTS = names("data/*.py", "docs/*.py", "reports/*.py", "bench/*.py")
+TRAINERS = ["dpo.py", "ppo.py", "reward_train.py", "sft.py"]
+MOVED = [*TRAINERS, "grpo_rubric.py", "grpo_agent.py"]  # they stand on Run
+# the rules' titles, from number 3 on
+SECTIONS = "the math|the arguments|the data|the models|preflight|the loop|save|the guard".split("|")
 
 
 def module(name):
@@ -227,8 +165,12 @@ def module(name):
     return name.removesuffix(".py").replace("/", ".")
 
 
-def tree_of(path):
-    return ast.parse(path.read_text(encoding="utf-8"), filename=path.name)
+def text_of(name):
+    return (REPO / name).read_text(encoding="utf-8")
+
+
+def tree_of(name):
+    return ast.parse(text_of(name), filename=name)
 
 
 def function(tree, name):
@@ -270,7 +212,7 @@ def test_importing_does_nothing(tmp_path):
     """`from dpo import dpo_loss` is a supported way to take code away. A script that parses flags
     at import dies of the caller's flags, one that reads its data at import needs our folder:
     nothing may be printed, opened, started."""
-    wanted = map(module, names(FILES))
+    wanted = map(module, FILES)
     command = [sys.executable, "-B", "-c", WATCH_IMPORT, str(REPO), *wanted]
     run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
@@ -298,7 +240,7 @@ def test_help_is_quick_and_useful(light, tmp_path):
     imported where a model is loaded, and torch only by what trains. Counted in modules, not in
     seconds."""
     heavy = "transformers flask wandb datasets" + " torch" * light
-    scripts = [name for name in names(STAGES) if (REPO / name in MOVED) != light]
+    scripts = [name for name in STAGES if (name in MOVED) != light]
     command = [sys.executable, "-c", HELP, str(REPO), heavy, *scripts]
     environment = {"PATH": "/usr/bin:/bin", "COLUMNS": "100"}
     run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment)
@@ -306,12 +248,12 @@ def test_help_is_quick_and_useful(light, tmp_path):
     assert run.stdout.count("usage:") == len(scripts)
 
 
-@pytest.mark.parametrize("name", names(FILES))
+@pytest.mark.parametrize("name", FILES)
 def test_arrows_point_only_as_designed(name):
     """A cycle cannot be imported at all, and a stage that imports another stage cannot be copied
     out alone. Imports inside functions count, too."""
     assert module(name) in ARROWS, f"{name} is not in the table of CONTRIBUTING.md"
-    tree, used = tree_of(REPO / name), set()
+    tree, used = tree_of(name), set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             used |= {alias.name for alias in node.names}
@@ -321,8 +263,8 @@ def test_arrows_point_only_as_designed(name):
             used |= {f"{node.module}.{a.name}" for a in node.names} if of_folder else {node.module}
     own = {name for name in used if name in ARROWS or name.startswith(("parts", "checks", "envs"))}
     assert own <= ARROWS[module(name)], sorted(own - ARROWS[module(name)])
-    others = {name.split(".")[0] for name in used - own} - set(sys.stdlib_module_names)
-    assert others <= RUNTIME, sorted(others - RUNTIME)
+    others = {name.split(".")[0] for name in used - own} - {*sys.stdlib_module_names, *RUNTIME}
+    assert not others, sorted(others)
     top = {a.name for n in tree.body if isinstance(n, ast.Import) for a in n.names}
     assert "wandb" not in top
 
@@ -330,18 +272,18 @@ def test_arrows_point_only_as_designed(name):
 # ---- height and width ----
 
 
-@pytest.mark.parametrize("name", names(FILES))
+@pytest.mark.parametrize("name", FILES)
 def test_a_file_fits_in_one_sitting(name):
     """One question, one file: what grows beyond its lines is two questions."""
-    lines = len((REPO / name).read_text(encoding="utf-8").splitlines())
-    assert lines <= LINES.get(name, 500), f"{name} has {lines} lines"
+    lines = len(text_of(name).splitlines())
+    assert lines <= LINES.get(Path(name).stem, 500), f"{name} has {lines} lines"
 
 
-@pytest.mark.parametrize("name", names(FILES))
+@pytest.mark.parametrize("name", FILES)
 def test_width_and_height(name):
     """100 columns; only blocks of flags and tables, one row per line, are wider. `main` has at most
     70 lines, every other function at most 60; a loss may have more, its docstring is the lesson."""
-    text, flags = (REPO / name).read_text(encoding="utf-8"), False
+    text, flags = text_of(name), False
     for number, line in enumerate(text.split("\n"), 1):
         flags = (flags or line.strip() == "# fmt: off") and line.strip() != "# fmt: on"
         wide = flags and line.strip().startswith(("#", "add(", '"'))  # a flag, a row of a table
@@ -358,33 +300,32 @@ def test_width_and_height(name):
 )
 def test_number_of_flags(name, most):
     """Trainers share 23 flags; with its own dpo.py has 37 at most, the plainer two fewer."""
-    shared = set(flags_of(tree_of(REPO / "parts/runs.py")))
-    own = flags_of(tree_of(REPO / name))
-    assert len(shared) == 23 and len(shared) + len(own) <= most
+    shared = flags_of("parts/runs.py")
+    assert len(shared) == 23 and len(shared) + len(flags_of(name)) <= most
 
 
 # ---- the script on the page ----
 
 
-@pytest.mark.parametrize("name", names(STAGES))
+@pytest.mark.parametrize("name", STAGES)
 def test_order_of_the_sections(name):
     """`diff reward_train.py dpo.py` is a lecture only while both keep the same order. The rules `#
     ---- 3. the math` rise, and each is called what SECTIONS calls it."""
-    text = (REPO / name).read_text(encoding="utf-8")
+    text = text_of(name)
     rules = re.findall(r"^ *# -{2,} (\d+)\. (.*?) -{2,}$", text, re.M)
     numbers = [int(n) for n, _ in rules]
     assert numbers == sorted({3, 4, 5, 8, 9, *numbers})
-    assert [title for _, title in rules] == [SECTIONS[n] for n in numbers]
-    guard = tree_of(REPO / name).body[-1]
+    assert [title for _, title in rules] == [SECTIONS[n - 3] for n in numbers]
+    guard = tree_of(name).body[-1]
     assert isinstance(guard, ast.If) and "__main__" in ast.unparse(guard.test)
 
 
-@pytest.mark.parametrize("name", names(STAGES))
+@pytest.mark.parametrize("name", STAGES)
 def test_same_function_for_the_same_job(name):
     """The reader who knows one stage finds the same names in the next. Trainers have all five."""
-    tree = tree_of(REPO / name)
+    tree = tree_of(name)
     wanted = ["parse_args", "main"]
-    if REPO / name in TRAINERS:
+    if name in TRAINERS:
         wanted = ["parse_args", "load_data", "load_models", "preflight", "main"]
     order = [n.name for n in tree.body if isinstance(n, ast.FunctionDef) and n.name in wanted]
     assert order == wanted
@@ -393,13 +334,13 @@ def test_same_function_for_the_same_job(name):
         assert [a.arg for a in arguments.args] == ["argv"] and len(arguments.defaults) == 1
 
 
-@pytest.mark.parametrize("name", names(STAGES))
+@pytest.mark.parametrize("name", STAGES)
 def test_the_header_is_what_the_code_does(name):
     """Objective, box, conventions, what is left out, how to run it, what it writes: in this order,
     in every stage. The numbers (1) (2) … of the box and the comments `# (1) …` in `main` (of
     evaluate.py, whose commands are functions, in the file) are the same, in the same order; a step
     that moved must be renumbered in both."""
-    tree, text = tree_of(REPO / name), (REPO / name).read_text(encoding="utf-8")
+    tree, text = tree_of(name), text_of(name)
     header, main = ast.get_docstring(tree), ast.get_source_segment(text, function(tree, "main"))
     words = "Objective|Algorithm|Conventions|Left out|Run|Writes|Reference|Axes"
     found, wanted = re.findall(rf"^({words})\b", header, re.M), words.split("|")
@@ -415,23 +356,23 @@ def test_the_header_is_what_the_code_does(name):
 # ---- flags ----
 
 
-def flags_of(tree):
+def flags_of(name):
     """Flag's name in the namespace of every add_argument in a file."""
-    found = []
-    for node in ast.walk(tree):
+    flags = set()
+    for node in ast.walk(tree_of(name)):
         called = getattr(node, "func", None)
         if getattr(called, "attr", "") == "add_argument" or getattr(called, "id", "") == "add":
             texts = [a.value for a in node.args if isinstance(getattr(a, "value", None), str)]
             dest = [k.value.value for k in node.keywords if k.arg == "dest"]
             names = dest or [text for text in texts if text.startswith("--")] or texts
-            found += [name.lstrip("-").replace("-", "_") for name in names[:1]]
-    return found
+            flags |= {name.lstrip("-").replace("-", "_") for name in names[:1]}
+    return flags
 
 
 def reads_of(*names):
     """Names read as `args.name` (or getattr(args, "name")) anywhere in these files."""
     read = set()
-    for node in (node for name in names for node in ast.walk(tree_of(REPO / name))):
+    for node in (node for name in names for node in ast.walk(tree_of(name))):
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
             owner = getattr(node.value, "id", getattr(node.value, "attr", None))
             read |= {node.attr} if owner in ("args", "options") else set()  # args.lr, self.args.lr
@@ -440,7 +381,7 @@ def reads_of(*names):
     return read
 
 
-@pytest.mark.parametrize("name", names([*FILES, *SCRIPTS]))
+@pytest.mark.parametrize("name", [*FILES, *SCRIPTS])
 def test_every_flag_is_read(name):
     """A flag that nobody reads is a lie in the help. Each `--some-flag` has an `args.some_flag` in
     the same file; the flags that all trainers share may be read in the plumbing or in every
@@ -449,15 +390,15 @@ def test_every_flag_is_read(name):
     if name == "parts/runs.py":
         by_all = (reads_of(path, "parts/rollouts.py") for path in MOVED)
         read |= set.intersection(*by_all) | reads_of("parts/parallel.py")
-    elif REPO / name in FILES:
+    elif name in FILES:
         read |= reads_of("parts/runs.py", "parts/parallel.py", "parts/prompting.py")
-    assert {*flags_of(tree_of(REPO / name))} <= read
+    assert flags_of(name) <= read
 
 
-@pytest.mark.parametrize("name", names(FILES))
+@pytest.mark.parametrize("name", FILES)
 def test_float64_is_made_on_the_cpu(name):
     """A Mac's GPU has no float64: `x.double()` there ends the run."""
-    text = (REPO / name).read_text(encoding="utf-8")
+    text = text_of(name)
     for line in re.findall(r".*(?<!\.cpu\(\))\.double\(\).*", text):
         assert "> 0)" in line or "== 0)" in line or "equal" in line or "cdf = " in line, line
 
@@ -465,7 +406,7 @@ def test_float64_is_made_on_the_cpu(name):
 # ---- examples ----
 
 
-@pytest.mark.parametrize("name", names(FILES))
+@pytest.mark.parametrize("name", FILES)
 def test_docstring_examples(name):
     """Examples worked by hand are the first thing a reader believes. They run, and there is at
     least one."""
@@ -495,7 +436,7 @@ def check_metrics(logged, explained):
     assert sorted(explained - logged) == [], "a row in docs/metrics.md, but never logged"
 
 
-@pytest.mark.parametrize("name", names(TRAINERS))
+@pytest.mark.parametrize("name", TRAINERS)
 def test_metrics_page_is_the_log(name, tmp_path, llama_folder, reward_folder):
     """Every key in metrics.jsonl has a row in docs/metrics.md, and every row a key: two steps on
     sixteen pairs, with an evaluation."""
@@ -514,5 +455,5 @@ def test_metrics_page_is_the_log(name, tmp_path, llama_folder, reward_folder):
     argv += " --eval-every 1 --eval-fraction 0.25"
     importlib.import_module(module(name)).main(argv.split())
     logged = {key for row in files.read_jsonl(tmp_path / "run/metrics.jsonl") for key in row}
-    tables = metric_rows((REPO / "docs/metrics.md").read_text(encoding="utf-8"))
+    tables = metric_rows(text_of("docs/metrics.md"))
     check_metrics(logged, tables["every trainer"] | tables[name])

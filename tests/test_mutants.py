@@ -1,16 +1,18 @@
-"""A broken file is read, or refused in one line that names it (bytes of CSV and JSONL: test_fairness_text.py)."""
+"""A broken file is read, or refused in one line that names it."""
 
 import json
 import random
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+import audit
 import evaluate
+import fairness
 import rank
-from parts import evaluation_page, frontier
-from parts.files import UserError
+from conftest import REPO
+from parts import evaluation_page, frontier, twins
+from parts.files import UserError, read_jsonl, write_json
 from parts.reports import read_run
 from parts.rows import plain_text
 from parts.votes import counted, item_sha256, load_items, read_log
@@ -29,12 +31,11 @@ ANN = {"name": "Ann Li", "profile": "Ann Li, 2 years.", "role": "chef", "note": 
 PEOPLE = [{"id": i} | ANN for i in range(4)]
 ITEM = {"id": "i", "task": "t", "prompt": "p", "a": "x y", "b": "z", "a_model": "m", "b_model": "n"}
 ITEMS = [ITEM | {"id": f"i{k}", "gold": None if k else "a"} for k in range(3)]
-VOTE = {
-    "schema": 1, "event": "vote", "event_id": "e0", "item_id": "i1", "item_sha256": item_sha256(ITEM),
-    "annotator": "ann", "session": "s", "shown": {"left": "a", "right": "b"}, "choice": "a", "strength": 2,
-    "reasons": [], "comment": "", "gold_pass": None, "repeat_of": None, "undoes": None, "ms_active": 5,
-    "ms_wall": 5, "ts_client": "t", "ts_server": "t", "guidelines_sha256": "0", "app": "1",
-}  # fmt: skip
+VOTE = json.loads("""{"schema": 1, "event": "vote", "annotator": "ann", "session": "s",
+"shown": {"left": "a", "right": "b"}, "choice": "a", "strength": 2, "reasons": [], "comment": "",
+"gold_pass": null, "repeat_of": null, "undoes": null, "ms_active": 5, "ms_wall": 5,
+"ts_client": "t", "ts_server": "t", "guidelines_sha256": "0", "app": "1"}""")
+VOTE["item_sha256"] = item_sha256(ITEM)
 VOTES = [VOTE | {"event_id": f"e{k}", "item_id": f"i{k}"} for k in (1, 2)]
 RUN = {
     "args": {"model": "m", "prompts": "p", "batch_size": 4, "pairs": ["x"]},
@@ -59,6 +60,18 @@ def mutant(rows, rng):
     if how == 3:
         return data[:at]
     return data[:at] + rng.randbytes(3) + data[at + 1 :] if how == 4 else data
+
+
+PIECES = [b",", b'"', b"\n", b"\x00", b"\xff", b";", b"nan", b"3", b""]
+
+
+def slips(data, rng):
+    """Bytes with one to three slips in them."""
+    data = bytearray(data)
+    for _ in range(rng.randrange(1, 4)):
+        at = rng.randrange(len(data))
+        data[at : at + rng.randrange(3)] = rng.choice(PIECES)
+    return bytes(data)
 
 
 def prompts(path):
@@ -99,7 +112,7 @@ def items(path):
 def log(path):
     run = path.parent / "run"
     run.mkdir(exist_ok=True)
-    (run / "args.json").write_text(json.dumps(RUN))
+    write_json(run / "args.json", RUN)
     (run / "metrics.jsonl").write_bytes(path.read_bytes())
     for _, points, same in frontier.load_runs([str(run)]).values():
         if points:
@@ -114,17 +127,53 @@ def record(path):
     frontier.load_runs([str(path.parent)])
 
 
+def decisions(path):
+    audit.load_people(audit.parse_args([str(path), "--y-pred", "p", "--group", "g"]))
+
+
+def names(path):
+    twins.load_names(path, 2)
+
+
+def slots(path):
+    twins.load_slot(f"age={path}")
+
+
+def templates(path):
+    twins.load_twins(path, 9, twins.load_names(REPO / "data/names.csv", 2))
+
+
+def votes_by_group(path):
+    fairness.study_votes(path, ("advance", "hold", "reject"))
+
+
+def answers(path):
+    fairness.main(["text", str(path), "--out", str(path.parent / "out"), "--overwrite"])
+
+
+def rows_of(name):
+    return list(read_jsonl(REPO / "data" / name))[:200:30]
+
+
+DECISIONS = b"id,p,g\n" + b"".join(b"%d,%d,%c\n" % (i, i % 2, b"aabb"[i % 4]) for i in range(8))
+NAMES, SLOTS = ((REPO / "data" / name).read_bytes() for name in ("names.csv", "slots.csv"))
+ANSWERS = [{"response": "How old are you? advance", "group": "a"}, {"response": "hold"}]
 READ = [(prompts, PROMPTS), (pairs, [PAIR] * 3), (candidates, PEOPLE), (votes, VOTES)]
-READ += [(items, ITEMS), (log, LOG), (record, [RUN])]
+READ += [(items, ITEMS), (log, LOG), (record, [RUN]), (answers, ANSWERS * 3)]
+READ += [(decisions, DECISIONS), (names, NAMES), (slots, SLOTS)]
+READ += [(templates, rows_of("twins.jsonl")), (votes_by_group, rows_of("screen_train.jsonl"))]
+READ += [(votes_by_group, rows_of("rank_train.jsonl"))]
 
 
-@pytest.mark.parametrize("read, rows", READ, ids=[read.__name__ for read, _ in READ])
-def test_two_hundred_mutants(tmp_path, capsys, read, rows):
-    rng, refused = random.Random(0), 0
-    path = Path(write_rows(tmp_path / "file.jsonl", rows))
+@pytest.mark.parametrize("read, good", READ, ids=[read.__name__ for read, _ in READ])
+def test_two_hundred_mutants(tmp_path, capsys, read, good):
+    """`good`: the rows of a JSONL, or the bytes of a CSV."""
+    rng, refused, path = random.Random(0), 0, tmp_path / "file"
+    path.write_bytes(good) if isinstance(good, bytes) else write_rows(path, good)
     read(path)
     for _ in range(200):
-        path.write_bytes(data := mutant(rows, rng))
+        data = slips(good, rng) if isinstance(good, bytes) else mutant(good, rng)
+        path.write_bytes(data)
         try:
             read(path)
         except UserError as error:

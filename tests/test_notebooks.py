@@ -10,7 +10,6 @@ import importlib
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -21,7 +20,7 @@ import pytest
 import torch
 from nbclient import NotebookClient
 
-from conftest import REPO
+from conftest import REPO, copy_of_the_repository
 
 FOLDER = REPO / "notebooks"
 NAMES = [path.name for path in sorted(FOLDER.glob("*.ipynb"))]
@@ -84,14 +83,6 @@ def test_a_notebook_shows_what_it_did(name):
     assert set(notebook.metadata) == {"kernelspec", "language_info"}
     assert (FOLDER / name).stat().st_size < 300_000
     assert "image/svg+xml" in str(outputs), "no figure"
-
-
-def copy_of_the_repository(target):
-    """Without what the commands make: nothing that lies in runs/ here may help."""
-    leave = shutil.ignore_patterns(
-        ".git", "runs", ".venv", ".*_cache", "__pycache__", ".ipynb_checkpoints"
-    )
-    return shutil.copytree(REPO, target, ignore=leave)
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ import pytest
 import evaluate
 from evaluate import compare_outcomes, paired, verdict
 from parts.stats import clustered_mean, detectable, score_interval
+from tiny import cases
 
 RUNS, MOST = 400, 0.06 + 2 * (0.06 * 0.94 / 400) ** 0.5  # a rate of 6 % shows up to this in 400
 
@@ -28,6 +29,10 @@ def better(y, people=None):
     return verdict(row["win_rate"], row["p"]) in ("better", "worse")
 
 
+def is_gain(gain):
+    return gain["p"] < 0.05 and not gain["low"] <= 0 <= gain["high"]
+
+
 @pytest.mark.parametrize("prompts", [2, 3, 5, 6, 8, 20, 60])
 @pytest.mark.parametrize("answers", [1, 8])
 def test_a_win_rate_of_one_half_is_seldom_a_finding(prompts, answers):
@@ -36,25 +41,34 @@ def test_a_win_rate_of_one_half_is_seldom_a_finding(prompts, answers):
     assert found <= MOST * RUNS and (found == 0 or prompts > 5)
 
 
-@pytest.mark.parametrize(
-    "pairs, prompts", [(2, 2), (12, 3), (20, 20), (60, 30), (200, 25), (300, 300)]
-)
+@cases("""
+pairs | prompts
+2 | 2
+12 | 3
+20 | 20
+60 | 30
+200 | 25
+300 | 300
+""")
 def test_a_reward_model_that_is_as_good_as_the_rule(pairs, prompts):
     """Both right in three of four pairs, each prompt with difficulties of its own."""
-    rng, found = np.random.default_rng(1), 0
-    label = np.arange(pairs) % prompts
-    for _ in range(RUNS):
-        a, b = (
-            correlated(rng, prompts, -(-pairs // prompts), 0.75).T.ravel()[:pairs] for _ in "ab"
-        )
-        gain = paired(a, b, label)
-        found += gain["p"] < 0.05 and not gain["low"] <= 0 <= gain["high"]
+    rng, label = np.random.default_rng(1), np.arange(pairs) % prompts
+
+    def draw():
+        return correlated(rng, prompts, -(-pairs // prompts), 0.75).T.ravel()[:pairs]
+
+    found = sum(is_gain(paired(draw(), draw(), label)) for _ in range(RUNS))
     assert found <= MOST * RUNS and (found == 0 or pairs > 5)
 
 
-@pytest.mark.parametrize(
-    "clusters, size, rate", [(2, 4, 0.5), (5, 1, 0.9), (8, 4, 0.75), (30, 4, 0.9), (60, 2, 0.5)]
-)
+@cases("""
+clusters | size | rate
+2 | 4 | 0.5
+5 | 1 | 0.9
+8 | 4 | 0.75
+30 | 4 | 0.9
+60 | 2 | 0.5
+""")
 def test_intervals_cover(clusters, size, rate):
     rng, missed = np.random.default_rng(2), {"share": 0, "mean": 0}
     label = np.arange(clusters).repeat(size)
@@ -77,7 +91,6 @@ def test_what_is_there_is_found():
     now = before = 0
     for _ in range(RUNS):
         a, b = ((rng.random(120) < rate).astype(float) for rate in (0.8, 0.65))
-        gain = paired(a, b, np.arange(120))
-        now += gain["p"] < 0.05 and not gain["low"] <= 0 <= gain["high"]
+        now += is_gain(paired(a, b, np.arange(120)))
         before += clustered_mean(a - b)["p"] < 0.05
     assert now >= 0.98 * before and before > 0.6 * RUNS

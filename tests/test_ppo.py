@@ -1,9 +1,9 @@
 """ppo.py: the math by numbers worked on paper (float64, to 1e-7), models, rollout, update, runs."""
 
-import json
 import math
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,7 +20,9 @@ from test_losses import F64, close, on, t
 from tiny import (
     CHATML,
     cases,
+    error_of,
     pair_rows,
+    read_json,
     tiny_model,
     tiny_reward_model,
     tiny_tokenizer,
@@ -147,14 +149,13 @@ def make_world(folder):
     for family in ("gpt2", "llama"):
         world[family] = tiny_model(family, folder)
         reward = Path(tiny_reward_model(family, folder / "reward", seed=5))
-        config = json.loads((reward / "config.json").read_text())
-        config |= {"reward_mean": 0.7, "reward_std": 2.5}
-        (reward / "config.json").write_text(json.dumps(config))
+        scale = {"reward_mean": 0.7, "reward_std": 2.5}
+        files.write_json(reward / "config.json", read_json(reward / "config.json") | scale)
         world[f"{family} reward"] = str(reward)
     return world
 
 
-def line(world, out, flags, family):
+def line(world, out, flags, family="llama"):
     argv = ["--model", world[family], "--prompts", world["prompts"], "--out", out, "--rollouts 8"]
     argv = words(*argv, *flags)
     for i, flag in enumerate(argv):
@@ -165,30 +166,38 @@ def line(world, out, flags, family):
     return argv
 
 
+def loaded(world, *flags, family="llama"):
+    args = ppo.parse_args(line(world, "no/such/folder", flags, family))
+    run = runs.Run("ppo", args, [], (), ())
+    return args, run, ppo.load_models(args, run)
+
+
 def begun(world, *flags, family="llama", critic="policy"):
+    """A run at its first step."""
     own = f"--critic {critic} --batch-size 8 --ppo-epochs 1 --max-new-tokens 7 --lr 1e-3"
     own += " --warmup 0 --schedule constant"
-    args = ppo.parse_args(line(world, "no/such/folder", (own, *flags), family))
-    run = runs.Run("ppo", args, [], (), ())
-    models = ppo.load_models(args, run)
-    head = models[2].score.weight
-    if not head.any():
-        nn.init.normal_(head, std=0.3, generator=torch.Generator().manual_seed(6))
+    args, run, models = loaded(world, own, *flags, family=family)
+    policy, _, critic, *_, tokenizer = models
+    if not critic.score.weight.any():
+        generator = torch.Generator().manual_seed(6)
+        nn.init.normal_(critic.score.weight, std=0.3, generator=generator)
     run.step = run.planned = 1
-    run.state = {"policy": models[0], "critic": models[2]}
-    run.start(models[0], models[-1], args.lr)
-    return args, run, models
+    run.state = {"policy": policy, "critic": critic}
+    run.start(policy, tokenizer, args.lr)
+    return SimpleNamespace(
+        args=args, run=run, models=models, policy=policy, critic=critic, tokenizer=tokenizer
+    )
 
 
-def filled(args, run, models, rows=ROWS, generic=True, seed=3):
+def filled(start, rows=ROWS, generic=True):
     """One rollout, advantages and returns; `generic`: policy and critic have moved since."""
-    b = ppo.rollout(args, run, models, rows, seed)
+    b = ppo.rollout(start.args, start.run, start.models, rows, seed=3)
     generator = torch.Generator().manual_seed(7)
     for key in ("logps", "values") if generic else ():
         noise = torch.randn(b[key].shape, generator=generator) / 5
         b[key] += noise * b["mask"]
     sides = (b[key] for key in ("scores", "logps", "ref_logps", "mask"))
-    rewards, b["kl"] = ppo.shape_rewards(*sides, 0.05, b["finished"], args.no_end_penalty)
+    rewards, b["kl"] = ppo.shape_rewards(*sides, 0.05, b["finished"], start.args.no_end_penalty)
     advantages, b["returns"] = ppo.gae(rewards, b["values"], b["mask"])
     b["advantages"] = ppo.masked_whiten(advantages, b["mask"])
     return b
@@ -200,20 +209,28 @@ def per_row(b, change):
 
 def gradients(monkeypatch, update, args, run, *rest):
     """(gradient of all trained modules as a vector, for each optimiser step; the logged row)"""
-    found = []
+    vectors = []
 
     def caught(where):
         weights = [p for module in run.modules for p in module.parameters()]
-        found.append(torch.cat([p.grad.flatten() for p in weights if p.grad is not None]))
+        vectors.append(torch.cat([p.grad.flatten() for p in weights if p.grad is not None]))
         run.optimizer.zero_grad()
         loss, run.loss = run.loss, 0.0
-        return {"loss": loss, "lr": 0.0, "grad_norm": found[-1].norm().item(), "skipped_steps": 0}
+        return {"loss": loss, "lr": 0.0, "grad_norm": vectors[-1].norm().item(), "skipped_steps": 0}
 
     with monkeypatch.context() as patch:
         patch.setattr(run, "update", caught)
         row = update(args, run, *rest)
-    assert min(vector.norm() for vector in found) > 1e-3, "a gradient of zero passes anything"
-    return found, row
+    assert min(vector.norm() for vector in vectors) > 1e-3, "a gradient of zero passes anything"
+    return vectors, row
+
+
+def update(start, b):
+    return ppo.update(start.args, start.run, start.policy, start.critic, b)
+
+
+def update_gradients(monkeypatch, start, b):
+    return gradients(monkeypatch, ppo.update, start.args, start.run, start.policy, start.critic, b)
 
 
 def gap(a, b):
@@ -235,7 +252,7 @@ def near(row, expected, **tolerance):
 
 
 def read(path):
-    return [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
+    return list(files.read_jsonl(path))
 
 
 def trained(rows):
@@ -244,28 +261,29 @@ def trained(rows):
 
 def test_critic_from_the_reward_model_starts_as_the_score(world):
     """At the last column: (raw score − .7)/2.5. In another unit it starts with such advantages."""
-    _, _, (_, _, critic, _, tokenizer) = begun(world, critic="rm")
+    start = begun(world, critic="rm")
     texts = ["Hold.", "Strengths: sql, kafka.", "x"]
     prompts = [row["prompt"] for row in pair_rows(len(texts))]
     answers = [[{"role": "assistant", "content": text}] for text in texts]
-    rows = [common.encode_pair(tokenizer, p, answer) for p, answer in zip(prompts, answers)]
-    ids, attention_mask, _ = common.pad_rows(*zip(*rows), common.pad_id(tokenizer))
+    rows = [common.encode_pair(start.tokenizer, p, answer) for p, answer in zip(prompts, answers)]
+    ids, attention_mask, _ = common.pad_rows(*zip(*rows), common.pad_id(start.tokenizer))
     with torch.no_grad():
-        start = reward_models.reward_scores(critic, ids, attention_mask)
+        scores = reward_models.reward_scores(start.critic, ids, attention_mask)
     plain = reward_models.reward_function(world["llama reward"], raw=True)(prompts, texts)
-    assert close(start, [(x - 0.7) / 2.5 for x in plain], 1e-5) and start.std() > 0.1
+    assert close(scores, [(x - 0.7) / 2.5 for x in plain], 1e-5) and scores.std() > 0.1
 
 
 def test_three_models_or_one(world):
-    _, _, (_, reference, critic, *_) = begun(world, critic="shared")
-    assert not any(p.requires_grad for p in reference.parameters())
-    assert sum(p.numel() for p in critic.parameters()) == 33
-    args, run, models = begun(world, "--lora-rank 2", critic="shared")
-    assert models[0] is models[1]
-    for name, weight in models[0].named_parameters():
+    start = begun(world, critic="shared")
+    assert not any(p.requires_grad for p in start.models[1].parameters())
+    assert sum(p.numel() for p in start.critic.parameters()) == 33
+    start = begun(world, "--lora-rank 2", critic="shared")
+    assert start.policy is start.models[1]
+    for name, weight in start.policy.named_parameters():
         if "lora_B" in name:
             weight.data.fill_(0.05)
-    b = ppo.rollout(args, run, models, ROWS, args.seed)
+    given = start.args, start.run, start.models
+    b = ppo.rollout(*given, ROWS, start.args.seed)
     base = common.load_policy(world["llama"], trainable=False)
     with torch.no_grad():
         base = common.token_logps(base, *(b[key] for key in ppo.ROWS))
@@ -275,7 +293,7 @@ def test_three_models_or_one(world):
     expected = {"val/kl": kl, "val/score": b["scores"].mean().item()}
     expected["val/length"] = b["mask"].sum().item() / 8
     expected |= {"val/n": 8, "val/cut": 1 - b["finished"].float().mean().item()}
-    assert near(ppo.evaluate(args, run, models, None, ROWS)[0], expected, rel=1e-5)
+    assert near(ppo.evaluate(*given, None, ROWS)[0], expected, rel=1e-5)
 
 
 @cases("""
@@ -287,21 +305,21 @@ llama | rm | 1.0
 """)
 def test_first_minibatch_has_ratio_one_and_kl_zero(family, critic, temperature, world, monkeypatch):
     flags = f"--temperature {temperature} --micro-tokens 140"
-    args, run, models = begun(world, flags, family=family, critic=critic)
-    b = filled(args, run, models, generic=False)
+    start = begun(world, flags, family=family, critic=critic)
+    b = filled(start, generic=False)
     mask = b["mask"]
     assert b["ids"].shape[1] - b["lengths"].min() > 20, "prompts of one length"
-    _, row = gradients(monkeypatch, ppo.update, args, run, models[0], models[2], b)
+    _, row = update_gradients(monkeypatch, start, b)
     row |= ppo.rollout_row(b, b["kl"], 0.05)
     expected = dict.fromkeys("approx_kl sample_gap kl/ref kl/token kl/k3".split(), 0)
     expected |= {"ratio/mean": 1, "ratio/max": 1, "clip_frac": 0, "value_clip_frac": 0}
     expected["value_loss"] = ((b["values"] - b["returns"])[mask] ** 2).mean().item() / 2
     assert near(row, expected, rel=1e-5, abs=1e-5)
-    trunk = models[0] if critic == "shared" else models[2]
+    trunk = start.policy if critic == "shared" else start.critic
     for i, length in enumerate(b["lengths"].tolist()):
         with torch.no_grad():
             hidden = trunk.base_model(input_ids=b["ids"][i : i + 1, :length])[0]  # (1, n, H)
-            expected = models[2].score(hidden)[0, :-1, 0][mask[i, 1:length]]
+            expected = start.critic.score(hidden)[0, :-1, 0][mask[i, 1:length]]
         assert close(b["values"][i][mask[i]], expected, 1e-4)
     assert b["values"][mask].std() > 0.1 and not b["values"][~mask].any()
 
@@ -316,18 +334,18 @@ def test_rounding_moves_no_ratio(dtype, critic, world, monkeypatch):
     """In half precision π_old is a forward in the update's own micro-batches: the first ratio is 1
     to the bit."""
     flags = f"--dtype {dtype} --temperature 0.7 --micro-tokens 140 --batch-size 3"
-    args, run, models = begun(world, flags, critic=critic)
-    b = filled(args, run, models, generic=False)
+    start = begun(world, flags, critic=critic)
+    b = filled(start, generic=False)
     assert ("sampler_logps" in b) == (dtype != "fp32")
     sampler_logps, mask = b.get("sampler_logps", b["logps"]), b["mask"]
-    _, row = gradients(monkeypatch, ppo.update, args, run, models[0], models[2], b)
+    _, row = update_gradients(monkeypatch, start, b)
     exact = dict.fromkeys(("approx_kl", "clip_frac"), 0)
     assert near(
         row, exact | {"ratio/max": 1, "ratio/mean": 1}, abs=0 if "sampler_logps" in b else 1e-5
     )
     gaps = (b["logps"] - sampler_logps)[mask]
     assert (gaps.abs().max() > 1e-4) == (dtype != "fp32")
-    rows = ppo.minibatches(args, run, 8, epoch=0)[0]
+    rows = ppo.minibatches(start.args, start.run, 8, epoch=0)[0]
     first = (b["logps"] - sampler_logps)[rows].abs().max().item()
     assert row["sample_gap"] == pytest.approx(first, abs=2e-5)
 
@@ -335,27 +353,27 @@ def test_rounding_moves_no_ratio(dtype, critic, world, monkeypatch):
 def test_none_drops_the_answer(world):
     """No score is not 0. The ids are those drawn, which need not survive decode and encode; a
     function that fails on five of eight would train on what it likes to parse."""
-    args, run, models = begun(world, "--reward-fn some_are_none")
-    b, kept = filled(args, run, models), [0, 2, 3, 4, 6, 7]
+    start = begun(world, "--reward-fn some_are_none")
+    b, kept = filled(start), [0, 2, 3, 4, 6, 7]
     assert {len(v) for k, v in b.items() if k != "unscored"} == {6}
     assert b["rows"] == [ROWS[i] for i in kept] and b["prompts"] == [PROMPTS[i] for i in kept]
-    drawn = sampling.sample(models[0], models[-1], PROMPTS, max_new_tokens=7, seed=3)
+    drawn = sampling.sample(start.policy, start.tokenizer, PROMPTS, max_new_tokens=7, seed=3)
     ids = [drawn.response_ids[i] for i in kept]
-    assert models[-1](b["texts"]).input_ids != ids, "nothing here would notice"
+    assert start.tokenizer(b["texts"]).input_ids != ids, "nothing here would notice"
     assert [r[m].tolist() for r, m in zip(b["ids"], b["mask"])] == ids
     row = ppo.rollout_row(b, b["kl"], 0.05)
     assert (row["reward/unscored_frac"], row["episodes"]) == (0.25, 6)
     assert row["reward/mean"] == pytest.approx(22 / 6)
-    assert ppo.rollout(args, run, models, ROWS[1:3], 3)["unscored"] == 0.5, "half may fail"
-    args, run, models = begun(world, "--reward-fn most_are_none")
-    with pytest.raises(files.UserError, match=r"--reward-fn: 5 of 8 answers got no score"):
-        filled(args, run, models)
+    two = ppo.rollout(start.args, start.run, start.models, ROWS[1:3], 3)
+    assert two["unscored"] == 0.5, "half may fail"
+    start = begun(world, "--reward-fn most_are_none")
+    assert "--reward-fn: 5 of 8 answers got no score" in error_of(filled, start)
 
 
 def test_the_log_of_a_rollout(world):
     """kl/ref is a mean over answers of sums, kl/token and advantage/abs_mean are over actions."""
-    args, run, models = begun(world)
-    b = filled(args, run, models)
+    start = begun(world)
+    b = filled(start)
     row, mask, scores = ppo.rollout_row(b, b["kl"], 0.3), b["mask"], b["scores"]
     k1, lengths = (b["logps"] - b["ref_logps"])[mask].double(), mask.sum(1)
     expected = {
@@ -372,8 +390,8 @@ def test_the_log_of_a_rollout(world):
 @each_critic
 def test_gradient_for_every_cut(critic, world, monkeypatch):
     """E2, E3. In any forwards, wider by random ids, upside down: one update."""
-    args, run, models = begun(world, critic=critic)
-    b = filled(args, run, models)
+    start = begun(world, critic=critic)
+    b = filled(start)
     for key in ("mask", "attention_mask"):  # answers of different lengths
         b[key][3, b["lengths"][3] - 4 :] = False
     b["lengths"] = b["attention_mask"].sum(1)
@@ -386,8 +404,8 @@ def test_gradient_for_every_cut(critic, world, monkeypatch):
     forwards, seen = Spy(monkeypatch, ppo, "token_logps"), []
     some = int(3 * b["lengths"].max())
     for tokens, other in ((10**6, b), (some, b), (1, b), (10**6, wide), (10**6, turned)):
-        args.micro_tokens = tokens
-        seen.append(gradients(monkeypatch, ppo.update, args, run, models[0], models[2], other))
+        start.args.micro_tokens = tokens
+        seen.append(update_gradients(monkeypatch, start, other))
         assert gap(seen[-1][0], seen[0][0]) < 2e-6
         assert seen[-1][1] == pytest.approx(seen[0][1], rel=2e-5, abs=1e-6)
     assert len(forwards.calls) > 1 + 2 + 8 + 1, "some parts, then eight"
@@ -399,10 +417,10 @@ def test_gradient_for_every_cut(critic, world, monkeypatch):
 def test_the_rollout_is_fixed_before_the_update(world):
     """Recomputed in each pass, old log-probs would never let the clip act."""
     flags = "--batch-size 4 --ppo-epochs 2 --micro-tokens 140 --lr 1e-2"
-    args, run, models = begun(world, flags)
-    b = filled(args, run, models, generic=False)
+    start = begun(world, flags)
+    b = filled(start, generic=False)
     held = {k: v.clone() for k, v in b.items() if torch.is_tensor(v)}
-    row = ppo.update(args, run, models[0], models[2], b)
+    row = update(start, b)
     assert row["sample_gap"] < 2e-5 and row["ratio/max"] > 1.2 and row["clip_frac"] > 0
     assert not any(b[key].requires_grad for key in held)
     assert all(torch.equal(b[key], value) for key, value in held.items())
@@ -410,28 +428,28 @@ def test_the_rollout_is_fixed_before_the_update(world):
 
 def test_ragged_tail(world, monkeypatch):
     flags = "--batch-size 4 --ppo-epochs 2 --micro-tokens 1000000 --reward-fn vowels"
-    args, run, models = begun(world, flags)
-    b = filled(args, run, models, rows=[*ROWS, *ROWS[3:5]])
-    spy, given = Spy(monkeypatch, run, "micro_batches"), (args, run, models[0], models[2])
-    found, row = gradients(monkeypatch, ppo.update, *given, b)
+    start = begun(world, flags)
+    b = filled(start, rows=[*ROWS, *ROWS[3:5]])
+    spy = Spy(monkeypatch, start.run, "micro_batches")
+    vectors, row = update_gradients(monkeypatch, start, b)
     batches = [batch.tolist() for batch, _ in spy.calls]
     assert [len(x) for x in batches] == [4, 4, 2, 4, 4, 2] and row["updates"] == 6
     first, second = sum(batches[:3], []), sum(batches[3:], [])
     assert sorted(first) == sorted(second) == list(range(10)) and first != second
     two = per_row(b, lambda v: v[batches[2]] if torch.is_tensor(v) else v[:2])
-    assert gap(found[2:3], gradients(monkeypatch, ppo.update, *given, two)[0][:1]) < 1e-5
+    assert gap(vectors[2:3], update_gradients(monkeypatch, start, two)[0][:1]) < 1e-5
 
 
 def test_the_log_of_an_update_is_its_mean(world, monkeypatch):
     """Over all actions of 2 passes of 3 uneven batches; a mean of means is another number."""
-    args, run, models = begun(world, "--batch-size 3 --ppo-epochs 2 --micro-tokens 1")
-    b = filled(args, run, models)
+    start = begun(world, "--batch-size 3 --ppo-epochs 2 --micro-tokens 1")
+    b = filled(start)
     mask, rows = b["mask"], [b[key] for key in ppo.ROWS]
     b["logps"] += 0.3 * mask  # most ratios are below 1
-    _, row = gradients(monkeypatch, ppo.update, args, run, models[0], models[2], b)
+    _, row = update_gradients(monkeypatch, start, b)
     with torch.no_grad():
-        logps, entropies = common.token_logps(models[0], *rows, with_entropy=True)
-        values = ppo.values_of(models[2], models[2], *rows)
+        logps, entropies = common.token_logps(start.policy, *rows, with_entropy=True)
+        values = ppo.values_of(start.critic, start.critic, *rows)
     policy, clipped = ppo.ppo_policy_loss(logps, b["logps"], b["advantages"], mask)
     value, value_clipped = ppo.ppo_value_loss(values, b["values"], b["returns"], mask)
     d = logps - b["logps"]
@@ -441,7 +459,7 @@ def test_the_log_of_an_update_is_its_mean(world, monkeypatch):
     }  # fmt: skip
     expected = {key: x[mask].float().mean().item() for key, x in columns.items()}
     assert 0 < expected["clip_frac"] < 1 and 0 < expected["value_clip_frac"] < 1
-    first = np.random.default_rng([args.seed, run.step, 0]).permutation(8)[:3]
+    first = np.random.default_rng([start.args.seed, start.run.step, 0]).permutation(8)[:3]
     expected |= {"ratio/max": d.exp()[mask].max().item(), "updates": 6}
     expected["sample_gap"] = d[first].abs().max().item()
     assert near(row, expected, rel=1e-4, abs=1e-6)
@@ -449,14 +467,14 @@ def test_the_log_of_an_update_is_its_mean(world, monkeypatch):
 
 def test_one_scale_for_policy_and_critic(world):
     """fp16's scaler: a value loss that goes around `run.backward` is 1000 times too small."""
-    found = []
+    weights = []
     for scaled in (False, True):
-        args, run, models = begun(world)
-        run.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, enabled=scaled)
-        ppo.update(args, run, models[0], models[2], filled(args, run, models))
-        weights = [p for module in run.modules for p in module.parameters()]
-        found.append(nn.utils.parameters_to_vector(weights).detach())
-    assert (found[0] - found[1]).abs().max() < 2e-5
+        start = begun(world)
+        start.run.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, enabled=scaled)
+        update(start, filled(start))
+        parameters = [p for module in start.run.modules for p in module.parameters()]
+        weights.append(nn.utils.parameters_to_vector(parameters).detach())
+    assert (weights[0] - weights[1]).abs().max() < 2e-5
 
 
 # ---- whole runs ----
@@ -494,12 +512,9 @@ def test_another_tokenizer_in_the_reward_model(world, tmp_path):
     own = tiny_tokenizer(vocab_size=290, template=CHATML)
     reward = ("--reward-model", tiny_reward_model("gpt2", tmp_path, tokenizer=own))
     said = r"--critic rm: the tokenizer of .* \(290 entries\).*\(300\)"
-    with pytest.raises(files.UserError, match=said):
-        begun(world, *reward, critic="rm")
+    assert re.search(said, error_of(loaded, world, *reward, "--critic rm"))
     for flags, critic in ((reward, "policy"), ((), "rm"), (["--reward-fn vowels"], "policy")):
-        args = ppo.parse_args(line(world, "no/folder", flags, "llama"))
-        ppo.load_models(args, runs.Run("ppo", args, [], (), ()))
-        assert args.critic == critic
+        assert loaded(world, *flags)[0].critic == critic
 
 
 def test_the_loop_hands_on(world, tmp_path, monkeypatch):
@@ -556,7 +571,7 @@ def test_prompts_and_splits(world, tmp_path, capsys):
 
     def loaded(rows, *flags):
         prompts = write_rows(tmp_path / "p.jsonl", rows)
-        args = ppo.parse_args(line(world | {"prompts": prompts}, "no/folder", flags, "llama"))
+        args = ppo.parse_args(line(world | {"prompts": prompts}, "no/folder", flags))
         parts = ppo.load_data(args, common.load_tokenizer(world["llama"]))
         return [[row["prompt"] for row in part] for part in parts]
 
@@ -570,18 +585,18 @@ def test_prompts_and_splits(world, tmp_path, capsys):
     drawn = sum(places, [])
     assert sorted(drawn[:12]) == sorted(drawn[12:]) == list(range(12)) and drawn[:12] != drawn[12:]
     assert epochs == (0, 0, 1) and rollouts.prompts_of_step(12, 8, 1, 1)[0] != places[0]
-    args, run, models = begun(world, "--max-length 32 --eval-fraction 0")
-    whole = [common.encode_prompt(models[-1], row["prompt"]) for row in ROWS]
+    start = begun(world, "--max-length 32 --eval-fraction 0")
+    whole = [common.encode_prompt(start.tokenizer, row["prompt"]) for row in ROWS]
     long = sum(len(ids) > 25 for ids in whole)
-    ppo.load_data(args, models[-1])
+    ppo.load_data(start.args, start.tokenizer)
     assert 2 < long < 8 and f"prompts 8, cut to 25 tokens {long};" in capsys.readouterr().out
-    assert filled(args, run, models)["prompt_ids"] == [ids[-25:] for ids in whole]
+    assert filled(start)["prompt_ids"] == [ids[-25:] for ids in whole]
 
 
 def test_a_small_file_validates_and_trains_long_enough(world, tmp_path, capsys):
     """20 prompts: 5 % was one prompt, which chose the weights of a single step."""
     prompts = write_rows(tmp_path / "p.jsonl", [{"prompt": f"Ask {i}."} for i in range(20)] * 2)
-    args = ppo.parse_args(line(world | {"prompts": prompts}, "no/folder", (), "llama"))
+    args = ppo.parse_args(line(world | {"prompts": prompts}, "no/folder", ()))
     train, val = ppo.load_data(args, common.load_tokenizer(world["llama"]))
     sides = [{row["prompt"] for row in rows} for rows in (train, val)]
     assert not sides[0] & sides[1] and len(sides[0] | sides[1]) == 20
@@ -599,7 +614,7 @@ def test_a_small_file_validates_and_trains_long_enough(world, tmp_path, capsys):
     printed = capsys.readouterr().out
     few = "validation 4 prompts, too few (under 8) to choose weights by: the last are written"
     assert few.replace("4", str(rows[0]["val/n"])) in printed
-    assert json.loads((out / "args.json").read_text())["args"]["restore"] == "last"
+    assert read_json(out / "args.json")["args"]["restore"] == "last"
     assert re.search(
         r"^step 1: 100% of 8 answers were cut at --max-new-tokens 5; raise it$", printed, re.M
     )
@@ -614,7 +629,7 @@ def test_evaluations_answer_validation_prompts_and_show_greedy_answers(
     other = world | {"prompts": write_rows(tmp_path / "p.jsonl", rows)}
     spy, out = Spy(monkeypatch, ppo, "rollout"), tmp_path / "run"
     flags = "--steps 1 --batch-size 4 --max-new-tokens 5 --restore last --reward-fn vowels"
-    assert ppo.main(line(other, out, [flags], "llama")) == 0
+    assert ppo.main(line(other, out, [flags])) == 0
     asked = [{row["split"] for row in call[3]} for call in spy.calls]
     assert asked == [{"train"}, {"val"}, {"train"}, {"val"}], "preflight, start, step 1, end"
     model, tokenizer = common.load_policy(out), common.load_tokenizer(out)
@@ -633,14 +648,10 @@ None | policy
 def test_the_default_critic_fits(free, critic, world, monkeypatch, capsys):
     """34,000 weights: the policy's step takes 34 MB with its logits, a critic as much again."""
     monkeypatch.setattr(ppo.memory, "free_memory", lambda device: free)
-    args = ppo.parse_args(line(world, "no/folder", ["--reward-fn vowels"], "llama"))
-    ppo.load_models(args, runs.Run("ppo", args, [], (), ()))
-    assert args.critic == critic
+    assert loaded(world, "--reward-fn vowels")[0].critic == critic
     printed = capsys.readouterr().out
     assert ("critic     shared: one of its own needs 0.0 GB" in printed) == (critic == "shared")
     monkeypatch.setattr(ppo, "all_max", lambda lacks: True)  # another rank has less memory
     for flags, expected in (("", "shared"), (" --critic policy", "policy")):
-        argv = line(world, "no/folder", [f"--reward-fn vowels{flags}"], "llama")
-        args = ppo.parse_args(argv)
-        ppo.load_models(args, runs.Run("ppo", args, [], (), ()))
+        args, *_ = loaded(world, f"--reward-fn vowels{flags}")
         assert args.critic == expected, "ranks agree; a choice of the user's stays"

@@ -1,8 +1,8 @@
 """rank.py: a reward model's order of candidates, whatever the order of the file."""
 
 import csv
-import json
 import random
+import re
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +14,7 @@ import tiny
 from conftest import REPO
 from parts import files, reward_models
 from parts.blinding import blinded
-from parts.files import UserError
-from tiny import cases, printed
+from tiny import cases, error_of, printed
 
 
 @pytest.fixture
@@ -104,12 +103,9 @@ def test_csv_cells_come_through(rank, tmp_path):
 
 def test_a_cell_is_no_formula_and_the_file_is_private(rank, tmp_path):
     """A profile that began with =HYPERLINK(…) ran in the spreadsheet of whoever opened the list."""
-    evil = ["=1+1", "+1", "-cmd|' /C calc'!A0", "@SUM(A1)", "\t=1", " =1"]
-    found = rank([{"id": i, "profile": text, "role": "r"} for i, text in enumerate(evil)])
-    assert {row["profile"] for row in found} == {
-        "+1",
-        *(f"'{text}" for text in evil if text != "+1"),
-    }
+    formulas = ["=1+1", "-cmd|' /C calc'!A0", "@SUM(A1)", "\t=1", " =1"]
+    people = [{"id": i, "profile": x, "role": "r"} for i, x in enumerate(["+1", *formulas])]
+    assert {row["profile"] for row in rank(people)} == {"+1", *(f"'{x}" for x in formulas)}
     for name in ("ranked.csv", "report.json", "report.html"):
         assert (tmp_path / "out" / name).stat().st_mode & 0o777 == 0o600
 
@@ -117,21 +113,19 @@ def test_a_cell_is_no_formula_and_the_file_is_private(rank, tmp_path):
 def test_blind_takes_the_names_out(rank, capsys):
     """First and last names, initials, addresses and pronouns stayed, and a profile without its name
     ended the run."""
-    texts = {
-        "Ann Li": "Ann Li, 3 years. Ann Li led.",
-        "Amy Lee": "LEE, Amy, 3 years. Amy led.",
-        "Bo": "x",
-    }
-    people = [{"id": n, "name": n, "profile": text, "role": "r"} for n, text in texts.items()]
+    names = ("Ann Li", "Amy Lee", "Bo")
+    texts = ["Ann Li, 3 years. Ann Li led.", "LEE, Amy, 3 years. Amy led.", "x"]
+    people = [{"id": n, "name": n, "profile": x, "role": "r"} for n, x in zip(names, texts)]
     found = rank(people, "--blind", "name")
     assert sorted(rank.seen) == 2 * ["the candidate, 3 years. the candidate led."] + ["x"]
     said = printed(capsys)
     assert "names are replaced in 2 profiles" in said and "not nicknames" in said
     assert "No name in 1 profiles, such as Bo" in said
-    assert {row["profile"] for row in found} == {*texts.values()}
+    assert {row["profile"] for row in found} == {*texts}
     assert {row["text_scored"] for row in found} == {*rank.seen}
-    with pytest.raises(UserError, match="no profile has its name in it, such as 'Amy Lee'"):
-        rank([people[1] | {"profile": "They led Leeds."}], "--blind", "name", "--overwrite")
+    people = [people[1] | {"profile": "They led Leeds."}]
+    line = error_of(rank, people, "--blind", "name", "--overwrite")
+    assert "no profile has its name in it, such as 'Amy Lee'" in line
 
 
 @cases("""
@@ -178,10 +172,7 @@ def test_names_that_are_missing_or_words_are_said(rank, tmp_path, capsys):
     assert {row["text_scored"] for row in found} > {"Of unknown soups.", "the candidate led."}
     assert "No name in the column of 3 candidates, such as b, c, e: look at them" in said
     assert "1 parts of names are words of the role and stay, such as Ruby (d)" in said
-    assert (
-        "1 parts of names are words elsewhere, but replaced if they have a capital: Will (a)"
-        in said
-    )
+    assert "1 parts of names are words elsewhere, but replaced if they have a capital: Will (a)" in said  # fmt: skip
 
 
 def test_what_an_order_cannot_say_stands_above_it(rank, tmp_path, capsys):
@@ -224,12 +215,10 @@ def test_a_role_is_text_and_a_file_has_an_at_sign(tmp_path, monkeypatch, rank):
         (message,) = stage.role_prompt(stage.role_of_flag(role))
         assert message == {"role": "user", "content": wanted}
     for role in ("README.md", "@role.txt", "https://x.org/chef"):
-        with pytest.raises(
-            UserError, match=r":1: the role is .*; give its text: nothing is opened"
-        ):
-            rank([{"id": 0, "profile": "x", "role": role}])
-    with pytest.raises(UserError, match="--role https://x.org/chef: nothing is fetched"):
-        stage.role_of_flag("https://x.org/chef")
+        line = error_of(rank, [{"id": 0, "profile": "x", "role": role}])
+        assert re.search(":1: the role is .*; give its text: nothing is opened", line)
+    line = error_of(stage.role_of_flag, "https://x.org/chef")
+    assert "--role https://x.org/chef: nothing is fetched" in line
     (tmp_path / "chef").mkdir()
     assert stage.role_of_flag("chef") == "chef"  # a folder
 
@@ -244,12 +233,9 @@ None | p | no longer there as they were
 def test_what_the_reward_model_saw_stands_at_the_order(tmp_path, rank, capsys, task, prompt, words):
     """A keyword-stuffed profile came first by a reward model that never saw profiles."""
     pairs = tiny.write_rows(tmp_path / "pairs.jsonl", [{"task": task, "prompt": prompt}] * 2)
-    record = {
-        "args": {"pairs": [pairs]},
-        "sha256": {pairs: files.fingerprint(pairs) if task else 0},
-    }
+    hashes = {pairs: files.fingerprint(pairs) if task else 0}
     (tmp_path / "rm").mkdir()
-    (tmp_path / "rm/args.json").write_text(json.dumps(record))
+    files.write_json(tmp_path / "rm/args.json", {"args": {"pairs": [pairs]}, "sha256": hashes})
     people = tiny.write_rows(tmp_path / "p.jsonl", PEOPLE)
     ranked(tmp_path / "rm", people, tmp_path / "o")
     assert words in printed(capsys)
@@ -288,15 +274,13 @@ text | flags | message
 def test_bad_candidates_are_named(tmp_path, text, flags, message):
     path = tmp_path / "c.csv" if text.startswith("id") else tmp_path / "c.jsonl"
     path.write_bytes(text.encode("latin-1"))
-    with pytest.raises(UserError) as error:
-        ranked("nowhere", path, tmp_path / "out", *flags)
-    line = str(error.value)
-    assert message in line and "\n" not in line and not (tmp_path / "out").exists()
+    assert message in error_of(ranked, "nowhere", path, tmp_path / "out", *flags)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_cut_profile_is_named(tmp_path, capsys):
     rm = Path(tiny.tiny_reward_model("llama", tmp_path))
-    (rm / "args.json").write_text(json.dumps({"args": {"max_length": 100}, "sha256": {}}))
+    files.write_json(rm / "args.json", {"args": {"max_length": 100}, "sha256": {}})
     people = [{"id": "long", "profile": "python " * 90}, {"id": "short", "profile": "x"}]
     rows = ranked(rm, tiny.write_rows(tmp_path / "p.jsonl", people), tmp_path / "o", "--role", "r")
     assert "1 were cut to the reward model's --max-length, such as long" in capsys.readouterr().out
@@ -307,7 +291,6 @@ def test_a_cut_profile_is_named(tmp_path, capsys):
 def test_the_old_command_names_the_new_one(rank, tmp_path, capsys):
     people = tiny.write_rows(tmp_path / "p.jsonl", PEOPLE)
     evaluate.main(["rank", "--candidates", people, "--out", str(tmp_path / "old")])
-    assert (
-        capsys.readouterr().err == "evaluate.py rank is now python rank.py, with the same flags\n"
-    )
+    said = capsys.readouterr().err
+    assert said == "evaluate.py rank is now python rank.py, with the same flags\n"
     assert (tmp_path / "old/ranked.csv").read_text().count("\n") == 7

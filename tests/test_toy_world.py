@@ -127,10 +127,10 @@ def test_grpo_default_with_kl_in_the_loss(scale, factor):
     def loss_of(logits):
         logps, share = answer_rows(logits), torch.softmax(logits, -1).detach()
         columns = logps, logps.detach(), pull(advantages, share) / share, MASK, ref_logps
-        how = dict(beta=BETA, normalizer=1)
-        losses = [  # each by itself, since the KL of an answer counts by its share as well
-            grpo_rubric.grpo_loss(*(x[i : i + 1] for x in columns), **how)[0] for i in range(4)
-        ]
+        each = (  # by itself, since the KL of an answer counts by its share as well
+            [x[i : i + 1] for x in columns] for i in range(4)
+        )
+        losses = [grpo_rubric.grpo_loss(*x, beta=BETA, normalizer=1)[0] for x in each]
         return share @ torch.stack(losses)
 
     lands_on(torch.softmax(train(loss_of, REF.log())[0], -1), optimum(BETA * factor))

@@ -4,8 +4,10 @@ import argparse
 import functools
 import json
 import math
+import re
 import sys
 from collections import defaultdict
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,9 +15,8 @@ import pytest
 import watch
 from conftest import REPO
 from parts import viewer
-from parts.files import UserError
 from parts.texts import judge_directed, repetition, same_answer, text_metrics
-from tiny import cases, table
+from tiny import cases, error_of, read_json, table, write_rows
 from watch import Watcher, replay
 
 sys.path.insert(0, str(REPO / "bench"))
@@ -25,6 +26,7 @@ outcome = functools.cache(alarms.outcome)  # runs of known truth, 100 in place o
 R, PERFECT = "reward/mean", "reward/frac_perfect"
 UP = [0.4 + 0.025 * k for k in range(9)]  # v at steps 0 to 40
 RISING = {R: [0.4 + 0.005 * t for t in range(80)]}
+DEEP = "[" * 100_000
 HACK = RISING, UP + UP[::-1]  # r climbs on, v turns at step 40
 
 
@@ -40,8 +42,9 @@ def made(columns, v=(), every=5):
 
 
 def write_log(folder, rows, tail=""):
-    path = folder / "metrics.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows) + tail, encoding="utf-8")
+    path = Path(write_rows(folder / "metrics.jsonl", rows))
+    with open(path, "a") as file:
+        file.write(tail)
     return path
 
 
@@ -229,11 +232,9 @@ judge/usd 1*80; v 16..24/40 24..16/40 | target=.1 judge_budget=0 steps=80 | targ
 judge/usd 1*80; v 16..24/40 24..16/40 | judge_budget=0 steps=80 | judge_budget | 0
 """)
 def test_stop_reasons_and_exit_codes(cell, options, expected, code):
-    given = dict(option.split("=") for option in options.split())
-    given = {
-        k: x if k == "on_hack" else int(x) if k == "patience" else float(x)
-        for k, x in given.items()
-    }
+    read = {"on_hack": str, "patience": int}
+    given = (option.split("=") for option in options.split())
+    given = {key: read.get(key, float)(value) for key, value in given}
     found = Watcher(rows=made(*curves(cell)), **given).stop_reason()
     assert (found, watch.exit_code(found)) == (expected, code)
 
@@ -309,9 +310,8 @@ def test_live_is_replay_is_resume(seed, tmp_path, capsys):
         assert [resumed.add(row) for row in logged[cut:]] == told[cut:]
     argv = path, "--patience", 3, "--out", tmp_path / "report.json"
     run(capsys, *argv)
-    with pytest.raises(UserError, match="--out .* exists"):
-        run(capsys, *argv)
-    report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+    assert re.search("--out .* exists", error_of(run, capsys, *argv))
+    report = read_json(tmp_path / "report.json")
     assert [e["rule"] for e in report["events"]] == [e.rule for events in told for e in events]
     assert (report["state"], report["best_step"]) == said[-1][::2]
 
@@ -360,26 +360,27 @@ def test_a_rule_without_its_keys_is_never_passed(tmp_path, capsys):
     assert "R6 dead_groups (reward/frac_mixed)" in out and "R9 length_doubled" not in out
 
 
-ROW = '{"step": 1}\n'
-NO_LOGS = {
-    "": ": no complete row",
-    '{"step": 1, "re': ": no complete row",
-    ROW + '{"step": 2, "re\n' + ROW: ":2: expected",
-    ROW + "[1, 2]\n": ":2: expected",
-    '{"step": 1.5}\n': ":1: expected",
-    '{"step": 1, "x": ' + "[" * 100_000 + "\n": ":1: expected",
-    "\x89PNG\r\n\x1a\n\0\n": ":1: expected",
-}
-
-
-def test_what_is_no_log(tmp_path, capsys):
+@cases(r"""
+content | words
+None | no such file
+'' | no complete row
+'{"step": 1, "re' | no complete row
+'{"step": 1}\n{"step": 2, "re\n{"step": 1}\n' | 2: expected
+'{"step": 1}\n[1, 2]\n' | 2: expected
+'{"step": 1.5}\n' | 1: expected
+'{"step": 1, "x": DEEP\n' | 1: expected
+'\x89PNG\r\n\x1a\n\0\n' | 1: expected
+""")
+def test_what_is_no_log(tmp_path, content, words):
     path = tmp_path / "metrics.jsonl"
-    for content, told in ({None: ": no such file"} | NO_LOGS).items():
-        if content is not None:
-            path.write_bytes(content.encode("latin-1"))
-        with pytest.raises(UserError) as error:
-            watch.main([str(path)])
-        assert str(error.value).startswith(f"{path}{told}")
+    if content is not None:
+        path.write_bytes(content.replace("DEEP", DEEP).encode("latin-1"))
+    line = error_of(watch.main, [str(path)])
+    assert line.startswith((f"{path}:{words}", f"{path}: {words}"))
+
+
+def test_the_cut_off_line_of_a_log_is_said(tmp_path, capsys):
+    path = tmp_path / "metrics.jsonl"
     write_log(tmp_path, made({R: [0.5] * 3}), tail='{"step": 4, "reward/me')
     assert "3 rows, line 4 is cut off" in run(capsys, path)[1]
 
@@ -392,8 +393,8 @@ def test_the_flags_of_the_run_are_the_replays(tmp_path, capsys):
     (tmp_path / "args.json").write_text(json.dumps({"args": saved}))
     assert "val_plateau at step 45 " in run(capsys, tmp_path)[1]
     assert "max_steps at step 60 " in run(capsys, tmp_path, "--patience", 0)[1]
-    with pytest.raises(UserError, match="add --patience"):
-        watch.main([str(tmp_path), "--patience", "0", "--baseline", "0.4"])
+    argv = [str(tmp_path), "--patience", "0", "--baseline", "0.4"]
+    assert "add --patience" in error_of(watch.main, argv)
     for cell, flags, status in table("""
         text/repetition 0*3 .5 | | 0
         text/repetition 0*3 .5 | --strict | 1
@@ -403,21 +404,27 @@ def test_the_flags_of_the_run_are_the_replays(tmp_path, capsys):
         assert run(capsys, write_log(tmp_path, made(*curves(cell))), *flags.split())[0] == status
 
 
-@pytest.mark.parametrize("content", [
-    "", '{"args": {"patience": 3', "[1]", '{"args": 5}', '{"stage": "ppo"}', '{"args": null}',
-    '{"args": {"patience": "5"}}', '{"args": {"target": [1]}}', '{"args": {"on_hack": 7}}',
-    "\x89PNG\0", "[" * 100_000,
-])  # fmt: skip
+BROKEN_ARGS = r"""
+{"args": {"patience": 3
+[1]
+{"args": 5}
+{"stage": "ppo"}
+{"args": null}
+{"args": {"patience": "5"}}
+{"args": {"target": [1]}}
+{"args": {"on_hack": 7}}
+\x89PNG\0
+"""
+
+
+@pytest.mark.parametrize("content", [DEEP, *BROKEN_ARGS.split("\n")])
 def test_what_is_no_args_json(content, tmp_path):
     """A cut or foreign args.json was a traceback; it names the file, the reason and the fix."""
     write_log(tmp_path, made({R: [0.5] * 3}))
     (tmp_path / "args.json").write_bytes(content.encode("latin-1"))
-    with pytest.raises(UserError) as error:
-        watch.main([str(tmp_path)])
-    message = str(error.value)
-    assert message.startswith(f"{tmp_path / 'args.json'}: not the args.json of a run (")
-    assert message.endswith("delete it to replay the log with the default flags")
-    assert "\n" not in message
+    line = error_of(watch.main, [str(tmp_path)])
+    assert line.startswith(f"{tmp_path / 'args.json'}: not the args.json of a run (")
+    assert line.endswith("delete it to replay the log with the default flags")
 
 
 def test_a_trainer_asks_with_its_own_flags():
@@ -428,33 +435,37 @@ def test_a_trainer_asks_with_its_own_flags():
     argv = "--patience 3 --target 0.8 --baseline 0.5 --margin 1 --on-hack warn --judge-budget 4"
     given = dict(patience=3, target=0.8, baseline=0.5, margin=1, on_hack="warn", judge_budget=4)
     assert Watcher(parser.parse_args(argv.split())).options == Watcher(**given).options
-    for every, patience, validation, said in (
-        (20, 5, True, "5 evaluations = 100 steps"),
-        (20, 5, False, "goes unnoticed"),
-        (20, 0, True, "no plateau"),
-        (0, 5, True, "no validation but before and after the run"),
-    ):
-        args = argparse.Namespace(eval_every=every, patience=patience)
-        assert said in watch.promise(args, validation)
-    for given, validation, said in (
-        (dict(baseline=0.5), True, "add --patience"),
-        (dict(margin=1), True, "--baseline"),
-        (dict(target=0.5, eval_every=0), True, "no effect"),
-        (dict(baseline=0.5, patience=5, eval_every=5), False, "no effect"),
-    ):
-        with pytest.raises(UserError, match=said):
-            watch.promise(argparse.Namespace(**given), validation)
 
 
-@pytest.mark.parametrize("rows, said", [
-    ([{"step": 1, "reward/mean": 0.1}], "time was not logged"),
-    ([{"step": 0, "time_s": 3.0}], "3 s"),
-    ([{"step": 1, "time_s": 3.0, "judge/calls": None}], "3 s, 3 a step"),
-    ([{"step": 1, "time_s": "4", "judge/calls": 2.0}], "time was not logged; 2 judge calls"),
-])  # fmt: skip
-def test_costs_of_other_logs(rows, said):
+@cases("""
+flags | validation | words
+{"eval_every": 20, "patience": 5} | True | 5 evaluations = 100 steps
+{"eval_every": 20, "patience": 5} | False | goes unnoticed
+{"eval_every": 20, "patience": 0} | True | no plateau
+{"eval_every": 0, "patience": 5} | True | no validation but before and after the run
+{"baseline": 0.5} | True | error: add --patience
+{"margin": 1} | True | error: --baseline
+{"target": 0.5, "eval_every": 0} | True | error: no effect
+{"baseline": 0.5, "patience": 5, "eval_every": 5} | False | error: no effect
+""")
+def test_what_a_run_promises_of_its_alarms(flags, validation, words):
+    given = argparse.Namespace(**flags), validation
+    if words.startswith("error: "):
+        assert words.removeprefix("error: ") in error_of(watch.promise, *given)
+    else:
+        assert words in watch.promise(*given)
+
+
+@cases("""
+row | costs
+{"step": 1, "reward/mean": 0.1} | time was not logged
+{"step": 0, "time_s": 3.0} | 3 s
+{"step": 1, "time_s": 3.0, "judge/calls": None} | 3 s, 3 a step
+{"step": 1, "time_s": "4", "judge/calls": 2.0} | time was not logged; 2 judge calls
+""")
+def test_costs_of_other_logs(row, costs):
     """What a log does not hold was 0 s."""
-    assert viewer.costs(rows) == said
+    assert viewer.costs([row]) == costs
 
 
 PROSE = (
@@ -541,8 +552,16 @@ def test_alarms_on_simulated_runs(kind, rule, share):
     assert share[0] <= sum(rule in fired for fired in first) / 100 <= share[1]
 
 
-@pytest.mark.parametrize("kind", ["healthy, noisy", "slow", "slow, 64 answers", "flat, 64 answers",
-                                  "slow, 1 answers", "flat, 2 answers", "flat, 4 answers"])  # fmt: skip
+@cases("""
+kind
+healthy, noisy
+slow
+slow, 64 answers
+flat, 64 answers
+slow, 1 answers
+flat, 2 answers
+flat, 4 answers
+""")
 def test_healthy_runs_are_not_stopped(kind):
     """Of 40 runs at most 3 end early. Before, all 40 of the slow ones did, by patience 5, and
     half or more of the noisy ones with status 3."""

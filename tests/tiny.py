@@ -284,3 +284,17 @@ def words(*flags):
     path with blanks."""
     parts = (flag.split() if flag[:2] in ("", "--") else [flag] for flag in map(str, flags))
     return [word for part in parts for word in part]
+
+
+def read_json(path):
+    return json.loads(Path(path).read_text(encoding="utf-8"))
+
+
+def error_of(command, *arguments):
+    """The message of the UserError that a call ends with; it is one line."""
+    from parts.files import UserError  # here: conftest.py imports this file before the path is set
+
+    with pytest.raises(UserError) as caught:
+        command(*arguments)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
