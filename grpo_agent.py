@@ -42,7 +42,7 @@ import watch
 from grpo_rubric import CLIP, SCALES, group_advantages, grpo_loss
 from parts import parallel, prompting, rollouts, runs, sampling, server
 from parts.dialogue import visible
-from parts.files import UserError, command, load_function, number, where_raised, write_jsonl
+from parts.files import UserError, command, finite, load_function, number, where_raised, write_jsonl
 from parts.guard import Guard, weights_to_write, write_summary
 from parts.means import mean
 from parts.rollouts import by_group, weighted_sums
@@ -114,7 +114,8 @@ def parse_args(argv=None):
 #     reset(seed) → messages;   step(text) → (message or None, reward, done, info)
 # All randomness comes from its own random.Random(seed). info is flat numbers; that of the last turn
 # is logged. Optional: run_out() → (reward, info), asked when turns or context are used up;
-# prose = False, if the turns are no sentences. Steps of different episodes run in threads.
+# metadata, a dict for rollouts.jsonl; prose = False, if the turns are no sentences. Steps of
+# different episodes run in threads.
 
 
 def environment(args):
@@ -145,6 +146,7 @@ class Trajectory:
     samples: list = field(default_factory=list)  # {"ids", "logps", "turns": [(start, end)]} each
     truncated: bool = False  # a turn was cut, or the context was full
     error: str = None  # what the environment raised, with file and line
+    metadata: dict = field(default_factory=dict)  # the environment's own notes
     ruling: object = None  # RULER's `Grade`, with its reason
 
     def texts(self):
@@ -171,6 +173,7 @@ def play(make, seeds, act, numbers=None):
             on = pool.map(lambda pair, text: guarded(pair[0], turn, pair[1], text), live, texts)
             live = [pair for pair, goes_on in zip(live, list(on), strict=True) if goes_on]
     for t, env in zip(trajectories, envs, strict=True):
+        guarded(t, add_metadata, env)
         t.score = t.metrics.get(env.val_key, 0.0)
     return trajectories
 
@@ -181,6 +184,16 @@ def guarded(t, function, *arguments):
         return function(t, *arguments)
     except Exception as error:  # of the user's own file
         t.error = where_raised(error)
+
+
+def add_metadata(t, env):
+    """The environment's own notes; ValueError if a line of rollouts.jsonl cannot hold them."""
+    try:
+        metadata = finite(getattr(env, "metadata", None) or {})
+        json.dumps(metadata, ensure_ascii=False).encode()
+    except (TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise ValueError(f"metadata is no JSON: {error}") from None
+    t.metadata = metadata
 
 
 def begin(t, env):
@@ -488,7 +501,7 @@ def rollout_rows(step, split, trajectories, g, parts, rewards, advantages):
             step=step, split=split, group=i // g, sample=i % g, seed=t.seed, messages=t.messages,
             reward=rewards[i], components={name: values[i] for name, values in parts.items()},
             advantage=advantages[i], tokens=t.tokens(), truncated=t.truncated, metrics=t.metrics,
-            error=t.error, ruler=t.ruling and t.ruling.ruled(),
+            error=t.error, metadata=t.metadata, ruler=t.ruling and t.ruling.ruled(),
         )
         for i, t in enumerate(trajectories)
     ]  # fmt: skip

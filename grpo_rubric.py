@@ -18,11 +18,14 @@ Run          python grpo_rubric.py
 Writes       a model folder, args.json, metrics.jsonl, samples.jsonl, rollouts.jsonl, summary.json,
              judge_cache.jsonl, judge_unread.jsonl, checkpoint/
 Reference    Shao et al. 2024, arXiv 2402.03300, eq. 3 (GRPO); DAPO: 2503.14476; Dr. GRPO:
-             2503.20783; GSPO: 2507.18071; RLOO: 2402.14740; rubrics as rewards: 2507.17746
+             2503.20783; GSPO: 2507.18071; RLOO: 2402.14740; GDPO: 2601.05242; rubrics as
+             rewards: 2507.17746; on-policy distillation: Agarwal et al. 2024, 2306.13649; context
+             distillation: Askell et al. 2021, 2112.00861, Snell et al. 2022, 2209.15189
 Axes         P prompts, G answers per prompt, N = P·G, T tokens
 """
 
 import math
+import os
 import random
 import sys
 from collections import Counter
@@ -35,9 +38,10 @@ import judge as judges
 import ruler
 import watch
 from common import at_least_fp32, batch_indices, kl_estimates, pad_id
-from parts import parallel, prompting, reward_models, rollouts, rubrics, runs, server
-from parts.files import UserError, command, no_effect, number
+from parts import dialogue, parallel, prompting, reward_models, rollouts, rubrics, runs, server
+from parts.files import UserError, brief, command, no_effect, number
 from parts.guard import LEAST_VALIDATION, Guard, weights_to_write, write_summary
+from parts.lora import adapter_off
 from parts.means import mean
 from parts.questions import talk
 from parts.recipe import recipe_arguments
@@ -53,6 +57,7 @@ TRAIN_RATIO = 0.8  # of the rows, if the file has no split and is not small
 CLIP = {"token": (0.2, 0.28), "sequence": (3e-4, 4e-4)}  # DAPO's clip-higher; GSPO, section 5.1
 SHOW = ("reward/mean", "reward/frac_mixed", "entropy", "length/mean", "lr")  # on the bar
 HEADLINE = ("val/score", "val/gold", "reward/mean")  # before and after
+FIELD = "{reference}"  # in --teacher-system
 REWARDS = ("rubric", "checks", "ruler", "model")
 SCALES, AGGREGATIONS = ("center", "std", "loo"), ("token", "sequence", "fixed")
 
@@ -90,6 +95,27 @@ def group_advantages(rewards, scale="center"):
     elif scale == "loo":
         centred = centred * n / (n - 1).clamp(min=1)
     return torch.where(signal, centred, 0.0)
+
+
+def gdpo_advantages(rewards_KPG, weights):
+    """A = Σ_k w_k·(r_k − mean)/(deviation + 1e-4), each in its group, ÷ (deviation of all + 1e-4)
+
+    rewards_KPG   K rewards of each answer; an answer that lacks one of them (NaN) is in no mean
+    returns       (P, G): each reward counts alike, whatever its spread  [GDPO, 2601.05242, eq. 4-6]
+
+    By hand: (1, 0) and (0, 10) are (.7071, −.7071) and (−.7071, .7071): 3 to 1 leaves ±1.4142 of
+    the first, over a deviation of 2.
+    >>> rewards = torch.tensor([[[1.0, 0.0]], [[0.0, 10.0]]])
+    >>> [round(x, 3) for x in gdpo_advantages(rewards, [3, 1])[0].tolist()]
+    [0.707, -0.707]
+    """
+    lost_PG = rewards_KPG.isnan().any(dim=0)
+    rewards_KPG = rewards_KPG.masked_fill(lost_PG, math.nan)
+    normed = [group_advantages(rewards_PG, "std") for rewards_PG in rewards_KPG]
+    total_PG = sum(w * x for w, x in zip(weights, normed, strict=True))
+    advantages = group_advantages(total_PG.masked_fill(lost_PG, math.nan))
+    variance = (advantages**2).sum() / ((~lost_PG).sum() - 1).clamp(min=1)  # their mean is 0
+    return advantages / (variance.sqrt() + 1e-4)
 
 
 def token_losses(
@@ -199,9 +225,11 @@ def parse_args(argv=None):
     add("--gold", help="FILE:FUNCTION, such as data/recruiter.py:reward; on validation answers alone, to choose weights and stop")
     add("--val-metric", choices=("checks", "rubric", "model"), help="validation score (default: checks if every row has one, else rubric)")
     add("--eval-temperature", type=number(at_least=0), default=0.0, help="temperature of validation, 0: greedy (default %(default)s)")
+    add("--teacher", help="model folder or hub id that the answers are trained towards, by its log-probs; rewards are only logged")
+    add("--teacher-system", metavar="FILE_OR_TEXT", help="system message of the teacher alone; {reference}: the row's (teacher: the start)")
     # measured in tests/test_toy_world.py: with --beta only loo lands on the optimum, center on that of β·G/(G−1);
     # std makes a near tie in RULER, .80 and .81, pull as hard as .1 and .9
-    add("--scale", choices=SCALES, default="center", help="how the rewards of a group are centred and scaled (default %(default)s)")
+    add("--scale", choices=(*SCALES, "gdpo"), default="center", help="divisor of centred rewards; gdpo: each its own (default %(default)s)")
     add("--loss", choices=("clip", "gspo"), default="clip", help="clip the ratio of each token, or of each answer (default %(default)s)")
     add("--aggregation", choices=AGGREGATIONS, help="mean over tokens, answers or a fixed length (default token, GSPO sequence)")
     add("--overlong", choices=("keep", "mask", "penalty"), default="keep", help="cut answers: train, leave out, penalise (default keep)")
@@ -232,6 +260,8 @@ def check_arguments(args):
     weights = args.reward = rollouts.reward_weights(args.reward or ["rubric"], REWARDS)
     if ("model" in weights or args.val_metric == "model") != bool(args.reward_model):
         raise UserError("--reward model and --reward-model FOLDER go together")
+    args.distil = args.teacher is not None or args.teacher_system is not None
+    args.beta = args.beta or float(args.distil)
     args.level = "sequence" if args.loss == "gspo" else "token"
     args.aggregation = args.aggregation or args.level
     if args.level == "sequence" and args.aggregation != "sequence":
@@ -387,6 +417,77 @@ class Graders:
         )
 
 
+class Teacher:
+    """A frozen model whose log-probs the answers are trained towards: --teacher, or the start."""
+
+    def __init__(self, args, run, start, tokenizer, rows):
+        """rows: those to train on, whose prompts are read once to see that they fit."""
+        self.args, self.tokenizer, self.model, flag = args, tokenizer, start, "--teacher"
+        if args.teacher:
+            cause = f"its tokens are not those of --model {args.model}"
+            if common.load_tokenizer(args.teacher, flag).get_vocab() != tokenizer.get_vocab():
+                raise UserError(f"{flag} {args.teacher}: {cause}")
+            self.model = common.load_policy(args.teacher, run.dtype, run.device, False, flag=flag)
+        is_own = args.teacher_system is not None
+        self.instruction = read_instruction(args.teacher_system) if is_own else None
+        self.encoded = [self.prompt(row) for row in rows] if is_own else []
+        self.longest = max(map(len, self.encoded), default=0) + args.max_new_tokens
+        if self.longest > common.max_positions(self.model.config):
+            sizes = f"{self.longest} tokens with --max-new-tokens {args.max_new_tokens}"
+            raise UserError(f"--teacher-system: {sizes} exceed what the teacher reads; shorten it")
+
+    def prompt(self, row):
+        """Ids of a row's prompt after the instruction, which takes the place of --system.
+
+        The row's reference stands for {reference}; where a row has none, lines that ask for it are
+        left out. A prompt that is no list of turns (`dialogue.as_turns`) has the text in front.
+        """
+        flag, place = "--teacher-system", row.place or row.task_id
+        lines = [x for x in self.instruction.splitlines() if row.reference or FIELD not in x]
+        text = "\n".join(lines).replace(FIELD, row.reference or "").strip()
+        if not text:
+            raise UserError(f"{flag}: {place} has no reference, and each line asks for one")
+        (prompt,) = dialogue.as_turns(self.tokenizer, conversation(row, self.args.system))
+        if not isinstance(prompt, str):
+            ids = common.encode_prompt(self.tokenizer, conversation(row, text))
+            if ids == common.encode_prompt(self.tokenizer, conversation(row)):
+                raise UserError(f"{flag}: the chat template shows nothing of it, a system message")
+            return ids
+        if dialogue.is_rendered(self.tokenizer, prompt):
+            raise UserError(f"{flag}: {place} is rendered by a template already; give messages")
+        return common.encode_prompt(self.tokenizer, f"{text}\n\n{prompt}")
+
+    def logps(self, run, b):
+        """(N, T) log-probs of the answers in b, each token in its own column of b.
+
+        position     0      1      2      3      4      5      6
+        teacher      s0     s1     p0     p1     a0     a1     end      s: the instruction
+        student      p0     p1     a0     a1     end                    = the columns of b
+        """
+        rows = b
+        if self.instruction:
+            prompts = [self.prompt(row) for row in b["rows"]]
+            answers = [ids[mask].tolist() for ids, mask in zip(b["ids"], b["mask"], strict=True)]
+            padded = common.pad_rows(prompts, answers, pad_id(self.tokenizer))
+            rows = dict(zip(rollouts.ROWS, (x.to(run.device) for x in padded), strict=True))
+        given = rows, self.args.temperature, [range(len(rows["ids"]))]
+        with adapter_off(self.model):
+            logps = rollouts.teacher_forced(run, self.model, *given)
+        # both masks select the same tokens in the same order
+        return torch.zeros_like(b["logps"]).masked_scatter(b["mask"], logps[rows["mask"]])
+
+
+def read_instruction(value):
+    """The text of --teacher-system: a file's, if the value is the path of one."""
+    try:
+        text = Path(value).read_text(encoding="utf-8-sig") if os.path.isfile(value) else value
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--teacher-system {value}: {brief(error)}") from None
+    if len(text.split()) < 2:
+        raise UserError(f"--teacher-system {value}: no such file, and a text has several words")
+    return text.strip()
+
+
 # ---- 7. preflight ----
 
 
@@ -455,9 +556,11 @@ def graded_rollout(args, run, graders, rows, seed):
 def advantages_of(args, b):
     """Step (3): rewards and advantages, (P, G) each; a length penalty is in the second alone."""
     rewards_PG = by_group(b["rewards"], args.group_size)
-    shaped_PG = rewards_PG
-    if "overlong" in b["parts"]:
-        shaped_PG = rewards_PG + by_group(b["parts"]["overlong"], args.group_size)
+    parts_PG = {name: by_group(values, args.group_size) for name, values in b["parts"].items()}
+    if args.scale == "gdpo":
+        weights = [args.reward.get(name, 1.0) for name in parts_PG]
+        return rewards_PG, gdpo_advantages(torch.stack([*parts_PG.values()]), weights)
+    shaped_PG = rewards_PG + parts_PG.get("overlong", 0.0)
     return rewards_PG, group_advantages(shaped_PG, args.scale)
 
 
@@ -473,6 +576,8 @@ def update(args, run, reference, b, advantages, in_loss):
     """Step (4): --num-substeps optimiser steps of whole groups; their metrics over all tokens.
 
     advantages (N,); in_loss (N,) bool: answers that count, see `rollouts.split_groups`.
+    b["ref_logps"]: of a teacher, else those of the reference are computed here. The gradient of
+    ρ·k3 at ρ = 1 is (log π − log π_teacher)·∇log π: an advantage of log π_teacher − log π.
     """
     substeps = []
     for rows, active in rollouts.split_groups(args, run.step, advantages, in_loss):
@@ -592,17 +697,20 @@ def main(argv=None):
     args = parse_args(argv)
     if args.dry_run:
         return dry_run(args)
-    inputs = [args.data, args.reward_model, args.ruler_rubric]
+    inputs = [args.data, args.reward_model, args.ruler_rubric, args.teacher]
     run = runs.Run("grpo_rubric", args, [args.model, *inputs], SHOW, HEADLINE)
     train, val, test = data = load_data(args)
     run.planned = plan(args, train)
     print(watch.promise(args, bool(val)))
     args.restore = weights_to_write(args.restore, len(val), "prompts")
     graders = Graders(args, run, data)
-    policy, reference, tokenizer = load_models(args, run)
+    policy, reference, tokenizer = load_models(args, run, args.beta > 0 and not args.teacher)
     run.state = {"policy": policy}
     prompts = [conversation(row, args.system) for row in train]
     encoded, longest = rollouts.encoded_prompts(args, policy, tokenizer, prompts)
+    teacher = Teacher(args, run, reference, tokenizer, train) if args.distil else None
+    if teacher:
+        encoded, longest = [*encoded, *teacher.encoded], max(longest, teacher.longest)
     run.start(policy, tokenizer, args.lr or runs.default_lr(policy, RATES), None, longest, encoded)
     guard = Guard(run, watch.Watcher(args, run.rows()))
     if run.step == 0:
@@ -617,11 +725,14 @@ def main(argv=None):
         b = graded_rollout(args, run, graders, [train[i] for i in places], seed)
         # (3) advantages: reward − mean of the group; what could not be graded is left out
         rewards_PG, advantages_PG = advantages_of(args, b)
-        in_loss = rollouts.comparable(rewards_PG)
+        advantages, in_loss = advantages_PG.view(-1), rollouts.comparable(rewards_PG)
+        if teacher:  # teaches by the KL alone
+            b["ref_logps"] = teacher.logps(run, b)
+            advantages, in_loss = advantages * 0, in_loss | True
         if args.overlong == "mask":
             in_loss &= torch.tensor(b["finished"])
         # (4) update: clipped policy gradient, --num-substeps optimiser steps of whole groups
-        row = {"epoch": epoch} | update(args, run, reference, b, advantages_PG.view(-1), in_loss)
+        row = {"epoch": epoch} | update(args, run, reference, b, advantages, in_loss)
         guard.log(row | rollout_row(b, rewards_PG, advantages_PG) | graders.spent())
         write_rollout(run, "train", b, advantages_PG.view(-1).tolist())
         # (5) now and then: the held-out prompts, greedy; the alarms of watch.py

@@ -161,6 +161,7 @@ class Inbox:
         questions = self.mailbox["questions"][SPLITS[min(seed // SEEDS, 2)]]
         self.question = questions[seed % len(questions)]
         self.calls, self.invalid, self.listed, self.opened, self.result = 0, 0, set(), set(), {}
+        self.metadata = {key: self.question[key] for key in ("question", "answers", "source")}
         return [
             {"role": "system", "content": RULES % self.max_turns},
             {"role": "user", "content": self.question["question"]},

@@ -163,7 +163,7 @@ def in_micro_batches(run, model, b, batches, function):
 
     batches: lists of rows that are not mixed in a forward; rows in none of them stay 0.
     """
-    lengths, values = b["attention_mask"].sum(1).tolist(), torch.zeros_like(b["logps"])
+    lengths, values = b["attention_mask"].sum(1).tolist(), torch.zeros_like(b["ids"]).float()
     for rows in batches:
         for part in run.micro_batches(rows, lengths, [model]):
             t = lengths[part[0]]  # the longest stands first
@@ -214,12 +214,12 @@ def preflight(run, policy, reference, tokenizer, b):
 # ---- the models ----
 
 
-def load_models(args, run, with_reference=None):
+def load_models(args, run, with_reference):
     """(policy, reference, tokenizer): the reference is a frozen copy of the start, with LoRA the
-    policy with its adapter off, without --beta None."""
+    policy with its adapter off, or None."""
     tokenizer = common.load_tokenizer(args.model, today=args.date)
     policy = common.load_policy(args.model, run.dtype, run.device, lora_rank=args.lora_rank)
-    reference = policy if with_reference or args.beta > 0 else None
+    reference = policy if with_reference else None
     if reference and not args.lora_rank:
         reference = common.load_policy(args.model, run.dtype, run.device, trainable=False)
     return policy, reference, tokenizer
@@ -249,7 +249,7 @@ class PolicyPass:
 
     logps: torch.Tensor  # with gradient
     old_logps: torch.Tensor  # π_old, without gradient
-    ref_logps: torch.Tensor | None  # of the reference, without --beta None
+    ref_logps: torch.Tensor | None  # of the reference or a teacher, without --beta None
     advantages: torch.Tensor  # (n,)
     entropies: torch.Tensor
     mask: torch.Tensor
@@ -300,8 +300,8 @@ def policy_pass(args, policy, reference, b):
     rows = b["ids"], b["attention_mask"], b["mask"], args.temperature
     logps, entropies = token_logps(policy, *rows, with_entropy=True)
     old_logps = logps.detach() if args.num_substeps == 1 else b["logps"]
-    ref_logps = None
-    if args.beta:
+    ref_logps = b.get("ref_logps")  # of a teacher, see grpo_rubric.py
+    if args.beta and ref_logps is None:
         with torch.no_grad(), adapter_off(reference):
             ref_logps = token_logps(reference, *rows)
     gaps = (logps.detach() - b.get("sampler_logps", b["logps"])).abs()
@@ -320,7 +320,7 @@ def update(args, run, reference, b, advantages, substeps, loss):
     lengths = b["attention_mask"].sum(1).tolist() if substeps else []
     if args.num_substeps > 1:
         rescore(run, run.model, b, args.temperature, [substep.rows for substep in substeps])
-    columns = [key for key in (*ROWS, "logps", "sampler_logps") if key in b]
+    columns = [key for key in (*ROWS, "logps", "sampler_logps", "ref_logps") if key in b]
     means, steps = TokenMeans(*UPDATE_MEANS), []
     for substep in substeps:
         for part in run.micro_batches(substep.rows, lengths):

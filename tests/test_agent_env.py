@@ -5,6 +5,7 @@ import re
 import statistics
 import time
 
+import numpy as np
 import pytest
 
 import grpo_agent as g
@@ -330,7 +331,7 @@ def test_the_mailbox_and_its_baselines():
     assert sum(len({q["about"] for q in rows}) for rows in sides.values()) == 50
     for start, side in enumerate(sides):
         seeds = range(start * 10**9, start * 10**9 + len(sides[side]))
-        asked = [t.messages[1]["content"] for t in played(Inbox, "oracle", seeds)]
+        asked = [t.metadata["question"] for t in played(Inbox, "oracle", seeds)]
         assert sorted(asked) == sorted(q["question"] for q in sides[side])
     scores = {name: means(Inbox, name, seeds)[0] for name in Inbox.baselines}
     assert scores == pytest.approx(dict(oracle=1, exhaustive=43 / 48, blind=0))
@@ -422,6 +423,25 @@ def test_mailboxes_that_are_refused(change, said, tmp_path):
     for turns in (0, "8", True, 1.5):
         with pytest.raises(ValueError, match="max_turns"):
             Inbox(max_turns=turns)
+
+
+@pytest.mark.parametrize("metadata, logged", [
+    ({"n": np.float64(2), "x": float("nan")}, {"n": 2.0, "x": None}), (None, {}), ({1: (2,)}, {"1": [2]}),
+    ({"ids": {1, 2}}, None), ({"f": print}, None), ({"s": "\ud800"}, None), ({(1, 2): 3}, None),
+])  # fmt: skip
+def test_metadata_fits_in_a_line(metadata, logged):
+    """A set or half a character in it ended the run at the write, behind a traceback."""
+
+    class Noted(Inbox):
+        def reset(self, seed):
+            opening = super().reset(seed)
+            self.metadata = metadata
+            return opening
+
+    (t,) = g.play(Noted, [0], lambda live: ['{"answer": ""}'])
+    (row,) = g.rollout_rows(1, "train", [t], 1, {"env": [0.0]}, [0.0], [0.0])
+    assert row["metadata"] == (logged or {})
+    assert ("metadata is no JSON" in (t.error or "")) == (logged is None)
 
 
 def test_what_a_tool_raises_ends_its_episode_alone():

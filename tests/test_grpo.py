@@ -43,6 +43,34 @@ def test_groups_without_signal(scale):
         assert not grpo_rubric.group_advantages(given, scale).any()
 
 
+def test_gdpo_golden():
+    """Weights ¾ and ¼. Group 1: (1, 0) and (0, 10), ±.5/(.70711 + 1e-4) = ±.7070068 and ∓.7070968:
+    ¾·.7070068 − ¼·.7070968 = .3534809. Group 2: (1, 1) says nothing, (0, 4) gives ∓¼·.7070818. Over
+    the deviation of the four, .3226934 + 1e-4: 1.0950686, .5476272. An answer that lacks a reward
+    is in no mean. Summed first, the first group's sign would turn."""
+    rewards = torch.stack([t([1, 0, NAN], [1, 1, 9]), t([0, 10, 7], [0, 4, NAN])])
+    expected = t([1.0950686, -1.0950686, 0], [-0.5476272, 0.5476272, 0])
+    advantages = grpo_rubric.gdpo_advantages(rewards, [0.75, 0.25])
+    assert close(advantages, expected, 1e-6) and not advantages[:, 2].any()
+    whole = grpo_rubric.gdpo_advantages(rewards[:, :, :2], [0.75, 0.25])
+    assert close(whole, expected[:, :2], 1e-6)
+    assert not grpo_rubric.gdpo_advantages(rewards[:, :, 2:], [0.75, 0.25]).any()
+
+
+def test_gdpo_normalises_each_part():
+    """The length penalty is one more part of weight 1: GDPO's are ±.7071·(.75 − .25 + 1) = ±1.0607
+    over 1.5. Other scales add it to the sum: ±(.75 − (.125 − .25))/2."""
+    parts = {"rubric": [1.0, 0.0], "ruler": [0.0, 0.5], "overlong": [0.0, -0.25]}
+    b = {"parts": parts, "rewards": rollouts.weighted_sums(parts, {"rubric": 0.75, "ruler": 0.25})}
+    flags = "--group-size 2 --groups-per-batch 1 --reward rubric:3 --reward ruler --scale"
+    for scale, expected in (("gdpo", 0.7071), ("center", 0.4375)):
+        args = grpo_rubric.parse_args([*flags.split(), scale])
+        rewards, advantages = grpo_rubric.advantages_of(args, b)
+        assert rewards.tolist() == [[0.75, 0.125]]
+        assert close(advantages, t([expected, -expected]), 3e-4)
+    assert grpo_rubric.by_group([None, 0.1], 2)[0].isnan().tolist() == [True, False]
+
+
 NANS = [NAN] * 3
 MASK = on([1, 1, 1], [1, 1, 0], [0, 0, 0])
 LOGPS, OLD = t([-1, -1, -1], [-2, -0.5, NAN], NANS), t([-1.5, -0.5, -1], [-2, -1, NAN], NANS)
@@ -176,7 +204,7 @@ data_path=x.json dry_run=maybe | dry_run=maybe: expected true or false
 --reward model | --reward-model FOLDER go together
 --reward-model x | --reward-model FOLDER go together
 --loss cispo | --loss: invalid choice: 'cispo'
---scale gdpo | --scale: invalid choice: 'gdpo'
+--scale batch | --scale: invalid choice: 'batch'
 --data ROWS --train-ratio 0.1 | no row to train on; raise --train-ratio
 --data ROWS --train-ratio 0.99 --reward checks | line 5 has no check; use --reward rubric
 """)

@@ -219,19 +219,32 @@ def test_sampled_ppo():
     assert kl(model.policy(), optimum()) < 0.01
 
 
-def test_grpo_update_lands_on_the_optimum(monkeypatch):
-    flags = f"--scale loo --beta {BETA} --num-substeps 2 --lr 0.03 --groups-per-batch 64"
-    args, steps = grpo_rubric.parse_args([*flags.split(), *SAMPLED]), 250
+UPDATES = [  # flags, the reference's policy, steps, the bound
+    (f"--scale loo --beta {BETA} --num-substeps 2", REF, 250, 0.005),
+    ("--teacher teacher --num-substeps 1", optimum(), 300, 0.002),
+    ("--teacher teacher --num-substeps 2", optimum(), 150, 0.002),
+]
+
+
+@pytest.mark.parametrize("flags, start, steps, bound", UPDATES)
+def test_grpo_update_lands_on_the_optimum(flags, start, steps, bound, monkeypatch):
+    """With a KL to the start, and with no reward but a teacher that is the optimum already."""
+    argv = [*flags.split(), "--lr", "0.03", "--groups-per-batch", "64", *SAMPLED]
+    args = grpo_rubric.parse_args(argv)
     monkeypatch.setattr(runs, "MAX_GRAD_NORM", 100.0)
     model, reference, generator = FourLogits(), FourLogits(), torch.Generator().manual_seed(0)
+    reference.weight.data = start.log().float()
     run = begun("grpo_rubric", args, {"policy": model}, steps)
+    reward = REWARD.float() * (not args.distil)
     task, everything = argparse.Namespace(task_id="toy"), torch.ones(512, dtype=torch.bool)
     for run.step in range(1, steps + 1):
         letters, rows = model.draw(generator)
         b = dict(zip(("ids", "attention_mask", "mask"), rows), rows=[task] * 512)
         with torch.no_grad():
             b["logps"] = common.token_logps(model, *rows)
-        rewards = REWARD.float()[letters].view(64, 8)
+            if args.distil:
+                b["ref_logps"] = common.token_logps(reference, *rows)
+        rewards = reward[letters].view(64, 8)
         advantages = grpo_rubric.group_advantages(rewards, args.scale)
         grpo_rubric.update(args, run, reference, b, advantages.flatten(), everything)
-    assert kl(model.policy(), optimum()) < 0.005
+    assert kl(model.policy(), optimum()) < bound
