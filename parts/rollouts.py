@@ -214,9 +214,11 @@ def preflight(run, policy, reference, tokenizer, b):
 # ---- the models ----
 
 
-def load_models(args, run, with_reference):
+def load_models(args, run, with_reference=None):
     """(policy, reference, tokenizer): the reference is a frozen copy of the start, with LoRA the
-    policy with its adapter off, or None."""
+    policy with its adapter off, or None; by default there is one if --beta is above 0."""
+    if with_reference is None:
+        with_reference = args.beta > 0
     tokenizer = common.load_tokenizer(args.model, today=args.date)
     policy = common.load_policy(args.model, run.dtype, run.device, lora_rank=args.lora_rank)
     reference = policy if with_reference else None
