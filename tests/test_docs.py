@@ -244,7 +244,10 @@ def shop(tmp_path_factory):
         def answer(self, body):
             return Writer().draft(body) or super().answer(body)
 
-    with Judge(meets=lambda task, criterion, answer: len(criterion + answer) % 2 == 0) as judge:
+    def meets(task, criterion, answer):
+        return len(criterion + answer) % 2 == 0
+
+    with Judge(meets, score=lambda answer: len(answer) % 5 / 5) as judge:
         yield Shop(copy, judge.url)
 
 
