@@ -15,6 +15,7 @@ from collections import Counter
 import pytest
 
 from conftest import REPO
+from tiny import cases
 
 DATA = REPO / "data"
 sys.path.insert(0, str(DATA))
@@ -205,10 +206,10 @@ CHEATS = {  # every skill named, whatever was shown
 @pytest.mark.parametrize("task", grammar.TASKS)
 def test_the_best_answer_is_worth_one_and_cheats_do_not_pay(task, corpus):
     rngs = [random.Random(f"test_data/{task}/{i}") for i in range(300)]
-    cases = [grammar.make_case(rng, task, "test") for rng in rngs]
-    prompts = [grammar.prompt(case) for case in cases]
-    best = [grammar.answer(rng, case) for rng, case in zip(rngs, cases)]
-    for prompt, case in zip(prompts, cases):
+    people = [grammar.make_case(rng, task, "test") for rng in rngs]
+    prompts = [grammar.prompt(case) for case in people]
+    best = [grammar.answer(rng, case) for rng, case in zip(rngs, people)]
+    for prompt, case in zip(prompts, people):
         truth = recruiter.read(prompt)
         assert truth.shown == case["shown"] and truth.gaps == grammar.gaps(case)
         assert sorted(truth.claimed) == sorted(case["claimed"])
@@ -225,7 +226,7 @@ def test_the_best_answer_is_worth_one_and_cheats_do_not_pay(task, corpus):
     mine = [content(row, "prompt", "completion") for row in corpus if row["task"] == task]
     usual = statistics.fmean(recruiter.utility(*pair) for pair in mine)
     assert 0.4 < usual < 0.65
-    musts = [naming(", ".join(case["must"])) for case in cases]
+    musts = [naming(", ".join(case["must"])) for case in people]
     again = [f"{text}\n{text.splitlines()[-1]}" for text in best]
     long = [text + "".join(f" word{i}" for i in range(121)) for text in best]
     assert max(map(mean, (musts, prompts, again, long))) < usual
@@ -243,10 +244,12 @@ def test_names_enter_nothing():
         assert after == recruiter.reward([prompt] * 2, answers)
 
 
-CHANGED = [("prefs", "assess summary"), ("rank", "rank"), ("screen", "assess")]
-
-
-@pytest.mark.parametrize("kind, tasks", CHANGED)
+@cases("""
+kind | tasks
+prefs | assess summary
+rank | rank
+screen | assess
+""")
 def test_biased_files_differ_in_votes_only(kind, tasks):
     changed = Counter()
     for fair, biased in zip(rows_of(f"{kind}_train"), rows_of(f"{kind}_biased"), strict=True):

@@ -1,6 +1,7 @@
 """fairness.py on votes and on answers: rates by group, risky questions."""
 
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +18,12 @@ from test_audit import FORBIDDEN, write
 from tiny import cases, error_of, read_json
 
 WORDS = ("advance", "hold", "reject")
+
+
+def report_of(argv):
+    """The exit status and the report.json of a command of fairness.py."""
+    status = fairness.main(argv)
+    return status, read_json(Path(argv[argv.index("--out") + 1], "report.json"))
 
 
 def test_detector_thresholds():
@@ -42,9 +49,9 @@ def test_text_command(tmp_path, capsys):
     file, out = tmp_path / "a.jsonl", tmp_path / "o"
     argv = ["text", write(file, [*rows, {"response": "Tell me about SQL.", "group": "a"}])]
     argv += ["--out", str(out), "--overwrite", "--fail-on", "difference"]
-    assert fairness.main(argv) == 1
-    report = read_json(out / "report.json")
+    status, report = report_of(argv)
     tables, (asked,) = report["measures"][0]["tables"], report["risky"]
+    assert status == 1
     hits, said = asked["codes"]["age"], capsys.readouterr().out
     assert (hits["n"], len(set(hits["quotes"])), asked["answers"]["n"]) == (16, 5, 17)
     assert {key: [row["selected"] for row in rows] for key, rows in tables.items()} == {"asks a risky question": [8, 8], "advance": [0, 8], "no clear decision": [1, 0]}  # fmt: skip
@@ -237,9 +244,8 @@ def test_one_annotator_is_not_a_group(tmp_path):
 def test_groups_are_read_as_in_an_audit(tmp_path):
     """ "N/A" and "prefer not to say" were groups of their own, and "Black " another than "black"."""
     rows = [{"response": "advance", "prompt_id": i, "group": group} for i, group in enumerate(["Black", "black ", "White", "N/A", "Prefer not to say"] * 8)]  # fmt: skip
-    out = tmp_path / "o"
-    fairness.main(["text", write(tmp_path / "a.jsonl", rows), "--out", str(out)])
-    (part,) = read_json(out / "report.json")["measures"]
+    argv = ["text", write(tmp_path / "a.jsonl", rows), "--out", str(tmp_path / "o")]
+    (part,) = report_of(argv)[1]["measures"]
     assert [(row["group"], row["n"]) for row in part["tables"]["advance"]] == [("Black", 16), ("White", 8)]  # fmt: skip
     assert "unknown for 16 of 40 rows (40.0 %)" in " ".join(part["notes"])
     votes = [vote("hold", "advance", g, item_id=g) for g in ("Black", "black", "unknown", "White")]

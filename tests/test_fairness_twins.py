@@ -18,8 +18,8 @@ from parts.stats import holm
 from parts.twins import contrasts_of, load_names, load_twins, twin_table
 from parts.verdicts import exit_status, light, summary, verdict
 from test_audit import FORBIDDEN, assert_ours_are_theirs, with_biasguard, write
-from test_fairness_text import vote
-from tiny import cases, error_of, read_json, table
+from test_fairness_text import report_of, vote
+from tiny import cases, error_of, table
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -54,18 +54,17 @@ def test_effect_by_hand():
         assert row["direction"].startswith(f"names read as Black score {'higher' if d > 0 else 'lower'} than names read as White: {d:.2f}")  # fmt: skip
 
 
-def test_permutation_counts_every_labelling():
+@cases("""
+values | weights | strata | p
+[3, 2, 1, 0] | [0.5, 0.5, -0.5, -0.5] | xxxx | 0.333
+[3, 2, 1, 0] | [0.5, -0.5, 0.5, -0.5] | xxyy | 0.5
+[3, 2, 1, 0, 99] | [0.5, 0.5, -0.5, -0.5, 0] | xxxxx | 0.333
+[1, 1, 1, 1] | [0.5, 0.5, -0.5, -0.5] | xxxx | 1.0
+""")
+def test_permutation_counts_every_labelling(values, weights, strata, p):
     """Of 6 labellings 2 are as extreme, p = 1/3; within strata of two, 2 of 4. Weight 0 stays."""
-    apart, mixed = [0.5, 0.5, -0.5, -0.5], [0.5, -0.5, 0.5, -0.5]
-    for values, weights, strata, p in (
-        ([3.0, 2.0, 1.0, 0.0], apart, "xxxx", 1 / 3),
-        ([3.0, 2.0, 1.0, 0.0], mixed, "xxyy", 1 / 2),
-        ([3.0, 2.0, 1.0, 0.0, 99.0], [*apart, 0], "xxxxx", 1 / 3),
-        ([1.0, 1.0, 1.0, 1.0], apart, "xxxx", 1.0),
-    ):
-        arrays = np.array(values), np.array(weights), np.array(list(strata))
-        found = twins.name_permutation(*arrays, 20000)
-        assert found == pytest.approx(p, abs=0.015)
+    arrays = np.array(values, float), np.array(weights), np.array(list(strata))
+    assert twins.name_permutation(*arrays, 20000) == pytest.approx(p, abs=0.015)
 
 
 def test_bootstrap_resamples_names_within_their_cells():
@@ -285,13 +284,6 @@ def inputs(tmp, per_cell=3):
         write(tmp / "t.jsonl", resumes),
     )
     return ["--names", files[0], "--twins", files[1], "--out", str(tmp / "out")]
-
-
-def report_of(argv):
-    """The exit status and the report.json of a command."""
-    status = fairness.main(argv)
-    out = argv[argv.index("--out") + 1]
-    return status, read_json(Path(out, "report.json"))
 
 
 def test_the_whole_report(tmp_path, llama_folder, reward_folder, monkeypatch):
@@ -567,7 +559,12 @@ def test_own_models_bring_no_votes_of_the_demo():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("per_cell, resumes", [(2, 10), (5, 20), (10, 12)])
+@cases("""
+per_cell | resumes
+2 | 10
+5 | 20
+10 | 12
+""")
 def test_false_verdicts_on_the_whole_design(per_cell, resumes):
     """Eight cells, four contrasts: any false difference, and "equivalent" for a gap of the margin,
     in at most 6 % (of 200 simulations, so up to 9.5 %); intervals cover in 90 % and more."""
