@@ -243,6 +243,7 @@ def parse_args(argv=None):
     add = adders["human"]
     add("--votes", default="runs/ab/annotations.jsonl", help="log of annotate.py, items.jsonl beside it (default: %(default)s)")
     add("--judge", action="store_true", help="count the votes of models, too (annotate.py judge)")
+    add("--fail-below", type=files.number(above=0, below=1), metavar="RATE", help="for CI: status 1 if model A's win rate is below RATE, 3 if its interval holds RATE")
     for name, add in adders.items():
         add("--out", default=COMMANDS[name][1], help="folder of the report (default: %(default)s)")
         add("--overwrite", action="store_true", help="replace the report")
@@ -659,6 +660,29 @@ def human(args):
     report["left_out"] = left_out(events) | of_models
     save(args, report, "votes.jsonl", votes)
     print(f"next: python annotate.py agreement --out {path.parent}")
+    return gate(report["comparison"]["win_rate"], args.fail_below)
+
+
+def gate(win_rate, least):
+    """The exit status that --fail-below asks for, said aloud: 0 at or above `least`, 1 below, 3 open.
+
+    >>> gate({"value": 0.6, "low": 0.52, "high": 0.68}, 0.5)
+    gate       win rate of A at least 0.50: passed
+    0
+    >>> gate({"value": 0.6, "low": 0.45, "high": 0.75}, 0.5), gate({"value": 1.0}, 0.5)
+    gate       win rate of A at least 0.50: inconclusive, collect more votes
+    gate       win rate of A at least 0.50: inconclusive, collect more votes
+    (3, 3)
+    """
+    if least is None:
+        return 0
+    low, high = (win_rate.get(end) for end in ("low", "high"))
+    if low is None or low < least <= high:
+        status, verdict = 3, "inconclusive, collect more votes"
+    else:
+        status, verdict = (0, "passed") if low >= least else (1, "failed")
+    print(f"gate       win rate of A at least {least:.2f}: {verdict}")
+    return status
 
 
 def human_report(votes, items, seed):
@@ -720,7 +744,7 @@ def main(argv=None):
     if argv[:1] == ["rank"]:
         return files.moved("evaluate.py rank", "rank", argv[1:])
     args = parse_args(argv)
-    COMMANDS[args.command][0](args)
+    return COMMANDS[args.command][0](args) or 0
 
 
 if __name__ == "__main__":

@@ -237,6 +237,21 @@ def test_from_two_models_to_a_verdict(voted, tmp_path, capsys):
     assert {file.stat().st_mode & 0o777 for file in out.iterdir()} == {0o600}
 
 
+def test_a_gate_for_ci(voted, tmp_path, capsys):
+    """0 where the interval is above, 1 where it is below, 3 where it holds the rate: open is not passed."""
+    folder, _ = voted
+    base = [*command(folder, tmp_path / "gated"), "--overwrite"]
+    evaluate.main(base)
+    rate = read_json(tmp_path / "gated/report.json")["comparison"]["win_rate"]
+    for least, status, verdict in (
+        (rate["low"] - 0.001, 0, "passed"),
+        (rate["value"], 3, "inconclusive, collect more votes"),
+    ):
+        assert evaluate.main([*base, f"--fail-below={least}"]) == status
+        assert f": {verdict}\n" in capsys.readouterr().out
+    assert evaluate.gate({"value": 0.3, "low": 0.2, "high": 0.4}, 0.5) == 1
+
+
 def refused(folder, words):
     line = error_of(evaluate.main, command(folder, folder / "out"))
     assert re.search(words, line) and not (folder / "out").exists(), line
