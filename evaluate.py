@@ -664,7 +664,7 @@ def human(args):
 
 
 def gate(win_rate, least):
-    """The exit status that --fail-below asks for, said aloud: 0 at or above `least`, 1 below, 3 open.
+    """The exit status that --fail-below asks for: 0 at or above `least`, 1 below it, 3 open.
 
     >>> gate({"value": 0.6, "low": 0.52, "high": 0.68}, 0.5)
     gate       win rate of A at least 0.50: passed
