@@ -156,6 +156,20 @@ def test_the_first_cell_on_a_fresh_machine(copy, monkeypatch, tmp_path):
     assert list(places[1].iterdir()) == []
 
 
+def test_the_address_is_set_in_all_notebooks_at_once(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(FOLDER)
+    import set_address
+
+    for name in NAMES:
+        (tmp_path / name).write_bytes((FOLDER / name).read_bytes())
+    address = "https://github.com/me/feedbackloop.git"
+    set_address.main(address, tmp_path)
+    for name in NAMES:
+        old, new = ((folder / name).read_text(encoding="utf-8") for folder in (FOLDER, tmp_path))
+        placeholder = set_address.ADDRESS.search(old)[0]
+        assert new == old.replace(placeholder, rf"REPO_URL = \"{address}\"") and address in new
+
+
 def save(name):
     with tempfile.TemporaryDirectory() as folder:
         copy = copy_of_the_repository(Path(folder) / "repo")
