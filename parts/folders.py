@@ -49,10 +49,11 @@ def write_config(model, dtype, folder):
         words.setdefault("rope_theta", rope.pop("rope_theta"))
         if rope.get("rope_type", "default") != "default":
             words.setdefault("rope_scaling", rope)
-    expected = type(config).from_dict(copy.deepcopy(written)).to_dict()
+    expected = type(config).from_pretrained(folder).to_dict()
     for key in words.keys() - NOT_OF_THE_BASE:
+        file.write_text(json.dumps(written | {key: words[key]}), encoding="utf-8")
         with contextlib.suppress(Exception):  # whatever a family's config raises
-            found = type(config).from_dict(copy.deepcopy(written | {key: words[key]})).to_dict()
+            found = type(config).from_pretrained(folder).to_dict()
             if found | expected == found:
                 written[key] = words[key]
     written["torch_dtype"] = written["dtype"]

@@ -382,7 +382,8 @@ def test_evaluations_answer_validation_prompts(tmp_path, llama_folder):
             for split in ("train", "test", "val") for i in range(3)]  # fmt: skip
     prompts = write_rows(tmp_path / "prompts.jsonl", rows)
     args = dpo.parse_args(["--pairs", "mine.jsonl", "--prompts", str(prompts)])
-    answered, _ = prompting.prompts_to_answer(args, common.load_policy(llama_folder), [])
+    model = common.load_policy(llama_folder), common.load_tokenizer(llama_folder)
+    answered, _ = prompting.prompts_to_answer(args, *model, [])
     assert {row["split"] for row in answered} == {"val"} and len(answered) == 3
 
 
