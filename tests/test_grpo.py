@@ -237,9 +237,9 @@ the run of 8 steps: 52 calls, about 15478 tokens in, 6240 out, 0.0280 USD
 
 --steps 1 --reward ruler --judge-passes 2 --val-metric checks
 plan       1 steps of 2 prompts × 3 answers = 6 answers = 1 × 6 per optimiser step; validation by
-a step: 4 calls, about 2770 tokens in, 800 out, 0.0044 USD
+a step: 4 calls, about 2778 tokens in, 800 out, 0.0044 USD
 a validation: 0 calls, about 0 tokens in, 0 out, 0.0000 USD
-the run of 1 steps: 4 calls, about 2770 tokens in, 800 out, 0.0044 USD
+the run of 1 steps: 4 calls, about 2778 tokens in, 800 out, 0.0044 USD
 """
 
 
