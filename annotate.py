@@ -526,11 +526,11 @@ def export(args):
     items = (criteria.load_items if args.criteria else load_items)(
         out / "items.jsonl", flag="--out"
     )
-    everything = read_log(out / "annotations.jsonl", items, kind_of(args))
-    latest, of_models = replay(by_people(everything)), getattr(args, "judge", False)
-    n_models = len(replay(everything)) - len(latest)
+    every_vote = replay(read_log(out / "annotations.jsonl", items, kind_of(args)))
+    latest, of_models = by_people(every_vote), getattr(args, "judge", False)
+    n_models = len(every_vote) - len(latest)
     if of_models:
-        latest, name = [vote for vote in replay(everything) if vote.get("judge")], "rlaif.jsonl"
+        latest, name = [vote for vote in every_vote if vote.get("judge")], "rlaif.jsonl"
     if args.criteria:
         return criteria.export(out, items, latest)
     ordinary = counted(latest)

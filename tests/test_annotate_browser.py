@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from conftest import REPO, browser_or_skip
+from conftest import REPO
 from parts import files
 from test_annotate import Server, export, item_rows, log_of
 from tiny import write_rows
@@ -15,15 +15,6 @@ from tiny import write_rows
 pytestmark = pytest.mark.slow
 PAUSE = 330  # ms, a little more than in annotate.js
 TIE = '[data-choice="tie"]'
-
-
-@pytest.fixture(scope="module")
-def browser():
-    sync_playwright, path = browser_or_skip()
-    with sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        yield running
-        running.close()
 
 
 class Page:
