@@ -14,7 +14,7 @@ COMPANIONS = """
     preprocessor_config.json processor_config.json video_preprocessor_config.json tokenizer.model
 """.split()
 
-NOT_OF_THE_BASE = {"dtype", "torch_dtype", "transformers_version"}
+NOT_OF_THE_BASE = "dtype", "torch_dtype", "transformers_version"
 
 
 def dropout_off(config):
@@ -32,32 +32,31 @@ def dropout_off(config):
 def write_config(model, dtype, folder):
     """config.json as the checkpoint had it, for transformers 5 and for version 4.
 
-    Beside the words of version 5 stand those of the base's own file (a layer of Granite 4 is
-    "mamba", not "linear_attention") and of version 4, each if version 5 then reads the same config.
-    Without them version 4, and a vLLM that stands on it, takes a rope_theta of 10000 in silence.
+    Beside the words of version 5 stand those that version 4 reads, and the base's own: a layer of
+    Granite 4 is "mamba", not "linear_attention". Each only if version 5 then reads the same config.
     """
     config, (dropout, use_cache) = copy.deepcopy(model.config), model.original_config
     config.get_text_config().update(dropout)
     config.update({"use_cache": use_cache, "dtype": dtype})
     config.save_pretrained(folder)
     file = Path(folder) / "config.json"
-    written = json.loads(file.read_text(encoding="utf-8"))
+    written, older = (json.loads(file.read_text(encoding="utf-8")) for _ in range(2))
+    add_older_keys(older, config.attribute_map)
     base = base_file(getattr(model, "source", None), "config.json")
-    words = json.loads(base.read_text(encoding="utf-8")) if base else {}
-    rope = dict(written.get("rope_parameters") or {})
-    if "rope_theta" in rope:
-        words.setdefault("rope_theta", rope.pop("rope_theta"))
-        if rope.get("rope_type", "default") != "default":
-            words.setdefault("rope_scaling", rope)
+    base = json.loads(base.read_text(encoding="utf-8")) if base else {}
     expected = type(config).from_pretrained(folder).to_dict()
-    for key in words.keys() - NOT_OF_THE_BASE:
-        file.write_text(json.dumps(written | {key: words[key]}), encoding="utf-8")
-        with contextlib.suppress(Exception):  # whatever a family's config raises
-            found = type(config).from_pretrained(folder).to_dict()
-            if found | expected == found:
-                written[key] = words[key]
-    written["torch_dtype"] = written["dtype"]
-    file.write_text(json.dumps(written, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    for words, may_add in (older, True), (base, False):
+        for key, value in words.items():
+            if key in NOT_OF_THE_BASE and not may_add or written.get(key) == value:
+                continue
+            file.write_text(json.dumps(written | {key: value}), encoding="utf-8")
+            try:
+                found = type(config).from_pretrained(folder).to_dict()
+            except Exception:  # whatever a family's config raises
+                continue
+            if found == expected or may_add and found | expected == found:
+                written[key] = value
+    file.write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
 
 
 def base_file(base, name):
@@ -74,6 +73,40 @@ def base_file(base, name):
         cached = try_to_load_from_cache(base, name)
         file = Path(cached if isinstance(cached, str) else file)
     return file if file.is_file() else None
+
+
+def add_older_keys(config, other_names=()):
+    """Add to a config of version 5 what version 4, and a vLLM that stands on it, reads instead.
+
+    Without them it takes its defaults in silence, such as 10000 for every rope_theta.
+    other_names: {name of version 4: name in `config`}; of the experts' number each family has one
+
+    >>> config = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}
+    >>> add_older_keys(config)
+    >>> config["rope_theta"], "rope_scaling" in config
+    (1000000.0, False)
+    """
+    for value in config.values():
+        if isinstance(value, dict):
+            add_older_keys(value)
+    if "dtype" in config:
+        config.setdefault("torch_dtype", config["dtype"])
+    if "num_experts" in other_names:
+        config.setdefault("num_experts", config.get(other_names["num_experts"]))
+    rope = config.get("rope_parameters") or {}
+    local, rope = rope.get("sliding_attention"), dict(rope.get("full_attention", rope))
+    if "rope_theta" not in rope:
+        return
+    names = {"rope_theta": "rope_theta", "partial_rotary_factor": "partial_rotary_factor"}
+    if str(config.get("model_type")).startswith("gpt_neox"):
+        names = {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"}
+    for name, older in names.items():
+        if name in rope:
+            config.setdefault(older, rope.pop(name))
+    if local:
+        config.setdefault("rope_local_base_freq", local["rope_theta"])
+    if rope.get("rope_type", "default") != "default":
+        config.setdefault("rope_scaling", rope)
 
 
 def savable(generation):

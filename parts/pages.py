@@ -254,6 +254,7 @@ def interval_plot(title, rows, zero=None, zone=(), x="", digits=3, percent=False
 def print_report(title, sections):
     """Print the answer sections as text: title, sentences, aligned tables, the first one last.
 
+    A section whose heading the title repeats is printed without it.
     At most LINES lines. First tables give way, but for the first of each answer, then the last
     sentences; a last line counts what is left out.
     """
@@ -270,7 +271,8 @@ def print_report(title, sections):
             left_out[name] += 1
     lines = [title]
     for part, *blocks in zip(answers, texts, map(reversed, tables)):
-        lines += ["", part["title"], *(x for block in blocks for some in block for x in some)]
+        heading = [] if part["title"].rstrip("?") in title else ["", part["title"]]
+        lines += [*heading, *(x for block in blocks for some in block for x in some)]
     if gone := [f"{n} {name[: -1 if n == 1 else None]}" for name, n in left_out.items() if n]:
         lines.append(f"More on the page: {' and '.join(gone)}")
     print(*map(visible, lines), sep="\n")

@@ -480,9 +480,11 @@ class Run:
             self._keep_checkpoints(1)
             write_card(self.out, self.record, numbers, self.step)
         answers = [row for row in samples if row["prompt"] == samples[0]["prompt"]]
-        texts = [row["answer"] for row in (*answers[:1], *answers[-1:])]
-        texts = [answers[0]["prompt"], *texts] if answers else []
-        for name, text in zip(("prompt", "before", "after"), texts):
+        first, last = answers[:1], answers[-1:]
+        texts = [row["prompt"] for row in first] + [row["answer"] for row in first + last]
+        changed = texts[1:2] != texts[2:]
+        names = ("prompt", "before", "after") if changed else ("prompt", "unchanged")
+        for name, text in zip(names, texts):
             print(f"{name:10} {textwrap.shorten(text, 300, placeholder=' …') or '(empty)'}")
         print(f"wrote {self.out}: the model, README.md, args.json, its logs (*.jsonl), checkpoint/")
         print(f"next: {next}")

@@ -257,6 +257,10 @@ def test_what_is_no_decoder_is_refused_with_the_reason(family, folders, tmp_path
 OLDER = table("""
 llama   | {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}} | {"rope_theta": 5e5}
 llama   | {"rope_parameters": {"rope_type": "linear", "rope_theta": 5e5, "factor": 8.0}} | {"rope_theta": 5e5, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}
+gpt_neox | {"rope_parameters": {"rope_type": "default", "rope_theta": 7e5, "partial_rotary_factor": 0.5}} | {"rotary_emb_base": 7e5, "rotary_pct": 0.5}
+phi3    | {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}} | {"rope_theta": 5e5, "partial_rotary_factor": 1.0}
+gemma3_text | {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 5e5}, "sliding_attention": {"rope_type": "default", "rope_theta": 7e3}}} | {"rope_theta": 5e5, "rope_local_base_freq": 7e3}
+qwen3_moe | {} | {"num_experts": 4}
 """)
 
 

@@ -235,24 +235,14 @@ def test_grpo_loss_and_gradients(options, own, beta, world, tokenizer):
     assert_same(result(loss, model), trl_grpo(world, tokenizer, batch, **options))
 
 
-TARGETS = {  # family, how PEFT's config names the layers
-    "default": ("gpt2", {}),
-    "all-linear": ("llama", dict(target_modules="all-linear")),
-    "regex": ("gpt2", dict(target_modules=r".*\.(c_attn|q_proj|down_proj)")),
-    "dotted": ("llama", dict(target_modules=["1.self_attn.q_proj", "0.mlp.up_proj"])),
-    "two layers": ("llama", dict(layers_to_transform=[1], target_modules=["q_proj"])),
-}
-
-
-@pytest.mark.parametrize("targets", TARGETS)
-def test_peft_adapter_opens_here(tmp_path, tokenizer, targets, folders):
-    """However its config names the layers; in float64, for fp32 rounds to 1e-5."""
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_what_peft_merges_opens_here(tmp_path, tokenizer, family, folders):
+    """As the refusal of an adapter folder asks for it; in float64, for fp32 rounds to 1e-5."""
     peft = needs("peft", reason=REASON.format("peft"))
-    family, options = TARGETS[targets]
     ids = torch.tensor([tokenizer.encode("Role: python, sql")])
     logits = torch.no_grad()(lambda model: model.double()(input_ids=ids).logits)
     plain = AutoModelForCausalLM.from_pretrained(folders[family])
-    options |= {"r": 4, "lora_alpha": 12, "fan_in_fan_out": family == "gpt2"}
+    options = {"r": 4, "lora_alpha": 12, "fan_in_fan_out": family == "gpt2"}
     theirs = peft.get_peft_model(plain, peft.LoraConfig(task_type="CAUSAL_LM", **options)).eval()
     generator = torch.Generator().manual_seed(0)
     for name, weight in theirs.named_parameters():
@@ -260,6 +250,11 @@ def test_peft_adapter_opens_here(tmp_path, tokenizer, targets, folders):
             weight.data.normal_(std=0.1, generator=generator)
     theirs.save_pretrained(tmp_path / "peft")
     tokenizer.save_pretrained(tmp_path / "peft")
-    found = logits(common.load_policy(str(tmp_path / "peft")))
-    assert (found - logits(theirs)).abs().max() < TOLERANCE
+    with pytest.raises(files.UserError, match="merge_and_unload"):
+        common.load_policy(str(tmp_path / "peft"))
+    expected = logits(theirs)
+    theirs.merge_and_unload().save_pretrained(tmp_path / "merged")
+    tokenizer.save_pretrained(tmp_path / "merged")
+    found = logits(common.load_policy(str(tmp_path / "merged")))
+    assert (found - expected).abs().max() < TOLERANCE
     assert (found - logits(common.load_policy(folders[family]))).abs().max() > 0.1
