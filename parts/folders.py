@@ -1,6 +1,5 @@
 """parts/folders.py: what a model folder holds beside weights and tokenizer, for all who open it."""
 
-import contextlib
 import copy
 import json
 import re
