@@ -355,14 +355,14 @@ def head_logits(model, hidden, weight=None):
     return own_logits(model.config, logits)
 
 
-def _score_chunk(model, hidden, weight, tokens, temperature, with_entropy, entropy_grad, with_top):
+def _score_chunk(model, hidden, weight, tokens, temperature, with_entropy, with_top):
     """Per token (n,): log p; if asked, the distribution's entropy; if it was the likeliest."""
     logits = head_logits(model, hidden, weight) / temperature  # (n, V) fp32
     log_z = logits.logsumexp(-1)
     picked = logits.gather(-1, tokens[:, None]).squeeze(-1)
     out = [picked - log_z]
     if with_entropy:
-        with torch.set_grad_enabled(entropy_grad and torch.is_grad_enabled()):
+        with torch.no_grad():
             out.append(log_z - (F.softmax(logits, -1) * logits).sum(-1))
     if with_top:
         out.append((picked.detach() >= logits.detach().amax(-1)).float())
@@ -386,13 +386,13 @@ def token_hidden(model, input_ids, attention_mask, response_mask, shared=False):
 @as_forward
 def token_logps(
     model, input_ids, attention_mask, response_mask, temperature=1.0,
-    with_entropy=False, entropy_grad=False, with_top=False, with_hidden=False, shared=False,
+    with_entropy=False, with_top=False, with_hidden=False, shared=False,
 ):  # fmt: skip
     """(B, T) fp32, aligned with input_ids: column t is log p(token t | tokens before t), else 0.
 
     softmax(logits / temperature) over the full vocabulary. (B, T, V) never exists: only columns
     that predict a response token pass through the head, in chunks that the backward recomputes.
-    with_entropy: also (B, T) −Σ p log p, with gradient only if entropy_grad; with_top: also (B, T)
+    with_entropy: also (B, T) −Σ p log p, without gradient; with_top: also (B, T)
     1 where the token was the likeliest; with_hidden: also `token_hidden`, (N, H). shared: as in
     `token_hidden`.
     """
@@ -402,7 +402,7 @@ def token_logps(
     weight, vocabulary = head_weight(model), model.config.get_text_config().vocab_size
     rows = max(1, HEAD_CHUNK_BYTES.get(hidden.device.type, 8 * 2**20) // (4 * vocabulary))
     chunks = [
-        (model, h, weight, t, temperature, with_entropy, entropy_grad, with_top)
+        (model, h, weight, t, temperature, with_entropy, with_top)
         for h, t in zip(hidden.split(rows), tokens.split(rows), strict=True)
     ]
     if len(chunks) > 1 and torch.is_grad_enabled():
