@@ -201,7 +201,7 @@ def prompts_to_answer(args, model, tokenizer, otherwise):
     """
     scorers = []
     try:
-        generate(model, tokenizer, ["x"], max_new_tokens=2, temperature=0)
+        generate(model, tokenizer, [[0]], max_new_tokens=2, temperature=0)  # any token will do
     except UserError as error:
         print(f"samples    none, training needs none: {error}")
         return [], scorers

@@ -376,14 +376,17 @@ def test_a_prompt_that_is_only_shown_is_no_evaluation(tmp_path, llama_folder, pa
         assert not any(key.startswith("val/") for row in log for key in row)
 
 
-def test_evaluations_answer_validation_prompts(tmp_path, llama_folder):
-    """The prompts of the test split would choose weights and then be tested on."""
+def test_evaluations_answer_validation_prompts(tmp_path, llama_folder, capsys):
+    """The prompts of the test split would choose weights and then be tested on. Of messages nothing
+    is said: the draw that tries the model was of a text, and the line about text was printed."""
     rows = [{"prompt": [{"role": "user", "content": f"{split} {i}"}], "split": split}
             for split in ("train", "test", "val") for i in range(3)]  # fmt: skip
     prompts = write_rows(tmp_path / "prompts.jsonl", rows)
     args = dpo.parse_args(["--pairs", "mine.jsonl", "--prompts", str(prompts)])
     model = common.load_policy(llama_folder), common.load_tokenizer(llama_folder)
+    common.say_once.cache_clear()
     answered, _ = prompting.prompts_to_answer(args, *model, [])
+    assert "given as text" not in capsys.readouterr().out
     assert {row["split"] for row in answered} == {"val"} and len(answered) == 3
 
 
