@@ -58,7 +58,7 @@ from parts import agreement, criteria, files, judge_votes, talks, votes, web
 from parts.draw import add_arguments, draw
 from parts.files import Parser, UserError, number
 from parts.server import add_judge_arguments
-from parts.votes import by_people, counted, load_items, other, plain, read_log, replay, standing
+from parts.votes import by_people, load_items, other, plain, read_log, replay, standing
 
 try:
     import fcntl
@@ -283,7 +283,7 @@ class Desk:
     def open_items(self, me):
         """Ids of the items that this annotator may still be given, in order."""
         done, wanted = {e["item_id"] for e in me.standing}, self.args.overlap
-        n_votes = Counter(vote["item_id"] for vote in counted(self.standing_votes()))  # of no gold
+        n_votes = Counter(v["item_id"] for v in votes.ordinary_votes(self.standing_votes()))
         left = [id for id in me.sides if id not in done and not 0 < wanted <= n_votes[id]]
         if me.returned:  # by an undo: at once, whoever voted on it in the meantime
             left = [me.returned["item_id"], *(id for id in left if id != me.returned["item_id"])]
@@ -533,7 +533,7 @@ def export(args):
         latest, name = [vote for vote in every_vote if vote.get("judge")], "rlaif.jsonl"
     if args.criteria:
         return criteria.export(out, items, latest)
-    ordinary = counted(latest)
+    ordinary = votes.ordinary_votes(latest)
     if args.thumbs:
         rows, name, stage = votes.to_thumbs(items, latest), "thumbs.jsonl", "dpo.py --loss-type kto"
     else:

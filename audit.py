@@ -287,7 +287,7 @@ def groups_of(args, columns, header):
     several = any(len({*labels} - {None}) > 1 for labels in groups.values())
     if not several or args.ll144 and not {*REFERENCE} & {*groups}:
         why = "expected --group COLUMN, or columns sex and race_ethnicity, of two groups or more"
-        found = files.told(Counter(sizes)) if any(sizes.values()) else ", ".join(header)
+        found = files.counts_in_words(Counter(sizes)) if any(sizes.values()) else ", ".join(header)
         raise UserError(f"{path}: {why}; found {found}")
     return groups, not_measured, words
 

@@ -1,14 +1,17 @@
 """evaluate.py: model folders in, an answer out: which is better, by how much, and at what KL.
 
 Objective    gold(model) on held-out prompts, P(model beats baseline), KL(model‖baseline)
+             gold: a score that no run was trained on; proxy: a reward model's
 Algorithm    of compare:
              (1) draw prompts of one split; read what each run has logged
              (2) sample: the same number of answers per prompt from every model
              (3) KL: the same answers under the model and under the baseline
-             (4) score: gold (independent of training) and proxy (a reward model)
+             (4) score: gold and proxy
              (5) statistics: means, win rates, verdicts, tasks
              (6) gold over √KL: best of n, equal KL, over-optimisation; what a gain cost
              (7) write report.json, report.html and samples.jsonl
+             of reward: score the pairs; accuracy, against the rule "the longer answer wins"
+             of human: find who wrote what; win rate over items, each annotator's, caveats
 Conventions  the first model is the baseline; KL in nats per answer, end token included, at the
              sampling temperature; every answer of A meets every answer of B to the same prompt,
              and equal scores are ties that count ½; answers to one prompt are not independent, so
@@ -41,16 +44,16 @@ import numpy as np
 
 from parts import files
 from parts.dialogue import CLOCK
-from parts.evaluation_page import FEW, PAGES, add_to_cards, in_words
+from parts.evaluation_page import FEW_PROMPTS, PAGES, add_to_cards, in_words
 from parts.files import Parser, UserError
-from parts.frontier import bon_curve, efficiency, equal_kl, frontier, load_runs, same_scorer
+from parts.frontier import bon_curve, efficiency, equal_kl, load_runs, same_scorer
 from parts.reports import (
     Default,
     begin,
     check_out,
+    default_run,
     labels,
-    made,
-    placed,
+    placement,
     present,
     raw_scorer,
     read_run,
@@ -68,9 +71,11 @@ from parts.stats import (
     score_interval,
     sign_test,
 )
-from parts.votes import by_people, counted, folded, left_out, load_items, read_log, replay
+from parts.votes import by_people, folded, left_out, load_items, ordinary_votes, read_log, replay
 
-SAMPLES = 12  # prompts, drawn by seed, whose answers are shown side by side
+SHOWN_PROMPTS = 12  # drawn by seed: their answers are shown side by side
+MIN_ANNOTATORS = 5  # fewer say nothing about people in general
+OUTCOME = {"A": 1.0, "B": 0.0, "tie": 0.5, "both_bad": 0.5}  # both bad: no preference either
 
 # ---- 3. the math ----
 
@@ -92,7 +97,8 @@ def outcomes(scores_a, scores_b):
 def length_controlled(y, delta, weights=None):
     """The win rate at equal length: σ(θ) of logit P(A wins) = θ + φ·tanh(delta / sd)
 
-    y  (n,) 1, ½ or 0;  delta  (n,) length of A's answer − length of B's
+    y  (n,) 1 won, ½ tie, 0 lost;  delta  (n,) length of A's answer − length of B's
+    weights  (n,) of the comparisons; None: all 1
     Maximises Σ log-likelihood − ½·.01·(θ² + φ²); sd of the population; sd = 0: the raw rate.
     Source: Dubois et al. 2024.
     By hand: A wins when it is longer and loses when it is shorter, so all of it is length.
@@ -104,21 +110,24 @@ def length_controlled(y, delta, weights=None):
     sd = math.sqrt(np.average((delta - np.average(delta, weights=w)) ** 2, weights=w))
     if sd == 0:
         return float(np.average(y, weights=w))
-    x, fit = np.stack([np.ones(len(y)), np.tanh(delta / sd)]), np.zeros(2)  # (2, n); θ, φ
+    x, theta_phi = np.stack([np.ones(len(y)), np.tanh(delta / sd)]), np.zeros(2)  # (2, n), (2,)
     for _ in range(200):
-        p = 1 / (1 + np.exp(-fit @ x))
-        gradient = x @ (w * (y - p)) - 0.01 * fit
+        p = 1 / (1 + np.exp(-theta_phi @ x))  # (n,)
+        gradient = x @ (w * (y - p)) - 0.01 * theta_phi
         step = np.linalg.solve((x * (w * p * (1 - p))) @ x.T + 0.01 * np.eye(2), gradient)
         largest = abs(step).max()
-        fit = fit + step / max(1.0, largest)  # Newton, at most 1 at a time
+        theta_phi = theta_phi + step / max(1.0, largest)  # Newton's step, at most 1 in each
         if largest < 1e-10:
             break
-    return float(1 / (1 + np.exp(-fit[0])))
+    return float(1 / (1 + np.exp(-theta_phi[0])))
 
 
 def verdict(rate, p):
-    """better or worse if the interval of a win rate excludes ½ *and* the sign test agrees; no
-    verdict where no answer has a score, or all the same, which says nothing of either model."""
+    """better or worse if the interval of a win rate excludes ½ *and* the sign test agrees.
+
+    rate  `number` record; "constant": every answer of every model has the same score
+    No verdict where no answer has a score, or all the same: that says nothing of either model.
+    """
     if rate.get("constant") or rate["value"] is None:
         return "no verdict"
     if p >= 0.05 or rate.get("low") is None or rate["low"] <= 0.5 <= rate["high"]:
@@ -129,11 +138,14 @@ def verdict(rate, p):
 def compare_outcomes(y, prompts, delta, seed, people=None):
     """A against B: win rate with interval, sign test over prompts, rate at equal length.
 
-    y       (n,) 1 won, ½ tie, 0 lost, NaN unscored;  prompts  (n,) labels
-    delta   (n,) length of A's answer − length of B's
-    people  (n,) who said so, if people did: then the interval is the wider of that and of a
-            bootstrap over prompts *and* people, as the next people may think otherwise
-    Prompts count alike, in both rates: an answer weighs 1/(answers to its prompt).
+    y        (n,) 1 won, ½ tie, 0 lost, NaN unscored;  prompts  (n,) labels
+    delta    (n,) length of A's answer − length of B's
+    people   (n,) annotators, of people's votes: the interval is then the wider of the score
+             interval over prompts and a bootstrap over prompts *and* people, since other people
+             may prefer otherwise
+    returns  win_rate, length_controlled: `number` records;  p: of the sign test, not adjusted;
+             detectable: the smallest true win rate that so many prompts find
+    Each prompt has the same weight in both rates: a comparison weighs 1/(those on its prompt).
     By hand: won and a tie on x, lost on y: (¾ + 0)/2.
     >>> three = [1, 0.5, 0], ["x", "x", "y"], [0, 0, 0]
     >>> compare_outcomes(*three, 0, ["ann", "ben", "ann"])["win_rate"]["value"]
@@ -143,7 +155,7 @@ def compare_outcomes(y, prompts, delta, seed, people=None):
     y, prompts, delta = (np.asarray(x)[scored] for x in (y, prompts, delta))
     label = np.unique(prompts, return_inverse=True)[1]
     counts = np.bincount(label)
-    rates, weight = np.bincount(label, y) / counts, 1 / counts[label]  # (P,), (n,)
+    rates, weight = np.bincount(label, y) / counts, 1 / counts[label]  # (P,) of a prompt, (n,)
     n, wins, losses = len(rates), int((rates > 0.5).sum()), int((rates < 0.5).sum())
     interval, method = score_interval(rates), "score interval over prompts"
     if people is not None:
@@ -164,12 +176,17 @@ def compare_outcomes(y, prompts, delta, seed, people=None):
 
 
 def at_equal_length(y, prompts, delta, weight, rate, seed):
-    """`length_controlled` as a number; its interval is a bootstrap over prompts, and at no end
-    nearer than that of the win rate, which is surer: correcting for length tells nothing new."""
-    if rate["n"] < FEW:
-        return number(None, rate["n"], reason=f"fewer than {FEW} prompts")
-    fit = lambda w=1.0: length_controlled(y, delta, w * weight)  # noqa: E731
-    value, (low, high) = fit(), bootstrap_ci(y, prompts, draws=200, seed=seed, statistic=fit)
+    """`length_controlled` as a number; the arguments are those of `compare_outcomes`.
+
+    weight  (n,) 1/(comparisons on the prompt);  rate  the win rate of the same outcomes
+    The interval is a bootstrap over prompts, on each side at least as wide as that of `rate`:
+    correcting for length adds an estimate and no data.
+    """
+    if rate["n"] < FEW_PROMPTS:
+        return number(None, rate["n"], reason=f"fewer than {FEW_PROMPTS} prompts")
+    adjusted = lambda w=1.0: length_controlled(y, delta, w * weight)  # noqa: E731
+    low, high = bootstrap_ci(y, prompts, draws=200, seed=seed, statistic=adjusted)
+    value = adjusted()
     low = max(0.0, min(low, value + rate["low"] - rate["value"]))
     high = min(1.0, max(high, value + rate["high"] - rate["value"]))
     return number(value, rate["n"], (low, high), "Dubois 2024; bootstrap over prompts", seed)
@@ -178,32 +195,26 @@ def at_equal_length(y, prompts, delta, weight, rate, seed):
 # a reward model
 
 
-def paired(a, b, clusters):
+def paired_difference(a, b, clusters):
     """Mean of a − b, two rules that judge the same pairs, as a number with its test.
 
-    a, b  (B,) of [0, 1], right or not;  clusters  (B,) labels, such as prompts
-    p     of `clustered_mean` if the rules differ on FEW clusters or more, else of an exact sign
-          test over clusters: two pairs of two are no finding, whatever their variance
-    >>> found = paired([1, 1], [0, 0], ["x", "y"])
-    >>> found["value"], found["low"] < 0, found["p"]
+    a, b  (B,) 1 right, ½ undecided, 0 wrong;  clusters  (B,) labels, such as prompts
+    p     of the t test of `clustered_mean` if the rules differ on FEW_PROMPTS clusters or more,
+          else of an exact sign test over clusters, which finds nothing in fewer than six
+    >>> gain = paired_difference([1, 1], [0, 0], ["x", "y"])
+    >>> gain["value"], gain["low"] < 0, gain["p"]
     (1.0, True, 0.5)
     """
     gap = np.subtract(a, b)
-    found, label = clustered_mean(gap, clusters), np.unique(clusters, return_inverse=True)[1]
-    sums = np.bincount(label, gap)
+    estimate, label = clustered_mean(gap, clusters), np.unique(clusters, return_inverse=True)[1]
+    sums = np.bincount(label, gap)  # (C,)
     wins, losses = int((sums > 0).sum()), int((sums < 0).sum())
-    few = wins + losses < FEW or found["p"] is None
-    interval = score_interval((gap + 1) / 2, clusters)  # of [0, 1]
+    exact = wins + losses < FEW_PROMPTS or estimate["p"] is None
+    interval = score_interval((gap + 1) / 2, clusters)  # of shares, so mapped to [0, 1] and back
     interval = interval and tuple(2 * end - 1 for end in interval)
-    record = number(found["mean"], len(gap), interval, "score interval over prompts")
-    p, test = (sign_test(wins, losses), "exact sign test") if few else (found["p"], "t")
-    return record | {"p": p, "test": test, "clusters": found["clusters"]}
-
-
-# people's votes
-
-PEOPLE = 5  # annotators: fewer say nothing of people in general
-WON = {"A": 1.0, "B": 0.0, "tie": 0.5, "both_bad": 0.5}  # both bad: no preference either
+    record = number(estimate["mean"], len(gap), interval, "score interval over prompts")
+    p, test = (sign_test(wins, losses), "exact sign test") if exact else (estimate["p"], "t")
+    return record | {"p": p, "test": test, "clusters": estimate["clusters"]}
 
 
 # ---- 4. the arguments ----
@@ -211,16 +222,17 @@ WON = {"A": 1.0, "B": 0.0, "tie": 0.5, "both_bad": 0.5}  # both bad: no preferen
 
 def parse_args(argv=None):
     argv = list(sys.argv[1:] if argv is None else argv)
-    if not {*argv[:1]} & {*COMMANDS, "-h", "--help"}:
+    if not argv or argv[0] not in (*COMMANDS, "-h", "--help"):
         argv.insert(0, "compare")
     example = "example: python evaluate.py compare --model A B; flags: evaluate.py compare --help"
     parser = Parser(prog="evaluate.py", description=__doc__.splitlines()[0], epilog=example)
     commands, adders = parser.add_subparsers(dest="command", metavar="command"), {}
-    for name, (run, _) in COMMANDS.items():
-        adders[name] = commands.add_parser(name, help=run.__doc__.splitlines()[0]).add_argument
+    for name, (function, _) in COMMANDS.items():
+        command = commands.add_parser(name, help=function.__doc__.splitlines()[0])
+        adders[name] = command.add_argument
     whole, positive = files.number(int, at_least=0), files.number(int, at_least=1)
-    models = [Default("data/tiny-base"), *map(made, ("dpo", "ppo", "grpo"))]
-    reward_model = made("reward")
+    models = [Default("data/tiny-base"), *map(default_run, ("dpo", "ppo", "grpo"))]
+    reward_model = default_run("reward")
 
     # fmt: off
     add = adders["compare"]
@@ -253,7 +265,7 @@ def parse_args(argv=None):
             add("--device", default="auto", help="auto, cpu, cuda, mps (default: %(default)s)")
     # fmt: on
     args = parser.parse_args(argv)
-    args.run = f"python evaluate.py {shlex.join(argv)}"
+    args.run = f"python evaluate.py {shlex.join(argv)}"  # stands in the report
     return args
 
 
@@ -276,26 +288,27 @@ def load_prompts(args, prompt_of=itemgetter("prompt")):
         wrong = f"no row of --split {args.split}; found {', '.join(splits) or 'none'}"
         raise UserError(f"--prompts {args.prompts}: {wrong}")
     if 0 < args.n < len(rows):
-        drawn = random.Random(args.seed).sample(range(len(rows)), args.n)
-        rows = [rows[i] for i in sorted(drawn)]
+        indices = random.Random(args.seed).sample(range(len(rows)), args.n)
+        rows = [rows[i] for i in sorted(indices)]
     return [row | {"prompt": prompt_of(row)} for row in rows]
 
 
 def load_pairs(path):
     """(rows of a preference file without pairs of two equal answers, counts)"""
-    every = list(files.read_jsonl(path, check_pair, flag="--pairs"))
-    rows = [row for row in every if row["chosen"] != row["rejected"]]
+    all_rows = list(files.read_jsonl(path, check_pair, flag="--pairs"))
+    rows = [row for row in all_rows if row["chosen"] != row["rejected"]]
     ties = sum(bool(row.get("tie")) for row in rows)
-    counts = {"rows": len(every), "equal": len(every) - len(rows), "ties": ties}
-    if ties == len(rows):
-        raise UserError(f"--pairs {path}: no pair to judge by; {files.told(counts)}")
+    counts = {"rows": len(all_rows), "equal": len(all_rows) - len(rows), "ties": ties}
+    if ties == len(rows):  # or no row at all
+        raise UserError(f"--pairs {path}: no pair to judge by; {files.counts_in_words(counts)}")
     return rows, counts
 
 
 def unblind(events, items):
     """([A, B], the votes that stand, each with its "winner" and the "words" of A's and B's answer).
 
-    A and B are the models whose answers people compared; of a gold item nobody wins.
+    A and B are the models whose answers people compared. The "winner" is A, B, tie or both_bad;
+    None on a gold item: one whose better answer is known, which tests the annotator.
     """
     ordinary, votes = [item for item in items.values() if not item.get("gold")], []
     for item in ordinary:
@@ -309,16 +322,17 @@ def unblind(events, items):
         raise UserError(f"--votes: expected answers of two models; found {given}: {fix}")
     for vote in replay(events):
         item = items[vote["item_id"]]
-        sides = "ab" if item.get("a_model") == names[0] else "ba"  # who wrote them: A, B
+        sides = "ab" if item.get("a_model") == names[0] else "ba"  # of A's answer, of B's
         words = [len(plain_text(item[side]).split()) for side in sides]
-        won = dict(zip(sides, "AB")).get(vote["choice"], vote["choice"])
-        votes.append(vote | {"winner": None if item.get("gold") else won, "words": words})
+        winner = dict(zip(sides, "AB")).get(vote["choice"], vote["choice"])
+        votes.append(vote | {"winner": None if item.get("gold") else winner, "words": words})
     return names, votes
 
 
 # ---- 6. the models ----
-# The first is baseline and reference and stays; the others come and go. None is trained.
-# An answer is a row of samples.jsonl; a model's answers are an array of such rows, (P, G).
+# The first is baseline and reference and stays in memory; the others are loaded one at a time.
+# None is trained. An answer is a row of samples.jsonl; a model's answers are a (P, G) array of
+# such rows, and answers_by_model is {model: that array}.
 
 
 def column(answers, key):
@@ -327,27 +341,28 @@ def column(answers, key):
 
 
 def load_scorers(args, rows):
-    """{"gold" or "proxy": (flag and name, function)}, each tried before an answer is drawn.
+    """{"gold" or "proxy": (flag and name, function)}, each tried before anything is sampled.
 
     With prompts of your own the default gold, which knows the bundled ones alone, is left out.
     """
     from parts import prompting, reward_models
 
-    scorers, trial = {}, np.array([[{"response": "(no answer)"}] for _ in rows], object)
+    scorers, trial = {}, np.array([[{"response": "(no answer)"}] for _ in rows], object)  # (P, 1)
     if isinstance(args.gold, Default) and not prompting.is_bundled(args.prompts):
         print("--prompts are your own, so the default gold is left out; name yours with --gold")
         args.gold = "none"
-    for scorer, key in (("gold", "gold"), ("proxy", "reward_model")):
-        name, flag = present(vars(args)[key]), f"--{key.replace('_', '-')}"
+    for scorer, flag in (("gold", "--gold"), ("proxy", "--reward-model")):
+        key = flag[2:].replace("-", "_")
+        name = present(vars(args)[key])
         vars(args)[key] = name or "none"
         if not name:
             continue
         if ".py:" in name:
             function = prompting.load_scorer(name, flag)
         else:
-            function = reward_models.reward_function(name, **placed(args), flag=flag)
+            function = reward_models.reward_function(name, **placement(args), flag=flag)
         scorers[scorer] = f"{flag} {name}", function
-        score_answers([trial], scorer, *scorers[scorer], rows)
+        score_answers([trial], rows, scorer, *scorers[scorer])
     if len(scorers) == 2 and same_scorer(args.gold, args.reward_model, {}):
         fix = "name another score, or --reward-model none"
         raise UserError(
@@ -361,33 +376,36 @@ def load_scorers(args, rows):
 def load_tokenizers(names, prompts):
     """One per model; UserError unless all read the prompts alike.
 
-    Templates that write today's date get that of the first run, the baseline's too: else a model
-    would be compared with itself on another day.
+    A template that writes today's date gets the day on which the first of the runs was trained, in
+    every model: else the prompts would differ in it.
     """
     import common
 
     dates = {name: common.run_args(name).get("date") for name in names}
     date = next(filter(None, dates.values()), None)
     tokenizers = [common.load_tokenizer(name, today=date) for name in names]
-    others = {name: day for name, day in dates.items() if day not in (None, date)}
-    if others and CLOCK.search(str(tokenizers[0].chat_template)):
-        words = ", ".join(f"{name} was trained on {day}" for name, day in others.items())
+    other_days = {name: day for name, day in dates.items() if day not in (None, date)}
+    if other_days and CLOCK.search(str(tokenizers[0].chat_template)):
+        words = ", ".join(f"{name} was trained on {day}" for name, day in other_days.items())
         print(f"date       {date} in every prompt; {words}")
-    read = [[common.encode_prompt(t, prompt) for prompt in prompts] for t in tokenizers]
-    for name, ids in zip(names, read):
-        if ids != read[0]:
+    prompt_ids = [[common.encode_prompt(t, prompt) for prompt in prompts] for t in tokenizers]
+    for name, ids in zip(names, prompt_ids):
+        if ids != prompt_ids[0]:
             raise UserError(f"--model {name}: another tokenizer or template than {names[0]}'s")
     return tokenizers
 
 
-def draw(args, model, tokenizer, name, rows, ids, n, seed):
-    """n answers to each prompt, (P, n)."""
+def sample_answers(args, model, tokenizer, name, rows, ids, n, seed):
+    """n answers to each prompt, (P, n).
+
+    rows  (P,) of the prompts;  ids  (P,) their token ids
+    """
     from parts import sampling
 
     print(f"{name}: {len(ids)} prompts × {n} answers", flush=True)
-    drawn = sampling.sample(model, tokenizer, ids, n, args.max_new_tokens, args.temperature, seed)
+    batch = sampling.sample(model, tokenizer, ids, n, args.max_new_tokens, args.temperature, seed)
     answers = []
-    for i, (text, tokens) in enumerate(zip(drawn.texts, drawn.response_ids, strict=True)):
+    for i, (text, tokens) in enumerate(zip(batch.texts, batch.response_ids, strict=True)):
         row = rows[i // n]
         answer = {
             "model": name,
@@ -396,7 +414,7 @@ def draw(args, model, tokenizer, name, rows, ids, n, seed):
             "response": text,
             "response_ids": tokens,
             "length": len(tokens),
-            "ended": bool(drawn.finished[i]),
+            "ended": bool(batch.finished[i]),
         }
         answers.append(answer)
     return np.array(answers, object).reshape(-1, n)
@@ -418,18 +436,19 @@ def measure_kl(answers, policy, reference, ids, pad, temperature):
             logps, ref_logps = (
                 common.token_logps(model, *batch, temperature) for model in (policy, reference)
             )
-        k1 = common.kl_estimates(logps, ref_logps, batch[2])[0]
+        k1 = common.kl_estimates(logps, ref_logps, batch[2])[0]  # (B, T), 0 outside the answers
         for answer, kl in zip(flat[part], k1.cpu().double().sum(1).tolist()):
             answer["kl"] = kl
 
 
-def score_answers(tables, scorer, flag, function, rows):
-    """Add its score to every answer of the tables, each (P, G); NaN where the function says None.
+def score_answers(tables, rows, scorer, flag, function):
+    """Add a score, under the key `scorer`, to every answer; NaN where `function` returns None.
 
-    Each distinct answer to a prompt is scored once, whoever gave it: equal answers tie, exactly.
+    tables  (P, G) answers of each model;  rows  (P,) of their prompts;  flag  for errors
+    Each distinct answer to a prompt is scored once for all models: equal answers tie exactly.
     """
-    every = [(p, a) for table in tables for p, answers in enumerate(table) for a in answers]
-    distinct = list(dict.fromkeys((p, answer["response"]) for p, answer in every))
+    flat = [(p, a) for table in tables for p, answers in enumerate(table) for a in answers]
+    distinct = list(dict.fromkeys((p, answer["response"]) for p, answer in flat))
     rows_of_texts, texts = [rows[p] for p, _ in distinct], [text for _, text in distinct]
     try:
         values = function([row["prompt"] for row in rows_of_texts], texts, rows_of_texts)
@@ -445,7 +464,7 @@ def score_answers(tables, scorer, flag, function, rows):
     if len(values) != len(distinct) or math.inf in map(abs, values):
         raise UserError(f"{expected}; got {len(values)}: {str(values)[:60]}")
     scores = dict(zip(distinct, values))
-    for p, answer in every:
+    for p, answer in flat:
         answer[scorer] = scores[p, answer["response"]]
 
 
@@ -468,69 +487,73 @@ def compare(args):
     prompts = [row["prompt"] for row in rows]
     tokenizers = load_tokenizers(names, prompts)
     scorers = load_scorers(args, rows)
-    logged = load_runs(names, present(args.gold), present(args.reward_model), args.temperature)
-    models, pools = {}, []
+    given = map(present, (args.gold, args.reward_model))
+    runs, curves = load_runs(names, *given, args.temperature)
+    answers_by_model, pool, seed = {}, None, args.seed
     for name, tokenizer in zip(names, tokenizers):
-        model = common.load_policy(name, **placed(args), trainable=False)
+        model = common.load_policy(name, **placement(args), trainable=False)
         sampling.check_sampling(model, f"--model {name}")
         # (2) sample
-        if not models:
+        if not answers_by_model:  # the baseline
             reference = model
             ids = common.prompts_that_fit(model, tokenizer, prompts, args.max_new_tokens)
             if args.bon and "proxy" in scorers:  # draws of its own, so that no answer meets itself
-                pool = draw(args, model, tokenizer, name, rows, ids, args.bon, args.seed + 1)
-                pools.append(pool)
-        models[name] = draw(args, model, tokenizer, name, rows, ids, args.samples, args.seed)
+                pool = sample_answers(args, model, tokenizer, name, rows, ids, args.bon, seed + 1)
+        answers = sample_answers(args, model, tokenizer, name, rows, ids, args.samples, seed)
+        answers_by_model[name] = answers
         # (3) KL
-        pad = common.pad_id(tokenizer)
-        measure_kl(models[name], model, reference, ids, pad, args.temperature)
+        measure_kl(answers, model, reference, ids, common.pad_id(tokenizer), args.temperature)
     # (4) score
-    every, by, seed = [*models.values(), *pools], next(iter(scorers)), args.seed
-    for scorer, how in scorers.items():
-        score_answers(every, scorer, *how, rows)
+    tables = [*answers_by_model.values()] + [pool] * (pool is not None)
+    for scorer, (flag, function) in scorers.items():
+        score_answers(tables, rows, scorer, flag, function)
     # (5) statistics
-    gold = args.gold.rpartition(":")[0] or args.gold
+    main_scorer, gold = next(iter(scorers)), args.gold.rpartition(":")[0] or args.gold
     report = begin(args, [args.prompts, *names, args.reward_model, gold]) | {
         "scorers": list(scorers),
-        "models": described(models, scorers),
-        "tasks": by_task(models, rows, by),
-        "samples": side_by_side(models, rows, by, seed),
-        "runs": [row for row, *_ in logged.values()],
-        "frontier": [{"model": k} | frontier(p, same) for k, (_, p, same) in logged.items() if p],
+        "models": summaries(answers_by_model, scorers),
+        "tasks": by_task(answers_by_model, rows, main_scorer),
+        "samples": side_by_side(answers_by_model, rows, main_scorer, seed),
+        "runs": runs,
+        "frontier": curves,
     }
     report["setup"]["n_prompts"] = len(rows)
     # (6) score against KL, and what a gain cost
-    for pool in pools:
-        report["best_of_n"] = best_of(models, pool, report["models"], scorers)
-    report["comparisons"] = [row for s in scorers for row in comparisons(models, s, seed)]
-    clear = {row["verdict"] for row in report["comparisons"]} != {"no verdict"}
-    report["equal_kl"] = equal_kl(report, by) if clear and len(rows) >= FEW else None
-    report["efficiency"] = efficiency(report["frontier"])
+    if pool is not None:
+        report["best_of_n"] = add_best_of_n(answers_by_model, report["models"], pool, scorers)
+    report["comparisons"] = [x for s in scorers for x in comparisons(answers_by_model, s, seed)]
+    verdicts = {row["verdict"] for row in report["comparisons"]}
+    enough = len(rows) >= FEW_PROMPTS and verdicts != {"no verdict"}
+    report["equal_kl"] = equal_kl(report, main_scorer) if enough else None
+    report["efficiency"] = efficiency(curves)
     report["answer"], report["notes"] = in_words(report)
     # (7) files
-    save(args, report, "samples.jsonl", [answer for each in every for answer in each.flat])
+    save(args, report, "samples.jsonl", [answer for table in tables for answer in table.flat])
     two = " --model-b ".join(names[:-3:-1])  # the last two: in the demo PPO and DPO
     print(f"next: python annotate.py draw --model {two} --prompts {args.prompts} --out runs/ab")
 
 
 def means(answers, keys):
+    """{key: the mean of that value over a model's (P, G) answers, as a number}"""
     return {key: mean_number(column(answers, key), shares=key == "ended") for key in keys}
 
 
-def described(models, scorers):
-    """report["models"]: the means of each model's answers."""
+def summaries(answers_by_model, scorers):
+    """report["models"]: a row of means for each model."""
     table = []
-    for name, answers in models.items():
-        unique = [len({x["response"] for x in some}) / len(some) for some in answers]
+    for name, answers in answers_by_model.items():
+        unique = [len({x["response"] for x in group}) / len(group) for group in answers]  # (P,)
         row = {"name": name} | means(answers, (*scorers, "kl", "length", "ended"))
         table.append(row | {"unique": mean_number(unique, shares=True)})
     return table
 
 
-def best_of(models, pool, table, scorers):
-    """Points n = 1, 2, 4 … N; "best of N" joins the models and the table of their means.
+def add_best_of_n(answers_by_model, table, pool, scorers):
+    """The points n = 1, 2, 4 … N of best of n; "best of N" joins answers_by_model and `table`.
 
-    Its answers are the baseline's with the highest proxy, its KL the bound log n − (n−1)/n.
+    table  that of `summaries`;  pool  (P, N) answers of the baseline
+    A point is the mean over all subsets of n answers (`bon_curve`), at the bound log n − (n−1)/n
+    of the KL. The answers of "best of N" are those with the highest proxy.
     """
     (P, N), proxy, points = pool.shape, column(pool, "proxy"), []
     curves = {s: np.array([*map(bon_curve, proxy, column(pool, s))]) for s in scorers}  # (P, N)
@@ -545,43 +568,47 @@ def best_of(models, pool, table, scorers):
     best, name = pool[np.arange(P), picks][:, None], f"best of {N}"
     for p in np.flatnonzero(lacking.all(1)):  # nothing to pick from: no score
         best[p, 0] = best[p, 0] | dict.fromkeys(scorers, math.nan)
-    models[name] = best
-    table.append({"name": name, "kl": kl} | means(best, (*scorers, "length", "ended")))
+    answers_by_model[name] = best
+    table.append(
+        {"name": name, "kl": points[-1]["kl"]} | means(best, (*scorers, "length", "ended"))
+    )
     return points
 
 
-def comparisons(models, scorer, seed):
+def comparisons(answers_by_model, scorer, seed):
     """Every model against every earlier one, by one score; p is Holm-adjusted over the table."""
-    table = []
-    for (b, theirs), (a, ours) in itertools.combinations(models.items(), 2):
-        y = outcomes(column(ours, scorer), column(theirs, scorer))  # (P, G_a, G_b)
-        delta = column(ours, "length")[:, :, None] - column(theirs, "length")[:, None]
+    scores = {name: column(answers, scorer) for name, answers in answers_by_model.items()}
+    lengths = {name: column(answers, "length") for name, answers in answers_by_model.items()}
+    flat, table = np.concatenate([x.ravel() for x in scores.values()]), []
+    constant = len(set(flat[~np.isnan(flat)].tolist())) == 1  # over all models
+    for b, a in itertools.combinations(answers_by_model, 2):  # b is the earlier one
+        y = outcomes(scores[a], scores[b])  # (P, G_a, G_b)
+        delta = lengths[a][:, :, None] - lengths[b][:, None]
         prompts = np.arange(len(y)).repeat(y[0].size)
         row = compare_outcomes(y.ravel(), prompts, delta.ravel(), seed)
-        values = {x for answers in models.values() for x in column(answers, scorer).ravel()}
-        row["win_rate"]["constant"] = len(values) == 1  # over all models; NaNs are many
+        row["win_rate"]["constant"] = constant
         table.append({"a": a, "b": b, "scorer": scorer} | row)
     for row, p in zip(table, holm([row["p"] for row in table])):
         row |= {"p_holm": p, "verdict": verdict(row["win_rate"], p)}
     return table
 
 
-def by_task(models, rows, scorer):
+def by_task(answers_by_model, rows, scorer):
     """[{task, metric, model, mean}]: the score of each task that the prompts name."""
     tasks, table = np.array([str(row.get("task") or "") for row in rows]), []
     for task in sorted({*tasks.tolist()} - {""}):
-        for name, answers in models.items():
-            scores = column(answers, scorer)[tasks == task]  # (prompts, G)
+        for name, answers in answers_by_model.items():
+            scores = column(answers, scorer)[tasks == task]  # (prompts of the task, G)
             row = {"task": task, "metric": scorer, "model": name, "mean": mean_number(scores)}
             table.append(row)
     return table
 
 
-def side_by_side(models, rows, scorer, seed):
-    """The first answer of each model to prompts drawn by seed."""
-    samples = []
-    for p in sorted(random.Random(seed).sample(range(len(rows)), min(SAMPLES, len(rows)))):
-        firsts = {name: answers[p, 0] for name, answers in models.items()}
+def side_by_side(answers_by_model, rows, scorer, seed):
+    """The first answer of each model to SHOWN_PROMPTS prompts, drawn by seed."""
+    samples, n = [], min(SHOWN_PROMPTS, len(rows))
+    for p in sorted(random.Random(seed).sample(range(len(rows)), n)):
+        firsts = {name: answers[p, 0] for name, answers in answers_by_model.items()}
         cards = [{"model": k, "text": x["response"], "score": x[scorer]} for k, x in firsts.items()]
         prompt = plain_text(rows[p]["prompt"])
         samples.append({"id": str(rows[p].get("id", p)), "prompt": prompt, "answers": cards})
@@ -596,8 +623,9 @@ def reward(args):
     (rows, counts), run = load_pairs(args.pairs), read_run(args.reward_model)
     prompt_of = prompting.prompt_in_training(args.reward_model, run)
     pairs = [(prompt_of(row), row["chosen"], row["rejected"]) for row in rows]
-    scores, lengths = raw_scorer(args.reward_model, args)(pairs)
+    scores, lengths = raw_scorer(args.reward_model, args)(pairs)  # (B, 2) each
     report = begin(args, [args.reward_model, args.pairs])
+    # was the model trained on this very file; on how many of its rows
     report["seen"] = run and report["setup"]["sha256"][args.pairs] in run["sha256"].values()
     report |= {"counts": counts, "seen_pairs": seen_pairs(run, rows)}
     report |= reward_quality(rows, scores, lengths)
@@ -608,34 +636,30 @@ def reward(args):
 
 
 def reward_quality(rows, scores, lengths):
-    """What a reward model is worth, as keys of the report.
+    """How good a reward model is, as keys of the report; ties are left out.
 
-    scores, lengths  (B, 2) of the chosen and of the rejected answer
+    rows  (B,) of a preference file;  scores, lengths  (B, 2) of the chosen and rejected answers
     """
     decided = [i for i, row in enumerate(rows) if not row.get("tie")]
-    delta, longer = (x[decided, 0] - x[decided, 1] for x in (scores, lengths))  # (B,) ties left out
     rows = [rows[i] for i in decided]
     prompts = np.array([json.dumps(row["prompt"], sort_keys=True) for row in rows])
-
-    def right(delta):
-        return (np.sign(delta) + 1) / 2  # equal scores ½
-
-    against = paired(right(delta), right(longer), prompts)
-    word = "inconclusive"
-    if against["p"] < 0.05 and not against["low"] <= 0 <= against["high"]:
-        word = "better" if against["value"] > 0 else "worse"
-    report = {
-        "accuracy": mean_number(right(delta), prompts, shares=True),
-        "length_baseline": mean_number(right(longer), prompts, shares=True),
-        "verdict": word,
-        "against_length": against,
-    }
+    # the model is right, the longer answer is the chosen one: 1, ½ if equal, or 0; (B,)
+    right, longer = (outcomes(*x[decided].T).ravel() for x in (scores, lengths))
 
     def accuracy(where):
-        return mean_number(right(delta)[where], prompts[where], shares=True)
+        return mean_number(right[where], prompts[where], shares=True)
 
-    drawn = np.array([bool(row.get("chosen_model")) for row in rows])
-    report["drawn"] = accuracy(drawn)  # pairs of answers that models wrote, from annotate.py
+    gain, finding = paired_difference(right, longer, prompts), "inconclusive"
+    if gain["p"] < 0.05 and not gain["low"] <= 0 <= gain["high"]:
+        finding = "better" if gain["value"] > 0 else "worse"
+    by_models = np.array([bool(row.get("chosen_model")) for row in rows])
+    report = {
+        "accuracy": mean_number(right, prompts, shares=True),
+        "length_baseline": mean_number(longer, prompts, shares=True),
+        "verdict": finding,
+        "against_length": gain,
+        "drawn": accuracy(by_models),  # pairs of answers that models wrote, from annotate.py
+    }
     for key in ("task", "strength"):
         labels = np.array([str(row.get(key)) for row in rows])
         names = sorted({*labels.tolist()} - {"None"})
@@ -649,22 +673,22 @@ def human(args):
     path = Path(args.votes)
     items_path = path.with_name("items.jsonl")
     items = load_items(items_path, "--votes")
-    everything = read_log(path, items)
-    events = everything if args.judge else by_people(everything)
+    all_events = read_log(path, items)
+    events = all_events if args.judge else by_people(all_events)
     names, votes = unblind(events, items)
-    if not counted(votes):
+    if not ordinary_votes(votes):
         raise UserError(f"--votes {path}: no vote on an ordinary item; vote first")
     report = begin(args, [path, items_path]) | {"models": names}
     report |= human_report(votes, items, args.seed) | dict(zip("ab", labels(names).values()))
-    of_models = {"judge_votes": len(everything) - len(events)}
-    report["left_out"] = left_out(events) | of_models
+    report["left_out"] = left_out(events) | {"judge_votes": len(all_events) - len(events)}
     save(args, report, "votes.jsonl", votes)
     print(f"next: python annotate.py agreement --out {path.parent}")
     return gate(report["comparison"]["win_rate"], args.fail_below)
 
 
 def gate(win_rate, least):
-    """The exit status that --fail-below asks for: 0 at or above `least`, 1 below it, 3 open.
+    """The exit status of --fail-below: 0 if the whole interval is at or above `least`, 1 if it is
+    below, 3 if it holds `least` or there is none.
 
     >>> gate({"value": 0.6, "low": 0.52, "high": 0.68}, 0.5)
     gate       win rate of A at least 0.50: passed
@@ -678,40 +702,40 @@ def gate(win_rate, least):
         return 0
     low, high = (win_rate.get(end) for end in ("low", "high"))
     if low is None or low < least <= high:
-        status, verdict = 3, "inconclusive, collect more votes"
+        status, finding = 3, "inconclusive, collect more votes"
     else:
-        status, verdict = (0, "passed") if low >= least else (1, "failed")
-    print(f"gate       win rate of A at least {least:.2f}: {verdict}")
+        status, finding = (0, "passed") if low >= least else (1, "failed")
+    print(f"gate       win rate of A at least {least:.2f}: {finding}")
     return status
 
 
 def human_report(votes, items, seed):
-    """What the votes say, as keys of the report; `votes` as of `unblind`, at least one counted."""
-    plain = sorted(counted(votes), key=lambda v: (v["item_id"], v["annotator"]))
-    won = [WON[vote["winner"]] for vote in plain]
-    ids, people = ([vote[key] for vote in plain] for key in ("item_id", "annotator"))
-    delta = [vote["words"][0] - vote["words"][1] for vote in plain]
-    row = compare_outcomes(won, ids, delta, seed, people)
+    """Whom people prefer, as keys of the report; `votes` as of `unblind`, at least one on an
+    ordinary item."""
+    votes = sorted(ordinary_votes(votes), key=lambda v: (v["item_id"], v["annotator"]))
+    y = [OUTCOME[vote["winner"]] for vote in votes]  # (n,)
+    ids, people = ([vote[key] for vote in votes] for key in ("item_id", "annotator"))
+    delta = [vote["words"][0] - vote["words"][1] for vote in votes]
+    row = compare_outcomes(y, ids, delta, seed, people)
     report = {
         "comparison": row | {"verdict": verdict(row["win_rate"], row["p"])},
         "items": len(set(ids)),
         "offered": sum(not item.get("gold") for item in items.values()),
-        "decided": sum(x != 0.5 for x in won),
+        "decided": sum(x != 0.5 for x in y),
         "annotators": [],
         "caveats": [],
     }
-    names = sorted(set(people))
-    persons = Counter(map(folded, names))
-    for name in names:
-        own = [x for x, who in zip(won, people) if who == name]
+    annotators = sorted(set(people))
+    for annotator in annotators:
+        own = [x for x, name in zip(y, people) if name == annotator]
         rate = mean_number(own, shares=True)  # not Wilson's: a tie is one half
-        report["annotators"].append({"annotator": name, "win_rate": rate})
-    caveats = report["caveats"]
-    if len(persons) == 1:
-        caveats.append(f"All votes are {names[0]}'s: they say what one person prefers.")
-    elif len(persons) < PEOPLE:
-        caveats.append(f"{len(persons)} people voted: too few to say what others would prefer.")
-    if alike := [name for name in names if persons[folded(name)] > 1]:
+        report["annotators"].append({"annotator": annotator, "win_rate": rate})
+    caveats, spellings = report["caveats"], Counter(map(folded, annotators))
+    if len(spellings) == 1:
+        caveats.append(f"All votes are {annotators[0]}'s: they say what one person prefers.")
+    elif len(spellings) < MIN_ANNOTATORS:
+        caveats.append(f"{len(spellings)} people voted: too few to say what others would prefer.")
+    if alike := [name for name in annotators if spellings[folded(name)] > 1]:
         words = f"{', '.join(alike)} differ in capitals alone and are {len(alike)} rows below"
         caveats.append(f"{words}; are they one person?")
     if not report["decided"]:
@@ -722,11 +746,11 @@ def human_report(votes, items, seed):
 # ---- 9. save ----
 
 
-def save(args, report, beside, rows):
-    """The report and its page, and beside them the rows that it was made of, as JSONL."""
+def save(args, report, name, rows):
+    """Write the report, its page and, as the JSONL file `name`, the rows that it was made of."""
     mode = 0o644 if args.command == "compare" else files.PRIVATE  # votes and profiles of people
-    files.write_jsonl(Path(args.out) / beside, rows, mode=mode)
-    write_report(args, report, *PAGES[args.command], [beside], mode=mode)
+    files.write_jsonl(Path(args.out) / name, rows, mode=mode)
+    write_report(args, report, *PAGES[args.command], [name], mode=mode)
     add_to_cards(args, files.finite(report))
 
 

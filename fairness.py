@@ -55,8 +55,8 @@ from parts.rates import compare
 from parts.reports import (
     Default,
     check_out,
-    made,
-    placed,
+    default_run,
+    placement,
     present,
     raw_scorer,
 )
@@ -267,8 +267,8 @@ def wanted(args):
     if args.prefs is None:
         args.prefs = [] if named else VOTES
     if not named:
-        after = list(filter(present, map(made, ("dpo", "ppo", "grpo"))))
-        rewards = list(filter(present, [made("reward")]))
+        after = list(filter(present, map(default_run, ("dpo", "ppo", "grpo"))))
+        rewards = list(filter(present, [default_run("reward")]))
     if after or not named:
         before = before or Default(BASE)
     before = before and present(before)
@@ -306,7 +306,7 @@ def score_models(args, models, twins, people, surfaces, interviews):
             scores.append(Scores(folder, "reward model", surface, values))
     for folder in filter(None, [before, *after]):
         kind, tokenizer = "base" if folder == before else "aligned", common.load_tokenizer(folder)
-        model = common.load_policy(folder, **placed(args), trainable=False)
+        model = common.load_policy(folder, **placement(args), trainable=False)
         if "c" in surfaces:
             logps = decision_logps(model, tokenizer, folder, twins, people, args.decision_words)
             scores.append(Scores(folder, kind, "c", logps[..., 0] - logps[..., -1], logps))
@@ -559,7 +559,7 @@ def study_votes(path, words):
         for who, hit in zip(people, hits):
             name = who.get("name") or f"{item} {who.get('in')}"
             votes.setdefault((measure, item, name), (who, []))[1].append(hit)
-    tables, told = {}, {f"{files.told(counts)}.": None}
+    tables, told = {}, {f"{files.counts_in_words(counts)}.": None}
     for measure, key in itertools.product(("chosen", "harsher decision"), reversed(REFERENCE)):
         of_measure = {
             k[1:]: vote for k, vote in votes.items() if k[0] == measure and vote[0].get(key)

@@ -33,7 +33,7 @@ from parts.reports import (
     appendix,
     begin,
     check_out,
-    made,
+    default_run,
     raw_scorer,
     read_csv,
     read_run,
@@ -95,7 +95,7 @@ def parse_args(argv=None):
     parser = Parser(prog="rank.py", description=__doc__.splitlines()[0])
     add = parser.add_argument
     # fmt: off
-    add("--reward-model", default=made("reward"), help="folder, trained on pairs of profiles (default: %(default)s)")
+    add("--reward-model", default=default_run("reward"), help="folder, trained on pairs of profiles (default: %(default)s)")
     add("--candidates", default="data/candidates.jsonl", help="JSONL or CSV (default: %(default)s)")
     add("--role", help="title and must-haves as text, or @FILE to read them (default: each row's own prompt or role)")
     add("--text-column", default="profile", help="column of the profile (default: %(default)s)")

@@ -29,7 +29,7 @@ import common
 from common import batch_indices, encode_pair, pad_id, pad_rows, token_logps
 from parts import identities, prompting, runs
 from parts.dialogue import Refused, end_ids, text_end
-from parts.files import Counts, UserError, command, number, told
+from parts.files import Counts, UserError, command, counts_in_words, number
 from parts.pairs import Named, TokenRows, count_unread, held_out, read_rows
 from parts.parallel import all_sum
 from parts.rows import check_messages
@@ -171,7 +171,7 @@ def load_data(args, model, tokenizer):
             if of_eval and len(prompts) < 2:
                 prompts.append({"prompt": prompt})
         if len(held) == before:
-            why = told(rows.counts - counts)
+            why = counts_in_words(rows.counts - counts)
             raise UserError(f"--data {name}: no usable row ({why})")
     held = np.array(held, bool)
     held &= not held.all()

@@ -11,7 +11,7 @@ import numpy as np
 
 from parts import pages
 from parts.stats import cohen_kappa, krippendorff_alpha, mean_number, share, sign_test
-from parts.votes import counted, left_out, replay
+from parts.votes import left_out, ordinary_votes, replay
 
 
 def position_bias(votes):
@@ -24,7 +24,7 @@ def position_bias(votes):
     >>> bias["value"], bias["biased"], position_bias([])["biased"]
     (1.0, True, False)
     """
-    decided = [v for v in counted(votes) if v["choice"] in ("a", "b")]
+    decided = [v for v in ordinary_votes(votes) if v["choice"] in ("a", "b")]
     chose_left, lead = [v["choice"] == v["shown"]["left"] for v in decided], Counter()
     for vote, left in zip(decided, chose_left):
         lead[vote["item_id"]] += 1 if left else -1
@@ -42,7 +42,7 @@ def compared(votes):
     """[(item id, {annotator: label})] of each two people who voted on one ordinary item; a label is
     1 for a, −1 for b, 0 for a tie and for both bad."""
     labels = defaultdict(dict)
-    for vote in counted(votes):
+    for vote in ordinary_votes(votes):
         labels[vote["item_id"]][vote["annotator"]] = int(np.sign(rating(vote)))
     return [
         (item_id, dict(two))
@@ -66,7 +66,7 @@ def kappa(pairs):
 def agreement(events):
     """What `annotate.py agreement` prints, from a log; compares a and b, never sides."""
     votes, ratings, pairs = replay(events), defaultdict(list), defaultdict(list)
-    for vote in counted(votes):
+    for vote in ordinary_votes(votes):
         ratings[vote["item_id"]].append(rating(vote))
     for item_id, labels in compared(votes):
         pairs[tuple(labels)].append((item_id, labels))

@@ -10,7 +10,7 @@ import random
 import re
 from collections import Counter
 
-from parts.files import UserError, brief, told
+from parts.files import UserError, brief, counts_in_words
 from parts.rows import plain_text
 
 NAME_PARTS, CELL = ("name", "first", "last"), ("sex", "race_ethnicity")
@@ -142,5 +142,5 @@ class Copies:
     def check(self):
         """UserError if there are names, and no pair could use them."""
         if self.names and not self.counts["pairs under other names"]:
-            why = f"no pair could be copied ({told(self.counts)}); leave it out"
+            why = f"no pair could be copied ({counts_in_words(self.counts)}); leave it out"
             raise UserError(f"--counterfactual-augment: {why}")

@@ -139,7 +139,7 @@ def read_comments(folder):
     items = votes.load_items(Path(folder) / "items.jsonl", "--from-comments")
     log = votes.read_log(Path(folder) / "annotations.jsonl", items)
     comments = defaultdict(dict)  # {item: {comment: the same with both answers}}
-    for vote in votes.counted(votes.replay(log)):
+    for vote in votes.ordinary_votes(votes.replay(log)):
         if text := " ".join(vote["comment"].split()):
             item, sides = items[vote["item_id"]], vote["shown"]
             seen = [f"Answer {name}: {votes.answer_text(item[sides[side]])}"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from parts import files
 from parts.files import UserError, number
-from parts.reports import placed
+from parts.reports import placement
 from parts.votes import as_answer, load_items
 
 BASE = "data/tiny-base"
@@ -82,7 +82,7 @@ def load(flag, name, args):
     from parts import sampling
 
     tokenizer = common.load_tokenizer(name, flag)
-    model = common.load_policy(name, **placed(args), trainable=False, flag=flag)
+    model = common.load_policy(name, **placement(args), trainable=False, flag=flag)
     sampling.check_sampling(model, f"{flag} {name}")
     return model, tokenizer
 

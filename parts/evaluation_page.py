@@ -11,7 +11,9 @@ from parts.pages import ends
 from parts.pages import number as show
 from parts.reports import appendix, labels
 
-FEW = 20  # prompts: below, no rate at equal length, no score at equal KL, and exact tests alone
+FEW_PROMPTS = (
+    20  # prompts: below, no rate at equal length, no score at equal KL, and exact tests alone
+)
 
 
 def score_names(setup):
@@ -75,9 +77,9 @@ def in_words(report):
         notes.append(f"Too few evaluations to see over-optimisation: {', '.join(few)}.")
     if left := (report.get("best_of_n") or [{}])[-1].get("unscored"):
         notes.append(f"{left} answers drawn for best of n lack a score and are never picked.")
-    if report["setup"].get("n_prompts", FEW) < FEW:
+    if report["setup"].get("n_prompts", FEW_PROMPTS) < FEW_PROMPTS:
         few = "no wins at equal length and no score at equal KL"
-        notes.append(f"Fewer than {FEW} prompts: {few}.")
+        notes.append(f"Fewer than {FEW_PROMPTS} prompts: {few}.")
     for run in report["runs"]:
         if by == "gold" and same_scorer(run.get("reward_model"), report["setup"]["gold"], {}):
             notes.append(f"{run['name']} was trained on the {names[by]}, which it may exploit.")

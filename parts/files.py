@@ -82,7 +82,7 @@ class Counts(Counter):
             self.places.setdefault(key, self.place)
 
 
-def told(counts):
+def counts_in_words(counts):
     """Counts as words, for the screen: "rows 200, dropped: tie 31"."""
     places = {k: v for k, v in getattr(counts, "places", {}).items() if k.startswith(SURPRISES)}
     first = {key: f" (first {place})" for key, place in places.items() if place}

@@ -31,16 +31,16 @@ def bon_curve(proxy, gold):
     >>> bon_curve([0, 1, 2, 3], [0, 1, 2, 3]).round(4).tolist()
     [1.5, 2.3333, 2.75, 3.0]
     """
-    drawn, scored = len(proxy), ~np.isnan(np.asarray(proxy, float) + np.asarray(gold, float))
+    n_answers, scored = len(proxy), ~np.isnan(np.asarray(proxy, float) + np.asarray(gold, float))
     proxy, gold = np.asarray(proxy, float)[scored], np.asarray(gold, float)[scored]
     if not (N := len(proxy)):
-        return np.full(drawn, np.nan)
+        return np.full(n_answers, np.nan)
     level = np.unique(proxy, return_inverse=True)[1]
     means = np.bincount(level, gold) / np.bincount(level)
     gold = means[np.sort(level)]
     chance = [[math.comb(i, n - 1) / math.comb(N, n) for i in range(N)] for n in range(1, N + 1)]
     curve = np.array(chance) @ gold  # (n, i) @ (i,)
-    return np.append(curve, np.full(drawn - N, curve[-1]))
+    return np.append(curve, np.full(n_answers - N, curve[-1]))
 
 
 def overoptimised(gold, proxy, errors=None):
@@ -113,13 +113,14 @@ def spending(run, before=None):
 
 
 def load_runs(names, gold=None, reward_model=None, temperature=None):
-    """{name: (row of report["runs"], points, same)} of the run folders among the models.
+    """(report["runs"], report["frontier"]): the cost of each run folder among the models; the curve
+    of each that was evaluated while it trained.
 
-    gold, reward_model, temperature  of the report; same: {scorer: did the run log that very one?}
+    gold, reward_model, temperature  of the report
     A curve needs the prompts of the first run, the baseline as its reference and the temperature
     of the report, for the KL: another one is left out, with a message.
     """
-    logged, asked = {}, None
+    runs, curves, expected = [], [], None
     for name in names:
         run = read_run(name)
         if run is None:
@@ -131,23 +132,24 @@ def load_runs(names, gold=None, reward_model=None, temperature=None):
             before = {key: before[key] for key in ("pairs", "seconds")}  # NaN: its folder is gone
         points, spent = spending(run, before)
         measured = run["sha256"].get(args.get("prompts"), args.get("prompts")), args.get("model")
-        asked = asked or (points and (measured[0], names[0]))
+        expected = expected or (points and (measured[0], names[0]))
         at = args.get("eval_temperature" if args.get("pairs") else "temperature") or temperature
-        why = None
-        if points and measured != asked:
-            why = f"other prompts, or not trained from {names[0]}"
+        reason = None
+        if points and measured != expected:
+            reason = f"other prompts, or not trained from {names[0]}"
         elif points and temperature and at != temperature:
-            why = f"its KL is at temperature {at:g}: to see it, --temperature {at:g}"
-        if why:
-            print(f"{name}: its curve is left out ({why})")
+            reason = f"its KL is at temperature {at:g}: to see it, --temperature {at:g}"
+        if reason:
+            print(f"{name}: its curve is left out ({reason})")
             points = []
         gold = gold or args.get("gold")
-        same = {
+        same = {  # did the run log that very score?
             "gold": same_scorer(args.get("gold"), gold, run["sha256"]),
             "proxy": same_scorer(own, reward_model, run["sha256"]),
         }
-        logged[name] = {"name": name, "reward_model": own} | spent, points, same
-    return logged
+        runs.append({"name": name, "reward_model": own} | spent)
+        curves += [{"model": name} | frontier(points, same)] if points else []
+    return runs, curves
 
 
 def same_scorer(logged, given, hashes):
@@ -200,22 +202,22 @@ def equal_kl(report, scorer):
         points = curve_of(curves.get(row["name"], [base, row]), scorer)
         if len(points) > 1:
             gains[row["name"]] = [(d, y - points[0][1]) for d, y, *_ in points]
-    found = at_equal_kl(gains) if len(gains) > 1 else None
-    if found is None:
+    if len(gains) < 2 or not (point := at_equal_kl(gains)):
         return None
-    order = sorted(found[1].items(), key=lambda item: (-item[1], item[0]))
+    sqrt_kl, gains_there = point
+    order = sorted(gains_there.items(), key=lambda item: (-item[1], item[0]))
     table = [{"model": n, "gain": y, scorer: start + y} for n, y in order]
-    return {"sqrt_kl": found[0], "table": table}
+    return {"sqrt_kl": sqrt_kl, "table": table}
 
 
 def curve_of(points, scorer):
     """[(√KL, score, low, high)] of what was measured: of numbers, or of `number` records."""
-    found = []
+    curve = []
     for point in points:
         kl, y = (x if isinstance(x, dict) else {"value": x} for x in (point["kl"], point[scorer]))
         if kl["value"] is not None and y["value"] is not None:
-            found.append((math.sqrt(max(0.0, kl["value"])), *ends(y)))  # estimates may be below 0
-    return found
+            curve.append((math.sqrt(max(0.0, kl["value"])), *ends(y)))  # estimates may be below 0
+    return curve
 
 
 def efficiency(curves):

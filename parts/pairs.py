@@ -15,7 +15,7 @@ import numpy as np
 
 from common import as_turns, encode_pair, pad_rows, render, unread_keys
 from parts.dialogue import Refused
-from parts.files import Counts, UserError, read_jsonl, told
+from parts.files import Counts, UserError, counts_in_words, read_jsonl
 from parts.parallel import progress
 from parts.rows import PROMPT_COLUMNS, check_pair
 
@@ -155,7 +155,7 @@ def read_pairs(
                     getattr(pairs, key).append(row_ids)
                 columns.append((*values, tie, held, number, line))
         if not columns or columns[-1][4] != number:
-            raise UserError(f"{flag} {name}: no usable row ({told(counts - before)})")
+            raise UserError(f"{flag} {name}: no usable row ({counts_in_words(counts - before)})")
     pairs.set_columns(columns)
     if eval_files:
         trained = {pairs.prompts[i].tobytes() for i in pairs.train}

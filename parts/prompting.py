@@ -17,7 +17,7 @@ from parts import parallel
 from parts.counterfactual import Copies
 from parts.dialogue import answer_texts, visible
 from parts.families import forward_of
-from parts.files import UserError, load_function, number, read_jsonl, told
+from parts.files import UserError, counts_in_words, load_function, number, read_jsonl
 from parts.means import half_interval, mean
 from parts.pairs import read_pairs
 from parts.rows import PROMPT_COLUMNS
@@ -61,7 +61,7 @@ def add_examples_argument(parser, default=FORM_UNKNOWN):
 
 
 def describe(counts, train, held):
-    print(f"data       {told(counts)}; training {len(train)}, held out {len(held)}")
+    print(f"data       {counts_in_words(counts)}; training {len(train)}, held out {len(held)}")
 
 
 def knows_the_form(model):
@@ -122,7 +122,7 @@ def load_prompts(path, flag):
         raise UserError(f"{flag} {path}: no prompt")
     columns = Counter(key for row in rows for key in PROMPT_COLUMNS if row.get(key))
     if columns:
-        print(f"{flag} {path}: not shown to the model: column {told(columns)}")
+        print(f"{flag} {path}: not shown to the model: column {counts_in_words(columns)}")
     return rows
 
 

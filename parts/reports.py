@@ -42,7 +42,7 @@ class Default(str):
     """A default path: skipped, with a message, if it is missing; a given one is an error."""
 
 
-def made(name):
+def default_run(name):
     """The default folder of a run: where a plain command wrote it, else where `make demo` did."""
     return Default(f"runs/{name}" if Path(f"runs/{name}").exists() else f"runs/demo/{name}")
 
@@ -140,7 +140,7 @@ def read_csv(path, flag, needed=()):
         raise UserError(f"{flag} {path}:{reader.line_num}: {error}") from None
 
 
-def placed(args):
+def placement(args):
     from parts import parallel
 
     device = parallel.pick_device(args.device)
@@ -158,7 +158,7 @@ def raw_scorer(folder, args):
 
     flag = "--reward-model"
     run, tokenizer = read_run(folder), common.load_tokenizer(folder, flag)
-    model = load_reward_model(folder, tokenizer, **placed(args), trainable=False, flag=flag)
+    model = load_reward_model(folder, tokenizer, **placement(args), trainable=False, flag=flag)
     longest = run["args"].get("max_length", math.inf) if run else math.inf
 
     def score(items, cuts=()):

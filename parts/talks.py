@@ -11,7 +11,7 @@ from pathlib import Path
 from parts import files
 from parts.draw import load
 from parts.files import UserError
-from parts.votes import counted, is_talk, other, parting, plain
+from parts.votes import is_talk, ordinary_votes, other, parting, plain
 
 EPISODES = 40  # seeds without --limit
 
@@ -58,7 +58,7 @@ def to_turns(items, votes):
     [(1, True), (3, True), (1, False), (3, False)]
     """
     rows = []
-    for vote in counted(votes):
+    for vote in ordinary_votes(votes):
         item, better = items[vote["item_id"]], vote["choice"]
         if better not in ("a", "b") or not is_talk(item):
             continue

@@ -162,7 +162,7 @@ def replay(events):
     return list(latest.values())
 
 
-def counted(votes):
+def ordinary_votes(votes):
     """Votes on ordinary items: without gold, whose answer was known, and without repeats."""
     return [v for v in votes if v.get("gold_pass") is None and v.get("repeat_of") is None]
 
@@ -289,7 +289,7 @@ def load_items(path, flag="--items"):
         else:
             items[row["id"]] = {key: row[key] for key in row if key in ITEM}
     if counts.keys() - {"rows"}:
-        print(f"{path}: {files.told(counts)}")
+        print(f"{path}: {files.counts_in_words(counts)}")
     if not items:
         raise UserError(f"{flag} {path}: no pair of different answers")
     return items
@@ -327,7 +327,7 @@ def to_thumbs(items, votes):
     Only the answer on the left was shown: to choose it is a thumb up, the other one a thumb down.
     """
     rows = []
-    for vote in counted(votes):
+    for vote in ordinary_votes(votes):
         item, shown = items[vote["item_id"]], vote["shown"]["left"]
         row = {"prompt": plain(item["prompt"]), "completion": plain(item[shown])}
         rows.append(row | {"label": vote["choice"] == shown})
@@ -343,7 +343,7 @@ def to_prefs(items, votes, ties="keep"):
     the same type, whatever its item has: `datasets` takes the types from the first rows of a file.
     So the people of `candidates` are written as JSON in a text, which `check_pair` reads.
     """
-    votes, choices, rows = counted(votes), defaultdict(Counter), []
+    votes, choices, rows = ordinary_votes(votes), defaultdict(Counter), []
     for vote in votes:
         choices[vote["item_id"]][vote["choice"]] += 1
     for vote in votes:

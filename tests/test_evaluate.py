@@ -119,6 +119,8 @@ def test_a_score_that_is_the_same_for_all_answers_gives_no_verdict():
     models = {name: answers_of(gold=np.zeros((9, 2)), length=np.ones((9, 2))) for name in "ab"}
     table = evaluate.comparisons(models, "gold", seed=0)
     assert [row["verdict"] for row in table] == ["no verdict"]
+    models["b"][0, 0]["gold"] = NAN  # was "inconclusive"
+    assert evaluate.comparisons(models, "gold", seed=0)[0]["verdict"] == "no verdict"
     models["b"][0, 0]["gold"] = 0.1
     assert evaluate.comparisons(models, "gold", seed=0)[0]["verdict"] == "inconclusive"
 
@@ -167,7 +169,7 @@ def test_equal_answers_tie_exactly():
         return [known[t] + (p == "q") if t in known else None for p, t in zip(prompts, texts)]
 
     prompts = [{"prompt": "p"}, {"prompt": "q"}]
-    evaluate.score_answers(models, "gold", "--gold f", scorer, prompts)
+    evaluate.score_answers(models, prompts, "gold", "--gold f", scorer)
     assert seen == [("p", "x"), ("q", "y"), ("q", "z"), ("p", "y"), ("q", "x")]
     a, b = (evaluate.column(answers, "gold") for answers in models)
     assert (outcomes(a, b)[0] == 0.5).all() and b[1] == pytest.approx([1.3, 1.3])  # of its prompt
@@ -186,7 +188,7 @@ lambda p, t, r: ["good"] * 3 | one per answer; got ['good'
 """)
 def test_a_bad_gold_function_is_one_line(function, message):
     models = [answers_of(response=[["a", "b", "c"]])]
-    given = models, "gold", "--gold f", eval(function), [{"prompt": "p"}]
+    given = models, [{"prompt": "p"}], "gold", "--gold f", eval(function)
     line = error_of(evaluate.score_answers, *given)
     assert line.startswith("--gold f: ") and message in line
 
@@ -471,11 +473,11 @@ def test_a_curve_over_other_prompts_is_left_out(world, tmp_path, capsys):
         record = tiny.read_json(folder / "args.json")
         record |= change | {"args": record["args"] | change.get("args", {})}
         files.write_json(folder / "args.json", record)
-    runs = frontier.load_runs(names)
-    assert [bool(points) for _, points, _ in runs.values()] == [True, False, False]
+    runs, curves = frontier.load_runs(names)
+    assert len(runs) == 3 and [curve["model"] for curve in curves] == names[1:2]
     assert capsys.readouterr().out.count("its curve is left out") == 2
-    runs = frontier.load_runs(names[:2], temperature=0.7)  # the run's KL is at 0.5
-    assert not runs[names[1]][1] and "its KL is at temperature 0.5" in capsys.readouterr().out
+    _, curves = frontier.load_runs(names[:2], temperature=0.7)  # the run's KL is at 0.5
+    assert not curves and "its KL is at temperature 0.5" in capsys.readouterr().out
 
 
 def test_missing_defaults_are_named_and_skipped(world, tmp_path, monkeypatch, capsys):

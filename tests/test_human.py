@@ -220,7 +220,7 @@ def test_from_two_models_to_a_verdict(voted, tmp_path, capsys):
     evaluate.main(command(folder, out))
     report = read_json(out / "report.json")
     (ann, ben), n = (row["win_rate"] for row in report["annotators"]), report["offered"]
-    rows = votes.counted(files.read_jsonl(out / "votes.jsonl"))
+    rows = votes.ordinary_votes(files.read_jsonl(out / "votes.jsonl"))
     wins = Counter(vote["winner"] for vote in rows if vote["annotator"] == "ann")
     assert set(wins) <= {"A", "tie"} and wins["tie"] <= 1 and wins.total() == n == report["items"]
     assert n >= 6 and ann["value"] == pytest.approx(1 - wins["tie"] / 2 / n, abs=1e-6)

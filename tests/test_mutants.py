@@ -15,7 +15,7 @@ from parts import evaluation_page, frontier, twins
 from parts.files import UserError, read_jsonl, write_json
 from parts.reports import read_run
 from parts.rows import plain_text
-from parts.votes import counted, item_sha256, load_items, read_log
+from parts.votes import item_sha256, load_items, ordinary_votes, read_log
 from tiny import write_rows
 
 VALUES = [None, True, 0, -1, 1e400, "", " ", "x", "\ud800", [], [None], {}, {"role": "user"}, "é" * 5000]  # fmt: skip
@@ -80,9 +80,9 @@ def prompts(path):
     for row in rows:
         plain_text(row["prompt"])
     answer = {"response": "hold", "response_ids": [1, 2], "gold": 0.5, "length": 2}
-    models = {"m": evaluate.np.array([[dict(answer)] for _ in rows], object)}
-    evaluate.by_task(models, rows, "gold")
-    evaluate.side_by_side(models, rows, "gold", 0)
+    answers_by_model = {"m": evaluate.np.array([[dict(answer)] for _ in rows], object)}
+    evaluate.by_task(answers_by_model, rows, "gold")
+    evaluate.side_by_side(answers_by_model, rows, "gold", 0)
 
 
 def pairs(path):
@@ -100,7 +100,7 @@ def candidates(path):
 def votes(path):
     items = {item["id"]: item for item in ITEMS}
     _, found = evaluate.unblind(read_log(path, items), items)
-    if counted(found):
+    if ordinary_votes(found):
         evaluate.human_report(found, items, 0)
 
 
@@ -114,11 +114,9 @@ def log(path):
     run.mkdir(exist_ok=True)
     write_json(run / "args.json", RUN)
     (run / "metrics.jsonl").write_bytes(path.read_bytes())
-    for _, points, same in frontier.load_runs([str(run)]).values():
-        if points:
-            curve = {"model": str(run)} | frontier.frontier(points, same)
-            frontier.efficiency([curve])
-            frontier.curve_of(points, "gold")
+    for curve in frontier.load_runs([str(run)])[1]:
+        frontier.efficiency([curve])
+        frontier.curve_of(curve["points"], "gold")
 
 
 def record(path):

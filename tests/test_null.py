@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import evaluate
-from evaluate import compare_outcomes, paired, verdict
+from evaluate import compare_outcomes, paired_difference, verdict
 from parts.stats import clustered_mean, detectable, score_interval
 from tiny import cases
 
@@ -57,7 +57,7 @@ def test_a_reward_model_that_is_as_good_as_the_rule(pairs, prompts):
     def draw():
         return correlated(rng, prompts, -(-pairs // prompts), 0.75).T.ravel()[:pairs]
 
-    found = sum(is_gain(paired(draw(), draw(), label)) for _ in range(RUNS))
+    found = sum(is_gain(paired_difference(draw(), draw(), label)) for _ in range(RUNS))
     assert found <= MOST * RUNS and (found == 0 or pairs > 5)
 
 
@@ -91,6 +91,6 @@ def test_what_is_there_is_found():
     now = before = 0
     for _ in range(RUNS):
         a, b = ((rng.random(120) < rate).astype(float) for rate in (0.8, 0.65))
-        now += is_gain(paired(a, b, np.arange(120)))
+        now += is_gain(paired_difference(a, b, np.arange(120)))
         before += clustered_mean(a - b)["p"] < 0.05
     assert now >= 0.98 * before and before > 0.6 * RUNS

@@ -128,7 +128,7 @@ def test_pairs_behind_a_reward_model(tmp_path, stage, folder, pairs, seconds):
         (tmp_path / name).mkdir()
         files.write_json(tmp_path / name / "args.json", record)
         tiny.write_rows(tmp_path / name / "metrics.jsonl", log)
-    ((costs, *_),) = frontier.load_runs([str(tmp_path / "run")]).values()
+    ((costs,), _) = frontier.load_runs([str(tmp_path / "run")])
     assert costs["pairs"] == pytest.approx(float(pairs), nan_ok=True)
     assert costs["seconds"] == pytest.approx(float(seconds), nan_ok=True)
 
@@ -187,11 +187,11 @@ def test_best_of_n_never_picks_an_answer_without_a_score():
     """argmax took NaN for the highest."""
     rows = [[{"proxy": x, "gold": x, "length": 1, "ended": 1, "response": "a"} for x in line]
             for line in ([1.0, NAN, 3.0, 2.0], [NAN] * 4)]  # fmt: skip
-    models, described = {}, []
-    points = evaluate.best_of(models, np.array(rows, object), described, ["gold", "proxy"])
+    models, table = {}, []
+    points = evaluate.add_best_of_n(models, table, np.array(rows, object), ["gold", "proxy"])
     first, second = models["best of 4"][:, 0]
     assert first["proxy"] == 3.0 and math.isnan(second["gold"])
-    assert described[0]["gold"]["value"] == 3.0 and points[-1]["unscored"] == 5
+    assert table[0]["gold"]["value"] == 3.0 and points[-1]["unscored"] == 5
     assert [point["gold"]["value"] for point in points] == pytest.approx([2.0, 8 / 3, 3.0])
 
 
@@ -199,9 +199,9 @@ def compared(seed=0, effect=0.0, turn=None):
     rng = np.random.default_rng(seed)
     names, report = ("data/tiny-base", "runs/dpo", "runs/mine"), {"scorers": ["gold", "proxy"]}
     models = {name: planted(rng, 60, effect * i) for i, name in enumerate(names)}
-    report["models"] = evaluate.described(models, report["scorers"])
+    report["models"] = evaluate.summaries(models, report["scorers"])
     pool = planted(rng, 60, 0.0)
-    report["best_of_n"] = evaluate.best_of(models, pool, report["models"], report["scorers"])
+    report["best_of_n"] = evaluate.add_best_of_n(models, report["models"], pool, report["scorers"])
     report["comparisons"] = evaluate.comparisons(models, "gold", 0)
     zero, golds = dict.fromkeys(frontier.COSTS, 0), turn or [0.4, 0.5, 0.6]
     points = [zero | {"step": i, "kl": i, "gold": g, "proxy": i, "pairs": 8 * i} for i, g in enumerate(golds)]  # fmt: skip
