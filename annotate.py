@@ -163,14 +163,16 @@ def check_flags(args, parsers):
     """UserError for a flag that the kind of session does not read."""
     if args.thumbs and args.criteria:
         raise UserError("--thumbs and --criteria are two kinds of session; choose one")
+    env, draw_parser = getattr(args, "env", None), parsers["draw"]
     for flag in ("--prompts", "--split", "--gold-items", "--top-p", "--examples"):
-        parsers["draw"].without_effect(
-            flag, getattr(args, "env", None), "an --env has its own prompts"
-        )
-    for flag in ("--ties", "--sft"):
-        parsers["export"].without_effect(flag, kind_of(args) != "pairs", "nothing was compared")
-    parsers["serve"].without_effect("--items", args.criteria, "--criteria names the answers")
-    parsers["serve"].without_effect("--responses", not args.criteria, "it belongs to --criteria")
+        draw_parser.without_effect(flag, env, "an --env has its own prompts")
+    draw_parser.without_effect("--env-args", not env, "they belong to an --env")
+    for flag in ("--ties", "--sft", "--judge"):
+        for command in ("export", "agreement"):
+            parsers[command].without_effect(flag, kind_of(args) != "pairs", "nothing was compared")
+    serve_parser, no_file = parsers["serve"], not isinstance(args.criteria, str)
+    serve_parser.without_effect("--items", args.criteria, "--criteria names the answers")
+    serve_parser.without_effect("--responses", no_file, "they belong to a --criteria FILE")
 
 
 def kind_of(args):
@@ -513,7 +515,11 @@ def judge(args):
     if kind_of(args) != "pairs":
         raise UserError(f"--out {args.out}: a session of {kind_of(args)}; a model compares pairs")
     standard = ruler.read_standard(args.ruler_rubric)
-    judge_votes.judge(Desk(args, read_items(args)), args, ruler.ruler_groups, standard, APP)
+    desk = Desk(args, read_items(args))
+    try:
+        judge_votes.judge(desk, args, ruler.ruler_groups, standard, APP)
+    finally:
+        desk.close()
 
 
 # ---- 9. save ----
@@ -555,7 +561,8 @@ def export(args):
         )
     turns = [] if args.thumbs else talks.to_turns(items, latest)
     if turns:
-        path, stage, name = out / "turns.jsonl", "dpo.py --loss-type kto", "turns.jsonl"
+        name = "rlaif-turns.jsonl" if of_models else "turns.jsonl"
+        path, stage = out / name, "dpo.py --loss-type kto"
         files.write_jsonl(path, turns, mode=files.PRIVATE)
         print(f"{path}: {len(turns)} turns, good or bad, of {len(ordinary)} votes on conversations")
     if n_models and not of_models:

@@ -137,7 +137,7 @@ def read_source(args):
 def read_comments(folder):
     """Of a folder of annotate.py, the items with comments: with each what its annotator saw."""
     items = votes.load_items(Path(folder) / "items.jsonl", "--from-comments")
-    log = votes.read_log(Path(folder) / "annotations.jsonl", items)
+    log = votes.by_people(votes.read_log(Path(folder) / "annotations.jsonl", items))
     comments = defaultdict(dict)  # {item: {comment: the same with both answers}}
     for vote in votes.ordinary_votes(votes.replay(log)):
         if text := " ".join(vote["comment"].split()):

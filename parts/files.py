@@ -11,7 +11,13 @@ import runpy
 import sys
 import tempfile
 import traceback
-from argparse import ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter, _StoreAction
+from argparse import (
+    ArgumentParser,
+    ArgumentTypeError,
+    RawDescriptionHelpFormatter,
+    _StoreAction,
+    _StoreTrueAction,
+)
 from collections import Counter
 from difflib import get_close_matches
 from functools import partial
@@ -300,6 +306,12 @@ class Store(_StoreAction):
         super().__call__(parser, namespace, values, option_string)
 
 
+class StoreTrue(_StoreTrueAction):
+    def __call__(self, parser, *arguments):
+        parser.given.add(self.option_strings[0])
+        super().__call__(parser, *arguments)
+
+
 def no_effect(flag, why):
     """The error of a flag that nothing reads."""
     return UserError(f"{flag} has no effect: {why}; leave it out")
@@ -310,9 +322,9 @@ class Parser(ArgumentParser):
 
     def __init__(self, **options):
         super().__init__(formatter_class=partial(Help, max_help_position=30), **options)
-        self.given = set()  # the flags with values on the command line
-        for name in (None, "store"):
-            self.register("action", name, Store)
+        self.given = set()  # the flags on the command line
+        for name, action in {None: Store, "store": Store, "store_true": StoreTrue}.items():
+            self.register("action", name, action)
 
     def without_effect(self, flag, when, why):
         """UserError if `flag` is on the command line, and `when` says that nothing reads it."""

@@ -19,12 +19,17 @@ BATCH = 16  # items that a model is asked about at once
 
 
 def judge_name(model):
-    """The annotator that a model is in the log.
+    """The annotator that a model is in the log; a long name is cut, and told apart by its hash.
 
-    >>> judge_name("Qwen/Qwen3-32B")
-    'model-Qwen-Qwen3-32B'
+    >>> judge_name("Qwen/Qwen3-32B"), judge_name("meta-llama/Llama-3.1-70B-Instruct")
+    ('model-Qwen-Qwen3-32B', 'model-meta-llama-Llama-3.1-37667')
     """
-    return ("model-" + re.sub(r"[^\w.-]", "-", model))[:32]
+    name = "model-" + re.sub(r"[^\w.-]", "-", model)
+    return name if len(name) <= 32 else f"{name[:26]}-{sha256(model)[:5]}"
+
+
+def sha256(text):
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def to_choice(scores_a, scores_b):
@@ -68,7 +73,7 @@ def to_event(item, model, grade_a, grade_b, standard, app):
             "gold_pass": choice == item["gold"] if item.get("gold") else None,
             "ts_client": now,
             "ts_server": now,
-            "guidelines_sha256": hashlib.sha256(standard.encode()).hexdigest(),
+            "guidelines_sha256": sha256(standard),
             "app": app,
             "thumbs": False,
             "key_sha256": "",  # of no browser
@@ -91,9 +96,13 @@ def vote(desk, model, compare, standard, app):
 
     compare(groups)  two grades for each group of two conversations, as `ruler.ruler_groups`
     """
-    own = [e for e in desk.events.values() if e["annotator"] == judge_name(model)]
-    if votes.by_people(own):
-        raise UserError(f"--judge-model {model}: a person votes here as {judge_name(model)}")
+    name, new_out = judge_name(model), "choose another --out"
+    own = [event for event in desk.events.values() if event["annotator"] == name]
+    if {event.get("judge") for event in own} - {model}:
+        other = f"a person or another model votes here as {name}"
+        raise UserError(f"--judge-model {model}: {other}; {new_out}")
+    if {event["guidelines_sha256"] for event in own} - {sha256(standard)}:
+        raise UserError(f"--ruler-rubric: {name} voted here by other instructions; {new_out}")
     done, failures = {event["item_id"] for event in own}, Counter()
     left = [item for id, item in desk.items.items() if id not in done]
     for start in range(0, len(left), BATCH):
@@ -114,7 +123,6 @@ def judge(desk, args, ruler_groups, standard, app):
     server = Judge.from_args(args, args.out, budget=args.judge_budget)
     compare = partial(ruler_groups, judge=server, standard=standard, passes=2)
     own, failures = vote(desk, args.judge_model, compare, standard, app)
-    desk.close()
     name, by_place = judge_name(args.judge_model), sum(event["by_place"] for event in own)
     print(f"{desk.log}: {len(own)} votes of {name}, {by_place} ties because the order decided")
     print(cost_line(server.counts, server.price))

@@ -102,17 +102,17 @@ def read_log(path, items=None, kind="pairs"):
     """
     if not path.is_file():
         raise UserError(f"{path}: no votes there; annotate.py writes them into its --out")
-    events = []
+    events, record = [], path.with_name("args.json")
+    saved = files.read_record(path.parent, "--out")["args"] if record.is_file() else {}
     lines = path.read_bytes().split(b"\n")[:-1]  # not splitlines: a comment may hold U+2028
     for line, text in enumerate(lines, 1):
         try:
             event = files.parse_json(text.decode())
             check_event(event)
-            given = (
-                "thumbs" if event.get("thumbs") else "criteria" if event.get("ratings") else "pairs"
-            )
-            # a skip is of every kind, a line of an older version does not tell
-            if event["choice"] and "thumbs" in event and given != kind:
+            # a line of an older version does not tell its kind, the args.json beside it may
+            thumbs = event.get("thumbs", saved.get("thumbs"))
+            given = "thumbs" if thumbs else "criteria" if event.get("ratings") else "pairs"
+            if event["choice"] and thumbs is not None and given != kind:  # a skip is of every kind
                 raise ValueError(f"this vote is {KINDS[given]}, not {KINDS[kind]}")
             item_id = event["item_id"]
             if items and item_id not in items:
@@ -199,7 +199,8 @@ def check_item(row):
     for side in "ab":
         check_messages(row[side], side)
         roles = [m["role"] for m in row[side]] if isinstance(row[side], list) else []
-        if len(roles) > 1 and roles[0] == roles[-1] == "assistant" != row["prompt"][-1:]:
+        as_messages = isinstance(row["prompt"], list)  # as the turns behind it
+        if as_messages and len(roles) > 1 and roles[0] == roles[-1] == "assistant":
             continue  # a conversation
         if row[side] == [] or answer_text(row[side]).strip():  # a blank answer: `load_items`
             check_response(row, side)

@@ -359,7 +359,14 @@ def test_a_thumb_is_no_comparison(tmp_path):
     for change in ({"strength": 3}, {"edit": "An answer."}):
         assert rater.send(rater.body("left", **change))[0] == 400
     rater.vote("left")
-    (stopped(app) / "args.json").unlink()
+    log = stopped(app) / "annotations.jsonl"
+    (line,) = log_of(tmp_path)
+    del line["thumbs"]  # as annotate 2 wrote it, beside an args.json that says what was shown
+    write_rows(log, [line])
+    with pytest.raises(UserError, match="this vote is a thumb on one answer, not a comparison"):
+        votes.read_log(log)  # as evaluate.py human reads it
+    write_rows(log, [line | {"thumbs": True}])
+    (tmp_path / "args.json").unlink()
     with pytest.raises(UserError, match="this vote is a thumb on one answer, not a comparison"):
         export(tmp_path)
     other = tmp_path / "other"
@@ -579,6 +586,8 @@ def test_people_rate_criteria_for_the_audit(tmp_path, capsys):
     assert {row.task_id: row.human for row, *_ in people} == {
         "fit:1": {2: False}, "fit:2": {2: False}, "mail:3": {1: True}
     }  # fmt: skip
+    with pytest.raises(UserError, match="--responses has no effect: they belong to a --criteria"):
+        annotate.parse_args(["--out", str(out), "--responses", answers])
     again = annotate.parse_args(["--out", str(out)])
     assert list(annotate.read_items(again)) == ["fit:1", "fit:2", "mail:3"]
     for flags, words in {
@@ -650,6 +659,7 @@ REFUSED = r"""
 item | {"id": null} | "id" is missing
 item | {"a": "text"} | both be text or both be message lists
 item | {"b": []} | one assistant message
+item | {"prompt": "p", "a": [A, U, A], "b": [A, U, B]} | "a" must be one assistant message
 item | {"gold": "c"} | "gold"
 item | {"task": 3} | "task"
 item | {"candidates": "x"} | "candidates"
@@ -669,6 +679,8 @@ log | [] | expected an object
 flags | --items no.jsonl | --items no.jsonl: no such file
 flags | --overlap -1 | --overlap
 flags | export | no such file
+flags | --responses r.jsonl | --responses has no effect
+flags | draw --env-args {} | --env-args has no effect
 flags | agreement | no votes there
 flags | draw --temperature 0 | --temperature
 flags | draw --prompts no.jsonl | --prompts no.jsonl: no such file
@@ -685,6 +697,8 @@ def test_refused_in_one_line(tmp_path, monkeypatch, case):
     monkeypatch.chdir(tmp_path)
     (kind, given, words), rows, log = case.split(" | "), item_rows(3), Path("out/annotations.jsonl")
     argv = given.split()
+    for name, role in (("A", "assistant"), ("U", "user"), ("B", "assistant")):
+        given = re.sub(rf"\b{name}\b", json.dumps({"role": role, "content": name.lower()}), given)
     if kind == "item":
         rows[2] |= json.loads(given)
         argv, words = ["--items", "data/items.jsonl"], f"items.jsonl:3: .*{re.escape(words)}"

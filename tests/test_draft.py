@@ -12,6 +12,7 @@ from parts.files import UserError
 from parts.rubrics import read_rubrics
 from test_annotate import Rater, make, stopped
 from test_judge import Server, asked, ratings, told
+from test_judge_votes import ask
 from tiny import write_rows
 
 pytestmark = pytest.mark.usefixtures("quiet_process")
@@ -175,6 +176,7 @@ def test_comments_become_criteria(draft, capsys):
         seen[prompt] = item["left"], item["right"], "AB"[side == "right"]
         rater.vote(side, comment="" if prompt == "Prompt 4." else f"Said of\n{prompt}")
     stopped(app)
+    ask(Path("votes"), score=lambda answer: 0.5)  # a model's reasons are nobody's comments
     with Server(Writer()) as server:
         assert draft(server, "--from-comments", "votes") == 0
         with pytest.raises(UserError, match="none/items.jsonl: no such file"):

@@ -102,3 +102,26 @@ def test_what_a_model_cannot_vote_on(session, tmp_path, capsys):
     app = make(session, item_rows(6, gold={5}), "--overlap 0")
     with pytest.raises(UserError, match="another server is using this folder"):
         ask(session, score=likes_better)
+
+
+def test_a_models_votes_are_its_own(session, capsys):
+    """Two models whose names begin alike were one: the second was asked nothing, and its votes were
+    said to be there. Other instructions changed nothing either."""
+    names = *(f"meta-llama/Meta-Llama-3.1-{n}B-Instruct" for n in (8, 70)), "some/judge"
+    assert [ask(session, model, score=likes_better) for model in names] == [12] * 3
+    assert len({e["annotator"] for e in log_of(session) if e["judge"]}) == 3
+    with pytest.raises(UserError, match="a person or another model votes here as model-some-judge"):
+        ask(session, "some-judge", score=likes_better)
+    own = session / "own.txt"
+    own.write_text("The shorter one wins.")
+    with pytest.raises(UserError, match="--ruler-rubric: .* voted here by other instructions"):
+        ask(session, f"{names[0]} --ruler-rubric {own}", score=likes_better)
+
+
+@pytest.mark.parametrize("kind", ["thumbs", "criteria"])
+@pytest.mark.parametrize("command", ["export", "agreement"])
+def test_models_vote_on_pairs_alone(kind, command, tmp_path):
+    """export --judge wrote an empty thumbs.jsonl, or rated.jsonl, over that of people."""
+    write_rows(tmp_path / "args.json", [{"stage": "annotate", "args": {kind: True}}])
+    with pytest.raises(UserError, match="--judge has no effect: nothing was compared"):
+        annotate.parse_args([command, "--judge", "--out", str(tmp_path)])

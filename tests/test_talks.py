@@ -8,6 +8,7 @@ import dpo
 from parts import files, votes
 from parts.files import UserError
 from test_annotate import Rater, log_of, make, stopped
+from test_judge_votes import ask
 from tiny import tiny_model
 
 INTERVIEW = "--env envs/interview.py:Interview"
@@ -65,6 +66,11 @@ def test_votes_on_conversations_become_rows_that_dpo_reads(interviews, capsys):
         n, side = len(row["prompt"]), "a" if row["label"] else "b"
         assert any([*i["prompt"], *i[side]][: n + 1] == [*row["prompt"], *row["completion"]]
                    for i in items.values())  # fmt: skip
+    before = (folder / "turns.jsonl").read_bytes()
+    ask(folder, score=lambda talk: len(talk) % 97 / 97)
+    annotate.main(["export", "--judge", "--out", str(folder)])
+    assert "rlaif-turns.jsonl" in capsys.readouterr().out
+    assert (folder / "turns.jsonl").read_bytes() == before, "those of people, as prefs.jsonl is"
 
 
 def test_one_policy_twice(tmp_path, monkeypatch):
