@@ -128,10 +128,11 @@ def check_folder(name, flag):
 
     folder = Path(name)
     if folder.is_dir():
+        if (folder / "adapter_config.json").is_file():  # PEFT would put it into the model
+            fix = "merge it into its base with PEFT, merge_and_unload()"
+            raise UserError(f"{flag} {name}: holds an adapter (adapter_config.json); {fix}")
         if not (folder / "config.json").is_file():
             why = "not a model folder (config.json is missing)"
-            if (folder / "adapter_config.json").is_file():
-                why = "an adapter alone; merge it into its base with PEFT, merge_and_unload()"
             if (folder / "checkpoint").is_dir():  # a run writes its model at the end
                 why = "this run has not finished, so it holds no model yet; --resume continues it"
             raise UserError(f"{flag} {name}: {why}")

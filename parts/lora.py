@@ -122,16 +122,17 @@ def merged_state(model, dtype):
             continue
         if id(weight) not in tensors:  # a tied one is gathered once
             value, module = whole(weight.detach(), True), layers.get(key.removesuffix(".weight"))
+            if rank():
+                tensors[id(weight)] = None
+                continue
             if module is not None and key.endswith(".weight"):  # W + (α/r)·B·A, in fp32
                 delta = SCALE * module.lora_B.weight.float() @ module.lora_A.weight.float()
                 value = value.float() + (delta.T if is_conv1d(module) else delta)
-            if value is not None:  # None: another rank keeps it
-                if not value.isfinite().all():
-                    wrong = "--lr: the weights are no longer finite; lower it, and --overwrite"
-                    raise UserError(wrong)
-                as_it_is = key == "score.weight" or not value.is_floating_point()
-                value = value.to("cpu", value.dtype if as_it_is else dtype)
-            tensors[id(weight)] = value
+            if not value.isfinite().all():
+                wrong = "--lr: the weights are no longer finite; lower it, and --overwrite"
+                raise UserError(wrong)
+            as_it_is = key == "score.weight" or not value.is_floating_point()
+            tensors[id(weight)] = value.to("cpu", value.dtype if as_it_is else dtype)
         state[key] = tensors[id(weight)]
     return {} if rank() else state
 

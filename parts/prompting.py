@@ -243,9 +243,10 @@ def generate(model, tokenizer, prompts, max_new_tokens, temperature, seed=0, row
         top_k=0, eos_token_id=ends, pad_token_id=pad,
     )  # fmt: skip
     settings = parallel.decoding(model), parallel.autocast(model), forward_of(model, "sampled")
+    gpus = [model.device] if model.device.type == "cuda" else []  # by default those of all ranks
     with contextlib.ExitStack() as stack:
         stack.callback(setattr, model, "generation_config", own)
-        for context in (torch.random.fork_rng(), *settings):
+        for context in (torch.random.fork_rng(gpus), *settings):
             stack.enter_context(context)
         torch.manual_seed(seed)
         for start in range(0, len(ids), rows):

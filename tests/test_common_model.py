@@ -306,6 +306,7 @@ policy | reward | this is a reward model | |
 reward scorer | policy | not a reward model; train one with reward_train.py | |
 reward | own | 3 labels | config.json | {"id2label": {"0": "a", "1": "b", "2": "c"}}
 policy | own | config.json | config.json | None
+tokenizer policy reward scorer | own | holds an adapter | adapter_config.json | {"peft_type": "LORA"}
 policy | none | no such folder | |
 policy | org/name | no such folder, and as a hub id it cannot be loaded ( | |
 policy | own | cannot be loaded (Error while deserializing | model.safetensors | torn
@@ -416,6 +417,14 @@ def test_precision_of_the_base_and_of_a_merge(rank, stored, tmp_path, monkeypatc
         assert merged.dtype == torch.float32 and torch.allclose(merged, torch.tensor(1.001))
 
 
+def test_only_rank_0_copies_a_merged_model(folders, monkeypatch):
+    """A copy on each of a node's 8 ranks is 8 models in main memory."""
+    model = common.load_policy(folders["llama"], lora_rank=2)
+    monkeypatch.setattr(lora, "rank", lambda: 1)
+    monkeypatch.setattr(torch.Tensor, "to", None)
+    assert lora.merged_state(model, torch.float32) == {}
+
+
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning")  # peft's own
 @pytest.mark.parametrize("family", ["gpt2", "llama", "gpt_neox", "opt"])
 @pytest.mark.parametrize("kind", ["policy", "reward"])
@@ -432,7 +441,7 @@ def test_adapter_folders_are_pefts(family, kind, folders, tmp_path, tokenizer):
     merged = tmp_path / "merged"
     common.save_model(model, tokenizer, merged)
     assert (outputs(load(str(merged))) - expected).abs().max() < 1e-4
-    with pytest.raises(UserError, match="an adapter alone; merge it into its base with PEFT"):
+    with pytest.raises(UserError, match="holds an adapter .* merge it into its base with PEFT"):
         load(str(merged / "adapter"))
     base, (ids, attention_mask, mask) = auto.from_pretrained(folder, **options), batch()
     theirs = peft.PeftModel.from_pretrained(base, merged / "adapter").eval()

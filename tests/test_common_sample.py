@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 import common
 from common import UserError
-from parts import sampling
+from parts import prompting, sampling
 from parts.cache import move as real
 from tiny import EXTRA_FAMILIES, FAMILIES, tiny_model
 
@@ -73,7 +73,7 @@ def test_samples_are_those_of_a_loop_without_cache(family, folders, tmp_path, mo
     assert rollout.logps[1] == pytest.approx(logps, abs=2e-5)
 
 
-def test_nothing_of_the_generation_config_cuts_the_vocabulary(tmp_path):
+def test_nothing_of_the_generation_config_cuts_the_vocabulary(tmp_path, monkeypatch):
     """Uniform logits over 300 ids, 5000 draws: an id is missing with a chance of e⁻¹⁶."""
     folder = tiny_model("llama", tmp_path, tie_word_embeddings=False)
     file = Path(folder) / "generation_config.json"
@@ -82,10 +82,15 @@ def test_nothing_of_the_generation_config_cuts_the_vocabulary(tmp_path):
     file.write_text(json.dumps(json.loads(file.read_text()) | json.loads(wanted)))
     model, tokenizer = load(folder)
     model.lm_head.weight.data.zero_()
-    how = {"n": 5000, "max_new_tokens": 1, "rows": 4096}
-    rollout = sampling.sample(model, tokenizer, [[30, 31]], **how)
-    drawn = {ids[0] for ids in rollout.response_ids}
-    assert len(drawn) >= 299 and drawn >= {50, tokenizer.eos_token_id}, "an answer may end at once"
+    how = {"max_new_tokens": 1, "rows": 4096}
+    rollout = sampling.sample(model, tokenizer, [[30, 31]], n=5000, **how)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)  # other ranks' GPUs are left alone
+    state = torch.get_rng_state()
+    answers = prompting.generate(model, tokenizer, 5000 * [[30, 31]], temperature=1.0, **how)
+    assert torch.equal(state, torch.get_rng_state()), "training draws what it drew without"
+    for ids in rollout.response_ids, answers.response_ids:
+        drawn = {first for first, *_ in ids}
+        assert len(drawn) >= 299 and drawn >= {50, tokenizer.eos_token_id}, "may end at once"
     assert all(p[0] == pytest.approx(-math.log(300), abs=1e-5) for p in rollout.logps)
 
 
