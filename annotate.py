@@ -147,8 +147,8 @@ def parse_args(argv=None):
     ):  # a session goes on with its own settings
         record = files.read_record(args.out, "--out")
         if record.get("stage") != "annotate":
-            why = "holds an args.json of another kind; choose another --out"
-            raise UserError(f"--out {args.out}: {why}")
+            reason = "holds an args.json of another kind; choose another --out"
+            raise UserError(f"--out {args.out}: {reason}")
         parsers[args.command].set_defaults(**record["args"])
         args = parser.parse_args(argv)
         saved = Namespace(**{"thumbs": False, "criteria": False} | record["args"])
@@ -242,8 +242,8 @@ class Desk:
             try:
                 fcntl.flock(self.folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                why = "another server is using this folder; stop it, or choose another --out"
-                raise UserError(f"--out {self.out}: {why}") from None
+                reason = "another server is using this folder; stop it, or choose another --out"
+                raise UserError(f"--out {self.out}: {reason}") from None
         # (2) the log: one line per vote, replayed at every start
         if self.log.exists():
             os.chmod(self.log, files.PRIVATE)
@@ -381,10 +381,11 @@ class Desk:
         """Write the event's line to disk, or raise OSError and leave the file as it was."""
         line = json.dumps(event, ensure_ascii=False).encode() + b"\n"
         if not self.saved:  # nothing is written before the first vote
-            kept = {key: vars(self.args)[key] for key in KEPT}
+            settings = {key: vars(self.args)[key] for key in KEPT}
             # on its own a session of criteria goes on with the items in --out
-            record = [{"stage": "annotate", "args": kept | {"criteria": self.kind == "criteria"}}]
-            files.write_jsonl(self.out / "args.json", record, mode=files.PRIVATE)
+            settings["criteria"] = self.kind == "criteria"
+            record = {"stage": "annotate", "args": settings}
+            files.write_jsonl(self.out / "args.json", [record], mode=files.PRIVATE)
             if not (self.out / "items.jsonl").exists():
                 files.write_jsonl(self.out / "items.jsonl", self.items.values(), mode=files.PRIVATE)
             self.saved = True

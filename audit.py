@@ -277,18 +277,18 @@ def groups_of(args, columns, header):
     path, groups, not_measured, words, sizes = f"audit {args.table}", {}, {}, [], {}
     wanted = [args.group] if args.group and not args.ll144 else [args.group, *REFERENCE]
     for column in (name for name in dict.fromkeys(wanted) if name in columns):
-        labels, said = fold_labels(columns[column], column)
+        labels, remarks = fold_labels(columns[column], column)
         sizes[column] = n = len(set(labels) - {None})
         if n >= 2 or args.ll144:
-            groups[column], words = labels, words + said
+            groups[column], words = labels, words + remarks
         else:
             only = "one group" if n else "no known label"
             not_measured[column] = f"{only}: not a comparison"
     several = any(len({*labels} - {None}) > 1 for labels in groups.values())
     if not several or args.ll144 and not {*REFERENCE} & {*groups}:
-        why = "expected --group COLUMN, or columns sex and race_ethnicity, of two groups or more"
-        found = files.counts_in_words(Counter(sizes)) if any(sizes.values()) else ", ".join(header)
-        raise UserError(f"{path}: {why}; found {found}")
+        reason = "expected --group COLUMN, or columns sex and race_ethnicity, of two groups or more"
+        given = files.counts_in_words(Counter(sizes)) if any(sizes.values()) else ", ".join(header)
+        raise UserError(f"{path}: {reason}; found {given}")
     return groups, not_measured, words
 
 
@@ -301,7 +301,7 @@ def load_people(args):
     values = columns[what]
     people = People(ids, values, groups, not_measured=not_measured)
     people.outcomes = columns[args.y_true] if args.y_true else None
-    n, how = len(values), f"decision in column {what}"
+    n, rule = len(values), f"decision in column {what}"
     if args.within:
         people.roles = [cell.strip() or "no role" for cell in columns[args.within]]
     if args.score:
@@ -309,23 +309,23 @@ def load_people(args):
         if args.select:
             roles = people.roles or [""] * n
             people.decided, tied = select_top(values, args.select, roles)
-            how = f"top {100 * args.select:g} %" + f" of each {args.within}" * bool(args.within)
-            how += f", {tied} tied at the cut-off, all in" if tied else ""
+            rule = f"top {100 * args.select:g} %" + f" of each {args.within}" * bool(args.within)
+            rule += f", {tied} tied at the cut-off, all in" if tied else ""
         else:
-            cutoff, how = args.cutoff, f"score ≥ {args.cutoff or 0:g}"
+            cutoff, rule = args.cutoff, f"score ≥ {args.cutoff or 0:g}"
             if cutoff is None:  # --ll144 scoring alone
                 cutoff = np.nextafter(np.median(values), np.inf)
-                how = f"score above {np.median(values):g}, the median of all rows"
+                rule = f"score above {np.median(values):g}, the median of all rows"
             people.decided = [int(score >= cutoff) for score in values]
     noun = "people" if len(set(ids)) == n else "rows"
-    people.words = [f"{n:,} {noun}, {sum(people.decided):,} selected; {how}."]
+    people.words = [f"{n:,} {noun}, {sum(people.decided):,} selected; {rule}."]
     if left_out:
         people.words.append(f"{left_out:,} rows without {what} are left out of everything.")
     people.words += of_ids + of_groups
-    people.words += [f"{column}: not measured ({why})." for column, why in not_measured.items()]
+    people.words += [f"{c}: not measured ({reason})." for c, reason in not_measured.items()]
     if set(REFERENCE) <= set(groups):
-        both = zip(*(groups[key] for key in REFERENCE))
-        groups[CROSSED] = [None if None in pair else " ".join(pair) for pair in both]
+        pairs = zip(*(groups[key] for key in REFERENCE))
+        groups[CROSSED] = [None if None in pair else " ".join(pair) for pair in pairs]
     return people
 
 
@@ -401,11 +401,11 @@ def compare_people(people, declared):
             columns = labels, people.decided, people.roles or [0] * len(labels)
             groups, decided, roles = ([column[i] for i in rows] for column in columns)
             reference = settings["reference"] if settings["reference"] in groups else None
-            found = compare(groups, decided, reference, [ids[rows]], strata=roles)
-            for row in found:  # four fifths is about selection
+            table = compare(groups, decided, reference, [ids[rows]], strata=roles)
+            for row in table:  # four fifths is about selection
                 row["label"] = "reference" if row["group"] == row["reference"] else ""
                 row.pop("highest", None)
-            tables[f"{attribute}, {title}"] = found
+            tables[f"{attribute}, {title}"] = table
     return tables, metrics, words
 
 
@@ -471,12 +471,12 @@ def screen_row(row):
 
 def people_answer(part):
     """The first screen: sentences, a table and a chart of rates per attribute, what to do next."""
-    tables, plots, left, found, words, others = [], [], [], [], [], {}
+    tables, plots, left, findings, words, others = [], [], [], [], [], {}
     for title, rows in part["tables"].items():
         selection = ", " not in title
         name = f"Selected, {title}" if selection else title
         differences, rest = sentences(rows, name)
-        found += differences
+        findings += differences
         if not selection:
             for row in rows:
                 if "verdict" in row and not row["verdict"].startswith("difference"):
@@ -494,7 +494,7 @@ def people_answer(part):
         words.append(f"{meaning(text).capitalize()}: {names}.")
     unknown = [text for text in about if ": unknown for " in text]
     about = [text for text in about if text not in unknown]
-    words = [overview, *found, *unknown, *words, *about, *left]
+    words = [overview, *findings, *unknown, *words, *about, *left]
     first_words = {text.split()[0].strip(",") for text in verdicts_of(part["tables"].items())}
     words += [text for key, text in NEXT.items() if key in first_words]
     return pages.section(part["title"], words, tables=tables, plots=plots, level="answer")
@@ -583,7 +583,7 @@ def main(argv=None):
         "first use of the tool": args.first_use,
     }
     report = {"decisions": [part], "ll144": law, "stated": stated, "biasguard": lines}
-    report["not_measured"] = [f"{c} ({why})" for c, why in people.not_measured.items()]
+    report["not_measured"] = [f"{c} ({reason})" for c, reason in people.not_measured.items()]
     return finish(args, report)
 
 

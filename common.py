@@ -132,10 +132,10 @@ def check_folder(name, flag):
             fix = "merge it into its base with PEFT, merge_and_unload()"
             raise UserError(f"{flag} {name}: holds an adapter (adapter_config.json); {fix}")
         if not (folder / "config.json").is_file():
-            why = "not a model folder (config.json is missing)"
+            reason = "not a model folder (config.json is missing)"
             if (folder / "checkpoint").is_dir():  # a run writes its model at the end
-                why = "this run has not finished, so it holds no model yet; --resume continues it"
-            raise UserError(f"{flag} {name}: {why}")
+                reason = "this run has not finished, so it holds no model yet; --resume goes on"
+            raise UserError(f"{flag} {name}: {reason}")
     elif folder.exists() or not re.fullmatch(r"(?!runs/|data/|\.)[^/]+/[^/]+", str(name)):
         raise UserError(
             f"{flag} {name}: no such folder; expected a model folder or a hub id such as org/name"

@@ -207,8 +207,8 @@ def check_vote(row):
 
 def reward_matrix(score, folder, twins, people, prompt, answer):
     """(R, N) scores of a reward model, read by `score`; prompt, answer: fields of a twin."""
-    asked = itertools.product(twins, people)
-    items = [(filled(row, prompt, p), filled(row, answer, p)) for row, p in asked]
+    pairs = itertools.product(twins, people)
+    items = [(filled(row, prompt, p), filled(row, answer, p)) for row, p in pairs]
     parts = [items[i : i + 256] for i in range(0, len(items), 256)]
     parts = [score(part)[0] for part in tqdm(parts, desc=f"{folder} ({answer})", disable=None)]
     return np.concatenate(parts).reshape(len(twins), len(people))
@@ -220,8 +220,8 @@ def decision_ids(tokenizer, prefix, words):
     wholes = [tokenizer.encode(f"{prefix} {word}", add_special_tokens=False) for word in words]
     firsts = [whole[len(start)] for whole in wholes if whole[: len(start)] == start != whole]
     if len(set(firsts)) < len(words):
-        why = "after the prefix they do not begin with tokens of their own; choose other words"
-        raise UserError(f"--decision-words {','.join(words)}: {why}")
+        reason = "after the prefix they do not begin with tokens of their own; choose other words"
+        raise UserError(f"--decision-words {','.join(words)}: {reason}")
     return start, firsts
 
 
@@ -371,8 +371,8 @@ def effects_and_changes(args, scores, groups, twins):
     for of_model in scores:
         values = of_model.values
         if not np.isfinite(values).all():
-            why = f"{np.isnan(values).sum()} of {values.size} scores are NaN"
-            raise UserError(f"{of_model.model}: {why}")
+            reason = f"{np.isnan(values).sum()} of {values.size} scores are NaN"
+            raise UserError(f"{of_model.model}: {reason}")
         part = {
             "model": of_model.model,
             "kind": of_model.kind,
@@ -482,9 +482,9 @@ def study_risky(title, answers):
     hits, codes = [risky_questions(text) for text in answers], {}
     every = sum(hits, [])
     for code in sorted({hit["code"] for hit in every}):
-        found = [hit for hit in every if hit["code"] == code]
-        quotes = list(dict.fromkeys(hit["sentence"] for hit in found))[:5]
-        codes[code] = {"severity": found[0]["severity"], "n": len(found), "quotes": quotes}
+        matches = [hit for hit in every if hit["code"] == code]
+        quotes = list(dict.fromkeys(hit["sentence"] for hit in matches))[:5]
+        codes[code] = {"severity": matches[0]["severity"], "n": len(matches), "quotes": quotes}
     return {"title": title, "answers": share(sum(map(bool, hits)), len(hits)), "codes": codes}
 
 
@@ -559,21 +559,26 @@ def study_votes(path, words):
         for who, hit in zip(people, hits):
             name = who.get("name") or f"{item} {who.get('in')}"
             votes.setdefault((measure, item, name), (who, []))[1].append(hit)
-    tables, told = {}, {f"{files.counts_in_words(counts)}.": None}
+    tables, remarks = {}, {f"{files.counts_in_words(counts)}.": None}
     for measure, key in itertools.product(("chosen", "harsher decision"), reversed(REFERENCE)):
         of_measure = {
             k[1:]: vote for k, vote in votes.items() if k[0] == measure and vote[0].get(key)
         }
-        groups, spellings = fold_labels([who[key] for who, _ in of_measure.values()], key)
+        groups, more = fold_labels([who[key] for who, _ in of_measure.values()], key)
         if any(groups):
-            told |= dict.fromkeys(spellings)
+            remarks |= dict.fromkeys(more)
             shares, clusters = [np.mean(hits) for _, hits in of_measure.values()], zip(*of_measure)
             table = compare(groups, shares, clusters=list(clusters), kind="items")
             tables[f"{measure}, {key}"] = table
     notes = [] if tables else [f"Not measured: no vote in {path} is about people of known groups."]
     if len(annotators) == 1 and None not in annotators:
         notes.append(f"The votes in {path} are one annotator's: they say nothing about others.")
-    return {"title": f"Votes in {path}", "words": [*told, *notes], "notes": notes, "tables": tables}
+    return {
+        "title": f"Votes in {path}",
+        "words": [*remarks, *notes],
+        "notes": notes,
+        "tables": tables,
+    }
 
 
 # ---- 9. save ----
@@ -616,7 +621,7 @@ def counted_verdicts(study):
     tables += verdict_tables({"measures": rate_parts(study)})
     verdicts = [x for x in verdicts_of(tables) if not x.startswith("difference found: smaller")]
     verdicts += ["difference" for part in parts if part.get("codes")]
-    return verdicts + ["not measured" for why in study.get("not_measured", ()) if "nothing" in why]
+    return verdicts + ["not measured" for x in study.get("not_measured", ()) if "nothing" in x]
 
 
 # ---- 10. the guard ----

@@ -136,8 +136,8 @@ def parse_ratings(reply, ids):
     return parse_entries(reply, "ratings", "rating", read_verdict, {str(i): i for i in ids})
 
 
-def rubric_score(weights, passed, how="fraction"):
-    """Σ weight of the met / Σ weight of those with a verdict; how="all": 1 if all are met, else 0.
+def rubric_score(weights, passed, scoring="fraction"):
+    """Σ weight of the met / Σ weight of those rated; scoring="all": 1 if all are met, else 0.
 
     weights (K,), a fault's points below 0: taken off if it is found, the score is at least 0
                                                         [HealthBench, arXiv 2505.08775]
@@ -156,7 +156,7 @@ def rubric_score(weights, passed, how="fraction"):
     total = sum(w for w, _ in rated if w > 0)
     if not total:
         return None
-    if how == "all":
+    if scoring == "all":
         if not all(p for _, p in rated):
             return 0.0
         return None if len(rated) < len(weights) else 1.0
@@ -270,7 +270,7 @@ def rubric_calls(rows, answers):
     return calls
 
 
-def grade_answers(rows, answers, judge=None, mode="strict", how="fraction", checks_only=False):
+def grade_answers(rows, answers, judge=None, mode="strict", scoring="fraction", checks_only=False):
     """A Grade for each answer to its row; checks_only leaves the text criteria out."""
     # (2) judge: all text criteria of an answer in one call
     calls = {} if checks_only else rubric_calls(rows, answers)
@@ -296,7 +296,7 @@ def grade_answers(rows, answers, judge=None, mode="strict", how="fraction", chec
             criteria.append(logged | {"reason": reason})
         # (4) verdicts: reply → yes, no or nothing for each id → score, None if a grader failed
         error, weights = reply.error or error, [c["weight"] for c in criteria]
-        score = None if error else rubric_score(weights, [c["verdict"] for c in criteria], how)
+        score = None if error else rubric_score(weights, [c["verdict"] for c in criteria], scoring)
         grades.append(Grade(score, criteria, reply.cached, reply.attempts, reply.latency, error))
     return grades
 
@@ -342,9 +342,11 @@ def audit(items, grades):
         verdicts, people, tasks = zip(*rated)
         equal = [None if v is None else v == rating for v, rating in zip(verdicts, people)]
         agreement, n = mean_number(equal, tasks, shares=True), Counter(zip(verdicts, people))
-        both, credit, refusal, neither = (n[x] for x in itertools.product((True, False), repeat=2))
-        kappa = cohen_kappa([[both, credit], [refusal, neither]])
-        shares = f"{credit}/{credit + neither}", f"{refusal}/{refusal + both}"
+        both_met, credit, refusal, neither_met = (
+            n[x] for x in itertools.product((True, False), repeat=2)
+        )
+        kappa = cohen_kappa([[both_met, credit], [refusal, neither_met]])
+        shares = f"{credit}/{credit + neither_met}", f"{refusal}/{refusal + both_met}"
         numbers = pages.number(agreement, 2), pages.number(kappa, 2)
         table.append([kind, agreement["n"], *numbers, *shares, equal.count(None)])
     columns = "criteria, n, agreement, κ, false credit, false refusal, unrated".split(", ")
@@ -407,7 +409,7 @@ def main(argv=None):
     items = read_people(rubrics) if people else read_responses(args.responses, rubrics)
     batches = [items[i : i + BATCH] for i in range(0, len(items), BATCH)]
     rows, answers, _ = zip(*items)
-    grade = partial(grade_answers, mode=args.check_mode, how=args.rubric_score)
+    grade = partial(grade_answers, mode=args.check_mode, scoring=args.rubric_score)
     calls = rubric_calls(rows, answers).values()
     return grade_items(args, batches, calls, grade, print_audit if people else print_scores)
 

@@ -61,9 +61,9 @@ def must_haves(role, profile):
     {'must_haves_found': 'soups', 'must_haves_missing': 'fish'}
     """
     terms = terms_of(role)
-    found = mentioned(profile, terms)
+    matches = mentioned(profile, terms)
     sides = {True: "must_haves_found", False: "must_haves_missing"}
-    return {k: ", ".join(x for x in terms if (x in found) is side) for side, k in sides.items()}
+    return {k: ", ".join(x for x in terms if (x in matches) is side) for side, k in sides.items()}
 
 
 def mentioned(text, terms):

@@ -247,7 +247,7 @@ def main(argv=None):
 
     for step in run.steps():
         batch, epoch = batch_indices(n, args.batch_size, args.seed, step)
-        batch, seen = pairs.train[batch], []
+        batch, batch_stats = pairs.train[batch], []
         for part in run.micro_batches(batch, columns):
             rows = (x.to(model.device) for x in batch_rows(pairs, part, pad))
             # (2) rewards of both answers, read at the last token
@@ -257,13 +257,13 @@ def main(argv=None):
             losses = bradley_terry_loss(*rewards, *labels, args.label_smoothing, args.center_coef)
             # (4) update: backward, clip the gradient, step
             run.backward(losses.sum() / len(batch))
-            seen.append([*(x.detach().cpu() for x in rewards), ties[part]])
+            batch_stats.append([*(x.detach().cpu() for x in rewards), ties[part]])
         update = run.update(lambda batch=batch: pairs.name(batch))
-        chosen, rejected, tie = map(torch.cat, zip(*gather(seen), strict=True))
-        both = torch.cat([chosen, rejected])
+        chosen, rejected, tie = map(torch.cat, zip(*gather(batch_stats), strict=True))
+        all_rewards = torch.cat([chosen, rejected])
         run.log({
             "epoch": epoch, **pair_metrics(chosen, rejected, tie), **update,
-            "reward/mean": both.mean().item(), "reward/std": both.std().item(),
+            "reward/mean": all_rewards.mean().item(), "reward/std": all_rewards.std().item(),
             "tokens": int(pairs.tokens()[batch].sum()),
         })  # fmt: skip
         # (5) now and then: held-out accuracy, calibration, beside the longer-answer baseline
@@ -274,9 +274,9 @@ def main(argv=None):
     # (6) mean and deviation of the rewards, kept in config.json for PPO; 10 000 pairs are enough
     some = pairs.train[:: 1 + (n - 1) // 10_000]  # from all files, whose answers may differ in kind
     if not run.stopped:
-        both = score_pairs(run, model, pairs, some, pad)
-        model.config.reward_mean = both.mean().item()
-        model.config.reward_std = max(both.std().item(), 1e-6)
+        all_rewards = score_pairs(run, model, pairs, some, pad)
+        model.config.reward_mean = all_rewards.mean().item()
+        model.config.reward_std = max(all_rewards.std().item(), 1e-6)
     own = "" if args.pairs == PAIRS else f" --pairs {(args.eval_pairs or ['HELD_OUT.jsonl'])[0]}"
     return run.finish(f"python evaluate.py reward --reward-model {args.out}{own}")
 

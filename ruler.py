@@ -218,19 +218,19 @@ def grade_group(judge, keys, replies):
     if not replies:
         judge.counts["identical_groups"] += 1
         return [Grade(error=ALONE) if key else Grade(0.0) for key in keys]
-    asked = {
+    usage = {
         "cached": all(reply.cached for reply in replies),
         "attempts": sum(reply.attempts for reply in replies),
         "latency": sum(reply.latency for reply in replies),
     }
     if errors:
-        return [Grade(error=errors[0], **asked) for _ in keys]
+        return [Grade(error=errors[0], **usage) for _ in keys]
     # (3) scores: reply → a number for each name, mean over the passes; None if it failed
     grades = []
     for key in keys:
         scores, reasons = zip(*((0.0, "") if key is None else r.value[key] for r in replies))
         reason = " / ".join(filter(None, reasons))
-        grades.append(Grade(mean(scores), reason=reason, pass_scores=list(scores), **asked))
+        grades.append(Grade(mean(scores), reason=reason, pass_scores=list(scores), **usage))
     shown_once = {key: grade for key, grade in zip(keys, grades) if key is not None}.values()
     if len(replies) == 2 and len(shown_once) > 1:
         effect, n, *_ = order_effect([[grade.pass_scores for grade in shown_once]])

@@ -171,8 +171,8 @@ def load_data(args, model, tokenizer):
             if of_eval and len(prompts) < 2:
                 prompts.append({"prompt": prompt})
         if len(held) == before:
-            why = counts_in_words(rows.counts - counts)
-            raise UserError(f"--data {name}: no usable row ({why})")
+            reason = counts_in_words(rows.counts - counts)
+            raise UserError(f"--data {name}: no usable row ({reason})")
     held = np.array(held, bool)
     held &= not held.all()
     train, held = np.flatnonzero(~held), np.flatnonzero(held)

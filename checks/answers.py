@@ -216,19 +216,19 @@ def labels(text):
     match = re.match(LABEL, text)
     if not match:
         return set()
-    rest, word, found = text[match.end() :], match[1], {match[1].lower()}
+    rest, word, letters = text[match.end() :], match[1], {match[1].lower()}
     while more := re.match(SEVERAL, rest):
-        found.add(more[1].lower())
+        letters.add(more[1].lower())
         rest = rest[more.end() :]
     other = re.match(LISTED, rest)  # A) Paris C) Rome: the options once more
-    if other and other[1].lower() not in found:
+    if other and other[1].lower() not in letters:
         return set()
-    if len(found) > 1 or re.match(r"\s*(?:$|[)\]}.:;\n]|, ?|[-–—=] )", rest):
-        return set() if word == "I" and rest[:1] == "," else found
+    if len(letters) > 1 or re.match(r"\s*(?:$|[)\]}.:;\n]|, ?|[-–—=] )", rest):
+        return set() if word == "I" and rest[:1] == "," else letters
     if re.match(r" (?:because|since|as)\b", rest):
-        return found if word not in "aiI" else set()
+        return letters if word not in "aiI" else set()
     text_follows = re.match(r" (?!is\b|was\b|would\b)\w", rest)
-    return found if text_follows and word.isupper() and word not in "AI" else set()
+    return letters if text_follows and word.isupper() and word not in "AI" else set()
 
 
 def chosen(text):

@@ -73,12 +73,12 @@ def decisions_in(line, words):
     line = NO_DENIAL.sub("", line)
     sentences = [match[0] for match in SENTENCE.finditer(line) if match[0]]
     for sentence, following in zip(sentences, [*sentences[1:], ""]):
-        asked = sentence.rstrip().endswith("?")
-        answered = asked and re.match(r"\W*(yes|no)\b", following, re.I)
+        is_question = sentence.rstrip().endswith("?")
+        answered = is_question and re.match(r"\W*(yes|no)\b", following, re.I)
         for word, is_denied in words_of(sentence, named):
             if is_denied or (answered and answered[1].lower() == "no"):
                 denied.add(spelled[word.casefold()])
-            elif not CONDITION.search(sentence) and (answered or not asked):
+            elif not CONDITION.search(sentence) and (answered or not is_question):
                 chosen.add(spelled[word.casefold()])
     return chosen, denied
 

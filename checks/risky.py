@@ -38,13 +38,13 @@ def sentences(text):
     """
     one = unicodedata.normalize
     plain = [(n, i) for i, c in enumerate(text) for n in without_invisible(one("NFKC", c))]
-    found = []
+    spans = []
     for match in re.finditer(r"[^.!?;\n]+[.!?;]?", "".join(n for n, _ in plain)):
         at = match.start() + len(match.group()) - len(match.group().lstrip())
         if at < match.end():
             start, end = plain[at][1], plain[match.end() - 1][1] + 1
-            found.append((start, end, normal_form(text[start:end])))
-    return found
+            spans.append((start, end, normal_form(text[start:end])))
+    return spans
 
 
 @functools.lru_cache
@@ -83,20 +83,20 @@ def risky_questions(text):
     """What must not be asked: [{"code", "severity", "sentence", "start", "end"}], offsets in text.
 
     Only a request counts; a refusal to ask and what may be asked do not.
-    >>> found = risky_questions("Thanks. How old are you? I can't ask your age.")
-    >>> [(risky["code"], risky["sentence"]) for risky in found]
+    >>> hits = risky_questions("Thanks. How old are you? I can't ask your age.")
+    >>> [(hit["code"], hit["sentence"]) for hit in hits]
     [('age', 'How old are you?')]
     """
     codes, silent = risky_patterns()
-    found = []
+    hits = []
     for start, end, sentence in asked_sentences(text):
         if any(p.search(sentence) for p in silent):
             continue
         for code, (severity, patterns) in codes.items():
             if any(p.search(sentence) for p in patterns):
                 hit = {"code": code, "severity": severity, "sentence": text[start:end]}
-                found.append(hit | {"start": start, "end": end})
-    return found
+                hits.append(hit | {"start": start, "end": end})
+    return hits
 
 
 def read_data(name):

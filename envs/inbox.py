@@ -69,10 +69,10 @@ def words(text):
     return re.findall(r"\w+(?:'t)?", re.sub(r"(?<=\d)(st|nd|rd|th)\b", "", text))
 
 
-def contains(said, form):
-    """Are the words of `form` a run of the words `said`?"""
+def contains(text, form):
+    """Are the words of `form` a run of the words of `text`? Both are lists."""
     n = len(form)
-    return any(said[i : i + n] == form for i in range(len(said) - n + 1))
+    return any(text[i : i + n] == form for i in range(len(text) - n + 1))
 
 
 @functools.lru_cache
@@ -94,8 +94,8 @@ def read_mailbox(path):
             raise ValueError(
                 f"{path}: {question['question']!r} has no message {question['source']}"
             )
-        said, forms = words(messages[question["source"]]["text"]), question["answers"]
-        if not all(map(words, forms)) or not any(contains(said, words(form)) for form in forms):
+        source, forms = words(messages[question["source"]]["text"]), question["answers"]
+        if not all(map(words, forms)) or not any(contains(source, words(form)) for form in forms):
             raise ValueError(f"{path}: the source of {question['question']!r} does not say so")
     sides = {side: [q for q in content["questions"] if q["split"] == side] for side in SPLITS}
     if not all(sides.values()):
@@ -181,9 +181,10 @@ class Inbox:
 
     def hits(self, query):
         """Up to HITS ids that share the rarest words with the query; of equal ones the newest."""
-        asked, rarity = set(words(query)), self.mailbox["rarity"]
+        query_words, rarity = set(words(query)), self.mailbox["rarity"]
         scores = {
-            i: sum(rarity[w] for w in asked & text) for i, text in self.mailbox["words"].items()
+            i: sum(rarity[w] for w in query_words & text)
+            for i, text in self.mailbox["words"].items()
         }
         return sorted((i for i in scores if scores[i] > 0), key=lambda i: (-scores[i], -i))[:HITS]
 
@@ -202,22 +203,22 @@ class Inbox:
         return f"{m['id']} | {m['date']} | {m['from']} | {m['subject']}\n{m['text']}"
 
     def grade(self, call):
-        said, question = words(call["answer"]), self.question
-        if not said or UNKNOWN.search(str(call["answer"]).lower().replace("’", "'")):
+        answer, question = words(call["answer"]), self.question
+        if not answer or UNKNOWN.search(str(call["answer"]).lower().replace("’", "'")):
             self.result = {"unknown": 1}
             return 0.0
         right, outdated = (
-            any(contains(said, words(form)) for form in question.get(key, ()))
+            any(contains(answer, words(form)) for form in question.get(key, ()))
             for key in ("answers", "outdated")
         )
-        if not right or outdated or self.says_more(said) or len(said) > MOST_WORDS:
+        if not right or outdated or self.says_more(answer) or len(answer) > MOST_WORDS:
             self.result = {"wrong": 1}
             return -0.5
         sourced = call.get("source") == question["source"]
         self.result = {"right": 1, "correct": int(sourced)}
         return 0.9 + 0.1 * (1 - self.calls / self.max_turns) if sourced else 0.4
 
-    def says_more(self, said):
+    def says_more(self, answer):
         """Does an answer deny, or name numbers or values that are not the right one's?"""
         question, source = self.question, self.mailbox["messages"][self.question["source"]]
         shown = words(
@@ -228,9 +229,9 @@ class Inbox:
         others = (
             v for v in self.mailbox["values"] if not contains(shown, [*v]) and [*v] not in forms
         )
-        numbers = {word for word in said if word[0].isdigit()} - allowed
-        denied = any(map(DENIED.fullmatch, said))
-        return bool(numbers) or denied or any(contains(said, [*v]) for v in others)
+        numbers = {word for word in answer if word[0].isdigit()} - allowed
+        denied = any(map(DENIED.fullmatch, answer))
+        return bool(numbers) or denied or any(contains(answer, [*v]) for v in others)
 
     def run_out(self):
         return -0.1, self.info()
@@ -264,8 +265,8 @@ def oracle(env, rng):
 
 def value_in(env, i):
     """What message i gives as the answer to a question of this topic, or None."""
-    found = re.search(env.question["pattern"], env.mailbox["messages"][i]["text"])
-    return found and found[1]
+    match = re.search(env.question["pattern"], env.mailbox["messages"][i]["text"])
+    return match and match[1]
 
 
 def exhaustive(env, rng):

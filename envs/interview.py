@@ -70,8 +70,8 @@ def read_bank(path):
         "first": {*first},
     }
     for item in items:  # else a line would be correct by accident, or never
-        found = has_keys(item, words(item["full"])) + has_keys(item, words(item["short"]))
-        if not all(found) or any(first.count(key) > 1 for key in item["keys"][0]):
+        matches = has_keys(item, words(item["full"])) + has_keys(item, words(item["short"]))
+        if not all(matches) or any(first.count(key) > 1 for key in item["keys"][0]):
             raise ValueError(
                 f"{item['short']!r} lacks its keys in a text, "
                 "or has the same first key as another item"
@@ -79,17 +79,17 @@ def read_bank(path):
     return bank
 
 
-def has_keys(item, said):
-    """For the thing and for the number of an item: is one of its keys said?"""
-    return [any(key in said for key in group) for group in item["keys"]]
+def has_keys(item, text):
+    """For the thing and for the number of an item: is one of its keys in the text?"""
+    return [any(key in text for key in group) for group in item["keys"]]
 
 
 def read_turn(bank, text):
     """(number of requests, kind, competencies named: the one that the turn is about first)"""
     cues = bank["read"]
-    asked = [cues["lead_in"].sub("", sentence) for _, _, sentence in asked_sentences(text)]
-    kinds = (kind for kind, cue in cues["kinds"].items() if any(map(cue.search, asked)))
-    for place in (" ".join(asked), normal_form(text)):  # else what stands beside the request
+    requests = [cues["lead_in"].sub("", sentence) for _, _, sentence in asked_sentences(text)]
+    kinds = (kind for kind, cue in cues["kinds"].items() if any(map(cue.search, requests)))
+    for place in (" ".join(requests), normal_form(text)):  # else what stands beside the request
         topics = sorted(
             (-len(set(cue.findall(place))), cue.search(place).start(), name)
             for name, cue in cues["phrases"].items()
@@ -138,8 +138,8 @@ class Interview:
         self.fines += amount or FINES[name]
 
     def step(self, text):
-        asked, *summary = SUMMARY.split(text, 1)
-        risky = risky_questions(asked)
+        question, *summary = SUMMARY.split(text, 1)
+        risky = risky_questions(question)
         if risky:  # the worst of the turn
             self.fine("risky", 0.5 if any(r["severity"] == "prohibited" for r in risky) else 0.25)
         if not summary and len(self.asked) < self.turns:
@@ -156,8 +156,10 @@ class Interview:
     def reply(self, text, risky):
         requests, kind, topics = read_turn(self.bank, text)
         about = topics[0] if topics else self.last if kind == "specific" else None
-        matter, said = set(topics) or {about}, set(words(text).split())
-        again = any(matter == m and len(said & w) >= 0.8 * len(said | w) for m, w in self.asked)
+        matter, turn_words = set(topics) or {about}, set(words(text).split())
+        again = any(
+            matter == m and len(turn_words & w) >= 0.8 * len(turn_words | w) for m, w in self.asked
+        )
         follows = about in self.outlined and kind == "specific"
         answered = about in self.heard or about in self.denied
         faults = {
@@ -166,11 +168,11 @@ class Interview:
             "over_long": len(text.split()) > 40,
             "repeated": again or answered or (about in self.outlined and not follows),
         }
-        for name, found in faults.items():
-            if found:
+        for name, occurred in faults.items():
+            if occurred:
                 self.fine(name)
         place = self.competencies.index(about) if about in self.competencies else -1
-        self.asked.append((matter, said))
+        self.asked.append((matter, turn_words))
         self.moves.append((kind, place))
         self.unread += not requests
         self.last = about
@@ -199,9 +201,9 @@ class Interview:
             self.outlined.add(about)
             return self.rng.choice(wordings["outline"])
         self.heard[about] = self.items[about]
-        told = self.items[about][self.text]
-        self.numbers |= set(re.findall(r"\d+", told))
-        return told
+        text = self.items[about][self.text]
+        self.numbers |= set(re.findall(r"\d+", text))
+        return text
 
     def run_out(self, summary=""):
         """(reward, info) at the end: correct lines are counted, unsupported ones fined.
@@ -210,15 +212,15 @@ class Interview:
         """
         lines, names = {}, {normal_form(c): c for c in self.competencies}
         for line in summary.splitlines():
-            name, colon, said = re.sub(r"^[\s#>•\d.)-]+|[*_]", "", line.strip()).partition(":")
+            name, colon, text = re.sub(r"^[\s#>•\d.)-]+|[*_]", "", line.strip()).partition(":")
             if colon and normal_form(name) in names:
-                said = " ".join(said.split()[:40])  # words after the 40th are not read
-                lines.setdefault(names[normal_form(name)], []).append(said)
+                text = " ".join(text.split()[:40])  # words after the 40th are not read
+                lines.setdefault(names[normal_form(name)], []).append(text)
         if not lines:
             self.fine("no_summary")
-        for competency, said in lines.items():
-            for line in said:  # two lines about one competency are both unsupported
-                verdict = self.read_line(competency, line) if len(said) == 1 else None
+        for competency, texts in lines.items():
+            for text in texts:  # two lines about one competency are both unsupported
+                verdict = self.read_line(competency, text) if len(texts) == 1 else None
                 self.correct += verdict is True
                 if verdict is None:
                     self.fine("unsupported")
@@ -226,22 +228,22 @@ class Interview:
 
     def read_line(self, competency, line):
         """True: correct; False: worth nothing; None: unsupported, nobody said so about it."""
-        said, item, cues = words(line), self.heard.get(competency), self.bank["read"]
+        text, item, cues = words(line), self.heard.get(competency), self.bank["read"]
         if cues["no_evidence"].search(normal_form(line).strip(" .")):
             return competency in self.denied
-        foreign = {key for key in cues["first"] if key in said} - {*item["keys"][0]} if item else 1
-        if foreign or not set(re.findall(r"\d+", said)) <= self.numbers:
+        foreign = {key for key in cues["first"] if key in text} - {*item["keys"][0]} if item else 1
+        if foreign or not set(re.findall(r"\d+", text)) <= self.numbers:
             return None
-        found = has_keys(item, said)
-        return True if all(found) else False if any(found) else None
+        matches = has_keys(item, text)
+        return True if all(matches) else False if any(matches) else None
 
     def info(self):
-        found, n = len(self.heard) + len(self.denied), max(1, len(self.asked))
+        revealed, n = len(self.heard) + len(self.denied), max(1, len(self.asked))
         kinds = Counter(kind for kind, _ in self.moves)
         return {
             "correct": self.correct / self.k,
-            "revealed": found / self.k,
-            "reported": self.correct / max(1, found),
+            "revealed": revealed / self.k,
+            "reported": self.correct / max(1, revealed),
             "questions": len(self.asked),
             "invalid": self.unread,
             **{f"fault/{name}": self.faults[name] for name in ("risky", *FINES)},
@@ -260,8 +262,8 @@ def ask(env, rng, kind, competency):
 
 def report(env):
     none = env.bank["no_evidence"]
-    told = [env.heard[c]["short"] if c in env.heard else f"{c}: {none}." for c in env.competencies]
-    return "\n".join(["SUMMARY", *told])
+    lines = [env.heard[c]["short"] if c in env.heard else f"{c}: {none}." for c in env.competencies]
+    return "\n".join(["SUMMARY", *lines])
 
 
 def oracle(env, rng):

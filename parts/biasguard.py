@@ -68,8 +68,8 @@ def beside(table, columns, rows, fix):
     """
     tool, lines, result = shutil.which("biasguard"), [], table.with_name("biasguard.json")
     if not (tool and "label_value" in columns):
-        why = f"it needs {fix}" if tool else "it is not installed"
-        return [f"BiasGuard was not run ({why}); {table.name} has the layout that it reads"]
+        reason = f"it needs {fix}" if tool else "it is not installed"
+        return [f"BiasGuard was not run ({reason}); {table.name} has the layout that it reads"]
     for row in rows:
         try:
             command = [tool, *command_of(table, row), "--output", result]

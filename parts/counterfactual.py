@@ -39,19 +39,19 @@ def counterfactual_rows(row, names, rng):
     ('Aisha Booker, 6 years.', 'Emily Yoder, 2.')
     """
     texts = {key: plain_text(row[key]) for key in TEXTS if isinstance(row.get(key), (str, list))}
-    people, why = people_of(row, texts)
-    if why:
-        return [row], why
+    people, reason = people_of(row, texts)
+    if reason:
+        return [row], reason
     if len(people) == 2:
         others = [people[::-1]]
     else:
         cells = rng.sample(sorted({cell(name) for name in names}), 2)
-        others = [[rng.choice([n for n in names if cell(n) == drawn])] for drawn in cells]
+        others = [[rng.choice([n for n in names if cell(n) == target])] for target in cells]
     copies = []
     for new in others:
-        copy, why = renamed(row, texts, people, new)
-        if why:
-            return [row], why
+        copy, reason = renamed(row, texts, people, new)
+        if reason:
+            return [row], reason
         copies.append(copy)
     return [row, *copies] if len(people) == 2 else copies, ""
 
@@ -135,12 +135,12 @@ class Copies:
     def __call__(self, row):
         if not self.names:
             return [row]
-        rows, why = counterfactual_rows(row, self.names, self.rng)
-        self.counts[f"left alone: {why}" if why else "pairs under other names"] += 1
+        rows, reason = counterfactual_rows(row, self.names, self.rng)
+        self.counts[f"left alone: {reason}" if reason else "pairs under other names"] += 1
         return rows
 
     def check(self):
         """UserError if there are names, and no pair could use them."""
         if self.names and not self.counts["pairs under other names"]:
-            why = f"no pair could be copied ({counts_in_words(self.counts)}); leave it out"
-            raise UserError(f"--counterfactual-augment: {why}")
+            reason = f"no pair could be copied ({counts_in_words(self.counts)}); leave it out"
+            raise UserError(f"--counterfactual-augment: {reason}")

@@ -142,10 +142,11 @@ def read_comments(folder):
     for vote in votes.ordinary_votes(votes.replay(log)):
         if text := " ".join(vote["comment"].split()):
             item, sides = items[vote["item_id"]], vote["shown"]
-            seen = [f"Answer {name}: {votes.answer_text(item[sides[side]])}"
+            shown_answers = [f"Answer {name}: {votes.answer_text(item[sides[side]])}"
                     for name, side in (("A", "left"), ("B", "right"))]  # fmt: skip
             better = {sides["left"]: "A", sides["right"]: "B"}.get(vote["choice"], vote["choice"])
-            comments[vote["item_id"]][text] = "\n".join([*seen, f"Better: {better}. {text}"])
+            lines = [*shown_answers, f"Better: {better}. {text}"]
+            comments[vote["item_id"]][text] = "\n".join(lines)
     if not comments:
         raise UserError(f"--from-comments {folder}: no vote has a comment")
     print(f"{folder}: {sum(map(len, comments.values()))} comments on {len(comments)} items")

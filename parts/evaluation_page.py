@@ -58,10 +58,10 @@ def in_words(report):
         if row["scorer"] == by and (b == base or "best of" not in a) and rate["value"] is not None:
             answer.append(comparison_in_words(row, names[by]))
     if equal := report["equal_kl"]:
-        found = ", ".join(f"{row['model']} {show(row[by])}" for row in equal["table"])
+        scores = ", ".join(f"{row['model']} {show(row[by])}" for row in equal["table"])
         answer.append(
             f"At the same distance from {base} (√KL {distance(equal['sqrt_kl'])}) "
-            f"the {names[by]} is: {found}."
+            f"the {names[by]} is: {scores}."
         )
     if all(row[by]["value"] is None for row in report["models"]):
         answer.append(f"No answer has a {names[by]}, so it says nothing about any model.")
@@ -103,9 +103,9 @@ def comparison_in_words(row, score):
     if row["verdict"] == "no verdict":
         same = f"The {score} is the same for every answer"
         return f"{same}, so it says nothing about {row['a']} and {row['b']}."
-    said = f"{WORDS[row['verdict']].format(row['a'], row['b'])} {show(row['win_rate'], 1, True)}"
-    said += f" of the comparisons by the {score}"
-    return f"{said}{why_open(row, row['p_holm'], 'prompts')}."
+    sentence = WORDS[row["verdict"]].format(row["a"], row["b"])
+    sentence += f" {show(row['win_rate'], 1, True)} of the comparisons by the {score}"
+    return f"{sentence}{why_open(row, row['p_holm'], 'prompts')}."
 
 
 def compare_card(report, folder):
@@ -184,17 +184,17 @@ def answer_section(report):
     by, setup, cells = report["scorers"][0], report["setup"], []
     equal, names = report["equal_kl"], score_names(setup)
     there = {row["model"]: row[by] for row in equal["table"]} if equal else {}
-    wins, found, open_rows = {}, {}, set()
+    wins, verdicts, open_rows = {}, {}, set()
     for row in report["comparisons"]:
         if row["scorer"] == by:
             pair = f"{row['a']} against {row['b']}"
             wins[pair] = row["win_rate"]
             open_rows |= {pair} if row["verdict"] in ("inconclusive", "no verdict") else set()
-            found.setdefault(row["a"], row["verdict"])  # the first is against the baseline
+            verdicts.setdefault(row["a"], row["verdict"])  # the first is against the baseline
     for row in report["models"]:
         numbers = [show(row[scorer]) for scorer in report["scorers"]] + [show(row["kl"], 2)]
         numbers += [show(there.get(row["name"]))] * bool(equal)
-        numbers += [found.get(row["name"], "the baseline")]
+        numbers += [verdicts.get(row["name"], "the baseline")]
         cells.append([row["name"], *numbers])
     caption = (
         f"{setup['n_prompts']} prompts of {setup['prompts']}, {setup['samples']} answers to each; "
@@ -346,9 +346,9 @@ def reward_in_words(report):
         f"The reward model {word} the rule “the longer answer wins”: it is right on {right} of "
         f"{report['accuracy']['n']} pairs, the rule on {longer}."
     ]
-    seen = report.get("seen_pairs")
-    if seen or report.get("seen"):
-        what = f"{seen} of these {report['counts']['rows']} rows" if seen else "this file"
+    n_trained = report.get("seen_pairs")
+    if n_trained or report.get("seen"):
+        what = f"{n_trained} of these {report['counts']['rows']} rows" if n_trained else "this file"
         texts += [f"It was trained on {what}: on pairs it has not seen it is right less often."]
     return texts
 

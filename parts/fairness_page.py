@@ -63,7 +63,7 @@ COLUMNS = 5  # of the grid beside the model's name
 
 def twin_answer(title, parts, key):
     """A sentence for each model, the grid of verdicts, and the chart of effects in SD."""
-    columns, tables, drawn = [title_of(row) for row in parts[0]["rows"]], [], []
+    columns, tables, bars = [title_of(row) for row in parts[0]["rows"]], [], []
     for i in range(0, len(columns), COLUMNS):
         some = slice(i, i + COLUMNS)
         grid = [
@@ -72,11 +72,11 @@ def twin_answer(title, parts, key):
         tables.append(pages.table(["", *columns[some]], grid))
     for part in parts:
         for row in part["rows"]:
-            drawn.append((f"{twin_name(part)}: {title_of(row)}", *pages.ends(row[key])))
+            bars.append((f"{twin_name(part)}: {title_of(row)}", *pages.ends(row[key])))
     margin, axis = MARGIN[0], "group − reference in SD; shaded: counts as none"
-    plot = pages.interval_plot(title, drawn, zero=0, zone=(-margin, margin), x=axis, digits=2)
-    said = summary((twin_name(part), part["rows"]) for part in parts)
-    return pages.section(title, said, tables=tables, plots=[plot], level="answer")
+    plot = pages.interval_plot(title, bars, zero=0, zone=(-margin, margin), x=axis, digits=2)
+    sentences = summary((twin_name(part), part["rows"]) for part in parts)
+    return pages.section(title, sentences, tables=tables, plots=[plot], level="answer")
 
 
 EFFECTS = {"": "title", "effect [95 %]": "d"} | JUDGED
@@ -250,5 +250,5 @@ def sections(report):
     details += map(twin_section, parts_of(report, "surfaces", "changes"))
     details += map(decision_section, parts_of(report, "policy_decisions"))
     details += [risky_section(part) for part in parts_of(report, "risky") if part["codes"]]
-    how = pages.section("How to read it", HOW, level="appendix")
-    return [*answers(report), *details, how, *appendix_of(report)]
+    guide = pages.section("How to read it", HOW, level="appendix")
+    return [*answers(report), *details, guide, *appendix_of(report)]

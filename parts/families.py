@@ -17,8 +17,8 @@ def forward_of(model, purpose):
     except torch.cuda.OutOfMemoryError:
         raise
     except Exception as error:
-        name, why = type(model).__name__, brief(error)
-        raise UserError(f"--model: {name} cannot be {purpose} here ({why})") from error
+        name, reason = type(model).__name__, brief(error)
+        raise UserError(f"--model: {name} cannot be {purpose} here ({reason})") from error
 
 
 def trunk(model):
@@ -78,5 +78,5 @@ def check_kind(kind, config, place):
 def check_decoder(model, place):
     """UserError unless a reward model is a decoder with one linear head."""
     if not hasattr(model, "score"):
-        why = "has no head `score` that is read at the last token (an encoder's reads the first)"
-        raise UserError(f"{place}: {type(model).__name__} {why}")
+        reason = "has no head `score` that is read at the last token (an encoder's reads the first)"
+        raise UserError(f"{place}: {type(model).__name__} {reason}")

@@ -250,11 +250,11 @@ def fingerprint(path):
     Of a file larger than 256 MiB, its size and 256 samples of 1 MiB.
     """
     path, digest = Path(path), hashlib.sha256()
-    found = [path]
+    paths = [path]
     if path.is_dir():
         wanted = {".safetensors", ".bin", ".json", ".jinja", ".model"}
-        found = [file for file in sorted(path.iterdir()) if file.suffix in wanted]
-    for file in found:
+        paths = [file for file in sorted(path.iterdir()) if file.suffix in wanted]
+    for file in paths:
         if file.name in ("args.json", "report.json"):
             continue
         size = file.stat().st_size
@@ -273,12 +273,12 @@ def load_function(spec, flag):
         raise UserError(f"{flag} {spec}: expected FILE:FUNCTION with an existing Python file")
     sys.path.append(str(Path(path).resolve().parent))  # the file may import its neighbours
     try:
-        found = runpy.run_path(path, run_name=Path(path).stem).get(name)
+        function = runpy.run_path(path, run_name=Path(path).stem).get(name)
     except (Exception, SystemExit) as error:  # the user's own code may raise anything
         raise UserError(f"{flag} {spec}: {where_raised(error)}") from error
-    if not callable(found):
+    if not callable(function):
         raise UserError(f"{flag} {spec}: {path} has no function {name!r}")
-    return found
+    return function
 
 
 def where_raised(error):
@@ -312,9 +312,9 @@ class StoreTrue(_StoreTrueAction):
         super().__call__(parser, *arguments)
 
 
-def no_effect(flag, why):
+def no_effect(flag, reason):
     """The error of a flag that nothing reads."""
-    return UserError(f"{flag} has no effect: {why}; leave it out")
+    return UserError(f"{flag} has no effect: {reason}; leave it out")
 
 
 class Parser(ArgumentParser):
@@ -326,20 +326,20 @@ class Parser(ArgumentParser):
         for name, action in {None: Store, "store": Store, "store_true": StoreTrue}.items():
             self.register("action", name, action)
 
-    def without_effect(self, flag, when, why):
+    def without_effect(self, flag, when, reason):
         """UserError if `flag` is on the command line, and `when` says that nothing reads it."""
         if flag in self.given and when:
-            raise no_effect(flag, why)
+            raise no_effect(flag, reason)
 
     def parse_known_args(self, args=None, namespace=None):
         self.given.clear()
-        found, unknown = super().parse_known_args(args, namespace)
+        known, unknown = super().parse_known_args(args, namespace)
         for flag in unknown:
             flag = flag.partition("=")[0]
             near = get_close_matches(flag, self._option_string_actions, 1, 0.7)
             if flag.startswith("--") and near:
                 self.error(f"unrecognized argument {flag}, did you mean {near[0]}")
-        return found, unknown
+        return known, unknown
 
     def error(self, message):
         raise UserError(f"{message}; --help lists the flags")

@@ -50,10 +50,10 @@ def write_config(model, dtype, folder):
                 continue
             file.write_text(json.dumps(written | {key: value}), encoding="utf-8")
             try:
-                found = type(config).from_pretrained(folder).to_dict()
+                actual = type(config).from_pretrained(folder).to_dict()
             except Exception:  # whatever a family's config raises
                 continue
-            if found == expected or may_add and found | expected == found:
+            if actual == expected or may_add and actual | expected == actual:
                 written[key] = value
     file.write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
 

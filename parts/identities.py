@@ -20,13 +20,13 @@ from parts.files import UserError
 CHECKED_TOKENS = 64
 
 
-def identity(said, value, expected, bound, wrong, more=""):
+def identity(name, value, expected, bound, wrong, more=""):
     """Print a preflight identity; UserError `wrong` unless |value − expected| ≤ bound."""
     shown = round(value, 4) + 0.0  # no "-0.0000"
-    print(f"preflight  {said}: {shown:.4f}{more}, expected {expected:.4f} (± {bound:.0e})")
+    print(f"preflight  {name}: {shown:.4f}{more}, expected {expected:.4f} (± {bound:.0e})")
     if not abs(value - expected) <= bound:
         hint = "" if math.isfinite(value) else "; broken weights, or an overflow: try --dtype fp32"
-        raise UserError(f"{wrong}: {said} is {value:.4g}, expected {expected:.4g}{hint}")
+        raise UserError(f"{wrong}: {name} is {value:.4g}, expected {expected:.4g}{hint}")
 
 
 def check_gaps(model, name, gaps, wrong, rounding=None):

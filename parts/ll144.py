@@ -91,9 +91,9 @@ def ll144_part(args, people):
         plain = {x: names.get(fold(re.sub(r"\(.*\)", "", x))) for x in set(given) - {None}}
         odd = Counter(label for label in given if label is not None and plain[label] is None)
         if odd and not any(plain.values()):
-            why = f"none of its labels ({', '.join(list(odd)[:5])}) is a category of the rule"
+            reason = f"none of its labels ({', '.join(list(odd)[:5])}) is a category of the rule"
             fix = f"write {', '.join(categories)}; leave the cell empty for anybody else"
-            raise UserError(f"--ll144: {key}: {why}; {fix}")
+            raise UserError(f"--ll144: {key}: {reason}; {fix}")
         for label, times in odd.items():
             words.append(
                 f"{key}: {label} ({times}) is no category of the rule: in no calculation, like an "

@@ -231,18 +231,18 @@ def interval_plot(title, rows, zero=None, zone=(), x="", digits=3, percent=False
         return None
     around = [*zone, *([] if zero is None else [zero])]
     place, x_ticks = axis([v for row in rows for v in row[1:] if v is not None] + around, 4)
-    drawn = []
+    bars = []
     for name, value, low, high in rows:
         says = number({"value": value, "low": low, "high": high}, digits, percent)
         full = name not in open_rows and (zero is None or low is None or not low <= zero <= high)
         ends = None if low is None else (place(low), place(high))
-        drawn.append({"name": name, "at": place(value), "ends": ends, "full": full, "says": says})
+        bars.append({"name": name, "at": place(value), "ends": ends, "full": full, "says": says})
     return {
         "kind": "intervals",
         "title": title,
         "x": x,
         "x_ticks": [(at, f"{100 * float(t):g} %" if percent else t) for at, t in x_ticks],
-        "rows": drawn,
+        "rows": bars,
         "zero": None if zero is None else place(zero),
         "zone": [place(v) for v in zone],
     }
@@ -282,17 +282,17 @@ def at_level(sections, level):
     return [part for part in sections if part["level"] == level]
 
 
-def text_table(found):
+def text_table(content):
     """The lines of a table in plain text.
 
     >>> text_table(table(["model", "wins"], [["DPO", 82], ["PPO", 9]]))
     ['', 'model  wins', 'DPO      82', 'PPO       9']
     """
-    cells = [[*map(visible, row)] for row in (found["columns"], *found["rows"])]
+    cells = [[*map(visible, row)] for row in (content["columns"], *content["rows"])]
     widths = [max(map(len, column)) for column in zip(*cells)]
-    lines = ["", found["caption"]] if found["caption"] else [""]
+    lines = ["", content["caption"]] if content["caption"] else [""]
     for row in cells:
-        columns = zip(row, widths, found["numeric"])
+        columns = zip(row, widths, content["numeric"])
         line = "  ".join(f"{c:>{w}}" if right else f"{c:<{w}}" for c, w, right in columns)
         lines.append(line.rstrip())
     return lines

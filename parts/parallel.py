@@ -141,15 +141,15 @@ def _together():
     try:
         yield
     except RuntimeError as error:
-        why = brief(error)
-        raise UserError(f"rank {rank()}: another process of this run has ended ({why})") from None
+        message = f"rank {rank()}: another process of this run has ended ({brief(error)})"
+        raise UserError(message) from None
 
 
-def _all_reduce(numbers, how):
+def _all_reduce(numbers, operation):
     if world() > 1:
         total = torch.tensor(numbers, dtype=torch.float64)
         with _together():
-            dist.all_reduce(total, how)
+            dist.all_reduce(total, operation)
         numbers = total.tolist()
     return numbers if len(numbers) > 1 else numbers[0]
 
@@ -190,8 +190,8 @@ def gather(values, places=None):
     parts = [None] * world()
     with _together():
         dist.all_gather_object(parts, [*zip(places or range(len(values)), values, strict=True)])
-    found = [pair for part in parts for pair in part]
-    return [value for _, value in (found if places is None else sorted(found, key=lambda x: x[0]))]
+    pairs = [pair for part in parts for pair in part]
+    return [value for _, value in (pairs if places is None else sorted(pairs, key=lambda x: x[0]))]
 
 
 def score_answers(function, flag, rows, prompts, answers):
@@ -200,8 +200,8 @@ def score_answers(function, flag, rows, prompts, answers):
     Numbers may be numpy's or torch's, as a list or an array. Under torchrun each process scores its
     share of the answers, and all get all scores.
     """
-    mine = share(range(len(answers)))
-    rows, prompts, answers = ([column[i] for i in mine] for column in (rows, prompts, answers))
+    indices = share(range(len(answers)))  # of this process
+    rows, prompts, answers = ([column[i] for i in indices] for column in (rows, prompts, answers))
     signature = inspect.signature(function)
     try:
         signature.bind(prompts, answers, rows)
@@ -223,7 +223,7 @@ def score_answers(function, flag, rows, prompts, answers):
     if not sound:
         expected = f"expected {len(answers)} finite numbers or None"
         raise UserError(f"{flag}: {expected}, found {scores!r:.200}")
-    return gather(scores, mine)
+    return gather(scores, indices)
 
 
 def add_up(tensors):

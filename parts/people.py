@@ -69,19 +69,19 @@ def fold_labels(cells, column):
             missing[cell.strip() or "empty"] += n
             key = None
         spellings.setdefault(key, []).append((n, cell))
-    names, said = {}, []
+    names, remarks = {}, []
     for key, cells_of_group in spellings.items():
         label = max(cells_of_group, key=lambda pair: pair[0])[1].strip()
         names |= {cell: key if key is None else label for _, cell in cells_of_group}
         words = sorted({cell.strip() for _, cell in cells_of_group})
         if key is not None and len(words) > 1:
-            said.append(f"{column}: {', '.join(words)} are taken as one group, {label}.")
+            remarks.append(f"{column}: {', '.join(words)} are taken as one group, {label}.")
     if missing:
         spelled = ", ".join(f"{word} {n}" for word, n in missing.most_common(8))
         n = sum(missing.values())
-        told = f"{n:,} of {len(cells):,} rows ({100 * n / len(cells):.1f} %)"
-        said.append(f"{column}: unknown for {told}, in no comparison (written: {spelled}).")
-    return [names[cell or ""] for cell in cells], said
+        portion = f"{n:,} of {len(cells):,} rows ({100 * n / len(cells):.1f} %)"
+        remarks.append(f"{column}: unknown for {portion}, in no comparison (written: {spelled}).")
+    return [names[cell or ""] for cell in cells], remarks
 
 
 @lru_cache(10_000)

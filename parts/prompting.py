@@ -255,8 +255,8 @@ def generate(model, tokenizer, prompts, max_new_tokens, temperature, seed=0, row
             batch = torch.tensor([[pad] * (width - len(row)) + [*row] for row in part])
             mask = torch.tensor([[t >= width - len(row) for t in range(width)] for row in part])
             batch, mask = batch.to(model.device), mask.long().to(model.device)
-            drawn = model.generate(input_ids=batch, attention_mask=mask, use_cache=True)
-            responses += drawn[:, width:].tolist()
+            sequences = model.generate(input_ids=batch, attention_mask=mask, use_cache=True)
+            responses += sequences[:, width:].tolist()
     stops = [next((t for t, i in enumerate(row, 1) if i in ends), None) for row in responses]
     responses = [row[:stop] for row, stop in zip(responses, stops)]
     finished = [stop is not None for stop in stops]

@@ -109,7 +109,7 @@ def lists_in(reply, key, field):
     >>> lists_in(reply, "ratings", "rating")
     [[{'rating': 2}]]
     """
-    reply, decoder, found, at = visible(reply), json.JSONDecoder(strict=False), [], 0
+    reply, decoder, lists, at = visible(reply), json.JSONDecoder(strict=False), [], 0
     for _ in range(1000):  # a reply of brackets alone must not hold a worker for minutes
         match = re.compile(r"[{\[]").search(reply, at)
         if match is None:
@@ -122,9 +122,9 @@ def lists_in(reply, key, field):
         value = value.get(key) if isinstance(value, dict) else value
         entries = value if isinstance(value, list) else []
         if all(isinstance(e, dict) for e in entries) and any(field in e for e in entries):
-            found.append(entries)
+            lists.append(entries)
             at = end
-    return found
+    return lists
 
 
 def read_id(value):

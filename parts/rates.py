@@ -344,34 +344,34 @@ def sentence(row, title):
     text = row["verdict"]
     if text.startswith("difference"):
         fewer = "fewer" if row["shortfall"] > 0 else "more"
-        said = f"not chance ({alone}); {abs(row['shortfall']):,.0f} {fewer} than at equal rates"
-        said += ", a gap smaller than 2 percentage points" * ("smaller" in text)
+        finding = f"not chance ({alone}); {abs(row['shortfall']):,.0f} {fewer} than at equal rates"
+        finding += ", a gap smaller than 2 percentage points" * ("smaller" in text)
     elif text.startswith("equivalent"):
-        said = f"equal within 2 percentage points ({alone})"
+        finding = f"equal within 2 percentage points ({alone})"
     else:
         needed = re.search(r"\((.*)\)", text)[1]
-        said = f"inconclusive, neither a difference nor equality is shown ({alone}; {needed})"
+        finding = f"inconclusive, neither a difference nor equality is shown ({alone}; {needed})"
         if row["p"] < 0.05 <= row["p_adjusted"]:
-            said += ": taken alone this pair would count as a difference"
+            finding += ": taken alone this pair would count as a difference"
     ratio = show(row["ir"], 2) if row["ir"]["value"] is not None else ""
     if ratio and row.get("highest") in (row["reference"], None):
-        said += f"; ratio {ratio}" + (f", {row['label']}" if row.get("highest") else "")
+        finding += f"; ratio {ratio}" + (f", {row['label']}" if row.get("highest") else "")
     elif ratio:
         highest = f"{row['ratio_to_highest']:.2f} of the highest rate, that of {row['highest']}"
-        said += f"; ratio {ratio} to {row['reference']}, {highest}: {row['label']}"
+        finding += f"; ratio {ratio} to {row['reference']}, {highest}: {row['label']}"
     where = f"{title}, {row['within']}" if "within" in row else title
-    return f"{where}: {row['direction']}: {said}."
+    return f"{where}: {row['direction']}: {finding}."
 
 
 def sentences(rows, title):
     """(differences, the rest) of a table in words; rates below four fifths have their sentence."""
     tested = [row for row in rows if "p" in row]
-    found = [row for row in tested if row["verdict"].startswith("difference")]
+    differences = [row for row in tested if row["verdict"].startswith("difference")]
     own = [row for row in tested if row["label"].startswith("below")]
-    own = [row for row in (tested if len(tested) < 2 else own) if row not in found]
+    own = [row for row in (tested if len(tested) < 2 else own) if row not in differences]
     others, rest = {}, [sentence(row, title) for row in own]
     for row in rows:
-        if row not in own and row not in found and "verdict" in row:
+        if row not in own and row not in differences and "verdict" in row:
             rate = f" {row['rates'][0]}" if "rates" in row else ""
             others.setdefault(kind_of(row["verdict"]), []).append(row["group"] + rate)
     for text, names in others.items():
@@ -379,7 +379,7 @@ def sentences(rows, title):
         names = [*names[:8], f"{len(names) - 8} more"] if len(names) > 9 else names
         names = "; ".join(names) + (f", each against {reference}" if text[0] != "n" else "")
         rest.append(f"{title}: {meaning(text)}: {names}.")
-    return [sentence(row, title) for row in found], rest
+    return [sentence(row, title) for row in differences], rest
 
 
 def meaning(text):

@@ -57,15 +57,15 @@ def present(name):
 
 def check_out(args):
     """Refuse a folder in use before anything is loaded; --overwrite replaces reports only."""
-    out, why = Path(args.out), None
+    out, reason = Path(args.out), None
     if out.is_file():
-        why = "a file with this name is in the way"
+        reason = "a file with this name is in the way"
     elif (out / "config.json").exists() or (out / "args.json").exists():
-        why = "holds a model or a run; give the report a folder of its own"
+        reason = "holds a model or a run; give the report a folder of its own"
     elif (out / "report.json").exists() and not args.overwrite:
-        why = "holds a report; pass --overwrite, or another --out"
-    if why:
-        raise UserError(f"--out {out}: {why}")
+        reason = "holds a report; pass --overwrite, or another --out"
+    if reason:
+        raise UserError(f"--out {out}: {reason}")
 
 
 def read_run(name):
@@ -88,10 +88,12 @@ def seen_pairs(run, rows):
     given = run["args"].get("pairs") if run else None
     names = [given] if isinstance(given, str) else given or []
     names = [n for n in names if Path(n).is_file() and run["sha256"].get(n) == files.fingerprint(n)]
-    trained = (row for name in names for row in files.read_jsonl(name, check_pair))
+    if not names:
+        return None
     pair = itemgetter("prompt", "chosen", "rejected")
-    seen = {json.dumps(pair(row), sort_keys=True) for row in trained}
-    return sum(json.dumps(pair(row), sort_keys=True) in seen for row in rows) if names else None
+    trained_rows = (row for name in names for row in files.read_jsonl(name, check_pair))
+    trained_pairs = {json.dumps(pair(row), sort_keys=True) for row in trained_rows}
+    return sum(json.dumps(pair(row), sort_keys=True) in trained_pairs for row in rows)
 
 
 LOGGED = re.compile("step|episodes|answer_tokens|length/mean|time_s|val/(gold|score|kl)")
@@ -129,8 +131,8 @@ def read_csv(path, flag, needed=()):
             raise ValueError(f"no column {gone[0]!r}; there is {', '.join(header) or 'nothing'}")
         for row in reader:
             if None in row or None in row.values():
-                found = "more" if None in row else "fewer"
-                raise ValueError(f"{found} cells than the {len(header)} columns of the header")
+                amount = "more" if None in row else "fewer"
+                raise ValueError(f"{amount} cells than the {len(header)} columns of the header")
             if not any(map(str.strip, row.values())):  # a row that a spreadsheet left behind
                 continue
             yield reader.line_num, row
@@ -162,7 +164,7 @@ def raw_scorer(folder, args):
     longest = run["args"].get("max_length", math.inf) if run else math.inf
 
     def score(items, cuts=()):
-        flat, found = [], {}
+        flat, scores = [], {}
         for item, cut in itertools.zip_longest(items, cuts):
             prompt, *answers = common.encode_pair(tokenizer, *item, max_length=longest, counts=cut)
             flat += [(tuple(prompt), tuple(answer)) for answer in answers]
@@ -172,8 +174,8 @@ def raw_scorer(folder, args):
             rows = [once[i] for i in part]
             batch = common.pad_rows(*zip(*rows), common.pad_id(tokenizer))
             batch = (x.to(model.device) for x in batch)
-            found |= zip(rows, reward_scores(model, *batch).tolist())
-        table = [(found[pair], len(pair[1])) for pair in flat]
+            scores |= zip(rows, reward_scores(model, *batch).tolist())
+        table = [(scores[pair], len(pair[1])) for pair in flat]
         return np.reshape(table, (len(items), -1, 2)).transpose(2, 0, 1)
 
     return score

@@ -35,9 +35,9 @@ def check_messages(value, key):
         value.encode()  # half a character (a lone surrogate such as \ud800) is a ValueError
         return
     if not isinstance(value, list):
-        found = "missing" if value is None else type(value).__name__
+        given = "missing" if value is None else type(value).__name__
         raise ValueError(
-            f'"{key}" is {found}; expected text or a list of {{"role", "content"}} messages; '
+            f'"{key}" is {given}; expected text or a list of {{"role", "content"}} messages; '
             "fill it in or delete the line"
         )
     for message in value:
@@ -96,7 +96,7 @@ def split_prompt(chosen, rejected):
     if isinstance(chosen, str):
         lines = (list(line.finditer(chosen, 0, n)) for line in (ANSWER_LINE, OTHER_ANSWER_LINE))
         blanks = (i for i in range(n - 1, 0, -1) if chosen[i].isspace())
-        n = next((found[-1].end() for found in lines if found), next(blanks, 0))
+        n = next((matches[-1].end() for matches in lines if matches), next(blanks, 0))
     return chosen[:n], chosen[n:], rejected[n:]
 
 

@@ -184,8 +184,8 @@ def read_row(raw, number=1, allow_code=False):
             raise ValueError(f"criterion {i}: {error}") from None
         criteria[-1].id = i
     if not any(c.weight > 0 for c in criteria):
-        why = "no criterion with a weight above 0"
-        raise ValueError(f'{why}; expected "rubrics", a list of texts or checks')
+        reason = "no criterion with a weight above 0"
+        raise ValueError(f'{reason}; expected "rubrics", a list of texts or checks')
     task_id = next((raw[name] for name in NAMES if raw.get(name) is not None), number)
     return Row(str(task_id), raw["prompt"], criteria, raw, raw.get("reference"))
 

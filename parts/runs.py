@@ -189,8 +189,8 @@ class Run:
                 else:
                     change = f"was {was.get(key)!r}, is {value!r}"
                     differs.append(f"--{key.replace('_', '-')} {change}")
-        for file, found in self.record["sha256"].items():
-            if old.get("sha256", {}).get(file) != found:
+        for file, digest in self.record["sha256"].items():
+            if old.get("sha256", {}).get(file) != digest:
                 differs.append(f"{file} has changed")
         if differs:
             raise UserError(f"--resume: not the run in {self.out}: {'; '.join(differs)}")
@@ -430,11 +430,11 @@ class Run:
             old.unlink()
 
     def _load_checkpoint(self):
-        found = sorted((self.out / "checkpoint").glob("step-*"))
-        if not found:
+        checkpoints = sorted((self.out / "checkpoint").glob("step-*"))
+        if not checkpoints:
             return
-        with opening(found[-1], "--resume"):
-            saved = torch.load(found[-1], map_location="cpu", weights_only=True)
+        with opening(checkpoints[-1], "--resume"):
+            saved = torch.load(checkpoints[-1], map_location="cpu", weights_only=True)
         self.step = saved["step"]
         for name, value in saved["state"].items():
             if isinstance(self.state.get(name), nn.Module):

@@ -73,10 +73,12 @@ def sample(
     N = len(prompts) * n
     numbers = numbers or range(N)
     ids = common.prompts_that_fit(model, tokenizer, prompts, max_new_tokens)
-    ends, mine = end_ids(tokenizer, model), range(N) if alone else share(range(N), n)
+    ends = end_ids(tokenizer, model)
+    local_indices = range(N) if alone else share(range(N), n)
     most = max(map(len, ids), default=0) + max_new_tokens
-    index = sorted(mine, key=lambda i: (len(ids[i // n]), ids[i // n], i))  # equal prompts together
-    drawn = {}
+    # equal prompts together, similar lengths together
+    index = sorted(local_indices, key=lambda i: (len(ids[i // n]), ids[i // n], i))
+    results = {}
     with decoding(model), autocast(model):  # one context: each weight is cast once
         rows = answers_at_once(model, free_memory(model.device), most, rows) if ids else rows
         for start in range(0, len(index), rows):
@@ -89,9 +91,9 @@ def sample(
             tokens, logps = _decode(model, row_ids, uniform, ends, temperature, top_p)
             for i, row, scores in zip(part, tokens.tolist(), logps.tolist(), strict=True):
                 end = next((t + 1 for t, token in enumerate(row) if token in ends), None)
-                drawn[i] = row[:end], scores[:end], end is not None
-    answers = [drawn[i] for i in mine]
-    answers = answers if alone else gather(answers, mine)
+                results[i] = row[:end], scores[:end], end is not None
+    answers = [results[i] for i in local_indices]
+    answers = answers if alone else gather(answers, local_indices)
     responses, logps, finished = map(list, zip(*answers)) if answers else ([], [], [])
     texts = answer_texts(tokenizer, [ids[i // n] for i in range(N)], responses)
     return Rollout([ids[i // n] for i in range(N)], responses, logps, finished, texts)
@@ -118,8 +120,8 @@ def check_sampling(model, place):
     gaps = (torch.cat([row[:n] for row, n in zip(logps, lengths)]) - expected).abs()
     exact = gaps.max() <= 1e-4 if model.compute_dtype == torch.float32 else gaps.mean() <= 0.3
     if not exact:
-        why = f"log-probs of its draws differ from those of a forward by {gaps.max():.2g}"
-        raise UserError(f"{place}: {type(model).__name__} cannot be sampled ({why})")
+        reason = f"log-probs of its draws differ from those of a forward by {gaps.max():.2g}"
+        raise UserError(f"{place}: {type(model).__name__} cannot be sampled ({reason})")
 
 
 def _decode(model, prompts, uniform, ends, temperature, top_p=1.0):
@@ -161,8 +163,9 @@ def _decode(model, prompts, uniform, ends, temperature, top_p=1.0):
                 mask, position, row, token = (x[:live] for x in slots)
                 move(cache, holes, movers, live)
         if t < most - 1:
-            seen = mask[:, seen_columns(cache, L + t + 1)]
-            hidden = cached_states(model, token[:, None], seen, cache, position[:, None])[:, -1]
+            attention = mask[:, seen_columns(cache, L + t + 1)]
+            states = cached_states(model, token[:, None], attention, cache, position[:, None])
+            hidden = states[:, -1]
             position = position + 1
     return tokens.cpu(), logps.cpu()
 
@@ -184,9 +187,9 @@ def _prefill(model, prompts, most):
     for part in common.micro_batches(range(len(distinct)), lengths.tolist(), micro_tokens(model)):
         width = len(distinct[part[0]])  # the longest of the part
         ids = [[0] * (width - len(distinct[i])) + [*distinct[i]] for i in part]
-        ids, seen = torch.tensor(ids, device=device), mask[part, L - width : L]
+        ids, attention = torch.tensor(ids, device=device), mask[part, L - width : L]
         of_part = prompt_cache(model.config)
-        hidden.append(cached_states(model, ids, seen, of_part)[:, -1])
+        hidden.append(cached_states(model, ids, attention, of_part)[:, -1])
         if cache is None:
             dtype = getattr(model, "compute_dtype", torch.float32)
             cache = row_cache(of_part, len(fork), L, most, dtype)

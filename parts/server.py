@@ -336,8 +336,8 @@ class Judge:
         """The judge/ and ruler/ keys of metrics.jsonl; `since` an earlier copy of `counts`."""
         from parts import parallel
 
-        mine = self.counts - (since or Counter())
-        c = sum(parallel.gather([mine]), Counter())  # of all processes
+        new_counts = self.counts - (since or Counter())
+        c = sum(parallel.gather([new_counts]), Counter())  # of all processes
         counted = "calls", "cached", "corrected", "tokens_in", "tokens_out"
 
         def share(part, whole):

@@ -70,18 +70,18 @@ def can_share(model, pairs, pad_rows):
     rows = pad_rows([pairs.prompts[i]] * 2, [pairs.chosen[i], pairs.rejected[i]], 0)
     rows = [x.to(model.device) for x in rows]
     bound = 1e-4 if model.compute_dtype == torch.float32 else 5e-2
-    exact, why = False, "a recurrent layer would take the chosen answer into the rejected one"
+    exact, reason = False, "a recurrent layer would take the chosen answer into the rejected one"
     try:
         if not has_states(model.config):
             gap = shared_gap(model, *rows)
-            exact, why = gap <= bound, f"differs by {gap:.1e}"
+            exact, reason = gap <= bound, f"differs by {gap:.1e}"
     except torch.cuda.OutOfMemoryError:
         raise
     except Exception as error:  # whatever a family raises that knows no such masks
-        exact, why = False, brief(error)
+        exact, reason = False, brief(error)
     exact = all(gather([exact]))  # ranks split rows by columns(), which depends on this
     if not exact:
-        print(f"prompts    computed twice per pair: one shared row is not exact here ({why})")
+        print(f"prompts    computed twice per pair: one shared row is not exact here ({reason})")
     return exact
 
 

@@ -109,14 +109,14 @@ def score_interval(shares, clusters=None):
     shares = np.asarray(shares, float)
     if len(shares) < 2:
         return None
-    found = clustered_mean(shares, clusters)
-    p, C = found["mean"], found["clusters"]
+    estimate = clustered_mean(shares, clusters)
+    p, C = estimate["mean"], estimate["clusters"]
     if C == len(shares) and not {*shares.tolist()} - {0.0, 1.0}:
         return wilson(float(shares.sum()), C)
     if C < 2:
         return None
     spread = p * (1 - p)
-    variance = ((C - 1) ** 2 / C * (found["error"] or 0) ** 2 + spread / C) / C
+    variance = ((C - 1) ** 2 / C * (estimate["error"] or 0) ** 2 + spread / C) / C
     n = spread / variance if spread else C
     z = student_t_quantile(0.05, C - 1)
     centre, half = (p + z * z / (2 * n)), z * math.sqrt(spread / n + z * z / (4 * n * n))
@@ -230,15 +230,15 @@ def mean_number(values, prompts=None, shares=False):
     prompts, values = prompts[~np.isnan(values)], values[~np.isnan(values)]
     if not len(values):
         return number(None, 0)
-    found = clustered_mean(values, prompts)
-    interval, method = (found["low"], found["high"]), "mean; t over prompts"
+    estimate = clustered_mean(values, prompts)
+    interval, method = (estimate["low"], estimate["high"]), "mean; t over prompts"
     if shares:
         interval, method = score_interval(values, prompts), "mean; score interval over prompts"
-    elif found["error"] is None:
+    elif estimate["error"] is None:
         interval = None
-    few = found["clusters"] < 2
+    few = estimate["clusters"] < 2
     reason = "no interval: " + ("fewer than two prompts" if few else "every prompt has the same")
-    return number(found["mean"], len(values), interval, method, reason=reason)
+    return number(estimate["mean"], len(values), interval, method, reason=reason)
 
 
 def standings(scores):

@@ -81,10 +81,9 @@ def draw(args, agent):
     make = agent.environment(args)
     env, seeds = make(), range(args.seed, args.seed + (args.limit or EPISODES))
     if env.history != "all":
-        why = f"its policy sees {env.history} exchanges, and people would see all"
-        raise UserError(
-            f"--env {args.env} {args.env_args}: {why}; votes need an environment with history all"
-        )
+        reason = f"its policy sees {env.history} exchanges, and people would see all"
+        fix = "votes need an environment with history all"
+        raise UserError(f"--env {args.env} {args.env_args}: {reason}; {fix}")
 
     def episodes(flag, name, seed):
         print(f"playing {len(seeds)} episodes of {name}", flush=True)

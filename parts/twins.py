@@ -71,8 +71,8 @@ def check_minimal_edit(template, people):
     """
     outside = " ".join(SLOT.split(template)[::2])
     if giveaway := re.search(GIVEAWAY, outside, re.I):
-        why = "so twins would contradict themselves; use {subj}, {obj}, {poss} or {email}"
-        raise ValueError(f"{giveaway[0]!r} stands outside a slot, {why}")
+        reason = "so twins would contradict themselves; use {subj}, {obj}, {poss} or {email}"
+        raise ValueError(f"{giveaway[0]!r} stands outside a slot, {reason}")
     words = set(re.findall(r"\w+", outside))
     for person in people:
         render_twin(template, person)
@@ -132,8 +132,8 @@ def load_names(path, per_cell):
         name, first, last, sex, race = values = [row[column].strip() for column in NAME_COLUMNS]
         cell = cells.setdefault((sex, race), {})
         if not all(values) or name in cell:
-            why = "has an empty cell, or stands twice in its group"
-            raise UserError(f"--names {path}:{line}: {name!r} {why}")
+            reason = "has an empty cell, or stands twice in its group"
+            raise UserError(f"--names {path}:{line}: {name!r} {reason}")
         groups = dict(zip(REFERENCE, (sex, race)))
         cell[name] = Person(groups, slot_values(name, first, last, sex))
     n = min(per_cell, *map(len, cells.values()))
@@ -313,8 +313,8 @@ def twin_table(scores, groups, seed=0, before=None, missing=None):
             row["verdict"] = f"inconclusive ({FEW} résumés or more are needed)"
         if before is not None:
             change = change_of(row["levels"], effects)
-            found = row["verdict"].replace("found", f"found: {change} after")
-            row["verdict"] = found + (": unchanged" if found.startswith("equivalent") else "")
+            text = row["verdict"].replace("found", f"found: {change} after")
+            row["verdict"] = text + (": unchanged" if text.startswith("equivalent") else "")
         rows.append(row | {"direction": direction_of(row, effect_name)})
     return rows
 

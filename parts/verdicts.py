@@ -96,7 +96,7 @@ def summary(tables):
     """Sentences on [(title, rows)]: first one for each table with a difference, which names what
     else it holds; then one for each table of several verdicts, and one for each that tables share.
     """
-    found, mixed, alike = [], [], {}
+    findings, others, alike = [], [], {}
     for title, rows in tables:
         rows, rest = [row for row in rows if "verdict" in row], {}
         differences = [row for row in rows if row["verdict"].startswith("difference")]
@@ -105,14 +105,14 @@ def summary(tables):
         if not differences and len(rest) == 1:
             alike.setdefault(*rest, []).append(title)
         elif rows:
-            said = [row["direction"] for row in differences]
-            said += [f"{what} for {', '.join(titles)}" for what, titles in rest.items()]
-            (found if differences else mixed).append(f"{title}: {'; '.join(said)}.")
+            clauses = [row["direction"] for row in differences]
+            clauses += [f"{what} for {', '.join(titles)}" for what, titles in rest.items()]
+            (findings if differences else others).append(f"{title}: {'; '.join(clauses)}.")
     for what, titles in alike.items():
         kind = what.split()[-1 if what.endswith("unchanged") else 0]
         meaning = MEANING[kind].format(what[0].upper() + what[1:])
-        mixed.append(f"{meaning}: {'; '.join(titles)}.")
-    return found + mixed
+        others.append(f"{meaning}: {'; '.join(titles)}.")
+    return findings + others
 
 
 def light(row, effect_name):

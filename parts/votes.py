@@ -281,8 +281,8 @@ def load_items(path, flag="--items"):
             raise UserError(f"{flag} {path}:{line}: text and messages in one file; take one")
         kind = type(row["prompt"])
         if row["id"] in lines:
-            why = f'a second item has the "id" {row["id"]!r}, that of line {lines[row["id"]]}'
-            raise UserError(f"{flag} {path}:{line}: {why}; rename one")
+            reason = f'a second item has the "id" {row["id"]!r}, that of line {lines[row["id"]]}'
+            raise UserError(f"{flag} {path}:{line}: {reason}; rename one")
         lines[row["id"]] = line
         a, b = (answer_text(row[side]).replace("\r\n", "\n").strip() for side in "ab")
         if a == b or not a or not b:
