@@ -142,9 +142,8 @@ def parse_args(argv=None):
     add("--sft", action="store_true", help="write the edited answers to sft.jsonl, too, for sft.py --data")
     # fmt: on
     args = parser.parse_args(argv)
-    if (
-        args.command != "draw" and (Path(args.out) / "args.json").is_file()
-    ):  # a session goes on with its own settings
+    in_use = (Path(args.out) / "args.json").is_file()
+    if args.command != "draw" and in_use:  # a session goes on with its own settings
         record = files.read_record(args.out, "--out")
         if record.get("stage") != "annotate":
             reason = "holds an args.json of another kind; choose another --out"
@@ -195,10 +194,9 @@ def read_items(args):
     elif args.items or not old:
         items = load_items(args.items or ITEMS)
     if old not in (None, items):
+        reason = f"holds other items than {args.criteria or args.items}"
         fix = "leave that flag out to continue with those, or choose another --out"
-        raise UserError(
-            f"--out {args.out}: holds other items than {args.criteria or args.items}; {fix}"
-        )
+        raise UserError(f"--out {args.out}: {reason}; {fix}")
     return items
 
 
@@ -381,9 +379,8 @@ class Desk:
         """Write the event's line to disk, or raise OSError and leave the file as it was."""
         line = json.dumps(event, ensure_ascii=False).encode() + b"\n"
         if not self.saved:  # nothing is written before the first vote
-            settings = {key: vars(self.args)[key] for key in KEPT}
             # on its own a session of criteria goes on with the items in --out
-            settings["criteria"] = self.kind == "criteria"
+            settings = {k: vars(self.args)[k] for k in KEPT} | {"criteria": self.kind == "criteria"}
             record = {"stage": "annotate", "args": settings}
             files.write_jsonl(self.out / "args.json", [record], mode=files.PRIVATE)
             if not (self.out / "items.jsonl").exists():
@@ -530,9 +527,8 @@ def judge(args):
 def export(args):
     """write prefs.jsonl from the votes, or rated.jsonl (works while a server runs)"""
     out, name, stage = Path(args.out), "prefs.jsonl", "reward_train.py"
-    items = (criteria.load_items if args.criteria else load_items)(
-        out / "items.jsonl", flag="--out"
-    )
+    load = criteria.load_items if args.criteria else load_items
+    items = load(out / "items.jsonl", flag="--out")
     every_vote = replay(read_log(out / "annotations.jsonl", items, kind_of(args)))
     latest, of_models = by_people(every_vote), getattr(args, "judge", False)
     n_models = len(every_vote) - len(latest)
@@ -556,10 +552,9 @@ def export(args):
         if not edits:
             raise UserError(f"--sft: no vote in {out} has an edited answer")
         answers = [{"prompt": row["prompt"], "completion": row["chosen"]} for row in edits]
-        files.write_jsonl(out / "sft.jsonl", answers, mode=files.PRIVATE)
-        print(
-            f"{out / 'sft.jsonl'}: {len(answers)} rows, prompt and edited answer, for sft.py --data"
-        )
+        path = out / "sft.jsonl"
+        files.write_jsonl(path, answers, mode=files.PRIVATE)
+        print(f"{path}: {len(answers)} rows, prompt and edited answer, for sft.py --data")
     turns = [] if args.thumbs else talks.to_turns(items, latest)
     if turns:
         name = "rlaif-turns.jsonl" if of_models else "turns.jsonl"
@@ -589,13 +584,7 @@ def report(args):
 
 # ---- 10. the guard ----
 
-COMMANDS = {
-    "serve": serve,
-    "draw": draw_items,
-    "judge": judge,
-    "agreement": report,
-    "export": export,
-}
+COMMANDS = dict(serve=serve, draw=draw_items, judge=judge, agreement=report, export=export)
 
 
 def main(argv=None):
