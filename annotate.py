@@ -38,6 +38,7 @@ Writes       annotations.jsonl, items.jsonl, args.json and prefs.jsonl (or thumb
 Reference    Cohen 1960; Krippendorff 2011, Computing Krippendorff's alpha-reliability; Wilson 1927
 """
 
+import contextlib
 import errno
 import hashlib
 import json
@@ -142,8 +143,8 @@ def parse_args(argv=None):
     add("--sft", action="store_true", help="write the edited answers to sft.jsonl, too, for sft.py --data")
     # fmt: on
     args = parser.parse_args(argv)
-    in_use = (Path(args.out) / "args.json").is_file()
-    if args.command != "draw" and in_use:  # a session goes on with its own settings
+    # a session goes on with its own settings
+    if args.command != "draw" and (Path(args.out) / "args.json").is_file():
         record = files.read_record(args.out, "--out")
         if record.get("stage") != "annotate":
             reason = "holds an args.json of another kind; choose another --out"
@@ -410,14 +411,10 @@ def make_app(args, items, guidelines="", hosts=("127.0.0.1:5050",), token=None):
     @app.get("/")
     def page():
         return render_template(
-            "annotate.html",
-            guidelines=guidelines,
+            "annotate.html", guidelines=guidelines, reasons=REASONS, kind=desk.kind,
             sha256=hashlib.sha256(guidelines.encode()).hexdigest(),
-            reasons=REASONS,
-            kind=desk.kind,
-            longest=votes.LONGEST,
-            token=app.page_token,
-        )
+            longest=votes.LONGEST, token=app.page_token,
+        )  # fmt: skip
 
     @app.get("/<any('annotate.css', 'annotate.js', 'markdown.js'):name>")
     def asset(name):
@@ -512,12 +509,11 @@ def judge(args):
 
     if kind_of(args) != "pairs":
         raise UserError(f"--out {args.out}: a session of {kind_of(args)}; a model compares pairs")
+    if not (Path(args.out) / "items.jsonl").is_file():
+        raise UserError(f"--out {args.out}: no items.jsonl there; annotate.py draw writes one")
     standard = ruler.read_standard(args.ruler_rubric)
-    desk = Desk(args, read_items(args))
-    try:
+    with contextlib.closing(Desk(args, read_items(args))) as desk:
         judge_votes.judge(desk, args, ruler.ruler_groups, standard, APP)
-    finally:
-        desk.close()
 
 
 # ---- 9. save ----
@@ -551,8 +547,8 @@ def export(args):
     if getattr(args, "sft", False):
         if not edits:
             raise UserError(f"--sft: no vote in {out} has an edited answer")
-        answers = [{"prompt": row["prompt"], "completion": row["chosen"]} for row in edits]
         path = out / "sft.jsonl"
+        answers = [{"prompt": row["prompt"], "completion": row["chosen"]} for row in edits]
         files.write_jsonl(path, answers, mode=files.PRIVATE)
         print(f"{path}: {len(answers)} rows, prompt and edited answer, for sft.py --data")
     turns = [] if args.thumbs else talks.to_turns(items, latest)

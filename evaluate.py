@@ -683,28 +683,32 @@ def human(args):
     report["left_out"] = left_out(events) | {"judge_votes": len(all_events) - len(events)}
     save(args, report, "votes.jsonl", votes)
     print(f"next: python annotate.py agreement --out {path.parent}")
-    return gate(report["comparison"]["win_rate"], args.fail_below)
+    return gate(report["comparison"], args.fail_below)
 
 
-def gate(win_rate, least):
+def gate(comparison, least):
     """The exit status of --fail-below: 0 if the whole interval is at or above `least`, 1 if it is
     below, 3 if it holds `least` or there is none.
 
-    >>> gate({"value": 0.6, "low": 0.52, "high": 0.68}, 0.5)
+    To be on the better or the worse side of ½ takes the verdict, too, which asks a sign test.
+
+    >>> better = {"win_rate": {"value": 0.6, "low": 0.52, "high": 0.68}, "verdict": "better"}
+    >>> gate(better, 0.5)
     gate       win rate of A at least 0.50: passed
     0
-    >>> gate({"value": 0.6, "low": 0.45, "high": 0.75}, 0.5), gate({"value": 1.0}, 0.5)
+    >>> gate(better | {"verdict": "inconclusive"}, 0.5), gate(better, 0.6)
     gate       win rate of A at least 0.50: inconclusive, collect more votes
-    gate       win rate of A at least 0.50: inconclusive, collect more votes
+    gate       win rate of A at least 0.60: inconclusive, collect more votes
     (3, 3)
     """
     if least is None:
         return 0
-    low, high = (win_rate.get(end) for end in ("low", "high"))
-    if low is None or low < least <= high:
-        status, finding = 3, "inconclusive, collect more votes"
-    else:
-        status, finding = (0, "passed") if low >= least else (1, "failed")
+    low, high = (comparison["win_rate"].get(end) for end in ("low", "high"))
+    status, finding = 3, "inconclusive, collect more votes"
+    if low is not None and low >= least and (least < 0.5 or comparison["verdict"] == "better"):
+        status, finding = 0, "passed"
+    elif low is not None and high < least and (least > 0.5 or comparison["verdict"] == "worse"):
+        status, finding = 1, "failed"
     print(f"gate       win rate of A at least {least:.2f}: {finding}")
     return status
 

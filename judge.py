@@ -358,6 +358,8 @@ def audit(items, grades):
 
 def draft(args):
     """Draft prompts and criteria, and write those that tell answers apart; 4 if replies failed."""
+    if not args.task.strip():
+        raise UserError("--task: say in words what the model is to do")
     out, source, rows = free_path(args), read_source(args), []
     if args.dry_run:
         return print(cost_line(draft_estimate(args, source), args.judge_price))

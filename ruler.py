@@ -140,9 +140,12 @@ def read_standard(path):
     if path is None:
         return RULER_RUBRIC
     try:
-        return Path(path).read_text(encoding="utf-8-sig").strip()
+        standard = Path(path).read_text(encoding="utf-8-sig").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"--ruler-rubric {path}: {files.brief(error)}") from None
+    if not standard:
+        raise UserError(f"--ruler-rubric {path}: the file is empty")
+    return standard
 
 
 def parse_args(argv=None):

@@ -36,9 +36,6 @@ def draw(args):
     """write items.jsonl: two answers to each prompt, from one model or from two"""
     from parts import prompting
 
-    path = Path(args.out) / "items.jsonl"
-    if path.exists():
-        raise UserError(f"--out {args.out}: holds an items.jsonl; choose another --out")
     gold = list(load_items(args.gold_items, "--gold-items").values()) if args.gold_items else []
     rows = read_prompts(args, prompting)
     if gold and type(gold[0]["prompt"]) is not type(rows[0]["prompt"]):
@@ -47,6 +44,7 @@ def draw(args):
         )
     if args.top_p is None:
         args.top_p = 1.0 if prompting.knows_the_form(args.model) else TOP_P
+    path = new_items_file(args.out)
     second = ("--model-b", args.model_b) if args.model_b else ("--model", args.model)
     load(*second, args)  # it can be sampled: known before an hour of drawing
     texts = sample("--model", args.model, rows, args, seed=2 * args.seed)
@@ -59,9 +57,20 @@ def draw(args):
         raise UserError(f"--model {args.model}: no two answers that differ; {fix}")
     # ids that do not tell gold items from others
     items = [item | {"id": f"item-{n:05d}"} for n, item in enumerate([*items, *gold])]
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     files.write_jsonl(path, items, mode=files.PRIVATE)
     print(f"wrote {path}\nnext: python annotate.py --out {shlex.quote(args.out)}")
+
+
+def new_items_file(out):
+    """The path of items.jsonl in a new session, whose folder is made before an hour of drawing."""
+    path = Path(out) / "items.jsonl"
+    try:
+        if path.exists():
+            raise UserError(f"--out {out}: holds an items.jsonl; choose another --out")
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--out {out}: {files.brief(error)}; choose another --out") from None
+    return path
 
 
 def read_prompts(args, prompting):

@@ -6,10 +6,9 @@ episodes from one seed, so that the same candidate sits in both.
 
 import shlex
 from argparse import Namespace
-from pathlib import Path
 
 from parts import files
-from parts.draw import load
+from parts.draw import load, new_items_file
 from parts.files import UserError
 from parts.votes import is_talk, ordinary_votes, other, parting, plain
 
@@ -73,9 +72,6 @@ def to_turns(items, votes):
 
 def draw(args, agent):
     """Write items.jsonl: two episodes of --env from each of --limit seeds; agent: grpo_agent.py."""
-    path = Path(args.out) / "items.jsonl"
-    if path.exists():
-        raise UserError(f"--out {args.out}: holds an items.jsonl; choose another --out")
     from parts import prompting
 
     make = agent.environment(args)
@@ -97,15 +93,18 @@ def draw(args, agent):
             settings, model, tokenizer, make, seeds, temperature, seed, most=most
         )
 
-    names = args.model, args.model_b or args.model
-    first = episodes("--model", names[0], 2 * args.seed)
+    path, names = new_items_file(args.out), (args.model, args.model_b or args.model)
     flag = "--model-b" if args.model_b else "--model"
-    items = to_items(first, episodes(flag, names[1], 2 * args.seed + 1), names, env.name)
-    print(
-        f"{len(seeds)} seeds → {len(items)} items; the others: episodes alike, or one that raised"
-    )
+    if names[1] not in env.baselines:
+        load(flag, names[1], args)  # it can be sampled: known before an hour of episodes
+    first = episodes("--model", names[0], 2 * args.seed)
+    second = episodes(flag, names[1], 2 * args.seed + 1)
+    items, errors = to_items(first, second, names, env.name), [t.error for t in (*first, *second)]
+    print(f"{len(seeds)} seeds → {len(items)} items; the others: episodes alike, or with an error")
+    if any(errors):
+        errors = [*filter(None, errors)]
+        print(f"{len(errors)} episodes raised an error, the first: {errors[0]}")
     if not items:
         raise UserError(f"--model {args.model}: no two episodes that differ; add --model-b")
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     files.write_jsonl(path, items, mode=files.PRIVATE)
     print(f"wrote {path}\nnext: python annotate.py --out {shlex.quote(args.out)}")

@@ -653,6 +653,11 @@ def test_draw_tries_both_models_first(tmp_path, llama_folder, monkeypatch, capsy
     monkeypatch.setattr(sampling, "sample", None)
     with pytest.raises(UserError, match="--model-b .* cannot be sampled"):
         annotate.main([*flags[:-1], str(tmp_path / "two"), "--model-b", llama_folder])
+    monkeypatch.undo()
+    monkeypatch.setattr(sampling, "sample", None)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="--out .*file/x: .*choose another --out"):
+        annotate.main([*flags[:-1], str(tmp_path / "file" / "x")])
 
 
 REFUSED = r"""

@@ -147,6 +147,8 @@ def test_a_spent_budget_is_no_draft_and_more_goes_on(draft, capsys):
         assert draft(server, *price, "0.0001") == 4 and len(server.requests) == 1
         assert "the first: --judge-budget is spent: not asked" in capsys.readouterr().out
         assert draft(server, *price, "1000") == 0 and len(server.requests) == 1 + 3 + 12 + 12
+        with pytest.raises(UserError, match="--task: say in words what the model is to do"):
+            draft(server, "--task", " ", "--overwrite")
         with pytest.raises(UserError, match="--answers: not allowed with argument --n"):
             draft(server, "--n", "4", "--answers", "a.jsonl")
 

@@ -249,7 +249,13 @@ def test_a_gate_for_ci(voted, tmp_path, capsys):
     ):
         assert evaluate.main([*base, f"--fail-below={least}"]) == status
         assert f": {verdict}\n" in capsys.readouterr().out
-    assert evaluate.gate({"value": 0.3, "low": 0.2, "high": 0.4}, 0.5) == 1
+    four = {"value": 1.0, "low": 0.51, "high": 1.0}  # of four votes: the verdict is inconclusive
+    lost = {"value": 0.0, "low": 0.0, "high": 0.49}
+    for rate, verdict, least, status in (
+        (four, "inconclusive", 0.5, 3), (four, "better", 0.5, 0), (four, "inconclusive", 0.45, 0),
+        (lost, "inconclusive", 0.5, 3), (lost, "worse", 0.5, 1), (lost, "inconclusive", 0.6, 1),
+    ):  # fmt: skip
+        assert evaluate.gate({"win_rate": rate, "verdict": verdict}, least) == status
 
 
 def refused(folder, words):

@@ -589,6 +589,7 @@ grade --judge-base-url nowhere | --judge-base-url nowhere
 grade --data none.json | --data none.json: cannot be read as JSON: [Errno 2] No such file
 audit | r.json, row 1: "ratings" is
 ruler --ruler-rubric none.txt | --ruler-rubric none.txt
+ruler --ruler-rubric /dev/null | --ruler-rubric /dev/null: the file is empty
 {"task_id": "aa", "response": "x"} | a.jsonl:1: aa names no row of r.json, or several
 {"prompt": "Twice.", "response": "x"} | or several; give the "task_id" of one
 {"task_id": {"a": 1}, "response": "x"} ~ {"prompt": "?", "response": "x"} | names no row

@@ -95,6 +95,8 @@ def test_what_a_model_cannot_vote_on(session, tmp_path, capsys):
     new.mkdir()
     write_rows(new / "items.jsonl", item_rows(3))
     assert ask(new, score=likes_better) == 6, "before anybody has voted"
+    with pytest.raises(UserError, match="no items.jsonl there; annotate.py draw writes one"):
+        ask(tmp_path / "typo", score=likes_better)  # else the bundled items are judged, and paid
     app = make(tmp_path / "thumbs", 2, "--thumbs")
     Rater(app).vote("left")
     with pytest.raises(UserError, match="a session of thumbs; a model compares pairs"):

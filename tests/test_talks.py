@@ -5,6 +5,7 @@ import pytest
 import annotate
 import common
 import dpo
+import grpo_agent
 from parts import files, votes
 from parts.files import UserError
 from test_annotate import Rater, log_of, make, stopped
@@ -86,3 +87,9 @@ def test_one_policy_twice(tmp_path, monkeypatch):
         with pytest.raises(UserError, match=words):
             draw(tmp_path / "x", flags)
     assert log_of(tmp_path / "x") == []
+    monkeypatch.setattr(grpo_agent, "play", None)  # known before an hour of episodes
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="--out .*file/x: .*choose another --out"):
+        draw(tmp_path / "file" / "x", f"{INTERVIEW} --model fixed --model-b uniform")
+    with pytest.raises(UserError, match="--model-b none: no such folder"):
+        draw(tmp_path / "y", f"{INTERVIEW} --model fixed --model-b none")
