@@ -1,26 +1,26 @@
 """dpo.py: preference pairs in, an aligned model out; no reward model and no sampling.
 
 Objective    minimise −E log σ(β·h) − c·(mean log π of a chosen token),
-             h = log(π/π_ref)(chosen) − log(π/π_ref)(rejected)
-             c = --nll-coef: 1 by default for sigmoid, 0 in the paper
+             h = log(π/π_ref)(chosen) − log(π/π_ref)(rejected); π is the policy, which is trained,
+             π_ref the policy before step one; c = --nll-coef (default: 1 for sigmoid; paper: 0)
 Algorithm    (1) read pairs; render the prompt; mark the answer tokens
              (2) reference: log-probs of both answers under the frozen start, once
              (3) policy: log-probs of both answers
              (4) loss and implicit rewards
              (5) update: backward, clip the gradient, step
              (6) now and then: held-out loss and accuracy, sample answers and their score
-Conventions  answer log-probs are sums over tokens, end token included; loss is the pair mean;
-             reward = β·log(π/π_ref), margin = the difference of a pair's two; pair_loss is the
-             mean of −log σ(margin) (sigmoid), loss adds the NLL term; the prompt is masked; ipo
-             divides the log-probs by the answer's length, as TRL does (the paper does not)
-Left out     1. a moving or another reference   2. online DPO   3. packing   4. ORPO, others
+Conventions  answer log-probs are sums over tokens, end token included; the prompt is masked;
+             an answer's implicit reward = β·log(π/π_ref); margin = chosen − rejected reward;
+             logged: pair_loss, the mean over pairs, and loss = pair_loss + c·nll;
+             ipo divides log-probs by the answer's length, as TRL does (the paper does not)
+Left out     1. any other reference   2. online DPO   3. packing   4. ORPO and other losses
 Run          python dpo.py --pairs data/prefs.jsonl
              python dpo.py --model Qwen/Qwen2.5-0.5B-Instruct --pairs mine.jsonl --out runs/dpo
              torchrun --nproc-per-node 8 dpo.py --fsdp --model Qwen/Qwen2.5-7B-Instruct
 Writes       a model folder, args.json, metrics.jsonl, samples.jsonl, checkpoint/
 Reference    Rafailov et al. 2023, arXiv 2305.18290, eq. 7; cDPO: Mitchell 2023; robust: 2403.00409;
              IPO: 2310.12036; hinge: 2305.10425; SimPO: 2405.14734; NLL: 2404.19733; KTO: 2402.01306
-Axes         B pairs, T tokens, V vocabulary
+Axes         n all pairs, b pairs of one forward, B pairs given to the loss, T tokens
 """
 
 import functools
@@ -34,7 +34,8 @@ import torch.nn.functional as F
 import common
 from common import at_least_fp32, batch_indices, pad_id, pad_rows, token_logps
 from parts import identities, prompting, runs
-from parts.files import UserError, command, number, read_jsonl
+from parts.files import command, no_effect, number, read_jsonl
+from parts.kto import kl_baseline, unrelated_logps
 from parts.lora import adapter_off
 from parts.means import wilson
 from parts.pairs import batch_rows
@@ -42,11 +43,11 @@ from parts.parallel import add_up, all_sum, gather, progress
 from parts.rows import check_thumb
 from parts.shared_prompt import can_share
 
-# learning rates for models below 100 M parameters (worked on the bundled base, not swept), larger
-# ones, and LoRA: reports/real-model.md; at 5e-5 the held-out loss of SmolLM2 rises
+# default --lr: below 100 M parameters (tried on the bundled base, not swept), above (at 5e-5 the
+# held-out loss of SmolLM2 rises: reports/real-model.md), with LoRA
 RATES = 3e-4, 1e-5, 2e-4
-SHOW = ("loss", "rewards/accuracies", "rewards/margins", "lr", "grad_norm")  # on the bar
-HEADLINE = ("eval/loss", "eval/rewards/accuracies", "val/gold")  # before and after
+SHOW = ("loss", "rewards/accuracies", "rewards/margins", "lr", "grad_norm")  # on the progress bar
+HEADLINE = ("eval/loss", "eval/rewards/accuracies", "val/gold")  # printed before and after training
 LOSS_TYPES = ("sigmoid", "robust", "hinge", "ipo", "sigmoid_norm", "simpo", "kto")
 
 
@@ -63,10 +64,10 @@ def dpo_loss(
     log π        policy_chosen_logps, policy_rejected_logps  (B,) sum over response tokens
     log π_ref    ref_chosen_logps, ref_rejected_logps        (B,) the same, no gradient; pass 0 for
                  simpo, which has no reference
-    n            chosen_lengths, rejected_lengths            (B,) for ipo, sigmoid_norm, simpo;
-                 for kto 0: a side that nobody gave, its log-probs are 0
-    k            baseline    `kl_baseline` of the optimiser step, kto only
-    ε            label_smoothing   in [0, ½); sigmoid and robust only
+    n            chosen_lengths, rejected_lengths            (B,) for ipo, sigmoid_norm, simpo and
+                 kto, where 0 marks a missing side, whose log-probs are 0
+    k            baseline         in nats: `kl_baseline` of the optimiser step; kto only
+    β, γ, ε      beta, simpo_gamma, label_smoothing   ε in [0, ½); sigmoid and robust only
     returns      losses, chosen_rewards, rejected_rewards    (B,) reward = β·log(π/π_ref), detached
 
     With h_c and h_r the log-ratios of the two sides and z = β·(h_c − h_r):
@@ -76,7 +77,7 @@ def dpo_loss(
       ipo           (h_c/n_c − h_r/n_r − 1/(2β))²
       sigmoid_norm  −log σ(β·(h_c/n_c − h_r/n_r))
       simpo         −log σ(β·(log π_c/n_c − log π_r/n_r) − γ)
-      kto           mean over the sides given of 1 − σ(β·(h_c − k)) and 1 − σ(β·(k − h_r))
+      kto           mean over the sides present of 1 − σ(β·(h_c − k)) and 1 − σ(β·(k − h_r))
 
     By hand: β = 0.5, h = (−5 + 6) − (−7 + 6) = 2, the margin is 1, L = log(1 + e⁻¹) = 0.3133.
     >>> pair = [torch.tensor([x]) for x in (-5.0, -7.0, -6.0, -6.0)]
@@ -92,9 +93,9 @@ def dpo_loss(
     epsilon = label_smoothing
     chosen_logratios = at_least_fp32(policy_chosen_logps) - at_least_fp32(ref_chosen_logps)  # (B,)
     rejected_logratios = at_least_fp32(policy_rejected_logps) - at_least_fp32(ref_rejected_logps)
-    chosen_rewards, rejected_rewards = beta * chosen_logratios, beta * rejected_logratios
+    chosen_rewards, rejected_rewards = beta * chosen_logratios, beta * rejected_logratios  # (B,)
     z = chosen_rewards - rejected_rewards  # (B,)
-    if loss_type in ("ipo", "sigmoid_norm", "simpo"):
+    if loss_type in ("ipo", "sigmoid_norm", "simpo"):  # h_c/n_c − h_r/n_r; simpo's reference is 0
         per_token = chosen_logratios / chosen_lengths - rejected_logratios / rejected_lengths
 
     if loss_type == "sigmoid":
@@ -107,18 +108,19 @@ def dpo_loss(
         losses = (per_token - 1 / (2 * beta)) ** 2
     elif loss_type == "sigmoid_norm":
         losses = -F.logsigmoid(beta * per_token)
-    elif loss_type == "kto":
-        given = torch.stack([chosen_lengths, rejected_lengths]) > 0  # (2, B)
-        better = torch.stack([chosen_rewards, -rejected_rewards])
-        better = better - beta * baseline * better.new_tensor([[1], [-1]])
-        losses = torch.where(given, 1 - better.sigmoid(), 0.0).sum(0) / given.sum(0)
-    elif loss_type == "simpo":  # its reward is β times the mean log-prob
+    elif loss_type == "simpo":
         losses = -F.logsigmoid(beta * per_token - simpo_gamma)
-        chosen_rewards = chosen_rewards / chosen_lengths
+        chosen_rewards = chosen_rewards / chosen_lengths  # β times the mean log-prob
         rejected_rewards = rejected_rewards / rejected_lengths
+    elif loss_type == "kto":
+        chosen_losses = 1 - torch.sigmoid(beta * (chosen_logratios - baseline))
+        rejected_losses = 1 - torch.sigmoid(beta * (baseline - rejected_logratios))
+        is_present = torch.stack([chosen_lengths, rejected_lengths]) > 0  # (2, B)
+        side_losses = torch.stack([chosen_losses, rejected_losses])  # (2, B)
+        losses = (side_losses * is_present).sum(0) / is_present.sum(0)
     else:
         raise ValueError(f"loss_type is {loss_type!r}; expected one of {LOSS_TYPES}")
-    # (B,) each, the loop takes the mean
+    # (B,) each; the loop takes the mean
     return losses, chosen_rewards.detach(), rejected_rewards.detach()
 
 
@@ -145,47 +147,46 @@ def parse_args(argv=None):
     parser.add_run_arguments("runs/dpo", RATES)
     args = parser.parse_args(argv)
     simpo = args.loss_type == "simpo"
+    # flags that nothing would read are refused
     parser.without_effect("--simpo-gamma", not simpo, "only --loss-type simpo has a target margin")
     parser.without_effect("--eval-fraction", args.eval_pairs, prompting.HELD_OUT)
     args.beta = args.beta or (2.0 if simpo else 0.1)
     if args.nll_coef is None:
         args.nll_coef = 1.0 if args.loss_type == "sigmoid" else 0.0
     if args.label_smoothing and args.loss_type not in ("sigmoid", "robust"):
-        none = f"--loss-type {args.loss_type} has none"
-        raise UserError(f"--label-smoothing: {none}; sigmoid and robust do")
-    prompting.default_prompts(args, args.pairs)  # and --gold, --examples, --eval-temperature
+        raise no_effect("--label-smoothing", f"--loss-type {args.loss_type} smooths no labels")
+    # defaults that depend on the data: also of --gold, --examples and --eval-temperature
+    prompting.default_prompts(args, args.pairs)
     return args
 
 
 # ---- 5. the data ----
 # {"prompt": [{"role": "user", "content": "Assess this candidate. …"}],
 #  "chosen": [{"role": "assistant", …}], "rejected": [{"role": "assistant", …}], "tie": false}
-# kto also reads single answers: {"prompt": …, "completion": …, "label": true}
-#
-# In memory a batch of b pairs has 2b rows, all chosen answers first, then all rejected ones in the
-# same order: .view(2, -1) takes them apart again.
+# kto also reads single answers: {"prompt": …, "completion": …, "label": true}, a pair with one side
 
 
 def load_data(args, policy, tokenizer):
-    """(pairs, prompts, scorers): prompts to answer at evaluations, and what scores the answers."""
-    first = next(read_jsonl(args.pairs[0], flag="--pairs"), {})
-    thumbs = args.loss_type == "kto" and "label" in first  # the first row decides for all
-    check = check_thumb if thumbs else common.check_pair
-    pairs = prompting.load_pairs(args, policy, tokenizer, False, check)
-    # one row per pair, the prompt once, if that is exact for this model
-    pairs.shared = not thumbs and can_share(policy, pairs, pad_rows)
-    shown = (pairs.eval if len(pairs.eval) else pairs.train)[0]
-    shown = [{"prompt": pairs.prompts[shown].tolist()}]
-    return pairs, *prompting.prompts_to_answer(args, policy, tokenizer, shown)
+    """(pairs, prompts, scorers): evaluations answer the prompts, [{"prompt": …}], and score the
+    answers by the scorers, [(metric, flag, function)]."""
+    first_row = next(read_jsonl(args.pairs[0], flag="--pairs"), {})
+    single = args.loss_type == "kto" and "label" in first_row  # the first row decides for all
+    check = check_thumb if single else common.check_pair
+    pairs = prompting.load_pairs(args, policy, tokenizer, keep_ties=False, check=check)
+    # compute the prompt of a pair once for both answers, if that is exact for this model
+    pairs.shared = not single and can_share(policy, pairs, pad_rows)
+    shown_pair = (pairs.eval if len(pairs.eval) else pairs.train)[0]
+    without_prompts = [{"prompt": pairs.prompts[shown_pair].tolist()}]  # token ids
+    return pairs, *prompting.prompts_to_answer(args, policy, tokenizer, without_prompts)
 
 
 # ---- 6. the models ----
 
 
 def load_models(args, run):
-    """(policy, tokenizer, load_reference): the policy is trained; its reference is itself before
-    step one. load_reference() is for the KL of sampled answers: with LoRA the policy, whose adapter
-    can be off; else a frozen copy in main memory, read at the first evaluation after step 0."""
+    """(policy, tokenizer, load_reference): before step one the policy is its own reference, and
+    gives the log-probs of the pairs. load_reference() is for answers sampled later: with LoRA the
+    policy, whose adapter can be off, else a frozen copy in main memory, read by the first call."""
     tokenizer = common.load_tokenizer(args.model, today=args.date)
     policy = common.load_policy(args.model, run.dtype, run.device, lora_rank=args.lora_rank)
 
@@ -198,44 +199,23 @@ def load_models(args, run):
     return policy, tokenizer, load_reference
 
 
-def reference_logps(args, run, policy, pairs, indices, pad):
-    """(2, n) fp32: log π of both answers of the pairs in `indices`; 0 elsewhere, for simpo."""
-    if args.loss_type == "simpo":
-        return torch.zeros(2, len(pairs))
-    rows_of = functools.partial(batch_rows, pairs, pad_id=pad)
-    return summed_logps(run, policy, pairs, indices, rows_of, 2, pairs.shared)
-
-
-def unrelated_logps(run, policy, pairs, indices, pad):
-    """(n,) fp32, 0 elsewhere: log π(answer of row i + n/2 | prompt of row i)."""
-    n, room = len(pairs), int(pairs.lengths().max())
-
-    def rows_of(part):
-        sides = [(pairs.chosen[i], pairs.rejected[i]) for i in (part + n // 2) % n]
-        answers = [chosen if len(chosen) else rejected for chosen, rejected in sides]
-        prompts = [pairs.prompts[i][len(ids) - room :] for i, ids in zip(part, answers)]
-        return pad_rows(prompts, answers, pad)
-
-    return summed_logps(run, policy, pairs, indices, rows_of)[0]
+def pair_logps(policy, pairs, part, pad):
+    """(2, b) log π of the chosen and the rejected answers of `part`, summed over their tokens."""
+    rows = (x.to(policy.device) for x in batch_rows(pairs, part, pad))  # (2b, T) each
+    logps = token_logps(policy, *rows, shared=pairs.shared)  # (2b, T)
+    return logps.sum(1).view(2, -1)  # all chosen rows come first
 
 
 @torch.no_grad()
-def summed_logps(run, policy, pairs, indices, rows_of, sides=1, shared=False):
-    """(sides, n) sums over the answers of rows_of(pairs of a forward), split over the ranks."""
-    logps = torch.zeros(sides, len(pairs))
-    for part in progress(run.micro_batches(indices, pairs.columns()), "reference", delay=3):
-        rows = (x.to(policy.device) for x in rows_of(part))
-        logps[:, part] = token_logps(policy, *rows, shared=shared).sum(1).view(sides, -1).cpu()
-    add_up([logps])
+def reference_logps(args, run, policy, pairs, indices, pad):
+    """(2, n) fp32: `pair_logps` of the pairs in `indices`, 0 for others; for simpo all are 0."""
+    logps = torch.zeros(2, len(pairs))
+    if args.loss_type != "simpo":
+        parts = run.micro_batches(indices, pairs.columns())  # this rank's share
+        for part in progress(parts, "reference", delay=3):
+            logps[:, part] = pair_logps(policy, pairs, part, pad).cpu()
+        add_up([logps])  # over the ranks
     return logps
-
-
-def kl_baseline(args, run, policy, pairs, ref_unrelated_logps, indices, pad):
-    """KTO's k = max(0, mean of log π/π_ref of unrelated answers), in nats; 0 for other losses."""
-    if args.loss_type != "kto" or not len(indices):
-        return 0.0
-    logps = unrelated_logps(run, policy, pairs, indices, pad)
-    return (logps - ref_unrelated_logps)[indices].mean().clamp(min=0).item()
 
 
 # ---- 7. preflight ----
@@ -244,23 +224,25 @@ def kl_baseline(args, run, policy, pairs, ref_unrelated_logps, indices, pad):
 def preflight(args, run, policy, tokenizer, pairs):
     """Log-probs = the model's; the reference = the policy; the loss at its value for z = 0; one
     row, marked. On one micro-batch, before the reference pass over all pairs."""
-    first_pairs, pad, flag = pairs.train[:64], pad_id(tokenizer), f"--model {args.model}"
+    pad, flag = pad_id(tokenizer), f"--model {args.model}"
+    first_pairs = pairs.train[:64]
     longest_pairs = first_pairs[(-pairs.lengths()[first_pairs]).argsort()[:4]]
     ids, attention_mask, _ = batch_rows(pairs, longest_pairs, pad)
+    # `token_logps` against the model's own logits
     identities.check_head(policy, ids.to(policy.device), attention_mask.to(policy.device), flag)
-    # on every rank the same one
+    # the same part on every rank
     part = common.micro_batches(first_pairs, pairs.columns(), args.micro_tokens)[0]
     ref_logps = reference_logps(args, run, policy, pairs, part, pad)
     with torch.no_grad():
-        stats = forward(args, policy, pairs, part, pad, ref_logps)[1]
+        stats = forward(args, policy, pairs, part, pad, ref_logps).on_cpu()
     loss = stats.losses.mean().item()
     if args.loss_type == "simpo":
         print(f"preflight  loss before step one: {loss:.4f} (simpo has no reference)")
     else:
         starts = {"hinge": 1.0, "ipo": 1 / (4 * args.beta**2), "kto": 0.5}
         expected = starts.get(args.loss_type, math.log(2))
-        # rounding adds up with the root of an answer's tokens, another model with their number
-        gaps = (stats.logps - ref_logps[:, part]).abs() / stats.tokens.clamp(min=1).sqrt()
+        # over an answer, rounding grows with the square root of its tokens, a real gap with them
+        gaps = (stats.logps - ref_logps[:, part]).abs() / stats.tokens.clamp(min=1).sqrt()  # (2, b)
         wrong = f"{flag}: the reference is not the policy"
         identities.check_gaps(policy, "policy and reference, per √token", gaps, wrong)
         bound = 1e-4 if run.dtype == torch.float32 else 1e-2
@@ -269,6 +251,7 @@ def preflight(args, run, policy, tokenizer, pairs):
         margin = (stats.rewards[0] - stats.rewards[1]).mean().item()
         identities.identity("implicit rewards", margin, 0.0, 10 * bound, flag)
     rows = batch_rows(pairs, first_pairs[:1], pad)
+    rows = [x[rows[2].any(1)] for x in rows]  # of a single answer the side that is present
     identities.show_row(tokenizer, rows, pairs.name(first_pairs[:1]))
 
 
@@ -277,22 +260,22 @@ def preflight(args, run, policy, tokenizer, pairs):
 
 @dataclass
 class PairStats:
-    """What the log needs of b pairs, float64; sides are chosen and rejected, one that nobody gave
-    has 0 tokens."""
+    """A forward of b pairs; [0] is chosen, [1] rejected; a missing side (kto) has 0 tokens."""
 
     losses: torch.Tensor  # (b,)
-    rewards: torch.Tensor  # (2, b)
-    logps: torch.Tensor  # (2, b)
-    tokens: torch.Tensor  # (2, b)
+    rewards: torch.Tensor  # (2, b) without gradient
+    logps: torch.Tensor  # (2, b) log π, summed over the answer's tokens
+    tokens: torch.Tensor  # (2, b) of the answers
+
+    def on_cpu(self):
+        """The same for the log: float64 on the CPU, without gradient."""
+        return PairStats(**{name: x.detach().cpu().double() for name, x in vars(self).items()})
 
 
 def forward(args, policy, pairs, part, pad, ref_logps, baseline=0.0):
-    """Steps (3) and (4) for the pairs in `part`: (losses (b,), `PairStats`, log π(chosen) (b,))."""
+    """Steps (3) and (4) for the pairs in `part`: their `PairStats`, with gradient."""
+    logps = pair_logps(policy, pairs, part, pad)  # (2, b)
     ref = ref_logps[:, part].to(policy.device)  # (2, b); 0 for simpo
-    # (3) policy: log-probs of both answers, in one forward
-    rows = (x.to(policy.device) for x in batch_rows(pairs, part, pad))
-    logps = token_logps(policy, *rows, shared=pairs.shared).sum(1).view(2, -1)
-    # (4) loss and implicit rewards
     sides = pairs.chosen, pairs.rejected
     lengths = torch.tensor([[len(side[i]) for i in part] for side in sides]).to(logps)  # (2, b)
     losses, *rewards = dpo_loss(
@@ -300,72 +283,78 @@ def forward(args, policy, pairs, part, pad, ref_logps, baseline=0.0):
         chosen_lengths=lengths[0], rejected_lengths=lengths[1],
         simpo_gamma=args.simpo_gamma, baseline=baseline,
     )  # fmt: skip
-    columns = losses, torch.stack(rewards), logps, lengths
-    return losses, PairStats(*(x.detach().cpu().double() for x in columns)), logps[0]
+    return PairStats(losses=losses, rewards=torch.stack(rewards), logps=logps, tokens=lengths)
 
 
 def means(batch_stats, beta, votes):
-    """Means over all pairs of an update or evaluation, those of all ranks; TRL's names.
+    """Means over all pairs of an update or evaluation, of all ranks, under TRL's names.
 
-    A mean over one side counts the pairs that have this side (all, but for KTO's single answers).
-    votes: `Pairs.votes`, what the interval of the accuracy rests on.
+    A mean over one side counts the pairs that have it. The margin of a single answer (kto) is its
+    reward, negative for a rejected one.
+    votes: `Pairs.votes`, the n of the accuracy's interval.
     """
-    columns = zip(*(vars(stats).values() for stats in gather(batch_stats)))
-    stats = PairStats(*(torch.cat(column, dim=-1) for column in columns))
-    given, row = stats.tokens > 0, {"pair_loss": stats.losses.mean().item()}  # (2, n)
-    for i, side in enumerate(("chosen", "rejected")):
-        row[f"rewards/{side}"] = stats.rewards[i][given[i]].mean().item()
-        row[f"logps/{side}"] = stats.logps[i][given[i]].mean().item()
-    margins = stats.rewards[0] - stats.rewards[1]
-    # at the start the two differ by rounding only, which counts as equal: half right
+    parts = [vars(stats) for stats in gather(batch_stats)]
+    stats = PairStats(**{name: torch.cat([x[name] for x in parts], dim=-1) for name in parts[0]})
+    is_present = stats.tokens > 0  # (2, n)
+    rewards, logps = (
+        torch.where(is_present, x, 0.0).sum(1) / is_present.sum(1)  # (2,) of chosen, of rejected
+        for x in (stats.rewards, stats.logps)
+    )
+    margins = stats.rewards[0] - stats.rewards[1]  # (n,)
+    # at the start the two rewards differ by rounding only, which counts as equal: half right
     equal = margins.abs() <= 1e-6 * beta * stats.logps.sum(0).abs()
     right = ((margins > 0) & ~equal).double() + 0.5 * equal
     low, high = wilson(right.mean().item() * votes, votes)
-    return row | {
-        "rewards/margins": row["rewards/chosen"] - row["rewards/rejected"],
+    return {
+        "pair_loss": stats.losses.mean().item(),
+        "rewards/chosen": rewards[0].item(), "rewards/rejected": rewards[1].item(),
+        "logps/chosen": logps[0].item(), "logps/rejected": logps[1].item(),
+        "rewards/margins": (rewards[0] - rewards[1]).item(),
         "rewards/accuracies": right.mean().item(),
-        "rewards/accuracies_low": low,
-        "rewards/accuracies_high": high,
-        "rewards/std": stats.rewards[given].std().item(),
+        "rewards/accuracies_low": low, "rewards/accuracies_high": high,
+        "rewards/std": stats.rewards[is_present].std().item(),
         "nll": -(stats.logps[0].sum() / stats.tokens[0].sum().clamp(min=1)).item(),  # per token
-    }
+    }  # fmt: skip
 
 
 @torch.no_grad()
 def evaluate(args, run, models, pairs, refs, prompts, scorers):
-    """(metrics, samples): held-out loss and accuracy; sample answers, their score and their KL."""
+    """(metrics, samples): held-out loss and accuracy; sample answers, their score and their KL.
+    refs: {"logps": `reference_logps`, "unrelated_logps": for kto `unrelated_logps`}"""
     policy, tokenizer, load_reference = models
     metrics, pad = {}, pad_id(tokenizer)
-    baseline = kl_baseline(args, run, policy, pairs, refs.get("unrelated"), pairs.eval, pad)
+    baseline = kl_baseline(args, run, policy, pairs, refs, pairs.eval, pad)
     batch_stats = [
-        forward(args, policy, pairs, part, pad, refs["reference"], baseline)[1]
+        forward(args, policy, pairs, part, pad, refs["logps"], baseline).on_cpu()
         for part in run.micro_batches(pairs.eval, pairs.columns())
     ]
     if len(pairs.eval):
         values = means(batch_stats, args.beta, pairs.votes(pairs.eval))
-        loss = {"loss": values.pop("pair_loss"), "n": len(pairs.eval)}  # without an NLL term
+        loss = {"loss": values.pop("pair_loss"), "n": len(pairs.eval)}  # without the NLL term
         metrics = {f"eval/{key}": value for key, value in (loss | values).items()}
-    scores, samples, answers = prompting.answer(args, policy, tokenizer, prompts, scorers)
-    if not args.prompts or answers is None:  # a pair's own prompt, to be shown
+    answer_metrics, samples, answers = prompting.answer(args, policy, tokenizer, prompts, scorers)
+    if not args.prompts or answers is None:  # without --prompts, the answer is only shown
         return metrics, samples
-    if args.loss_type != "simpo" and args.eval_temperature:
-        scores["val/kl"] = kl_to_reference(args, run, policy, load_reference, answers, pad)
-    return metrics | scores, samples
+    if args.loss_type != "simpo" and args.eval_temperature:  # greedy answers estimate no KL
+        kl = kl_to_reference(args, run, policy, load_reference, answers, pad)
+        answer_metrics["val/kl"] = kl
+    return metrics | answer_metrics, samples
 
 
 def kl_to_reference(args, run, policy, load_reference, answers, pad):
-    """Mean over answers of Σ_t k1 at --eval-temperature, in nats."""
+    """Mean over answers of Σ_t log(π/π_ref) of their tokens, at --eval-temperature, in nats."""
     if run.step == 0:
         return 0.0
-    prompts, responses, total = answers.prompt_ids, answers.response_ids, 0.0
-    reference = load_reference().to(policy.device)
+    prompts, responses = answers.prompt_ids, answers.response_ids
     lengths = [len(p) + len(r) for p, r in zip(prompts, responses, strict=True)]
+    reference, total = load_reference().to(policy.device), 0.0
     for part in run.micro_batches(range(len(prompts)), lengths):
         rows = pad_rows([prompts[i] for i in part], [responses[i] for i in part], pad)
-        rows = [*(x.to(policy.device) for x in rows), args.eval_temperature]
+        rows = [x.to(policy.device) for x in rows]
         with adapter_off(reference):
-            ref_logps = token_logps(reference, *rows)
-        total += (token_logps(policy, *rows) - ref_logps).sum().item()
+            ref_logps = token_logps(reference, *rows, args.eval_temperature)
+        logps = token_logps(policy, *rows, args.eval_temperature)
+        total += (logps - ref_logps).sum().item()
     if reference is not policy:
         reference.to("cpu")  # training takes no more of a GPU than without it
     return all_sum(total) / len(prompts)
@@ -376,52 +365,54 @@ def main(argv=None):
     inputs = [args.model, *args.pairs, *args.eval_pairs, args.prompts, args.examples]
     inputs += [args.counterfactual_augment]
     run = runs.Run("dpo", args, inputs, SHOW, HEADLINE)
-    models = policy, tokenizer, _ = load_models(args, run)
+    models = load_models(args, run)
+    policy, tokenizer, _ = models
     # (1) read pairs; render the prompt; mark the answer tokens
     pairs, prompts, scorers = load_data(args, policy, tokenizer)
-    n, columns, pad = len(pairs.train), pairs.columns(), pad_id(tokenizer)
-    run.plan(n, "pairs")
-    run.state, lr = {"policy": policy}, args.lr or runs.default_lr(policy, RATES)
+    pad, columns = pad_id(tokenizer), pairs.columns()  # (n,) tokens that a pair adds to a forward
+    run.plan(len(pairs.train), "pairs")
+    run.state = {"policy": policy}  # what checkpoints hold
+    lr = args.lr or runs.default_lr(policy, RATES)
     run.start(policy, tokenizer, lr, longest=columns.max(), encoded=pairs.ids())
     if run.step == 0:  # a resumed run has its reference from the checkpoint
         preflight(args, run, policy, tokenizer, pairs)
         # (2) reference: log-probs of both answers under the frozen start, once
-        every = np.arange(len(pairs))
-        run.state["reference"] = reference_logps(args, run, policy, pairs, every, pad)
+        all_pairs = np.arange(len(pairs))
+        run.state["reference"] = reference_logps(args, run, policy, pairs, all_pairs, pad)
         if args.loss_type == "kto":
-            run.state["unrelated"] = unrelated_logps(run, policy, pairs, every, pad)
-    evaluated = models, pairs, run.state, prompts, scorers
-    ref_logps, ref_unrelated_logps = map(run.state.get, ("reference", "unrelated"))
+            run.state["unrelated"] = unrelated_logps(run, policy, pairs, all_pairs, pad)
+    refs = {"logps": run.state["reference"], "unrelated_logps": run.state.get("unrelated")}
     if run.step == 0:
-        run.evaluation(*evaluate(args, run, *evaluated))
+        run.evaluation(*evaluate(args, run, models, pairs, refs, prompts, scorers))
 
     for step in run.steps():
-        batch, epoch = batch_indices(n, args.batch_size, args.seed, step)
-        batch, batch_stats = pairs.train[batch], []
+        places, epoch = batch_indices(len(pairs.train), args.batch_size, args.seed, step)
+        batch, batch_stats = pairs.train[places], []
         chosen_tokens = max(1, int(pairs.chosen.lengths()[batch].sum()))  # of the whole step
-        baseline = kl_baseline(args, run, policy, pairs, ref_unrelated_logps, batch, pad)
+        baseline = kl_baseline(args, run, policy, pairs, refs, batch, pad)  # 0 unless kto
         for part in run.micro_batches(batch, columns):
             # (3) policy: log-probs of both answers: `forward`
             # (4) loss and implicit rewards: a sum over this part, divided by the whole step's count
-            losses, stats, chosen = forward(args, policy, pairs, part, pad, ref_logps, baseline)
-            loss = losses.sum() / len(batch) - args.nll_coef * chosen.sum() / chosen_tokens
+            stats = forward(args, policy, pairs, part, pad, refs["logps"], baseline)
+            pair_loss = stats.losses.sum() / len(batch)
+            nll = -stats.logps[0].sum() / chosen_tokens
             # (5) update: backward, clip the gradient, step
-            run.backward(loss)
-            batch_stats.append(stats)
-        update = run.update(lambda batch=batch: pairs.name(batch))
-        tokens = int(pairs.tokens()[batch].sum())
+            run.backward(pair_loss + args.nll_coef * nll)
+            batch_stats.append(stats.on_cpu())
+        update = run.update(lambda batch=batch: pairs.name(batch))  # names rows in an error
         metrics = means(batch_stats, args.beta, pairs.votes(batch))
+        tokens = int(pairs.tokens()[batch].sum())
         run.log({"epoch": epoch, **metrics, **update, "tokens": tokens})
         # (6) now and then: held-out loss and accuracy, sample answers and their score
         if run.evaluates(step):
-            run.evaluation(*evaluate(args, run, *evaluated))
+            run.evaluation(*evaluate(args, run, models, pairs, refs, prompts, scorers))
 
     # ---- 9. save ----
-    following = f"python evaluate.py compare --model {args.model} {args.out}"
+    next_command = f"python evaluate.py compare --model {args.model} {args.out}"
     if args.prompts != "data/prompts.jsonl":  # pairs of your own
-        own = f"--prompts {args.prompts or 'YOUR_PROMPTS.jsonl'} --gold {args.gold or 'none'}"
-        following += f" {own} --reward-model YOUR_REWARD_MODEL"
-    return run.finish(following)
+        flags = f"--prompts {args.prompts or 'YOUR_PROMPTS.jsonl'} --gold {args.gold or 'none'}"
+        next_command += f" {flags} --reward-model YOUR_REWARD_MODEL"
+    return run.finish(next_command)
 
 
 if __name__ == "__main__":

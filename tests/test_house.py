@@ -78,7 +78,8 @@ parts.rollouts         STAGE parts: guard sampling
 sft                    STAGE
 reward_train           STAGE parts: reward_models
 parts.reward_models    common LOWER
-dpo                    STAGE
+parts.kto              common LOWER
+dpo                    STAGE parts: kto
 parts.votes            parts: files rows
 parts.agreement        parts: pages stats votes
 parts.judge_votes      parts: files questions server votes
@@ -138,7 +139,7 @@ def modules_allowed(layers):
 
 ARROWS = modules_allowed(LAYERS)
 LINES = dict(  # of each file; what is not here has at most 500
-    common=900, sft=350, reward_train=400, dpo=428, ppo=600, grpo_rubric=750, grpo_agent=750,
+    common=900, sft=350, reward_train=400, dpo=420, ppo=600, grpo_rubric=750, grpo_agent=750,
     annotate=600, judge=750, ruler=400, watch=600, evaluate=850, rank=400, audit=700, fairness=850,
     runs=600,
 )  # fmt: skip

@@ -174,7 +174,7 @@ class FourAnswers:
     prompts = [[PROMPT]] * 12
     chosen = [[i, END] for i in CHOSEN.tolist()]
     rejected = [[j, END] for j in REJECTED.tolist()]
-    shared, baseline = False, 0.0
+    shared = False
 
 
 H = torch.zeros(4, **F64).index_add(0, CHOSEN, SHARE).index_add(0, REJECTED, -SHARE) * 6 / 4
@@ -189,7 +189,7 @@ def test_the_stage_lands_on_the_optimum(loss_type):
         rows = dpo.batch_rows(FourAnswers, everything, END)
         ref_logps = common.token_logps(model, *rows).sum(1).view(2, -1)
     given = args, model, FourAnswers, everything, END, ref_logps
-    train(lambda _: (SHARE * dpo.forward(*given)[0]).sum(), model.weight, steps=600)
+    train(lambda _: (SHARE * dpo.forward(*given).losses).sum(), model.weight, steps=600)
     lands_on(model.policy(), STAGES[loss_type])
 
 

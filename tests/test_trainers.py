@@ -27,7 +27,7 @@ import dpo
 import ppo
 import reward_train
 import sft
-from parts import files, pairs, prompting, rollouts, sampling
+from parts import files, kto, pairs, prompting, rollouts, sampling
 from test_ppo import near, read
 from tiny import (
     BOS_TEMPLATE,
@@ -156,7 +156,7 @@ def test_every_loss_type_learns(loss_type, tmp_path, llama_folder, pairs_file):
     assert loss_type == "simpo" or log[0]["eval/rewards/accuracies"] == 0.5
 
 
-def test_kto_learns_from_thumbs(tmp_path, llama_folder, monkeypatch):
+def test_kto_learns_from_thumbs(tmp_path, llama_folder, monkeypatch, capsys):
     """The baseline is the mean log-ratio of answers to other prompts, by hand, never below 0."""
     sides, rows = 8 * ["chosen", "rejected"], pair_rows(16)
     for row, side in zip(rows, sides):
@@ -188,12 +188,31 @@ def test_kto_learns_from_thumbs(tmp_path, llama_folder, monkeypatch):
     assert one_side["rewards/margins"] == pytest.approx(
         one_side["rewards/chosen"] - one_side["rewards/rejected"]
     )
-    text = [{"prompt": "Role: x.\n", "completion": f"{i}.", "label": i % 2 == 0} for i in range(16)]
+    text = [{"prompt": "Role: x.\n", "completion": f"{i}.", "label": i % 2 == 1} for i in range(16)]
     texts = write_rows(tmp_path / "text.jsonl", text)
+    capsys.readouterr()
     train(dpo, texts, llama_folder, tmp_path / "text", "--steps 1 --loss-type kto")
+    assert "▮0▮.◆<|end|>" in capsys.readouterr().out, (
+        "the token strip of an answer with a thumb down"
+    )
     write_rows(file, [*rows, rows[0] | {"label": 1}])
     with pytest.raises(files.UserError, match=':17: "label" is 1; expected true or false'):
         train(dpo, str(file), llama_folder, tmp_path / "no", *flags)
+
+
+def test_kto_baseline_keeps_to_micro_tokens(tmp_path, llama_folder, monkeypatch):
+    """It reads each answer after the prompt of another row. Measured by that other row, a long answer
+    made a forward of 7 × 256 tokens, where 250 were asked for."""
+    answers = ["hold " * 60, *15 * ["hold"]]
+    rows = [{"prompt": "Ask.", "completion": answer, "label": True} for answer in answers]
+    real, sizes = kto.pad_rows, []
+    monkeypatch.setattr(kto, "pad_rows", lambda *rows: sizes.append(real(*rows)) or sizes[-1])
+    flags = "--loss-type kto --batch-size 16 --micro-tokens 250"
+    train(dpo, write_rows(tmp_path / "thumbs.jsonl", rows), llama_folder, tmp_path / "out", flags)
+    lengths = [attention_mask.sum(1) for _, attention_mask, _ in sizes]
+    assert sum(map(len, lengths)) == 2 * 16, "the reference, and the policy at step one"
+    assert max(n.max() for n in lengths) > 250
+    assert all(len(n) == 1 or n.max() * len(n) <= 250 for n in lengths)
 
 
 TOKENIZERS = table("""

@@ -97,7 +97,7 @@ def test_dpo_loss_and_gradients(kind, loss_type, beta, smoothing, world, tokeniz
     if kind == "DPO":
         frozen = common.load_policy(world["ref"], trainable=False)
         ref_logps = dpo.reference_logps(args, run, frozen, pairs, range(len(pairs)), pad)
-    losses, *_ = dpo.forward(args, policy, pairs, range(N), pad, ref_logps)
+    losses = dpo.forward(args, policy, pairs, range(N), pad, ref_logps).losses
     options = {"beta": beta, "label_smoothing": smoothing, "per_device_train_batch_size": N}
     if kind == "DPO":
         options["loss_type"] = [loss_type]
