@@ -20,16 +20,17 @@ Run          python ppo.py --reward-model runs/reward
 Writes       a model folder, args.json, metrics.jsonl, samples.jsonl, rollouts.jsonl, checkpoint/
 Reference    Schulman et al. 2017, arXiv 1707.06347 (clip, eq. 7); GAE: 1506.02438, eq. 16; KL in
              the reward: Ziegler et al. 2019, 1909.08593, eq. 2; value clip, whitening: 2403.17031
-Axes         B answers, T tokens (prompt and answer, right padded), H hidden size
+Axes         B answers of a rollout, n of one forward, T tokens (right padded), N actions, H hidden
     position      0      1      2      3      4       5
     token         p0     p1     p2     a0     a1      end
     action                             ✓      ✓       ✓            mask (B, T)
-    log-prob                           of a0  of a1   of end      read one column to the left
-    value                              V(p)   V(p,a0) V(p,a0,a1)  before the token: also to the left
+    log-prob                           of a0  of a1   of end      computed from column t − 1
+    value                              V(p)   V(p,a0) V(p,a0,a1)  before token t: from t − 1, too
     reward                             −β·k1  −β·k1   −β·k1 + score
 """
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -48,8 +49,8 @@ from parts.rollouts import ROWS
 from parts.sampling import Rollout, sample
 from parts.texts import text_metrics
 
-# learning rates for models below 100 M parameters (3e-4 spends twice the KL for less), larger ones
-# and LoRA: the last two are guesses that nobody ran to an end
+# default --lr: below 100 M parameters (3e-4 spends twice the KL for less reward), above, with LoRA;
+# nobody has run the last two to the end
 RATES = 1e-4, 5e-6, 1e-4
 HEAD_LR = 1e-3  # of a fresh value head, which would hardly move at the trunk's rate
 GAMMA, LAM = 1.0, 0.95  # no discount within an answer; λ 1 trusts the critic less
@@ -57,10 +58,10 @@ CLIP_LOW, VALUE_CLIP = 0.2, 0.2  # lower end of the ratio's clip; how far a valu
 VALUE_COEF = 0.1  # weight of the value loss, which shares the gradient with --critic shared
 KL_GAIN = 0.1  # with --kl-target a rollout moves β by at most a fifth of this, as in the paper
 ROLLOUTS_EVERY = 5  # steps between the rollouts kept in rollouts.jsonl
-SHOW = ("reward/mean", "kl/ref", "entropy", "clip_frac", "length/mean")  # on the bar
-HEADLINE = ("val/score", "val/gold", "val/kl", "reward/mean")  # before and after
-# of an update, over its actions
-MEANS = """policy_loss value_loss entropy approx_kl ratio/mean clip_frac
+SHOW = ("reward/mean", "kl/ref", "entropy", "clip_frac", "length/mean")  # on the progress bar
+HEADLINE = ("val/score", "val/gold", "val/kl", "reward/mean")  # printed before and after training
+# metrics of an update, means over its actions
+UPDATE_METRICS = """policy_loss value_loss entropy approx_kl ratio/mean clip_frac
     value_clip_frac""".split()
 
 
@@ -78,10 +79,10 @@ def shape_rewards(scores, logps, ref_logps, mask, kl_coef, finished=None, no_end
 
     [Ziegler eq. 2]
 
-    scores            (B,) what the reward said of the whole answer
+    scores            (B,) reward of the whole answer
     logps, ref_logps  (B, T) log π and log π_ref of the sampled tokens
     mask              (B, T) True at actions
-    finished          (B,) bool, ended by an end token; None: all did
+    finished          (B,) bool: ended by an end token, not cut; None: all did
     returns           (rewards, kl), both (B, T), 0 outside the mask; kl is k1: any other estimate
                       has the wrong gradient in the reward (tests/test_losses.py, the KL card)
 
@@ -93,13 +94,13 @@ def shape_rewards(scores, logps, ref_logps, mask, kl_coef, finished=None, no_end
     common.same_shape(logps=logps, ref_logps=ref_logps, mask=mask)
     common.same_shape(scores=scores, rows=mask[:, 0], finished=finished)
     kl = kl_estimates(logps, ref_logps, mask)[0]  # (B, T)
-    ends = torch.zeros_like(kl)
-    last = mask.long().cumsum(1).argmax(1, keepdim=True)  # (B, 1) the first column that counts all
-    at_end = at_least_fp32(scores)
+    end_rewards = torch.zeros_like(kl)  # (B, T)
+    last = mask.long().cumsum(1).argmax(1, keepdim=True)  # (B, 1) where the count is first complete
+    at_end = at_least_fp32(scores)  # (B,)
     if finished is not None:
         at_end = at_end - no_end_penalty * (~finished).to(at_end.dtype)
-    ends.scatter_(1, last, at_end[:, None].to(kl.dtype))
-    return torch.where(mask, ends - kl_coef * kl, 0.0), kl
+    end_rewards.scatter_(1, last, at_end[:, None].to(kl.dtype))
+    return torch.where(mask, end_rewards - kl_coef * kl, 0.0), kl
 
 
 def gae(rewards, values, mask, gamma=1.0, lam=0.95):
@@ -121,7 +122,7 @@ def gae(rewards, values, mask, gamma=1.0, lam=0.95):
     for t in reversed(range(rewards.shape[1])):
         delta = rewards[:, t] + gamma * next_value - values[:, t]  # (B,)
         advantages[:, t] = torch.where(mask[:, t], delta + gamma * lam * next_advantage, 0.0)
-        # columns that are no actions pass on what comes after them
+        # a column that is not an action passes on what comes after it
         next_advantage = torch.where(mask[:, t], advantages[:, t], next_advantage)
         next_value = torch.where(mask[:, t], values[:, t], next_value)
     return advantages, advantages + values
@@ -157,7 +158,7 @@ def ppo_policy_loss(logps, old_logps, advantages, mask, clip_low=0.2, clip_high=
     """
     common.same_shape(logps=logps, old_logps=old_logps, advantages=advantages, mask=mask)
     log_ratio = torch.where(mask, at_least_fp32(logps) - at_least_fp32(old_logps), 0.0)
-    ratio = log_ratio.clamp(-20, 20).exp()
+    ratio = log_ratio.clamp(-20, 20).exp()  # exp(89) is inf in fp32
     advantages = torch.where(mask, at_least_fp32(advantages), 0.0)
     plain = -advantages * ratio
     bounded = -advantages * ratio.clamp(1 - clip_low, 1 + clip_high)
@@ -224,7 +225,7 @@ def parse_args(argv=None):
     add, share = parser.add_argument, number(at_least=0, below=1)
     # fmt: off
     add("--prompts", default="data/prompts.jsonl", help='JSONL of prompts; if rows have a "split", train and val (default %(default)s)')
-    add("--eval-fraction", type=share, help="share of prompts to validate on, if rows have no split (default 0.05, of few more)")
+    add("--eval-fraction", type=share, help="share of prompts to validate on, if rows have no split (default 0.05, more of a small file)")
     add("--model", default=common.BASE, help="model folder or hub id (default %(default)s)")
     add("--reward-model", help="folder of a reward model; scores are standardised by its training mean and deviation")
     add("--reward-fn", help="FILE:FUNCTION instead: (prompts, answers, rows) → a list of numbers, None where there is no score")
@@ -244,7 +245,7 @@ def parse_args(argv=None):
     parser.set_defaults(eval_every=5, save_every=20)  # a step is a whole rollout
     args = parser.parse_args(argv)
     rollouts.check_lengths(args)
-    prompting.default_examples(args, [args.prompts])
+    prompting.default_examples(args, [args.prompts])  # sets args.examples
     if (args.reward_model is None) == (args.reward_fn is None):
         folder = "--reward-model FOLDER (by reward_train.py)"
         raise UserError(f"a reward is needed, and only one: {folder} or --reward-fn FILE:FUNCTION")
@@ -264,17 +265,18 @@ def load_data(args, tokenizer):
         train, val = ([r for r in rows if r.get("split") == name] for name in ("train", "val"))
         fix = 'no row has "split": "train"; without that column a part is held out by itself'
     else:
-        sides = rollouts.is_held_out(rows, args.eval_fraction)
-        train, val = ([r for r, s in zip(rows, sides) if s == side] for side in (False, True))
+        is_val = rollouts.is_held_out(rows, args.eval_fraction)  # one bool per row
+        train, val = ([r for r, v in zip(rows, is_val) if v == side] for side in (False, True))
         fix = f"all {len(rows)} prompts are held out; lower --eval-fraction"
     if not train:
         raise UserError(f"--prompts {args.prompts}: {fix}")
     if has_split and args.eval_fraction is not None:
         raise no_effect("--eval-fraction", f'rows of {args.prompts} have a "split"')
-    val, room = prompting.some_prompts(val, 64), args.max_length - args.max_new_tokens
+    val = prompting.some_prompts(val, 64)
     examples = prompting.load_examples(args.examples)
     for row in [*train, *val]:
         row["prompt"] = prompting.after_examples(examples, row)
+    room = args.max_length - args.max_new_tokens  # tokens that a prompt may have
     lengths = (len(common.encode_prompt(tokenizer, row["prompt"])) for row in [*train, *val])
     counts = {"prompts": len(rows), f"cut to {room} tokens": sum(n > room for n in lengths)}
     prompting.describe(counts, train, val)
@@ -284,48 +286,57 @@ def load_data(args, tokenizer):
 # ---- 6. the models ----
 
 
-def load_models(args, run):
-    """(policy, reference, critic, reward, tokenizer)
+class Models(NamedTuple):
+    """What takes part in a rollout."""
 
-    The reference is a frozen copy of the policy's start or, with LoRA, the policy with its adapters
-    off. The critic is a trunk of its own with a value head, or a head on the policy.
-    """
+    policy: nn.Module  # trained
+    reference: nn.Module  # frozen copy of the policy's start; with LoRA the policy, adapters off
+    critic: nn.Module  # trained: a trunk of its own with a value head, or a head on the policy
+    reward: object  # a function: (prompts, answers, rows) → scores
+    tokenizer: object
+
+
+def load_models(args, run):
+    """The `Models`; sets args.critic where it was left open."""
     policy, reference, tokenizer = rollouts.load_models(args, run, with_reference=True)
     if args.reward_fn:
-        reward, trunk = prompting.load_scorer(args.reward_fn, "--reward-fn"), "policy"
+        reward, default_critic = prompting.load_scorer(args.reward_fn, "--reward-fn"), "policy"
     else:
         place = run.dtype, run.device
+        # the tokens of its forwards by a function, since run.start sets them later
         reward = reward_function(args.reward_model, *place, lambda: args.micro_tokens)
         vocabulary = common.load_tokenizer(args.reward_model, "--reward-model").get_vocab()
-        trunk = "rm" if vocabulary == tokenizer.get_vocab() else "policy"
-        if args.critic == "rm" and trunk != "rm":
+        default_critic = "rm" if vocabulary == tokenizer.get_vocab() else "policy"
+        if args.critic == "rm" and default_critic != "rm":
             sizes = f"{args.reward_model} ({len(vocabulary)} entries) is not the policy's"
             fix = f"({len(tokenizer)}); use policy or shared"
             raise UserError(f"--critic rm: the tokenizer of {sizes} {fix}")
-    args.critic = args.critic or critic_that_fits(args, run, policy, trunk)
-    return policy, reference, load_critic(args, run, policy, tokenizer), reward, tokenizer
+    args.critic = args.critic or critic_that_fits(args, run, policy, default_critic)
+    return Models(policy, reference, load_critic(args, run, policy, tokenizer), reward, tokenizer)
 
 
-def critic_that_fits(args, run, policy, trunk):
-    """`trunk`, or "shared" where a critic of its own, as large as the policy, leaves no memory."""
+def critic_that_fits(args, run, policy, default_critic):
+    """`default_critic`, or "shared" where no memory is left for a critic as large as the policy."""
     free, shards = memory.free_memory(run.device), world() if args.fsdp else 1
-    training = memory.training_bytes([policy]) / shards
-    critic = training + sum(w.numel() * w.element_size() for w in policy.parameters()) / shards
-    if not all_max(free is not None and training + critic > memory.MARGIN * free):
-        return trunk  # it fits on every rank
-    needed, left = critic / 1e9, max(0, (free or 0) - training) / 1e9
+    weight_bytes = sum(w.numel() * w.element_size() for w in policy.parameters()) / shards
+    training_bytes = memory.training_bytes([policy]) / shards  # gradients, moments, logits
+    critic_bytes = training_bytes + weight_bytes
+    if not all_max(free is not None and training_bytes + critic_bytes > memory.MARGIN * free):
+        return default_critic  # it fits on every rank
+    needed, left = critic_bytes / 1e9, max(0, (free or 0) - training_bytes) / 1e9
     print(f"critic     shared: one of its own needs {needed:.1f} GB; the policy leaves {left:.1f}")
     return "shared"
 
 
 def load_critic(args, run, policy, tokenizer):
-    """`rm`: a copy of the reward model whose head at the last token is the standardised score.
+    """A model whose `score` is the value head, (H,) → 1, in fp32.
 
+    `rm`: a copy of the reward model, whose head starts as the standardised score.
     `policy`: a copy of the policy with a head of zeros; `shared`: such a head alone.
     """
     if args.critic == "shared":
         critic, size = nn.Module(), policy.config.get_text_config().hidden_size
-        critic.fresh_head = True
+        critic.fresh_head = True  # as of a causal model: there is no trained head to start from
     else:
         source, settings = args.model, {"lora_rank": args.lora_rank}
         if args.critic == "rm":
@@ -335,7 +346,7 @@ def load_critic(args, run, policy, tokenizer):
     head = nn.Linear(size, 1).to(run.device)
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
-    if not critic.fresh_head:
+    if not critic.fresh_head:  # (w·h − mean) / deviation, the unit of the scores
         mean_score, deviation = reward_scale(critic.config, "--reward-model")
         head.weight.data.copy_(critic.score.weight / deviation)
         head.bias.data.fill_(-mean_score / deviation)
@@ -344,14 +355,14 @@ def load_critic(args, run, policy, tokenizer):
 
 
 def read_values(critic, hidden, mask):
-    """(B, T) fp32 values of the actions from the hidden states (N, H) one column before each."""
+    """(B, T) fp32 values of the actions, else 0, from `common.token_hidden`, (N, H)."""
     values = critic.score(hidden.float()).squeeze(-1)  # (N,)
     return torch.zeros(mask.shape, device=mask.device).masked_scatter(mask, values)
 
 
-@as_forward
+@as_forward  # with --fsdp, gathers the weights of the first argument
 def values_of(trunk, critic, ids, attention_mask, mask):
-    """(B, T) values of the actions, by a forward of `trunk`: the critic's own, or the policy's."""
+    """(B, T) values of the actions by a forward of `trunk`: the critic; if shared, the policy."""
     return read_values(critic, common.token_hidden(trunk, ids, attention_mask, mask), mask)
 
 
@@ -359,10 +370,9 @@ def values_of(trunk, critic, ids, attention_mask, mask):
 
 
 def preflight(args, run, models, rows):
-    """Rollout log-probs = teacher forcing; KL 0 to the reference; where the critic starts."""
-    policy, reference, *_, tokenizer = models
+    """Rollout log-probs = a forward's; KL 0 to the reference; the critic's values beside scores."""
     b = rollout(args, run, models, rows[:8], args.seed)
-    rollouts.preflight(run, policy, reference, tokenizer, b)
+    rollouts.preflight(run, models.policy, models.reference, models.tokenizer, b)
     starts = {"values": b["values"][b["mask"]], "scores": b["scores"]}
     means = "; ".join(f"{name} {x.mean():.3f} ± {x.std():.3f}" for name, x in starts.items())
     print(f"preflight  critic {args.critic}: {means}")
@@ -373,57 +383,65 @@ def preflight(args, run, models, rows):
 
 @torch.no_grad()
 def rollout(args, run, models, rows, seed):
-    """Steps (1) to (3) for the prompts in `rows`: {name: (B, T) or (B,) tensor, or list of B}.
+    """Steps (1) to (3) for the prompts in `rows`, less the answers that cannot be scored: a dict of
 
-    Answers that cannot be scored are left out.
+    ids, attention_mask, mask           (B, T) prompt and answer; mask: the actions
+    logps, ref_logps, values            (B, T) 0 outside mask; logps: log π_old
+    sampler_logps                       (B, T) only in half precision, see `rollouts.rescore`
+    scores, finished, lengths           (B,); lengths: tokens of prompt and answer, on the CPU
+    rows, prompts, prompt_ids, texts    lists of B; texts: the answers
+    unscored                            share of the answers that are left out
     """
     policy, reference, critic, reward, tokenizer = models
     # (1) rollout: one answer to each prompt, log-probs kept
     prompts, room = [row["prompt"] for row in rows], args.max_length - args.max_new_tokens
-    ids = [common.encode_prompt(tokenizer, prompt, room) for prompt in prompts]
-    answers = sample(policy, tokenizer, ids, 1, args.max_new_tokens, args.temperature, seed)
+    prompt_ids = [common.encode_prompt(tokenizer, prompt, room) for prompt in prompts]
+    answers = sample(policy, tokenizer, prompt_ids, 1, args.max_new_tokens, args.temperature, seed)
     # (2) score: the reward model, or a function, reads the whole answer
     flag = "--reward-fn" if args.reward_fn else "--reward-model"
     scores = score_answers(reward, flag, rows, prompts, answers.texts)
-    keep = [i for i, score in enumerate(scores) if score is not None]
-    if 2 * len(keep) < len(rows):
-        none = f"{len(rows) - len(keep)} of {len(rows)} answers got no score (None)"
-        raise UserError(f"{flag}: {none}; more than half stops the run")
-    rows, prompts, scores = ([column[i] for i in keep] for column in (rows, prompts, scores))
-    answers = Rollout(**{name: [x[i] for i in keep] for name, x in vars(answers).items()})
+    scored = [i for i, score in enumerate(scores) if score is not None]
+    if 2 * len(scored) < len(rows):
+        counts = f"{len(rows) - len(scored)} of {len(rows)} answers got no score (None)"
+        raise UserError(f"{flag}: {counts}; more than half stops the run")
+    rows, prompts, scores = ([column[i] for i in scored] for column in (rows, prompts, scores))
+    answers = Rollout(**{name: [x[i] for i in scored] for name, x in vars(answers).items()})
     b = rollouts.rollout_tensors(answers, pad_id(tokenizer), policy.device)
-    rollouts.rescore(run, policy, b, args.temperature, minibatches(args, run, len(keep), epoch=0))
+    rollouts.rescore(run, policy, b, args.temperature, minibatches(args, run, len(scored), epoch=0))
     # (3) reference log-probs of the same tokens, and the critic's values
-    every = [range(len(keep))]
+    whole = [range(len(scored))]  # one batch
     trunk = policy if args.critic == "shared" else critic
     with adapter_off(reference):
-        ref_logps = rollouts.teacher_forced(run, reference, b, args.temperature, every)
+        ref_logps = rollouts.teacher_forced(run, reference, b, args.temperature, whole)
     values = rollouts.in_micro_batches(
-        run, trunk, b, every, lambda trunk, *rows: values_of(trunk, critic, *rows)
+        run, trunk, b, whole, lambda trunk, *inputs: values_of(trunk, critic, *inputs)
     )
     return b | {
         "ref_logps": ref_logps, "values": values, "lengths": b["attention_mask"].sum(1).cpu(),
         "scores": torch.tensor(scores, dtype=torch.float32, device=policy.device),
         "finished": torch.tensor(answers.finished, device=policy.device),
-        "unscored": 1 - len(keep) / len(ids),
         "rows": rows, "prompts": prompts, "prompt_ids": answers.prompt_ids, "texts": answers.texts,
+        "unscored": 1 - len(scored) / len(prompt_ids),
     }  # fmt: skip
 
 
 def backward(args, run, policy, critic, b, part, actions):
-    """The gradient of the answers in `part`; returns ({key of MEANS: (n, T)}, mask, gaps).
+    """Add the gradient of the micro-batch `part` of a rollout; returns (token_metrics, mask, gaps).
 
-    actions: those of the whole optimiser step. The policy's graph is gone before a critic of its
-    own runs; with --fsdp this is also the order in which all ranks gather weights.
+    actions  number of actions of the whole optimiser step
+    returns  {key of UPDATE_METRICS: (n, T)}; (n, T) bool; (n, T) |log π − log π of the sampler|
+
+    The policy's graph is freed before a separate critic runs; with --fsdp this is also the order
+    in which all ranks gather weights.
     """
-    t = int(b["lengths"][part].max())
-    b = {key: x[part, :t] for key, x in b.items() if torch.is_tensor(x) and x.ndim == 2}
-    mask, old_logps, rows = b["mask"], b["logps"], [b[key] for key in ROWS]
+    longest = int(b["lengths"][part].max())
+    mb = {key: x[part, :longest] for key, x in b.items() if torch.is_tensor(x) and x.ndim == 2}
+    mask, old_logps, inputs = mb["mask"], mb["logps"], [mb[key] for key in ROWS]
     logps, entropies, hidden = token_logps(
-        policy, *rows, args.temperature, with_entropy=True, with_hidden=True
+        policy, *inputs, args.temperature, with_entropy=True, with_hidden=True
     )
     policy_losses, clipped = ppo_policy_loss(
-        logps, old_logps, b["advantages"], mask, CLIP_LOW, args.clip_high
+        logps, old_logps, mb["advantages"], mask, CLIP_LOW, args.clip_high
     )
     # sums over this part's actions, divided by the actions of the whole optimiser step
     loss = policy_losses.sum() / actions
@@ -431,42 +449,43 @@ def backward(args, run, policy, critic, b, part, actions):
         values = read_values(critic, hidden, mask)
     else:
         run.backward(loss)
-        loss, values = 0.0, values_of(critic, critic, *rows)
+        loss, values = 0.0, values_of(critic, critic, *inputs)  # the critic is its own trunk
     value_losses, value_clipped = ppo_value_loss(
-        values, b["values"], b["returns"], mask, VALUE_CLIP
+        values, mb["values"], mb["returns"], mask, VALUE_CLIP
     )
     run.backward(loss + VALUE_COEF * value_losses.sum() / actions)
     logps = logps.detach()
-    columns = {
+    token_metrics = {
         "policy_loss": policy_losses, "value_loss": value_losses, "entropy": entropies,
         "approx_kl": kl_estimates(old_logps, logps, mask)[2],
         "ratio/mean": torch.where(mask, (logps - old_logps).clamp(-20, 20).exp(), 0.0),
         "clip_frac": clipped, "value_clip_frac": value_clipped,
     }  # fmt: skip
-    return columns, mask, (logps - b.get("sampler_logps", old_logps)).abs()
+    return token_metrics, mask, (logps - mb.get("sampler_logps", old_logps)).abs()
 
 
 def minibatches(args, run, n, epoch):
-    """The rows of each optimiser step in one pass over a rollout of n answers."""
+    """Indices of the answers of each optimiser step, in pass `epoch` over a rollout of n."""
     order = np.random.default_rng([args.seed, run.step, epoch]).permutation(n)
     return [order[start : start + args.batch_size] for start in range(0, n, args.batch_size)]
 
 
 def update(args, run, policy, critic, b):
-    """Step (6): --ppo-epochs passes over the rollout `b`; metrics are means over all of them."""
-    n, means, steps = len(b["texts"]), rollouts.TokenMeans(*MEANS), []
+    """Step (6): --ppo-epochs passes over the rollout `b`; the metrics are means over all passes."""
+    n, means, steps = len(b["texts"]), rollouts.TokenMeans(*UPDATE_METRICS), []
     for epoch in range(args.ppo_epochs):
         for batch in minibatches(args, run, n, epoch):
             actions = int(b["mask"][batch].sum())  # of the whole optimiser step
             for part in run.micro_batches(batch, b["lengths"]):
-                columns, mask, gaps = backward(args, run, policy, critic, b, part, actions)
-                means.add(columns, mask, gaps * (not steps))  # later the policy itself has moved
+                tokens, mask, gaps = backward(args, run, policy, critic, b, part, actions)
+                # after the first optimiser step the policy differs from the sampler by training
+                means.add(tokens, mask, gaps if not steps else 0 * gaps)
             steps.append(run.update(lambda rows=batch: f"{rows.tolist()} of step {run.step}"))
     return rollouts.steps_row(run, steps) | means.row()
 
 
 def rollout_row(b, kl, kl_coef):
-    """The metrics of a rollout: means over its actions, or over its answers."""
+    """The metrics of a rollout: means over its actions, or over its answers. kl: k1, (B, T)."""
     mask, scores, tokens = b["mask"], b["scores"], int(b["attention_mask"].sum())
     k3 = kl_estimates(b["logps"], b["ref_logps"], mask)[2]
     kl_ref = kl.sum(1).mean().item()
@@ -484,18 +503,17 @@ def rollout_row(b, kl, kl_coef):
 
 
 def rollout_rows(step, b, kl):
-    """What rollouts.jsonl holds of each answer."""
+    """Rows of rollouts.jsonl, one per answer."""
     columns = {"prompt": b["prompts"], "answer": b["texts"], "reward": b["scores"]}
     columns |= {"kl": kl.sum(1), "finished": b["finished"]}
     return [{"step": step, **dict(zip(columns, row))} for row in zip(*columns.values())]
 
 
 def evaluate(args, run, models, gold, rows):
-    """(metrics, greedy samples) of the validation prompts; the metrics are of one answer to each at
-    the training temperature, which the KL needs, by the same draws each time."""
+    """(metrics, greedy samples) of the validation prompts. The metrics are of one answer to each at
+    the training temperature, which the KL needs, with the same random numbers each time."""
     if not rows:
         return {}, []
-    policy, *_, tokenizer = models
     b = rollout(args, run, models, rows, args.seed)
     kl = kl_estimates(b["logps"], b["ref_logps"], b["mask"])[0]
     metrics = {
@@ -506,30 +524,32 @@ def evaluate(args, run, models, gold, rows):
     if gold:
         scores = score_answers(gold, "--gold", b["rows"], b["prompts"], b["texts"])
         metrics |= rollouts.scored("val/gold", scores)
-    return metrics, rollouts.greedy_samples(args, policy, tokenizer, b["prompt_ids"])
+    return metrics, rollouts.greedy_samples(args, models.policy, models.tokenizer, b["prompt_ids"])
 
 
 def main(argv=None):
     args = parse_args(argv)
-    functions = [spec.rpartition(":")[0] for spec in (args.reward_fn, args.gold) if spec]
-    inputs = [args.model, args.prompts, args.reward_model, args.examples, *functions]
+    scripts = [spec.rpartition(":")[0] for spec in (args.reward_fn, args.gold) if spec]
+    inputs = [args.model, args.prompts, args.reward_model, args.examples, *scripts]
     run = runs.Run("ppo", args, inputs, SHOW, HEADLINE)
     gold = prompting.load_scorer(args.gold, "--gold") if args.gold else None
-    policy, _, critic, _, tokenizer = models = load_models(args, run)
+    models = load_models(args, run)
+    policy, critic, tokenizer = models.policy, models.critic, models.tokenizer
     train, val = load_data(args, tokenizer)
     run.planned = rollouts.planned_steps(args, math.ceil(len(train) / args.rollouts))
     updates = args.ppo_epochs * math.ceil(args.rollouts / args.batch_size)
     passes = f"{args.ppo_epochs} passes in batches of {args.batch_size} = {updates} updates"
     print(f"plan       {run.planned} steps of {args.rollouts} answers; per step {passes}")
-    print(watch.promise(args, bool(val)))
+    print(watch.promise(args, bool(val)))  # when the run will stop by itself
     args.restore = weights_to_write(args.restore, len(val), "prompts")
-    run.state = {"policy": policy, "critic": critic, "kl_coef": args.beta}
+    run.state = {"policy": policy, "critic": critic, "kl_coef": args.beta}  # what checkpoints hold
     prompts = [row["prompt"] for row in train]
     encoded, longest = rollouts.encoded_prompts(args, policy, tokenizer, prompts)
-    rates = {critic.score: HEAD_LR} if critic.fresh_head else {}
-    run.start(policy, tokenizer, args.lr or runs.default_lr(policy, RATES), rates, longest, encoded)
+    lr = args.lr or runs.default_lr(policy, RATES)
+    own_lr = {critic.score: HEAD_LR} if critic.fresh_head else {}
+    run.start(policy, tokenizer, lr, own_lr, longest, encoded)
     guard = Guard(run, watch.Watcher(args, run.rows()))
-    kl_control = AdaptiveKL(run.state["kl_coef"], args.kl_target)
+    kl_control = AdaptiveKL(run.state["kl_coef"], args.kl_target)  # of a checkpoint, if resumed
     if run.step == 0:
         preflight(args, run, models, train)
         guard.evaluation(*evaluate(args, run, models, gold, val))
@@ -538,8 +558,8 @@ def main(argv=None):
         # (1) rollout: one answer to each prompt, log-probs kept
         # (2) score: the reward model, or a function, reads the whole answer
         # (3) reference log-probs of the same tokens, and the critic's values
-        places, epoch = rollouts.prompts_of_step(len(train), args.rollouts, args.seed, step)
-        b = rollout(args, run, models, [train[i] for i in places], args.seed * 10**6 + step)
+        prompt_indices, epoch = rollouts.prompts_of_step(len(train), args.rollouts, args.seed, step)
+        b = rollout(args, run, models, [train[i] for i in prompt_indices], args.seed * 10**6 + step)
         # (4) rewards: −β·k1 at every token; the score at the last one
         rewards, kl = shape_rewards(
             b["scores"], b["logps"], b["ref_logps"], b["mask"], kl_control.value,
@@ -549,8 +569,8 @@ def main(argv=None):
         advantages, b["returns"] = gae(rewards, b["values"], b["mask"], GAMMA, LAM)
         b["advantages"] = masked_whiten(advantages, b["mask"])
         # (6) update: several passes of clipped policy and value loss over minibatches
-        trained = update(args, run, policy, critic, b)
-        row = {"epoch": epoch, **trained, **rollout_row(b, kl, kl_control.value)}
+        update_metrics = update(args, run, policy, critic, b)
+        row = {"epoch": epoch, **update_metrics, **rollout_row(b, kl, kl_control.value)}
         guard.log(row)
         if (step - 1) % ROLLOUTS_EVERY == 0:
             run.write("rollouts.jsonl", rollout_rows(step, b, kl))
