@@ -147,14 +147,17 @@ def formula(text):
         before = text
         for pattern, python in PYTHON:
             text = re.sub(pattern, python, text)
-    text = re.sub(r"(?<=[\d)i]) ?(?=root|pi|\()", "*", text.replace("\\pi", "pi"))
-    text = re.sub(DECIMAL, r"n('\g<0>')", text.translate(str.maketrans("{}", "()")))
-    if not re.fullmatch(r"(?:n\('[\d.]+'\)|root|pi|[-+*/^(), ])*", text):
+    text = text.replace("\\pi", "pi").translate(str.maketrans("{}", "()"))
+    text = re.sub(r"(?<=[\d)i]) ?(?=root|pi|\()", "*", text)
+    text = re.sub(DECIMAL, r"n('\g<0>')", text)
+    known = r"(?:n\('[\d.]+'\)|(?:root|pi)\b|[-+*/^(), ])*"
+    if "//" in text or not re.fullmatch(known, text):
         return None
     names = {"__builtins__": {}, "n": Decimal, "root": root, "pi": PI}
     try:  # nothing but numbers, signs and brackets
         value = eval(text.strip().replace("^", "**"), names)
-    except (SyntaxError, ArithmeticError, TypeError, ValueError, RecursionError, MemoryError):
+    except (SyntaxError, ArithmeticError, TypeError, ValueError, AttributeError, RecursionError,
+            MemoryError):  # fmt: skip
         return None
     return value if isinstance(value, Decimal) else None
 
