@@ -338,12 +338,12 @@ def reference_column(args, groups):
     key = fold(args.reference)
     holders = [column for column in columns if key in names[column]]
     if len(holders) != 1:
-        every = (
+        options = (
             [", ".join(names[args.group].values())]
             if args.group
             else [f"{column}: {', '.join(names[column].values())}" for column in columns]
         )
-        raise UserError(f"--reference {args.reference}: expected one of {'; '.join(every)}")
+        raise UserError(f"--reference {args.reference}: expected one of {'; '.join(options)}")
     return {holders[0]: names[holders[0]][key]}
 
 

@@ -259,7 +259,7 @@ def decision_logps(model, tokenizer, folder, twins, people, words):
 # ---- 8. the loop ----
 
 
-def wanted(args):
+def models_to_measure(args):
     """(before, [after], [reward models]): those named, else the defaults that exist. The demo's
     votes belong to its models: they are read by default only where no model is named."""
     before, after, rewards = args.before, args.after, args.reward_model
@@ -456,7 +456,7 @@ def export_decisions(args, scores, groups, twins):
 def report(args):
     """all of it on the bundled base, twins, votes and the demo's runs (the default)"""
     check_out(args)
-    before, after, rewards = models = wanted(args)
+    before, after, rewards = models = models_to_measure(args)
     # votes are read before a model is: a broken row ends it here
     prefs, interviews = list(filter(present, args.prefs)), []
     study = {"preferences": [study_votes(path, args.decision_words) for path in prefs]}
@@ -480,9 +480,9 @@ def twins(args):
 def study_risky(title, answers):
     """Answers with a risky question, by code with five quotes; answers: list of texts."""
     hits, codes = [risky_questions(text) for text in answers], {}
-    every = sum(hits, [])
-    for code in sorted({hit["code"] for hit in every}):
-        matches = [hit for hit in every if hit["code"] == code]
+    all_hits = sum(hits, [])
+    for code in sorted({hit["code"] for hit in all_hits}):
+        matches = [hit for hit in all_hits if hit["code"] == code]
         quotes = list(dict.fromkeys(hit["sentence"] for hit in matches))[:5]
         codes[code] = {"severity": matches[0]["severity"], "n": len(matches), "quotes": quotes}
     return {"title": title, "answers": share(sum(map(bool, hits)), len(hits)), "codes": codes}

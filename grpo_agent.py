@@ -501,7 +501,7 @@ def rollout_rows(step, split, trajectories, g, parts, rewards, advantages):
             step=step, split=split, group=i // g, sample=i % g, seed=t.seed, messages=t.messages,
             reward=rewards[i], components={name: values[i] for name, values in parts.items()},
             advantage=advantages[i], tokens=t.tokens(), truncated=t.truncated, metrics=t.metrics,
-            error=t.error, metadata=t.metadata, ruler=t.ruling and t.ruling.ruled(),
+            error=t.error, metadata=t.metadata, ruler=t.ruling and t.ruling.ruler_record(),
         )
         for i, t in enumerate(trajectories)
     ]  # fmt: skip

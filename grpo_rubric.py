@@ -634,7 +634,7 @@ def write_rollout(run, split, b, advantages=None):
             finished=b["finished"][i], flags=b["flags"][i], reward=b["rewards"][i],
             components={name: values[i] for name, values in b["parts"].items()},
             advantage=advantages[i] if advantages else None, criteria=criteria,
-            judge=grade.asked(), ruler=ruling and ruling.ruled(),
+            judge=grade.judge_record(), ruler=ruling and ruling.ruler_record(),
         ))  # fmt: skip
     run.write("rollouts.jsonl", rows)
 

@@ -419,16 +419,16 @@ def promise(args, has_validation=True):
     >>> promise(argparse.Namespace(eval_every=10, target=0.8, patience=5))
     'watch      stops after 5 evaluations = 50 steps without progress; reward hacking: stop'
     """
-    options, every = options_of(args), getattr(args, "eval_every", 0)
+    options, eval_every = options_of(args), getattr(args, "eval_every", 0)
     check_goals(options)
-    if not has_validation or not every:
+    if not has_validation or not eval_every:
         if (options.target, options.baseline) != (None, None):
             raise UserError("--target, --baseline: no effect without validation; leave them out")
         when = " but before and after the run" if has_validation else ""
         return f"watch      no validation{when}: over-optimisation goes unnoticed"
     plateau = "no plateau stops it"
     if options.patience:
-        steps = options.patience * every
+        steps = options.patience * eval_every
         plateau = f"stops after {options.patience} evaluations = {steps} steps without progress"
     elif options.target is not None:
         plateau = f"stops at two evaluations in a row of {options.target:g}; {plateau}"

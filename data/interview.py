@@ -322,7 +322,7 @@ def next_question(rng, person, style):
         if person.last in person.outlined and person.last in todo:
             return rng.choice(("specific", "follow_up")), person.last
         return ("behavioural", fresh[0]) if fresh else ("specific", todo[0]) if todo else None
-    n = len(person.asked)
+    n = len(person.questions)
     if style == "fixed" and n < person.k:
         return "behavioural", person.competencies[n]
     if style == "fixed" and rng.random() < 0.4:
@@ -358,7 +358,7 @@ def summary(rng, person, care=1.0):
 def play(rng, person, style, noise=0.0):
     """An interview up to the summary: messages, the last from the user (the candidate)."""
     messages = [person.opening]
-    while len(person.asked) < person.turns:
+    while len(person.questions) < person.turns:
         now = style if rng.random() >= noise else rng.choice(("random", "faulty"))
         question = next_question(rng, person, now)
         if question is None:

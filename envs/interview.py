@@ -127,7 +127,7 @@ class Interview:
         rng.shuffle(states)
         self.states = dict(zip(self.competencies, states, strict=True))
         self.heard, self.denied, self.outlined, self.last = {}, set(), set(), None
-        self.asked, self.moves, self.numbers = [], [], set()  # numbers: all that were said
+        self.questions, self.moves, self.numbers = [], [], set()  # numbers: all in the replies
         self.faults, self.fines, self.correct, self.unread = Counter(), 0.0, 0, 0
         names = ", ".join(self.competencies)
         opening = bank["opening"].format(role=self.role, competencies=names, turns=self.turns)
@@ -142,9 +142,9 @@ class Interview:
         risky = risky_questions(question)
         if risky:  # the worst of the turn
             self.fine("risky", 0.5 if any(r["severity"] == "prohibited" for r in risky) else 0.25)
-        if not summary and len(self.asked) < self.turns:
+        if not summary and len(self.questions) < self.turns:
             reply = self.reply(text, risky)
-            if len(self.asked) == self.turns:
+            if len(self.questions) == self.turns:
                 reply += f" {self.say('final')}"
             return {"role": "user", "content": reply}, 0.0, False, self.info()
         reward, info = self.run_out(*summary)
@@ -158,7 +158,8 @@ class Interview:
         about = topics[0] if topics else self.last if kind == "specific" else None
         matter, turn_words = set(topics) or {about}, set(words(text).split())
         again = any(
-            matter == m and len(turn_words & w) >= 0.8 * len(turn_words | w) for m, w in self.asked
+            matter == m and len(turn_words & w) >= 0.8 * len(turn_words | w)
+            for m, w in self.questions
         )
         follows = about in self.outlined and kind == "specific"
         answered = about in self.heard or about in self.denied
@@ -172,7 +173,7 @@ class Interview:
             if occurred:
                 self.fine(name)
         place = self.competencies.index(about) if about in self.competencies else -1
-        self.asked.append((matter, turn_words))
+        self.questions.append((matter, turn_words))
         self.moves.append((kind, place))
         self.unread += not requests
         self.last = about
@@ -238,13 +239,13 @@ class Interview:
         return True if all(matches) else False if any(matches) else None
 
     def info(self):
-        revealed, n = len(self.heard) + len(self.denied), max(1, len(self.asked))
+        revealed, n = len(self.heard) + len(self.denied), max(1, len(self.questions))
         kinds = Counter(kind for kind, _ in self.moves)
         return {
             "correct": self.correct / self.k,
             "revealed": revealed / self.k,
             "reported": self.correct / max(1, revealed),
-            "questions": len(self.asked),
+            "questions": len(self.questions),
             "invalid": self.unread,
             **{f"fault/{name}": self.faults[name] for name in ("risky", *FINES)},
             **{f"kind/{kind}": kinds[kind] / n for kind in (*KINDS, "other")},
@@ -269,14 +270,14 @@ def report(env):
 def oracle(env, rng):
     """Follows up where only an outline came: as good as one who sees the profile."""
     todo = [c for c in env.competencies if c not in env.heard and c not in env.denied]
-    if not todo or len(env.asked) == env.turns:
+    if not todo or len(env.questions) == env.turns:
         return report(env)
     return ask(env, rng, "specific" if todo[0] in env.outlined else "behavioural", todo[0])
 
 
 def fixed(env, rng, follow_ups=False):
     """A behavioural question per competency, in order; with follow_ups blind specific ones, too."""
-    n = len(env.asked)
+    n = len(env.questions)
     if n < env.k:
         env.plan = [*env.competencies, *rng.sample(env.competencies, env.turns - env.k)]
         return ask(env, rng, "behavioural", env.competencies[n])
@@ -284,7 +285,7 @@ def fixed(env, rng, follow_ups=False):
 
 
 def at_random(env, rng, kinds=("behavioural", "specific")):
-    if len(env.asked) == env.turns:
+    if len(env.questions) == env.turns:
         return report(env)
     return ask(env, rng, rng.choice(kinds), rng.choice(env.competencies))
 

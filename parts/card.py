@@ -66,8 +66,8 @@ def commands(record):
     """The lines of a run's commands: that of its start, and of its last --resume."""
     n = record.get("processes", 1)
     launcher = ["python"] if n == 1 else ["torchrun", "--nproc-per-node", str(n)]
-    every = [record.get("first_command") or record["command"], record["command"]]
-    return list(dict.fromkeys(shlex.join([*launcher, *command]) for command in every))
+    argument_lists = [record.get("first_command") or record["command"], record["command"]]
+    return list(dict.fromkeys(shlex.join([*launcher, *command]) for command in argument_lists))
 
 
 def own_card(folder):

@@ -104,8 +104,8 @@ def print_agreement(votes):
     if not pairs:
         print("no agreement to compute: nothing was rated twice; serve with --overlap 2")
         return
-    every = [pair for compared in pairs.values() for pair in compared]
-    print(f"raw agreement     {cell(same_choice(every))}")
+    all_pairs = [pair for compared in pairs.values() for pair in compared]
+    print(f"raw agreement     {cell(same_choice(all_pairs))}")
     rows = [
         {"x": x, "y": y, "raw": same_choice(pairs[x, y]), "kappa": kappa(pairs[x, y])}
         for x, y in sorted(pairs)

@@ -15,7 +15,7 @@ from pathlib import Path
 from parts import votes
 from parts.dialogue import visible
 from parts.files import UserError, number
-from parts.questions import block, lists_in, parse_entries, said, shown, talk
+from parts.questions import block, lists_in, message, parse_entries, shown, talk
 from parts.rubrics import read_criterion, read_responses, read_row
 from parts.server import Call
 
@@ -56,7 +56,7 @@ def add_draft_arguments(parser):
 
 
 def messages(*parts):
-    return [said("system", WRITER), said("user", "\n".join(parts))]
+    return [message("system", WRITER), message("user", "\n".join(parts))]
 
 
 def inputs_call(task, n, earlier):
@@ -86,7 +86,7 @@ def answer_calls(prompt):
         return text or None, None if text else "an answer without text"
 
     turns = talk(prompt, None)[:-1]
-    return [Call([said("system", manner), *turns], parse, expected=300) for manner in MANNERS]
+    return [Call([message("system", manner), *turns], parse, expected=300) for manner in MANNERS]
 
 
 def sentence(value):

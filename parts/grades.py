@@ -33,12 +33,12 @@ class Grade:
     reason: str = None  # RULER's
     pass_scores: list = None  # RULER's in each pass
 
-    def asked(self):
-        """How the judge was asked."""
+    def judge_record(self):
+        """The judge's part of a row of rollouts.jsonl."""
         return {key: getattr(self, key) for key in ("latency", "attempts", "cached", "error")}
 
-    def ruled(self):
-        """What RULER said."""
+    def ruler_record(self):
+        """RULER's part of it."""
         return {key: getattr(self, key) for key in ("score", "reason", "pass_scores", "error")}
 
 

@@ -62,7 +62,7 @@ def activation_bytes(model, grad_checkpoint=False, length=8):
     """
     was_training = model.training
 
-    def kept(rows):
+    def saved_bytes(rows):
         storages = {}
 
         def pack(tensor):  # no tensor is held or returned: the graph would hold itself
@@ -77,7 +77,7 @@ def activation_bytes(model, grad_checkpoint=False, length=8):
         return sum(storage.nbytes() for storage in storages.values())
 
     model.eval()  # in which checkpointing does nothing
-    every_layer = (kept(2) - kept(1)) / length
+    every_layer = (saved_bytes(2) - saved_bytes(1)) / length
     model.train(was_training)
     config = model.config.get_text_config()
     layer = every_layer / config.num_hidden_layers

@@ -182,9 +182,9 @@ def line_plot(title, series, x="", y="", marks=(), x_range=()):
             curves[name] = points
     if not curves:
         return None
-    every = sum(curves.values(), [])
-    sx, x_ticks = axis([p[0] for p in every] + [*x_range, *(at for at, _ in marks)])
-    sy, y_ticks = axis([y for p in every for y in p[1:] if y is not None])
+    all_points = sum(curves.values(), [])
+    sx, x_ticks = axis([p[0] for p in all_points] + [*x_range, *(at for at, _ in marks)])
+    sy, y_ticks = axis([y for p in all_points for y in p[1:] if y is not None])
     lines, numbers = [], []
     for style, (name, points) in enumerate(curves.items()):
         values = [number({"value": y, "low": low, "high": high}) for _, y, low, high in points]

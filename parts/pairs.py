@@ -130,7 +130,7 @@ def read_pairs(
     pairs, columns = Pairs([str(file) for file in [*files, *eval_files]]), []
     counts = pairs.counts
     for number, name in enumerate(pairs.names):
-        of_eval, before = number >= len(files), Counter(counts)
+        of_eval, before, n_before = number >= len(files), Counter(counts), len(columns)
         flag = "--eval-pairs" if of_eval else "--pairs"
         for line, row in read_rows(name, check, flag, counts):
             tie = bool(row.get("tie"))
@@ -154,7 +154,7 @@ def read_pairs(
                 for key, row_ids in zip(("prompts", "chosen", "rejected"), ids):
                     getattr(pairs, key).append(row_ids)
                 columns.append((*values, tie, held, number, line))
-        if not columns or columns[-1][4] != number:
+        if len(columns) == n_before:
             raise UserError(f"{flag} {name}: no usable row ({counts_in_words(counts - before)})")
     pairs.set_columns(columns)
     if eval_files:

@@ -34,7 +34,7 @@ def canonical(value):
     return json.dumps(value, sort_keys=True, separators=(",", ":"), default=str)
 
 
-def said(role, text):
+def message(role, text):
     return {"role": role, "content": text}
 
 
@@ -54,8 +54,8 @@ def spoken(message):
 
 def talk(prompt, answer):
     """A prompt (text or messages) and an answer as a conversation."""
-    prompt = [said("user", prompt)] if isinstance(prompt, str) else prompt
-    return [*prompt, said("assistant", answer)]
+    prompt = [message("user", prompt)] if isinstance(prompt, str) else prompt
+    return [*prompt, message("assistant", answer)]
 
 
 def parse_entries(reply, key, field, read, ids):

@@ -99,8 +99,8 @@ class Sample:
     clusters: list  # of codes: rows of one person, item, …; empty where every row is its own
     strata: np.ndarray  # codes of roles; all 0 where there are none
 
-    def where(self, rows):
-        """The rows of a mask, of one stratum."""
+    def subset(self, rows):
+        """The rows of a mask (n,), of one stratum."""
         clusters = [kind[rows] for kind in self.clusters]
         return Sample(
             self.group[rows], self.names, self.values[rows], clusters, 0 * self.strata[rows]
@@ -244,7 +244,7 @@ def compare(
     best, parts = reference or best, {None: sample}
     if roles:
         names = codes(strata)[1]
-        parts = {name: sample.where(sample.strata == i) for i, name in enumerate(names)}
+        parts = {name: sample.subset(sample.strata == i) for i, name in enumerate(names)}
     judged.sort(key=best.__eq__)  # the reference comes second in each of its pairs
     pairs = [pair for pair in combinations(judged, 2) if not reference or best in pair]
     tests = {

@@ -23,7 +23,7 @@ import requests
 
 from parts import files
 from parts.files import UserError, number
-from parts.questions import HARMLESS, canonical, said
+from parts.questions import HARMLESS, canonical, message
 from parts.responses import Attempt, count, first_words, read_response, server_words
 
 TIMEOUT = 60  # seconds for one reply, from the request to its last byte
@@ -214,8 +214,8 @@ class Judge:
                 reply.error = f"{complaint}, in {first_words(attempt.text)}"
                 self._keep_unread(key, complaint, attempt.text)
                 again = f"Unusable reply ({complaint}). Send the whole JSON object, and that alone."
-                shown = said("assistant", attempt.text[:MAX_SHOWN])
-                messages = [*call.messages, shown, said("user", again)]
+                shown = message("assistant", attempt.text[:MAX_SHOWN])
+                messages = [*call.messages, shown, message("user", again)]
             elif attempt.body is not None:
                 self._keep_unread(key, attempt.error, attempt.body)
             wait = attempt.wait

@@ -14,7 +14,7 @@ from conftest import REPO
 from parts import rollouts, runs, sampling
 from parts.files import UserError
 from parts.grades import Grade
-from parts.questions import said
+from parts.questions import message
 from test_ppo import Spy, gap, gradients, near, read
 from tiny import CHATML, TEMPLATE, cases, tiny_model, tiny_tokenizer, words
 
@@ -309,7 +309,7 @@ def test_a_run_leaves_what_the_header_promises(folder, tmp_path, capsys):
     rewards = [float(x) for x in re.findall(r"^  reward (\S+)  turns 3 ", printed, re.M)]
     assert len(rewards) == 6 and all(a <= b for a, b in zip(rewards[::2], rewards[1::2]))
     turns = [("system", "Be\nbrief."), ("user", "Go."), ("assistant", "a"), ("user", "End.")]
-    messages = [said(*turn) for turn in turns]
+    messages = [message(*turn) for turn in turns]
     t = g.Trajectory(7, 0, messages, 0.25, metrics={"turns": 1, "invalid": 0, "vowels": 0.5})
     lines = "seed 7\n  # Be\n    brief.\n    Go.\n  > a\n    End.\n"
     assert g.transcript(t) == f"{lines}  reward 0.25  turns 1  vowels 0.5"

@@ -366,7 +366,7 @@ def test_models_that_are_asked(tmp_path, monkeypatch):
         --before b | b | [] | []
     """):
         args = fairness.parse_args(["twins", *argv.split()])
-        assert fairness.wanted(args) == (before, after, rewards)
+        assert fairness.models_to_measure(args) == (before, after, rewards)
     for argv, words in table("""
         --before none | no model
         --before data/tiny-base --after ./data/tiny-base | is given twice
@@ -554,7 +554,7 @@ def test_own_models_bring_no_votes_of_the_demo():
     """A report about a user's models held the demo's votes, and --fail-on counted them."""
     for argv, votes in (("", fairness.VOTES), ("--reward-model mine", []), ("--before mine", []), ("--after mine --prefs own", ["own"])):  # fmt: skip
         args = fairness.parse_args(["report", *argv.split()])
-        fairness.wanted(args)
+        fairness.models_to_measure(args)
         assert args.prefs == votes
 
 
