@@ -367,7 +367,7 @@ def sentences(rows, title):
     """(differences, the rest) of a table in words; rates below four fifths have their sentence."""
     tested = [row for row in rows if "p" in row]
     differences = [row for row in tested if row["verdict"].startswith("difference")]
-    own = [row for row in tested if row["label"].startswith("below")]
+    own = [row for row in tested if row.get("label", "").startswith("below")]
     own = [row for row in (tested if len(tested) < 2 else own) if row not in differences]
     others, rest = {}, [sentence(row, title) for row in own]
     for row in rows:

@@ -14,7 +14,7 @@ import fairness
 from audit import group_metrics
 from conftest import REPO
 from parts.ll144 import LL144, ll144_tables
-from parts.rates import compare, impact_ratios
+from parts.rates import compare, impact_ratios, sentences
 from parts.two_groups import stratified_difference
 from parts.verdicts import NOTICE, VERSION
 from tiny import cases, error_of, printed, read_json
@@ -165,6 +165,13 @@ def test_roles_of_different_mixes_are_not_a_difference():
     assert row["verdict"] == "difference found" and row["homogeneity_p"] < 0.05
     per_role = compare(sex, selected, "M", strata=roles, roles=True)
     assert [row["verdict"][:10] for row in per_role if "p" in row] == ["difference", "inconclusi"]
+
+
+def test_a_role_without_a_ratio_has_its_sentences():
+    """In the one role that has both, nobody is selected: a traceback, in place of the report."""
+    rows = compare("FFMMM", [0, 0, 0, 0, 1], strata="xxxyy")
+    differences, (rest,) = sentences(rows, "sex")
+    assert not differences and rest.startswith("sex: F 0.0 % of 2, M 33.3 % of 3: inconclusive")
 
 
 def test_parity_set():
