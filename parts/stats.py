@@ -44,8 +44,8 @@ def student_t_p(t, df):
     """
     odd, angle = df % 2, math.atan(abs(t) / math.sqrt(df))
     steps = np.arange(2 + odd, df, 2)  # each term is the one before it times (k − 1)/k·cos²θ
-    terms = np.cumprod([math.cos(angle) ** odd, *(1 - 1 / steps) * math.cos(angle) ** 2])
-    inside = math.sin(angle) * float(terms.sum()) if df > 1 else 0.0
+    factors = np.append(math.cos(angle) ** odd, (1 - 1 / steps) * math.cos(angle) ** 2)
+    inside = math.sin(angle) * float(factors.cumprod().sum()) if df > 1 else 0.0
     return max(0.0, 1 - (2 / math.pi * (angle + inside) if odd else inside))
 
 
