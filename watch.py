@@ -180,10 +180,9 @@ class Watcher:
         self.step = row["step"]
         # numbers, but for NaN and what has no finite square
         values = {k: x for k, x in row.items() if isinstance(x, (int, float)) and abs(x) < 1e100}
-        if "judge/failed_frac" in values:
-            values["judge/down"] = (
-                values["judge/failed_frac"] > 0.5 or row.get("groups/scored") == 0
-            )
+        if "judge/failed_frac" in row:  # null: nothing was asked
+            failed = values.get("judge/failed_frac", 0)
+            values["judge/down"] = failed > 0.5 or row.get("groups/scored") == 0
         if "margin" in row:  # reward_train.py scores given answers: this is no policy's reward
             values.pop("reward/mean", None)
         canaries = [x for k, x in values.items() if k.startswith("judge/canary_")]

@@ -239,6 +239,18 @@ def test_stop_reasons_and_exit_codes(cell, options, expected, code):
     assert (found, watch.exit_code(found)) == (expected, code)
 
 
+def test_a_judge_that_was_asked_nothing():
+    """A step without requests logs null: it ends a row of failures, unless nothing was scored."""
+    for failed, scored, stopped in (
+        ([0.9] * 3, [8] * 3, True), ([0.9, None] * 3, [8] * 6, False), ([None] * 3, [0] * 3, True),
+    ):  # fmt: skip
+        rows = [
+            {"step": t, "judge/failed_frac": share, "groups/scored": n}
+            for t, (share, n) in enumerate(zip(failed, scored), 1)
+        ]
+        assert bool(watch.replay(rows)[2]) is stopped
+
+
 @cases("""
 v | n | fired
 .6*6 .425*3 | None | True
