@@ -154,7 +154,8 @@ def parse_args(argv=None):
     if args.nll_coef is None:
         args.nll_coef = 1.0 if args.loss_type == "sigmoid" else 0.0
     if args.label_smoothing and args.loss_type not in ("sigmoid", "robust"):
-        raise no_effect("--label-smoothing", f"--loss-type {args.loss_type} smooths no labels")
+        reason = f"--loss-type {args.loss_type} smooths no labels, sigmoid and robust do"
+        raise no_effect("--label-smoothing", reason)
     # defaults that depend on the data: also of --gold, --examples and --eval-temperature
     prompting.default_prompts(args, args.pairs)
     return args

@@ -137,7 +137,7 @@ sft reward_train dpo ppo | --device meta | --device meta: expected auto, cpu, cu
 sft reward_train dpo ppo | --wandb-project mine | wandb ~ ; install it with pip
 ppo | --prompts {pairs} --reward-model {policy} | --reward-model ~ not a reward model; train one with
 ppo | --prompts {pairs} --critic rm --reward-model {policy} | --reward-model ~ not a reward model;
-dpo | --label-smoothing 0.1 --loss-type ipo | --loss-type ipo has none
+dpo | --label-smoothing 0.1 --loss-type ipo | --loss-type ipo smooths no labels, sigmoid and robust do
 sft dpo | --gold {gold} | --gold scores ~ add --prompts FILE
 ppo | --reward-model x --reward-fn g.py:f | a reward is needed, and only one
 ppo | --critic rm | --critic rm: there is no --reward-model to copy ~ shared
