@@ -12,6 +12,8 @@ ADDRESS = re.compile(r'(REPO_URL = \\")[^"\\]+(\\")')
 
 def main(address, folder=Path(__file__).parent):
     """Write the address into the first cell of each notebook; their outputs stay."""
+    if not re.fullmatch(r"(https?://|ssh://|git@)[^\s\"\\]+", address):
+        sys.exit(f"{address}: expected what git clones, such as https://github.com/ME/NAME.git")
     for path in sorted(folder.glob("*.ipynb")):
         text = path.read_text(encoding="utf-8")
         path.write_text(ADDRESS.sub(rf"\g<1>{address}\g<2>", text), encoding="utf-8")

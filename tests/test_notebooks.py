@@ -162,6 +162,8 @@ def test_the_address_is_set_in_all_notebooks_at_once(tmp_path, monkeypatch):
 
     for name in NAMES:
         (tmp_path / name).write_bytes((FOLDER / name).read_bytes())
+    with pytest.raises(SystemExit, match="--help: expected what git clones"):
+        set_address.main("--help", tmp_path)
     address = "https://github.com/me/feedbackloop.git"
     set_address.main(address, tmp_path)
     for name in NAMES:
