@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 
 from parts import files
 from parts.agreement import cell, kappa, print_table, same_choice
+from parts.dialogue import visible
 from parts.files import UserError
 from parts.rubrics import read_responses, read_row, read_rubrics, response_text
 
@@ -27,16 +28,26 @@ def load_items(path, responses=None, flag="--criteria"):
         ]
     else:
         answered = [row.raw | {"task_id": row.task_id} for row in rubrics.rows]
+    items = {}
     for n, item in enumerate(answered, 1):
         try:
             if not criteria_of(item):
                 raise ValueError("no criterion for people: programs decide all of them")
-            if not response_text(item.get("response")).strip():
-                raise ValueError('"response" is empty')
+            if answer_of(item):
+                items[item["task_id"]] = item
         except ValueError as error:
             fix = 'give each row a "response", or add --responses FILE'
             raise UserError(f"{flag} {path}, answer {n}: {error}; {fix}") from None
-    return {item["task_id"]: item for item in answered}
+    if len(items) < len(answered):
+        print(f"{path}: left out: {len(answered) - len(items)} answers without a text")
+    if not items:
+        raise UserError(f"{flag} {path}: no answer has a text")
+    return items
+
+
+def answer_of(item):
+    """What the judge grades of an answer: the text behind its thought."""
+    return visible(response_text(item.get("response"))).strip()
 
 
 def criteria_of(item):
@@ -47,7 +58,7 @@ def criteria_of(item):
 def shown(item):
     """What the page shows of an item: the answer, and what it is rated by."""
     return {
-        "left": response_text(item["response"]),
+        "left": answer_of(item),
         "right": "",
         "reference": item.get("reference"),
         "criteria": criteria_of(item),

@@ -22,7 +22,7 @@ import common
 import dpo
 import judge
 from conftest import REPO
-from parts import agreement, files, sampling, stats, votes, web
+from parts import agreement, criteria, files, sampling, stats, votes, web
 from parts.files import UserError
 from parts.rubrics import read_rubrics
 from tiny import cases, pair_rows, tiny_model, write_rows
@@ -538,7 +538,7 @@ RUBRICS = [
      "rubrics": ["Thanks him."]},
 ]  # fmt: skip
 ANSWERS = [{"task_id": "fit", "response": "SQL is missing."},
-           {"task_id": "fit", "response": "A strong fit."},
+           {"task_id": "fit", "response": "<think>Too kind?</think>\n\nA strong fit."},
            {"task_id": "mail", "response": "Dear Ben, thank you."}]  # fmt: skip
 
 
@@ -562,6 +562,11 @@ def test_people_rate_criteria_for_the_audit(tmp_path, capsys):
         "ann": {"Names a gap.": "yes", "Is rude.": "no", "Thanks him.": "yes"},
         "ben": {"Names a gap.": "no", "Is rude.": "no", "Thanks him.": None},
     }
+    write_rows(tmp_path / "blank.jsonl", [ANSWERS[0], ANSWERS[0] | {"response": "<think>Hm, "}])
+    assert list(criteria.load_items(mine, tmp_path / "blank.jsonl")) == ["fit:1"]
+    assert "left out: 1 answers without a text" in capsys.readouterr().out
+    shown = [criteria.shown(item)["left"] for item in annotate.read_items(args).values()]
+    assert shown[1] == "A strong fit.", "what the judge grades, without the thought"
     for name, ratings in opinions.items():
         rater = Rater(app, name)
         assert "max_chars" not in json.dumps(rater.state)
