@@ -28,9 +28,10 @@ def trunk(model):
 
 
 def cache_argument(body):
-    """The name under which a trunk's forward takes a cache; Mamba has its own."""
+    """The name under which a trunk's forward takes a cache: Mamba has its own, and transformers
+    5.24 has renamed past_key_values."""
     names = inspect.signature(body.forward).parameters
-    return "cache_params" if "cache_params" in names else "past_key_values"
+    return next((name for name in ("cache_params", "cache") if name in names), "past_key_values")
 
 
 def has_states(config):

@@ -3,6 +3,7 @@
 WRITE_FAMILIES=1 python -m pytest tests/test_families.py    # writes the table anew
 """
 
+import inspect
 import json
 import math
 import os
@@ -23,6 +24,7 @@ import reward_train
 import sft
 from common import UserError
 from parts import lora, reward_models, runs, sampling, shared_prompt
+from parts.families import cache_argument
 from parts.identities import check_head
 from parts.runs import prepare
 from test_common_model import ANSWERS, PROMPTS, batch, filled
@@ -210,6 +212,14 @@ def test_trainers_take_recurrent_layers_and_experts(family, flags, folders, tmp_
         log = train(stage, pairs_file, folders[family], tmp_path / stage.__name__, flags, more)
         assert len(steps(log, "loss")) == 1
     assert read(tmp_path / "dpo/samples.jsonl")
+
+
+def test_a_cache_is_passed_under_the_name_that_the_forward_has():
+    """transformers 5.24 calls it `cache` in every family; the names before are deprecated there, and
+    Mamba's forward takes no past_key_values."""
+    for forward in (lambda ids, cache: 0, lambda ids, cache_params: 0, lambda past_key_values: 0):
+        *_, expected = inspect.signature(forward).parameters
+        assert cache_argument(SimpleNamespace(forward=forward)) == expected
 
 
 def test_train_mode_draws_nothing_at_random(folders):
