@@ -46,7 +46,7 @@ from parts.shared_prompt import can_share
 # default --lr: below 100 M parameters (tried on the bundled base, not swept), above (at 5e-5 the
 # held-out loss of SmolLM2 rises: reports/real-model.md), with LoRA
 RATES = 3e-4, 1e-5, 2e-4
-SHOW = ("loss", "rewards/accuracies", "rewards/margins", "lr", "grad_norm")  # on the progress bar
+SHOW = ("pair_loss", "rewards/accuracies", "rewards/margins", "lr", "grad_norm")  # on the bar
 HEADLINE = ("eval/loss", "eval/rewards/accuracies", "val/gold")  # printed before and after training
 LOSS_TYPES = ("sigmoid", "robust", "hinge", "ipo", "sigmoid_norm", "simpo", "kto")
 
@@ -403,7 +403,7 @@ def main(argv=None):
         update = run.update(lambda batch=batch: pairs.name(batch))  # names rows in an error
         metrics = means(batch_stats, args.beta, pairs.votes(batch))
         tokens = int(pairs.tokens()[batch].sum())
-        run.log({"epoch": epoch, **metrics, **update, "tokens": tokens})
+        run.log({"epoch": epoch, "n": len(batch), **metrics, **update, "tokens": tokens})
         # (6) now and then: held-out loss and accuracy, sample answers and their score
         if run.evaluates(step):
             run.evaluation(*evaluate(args, run, models, pairs, refs, prompts, scorers))

@@ -110,6 +110,9 @@ def test_costs_of_ppo_and_dpo():
     rows = [{"step": 1, "loss": 0.5, "time_s": 1.0}, {"step": 1, "eval/loss": 0.6, "time_s": 9.0}]
     points, total = spending({"args": {"batch_size": 32, "pairs": ["x"]}, "rows": rows})
     assert (points, total) == ([], {"pairs": 32, "calls": 0, "tokens": 0, "seconds": 1})
+    # the last batch of an epoch is short, and 14 pairs in batches of 32 are 14
+    rows = [{"step": 1, "n": 14}, {"step": 2, "n": 12, "n_ties": 2}]
+    assert spending({"args": {"batch_size": 32, "pairs": ["x"]}, "rows": rows})[1]["pairs"] == 28
 
 
 @cases("""
