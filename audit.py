@@ -169,7 +169,7 @@ def parse_args(argv=None):
     # fmt: off
     add = parser.add_argument
     add("table", metavar="people.csv", help="CSV with a header, a row per person or per decision")
-    add("--y-pred", help="column of the decision, 0 or 1")
+    add("--y-pred", help="column of the decision: 0 or 1, yes or no, true or false")
     add("--score", help="column of a score, in place of --y-pred, with --cutoff or --select")
     add("--cutoff", type=files.number(), help="a score at or above it is a decision for")
     add("--select", type=files.number(above=0, below=1), help="share selected from the top, such as 0.3")
@@ -287,6 +287,8 @@ def groups_of(args, columns, header):
     several = any(len({*labels} - {None}) > 1 for labels in groups.values())
     if not several or args.ll144 and not {*REFERENCE} & {*groups}:
         reason = "expected --group COLUMN, or columns sex and race_ethnicity, of two groups or more"
+        if args.ll144:
+            reason = "--ll144 reads the columns sex and race_ethnicity; rename yours"
         given = files.counts_in_words(Counter(sizes)) if any(sizes.values()) else ", ".join(header)
         raise UserError(f"{path}: {reason}; found {given}")
     return groups, not_measured, words
@@ -426,9 +428,9 @@ NEXT = {  # by verdict: what to do
     "difference": "Next, where a difference was found: look at each role (--within) and at "
     "outcomes (--y-true), find the step that makes it, ask whether another way of selecting does "
     "as well with less of it, and take counsel before the tool goes on.",
-    "inconclusive": "Next, where it is inconclusive: nothing is cleared. In brackets: the gap that "
-    "so many people show in 4 of 5 audits. Audit again with more people, or pool periods; report "
-    "it as inconclusive.",
+    "inconclusive": "Next, where it is inconclusive: nothing is cleared. On the page each such "
+    "verdict unfolds to the gap that so many people show in 4 of 5 audits. Audit again with more "
+    "people, or pool periods; report it as inconclusive.",
     "equivalent": "Next, where rates are equal within 2 points: it holds for this period and this "
     "step; audit again when the tool, the roles or the applicants change.",
 }

@@ -152,7 +152,8 @@ def load_candidates(args):
 
 def read_candidate(row, args, fixed):
     """One candidate; ValueError says what is wrong with its row."""
-    fixes = {"id": "add it, with a value of its own for each candidate", args.blind: "see --blind"}
+    own = "rename the column that tells them apart, or add one"
+    fixes = {"id": own, args.blind: "see --blind"}
     for name in filter(None, ("id", args.text_column, args.blind)):
         if name not in row:
             fix = fixes.get(name, "name the column of the profile with --text-column")

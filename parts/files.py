@@ -361,7 +361,8 @@ def number(kind=float, above=-math.inf, at_least=-math.inf, below=math.inf):
             value = math.nan
         if above < value < below and value >= at_least:  # NaN and inf fail, too
             return value
-        noun = "a whole number" if kind is int else "a number"
-        raise ArgumentTypeError(f"{text!r} given, expected {noun} {' and '.join(named)}")
+        point = ", with a decimal point" if "," in text else ""
+        noun = "a whole number" if kind is int else f"a number{point}"
+        raise ArgumentTypeError(f"{text!r} given, expected {noun} {' and '.join(named)}".rstrip())
 
     return parse

@@ -25,7 +25,8 @@ def read_decision(cell):
     word = cell.strip().lower()
     if word not in YES_NO:
         raise argparse.ArgumentTypeError(
-            f"{cell!r} given, expected 0 or 1, true or false, yes or no, positive or negative"
+            f"{cell!r} given, expected 0 or 1, true or false, yes or no, positive or negative; "
+            "docs/audit.md turns other words into them"
         )
     return YES_NO[word]
 

@@ -109,7 +109,10 @@ FOREIGN = {b"PK": "an Excel workbook", b"\xff\xfe": "UTF-16"}
 
 
 def read_csv(path, flag, needed=()):
-    """(line, row) of a CSV file with a header, a row at a time; every value is a text."""
+    """(line, row) of a CSV file with a header, a row at a time; every value is a text.
+
+    Cells are separated by what the header has most of: commas, semicolons or tabs.
+    """
     if not Path(path).is_file():
         raise UserError(f"{flag} {path}: no such file; expected a CSV with a header")
     data = Path(path).read_bytes()
@@ -119,12 +122,11 @@ def read_csv(path, flag, needed=()):
         text = io.StringIO(data.decode("utf-8-sig"), newline="")
     except UnicodeDecodeError:
         raise UserError(f"{flag} {path}: not UTF-8; save it as CSV UTF-8") from None
-    reader, row = csv.DictReader(text, strict=True), None
+    mark = max(",;\t", key=text.readline().count)  # Excel's own depends on the country
+    text.seek(0)
+    reader, row = csv.DictReader(text, delimiter=mark, strict=True), None
     try:
-        header = reader.fieldnames or []
-        for mark, name in {";": "semicolons", "\t": "tabs"}.items():
-            if len(header) == 1 and mark in header[0]:
-                raise ValueError(f"cells are separated by {name}; save it as CSV with commas")
+        header = reader.fieldnames = [name.strip() for name in reader.fieldnames or []]
         if twice := [c for c in header if c and header.count(c) > 1]:
             raise ValueError(f"two columns are called {twice[0]!r}; rename one")
         if gone := [c for c in needed if c not in header]:

@@ -550,7 +550,7 @@ BAD = """
 --score g --select 0.3 --group g | t.csv:2: g: 'a' given, expected a number
 --score s --select 30 --group g | expected a number above 0 and below 1
 --score s --group g --cutoff nan | argument --cutoff
---y-pred p --group g --ll144 selection | or columns sex and race_ethnicity
+--y-pred p --group g --ll144 selection | --ll144 reads the columns sex and race_ethnicity; rename yours
 --y-pred p --group g --fail-on all | argument --fail-on
 --y-pred p --group g --group same | --group: one column at a time
 --y-pred p --group g --select 0.5 | --select needs --score COLUMN
@@ -568,7 +568,7 @@ FILES = r"""
 b"" | no column 'p'
 b"p,g\n1\n" | :2: fewer cells
 b"p,g,p\n1,a,0\n" | two columns are called 'p'; rename one
-b"p;g\n1;a\n0;b\n" | cells are separated by semicolons; save it as CSV with commas
+b"p;g\n1,5;a\n0;b\n" | given, expected 0 or 1, true or false, yes or no, positive or negative; docs/audit.md
 b"\xff\xfep\0,\0g\0\n\0001\0,\0a\0\n\0000\0,\0b\0\n\0" | this is UTF-16; save it as CSV UTF-8
 b"PK\x03\x04\x14\x00\x08" | this is an Excel workbook; save it as CSV UTF-8
 b"p,g\n1,wei\xdf\n" | not UTF-8; save it as CSV UTF-8
@@ -584,6 +584,22 @@ def test_bad_input_is_one_helpful_line(tmp_path, content, argv, words):
     message = error_of(audit.main, [file, *argv.split(), "--out", str(out)])
     assert words in message and len(message) < 250 and not (out / "report.json").exists()
     assert "t.csv" in message or "--" in message
+
+
+@pytest.mark.parametrize("mark", [",", ";", "\t"])
+def test_cells_of_a_spreadsheet_in_any_country(tmp_path, mark):
+    """Excel separates "CSV UTF-8" by semicolons where the comma is in its numbers, and an export of
+    a recruiting system may have blanks around a column's name, which no message shows."""
+    text = "\ufeffApplicant ID; Decision ;Group\r\n1;yes;a\r\n2;no;b\r\n".replace(";", mark)
+    file = write(tmp_path / "t.csv", text.encode())
+    out = tmp_path / "o"
+    argv = [file, "--y-pred", "Decision", "--group", "Group", "--out", str(out)]
+    assert audit.main(argv) in (0, None)
+    rows = json.loads((out / "report.json").read_text())["decisions"][0]["tables"]["Group"]
+    assert [(row["group"], row["n"], row["selected"]) for row in rows] == [("a", 1, None), ("b", 1, None)]  # fmt: skip
+    file = write(tmp_path / "s.csv", b"s;g\n64,6;a\n12,1;b\n")
+    message = error_of(audit.main, [file, *"--score s --select 0.5 --group g".split()])
+    assert "s.csv:2: s: '64,6' given, expected a number, with a decimal point" in message
 
 
 def test_rows_of_one_person_are_one_cluster(tmp_path):

@@ -253,7 +253,8 @@ text | flags | message
 '{"id": 1, "resume": "x", "role": "r"}\n' | () | there is id, resume, role; name the column of the profile with --text-column
 '{"id": 1.5, "profile": "x", "role": "r"}\n' | () | no text in the column 'id', but 1.5
 '{"id": 1, "profile": "x", "role": "r"}\n' | ('--role', '') | no role: say with --role
-'id\tprofile\n1\tx\n' | () | c.csv:1: cells are separated by tabs
+'id;profile\n1;"x;y"\n' | () | c.csv:2: no role: say with --role
+'id2,profile\n1,x\n' | () | no text in the column 'id'; there is id2, profile; rename the column that tells them apart
 '{"id": 1, "profile": " ", "role": "r"}\n' | () | :1: no text in the column 'profile'
 '{"id": 1, "profile": ["x"], "role": "r"}\n' | () | :1: no text in the column 'profile'
 '{"id": null, "profile": "x", "role": "r"}\n' | () | no text in the column 'id'
