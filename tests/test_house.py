@@ -87,7 +87,7 @@ parts.judge_votes      parts: files questions server votes
 parts.talks            parts: draw files prompting votes
 parts.draw             common LOWER parts: pairs prompting reports sampling votes
 parts.web              parts: files
-parts.criteria         parts: agreement files rubrics
+parts.criteria         parts: agreement dialogue files rubrics
 # annotate.py: ruler.py compares answers, for a model that votes, and grpo_agent.py plays the
 # episodes that people compare
 annotate               ruler grpo_agent parts: agreement criteria draw files judge_votes server
