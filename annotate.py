@@ -40,7 +40,6 @@ Reference    Cohen 1960; Krippendorff 2011, Computing Krippendorff's alpha-relia
 
 import contextlib
 import errno
-import hashlib
 import json
 import os
 import random
@@ -277,7 +276,7 @@ class Desk:
         """Is this the key of the browser whose pseudonym this is? The first browser's key is."""
         if not votes.is_name(name):
             raise ValueError("use 1 to 32 letters, digits, dots, dashes or underscores")
-        digest = hashlib.sha256(f"{name} {key}".encode()).hexdigest()
+        digest = judge_votes.sha256(f"{name} {key}")
         return self.owners.setdefault(name, digest) == digest
 
     # (3) each annotator's list: shuffled, sides half and half
@@ -412,7 +411,7 @@ def make_app(args, items, guidelines="", hosts=("127.0.0.1:5050",), token=None):
     def page():
         return render_template(
             "annotate.html", guidelines=guidelines, reasons=REASONS, kind=desk.kind,
-            sha256=hashlib.sha256(guidelines.encode()).hexdigest(),
+            sha256=judge_votes.sha256(guidelines),
             longest=votes.LONGEST, token=app.page_token,
         )  # fmt: skip
 

@@ -11,9 +11,8 @@ from parts.pages import ends
 from parts.pages import number as show
 from parts.reports import appendix, labels
 
-FEW_PROMPTS = (
-    20  # prompts: below, no rate at equal length, no score at equal KL, and exact tests alone
-)
+# below, no rate at equal length, no score at equal KL, and exact tests alone
+FEW_PROMPTS = 20
 
 
 def score_names(setup):

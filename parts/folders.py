@@ -39,7 +39,8 @@ def write_config(model, dtype, folder):
     config.update({"use_cache": use_cache, "dtype": dtype})
     config.save_pretrained(folder)
     file = Path(folder) / "config.json"
-    written, older = (json.loads(file.read_text(encoding="utf-8")) for _ in range(2))
+    written = json.loads(file.read_text(encoding="utf-8"))
+    older = copy.deepcopy(written)
     add_older_keys(older, config.attribute_map)
     base = base_file(getattr(model, "source", None), "config.json")
     base = json.loads(base.read_text(encoding="utf-8")) if base else {}
